@@ -22,8 +22,8 @@ func certsCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 		Use:   "certs",
 		Short: "Show the certificates of replicas and nodes, and when they end",
 		Long: "Show the authorities that the replicas believe, the certificates of replicas and nodes, and when they end. Certificates\n" +
-			"renew themselves at RENEWS. An authority does not: that of 'replicas' is exchanged by 'kctl cluster rotate peers-ca', and\n" +
-			"while that goes on, this shows which replica believes which and which signs. Below stand the keys that have no end, and\n" +
+			"renew themselves at RENEWS. An authority does not: that of 'cluster' is exchanged by 'kctl cluster rotate cluster-ca', that\n" +
+			"of 'replicas' by 'kctl cluster rotate peers-ca', and while that goes on, this shows which replica believes which and which signs. Below stand the keys that have no end, and\n" +
 			"how far the exchange of one is. KEY is the beginning of the SHA-256 of the\n" +
 			"public key. Of the nodes only those are known that are connected.",
 		Example: "  kctl cluster certs\n  kctl cluster certs --nodes\n  kctl cluster certs -o json",

@@ -211,8 +211,8 @@ func memberCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 			"'keelson-controlplane recover'. A replica that is stopped for a while need not be removed, and one whose disk was\n" +
 			"lost is rebuilt in place: 'keelson-controlplane rebuild'.\n\n" +
 			"A member that is removed is let in no more with its own certificate. But every replica has the keys of the cluster on its\n" +
-			"disk. If that is in wrong hands, exchange them: 'kctl cluster rotate KIND' for each. The CA cannot be exchanged so: see\n" +
-			"docs/secure.md.",
+			"disk. If that is in wrong hands, exchange them: 'kctl cluster rotate KIND' for each. 'kctl cluster certs' shows which of\n" +
+			"them are good still. See docs/secure.md.",
 		Example: "  kctl cluster member remove cp2",
 		RunE: func(_ *cobra.Command, args []string) error {
 			var answer map[string]string
@@ -220,8 +220,8 @@ func memberCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 				return err
 			}
 			fmt.Fprintf(streams.Out, "%s is no member any more. Stop its daemon; its data folder can go.\n", args[0])
-			fmt.Fprintln(streams.Out, "It has had the cluster's keys. If its disk may be in wrong hands: 'kctl cluster rotate peers-ca', service-account-key and\n"+
-				"encryption-key; of the CA's key docs/secure.md says what to do.")
+			fmt.Fprintln(streams.Out, "It has had the cluster's keys. If its disk may be in wrong hands: 'kctl cluster rotate cluster-ca', then peers-ca,\n"+
+				"encryption-key and service-account-key. 'kctl cluster certs' shows which of them are good still.")
 			return nil
 		},
 	}

@@ -2,6 +2,7 @@ package kctl
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"io"
 	"slices"
@@ -14,27 +15,31 @@ import (
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/internal/wait"
 )
 
 // keyKinds are the keys that can be exchanged.
-var keyKinds = []string{"peers-ca", "service-account-key", "encryption-key"}
+var keyKinds = []string{"cluster-ca", "peers-ca", "service-account-key", "encryption-key"}
 
 func rotateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	var q api.ClusterRotate
 	status := false
 	c := &cobra.Command{
-		Use:   "rotate peers-ca|service-account-key|encryption-key",
+		Use:   "rotate cluster-ca|peers-ca|service-account-key|encryption-key",
 		Short: "Exchange a key that all replicas share, while they serve",
 		Long: "Exchange a key that all replicas share, while they serve. The cluster does it by itself, in steps, and goes on after the\n" +
 			"death of any replica:\n\n" +
 			"  trust    every replica believes the new key beside the former one\n" +
 			"  use      every replica signs, or seals, with the new key\n" +
-			"  wait     what the former key has signed is believed on: of service-account-key 25 hours, or --keep\n" +
+			"  wait     what the former key has signed is believed on: of service-account-key 25 hours, of cluster-ca 24, or --keep\n" +
+			"  serve    of cluster-ca: the API shows a certificate by the new one\n" +
 			"  forget   every replica gives up the former key\n\n" +
 			"It begins only when all replicas answer, and waits for one that does not; --status names whom. Tokens in Secrets have no\n" +
 			"end: they are signed anew at the end of the step wait, and copies of them elsewhere are good no more.\n" +
-			"The CA of the cluster is not among the keys that can be exchanged.",
-		Example: "  kctl cluster rotate peers-ca\n  kctl cluster rotate service-account-key --keep 2h\n  kctl cluster rotate --status\n" +
+			"Of cluster-ca every node takes part as well; one that is away holds it up, by name. Until the step serve who knows the\n" +
+			"former CA alone reaches the API; users whose certificates by it are in use are named. The kubeconfig in use is renewed\n" +
+			"once the new CA signs; others by 'kctl cluster renew' where they are.",
+		Example: "  kctl cluster rotate peers-ca\n  kctl cluster rotate cluster-ca\n  kctl cluster rotate service-account-key --keep 2h\n  kctl cluster rotate --status\n" +
 			"  kctl cluster rotate --abort",
 		Args:      cobra.MaximumNArgs(1),
 		ValidArgs: keyKinds,
@@ -42,8 +47,8 @@ func rotateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 	output := outputFlag(c)
 	c.Flags().BoolVar(&status, "status", false, "show the keys and the exchange of one that is under way")
 	c.Flags().BoolVar(&q.Abort, "abort", false, "give up the exchange that is under way, before the new key is used")
-	c.Flags().BoolVar(&q.Force, "force", false, "do not wait for what the former key has signed, nor, once all believe the new key, for replicas that do not answer")
-	c.Flags().StringVar(&q.Keep, "keep", "", "for how long tokens of the former service account key are believed (default 25h)")
+	c.Flags().BoolVar(&q.Force, "force", false, "do not wait for what the former key has signed, nor for nodes that are away, nor, once all believe the new key, for replicas that do not answer")
+	c.Flags().StringVar(&q.Keep, "keep", "", "for how long what the former key has signed is believed (default 25h, of cluster-ca 24h)")
 	c.RunE = func(_ *cobra.Command, args []string) error {
 		if len(args) == 1 {
 			q.Kind = args[0]
@@ -64,9 +69,35 @@ func rotateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 		if done, err := printJSON(streams.Out, *output, all); done {
 			return err
 		}
-		return printKeys(streams.Out, all)
+		if err := printKeys(streams.Out, all); err != nil || q.Kind != clusterCA || q.Abort {
+			return err
+		}
+		return renewAfter(f, streams)
 	}
 	return c
+}
+
+const clusterCA = "cluster-ca"
+
+// renewAfter renews the kubeconfig in use as soon as the new CA signs, if that is soon.
+func renewAfter(f cmdutil.Factory, streams genericiooptions.IOStreams) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	var all api.ClusterKeys
+	err := wait.For(ctx, time.Second, func() error {
+		if err := askWithin(ctx, f, "GET", api.PathClusterKeys, nil, &all); err != nil {
+			return err
+		}
+		if r := all.Rotation; r != nil && (r.Step == "trust" || r.Step == "use") {
+			return fmt.Errorf("the exchange is at step %s", r.Step)
+		}
+		return nil
+	})
+	if err != nil {
+		fmt.Fprintf(streams.ErrOut, "The kubeconfig in use is as it was (%v): 'kctl cluster renew' when the exchange is at step wait.\n", err)
+		return nil
+	}
+	return renewKubeconfig(f, streams)
 }
 
 // printKeys writes a table of the keys by kind, each with the replicas that go by it, and the exchange that was last.
@@ -98,8 +129,23 @@ func printKeys(w io.Writer, all api.ClusterKeys) error {
 			fmt.Fprintf(w, "%s: %s\n", h.Name, h.Problem)
 		}
 	}
+	for _, gone := range all.Removed {
+		fmt.Fprintf(w, "%s was removed %s and has had keys that are good still: 'kctl cluster rotate' %s, if its disk may be in wrong hands\n",
+			gone.Name, time.UnixMilli(gone.At).UTC().Format(time.RFC3339), strings.Join(gone.Kinds, ", "))
+	}
 	return printRotation(w, all)
 }
+
+// stepsOf are the steps of an exchange, in order.
+func stepsOf(kind string) []string {
+	if kind == clusterCA {
+		return []string{"trust", "use", "wait", "serve", "forget"}
+	}
+	return []string{"trust", "use", "wait", "forget"}
+}
+
+// maxWaiting is how many are named that an exchange waits for: there may be thousands of nodes.
+const maxWaiting = 20
 
 // printRotation says how far an exchange is; nothing where none ever was.
 func printRotation(w io.Writer, all api.ClusterKeys) error {
@@ -113,11 +159,14 @@ func printRotation(w io.Writer, all api.ClusterKeys) error {
 	case "done", "aborted":
 		_, err = fmt.Fprintf(w, "exchange of %s: %s since %s\n", r.Kind, r.Step, when(r.Since))
 	default:
-		steps := []string{"trust", "use", "wait", "forget"}
+		steps := stepsOf(r.Kind)
 		_, err = fmt.Fprintf(w, "exchange of %s: %s replaces %s; step %s, %d of %d, since %s\n",
 			r.Kind, short(r.New), short(r.Old), r.Step, slices.Index(steps, r.Step)+1, len(steps), when(r.Since))
-		for _, who := range all.Waiting {
+		for _, who := range all.Waiting[:min(len(all.Waiting), maxWaiting)] {
 			fmt.Fprintf(w, "  waits for %s\n", who)
+		}
+		if more := len(all.Waiting) - maxWaiting; more > 0 {
+			fmt.Fprintf(w, "  and for %d more\n", more)
 		}
 	}
 	return err

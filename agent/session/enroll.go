@@ -55,7 +55,7 @@ func (s *Session) identify(ctx context.Context) (*identity, error) {
 	}
 }
 
-// enrollAnew is for a node whose certificate was revoked. A new token in the token file brings it back; the one it came
+// enrollAnew is for a node whose certificate was revoked, or that was away while the cluster's CA was exchanged. A new token in the token file brings it back; the one it came
 // with does not: that is for the operator to say.
 func (s *Session) enrollAnew(ctx context.Context, why error) {
 	if s.cfg.TokenFile == "" {
@@ -188,15 +188,20 @@ func (s *Session) keepRenewed(ctx context.Context, id *identity, now func() time
 		if left > time.Minute {
 			left += time.Duration(rand.Int64N(int64(left) / 20))
 		}
-		if err := wait.Delay(ctx, max(left, atLeast)); err != nil {
+		if err := delayOr(ctx, max(left, atLeast), id.hurry); err != nil {
 			return err
 		}
 		err := renew(ctx, id)
 		if err == nil {
-			delay.Reset()
-			atLeast = 10 * time.Second
 			s.log.Info("certificate renewed", "until", id.current().Leaf.NotAfter)
-			continue
+			s.reporter.poke() // by which authority it is
+			if !id.outdated(id.current().Leaf) {
+				delay.Reset()
+				atLeast = 10 * time.Second
+				continue
+			}
+			err = errors.New("it was signed by a replica that is behind the others")
+			id.quicken()
 		}
 		s.log.Warn("the certificate could not be renewed, will retry", "expires", id.current().Leaf.NotAfter, "err", err)
 		if err := wait.Delay(ctx, delay.Next()); err != nil {

@@ -47,11 +47,14 @@ func parseToken(t string) (joinToken, error) {
 	return joinToken{strings.TrimSpace(t), strings.ToLower(f[4])}, nil
 }
 
-// identity is the node's key and certificate, renewed while in use.
+// identity is the node's key and certificate, renewed while in use, and whom it believes.
 type identity struct {
-	mu   sync.RWMutex
-	cert *tls.Certificate
-	ca   *x509.CertPool
+	mu       sync.RWMutex
+	cert     *tls.Certificate
+	believed believed
+	strange  bool // a server has shown a certificate by none that is believed
+
+	hurry chan struct{} // buffered: the certificate is to be renewed before its time
 }
 
 var errNoIdentity = errors.New("the node has no certificate yet")
@@ -72,7 +75,7 @@ func loadIdentity(dir, node string, now time.Time) (*identity, error) {
 	}
 	id, err := newIdentity(data, ca)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%s: %w", dir, err)
 	}
 	leaf := id.cert.Leaf
 	if want := "system:node:" + node; leaf.Subject.CommonName != want {
@@ -94,11 +97,11 @@ func newIdentity(keyAndCert, caPEM []byte) (*identity, error) {
 			return nil, fmt.Errorf("the node's certificate: %w", err)
 		}
 	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(caPEM) {
-		return nil, errors.New("the cluster CA holds no certificate")
+	b, err := parseBelieved(caPEM)
+	if err != nil {
+		return nil, err
 	}
-	return &identity{cert: &cert, ca: pool}, nil
+	return &identity{cert: &cert, believed: b, hurry: make(chan struct{}, 1)}, nil
 }
 
 func (id *identity) current() *tls.Certificate {
@@ -107,11 +110,28 @@ func (id *identity) current() *tls.Certificate {
 	return id.cert
 }
 
-// tls is the configuration of every connection; it follows renewals.
-func (id *identity) tls() *tls.Config {
+// tls is the configuration of every connection to a host; it follows renewals, and whom to believe.
+func (id *identity) tls(host string) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
-		RootCAs:    id.ca,
+		ServerName: host,
+		// RootCAs cannot change in a configuration that is in use: verifying is ours, below, and does what the package would
+		// have done.
+		InsecureSkipVerify: true,
+		VerifyConnection: func(cs tls.ConnectionState) error {
+			o := x509.VerifyOptions{Roots: id.roots(), DNSName: host, Intermediates: x509.NewCertPool(),
+				KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
+			for _, c := range cs.PeerCertificates[1:] {
+				o.Intermediates.AddCert(c)
+			}
+			_, err := cs.PeerCertificates[0].Verify(o)
+			var unknown x509.UnknownAuthorityError
+			id.met(errors.As(err, &unknown))
+			if err != nil {
+				return &tls.CertificateVerificationError{UnverifiedCertificates: cs.PeerCertificates, Err: err}
+			}
+			return nil
+		},
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			return id.current(), nil
 		},
@@ -144,12 +164,12 @@ func (id *identity) replace(dir string, keyAndCert []byte) error {
 	return nil
 }
 
-// adopt takes another identity's certificate, which is on disk already.
+// adopt takes another identity's certificate and whom it believes, which are on disk already.
 func (id *identity) adopt(other *identity) {
-	cert := other.current()
+	cert, b := other.current(), other.believes()
 	id.mu.Lock()
 	defer id.mu.Unlock()
-	id.cert = cert
+	id.cert, id.believed, id.strange = cert, b, false
 }
 
 // signingRequest asks for a certificate. One that asks again for want of an answer asks with the same key: then it is
@@ -183,7 +203,8 @@ func newRequest(node string, addresses ...net.IP) (signingRequest, error) {
 func (t joinToken) pinned(host string) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
-		ServerName: host,
+		// While one CA gives way to another a replica can show certificates of both: this asks for that of the token.
+		ServerName: t.caHash[:32] + ".ca.keelson.internal",
 		// Verification is ours, below: the CA is known by its hash only.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(cs tls.ConnectionState) error {

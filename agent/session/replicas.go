@@ -180,7 +180,11 @@ func (s *Session) connections(ctx context.Context) error {
 			if have != nil {
 				continue
 			}
-			conn, err := s.dial(address, credentials.NewTLS(s.id.tls()))
+			host, _, err := net.SplitHostPort(address)
+			var conn *grpc.ClientConn
+			if err == nil {
+				conn, err = s.dial(address, credentials.NewTLS(s.id.tls(host)))
+			}
 			if err != nil {
 				s.log.Error("replica skipped", "err", err)
 				continue

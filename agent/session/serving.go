@@ -24,7 +24,6 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/internal/backoff"
-	"keelson.dev/keelson/internal/wait"
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
 
@@ -33,8 +32,9 @@ const servingFile = "serving.pem"
 
 // serving is the certificate of the node's own HTTPS server.
 type serving struct {
-	mu   sync.Mutex
-	cert *tls.Certificate
+	mu    sync.Mutex
+	cert  *tls.Certificate
+	hurry chan struct{} // buffered: it is to be signed before its time
 }
 
 var _ agent.Trust = (*Session)(nil)
@@ -66,7 +66,7 @@ func (s *Session) addresses() (out []net.IP) {
 func (s *Session) Authorities() *x509.CertPool {
 	select {
 	case <-s.identified:
-		return s.id.ca
+		return s.id.roots()
 	default:
 		return nil
 	}
@@ -103,15 +103,28 @@ func (s *Session) keepServing(ctx context.Context) error {
 		until, err := s.signServing(ctx)
 		pause := delay.Next()
 		if err == nil {
-			delay.Reset()
-			pause = max(time.Until(until)/3*2, time.Minute)
+			s.reporter.poke()                      // by which authority it is
+			if !s.id.outdated(s.signedServing()) { // else a replica has signed that is behind the others
+				delay.Reset()
+				pause = max(time.Until(until)/3*2, time.Minute)
+			}
 		} else if ctx.Err() == nil {
 			s.log.Warn("the certificate of the node's server was not signed, will retry", "in", pause.Round(time.Second), "err", err)
 		}
-		if err := wait.Delay(ctx, pause); err != nil {
+		if err := delayOr(ctx, pause, s.serving.hurry); err != nil {
 			return err
 		}
 	}
+}
+
+// current is the certificate that the server shows; nil while there is none.
+func (s *serving) current() *x509.Certificate {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cert == nil {
+		return nil
+	}
+	return s.cert.Leaf
 }
 
 func (s *Session) signServing(ctx context.Context) (until time.Time, err error) {

@@ -92,7 +92,7 @@ func New(cfg Config) *Session {
 		cfg: cfg, log: cfg.Log, view: newView(cfg.NodeName), reporter: newReporter(cfg.Facts),
 		replicas: newReplicas(cfg.Log, cfg.StateDir, cfg.Servers),
 		gates:    &gates{byPod: make(map[types.UID]*gate)}, proxy: newProgress(), used: newUsedLately(), linked: make(chan struct{}, 1),
-		identified: make(chan struct{}),
+		identified: make(chan struct{}), serving: serving{hurry: make(chan struct{}, 1)},
 	}
 	s.view.shared = cfg.Shared
 	s.tokens = newTokens(cfg.RunDir, s.reporter.poke)

@@ -7,10 +7,12 @@ import (
 	"io"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/internal/backoff"
@@ -58,7 +60,7 @@ func (s *Session) sessions(ctx context.Context) error {
 			s.forgetRevision()
 			continue
 		}
-		if status.Code(err) == codes.PermissionDenied {
+		if status.Code(err) == codes.PermissionDenied || s.id.metStranger() {
 			s.enrollAnew(ctx, err)
 		}
 		s.log.Warn("session ended", "replica", l.address, "after", time.Since(began).Round(time.Millisecond), "err", err)
@@ -157,7 +159,7 @@ func (s *Session) sessionWith(ctx context.Context, l *link) error {
 	c := &conversation{
 		s: s, stream: stream, epoch: w.Epoch,
 		beat: max(time.Duration(w.HeartbeatMillis)*time.Millisecond, leastBeat), full: true,
-		paced: make(chan time.Duration, 1),
+		paced: make(chan time.Duration, 1), said: hello.Authorities,
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -197,6 +199,7 @@ func (s *Session) hello() (*fleetv1.Hello, error) {
 		h.ResumeRevision = s.Revision()
 	}
 	h.PeersDigest = s.view.peersDigest().bytes()
+	h.Authorities = s.authorities()
 	if facts != nil {
 		raw, err := encode("Node", facts)
 		if err != nil {
@@ -222,7 +225,9 @@ type conversation struct {
 	beat   time.Duration
 	full   bool // the full assignment is not complete yet; hear's alone
 
-	paced chan time.Duration // what the control plane says of the beat: the newest
+	paced chan time.Duration   // what the control plane says of the beat: the newest
+	said  *fleetv1.Authorities // what was said of the authorities; speak's alone
+	told  atomic.Bool          // the replica knows of authorities
 
 	mu       sync.Mutex
 	unanswer int // heartbeats since the last answer
@@ -288,6 +293,10 @@ func (c *conversation) sendDue() error {
 	for _, err := range errs {
 		c.s.log.Error("report dropped", "err", err)
 	}
+	if now := c.s.authorities(); c.told.Load() && !proto.Equal(now, c.said) {
+		c.said = now
+		msgs = append(msgs, &fleetv1.AgentMessage{Kind: &fleetv1.AgentMessage_Authorities{Authorities: now}})
+	}
 	for _, m := range append(msgs, c.s.tokens.next()...) {
 		if err := c.send(m); err != nil {
 			return err
@@ -331,6 +340,12 @@ func (c *conversation) hear() error {
 		case *fleetv1.ControlMessage_StopGate:
 			g := s.gates.of(types.UID(k.StopGate.Uid))
 			g.once.Do(func() { close(g.open) })
+		case *fleetv1.ControlMessage_Trust:
+			if err := s.believe(k.Trust); err != nil {
+				return err
+			}
+			c.told.Store(true)
+			s.reporter.poke()
 		case *fleetv1.ControlMessage_StatusAck:
 			s.reporter.acknowledged(types.UID(k.StatusAck.Uid))
 		}

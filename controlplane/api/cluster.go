@@ -8,6 +8,8 @@ const (
 	PathClusterCertificates = "/cluster/certificates"
 	// PathClusterKeys answers GET with ClusterKeys; POST ClusterRotate begins, hastens or gives up an exchange of a key.
 	PathClusterKeys = "/cluster/keys"
+	// PathClusterKubeconfig answers POST ClusterKubeconfig with ClusterKubeconfigResult.
+	PathClusterKubeconfig = "/cluster/kubeconfig"
 	// GET: when the answering replica heard each of its nodes last, in Unix milliseconds
 	PathClusterHeartbeats = "/cluster/heartbeats"
 	PathClusterRevoke     = "/cluster/revoke"    // POST: the certificates of a node are good no more
@@ -215,7 +217,8 @@ type ClusterCertificate struct {
 	Renews    int64  `json:"renews,omitempty"` // when its holder makes the next one by itself; 0 = never
 }
 
-// ClusterRotate asks for the exchange of a key that all replicas share: peers-ca, service-account-key or encryption-key.
+// ClusterRotate asks for the exchange of a key that all replicas share: cluster-ca, peers-ca, service-account-key or
+// encryption-key.
 type ClusterRotate struct {
 	Kind string `json:"kind,omitempty"`
 	// Keep is for how long the former key is believed once the new one signs, a duration; "" = what the kind needs.
@@ -223,7 +226,7 @@ type ClusterRotate struct {
 	// Abort gives up the exchange that is under way, before the new key is used.
 	Abort bool `json:"abort,omitempty"`
 	// Force has the exchange that is under way wait neither for replicas that do not answer, once the new key is
-	// believed by all, nor for what was signed by the former key.
+	// believed by all, nor for what was signed by the former key, nor for nodes that are away.
 	Force bool `json:"force,omitempty"`
 }
 
@@ -232,9 +235,30 @@ type ClusterKeys struct {
 	Rotation *ClusterRotation   `json:"rotation,omitempty"`
 	Replicas []ClusterKeyHolder `json:"replicas"`
 	Waiting  []string           `json:"waiting,omitempty"` // who or what the exchange waits for
+	// Removed are replicas that were members, and what of the keys that they had is good still.
+	Removed []ClusterRemoved `json:"removed,omitempty"`
 }
 
-// ClusterRotation is the exchange of one key. Steps are trust, use, wait, forget, done, and aborted. Times are in
+// ClusterRemoved is a replica that is a member no more. At is in milliseconds since 1970.
+type ClusterRemoved struct {
+	Name  string   `json:"name"`
+	At    int64    `json:"atUnixMs"`
+	Kinds []string `json:"kinds"` // of keys that it had and that are in use or believed
+}
+
+// ClusterKubeconfig asks for what a kubeconfig is made of. CSR, in PEM, asks for a client certificate in the place of the
+// one by which the caller is known; only its key counts.
+type ClusterKubeconfig struct {
+	CSR []byte `json:"csr,omitempty"`
+}
+
+// ClusterKubeconfigResult has PEM: the authorities to believe, and a certificate where one was asked for.
+type ClusterKubeconfigResult struct {
+	CA          []byte `json:"ca"`
+	Certificate []byte `json:"certificate,omitempty"`
+}
+
+// ClusterRotation is the exchange of one key. Steps are trust, use, wait, serve (of cluster-ca alone), forget, done, and aborted. Times are in
 // milliseconds since 1970; Until is 0 before the step wait.
 type ClusterRotation struct {
 	Kind    string `json:"kind"`
@@ -253,6 +277,25 @@ type ClusterKeyHolder struct {
 	Name    string           `json:"name"`
 	Problem string           `json:"problem,omitempty"`
 	Keys    []ClusterKeyHeld `json:"keys,omitempty"`
+	// Nodes are those that have their session with it, and Users whose certificates by the former CA it has seen, by serial
+	// number; both are told among replicas while the cluster's CA is exchanged.
+	Nodes []ClusterNodeKeys      `json:"nodes,omitempty"`
+	Users map[string]ClusterUser `json:"users,omitempty"`
+}
+
+// ClusterNodeKeys are the authorities by which a node goes. Silent: its release does not say.
+type ClusterNodeKeys struct {
+	Name     string   `json:"name"`
+	Silent   bool     `json:"silent,omitempty"`
+	Believes []string `json:"believes,omitempty"`
+	Shows    []string `json:"shows,omitempty"`
+}
+
+// ClusterUser is whose client certificate was seen. Times are in milliseconds since 1970.
+type ClusterUser struct {
+	Name string `json:"name"`
+	Ends int64  `json:"endsUnixMs"`
+	Seen int64  `json:"seenUnixMs"`
 }
 
 // ClusterKeyHeld are the keys of one kind. Problem says why the replica cannot take another one.
@@ -260,5 +303,6 @@ type ClusterKeyHeld struct {
 	Kind     string   `json:"kind"`
 	Signs    string   `json:"signs,omitempty"`
 	Believes []string `json:"believes,omitempty"`
+	Serves   string   `json:"serves,omitempty"` // of cluster-ca: by which the certificate of the API is
 	Problem  string   `json:"problem,omitempty"`
 }

@@ -65,7 +65,7 @@ func startBehind(t *testing.T) *behind {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.FrontProxy = &FrontProxy{Certificate: ca.Rotator(pki.Client(pki.FrontProxyUser), time.Now), CA: ca.PEM(), ClientCA: []byte("client CA\n")}
+		c.FrontProxy = &FrontProxy{Certificate: ca.Rotator(pki.Client(pki.FrontProxyUser), time.Now), CA: ca.PEM, ClientCA: func() []byte { return []byte("client CA\n") }}
 	})
 	var err error
 	if b.ca, err = pki.NewCA("servers", time.Now()); err != nil {
@@ -83,7 +83,7 @@ func (b *behind) extension(name string, h http.Handler) *httptest.Server {
 		b.t.Fatal(err)
 	}
 	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM(b.cfg.FrontProxy.CA)
+	pool.AppendCertsFromPEM(b.cfg.FrontProxy.CA())
 	srv := httptest.NewUnstartedServer(h)
 	srv.EnableHTTP2 = true
 	srv.TLS = &tls.Config{Certificates: []tls.Certificate{cert.TLS}, ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: pool}

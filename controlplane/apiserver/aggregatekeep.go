@@ -139,8 +139,8 @@ func (s *Server) EnsureAuthenticationConfig(ctx context.Context, fence uint64) e
 
 func (s *Server) ensureAuthenticationMap(ctx context.Context, fence uint64) error {
 	want := map[string]string{
-		"client-ca-file":                     string(s.cfg.FrontProxy.ClientCA),
-		"requestheader-client-ca-file":       string(s.cfg.FrontProxy.CA),
+		"client-ca-file":                     string(s.cfg.FrontProxy.ClientCA()),
+		"requestheader-client-ca-file":       string(s.cfg.FrontProxy.CA()),
 		"requestheader-allowed-names":        jsonList(pki.FrontProxyUser),
 		"requestheader-username-headers":     jsonList("X-Remote-User"),
 		"requestheader-uid-headers":          jsonList("X-Remote-Uid"),
@@ -154,7 +154,7 @@ func (s *Server) ensureAuthenticationMap(ctx context.Context, fence uint64) erro
 			ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: authenticationConfig}, Data: want})
 	}
 	const ca = "requestheader-client-ca-file"
-	if sameKey(have.Data[ca], want[ca]) {
+	if asGood(have.Data[ca], want[ca]) {
 		want[ca] = have.Data[ca] // another replica signed it; the authority is the same
 	}
 	next := have.DeepCopy()
@@ -170,8 +170,8 @@ func (s *Server) ensureAuthenticationMap(ctx context.Context, fence uint64) erro
 	return s.write(ctx, fence, api.VerbUpdate, next)
 }
 
-// sameKey says whether two certificates are of the same key and subject.
-func sameKey(a, b string) bool {
+// asGood says whether a certificate is of the same key and subject as another and ends no sooner.
+func asGood(a, b string) bool {
 	ca, errA := pki.DecodeCert([]byte(a))
 	cb, errB := pki.DecodeCert([]byte(b))
 	return errA == nil && errB == nil && bytes.Equal(ca.RawSubjectPublicKeyInfo, cb.RawSubjectPublicKeyInfo) &&

@@ -51,6 +51,8 @@ type Config struct {
 	// have not authenticated as few as MemoryLimit has room for.
 	Connections door.Limits
 	ClientCAs   func() *x509.CertPool // nil = no certificate authenticates
+	// ClientSeen is told of each request by which certificate it was authenticated. It must not wait; may be nil.
+	ClientSeen func(leaf *x509.Certificate)
 
 	// ServiceTokens checks and mints service account tokens; nil = neither works.
 	ServiceTokens *pki.ServiceTokens
@@ -143,9 +145,9 @@ type Config struct {
 
 // FrontProxy is how aggregated APIs know a request that this API has authenticated.
 type FrontProxy struct {
-	Certificate *pki.Rotator // by CA
-	CA          []byte       // PEM
-	ClientCA    []byte       // PEM, of the users' certificates
+	Certificate *pki.Rotator  // by CA
+	CA          func() []byte // PEM
+	ClientCA    func() []byte // PEM, of the users' certificates
 }
 
 // defaults fills what was left out.

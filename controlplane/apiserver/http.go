@@ -119,7 +119,7 @@ func (s *Server) identify(r *http.Request) (u, sender api.User, err error) {
 	default:
 		place, _ := r.Context().Value(doorKey{}).(*door.Conn)
 		place.Known()
-		s.nodeConns.note(r, place)
+		s.shown.note(r, place)
 	}
 	u, err = s.impersonate(r, sender)
 	return u, sender, err

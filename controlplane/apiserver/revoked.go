@@ -16,22 +16,22 @@ import (
 	"keelson.dev/keelson/internal/door"
 )
 
-// revokedEvery is how often connections of nodes are looked through for those
-// whose certificate was revoked: their watches end then.
+// revokedEvery is how often connections are looked through for those whose certificate was revoked, or is by an authority
+// that is believed no more: their watches end then.
 const revokedEvery = time.Second
 
 // errRevoked: the certificate was good once.
 var errRevoked = errors.New("it was revoked")
 
-// nodeConns are the connections that nodes have to this API.
-type nodeConns struct {
+// shownConns are the connections to this API whose clients have shown a certificate.
+type shownConns struct {
 	mu     sync.Mutex
 	byConn map[*door.Conn]*x509.Certificate
 }
 
-// note remembers the connection of a request, if it is a node's.
-func (n *nodeConns) note(r *http.Request, place *door.Conn) {
-	if place == nil || r.TLS == nil || len(r.TLS.PeerCertificates) == 0 || !ofNode(r.TLS.PeerCertificates[0]) {
+// note remembers the connection of a request that shows a certificate.
+func (n *shownConns) note(r *http.Request, place *door.Conn) {
+	if place == nil || r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
 		return
 	}
 	n.mu.Lock()
@@ -43,7 +43,7 @@ func (n *nodeConns) note(r *http.Request, place *door.Conn) {
 }
 
 // sweep closes the connections that gone says it of, and forgets those that are closed.
-func (n *nodeConns) sweep(gone func(*x509.Certificate) bool) {
+func (n *shownConns) sweep(gone func(*x509.Certificate) bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for c, cert := range n.byConn {
@@ -84,12 +84,44 @@ func (s *Server) revoked(ctx context.Context, c *x509.Certificate) error {
 func (s *Server) sweepRevoked(ctx context.Context) error {
 	tick := time.NewTicker(revokedEvery)
 	defer tick.Stop()
+	believed := authorities{now: s.cfg.ClientCAs}
 	for {
 		select {
 		case <-tick.C:
-			s.nodeConns.sweep(func(c *x509.Certificate) bool { return s.revoked(ctx, c) != nil })
+			strange := believed.look()
+			s.shown.sweep(func(c *x509.Certificate) bool { return s.revoked(ctx, c) != nil || strange(c) })
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
+}
+
+// authorities tell of certificates by authorities that were believed and are no more.
+type authorities struct {
+	now       func() *x509.CertPool // nil = there are none
+	was, were *x509.CertPool        // at the last two looks
+}
+
+// look returns what says so of a certificate. One whose connection was noted in the moment of the change is told of at the
+// second look.
+func (a *authorities) look() (gone func(*x509.Certificate) bool) {
+	never := func(*x509.Certificate) bool { return false }
+	if a.now == nil {
+		return never
+	}
+	pool, before := a.now(), a.were
+	if before == nil || pool.Equal(before) {
+		before = a.was
+	}
+	a.were, a.was = a.was, pool
+	if before == nil || pool.Equal(before) {
+		return never
+	}
+	return func(c *x509.Certificate) bool { return byOneOf(before, c) && !byOneOf(pool, c) }
+}
+
+// byOneOf says whether a certificate is by an authority that is believed; whether it has ended is not asked.
+func byOneOf(pool *x509.CertPool, c *x509.Certificate) bool {
+	_, err := c.Verify(x509.VerifyOptions{Roots: pool, CurrentTime: c.NotAfter, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+	return err == nil
 }

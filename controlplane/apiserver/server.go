@@ -59,13 +59,13 @@ type Server struct {
 	admitting      *admissionMetrics
 	authenticating *authenticationMetrics
 
-	gate      *flow.Gate
-	nodeConns nodeConns
-	paths     *http.ServeMux
-	ready     chan struct{}   // the authorizer has its rules
-	closing   context.Context // ends when Run is ending
-	close     context.CancelFunc
-	began     time.Time
+	gate    *flow.Gate
+	shown   shownConns
+	paths   *http.ServeMux
+	ready   chan struct{}   // the authorizer has its rules
+	closing context.Context // ends when Run is ending
+	close   context.CancelFunc
+	began   time.Time
 }
 
 // New builds a server. Nothing runs until Run.
@@ -153,7 +153,7 @@ func (s *Server) authenticators() authn.Bearer {
 			methods = append(methods, proxy)
 		}
 	}
-	s.authn = append(methods, authn.X509{CAs: cfg.ClientCAs, Clock: cfg.Clock, Revoked: s.revoked}, bearer)
+	s.authn = append(methods, authn.X509{CAs: cfg.ClientCAs, Clock: cfg.Clock, Revoked: s.revoked, Seen: cfg.ClientSeen}, bearer)
 	return bearer
 }
 

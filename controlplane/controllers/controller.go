@@ -7,7 +7,7 @@
 // A controller is data. Constructors take Deps, register the indexes they need
 // on the (not yet running) informers and start nothing:
 //
-//	deployment.New(d)                  serviceaccount.New(d, caPEM)
+//	deployment.New(d)                  serviceaccount.New(d, roots)
 //	replicaset.New(d)                  nodelifecycle.New(d)
 //	replicaset.NewForReplicationControllers(d)
 //	statefulset.New(d)                 daemonset.New(d)
@@ -26,7 +26,7 @@
 //	volumeattributes.New(d, fleet)
 //	resourceclaim.New(d)               devicetainteviction.New(d)
 //	resourceslice.New(d)
-//	resourcequota.New(d)               serviceaccount.NewTokens(d, caPEM, sign)
+//	resourcequota.New(d)               serviceaccount.NewTokens(d, roots, sign)
 //	certificate.New(d, certificate.Options{Sign: ca.SignRequest})
 //	servicecidr.New(d, "10.96.0.0/16")  servicecidr.NewRepair(d)
 //	loadbalancer.New(d)
@@ -79,6 +79,9 @@ type Controller struct {
 	Watches []Watch
 	// Every watches kinds that are known only at run time; nil = none.
 	Every *Every
+	// Renewed returns what is closed when all keys are to be looked at again, for something else than an object has changed;
+	// nil = never.
+	Renewed func() <-chan struct{}
 	// Rules are the rights that it needs: those of the cluster role "system:controller:NAME".
 	Rules []rbacv1.PolicyRule
 	// Lead is called once per leadership. Whatever the returned function remembers

@@ -14,6 +14,7 @@ import (
 type feeds struct {
 	term  *Term
 	every *Every
+	again func() <-chan struct{} // see Controller.Renewed
 	byInf map[cache.SharedIndexInformer]*feed
 }
 
@@ -27,7 +28,7 @@ type feed struct {
 }
 
 func newFeeds(c *Controller, t *Term) *feeds {
-	f := &feeds{term: t, every: c.Every, byInf: map[cache.SharedIndexInformer]*feed{}}
+	f := &feeds{term: t, every: c.Every, again: c.Renewed, byInf: map[cache.SharedIndexInformer]*feed{}}
 	for _, w := range c.Watches {
 		f.watch(w).fixed = true
 	}
@@ -103,6 +104,14 @@ func (f *feeds) run(ctx context.Context, resync time.Duration, changed <-chan st
 	defer sweep.Stop()
 	all := time.NewTicker(resync)
 	defer all.Stop()
+	again := f.again
+	if again == nil {
+		again = func() <-chan struct{} { return nil }
+	}
+	renewed := again()
+	if renewed != nil {
+		f.everything() // something may have been renewed since Lead
+	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -118,11 +127,19 @@ func (f *feeds) run(ctx context.Context, resync time.Duration, changed <-chan st
 				}
 			}
 		case <-all.C:
-			for inf, one := range f.byInf {
-				for _, obj := range inf.GetIndexer().List() {
-					one.enqueue(Added, obj, nil)
-				}
-			}
+			f.everything()
+		case <-renewed:
+			renewed = again()
+			f.everything()
+		}
+	}
+}
+
+// everything queues the keys of all objects that are cached.
+func (f *feeds) everything() {
+	for inf, one := range f.byInf {
+		for _, obj := range inf.GetIndexer().List() {
+			one.enqueue(Added, obj, nil)
 		}
 	}
 }

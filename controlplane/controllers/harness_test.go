@@ -160,7 +160,7 @@ func newWorld(t *testing.T, o options) *world {
 			nodelifecycle.New(d), nodecidr.New(d, nodecidr.Options{ClusterCIDR: "10.244.0.0/16"}),
 			servicecidr.New(d, "10.96.0.0/16"), servicecidr.NewRepair(d), loadbalancer.New(d),
 			persistentvolume.New(d), volumeprotection.New(d), podgroupprotection.New(d), volumeexpansion.New(d, w.drivers), volumeattributes.New(d, w.drivers), volumeprovision.New(d, w.drivers), volumecapacity.New(d, w.drivers), volumeattach.New(d, w.drivers), volumesnapshot.New(d, w.drivers), podgc.New(d, podgc.Options{Quarantine: 200 * time.Millisecond}), disruption.New(d),
-			serviceaccount.New(d, []byte("PEM")), serviceaccount.NewTokens(d, []byte("PEM"), tokenOf), clusterroleaggregation.New(d), customresourcedefinition.New(d), resourcequota.New(d),
+			serviceaccount.New(d, serviceaccount.Fixed("PEM")), serviceaccount.NewTokens(d, serviceaccount.Fixed("PEM"), tokenOf), clusterroleaggregation.New(d), customresourcedefinition.New(d), resourcequota.New(d),
 			horizontalpodautoscaler.New(d, &meters{load: -1}, horizontalpodautoscaler.Defaults),
 			ephemeralvolume.New(d), resourceclaim.New(d), resourceslice.New(d), devicetainteviction.New(d), configrestart.New(d), rebalance.New(d, rebalance.Options{Trial: w.trial}),
 			certificate.New(d, certificate.Options{Sign: signRequest}), gateway.New(d, gateway.Options{}), ingress.New(d, ingress.Options{}),

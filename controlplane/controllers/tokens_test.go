@@ -25,7 +25,7 @@ func tokenOf(account *corev1.ServiceAccount, secret string) (string, error) {
 func TestSecretsGetTokens(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{only: func(d controllers.Deps) []*controllers.Controller {
-			return []*controllers.Controller{serviceaccount.NewTokens(d, []byte("PEM"), tokenOf)}
+			return []*controllers.Controller{serviceaccount.NewTokens(d, serviceaccount.Fixed("PEM"), tokenOf)}
 		}})
 		account := func() *corev1.ServiceAccount {
 			t.Helper()

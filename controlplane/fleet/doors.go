@@ -133,7 +133,7 @@ func (s *Server) admit(ctx context.Context, d *door.Door, conf *tls.Config, node
 			if node, cert, ok := nodeOfConnection(t.ConnectionState()); ok {
 				s.visitors.enter(node, t, cert) // before the look: a revocation that comes now finds it
 				leave := func() { s.visitors.leave(node, t) }
-				if !s.revoked(node, cert) {
+				if !s.revoked(node, cert) && s.cfg.CA.Verifies(cert) == nil {
 					door.Of(t).Known()
 					s.cfg.Log.Debug("agent connected", "node", node, "address", c.RemoteAddr())
 					nodes.enter(shownConn{Conn: t, left: leave})

@@ -187,7 +187,7 @@ func (s *Server) Enroll(ctx context.Context, r *fleetv1.EnrollRequest) (_ *fleet
 	}
 	list, _ := s.cfg.Replicas()
 	s.cfg.Log.Info("node enrolled", "node", r.NodeName, "token", j.token.ID, "source", j.source)
-	return &fleetv1.EnrollResponse{CertificatePem: cert, CaPem: s.cfg.CA(), Replicas: list}, nil
+	return &fleetv1.EnrollResponse{CertificatePem: cert, CaPem: s.cfg.CA.PEM(), Replicas: list}, nil
 }
 
 // admitNode signs the certificate of one who has claimed its name.

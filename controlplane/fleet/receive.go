@@ -51,6 +51,8 @@ func (x *session) handle(m *fleetv1.AgentMessage) error {
 		x.stages(k.Stages)
 	case *fleetv1.AgentMessage_TokenRequest:
 		x.tokenRequest(k.TokenRequest)
+	case *fleetv1.AgentMessage_Authorities:
+		return x.setAuthorities(k.Authorities)
 	default:
 		return fmt.Errorf("node %s: unknown message %T", x.node, m.Kind)
 	}

@@ -61,6 +61,20 @@ func (v *visitors) covered(r pki.Revocation) (out []*tls.Conn) {
 	return out
 }
 
+// such are the connections whose certificates are such.
+func (v *visitors) such(is func(*x509.Certificate) bool) (out []*tls.Conn) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, connections := range v.byNode {
+		for c, cert := range connections {
+			if is(cert) {
+				out = append(out, c)
+			}
+		}
+	}
+	return out
+}
+
 // Certificates are those by which the nodes that are connected to this replica show who they are, one for each: of a node
 // that has just renewed its own, the newer one.
 func (s *Server) Certificates() map[string]*x509.Certificate {

@@ -66,8 +66,8 @@ type Config struct {
 	SignServing func(node string, csrDER []byte, seen netip.Addr) (certPEM []byte, err error)
 	// CertificateLife is for how long SignNode signs.
 	CertificateLife time.Duration
-	// CA returns the cluster CA in PEM.
-	CA func() []byte
+	// CA is whom nodes are to believe.
+	CA Authorities
 	// EnrollReplica hands out the key material and adds the newcomer to the raft group; the token has been checked.
 	// nil refuses replicas.
 	EnrollReplica func(ctx context.Context, r *fleetv1.EnrollReplicaRequest) (*fleetv1.EnrollReplicaResponse, error)
@@ -207,6 +207,7 @@ func (s *Server) Run(ctx context.Context) error {
 	return lifecycle.Run(ctx,
 		lifecycle.Part{Name: "fleet: serve", Run: s.serve},
 		lifecycle.Part{Name: "fleet: deleted nodes", Run: s.revokeDeleted},
+		lifecycle.Part{Name: "fleet: authorities", Run: s.keepTrust},
 		lifecycle.Part{Name: "fleet: doubts", Run: s.doubts.run},
 		lifecycle.Part{Name: "fleet: losses", Run: func(ctx context.Context) error {
 			if err := s.view.waitForSync(ctx); err != nil {

@@ -49,10 +49,12 @@ type session struct {
 	dirty  map[key]struct{}
 	outbox []*fleetv1.ControlMessage
 	facts  *v1.Node
-	echoes map[types.UID]echo
-	said   map[types.UID]v1.ConditionStatus // whether its pods are ready, as it told last
-	heard  time.Time                        // of the last message up; monotonic
-	tokens int                              // token requests in flight
+	// authorities are what the agent said of them last; nil = its release does not.
+	authorities *fleetv1.Authorities
+	echoes      map[types.UID]echo
+	said        map[types.UID]v1.ConditionStatus // whether its pods are ready, as it told last
+	heard       time.Time                        // of the last message up; monotonic
+	tokens      int                              // token requests in flight
 }
 
 // echo is a status write of this session: the pod went from one revision to the next by it.
@@ -109,6 +111,9 @@ func (s *Server) Session(stream fleetv1.Fleet_SessionServer) error {
 	if err := sess.setFacts(hello.Facts); err != nil {
 		return status.Errorf(codes.InvalidArgument, "fleet: session of node %s: %v", node, err)
 	}
+	if err := sess.setAuthorities(hello.Authorities); err != nil {
+		return status.Errorf(codes.InvalidArgument, "fleet: session of node %s: %v", node, err)
+	}
 	if sess.epoch, err = s.joinRecord(ctx, node); err != nil {
 		return status.Errorf(codes.Unavailable, "fleet: session of node %s: %v", node, err)
 	}
@@ -146,6 +151,11 @@ func (x *session) run(ctx context.Context, stream fleetv1.Fleet_SessionServer, h
 	x.stream = stream
 	if err := x.tell(&fleetv1.ControlMessage{Kind: &fleetv1.ControlMessage_Welcome{Welcome: x.welcome()}}); err != nil {
 		return err
+	}
+	if m := x.trust(); m != nil { // what changes from here on comes from keepTrust
+		if err := x.tell(m); err != nil {
+			return err
+		}
 	}
 	x.syncNode()
 	// A blocked Send returns only when this handler has: the server waits for the two, not the handler.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -281,6 +283,13 @@ func (v *view) tellAll() int {
 func (v *view) wave() int {
 	v.waved.Add(1)
 	return v.tellAll()
+}
+
+// everySession are all of them.
+func (v *view) everySession() []*session {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return slices.Collect(maps.Values(v.sessions))
 }
 
 // markInterested marks an object in the sessions whose nodes hold something that refers to it, and says how many they are.

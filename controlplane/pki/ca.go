@@ -46,6 +46,10 @@ type CA struct {
 
 // NewCA makes a self-signed CA (ECDSA P-256, ten years).
 func NewCA(clusterName string, now time.Time) (*CA, error) {
+	return newCA(pkix.Name{CommonName: caNamePrefix + clusterName}, clusterName, now)
+}
+
+func newCA(subject pkix.Name, clusterName string, now time.Time) (*CA, error) {
 	if clusterName == "" {
 		return nil, errors.New("pki: making a CA: the cluster needs a name")
 	}
@@ -55,7 +59,7 @@ func NewCA(clusterName string, now time.Time) (*CA, error) {
 	}
 	tmpl := &x509.Certificate{
 		SerialNumber:          serial(),
-		Subject:               pkix.Name{CommonName: caNamePrefix + clusterName},
+		Subject:               subject,
 		NotBefore:             now.Add(-Backdate),
 		NotAfter:              now.Add(caLife),
 		IsCA:                  true,

@@ -101,6 +101,7 @@ func (t Token) LogValue() slog.Value {
 func PinnedTLS(t Token, learned func(ca *x509.Certificate), now func() time.Time) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
+		ServerName: CAHint(t.CAHash),
 		Time:       now,
 		// Go's own check wants the CA beforehand; VerifyConnection replaces it.
 		InsecureSkipVerify: true,

@@ -24,6 +24,8 @@ const retryIssue = time.Minute
 type Rotator struct {
 	issue func(now time.Time) (*tls.Certificate, error)
 	now   func() time.Time
+	// stale says of a certificate that it is to be made anew although its time has not come; nil = of none.
+	stale func(leaf *x509.Certificate) bool
 
 	mu      sync.Mutex
 	current *tls.Certificate // guarded by mu; Leaf is set
@@ -52,7 +54,7 @@ func (r *Rotator) Certificate() (*tls.Certificate, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := r.now()
-	if r.current != nil && now.Before(renewAt(r.current.Leaf)) {
+	if r.current != nil && now.Before(renewAt(r.current.Leaf)) && (r.stale == nil || !r.stale(r.current.Leaf)) {
 		return r.current, nil
 	}
 	valid := r.current != nil && now.Before(r.current.Leaf.NotAfter)

@@ -53,6 +53,11 @@ type Trust struct {
 	// PeerTrusted are further authorities that replicas believe of each other.
 	PeerCA      *CA
 	PeerTrusted []*x509.Certificate
+
+	// CATrusted are authorities that are believed beside CA while it is exchanged. CAFormer, which is among them, signs the
+	// certificate of the API until everybody has heard of CA; nil otherwise.
+	CATrusted []*x509.Certificate
+	CAFormer  *CA
 }
 
 // ClusterName is the name given at Init; the CA's certificate carries it.
@@ -180,6 +185,10 @@ type bundle struct {
 	PeersTrusted []byte `json:"peersTrusted,omitempty"`
 
 	ServiceTrusted []byte `json:"serviceTrusted,omitempty"`
+
+	CATrusted []byte `json:"caTrusted,omitempty"`
+	CAFormer  []byte `json:"caFormer,omitempty"`
+	CANext    []byte `json:"-"` // see FileCANext
 }
 
 func (b *bundle) fields() map[string]*[]byte {
@@ -192,7 +201,7 @@ func (b *bundle) fields() map[string]*[]byte {
 // optional are the files that most trusts do without.
 func (b *bundle) optional() map[string]*[]byte {
 	return map[string]*[]byte{FilePeers: &b.Peers, FilePeersTrusted: &b.PeersTrusted, FileStoreKeys: &b.StoreKeys,
-		FileServiceTrusted: &b.ServiceTrusted}
+		FileServiceTrusted: &b.ServiceTrusted, FileCATrusted: &b.CATrusted, FileCAFormer: &b.CAFormer, FileCANext: &b.CANext}
 }
 
 func (b *bundle) files() map[string][]byte {
@@ -231,23 +240,19 @@ func (t *Trust) bundle() (*bundle, error) {
 			return nil, err
 		}
 	}
+	b.CATrusted = encodeCerts(t.CATrusted)
+	if t.CAFormer != nil {
+		if b.CAFormer, err = t.CAFormer.both(); err != nil {
+			return nil, err
+		}
+	}
 	return b, nil
 }
 
 func (b *bundle) trust() (*Trust, error) {
-	cert, err := DecodeCert(b.CACert)
+	ca, err := b.clusterCA()
 	if err != nil {
-		return nil, fmt.Errorf("pki: reading the CA's certificate: %w", err)
-	}
-	if !cert.IsCA {
-		return nil, fmt.Errorf("pki: %s holds a certificate that is no CA", FileCACert)
-	}
-	caKey, err := decodeKey(b.CAKey)
-	if err != nil {
-		return nil, fmt.Errorf("pki: reading the CA's key: %w", err)
-	}
-	if !caKey.PublicKey.Equal(cert.PublicKey) {
-		return nil, fmt.Errorf("pki: %s and %s do not belong together", FileCACert, FileCAKey)
+		return nil, err
 	}
 	serviceKey, err := decodeKey(b.ServiceKey)
 	if err != nil {
@@ -257,7 +262,7 @@ func (b *bundle) trust() (*Trust, error) {
 	if err != nil || len(enc) != EncryptionKeySize {
 		return nil, fmt.Errorf("pki: %s is not %d bytes in hex", FileEncryptionKey, EncryptionKeySize)
 	}
-	t := &Trust{CA: &CA{Cert: cert, key: caKey}, ServiceKey: serviceKey, EncryptionKey: enc, StoreKeys: b.StoreKeys}
+	t := &Trust{CA: ca, ServiceKey: serviceKey, EncryptionKey: enc, StoreKeys: b.StoreKeys}
 	if t.ServiceTrusted, err = decodePublic(b.ServiceTrusted); err != nil {
 		return nil, fmt.Errorf("pki: %s: %w", FileServiceTrusted, err)
 	}
@@ -271,8 +276,43 @@ func (b *bundle) trust() (*Trust, error) {
 			return nil, fmt.Errorf("pki: %s: %w", FilePeersTrusted, err)
 		}
 	}
+	if len(b.CATrusted) > 0 {
+		if t.CATrusted, err = decodeCerts(b.CATrusted); err != nil {
+			return nil, fmt.Errorf("pki: %s: %w", FileCATrusted, err)
+		}
+	}
+	if len(b.CAFormer) > 0 {
+		if t.CAFormer, err = readBoth(b.CAFormer); err != nil {
+			return nil, fmt.Errorf("pki: %s: %w", FileCAFormer, err)
+		}
+	}
 	return t, nil
 }
 
-// Pool is a pool of one: the cluster's CA.
+func (b *bundle) clusterCA() (*CA, error) {
+	if len(b.CANext) > 0 {
+		ca, err := readBoth(b.CANext)
+		if err != nil {
+			return nil, fmt.Errorf("pki: %s: %w", FileCANext, err)
+		}
+		return ca, nil
+	}
+	cert, err := DecodeCert(b.CACert)
+	if err != nil {
+		return nil, fmt.Errorf("pki: reading the CA's certificate: %w", err)
+	}
+	if !cert.IsCA {
+		return nil, fmt.Errorf("pki: %s holds a certificate that is no CA", FileCACert)
+	}
+	key, err := decodeKey(b.CAKey)
+	if err != nil {
+		return nil, fmt.Errorf("pki: reading the CA's key: %w", err)
+	}
+	if !key.PublicKey.Equal(cert.PublicKey) {
+		return nil, fmt.Errorf("pki: %s and %s do not belong together", FileCACert, FileCAKey)
+	}
+	return &CA{Cert: cert, key: key}, nil
+}
+
+// Pool is a pool of one: the CA that signs.
 func (t *Trust) Pool() *x509.CertPool { return t.CA.Pool() }

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"time"
 
@@ -24,9 +25,16 @@ func (r *Replica) frontProxy(serving *pki.Rotator) (*apiserver.FrontProxy, error
 	}
 	own := pki.Client(pki.FrontProxyUser)
 	own.Life = r.cfg.certificateLife
-	front := ca.Rotator(own, time.Now)
-	r.wireCertificates(serving, front, ca.Cert)
-	return &apiserver.FrontProxy{Certificate: front, CA: ca.PEM(), ClientCA: r.trust.CA.PEM()}, nil
+	r.front.Store(ca)
+	front := pki.NewRotator(func(now time.Time) (*tls.Certificate, error) {
+		issued, err := r.front.Load().Issue(own, now)
+		if err != nil {
+			return nil, err
+		}
+		return &issued.TLS, nil
+	}, time.Now)
+	r.wireCertificates(serving, front)
+	return &apiserver.FrontProxy{Certificate: front, CA: func() []byte { return r.front.Load().PEM() }, ClientCA: r.ca.PEM}, nil
 }
 
 // keepAPIServices keeps the APIServices of what is served here, and what aggregated APIs read to know this one. Nothing
@@ -47,7 +55,7 @@ func (r *Replica) keepAPIServices(ctx context.Context, term uint64) error {
 	}
 	defer stop()
 	for {
-		kinds := r.kindsServed.Table().Changed()
+		kinds, believed := r.kindsServed.Table().Changed(), r.ca.Changed()
 		if err := r.api.EnsureAuthenticationConfig(ctx, term); err != nil {
 			return fmt.Errorf("writing what aggregated APIs read: %w", err)
 		}
@@ -58,6 +66,7 @@ func (r *Replica) keepAPIServices(ctx context.Context, term uint64) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-kinds:
+		case <-believed:
 		case <-touched:
 		}
 	}

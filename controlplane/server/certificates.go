@@ -36,11 +36,11 @@ type kept struct {
 	own         map[string]func() (*tls.Certificate, error)
 }
 
-func (r *Replica) wireCertificates(serving, front *pki.Rotator, frontCA *x509.Certificate) {
+func (r *Replica) wireCertificates(serving, front *pki.Rotator) {
 	r.kept = kept{
 		authorities: func() map[string][]*x509.Certificate {
 			return map[string][]*x509.Certificate{
-				useCluster: {r.trust.CA.Cert}, usePeers: r.secrets.authorities.Authorities(), useFrontProxy: {frontCA},
+				useCluster: r.clusterAuthorities(), usePeers: r.secrets.authorities.Authorities(), useFrontProxy: {r.front.Load().Cert},
 			}
 		},
 		own: map[string]func() (*tls.Certificate, error){
@@ -192,8 +192,12 @@ func expiringAlarms(all []api.ClusterCertificate, now time.Time) (out []api.Clus
 		if !c.Authority || now.Before(ends.Add(-endsSoon)) {
 			continue
 		}
-		remedy := "make a new cluster of a backup ('restore --any-cluster') and let its workers join that"
+		remedy := "'kctl cluster rotate cluster-ca'"
 		switch {
+		case c.Use == useFrontProxy:
+			remedy += ": that of the front proxy lasts as long"
+		case c.Use == useCluster && !c.Signs:
+			remedy = "'kctl cluster rotate --status' says what the exchange waits for"
 		case c.Use == usePeers && !c.Signs:
 			remedy = fmt.Sprintf("'keelson-controlplane peer-ca forget' on %s, once every replica uses another one", c.Holder)
 		case c.Use == usePeers:

@@ -55,6 +55,8 @@ type keys struct {
 	folder  string // of the trust
 	keyFile string // of the store, when it is the cluster's own; "" when the operator keeps it, or there is none
 	trust   *pki.Trust
+	ca      *pki.ClusterCA
+	renew   func() error // has what this replica holds open or writes down go by the CA of now
 	tokens  *pki.ServiceTokens
 	secrets *secrets
 	rewrite func(context.Context) error // writes anew what lies on the disk
@@ -64,11 +66,12 @@ type keys struct {
 	seen    atomic.Pointer[rotation.Record]
 	problem atomic.Pointer[string] // why the record of seen is not taken in
 	changed chan struct{}          // buffered: seen has changed
+	users   sighted
 }
 
 func (r *Replica) wireKeys() {
 	r.keys = &keys{
-		store: r.store, folder: filepath.Join(r.cfg.DataDir, pkiFolder), trust: r.trust, tokens: r.tokens, secrets: r.secrets,
+		store: r.store, folder: filepath.Join(r.cfg.DataDir, pkiFolder), trust: r.trust, ca: r.ca, renew: r.renewByCA, tokens: r.tokens, secrets: r.secrets,
 		rewrite: r.store.Snapshot, log: r.log.With("part", "keys"), changed: make(chan struct{}, 1),
 	}
 	if own := KeyFile(r.cfg.DataDir); r.cfg.Store.Keys == own {
@@ -149,7 +152,14 @@ func (k *keys) take(ctx context.Context, raw []byte) error {
 	if rec.Version > rotation.Version {
 		return fmt.Errorf("the exchange of %s was begun by a later release (version %d of its record, this one knows %d)", rec.Kind, rec.Version, rotation.Version)
 	}
-	if err := k.perform(ctx, rec); err != nil {
+	err = k.perform(ctx, rec)
+	if err == nil {
+		err = k.ca.Reload(rec.Believed)
+	}
+	if err == nil && rec.Kind == rotation.ClusterCA {
+		err = k.renew()
+	}
+	if err != nil {
 		return fmt.Errorf("step %s of the exchange of %s: %w", rec.Step, rec.Kind, err)
 	}
 	k.problem.Store(nil)
@@ -160,6 +170,7 @@ func (k *keys) take(ctx context.Context, raw []byte) error {
 // exchange is how one kind of key is exchanged on this replica's disk, and taken over from there.
 type exchange struct {
 	believe, use func(text []byte) error
+	serve        func() error // nil but of the cluster's CA
 	drop         func(id string) error
 	reload       func() error
 }
@@ -172,13 +183,20 @@ func (k *keys) exchangeOf(kind rotation.Kind) (exchange, error) {
 		return func(id string) error { return do(k.folder, id) }
 	}
 	switch kind {
+	case rotation.ClusterCA:
+		return exchange{believe: with(pki.BelieveCA), use: with(pki.SignCA), drop: drop(pki.DropCA),
+			serve: func() error { return pki.ServeCA(k.folder) },
+			reload: func() error { // the authority of the replicas may have been this one
+				_, err := k.secrets.authorities.Reload()
+				return err
+			}}, nil
 	case rotation.PeersCA:
-		return exchange{with(pki.BelievePeer), with(pki.SignPeer), drop(pki.DropPeer), func() error {
+		return exchange{believe: with(pki.BelievePeer), use: with(pki.SignPeer), drop: drop(pki.DropPeer), reload: func() error {
 			_, err := k.secrets.authorities.Reload()
 			return err
 		}}, nil
 	case rotation.ServiceAccountKey:
-		return exchange{with(pki.BelieveServiceKey), with(pki.SignServiceKey), drop(pki.DropServiceKey), func() error {
+		return exchange{believe: with(pki.BelieveServiceKey), use: with(pki.SignServiceKey), drop: drop(pki.DropServiceKey), reload: func() error {
 			t, err := pki.Load(k.folder)
 			if err != nil {
 				return err
@@ -228,6 +246,13 @@ func (k *keys) perform(ctx context.Context, rec rotation.Record) error {
 		if err != nil {
 			return err
 		}
+	case rotation.Serve:
+		if e.serve == nil || k.held(rec.Kind).Signs != rec.New {
+			return fmt.Errorf("this replica has not got key %s: 'keelson-controlplane join' it anew", rec.New)
+		}
+		if err := e.serve(); err != nil {
+			return err
+		}
 	case rotation.Forget, rotation.Done:
 		// A replica that was left out does not have the new key: it keeps what it has until somebody joins it anew.
 		if held := k.held(rec.Kind); held.Signs != rec.New {
@@ -263,6 +288,11 @@ func (k *keys) noKeyFile() string {
 func (k *keys) held(kind rotation.Kind) (out api.ClusterKeyHeld) {
 	out.Kind = string(kind)
 	switch kind {
+	case rotation.ClusterCA:
+		out.Signs, out.Serves = pki.CAID(k.ca.Signs().Cert), pki.CAID(k.ca.Serves().Cert)
+		for _, c := range k.ca.Believed() {
+			out.Believes = append(out.Believes, pki.CAID(c))
+		}
 	case rotation.PeersCA:
 		for i, c := range k.secrets.authorities.Authorities() {
 			if i == 0 {
@@ -296,18 +326,21 @@ func (k *keys) all() (out []api.ClusterKeyHeld) {
 	return out
 }
 
-// stepPatience is how long a step may take that waits for replicas alone.
+// stepPatience is how long a step may take, or the step wait longer than it was meant to.
 const stepPatience = 10 * time.Minute
 
 // rotationAlarms tell of an exchange that does not go on.
 func rotationAlarms(rec rotation.Record, now time.Time) []api.ClusterAlarm {
 	since := time.UnixMilli(rec.Since)
-	if !rec.Active() || rec.Step == rotation.Wait || now.Sub(since) < stepPatience {
+	if rec.Step == rotation.Wait { // it takes its time
+		since = time.UnixMilli(rec.Until)
+	}
+	if !rec.Active() || now.Sub(since) < stepPatience {
 		return nil
 	}
 	return []api.ClusterAlarm{{Kind: "rotation", Since: since.UnixMilli(),
-		Message: fmt.Sprintf("the exchange of %s is at step %s since %s", rec.Kind, rec.Step, since.UTC().Format(time.RFC3339)),
-		Remedy:  "'kctl cluster rotate --status' names the replicas that it waits for: start them, or remove those that are gone for good"}}
+		Message: fmt.Sprintf("the exchange of %s does not go on at step %s, since %s", rec.Kind, rec.Step, since.UTC().Format(time.RFC3339)),
+		Remedy:  "'kctl cluster rotate --status' names what it waits for: start replicas and nodes that are away, or remove those that are gone for good"}}
 }
 
 var keyStep = prometheus.NewDesc("keelson_key_rotation_since_timestamp_seconds",

@@ -80,13 +80,13 @@ func (r *Replica) wireLeader(placing *config.Config) {
 		nodecidr.New(d, nodecidr.Options{ClusterCIDR: r.cluster.ClusterCIDR}),
 		servicecidr.New(d, r.cluster.ServiceCIDR), servicecidr.NewRepair(d), loadbalancer.New(d),
 		persistentvolume.New(d), volumeprotection.New(d), podgroupprotection.New(d), volumeexpansion.New(d, lateStreams{r}), volumeattributes.New(d, lateStreams{r}), volumeprovision.New(d, lateStreams{r}), volumecapacity.New(d, lateStreams{r}), volumeattach.New(d, lateStreams{r}), volumesnapshot.New(d, lateStreams{r}), podgc.New(d, podgc.Options{}), disruption.New(d),
-		serviceaccount.New(d, r.trust.CA.PEM()), serviceaccount.NewTokens(d, r.trust.CA.PEM(), r.secretToken), clusterroleaggregation.New(d),
+		serviceaccount.New(d, r.ca), serviceaccount.NewTokens(d, r.ca, r.secretToken), clusterroleaggregation.New(d),
 		customresourcedefinition.New(d), resourcequota.New(d),
 		horizontalpodautoscaler.New(d, r.autoscalerMetrics(), horizontalpodautoscaler.Defaults),
 		ephemeralvolume.New(d), resourceclaim.New(d), resourceslice.New(d), devicetainteviction.New(d), configrestart.New(d), rebalance.New(d, rebalance.Options{Trial: r.trial, Interval: r.cfg.RebalanceInterval}),
 		gateway.New(d, gateway.Options{Image: r.cfg.EntryImage}),
 		ingress.New(d, ingress.Options{Image: r.cfg.EntryImage}),
-		certificate.New(d, certificate.Options{Sign: r.trust.CA.SignRequest, Reserved: pki.ReservedOrganizations()}),
+		certificate.New(d, certificate.Options{Sign: r.ca.SignRequest, Reserved: pki.ReservedOrganizations()}),
 	)
 	r.scheduler = scheduler.New(scheduler.Config{
 		Client:    r.client.As(api.User{Name: api.UserScheduler, Groups: []string{api.GroupAuthenticated}}),

@@ -28,6 +28,7 @@ func (r *Replica) paths() map[string]http.Handler {
 		api.PathClusterHeartbeats:    r.serveHeartbeats,
 		api.PathClusterCertificates:  r.serveCertificates,
 		api.PathClusterKeys:          r.recorded("rotate", r.serveKeys),
+		api.PathClusterKubeconfig:    r.recorded("renew", r.serveKubeconfig),
 		api.PathClusterTokens:        r.recorded("token create", r.serveTokens),
 		api.PathClusterRevoke:        r.recorded("revoke", r.serveRevoke),
 		api.PathClusterMembers:       r.recorded("member add", r.serveMembers),
@@ -160,7 +161,7 @@ func (r *Replica) call(ctx context.Context, method, peer, path string, body []by
 	for i := 0; i+1 < len(headers); i += 2 {
 		req.Header.Set(headers[i], headers[i+1])
 	}
-	return r.peers.patient.Do(req)
+	return r.peers.clients.Load().patient.Do(req)
 }
 
 // serveVerify answers POST /cluster/backup/verify with what is in the backup that is sent.
@@ -262,9 +263,15 @@ func (r *Replica) serveMember(w http.ResponseWriter, req *http.Request, d *deed)
 	}
 	ctx, cancel := context.WithTimeout(req.Context(), changeTimeout)
 	defer cancel()
+	had := r.keys.all()
 	if err := r.store.RemoveMember(ctx, name); err != nil {
 		refuseStore(w, err)
 		return
+	}
+	if api.CallerOf(req.Context()).User.Name != replicaUser+name { // one that leaves to be taken in anew keeps its disk
+		if err := r.noteRemoved(ctx, name, had, time.Now()); err != nil {
+			r.log.Error("that a removed member has had the keys is not written down", "member", name, "err", err)
+		}
 	}
 	answer(w, map[string]string{"removed": name})
 }

@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"keelson.dev/keelson/controlplane/api"
@@ -30,8 +31,8 @@ type replicas struct {
 	self    string
 	cluster Cluster
 	members func() []raftstore.Member
-	http    *http.Client // for questions that a replica answers at once
-	patient *http.Client // for those that take their time; bounded by their context
+	tls     func() *tls.Config // of now
+	clients atomic.Pointer[replicaClients]
 	log     *slog.Logger
 
 	mu      sync.Mutex
@@ -43,19 +44,35 @@ type replicas struct {
 
 const probeEvery = time.Second
 
-func newReplicas(self string, cluster Cluster, members func() []raftstore.Member, client *tls.Config, log *slog.Logger) *replicas {
+func newReplicas(self string, cluster Cluster, members func() []raftstore.Member, client func() *tls.Config, log *slog.Logger) *replicas {
+	r := &replicas{
+		self: self, cluster: cluster, members: members, log: log, tls: client,
+		ready:   map[string]error{},
+		changed: make(chan struct{}),
+	}
+	r.renew()
+	return r
+}
+
+// replicaClients are how the other replicas are asked.
+type replicaClients struct {
+	http    *http.Client // for questions that a replica answers at once
+	patient *http.Client // for those that take their time; bounded by their context
+}
+
+// renew has new connections made by what is believed now. Those that there are end when what is under way has.
+func (r *replicas) renew() {
+	client := r.tls()
 	transport := &http.Transport{TLSClientConfig: client, ForceAttemptHTTP2: true, MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute}
 	// What is asked every second is asked by HTTP/1.1: for each idle connection of HTTP/2 a replica that ends waits a second
 	// longer, in case that a request is on its way.
 	old := client.Clone()
 	old.NextProtos = []string{"http/1.1"}
 	quick := &http.Transport{TLSClientConfig: old, MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute}
-	return &replicas{
-		self: self, cluster: cluster, members: members, log: log,
-		http:    &http.Client{Timeout: 2 * time.Second, Transport: quick},
-		patient: &http.Client{Transport: transport},
-		ready:   map[string]error{},
-		changed: make(chan struct{}),
+	was := r.clients.Swap(&replicaClients{http: &http.Client{Timeout: 2 * time.Second, Transport: quick}, patient: &http.Client{Transport: transport}})
+	if was != nil {
+		was.http.CloseIdleConnections()
+		was.patient.CloseIdleConnections()
 	}
 }
 
@@ -202,7 +219,7 @@ func (r *replicas) get(ctx context.Context, address, path string) (*http.Respons
 	if err != nil {
 		return nil, err
 	}
-	return r.http.Do(req)
+	return r.clients.Load().http.Do(req)
 }
 
 // Stages asks the other ready replicas for their part of a timeline.

@@ -34,8 +34,10 @@ const (
 	keysIdle  = 5 * time.Second        // how often the leader looks while only time passes
 	// serviceKeyKeep outlives the tokens of pods, of which none lives longer than a day.
 	serviceKeyKeep = 25 * time.Hour
-	maxKeep        = 400 * 24 * time.Hour
-	maxKeysAnswer  = 256 << 10 // of what a replica says of its keys
+	// clusterCAKeep is time to have clients read the CA that read it once.
+	clusterCAKeep = 24 * time.Hour
+	maxKeep       = 400 * 24 * time.Hour
+	maxKeysAnswer = 4 << 20 // of what a replica says of its keys
 )
 
 // keepKeys takes the steps of an exchange, for as long as this replica leads under the fence.
@@ -77,20 +79,53 @@ func (r *Replica) stepKeys(ctx context.Context, fence raftstore.Fence) (waiting 
 		if err != nil || !rec.Active() || rec.Version > rotation.Version {
 			return err
 		}
+		all := r.askKeys(ctx)
+		rec, noted := noteUsers(rec, all)
 		users := r.usersOfFormer(rec)
 		if rec.Step == rotation.Wait && len(users) > 0 && (rec.Force || time.Now().UnixMilli() >= rec.Until) {
 			if err := r.signSecretsAnew(ctx, rec, uint64(fence)); err != nil {
 				return err
 			}
 		}
+		see := rotation.Seen{Members: membersOf(rec.Kind, all), Users: users}
 		var next rotation.Record
-		next, waiting = rotation.Next(rec, membersOf(rec.Kind, r.askKeys(ctx)), users, time.Now())
-		if next.Step == rec.Step {
-			return nil
+		if next, waiting, err = r.judge(ctx, rec, see, all); err != nil || next.Step == rec.Step && !noted {
+			return err
 		}
 		return r.commitRotation(ctx, next, at, fence)
 	})
 	return waiting, err
+}
+
+// judge is rotation.Next with the nodes. Those that this replica has heard of are asked about first: all that there are
+// have to be listed only when none of them is in the way.
+func (r *Replica) judge(ctx context.Context, rec rotation.Record, see rotation.Seen, all []api.ClusterKeyHolder) (next rotation.Record, waiting []string, err error) {
+	if rec.Kind == rotation.ClusterCA {
+		see.Nodes = nodesOf(r.cachedNodes(), all)
+	}
+	if next, waiting = rotation.Next(rec, see, time.Now()); next.Step == rec.Step || rec.Kind != rotation.ClusterCA {
+		return next, waiting, nil
+	}
+	known, err := r.knownNodes(ctx)
+	if err != nil {
+		return rec, nil, err
+	}
+	see.Nodes = nodesOf(known, all)
+	next, waiting = rotation.Next(rec, see, time.Now())
+	return next, waiting, nil
+}
+
+// noteUsers is the record with the users that the replicas have seen, and whether it is another one.
+func noteUsers(rec rotation.Record, all []api.ClusterKeyHolder) (rotation.Record, bool) {
+	seen := map[string]rotation.User{}
+	for _, h := range all {
+		for serial, u := range h.Users {
+			if rec.Step == rotation.Wait && u.Seen >= seen[serial].Seen {
+				seen[serial] = rotation.User{Name: u.Name, Ends: u.Ends, Seen: u.Seen}
+			}
+		}
+	}
+	return rec.Note(seen)
 }
 
 // storedRotation reads the record, and the revision at which it was written; 0 when there is none.
@@ -129,7 +164,7 @@ func membersOf(kind rotation.Kind, all []api.ClusterKeyHolder) (out []rotation.M
 		case i < 0:
 			m.Problem = "its release does not know this kind of key"
 		default:
-			m.Problem, m.Held = h.Keys[i].Problem, rotation.Held{Signs: h.Keys[i].Signs, Believes: h.Keys[i].Believes}
+			m.Problem, m.Held = h.Keys[i].Problem, rotation.Held{Signs: h.Keys[i].Signs, Believes: h.Keys[i].Believes, Serves: h.Keys[i].Serves}
 		}
 		out = append(out, m)
 	}
@@ -144,17 +179,17 @@ func (r *Replica) askKeys(ctx context.Context) []api.ClusterKeyHolder {
 	out := make([]api.ClusterKeyHolder, len(members))
 	var asking sync.WaitGroup
 	for i, m := range members {
-		out[i].Name = m.ID
 		if m.ID == r.cfg.Name {
-			out[i].Keys = r.keys.all()
+			out[i] = r.holder()
 			continue
 		}
 		asking.Go(func() {
-			keys, err := r.keysOf(ctx, m.Address)
+			of, err := r.keysOf(ctx, m.Address)
 			if err != nil {
-				out[i].Problem = "it does not answer: " + reason(err)
+				of = api.ClusterKeyHolder{Problem: "it does not answer: " + reason(err)}
 			}
-			out[i].Keys = keys
+			of.Name = m.ID
+			out[i] = of
 		})
 	}
 	asking.Wait()
@@ -162,35 +197,41 @@ func (r *Replica) askKeys(ctx context.Context) []api.ClusterKeyHolder {
 	return out
 }
 
-func (r *Replica) keysOf(ctx context.Context, peer string) ([]api.ClusterKeyHeld, error) {
+func (r *Replica) keysOf(ctx context.Context, peer string) (of api.ClusterKeyHolder, err error) {
 	host, _, err := splitHost(peer)
 	if err != nil {
-		return nil, err
+		return of, err
 	}
 	resp, err := r.peers.get(ctx, at(host, r.cluster.APIPort), api.PathClusterKeys+"?local=true")
 	if err != nil {
-		return nil, err
+		return of, err
 	}
 	defer resp.Body.Close()
 	switch resp.StatusCode {
 	case http.StatusOK:
 	case http.StatusNotFound:
-		return nil, errors.New("its release cannot exchange keys")
+		return of, errors.New("its release cannot exchange keys")
 	default:
-		return nil, errors.New(resp.Status)
+		return of, errors.New(resp.Status)
 	}
 	var out api.ClusterKeys
 	if err := json.NewDecoder(io.LimitReader(resp.Body, maxKeysAnswer)).Decode(&out); err != nil {
-		return nil, fmt.Errorf("%s: %w", api.PathClusterKeys, err)
+		return of, fmt.Errorf("%s: %w", api.PathClusterKeys, err)
 	}
 	if len(out.Replicas) != 1 {
-		return nil, fmt.Errorf("%s: want one replica, got %d", api.PathClusterKeys, len(out.Replicas))
+		return of, fmt.Errorf("%s: want one replica, got %d", api.PathClusterKeys, len(out.Replicas))
 	}
-	return out.Replicas[0].Keys, nil
+	return out.Replicas[0], nil
 }
 
-// usersOfFormer are the Secrets whose tokens only the former service account key vouches for. Those tokens have no end.
+// usersOfFormer are, of the service account key, the Secrets whose tokens only the former service account key vouches for. Those tokens have no end.
 func (r *Replica) usersOfFormer(rec rotation.Record) (out []string) {
+	if rec.Kind == rotation.ClusterCA {
+		if rec.Step == rotation.Wait {
+			return r.usersOfFormerCA(rec)
+		}
+		return nil
+	}
 	for _, s := range r.secretsOfFormer(rec) {
 		out = append(out, fmt.Sprintf("Secret %s/%s: it gets a new token in the end, and the one of now is good no more", s.Namespace, s.Name))
 	}
@@ -254,10 +295,16 @@ func (r *Replica) serveKeys(w http.ResponseWriter, req *http.Request, d *deed) {
 		}
 	}
 	if local, _ := strconv.ParseBool(req.URL.Query().Get("local")); local {
-		answer(w, api.ClusterKeys{Replicas: []api.ClusterKeyHolder{{Name: r.cfg.Name, Keys: r.keys.all()}}})
+		answer(w, api.ClusterKeys{Replicas: []api.ClusterKeyHolder{r.holder()}})
 		return
 	}
 	out := api.ClusterKeys{Replicas: r.askKeys(req.Context())}
+	removed, err := r.exposed(req.Context(), out.Replicas)
+	if err != nil {
+		refuseStore(w, err)
+		return
+	}
+	out.Removed = removed
 	rec, _, err := r.storedRotation(req.Context(), raftstore.ReadOptions{Local: req.Method == http.MethodGet})
 	if err != nil {
 		refuseStore(w, err)
@@ -266,13 +313,30 @@ func (r *Replica) serveKeys(w http.ResponseWriter, req *http.Request, d *deed) {
 	if rec.Step != "" {
 		out.Rotation = &api.ClusterRotation{Kind: string(rec.Kind), New: rec.New, Old: rec.Old, Step: string(rec.Step), By: rec.By,
 			Started: rec.Started, Since: rec.Since, Until: rec.Until, Force: rec.Force}
-		_, out.Waiting = rotation.Next(rec, membersOf(rec.Kind, out.Replicas), r.usersOfFormer(rec), time.Now())
+		noted, _ := noteUsers(rec, out.Replicas)
+		see := rotation.Seen{Members: membersOf(rec.Kind, out.Replicas), Users: r.usersOfFormer(noted)}
+		if _, out.Waiting, err = r.judge(req.Context(), noted, see, out.Replicas); err != nil {
+			refuseStore(w, err)
+			return
+		}
+	}
+	for i := range out.Replicas { // these were for the judgement
+		out.Replicas[i].Nodes, out.Replicas[i].Users = nil, nil
 	}
 	answer(w, out)
 }
 
 // rotate writes what is asked for into the record. A code says how a refusal is answered; 0 leaves that to the error.
 func (r *Replica) rotate(ctx context.Context, q api.ClusterRotate, by string) (code int, err error) {
+	for range 5 { // the leader may write a step meanwhile
+		if code, err = r.rotateOnce(ctx, q, by); !conflicts(err) {
+			break
+		}
+	}
+	return code, err
+}
+
+func (r *Replica) rotateOnce(ctx context.Context, q api.ClusterRotate, by string) (code int, err error) {
 	now, at, err := r.storedRotation(ctx, raftstore.ReadOptions{})
 	if err != nil {
 		return 0, err
@@ -321,11 +385,18 @@ func (r *Replica) beginRotation(ctx context.Context, q api.ClusterRotate, now ro
 	} else if err != nil {
 		return rec, 0, err
 	}
+	rec.Believed = now.Believed
+	if kind == rotation.ClusterCA {
+		rec.Believed = max(rec.Since, now.Believed+1)
+		rec.Since = rec.Believed
+	}
 	if rec.Old, err = rotation.Begin(now, membersOf(kind, r.askKeys(ctx))); err != nil {
 		return rec, http.StatusConflict, err
 	}
 	var text []byte
 	switch kind {
+	case rotation.ClusterCA:
+		text, rec.New, err = pki.NewClusterKey(r.cluster.Name, began)
 	case rotation.PeersCA:
 		text, rec.New, err = pki.NewPeerKey(r.cluster.Name, began)
 	case rotation.ServiceAccountKey:
@@ -342,14 +413,15 @@ func (r *Replica) beginRotation(ctx context.Context, q api.ClusterRotate, now ro
 
 // keepFormer is for how long a former key is believed, in seconds.
 func keepFormer(kind rotation.Kind, asked string) (int64, error) {
-	if kind != rotation.ServiceAccountKey {
+	keep, kept := map[rotation.Kind]time.Duration{rotation.ServiceAccountKey: serviceKeyKeep, rotation.ClusterCA: clusterCAKeep}[kind]
+	if !kept {
 		if asked != "" {
 			return 0, fmt.Errorf("keep: nothing that %s has signed is to be kept", kind)
 		}
 		return 0, nil
 	}
 	if asked == "" {
-		return int64(serviceKeyKeep / time.Second), nil
+		return int64(keep / time.Second), nil
 	}
 	d, err := time.ParseDuration(asked)
 	if err != nil || d < 0 || d > maxKeep {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -120,105 +119,119 @@ func (p *plane) asToken(name, token string) error {
 	return nil
 }
 
-// Each key that replicas share is exchanged while three replicas serve a load of writes and watches: no call fails, no
-// watch ends; what the former service account key signed is good until the end and no longer; a replica that starts
-// again, and one that joins afterwards, take part. F51
-func TestKeysRotate(t *testing.T) {
-	p := newPlane(t, 3, nil)
-	ctx := context.Background()
-	token := func(at string) string {
-		t.Helper()
-		got, err := p.client(at).CoreV1().ServiceAccounts("default").CreateToken(ctx, "default", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return got.Status.Token
-	}
-	var old string
+// bearer are tokens of an account, by the key of a time.
+type bearer struct{ asked, secret string }
+
+// asked is a token of the default account that a replica has signed.
+func (p *plane) asked(t *testing.T, at string) string {
+	t.Helper()
+	var text string
 	eventually(t, func() error {
-		_, err := p.client("cp1").CoreV1().ServiceAccounts("default").Get(ctx, "default", metav1.GetOptions{})
+		got, err := p.client(at).CoreV1().ServiceAccounts("default").CreateToken(context.Background(), "default",
+			&authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+		if err == nil {
+			text = got.Status.Token
+		}
 		return err
 	})
-	old = token("cp1")
-	kept := &v1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "kept", Annotations: map[string]string{v1.ServiceAccountNameKey: "default"}},
+	return text
+}
+
+// kept makes Secret default/kept for a token of the default account.
+func (p *plane) kept(t *testing.T) {
+	t.Helper()
+	s := &v1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "kept", Annotations: map[string]string{v1.ServiceAccountNameKey: "default"}},
 		Type: v1.SecretTypeServiceAccountToken}
-	if _, err := p.client("cp1").CoreV1().Secrets("default").Create(ctx, kept, metav1.CreateOptions{}); err != nil {
+	if _, err := p.client("cp1").CoreV1().Secrets("default").Create(context.Background(), s, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	ofSecret := func() (text string) {
-		eventually(t, func() error {
-			s, err := p.client("cp1").CoreV1().Secrets("default").Get(ctx, "kept", metav1.GetOptions{})
-			if err == nil && len(s.Data[v1.ServiceAccountTokenKey]) == 0 {
-				err = errors.New("it has no token yet")
-			}
-			if err == nil {
-				text = string(s.Data[v1.ServiceAccountTokenKey])
-			}
-			return err
-		})
-		return text
-	}
-	firstOfSecret := ofSecret()
+}
 
+// ofSecret is the token of Secret default/kept as it is now.
+func (p *plane) ofSecret(t *testing.T) (text string) {
+	t.Helper()
+	eventually(t, func() error {
+		s, err := p.client("cp1").CoreV1().Secrets("default").Get(context.Background(), "kept", metav1.GetOptions{})
+		if err == nil && len(s.Data[v1.ServiceAccountTokenKey]) == 0 {
+			err = errors.New("it has no token yet")
+		}
+		if err == nil {
+			text = string(s.Data[v1.ServiceAccountTokenKey])
+		}
+		return err
+	})
+	return text
+}
+
+// believed checks at every replica which tokens are good.
+func (p *plane) believed(t *testing.T, want bool, of ...bearer) {
+	t.Helper()
+	for name := range p.members {
+		for _, b := range of {
+			for what, text := range map[string]string{"asked for": b.asked, "of the Secret": b.secret} {
+				if err := p.asToken(name, text); text != "" && (err == nil) != want {
+					t.Errorf("a token %s of key %s at %s: %v", what, pki.KeyIDOf(text), name, err)
+				}
+			}
+		}
+	}
+}
+
+// published checks that every replica tells of the keys of both tokens.
+func (p *plane) published(t *testing.T, tokens ...string) {
+	t.Helper()
+	for name := range p.members {
+		var jwks string
+		err := p.call(name, "GET", "/openid/v1/jwks", nil, &jwks)
+		for _, text := range tokens {
+			if err != nil || !strings.Contains(jwks, pki.KeyIDOf(text)) {
+				t.Errorf("the keys that %s publishes: %s, %v", name, jwks, err)
+			}
+		}
+	}
+}
+
+// refusesRotation checks that a request is refused in these words.
+func (p *plane) refusesRotation(t *testing.T, q api.ClusterRotate, words string) {
+	t.Helper()
+	if err := p.call("cp1", "POST", api.PathClusterKeys, q, nil); err == nil || !strings.Contains(err.Error(), words) {
+		t.Errorf("%+v: %v, want %q", q, err, words)
+	}
+}
+
+// Each key that replicas share is exchanged while three replicas serve a load of writes and watches: no call fails, no
+// watch ends; what the former service account key signed is good until the end and no longer; a replica that starts
+// again, and one that joins afterwards, take part. The CA: TestClusterCARotates. F51
+func TestKeysRotate(t *testing.T) {
+	p := newPlane(t, 3, nil)
+	old := bearer{asked: p.asked(t, "cp1")}
+	p.kept(t)
+	old.secret = p.ofSecret(t)
 	work := p.traffic(t)
 	for _, kind := range []rotation.Kind{rotation.PeersCA, rotation.EncryptionKey} {
-		if err := p.call("cp2", "POST", api.PathClusterKeys, api.ClusterRotate{Kind: string(kind)}, nil); err != nil {
-			t.Fatal(err)
-		}
+		p.rotate(t, "cp2", api.ClusterRotate{Kind: string(kind)})
 		p.rotated(t, "cp3", kind)
 	}
 
 	// The service account key stays at the step in which both are believed, until it is told not to wait.
-	if err := p.call("cp2", "POST", api.PathClusterKeys, api.ClusterRotate{Kind: string(rotation.ServiceAccountKey)}, nil); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, func() error {
-		if all := p.keys("cp1"); all.Rotation.Step != string(rotation.Wait) || !strings.Contains(strings.Join(all.Waiting, "\n"), "Secret default/kept") {
-			return fmt.Errorf("%+v, waiting for %q", all.Rotation, all.Waiting)
-		}
-		return nil
-	})
-	if err := p.call("cp1", "POST", api.PathClusterKeys, api.ClusterRotate{Kind: string(rotation.PeersCA)}, nil); err == nil || !strings.Contains(err.Error(), "only one at a time") {
-		t.Errorf("a second exchange beside the first: %v", err)
-	}
-	if err := p.call("cp1", "POST", api.PathClusterKeys, api.ClusterRotate{Abort: true}, nil); err == nil || !strings.Contains(err.Error(), "in use already") {
-		t.Errorf("abort after the use: %v", err)
-	}
-	young := token("cp3")
-	if pki.KeyIDOf(young) == pki.KeyIDOf(old) {
+	p.rotate(t, "cp2", api.ClusterRotate{Kind: string(rotation.ServiceAccountKey)})
+	p.waitsFor(t, "cp1", rotation.Wait, "Secret default/kept")
+	p.refusesRotation(t, api.ClusterRotate{Kind: string(rotation.PeersCA)}, "only one at a time")
+	p.refusesRotation(t, api.ClusterRotate{Abort: true}, "in use already")
+	young := bearer{asked: p.asked(t, "cp3")}
+	if pki.KeyIDOf(young.asked) == pki.KeyIDOf(old.asked) {
 		t.Error("a new token is signed with the former key")
 	}
-	for name := range p.members {
-		var jwks string
-		if err := p.call(name, "GET", "/openid/v1/jwks", nil, &jwks); err != nil || !strings.Contains(jwks, pki.KeyIDOf(old)) || !strings.Contains(jwks, pki.KeyIDOf(young)) {
-			t.Errorf("the keys that %s publishes: %s, %v", name, jwks, err)
-		}
-		for what, text := range map[string]string{"former": old, "new": young, "Secret's": firstOfSecret} {
-			if err := p.asToken(name, text); err != nil {
-				t.Errorf("the %s token at %s: %v", what, name, err)
-			}
-		}
-	}
-	if err := p.call("cp3", "POST", api.PathClusterKeys, api.ClusterRotate{Force: true}, nil); err != nil {
-		t.Fatal(err)
-	}
+	p.published(t, old.asked, young.asked)
+	p.believed(t, true, old, young)
+	p.rotate(t, "cp3", api.ClusterRotate{Force: true})
 	p.rotated(t, "cp1", rotation.ServiceAccountKey)
 	if err := work.end(); err != nil {
 		t.Errorf("during the exchange: %v", err)
 	}
-	for name := range p.members {
-		if err := p.asToken(name, old); err == nil {
-			t.Errorf("%s still believes the former key", name)
-		}
-		if err := p.asToken(name, firstOfSecret); err == nil {
-			t.Errorf("%s still believes the former key's token of a Secret", name)
-		}
-		for what, text := range map[string]string{"new": young, "Secret's": ofSecret()} {
-			if err := p.asToken(name, text); err != nil {
-				t.Errorf("the %s token at %s: %v", what, name, err)
-			}
-		}
-	}
+	young.secret = p.ofSecret(t)
+	p.believed(t, false, old)
+	p.believed(t, true, young)
 
 	p.stop("cp2")
 	p.again("cp2")
@@ -226,24 +239,29 @@ func TestKeysRotate(t *testing.T) {
 	p.join(late)
 	p.start(late)
 	p.ready("cp4")
-	if err := p.asToken("cp4", young); err != nil {
-		t.Errorf("a token at a replica that joined afterwards: %v", err)
+	p.believed(t, true, young)
+	for name := range p.members {
+		p.keepsSecret(t, name, name != "cp4")
 	}
-	for name, m := range p.members {
-		files, err := os.ReadDir(TrustFolder(m.cfg))
-		if err != nil {
-			t.Fatal(err)
+}
+
+// keepsSecret checks the files of a replica's trust: their modes, and whether the key of former backups is among them.
+func (p *plane) keepsSecret(t *testing.T, name string, former bool) {
+	t.Helper()
+	folder := TrustFolder(p.members[name].cfg)
+	files, err := os.ReadDir(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	has := false
+	for _, f := range files {
+		if info, err := f.Info(); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s of %s has mode %v, %v", f.Name(), name, info.Mode(), err)
 		}
-		for _, f := range files {
-			if info, err := f.Info(); err != nil || info.Mode().Perm() != 0o600 {
-				t.Errorf("%s of %s has mode %v, %v", f.Name(), name, info.Mode(), err)
-			}
-		}
-		if name != "cp4" {
-			if _, err := os.Stat(filepath.Join(TrustFolder(m.cfg), formerKeysFile)); err != nil {
-				t.Errorf("the key of former backups at %s: %v", name, err)
-			}
-		}
+		has = has || f.Name() == formerKeysFile
+	}
+	if has != former {
+		t.Errorf("the key of former backups at %s: %v, want %v", name, has, former)
 	}
 }
 
@@ -285,15 +303,19 @@ func TestLeadersDieWhileKeysRotate(t *testing.T) {
 		t.Helper()
 		eventually(t, func() error { return p.call(at, "POST", api.PathClusterKeys, q, nil) })
 	}
-	post(at, api.ClusterRotate{Kind: "peers-ca"})
-	for range 3 { // whatever step it is at
-		l := leader()
-		p.stop(l)
-		p.again(l)
+	for _, q := range []api.ClusterRotate{{Kind: "peers-ca"}, {Kind: "cluster-ca", Keep: "0s"}} {
+		post(at, q)
+		for range 3 { // whatever step it is at
+			l := leader()
+			p.stop(l)
+			p.again(l)
+		}
+		p.rotated(t, at, rotation.Kind(q.Kind))
 	}
-	p.rotated(t, at, rotation.PeersCA)
-	if now := p.keys(at).Replicas; now[0].Keys[0].Signs == before[0].Keys[0].Signs {
-		t.Errorf("nothing was exchanged: %+v", now)
+	for i, k := range p.keys(at).Replicas[0].Keys {
+		if exchanged := k.Signs != before[0].Keys[i].Signs; exchanged != strings.HasSuffix(k.Kind, "-ca") {
+			t.Errorf("of %s: %s before, %s now", k.Kind, before[0].Keys[i].Signs, k.Signs)
+		}
 	}
 	p.put(away, "after")
 	for n := range p.members {

@@ -57,27 +57,31 @@ type Replica struct {
 	// expressions are compiled in environments that all parts share.
 	expressions *expression.Compilers
 
-	api       *apiserver.Server
-	client    *client.Client
-	informers *client.Informers
-	tokens    *pki.ServiceTokens
-	fleet     *fleet.Server
-	engine    *controllers.Engine
-	scheduler *scheduler.Scheduler
-	peers     *replicas
-	timeline  *api.Timeline
-	gate      *gate
-	secrets   *secrets
-	backups   *backups.Keeper // nil where none are asked for
-	kept      kept
-	level     *level
-	keys      *keys
-	listeners threeListeners
-	restarts  *prometheus.CounterVec
-	work      work // the leader's
-	queues    *controllers.QueueMetrics
-	reloads   *prometheus.CounterVec
-	left      chan struct{} // closed when the group does not know this replica, or rightly so
+	api        *apiserver.Server
+	client     *client.Client
+	informers  *client.Informers
+	tokens     *pki.ServiceTokens
+	fleet      *fleet.Server
+	engine     *controllers.Engine
+	scheduler  *scheduler.Scheduler
+	peers      *replicas
+	timeline   *api.Timeline
+	gate       *gate
+	secrets    *secrets
+	backups    *backups.Keeper // nil where none are asked for
+	kept       kept
+	level      *level
+	keys       *keys
+	ca         *pki.ClusterCA
+	front      atomic.Pointer[pki.CA] // of the front proxy
+	renewedBy  *x509.Certificate      // see renewByCA, which alone uses it
+	renewedFor *x509.CertPool
+	listeners  threeListeners
+	restarts   *prometheus.CounterVec
+	work       work // the leader's
+	queues     *controllers.QueueMetrics
+	reloads    *prometheus.CounterVec
+	left       chan struct{} // closed when the group does not know this replica, or rightly so
 
 	authentication *authnfile.Authentication
 	authorization  *authzfile.Authorization
@@ -205,11 +209,10 @@ func wire(cfg Config, cluster Cluster, trust *pki.Trust) (r *Replica, err error)
 		}
 	}()
 	now := time.Now
-	own := func(p pki.Profile) *pki.Rotator {
-		p.Life = cfg.certificateLife
-		return trust.CA.Rotator(p, now)
+	if r.ca, err = pki.NewClusterCA(filepath.Join(cfg.DataDir, pkiFolder), now); err != nil {
+		return nil, err
 	}
-	serving := own(pki.ReplicaServing(cfg.Name, cluster.serviceIP().AsSlice(), cfg.addresses()...))
+	serving := r.ca.Serving(r.servingProfile())
 	if err := r.wireStore(conf, listeners.peer); err != nil {
 		return nil, err
 	}
@@ -224,15 +227,17 @@ func wire(cfg Config, cluster Cluster, trust *pki.Trust) (r *Replica, err error)
 		registry.WithShortFields(func() bool { return r.level.seen.Load() >= levelShortFields }),
 		registry.WithCompanions(&corev1.Node{}, fleet.NodeCompanions),
 		registry.WithCompanions(&corev1.Service{}, kinds.ServiceCompanions))
-	probe := own(pki.Client(replicaUser+cfg.Name, api.GroupMasters))
+	own := pki.Client(replicaUser+cfg.Name, api.GroupMasters)
+	own.Life = cfg.certificateLife
+	probe := r.ca.Rotator(own)
 	r.peers = newReplicas(cfg.Name, cluster, func() []raftMember { return r.store.Status().Members },
-		pki.ClientTLS(trust.Pool(), probe, "", now), cfg.Log.With("part", "replicas"))
+		func() *tls.Config { return pki.ClientTLS(r.ca.Pool(), probe, "", now) }, cfg.Log.With("part", "replicas"))
 	if err := r.wireAPI(listeners.api, serving, all); err != nil {
 		return nil, err
 	}
 	r.client = client.New(r.api.Backend(), all)
 	r.informers = client.NewInformers(r.client.As(api.User{Name: api.UserAPIServer, Groups: []string{api.GroupMasters, api.GroupAuthenticated}}))
-	r.wireFleet(listeners.fleet, serving)
+	r.wireFleet(listeners.fleet)
 	r.wireLeader(placing)
 	return r, nil
 }
@@ -333,12 +338,11 @@ func (r *Replica) wireAPI(ln net.Listener, serving *pki.Rotator, all *api.Kinds)
 	if err != nil {
 		return err
 	}
-	pool := r.trust.Pool() // the same for every request
-	toNodes := r.trust.CA.Rotator(pki.Client(api.UserAPIServer, api.GroupMasters), time.Now)
+	toNodes := r.ca.Rotator(pki.Client(api.UserAPIServer, api.GroupMasters))
 	r.api = apiserver.New(apiserver.Config{
 		Name: r.cfg.Name, Registry: r.registry, Kinds: all, Scheme: api.Scheme(), Expressions: r.expressions,
-		Listener: ln, TLS: pki.ServerTLS(r.trust.Pool(), serving, time.Now),
-		ClientCAs:     func() *x509.CertPool { return pool },
+		Listener: ln, TLS: r.ca.Server(serving),
+		ClientCAs: r.ca.Pool, ClientSeen: r.keys.sawClient,
 		ServiceTokens: tokens, Authentication: r.authentication, Authorization: r.authorization,
 		ServiceCIDR:       r.cluster.servicePrefixes()[0],
 		SecondServiceCIDR: r.cluster.secondService(),
@@ -351,7 +355,7 @@ func (r *Replica) wireAPI(ln net.Listener, serving *pki.Rotator, all *api.Kinds)
 		Audit:             auditor,
 		Streams:           lateStreams{r},
 		Nodes:             lateStreams{r},
-		NodeTLS:           func(node string) *tls.Config { return pki.NodeTLS(pool, toNodes, node, time.Now) },
+		NodeTLS:           func(node string) *tls.Config { return pki.NodeTLS(r.ca.Pool(), toNodes, node, time.Now) },
 		FrontProxy:        proxy,
 		Timeline:          r.timeline,
 		PeerStages:        r.peers.Stages,
@@ -380,10 +384,16 @@ func serverVersion(own string) version.Info {
 	}
 }
 
-func (r *Replica) wireFleet(ln net.Listener, serving *pki.Rotator) {
-	chain := withCA(serving, r.trust.CA)
+// servingProfile is that of the certificates of this replica's API and of its port for agents.
+func (r *Replica) servingProfile() pki.Profile {
+	p := pki.ReplicaServing(r.cfg.Name, r.cluster.serviceIP().AsSlice(), r.cfg.addresses()...)
+	p.Life = r.cfg.certificateLife
+	return p
+}
+
+func (r *Replica) wireFleet(ln net.Listener) {
 	r.fleet = fleet.New(fleet.Config{
-		Replica: r.cfg.Name, Listener: ln, TLS: chain(pki.ServerTLS(r.trust.Pool(), serving, time.Now)),
+		Replica: r.cfg.Name, Listener: ln, TLS: r.ca.Enrolment(r.servingProfile()),
 		Client: r.client, Informers: r.informers,
 		Cluster:  fleet.Cluster{Name: r.cluster.Name, ClusterCIDR: r.cluster.ClusterCIDR, ServiceCIDR: r.cluster.ServiceCIDR, Domain: r.cluster.Domain},
 		TokenKey: r.trust.TokenKey(),
@@ -392,14 +402,14 @@ func (r *Replica) wireFleet(ln net.Listener, serving *pki.Rotator) {
 			if atLeast.After(now) {
 				now = atLeast
 			}
-			return r.trust.CA.SignAgent(csr, node, agentCertificateLife, now)
+			return r.ca.SignAgent(csr, node, agentCertificateLife, now)
 		},
 		SignServing: func(node string, csr []byte, seen netip.Addr) ([]byte, error) {
-			return r.trust.CA.SignServing(csr, node, seen, servingCertificateLife, time.Now())
+			return r.ca.SignServing(csr, node, seen, servingCertificateLife, time.Now())
 		},
 		CertificateLife: agentCertificateLife,
 		Audit:           r.auditJoins,
-		CA:              r.trust.CA.PEM,
+		CA:              r.ca,
 		EnrollReplica:   r.enrollReplica,
 		Replicas:        r.peers.List,
 		Alive:           r.peers.Alive,
@@ -416,23 +426,6 @@ const agentCertificateLife = 365 * 24 * time.Hour
 // servingCertificateLife is the same of the certificate of a node's own HTTPS server. It is shorter: revoking a node
 // does not reach those who verify it.
 const servingCertificateLife = 30 * 24 * time.Hour
-
-// withCA makes the server present the CA behind its own certificate: a joining
-// machine knows the CA by its hash only and must see it.
-func withCA(serving *pki.Rotator, ca *pki.CA) func(*tls.Config) *tls.Config {
-	return func(c *tls.Config) *tls.Config {
-		c.GetCertificate = func(h *tls.ClientHelloInfo) (*tls.Certificate, error) {
-			leaf, err := serving.GetCertificate(h)
-			if err != nil {
-				return nil, err
-			}
-			chain := *leaf
-			chain.Certificate = append(append([][]byte{}, leaf.Certificate[0]), ca.Cert.Raw)
-			return &chain, nil
-		}
-		return c
-	}
-}
 
 // ready says why this replica should get no traffic.
 func (r *Replica) ready(context.Context) error {

@@ -4,18 +4,37 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/controlplane/server/rotation"
 )
 
+// forger makes an administrator's certificate with the keys of a replica, and calls the API with it.
+func (p *plane) forger(t *testing.T, with *pki.Trust) func() error {
+	t.Helper()
+	issued, err := with.CA.Issue(pki.Client("nobody", api.GroupMasters), time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() error {
+		cfg := rest.AnonymousClientConfig(p.rest("cp1"))
+		cfg.CertData, cfg.KeyData = issued.CertPEM, issued.KeyPEM
+		_, err := mustClient(t, cfg).CoreV1().Secrets("kube-system").List(context.Background(), metav1.ListOptions{})
+		return err
+	}
+}
+
 // A replica is removed and its disk is copied: its own name opens nothing from then on, but with its keys one can take
-// the name of a member and sign tokens, until these keys are exchanged; then they are worthless. F51
+// the name of a member, sign tokens and make an administrator, which is told of until these keys are exchanged; then they are
+// worthless. F51
 func TestKeysOfARemovedReplica(t *testing.T) {
 	p := newPlane(t, 3, nil)
 	ctx := context.Background()
@@ -57,6 +76,14 @@ func TestKeysOfARemovedReplica(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	forge := p.forger(t, trust)
+	if err := forge(); err != nil {
+		t.Fatalf("with the keys of a replica one makes an administrator, or this test shows nothing: %v", err)
+	}
+	if told := p.keys("cp2").Removed; len(told) != 1 || told[0].Name != "cp3" ||
+		strings.Join(told[0].Kinds, " ") != "cluster-ca encryption-key peers-ca service-account-key" {
+		t.Errorf("of removed replicas is told %+v", told)
+	}
 	if err := as("cp3"); err == nil {
 		t.Error("a removed replica is let in")
 	}
@@ -67,7 +94,7 @@ func TestKeysOfARemovedReplica(t *testing.T) {
 		t.Fatalf("with the keys of a replica one signs tokens, or this test shows nothing: %v", err)
 	}
 
-	for _, q := range []api.ClusterRotate{{Kind: string(rotation.PeersCA)}, {Kind: string(rotation.ServiceAccountKey), Keep: "0s"}} {
+	for _, q := range []api.ClusterRotate{{Kind: string(rotation.ClusterCA), Keep: "0s"}, {Kind: string(rotation.EncryptionKey)}, {Kind: string(rotation.PeersCA)}, {Kind: string(rotation.ServiceAccountKey), Keep: "0s"}} {
 		if err := p.call("cp1", "POST", api.PathClusterKeys, q, nil); err != nil {
 			t.Fatal(err)
 		}
@@ -77,6 +104,12 @@ func TestKeysOfARemovedReplica(t *testing.T) {
 		if err := as(name); err == nil {
 			t.Errorf("the copied keys open the store still, as %s", name)
 		}
+	}
+	if err := forge(); !apierrors.IsUnauthorized(err) {
+		t.Errorf("a certificate that the copied key has signed: %v", err)
+	}
+	if told := p.keys("cp2").Removed; len(told) != 0 {
+		t.Errorf("of removed replicas is told still %+v", told)
 	}
 	for name := range p.members {
 		if err := p.asToken(name, forged); err == nil {

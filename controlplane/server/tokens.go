@@ -39,7 +39,7 @@ func (r *Replica) serveTokens(w http.ResponseWriter, req *http.Request, d *deed)
 		return
 	}
 	grant.Note = "made by " + api.CallerOf(req.Context()).User.Name
-	t := pki.NewToken(role, r.trust.CA.Cert)
+	t := pki.NewToken(role, r.ca.Signs().Cert)
 	if err := r.recordToken(req.Context(), 0, t, grant); err != nil {
 		refuse(w, http.StatusInternalServerError, err)
 		return

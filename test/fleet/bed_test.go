@@ -63,7 +63,8 @@ type bed struct {
 	t      *testing.T
 	ctx    context.Context
 	client *client.Client // as the administrator
-	trust  *pki.CA
+	trust  *pki.ClusterCA
+	pki    string // the folder of trust
 	token  string
 	wire   *wire
 
@@ -131,19 +132,23 @@ func newBedWith(t *testing.T, with clocks, names ...string) *bed {
 		store.Close()
 	})
 	<-reg.Ready()
-	ca, err := pki.NewCA("test", time.Now())
+	folder := filepath.Join(t.TempDir(), "pki")
+	if _, err := pki.Init(folder, "test", time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	ca, err := pki.NewClusterCA(folder, time.Now)
 	if err != nil {
 		t.Fatal(err)
 	}
 	b := &bed{
-		t: t, ctx: ctx, clocks: with, trust: ca, wire: newWire(), changed: make(chan struct{}),
+		t: t, ctx: ctx, clocks: with, trust: ca, pki: folder, wire: newWire(), changed: make(chan struct{}),
 		replicas: make(map[string]*replica), dead: make(map[string]bool),
 	}
 	b.client = client.New(backend{registry.Direct(reg), b}, table).As(api.User{Name: "admin", Groups: []string{api.GroupMasters}})
 	for _, ns := range []string{"default", "kube-system", "kube-node-lease"} {
 		b.create(&v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}})
 	}
-	tok := pki.NewToken(pki.RoleNode, ca.Cert)
+	tok := pki.NewToken(pki.RoleNode, ca.Signs().Cert)
 	b.create(tokenKey.Record(tok, pki.Grant{Expires: time.Now().Add(time.Hour), Uses: 1000}))
 	b.token = tok.String()
 	for _, n := range names {
@@ -198,12 +203,11 @@ func (b *bed) start(name string) *replica {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	rotator := b.trust.Rotator(pki.ReplicaServing(name, net.IPv4(127, 0, 0, 9), "127.0.0.1"), time.Now)
 	ctx, cancel := context.WithCancel(b.ctx)
 	informers := client.NewInformers(b.client)
 	r := &replica{name: name, address: ln.Addr().String(), timeline: api.NewTimeline(256)}
 	r.fleet = fleet.New(fleet.Config{
-		Replica: name, Listener: ln, TLS: pki.ServerTLS(b.trust.Pool(), rotator, time.Now),
+		Replica: name, Listener: ln, TLS: b.trust.Enrolment(pki.ReplicaServing(name, net.IPv4(127, 0, 0, 9), "127.0.0.1")),
 		Client: b.client, Informers: informers,
 		Cluster:  fleet.Cluster{Name: "test", ClusterCIDR: "10.0.0.0/16", ServiceCIDR: "10.96.0.0/16", Domain: "cluster.local"},
 		TokenKey: tokenKey,
@@ -217,7 +221,7 @@ func (b *bed) start(name string) *replica {
 		SignServing: func(node string, csr []byte, seen netip.Addr) ([]byte, error) {
 			return b.trust.SignServing(csr, node, seen, time.Hour, time.Now())
 		},
-		CA:       b.trust.PEM,
+		CA:       b.trust,
 		Replicas: b.list,
 		Alive:    b.alive,
 		Timeline: r.timeline,

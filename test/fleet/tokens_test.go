@@ -35,7 +35,7 @@ import (
 // grant makes a token.
 func (b *bed) grant(g pki.Grant) pki.Token {
 	b.t.Helper()
-	tok := pki.NewToken(pki.RoleNode, b.trust.Cert)
+	tok := pki.NewToken(pki.RoleNode, b.trust.Signs().Cert)
 	g.Expires = time.Now().Add(time.Hour)
 	b.create(tokenKey.Record(tok, g))
 	return tok
@@ -123,7 +123,7 @@ func TestUsesOfAToken(t *testing.T) {
 		t.Errorf("another name: %v", err)
 	}
 	// A record that was written by hand lets nobody in.
-	forged := pki.NewToken(pki.RoleNode, b.trust.Cert)
+	forged := pki.NewToken(pki.RoleNode, b.trust.Signs().Cert)
 	b.create(pki.TokenKey("another key").Record(forged, pki.Grant{Uses: 9, Expires: time.Now().Add(time.Hour)}))
 	if err := b.enroll(forged.String(), "w3", nil); status.Code(err) != codes.Unauthenticated {
 		t.Errorf("a token whose record is not of the cluster's making: %v", err)
@@ -234,7 +234,7 @@ func TestNameIsOneMachines(t *testing.T) {
 // The leader removes the records of tokens that have expired, and of revocations that cover no certificate any more.
 func TestSpentRecordsGo(t *testing.T) {
 	b := newBed(t, "cp1")
-	tok := pki.NewToken(pki.RoleNode, b.trust.Cert)
+	tok := pki.NewToken(pki.RoleNode, b.trust.Signs().Cert)
 	past := tokenKey.Record(tok, pki.Grant{Uses: 1, Expires: time.Now().Add(-time.Hour)})
 	old := pki.Revocation{Node: "old", At: time.Now().Add(-25 * time.Hour)}.Record()
 	recent := pki.Revocation{Node: "recent", At: time.Now().Add(-23 * time.Hour)}.Record()

@@ -21,6 +21,8 @@ type X509 struct {
 	Clock func() time.Time
 	// Revoked says of a certificate that is good otherwise why it is not; may be nil.
 	Revoked func(ctx context.Context, leaf *x509.Certificate) error
+	// Seen is told of each request by which certificate it was authenticated; may be nil.
+	Seen func(leaf *x509.Certificate)
 }
 
 // Authenticate is Method. A connection's certificate is verified once, and again
@@ -68,6 +70,9 @@ func (m X509) unlessRevoked(ctx context.Context, leaf *x509.Certificate, u api.U
 		if err := m.Revoked(ctx, leaf); err != nil {
 			return api.User{}, false, fmt.Errorf("certificate SN=%s, CN=%q: %w", leaf.SerialNumber, leaf.Subject.CommonName, err)
 		}
+	}
+	if m.Seen != nil {
+		m.Seen(leaf)
 	}
 	return u, true, nil
 }

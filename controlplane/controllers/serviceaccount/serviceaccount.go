@@ -62,14 +62,30 @@ func Plan(ns *corev1.Namespace, account bool, ca *corev1.ConfigMap, pem string) 
 	return n
 }
 
-// New returns the controller. caPEM are the cluster's root certificates.
-func New(d controllers.Deps, caPEM []byte) *controllers.Controller {
+// Roots are the cluster's root certificates, which may change.
+type Roots interface {
+	PEM() []byte
+	Changed() <-chan struct{} // closed when PEM is another than at the time of the call
+}
+
+// Fixed are root certificates that never change.
+type Fixed []byte
+
+// PEM implements Roots.
+func (f Fixed) PEM() []byte { return f }
+
+// Changed implements Roots.
+func (Fixed) Changed() <-chan struct{} { return nil }
+
+// New returns the controller.
+func New(d controllers.Deps, roots Roots) *controllers.Controller {
 	namespaces := client.Informer[*corev1.Namespace](d.Informers)
 	accounts := client.Informer[*corev1.ServiceAccount](d.Informers)
 	maps := client.Informer[*corev1.ConfigMap](d.Informers)
 	return &controllers.Controller{
 		Name:    "service-account-controller",
 		Workers: 2,
+		Renewed: roots.Changed,
 		Watches: []controllers.Watch{
 			controllers.OnInformer(namespaces, controllers.Self[*corev1.Namespace]),
 			controllers.OnInformer(accounts, func(c controllers.Change[*corev1.ServiceAccount]) []controllers.Key {
@@ -97,7 +113,7 @@ func New(d controllers.Deps, caPEM []byte) *controllers.Controller {
 				if !ok {
 					have = nil
 				}
-				needs := Plan(ns, has, have, string(caPEM))
+				needs := Plan(ns, has, have, string(roots.PEM()))
 				return 0, errors.Join(
 					write(ctx, t, account, needs.Account, client.Create[*corev1.ServiceAccount]),
 					write(ctx, t, ca, needs.Create, client.Create[*corev1.ConfigMap]),

@@ -59,8 +59,8 @@ func PlanToken(s *corev1.Secret, account *corev1.ServiceAccount, caPEM []byte) (
 }
 
 // NewTokens returns the controller that fills the Secrets which ask for an account's token, and deletes those whose
-// account is gone. caPEM are the cluster's root certificates.
-func NewTokens(d controllers.Deps, caPEM []byte, sign Sign) *controllers.Controller {
+// account is gone.
+func NewTokens(d controllers.Deps, roots Roots, sign Sign) *controllers.Controller {
 	secrets := client.Informer[*corev1.Secret](d.Informers)
 	accounts := client.Informer[*corev1.ServiceAccount](d.Informers)
 	controllers.Index(secrets, accountIndex, func(o api.Object) []string {
@@ -72,6 +72,7 @@ func NewTokens(d controllers.Deps, caPEM []byte, sign Sign) *controllers.Control
 	return &controllers.Controller{
 		Name:    "serviceaccount-token-controller",
 		Workers: 2,
+		Renewed: roots.Changed,
 		Watches: []controllers.Watch{
 			controllers.OnInformer(secrets, func(c controllers.Change[*corev1.Secret]) []controllers.Key {
 				if c.Type == controllers.Deleted || accountOf(c.New) == "" {
@@ -92,7 +93,7 @@ func NewTokens(d controllers.Deps, caPEM []byte, sign Sign) *controllers.Control
 			{APIGroups: []string{""}, Resources: []string{"serviceaccounts"}, Verbs: []string{"get", "list", "watch"}},
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
-			r := &tokens{term: t, secrets: secrets, accounts: accounts, caPEM: caPEM, sign: sign}
+			r := &tokens{term: t, secrets: secrets, accounts: accounts, roots: roots, sign: sign}
 			return r.reconcile
 		},
 	}
@@ -102,7 +103,7 @@ func NewTokens(d controllers.Deps, caPEM []byte, sign Sign) *controllers.Control
 type tokens struct {
 	term              *controllers.Term
 	secrets, accounts cache.SharedIndexInformer
-	caPEM             []byte
+	roots             Roots
 	sign              Sign
 }
 
@@ -149,7 +150,7 @@ func (r *tokens) drop(ctx context.Context, s *corev1.Secret) error {
 }
 
 func (r *tokens) fill(ctx context.Context, s *corev1.Secret, account *corev1.ServiceAccount) error {
-	next, token := PlanToken(s, account, r.caPEM)
+	next, token := PlanToken(s, account, r.roots.PEM())
 	if next == nil {
 		return nil
 	}

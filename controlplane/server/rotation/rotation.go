@@ -4,19 +4,27 @@
 // say of themselves.
 //
 //	trust ─▶ use ─▶ wait ─▶ forget ─▶ done
+//	  │              └─▶ serve ─▲
 //	  └────▶ aborted
 //
 //	trust    every replica takes the new key and believes it beside the former one
 //	use      every replica signs, or seals, with the new key
 //	wait     the former one is believed on, for what was signed by it
+//	serve    of the cluster's CA: the API shows a certificate by the new one
 //	forget   every replica gives up the former one
 //
 // A step begins when every member has said that it has done the one before: nobody meets a signature that it does not
 // believe. Each step can be done again.
+//
+// The cluster's CA is believed by nodes and by clients, too. Every node has said that it believes the new one before
+// anything is signed by it, and has certificates by it before the former one goes. Clients cannot be asked: until the step
+// serve they meet the former one at the API, so that who knows that alone has the whole of the step wait to learn better.
 package rotation
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -27,13 +35,14 @@ type Kind string
 
 // What can be exchanged.
 const (
+	ClusterCA         Kind = "cluster-ca"          // signs certificates of the API, of nodes and of users
 	PeersCA           Kind = "peers-ca"            // the authority of the connections between replicas
 	ServiceAccountKey Kind = "service-account-key" // signs the tokens of service accounts
 	EncryptionKey     Kind = "encryption-key"      // under which each replica seals its disk
 )
 
 // Kinds are all of them.
-func Kinds() []Kind { return []Kind{PeersCA, ServiceAccountKey, EncryptionKey} }
+func Kinds() []Kind { return []Kind{ClusterCA, PeersCA, ServiceAccountKey, EncryptionKey} }
 
 // ParseKind names what there is when it is none of it.
 func ParseKind(s string) (Kind, error) {
@@ -50,11 +59,12 @@ func ParseKind(s string) (Kind, error) {
 // Step is how far an exchange has come.
 type Step string
 
-// The steps, in order; Aborted comes after Trust only.
+// The steps, in order; Serve is one of ClusterCA alone, and Aborted comes after Trust only.
 const (
 	Trust   Step = "trust"
 	Use     Step = "use"
 	Wait    Step = "wait"
+	Serve   Step = "serve"
 	Forget  Step = "forget"
 	Done    Step = "done"
 	Aborted Step = "aborted"
@@ -80,6 +90,18 @@ type Record struct {
 	Until   int64  `json:"untilUnixMs,omitempty"` // that is until then; known in the step wait
 	// Force: neither replicas that do not answer nor what was signed by the former key is waited for.
 	Force bool `json:"force,omitempty"`
+	// Believed orders what the cluster's CA was at different times: Since of the last step of its exchanges. It goes from
+	// record to record.
+	Believed int64 `json:"believedUnixMs,omitempty"`
+	// Users are those whose certificates by the former CA were seen at the API, by the certificates' serial numbers.
+	Users map[string]User `json:"users,omitempty"`
+}
+
+// User is whose client certificate was seen. Times are in milliseconds since 1970.
+type User struct {
+	Name string `json:"name"`
+	Ends int64  `json:"endsUnixMs"`
+	Seen int64  `json:"seenUnixMs"` // last, to within an eighth of Record.Keep
 }
 
 // Active says whether there is something left to do.
@@ -89,6 +111,7 @@ func (r Record) Active() bool { return r.Step != "" && r.Step != Done && r.Step 
 type Held struct {
 	Signs    string
 	Believes []string // Signs among them
+	Serves   string   // of ClusterCA: by which the API's certificate is
 }
 
 // Member is a replica and what it has; Problem says why that is not known, or why it cannot take a key.
@@ -96,6 +119,21 @@ type Member struct {
 	Name    string
 	Problem string
 	Held    Held
+}
+
+// Node is an agent and what it says of the cluster's CA; Problem says why that is not known.
+type Node struct {
+	Name     string
+	Problem  string
+	Believes []string
+	Shows    []string // by which its own certificates are
+}
+
+// Seen is what there is besides the record.
+type Seen struct {
+	Members []Member
+	Nodes   []Node   // all that there are; of ClusterCA alone
+	Users   []string // what is still good only by the former key, as a person knows it
 }
 
 // Begin refuses an exchange that could not go on: somebody does not answer or cannot, or the replicas do not sign with
@@ -131,57 +169,110 @@ func Begin(now Record, members []Member) (old string, err error) {
 	return old, nil
 }
 
-// Next is what the record becomes, and who or what it waits for as long as it stays. users are what is still good only
-// by the former key, as a person knows it.
-func Next(r Record, members []Member, users []string, now time.Time) (next Record, waiting []string) {
-	next = r
-	step := func(s Step) { next.Step, next.Since = s, now.UnixMilli() }
+// Next is what the record becomes, and who or what it waits for as long as it stays.
+func Next(r Record, see Seen, now time.Time) (next Record, waiting []string) {
 	switch r.Step {
 	case Trust:
-		// Nobody is left out here, forced or not: a replica that does not believe the new key is cut off by its use.
-		waiting = lacking(members, false, func(h Held) string {
-			if !slices.Contains(h.Believes, r.New) {
-				return "has not taken the new key yet"
-			}
-			return ""
-		})
-		if len(waiting) == 0 {
-			step(Use)
-		}
+		// No replica is left out here, forced or not: one that does not believe the new key is cut off by its use.
+		waiting = append(lacking(see.Members, false, taken(r)), behind(see.Nodes, r.Force, believing(r))...)
 	case Use:
-		waiting = lacking(members, r.Force, func(h Held) string {
-			if h.Signs != r.New {
-				return "does not use the new key yet"
-			}
-			return ""
-		})
-		if len(waiting) == 0 {
-			step(Wait)
-			next.Sealed = nil
-			next.Until = now.Add(time.Duration(r.Keep) * time.Second).UnixMilli()
-		}
+		waiting = lacking(see.Members, r.Force, using(r))
 	case Wait:
 		if !r.Force {
 			if left := time.UnixMilli(r.Until).Sub(now); left > 0 {
 				waiting = append(waiting, fmt.Sprintf("what was signed by the former key, until %s", time.UnixMilli(r.Until).UTC().Format(time.RFC3339)))
 			}
-			waiting = append(waiting, users...)
+			waiting = append(waiting, see.Users...)
 		}
-		if len(waiting) == 0 {
-			step(Forget)
-		}
+		waiting = append(waiting, behind(see.Nodes, r.Force, showing(r))...)
+	case Serve:
+		waiting = lacking(see.Members, r.Force, serving(r))
 	case Forget:
-		waiting = lacking(members, r.Force, func(h Held) string {
-			if slices.Contains(h.Believes, r.Old) {
-				return "has not given up the former key yet"
-			}
-			return ""
-		})
-		if len(waiting) == 0 {
-			step(Done)
-		}
+		// A node that is away hears of it when it comes back.
+		waiting = append(lacking(see.Members, r.Force, forgetting(r)), behind(see.Nodes, true, giving(r))...)
+	default:
+		return r, nil
 	}
-	return next, waiting
+	if len(waiting) > 0 {
+		return r, waiting
+	}
+	return r.to(after(r), now), nil
+}
+
+// after is the step behind the one that is done.
+func after(r Record) Step {
+	switch {
+	case r.Step == Wait && r.Kind == ClusterCA:
+		return Serve
+	case r.Step == Serve:
+		return Forget
+	}
+	order := []Step{Trust, Use, Wait, Forget, Done}
+	return order[slices.Index(order, r.Step)+1]
+}
+
+// to is the record at another step.
+func (r Record) to(s Step, now time.Time) Record {
+	r.Step, r.Since = s, max(now.UnixMilli(), r.Since+1) // clocks of leaders differ
+	if r.Kind == ClusterCA {
+		r.Believed = max(r.Since, r.Believed+1)
+		r.Since = r.Believed
+	}
+	switch s {
+	case Wait:
+		r.Sealed = nil
+		r.Until = now.Add(time.Duration(r.Keep) * time.Second).UnixMilli()
+	case Serve, Forget:
+		r.Users = nil
+	}
+	return r
+}
+
+func taken(r Record) func(Held) string {
+	return func(h Held) string {
+		return unless(slices.Contains(h.Believes, r.New), "has not taken the new key yet")
+	}
+}
+
+func using(r Record) func(Held) string {
+	return func(h Held) string { return unless(h.Signs == r.New, "does not use the new key yet") }
+}
+
+func serving(r Record) func(Held) string {
+	return func(h Held) string {
+		return unless(h.Serves == r.New, "does not show the new certificate at the API yet")
+	}
+}
+
+func forgetting(r Record) func(Held) string {
+	return func(h Held) string {
+		return unless(!slices.Contains(h.Believes, r.Old), "has not given up the former key yet")
+	}
+}
+
+func believing(r Record) func(Node) string {
+	return func(n Node) string {
+		return unless(slices.Contains(n.Believes, r.New), "does not believe the new CA yet")
+	}
+}
+
+func showing(r Record) func(Node) string {
+	return func(n Node) string {
+		return unless(!slices.Contains(n.Shows, r.Old), "has a certificate by the former CA still")
+	}
+}
+
+func giving(r Record) func(Node) string {
+	return func(n Node) string {
+		return unless(!slices.Contains(n.Believes, r.Old), "has not given up the former CA yet")
+	}
+}
+
+func unless(good bool, why string) string {
+	if good {
+		return ""
+	}
+	return why
 }
 
 // Abort is the record of an exchange that is given up. After the new key has been used there is no way but forward.
@@ -192,7 +283,8 @@ func Abort(r Record, now time.Time) (Record, error) {
 	case r.Step != Trust:
 		return r, fmt.Errorf("the new key of %s is in use already (step %s): this exchange can only go on", r.Kind, r.Step)
 	}
-	r.Step, r.Since, r.Sealed = Aborted, now.UnixMilli(), nil
+	r = r.to(Aborted, now)
+	r.Sealed = nil
 	return r, nil
 }
 
@@ -212,4 +304,57 @@ func lacking(members []Member, leaveOut bool, judge func(Held) string) (waiting 
 		}
 	}
 	return waiting
+}
+
+// behind are the nodes that judge says something of. Those of which nothing is known are left out on demand: a node that
+// does not believe the new CA when it is used has to be enrolled anew.
+func behind(nodes []Node, leaveOut bool, judge func(Node) string) (waiting []string) {
+	for _, n := range nodes {
+		why := n.Problem
+		if why == "" {
+			why = judge(n)
+		} else if leaveOut {
+			continue
+		}
+		if why != "" {
+			waiting = append(waiting, "node "+n.Name+": "+why)
+		}
+	}
+	return waiting
+}
+
+// Note is the record with users whose certificates were seen, and whether it is another one. Of a certificate that is
+// known it becomes another only now and then, for every change is written.
+func (r Record) Note(seen map[string]User) (next Record, changed bool) {
+	next = r
+	grain := r.Keep * 1000 / 8
+	for serial, u := range seen {
+		was, known := next.Users[serial]
+		if known && u.Seen < was.Seen+grain+1 || !known && len(next.Users) >= maxUsers {
+			continue
+		}
+		if !changed {
+			next.Users, changed = maps.Clone(next.Users), true
+			if next.Users == nil {
+				next.Users = map[string]User{}
+			}
+		}
+		next.Users[serial] = u
+	}
+	return next, changed
+}
+
+// maxUsers bounds the record.
+const maxUsers = 256
+
+// UsersOfFormer are those of the record whose certificates by the former CA are good and were used in the time for which
+// that is to be kept, the one that ends last behind.
+func (r Record) UsersOfFormer(now time.Time) (out []User) {
+	for _, u := range r.Users {
+		if now.UnixMilli() < u.Ends && now.UnixMilli() < u.Seen+r.Keep*1000 {
+			out = append(out, u)
+		}
+	}
+	slices.SortFunc(out, func(a, b User) int { return cmp.Or(cmp.Compare(a.Ends, b.Ends), cmp.Compare(a.Name, b.Name)) })
+	return out
 }

@@ -674,6 +674,7 @@ type AgentMessage struct {
 	//	*AgentMessage_Stages
 	//	*AgentMessage_TokenRequest
 	//	*AgentMessage_PodGone
+	//	*AgentMessage_Authorities
 	Kind          isAgentMessage_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -795,6 +796,15 @@ func (x *AgentMessage) GetPodGone() *PodGone {
 	return nil
 }
 
+func (x *AgentMessage) GetAuthorities() *Authorities {
+	if x != nil {
+		if x, ok := x.Kind.(*AgentMessage_Authorities); ok {
+			return x.Authorities
+		}
+	}
+	return nil
+}
+
 type isAgentMessage_Kind interface {
 	isAgentMessage_Kind()
 }
@@ -831,6 +841,10 @@ type AgentMessage_PodGone struct {
 	PodGone *PodGone `protobuf:"bytes,9,opt,name=pod_gone,json=podGone,proto3,oneof"`
 }
 
+type AgentMessage_Authorities struct {
+	Authorities *Authorities `protobuf:"bytes,10,opt,name=authorities,proto3,oneof"` // when they have changed; to a replica that has sent Trust
+}
+
 func (*AgentMessage_Hello) isAgentMessage_Kind() {}
 
 func (*AgentMessage_Facts) isAgentMessage_Kind() {}
@@ -847,6 +861,8 @@ func (*AgentMessage_TokenRequest) isAgentMessage_Kind() {}
 
 func (*AgentMessage_PodGone) isAgentMessage_Kind() {}
 
+func (*AgentMessage_Authorities) isAgentMessage_Kind() {}
+
 // Hello opens a session. resume_revision is the revision of the last complete
 // assignment that the agent holds (0 = none).
 type Hello struct {
@@ -858,7 +874,9 @@ type Hello struct {
 	Facts          *NodeFacts             `protobuf:"bytes,5,opt,name=facts,proto3" json:"facts,omitempty"`
 	// The digest of the peers that the agent holds (ObjectSet.peers_held), 16 bytes: zeros while it holds none. An agent
 	// that says nothing does not know peers: it is sent the Node objects of all others instead.
-	PeersDigest   []byte `protobuf:"bytes,6,opt,name=peers_digest,json=peersDigest,proto3" json:"peers_digest,omitempty"`
+	PeersDigest []byte `protobuf:"bytes,6,opt,name=peers_digest,json=peersDigest,proto3" json:"peers_digest,omitempty"`
+	// An agent that says nothing does not know Trust: it believes what it heard of when it enrolled, and is sent none.
+	Authorities   *Authorities `protobuf:"bytes,7,opt,name=authorities,proto3" json:"authorities,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -935,6 +953,67 @@ func (x *Hello) GetPeersDigest() []byte {
 	return nil
 }
 
+func (x *Hello) GetAuthorities() *Authorities {
+	if x != nil {
+		return x.Authorities
+	}
+	return nil
+}
+
+// Authorities are those by which an agent goes. An authority is named by the first 16 hexadecimal digits of the SHA-256 of
+// its public key.
+type Authorities struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Believes      []string               `protobuf:"bytes,1,rep,name=believes,proto3" json:"believes,omitempty"` // whose certificates it takes for the cluster's
+	Shows         []string               `protobuf:"bytes,2,rep,name=shows,proto3" json:"shows,omitempty"`       // by which its own certificates are, that of its HTTPS server among them
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Authorities) Reset() {
+	*x = Authorities{}
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Authorities) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Authorities) ProtoMessage() {}
+
+func (x *Authorities) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Authorities.ProtoReflect.Descriptor instead.
+func (*Authorities) Descriptor() ([]byte, []int) {
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Authorities) GetBelieves() []string {
+	if x != nil {
+		return x.Believes
+	}
+	return nil
+}
+
+func (x *Authorities) GetShows() []string {
+	if x != nil {
+		return x.Shows
+	}
+	return nil
+}
+
 // NodeFacts is what the node says of itself: a v1.Node with labels, spec.podCIDR
 // left empty, status.capacity, allocatable, addresses, nodeInfo, images and conditions.
 type NodeFacts struct {
@@ -946,7 +1025,7 @@ type NodeFacts struct {
 
 func (x *NodeFacts) Reset() {
 	*x = NodeFacts{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[13]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -958,7 +1037,7 @@ func (x *NodeFacts) String() string {
 func (*NodeFacts) ProtoMessage() {}
 
 func (x *NodeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[13]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -971,7 +1050,7 @@ func (x *NodeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeFacts.ProtoReflect.Descriptor instead.
 func (*NodeFacts) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{13}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *NodeFacts) GetNode() []byte {
@@ -991,7 +1070,7 @@ type Heartbeat struct {
 
 func (x *Heartbeat) Reset() {
 	*x = Heartbeat{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[14]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1003,7 +1082,7 @@ func (x *Heartbeat) String() string {
 func (*Heartbeat) ProtoMessage() {}
 
 func (x *Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[14]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1016,7 +1095,7 @@ func (x *Heartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
 func (*Heartbeat) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{14}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Heartbeat) GetSentUnixNano() int64 {
@@ -1046,7 +1125,7 @@ type PodStatus struct {
 
 func (x *PodStatus) Reset() {
 	*x = PodStatus{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[15]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1058,7 +1137,7 @@ func (x *PodStatus) String() string {
 func (*PodStatus) ProtoMessage() {}
 
 func (x *PodStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[15]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1071,7 +1150,7 @@ func (x *PodStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodStatus.ProtoReflect.Descriptor instead.
 func (*PodStatus) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{15}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PodStatus) GetNamespace() string {
@@ -1114,7 +1193,7 @@ type PodGone struct {
 
 func (x *PodGone) Reset() {
 	*x = PodGone{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[16]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1126,7 +1205,7 @@ func (x *PodGone) String() string {
 func (*PodGone) ProtoMessage() {}
 
 func (x *PodGone) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[16]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1139,7 +1218,7 @@ func (x *PodGone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodGone.ProtoReflect.Descriptor instead.
 func (*PodGone) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{16}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *PodGone) GetNamespace() string {
@@ -1175,7 +1254,7 @@ type StageTimes struct {
 
 func (x *StageTimes) Reset() {
 	*x = StageTimes{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[17]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1187,7 +1266,7 @@ func (x *StageTimes) String() string {
 func (*StageTimes) ProtoMessage() {}
 
 func (x *StageTimes) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[17]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1200,7 +1279,7 @@ func (x *StageTimes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StageTimes.ProtoReflect.Descriptor instead.
 func (*StageTimes) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{17}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *StageTimes) GetTraceParent() string {
@@ -1236,7 +1315,7 @@ type StageTime struct {
 
 func (x *StageTime) Reset() {
 	*x = StageTime{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[18]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1248,7 +1327,7 @@ func (x *StageTime) String() string {
 func (*StageTime) ProtoMessage() {}
 
 func (x *StageTime) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[18]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1261,7 +1340,7 @@ func (x *StageTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StageTime.ProtoReflect.Descriptor instead.
 func (*StageTime) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{18}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *StageTime) GetName() string {
@@ -1308,7 +1387,7 @@ type TokenRequest struct {
 
 func (x *TokenRequest) Reset() {
 	*x = TokenRequest{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[19]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1320,7 +1399,7 @@ func (x *TokenRequest) String() string {
 func (*TokenRequest) ProtoMessage() {}
 
 func (x *TokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[19]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1333,7 +1412,7 @@ func (x *TokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenRequest.ProtoReflect.Descriptor instead.
 func (*TokenRequest) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{19}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *TokenRequest) GetId() uint64 {
@@ -1396,6 +1475,7 @@ type ControlMessage struct {
 	//	*ControlMessage_Token
 	//	*ControlMessage_StopGate
 	//	*ControlMessage_StatusAck
+	//	*ControlMessage_Trust
 	Kind          isControlMessage_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1403,7 +1483,7 @@ type ControlMessage struct {
 
 func (x *ControlMessage) Reset() {
 	*x = ControlMessage{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[20]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1415,7 +1495,7 @@ func (x *ControlMessage) String() string {
 func (*ControlMessage) ProtoMessage() {}
 
 func (x *ControlMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[20]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1428,7 +1508,7 @@ func (x *ControlMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlMessage.ProtoReflect.Descriptor instead.
 func (*ControlMessage) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{20}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ControlMessage) GetKind() isControlMessage_Kind {
@@ -1501,6 +1581,15 @@ func (x *ControlMessage) GetStatusAck() *StatusAck {
 	return nil
 }
 
+func (x *ControlMessage) GetTrust() *Trust {
+	if x != nil {
+		if x, ok := x.Kind.(*ControlMessage_Trust); ok {
+			return x.Trust
+		}
+	}
+	return nil
+}
+
 type isControlMessage_Kind interface {
 	isControlMessage_Kind()
 }
@@ -1533,6 +1622,10 @@ type ControlMessage_StatusAck struct {
 	StatusAck *StatusAck `protobuf:"bytes,7,opt,name=status_ack,json=statusAck,proto3,oneof"`
 }
 
+type ControlMessage_Trust struct {
+	Trust *Trust `protobuf:"bytes,8,opt,name=trust,proto3,oneof"`
+}
+
 func (*ControlMessage_Welcome) isControlMessage_Kind() {}
 
 func (*ControlMessage_Objects) isControlMessage_Kind() {}
@@ -1546,6 +1639,8 @@ func (*ControlMessage_Token) isControlMessage_Kind() {}
 func (*ControlMessage_StopGate) isControlMessage_Kind() {}
 
 func (*ControlMessage_StatusAck) isControlMessage_Kind() {}
+
+func (*ControlMessage_Trust) isControlMessage_Kind() {}
 
 type Welcome struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
@@ -1568,7 +1663,7 @@ type Welcome struct {
 
 func (x *Welcome) Reset() {
 	*x = Welcome{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[21]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1580,7 +1675,7 @@ func (x *Welcome) String() string {
 func (*Welcome) ProtoMessage() {}
 
 func (x *Welcome) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[21]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1593,7 +1688,7 @@ func (x *Welcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Welcome.ProtoReflect.Descriptor instead.
 func (*Welcome) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{21}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Welcome) GetEpoch() uint64 {
@@ -1691,7 +1786,7 @@ type ObjectSet struct {
 
 func (x *ObjectSet) Reset() {
 	*x = ObjectSet{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[22]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1703,7 +1798,7 @@ func (x *ObjectSet) String() string {
 func (*ObjectSet) ProtoMessage() {}
 
 func (x *ObjectSet) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[22]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1716,7 +1811,7 @@ func (x *ObjectSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectSet.ProtoReflect.Descriptor instead.
 func (*ObjectSet) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{22}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ObjectSet) GetFull() bool {
@@ -1771,7 +1866,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[23]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1783,7 +1878,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[23]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1796,7 +1891,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{23}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Peer) GetName() string {
@@ -1855,7 +1950,7 @@ type Object struct {
 
 func (x *Object) Reset() {
 	*x = Object{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[24]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1867,7 +1962,7 @@ func (x *Object) String() string {
 func (*Object) ProtoMessage() {}
 
 func (x *Object) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[24]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1880,7 +1975,7 @@ func (x *Object) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Object.ProtoReflect.Descriptor instead.
 func (*Object) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{24}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Object) GetKind() string {
@@ -1930,7 +2025,7 @@ type Ref struct {
 
 func (x *Ref) Reset() {
 	*x = Ref{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[25]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1942,7 +2037,7 @@ func (x *Ref) String() string {
 func (*Ref) ProtoMessage() {}
 
 func (x *Ref) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[25]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1955,7 +2050,7 @@ func (x *Ref) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ref.ProtoReflect.Descriptor instead.
 func (*Ref) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{25}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Ref) GetKind() string {
@@ -1996,7 +2091,7 @@ type Synced struct {
 
 func (x *Synced) Reset() {
 	*x = Synced{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[26]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2008,7 +2103,7 @@ func (x *Synced) String() string {
 func (*Synced) ProtoMessage() {}
 
 func (x *Synced) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[26]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2021,7 +2116,7 @@ func (x *Synced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Synced.ProtoReflect.Descriptor instead.
 func (*Synced) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{26}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Synced) GetRevision() uint64 {
@@ -2043,7 +2138,7 @@ type HeartbeatAck struct {
 
 func (x *HeartbeatAck) Reset() {
 	*x = HeartbeatAck{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[27]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2055,7 +2150,7 @@ func (x *HeartbeatAck) String() string {
 func (*HeartbeatAck) ProtoMessage() {}
 
 func (x *HeartbeatAck) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[27]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2068,7 +2163,7 @@ func (x *HeartbeatAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatAck.ProtoReflect.Descriptor instead.
 func (*HeartbeatAck) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{27}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *HeartbeatAck) GetSentUnixNano() int64 {
@@ -2104,7 +2199,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[28]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2116,7 +2211,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[28]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2129,7 +2224,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{28}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Token) GetId() uint64 {
@@ -2171,7 +2266,7 @@ type StopGate struct {
 
 func (x *StopGate) Reset() {
 	*x = StopGate{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[29]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2183,7 +2278,7 @@ func (x *StopGate) String() string {
 func (*StopGate) ProtoMessage() {}
 
 func (x *StopGate) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[29]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2196,7 +2291,7 @@ func (x *StopGate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopGate.ProtoReflect.Descriptor instead.
 func (*StopGate) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{29}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *StopGate) GetUid() string {
@@ -2204,6 +2299,69 @@ func (x *StopGate) GetUid() string {
 		return x.Uid
 	}
 	return ""
+}
+
+// Trust says whom to believe from now on: nobody else. It comes after Welcome and whenever it has changed. An agent whose
+// certificates are not by the authority that signs has them signed anew at once.
+type Trust struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	CaPem []byte                 `protobuf:"bytes,1,opt,name=ca_pem,json=caPem,proto3" json:"ca_pem,omitempty"` // certificates, 64 KiB at most
+	Signs string                 `protobuf:"bytes,2,opt,name=signs,proto3" json:"signs,omitempty"`              // an authority as in Authorities; it is among those of ca_pem
+	// Orders what replicas say, of which one may be behind another: what is older than what the agent holds is ignored.
+	SinceUnixMilli int64 `protobuf:"varint,3,opt,name=since_unix_milli,json=sinceUnixMilli,proto3" json:"since_unix_milli,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *Trust) Reset() {
+	*x = Trust{}
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Trust) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Trust) ProtoMessage() {}
+
+func (x *Trust) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Trust.ProtoReflect.Descriptor instead.
+func (*Trust) Descriptor() ([]byte, []int) {
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *Trust) GetCaPem() []byte {
+	if x != nil {
+		return x.CaPem
+	}
+	return nil
+}
+
+func (x *Trust) GetSigns() string {
+	if x != nil {
+		return x.Signs
+	}
+	return ""
+}
+
+func (x *Trust) GetSinceUnixMilli() int64 {
+	if x != nil {
+		return x.SinceUnixMilli
+	}
+	return 0
 }
 
 // StatusAck says that a PodStatus with this uid was stored (or that the object is gone).
@@ -2216,7 +2374,7 @@ type StatusAck struct {
 
 func (x *StatusAck) Reset() {
 	*x = StatusAck{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[30]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2228,7 +2386,7 @@ func (x *StatusAck) String() string {
 func (*StatusAck) ProtoMessage() {}
 
 func (x *StatusAck) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[30]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2241,7 +2399,7 @@ func (x *StatusAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusAck.ProtoReflect.Descriptor instead.
 func (*StatusAck) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{30}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *StatusAck) GetUid() string {
@@ -2266,7 +2424,7 @@ type StandbyUp struct {
 
 func (x *StandbyUp) Reset() {
 	*x = StandbyUp{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[31]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2278,7 +2436,7 @@ func (x *StandbyUp) String() string {
 func (*StandbyUp) ProtoMessage() {}
 
 func (x *StandbyUp) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[31]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2291,7 +2449,7 @@ func (x *StandbyUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StandbyUp.ProtoReflect.Descriptor instead.
 func (*StandbyUp) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{31}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *StandbyUp) GetKind() isStandbyUp_Kind {
@@ -2377,7 +2535,7 @@ type NodeUsage struct {
 
 func (x *NodeUsage) Reset() {
 	*x = NodeUsage{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[32]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2389,7 +2547,7 @@ func (x *NodeUsage) String() string {
 func (*NodeUsage) ProtoMessage() {}
 
 func (x *NodeUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[32]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2402,7 +2560,7 @@ func (x *NodeUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUsage.ProtoReflect.Descriptor instead.
 func (*NodeUsage) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{32}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *NodeUsage) GetAgeNano() int64 {
@@ -2436,7 +2594,7 @@ type PodUsage struct {
 
 func (x *PodUsage) Reset() {
 	*x = PodUsage{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[33]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2448,7 +2606,7 @@ func (x *PodUsage) String() string {
 func (*PodUsage) ProtoMessage() {}
 
 func (x *PodUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[33]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2461,7 +2619,7 @@ func (x *PodUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodUsage.ProtoReflect.Descriptor instead.
 func (*PodUsage) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{33}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PodUsage) GetUid() string {
@@ -2488,7 +2646,7 @@ type ContainerUsage struct {
 
 func (x *ContainerUsage) Reset() {
 	*x = ContainerUsage{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[34]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2500,7 +2658,7 @@ func (x *ContainerUsage) String() string {
 func (*ContainerUsage) ProtoMessage() {}
 
 func (x *ContainerUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[34]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2513,7 +2671,7 @@ func (x *ContainerUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerUsage.ProtoReflect.Descriptor instead.
 func (*ContainerUsage) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{34}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ContainerUsage) GetName() string {
@@ -2541,7 +2699,7 @@ type Used struct {
 
 func (x *Used) Reset() {
 	*x = Used{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[35]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2553,7 +2711,7 @@ func (x *Used) String() string {
 func (*Used) ProtoMessage() {}
 
 func (x *Used) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[35]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2566,7 +2724,7 @@ func (x *Used) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Used.ProtoReflect.Descriptor instead.
 func (*Used) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{35}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Used) GetCpuNano() uint64 {
@@ -2599,7 +2757,7 @@ type StandbyHello struct {
 
 func (x *StandbyHello) Reset() {
 	*x = StandbyHello{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[36]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2611,7 +2769,7 @@ func (x *StandbyHello) String() string {
 func (*StandbyHello) ProtoMessage() {}
 
 func (x *StandbyHello) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[36]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2624,7 +2782,7 @@ func (x *StandbyHello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StandbyHello.ProtoReflect.Descriptor instead.
 func (*StandbyHello) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{36}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *StandbyHello) GetNodeName() string {
@@ -2644,7 +2802,7 @@ type TunnelRefused struct {
 
 func (x *TunnelRefused) Reset() {
 	*x = TunnelRefused{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[37]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2656,7 +2814,7 @@ func (x *TunnelRefused) String() string {
 func (*TunnelRefused) ProtoMessage() {}
 
 func (x *TunnelRefused) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[37]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2669,7 +2827,7 @@ func (x *TunnelRefused) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelRefused.ProtoReflect.Descriptor instead.
 func (*TunnelRefused) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{37}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *TunnelRefused) GetId() string {
@@ -2699,7 +2857,7 @@ type StandbyDown struct {
 
 func (x *StandbyDown) Reset() {
 	*x = StandbyDown{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[38]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2711,7 +2869,7 @@ func (x *StandbyDown) String() string {
 func (*StandbyDown) ProtoMessage() {}
 
 func (x *StandbyDown) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[38]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2724,7 +2882,7 @@ func (x *StandbyDown) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StandbyDown.ProtoReflect.Descriptor instead.
 func (*StandbyDown) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{38}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *StandbyDown) GetKind() isStandbyDown_Kind {
@@ -2777,7 +2935,7 @@ type ReplicaList struct {
 
 func (x *ReplicaList) Reset() {
 	*x = ReplicaList{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[39]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2789,7 +2947,7 @@ func (x *ReplicaList) String() string {
 func (*ReplicaList) ProtoMessage() {}
 
 func (x *ReplicaList) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[39]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2802,7 +2960,7 @@ func (x *ReplicaList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaList.ProtoReflect.Descriptor instead.
 func (*ReplicaList) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{39}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ReplicaList) GetReplicas() []*Replica {
@@ -2830,7 +2988,7 @@ type TunnelAsk struct {
 
 func (x *TunnelAsk) Reset() {
 	*x = TunnelAsk{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[40]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2842,7 +3000,7 @@ func (x *TunnelAsk) String() string {
 func (*TunnelAsk) ProtoMessage() {}
 
 func (x *TunnelAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[40]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2855,7 +3013,7 @@ func (x *TunnelAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelAsk.ProtoReflect.Descriptor instead.
 func (*TunnelAsk) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{40}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *TunnelAsk) GetId() string {
@@ -2969,7 +3127,7 @@ type ExecAsk struct {
 
 func (x *ExecAsk) Reset() {
 	*x = ExecAsk{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[41]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2981,7 +3139,7 @@ func (x *ExecAsk) String() string {
 func (*ExecAsk) ProtoMessage() {}
 
 func (x *ExecAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[41]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2994,7 +3152,7 @@ func (x *ExecAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecAsk.ProtoReflect.Descriptor instead.
 func (*ExecAsk) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{41}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ExecAsk) GetPodUid() string {
@@ -3085,7 +3243,7 @@ type LogAsk struct {
 
 func (x *LogAsk) Reset() {
 	*x = LogAsk{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[42]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3097,7 +3255,7 @@ func (x *LogAsk) String() string {
 func (*LogAsk) ProtoMessage() {}
 
 func (x *LogAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[42]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3110,7 +3268,7 @@ func (x *LogAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogAsk.ProtoReflect.Descriptor instead.
 func (*LogAsk) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{42}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *LogAsk) GetPodUid() string {
@@ -3193,7 +3351,7 @@ type PortForwardAsk struct {
 
 func (x *PortForwardAsk) Reset() {
 	*x = PortForwardAsk{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[43]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3205,7 +3363,7 @@ func (x *PortForwardAsk) String() string {
 func (*PortForwardAsk) ProtoMessage() {}
 
 func (x *PortForwardAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[43]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3218,7 +3376,7 @@ func (x *PortForwardAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortForwardAsk.ProtoReflect.Descriptor instead.
 func (*PortForwardAsk) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{43}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *PortForwardAsk) GetPodUid() string {
@@ -3248,7 +3406,7 @@ type DialAsk struct {
 
 func (x *DialAsk) Reset() {
 	*x = DialAsk{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[44]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3260,7 +3418,7 @@ func (x *DialAsk) String() string {
 func (*DialAsk) ProtoMessage() {}
 
 func (x *DialAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[44]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3273,7 +3431,7 @@ func (x *DialAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DialAsk.ProtoReflect.Descriptor instead.
 func (*DialAsk) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{44}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DialAsk) GetPodUid() string {
@@ -3311,7 +3469,7 @@ type DriverAsk struct {
 
 func (x *DriverAsk) Reset() {
 	*x = DriverAsk{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[45]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3323,7 +3481,7 @@ func (x *DriverAsk) String() string {
 func (*DriverAsk) ProtoMessage() {}
 
 func (x *DriverAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[45]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3336,7 +3494,7 @@ func (x *DriverAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriverAsk.ProtoReflect.Descriptor instead.
 func (*DriverAsk) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{45}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *DriverAsk) GetDriver() string {
@@ -3381,7 +3539,7 @@ type DriverAnswer struct {
 
 func (x *DriverAnswer) Reset() {
 	*x = DriverAnswer{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[46]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3393,7 +3551,7 @@ func (x *DriverAnswer) String() string {
 func (*DriverAnswer) ProtoMessage() {}
 
 func (x *DriverAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[46]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3406,7 +3564,7 @@ func (x *DriverAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriverAnswer.ProtoReflect.Descriptor instead.
 func (*DriverAnswer) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{46}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DriverAnswer) GetCode() int32 {
@@ -3458,7 +3616,7 @@ type TunnelFrame struct {
 
 func (x *TunnelFrame) Reset() {
 	*x = TunnelFrame{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[47]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3470,7 +3628,7 @@ func (x *TunnelFrame) String() string {
 func (*TunnelFrame) ProtoMessage() {}
 
 func (x *TunnelFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[47]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3483,7 +3641,7 @@ func (x *TunnelFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelFrame.ProtoReflect.Descriptor instead.
 func (*TunnelFrame) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{47}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *TunnelFrame) GetKind() isTunnelFrame_Kind {
@@ -3641,7 +3799,7 @@ type TunnelOpen struct {
 
 func (x *TunnelOpen) Reset() {
 	*x = TunnelOpen{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[48]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3653,7 +3811,7 @@ func (x *TunnelOpen) String() string {
 func (*TunnelOpen) ProtoMessage() {}
 
 func (x *TunnelOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[48]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3666,7 +3824,7 @@ func (x *TunnelOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelOpen.ProtoReflect.Descriptor instead.
 func (*TunnelOpen) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{48}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *TunnelOpen) GetId() string {
@@ -3686,7 +3844,7 @@ type Resize struct {
 
 func (x *Resize) Reset() {
 	*x = Resize{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[49]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3698,7 +3856,7 @@ func (x *Resize) String() string {
 func (*Resize) ProtoMessage() {}
 
 func (x *Resize) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[49]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3711,7 +3869,7 @@ func (x *Resize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resize.ProtoReflect.Descriptor instead.
 func (*Resize) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{49}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Resize) GetWidth() uint32 {
@@ -3739,7 +3897,7 @@ type TunnelExit struct {
 
 func (x *TunnelExit) Reset() {
 	*x = TunnelExit{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[50]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3751,7 +3909,7 @@ func (x *TunnelExit) String() string {
 func (*TunnelExit) ProtoMessage() {}
 
 func (x *TunnelExit) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[50]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3764,7 +3922,7 @@ func (x *TunnelExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelExit.ProtoReflect.Descriptor instead.
 func (*TunnelExit) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{50}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *TunnelExit) GetCode() int32 {
@@ -3830,7 +3988,7 @@ const file_proto_fleet_v1_fleet_proto_rawDesc = "" +
 	"\rauthenticated\x18\x01 \x01(\bR\rauthenticated\x12\x12\n" +
 	"\x04user\x18\x02 \x01(\tR\x04user\x12\x18\n" +
 	"\aallowed\x18\x03 \x01(\bR\aallowed\x12\x16\n" +
-	"\x06reason\x18\x04 \x01(\tR\x06reason\"\xdc\x03\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"\x9f\x04\n" +
 	"\fAgentMessage\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12/\n" +
 	"\x05hello\x18\x02 \x01(\v2\x17.keelson.fleet.v1.HelloH\x00R\x05hello\x123\n" +
@@ -3841,15 +3999,21 @@ const file_proto_fleet_v1_fleet_proto_rawDesc = "" +
 	"\x05event\x18\x06 \x01(\fH\x00R\x05event\x126\n" +
 	"\x06stages\x18\a \x01(\v2\x1c.keelson.fleet.v1.StageTimesH\x00R\x06stages\x12E\n" +
 	"\rtoken_request\x18\b \x01(\v2\x1e.keelson.fleet.v1.TokenRequestH\x00R\ftokenRequest\x126\n" +
-	"\bpod_gone\x18\t \x01(\v2\x19.keelson.fleet.v1.PodGoneH\x00R\apodGoneB\x06\n" +
-	"\x04kind\"\xe1\x01\n" +
+	"\bpod_gone\x18\t \x01(\v2\x19.keelson.fleet.v1.PodGoneH\x00R\apodGone\x12A\n" +
+	"\vauthorities\x18\n" +
+	" \x01(\v2\x1d.keelson.fleet.v1.AuthoritiesH\x00R\vauthoritiesB\x06\n" +
+	"\x04kind\"\xa2\x02\n" +
 	"\x05Hello\x12\x1b\n" +
 	"\tnode_name\x18\x01 \x01(\tR\bnodeName\x12'\n" +
 	"\x0fresume_revision\x18\x02 \x01(\x04R\x0eresumeRevision\x12#\n" +
 	"\ragent_version\x18\x03 \x01(\tR\fagentVersion\x12\x17\n" +
 	"\aboot_id\x18\x04 \x01(\tR\x06bootId\x121\n" +
 	"\x05facts\x18\x05 \x01(\v2\x1b.keelson.fleet.v1.NodeFactsR\x05facts\x12!\n" +
-	"\fpeers_digest\x18\x06 \x01(\fR\vpeersDigest\"\x1f\n" +
+	"\fpeers_digest\x18\x06 \x01(\fR\vpeersDigest\x12?\n" +
+	"\vauthorities\x18\a \x01(\v2\x1d.keelson.fleet.v1.AuthoritiesR\vauthorities\"?\n" +
+	"\vAuthorities\x12\x1a\n" +
+	"\bbelieves\x18\x01 \x03(\tR\bbelieves\x12\x14\n" +
+	"\x05shows\x18\x02 \x03(\tR\x05shows\"\x1f\n" +
 	"\tNodeFacts\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\fR\x04node\"X\n" +
 	"\tHeartbeat\x12$\n" +
@@ -3881,7 +4045,7 @@ const file_proto_fleet_v1_fleet_proto_rawDesc = "" +
 	"\bpod_name\x18\x04 \x01(\tR\apodName\x12\x17\n" +
 	"\apod_uid\x18\x05 \x01(\tR\x06podUid\x12\x1c\n" +
 	"\taudiences\x18\x06 \x03(\tR\taudiences\x12-\n" +
-	"\x12expiration_seconds\x18\a \x01(\x03R\x11expirationSeconds\"\xad\x03\n" +
+	"\x12expiration_seconds\x18\a \x01(\x03R\x11expirationSeconds\"\xde\x03\n" +
 	"\x0eControlMessage\x125\n" +
 	"\awelcome\x18\x01 \x01(\v2\x19.keelson.fleet.v1.WelcomeH\x00R\awelcome\x127\n" +
 	"\aobjects\x18\x02 \x01(\v2\x1b.keelson.fleet.v1.ObjectSetH\x00R\aobjects\x122\n" +
@@ -3890,7 +4054,8 @@ const file_proto_fleet_v1_fleet_proto_rawDesc = "" +
 	"\x05token\x18\x05 \x01(\v2\x17.keelson.fleet.v1.TokenH\x00R\x05token\x129\n" +
 	"\tstop_gate\x18\x06 \x01(\v2\x1a.keelson.fleet.v1.StopGateH\x00R\bstopGate\x12<\n" +
 	"\n" +
-	"status_ack\x18\a \x01(\v2\x1b.keelson.fleet.v1.StatusAckH\x00R\tstatusAckB\x06\n" +
+	"status_ack\x18\a \x01(\v2\x1b.keelson.fleet.v1.StatusAckH\x00R\tstatusAck\x12/\n" +
+	"\x05trust\x18\b \x01(\v2\x17.keelson.fleet.v1.TrustH\x00R\x05trustB\x06\n" +
 	"\x04kind\"\xf6\x02\n" +
 	"\aWelcome\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12!\n" +
@@ -3941,7 +4106,11 @@ const file_proto_fleet_v1_fleet_proto_rawDesc = "" +
 	"\fexpires_unix\x18\x03 \x01(\x03R\vexpiresUnix\x12\x14\n" +
 	"\x05error\x18\x04 \x01(\tR\x05error\"\x1c\n" +
 	"\bStopGate\x12\x10\n" +
-	"\x03uid\x18\x01 \x01(\tR\x03uid\"\x1d\n" +
+	"\x03uid\x18\x01 \x01(\tR\x03uid\"^\n" +
+	"\x05Trust\x12\x15\n" +
+	"\x06ca_pem\x18\x01 \x01(\fR\x05caPem\x12\x14\n" +
+	"\x05signs\x18\x02 \x01(\tR\x05signs\x12(\n" +
+	"\x10since_unix_milli\x18\x03 \x01(\x03R\x0esinceUnixMilli\"\x1d\n" +
 	"\tStatusAck\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\"\xe6\x01\n" +
 	"\tStandbyUp\x126\n" +
@@ -4077,7 +4246,7 @@ func file_proto_fleet_v1_fleet_proto_rawDescGZIP() []byte {
 	return file_proto_fleet_v1_fleet_proto_rawDescData
 }
 
-var file_proto_fleet_v1_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
+var file_proto_fleet_v1_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
 var file_proto_fleet_v1_fleet_proto_goTypes = []any{
 	(*EnrollRequest)(nil),         // 0: keelson.fleet.v1.EnrollRequest
 	(*EnrollResponse)(nil),        // 1: keelson.fleet.v1.EnrollResponse
@@ -4092,109 +4261,114 @@ var file_proto_fleet_v1_fleet_proto_goTypes = []any{
 	(*ReviewResponse)(nil),        // 10: keelson.fleet.v1.ReviewResponse
 	(*AgentMessage)(nil),          // 11: keelson.fleet.v1.AgentMessage
 	(*Hello)(nil),                 // 12: keelson.fleet.v1.Hello
-	(*NodeFacts)(nil),             // 13: keelson.fleet.v1.NodeFacts
-	(*Heartbeat)(nil),             // 14: keelson.fleet.v1.Heartbeat
-	(*PodStatus)(nil),             // 15: keelson.fleet.v1.PodStatus
-	(*PodGone)(nil),               // 16: keelson.fleet.v1.PodGone
-	(*StageTimes)(nil),            // 17: keelson.fleet.v1.StageTimes
-	(*StageTime)(nil),             // 18: keelson.fleet.v1.StageTime
-	(*TokenRequest)(nil),          // 19: keelson.fleet.v1.TokenRequest
-	(*ControlMessage)(nil),        // 20: keelson.fleet.v1.ControlMessage
-	(*Welcome)(nil),               // 21: keelson.fleet.v1.Welcome
-	(*ObjectSet)(nil),             // 22: keelson.fleet.v1.ObjectSet
-	(*Peer)(nil),                  // 23: keelson.fleet.v1.Peer
-	(*Object)(nil),                // 24: keelson.fleet.v1.Object
-	(*Ref)(nil),                   // 25: keelson.fleet.v1.Ref
-	(*Synced)(nil),                // 26: keelson.fleet.v1.Synced
-	(*HeartbeatAck)(nil),          // 27: keelson.fleet.v1.HeartbeatAck
-	(*Token)(nil),                 // 28: keelson.fleet.v1.Token
-	(*StopGate)(nil),              // 29: keelson.fleet.v1.StopGate
-	(*StatusAck)(nil),             // 30: keelson.fleet.v1.StatusAck
-	(*StandbyUp)(nil),             // 31: keelson.fleet.v1.StandbyUp
-	(*NodeUsage)(nil),             // 32: keelson.fleet.v1.NodeUsage
-	(*PodUsage)(nil),              // 33: keelson.fleet.v1.PodUsage
-	(*ContainerUsage)(nil),        // 34: keelson.fleet.v1.ContainerUsage
-	(*Used)(nil),                  // 35: keelson.fleet.v1.Used
-	(*StandbyHello)(nil),          // 36: keelson.fleet.v1.StandbyHello
-	(*TunnelRefused)(nil),         // 37: keelson.fleet.v1.TunnelRefused
-	(*StandbyDown)(nil),           // 38: keelson.fleet.v1.StandbyDown
-	(*ReplicaList)(nil),           // 39: keelson.fleet.v1.ReplicaList
-	(*TunnelAsk)(nil),             // 40: keelson.fleet.v1.TunnelAsk
-	(*ExecAsk)(nil),               // 41: keelson.fleet.v1.ExecAsk
-	(*LogAsk)(nil),                // 42: keelson.fleet.v1.LogAsk
-	(*PortForwardAsk)(nil),        // 43: keelson.fleet.v1.PortForwardAsk
-	(*DialAsk)(nil),               // 44: keelson.fleet.v1.DialAsk
-	(*DriverAsk)(nil),             // 45: keelson.fleet.v1.DriverAsk
-	(*DriverAnswer)(nil),          // 46: keelson.fleet.v1.DriverAnswer
-	(*TunnelFrame)(nil),           // 47: keelson.fleet.v1.TunnelFrame
-	(*TunnelOpen)(nil),            // 48: keelson.fleet.v1.TunnelOpen
-	(*Resize)(nil),                // 49: keelson.fleet.v1.Resize
-	(*TunnelExit)(nil),            // 50: keelson.fleet.v1.TunnelExit
-	nil,                           // 51: keelson.fleet.v1.EnrollReplicaResponse.FilesEntry
+	(*Authorities)(nil),           // 13: keelson.fleet.v1.Authorities
+	(*NodeFacts)(nil),             // 14: keelson.fleet.v1.NodeFacts
+	(*Heartbeat)(nil),             // 15: keelson.fleet.v1.Heartbeat
+	(*PodStatus)(nil),             // 16: keelson.fleet.v1.PodStatus
+	(*PodGone)(nil),               // 17: keelson.fleet.v1.PodGone
+	(*StageTimes)(nil),            // 18: keelson.fleet.v1.StageTimes
+	(*StageTime)(nil),             // 19: keelson.fleet.v1.StageTime
+	(*TokenRequest)(nil),          // 20: keelson.fleet.v1.TokenRequest
+	(*ControlMessage)(nil),        // 21: keelson.fleet.v1.ControlMessage
+	(*Welcome)(nil),               // 22: keelson.fleet.v1.Welcome
+	(*ObjectSet)(nil),             // 23: keelson.fleet.v1.ObjectSet
+	(*Peer)(nil),                  // 24: keelson.fleet.v1.Peer
+	(*Object)(nil),                // 25: keelson.fleet.v1.Object
+	(*Ref)(nil),                   // 26: keelson.fleet.v1.Ref
+	(*Synced)(nil),                // 27: keelson.fleet.v1.Synced
+	(*HeartbeatAck)(nil),          // 28: keelson.fleet.v1.HeartbeatAck
+	(*Token)(nil),                 // 29: keelson.fleet.v1.Token
+	(*StopGate)(nil),              // 30: keelson.fleet.v1.StopGate
+	(*Trust)(nil),                 // 31: keelson.fleet.v1.Trust
+	(*StatusAck)(nil),             // 32: keelson.fleet.v1.StatusAck
+	(*StandbyUp)(nil),             // 33: keelson.fleet.v1.StandbyUp
+	(*NodeUsage)(nil),             // 34: keelson.fleet.v1.NodeUsage
+	(*PodUsage)(nil),              // 35: keelson.fleet.v1.PodUsage
+	(*ContainerUsage)(nil),        // 36: keelson.fleet.v1.ContainerUsage
+	(*Used)(nil),                  // 37: keelson.fleet.v1.Used
+	(*StandbyHello)(nil),          // 38: keelson.fleet.v1.StandbyHello
+	(*TunnelRefused)(nil),         // 39: keelson.fleet.v1.TunnelRefused
+	(*StandbyDown)(nil),           // 40: keelson.fleet.v1.StandbyDown
+	(*ReplicaList)(nil),           // 41: keelson.fleet.v1.ReplicaList
+	(*TunnelAsk)(nil),             // 42: keelson.fleet.v1.TunnelAsk
+	(*ExecAsk)(nil),               // 43: keelson.fleet.v1.ExecAsk
+	(*LogAsk)(nil),                // 44: keelson.fleet.v1.LogAsk
+	(*PortForwardAsk)(nil),        // 45: keelson.fleet.v1.PortForwardAsk
+	(*DialAsk)(nil),               // 46: keelson.fleet.v1.DialAsk
+	(*DriverAsk)(nil),             // 47: keelson.fleet.v1.DriverAsk
+	(*DriverAnswer)(nil),          // 48: keelson.fleet.v1.DriverAnswer
+	(*TunnelFrame)(nil),           // 49: keelson.fleet.v1.TunnelFrame
+	(*TunnelOpen)(nil),            // 50: keelson.fleet.v1.TunnelOpen
+	(*Resize)(nil),                // 51: keelson.fleet.v1.Resize
+	(*TunnelExit)(nil),            // 52: keelson.fleet.v1.TunnelExit
+	nil,                           // 53: keelson.fleet.v1.EnrollReplicaResponse.FilesEntry
 }
 var file_proto_fleet_v1_fleet_proto_depIdxs = []int32{
 	4,  // 0: keelson.fleet.v1.EnrollResponse.replicas:type_name -> keelson.fleet.v1.Replica
-	51, // 1: keelson.fleet.v1.EnrollReplicaResponse.files:type_name -> keelson.fleet.v1.EnrollReplicaResponse.FilesEntry
+	53, // 1: keelson.fleet.v1.EnrollReplicaResponse.files:type_name -> keelson.fleet.v1.EnrollReplicaResponse.FilesEntry
 	4,  // 2: keelson.fleet.v1.EnrollReplicaResponse.replicas:type_name -> keelson.fleet.v1.Replica
 	12, // 3: keelson.fleet.v1.AgentMessage.hello:type_name -> keelson.fleet.v1.Hello
-	13, // 4: keelson.fleet.v1.AgentMessage.facts:type_name -> keelson.fleet.v1.NodeFacts
-	14, // 5: keelson.fleet.v1.AgentMessage.heartbeat:type_name -> keelson.fleet.v1.Heartbeat
-	15, // 6: keelson.fleet.v1.AgentMessage.pod_status:type_name -> keelson.fleet.v1.PodStatus
-	17, // 7: keelson.fleet.v1.AgentMessage.stages:type_name -> keelson.fleet.v1.StageTimes
-	19, // 8: keelson.fleet.v1.AgentMessage.token_request:type_name -> keelson.fleet.v1.TokenRequest
-	16, // 9: keelson.fleet.v1.AgentMessage.pod_gone:type_name -> keelson.fleet.v1.PodGone
-	13, // 10: keelson.fleet.v1.Hello.facts:type_name -> keelson.fleet.v1.NodeFacts
-	18, // 11: keelson.fleet.v1.StageTimes.stages:type_name -> keelson.fleet.v1.StageTime
-	21, // 12: keelson.fleet.v1.ControlMessage.welcome:type_name -> keelson.fleet.v1.Welcome
-	22, // 13: keelson.fleet.v1.ControlMessage.objects:type_name -> keelson.fleet.v1.ObjectSet
-	26, // 14: keelson.fleet.v1.ControlMessage.synced:type_name -> keelson.fleet.v1.Synced
-	27, // 15: keelson.fleet.v1.ControlMessage.heartbeat_ack:type_name -> keelson.fleet.v1.HeartbeatAck
-	28, // 16: keelson.fleet.v1.ControlMessage.token:type_name -> keelson.fleet.v1.Token
-	29, // 17: keelson.fleet.v1.ControlMessage.stop_gate:type_name -> keelson.fleet.v1.StopGate
-	30, // 18: keelson.fleet.v1.ControlMessage.status_ack:type_name -> keelson.fleet.v1.StatusAck
-	24, // 19: keelson.fleet.v1.ObjectSet.upserts:type_name -> keelson.fleet.v1.Object
-	25, // 20: keelson.fleet.v1.ObjectSet.deletes:type_name -> keelson.fleet.v1.Ref
-	23, // 21: keelson.fleet.v1.ObjectSet.peers:type_name -> keelson.fleet.v1.Peer
-	36, // 22: keelson.fleet.v1.StandbyUp.hello:type_name -> keelson.fleet.v1.StandbyHello
-	37, // 23: keelson.fleet.v1.StandbyUp.refused:type_name -> keelson.fleet.v1.TunnelRefused
-	32, // 24: keelson.fleet.v1.StandbyUp.usage:type_name -> keelson.fleet.v1.NodeUsage
-	35, // 25: keelson.fleet.v1.NodeUsage.node:type_name -> keelson.fleet.v1.Used
-	33, // 26: keelson.fleet.v1.NodeUsage.pods:type_name -> keelson.fleet.v1.PodUsage
-	34, // 27: keelson.fleet.v1.PodUsage.containers:type_name -> keelson.fleet.v1.ContainerUsage
-	35, // 28: keelson.fleet.v1.ContainerUsage.used:type_name -> keelson.fleet.v1.Used
-	40, // 29: keelson.fleet.v1.StandbyDown.ask:type_name -> keelson.fleet.v1.TunnelAsk
-	39, // 30: keelson.fleet.v1.StandbyDown.replicas:type_name -> keelson.fleet.v1.ReplicaList
-	4,  // 31: keelson.fleet.v1.ReplicaList.replicas:type_name -> keelson.fleet.v1.Replica
-	41, // 32: keelson.fleet.v1.TunnelAsk.exec:type_name -> keelson.fleet.v1.ExecAsk
-	42, // 33: keelson.fleet.v1.TunnelAsk.log:type_name -> keelson.fleet.v1.LogAsk
-	43, // 34: keelson.fleet.v1.TunnelAsk.port_forward:type_name -> keelson.fleet.v1.PortForwardAsk
-	44, // 35: keelson.fleet.v1.TunnelAsk.dial:type_name -> keelson.fleet.v1.DialAsk
-	45, // 36: keelson.fleet.v1.TunnelAsk.driver:type_name -> keelson.fleet.v1.DriverAsk
-	48, // 37: keelson.fleet.v1.TunnelFrame.open:type_name -> keelson.fleet.v1.TunnelOpen
-	49, // 38: keelson.fleet.v1.TunnelFrame.resize:type_name -> keelson.fleet.v1.Resize
-	50, // 39: keelson.fleet.v1.TunnelFrame.exit:type_name -> keelson.fleet.v1.TunnelExit
-	46, // 40: keelson.fleet.v1.TunnelFrame.driver_answer:type_name -> keelson.fleet.v1.DriverAnswer
-	0,  // 41: keelson.fleet.v1.Enrollment.Enroll:input_type -> keelson.fleet.v1.EnrollRequest
-	2,  // 42: keelson.fleet.v1.Enrollment.EnrollReplica:input_type -> keelson.fleet.v1.EnrollReplicaRequest
-	11, // 43: keelson.fleet.v1.Fleet.Session:input_type -> keelson.fleet.v1.AgentMessage
-	31, // 44: keelson.fleet.v1.Fleet.Standby:input_type -> keelson.fleet.v1.StandbyUp
-	47, // 45: keelson.fleet.v1.Fleet.Tunnel:input_type -> keelson.fleet.v1.TunnelFrame
-	5,  // 46: keelson.fleet.v1.Fleet.RenewCertificate:input_type -> keelson.fleet.v1.RenewRequest
-	7,  // 47: keelson.fleet.v1.Fleet.SignServing:input_type -> keelson.fleet.v1.ServingRequest
-	9,  // 48: keelson.fleet.v1.Fleet.Review:input_type -> keelson.fleet.v1.ReviewRequest
-	1,  // 49: keelson.fleet.v1.Enrollment.Enroll:output_type -> keelson.fleet.v1.EnrollResponse
-	3,  // 50: keelson.fleet.v1.Enrollment.EnrollReplica:output_type -> keelson.fleet.v1.EnrollReplicaResponse
-	20, // 51: keelson.fleet.v1.Fleet.Session:output_type -> keelson.fleet.v1.ControlMessage
-	38, // 52: keelson.fleet.v1.Fleet.Standby:output_type -> keelson.fleet.v1.StandbyDown
-	47, // 53: keelson.fleet.v1.Fleet.Tunnel:output_type -> keelson.fleet.v1.TunnelFrame
-	6,  // 54: keelson.fleet.v1.Fleet.RenewCertificate:output_type -> keelson.fleet.v1.RenewResponse
-	8,  // 55: keelson.fleet.v1.Fleet.SignServing:output_type -> keelson.fleet.v1.ServingResponse
-	10, // 56: keelson.fleet.v1.Fleet.Review:output_type -> keelson.fleet.v1.ReviewResponse
-	49, // [49:57] is the sub-list for method output_type
-	41, // [41:49] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	14, // 4: keelson.fleet.v1.AgentMessage.facts:type_name -> keelson.fleet.v1.NodeFacts
+	15, // 5: keelson.fleet.v1.AgentMessage.heartbeat:type_name -> keelson.fleet.v1.Heartbeat
+	16, // 6: keelson.fleet.v1.AgentMessage.pod_status:type_name -> keelson.fleet.v1.PodStatus
+	18, // 7: keelson.fleet.v1.AgentMessage.stages:type_name -> keelson.fleet.v1.StageTimes
+	20, // 8: keelson.fleet.v1.AgentMessage.token_request:type_name -> keelson.fleet.v1.TokenRequest
+	17, // 9: keelson.fleet.v1.AgentMessage.pod_gone:type_name -> keelson.fleet.v1.PodGone
+	13, // 10: keelson.fleet.v1.AgentMessage.authorities:type_name -> keelson.fleet.v1.Authorities
+	14, // 11: keelson.fleet.v1.Hello.facts:type_name -> keelson.fleet.v1.NodeFacts
+	13, // 12: keelson.fleet.v1.Hello.authorities:type_name -> keelson.fleet.v1.Authorities
+	19, // 13: keelson.fleet.v1.StageTimes.stages:type_name -> keelson.fleet.v1.StageTime
+	22, // 14: keelson.fleet.v1.ControlMessage.welcome:type_name -> keelson.fleet.v1.Welcome
+	23, // 15: keelson.fleet.v1.ControlMessage.objects:type_name -> keelson.fleet.v1.ObjectSet
+	27, // 16: keelson.fleet.v1.ControlMessage.synced:type_name -> keelson.fleet.v1.Synced
+	28, // 17: keelson.fleet.v1.ControlMessage.heartbeat_ack:type_name -> keelson.fleet.v1.HeartbeatAck
+	29, // 18: keelson.fleet.v1.ControlMessage.token:type_name -> keelson.fleet.v1.Token
+	30, // 19: keelson.fleet.v1.ControlMessage.stop_gate:type_name -> keelson.fleet.v1.StopGate
+	32, // 20: keelson.fleet.v1.ControlMessage.status_ack:type_name -> keelson.fleet.v1.StatusAck
+	31, // 21: keelson.fleet.v1.ControlMessage.trust:type_name -> keelson.fleet.v1.Trust
+	25, // 22: keelson.fleet.v1.ObjectSet.upserts:type_name -> keelson.fleet.v1.Object
+	26, // 23: keelson.fleet.v1.ObjectSet.deletes:type_name -> keelson.fleet.v1.Ref
+	24, // 24: keelson.fleet.v1.ObjectSet.peers:type_name -> keelson.fleet.v1.Peer
+	38, // 25: keelson.fleet.v1.StandbyUp.hello:type_name -> keelson.fleet.v1.StandbyHello
+	39, // 26: keelson.fleet.v1.StandbyUp.refused:type_name -> keelson.fleet.v1.TunnelRefused
+	34, // 27: keelson.fleet.v1.StandbyUp.usage:type_name -> keelson.fleet.v1.NodeUsage
+	37, // 28: keelson.fleet.v1.NodeUsage.node:type_name -> keelson.fleet.v1.Used
+	35, // 29: keelson.fleet.v1.NodeUsage.pods:type_name -> keelson.fleet.v1.PodUsage
+	36, // 30: keelson.fleet.v1.PodUsage.containers:type_name -> keelson.fleet.v1.ContainerUsage
+	37, // 31: keelson.fleet.v1.ContainerUsage.used:type_name -> keelson.fleet.v1.Used
+	42, // 32: keelson.fleet.v1.StandbyDown.ask:type_name -> keelson.fleet.v1.TunnelAsk
+	41, // 33: keelson.fleet.v1.StandbyDown.replicas:type_name -> keelson.fleet.v1.ReplicaList
+	4,  // 34: keelson.fleet.v1.ReplicaList.replicas:type_name -> keelson.fleet.v1.Replica
+	43, // 35: keelson.fleet.v1.TunnelAsk.exec:type_name -> keelson.fleet.v1.ExecAsk
+	44, // 36: keelson.fleet.v1.TunnelAsk.log:type_name -> keelson.fleet.v1.LogAsk
+	45, // 37: keelson.fleet.v1.TunnelAsk.port_forward:type_name -> keelson.fleet.v1.PortForwardAsk
+	46, // 38: keelson.fleet.v1.TunnelAsk.dial:type_name -> keelson.fleet.v1.DialAsk
+	47, // 39: keelson.fleet.v1.TunnelAsk.driver:type_name -> keelson.fleet.v1.DriverAsk
+	50, // 40: keelson.fleet.v1.TunnelFrame.open:type_name -> keelson.fleet.v1.TunnelOpen
+	51, // 41: keelson.fleet.v1.TunnelFrame.resize:type_name -> keelson.fleet.v1.Resize
+	52, // 42: keelson.fleet.v1.TunnelFrame.exit:type_name -> keelson.fleet.v1.TunnelExit
+	48, // 43: keelson.fleet.v1.TunnelFrame.driver_answer:type_name -> keelson.fleet.v1.DriverAnswer
+	0,  // 44: keelson.fleet.v1.Enrollment.Enroll:input_type -> keelson.fleet.v1.EnrollRequest
+	2,  // 45: keelson.fleet.v1.Enrollment.EnrollReplica:input_type -> keelson.fleet.v1.EnrollReplicaRequest
+	11, // 46: keelson.fleet.v1.Fleet.Session:input_type -> keelson.fleet.v1.AgentMessage
+	33, // 47: keelson.fleet.v1.Fleet.Standby:input_type -> keelson.fleet.v1.StandbyUp
+	49, // 48: keelson.fleet.v1.Fleet.Tunnel:input_type -> keelson.fleet.v1.TunnelFrame
+	5,  // 49: keelson.fleet.v1.Fleet.RenewCertificate:input_type -> keelson.fleet.v1.RenewRequest
+	7,  // 50: keelson.fleet.v1.Fleet.SignServing:input_type -> keelson.fleet.v1.ServingRequest
+	9,  // 51: keelson.fleet.v1.Fleet.Review:input_type -> keelson.fleet.v1.ReviewRequest
+	1,  // 52: keelson.fleet.v1.Enrollment.Enroll:output_type -> keelson.fleet.v1.EnrollResponse
+	3,  // 53: keelson.fleet.v1.Enrollment.EnrollReplica:output_type -> keelson.fleet.v1.EnrollReplicaResponse
+	21, // 54: keelson.fleet.v1.Fleet.Session:output_type -> keelson.fleet.v1.ControlMessage
+	40, // 55: keelson.fleet.v1.Fleet.Standby:output_type -> keelson.fleet.v1.StandbyDown
+	49, // 56: keelson.fleet.v1.Fleet.Tunnel:output_type -> keelson.fleet.v1.TunnelFrame
+	6,  // 57: keelson.fleet.v1.Fleet.RenewCertificate:output_type -> keelson.fleet.v1.RenewResponse
+	8,  // 58: keelson.fleet.v1.Fleet.SignServing:output_type -> keelson.fleet.v1.ServingResponse
+	10, // 59: keelson.fleet.v1.Fleet.Review:output_type -> keelson.fleet.v1.ReviewResponse
+	52, // [52:60] is the sub-list for method output_type
+	44, // [44:52] is the sub-list for method input_type
+	44, // [44:44] is the sub-list for extension type_name
+	44, // [44:44] is the sub-list for extension extendee
+	0,  // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_proto_fleet_v1_fleet_proto_init() }
@@ -4211,8 +4385,9 @@ func file_proto_fleet_v1_fleet_proto_init() {
 		(*AgentMessage_Stages)(nil),
 		(*AgentMessage_TokenRequest)(nil),
 		(*AgentMessage_PodGone)(nil),
+		(*AgentMessage_Authorities)(nil),
 	}
-	file_proto_fleet_v1_fleet_proto_msgTypes[20].OneofWrappers = []any{
+	file_proto_fleet_v1_fleet_proto_msgTypes[21].OneofWrappers = []any{
 		(*ControlMessage_Welcome)(nil),
 		(*ControlMessage_Objects)(nil),
 		(*ControlMessage_Synced)(nil),
@@ -4220,25 +4395,26 @@ func file_proto_fleet_v1_fleet_proto_init() {
 		(*ControlMessage_Token)(nil),
 		(*ControlMessage_StopGate)(nil),
 		(*ControlMessage_StatusAck)(nil),
+		(*ControlMessage_Trust)(nil),
 	}
-	file_proto_fleet_v1_fleet_proto_msgTypes[31].OneofWrappers = []any{
+	file_proto_fleet_v1_fleet_proto_msgTypes[33].OneofWrappers = []any{
 		(*StandbyUp_Hello)(nil),
 		(*StandbyUp_ProxyRevision)(nil),
 		(*StandbyUp_Refused)(nil),
 		(*StandbyUp_Usage)(nil),
 	}
-	file_proto_fleet_v1_fleet_proto_msgTypes[38].OneofWrappers = []any{
+	file_proto_fleet_v1_fleet_proto_msgTypes[40].OneofWrappers = []any{
 		(*StandbyDown_Ask)(nil),
 		(*StandbyDown_Replicas)(nil),
 	}
-	file_proto_fleet_v1_fleet_proto_msgTypes[40].OneofWrappers = []any{
+	file_proto_fleet_v1_fleet_proto_msgTypes[42].OneofWrappers = []any{
 		(*TunnelAsk_Exec)(nil),
 		(*TunnelAsk_Log)(nil),
 		(*TunnelAsk_PortForward)(nil),
 		(*TunnelAsk_Dial)(nil),
 		(*TunnelAsk_Driver)(nil),
 	}
-	file_proto_fleet_v1_fleet_proto_msgTypes[47].OneofWrappers = []any{
+	file_proto_fleet_v1_fleet_proto_msgTypes[49].OneofWrappers = []any{
 		(*TunnelFrame_Open)(nil),
 		(*TunnelFrame_Stdin)(nil),
 		(*TunnelFrame_Stdout)(nil),
@@ -4255,7 +4431,7 @@ func file_proto_fleet_v1_fleet_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_proto_fleet_v1_fleet_proto_rawDesc), len(file_proto_fleet_v1_fleet_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   52,
+			NumMessages:   54,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -1,0 +1,137 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/raftstore"
+)
+
+// A replica that is removed has had every key that the replicas share. Which ones those were is written down, so that it
+// can be told which of them are good still.
+
+const (
+	removedKey     = api.StorageRoot + "keelson.dev/removed-members"
+	removedVersion = 1
+	maxRemoved     = 64 // of whom something is told; the oldest go first
+)
+
+// removedMembers is the record. Later releases may add fields; those of a later version are left alone.
+type removedMembers struct {
+	Version int             `json:"version"`
+	Members []removedMember `json:"members"`
+}
+
+type removedMember struct {
+	Name string              `json:"name"`
+	At   int64               `json:"atUnixMs"`
+	Keys map[string][]string `json:"keys"` // ids by kind
+}
+
+func (r *Replica) storedRemoved(ctx context.Context) (rec removedMembers, at raftstore.Revision, err error) {
+	it, _, err := r.store.Get(ctx, removedKey, raftstore.ReadOptions{})
+	if errors.Is(err, raftstore.ErrNotFound) {
+		return removedMembers{Version: removedVersion}, 0, nil
+	}
+	if err != nil {
+		return rec, 0, err
+	}
+	if err := json.Unmarshal(it.Value, &rec); err != nil {
+		return rec, 0, fmt.Errorf("the stored list of removed members (%s): %w", removedKey, err)
+	}
+	return rec, it.Modified, nil
+}
+
+// noteRemoved writes down that a replica is no member any more and has had these keys.
+func (r *Replica) noteRemoved(ctx context.Context, name string, had []api.ClusterKeyHeld, now time.Time) error {
+	for {
+		rec, at, err := r.storedRemoved(ctx)
+		if err != nil || rec.Version > removedVersion {
+			return err
+		}
+		rec.Members = slices.DeleteFunc(rec.Members, func(m removedMember) bool { return len(stillGood(m, had)) == 0 })
+		rec.Members = append(rec.Members, removedMember{name, now.UnixMilli(), idsByKind(had)})
+		rec.Members = rec.Members[max(0, len(rec.Members)-maxRemoved):]
+		raw, err := json.Marshal(rec)
+		if err != nil {
+			return err
+		}
+		op := raftstore.Update(removedKey, raw, at)
+		if at == 0 {
+			op = raftstore.Create(removedKey, raw)
+		}
+		_, err = r.store.Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{op}})
+		if !conflicts(err) {
+			return err
+		}
+	}
+}
+
+// conflicts says that somebody else has written meanwhile.
+func conflicts(err error) bool {
+	var conflict *raftstore.ConflictError
+	return errors.As(err, &conflict)
+}
+
+func idsByKind(keys []api.ClusterKeyHeld) map[string][]string {
+	out := map[string][]string{}
+	for _, k := range keys {
+		ids := slices.Clone(k.Believes)
+		if k.Signs != "" && !slices.Contains(ids, k.Signs) {
+			ids = append(ids, k.Signs)
+		}
+		if len(ids) > 0 {
+			out[k.Kind] = ids
+		}
+	}
+	return out
+}
+
+// stillGood are the kinds of which a removed replica has had a key that is used or believed.
+func stillGood(m removedMember, now []api.ClusterKeyHeld) (kinds []string) {
+	for kind, ids := range idsByKind(now) {
+		if slices.ContainsFunc(ids, func(id string) bool { return slices.Contains(m.Keys[kind], id) }) {
+			kinds = append(kinds, kind)
+		}
+	}
+	slices.Sort(kinds)
+	return kinds
+}
+
+// exposed are the removed replicas whose keys are good for something at any of those that are there.
+func (r *Replica) exposed(ctx context.Context, all []api.ClusterKeyHolder) (out []api.ClusterRemoved, err error) {
+	rec, _, err := r.storedRemoved(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var now []api.ClusterKeyHeld
+	for _, h := range all {
+		now = append(now, h.Keys...)
+	}
+	for _, m := range rec.Members {
+		if slices.ContainsFunc(all, func(h api.ClusterKeyHolder) bool { return h.Name == m.Name }) {
+			continue // it is a member again
+		}
+		byKind := map[string]bool{}
+		for _, h := range now {
+			for _, kind := range stillGood(m, []api.ClusterKeyHeld{h}) {
+				byKind[kind] = true
+			}
+		}
+		if len(byKind) == 0 {
+			continue
+		}
+		gone := api.ClusterRemoved{Name: m.Name, At: m.At}
+		for kind := range byKind {
+			gone.Kinds = append(gone.Kinds, kind)
+		}
+		slices.Sort(gone.Kinds)
+		out = append(out, gone)
+	}
+	return out, nil
+}

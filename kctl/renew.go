@@ -1,0 +1,104 @@
+package kctl
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	cmdutil "k8s.io/kubectl/pkg/cmd/util"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+func renewCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	return &cobra.Command{
+		Use:   "renew",
+		Short: "Renew the kubeconfig in use: its authorities and its client certificate",
+		Long: "Renew the kubeconfig in use. Its current context gets the authorities that the cluster believes now, and in the place of\n" +
+			"its client certificate a new one of the same name, groups and life, by the CA that signs now. A user with a token keeps\n" +
+			"it. Do so wherever a kubeconfig of an administrator lies once 'kctl cluster rotate cluster-ca' is at the step wait, and\n" +
+			"again when it is done, so that the former CA goes.",
+		Example: "  kctl cluster renew\n  kctl cluster renew --kubeconfig other.kubeconfig",
+		Args:    cobra.NoArgs,
+		RunE:    func(*cobra.Command, []string) error { return renewKubeconfig(f, streams) },
+	}
+}
+
+func renewKubeconfig(f cmdutil.Factory, streams genericiooptions.IOStreams) error {
+	loader := f.ToRawKubeConfigLoader()
+	all, err := loader.RawConfig()
+	if err != nil {
+		return err
+	}
+	cluster, user, err := inUse(&all)
+	if err != nil {
+		return err
+	}
+	var q api.ClusterKubeconfig
+	var key []byte
+	certified := len(user.ClientCertificateData) > 0 || user.ClientCertificate != ""
+	if certified {
+		if key, q.CSR, err = newKeyAndRequest(); err != nil {
+			return err
+		}
+	}
+	var got api.ClusterKubeconfigResult
+	if err := ask(f, "POST", api.PathClusterKubeconfig, q, &got); err != nil {
+		return err
+	}
+	authorities := 0
+	for block, rest := pem.Decode(got.CA); block != nil; block, rest = pem.Decode(rest) {
+		authorities++
+	}
+	if authorities == 0 || certified && len(got.Certificate) == 0 {
+		return errors.New("the cluster's answer lacks a certificate: the kubeconfig is as it was")
+	}
+	cluster.CertificateAuthorityData, cluster.CertificateAuthority = got.CA, ""
+	if certified {
+		user.ClientCertificateData, user.ClientCertificate = got.Certificate, ""
+		user.ClientKeyData, user.ClientKey = key, ""
+	}
+	if err := clientcmd.ModifyConfig(loader.ConfigAccess(), all, false); err != nil {
+		return fmt.Errorf("writing the kubeconfig: %w", err)
+	}
+	what := "its user has a token and keeps it"
+	if certified {
+		what = "a new client certificate"
+	}
+	fmt.Fprintf(streams.Out, "kubeconfig renewed: context %s believes %d authorities; %s\n", all.CurrentContext, authorities, what)
+	return nil
+}
+
+// inUse are the cluster and the user of the current context.
+func inUse(c *clientcmdapi.Config) (*clientcmdapi.Cluster, *clientcmdapi.AuthInfo, error) {
+	at := c.Contexts[c.CurrentContext]
+	if at == nil || c.Clusters[at.Cluster] == nil || c.AuthInfos[at.AuthInfo] == nil {
+		return nil, nil, fmt.Errorf("context %q of the kubeconfig names no cluster and user of it", c.CurrentContext)
+	}
+	return c.Clusters[at.Cluster], c.AuthInfos[at.AuthInfo], nil
+}
+
+// newKeyAndRequest are a key and a request for a certificate of it, in PEM. What the certificate says is not asked for.
+func newKeyAndRequest() (key, csr []byte, err error) {
+	made, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, err
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, made)
+	if err != nil {
+		return nil, nil, err
+	}
+	raw, err := x509.MarshalPKCS8PrivateKey(made)
+	if err != nil {
+		return nil, nil, err
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw}), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), nil
+}
