@@ -64,7 +64,7 @@ func (p *plane) waitsFor(t *testing.T, at string, step rotation.Step, what strin
 	})
 }
 
-func (p *plane) rotate(t *testing.T, at string, q api.ClusterRotate) {
+func (p *plane) begins(t *testing.T, at string, q api.ClusterRotate) {
 	t.Helper()
 	if err := p.call(at, "POST", api.PathClusterKeys, q, nil); err != nil {
 		t.Fatal(err)
@@ -94,9 +94,9 @@ func TestClusterCARotates(t *testing.T) {
 	if _, err := admin.CoreV1().Nodes().Create(ctx, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "paper"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	p.rotate(t, "cp2", api.ClusterRotate{Kind: "cluster-ca", Keep: "1h"})
+	p.begins(t, "cp2", api.ClusterRotate{Kind: "cluster-ca", Keep: "1h"})
 	p.waitsFor(t, "cp3", rotation.Trust, "node paper: it is away")
-	p.rotate(t, "cp1", api.ClusterRotate{Abort: true})
+	p.begins(t, "cp1", api.ClusterRotate{Abort: true})
 	eventually(t, func() error {
 		for _, h := range p.keys("cp1").Replicas {
 			if k := h.Keys[0]; k.Kind != "cluster-ca" || k.Signs != pki.CAID(former) || len(k.Believes) != 1 {
@@ -110,7 +110,7 @@ func TestClusterCARotates(t *testing.T) {
 	}
 
 	work := p.traffic(t)
-	p.rotate(t, "cp2", api.ClusterRotate{Kind: "cluster-ca", Keep: "1h"})
+	p.begins(t, "cp2", api.ClusterRotate{Kind: "cluster-ca", Keep: "1h"})
 	p.waitsFor(t, "cp3", rotation.Wait, "until ")
 	both := p.kubeconfig(t)
 	for name := range p.members {
@@ -122,7 +122,7 @@ func TestClusterCARotates(t *testing.T) {
 	}
 	p.waitsFor(t, "cp1", rotation.Wait, "user keelson-admin: a certificate by the former CA")
 	p.rootsHave(t, 2)
-	p.rotate(t, "cp3", api.ClusterRotate{Force: true})
+	p.begins(t, "cp3", api.ClusterRotate{Force: true})
 	done := p.rotated(t, "cp1", rotation.ClusterCA)
 	if err := work.end(); err != nil && !onlyTheFormer(err) {
 		t.Errorf("during the exchange: %v", err)

@@ -209,12 +209,12 @@ func TestKeysRotate(t *testing.T) {
 	old.secret = p.ofSecret(t)
 	work := p.traffic(t)
 	for _, kind := range []rotation.Kind{rotation.PeersCA, rotation.EncryptionKey} {
-		p.rotate(t, "cp2", api.ClusterRotate{Kind: string(kind)})
+		p.begins(t, "cp2", api.ClusterRotate{Kind: string(kind)})
 		p.rotated(t, "cp3", kind)
 	}
 
 	// The service account key stays at the step in which both are believed, until it is told not to wait.
-	p.rotate(t, "cp2", api.ClusterRotate{Kind: string(rotation.ServiceAccountKey)})
+	p.begins(t, "cp2", api.ClusterRotate{Kind: string(rotation.ServiceAccountKey)})
 	p.waitsFor(t, "cp1", rotation.Wait, "Secret default/kept")
 	p.refusesRotation(t, api.ClusterRotate{Kind: string(rotation.PeersCA)}, "only one at a time")
 	p.refusesRotation(t, api.ClusterRotate{Abort: true}, "in use already")
@@ -224,7 +224,7 @@ func TestKeysRotate(t *testing.T) {
 	}
 	p.published(t, old.asked, young.asked)
 	p.believed(t, true, old, young)
-	p.rotate(t, "cp3", api.ClusterRotate{Force: true})
+	p.begins(t, "cp3", api.ClusterRotate{Force: true})
 	p.rotated(t, "cp1", rotation.ServiceAccountKey)
 	if err := work.end(); err != nil {
 		t.Errorf("during the exchange: %v", err)
