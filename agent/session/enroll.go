@@ -201,6 +201,8 @@ func (s *Session) keepRenewed(ctx context.Context, id *identity, now func() time
 				continue
 			}
 			err = errors.New("it was signed by a replica that is behind the others")
+		}
+		if id.outdated(id.current().Leaf) { // it is not to wait for the end of its life
 			id.quicken()
 		}
 		s.log.Warn("the certificate could not be renewed, will retry", "expires", id.current().Leaf.NotAfter, "err", err)
