@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -49,6 +50,7 @@ type drivers struct {
 	single    bool               // the driver takes no groups of snapshots
 	muteTakes bool               // the answers to who wants a group are lost
 	never     error              // the answer to who asks for room by parameters; nil: there is some
+	unmounted string             // a mount option with which the driver makes no volumes
 }
 
 // errGrows is the answer of a node that does grow a volume.
@@ -138,6 +140,8 @@ func (d *drivers) do(node, method string, request []byte) (proto.Message, error)
 			return nil, err
 		}
 		switch {
+		case v == nil && d.unmounted != "" && slices.Contains(q.VolumeCapabilities[0].GetMount().GetMountFlags(), d.unmounted):
+			return nil, status.Errorf(codes.InvalidArgument, "mount option %q is none", d.unmounted)
 		case v != nil && v.node != node:
 			return nil, status.Errorf(codes.Internal, "volume %s is made a second time, on node %s as well as on %s", q.Name, node, v.node)
 		case q.AccessibilityRequirements.GetRequisite()[0].Segments[nodeSegment] != node:

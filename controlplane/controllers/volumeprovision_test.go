@@ -157,6 +157,31 @@ func TestVolumeOfWhichNobodyHeard(t *testing.T) {
 	})
 }
 
+// F110: the driver is told with which options a volume is to be mounted, and refuses one that nobody could mount; when the class
+// says something else, the volume is made, and says so. Of a provisioner that is to run the claim hears nothing.
+func TestMountOptionsOfClasses(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := start(t, options{quiet: true})
+		w.driverOn("w1")
+		w.class("now", storagev1.VolumeBindingImmediate, corev1.PersistentVolumeReclaimDelete)
+		update(w, "now", func(c *storagev1.StorageClass) { c.MountOptions = []string{"noatime", "wrong"} })
+		w.drivers.set(func() { w.drivers.unmounted = "wrong" })
+		w.create(classed("data", "now", "1Gi"))
+		w.event("ProvisioningFailed", `failed to provision volume: StorageClass "now": node w1: InvalidArgument: mount option "wrong" is none`)
+		if n := w.drivers.count(); n != 0 {
+			t.Errorf("%d volumes were made", n)
+		}
+		update(w, "now", func(c *storagev1.StorageClass) { c.MountOptions = []string{"noatime"} })
+		if v := w.volumeOf("data"); !slices.Equal(v.Spec.MountOptions, []string{"noatime"}) || w.drivers.count() != 1 {
+			t.Errorf("the volume has %q; there are %d", v.Spec.MountOptions, w.drivers.count())
+		}
+		list, err := client.List[*corev1.Event](w.ctx, w.admin, "", metav1.ListOptions{})
+		if err != nil || slices.ContainsFunc(list, func(e *corev1.Event) bool { return e.Reason == "ExternalProvisioning" }) {
+			t.Errorf("the claim hears of another provisioner, or %v", err)
+		}
+	})
+}
+
 // A driver with a provisioner of its own is left to that.
 func TestOthersProvisioners(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {

@@ -207,10 +207,7 @@ func (d *Driver) NodeExpandVolume(_ context.Context, q *csi.NodeExpandVolumeRequ
 		return &csi.NodeExpandVolumeResponse{CapacityBytes: r.Size}, nil
 	}
 	if err := growImage(d.image(id), r.Size); err != nil {
-		if errors.Is(err, errOffline) {
-			return nil, status.Errorf(codes.FailedPrecondition, "growing volume %s on node %s: %v", id, d.cfg.NodeID, err)
-		}
-		return nil, status.Errorf(codes.Internal, "growing volume %s on node %s: %v", id, d.cfg.NodeID, err)
+		return nil, d.failed("growing volume "+id, err)
 	}
 	return &csi.NodeExpandVolumeResponse{CapacityBytes: r.Size}, nil
 }

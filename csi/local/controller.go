@@ -23,8 +23,11 @@ func (d *Driver) CreateVolume(ctx context.Context, q *csi.CreateVolumeRequest) (
 		return nil, err
 	}
 	directory, err := backing(q.GetParameters())
-	if err == nil && directory {
+	switch {
+	case err == nil && directory:
 		err = fitsDirectory(q.GetVolumeCapabilities(), q.GetVolumeContentSource())
+	case err == nil:
+		err = fitsImage(q.GetVolumeCapabilities())
 	}
 	if err != nil {
 		return nil, err
@@ -59,9 +62,7 @@ func (d *Driver) CreateVolume(ctx context.Context, q *csi.CreateVolumeRequest) (
 
 // make makes an image unless it is there. The volume is locked.
 func (d *Driver) make(ctx context.Context, id string, r record, want *csi.CapacityRange) (int64, error) {
-	failed := func(err error) (int64, error) {
-		return 0, status.Errorf(codes.Internal, "making volume %s: %v", id, err)
-	}
+	failed := func(err error) (int64, error) { return 0, d.failed("making volume "+id, err) }
 	have, known, err := d.volume(id)
 	if err != nil {
 		return failed(err)
@@ -89,16 +90,7 @@ func (d *Driver) make(ctx context.Context, id string, r record, want *csi.Capaci
 		err = makeImage(ctx, d.image(id), r.Size)
 	}
 	if err != nil {
-		if undo := d.removeImage(id); undo != nil {
-			return failed(errors.Join(err, undo))
-		}
-		switch {
-		case errors.Is(err, unix.ENOSPC):
-			return 0, status.Errorf(codes.ResourceExhausted, "making volume %s on node %s: %v", id, d.cfg.NodeID, err)
-		case errors.Is(err, errTool):
-			return 0, status.Errorf(codes.FailedPrecondition, "making volume %s on node %s: %v", id, d.cfg.NodeID, err)
-		}
-		return failed(err)
+		return failed(errors.Join(err, d.removeImage(id)))
 	}
 	r.Ready = true
 	if err := d.keep(id, r); err != nil {
@@ -126,6 +118,9 @@ func compatible(id string, have, asked record, want *csi.CapacityRange) error {
 
 // fits says why there is no room for more bytes. what is "volume x", or "snapshot x".
 func (d *Driver) fits(what string, more int64) error {
+	if err := d.writable(); err != nil {
+		return status.Errorf(codes.ResourceExhausted, "%s on node %s: %v", what, d.cfg.NodeID, err)
+	}
 	room, err := d.room()
 	if err != nil {
 		return status.Errorf(codes.Internal, "making room for %s: %v", what, err)
@@ -191,7 +186,7 @@ func (d *Driver) DeleteVolume(_ context.Context, q *csi.DeleteVolumeRequest) (*c
 		return nil, status.Errorf(codes.FailedPrecondition, "volume %s is in use at %s", id, used[0])
 	}
 	if err := d.remove(id, r); err != nil {
-		return nil, status.Errorf(codes.Internal, "deleting volume %s: %v", id, err)
+		return nil, status.Errorf(codes.Internal, "deleting volume %s on node %s: %v", id, d.cfg.NodeID, d.explained(err))
 	}
 	return &csi.DeleteVolumeResponse{}, nil
 }
@@ -282,7 +277,7 @@ func (d *Driver) ControllerExpandVolume(_ context.Context, q *csi.ControllerExpa
 		// Promised before it is taken: an end in between leaves no room counted twice.
 		have.Size = size
 		if err := d.keep(id, have); err != nil {
-			return nil, status.Error(codes.Internal, err.Error())
+			return nil, d.failed("growing volume "+id, err)
 		}
 	}
 	if have.Backing == backingDirectory {
@@ -293,9 +288,22 @@ func (d *Driver) ControllerExpandVolume(_ context.Context, q *csi.ControllerExpa
 	}
 	err = growImage(d.image(id), have.Size)
 	if err != nil && !errors.Is(err, errOffline) {
-		return nil, status.Errorf(codes.Internal, "growing volume %s on node %s: %v", id, d.cfg.NodeID, err)
+		return nil, d.failed("growing volume "+id, errors.Join(err, d.asItWas(id, have, err)))
 	}
 	return &csi.ControllerExpandVolumeResponse{CapacityBytes: have.Size, NodeExpansionRequired: err != nil}, nil
+}
+
+// asItWas takes back what was promised to a volume which the disk has no room for after all: who asks for less then has that.
+func (d *Driver) asItWas(id string, r record, cause error) error {
+	if !errors.Is(cause, unix.ENOSPC) && !errors.Is(cause, unix.EDQUOT) {
+		return nil
+	}
+	st, err := os.Stat(d.image(id))
+	if err != nil {
+		return err
+	}
+	r.Size = st.Size()
+	return d.keep(id, r)
 }
 
 // ValidateVolumeCapabilities implements the Controller service.

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"keelson.dev/keelson/internal/mountoption"
 	"keelson.dev/keelson/internal/within"
 )
 
@@ -98,9 +99,7 @@ func noCopies(id string) error {
 
 // makeDirectory makes a folder that a quota holds to a size, unless it is there. The volume is locked.
 func (d *Driver) makeDirectory(id string, size int64, want *csi.CapacityRange) (int64, error) {
-	failed := func(err error) (int64, error) {
-		return 0, status.Errorf(codes.Internal, "making volume %s: %v", id, err)
-	}
+	failed := func(err error) (int64, error) { return 0, d.failed("making volume "+id, err) }
 	have, known, err := d.volume(id)
 	if err != nil {
 		return failed(err)
@@ -129,11 +128,7 @@ func (d *Driver) makeDirectory(id string, size int64, want *csi.CapacityRange) (
 		return failed(err)
 	}
 	if err := d.fillDirectory(id, r); err != nil {
-		err = errors.Join(err, d.discard(id, r))
-		if errors.Is(err, unix.ENOSPC) {
-			return 0, status.Errorf(codes.ResourceExhausted, "making volume %s on node %s: %v", id, d.cfg.NodeID, err)
-		}
-		return failed(err)
+		return failed(errors.Join(err, d.discard(id, r)))
 	}
 	r.Ready = true
 	if err := d.keep(id, r); err != nil {
@@ -327,8 +322,8 @@ func (d *Driver) stageDirectory(id string, r record, path string, flags []string
 // bindFlags sorts out the options that a folder can be mounted with: those that are of a mount, and not of a file system.
 func bindFlags(flags []string) (uintptr, error) {
 	const ofMounts = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_NOATIME | unix.MS_NODIRATIME | unix.MS_RELATIME
-	bits, rest := mountOptions(flags)
-	if bits&^ofMounts != 0 || rest != "" {
+	bits, rest := mountoption.Sort(flags)
+	if bits&^ofMounts != 0 || len(rest) > 0 {
 		return 0, fmt.Errorf("mount options %q: a folder (%s: %s) can have ro, nosuid, nodev, noexec, noatime, nodiratime and relatime",
 			strings.Join(flags, ","), backingParam, backingDirectory)
 	}

@@ -17,6 +17,8 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"keelson.dev/keelson/internal/mountoption"
 )
 
 const (
@@ -50,6 +52,10 @@ func makeImage(ctx context.Context, path string, size int64) (err error) {
 	}
 	if err := tool(ctx, "mkfs.ext4", "-q", "-F", "-b", strconv.Itoa(blockSize), "-m", "0", "-E", "nodiscard,root_owner=0:0", path); err != nil {
 		return err
+	}
+	// What mkfs wants to be zero it may have given back to the disk, on file systems that cannot do better.
+	if err := unix.Fallocate(int(f.Fd()), 0, 0, size); err != nil {
+		return fmt.Errorf("taking %d bytes of the disk: %w", size, err)
 	}
 	return f.Sync()
 }
@@ -195,8 +201,8 @@ func mountImage(ctx context.Context, image, path string, flags []string) error {
 			return fmt.Errorf("growing the file system in %s: %w", image, err)
 		}
 	}
-	bits, data := mountOptions(flags)
-	try := func() error { return unix.Mount(l.Name(), path, "ext4", bits, data) }
+	bits, rest := mountoption.Sort(flags)
+	try := func() error { return unix.Mount(l.Name(), path, "ext4", bits, strings.Join(rest, ",")) }
 	if err = try(); err != nil && !errors.Is(err, unix.EINVAL) {
 		if mend := tool(ctx, "e2fsck", "-p", l.Name()); mend != nil && !mended(mend) {
 			return fmt.Errorf("mounting %s: %w; its file system needs a repair that may lose data, which is yours to run: %w", image, err, mend)
@@ -275,8 +281,13 @@ func growImage(image string, size int64) error {
 		return err
 	}
 	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return err
+	}
 	if err := unix.Fallocate(int(f.Fd()), 0, 0, size); err != nil {
-		return fmt.Errorf("taking %d bytes of the disk: %w", size, err)
+		// Part of it may have been taken. Of a larger size nobody has been told.
+		return errors.Join(fmt.Errorf("taking %d bytes of the disk: %w", size, err), f.Truncate(st.Size()))
 	}
 	if err := f.Sync(); err != nil {
 		return err
@@ -296,22 +307,4 @@ func growImage(image string, size int64) error {
 		return err
 	}
 	return fill(l, at[0].Mountpoint)
-}
-
-// mountOptions sorts the options of a mount into those that the kernel knows as flags, and the file system's own.
-func mountOptions(flags []string) (bits uintptr, data string) {
-	known := map[string]uintptr{"ro": unix.MS_RDONLY, "rw": 0, "defaults": 0, "nosuid": unix.MS_NOSUID, "nodev": unix.MS_NODEV,
-		"noexec": unix.MS_NOEXEC, "sync": unix.MS_SYNCHRONOUS, "dirsync": unix.MS_DIRSYNC, "noatime": unix.MS_NOATIME,
-		"nodiratime": unix.MS_NODIRATIME, "relatime": unix.MS_RELATIME, "strictatime": unix.MS_STRICTATIME, "lazytime": unix.MS_LAZYTIME}
-	var rest []string
-	for _, f := range flags {
-		for o := range strings.SplitSeq(f, ",") {
-			if bit, ok := known[o]; ok {
-				bits |= bit
-			} else if o != "" {
-				rest = append(rest, o)
-			}
-		}
-	}
-	return bits, strings.Join(rest, ",")
 }

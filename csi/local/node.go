@@ -55,7 +55,7 @@ func (d *Driver) NodeStageVolume(ctx context.Context, q *csi.NodeStageVolumeRequ
 		}
 	}
 	if err != nil {
-		return nil, status.Errorf(codes.Internal, "staging volume %s: %v", id, err)
+		return nil, status.Errorf(codes.Internal, "staging volume %s: %v", id, d.explained(err))
 	}
 	return &csi.NodeStageVolumeResponse{}, nil
 }

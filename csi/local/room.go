@@ -2,6 +2,7 @@ package local
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 
@@ -13,6 +14,39 @@ import (
 
 // keptFree is the part of the disk that volumes leave: below it the node counts as short of disk and evicts pods.
 const keptFree = 10 // percent
+
+// writable says that nothing can be written to the disk of the volumes, and what to do about it.
+func (d *Driver) writable() error {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(d.cfg.Root, &fs); err != nil || fs.Flags&unix.ST_RDONLY == 0 {
+		return nil // what is to be written says why it is not
+	}
+	return fmt.Errorf("%s, where the node has its volumes, is on a disk that is read-only: "+
+		"the node's kernel log may say why; mount it for writing", d.cfg.Root)
+}
+
+// failed is the answer to a call by which something was to be made, or to grow. Where the disk is in the way it says so, with
+// the code that has who calls look for another node.
+func (d *Driver) failed(what string, err error) error {
+	code := codes.Internal
+	switch {
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		code, err = codes.ResourceExhausted, fmt.Errorf("the disk of %s is full: %w", d.cfg.Root, err)
+	case errors.Is(err, unix.EROFS):
+		code, err = codes.ResourceExhausted, d.explained(err)
+	case errors.Is(err, errTool), errors.Is(err, errBusy), errors.Is(err, errOffline):
+		code = codes.FailedPrecondition
+	}
+	return status.Errorf(code, "%s on node %s: %v", what, d.cfg.NodeID, err)
+}
+
+// explained is an error with what is to be done where the disk is read-only.
+func (d *Driver) explained(err error) error {
+	if why := d.writable(); why != nil && errors.Is(err, unix.EROFS) {
+		return fmt.Errorf("%w (%w)", why, err)
+	}
+	return err
+}
 
 // room is how many bytes new volumes can have.
 func (d *Driver) room() (int64, error) {
@@ -60,6 +94,9 @@ func (d *Driver) GetCapacity(_ context.Context, q *csi.GetCapacityRequest) (*csi
 	}
 	if t := q.GetAccessibleTopology(); t != nil && !d.reachable(&csi.TopologyRequirement{Requisite: []*csi.Topology{t}}) {
 		return &csi.GetCapacityResponse{}, nil
+	}
+	if err := d.writable(); err != nil {
+		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	}
 	// Of the class no more than this is asked: what else it has is refused when a volume is made, with a sentence for its claim.
 	if q.GetParameters()[backingParam] == backingDirectory {

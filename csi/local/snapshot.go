@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -124,23 +123,14 @@ func (d *Driver) promise(path, what string, r record) error {
 		return err
 	}
 	if err := write(path, r); err != nil {
-		return status.Errorf(codes.Internal, "record of %s: %v", what, err)
+		return d.failed("record of "+what, err)
 	}
 	return nil
 }
 
 // copyFailed is the answer to a call whose copy did not come about; undo is what came of taking it away.
 func (d *Driver) copyFailed(what string, err, undo error) error {
-	code := codes.Internal
-	switch {
-	case undo != nil:
-		err = errors.Join(err, undo)
-	case errors.Is(err, unix.ENOSPC):
-		code = codes.ResourceExhausted
-	case errors.Is(err, errBusy):
-		code = codes.FailedPrecondition
-	}
-	return status.Errorf(code, "%s on node %s: %v", what, d.cfg.NodeID, err)
+	return d.failed(what, errors.Join(err, undo))
 }
 
 // snapshotLock is the name of a snapshot's lock, which is none that a volume can have.

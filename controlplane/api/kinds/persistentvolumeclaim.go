@@ -159,7 +159,8 @@ func validateClaimUpdate(obj, old *corev1.PersistentVolumeClaim) field.ErrorList
 			"spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims"))
 	}
 	if newSize.Cmp(oldSize) < 0 && newSize.Cmp(old.Status.Capacity[corev1.ResourceStorage]) <= 0 {
-		errs = append(errs, field.Forbidden(spec.Child("resources", "requests", "storage"), "field can not be less than status.capacity"))
+		errs = append(errs, field.Forbidden(spec.Child("resources", "requests", "storage"), "field can not be less than status.capacity: volumes do not shrink; "+
+			"ask for at least what the claim has, or make a smaller claim and copy the data"))
 	}
 	errs = append(errs, sameOr(obj.Spec.VolumeMode, old.Spec.VolumeMode, field.NewPath("volumeMode"))...)
 	return append(errs, validateAttributesUpdate(obj, old, spec.Child("volumeAttributesClassName"))...)

@@ -36,6 +36,7 @@ func New(d controllers.Deps) *controllers.Controller {
 	claims := client.Informer[*corev1.PersistentVolumeClaim](d.Informers)
 	volumes := client.Informer[*corev1.PersistentVolume](d.Informers)
 	classes := client.Informer[*storagev1.StorageClass](d.Informers)
+	drivers := client.Informer[*storagev1.CSIDriver](d.Informers)
 	controllers.Index(volumes, claimRefIndex, func(o api.Object) []string {
 		if v, ok := o.(*corev1.PersistentVolume); ok && v.Spec.ClaimRef != nil {
 			return []string{v.Spec.ClaimRef.Namespace + "/" + v.Spec.ClaimRef.Name}
@@ -69,11 +70,12 @@ func New(d controllers.Deps) *controllers.Controller {
 				}
 				return unbound()
 			}),
+			controllers.OnInformer(drivers, func(controllers.Change[*storagev1.CSIDriver]) []controllers.Key { return unbound() }),
 		},
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{""}, Resources: []string{"persistentvolumes", "persistentvolumeclaims"}, Verbs: []string{"get", "list", "update", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"persistentvolumes/status", "persistentvolumeclaims/status"}, Verbs: []string{"update"}},
-			{APIGroups: []string{"storage.k8s.io"}, Resources: []string{"storageclasses"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{"storage.k8s.io"}, Resources: []string{"storageclasses", "csidrivers"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
@@ -81,7 +83,7 @@ func New(d controllers.Deps) *controllers.Controller {
 				term:    t,
 				claims:  controllers.ViewOf[*corev1.PersistentVolumeClaim](t, claims),
 				volumes: controllers.ViewOf[*corev1.PersistentVolume](t, volumes),
-				classes: classes,
+				classes: classes, drivers: drivers,
 			}
 			return r.reconcile
 		},
@@ -124,7 +126,8 @@ type binder struct {
 	term    *controllers.Term
 	claims  *controllers.View[*corev1.PersistentVolumeClaim]
 	volumes *controllers.View[*corev1.PersistentVolume]
-	classes cache.SharedIndexInformer
+
+	classes, drivers cache.SharedIndexInformer
 }
 
 func (b *binder) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
@@ -158,6 +161,9 @@ func (b *binder) claim(ctx context.Context, key controllers.Key) error {
 			return err
 		}
 		c = next
+	}
+	if d, _ := controllers.Cached[*storagev1.CSIDriver](b.drivers, "", a.Provisioner); controllers.Served(d) {
+		a.Event = "" // who is to make the volume is the cluster itself, which says how far it is
 	}
 	if a.Event != "" && (c.Status.Phase != a.Phase || a.Phase == corev1.ClaimPending) {
 		b.term.Events.Event(c, a.Event, a.Reason, a.Message)

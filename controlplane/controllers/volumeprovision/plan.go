@@ -45,6 +45,7 @@ type begun struct {
 	Segments   map[string]string `json:"segments,omitempty"` // where the node is
 	Snapshot   string            `json:"snapshot,omitempty"` // the driver's id of what the volume is to be made of
 	Volume     string            `json:"volume,omitempty"`
+	Options    []string          `json:"mountOptions,omitempty"`
 	// Class is the claim's VolumeAttributesClass, Mutable what that says.
 	Class   string            `json:"class,omitempty"`
 	Mutable map[string]string `json:"mutable,omitempty"`
@@ -64,6 +65,11 @@ func begunFor(c *corev1.PersistentVolumeClaim) (*begun, error) {
 
 // volumeName is that of the volume made for a claim.
 func volumeName(c *corev1.PersistentVolumeClaim) string { return "pvc-" + string(c.UID) }
+
+// of says whether a driver is asked for what a class says; one that is made anew, or changed, may say something else.
+func (b *begun) of(class *storagev1.StorageClass) bool {
+	return b.Driver == class.Provisioner && maps.Equal(b.Parameters, class.Parameters) && slices.Equal(b.Options, class.MountOptions)
+}
 
 // What is to be done for a claim.
 type act int
@@ -147,7 +153,7 @@ func request(c *corev1.PersistentVolumeClaim, b *begun) *csi.CreateVolumeRequest
 		}
 	}
 	for _, m := range c.Spec.AccessModes {
-		q.VolumeCapabilities = append(q.VolumeCapabilities, capability(c, m, b.Parameters[fsTypeParam]))
+		q.VolumeCapabilities = append(q.VolumeCapabilities, capability(c, m, b))
 	}
 	switch {
 	case b.Snapshot != "":
@@ -164,7 +170,7 @@ func request(c *corev1.PersistentVolumeClaim, b *begun) *csi.CreateVolumeRequest
 	return q
 }
 
-func capability(c *corev1.PersistentVolumeClaim, mode corev1.PersistentVolumeAccessMode, fsType string) *csi.VolumeCapability {
+func capability(c *corev1.PersistentVolumeClaim, mode corev1.PersistentVolumeAccessMode, b *begun) *csi.VolumeCapability {
 	m := csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
 	switch mode {
 	case corev1.ReadOnlyMany:
@@ -176,7 +182,8 @@ func capability(c *corev1.PersistentVolumeClaim, mode corev1.PersistentVolumeAcc
 	if c.Spec.VolumeMode != nil && *c.Spec.VolumeMode == corev1.PersistentVolumeBlock {
 		out.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
 	} else {
-		out.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: fsType}}
+		out.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{
+			FsType: b.Parameters[fsTypeParam], MountFlags: b.Options}}
 	}
 	return out
 }
@@ -251,7 +258,7 @@ func planVolume(v *corev1.PersistentVolume) end {
 // choose finds the node for a claim: that which the scheduler chose or, for a class that does not wait, the one with most
 // room of those that the class allows and that answer, or of all if none does. why says what is in the way of all.
 func choose(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, nodes []candidate) (b begun, why string) {
-	b = begun{Driver: class.Provisioner, Parameters: class.Parameters}
+	b = begun{Driver: class.Provisioner, Parameters: class.Parameters, Options: class.MountOptions}
 	selected := c.Annotations[volume.AnnSelectedNode]
 	best := -1
 	for i, n := range nodes {

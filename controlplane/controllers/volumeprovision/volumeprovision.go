@@ -276,6 +276,9 @@ func (p *provisioner) way(b *begun) (node string, ok bool) {
 
 // create asks the driver and makes the PersistentVolume. Both may be repeated.
 func (p *provisioner) create(ctx context.Context, c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, b *begun) error {
+	if !b.of(class) {
+		return p.undo(ctx, c, b) // and begin anew, by what the class says now
+	}
 	node, ok := p.way(b)
 	if !ok {
 		p.term.Events.Event(c, corev1.EventTypeWarning, "ProvisioningFailed", fmt.Sprintf("node %s, on which volume %s was being made, is gone", b.Node, volumeName(c)))
