@@ -85,3 +85,31 @@ func TestWhichKeysAreLists(t *testing.T) {
 		}
 	}
 }
+
+// F110: with --local-volumes=false a node serves no volumes on its own disk: no driver runs, and nothing else is left out.
+func TestLocalVolumesLeftOut(t *testing.T) {
+	parts := func(args ...string) (names []string) {
+		c, err := configured(t, "node-name: w1", args...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg, _, _ := fakeConfig("w1", t.TempDir())
+		cfg.Volumes, cfg.LocalVolumes = nil, c.LocalVolumes
+		n, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range n.parts {
+			names = append(names, p.Name)
+		}
+		return names
+	}
+	const driver = "local volumes"
+	with, without := parts(), parts("--local-volumes=false")
+	if !slices.Contains(with, driver) || slices.Contains(without, driver) || !slices.Contains(without, "csi") {
+		t.Errorf("with the driver %q, without %q", with, without)
+	}
+	if rest := slices.DeleteFunc(with, func(s string) bool { return s == driver }); !slices.Equal(rest, without) {
+		t.Errorf("with the driver %q, without %q", with, without)
+	}
+}

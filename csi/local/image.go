@@ -205,7 +205,7 @@ func mountImage(ctx context.Context, image, path string, flags []string) error {
 	try := func() error { return unix.Mount(l.Name(), path, "ext4", bits, strings.Join(rest, ",")) }
 	if err = try(); err != nil && !errors.Is(err, unix.EINVAL) {
 		if mend := tool(ctx, "e2fsck", "-p", l.Name()); mend != nil && !mended(mend) {
-			return fmt.Errorf("mounting %s: %w; its file system needs a repair that may lose data, which is yours to run: %w", image, err, mend)
+			return fmt.Errorf("mounting %s: %w; its file system needs a repair that may lose data, which is yours to run: e2fsck -f %s: %w", image, err, image, mend)
 		}
 		err = try()
 	}

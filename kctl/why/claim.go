@@ -90,6 +90,40 @@ func (w *World) attributes(c *corev1.PersistentVolumeClaim) []Finding {
 	return []Finding{f}
 }
 
+// growth explains why the volume of a claim is not as large as the claim asks for.
+func (w *World) growth(c *corev1.PersistentVolumeClaim) []Finding {
+	want, has := c.Spec.Resources.Requests[corev1.ResourceStorage], c.Status.Capacity[corev1.ResourceStorage]
+	if has.IsZero() || want.Cmp(has) <= 0 {
+		return nil
+	}
+	f := Finding{Object: name("persistentvolumeclaim", c), What: fmt.Sprintf("its volume has %s, and %s are asked for", has.String(), want.String()),
+		Since: at(c.CreationTimestamp), Because: "nothing has been said of it yet", Mend: []string{kctl(c, "describe persistentvolumeclaim %s", c.Name)}}
+	e := w.event(c.UID, "VolumeResizeFailed", "ExternalExpanding")
+	if e != nil {
+		f.Because = line(e.Message)
+	}
+	for _, said := range c.Status.Conditions {
+		if said.Status != corev1.ConditionTrue {
+			continue
+		}
+		switch said.Type {
+		case corev1.PersistentVolumeClaimFileSystemResizePending:
+			f.What, f.Since = "its volume has grown, and what its node has of it has not", at(said.LastTransitionTime)
+			f.Because = "that grows while a pod has it mounted, or when one mounts it"
+		case corev1.PersistentVolumeClaimControllerResizeError, corev1.PersistentVolumeClaimNodeResizeError:
+			f.Because, f.Since = line(said.Message), at(said.LastTransitionTime)
+		}
+	}
+	switch {
+	case strings.Contains(f.Because, "ResourceExhausted"):
+		f.Mend = []string{"kctl get csistoragecapacities -A   # the room of each node; delete claims that are not needed, or add a disk",
+			kctl(c, "patch persistentvolumeclaim %s --type=merge -p", c.Name) + ` '{"spec":{"resources":{"requests":{"storage":"SIZE"}}}}'   # less, but more than ` + has.String()}
+	case e != nil && e.Reason == "ExternalExpanding":
+		f.Mend = []string{"kctl get csidrivers", "kctl get pods -A   # does the driver's resizer run?"}
+	}
+	return []Finding{f}
+}
+
 // attachments are those of a claim's volume, by node.
 func (w *World) attachments(c *corev1.PersistentVolumeClaim) (of []*storagev1.VolumeAttachment) {
 	for i := range w.Attachments {

@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -65,6 +66,19 @@ func TestClaims(t *testing.T) {
 		}
 		return c
 	}
+	grows := func(said ...corev1.PersistentVolumeClaimCondition) *corev1.PersistentVolumeClaim {
+		c := bound.DeepCopy()
+		c.Spec.Resources.Requests = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("3Gi")}
+		c.Status.Capacity, c.Status.Conditions = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}, said
+		return c
+	}
+	unplaced := func(w World) World {
+		p := pod("waiting", uses)
+		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable",
+			Message: "0/3 nodes are available: 3 node(s) did not have enough free storage."}}
+		w.Pods = append(w.Pods, *p)
+		return w
+	}
 	const snapshots = "snapshot.storage.k8s.io"
 	transcript(t, "claims", []subject{
 		{"attached", World{Pods: both[:1], Attachments: at}, bound},
@@ -80,6 +94,18 @@ func TestClaims(t *testing.T) {
 		{"no driver on the node", World{Pods: both[1:], Attachments: []storagev1.VolumeAttachment{nowhere}}, bound},
 		{"not given up", World{Attachments: []storagev1.VolumeAttachment{stuck}}, bound},
 		{"not mounted", World{Pods: both[1:], Events: []corev1.Event{said(other, "FailedMount", `MountVolume.SetUp failed for volume "pv-1": wrong fs type`, time.Second)}}, bound},
+		{"its file system needs a repair", World{Pods: both[1:], Events: []corev1.Event{said(other, "FailedMount", `MountVolume.SetUp failed for volume "data" : CSI driver local.csi.keelson.dev: NodeStageVolume of volume pv-1: rpc error: code = Internal desc = staging volume pv-1: mounting /var/lib/keelson/local-volumes/.images/pv-1: structure needs cleaning; its file system needs a repair that may lose data, which is yours to run: e2fsck -f /var/lib/keelson/local-volumes/.images/pv-1: e2fsck: exit status 4`, time.Second)}}, bound},
+		{"a local disk's file system needs a repair", World{Pods: both[1:], Events: []corev1.Event{said(other, "FailedMount", `MountVolume.SetUp failed for volume "data" : local persistentvolume "pv-1": the file system on /dev/sdb needs a repair that may lose data, which is yours to run: e2fsck -f /dev/sdb: fsck.ext4: exit status 4`, time.Second)}}, bound},
+		{"on a disk that is read-only", World{Pods: both[1:], Events: []corev1.Event{said(other, "FailedMount", `MountVolume.SetUp failed for volume "data" : CSI driver local.csi.keelson.dev: NodeStageVolume of volume pv-1: rpc error: code = Internal desc = staging volume pv-1: /var/lib/keelson/local-volumes, where the node has its volumes, is on a disk that is read-only: the node's kernel log may say why; mount it for writing (open /var/lib/keelson/local-volumes/.images/pv-1: read-only file system)`, time.Second)}}, bound},
+		{"its class is missing", told("ProvisioningFailed", `storageclass.storage.k8s.io "fast" not found`), made("", "PersistentVolumeClaim")},
+		{"its driver is missing", told("ProvisioningFailed", `failed to provision volume: no node has CSI driver a.example: a driver registers by a socket in its kubelet folder's plugins_registry (kubectl get csinodes -o yaml lists those that have)`), made("", "PersistentVolumeClaim")},
+		{"the disk is full", told("ProvisioningFailed", `failed to provision volume: StorageClass "now": ResourceExhausted: volume pvc-c wants 10240 MiB, and node w1 has 512 MiB left for volumes`), made("", "PersistentVolumeClaim")},
+		{"the disk is read-only", told("ProvisioningFailed", `failed to provision volume: StorageClass "now": ResourceExhausted: volume pvc-c on node w1: /var/lib/keelson/local-volumes, where the node has its volumes, is on a disk that is read-only: the node's kernel log may say why; mount it for writing`), made("", "PersistentVolumeClaim")},
+		{"a mount option is wrong", told("ProvisioningFailed", `failed to provision volume: StorageClass "now": node w1: InvalidArgument: mount option "fast" is none that ext4 can be mounted with (ext4: Unknown parameter 'fast'): correct the mountOptions of the claim's StorageClass`), made("", "PersistentVolumeClaim")},
+		{"no node has room", unplaced(told("WaitForFirstConsumer", "waiting for first consumer to be created before binding")), made("", "PersistentVolumeClaim")},
+		{"larger than there is room for", told("VolumeResizeFailed", "node w1: ResourceExhausted: volume pv-1 wants 2048 MiB, and node w1 has 512 MiB left for volumes"), grows()},
+		{"larger, and the node's part is to come", World{}, grows(corev1.PersistentVolumeClaimCondition{Type: corev1.PersistentVolumeClaimFileSystemResizePending, Status: corev1.ConditionTrue, LastTransitionTime: ago(time.Minute)})},
+		{"larger, by another's resizer", told("ExternalExpanding", "waiting for an external controller to expand volume pv-1 to 3Gi: that of CSI driver a.example"), grows()},
 		{"of a snapshot, and there are none", told("ProvisioningFailed", "failed to provision volume: the cluster does not serve VolumeSnapshots: 'kctl snapshot install' brings them"), made(snapshots, "VolumeSnapshot")},
 		{"of a snapshot that is not there", told("ProvisioningFailed", `failed to provision volume: VolumeSnapshot old cannot be read: volumesnapshots.snapshot.storage.k8s.io "old" not found`), made(snapshots, "VolumeSnapshot")},
 		{"of a claim that is not there", told("ProvisioningFailed", `failed to provision volume: PersistentVolumeClaim old cannot be read: persistentvolumeclaims "old" not found`,

@@ -2,6 +2,7 @@ package why
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -103,7 +104,7 @@ func (w *World) claim(c *corev1.PersistentVolumeClaim) []Finding {
 	f := Finding{Object: name("persistentvolumeclaim", c), Since: at(c.CreationTimestamp), Mend: []string{kctl(c, "describe persistentvolumeclaim %s", c.Name)}}
 	switch c.Status.Phase {
 	case corev1.ClaimBound:
-		return append(w.attributes(c), w.bound(c)...)
+		return slices.Concat(w.attributes(c), w.growth(c), w.bound(c))
 	case corev1.ClaimLost:
 		f.What, f.Because = "has lost its volume", "volume "+c.Spec.VolumeName+" is gone or is bound to another claim"
 	default:
@@ -157,6 +158,10 @@ func claimMend(c *corev1.PersistentVolumeClaim, e *corev1.Event, always []string
 		return []string{"kctl get volumeattributesclasses   # make that class, or have the claim name one of these"}
 	case failed && strings.Contains(e.Message, "a driver registers"):
 		return []string{"kctl get csinodes -o yaml   # the drivers that have registered, by node", "kctl get pods -A   # does the driver run?"}
+	case failed && strings.Contains(e.Message, "is on a disk that is read-only"):
+		return []string{"kctl get csistoragecapacities -A   # the room of each node, where it has any", "kctl get nodes -o wide   # and see the kernel log of that node"}
+	case failed && strings.Contains(e.Message, "mountOptions of the claim's StorageClass"):
+		return []string{kctl(c, "get persistentvolumeclaim %s -o jsonpath='{.spec.storageClassName}'   # its class, whose mountOptions can be changed: kctl edit storageclass", c.Name)}
 	case failed && strings.Contains(e.Message, "ResourceExhausted"):
 		return []string{"kctl get csistoragecapacities -A   # the room of each node; delete claims that are not needed, or add a disk"}
 	case failed && strings.Contains(e.Message, "VolumeSnapshots: 'kctl snapshot install'"):

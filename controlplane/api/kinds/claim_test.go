@@ -37,7 +37,7 @@ func TestClaimWantsLess(t *testing.T) {
 	if errs := judged(bound("4Gi"), bound("3Gi")); len(errs) > 0 {
 		t.Error(errs)
 	}
-	has(t, "as small as it is", judged(bound("1Gi"), bound("3Gi")), "spec.resources.requests.storage: Forbidden: field can not be less than status.capacity")
+	has(t, "as small as it is", judged(bound("1Gi"), bound("3Gi")), "spec.resources.requests.storage: Forbidden: field can not be less than status.capacity: volumes do not shrink; ask for more than the claim has, or make a smaller claim and copy the data")
 }
 
 // F110: a claim may name another class of attributes, and none as long as its volume has none.

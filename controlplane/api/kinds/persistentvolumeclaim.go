@@ -160,7 +160,7 @@ func validateClaimUpdate(obj, old *corev1.PersistentVolumeClaim) field.ErrorList
 	}
 	if newSize.Cmp(oldSize) < 0 && newSize.Cmp(old.Status.Capacity[corev1.ResourceStorage]) <= 0 {
 		errs = append(errs, field.Forbidden(spec.Child("resources", "requests", "storage"), "field can not be less than status.capacity: volumes do not shrink; "+
-			"ask for at least what the claim has, or make a smaller claim and copy the data"))
+			"ask for more than the claim has, or make a smaller claim and copy the data"))
 	}
 	errs = append(errs, sameOr(obj.Spec.VolumeMode, old.Spec.VolumeMode, field.NewPath("volumeMode"))...)
 	return append(errs, validateAttributesUpdate(obj, old, spec.Child("volumeAttributesClassName"))...)

@@ -100,6 +100,7 @@ var varying = []struct {
 	{regexp.MustCompile(`, since \d+\w+`), ", since AGE"},
 	{regexp.MustCompile(`(?m)^(  (?:Normal|Warning) +\S+ +)\d\S*(?: \(x\d+ over \S+\))?( +)`), "${1}AGE${2}"},
 	{regexp.MustCompile(`on node \S+ is asked`), "on node NODE is asked"},
+	{regexp.MustCompile(`volume pvc-\S+ wants (\d+) MiB, and node \S+ has \d+ MiB`), "volume NAME wants $1 MiB, and node NODE has SOME MiB"},
 	{regexp.MustCompile(`00-[0-9a-f]{32}-[0-9a-f]{16}-01`), "TRACE"},
 	{regexp.MustCompile(`(\S) {2,}`), "$1  "},
 	{regexp.MustCompile(`(?m) +$`), ""},
@@ -122,10 +123,40 @@ func settled(out string) string {
 	return strings.Join(append(lines, slices.Compact(events)...), "")
 }
 
+// unmakeable makes claims whose volumes nobody can make: their class or its driver is not there, or they are too large, the last
+// of them with a pod that wants it.
+func (a attach) unmakeable() {
+	a.Helper()
+	ctx, now := context.Background(), storagev1.VolumeBindingImmediate
+	if _, err := a.cs.StorageV1().CSIDrivers().Create(ctx, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "absent.csi.example",
+		Annotations: map[string]string{"keelson.dev/served-by": "agent"}}}, metav1.CreateOptions{}); err != nil {
+		a.Fatal(err)
+	}
+	a.Cleanup(func() { _ = a.cs.StorageV1().CSIDrivers().Delete(ctx, "absent.csi.example", metav1.DeleteOptions{}) })
+	for name, provisioner := range map[string]string{"nobodys": "absent.csi.example", "at-once": "local.csi.keelson.dev"} {
+		if _, err := a.cs.StorageV1().StorageClasses().Create(ctx, &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: provisioner,
+			VolumeBindingMode: &now}, metav1.CreateOptions{}); err != nil {
+			a.Fatal(err)
+		}
+		a.Cleanup(func() { _ = a.cs.StorageV1().StorageClasses().Delete(ctx, name, metav1.DeleteOptions{}) })
+	}
+	for name, class := range map[string]string{"classless": "none-such", "driverless": "nobodys", "vast": "at-once", "unplaced": "standard"} {
+		if _, err := a.cs.CoreV1().PersistentVolumeClaims(a.ns).Create(ctx, &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PersistentVolumeClaimSpec{
+			StorageClassName: &class, AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
+			Resources: v1.VolumeResourceRequirements{Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse("1Pi")}}}}, metav1.CreateOptions{}); err != nil {
+			a.Fatal(err)
+		}
+	}
+	if _, err := a.cs.CoreV1().Pods(a.ns).Create(ctx, user("unplaced", "unplaced"), metav1.CreateOptions{}); err != nil {
+		a.Fatal(err)
+	}
+}
+
 // toldOfFailures has claims that are to be made of what is not there, and asks about them.
 func (a attach) toldOfFailures(has *v1.Pod, other string) {
 	a.Helper()
 	ctx, class := context.Background(), "attached"
+	a.unmakeable()
 	group := func(name string) *string { return &name }
 	claims := a.cs.CoreV1().PersistentVolumeClaims(a.ns)
 	for _, c := range []struct {
@@ -147,8 +178,20 @@ func (a attach) toldOfFailures(has *v1.Pod, other string) {
 		{"a copy of a claim that is not there", "copy", "cannot be read"},
 		{"of a snapshot, in a cluster without", "restored", "kctl snapshot install"},
 		{"of what nobody knows", "filled", "no such kind"},
+		{"of a class that is not there", "classless", "not found"},
+		{"of a driver that no node has", "driverless", "no node has CSI driver"},
+		{"larger than any disk", "vast", "ResourceExhausted"},
+		{"larger than any disk, for a pod", "unplaced", "did not have enough free storage"},
 	})
-	for _, name := range []string{"copy", "restored", "filled"} {
+	if out := a.kctl("patch", "pvc", "data-"+has.Name, "-p", `{"spec": {"resources": {"requests": {"storage": "4Mi"}}}}`); !strings.Contains(out,
+		"spec.resources.requests.storage: Forbidden: field can not be less than status.capacity: volumes do not shrink; ask for more than the claim has, "+
+			"or make a smaller claim and copy the data") {
+		a.Errorf("of a claim that is to shrink people are told: %s", out)
+	}
+	if err := a.cs.CoreV1().Pods(a.ns).Delete(ctx, "unplaced", metav1.DeleteOptions{}); err != nil {
+		a.Error(err)
+	}
+	for _, name := range []string{"copy", "restored", "filled", "classless", "driverless", "vast", "unplaced"} {
 		if err := claims.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
 			a.Error(err)
 		}

@@ -1,0 +1,49 @@
+package controllers_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/internal/virtual"
+)
+
+// F110: a volume says since when it is in its phase, and that changes with the phase alone.
+func TestVolumePhasesHaveATime(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := start(t, options{quiet: true})
+		w.driverOn("w1")
+		w.class("kept", storagev1.VolumeBindingImmediate, corev1.PersistentVolumeReclaimRetain)
+		w.create(classed("data", "kept", "1Gi"))
+		name := w.volumeOf("data").Name
+		since := func(phase corev1.PersistentVolumePhase) (at time.Time) {
+			t.Helper()
+			w.eventually("volume is "+string(phase), func() error {
+				v, err := client.Get[*corev1.PersistentVolume](w.ctx, w.admin, "", name)
+				if err == nil && (v.Status.Phase != phase || v.Status.LastPhaseTransitionTime == nil) {
+					err = fmt.Errorf("volume is %+v", v.Status)
+				}
+				if err == nil {
+					at = v.Status.LastPhaseTransitionTime.Time
+				}
+				return err
+			})
+			return at
+		}
+		bound := since(corev1.VolumeBound)
+		time.Sleep(time.Hour)
+		update(w, name, func(v *corev1.PersistentVolume) { v.Labels = map[string]string{"changed": "yes"} })
+		time.Sleep(time.Hour)
+		if again := since(corev1.VolumeBound); !again.Equal(bound) {
+			t.Errorf("it is bound since %s, and then since %s", bound, again)
+		}
+		w.deleteClaim("data")
+		if released := since(corev1.VolumeReleased); released.Sub(bound) < 2*time.Hour {
+			t.Errorf("it is bound since %s and released since %s", bound, released)
+		}
+	})
+}
