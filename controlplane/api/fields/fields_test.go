@@ -8,6 +8,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"sigs.k8s.io/yaml"
 )
 
@@ -157,6 +158,7 @@ func object[T any](t *testing.T, text string) *T {
 func TestCheck(t *testing.T) {
 	const responders = "evictionResponders: [{name: a}]"
 	pod := func(spec string) *corev1.Pod { return object[corev1.Pod](t, "{spec: {"+spec+"}}") }
+	driver := func(spec string) *storagev1.CSIDriver { return object[storagev1.CSIDriver](t, "{spec: {"+spec+"}}") } // F110
 	for _, c := range []struct {
 		name     string
 		obj, old any
@@ -178,6 +180,12 @@ func TestCheck(t *testing.T) {
 		{"key with another value", object[corev1.ServiceAccount](t, "{metadata: {annotations: {kubernetes.io/enforce-mountable-secrets: 'false'}}}"), nil, nil, 0},
 		{"key in a template", object[appsv1.Deployment](t, "{spec: {template: {metadata: {annotations: {container.apparmor.security.beta.kubernetes.io/c: runtime/default}}}}}"), nil,
 			[]string{"spec.template.metadata.annotations[container.apparmor.security.beta.kubernetes.io/c]"}, 0},
+		{"room that is asked for again", driver("nodeAllocatableUpdatePeriodSeconds: 60"), nil, []string{"spec.nodeAllocatableUpdatePeriodSeconds"}, 0},
+		{"pods kept from nodes without the driver", driver("preventPodSchedulingIfMissing: true"), nil, []string{"spec.preventPodSchedulingIfMissing"}, 0},
+		{"pods not kept from them", driver("preventPodSchedulingIfMissing: false"), nil, nil, 0},
+		{"mounts with labels", driver("seLinuxMount: true"), nil, nil, 1},
+		{"all else of a driver", driver("attachRequired: false, podInfoOnMount: true, volumeLifecycleModes: [Ephemeral], storageCapacity: true, fsGroupPolicy: File, " +
+			"requiresRepublish: true, seLinuxMount: false, tokenRequests: [{audience: a}], serviceAccountTokenInSecrets: true"), nil, nil, 0},
 		{"inert hook", pod("containers: [{name: c, lifecycle: {preStop: {tcpSocket: {port: 80}}}}]"), nil, nil, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {

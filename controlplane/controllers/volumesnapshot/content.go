@@ -14,11 +14,9 @@ import (
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/controlplane/api/custom"
-	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
@@ -30,26 +28,11 @@ func (r *reconciler) content(ctx context.Context, c content) (time.Duration, err
 	case c.Typed.DeletionTimestamp != nil, c.Typed.Spec.VolumeSnapshotRef.UID == "", metav1.HasAnnotation(c.Object.ObjectMeta, beingDeleted):
 		return 0, nil // as long as a snapshot has it, or none has it yet
 	case c.Typed.Status != nil && c.Typed.Status.ReadyToUse != nil && *c.Typed.Status.ReadyToUse:
-		return 0, r.mark(ctx, c, false)
+		return 0, r.mark(ctx, ofSnapshots, c.Object, false)
 	case c.Typed.Spec.Source.SnapshotHandle != nil:
 		return r.find(ctx, c)
 	}
 	return r.take(ctx, c)
-}
-
-// mark notes that a driver is being asked for a snapshot, or takes the note away.
-func (r *reconciler) mark(ctx context.Context, c content, on bool) error {
-	if metav1.HasAnnotation(c.Object.ObjectMeta, beingCreated) == on {
-		return nil
-	}
-	_, err := r.write(ctx, c.Object, func(o *custom.Object) {
-		if on {
-			metav1.SetMetaDataAnnotation(&o.ObjectMeta, beingCreated, "yes")
-		} else {
-			delete(o.Annotations, beingCreated)
-		}
-	})
-	return err
 }
 
 // take asks the driver for a snapshot, again until it is ready.
@@ -58,12 +41,12 @@ func (r *reconciler) take(ctx context.Context, c content) (time.Duration, error)
 	if err != nil {
 		return 0, r.refused(ctx, c, err)
 	}
-	nodes, err := r.reaching(c)
+	nodes, err := r.reaching(c.Object, c.Typed.Spec.Driver)
 	if err != nil {
 		return 0, r.refused(ctx, c, err)
 	}
 	if !metav1.HasAnnotation(c.Object.ObjectMeta, beingCreated) {
-		if err := r.mark(ctx, c, true); err != nil {
+		if err := r.mark(ctx, ofSnapshots, c.Object, true); err != nil {
 			return 0, err
 		}
 		return time.Millisecond, nil // and go on by what is stored
@@ -107,73 +90,31 @@ func (r *reconciler) request(ctx context.Context, c content) (*csi.CreateSnapsho
 		if err != nil {
 			return nil, fmt.Errorf("VolumeSnapshotClass %s: %w", *name, err)
 		}
-		if q.Parameters, err = parameters(class.Typed); err != nil {
+		if q.Parameters, err = ofSnapshots.told(classOf(class.Typed)); err != nil {
 			return nil, err
 		}
 	}
-	secrets, err := r.secrets(ctx, c)
+	secrets, err := r.secrets(ctx, ofSnapshots, c.Object, c.Typed.Spec.Driver)
 	q.Secrets = secrets
 	return q, err
 }
 
-// secrets are what the driver is given for a content.
-func (r *reconciler) secrets(ctx context.Context, c content) (map[string]string, error) {
-	return r.secretAt(ctx, c.Object.Annotations[secretNamespace], c.Object.Annotations[secretName], c.Typed.Spec.Driver)
-}
-
-// secretAt is what a Secret holds for a driver; nothing where none is named.
-func (r *reconciler) secretAt(ctx context.Context, namespace, name, driver string) (map[string]string, error) {
-	if name == "" {
-		return nil, nil
-	}
-	s, err := client.Get[*corev1.Secret](ctx, r.term.Client, namespace, name)
-	if err != nil {
-		return nil, fmt.Errorf("Secret %s/%s for CSI driver %s: %w", namespace, name, driver, err)
-	}
-	out := make(map[string]string, len(s.Data))
-	for k, v := range s.Data {
-		out[k] = string(v)
-	}
-	return out, nil
-}
-
 // refused tells a content and its snapshot why it is not taken, and returns that.
 func (r *reconciler) refused(ctx context.Context, c content, cause error) error {
-	message := "snapshot is not taken: " + cause.Error()
-	r.event(c.Object, corev1.EventTypeWarning, "SnapshotCreationFailed", message)
-	if have := c.Typed.Status; have == nil || have.Error == nil || have.Error.Message == nil || *have.Error.Message != message {
-		next := &snap.VolumeSnapshotContentStatus{}
-		if have != nil {
-			next = have.DeepCopy()
-		}
-		no, now := false, metav1.NewTime(r.term.Now())
-		next.Error, next.ReadyToUse = &snap.VolumeSnapshotError{Time: &now, Message: &message}, &no
-		if err := r.writeStatus(ctx, c.Object, next); err != nil {
-			return err
-		}
+	if err := r.says(ctx, c.Object, "SnapshotCreationFailed", "snapshot is not taken: "+cause.Error()); err != nil {
+		return err
 	}
 	return fmt.Errorf("VolumeSnapshotContent %s: %w", c.Typed.Name, cause)
-}
-
-// reaching are the nodes by whose driver the snapshot of a content is taken, found or deleted.
-func (r *reconciler) reaching(c content) ([]string, error) {
-	from, err := controllers.ReachedFrom(c.Object)
-	if err != nil {
-		return nil, err
-	}
-	v := &corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{NodeAffinity: from,
-		PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: c.Typed.Spec.Driver}}}}
-	return controllers.NodesReaching(v, r.csiNodes, r.nodes)
 }
 
 // find looks for a snapshot that somebody made without the cluster, on every node that has the driver: where it is
 // is noted.
 func (r *reconciler) find(ctx context.Context, c content) (time.Duration, error) {
-	nodes, err := r.reaching(c)
+	nodes, err := r.reaching(c.Object, c.Typed.Spec.Driver)
 	if err != nil {
 		return 0, r.refused(ctx, c, err)
 	}
-	secrets, err := r.secrets(ctx, c)
+	secrets, err := r.secrets(ctx, ofSnapshots, c.Object, c.Typed.Spec.Driver)
 	if err != nil {
 		return 0, r.refused(ctx, c, err)
 	}
@@ -234,14 +175,7 @@ func (r *reconciler) remove(ctx context.Context, c content) (time.Duration, erro
 			return 0, fmt.Errorf("deleting the snapshot of VolumeSnapshotContent %s: %w", c.Typed.Name, err)
 		}
 	}
-	_, err := r.write(ctx, c.Object, func(o *custom.Object) {
-		delete(o.Annotations, beingCreated)
-		o.Finalizers = slices.DeleteFunc(o.Finalizers, func(f string) bool { return f == contentFinalizer })
-	})
-	if apierrors.IsNotFound(err) {
-		return 0, nil
-	}
-	return 0, err
+	return 0, r.leave(ctx, ofSnapshots, c.Object)
 }
 
 // delete has the driver delete the snapshot of a content.
@@ -255,7 +189,7 @@ func (r *reconciler) delete(ctx context.Context, c content) error {
 	case !metav1.HasAnnotation(c.Object.ObjectMeta, beingCreated):
 		return nil // nobody was asked
 	}
-	nodes, err := r.reaching(c)
+	nodes, err := r.reaching(c.Object, c.Typed.Spec.Driver)
 	if errors.Is(err, controllers.ErrNoNode) {
 		return nil // it went with its nodes
 	}
@@ -263,7 +197,7 @@ func (r *reconciler) delete(ctx context.Context, c content) error {
 		return err
 	}
 	driver := controllers.DriverController(r.calls, nodes[0], c.Typed.Spec.Driver)
-	secrets, err := r.secrets(ctx, c)
+	secrets, err := r.secrets(ctx, ofSnapshots, c.Object, c.Typed.Spec.Driver)
 	if err != nil {
 		return err
 	}

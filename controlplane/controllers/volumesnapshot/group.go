@@ -54,24 +54,9 @@ func (r *reconciler) groupNamed(ctx context.Context, key controllers.Key) (time.
 		return 0, err
 	}
 	if err != nil {
-		return again, r.groupFailed(ctx, g, err)
+		return again, r.says(ctx, g.Object, "GroupSnapshotContentMissing", err.Error())
 	}
 	return r.groupTold(ctx, g, *c)
-}
-
-// groupFailed tells a group why it has no content, and tries again later.
-func (r *reconciler) groupFailed(ctx context.Context, g group, cause error) error {
-	r.event(g.Object, corev1.EventTypeWarning, "GroupSnapshotContentMissing", cause.Error())
-	next := &groups.VolumeGroupSnapshotStatus{}
-	if g.Typed.Status != nil {
-		next = g.Typed.Status.DeepCopy()
-	}
-	if next.Error != nil && next.Error.Message != nil && *next.Error.Message == cause.Error() {
-		return nil
-	}
-	no, now, message := false, metav1.NewTime(r.term.Now()), cause.Error()
-	next.Error, next.ReadyToUse = &snap.VolumeSnapshotError{Time: &now, Message: &message}, &no
-	return r.writeStatus(ctx, g.Object, next)
 }
 
 // groupContentOrNil reads a content of a group; nil when there is none.
@@ -136,11 +121,11 @@ func (r *reconciler) groupDynamic(ctx context.Context, g group) (group, *groupCo
 	if err != nil {
 		return g, nil, err
 	}
-	var classes []*groups.VolumeGroupSnapshotClass
+	var classes []class
 	for _, one := range list {
-		classes = append(classes, one.Typed)
+		classes = append(classes, groupClassOf(one.Typed))
 	}
-	class, err := groupClassFor(g.Typed, driver, classes)
+	class, err := ofGroups.classFor(g.Typed.Spec.VolumeGroupSnapshotClassName, driver, classes)
 	if err != nil {
 		return g, nil, err
 	}
@@ -153,7 +138,7 @@ func (r *reconciler) groupDynamic(ctx context.Context, g group) (group, *groupCo
 	}
 	if g.Typed.Spec.VolumeGroupSnapshotClassName == nil {
 		next, err := r.write(ctx, g.Object, func(o *custom.Object) {
-			o.Content["spec"].(map[string]any)["volumeGroupSnapshotClassName"] = class.Name
+			o.Content["spec"].(map[string]any)["volumeGroupSnapshotClassName"] = class.name
 		})
 		if err != nil {
 			return g, nil, err

@@ -16,7 +16,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"keelson.dev/keelson/controlplane/api/custom"
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
@@ -44,7 +43,7 @@ func (r *reconciler) groupContentNamed(ctx context.Context, key controllers.Key)
 	case c.Typed.Spec.VolumeGroupSnapshotRef.UID == "":
 		return 0, nil // none has it yet
 	case had != nil && had.ReadyToUse != nil && *had.ReadyToUse:
-		return 0, r.groupMark(ctx, c, false)
+		return 0, r.mark(ctx, ofGroups, c.Object, false)
 	case c.Typed.Spec.Source.GroupSnapshotHandles != nil:
 		return r.groupFind(ctx, c)
 	}
@@ -64,28 +63,13 @@ func (r *reconciler) groupOrphaned(ctx context.Context, c groupContent) (bool, e
 	return true, r.deleteObject(ctx, c.Object)
 }
 
-// groupMark notes that a driver is being asked for a group, or takes the note away.
-func (r *reconciler) groupMark(ctx context.Context, c groupContent, on bool) error {
-	if metav1.HasAnnotation(c.Object.ObjectMeta, groupBeingCreated) == on {
-		return nil
-	}
-	_, err := r.write(ctx, c.Object, func(o *custom.Object) {
-		if on {
-			metav1.SetMetaDataAnnotation(&o.ObjectMeta, groupBeingCreated, "yes")
-		} else {
-			delete(o.Annotations, groupBeingCreated)
-		}
-	})
-	return err
-}
-
 // groupTake asks the driver for a group, again until it is ready.
 func (r *reconciler) groupTake(ctx context.Context, c groupContent) (time.Duration, error) {
 	q, err := r.groupRequest(ctx, c)
 	if err != nil {
 		return 0, r.groupRefused(ctx, c, err)
 	}
-	nodes, err := r.groupReaching(c)
+	nodes, err := r.reaching(c.Object, c.Typed.Spec.Driver)
 	if err != nil {
 		return 0, r.groupRefused(ctx, c, err)
 	}
@@ -93,7 +77,7 @@ func (r *reconciler) groupTake(ctx context.Context, c groupContent) (time.Durati
 		return 0, r.groupRefused(ctx, c, err)
 	}
 	if !metav1.HasAnnotation(c.Object.ObjectMeta, groupBeingCreated) {
-		return time.Millisecond, r.groupMark(ctx, c, true) // and go on by what is stored
+		return time.Millisecond, r.mark(ctx, ofGroups, c.Object, true) // and go on by what is stored
 	}
 	res, err := controllers.DriverGroups(r.calls, nodes[0], c.Typed.Spec.Driver).CreateVolumeGroupSnapshot(ctx, q)
 	switch {
@@ -154,56 +138,30 @@ func (r *reconciler) groupRequest(ctx context.Context, c groupContent) (*csi.Cre
 		if err != nil {
 			return nil, fmt.Errorf("VolumeGroupSnapshotClass %s: %w", *name, err)
 		}
-		if q.Parameters, err = groupParameters(class.Typed); err != nil {
+		if q.Parameters, err = ofGroups.told(groupClassOf(class.Typed)); err != nil {
 			return nil, err
 		}
 	}
-	secrets, err := r.groupSecrets(ctx, c)
+	secrets, err := r.secrets(ctx, ofGroups, c.Object, c.Typed.Spec.Driver)
 	q.Secrets = secrets
 	return q, err
 }
 
-// groupSecrets are what the driver is given for a content.
-func (r *reconciler) groupSecrets(ctx context.Context, c groupContent) (map[string]string, error) {
-	return r.secretAt(ctx, c.Object.Annotations[groupSecretNamespace], c.Object.Annotations[groupSecretName], c.Typed.Spec.Driver)
-}
-
 // groupRefused tells a content and its group why it is not taken, and returns that.
 func (r *reconciler) groupRefused(ctx context.Context, c groupContent, cause error) error {
-	message := "group of snapshots is not taken: " + cause.Error()
-	r.event(c.Object, corev1.EventTypeWarning, "GroupSnapshotCreationFailed", message)
-	if have := c.Typed.Status; have == nil || have.Error == nil || have.Error.Message == nil || *have.Error.Message != message {
-		next := &groups.VolumeGroupSnapshotContentStatus{}
-		if have != nil {
-			next = have.DeepCopy()
-		}
-		no, now := false, metav1.NewTime(r.term.Now())
-		next.Error, next.ReadyToUse = &snap.VolumeSnapshotError{Time: &now, Message: &message}, &no
-		if err := r.writeStatus(ctx, c.Object, next); err != nil {
-			return err
-		}
+	if err := r.says(ctx, c.Object, "GroupSnapshotCreationFailed", "group of snapshots is not taken: "+cause.Error()); err != nil {
+		return err
 	}
 	return fmt.Errorf("VolumeGroupSnapshotContent %s: %w", c.Typed.Name, cause)
 }
 
-// groupReaching are the nodes by whose driver a group is taken, found or deleted.
-func (r *reconciler) groupReaching(c groupContent) ([]string, error) {
-	from, err := controllers.ReachedFrom(c.Object)
-	if err != nil {
-		return nil, err
-	}
-	v := &corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{NodeAffinity: from,
-		PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: c.Typed.Spec.Driver}}}}
-	return controllers.NodesReaching(v, r.csiNodes, r.nodes)
-}
-
 // groupFind looks for a group that somebody made without the cluster, on every node that has the driver.
 func (r *reconciler) groupFind(ctx context.Context, c groupContent) (time.Duration, error) {
-	nodes, err := r.groupReaching(c)
+	nodes, err := r.reaching(c.Object, c.Typed.Spec.Driver)
 	if err != nil {
 		return 0, r.groupRefused(ctx, c, err)
 	}
-	secrets, err := r.groupSecrets(ctx, c)
+	secrets, err := r.secrets(ctx, ofGroups, c.Object, c.Typed.Spec.Driver)
 	if err != nil {
 		return 0, r.groupRefused(ctx, c, err)
 	}
@@ -246,14 +204,7 @@ func (r *reconciler) groupRemove(ctx context.Context, c groupContent) (time.Dura
 			return 0, fmt.Errorf("deleting the group of snapshots of VolumeGroupSnapshotContent %s: %w", c.Typed.Name, err)
 		}
 	}
-	_, err := r.write(ctx, c.Object, func(o *custom.Object) {
-		delete(o.Annotations, groupBeingCreated)
-		o.Finalizers = slices.DeleteFunc(o.Finalizers, func(f string) bool { return f == groupContentFinalizer })
-	})
-	if apierrors.IsNotFound(err) {
-		return 0, nil
-	}
-	return 0, err
+	return 0, r.leave(ctx, ofGroups, c.Object)
 }
 
 // groupDelete has the driver delete the group of a content. One that was being made is asked for once more: only then is
@@ -271,7 +222,7 @@ func (r *reconciler) groupDelete(ctx context.Context, c groupContent) error {
 	case !metav1.HasAnnotation(c.Object.ObjectMeta, groupBeingCreated):
 		return nil // nobody was asked
 	}
-	nodes, err := r.groupReaching(c)
+	nodes, err := r.reaching(c.Object, c.Typed.Spec.Driver)
 	if errors.Is(err, controllers.ErrNoNode) {
 		return nil // it went with its nodes
 	}
@@ -279,7 +230,7 @@ func (r *reconciler) groupDelete(ctx context.Context, c groupContent) error {
 		return err
 	}
 	driver := controllers.DriverGroups(r.calls, nodes[0], c.Typed.Spec.Driver)
-	if q.Secrets, err = r.groupSecrets(ctx, c); err != nil {
+	if q.Secrets, err = r.secrets(ctx, ofGroups, c.Object, c.Typed.Spec.Driver); err != nil {
 		return err
 	}
 	if q.GroupSnapshotId == "" {

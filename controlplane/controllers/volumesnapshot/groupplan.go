@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -49,38 +48,6 @@ func groupDriverName(uid types.UID) string  { return "groupsnapshot-" + string(u
 // follows from the group and the driver's name of the snapshot.
 func memberName(group types.UID, handle string) string {
 	return fmt.Sprintf("snapshot-%x", sha256.Sum256([]byte(string(group)+"\x00"+handle)))[:49]
-}
-
-// groupClassFor finds the class of a group: that which it names, or the driver's default.
-func groupClassFor(g *groups.VolumeGroupSnapshot, driver string, all []*groups.VolumeGroupSnapshotClass) (*groups.VolumeGroupSnapshotClass, error) {
-	if name := g.Spec.VolumeGroupSnapshotClassName; name != nil && *name != "" {
-		i := slices.IndexFunc(all, func(c *groups.VolumeGroupSnapshotClass) bool { return c.Name == *name })
-		switch {
-		case i < 0:
-			return nil, fmt.Errorf("VolumeGroupSnapshotClass %q does not exist", *name)
-		case all[i].Driver != driver:
-			return nil, fmt.Errorf("VolumeGroupSnapshotClass %q is of CSI driver %s, and the volumes of the claims are of %s: name a class of that driver",
-				*name, all[i].Driver, driver)
-		}
-		return all[i], nil
-	}
-	var defaults []*groups.VolumeGroupSnapshotClass
-	var names []string
-	for _, c := range all {
-		if c.Driver == driver && c.Annotations[groupDefaultClass] == "true" {
-			defaults, names = append(defaults, c), append(names, c.Name)
-		}
-	}
-	slices.Sort(names)
-	switch len(defaults) {
-	case 0:
-		return nil, fmt.Errorf("no VolumeGroupSnapshotClass is the default of CSI driver %s: name one in spec.volumeGroupSnapshotClassName, or annotate one with %s=true",
-			driver, groupDefaultClass)
-	case 1:
-		return defaults[0], nil
-	}
-	return nil, fmt.Errorf("VolumeGroupSnapshotClasses %s are all the default of CSI driver %s: name one in spec.volumeGroupSnapshotClassName, or leave the annotation to one",
-		strings.Join(names, ", "), driver)
 }
 
 // selected are the claims that a group is of, by name.
@@ -161,55 +128,23 @@ func together(volumes []*corev1.PersistentVolume) (*corev1.VolumeNodeAffinity, e
 }
 
 // groupContentOf is the content made for a group.
-func groupContentOf(g *groups.VolumeGroupSnapshot, class *groups.VolumeGroupSnapshotClass, volumes []*corev1.PersistentVolume) (*groups.VolumeGroupSnapshotContent, error) {
-	c := &groups.VolumeGroupSnapshotContent{
+func groupContentOf(g *groups.VolumeGroupSnapshot, c class, volumes []*corev1.PersistentVolume) (*groups.VolumeGroupSnapshotContent, error) {
+	out := &groups.VolumeGroupSnapshotContent{
 		ObjectMeta: metav1.ObjectMeta{Name: groupContentName(g.UID), Finalizers: []string{groupContentFinalizer}},
 		Spec: groups.VolumeGroupSnapshotContentSpec{
 			VolumeGroupSnapshotRef: corev1.ObjectReference{APIVersion: groups.GroupName + "/v1", Kind: "VolumeGroupSnapshot",
 				Namespace: g.Namespace, Name: g.Name, UID: g.UID},
-			DeletionPolicy: class.DeletionPolicy, Driver: class.Driver, VolumeGroupSnapshotClassName: &class.Name,
+			DeletionPolicy: c.policy, Driver: c.driver, VolumeGroupSnapshotClassName: &c.name,
 		},
 	}
 	for _, v := range volumes {
-		c.Spec.Source.VolumeHandles = append(c.Spec.Source.VolumeHandles, v.Spec.CSI.VolumeHandle)
-	}
-	name, namespace := class.Parameters[groupSecretNameParam], class.Parameters[groupSecretNamespaceParam]
-	if (name == "") != (namespace == "") {
-		return nil, fmt.Errorf("VolumeGroupSnapshotClass %s has one of the parameters %s and %s: both belong together", class.Name, groupSecretNameParam, groupSecretNamespaceParam)
-	}
-	if name != "" {
-		fill := strings.NewReplacer("${volumegroupsnapshot.name}", g.Name, "${volumegroupsnapshot.namespace}", g.Namespace, "${volumegroupsnapshotcontent.name}", c.Name)
-		name, namespace = fill.Replace(name), fill.Replace(namespace)
-		if strings.Contains(name+namespace, "${") {
-			return nil, fmt.Errorf("VolumeGroupSnapshotClass %s: its Secret %s/%s has a variable that there is not", class.Name, namespace, name)
-		}
-		metav1.SetMetaDataAnnotation(&c.ObjectMeta, groupSecretName, name)
-		metav1.SetMetaDataAnnotation(&c.ObjectMeta, groupSecretNamespace, namespace)
+		out.Spec.Source.VolumeHandles = append(out.Spec.Source.VolumeHandles, v.Spec.CSI.VolumeHandle)
 	}
 	from, err := together(volumes)
-	if err != nil || from == nil {
-		return c, err
-	}
-	text, err := json.Marshal(from)
 	if err != nil {
 		return nil, err
 	}
-	metav1.SetMetaDataAnnotation(&c.ObjectMeta, controllers.ReachedFromAnnotation, string(text))
-	return c, nil
-}
-
-// groupParameters are what the driver is told of its class.
-func groupParameters(class *groups.VolumeGroupSnapshotClass) (map[string]string, error) {
-	out := map[string]string{}
-	for _, k := range slices.Sorted(maps.Keys(class.Parameters)) {
-		switch {
-		case !strings.HasPrefix(k, reserved):
-			out[k] = class.Parameters[k]
-		case k != groupSecretNameParam && k != groupSecretNamespaceParam:
-			return nil, fmt.Errorf("parameter %s of VolumeGroupSnapshotClass %s is not served for drivers that the agents serve: leave it out", k, class.Name)
-		}
-	}
-	return out, nil
+	return out, ofGroups.note(&out.ObjectMeta, c, g, from)
 }
 
 // groupBelongs says why a content that a group names is not its own.

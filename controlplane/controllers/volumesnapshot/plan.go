@@ -10,12 +10,8 @@
 package volumesnapshot
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
-	"strings"
 
 	snap "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -59,36 +55,6 @@ func driverName(c *snap.VolumeSnapshotContent) string {
 	return "snapshot-" + string(c.Spec.VolumeSnapshotRef.UID)
 }
 
-// classFor finds the class of a snapshot: that which it names, or the driver's default.
-func classFor(s *snap.VolumeSnapshot, driver string, all []*snap.VolumeSnapshotClass) (*snap.VolumeSnapshotClass, error) {
-	if name := s.Spec.VolumeSnapshotClassName; name != nil && *name != "" {
-		i := slices.IndexFunc(all, func(c *snap.VolumeSnapshotClass) bool { return c.Name == *name })
-		switch {
-		case i < 0:
-			return nil, fmt.Errorf("VolumeSnapshotClass %q does not exist", *name)
-		case all[i].Driver != driver:
-			return nil, fmt.Errorf("VolumeSnapshotClass %q is of CSI driver %s, and the volume of the claim is of %s: name a class of that driver", *name, all[i].Driver, driver)
-		}
-		return all[i], nil
-	}
-	var defaults []*snap.VolumeSnapshotClass
-	var names []string
-	for _, c := range all {
-		if c.Driver == driver && c.Annotations[defaultClass] == "true" {
-			defaults, names = append(defaults, c), append(names, c.Name)
-		}
-	}
-	switch len(defaults) {
-	case 0:
-		return nil, fmt.Errorf("no VolumeSnapshotClass is the default of CSI driver %s: name one in spec.volumeSnapshotClassName, or annotate one with %s=true", driver, defaultClass)
-	case 1:
-		return defaults[0], nil
-	}
-	slices.Sort(names)
-	return nil, fmt.Errorf("VolumeSnapshotClasses %s are all the default of CSI driver %s: name one in spec.volumeSnapshotClassName, or leave the annotation to one",
-		strings.Join(names, ", "), driver)
-}
-
 // source is the volume of the claim that a snapshot is to be of.
 func source(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) error {
 	switch {
@@ -107,63 +73,20 @@ func source(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) err
 }
 
 // contentOf is the content made for a snapshot of a claim.
-func contentOf(s *snap.VolumeSnapshot, class *snap.VolumeSnapshotClass, v *corev1.PersistentVolume) (*snap.VolumeSnapshotContent, error) {
+func contentOf(s *snap.VolumeSnapshot, c class, v *corev1.PersistentVolume) (*snap.VolumeSnapshotContent, error) {
 	mode := corev1.PersistentVolumeFilesystem
 	if v.Spec.VolumeMode != nil {
 		mode = *v.Spec.VolumeMode
 	}
-	c := &snap.VolumeSnapshotContent{
+	out := &snap.VolumeSnapshotContent{
 		ObjectMeta: metav1.ObjectMeta{Name: contentName(s), Finalizers: []string{contentFinalizer}},
 		Spec: snap.VolumeSnapshotContentSpec{
 			VolumeSnapshotRef: corev1.ObjectReference{APIVersion: snap.GroupName + "/v1", Kind: "VolumeSnapshot", Namespace: s.Namespace, Name: s.Name, UID: s.UID},
-			DeletionPolicy:    class.DeletionPolicy, Driver: class.Driver, VolumeSnapshotClassName: &class.Name,
+			DeletionPolicy:    c.policy, Driver: c.driver, VolumeSnapshotClassName: &c.name,
 			Source: snap.VolumeSnapshotContentSource{VolumeHandle: &v.Spec.CSI.VolumeHandle}, SourceVolumeMode: &mode,
 		},
 	}
-	name, namespace, err := secretOf(s, class)
-	if err != nil {
-		return nil, err
-	}
-	if name != "" {
-		metav1.SetMetaDataAnnotation(&c.ObjectMeta, secretName, name)
-		metav1.SetMetaDataAnnotation(&c.ObjectMeta, secretNamespace, namespace)
-	}
-	if v.Spec.NodeAffinity != nil {
-		text, err := json.Marshal(v.Spec.NodeAffinity)
-		if err != nil {
-			return nil, err
-		}
-		metav1.SetMetaDataAnnotation(&c.ObjectMeta, controllers.ReachedFromAnnotation, string(text))
-	}
-	return c, nil
-}
-
-// secretOf is the Secret that a class gives to the driver for a snapshot; "" without one.
-func secretOf(s *snap.VolumeSnapshot, class *snap.VolumeSnapshotClass) (name, namespace string, err error) {
-	name, namespace = class.Parameters[secretNameParam], class.Parameters[secretNamespaceParam]
-	if (name == "") != (namespace == "") {
-		return "", "", fmt.Errorf("VolumeSnapshotClass %s has one of the parameters %s and %s: both belong together", class.Name, secretNameParam, secretNamespaceParam)
-	}
-	fill := strings.NewReplacer("${volumesnapshot.name}", s.Name, "${volumesnapshot.namespace}", s.Namespace, "${volumesnapshotcontent.name}", contentName(s))
-	name, namespace = fill.Replace(name), fill.Replace(namespace)
-	if strings.Contains(name+namespace, "${") {
-		return "", "", fmt.Errorf("VolumeSnapshotClass %s: its Secret %s/%s has a variable that there is not", class.Name, namespace, name)
-	}
-	return name, namespace, nil
-}
-
-// parameters are what the driver is told of its class. What begins with csi.storage.k8s.io/ is for who calls it.
-func parameters(class *snap.VolumeSnapshotClass) (map[string]string, error) {
-	out := map[string]string{}
-	for _, k := range slices.Sorted(maps.Keys(class.Parameters)) {
-		switch {
-		case !strings.HasPrefix(k, reserved):
-			out[k] = class.Parameters[k]
-		case k != secretNameParam && k != secretNamespaceParam:
-			return nil, fmt.Errorf("parameter %s of VolumeSnapshotClass %s is not served for drivers that the agents serve: leave it out", k, class.Name)
-		}
-	}
-	return out, nil
+	return out, ofSnapshots.note(&out.ObjectMeta, c, s, v.Spec.NodeAffinity)
 }
 
 // belongs says why a content that a snapshot names is not its own.

@@ -52,24 +52,9 @@ func (r *reconciler) snapshot(ctx context.Context, s snapshot) (time.Duration, e
 		return 0, err
 	}
 	if err != nil {
-		return again, r.failed(ctx, s, err)
+		return again, r.says(ctx, s.Object, "SnapshotContentMissing", err.Error())
 	}
 	return 0, r.told(ctx, s, c)
-}
-
-// failed tells a snapshot why it has no content, and tries again later.
-func (r *reconciler) failed(ctx context.Context, s snapshot, cause error) error {
-	r.event(s.Object, corev1.EventTypeWarning, "SnapshotContentMissing", cause.Error())
-	next := &snap.VolumeSnapshotStatus{}
-	if s.Typed.Status != nil {
-		next = s.Typed.Status.DeepCopy()
-	}
-	if next.Error != nil && next.Error.Message != nil && *next.Error.Message == cause.Error() {
-		return nil
-	}
-	no, now, message := false, metav1.NewTime(r.term.Now()), cause.Error()
-	next.Error, next.ReadyToUse = &snap.VolumeSnapshotError{Time: &now, Message: &message}, &no
-	return r.writeStatus(ctx, s.Object, next)
 }
 
 // given is the content that a snapshot names.
@@ -135,17 +120,17 @@ func (r *reconciler) dynamic(ctx context.Context, s snapshot) (snapshot, *snap.V
 	if err != nil {
 		return s, nil, err
 	}
-	var classes []*snap.VolumeSnapshotClass
+	var classes []class
 	for _, one := range list {
-		classes = append(classes, one.Typed)
+		classes = append(classes, classOf(one.Typed))
 	}
-	class, err := classFor(s.Typed, v.Spec.CSI.Driver, classes)
+	class, err := ofSnapshots.classFor(s.Typed.Spec.VolumeSnapshotClassName, v.Spec.CSI.Driver, classes)
 	if err != nil {
 		return s, nil, err
 	}
 	if s.Typed.Spec.VolumeSnapshotClassName == nil {
 		next, err := r.write(ctx, s.Object, func(o *custom.Object) {
-			o.Content["spec"].(map[string]any)["volumeSnapshotClassName"] = class.Name
+			o.Content["spec"].(map[string]any)["volumeSnapshotClassName"] = class.name
 		})
 		if err != nil {
 			return s, nil, err

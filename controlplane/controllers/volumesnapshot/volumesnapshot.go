@@ -256,12 +256,16 @@ func (r *reconciler) writeStatus(ctx context.Context, o *custom.Object, status a
 	if err != nil {
 		return fmt.Errorf("the status of %s %s: %w", o.Kind, controllers.KeyOf(o), err)
 	}
+	return r.putStatus(ctx, o, m)
+}
+
+func (r *reconciler) putStatus(ctx context.Context, o *custom.Object, status map[string]any) error {
 	next, k := o.DeepCopy(), r.kind(o.Kind)
 	if k == nil {
 		return fmt.Errorf("%s is not served any more", o.Kind)
 	}
-	next.Set("status", m)
-	_, err = r.term.Client.Do(ctx, &api.Request{Verb: api.VerbUpdate, Kind: k, Subresource: "status", Namespace: o.Namespace, Name: o.Name, Object: next})
+	next.Set("status", status)
+	_, err := r.term.Client.Do(ctx, &api.Request{Verb: api.VerbUpdate, Kind: k, Subresource: "status", Namespace: o.Namespace, Name: o.Name, Object: next})
 	if err != nil {
 		return fmt.Errorf("writing the status of %s %s: %w", o.Kind, controllers.KeyOf(o), err)
 	}

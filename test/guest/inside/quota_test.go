@@ -76,7 +76,7 @@ func TestQuotaHoldsAPod(t *testing.T) {
 		return err
 	})
 	p := pod("writer", "", "", "sh", "-c", "head -c 12582912 /dev/zero > /data/fits; echo fits $?; "+
-		"head -c 12582912 /dev/zero 2>&1 > /data/more; echo more $?; wc -c < /data/fits; echo $(($(wc -c < /data/more) <= 4194304)); df -m /data | tail -n 1")
+		"said=$(dd if=/dev/zero of=/data/more bs=65536 count=192 2>&1); echo more $?; echo \"$said\" | head -n 1; wc -c < /data/fits; echo $(($(wc -c < /data/more) <= 4194304)); df -m /data | tail -n 1")
 	p.Spec.Containers[0].VolumeMounts = []v1.VolumeMount{{Name: "data", MountPath: "/data"}}
 	p.Spec.Volumes = []v1.Volume{{Name: "data", VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}}
 	made(ctx, t, "the pod", func() error {
@@ -104,8 +104,8 @@ func TestQuotaHoldsAPod(t *testing.T) {
 	}
 	t.Logf("it said %s", said)
 	lines := strings.Split(strings.TrimSpace(string(said)), "\n")
-	if len(lines) != 6 || lines[0] != "fits 0" || !strings.Contains(lines[1], "quota exceeded") && !strings.Contains(lines[1], "No space left") ||
-		lines[2] != "more 1" || lines[3] != "12582912" || lines[4] != "1" || len(strings.Fields(lines[5])) < 2 || strings.Fields(lines[5])[1] != "16" {
+	if len(lines) != 6 || lines[0] != "fits 0" || lines[1] != "more 1" || !strings.Contains(lines[2], "quota exceeded") && !strings.Contains(lines[2], "No space left") ||
+		lines[3] != "12582912" || lines[4] != "1" || len(strings.Fields(lines[5])) < 2 || strings.Fields(lines[5])[1] != "16" {
 		t.Errorf("of 24 MiB into a volume of 16 it says %q", lines)
 	}
 }
