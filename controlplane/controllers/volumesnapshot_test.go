@@ -170,7 +170,24 @@ func TestSnapshotsSayWhyTheyWait(t *testing.T) {
 		w.remove(kinds["VolumeSnapshotClass"], "second")
 		w.isSo(kinds, "two", ready)
 		w.custom(kinds["VolumeSnapshot"], "metadata: {name: nameless}\nspec: {source: {volumeSnapshotContentName: none}}")
-		w.isSo(kinds, "nameless", failedWith("VolumeSnapshotContent none does not exist"))
+		var since *metav1.Time
+		w.isSo(kinds, "nameless", func(s *snap.VolumeSnapshot) error {
+			err := failedWith("VolumeSnapshotContent none does not exist")(s)
+			if err == nil && (s.Status.ReadyToUse == nil || s.Status.Error.Time == nil) {
+				err = fmt.Errorf("its status is %+v", s.Status)
+			}
+			if err == nil {
+				since = s.Status.Error.Time
+			}
+			return err
+		})
+		time.Sleep(10 * time.Minute) // what is in the way is written once
+		w.isSo(kinds, "nameless", func(s *snap.VolumeSnapshot) error {
+			if !s.Status.Error.Time.Equal(since) {
+				return fmt.Errorf("it failed at %s, and says %s", since, s.Status.Error.Time)
+			}
+			return nil
+		})
 		w.custom(kinds["VolumeSnapshot"], "metadata: {name: unclassed}\nspec: {volumeSnapshotClassName: none, source: {persistentVolumeClaimName: data}}")
 		w.isSo(kinds, "unclassed", failedWith(`VolumeSnapshotClass "none" does not exist`))
 		for _, name := range []string{"early", "two", "nameless", "unclassed"} {

@@ -104,7 +104,8 @@ func client(t *testing.T) *typed.CoreV1Client {
 }
 
 // A daemon is ended for want of memory after every pod, and pods in the order of their classes; a container that takes
-// more than its limit ends as a whole. The tiers hold what the node allots. F104
+// more than its limit ends as a whole. The tiers hold what the node allots. On the same node a pod with a volume of
+// "backing: directory" writes as much as it asked for and no more. F104, F110
 func TestWhoIsEndedFirst(t *testing.T) {
 	l := up(t, func(*lab.Config) {})
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
@@ -170,6 +171,7 @@ func TestWhoIsEndedFirst(t *testing.T) {
 			t.Errorf("%s is %q, want %s (%v)", file, got, want, err)
 		}
 	}
+	quotaHoldsAPod(t, l)
 }
 
 // processes are those below a cgroup of the worker, in groups whose path has a text.

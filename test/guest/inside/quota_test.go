@@ -35,17 +35,17 @@ func made(ctx context.Context, t *testing.T, what string, create func() error) {
 	}
 }
 
-// F110: a pod whose volume is a folder of the node's disk (backing: directory) writes as much as it asked for and no more: a
-// project quota ends it, with the error that a full disk has.
-func TestQuotaHoldsAPod(t *testing.T) {
-	l := up(t, func(*lab.Config) {})
+// quotaHoldsAPod has a pod whose volume is a folder of the node's disk (backing: directory) write more than it asked for: a
+// project quota ends that, with the error that a full disk has, or that of quotas.
+func quotaHoldsAPod(t *testing.T, l *lab.Lab) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
 	defer cancel()
 	h, err := l.Host("w1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	const disk = "mkdir -p /var/lib/keelson/local-volumes && head -c 167772160 /dev/zero > /var/lib/keelson/disk && " +
+	const disk = "mkdir -p /var/lib/keelson/local-volumes && dd if=/dev/zero of=/var/lib/keelson/disk bs=1 count=0 seek=167772160 && " +
 		"mkfs.ext4 -q -F -O quota,project /var/lib/keelson/disk && mount -o loop,prjquota /var/lib/keelson/disk /var/lib/keelson/local-volumes"
 	if out, err := h.Command(ctx, "sh", "-c", disk).CombinedOutput(); err != nil {
 		t.Fatalf("a disk with quotas: %v %s", err, out)
