@@ -101,6 +101,7 @@ var varying = []struct {
 	{regexp.MustCompile(`(?m)^(  (?:Normal|Warning) +\S+ +)\d\S*(?: \(x\d+ over \S+\))?( +)`), "${1}AGE${2}"},
 	{regexp.MustCompile(`on node \S+ is asked`), "on node NODE is asked"},
 	{regexp.MustCompile(`node":"w\d+"`), `node":"NODE"`},
+	{regexp.MustCompile(`\(combined from similar events\): `), ""},
 	{regexp.MustCompile(`volume pvc-\S+ wants (\d+) MiB, and node \S+ has \d+ MiB`), "volume NAME wants $1 MiB, and node NODE has SOME MiB"},
 	{regexp.MustCompile(`00-[0-9a-f]{32}-[0-9a-f]{16}-01`), "TRACE"},
 	{regexp.MustCompile(`(\S) {2,}`), "$1  "},
