@@ -190,7 +190,10 @@ func TestSnapshotsSayWhyTheyWait(t *testing.T) {
 		})
 		w.custom(kinds["VolumeSnapshot"], "metadata: {name: unclassed}\nspec: {volumeSnapshotClassName: none, source: {persistentVolumeClaimName: data}}")
 		w.isSo(kinds, "unclassed", failedWith(`VolumeSnapshotClass "none" does not exist`))
-		for _, name := range []string{"early", "two", "nameless", "unclassed"} {
+		w.custom(kinds["VolumeSnapshotClass"], "metadata: {name: others}\ndriver: other.example\ndeletionPolicy: Delete")
+		w.custom(kinds["VolumeSnapshot"], "metadata: {name: misclassed}\nspec: {volumeSnapshotClassName: others, source: {persistentVolumeClaimName: data}}")
+		w.isSo(kinds, "misclassed", failedWith(`VolumeSnapshotClass "others" is of CSI driver other.example, and the volume of the claim is of `+ownDriver))
+		for _, name := range []string{"early", "two", "nameless", "unclassed", "misclassed"} {
 			w.remove(kinds["VolumeSnapshot"], name)
 			w.goneOf(kinds["VolumeSnapshot"], name)
 		}
