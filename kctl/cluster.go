@@ -28,7 +28,7 @@ func clusterCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 			"as 'keelson-controlplane' of the same name does, while its daemon is stopped.",
 		Example: "  kctl cluster up -f cluster.yaml\n  kctl cluster status\n  kctl cluster backup /backups/today\n  kctl cluster token create --role node",
 	}
-	c.AddCommand(upCommand(streams), addCommand(streams), removeCommand(streams), resetCommand(streams))
+	c.AddCommand(upCommand(streams), upgradeCommand(streams), addCommand(streams), removeCommand(streams), resetCommand(streams))
 	group(c, statusCommand(f, streams), certsCommand(f, streams), rotateCommand(f, streams), renewCommand(f, streams), stepDownCommand(f, streams), memberCommand(f, streams),
 		backupCommand(f, streams), restoreDrillCommand(f, streams), compactCommand(f, streams), tokenCommand(f, streams), revokeCommand(f, streams))
 	for _, v := range [][2]string{

@@ -15,6 +15,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/spf13/pflag"
+
 	"keelson.dev/keelson/test/bed/sshd"
 )
 
@@ -171,6 +173,14 @@ func (s *site) kctl(verb string, args ...string) (string, error) {
 			}
 		}
 		err = r.run(ctx, &out)
+	case "upgrade":
+		u := machineUpgrade{file: s.file}
+		flags := pflag.NewFlagSet(verb, pflag.ContinueOnError)
+		flags.StringVar(&u.to, "to", "", "")
+		u.add(flags)
+		if err = flags.Parse(args); err == nil {
+			err = u.run(ctx, &out)
+		}
 	case "remove":
 		lost, dry := false, false
 		for _, a := range args[1:] {

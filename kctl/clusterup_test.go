@@ -126,6 +126,9 @@ func (s *site) cluster() (c struct {
 	Nodes       map[string]struct{ Labels map[string]string }
 	Tokens      map[string]string
 	Starts      map[string]int
+	Leader      string
+	Runs        map[string]string
+	Done        []string
 }) {
 	raw, err := os.ReadFile(s.shared)
 	if err == nil {

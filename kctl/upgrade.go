@@ -17,12 +17,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
-	"k8s.io/kubectl/pkg/drain"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/deploy/upgrade"
@@ -80,7 +77,7 @@ func labUpgrade(streams genericiooptions.IOStreams) *cobra.Command {
 				return err
 			}
 			place := func(ctx context.Context, host string) error { return l.Replace(ctx, host, dir) }
-			return u.run(ctx, &upgraded{cs: cs, out: streams.Out, replica: place, agent: place}, streams.Out)
+			return u.run(ctx, &upgraded{clusterDoor: &apiDoor{cs, streams.Out}, replica: place, agent: place}, streams.Out)
 		},
 	}
 	c.Flags().StringVar(&dir, "to", "", "folder of the programs")
@@ -167,28 +164,29 @@ const (
 	drainNothing = "" // takes the mark off
 )
 
-// upgraded is a cluster that is upgraded, as its API shows it. How programs come to a host is its maker's business.
+// clusterDoor is how an upgrade asks the cluster, and changes it: as an administrator, by the API or by a machine of it.
+type clusterDoor interface {
+	// look is how it is; of nodes, what stateOf and Drain go by.
+	look(ctx context.Context) (api.ClusterStatus, []v1.Node, error)
+	stepDown(ctx context.Context, to string) error
+	patch(ctx context.Context, node string, merge []byte) error
+	// evict has all pods leave a node but those of DaemonSets.
+	evict(ctx context.Context, node string) error
+}
+
+// upgraded is a cluster that is upgraded. How programs come to a host is its maker's business.
 type upgraded struct {
-	cs             kubernetes.Interface
+	clusterDoor
 	replica, agent func(ctx context.Context, host string) error
-	out            io.Writer
 }
 
 // Look implements upgrade.Cluster.
 func (s *upgraded) Look(ctx context.Context) (upgrade.State, error) {
-	raw, err := s.cs.CoreV1().RESTClient().Get().AbsPath(api.PathClusterStatus).DoRaw(ctx)
+	status, nodes, err := s.look(ctx)
 	if err != nil {
-		return upgrade.State{}, fmt.Errorf("asking for the cluster's status: %w", err)
+		return upgrade.State{}, err
 	}
-	var status api.ClusterStatus
-	if err := json.Unmarshal(raw, &status); err != nil {
-		return upgrade.State{}, fmt.Errorf("the cluster's status: %w", err)
-	}
-	nodes, err := s.cs.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return upgrade.State{}, fmt.Errorf("listing nodes: %w", err)
-	}
-	return stateOf(status, nodes.Items), nil
+	return stateOf(status, nodes), nil
 }
 
 // stateOf is what an upgrade goes by.
@@ -239,13 +237,7 @@ func nodeTrouble(n *v1.Node) string {
 }
 
 // HandOver implements upgrade.Cluster.
-func (s *upgraded) HandOver(ctx context.Context, _, to string) error {
-	body, err := json.Marshal(api.ClusterStepDown{To: to})
-	if err != nil {
-		return err
-	}
-	return s.cs.CoreV1().RESTClient().Post().AbsPath(api.PathClusterStepDown).SetHeader("Content-Type", "application/json").Body(body).Do(ctx).Error()
-}
+func (s *upgraded) HandOver(ctx context.Context, _, to string) error { return s.stepDown(ctx, to) }
 
 // Replica implements upgrade.Cluster.
 func (s *upgraded) Replica(ctx context.Context, name string) error { return s.replica(ctx, name) }
@@ -260,7 +252,7 @@ const drainLimit = 15 * time.Minute
 func (s *upgraded) Drain(ctx context.Context, node string) error {
 	ctx, cancel := context.WithTimeout(ctx, drainLimit)
 	defer cancel()
-	n, err := s.cs.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+	n, err := s.node(ctx, node)
 	if err != nil {
 		return err
 	}
@@ -271,17 +263,24 @@ func (s *upgraded) Drain(ctx context.Context, node string) error {
 	if err := s.patchNode(ctx, node, true, drainBegun+before); err != nil {
 		return fmt.Errorf("cordoning node %s: %w", node, err)
 	}
-	h := &drain.Helper{Ctx: ctx, Client: s.cs, GracePeriodSeconds: -1, IgnoreAllDaemonSets: true, Out: s.out, ErrOut: s.out}
-	pods, errs := h.GetPodsForDeletion(node)
-	err = errors.Join(errs...)
-	if err == nil {
-		err = h.DeleteOrEvictPods(pods.Pods())
-	}
-	if err != nil {
+	if err := s.evict(ctx, node); err != nil {
 		undo := s.patchNode(context.WithoutCancel(ctx), node, cordoned, drainNothing)
 		return errors.Join(fmt.Errorf("draining node %s: %w. Drain it by hand ('kctl drain --help' has flags for such pods), or leave it out of --drain", node, err), undo)
 	}
 	return s.patchNode(ctx, node, true, drainDone+before)
+}
+
+func (s *upgraded) node(ctx context.Context, name string) (*v1.Node, error) {
+	_, nodes, err := s.look(ctx)
+	for i := range nodes {
+		if nodes[i].Name == name {
+			return &nodes[i], nil
+		}
+	}
+	if err == nil {
+		err = fmt.Errorf("there is no node %s any more", name)
+	}
+	return nil, err
 }
 
 // tookNone says whether no pods came to a node before an upgrade began to drain it.
@@ -294,7 +293,7 @@ func tookNone(n *v1.Node) bool {
 
 // Return implements upgrade.Cluster.
 func (s *upgraded) Return(ctx context.Context, node string) error {
-	n, err := s.cs.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+	n, err := s.node(ctx, node)
 	if err != nil {
 		return err
 	}
@@ -314,6 +313,5 @@ func (s *upgraded) patchNode(ctx context.Context, node string, unschedulable boo
 	if err != nil {
 		return err
 	}
-	_, err = s.cs.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, raw, metav1.PatchOptions{FieldManager: "kctl-upgrade"})
-	return err
+	return s.patch(ctx, node, raw)
 }

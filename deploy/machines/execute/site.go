@@ -177,6 +177,35 @@ func (s *Site) isAdministrator(name string) {
 
 var errNobody = errors.New("no machine of the file has both a replica and an administrator's kubeconfig: the cluster cannot be asked")
 
+// Kctl asks the cluster through the first of its machines that gets an answer, within a time.
+func (s *Site) Kctl(ctx context.Context, limit time.Duration, words ...string) (string, error) {
+	return s.kctl(ctx, limit, words...)
+}
+
+// Says is what the daemons of a release that lies in a machine's cache say when they are asked for --version.
+func (s *Site) Says(ctx context.Context, name string, tarball plan.File) (controlplane, agent string, err error) {
+	top := strings.TrimSuffix(tarball.Name, ".tar.gz")
+	script := fmt.Sprintf(`set -eu
+cd "${DESTDIR:-}%[1]s"
+work=$(mktemp -d "$PWD/work.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+trap 'exit 1' HUP INT TERM
+echo '%[2]s  %[3]s.tar.gz' | sha256sum -c --status || { echo "%[3]s.tar.gz in $PWD is not what was put there" >&2; exit 1; }
+tar -xzf %[3]s.tar.gz -C "$work" --no-same-owner %[3]s/usr/bin/keelson-controlplane %[3]s/usr/bin/keelson-agent
+"$work/%[3]s/usr/bin/keelson-controlplane" --version
+echo %[4]s
+"$work/%[3]s/usr/bin/keelson-agent" --version || true`, machines.Cache, tarball.Sum, top, between)
+	out, err := s.run(ctx, name, installLimit, script, nil)
+	if err != nil {
+		return "", "", fmt.Errorf("asking %s for its release: %w", tarball.Name, err)
+	}
+	controlplane, agent, _ = strings.Cut(out, between+"\n")
+	return controlplane, agent, nil
+}
+
+// between stands between what two programs say.
+const between = "-----"
+
 // kctl asks the cluster through the first of its machines that gets an answer. Each word is one of the command line.
 func (s *Site) kctl(ctx context.Context, limit time.Duration, words ...string) (string, error) {
 	// What kctl keeps of the API goes with what else is in the folder.

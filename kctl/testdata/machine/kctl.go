@@ -20,12 +20,16 @@ func (c *cluster) kctl(args []string) int {
 			Address string `json:"address"`
 			Voter   bool   `json:"voter"`
 			Ready   string `json:"ready"`
+			Version string `json:"version"`
 		}
 		var all struct {
+			Leader  string   `json:"leader"`
+			Level   int      `json:"featureLevel"`
 			Members []member `json:"members"`
 		}
+		all.Leader, all.Level = c.Leader, 2
 		for _, name := range slices.Sorted(maps.Keys(c.Members)) {
-			all.Members = append(all.Members, member{name, c.Members[name] + ":6445", true, "yes"})
+			all.Members = append(all.Members, member{name, c.Members[name] + ":6445", true, "yes", c.Runs[name+" keelson-controlplane"]})
 		}
 		return print(all)
 	case "cluster token":
@@ -42,7 +46,23 @@ func (c *cluster) kctl(args []string) int {
 			return fail("there is no member %s", args[3])
 		}
 		delete(c.Members, args[3])
+	case "cluster step-down":
+		c.Leader = args[3]
+		c.Done = append(c.Done, "lead "+c.Leader)
+	case "patch node":
+		return c.patch(c.Nodes[args[2]], args[2], args[5])
 	case "get nodes":
+		if strings.Contains(args[3], "containerRuntimeVersion") {
+			for _, name := range slices.Sorted(maps.Keys(c.Nodes)) {
+				n := c.Nodes[name]
+				closed := ""
+				if n.Closed {
+					closed = "true"
+				}
+				fmt.Printf("%s\tkeelson://%s\t%s\t%s\t{\"type\":\"Ready\",\"status\":\"True\"}\t\t\n", name, strings.TrimPrefix(c.Runs[name+" keelson-agent"], "v"), n.Mark, closed)
+			}
+			return 0
+		}
 		for _, name := range slices.Sorted(maps.Keys(c.Nodes)) {
 			n := c.Nodes[name]
 			labels, _ := json.Marshal(n.Labels)
@@ -58,6 +78,24 @@ func (c *cluster) kctl(args []string) int {
 	default:
 		return c.change(args)
 	}
+	return 0
+}
+
+// patch is what an upgrade writes into a node.
+func (c *cluster) patch(n *node, name, merge string) int {
+	var p struct {
+		Spec     struct{ Unschedulable bool }
+		Metadata struct{ Annotations map[string]*string }
+	}
+	if n == nil {
+		return fail("there is no node %s", name)
+	}
+	check(json.Unmarshal([]byte(merge), &p))
+	n.Closed, n.Mark = p.Spec.Unschedulable, ""
+	if mark := p.Metadata.Annotations["keelson.dev/upgrade-drain"]; mark != nil {
+		n.Mark = *mark
+	}
+	c.Done = append(c.Done, fmt.Sprintf("%s closed %v %s", name, n.Closed, n.Mark))
 	return 0
 }
 

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -22,6 +23,8 @@ type node struct {
 	Record  string
 	Address string
 	Drained bool
+	Mark    string // of an upgrade that drains it
+	Closed  bool   // no pods come
 }
 
 // cluster is what all machines know.
@@ -32,6 +35,9 @@ type cluster struct {
 	Tokens  map[string]string // what each is for: role/name, and /replace
 	Made    int               // how many clusters were made
 	Starts  map[string]int    // by machine and daemon
+	Leader  string
+	Runs    map[string]string // releases, by machine and daemon
+	Done    []string          // what upgrades have done to them
 	save    func()
 }
 
@@ -48,7 +54,7 @@ func main() {
 	if len(raw) > 0 {
 		check(json.Unmarshal(raw, &c))
 	}
-	for _, m := range []*map[string]string{&c.Members, &c.Tokens} {
+	for _, m := range []*map[string]string{&c.Members, &c.Tokens, &c.Runs} {
 		if *m == nil {
 			*m = map[string]string{}
 		}
@@ -100,7 +106,10 @@ func (c *cluster) run(program string, args []string) int {
 	case "keelson-controlplane":
 		return c.replica(args)
 	case "keelson-agent":
-		return 0 // remove-network
+		if slices.Contains(args, "--version") {
+			fmt.Println("keelson-agent version " + os.Getenv("VERSION"))
+		}
+		return 0 // or remove-network
 	case "kctl":
 		return c.kctl(args[2:]) // behind --kubeconfig FILE
 	}
@@ -168,11 +177,22 @@ func (c *cluster) systemctl(args []string) int {
 			if !exists("var/lib/keelson/controlplane/cluster.json") {
 				return fail("no cluster.json")
 			}
-			c.Members[setting("controlplane.yaml", "name")] = setting("controlplane.yaml", "advertise-address")
+			name := setting("controlplane.yaml", "name")
+			c.Members[name] = setting("controlplane.yaml", "advertise-address")
+			for _, other := range slices.Sorted(maps.Keys(c.Members)) {
+				if c.Leader == "" || c.Leader == name && other != name { // who leads and is stopped hands over
+					c.Leader = other
+				}
+			}
 		} else if status := c.agent(); status != 0 {
 			return status
 		}
 		c.Starts[filepath.Base(root)+" "+unit]++
+		program, err := os.ReadFile(path("usr/bin", unit))
+		check(err)
+		_, release, _ := strings.Cut(string(program), "VERSION=")
+		c.Runs[filepath.Base(root)+" "+unit], _, _ = strings.Cut(release, " ")
+		c.Done = append(c.Done, verb+" "+filepath.Base(root)+" "+unit)
 		write("", "units", unit+".active")
 	}
 	return 0
@@ -217,7 +237,7 @@ func (c *cluster) replica(args []string) int {
 	const at = "var/lib/keelson/controlplane"
 	switch args[0] {
 	case "--version":
-		fmt.Println("keelson-controlplane version " + os.Getenv("VERSION"))
+		fmt.Println("keelson-controlplane version " + os.Getenv("VERSION") + "\nfeature level 2")
 	case "init":
 		if exists(at, "pki") {
 			return fail("it belongs to a cluster already")

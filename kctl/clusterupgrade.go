@@ -1,0 +1,164 @@
+package kctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"keelson.dev/keelson/deploy/machines"
+	"keelson.dev/keelson/deploy/machines/execute"
+	"keelson.dev/keelson/deploy/machines/plan"
+	"keelson.dev/keelson/deploy/machines/release"
+	"keelson.dev/keelson/deploy/upgrade"
+)
+
+// machineUpgrade is what 'kctl cluster upgrade' is told.
+type machineUpgrade struct {
+	upgradeFlags
+	file, to string
+}
+
+func upgradeCommand(streams genericiooptions.IOStreams) *cobra.Command {
+	var u machineUpgrade
+	c := &cobra.Command{
+		Use:   "upgrade --to RELEASE",
+		Short: "Bring the machines of a file to another release, by ssh, while the cluster serves",
+		Long: "Bring the machines of a file to another release, by ssh, while the cluster serves. The machines are looked at first, and the\n" +
+			"release is put on all of them.\n\n" + upgradeOrder,
+		Example: "  kctl cluster upgrade -f cluster.yaml --to ./keelson-v1.1.0-linux-amd64.tar.gz --dry-run\n" +
+			"  kctl cluster upgrade -f cluster.yaml --to ./dist --drain w1,w2",
+		Args: cobra.NoArgs,
+	}
+	file := machineFile(c)
+	c.Flags().StringVar(&u.to, "to", "", "folder of 'make dist', or tarball or URL of the release")
+	u.add(c.Flags())
+	c.RunE = func(*cobra.Command, []string) error {
+		u.file = *file
+		ctx, cancel := interruptible()
+		defer cancel()
+		return interrupted(ctx, u.run(ctx, streams.Out))
+	}
+	return c
+}
+
+func (u *machineUpgrade) run(ctx context.Context, out io.Writer) error {
+	if u.to == "" {
+		return errors.New("--to is missing: a folder of 'make dist', a tarball or a URL")
+	}
+	c, err := machines.Load(u.file)
+	if err != nil {
+		return err
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		cache = os.TempDir()
+	}
+	rel, err := release.Open(ctx, u.to, filepath.Join(cache, "keelson", "releases"))
+	if err != nil {
+		return err
+	}
+	site, seen := execute.Reach(ctx, c, out)
+	defer site.Close()
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	steps, err := (&raising{}).plan(ctx, out, site, seen, rel)
+	if err != nil {
+		return err
+	}
+	door := siteDoor{site}
+	if err := u.fits(ctx, c, door); err != nil {
+		return fmt.Errorf("nothing was changed: %w", err)
+	}
+	u.goal.Release = bare(rel.Version)
+	if u.dryRun {
+		u.goal.Level = ^uint32(0) // which the release understands is asked of its programs, on a machine
+	} else if err := u.bring(ctx, site, steps); err != nil {
+		return err
+	}
+	of := func(d plan.Deed) func(context.Context, string) error {
+		return func(ctx context.Context, host string) error { return installOn(ctx, site, steps, d, host) }
+	}
+	fmt.Fprintln(out)
+	return u.upgradeFlags.run(ctx, &upgraded{clusterDoor: door, replica: of(plan.ControlPlane), agent: of(plan.Agent)}, out)
+}
+
+// fits refuses a cluster of which the file does not name every machine: each has to be reached, or left out by a person.
+func (u *machineUpgrade) fits(ctx context.Context, c machines.Cluster, door clusterDoor) error {
+	status, nodes, err := door.look(ctx)
+	if err != nil {
+		return fmt.Errorf("the cluster does not answer, and can only be upgraded while it does: %w", err)
+	}
+	s := stateOf(status, nodes)
+	var strangers []string
+	check := func(name string, r machines.Role) {
+		if h, err := c.Host(name); (err != nil || !h.Is(r)) && !slices.Contains(u.goal.Skip, name) {
+			strangers = append(strangers, name)
+		}
+	}
+	for _, m := range s.Members {
+		check(m.Name, machines.ControlPlane)
+	}
+	for _, n := range s.Nodes {
+		check(n.Name, machines.Worker)
+	}
+	if len(strangers) > 0 {
+		return fmt.Errorf("%s: part of the cluster, and not of %s: name them there, or leave them as they are with --skip", strings.Join(strangers, ", "), u.file)
+	}
+	return nil
+}
+
+// bring puts the release on the machines, which changes nothing yet, and asks its programs what they are.
+func (u *machineUpgrade) bring(ctx context.Context, site *execute.Site, steps []plan.Step) error {
+	var uploads []plan.Step
+	for _, s := range steps {
+		if s.Do == plan.Upload && !slices.Contains(u.goal.Skip, s.Machine) {
+			uploads = append(uploads, s)
+		}
+	}
+	if err := site.Install(ctx, uploads); err != nil {
+		return err
+	}
+	for _, s := range steps {
+		if s.Do != plan.ControlPlane && s.Do != plan.Agent || slices.Contains(u.goal.Skip, s.Machine) {
+			continue
+		}
+		controlplane, agent, err := site.Says(ctx, s.Machine, s.Files[0])
+		if err != nil {
+			return err
+		}
+		said, level, err := releaseSaid(controlplane, agent)
+		if err == nil && said != u.goal.Release {
+			err = fmt.Errorf("its programs say that they are of release %s", said)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", s.Files[0].Name, err)
+		}
+		u.goal.Level = level
+		return nil
+	}
+	u.goal.Level = ^uint32(0) // nothing is installed
+	return nil
+}
+
+// installOn has install.sh do its part on one machine.
+func installOn(ctx context.Context, site *execute.Site, steps []plan.Step, d plan.Deed, host string) error {
+	i := slices.IndexFunc(steps, func(s plan.Step) bool { return s.Machine == host && s.Do == d })
+	if i < 0 {
+		return fmt.Errorf("%s has what the release has, and its daemon does not say so: see 'journalctl -u keelson-*' there", host)
+	}
+	if steps[i].Begin != "" {
+		return fmt.Errorf("%s is not part of the cluster yet: 'kctl cluster add' takes it in", host)
+	}
+	return site.Install(ctx, steps[i:i+1])
+}
+
+var _ upgrade.Cluster = (*upgraded)(nil)

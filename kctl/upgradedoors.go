@@ -1,0 +1,129 @@
+package kctl
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/kubectl/pkg/drain"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/deploy/machines/execute"
+)
+
+// apiDoor asks the API.
+type apiDoor struct {
+	cs  kubernetes.Interface
+	out io.Writer
+}
+
+func (d *apiDoor) look(ctx context.Context) (status api.ClusterStatus, _ []v1.Node, err error) {
+	raw, err := d.cs.CoreV1().RESTClient().Get().AbsPath(api.PathClusterStatus).DoRaw(ctx)
+	if err != nil {
+		return status, nil, fmt.Errorf("asking for the cluster's status: %w", err)
+	}
+	if err := json.Unmarshal(raw, &status); err != nil {
+		return status, nil, fmt.Errorf("the cluster's status: %w", err)
+	}
+	nodes, err := d.cs.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return status, nil, fmt.Errorf("listing nodes: %w", err)
+	}
+	return status, nodes.Items, nil
+}
+
+func (d *apiDoor) stepDown(ctx context.Context, to string) error {
+	body, err := json.Marshal(api.ClusterStepDown{To: to})
+	if err != nil {
+		return err
+	}
+	return d.cs.CoreV1().RESTClient().Post().AbsPath(api.PathClusterStepDown).SetHeader("Content-Type", "application/json").Body(body).Do(ctx).Error()
+}
+
+func (d *apiDoor) patch(ctx context.Context, node string, merge []byte) error {
+	_, err := d.cs.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, merge, metav1.PatchOptions{FieldManager: "kctl-upgrade"})
+	return err
+}
+
+func (d *apiDoor) evict(ctx context.Context, node string) error {
+	h := &drain.Helper{Ctx: ctx, Client: d.cs, GracePeriodSeconds: -1, IgnoreAllDaemonSets: true, Out: d.out, ErrOut: d.out}
+	pods, errs := h.GetPodsForDeletion(node)
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return h.DeleteOrEvictPods(pods.Pods())
+}
+
+// siteDoor asks by kctl on a machine of the control plane.
+type siteDoor struct{ site *execute.Site }
+
+const siteAsk = 30 * time.Second
+
+// upgradeNodes prints what an upgrade goes by of each node, a line each: with all that Nodes say, a thousand would be too much.
+const upgradeNodes = `jsonpath={range .items[*]}{.metadata.name}{"\t"}{.status.nodeInfo.containerRuntimeVersion}{"\t"}{.metadata.annotations.keelson\.dev/upgrade-drain}{"\t"}` +
+	`{.spec.unschedulable}{"\t"}{.status.conditions[?(@.type=="Ready")]}{"\t"}{.status.conditions[?(@.type=="NetworkUnavailable")]}{"\t"}` +
+	`{.status.conditions[?(@.type=="keelson.dev/Degraded")]}{"\n"}{end}`
+
+func (d siteDoor) look(ctx context.Context) (status api.ClusterStatus, nodes []v1.Node, err error) {
+	raw, err := d.site.Kctl(ctx, siteAsk, "cluster", "status", "-o", "json", "--request-timeout=10s")
+	if err != nil {
+		return status, nil, err
+	}
+	if err := json.Unmarshal([]byte(raw), &status); err != nil {
+		return status, nil, fmt.Errorf("what 'kctl cluster status' says: %w", err)
+	}
+	if raw, err = d.site.Kctl(ctx, siteAsk, "get", "nodes", "-o", upgradeNodes, "--request-timeout=10s"); err != nil {
+		return status, nil, err
+	}
+	nodes, err = parseUpgradeNodes(raw)
+	return status, nodes, err
+}
+
+func parseUpgradeNodes(raw string) (nodes []v1.Node, err error) {
+	for line := range strings.SplitSeq(raw, "\n") {
+		cells := strings.Split(line, "\t")
+		if line == "" {
+			continue
+		}
+		if len(cells) != 7 {
+			return nil, fmt.Errorf("what 'kctl get nodes' says: a line of %d parts, want 7: %.100s", len(cells), line)
+		}
+		n := v1.Node{ObjectMeta: metav1.ObjectMeta{Name: cells[0], Annotations: map[string]string{drainMark: cells[2]}}}
+		n.Status.NodeInfo.ContainerRuntimeVersion, n.Spec.Unschedulable = cells[1], cells[3] == "true"
+		for _, cell := range cells[4:] {
+			if cell == "" {
+				continue
+			}
+			var c v1.NodeCondition
+			if err := json.Unmarshal([]byte(cell), &c); err != nil {
+				return nil, fmt.Errorf("what 'kctl get nodes' says of %s: %w", n.Name, err)
+			}
+			n.Status.Conditions = append(n.Status.Conditions, c)
+		}
+		nodes = append(nodes, n)
+	}
+	return nodes, nil
+}
+
+func (d siteDoor) stepDown(ctx context.Context, to string) error {
+	_, err := d.site.Kctl(ctx, siteAsk, "cluster", "step-down", "--to", to)
+	return err
+}
+
+func (d siteDoor) patch(ctx context.Context, node string, merge []byte) error {
+	_, err := d.site.Kctl(ctx, siteAsk, "patch", "node", node, "--type=merge", "-p", string(merge))
+	return err
+}
+
+func (d siteDoor) evict(ctx context.Context, node string) error {
+	_, err := d.site.Kctl(ctx, drainLimit, "drain", node, "--ignore-daemonsets", "--timeout="+drainLimit.String())
+	return err
+}
