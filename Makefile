@@ -15,7 +15,7 @@ cni_path_host-local := plugins/ipam/host-local
 cni_path_loopback := plugins/main/loopback
 cni_path_portmap := plugins/meta/portmap
 
-.PHONY: dist test-vm bench-net up down test build setup install images unit e2e attack clients upgrade guest fault chaos soak soak-idle bench bench-store bench-sched bench-api bench-node bench-storage bench-scale bench-failover proto fmt vet clean
+.PHONY: dist test-vm vm-up vm-down bench-net up down test build setup install images unit e2e attack clients upgrade guest fault chaos soak soak-idle bench bench-store bench-sched bench-api bench-node bench-storage bench-scale bench-failover proto fmt vet clean
 
 up: build ## a lab cluster with the example running; says so when it is up already, starts it again when it is down
 	@scripts/up $(BIN) $(PREFIX)
@@ -63,6 +63,11 @@ guest: build ## what needs cgroup v2 and every capability, on a kernel of its ow
 test-vm: build ## Debian machines with systemd under qemu, installed from what 'make dist' makes: faults, and nothing left; no part of 'make test'
 	@rm -rf $(BIN)/dist && ARCHES=amd64 $(MAKE) --no-print-directory dist
 	@scripts/test vm
+vm-up: build ## Debian machines under qemu, left running for a person, with a cluster on them by 'kctl cluster up'; MACHINES="cp1 w1" says which
+	@rm -rf $(BIN)/dist && ARCHES=amd64 $(MAKE) --no-print-directory dist
+	@scripts/vm-up
+vm-down: ## take them away, with their disks
+	@scripts/vm-up down
 fault: build ## break it in every way; DURATION=10m: the store for that long, SEED=n: by another plan
 	@scripts/test fault
 chaos: build ## leaders are killed, frozen, cut off and handed over under applies, watches, rollouts and Service requests; DURATION=5m, SEED=n has a run again

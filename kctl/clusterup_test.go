@@ -155,13 +155,14 @@ func TestClusterUpCutOff(t *testing.T) {
 	if *everyPoint {
 		step = 1
 	}
+	failed := 0
 	for at := want.Calls; at > 0; at -= step {
 		s := newSite(t)
 		s.write("", hosts...)
 		put(t, s.shared+".kill", fmt.Sprint(at), 0o600)
 		first, err := s.kctl("up")
-		if err == nil && at < want.Calls-5 { // the last calls may come before or after each other
-			t.Errorf("cut off at %d of %d, it fails not:\n%s", at, want.Calls, first)
+		if err != nil { // what is only asked is asked again, and then it goes on
+			failed++
 		}
 		said, err := s.kctl("up")
 		if err != nil {
@@ -174,5 +175,8 @@ func TestClusterUpCutOff(t *testing.T) {
 		if said, err = s.kctl("up"); err != nil || !strings.Contains(said, "nothing to do") {
 			t.Errorf("cut off at %d, the run after the next one does something (%v):\n%s", at, err, said)
 		}
+	}
+	if failed < 3 {
+		t.Errorf("%d runs failed: the test cuts nothing off", failed)
 	}
 }

@@ -26,7 +26,8 @@ const maxAnswer = 1 << 20
 // machine is one of software.
 type machine struct {
 	name, address string
-	folder        string // of the root's files
+	scripts       string // folder of vm-machine
+	key           string // file of the ssh key that it lets in
 	dir           string // its own
 	release       string // disk of the release
 	network       netns.NsHandle
@@ -38,16 +39,12 @@ type machine struct {
 	asked  int
 }
 
-// network is a namespace in which machines hear each other, by multicast on its loopback, and nobody else.
+// network is a namespace in which machines and this process hear each other, and nobody else: it has no way out.
 func network(t *testing.T) netns.NsHandle {
 	t.Helper()
 	ns := space.New(t)
 	err := space.In(ns, func() error {
-		out, err := exec.Command("sh", "-c", "ip link set lo up multicast on && ip route add 224.0.0.0/4 dev lo").CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("%w: %s", err, out)
-		}
-		return nil
+		return command("ip link set lo up && ip link add vms type bridge && ip address add 192.0.2.1/24 dev vms && ip link set vms up")
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -55,16 +52,24 @@ func network(t *testing.T) netns.NsHandle {
 	return ns
 }
 
-// newMachine makes a machine's disk; it is off.
-func newMachine(t *testing.T, ns netns.NsHandle, folder, release, name string, number int) *machine {
+func command(script string) error {
+	if out, err := exec.Command("sh", "-c", script).CombinedOutput(); err != nil {
+		return fmt.Errorf("%w: %s", err, out)
+	}
+	return nil
+}
+
+// newMachine makes a machine with a cable; it is off.
+func newMachine(t *testing.T, ns netns.NsHandle, scripts, key, release, name string, number int) *machine {
 	t.Helper()
-	m := &machine{name: name, address: "192.0.2." + strconv.Itoa(number), folder: folder, dir: filepath.Join(t.TempDir(), name),
-		release: release, network: ns}
+	m := &machine{name: name, address: "192.0.2." + strconv.Itoa(number), scripts: scripts, key: key, dir: filepath.Join(t.TempDir(), name), release: release, network: ns}
 	if err := os.MkdirAll(m.dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command("cp", "--sparse=always", filepath.Join(folder, "base.img"), filepath.Join(m.dir, "disk.img")).CombinedOutput(); err != nil {
-		t.Fatalf("%s: %v: %s", name, err, out)
+	if err := space.In(ns, func() error {
+		return command("ip tuntap add vm-" + name + " mode tap && ip link set vm-" + name + " master vms up")
+	}); err != nil {
+		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -82,20 +87,7 @@ func (m *machine) console() string {
 
 // on switches the machine on and waits until it takes commands.
 func (m *machine) on(ctx context.Context) error {
-	accel := "tcg,thread=multi"
-	if os.Getenv("KEELSON_KVM") != "" { // a /dev/kvm that is there need not work: who knows says so
-		accel = "kvm"
-	}
-	socket := filepath.Join(m.dir, "shell")
-	os.Remove(socket)
-	mac := "52:54:00:00:02:" + fmt.Sprintf("%02x", netIP(m.address))
-	m.qemu = exec.Command("qemu-system-x86_64", "-no-user-config", "-nodefaults", "-display", "none", "-machine", "pc", "-accel", accel,
-		"-cpu", "max,la57=off", "-smp", "2", "-m", "1536", "-kernel", filepath.Join(m.folder, "vmlinuz"), "-initrd", filepath.Join(m.folder, "initrd"),
-		"-append", "console=ttyS0 loglevel=4 root=/dev/vda rw mitigations=off nokaslr tsc=reliable net.ifnames=0 keelson.name="+m.name+" keelson.address="+m.address,
-		"-drive", "file="+filepath.Join(m.dir, "disk.img")+",if=virtio,format=raw,cache=writeback", "-drive", "file="+m.release+",if=virtio,format=raw,readonly=on",
-		"-netdev", "socket,id=n,mcast=230.0.0.1:1234,localaddr=127.0.0.1", "-device", "virtio-net-pci,netdev=n,mac="+mac,
-		"-device", "virtio-rng-pci", "-device", "virtio-serial", "-chardev", "socket,id=s,path="+socket+",server=on,wait=off",
-		"-device", "virtserialport,chardev=s,name=shell", "-serial", "file:"+filepath.Join(m.dir, "console"))
+	m.qemu = exec.Command(filepath.Join(m.scripts, "vm-machine"), m.name, m.address, m.dir, "vm-"+m.name, m.key, m.release)
 	m.qemu.Stderr = os.Stderr
 	if err := space.In(m.network, m.qemu.Start); err != nil {
 		return fmt.Errorf("starting %s: %w", m.name, err)
@@ -106,11 +98,6 @@ func (m *machine) on(ctx context.Context) error {
 		qemu.Wait()
 	}(m.qemu, m.ended)
 	return m.meet(ctx)
-}
-
-func netIP(address string) int {
-	n, _ := strconv.Atoi(address[strings.LastIndex(address, ".")+1:])
-	return n
 }
 
 // meet opens the machine's shell. What is asked before there is one is thrown away by qemu, so it is asked again.

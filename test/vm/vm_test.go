@@ -19,53 +19,73 @@ import (
 )
 
 // soon is long for machines that are ten times slower than the one that they run on.
-const soon = 4 * time.Minute
+const soon = 8 * time.Minute
 
-// cluster is three machines of the control plane and a worker.
+// cluster is three machines of the control plane and two workers, the second of which comes later.
 type cluster struct {
 	*testing.T
 	all    map[string]*machine
-	token  struct{ replica, node string }
+	site   site
+	mu     sync.Mutex
 	before map[string]string // what each machine was like before
 	table  []string
 }
 
-// F113: a cluster on machines with systemd and cgroup v2: installed by the scripts and by the package, through a restart of the
-// agent, a reboot of the worker and a power cut of the leader, and gone without a trace.
+// A cluster on machines with systemd and cgroup v2: made by 'kctl cluster up' over ssh, and the package on one of them, through a
+// restart of the agent, a reboot of the worker, a power cut of the leader, newer programs under running pods, a machine more and
+// two less, and gone without a trace.
 func TestMachines(t *testing.T) {
 	if os.Getenv("KEELSON_VM") == "" {
 		t.Skip("it boots machines in software, for minutes: 'make test-vm' runs it")
 	}
-	folder, err := filepath.Abs(filepath.Join("..", "..", "bin"))
+	top, err := filepath.Abs(filepath.Join("..", ".."))
 	if err != nil {
 		t.Fatal(err)
 	}
-	release := releaseDisk(t, folder)
-	ns := network(t)
 	c := &cluster{T: t, all: map[string]*machine{}, before: map[string]string{}}
 	defer c.tell()
-	for i, name := range []string{"cp1", "cp2", "cp3", "w1"} {
-		c.all[name] = newMachine(t, ns, filepath.Join(folder, "vm"), release, name, 11+i)
+	c.site = newSite(t, filepath.Join(top, "bin"), network(t))
+	release := releaseDisk(t, filepath.Join(top, "bin"))
+	first := []string{"cp1", "cp2", "cp3", "w1"}
+	for i, name := range append(first, "w2") {
+		c.all[name] = newMachine(t, c.site.network, filepath.Join(top, "scripts"), c.site.key+".pub", release, name, 11+i)
 	}
-	c.step("four machines boot", func() error {
-		return c.each(func(m *machine) error {
-			ctx, cancel := context.WithTimeout(context.Background(), soon)
-			defer cancel()
-			return m.on(ctx)
-		}, "cp1", "cp2", "cp3", "w1")
+	c.step("four machines boot", func() error { return c.boot(first...) })
+	c.step("the .deb on the worker", func() error {
+		_, err := c.all["w1"].run("dpkg -i /opt/release/keelson-*.deb")
+		return err
 	})
-	c.step("what they are like before", func() error {
-		return c.each(func(m *machine) (err error) { return c.look(m) }, "cp1", "cp2", "cp3", "w1")
-	})
-	c.step("install.sh server --init on the first", c.first)
-	c.step("install.sh server --server on the others", c.others)
-	c.step("the .deb on the worker", c.worker)
+	c.step("kctl cluster up --dry-run changes nothing", c.dryRun)
+	c.step("kctl cluster up", c.up)
+	c.step("kctl cluster up again has nothing to do", c.again)
 	c.step("the example is applied and served", c.example)
 	c.step("limits of cgroup v2, and a container out of memory", c.limits)
 	c.step("the agent is restarted, pods are untouched", c.restart)
 	c.step("the worker is rebooted, its pods come back", c.reboot)
 	c.step("the leader's power is cut, the rest serves, it comes back", c.powerCut)
-	c.step("uninstall.sh leaves nothing", c.uninstall)
+	c.step("newer programs everywhere, pods are untouched", c.upgrade)
+	c.step("a second worker boots", func() error { return c.boot("w2") })
+	c.step("kctl cluster add", c.add)
+	c.step("kctl cluster remove of a worker: its pods move, nothing is left", c.removeWorker)
+	c.step("kctl cluster remove of a control plane, nothing is left", c.removeReplica)
+	c.step("kctl cluster reset leaves nothing", c.reset)
+}
+
+// boot switches machines on, and notes what they are like.
+func (c *cluster) boot(names ...string) error {
+	return c.each(func(m *machine) error {
+		ctx, cancel := context.WithTimeout(context.Background(), soon)
+		defer cancel()
+		if err := m.on(ctx); err != nil {
+			return err
+		}
+		if err := c.look(m); err != nil {
+			return err
+		}
+		// Its images are there before its agent: no registry is within reach.
+		_, err := m.run("mkdir -p /var/lib/keelson/images.d && cp /opt/release/hello.tar /opt/release/tools.tar /var/lib/keelson/images.d/")
+		return err
+	}, names...)
 }
 
 // releaseDisk packs what 'make dist' made.
@@ -74,9 +94,8 @@ func releaseDisk(t *testing.T, folder string) string {
 	dir := t.TempDir()
 	release := filepath.Join(dir, "release")
 	script := `set -e; mkdir -p "$2"; cd "$1"
-cp dist/keelson-*-linux-amd64.tar.gz dist/keelson-*-linux-amd64.deb dist/keelson-*-linux-amd64-images.tar dist/SHA256SUMS images/hello.tar images/tools.tar ../examples/hello/hello.yaml "$2"/
-mkdir "$2"/unpacked; tar -xzf "$2"/keelson-*.tar.gz -C "$2"/unpacked --strip-components=1 --no-same-owner
-truncate -s 1G "$3"; mkfs.ext4 -q -F -d "$2" "$3"`
+cp dist/keelson-*-linux-amd64.deb images/hello.tar images/tools.tar "$2"/
+truncate -s 512M "$3"; mkfs.ext4 -q -F -d "$2" "$3"`
 	disk := filepath.Join(dir, "release.img")
 	if out, err := exec.Command("sh", "-c", script, "sh", folder, release, disk).CombinedOutput(); err != nil {
 		t.Fatalf("packing the release ('make test-vm' makes it): %v: %s", err, out)
@@ -105,8 +124,10 @@ func (c *cluster) step(name string, do func() error) {
 // explain tells what the worker knows of what went wrong.
 func (c *cluster) explain() {
 	if m := c.all["w1"]; m != nil && m.conn != nil {
-		out, err := m.runFor(30*time.Second, `journalctl -u keelson-agent --no-pager -o cat | tail -n 60; dmesg | tail -n 20; [ ! -e /root/kubeconfig ] || kctl --kubeconfig /root/kubeconfig get pods,events -A | tail -n 40`)
+		out, err := m.runFor(30*time.Second, `journalctl -u keelson-agent --no-pager -o cat | tail -n 60; dmesg | tail -n 20`)
 		c.Logf("the worker says:\n%s (%v)", out, err)
+		out, err = c.kctl("get", "pods,events", "-A")
+		c.Logf("the cluster says:\n%.20000s (%v)", out, err)
 	}
 }
 
@@ -123,11 +144,6 @@ func (c *cluster) each(do func(*machine) error, names ...string) error {
 	return errors.Join(errs...)
 }
 
-// kctl asks the API at the worker's own loopback.
-func (c *cluster) kctl(args string) (string, error) {
-	return c.all["w1"].run("kctl --kubeconfig /root/kubeconfig " + args)
-}
-
 // until repeats what has to come true.
 func until(f func() error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), soon)
@@ -138,80 +154,19 @@ func until(f func() error) error {
 // look notes what an installation may change of a machine.
 func (c *cluster) look(m *machine) error {
 	out, err := m.run(state)
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.before[m.name] = out
 	return err
 }
 
 const state = `ip -o link | sed 's/ qdisc.*//'; ip -o -4 addr; ip route; ip rule; nft list ruleset; cut -d' ' -f2,3 /proc/mounts | sort; find /sys/fs/cgroup -type d -path '*keelson*'
-ls -d /etc/* /opt/* /opt/cni/bin/* /usr/bin/* /usr/sbin/* /usr/lib/* /var/lib/* /var/log/pods* /var/log/containers* /run/keelson* /run/netns* /usr/lib/systemd/system/* /etc/systemd/system/* /etc/systemd/system/*/* 2>/dev/null; pgrep -a keelson; true`
-
-func (c *cluster) first() error {
-	m := c.all["cp1"]
-	out, err := m.run("/opt/release/unpacked/install.sh server --init --advertise-address " + m.address)
-	if err != nil {
-		return err
-	}
-	for word := range strings.FieldsSeq(out) {
-		if strings.HasPrefix(word, "keelson1.node.") {
-			c.token.node = word
-		}
-	}
-	return until(func() error {
-		raw, err := m.run("kctl --kubeconfig /var/lib/keelson/controlplane/admin.kubeconfig cluster token create --role controlplane --uses 2")
-		for word := range strings.FieldsSeq(raw) {
-			if strings.HasPrefix(word, "keelson1.controlplane.") {
-				c.token.replica = word
-				return nil
-			}
-		}
-		return fmt.Errorf("no token in %q: %w", raw, err)
-	})
-}
-
-func (c *cluster) others() error {
-	for _, name := range []string{"cp2", "cp3"} {
-		m := c.all[name]
-		if _, err := m.run(fmt.Sprintf("echo %s >/root/token && /opt/release/unpacked/install.sh server --server %s --token-file /root/token --advertise-address %s; rc=$?; rm /root/token; (exit $rc)",
-			c.token.replica, c.all["cp1"].address, m.address)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// worker is installed as docs/install.md says of the package.
-func (c *cluster) worker() error {
-	m := c.all["w1"]
-	kubeconfig, err := c.all["cp1"].run("cat /var/lib/keelson/controlplane/admin.kubeconfig")
-	if err != nil {
-		return err
-	}
-	for _, command := range []string{
-		"dpkg -i /opt/release/keelson-*.deb",
-		fmt.Sprintf("umask 077; echo %s >/var/lib/keelson/join-token; printf 'server: [%s:6444, %s:6444]\\ntoken-file: /var/lib/keelson/join-token\\n' >>/etc/keelson/agent.yaml",
-			c.token.node, c.all["cp1"].address, c.all["cp2"].address),
-		"mkdir -p /var/lib/keelson/images.d && cp /opt/release/hello.tar /opt/release/tools.tar /var/lib/keelson/images.d/ && tar -xf /opt/release/keelson-*-images.tar -C /var/lib/keelson/images.d --no-same-owner",
-		"systemctl enable --now keelson-agent",
-		"cat >/root/kubeconfig <<'EOT'\n" + kubeconfig + "\nEOT",
-		"sed -i 's#server: .*#server: https://127.0.0.1:6443#' /root/kubeconfig",
-	} {
-		if _, err := m.run("mkdir -p /var/lib/keelson; " + command); err != nil {
-			return err
-		}
-	}
-	return until(func() error {
-		out, err := c.kctl("get nodes --no-headers")
-		if err == nil && !strings.Contains(out, " Ready ") {
-			err = errors.New(out)
-		}
-		return err
-	})
-}
+ls -d /etc/* /opt/* /opt/cni/bin/* /usr/bin/* /usr/sbin/* /usr/lib/* /var/lib/* /var/log/pods* /var/log/containers* /var/cache/* /root/.[a-z]* /run/keelson-* /run/keelson* /run/netns* /usr/lib/systemd/system/* /etc/systemd/system/* /etc/systemd/system/*/* 2>/dev/null; pgrep -a keelson; true`
 
 // ready waits for the example's pods.
 func (c *cluster) ready() error {
 	return until(func() error {
-		out, err := c.kctl("get deployment hello -o jsonpath='{.status.readyReplicas} {.status.observedGeneration}'")
+		out, err := c.kctl("get", "deployment", "hello", "-o", "jsonpath={.status.readyReplicas} {.status.observedGeneration}")
 		if err == nil && !strings.HasPrefix(out, "3 ") {
 			err = fmt.Errorf("ready pods: %q, want 3", out)
 		}
@@ -222,7 +177,7 @@ func (c *cluster) ready() error {
 // serves asks the example's Service from the node.
 func (c *cluster) serves() error {
 	return until(func() error {
-		out, err := c.kctl("get service hello -o jsonpath='{.spec.clusterIP}:{.spec.ports[0].port}'")
+		out, err := c.kctl("get", "service", "hello", "-o", "jsonpath={.spec.clusterIP}:{.spec.ports[0].port}")
 		if err != nil {
 			return err
 		}
@@ -235,7 +190,7 @@ func (c *cluster) serves() error {
 }
 
 func (c *cluster) example() error {
-	if _, err := c.kctl("apply -f /opt/release/hello.yaml"); err != nil {
+	if _, err := c.kctl("apply", "-f", "../../examples/hello/hello.yaml"); err != nil {
 		return err
 	}
 	if err := c.ready(); err != nil {
@@ -254,8 +209,8 @@ func (c *cluster) limits() error {
 	if !strings.Contains(out, "3 67108864") || !strings.Contains(out, "3 1 ") {
 		return fmt.Errorf("memory.max, memory.oom.group and cpu.weight of the example's containers, with how often: %s: want 67108864 and 1 three times", out)
 	}
-	if _, err := m.run(`cat >/root/hog.yaml <<'EOT'
-apiVersion: v1
+	hog := filepath.Join(c.TempDir(), "hog.yaml")
+	if err := os.WriteFile(hog, []byte(`apiVersion: v1
 kind: Pod
 metadata: {name: hog}
 spec:
@@ -265,12 +220,14 @@ spec:
     image: keelson.dev/tools:v1
     command: [/bin/sh, -c, "x=x; while true; do x=$x$x; done"]
     resources: {limits: {memory: 32Mi}}
-EOT
-kctl --kubeconfig /root/kubeconfig apply -f /root/hog.yaml`); err != nil {
+`), 0o600); err != nil {
+		return err
+	}
+	if _, err := c.kctl("apply", "-f", hog); err != nil {
 		return err
 	}
 	return until(func() error {
-		out, err := c.kctl("get pod hog -o jsonpath='{.status.containerStatuses[0].state.terminated.reason}'")
+		out, err := c.kctl("get", "pod", "hog", "-o", "jsonpath={.status.containerStatuses[0].state.terminated.reason}")
 		if err == nil && out != "OOMKilled" {
 			err = fmt.Errorf("the container ended with %q, want OOMKilled", out)
 		}
@@ -331,8 +288,8 @@ func (c *cluster) reboot() error {
 		return err
 	}
 	err = until(func() error {
-		out, err := c.kctl("get pods -l app=hello -o jsonpath='{range .items[*]}{.status.containerStatuses[0].restartCount}{.status.containerStatuses[0].ready} {end}'")
-		if err == nil && out != "1true 1true 1true" {
+		out, err := c.kctl("get", "pods", "-l", "app=hello", "-o", "jsonpath={range .items[*]}{.status.containerStatuses[0].restartCount}{.status.containerStatuses[0].ready} {end}")
+		if err == nil && strings.TrimSpace(out) != "1true 1true 1true" {
 			err = fmt.Errorf("restarts and readiness of the pods: %s", out)
 		}
 		return err
@@ -345,7 +302,7 @@ func (c *cluster) reboot() error {
 
 // status is what the cluster says of its replicas.
 func (c *cluster) status() (s api.ClusterStatus, err error) {
-	out, err := c.kctl("cluster status -o json")
+	out, err := c.kctl("cluster", "status", "-o", "json")
 	if err == nil {
 		err = json.Unmarshal([]byte(out), &s)
 	}
@@ -363,7 +320,7 @@ func (c *cluster) powerCut() error {
 	}
 	m.cut()
 	if err := until(func() error {
-		_, err := c.kctl("create configmap after-the-cut --from-literal=a=b")
+		_, err := c.kctl("create", "configmap", "after-the-cut", "--from-literal=a=b")
 		return err
 	}); err != nil {
 		return err
@@ -385,37 +342,10 @@ func (c *cluster) powerCut() error {
 		if i < 0 || s.Members[i].Ready != "yes" {
 			return fmt.Errorf("%s is not ready again", m.name)
 		}
-		_, err = m.run("kctl --kubeconfig /var/lib/keelson/controlplane/admin.kubeconfig get configmap after-the-cut || true")
+		// Its own root may ask its own replica.
+		_, err = m.run("kctl --kubeconfig /var/lib/keelson/controlplane/admin.kubeconfig get configmap after-the-cut")
 		return err
 	})
-}
-
-// uninstall takes everything away, the worker first, and compares each machine with what it was.
-func (c *cluster) uninstall() error {
-	for _, group := range [][]string{{"w1"}, {"cp1", "cp2", "cp3"}} {
-		err := c.each(func(m *machine) error {
-			if m.name == "w1" {
-				if _, err := m.run("rm -f /root/kubeconfig /root/hog.yaml"); err != nil {
-					return err
-				}
-			}
-			if out, err := m.runFor(soon, "/usr/lib/keelson/uninstall.sh"); err != nil {
-				return fmt.Errorf("%w: %s", err, out)
-			}
-			before := c.before[m.name]
-			if err := c.look(m); err != nil {
-				return err
-			}
-			if d := differ(before, c.before[m.name]); d != "" {
-				return fmt.Errorf("%s differs from what it was before:\n%s", m.name, d)
-			}
-			return nil
-		}, group...)
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // differ are the lines that only one has.

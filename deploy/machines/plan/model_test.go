@@ -158,7 +158,7 @@ func (w *world) disturb(r *rand.Rand) string {
 	f := w.facts[h.Name]
 	defer func() { w.facts[h.Name] = f }()
 	unit := []string{"keelson-controlplane", "keelson-agent"}[r.IntN(2)]
-	switch r.IntN(15) {
+	switch r.IntN(16) {
 	case 0:
 		w.release = aRelease(fmt.Sprintf("v%d", r.IntN(3)+1))
 		return "another release"
@@ -204,7 +204,7 @@ func (w *world) disturb(r *rand.Rand) string {
 		f.Admin = f.Admin && len(w.state.Members) > 1 && !w.onlyAdmin(h.Name)
 		return h.Name + ": the kubeconfig is gone"
 	case 12:
-		if !h.Is(machines.ControlPlane) {
+		if !f.ReplicaWhole || len(w.state.Members) > 1 && !w.onlyAdmin(h.Name) {
 			f = emptyFacts()
 			f.Addresses = []string{h.Address}
 			return h.Name + ": installed anew"
@@ -214,6 +214,14 @@ func (w *world) disturb(r *rand.Rand) string {
 			h.Roles = append(h.Roles, machines.Worker)
 			return h.Name + ": a worker too"
 		}
+	case 15:
+		for path := range f.Sums {
+			if strings.HasPrefix(path, machines.Cache) {
+				f.Sums[path] = "broken"
+			}
+		}
+		f.Sums["/usr/bin/kctl"] = "broken"
+		return h.Name + ": what was put there is broken"
 	case 14:
 		n := len(w.cluster.Hosts)
 		role := []machines.Role{machines.ControlPlane, machines.Worker}[r.IntN(2)]
@@ -263,6 +271,12 @@ func TestSecondPlanIsEmpty(t *testing.T) {
 				t.Fatalf("seed %d, after %q there is still to do\n%s", seed, story, out.String())
 			}
 			for _, h := range w.cluster.Hosts {
+				for _, r := range h.Roles {
+					f := w.facts[h.Name]
+					if u := r.Unit(); !f.Active[u] || !f.Enabled[u] || f.Stale[u] || f.Sums["/usr/bin/kctl"] != w.release.Version+"kctl" {
+						t.Fatalf("seed %d: nothing is to be done any more, and %s has %+v", seed, h.Name, f)
+					}
+				}
 				if n := w.state.Nodes[h.Name]; h.Is(machines.Worker) {
 					for k, v := range h.Labels {
 						if n.Labels[k] != v {

@@ -1,0 +1,2 @@
+// Package vagrant has the Vagrantfile for machines of a cluster file. It has tests only.
+package vagrant

@@ -1,0 +1,267 @@
+package vm
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netns"
+
+	"keelson.dev/keelson/test/bed/space"
+)
+
+// site is where a person sits who makes a cluster of the machines: a folder with a key, the cluster file and the kubeconfig, on
+// the machines' network.
+type site struct {
+	dir, key, bin string
+	network       netns.NsHandle
+	next          string // folder of a release that is newer
+}
+
+func newSite(t *testing.T, bin string, ns netns.NsHandle) site {
+	t.Helper()
+	s := site{dir: t.TempDir(), bin: bin, network: ns}
+	s.key, s.next = filepath.Join(s.dir, "key"), filepath.Join(s.dir, "next")
+	if out, err := exec.Command("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", s.key).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	// What is behind a program's end is not run: it is another program all the same.
+	script := `set -e; mkdir -p "$2/tree"; cd "$2"; tar -xzf "$1"/dist/keelson-*-linux-amd64.tar.gz -C tree; cp "$1"/dist/keelson-*-images.tar .
+for p in tree/*/usr/bin/keelson-agent tree/*/usr/bin/keelson-controlplane; do echo >>"$p"; done
+(cd tree && GZIP=-1 tar -czf "../$(ls).tar.gz" -- *); rm -r tree; sha256sum keelson-* >SHA256SUMS`
+	if out, err := exec.Command("sh", "-c", script, "sh", bin, s.next).CombinedOutput(); err != nil {
+		t.Fatalf("packing a newer release ('make test-vm' makes the first): %v: %s", err, out)
+	}
+	return s
+}
+
+// write writes the cluster file: each machine proves that it is the one whose key was read at its console. One is reached as a
+// user who becomes root.
+func (c *cluster) write(names ...string) error {
+	file := "apiVersion: keelson.dev/v1\nkind: Machines\nname: vm\nrelease: " + filepath.Join(c.site.bin, "dist") + "\nssh: {key: key}\nhosts:\n"
+	for _, name := range names {
+		m := c.all[name]
+		key, err := m.run("cat /etc/ssh/ssh_host_ed25519_key.pub")
+		if err != nil {
+			return err
+		}
+		role, more, user := "controlplane", "", "root"
+		if name[0] == 'w' {
+			role, more, user = "worker", ", labels: {disk: "+name+"}", "admin"
+		}
+		file += fmt.Sprintf("- {name: %s, address: %s, roles: [%s]%s, ssh: {user: %s, hostKey: %q}}\n", name, m.address, role, more, user, key)
+	}
+	return os.WriteFile(filepath.Join(c.site.dir, "cluster.yaml"), []byte(file), 0o600)
+}
+
+// kctl runs it as a person would, beside the cluster file.
+func (c *cluster) kctl(args ...string) (string, error) { return c.kctlFor(2*time.Minute, "", args...) }
+
+func (c *cluster) kctlFor(limit time.Duration, input string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, filepath.Join(c.site.bin, "kctl"), args...)
+	cmd.Env = append(os.Environ(), "HOME="+c.site.dir, "KUBECONFIG="+filepath.Join(c.site.dir, ".kube/keelson-vm"), "SSH_AUTH_SOCK=")
+	cmd.Stdin = strings.NewReader(input)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err := space.In(c.site.network, cmd.Start)
+	if err == nil {
+		err = cmd.Wait()
+	}
+	if err != nil {
+		err = fmt.Errorf("kctl %s: %w: %s", strings.Join(args, " "), err, errs.String())
+	}
+	return out.String(), err
+}
+
+// cluster runs a verb of 'kctl cluster' with the cluster file, and shows what it says.
+func (c *cluster) verb(want string, args ...string) error { return c.verbWith("", want, args...) }
+
+func (c *cluster) verbWith(input, want string, args ...string) error {
+	args = append([]string{"cluster"}, append(args, "-f", filepath.Join(c.site.dir, "cluster.yaml"))...)
+	out, err := c.kctlFor(12*time.Minute, input, args...)
+	c.Logf("$ kctl %s\n%s", strings.ReplaceAll(strings.Join(args, " "), c.site.dir+"/", ""), out)
+	if err == nil && !strings.Contains(out, want) {
+		err = fmt.Errorf("it does not say %q: %s", want, out)
+	}
+	return err
+}
+
+func (c *cluster) dryRun() error {
+	if err := c.write("cp1", "cp2", "cp3", "w1"); err != nil {
+		return err
+	}
+	before := map[string]string{}
+	for name := range c.before {
+		out, err := c.all[name].run(state)
+		if err != nil {
+			return err
+		}
+		before[name] = out
+	}
+	if err := c.verb("make the cluster: init --cluster-name=vm", "up", "--dry-run"); err != nil {
+		return err
+	}
+	for name, was := range before {
+		out, err := c.all[name].run(state)
+		if err != nil {
+			return err
+		}
+		if d := differ(was, out); d != "" {
+			return fmt.Errorf("%s was changed: %s", name, d)
+		}
+	}
+	return nil
+}
+
+func (c *cluster) up() error {
+	if err := c.verb("node w1 is ready", "up"); err != nil {
+		return err
+	}
+	for _, name := range []string{"cp1", "cp2", "cp3"} {
+		if mode, err := c.all[name].run("stat -c %a:%U /var/lib/keelson/controlplane/admin.kubeconfig /etc/keelson/controlplane.yaml; stat -c %a /var/lib/keelson/controlplane"); err != nil || mode != "600:root\n600:root\n700" {
+			return fmt.Errorf("%s: an administrator's kubeconfig, settings and their folder have the modes %q (%w)", name, mode, err)
+		}
+	}
+	out, err := c.kctl("get", "node", "w1", "-o", "jsonpath={.metadata.labels.disk}")
+	if err == nil && out != "w1" {
+		err = fmt.Errorf("the label disk of w1 is %q", out)
+	}
+	return err
+}
+
+func (c *cluster) again() error { return c.verb("nothing to do", "up") }
+
+// upgrade puts other programs in place everywhere; each daemon runs them afterwards, and no process of a pod is another one.
+func (c *cluster) upgrade() error {
+	before, err := c.running()
+	if err != nil {
+		return err
+	}
+	was, err := c.all["w1"].run("systemctl show -p MainPID --value keelson-agent")
+	if err != nil {
+		return err
+	}
+	if err := c.verb("node w1 is ready", "up", "--release", c.site.next); err != nil {
+		return err
+	}
+	after, err := c.running()
+	if err != nil || after != before {
+		return fmt.Errorf("the new agent left\n%s\nof\n%s (%w)", after, before, err)
+	}
+	if is, err := c.all["w1"].run("systemctl show -p MainPID --value keelson-agent"); err != nil || is == was {
+		return fmt.Errorf("the agent is process %s as before (%w)", is, err)
+	}
+	for _, name := range []string{"cp1", "cp2", "cp3", "w1"} {
+		// What was replaced while it ran is shown as deleted.
+		if out, err := c.all[name].run("readlink /proc/$(pgrep -o -x 'keelson-(agent|control.*)')/exe"); err != nil || strings.Contains(out, "deleted") {
+			return fmt.Errorf("%s runs %s (%w)", name, out, err)
+		}
+	}
+	if err := c.ready(); err != nil {
+		return err
+	}
+	if err := c.serves(); err != nil {
+		return err
+	}
+	return c.verb("nothing to do", "up", "--release", c.site.next)
+}
+
+func (c *cluster) add() error {
+	if err := c.write("cp1", "cp2", "cp3", "w1", "w2"); err != nil {
+		return err
+	}
+	if err := c.verb("node w2 is ready", "add", "--release", c.site.next); err != nil {
+		return err
+	}
+	// One half of the pods goes there, so that some have to leave with it.
+	if _, err := c.kctl("scale", "deployment", "hello", "--replicas=6"); err != nil {
+		return err
+	}
+	return until(func() error {
+		out, err := c.kctl("get", "pods", "-l", "app=hello", "-o", `jsonpath={range .items[*]}{.spec.nodeName}{.status.containerStatuses[0].ready} {end}`)
+		if err == nil && (!strings.Contains(out, "w2true") || strings.Count(out, "true") != 6) {
+			err = fmt.Errorf("pods are at %s", out)
+		}
+		return err
+	})
+}
+
+func (c *cluster) removeWorker() error {
+	if err := c.verb("w2 is no part of the cluster any more", "remove", "w2"); err != nil {
+		return err
+	}
+	if out, err := c.kctl("get", "nodes", "-o", "name"); err != nil || strings.TrimSpace(out) != "node/w1" {
+		return fmt.Errorf("nodes are %s (%w)", out, err)
+	}
+	if err := c.untouched("w2"); err != nil {
+		return err
+	}
+	err := until(func() error {
+		out, err := c.kctl("get", "deployment", "hello", "-o", "jsonpath={.status.readyReplicas}")
+		if err == nil && out != "6" {
+			err = fmt.Errorf("ready pods: %q, want 6", out)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return c.serves()
+}
+
+func (c *cluster) removeReplica() error {
+	s, err := c.status()
+	if err != nil {
+		return err
+	}
+	name := s.Leader // the one of which it is hardest
+	if err := c.verb(name+" is no part of the cluster any more", "remove", name); err != nil {
+		return err
+	}
+	left := slices.DeleteFunc([]string{"cp1", "cp2", "cp3", "w1"}, func(n string) bool { return n == name })
+	if err := c.write(left...); err != nil {
+		return err
+	}
+	if err := c.verb("kubeconfig: ", "up", "--release", c.site.next); err != nil {
+		return err
+	}
+	if s, err = c.status(); err != nil || len(s.Members) != 2 {
+		return fmt.Errorf("there are %d replicas (%w)", len(s.Members), err)
+	}
+	return errors.Join(c.untouched(name), c.serves())
+}
+
+// untouched compares a machine with what it was.
+func (c *cluster) untouched(name string) error {
+	is, err := c.all[name].run(state)
+	if err != nil {
+		return err
+	}
+	if d := differ(c.before[name], is); d != "" {
+		return fmt.Errorf("%s differs from what it was before:\n%s", name, d)
+	}
+	return nil
+}
+
+func (c *cluster) reset() error {
+	if err := c.verbWith("vm\n", "nothing is left of the cluster vm", "reset"); err != nil {
+		return err
+	}
+	return c.each(func(m *machine) error { return c.untouched(m.name) }, slices.Collect(func(yield func(string) bool) {
+		for name := range c.before {
+			if !yield(name) {
+				return
+			}
+		}
+	})...)
+}
