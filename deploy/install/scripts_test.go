@@ -394,6 +394,9 @@ func TestAnAgentIsInstalledAndTakenAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.fake("umount", "")
+	for _, at := range []string{"run/keelson-changed/keelson-agent", "var/cache/keelson/keelson-v1-linux-amd64.tar.gz"} {
+		m.file(filepath.Join(m.root, at), "", 0o600)
+	}
 	if said, _, err = m.run("uninstall.sh"); err != nil {
 		t.Fatalf("%v\n%s", err, said)
 	}

@@ -1,3 +1,3 @@
 // Package vm boots Debian machines with systemd and cgroup v2 under qemu, on a network of their own that nothing leaves,
-// and installs a cluster on them as its users do: 'make test-vm'. It has tests only.
+// and makes a cluster of them as its users do, by 'kctl cluster up' over ssh: 'make test-vm'. It has tests only.
 package vm
