@@ -47,7 +47,7 @@ type Facts struct {
 var factsScript string
 
 // factsLimit is how long a machine may take to say what it is.
-const factsLimit = 2 * time.Minute
+const factsLimit = 5 * time.Minute
 
 // ReadFacts asks a machine what it is and has, and changes nothing on it.
 func (m *Machine) ReadFacts(ctx context.Context) (Facts, error) {
