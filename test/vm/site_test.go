@@ -63,7 +63,19 @@ func (c *cluster) write(names ...string) error {
 }
 
 // kctl runs it as a person would, beside the cluster file.
-func (c *cluster) kctl(args ...string) (string, error) { return c.kctlFor(2*time.Minute, "", args...) }
+func (c *cluster) kctl(args ...string) (string, error) {
+	return c.kctlFor(2*time.Minute, "", append(args, "--server=https://"+c.all[c.asked].address+":6443")...)
+}
+
+// askAnother has the API asked through another machine than one that is about to go.
+func (c *cluster) askAnother(than string) {
+	for _, name := range []string{"cp1", "cp2", "cp3"} {
+		if name != than {
+			c.asked = name
+			return
+		}
+	}
+}
 
 func (c *cluster) kctlFor(limit time.Duration, input string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
@@ -225,6 +237,7 @@ func (c *cluster) removeReplica() error {
 		return err
 	}
 	name := s.Leader // the one of which it is hardest
+	c.askAnother(name)
 	if err := c.verb(name+" is no part of the cluster any more", "remove", name); err != nil {
 		return err
 	}

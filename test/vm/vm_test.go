@@ -26,6 +26,7 @@ type cluster struct {
 	*testing.T
 	all    map[string]*machine
 	site   site
+	asked  string // whose replica the API is asked at
 	mu     sync.Mutex
 	before map[string]string // what each machine was like before
 	table  []string
@@ -42,7 +43,7 @@ func TestMachines(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &cluster{T: t, all: map[string]*machine{}, before: map[string]string{}}
+	c := &cluster{T: t, asked: "cp1", all: map[string]*machine{}, before: map[string]string{}}
 	defer c.tell()
 	c.site = newSite(t, filepath.Join(top, "bin"), network(t))
 	release := releaseDisk(t, filepath.Join(top, "bin"))
@@ -318,6 +319,7 @@ func (c *cluster) powerCut() error {
 	if m == nil || len(s.Members) != 3 {
 		return fmt.Errorf("leader %q of %d replicas", s.Leader, len(s.Members))
 	}
+	c.askAnother(m.name)
 	m.cut()
 	if err := until(func() error {
 		_, err := c.kctl("create", "configmap", "after-the-cut", "--from-literal=a=b")
@@ -343,7 +345,7 @@ func (c *cluster) powerCut() error {
 			return fmt.Errorf("%s is not ready again", m.name)
 		}
 		// Its own root may ask its own replica.
-		_, err = m.run("kctl --kubeconfig /var/lib/keelson/controlplane/admin.kubeconfig get configmap after-the-cut")
+		_, err = m.run("HOME=/var/lib/keelson kctl --kubeconfig /var/lib/keelson/controlplane/admin.kubeconfig get configmap after-the-cut")
 		return err
 	})
 }
