@@ -110,6 +110,7 @@ func TestFullDisk(t *testing.T) {
 // F110: a volume that its pods could never mount is not made: the claim says which option of the class is wrong.
 func TestMountOptionsAreJudgedEarly(t *testing.T) {
 	b := newBench(t, 0)
+	b.ownDisk("64m")
 	create := func(flags ...string) error {
 		mount := &spec.VolumeCapability{AccessMode: writer.AccessMode, AccessType: &spec.VolumeCapability_Mount{Mount: &spec.VolumeCapability_MountVolume{MountFlags: flags}}}
 		_, err := b.CreateVolume(t.Context(), &spec.CreateVolumeRequest{Name: "v", VolumeCapabilities: []*spec.VolumeCapability{mount},
