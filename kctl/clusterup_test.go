@@ -151,7 +151,7 @@ func TestClusterUpCutOff(t *testing.T) {
 		t.Fatalf("%v\n%s", err, said)
 	}
 	want := whole.cluster()
-	step := max(1, want.Calls/7)
+	step := max(1, want.Calls/5)
 	if *everyPoint {
 		step = 1
 	}

@@ -31,13 +31,9 @@ const (
 	installLimit = 15 * time.Minute
 	apiLimit     = 30 * time.Second
 	drainLimit   = 10 * time.Minute
+	readyLimit   = 5 * time.Minute // until a replica or a node is of use
+	pollEvery    = time.Second     // how often that is asked
 )
-
-// readyLimit is how long a replica or a node may take to be of use.
-var readyLimit = 5 * time.Minute
-
-// pollEvery is how often it is asked.
-var pollEvery = time.Second
 
 // Site are the machines of a cluster file, as far as they were reached.
 type Site struct {
