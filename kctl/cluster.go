@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
@@ -134,6 +135,20 @@ func askWithin(ctx context.Context, f cmdutil.Factory, verb, path string, body, 
 	}
 	return nil
 }
+
+// show asks for something and prints it, as JSON where that is wanted.
+func show[T any](f cmdutil.Factory, streams genericiooptions.IOStreams, output, verb, path string, body any, into *T, print func(io.Writer, T) error) error {
+	if err := ask(f, verb, path, body, into); err != nil {
+		return err
+	}
+	if done, err := printJSON(streams.Out, output, *into); done {
+		return err
+	}
+	return print(streams.Out, *into)
+}
+
+// stamp is a time of the API, in milliseconds since 1970, for a person.
+func stamp(ms int64) string { return time.UnixMilli(ms).UTC().Format(time.RFC3339) }
 
 // outputFlag is -o json, for verbs that print a table otherwise.
 func outputFlag(c *cobra.Command) *string {

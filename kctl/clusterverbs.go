@@ -26,14 +26,7 @@ func statusCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 	}
 	output := outputFlag(c)
 	c.RunE = func(*cobra.Command, []string) error {
-		var s api.ClusterStatus
-		if err := ask(f, "GET", api.PathClusterStatus, nil, &s); err != nil {
-			return err
-		}
-		if done, err := printJSON(streams.Out, *output, s); done {
-			return err
-		}
-		return printStatus(streams.Out, s)
+		return show(f, streams, *output, "GET", api.PathClusterStatus, nil, new(api.ClusterStatus), printStatus)
 	}
 	return c
 }
@@ -64,7 +57,7 @@ func printStatus(w io.Writer, s api.ClusterStatus) error {
 		if a.Member != "" {
 			about = " of " + a.Member
 		}
-		fmt.Fprintf(t, "ALARM\t%s%s since %s: %s\n", a.Kind, about, time.UnixMilli(a.Since).UTC().Format(time.RFC3339), a.Message)
+		fmt.Fprintf(t, "ALARM\t%s%s since %s: %s\n", a.Kind, about, stamp(a.Since), a.Message)
 		fmt.Fprintf(t, "remedy\t%s\n", a.Remedy)
 	}
 	if err := t.Flush(); err != nil {
@@ -83,7 +76,7 @@ func backupsMade(members []api.ClusterMember, now time.Time) string {
 		case b.Last == 0:
 			out = append(out, m.Name+" none yet")
 		default:
-			out = append(out, fmt.Sprintf("%s %s, next %s", m.Name, ago(now.Sub(time.UnixMilli(b.Last))), time.UnixMilli(b.Next).UTC().Format(time.RFC3339)))
+			out = append(out, fmt.Sprintf("%s %s, next %s", m.Name, ago(now.Sub(time.UnixMilli(b.Last))), stamp(b.Next)))
 		}
 	}
 	return strings.Join(out, "; ")
@@ -195,14 +188,7 @@ func memberCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 	}
 	output := outputFlag(list)
 	list.RunE = func(*cobra.Command, []string) error {
-		var members []api.ClusterMember
-		if err := ask(f, "GET", api.PathClusterMembers, nil, &members); err != nil {
-			return err
-		}
-		if done, err := printJSON(streams.Out, *output, members); done {
-			return err
-		}
-		return printMembers(streams.Out, members)
+		return show(f, streams, *output, "GET", api.PathClusterMembers, nil, new([]api.ClusterMember), printMembers)
 	}
 	remove := &cobra.Command{
 		Use: "remove NAME", Short: "Take a replica out of the group for good", Args: cobra.ExactArgs(1),

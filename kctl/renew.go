@@ -73,7 +73,7 @@ func renewKubeconfig(f cmdutil.Factory, streams genericiooptions.IOStreams) erro
 	if certified {
 		what = "a new client certificate"
 	}
-	fmt.Fprintf(streams.Out, "kubeconfig renewed: context %s believes %d authorities; %s\n", all.CurrentContext, authorities, what)
+	fmt.Fprintf(streams.Out, "kubeconfig renewed: authorities that context %s believes: %d; %s\n", all.CurrentContext, authorities, what)
 	return nil
 }
 

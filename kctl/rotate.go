@@ -63,13 +63,7 @@ func rotateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 		case q == api.ClusterRotate{}, q.Kind == "" && !q.Abort && !q.Force:
 			return fmt.Errorf("say which key: %s; or --status", strings.Join(keyKinds, ", "))
 		}
-		if err := ask(f, verb, api.PathClusterKeys, body, &all); err != nil {
-			return err
-		}
-		if done, err := printJSON(streams.Out, *output, all); done {
-			return err
-		}
-		if err := printKeys(streams.Out, all); err != nil || q.Kind != clusterCA || q.Abort {
+		if err := show(f, streams, *output, verb, api.PathClusterKeys, body, &all, printKeys); err != nil || *output != "" || q.Kind != clusterCA || q.Abort {
 			return err
 		}
 		return renewAfter(f, streams)
@@ -131,7 +125,7 @@ func printKeys(w io.Writer, all api.ClusterKeys) error {
 	}
 	for _, gone := range all.Removed {
 		fmt.Fprintf(w, "%s was removed %s and has had keys that are good still: 'kctl cluster rotate' %s, if its disk may be in wrong hands\n",
-			gone.Name, time.UnixMilli(gone.At).UTC().Format(time.RFC3339), strings.Join(gone.Kinds, ", "))
+			gone.Name, stamp(gone.At), strings.Join(gone.Kinds, ", "))
 	}
 	return printRotation(w, all)
 }
@@ -153,15 +147,14 @@ func printRotation(w io.Writer, all api.ClusterKeys) error {
 	if r == nil {
 		return nil
 	}
-	when := func(ms int64) string { return time.UnixMilli(ms).UTC().Format(time.RFC3339) }
 	var err error
 	switch r.Step {
 	case "done", "aborted":
-		_, err = fmt.Fprintf(w, "exchange of %s: %s since %s\n", r.Kind, r.Step, when(r.Since))
+		_, err = fmt.Fprintf(w, "exchange of %s: %s since %s\n", r.Kind, r.Step, stamp(r.Since))
 	default:
 		steps := stepsOf(r.Kind)
 		_, err = fmt.Fprintf(w, "exchange of %s: %s replaces %s; step %s, %d of %d, since %s\n",
-			r.Kind, short(r.New), short(r.Old), r.Step, slices.Index(steps, r.Step)+1, len(steps), when(r.Since))
+			r.Kind, short(r.New), short(r.Old), r.Step, slices.Index(steps, r.Step)+1, len(steps), stamp(r.Since))
 		for _, who := range all.Waiting[:min(len(all.Waiting), maxWaiting)] {
 			fmt.Fprintf(w, "  waits for %s\n", who)
 		}

@@ -158,28 +158,34 @@ func (r *Replica) askCertificates(ctx context.Context, into *api.ClusterCertific
 // maxCertificates bounds the answer of a replica: a node takes some 250 bytes.
 const maxCertificates = 8 << 20
 
-func (r *Replica) certificatesOf(ctx context.Context, peer string) (*api.ClusterCertificates, error) {
+func (r *Replica) certificatesOf(ctx context.Context, peer string) (out api.ClusterCertificates, err error) {
+	err = r.ownPart(ctx, peer, api.PathClusterCertificates, maxCertificates, "its release does not tell its certificates", &out)
+	return out, err
+}
+
+// ownPart reads what another replica says of itself at a path, at most so many bytes. lacks says what it means that it does
+// not know the path.
+func (r *Replica) ownPart(ctx context.Context, peer, path string, most int64, lacks string, into any) error {
 	host, _, err := splitHost(peer)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	resp, err := r.peers.get(ctx, at(host, r.cluster.APIPort), api.PathClusterCertificates+"?local=true")
+	resp, err := r.peers.get(ctx, at(host, r.cluster.APIPort), path+"?local=true")
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer resp.Body.Close()
 	switch resp.StatusCode {
 	case http.StatusOK:
 	case http.StatusNotFound:
-		return nil, errors.New("its release does not tell its certificates")
+		return errors.New(lacks)
 	default:
-		return nil, errors.New(resp.Status)
+		return errors.New(resp.Status)
 	}
-	var out api.ClusterCertificates
-	if err := json.NewDecoder(io.LimitReader(resp.Body, maxCertificates)).Decode(&out); err != nil {
-		return nil, fmt.Errorf("%s: %w", api.PathClusterCertificates, err)
+	if err := json.NewDecoder(io.LimitReader(resp.Body, most)).Decode(into); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
 	}
-	return &out, nil
+	return nil
 }
 
 // endsSoon is how long before the end of an authority an alarm is raised: time enough to exchange it.

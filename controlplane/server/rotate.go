@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"slices"
 	"strconv"
@@ -198,25 +197,9 @@ func (r *Replica) askKeys(ctx context.Context) []api.ClusterKeyHolder {
 }
 
 func (r *Replica) keysOf(ctx context.Context, peer string) (of api.ClusterKeyHolder, err error) {
-	host, _, err := splitHost(peer)
-	if err != nil {
-		return of, err
-	}
-	resp, err := r.peers.get(ctx, at(host, r.cluster.APIPort), api.PathClusterKeys+"?local=true")
-	if err != nil {
-		return of, err
-	}
-	defer resp.Body.Close()
-	switch resp.StatusCode {
-	case http.StatusOK:
-	case http.StatusNotFound:
-		return of, errors.New("its release cannot exchange keys")
-	default:
-		return of, errors.New(resp.Status)
-	}
 	var out api.ClusterKeys
-	if err := json.NewDecoder(io.LimitReader(resp.Body, maxKeysAnswer)).Decode(&out); err != nil {
-		return of, fmt.Errorf("%s: %w", api.PathClusterKeys, err)
+	if err := r.ownPart(ctx, peer, api.PathClusterKeys, maxKeysAnswer, "its release cannot exchange keys", &out); err != nil {
+		return of, err
 	}
 	if len(out.Replicas) != 1 {
 		return of, fmt.Errorf("%s: want one replica, got %d", api.PathClusterKeys, len(out.Replicas))

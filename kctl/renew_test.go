@@ -1,0 +1,110 @@
+package kctl
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/tools/clientcmd"
+	cmdutil "k8s.io/kubectl/pkg/cmd/util"
+
+	"keelson.dev/keelson/internal/wait"
+	"keelson.dev/keelson/test/bed/loopback"
+)
+
+// withKubeconfig runs a verb of 'cluster' with a kubeconfig.
+func withKubeconfig(t *testing.T, path string, args ...string) (string, error) {
+	t.Helper()
+	flags := genericclioptions.NewConfigFlags(false)
+	cache := t.TempDir()
+	flags.KubeConfig, flags.CacheDir = &path, &cache
+	var out bytes.Buffer
+	f, streams := cmdutil.NewFactory(flags), genericiooptions.IOStreams{Out: &out, ErrOut: &out}
+	root := &cobra.Command{Use: "kctl", SilenceErrors: true, SilenceUsage: true}
+	root.AddCommand(rotateCommand(f, streams), renewCommand(f, streams), certsCommand(f, streams))
+	root.SetArgs(args)
+	err := root.Execute()
+	return out.String(), err
+}
+
+// An administrator exchanges the cluster's CA: the kubeconfig in use gets both authorities and a certificate by the new one,
+// and goes on after the former has gone, when it is renewed once more; one of before that was not renewed is refused. F51
+func TestRenewKubeconfig(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	plane, err := loopback.Start(ctx, t.TempDir(), loopback.Shape{Name: "renew", Replicas: 1, Ready: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := plane.Stop(); err != nil {
+			t.Error(err)
+		}
+	}()
+	first, err := os.ReadFile(plane.Founded.Kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, mine := filepath.Join(t.TempDir(), "old"), filepath.Join(t.TempDir(), "mine")
+	for _, path := range []string{old, mine} {
+		if err := os.WriteFile(path, first, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run := func(want string, args ...string) {
+		t.Helper()
+		if out, err := withKubeconfig(t, mine, args...); err != nil || !strings.Contains(out, want) {
+			t.Fatalf("%v: %v\n%s", args, err, out)
+		}
+	}
+	run("kubeconfig renewed: authorities that context renew believes: 2; a new client certificate", "rotate", "cluster-ca", "--keep", "1h")
+	if a, b := holds(t, old), holds(t, mine); a.certificate == b.certificate || a.key == b.key {
+		t.Error("the certificate or its key are those of before")
+	}
+	if info, err := os.Stat(mine); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", info.Mode(), err)
+	}
+	run("step wait, 3 of 5", "rotate", "--status")
+	if out, err := withKubeconfig(t, old, "rotate", "--status"); err != nil {
+		t.Errorf("the kubeconfig of before at the step wait: %v\n%s", err, out)
+	}
+	run("exchange of cluster-ca", "rotate", "--force")
+	err = wait.For(ctx, 100*time.Millisecond, func() error {
+		out, err := withKubeconfig(t, mine, "rotate", "--status")
+		if err == nil && !strings.Contains(out, "exchange of cluster-ca: done") {
+			err = errors.New(out)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	run("believes: 1; a new client certificate", "renew")
+	run("authority     cluster", "certs")
+	if _, err := withKubeconfig(t, old, "renew"); err == nil || !strings.Contains(err.Error(), "unknown authority") {
+		t.Errorf("renewing what is too old: %v", err)
+	}
+}
+
+// holding is what a kubeconfig's only user shows.
+type holding struct{ certificate, key string }
+
+func holds(t *testing.T, path string) (out holding) {
+	t.Helper()
+	c, err := clientcmd.LoadFromFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, u := range c.AuthInfos {
+		out = holding{string(u.ClientCertificateData), string(u.ClientKeyData)}
+	}
+	return out
+}
