@@ -25,13 +25,13 @@ func clusterCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 		Short: "Machines of a cluster, replicas of the control plane, its store, join tokens",
 		Long: "Machines of a cluster, replicas of the control plane, its store, join tokens.\n\n" +
 			"up, add, remove and reset are about the machines of a cluster file, and reach them by ssh. status, certs, rotate, renew,\n" +
-			"step-down, member, backup, restore-drill, compact and token ask the API of a running cluster. The others work on the disk of a control-plane machine,\n" +
-			"as 'keelson-controlplane' of the same name does, while its daemon is stopped.",
+			"step-down, member, backup, restore-drill, support-bundle, compact and token ask the API of a running cluster. The others\n" +
+			"work on the disk of a control-plane machine, as 'keelson-controlplane' of the same name does, while its daemon is stopped.",
 		Example: "  kctl cluster up -f cluster.yaml\n  kctl cluster status\n  kctl cluster backup /backups/today\n  kctl cluster token create --role node",
 	}
 	c.AddCommand(upCommand(streams), upgradeCommand(streams), addCommand(streams), removeCommand(streams), resetCommand(streams))
 	group(c, statusCommand(f, streams), certsCommand(f, streams), rotateCommand(f, streams), renewCommand(f, streams), stepDownCommand(f, streams), memberCommand(f, streams),
-		backupCommand(f, streams), restoreDrillCommand(f, streams), compactCommand(f, streams), tokenCommand(f, streams), revokeCommand(f, streams))
+		backupCommand(f, streams), restoreDrillCommand(f, streams), supportCommand(f, streams), compactCommand(f, streams), tokenCommand(f, streams), revokeCommand(f, streams))
 	for _, v := range [][2]string{
 		{"init", "Make a new cluster on this machine, its first replica"},
 		{"join", "Make this machine a further replica of a cluster"},

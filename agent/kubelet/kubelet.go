@@ -45,7 +45,8 @@ type Config struct {
 	Resource, Metrics func(context.Context, io.Writer) error
 	Summary           func(ctx context.Context, w io.Writer, cpuAndMemory bool) error
 	Pods              func() []*v1.Pod
-	Log               *slog.Logger // may be nil
+	Logged            func() []byte // the last lines of the agent's own log
+	Log               *slog.Logger  // may be nil
 
 	connections door.Limits // of tests
 }
@@ -133,9 +134,12 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.answer(w, r)
 }
 
+// agentLog is where the last lines of the agent's own log are, below the path where kubelet has the node's logs.
+const agentLog = "/logs/keelson-agent.log"
+
 // served is what there is, for those who ask for something else.
-const served = "this node serves /healthz, /metrics, /metrics/resource, /stats/summary and /pods; " +
-	"logs, exec, attach and port-forward go through the API server"
+const served = "this node serves /healthz, /metrics, /metrics/resource, /stats/summary, /pods and " + agentLog + "; " +
+	"logs of containers, exec, attach and port-forward go through the API server"
 
 func (s *Server) answer(w http.ResponseWriter, r *http.Request) {
 	prometheus := func(write func(context.Context, io.Writer) error) {
@@ -158,6 +162,12 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request) {
 		serve = func() { s.summary(w, r) }
 	case "/pods", "/pods/", "/runningpods", "/runningpods/":
 		serve = func() { s.pods(w, r) }
+	case agentLog:
+		serve = func() {
+			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+			_, err := w.Write(s.cfg.Logged())
+			s.ended(r, err)
+		}
 	default:
 		http.Error(w, "404 page not found: "+served, http.StatusNotFound)
 		return

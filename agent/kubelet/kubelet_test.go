@@ -136,7 +136,7 @@ func newBed(t *testing.T, change ...func(*Config)) *bed {
 			_, err := fmt.Fprintf(w, `{"only":%v}`, only)
 			return err
 		},
-		Pods: func() []*v1.Pod {
+		Logged: func() []byte { return []byte("the last line\n") }, Pods: func() []*v1.Pod {
 			running := v1.PodStatus{Phase: v1.PodRunning}
 			return []*v1.Pod{{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, {ObjectMeta: metav1.ObjectMeta{Name: "b"}, Status: running}}
 		}}
@@ -212,6 +212,9 @@ func TestWhoMay(t *testing.T) {
 		{"metrics alone: the agent's", plain, "GET", "/metrics", "token-of-scraper", 200, "go_goroutines 7"},
 		{"metrics alone: not statistics", plain, "GET", "/stats/summary", "token-of-scraper", 403, "[stats]"},
 		{"metrics alone: not pods", plain, "GET", "/pods", "token-of-scraper", 403, "[pods proxy]"},
+		{"metrics alone: not the log", plain, "GET", "/logs/keelson-agent.log", "token-of-scraper", 403, "[log]"},
+		{"the agent's log", masters, "GET", "/logs/keelson-agent.log", "", 200, "the last line"},
+		{"no other log", masters, "GET", "/logs/../keelson-agent.log", "", 404, "404"},
 		{"metrics alone: nor what there is", plain, "GET", "/run/x", "token-of-scraper", 403, "[proxy]"},
 		{"health", plain, "GET", "/healthz", "token-of-prober", 200, "ok"},
 		{"statistics", masters, "GET", "/stats/summary?only_cpu_and_memory=true", "", 200, `{"only":true}`},

@@ -25,6 +25,7 @@ import (
 	"keelson.dev/keelson/agent/oci"
 	"keelson.dev/keelson/agent/pod"
 	"keelson.dev/keelson/agent/proxy"
+	"keelson.dev/keelson/internal/recent"
 )
 
 // Version is what the node says of its agent; it names the Kubernetes version whose pod behaviour it has.
@@ -118,6 +119,8 @@ type Config struct {
 	Trust   agent.Trust // of the node's own HTTPS server; the session's
 
 	Log *slog.Logger
+	// Recent are the last lines of Log, which the node's API shows; nil = none.
+	Recent *recent.Lines
 }
 
 // list is a flag that may be given several times, and as a comma-separated list.
@@ -132,6 +135,9 @@ func (l list) Set(s string) error {
 	}
 	return nil
 }
+
+// RecentLog is how much of its log an agent remembers, in bytes.
+const RecentLog = 128 << 10
 
 // Flags declares the command line on fs and returns the configuration that it fills.
 func Flags(fs *flag.FlagSet) *Config {

@@ -26,7 +26,7 @@ func (n *Node) statistics(rt agent.MeasuredRuntime, pods *pod.Set) *stats.Source
 // kubelet is the node's own HTTPS server, on every address of the node.
 func (n *Node) kubelet(source *stats.Source, trust agent.Trust) *kubelet.Server {
 	return kubelet.New(kubelet.Config{Listen: net.JoinHostPort("", strconv.Itoa(int(n.cfg.KubeletPort))), Trust: trust,
-		Resource: source.Resource, Metrics: n.metrics(source), Summary: source.Summary, Pods: n.session.Pods,
+		Resource: source.Resource, Metrics: n.metrics(source), Summary: source.Summary, Pods: n.session.Pods, Logged: n.cfg.Recent.Bytes,
 		Log: n.cfg.Log.With("part", "kubelet API")})
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -16,6 +17,7 @@ import (
 	"keelson.dev/keelson/agent/volume/remote"
 	"keelson.dev/keelson/csi/local"
 	"keelson.dev/keelson/internal/memory"
+	"keelson.dev/keelson/internal/recent"
 )
 
 // version is set by the linker.
@@ -54,7 +56,8 @@ func main() {
 	if *verbose {
 		level = slog.LevelDebug
 	}
-	cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	cfg.Recent = recent.New(node.RecentLog)
+	cfg.Log = slog.New(slog.NewTextHandler(io.MultiWriter(os.Stderr, cfg.Recent), &slog.HandlerOptions{Level: level}))
 	if err := memory.Shield(memory.Daemon); err != nil {
 		cfg.Log.Warn("the agent cannot be shielded from the OOM killer", "error", err)
 	}

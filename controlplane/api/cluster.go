@@ -22,6 +22,9 @@ const (
 	// recipient, which may be repeated, seals it by age to that recipient instead of under the store's key.
 	PathClusterBackup = "/cluster/backup"
 	PathClusterVerify = "/cluster/backup/verify" // POST a file: ClusterBackup
+	// PathClusterSupport answers POST ClusterSupport with a ClusterSupportPart. A daemon's log says much of what clients do: as
+	// with backups, who may get every path must not have it for that.
+	PathClusterSupport = "/cluster/support"
 )
 
 // ClusterRevoke asks that the certificates of a node are good no more.
@@ -195,6 +198,26 @@ type ClusterBackupKind struct {
 	Expiring int    `json:"expiring,omitempty"` // how many of them end by themselves, as Events do
 	Bytes    int64  `json:"bytes"`              // of keys and values
 }
+
+// ClusterSupport asks what a replica knows of itself; "" = the one that is asked.
+type ClusterSupport struct {
+	Replica string `json:"replica,omitempty"`
+}
+
+// ClusterSupportPart is what a replica tells of itself to who has to find out what is wrong.
+type ClusterSupportPart struct {
+	Replica    string            `json:"replica"`
+	Version    string            `json:"version"`
+	Go         string            `json:"go"`
+	Goroutines int               `json:"goroutines"`
+	Flags      map[string]string `json:"flags,omitempty"`
+	Log        string            `json:"log"`               // the last lines
+	Metrics    string            `json:"metrics"`           // in Prometheus' form
+	Problem    string            `json:"problem,omitempty"` // why something is missing
+}
+
+// AgentLogPath is where the API of a node has the last lines of its agent's log.
+const AgentLogPath = "/logs/keelson-agent.log"
 
 // ClusterCertificates are the certificates of a cluster, without those that users and workloads had signed.
 type ClusterCertificates struct {

@@ -101,7 +101,11 @@ func (t *Trust) Save(dir string) (err error) {
 		return err
 	}
 	dir = filepath.Clean(dir)
-	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+	// The folder that the trust is in is its daemon's alone; what is above it may be anybody's.
+	if err := os.MkdirAll(filepath.Dir(filepath.Dir(dir)), 0o755); err != nil {
+		return err
+	}
+	if err := os.Mkdir(filepath.Dir(dir), 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return fmt.Errorf("pki: making the folder above %s: %w", dir, err)
 	}
 	tmp, err := os.MkdirTemp(filepath.Dir(dir), "."+filepath.Base(dir)+"-")

@@ -21,6 +21,7 @@ import (
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/controlplane/server/backups"
 	"keelson.dev/keelson/controlplane/sharedaddress"
+	"keelson.dev/keelson/internal/recent"
 )
 
 // Config is what one replica is started with.
@@ -60,6 +61,7 @@ type Config struct {
 	// Flags are those of the daemon with their values, for /flagz.
 	Flags   map[string]string
 	Log     *slog.Logger
+	Recent  *recent.Lines // the last lines of Log, for support bundles; nil = none
 	Version string
 
 	// certificateLife replaces the life of this replica's own certificates; tests shorten it.

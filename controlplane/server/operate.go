@@ -37,6 +37,7 @@ func (r *Replica) paths() map[string]http.Handler {
 		api.PathClusterCompact:       r.recorded("compact", r.serveCompact),
 		api.PathClusterBackup:        r.recorded("backup", r.serveBackup),
 		api.PathClusterVerify:        r.serveVerify,
+		api.PathClusterSupport:       r.recorded("support", r.serveSupport),
 	} {
 		out[path] = serve
 	}

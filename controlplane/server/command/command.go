@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"strings"
@@ -16,6 +17,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/server"
 	"keelson.dev/keelson/internal/memory"
+	"keelson.dev/keelson/internal/recent"
 )
 
 // New returns the command tree.
@@ -184,7 +186,8 @@ func runCommand(version string) *cobra.Command {
 		if debug {
 			level = slog.LevelDebug
 		}
-		cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})).With("replica", cfg.Name)
+		cfg.Recent = recent.New(recentLog)
+		cfg.Log = slog.New(slog.NewTextHandler(io.MultiWriter(os.Stderr, cfg.Recent), &slog.HandlerOptions{Level: level})).With("replica", cfg.Name)
 		cfg.Flags = flagValues(c)
 		cfg.PodEviction = time.Duration(eviction) * time.Second
 		var err error
@@ -199,6 +202,9 @@ func runCommand(version string) *cobra.Command {
 	}
 	return c
 }
+
+// recentLog is how much of its log a replica remembers, in bytes.
+const recentLog = 256 << 10
 
 // defaultShutdownDelay is twice the time in which the replicas hear of each other's readiness.
 const defaultShutdownDelay = 2 * time.Second

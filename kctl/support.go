@@ -1,0 +1,337 @@
+package kctl
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/rest"
+	cmdutil "k8s.io/kubectl/pkg/cmd/util"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/kctl/redact"
+)
+
+// The bounds of a support bundle.
+const (
+	supportPart    = 4 << 20  // bytes of one file in it; what is longer keeps its end
+	supportWhole   = 96 << 20 // bytes of all of them
+	supportAsk     = 15 * time.Second
+	supportAtOnce  = 6
+	supportObjects = 500 // of one kind
+)
+
+// supportKinds are the kinds of which a bundle has the objects. Secrets and ConfigMaps are none of them.
+var supportKinds = []string{
+	"/api/v1/events", "/api/v1/namespaces", "/api/v1/pods", "/api/v1/services", "/api/v1/persistentvolumes", "/api/v1/persistentvolumeclaims",
+	"/api/v1/replicationcontrollers", "/api/v1/resourcequotas", "/apis/apps/v1/deployments", "/apis/apps/v1/replicasets", "/apis/apps/v1/statefulsets",
+	"/apis/apps/v1/daemonsets", "/apis/batch/v1/jobs", "/apis/batch/v1/cronjobs", "/apis/storage.k8s.io/v1/storageclasses",
+	"/apis/storage.k8s.io/v1/volumeattachments", "/apis/discovery.k8s.io/v1/endpointslices", "/apis/networking.k8s.io/v1/networkpolicies",
+	"/apis/networking.k8s.io/v1/ingresses", "/apis/policy/v1/poddisruptionbudgets", "/apis/apiregistration.k8s.io/v1/apiservices",
+	"/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations", "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
+}
+
+func supportCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "support-bundle [FILE]",
+		Short: "Collect what helps to find out what is wrong into one file, without secrets",
+		Long: "Collect what helps to find out what is wrong into one file, FILE.tar.gz or one named after the time: versions, status,\n" +
+			"alarms, certificates' ends, settings, metrics and the last lines of the logs of all replicas and agents, Nodes, Events and\n" +
+			"workloads. Secrets and ConfigMaps are not read. Values of environment variables, commands, arguments, annotations and\n" +
+			"parameters are taken out, and of every text what looks like a key, a token or a password. CONTENTS.txt in it says what\n" +
+			"it has, and what is missing and why. Look through it before you hand it on: names, addresses and images are in it.",
+		Example: "  kctl cluster support-bundle\n  kctl cluster support-bundle /tmp/bundle.tar.gz --nodes w1,w2",
+		Args:    cobra.MaximumNArgs(1),
+	}
+	nodes := c.Flags().StringSlice("nodes", nil, "the nodes whose agents are asked (default: 50 at most, those that are not Ready first)")
+	limit := c.Flags().Duration("timeout", 2*time.Minute, "how long it may take; what has not answered by then is missing in it")
+	c.RunE = func(_ *cobra.Command, args []string) error {
+		ctx, cancel := interruptible()
+		defer cancel()
+		name := "keelson-support-" + time.Now().UTC().Format("20060102T150405Z") + ".tar.gz"
+		if len(args) > 0 {
+			name = args[0]
+		}
+		if *limit <= 0 {
+			return fmt.Errorf("--timeout %s: want more than 0", *limit)
+		}
+		rc, err := clientOf(f.ToRESTConfig())
+		if err != nil {
+			return err
+		}
+		within, stop := context.WithTimeout(ctx, *limit)
+		defer stop()
+		b := &bundle{rest: rc, files: map[string][]byte{}, missing: map[string]string{}, left: supportWhole}
+		b.collect(within, *nodes)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if len(b.files) == 0 {
+			return fmt.Errorf("nothing could be collected: %s", b.missing["status.json"])
+		}
+		if err := b.write(name); err != nil {
+			return err
+		}
+		fmt.Fprintf(streams.Out, "%s: %d files, %d are missing (CONTENTS.txt in it says which)\n", name, len(b.files), len(b.missing))
+		return nil
+	}
+	flagWords(c, "nodes", nodeNames(f))
+	return c
+}
+
+// bundle is what is collected, redacted. Its methods may be called side by side.
+type bundle struct {
+	rest rest.Interface
+
+	mu      sync.Mutex
+	files   map[string][]byte
+	missing map[string]string // file → why
+	left    int
+}
+
+// add puts a file in, of which nothing is a secret any more.
+func (b *bundle) add(name string, content []byte) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if cut := len(content) - supportPart; cut > 0 {
+		content = append([]byte(fmt.Sprintf("(the first %d bytes are left out)\n", cut)), content[cut:]...)
+	}
+	if len(content) > b.left {
+		b.missing[name] = fmt.Sprintf("the bundle has %d bytes already, and this has %d", supportWhole-b.left, len(content))
+		return
+	}
+	b.left -= len(content)
+	b.files[name] = content
+}
+
+func (b *bundle) miss(name string, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.missing[name] = redact.Text(err.Error())
+}
+
+// ask reads a path of the API.
+func (b *bundle) ask(ctx context.Context, verb, path string, body []byte) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, supportAsk)
+	defer cancel()
+	r := b.rest.Verb(verb).RequestURI(path).SetHeader("Accept", "application/json, */*")
+	if body != nil {
+		r = r.Body(body).SetHeader("Content-Type", "application/json")
+	}
+	in, err := r.Stream(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer in.Close()
+	raw, err := io.ReadAll(io.LimitReader(in, 4*supportPart))
+	if err == nil && len(raw) == 4*supportPart {
+		err = fmt.Errorf("it has more than %d bytes", 4*supportPart)
+	}
+	return raw, err
+}
+
+// object puts in what a path answers, which is JSON.
+func (b *bundle) object(ctx context.Context, name, path string) []byte {
+	raw, err := b.ask(ctx, "GET", path, nil)
+	var clean []byte
+	if err == nil {
+		clean, err = redact.JSON(raw)
+	}
+	if err != nil {
+		b.miss(name, err)
+		return nil
+	}
+	b.add(name, clean)
+	return raw
+}
+
+// text puts in what a path answers.
+func (b *bundle) text(ctx context.Context, name, path string) {
+	raw, err := b.ask(ctx, "GET", path, nil)
+	if err != nil {
+		b.miss(name, err)
+		return
+	}
+	b.add(name, []byte(redact.Text(string(raw))))
+}
+
+// collect asks for everything, some at once.
+func (b *bundle) collect(ctx context.Context, nodes []string) {
+	b.add("kctl.txt", []byte(fmt.Sprintf("kctl %s\nmade %s\n", Version, time.Now().UTC().Format(time.RFC3339))))
+	var jobs []func()
+	raw := b.object(ctx, "status.json", api.PathClusterStatus)
+	var s api.ClusterStatus
+	if raw != nil && json.Unmarshal(raw, &s) == nil {
+		var text bytes.Buffer
+		if printStatus(&text, s) == nil {
+			b.add("status.txt", []byte(redact.Text(text.String())))
+		}
+	}
+	for _, m := range s.Members {
+		jobs = append(jobs, func() { b.replica(ctx, m.Name) })
+	}
+	for name, path := range map[string]string{"version.json": "/version", "certificates.json": api.PathClusterCertificates, "keys.json": api.PathClusterKeys} {
+		jobs = append(jobs, func() { b.object(ctx, name, path) })
+	}
+	for _, p := range supportKinds {
+		jobs = append(jobs, func() {
+			b.object(ctx, "objects/"+path.Base(p)+".json", fmt.Sprintf("%s?limit=%d", p, supportObjects))
+		})
+	}
+	for _, name := range b.nodes(ctx, nodes) {
+		jobs = append(jobs, func() {
+			at := "/api/v1/nodes/" + name + "/proxy"
+			b.text(ctx, "nodes/"+name+"/agent.log", at+api.AgentLogPath)
+			b.text(ctx, "nodes/"+name+"/metrics.txt", at+"/metrics")
+		})
+	}
+	turns := make(chan struct{}, supportAtOnce)
+	var all sync.WaitGroup
+	for _, job := range jobs {
+		turns <- struct{}{}
+		all.Go(func() { defer func() { <-turns }(); job() })
+	}
+	all.Wait()
+}
+
+// replica puts in what a replica says of itself.
+func (b *bundle) replica(ctx context.Context, name string) {
+	at := "replicas/" + name + "/"
+	q, err := json.Marshal(api.ClusterSupport{Replica: name})
+	var raw []byte
+	if err == nil {
+		raw, err = b.ask(ctx, "POST", api.PathClusterSupport, q)
+	}
+	var part api.ClusterSupportPart
+	if err == nil {
+		err = json.Unmarshal(raw, &part)
+	}
+	if err != nil {
+		b.miss(at, err)
+		return
+	}
+	if part.Problem != "" {
+		b.miss(at+"metrics.txt", errors.New(part.Problem))
+	}
+	b.add(at+"daemon.log", []byte(redact.Text(part.Log)))
+	b.add(at+"metrics.txt", []byte(redact.Text(part.Metrics)))
+	var about strings.Builder
+	fmt.Fprintf(&about, "version: %s\ngo: %s\ngoroutines: %d\n\n", part.Version, part.Go, part.Goroutines)
+	names := make([]string, 0, len(part.Flags))
+	for flag := range part.Flags {
+		names = append(names, flag)
+	}
+	slices.Sort(names)
+	for _, flag := range names {
+		fmt.Fprintf(&about, "%s: %s\n", flag, part.Flags[flag])
+	}
+	b.add(at+"settings.txt", []byte(redact.Text(about.String())))
+}
+
+// mostNodes is how many agents are asked where nobody says which.
+const mostNodes = 50
+
+// nodes puts in the Nodes, and says whose agents are asked: those that are named, or the first, who is not Ready in front.
+func (b *bundle) nodes(ctx context.Context, named []string) []string {
+	raw := b.object(ctx, "objects/nodes.json", fmt.Sprintf("/api/v1/nodes?limit=%d", supportObjects))
+	if len(named) > 0 || raw == nil {
+		return named
+	}
+	var list struct {
+		Items []struct {
+			Metadata struct{ Name string }
+			Status   struct {
+				Conditions []struct{ Type, Status string }
+			}
+		}
+	}
+	if err := json.Unmarshal(raw, &list); err != nil {
+		b.miss("nodes/", err)
+		return nil
+	}
+	var bad, good []string
+	for _, n := range list.Items {
+		ready := false
+		for _, c := range n.Status.Conditions {
+			ready = ready || c.Type == "Ready" && c.Status == "True"
+		}
+		if ready {
+			good = append(good, n.Metadata.Name)
+		} else {
+			bad = append(bad, n.Metadata.Name)
+		}
+	}
+	all := append(bad, good...)
+	if more := len(all) - mostNodes; more > 0 {
+		b.miss("nodes/", fmt.Errorf("%d agents were not asked: --nodes names others", more))
+		all = all[:mostNodes]
+	}
+	return all
+}
+
+// contents says what is in the bundle, and what is not.
+func (b *bundle) contents() []byte {
+	var out strings.Builder
+	fmt.Fprintf(&out, "Taken out everywhere, and written as %q: contents of Secrets and ConfigMaps, values of environment variables,\n"+
+		"commands and arguments, annotations of others than the cluster, parameters, headers, and what looks like a key, a token\n"+
+		"or a password. Of each kind of object there are %d at most, of each file %d bytes.\n\nIn it:\n", redact.Out, supportObjects, supportPart)
+	for _, name := range sortedKeys(b.files) {
+		fmt.Fprintf(&out, "  %s\t%d bytes\n", name, len(b.files[name]))
+	}
+	if len(b.missing) > 0 {
+		fmt.Fprint(&out, "\nMissing:\n")
+	}
+	for _, name := range sortedKeys(b.missing) {
+		fmt.Fprintf(&out, "  %s\t%s\n", name, b.missing[name])
+	}
+	return []byte(out.String())
+}
+
+func sortedKeys[V any](m map[string]V) []string {
+	out := make([]string, 0, len(m))
+	for k := range m {
+		out = append(out, k)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// write makes the file, which must not be there yet. What is not whole goes again.
+func (b *bundle) write(name string) (err error) {
+	f, err := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err = errors.Join(err, f.Close()); err != nil {
+			err = errors.Join(err, os.Remove(name))
+		}
+	}()
+	z := gzip.NewWriter(f)
+	t := tar.NewWriter(z)
+	root := strings.TrimSuffix(path.Base(name), ".tar.gz") + "/"
+	b.files["CONTENTS.txt"] = b.contents()
+	for _, file := range sortedKeys(b.files) {
+		head := &tar.Header{Name: root + file, Mode: 0o600, Size: int64(len(b.files[file])), ModTime: time.Now(), Typeflag: tar.TypeReg}
+		if err := t.WriteHeader(head); err != nil {
+			return err
+		}
+		if _, err := t.Write(b.files[file]); err != nil {
+			return err
+		}
+	}
+	return errors.Join(t.Close(), z.Close())
+}

@@ -1,0 +1,39 @@
+package fault
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"keelson.dev/keelson/test/bed"
+)
+
+// The rows of docs/secure.md's checklist that are about nodes: no port without a proof of who asks, and no key that others read.
+func TestNodesAreHardened(t *testing.T) {
+	for _, w := range []string{"w1", "w2", "w3"} {
+		run := func(line string) string {
+			out, err := bed.Host(t, w).Command(context.Background(), "sh", "-c", line).CombinedOutput()
+			if err != nil {
+				t.Errorf("%s: %s: %v: %s", w, line, err, out)
+			}
+			return strings.TrimSpace(string(out))
+		}
+		for path, want := range map[string]string{"/pods": "401", "/metrics": "401", "/logs/keelson-agent.log": "401", "/run/x": "401"} {
+			if got := run("curl -sk -o /dev/null -w '%{http_code}' https://127.0.0.1:10250" + path); got != want {
+				t.Errorf("%s answers a stranger who asks for %s with %s, want %s", w, path, got, want)
+			}
+		}
+		if got := run("curl -s -o /dev/null -w '%{http_code}' http://127.0.0.1:10255/pods || true"); got != "000" {
+			t.Errorf("%s has a port for whoever asks: it answers %s", w, got)
+		}
+		if got := run("find /var/lib/keelson -xdev -type f -exec grep -lI 'PRIVATE KEY' {} + | xargs -r stat -c '%a %n'"); got == "" {
+			t.Errorf("%s: keys with modes:\n%s", w, got)
+		} else {
+			for line := range strings.Lines(got) {
+				if mode := strings.Fields(line)[0]; !strings.HasSuffix(mode, "00") {
+					t.Errorf("%s: others may read %s", w, line)
+				}
+			}
+		}
+	}
+}
