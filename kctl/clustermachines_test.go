@@ -12,7 +12,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/spf13/pflag"
@@ -20,20 +19,17 @@ import (
 	"keelson.dev/keelson/test/bed/sshd"
 )
 
-// machineProgram is testdata/machine, built once.
-var machineProgram = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "keelson-test-machine-")
-	if err != nil {
-		return "", err
-	}
-	to := filepath.Join(dir, "machine")
+// machineProgram builds testdata/machine.
+func machineProgram(t *testing.T) string {
+	t.Helper()
+	to := filepath.Join(t.TempDir(), "machine")
 	cmd := exec.Command("go", "build", "-o", to, "./testdata/machine")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("%w: %s", err, out)
+		t.Fatalf("building testdata/machine: %v: %s", err, out)
 	}
-	return to, nil
-})
+	return to
+}
 
 // folderMachine is a machine that is a folder, reached by ssh.
 type folderMachine struct {
@@ -62,11 +58,12 @@ func put(t *testing.T, path, content string, mode fs.FileMode) {
 	}
 }
 
-func newSite(t *testing.T) *site {
+// newSite is one without machines. Who makes several has their program built once, and gives it.
+func newSite(t *testing.T, built ...string) *site {
 	t.Helper()
-	program, err := machineProgram()
-	if err != nil {
-		t.Fatal(err)
+	program := strings.Join(built, "")
+	if program == "" {
+		program = machineProgram(t)
 	}
 	s := &site{t: t, dir: t.TempDir(), program: program, all: map[string]*folderMachine{}}
 	s.shared, s.file, s.release = filepath.Join(s.dir, "cluster"), filepath.Join(s.dir, "cluster.yaml"), filepath.Join(s.dir, "dist")
@@ -126,7 +123,7 @@ func (s *site) machine(name, address string) *folderMachine {
 		put(s.t, filepath.Join(m.root, path), content, 0o644)
 	}
 	for name, body := range map[string]string{
-		"id": "echo 0", "sleep": "", "modprobe": "", "nft": "", "journalctl": "", "dd": "",
+		"id": "echo 0", "sleep": "", "modprobe": "", "nft": "", "journalctl": "", "dd": "exit 1", // how fast the disk is depends on what else runs
 		"uname":     `case $1 in -n) echo ` + name + ` ;; -m) echo x86_64 ;; -r) echo 6.1.0-18-amd64 ;; esac`,
 		"ip":        `case "$*" in "-o address show") printf '2: eth0    inet ` + address + `/24 brd x scope global eth0\n' ;; esac`,
 		"df":        `printf 'Filesystem 1024-blocks Used Available Capacity Mounted\n/dev/vda 1 1 20971520 1%% /\n'`,
