@@ -48,6 +48,33 @@ func folder(path string, readonly bool) v1.Volume {
 	return volume("files", v1.VolumeSource{NFS: &v1.NFSVolumeSource{Server: "127.0.0.1", Path: path, ReadOnly: readonly}})
 }
 
+// claim makes a PersistentVolume of a folder, and a claim of its name that is bound to it.
+func (f *files) claim(name, path string, options ...string) {
+	uid := types.UID(name)
+	f.cluster.Put(
+		&v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: uid},
+			Spec: v1.PersistentVolumeClaimSpec{VolumeName: name}, Status: v1.PersistentVolumeClaimStatus{Phase: v1.ClaimBound}},
+		&v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PersistentVolumeSpec{
+			MountOptions: options, ClaimRef: &v1.ObjectReference{Namespace: "default", Name: name, UID: uid},
+			PersistentVolumeSource: v1.PersistentVolumeSource{NFS: &v1.NFSVolumeSource{Server: "127.0.0.1", Path: path}}}})
+}
+
+func byClaim(name string) v1.Volume {
+	return volume("files", v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: name}})
+}
+
+// mountedWith looks for options of what is mounted at a place.
+func (f *files) mountedWith(place string, options ...string) {
+	f.Helper()
+	is, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(place))
+	must(f.T, err)
+	for _, option := range options {
+		if len(is) != 1 || !strings.HasPrefix(is[0].FSType, "nfs") || !strings.Contains(","+is[0].Options+","+is[0].VFSOptions+",", ","+option+",") {
+			f.Errorf("%s is not mounted with %s: %+v", place, option, is)
+		}
+	}
+}
+
 // mount mounts the volume of a pod and returns where.
 func (f *files) mount(p *v1.Pod) string {
 	f.Helper()
@@ -118,26 +145,14 @@ func TestFoldersOfAServer(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(ro, "more"), nil, 0o600); !errors.Is(err, unix.EROFS) {
 		t.Errorf("a read-only volume was written to: %v", err)
 	}
-	f.cluster.Put(
-		&v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "c", UID: "c1"},
-			Spec: v1.PersistentVolumeClaimSpec{VolumeName: "pv"}, Status: v1.PersistentVolumeClaimStatus{Phase: v1.ClaimBound}},
-		&v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: v1.PersistentVolumeSpec{
-			MountOptions:           []string{"nfsvers=4.1", "noatime,soft"},
-			ClaimRef:               &v1.ObjectReference{Namespace: "default", Name: "c", UID: "c1"},
-			PersistentVolumeSource: v1.PersistentVolumeSource{NFS: &v1.NFSVolumeSource{Server: "127.0.0.1", Path: "/data"}}}})
-	three := pod("u3", volume("files", v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}}))
+	f.claim("pv", "/data", "nfsvers=4.1", "noatime,soft")
+	three := pod("u3", byClaim("pv"))
 	claimed := f.mount(three)
 	if got := read(t, filepath.Join(claimed, "new")); got != "of one" {
 		t.Errorf("by a claim a pod reads %q", got)
 	}
 	for place, want := range map[string][]string{at: {"vers=4.2", "hard"}, claimed: {"vers=4.1", "noatime", "soft"}} {
-		is, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(place))
-		must(t, err)
-		for _, option := range want {
-			if len(is) != 1 || is[0].FSType != "nfs4" || !strings.Contains(","+is[0].Options+","+is[0].VFSOptions+",", ","+option+",") {
-				t.Errorf("%s is not mounted with %s: %+v", place, option, is)
-			}
-		}
+		f.mountedWith(place, want...)
 	}
 	// Whoever is taken away takes nothing from the others.
 	f.gone("u1")
@@ -175,6 +190,41 @@ func TestServersThatRefuse(t *testing.T) {
 	f.server.Start()
 	f.mount(p)
 	f.gone("u2")
+}
+
+// A server that has version 3 alone: its locks are those of nfs-utils, or none.
+func TestServersOfVersionThree(t *testing.T) {
+	nfstest.Need(t)
+	f := &files{T: t, dir: filepath.Join(t.TempDir(), "served")}
+	must(t, os.MkdirAll(filepath.Join(f.dir, "data"), 0o777))
+	must(t, os.WriteFile(filepath.Join(f.dir, "data", "kept"), []byte("kept"), 0o666))
+	nfstest.ServeThird(t, f.dir)
+	f.volumes, f.cluster, _ = newVolumes(t)
+	f.volumes.cfg.NFS.Patience = 2 * time.Minute
+
+	at := f.mount(pod("u1", folder(f.dir+"/data", false)))
+	must(t, os.WriteFile(filepath.Join(at, "new"), []byte("of one"), 0o600))
+	f.claim("pv", f.dir+"/data", "vers=3", "nolock")
+	claimed := f.mount(pod("u2", byClaim("pv")))
+	if got := read(t, filepath.Join(claimed, "new")); got != "of one" {
+		t.Errorf("without locks a pod reads %q", got)
+	}
+	for place, want := range map[string][]string{at: {"vers=3"}, claimed: {"vers=3", "nolock"}} {
+		f.mountedWith(place, want...)
+	}
+	for _, place := range []string{at, claimed} { // by the server, and within the node
+		file, err := os.OpenFile(filepath.Join(place, "new"), os.O_RDWR, 0)
+		must(t, err)
+		if err := unix.FcntlFlock(file.Fd(), unix.F_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
+			t.Errorf("a lock at %s: %v", place, err)
+		}
+		must(t, file.Close())
+	}
+	f.gone("u1")
+	f.gone("u2")
+	f.fails(pod("u3", folder(f.dir+"/absent", false)), "reason given by server: No such file or directory")
+	f.claim("none", f.dir+"/absent", "vers=3", "nolock")
+	f.fails(pod("u4", byClaim("none")), "server 127.0.0.1 exports no "+f.dir+"/absent")
 }
 
 // writer is set in a process that has a file open, as a program in a pod does, and writes to it when it is told to.

@@ -39,20 +39,27 @@ type machine struct {
 	plan    plan.Plan
 }
 
-// addTool adds a program of the host with the libraries that it is linked to.
+// addTool adds a program of the host, or of packages that were unpacked for the guest, with the libraries that it is linked to.
 func (m *machine) addTool(name string) error {
 	host, err := exec.LookPath(name)
+	for _, dir := range []string{"sbin", "usr/sbin", "bin", "usr/bin"} {
+		if p := filepath.Join(m.kernel.root, dir, name); err != nil {
+			host, err = exec.LookPath(p)
+		}
+	}
 	if err != nil {
-		return err
+		return fmt.Errorf("%s is on this machine no more than below %s, where scripts/setup guest puts it: %w", name, m.kernel.root, err)
 	}
 	m.files["/bin/"+name] = host
-	out, err := exec.Command("ldd", host).Output()
+	ldd := exec.Command("ldd", host)
+	ldd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+strings.Join(m.kernel.libraries, ":"))
+	out, err := ldd.Output()
 	if err != nil {
 		return fmt.Errorf("libraries of %s: %w", host, err)
 	}
 	for _, word := range strings.Fields(string(out)) { // NAME => /PATH (ADDRESS), or /PATH (ADDRESS)
 		if filepath.IsAbs(word) {
-			m.files[word] = word
+			m.files[strings.TrimPrefix(word, m.kernel.root)] = word
 		}
 	}
 	return nil

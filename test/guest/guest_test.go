@@ -15,7 +15,7 @@ import (
 	"keelson.dev/keelson/test/guest/plan"
 )
 
-// Of the whole guest. On two quiet cores it takes a minute and a half, beside much else several times that.
+// Of the whole guest. On two quiet cores it takes some three minutes, beside much else several times that.
 const limit = 15 * time.Minute
 
 // ociTests are those of agent/oci that look different on cgroup v2 or to a process that has every capability. All of the
@@ -31,7 +31,7 @@ var networkTests = flag.String("guest.network", "^Test(KernelWithoutWireGuard|En
 var localTests = flag.String("guest.local", "^Test(VolumesGrow|BlockDevice|SizeIsKeptTo|ProjectQuotas|QuotasGone|SanityOfQuotas)$", "tests of csi/local to run in the guest")
 
 // volumeTests are those of agent/volume that need a kernel which serves NFS.
-var volumeTests = flag.String("guest.volume", "^Test(FoldersOfAServer|ServersThat.*)$", "tests of agent/volume to run in the guest")
+var volumeTests = flag.String("guest.volume", "^Test(FoldersOfAServer|ServersThat.*|ServersOfVersionThree)$", "tests of agent/volume to run in the guest")
 
 var insideTests = flag.String("guest.inside", ".", "tests of test/guest/inside to run in the guest")
 
@@ -73,10 +73,38 @@ func build(t *testing.T, out string, args ...string) {
 // modules are what the runtime, the pod network and the Service rules need of a kernel: here nobody loads them on demand.
 var modules = []string{"overlay", "veth", "bridge", "br_netfilter", "nf_tables", "nf_conntrack_netlink", "nft_chain_nat", "nft_nat", "nft_masq", "nft_ct",
 	"nft_numgen", "nft_reject_ipv4", "nft_reject_inet", "nft_fib_inet", "nft_redir", "nft_limit", "nft_hash", "wireguard", "loop", "ext4",
-	"quota_v2", "xfs", "nfsv4", "nfsd"}
+	"quota_v2", "xfs", "nfsv3", "nfsv4", "nfsd"}
 
 // tools are programs of the host that go into the guest, with their libraries.
 var tools = []string{"nft", "nsenter", "unshare", "mount", "umount", "hostname", "mkfs.ext4", "mkfs.xfs", "e2fsck", "resize2fs"}
+
+// fileTools are what files are served with by NFS version 3. Where they are missing its test is skipped.
+var fileTools = []string{"rpcbind", "rpc.mountd", "rpc.statd", "exportfs", "mount.nfs"}
+
+// addFileTools adds fileTools, and which networks there are, as their library reads it.
+func (m *machine) addFileTools(t *testing.T) {
+	t.Helper()
+	networks := filepath.Join(m.kernel.root, "etc/netconfig")
+	if _, err := os.Stat(networks); err != nil {
+		networks = "/etc/netconfig"
+	}
+	m.files["/etc/netconfig"] = networks
+	for _, tool := range fileTools {
+		if err := m.addTool(tool); err != nil {
+			t.Log(err)
+			delete(m.files, "/etc/netconfig")
+			return
+		}
+	}
+}
+
+// servesFiles tells tests in the guest whether its kernel is one that serves NFS, so that those which need it are not skipped.
+func (k *kernel) servesFiles() []string {
+	if k.modules["nfsd"] == "" || k.modules["nfsv4"] == "" {
+		return nil
+	}
+	return []string{"KEELSON_NEEDS_NFS=1"}
+}
 
 func TestGuest(t *testing.T) {
 	qemu, k := needs(t)
@@ -91,6 +119,7 @@ func TestGuest(t *testing.T) {
 	if err := m.addFolder("/opt/keelson", bin(), "guest", "clients", "images/hello.tar"); err != nil {
 		t.Fatal(err)
 	}
+	m.addFileTools(t)
 	for name, args := range map[string][]string{
 		"/init":               {"build", "./init"},
 		"/guest/oci.test":     {"test", "-c", "../../agent/oci"},
@@ -106,8 +135,8 @@ func TestGuest(t *testing.T) {
 		{Name: "network", Args: []string{"/guest/network.test", "-test.v", "-test.timeout=230s", "-test.run", *networkTests}, Seconds: 240,
 			Env: []string{"KEELSON_CNI_BIN=/opt/keelson/cni", "KEELSON_NEEDS_WIREGUARD=1"}},
 		{Name: "local volumes", Args: []string{"/guest/local.test", "-test.v", "-test.run", *localTests}, Seconds: 180, Env: []string{"KEELSON_NEEDS_QUOTAS=1"}},
-		{Name: "volumes", Args: []string{"/guest/volume.test", "-test.v", "-test.run", *volumeTests}, Seconds: 120, Env: []string{"KEELSON_NEEDS_NFS=1"}},
-		{Name: "inside", Args: []string{"/guest/inside.test", "-test.v", "-test.run", *insideTests}, Seconds: 480},
+		{Name: "volumes", Args: []string{"/guest/volume.test", "-test.v", "-test.run", *volumeTests}, Seconds: 240, Env: k.servesFiles()},
+		{Name: "inside", Args: []string{"/guest/inside.test", "-test.v", "-test.run", *insideTests}, Seconds: 540, Env: k.servesFiles()},
 		{Name: "oci", Args: []string{"/guest/oci.test", "-test.v", "-test.run", *ociTests}, Env: []string{"KEELSON_OCI_BIN=/opt/keelson"}, Seconds: 360},
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), limit)

@@ -11,18 +11,28 @@ import (
 	"strings"
 )
 
-// kernel is a Debian kernel as "scripts/setup guest" unpacks it: the image, and its modules by name.
+// kernel is a Debian kernel as "scripts/setup guest" unpacks it: the image, and its modules by name. Beside it are programs for
+// the guest that are not installed on the machine.
 type kernel struct {
-	image   string
-	modules map[string]string
+	image     string
+	modules   map[string]string
+	root      string   // of the programs
+	libraries []string // folders of what they are linked to
 }
 
 func openKernel(dir string) (*kernel, error) {
-	k := &kernel{image: filepath.Join(dir, "vmlinuz"), modules: map[string]string{}}
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, err
+	}
+	k := &kernel{image: filepath.Join(dir, "vmlinuz"), modules: map[string]string{}, root: filepath.Join(dir, "root")}
 	if _, err := os.Stat(k.image); err != nil {
 		return nil, err
 	}
-	err := filepath.WalkDir(filepath.Join(dir, "modules"), func(p string, d fs.DirEntry, err error) error {
+	for _, lib := range []string{"lib", "usr/lib"} {
+		k.libraries = append(k.libraries, filepath.Join(k.root, lib, "x86_64-linux-gnu"))
+	}
+	err = filepath.WalkDir(filepath.Join(dir, "modules"), func(p string, d fs.DirEntry, err error) error {
 		if name, ok := strings.CutSuffix(d.Name(), ".ko"); ok && err == nil {
 			k.modules[strings.ReplaceAll(name, "-", "_")] = p
 		}

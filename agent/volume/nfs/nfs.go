@@ -164,14 +164,14 @@ var errLocks = errors.New("locks of NFS version 3 need mount.nfs and rpc.statd o
 // negotiate tries the versions that are asked for, the newest first.
 func (n Node) negotiate(ctx context.Context, v Volume, o Options, addr netip.Addr, target string) error {
 	versions := o.versions()
-	var first error // what is told where none of several is had
+	var first error // what is told where none of several is had: of the newest version that the server has
 	for i, version := range versions {
 		err := n.once(ctx, v, o, version, addr, target)
 		if err == nil {
 			return nil
 		}
-		if first == nil {
-			first = err
+		if first == nil || anyOf(first, unix.EPROTONOSUPPORT) && !errors.Is(err, errLocks) {
+			first = err // that there is no such version says least
 		}
 		if i == len(versions)-1 || ctx.Err() != nil {
 			break

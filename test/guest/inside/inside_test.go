@@ -21,6 +21,7 @@ import (
 	typed "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"keelson.dev/keelson/agent/volume/nfs/nfstest"
 	"keelson.dev/keelson/deploy/lab"
 	"keelson.dev/keelson/internal/memory"
 	"keelson.dev/keelson/internal/wait"
@@ -103,11 +104,23 @@ func client(t *testing.T) *typed.CoreV1Client {
 	return c
 }
 
-// A daemon is ended for want of memory after every pod, and pods in the order of their classes; a container that takes
-// more than its limit ends as a whole. The tiers hold what the node allots. On the same node a pod with a volume of
-// "backing: directory" writes as much as it asked for and no more. F104, F110
-func TestWhoIsEndedFirst(t *testing.T) {
+// TestOneWorker: who is ended first for want of memory, what the tiers hold, and volumes with quotas (F104, F110); folders of
+// file servers.
+func TestOneWorker(t *testing.T) {
 	l := up(t, func(*lab.Config) {})
+	var f *fileServer // whose pod takes most of a minute to end
+	if os.Getenv(nfstest.Needed) != "" {
+		f = serve(t, l)
+	}
+	t.Run("FoldersOfAServer", f.folders)
+	t.Run("WhoIsEndedFirst", func(t *testing.T) { whoIsEndedFirst(t, l) })
+	t.Run("TheServerHangs", f.ends)
+}
+
+// whoIsEndedFirst: a daemon is ended for want of memory after every pod, and pods in the order of their classes; a container
+// that takes more than its limit ends as a whole. The tiers hold what the node allots. On the same node a pod with a volume of
+// "backing: directory" writes as much as it asked for and no more.
+func whoIsEndedFirst(t *testing.T, l *lab.Lab) {
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
 	defer cancel()
 	pods := client(t).Pods("default")

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -70,23 +71,36 @@ func Serve(t testing.TB, dir, listen string) *Server {
 			t.Error(err)
 		}
 	})
-	for _, v := range []string{"-2", "-3", "+4", "+4.1", "+4.2"} {
-		s.set("versions", v)
-	}
-	s.set("nfsv4recoverydir", s.clients) // without a record of its clients it waits for those of before
-	s.set("nfsv4leasetime", "10")
-	s.set("nfsv4gracetime", "10")
+	s.prepare("+4", "+4.1", "+4.2", "-2", "-3")
 	s.Start()
 	return s
 }
 
-// Start has the server listen, whose folder everybody may read and write, and nobody wait for clients of a server before it.
-// Of what it was told before it was stopped it knows nothing.
+// Start has the server listen, whose folder everybody may read and write. Of what it was told before it was stopped it knows
+// nothing. In the machine's own network namespace nobody waits for clients of a server before it; in another the kernel
+// keeps no record of them, and who opens a file waits ten seconds.
 func (s *Server) Start() {
 	s.t.Helper()
 	s.Let(true)
 	s.LetWrite(true)
 	s.write(filepath.Join(s.proc, "nfsd.fh", "channel"), strings.Join([]string{clients, "1", `\x00000000`, never, s.dir}, " "))
+	s.listenAt()
+}
+
+// prepare says what the server has before it is started. The kernel takes that of no version for that of all.
+func (s *Server) prepare(versions ...string) {
+	s.t.Helper()
+	for _, v := range versions {
+		s.set("versions", v)
+	}
+	s.set("nfsv4recoverydir", s.clients) // without a record of its clients it waits for those of before
+	s.set("nfsv4leasetime", "10")
+	s.set("nfsv4gracetime", "10")
+}
+
+// listenAt starts the server at its address, and has it wait for no clients of a server before it.
+func (s *Server) listenAt() {
+	s.t.Helper()
 	var plain net.ListenConfig
 	plain.SetMultipathTCP(false) // which the kernel's server does not take
 	l, err := plain.Listen(s.t.Context(), "tcp", s.listen)
@@ -101,7 +115,17 @@ func (s *Server) Start() {
 	defer f.Close()
 	s.set("portlist", strconv.Itoa(int(f.Fd())))
 	s.set("threads", "2")
-	s.set("v4_end_grace", "Y")
+	if err := tell(filepath.Join(s.at, "v4_end_grace"), "Y"); err != nil && !errors.Is(err, unix.EBUSY) {
+		s.t.Fatal(err)
+	}
+}
+
+func dial(address string) error {
+	conn, err := net.DialTimeout("tcp", address, time.Second)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
 }
 
 // Stop ends the server: its port is closed.
@@ -138,12 +162,19 @@ func (s *Server) set(name, value string) {
 
 func (s *Server) write(file, line string) {
 	s.t.Helper()
+	if err := tell(file, line); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func tell(file, line string) error {
 	f, err := os.OpenFile(file, os.O_WRONLY, 0)
 	if err == nil {
 		_, err = f.WriteString(line + "\n")
 		err = errors.Join(err, f.Close())
 	}
 	if err != nil {
-		s.t.Fatalf("telling the kernel's NFS server %q: %v", line, err)
+		return fmt.Errorf("telling the kernel's NFS server %q: %w", line, err)
 	}
+	return nil
 }
