@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 
 // fake is a cluster in memory.
 type fake struct {
+	mu    sync.Mutex // of state, which a test changes while it is looked at
 	state State
 	goal  Goal
 	did   []string
@@ -30,12 +32,16 @@ func (f *fake) Look(ctx context.Context) (State, error) {
 	if time.Now().Before(f.deaf) {
 		return State{}, errors.New("connection refused")
 	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	s := f.state
 	s.Members, s.Nodes = slices.Clone(s.Members), slices.Clone(s.Nodes)
 	return s, nil
 }
 
 func (f *fake) do(s Step) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	f.did = append(f.did, strings.TrimSpace(fmt.Sprintf("%s %s %s", s.Do, s.On, s.To)))
 	f.state.apply(s, f.goal)
 	if f.spoil != nil {
@@ -142,6 +148,8 @@ func TestRunStops(t *testing.T) {
 			f.did, f.spoil = nil, nil
 			// What was not well becomes so while it is run again, and nothing is exchanged before.
 			time.AfterFunc(10*time.Second, func() {
+				f.mu.Lock()
+				defer f.mu.Unlock()
 				f.state.Busy = ""
 				for i := range f.state.Members {
 					f.state.Members[i].Trouble = ""
