@@ -35,7 +35,8 @@ func New(version string) *cobra.Command {
 	root.AddCommand(initCommand(), joinCommand(), runCommand(version),
 		restoreCommand(), verifyCommand(), recoverCommand(), rebuildCommand(), convertCommand(), group(backupCommand(version)), group(keysCommand()), group(peerCACommand()), inspectCommand(), addFamilyCommand())
 	// The second line is what an upgrade goes by: no replica goes back below the level of what is stored.
-	root.SetVersionTemplate(fmt.Sprintf("{{.Name}} version {{.Version}}\nfeature level %d\n", server.FeatureLevel))
+	// It is no template's: one that is set by name brings every method of every type into the program.
+	root.Version = fmt.Sprintf("%s\nfeature level %d", version, server.FeatureLevel)
 	configured(root)
 	return callAs(root, os.Args[0])
 }
