@@ -10,75 +10,93 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
+// boundClaim is a claim that has its volume.
+func boundClaim() *corev1.PersistentVolumeClaim {
+	return &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "data", Namespace: "default", UID: "c", CreationTimestamp: ago(time.Hour)},
+		Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv-1"}, Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound}}
+}
+
+// claimOf is a claim whose volume is to be made of something named old.
+func claimOf(group, kind string) *corev1.PersistentVolumeClaim {
+	c := boundClaim()
+	c.Spec.VolumeName, c.Status.Phase = "", corev1.ClaimPending
+	c.Spec.DataSource = &corev1.TypedLocalObjectReference{Kind: kind, Name: "old"}
+	if group != "" {
+		c.Spec.DataSource.APIGroup = &group
+	}
+	return c
+}
+
+// attachedTo is that of the volume to a node.
+func attachedTo(node string, status storagev1.VolumeAttachmentStatus) storagev1.VolumeAttachment {
+	return storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "csi-" + node, CreationTimestamp: ago(time.Minute)},
+		Spec: storagev1.VolumeAttachmentSpec{NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: new("pv-1")}}, Status: status}
+}
+
+// usesClaim has a pod use the claim.
+func usesClaim(p *corev1.Pod) {
+	p.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}}
+}
+
+// toldOfClaim is a world in which an event says something of the claim, and before it others, a reason and a message each.
+func toldOfClaim(reason, message string, others ...string) World {
+	w := World{}
+	for i := 0; i < len(others); i += 2 {
+		w.Events = append(w.Events, corev1.Event{InvolvedObject: corev1.ObjectReference{UID: "c"}, Reason: others[i], Message: others[i+1], LastTimestamp: ago(0)})
+	}
+	w.Events = append(w.Events, corev1.Event{InvolvedObject: corev1.ObjectReference{UID: "c"}, Reason: reason, Message: message, LastTimestamp: ago(time.Second)})
+	return w
+}
+
+// attributedClaim is a claim that wants the attributes gold, and has others.
+func attributedClaim(has string, state corev1.PersistentVolumeClaimModifyVolumeStatus) *corev1.PersistentVolumeClaim {
+	c, gold := boundClaim(), "gold"
+	c.UID, c.Spec.VolumeAttributesClassName = "c", &gold
+	if has != "" {
+		c.Status.CurrentVolumeAttributesClassName = &has
+	}
+	if state != "" {
+		c.Status.ModifyVolumeStatus = &corev1.ModifyVolumeStatus{TargetVolumeAttributesClassName: gold, Status: state}
+	}
+	if state == corev1.PersistentVolumeClaimModifyVolumeInfeasible {
+		c.Status.Conditions = []corev1.PersistentVolumeClaimCondition{{Type: corev1.PersistentVolumeClaimVolumeModifyVolumeError, Status: corev1.ConditionTrue,
+			Message: "InvalidArgument: there is no such throughput", LastTransitionTime: ago(time.Minute)}}
+	}
+	return c
+}
+
+// growingClaim is a claim that wants more than it has.
+func growingClaim(said ...corev1.PersistentVolumeClaimCondition) *corev1.PersistentVolumeClaim {
+	c := boundClaim()
+	c.Spec.Resources.Requests = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("3Gi")}
+	c.Status.Capacity, c.Status.Conditions = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}, said
+	return c
+}
+
+// withUnplaced adds a pod that no node has room for.
+func withUnplaced(w World) World {
+	p := pod("waiting", usesClaim)
+	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable",
+		Message: "0/3 nodes are available: 3 node(s) did not have enough free storage."}}
+	w.Pods = append(w.Pods, *p)
+	return w
+}
+
 // F126: a claim whose volume pods do not get, or which is to be made of what is not there.
 func TestClaims(t *testing.T) {
-	volume, when := "pv-1", ago(time.Hour)
-	bound := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "data", Namespace: "default", UID: "c", CreationTimestamp: when},
-		Spec: corev1.PersistentVolumeClaimSpec{VolumeName: volume}, Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound}}
-	made := func(group, kind string) *corev1.PersistentVolumeClaim {
-		c := bound.DeepCopy()
-		c.Spec.VolumeName, c.Status.Phase = "", corev1.ClaimPending
-		c.Spec.DataSource = &corev1.TypedLocalObjectReference{Kind: kind, Name: "old"}
-		if group != "" {
-			c.Spec.DataSource.APIGroup = &group
-		}
-		return c
-	}
-	attachment := func(node string, status storagev1.VolumeAttachmentStatus) storagev1.VolumeAttachment {
-		return storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "csi-" + node, CreationTimestamp: ago(time.Minute)},
-			Spec: storagev1.VolumeAttachmentSpec{NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume}}, Status: status}
-	}
-	uses := func(p *corev1.Pod) {
-		p.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}}
-	}
-	has, other := pod("db-0", on("w1"), uses, ready(corev1.ConditionTrue)), pod("late", on("w2"), uses)
+	when, bound := ago(time.Hour), boundClaim()
+	has, other := pod("db-0", on("w1"), usesClaim, ready(corev1.ConditionTrue)), pod("late", on("w2"), usesClaim)
 	multi := said(other, "FailedAttachVolume", `Multi-Attach error for volume "pv-1": its access modes let one node have it, and node w1 has it for pod default/db-0: it moves when that pod is gone`, time.Second)
 	lostMulti := said(other, "FailedAttachVolume", `Multi-Attach error for volume "pv-1": its access modes let one node have it, and lost node w1 has it for pod default/db-0, and loses it in 12s at the latest`, time.Second)
 	waits := said(other, "FailedMount", `volume "data": it is not attached to this node: it has no VolumeAttachment to this node yet`, 0)
-	at := []storagev1.VolumeAttachment{attachment("w1", storagev1.VolumeAttachmentStatus{Attached: true})}
+	at := []storagev1.VolumeAttachment{attachedTo("w1", storagev1.VolumeAttachmentStatus{Attached: true})}
 	silent := node("w1", func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionUnknown })
-	refused := attachment("w2", storagev1.VolumeAttachmentStatus{AttachError: &storagev1.VolumeError{Message: "node w2: FailedPrecondition: node w9 has volume pv-1"}})
-	nowhere := attachment("w2", storagev1.VolumeAttachmentStatus{AttachError: &storagev1.VolumeError{
+	refused := attachedTo("w2", storagev1.VolumeAttachmentStatus{AttachError: &storagev1.VolumeError{Message: "node w2: FailedPrecondition: node w9 has volume pv-1"}})
+	nowhere := attachedTo("w2", storagev1.VolumeAttachmentStatus{AttachError: &storagev1.VolumeError{
 		Message: "node w2 has no CSI driver a.example: a driver registers by a socket in its kubelet folder's plugins_registry"}})
-	stuck := attachment("w1", storagev1.VolumeAttachmentStatus{Attached: true, DetachError: &storagev1.VolumeError{Message: "node w2: Internal: the disk is busy"}})
+	stuck := attachedTo("w1", storagev1.VolumeAttachmentStatus{Attached: true, DetachError: &storagev1.VolumeError{Message: "node w2: Internal: the disk is busy"}})
 	stuck.DeletionTimestamp = &when
 	both := []corev1.Pod{*has, *other}
-	told := func(reason, message string, others ...string) World {
-		w := World{}
-		for i := 0; i < len(others); i += 2 {
-			w.Events = append(w.Events, corev1.Event{InvolvedObject: corev1.ObjectReference{UID: "c"}, Reason: others[i], Message: others[i+1], LastTimestamp: ago(0)})
-		}
-		w.Events = append(w.Events, corev1.Event{InvolvedObject: corev1.ObjectReference{UID: "c"}, Reason: reason, Message: message, LastTimestamp: ago(time.Second)})
-		return w
-	}
-	attributed := func(has string, state corev1.PersistentVolumeClaimModifyVolumeStatus) *corev1.PersistentVolumeClaim {
-		c, gold := bound.DeepCopy(), "gold"
-		c.UID, c.Spec.VolumeAttributesClassName = "c", &gold
-		if has != "" {
-			c.Status.CurrentVolumeAttributesClassName = &has
-		}
-		if state != "" {
-			c.Status.ModifyVolumeStatus = &corev1.ModifyVolumeStatus{TargetVolumeAttributesClassName: gold, Status: state}
-		}
-		if state == corev1.PersistentVolumeClaimModifyVolumeInfeasible {
-			c.Status.Conditions = []corev1.PersistentVolumeClaimCondition{{Type: corev1.PersistentVolumeClaimVolumeModifyVolumeError, Status: corev1.ConditionTrue,
-				Message: "InvalidArgument: there is no such throughput", LastTransitionTime: ago(time.Minute)}}
-		}
-		return c
-	}
-	grows := func(said ...corev1.PersistentVolumeClaimCondition) *corev1.PersistentVolumeClaim {
-		c := bound.DeepCopy()
-		c.Spec.Resources.Requests = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("3Gi")}
-		c.Status.Capacity, c.Status.Conditions = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}, said
-		return c
-	}
-	unplaced := func(w World) World {
-		p := pod("waiting", uses)
-		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable",
-			Message: "0/3 nodes are available: 3 node(s) did not have enough free storage."}}
-		w.Pods = append(w.Pods, *p)
-		return w
-	}
 	const snapshots = "snapshot.storage.k8s.io"
 	transcript(t, "claims", []subject{
 		{"attached", World{Pods: both[:1], Attachments: at}, bound},
@@ -97,28 +115,28 @@ func TestClaims(t *testing.T) {
 		{"its file system needs a repair", World{Pods: both[1:], Events: []corev1.Event{said(other, "FailedMount", `MountVolume.SetUp failed for volume "data" : CSI driver local.csi.keelson.dev: NodeStageVolume of volume pv-1: rpc error: code = Internal desc = staging volume pv-1: mounting /var/lib/keelson/local-volumes/.images/pv-1: structure needs cleaning; its file system needs a repair that may lose data, which is yours to run: e2fsck -f /var/lib/keelson/local-volumes/.images/pv-1: e2fsck: exit status 4`, time.Second)}}, bound},
 		{"a local disk's file system needs a repair", World{Pods: both[1:], Events: []corev1.Event{said(other, "FailedMount", `MountVolume.SetUp failed for volume "data" : local persistentvolume "pv-1": the file system on /dev/sdb needs a repair that may lose data, which is yours to run: e2fsck -f /dev/sdb: fsck.ext4: exit status 4`, time.Second)}}, bound},
 		{"on a disk that is read-only", World{Pods: both[1:], Events: []corev1.Event{said(other, "FailedMount", `MountVolume.SetUp failed for volume "data" : CSI driver local.csi.keelson.dev: NodeStageVolume of volume pv-1: rpc error: code = Internal desc = staging volume pv-1: /var/lib/keelson/local-volumes, where the node has its volumes, is on a disk that is read-only: the node's kernel log may say why; mount it for writing (open /var/lib/keelson/local-volumes/.images/pv-1: read-only file system)`, time.Second)}}, bound},
-		{"its class is missing", told("ProvisioningFailed", `storageclass.storage.k8s.io "fast" not found`), made("", "PersistentVolumeClaim")},
-		{"its driver is missing", told("ProvisioningFailed", `failed to provision volume: no node has CSI driver a.example: a driver registers by a socket in its kubelet folder's plugins_registry (kubectl get csinodes -o yaml lists those that have)`), made("", "PersistentVolumeClaim")},
-		{"the disk is full", told("ProvisioningFailed", `failed to provision volume: StorageClass "now": ResourceExhausted: volume pvc-c wants 10240 MiB, and node w1 has 512 MiB left for volumes`), made("", "PersistentVolumeClaim")},
-		{"the disk is read-only", told("ProvisioningFailed", `failed to provision volume: StorageClass "now": ResourceExhausted: volume pvc-c on node w1: /var/lib/keelson/local-volumes, where the node has its volumes, is on a disk that is read-only: the node's kernel log may say why; mount it for writing`), made("", "PersistentVolumeClaim")},
-		{"a mount option is wrong", told("ProvisioningFailed", `failed to provision volume: StorageClass "now": node w1: InvalidArgument: mount option "fast" is none that ext4 can be mounted with (ext4: Unknown parameter 'fast'): correct the mountOptions of the claim's StorageClass`), made("", "PersistentVolumeClaim")},
-		{"no node has room", unplaced(told("WaitForFirstConsumer", "waiting for first consumer to be created before binding")), made("", "PersistentVolumeClaim")},
-		{"larger than there is room for", told("VolumeResizeFailed", "node w1: ResourceExhausted: volume pv-1 wants 2048 MiB, and node w1 has 512 MiB left for volumes"), grows()},
-		{"larger, and the node's part is to come", World{}, grows(corev1.PersistentVolumeClaimCondition{Type: corev1.PersistentVolumeClaimFileSystemResizePending, Status: corev1.ConditionTrue, LastTransitionTime: ago(time.Minute)})},
-		{"larger, by another's resizer", told("ExternalExpanding", "waiting for an external controller to expand volume pv-1 to 3Gi: that of CSI driver a.example"), grows()},
-		{"of a snapshot, and there are none", told("ProvisioningFailed", "failed to provision volume: the cluster does not serve VolumeSnapshots: 'kctl snapshot install' brings them"), made(snapshots, "VolumeSnapshot")},
-		{"of a snapshot that is not there", told("ProvisioningFailed", `failed to provision volume: VolumeSnapshot old cannot be read: volumesnapshots.snapshot.storage.k8s.io "old" not found`), made(snapshots, "VolumeSnapshot")},
-		{"of a claim that is not there", told("ProvisioningFailed", `failed to provision volume: PersistentVolumeClaim old cannot be read: persistentvolumeclaims "old" not found`,
-			"ExternalProvisioning", "waiting"), made("", "PersistentVolumeClaim")},
-		{"of what nobody knows", told("UnrecognizedDataSourceKind", `the claim's data source is Page.example.com "old", and the cluster serves no such kind: install the populator that brings it`,
-			"ExternalProvisioning", "waiting for a volume to be made"), made("example.com", "Page")},
-		{"of what a populator brings", told("Provisioning", `the claim's data source is Page.example.com "old": the populator of that kind is waited for, which makes the volume and fills it`,
-			"ExternalProvisioning", "waiting for a volume to be made"), made("example.com", "Page")},
-		{"to be made with attributes that are not there", told("ProvisioningFailed", `failed to provision volume: VolumeAttributesClass "gold" does not exist: make it, or have the claim name another`), made("", "PersistentVolumeClaim")},
-		{"of attributes that are not there", told("VolumeModifyFailed", `VolumeAttributesClass "gold" does not exist: make it, or have the claim name another`), attributed("", corev1.PersistentVolumeClaimModifyVolumePending)},
-		{"of attributes that its driver refuses", World{}, attributed("silver", corev1.PersistentVolumeClaimModifyVolumeInfeasible)},
-		{"of attributes that it never had", World{}, attributed("", corev1.PersistentVolumeClaimModifyVolumeInfeasible)},
-		{"of attributes that another gives it", told("ExternalModifying", `waiting for an external controller to give volume pv-1 the attributes of VolumeAttributesClass "gold": that of CSI driver a.example`), attributed("", "")},
-		{"being made", told("Provisioning", `CSI driver a.example on node w1 is asked for a volume for claim "default/data"`), made("", "PersistentVolumeClaim")},
+		{"its class is missing", toldOfClaim("ProvisioningFailed", `storageclass.storage.k8s.io "fast" not found`), claimOf("", "PersistentVolumeClaim")},
+		{"its driver is missing", toldOfClaim("ProvisioningFailed", `failed to provision volume: no node has CSI driver a.example: a driver registers by a socket in its kubelet folder's plugins_registry (kubectl get csinodes -o yaml lists those that have)`), claimOf("", "PersistentVolumeClaim")},
+		{"the disk is full", toldOfClaim("ProvisioningFailed", `failed to provision volume: StorageClass "now": ResourceExhausted: volume pvc-c wants 10240 MiB, and node w1 has 512 MiB left for volumes`), claimOf("", "PersistentVolumeClaim")},
+		{"the disk is read-only", toldOfClaim("ProvisioningFailed", `failed to provision volume: StorageClass "now": ResourceExhausted: volume pvc-c on node w1: /var/lib/keelson/local-volumes, where the node has its volumes, is on a disk that is read-only: the node's kernel log may say why; mount it for writing`), claimOf("", "PersistentVolumeClaim")},
+		{"a mount option is wrong", toldOfClaim("ProvisioningFailed", `failed to provision volume: StorageClass "now": node w1: InvalidArgument: mount option "fast" is none that ext4 can be mounted with (ext4: Unknown parameter 'fast'): correct the mountOptions of the claim's StorageClass`), claimOf("", "PersistentVolumeClaim")},
+		{"no node has room", withUnplaced(toldOfClaim("WaitForFirstConsumer", "waiting for first consumer to be created before binding")), claimOf("", "PersistentVolumeClaim")},
+		{"larger than there is room for", toldOfClaim("VolumeResizeFailed", "node w1: ResourceExhausted: volume pv-1 wants 2048 MiB, and node w1 has 512 MiB left for volumes"), growingClaim()},
+		{"larger, and the node's part is to come", World{}, growingClaim(corev1.PersistentVolumeClaimCondition{Type: corev1.PersistentVolumeClaimFileSystemResizePending, Status: corev1.ConditionTrue, LastTransitionTime: ago(time.Minute)})},
+		{"larger, by another's resizer", toldOfClaim("ExternalExpanding", "waiting for an external controller to expand volume pv-1 to 3Gi: that of CSI driver a.example"), growingClaim()},
+		{"of a snapshot, and there are none", toldOfClaim("ProvisioningFailed", "failed to provision volume: the cluster does not serve VolumeSnapshots: 'kctl snapshot install' brings them"), claimOf(snapshots, "VolumeSnapshot")},
+		{"of a snapshot that is not there", toldOfClaim("ProvisioningFailed", `failed to provision volume: VolumeSnapshot old cannot be read: volumesnapshots.snapshot.storage.k8s.io "old" not found`), claimOf(snapshots, "VolumeSnapshot")},
+		{"of a claim that is not there", toldOfClaim("ProvisioningFailed", `failed to provision volume: PersistentVolumeClaim old cannot be read: persistentvolumeclaims "old" not found`,
+			"ExternalProvisioning", "waiting"), claimOf("", "PersistentVolumeClaim")},
+		{"of what nobody knows", toldOfClaim("UnrecognizedDataSourceKind", `the claim's data source is Page.example.com "old", and the cluster serves no such kind: install the populator that brings it`,
+			"ExternalProvisioning", "waiting for a volume to be made"), claimOf("example.com", "Page")},
+		{"of what a populator brings", toldOfClaim("Provisioning", `the claim's data source is Page.example.com "old": the populator of that kind is waited for, which makes the volume and fills it`,
+			"ExternalProvisioning", "waiting for a volume to be made"), claimOf("example.com", "Page")},
+		{"to be made with attributes that are not there", toldOfClaim("ProvisioningFailed", `failed to provision volume: VolumeAttributesClass "gold" does not exist: make it, or have the claim name another`), claimOf("", "PersistentVolumeClaim")},
+		{"of attributes that are not there", toldOfClaim("VolumeModifyFailed", `VolumeAttributesClass "gold" does not exist: make it, or have the claim name another`), attributedClaim("", corev1.PersistentVolumeClaimModifyVolumePending)},
+		{"of attributes that its driver refuses", World{}, attributedClaim("silver", corev1.PersistentVolumeClaimModifyVolumeInfeasible)},
+		{"of attributes that it never had", World{}, attributedClaim("", corev1.PersistentVolumeClaimModifyVolumeInfeasible)},
+		{"of attributes that another gives it", toldOfClaim("ExternalModifying", `waiting for an external controller to give volume pv-1 the attributes of VolumeAttributesClass "gold": that of CSI driver a.example`), attributedClaim("", "")},
+		{"being made", toldOfClaim("Provisioning", `CSI driver a.example on node w1 is asked for a volume for claim "default/data"`), claimOf("", "PersistentVolumeClaim")},
 	})
 }
