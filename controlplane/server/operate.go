@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -264,15 +265,19 @@ func (r *Replica) serveMember(w http.ResponseWriter, req *http.Request, d *deed)
 	}
 	ctx, cancel := context.WithTimeout(req.Context(), changeTimeout)
 	defer cancel()
-	had := r.keys.all()
+	member := slices.ContainsFunc(r.store.Status().Members, func(m raftstore.Member) bool { return m.ID == name })
+	if member && api.CallerOf(req.Context()).User.Name != replicaUser+name { // one that leaves to be taken in anew keeps its disk
+		// Before it goes: this replica may be the one, and writes nothing any more then. Nothing is told of who stays after all.
+		note, cancel := context.WithTimeout(ctx, noteTimeout)
+		err := r.noteRemoved(note, name, r.keys.all(), time.Now())
+		cancel()
+		if err != nil {
+			r.log.Error("that a removed member has had the keys is not written down", "member", name, "err", err)
+		}
+	}
 	if err := r.store.RemoveMember(ctx, name); err != nil {
 		refuseStore(w, err)
 		return
-	}
-	if api.CallerOf(req.Context()).User.Name != replicaUser+name { // one that leaves to be taken in anew keeps its disk
-		if err := r.noteRemoved(ctx, name, had, time.Now()); err != nil {
-			r.log.Error("that a removed member has had the keys is not written down", "member", name, "err", err)
-		}
 	}
 	answer(w, map[string]string{"removed": name})
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -19,6 +20,8 @@ const (
 	removedKey     = api.StorageRoot + "keelson.dev/removed-members"
 	removedVersion = 1
 	maxRemoved     = 64 // of whom something is told; the oldest go first
+	// noteTimeout leaves the removal itself most of its time, where nothing can be written.
+	noteTimeout = 2 * time.Second
 )
 
 // removedMembers is the record. Later releases may add fields; those of a later version are left alone.
@@ -47,15 +50,18 @@ func (r *Replica) storedRemoved(ctx context.Context) (rec removedMembers, at raf
 	return rec, it.Modified, nil
 }
 
-// noteRemoved writes down that a replica is no member any more and has had these keys.
+// noteRemoved writes down that a replica that is about to be removed has had these keys. Asked for again, it is the last time that counts.
 func (r *Replica) noteRemoved(ctx context.Context, name string, had []api.ClusterKeyHeld, now time.Time) error {
 	for {
 		rec, at, err := r.storedRemoved(ctx)
 		if err != nil || rec.Version > removedVersion {
 			return err
 		}
-		rec.Members = slices.DeleteFunc(rec.Members, func(m removedMember) bool { return len(stillGood(m, had)) == 0 })
-		rec.Members = append(rec.Members, removedMember{name, now.UnixMilli(), idsByKind(had)})
+		gone := removedMember{name, now.UnixMilli(), idsByKind(had)}
+		rec.Members = slices.DeleteFunc(rec.Members, func(m removedMember) bool {
+			return len(stillGood(m, had)) == 0 || m.Name == name && maps.EqualFunc(m.Keys, gone.Keys, slices.Equal)
+		})
+		rec.Members = append(rec.Members, gone)
 		rec.Members = rec.Members[max(0, len(rec.Members)-maxRemoved):]
 		raw, err := json.Marshal(rec)
 		if err != nil {
