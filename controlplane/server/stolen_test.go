@@ -2,6 +2,9 @@ package server
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -47,6 +50,12 @@ func TestKeysOfARemovedReplica(t *testing.T) {
 		t.Fatal(err)
 	}
 	gone := p.members["cp3"]
+	eventually(t, func() error { // it asks to be taken in no more
+		if _, err := os.Stat(filepath.Join(gone.cfg.DataDir, peersFile)); !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("cp3 is being taken in: %v", err)
+		}
+		return nil
+	})
 	if err := p.call("cp3", "DELETE", api.PathClusterMembers+"/cp3", nil, nil); err != nil {
 		t.Fatalf("the replica that is removed is the one that is asked: %v", err)
 	}
