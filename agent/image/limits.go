@@ -9,6 +9,8 @@ import (
 	"path"
 
 	"golang.org/x/sys/unix"
+
+	"keelson.dev/keelson/internal/floor"
 )
 
 // Limits bound what an image can cost its node, whatever it says of itself. Zero fields mean the values named.
@@ -16,13 +18,14 @@ type Limits struct {
 	Entries int64 // of one layer; 1,000,000
 	Bytes   int64 // of one layer, unpacked; 64 GiB
 	Names   int64 // bytes of memory for names that unpacking a layer has to remember; 64 MiB
-	Free    int64 // percent of the file system, bytes and inodes, that images leave free; 5
 	Images  int   // unpacked at the same time; 4
+	// Free is what images leave of the file system, and of its inodes the same share; 5%.
+	Free floor.Floor
 }
 
 func (l Limits) orDefaults() Limits {
 	return Limits{Entries: cmp.Or(l.Entries, 1_000_000), Bytes: cmp.Or(l.Bytes, 64<<30), Names: cmp.Or(l.Names, 64<<20),
-		Free: cmp.Or(l.Free, 5), Images: cmp.Or(l.Images, 4)}
+		Free: cmp.Or(l.Free, floor.Percent(5)), Images: cmp.Or(l.Images, 4)}
 }
 
 const (
@@ -100,10 +103,10 @@ func (m *meter) room(n int64) error {
 		return err
 	}
 	const often = 64 << 20
-	free := (int64(st.Bavail) - int64(st.Blocks)/100*m.limits.Free) * st.Bsize
-	inodes := int64(st.Ffree) - int64(st.Files)/100*m.limits.Free
+	free := int64(st.Bavail)*st.Bsize - m.limits.Free.Of(int64(st.Blocks)*st.Bsize)
+	inodes := int64(st.Ffree) - m.limits.Free.Share(int64(st.Files))
 	if n > free || st.Files > 0 && inodes < 1 {
-		return fmt.Errorf("%d bytes do not fit: %d%% of the disk stay free: %w", n, m.limits.Free, unix.ENOSPC)
+		return fmt.Errorf("%d bytes do not fit: %s of the disk stays free: %w", n, m.limits.Free, unix.ENOSPC)
 	}
 	m.soonBytes, m.soonInodes = m.bytes+n+min(often, max(free-n, 0)/2), m.entries+4096
 	if st.Files > 0 {

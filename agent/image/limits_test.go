@@ -18,6 +18,8 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/internal/floor"
 )
 
 // A layer that wants more than a node gives ends with a word, soon, and leaves nothing behind.
@@ -97,7 +99,7 @@ func TestUnpackLeavesRoom(t *testing.T) {
 		if err := os.Mkdir(sub, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		u, err := newUnpacker(sub, Limits{Free: 25}.orDefaults())
+		u, err := newUnpacker(sub, Limits{Free: floor.Percent(25)}.orDefaults())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -25,6 +25,7 @@ import (
 	"keelson.dev/keelson/agent/oci"
 	"keelson.dev/keelson/agent/pod"
 	"keelson.dev/keelson/agent/proxy"
+	"keelson.dev/keelson/internal/floor"
 	"keelson.dev/keelson/internal/recent"
 )
 
@@ -70,8 +71,9 @@ type Config struct {
 	PodResources             string // socket of the pod resources API; "" = pod-resources/kubelet.sock below it
 	// FenceAfter is after which silence of the control plane pods with attached volumes are ended; 0 = never.
 	FenceAfter           time.Duration
-	LocalVolumes         bool  // serve volumes on the node's own disk (driver local.csi.keelson.dev)
-	LocalVolumesLimit    int64 // bytes that they may have together; 0 = what the disk has
+	LocalVolumes         bool        // serve volumes on the node's own disk (driver local.csi.keelson.dev)
+	LocalVolumesLimit    int64       // bytes that they may have together; 0 = what the disk has
+	DiskFloor            floor.Floor // with less of its disk free the node is under pressure
 	Capacity             v1.ResourceList
 	Labels               map[string]string
 	Taints               []v1.Taint
@@ -175,7 +177,12 @@ func Flags(fs *flag.FlagSet) *Config {
 		"folder where drivers and plugins wait to be registered (default KUBELET-DIR/plugins_registry)")
 	fs.DurationVar(&c.FenceAfter, "fence-after", 20*time.Second, "end pods with attached volumes when no control plane that can write has been heard for so long, whole seconds: then other nodes may have the volumes; 0 = never, and then a lost node's volumes move only when somebody says that it is out of service")
 	fs.BoolVar(&c.LocalVolumes, "local-volumes", true, "serve volumes on this node's own disk, below STATE-DIR/local-volumes (driver local.csi.keelson.dev)")
-	fs.Func("local-volumes-limit", "how much all of them may have together, such as 100Gi (default: what the disk has, but for a tenth)", func(s string) error {
+	fs.Func("disk-pressure-below", "free space of the disk of STATE-DIR below which the node counts as short of disk and takes no more pods, a share or a size, "+
+		"such as 5% or 20Gi; volumes on the disk leave so much, images half of it (default "+floor.Default.String()+")", func(s string) (err error) {
+		c.DiskFloor, err = floor.Parse(s)
+		return err
+	})
+	fs.Func("local-volumes-limit", "how much all of them may have together, such as 100Gi (default: what the disk has, but for what --disk-pressure-below keeps)", func(s string) error {
 		q, err := resource.ParseQuantity(s)
 		if err != nil || q.Sign() <= 0 {
 			return fmt.Errorf("%q is no size above zero", s)

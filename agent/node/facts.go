@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math"
 	"reflect"
 	"runtime"
 	"slices"
@@ -42,10 +43,9 @@ const AnnouncesAnnotation = "keelson.dev/announces"
 // NodeDegraded is the condition of a node of which a part fails that pods can do without; its message says what to do.
 const NodeDegraded v1.NodeConditionType = "keelson.dev/Degraded"
 
-// The thresholds below which a node is under pressure: Kubernetes' defaults.
+// The thresholds below which a node is under pressure: Kubernetes' defaults. That of the disk is the configuration's.
 const (
 	memoryThreshold = 100 << 20 // bytes available
-	diskThreshold   = 10        // percent available
 	pidThreshold    = 5         // percent available
 	imagesReported  = 50
 )
@@ -101,7 +101,7 @@ type claimed interface {
 type observed struct {
 	notReady    string // why pods cannot run; "" when they can
 	memoryLeft  int64  // bytes; -1 = not known
-	diskPercent int64  // available; -1 = not known
+	diskLeft    int64  // bytes above the floor, below zero: there is less; unknownDisk = not known
 	pidPercent  int64  // available; -1 = not known
 	images      []v1.ContainerImage
 	drivers     []*csi.Driver // nil = not known
@@ -116,6 +116,11 @@ type observed struct {
 	handlers []v1.NodeRuntimeHandler // nil = not known
 	features *v1.NodeFeatures
 }
+
+// unknownDisk is what is left of a disk that nobody looked at.
+const unknownDisk = math.MaxInt64
+
+func (o *observed) diskShort() bool { return o.diskLeft < 0 }
 
 // run keeps the facts current. What a node that is not ready mostly waits for tells of itself: the runtime's start and
 // the pod CIDR. The timer is for what does not: a foreign network configuration, the machine's resources.
@@ -252,7 +257,7 @@ func shortened(why string) string {
 
 // machine looks at what is left of the machine.
 func (f *facts) machine() observed {
-	o := observed{memoryLeft: -1, diskPercent: -1, pidPercent: -1}
+	o := observed{memoryLeft: -1, diskLeft: unknownDisk, pidPercent: -1}
 	if f.cfg.Runtime != nil {
 		return o // a fake node has no machine of its own to look at
 	}
@@ -265,8 +270,8 @@ func (f *facts) machine() observed {
 	} else if left, err := memoryAvailable(); err == nil {
 		o.memoryLeft = left
 	}
-	if left, err := diskAvailable(f.cfg.StateDir); err == nil {
-		o.diskPercent = left
+	if total, left, err := disk(f.cfg.StateDir); err == nil {
+		o.diskLeft = left - f.cfg.DiskFloor.Of(total)
 	}
 	if left, err := pidsAvailable(); err == nil {
 		o.pidPercent = left
@@ -359,7 +364,7 @@ func (f *facts) compose(o observed, old *v1.Node, now time.Time) *v1.Node {
 		n.Status.Conditions = append(n.Status.Conditions, c)
 	}
 	set(v1.NodeMemoryPressure, o.memoryLeft >= 0 && o.memoryLeft < memoryThreshold, "KubeletHasSufficientMemory", "KubeletHasInsufficientMemory", "kubelet has sufficient memory available", "kubelet has insufficient memory available")
-	set(v1.NodeDiskPressure, o.diskPercent >= 0 && o.diskPercent < diskThreshold, "KubeletHasNoDiskPressure", "KubeletHasDiskPressure", "kubelet has no disk pressure", "kubelet has disk pressure")
+	set(v1.NodeDiskPressure, o.diskShort(), "KubeletHasNoDiskPressure", "KubeletHasDiskPressure", "kubelet has no disk pressure", "kubelet has disk pressure")
 	set(v1.NodePIDPressure, o.pidPercent >= 0 && o.pidPercent < pidThreshold, "KubeletHasSufficientPID", "KubeletHasInsufficientPID", "kubelet has sufficient PID available", "kubelet has insufficient PID available")
 	// a network product tells of its own
 	if f.cfg.foreignNetwork == nil || !f.cfg.foreignNetwork() || o.networkDown != "" {
@@ -423,7 +428,7 @@ func (f *facts) resources() (capacity, allocatable v1.ResourceList) {
 	if total, err := memoryTotal(); err == nil {
 		capacity[v1.ResourceMemory] = *resource.NewQuantity(total, resource.BinarySI)
 	}
-	if total, err := diskTotal(f.cfg.StateDir); err == nil {
+	if total, _, err := disk(f.cfg.StateDir); err == nil {
 		capacity[v1.ResourceEphemeralStorage] = *resource.NewQuantity(total, resource.BinarySI)
 	}
 	allocatable = capacity.DeepCopy()
@@ -431,7 +436,7 @@ func (f *facts) resources() (capacity, allocatable v1.ResourceList) {
 		allocatable[v1.ResourceMemory] = *resource.NewQuantity(max(0, m.Value()-memoryThreshold), resource.BinarySI)
 	}
 	if d, ok := allocatable[v1.ResourceEphemeralStorage]; ok {
-		allocatable[v1.ResourceEphemeralStorage] = *resource.NewQuantity(d.Value()/100*(100-diskThreshold), resource.BinarySI)
+		allocatable[v1.ResourceEphemeralStorage] = *resource.NewQuantity(max(0, d.Value()-f.cfg.DiskFloor.Of(d.Value())), resource.BinarySI)
 	}
 	for name, q := range f.cfg.Capacity {
 		capacity[name], allocatable[name] = q, q

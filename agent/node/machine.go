@@ -164,24 +164,13 @@ func existing(path string) string {
 	return "/"
 }
 
-func diskTotal(path string) (int64, error) {
+// disk is how many bytes the file system has, and how many of them are free.
+func disk(path string) (total, left int64, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(existing(path), &st); err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	return int64(st.Blocks) * st.Bsize, nil
-}
-
-// diskAvailable is the share of the file system that is free, in percent.
-func diskAvailable(path string) (int64, error) {
-	var st unix.Statfs_t
-	if err := unix.Statfs(existing(path), &st); err != nil {
-		return 0, err
-	}
-	if st.Blocks == 0 {
-		return 100, nil
-	}
-	return int64(st.Bavail * 100 / st.Blocks), nil
+	return int64(st.Blocks) * st.Bsize, int64(st.Bavail) * st.Bsize, nil
 }
 
 // allPIDs is how many processes and threads all pods together may have: nine tenths of what the kernel gives out, so

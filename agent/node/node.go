@@ -155,7 +155,7 @@ func (n *Node) localVolumes() {
 	if !n.cfg.LocalVolumes {
 		return
 	}
-	d := local.New(local.Config{Root: filepath.Join(n.cfg.StateDir, "local-volumes"), Limit: n.cfg.LocalVolumesLimit,
+	d := local.New(local.Config{Root: filepath.Join(n.cfg.StateDir, "local-volumes"), Limit: n.cfg.LocalVolumesLimit, KeepFree: n.cfg.DiskFloor,
 		Socket: filepath.Join(n.cfg.StateDir, "plugins", local.DriverName, "csi.sock"), NodeID: n.cfg.NodeName,
 		Listening: func() { n.csi.Scan(context.Background()) }, Log: n.cfg.Log.With("part", "local volumes")})
 	n.own("local volumes", d.Run)
@@ -226,7 +226,7 @@ func (n *Node) images() agent.Images {
 	}
 	store := image.New(image.Config{Root: filepath.Join(n.cfg.StateDir, "images"), Run: filepath.Join(n.cfg.RunDir, "images"), Archives: n.cfg.ArchivesDir,
 		Logger: n.cfg.Log.With("part", "images"), Insecure: n.cfg.InsecureRegistries,
-		Mirrors: n.cfg.RegistryMirrors})
+		Mirrors: n.cfg.RegistryMirrors, Limits: image.Limits{Free: n.cfg.DiskFloor.Half()}})
 	n.own(partImages, store.Run)
 	return store
 }

@@ -21,6 +21,7 @@ import (
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/fake"
 	"keelson.dev/keelson/agent/probe"
+	"keelson.dev/keelson/internal/floor"
 )
 
 func fakeConfig(name, dir string) (Config, *fake.Cluster, *fake.Runtime) {
@@ -189,16 +190,32 @@ func TestMachine(t *testing.T) {
 	if total, err := memoryTotal(); err != nil || total <= 0 {
 		t.Errorf("memory: %d, %v", total, err)
 	}
-	total, left := int64(0), int64(0)
-	var err error
-	if total, err = diskTotal("/not/there/yet"); err != nil || total <= 0 {
-		t.Errorf("disk: %d, %v", total, err)
+	if total, left, err := disk("/not/there/yet"); err != nil || total <= 0 || left < 0 || left > total {
+		t.Errorf("disk: %d of %d left, %v", left, total, err)
 	}
-	if left, err = diskAvailable(t.TempDir()); err != nil || left < 0 || left > 100 {
-		t.Errorf("disk left: %d%%, %v", left, err)
-	}
-	if left, err = pidsAvailable(); err != nil || left <= 0 || left > 100 {
+	if left, err := pidsAvailable(); err != nil || left <= 0 || left > 100 {
 		t.Errorf("pids left: %d%%, %v", left, err)
+	}
+}
+
+// F95: a node is short of disk when less than the floor is free, and says so; nothing is asked of what the floor keeps.
+func TestDiskFloor(t *testing.T) {
+	total, left, err := disk(t.TempDir())
+	if err != nil || left < 4<<20 {
+		t.Skipf("the machine's disk is full: %d bytes, %v", left, err)
+	}
+	for above, short := range map[int64]bool{1 << 20: false, total - 1: true} {
+		cfg, _, _ := fakeConfig("w1", t.TempDir())
+		cfg.Runtime, cfg.DiskFloor = nil, floor.Bytes(above)
+		f := newFacts(&cfg)
+		n := f.node()
+		if got := condition(n, v1.NodeDiskPressure); (got.Status == v1.ConditionTrue) != short {
+			t.Errorf("%d bytes are to stay free, %d are: %+v", above, left, got)
+		}
+		disk, memory := n.Status.Allocatable.StorageEphemeral(), n.Status.Allocatable.Memory()
+		if disk.Value() != total-above || memory.IsZero() {
+			t.Errorf("%d of %d bytes are to stay free, pods may have %s", above, total, disk)
+		}
 	}
 }
 
@@ -211,7 +228,7 @@ func TestFirstFacts(t *testing.T) {
 		n, o := f.node(), f.machine()
 		for c, short := range map[v1.NodeConditionType]bool{ // the machine of the test may really be short of something
 			v1.NodeMemoryPressure: o.memoryLeft >= 0 && o.memoryLeft < memoryThreshold,
-			v1.NodeDiskPressure:   o.diskPercent >= 0 && o.diskPercent < diskThreshold,
+			v1.NodeDiskPressure:   o.diskShort(),
 			v1.NodePIDPressure:    o.pidPercent >= 0 && o.pidPercent < pidThreshold,
 		} {
 			if got := condition(n, c); (got.Status == v1.ConditionTrue) != short {

@@ -13,6 +13,7 @@ import (
 
 	"keelson.dev/keelson/csi"
 	"keelson.dev/keelson/csi/local"
+	"keelson.dev/keelson/internal/floor"
 	"keelson.dev/keelson/internal/wait"
 )
 
@@ -36,7 +37,7 @@ func TestVolumesOfARunningPodAreLeftAlone(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
-		done <- local.New(local.Config{Root: filepath.Join(dir, "data"), Socket: socket, NodeID: "w1"}).Run(ctx)
+		done <- local.New(local.Config{Root: filepath.Join(dir, "data"), Socket: socket, NodeID: "w1", KeepFree: floor.Bytes(1 << 20)}).Run(ctx)
 	}()
 	defer func() { cancel(); <-done }()
 	v.cfg.CSI = csi.NewRegistry(csi.RegistryConfig{Plugins: filepath.Join(dir, "plugins")})

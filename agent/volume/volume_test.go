@@ -28,6 +28,7 @@ import (
 	"keelson.dev/keelson/csi"
 	"keelson.dev/keelson/csi/local"
 	"keelson.dev/keelson/csi/privatemounts"
+	"keelson.dev/keelson/internal/floor"
 	"keelson.dev/keelson/internal/wait"
 )
 
@@ -303,7 +304,7 @@ func TestClaimOnCSIVolume(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
-		done <- local.New(local.Config{Root: filepath.Join(dir, "data"), Socket: socket, NodeID: "w1"}).Run(ctx)
+		done <- local.New(local.Config{Root: filepath.Join(dir, "data"), Socket: socket, NodeID: "w1", KeepFree: floor.Bytes(1 << 20)}).Run(ctx)
 	}()
 	defer func() { cancel(); <-done }()
 	v.cfg.CSI = csi.NewRegistry(csi.RegistryConfig{Plugins: filepath.Join(dir, "plugins")})

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"keelson.dev/keelson/csi/privatemounts"
+	"keelson.dev/keelson/internal/floor"
 )
 
 var writer = &spec.VolumeCapability{AccessType: &spec.VolumeCapability_Mount{Mount: &spec.VolumeCapability_MountVolume{}},
@@ -60,7 +61,7 @@ func (b *bench) again(limit int64) {
 	if b.Driver != nil {
 		q = b.quotas
 	}
-	b.Driver = New(Config{Root: filepath.Join(b.dir, "volumes"), NodeID: "w1", Limit: limit})
+	b.Driver = New(Config{Root: filepath.Join(b.dir, "volumes"), NodeID: "w1", Limit: limit, KeepFree: floor.Bytes(mib)})
 	if q != nil {
 		b.quotas = q
 	}

@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"keelson.dev/keelson/internal/floor"
 	"keelson.dev/keelson/internal/keylock"
 )
 
@@ -37,11 +38,13 @@ func (d *Driver) topologyKey() string { return "topology." + d.cfg.Name + "/node
 
 // Config is what the driver needs.
 type Config struct {
-	Name   string // "" = DriverName; every driver of a node needs a name of its own
-	Root   string // folder of volumes, made when missing
-	Limit  int64  // bytes that all volumes may have together; 0 = what the disk has
-	Socket string // listened on
-	NodeID string
+	Name  string // "" = DriverName; every driver of a node needs a name of its own
+	Root  string // folder of volumes, made when missing
+	Limit int64  // bytes that all volumes may have together; 0 = what the disk has
+	// KeepFree is what volumes leave of the disk: with less the node counts as short of disk.
+	KeepFree floor.Floor
+	Socket   string // listened on
+	NodeID   string
 	// Listening is called once the driver answers; may be nil.
 	Listening func()
 	Log       *slog.Logger // may be nil

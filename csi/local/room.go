@@ -12,9 +12,6 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// keptFree is the part of the disk that volumes leave: below it the node counts as short of disk and evicts pods.
-const keptFree = 10 // percent
-
 // writable says that nothing can be written to the disk of the volumes, and what to do about it.
 func (d *Driver) writable() error {
 	var fs unix.Statfs_t
@@ -58,7 +55,7 @@ func (d *Driver) room() (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	free := int64(fs.Bavail)*fs.Bsize - int64(fs.Blocks)*fs.Bsize/100*keptFree - open
+	free := int64(fs.Bavail)*fs.Bsize - d.cfg.KeepFree.Of(int64(fs.Blocks)*fs.Bsize) - open
 	if d.cfg.Limit > 0 {
 		free = min(free, d.cfg.Limit-sum)
 	}

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"keelson.dev/keelson/internal/settings"
 	"keelson.dev/keelson/internal/wait"
 )
 
@@ -150,6 +151,11 @@ func (h Host) Command(ctx context.Context, args ...string) *exec.Cmd {
 // start starts the host's daemon.
 func (l *Lab) start(h Host) error { return l.spawn(h, l.daemon(h), h.LogFile(), h.pidFile()) }
 
+// diskEnv: the hosts of a lab share the disk of a machine that is not theirs. That nine tenths of it are in use says nothing of
+// the lab, and all of its workers would say at once that they are short of disk. Releases that do not know it go by the tenth.
+// The environment of who starts the lab comes first.
+var diskEnv = settings.Environment("disk-pressure-below") + "=1Gi"
+
 // spawn starts a daemon as a process of its own session whose output goes to a
 // log file, and remembers its pid.
 func (l *Lab) spawn(h Host, args []string, log, pidFile string) error {
@@ -162,6 +168,7 @@ func (l *Lab) spawn(h Host, args []string, log, pidFile string) error {
 	cmd := h.Command(context.Background(), args...)
 	cmd.Stdout, cmd.Stderr = logFile, logFile
 	cmd.Dir = "/"
+	cmd.Env = append([]string{diskEnv}, os.Environ()...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("starting %s on host %s: %w", filepath.Base(args[0]), h.Name, err)
