@@ -176,6 +176,9 @@ func (r *release) deb(w io.Writer, all []file) error {
 	info.Scripts.PostInstall = filepath.Join(r.install, "deb", "postinst")
 	info.Scripts.PreRemove = filepath.Join(r.install, "deb", "prerm")
 	info.Scripts.PostRemove = filepath.Join(r.install, "deb", "postrm")
+	// The folder of settings is root's alone, as what is in it.
+	info.Contents = append(info.Contents, &files.Content{Type: files.TypeDir, Destination: "/etc/keelson",
+		FileInfo: &files.ContentFileInfo{Owner: "root", Group: "root", Mode: 0o700, MTime: r.when}})
 	for _, f := range append(all, file{source: filepath.Join(r.install, "uninstall.sh"), at: uninstallAt, mode: 0o755}) {
 		c := &files.Content{Source: f.source, Destination: f.at,
 			FileInfo: &files.ContentFileInfo{Owner: "root", Group: "root", Mode: f.mode, MTime: r.when}}

@@ -193,7 +193,11 @@ notes=$root/run/keelson-changed
 both='keelson-controlplane keelson-agent'
 
 put() { # SOURCE TARGET MODE DAEMON...
-  if cmp -s "$1" "$root$2"; then return 0; fi
+  # What is there as it should be may still have been opened to others.
+  if cmp -s "$1" "$root$2"; then
+    chmod "$3" "$root$2"
+    return 0
+  fi
   source=$1 target=$2 mode=$3
   shift 3
   for daemon; do
