@@ -11,7 +11,9 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/moby/sys/mountinfo"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"keelson.dev/keelson/agent/oci/bundle"
@@ -153,7 +155,34 @@ func requestedMount(m *cri.Mount) (specs.Mount, error) {
 	default:
 		options = append(options, "rw")
 	}
+	has, err := restrictions(source)
+	if err != nil {
+		return fail("options of the mount at the host path: %w", err)
+	}
+	options = append(options, has...)
 	return specs.Mount{Destination: filepath.Clean(m.GetContainerPath()), Type: "bind", Source: source, Options: options}, nil
+}
+
+// restrictions are what the mount at a path forbids, so that the container's mount forbids it too: libcontainer sets the options
+// of that one anew. A part of a mount has none, nor has a tmpfs: those of the node's own are not meant for pods.
+func restrictions(path string) ([]string, error) {
+	var st unix.Statx_t
+	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_STATX_DONT_SYNC, 0, &st) // no server is asked
+	if err != nil || st.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0 {
+		return nil, err
+	}
+	found, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(path))
+	if err != nil || len(found) == 0 {
+		return nil, err
+	}
+	top := found[len(found)-1]
+	var has []string
+	for option := range strings.SplitSeq(top.Options, ",") {
+		if slices.Contains([]string{"nosuid", "nodev", "noexec"}, option) && top.FSType != "tmpfs" {
+			has = append(has, option)
+		}
+	}
+	return has, nil
 }
 
 // addDevices gives the devices of the request, or all of them to the privileged.

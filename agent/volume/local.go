@@ -2,45 +2,115 @@ package volume
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/volume/disk"
+	"keelson.dev/keelson/internal/mountoption"
 )
 
 // local gives what is at a path of the node: a folder or a file, a block device as such, or the file system on one.
 func (v *Volumes) local(ctx context.Context, pod *v1.Pod, name string, pv *v1.PersistentVolume, readonly bool) (agent.Mount, error) {
 	m := agent.Mount{HostPath: pv.Spec.Local.Path, ReadOnly: readonly}
-	st, err := os.Stat(m.HostPath)
-	if err != nil {
+	fail := func(err error) (agent.Mount, error) {
 		return agent.Mount{}, fmt.Errorf("local persistentvolume %q: %w", pv.Name, err)
 	}
+	st, err := os.Stat(m.HostPath)
+	if err != nil {
+		return fail(err)
+	}
+	m.IsFile = !st.IsDir()
+	place := filepath.Join(v.podDir(pod.UID), "disk", name)
 	switch device := st.Mode()&os.ModeDevice != 0 && st.Mode()&os.ModeCharDevice == 0; {
 	case isBlock(pv) && !device:
 		return agent.Mount{}, fmt.Errorf("local persistentvolume %q has volumeMode Block, but %s is no block device", pv.Name, m.HostPath)
 	case isBlock(pv):
-		m.Block = true
+		m.Block, m.IsFile = true, false
 		return m, nil
 	case device:
-		m.HostPath = filepath.Join(v.podDir(pod.UID), "disk", name)
-		if err := v.mountDisk(ctx, m.HostPath, pv, st); err != nil {
-			return agent.Mount{}, fmt.Errorf("local persistentvolume %q: %w", pv.Name, err)
-		}
-	default:
-		m.IsFile = !st.IsDir()
+		m.HostPath, m.IsFile = place, false
+		bits, _ := mountoption.Sort(pv.Spec.MountOptions)
+		m.ReadOnly = readonly || bits&unix.MS_RDONLY != 0
+		err = v.mountDisk(ctx, place, pv, st)
+	case len(pv.Spec.MountOptions) > 0:
+		m.HostPath = place
+		m.ReadOnly, err = v.bindFolder(place, pv, st)
+		m.ReadOnly = m.ReadOnly || readonly
 	}
-	if !m.IsFile && !readonly && fsGroup(pod) != nil {
+	if err != nil {
+		return fail(err)
+	}
+	if !m.IsFile && !m.ReadOnly && fsGroup(pod) != nil {
 		if err := v.once(pod.UID, name, func() error { return applyGroup(m.HostPath, pod) }); err != nil {
-			return agent.Mount{}, fmt.Errorf("local persistentvolume %q: %w", pv.Name, err)
+			return fail(err)
 		}
 	}
 	return m, nil
+}
+
+// bindFolder shows a folder or a file of the node at a place of the pod's, with all that is mounted below it and with the
+// volume's options, and says whether they make it read-only. It is never there without them.
+func (v *Volumes) bindFolder(place string, pv *v1.PersistentVolume, st os.FileInfo) (readonly bool, err error) {
+	path := pv.Spec.Local.Path
+	attr, rest := mountoption.Bind(pv.Spec.MountOptions)
+	if len(rest) > 0 {
+		return false, fmt.Errorf("%s is no block device but a part of a file system that is mounted already, which cannot have the mount options %q: "+
+			"take them out of mountOptions (a folder can have ro, nosuid, nodev, noexec, noatime, nodiratime, relatime, strictatime and what undoes them)",
+			path, strings.Join(rest, ","))
+	}
+	readonly = attr.Attr_set&unix.MOUNT_ATTR_RDONLY != 0
+	defer v.locks.Lock("bind\x00" + place)()
+	if is, err := mounted(place); is || err != nil {
+		return readonly, err
+	}
+	if err := mountPoint(place, st.IsDir()); err != nil {
+		return false, err
+	}
+	tree, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
+	if err != nil {
+		return false, fmt.Errorf("showing %s with mount options: %w", path, explainTree(err))
+	}
+	defer unix.Close(tree)
+	attr.Propagation = unix.MS_PRIVATE // what is unmounted at the place is not unmounted below the path
+	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr); err != nil {
+		return false, fmt.Errorf("setting the mount options %q of %s: %w", pv.Spec.MountOptions, path, explainTree(err))
+	}
+	if err := unix.MoveMount(tree, "", unix.AT_FDCWD, place, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return false, fmt.Errorf("mounting %s at %s: %w", path, place, err)
+	}
+	return readonly, nil
+}
+
+// explainTree says which kernels have what mounts with options of their own are made with.
+func explainTree(err error) error {
+	if errors.Is(err, unix.ENOSYS) {
+		return fmt.Errorf("mount options of a folder take Linux 5.12 or newer: %w", err)
+	}
+	return err
+}
+
+// mountPoint makes an empty folder, or an empty file, to mount at.
+func mountPoint(path string, dir bool) error {
+	if dir {
+		return os.MkdirAll(path, 0o750)
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	return f.Close()
 }
 
 // mountDisk mounts the file system of a block device for one pod, unless it is: those of several pods show the same. Who

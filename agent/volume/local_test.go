@@ -112,3 +112,81 @@ func TestLocalDisksThatAreNotBlank(t *testing.T) {
 	}
 	must(t, v.UnmountAll(t.Context(), "u1"))
 }
+
+// A local volume that is a folder, or a file, has the mount options that a part of a file system can have of its own, also below
+// what is mounted in it, for its pods and nobody else; what is mounted in the folder stays when a pod goes. F110
+func TestLocalFoldersWithMountOptions(t *testing.T) {
+	v, c, _ := newVolumes(t)
+	privatemounts.Need(t)
+	dir := t.TempDir()
+	below := filepath.Join(dir, "below")
+	must(t, os.Mkdir(below, 0o755))
+	must(t, unix.Mount(dir, dir, "", unix.MS_BIND, ""))
+	must(t, unix.Mount("", dir, "", unix.MS_SHARED, "")) // as systemd has it
+	must(t, unix.Mount("tmpfs", below, "tmpfs", 0, ""))
+	t.Cleanup(func() { must(t, errors.Join(unix.Unmount(below, 0), unix.Unmount(dir, 0))) })
+	must(t, os.WriteFile(filepath.Join(below, "program"), []byte("#!/bin/sh\n"), 0o755))
+	claim := onDisk(c, v1.LocalVolumeSource{Path: dir})
+	with := func(path string, options ...string) {
+		pv, _ := c.PersistentVolume("pv")
+		pv = pv.DeepCopy()
+		pv.Spec.Local.Path, pv.Spec.MountOptions = path, options
+		c.Put(pv)
+	}
+	with(dir, "noexec,nosuid", "nodev")
+	one := pod("u1", claim)
+	group := int64(4711)
+	one.Spec.SecurityContext = &v1.PodSecurityContext{FSGroup: &group}
+	m, err := v.MountAll(t.Context(), one)
+	must(t, err)
+	at := m["data"].HostPath
+	if at == dir || m["data"].ReadOnly || m["data"].IsFile {
+		t.Fatalf("%+v", m)
+	}
+	for path, want := range map[string]int64{at: unix.ST_NOEXEC | unix.ST_NOSUID | unix.ST_NODEV, filepath.Join(at, "below"): unix.ST_NOEXEC | unix.ST_NOSUID | unix.ST_NODEV, dir: 0, below: 0} {
+		var fs unix.Statfs_t
+		must(t, unix.Statfs(path, &fs))
+		if got := fs.Flags & (unix.ST_NOEXEC | unix.ST_NOSUID | unix.ST_NODEV); got != want {
+			t.Errorf("%s has the flags %#x, want %#x", path, got, want)
+		}
+	}
+	must(t, os.WriteFile(filepath.Join(at, "file"), []byte("kept"), 0o600))
+	if st, err := os.Stat(at); err != nil || groupOf(st) != group {
+		t.Errorf("%s: %v, %v", at, st, err)
+	}
+	if err := exec.Command(filepath.Join(at, "below", "program")).Run(); !errors.Is(err, os.ErrPermission) {
+		t.Errorf("running a program: %v", err)
+	}
+	must(t, exec.Command(filepath.Join(below, "program")).Run())
+
+	with(dir, "ro")
+	two, err := v.MountAll(t.Context(), pod("u2", claim))
+	must(t, err)
+	if err := os.WriteFile(filepath.Join(two["data"].HostPath, "new"), nil, 0o600); !errors.Is(err, unix.EROFS) || !two["data"].ReadOnly {
+		t.Errorf("writing to a volume that is mounted read-only: %v, %+v", err, two)
+	}
+	v = New(v.cfg) // the agent ends, and finds what it did
+	if again, err := v.MountAll(t.Context(), pod("u2", claim)); err != nil || again["data"] != two["data"] {
+		t.Errorf("%+v, %v; and before %+v", again, err, two)
+	}
+	with(filepath.Join(dir, "file"), "ro")
+	three, err := v.MountAll(t.Context(), pod("u3", claim))
+	must(t, err)
+	if got := read(t, three["data"].HostPath); got != "kept" || !three["data"].IsFile {
+		t.Errorf("a file has %q, %+v", got, three)
+	}
+	for _, uid := range []types.UID{"u1", "u2", "u3"} {
+		must(t, v.UnmountAll(t.Context(), uid))
+	}
+	if got := read(t, filepath.Join(dir, "file")) + read(t, filepath.Join(below, "program")); got != "kept#!/bin/sh\n" {
+		t.Errorf("when the pods are gone the node has %q", got)
+	}
+	with(dir, "noatime", "data=journal,sync")
+	_, err = v.MountAll(t.Context(), pod("u4", claim))
+	if want := `which cannot have the mount options "data=journal,sync": take them out of mountOptions`; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %s", err, want)
+	}
+	if is, err := mounted(filepath.Join(v.podDir("u4"), "disk", "data")); is || err != nil {
+		t.Errorf("it is mounted all the same (%v)", err)
+	}
+}

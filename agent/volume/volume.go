@@ -5,7 +5,8 @@
 //
 //	STATE/volumes/UID/empty/NAME     emptyDir; a tmpfs is mounted there for medium Memory
 //	STATE/volumes/UID/files/NAME     configMap, downwardAPI
-//	STATE/volumes/UID/disk/NAME      the file system on a block device of a local PersistentVolume, mounted for the pod
+//	STATE/volumes/UID/disk/NAME      the file system on a block device of a local PersistentVolume, mounted for the pod; or
+//	                                 a folder of one that has mount options, with those
 //	STATE/volumes/UID/nfs/NAME       a folder of an NFS server, mounted for the pod
 //	STATE/volumes/UID/alone/CLAIM    that no other pod of the node may use the claim
 //	RUN/secrets/UID/NAME             secret, projected: one tmpfs for all, so that no secret touches a disk

@@ -37,11 +37,49 @@ func Sort(given []string) (bits uintptr, rest []string) {
 			switch {
 			case known:
 				bits = bits&^f.clear | f.set
-			case one == "", slices.Contains(idle, one), strings.HasPrefix(one, "x-"), strings.HasPrefix(one, "comment="):
+			case !means(one):
 			default:
 				rest = append(rest, one)
 			}
 		}
 	}
 	return bits, rest
+}
+
+// own are the options that a mount has for itself, where what is mounted is mounted elsewhere too.
+var own = map[string]struct{ set, clear uint64 }{
+	"ro": {set: unix.MOUNT_ATTR_RDONLY}, "rw": {clear: unix.MOUNT_ATTR_RDONLY},
+	"nosuid": {set: unix.MOUNT_ATTR_NOSUID}, "suid": {clear: unix.MOUNT_ATTR_NOSUID},
+	"nodev": {set: unix.MOUNT_ATTR_NODEV}, "dev": {clear: unix.MOUNT_ATTR_NODEV},
+	"noexec": {set: unix.MOUNT_ATTR_NOEXEC}, "exec": {clear: unix.MOUNT_ATTR_NOEXEC},
+	"noatime":     {set: unix.MOUNT_ATTR_NOATIME, clear: unix.MOUNT_ATTR__ATIME},
+	"relatime":    {set: unix.MOUNT_ATTR_RELATIME, clear: unix.MOUNT_ATTR__ATIME},
+	"atime":       {set: unix.MOUNT_ATTR_RELATIME, clear: unix.MOUNT_ATTR__ATIME},
+	"strictatime": {set: unix.MOUNT_ATTR_STRICTATIME, clear: unix.MOUNT_ATTR__ATIME},
+	"nodiratime":  {set: unix.MOUNT_ATTR_NODIRATIME}, "diratime": {clear: unix.MOUNT_ATTR_NODIRATIME},
+}
+
+// Bind sorts options of a bind mount, as Sort does: what such a mount has for itself, for mount_setattr(2), which sets after it
+// has cleared; and those that are the file system's, which is mounted already.
+func Bind(given []string) (a unix.MountAttr, rest []string) {
+	for _, list := range given {
+		for one := range strings.SplitSeq(list, ",") {
+			one = strings.TrimSpace(one)
+			o, known := own[one]
+			switch {
+			case known:
+				a.Attr_set = a.Attr_set&^o.clear | o.set
+				a.Attr_clr |= o.clear
+			case !means(one):
+			default:
+				rest = append(rest, one)
+			}
+		}
+	}
+	return a, rest
+}
+
+// means says that an option says something to the kernel or to a file system.
+func means(one string) bool {
+	return one != "" && !slices.Contains(idle, one) && !strings.HasPrefix(one, "x-") && !strings.HasPrefix(one, "comment=")
 }

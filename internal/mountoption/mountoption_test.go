@@ -26,3 +26,24 @@ func TestSort(t *testing.T) {
 		}
 	}
 }
+
+// A bind mount has options of its own, of which the last word counts, and leaves the file system's to whoever mounted that.
+func TestBind(t *testing.T) {
+	for given, want := range map[string]struct {
+		set, clear uint64
+		rest       string
+	}{
+		"":                         {},
+		"ro,noexec defaults":       {set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOEXEC},
+		"ro rw":                    {clear: unix.MOUNT_ATTR_RDONLY},
+		"rw ro":                    {set: unix.MOUNT_ATTR_RDONLY, clear: unix.MOUNT_ATTR_RDONLY},
+		"strictatime,noatime":      {set: unix.MOUNT_ATTR_NOATIME, clear: unix.MOUNT_ATTR__ATIME},
+		"noatime relatime":         {clear: unix.MOUNT_ATTR__ATIME},
+		"nodev,data=journal,async": {set: unix.MOUNT_ATTR_NODEV, rest: "data=journal async"},
+	} {
+		a, rest := Bind(strings.Split(given, " "))
+		if got := strings.Join(rest, " "); a.Attr_set != want.set || a.Attr_clr != want.clear || got != want.rest {
+			t.Errorf("%q: %#x %#x %q, want %#x %#x %q", given, a.Attr_set, a.Attr_clr, got, want.set, want.clear, want.rest)
+		}
+	}
+}

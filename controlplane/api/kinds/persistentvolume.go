@@ -140,8 +140,12 @@ func validatePVSource(s *corev1.PersistentVolumeSpec, spec *field.Path) field.Er
 		}
 		errs = append(errs, validateDriverSecrets(c, spec.Child("csi"))...)
 	}
-	if len(s.MountOptions) > 0 && s.CSI == nil && s.NFS == nil {
-		errs = append(errs, field.Forbidden(spec.Child("mountOptions"), "only volumes of CSI drivers and of NFS servers are mounted with options; leave the field out"))
+	switch block := s.VolumeMode != nil && *s.VolumeMode == corev1.PersistentVolumeBlock; {
+	case len(s.MountOptions) == 0:
+	case s.CSI == nil && s.NFS == nil && s.Local == nil:
+		errs = append(errs, field.Forbidden(spec.Child("mountOptions"), "only local volumes and those of CSI drivers and NFS servers are mounted with options; leave the field out"))
+	case block && s.CSI == nil:
+		errs = append(errs, field.Forbidden(spec.Child("mountOptions"), "a volume with volumeMode Block is not mounted; leave the field out"))
 	}
 	if f := s.NFS; f != nil {
 		errs = append(errs, validateNFS(f, spec.Child("nfs"))...)

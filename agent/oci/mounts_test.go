@@ -1,0 +1,48 @@
+package oci
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// What the mount of a volume forbids its containers are forbidden too; the node's own parts of file systems are as they were. F110
+func TestMountsKeepWhatTheyForbid(t *testing.T) {
+	r := newRig(t)
+	sb, sc := r.sandbox()
+	restricted := uintptr(unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC)
+	at := map[string]string{}
+	for name, m := range map[string]struct {
+		kind  string
+		flags uintptr
+	}{"volume": {"ramfs", restricted | unix.MS_NOATIME}, "plain": {"ramfs", 0}, "secrets": {"tmpfs", restricted}} {
+		at[name] = t.TempDir()
+		if err := unix.Mount(m.kind, at[name], m.kind, m.flags, ""); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := unix.Unmount(at[name], 0); err != nil {
+				t.Error(err)
+			}
+		})
+		if err := errors.Join(os.Chmod(at[name], 0o755), os.Mkdir(filepath.Join(at[name], "part"), 0o755)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	out, _ := r.output(sb, sc, "a", "grep ' /v/' /proc/mounts", func(c *cri.ContainerConfig) {
+		c.Mounts = []*cri.Mount{{ContainerPath: "/v/volume", HostPath: at["volume"]}, {ContainerPath: "/v/reader", HostPath: at["volume"], Readonly: true},
+			{ContainerPath: "/v/part", HostPath: filepath.Join(at["volume"], "part")}, {ContainerPath: "/v/plain", HostPath: at["plain"]},
+			{ContainerPath: "/v/secrets", HostPath: at["secrets"]}}
+	})
+	for place, want := range map[string]string{"volume": "rw,nosuid,nodev,noexec,noatime", "reader": "ro,nosuid,nodev,noexec,noatime",
+		"part": "rw,noatime", "plain": "rw,relatime", "secrets": "rw,relatime"} {
+		if !strings.Contains(out, " /v/"+place+" ramfs "+want+" ") && !strings.Contains(out, " /v/"+place+" tmpfs "+want) {
+			t.Errorf("the container has no %s with %s:\n%s", place, want, out)
+		}
+	}
+}
