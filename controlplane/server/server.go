@@ -35,6 +35,7 @@ import (
 	"keelson.dev/keelson/controlplane/registry"
 	"keelson.dev/keelson/controlplane/scheduler"
 	"keelson.dev/keelson/controlplane/server/backups"
+	"keelson.dev/keelson/controlplane/sharedaddress"
 	"keelson.dev/keelson/internal/lifecycle"
 	"keelson.dev/keelson/raftstore/disk"
 	"keelson.dev/keelson/raftstore/replica"
@@ -117,7 +118,11 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	defer r.listeners.close()
 	if a := r.sharedAddress(); a != nil {
-		if err := a.Clear(); err != nil { // one that was killed may have left it
+		err := sharedaddress.Permitted()
+		if err == nil {
+			err = a.Clear() // one that was killed may have left it
+		}
+		if err != nil {
 			return fmt.Errorf("replica %s: --api-address-shared: %w", cfg.Name, err)
 		}
 	}

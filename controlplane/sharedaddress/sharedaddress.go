@@ -16,6 +16,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -56,6 +57,40 @@ func Check(ip, own string) (netip.Addr, error) {
 		return netip.Addr{}, fmt.Errorf("--api-address-shared %s is this replica's own --advertise-address: give one that no machine has", ip)
 	}
 	return a, nil
+}
+
+// Permitted says what this process lacks to share an address: it has to add it to an interface, and to speak ARP there.
+func Permitted() error {
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		_ = unix.Close(fd)
+	}
+	return permitted(err, effective())
+}
+
+// permitted judges whether a packet socket was refused, and which capabilities are in effect.
+func permitted(packet error, capabilities uint64) error {
+	var missing []string
+	if packet != nil {
+		missing = append(missing, fmt.Sprintf("to open a packet socket (%v: CAP_NET_RAW, and AF_PACKET where systemd restricts families)", packet))
+	}
+	if capabilities&(1<<unix.CAP_NET_ADMIN) == 0 {
+		missing = append(missing, "to change addresses (CAP_NET_ADMIN)")
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	return fmt.Errorf("the replica has no right %s: run install.sh again, which gives keelson-controlplane.service what the settings need, "+
+		"or give the unit CapabilityBoundingSet=CAP_NET_ADMIN CAP_NET_RAW and RestrictAddressFamilies=AF_PACKET", strings.Join(missing, " and "))
+}
+
+// effective are the capabilities of this thread, a bit each; all when the kernel does not say: then it refuses by itself.
+func effective() uint64 {
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &data[0]); err != nil {
+		return ^uint64(0)
+	}
+	return uint64(data[1].Effective)<<32 | uint64(data[0].Effective)
 }
 
 // Clear takes the address off this machine, where a replica that was killed may have left it.

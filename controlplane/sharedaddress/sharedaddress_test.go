@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -239,4 +240,52 @@ func TestCheck(t *testing.T) {
 			t.Errorf("%q: %v", ip, err)
 		}
 	}
+}
+
+// What a process lacks is said before it is needed: at the moment at which the replica leads it is too late.
+func TestPermitted(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root alone has rights to give up")
+	}
+	for _, c := range []struct {
+		gone []int
+		want []string
+	}{
+		{nil, nil},
+		{[]int{unix.CAP_NET_RAW}, []string{"CAP_NET_RAW", "run install.sh again"}},
+		{[]int{unix.CAP_NET_ADMIN}, []string{"CAP_NET_ADMIN", "run install.sh again"}},
+		{[]int{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW}, []string{"to open a packet socket", "to change addresses"}},
+	} {
+		said := make(chan error)
+		go func() {
+			runtime.LockOSThread() // and never unlocked: the thread ends with what it has given up
+			if err := giveUp(c.gone...); err != nil {
+				said <- fmt.Errorf("giving up %v: %w", c.gone, err)
+				return
+			}
+			said <- Permitted()
+		}()
+		err := <-said
+		if (err == nil) != (c.want == nil) {
+			t.Errorf("without %v: %v", c.gone, err)
+		}
+		for _, want := range c.want {
+			if !strings.Contains(fmt.Sprint(err), want) {
+				t.Errorf("without %v it says %v, want %q in it", c.gone, err, want)
+			}
+		}
+	}
+}
+
+// giveUp takes capabilities from this thread.
+func giveUp(capabilities ...int) error {
+	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&head, &data[0]); err != nil {
+		return err
+	}
+	for _, c := range capabilities {
+		data[c/32].Effective &^= 1 << (c % 32)
+	}
+	return unix.Capset(&head, &data[0])
 }

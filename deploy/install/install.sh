@@ -192,6 +192,12 @@ lock() {
 notes=$root/run/keelson-changed
 both='keelson-controlplane keelson-agent'
 
+changed() { # DAEMON...
+  for daemon; do
+    if systemctl is-active --quiet "$daemon.service"; then mkdir -p "$notes" && : >"$notes/$daemon"; fi
+  done
+}
+
 put() { # SOURCE TARGET MODE DAEMON...
   # What is there as it should be may still have been opened to others.
   if cmp -s "$1" "$root$2"; then
@@ -200,9 +206,7 @@ put() { # SOURCE TARGET MODE DAEMON...
   fi
   source=$1 target=$2 mode=$3
   shift 3
-  for daemon; do
-    if systemctl is-active --quiet "$daemon.service"; then mkdir -p "$notes" && : >"$notes/$daemon"; fi
-  done
+  changed "$@"
   set -- "$source" "$target" "$mode"
   mkdir -p "$(dirname "$root$2")"
   # A program that runs cannot be written to; it can be replaced.
@@ -295,8 +299,25 @@ unused() {
   rm -rf "$data/pki"
 }
 
+# rights gives the unit what the settings need beyond what it has: an address that the replicas share is added to an interface,
+# and told to the link. Who does not share one keeps the fewest rights.
+rights() {
+  file=/etc/systemd/system/keelson-controlplane.service.d/api-address-shared.conf
+  if grep -Eqs '^api-address-shared: *["'\'']?[0-9]' "$root/etc/keelson/controlplane.yaml"; then
+    printf '# Written by install.sh, for api-address-shared in /etc/keelson/controlplane.yaml.\n[Service]\n%s\n%s\n' \
+      'CapabilityBoundingSet=CAP_NET_ADMIN CAP_NET_RAW' 'RestrictAddressFamilies=AF_PACKET' >"$work/rights"
+    (umask 022 && put "$work/rights" "$file" 644 keelson-controlplane)
+  elif [ -e "$root$file" ]; then
+    changed keelson-controlplane
+    rm -f "$root$file"
+    rmdir "$root${file%/*}" 2>/dev/null || true
+    say "removed $file"
+  fi
+}
+
 server() {
   settings controlplane
+  rights
   [ -n "$start" ] || return 0
   if joined; then
     say "this machine is a replica already: nothing is made or joined"

@@ -2,6 +2,7 @@ package install
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -483,6 +484,49 @@ esac`)
 	}
 	if restarted(install("nothing has changed")) {
 		t.Error("it is restarted again and again")
+	}
+}
+
+// An address that replicas share needs rights that the unit does not have: they come with the setting and go with it.
+func TestRightsFollowTheSettings(t *testing.T) {
+	m := newMachine(t)
+	unpacked, _ := m.release()
+	script, settings := filepath.Join(unpacked, "install.sh"), filepath.Join(m.root, "tmp/settings")
+	const rights = "/etc/systemd/system/keelson-controlplane.service.d/api-address-shared.conf"
+	install := func(more string) (called []string) {
+		t.Helper()
+		m.file(settings, "name: cp1\nadvertise-address: 192.0.2.11\n"+more, 0o600)
+		said, called, err := m.run(script, "server", "--init", "--settings", settings)
+		if err != nil {
+			t.Fatalf("%v: %s", err, said)
+		}
+		return called
+	}
+	install("# api-address-shared: 192.0.2.10\n")
+	if _, there := m.tree()[rights]; there {
+		t.Error("a replica without a shared address has its rights")
+	}
+	for _, setting := range []string{"api-address-shared: 192.0.2.10\n", "api-address-shared: \"192.0.2.10\"\n"} {
+		called := install(setting)
+		if got := m.tree()[rights]; !strings.HasPrefix(got, "-rw-r--r-- ") ||
+			!strings.HasSuffix(got, "\n[Service]\nCapabilityBoundingSet=CAP_NET_ADMIN CAP_NET_RAW\nRestrictAddressFamilies=AF_PACKET\n") {
+			t.Errorf("with %q: %q", setting, got)
+		}
+		inOrder(t, called, "systemctl daemon-reload", "systemctl restart keelson-controlplane.service")
+	}
+	inOrder(t, install(""), "systemctl daemon-reload", "systemctl restart keelson-controlplane.service")
+	if _, there := m.tree()[rights]; there {
+		t.Error("the rights stay when the address is not shared any more")
+	}
+	if slices.Contains(install(""), "systemctl restart keelson-controlplane.service") {
+		t.Error("it is restarted again and again")
+	}
+	install("api-address-shared: 192.0.2.10\n")
+	if said, _, err := m.run(filepath.Join(unpacked, "uninstall.sh")); err != nil {
+		t.Fatalf("%v: %s", err, said)
+	}
+	if _, err := os.Stat(filepath.Join(m.root, filepath.Dir(rights))); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("uninstall.sh leaves %s: %v", filepath.Dir(rights), err)
 	}
 }
 

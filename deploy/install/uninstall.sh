@@ -121,6 +121,8 @@ files() {
   fi
   for f in kctl keelson-agent keelson-controlplane keelson-csi-local keelson-oci keelson-pause keelson-shim; do rm -f "$root/usr/bin/$f"; done
   for f in $units keelson.slice; do rm -f "$root/usr/lib/systemd/system/$f"; done
+  rm -f "$root/etc/systemd/system/keelson-controlplane.service.d/api-address-shared.conf"
+  rmdir "$root/etc/systemd/system/keelson-controlplane.service.d" 2>/dev/null || true
   if [ -f "$root/usr/lib/keelson/cni-plugins" ]; then
     while read -r f; do rm -f "$root/opt/cni/bin/${f##*/}"; done <"$root/usr/lib/keelson/cni-plugins"
   fi
