@@ -65,7 +65,7 @@ func (d *apiDoor) evict(ctx context.Context, node string) error {
 // siteDoor asks by kctl on a machine of the control plane.
 type siteDoor struct{ site *execute.Site }
 
-const siteAsk = 30 * time.Second
+const siteAsk = 2 * time.Minute // a slow machine has to load its kctl first
 
 // upgradeNodes prints what an upgrade goes by of each node, a line each: with all that Nodes say, a thousand would be too much.
 const upgradeNodes = `jsonpath={range .items[*]}{.metadata.name}{"\t"}{.status.nodeInfo.containerRuntimeVersion}{"\t"}{.metadata.annotations.keelson\.dev/upgrade-drain}{"\t"}` +
@@ -73,14 +73,14 @@ const upgradeNodes = `jsonpath={range .items[*]}{.metadata.name}{"\t"}{.status.n
 	`{.status.conditions[?(@.type=="keelson.dev/Degraded")]}{"\n"}{end}`
 
 func (d siteDoor) look(ctx context.Context) (status api.ClusterStatus, nodes []v1.Node, err error) {
-	raw, err := d.site.Kctl(ctx, siteAsk, "cluster", "status", "-o", "json", "--request-timeout=10s")
+	raw, err := d.site.Kctl(ctx, siteAsk, "cluster", "status", "-o", "json", "--request-timeout=30s")
 	if err != nil {
 		return status, nil, err
 	}
 	if err := json.Unmarshal([]byte(raw), &status); err != nil {
 		return status, nil, fmt.Errorf("what 'kctl cluster status' says: %w", err)
 	}
-	if raw, err = d.site.Kctl(ctx, siteAsk, "get", "nodes", "-o", upgradeNodes, "--request-timeout=10s"); err != nil {
+	if raw, err = d.site.Kctl(ctx, siteAsk, "get", "nodes", "-o", upgradeNodes, "--request-timeout=30s"); err != nil {
 		return status, nil, err
 	}
 	nodes, err = parseUpgradeNodes(raw)

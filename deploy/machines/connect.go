@@ -23,8 +23,10 @@ import (
 
 // Bounds of a connection.
 const (
-	dialLimit  = 20 * time.Second // until a machine has proved who it is and let us in
-	aliveEvery = 15 * time.Second // how often a machine is asked whether it is still there; it has as long to answer
+	connectLimit = 20 * time.Second // until a machine answers at all
+	dialLimit    = time.Minute      // until it has proved who it is and let us in, which takes a busy one its time
+	aliveEvery   = 15 * time.Second // how often a machine is asked whether it is still there
+	aliveWithin  = time.Minute      // how long it has to answer
 )
 
 // Machine is a host that is connected. Several may run commands on it at once.
@@ -36,7 +38,7 @@ type Machine struct {
 }
 
 // Dial reaches a machine by ssh. It is an error when the machine does not prove to be the one that is known by this name, takes
-// none of the keys, or does not answer in 20 seconds; each says what to do.
+// none of the keys, does not answer in 20 seconds or does not come to the point in a minute; each says what to do.
 func Dial(ctx context.Context, h Host) (*Machine, error) {
 	m, err := dial(ctx, h)
 	if err != nil {
@@ -59,7 +61,7 @@ func dial(ctx context.Context, h Host) (*Machine, error) {
 	defer closeAgent()
 	ctx, cancel := context.WithTimeout(ctx, dialLimit)
 	defer cancel()
-	var d net.Dialer
+	d := net.Dialer{Timeout: connectLimit}
 	conn, err := d.DialContext(ctx, "tcp", target(h))
 	if err != nil {
 		return nil, err
@@ -115,7 +117,7 @@ func (m *Machine) stayAlive() {
 			}
 		case <-m.done:
 			return
-		case <-time.After(aliveEvery):
+		case <-time.After(aliveWithin):
 			m.client.Close()
 			return
 		}

@@ -45,7 +45,7 @@ func (s *Site) removal(ctx context.Context, step plan.Step) (err error) {
 
 // awaitLeft waits until the group names a replica no more.
 func (s *Site) awaitLeft(ctx context.Context, name string) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, readyLimit)
 	defer cancel()
 	return wait.For(ctx, pollEvery, func() error {
 		members, err := s.members(ctx)

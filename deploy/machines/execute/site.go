@@ -29,7 +29,7 @@ const (
 const (
 	uploadLimit  = 30 * time.Minute
 	installLimit = 15 * time.Minute
-	apiLimit     = 30 * time.Second
+	apiLimit     = 2 * time.Minute // a question to the API, asked by a kctl that a slow machine has to load first
 	drainLimit   = 10 * time.Minute
 	readyLimit   = 5 * time.Minute // until a replica or a node is of use
 	pollEvery    = time.Second     // how often that is asked

@@ -26,7 +26,7 @@ func (s *Site) State(ctx context.Context) (plan.State, error) {
 }
 
 func (s *Site) members(ctx context.Context) (map[string]plan.Member, error) {
-	raw, err := s.kctl(ctx, apiLimit, "cluster", "status", "-o", "json", "--request-timeout=10s")
+	raw, err := s.kctl(ctx, apiLimit, "cluster", "status", "-o", "json", "--request-timeout=30s")
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +58,7 @@ const nodePath = `jsonpath={range .items[*]}{.metadata.name}{"\t"}{.metadata.lab
 	`{.status.addresses}{"\t"}{.status.conditions[?(@.type=="Ready")].status}{"\t"}{.status.conditions[?(@.type=="Ready")].message}{"\t"}{.spec.unschedulable}{"\n"}{end}`
 
 func (s *Site) nodes(ctx context.Context) (map[string]plan.Node, error) {
-	raw, err := s.kctl(ctx, apiLimit, "get", "nodes", "-o", nodePath, "--request-timeout=10s")
+	raw, err := s.kctl(ctx, apiLimit, "get", "nodes", "-o", nodePath, "--request-timeout=30s")
 	if err != nil {
 		return nil, err
 	}
