@@ -29,16 +29,12 @@ type site struct {
 func newSite(t *testing.T, bin string, ns netns.NsHandle) site {
 	t.Helper()
 	s := site{dir: t.TempDir(), bin: bin, network: ns}
-	s.key, s.next = filepath.Join(s.dir, "key"), filepath.Join(s.dir, "next")
+	s.key, s.next = filepath.Join(s.dir, "key"), filepath.Join(bin, "next")
 	if out, err := exec.Command("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", s.key).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	// What is behind a program's end is not run: it is another program all the same.
-	script := `set -e; mkdir -p "$2/tree"; cd "$2"; tar -xzf "$1"/dist/keelson-*-linux-amd64.tar.gz -C tree; cp "$1"/dist/keelson-*-images.tar .
-for p in tree/*/usr/bin/keelson-agent tree/*/usr/bin/keelson-controlplane; do echo >>"$p"; done
-(cd tree && GZIP=-1 tar -czf "../$(ls).tar.gz" -- *); rm -r tree; sha256sum keelson-* >SHA256SUMS`
-	if out, err := exec.Command("sh", "-c", script, "sh", bin, s.next).CombinedOutput(); err != nil {
-		t.Fatalf("packing a newer release ('make test-vm' makes the first): %v: %s", err, out)
+	if _, err := os.Stat(filepath.Join(s.next, "SHA256SUMS")); err != nil {
+		t.Fatalf("a newer release: %v: 'make test-vm' makes it", err)
 	}
 	return s
 }
@@ -64,8 +60,16 @@ func (c *cluster) write(names ...string) error {
 
 // kctl runs it as a person would, beside the cluster file.
 func (c *cluster) kctl(args ...string) (string, error) {
-	return c.kctlFor(2*time.Minute, "", append(args, "--server=https://"+c.all[c.asked].address+":6443")...)
+	words := slices.Clone(args)
+	if i := slices.Index(words, "--"); i >= 0 {
+		words = slices.Insert(words, i, "--server="+c.server())
+	} else {
+		words = append(words, "--server="+c.server())
+	}
+	return c.kctlFor(2*time.Minute, "", words...)
 }
+
+func (c *cluster) server() string { return "https://" + c.all[c.asked].address + ":6443" }
 
 // askAnother has the API asked through another machine than one that is about to go.
 func (c *cluster) askAnother(than string) {
@@ -153,24 +157,28 @@ func (c *cluster) up() error {
 
 func (c *cluster) again() error { return c.verb("nothing to do", "up") }
 
-// upgrade puts other programs in place everywhere; each daemon runs them afterwards, and no process of a pod is another one.
+// upgrade brings everything to another release; each daemon runs it afterwards, and no process of a pod is another one.
 func (c *cluster) upgrade() error {
 	before, err := c.running()
 	if err != nil {
 		return err
 	}
-	was, err := c.all["w1"].run("systemctl show -p MainPID --value keelson-agent")
+	agent, err := c.all["w1"].run("systemctl show -p MainPID --value keelson-agent")
 	if err != nil {
 		return err
 	}
-	if err := c.verb("node w1 is ready", "up", "--release", c.site.next); err != nil {
+	old, err := c.releases()
+	if err != nil {
+		return err
+	}
+	if err := c.verb("", "upgrade", "--to", c.site.next, "--patience", soon.String()); err != nil {
 		return err
 	}
 	after, err := c.running()
 	if err != nil || after != before {
 		return fmt.Errorf("the new agent left\n%s\nof\n%s (%w)", after, before, err)
 	}
-	if is, err := c.all["w1"].run("systemctl show -p MainPID --value keelson-agent"); err != nil || is == was {
+	if is, err := c.all["w1"].run("systemctl show -p MainPID --value keelson-agent"); err != nil || is == agent {
 		return fmt.Errorf("the agent is process %s as before (%w)", is, err)
 	}
 	for _, name := range []string{"cp1", "cp2", "cp3", "w1"} {
@@ -179,13 +187,37 @@ func (c *cluster) upgrade() error {
 			return fmt.Errorf("%s runs %s (%w)", name, out, err)
 		}
 	}
-	if err := c.ready(); err != nil {
-		return err
+	is, err := c.releases()
+	if err != nil || len(is) != len(old) {
+		return fmt.Errorf("releases before %v and after %v (%w)", old, is, err)
 	}
-	if err := c.serves(); err != nil {
+	for name, r := range is {
+		if r == old[name] || !strings.HasSuffix(r, "-next") {
+			return fmt.Errorf("%s says that it runs %s, and before it was %s", name, r, old[name])
+		}
+	}
+	if err := errors.Join(c.ready(), c.serves()); err != nil {
 		return err
 	}
 	return c.verb("nothing to do", "up", "--release", c.site.next)
+}
+
+// releases are what replicas and nodes say that they run.
+func (c *cluster) releases() (map[string]string, error) {
+	s, err := c.status()
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]string{}
+	for _, m := range s.Members {
+		out[m.Name] = m.Version
+	}
+	said, err := c.kctl("get", "nodes", "-o", "jsonpath={range .items[*]}{.metadata.name} {.status.nodeInfo.containerRuntimeVersion}{\"\\n\"}{end}")
+	for line := range strings.Lines(said) {
+		name, release, _ := strings.Cut(strings.TrimSpace(line), " ")
+		out[name] = release
+	}
+	return out, err
 }
 
 func (c *cluster) add() error {

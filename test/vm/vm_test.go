@@ -30,6 +30,7 @@ type cluster struct {
 	mu     sync.Mutex
 	before map[string]string // what each machine was like before
 	table  []string
+	began  time.Time
 }
 
 // A cluster on machines with systemd and cgroup v2: made by 'kctl cluster up' over ssh, and the package on one of them, through a
@@ -47,6 +48,7 @@ func TestMachines(t *testing.T) {
 	defer c.tell()
 	c.site = newSite(t, filepath.Join(top, "bin"), network(t))
 	release := releaseDisk(t, filepath.Join(top, "bin"))
+	c.began = time.Now()
 	first := []string{"cp1", "cp2", "cp3", "w1"}
 	for i, name := range append(first, "w2") {
 		c.all[name] = newMachine(t, c.site.network, filepath.Join(top, "scripts"), c.site.key+".pub", release, name, 11+i)
@@ -60,11 +62,13 @@ func TestMachines(t *testing.T) {
 	c.step("kctl cluster up", c.up)
 	c.step("kctl cluster up again has nothing to do", c.again)
 	c.step("the example is applied and served", c.example)
+	c.step("a pod with a claim: log, a command in it, a Service by name", c.core)
 	c.step("limits of cgroup v2, and a container out of memory", c.limits)
+	c.step("pods that do not end, and that are frozen, are killed", c.kill)
 	c.step("the agent is restarted, pods are untouched", c.restart)
-	c.step("the worker is rebooted, its pods come back", c.reboot)
+	c.step("the worker is rebooted, its pods and their data come back", c.reboot)
 	c.step("the leader's power is cut, the rest serves, it comes back", c.powerCut)
-	c.step("newer programs everywhere, pods are untouched", c.upgrade)
+	c.step("kctl cluster upgrade --to: pods are untouched", c.upgrade)
 	c.step("a second worker boots", func() error { return c.boot("w2") })
 	c.step("kctl cluster add", c.add)
 	c.step("kctl cluster remove of a worker: its pods move, nothing is left", c.removeWorker)
@@ -132,7 +136,9 @@ func (c *cluster) explain() {
 	}
 }
 
-func (c *cluster) tell() { c.Log("\n" + strings.Join(c.table, "\n")) }
+func (c *cluster) tell() {
+	c.Logf("\n%s\n%-70s %4.0f s", strings.Join(c.table, "\n"), "in all", time.Since(c.began).Seconds())
+}
 
 // each does something on machines side by side.
 func (c *cluster) each(do func(*machine) error, names ...string) error {
@@ -200,42 +206,6 @@ func (c *cluster) example() error {
 	return c.serves()
 }
 
-// limits reads what the kernel was told, and has a container ask for more than it may have.
-func (c *cluster) limits() error {
-	m := c.all["w1"]
-	out, err := m.run(`cd /sys/fs/cgroup/keelson.slice/pods/kubepods/burstable && for d in pod*/*/; do cat $d/memory.max $d/memory.oom.group $d/cpu.weight; done | sort | uniq -c | tr -s ' \n' ' '`)
-	if err != nil {
-		return err
-	}
-	if !strings.Contains(out, "3 67108864") || !strings.Contains(out, "3 1 ") {
-		return fmt.Errorf("memory.max, memory.oom.group and cpu.weight of the example's containers, with how often: %s: want 67108864 and 1 three times", out)
-	}
-	hog := filepath.Join(c.TempDir(), "hog.yaml")
-	if err := os.WriteFile(hog, []byte(`apiVersion: v1
-kind: Pod
-metadata: {name: hog}
-spec:
-  restartPolicy: Never
-  containers:
-  - name: hog
-    image: keelson.dev/tools:v1
-    command: [/bin/sh, -c, "x=x; while true; do x=$x$x; done"]
-    resources: {limits: {memory: 32Mi}}
-`), 0o600); err != nil {
-		return err
-	}
-	if _, err := c.kctl("apply", "-f", hog); err != nil {
-		return err
-	}
-	return until(func() error {
-		out, err := c.kctl("get", "pod", "hog", "-o", "jsonpath={.status.containerStatuses[0].state.terminated.reason}")
-		if err == nil && out != "OOMKilled" {
-			err = fmt.Errorf("the container ended with %q, want OOMKilled", out)
-		}
-		return err
-	})
-}
-
 // running are the processes of containers, with when they began.
 func (c *cluster) running() (string, error) {
 	return c.all["w1"].run("ps -o pid=,lstart=,comm= -C hello,keelson-pause,keelson-shim | sort")
@@ -298,7 +268,7 @@ func (c *cluster) reboot() error {
 	if err != nil {
 		return err
 	}
-	return c.serves()
+	return errors.Join(c.serves(), c.says("kept", "exec", "core", "--", "cat", "/data/file"))
 }
 
 // status is what the cluster says of its replicas.
