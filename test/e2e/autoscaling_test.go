@@ -69,6 +69,7 @@ func (w world) awaitScale(name string, n int32) {
 // With nothing installed, 'top' shows what nodes and pods use, and a Deployment grows while its pods are busy and
 // shrinks when they are not.
 func TestAutoscalingByCPU(t *testing.T) {
+	t.Parallel() // it waits for measurements most of the time
 	w := begin(t)
 	w.busy("load")
 	w.autoscale("load", 3)

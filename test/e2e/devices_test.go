@@ -26,6 +26,7 @@ const (
 // a device of its own, one of its containers sees it and the other does not; who comes third waits until one has ended;
 // a new agent finds the devices prepared, and the driver gets each back once.
 func TestDevicesByClaims(t *testing.T) {
+	t.Parallel() // it waits for a driver that ends
 	w := begin(t)
 	w.deviceDriver("w3")
 	w.devices("w3", 2)

@@ -61,6 +61,7 @@ func (p policies) asks(client, address string, reaches bool) {
 // Network policies hold in a cluster: deny all, by label, by namespace, by block, by a port's name, of egress, through
 // a Service and on one node as across nodes; and they hold before a pod does anything.
 func TestNetworkPolicies(t *testing.T) {
+	t.Parallel() // it waits for connections that nobody answers
 	p := policies{world: begin(t), other: bed.Namespace(t)}
 	server := pod("server", hello)
 	server.Spec.NodeName = "w2"

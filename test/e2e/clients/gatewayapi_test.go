@@ -29,6 +29,7 @@ var echoImages = []string{"registry.k8s.io/gateway-api/echo-basic:v1.5.1", "regi
 // Gateway API's own conformance suite, as its project publishes it, passes with the features that our class's status says
 // it has. It runs on a host outside of the cluster, whose requests come to the Gateways' addresses as anybody's do.
 func TestGatewayAPI(t *testing.T) {
+	t.Parallel() // beside TestCommunitySidecars, which waits most of the time
 	suite, echo := program(t, "gateway-conformance"), program(t, "echo-basic")
 	cluster, err := dynamic.NewForConfig(bed.RestConfig(t))
 	if err != nil {
