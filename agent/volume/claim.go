@@ -87,6 +87,13 @@ func (v *Volumes) claim(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (agent
 		}
 		return m, err
 	}
+	if pv.Spec.ISCSI != nil {
+		s, err := claimedISCSI(pod, pv, readonly)
+		if err != nil {
+			return agent.Mount{}, err
+		}
+		return v.iscsi(ctx, pod, vol.Name, s)
+	}
 	return agent.Mount{}, fmt.Errorf("persistentvolume %q is of a kind that this node does not support", pv.Name)
 }
 

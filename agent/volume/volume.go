@@ -1,5 +1,5 @@
 // Package volume prepares the volumes of pods: emptyDir, hostPath, configMap, secret,
-// projected, downwardAPI, nfs, csi (inline) and persistentVolumeClaim (hostPath, local, NFS and CSI volumes).
+// projected, downwardAPI, nfs, iscsi, csi (inline) and persistentVolumeClaim (hostPath, local, NFS, iSCSI and CSI volumes).
 //
 // What it makes is found again by its place on disk:
 //
@@ -8,11 +8,14 @@
 //	STATE/volumes/UID/disk/NAME      the file system on a block device of a local PersistentVolume, mounted for the pod; or
 //	                                 a folder of one that has mount options, with those
 //	STATE/volumes/UID/nfs/NAME       a folder of an NFS server, mounted for the pod
+//	STATE/volumes/UID/iscsi/NAME     a disk of an iSCSI target, bound for the pod; NAME.json says which, before it is logged in to
 //	STATE/volumes/UID/alone/CLAIM    that no other pod of the node may use the claim
 //	RUN/secrets/UID/NAME             secret, projected: one tmpfs for all, so that no secret touches a disk
 //	STATE/volumes/UID/csi/NAME.json  a CSI volume: written before the driver is first called
 //	KUBELET/pods/UID/volumes/kubernetes.io~csi/PV/mount           where it is published
 //	KUBELET/plugins/kubernetes.io/csi/DRIVER/HASH/globalmount   where it is staged, once for all pods of the node
+//	KUBELET/plugins/kubernetes.io/iscsi/INTERFACE/TARGET/lun-N   where such a disk is mounted, once for all pods of the node;
+//	                                 target.json beside it says what was done to log in
 //	KUBELET/plugins/kubernetes.io/csi/volumeDevices/publish/PV/UID, staging/PV   both of these, of a block device
 //
 // The last ones are kubelet's, since drivers know them. A record names them: one of a release with other paths is kept
@@ -39,6 +42,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/volume/iscsi"
 	"keelson.dev/keelson/agent/volume/nfs"
 	"keelson.dev/keelson/csi"
 	"keelson.dev/keelson/internal/keylock"
@@ -58,6 +62,7 @@ type Config struct {
 	// now; nil: never.
 	Fenced func() bool
 	NFS    nfs.Node
+	ISCSI  iscsi.Node
 	Log    *slog.Logger // may be nil
 }
 
@@ -148,6 +153,12 @@ func (v *Volumes) mount(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (agent
 		return v.csi(ctx, pod, vol.Name, inline(pod, vol))
 	case vol.NFS != nil:
 		return v.nfs(ctx, pod, vol.Name, nfs.Volume{Server: vol.NFS.Server, Path: vol.NFS.Path, ReadOnly: vol.NFS.ReadOnly})
+	case vol.ISCSI != nil:
+		s, err := inlineISCSI(pod, vol.Name, vol.ISCSI)
+		if err != nil {
+			return agent.Mount{}, err
+		}
+		return v.iscsi(ctx, pod, vol.Name, s)
 	case sourceless(vol):
 		return v.emptyDir(pod, vol) // the API's default
 	}
@@ -186,6 +197,9 @@ func (v *Volumes) UnmountAll(ctx context.Context, pod types.UID) error {
 	}
 	dir := v.podDir(pod)
 	if err := v.releaseCSI(ctx, pod); err != nil {
+		return fmt.Errorf("removing volumes of pod %s: %w", pod, err)
+	}
+	if err := v.releaseISCSI(ctx, pod); err != nil {
 		return fmt.Errorf("removing volumes of pod %s: %w", pod, err)
 	}
 	if err := v.sweepCSI(pod); err != nil {

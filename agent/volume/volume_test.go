@@ -33,7 +33,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if !remote.Main() && !writes() {
+	if !remote.Main() && !writes() && !agentKilled() {
 		privatemounts.Main(m)
 	}
 }

@@ -78,11 +78,18 @@ func claimReferences(c *v1.PersistentVolumeClaim) []key {
 }
 
 func volumeReferences(v *v1.PersistentVolume) []key {
+	var r refSet
+	if d := v.Spec.ISCSI; d != nil && d.SecretRef != nil && (d.DiscoveryCHAPAuth || d.SessionCHAPAuth) {
+		namespace := d.SecretRef.Namespace
+		if namespace == "" && v.Spec.ClaimRef != nil {
+			namespace = v.Spec.ClaimRef.Namespace
+		}
+		r.add(kindSecret, namespace, d.SecretRef.Name)
+	}
 	csi := v.Spec.CSI
 	if csi == nil {
-		return nil
+		return r.list
 	}
-	var r refSet
 	r.add(kindCSIDriver, "", csi.Driver)
 	for _, s := range []*v1.SecretReference{csi.NodeStageSecretRef, csi.NodePublishSecretRef, csi.NodeExpandSecretRef} {
 		if s != nil {

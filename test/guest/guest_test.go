@@ -30,8 +30,10 @@ var networkTests = flag.String("guest.network", "^Test(KernelWithoutWireGuard|En
 // those that need project quotas.
 var localTests = flag.String("guest.local", "^Test(VolumesGrow|BlockDevice|SizeIsKeptTo|ProjectQuotas|QuotasGone|SanityOfQuotas)$", "tests of csi/local to run in the guest")
 
-// volumeTests are those of agent/volume that need a kernel which serves NFS.
-var volumeTests = flag.String("guest.volume", "^Test(FoldersOfAServer|ServersThat.*|ServersOfVersionThree)$", "tests of agent/volume to run in the guest")
+// volumeTests are those of agent/volume that need a kernel which serves NFS, or is an iSCSI target in the machine's first
+// network namespace.
+var volumeTests = flag.String("guest.volume", "^Test(FoldersOfAServer|ServersThat.*|ServersOfVersionThree|DisksOfATarget|DisksThatAre.*|DisksAs.*|TargetsThat.*|"+
+	"InitiatorsAndPortals|SessionsOfOthers|AgentsThatAreKilled|PortalsThat.*)$", "tests of agent/volume to run in the guest")
 
 var insideTests = flag.String("guest.inside", ".", "tests of test/guest/inside to run in the guest")
 
@@ -73,13 +75,35 @@ func build(t *testing.T, out string, args ...string) {
 // modules are what the runtime, the pod network and the Service rules need of a kernel: here nobody loads them on demand.
 var modules = []string{"overlay", "veth", "bridge", "br_netfilter", "nf_tables", "nf_conntrack_netlink", "nft_chain_nat", "nft_nat", "nft_masq", "nft_ct",
 	"nft_numgen", "nft_reject_ipv4", "nft_reject_inet", "nft_fib_inet", "nft_redir", "nft_limit", "nft_hash", "wireguard", "loop", "ext4",
-	"quota_v2", "xfs", "nfsv3", "nfsv4", "nfsd"}
+	"quota_v2", "xfs", "nfsv3", "nfsv4", "nfsd", "sd_mod", "iscsi_tcp", "target_core_file", "iscsi_target_mod"}
 
 // tools are programs of the host that go into the guest, with their libraries.
-var tools = []string{"nft", "nsenter", "unshare", "mount", "umount", "hostname", "mkfs.ext4", "mkfs.xfs", "e2fsck", "resize2fs"}
+var tools = []string{"nft", "nsenter", "unshare", "mount", "umount", "hostname", "mkfs.ext4", "mkfs.xfs", "e2fsck", "resize2fs", "blkid", "fsck.ext4"}
 
 // fileTools are what files are served with by NFS version 3. Where they are missing its test is skipped.
 var fileTools = []string{"rpcbind", "rpc.mountd", "rpc.statd", "exportfs", "mount.nfs"}
+
+// diskTools are what targets are logged in to with. Where they are missing its tests are skipped.
+var diskTools = []string{"iscsid", "iscsiadm"}
+
+// servesDisks tells tests in the guest whether its kernel can be an iSCSI target, and whether there is what logs in to it, so that
+// the tests which need it are not skipped.
+func (m *machine) servesDisks(t *testing.T) []string {
+	t.Helper()
+	for _, module := range []string{"iscsi_target_mod", "target_core_file", "iscsi_tcp"} {
+		if m.kernel.modules[module] == "" {
+			t.Logf("the kernel of the guest has no %s", module)
+			return nil
+		}
+	}
+	for _, tool := range diskTools {
+		if err := m.addTool(tool); err != nil {
+			t.Log(err)
+			return nil
+		}
+	}
+	return []string{"KEELSON_NEEDS_ISCSI=1"}
+}
 
 // addFileTools adds fileTools, and which networks there are, as their library reads it.
 func (m *machine) addFileTools(t *testing.T) {
@@ -135,7 +159,7 @@ func TestGuest(t *testing.T) {
 		{Name: "network", Args: []string{"/guest/network.test", "-test.v", "-test.timeout=230s", "-test.run", *networkTests}, Seconds: 240,
 			Env: []string{"KEELSON_CNI_BIN=/opt/keelson/cni", "KEELSON_NEEDS_WIREGUARD=1"}},
 		{Name: "local volumes", Args: []string{"/guest/local.test", "-test.v", "-test.run", *localTests}, Seconds: 180, Env: []string{"KEELSON_NEEDS_QUOTAS=1"}},
-		{Name: "volumes", Args: []string{"/guest/volume.test", "-test.v", "-test.run", *volumeTests}, Seconds: 240, Env: k.servesFiles()},
+		{Name: "volumes", Args: []string{"/guest/volume.test", "-test.v", "-test.run", *volumeTests}, Seconds: 360, Env: append(k.servesFiles(), m.servesDisks(t)...)},
 		{Name: "inside", Args: []string{"/guest/inside.test", "-test.v", "-test.run", *insideTests}, Seconds: 540, Env: k.servesFiles()},
 		{Name: "oci", Args: []string{"/guest/oci.test", "-test.v", "-test.run", *ociTests}, Env: []string{"KEELSON_OCI_BIN=/opt/keelson"}, Seconds: 360},
 	}

@@ -1,6 +1,7 @@
-// Package remote mounts and unmounts file systems whose server may not answer. The kernel waits for such a server for as
-// long as it likes, and only the end of the process that asked ends that wait: so each call is made by a process of its
-// own, which can be ended, and left where even that does not help. Who calls waits no longer than its context lasts.
+// Package remote mounts and unmounts file systems whose server may not answer, those on disks of a server among them. The kernel
+// waits for such a server for as long as it likes, and only the end of the process that asked ends that wait: so each call
+// is made by a process of its own, which can be ended, and left where even that does not help. Who calls waits no longer
+// than its context lasts.
 //
 // The process is this program again: its main function calls Main first.
 package remote
@@ -21,6 +22,8 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"keelson.dev/keelson/agent/volume/disk"
 )
 
 // Command is the only argument of a process that makes one call.
@@ -41,9 +44,14 @@ type (
 		Mount
 		Unmount bool `json:"unmount,omitempty"`
 		Apart   bool `json:"apart,omitempty"` // in a mount namespace of its own, which ends with the process
+		// Disk is mounted, and may be given a file system and mended first.
+		Disk *disk.Mount `json:"disk,omitempty"`
+		// Text is written to Target, a file of the kernel's.
+		Text string `json:"text,omitempty"`
 	}
 	answer struct {
 		Errno syscall.Errno `json:"errno"`
+		Said  string        `json:"said,omitempty"` // of errors that say more than a number
 	}
 )
 
@@ -58,9 +66,17 @@ func Main() bool {
 		os.Exit(1)
 	}
 	var err error
-	if c.Unmount {
+	switch {
+	case c.Disk != nil:
+		if err := c.Disk.Do(context.Background()); err != nil { // it is ended from outside
+			_ = json.NewEncoder(os.Stdout).Encode(answer{Said: err.Error()})
+			return true
+		}
+	case c.Text != "":
+		err = write(c.Target, c.Text)
+	case c.Unmount:
 		err = unix.Unmount(c.Target, int(c.Flags))
-	} else {
+	default:
 		err = unix.Mount(c.Source, c.Target, c.Type, c.Flags, c.Data)
 	}
 	var a answer
@@ -99,6 +115,62 @@ func (m Mount) Do(ctx context.Context) error {
 		}
 	}
 	return err
+}
+
+// Disk mounts the file system on a block device whose server may not answer, as disk.Mount does.
+func Disk(ctx context.Context, m disk.Mount) error {
+	if _, busy := stuck.Load(m.Dir); busy {
+		return fmt.Errorf("mounting at %s: %w", m.Dir, ErrStuck)
+	}
+	err := ask(ctx, call{Mount: Mount{Target: m.Dir}, Disk: &m})
+	if ctx.Err() != nil && err != nil {
+		if is, merr := mounted(m.Dir); is || merr != nil {
+			return errors.Join(err, merr, UnmountWhole(context.WithoutCancel(ctx), m.Dir))
+		}
+	}
+	return err
+}
+
+// Write writes a text to a file of the kernel's that it may take its time to read.
+func Write(ctx context.Context, file, text string) error {
+	if _, busy := stuck.Load(file); busy {
+		return fmt.Errorf("writing to %s: %w", file, ErrStuck)
+	}
+	if err := ask(ctx, call{Mount: Mount{Target: file}, Text: text}); err != nil {
+		return fmt.Errorf("writing to %s: %w", file, err)
+	}
+	return nil
+}
+
+func write(file, text string) error {
+	fd, err := unix.Open(file, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	_, err = unix.Write(fd, []byte(text))
+	return err
+}
+
+// UnmountWhole takes away a file system that is mounted nowhere else, and returns when the kernel has written all of it: before
+// that its disk must not be taken away. The error says where it is in use or is waited for still; it may be asked again.
+func UnmountWhole(ctx context.Context, target string) error {
+	if _, busy := stuck.Load(target); busy {
+		return fmt.Errorf("unmounting %s: %w", target, ErrStuck)
+	}
+	bounded, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	err := ask(bounded, call{Mount: Mount{Target: target, Flags: unix.UMOUNT_NOFOLLOW}, Unmount: true})
+	switch is, merr := mounted(target); {
+	case err == nil, errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT):
+		if is || merr != nil {
+			return errors.Join(fmt.Errorf("something is mounted at %s still", target), merr)
+		}
+		return nil
+	case errors.Is(err, unix.EBUSY):
+		return fmt.Errorf("unmounting %s: a process of the node uses it: %w", target, err)
+	}
+	return fmt.Errorf("unmounting %s: what was written to it has not come to its server yet, for which the kernel waits a while: %w", target, err)
 }
 
 // patience is how long a server is waited for when a file system of it is unmounted, to which the kernel may yet have
@@ -154,6 +226,9 @@ func ask(ctx context.Context, c call) error {
 	if c.Apart {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS} // and what it mounts is seen by nobody
 	}
+	if c.Disk != nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // nothing comes of which nobody knows
+	}
 	out, err := Run(ctx, cmd, c.Target)
 	if err != nil {
 		return err
@@ -162,8 +237,11 @@ func ask(ctx context.Context, c call) error {
 	if err := json.Unmarshal(out, &a); err != nil {
 		return fmt.Errorf("what %s answered: %w", Command, err)
 	}
-	if a.Errno != 0 {
+	switch {
+	case a.Errno != 0:
 		return a.Errno
+	case a.Said != "":
+		return errors.New(a.Said)
 	}
 	return nil
 }

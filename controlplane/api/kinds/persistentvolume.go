@@ -26,6 +26,9 @@ func persistentVolumeKind() *api.Kind {
 		if h := v.Spec.HostPath; h != nil {
 			setDefaultPtr(&h.Type, corev1.HostPathUnset)
 		}
+		if d := v.Spec.ISCSI; d != nil {
+			setDefault(&d.ISCSIInterface, "default")
+		}
 		roundResources(v.Spec.Capacity)
 	})
 	hasStatus(k, func(o *corev1.PersistentVolume) *corev1.PersistentVolumeStatus { return &o.Status }, halves[*corev1.PersistentVolume]{
@@ -100,7 +103,7 @@ func validatePersistentVolume(v *corev1.PersistentVolume) field.ErrorList {
 	if c := v.Spec.StorageClassName; c != "" {
 		errs = append(errs, invalid(spec.Child("storageClassName"), c, validation.NameIsDNSSubdomain(c, false))...)
 	}
-	errs = append(errs, validatePVSource(&v.Spec, spec)...)
+	errs = append(errs, validatePVSource(&v.Spec, v.Name, spec)...)
 	if a := v.Spec.NodeAffinity; a != nil {
 		at := spec.Child("nodeAffinity", "required")
 		if a.Required == nil {
@@ -112,7 +115,7 @@ func validatePersistentVolume(v *corev1.PersistentVolume) field.ErrorList {
 	return errs
 }
 
-func validatePVSource(s *corev1.PersistentVolumeSpec, spec *field.Path) field.ErrorList {
+func validatePVSource(s *corev1.PersistentVolumeSpec, volume string, spec *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	n := countSet(s.PersistentVolumeSource)
 	switch {
@@ -142,13 +145,19 @@ func validatePVSource(s *corev1.PersistentVolumeSpec, spec *field.Path) field.Er
 	}
 	switch block := s.VolumeMode != nil && *s.VolumeMode == corev1.PersistentVolumeBlock; {
 	case len(s.MountOptions) == 0:
-	case s.CSI == nil && s.NFS == nil && s.Local == nil:
-		errs = append(errs, field.Forbidden(spec.Child("mountOptions"), "only local volumes and those of CSI drivers and NFS servers are mounted with options; leave the field out"))
+	case s.CSI == nil && s.NFS == nil && s.Local == nil && s.ISCSI == nil:
+		errs = append(errs, field.Forbidden(spec.Child("mountOptions"), "only local volumes and those of CSI drivers, NFS servers and iSCSI targets are mounted with options; leave the field out"))
 	case block && s.CSI == nil:
 		errs = append(errs, field.Forbidden(spec.Child("mountOptions"), "a volume with volumeMode Block is not mounted; leave the field out"))
 	}
 	if f := s.NFS; f != nil {
 		errs = append(errs, validateNFS(f, spec.Child("nfs"))...)
+	}
+	if d := s.ISCSI; d != nil {
+		errs = append(errs, validateISCSI(d, volume, spec.Child("iscsi"))...)
+		if (d.DiscoveryCHAPAuth || d.SessionCHAPAuth) && (d.SecretRef == nil || d.SecretRef.Name == "") {
+			errs = append(errs, field.Required(spec.Child("iscsi", "secretRef"), noSecret))
+		}
 	}
 	return errs
 }

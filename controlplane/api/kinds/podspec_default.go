@@ -157,6 +157,8 @@ func defaultVolume(v *corev1.VolumeSource) {
 	switch {
 	case v.HostPath != nil:
 		setDefaultPtr(&v.HostPath.Type, corev1.HostPathUnset)
+	case v.ISCSI != nil:
+		setDefault(&v.ISCSI.ISCSIInterface, "default")
 	case v.Secret != nil:
 		setDefaultPtr(&v.Secret.DefaultMode, DefaultFileMode)
 	case v.ConfigMap != nil:

@@ -176,7 +176,7 @@ func TestOtherValidation(t *testing.T) {
 	has(t, "local", judge[*corev1.PersistentVolume](t, "{metadata: {name: a}, spec: {accessModes: [ReadWriteOnce], capacity: {storage: 1Gi}, local: {path: /a}}}"),
 		"spec.nodeAffinity: Required value: Local volume requires node affinity")
 	has(t, "mount options", judge[*corev1.PersistentVolume](t, "{metadata: {name: a}, spec: {accessModes: [ReadWriteOnce], capacity: {storage: 1Gi}, hostPath: {path: /a}, mountOptions: [ro]}}"),
-		"spec.mountOptions: Forbidden: only local volumes and those of CSI drivers and NFS servers are mounted with options")
+		"spec.mountOptions: Forbidden: only local volumes and those of CSI drivers, NFS servers and iSCSI targets are mounted with options")
 	local := "{metadata: {name: a}, spec: {accessModes: [ReadWriteOnce], capacity: {storage: 1Gi}, local: {path: /a}, mountOptions: [ro], " +
 		"nodeAffinity: {required: {nodeSelectorTerms: [{matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [w1]}]}]}}, volumeMode: "
 	has(t, "options of a folder", judge[*corev1.PersistentVolume](t, local+"Filesystem}}"))

@@ -41,6 +41,9 @@ func validateVolumes(volumes []corev1.Volume, at *field.Path) (map[string]corev1
 		}
 		byName[v.Name] = v.VolumeSource
 		errs = append(errs, validateVolumeSource(&v.VolumeSource, here)...)
+		if d := v.ISCSI; d != nil {
+			errs = append(errs, validateInlineISCSI(d, v.Name, here.Child("iscsi"))...)
+		}
 	}
 	return byName, errs
 }

@@ -80,3 +80,34 @@ func TestClaimHints(t *testing.T) {
 		}
 	}
 }
+
+// disk gives a pod a disk of an iSCSI target.
+func disk(iqn string, lun int32, readOnly bool) func(*v1.Pod) {
+	return func(p *v1.Pod) {
+		p.Spec.Volumes = append(p.Spec.Volumes, v1.Volume{Name: "disk", VolumeSource: v1.VolumeSource{
+			ISCSI: &v1.ISCSIVolumeSource{TargetPortal: "192.0.2.1", IQN: iqn, Lun: lun, ReadOnly: readOnly}}})
+	}
+}
+
+// A disk of an iSCSI target is one pod's on a node, unless all read it only. F89
+func TestDisksOfTargets(t *testing.T) {
+	const none = "0/1 nodes are available: 1 node(s) had no available disk."
+	other := func(p *v1.Pod) { p.Spec.Volumes[0].ISCSI.TargetPortal = "192.0.2.2" }
+	for _, tt := range []placing{
+		{"nobody has it", pod(disk("iqn.a", 1, false)), []*framework.NodeInfo{node("a")}, "a"},
+		{"another pod writes to it", pod(disk("iqn.a", 1, false)), []*framework.NodeInfo{with(node("a"), pod(disk("iqn.a", 1, false)))}, none},
+		{"another reads it", pod(disk("iqn.a", 1, false)), []*framework.NodeInfo{with(node("a"), pod(disk("iqn.a", 1, true)))}, none},
+		{"this one reads it", pod(disk("iqn.a", 1, true)), []*framework.NodeInfo{with(node("a"), pod(disk("iqn.a", 1, false)))}, none},
+		{"by another portal", pod(disk("iqn.a", 1, false)), []*framework.NodeInfo{with(node("a"), pod(disk("iqn.a", 1, false), other))}, none},
+		{"both read it", pod(disk("iqn.a", 1, true)), []*framework.NodeInfo{with(node("a"), pod(disk("iqn.a", 1, true)))}, "a"},
+		{"another disk of the target", pod(disk("iqn.a", 1, false)), []*framework.NodeInfo{with(node("a"), pod(disk("iqn.a", 2, false)))}, "a"},
+		{"another target", pod(disk("iqn.a", 1, false)), []*framework.NodeInfo{with(node("a"), pod(disk("iqn.b", 1, false)))}, "a"},
+		{"on another node", pod(disk("iqn.a", 1, false)), []*framework.NodeInfo{with(node("a"), pod(disk("iqn.a", 1, false))), node("b")}, "b"},
+	} {
+		tt.run(t, newStorage())
+	}
+	plugin, waits := volumerestrictions.Plugin{}, pod(disk("iqn.a", 1, false))
+	if !plugin.MayHelp(framework.PodRemoved, waits, pod(disk("iqn.a", 1, true))) || plugin.MayHelp(framework.PodRemoved, waits, pod(disk("iqn.a", 2, false), elsewhere)) {
+		t.Error("who waits for a disk is woken by others than those who had it")
+	}
+}

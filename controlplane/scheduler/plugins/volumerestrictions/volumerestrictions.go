@@ -1,4 +1,5 @@
-// Package volumerestrictions keeps a claim with access mode ReadWriteOncePod to one pod in the whole cluster.
+// Package volumerestrictions keeps a claim with access mode ReadWriteOncePod to one pod in the whole cluster, and a disk of an
+// iSCSI target that pods name themselves to one pod of a node, unless all of them read it only.
 package volumerestrictions
 
 import (
@@ -14,9 +15,38 @@ import (
 // Name of the plugin.
 const Name = "VolumeRestrictions"
 
-var taken = framework.Refuse(Name, "node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode")
+var (
+	taken = framework.Refuse(Name, "node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode")
+	inUse = framework.Refuse(Name, "node(s) had no available disk")
+)
 
-// Plugin filters by claims of one pod.
+// wants is what is kept of a pod from one node to the next.
+type wants struct {
+	sole  []string // claims
+	disks []*v1.ISCSIVolumeSource
+}
+
+// disksOf are the disks of iSCSI targets that a pod names itself.
+func disksOf(pod *v1.Pod) []*v1.ISCSIVolumeSource {
+	var out []*v1.ISCSIVolumeSource
+	for i := range pod.Spec.Volumes {
+		if d := pod.Spec.Volumes[i].ISCSI; d != nil {
+			out = append(out, d)
+		}
+	}
+	return out
+}
+
+// conflict says that two pods of one node cannot have these disks. A disk is the same by whichever portal of its target.
+func conflict(mine, others []*v1.ISCSIVolumeSource) bool {
+	return slices.ContainsFunc(mine, func(a *v1.ISCSIVolumeSource) bool {
+		return slices.ContainsFunc(others, func(b *v1.ISCSIVolumeSource) bool {
+			return a.IQN == b.IQN && a.Lun == b.Lun && !(a.ReadOnly && b.ReadOnly)
+		})
+	})
+}
+
+// Plugin filters by claims of one pod, and by disks.
 type Plugin struct{ H *framework.Handle }
 
 // Name implements framework.Plugin.
@@ -36,18 +66,26 @@ func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]str
 			sole = append(sole, name)
 		}
 	}
-	if len(sole) == 0 {
+	disks := disksOf(c.Pod.Pod)
+	if len(sole) == 0 && len(disks) == 0 {
 		return nil, framework.SkipStatus
 	}
-	c.Put(Name, sole)
+	c.Put(Name, wants{sole, disks})
 	return nil, nil
 }
 
 // Filter implements framework.Filter. A pod of another node is in the way as well: to end pods of this node helps only
 // where they alone use the claim.
-func (p Plugin) Filter(_ context.Context, c *framework.Cycle, _ *framework.NodeInfo) *framework.Status {
-	sole, _ := c.Get(Name).([]string)
-	for _, name := range sole {
+func (p Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
+	w, _ := c.Get(Name).(wants)
+	if len(w.disks) > 0 {
+		for _, q := range n.Pods {
+			if conflict(w.disks, disksOf(q.Pod)) {
+				return inUse
+			}
+		}
+	}
+	for _, name := range w.sole {
 		uses := func(q *framework.PodInfo) bool {
 			return q.Pod.Namespace == c.Pod.Pod.Namespace && slices.Contains(q.Claims, name)
 		}
@@ -58,7 +96,8 @@ func (p Plugin) Filter(_ context.Context, c *framework.Cycle, _ *framework.NodeI
 	return nil
 }
 
-// MayHelp implements framework.Requeue: a user of one of the pod's claims has gone, or a claim has come.
+// MayHelp implements framework.Requeue: a user of one of the pod's claims or disks has gone, or a claim
+// has come.
 func (p Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
 	switch e {
 	case framework.PodRemoved:
@@ -67,7 +106,7 @@ func (p Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
 			return true
 		}
 		mine := framework.ClaimsOf(pod)
-		return gone.Namespace == pod.Namespace &&
+		return conflict(disksOf(pod), disksOf(gone)) || gone.Namespace == pod.Namespace &&
 			slices.ContainsFunc(framework.ClaimsOf(gone), func(name string) bool { return slices.Contains(mine, name) })
 	case framework.ClaimChanged:
 		c, ok := obj.(*v1.PersistentVolumeClaim)
