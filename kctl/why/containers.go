@@ -207,6 +207,9 @@ func missing(p *corev1.Pod, message string) []string {
 	if server, at := fileServer(message); server != "" {
 		return at(p, server)
 	}
+	if commands := iscsiTarget(p, message); commands != nil {
+		return commands
+	}
 	lower := strings.ToLower(message)
 	object := ""
 	for _, kind := range []string{"configmap ", "secret ", "persistentvolumeclaim "} {

@@ -42,3 +42,25 @@ func onNode(command string) func(*corev1.Pod, string) []string {
 		return []string{"on node " + p.Spec.NodeName + ": " + strings.ReplaceAll(command, "SERVER", server)}
 	}
 }
+
+// iscsiTarget is what to do about an iSCSI target of which a node says that it does not get a disk; nil where the message is of
+// something else.
+func iscsiTarget(p *corev1.Pod, message string) []string {
+	_, rest, ok := strings.Cut(message, ": iSCSI target ")
+	if !ok {
+		return nil
+	}
+	switch {
+	case strings.Contains(rest, "iscsiadm is not on this node"):
+		return onNode("apt-get install open-iscsi   # or iscsi-initiator-utils")(p, "")
+	case strings.Contains(rest, "iscsid does not run"):
+		return onNode("systemctl enable --now iscsid")(p, "")
+	case strings.Contains(rest, "has no iSCSI initiator"):
+		return onNode("modprobe iscsi_tcp")(p, "")
+	case strings.Contains(rest, "authentication failed"):
+		return []string{kctl(p, "describe pod %s   # its volume's secretRef", p.Name)}
+	case strings.Contains(rest, "this node's initiator"):
+		return onNode("cat /etc/iscsi/initiatorname.iscsi   # whom the target lets in")(p, "")
+	}
+	return onNode("iscsiadm -m session -P 3   # which sessions and disks there are")(p, "")
+}

@@ -6,7 +6,6 @@
 package iscsitest
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -231,20 +230,26 @@ func Records(t testing.TB) []string {
 	return files
 }
 
-// Seen looks at the arguments of all processes until it is stopped, and returns those that had a text in them.
-func Seen(stop <-chan struct{}, text string) (where string) {
-	for {
-		files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-		for _, f := range files {
-			if b, err := os.ReadFile(f); err == nil && bytes.Contains(b, []byte(text)) {
-				where = strings.ReplaceAll(string(b), "\x00", " ")
-			}
+// Arguments has what iscsiadm is called with from now on written down, and returns how to read it.
+func Arguments(t *testing.T) (read func() string) {
+	t.Helper()
+	real, err := exec.LookPath("iscsiadm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	log := filepath.Join(dir, "log")
+	script := fmt.Sprintf("#!/bin/sh\necho \"$@\" >> %s\nexec %s \"$@\"\n", log, real)
+	if err := os.WriteFile(filepath.Join(dir, "iscsiadm"), []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	return func() string {
+		b, err := os.ReadFile(log)
+		if err != nil {
+			t.Error(err)
 		}
-		select {
-		case <-stop:
-			return where
-		case <-time.After(time.Millisecond):
-		}
+		return string(b)
 	}
 }
 
