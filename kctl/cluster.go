@@ -99,9 +99,9 @@ func tokenCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 	create.Flags().IntVar(&q.Uses, "uses", 0, "how many may join with it (default 1, or one per name)")
 	create.Flags().StringSliceVar(&q.Names, "names", nil, "names of those who may join with it (default: any)")
 	create.Flags().BoolVar(&q.Replace, "replace", false, "let it take over Nodes of these names that exist")
-	c := &cobra.Command{Use: "token", Short: "Join tokens", Example: create.Example}
+	c := &cobra.Command{Use: "token", Short: "Join tokens", Example: create.Example + "\n  kctl cluster token list\n  kctl cluster token delete prv72v"}
 	flagWords(create, "role", fixed("node", "controlplane"))
-	return group(c, create)
+	return group(c, create, tokenListCommand(f, streams), tokenDeleteCommand(f, streams))
 }
 
 // ask calls a path of the API that is not a resource.

@@ -1,0 +1,200 @@
+package kctl
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	cmdutil "k8s.io/kubectl/pkg/cmd/util"
+)
+
+// A join token is known by a Secret, as controlplane/pki writes it: of the token itself it has the ID and a hash.
+const (
+	tokenSecrets     = "bootstrap-token-" // + ID, in kube-system
+	tokenSecretsType = "keelson.dev/join-token"
+)
+
+// tokenRow is a token in a list.
+type tokenRow struct {
+	ID      string   `json:"id"`
+	Role    string   `json:"role"`
+	Used    string   `json:"used"`
+	Uses    string   `json:"uses"`
+	Names   []string `json:"names,omitempty"` // none: any
+	Replace bool     `json:"replace,omitempty"`
+	Expires string   `json:"expires"`
+	Expired bool     `json:"expired"`
+	Joined  []string `json:"joined,omitempty"`
+	Note    string   `json:"description,omitempty"`
+}
+
+// rowOf reads what a Secret says of its token. What it does not say is left empty: it is the control plane that judges it.
+func rowOf(s *v1.Secret, now time.Time) tokenRow {
+	text := func(key string) string { return string(s.Data[key]) }
+	r := tokenRow{ID: strings.TrimPrefix(s.Name, tokenSecrets), Used: text("used"), Uses: text("uses"), Replace: text("replace") == "true",
+		Expires: text("expiration"), Note: text("description")}
+	for _, role := range []string{"node", "controlplane"} {
+		if text("usage-"+role) == "true" {
+			r.Role = role
+		}
+	}
+	at, err := time.Parse(time.RFC3339, r.Expires)
+	r.Expired = err != nil || !now.Before(at)
+	if names := text("names"); names != "" {
+		r.Names = strings.Split(names, ",")
+	}
+	for line := range strings.Lines(text("used-by")) {
+		name, _, _ := strings.Cut(strings.TrimSpace(line), "/")
+		r.Joined = append(r.Joined, name)
+	}
+	return r
+}
+
+func tokenListCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	var output *string
+	c := &cobra.Command{
+		Use:   "list",
+		Short: "Show which tokens there are, what is left of each, and who joined with it",
+		Long: "Show which join tokens there are, what is left of each, and who joined with it. The tokens themselves are known to\n" +
+			"nobody but who made them: the cluster has a hash.",
+		Example: "  kctl cluster token list\n  kctl cluster token list -o json",
+		Args:    cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			cs, err := f.KubernetesClientSet()
+			if err != nil {
+				return err
+			}
+			rows := []tokenRow{}
+			for o := (metav1.ListOptions{FieldSelector: "type=" + tokenSecretsType, Limit: mostRead}); ; {
+				page, err := cs.CoreV1().Secrets(metav1.NamespaceSystem).List(context.Background(), o)
+				if err != nil {
+					return err
+				}
+				for i := range page.Items {
+					rows = append(rows, rowOf(&page.Items[i], time.Now()))
+				}
+				if o.Continue = page.Continue; o.Continue == "" {
+					break
+				}
+			}
+			if done, err := printJSON(streams.Out, *output, rows); done {
+				return err
+			}
+			return printTokens(streams.Out, rows)
+		},
+	}
+	output = outputFlag(c)
+	return c
+}
+
+// printTokens writes a table: those that can still be used first, the first to end on top.
+func printTokens(w io.Writer, rows []tokenRow) error {
+	if len(rows) == 0 {
+		_, err := fmt.Fprintln(w, "there are no join tokens: 'kctl cluster token create' makes one")
+		return err
+	}
+	slices.SortFunc(rows, func(a, b tokenRow) int {
+		if a.Expired != b.Expired {
+			if b.Expired {
+				return -1
+			}
+			return 1
+		}
+		return strings.Compare(a.Expires+a.ID, b.Expires+b.ID)
+	})
+	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
+	fmt.Fprintln(t, "ID\tROLE\tUSED\tEXPIRES\tNAMES\tJOINED\tDESCRIPTION")
+	dash := func(s string) string {
+		if s == "" {
+			return "-"
+		}
+		return s
+	}
+	for _, r := range rows {
+		names := strings.Join(r.Names, ",")
+		if names == "" {
+			names = "any"
+		}
+		if r.Replace {
+			names += " (also Nodes that exist)"
+		}
+		expires := dash(r.Expires)
+		if r.Expired {
+			expires += " (expired)"
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s of %s\t%s\t%s\t%s\t%s\n", r.ID, dash(r.Role), dash(r.Used), dash(r.Uses), expires, names,
+			dash(few(r.Joined)), dash(r.Note))
+	}
+	return t.Flush()
+}
+
+// few is the last of many names.
+func few(names []string) string {
+	const shown = 5
+	if len(names) <= shown {
+		return strings.Join(names, ",")
+	}
+	return fmt.Sprintf("%s, and %d before", strings.Join(names[len(names)-shown:], ","), len(names)-shown)
+}
+
+func tokenDeleteCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+	return &cobra.Command{
+		Use:   "delete ID...",
+		Short: "Make tokens good for nothing; who joined with them stays",
+		Long: "Make tokens good for nothing, by their ID or as they were printed. Who joined with them stays: 'kctl cluster revoke' is for\n" +
+			"nodes, and 'kctl cluster member remove' for replicas.",
+		Example: "  kctl cluster token delete prv72v",
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			cs, err := f.KubernetesClientSet()
+			if err != nil {
+				return err
+			}
+			secrets := cs.CoreV1().Secrets(metav1.NamespaceSystem)
+			ids := make([]string, len(args))
+			for i, arg := range args { // all of them are there before one is deleted
+				if ids[i], err = tokenID(arg); err != nil {
+					return err
+				}
+				s, err := secrets.Get(context.Background(), tokenSecrets+ids[i], metav1.GetOptions{})
+				if apierrors.IsNotFound(err) || err == nil && s.Type != tokenSecretsType {
+					return fmt.Errorf("there is no join token %q: 'kctl cluster token list' shows which there are", ids[i])
+				} else if err != nil {
+					return err
+				}
+			}
+			for _, id := range ids {
+				if err := secrets.Delete(context.Background(), tokenSecrets+id, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+					return err
+				}
+				fmt.Fprintf(streams.Out, "token %s is deleted: nobody joins with it any more\n", id)
+			}
+			return nil
+		},
+	}
+}
+
+// tokenID is the ID of a token that is named by it or given whole. What is wrong is told without what may be a secret.
+func tokenID(arg string) (string, error) {
+	id := arg
+	if strings.Contains(arg, ".") { // keelson1.ROLE.ID.SECRET.PIN
+		parts := strings.Split(arg, ".")
+		if len(parts) != 5 || parts[0] != "keelson1" {
+			return "", fmt.Errorf("this is no join token: want the ID of one, as 'kctl cluster token list' shows it, or the whole of it")
+		}
+		id = parts[2]
+	}
+	if id == "" || len(id) > 32 || strings.ContainsFunc(id, func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') }) {
+		return "", fmt.Errorf("this is no ID of a join token: want small letters and digits, as 'kctl cluster token list' shows them")
+	}
+	return id, nil
+}
