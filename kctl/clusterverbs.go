@@ -49,6 +49,12 @@ func printStatus(w io.Writer, s api.ClusterStatus) error {
 	if made := backupsMade(s.Members, time.Now()); made != "" {
 		fmt.Fprintf(t, "backups\t%s\n", made)
 	}
+	if a := s.Autopilot; a != nil {
+		fmt.Fprintf(t, "autopilot\treplaces a voter that has not answered for %s; %s\n", time.Duration(a.After)*time.Millisecond, a.State)
+		for _, d := range a.Done {
+			fmt.Fprintf(t, "\t%s has the vote of %s since %s\n", d.Standby, d.Dead, stamp(d.At))
+		}
+	}
 	if len(s.Alarms) == 0 {
 		fmt.Fprintf(t, "alarms\tnone\n")
 	}
@@ -147,6 +153,8 @@ func role(m api.ClusterMember) string {
 		return "leader"
 	case m.Voter:
 		return "follower"
+	case m.Standby:
+		return "standby"
 	}
 	return "learner"
 }

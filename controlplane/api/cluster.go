@@ -78,6 +78,9 @@ type ClusterStatus struct {
 	// Schedulers are the schedulerNames that the leader's scheduler serves; none where it is of a release that does not say.
 	Schedulers []string `json:"schedulers,omitempty"`
 
+	// Autopilot is what the leader says of the replacement of dead replicas; nil where it is not asked, or does not do that.
+	Autopilot *ClusterAutopilot `json:"autopilot,omitempty"`
+
 	Alarms  []ClusterAlarm  `json:"alarms"`
 	Members []ClusterMember `json:"members"`
 }
@@ -95,11 +98,26 @@ type ClusterPart struct {
 	Error string `json:"error"`
 }
 
+// ClusterAutopilot says how standbys take the places of voters that are dead.
+type ClusterAutopilot struct {
+	After   int64             `json:"afterMs"` // for how long a voter has to be silent
+	State   string            `json:"state"`   // what is done, or why nothing is
+	Blocked int64             `json:"blockedSinceUnixMs,omitempty"` // since when somebody is to be replaced and cannot be
+	Done    []ClusterReplaced `json:"done,omitempty"` // the last ones, oldest first
+}
+
+// ClusterReplaced is a voter that was replaced.
+type ClusterReplaced struct {
+	Dead    string `json:"dead"`
+	Standby string `json:"standby"` // who has its vote since
+	At      int64  `json:"atUnixMs"`
+}
+
 // ClusterMember is one replica.
 type ClusterMember struct {
 	Name    string `json:"name"`
 	Address string `json:"address"` // for the other replicas
-	Voter   bool   `json:"voter"`   // false for one that is catching up
+	Voter   bool   `json:"voter"`   // false for one that is catching up, and for a standby
 	Leader  bool   `json:"leader"`
 	Ready   string `json:"ready"` // "yes" or why not
 
@@ -116,6 +134,8 @@ type ClusterMember struct {
 	Watchers int    `json:"watchers,omitempty"`
 	// FeatureLevel is the highest that its release understands.
 	FeatureLevel uint32 `json:"featureLevel,omitempty"`
+	// Standby says that it has no vote and waits for that of a replica that dies.
+	Standby bool `json:"standby,omitempty"`
 	// Backups are those that it makes by itself; nil when it makes none, or is of a release that makes none.
 	Backups *ClusterMemberBackups `json:"backups,omitempty"`
 }
@@ -142,6 +162,8 @@ type ClusterAlarm struct {
 type ClusterJoin struct {
 	Name    string `json:"name"`
 	Address string `json:"address"` // host:port of its peer listener
+	// Standby asks for it without a vote. A release that knows no standbys refuses the field.
+	Standby bool `json:"standby,omitempty"`
 }
 
 // ClusterStepDown hands the leadership over, to a certain replica or to the best one.

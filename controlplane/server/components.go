@@ -77,6 +77,8 @@ func memberStatus(name string, m api.ClusterMember, leader string) corev1.Compon
 		return component(name, corev1.ConditionFalse, "", fmt.Sprintf("%s is not ready: %s", who, strings.TrimPrefix(m.Ready, "no: ")))
 	case leader == "":
 		return component(name, corev1.ConditionFalse, "", who+" knows of no leader")
+	case m.Standby:
+		return component(name, corev1.ConditionTrue, "ok: "+who+" is a standby without a vote", "")
 	case !m.Voter:
 		return component(name, corev1.ConditionTrue, "ok: "+who+" is catching up and has no vote yet", "")
 	case m.Leader:

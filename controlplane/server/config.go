@@ -41,6 +41,11 @@ type Config struct {
 	AdmissionConfig string
 	// SchedulerConfig is a KubeSchedulerConfiguration; "" = none. All replicas should be given the same.
 	SchedulerConfig string
+	// Standby is of Join: this replica becomes a member without a vote, which gets that of a replica that dies.
+	Standby bool
+	// ReplaceDeadAfter is for how long a voter has to be silent for a standby to take its place; 0 = that is never done.
+	// All replicas should be given the same.
+	ReplaceDeadAfter time.Duration
 	// RebalanceInterval is how long at least is between two pods that are moved on request; 0 = a minute.
 	RebalanceInterval time.Duration
 	// EntryImage is the image of the proxies that serve Ingresses and Gateways; "" = keelson.dev/entry:dev. All replicas should be given the same.
@@ -122,6 +127,7 @@ const (
 	peersFile    = "peers.json"         // on a replica that is to become a member: whom to ask for it
 	membersFile  = "members.json"       // who was a member last, for a replica that has to be rebuilt
 	storeFile    = "store.json"         // what was chosen for the disk of the store
+	standbyFile  = "standby.json"       // on a replica that joined without a vote, until it gets one
 	levelFile    = "feature-level.json" // the level of what is stored, as this replica knows it
 	lockFile     = "lock"               // held by the program that uses the folder
 	adminFile    = "admin.kubeconfig"

@@ -239,5 +239,10 @@ func keepJoined(c Config, a *fleetv1.EnrollReplicaResponse) error {
 	if err := writeJSON(filepath.Join(c.DataDir, peersFile), peers); err != nil {
 		return err
 	}
+	if c.Standby {
+		if err := writeJSON(filepath.Join(c.DataDir, standbyFile), standbyRecord{Version: standbyVersion}); err != nil {
+			return err
+		}
+	}
 	return writeJSON(filepath.Join(c.DataDir, clusterFile), cluster)
 }

@@ -112,7 +112,7 @@ func (r *Replica) becomeMember(ctx context.Context) error {
 		if err := r.knowBefore(peers); err != nil {
 			return err
 		}
-		body, err := json.Marshal(api.ClusterJoin{Name: r.cfg.Name, Address: at(r.cfg.Advertise, r.cluster.PeerPort)})
+		body, err := json.Marshal(api.ClusterJoin{Name: r.cfg.Name, Address: at(r.cfg.Advertise, r.cluster.PeerPort), Standby: r.standby.Load()})
 		if err != nil {
 			return err
 		}
@@ -209,6 +209,7 @@ func (r *Replica) keepMembers(ctx context.Context) error {
 		for _, m := range r.store.Status().Members {
 			now[m.ID] = m.Address
 		}
+		r.noteVote()
 		// Only a list that this replica is on tells whom to ask.
 		if _, mine := now[r.cfg.Name]; mine && !maps.Equal(now, written) {
 			if err := writeJSON(filepath.Join(r.cfg.DataDir, membersFile), now); err != nil {

@@ -247,29 +247,38 @@ func (r *Replica) serveMembers(w http.ResponseWriter, req *http.Request, d *deed
 	}
 	ctx, cancel := context.WithTimeout(req.Context(), changeTimeout)
 	defer cancel()
-	if err := r.store.AddMember(ctx, q.Name, q.Address); err != nil {
+	add := r.store.AddMember
+	if q.Standby {
+		d.more = append(d.more, "standby", true)
+		add = r.store.AddLearner
+	}
+	if err := add(ctx, q.Name, q.Address); err != nil {
 		refuseStore(w, err)
 		return
 	}
 	answer(w, q)
 }
 
-// serveMember answers DELETE /cluster/members/NAME. The leader refuses what
+// serveMember answers GET /cluster/members/NAME, which tells a replica whether it is a member, and DELETE. The leader refuses what
 // would cost the group its majority: then nothing could be written any more,
 // not even the removal itself.
 func (r *Replica) serveMember(w http.ResponseWriter, req *http.Request, d *deed) {
 	name := strings.TrimPrefix(req.URL.Path, api.PathClusterMembers+"/")
 	d.object = name
-	if !only(w, req, http.MethodDelete) {
+	if !only(w, req, http.MethodDelete, http.MethodGet) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(req.Context(), changeTimeout)
 	defer cancel()
+	if req.Method == http.MethodGet {
+		r.tellMember(ctx, w, name)
+		return
+	}
 	member := slices.ContainsFunc(r.store.Status().Members, func(m raftstore.Member) bool { return m.ID == name })
 	if member && api.CallerOf(req.Context()).User.Name != replicaUser+name { // one that leaves to be taken in anew keeps its disk
 		// Before it goes: this replica may be the one, and writes nothing any more then. Nothing is told of who stays after all.
 		note, cancel := context.WithTimeout(ctx, noteTimeout)
-		err := r.noteRemoved(note, name, r.keys.all(), time.Now())
+		err := r.noteRemoved(note, name, "", r.keys.all(), time.Now())
 		cancel()
 		if err != nil {
 			r.log.Error("that a removed member has had the keys is not written down", "member", name, "err", err)

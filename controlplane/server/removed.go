@@ -19,7 +19,8 @@ import (
 const (
 	removedKey     = api.StorageRoot + "keelson.dev/removed-members"
 	removedVersion = 1
-	maxRemoved     = 64 // of whom something is told; the oldest go first
+	maxRemoved     = 64  // of whom something is told; the oldest go first
+	maxRemovedWhy  = 512 // bytes of why one was removed
 	// noteTimeout leaves the removal itself most of its time, where nothing can be written.
 	noteTimeout = 2 * time.Second
 )
@@ -34,6 +35,7 @@ type removedMember struct {
 	Name string              `json:"name"`
 	At   int64               `json:"atUnixMs"`
 	Keys map[string][]string `json:"keys"` // ids by kind
+	Why  string              `json:"why,omitempty"`
 }
 
 func (r *Replica) storedRemoved(ctx context.Context) (rec removedMembers, at raftstore.Revision, err error) {
@@ -51,13 +53,13 @@ func (r *Replica) storedRemoved(ctx context.Context) (rec removedMembers, at raf
 }
 
 // noteRemoved writes down that a replica that is about to be removed has had these keys. Asked for again, it is the last time that counts.
-func (r *Replica) noteRemoved(ctx context.Context, name string, had []api.ClusterKeyHeld, now time.Time) error {
+func (r *Replica) noteRemoved(ctx context.Context, name, why string, had []api.ClusterKeyHeld, now time.Time) error {
 	for {
 		rec, at, err := r.storedRemoved(ctx)
 		if err != nil || rec.Version > removedVersion {
 			return err
 		}
-		gone := removedMember{name, now.UnixMilli(), idsByKind(had)}
+		gone := removedMember{name, now.UnixMilli(), idsByKind(had), api.Clip(why, maxRemovedWhy)}
 		rec.Members = slices.DeleteFunc(rec.Members, func(m removedMember) bool {
 			return len(stillGood(m, had)) == 0 || m.Name == name && maps.EqualFunc(m.Keys, gone.Keys, slices.Equal)
 		})

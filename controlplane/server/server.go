@@ -90,6 +90,10 @@ type Replica struct {
 	auditLog *audit.Log
 	auditor  *audit.Auditor
 	pending  atomic.Bool // join tokens made with the cluster wait to be stored
+
+	standby atomic.Bool            // this replica waits for a vote (standby.go)
+	removed atomic.Pointer[string] // what the others say when it is a member no more
+	pilot   pilot                  // the leader's
 }
 
 // Run runs one replica until ctx ends.
@@ -135,6 +139,7 @@ func Run(ctx context.Context, cfg Config) error {
 		lifecycle.Part{Name: "store", Run: r.runStore},
 		lifecycle.Part{Name: "membership", Run: r.becomeMember},
 		lifecycle.Part{Name: "members", Run: r.keepMembers},
+		lifecycle.Part{Name: "removal", Run: r.hearRemoval},
 		lifecycle.Part{Name: "secrets", Run: r.secrets.Run},
 		lifecycle.Part{Name: "feature level", Run: r.level.Run},
 		lifecycle.Part{Name: "keys", Run: r.keys.Run},
@@ -260,6 +265,12 @@ func (r *Replica) wireStore(conf replica.Config, ln net.Listener) error {
 	conf.Listener, conf.ServerTLS, conf.ClientTLS = r.gate.listen(ln), r.gate.guard(authorities.Server()), authorities.Client()
 	r.level = &level{own: r.cfg.understands(), release: r.cfg.Version, folder: r.cfg.DataDir, log: r.log.With("part", "feature level")}
 	conf.FeatureLevel, conf.StoredLevel = r.level.own, r.level.applied
+	waits, err := r.cfg.joinedAsStandby()
+	if err != nil {
+		return err
+	}
+	r.standby.Store(waits)
+	conf.Standby = r.standby.Load
 	if r.store, err = replica.New(conf); err != nil {
 		return err
 	}
@@ -274,7 +285,7 @@ func (r *Replica) metrics() *prometheus.Registry {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), r.store.Collector(), r.restarts, r.queues)
 	reg.MustRegister(r.auditLog.Collectors()...)
-	reg.MustRegister(r.reloads, certificateMetrics{r}, keyMetrics{r})
+	reg.MustRegister(r.reloads, certificateMetrics{r}, keyMetrics{r}, pilotMetrics{r})
 	if r.backups != nil {
 		reg.MustRegister(r.backups.Collectors()...)
 	}
@@ -434,6 +445,9 @@ const servingCertificateLife = 30 * 24 * time.Hour
 
 // ready says why this replica should get no traffic.
 func (r *Replica) ready(context.Context) error {
+	if why := r.removed.Load(); why != nil {
+		return errors.New(*why)
+	}
 	if !r.store.Ready() {
 		return errors.New("the store has no leader or has not caught up")
 	}

@@ -50,6 +50,7 @@ func (r *Replica) clusterStatus(ctx context.Context, local bool) api.ClusterStat
 	out.Alarms = append(out.Alarms, rotationAlarms(*r.keys.seen.Load(), time.Now())...)
 	if s.Leader == r.cfg.Name {
 		out.Work, out.Failing = r.work.state()
+		out.Autopilot = r.pilot.state()
 	}
 	for _, m := range s.Members {
 		out.Members = append(out.Members, r.describeMember(m, s, time.Now()))
@@ -58,6 +59,7 @@ func (r *Replica) clusterStatus(ctx context.Context, local bool) api.ClusterStat
 		r.askMembers(ctx, &out)
 		out.Alarms = append(out.Alarms, tooOldAlarms(out)...)
 		out.Alarms = append(out.Alarms, backupAlarms(out)...)
+		out.Alarms = append(out.Alarms, pilotAlarms(out.Autopilot)...)
 	}
 	for i := range out.Members {
 		if m := &out.Members[i]; m.Applied > 0 && m.Applied < out.CommitIndex {
@@ -80,7 +82,7 @@ func (r *Replica) describeMember(m raftMember, s raftstore.Status, now time.Time
 	}
 	if m.ID == r.cfg.Name {
 		out.Applied, out.Contact, out.Version, out.Disk, out.Watchers = s.AppliedIndex, 0, r.cfg.Version, s.DiskBytes, s.Watchers
-		out.FeatureLevel, out.Backups = r.level.own, r.describeBackups()
+		out.FeatureLevel, out.Backups, out.Standby = r.level.own, r.describeBackups(), r.standby.Load() && !m.Voter
 		if err := r.ready(context.Background()); err != nil {
 			out.Ready = "no: " + err.Error()
 		}
@@ -125,10 +127,10 @@ func complete(s *api.ClusterStatus, parts []*api.ClusterStatus, errs []error) {
 			}
 			into := &s.Members[i]
 			into.Applied, into.Contact, into.Version, into.Disk, into.Watchers = max(into.Applied, m.Applied), 0, m.Version, m.Disk, m.Watchers
-			into.FeatureLevel, into.Backups = m.FeatureLevel, m.Backups
+			into.FeatureLevel, into.Backups, into.Standby = m.FeatureLevel, m.Backups, m.Standby && !into.Voter
 			into.Ready = m.Ready // it has just answered, whatever was known of it before
 			if m.Name == s.Leader {
-				s.Work, s.Failing, s.Schedulers = part.Work, part.Failing, part.Schedulers
+				s.Work, s.Failing, s.Schedulers, s.Autopilot = part.Work, part.Failing, part.Schedulers, part.Autopilot
 			}
 		}
 	}

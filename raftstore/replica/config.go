@@ -100,6 +100,10 @@ type Config struct {
 	FeatureLevel uint32
 	StoredLevel  func(context.Context) (uint32, error)
 
+	// Standby says whether this replica, while it has no vote, waits for one to be given to it by a program around the
+	// replicas; the leader is told (LookAround). nil = it does not.
+	Standby func() bool
+
 	// LogStore is what keeps the log: LogBolt (default) or LogWAL. A data
 	// directory made with the other one is refused; Convert changes it.
 	LogStore disk.LogStoreKind
@@ -164,6 +168,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.StoredLevel == nil {
 		c.StoredLevel = func(context.Context) (uint32, error) { return 0, nil }
+	}
+	if c.Standby == nil {
+		c.Standby = func() bool { return false }
 	}
 	if c.Now == nil {
 		c.Now = time.Now

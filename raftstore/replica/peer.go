@@ -191,6 +191,7 @@ func (s *peerServer) State(ctx context.Context, req *storev1.StateRequest) (*sto
 	resp := &storev1.StateResponse{
 		Id: s.r.cfg.Name, Term: s.r.raft.CurrentTerm(), Group: s.r.group.id(),
 		AppliedIndex: s.r.fsm.line.get(), Revision: uint64(s.r.Applied()), FeatureLevel: s.r.cfg.FeatureLevel,
+		Standby: s.r.cfg.Standby(),
 	}
 	resp.LastIndex, resp.LastTerm = s.r.lastEntry()
 	if s.r.raft.State() == raft.Follower {

@@ -128,6 +128,8 @@ func joinCommand() *cobra.Command {
 		},
 	}
 	identity(c, &cfg)
+	c.Flags().BoolVar(&cfg.Standby, "standby", false,
+		"join without a vote: this replica has everything and serves, and gets the vote of one that dies where the others run with --replace-dead-after (docs/recover.md)")
 	c.Flags().StringVar(&token, "token", "", "join token for a control-plane replica")
 	c.Flags().StringVar(&tokenFile, "token-file", "", "file that holds the join token; it is removed when the replica has joined")
 	c.Flags().StringArrayVar(&servers, "server", nil, "address of a replica, with the port at which it listens for agents when that is not 6444 (repeatable)")
@@ -162,6 +164,7 @@ func runCommand(version string) *cobra.Command {
 	c.Flags().StringVar(&cfg.SchedulerConfig, "scheduler-config", "",
 		"file with the scheduler's profiles: a KubeSchedulerConfiguration (docs/scheduling.md); the same on every replica")
 	rebalances := rebalanceFlag(c, &cfg)
+	replaces := replaceFlag(c, &cfg)
 	c.Flags().StringVar(&cfg.EntryImage, "entry-image", entryImage(version), "image of the proxies that serve Ingresses and Gateways (docs/ingress.md, docs/gateway.md)")
 	plugins := pluginFlags(c, &cfg)
 	auditFlags(c, &cfg.Audit)
@@ -180,7 +183,7 @@ func runCommand(version string) *cobra.Command {
 		if cfg.ShutdownDelay < 0 {
 			return fmt.Errorf("--shutdown-delay-duration %v: want 0 or more", cfg.ShutdownDelay)
 		}
-		if err := errors.Join(finish(), access(), plugins(), rebalances(), keeping()); err != nil {
+		if err := errors.Join(finish(), access(), plugins(), rebalances(), replaces(), keeping()); err != nil {
 			return err
 		}
 		level := slog.LevelInfo
@@ -224,6 +227,19 @@ func rebalanceFlag(c *cobra.Command, cfg *server.Config) (check func() error) {
 	return func() error {
 		if cfg.RebalanceInterval < time.Second {
 			return fmt.Errorf("--rebalance-interval %v: want at least 1s", cfg.RebalanceInterval)
+		}
+		return nil
+	}
+}
+
+// replaceFlag adds the time after which a standby takes the place of a replica that is silent.
+func replaceFlag(c *cobra.Command, cfg *server.Config) (check func() error) {
+	c.Flags().DurationVar(&cfg.ReplaceDeadAfter, "replace-dead-after", 0,
+		"time for which a voting replica has to be silent for a standby to take its place (docs/recover.md); the same on every replica; 0 = never")
+	return func() error {
+		if d := cfg.ReplaceDeadAfter; d != 0 && d < server.LeastReplaceDeadAfter {
+			return fmt.Errorf("--replace-dead-after %v: want at least %v, for a replica that is started anew is silent for a while and has to join anew once it was replaced; or 0 for never",
+				d, server.LeastReplaceDeadAfter)
 		}
 		return nil
 	}

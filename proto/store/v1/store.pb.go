@@ -2513,7 +2513,8 @@ type StateResponse struct {
 	SilentUs uint64 `protobuf:"varint,11,opt,name=silent_us,json=silentUs,proto3" json:"silent_us,omitempty"`
 	// The highest level of stored forms that this replica understands. A release from before there were levels says nothing: 0.
 	FeatureLevel  uint32 `protobuf:"varint,12,opt,name=feature_level,json=featureLevel,proto3" json:"feature_level,omitempty"`
-	Ended         bool   `protobuf:"varint,13,opt,name=ended,proto3" json:"ended,omitempty"` // this replica sees it too, and does not stand in the way
+	Ended         bool   `protobuf:"varint,13,opt,name=ended,proto3" json:"ended,omitempty"`     // this replica sees it too, and does not stand in the way
+	Standby       bool   `protobuf:"varint,14,opt,name=standby,proto3" json:"standby,omitempty"` // this replica is a member without a vote until somebody gives it one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2635,6 +2636,13 @@ func (x *StateResponse) GetFeatureLevel() uint32 {
 func (x *StateResponse) GetEnded() bool {
 	if x != nil {
 		return x.Ended
+	}
+	return false
+}
+
+func (x *StateResponse) GetStandby() bool {
+	if x != nil {
+		return x.Standby
 	}
 	return false
 }
@@ -2806,7 +2814,7 @@ const file_proto_store_v1_store_proto_rawDesc = "" +
 	"\x04from\x18\x04 \x01(\tR\x04from\x12\x1d\n" +
 	"\n" +
 	"last_index\x18\x05 \x01(\x04R\tlastIndex\x12\x1b\n" +
-	"\tlast_term\x18\x06 \x01(\x04R\blastTerm\"\xfa\x02\n" +
+	"\tlast_term\x18\x06 \x01(\x04R\blastTerm\"\x94\x03\n" +
 	"\rStateResponse\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12#\n" +
@@ -2823,7 +2831,8 @@ const file_proto_store_v1_store_proto_rawDesc = "" +
 	" \x01(\tR\x05group\x12\x1b\n" +
 	"\tsilent_us\x18\v \x01(\x04R\bsilentUs\x12#\n" +
 	"\rfeature_level\x18\f \x01(\rR\ffeatureLevel\x12\x14\n" +
-	"\x05ended\x18\r \x01(\bR\x05ended2\x85\x06\n" +
+	"\x05ended\x18\r \x01(\bR\x05ended\x12\x18\n" +
+	"\astandby\x18\x0e \x01(\bR\astandby2\x85\x06\n" +
 	"\x04Peer\x12N\n" +
 	"\aForward\x12 .keelson.store.v1.ForwardRequest\x1a!.keelson.store.v1.ForwardResponse\x12M\n" +
 	"\bForwards\x12\x1d.keelson.store.v1.ForwardCall\x1a\x1e.keelson.store.v1.ForwardReply(\x010\x01\x12T\n" +
