@@ -81,6 +81,7 @@ func sameFlags(is, want lab.Config, flags *pflag.FlagSet) error {
 		is, want any
 	}{
 		{"control-planes", is.ControlPlanes, want.ControlPlanes},
+		{"standbys", is.Standbys, want.Standbys},
 		{"workers", is.Workers, want.Workers},
 		{"listen", is.Listen, want.Listen},
 		{"bin-dir", filepath.Clean(is.BinDir), want.BinDir},

@@ -73,22 +73,44 @@ func rotateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 
 const clusterCA = "cluster-ca"
 
+// renewPatience is how long 'rotate cluster-ca' waits for the new CA to sign.
+const renewPatience = 30 * time.Second
+
+// heldUp says how far an exchange is and whom it waits for.
+func heldUp(all api.ClusterKeys) string {
+	said := fmt.Sprintf("the exchange is at step %s", all.Rotation.Step)
+	if len(all.Waiting) == 0 {
+		return said
+	}
+	said += " and waits for " + strings.Join(all.Waiting[:min(len(all.Waiting), maxWaiting)], "; ")
+	if more := len(all.Waiting) - maxWaiting; more > 0 {
+		said += fmt.Sprintf("; and for %d more", more)
+	}
+	return said
+}
+
 // renewAfter renews the kubeconfig in use as soon as the new CA signs, if that is soon.
 func renewAfter(f cmdutil.Factory, streams genericiooptions.IOStreams) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), renewPatience)
 	defer cancel()
-	var all api.ClusterKeys
+	why := "the cluster has not said how far the exchange is"
 	err := wait.For(ctx, time.Second, func() error {
+		var all api.ClusterKeys
 		if err := askWithin(ctx, f, "GET", api.PathClusterKeys, nil, &all); err != nil {
+			if ctx.Err() == nil { // when time is up, what was heard before tells more
+				why = err.Error()
+			}
 			return err
 		}
 		if r := all.Rotation; r != nil && (r.Step == "trust" || r.Step == "use") {
+			why = heldUp(all)
 			return fmt.Errorf("the exchange is at step %s", r.Step)
 		}
 		return nil
 	})
 	if err != nil {
-		fmt.Fprintf(streams.ErrOut, "The kubeconfig in use is as it was (%v): 'kctl cluster renew' when the exchange is at step wait.\n", err)
+		fmt.Fprintf(streams.ErrOut, "The kubeconfig in use is as it was: after %s %s. 'kctl cluster rotate --status' shows how it goes on; 'kctl cluster renew' when it is at step wait.\n",
+			renewPatience, why)
 		return nil
 	}
 	return renewKubeconfig(f, streams)

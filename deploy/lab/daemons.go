@@ -92,9 +92,13 @@ func (l *Lab) initCluster(ctx context.Context) (initResult, []byte, error) {
 // joinReplica makes a further replica fetch the cluster's trust from the first.
 func (l *Lab) joinReplica(ctx context.Context, h Host, token string) error {
 	first := l.hosts(RoleControlPlane)[0]
-	cmd := h.Command(ctx, l.program(h, "keelson-controlplane"), "join",
-		"--name="+h.Name, "--data-dir=/var/lib/keelson/controlplane", "--advertise-address="+h.IP.String(),
-		"--token="+token, "--server="+first.At(FleetPort))
+	args := []string{l.program(h, "keelson-controlplane"), "join",
+		"--name=" + h.Name, "--data-dir=/var/lib/keelson/controlplane", "--advertise-address=" + h.IP.String(),
+		"--token=" + token, "--server=" + first.At(FleetPort)}
+	if h.Standby {
+		args = append(args, "--standby")
+	}
+	cmd := h.Command(ctx, args...)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("joining replica %s: %w: %s", h.Name, err, out)
 	}

@@ -34,14 +34,18 @@ type Host struct {
 	Name   string     `json:"name"`
 	Role   Role       `json:"role"`
 	IP     netip.Addr `json:"ip"`
-	Second netip.Addr `json:"second,omitzero"`  // of the other family, where the lab has two
-	Link   int        `json:"link,omitempty"`   // that its cable leads to, from 0
-	BinDir string     `json:"binDir,omitempty"` // of its programs, where they are not the lab's (Replace)
+	Second netip.Addr `json:"second,omitzero"` // of the other family, where the lab has two
+	Link   int        `json:"link,omitempty"`  // that its cable leads to, from 0
+	// Standby is a replica that joined without a vote.
+	Standby bool `json:"standby,omitempty"`
+
+	BinDir string `json:"binDir,omitempty"` // of its programs, where they are not the lab's (Replace)
 }
 
 // Config says what to build. The zero values of sizes mean the defaults of Defaults.
 type Config struct {
 	ControlPlanes   int    `json:"controlPlanes"`
+	Standbys        int    `json:"standbys,omitempty"` // further replicas, without a vote
 	Workers         int    `json:"workers"`
 	Listen          string `json:"listen"`             // of the forwarder: the only way in
 	BinDir          string `json:"binDir"`             // where the daemons are
@@ -99,6 +103,9 @@ func New(c Config, out io.Writer) (*Lab, error) {
 	if c.ControlPlanes < 1 || c.Workers < 0 || c.ControlPlanes > 9 || c.Workers > 99 {
 		return nil, fmt.Errorf("lab: %d control planes and %d workers: want 1 to 9 and 0 to 99", c.ControlPlanes, c.Workers)
 	}
+	if c.Standbys < 0 || c.ControlPlanes+c.Standbys > 9 {
+		return nil, fmt.Errorf("lab: %d standbys: want 0 to %d beside %d control planes", c.Standbys, 9-c.ControlPlanes, c.ControlPlanes)
+	}
 	if err := c.checkControlPlane(); err != nil {
 		return nil, err
 	}
@@ -117,8 +124,10 @@ func New(c Config, out io.Writer) (*Lab, error) {
 		return nil, err
 	}
 	c.Hosts = nil
-	for i := 1; i <= c.ControlPlanes; i++ {
-		c.Hosts = append(c.Hosts, c.host(fmt.Sprintf("cp%d", i), RoleControlPlane, 0, 10+i))
+	for i := 1; i <= c.ControlPlanes+c.Standbys; i++ {
+		h := c.host(fmt.Sprintf("cp%d", i), RoleControlPlane, 0, 10+i)
+		h.Standby = i > c.ControlPlanes
+		c.Hosts = append(c.Hosts, h)
 	}
 	for i := 1; i <= c.Workers; i++ {
 		c.Hosts = append(c.Hosts, c.host(fmt.Sprintf("w%d", i), RoleWorker, (i-1)%max(1, c.Links), 100+i))

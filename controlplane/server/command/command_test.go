@@ -73,6 +73,8 @@ func TestRefusals(t *testing.T) {
 		{"run --history-age=1ms", "--history-age 1ms: want at least 1s"},
 		{"run --compare-interval=0", "--compare-interval: want more than 0"},
 		{"run --rebalance-interval=1ms", "--rebalance-interval 1ms: want at least 1s"},
+		{"run --replace-dead-after=29s", "--replace-dead-after 29s: want at least 30s"},
+		{"run --replace-dead-after=-1m", "--replace-dead-after -1m0s: want at least 30s"},
 		{"run --compare-interval=1ms", "--compare-interval 1ms: want at least 1s"},
 		{"run --eviction-seconds=-1", "--eviction-seconds -1"},
 		{"run --encryption-keys=/does/not/exist", "--encryption-keys: "},

@@ -1,0 +1,177 @@
+// Package members changes what a lab of three replicas and a standby is made of while it serves: a replica dies for good and
+// the standby takes its place, and the cluster's CA gives way to another.
+package members
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/deploy/lab"
+	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/bed/stream"
+)
+
+const (
+	replaceFlag = "--replace-dead-after=30s"
+	patience    = 2 * time.Minute
+)
+
+func TestMain(m *testing.M) {
+	os.Exit(bed.MainOn(func(c *lab.Config) {
+		c.Standbys, c.Workers, c.ControlPlaneFlags = 1, 2, []string{replaceFlag}
+	}, m))
+}
+
+func needsStandby(t *testing.T) {
+	t.Helper()
+	if c := bed.Lab().Config; c.Standbys != 1 || !slices.Contains(c.ControlPlaneFlags, replaceFlag) {
+		t.Skipf("the lab that is up has no standby and no %s", replaceFlag)
+	}
+}
+
+func status(t *testing.T) (s api.ClusterStatus, err error) {
+	t.Helper()
+	out, err := kctl(t, "cluster", "status", "-o", "json")
+	if err != nil {
+		return s, fmt.Errorf("%w: %s", err, out)
+	}
+	return s, json.Unmarshal([]byte(out), &s)
+}
+
+func kctl(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	return bed.Try(t, filepath.Join(bed.Lab().Config.BinDir, "kctl"), args...)
+}
+
+// find is a member by its name.
+func find(s api.ClusterStatus, name string) (api.ClusterMember, bool) {
+	i := slices.IndexFunc(s.Members, func(m api.ClusterMember) bool { return m.Name == name })
+	if i < 0 {
+		return api.ClusterMember{}, false
+	}
+	return s.Members[i], true
+}
+
+// A voter's process is killed and stays away. Writes, reads and watches at the other three go on, none of them fails, and after
+// half a minute the standby has the vote. The dead one, started again with its whole disk, says that it was removed and why,
+// and changes nothing; joined anew it is a standby. F53
+func TestADeadReplicaIsReplaced(t *testing.T) {
+	needsStandby(t)
+	s, err := status(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m, ok := find(s, "cp4"); !ok || m.Voter || !m.Standby || m.Ready != "yes" {
+		t.Fatalf("the standby is %+v", m)
+	}
+	i := slices.IndexFunc(s.Members, func(m api.ClusterMember) bool { return m.Voter && !m.Leader && m.Name != "cp1" }) // init's files are cp1's
+	dead := s.Members[i].Name
+	load := &stream.Load{Clients: map[string]kubernetes.Interface{}, Namespace: bed.Namespace(t), Call: 20 * time.Second}
+	for _, name := range bed.Replicas() {
+		load.Names = append(load.Names, name)
+		load.Clients[name] = bed.ClientAt(t, name)
+	}
+	ctx, end := context.WithCancel(t.Context())
+	defer load.Wait()
+	defer end()
+	if err := load.Start(ctx); err != nil {
+		t.Fatal(err)
+	}
+	load.Strike(dead)
+	killed := time.Now()
+	if err := bed.Lab().KillDaemon(ctx, dead); err != nil {
+		t.Fatal(err)
+	}
+	bed.Eventually(t, patience, func() error {
+		s, err := status(t)
+		if err != nil {
+			return err
+		}
+		if m, _ := find(s, "cp4"); !m.Voter || len(s.Members) != 3 || s.Autopilot == nil || len(s.Autopilot.Done) != 1 {
+			return fmt.Errorf("members %+v, autopilot %+v", s.Members, s.Autopilot)
+		}
+		return nil
+	})
+	t.Logf("%s was replaced %.1f s after its death", dead, time.Since(killed).Seconds())
+	said, err := kctl(t, "cluster", "status")
+	if err != nil || !strings.Contains(said, "cp4 has the vote of "+dead+" since ") || !strings.Contains(said, "replaces a voter that has not answered for 30s; every voter answers; there is no standby") {
+		t.Errorf("%v\n%s", err, said)
+	}
+	comesBack(t, dead)
+	seen, err := load.Verdict(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%+v", seen)
+	if err := seen.Err(); err != nil {
+		t.Error(err)
+	}
+	joinsAnew(t, dead)
+}
+
+// comesBack starts the dead one again with all that it had.
+func comesBack(t *testing.T, dead string) {
+	t.Helper()
+	before, err := status(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := bed.Lab().RestartDaemon(t.Context(), dead); err != nil {
+		t.Fatal(err)
+	}
+	want := "replica " + dead + " was removed from the group at "
+	bed.Eventually(t, patience, func() error {
+		raw, err := os.ReadFile(bed.Host(t, dead).LogFile())
+		if err == nil && !strings.Contains(string(raw), want) {
+			err = errors.New("it does not say that it was removed")
+		}
+		return err
+	})
+	after, err := status(t)
+	if err != nil || after.Term != before.Term || after.Leader != before.Leader || len(after.Members) != 3 {
+		t.Errorf("before %s came back %s led in term %d, now %s in term %d, %v", dead, before.Leader, before.Term, after.Leader, after.Term, err)
+	}
+}
+
+// joinsAnew makes of the dead one what its last sentence asks for.
+func joinsAnew(t *testing.T, dead string) {
+	t.Helper()
+	if err := bed.Lab().Stop(t.Context(), dead); err != nil {
+		t.Fatal(err)
+	}
+	data := filepath.Join(bed.Host(t, dead).DataDir(), "controlplane")
+	if err := os.Rename(data, data+".aside"); err != nil {
+		t.Fatal(err)
+	}
+	token := strings.TrimSpace(bed.Kctl(t, "cluster", "token", "create", "--role", "controlplane"))
+	h, first := bed.Host(t, dead), bed.Host(t, "cp1")
+	join := h.Command(t.Context(), filepath.Join(bed.Lab().Config.BinDir, "keelson-controlplane"), "join", "--standby", "--name="+dead,
+		"--advertise-address="+h.IP.String(), "--token="+token, "--server="+first.At(lab.FleetPort))
+	if out, err := join.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if err := bed.Lab().Restart(t.Context(), dead); err != nil {
+		t.Fatal(err)
+	}
+	bed.Eventually(t, patience, func() error {
+		s, err := status(t)
+		if err != nil {
+			return err
+		}
+		if m, ok := find(s, dead); !ok || m.Voter || !m.Standby || m.Ready != "yes" || s.Autopilot == nil || !strings.Contains(s.Autopilot.State, dead+" would be the next") {
+			return fmt.Errorf("%+v, autopilot %+v", m, s.Autopilot)
+		}
+		return nil
+	})
+}
