@@ -118,3 +118,34 @@ func TestEveryPackageIsTested(t *testing.T) {
 		t.Error("scripts/unraced has no tests")
 	}
 }
+
+// Machines in software are run by continuous integration where a file asks for it, and only there.
+func TestCIRunsMachinesWhenAsked(t *testing.T) {
+	script, err := os.ReadFile(".ci/run")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	write := func(name, content string) {
+		t.Helper()
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(content), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("house/.ci/run", string(script))
+	write("bin/make", "#!/bin/sh\necho make \"$@\"\n")
+	for _, c := range []struct{ file, want string }{{"", "make test\n"}, {"house/.ci/with-vm", "make test\nmake test-vm\n"}} {
+		if c.file != "" {
+			write(c.file, "")
+		}
+		cmd := exec.Command("bash", filepath.Join(dir, "house/.ci/run"))
+		cmd.Env = append(os.Environ(), "PATH="+filepath.Join(dir, "bin")+":"+os.Getenv("PATH"))
+		if out, err := cmd.CombinedOutput(); err != nil || string(out) != c.want {
+			t.Errorf("with %q: %v: %q, want %q", c.file, err, out, c.want)
+		}
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -82,13 +83,17 @@ func (c *cluster) askAnother(than string) {
 }
 
 func (c *cluster) kctlFor(limit time.Duration, input string, args ...string) (string, error) {
+	return c.kctlTo(io.Discard, limit, input, args...)
+}
+
+func (c *cluster) kctlTo(shown io.Writer, limit time.Duration, input string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, filepath.Join(c.site.bin, "kctl"), args...)
 	cmd.Env = append(os.Environ(), "HOME="+c.site.dir, "KUBECONFIG="+filepath.Join(c.site.dir, ".kube/keelson-vm"), "SSH_AUTH_SOCK=")
 	cmd.Stdin = strings.NewReader(input)
 	var out, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errs
+	cmd.Stdout, cmd.Stderr = io.MultiWriter(&out, shown), &errs
 	err := space.In(c.site.network, cmd.Start)
 	if err == nil {
 		err = cmd.Wait()
@@ -104,8 +109,8 @@ func (c *cluster) verb(want string, args ...string) error { return c.verbWith(""
 
 func (c *cluster) verbWith(input, want string, args ...string) error {
 	args = append([]string{"cluster"}, append(args, "-f", filepath.Join(c.site.dir, "cluster.yaml"))...)
-	out, err := c.kctlFor(12*time.Minute, input, args...)
-	c.Logf("$ kctl %s\n%s", strings.ReplaceAll(strings.Join(args, " "), c.site.dir+"/", ""), out)
+	fmt.Printf("$ kctl %s\n", strings.ReplaceAll(strings.Join(args, " "), c.site.dir+"/", ""))
+	out, err := c.kctlTo(os.Stdout, 20*time.Minute, input, args...)
 	if err == nil && !strings.Contains(out, want) {
 		err = fmt.Errorf("it does not say %q: %s", want, out)
 	}
