@@ -80,8 +80,8 @@ func (c *cluster) limits() error {
 	if err != nil {
 		return err
 	}
-	out, err = m.run("cat " + group + "/*/cpu.max " + group + "/*/memory.max | sort | uniq | tr '\\n' ' '")
-	if err != nil || !strings.Contains(out, "10000 100000 ") || !strings.Contains(out, "33554432 ") {
+	out, err = m.run("cat " + group + "/*/cpu.max " + group + "/*/memory.max | sort -u | tr '\\n' ' '")
+	if err != nil || !strings.Contains(out, "10000 100000") || !strings.Contains(out, "33554432") {
 		return fmt.Errorf("cpu.max and memory.max of the pod core: %s: want 10000 100000 and 33554432 (%w)", out, err)
 	}
 	if err := c.apply("hog", `apiVersion: v1
