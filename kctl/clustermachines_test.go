@@ -87,7 +87,7 @@ func (s *site) pack(version string) {
 	}
 	put(s.t, filepath.Join(tree, "opt/cni/bin/bridge"), "a plugin", 0o755)
 	for at, from := range map[string]string{"etc/keelson/agent.yaml": "agent.yaml", "etc/keelson/controlplane.yaml": "controlplane.yaml", "usr/lib/systemd/system/keelson-agent.service": "keelson-agent.service",
-		"usr/lib/systemd/system/keelson-controlplane.service": "keelson-controlplane.service", "usr/lib/systemd/system/keelson.slice": "keelson.slice", "install.sh": "install.sh", "uninstall.sh": "uninstall.sh"} {
+		"usr/lib/systemd/system/keelson-controlplane.service": "keelson-controlplane.service", "usr/lib/systemd/system/keelson-pods.service": "keelson-pods.service", "usr/lib/systemd/system/keelson.slice": "keelson.slice", "install.sh": "install.sh", "uninstall.sh": "uninstall.sh"} {
 		raw, err := os.ReadFile(filepath.Join("../deploy/install", from))
 		if err != nil {
 			s.t.Fatal(err)

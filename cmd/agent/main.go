@@ -11,9 +11,11 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"keelson.dev/keelson/agent/network"
 	"keelson.dev/keelson/agent/node"
+	"keelson.dev/keelson/agent/oci"
 	"keelson.dev/keelson/agent/volume/remote"
 	"keelson.dev/keelson/csi/local"
 	"keelson.dev/keelson/internal/memory"
@@ -22,6 +24,9 @@ import (
 
 // version is set by the linker.
 var version = "dev"
+
+// podsGrace is how long pods have to end when the machine goes down.
+const podsGrace = 30 * time.Second
 
 func main() {
 	if remote.Main() {
@@ -43,8 +48,9 @@ func main() {
 	flag.Usage = usage
 	flag.Parse()
 	leaves := flag.NArg() == 1 && flag.Arg(0) == "remove-network"
-	if flag.NArg() > 0 && !leaves {
-		fail(2, "unexpected argument "+flag.Arg(0)+": there is remove-network alone, for a node that leaves its cluster; see --help")
+	goesDown := flag.NArg() == 1 && flag.Arg(0) == "end-pods"
+	if flag.NArg() > 0 && !leaves && !goesDown {
+		fail(2, "unexpected argument "+flag.Arg(0)+": there are remove-network, for a node that leaves its cluster, and end-pods, for a machine that goes down; see --help")
 	}
 	if !leaves {
 		if err := apply(); err != nil {
@@ -63,6 +69,12 @@ func main() {
 	}
 	if leaves {
 		if err := network.Remove(context.Background()); err != nil {
+			fail(1, err.Error())
+		}
+		return
+	}
+	if goesDown {
+		if err := oci.EndPods(context.Background(), cfg.CgroupRoot, podsGrace); err != nil {
 			fail(1, err.Error())
 		}
 		return
@@ -91,6 +103,7 @@ func usage() {
   keelson-agent --server 192.0.2.11:6444 --token-file /var/lib/keelson/token
   keelson-agent --config /etc/keelson/agent.yaml
   keelson-agent remove-network        # of a node that leaves its cluster
+  keelson-agent end-pods              # of a machine that goes down, when the agent has ended; keelson-pods.service does it
   keelson-agent --version
 
 What is no flag on the command line is asked of the environment, then of the file --config: each flag's help ends with

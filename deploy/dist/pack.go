@@ -38,6 +38,7 @@ var beside = []struct {
 	{"controlplane.yaml", "/etc/keelson/controlplane.yaml", 0o600, true},
 	{"keelson-agent.service", "/usr/lib/systemd/system/keelson-agent.service", 0o644, false},
 	{"keelson-controlplane.service", "/usr/lib/systemd/system/keelson-controlplane.service", 0o644, false},
+	{"keelson-pods.service", "/usr/lib/systemd/system/keelson-pods.service", 0o644, false},
 	{"keelson.slice", "/usr/lib/systemd/system/keelson.slice", 0o644, false},
 }
 

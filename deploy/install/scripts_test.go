@@ -131,7 +131,7 @@ func (m *machine) release() (unpacked, packed string) {
 	m.fake(filepath.Join(unpacked, "opt/cni/bin/bridge"), "")
 	for at, from := range map[string]string{"etc/keelson/agent.yaml": "agent.yaml", "etc/keelson/controlplane.yaml": "controlplane.yaml",
 		"usr/lib/systemd/system/keelson-agent.service": "keelson-agent.service", "usr/lib/systemd/system/keelson-controlplane.service": "keelson-controlplane.service",
-		"usr/lib/systemd/system/keelson.slice": "keelson.slice", "install.sh": "install.sh", "uninstall.sh": "uninstall.sh"} {
+		"usr/lib/systemd/system/keelson-pods.service": "keelson-pods.service", "usr/lib/systemd/system/keelson.slice": "keelson.slice", "install.sh": "install.sh", "uninstall.sh": "uninstall.sh"} {
 		raw, err := os.ReadFile(from)
 		if err != nil {
 			m.t.Fatal(err)
@@ -373,7 +373,7 @@ func TestAnAgentIsInstalledAndTakenAway(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, said)
 	}
-	inOrder(t, called, "systemctl disable --quiet --now keelson-agent.service", "keelson-agent remove-network", "ip link delete keelson0", "ip link delete keelson-vx",
+	inOrder(t, called, "systemctl disable --quiet --now keelson-agent.service", "systemctl disable --quiet --now keelson-pods.service", "keelson-agent remove-network", "ip link delete keelson0", "ip link delete keelson-vx",
 		"ip address delete 169.254.20.10 dev lo", "ip address delete 10.96.0.10 dev lo",
 		"nft delete table inet keelson", "nft delete table ip keelson-policy", "nft delete table inet cni_hostport", "umount -l "+m.root+"/var/lib/kubelet/pods/x",
 		"umount -l "+m.root+"/run/keelson/oci/a/b c", "umount -l "+m.root+"/run/keelson/oci/a", "systemctl daemon-reload")

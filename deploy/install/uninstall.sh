@@ -26,7 +26,7 @@ for a; do
 done
 root=${DESTDIR:-}
 [ "$(id -u)" = 0 ] || die "root is needed: run it with sudo"
-units='keelson-agent.service keelson-controlplane.service'
+units='keelson-agent.service keelson-controlplane.service keelson-pods.service'
 slice=/sys/fs/cgroup/keelson.slice
 left=$(mktemp) # what could not be taken away: what notes it may be a shell of its own
 trap 'rm -f "$left"' EXIT

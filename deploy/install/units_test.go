@@ -16,7 +16,7 @@ func TestSystemdKnowsTheUnits(t *testing.T) {
 		t.Skip("there is no systemd-analyze")
 	}
 	dir := t.TempDir()
-	for _, unit := range []string{"keelson-agent.service", "keelson-controlplane.service", "keelson.slice"} {
+	for _, unit := range []string{"keelson-agent.service", "keelson-controlplane.service", "keelson-pods.service", "keelson.slice"} {
 		raw, err := os.ReadFile(unit)
 		if err != nil {
 			t.Fatal(err)
@@ -34,7 +34,7 @@ func TestSystemdKnowsTheUnits(t *testing.T) {
 		out, err := exec.Command(analyze, append([]string{"verify", "--man=no", "--recursive-errors=no"}, units...)...).CombinedOutput()
 		return string(out), err
 	}
-	if out, err := verify("keelson-agent.service", "keelson-controlplane.service", "keelson.slice"); err != nil || strings.Contains(out, dir) {
+	if out, err := verify("keelson-agent.service", "keelson-controlplane.service", "keelson-pods.service", "keelson.slice"); err != nil || strings.Contains(out, dir) {
 		t.Errorf("%v\n%s", err, out)
 	}
 	bad := "[Service]\nExecStart=/bin/true\nKilMode=process\n"
@@ -49,7 +49,10 @@ func TestSystemdKnowsTheUnits(t *testing.T) {
 // A stopped agent leaves pods alone, and they inherit nothing that limits them.
 func TestUnitsSayWhatMustBe(t *testing.T) {
 	for unit, lines := range map[string][]string{
-		"keelson-agent.service":        {"KillMode=process", "Delegate=yes", "Slice=keelson.slice", "Restart=always", "OOMScoreAdjust=-999", "LimitNOFILE=1048576", "TasksMax=infinity"},
+		"keelson-agent.service": {"KillMode=process", "Delegate=yes", "Slice=keelson.slice", "Restart=always", "OOMScoreAdjust=-999", "LimitNOFILE=1048576", "TasksMax=infinity",
+			"Wants=network-online.target keelson-pods.service"},
+		// A machine that goes down ends the agent first, then pods.
+		"keelson-pods.service":         {"Before=keelson-agent.service", "RemainAfterExit=yes", "ExecStop=/usr/bin/keelson-agent end-pods", "TimeoutStopSec=60"},
 		"keelson-controlplane.service": {"Restart=always", "OOMScoreAdjust=-999", "LimitNOFILE=1048576", "NoNewPrivileges=yes", "ProtectSystem=full"},
 	} {
 		raw, err := os.ReadFile(unit)
