@@ -1,6 +1,7 @@
 package pod
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"path"
@@ -133,7 +134,7 @@ func protocol(p v1.Protocol) cri.Protocol {
 }
 
 // containerConfig describes one instance of a container. Errors are what a CreateContainerConfigError says.
-func (w *worker) containerConfig(pod *v1.Pod, spec *v1.Container, a Action, image agent.ImageConfig, ref string, mounts map[string]agent.Mount) (*cri.ContainerConfig, error) {
+func (w *worker) containerConfig(ctx context.Context, pod *v1.Pod, spec *v1.Container, a Action, image agent.ImageConfig, ref string, mounts map[string]agent.Mount) (*cri.ContainerConfig, error) {
 	if err := verifyNonRoot(pod, spec, image.User); err != nil {
 		return nil, err
 	}
@@ -149,7 +150,7 @@ func (w *worker) containerConfig(pod *v1.Pod, spec *v1.Container, a Action, imag
 		}
 		return "", false
 	}
-	m, err := w.mounts(pod, spec, mounts, lookup)
+	m, err := w.mounts(ctx, pod, spec, mounts, lookup)
 	if err != nil {
 		return nil, err
 	}
@@ -202,7 +203,7 @@ func expandAll(in []string, lookup func(string) (string, bool)) []string {
 }
 
 // mounts are the container's volume mounts, and /etc/hosts.
-func (w *worker) mounts(pod *v1.Pod, spec *v1.Container, volumes map[string]agent.Mount, lookup func(string) (string, bool)) ([]*cri.Mount, error) {
+func (w *worker) mounts(ctx context.Context, pod *v1.Pod, spec *v1.Container, volumes map[string]agent.Mount, lookup func(string) (string, bool)) ([]*cri.Mount, error) {
 	var out []*cri.Mount
 	hosts := false
 	for i, vm := range spec.VolumeMounts {
@@ -223,7 +224,7 @@ func (w *worker) mounts(pod *v1.Pod, spec *v1.Container, volumes map[string]agen
 		src := v.HostPath
 		if sub != "" {
 			var err error
-			if src, err = w.cfg.SubPaths.Bind(w.subPathTarget(pod, spec.Name, i), v.HostPath, sub); err != nil {
+			if src, err = w.cfg.SubPaths.Bind(ctx, w.subPathTarget(pod, spec.Name, i), v.HostPath, sub); err != nil {
 				return nil, fmt.Errorf("failed to prepare subPath for volumeMount %q of container %q: %w", vm.Name, spec.Name, err)
 			}
 		}

@@ -348,7 +348,7 @@ func TestSubPaths(t *testing.T) {
 		}
 	}()
 	for range 2 {
-		src, err := b.Bind(filepath.Join(target, "0"), vol, "key")
+		src, err := b.Bind(t.Context(), filepath.Join(target, "0"), vol, "key")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -357,11 +357,11 @@ func TestSubPaths(t *testing.T) {
 		}
 	}
 	for _, sub := range []string{"evil", "absolute", "../secret", "/etc"} {
-		if src, err := b.Bind(filepath.Join(target, "1"), vol, sub); err == nil {
+		if src, err := b.Bind(t.Context(), filepath.Join(target, "1"), vol, sub); err == nil {
 			t.Errorf("subPath %q was bound to %s", sub, src)
 		}
 	}
-	src, err := b.Bind(filepath.Join(target, "2"), vol, "made/on/demand")
+	src, err := b.Bind(t.Context(), filepath.Join(target, "2"), vol, "made/on/demand")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,8 +34,10 @@ type node struct {
 // noPaths binds nothing: subPaths are tested with real mounts in subpath_test.go.
 type noPaths struct{}
 
-func (noPaths) Bind(target, volume, sub string) (string, error) { return target, nil }
-func (noPaths) Release(string) error                            { return nil }
+func (noPaths) Bind(_ context.Context, target, volume, sub string) (string, error) {
+	return target, nil
+}
+func (noPaths) Release(string) error { return nil }
 
 // prober passes at once, or does what it is told.
 type prober struct {

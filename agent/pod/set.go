@@ -126,7 +126,7 @@ type entry struct {
 // New returns a set without workers. Nothing runs until Run.
 func New(cfg Config) *Set {
 	if cfg.SubPaths == nil {
-		cfg.SubPaths = BindSubPaths{}
+		cfg.SubPaths = &BindSubPaths{}
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)

@@ -40,7 +40,7 @@ func (w *worker) startContainer(ctx context.Context, a Action) error {
 	if err != nil {
 		return fail("CreateContainerConfigError", err)
 	}
-	cfg, err := w.containerConfig(pod, spec, a, image, ref, mounts)
+	cfg, err := w.containerConfig(ctx, pod, spec, a, image, ref, mounts)
 	if err != nil {
 		return fail("CreateContainerConfigError", err)
 	}

@@ -174,12 +174,12 @@ func TestUsageLeavesMountsOut(t *testing.T) {
 	fill(t, 4<<20, volume, "sub", "big")
 	fill(t, 4096, dir, "own")
 	for sub, target := range map[string]string{"sub": dir + "/subpaths/app/0", "sub/big": dir + "/subpaths/app/1"} {
-		if _, err := (BindSubPaths{}).Bind(target, volume, sub); err != nil {
+		if _, err := (&BindSubPaths{}).Bind(t.Context(), target, volume, sub); err != nil {
 			t.Fatal(err)
 		}
 	}
 	t.Cleanup(func() {
-		if err := (BindSubPaths{}).Release(dir); err != nil {
+		if err := (&BindSubPaths{}).Release(dir); err != nil {
 			t.Error(err)
 		}
 	})

@@ -1,6 +1,7 @@
 package pod
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,7 +10,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -21,45 +24,137 @@ import (
 // path is opened below the volume's root once and what was opened is bound to a place that the pod cannot reach.
 type SubPaths interface {
 	// Bind binds volume/sub to target and returns the path to mount. It makes sub as a
-	// folder when there is nothing. Idempotent.
-	Bind(target, volume, sub string) (string, error)
+	// folder when there is nothing. Idempotent. It ends when a volume's server does not answer.
+	Bind(ctx context.Context, target, volume, sub string) (string, error)
 	// Release unbinds everything below dir; safe when there is nothing.
 	Release(dir string) error
 }
 
+// subPathWait is how long a volume's file system may take to find a subPath. One of a server that is gone never does.
+const subPathWait = 10 * time.Second
+
 // BindSubPaths is SubPaths by bind mounts. It needs root.
-type BindSubPaths struct{}
+type BindSubPaths struct {
+	find func(volume, sub string) (found, error) // nil: findSubPath
+
+	mu     sync.Mutex
+	asked  map[string]time.Time // volume and subPath → since when its file system has been asked in vain
+	hanged int                  // how many wait in the kernel for longer than subPathWait
+}
+
+// found is a subPath that is open.
+type found struct {
+	held *os.File
+	dir  bool
+}
+
+// mostHang bounds the threads that wait in the kernel for file systems that do not answer.
+const mostHang = 64
 
 // Bind implements SubPaths.
-func (BindSubPaths) Bind(target, volume, sub string) (string, error) {
+func (b *BindSubPaths) Bind(ctx context.Context, target, volume, sub string) (string, error) {
 	if !filepath.IsLocal(sub) {
 		return "", fmt.Errorf("subPath %q leads out of the volume", sub)
 	}
+	f, err := b.ask(ctx, volume, sub)
+	if err != nil {
+		return "", err
+	}
+	defer f.held.Close()
+	if err := b.Release(target); err != nil {
+		return "", err
+	}
+	if err := mountPoint(target, f.dir); err != nil {
+		return "", err
+	}
+	if err := unix.Mount(within.Path(f.held), target, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return "", fmt.Errorf("binding subPath %q: %w", sub, err)
+	}
+	return target, nil
+}
+
+// ask has the volume's file system find a subPath, and waits no longer than subPathWait for it. The kernel may wait for its
+// server for ever: who asks goes on then, and the next one is told so until that wait has ended.
+func (b *BindSubPaths) ask(ctx context.Context, volume, sub string) (found, error) {
+	key := volume + "\x00" + sub
+	b.mu.Lock()
+	since, waits := b.asked[key]
+	switch {
+	case waits:
+		b.mu.Unlock()
+		return found{}, fmt.Errorf("subPath %q: the file system of the volume has not answered for %s: is its server there?",
+			sub, time.Since(since).Round(time.Second))
+	case b.hanged >= mostHang:
+		b.mu.Unlock()
+		return found{}, fmt.Errorf("subPath %q: %d file systems of volumes on this node do not answer, no other one is asked meanwhile", sub, mostHang)
+	}
+	if b.asked == nil {
+		b.asked = map[string]time.Time{}
+	}
+	b.asked[key] = time.Now()
+	b.mu.Unlock()
+
+	type answer struct {
+		found
+		err error
+	}
+	answers, find := make(chan answer), b.find
+	if find == nil {
+		find = findSubPath
+	}
+	gaveUp := make(chan struct{})
+	go func() {
+		f, err := find(volume, sub)
+		b.mu.Lock()
+		delete(b.asked, key)
+		b.mu.Unlock()
+		select {
+		case answers <- answer{f, err}:
+		case <-gaveUp:
+			if f.held != nil {
+				f.held.Close()
+			}
+			b.mu.Lock()
+			b.hanged--
+			b.mu.Unlock()
+		}
+	}()
+	late := time.NewTimer(subPathWait)
+	defer late.Stop()
+	var why error
+	select {
+	case a := <-answers:
+		return a.found, a.err
+	case <-late.C:
+		why = fmt.Errorf("subPath %q: the file system of the volume has not answered for %s: is its server there?", sub, subPathWait)
+	case <-ctx.Done():
+		why = fmt.Errorf("subPath %q: %w", sub, ctx.Err())
+	}
+	b.mu.Lock()
+	b.hanged++
+	b.mu.Unlock()
+	close(gaveUp)
+	return found{}, why
+}
+
+// findSubPath opens a subPath, which it makes as a folder when there is nothing.
+func findSubPath(volume, sub string) (found, error) {
 	held, err := within.Beneath(volume, sub)
 	if errors.Is(err, fs.ErrNotExist) {
 		if err := makeSubPath(volume, sub); err != nil {
-			return "", fmt.Errorf("making subPath %q: %w", sub, err)
+			return found{}, fmt.Errorf("making subPath %q: %w", sub, err)
 		}
 		held, err = within.Beneath(volume, sub)
 	}
 	if err != nil {
-		return "", fmt.Errorf("subPath %q: %w", sub, err)
+		return found{}, fmt.Errorf("subPath %q: %w", sub, err)
 	}
-	defer held.Close()
 	st, err := held.Stat()
 	if err != nil {
-		return "", err
+		held.Close()
+		return found{}, err
 	}
-	if err := (BindSubPaths{}).Release(target); err != nil {
-		return "", err
-	}
-	if err := mountPoint(target, st.IsDir()); err != nil {
-		return "", err
-	}
-	if err := unix.Mount(within.Path(held), target, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
-		return "", fmt.Errorf("binding subPath %q: %w", sub, err)
-	}
-	return target, nil
+	return found{held, st.IsDir()}, nil
 }
 
 // makeSubPath makes what is missing of a subPath, with the mode and the owner of the volume: whoever may write there
@@ -115,7 +210,7 @@ func mountPoint(target string, dir bool) error {
 }
 
 // Release implements SubPaths.
-func (BindSubPaths) Release(dir string) error {
+func (*BindSubPaths) Release(dir string) error {
 	points, err := mountPoints(dir)
 	if err != nil {
 		return err

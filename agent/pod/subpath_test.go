@@ -1,13 +1,20 @@
 package pod
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"keelson.dev/keelson/internal/virtual"
 )
 
 func needRoot(t *testing.T) {
@@ -21,11 +28,11 @@ func bindSubPath(t *testing.T, volume, sub string) (string, error) {
 	t.Helper()
 	target := filepath.Join(t.TempDir(), "subpaths", "app", "0")
 	t.Cleanup(func() {
-		if err := (BindSubPaths{}).Release(filepath.Dir(filepath.Dir(target))); err != nil {
+		if err := (&BindSubPaths{}).Release(filepath.Dir(filepath.Dir(target))); err != nil {
 			t.Error(err)
 		}
 	})
-	return BindSubPaths{}.Bind(target, volume, sub)
+	return (&BindSubPaths{}).Bind(t.Context(), target, volume, sub)
 }
 
 // A folder that a subPath makes is its volume's: same mode, same owner, as deep as it goes; what is there stays.
@@ -82,4 +89,63 @@ func TestSubPathIsNotTrusted(t *testing.T) {
 			t.Errorf("subPath %s is not what the volume has there: %v", sub, err)
 		}
 	}
+}
+
+// A volume whose server does not answer holds nobody up: who asks is told after a while, who asks again at once, other volumes
+// are asked as ever, and all is well when the server is back. Many of them do not take all of the node's threads.
+func TestSubPathOfAServerThatHangs(t *testing.T) {
+	volume := t.TempDir()
+	virtual.Test(t, func(t *testing.T) {
+		back := make(chan struct{})
+		var asked atomic.Int32
+		b := &BindSubPaths{find: func(volume, sub string) (found, error) {
+			if asked.Add(1); strings.HasPrefix(volume, "hangs") {
+				<-back
+			}
+			return findSubPath(t.TempDir(), sub)
+		}}
+		ask := func(ctx context.Context, volume string) (string, time.Duration) {
+			began := time.Now()
+			f, err := b.ask(ctx, volume, "sub")
+			if err == nil {
+				f.held.Close()
+				return "", time.Since(began)
+			}
+			return err.Error(), time.Since(began)
+		}
+		const hangs = `subPath "sub": the file system of the volume has not answered for 10s: is its server there?`
+		if said, took := ask(t.Context(), "hangs"); said != hangs || took != subPathWait {
+			t.Errorf("%q after %s", said, took)
+		}
+		time.Sleep(20 * time.Second) // in virtual time
+		if said, took := ask(t.Context(), "hangs"); said != strings.Replace(hangs, "10s", "30s", 1) || took != 0 || asked.Load() != 1 {
+			t.Errorf("asked again: %q after %s, the file system was asked %d times", said, took, asked.Load())
+		}
+		if said, took := ask(t.Context(), volume); said != "" || took != 0 {
+			t.Errorf("another volume: %q after %s", said, took)
+		}
+		ended, end := context.WithCancel(t.Context())
+		end()
+		if said, took := ask(ended, "hangs too"); said != `subPath "sub": context canceled` || took != 0 {
+			t.Errorf("of a pod that goes: %q after %s", said, took)
+		}
+		for n := 2; n < mostHang; n++ {
+			go ask(t.Context(), "hangs"+strings.Repeat(".", n))
+		}
+		time.Sleep(subPathWait)
+		synctest.Wait()
+		if said, _ := ask(t.Context(), volume); !strings.Contains(said, "64 file systems of volumes on this node do not answer") {
+			t.Errorf("with %d that hang: %q", mostHang, said)
+		}
+		close(back)
+		synctest.Wait()
+		for _, v := range []string{"hangs", volume} {
+			if said, took := ask(t.Context(), v); said != "" || took != 0 {
+				t.Errorf("the server is back, %s: %q after %s", v, said, took)
+			}
+		}
+		if len(b.asked) != 0 || b.hanged != 0 {
+			t.Errorf("left: %v, %d", b.asked, b.hanged)
+		}
+	})
 }
