@@ -9,7 +9,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -133,12 +132,12 @@ func TestSubPathOfAServerThatHangs(t *testing.T) {
 			go ask(t.Context(), "hangs"+strings.Repeat(".", n))
 		}
 		time.Sleep(subPathWait)
-		synctest.Wait()
+		virtual.Wait()
 		if said, _ := ask(t.Context(), volume); !strings.Contains(said, "64 file systems of volumes on this node do not answer") {
 			t.Errorf("with %d that hang: %q", mostHang, said)
 		}
 		close(back)
-		synctest.Wait()
+		virtual.Wait()
 		for _, v := range []string{"hangs", volume} {
 			if said, took := ask(t.Context(), v); said != "" || took != 0 {
 				t.Errorf("the server is back, %s: %q after %s", v, said, took)
