@@ -23,14 +23,20 @@ func attachRequired(driver string, about *storagev1.CSIDriver) bool {
 	return driver != local.DriverName && (about == nil || about.Spec.AttachRequired == nil || *about.Spec.AttachRequired)
 }
 
+// iscsiAttacher is by whom iSCSI volumes of claims are attached: the control plane.
+const iscsiAttacher = "iscsi.keelson.dev"
+
 // attachedName is how the node's status names a volume.
 func attachedName(driver, handle string) v1.UniqueVolumeName {
+	if driver == iscsiAttacher {
+		return v1.UniqueVolumeName("kubernetes.io/iscsi/" + handle)
+	}
 	return v1.UniqueVolumeName("kubernetes.io/csi/" + driver + "^" + handle)
 }
 
-// inUse calls f for each attached volume that is mounted, or may be: from before the first call of its driver for a pod
-// until the last after the pod.
-func (v *Volumes) inUse(f func(pod types.UID, r record)) error {
+// inUse calls f for each attached volume that is mounted, or may be: from before the first call of its driver, or the login to its
+// target, for a pod until the last after the pod.
+func (v *Volumes) inUse(f func(pod types.UID, name v1.UniqueVolumeName)) error {
 	pods, err := v.Pods()
 	if err != nil {
 		return err
@@ -42,7 +48,16 @@ func (v *Volumes) inUse(f func(pod types.UID, r record)) error {
 		}
 		for _, r := range recs {
 			if r.Attach {
-				f(p, r)
+				f(p, attachedName(r.Driver, r.Volume))
+			}
+		}
+		disks, err := v.iscsiRecords(p)
+		if err != nil {
+			return err
+		}
+		for _, r := range disks {
+			if r.Attach {
+				f(p, attachedName(iscsiAttacher, r.handle()))
 			}
 		}
 	}
@@ -52,7 +67,7 @@ func (v *Volumes) inUse(f func(pod types.UID, r record)) error {
 // InUse lists the attached volumes that the node uses, as its status names them. They lie on disk.
 func (v *Volumes) InUse() ([]v1.UniqueVolumeName, error) {
 	names := []v1.UniqueVolumeName{}
-	if err := v.inUse(func(_ types.UID, r record) { names = append(names, attachedName(r.Driver, r.Volume)) }); err != nil {
+	if err := v.inUse(func(_ types.UID, name v1.UniqueVolumeName) { names = append(names, name) }); err != nil {
 		return nil, fmt.Errorf("listing the attached volumes in use: %w", err)
 	}
 	slices.Sort(names)
@@ -62,7 +77,7 @@ func (v *Volumes) InUse() ([]v1.UniqueVolumeName, error) {
 // Attached lists the pods that use attached volumes.
 func (v *Volumes) Attached() ([]types.UID, error) {
 	var pods []types.UID
-	if err := v.inUse(func(p types.UID, _ record) { pods = append(pods, p) }); err != nil {
+	if err := v.inUse(func(p types.UID, _ v1.UniqueVolumeName) { pods = append(pods, p) }); err != nil {
 		return nil, fmt.Errorf("listing the pods with attached volumes: %w", err)
 	}
 	slices.Sort(pods)
@@ -124,6 +139,8 @@ func (v *Volumes) mayMount(s source) (publish map[string]string, why string) {
 		return nil, fmt.Sprintf("it is being detached (VolumeAttachment %s)", a.Name)
 	case !a.Status.Attached && a.Status.AttachError != nil:
 		return nil, fmt.Sprintf("CSI driver %s: %s (VolumeAttachment %s)", s.driver, a.Status.AttachError.Message, a.Name)
+	case !a.Status.Attached && s.driver == iscsiAttacher:
+		return nil, fmt.Sprintf("waiting for the control plane (VolumeAttachment %s)", a.Name)
 	case !a.Status.Attached:
 		return nil, fmt.Sprintf("waiting for the attacher of CSI driver %s (VolumeAttachment %s)", s.driver, a.Name)
 	}

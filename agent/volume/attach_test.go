@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/agent/fake"
+	"keelson.dev/keelson/agent/volume/iscsi"
 )
 
 const odd = v1.UniqueVolumeName("kubernetes.io/csi/odd.example^vol-1")
@@ -119,4 +120,53 @@ func TestAttachedVolume(t *testing.T) {
 	must(t, err)
 	must(t, next.UnmountAll(t.Context(), "u1"))
 	uses(next, false)
+}
+
+// F110: the disk of an iSCSI target that a claim is bound to is told of before the target is asked for anything, and until it is gone; one
+// that a pod names itself is not attached.
+func TestDisksAreAttached(t *testing.T) {
+	v, c, _ := newVolumes(t)
+	v.cfg.ISCSI.Kernel = iscsi.Kernel{Sys: t.TempDir(), Dev: t.TempDir()}
+	t.Setenv("PATH", t.TempDir()) // nobody is asked
+	disk := v1.ISCSIPersistentVolumeSource{TargetPortal: "192.0.2.1", IQN: "iqn.2026-01.example:disks", Lun: 3}
+	claim := onDisk(c, v1.LocalVolumeSource{})
+	pv, _ := c.PersistentVolume("pv")
+	pv = pv.DeepCopy()
+	pv.Spec.PersistentVolumeSource = v1.PersistentVolumeSource{ISCSI: &disk}
+	c.Put(pv)
+	name := v1.UniqueVolumeName("kubernetes.io/iscsi/iqn.2026-01.example:disks:3")
+	says := func(want string, pods ...types.UID) {
+		t.Helper()
+		_, err := v.MountAll(t.Context(), pod("u1", claim))
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+		names, err := v.InUse()
+		users, uerr := v.Attached()
+		if err != nil || uerr != nil || !slices.Equal(names, []v1.UniqueVolumeName{name}) || !slices.Equal(users, []types.UID{"u1"}) {
+			t.Errorf("in use %v by %v (%v, %v)", names, users, err, uerr)
+		}
+	}
+	known(c, v1.ConditionTrue, false, false)
+	says(`persistentvolume "pv" is not attached to this node: it has no VolumeAttachment to this node yet`)
+	attachment(c, func(a *storagev1.VolumeAttachment) { a.Spec.Attacher, a.Status.Attached = "iscsi.keelson.dev", false })
+	says("waiting for the control plane (VolumeAttachment csi-1)")
+	attachment(c, func(a *storagev1.VolumeAttachment) { a.Spec.Attacher = "iscsi.keelson.dev" })
+	says("waiting for the control plane to know that this node uses it")
+	n, _ := c.Node()
+	n = n.DeepCopy()
+	n.Status.VolumesInUse, n.Status.VolumesAttached = []v1.UniqueVolumeName{name}, []v1.AttachedVolume{{Name: name}}
+	c.Put(n)
+	says("iscsiadm is not on this node")
+	v = New(v.cfg)
+	says("iscsiadm is not on this node")
+	must(t, v.UnmountAll(t.Context(), "u1"))
+	inline := volume("data", v1.VolumeSource{ISCSI: &v1.ISCSIVolumeSource{TargetPortal: disk.TargetPortal, IQN: disk.IQN, Lun: disk.Lun}})
+	if _, err := v.MountAll(t.Context(), pod("u2", inline)); err == nil || !strings.Contains(err.Error(), "iscsiadm is not on this node") {
+		t.Errorf("%v", err)
+	}
+	if names, err := v.InUse(); err != nil || len(names) > 0 {
+		t.Errorf("in use %v, %v", names, err)
+	}
+	must(t, v.UnmountAll(t.Context(), "u2"))
 }

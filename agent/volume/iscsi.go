@@ -26,6 +26,7 @@ import (
 type iscsiSource struct {
 	disk            iscsi.Disk
 	about           string // names the volume for messages, where the pod has it by a claim
+	claimed         string // the PersistentVolume; "" where the pod names the disk itself
 	fsType          string
 	options         []string
 	readOnly        bool // the disk is not written to
@@ -43,7 +44,11 @@ type iscsiRecord struct {
 	LUN       int    `json:"lun"`
 	ReadOnly  bool   `json:"readOnly,omitempty"`
 	Block     bool   `json:"block,omitempty"`
+	Attach    bool   `json:"attach,omitempty"` // it is attached to the node, which tells that it uses it
 }
+
+// handle is how the disk is called among attached volumes.
+func (r iscsiRecord) handle() string { return fmt.Sprintf("%s:%d", r.Target, r.LUN) }
 
 func (r iscsiRecord) sameTarget(o iscsiRecord) bool {
 	return r.Target == o.Target && r.Interface == o.Interface
@@ -75,7 +80,7 @@ func inlineISCSI(pod *v1.Pod, name string, s *v1.ISCSIVolumeSource) (iscsiSource
 func claimedISCSI(pod *v1.Pod, pv *v1.PersistentVolume, reader bool) (iscsiSource, error) {
 	s := pv.Spec.ISCSI
 	d, err := iscsi.New(pv.Name, s.IQN, s.TargetPortal, s.Portals, s.Lun, s.ISCSIInterface, deref(s.InitiatorName))
-	out := iscsiSource{disk: d, about: fmt.Sprintf("persistentvolume %q: ", pv.Name), fsType: s.FSType, options: pv.Spec.MountOptions, readOnly: s.ReadOnly,
+	out := iscsiSource{disk: d, about: fmt.Sprintf("persistentvolume %q: ", pv.Name), claimed: pv.Name, fsType: s.FSType, options: pv.Spec.MountOptions, readOnly: s.ReadOnly,
 		reader: reader || s.ReadOnly, block: isBlock(pv), discover: s.DiscoveryCHAPAuth, login: s.SessionCHAPAuth}
 	if s.SecretRef != nil {
 		ref := *s.SecretRef
@@ -100,7 +105,7 @@ func deref(s *string) string {
 // iscsi brings a disk to the node and shows it to a pod. What is there already is kept, and no server is asked for it.
 func (v *Volumes) iscsi(ctx context.Context, pod *v1.Pod, name string, s iscsiSource) (agent.Mount, error) {
 	fail := func(err error) (agent.Mount, error) { return agent.Mount{}, fmt.Errorf("%s%w", s.about, err) }
-	r := iscsiRecord{Version: 1, Target: s.disk.Target, Interface: s.disk.Interface, LUN: s.disk.LUN, ReadOnly: s.readOnly, Block: s.block}
+	r := iscsiRecord{Version: 1, Target: s.disk.Target, Interface: s.disk.Interface, LUN: s.disk.LUN, ReadOnly: s.readOnly, Block: s.block, Attach: s.claimed != ""}
 	defer v.locks.Lock(r.lock())()
 	place := filepath.Join(v.podDir(pod.UID), "iscsi", name)
 	m := agent.Mount{HostPath: place, ReadOnly: s.reader, Block: s.block}
@@ -117,6 +122,11 @@ func (v *Volumes) iscsi(ctx context.Context, pod *v1.Pod, name string, s iscsiSo
 	}
 	if err := errors.Join(wholefile.Write(file, b), os.MkdirAll(v.iscsiDir(r), 0o750)); err != nil {
 		return fail(err)
+	}
+	if r.Attach {
+		if _, err := v.attached(ctx, source{name: s.claimed, driver: iscsiAttacher, handle: r.handle()}); err != nil {
+			return agent.Mount{}, err
+		}
 	}
 	if s.block {
 		m.HostPath, err = v.iscsiDevice(ctx, s, r)
@@ -306,6 +316,9 @@ func (v *Volumes) releaseISCSI(ctx context.Context, uid types.UID) error {
 	recs, err := v.iscsiRecords(uid)
 	if err != nil {
 		return err
+	}
+	if len(recs) > 0 {
+		defer v.useChanged()
 	}
 	var errs []error
 	for file, r := range recs {

@@ -17,6 +17,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -85,7 +86,22 @@ func (n *initiator) claim(name string, pv v1.PersistentVolumeSpec) v1.Volume {
 		&v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: uid},
 			Spec: v1.PersistentVolumeClaimSpec{VolumeName: name}, Status: v1.PersistentVolumeClaimStatus{Phase: v1.ClaimBound}},
 		&v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: pv})
+	n.attached(name, pv.ISCSI)
 	return volume("data", v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: name}})
+}
+
+// attached says that a volume is attached to the node, and that the control plane knows that it is in use.
+func (n *initiator) attached(pv string, d *v1.ISCSIPersistentVolumeSource) {
+	name := v1.UniqueVolumeName(fmt.Sprintf("kubernetes.io/iscsi/%s:%d", d.IQN, d.Lun))
+	node, ok := n.cluster.Node()
+	if !ok {
+		node = &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here"}}
+	}
+	node = node.DeepCopy()
+	node.Status.VolumesInUse = append(node.Status.VolumesInUse, name)
+	node.Status.VolumesAttached = append(node.Status.VolumesAttached, v1.AttachedVolume{Name: name})
+	n.cluster.Put(node, &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "of-" + pv}, Status: storagev1.VolumeAttachmentStatus{Attached: true},
+		Spec: storagev1.VolumeAttachmentSpec{Attacher: "iscsi.keelson.dev", NodeName: "here", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &pv}}})
 }
 
 func ofTarget(lun int32) v1.PersistentVolumeSource {

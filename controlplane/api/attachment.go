@@ -41,8 +41,27 @@ func AttachmentName(handle, driver, node string) string {
 	return fmt.Sprintf("csi-%x", sha256.Sum256([]byte(handle+driver+node)))
 }
 
-// AttachedName is how the status of a Node names a CSI volume, as in Kubernetes.
+// ISCSIAttacher is the attacher of iSCSI volumes, which is the control plane: nothing is done for them but that nodes agree by
+// their attachments who has a volume.
+const ISCSIAttacher = "iscsi.keelson.dev"
+
+// Attachable says by which attacher a volume is attached to nodes, and what it is called there; false for volumes that are not.
+func Attachable(v *corev1.PersistentVolume) (attacher, handle string, ok bool) {
+	switch {
+	case v == nil:
+	case v.Spec.CSI != nil:
+		return v.Spec.CSI.Driver, v.Spec.CSI.VolumeHandle, true
+	case v.Spec.ISCSI != nil:
+		return ISCSIAttacher, fmt.Sprintf("%s:%d", v.Spec.ISCSI.IQN, v.Spec.ISCSI.Lun), true
+	}
+	return "", "", false
+}
+
+// AttachedName is how the status of a Node names an attached volume, as in Kubernetes.
 func AttachedName(driver, handle string) corev1.UniqueVolumeName {
+	if driver == ISCSIAttacher {
+		return corev1.UniqueVolumeName("kubernetes.io/iscsi/" + handle)
+	}
 	return corev1.UniqueVolumeName("kubernetes.io/csi/" + driver + "^" + handle)
 }
 

@@ -42,6 +42,15 @@ type disks struct {
 	hook     func(method string) error    // after a call was made
 	secrets  map[string]map[string]string // of each kind of call, as seen last
 	unmounts bool                         // nodes unmount what no pod needs
+	iscsi    bool                         // volumes are disks of iSCSI targets, of which nothing is asked
+}
+
+// name is how a Node's status names a volume.
+func (d *disks) name(volume string) corev1.UniqueVolumeName {
+	if d.iscsi {
+		return corev1.UniqueVolumeName("kubernetes.io/iscsi/iqn.2026-01.example:" + volume + ":3")
+	}
+	return api.AttachedName(diskDriver, volume)
 }
 
 func (d *disks) set(f func()) {
@@ -208,7 +217,7 @@ func (w *world) mounts(ctx context.Context, d *disks, node string) {
 	}
 	inUse := []corev1.UniqueVolumeName{}
 	for h := range needed {
-		name := api.AttachedName(diskDriver, h)
+		name := d.name(h)
 		inUse = append(inUse, name)
 		has := slices.ContainsFunc(n.Status.VolumesAttached, func(v corev1.AttachedVolume) bool { return v.Name == name })
 		if has && slices.Contains(n.Status.VolumesInUse, name) && !d.mounted[h][node] {
@@ -220,7 +229,7 @@ func (w *world) mounts(ctx context.Context, d *disks, node string) {
 			if d.unmounts {
 				delete(m, node)
 			}
-			inUse = append(inUse, api.AttachedName(diskDriver, h)) // until the next look
+			inUse = append(inUse, d.name(h)) // until the next look
 		}
 	}
 	slices.Sort(inUse)
@@ -232,7 +241,7 @@ func (w *world) mounts(ctx context.Context, d *disks, node string) {
 }
 
 func (d *disks) mount(h, node string) {
-	if d.at[h] != "id-"+node {
+	if !d.iscsi && d.at[h] != "id-"+node {
 		d.complain("volume %s is mounted on %s, and published to %q", h, node, d.at[h])
 	}
 	if d.mounted[h] == nil {
@@ -269,6 +278,9 @@ func (w *world) disk(name string) {
 	v := volume(name, "1Gi")
 	v.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: diskDriver, VolumeHandle: name,
 		ControllerPublishSecretRef: &corev1.SecretReference{Namespace: "default", Name: "key"}}}
+	if w.drivers.disks.iscsi {
+		v.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{ISCSI: &corev1.ISCSIPersistentVolumeSource{TargetPortal: "192.0.2.1", IQN: "iqn.2026-01.example:" + name, Lun: 3}}
+	}
 	w.create(v)
 }
 
@@ -313,11 +325,17 @@ func (w *world) nothingWrong() {
 // attaching is a world with a disk that pod db-0 of a StatefulSet uses.
 func attaching(t *testing.T, o options, f func(w *world, d *disks, node string)) {
 	t.Helper()
+	attachingOf(t, o, false, f)
+}
+
+func attachingOf(t *testing.T, o options, iscsi bool, f func(w *world, d *disks, node string)) {
+	t.Helper()
 	virtual.Test(t, func(t *testing.T) {
 		o.engine, o.quiet = controllers.Options{OwnIdentity: true, Resync: time.Minute}, true
 		w := start(t, o)
 		w.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "key"}, Data: map[string][]byte{"k": []byte("s3cret")}})
 		d := w.disksOn("w1", "w2", "w3")
+		d.set(func() { d.iscsi = iscsi })
 		w.disk("v")
 		w.create(stateful("db", 1, "db:1"))
 		w.statefulDone("db", 1)
@@ -415,6 +433,40 @@ func TestMultiAttachIsRefused(t *testing.T) {
 		w.mountedOn(time.Second, "v", node)
 		d.set(func() { d.unmounts = true })
 		w.mountedOn(10*time.Second, "v", other)
+	})
+}
+
+// F110: a disk of an iSCSI target is one node's at a time as well, though nobody is asked to attach it: who has it is told to others
+// that want it, and a node that loses power is fenced before it moves.
+func TestDisksOfTargetsMove(t *testing.T) {
+	attachingOf(t, options{}, true, func(w *world, d *disks, node string) {
+		a, err := client.Get[*storagev1.VolumeAttachment](w.ctx, w.admin, "", api.AttachmentName("iqn.2026-01.example:v:3", api.ISCSIAttacher, node))
+		if err != nil || !a.Status.Attached || *a.Spec.Source.PersistentVolumeName != "v" {
+			t.Fatalf("%+v, %v", a, err)
+		}
+		other := map[string]string{"w1": "w2", "w2": "w3", "w3": "w1"}[node]
+		w.create(user("late", other, "data-db-0"))
+		w.eventWith("FailedAttachVolume", fmt.Sprintf(`Multi-Attach error for volume "v": its access modes let one node have it, and node %s has it for pod default/db-0`, node))
+		d.set(func() { d.unmounts = false })
+		update(w, "db", func(s *appsv1.StatefulSet) { s.Spec.Replicas = new(int32) })
+		w.eventWith("FailedAttachVolume", fmt.Sprintf("and node %s has not unmounted it yet", node))
+		time.Sleep(10 * time.Minute)
+		w.mountedOn(time.Second, "v", node)
+		w.power(node, false)
+		w.within(time.Minute, "the volume elsewhere", func() error {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			if !d.mounted["v"][other] {
+				return errors.New("not yet")
+			}
+			return nil
+		})
+		w.mountedOn(10*time.Second, "v", other)
+		d.set(func() { d.unmounts = true })
+		if err := client.Delete[*corev1.Pod](w.ctx, w.admin, "default", "late", metav1.DeleteOptions{GracePeriodSeconds: new(int64)}); err != nil {
+			t.Fatal(err)
+		}
+		w.mountedOn(30*time.Second, "v", "")
 	})
 }
 

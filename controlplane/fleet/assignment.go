@@ -227,8 +227,10 @@ func (a *assignment) ordered(ups []upsert) []*fleetv1.Object {
 // references are those of an object on this node: a volume leads to what attaches it here as well.
 func (a *assignment) references(o api.Object) []key {
 	refs := a.src.references(o)
-	if v, ok := o.(*v1.PersistentVolume); ok && v.Spec.CSI != nil {
-		refs = append(refs, key{kindVolumeAttachment, "", api.AttachmentName(v.Spec.CSI.VolumeHandle, v.Spec.CSI.Driver, a.node)})
+	if v, ok := o.(*v1.PersistentVolume); ok {
+		if attacher, handle, ok := api.Attachable(v); ok {
+			refs = append(refs, key{kindVolumeAttachment, "", api.AttachmentName(handle, attacher, a.node)})
+		}
 	}
 	return refs
 }

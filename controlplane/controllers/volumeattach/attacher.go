@@ -74,7 +74,10 @@ func duty(a *storagev1.VolumeAttachment, served bool) errand {
 // serve is what an attacher does for one attachment.
 func (r *reconciler) serve(ctx context.Context, name string) error {
 	a, ok := r.attachments.Get("", name)
-	if !ok || r.calls == nil {
+	switch {
+	case ok && a.Spec.Attacher == api.ISCSIAttacher:
+		return r.grant(ctx, a)
+	case !ok || r.calls == nil:
 		return nil
 	}
 	d, _ := controllers.Cached[*storagev1.CSIDriver](r.drivers, "", a.Spec.Attacher)
@@ -90,6 +93,16 @@ func (r *reconciler) serve(ctx context.Context, name string) error {
 			"the cluster to be it: remove the annotation", a.Spec.Attacher, controllers.ServedByAnnotation))
 	}
 	return nil
+}
+
+// grant attaches a volume for which nobody has anything to do.
+func (r *reconciler) grant(ctx context.Context, a *storagev1.VolumeAttachment) error {
+	if a.Status.Attached || a.DeletionTimestamp != nil {
+		return nil
+	}
+	next := a.DeepCopy()
+	next.Status = storagev1.VolumeAttachmentStatus{Attached: true}
+	return r.wrote(client.UpdateStatus(ctx, r.term.Client, next))
 }
 
 // hold notes what the driver will be asked for, before it is.

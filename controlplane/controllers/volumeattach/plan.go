@@ -139,8 +139,8 @@ func inUse(n *corev1.Node, a *storagev1.VolumeAttachment, v *corev1.PersistentVo
 const handleAnnotation = "keelson.dev/volume-handle"
 
 func volumeName(a *storagev1.VolumeAttachment, v *corev1.PersistentVolume) corev1.UniqueVolumeName {
-	if v != nil && v.Spec.CSI != nil {
-		return api.AttachedName(v.Spec.CSI.Driver, v.Spec.CSI.VolumeHandle)
+	if attacher, handle, ok := api.Attachable(v); ok {
+		return api.AttachedName(attacher, handle)
 	}
 	return api.AttachedName(a.Spec.Attacher, a.Annotations[handleAnnotation])
 }

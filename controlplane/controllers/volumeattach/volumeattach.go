@@ -1,6 +1,6 @@
 // Package volumeattach decides which nodes have which volumes: it makes and deletes the VolumeAttachments that the
 // attacher of a CSI driver serves, and keeps what Nodes say is attached to them. For drivers without an attacher of their
-// own (controllers.Served) it is the attacher too.
+// own (controllers.Served) it is the attacher too, and for iSCSI volumes, which a node logs in to by itself once it has them.
 //
 // Who mounts and who takes away agree by the Node's object, which both write: a node tells in status.volumesInUse what it
 // is about to mount, and mounts what one revision of the object has there and in status.volumesAttached; a volume is
@@ -202,10 +202,10 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (again 
 func (r *reconciler) state(name string) State {
 	in := State{Attachments: r.attachments.By(byVolume, name), Hosts: map[string]Host{}}
 	v, ok := controllers.Cached[*corev1.PersistentVolume](r.volumes, "", name)
-	if ok && v.Spec.CSI != nil {
+	if attacher, _, is := api.Attachable(v); ok && is {
 		in.Volume = v
-		d, _ := controllers.Cached[*storagev1.CSIDriver](r.drivers, "", v.Spec.CSI.Driver)
-		in.Required = api.AttachRequired(d)
+		d, _ := controllers.Cached[*storagev1.CSIDriver](r.drivers, "", attacher)
+		in.Required = v.Spec.CSI == nil || api.AttachRequired(d)
 		in.Pods = r.users(v)
 	}
 	now := r.term.Now()
@@ -227,9 +227,9 @@ func (r *reconciler) state(name string) State {
 
 // ours says that an attachment has the name that this controller gives. Others are whose they are.
 func ours(a *storagev1.VolumeAttachment, v *corev1.PersistentVolume) bool {
-	handle := a.Annotations[handleAnnotation]
-	if v != nil {
-		handle = v.Spec.CSI.VolumeHandle
+	_, handle, ok := api.Attachable(v)
+	if !ok {
+		handle = a.Annotations[handleAnnotation]
 	}
 	return a.Name == api.AttachmentName(handle, a.Spec.Attacher, a.Spec.NodeName)
 }
@@ -264,7 +264,7 @@ func (r *reconciler) volume(ctx context.Context, name string) (time.Duration, er
 		}
 	}
 	for _, node := range step.Listed {
-		if err := r.list(ctx, node, api.AttachedName(in.driver(), in.handle()), true, nil); err != nil {
+		if err := r.list(ctx, node, api.AttachedName(in.names()), true, nil); err != nil {
 			return 0, fmt.Errorf("noting volume %s as attached to node %s: %w", name, node, err)
 		}
 	}
@@ -277,32 +277,21 @@ func (r *reconciler) volume(ctx context.Context, name string) (time.Duration, er
 	return step.Again, nil
 }
 
-func (in State) driver() string {
-	if in.Volume != nil {
-		return in.Volume.Spec.CSI.Driver
+// names are the volume's attacher, and how that calls it.
+func (in State) names() (attacher, handle string) {
+	attacher, handle, ok := api.Attachable(in.Volume)
+	if !ok && len(in.Attachments) > 0 {
+		return in.Attachments[0].Spec.Attacher, in.Attachments[0].Annotations[handleAnnotation]
 	}
-	if len(in.Attachments) > 0 {
-		return in.Attachments[0].Spec.Attacher
-	}
-	return ""
-}
-
-func (in State) handle() string {
-	if in.Volume != nil {
-		return in.Volume.Spec.CSI.VolumeHandle
-	}
-	if len(in.Attachments) > 0 {
-		return in.Attachments[0].Annotations[handleAnnotation]
-	}
-	return ""
+	return attacher, handle
 }
 
 // attach asks for a volume to be attached to a node.
 func (r *reconciler) attach(ctx context.Context, v *corev1.PersistentVolume, node string) error {
-	src := v.Spec.CSI
+	attacher, handle, _ := api.Attachable(v) // who plans for it has seen that
 	a, err := client.Create(ctx, r.term.Client, &storagev1.VolumeAttachment{
-		ObjectMeta: metav1.ObjectMeta{Name: api.AttachmentName(src.VolumeHandle, src.Driver, node), Annotations: map[string]string{handleAnnotation: src.VolumeHandle}},
-		Spec:       storagev1.VolumeAttachmentSpec{Attacher: src.Driver, NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &v.Name}}})
+		ObjectMeta: metav1.ObjectMeta{Name: api.AttachmentName(handle, attacher, node), Annotations: map[string]string{handleAnnotation: handle}},
+		Spec:       storagev1.VolumeAttachmentSpec{Attacher: attacher, NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &v.Name}}})
 	if err != nil {
 		return fmt.Errorf("attaching volume %s to node %s: %w", v.Name, node, err)
 	}
