@@ -24,7 +24,7 @@ import (
 type site struct {
 	dir, key, bin string
 	network       netns.NsHandle
-	next          string // folder of a release that is newer
+	next, version string // folder of a release that is newer, and which it is
 }
 
 func newSite(t *testing.T, bin string, ns netns.NsHandle) site {
@@ -34,9 +34,11 @@ func newSite(t *testing.T, bin string, ns netns.NsHandle) site {
 	if out, err := exec.Command("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", s.key).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	if _, err := os.Stat(filepath.Join(s.next, "SHA256SUMS")); err != nil {
-		t.Fatalf("a newer release: %v: 'make test-vm' makes it", err)
+	tarballs, err := filepath.Glob(filepath.Join(s.next, "keelson-*-linux-amd64.tar.gz"))
+	if err != nil || len(tarballs) != 1 {
+		t.Fatalf("a newer release: %v (%v): 'make test-vm' makes it", tarballs, err)
 	}
+	s.version = strings.TrimPrefix(strings.TrimSuffix(strings.TrimPrefix(filepath.Base(tarballs[0]), "keelson-"), "-linux-amd64.tar.gz"), "v")
 	return s
 }
 
@@ -74,7 +76,7 @@ func (c *cluster) server() string { return "https://" + c.all[c.asked].address +
 
 // askAnother has the API asked through another machine than one that is about to go.
 func (c *cluster) askAnother(than string) {
-	for _, name := range []string{"cp1", "cp2", "cp3"} {
+	for _, name := range c.replicas {
 		if name != than {
 			c.asked = name
 			return
@@ -110,7 +112,7 @@ func (c *cluster) verb(want string, args ...string) error { return c.verbWith(""
 func (c *cluster) verbWith(input, want string, args ...string) error {
 	args = append([]string{"cluster"}, append(args, "-f", filepath.Join(c.site.dir, "cluster.yaml"))...)
 	fmt.Printf("$ kctl %s\n", strings.ReplaceAll(strings.Join(args, " "), c.site.dir+"/", ""))
-	out, err := c.kctlTo(os.Stdout, 20*time.Minute, input, args...)
+	out, err := c.kctlTo(os.Stdout, 30*time.Minute, input, args...)
 	if err == nil && !strings.Contains(out, want) {
 		err = fmt.Errorf("it does not say %q: %s", want, out)
 	}
@@ -118,7 +120,7 @@ func (c *cluster) verbWith(input, want string, args ...string) error {
 }
 
 func (c *cluster) dryRun() error {
-	if err := c.write("cp1", "cp2", "cp3", "w1"); err != nil {
+	if err := c.write(c.first()...); err != nil {
 		return err
 	}
 	before := map[string]string{}
@@ -148,7 +150,7 @@ func (c *cluster) up() error {
 	if err := c.verb("node w1 is ready", "up"); err != nil {
 		return err
 	}
-	for _, name := range []string{"cp1", "cp2", "cp3"} {
+	for _, name := range c.replicas {
 		if mode, err := c.all[name].run("stat -c %a:%U /var/lib/keelson/controlplane/admin.kubeconfig /etc/keelson/controlplane.yaml; stat -c %a /var/lib/keelson/controlplane"); err != nil || mode != "600:root\n600:root\n700" {
 			return fmt.Errorf("%s: an administrator's kubeconfig, settings and their folder have the modes %q (%w)", name, mode, err)
 		}
@@ -186,7 +188,7 @@ func (c *cluster) upgrade() error {
 	if is, err := c.all["w1"].run("systemctl show -p MainPID --value keelson-agent"); err != nil || is == agent {
 		return fmt.Errorf("the agent is process %s as before (%w)", is, err)
 	}
-	for _, name := range []string{"cp1", "cp2", "cp3", "w1"} {
+	for _, name := range c.first() {
 		// What was replaced while it ran is shown as deleted.
 		if out, err := c.all[name].run("readlink /proc/$(pgrep -o -x 'keelson-(agent|control.*)')/exe"); err != nil || strings.Contains(out, "deleted") {
 			return fmt.Errorf("%s runs %s (%w)", name, out, err)
@@ -197,14 +199,11 @@ func (c *cluster) upgrade() error {
 		return fmt.Errorf("releases before %v and after %v (%w)", old, is, err)
 	}
 	for name, r := range is {
-		if r == old[name] || !strings.HasSuffix(r, "-next") {
-			return fmt.Errorf("%s says that it runs %s, and before it was %s", name, r, old[name])
+		if r == old[name] || strings.TrimPrefix(strings.TrimPrefix(r, "keelson://"), "v") != c.site.version {
+			return fmt.Errorf("%s says that it runs %s, and before it was %s: want %s", name, r, old[name], c.site.version)
 		}
 	}
-	if err := errors.Join(c.ready(), c.serves()); err != nil {
-		return err
-	}
-	return c.verb("nothing to do", "up", "--release", c.site.next)
+	return errors.Join(c.ready(), c.serves())
 }
 
 // releases are what replicas and nodes say that they run.
@@ -226,7 +225,7 @@ func (c *cluster) releases() (map[string]string, error) {
 }
 
 func (c *cluster) add() error {
-	if err := c.write("cp1", "cp2", "cp3", "w1", "w2"); err != nil {
+	if err := c.write(append(c.first(), "w2")...); err != nil {
 		return err
 	}
 	if err := c.verb("node w2 is ready", "add", "--release", c.site.next); err != nil {
@@ -278,14 +277,14 @@ func (c *cluster) removeReplica() error {
 	if err := c.verb(name+" is no part of the cluster any more", "remove", name); err != nil {
 		return err
 	}
-	left := slices.DeleteFunc([]string{"cp1", "cp2", "cp3", "w1"}, func(n string) bool { return n == name })
+	left := slices.DeleteFunc(c.first(), func(n string) bool { return n == name })
 	if err := c.write(left...); err != nil {
 		return err
 	}
 	if err := c.verb("kubeconfig: ", "up", "--release", c.site.next); err != nil {
 		return err
 	}
-	if s, err = c.status(); err != nil || len(s.Members) != 2 {
+	if s, err = c.status(); err != nil || len(s.Members) != len(c.replicas)-1 {
 		return fmt.Errorf("there are %d replicas (%w)", len(s.Members), err)
 	}
 	return errors.Join(c.untouched(name), c.serves())
