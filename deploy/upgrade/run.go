@@ -130,8 +130,17 @@ func (s State) progress(g Goal) string {
 	return fmt.Sprintf(" (%d of %d replicas, %d of %d nodes)", members, len(s.Members), nodes, len(s.Nodes))
 }
 
+// within looks until something is so. Looking is work for the machine that is asked, which may be the one that is waited for: one
+// that is slow to answer has as long for itself in between.
 func within(ctx context.Context, limit time.Duration, cond func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	return wait.For(ctx, lookEvery, func() error { return cond(ctx) })
+	return wait.For(ctx, lookEvery, func() error {
+		began := time.Now()
+		err := cond(ctx)
+		if took := time.Since(began); err != nil && took > lookEvery {
+			_ = wait.Delay(ctx, took)
+		}
+		return err
+	})
 }

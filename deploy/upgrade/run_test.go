@@ -22,9 +22,11 @@ type fake struct {
 	spoil func(step Step, s *State) error // after a step was done
 	deaf  time.Time                       // until then it does not answer
 	looks int                             // after so many looks one hangs; 0 = none does
+	slow  time.Duration                   // of each look
 }
 
 func (f *fake) Look(ctx context.Context) (State, error) {
+	time.Sleep(f.slow)
 	if f.looks--; f.looks == 0 {
 		<-ctx.Done()
 		return State{}, ctx.Err()
@@ -64,6 +66,25 @@ func (f *fake) run(t *testing.T) (said []string, err error) {
 		said = append(said, fmt.Sprintf(format, args...))
 	}})
 	return said, err
+}
+
+// A machine that takes three seconds to say how the cluster is has half of its time for something else.
+func TestSlowMachinesAreAskedLess(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		f := &fake{state: parse("cp1:old*"), goal: Goal{Release: "new"}, slow: 3 * time.Second}
+		before := time.Now()
+		f.spoil = func(Step, *State) error {
+			before, f.looks, f.deaf = time.Now(), 0, time.Now().Add(55*time.Second)
+			return nil
+		}
+		if _, err := f.run(t); err != nil {
+			t.Fatal(err)
+		}
+		// 10 while it is deaf, the one that sees the step done, and the last one.
+		if looks, took := -f.looks, time.Since(before); looks > 13 || took > 70*time.Second {
+			t.Errorf("%d looks in %v", looks, took)
+		}
+	})
 }
 
 // An upgrade says what it does, and does it in the order of the plan, also where the cluster does not answer for a while
