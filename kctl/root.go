@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
@@ -114,6 +115,12 @@ func versionCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 
 // Main runs the command and returns the process' exit code.
 func Main() int {
+	cmdutil.BehaviorOnFatal(func(text string, code int) { // kubectl's commands end so
+		if text != "" {
+			fmt.Fprintln(os.Stderr, strings.TrimSuffix(text+otherCA(text), "\n"))
+		}
+		os.Exit(code)
+	})
 	if c, err := Command(os.Args).ExecuteC(); err != nil {
 		if errors.Is(err, errFound) {
 			return exitFound

@@ -40,7 +40,7 @@ func rotateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 			"former CA alone reaches the API; users whose certificates by it are in use are named. The kubeconfig in use is renewed\n" +
 			"once the new CA signs; others by 'kctl cluster renew' where they are.",
 		Example: "  kctl cluster rotate peers-ca\n  kctl cluster rotate cluster-ca\n  kctl cluster rotate service-account-key --keep 2h\n  kctl cluster rotate --status\n" +
-			"  kctl cluster rotate --abort",
+			"  kctl cluster rotate --abort\n  kctl cluster rotate --dismiss cp3",
 		Args:      cobra.MaximumNArgs(1),
 		ValidArgs: keyKinds,
 	}
@@ -48,6 +48,7 @@ func rotateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 	c.Flags().BoolVar(&status, "status", false, "show the keys and the exchange of one that is under way")
 	c.Flags().BoolVar(&q.Abort, "abort", false, "give up the exchange that is under way, before the new key is used")
 	c.Flags().BoolVar(&q.Force, "force", false, "do not wait for what the former key has signed, nor for nodes that are away, nor, once all believe the new key, for replicas that do not answer")
+	c.Flags().StringVar(&q.Dismiss, "dismiss", "", "name a removed replica no more: what it had of the keys is destroyed")
 	c.Flags().StringVar(&q.Keep, "keep", "", "for how long what the former key has signed is believed (default 25h, of cluster-ca 24h)")
 	c.RunE = func(_ *cobra.Command, args []string) error {
 		if len(args) == 1 {
@@ -60,13 +61,16 @@ func rotateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 			return fmt.Errorf("--status stands alone")
 		case status:
 			verb, body = "GET", nil
+		case q.Dismiss != "" && q != api.ClusterRotate{Dismiss: q.Dismiss}:
+			return fmt.Errorf("--dismiss stands alone")
+		case q.Dismiss != "":
 		case q == api.ClusterRotate{}, q.Kind == "" && !q.Abort && !q.Force:
 			return fmt.Errorf("say which key: %s; or --status", strings.Join(keyKinds, ", "))
 		}
 		if err := show(f, streams, *output, verb, api.PathClusterKeys, body, &all, printKeys); err != nil || *output != "" || q.Kind != clusterCA || q.Abort {
 			return err
 		}
-		return renewAfter(f, streams)
+		return renewAfter(f, streams, renewPatience)
 	}
 	return c
 }
@@ -89,9 +93,9 @@ func heldUp(all api.ClusterKeys) string {
 	return said
 }
 
-// renewAfter renews the kubeconfig in use as soon as the new CA signs, if that is soon.
-func renewAfter(f cmdutil.Factory, streams genericiooptions.IOStreams) error {
-	ctx, cancel := context.WithTimeout(context.Background(), renewPatience)
+// renewAfter renews the kubeconfig in use as soon as the new CA signs, if that is within its patience.
+func renewAfter(f cmdutil.Factory, streams genericiooptions.IOStreams, patience time.Duration) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	why := "the cluster has not said how far the exchange is"
 	err := wait.For(ctx, time.Second, func() error {
@@ -110,7 +114,7 @@ func renewAfter(f cmdutil.Factory, streams genericiooptions.IOStreams) error {
 	})
 	if err != nil {
 		fmt.Fprintf(streams.ErrOut, "The kubeconfig in use is as it was: after %s %s. 'kctl cluster rotate --status' shows how it goes on; 'kctl cluster renew' when it is at step wait.\n",
-			renewPatience, why)
+			patience, why)
 		return nil
 	}
 	return renewKubeconfig(f, streams)
@@ -146,7 +150,7 @@ func printKeys(w io.Writer, all api.ClusterKeys) error {
 		}
 	}
 	for _, gone := range all.Removed {
-		fmt.Fprintf(w, "%s was removed %s and has had keys that are good still: 'kctl cluster rotate' %s, if its disk may be in wrong hands\n",
+		fmt.Fprintf(w, "%s was removed %s and has had keys that are good still: 'kctl cluster rotate' %s, if its disk may be in wrong hands; 'kctl cluster rotate --dismiss %[1]s' when it is wiped\n",
 			gone.Name, stamp(gone.At), strings.Join(gone.Kinds, ", "))
 	}
 	return printRotation(w, all)

@@ -75,6 +75,7 @@ const noCluster = "http://localhost:8080/"
 // failure is the line in which a person reads the error of a command. Every one of our own verbs names itself.
 func failure(c *cobra.Command, err error) string {
 	text := err.Error()
+	text += otherCA(text)
 	if c == nil || !isOwn(c) {
 		return "error: " + strings.TrimPrefix(text, "error: ")
 	}
@@ -83,6 +84,17 @@ func failure(c *cobra.Command, err error) string {
 	}
 	return c.CommandPath() + ": " + strings.TrimPrefix(text, "lab: ")
 }
+
+// otherCA is what an error says besides in which the API's certificate is not believed; "" for others.
+func otherCA(text string) string {
+	if !strings.Contains(text, "certificate signed by unknown authority") || strings.Contains(text, otherCAHint) {
+		return ""
+	}
+	return otherCAHint
+}
+
+const otherCAHint = "\nThe kubeconfig in use does not believe the CA of this API: the cluster's CA was exchanged and 'kctl cluster renew' not run in time, or it is\n" +
+	"another cluster's. The replica that made the cluster keeps one that is good as admin.kubeconfig in its data folder."
 
 func isOwn(c *cobra.Command) bool {
 	for ; c.HasParent(); c = c.Parent() {

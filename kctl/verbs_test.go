@@ -124,6 +124,8 @@ func TestFailure(t *testing.T) {
 		{get, "error: no such resource", "error: no such resource"},
 		{root, "unknown", "error: unknown"},
 		{nil, "unknown", "error: unknown"},
+		{kill, "tls: certificate signed by unknown authority", "kctl lab kill: tls: certificate signed by unknown authority" + otherCAHint},
+		{get, "certificate signed by unknown authority", "error: certificate signed by unknown authority" + otherCAHint},
 	} {
 		if got := failure(c.command, errors.New(c.err)); got != c.want {
 			t.Errorf("%q, want %q", got, c.want)

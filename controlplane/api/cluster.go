@@ -273,6 +273,9 @@ type ClusterRotate struct {
 	// Force has the exchange that is under way wait neither for replicas that do not answer, once the new key is
 	// believed by all, nor for what was signed by the former key, nor for nodes that are away.
 	Force bool `json:"force,omitempty"`
+	// Dismiss is a removed replica of which nothing is to be told any more, since what it had of the keys is destroyed. It
+	// stands alone. A release that does not know it refuses the field.
+	Dismiss string `json:"dismiss,omitempty"`
 }
 
 // ClusterKeys are the keys that all replicas share, by their ids, and the exchange of one that was last.

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"keelson.dev/keelson/controlplane/api"
@@ -78,6 +80,49 @@ func (r *Replica) noteRemoved(ctx context.Context, name, why string, had []api.C
 			return err
 		}
 	}
+}
+
+// dismissRemoved forgets that a replica was removed. ErrUnknownMember where none of the name is known to have been.
+func (r *Replica) dismissRemoved(ctx context.Context, name string) error {
+	for {
+		rec, at, err := r.storedRemoved(ctx)
+		if err != nil {
+			return err
+		}
+		if rec.Version > removedVersion {
+			return errors.New("the list of removed replicas is of a later release")
+		}
+		var known []string
+		for _, m := range rec.Members {
+			known = append(known, m.Name)
+		}
+		rest := slices.DeleteFunc(slices.Clone(rec.Members), func(m removedMember) bool { return m.Name == name })
+		if len(rest) == len(rec.Members) {
+			return fmt.Errorf("%w was removed: replica %q is not among [%s]", raftstore.ErrUnknownMember, name, strings.Join(known, ", "))
+		}
+		rec.Members = rest
+		raw, err := json.Marshal(rec)
+		if err != nil {
+			return err
+		}
+		_, err = r.store.Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Update(removedKey, raw, at)}})
+		if !conflicts(err) {
+			return err
+		}
+	}
+}
+
+// dismiss answers who wants nothing told of a removed replica any more, where that is refused.
+func (r *Replica) dismiss(ctx context.Context, w http.ResponseWriter, q api.ClusterRotate) bool {
+	if alone := (api.ClusterRotate{Dismiss: q.Dismiss}); q != alone {
+		refuse(w, http.StatusBadRequest, errors.New("dismiss stands alone"))
+		return false
+	}
+	if err := r.dismissRemoved(ctx, q.Dismiss); err != nil {
+		refuseStore(w, err)
+		return false
+	}
+	return true
 }
 
 // conflicts says that somebody else has written meanwhile.

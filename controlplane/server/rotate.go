@@ -268,7 +268,12 @@ func (r *Replica) serveKeys(w http.ResponseWriter, req *http.Request, d *deed) {
 		d.object, d.more = q.Kind, []any{"abort", q.Abort, "force", q.Force, "keep", q.Keep}
 		ctx, cancel := context.WithTimeout(req.Context(), changeTimeout)
 		defer cancel()
-		if code, err := r.rotate(ctx, q, api.CallerOf(req.Context()).User.Name); err != nil {
+		if q.Dismiss != "" {
+			d.verb, d.object, d.more = "dismiss", q.Dismiss, nil
+			if !r.dismiss(ctx, w, q) {
+				return
+			}
+		} else if code, err := r.rotate(ctx, q, api.CallerOf(req.Context()).User.Name); err != nil {
 			if code == 0 {
 				refuseStore(w, err)
 			} else {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/controlplane/api"
@@ -110,6 +111,28 @@ func TestAStandbyTakesThePlaceOfADeadReplica(t *testing.T) {
 	})
 	p.tellsOfTheReplacement(t, dead)
 	p.comesBack(t, dead)
+	p.isDismissed(t, dead)
+}
+
+// isDismissed says of the dead one that its disk is wiped.
+func (p *plane) isDismissed(t *testing.T, dead string) {
+	t.Helper()
+	dismiss := func(q api.ClusterRotate) error { return p.call("cp4", "POST", api.PathClusterKeys, q, nil) }
+	if err := dismiss(api.ClusterRotate{Dismiss: "nobody"}); !apierrors.IsNotFound(err) || !strings.Contains(err.Error(), `replica "nobody" is not among [`+dead+`]`) {
+		t.Errorf("nobody of that name was removed: %v", err)
+	}
+	if err := dismiss(api.ClusterRotate{Dismiss: dead, Force: true}); !apierrors.IsBadRequest(err) {
+		t.Errorf("dismiss and force: %v", err)
+	}
+	if told := p.keys("cp1").Removed; len(told) != 1 {
+		t.Fatalf("what was refused has changed something: %+v", told)
+	}
+	if err := dismiss(api.ClusterRotate{Dismiss: dead}); err != nil {
+		t.Fatal(err)
+	}
+	if told := p.keys("cp1").Removed; len(told) != 0 {
+		t.Errorf("it is told of still: %+v", told)
+	}
 }
 
 // tellsOfTheReplacement looks for the Event, the metric and the keys that the dead one has had.

@@ -202,7 +202,8 @@ func Namespace(t testing.TB) string {
 			describe(t, created.Name)
 		}
 		zero := int64(0)
-		err := cs.CoreV1().Namespaces().Delete(context.Background(), created.Name, metav1.DeleteOptions{GracePeriodSeconds: &zero})
+		// By a client of now: the test may have exchanged the CA that the first one believes.
+		err := Client(t).CoreV1().Namespaces().Delete(context.Background(), created.Name, metav1.DeleteOptions{GracePeriodSeconds: &zero})
 		if err != nil && !apierrors.IsNotFound(err) {
 			t.Errorf("deleting namespace %s: %v", created.Name, err)
 		}
