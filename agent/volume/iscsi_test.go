@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -48,6 +47,7 @@ func serveDisks(t *testing.T, luns ...int) *initiator {
 		n.files[lun] = n.target.Disk(lun, 16<<20)
 	}
 	n.volumes, n.cluster, _ = newVolumes(t)
+	n.volumes.cfg.ISCSI.Log = slog.New(slog.NewTextHandler(t.Output(), nil))
 	n.volumes.cfg.ISCSI.Patience = time.Minute // the clock of a slow machine in software runs ahead of what it does
 	t.Cleanup(func() {
 		pods, err := n.volumes.Pods()
@@ -415,38 +415,48 @@ func agentKilled() bool {
 // An agent that is killed at any moment leaves nothing that the next one does not take away. F110
 func TestAgentsThatAreKilled(t *testing.T) {
 	n := serveDisks(t, 0)
-	var moments []int
-	for _, moment := range []struct {
-		about string
-		cond  func() bool
+	iscsitest.Arguments(t)
+	for about, moment := range map[string]struct {
+		kills    string      // after this is done
+		cond     func() bool // or when this is so
+		sessions int         // that are there then
 	}{
-		{"the record of the pod is written", func() bool { return exists(filepath.Join(n.volumes.podDir("u1"), "iscsi", "data.json")) }},
-		{"iscsiadm has a record", func() bool { return len(iscsitest.Records(t)) > 0 }},
-		{"there is a session", func() bool { return len(iscsitest.Sessions(t)) > 0 }},
-		{"there is a place to mount at", func() bool {
+		"the pod has a record":  {cond: func() bool { return exists(filepath.Join(n.volumes.podDir("u1"), "iscsi", "data.json")) }},
+		"the target was found":  {kills: "nonpersistent"},
+		"iscsiadm has a record": {kills: "-o new"},
+		"there is a session":    {kills: "--login", sessions: 1},
+		"there is a place to mount at": {sessions: 1, cond: func() bool {
 			return exists(filepath.Join(n.volumes.kubelet(), "plugins/kubernetes.io/iscsi/default", targetName, "lun-0"))
 		}},
 	} {
 		cmd := exec.Command("/proc/self/exe")
 		cmd.Env = append(os.Environ(), logsIn+"="+filepath.Dir(n.volumes.cfg.Paths.State))
+		if moment.kills != "" {
+			cmd.Env = append(cmd.Env, iscsitest.Kills+"="+moment.kills)
+		}
 		must(t, cmd.Start())
-		iscsitest.Until(t, func() error {
-			if moment.cond() {
-				return nil
-			}
-			return errors.New("waiting until " + moment.about)
-		})
-		must(t, cmd.Process.Kill())
-		_ = cmd.Wait()
-		moments = append(moments, len(iscsitest.Sessions(t)))
+		if moment.cond != nil {
+			iscsitest.Until(t, func() error {
+				if moment.cond() {
+					return nil
+				}
+				return errors.New("waiting until " + about)
+			})
+			must(t, cmd.Process.Kill())
+		}
+		if err := cmd.Wait(); err == nil {
+			t.Errorf("the agent was not killed when %s", about)
+		}
+		if have := len(iscsitest.Sessions(t)); have < moment.sessions {
+			t.Errorf("when %s there are %d sessions", about, have)
+		}
 		n.volumes = New(n.volumes.cfg)
 		iscsitest.Until(t, func() error { return n.volumes.UnmountAll(t.Context(), "u1") }) // what is asked of iscsid ends first
 		n.gone("u1")
 		n.idle()
-	}
-	t.Logf("sessions when it was killed: %v", moments)
-	if !slices.Contains(moments, 1) {
-		t.Error("it was never killed when it was logged in")
+		if left := iscsitest.Records(t); len(left) > 0 {
+			t.Errorf("killed when %s, it left %q", about, left)
+		}
 	}
 }
 

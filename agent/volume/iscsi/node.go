@@ -95,12 +95,7 @@ func (n Node) Attach(ctx context.Context, d Disk, l Login, dir string) (device s
 	if err := n.ownInterface(ctx, d, save); err != nil {
 		return "", fmt.Errorf("%s: %w", d, err)
 	}
-	errs := make([]error, len(d.Portals))
-	var g sync.WaitGroup
-	for i, p := range d.Portals {
-		g.Go(func() { errs[i] = n.connect(ctx, d, p, l, save) })
-	}
-	g.Wait()
+	errs := n.connect(ctx, d, l, save)
 	device, found, err := n.find(ctx, d)
 	if device != "" {
 		if err := errors.Join(errs...); err != nil {
@@ -263,44 +258,74 @@ func value(record []byte, name string) string {
 	return ""
 }
 
-// connect sees to a session with a portal.
-func (n Node) connect(ctx context.Context, d Disk, p netip.AddrPort, l Login, save func(func(*State)) error) error {
-	one := d
-	one.Portals = []netip.AddrPort{p}
-	have, err := n.sessions(one)
-	if err != nil {
-		return err
-	}
-	for _, s := range have {
-		if s.Up {
-			return nil
+// connect sees to sessions with all portals, and says of each why there is none.
+func (n Node) connect(ctx context.Context, d Disk, l Login, save func(func(*State)) error) []error {
+	errs := make([]error, len(d.Portals))
+	var known []offer
+	var g sync.WaitGroup
+	for i, p := range d.Portals {
+		one := d
+		one.Portals = []netip.AddrPort{p}
+		have, err := n.sessions(one)
+		if err != nil || len(have) > 0 {
+			if errs[i] = err; err == nil && !have[0].Up {
+				errs[i] = fmt.Errorf("the session with portal %s is down (%s): the kernel goes on trying to reach it", p, have[0].State)
+			}
+			continue
 		}
-		return fmt.Errorf("the session with portal %s is down (%s): the kernel goes on trying to reach it", p, s.State)
+		// A portal tells of the others of its target. It is asked alone: a second question ends the first one, since both are
+		// of one initiator.
+		at := slices.IndexFunc(known, func(o offer) bool { return o.target == d.Target && o.portal == p })
+		group := 0
+		if at >= 0 {
+			group = known[at].group
+		} else {
+			told, err := n.discover(ctx, d, p, l.Discovery)
+			if err == nil {
+				group, err = offered(told, d.Target, p)
+			}
+			if err != nil {
+				errs[i] = err
+				continue
+			}
+			known = append(known, told...)
+		}
+		g.Go(func() { errs[i] = n.login(ctx, d, p, group, l.Session, save) })
 	}
-	group, err := n.discover(ctx, d, p, l.Discovery)
-	if err != nil {
-		return err
-	}
-	return n.login(ctx, d, p, group, l.Session, save)
+	g.Wait()
+	return errs
 }
 
-// discover asks a portal whether it has the target, and returns the group of portals. It leaves nothing in iscsiadm's records.
-func (n Node) discover(ctx context.Context, d Disk, p netip.AddrPort, c Credentials) (group int, err error) {
+// discoverTries is how often a portal is asked that ends the connection, as one does that the node has asked for another volume
+// meanwhile.
+const discoverTries = 4
+
+// discover asks a portal which targets there are. It leaves nothing in iscsiadm's records.
+func (n Node) discover(ctx context.Context, d Disk, p netip.AddrPort, c Credentials) (all []offer, err error) {
 	what := "asking portal " + p.String() + " for its targets"
 	var told []byte
-	if c.User == "" {
-		told, err = n.admin(ctx, "-m", "discovery", "-t", "sendtargets", "-p", p.String(), "-I", d.Interface, "-o", "nonpersistent")
-	} else {
-		told, err = n.discoverBy(ctx, d, p, c)
+	for range discoverTries {
+		if c.User == "" {
+			told, err = n.admin(ctx, "-m", "discovery", "-t", "sendtargets", "-p", p.String(), "-I", d.Interface, "-o", "nonpersistent")
+		} else {
+			told, err = n.discoverBy(ctx, d, p, c)
+		}
+		if code(err) != codeUnanswered || !strings.Contains(err.Error(), "Connection to Discovery Address") {
+			break
+		}
 	}
 	if code(err) == codeNothingFound {
 		err = nil // it has none for this initiator
 	}
 	if err != nil {
-		return 0, explain(err, what, p, n.Patience)
+		return nil, explain(err, what, p, n.Patience)
 	}
-	all := offers(told)
-	if group, ok := groupOf(all, d.Target, p); ok {
+	return offers(told), nil
+}
+
+// offered is the group of portals by which a portal offers a target, or what it offers instead.
+func offered(all []offer, target string, p netip.AddrPort) (group int, err error) {
+	if group, ok := groupOf(all, target, p); ok {
 		return group, nil
 	}
 	var names []string

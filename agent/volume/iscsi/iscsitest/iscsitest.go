@@ -230,6 +230,10 @@ func Records(t testing.TB) []string {
 	return files
 }
 
+// Kills is set to a part of the arguments of iscsiadm, by which a process that calls it with such is killed when it has done
+// what it was asked.
+const Kills = "KEELSON_TEST_KILLS"
+
 // Arguments has what iscsiadm is called with from now on written down, and returns how to read it.
 func Arguments(t *testing.T) (read func() string) {
 	t.Helper()
@@ -239,7 +243,7 @@ func Arguments(t *testing.T) (read func() string) {
 	}
 	dir := t.TempDir()
 	log := filepath.Join(dir, "log")
-	script := fmt.Sprintf("#!/bin/sh\necho \"$@\" >> %s\nexec %s \"$@\"\n", log, real)
+	script := fmt.Sprintf("#!/bin/sh\necho \"$@\" >> %s\n%s \"$@\"\ncode=$?\ncase \"$*\" in *\"${%s:-never}\"*) kill -9 $PPID ;; esac\nexit $code\n", log, real, Kills)
 	if err := os.WriteFile(filepath.Join(dir, "iscsiadm"), []byte(script), 0o700); err != nil {
 		t.Fatal(err)
 	}
