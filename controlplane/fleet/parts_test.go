@@ -476,3 +476,23 @@ func TestExtendedResourcesStay(t *testing.T) {
 		t.Error("the second look writes again")
 	}
 }
+
+// A node is given the Secret by which it logs in to the disk of a claim, from the claim's namespace where the volume names none, and
+// only where the volume asks for it. F110
+func TestSecretsOfDisks(t *testing.T) {
+	pv := func(d v1.ISCSIPersistentVolumeSource) *v1.PersistentVolume {
+		return &v1.PersistentVolume{Spec: v1.PersistentVolumeSpec{ClaimRef: &v1.ObjectReference{Namespace: "team", Name: "data"}, PersistentVolumeSource: v1.PersistentVolumeSource{ISCSI: &d}}}
+	}
+	for _, c := range []struct {
+		disk v1.ISCSIPersistentVolumeSource
+		want []key
+	}{
+		{v1.ISCSIPersistentVolumeSource{SessionCHAPAuth: true, SecretRef: &v1.SecretReference{Name: "chap"}}, []key{{kindSecret, "team", "chap"}}},
+		{v1.ISCSIPersistentVolumeSource{DiscoveryCHAPAuth: true, SecretRef: &v1.SecretReference{Name: "chap", Namespace: "other"}}, []key{{kindSecret, "other", "chap"}}},
+		{v1.ISCSIPersistentVolumeSource{SecretRef: &v1.SecretReference{Name: "chap"}}, nil},
+	} {
+		if got := volumeReferences(pv(c.disk)); !slices.Equal(got, c.want) {
+			t.Errorf("%+v: %v, want %v", c.disk, got, c.want)
+		}
+	}
+}
