@@ -92,6 +92,7 @@ var Targets = map[string]Target{
 	"store kill p50_ms":                         {Bound: 100, Source: etcd + ": 1.2 to 1.5 s"},
 	"store kill max_ms":                         {Bound: 300, Source: etcd + ": at most 1.7 s"},
 	"store kill failed_calls":                   {Bound: 0, Source: "calls wait"},
+	"failover writes":                           {Bound: 100, Source: ownBound + "; the longest 300"},
 	"failover controller":                       {Bound: 200, Source: ownBound + ", after the election"},
 	"failover binding":                          {Bound: 200, Source: ownBound + ", after the election"},
 	"failover status":                           {Bound: 200, Source: ownBound + ", after the election"},
