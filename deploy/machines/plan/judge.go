@@ -254,11 +254,13 @@ func (j *judge) own() (id, ca, from string) {
 	return "", "", ""
 }
 
-// share says whether two bundles of certificates have one in common.
+// share says whether two bundles of certificates have one in common. Words around them count for nothing: an agent notes since when
+// it believes an authority that was exchanged.
 func share(a, b string) bool {
-	const end = "-----END CERTIFICATE-----"
+	const begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 	for one := range strings.SplitSeq(a, end) {
-		if one = strings.TrimSpace(one); one != "" && strings.Contains(b, one+"\n"+end) {
+		_, body, ok := strings.Cut(one, begin)
+		if ok && strings.Contains(b, begin+body+end) {
 			return true
 		}
 	}

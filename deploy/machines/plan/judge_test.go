@@ -195,3 +195,19 @@ hosts:
 		t.Errorf("is\n%s\nwant\n%s", is, want)
 	}
 }
+
+// A node whose cluster's CA was exchanged is of its cluster as before: its agent writes a line above the authorities that it believes.
+func TestNodesShareAuthorities(t *testing.T) {
+	one, other := aCA, strings.ReplaceAll(aCA, "prod", "other")
+	for _, c := range []struct {
+		node, replica string
+		want          bool
+	}{
+		{one, one, true}, {"believed since 1795678860131 ms\n" + one, one, true}, {"believed since 1 ms\n" + other + one, one, true},
+		{"believed since 1 ms\n" + other, one, false}, {"believed since 1 ms\n", one, false}, {"", one, false},
+	} {
+		if got := share(c.node, c.replica); got != c.want {
+			t.Errorf("%q and %q: %v", c.node, c.replica, got)
+		}
+	}
+}
