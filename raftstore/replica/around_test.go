@@ -27,6 +27,9 @@ func TestLookingAround(t *testing.T) {
 	if err := r1.AddLearner(within(t, patience), "r4", c.Replica("r4").Address()); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := c.Replica("r4").Sync(within(t, patience)); err != nil { // it has applied what there is
+		t.Fatal(err)
+	}
 	if _, _, err := c.Replica("r3").LookAround(within(t, patience)); !errors.Is(err, raftstore.ErrNotLeader) {
 		t.Errorf("a follower looks around: %v", err)
 	}
