@@ -21,12 +21,12 @@ func TestFlagsOfALabThatIsThere(t *testing.T) {
 		Memory: "1Gi", EvictionSeconds: 7, Kubeconfig: "/k/config", ControlPlaneFiles: dir, ControlPlaneFlags: []string{"--a=1", "--b"},
 	}
 	same := map[string][]string{
-		"control-planes": {"3"}, "workers": {"2"}, "listen": {"127.0.0.1:7443"}, "bin-dir": {"/b/"}, "cni-bin-dir": {"/b/cni"},
+		"control-planes": {"3"}, "standbys": {"0"}, "workers": {"2"}, "listen": {"127.0.0.1:7443"}, "bin-dir": {"/b/"}, "cni-bin-dir": {"/b/cni"},
 		"image-dir": {"/b/../b/images"}, "cpu": {"2"}, "memory": {"1Gi"}, "eviction-seconds": {"7"}, "kubeconfig-out": {"/k/config"},
 		"control-plane-files": {dir}, "control-plane-flag": {"--a=1", "--b"}, "links": {"1"}, "families": {"ipv4"}, "pod-network": {"auto"},
 	}
 	other := map[string][]string{
-		"control-planes": {"1"}, "workers": {"5"}, "listen": {"127.0.0.1:6443"}, "bin-dir": {"/c"}, "cni-bin-dir": {"/b"},
+		"control-planes": {"1"}, "standbys": {"1"}, "workers": {"5"}, "listen": {"127.0.0.1:6443"}, "bin-dir": {"/c"}, "cni-bin-dir": {"/b"},
 		"image-dir": {"/"}, "cpu": {"4"}, "memory": {"2Gi"}, "eviction-seconds": {"8"}, "kubeconfig-out": {"/k/other"},
 		"control-plane-files": {t.TempDir()}, "control-plane-flag": {"--a=1"}, "links": {"2"}, "families": {"dual"}, "pod-network": {"vxlan"},
 	}
