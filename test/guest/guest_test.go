@@ -80,6 +80,9 @@ var modules = []string{"overlay", "veth", "bridge", "br_netfilter", "nf_tables",
 // tools are programs of the host that go into the guest, with their libraries.
 var tools = []string{"nft", "nsenter", "unshare", "mount", "umount", "hostname", "mkfs.ext4", "mkfs.xfs", "e2fsck", "resize2fs", "blkid", "fsck.ext4"}
 
+// users of the machine: who asks iscsid has to have a name, and rpcbind and rpc.statd go by theirs.
+const users = "root:x:0:0::/:/bin/sh\n_rpc:x:106:65534::/run/rpcbind:/bin/false\nstatd:x:107:65534::/var/lib/nfs:/bin/false\n"
+
 // fileTools are what files are served with by NFS version 3. Where they are missing its test is skipped.
 var fileTools = []string{"rpcbind", "rpc.mountd", "rpc.statd", "exportfs", "mount.nfs"}
 
@@ -130,7 +133,49 @@ func (k *kernel) servesFiles() []string {
 	return []string{"KEELSON_NEEDS_NFS=1"}
 }
 
+// guest is a machine with programs that run in it, one after the other.
+type guest struct {
+	binaries map[string][]string // what go makes
+	daemons  bool                // it has those of the cluster
+	programs func(m *machine, t *testing.T) []plan.Program
+}
+
+// Two machines side by side: volumes wait for servers that do not answer most of the time.
+var guests = map[string]guest{
+	"cluster": {daemons: true,
+		binaries: map[string][]string{
+			"/guest/oci.test":     {"test", "-c", "../../agent/oci"},
+			"/guest/network.test": {"test", "-c", "../../agent/network"},
+			"/guest/local.test":   {"test", "-c", "../../csi/local"},
+			"/guest/inside.test":  {"test", "-c", "-tags=guest", "./inside"},
+		},
+		programs: func(m *machine, _ *testing.T) []plan.Program {
+			return []plan.Program{
+				{Name: "network", Args: []string{"/guest/network.test", "-test.v", "-test.timeout=230s", "-test.run", *networkTests}, Seconds: 240,
+					Env: []string{"KEELSON_CNI_BIN=/opt/keelson/cni", "KEELSON_NEEDS_WIREGUARD=1"}},
+				{Name: "local volumes", Args: []string{"/guest/local.test", "-test.v", "-test.run", *localTests}, Seconds: 180, Env: []string{"KEELSON_NEEDS_QUOTAS=1"}},
+				{Name: "inside", Args: []string{"/guest/inside.test", "-test.v", "-test.run", *insideTests}, Seconds: 540, Env: m.kernel.servesFiles()},
+				{Name: "oci", Args: []string{"/guest/oci.test", "-test.v", "-test.run", *ociTests}, Env: []string{"KEELSON_OCI_BIN=/opt/keelson"}, Seconds: 360},
+			}
+		}},
+	"volumes": {
+		binaries: map[string][]string{"/guest/volume.test": {"test", "-c", "../../agent/volume"}},
+		programs: func(m *machine, t *testing.T) []plan.Program {
+			return []plan.Program{{Name: "volumes", Args: []string{"/guest/volume.test", "-test.v", "-test.run", *volumeTests}, Seconds: 480,
+				Env: append(m.kernel.servesFiles(), m.servesDisks(t)...)}}
+		}},
+}
+
 func TestGuest(t *testing.T) {
+	for name, g := range guests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g.run(t)
+		})
+	}
+}
+
+func (g guest) run(t *testing.T) {
 	qemu, k := needs(t)
 	dir := t.TempDir()
 	m := &machine{kernel: k, dir: dir, modules: modules, files: map[string]string{"/bin/busybox": "/bin/busybox"}}
@@ -139,30 +184,24 @@ func TestGuest(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Of the images the one that the tests use: unpacking takes a slow machine most of a minute each.
-	if err := m.addFolder("/opt/keelson", bin(), "guest", "clients", "images/hello.tar"); err != nil {
-		t.Fatal(err)
+	if g.daemons {
+		// Of the images the one that the tests use: unpacking takes a slow machine most of a minute each.
+		if err := m.addFolder("/opt/keelson", bin(), "guest", "clients", "previous", "vm", "dist", "next", "images/hello.tar"); err != nil {
+			t.Fatal(err)
+		}
 	}
 	m.addFileTools(t)
-	for name, args := range map[string][]string{
-		"/init":               {"build", "./init"},
-		"/guest/oci.test":     {"test", "-c", "../../agent/oci"},
-		"/guest/network.test": {"test", "-c", "../../agent/network"},
-		"/guest/local.test":   {"test", "-c", "../../csi/local"},
-		"/guest/volume.test":  {"test", "-c", "../../agent/volume"},
-		"/guest/inside.test":  {"test", "-c", "-tags=guest", "./inside"},
-	} {
+	m.files["/etc/passwd"] = filepath.Join(dir, "passwd")
+	if err := os.WriteFile(m.files["/etc/passwd"], []byte(users), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	m.files["/init"] = filepath.Join(dir, "init")
+	build(t, m.files["/init"], "build", "./init")
+	for name, args := range g.binaries {
 		m.files[name] = filepath.Join(dir, filepath.Base(name))
 		build(t, m.files[name], args...)
 	}
-	m.plan.Programs = []plan.Program{
-		{Name: "network", Args: []string{"/guest/network.test", "-test.v", "-test.timeout=230s", "-test.run", *networkTests}, Seconds: 240,
-			Env: []string{"KEELSON_CNI_BIN=/opt/keelson/cni", "KEELSON_NEEDS_WIREGUARD=1"}},
-		{Name: "local volumes", Args: []string{"/guest/local.test", "-test.v", "-test.run", *localTests}, Seconds: 180, Env: []string{"KEELSON_NEEDS_QUOTAS=1"}},
-		{Name: "volumes", Args: []string{"/guest/volume.test", "-test.v", "-test.run", *volumeTests}, Seconds: 480, Env: append(k.servesFiles(), m.servesDisks(t)...)},
-		{Name: "inside", Args: []string{"/guest/inside.test", "-test.v", "-test.run", *insideTests}, Seconds: 540, Env: k.servesFiles()},
-		{Name: "oci", Args: []string{"/guest/oci.test", "-test.v", "-test.run", *ociTests}, Env: []string{"KEELSON_OCI_BIN=/opt/keelson"}, Seconds: 360},
-	}
+	m.plan.Programs = g.programs(m, t)
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	start := time.Now()

@@ -37,8 +37,12 @@ func (w *watcher) run(ctx context.Context) {
 		}
 		for e := range got.ResultChan() {
 			c, ok := e.Object.(*v1.ConfigMap)
-			if !ok {
-				w.note(func() { w.broken = append(w.broken, fmt.Errorf("a watch at %s: %v", replica, e.Object)) })
+			if !ok { // of a replica that is struck it is the client's word for a connection that broke
+				w.note(func() {
+					if w.load.lives(replica) {
+						w.broken = append(w.broken, fmt.Errorf("a watch at %s: %v", replica, e.Object))
+					}
+				})
 				break
 			}
 			from = c.ResourceVersion
