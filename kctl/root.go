@@ -117,7 +117,7 @@ func versionCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 func Main() int {
 	cmdutil.BehaviorOnFatal(func(text string, code int) { // kubectl's commands end so
 		if text != "" {
-			fmt.Fprintln(os.Stderr, strings.TrimSuffix(text+otherCA(text), "\n"))
+			fmt.Fprintln(os.Stderr, strings.TrimRight(text, "\n")+otherCA(text))
 		}
 		os.Exit(code)
 	})

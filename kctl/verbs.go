@@ -74,7 +74,7 @@ const noCluster = "http://localhost:8080/"
 
 // failure is the line in which a person reads the error of a command. Every one of our own verbs names itself.
 func failure(c *cobra.Command, err error) string {
-	text := err.Error()
+	text := strings.TrimRight(err.Error(), "\n")
 	text += otherCA(text)
 	if c == nil || !isOwn(c) {
 		return "error: " + strings.TrimPrefix(text, "error: ")

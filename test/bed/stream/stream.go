@@ -275,13 +275,18 @@ func (l *Load) Verdict(ctx context.Context) (Seen, error) {
 	defer l.mu.Unlock()
 	out, have := l.seen, map[string]bool{}
 	out.Acked, out.Watches, out.Errors = len(l.acks), len(l.watches), l.failed
-	for _, w := range l.watches {
+	var first []string
+	for i, w := range l.watches {
 		w.mu.Lock()
-		out.Events += len(w.events)
+		events, versions := w.until(last)
+		if i == 0 {
+			first = events
+		}
+		out.Events += len(events)
 		out.Broken += len(w.broken)
 		out.Errors = append(out.Errors, w.broken...)
-		out.Wrong += differences(l.watches[0].events, w.events) + disorder(w.versions)
-		for _, e := range w.events {
+		out.Wrong += differences(first, events) + disorder(versions)
+		for _, e := range events {
 			have[e] = true
 		}
 		w.mu.Unlock()

@@ -94,6 +94,17 @@ func disorder(versions []uint64) (n int) {
 	return n
 }
 
+// until is what was seen up to a version: a write that was given up when the load ended may be committed after the last one, and
+// not every watch has seen it yet. It is called under the lock.
+func (w *watcher) until(last uint64) (events []string, versions []uint64) {
+	for i, v := range w.versions {
+		if v <= last {
+			events, versions = append(events, w.events[i]), append(versions, v)
+		}
+	}
+	return events, versions
+}
+
 // differences counts events that one has and the other has not.
 func differences(a, b []string) (n int) {
 	count := map[string]int{}
