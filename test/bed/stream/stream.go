@@ -40,7 +40,8 @@ type Load struct {
 	Namespace string
 	Call      time.Duration // how long a call may take; its failure at a replica that is not struck counts
 
-	parts   sync.WaitGroup
+	parts   sync.WaitGroup // watches
+	callers sync.WaitGroup
 	struck  atomic.Pointer[string]
 	watches []*watcher
 	stop    context.CancelFunc
@@ -90,16 +91,19 @@ func (l *Load) Start(ctx context.Context) error {
 	calls, stop := context.WithCancel(ctx)
 	l.stop = stop
 	for i := range Writers {
-		l.parts.Go(func() { l.write(calls, i) })
+		l.callers.Go(func() { l.write(calls, i) })
 	}
 	for i := range readers {
-		l.parts.Go(func() { l.read(calls, i) })
+		l.callers.Go(func() { l.read(calls, i) })
 	}
 	return nil
 }
 
 // Wait returns when all have ended.
-func (l *Load) Wait() { l.parts.Wait() }
+func (l *Load) Wait() {
+	l.callers.Wait()
+	l.parts.Wait()
+}
 
 // Strike says which replica is about to be lost, so that calls to it may fail and watches at it end; "" = none any more.
 func (l *Load) Strike(replica string) { l.struck.Store(&replica) }
@@ -252,6 +256,7 @@ func (l *Load) Resumed() (last time.Time, waits bool) {
 // Verdict ends the calls, waits until every watch has seen the last write, and compares.
 func (l *Load) Verdict(ctx context.Context) (Seen, error) {
 	l.stop()
+	l.callers.Wait() // calls that are under way come to their ends: what they write counts, and is no later than the last write
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	var last uint64
