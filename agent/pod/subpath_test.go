@@ -131,7 +131,7 @@ func TestSubPathOfAServerThatHangs(t *testing.T) {
 		for n := 2; n < mostHang; n++ {
 			go ask(t.Context(), "hangs"+strings.Repeat(".", n))
 		}
-		time.Sleep(subPathWait)
+		time.Sleep(subPathWait) // in virtual time
 		virtual.Wait()
 		if said, _ := ask(t.Context(), volume); !strings.Contains(said, "64 file systems of volumes on this node do not answer") {
 			t.Errorf("with %d that hang: %q", mostHang, said)

@@ -100,10 +100,10 @@ type ClusterPart struct {
 
 // ClusterAutopilot says how standbys take the places of voters that are dead.
 type ClusterAutopilot struct {
-	After   int64             `json:"afterMs"` // for how long a voter has to be silent
-	State   string            `json:"state"`   // what is done, or why nothing is
+	After   int64             `json:"afterMs"`                      // for how long a voter has to be silent
+	State   string            `json:"state"`                        // what is done, or why nothing is
 	Blocked int64             `json:"blockedSinceUnixMs,omitempty"` // since when somebody is to be replaced and cannot be
-	Done    []ClusterReplaced `json:"done,omitempty"` // the last ones, oldest first
+	Done    []ClusterReplaced `json:"done,omitempty"`               // the last ones, oldest first
 }
 
 // ClusterReplaced is a voter that was replaced.

@@ -245,7 +245,7 @@ func TestCheck(t *testing.T) {
 // What a process lacks is said before it is needed: at the moment at which the replica leads it is too late.
 func TestPermitted(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("root alone has rights to give up")
+		t.Skip("needs: root, which alone has rights to give up")
 	}
 	for _, c := range []struct {
 		gone []int

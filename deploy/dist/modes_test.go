@@ -60,7 +60,7 @@ func TestModesOfWhatIsPacked(t *testing.T) {
 		}
 	})
 	if _, err := exec.LookPath("dpkg-deb"); err != nil {
-		t.Skip("there is no dpkg-deb")
+		t.Skip("needs: dpkg-deb, which opens the package")
 	}
 	cmd := exec.Command("dpkg-deb", "--fsys-tarfile", r.name()+".deb")
 	cmd.Dir = r.out

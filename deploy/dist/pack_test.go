@@ -154,7 +154,7 @@ func TestWhatIsPacked(t *testing.T) {
 		r.name()+"/opt/cni/bin/bridge", r.name()+"/etc/keelson/agent.yaml", r.name()+"/usr/lib/systemd/system/keelson.slice", "-rw------- 0/0")
 	has("the bundle", run("tar", "-tf", r.name()+"-images.tar"), "entry.tar")
 	if _, err := exec.LookPath("dpkg-deb"); err != nil {
-		t.Skip("there is no dpkg-deb")
+		t.Skip("needs: dpkg-deb, which opens the package")
 	}
 	has("the package", run("dpkg-deb", "-c", r.name()+".deb"), "./usr/bin/keelson-agent", "./opt/cni/bin/bridge", "./usr/lib/keelson/uninstall.sh", "-rw------- root/root")
 	has("the package", run("dpkg-deb", "-I", r.name()+".deb", "control"), "Version: 1.2.3+4+gabc\n", "Architecture: arm64\n", "Depends: nftables\n")

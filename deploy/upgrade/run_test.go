@@ -26,7 +26,7 @@ type fake struct {
 }
 
 func (f *fake) Look(ctx context.Context) (State, error) {
-	time.Sleep(f.slow)
+	time.Sleep(f.slow) // in virtual time: how long a slow machine takes to answer
 	if f.looks--; f.looks == 0 {
 		<-ctx.Done()
 		return State{}, ctx.Err()
