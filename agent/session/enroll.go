@@ -149,7 +149,7 @@ func (s *Session) enroll(ctx context.Context, token joinToken, req signingReques
 		return nil, err
 	}
 	s.log.Info("node enrolled", "server", address)
-	s.replicas.learn(got.Replicas)
+	s.replicas.learn(nil, got.Replicas)
 	return id, nil
 }
 

@@ -216,13 +216,13 @@ func TestReplicas(t *testing.T) {
 		t.Errorf("at first %v", got)
 	}
 	_, changed := r.wanted()
-	r.learn([]*fleetv1.Replica{{Name: "b", FleetAddress: "b:1"}, {Name: "a", FleetAddress: "a:1"}})
+	r.learn(nil, []*fleetv1.Replica{{Name: "b", FleetAddress: "b:1"}, {Name: "a", FleetAddress: "a:1"}})
 	select {
 	case <-changed:
 	default:
 		t.Error("nobody is told of the list")
 	}
-	r.learn(nil) // says nothing
+	r.learn(nil, nil) // says nothing
 	again := newReplicas(log, dir, []string{"seed:1"})
 	if err := again.load(); err != nil {
 		t.Fatal(err)

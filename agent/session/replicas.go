@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -52,9 +53,10 @@ type replicas struct {
 	seed []string // configured addresses
 
 	mu      sync.Mutex
-	learned []string
-	widened bool          // nothing learnt answers: try what is configured as well
-	changed chan struct{} // closed and replaced when learned changes
+	said    map[*link][]string // what each replica says that is listened to
+	learned []string           // all that they name
+	widened bool               // nothing learnt answers: try what is configured as well
+	changed chan struct{}      // closed and replaced when learned changes
 	open    map[string]*link
 }
 
@@ -69,7 +71,7 @@ type link struct {
 }
 
 func newReplicas(log *slog.Logger, dir string, seed []string) *replicas {
-	return &replicas{log: log, file: filepath.Join(dir, replicasFile), seed: seed, changed: make(chan struct{}), open: make(map[string]*link)}
+	return &replicas{log: log, file: filepath.Join(dir, replicasFile), seed: seed, changed: make(chan struct{}), open: make(map[string]*link), said: make(map[*link][]string)}
 }
 
 // load reads the stored list; none is no error.
@@ -91,21 +93,30 @@ func (r *replicas) load() error {
 	return nil
 }
 
-// learn takes the control plane's list. An empty one is ignored.
-func (r *replicas) learn(list []*fleetv1.Replica) {
+// learn takes what a replica says of all of them; from is nil for what a node hears as it enrols. A replica that lags
+// behind the others, or is cut off from them, leaves out those that came since: what any replica names is connected to,
+// and only what none of them names is let go. An empty list says that the replica has no word in it.
+func (r *replicas) learn(from *link, list []*fleetv1.Replica) {
 	var addresses []string
 	for _, x := range list {
 		if x.FleetAddress != "" {
 			addresses = append(addresses, x.FleetAddress)
 		}
 	}
-	slices.Sort(addresses)
-	addresses = slices.Compact(addresses)
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if from != nil {
+		if r.said[from] = addresses; len(addresses) == 0 {
+			delete(r.said, from)
+		}
+		addresses = slices.Concat(slices.Collect(maps.Values(r.said))...)
+	}
+	slices.Sort(addresses)
+	addresses = slices.Compact(addresses)
 	if len(addresses) == 0 || slices.Equal(addresses, r.learned) {
 		return
 	}
+	r.log.Info("the replicas are others now", "replicas", addresses, "before", r.learned)
 	r.learned = addresses
 	close(r.changed)
 	r.changed = make(chan struct{})
@@ -116,6 +127,14 @@ func (r *replicas) learn(list []*fleetv1.Replica) {
 	if err != nil {
 		r.log.Warn("the list of replicas could not be stored", "err", err)
 	}
+}
+
+// forget takes no more notice of what a replica said that is not listened to any more. What it named is let go with the
+// next word of another one.
+func (r *replicas) forget(from *link) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.said, from)
 }
 
 // wanted is the list to be connected to: what the control plane says, and what is configured until it has spoken.
@@ -267,6 +286,7 @@ func (s *Session) standbyOnce(linked context.Context, l *link) error {
 		return fmt.Errorf("open standby: %w", err)
 	}
 	up := &standbyUp{stream: stream}
+	defer s.replicas.forget(l)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
@@ -279,7 +299,7 @@ func (s *Session) standbyOnce(linked context.Context, l *link) error {
 		}
 		switch k := m.Kind.(type) {
 		case *fleetv1.StandbyDown_Replicas:
-			s.replicas.learn(k.Replicas.Replicas)
+			s.replicas.learn(l, k.Replicas.Replicas)
 		case *fleetv1.StandbyDown_Ask:
 			s.children.Go(func() { s.answer(linked, l, up, k.Ask) }) // a tunnel outlives the stream that asked for it
 		}

@@ -185,7 +185,7 @@ func (s *Server) Enroll(ctx context.Context, r *fleetv1.EnrollRequest) (_ *fleet
 		j.unclaim(ctx, claimed)
 		return nil, err
 	}
-	list, _ := s.cfg.Replicas()
+	list, _ := s.replicas()
 	s.cfg.Log.Info("node enrolled", "node", r.NodeName, "token", j.token.ID, "source", j.source)
 	return &fleetv1.EnrollResponse{CertificatePem: cert, CaPem: s.cfg.CA.PEM(), Replicas: list}, nil
 }

@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -154,7 +155,7 @@ func (s *Server) hearStandby(node string, stream fleetv1.Fleet_StandbyServer) er
 
 // feedStandby sends the list of replicas, whenever it changes, and what is asked of the node.
 func (s *Server) feedStandby(ctx context.Context, b *standby, stream fleetv1.Fleet_StandbyServer) error {
-	list, changed := s.cfg.Replicas()
+	list, changed := s.replicas()
 	b.post(replicaList(list))
 	for {
 		for _, m := range b.take() {
@@ -165,7 +166,7 @@ func (s *Server) feedStandby(ctx context.Context, b *standby, stream fleetv1.Fle
 		select {
 		case <-b.wake:
 		case <-changed:
-			list, changed = s.cfg.Replicas()
+			list, changed = s.replicas()
 			b.post(replicaList(list))
 		case <-ctx.Done():
 			return sessionError(context.Cause(ctx))
@@ -173,6 +174,17 @@ func (s *Server) feedStandby(ctx context.Context, b *standby, stream fleetv1.Fle
 			return status.Errorf(codes.Unavailable, "fleet: replica %s is stopping", s.cfg.Replica)
 		}
 	}
+}
+
+// replicas is what agents are told: nothing while this replica does not know itself to be one of them. It lags behind the
+// others then, or has been taken out, and agents of the release before would hang up on whom it does not name, also on it
+// itself, and not hear it when it knows better.
+func (s *Server) replicas() ([]*fleetv1.Replica, <-chan struct{}) {
+	list, changed := s.cfg.Replicas()
+	if !slices.ContainsFunc(list, func(r *fleetv1.Replica) bool { return r.GetName() == s.cfg.Replica }) {
+		list = nil
+	}
+	return list, changed
 }
 
 func replicaList(list []*fleetv1.Replica) *fleetv1.StandbyDown {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -70,7 +71,8 @@ type bed struct {
 
 	mu       sync.Mutex
 	replicas map[string]*replica
-	changed  chan struct{}
+	changed  map[string]chan struct{} // of what each replica says
+	says     map[string][]string      // whom a replica names, where it is not all of them
 	dead     map[string]bool
 	certLife atomic.Int64
 	tokens   atomic.Int64 // service account tokens minted
@@ -141,7 +143,7 @@ func newBedWith(t *testing.T, with clocks, names ...string) *bed {
 		t.Fatal(err)
 	}
 	b := &bed{
-		t: t, ctx: ctx, clocks: with, trust: ca, pki: folder, wire: newWire(), changed: make(chan struct{}),
+		t: t, ctx: ctx, clocks: with, trust: ca, pki: folder, wire: newWire(), changed: make(map[string]chan struct{}), says: make(map[string][]string),
 		replicas: make(map[string]*replica), dead: make(map[string]bool),
 	}
 	b.client = client.New(backend{registry.Direct(reg), b}, table).As(api.User{Name: "admin", Groups: []string{api.GroupMasters}})
@@ -198,6 +200,7 @@ func (b *bed) start(name string) *replica {
 	if old := b.replicas[name]; old != nil {
 		address = old.address
 	}
+	b.announce(name)
 	b.mu.Unlock()
 	ln, err := net.Listen("tcp", address)
 	if err != nil {
@@ -222,7 +225,7 @@ func (b *bed) start(name string) *replica {
 			return b.trust.SignServing(csr, node, seen, time.Hour, time.Now())
 		},
 		CA:       b.trust,
-		Replicas: b.list,
+		Replicas: func() ([]*fleetv1.Replica, <-chan struct{}) { return b.list(name) },
 		Alive:    b.alive,
 		Timeline: r.timeline,
 
@@ -248,7 +251,7 @@ func (b *bed) start(name string) *replica {
 	b.mu.Lock()
 	b.replicas[name] = r
 	delete(b.dead, name)
-	b.announce()
+	b.announce(slices.Collect(maps.Keys(b.replicas))...)
 	b.mu.Unlock()
 	return r
 }
@@ -262,20 +265,28 @@ func (b *bed) kill(name string) {
 	r.stop()
 }
 
-// announce tells of a changed list. The lock is held.
-func (b *bed) announce() {
-	close(b.changed)
-	b.changed = make(chan struct{})
+// announce has replicas tell of a changed list. The lock is held.
+func (b *bed) announce(names ...string) {
+	for _, name := range names {
+		if c := b.changed[name]; c != nil {
+			close(c)
+		}
+		b.changed[name] = make(chan struct{})
+	}
 }
 
-func (b *bed) list() ([]*fleetv1.Replica, <-chan struct{}) {
+// list is what a replica says of all of them.
+func (b *bed) list(by string) ([]*fleetv1.Replica, <-chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	named, own := b.says[by]
 	var out []*fleetv1.Replica
 	for _, r := range b.replicas {
-		out = append(out, &fleetv1.Replica{Name: r.name, FleetAddress: r.address})
+		if !own || slices.Contains(named, r.name) {
+			out = append(out, &fleetv1.Replica{Name: r.name, FleetAddress: r.address})
+		}
 	}
-	return out, b.changed
+	return out, b.changed[by]
 }
 
 func (b *bed) alive(name string) bool {
@@ -285,7 +296,7 @@ func (b *bed) alive(name string) bool {
 }
 
 func (b *bed) addresses() []string {
-	list, _ := b.list()
+	list, _ := b.list("")
 	var out []string
 	for _, r := range list {
 		out = append(out, r.FleetAddress)

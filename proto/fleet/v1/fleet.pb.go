@@ -2926,6 +2926,8 @@ func (*StandbyDown_Ask) isStandbyDown_Kind() {}
 
 func (*StandbyDown_Replicas) isStandbyDown_Kind() {}
 
+// ReplicaList is all replicas as the one who tells knows them. It is empty while that one does not know itself to be one
+// of them. An agent is connected to all that any replica names.
 type ReplicaList struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Replicas      []*Replica             `protobuf:"bytes,1,rep,name=replicas,proto3" json:"replicas,omitempty"`
