@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -119,14 +120,10 @@ func TestEveryPackageIsTested(t *testing.T) {
 	}
 }
 
-// Machines in software are run by continuous integration where a file asks for it, and only there.
-func TestCIRunsMachinesWhenAsked(t *testing.T) {
-	script, err := os.ReadFile(".ci/run")
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	write := func(name, content string) {
+// house is a folder, and what puts programs into it.
+func house(t *testing.T) (dir string, write func(name, content string)) {
+	dir = t.TempDir()
+	return dir, func(name, content string) {
 		t.Helper()
 		path := filepath.Join(dir, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -136,6 +133,15 @@ func TestCIRunsMachinesWhenAsked(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// Machines in software are run by continuous integration where a file asks for it, and only there.
+func TestCIRunsMachinesWhenAsked(t *testing.T) {
+	script, err := os.ReadFile(".ci/run")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, write := house(t)
 	write("house/.ci/run", string(script))
 	write("bin/make", "#!/bin/sh\necho make \"$@\"\n")
 	for _, c := range []struct{ file, want string }{{"", "make test\n"}, {"house/.ci/with-vm", "make test\nmake test-vm\n"}} {
@@ -146,6 +152,50 @@ func TestCIRunsMachinesWhenAsked(t *testing.T) {
 		cmd.Env = append(os.Environ(), "PATH="+filepath.Join(dir, "bin")+":"+os.Getenv("PATH"))
 		if out, err := cmd.CombinedOutput(); err != nil || string(out) != c.want {
 			t.Errorf("with %q: %v: %q, want %q", c.file, err, out, c.want)
+		}
+	}
+}
+
+// What a script unpacks packages in goes when the script ends, whether it is done, fails or is interrupted: that of each of the steps,
+// of which there are two for the guest.
+func TestSetupLeavesNothing(t *testing.T) {
+	script, err := os.ReadFile("scripts/setup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ name, stop, says string }{
+		{"done", "", "fetching libtirpc-common for the guest\n"},
+		{"the first step fails", "case $* in *linux-image*) exit 1;; esac", "apt-get could not download linux-image-6: look at 'apt-get download linux-image-6'\n"},
+		{"the second step fails", "case $* in *libtirpc*) exit 1;; esac", "apt-get could not download libtirpc-common: look at 'apt-get download libtirpc-common'\n"},
+		{"interrupted", "case $* in *libtirpc*) kill -TERM 0; exec sleep 60;; esac", "fetching libtirpc-common for the guest\n"},
+	} {
+		dir, write := house(t)
+		write("house/scripts/setup", string(script))
+		write("bin/id", "#!/bin/sh\necho 1000\n") // who installs nothing
+		for _, name := range []string{"gcc", "pkg-config", "nft", "iptables", "busybox", "nsenter", "runc", "qemu-system-x86_64", "mkfs.xfs", "xz", "zstd"} {
+			write("bin/"+name, "#!/bin/sh\n")
+		}
+		write("bin/go", "#!/bin/sh\necho go1.26.0\n")
+		write("bin/apt-cache", "#!/bin/sh\n[ $1 != depends ] || echo '  Depends: linux-image-6'\n")
+		write("bin/apt-get", `#!/bin/sh
+[ "$1" = download ] || exit 0
+`+c.stop+`
+: >"$3.deb"
+`)
+		write("bin/dpkg-deb", `#!/bin/sh
+mkdir -p "$3/boot" "$3/lib/modules/6/kernel" && : >"$3/boot/vmlinuz-6"
+`)
+		write("tmp/there", "")
+		cmd := exec.Command("bash", filepath.Join(dir, "house/scripts/setup"), "guest")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // the interrupt is for the script, and what it runs
+		cmd.Env = append(os.Environ(), "PATH="+filepath.Join(dir, "bin")+":"+os.Getenv("PATH"), "TMPDIR="+filepath.Join(dir, "tmp"))
+		out, err := cmd.CombinedOutput()
+		if (err == nil) != (c.stop == "") || !strings.Contains(string(out), c.says) {
+			t.Errorf("%s: %v: %q, want it to say %q", c.name, err, out, c.says)
+		}
+		left, err := os.ReadDir(filepath.Join(dir, "tmp"))
+		if err != nil || len(left) != 1 {
+			t.Errorf("%s: there are %v: %v", c.name, left, err)
 		}
 	}
 }
