@@ -56,6 +56,21 @@ func Segments(d *storagev1.CSINodeDriver, node *corev1.Node) map[string]string {
 	return out
 }
 
+// Unlabelled is the label that a node lacks of those by which a driver says where it is; "" when it has them all. The
+// driver and the labels come in two objects: one may be known before the other, and what is decided by half of them stays
+// wrong.
+func Unlabelled(d *storagev1.CSINodeDriver, node *corev1.Node) string {
+	if d == nil || node == nil {
+		return ""
+	}
+	for _, k := range d.TopologyKeys {
+		if _, ok := node.Labels[k]; !ok {
+			return k
+		}
+	}
+	return ""
+}
+
 // ErrNoNode says that no node of the cluster reaches a volume.
 var ErrNoNode = errors.New("no node of the cluster reaches the volume")
 

@@ -241,3 +241,42 @@ func TestVolumesUnderFailures(t *testing.T) {
 		w.within(5*time.Minute, "nothing is left", w.noVolumes)
 	})
 }
+
+// A driver and the labels by which it says where its node is come in two objects: nothing is made, and no room is told, by
+// half of them; what an older release began so is asked for at the right place.
+func TestLabelsComeAfterTheDriver(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Hour}, quiet: true})
+		w.driverOn("w1")
+		w.class("now", storagev1.VolumeBindingImmediate, corev1.PersistentVolumeReclaimDelete)
+		edit(w, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1"}}, client.Update, func(n *corev1.Node) { delete(n.Labels, nodeSegment) })
+		room := func() (told []string) {
+			list, err := client.List[*storagev1.CSIStorageCapacity](w.ctx, w.admin, metav1.NamespaceSystem, metav1.ListOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, c := range list {
+				told = append(told, c.NodeTopology.MatchLabels[nodeSegment])
+			}
+			return told
+		}
+		time.Sleep(5 * time.Minute)
+		if told := room(); len(told) > 0 {
+			t.Errorf("room is told for %q", told)
+		}
+		begun := classed("old", "now", "1Gi")
+		begun.Finalizers = []string{"keelson.dev/provisioning"}
+		begun.Annotations = map[string]string{"volume.kubernetes.io/storage-provisioner": ownDriver, "keelson.dev/provisioning": `{"driver":"` + ownDriver + `","node":"w1","segments":{"` + nodeSegment + `":""}}`}
+		w.create(begun)
+		w.create(classed("data", "now", "1Gi"))
+		w.event("ProvisioningFailed", "failed to provision volume: node w1 has no label "+nodeSegment+", by which CSI driver "+ownDriver+" says where it is: the driver's registration sets it")
+		edit(w, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1"}}, client.Update, func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, nodeSegment, "w1") })
+		for _, name := range []string{"data", "old"} {
+			w.boundTo(name)
+		}
+		time.Sleep(5 * time.Minute)
+		if told := room(); !slices.Equal(told, []string{"w1"}) {
+			t.Errorf("room is told for %q", told)
+		}
+	})
+}

@@ -58,7 +58,12 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 		Workers: 4,
 		Watches: []controllers.Watch{
 			controllers.OnInformer(csiNodes, controllers.Self[*storagev1.CSINode]),
-			controllers.OnInformer(nodes, func(controllers.Change[*corev1.Node]) []controllers.Key { return nil }),
+			controllers.OnInformer(nodes, func(c controllers.Change[*corev1.Node]) []controllers.Key {
+				if c.Type != controllers.Updated || maps.Equal(c.Old.Labels, c.New.Labels) {
+					return nil
+				}
+				return []controllers.Key{{Name: c.New.Name}}
+			}),
 			controllers.OnInformer(classes, func(controllers.Change[*storagev1.StorageClass]) []controllers.Key { return every() }),
 			controllers.OnInformer(drivers, func(controllers.Change[*storagev1.CSIDriver]) []controllers.Key { return every() }),
 			controllers.OnInformer(objects, func(c controllers.Change[*storagev1.CSIStorageCapacity]) []controllers.Key {
@@ -132,7 +137,7 @@ func (k *keeper) reconcile(ctx context.Context, key controllers.Key) (time.Durat
 	asks := false
 	for _, class := range classes {
 		d := controllers.DriverOn(csiNode, class.Provisioner)
-		if d == nil || node == nil || len(d.TopologyKeys) == 0 || !k.wanted(class.Provisioner) {
+		if d == nil || node == nil || len(d.TopologyKeys) == 0 || controllers.Unlabelled(d, node) != "" || !k.wanted(class.Provisioner) {
 			continue
 		}
 		asks = true
@@ -153,6 +158,10 @@ func (k *keeper) reconcile(ctx context.Context, key controllers.Key) (time.Durat
 		switch {
 		case !ok:
 			err = client.Delete[*storagev1.CSIStorageCapacity](ctx, k.term.Client, o.Namespace, o.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &o.UID}})
+		case next != nil && !equality.Semantic.DeepEqual(o.NodeTopology, next.NodeTopology): // which cannot be changed
+			if err = client.Delete[*storagev1.CSIStorageCapacity](ctx, k.term.Client, o.Namespace, o.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &o.UID}}); err == nil {
+				want[o.Name] = next
+			}
 		case next != nil && !same(o, next):
 			up := o.DeepCopy()
 			up.Capacity, up.MaximumVolumeSize = next.Capacity, next.MaximumVolumeSize

@@ -260,11 +260,14 @@ func planVolume(v *corev1.PersistentVolume) end {
 func choose(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, nodes []candidate) (b begun, why string) {
 	b = begun{Driver: class.Provisioner, Parameters: class.Parameters, Options: class.MountOptions}
 	selected := c.Annotations[volume.AnnSelectedNode]
-	best := -1
+	best, unlabelled := -1, ""
 	for i, n := range nodes {
+		missing := controllers.Unlabelled(n.driver, n.node)
 		switch {
 		case selected != "" && n.node.Name != selected, selected == "" && !allowed(class.AllowedTopologies, n.node.Labels):
 			continue
+		case missing != "":
+			unlabelled = fmt.Sprintf("node %s has no label %s, by which CSI driver %s says where it is: the driver's registration sets it", n.node.Name, missing, class.Provisioner)
 		case best < 0 || n.before(nodes[best]):
 			best = i
 		}
@@ -273,6 +276,8 @@ func choose(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, node
 	case best >= 0:
 		b.Node, b.Segments = nodes[best].node.Name, controllers.Segments(nodes[best].driver, nodes[best].node)
 		return b, ""
+	case unlabelled != "":
+		return b, unlabelled
 	case selected != "":
 		return b, fmt.Sprintf("node %s, which was chosen for the pod, has no CSI driver %s: a driver registers by a socket in its kubelet folder's plugins_registry "+
 			"(kubectl get csinode %s -o yaml lists those that have)", selected, class.Provisioner, selected)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -75,7 +76,12 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 				}
 				return unbound()
 			}),
-			controllers.OnInformer(nodes, func(controllers.Change[*corev1.Node]) []controllers.Key { return nil }),
+			controllers.OnInformer(nodes, func(c controllers.Change[*corev1.Node]) []controllers.Key {
+				if c.Type != controllers.Updated || maps.Equal(c.Old.Labels, c.New.Labels) {
+					return nil
+				}
+				return unbound() // by its labels drivers say where it is
+			}),
 			controllers.OnInformer(capacities, func(controllers.Change[*storagev1.CSIStorageCapacity]) []controllers.Key { return nil }),
 			controllers.OnInformer(attachments, func(c controllers.Change[*storagev1.VolumeAttachment]) []controllers.Key {
 				if from := c.New.Spec.Source.PersistentVolumeName; from != nil && c.Type == controllers.Deleted {
@@ -253,6 +259,16 @@ func (p *provisioner) candidates(class *storagev1.StorageClass) []candidate {
 	return out
 }
 
+// segments are where the driver says now that the node is on which something was begun; nil where that is not known.
+func (p *provisioner) segments(b *begun) map[string]string {
+	has, _ := controllers.Cached[*storagev1.CSINode](p.csiNodes, "", b.Node)
+	node, _ := controllers.Cached[*corev1.Node](p.nodes, "", b.Node)
+	if d := controllers.DriverOn(has, b.Driver); controllers.Unlabelled(d, node) == "" {
+		return controllers.Segments(d, node)
+	}
+	return nil
+}
+
 // way is the node by which a driver is asked about what was begun on one. A driver that does not tell where nodes are has its
 // volumes nowhere in particular: where that node is lost or gone, another one is as good. ok is false when it is gone, and
 // there is no other.
@@ -283,6 +299,15 @@ func (p *provisioner) create(ctx context.Context, c *corev1.PersistentVolumeClai
 	if !ok {
 		p.term.Events.Event(c, corev1.EventTypeWarning, "ProvisioningFailed", fmt.Sprintf("node %s, on which volume %s was being made, is gone", b.Node, volumeName(c)))
 		return p.updateClaim(ctx, unnoted(c, waits(class)))
+	}
+	if at := p.segments(b); at != nil && !maps.Equal(at, b.Segments) { // begun before that was known
+		next := *b
+		next.Segments = at
+		moved, err := noted(c, next)
+		if err != nil {
+			return err
+		}
+		return p.updateClaim(ctx, moved)
 	}
 	p.term.Events.Event(c, corev1.EventTypeNormal, "Provisioning",
 		fmt.Sprintf("CSI driver %s on node %s is asked for a volume for claim \"%s/%s\"", b.Driver, node, c.Namespace, c.Name))

@@ -140,7 +140,11 @@ func (r *reconciler) find(ctx context.Context, c content) (time.Duration, error)
 func (r *reconciler) found(ctx context.Context, c content, name string, s *csi.Snapshot) (time.Duration, error) {
 	node, _ := controllers.Cached[*corev1.Node](r.nodes, "", name)
 	on, _ := controllers.Cached[*storagev1.CSINode](r.csiNodes, "", name)
-	if at := controllers.Segments(controllers.DriverOn(on, c.Typed.Spec.Driver), node); len(at) > 0 && !metav1.HasAnnotation(c.Object.ObjectMeta, controllers.ReachedFromAnnotation) {
+	d := controllers.DriverOn(on, c.Typed.Spec.Driver)
+	if controllers.Unlabelled(d, node) != "" {
+		return poll, nil // where it is reached from is written once, when it is known
+	}
+	if at := controllers.Segments(d, node); len(at) > 0 && !metav1.HasAnnotation(c.Object.ObjectMeta, controllers.ReachedFromAnnotation) {
 		var term corev1.NodeSelectorTerm
 		for k, v := range at {
 			term.MatchExpressions = append(term.MatchExpressions, corev1.NodeSelectorRequirement{Key: k, Operator: corev1.NodeSelectorOpIn, Values: []string{v}})
