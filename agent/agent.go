@@ -291,8 +291,8 @@ type Objects interface {
 	Claim(namespace, name string) (*v1.PersistentVolumeClaim, bool)
 	PersistentVolume(name string) (*v1.PersistentVolume, bool)
 	CSIDriver(name string) (*storagev1.CSIDriver, bool)
-	// VolumeAttachment is what attaches a PersistentVolume to this node by a driver.
-	VolumeAttachment(driver, volume string) (*storagev1.VolumeAttachment, bool)
+	// VolumeAttachment is what attaches a driver's volume of this handle to this node, by whichever PersistentVolume.
+	VolumeAttachment(driver, handle string) (*storagev1.VolumeAttachment, bool)
 	RuntimeClass(name string) (*nodev1.RuntimeClass, bool)
 	ResourceClaim(namespace, name string) (*resourcev1.ResourceClaim, bool)
 	Services() []*v1.Service

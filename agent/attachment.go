@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"crypto/sha256"
+	"fmt"
 	"slices"
 
 	v1 "k8s.io/api/core/v1"
@@ -18,11 +20,17 @@ type AttachedVolumes interface {
 	UsesChanged() <-chan struct{}
 }
 
-// AttachmentTo finds what attaches a PersistentVolume to a node by a driver, as the driver's attacher names both.
-func AttachmentTo(all []*storagev1.VolumeAttachment, node, driver, volume string) (*storagev1.VolumeAttachment, bool) {
+// AttachmentName is the name of the VolumeAttachment of a driver's volume to a node, as in Kubernetes.
+func AttachmentName(handle, driver, node string) string {
+	return fmt.Sprintf("csi-%x", sha256.Sum256([]byte(handle+driver+node)))
+}
+
+// AttachmentTo finds what attaches a driver's volume to a node. Its name says so, as in Kubernetes: the PersistentVolume in it is the one
+// by which a pod of the node first had the volume, and another one may show the same.
+func AttachmentTo(all []*storagev1.VolumeAttachment, node, driver, handle string) (*storagev1.VolumeAttachment, bool) {
+	name := AttachmentName(handle, driver, node)
 	i := slices.IndexFunc(all, func(a *storagev1.VolumeAttachment) bool {
-		source := a.Spec.Source.PersistentVolumeName
-		return a.Spec.NodeName == node && a.Spec.Attacher == driver && source != nil && *source == volume
+		return a.Name == name && a.Spec.NodeName == node && a.Spec.Attacher == driver
 	})
 	if i < 0 {
 		return nil, false

@@ -208,12 +208,12 @@ func (c *Cluster) CSIDriver(name string) (*storagev1.CSIDriver, bool) {
 }
 
 // VolumeAttachment implements agent.Objects: the node is the own one where there is one.
-func (c *Cluster) VolumeAttachment(driver, volume string) (*storagev1.VolumeAttachment, bool) {
+func (c *Cluster) VolumeAttachment(driver, handle string) (*storagev1.VolumeAttachment, bool) {
 	node := ""
 	if n, ok := c.Node(); ok {
 		node = n.Name
 	}
-	return agent.AttachmentTo(list[*storagev1.VolumeAttachment](c), node, driver, volume)
+	return agent.AttachmentTo(list[*storagev1.VolumeAttachment](c), node, driver, handle)
 }
 
 // RuntimeClass implements agent.Objects.

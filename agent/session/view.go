@@ -386,8 +386,8 @@ func (s *Session) CSIDriver(name string) (*storagev1.CSIDriver, bool) {
 }
 
 // VolumeAttachment implements agent.Objects.
-func (s *Session) VolumeAttachment(driver, volume string) (*storagev1.VolumeAttachment, bool) {
-	return agent.AttachmentTo(list[*storagev1.VolumeAttachment](s, "VolumeAttachment"), s.cfg.NodeName, driver, volume)
+func (s *Session) VolumeAttachment(driver, handle string) (*storagev1.VolumeAttachment, bool) {
+	return agent.AttachmentTo(list[*storagev1.VolumeAttachment](s, "VolumeAttachment"), s.cfg.NodeName, driver, handle)
 }
 
 // Services implements agent.Objects.

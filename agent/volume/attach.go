@@ -131,7 +131,7 @@ func (v *Volumes) mayMount(s source) (publish map[string]string, why string) {
 	if v.cfg.Fenced != nil && v.cfg.Fenced() {
 		return nil, "the control plane has not been heard for too long"
 	}
-	a, ok := v.cfg.Objects.VolumeAttachment(s.driver, s.name)
+	a, ok := v.cfg.Objects.VolumeAttachment(s.driver, s.handle)
 	switch {
 	case !ok:
 		return nil, "it has no VolumeAttachment to this node yet (kubectl describe of the pod says whether another node has it)"

@@ -11,19 +11,20 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/fake"
 	"keelson.dev/keelson/agent/volume/iscsi"
 )
 
 const odd = v1.UniqueVolumeName("kubernetes.io/csi/odd.example^vol-1")
 
-// attachment puts what attaches the volume to the node.
-func attachment(c *fake.Cluster, change func(*storagev1.VolumeAttachment)) {
-	name := "pv"
-	a := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "csi-1"},
-		Spec:   storagev1.VolumeAttachmentSpec{Attacher: "odd.example", NodeName: "here", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &name}},
+// attachment puts what attaches a volume to the node: by another PersistentVolume, which shows the same.
+func attachment(c *fake.Cluster, handle string, change func(*storagev1.VolumeAttachment)) {
+	name := "other"
+	a := &storagev1.VolumeAttachment{Spec: storagev1.VolumeAttachmentSpec{Attacher: "odd.example", NodeName: "here", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &name}},
 		Status: storagev1.VolumeAttachmentStatus{Attached: true, AttachmentMetadata: map[string]string{"device": "/dev/odd"}}}
 	change(a)
+	a.Name = agent.AttachmentName(handle, a.Spec.Attacher, a.Spec.NodeName)
 	c.Put(a)
 }
 
@@ -39,7 +40,7 @@ func known(c *fake.Cluster, ready v1.ConditionStatus, inUse, attached bool) {
 	c.Put(n)
 }
 
-// F110: why a node may not mount a volume yet, in words.
+// F110: why a node may not mount a volume yet, in words. Another PersistentVolume by which the node has it does as well.
 func TestMayMount(t *testing.T) {
 	v, c, _, _ := withDriver(t)
 	disk := source{name: "pv", driver: "odd.example", handle: "vol-1"}
@@ -52,15 +53,17 @@ func TestMayMount(t *testing.T) {
 	}
 	known(c, v1.ConditionTrue, false, false)
 	says("no VolumeAttachment to this node yet")
-	attachment(c, func(a *storagev1.VolumeAttachment) { a.Status.Attached = false })
-	says("waiting for the attacher of CSI driver odd.example (VolumeAttachment csi-1)")
-	attachment(c, func(a *storagev1.VolumeAttachment) {
+	attachment(c, "vol-1", func(a *storagev1.VolumeAttachment) { a.Spec.NodeName = "there" })
+	says("no VolumeAttachment to this node yet")
+	attachment(c, "vol-2", func(a *storagev1.VolumeAttachment) {})
+	says("no VolumeAttachment to this node yet")
+	attachment(c, "vol-1", func(a *storagev1.VolumeAttachment) { a.Status.Attached = false })
+	says("waiting for the attacher of CSI driver odd.example (VolumeAttachment csi-")
+	attachment(c, "vol-1", func(a *storagev1.VolumeAttachment) {
 		a.Status = storagev1.VolumeAttachmentStatus{AttachError: &storagev1.VolumeError{Message: "no such disk"}}
 	})
 	says("CSI driver odd.example: no such disk")
-	attachment(c, func(a *storagev1.VolumeAttachment) { a.Spec.NodeName = "there" })
-	says("no VolumeAttachment to this node yet")
-	attachment(c, func(a *storagev1.VolumeAttachment) {})
+	attachment(c, "vol-1", func(a *storagev1.VolumeAttachment) {})
 	says("waiting for the control plane to know that this node uses it")
 	known(c, v1.ConditionTrue, true, false)
 	says("status.volumesAttached does not name it")
@@ -106,7 +109,7 @@ func TestAttachedVolume(t *testing.T) {
 	if err := <-done; err == nil || len(d.staged) > 0 {
 		t.Fatalf("staged %v: %v", d.staged, err)
 	}
-	attachment(c, func(*storagev1.VolumeAttachment) {})
+	attachment(c, "vol-1", func(*storagev1.VolumeAttachment) {})
 	known(c, v1.ConditionTrue, true, true)
 	_, err := v.MountAll(t.Context(), pod("u1", claim))
 	must(t, err)
@@ -149,9 +152,9 @@ func TestDisksAreAttached(t *testing.T) {
 	}
 	known(c, v1.ConditionTrue, false, false)
 	says(`persistentvolume "pv" is not attached to this node: it has no VolumeAttachment to this node yet`)
-	attachment(c, func(a *storagev1.VolumeAttachment) { a.Spec.Attacher, a.Status.Attached = "iscsi.keelson.dev", false })
-	says("waiting for the control plane (VolumeAttachment csi-1)")
-	attachment(c, func(a *storagev1.VolumeAttachment) { a.Spec.Attacher = "iscsi.keelson.dev" })
+	attachment(c, "iqn.2026-01.example:disks:3", func(a *storagev1.VolumeAttachment) { a.Spec.Attacher, a.Status.Attached = "iscsi.keelson.dev", false })
+	says("waiting for the control plane (VolumeAttachment csi-")
+	attachment(c, "iqn.2026-01.example:disks:3", func(a *storagev1.VolumeAttachment) { a.Spec.Attacher = "iscsi.keelson.dev" })
 	says("waiting for the control plane to know that this node uses it")
 	n, _ := c.Node()
 	n = n.DeepCopy()

@@ -97,7 +97,7 @@ func (v *Volumes) describe(pod *v1.Pod, s source, r record) (csi.Volume, error) 
 	maps.Copy(cv.VolumeContext, s.attributes)
 	if s.inline {
 		cv.StagingPath = ""
-	} else if a, ok := v.cfg.Objects.VolumeAttachment(s.driver, s.name); ok {
+	} else if a, ok := v.cfg.Objects.VolumeAttachment(s.driver, s.handle); ok {
 		cv.PublishContext = a.Status.AttachmentMetadata
 	}
 	if len(s.modes) > 0 {

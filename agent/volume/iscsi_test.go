@@ -92,7 +92,8 @@ func (n *initiator) claim(name string, pv v1.PersistentVolumeSpec) v1.Volume {
 
 // attached says that a volume is attached to the node, and that the control plane knows that it is in use.
 func (n *initiator) attached(pv string, d *v1.ISCSIPersistentVolumeSource) {
-	name := v1.UniqueVolumeName(fmt.Sprintf("kubernetes.io/iscsi/%s:%d", d.IQN, d.Lun))
+	handle := fmt.Sprintf("%s:%d", d.IQN, d.Lun)
+	name := v1.UniqueVolumeName("kubernetes.io/iscsi/" + handle)
 	node, ok := n.cluster.Node()
 	if !ok {
 		node = &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here"}}
@@ -100,7 +101,7 @@ func (n *initiator) attached(pv string, d *v1.ISCSIPersistentVolumeSource) {
 	node = node.DeepCopy()
 	node.Status.VolumesInUse = append(node.Status.VolumesInUse, name)
 	node.Status.VolumesAttached = append(node.Status.VolumesAttached, v1.AttachedVolume{Name: name})
-	n.cluster.Put(node, &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "of-" + pv}, Status: storagev1.VolumeAttachmentStatus{Attached: true},
+	n.cluster.Put(node, &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: agent.AttachmentName(handle, "iscsi.keelson.dev", "here")}, Status: storagev1.VolumeAttachmentStatus{Attached: true},
 		Spec: storagev1.VolumeAttachmentSpec{Attacher: "iscsi.keelson.dev", NodeName: "here", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &pv}}})
 }
 

@@ -171,6 +171,39 @@ func TestDisksOfTargetsMove(t *testing.T) {
 	})
 }
 
+// F110: PersistentVolumes that show one disk, by whichever portals of its target, are one where it is given to nodes: who comes by
+// the other waits for the node that has it and hears of both, a pod beside it gets it, and the disk is that node's until both have gone.
+func TestVolumesThatShowTheSame(t *testing.T) {
+	for _, iscsi := range []bool{false, true} {
+		t.Run(fmt.Sprintf("iscsi=%v", iscsi), func(t *testing.T) {
+			attachingOf(t, options{}, iscsi, func(w *world, d *disks, node string) {
+				w.diskOf("v2", "v", "192.0.2.2:3261", "192.0.2.1")
+				again := claim("again", "1Gi")
+				again.Spec.VolumeName = "v2"
+				w.create(again)
+				w.boundTo("again")
+				other := map[string]string{"w1": "w2", "w2": "w3", "w3": "w1"}[node]
+				w.create(user("late", other, "again"))
+				what := map[bool]string{false: "volume v of CSI driver disk.example", true: "iSCSI disk iqn.2026-01.example:v:3"}[iscsi]
+				says := fmt.Sprintf(`Multi-Attach error for volume "v2": it shows the same as volume "v" (%s), its access modes let one node have it, and node %s has it for pod default/db-0: it moves when that pod is gone`, what, node)
+				w.eventWith("FailedAttachVolume", says)
+				w.create(user("beside", node, "again"))
+				w.eventWith("SuccessfulAttachVolume", `succeeded for volume "v2"`)
+				update(w, "db", func(s *appsv1.StatefulSet) { s.Spec.Replicas = new(int32) })
+				w.eventWith("FailedAttachVolume", fmt.Sprintf(`Multi-Attach error for volume "v2": its access modes let one node have it, and node %s has it for pod default/beside`, node))
+				time.Sleep(10 * time.Minute) // in virtual time: it stays so
+				w.mountedOn(time.Second, "v", node)
+				for _, p := range []string{"beside", "late"} {
+					if err := client.Delete[*corev1.Pod](w.ctx, w.admin, "default", p, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}); err != nil {
+						t.Fatal(err)
+					}
+					w.mountedOn(30*time.Second, "v", map[string]string{"beside": other}[p])
+				}
+			})
+		})
+	}
+}
+
 // dying is a backend that loses the answer of one call, and tells of it.
 type dying struct {
 	api.Backend
@@ -266,7 +299,8 @@ func stepDies(t *testing.T, step string, up bool) {
 	})
 }
 
-// F110: whatever is lost or killed, no volume is ever in two places, and in the end each is where its pod is.
+// F110: whatever is lost or killed, no volume is ever in two places, by whichever of the two PersistentVolumes that show it, and in the
+// end each is where its pod is.
 func TestAttachingUnderFailures(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := newWorld(t, options{quiet: true, change: failing("attachdetach-controller", 3, 2*time.Millisecond)})
@@ -283,12 +317,15 @@ func TestAttachingUnderFailures(t *testing.T) {
 		w.disk("v")
 		w.create(claim("data", "1Gi"))
 		w.boundTo("data")
+		w.diskOf("v2", "v")
+		w.create(claim("data2", "1Gi"))
+		w.boundTo("data2")
 		r := rand.New(rand.NewPCG(3, 4))
 		last := ""
 		for i := range 30 {
 			name := fmt.Sprint("p", i)
 			node := fmt.Sprint("w", 1+r.IntN(2))
-			w.create(user(name, node, "data"))
+			w.create(user(name, node, []string{"data", "data2"}[r.IntN(2)]))
 			if last != "" {
 				if err := client.Delete[*corev1.Pod](w.ctx, w.admin, "default", last, metav1.DeleteOptions{}); err != nil {
 					t.Fatal(err)

@@ -1,6 +1,7 @@
 package controllers_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,6 +40,7 @@ type disks struct {
 	secrets  map[string]map[string]string // of each kind of call, as seen last
 	unmounts bool                         // nodes unmount what no pod needs
 	iscsi    bool                         // volumes are disks of iSCSI targets, of which nothing is asked
+	shows    map[string]string            // handles, by PersistentVolume
 }
 
 // name is how a Node's status names a volume.
@@ -47,6 +49,11 @@ func (d *disks) name(volume string) corev1.UniqueVolumeName {
 		return corev1.UniqueVolumeName("kubernetes.io/iscsi/iqn.2026-01.example:" + volume + ":3")
 	}
 	return api.AttachedName(diskDriver, volume)
+}
+
+// handle is what a PersistentVolume shows, which has its name where nothing else is said.
+func (d *disks) handle(v string) string {
+	return cmp.Or(d.shows[v], v)
 }
 
 func (d *disks) set(f func()) {
@@ -161,7 +168,8 @@ func (w *world) power(node string, on bool) {
 // disksOn has a driver that attaches on nodes, and whoever mounts its volumes there.
 func (w *world) disksOn(nodes ...string) *disks {
 	w.t.Helper()
-	d := &disks{made: map[string]bool{}, at: map[string]string{}, mounted: map[string]map[string]bool{}, dead: map[string]bool{}, secrets: map[string]map[string]string{}, unmounts: true}
+	d := &disks{made: map[string]bool{}, at: map[string]string{}, mounted: map[string]map[string]bool{}, dead: map[string]bool{}, secrets: map[string]map[string]string{},
+		unmounts: true, shows: map[string]string{}}
 	w.drivers.set(func() { w.drivers.disks = d })
 	w.create(&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: diskDriver, Annotations: map[string]string{controllers.ServedByAnnotation: controllers.ServedByAgent}}})
 	for _, n := range nodes {
@@ -194,7 +202,7 @@ func (w *world) mounts(ctx context.Context, d *disks, node string) {
 	if c := controllers.NodeCondition(n, corev1.NodeReady); c == nil || c.Status != corev1.ConditionTrue {
 		return
 	}
-	needed := map[string]bool{}
+	wanted := map[string]bool{} // PersistentVolumes
 	for _, p := range w.pods() {
 		for _, v := range p.Spec.Volumes {
 			if v.PersistentVolumeClaim == nil || p.Spec.NodeName != node || controllers.PodEnded(p) {
@@ -202,12 +210,16 @@ func (w *world) mounts(ctx context.Context, d *disks, node string) {
 			}
 			c, err := client.Get[*corev1.PersistentVolumeClaim](ctx, w.admin, "default", v.PersistentVolumeClaim.ClaimName)
 			if err == nil && c.Spec.VolumeName != "" {
-				needed[c.Spec.VolumeName] = true
+				wanted[c.Spec.VolumeName] = true
 			}
 		}
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	needed := map[string]bool{}
+	for v := range wanted {
+		needed[d.handle(v)] = true
+	}
 	if d.dead[node] {
 		return
 	}
@@ -271,11 +283,18 @@ func (w *world) eventWith(reason, words string) {
 // disk makes a volume of the driver, named as its handle.
 func (w *world) disk(name string) {
 	w.t.Helper()
+	w.diskOf(name, name, "192.0.2.1")
+}
+
+// diskOf makes a volume of the driver that shows what a handle says, or a disk of a target by some of its portals.
+func (w *world) diskOf(name, handle string, portals ...string) {
+	w.t.Helper()
+	w.drivers.disks.set(func() { w.drivers.disks.shows[name] = handle })
 	v := volume(name, "1Gi")
-	v.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: diskDriver, VolumeHandle: name,
+	v.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: diskDriver, VolumeHandle: handle,
 		ControllerPublishSecretRef: &corev1.SecretReference{Namespace: "default", Name: "key"}}}
 	if w.drivers.disks.iscsi {
-		v.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{ISCSI: &corev1.ISCSIPersistentVolumeSource{TargetPortal: "192.0.2.1", IQN: "iqn.2026-01.example:" + name, Lun: 3}}
+		v.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{ISCSI: &corev1.ISCSIPersistentVolumeSource{TargetPortal: portals[0], Portals: portals[1:], IQN: "iqn.2026-01.example:" + handle, Lun: 3}}
 	}
 	w.create(v)
 }
@@ -296,9 +315,11 @@ func (w *world) mountedOn(within time.Duration, handle, node string) {
 		if err != nil {
 			return err
 		}
-		list = slices.DeleteFunc(list, func(a *storagev1.VolumeAttachment) bool { return *a.Spec.Source.PersistentVolumeName != handle })
 		d.mu.Lock()
 		defer d.mu.Unlock()
+		list = slices.DeleteFunc(list, func(a *storagev1.VolumeAttachment) bool {
+			return d.handle(*a.Spec.Source.PersistentVolumeName) != handle
+		})
 		on := slices.Collect(maps.Keys(d.mounted[handle]))
 		switch {
 		case node == "" && (len(on) > 0 || d.at[handle] != "" || len(list) > 0), node != "" && (len(on) != 1 || on[0] != node || len(list) != 1):

@@ -133,7 +133,7 @@ func (r *reconciler) wrote(a *storagev1.VolumeAttachment, err error) error {
 	}
 	r.attachments.Wrote(a)
 	r.term.Enqueue(controllers.Key{Kind: attachmentKey, Name: a.Name})
-	for _, k := range keysOf(volumeOf(a)) {
+	for _, k := range r.ofAttachment(a) {
 		r.term.Enqueue(k)
 	}
 	return nil
@@ -233,7 +233,7 @@ func (r *reconciler) failed(ctx context.Context, a *storagev1.VolumeAttachment, 
 			return errors.Join(err, wrong)
 		}
 		r.attachments.Wrote(next)
-		for _, k := range keysOf(volumeOf(a)) {
+		for _, k := range r.ofAttachment(a) {
 			r.term.Enqueue(k)
 		}
 	}

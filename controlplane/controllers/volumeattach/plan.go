@@ -3,6 +3,7 @@ package volumeattach
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -21,13 +22,21 @@ type Host struct {
 	Fences time.Duration
 }
 
-// State is one volume: all by which is decided who has it.
+// User is a pod that uses a volume, has a node and has not ended, with the PersistentVolume by which it has it.
+type User struct {
+	Pod    *corev1.Pod
+	Volume *corev1.PersistentVolume
+}
+
+// State is one volume, which an attacher knows by one handle: all by which is decided who has it. More than one PersistentVolume
+// may show it: each promises what its access modes say, and it is attached to a node once.
 type State struct {
-	Volume      *corev1.PersistentVolume // nil: gone
-	Required    bool                     // volumes of its driver are attached
-	Pods        []*corev1.Pod            // that use it, have a node and have not ended
-	Attachments []*storagev1.VolumeAttachment
-	Hosts       map[string]Host
+	Attacher, Handle string
+	Volumes          []*corev1.PersistentVolume // none: gone
+	Required         bool                       // volumes of its driver are attached
+	Users            []User
+	Attachments      []*storagev1.VolumeAttachment
+	Hosts            map[string]Host
 }
 
 // Refusal says why a pod's node does not get the volume.
@@ -38,7 +47,7 @@ type Refusal struct {
 
 // Step is what shall be done for a volume.
 type Step struct {
-	Attach  []string                      // nodes that get it
+	Attach  []User                        // whose nodes get it
 	Detach  []*storagev1.VolumeAttachment // those that go
 	Listed  []string                      // nodes whose status shall say that they have it
 	Remove  []*corev1.Pod                 // pods of fenced nodes, which wait for nobody but their node
@@ -73,31 +82,66 @@ func Plan(in State) Step {
 			leaving[node] = true
 		}
 	}
-	alone := in.Volume != nil && single(in.Volume)
-	for _, p := range byAge(wanted) {
-		node := p.Spec.NodeName
+	for _, u := range byAge(wanted) {
+		node := u.Pod.Spec.NodeName
+		if taken[node] {
+			continue
+		}
+		rule, other := in.forbids(u, taken, leaving)
 		switch {
-		case taken[node]:
-		case alone && len(taken) > 0:
-			if other := holder(taken, leaving); other != "" {
-				out.Refused = append(out.Refused, Refusal{p, in.multi(other, wanted[other])})
-			}
-		default:
-			out.Attach = append(out.Attach, node)
+		case rule == nil:
+			out.Attach = append(out.Attach, u)
 			taken[node] = true
+		case other != "":
+			out.Refused = append(out.Refused, Refusal{u.Pod, in.multi(u, rule, other, wanted[other])})
 		}
 	}
 	return out
 }
 
+// forbids says which PersistentVolume lets one node have the volume when a pod of another wants it, and which node has it; "" when
+// that is losing it. The one that shows it to the pod counts, and so do those by which other nodes have it.
+func (in State) forbids(u User, taken, leaving map[string]bool) (rule *corev1.PersistentVolume, other string) {
+	if single(u.Volume) && len(taken) > 0 {
+		return u.Volume, holder(taken, leaving)
+	}
+	for _, node := range slices.Sorted(maps.Keys(taken)) {
+		if i := slices.IndexFunc(in.shownOn(node), single); i >= 0 {
+			rule = in.shownOn(node)[i]
+			if !leaving[node] {
+				return rule, node
+			}
+		}
+	}
+	return rule, ""
+}
+
+// shownOn are the PersistentVolumes by which a node has the volume: those of its pods, and where none is left that of the attachment.
+func (in State) shownOn(node string) (by []*corev1.PersistentVolume) {
+	for _, u := range in.Users {
+		if u.Pod.Spec.NodeName == node {
+			by = append(by, u.Volume)
+		}
+	}
+	if len(by) > 0 {
+		return by
+	}
+	for _, a := range in.Attachments {
+		if i := slices.IndexFunc(in.Volumes, func(v *corev1.PersistentVolume) bool { return v.Name == volumeOf(a) }); i >= 0 && a.Spec.NodeName == node {
+			by = append(by, in.Volumes[i])
+		}
+	}
+	return by
+}
+
 // wanted are the nodes that shall have the volume, each with the oldest of its pods.
-func (in State) wanted(out *Step) map[string]*corev1.Pod {
-	wanted := map[string]*corev1.Pod{}
-	if in.Volume == nil || !in.Required {
+func (in State) wanted(out *Step) map[string]User {
+	wanted := map[string]User{}
+	if !in.Required {
 		return wanted
 	}
-	for _, p := range in.Pods {
-		node := p.Spec.NodeName
+	for _, u := range in.Users {
+		p, node := u.Pod, u.Pod.Spec.NodeName
 		if p.DeletionTimestamp != nil && in.attachedTo(node) {
 			// Its node would have to say that it has ended, and cannot.
 			if h := in.Hosts[node]; h.Fenced {
@@ -106,8 +150,8 @@ func (in State) wanted(out *Step) map[string]*corev1.Pod {
 				out.again(h.Fences)
 			}
 		}
-		if have := wanted[node]; have == nil || older(p, have) < 0 {
-			wanted[node] = p
+		if have, ok := wanted[node]; !ok || older(u, have) < 0 {
+			wanted[node] = u
 		}
 	}
 	return wanted
@@ -123,27 +167,15 @@ func (in State) held(a *storagev1.VolumeAttachment, out *Step) bool {
 	if h.Fenced {
 		return false
 	}
-	if h.Node != nil && !inUse(h.Node, a, in.Volume) {
+	if h.Node != nil && !slices.Contains(h.Node.Status.VolumesInUse, in.name()) {
 		return false
 	}
 	out.again(h.Fences)
 	return true
 }
 
-// inUse says whether a node tells that it uses an attached volume.
-func inUse(n *corev1.Node, a *storagev1.VolumeAttachment, v *corev1.PersistentVolume) bool {
-	return slices.Contains(n.Status.VolumesInUse, volumeName(a, v))
-}
-
-// handleAnnotation keeps the handle of an attached volume, which its PersistentVolume may not outlive.
-const handleAnnotation = "keelson.dev/volume-handle"
-
-func volumeName(a *storagev1.VolumeAttachment, v *corev1.PersistentVolume) corev1.UniqueVolumeName {
-	if attacher, handle, ok := api.Attachable(v); ok {
-		return api.AttachedName(attacher, handle)
-	}
-	return api.AttachedName(a.Spec.Attacher, a.Annotations[handleAnnotation])
-}
+// name is how the status of a Node names the volume.
+func (in State) name() corev1.UniqueVolumeName { return api.AttachedName(in.Attacher, in.Handle) }
 
 // holder is a node that has the volume and keeps it; "" when those that have it are losing it.
 func holder(taken, leaving map[string]bool) string {
@@ -156,11 +188,11 @@ func holder(taken, leaving map[string]bool) string {
 	return best
 }
 
-// multi says to a pod who has the volume.
-func (in State) multi(node string, pod *corev1.Pod) string {
+// multi says to a pod who has the volume, and by what it is no other's: rule lets one node have it.
+func (in State) multi(u User, rule *corev1.PersistentVolume, node string, has User) string {
 	h := in.Hosts[node]
 	why := fmt.Sprintf("node %s has not unmounted it yet", node)
-	switch {
+	switch pod := has.Pod; {
 	case pod != nil && h.Node != nil && h.Fences > 0:
 		why = fmt.Sprintf("lost node %s has it for pod %s/%s, and loses it in %s at the latest", node, pod.Namespace, pod.Name, h.Fences.Round(time.Second))
 	case pod != nil:
@@ -168,7 +200,24 @@ func (in State) multi(node string, pod *corev1.Pod) string {
 	case h.Node != nil && h.Fences > 0:
 		why = fmt.Sprintf("lost node %s has it, and loses it in %s at the latest", node, h.Fences.Round(time.Second))
 	}
-	return fmt.Sprintf("Multi-Attach error for volume %q: its access modes let one node have it, and %s", in.Volume.Name, why)
+	whose := "its access modes let"
+	if rule.Name != u.Volume.Name {
+		whose = fmt.Sprintf("the access modes of volume %q let", rule.Name)
+	}
+	return fmt.Sprintf("Multi-Attach error for volume %q: %s%s one node have it, and %s", u.Volume.Name, in.alike(u, node), whose, why)
+}
+
+// alike names the PersistentVolume by which a node has the volume, where it is not the pod's own.
+func (in State) alike(u User, node string) string {
+	by := in.shownOn(node)
+	if len(by) == 0 || slices.Contains(by, u.Volume) {
+		return ""
+	}
+	what := fmt.Sprintf("volume %s of CSI driver %s", in.Handle, in.Attacher)
+	if in.Attacher == api.ISCSIAttacher {
+		what = "iSCSI disk " + in.Handle
+	}
+	return fmt.Sprintf("it shows the same as volume %q (%s), ", by[0].Name, what)
 }
 
 // single says whether no more than one node may have a volume.
@@ -178,15 +227,11 @@ func single(v *corev1.PersistentVolume) bool {
 	})
 }
 
-func older(a, b *corev1.Pod) int {
-	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name))
+func older(a, b User) int {
+	return cmp.Or(a.Pod.CreationTimestamp.Compare(b.Pod.CreationTimestamp.Time), cmp.Compare(a.Pod.Namespace+"/"+a.Pod.Name, b.Pod.Namespace+"/"+b.Pod.Name),
+		cmp.Compare(a.Volume.Name, b.Volume.Name))
 }
 
-func byAge(pods map[string]*corev1.Pod) []*corev1.Pod {
-	out := make([]*corev1.Pod, 0, len(pods))
-	for _, p := range pods {
-		out = append(out, p)
-	}
-	slices.SortFunc(out, older)
-	return out
+func byAge(users map[string]User) []User {
+	return slices.SortedFunc(maps.Values(users), older)
 }

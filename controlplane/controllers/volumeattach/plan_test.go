@@ -17,6 +17,7 @@ import (
 
 const driver = "disk.example"
 
+// disk is a PersistentVolume of the volume.
 func disk(modes ...corev1.PersistentVolumeAccessMode) *corev1.PersistentVolume {
 	v := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "v"}}
 	v.Spec.AccessModes = modes
@@ -53,11 +54,39 @@ func host(name string, uses bool) Host {
 	return Host{Node: n}
 }
 
+// by tells of a PersistentVolume of another name.
+func by(volume string) string {
+	if volume == "v" {
+		return ""
+	}
+	return " by " + volume
+}
+
+// given is what is known where one PersistentVolume shows the volume.
+type given struct {
+	Volume      *corev1.PersistentVolume
+	Required    bool
+	Pods        []*corev1.Pod
+	Attachments []*storagev1.VolumeAttachment
+	Hosts       map[string]Host
+}
+
+func (g given) state() State {
+	in := State{Attacher: driver, Handle: "h", Required: g.Required, Attachments: g.Attachments, Hosts: g.Hosts}
+	if g.Volume != nil {
+		in.Volumes = []*corev1.PersistentVolume{g.Volume}
+	}
+	for _, p := range g.Pods {
+		in.Users = append(in.Users, User{p, g.Volume})
+	}
+	return in
+}
+
 // show is a step in one line.
 func show(s Step) string {
 	var out []string
 	for _, n := range s.Attach {
-		out = append(out, "attach "+n)
+		out = append(out, "attach "+n.Pod.Spec.NodeName+by(n.Volume.Name))
 	}
 	for _, a := range s.Detach {
 		out = append(out, "detach "+a.Spec.NodeName)
@@ -87,38 +116,85 @@ func TestPlan(t *testing.T) {
 	has := func(a ...*storagev1.VolumeAttachment) []*storagev1.VolumeAttachment { return a }
 	for _, c := range []struct {
 		name string
-		in   State
+		in   given
 		want string
 	}{
-		{"nobody", State{Volume: one, Required: true}, ""},
-		{"a pod came", State{Volume: one, Required: true, Pods: pods(user("a", "w1", false))}, "attach w1"},
-		{"two of one node", State{Volume: one, Required: true, Pods: pods(user("a", "w1", false), user("b", "w1", false))}, "attach w1"},
-		{"its driver attaches nothing", State{Volume: one, Pods: pods(user("a", "w1", false))}, ""},
-		{"asked for", State{Volume: one, Required: true, Pods: pods(user("a", "w1", false)), Attachments: has(to("w1"))}, ""},
-		{"attached", State{Volume: one, Required: true, Pods: pods(user("a", "w1", false)), Attachments: has(to("w1", "attached"))}, "listed w1"},
-		{"wanted again while it goes", State{Volume: one, Required: true, Pods: pods(user("a", "w1", false)), Attachments: has(to("w1", "attached", "going"))}, ""},
-		{"two nodes: the older pod's", State{Volume: one, Required: true, Pods: pods(user("b", "w1", false), user("a", "w2", false))},
+		{"nobody", given{Volume: one, Required: true}, ""},
+		{"a pod came", given{Volume: one, Required: true, Pods: pods(user("a", "w1", false))}, "attach w1"},
+		{"two of one node", given{Volume: one, Required: true, Pods: pods(user("a", "w1", false), user("b", "w1", false))}, "attach w1"},
+		{"its driver attaches nothing", given{Volume: one, Pods: pods(user("a", "w1", false))}, ""},
+		{"asked for", given{Volume: one, Required: true, Pods: pods(user("a", "w1", false)), Attachments: has(to("w1"))}, ""},
+		{"attached", given{Volume: one, Required: true, Pods: pods(user("a", "w1", false)), Attachments: has(to("w1", "attached"))}, "listed w1"},
+		{"wanted again while it goes", given{Volume: one, Required: true, Pods: pods(user("a", "w1", false)), Attachments: has(to("w1", "attached", "going"))}, ""},
+		{"two nodes: the older pod's", given{Volume: one, Required: true, Pods: pods(user("b", "w1", false), user("a", "w2", false))},
 			"attach w2; b: node w2 has it for pod default/a: it moves when that pod is gone"},
-		{"two nodes may", State{Volume: many, Required: true, Pods: pods(user("b", "w1", false), user("a", "w2", false))}, "attach w2; attach w1"},
-		{"another has it", State{Volume: one, Required: true, Pods: pods(user("a", "w1", false), user("b", "w2", false)), Attachments: has(to("w2", "attached"))},
+		{"two nodes may", given{Volume: many, Required: true, Pods: pods(user("b", "w1", false), user("a", "w2", false))}, "attach w2; attach w1"},
+		{"another has it", given{Volume: one, Required: true, Pods: pods(user("a", "w1", false), user("b", "w2", false)), Attachments: has(to("w2", "attached"))},
 			"listed w2; a: node w2 has it for pod default/b: it moves when that pod is gone"},
-		{"still mounted", State{Volume: one, Required: true, Pods: pods(user("a", "w2", false)), Attachments: has(to("w1", "attached")), Hosts: map[string]Host{"w1": host("w1", true)}},
+		{"still mounted", given{Volume: one, Required: true, Pods: pods(user("a", "w2", false)), Attachments: has(to("w1", "attached")), Hosts: map[string]Host{"w1": host("w1", true)}},
 			"listed w1; a: node w1 has not unmounted it yet"},
-		{"unmounted", State{Volume: one, Required: true, Pods: pods(user("a", "w2", false)), Attachments: has(to("w1", "attached")), Hosts: map[string]Host{"w1": host("w1", false)}}, "detach w1"},
-		{"on its way from there", State{Volume: one, Required: true, Pods: pods(user("a", "w2", false)), Attachments: has(to("w1", "attached", "going"))}, ""},
-		{"never attached, wanted no more", State{Volume: one, Required: true, Attachments: has(to("w1")), Hosts: map[string]Host{"w1": host("w1", false)}}, "detach w1"},
-		{"its node is lost", State{Volume: one, Required: true, Pods: pods(user("a", "w1", true), user("b", "w2", false)), Attachments: has(to("w1", "attached")),
+		{"unmounted", given{Volume: one, Required: true, Pods: pods(user("a", "w2", false)), Attachments: has(to("w1", "attached")), Hosts: map[string]Host{"w1": host("w1", false)}}, "detach w1"},
+		{"on its way from there", given{Volume: one, Required: true, Pods: pods(user("a", "w2", false)), Attachments: has(to("w1", "attached", "going"))}, ""},
+		{"never attached, wanted no more", given{Volume: one, Required: true, Attachments: has(to("w1")), Hosts: map[string]Host{"w1": host("w1", false)}}, "detach w1"},
+		{"its node is lost", given{Volume: one, Required: true, Pods: pods(user("a", "w1", true), user("b", "w2", false)), Attachments: has(to("w1", "attached")),
 			Hosts: map[string]Host{"w1": lostFor(9 * time.Second)}}, "listed w1; b: lost node w1 has it for pod default/a, and loses it in 9s at the latest; again 9s"},
-		{"its node is fenced", State{Volume: one, Required: true, Pods: pods(user("a", "w1", true), user("b", "w2", false)), Attachments: has(to("w1", "attached")),
+		{"its node is fenced", given{Volume: one, Required: true, Pods: pods(user("a", "w1", true), user("b", "w2", false)), Attachments: has(to("w1", "attached")),
 			Hosts: map[string]Host{"w1": fenced}}, "listed w1; remove a; b: node w1 has it for pod default/a: it moves when that pod is gone"},
-		{"nobody of a fenced node is left", State{Volume: one, Required: true, Attachments: has(to("w1", "attached")), Hosts: map[string]Host{"w1": fenced}}, "detach w1"},
-		{"a pod that stays on a fenced node", State{Volume: one, Required: true, Pods: pods(user("a", "w1", false)), Attachments: has(to("w1", "attached")),
+		{"nobody of a fenced node is left", given{Volume: one, Required: true, Attachments: has(to("w1", "attached")), Hosts: map[string]Host{"w1": fenced}}, "detach w1"},
+		{"a pod that stays on a fenced node", given{Volume: one, Required: true, Pods: pods(user("a", "w1", false)), Attachments: has(to("w1", "attached")),
 			Hosts: map[string]Host{"w1": fenced}}, "listed w1"},
-		{"its node is gone", State{Volume: one, Required: true, Attachments: has(to("w1", "attached")), Hosts: map[string]Host{"w1": {Fences: time.Second}}}, "listed w1; again 1s"},
-		{"the volume is gone, and mounted", State{Attachments: has(to("w1", "attached")), Hosts: map[string]Host{"w1": host("w1", true)}}, "listed w1"},
-		{"the volume is gone", State{Attachments: has(to("w1", "attached")), Hosts: map[string]Host{"w1": host("w1", false)}}, "detach w1"},
+		{"its node is gone", given{Volume: one, Required: true, Attachments: has(to("w1", "attached")), Hosts: map[string]Host{"w1": {Fences: time.Second}}}, "listed w1; again 1s"},
+		{"the volume is gone, and mounted", given{Attachments: has(to("w1", "attached")), Hosts: map[string]Host{"w1": host("w1", true)}}, "listed w1"},
+		{"the volume is gone", given{Attachments: has(to("w1", "attached")), Hosts: map[string]Host{"w1": host("w1", false)}}, "detach w1"},
 	} {
-		if got := show(Plan(c.in)); got != c.want {
+		if got := show(Plan(c.in.state())); got != c.want {
+			t.Errorf("%s:\n got %s\nwant %s", c.name, got, c.want)
+		}
+	}
+}
+
+// F110: PersistentVolumes that show the same are one volume: a node that has it has it by all of them, and another node does not get
+// it by one where any says that one node may have it.
+func TestPlanOfVolumesThatShowTheSame(t *testing.T) {
+	named := func(name string, v *corev1.PersistentVolume) *corev1.PersistentVolume { v.Name = name; return v }
+	one, other := disk(corev1.ReadWriteOnce), named("other", disk(corev1.ReadWriteOnce))
+	many, wide := named("many", disk(corev1.ReadWriteMany)), named("wide", disk(corev1.ReadOnlyMany))
+	of := func(v *corev1.PersistentVolume, node string, state ...string) *storagev1.VolumeAttachment {
+		a := to(node, state...)
+		a.Spec.Source.PersistentVolumeName = &v.Name
+		return a
+	}
+	uses := func(name, node string, v *corev1.PersistentVolume) User { return User{user(name, node, false), v} }
+	const same = `Multi-Attach error for volume "other": it shows the same as volume "v" (volume h of CSI driver disk.example), `
+	const modes = "its access modes let one node have it, and "
+	for _, c := range []struct {
+		name  string
+		users []User
+		has   []*storagev1.VolumeAttachment
+		hosts map[string]Host
+		want  string
+	}{
+		{"two of one node", []User{uses("a", "w1", one), uses("b", "w1", other)}, nil, nil, "attach w1"},
+		{"its node has it by the other", []User{uses("b", "w1", other)}, []*storagev1.VolumeAttachment{of(one, "w1", "attached")}, nil, "listed w1"},
+		{"two nodes: the older pod's", []User{uses("a", "w1", one), uses("b", "w2", other)}, nil, nil,
+			"attach w1; b: " + same + modes + "node w1 has it for pod default/a: it moves when that pod is gone"},
+		{"two nodes: the older pod's, by the other", []User{uses("b", "w1", other), uses("c", "w2", other)}, nil, nil,
+			`attach w1 by other; c: Multi-Attach error for volume "other": ` + modes + "node w1 has it for pod default/b: it moves when that pod is gone"},
+		{"another has it", []User{uses("b", "w1", one), uses("a", "w2", other)}, []*storagev1.VolumeAttachment{of(one, "w1", "attached")}, nil,
+			"listed w1; a: " + same + modes + "node w1 has it for pod default/b: it moves when that pod is gone"},
+		{"still mounted", []User{uses("a", "w2", other)}, []*storagev1.VolumeAttachment{of(one, "w1", "attached")}, map[string]Host{"w1": host("w1", true)},
+			"listed w1; a: " + same + modes + "node w1 has not unmounted it yet"},
+		{"unmounted", []User{uses("a", "w2", other)}, []*storagev1.VolumeAttachment{of(one, "w1", "attached")}, map[string]Host{"w1": host("w1", false)}, "detach w1"},
+		{"on its way from there", []User{uses("a", "w2", other)}, []*storagev1.VolumeAttachment{of(one, "w1", "attached", "going")}, nil, ""},
+		{"all say that many may", []User{uses("a", "w1", many), uses("b", "w2", wide)}, nil, nil, "attach w1 by many; attach w2 by wide"},
+		{"the other says that one may", []User{uses("a", "w1", one), uses("b", "w2", many)}, nil, nil, `attach w1; b: Multi-Attach error for volume "many": ` +
+			`it shows the same as volume "v" (volume h of CSI driver disk.example), the access modes of volume "v" let one node have it, and node w1 has it for pod default/a: it moves when that pod is gone`},
+		{"the other said that one may, and goes", []User{uses("b", "w2", many)}, []*storagev1.VolumeAttachment{of(one, "w1", "attached", "going")}, nil, ""},
+		{"it was attached by one that said that one may", []User{uses("a", "w1", wide), uses("b", "w2", many)}, []*storagev1.VolumeAttachment{of(one, "w1", "attached")}, nil,
+			"attach w2 by many; listed w1"},
+	} {
+		in := State{Attacher: driver, Handle: "h", Volumes: []*corev1.PersistentVolume{one, other, many, wide}, Required: true, Users: c.users, Attachments: c.has, Hosts: c.hosts}
+		if got := show(Plan(in)); got != c.want {
 			t.Errorf("%s:\n got %s\nwant %s", c.name, got, c.want)
 		}
 	}

@@ -29,17 +29,21 @@ import (
 	"keelson.dev/keelson/internal/keylock"
 )
 
-// The two sorts of keys: a PersistentVolume, and a VolumeAttachment that the control plane itself serves.
+// The two sorts of keys: a volume, by its attacher (as namespace) and its handle, and a VolumeAttachment that the control plane
+// itself serves. Whatever shows a volume is looked at together, so that no two workers give it to two nodes.
 const (
 	volumeKey     = "volume"
 	attachmentKey = "attachment"
 )
 
-// Indexes of VolumeAttachments.
+// Indexes of VolumeAttachments, the first also of PersistentVolumes.
 const (
 	byVolume = "keelson.attachedVolume"
 	byNode   = "keelson.attachedNode"
 )
+
+// handleAnnotation keeps the handle of an attached volume, which its PersistentVolume may not outlive.
+const handleAnnotation = "keelson.dev/volume-handle"
 
 // New returns the controller. Without calls no driver is served, and attachers of their own are still told what to do.
 func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
@@ -52,7 +56,17 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 		}}
 	i := r.informers
 	controllers.Index(i.pods, controllers.PodClaimIndex, controllers.PodClaims)
-	controllers.Index(i.attachments, byVolume, func(o api.Object) []string { return []string{volumeOf(o)} })
+	controllers.Index(i.volumes, byVolume, func(o api.Object) []string {
+		v, _ := o.(*corev1.PersistentVolume)
+		return indexed(keysOf(v))
+	})
+	controllers.Index(i.attachments, byVolume, func(o api.Object) []string {
+		a, ok := o.(*storagev1.VolumeAttachment)
+		if handle, says := o.GetAnnotations()[handleAnnotation]; ok && says {
+			return indexed(keysFor(a.Spec.Attacher, handle))
+		}
+		return []string{volumeOf(o)}
+	})
 	controllers.Index(i.attachments, byNode, func(o api.Object) []string {
 		if a, ok := o.(*storagev1.VolumeAttachment); ok {
 			return []string{a.Spec.NodeName}
@@ -91,13 +105,13 @@ func (i informers) watches(silences *silences) []controllers.Watch {
 	return []controllers.Watch{
 		controllers.OnInformer(i.pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key { return i.ofPod(c.New) }),
 		controllers.OnInformer(i.claims, func(c controllers.Change[*corev1.PersistentVolumeClaim]) []controllers.Key {
-			return keysOf(c.New.Spec.VolumeName)
+			return i.ofVolume(c.New.Spec.VolumeName)
 		}),
 		controllers.OnInformer(i.volumes, func(c controllers.Change[*corev1.PersistentVolume]) []controllers.Key {
-			return keysOf(c.New.Name)
+			return keysOf(c.New)
 		}),
 		controllers.OnInformer(i.attachments, func(c controllers.Change[*storagev1.VolumeAttachment]) []controllers.Key {
-			return append(keysOf(volumeOf(c.New)), controllers.Key{Kind: attachmentKey, Name: c.New.Name})
+			return append(i.ofAttachment(c.New), controllers.Key{Kind: attachmentKey, Name: c.New.Name})
 		}),
 		controllers.OnInformer(i.nodes, func(c controllers.Change[*corev1.Node]) []controllers.Key {
 			if c.Type != controllers.Deleted {
@@ -108,7 +122,7 @@ func (i informers) watches(silences *silences) []controllers.Watch {
 			}
 			var keys []controllers.Key
 			for _, a := range controllers.CachedBy[*storagev1.VolumeAttachment](i.attachments, byNode, c.New.Name) {
-				keys = append(keys, keysOf(volumeOf(a))...)
+				keys = append(keys, i.ofAttachment(a)...)
 			}
 			return keys
 		}),
@@ -116,7 +130,7 @@ func (i informers) watches(silences *silences) []controllers.Watch {
 			var keys []controllers.Key
 			for _, v := range controllers.CachedAll[*corev1.PersistentVolume](i.volumes) {
 				if v.Spec.CSI != nil && v.Spec.CSI.Driver == c.New.Name {
-					keys = append(keys, keysOf(v.Name)...)
+					keys = append(keys, keysOf(v)...)
 				}
 			}
 			for _, a := range controllers.CachedAll[*storagev1.VolumeAttachment](i.attachments) {
@@ -142,11 +156,37 @@ func sameHost(a, b *corev1.Node) bool {
 		slices.Equal(a.Status.VolumesInUse, b.Status.VolumesInUse) && slices.Equal(a.Status.VolumesAttached, b.Status.VolumesAttached)
 }
 
-func keysOf(volume string) []controllers.Key {
-	if volume == "" {
-		return nil
+// keysOf is the volume that a PersistentVolume shows, where it is one that is attached.
+func keysOf(v *corev1.PersistentVolume) []controllers.Key {
+	if attacher, handle, ok := api.Attachable(v); ok {
+		return keysFor(attacher, handle)
 	}
-	return []controllers.Key{{Kind: volumeKey, Name: volume}}
+	return nil
+}
+
+func keysFor(attacher, handle string) []controllers.Key {
+	return []controllers.Key{{Kind: volumeKey, Namespace: attacher, Name: handle}}
+}
+
+// indexed are keys as values of an index, which no name of an object is.
+func indexed(keys []controllers.Key) (values []string) {
+	for _, k := range keys {
+		values = append(values, k.String())
+	}
+	return values
+}
+
+func (i informers) ofVolume(name string) []controllers.Key {
+	v, _ := controllers.Cached[*corev1.PersistentVolume](i.volumes, "", name)
+	return keysOf(v)
+}
+
+// ofAttachment is the volume that an attachment is about: also one that has no PersistentVolume any more.
+func (i informers) ofAttachment(a *storagev1.VolumeAttachment) []controllers.Key {
+	if handle, says := a.Annotations[handleAnnotation]; says {
+		return keysFor(a.Spec.Attacher, handle)
+	}
+	return i.ofVolume(volumeOf(a))
 }
 
 // volumeOf is the PersistentVolume that an attachment is about.
@@ -165,7 +205,7 @@ func (i informers) ofPod(p *corev1.Pod) []controllers.Key {
 	var keys []controllers.Key
 	for _, name := range controllers.PodClaims(p) {
 		if c, ok := controllers.Cached[*corev1.PersistentVolumeClaim](i.claims, p.Namespace, strings.TrimPrefix(name, p.Namespace+"/")); ok {
-			keys = append(keys, keysOf(c.Spec.VolumeName)...)
+			keys = append(keys, i.ofVolume(c.Spec.VolumeName)...)
 		}
 	}
 	return keys
@@ -190,7 +230,7 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (again 
 	if key.Kind == attachmentKey {
 		err = r.serve(ctx, key.Name)
 	} else {
-		again, err = r.volume(ctx, key.Name)
+		again, err = r.volume(ctx, key.Namespace, key.Name)
 	}
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		err = controllers.Race("%s: %w", key, err)
@@ -199,15 +239,17 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (again 
 }
 
 // state gathers what is known of a volume.
-func (r *reconciler) state(name string) State {
-	in := State{Attachments: r.attachments.By(byVolume, name), Hosts: map[string]Host{}}
-	v, ok := controllers.Cached[*corev1.PersistentVolume](r.volumes, "", name)
-	if attacher, _, is := api.Attachable(v); ok && is {
-		in.Volume = v
-		d, _ := controllers.Cached[*storagev1.CSIDriver](r.drivers, "", attacher)
-		in.Required = v.Spec.CSI == nil || api.AttachRequired(d)
-		in.Pods = r.users(v)
+func (r *reconciler) state(attacher, handle string) State {
+	in := State{Attacher: attacher, Handle: handle, Hosts: map[string]Host{}}
+	at := indexed(keysFor(attacher, handle))
+	in.Volumes = controllers.CachedBy[*corev1.PersistentVolume](r.volumes, byVolume, at[0])
+	for _, v := range in.Volumes {
+		at = append(at, v.Name)
+		in.Users = append(in.Users, r.users(v)...)
 	}
+	in.Attachments = slices.DeleteFunc(r.attachments.By(byVolume, at...), func(a *storagev1.VolumeAttachment) bool { return !in.ours(a) })
+	d, _ := controllers.Cached[*storagev1.CSIDriver](r.drivers, "", attacher)
+	in.Required = attacher == api.ISCSIAttacher || api.AttachRequired(d)
 	now := r.term.Now()
 	judge := func(node string) {
 		if _, ok := in.Hosts[node]; !ok {
@@ -215,27 +257,22 @@ func (r *reconciler) state(name string) State {
 			in.Hosts[node] = r.silences.host(node, n, now)
 		}
 	}
-	in.Attachments = slices.DeleteFunc(in.Attachments, func(a *storagev1.VolumeAttachment) bool { return !ours(a, in.Volume) })
 	for _, a := range in.Attachments {
 		judge(a.Spec.NodeName)
 	}
-	for _, p := range in.Pods {
-		judge(p.Spec.NodeName)
+	for _, u := range in.Users {
+		judge(u.Pod.Spec.NodeName)
 	}
 	return in
 }
 
 // ours says that an attachment has the name that this controller gives. Others are whose they are.
-func ours(a *storagev1.VolumeAttachment, v *corev1.PersistentVolume) bool {
-	_, handle, ok := api.Attachable(v)
-	if !ok {
-		handle = a.Annotations[handleAnnotation]
-	}
-	return a.Name == api.AttachmentName(handle, a.Spec.Attacher, a.Spec.NodeName)
+func (in State) ours(a *storagev1.VolumeAttachment) bool {
+	return a.Spec.Attacher == in.Attacher && a.Name == api.AttachmentName(in.Handle, in.Attacher, a.Spec.NodeName)
 }
 
-// users are the pods on nodes that use a volume.
-func (r *reconciler) users(v *corev1.PersistentVolume) []*corev1.Pod {
+// users are the pods on nodes that use what a PersistentVolume shows.
+func (r *reconciler) users(v *corev1.PersistentVolume) (users []User) {
 	ref := v.Spec.ClaimRef
 	if ref == nil {
 		return nil
@@ -244,14 +281,17 @@ func (r *reconciler) users(v *corev1.PersistentVolume) []*corev1.Pod {
 	if !ok || c.Spec.VolumeName != v.Name || ref.UID != "" && ref.UID != c.UID {
 		return nil
 	}
-	return slices.DeleteFunc(r.pods.By(controllers.PodClaimIndex, ref.Namespace+"/"+ref.Name), func(p *corev1.Pod) bool {
-		return p.Spec.NodeName == "" || controllers.PodEnded(p)
-	})
+	for _, p := range r.pods.By(controllers.PodClaimIndex, ref.Namespace+"/"+ref.Name) {
+		if p.Spec.NodeName != "" && !controllers.PodEnded(p) {
+			users = append(users, User{p, v})
+		}
+	}
+	return users
 }
 
 // volume brings the attachments of one volume closer to what its pods need.
-func (r *reconciler) volume(ctx context.Context, name string) (time.Duration, error) {
-	in := r.state(name)
+func (r *reconciler) volume(ctx context.Context, attacher, handle string) (time.Duration, error) {
+	in := r.state(attacher, handle)
 	step := Plan(in)
 	for _, p := range step.Remove {
 		if err := r.removePod(ctx, p); err != nil {
@@ -264,12 +304,12 @@ func (r *reconciler) volume(ctx context.Context, name string) (time.Duration, er
 		}
 	}
 	for _, node := range step.Listed {
-		if err := r.list(ctx, node, api.AttachedName(in.names()), true, nil); err != nil {
-			return 0, fmt.Errorf("noting volume %s as attached to node %s: %w", name, node, err)
+		if err := r.list(ctx, node, in.name(), true, nil); err != nil {
+			return 0, fmt.Errorf("noting volume %s as attached to node %s: %w", in.name(), node, err)
 		}
 	}
-	for _, node := range step.Attach {
-		if err := r.attach(ctx, in.Volume, node); err != nil {
+	for _, u := range step.Attach {
+		if err := r.attach(ctx, in, u); err != nil {
 			return 0, err
 		}
 	}
@@ -277,21 +317,12 @@ func (r *reconciler) volume(ctx context.Context, name string) (time.Duration, er
 	return step.Again, nil
 }
 
-// names are the volume's attacher, and how that calls it.
-func (in State) names() (attacher, handle string) {
-	attacher, handle, ok := api.Attachable(in.Volume)
-	if !ok && len(in.Attachments) > 0 {
-		return in.Attachments[0].Spec.Attacher, in.Attachments[0].Annotations[handleAnnotation]
-	}
-	return attacher, handle
-}
-
-// attach asks for a volume to be attached to a node.
-func (r *reconciler) attach(ctx context.Context, v *corev1.PersistentVolume, node string) error {
-	attacher, handle, _ := api.Attachable(v) // who plans for it has seen that
+// attach asks for a volume to be attached to the node of a pod.
+func (r *reconciler) attach(ctx context.Context, in State, u User) error {
+	v, node := u.Volume, u.Pod.Spec.NodeName
 	a, err := client.Create(ctx, r.term.Client, &storagev1.VolumeAttachment{
-		ObjectMeta: metav1.ObjectMeta{Name: api.AttachmentName(handle, attacher, node), Annotations: map[string]string{handleAnnotation: handle}},
-		Spec:       storagev1.VolumeAttachmentSpec{Attacher: attacher, NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &v.Name}}})
+		ObjectMeta: metav1.ObjectMeta{Name: api.AttachmentName(in.Handle, in.Attacher, node), Annotations: map[string]string{handleAnnotation: in.Handle}},
+		Spec:       storagev1.VolumeAttachmentSpec{Attacher: in.Attacher, NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &v.Name}}})
 	if err != nil {
 		return fmt.Errorf("attaching volume %s to node %s: %w", v.Name, node, err)
 	}
@@ -301,7 +332,7 @@ func (r *reconciler) attach(ctx context.Context, v *corev1.PersistentVolume, nod
 
 // detach takes a volume from a node, first in what its Node says.
 func (r *reconciler) detach(ctx context.Context, in State, a *storagev1.VolumeAttachment) error {
-	node, name := a.Spec.NodeName, volumeName(a, in.Volume)
+	node, name := a.Spec.NodeName, in.name()
 	err := r.list(ctx, node, name, false, func(n *corev1.Node) error {
 		if slices.Contains(n.Status.VolumesInUse, name) && !r.silences.host(node, n, r.term.Now()).Fenced {
 			return controllers.Race("node %s uses volume %s again", node, name)
@@ -361,15 +392,15 @@ func (r *reconciler) tell(in State, step Step) {
 	for _, a := range in.Attachments {
 		at[a.Spec.NodeName] = a
 	}
-	for _, p := range in.Pods {
-		a := at[p.Spec.NodeName]
-		switch why := refused[p.UID]; {
+	for _, u := range in.Users {
+		a := at[u.Pod.Spec.NodeName]
+		switch why := refused[u.Pod.UID]; {
 		case why != "":
-			r.once(p, in, corev1.EventTypeWarning, "FailedAttachVolume", why)
+			r.once(u, corev1.EventTypeWarning, "FailedAttachVolume", why)
 		case a != nil && a.Status.Attached:
-			r.once(p, in, corev1.EventTypeNormal, "SuccessfulAttachVolume", fmt.Sprintf("AttachVolume.Attach succeeded for volume %q", in.Volume.Name))
+			r.once(u, corev1.EventTypeNormal, "SuccessfulAttachVolume", fmt.Sprintf("AttachVolume.Attach succeeded for volume %q", u.Volume.Name))
 		case a != nil && a.Status.AttachError != nil:
-			r.once(p, in, corev1.EventTypeWarning, "FailedAttachVolume", fmt.Sprintf("AttachVolume.Attach failed for volume %q : %s", in.Volume.Name, a.Status.AttachError.Message))
+			r.once(u, corev1.EventTypeWarning, "FailedAttachVolume", fmt.Sprintf("AttachVolume.Attach failed for volume %q : %s", u.Volume.Name, a.Status.AttachError.Message))
 		}
 	}
 }
@@ -379,8 +410,8 @@ const maxTold = 50_000
 
 // once records an event of a pod's volume unless the pod was told the same last. A pod that runs is not told anew by each
 // leader.
-func (r *reconciler) once(p *corev1.Pod, in State, kind, reason, message string) {
-	key := types.UID(string(p.UID) + "/" + in.Volume.Name)
+func (r *reconciler) once(u User, kind, reason, message string) {
+	p, key := u.Pod, types.UID(string(u.Pod.UID)+"/"+u.Volume.Name)
 	r.mu.Lock()
 	same := r.told[key] == reason+message
 	_, before := r.told[key]
