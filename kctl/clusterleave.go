@@ -25,7 +25,8 @@ func removeCommand(streams genericiooptions.IOStreams) *cobra.Command {
 		Short: "Take a machine of the file out of the cluster, by ssh",
 		Long: "Take a machine of the file out of the cluster, by ssh: its pods leave it, as disruption budgets let them; its replica leaves\n" +
 			"the group; Keelson is taken off it, with all data; its Node is deleted. It is refused when the control plane would lose its\n" +
-			"majority. What was cut off goes on when it is run again. Afterwards, take the machine out of the file.",
+			"majority. What was cut off goes on when it is run again. Afterwards, take the machine out of the file, or 'up' takes it in again.\n" +
+			"A replica whose vote a standby has got while it was away is taken off its machine like this, too; it comes back as a standby.",
 		Example: "  kctl cluster remove w3 -f cluster.yaml\n  kctl cluster remove cp2 -f cluster.yaml --lost",
 		Args:    cobra.ExactArgs(1),
 	}
@@ -50,12 +51,12 @@ func removeMachine(ctx context.Context, out io.Writer, file, name string, lost, 
 	}
 	var asked []string
 	for _, h := range c.Hosts {
-		if h.Is(machines.ControlPlane) && h.Name != name || h.Name == name && !lost {
+		if h.Replica() && h.Name != name || h.Name == name && !lost {
 			asked = append(asked, h.Name)
 		}
 	}
 	if len(asked) == 0 || len(asked) == 1 && asked[0] == name {
-		return fmt.Errorf("%s is the only control plane of the file: 'kctl cluster reset' takes the whole cluster away", name)
+		return fmt.Errorf("%s has the only replica of the file: 'kctl cluster reset' takes the whole cluster away", name)
 	}
 	site, seen := execute.Reach(ctx, c, out, asked...)
 	defer site.Close()
@@ -84,7 +85,7 @@ func removeMachine(ctx context.Context, out io.Writer, file, name string, lost, 
 		if err := site.Remove(ctx, steps); err != nil {
 			return interrupted(ctx, err)
 		}
-		fmt.Fprintf(out, "%s is no part of the cluster any more: take it out of %s\n", name, file)
+		fmt.Fprintf(out, "%s is no part of the cluster any more: take it out of %s, or 'kctl cluster up' takes it in again\n", name, file)
 		if slices.ContainsFunc(steps, func(s plan.Step) bool { return s.Do == plan.Leave }) {
 			fmt.Fprintln(out, "'kctl cluster up' then tells the agents. It has had the cluster's keys: if its disk may be in wrong hands, 'kctl cluster rotate --help'")
 		}

@@ -50,7 +50,10 @@ func upCommand(streams genericiooptions.IOStreams) *cobra.Command {
 		Long: "Make a cluster of the machines of a file, by ssh. All machines are looked at first, side by side; where something is wrong\n" +
 			"that keeps the cluster from being made, it is said with what to do, and nothing is changed. Run again, it changes only what\n" +
 			"differs from the file and the release; what was cut off goes on. Machines that are not in the file are not touched, and\n" +
-			"none is removed: 'kctl cluster remove' does that.",
+			"none is removed: 'kctl cluster remove' does that.\n\n" +
+			"Roles of a machine are controlplane or standby, and worker. A standby has a replica without a vote, which gets that of a replica\n" +
+			"that dies (after replace-dead-after of the file, 10m where it does not say), and keeps it: the file says how many votes there\n" +
+			"are, the cluster who has them. The dead one, back, is refused until 'kctl cluster remove' has emptied it, and is a standby then.",
 		Example: "  kctl cluster up -f cluster.yaml --dry-run\n  kctl cluster up -f cluster.yaml\n  kctl cluster up -f cluster.yaml --release ./keelson-v1.1.0-linux-amd64.tar.gz",
 		Args:    cobra.NoArgs,
 	}
@@ -72,7 +75,7 @@ func addCommand(streams genericiooptions.IOStreams) *cobra.Command {
 		Short: "Take new machines of the file into the cluster, by ssh",
 		Long: "Take new machines of the file into the cluster, by ssh: those that are not part of it yet, or of them those that are named.\n" +
 			"No other machine is changed: 'kctl cluster up' does this and all else.",
-		Example: "  kctl cluster add -f cluster.yaml\n  kctl cluster add -f cluster.yaml w4 w5",
+		Example: "  kctl cluster add -f cluster.yaml\n  kctl cluster add -f cluster.yaml w4 w5\n  kctl cluster add -f cluster.yaml cp4   # with roles: [standby] in the file: a replica without a vote",
 	}
 	file := machineFile(c)
 	r.flags(c)
@@ -182,5 +185,10 @@ func (r *raising) plan(ctx context.Context, out io.Writer, site *execute.Site, s
 	if len(names) == 0 {
 		return nil, nil
 	}
-	return plan.Make(site.Cluster, site.Facts(), rel, state, names...), nil
+	steps := plan.Make(site.Cluster, site.Facts(), rel, state, names...)
+	if f := plan.Unready(site.Cluster, site.Facts(), steps); f != nil {
+		fmt.Fprintln(out)
+		plan.ShowFindings(out, []plan.Finding{*f})
+	}
+	return steps, nil
 }

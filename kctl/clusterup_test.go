@@ -12,23 +12,44 @@ import (
 	"testing"
 )
 
-var rewriteMachines = flag.Bool("rewrite.machines", false, "write testdata/machines.txt anew")
+var rewriteMachines = flag.Bool("rewrite.machines", false, "write testdata/machines.txt and testdata/standbys.txt anew")
+
+// written is what a person types and reads.
+type written struct {
+	*site
+	strings.Builder
+}
+
+func (s *written) say(what string) { fmt.Fprintf(s, "# %s\n", what) }
+
+func (s *written) do(verb string, args ...string) string {
+	s.t.Helper()
+	said, err := s.kctl(verb, args...)
+	fmt.Fprintf(s, "$ kctl cluster %s\n%s", strings.TrimSpace(verb+" "+strings.ReplaceAll(strings.Join(args, " "), s.dir, "DIR")), said)
+	if err != nil {
+		fmt.Fprintf(s, "error: %v\n", strings.ReplaceAll(err.Error(), s.dir, "DIR"))
+	}
+	s.WriteString("\n")
+	return said
+}
+
+// is wants the transcript to be that of a file.
+func (s *written) is(golden string) {
+	s.t.Helper()
+	if *rewriteMachines {
+		put(s.t, golden, s.String(), 0o644)
+	}
+	want, _ := os.ReadFile(golden)
+	if s.String() != string(want) {
+		s.t.Errorf("it says other things than %s (-rewrite.machines writes it anew):\n%s", golden, s.String())
+	}
+}
 
 // A cluster is made of machines, changed, shown, extended, made smaller and taken away: what a person reads.
 func TestClusterOfMachines(t *testing.T) {
 	s := newSite(t)
-	var script strings.Builder
-	say := func(what string) { fmt.Fprintf(&script, "# %s\n", what) }
-	do := func(verb string, args ...string) string {
-		t.Helper()
-		said, err := s.kctl(verb, args...)
-		fmt.Fprintf(&script, "$ kctl cluster %s\n%s", strings.TrimSpace(verb+" "+strings.Join(args, " ")), said)
-		if err != nil {
-			fmt.Fprintf(&script, "error: %v\n", strings.ReplaceAll(err.Error(), s.dir, "DIR"))
-		}
-		script.WriteString("\n")
-		return said
-	}
+	script := written{site: s}
+	say, do := script.say, script.do
 	hosts := []string{"cp1 192.0.2.11 controlplane", "cp2 192.0.2.12 controlplane", "cp3 192.0.2.13 controlplane,worker",
 		`w1 192.0.2.21 worker , labels: {disk: fast}, taints: ["dedicated=db:NoSchedule"]`}
 	s.write("init: {cluster-cidr: 10.1.0.0/16}\nagent: {max-pods: 60}\n", hosts...)
@@ -99,14 +120,7 @@ func TestClusterOfMachines(t *testing.T) {
 	if left, _ := filepath.Glob(filepath.Join(s.dir, "home/.kube/keelson-*")); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
-	golden := "testdata/machines.txt"
-	if *rewriteMachines {
-		put(t, golden, script.String(), 0o644)
-	}
-	want, _ := os.ReadFile(golden)
-	if script.String() != string(want) {
-		t.Errorf("it says other things than %s (-rewrite.machines writes it anew):\n%s", golden, script.String())
-	}
+	script.is("testdata/machines.txt")
 }
 
 // breakMachine has a machine lack what is needed.
@@ -123,6 +137,7 @@ func (s *site) breakMachine(name, address string) {
 func (s *site) cluster() (c struct {
 	Calls, Made int
 	Members     map[string]string
+	Waiting     map[string]bool
 	Nodes       map[string]struct{ Labels map[string]string }
 	Tokens      map[string]string
 	Starts      map[string]int

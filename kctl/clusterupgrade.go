@@ -99,16 +99,16 @@ func (u *machineUpgrade) fits(ctx context.Context, c machines.Cluster, door clus
 	}
 	s := stateOf(status, nodes)
 	var strangers []string
-	check := func(name string, r machines.Role) {
-		if h, err := c.Host(name); (err != nil || !h.Is(r)) && !slices.Contains(u.goal.Skip, name) {
+	check := func(name string, is func(machines.Host) bool) {
+		if h, err := c.Host(name); (err != nil || !is(h)) && !slices.Contains(u.goal.Skip, name) {
 			strangers = append(strangers, name)
 		}
 	}
 	for _, m := range s.Members {
-		check(m.Name, machines.ControlPlane)
+		check(m.Name, machines.Host.Replica)
 	}
 	for _, n := range s.Nodes {
-		check(n.Name, machines.Worker)
+		check(n.Name, func(h machines.Host) bool { return h.Is(machines.Worker) })
 	}
 	if len(strangers) > 0 {
 		return fmt.Errorf("%s: part of the cluster, and not of %s: name them there, or leave them as they are with --skip", strings.Join(strangers, ", "), u.file)

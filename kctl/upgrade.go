@@ -39,8 +39,9 @@ func (u *upgradeFlags) add(f *pflag.FlagSet) {
 	f.DurationVar(&u.patience, "patience", 2*time.Minute, "how long a replica or node may take to become well after its step")
 }
 
-const upgradeOrder = "Replicas are exchanged one after the other, the leader last and after it has handed over; then the agents, under whose pods\n" +
-	"nothing moves unless --drain says so. It stops at the first that is not well, and goes on from there when it is run again.\n" +
+const upgradeOrder = "Replicas are exchanged one after the other, those without a vote first, the leader last and after it has handed over; then\n" +
+	"the agents, under whose pods nothing moves unless --drain says so. It stops at the first that is not well, and goes on from\n" +
+	"there when it is run again.\n" +
 	"It goes back to an earlier release in the same way, as long as the feature level has not risen ('kctl cluster status')."
 
 func labUpgrade(streams genericiooptions.IOStreams) *cobra.Command {

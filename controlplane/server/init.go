@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -239,10 +240,14 @@ func keepJoined(c Config, a *fleetv1.EnrollReplicaResponse) error {
 	if err := writeJSON(filepath.Join(c.DataDir, peersFile), peers); err != nil {
 		return err
 	}
+	waits := filepath.Join(c.DataDir, standbyFile)
 	if c.Standby {
-		if err := writeJSON(filepath.Join(c.DataDir, standbyFile), standbyRecord{Version: standbyVersion}); err != nil {
-			return err
-		}
+		err = writeJSON(waits, standbyRecord{Version: standbyVersion})
+	} else if err = os.Remove(waits); errors.Is(err, fs.ErrNotExist) { // it may be there of a join that was cut off
+		err = nil
+	}
+	if err != nil {
+		return err
 	}
 	return writeJSON(filepath.Join(c.DataDir, clusterFile), cluster)
 }

@@ -9,7 +9,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"keelson.dev/keelson/controlplane/pki"
+	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 	"keelson.dev/keelson/raftstore/disk"
 )
 
@@ -24,6 +27,29 @@ func TestAddressesToJoinAt(t *testing.T) {
 	for _, bad := range []string{"", ":6444", "cp1:", "https://cp1:6444", "a:b:c"} {
 		if got, err := fleetAddresses([]string{bad}); err == nil || !strings.Contains(err.Error(), "--server") {
 			t.Errorf("%q: %q, %v", bad, got, err)
+		}
+	}
+}
+
+// Who joins as a standby notes that it waits for a vote; who then joins with one, since that was cut off, does not. F53
+func TestJoinedAsStandby(t *testing.T) {
+	trust, err := pki.NewTrust("prod", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	bundle, err := trust.Marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer := &fleetv1.EnrollReplicaResponse{Files: map[string][]byte{bundleName: bundle}, ClusterConfigJson: `{"name":"prod"}`,
+		Replicas: []*fleetv1.Replica{{Name: "cp1", ApiAddress: "192.0.2.11:6443"}}}
+	c := Config{DataDir: t.TempDir()}
+	for _, c.Standby = range []bool{true, false} {
+		if err := keepJoined(c, answer); err != nil {
+			t.Fatal(err)
+		}
+		if waits, err := c.joinedAsStandby(); err != nil || waits != c.Standby {
+			t.Errorf("joined with --standby=%v it waits for a vote: %v, %v", c.Standby, waits, err)
 		}
 	}
 }

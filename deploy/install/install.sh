@@ -15,6 +15,7 @@ install.sh: installs Keelson on this machine, and starts it.
   --advertise-address IP  of a server: its address for users, agents and replicas (default: that of the default route)
   --node-ip IP            of an agent: the node's address (default: found out)
   --name NAME             of this replica or node (default: the host's name)
+  --standby               of a further server: it gets no vote until a replica dies, whose vote it takes (docs/recover.md)
   --init-flag FLAG        of server --init: a flag of 'keelson-controlplane init', such as --cluster-cidr=10.1.0.0/16 (repeatable)
   --settings FILE         the daemon's whole file of settings, instead of what this script would write: names and addresses stand in it,
                           and an agent's servers. What was there before is kept beside it as NAME.yaml.before
@@ -38,7 +39,7 @@ wrong() { echo "install: $*; see install.sh --help" >&2; exit 2; }
 root=${DESTDIR:-} # of tests and of images of machines: where everything goes instead of /
 port=6444
 
-role='' init='' servers='' token='' token_file='' address='' node_ip='' name='' init_flags='' from='' sums='' images='' start=yes given='' admin=''
+role='' init='' servers='' token='' token_file='' address='' node_ip='' name='' init_flags='' from='' sums='' images='' start=yes given='' admin='' standby=''
 arguments() {
   [ $# -gt 0 ] || { usage >&2; exit 2; }
   case $1 in
@@ -53,6 +54,7 @@ arguments() {
     case $1 in
     --init) init=yes; shift; continue ;;
     --no-start) start=''; shift; continue ;;
+    --standby) standby=--standby; shift; continue ;;
     -h | --help) usage; exit 0 ;;
     --server | --token | --token-file | --advertise-address | --node-ip | --name | --init-flag | --from | --sums | --images | --settings | --admin) ;;
     *) wrong "$1 is no flag" ;;
@@ -87,11 +89,12 @@ arguments() {
     [ "$role" = server ] || [ -z "$servers" ] || wrong "--settings has all settings: an agent's servers stand in the file"
   fi
   if [ "$role" = agent ]; then
-    [ -z "$init$address$init_flags$admin" ] || wrong "--init, --init-flag, --admin and --advertise-address are of a server"
+    [ -z "$init$address$init_flags$admin$standby" ] || wrong "--init, --init-flag, --standby, --admin and --advertise-address are of a server"
   else
     [ -z "$node_ip$images" ] || wrong "--node-ip and --images are of an agent"
   fi
   if [ -n "$init" ]; then
+    [ -z "$standby" ] || wrong "--init makes a new cluster, whose first replica has a vote: --standby is of a machine that joins one"
     [ -z "$servers$token$token_file" ] || wrong "--init makes a new cluster: --server and --token are of a machine that joins one"
   else
     [ -z "$init_flags" ] || wrong "--init-flag goes with --init"
@@ -330,7 +333,8 @@ server() {
     unused
     say "joining the cluster of$servers"
     secret "$work/token"
-    set --
+    # shellcheck disable=SC2086 # it is a word, or none
+    set -- $standby
     for s in $servers; do set -- "$@" --server "$s"; done
     "$root/usr/bin/keelson-controlplane" join --config "$root/etc/keelson/controlplane.yaml" --token-file "$work/token" "$@"
   fi

@@ -202,6 +202,8 @@ func TestRefusals(t *testing.T) {
 		{"settings that are not there", "agent --settings /none --token t", nil, "/none cannot be read"},
 		{"settings and no token", "agent --settings /dev/null", nil, "--token is missing"},
 		{"an administrator of an agent", "agent --server h --token t --admin /dev/null", nil, "--admin and --advertise-address are of a server"},
+		{"a standby that makes a cluster", "server --init --standby", nil, "--standby is of a machine that joins one"},
+		{"a standby that is an agent", "agent --server h --token t --standby", nil, "--standby, --admin and --advertise-address are of a server"},
 		{"not root", "server --init", func(m *machine) { m.fake("id", "echo 1000") }, "root is needed: run it with sudo"},
 		{"no systemd", "server --init", gone("run/systemd"), "not run by systemd"},
 		{"no cgroup v2", "server --init", gone("sys/fs/cgroup"), "has no cgroup v2"},
@@ -331,6 +333,13 @@ func TestAReplicaJoins(t *testing.T) {
 	}
 	if left, _ := os.ReadDir(filepath.Join(m.root, "tmp")); len(left) > 0 {
 		t.Errorf("%v is left: it holds the token", left)
+	}
+	standby := newMachine(t)
+	unpacked, _ = standby.release()
+	said, called, err = standby.run(filepath.Join(unpacked, "install.sh"), "server", "--standby", "--server", "192.0.2.11", "--token", "keelson1.controlplane.abc", "--advertise-address", "192.0.2.14")
+	i = slices.IndexFunc(called, func(s string) bool { return strings.Contains(s, "controlplane join") })
+	if err != nil || i < 0 || !strings.HasSuffix(called[i], " --standby --server 192.0.2.11") {
+		t.Errorf("a standby: %v, it calls %q\n%s", err, called, said)
 	}
 }
 

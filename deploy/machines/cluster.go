@@ -10,6 +10,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
+	"time"
 )
 
 // The only form of the cluster file that there is.
@@ -21,10 +24,19 @@ const (
 // Role is what a machine does.
 type Role string
 
-// The roles of a machine; it may have both.
+// The roles of a machine. It may be a worker beside one of the others, which have a replica of the control plane: a standby joins
+// without a vote and gets that of a replica that dies. Who has a vote by then the cluster says, not the file.
 const (
 	ControlPlane Role = "controlplane"
+	Standby      Role = "standby"
 	Worker       Role = "worker"
+)
+
+// ReplaceDead is the setting of replicas that says for how long a voter has to be silent for a standby to get its vote, and
+// ReplaceDeadAfter what it is where the file has standbys and does not say.
+const (
+	ReplaceDead      = "replace-dead-after"
+	ReplaceDeadAfter = 10 * time.Minute
 )
 
 // Cluster is what a cluster file says, with its defaults filled in.
@@ -33,7 +45,7 @@ type Cluster struct {
 	Release string // tarball, folder of 'make dist' or URL; a path is taken from the file's folder; "" when the file names none
 	// Init are flags of 'keelson-controlplane init', as --KEY=VALUE: what is chosen once, when the cluster is made.
 	Init  []string
-	Hosts []Host // control planes and workers, in the file's order
+	Hosts []Host // control planes, standbys and workers, in the file's order
 }
 
 // Host is one machine.
@@ -70,6 +82,14 @@ type Value struct {
 
 // Is says whether a machine has a role.
 func (h Host) Is(r Role) bool { return slices.Contains(h.Roles, r) }
+
+// Replica says whether a machine has a replica, with a vote or without.
+func (h Host) Replica() bool { return h.Is(ControlPlane) || h.Is(Standby) }
+
+// Replicas are the hosts that have one, in the file's order.
+func (c Cluster) Replicas() []Host {
+	return slices.DeleteFunc(slices.Clone(c.Hosts), func(h Host) bool { return !h.Replica() })
+}
 
 // With are the hosts of a role, in the file's order.
 func (c Cluster) With(r Role) []Host {
@@ -136,7 +156,10 @@ func (c *Cluster) complete(folder, home string, lines map[string]int) error {
 		}
 		seen[h.Name] = true
 		if len(h.Roles) == 0 {
-			return at("roles is missing: want [controlplane], [worker] or both")
+			return at("roles is missing: want controlplane, standby or worker")
+		}
+		if h.Is(ControlPlane) && h.Is(Standby) {
+			return at("roles: a standby is a replica that waits for a vote, and a controlplane one that has one: want one of them")
 		}
 		a, err := netip.ParseAddr(h.Address)
 		if err != nil || a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() {
@@ -161,10 +184,46 @@ func (c *Cluster) complete(folder, home string, lines map[string]int) error {
 		}
 		h.SSH.KnownHosts = beside(folder, home, h.SSH.KnownHosts)
 	}
-	if len(c.With(ControlPlane)) == 0 {
+	switch standbys := c.With(Standby); {
+	case len(c.With(ControlPlane)) > 0:
+	case len(standbys) > 0:
+		return fmt.Errorf(", line %d: host %s: is a standby, and no host has the role controlplane: a standby has no vote, and makes no cluster", lines[standbys[0].Name], standbys[0].Name)
+	default:
 		return fmt.Errorf(": no host has the role controlplane: a cluster needs one, and three to outlive the loss of one")
 	}
+	c.replaceDead()
 	return nil
+}
+
+// replaceDead has replicas replace those that die, where there are standbys and the file does not say otherwise: all of them, for
+// any may lead.
+func (c *Cluster) replaceDead() {
+	if len(c.With(Standby)) == 0 {
+		return
+	}
+	for i := range c.Hosts {
+		h := &c.Hosts[i]
+		if _, said := h.ControlPlane[ReplaceDead]; !said && h.Replica() {
+			h.ControlPlane = h.ControlPlane.over(Settings{ReplaceDead: {Text: []string{strconv.Quote(shortly(ReplaceDeadAfter))}}})
+		}
+	}
+}
+
+// shortly is a time without the parts that are nothing: 10m, not 10m0s.
+func shortly(d time.Duration) string { return strings.TrimSuffix(d.String(), "0s") }
+
+// Replaces is for how long a voter has to be silent for this host's replica to have it replaced while it leads; 0 = it never does.
+// What is no time the replica refuses itself, when it starts.
+func (h Host) Replaces() time.Duration {
+	v := h.ControlPlane[ReplaceDead]
+	if v.List || len(v.Text) != 1 {
+		return 0
+	}
+	d, err := time.ParseDuration(strings.Trim(v.Text[0], `"`))
+	if err != nil {
+		return -1
+	}
+	return d
 }
 
 // beside is a path of the file: from home where it begins with ~/, else from the file's folder.

@@ -34,6 +34,8 @@ type Facts struct {
 	ControlPlane, Agent string
 
 	Replica, ReplicaWhole bool   // it has keys of a replica; it has all that a replica needs
+	Waiting               bool   // its replica has no vote yet, as far as it knows: it joined as a standby
+	Joining               bool   // its replica has not been taken into the group yet
 	ClusterID             string // of the cluster that the replica belongs to
 	ClusterName           string
 	Admin                 bool // it has an administrator's kubeconfig
@@ -139,6 +141,10 @@ func parseFacts(out string) (f Facts, clock time.Time, err error) {
 			}
 		case "replica":
 			f.Replica, f.ReplicaWhole = true, f.ReplicaWhole || v == "whole"
+		case "waiting":
+			f.Waiting = true
+		case "joining":
+			f.Joining = true
 		case "admin":
 			f.Admin = true
 		case "node":
@@ -196,10 +202,10 @@ func unixTime(s string) (time.Time, bool) {
 
 // Unit is the name of the daemon's unit, without .service.
 func (r Role) Unit() string {
-	if r == ControlPlane {
-		return "keelson-controlplane"
+	if r == Worker {
+		return "keelson-agent"
 	}
-	return "keelson-agent"
+	return "keelson-controlplane"
 }
 
 // Cache is the folder of a machine that releases are put into.

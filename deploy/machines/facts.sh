@@ -41,6 +41,8 @@ text controlplane "$root/etc/keelson/controlplane.yaml"
 text agent "$root/etc/keelson/agent.yaml"
 [ ! -d "$data/controlplane/pki" ] || say replica begun
 [ ! -f "$data/controlplane/cluster.json" ] || say replica whole
+[ ! -f "$data/controlplane/standby.json" ] || say waiting yes
+[ ! -f "$data/controlplane/peers.json" ] || say joining yes
 text cluster "$data/controlplane/cluster.json"
 [ ! -f "$data/controlplane/admin.kubeconfig" ] || say admin yes
 [ ! -f "$data/session/node.pem" ] || say node yes

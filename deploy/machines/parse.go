@@ -33,8 +33,8 @@ var (
 
 // elsewhere are settings that follow from other keys of the cluster file, each with the key.
 var elsewhere = map[string]string{
-	"name": "the host's name", "node-name": "the host's name", "advertise-address": "the host's address", "node-ip": "the host's address",
-	"server": "the hosts with role controlplane", "token": "tokens that are made when a machine joins", "token-file": "tokens that are made when a machine joins",
+	"standby": "the host's roles", "name": "the host's name", "node-name": "the host's name", "advertise-address": "the host's address", "node-ip": "the host's address",
+	"server": "the hosts with a replica", "token": "tokens that are made when a machine joins", "token-file": "tokens that are made when a machine joins",
 	"node-labels": "the host's labels", "taints": "the host's taints", "cluster-name": "the key name",
 	"data-dir": "the scripts of a release, which know its place", "state-dir": "the scripts of a release, which know its place",
 	"run-dir": "the scripts of a release, which know its place", "cgroup-root": "the units of a release, which know its place", "config": "the units of a release",
@@ -261,12 +261,12 @@ func port(to *int) func(*yaml.Node) error {
 func roles(to *[]Role) func(*yaml.Node) error {
 	return func(n *yaml.Node) error {
 		if n.Kind != yaml.SequenceNode {
-			return errors.New("want a list: [controlplane], [worker] or both")
+			return errors.New("want a list of controlplane, standby and worker, such as [controlplane]")
 		}
 		for _, below := range n.Content {
 			r := Role(below.Value)
-			if r != ControlPlane && r != Worker || slices.Contains(*to, r) {
-				return fmt.Errorf("%s: want controlplane or worker, each once", shown(below.Value))
+			if r != ControlPlane && r != Standby && r != Worker || slices.Contains(*to, r) {
+				return fmt.Errorf("%s: want controlplane, standby or worker, each once", shown(below.Value))
 			}
 			*to = append(*to, r)
 		}

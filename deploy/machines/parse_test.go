@@ -2,6 +2,7 @@ package machines
 
 import (
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -64,7 +65,10 @@ func TestParseRefuses(t *testing.T) {
 		{"port", change("port: 2222", "port: 65536"), `line 7: port: "65536": want a port`},
 		{"no host", strings.Split(example, "hosts:")[0], "hosts is missing"},
 		{"no control plane", change("[controlplane]", "[worker]"), "no host has the role controlplane"},
-		{"role", change("[worker]", "[master]"), `line 14: roles: "master": want controlplane or worker`},
+		{"role", change("[worker]", "[master]"), `line 14: roles: "master": want controlplane, standby or worker`},
+		{"a standby that has a vote", change("[controlplane]", "[controlplane, standby]"), "line 11: host cp1: roles: a standby is a replica that waits for a vote"},
+		{"standbys alone", change("[controlplane]", "[standby]"), "line 11: host cp1: is a standby, and no host has the role controlplane"},
+		{"a standby by a setting", change("debug: true", "standby: true"), "line 8: standby does not stand here: it comes from the host's roles"},
 		{"no role", change("  roles: [worker]\n", ""), "line 12: host w1: roles is missing"},
 		{"name", change("name: w1", "name: W1"), `line 12: name: "W1": want small letters`},
 		{"same name", change("name: w1", "name: cp1"), "line 11: host cp1: another host has this name"},
@@ -89,6 +93,33 @@ func TestParseRefuses(t *testing.T) {
 	} {
 		if _, err := Parse([]byte(c.file), "/", "/root"); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v\nwant %q", c.name, err, c.want)
+		}
+	}
+}
+
+// Where there are standbys, replicas replace those that die, unless the file says otherwise; where there are none nothing is said of it.
+func TestStandbysReplaceTheDead(t *testing.T) {
+	standby := strings.Replace(example, "- name: w1\n", "- {name: cp4, address: 192.0.2.14, roles: [standby, worker]}\n- name: w1\n", 1)
+	for _, c := range []struct {
+		name, file string
+		want       []string // of cp1, cp4 and w1
+	}{
+		{"no standby", example, []string{"", ""}},
+		{"a standby", standby, []string{`"10m"`, `"10m"`, ""}},
+		{"a time", strings.Replace(standby, "debug: true", "replace-dead-after: 1m", 1), []string{`"1m"`, `"1m"`, `"1m"`}},
+		{"never", strings.Replace(standby, "debug: true", "replace-dead-after: 0", 1), []string{"0", "0", "0"}},
+		{"one has its own", strings.Replace(standby, "roles: [controlplane]", "roles: [controlplane], controlplane: {replace-dead-after: 2m}", 1), []string{`"2m"`, `"10m"`, ""}},
+	} {
+		cluster, err := Parse([]byte(c.file), "/", "/root")
+		if err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		var is []string
+		for _, h := range cluster.Hosts {
+			is = append(is, strings.Join(h.ControlPlane[ReplaceDead].Text, ""))
+		}
+		if !slices.Equal(is, c.want) {
+			t.Errorf("%s: %q, want %q", c.name, is, c.want)
 		}
 	}
 }

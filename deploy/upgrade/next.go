@@ -87,7 +87,7 @@ func nextMember(s State, g Goal) (Step, error) {
 		case m.Release == g.Release:
 		case m.Trouble != "" && unwell == nil:
 			unwell = m
-		case !m.Leader && follower == nil:
+		case !m.Leader && (follower == nil || follower.Voter && !m.Voter): // of those without a vote nobody misses any
 			follower = m
 		}
 	}

@@ -8,12 +8,13 @@ import (
 	"testing"
 )
 
-// parse reads a cluster: "cp1:old* cp2:new! w1:old~", where * leads, ! is not well, ? does not say its release, ~ is drained.
+// parse reads a cluster: "cp1:old* cp2:new! w1:old~", where * leads, ! is not well, ? does not say its release, ~ is drained,
+// ^ has no vote.
 // Names of nodes begin with w.
 func parse(text string) (s State) {
 	for _, word := range strings.Fields(text) {
 		name, rest, _ := strings.Cut(word, ":")
-		release, trouble := strings.TrimRight(rest, "*!~?"), ""
+		release, trouble := strings.TrimRight(rest, "*!~?^"), ""
 		if strings.Contains(rest, "!") {
 			trouble = "it does not answer"
 		}
@@ -21,7 +22,7 @@ func parse(text string) (s State) {
 			s.Nodes = append(s.Nodes, Node{Name: name, Release: release, Trouble: trouble, Drained: strings.Contains(rest, "~")})
 			continue
 		}
-		s.Members = append(s.Members, Member{Name: name, Release: release, Voter: true, Leader: strings.Contains(rest, "*"), Trouble: trouble})
+		s.Members = append(s.Members, Member{Name: name, Release: release, Voter: !strings.Contains(rest, "^"), Leader: strings.Contains(rest, "*"), Trouble: trouble})
 	}
 	return s
 }
@@ -38,6 +39,9 @@ func TestPlan(t *testing.T) {
 			"replica cp3, hand over cp1 cp2, replica cp1, agent w1, agent w2"},
 		{"between hand-over and exchange", "cp1:old cp2:new* cp3:new w1:new", Goal{}, "replica cp1"},
 		{"nothing is left", "cp1:new* cp2:new w1:new", Goal{}, ""},
+		{"standbys come first", "cp1:old* cp2:old cp3:old cp4:old^ cp5:old^ w1:old", Goal{},
+			"replica cp4, replica cp5, replica cp2, replica cp3, hand over cp1 cp2, replica cp1, agent w1"},
+		{"a standby is not led to", "cp1:old* cp2:new^", Goal{}, "replica cp1"},
 		{"one replica", "cp1:old* w1:old", Goal{}, "replica cp1, agent w1"},
 		{"what was exchanged is waited for", "cp1:old* cp2:new! cp3:old", Goal{},
 			"wait cp2, replica cp3, hand over cp1 cp2, replica cp1"},

@@ -20,6 +20,7 @@ import (
 // Install carries out what plan.Make has planned: uploads first, side by side; then replicas, one after the other, each ready before
 // the next; then agents, side by side; then it waits until the nodes are ready, and gives them their labels and taints.
 func (s *Site) Install(ctx context.Context, steps []plan.Step) error {
+	steps = plan.InOrder(steps)
 	if err := s.upload(ctx, of(steps, plan.Upload)); err != nil {
 		return err
 	}
@@ -95,9 +96,8 @@ func (s *Site) put(ctx context.Context, name string, file plan.File) error {
 	return m.Put(ctx, f, file.Size, machines.Cache+"/"+file.Name, 0o600)
 }
 
-// replicas makes and changes them. Those that are there come before those that join: these need them.
+// replicas makes and changes them.
 func (s *Site) replicas(ctx context.Context, steps []plan.Step) error {
-	slices.SortStableFunc(steps, func(a, b plan.Step) int { return turn(a) - turn(b) })
 	var begun []string // replicas of a cluster that does not answer: it may need several to answer
 	for _, step := range steps {
 		if step.Begin == "" {
@@ -128,16 +128,6 @@ func (s *Site) replicas(ctx context.Context, steps []plan.Step) error {
 	return nil
 }
 
-func turn(s plan.Step) int {
-	switch s.Begin {
-	case plan.Init:
-		return 0
-	case plan.Join:
-		return 2
-	}
-	return 1
-}
-
 func (s *Site) replica(ctx context.Context, step plan.Step) error {
 	token := ""
 	if step.Begin == plan.Join {
@@ -155,7 +145,8 @@ func (s *Site) replica(ctx context.Context, step plan.Step) error {
 	return s.awaitReplicas(ctx, []string{step.Machine})
 }
 
-// maySpare waits until the group does without a replica that is about to be restarted. Of two, both are needed: then there is nothing to wait for.
+// maySpare waits until the group does without a replica that is about to be restarted. Of two, both are needed: then there is nothing to
+// wait for, and neither is there for one without a vote.
 func (s *Site) maySpare(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, readyLimit, fmt.Errorf("that did not change in %v", readyLimit))
 	defer cancel()
@@ -174,7 +165,7 @@ func (s *Site) maySpare(ctx context.Context, name string) error {
 				others++
 			}
 		}
-		if voters < 3 || members[name].Ready != "yes" || others > voters/2 {
+		if voters < 3 || !members[name].Voter || members[name].Ready != "yes" || others > voters/2 {
 			return nil
 		}
 		return fmt.Errorf("of the %d other replicas %d are ready", voters-1, others)
@@ -188,6 +179,7 @@ func (s *Site) maySpare(ctx context.Context, name string) error {
 func (s *Site) awaitReplicas(ctx context.Context, names []string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, readyLimit, fmt.Errorf("not ready in %v", readyLimit))
 	defer cancel()
+	standby := map[string]bool{}
 	err := wait.For(ctx, pollEvery, func() error {
 		members, err := s.members(ctx)
 		if err != nil {
@@ -196,10 +188,11 @@ func (s *Site) awaitReplicas(ctx context.Context, names []string) error {
 		var errs []error
 		for _, name := range names {
 			m, ok := members[name]
+			standby[name] = m.Standby
 			switch {
 			case !ok:
 				errs = append(errs, fmt.Errorf("%s is no member of the group yet", name))
-			case !m.Voter:
+			case !m.Voter && !m.Standby:
 				errs = append(errs, fmt.Errorf("%s is catching up", name))
 			case m.Ready != "yes":
 				errs = append(errs, fmt.Errorf("%s: %s", name, m.Ready))
@@ -211,7 +204,11 @@ func (s *Site) awaitReplicas(ctx context.Context, names []string) error {
 		return s.explained(ctx, names[0], machines.ControlPlane, fmt.Errorf("waiting for the replica of %s: %w", strings.Join(names, ", "), err))
 	}
 	for _, name := range names {
-		s.Tell("replica %s is ready", name)
+		what := "replica"
+		if standby[name] {
+			what = "standby"
+		}
+		s.Tell("%s %s is ready", what, name)
 	}
 	return nil
 }
@@ -290,6 +287,9 @@ func (s *Site) install(ctx context.Context, step plan.Step, token string) error 
 	case plan.Join:
 		words = append(words, "--token-file", `"$work/token"`)
 		input["token"] = token + "\n"
+		if step.Standby {
+			words = append(words, "--standby")
+		}
 		if step.Do == plan.ControlPlane {
 			for _, a := range s.peers(step.Machine) {
 				words = append(words, "--server", a)

@@ -48,11 +48,12 @@ type Site struct {
 	conns map[string]*machines.Machine
 	facts map[string]machines.Facts
 	found map[string]bool // machines that have a replica and an administrator's kubeconfig now
+	lost  map[string]bool // of these, such whose replica knew of no leader when it was asked last: others are asked before them
 }
 
 // Reach connects to machines side by side, and asks each what it is and has. Machines are only looked at.
 func Reach(ctx context.Context, c machines.Cluster, out io.Writer, names ...string) (*Site, map[string]plan.Seen) {
-	s := &Site{Cluster: c, Out: out, began: time.Now(), conns: map[string]*machines.Machine{}, facts: map[string]machines.Facts{}, found: map[string]bool{}}
+	s := &Site{Cluster: c, Out: out, began: time.Now(), conns: map[string]*machines.Machine{}, facts: map[string]machines.Facts{}, found: map[string]bool{}, lost: map[string]bool{}}
 	seen := map[string]plan.Seen{}
 	var g errgroup.Group
 	g.SetLimit(askAtOnce)
@@ -153,7 +154,7 @@ func (s *Site) drop(name string, m *machines.Machine) {
 	}
 }
 
-// administrators are machines through which the cluster can be asked, in the file's order.
+// administrators are machines through which the cluster can be asked, in the file's order; those that know of no leader come last.
 func (s *Site) administrators() (names []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -162,6 +163,15 @@ func (s *Site) administrators() (names []string) {
 			names = append(names, h.Name)
 		}
 	}
+	slices.SortStableFunc(names, func(a, b string) int {
+		switch {
+		case s.lost[a] == s.lost[b]:
+			return 0
+		case s.lost[a]:
+			return 1
+		}
+		return -1
+	})
 	return names
 }
 
@@ -204,13 +214,18 @@ const between = "-----"
 
 // kctl asks the cluster through the first of its machines that gets an answer. Each word is one of the command line.
 func (s *Site) kctl(ctx context.Context, limit time.Duration, words ...string) (string, error) {
+	return s.kctlAt(ctx, s.administrators(), limit, words...)
+}
+
+// kctlAt asks the first of some machines that gets an answer.
+func (s *Site) kctlAt(ctx context.Context, at []string, limit time.Duration, words ...string) (string, error) {
 	// What kctl keeps of the API goes with what else is in the folder.
 	script := `root=${DESTDIR:-}; export KUBECACHEDIR="$root` + machines.Cache + `/kube"; exec "$root/usr/bin/kctl" --kubeconfig "$root` + adminKubeconfig + `"`
 	for _, w := range words {
 		script += " " + machines.Quoted(w)
 	}
 	var errs []error
-	for _, name := range s.administrators() {
+	for _, name := range at {
 		out, err := s.run(ctx, name, limit, script, nil)
 		if err == nil {
 			return out, nil

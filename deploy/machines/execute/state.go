@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"strings"
@@ -13,44 +14,105 @@ import (
 
 // State is what the cluster says of itself. It is not Known, with the reason, when it does not answer.
 func (s *Site) State(ctx context.Context) (plan.State, error) {
-	out := plan.State{}
-	members, err := s.members(ctx)
+	status, err := s.status(ctx)
+	if err == nil && status.Leader == "" {
+		err = errors.New("no replica leads")
+	}
 	if err != nil {
-		return out, err
+		return plan.State{}, err
 	}
 	nodes, err := s.nodes(ctx)
 	if err != nil {
+		return plan.State{}, err
+	}
+	out := plan.State{Known: true, Members: status.members(), Nodes: nodes, Replaced: map[string]string{}}
+	for _, d := range status.Autopilot.Done {
+		out.Replaced[d.Dead] = d.Standby
+	}
+	return out, nil
+}
+
+// status is what is needed of what 'kctl cluster status' says.
+type status struct {
+	Leader    string `json:"leader"`
+	Autopilot struct {
+		Done []struct {
+			Dead    string `json:"dead"`
+			Standby string `json:"standby"`
+		} `json:"done"`
+	} `json:"autopilot"`
+	Members []struct {
+		Name    string `json:"name"`
+		Address string `json:"address"`
+		Voter   bool   `json:"voter"`
+		Standby bool   `json:"standby"`
+		Leader  bool   `json:"leader"`
+		Ready   string `json:"ready"`
+	} `json:"members"`
+}
+
+// status is what the first replica says that knows of a leader, or else the first that says anything: one that was taken out of
+// the group while it was away has members and nodes as they were.
+func (s *Site) status(ctx context.Context) (status, error) {
+	var errs []error
+	var leaderless *status
+	for _, name := range s.administrators() {
+		one, err := s.statusAt(ctx, name)
+		if err != nil {
+			errs = append(errs, err)
+			if ctx.Err() != nil {
+				break
+			}
+			continue
+		}
+		s.mu.Lock()
+		s.lost[name] = one.Leader == ""
+		s.mu.Unlock()
+		if one.Leader != "" {
+			return one, nil
+		}
+		if leaderless == nil {
+			leaderless = &one
+		}
+	}
+	switch {
+	case leaderless != nil:
+		return *leaderless, nil
+	case len(errs) == 0:
+		return status{}, errNobody
+	}
+	return status{}, errors.Join(errs...)
+}
+
+func (s *Site) statusAt(ctx context.Context, name string) (out status, err error) {
+	raw, err := s.kctlAt(ctx, []string{name}, apiLimit, "cluster", "status", "-o", "json", "--request-timeout=30s")
+	if err != nil {
 		return out, err
 	}
-	return plan.State{Known: true, Members: members, Nodes: nodes}, nil
+	if err := json.Unmarshal([]byte(raw), &out); err != nil {
+		return out, fmt.Errorf("what 'kctl cluster status' says: %w", err)
+	}
+	return out, nil
 }
 
 func (s *Site) members(ctx context.Context) (map[string]plan.Member, error) {
-	raw, err := s.kctl(ctx, apiLimit, "cluster", "status", "-o", "json", "--request-timeout=30s")
+	status, err := s.status(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var status struct {
-		Members []struct {
-			Name    string `json:"name"`
-			Address string `json:"address"`
-			Voter   bool   `json:"voter"`
-			Leader  bool   `json:"leader"`
-			Ready   string `json:"ready"`
-		} `json:"members"`
-	}
-	if err := json.Unmarshal([]byte(raw), &status); err != nil {
-		return nil, fmt.Errorf("what 'kctl cluster status' says: %w", err)
-	}
+	return status.members(), nil
+}
+
+func (s status) members() map[string]plan.Member {
 	out := map[string]plan.Member{}
-	for _, m := range status.Members {
+	for _, m := range s.Members {
 		host, _, err := net.SplitHostPort(m.Address)
 		if err != nil {
 			host = m.Address
 		}
-		out[m.Name] = plan.Member{Address: host, Voter: m.Voter, Leader: m.Leader, Ready: m.Ready}
+		out[m.Name] = plan.Member{Address: host, Voter: m.Voter, Standby: m.Standby, Leader: m.Leader, Ready: m.Ready}
 	}
-	return out, nil
+	return out
 }
 
 // nodePath prints what is needed of each Node, a line each: with all that Nodes say, a thousand would be too much.

@@ -51,7 +51,11 @@ func Judge(c machines.Cluster, seen map[string]Seen, r Release, s State) []Findi
 		switch {
 		case !asked:
 		case one.Err != nil:
-			j.grave(h.Name, one.Err.Error(), "")
+			remedy := ""
+			if other := s.Replaced[h.Name]; other != "" && s.Known && !s.has(h.Name) {
+				remedy = "it died, and " + other + " has its vote: take it out of the file; " + anew(h.Name) + ", once it is back"
+			}
+			j.grave(h.Name, one.Err.Error(), remedy)
 		default:
 			j.machine(h, one.Facts)
 			j.daemons(h, one.Facts)
@@ -86,7 +90,8 @@ func (j *judge) light(machine, what, remedy string) {
 
 // whole judges what no single machine shows.
 func (j *judge) whole() {
-	if n := len(j.c.With(machines.ControlPlane)); n%2 == 0 {
+	j.standbys()
+	if n := j.votes(); n%2 == 0 && n > 0 {
 		j.light("", fmt.Sprintf("%d control planes outlive the loss of %d, as %d would", n, (n-1)/2, n-1), "have an odd number of them")
 	}
 	// One machine under two names would be installed over itself.
@@ -161,7 +166,7 @@ func (j *judge) room(h machines.Host, f machines.Facts, a Archive) {
 	case f.Room < goodRoom:
 		j.light(h.Name, fmt.Sprintf("has room for %s at /var/lib/keelson: images and data want more", size(f.Room)), "give it a larger disk there")
 	}
-	if !h.Is(machines.ControlPlane) {
+	if !h.Replica() {
 		return
 	}
 	switch {
@@ -187,7 +192,7 @@ func (j *judge) daemons(h machines.Host, f machines.Facts) {
 		}
 		j.grave(h.Name, fmt.Sprintf("port %d, which %s needs, is taken", port, r.Unit()), remedy)
 	}
-	if h.Is(machines.ControlPlane) {
+	if h.Replica() {
 		for _, port := range []int{6443, 6444, 6445} {
 			taken(machines.ControlPlane, port, "")
 		}
@@ -197,7 +202,7 @@ func (j *judge) daemons(h machines.Host, f machines.Facts) {
 			taken(machines.Worker, port, "agent.kubelet-port")
 		}
 		// Beside a replica, which has it at the machine's address, the agent has it on loopback.
-		if port := portOf(h.Agent["local-api-address"], 6443); port != 0 && !h.Is(machines.ControlPlane) {
+		if port := portOf(h.Agent["local-api-address"], 6443); port != 0 && !h.Replica() {
 			taken(machines.Worker, port, "agent.local-api-address")
 		}
 	}
@@ -230,14 +235,15 @@ func (j *judge) belongs(h machines.Host, f machines.Facts) {
 		j.grave(h.Name, "is a node of a cluster, of which no machine of the file has a replica", "name the control planes of that cluster in the file; or "+away)
 	}
 	for _, of := range []struct {
-		has  bool
-		role machines.Role
-		what string
-	}{{f.ReplicaWhole, machines.ControlPlane, "a replica"}, {f.Node, machines.Worker, "a node"}} {
-		if of.has && !h.Is(of.role) {
+		has, is bool
+		role    machines.Role
+		what    string
+	}{{f.ReplicaWhole, h.Replica(), machines.ControlPlane, "a replica"}, {f.Node, h.Is(machines.Worker), machines.Worker, "a node"}} {
+		if of.has && !of.is {
 			j.light(h.Name, fmt.Sprintf("is %s, and the file gives it no role %s: it stays one", of.what, of.role), "'kctl cluster remove "+h.Name+"' takes it out of the cluster, and 'up' takes it in again as the file says")
 		}
 	}
+	j.vote(h, f)
 	n, known := j.state.Nodes[h.Name]
 	if known && h.Is(machines.Worker) && !f.Node && n.Ready && n.Address != h.Address {
 		j.grave(h.Name, "the cluster has a node of this name that is ready, at "+printable(n.Address), "give one of them another name")

@@ -42,9 +42,12 @@ func Remove(c machines.Cluster, name string, f machines.Facts, s State, lost boo
 
 // mayLeave refuses what the group does not outlive: those that are left and ready have to be a majority of those that are left.
 func mayLeave(name string, s State) error {
-	voters, ready := 0, 0
+	voters, ready, others := 0, 0, 0
 	for other, m := range s.Members {
-		if other == name || !m.Voter {
+		if other == name {
+			continue
+		}
+		if others++; !m.Voter {
 			continue
 		}
 		voters++
@@ -53,6 +56,8 @@ func mayLeave(name string, s State) error {
 		}
 	}
 	switch {
+	case voters == 0 && others > 0:
+		return fmt.Errorf("%s is the last replica with a vote: with it the cluster goes. 'kctl cluster reset' takes all of it away", name)
 	case voters == 0:
 		return fmt.Errorf("%s is the last replica: with it the cluster goes. 'kctl cluster reset' takes all of it away", name)
 	case ready < voters/2+1:
@@ -67,7 +72,7 @@ func Reset(c machines.Cluster, facts map[string]machines.Facts) (workers, rest [
 		step := Step{Machine: h.Name, Do: Uninstall, Why: []string{"everything of Keelson's is taken away, its data too"}}
 		switch {
 		case !has(facts[h.Name]):
-		case h.Is(machines.ControlPlane):
+		case h.Replica():
 			rest = append(rest, step)
 		default:
 			workers = append(workers, step)

@@ -58,6 +58,15 @@ func aCluster(replicas, workers int) machines.Cluster {
 	return c
 }
 
+// withStandbys has further machines wait for votes.
+func withStandbys(c machines.Cluster, standbys int) machines.Cluster {
+	for i := range standbys {
+		h := machines.Host{Name: fmt.Sprintf("sb%d", i+1), Address: fmt.Sprintf("192.0.2.%d", 31+i), Roles: []machines.Role{machines.Standby}, SSH: machines.SSH{User: "root"}}
+		c.Hosts = slices.Insert(c.Hosts, i, h)
+	}
+	return c
+}
+
 func newWorld(c machines.Cluster) *world {
 	w := &world{cluster: c, facts: map[string]machines.Facts{}, release: aRelease("v1")}
 	for _, h := range c.Hosts {
@@ -68,7 +77,7 @@ func newWorld(c machines.Cluster) *world {
 	return w
 }
 
-func (w *world) plan() []Step { return Make(w.cluster, w.facts, w.release, w.state) }
+func (w *world) plan() []Step { return InOrder(Make(w.cluster, w.facts, w.release, w.state)) }
 
 // do is what a step brings about.
 func (w *world) do(t *testing.T, s Step) {
@@ -107,7 +116,13 @@ func (w *world) do(t *testing.T, s Step) {
 		if w.state.Members == nil {
 			w.state.Members, w.state.Nodes = map[string]Member{}, map[string]Node{}
 		}
-		w.state.Members[s.Machine] = Member{Address: h.Address, Voter: true, Ready: "yes"}
+		if s.Begin != "" {
+			if w.state.Members[s.Machine].Voter && s.Standby {
+				t.Fatalf("%s has a vote, and would lose it", s.Machine)
+			}
+			f.Waiting = s.Standby
+			w.state.Members[s.Machine] = Member{Address: h.Address, Voter: !s.Standby, Standby: s.Standby, Ready: "yes"}
+		}
 	case Agent:
 		install(machines.Worker)
 		maps.Copy(f.Sums, a.ImageSums)
@@ -158,7 +173,23 @@ func (w *world) disturb(r *rand.Rand) string {
 	f := w.facts[h.Name]
 	defer func() { w.facts[h.Name] = f }()
 	unit := []string{"keelson-controlplane", "keelson-agent"}[r.IntN(2)]
-	switch r.IntN(16) {
+	switch r.IntN(19) {
+	case 16, 17:
+		if dead, by := w.replace(r); dead != "" {
+			f = w.facts[h.Name]
+			return dead + ": dead, replaced by " + by + " and installed anew"
+		}
+	case 18:
+		if h.Is(machines.Standby) && w.state.Members[h.Name].Voter {
+			if i := slices.IndexFunc(w.cluster.Hosts, func(o machines.Host) bool {
+				return o.Is(machines.ControlPlane) && !w.state.Members[o.Name].Voter
+			}); i >= 0 {
+				other := &w.cluster.Hosts[i]
+				h.Roles[slices.Index(h.Roles, machines.Standby)] = machines.ControlPlane
+				other.Roles[slices.Index(other.Roles, machines.ControlPlane)] = machines.Standby
+				return h.Name + ": a control plane in the file now, and " + other.Name + " a standby"
+			}
+		}
 	case 0:
 		w.release = aRelease(fmt.Sprintf("v%d", r.IntN(3)+1))
 		return "another release"
@@ -224,7 +255,7 @@ func (w *world) disturb(r *rand.Rand) string {
 		return h.Name + ": what was put there is broken"
 	case 14:
 		n := len(w.cluster.Hosts)
-		role := []machines.Role{machines.ControlPlane, machines.Worker}[r.IntN(2)]
+		role := []machines.Role{machines.ControlPlane, machines.Worker, machines.Standby}[r.IntN(3)]
 		name := fmt.Sprintf("m%d", n)
 		w.cluster.Hosts = append(w.cluster.Hosts, machines.Host{Name: name, Address: fmt.Sprintf("192.0.2.%d", 100+n), Roles: []machines.Role{role}})
 		fresh := emptyFacts()
@@ -233,6 +264,41 @@ func (w *world) disturb(r *rand.Rand) string {
 		return name + ": a new machine"
 	}
 	return "nothing"
+}
+
+// replace has the autopilot give the vote of a replica that is dead to a standby; its machine is then as one without anything.
+func (w *world) replace(r *rand.Rand) (dead, by string) {
+	var voters, waiting []string
+	for _, name := range slices.Sorted(maps.Keys(w.state.Members)) {
+		f := w.facts[name]
+		switch m := w.state.Members[name]; {
+		case m.Voter && !w.onlyAdmin(name):
+			voters = append(voters, name)
+		case m.Standby && f.ReplicaWhole:
+			waiting = append(waiting, name)
+		}
+	}
+	if len(voters) < 2 || len(waiting) == 0 {
+		return "", ""
+	}
+	dead, by = voters[r.IntN(len(voters))], waiting[r.IntN(len(waiting))]
+	w.promote(dead, by)
+	h, _ := w.cluster.Host(dead)
+	f := emptyFacts()
+	f.Addresses = []string{h.Address}
+	w.facts[dead] = f
+	return dead, by
+}
+
+func (w *world) promote(dead, by string) {
+	delete(w.state.Members, dead)
+	m, f := w.state.Members[by], w.facts[by]
+	m.Voter, m.Standby, f.Waiting = true, false, false
+	w.state.Members[by], w.facts[by] = m, f
+	if w.state.Replaced == nil {
+		w.state.Replaced = map[string]string{}
+	}
+	w.state.Replaced[dead] = by
 }
 
 func (w *world) onlyAdmin(name string) bool {
@@ -248,7 +314,7 @@ func (w *world) onlyAdmin(name string) bool {
 func TestSecondPlanIsEmpty(t *testing.T) {
 	for seed := range uint64(1000) {
 		r := rand.New(rand.NewPCG(seed, 1))
-		w := newWorld(aCluster(1+r.IntN(3), r.IntN(4)))
+		w := newWorld(withStandbys(aCluster(1+r.IntN(3), r.IntN(4)), r.IntN(3)))
 		var story []string
 		for round := range 4 {
 			steps := w.plan()
@@ -270,7 +336,13 @@ func TestSecondPlanIsEmpty(t *testing.T) {
 				Show(&out, left)
 				t.Fatalf("seed %d, after %q there is still to do\n%s", seed, story, out.String())
 			}
+			if is, want := w.voters(), len(w.cluster.With(machines.ControlPlane)); is != want {
+				t.Fatalf("seed %d, after %q there are %d votes, want %d, as the file has control planes: %+v", seed, story, is, want, w.state.Members)
+			}
 			for _, h := range w.cluster.Hosts {
+				if _, is := w.state.Members[h.Name]; is != h.Replica() {
+					t.Fatalf("seed %d, after %q: %s is a member: %v", seed, story, h.Name, is)
+				}
 				for _, r := range h.Roles {
 					f := w.facts[h.Name]
 					if u := r.Unit(); !f.Active[u] || !f.Enabled[u] || f.Stale[u] || f.Sums["/usr/bin/kctl"] != w.release.Version+"kctl" {
@@ -295,6 +367,15 @@ func TestSecondPlanIsEmpty(t *testing.T) {
 			}
 		}
 	}
+}
+
+func (w *world) voters() (n int) {
+	for _, m := range w.state.Members {
+		if m.Voter {
+			n++
+		}
+	}
+	return n
 }
 
 // What comes from the file goes with it, and what others gave a Node stays.

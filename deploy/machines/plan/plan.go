@@ -34,15 +34,17 @@ type File struct {
 
 // State is what a cluster says of itself. The zero value is that of a cluster that does not answer, or that there is none.
 type State struct {
-	Known   bool
-	Members map[string]Member
-	Nodes   map[string]Node
+	Known    bool
+	Members  map[string]Member
+	Nodes    map[string]Node
+	Replaced map[string]string // dead replicas whose vote a standby has got lately: who
 }
 
 // Member is a replica.
 type Member struct {
 	Address       string // without a port
 	Voter, Leader bool
+	Standby       bool   // it says that it waits for a vote
 	Ready         string // "yes", or why not
 }
 
@@ -90,6 +92,7 @@ type Step struct {
 	Begin    Beginning // of ControlPlane and Agent
 	Flags    []string  // of Init
 	Replace  bool      // of Join: the token may take over a Node or replica of this name that exists
+	Standby  bool      // of ControlPlane and Join: without a vote
 	Settings string    // of ControlPlane and Agent: the whole file
 	Admin    bool      // of ControlPlane: the machine gets an administrator's kubeconfig
 	Node     Marks     // of Mark
@@ -107,11 +110,32 @@ func Make(c machines.Cluster, facts map[string]machines.Facts, r Release, s Stat
 	return p.steps
 }
 
+// InOrder are steps in the order in which they are done: uploads, replicas, agents, marks of nodes. Of replicas the one that makes the
+// cluster is the first; those that are there come before those that join, which need them, and standbys last: the group has all its
+// votes before somebody waits for one.
+func InOrder(steps []Step) []Step {
+	rank := func(s Step) int {
+		at := 10 * slices.Index([]Deed{Upload, ControlPlane, Agent, Mark}, s.Do)
+		switch {
+		case s.Do != ControlPlane || s.Begin == Init:
+			return at
+		case s.Begin == "":
+			return at + 1
+		case s.Standby:
+			return at + 3
+		}
+		return at + 2
+	}
+	out := slices.Clone(steps)
+	slices.SortStableFunc(out, func(a, b Step) int { return rank(a) - rank(b) })
+	return out
+}
+
 // New are the machines of the file that lack a role which it gives them.
 func New(c machines.Cluster, facts map[string]machines.Facts) (names []string) {
 	for _, h := range c.Hosts {
 		f := facts[h.Name]
-		if h.Is(machines.ControlPlane) && !f.ReplicaWhole || h.Is(machines.Worker) && !f.Node {
+		if h.Replica() && !f.ReplicaWhole || h.Is(machines.Worker) && !f.Node {
 			names = append(names, h.Name)
 		}
 	}
@@ -141,7 +165,7 @@ func (p *planner) host(h machines.Host) {
 	archive := p.release.Archives[f.Arch]
 	var todo []Step
 	programs := programs(f, p.release.Version, archive.Sums)
-	if h.Is(machines.ControlPlane) {
+	if h.Replica() {
 		s := Step{Do: ControlPlane, Files: []File{archive.Tarball}, Settings: ReplicaSettings(h), Why: slices.Clone(programs)}
 		switch {
 		case f.ReplicaWhole:
@@ -150,7 +174,12 @@ func (p *planner) host(h machines.Host) {
 			s.Why = append(s.Why, "makes the cluster "+p.Name)
 		default:
 			s.Begin, s.Admin = Join, true
-			s.Why = append(s.Why, "joins as a replica")
+			s.Standby = h.Is(machines.Standby) && !voter(h.Name, f, p.state) // one whose disk is lost has its vote again
+			if other := standIns(p.Cluster, p.facts, p.state)[h.Name]; other != "" {
+				s.Standby = true
+				s.Why = append(s.Why, "waits for a vote: its own is that of "+other+" now")
+			}
+			s.Why = append(s.Why, "joins as "+replicaWord(s.Standby))
 		}
 		if f.ReplicaWhole && !f.Admin {
 			s.Admin = true

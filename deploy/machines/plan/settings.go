@@ -49,7 +49,7 @@ func AgentSettings(c machines.Cluster, h machines.Host) string {
 // servers are where agents and further replicas find the control plane.
 func servers(c machines.Cluster) []string {
 	var out []string
-	for _, h := range c.With(machines.ControlPlane) {
+	for _, h := range c.Replicas() {
 		out = append(out, net.JoinHostPort(h.Address, fleetPort))
 	}
 	return out

@@ -24,7 +24,7 @@ func (s Step) String() string {
 		case Init:
 			return "make the cluster: init " + strings.Join(s.Flags, " ")
 		case Join:
-			return "join as a replica"
+			return "join as " + replicaWord(s.Standby)
 		}
 		return "change the replica"
 	case Agent:
@@ -127,7 +127,9 @@ func holds(f machines.Facts) string {
 		}
 		all = append(all, printable(version))
 	}
-	if f.ReplicaWhole {
+	if f.ReplicaWhole && f.Waiting {
+		all = append(all, "standby")
+	} else if f.ReplicaWhole {
 		all = append(all, "replica")
 	} else if f.Replica {
 		all = append(all, "half a replica")

@@ -13,23 +13,37 @@ func (c *cluster) kctl(args []string) int {
 	if !exists("units/keelson-controlplane.active") {
 		return fail("connection refused")
 	}
+	mine := setting("controlplane.yaml", "name")
+	out := c.Members[mine] == "" // it was taken out, and knows the members of before and no leader
+	if out && strings.Join(args[:2], " ") != "cluster status" {
+		return fail("there is no leader")
+	}
 	switch strings.Join(args[:2], " ") {
 	case "cluster status":
 		type member struct {
 			Name    string `json:"name"`
 			Address string `json:"address"`
 			Voter   bool   `json:"voter"`
+			Standby bool   `json:"standby"`
 			Ready   string `json:"ready"`
 			Version string `json:"version"`
 		}
 		var all struct {
-			Leader  string   `json:"leader"`
+			Leader string `json:"leader"`
+			Pilot  struct {
+				Done []replaced `json:"done"`
+			} `json:"autopilot"`
 			Level   int      `json:"featureLevel"`
 			Members []member `json:"members"`
 		}
-		all.Leader, all.Level = c.Leader, 2
+		all.Leader, all.Level, all.Pilot.Done = c.Leader, 2, c.Changed
+		if out {
+			all.Leader, all.Pilot.Done = "", nil
+			all.Members = append(all.Members, member{mine, "192.0.2.99:6445", true, false, "no: there is no leader", ""})
+			return print(all)
+		}
 		for _, name := range slices.Sorted(maps.Keys(c.Members)) {
-			all.Members = append(all.Members, member{name, c.Members[name] + ":6445", true, "yes", c.Runs[name+" keelson-controlplane"]})
+			all.Members = append(all.Members, member{name, c.Members[name] + ":6445", !c.Waiting[name], c.Waiting[name], "yes", c.Runs[name+" keelson-controlplane"]})
 		}
 		return print(all)
 	case "cluster token":
@@ -46,6 +60,7 @@ func (c *cluster) kctl(args []string) int {
 			return fail("there is no member %s", args[3])
 		}
 		delete(c.Members, args[3])
+		delete(c.Waiting, args[3])
 	case "cluster step-down":
 		c.Leader = args[3]
 		c.Done = append(c.Done, "lead "+c.Leader)

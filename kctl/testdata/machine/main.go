@@ -27,10 +27,18 @@ type node struct {
 	Closed  bool   // no pods come
 }
 
+// replaced is a dead replica and who has its vote.
+type replaced struct {
+	Dead    string `json:"dead"`
+	Standby string `json:"standby"`
+}
+
 // cluster is what all machines know.
 type cluster struct {
 	Calls   int               // of all programs
 	Members map[string]string // addresses
+	Waiting map[string]bool   // those without a vote
+	Changed []replaced        // by standbys
 	Nodes   map[string]*node
 	Tokens  map[string]string // what each is for: role/name, and /replace
 	Made    int               // how many clusters were made
@@ -61,6 +69,9 @@ func main() {
 	}
 	if c.Nodes == nil {
 		c.Nodes, c.Starts = map[string]*node{}, map[string]int{}
+	}
+	if c.Waiting == nil {
+		c.Waiting = map[string]bool{}
 	}
 	c.save = func() { save(f, c) }
 	c.point()
@@ -178,9 +189,16 @@ func (c *cluster) systemctl(args []string) int {
 				return fail("no cluster.json")
 			}
 			name := setting("controlplane.yaml", "name")
-			c.Members[name] = setting("controlplane.yaml", "advertise-address")
+			// One that was taken out of the group does not come into it by starting.
+			if len(c.Members) == 0 || exists("var/lib/keelson/controlplane/peers.json") {
+				c.Members[name] = setting("controlplane.yaml", "advertise-address")
+				if exists("var/lib/keelson/controlplane/standby.json") {
+					c.Waiting[name] = true
+				}
+				os.Remove(path("var/lib/keelson/controlplane/peers.json"))
+			}
 			for _, other := range slices.Sorted(maps.Keys(c.Members)) {
-				if c.Leader == "" || c.Leader == name && other != name { // who leads and is stopped hands over
+				if c.Leader == "" || c.Leader == name && other != name && !c.Waiting[other] { // who leads and is stopped hands over
 					c.Leader = other
 				}
 			}
@@ -253,6 +271,11 @@ func (c *cluster) replica(args []string) int {
 				return fail("the token %q is for %q, and this is %s", token, c.Tokens[token], name)
 			}
 			delete(c.Tokens, token)
+			os.Remove(path(at, "standby.json"))
+			if slices.Contains(args, "--standby") {
+				write("{}", at, "standby.json")
+			}
+			write("{}", at, "peers.json")
 		}
 		write("-----BEGIN CERTIFICATE-----\nprod\n-----END CERTIFICATE-----\n", at, "pki/ca.crt")
 		c.point() // in the middle
