@@ -17,7 +17,6 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/csi"
-	"keelson.dev/keelson/internal/wholefile"
 )
 
 // record is what is known of a CSI volume of a pod after a crash.
@@ -215,36 +214,9 @@ func (r record) there() bool {
 	return isMounted(r.Target)
 }
 
-func writeRecord(path string, r record) error {
-	b, err := json.Marshal(r)
-	if err != nil {
-		return err
-	}
-	return wholefile.Write(path, b)
-}
-
 // records lists the CSI volumes of a pod by the path of their record.
 func (v *Volumes) records(uid types.UID) (map[string]record, error) {
-	files, err := filepath.Glob(filepath.Join(v.podDir(uid), "csi", "*.json"))
-	if err != nil {
-		return nil, err
-	}
-	out := map[string]record{}
-	for _, f := range files {
-		b, err := os.ReadFile(f)
-		if errors.Is(err, os.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		var r record
-		if err := json.Unmarshal(b, &r); err != nil {
-			return nil, fmt.Errorf("record of a CSI volume %s: %w", f, err)
-		}
-		out[f] = r
-	}
-	return out, nil
+	return recordsIn[record](filepath.Join(v.podDir(uid), "csi"), "a CSI volume")
 }
 
 // releaseCSI unpublishes the pod's CSI volumes and unstages those that no other pod uses.

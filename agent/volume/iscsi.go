@@ -2,7 +2,6 @@ package volume
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -19,7 +18,6 @@ import (
 	"keelson.dev/keelson/agent/volume/disk"
 	"keelson.dev/keelson/agent/volume/iscsi"
 	"keelson.dev/keelson/agent/volume/remote"
-	"keelson.dev/keelson/internal/wholefile"
 )
 
 // iscsiSource is a disk of an iSCSI target as a pod asks for it, by a PersistentVolume or by itself.
@@ -116,11 +114,7 @@ func (v *Volumes) iscsi(ctx context.Context, pod *v1.Pod, name string, s iscsiSo
 	if err := v.iscsiFree(file, r); err != nil {
 		return fail(err)
 	}
-	b, err := json.Marshal(r)
-	if err != nil {
-		return fail(err)
-	}
-	if err := errors.Join(wholefile.Write(file, b), os.MkdirAll(v.iscsiDir(r), 0o750)); err != nil {
+	if err := errors.Join(writeRecord(file, r), os.MkdirAll(v.iscsiDir(r), 0o750)); err != nil {
 		return fail(err)
 	}
 	if r.Attach {
@@ -128,6 +122,7 @@ func (v *Volumes) iscsi(ctx context.Context, pod *v1.Pod, name string, s iscsiSo
 			return agent.Mount{}, err
 		}
 	}
+	var err error
 	if s.block {
 		m.HostPath, err = v.iscsiDevice(ctx, s, r)
 	} else if err = v.iscsiMount(ctx, s, r); err == nil {
@@ -197,26 +192,7 @@ func (v *Volumes) iscsiUsers(file string, r iscsiRecord) (map[string]iscsiRecord
 
 // iscsiRecords lists the iSCSI volumes of a pod by the path of their record.
 func (v *Volumes) iscsiRecords(uid types.UID) (map[string]iscsiRecord, error) {
-	files, err := filepath.Glob(filepath.Join(v.podDir(uid), "iscsi", "*.json"))
-	if err != nil {
-		return nil, err
-	}
-	out := map[string]iscsiRecord{}
-	for _, f := range files {
-		b, err := os.ReadFile(f)
-		if errors.Is(err, os.ErrNotExist) {
-			continue
-		}
-		var r iscsiRecord
-		if err == nil {
-			err = json.Unmarshal(b, &r)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("record of an iSCSI volume %s: %w", f, err)
-		}
-		out[f] = r
-	}
-	return out, nil
+	return recordsIn[iscsiRecord](filepath.Join(v.podDir(uid), "iscsi"), "an iSCSI volume")
 }
 
 // iscsiDevice is the disk's device on this node, which is logged in to the target where it was not.

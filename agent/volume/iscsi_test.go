@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -33,16 +32,14 @@ const (
 
 // initiator is a node, and a target that the same kernel is.
 type initiator struct {
-	*testing.T
-	target  *iscsitest.Target
-	files   map[int]string // of the target's disks
-	volumes *Volumes
-	cluster *fake.Cluster
+	client
+	target *iscsitest.Target
+	files  map[int]string // of the target's disks
 }
 
 func serveDisks(t *testing.T, luns ...int) *initiator {
 	iscsitest.Need(t)
-	n := &initiator{T: t, target: iscsitest.Serve(t, targetName, firstPortal, otherPortal), files: map[int]string{}}
+	n := &initiator{client: client{T: t}, target: iscsitest.Serve(t, targetName, firstPortal, otherPortal), files: map[int]string{}}
 	for _, lun := range luns {
 		n.files[lun] = n.target.Disk(lun, 16<<20)
 	}
@@ -116,37 +113,6 @@ func (n *initiator) mount(p *v1.Pod) agent.Mount {
 	must(n.T, err)
 	n.Logf("mounted for %s after %s", p.UID, time.Since(start).Round(time.Millisecond))
 	return m["data"]
-}
-
-// fails says why a pod does not get its volume, of which nothing is left.
-func (n *initiator) fails(p *v1.Pod, want ...string) {
-	n.Helper()
-	start := time.Now()
-	_, err := n.volumes.MountAll(n.Context(), p)
-	for _, w := range want {
-		if err == nil || !strings.Contains(err.Error(), w) {
-			n.Errorf("mounting: %v, want %q", err, w)
-		}
-	}
-	n.Logf("after %s: %v", time.Since(start).Round(time.Millisecond), err)
-	n.gone(p.UID)
-}
-
-// gone takes the volumes of a pod away, of which nothing is left.
-func (n *initiator) gone(uid types.UID) {
-	n.Helper()
-	start := time.Now()
-	for range 2 {
-		must(n.T, n.volumes.UnmountAll(context.Background(), uid))
-	}
-	n.Logf("unmounted %s after %s", uid, time.Since(start).Round(time.Millisecond))
-	left, err := mountinfo.GetMounts(mountinfo.PrefixFilter(n.volumes.podDir(uid)))
-	if err != nil || len(left) > 0 {
-		n.Errorf("what is mounted still: %v, %v", left, err)
-	}
-	if _, err := os.Lstat(n.volumes.podDir(uid)); !errors.Is(err, os.ErrNotExist) {
-		n.Errorf("the pod's folder: %v", err)
-	}
 }
 
 // sessions is how many the node has.

@@ -2,7 +2,6 @@ package volume
 
 import (
 	"bufio"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -19,28 +18,36 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"keelson.dev/keelson/agent/fake"
 	"keelson.dev/keelson/agent/volume/nfs/nfstest"
 	"keelson.dev/keelson/internal/wait"
 )
 
 // files is a server that the kernel of this machine is, and a node that mounts its folders.
 type files struct {
-	*testing.T
-	server  *nfstest.Server
-	dir     string // what is served
-	volumes *Volumes
-	cluster *fake.Cluster
+	client
+	server *nfstest.Server
+	dir    string // what is served
 }
 
 func serveFiles(t *testing.T) *files {
 	nfstest.Need(t)
-	f := &files{T: t, dir: filepath.Join(t.TempDir(), "served")}
+	f := newFiles(t)
+	f.server = nfstest.Serve(t, f.dir, "127.0.0.1:2049")
+	f.volumes.cfg.NFS.Patience = time.Minute // the clock of a slow machine in software runs ahead of what it does
+	return f
+}
+
+// newFiles is what is to be served, of which a file stays whatever the node does with it, and the node.
+func newFiles(t *testing.T) *files {
+	f := &files{client: client{T: t}, dir: filepath.Join(t.TempDir(), "served")}
 	must(t, os.MkdirAll(filepath.Join(f.dir, "data"), 0o777))
 	must(t, os.WriteFile(filepath.Join(f.dir, "data", "kept"), []byte("kept"), 0o666))
-	f.server = nfstest.Serve(t, f.dir, "127.0.0.1:2049")
+	t.Cleanup(func() {
+		if b, err := os.ReadFile(filepath.Join(f.dir, "data", "kept")); err != nil || string(b) != "kept" {
+			t.Errorf("the server lost a file: %q, %v", b, err)
+		}
+	})
 	f.volumes, f.cluster, _ = newVolumes(t)
-	f.volumes.cfg.NFS.Patience = time.Minute // the clock of a slow machine in software runs ahead of what it does
 	return f
 }
 
@@ -81,38 +88,6 @@ func (f *files) mount(p *v1.Pod) string {
 	m, err := f.volumes.MountAll(f.Context(), p)
 	must(f.T, err)
 	return m["files"].HostPath
-}
-
-// fails says why the volume of a pod is not mounted, of which nothing is left.
-func (f *files) fails(p *v1.Pod, want string) {
-	f.Helper()
-	start := time.Now()
-	_, err := f.volumes.MountAll(f.Context(), p)
-	if err == nil || !strings.Contains(err.Error(), want) {
-		f.Errorf("mounting: %v, want %q", err, want)
-	}
-	f.Logf("after %s: %v", time.Since(start).Round(time.Millisecond), err)
-	f.gone(p.UID)
-}
-
-// gone takes the volumes of a pod away, which leaves nothing of it, and all that the server has.
-func (f *files) gone(uid types.UID) {
-	f.Helper()
-	start := time.Now()
-	for range 2 {
-		must(f.T, f.volumes.UnmountAll(context.Background(), uid))
-	}
-	f.Logf("unmounted %s after %s", uid, time.Since(start).Round(time.Millisecond))
-	left, err := mountinfo.GetMounts(mountinfo.PrefixFilter(f.volumes.podDir(uid)))
-	if err != nil || len(left) > 0 {
-		f.Errorf("what is mounted still: %v, %v", left, err)
-	}
-	if _, err := os.Lstat(f.volumes.podDir(uid)); !errors.Is(err, os.ErrNotExist) {
-		f.Errorf("the pod's folder: %v", err)
-	}
-	if read(f.T, filepath.Join(f.dir, "data", "kept")) != "kept" {
-		f.Error("the server lost a file")
-	}
 }
 
 // cut has no packet come to the server or from it, until it is mended.
@@ -195,11 +170,8 @@ func TestServersThatRefuse(t *testing.T) {
 // A server that has version 3 alone: its locks are those of nfs-utils, or none.
 func TestServersOfVersionThree(t *testing.T) {
 	nfstest.Need(t)
-	f := &files{T: t, dir: filepath.Join(t.TempDir(), "served")}
-	must(t, os.MkdirAll(filepath.Join(f.dir, "data"), 0o777))
-	must(t, os.WriteFile(filepath.Join(f.dir, "data", "kept"), []byte("kept"), 0o666))
+	f := newFiles(t)
 	nfstest.ServeThird(t, f.dir)
-	f.volumes, f.cluster, _ = newVolumes(t)
 	f.volumes.cfg.NFS.Patience = 2 * time.Minute
 
 	at := f.mount(pod("u1", folder(f.dir+"/data", false)))
