@@ -206,7 +206,9 @@ func (g guest) run(t *testing.T) {
 	defer cancel()
 	start := time.Now()
 	ended := map[string]bool{}
+	var clock guestClock
 	console, err := m.boot(ctx, qemu, func(r plan.Report) {
+		clock.note(time.Now(), r.Clock)
 		if r.Line != "" {
 			t.Logf("%6.2f %s: %s", time.Since(start).Seconds(), r.Program, r.Line)
 		}
@@ -223,6 +225,9 @@ func (g guest) run(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
+	if r, ok := clock.rate(); ok && (r < 0.8 || r > 1.25) {
+		t.Errorf("the guest's clock ran %.2f times as fast as the host's: nothing that waited in it waited for as long as it should", r)
+	}
 	for _, p := range m.plan.Programs {
 		if !ended[p.Name] {
 			t.Errorf("%s has not ended", p.Name)
@@ -231,4 +236,23 @@ func (g guest) run(t *testing.T) {
 	if t.Failed() {
 		t.Logf("the kernel said:\n%s", console)
 	}
+}
+
+// guestClock compares the guest's seconds with the host's.
+type guestClock struct {
+	first, last time.Time
+	from, to    float64
+}
+
+func (c *guestClock) note(now time.Time, clock float64) {
+	if c.first.IsZero() {
+		c.first, c.from = now, clock
+	}
+	c.last, c.to = now, clock
+}
+
+// rate is how many of the guest's seconds are in one of the host's; ok is false when that was too short to tell.
+func (c *guestClock) rate() (r float64, ok bool) {
+	took := c.last.Sub(c.first).Seconds()
+	return (c.to - c.from) / max(took, 1), took > 10
 }

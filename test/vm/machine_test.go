@@ -18,6 +18,7 @@ import (
 
 	"keelson.dev/keelson/internal/wait"
 	"keelson.dev/keelson/test/bed/space"
+	"keelson.dev/keelson/test/bed/ticks"
 )
 
 // maxAnswer bounds what is read of one command.
@@ -89,6 +90,9 @@ func (m *machine) console() string {
 func (m *machine) on(ctx context.Context) error {
 	m.qemu = exec.Command(filepath.Join(m.scripts, "vm-machine"), m.name, m.address, m.dir, "vm-"+m.name, m.key, m.release)
 	m.qemu.Stderr = os.Stderr
+	if khz, ok := ticks.KHz(); ok {
+		m.qemu.Env = append(os.Environ(), fmt.Sprintf("KEELSON_TSC_KHZ=%d", khz))
+	}
 	if err := space.In(m.network, m.qemu.Start); err != nil {
 		return fmt.Errorf("starting %s: %w", m.name, err)
 	}

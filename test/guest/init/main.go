@@ -22,7 +22,7 @@ import (
 )
 
 func main() {
-	g := &guest{}
+	g := &guest{began: time.Now()}
 	if err := g.run(); err != nil {
 		g.tell(plan.Report{Fault: err.Error()})
 		fmt.Fprintln(os.Stderr, "guest:", err) // where the serial line is what failed
@@ -31,14 +31,16 @@ func main() {
 }
 
 type guest struct {
-	mu   sync.Mutex
-	line *json.Encoder
+	began time.Time
+	mu    sync.Mutex
+	line  *json.Encoder
 }
 
 func (g *guest) tell(r plan.Report) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.line != nil {
+		r.Clock = time.Since(g.began).Seconds()
 		_ = g.line.Encode(r)
 	}
 }

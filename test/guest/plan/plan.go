@@ -21,9 +21,10 @@ type Program struct {
 
 // Report is one line of the guest.
 type Report struct {
-	Program string `json:"program,omitempty"`
-	Line    string `json:"line,omitempty"`  // of its output
-	Exit    *int   `json:"exit,omitempty"`  // it has ended: its exit status, or 128 and its signal
-	Fault   string `json:"fault,omitempty"` // of the guest itself
-	Done    bool   `json:"done,omitempty"`  // the last report: all programs have ended
+	Clock   float64 `json:"clock"` // the guest's, in seconds
+	Program string  `json:"program,omitempty"`
+	Line    string  `json:"line,omitempty"`  // of its output
+	Exit    *int    `json:"exit,omitempty"`  // it has ended: its exit status, or 128 and its signal
+	Fault   string  `json:"fault,omitempty"` // of the guest itself
+	Done    bool    `json:"done,omitempty"`  // the last report: all programs have ended
 }
