@@ -111,6 +111,17 @@ func TestClusterWithStandbys(t *testing.T) {
 	nothing()
 	say("a standby leaves, and all the rest")
 	do("remove", "cp1")
+	say("a standby that has a vote is asked, too")
+	s.write("", hosts[0], hosts[3], hosts[4])
+	do("remove", "cp1")
+	s.write("", hosts...)
 	do("reset", "prod")
+	say("a cluster with a standby from the beginning, which the file names first")
+	s.write("", hosts[3], hosts[0], hosts[4])
+	do("up")
+	if is := s.cluster(); !maps.Equal(is.Waiting, map[string]bool{"cp4": true}) || len(is.Members) != 2 {
+		t.Errorf("the cluster is %+v", is)
+	}
+	nothing()
 	script.is("testdata/standbys.txt")
 }

@@ -9,8 +9,9 @@ import (
 	"keelson.dev/keelson/deploy/machines"
 )
 
-// The file says how many votes there are, by its control planes, and who waits for one, by its standbys. Who has the votes later on
-// is the cluster's: a standby that has got one keeps it, and the control plane that lost it waits for one, once it has joined anew.
+// The file says how many votes there are, by its control planes, and who waits for one, by its standbys. Who has the
+// votes later on is the cluster's: a standby that has got one keeps it, and the control plane that lost it waits for
+// one, once it has joined anew.
 
 // has says whether a replica is a member.
 func (s State) has(name string) bool {
@@ -31,8 +32,9 @@ func removed(name string, f machines.Facts, s State) bool {
 	return s.Known && f.ReplicaWhole && !f.Joining && !s.has(name)
 }
 
-// standIns are the control planes of the file in whose place a standby of it has a vote, each with that standby. They are as many as
-// such standbys at most: those that wait for a vote already come first, then those that were replaced, then the file's order.
+// standIns are the control planes of the file in whose place a standby of it has a vote, each with that standby. They
+// are as many as such standbys at most: those that wait for a vote already come first, then those that were replaced,
+// then the file's order.
 func standIns(c machines.Cluster, facts map[string]machines.Facts, s State) map[string]string {
 	var without []string
 	var promoted []string
@@ -90,7 +92,8 @@ func (j *judge) standbys() {
 	if len(waiting) == 0 {
 		return
 	}
-	const remedy = "name a time of 30s or more under controlplane of the whole file, or leave the key out there: it is 10m then"
+	const remedy = "name a time of 30s or more under controlplane of the whole file, " +
+		"or leave the key out there: it is 10m then"
 	all := j.c.Replicas()
 	var never []string
 	differ := false
@@ -134,34 +137,38 @@ func (j *judge) vote(h machines.Host, f machines.Facts) {
 		}
 		j.light(h.Name, what, remedy)
 	case h.Is(machines.ControlPlane) && !has && f.Waiting && standIns(j.c, j.facts, j.state)[h.Name] == "":
-		j.light(h.Name, "is a standby without a vote, and the file gives it the role controlplane: it stays a standby", again(h.Name)+", with a vote")
+		j.light(h.Name, "is a standby without a vote, and the file gives it the role controlplane: it stays a standby",
+			"'kctl cluster remove "+h.Name+"' takes it out of the cluster, and 'up' takes it in again, with a vote")
 	}
 }
 
 // anew is how a replica that was taken out comes into the group again.
 func anew(name string) string {
-	return "'kctl cluster remove " + name + "' takes away what it has, and 'kctl cluster up' takes it in again, as a standby where another one has its vote"
+	return "'kctl cluster remove " + name + "' takes away what it has, and 'kctl cluster up' takes it in again, " +
+		"as a standby where another one has its vote"
 }
 
-func again(name string) string {
-	return "'kctl cluster remove " + name + "' takes it out of the cluster, and 'up' takes it in again"
-}
-
-// Unready says of replicas that run, and that 'add' does not touch, that they have no standby get a vote; "" where they do.
+// Unready says of replicas that run, and that 'add' does not touch, that they have no standby get a vote; nil where
+// they do.
 func Unready(c machines.Cluster, facts map[string]machines.Facts, steps []Step) *Finding {
 	joins := slices.ContainsFunc(steps, func(s Step) bool { return s.Standby })
 	var without []machines.Host
 	for _, h := range c.Replicas() {
 		touched := slices.ContainsFunc(steps, func(s Step) bool { return s.Machine == h.Name && s.Do == ControlPlane })
-		if f := facts[h.Name]; f.ReplicaWhole && !touched && h.Replaces() != 0 && !strings.Contains("\n"+f.ControlPlane, "\n"+machines.ReplaceDead+":") {
+		f := facts[h.Name]
+		set := strings.Contains("\n"+f.ControlPlane, "\n"+machines.ReplaceDead+":")
+		if f.ReplicaWhole && !touched && h.Replaces() != 0 && !set {
 			without = append(without, h)
 		}
 	}
 	if !joins || len(without) == 0 {
 		return nil
 	}
-	return &Finding{What: fmt.Sprintf("%s: without %s, and no standby gets a vote while one of these leads", names(without), machines.ReplaceDead),
-		Remedy: "'kctl cluster up' has them run with it"}
+	return &Finding{
+		What: fmt.Sprintf("%s: without %s, and no standby gets a vote while one of these leads",
+			names(without), machines.ReplaceDead),
+		Remedy: "'kctl cluster up' has them run with it",
+	}
 }
 
 func names(hosts []machines.Host) string {

@@ -261,6 +261,7 @@ func (c *cluster) replica(args []string) int {
 			return fail("it belongs to a cluster already")
 		}
 		c.Made++
+		c.Members, c.Waiting, c.Nodes, c.Changed, c.Leader = map[string]string{}, map[string]bool{}, map[string]*node{}, nil, "" // of one that was reset
 		fallthrough
 	case "join":
 		if args[0] == "join" {
