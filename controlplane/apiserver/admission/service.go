@@ -42,18 +42,25 @@ func serviceAllocation(c Config) func(ctx context.Context, a *api.Attempt) error
 		if errs := chooseFamilies(svc, serviceFamilies(c), had); len(errs) > 0 {
 			return apierrors.NewInvalid(a.Kind.GVK.GroupKind(), svc.Name, errs)
 		}
-		ranges, err := serviceRanges(ctx, c)
+		ranges, err := serviceRanges(ctx, c, false)
 		if err != nil {
 			return asStatus(err)
 		}
 		errs := inRange(svc, a.Stored, ranges, c.NodePorts)
+		fresh := len(errs) > 0
+		if fresh {
+			if ranges, err = serviceRanges(ctx, c, true); err != nil {
+				return asStatus(err)
+			}
+			errs = inRange(svc, a.Stored, ranges, c.NodePorts)
+		}
 		if before, ok := a.Stored.(*corev1.Service); !ok || before.Spec.ClusterIP != svc.Spec.ClusterIP {
 			errs = append(errs, notOfTheAPI(svc, c.ServiceCIDR)...)
 		}
 		if len(errs) > 0 {
 			return apierrors.NewInvalid(a.Kind.GVK.GroupKind(), svc.Name, errs)
 		}
-		by := &allocator{ctx: ctx, c: c, attempt: a, ranges: ranges, own: map[string]bool{}}
+		by := &allocator{ctx: ctx, c: c, attempt: a, ranges: ranges, fresh: fresh, own: map[string]bool{}}
 		return by.allocate(svc)
 	}
 }
@@ -189,6 +196,7 @@ type allocator struct {
 	ctx     context.Context
 	c       Config
 	ranges  []serviceRange
+	fresh   bool // ranges are of the store
 	attempt *api.Attempt
 	own     map[string]bool // "TCP-30080": the ports that this Service has already
 }

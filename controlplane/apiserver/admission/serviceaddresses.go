@@ -21,8 +21,9 @@ type serviceRange struct {
 	cidr *networkingv1.ServiceCIDR
 }
 
-// serviceRanges are the ranges that the cluster was made with and those that ServiceCIDRs add to them, of its families.
-func serviceRanges(ctx context.Context, c Config) ([]serviceRange, error) {
+// serviceRanges are the ranges that the cluster was made with and those that ServiceCIDRs add to them, of its families. Nobody
+// is refused by what the cache says, which may not know yet of one that was added a moment ago: fresh asks the store.
+func serviceRanges(ctx context.Context, c Config, fresh bool) ([]serviceRange, error) {
 	out := []serviceRange{{Prefix: c.ServiceCIDR}}
 	if c.SecondServiceCIDR.IsValid() {
 		out = append(out, serviceRange{Prefix: c.SecondServiceCIDR})
@@ -31,7 +32,7 @@ func serviceRanges(ctx context.Context, c Config) ([]serviceRange, error) {
 	if c.Cluster == nil {
 		return out, nil
 	}
-	all, err := c.Cluster.List(ctx, "servicecidrs", "", false)
+	all, err := c.Cluster.List(ctx, "servicecidrs", "", fresh)
 	if err != nil {
 		return nil, err
 	}
@@ -55,11 +56,35 @@ func rangeOf(ranges []serviceRange, a netip.Addr) (serviceRange, bool) {
 	return ranges[i], true
 }
 
+// inAny says whether an address is of one of the ranges; what is no address is of none.
+func inAny(ranges []serviceRange, address string) bool {
+	a, err := netip.ParseAddr(address)
+	if err != nil {
+		return false
+	}
+	_, ok := rangeOf(ranges, a)
+	return ok
+}
+
 // maxForeign bounds how many addresses are tried that something other than a Service has.
 const maxForeign = 1024
 
 // pick picks an address of a family's ranges, of which the cluster's own is used up first.
 func (a *allocator) pick(family corev1.IPFamily) (netip.Addr, error) {
+	ip, err := a.pickOf(family)
+	if err == nil || a.fresh {
+		return ip, err
+	}
+	a.fresh = true
+	ranges, unread := serviceRanges(a.ctx, a.c, true)
+	if unread != nil {
+		return netip.Addr{}, asStatus(unread)
+	}
+	a.ranges = ranges
+	return a.pickOf(family)
+}
+
+func (a *allocator) pickOf(family corev1.IPFamily) (netip.Addr, error) {
 	var err error
 	for _, r := range a.ranges {
 		if familyOf(r.Addr()) != family {
@@ -103,7 +128,10 @@ func serviceAddresses(c Config) func(ctx context.Context, a *api.Attempt) error 
 			had = kinds.ClusterAddresses(before)
 		}
 		have := kinds.ClusterAddresses(svc)
-		ranges, err := serviceRanges(ctx, c)
+		ranges, err := serviceRanges(ctx, c, false)
+		if err == nil && slices.ContainsFunc(have, func(address string) bool { return !slices.Contains(had, address) && !inAny(ranges, address) }) {
+			ranges, err = serviceRanges(ctx, c, true)
+		}
 		if err != nil {
 			return asStatus(err)
 		}
