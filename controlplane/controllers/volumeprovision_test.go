@@ -260,7 +260,7 @@ func TestLabelsComeAfterTheDriver(t *testing.T) {
 			}
 			return told
 		}
-		time.Sleep(5 * time.Minute)
+		time.Sleep(5 * time.Minute) // in virtual time: none is told
 		if told := room(); len(told) > 0 {
 			t.Errorf("room is told for %q", told)
 		}
@@ -274,7 +274,7 @@ func TestLabelsComeAfterTheDriver(t *testing.T) {
 		for _, name := range []string{"data", "old"} {
 			w.boundTo(name)
 		}
-		time.Sleep(5 * time.Minute)
+		time.Sleep(5 * time.Minute) // in virtual time: it is told once, and stays
 		if told := room(); !slices.Equal(told, []string{"w1"}) {
 			t.Errorf("room is told for %q", told)
 		}

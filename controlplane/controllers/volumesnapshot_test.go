@@ -17,6 +17,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/custom"
+	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
 	"keelson.dev/keelson/internal/virtual"
 )
@@ -139,8 +140,12 @@ func TestSnapshots(t *testing.T) {
 		// One that somebody made before there was a cluster.
 		w.drivers.set(func() { w.drivers.snaps["old"] = &onDisk{node: "w2", size: 1 << 30, of: "x"} })
 		given := "metadata: {name: %s}\nspec: {deletionPolicy: %s, driver: " + ownDriver + ", source: {snapshotHandle: %s}, volumeSnapshotRef: {namespace: default, name: %s}}"
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w2"}}
+		edit(w, node, client.Update, func(n *corev1.Node) { delete(n.Labels, nodeSegment) })
 		w.custom(kinds["VolumeSnapshotContent"], fmt.Sprintf(given, "old", "Retain", "old", "old"))
 		w.custom(kinds["VolumeSnapshot"], "metadata: {name: old}\nspec: {source: {volumeSnapshotContentName: old}}")
+		w.event("SnapshotCreationFailed", "snapshot is not taken: node w2 has no label "+nodeSegment+", by which CSI driver "+ownDriver+" says where it is: the driver's registration sets it")
+		edit(w, node, client.Update, func(n *corev1.Node) { metav1.SetMetaDataLabel(&n.ObjectMeta, nodeSegment, "w2") })
 		w.isSo(kinds, "old", ready)
 		c, err := controllers.GetTyped[snap.VolumeSnapshotContent](w.ctx, w.admin, kinds["VolumeSnapshotContent"], "", "old")
 		if err != nil || !strings.Contains(c.Object.Annotations[controllers.ReachedFromAnnotation], `"w2"`) {

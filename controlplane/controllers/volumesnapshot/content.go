@@ -141,8 +141,9 @@ func (r *reconciler) found(ctx context.Context, c content, name string, s *csi.S
 	node, _ := controllers.Cached[*corev1.Node](r.nodes, "", name)
 	on, _ := controllers.Cached[*storagev1.CSINode](r.csiNodes, "", name)
 	d := controllers.DriverOn(on, c.Typed.Spec.Driver)
-	if controllers.Unlabelled(d, node) != "" {
-		return poll, nil // where it is reached from is written once, when it is known
+	if missing := controllers.Unlabelled(d, node); missing != "" { // where it is reached from is written once
+		return again, r.refused(ctx, c, fmt.Errorf("node %s has no label %s, by which CSI driver %s says where it is: the driver's registration sets it",
+			name, missing, c.Typed.Spec.Driver))
 	}
 	if at := controllers.Segments(d, node); len(at) > 0 && !metav1.HasAnnotation(c.Object.ObjectMeta, controllers.ReachedFromAnnotation) {
 		var term corev1.NodeSelectorTerm

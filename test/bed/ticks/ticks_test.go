@@ -12,7 +12,7 @@ func TestMeasurementsAgree(t *testing.T) {
 		if runtime.GOARCH == "amd64" {
 			t.Fatal("the counter of this machine could not be read")
 		}
-		t.Skipf("%s has no time stamp counter", runtime.GOARCH)
+		t.Skipf("needs: a time stamp counter, which %s has not", runtime.GOARCH)
 	}
 	two, _ := KHz()
 	if d := one - two; d > one/100 || -d > one/100 {
