@@ -242,8 +242,14 @@ func TestGroupOfSnapshots(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	w.createPod(twice("writer", "i=0; while true; do i=$((i+1)); echo $i > /data/n; echo $i > /second/n; done", "one", "two"))
+	// A number is written over the one before, in one piece: a file that is emptied first would be empty in some snapshots.
+	w.createPod(twice("writer", "i=0; while true; do i=$((i+1)); printf '%8d\\n' $i 1<> /data/n; printf '%8d\\n' $i 1<> /second/n; done", "one", "two"))
 	w.waitPod("writer", isReady)
+	bed.Eventually(t, soon, func() error {
+		var first, second int
+		_, err := fmt.Sscan(bed.Kctl(t, "-n", w.ns, "exec", "writer", "--", "sh", "-c", "cat /data/n /second/n 2>/dev/null; true"), &first, &second)
+		return err
+	})
 	w.applyFile("groupsnapshot.yaml", "LABEL", "writer")
 	bed.Kctl(t, "-n", w.ns, "wait", "--for=jsonpath={.status.readyToUse}=true", "--timeout=60s", "volumegroupsnapshot/both")
 	group := "snapshot.storage.k8s.io"
