@@ -346,7 +346,11 @@ server() {
 
 agent() {
   settings agent
-  if ! joined; then secret "$root/var/lib/keelson/join-token"; fi
+  if ! joined; then
+    secret "$root/var/lib/keelson/join-token"
+  elif [ -n "$token$token_file" ]; then
+    say "this machine is a node already, and has no use for the token; where its cluster refuses it, put the token into /var/lib/keelson/join-token and restart keelson-agent"
+  fi
   if [ -n "$images" ]; then
     mkdir -p "$root/var/lib/keelson/images.d" "$work/images"
     tar -xf "$images" -C "$work/images" --no-same-owner || die "$images cannot be unpacked"

@@ -365,6 +365,13 @@ func TestAnAgentIsInstalledAndTakenAway(t *testing.T) {
 		}
 	}
 	inOrder(t, called, "systemctl daemon-reload", "systemctl enable --quiet keelson-agent.service", "systemctl start keelson-agent.service")
+	// A node has its certificates: another token is not taken without a word.
+	m.file(filepath.Join(m.root, "var/lib/keelson/session/node.pem"), "a certificate", 0o600)
+	said, _, err = m.run("install.sh", "agent", "--server", "192.0.2.11", "--server", "2001:db8::1", "--server=[2001:db8::2]:7444", "--token", "keelson1.node.another", "--node-ip=192.0.2.21",
+		"--from", filepath.Join(packed, "keelson-v1-linux-amd64.tar.gz"))
+	if err != nil || !strings.Contains(said, "is a node already, and has no use for the token") || strings.Contains(m.tree()["/var/lib/keelson/join-token"], "another") {
+		t.Errorf("another token for a node: %v\n%s\n%s", err, said, m.tree()["/var/lib/keelson/join-token"])
+	}
 	m.file(filepath.Join(m.root, "mountinfo"), "1 0 0:1 / / rw - x x rw\n2 1 0:2 / "+m.root+"/run/keelson/oci/a rw - x x rw\n3 2 0:3 / "+m.root+"/run/keelson/oci/a/b\\040c rw - x x rw\n"+
 		"4 1 0:2 / "+m.root+"/run/keelsonite rw - x x rw\n5 1 0:2 / "+m.root+"/var/lib/kubelet/pods/x rw - x x rw\n", 0o644)
 	m.fake("nft", `[ "$1" = delete ] || printf 'table inet keelson\ntable ip keelson-policy\ntable inet other\ntable inet cni_hostport\n'`)
