@@ -1,0 +1,91 @@
+// Package pages reads the command lines of the pages of docs, for tests that run them as they stand there, and says of each line of
+// those pages for operators which test does so, or why none does. A page cannot say something else than what is run.
+package pages
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+)
+
+// Operators are the pages whose command lines all are accounted for.
+var Operators = []string{"install", "operate", "upgrade", "recover", "secure"}
+
+// Line is a command line of a page.
+type Line struct {
+	Page   string // without .md
+	Number int    // in the page, from 1
+	Text   string // without the comment behind it
+	Boxed  bool   // it stands in a box, not within a sentence
+	Shown  []string
+}
+
+// Read reads the page of that name in the folder of the docs.
+func Read(docs, page string) ([]Line, error) {
+	raw, err := os.ReadFile(filepath.Join(docs, page+".md"))
+	if err != nil {
+		return nil, err
+	}
+	return Lines(page, string(raw)), nil
+}
+
+// What a sentence says in code is a command line where it begins with one of these and goes on.
+var command = regexp.MustCompile("`((?:sudo |[A-Z]+=\\S+ )*" +
+	`(?:kctl|keelson-controlplane|keelson-agent|systemctl|journalctl|make|vagrant|(?:\./)?install\.sh)` +
+	" [^`]+|/usr/lib/keelson/uninstall.sh[^`]*)`")
+
+// Lines reads a page. In a box that is marked as nothing every line is a command, but for what follows two spaces and a #; in one of a
+// console those behind a $, and what follows is what they say; boxes that are marked otherwise have none.
+func Lines(page, text string) []Line {
+	var out []Line
+	box := false
+	kind := ""
+	for i, line := range strings.Split(text, "\n") {
+		l := Line{Page: page, Number: i + 1, Boxed: box}
+		mark, isMark := strings.CutPrefix(line, "```")
+		switch {
+		case isMark:
+			box, kind = !box, mark
+		case !box:
+			for _, m := range command.FindAllStringSubmatch(line, -1) {
+				l.Text = m[1]
+				out = append(out, l)
+			}
+		case kind == "":
+			l.Text, _, _ = strings.Cut(line, "  #")
+			if l.Text = strings.TrimSpace(l.Text); l.Text != "" {
+				out = append(out, l)
+			}
+		case kind == "console" && strings.HasPrefix(line, "$ "):
+			l.Text = line[2:]
+			out = append(out, l)
+		case kind == "console" && len(out) > 0:
+			last := &out[len(out)-1]
+			last.Shown = append(last.Shown, line)
+		}
+	}
+	return out
+}
+
+// Says is whether an output is what the page shows: line by line, "…" is what differs, and alone on a line any number of lines.
+func (l Line) Says(output string) bool {
+	pattern := "(?s)^"
+	for _, line := range l.Shown {
+		if line == "…" {
+			pattern += `(?:[^\n]*\n)*?`
+			continue
+		}
+		for i, part := range strings.Split(line, "…") {
+			if i > 0 {
+				pattern += `[^\n]*`
+			}
+			pattern += strings.Join(strings.Fields(" "+regexp.QuoteMeta(part)+" "), `[ \t]+`)
+			if strings.HasSuffix(part, " ") {
+				pattern += `[ \t]*`
+			}
+		}
+		pattern += "[ \t]*\n"
+	}
+	return regexp.MustCompile(pattern + "$").MatchString(output)
+}

@@ -1,0 +1,101 @@
+package pages
+
+import (
+	"os/exec"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const docs = "../../docs"
+
+func TestPagesAreRead(t *testing.T) {
+	page := "text `kctl cluster up -f x` and `kctl` and `make it`\n```console\n$ a b\nNAME …\n…\nw1 … yes\n$ c\n```\n$ no command\n" +
+		"```\nd e   # why\nf \"#\"\n\n```\n```yaml\n$ nor this\n```\n```text\nnor this\n```\n"
+	all := Lines("p", page)
+	var texts []string
+	for _, l := range all {
+		texts = append(texts, strconv.Itoa(l.Number)+" "+l.Text)
+	}
+	if want := []string{"1 kctl cluster up -f x", "1 make it", "3 a b", "7 c", "11 d e", `12 f "#"`}; !slices.Equal(texts, want) {
+		t.Fatalf("%q, want %q", texts, want)
+	}
+	if all[0].Boxed || !all[2].Boxed || !all[4].Boxed {
+		t.Errorf("boxes: %+v", all)
+	}
+	for output, want := range map[string]bool{
+		"NAME  AGE\nw0 1s yes\nw1  7s  yes\n": true, "NAME\nw1 yes\n": true, "NAME AGE\nw0\n": false, "w1 7s yes\n": false,
+		"NAME\nw1 7s no\n": false, "NAME\nw1 7s yes\nmore\n": false, "": false,
+	} {
+		if all[2].Says(output) != want {
+			t.Errorf("%q is what is shown: %v", output, !want)
+		}
+	}
+	if all[3].Says("something\n") || !all[3].Says("") {
+		t.Error("where nothing is shown nothing is to be said")
+	}
+}
+
+// Every command line of the pages for operators is run by a test, or a sentence says why not; and no row is of a line that is gone, or
+// of a test that is.
+func TestEveryLineIsAccountedFor(t *testing.T) {
+	known := map[string]row{}
+	for _, r := range rows {
+		if _, twice := known[r.line]; twice {
+			t.Errorf("there are two rows of %q", r.line)
+		}
+		said := 0
+		for _, s := range []string{r.by, r.why, r.as} {
+			if s != "" {
+				said++
+			}
+		}
+		if said != 1 {
+			t.Errorf("the row of %q: want tests, or a sentence why there is none, or the line that it is like", r.line)
+		}
+		known[r.line] = r
+	}
+	seen := map[string]bool{}
+	for _, page := range Operators {
+		all, err := Read(docs, page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(all) < 10 {
+			t.Errorf("docs/%s.md has %d command lines: are its boxes read?", page, len(all))
+		}
+		for _, l := range all {
+			if _, ok := known[l.Text]; ok {
+				seen[l.Text] = true
+			} else if l.Boxed || !slices.ContainsFunc(rows, func(r row) bool { return strings.HasPrefix(r.line, l.Text+" ") }) {
+				t.Errorf("docs/%s.md, line %d: %q is in no row of test/pages/rows_test.go: say which test runs it", page, l.Number, l.Text)
+			}
+		}
+	}
+	tests := declared(t)
+	for _, r := range rows {
+		if !seen[r.line] {
+			t.Errorf("no page has %q any more: take its row away", r.line)
+		}
+		if r.as != "" && known[r.as].by == "" {
+			t.Errorf("%q is like %q, which no test runs", r.line, r.as)
+		}
+		for by := range strings.SplitSeq(r.by, ", ") {
+			if by != "" && !slices.Contains(tests, by) {
+				t.Errorf("%q is run by %s, and there is no such test", r.line, by)
+			}
+		}
+	}
+}
+
+// declared are the names of all tests.
+func declared(t *testing.T) []string {
+	t.Helper()
+	out, err := exec.Command("git", "grep", "-h", "--untracked", "-o", "-E", `^func Test[A-Za-z0-9_]+\(`, "--", ":(top)*_test.go").Output()
+	if err != nil {
+		t.Fatalf("git grep: %v", err)
+	}
+	return regexp.MustCompile(`Test\w+`).FindAllString(string(out), -1)
+}

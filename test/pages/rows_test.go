@@ -1,0 +1,149 @@
+package pages
+
+// row says of a command line which tests run it, or in a sentence why none does.
+type row struct {
+	line string
+	by   string // tests, with commas between, which run it, or what it says in other words
+	why  string
+	as   string // another line, which is the same but for a name
+}
+
+// Tests on machines, and what is named more than once.
+const (
+	rest    = "TestMachines"
+	page    = "TestOperatePage"
+	byMan   = "it is for a person at an editor or a terminal, of which the page says what comes of it"
+	making  = "it builds or boots what the tests on machines are made of: 'make test-vm' runs it first"
+	aLab    = "it is of a lab on one computer"
+	itself  = "it is the test"
+	pattern = "it stands for all verbs of that program"
+)
+
+// rows are all command lines of the pages for operators. What a sentence says by its first words alone, as 'kctl cluster up' for
+// 'kctl cluster up -f cluster.yaml', is that line.
+var rows = []row{
+	// install.md
+	{line: "tar -xzf keelson-v1.0.0-linux-amd64.tar.gz && cd keelson-v1.0.0-linux-amd64", by: "TestAServerIsInstalled"},
+	{line: "sudo ./install.sh server --init --advertise-address 192.0.2.11", by: "TestAServerIsInstalled"},
+	{line: "sudo ./install.sh server --server 192.0.2.11 --token keelson1.controlplane...", by: "TestAReplicaJoins"},
+	{line: "sudo ./install.sh agent  --server 192.0.2.11 --token keelson1.node...", by: "TestAnAgentIsInstalledAndTakenAway"},
+	{line: "systemctl enable --now keelson-agent", by: "TestAnAgentIsInstalledAndTakenAway"},
+	{line: "kctl cluster up -f cluster.yaml --dry-run", by: rest},
+	{line: "kctl cluster up -f cluster.yaml", by: rest},
+	{line: "kctl cluster upgrade -f cluster.yaml --to FILE", by: rest},
+	{line: "kctl cluster add -f cluster.yaml", by: rest},
+	{line: "kctl cluster remove w3 -f cluster.yaml", by: rest},
+	{line: "kctl cluster reset -f cluster.yaml", by: rest},
+	{line: "kctl cluster remove cp1", by: "TestClusterWithStandbys"},
+	{line: "install.sh --settings FILE", by: "TestSettingsAreBrought"},
+	{line: "systemctl edit keelson-controlplane", why: byMan},
+	{line: "make test-vm", why: itself},
+	{line: "make vm-up", why: making},
+	{line: "make vm-down", why: making},
+	{line: "make dist", why: making},
+	{line: "ARCHES=amd64 make dist", why: making},
+	{line: "vagrant up", why: "it needs libvirt or VirtualBox; TestVagrantfile has Vagrant itself read the file"},
+	{line: "/usr/lib/keelson/uninstall.sh", by: "TestAnAgentIsInstalledAndTakenAway, " + rest},
+	{line: "systemctl stop keelson-agent keelson-pods", why: "a reboot does the same, which TestMachines has a worker do"},
+	{line: "systemctl set-property keelson.slice MemoryMax=...", why: "it is systemd's own, on the slice of which TestMachines reads the limits"},
+
+	// operate.md
+	{line: "make up", why: "each test on a lab begins with it"},
+	{line: "kctl cluster status", by: page},
+	{line: "kctl get nodes", by: page},
+	{line: "kctl get --raw '/readyz?verbose'", by: page},
+	{line: "kctl why node/w2", by: page},
+	{line: "journalctl -u keelson-controlplane", why: "it is systemd's own, and what tests on machines print where they fail"},
+	{line: "journalctl -u keelson-agent", why: "it is systemd's own, and what tests on machines print where they fail"},
+	{line: "kctl lab status", why: aLab},
+	{line: "kctl drain w3 --ignore-daemonsets --delete-emptydir-data", by: page},
+	{line: "kctl get node w3", by: page},
+	{line: "kctl uncordon w3", by: page},
+	{line: "kctl delete node w3", by: "TestClusterCARotates"},
+	{line: "kctl taint node w3 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute", by: "TestAttachedVolumesMove"},
+	{line: "kctl cluster step-down", by: page},
+	{line: "kctl cluster member list", by: page},
+	{line: "systemctl stop keelson-controlplane", why: "it is systemd's own"},
+	{line: "token=$(kctl cluster token create --names w9 --ttl 1h)", by: page},
+	{line: "kctl cluster token list", by: page},
+	{line: `kctl cluster token delete "$token"`, by: page},
+	{line: "kctl cluster revoke node/w3", as: "kctl cluster revoke node/NAME"},
+	{line: "kctl cluster member remove cp3", as: "kctl cluster member remove cp2"},
+	{line: "kctl cluster certs", by: page},
+	{line: `cp "$KUBECONFIG" renewed && KUBECONFIG=renewed kctl cluster renew`, by: page},
+	{line: "KUBECONFIG=renewed kctl get namespace kube-system", by: page},
+	{line: "kctl cluster backup today", by: page},
+	{line: "kctl cluster backup inspect today", by: "TestRestoreDrill"},
+	{line: "kctl cluster restore-drill today", by: "TestRestoreDrill"},
+	{line: "kctl cluster compact", by: page},
+	{line: "kctl top", by: "TestAutoscalingByCPU"},
+	{line: "kctl create deployment looked-at --image=keelson.dev/hello:v1", by: page},
+	{line: "kctl rollout status deployment/looked-at --timeout=60s", by: page},
+	{line: "kctl trace deployment/looked-at", by: page},
+	{line: "kctl why deployment/looked-at", by: page},
+	{line: "kctl delete deployment looked-at --wait=false", by: page},
+	{line: "kctl net trace POD SERVICE", by: "TestTrace"},
+	{line: "kctl net policies", by: "TestNetPolicies"},
+	{line: "kctl net services", by: "TestNetServices"},
+	{line: "kctl cluster support-bundle bundle.tar.gz", by: page},
+	{line: "tar -tzf bundle.tar.gz", by: page},
+
+	// upgrade.md
+	{line: "kctl cluster upgrade -f cluster.yaml --to keelson-v1.1.0-linux-amd64.tar.gz --dry-run", by: "TestClusterUpgrade"},
+	{line: "kctl cluster upgrade -f cluster.yaml --to keelson-v1.1.0-linux-amd64.tar.gz", by: "TestClusterUpgrade, TestMachines"},
+	{line: "kctl cluster upgrade -f cluster.yaml --to ./dist --drain w1,w2 --skip cp3", by: "TestClusterUpgrade"},
+	{line: "kctl lab upgrade --to DIR --dry-run", why: aLab + "; TestUpgradeAndBack runs it with --drain"},
+	{line: "kctl lab upgrade --to DIR", by: "TestUpgradeAndBack"},
+	{line: "kctl lab upgrade --to DIR --drain w1,w2", by: "TestUpgradeAndBack"},
+	{line: "kctl lab replace HOST --bin DIR", by: "TestUpgradeAndBack"},
+	{line: "kctl get nodes -o wide", why: "it shows more columns of what 'kctl get nodes' shows"},
+	{line: "sudo ./install.sh server --server 192.0.2.12", by: "TestAReplicaJoins"},
+	{line: "sudo ./install.sh agent --server 192.0.2.11", by: "TestAnAgentIsInstalledAndTakenAway"},
+	{line: "keelson-controlplane --version", by: "TestUpgradeAndBack"},
+
+	// recover.md
+	{line: "kctl cluster VERB", why: pattern},
+	{line: "keelson-controlplane VERB", why: pattern},
+	{line: "kctl cluster restore-drill", by: "TestRestoreDrill"},
+	{line: "kctl cluster restore-drill --fresh", by: "TestRestoreDrill"},
+	{line: "keelson-controlplane inspect", by: "TestReplicaRebuilt, TestOfflineVerbs"},
+	{line: "keelson-controlplane rebuild", by: "TestReplicaRebuilt, TestOfflineVerbs"},
+	{line: "kctl cluster member remove cp2", by: "TestReplicaRebuilt"},
+	{line: "keelson-controlplane join --advertise-address OWN-ADDRESS --token TOKEN --server ADDRESS-OF-ANOTHER", by: "TestMajorityLost"},
+	{line: "keelson-controlplane join --standby --advertise-address OWN-ADDRESS --token TOKEN --server ADDRESS-OF-ANOTHER", by: "TestADeadReplicaIsReplaced"},
+	{line: "sudo ./install.sh server --standby --server ADDRESS-OF-ANOTHER --token TOKEN", by: "TestAReplicaJoins"},
+	{line: "kctl cluster token create --role controlplane", by: "TestMajorityLost"},
+	{line: "kctl lab up --standbys 1 --control-plane-flag=--replace-dead-after=30s", by: "TestADeadReplicaIsReplaced"},
+	{line: "keelson-controlplane recover", by: "TestMajorityLost, TestOfflineVerbs"},
+	{line: "systemctl start keelson-controlplane", by: "TestAServerIsInstalled"},
+	{line: "keelson-controlplane rebuild --server ADDRESS-OF-THAT-ONE", by: "TestMajorityLost, TestReplicaRebuilt"},
+	{line: "keelson-controlplane rebuild --server ADDRESS-OF-THE-FIRST", by: "TestBackupAndRestore"},
+	{line: "kctl cluster backup serve /backups/today", by: "TestRestoreDrill"},
+	{line: "KUBECONFIG=... kubectl get configmap NAME -o yaml", by: "TestRestoreDrill"},
+	{line: "keelson-controlplane backup list", by: "TestBucket"},
+	{line: "keelson-controlplane backup fetch /root/newest", by: "TestBucket"},
+	{line: "keelson-controlplane backup inspect /root/newest", by: "TestRestoreDrill"},
+	{line: "keelson-controlplane restore /root/newest --replace", by: "TestBackupAndRestore, TestOfflineVerbs"},
+	{line: "keelson-controlplane init --advertise-address OWN-ADDRESS --cluster-name NAME", by: "TestBackupAndRestore"},
+	{line: "keelson-controlplane restore /root/newest --any-cluster --backup-keys OLD-STORE.KEYS", by: "TestBackupAndRestore"},
+	{line: "kctl cluster token create --names w1,w2 --replace", by: "TestRevokedNode"},
+	{line: "sudo sh -c 'umask 077 && echo TOKEN >/var/lib/keelson/join-token' && sudo systemctl restart keelson-agent", by: "TestRevokedNode"},
+
+	// secure.md
+	{line: "kctl cluster rotate service-account-key", by: "TestKeysRotate"},
+	{line: "kctl cluster rotate cluster-ca", by: "TestTheCAIsExchangedUnderLoad"},
+	{line: "kctl cluster rotate peers-ca", by: "TestKeysRotate"},
+	{line: "kctl cluster rotate encryption-key", by: "TestKeysRotate"},
+	{line: "kctl cluster rotate --status", by: "TestTheCAIsExchangedUnderLoad"},
+	{line: "kctl cluster rotate --abort", by: "TestClusterCARotates"},
+	{line: "kctl cluster renew", by: "TestRenewKubeconfig"},
+	{line: "kctl rollout restart deployment/NAME", by: "TestWorkerPartitioned"},
+	{line: "kctl delete node NAME", as: "kctl delete node w3"},
+	{line: "kctl cluster token create --names NAME --replace", by: "TestRevokedNode"},
+	{line: "keelson-controlplane peer-ca make FILE", by: "TestPeerCA"},
+	{line: "kctl cluster member remove NAME", as: "kctl cluster member remove cp2"},
+	{line: "kctl cluster rotate cluster-ca --keep 0s", by: "TestTheCAIsExchangedUnderLoad"},
+	{line: "kctl cluster rotate --dismiss NAME", by: "TestAStandbyTakesThePlaceOfADeadReplica"},
+	{line: "kctl cluster token create --names w1,w2,... --replace", as: "kctl cluster token create --names w1,w2 --replace"},
+	{line: "kctl cluster revoke node/NAME", by: "TestRevokedNode"},
+}
