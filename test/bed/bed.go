@@ -209,7 +209,7 @@ func Namespace(t testing.TB) string {
 		}
 	})
 	// The default service account is a controller's work; pods need it.
-	Eventually(t, 20*time.Second, func() error {
+	Eventually(t, 2*time.Minute, func() error {
 		_, err := cs.CoreV1().ServiceAccounts(created.Name).Get(context.Background(), "default", metav1.GetOptions{})
 		return err
 	})
@@ -235,7 +235,7 @@ func Must(t testing.TB, name string, args ...string) string {
 // Try runs a command with the lab's kubeconfig and returns both outputs together.
 func Try(t testing.TB, name string, args ...string) (string, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+current.Config.Kubeconfig)

@@ -73,12 +73,12 @@ func TestStrangers(t *testing.T) {
 	if _, err := cs.CoreV1().Pods("default").List(context.Background(), metav1.ListOptions{}); !apierrors.IsUnauthorized(err) {
 		t.Errorf("a bad token: %v, want 401", err)
 	}
-	conn, err := net.DialTimeout("tcp", bed.Lab().Config.Listen, time.Second)
+	conn, err := net.DialTimeout("tcp", bed.Lab().Config.Listen, soon)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = conn.SetDeadline(time.Now().Add(soon))
 	fmt.Fprintf(conn, "GET /api HTTP/1.1\r\nHost: x\r\n\r\n")
 	answer, _ := io.ReadAll(conn)
 	if !strings.Contains(string(answer), "400") || !strings.Contains(strings.ToLower(string(answer)), "https") {

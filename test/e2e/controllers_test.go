@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
@@ -69,13 +70,15 @@ func (w world) eventually(want string, args ...string) {
 	})
 }
 
-// arrivals notes in which order pods come and become ready until the returned function is called: "+db-0 ready:db-0".
-func (w world) arrivals(app string) func() string {
+// arrivals notes in which order pods come and become ready: "+db-0 ready:db-0". The returned function waits until one is
+// ready, of which the watch may hear later than others do, and says what was noted until then.
+func (w world) arrivals(app string) func(last string) string {
 	w.Helper()
 	seen, err := w.cs.CoreV1().Pods(w.ns).Watch(context.Background(), metav1.ListOptions{LabelSelector: "app=" + app})
 	if err != nil {
 		w.Fatal(err)
 	}
+	var mu sync.Mutex
 	var out []string
 	done := make(chan struct{})
 	go func() {
@@ -86,6 +89,7 @@ func (w world) arrivals(app string) func() string {
 			if !ok {
 				continue
 			}
+			mu.Lock()
 			if ev.Type == "ADDED" {
 				out = append(out, "+"+p.Name)
 			}
@@ -93,9 +97,23 @@ func (w world) arrivals(app string) func() string {
 				was[p.UID] = true
 				out = append(out, "ready:"+p.Name)
 			}
+			mu.Unlock()
 		}
 	}()
-	return func() string { seen.Stop(); <-done; return strings.Join(out, " ") }
+	return func(last string) string {
+		w.Helper()
+		bed.Eventually(w, soon, func() error {
+			mu.Lock()
+			defer mu.Unlock()
+			if !slices.Contains(out, "ready:"+last) {
+				return fmt.Errorf("the watch of %s has not heard of it: %v", last, out)
+			}
+			return nil
+		})
+		seen.Stop()
+		<-done
+		return strings.Join(out, " ")
+	}
 }
 
 // volumes makes so many volumes of a class, on workers one after the other.
@@ -131,10 +149,10 @@ func TestStatefulSet(t *testing.T) {
 	w.volumes(w.ns, 3)
 	came := w.arrivals("db")
 	w.applyFile("stateful.yaml", "CLASS", w.ns)
-	w.wants(w.line("rollout", "status", "statefulset/db", "--timeout=60s"), "partitioned roll out complete: 2 new pods have been updated")
+	w.wants(w.line("rollout", "status", "statefulset/db", "--timeout=180s"), "partitioned roll out complete: 2 new pods have been updated")
 	w.line("scale", "statefulset/db", "--replicas=3")
-	w.line("rollout", "status", "statefulset/db", "--timeout=60s")
-	if got, want := came(), "+db-0 ready:db-0 +db-1 ready:db-1 +db-2 ready:db-2"; got != want {
+	w.line("rollout", "status", "statefulset/db", "--timeout=180s")
+	if got, want := came("db-2"), "+db-0 ready:db-0 +db-1 ready:db-1 +db-2 ready:db-2"; got != want {
 		t.Errorf("pods came as %s, want %s", got, want)
 	}
 	// What the headless Service's names are made of.
@@ -150,30 +168,29 @@ func TestStatefulSet(t *testing.T) {
 		}
 		return isReady(p)
 	})
-	if got := w.line("exec", "db-0", "--", "cat", "/data/log"); got != "db-0\ndb-0\n" {
-		t.Errorf("on the claim of db-0 is %q", got)
-	}
+	w.within("db-0", "db-0 db-0", "cat /data/log")
 	w.eventually("db-0="+w.pod("db-0").Status.PodIP, "get", "endpointslices", "-l", "kubernetes.io/service-name=db", "-o", first)
 
 	// An update stops at the partition, and goes on when it is taken away.
 	version := []string{"get", "pods", "-l", "app=db", "-o", "jsonpath={range .items[*]}{.metadata.name}={.spec.containers[0].env[0].value} {end}"}
 	w.line("patch", "statefulset/db", "-p", `{"spec":{"updateStrategy":{"rollingUpdate":{"partition":2}}}}`)
 	w.line("set", "env", "statefulset/db", "VERSION=2")
-	w.wants(w.line("rollout", "status", "statefulset/db", "--timeout=60s"), "partitioned roll out complete: 1 new pods have been updated")
+	w.wants(w.line("rollout", "status", "statefulset/db", "--timeout=180s"), "partitioned roll out complete: 1 new pods have been updated")
 	w.eventually("db-0=1 db-1=1 db-2=2", version...)
 	w.line("patch", "statefulset/db", "-p", `{"spec":{"updateStrategy":{"rollingUpdate":{"partition":0}}}}`)
-	w.line("rollout", "status", "statefulset/db", "--timeout=60s")
+	w.line("rollout", "status", "statefulset/db", "--timeout=180s")
 	w.eventually("db-0=2 db-1=2 db-2=2", version...)
 	w.wants(w.line("rollout", "history", "statefulset/db"), "REVISION", "1 ", "2 ")
 	w.wants(w.line("rollout", "history", "statefulset/db", "--revision=1"), "VERSION:\t1")
 	w.line("rollout", "undo", "statefulset/db")
-	w.line("rollout", "status", "statefulset/db", "--timeout=60s")
+	w.line("rollout", "status", "statefulset/db", "--timeout=180s")
 	w.eventually("db-0=1 db-1=1 db-2=1", version...)
 
 	// The highest goes first; its claim stays.
 	w.line("scale", "statefulset/db", "--replicas=1")
 	w.eventually("db-0=1", version...)
 	w.wants(w.line("get", "pvc"), "data-db-0", "data-db-1", "data-db-2", "Bound")
+	w.eventually("1/1", "get", "statefulset", "db", "-o", "jsonpath={.status.readyReplicas}/{.spec.replicas}")
 	w.wants(w.line("get", "statefulset"), "db     1/1")
 }
 
@@ -215,7 +232,7 @@ func TestDaemonSet(t *testing.T) {
 	w := begin(t)
 	label := w.ns + "/disk"
 	w.applyFile("daemons.yaml", "NAMESPACE", label)
-	w.line("rollout", "status", "daemonset/log", "--timeout=60s")
+	w.line("rollout", "status", "daemonset/log", "--timeout=180s")
 	w.runsOn("log", "1", "w1", "w2", "w3")
 	w.runsOn("some", "-")
 
@@ -233,11 +250,11 @@ func TestDaemonSet(t *testing.T) {
 	}
 	w.runsOn("log", "1", "w1", "w2", "w3")
 	w.line("set", "env", "daemonset/log", "VERSION=2")
-	w.line("rollout", "status", "daemonset/log", "--timeout=60s")
+	w.line("rollout", "status", "daemonset/log", "--timeout=180s")
 	w.runsOn("log", "2", "w1", "w2", "w3")
 	w.wants(w.line("rollout", "history", "daemonset/log"), "REVISION", "1 ", "2 ")
 	w.line("rollout", "undo", "daemonset/log", "--to-revision=1")
-	w.line("rollout", "status", "daemonset/log", "--timeout=60s")
+	w.line("rollout", "status", "daemonset/log", "--timeout=180s")
 	w.runsOn("log", "1", "w1", "w2", "w3")
 	w.line("label", "node", "w2", label+"-")
 	w.runsOn("some", "-")
@@ -254,7 +271,7 @@ func TestDaemonSet(t *testing.T) {
 func TestJobs(t *testing.T) {
 	w := begin(t)
 	w.applyFile("jobs.yaml")
-	w.line("wait", "--for=condition=complete", "job/indexed", "job/again", "--timeout=60s")
+	w.line("wait", "--for=condition=complete", "job/indexed", "job/again", "--timeout=180s")
 	w.eventually("0-3 4", "get", "job", "indexed", "-o", "jsonpath={.status.completedIndexes} {.status.succeeded}")
 	got := strings.Split(strings.TrimSpace(w.line("logs", "-l", "batch.kubernetes.io/job-name=indexed")), "\n")
 	slices.Sort(got)
@@ -263,7 +280,7 @@ func TestJobs(t *testing.T) {
 			t.Errorf("the pods of an indexed job say %q, want %q", got, want)
 		}
 	}
-	w.line("wait", "--for=condition=failed", "job/fails", "job/judged", "--timeout=60s")
+	w.line("wait", "--for=condition=failed", "job/fails", "job/judged", "--timeout=180s")
 	why := "jsonpath={.status.failed} {.status.conditions[?(@.type==\"Failed\")].reason}"
 	w.eventually("1 BackoffLimitExceeded", "get", "job", "fails", "-o", why)
 	w.eventually("1 PodFailurePolicy", "get", "job", "judged", "-o", why)
@@ -278,22 +295,23 @@ func TestJobs(t *testing.T) {
 		t.Errorf("a suspended job has %s", out)
 	}
 	w.line("patch", "job/paused", "-p", `{"spec":{"suspend":false}}`)
-	w.line("wait", "--for=condition=complete", "job/paused", "--timeout=60s")
+	w.line("wait", "--for=condition=complete", "job/paused", "--timeout=180s")
 	w.wants(strings.Join(strings.Fields(w.line("get", "jobs")), " "), "STATUS COMPLETIONS", "indexed Complete 4/4", "fails Failed 0/1")
 	w.wants(w.line("describe", "job", "judged"), "PodFailurePolicy", "exit code 42")
 
 	// A CronJob makes a Job, and so does kubectl of it.
 	w.line("create", "job", "by-hand", "--from=cronjob/often")
-	w.line("wait", "--for=condition=complete", "job/by-hand", "--timeout=60s")
+	w.line("wait", "--for=condition=complete", "job/by-hand", "--timeout=180s")
 	bed.Eventually(t, soon, func() error {
 		c, err := w.cs.BatchV1().CronJobs(w.ns).Get(context.Background(), "often", metav1.GetOptions{})
-		if err == nil && (c.Status.LastScheduleTime == nil || c.Status.LastSuccessfulTime == nil || len(c.Status.Active) > 0) {
+		if err == nil && (c.Status.LastScheduleTime == nil || c.Status.LastSuccessfulTime == nil) {
 			err = fmt.Errorf("%+v", c.Status)
 		}
 		return err
 	})
 	w.waitEvent("often", "SuccessfulCreate")
 	w.line("patch", "cronjob/often", "-p", `{"spec":{"suspend":true}}`)
+	w.eventually("", "get", "cronjob/often", "-o", "jsonpath={.status.active}")
 	w.wants(w.line("get", "cronjob/often"), "SCHEDULE", "LAST SCHEDULE", "@every 2s", "True")
 	w.line("delete", "cronjob/often")
 	bed.Eventually(t, soon, func() error {

@@ -101,13 +101,13 @@ func TestDevicesByClaims(t *testing.T) {
 		return nil
 	})
 	w.deletePod("driver")
-	bed.Eventually(t, 3*soon, func() error {
+	bed.Eventually(t, 2*soon, func() error {
 		if _, err := w.cs.ResourceV1().ResourceSlices().Get(ctx, "w3-gpu", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 			return fmt.Errorf("devices are told of whose driver is gone: %v", err)
 		}
 		return nil
 	})
-	b, err := bed.Host(t, "w3").Command(ctx, "cat", deviceDriverDir+"/log").Output()
+	b, err := bed.Host(t, "w3").Command(ctx, "cat", deviceDriverDir+"/log").Output() // each is written before its answer
 	out := string(b)
 	if err != nil || strings.Count(out, "\nprepare ") != 3 || strings.Count(out, "\nunprepare ") != 3 {
 		t.Errorf("the driver was asked (%v):\n%s", err, out)

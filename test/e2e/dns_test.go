@@ -163,7 +163,7 @@ func TestDNSOutlivesTheControlPlane(t *testing.T) {
 	}
 	// An agent that starts alone knows what is in its checkpoint, which is written every few seconds.
 	bed.Eventually(t, soon, func() error {
-		return node.Command(context.Background(), "grep", "-q", w.ns, "/var/lib/keelson/session/assignment.checkpoint").Run()
+		return node.Command(context.Background(), "grep", "-q", svc.Spec.ClusterIP, "/var/lib/keelson/session/assignment.checkpoint").Run()
 	})
 	replicas := hostsOf(lab.RoleControlPlane)
 	for _, r := range replicas {

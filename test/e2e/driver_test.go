@@ -49,6 +49,7 @@ func TestDriverInAPod(t *testing.T) {
 		bed.Kctl(t, "-n", w.ns, "exec", "writer", "--", "sh", "-c", "echo "+word+" >> /data/file")
 	}
 	writer := user("writer", "echo first > /data/file; exec sleep 1000000")
+	w.within("writer", "first", "cat /data/file")
 	target := "/var/lib/kubelet/pods/" + string(writer.UID) + "/volumes/kubernetes.io~csi/" + w.ns + "-pooled/mount"
 	mount := w.mountAt("w3", target)
 	if bed.Owned() {
@@ -56,7 +57,7 @@ func TestDriverInAPod(t *testing.T) {
 		bed.Eventually(t, soon, func() error {
 			return bed.Host(t, "w3").Command(context.Background(), "test", "-S", "/var/lib/kubelet/plugins_registry/"+podDriver+"-reg.sock").Run()
 		})
-		w.waitPod("writer", isReady)
+		w.within("writer", "", "true")
 	}
 	add("agent")
 	old := w.pods("driver")[0]
@@ -69,18 +70,21 @@ func TestDriverInAPod(t *testing.T) {
 		}
 		return nil
 	})
+	w.within("writer", "", "true")
 	add("driver")
 	if now := w.mountAt("w3", target); now != mount {
 		t.Errorf("the volume of the running pod was mounted anew: %s, was %s", now, mount)
 	}
 	w.deletePod("writer")
-	if out, err := bed.Host(t, "w3").Command(context.Background(), "ls", "/var/lib/kubelet/pods/").Output(); err != nil || strings.Contains(string(out), string(writer.UID)) {
-		t.Errorf("left of the pod: %q, %v", out, err)
-	}
+	bed.Eventually(t, soon, func() error {
+		out, err := bed.Host(t, "w3").Command(context.Background(), "ls", "/var/lib/kubelet/pods/").Output()
+		if err == nil && strings.Contains(string(out), string(writer.UID)) {
+			err = fmt.Errorf("left of the pod: %q", out)
+		}
+		return err
+	})
 	user("reader", "exec sleep 1000000")
-	if out := bed.Kctl(t, "-n", w.ns, "exec", "reader", "--", "cat", "/data/file"); strings.Join(strings.Fields(out), " ") != "first agent driver" {
-		t.Errorf("the second pod reads %q", out)
-	}
+	w.within("reader", "first agent driver", "cat /data/file")
 	w.deletePod("reader")
 	if err := w.cs.AppsV1().Deployments(w.ns).Delete(context.Background(), "driver", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"keelson.dev/keelson/test/bed"
 )
@@ -24,9 +23,9 @@ func TestExampleAnswers(t *testing.T) {
 		return bed.Must(t, clients()["kctl"], append([]string{"-n", w.ns}, args...)...)
 	}
 	k("apply", "-f", filepath.Join("..", "..", "examples", "hello", "hello.yaml"))
-	k("rollout", "status", "deployment/hello", "--timeout=60s")
+	k("rollout", "status", "deployment/hello", "--timeout=180s")
 
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*soon)
 	defer cancel()
 	forward := exec.CommandContext(ctx, clients()["kctl"], "-n", w.ns, "port-forward", "service/hello", ":80")
 	forward.Env = append(os.Environ(), "KUBECONFIG="+bed.Lab().Config.Kubeconfig)

@@ -185,46 +185,56 @@ spec:
 	})
 }
 
-// asksOfRoutes asks for what the routes say of headers, redirects and shares.
+// asksOfRoutes asks for what the routes say of headers, redirects and shares. Each question may meet either of two proxies, of
+// which one may hear of a route later than the other.
 func asksOfRoutes(t *testing.T, door entrance) {
 	t.Helper()
-	ask := func(url string, header ...string) (*http.Response, string) {
-		t.Helper()
+	ask := func(url string, header ...string) (*http.Response, string, error) {
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
 		if err != nil {
-			t.Fatal(err)
+			return nil, "", err
 		}
 		for i := 0; i < len(header); i += 2 {
 			r.Header.Set(header[i], header[i+1])
 		}
 		resp, err := door.client().Transport.RoundTrip(r)
 		if err != nil {
-			t.Fatal(err)
+			return nil, "", err
 		}
 		defer resp.Body.Close()
 		body, err := io.ReadAll(resp.Body)
-		if err != nil {
-			t.Fatal(err)
+		return resp, string(body), err
+	}
+	bed.Eventually(t, soon, func() error {
+		resp, body, err := ask("http://a.example/", "side", "b")
+		if err == nil && !strings.Contains(body, "two") {
+			err = fmt.Errorf("with the header: %d %q", resp.StatusCode, body)
 		}
-		return resp, string(body)
-	}
-	if resp, body := ask("http://a.example/", "side", "b"); !strings.Contains(body, "two") {
-		t.Errorf("with the header: %d %q", resp.StatusCode, body)
-	}
-	if resp, _ := ask("http://a.example/"); resp.Header.Get("X-By") != "gateway" {
-		t.Errorf("the answer has header %v", resp.Header)
-	}
-	if resp, _ := ask("http://a.example/old/x"); resp.StatusCode != 301 || resp.Header.Get("Location") != "https://a.example/old/x" {
-		t.Errorf("the redirect is %d to %s", resp.StatusCode, resp.Header.Get("Location"))
-	}
+		return err
+	})
+	bed.Eventually(t, soon, func() error {
+		resp, _, err := ask("http://a.example/")
+		if err == nil && resp.Header.Get("X-By") != "gateway" {
+			err = fmt.Errorf("the answer has header %v", resp.Header)
+		}
+		return err
+	})
+	bed.Eventually(t, soon, func() error {
+		resp, _, err := ask("http://a.example/old/x")
+		if err == nil && (resp.StatusCode != 301 || resp.Header.Get("Location") != "https://a.example/old/x") {
+			err = fmt.Errorf("the redirect is %d to %s", resp.StatusCode, resp.Header.Get("Location"))
+		}
+		return err
+	})
 	seen := map[string]bool{}
-	for range 60 {
-		_, body := ask("http://split.example/")
+	bed.Eventually(t, soon, func() error {
+		_, body, err := ask("http://split.example/")
 		for _, name := range []string{"one", "two"} {
 			seen[name] = seen[name] || strings.Contains(body, name)
 		}
-	}
-	if !seen["one"] || !seen["two"] {
-		t.Errorf("of equal shares only %v was met in 60 requests", seen)
-	}
+		if !seen["one"] || !seen["two"] {
+			return fmt.Errorf("of equal shares only %v was met: %v", seen, err)
+		}
+		return nil
+	})
 }

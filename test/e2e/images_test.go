@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -92,10 +93,13 @@ func TestToolsFetch(t *testing.T) {
 		"http://web.example:8080/absent":  "wget: server returned error: HTTP/1.1 404 Not Found",
 		"http://127.0.0.1:1/":             "wget: can't connect to remote host",
 	} {
-		out, err := bed.Try(t, filepath.Join(bed.Lab().Config.BinDir, "kctl"), "-n", w.ns, "exec", "client", "--", "wget", "-T", "5", "-qO-", url)
-		if !strings.HasPrefix(out, want) || (err != nil) != strings.HasPrefix(want, "wget:") {
-			t.Errorf("%s: %v, %q, want %q", url, err, out, want)
-		}
+		bed.Eventually(t, soon, func() error {
+			out, err := bed.Try(t, filepath.Join(bed.Lab().Config.BinDir, "kctl"), "-n", w.ns, "exec", "client", "--", "wget", "-T", "5", "-qO-", url)
+			if !strings.HasPrefix(out, want) || (err != nil) != strings.HasPrefix(want, "wget:") {
+				return fmt.Errorf("%s: %v, %q, want %q", url, err, out, want)
+			}
+			return nil
+		})
 	}
 }
 
@@ -107,15 +111,18 @@ func TestEventsInOrder(t *testing.T) {
 	w.waitEvent("client", "Started")
 	req := w.cs.CoreV1().RESTClient().Get().AbsPath("/api/v1/namespaces/"+w.ns+"/events").
 		Param("fieldSelector", "involvedObject.name=client")
-	var reasons []string
-	list := &v1.EventList{}
-	if err := req.Do(context.Background()).Into(list); err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range list.Items {
-		reasons = append(reasons, e.Reason)
-	}
-	if got := strings.Join(reasons, " "); got != "Scheduled Pulled Created Started" {
-		t.Errorf("events: %s", got)
-	}
+	bed.Eventually(t, soon, func() error { // the scheduler's event and the agent's come by ways of their own
+		var reasons []string
+		list := &v1.EventList{}
+		if err := req.Do(context.Background()).Into(list); err != nil {
+			return err
+		}
+		for _, e := range list.Items {
+			reasons = append(reasons, e.Reason)
+		}
+		if got := strings.Join(reasons, " "); got != "Scheduled Pulled Created Started" {
+			return fmt.Errorf("events: %s", got)
+		}
+		return nil
+	})
 }

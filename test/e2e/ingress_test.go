@@ -78,15 +78,13 @@ func hostRule(host string, paths ...networkingv1.HTTPIngressPath) networkingv1.I
 	return networkingv1.IngressRule{Host: host, IngressRuleValue: networkingv1.IngressRuleValue{HTTP: &networkingv1.HTTPIngressRuleValue{Paths: paths}}}
 }
 
-// traced expects words of a trace from pod one to a URL.
+// traced waits until a trace from pod one to a URL has all the words.
 func (w world) traced(t *testing.T, url string, words ...string) {
 	t.Helper()
-	out, _ := bed.Try(t, clients()["kctl"], "-n", w.ns, "net", "trace", "one", url)
-	for _, word := range words {
-		if !strings.Contains(out, word) {
-			t.Errorf("a trace to %s does not say %q:\n%s", url, word, out)
-		}
-	}
+	bed.Eventually(t, soon, func() error {
+		out, _ := bed.Try(t, clients()["kctl"], "-n", w.ns, "net", "trace", "one", url) // it fails where the way ends
+		return lacking(out, words)
+	})
 }
 
 // An IngressClass gets proxies with an address of a pool; hosts and paths lead to their Services there and at node ports, key pairs are
@@ -138,12 +136,14 @@ func TestIngress(t *testing.T) {
 	door.expect(t, "http://one.example/lost", 503, "", 0)
 	door.expect(t, "http://elsewhere.example/", 404, "", 0)
 	door.expect(t, "https://one.example/", 200, "one", 1)
-	if told := w.waitEvent("web", "NotServed"); !strings.Contains(told, "Service lost does not exist") {
-		t.Errorf("the event says %s", told)
-	}
-	if out, err := bed.Try(t, clients()["kctl"], "-n", w.ns, "why", "ingress/web"); !strings.Contains(out, "Service lost does not exist") || strings.Contains(out, "Secret") {
-		t.Errorf("why says: %v %s", err, out)
-	}
+	w.waitEvent("web", "NotServed", "Service lost does not exist")
+	bed.Eventually(t, soon, func() error {
+		out, err := bed.Try(t, clients()["kctl"], "-n", w.ns, "why", "ingress/web")
+		if !strings.Contains(out, "Service lost does not exist") || strings.Contains(out, "Secret") {
+			return fmt.Errorf("why says: %v %s", err, out)
+		}
+		return nil
+	})
 	w.traced(t, "https://one.example/", "entrance  ingress class "+class+", for ingress "+w.ns+"/web", "TLS Secret "+w.ns+"/web-tls is there",
 		vip.String()+" is service keelson-entry/"+class, "pod "+w.ns+"/one on node", "nothing stands in the way")
 	w.traced(t, "http://one.example/lost", "Service lost does not exist", "stops at match")

@@ -67,11 +67,14 @@ func TestCommandLines(t *testing.T) {
 			}
 			wants(k("apply", "-f", file), "pod/one created", "configmap/motd created")
 			wants(k("apply", "-f", file), "pod/one unchanged", "configmap/motd unchanged")
-			k("wait", "--for=condition=Ready", "pod/one", "--timeout=30s")
+			k("wait", "--for=condition=Ready", "pod/one", "--timeout=180s")
 			wants(k("get", "pods", "-o", "wide"), "NAME", "READY", "STATUS", "RESTARTS", "AGE", "IP", "NODE", "one", "1/1", "Running", "10.244.")
 			wants(k("get", "pod", "one", "-o", "yaml"), "phase: Running", "qosClass: BestEffort", "containerID: ")
-			wants(k("describe", "pod", "one"), "Status:", "Running", "Scheduled", "Successfully assigned", "Started")
-			wants(k("logs", "one"), "started\ngood morning\n")
+			// Events and output come a moment after what they tell of.
+			for _, says := range [][]string{{"describe", "Status:", "Running", "Scheduled", "Successfully assigned", "Started"}, {"logs", "started\ngood morning\n"}} {
+				args := map[string][]string{"describe": {"describe", "pod", "one"}, "logs": {"logs", "one"}}[says[0]]
+				bed.Eventually(t, soon, func() error { return lacking(k(args...), says[1:]) })
+			}
 			wants(k("exec", "one", "--", "sh", "-c", "echo out; echo err >&2"), "out", "err")
 			if out, err := bed.Try(t, path, "-n", w.ns, "exec", "one", "--", "sh", "-c", "exit 7"); err == nil || !strings.Contains(fmt.Sprint(err, out), "7") {
 				t.Errorf("exec that exits with 7: %v %s", err, out)

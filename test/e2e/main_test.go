@@ -26,7 +26,7 @@ const (
 	hello = "keelson.dev/hello:v1"
 	tools = "keelson.dev/tools:v1"
 
-	soon = 30 * time.Second // generous for a busy machine; nothing here measures time
+	soon = 2 * time.Minute // for a machine that is three times slower and does other work; nothing here measures time
 )
 
 func ptr[T any](v T) *T { return &v }
@@ -189,8 +189,48 @@ func (w world) waitReplicas(app string, n int) []v1.Pod {
 	return out
 }
 
-// waitEvent waits for an event about an object with a reason and returns the messages, a line each.
-func (w world) waitEvent(object, reason string) string {
+// within runs a script in a pod again and again until it succeeds and prints what is wanted, in fields. A pod is Ready when
+// its program has begun, which may have written nothing yet; and a node whose agent has just begun has no session. What the
+// script does may be done more than once.
+func (w world) within(pod, want, script string) {
+	w.Helper()
+	bed.Eventually(w, soon, func() error {
+		out, err := bed.Try(w, clients()["kctl"], "-n", w.ns, "exec", pod, "--", "sh", "-c", script)
+		if err == nil && strings.Join(strings.Fields(out), " ") != want {
+			err = fmt.Errorf("want %q", want)
+		}
+		if err != nil {
+			return fmt.Errorf("%s in pod %s: %w: %s", script, pod, err, out)
+		}
+		return nil
+	})
+}
+
+// says waits until what a command of kctl prints has all the words.
+func (w world) says(args []string, words ...string) (out string) {
+	w.Helper()
+	bed.Eventually(w, soon, func() (err error) {
+		if out, err = bed.Try(w, clients()["kctl"], args...); err != nil {
+			return fmt.Errorf("kctl %s: %w: %s", strings.Join(args, " "), err, out)
+		}
+		return lacking(out, words)
+	})
+	return out
+}
+
+// lacking names the first word that a text has not.
+func lacking(text string, words []string) error {
+	for _, word := range words {
+		if !strings.Contains(text, word) {
+			return fmt.Errorf("%q is missing in:\n%s", word, text)
+		}
+	}
+	return nil
+}
+
+// waitEvent waits for events about an object with a reason whose messages have all the words, and returns the messages, a
+// line each. Who tells of something does so after it has been done.
+func (w world) waitEvent(object, reason string, words ...string) string {
 	w.Helper()
 	var message string
 	bed.Eventually(w, soon, func() error {
@@ -206,7 +246,7 @@ func (w world) waitEvent(object, reason string) string {
 			all = append(all, e.Message)
 		}
 		message = strings.Join(all, "\n")
-		return nil
+		return lacking(message, words)
 	})
 	return message
 }

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"keelson.dev/keelson/test/bed"
 	"keelson.dev/keelson/test/pages"
 )
@@ -28,6 +30,15 @@ func TestOperatePage(t *testing.T) {
 	}
 	dir := t.TempDir()
 	t.Cleanup(func() { _, _ = bed.Try(t, bed.Lab().Config.BinDir+"/kctl", "uncordon", "w3") })
+	bed.Eventually(t, soon, func() error { // pods of the tests before, which the page's drain would not take away
+		l, err := bed.Client(t).CoreV1().Pods("").List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=w3"})
+		for i := range l.Items {
+			if p := &l.Items[i]; err == nil && metav1.GetControllerOf(p) == nil {
+				err = fmt.Errorf("pod %s/%s is on w3 and nobody would make it again", p.Namespace, p.Name)
+			}
+		}
+		return err
+	})
 	// One shell for all of them, as a person has one: it ends at the first that fails.
 	const mark = "\x01"
 	var script strings.Builder
@@ -35,7 +46,7 @@ func TestOperatePage(t *testing.T) {
 	for _, c := range all {
 		fmt.Fprintf(&script, "%s || { code=$?; printf '%s%%s' $code; exit $code; }\nprintf '%s0'\n", c.Text, mark, mark)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
 	defer cancel()
 	shell := exec.CommandContext(ctx, "sh")
 	shell.Stdin = strings.NewReader(script.String())

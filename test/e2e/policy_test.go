@@ -131,7 +131,17 @@ func (p policies) ingress(at string, everybody []string) {
 // counted looks at what is told of the server: which policy isolates it, and that packets were dropped for that.
 func (p policies) counted() {
 	p.Helper()
-	out := bed.Must(p, bed.Lab().Config.BinDir+"/kctl", "-n", p.ns, "net", "policies", "-o", "json")
+	bed.Eventually(p, soon, func() error { // nodes read what they count now and then
+		out, err := bed.Try(p, bed.Lab().Config.BinDir+"/kctl", "-n", p.ns, "net", "policies", "-o", "json")
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return serverIsTold(out)
+	})
+}
+
+// serverIsTold wants an output to tell that the server is isolated on w2 by policy deny alone, and what that held back.
+func serverIsTold(out string) error {
 	var told []struct {
 		Pod, Node       string
 		IngressPolicies []string
@@ -140,17 +150,17 @@ func (p policies) counted() {
 		DroppedOut      struct{ Packets uint64 }
 	}
 	if err := json.Unmarshal([]byte(out), &told); err != nil {
-		p.Fatalf("kctl net policies: %v: %s", err, out)
+		return fmt.Errorf("kctl net policies: %w: %s", err, out)
 	}
 	for _, u := range told {
 		if u.Pod == "server" {
 			if u.DroppedIn.Packets == 0 || u.DroppedIn.Bytes == 0 || u.DroppedOut.Packets != 0 || u.Node != "w2" || !slices.Equal(u.IngressPolicies, []string{"deny"}) || len(u.EgressPolicies) != 0 {
-				p.Errorf("clients were held back by policy deny on node w2, and told is %+v", u)
+				return fmt.Errorf("clients were held back by policy deny on node w2, and told is %+v", u)
 			}
-			return
+			return nil
 		}
 	}
-	p.Errorf("nothing is told of the server: %s", out)
+	return fmt.Errorf("nothing is told of the server: %s", out)
 }
 
 func (p policies) egress(at string) {

@@ -21,6 +21,8 @@ import (
 type promise struct {
 	name, spec, main, run, want string
 	until                       func(*v1.Pod) error
+	// late is what the program says before the pod is given a deadline of a second: it may begin much later than the pod.
+	late string
 }
 
 const vol = "volumes: [{name: v, emptyDir: {}}]"
@@ -65,7 +67,7 @@ func promises() []promise {
 		{name: "terminal", main: "tty: true", run: "test -t 1 && echo terminal", want: `terminal`},
 		{name: "limits", main: "resources: {limits: {memory: 48Mi}}", run: "cat /sys/fs/cgroup/memory/memory.limit_in_bytes /sys/fs/cgroup/memory.max 2>/dev/null", want: `50331648`},
 		{name: "hook", spec: vol, main: "volumeMounts: [{name: v, mountPath: /v}], lifecycle: {postStart: {exec: {command: [sh, -c, 'echo hooked >/v/h']}}}", run: "until [ -s /v/h ]; do sleep 0.1; done; cat /v/h", want: `^hooked\n`},
-		{name: "deadline", spec: "activeDeadlineSeconds: 12, os: {name: linux}", main: "lifecycle: {stopSignal: SIGUSR1}", run: "trap 'echo usr1; exit 0' USR1; while :; do sleep 0.1; done", want: `^usr1\n`, until: failed("DeadlineExceeded")},
+		{name: "deadline", spec: "terminationGracePeriodSeconds: 90, os: {name: linux}", main: "lifecycle: {stopSignal: SIGUSR1}", run: "trap 'echo usr1; exit 0' USR1; echo set; while :; do sleep 0.1; done", want: `^set\nusr1\n`, late: "set\n", until: failed("DeadlineExceeded")},
 		{name: "last-words", spec: vol, main: "volumeMounts: [{name: v, mountPath: /v}], terminationMessagePath: /v/last", run: "echo farewell >/v/last", until: message("farewell\n")},
 		{name: "last-lines", main: "terminationMessagePolicy: FallbackToLogsOnError", run: "echo from the log; exit 3", until: message("from the log\n")},
 		{name: "rules", spec: vol, main: "volumeMounts: [{name: v, mountPath: /v}], restartPolicy: Never, restartPolicyRules: [{action: Restart, exitCodes: {operator: In, values: [42]}}]", run: "[ -e /v/again ] && exit 7; touch /v/again; exit 42",
@@ -158,7 +160,10 @@ func (p promise) pod(t *testing.T) *v1.Pod {
 	if !strings.Contains(spec, "restartPolicy:") {
 		spec = strings.TrimSuffix("restartPolicy: Never, "+spec, ", ")
 	}
-	text := "{metadata: {name: " + p.name + ", labels: {app: " + p.name + "}}, spec: {terminationGracePeriodSeconds: 3, " + spec +
+	if !strings.Contains(spec, "terminationGracePeriodSeconds:") {
+		spec = "terminationGracePeriodSeconds: 3, " + spec
+	}
+	text := "{metadata: {name: " + p.name + ", labels: {app: " + p.name + "}}, spec: {" + spec +
 		", containers: [{" + strings.TrimSuffix(main+", "+p.main, ", ") + "}]}}"
 	out := &v1.Pod{}
 	if err := yaml.UnmarshalStrict([]byte(text), out); err != nil {
@@ -193,6 +198,10 @@ func TestPromisesAreKept(t *testing.T) {
 			until := p.until
 			if until == nil {
 				until = over
+			}
+			if p.late != "" {
+				in.says([]string{"-n", w.ns, "logs", p.name}, p.late)
+				bed.Kctl(t, "-n", w.ns, "patch", "pod", p.name, "-p", `{"spec": {"activeDeadlineSeconds": 1}}`)
 			}
 			in.waitPod(p.name, until)
 			if p.want == "" {

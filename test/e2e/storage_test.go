@@ -75,6 +75,7 @@ func TestClaimThroughCSI(t *testing.T) {
 		}
 	}
 	user("writer", "echo kept > /data/file; exec sleep 1000000")
+	w.within("writer", "kept", "cat /data/file")
 	if err := w.cs.CoreV1().Pods(w.ns).Delete(ctx, "writer", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -86,22 +87,20 @@ func TestClaimThroughCSI(t *testing.T) {
 		return nil
 	})
 	user("reader", "exec sleep 1000000")
-	if out := bed.Kctl(t, "-n", w.ns, "exec", "reader", "--", "cat", "/data/file"); strings.TrimSpace(out) != "kept" {
-		t.Errorf("the second pod reads %q", out)
-	}
+	w.within("reader", "kept", "cat /data/file")
 }
 
 // What a driver in a pod mounts below kubelet's folder, with propagation Bidirectional, is mounted on its node: so
 // drivers off the shelf publish volumes.
 func TestDriverMountsReachTheNode(t *testing.T) {
 	w := begin(t)
-	p := pod("driver", tools, "sh", "-c", "mkdir -p /var/lib/kubelet/pods/e2e && mount -t tmpfs e2e /var/lib/kubelet/pods/e2e && exec sleep 1000000")
+	p := pod("driver", tools, "sh", "-c", "mkdir -p /var/lib/kubelet/pods/e2e && mount -t tmpfs e2e /var/lib/kubelet/pods/e2e && trap exit TERM && { sleep 1000000 & wait; }")
 	p.Spec.NodeName = "w3"
 	c := &p.Spec.Containers[0]
 	c.SecurityContext = &v1.SecurityContext{Privileged: ptr(true)}
 	c.Lifecycle = &v1.Lifecycle{PreStop: &v1.LifecycleHandler{Exec: &v1.ExecAction{Command: []string{"umount", "/var/lib/kubelet/pods/e2e"}}}}
 	c.VolumeMounts = []v1.VolumeMount{{Name: "kubelet", MountPath: "/var/lib/kubelet", MountPropagation: ptr(v1.MountPropagationBidirectional)}}
-	p.Spec.TerminationGracePeriodSeconds = ptr(int64(5))
+	p.Spec.TerminationGracePeriodSeconds = ptr(int64(90)) // within which the hook has to be through
 	p.Spec.Volumes = []v1.Volume{{Name: "kubelet", VolumeSource: v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: "/var/lib/kubelet", Type: ptr(v1.HostPathDirectory)}}}}
 	w.createPod(p)
 	w.waitPod("driver", isReady)
@@ -148,9 +147,7 @@ func TestGenericEphemeralVolume(t *testing.T) {
 	if err != nil || c.Status.Phase != v1.ClaimBound || !metav1.IsControlledBy(c, made) {
 		t.Fatalf("the claim is %+v, %v", c, err)
 	}
-	if out := bed.Kctl(t, "-n", w.ns, "exec", "worker", "--", "cat", "/data/file"); strings.TrimSpace(out) != "here" {
-		t.Errorf("the pod reads %q", out)
-	}
+	w.within("worker", "here", "cat /data/file")
 	w.deletePod("worker")
 	bed.Eventually(t, soon, func() error {
 		_, err := w.cs.CoreV1().PersistentVolumeClaims(w.ns).Get(ctx, "worker-data", metav1.GetOptions{})
@@ -170,9 +167,7 @@ func TestReadWriteOncePod(t *testing.T) {
 	w.waitPod("first", isReady)
 	w.createPod(mounting(sleeper("second"), ofClaim("sole")))
 	const why = "node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode"
-	if m := w.waitEvent("second", "FailedScheduling"); !strings.Contains(m, why) {
-		t.Errorf("event of the second pod: %q", m)
-	}
+	w.waitEvent("second", "FailedScheduling", why)
 	w.deletePod("first")
 	w.waitPod("second", isReady)
 }
@@ -251,7 +246,7 @@ func TestGroupOfSnapshots(t *testing.T) {
 		return err
 	})
 	w.applyFile("groupsnapshot.yaml", "LABEL", "writer")
-	bed.Kctl(t, "-n", w.ns, "wait", "--for=jsonpath={.status.readyToUse}=true", "--timeout=60s", "volumegroupsnapshot/both")
+	bed.Kctl(t, "-n", w.ns, "wait", "--for=jsonpath={.status.readyToUse}=true", "--timeout=180s", "volumegroupsnapshot/both")
 	group := "snapshot.storage.k8s.io"
 	for _, name := range []string{"one", "two"} {
 		out := bed.Kctl(t, "-n", w.ns, "get", "volumesnapshot", "-o",
@@ -270,8 +265,12 @@ func TestGroupOfSnapshots(t *testing.T) {
 		t.Errorf("the volumes of one moment hold %d and %d", first, second)
 	}
 	w.deletePod("reader")
-	bed.Kctl(t, "-n", w.ns, "delete", "volumegroupsnapshot", "both", "--timeout=60s")
-	if out := bed.Kctl(t, "get", "volumegroupsnapshotcontents,volumesnapshotcontents", "-o", "name"); strings.TrimSpace(out) != "" {
-		t.Errorf("left: %s", out)
-	}
+	bed.Kctl(t, "-n", w.ns, "delete", "volumegroupsnapshot", "both", "--timeout=180s")
+	bed.Eventually(t, soon, func() error { // the group goes before the last of what it was made of
+		out := bed.Kctl(t, "get", "volumegroupsnapshotcontents,volumesnapshotcontents", "-o", "yaml")
+		if strings.Contains(out, "namespace: "+w.ns+"\n") {
+			return fmt.Errorf("left: %s", out)
+		}
+		return nil
+	})
 }

@@ -43,7 +43,7 @@ func (w world) installer(node string) {
 	spec.NodeSelector = map[string]string{v1.LabelHostname: node}
 	spec.HostNetwork = true
 	spec.Tolerations = []v1.Toleration{{Operator: v1.TolerationOpExists}}
-	spec.TerminationGracePeriodSeconds = ptr(int64(3))
+	spec.TerminationGracePeriodSeconds = ptr(int64(90)) // within which the hook has to be through
 	var mounts []v1.VolumeMount
 	for name, path := range map[string]string{"bin": "/opt/cni/bin", "conf": "/etc/cni/net.d"} {
 		spec.Volumes = append(spec.Volumes, v1.Volume{Name: name, VolumeSource: v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: path, Type: ptr(v1.HostPathDirectoryOrCreate)}}})
@@ -54,7 +54,7 @@ func (w world) installer(node string) {
 		Args: []string{fmt.Sprintf("b=/bin/busybox; $b cp /cni/%[1]s /host/bin/.%[1]s && $b mv /host/bin/.%[1]s /host/bin/%[1]s && "+
 			"echo \"$CONFLIST\" > /host/conf/%[2]s.new && $b mv /host/conf/%[2]s.new /host/conf/%[2]s", theirPlugin, theirFile)}}}
 	c := &spec.Containers[0]
-	c.Command, c.Args, c.VolumeMounts = nil, []string{"exec /bin/busybox sleep 1000000"}, mounts
+	c.Command, c.Args, c.VolumeMounts = nil, []string{"trap exit TERM; /bin/busybox sleep 1000000 & wait"}, mounts
 	c.Lifecycle = &v1.Lifecycle{PreStop: &v1.LifecycleHandler{Exec: &v1.ExecAction{Command: []string{"/bin/busybox", "rm", "/host/conf/" + theirFile}}}}
 	if _, err := w.cs.AppsV1().DaemonSets(w.ns).Create(context.Background(), d, metav1.CreateOptions{}); err != nil {
 		w.Fatal(err)
@@ -82,10 +82,16 @@ func TestNetworkOfADaemonSet(t *testing.T) {
 	}
 	answers := func(name, address string) {
 		t.Helper()
-		out, err := fetch(bed.HTTP(bed.Host(t, node)), "http://"+address+":8080/")
-		if err != nil || !strings.Contains(out, name) {
-			t.Errorf("pod %s at %s: %q, %v", name, address, out, err)
-		}
+		bed.Eventually(t, soon, func() error {
+			out, err := fetch(bed.HTTP(bed.Host(t, node)), "http://"+address+":8080/")
+			if err == nil && !strings.Contains(out, name) {
+				err = fmt.Errorf("it says %q", out)
+			}
+			if err != nil {
+				return fmt.Errorf("pod %s at %s: %w", name, address, err)
+			}
+			return nil
+		})
 	}
 	theirs := func(address string) bool { return strings.HasPrefix(address, "198.51.100.") }
 	before := start("before")

@@ -32,33 +32,33 @@ func main() {
 	flag.StringVar(&d.health, "health", "", "file of lines DEVICE HEALTHY|UNHEALTHY|UNKNOWN SECONDS MESSAGE, told when it changes; nothing is told of health without it")
 	flag.Parse()
 	failed := make(chan error, 2)
-	go func() {
-		failed <- serve(d.socket, func(s *grpc.Server) {
-			dra.RegisterDRAPluginServer(s, d)
-			if d.health != "" {
-				drahealth.RegisterDRAResourceHealthServer(s, d)
-				drahealthalpha.RegisterDRAResourceHealthServer(s, drahealth.V1ServerWrapper{Server: d})
-			}
-		})
-	}()
-	go func() {
-		failed <- serve(filepath.Join(d.registry, d.name+"-reg.sock"), func(s *grpc.Server) { registration.RegisterRegistrationServer(s, d) })
-	}()
+	serve(failed, d.socket, func(s *grpc.Server) {
+		dra.RegisterDRAPluginServer(s, d)
+		if d.health != "" {
+			drahealth.RegisterDRAResourceHealthServer(s, d)
+			drahealthalpha.RegisterDRAResourceHealthServer(s, drahealth.V1ServerWrapper{Server: d})
+		}
+	})
+	// It listens where it is called before it is known to be there.
+	serve(failed, filepath.Join(d.registry, d.name+"-reg.sock"), func(s *grpc.Server) { registration.RegisterRegistrationServer(s, d) })
 	fmt.Fprintln(os.Stderr, <-failed)
 	os.Exit(1)
 }
 
-func serve(socket string, register func(*grpc.Server)) error {
+// serve listens at a socket when it returns; what comes in its way it tells failed.
+func serve(failed chan<- error, socket string, register func(*grpc.Server)) {
 	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
+		failed <- err
+		return
 	}
 	l, err := net.Listen("unix", socket)
 	if err != nil {
-		return err
+		failed <- err
+		return
 	}
 	s := grpc.NewServer()
 	register(s)
-	return s.Serve(l)
+	go func() { failed <- s.Serve(l) }()
 }
 
 type driver struct {
@@ -152,7 +152,7 @@ func (d *driver) describe(c *dra.Claim) error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(d.file(c), b, 0o600)
+	return whole(d.file(c), b)
 }
 
 // NodeUnprepareResources implements the plugin service.
@@ -170,4 +170,12 @@ func (d *driver) NodeUnprepareResources(_ context.Context, q *dra.NodeUnprepareR
 		}
 	}
 	return out, nil
+}
+
+// whole writes a file that others see whole or not at all: the agent reads all specifications of the folder at any time.
+func whole(file string, b []byte) error {
+	if err := os.WriteFile(file+".new", b, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(file+".new", file)
 }

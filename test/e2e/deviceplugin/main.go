@@ -314,7 +314,7 @@ func (p *plugin) describe() error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(p.cdi, p.name+".json"), b, 0o600)
+	return whole(filepath.Join(p.cdi, p.name+".json"), b)
 }
 
 // PreStartContainer implements the plugin service.
@@ -326,4 +326,12 @@ func (p *plugin) PreStartContainer(_ context.Context, q *api.PreStartContainerRe
 		return nil, errors.New("it is too hot")
 	}
 	return &api.PreStartContainerResponse{}, nil
+}
+
+// whole writes a file that others see whole or not at all: the agent reads all specifications of the folder at any time.
+func whole(file string, b []byte) error {
+	if err := os.WriteFile(file+".new", b, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(file+".new", file)
 }
