@@ -96,7 +96,7 @@ func TestSampleAPIServer(t *testing.T) {
 	etcd := filepath.Dir(filepath.Dir(filepath.Dir(program(t, "etcd/usr/bin/etcd"))))
 	s := sample{t, bed.Namespace(t), etcd}
 	s.install()
-	s.kctl("wait", "--for=condition=Available", "apiservice/v1alpha1.wardle.example.com", "--timeout=90s")
+	s.kctl("wait", "--for=condition=Available", "apiservice/v1alpha1.wardle.example.com", "--timeout=180s")
 	for _, want := range []string{"flunders", "fischers"} {
 		bed.Eventually(t, soon, func() error { // another replica may ask the server for what it has a moment later
 			out, err := bed.Try(t, filepath.Join(bed.Lab().Config.BinDir, "kctl"), "api-resources", "--cached=false", "--api-group=wardle.example.com")
@@ -106,6 +106,18 @@ func TestSampleAPIServer(t *testing.T) {
 			return err
 		})
 	}
+	s.everywhere(func(replica string, cs kubernetes.Interface) { // any of them may be the one that is asked below
+		bed.Eventually(t, soon, func() error {
+			_, err := cs.Discovery().ServerResourcesForGroupVersion("wardle.example.com/v1alpha1")
+			if err == nil {
+				_, err = cs.CoreV1().RESTClient().Get().AbsPath(s.flunders("")).DoRaw(context.Background())
+			}
+			if err != nil {
+				return fmt.Errorf("through %s: %w", replica, err)
+			}
+			return nil
+		})
+	})
 	s.verbs()
 	s.watches()
 	s.everywhere(func(replica string, cs kubernetes.Interface) {
@@ -114,9 +126,13 @@ func TestSampleAPIServer(t *testing.T) {
 			t.Errorf("through %s: %v %s", replica, err, got)
 		}
 	})
-	if out := s.kctl("explain", "flunders.spec"); !strings.Contains(out, "referenceType") {
-		t.Errorf("explained as\n%s", out)
-	}
+	bed.Eventually(t, soon, func() error { // each replica asks the server for its documents by itself
+		out, err := s.try("explain", "flunders.spec")
+		if err != nil || !strings.Contains(out, "referenceType") {
+			return fmt.Errorf("explained as %v\n%s", err, out)
+		}
+		return nil
+	})
 	bed.Eventually(t, soon, func() error {
 		got, err := bed.Client(t).CoreV1().RESTClient().Get().AbsPath("/openapi/v2").SetHeader("Accept", "application/json").DoRaw(context.Background())
 		if err != nil || !strings.Contains(string(got), `"`+wardle+`/namespaces/{namespace}/flunders"`) {
@@ -166,7 +182,7 @@ func (s sample) verbs() {
 	if got := s.kctl("get", "flunder", "first", "-o", "jsonpath={.spec.reference} {.metadata.annotations.c}"); !strings.HasSuffix(got, "second d") { // behind a warning
 		s.Errorf("after apply and patch: %q", got)
 	}
-	s.kctl("delete", "flunder", "second", "--timeout=60s")
+	s.kctl("delete", "flunder", "second", "--timeout=180s")
 	if out, err := s.try("get", "flunder", "second"); err == nil || !strings.Contains(out, `flunders.wardle.example.com "second" not found`) {
 		s.Errorf("the deleted one: %v %s", err, out)
 	}
@@ -225,9 +241,13 @@ func (s sample) delegates() {
 		}
 		return nil
 	})
-	if out := s.kctl("logs", "deployment/wardle-server", "-c", "wardle-server"); !strings.Contains(out, `"user":{"username":"alice"`) {
-		s.Errorf("the server did not hear of alice: %s", out)
-	}
+	bed.Eventually(s, soon, func() error {
+		out, err := s.try("logs", "deployment/wardle-server", "-c", "wardle-server")
+		if err != nil || !strings.Contains(out, `"user":{"username":"alice"`) {
+			return fmt.Errorf("the server did not hear of alice: %v %s", err, out)
+		}
+		return nil
+	})
 	pods, err := bed.Client(s).CoreV1().Pods(s.ns).List(context.Background(), metav1.ListOptions{LabelSelector: "apiserver=true"})
 	if err != nil || len(pods.Items) == 0 {
 		s.Fatal("no pod of the server: ", err)
@@ -280,7 +300,7 @@ func past(t testing.TB, pod *v1.Pod, path, token string) (int, string, error) {
 func (s sample) away() {
 	s.Helper()
 	s.kctl("scale", "deployment/wardle-server", "--replicas=0")
-	s.kctl("wait", "--for=condition=Available=False", "apiservice/v1alpha1.wardle.example.com", "--timeout=60s")
+	s.kctl("wait", "--for=condition=Available=False", "apiservice/v1alpha1.wardle.example.com", "--timeout=180s")
 	if got := s.kctl("get", "apiservice", "v1alpha1.wardle.example.com", "-o", `jsonpath={.status.conditions[?(@.type=="Available")].reason}`); got != "MissingEndpoints" {
 		s.Errorf("unavailable because of %q", got)
 	}
@@ -298,6 +318,12 @@ func (s sample) away() {
 		}
 	})
 	s.kctl("scale", "deployment/wardle-server", "--replicas=1")
-	s.kctl("wait", "--for=condition=Available", "apiservice/v1alpha1.wardle.example.com", "--timeout=60s")
-	s.kctl("get", "flunders")
+	s.kctl("wait", "--for=condition=Available", "apiservice/v1alpha1.wardle.example.com", "--timeout=180s")
+	bed.Eventually(s, soon, func() error { // a replica may hear of the pod later than the one that said so
+		out, err := s.try("get", "flunders")
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	})
 }

@@ -1,6 +1,7 @@
 package clients
 
 import (
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -23,20 +24,17 @@ func TestVolumeAttributes(t *testing.T) {
 	})
 	b.apply(b.read("testdata/csidriver.yaml"))
 	b.kctl("annotate", "csidriver", b.driver, "keelson.dev/served-by=agent")
-	b.kctl("rollout", "status", "statefulset/driver", "--timeout=100s")
+	b.kctl("rollout", "status", "statefulset/driver", "--timeout=200s")
 	b.claim("now", "now", "24Mi", "")
 	b.becomes("Bound", "pvc/now", ".status.phase")
 	b.modifies(b.kctl("get", "pvc/now", "-o", "jsonpath={.spec.volumeName}"))
-	b.kctl("delete", "pvc", "--all", "--timeout=60s")
+	b.kctl("delete", "pvc", "--all", "--timeout=180s")
 	b.kctl("delete", "volumeattributesclass/"+b.driver+"-fast")
 	for _, kind := range []string{"pv", "volumeattributesclasses"} {
 		b.gone(kind)
 	}
 	dir := "/var/lib/kubelet/plugins/" + b.driver
-	out, err := bed.Host(b, sidecarNode).Command(b.Context(), "find", filepath.Join(dir, "tiers"), filepath.Join(dir, "data"), "-type", "f").CombinedOutput()
-	if err != nil || len(out) > 0 {
-		b.Errorf("left on the node: %q, %v", out, err)
-	}
+	b.noFiles(filepath.Join(dir, "tiers"), filepath.Join(dir, "data"))
 	b.kctl("delete", "statefulset/driver")
 }
 
@@ -74,9 +72,13 @@ func (b beside) modifies(volume string) {
 	b.tier("now", "fast", "fast")
 	names("odd")
 	b.becomes("Infeasible", "pvc/now", ".status.modifyVolumeStatus.status")
-	if out, err := b.try("why", "pvc/now"); !strings.Contains(out, `there is no tier "sideways"`) {
-		b.Errorf("why the volume does not change: %v\n%s", err, out)
-	}
+	bed.Eventually(b, soon, func() error { // by events, which come after the status
+		out, err := b.try("why", "pvc/now")
+		if !strings.Contains(out, `there is no tier "sideways"`) {
+			return fmt.Errorf("why the volume does not change: %v\n%s", err, out)
+		}
+		return nil
+	})
 	names("slow")
 	b.tier("now", "slow", "slow")
 	b.claim("quick", "now", "24Mi", ", volumeAttributesClassName: DRIVER-fast")

@@ -63,32 +63,32 @@ func TestHelm(t *testing.T) {
 					t.Errorf("the deployment has %d ready replicas, want %d: %v", d.Status.ReadyReplicas, want, err)
 				}
 			}
-			h.run("install", "shop", chart, "--set", "greeting=hello", "--wait", "--timeout", "2m")
+			h.run("install", "shop", chart, "--set", "greeting=hello", "--wait", "--timeout", "4m")
 			ready(1)
 			if got := greeting(); got != "hello" {
 				t.Errorf("installed with greeting %q", got)
 			}
-			if out := h.run("test", "shop", "--timeout", "2m"); !strings.Contains(out, "Succeeded") {
+			if out := h.run("test", "shop", "--timeout", "4m"); !strings.Contains(out, "Succeeded") {
 				t.Errorf("helm test says\n%s", out)
 			}
-			h.run("upgrade", "shop", chart, "--set", "greeting=welcome,replicas=2", "--wait", "--timeout", "2m")
+			h.run("upgrade", "shop", chart, "--set", "greeting=welcome,replicas=2", "--wait", "--timeout", "4m")
 			ready(2)
 			if got := greeting(); got != "welcome" {
 				t.Errorf("upgraded to greeting %q", got)
 			}
-			out, err := h.command("upgrade", "shop", chart, "--set", "greeting=bad,hook=false", "--timeout", "2m").CombinedOutput()
+			out, err := h.command("upgrade", "shop", chart, "--set", "greeting=bad,hook=false", "--timeout", "4m").CombinedOutput()
 			if err == nil || !strings.Contains(string(out), "pre-upgrade hook") {
 				t.Errorf("an upgrade whose hook fails: %v\n%s", err, out)
 			}
 			if got := greeting(); got != "welcome" {
 				t.Errorf("a failed upgrade left greeting %q", got)
 			}
-			h.run("rollback", "shop", "1", "--wait", "--timeout", "2m")
+			h.run("rollback", "shop", "1", "--wait", "--timeout", "4m")
 			if got := greeting(); got != "hello" {
 				t.Errorf("rolled back to greeting %q", got)
 			}
 			h.history()
-			h.run("uninstall", "shop", "--wait", "--timeout", "2m")
+			h.run("uninstall", "shop", "--wait", "--timeout", "4m")
 			if _, err := cs.AppsV1().Deployments(h.ns).Get(ctx, "shop-web", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 				t.Errorf("after the uninstallation: %v", err)
 			}

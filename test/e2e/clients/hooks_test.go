@@ -42,7 +42,7 @@ func (h hook) yaml(ns string) string {
 	if h.name == "" {
 		h.name = "hook"
 	}
-	return fmt.Sprintf("- name: %s.%s.example.com\n  admissionReviewVersions: [v1]\n  sideEffects: None\n  timeoutSeconds: 5\n"+
+	return fmt.Sprintf("- name: %s.%s.example.com\n  admissionReviewVersions: [v1]\n  sideEffects: None\n  timeoutSeconds: 30\n"+
 		"  namespaceSelector: %s\n  rules: %s\n  clientConfig: %s\n  %s\n", h.name, ns, h.selector, h.rules, client, h.more)
 }
 
@@ -106,7 +106,7 @@ func install(t testing.TB, replicas int) *servers {
 		t.Fatal(err)
 	}
 	s.apply("testdata/hooks.yaml", "REPLICAS", fmt.Sprint(replicas))
-	s.kctl("rollout", "status", "deployment/hooks", "--timeout=60s")
+	s.kctl("rollout", "status", "deployment/hooks", "--timeout=180s")
 	return s
 }
 
@@ -158,6 +158,16 @@ func TestSidecarInjection(t *testing.T) {
 	mutating(t, meshed, "injector", hook{from: s, path: "/inject", rules: aboutPods, more: "reinvocationPolicy: IfNeeded",
 		selector: "{matchLabels: {sidecar.example.com/injection: " + meshed + "}}"})
 	label(t, meshed, `{"sidecar.example.com/injection":"`+meshed+`"}`)
+	for _, replica := range bed.Replicas() { // any of them may be the one that makes a pod, and each hears of the webhook by itself
+		pods, probe := bed.ClientAt(t, replica).CoreV1().Pods(meshed), onePod("probe")
+		bed.Eventually(t, soon, func() error {
+			p, err := pods.Create(context.Background(), probe, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			if err == nil && len(p.Spec.Containers) != 2 {
+				err = fmt.Errorf("%s has not heard of the injector", replica)
+			}
+			return err
+		})
+	}
 	web := strings.NewReplacer("NAME", "web").Replace("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: NAME}\nspec:\n  replicas: 2\n" +
 		"  selector: {matchLabels: {app: NAME}}\n  template:\n    metadata: {labels: {app: NAME}}\n    spec:\n" +
 		"      terminationGracePeriodSeconds: 0\n      containers: [{name: main, image: \"keelson.dev/hello:v1\"}]\n")
@@ -165,9 +175,9 @@ func TestSidecarInjection(t *testing.T) {
 	free := strings.NewReplacer("{app: NAME}", `{sidecar.example.com/inject: "false"}`, "NAME", "free").Replace(plain)
 	for ns, manifests := range map[string][]string{meshed: {web, unlabelled, free}, bare: {strings.ReplaceAll(plain, "NAME", "one")}} {
 		bed.Kctl(t, "-n", ns, "apply", "-f", written(t, strings.Join(manifests, "---\n")))
-		bed.Kctl(t, "-n", ns, "wait", "--for=condition=Ready", "pods", "--all", "--timeout=60s")
+		bed.Kctl(t, "-n", ns, "wait", "--for=condition=Ready", "pods", "--all", "--timeout=180s")
 	}
-	bed.Kctl(t, "-n", meshed, "rollout", "status", "deployment/web", "--timeout=60s")
+	bed.Kctl(t, "-n", meshed, "rollout", "status", "deployment/web", "--timeout=180s")
 	const shape = "jsonpath={range .items[*]}{.metadata.labels.app}:{.spec.initContainers[*].name}/{.spec.containers[*].name}/" +
 		"{.status.initContainerStatuses[*].state.terminated.reason}/{.status.containerStatuses[*].ready} {end}"
 	sidecar := "proxy-init/main proxy/Completed/true true"
@@ -182,9 +192,12 @@ func TestSidecarInjection(t *testing.T) {
 	if got := bed.Kctl(t, "-n", bare, "get", "pods", "-o", shape); got != "one:/main//true " {
 		t.Errorf("in another namespace there is %q", got)
 	}
-	if got := bed.Kctl(t, "-n", meshed, "logs", "deployment/web", "-c", "proxy"); !strings.HasSuffix(got, "redirect\n") {
-		t.Errorf("the sidecar says %q", got)
-	}
+	bed.Eventually(t, soon, func() error {
+		if got := bed.Kctl(t, "-n", meshed, "logs", "deployment/web", "-c", "proxy"); !strings.HasSuffix(got, "redirect\n") {
+			return fmt.Errorf("the sidecar says %q", got)
+		}
+		return nil
+	})
 	got := bed.Kctl(t, "-n", meshed, "get", "pods", "-l", "sidecar.example.com/status=injected", "-o", "name")
 	if strings.Count(got, "pod/") != 3 {
 		t.Errorf("labelled by the injector: %s", got)

@@ -95,9 +95,9 @@ authorizers:
 - type: Webhook
   name: policy.example.org
   webhook:
-    timeout: 3s
-    authorizedTTL: 5m
-    unauthorizedTTL: 5m
+    timeout: 30s
+    authorizedTTL: 1h
+    unauthorizedTTL: 1h
     subjectAccessReviewVersion: v1
     matchConditionSubjectAccessReviewVersion: v1
     failurePolicy: POLICY
@@ -226,6 +226,16 @@ func failures(t *testing.T, ns string) {
 func identity(t *testing.T, ns string, policyAsked *records[authorizationv1.SubjectAccessReview]) {
 	t.Helper()
 	admitted := recorder(t, ns)
+	for _, replica := range bed.Replicas() { // any of them may be the one that a command line asks
+		probe, maps := configMap("probe-"+replica), bed.ClientAt(t, replica).CoreV1().ConfigMaps(ns)
+		bed.Eventually(t, soon, func() error {
+			_, err := maps.Create(context.Background(), probe, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			if err == nil && len(admitted.where(func(r *admissionv1.AdmissionRequest) bool { return r.Name == probe.Name })) == 0 {
+				err = fmt.Errorf("%s has not heard of the webhook", replica)
+			}
+			return err
+		})
+	}
 	for i, program := range commandLines() {
 		whoami(t, program, "carol-s", carol.Username, carol.UID, "[hook:tea system:authenticated]", "Extra: example.org/shift", "[early late]")
 		name := fmt.Sprintf("%s-%d", ns, i)

@@ -47,8 +47,8 @@ func TestClientsOfOtherLanguages(t *testing.T) {
 			}
 			bed.Kctl(t, "apply", "-f", file)
 			t.Cleanup(func() { bed.Kctl(t, "delete", "-f", file) })
-			bed.Kctl(t, "wait", "--for=condition=Established", "crd/teas."+c.group, "--timeout=60s")
-			cmd := exec.Command("timeout", "120", c.program, filepath.Join("testdata", c.script))
+			bed.Kctl(t, "wait", "--for=condition=Established", "crd/teas."+c.group, "--timeout=180s")
+			cmd := exec.Command("timeout", "300", c.program, filepath.Join("testdata", c.script))
 			cmd.Env = append(os.Environ(), "KUBECONFIG="+bed.Lab().Config.Kubeconfig, "NAMESPACE="+bed.Namespace(t),
 				"CLIENT_FOLDER="+libraries)
 			out, err := cmd.CombinedOutput()

@@ -47,7 +47,7 @@ func TestMetricsServer(t *testing.T) {
 	burn(t, ns, "asleep", "exec sleep 100000")
 	nodesAnswer(t)
 	strangers(t, ns)
-	bed.Kctl(t, "wait", "--for=condition=Available", "apiservice/v1beta1.metrics.k8s.io", "--timeout=120s")
+	bed.Kctl(t, "wait", "--for=condition=Available", "apiservice/v1beta1.metrics.k8s.io", "--timeout=200s")
 	bed.Eventually(t, soon, func() error { return topNodes(t) })
 	bed.Eventually(t, soon, func() error { return topPods(t, ns) })
 	bed.Kctl(t, "auth", "can-i", "list", "pods.metrics.k8s.io") // discovered

@@ -69,7 +69,7 @@ func (o operator) install() {
 		bed.Kctl(o, "delete", "mutatingwebhookconfigurations,validatingwebhookconfigurations", "shops.example.com")
 		bed.Kctl(o, "delete", "crd", "shops.example.com")
 	})
-	o.kctl("rollout", "status", "deployment/operator", "--timeout=60s")
+	o.kctl("rollout", "status", "deployment/operator", "--timeout=180s")
 }
 
 // F15 F35: an operator made with controller-runtime, running as two pods behind a Service: its webhooks default and judge
@@ -99,7 +99,7 @@ func TestOperator(t *testing.T) {
 	o.versions()
 	o.warns()
 	o.failover()
-	o.kctl("delete", "shop", "corner", "--timeout=60s")
+	o.kctl("delete", "shop", "corner", "--timeout=180s")
 	ctx, cs := context.Background(), bed.Client(t)
 	if _, err := cs.CoreV1().ConfigMaps(o.ns).Get(ctx, "corner-receipt", metav1.GetOptions{}); err != nil {
 		t.Errorf("the shop is gone and there is no receipt: %v", err)
@@ -139,7 +139,7 @@ func (o operator) warns() {
 	if err != nil || !strings.Contains(out, "Warning: a shop without replicas is closed") {
 		o.Errorf("%v, the webhook's warning is not in\n%s", err, out)
 	}
-	o.kctl("delete", "shop", "shut", "--timeout=60s")
+	o.kctl("delete", "shop", "shut", "--timeout=180s")
 }
 
 // failover kills the pod that leads: the other one works on.
@@ -147,7 +147,13 @@ func (o operator) failover() {
 	o.Helper()
 	leader := o.shop(".status.leader")
 	o.kctl("delete", "pod", leader, "--grace-period=0", "--force")
-	o.kctl("scale", "shop", "corner", "--replicas=3")
+	bed.Eventually(o, soon, func() error { // webhooks are still asked of the pod that is gone, for a moment
+		out, err := o.try("scale", "shop", "corner", "--replicas=3")
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	})
 	bed.Eventually(o, soon, func() error {
 		if ready, now := o.shop(".status.readyReplicas"), o.shop(".status.leader"); ready != "3" || now == leader {
 			return fmt.Errorf("%s ready replicas by %s, it was %s", ready, now, leader)

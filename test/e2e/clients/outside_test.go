@@ -28,6 +28,7 @@ var accessFlags = []string{
 	"--authorization-config=/etc/keelson/authorization.yaml",
 	"--authentication-token-webhook-config-file=/etc/keelson/tokens.kubeconfig",
 	"--authentication-token-webhook-version=v1",
+	"--authentication-token-webhook-cache-ttl=1h", // what was asked once is asked no more, however long the tests take
 }
 
 // The addresses of servers that are no part of the cluster, on a host that is neither a replica nor a worker.

@@ -77,13 +77,13 @@ func TestPolicies(t *testing.T) {
 	bed.Eventually(t, soon, func() error { // from when every replica knows the policy that writes
 		bed.Kctl(t, "-n", ns, "apply", "-f", object(judged, "good", "{}", "keelson.dev/hello:v1", "{memory: 32Mi}"))
 		if got := bed.Kctl(t, "-n", ns, "get", "pod", "good", "-o", "jsonpath={.metadata.labels.team}"); got != "nobody" {
-			bed.Kctl(t, "-n", ns, "delete", "pod", "good", "--timeout=60s")
+			bed.Kctl(t, "-n", ns, "delete", "pod", "good", "--timeout=180s")
 			return fmt.Errorf("the label that is missing was written as %q", got)
 		}
 		return nil
 	})
 	bed.Kctl(t, "-n", ns, "apply", "-f", object(judged, "mine", "{team: kitchen}", "keelson.dev/hello:v1", "{memory: 32Mi}"))
-	bed.Kctl(t, "-n", ns, "wait", "--for=condition=Ready", "pods", "good", "mine", "--timeout=60s")
+	bed.Kctl(t, "-n", ns, "wait", "--for=condition=Ready", "pods", "good", "mine", "--timeout=180s")
 	if got := bed.Kctl(t, "-n", ns, "get", "pod", "mine", "-o", "jsonpath={.metadata.labels.team}"); got != "kitchen" {
 		t.Errorf("the label that was there became %q", got)
 	}

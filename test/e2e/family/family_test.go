@@ -18,7 +18,7 @@ import (
 	"keelson.dev/keelson/test/bed"
 )
 
-const soon = 60 * time.Second
+const soon = 2 * time.Minute
 
 func TestMain(m *testing.M) {
 	os.Exit(bed.MainOn(func(c *lab.Config) { c.ControlPlanes, c.Workers = 1, 2 }, m))

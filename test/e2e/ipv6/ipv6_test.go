@@ -21,7 +21,7 @@ import (
 const (
 	image = "keelson.dev/hello:v1"
 	tools = "keelson.dev/tools:v1"
-	soon  = 60 * time.Second
+	soon  = 2 * time.Minute
 )
 
 func TestMain(m *testing.M) {
@@ -102,9 +102,12 @@ func TestClusterOfIPv6(t *testing.T) {
 			return err
 		})
 	}
-	if logs := bed.Kctl(t, "-n", ns, "logs", "web-w2", "-c", "web"); logs == "" {
-		t.Error("no log of a pod comes through")
-	}
+	bed.Eventually(t, soon, func() error {
+		if logs := bed.Kctl(t, "-n", ns, "logs", "web-w2", "-c", "web"); logs == "" {
+			return errors.New("no log of a pod comes through")
+		}
+		return nil
+	})
 	four, err := registry.Command(t.Context(), "ip", "-4", "-o", "addr", "show", "scope", "global").CombinedOutput()
 	if err != nil || len(four) > 0 {
 		t.Errorf("IPv4 addresses of a host: %s, %v", four, err)

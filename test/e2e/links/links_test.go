@@ -25,7 +25,7 @@ import (
 const (
 	image = "keelson.dev/hello:v1"
 	tools = "keelson.dev/tools:v1"
-	soon  = 60 * time.Second
+	soon  = 2 * time.Minute
 )
 
 func TestMain(m *testing.M) {
@@ -123,9 +123,12 @@ func TestPodsOfBothFamiliesAcrossLinks(t *testing.T) {
 		}
 		for other, s := range servers {
 			for _, ip := range s.Status.PodIPs {
-				if err := ask(t, a, ip.IP, 8080, s.Name); err != nil {
-					t.Errorf("from %s to %s: %v", w, other, err)
-				}
+				bed.Eventually(t, soon, func() error {
+					if err := ask(t, a, ip.IP, 8080, s.Name); err != nil {
+						return fmt.Errorf("from %s to %s: %w", w, other, err)
+					}
+					return nil
+				})
 			}
 		}
 	}
@@ -210,12 +213,13 @@ func TestWorkersComeAndGo(t *testing.T) {
 			}
 			return nil
 		})
-		out, err := bed.Host(t, w).Command(t.Context(), "ip", "route", "get", gone.String()).CombinedOutput()
-		if err == nil || !strings.Contains(string(out), "No route to host") {
-			t.Errorf("a packet to a pod that is gone: %v: %s", err, out)
-		}
+		bed.Eventually(t, soon, func() error {
+			out, err := bed.Host(t, w).Command(t.Context(), "ip", "route", "get", gone.String()).CombinedOutput()
+			if err == nil || !strings.Contains(string(out), "No route to host") {
+				return fmt.Errorf("a packet to a pod that is gone: %v: %s", err, out)
+			}
+			return nil
+		})
 	}
-	if err := ask(t, askers["w1"], servers["w3"].Status.PodIP, 8080, "web-w3"); err != nil {
-		t.Error(err)
-	}
+	bed.Eventually(t, soon, func() error { return ask(t, askers["w1"], servers["w3"].Status.PodIP, 8080, "web-w3") })
 }

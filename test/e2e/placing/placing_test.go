@@ -127,10 +127,14 @@ func TestRebalance(t *testing.T) {
 			t.Errorf("%d pods were available, and the budget is for five", d.Status.AvailableReplicas)
 		}
 	}
-	events, err := cs.CoreV1().Events(ns).List(ctx, metav1.ListOptions{FieldSelector: "reason=Rebalanced,involvedObject.kind=Pod"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	var events *v1.EventList
+	bed.Eventually(t, soon, func() (err error) { // they tell of what has been done
+		events, err = cs.CoreV1().Events(ns).List(ctx, metav1.ListOptions{FieldSelector: "reason=Rebalanced,involvedObject.kind=Pod"})
+		if err == nil && len(events.Items) < 2 {
+			err = fmt.Errorf("%d events", len(events.Items))
+		}
+		return err
+	})
 	for _, e := range events.Items {
 		if drained[e.InvolvedObject.Name] || !strings.Contains(e.Message, "so that it can go to node w3: more pods of Deployment web are beside it") {
 			t.Errorf("event of %s: %s", e.InvolvedObject.Name, e.Message)

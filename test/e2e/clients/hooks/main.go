@@ -3,7 +3,7 @@
 //
 //	/inject       puts a sidecar, what prepares it and a volume into pods, as a service mesh does
 //	/constraints  judges pods by the constraints that it finds in the cluster, as a policy engine does
-//	/slow         allows after a second
+//	/together     allows when four requests wait there at the same time, and says so; it denies one that is left alone
 //	/deny         denies
 //	/tamper       allows, and sends a patch along, which is not for it to do
 //	/allow        allows
@@ -23,6 +23,7 @@ import (
 	"os/signal"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -81,13 +82,7 @@ func main() {
 	mux := http.NewServeMux()
 	for path, judge := range map[string]func(context.Context, *request, *answer) error{
 		"/inject": inject, "/constraints": constraints, "/tamper": tamper,
-		"/slow": func(ctx context.Context, _ *request, _ *answer) error {
-			select {
-			case <-time.After(time.Second):
-			case <-ctx.Done():
-			}
-			return nil
-		},
+		"/together": (&party{}).together,
 		"/deny": func(_ context.Context, _ *request, a *answer) error {
 			a.Allowed, a.Status = false, &status{http.StatusForbidden, "Forbidden", "never"}
 			return nil
@@ -113,6 +108,46 @@ func main() {
 	if err := srv.ListenAndServeTLS("", ""); !errors.Is(err, http.ErrServerClosed) {
 		log.Fatal(err)
 	}
+}
+
+// party is requests that wait for each other.
+type party struct {
+	mu   sync.Mutex
+	here int
+	full chan struct{} // of those who are here
+}
+
+// together waits for three others, for less long than who asks waits for an answer.
+func (p *party) together(ctx context.Context, _ *request, a *answer) error {
+	p.mu.Lock()
+	if p.here == 0 {
+		p.full = make(chan struct{})
+	}
+	full := p.full
+	if p.here++; p.here == 4 {
+		close(full)
+		p.here = 0
+	}
+	p.mu.Unlock()
+	alone := time.NewTimer(20 * time.Second)
+	defer alone.Stop()
+	select {
+	case <-full:
+		a.Warnings = append(a.Warnings, "asked with three others")
+		return nil
+	case <-alone.C:
+	case <-ctx.Done():
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	select {
+	case <-full: // at the last moment
+		return nil
+	default:
+	}
+	p.here--
+	a.Allowed, a.Status = false, &status{http.StatusForbidden, "Forbidden", "nobody else was asked meanwhile"}
+	return nil
 }
 
 func serve(w http.ResponseWriter, r *http.Request, judge func(context.Context, *request, *answer) error) {

@@ -30,7 +30,7 @@ core.create_namespaced_pod(namespace, {
         {"name": "main", "image": "keelson.dev/tools:v1", "command": ["sh", "-c", "echo started; exec sleep 1000000"]}]},
 })
 w = watch.Watch()
-for event in w.stream(core.list_namespaced_pod, namespace, field_selector="metadata.name=py", timeout_seconds=60):
+for event in w.stream(core.list_namespaced_pod, namespace, field_selector="metadata.name=py", timeout_seconds=180):
     if event["object"].status.phase == "Running":
         w.stop()
 assert core.read_namespaced_pod("py", namespace).status.phase == "Running"
