@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -55,7 +54,7 @@ func TestContainersThatFillTheDisk(t *testing.T) {
 		if message == "" {
 			continue
 		}
-		bed.Eventually(t, 2*time.Minute, func() error {
+		bed.Eventually(t, 2*soon, func() error {
 			p, err := cs.CoreV1().Pods(ns).Get(context.Background(), name, metav1.GetOptions{})
 			if err != nil {
 				return err

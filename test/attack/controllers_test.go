@@ -91,7 +91,7 @@ func TestMillionReplicas(t *testing.T) {
 		return err
 	})
 	began, most := time.Now(), 0
-	bed.Eventually(t, time.Minute, func() error {
+	bed.Eventually(t, 2*soon, func() error {
 		n, err := podsOf(cs, ns)
 		if most = max(most, n); err != nil || n != 1 {
 			return fmt.Errorf("%d pods, %v", n, err)

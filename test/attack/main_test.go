@@ -29,7 +29,7 @@ import (
 const (
 	labMemory = 8 << 30 // of all hosts of the lab together
 	ownMemory = 4 << 30 // of this process
-	soon      = 30 * time.Second
+	soon      = 2 * time.Minute
 	replicas  = 3
 	megabyte  = 1 << 20
 	ownCgroup = "keelson-attack"

@@ -107,7 +107,7 @@ func TestOneTenantOverloads(t *testing.T) {
 		t.Errorf("p99 of the other user's writes is %v, want less than %v", p99(under), victimWaits)
 	}
 	// What the replicas refuse with 429 was asked of them all the same.
-	if asked := o.watches.Load() + o.watchesRefused.Load(); asked < manyWatches || o.writes.Load() == 0 || o.lists.Load() < slowLists {
+	if asked := o.watches.Load() + o.watchesRefused.Load(); asked < manyWatches || o.writes.Load() == 0 || o.lists.Load()+o.listsRefused.Load() < slowLists {
 		t.Error("the attack was not what it should be")
 	}
 	if top := reached(t); top > lab.ReplicaMemory {

@@ -69,7 +69,7 @@ func TestRevokedNode(t *testing.T) {
 		t.Errorf("a revoked node has opened a session: epoch %s, then %s", before, now)
 	}
 	token := strings.TrimSpace(bed.Kctl(t, "cluster", "token", "create", "--names", node, "--replace"))
-	on(t, node, "umask 077 && echo "+token+" > /etc/keelson/token")
+	on(t, node, "umask 077 && echo "+token+" > /etc/keelson/.new && mv /etc/keelson/.new /etc/keelson/token")
 	bed.Eventually(t, soon, func() error { return readiness(ctx, admin, node, "True") })
 	bed.Eventually(t, soon, func() error {
 		if out := on(t, node, "ls /etc/keelson"); strings.Contains(string(out), "token") {

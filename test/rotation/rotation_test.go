@@ -58,7 +58,7 @@ func asked() {
 	}
 }
 
-const patience = 3 * time.Minute
+const patience = 6 * time.Minute
 
 // plane is three replicas, each a process, and what its clients go by.
 type plane struct {
@@ -78,7 +78,7 @@ func newPlane(t *testing.T) *plane {
 		t.Fatal(err)
 	}
 	p := &plane{t: t, ctx: ctx, processes: &loopback.Processes{Program: self, Env: []string{asReplica + "=yes"}}}
-	if p.Plane, err = loopback.Start(ctx, t.TempDir(), loopback.Shape{Name: "ca", Replicas: 3, Ready: time.Minute, Run: p.processes.Run, NodeTokenUses: 10}); err != nil {
+	if p.Plane, err = loopback.Start(ctx, t.TempDir(), loopback.Shape{Name: "ca", Replicas: 3, Ready: 2 * time.Minute, Run: p.processes.Run, NodeTokenUses: 10}); err != nil {
 		t.Fatal(err)
 	}
 	p.admin = p.Founded.Kubeconfig

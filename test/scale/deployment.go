@@ -108,6 +108,7 @@ func (b *bench) once(ctx context.Context, p *plane, c change, rec *figures.Recor
 type making struct {
 	p                       *plane
 	leader, follower, space string
+	term                    uint64 // of the leader
 	pods                    int
 	watch                   *podWatch
 	made                    int // pods that were made before the change
@@ -129,6 +130,11 @@ func beginDeployment(ctx context.Context, p *plane, pods int) (*making, error) {
 	if m.leader, m.follower, err = p.follower(ctx); err != nil {
 		return nil, err
 	}
+	s, err := p.Status(ctx, m.follower)
+	if err != nil {
+		return nil, err
+	}
+	m.term = s.Term
 	cs, err := p.client(m.follower)
 	if err != nil {
 		return nil, err

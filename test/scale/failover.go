@@ -18,7 +18,7 @@ import (
 
 const (
 	failoverAgents   = 20
-	failoverPatience = time.Minute // for everything to be seen after one kill
+	failoverPatience = 2 * time.Minute // for everything to be seen after one kill
 	// failoverRest is for how long the load runs undisturbed before each kill.
 	failoverRest = 700 * time.Millisecond
 )

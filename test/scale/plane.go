@@ -26,7 +26,7 @@ import (
 
 const (
 	replicas      = 3
-	readyWithin   = time.Minute
+	readyWithin   = 2 * time.Minute
 	maxNodes      = 10000 // that a token lets in
 	replicaMemory = "8Gi"
 )

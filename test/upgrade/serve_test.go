@@ -82,7 +82,7 @@ func (l *life) prepare() {
 
 func server(name string, port int32) v1.Container {
 	return v1.Container{Name: name, Image: hello, Args: []string{fmt.Sprintf("-listen=:%d", port)},
-		ReadinessProbe: &v1.Probe{ProbeHandler: v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Path: "/healthz", Port: intstr.FromInt32(port)}}, PeriodSeconds: 1}}
+		ReadinessProbe: &v1.Probe{ProbeHandler: v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Path: "/healthz", Port: intstr.FromInt32(port)}}, PeriodSeconds: 1, TimeoutSeconds: 10}}
 }
 
 // create makes a pod on a node: a server, and beside it a shell that says its name once.
@@ -142,9 +142,12 @@ func (l *life) answers(name string) {
 	if out := bed.Kctl(l, "-n", l.ns, "exec", name, "-c", "shell", "--", "sh", "-c", "echo $((6*7))"); strings.TrimSpace(out) != "42" {
 		l.Errorf("exec in %s: %q", name, out)
 	}
-	if out := bed.Kctl(l, "-n", l.ns, "logs", name, "-c", "shell"); !strings.Contains(out, "this is "+name) {
-		l.Errorf("logs of %s: %q", name, out)
-	}
+	bed.Eventually(l, soon, func() error { // it may have begun, and said nothing yet
+		if out := bed.Kctl(l, "-n", l.ns, "logs", name, "-c", "shell"); !strings.Contains(out, "this is "+name) {
+			return fmt.Errorf("logs of %s: %q", name, out)
+		}
+		return nil
+	})
 	bed.Eventually(l, soon, func() error {
 		out, err := bed.Try(l, l.kctl(), "-n", l.ns, "exec", name, "-c", "shell", "--", "wget", "-T", "5", "-qO-", "http://web/")
 		if err != nil || !strings.Contains(out, "hello from ") {
@@ -203,13 +206,16 @@ func idOf(p *v1.Pod, container string) string {
 func (l *life) untouched() {
 	l.Helper()
 	for name, was := range l.old {
-		p := l.pod(name)
-		now := containersOf(p)
-		for c, before := range was {
-			if now[c] != before {
-				l.Errorf("container %s of %s on %s was %s, and is %s", c, name, p.Spec.NodeName, before, now[c])
+		bed.Eventually(l, soon, func() error { // what was started again stays so, and what is not ready may be again
+			p := l.pod(name)
+			now := containersOf(p)
+			for c, before := range was {
+				if now[c] != before {
+					return fmt.Errorf("container %s of %s on %s was %s, and is %s", c, name, p.Spec.NodeName, before, now[c])
+				}
 			}
-		}
+			return nil
+		})
 	}
 }
 

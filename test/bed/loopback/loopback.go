@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -166,6 +168,9 @@ func (p *Plane) at(i, port int) string { return net.JoinHostPort(address(i+1), s
 // address is a loopback address of its own for each replica.
 func address(n int) string { return fmt.Sprintf("127.0.0.%d", n) }
 
+// Ports are of this range, from which the kernel takes none for connections: a replica that is begun again finds its own.
+const firstPort, lastPort = 18000, 31000
+
 // freePorts are free on the addresses of all replicas.
 func freePorts(replicas int) (ports [3]int, err error) {
 	var held []net.Listener
@@ -174,23 +179,27 @@ func freePorts(replicas int) (ports [3]int, err error) {
 			l.Close()
 		}
 	}()
-	listen := func(n, port int) (int, error) {
-		l, err := net.Listen("tcp", net.JoinHostPort(address(n), strconv.Itoa(port)))
-		if err != nil {
-			return 0, err
+	free := func(port int) (err error) {
+		for n := 1; n <= replicas && err == nil; n++ {
+			var l net.Listener
+			if l, err = net.Listen("tcp", net.JoinHostPort(address(n), strconv.Itoa(port))); err == nil {
+				held = append(held, l)
+			}
 		}
-		held = append(held, l)
-		return l.Addr().(*net.TCPAddr).Port, nil
+		return err
 	}
-	for i := range ports {
-		port, err := listen(1, 0)
-		for n := 2; n <= replicas && err == nil; n++ {
-			_, err = listen(n, port)
+	const tries = 1000
+	for range tries {
+		port := firstPort + rand.IntN(lastPort-firstPort)
+		if err = free(port); err != nil {
+			continue
 		}
-		if err != nil {
-			return ports, err
+		if i := slices.Index(ports[:], 0); i < len(ports)-1 {
+			ports[i] = port
+		} else {
+			ports[i] = port
+			return ports, nil
 		}
-		ports[i] = port
 	}
-	return ports, nil
+	return ports, err
 }

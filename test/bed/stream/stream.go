@@ -29,8 +29,8 @@ const (
 	readers   = 3
 	pace      = 10 * time.Millisecond
 	eachNames = 10
-	// patience is for everything to be seen in the end.
-	patience = time.Minute
+	// patience is for every replica to serve at the beginning, and for everything to be seen in the end.
+	patience = 3 * time.Minute
 )
 
 // Load is the clients. Its first fields are set before Start.
@@ -75,10 +75,16 @@ func (s Seen) Err() error {
 	return nil
 }
 
-// Start begins. Everything ends with ctx, and Verdict ends the calls before.
+// Start begins, once each client may do what it does: a replica may hear of its rights later than the one that gave them.
+// Everything ends with ctx, and Verdict ends the calls before.
 func (l *Load) Start(ctx context.Context) error {
 	l.acks, l.newest = map[string]string{}, map[string]uint64{}
 	l.Strike("")
+	for _, name := range l.Names {
+		if err := l.serves(ctx, name); err != nil {
+			return fmt.Errorf("replica %s: %w", name, err)
+		}
+	}
 	list, err := l.Clients[l.Names[0]].CoreV1().ConfigMaps(l.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return fmt.Errorf("listing ConfigMaps of %s: %w", l.Namespace, err)
@@ -97,6 +103,16 @@ func (l *Load) Start(ctx context.Context) error {
 		l.callers.Go(func() { l.read(calls, i) })
 	}
 	return nil
+}
+
+// serves waits until a replica lets its client list ConfigMaps.
+func (l *Load) serves(ctx context.Context, replica string) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return wait.For(ctx, 20*time.Millisecond, func() error {
+		_, err := l.Clients[replica].CoreV1().ConfigMaps(l.Namespace).List(ctx, metav1.ListOptions{Limit: 1})
+		return err
+	})
 }
 
 // Wait returns when all have ended.
