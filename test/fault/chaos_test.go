@@ -31,7 +31,7 @@ var (
 
 const (
 	chaosCall    = 20 * time.Second // more than any fault lasts: calls wait for a leader
-	rolloutLimit = time.Minute
+	rolloutLimit = 3 * time.Minute
 	requestPace  = 10 * time.Millisecond
 )
 
@@ -106,7 +106,13 @@ func strike(t *testing.T, load *stream.Load, a chaos.Act) time.Duration {
 		mustLab(t, func(_ context.Context, h string) error { return bed.Lab().Partition(h) }, victim)
 		undo = func(_ context.Context, h string) error { return bed.Lab().Heal(h) }
 	case chaos.HandOver:
-		bed.Kctl(t, "cluster", "step-down")
+		bed.Eventually(t, soon, func() error { // who is to lead may lag behind for a moment
+			out, err := kctl(t, "cluster", "step-down")
+			if err != nil {
+				return fmt.Errorf("%w: %s", err, out)
+			}
+			return nil
+		})
 	}
 	healed := false
 	defer func() {
@@ -139,7 +145,7 @@ type requests struct {
 func (r *requests) prepare(t *testing.T, ns string) {
 	t.Helper()
 	applyText(t, ns, deployment)
-	bed.Kctl(t, "-n", ns, "rollout", "status", "deployment/web", "--timeout=60s")
+	bed.Kctl(t, "-n", ns, "rollout", "status", "deployment/web", "--timeout=180s")
 	svc, err := bed.Client(t).CoreV1().Services(ns).Get(context.Background(), "web", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -175,7 +181,7 @@ type rollouts struct {
 func (r *rollouts) prepare(t *testing.T) {
 	t.Helper()
 	applyText(t, r.ns, strings.NewReplacer("name: web", "name: rolled", "app: web", "app: rolled").Replace(strings.Split(deployment, "---")[0]))
-	bed.Kctl(t, "-n", r.ns, "rollout", "status", "deployment/rolled", "--timeout=60s")
+	bed.Kctl(t, "-n", r.ns, "rollout", "status", "deployment/rolled", "--timeout=180s")
 }
 
 // run changes the template and waits until all pods have it, until ctx ends; the last one still completes.

@@ -416,7 +416,14 @@ func TestMajorityLost(t *testing.T) {
 		return err
 	})
 	configMap(t, cs, ns, "alone")
-	token := strings.TrimSpace(bed.Kctl(t, "cluster", "token", "create", "--role", "controlplane", "--uses", "2"))
+	var token string
+	bed.Eventually(t, soon, func() error { // the way in has to find the only one that serves
+		out, err := kctl(t, "cluster", "token", "create", "--role", "controlplane", "--uses", "2")
+		if token = strings.TrimSpace(out); err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	})
 	for _, lost := range []string{"cp1", "cp3"} {
 		mustOffline(t, lost, "join", "--advertise-address="+bed.Host(t, lost).IP.String(), "--token="+token, "--server="+bed.Host(t, "cp2").IP.String()+fmt.Sprintf(":%d", lab.FleetPort))
 		mustLab(t, bed.Lab().Restart, lost)

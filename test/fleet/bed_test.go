@@ -40,12 +40,12 @@ import (
 	"keelson.dev/keelson/raftstore/storetest"
 )
 
-// The clocks of the tests: a session is suspect after half a second, a node lost a little later.
+// The clocks of the tests: a session is suspect after a second, a node lost a little later.
 const (
 	heartbeat = 100 * time.Millisecond
-	suspect   = 500 * time.Millisecond
-	grace     = 500 * time.Millisecond
-	patience  = time.Minute // what takes longer on a busy machine has failed
+	suspect   = time.Second
+	grace     = time.Second
+	patience  = 3 * time.Minute // what takes longer on a busy machine has failed
 )
 
 // tokenKey is that of all beds.
@@ -202,10 +202,11 @@ func (b *bed) start(name string) *replica {
 	}
 	b.announce(name)
 	b.mu.Unlock()
-	ln, err := net.Listen("tcp", address)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	var ln net.Listener
+	b.eventually("the address of "+name, func() (err error) { // a connection of somebody may have its port just now
+		ln, err = net.Listen("tcp", address)
+		return err
+	})
 	ctx, cancel := context.WithCancel(b.ctx)
 	informers := client.NewInformers(b.client)
 	r := &replica{name: name, address: ln.Addr().String(), timeline: api.NewTimeline(256)}

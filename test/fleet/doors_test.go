@@ -166,7 +166,7 @@ func TestHalfSentStreams(t *testing.T) {
 // Nothing of a stranger lasts: its connection ends, whatever it does.
 func TestStrangersAreSentAway(t *testing.T) {
 	b := newBed(t, "cp1")
-	ctx, cancel := context.WithTimeout(b.ctx, 20*time.Second)
+	ctx, cancel := context.WithTimeout(b.ctx, patience)
 	defer cancel()
 	if err := halfSent(ctx, b.replicas["cp1"].address, 1, func() {}); ctx.Err() != nil {
 		t.Errorf("a half-sent stream lasts: %v", err)
@@ -176,7 +176,7 @@ func TestStrangersAreSentAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer silent.Close()
-	if err := silent.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+	if err := silent.SetReadDeadline(time.Now().Add(patience)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := silent.Read(make([]byte, 1)); err != io.EOF && !strings.Contains(fmt.Sprint(err), "reset") {

@@ -174,7 +174,7 @@ func TestStopGateIsBounded(t *testing.T) {
 
 // An idle cluster writes nothing: heartbeats stay in memory.
 func TestIdleWritesNothing(t *testing.T) {
-	b := newBed(t, "cp1", "cp2")
+	b := newBedWith(t, clocks{heartbeat: heartbeat, suspect: time.Minute, grace: time.Minute}, "cp1", "cp2") // a stall of the machine loses no node
 	n := b.join("w1", nil)
 	p := b.pod("p", "w1", nil)
 	n.awaitPod(b, p.UID)

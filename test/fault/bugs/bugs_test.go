@@ -31,7 +31,7 @@ type bug struct {
 const atOnce = 2
 
 // patience bounds one row; a warm cache needs a few seconds.
-const patience = 3 * time.Minute
+const patience = 6 * time.Minute
 
 func TestOldBugsAreFound(t *testing.T) {
 	root, err := filepath.Abs("../../..")

@@ -42,7 +42,7 @@ func times(byDefault int) int {
 }
 
 // patience bounds every wait: far beyond what is needed on a busy machine.
-const patience = 60 * time.Second
+const patience = 2 * time.Minute
 
 func within(t testing.TB, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), d)

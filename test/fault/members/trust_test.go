@@ -372,12 +372,15 @@ func (e *exchange) signedByTheNew() {
 	for _, h := range bed.Hosts() {
 		ports := map[lab.Role][]int{lab.RoleControlPlane: {lab.APIPort, lab.FleetPort}, lab.RoleWorker: {10250}}[h.Role]
 		for _, port := range ports {
-			if err := shows(e.Context(), h, port, pool); err != nil {
-				e.Errorf("%s at port %d: %v", h.Name, port, err)
-			}
+			bed.Eventually(e, patience, func() error {
+				if err := shows(e.Context(), h, port, pool); err != nil {
+					return fmt.Errorf("%s at port %d: %w", h.Name, port, err)
+				}
+				return nil
+			})
 		}
 		if h.Role == lab.RoleWorker {
-			e.keeps(h, pool)
+			bed.Eventually(e, patience, func() error { return keeps(h, pool) }) // an agent gives the former up when it hears of that
 		}
 	}
 }
@@ -398,9 +401,8 @@ func shows(ctx context.Context, h lab.Host, port int, pool *x509.CertPool) error
 }
 
 // keeps looks at all certificates on an agent's disk.
-func (e *exchange) keeps(h lab.Host, pool *x509.CertPool) {
-	e.Helper()
-	seen := 0
+func keeps(h lab.Host, pool *x509.CertPool) error {
+	seen, former := 0, error(nil)
 	err := filepath.WalkDir(h.DataDir(), func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".crt") && !strings.HasSuffix(path, ".pem") || strings.Contains(path, "/kubelet/") {
 			return nil // files of pods come and go
@@ -416,12 +418,13 @@ func (e *exchange) keeps(h lab.Host, pool *x509.CertPool) {
 			}
 			seen++
 			if _, err := cert.Verify(x509.VerifyOptions{Roots: pool, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err != nil {
-				e.Errorf("%s has in %s a certificate of %s: %v", h.Name, strings.TrimPrefix(path, h.DataDir()), cert.Subject, err)
+				former = fmt.Errorf("%s has in %s a certificate of %s: %w", h.Name, strings.TrimPrefix(path, h.DataDir()), cert.Subject, err)
 			}
 		}
 		return nil
 	})
 	if err != nil || seen < 2 {
-		e.Errorf("%s: %d certificates were looked at, %v", h.Name, seen, err)
+		return fmt.Errorf("%s: %d certificates were looked at, %v", h.Name, seen, err)
 	}
+	return former
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -70,7 +71,13 @@ func (a attach) life(fault, when string, strike func(node string)) {
 	l.at("NodePublishVolume")
 	a.running(l.name, "", soon)
 	l.quietly(func() error {
-		bed.Kctl(a, "-n", a.ns, "exec", l.name, "--", "sh", "-c", "echo kept > /data/file")
+		bed.Eventually(a, soon, func() error { // its node's agent may have begun just now, and have no session yet
+			out, err := bed.Try(a, filepath.Join(bed.Lab().Config.BinDir, "kctl"), "-n", a.ns, "exec", l.name, "--", "sh", "-c", "echo kept > /data/file")
+			if err != nil {
+				return fmt.Errorf("%w: %s", err, out)
+			}
+			return nil
+		})
 		return nil
 	})
 	l.grow(l.name, "16Mi", func() {
@@ -161,13 +168,14 @@ func (l life) snapshot(when string) (restored string) {
 		return err
 	})
 	l.kept(restored)
-	left, err := filepath.Glob(filepath.Join(l.shared, "snapshots", "*"+l.name+"-*"))
-	if err != nil || len(left) > 0 {
-		l.Errorf("the driver has snapshots of the life %s: %q, %v", l.name, left, err)
-	}
-	l.quietly(func() error {
-		if out := bed.Kctl(l, "get", "volumesnapshotcontents", "-o", "yaml"); strings.Contains(out, l.name+"-pvc-") {
-			return fmt.Errorf("contents of snapshots are left: %s", out)
+	bed.Eventually(l, soon, func() error {
+		left, err := filepath.Glob(filepath.Join(l.shared, "snapshots", "*"+l.name+"-*"))
+		if err != nil || len(left) > 0 {
+			return fmt.Errorf("the driver has snapshots of the life %s: %q, %v", l.name, left, err)
+		}
+		out, err := bed.Try(l, filepath.Join(bed.Lab().Config.BinDir, "kctl"), "get", "volumesnapshotcontents", "-o", "yaml")
+		if err != nil || strings.Contains(out, l.name+"-pvc-") {
+			return fmt.Errorf("contents of snapshots are left: %v %s", err, out)
 		}
 		return nil
 	})
@@ -290,16 +298,16 @@ func (a attach) nothingOf(volume string) {
 				return fmt.Errorf("node %s speaks of it: %s", n.Name, said)
 			}
 		}
+		for _, s := range bed.Lab().Status(ctx) {
+			if s.Role != lab.RoleWorker || s.PID == 0 {
+				continue
+			}
+			if out, err := s.Command(ctx, "cat", "/proc/self/mountinfo").Output(); err != nil || strings.Contains(string(out), claim) {
+				return fmt.Errorf("mounts of %s: %v %s", s.Name, err, out)
+			}
+		}
 		return nil
 	})
-	for _, s := range bed.Lab().Status(ctx) {
-		if s.Role != lab.RoleWorker || s.PID == 0 {
-			continue
-		}
-		if out, err := s.Command(ctx, "cat", "/proc/self/mountinfo").Output(); err != nil || strings.Contains(string(out), claim) {
-			a.Errorf("mounts of %s: %v %s", s.Name, err, out)
-		}
-	}
 }
 
 // strikes are one after the other, a daemon that is being started is not killed, and no command is on its way meanwhile.
@@ -341,7 +349,7 @@ func (a attach) killDriver(node string) {
 		return err
 	})
 	for _, p := range list.Items {
-		if err := pods.Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
+		if err := pods.Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil && !apierrors.IsNotFound(err) { // another life may strike it too
 			a.Fatal(err)
 		}
 	}

@@ -16,7 +16,7 @@ import (
 
 // patience bounds what must succeed once faults have passed, far beyond what
 // it needs on a busy machine.
-const patience = 60 * time.Second
+const patience = 2 * time.Minute
 
 // scene is a group of replica processes as a nemesis sees it. Several nemeses
 // may be at work on it at once: what one breaks another may find broken.
