@@ -104,6 +104,9 @@ func usage(of []api.Object) (out []api.Object) {
 	return out
 }
 
+// patience is for an answer, and for all that a watch is to tell, of a machine that does much else.
+const patience = 5 * time.Minute
+
 // serve starts a server; done waits until it has ended, after ctx has.
 func serve(ctx context.Context) (s *server, done func() error, err error) {
 	trust, err := pki.NewTrust("test", time.Now())
@@ -125,7 +128,7 @@ func serve(ctx context.Context) (s *server, done func() error, err error) {
 	compilers := expression.New()
 	s = &server{kinds: kinds.All(kinds.Compiling(compilers.Admission().Judge)), scheme: api.Scheme(), url: "https://" + ln.Addr().String()}
 	conf := &tls.Config{RootCAs: trust.Pool(), Certificates: []tls.Certificate{admin.TLS}}
-	s.client = &http.Client{Timeout: time.Minute, Transport: &http.Transport{TLSClientConfig: conf, ForceAttemptHTTP2: true}}
+	s.client = &http.Client{Timeout: patience, Transport: &http.Transport{TLSClientConfig: conf, ForceAttemptHTTP2: true}}
 
 	quiet := slog.New(slog.NewTextHandler(io.Discard, nil))
 	store := storetest.NewMemory()

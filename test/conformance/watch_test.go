@@ -4,9 +4,9 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"testing"
-	"time"
 )
 
 // event is a line of a watch.
@@ -18,8 +18,8 @@ type event struct {
 // follow begins a watch; next waits for its next event, end ends it.
 func (u *kindUnderTest) follow(t *testing.T, query ...string) (next func() event, end func()) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	req, err := http.NewRequestWithContext(ctx, "GET", u.url+with(u.path(), append(query, "watch=1", "timeoutSeconds=30")...), nil)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	req, err := http.NewRequestWithContext(ctx, "GET", u.url+with(u.path(), append(query, "watch=1", fmt.Sprintf("timeoutSeconds=%.0f", patience.Seconds()))...), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,7 +32,7 @@ var (
 )
 
 const (
-	patience = 2 * time.Minute
+	patience = 4 * time.Minute
 	ofWave   = 200 // pods that run at once
 	// historyAge replaces the minutes for which changes are kept for watches that resume.
 	historyAge = time.Second
