@@ -112,7 +112,7 @@ func slowPlane(t *testing.T) (p *aSlowPlane, url string) {
 // underWay waits until something of a backup is in its partial file.
 func underWay(t *testing.T, path string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	err := wait.For(ctx, 5*time.Millisecond, func() error {
 		info, err := os.Stat(path + ".partial")

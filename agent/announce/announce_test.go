@@ -186,7 +186,7 @@ func (h host) runs(t *testing.T, name, ip string, v view) (stop func()) {
 
 func eventually(t *testing.T, what string, cond func() error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := wait.For(ctx, 10*time.Millisecond, cond); err != nil {
 		t.Fatalf("%s: %v", what, err)

@@ -153,7 +153,7 @@ func (p *process) lines(t *testing.T) []string {
 // eventually waits until f is nil.
 func (r *rig) eventually(f func() error) {
 	r.Helper()
-	ctx, cancel := context.WithTimeout(r.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(r.Context(), time.Minute)
 	defer cancel()
 	if err := wait.For(ctx, 5*time.Millisecond, f); err != nil {
 		r.Fatal(err)

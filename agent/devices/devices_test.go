@@ -59,7 +59,7 @@ func spawn(t *testing.T, dir, name, mode string, more ...string) (stop func()) {
 		}
 	}
 	t.Cleanup(stop)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for _, s := range []string{name + "-reg.sock", name + ".sock.dra"} {
 		if err := wait.For(ctx, 5*time.Millisecond, func() error {

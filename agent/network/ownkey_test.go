@@ -31,7 +31,7 @@ func told(t *testing.T, ctx context.Context, k *OwnKey) wgtypes.Key {
 
 // F108: a key that is replaced, or removed, while the agent runs is taken; a file that holds none changes nothing.
 func TestKeyIsReplaced(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	folder := t.TempDir()
 	k, err := OpenOwnKey(folder, slog.New(slog.DiscardHandler))

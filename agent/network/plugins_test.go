@@ -213,7 +213,7 @@ func (h *host) inside(r agent.NetworkRequest) []string {
 func (h *host) nothingLeft(when string) {
 	h.Helper()
 	// A namespace that was unpinned goes, and its end of a port with it, when the kernel gets to it.
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	err := wait.For(ctx, 5*time.Millisecond, func() error {
 		cached, _ := filepath.Glob(filepath.Join(h.dir, "run", "cache", "results", "*"))

@@ -78,7 +78,7 @@ exec sleep 1000
 		}
 		for _, f := range children() {
 			pid, _ := strconv.Atoi(f)
-			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			if err := wait.For(ctx, time.Millisecond, func() error {
 				if stat, err := os.ReadFile("/proc/" + f + "/stat"); err == nil && !strings.Contains(string(stat), ") Z ") && unix.Kill(pid, 0) == nil {
 					return errors.New("it lives")
@@ -214,7 +214,7 @@ func TestForeignNetworkHasItsOwnRoutes(t *testing.T) {
 	for i, has := range []int{3, 0, 3} { // to w2, and refusals for the other pods and for Services
 		foreign.Store(has == 0)
 		objects.Put(node("w2", "10.244.1.0/24", "10.89.0.102")) // any news of nodes: the timer is slower
-		wctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		wctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		if err := wait.For(wctx, time.Millisecond, func() error {
 			got, err := ourRoutes(nl)
 			if err == nil && got != has {

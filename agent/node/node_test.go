@@ -41,7 +41,7 @@ func fakeConfig(name, dir string) (Config, *fake.Cluster, *fake.Runtime) {
 func TestManyNodes(t *testing.T) {
 	const nodes, pods = 100, 5
 	dir := t.TempDir()
-	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	run, stop := context.WithCancel(ctx)
 	done := make(chan error, nodes)
@@ -117,7 +117,7 @@ func TestFacts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	run, stop := context.WithCancel(ctx)
 	done := make(chan error, 1)

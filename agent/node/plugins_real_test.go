@@ -55,7 +55,7 @@ func (b *bed) things(devices string, args ...string) *things {
 // node waits until the node tells of so many devices.
 func (p *things) node(capacity, allocatable int64) {
 	p.t.Helper()
-	ctx, cancel := context.WithTimeout(p.t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(p.t.Context(), time.Minute)
 	defer cancel()
 	if err := p.cluster.Await(ctx, fmt.Sprintf("%d devices, %d of them to be given out", capacity, allocatable), func() bool {
 		n := p.cluster.NodeFacts()

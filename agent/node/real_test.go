@@ -159,7 +159,7 @@ func (b *bed) start() {
 
 // clean deletes all pods, and where that fails, kills what is left.
 func (b *bed) clean() {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	for _, p := range b.cluster.Pods() {
 		b.delete(p.UID, 0)
@@ -233,7 +233,7 @@ func (b *bed) delete(uid types.UID, grace int64) {
 
 func (b *bed) until(what string, uid types.UID, cond func(*v1.Pod) bool) *v1.Pod {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(b.t.Context(), time.Minute)
 	defer cancel()
 	var seen *v1.Pod
 	if err := b.cluster.Await(ctx, what, func() bool {
@@ -465,7 +465,7 @@ func (b *bed) graceful(t *testing.T) {
 	}
 	begin := time.Now()
 	b.delete("grace", 30)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := b.cluster.Await(ctx, "its end", func() bool { return b.cluster.Gone("grace") }); err != nil {
 		t.Fatal(err)

@@ -31,7 +31,7 @@ func TestAgentRestartTouchesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = wait.For(testCtx(t, 10*time.Second), 5*time.Millisecond, func() error { _, err := os.Stat(r.exitFile(c.rec.ID)); return err })
+	err = wait.For(testCtx(t, time.Minute), 5*time.Millisecond, func() error { _, err := os.Stat(r.exitFile(c.rec.ID)); return err })
 	if err != nil {
 		t.Fatal("the shim did not record an end while no agent ran: ", err)
 	}

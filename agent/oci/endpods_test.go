@@ -33,7 +33,7 @@ func TestEndPods(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := EndPods(ctx, r.cfg.CgroupRoot, 2*time.Second); err != nil {
 		t.Fatal(err)

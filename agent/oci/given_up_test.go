@@ -54,7 +54,7 @@ func TestGivenUpExecIsKilled(t *testing.T) {
 	if _, err := r.ExecSync(r.ctx(), &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"true"}, Timeout: 20}); err != nil {
 		t.Fatal(err)
 	}
-	err = wait.For(testCtx(t, 10*time.Second), 5*time.Millisecond, func() error {
+	err = wait.For(testCtx(t, time.Minute), 5*time.Millisecond, func() error {
 		s.shim.mu.Lock()
 		calls := len(s.shim.calls)
 		s.shim.mu.Unlock()

@@ -108,7 +108,7 @@ func newRig(t *testing.T) *rig {
 			t.Errorf("leak: before %+v, after %+v", before, after)
 		}
 		if tree, err := findCgroups(r.cfg.CgroupRoot); err == nil {
-			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
 			if err := tree.kill(ctx, ""); err != nil {
 				t.Error(err)
@@ -183,7 +183,7 @@ func (r *rig) removeAll() {
 }
 
 func (r *rig) ctx() context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	r.t.Cleanup(cancel)
 	return ctx
 }
@@ -202,7 +202,7 @@ func countLeaks(t *testing.T, cfg Config) leaks {
 	l.mounts = strings.Count(string(mounts), base)
 	// A process is ours when it runs one of our binaries or from one of our folders;
 	// it may take a moment to be reaped.
-	_ = wait.For(testCtx(t, 5*time.Second), 5*time.Millisecond, func() error {
+	_ = wait.For(testCtx(t, time.Minute), 5*time.Millisecond, func() error {
 		l.processes = 0
 		procs, _ := filepath.Glob("/proc/[0-9]*/cgroup")
 		for _, p := range procs {

@@ -43,7 +43,7 @@ func (b *buffer) String() string {
 // waitText waits until the buffer holds a text.
 func (r *rig) waitText(b *buffer, text string) {
 	r.t.Helper()
-	err := wait.For(testCtx(r.t, 10*time.Second), 2*time.Millisecond, func() error {
+	err := wait.For(testCtx(r.t, time.Minute), 2*time.Millisecond, func() error {
 		if s := b.String(); !strings.Contains(s, text) {
 			return fmt.Errorf("%q lacks %q", s, text)
 		}
@@ -68,7 +68,7 @@ func TestExec(t *testing.T) {
 		t.Errorf("timeout: %v after %v", err, time.Since(begin))
 	}
 	// The process is gone, too.
-	err = wait.For(testCtx(t, 5*time.Second), 10*time.Millisecond, func() error {
+	err = wait.For(testCtx(t, time.Minute), 10*time.Millisecond, func() error {
 		out, err := r.ExecSync(r.ctx(), &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"sh", "-c", "ps -o args | grep -c '^sleep 100$'"}})
 		if err != nil || strings.TrimSpace(string(out.Stdout)) != "0" {
 			return fmt.Errorf("%s %v", out.GetStdout(), err)
@@ -211,7 +211,7 @@ func TestPortForward(t *testing.T) {
 	sb, sc := r.sandbox()
 	r.run(sb, sc, r.containerConfig("a", "echo forwarded > /tmp/index.html; exec httpd -f -p 127.0.0.1:8081 -h /tmp"))
 	var got string
-	err := wait.For(testCtx(t, 10*time.Second), 20*time.Millisecond, func() error {
+	err := wait.For(testCtx(t, time.Minute), 20*time.Millisecond, func() error {
 		ours, theirs := net.Pipe()
 		done := make(chan error, 1)
 		go func() { done <- r.PortForward(r.ctx(), sb, 8081, theirs) }()
@@ -258,7 +258,7 @@ func TestReopenLog(t *testing.T) {
 	sb, sc := r.sandbox()
 	id := r.run(sb, sc, r.containerConfig("a", "echo before; read x; echo after", func(c *cri.ContainerConfig) { c.Stdin = true }))
 	path := filepath.Join(r.logs, "a.log")
-	err := wait.For(testCtx(t, 5*time.Second), time.Millisecond, func() error {
+	err := wait.For(testCtx(t, time.Minute), time.Millisecond, func() error {
 		if b, _ := os.ReadFile(path); !bytes.Contains(b, []byte("before")) {
 			return errors.New("nothing logged")
 		}

@@ -175,7 +175,7 @@ func (b *buffer) String() string {
 func TestFollowThroughRotation(t *testing.T) {
 	s, rt, l, _ := node(t)
 	l.put("stdout", "F", "line 0")
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var got buffer
 	done := make(chan error, 1)

@@ -292,7 +292,7 @@ func (b *behind) heard(path, text string, headers ...string) (a answer) {
 // await waits until something is so that follows from what is stored.
 func (r *replica) await(so func() bool) {
 	r.t.Helper()
-	ctx, cancel := context.WithTimeout(r.t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(r.t.Context(), time.Minute)
 	defer cancel()
 	if err := wait.For(ctx, time.Millisecond, func() error {
 		if !so() {

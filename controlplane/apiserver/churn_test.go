@@ -146,7 +146,7 @@ func (r *replica) useGadgets(c *http.Client, round int) {
 // watchLines are the events of a watch, until it ends.
 func (r *replica) watchLines(c *http.Client, path string) (<-chan string, func()) {
 	r.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	req, err := http.NewRequestWithContext(ctx, "GET", "https://"+r.addr+path, nil)
 	if err != nil {
 		r.t.Fatal(err)
@@ -207,7 +207,7 @@ func TestKindsComeAndGoUnderRequests(t *testing.T) {
 	stop()
 	running.Wait()
 	c.CloseIdleConnections()
-	late, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	late, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := wait.For(late, 20*time.Millisecond, func() error {
 		if n := runtime.NumGoroutine(); n > goroutines {

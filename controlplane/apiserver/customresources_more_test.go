@@ -28,7 +28,7 @@ func (r *replica) drop(c *http.Client, name string) {
 
 func (r *replica) eventually(f func() error) {
 	r.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := wait.For(ctx, 2*time.Millisecond, f); err != nil {
 		r.t.Fatal(err)

@@ -87,7 +87,7 @@ func (r *replica) establish(c *http.Client, definition string) {
 // condition returns once a condition of a definition has a status.
 func (r *replica) condition(c *http.Client, name, of, status string) (reason, message string) {
 	r.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	var last string
 	err := wait.For(ctx, 2*time.Millisecond, func() error {
@@ -217,7 +217,7 @@ func TestCustomResources(t *testing.T) {
 	}
 
 	r.ok(r.call(c, "DELETE", definitionsPath+"/crontabs.stable.example.com", ""))
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := wait.For(ctx, 5*time.Millisecond, func() error {
 		if a := r.call(c, "GET", definitionsPath+"/crontabs.stable.example.com", ""); a.code != 404 {

@@ -97,7 +97,7 @@ func start(t testing.TB, change func(*Config), opts ...registry.Option) *replica
 		<-registryDone
 		r.store.Close()
 	})
-	boot, done := context.WithTimeout(ctx, 20*time.Second)
+	boot, done := context.WithTimeout(ctx, time.Minute)
 	defer done()
 	if err := r.EnsureBootstrap(boot, 0); err != nil {
 		t.Fatal(err)

@@ -58,7 +58,7 @@ func (k *kubectl) run(stdin string, args ...string) (string, error) {
 
 func (k *kubectl) once(stdin string, args ...string) (string, error) {
 	k.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, k.binary, args...)
 	cmd.Env = []string{"KUBECONFIG=" + k.config, "HOME=" + k.home, "PATH=" + os.Getenv("PATH")}

@@ -43,7 +43,7 @@ func TestConfigurationsAreFollowed(t *testing.T) {
 // The leader tells in a policy's status what is wrong with its types, once per generation.
 func TestPolicyTypesInStatus(t *testing.T) {
 	r := start(t, nil)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	done := make(chan error, 1)
 	go func() { done <- r.KeepPolicyTypes(ctx, 0) }()

@@ -28,7 +28,7 @@ const podJSON = `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p"},"spec":
 
 func within(t testing.TB) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -71,7 +71,7 @@ func TestWatchMovesToAnotherReplica(t *testing.T) {
 			if i == writes/3 {
 				c.Kill(leader)
 			}
-			ctx, cancel := context.WithTimeout(through.ctx, 20*time.Second)
+			ctx, cancel := context.WithTimeout(through.ctx, time.Minute)
 			req := through.request(api.VerbCreate, configMap("default", fmt.Sprint("c", i)))
 			req.Object = configMap("default", fmt.Sprint("c", i))
 			if _, err := through.Registry.Create(ctx, req, nil); err != nil {
@@ -83,7 +83,7 @@ func TestWatchMovesToAnotherReplica(t *testing.T) {
 	var last string
 	seen := 0
 	take := func(w *Watcher, from *env, n int) {
-		ctx, cancel := context.WithTimeout(from.ctx, 30*time.Second)
+		ctx, cancel := context.WithTimeout(from.ctx, time.Minute)
 		defer cancel()
 		for range n {
 			ev, ok := w.Next(ctx)

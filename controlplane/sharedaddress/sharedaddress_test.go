@@ -159,7 +159,7 @@ func (h host) holds(t *testing.T, peers ...netip.Addr) *holder {
 func eventually(t *testing.T, what string, cond func() bool) time.Duration {
 	t.Helper()
 	began := time.Now()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if wait.For(ctx, 5*time.Millisecond, func() error {
 		if !cond() {

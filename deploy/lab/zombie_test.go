@@ -40,7 +40,7 @@ func TestFirstThreadEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	pid := cmd.Process.Pid
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := wait.For(ctx, time.Millisecond, func() error {
 		raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))

@@ -72,7 +72,7 @@ func (b *bed) swap(table *route.Table) {
 
 func (b *bed) wait(cond func() error) {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := wait.For(ctx, 5*time.Millisecond, cond); err != nil {
 		b.t.Fatal(err)

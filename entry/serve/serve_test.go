@@ -234,7 +234,7 @@ func TestGRPC(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		for _, early := range []bool{false, true} {
 			stream, err := c.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, "/echo.Echo/Both")

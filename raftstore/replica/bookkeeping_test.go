@@ -29,7 +29,7 @@ func TestIdentitiesSettleInOrder(t *testing.T) {
 
 func TestWaterline(t *testing.T) {
 	var w waterline
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	var wg sync.WaitGroup
 	for at := range uint64(20) {

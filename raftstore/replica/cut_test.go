@@ -29,7 +29,7 @@ func TestFollowerGivesUpWhatACutHolds(t *testing.T) {
 		}
 		answered <- err
 	}()
-	giving := within(t, 10*time.Second)
+	giving := within(t, patience)
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for c.Network.GivenUp(follower, leader) == given {

@@ -192,7 +192,7 @@ func tell(ev raftstore.Events) string {
 // what it was given with the history.
 func (r *reader) check(t *rapid.T, history []raftstore.Events) {
 	last := raftstore.Revision(len(history))
-	late := time.After(20 * time.Second)
+	late := time.After(time.Minute)
 	for whole := false; !whole; {
 		r.w.(raftstore.ProgressRequester).RequestProgress()
 		poll := time.NewTimer(time.Millisecond)

@@ -22,8 +22,10 @@ func TestSleepyLeaderReadsNothingStale(t *testing.T) { // F53
 			cfg.HeartbeatTimeout, cfg.ElectionTimeout = 4*time.Second, 4*time.Second
 		}
 	})
-	if c.Leader() != "r1" {
-		t.Fatalf("%s leads and not the founder", c.Leader())
+	if c.Leader() != "r1" { // the founder, unless the machine was so slow that it was missed
+		if _, err := c.Replica("r1").StepDown(within(t, patience), "r1"); err != nil {
+			t.Fatal(err)
+		}
 	}
 	sleepy := c.Replica("r1")
 	rev := commit(t, sleepy, raftstore.Put("/a", []byte("old")))
@@ -136,7 +138,8 @@ func TestReadsWaitForReplay(t *testing.T) { // F52
 // out before it answers a read: the old leader has acknowledged it.
 func TestNewLeaderReadsWhatTheOldAcknowledged(t *testing.T) { // F53
 	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) {
-		cfg.HeartbeatTimeout, cfg.ElectionTimeout = 400*time.Millisecond, 400*time.Millisecond
+		// On a machine that is busy, over these lines, none is heard as often as usual.
+		cfg.HeartbeatTimeout, cfg.ElectionTimeout = 2*time.Second, 2*time.Second
 	})
 	old, next, behind := c.Leader(), c.Followers()[0], c.Followers()[1]
 	c.AwaitRevision(commit(t, c.Replica(old), raftstore.Put("/a", []byte("old"))))

@@ -121,14 +121,14 @@ func TestIsolatedLeaderIsFenced(t *testing.T) {
 	}
 	select {
 	case <-first.ctx.Done():
-	case <-time.After(10 * time.Second):
+	case <-time.After(patience):
 		t.Error("the isolated leader still leads")
 	}
 	// A linearizable read on the isolated replica must not answer.
 	if _, _, err := c.Replica(old).Get(within(t, 300*time.Millisecond), "/fenced", raftstore.ReadOptions{}); !errors.Is(err, raftstore.ErrUnavailable) {
 		t.Errorf("read on the isolated replica: %v", err)
 	}
-	if _, _, err := c.Replica(old).Get(within(t, time.Second), "/fenced", raftstore.ReadOptions{Local: true}); err != nil {
+	if _, _, err := c.Replica(old).Get(within(t, patience), "/fenced", raftstore.ReadOptions{Local: true}); err != nil {
 		t.Errorf("local read on the isolated replica: %v", err)
 	}
 	c.Rejoin(old)
@@ -289,9 +289,10 @@ func TestLeadershipMovesWithoutPause(t *testing.T) {
 	commit(t, c.Replicas()[0], raftstore.Put("/after", nil))
 }
 
-// An idle group writes nothing, even with keys that will expire one day.
+// An idle group writes nothing, even with keys that will expire one day. Nor does it elect: a leader that is missed because
+// the machine is slow is no write of an idle group.
 func TestIdleWritesNothing(t *testing.T) {
-	c := storetest.NewCluster(t, 3, nil)
+	c := storetest.NewCluster(t, 3, slowToMiss)
 	ttl := raftstore.Put("/t", nil)
 	ttl.TTL = time.Hour
 	rev := commit(t, c.Replica("r1"), ttl)

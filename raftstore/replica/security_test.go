@@ -53,7 +53,7 @@ func askState(t *testing.T, address string, conf *tls.Config) error {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	_, err = storev1.NewPeerClient(conn).State(ctx, &storev1.StateRequest{})
 	return err
@@ -70,7 +70,7 @@ func speakRaft(address string, conf *tls.Config) error {
 	}
 	defer conn.Close()
 	// An unknown kind of message: a listener of raft hangs up on it, in order.
-	if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
 		return err
 	}
 	if _, err := conn.Write([]byte{0xff}); err != nil {

@@ -13,7 +13,7 @@ import (
 // Leadership goes to a voter that answers, at the first attempt, though the log
 // of one that does not is as long.
 func TestTransferPassesOverTheSilent(t *testing.T) {
-	c := storetest.NewCluster(t, 3, nil)
+	c := storetest.NewCluster(t, 3, slowToMiss) // nobody else is elected, however slow the machine is
 	leader, followers := c.Leader(), c.Followers()
 	silent, good := followers[0], followers[1]
 	c.Isolate(silent)
@@ -30,7 +30,7 @@ func TestTransferPassesOverTheSilent(t *testing.T) {
 // Who is not there is waited for without holding up anybody: the leader goes on
 // in its term.
 func TestTransferToTheSilentHoldsUpNobody(t *testing.T) {
-	c := storetest.NewCluster(t, 3, nil)
+	c := storetest.NewCluster(t, 3, slowToMiss) // nobody else is elected, however slow the machine is
 	leader, silent := c.Leader(), c.Followers()[0]
 	r := c.Replica(leader)
 	term := r.Status().Term

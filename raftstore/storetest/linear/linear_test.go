@@ -11,16 +11,20 @@ import (
 	"keelson.dev/keelson/raftstore/storetest/linear"
 )
 
+// A store that keeps its word has settled by patience on any machine; one that does not may never settle, and briefly is
+// waited for that.
+const patience, briefly = time.Minute, 3 * time.Second
+
 // work runs a workload on a store of one door until it is enough.
 func work(t *testing.T, d linear.Door, seed uint64, until func(r *linear.Workload) bool) *linear.Report {
 	t.Helper()
-	return workAt(t, 1, d, linear.Options{Seed: seed, Followers: 2, Pace: time.Millisecond}, until)
+	return workAt(t, 1, d, linear.Options{Seed: seed, Followers: 2, Pace: time.Millisecond}, briefly, until)
 }
 
 // workAt is work at many places that have the same door.
-func workAt(t *testing.T, places int, d linear.Door, o linear.Options, until func(r *linear.Workload) bool) *linear.Report {
+func workAt(t *testing.T, places int, d linear.Door, o linear.Options, settling time.Duration, until func(r *linear.Workload) bool) *linear.Report {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	o.TTL = 40 * time.Millisecond
 	w, err := linear.Start(ctx, o, slices.Repeat([]linear.Place{func() (linear.Door, bool) { return d, true }}, places)...)
@@ -32,13 +36,13 @@ func workAt(t *testing.T, places int, d linear.Door, o linear.Options, until fun
 	for !until(w) && ctx.Err() == nil {
 		<-tick.C
 	}
-	return settle(ctx, w, d)
+	return settle(w, d, settling)
 }
 
 // settle ends a workload and says what it found.
-func settle(ctx context.Context, w *linear.Workload, d linear.Door) *linear.Report {
+func settle(w *linear.Workload, d linear.Door, limit time.Duration) *linear.Report {
 	w.Stop()
-	settling, cancel := context.WithTimeout(ctx, 3*time.Second)
+	settling, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	settled := w.Settle(settling, d)
 	rep := w.Check(linear.CheckOptions{})
@@ -50,7 +54,8 @@ func settle(ctx context.Context, w *linear.Workload, d linear.Door) *linear.Repo
 func TestGoodStorePasses(t *testing.T) {
 	m := storetest.NewMemory()
 	defer m.Close()
-	rep := work(t, linear.Door{Name: "memory", Store: m}, 1, func(w *linear.Workload) bool { return w.Calls() > 2000 })
+	o := linear.Options{Seed: 1, Followers: 2, Pace: time.Millisecond}
+	rep := workAt(t, 1, linear.Door{Name: "memory", Store: m}, o, patience, func(w *linear.Workload) bool { return w.Calls() > 2000 })
 	t.Log(rep)
 	if err := rep.Err(); err != nil {
 		t.Error(err)
@@ -66,7 +71,7 @@ func TestGoodStorePassesInUnrest(t *testing.T) {
 	m := storetest.NewMemory()
 	defer m.Close()
 	n := 0
-	rep := workAt(t, 6, linear.Door{Name: "memory", Store: m}, linear.Options{Seed: 1, Clients: 1}, func(w *linear.Workload) bool {
+	rep := workAt(t, 6, linear.Door{Name: "memory", Store: m}, linear.Options{Seed: 1, Clients: 1}, patience, func(w *linear.Workload) bool {
 		switch n++; {
 		case n%10 == 0:
 			m.Depose()

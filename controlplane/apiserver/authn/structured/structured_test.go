@@ -48,7 +48,7 @@ func run(t *testing.T, o Options) *Authentication {
 // becomes waits until a token is a user's; "" = nobody's.
 func becomes(t *testing.T, a *Authentication, token, user string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	err := wait.For(ctx, time.Millisecond, func() error {
 		if id, ok, err := (issuers{a}).VerifyToken(ctx, token, nil); id.User.Name != user || ok != (user != "") {
