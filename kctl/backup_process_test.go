@@ -62,7 +62,7 @@ func startKctl(t *testing.T, server string, args ...string) *process {
 // ended waits for the end and returns the exit code and the only line that was said.
 func (p *process) ended(t *testing.T) (code int, said string) {
 	t.Helper()
-	over := time.AfterFunc(30*time.Second, func() { _ = p.Process.Kill() })
+	over := time.AfterFunc(time.Minute, func() { _ = p.Process.Kill() })
 	defer over.Stop()
 	err := p.Wait()
 	var exit *exec.ExitError

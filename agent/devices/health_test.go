@@ -182,6 +182,7 @@ func TestHostileHealth(t *testing.T) {
 	}
 	t.Run("health-raves", func(t *testing.T) {
 		dir, cluster := short(t), fake.NewCluster()
+		began := time.Now()
 		spawn(t, dir, "a.example.com", "health-raves", "--health=x", "--services="+drahealth.DRAResourceHealthService)
 		d := New(Config{Registration: dir, State: t.TempDir(), Objects: cluster})
 		p := using(d, t, cluster)
@@ -193,7 +194,7 @@ func TestHostileHealth(t *testing.T) {
 			}
 			return nil
 		})
-		began, news := time.Now(), d.Changes(t.Context())
+		news := d.Changes(t.Context())
 		for range 3 {
 			<-news
 		}

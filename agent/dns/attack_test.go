@@ -157,6 +157,12 @@ func TestWaitingIsBounded(t *testing.T) {
 
 // Many who ask the same at once are one question upstream, and who asks what nobody has fills no memory.
 func TestSameQuestionsAreOne(t *testing.T) {
+	for !sameQuestionsAreOne(t) && !t.Failed() {
+	}
+}
+
+// sameQuestionsAreOne is false when the machine was so slow that the other server was given up before all had asked.
+func sameQuestionsAreOne(t *testing.T) bool {
 	var asked atomic.Int64
 	release := make(chan struct{})
 	up := upstream(t, func(w dns.ResponseWriter, q *dns.Msg) {
@@ -169,6 +175,8 @@ func TestSameQuestionsAreOne(t *testing.T) {
 	})
 	r := start(t, coreDNS(fmt.Sprintf(".:53 {\n kubernetes cluster.local\n forward . %s\n cache 30\n}\n", up), nil))
 	done := make(chan string, 50)
+	began := time.Now()
+	late := func() bool { return time.Since(began) > 1900*time.Millisecond } // it is asked again after two seconds
 	for range cap(done) {
 		go func() {
 			m, err := r.try("udp", "www.example.", dns.TypeA)
@@ -180,20 +188,28 @@ func TestSameQuestionsAreOne(t *testing.T) {
 		}()
 	}
 	r.until(func() error {
-		if r.s.waits() != cap(done) {
+		if r.s.waits() != cap(done) && !late() {
 			return fmt.Errorf("%d wait", r.s.waits())
 		}
 		return nil
 	})
 	close(release)
+	var answers []string
 	for range cap(done) {
-		if got := <-done; got != "NOERROR, www.example. A 192.0.2.1" {
+		answers = append(answers, <-done)
+	}
+	if late() {
+		return false
+	}
+	for _, got := range answers {
+		if got != "NOERROR, www.example. A 192.0.2.1" {
 			t.Error(got)
 		}
 	}
 	if asked.Load() != 1 {
 		t.Errorf("%d questions reached the other server", asked.Load())
 	}
+	return true
 }
 
 // A connection that asks on and on is answered on and on, one question after the other.

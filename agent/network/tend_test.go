@@ -246,7 +246,7 @@ func TestNodeAmongPodsIsRefused(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: got %v, want %q", address, err, want)
 			}
-		case <-time.After(20 * time.Second):
+		case <-time.After(time.Minute):
 			t.Errorf("%s is not refused", address)
 		}
 		if got, err := ourRoutes(nl); got != 0 || err != nil {

@@ -391,7 +391,7 @@ func (w *world) talk(a, b *machine, from, to netip.Addr) {
 				return fmt.Errorf("heard %s, want %s", got, want)
 			}
 			return nil
-		case <-time.After(10 * time.Second):
+		case <-time.After(time.Minute):
 			return errors.New("nothing was heard")
 		}
 	})

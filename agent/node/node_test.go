@@ -41,7 +41,7 @@ func fakeConfig(name, dir string) (Config, *fake.Cluster, *fake.Runtime) {
 func TestManyNodes(t *testing.T) {
 	const nodes, pods = 100, 5
 	dir := t.TempDir()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	run, stop := context.WithCancel(ctx)
 	done := make(chan error, nodes)

@@ -283,7 +283,7 @@ func TestShimAnswersThePreviousRelease(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if err := c.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
 		t.Fatal(err)
 	}
 	ask := func(kind, request byte, body string, wantKind byte) string {

@@ -33,7 +33,7 @@ func (r *rig) runEarly(ctx context.Context, attach chan struct{}) (string, *cri.
 		return id, c, answer
 	case err := <-answer:
 		r.t.Fatalf("the sandbox was never prepared: %v", err)
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		r.t.Fatal("the sandbox was never prepared")
 	}
 	return "", nil, nil

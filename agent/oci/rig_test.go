@@ -195,11 +195,6 @@ func countLeaks(t *testing.T, cfg Config) leaks {
 	t.Helper()
 	var l leaks
 	base := filepath.Dir(cfg.RunDir)
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.mounts = strings.Count(string(mounts), base)
 	// A process is ours when it runs one of our binaries or from one of our folders;
 	// it may take a moment to be reaped.
 	_ = wait.For(testCtx(t, time.Minute), 5*time.Millisecond, func() error {
@@ -217,6 +212,11 @@ func countLeaks(t *testing.T, cfg Config) leaks {
 		}
 		return nil
 	})
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.mounts = strings.Count(string(mounts), base)
 	for _, dir := range []string{"netns", "sandboxes", "containers", "libcontainer"} {
 		e, _ := os.ReadDir(filepath.Join(cfg.RunDir, dir))
 		l.folders += len(e)

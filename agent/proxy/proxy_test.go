@@ -295,7 +295,7 @@ func TestTakeOverUnderTraffic(t *testing.T) {
 			if _, err := lives.Write([]byte("x")); err != nil {
 				t.Fatal(err)
 			}
-			_ = lives.SetReadDeadline(time.Now().Add(10 * time.Second))
+			_ = lives.SetReadDeadline(time.Now().Add(time.Minute))
 			if _, err := lives.Read(make([]byte, 1)); err != nil {
 				t.Fatalf("a connection ended as mode %s took over: %v", mode, err)
 			}

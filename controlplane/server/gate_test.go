@@ -134,7 +134,7 @@ func dial(to net.Listener, as *pki.Peers) (net.Conn, error) {
 }
 
 func say(c net.Conn) error {
-	if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
 		return err
 	}
 	if _, err := c.Write([]byte{1}); err != nil {

@@ -147,7 +147,7 @@ func (h host) holds(t *testing.T, peers ...netip.Addr) *holder {
 		select {
 		case err := <-done:
 			return err
-		case <-time.After(20 * time.Second):
+		case <-time.After(time.Minute):
 			return errors.New("it goes on")
 		}
 	})

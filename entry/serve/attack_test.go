@@ -28,7 +28,7 @@ func (b *bed) dial(text string) net.Conn {
 		b.t.Fatal(err)
 	}
 	b.t.Cleanup(func() { c.Close() })
-	c.SetDeadline(time.Now().Add(20 * time.Second))
+	c.SetDeadline(time.Now().Add(time.Minute))
 	if _, err := io.WriteString(c, text); err != nil {
 		b.t.Fatal(err)
 	}
@@ -95,7 +95,7 @@ func TestAttackTakesNothing(t *testing.T) {
 	b.dial("GET / HTTP/1.1\r\nHost: a.x\r\n\r\n")
 	select {
 	case <-gone:
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		t.Error("the backend still writes")
 	}
 }
@@ -182,7 +182,7 @@ func TestAttackRapidReset(t *testing.T) {
 	select {
 	case err := <-ended:
 		t.Log(err)
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		t.Error("the connection goes on")
 	}
 	if n := most.Load(); n > 16 {

@@ -202,7 +202,7 @@ func TestHostileFilesAreAnsweredSoon(t *testing.T) {
 			var d daemon
 			began := time.Now()
 			_, err := parse(flagsOf(&d), []byte(content))
-			if took := time.Since(began); took > 5*time.Second {
+			if took := time.Since(began); took > time.Minute {
 				t.Errorf("took %v", took)
 			}
 			if err == nil && name != "comments" {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -41,12 +42,15 @@ func withPorts(t *testing.T, dir string) (url string) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"apiPort", "fleetPort", "peerPort"} {
-		l, err := net.Listen("tcp", local+":0")
-		if err != nil {
-			t.Fatal(err)
+		// Below what the kernel gives to those who name no port: a test beside this one is not given it meanwhile.
+		var l net.Listener
+		port := 0
+		for l == nil {
+			port = 20000 + rand.IntN(10000)
+			l, _ = net.Listen("tcp", fmt.Sprintf("%s:%d", local, port))
 		}
 		defer l.Close()
-		cluster[name] = l.Addr().(*net.TCPAddr).Port
+		cluster[name] = port
 	}
 	if raw, err = json.Marshal(cluster); err != nil {
 		t.Fatal(err)
