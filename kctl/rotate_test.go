@@ -37,10 +37,10 @@ func TestWhyTheKubeconfigIsNotRenewed(t *testing.T) {
 	}
 	flags.APIServer, flags.KubeConfig = &s.URL, &none
 	var out bytes.Buffer
-	if err := renewAfter(cmdutil.NewFactory(flags), genericiooptions.IOStreams{Out: &out, ErrOut: &out}, 1500*time.Millisecond); err != nil {
+	if err := renewAfter(cmdutil.NewFactory(flags), genericiooptions.IOStreams{Out: &out, ErrOut: &out}, 4*time.Second); err != nil {
 		t.Fatal(err)
 	}
-	want := "The kubeconfig in use is as it was: after 1.5s the exchange is at step trust and waits for node w3: it is away; cp2: it does not answer. " +
+	want := "The kubeconfig in use is as it was: after 4s the exchange is at step trust and waits for node w3: it is away; cp2: it does not answer. " +
 		"'kctl cluster rotate --status' shows how it goes on; 'kctl cluster renew' when it is at step wait.\n"
 	if out.String() != want {
 		t.Errorf("it says %swant %s", out.String(), want)

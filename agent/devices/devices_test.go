@@ -223,7 +223,7 @@ func TestHostileDrivers(t *testing.T) {
 			defer cancel()
 			if mode == "hangs" {
 				d.folder.Scan(ctx) // that it is found does not count as its answer
-				ctx, cancel = context.WithTimeout(ctx, 200*time.Millisecond)
+				ctx, cancel = context.WithTimeout(ctx, time.Second)
 				defer cancel()
 			}
 			_, err := d.Prepare(ctx, p)

@@ -23,7 +23,7 @@ func podBody(name string) string {
 // A replica that ends is unready first and answers everything meanwhile; no request that reached it is lost, and
 // watches end one after the other, not to come back here.
 func TestShutdownLosesNothing(t *testing.T) {
-	const delay = 3 * time.Second // three new connections are made in it, on a machine that may be busy
+	const delay = 5 * time.Second // three new connections are made in it, on a machine that may be busy
 	r := start(t, func(c *Config) { c.ShutdownDelay, c.ShutdownDeadline = delay, 20*time.Second })
 	stopping := make(chan struct{})
 	var sent, written atomic.Int32

@@ -65,10 +65,15 @@ func TestWatchMovesToAnotherReplica(t *testing.T) {
 	through, second := envs[followers[0]], envs[followers[1]]
 	w := envs[leader].watch(configMap("default", ""), metav1.ListOptions{ResourceVersion: formatRevision(c.Replica(leader).Applied())})
 	const writes = 60
+	moves := make(chan struct{}) // closed when the watcher has seen enough at the leader
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for i := range writes {
 			if i == writes/3 {
+				select {
+				case <-moves:
+				case <-through.ctx.Done():
+				}
 				c.Kill(leader)
 			}
 			ctx, cancel := context.WithTimeout(through.ctx, time.Minute)
@@ -99,6 +104,7 @@ func TestWatchMovesToAnotherReplica(t *testing.T) {
 	}
 	take(w, envs[leader], writes/4)
 	w.Stop()
+	close(moves)
 	take(second.watch(configMap("default", ""), metav1.ListOptions{ResourceVersion: last}), second, writes-seen)
 	wg.Wait()
 }

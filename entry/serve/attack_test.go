@@ -60,7 +60,7 @@ func TestAttackHeaderTooLarge(t *testing.T) {
 
 // A header that comes in crumbs, or not at all, and a body that stops coming end with their time.
 func TestAttackSlow(t *testing.T) {
-	limits := Limits{Header: 100 * time.Millisecond, Idle: 100 * time.Millisecond, BodyIdle: 100 * time.Millisecond}
+	limits := Limits{Header: time.Second, Idle: time.Second, BodyIdle: 100 * time.Millisecond} // a busy client asks within a second
 	b := begin(t, Options{Limits: limits}, to(at(backend(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, err := io.Copy(io.Discard, r.Body); err != nil {
 			<-r.Context().Done() // a backend that answers half a body is heard

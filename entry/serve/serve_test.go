@@ -424,7 +424,7 @@ func TestDrain(t *testing.T) {
 	table := to(at(slow))
 	table.Listeners[0].Rules = append(table.Listeners[0].Rules, route.Rule{Name: "ws", Matches: []route.Match{{Path: route.PathMatch{Value: "/ws"}}}, Backends: []route.Backend{{Pool: "ws", Weight: 1}}})
 	table.Pools["ws"] = at(echoes(t))
-	b := begin(t, Options{Limits: Limits{Drain: 2 * time.Second}}, table)
+	b := begin(t, Options{Limits: Limits{Drain: 5 * time.Second}}, table)
 	socket, _, err := b.socket("/ws")
 	if err != nil {
 		t.Fatal(err)
