@@ -34,6 +34,7 @@ const (
 	perConn      = 250 // watches that one connection carries
 	victimWrites = 400
 	victimWaits  = time.Second // what 99 of 100 of the other user's writes take at most
+	victimSlower = 20          // or so many times what they take without the attack, on a machine that is slow or busy without it
 	measurements = 3
 )
 
@@ -59,9 +60,10 @@ func TestOneTenantOverloads(t *testing.T) {
 	ns, config := tenant(t)
 	others, victim := tenant(t)
 	quiet := latencies(t, client(t, victim), others, 50)
+	bound := max(victimWaits, victimSlower*p99(quiet))
 	clearPeaks(t)
 	o := newOverload(t, ns, config)
-	ctx, cancel := context.WithTimeout(context.Background(), 120*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 6*time.Minute)
 	defer cancel()
 	var attackers sync.WaitGroup
 	for i := range largeWriters {
@@ -91,7 +93,7 @@ func TestOneTenantOverloads(t *testing.T) {
 		if under == nil || p99(now) < p99(under) {
 			under = now
 		}
-		if p99(under) < victimWaits {
+		if p99(under) < bound {
 			break
 		}
 	}
@@ -103,8 +105,8 @@ func TestOneTenantOverloads(t *testing.T) {
 		o.writes.Load(), o.writesRefused.Load(), o.lists.Load(), o.listsRefused.Load(),
 		o.watches.Load(), o.watchesRefused.Load())
 	t.Logf("without the attack p99 is %v; a replica's peak is %d MiB", p99(quiet), reached(t)/megabyte)
-	if p99(under) >= victimWaits {
-		t.Errorf("p99 of the other user's writes is %v, want less than %v", p99(under), victimWaits)
+	if p99(under) >= bound {
+		t.Errorf("p99 of the other user's writes is %v, want less than %v", p99(under), bound)
 	}
 	// What the replicas refuse with 429 was asked of them all the same.
 	if asked := o.watches.Load() + o.watchesRefused.Load(); asked < manyWatches || o.writes.Load() == 0 || o.lists.Load()+o.listsRefused.Load() < slowLists {

@@ -177,8 +177,8 @@ func (m *machine) boot(ctx context.Context, qemu string, each func(plan.Report))
 	return console, errors.Join(err, rerr)
 }
 
-// silence is how long a guest may tell nothing: a test in it waits for four minutes at most.
-const silence = 6 * time.Minute
+// silence is how long a guest may tell nothing: a test in it waits for six minutes at most.
+const silence = 8 * time.Minute
 
 // registers begin the lines of the monitor's answer that tell where a processor is and what it works on.
 var registers = []string{"RAX", "RSI", "R8", "R12", "RIP", "CR0"}

@@ -30,7 +30,7 @@ import (
 const (
 	programs   = "/opt/keelson"
 	kubeconfig = "/tmp/kubeconfig"
-	soon       = 4 * time.Minute // qemu is slow, and the machine below it may be busy
+	soon       = 6 * time.Minute // qemu is slow, and the machine below it may be busy
 )
 
 // words lets a test's log show what the lab says.
