@@ -263,6 +263,13 @@ func HTTP(h lab.Host) *http.Client {
 	}}
 }
 
+// Patient is HTTP for requests of which none may fail, also on a machine that does much else: a slow answer is no lost one.
+func Patient(h lab.Host) *http.Client {
+	c := HTTP(h)
+	c.Timeout = 20 * time.Second
+	return c
+}
+
 // StockKubectl lists the kubectl binaries of the machine by path; may be empty.
 func StockKubectl() []string {
 	var out []string

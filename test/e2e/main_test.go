@@ -58,7 +58,7 @@ func web(name string, replicas int32) *appsv1.Deployment {
 				Spec: v1.PodSpec{Containers: []v1.Container{{
 					Name: "main", Image: hello,
 					Ports:          []v1.ContainerPort{{Name: "http", ContainerPort: 8080}},
-					ReadinessProbe: &v1.Probe{ProbeHandler: v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Path: "/healthz", Port: intstr.FromString("http")}}, PeriodSeconds: 1},
+					ReadinessProbe: &v1.Probe{ProbeHandler: v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Path: "/healthz", Port: intstr.FromString("http")}}, PeriodSeconds: 1, TimeoutSeconds: 10},
 				}}},
 			},
 		},

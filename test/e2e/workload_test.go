@@ -39,7 +39,7 @@ func TestRollingUpdateLosesNothing(t *testing.T) {
 	w.createWeb(web("web", 3))
 	w.waitReplicas("web", 3)
 	url := "http://" + svc.Spec.ClusterIP + "/"
-	client := bed.HTTP(bed.Host(t, "w1"))
+	client := bed.Patient(bed.Host(t, "w1"))
 	bed.Eventually(t, soon, func() error { _, err := fetch(client, url); return err })
 
 	ctx, stop := context.WithCancel(context.Background())

@@ -157,7 +157,7 @@ func (r *requests) prepare(t *testing.T, ns string) {
 }
 
 func (r *requests) run(t *testing.T, ctx context.Context, worker string) {
-	web := bed.HTTP(bed.Host(t, worker))
+	web := bed.Patient(bed.Host(t, worker))
 	for wait.Delay(ctx, requestPace) == nil {
 		began := time.Now()
 		err := get(web, r.url)

@@ -405,7 +405,7 @@ spec:
     spec:
       terminationGracePeriodSeconds: 1
       containers:
-      - {name: main, image: "keelson.dev/hello:v1", ports: [{containerPort: 8080}], readinessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1}}
+      - {name: main, image: "keelson.dev/hello:v1", ports: [{containerPort: 8080}], readinessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1, timeoutSeconds: 10}}
 ---
 apiVersion: v1
 kind: Service
@@ -437,7 +437,7 @@ func TestControlPlaneGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	w1 := bed.Host(t, "w1")
-	web := bed.HTTP(w1)
+	web := bed.Patient(w1)
 	url := "http://" + net.JoinHostPort(svc.Spec.ClusterIP, "80") + "/"
 	get := func() error { return get(web, url) }
 	bed.Eventually(t, soon, get)

@@ -59,7 +59,7 @@ func TestUpgradeAndBack(t *testing.T) {
 	calm, stop := context.WithCancel(ctx)
 	defer stop()
 	for _, node := range []string{"w1", "w2"} {
-		beside.Go(func() { l.asked.run(calm, bed.HTTP(bed.Host(t, node))) })
+		beside.Go(func() { l.asked.run(calm, bed.Patient(bed.Host(t, node))) })
 	}
 	for _, step := range []struct {
 		name string

@@ -102,7 +102,7 @@ func (e *exchange) callers() {
 	grace := int64(0)
 	for _, node := range []string{"w1", "w2"} {
 		p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "caller-" + node, Labels: map[string]string{"app": "caller"}}, Spec: v1.PodSpec{NodeName: node, TerminationGracePeriodSeconds: &grace,
-			Containers: []v1.Container{{Name: "caller", Image: callerImage, ReadinessProbe: &v1.Probe{PeriodSeconds: 1,
+			Containers: []v1.Container{{Name: "caller", Image: callerImage, ReadinessProbe: &v1.Probe{PeriodSeconds: 1, TimeoutSeconds: 10,
 				ProbeHandler: v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Path: "/", Port: intstr.FromInt32(8080)}}}}}}}
 		if _, err := e.cs.CoreV1().Pods(e.ns).Create(e.Context(), p, metav1.CreateOptions{}); err != nil {
 			e.Fatal(err)
@@ -165,7 +165,7 @@ type told struct {
 }
 
 func get(ctx context.Context, client *http.Client, url string, into any) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -267,7 +267,7 @@ func TestTheCAIsExchangedUnderLoad(t *testing.T) {
 	calls, stop := context.WithCancel(ctx)
 	var asking sync.WaitGroup
 	for _, node := range []string{"w1", "w2"} {
-		asking.Go(func() { service.run(calls, bed.HTTP(bed.Host(t, node)), e.svc) })
+		asking.Go(func() { service.run(calls, bed.Patient(bed.Host(t, node)), e.svc) })
 	}
 	defer asking.Wait()
 	defer stop()
