@@ -37,6 +37,7 @@ func TestWhyTheKubeconfigIsNotRenewed(t *testing.T) {
 	}
 	flags.APIServer, flags.KubeConfig = &s.URL, &none
 	var out bytes.Buffer
+	// The last question is about to be asked when time is up.
 	if err := renewAfter(cmdutil.NewFactory(flags), genericiooptions.IOStreams{Out: &out, ErrOut: &out}, 4*time.Second); err != nil {
 		t.Fatal(err)
 	}
