@@ -187,7 +187,11 @@ func TestVolumesThatShowTheSame(t *testing.T) {
 				what := map[bool]string{false: "volume v of CSI driver disk.example", true: "iSCSI disk iqn.2026-01.example:v:3"}[iscsi]
 				says := fmt.Sprintf(`Multi-Attach error for volume "v2": it shows the same as volume "v" (%s), its access modes let one node have it, and node %s has it for pod default/db-0: it moves when that pod is gone`, what, node)
 				w.eventWith("FailedAttachVolume", says)
-				w.create(user("beside", node, "again"))
+				// A pod that runs before anybody has looked at its volume is told nothing of it.
+				w.nodes.set(w.nodes.held, "beside", true)
+				beside := user("beside", node, "again")
+				beside.Labels = map[string]string{"app": "beside"}
+				w.create(beside)
 				w.eventWith("SuccessfulAttachVolume", `succeeded for volume "v2"`)
 				update(w, "db", func(s *appsv1.StatefulSet) { s.Spec.Replicas = new(int32) })
 				w.eventWith("FailedAttachVolume", fmt.Sprintf(`Multi-Attach error for volume "v2": its access modes let one node have it, and node %s has it for pod default/beside`, node))
