@@ -17,6 +17,7 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/client"
 )
 
 // ServedByAnnotation with the value "agent" on a CSIDriver says that the cluster itself has the driver's volumes made,
@@ -26,6 +27,29 @@ const (
 	ServedByAnnotation = "keelson.dev/served-by"
 	ServedByAgent      = "agent"
 )
+
+// Which Secret the driver of a volume is given when the volume's attributes are changed, in annotations of its
+// PersistentVolume: provisioners write them, and who has attributes changed reads them.
+const (
+	ModifySecretName      = "volume.kubernetes.io/controller-modify-secret-name"
+	ModifySecretNamespace = "volume.kubernetes.io/controller-modify-secret-namespace"
+)
+
+// SecretFor is what a Secret holds, as drivers are given it; nothing where none is named.
+func SecretFor(ctx context.Context, c *client.Client, ref *corev1.SecretReference) (map[string]string, error) {
+	if ref == nil {
+		return nil, nil
+	}
+	s, err := client.Get[*corev1.Secret](ctx, c, ref.Namespace, ref.Name)
+	if err != nil {
+		return nil, fmt.Errorf("Secret %s/%s for the CSI driver: %w", ref.Namespace, ref.Name, err)
+	}
+	out := make(map[string]string, len(s.Data))
+	for k, v := range s.Data {
+		out[k] = string(v)
+	}
+	return out, nil
+}
 
 // Served says that the cluster itself does a driver's work; nil is a driver without an object.
 func Served(d *storagev1.CSIDriver) bool {

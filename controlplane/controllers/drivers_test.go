@@ -51,6 +51,7 @@ type drivers struct {
 	muteTakes bool               // the answers to who wants a group are lost
 	never     error              // the answer to who asks for room by parameters; nil: there is some
 	unmounted string             // a mount option with which the driver makes no volumes
+	keys      map[string]string  // what calls have to come with
 }
 
 // errGrows is the answer of a node that does grow a volume.
@@ -126,6 +127,9 @@ func (d *drivers) do(node, method string, request []byte) (proto.Message, error)
 	left := d.room - used
 	if d.full[node] {
 		left = 0
+	}
+	if err := d.locked(method, request); err != nil {
+		return nil, err
 	}
 	switch method[strings.LastIndex(method, "/")+1:] {
 	case "CreateVolume":

@@ -103,10 +103,14 @@ func TestClaimsSayWhyTheyWait(t *testing.T) {
 		w.class("waits", storagev1.VolumeBindingWaitForFirstConsumer, corev1.PersistentVolumeReclaimDelete)
 		w.create(&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "secret"}, Provisioner: ownDriver,
 			Parameters: map[string]string{"csi.storage.k8s.io/provisioner-secret-name": "s"}})
+		w.create(&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "unheard"}, Provisioner: ownDriver,
+			Parameters: map[string]string{"csi.storage.k8s.io/unheard-of": "s"}})
 		w.create(classed("nowhere", "missing", "1Gi"))
 		w.event("ProvisioningFailed", `storageclass.storage.k8s.io "missing" not found`)
 		w.create(classed("secret", "secret", "1Gi"))
-		w.event("ProvisioningFailed", "failed to provision volume: parameter csi.storage.k8s.io/provisioner-secret-name of StorageClass secret is not served for drivers that the agents serve: leave it out")
+		w.event("ProvisioningFailed", `failed to provision volume: StorageClass "secret": there is one of the parameters csi.storage.k8s.io/provisioner-secret-name and csi.storage.k8s.io/provisioner-secret-namespace: both belong together`)
+		w.create(classed("unheard", "unheard", "1Gi"))
+		w.event("ProvisioningFailed", "failed to provision volume: parameter csi.storage.k8s.io/unheard-of of StorageClass unheard is not served for drivers that the agents serve: leave it out")
 		w.create(classed("there", "waits", "1Gi"))
 		w.selected("there", "w2")
 		w.event("ProvisioningFailed", "failed to provision volume: node w2, which was chosen for the pod, has no CSI driver "+ownDriver+
@@ -125,7 +129,7 @@ func TestClaimsSayWhyTheyWait(t *testing.T) {
 		w.deleteClaim("refused")
 		w.eventually("the claim goes", func() error { return gone[*corev1.PersistentVolumeClaim](w, "refused") })
 		w.drivers.set(func() { w.drivers.err = nil })
-		for _, name := range []string{"nowhere", "secret", "there", "full"} {
+		for _, name := range []string{"nowhere", "secret", "unheard", "there", "full"} {
 			w.deleteClaim(name)
 		}
 		w.eventually("nothing is left", w.noVolumes)

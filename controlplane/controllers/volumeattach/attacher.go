@@ -145,16 +145,9 @@ func (r *reconciler) noted(ctx context.Context, a *storagev1.VolumeAttachment) (
 	if err := json.Unmarshal([]byte(a.Annotations[publishedAnnotation]), &p); err != nil {
 		return p, nil, fmt.Errorf("annotation %s of VolumeAttachment %s: %w", publishedAnnotation, a.Name, err)
 	}
-	if p.Secret == nil {
-		return p, nil, nil
-	}
-	s, err := client.Get[*corev1.Secret](ctx, r.term.Client, p.Secret.Namespace, p.Secret.Name)
+	out, err := controllers.SecretFor(ctx, r.term.Client, p.Secret)
 	if err != nil {
-		return p, nil, fmt.Errorf("secret \"%s/%s\" (controllerPublishSecretRef of the volume): %v", p.Secret.Namespace, p.Secret.Name, err)
-	}
-	out := make(map[string]string, len(s.Data))
-	for k, b := range s.Data {
-		out[k] = string(b)
+		return p, nil, fmt.Errorf("controllerPublishSecretRef of the volume: %v", err)
 	}
 	return p, out, nil
 }

@@ -2,6 +2,7 @@ package volumeattributes
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -47,6 +48,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 			{APIGroups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: []string{"get", "list", "update", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims", "nodes"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims/status"}, Verbs: []string{"update"}},
+			{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get"}},
 			{APIGroups: []string{"storage.k8s.io"}, Resources: []string{"volumeattributesclasses", "csidrivers", "csinodes"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
@@ -137,15 +139,13 @@ func (m *modifier) note(ctx context.Context, c *corev1.PersistentVolumeClaim, st
 
 // modify has the driver give a volume the attributes of a class. What the volume has then its object says before its claim.
 func (m *modifier) modify(ctx context.Context, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, class *storagev1.VolumeAttributesClass) error {
-	driver := v.Spec.CSI.Driver
-	node, err := controllers.Reaching(v, m.csiNodes, m.nodes, func(node string) error {
-		if err := controllers.Modifies(ctx, m.calls, node, driver); err != nil {
-			return err
-		}
-		_, err := controllers.DriverController(m.calls, node, driver).ControllerModifyVolume(ctx, &csi.ControllerModifyVolumeRequest{
-			VolumeId: v.Spec.CSI.VolumeHandle, MutableParameters: class.Parameters})
-		return err
-	})
+	node := ""
+	secrets, err := controllers.SecretFor(ctx, m.term.Client, secretOf(v))
+	if err != nil {
+		err = errors.New(err.Error()) // that there is none is no race of this claim's
+	} else {
+		node, err = m.ask(ctx, v, class, secrets)
+	}
 	if err != nil {
 		if node != "" {
 			err = fmt.Errorf("node %s: %w", node, err)
@@ -168,6 +168,28 @@ func (m *modifier) modify(ctx context.Context, c *corev1.PersistentVolumeClaim, 
 		m.volumes.Wrote(next)
 	}
 	return m.note(ctx, c, Modified(c, v.Name, class.Name))
+}
+
+// ask calls the driver on a node that reaches the volume.
+func (m *modifier) ask(ctx context.Context, v *corev1.PersistentVolume, class *storagev1.VolumeAttributesClass, secrets map[string]string) (node string, err error) {
+	driver := v.Spec.CSI.Driver
+	return controllers.Reaching(v, m.csiNodes, m.nodes, func(node string) error {
+		if err := controllers.Modifies(ctx, m.calls, node, driver); err != nil {
+			return err
+		}
+		_, err := controllers.DriverController(m.calls, node, driver).ControllerModifyVolume(ctx, &csi.ControllerModifyVolumeRequest{
+			VolumeId: v.Spec.CSI.VolumeHandle, MutableParameters: class.Parameters, Secrets: secrets})
+		return err
+	})
+}
+
+// secretOf is the Secret that a driver is given when it changes a volume: its own for that, or that for growing.
+func secretOf(v *corev1.PersistentVolume) *corev1.SecretReference {
+	name, namespace := v.Annotations[controllers.ModifySecretName], v.Annotations[controllers.ModifySecretNamespace]
+	if name == "" || namespace == "" {
+		return v.Spec.CSI.ControllerExpandSecretRef
+	}
+	return &corev1.SecretReference{Namespace: namespace, Name: name}
 }
 
 // isNew says whether a claim waits for something else than it was told of, or does not wait.

@@ -2,6 +2,7 @@ package volumeexpansion
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -57,6 +58,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 			{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims/status"}, Verbs: []string{"update"}},
 			{APIGroups: []string{""}, Resources: []string{"nodes", "pods"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get"}},
 			{APIGroups: []string{"storage.k8s.io"}, Resources: []string{"csidrivers", "csinodes"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
@@ -177,6 +179,9 @@ func (g *grower) grow(ctx context.Context, c *corev1.PersistentVolumeClaim, v *c
 func (g *grower) expand(ctx context.Context, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) (got resource.Quantity, byNodes bool, err error) {
 	want := c.Spec.Resources.Requests[corev1.ResourceStorage]
 	q := &csi.ControllerExpandVolumeRequest{VolumeId: v.Spec.CSI.VolumeHandle, CapacityRange: &csi.CapacityRange{RequiredBytes: want.Value()}}
+	if q.Secrets, err = controllers.SecretFor(ctx, g.term.Client, v.Spec.CSI.ControllerExpandSecretRef); err != nil {
+		return got, false, errors.New(err.Error()) // that there is none is no race of this claim's
+	}
 	if v.Spec.VolumeMode != nil && *v.Spec.VolumeMode == corev1.PersistentVolumeBlock {
 		q.VolumeCapability = &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
 			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}}

@@ -134,7 +134,7 @@ func unnoted(c *corev1.PersistentVolumeClaim, elsewhere bool) *corev1.Persistent
 // unknownParameter names a parameter of a class that nobody here understands; "" when there is none.
 func unknownParameter(class *storagev1.StorageClass) string {
 	for _, k := range slices.Sorted(maps.Keys(class.Parameters)) {
-		if strings.HasPrefix(k, reserved) && k != fsTypeParam {
+		if strings.HasPrefix(k, reserved) && k != fsTypeParam && !namesSecret(k) {
 			return k
 		}
 	}
@@ -189,7 +189,7 @@ func capability(c *corev1.PersistentVolumeClaim, mode corev1.PersistentVolumeAcc
 }
 
 // volumeOf is the PersistentVolume of what a driver has made for a claim.
-func volumeOf(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, b *begun, v *csi.Volume) *corev1.PersistentVolume {
+func volumeOf(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, b *begun, s secrets, v *csi.Volume) *corev1.PersistentVolume {
 	size := c.Spec.Resources.Requests[corev1.ResourceStorage]
 	if v.GetCapacityBytes() > 0 {
 		size = *resource.NewQuantity(v.GetCapacityBytes(), resource.BinarySI)
@@ -209,6 +209,7 @@ func volumeOf(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, b 
 				FSType: b.Parameters[fsTypeParam], VolumeAttributes: v.GetVolumeContext()}},
 		},
 	}
+	s.on(pv)
 	if b.Class != "" {
 		pv.Spec.VolumeAttributesClassName = &b.Class
 	}

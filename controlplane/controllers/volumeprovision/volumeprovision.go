@@ -94,6 +94,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 			{APIGroups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: []string{"create", "delete", "get", "list", "update", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"get", "list", "update", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get"}},
 			{APIGroups: []string{populatorGroup}, Resources: []string{"volumepopulators"}, Verbs: []string{"list"}},
 			{APIGroups: []string{controllers.SnapshotGroup}, Resources: []string{"volumesnapshots", "volumesnapshotcontents"}, Verbs: []string{"get"}},
 			{APIGroups: []string{"storage.k8s.io"}, Resources: []string{"storageclasses", "csidrivers", "csinodes", "csistoragecapacities", "volumeattachments", "volumeattributesclasses"}, Verbs: []string{"get", "list", "watch"}},
@@ -181,6 +182,9 @@ func (p *provisioner) claim(ctx context.Context, key controllers.Key) error {
 func (p *provisioner) begin(ctx context.Context, c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) error {
 	if k := unknownParameter(class); k != "" {
 		return p.failed(c, fmt.Errorf("parameter %s of StorageClass %s is not served for drivers that the agents serve: leave it out", k, class.Name))
+	}
+	if _, err := secretsOf(class.Parameters, c); err != nil {
+		return p.failed(c, fmt.Errorf("StorageClass %q: %w", class.Name, err))
 	}
 	o, err := p.origin(ctx, c, class)
 	if err != nil {
@@ -309,9 +313,17 @@ func (p *provisioner) create(ctx context.Context, c *corev1.PersistentVolumeClai
 		}
 		return p.updateClaim(ctx, moved)
 	}
+	s, err := secretsOf(b.Parameters, c)
+	if err != nil { // its annotations are others than when it was begun
+		return p.failed(c, fmt.Errorf("StorageClass %q: %w", class.Name, err))
+	}
+	q := request(c, b)
+	if q.Secrets, err = p.given(ctx, s[forProvisioning]); err != nil {
+		return p.failed(c, fmt.Errorf("StorageClass %q: %w", class.Name, err))
+	}
 	p.term.Events.Event(c, corev1.EventTypeNormal, "Provisioning",
 		fmt.Sprintf("CSI driver %s on node %s is asked for a volume for claim \"%s/%s\"", b.Driver, node, c.Namespace, c.Name))
-	res, err := controllers.DriverController(p.calls, node, b.Driver).CreateVolume(ctx, request(c, b))
+	res, err := controllers.DriverController(p.calls, node, b.Driver).CreateVolume(ctx, q)
 	switch {
 	case err != nil && controllers.Exhausted(err):
 		err = p.failed(c, fmt.Errorf("StorageClass %q: %s", class.Name, controllers.Words(err)))
@@ -339,7 +351,7 @@ func (p *provisioner) create(ctx context.Context, c *corev1.PersistentVolumeClai
 	case res.GetVolume().GetVolumeId() == "":
 		return p.failed(c, fmt.Errorf("StorageClass %q: CSI driver %s made a volume without an id", class.Name, b.Driver))
 	}
-	pv, err := client.Create(ctx, p.term.Client, volumeOf(c, class, b, res.GetVolume()))
+	pv, err := client.Create(ctx, p.term.Client, volumeOf(c, class, b, s, res.GetVolume()))
 	if apierrors.IsAlreadyExists(err) {
 		pv, err = client.Get[*corev1.PersistentVolume](ctx, p.term.Client, "", volumeName(c))
 	}
@@ -366,10 +378,16 @@ func (p *provisioner) undo(ctx context.Context, c *corev1.PersistentVolumeClaim,
 	if !ok {
 		return p.updateClaim(ctx, unnoted(c, false)) // with all that is on it
 	}
+	q := request(c, b)
+	if ref, invalid := secretFor(forProvisioning, b.Parameters, c); invalid == nil {
+		if q.Secrets, err = p.givenStill(ctx, ref); err != nil {
+			return p.failed(c, err)
+		}
+	}
 	driver := controllers.DriverController(p.calls, node, b.Driver)
-	res, err := driver.CreateVolume(ctx, request(c, b))
+	res, err := driver.CreateVolume(ctx, q)
 	if err == nil {
-		_, err = driver.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: res.GetVolume().GetVolumeId()})
+		_, err = driver.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: res.GetVolume().GetVolumeId(), Secrets: q.Secrets})
 		if err != nil {
 			return p.failed(c, fmt.Errorf("the volume that was begun cannot be deleted: %s", controllers.Words(err)))
 		}
@@ -451,7 +469,11 @@ func (p *provisioner) deleteVolume(ctx context.Context, v *corev1.PersistentVolu
 	case err != nil:
 		return false, err
 	}
-	_, err = controllers.DriverController(p.calls, node, v.Spec.CSI.Driver).DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: v.Spec.CSI.VolumeHandle})
+	q := &csi.DeleteVolumeRequest{VolumeId: v.Spec.CSI.VolumeHandle}
+	if q.Secrets, err = p.givenStill(ctx, deletionSecret(v)); err != nil {
+		return false, err
+	}
+	_, err = controllers.DriverController(p.calls, node, v.Spec.CSI.Driver).DeleteVolume(ctx, q)
 	if err != nil {
 		return false, fmt.Errorf("node %s: %w", node, err)
 	}

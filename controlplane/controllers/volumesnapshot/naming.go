@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"keelson.dev/keelson/controlplane/api/custom"
-	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
@@ -130,13 +129,9 @@ func (r *reconciler) secrets(ctx context.Context, n naming, o *custom.Object, dr
 	if name == "" {
 		return nil, nil
 	}
-	s, err := client.Get[*corev1.Secret](ctx, r.term.Client, namespace, name)
+	out, err := controllers.SecretFor(ctx, r.term.Client, &corev1.SecretReference{Namespace: namespace, Name: name})
 	if err != nil {
-		return nil, fmt.Errorf("Secret %s/%s for CSI driver %s: %w", namespace, name, driver, err)
-	}
-	out := make(map[string]string, len(s.Data))
-	for k, v := range s.Data {
-		out[k] = string(v)
+		return nil, fmt.Errorf("CSI driver %s: %w", driver, err)
 	}
 	return out, nil
 }

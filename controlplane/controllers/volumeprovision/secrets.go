@@ -1,0 +1,159 @@
+package volumeprovision
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// Secrets that a class names by two parameters, <reserved><one of these>-secret-name and -namespace, each for one sort of
+// call. The first is for those that it names none for.
+const (
+	forAny          = ""
+	forProvisioning = "provisioner-"
+	forAttaching    = "controller-publish-"
+	forStaging      = "node-stage-"
+	forPublishing   = "node-publish-"
+	forGrowing      = "controller-expand-"
+	forNodeGrowing  = "node-expand-"
+	forModifying    = "controller-modify-"
+)
+
+var secretCalls = []string{forAny, forProvisioning, forAttaching, forStaging, forPublishing, forGrowing, forNodeGrowing, forModifying}
+
+// Which Secret volumes are deleted with, in annotations of their PersistentVolume.
+const (
+	deletionSecretName      = "volume.kubernetes.io/provisioner-deletion-secret-name"
+	deletionSecretNamespace = "volume.kubernetes.io/provisioner-deletion-secret-namespace"
+)
+
+func secretParams(call string) (name, namespace string) {
+	return reserved + call + "secret-name", reserved + call + "secret-namespace"
+}
+
+// namesSecret says that a parameter is about a Secret.
+func namesSecret(parameter string) bool {
+	return slices.ContainsFunc(secretCalls, func(call string) bool {
+		name, namespace := secretParams(call)
+		return parameter == name || parameter == namespace
+	})
+}
+
+// secretFor is the Secret for a sort of call about a claim's volume; nil where a class names none.
+func secretFor(call string, parameters map[string]string, c *corev1.PersistentVolumeClaim) (*corev1.SecretReference, error) {
+	nameParam, namespaceParam := secretParams(call)
+	name, namespace := parameters[nameParam], parameters[namespaceParam]
+	switch {
+	case name == "" && namespace == "" && call != forAny:
+		return secretFor(forAny, parameters, c)
+	case name == "" && namespace == "":
+		return nil, nil
+	case name == "" || namespace == "":
+		return nil, fmt.Errorf("there is one of the parameters %s and %s: both belong together", nameParam, namespaceParam)
+	}
+	// Whoever writes claims chooses their names and annotations, and must not choose in which namespace a Secret is read.
+	known := map[string]string{"pv.name": volumeName(c), "pvc.namespace": c.Namespace}
+	namespace, err := filled(namespaceParam, namespace, known)
+	if err != nil {
+		return nil, err
+	}
+	if len(validation.IsDNS1123Label(namespace)) > 0 {
+		return nil, fmt.Errorf("parameter %s says %q, which is no name of a namespace", namespaceParam, namespace)
+	}
+	known["pvc.name"] = c.Name
+	for k, v := range c.Annotations {
+		known["pvc.annotations['"+k+"']"] = v
+	}
+	if name, err = filled(nameParam, name, known); err != nil {
+		return nil, err
+	}
+	if len(validation.IsDNS1123Subdomain(name)) > 0 {
+		return nil, fmt.Errorf("parameter %s says %.253q, which is no name of a Secret", nameParam, name)
+	}
+	return &corev1.SecretReference{Namespace: namespace, Name: name}, nil
+}
+
+// filled has a parameter's variables replaced.
+func filled(parameter, text string, known map[string]string) (string, error) {
+	var missing []string
+	out := os.Expand(text, func(k string) string {
+		v, ok := known[k]
+		if !ok {
+			missing = append(missing, "${"+k+"}")
+		}
+		return v
+	})
+	if len(missing) > 0 {
+		return "", fmt.Errorf("parameter %s has %s, which is not known for claim and parameter: there are ${pv.name} and ${pvc.namespace}, "+
+			"and in names also ${pvc.name} and ${pvc.annotations['KEY']}, where the claim has that annotation", parameter, strings.Join(missing, ", "))
+	}
+	return out, nil
+}
+
+// secrets are all those of a claim's volume.
+type secrets map[string]*corev1.SecretReference
+
+func secretsOf(parameters map[string]string, c *corev1.PersistentVolumeClaim) (secrets, error) {
+	out := secrets{}
+	for _, call := range secretCalls {
+		ref, err := secretFor(call, parameters, c)
+		if err != nil {
+			return nil, err
+		}
+		out[call] = ref
+	}
+	return out, nil
+}
+
+// on notes on a volume which Secrets its driver is given.
+func (s secrets) on(v *corev1.PersistentVolume) {
+	csi := v.Spec.CSI
+	csi.ControllerPublishSecretRef, csi.NodeStageSecretRef, csi.NodePublishSecretRef = s[forAttaching], s[forStaging], s[forPublishing]
+	csi.ControllerExpandSecretRef, csi.NodeExpandSecretRef = s[forGrowing], s[forNodeGrowing]
+	if ref := s[forProvisioning]; ref != nil {
+		metav1.SetMetaDataAnnotation(&v.ObjectMeta, deletionSecretName, ref.Name)
+		metav1.SetMetaDataAnnotation(&v.ObjectMeta, deletionSecretNamespace, ref.Namespace)
+	}
+	if ref := s[forModifying]; ref != nil {
+		metav1.SetMetaDataAnnotation(&v.ObjectMeta, controllers.ModifySecretName, ref.Name)
+		metav1.SetMetaDataAnnotation(&v.ObjectMeta, controllers.ModifySecretNamespace, ref.Namespace)
+	}
+}
+
+// given is what a driver is given of a Secret when it makes a volume.
+func (p *provisioner) given(ctx context.Context, ref *corev1.SecretReference) (map[string]string, error) {
+	out, err := controllers.SecretFor(ctx, p.term.Client, ref)
+	if err != nil {
+		return nil, errors.New(err.Error()) // that there is none is no race of this claim's
+	}
+	return out, nil
+}
+
+// givenStill is what a driver is given of a Secret when a volume goes: a Secret that has gone before does not keep it here,
+// and whether the driver needs it, it says.
+func (p *provisioner) givenStill(ctx context.Context, ref *corev1.SecretReference) (map[string]string, error) {
+	out, err := controllers.SecretFor(ctx, p.term.Client, ref)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	return out, err
+}
+
+// deletionSecret is the Secret that a volume is deleted with; nil where there is none.
+func deletionSecret(v *corev1.PersistentVolume) *corev1.SecretReference {
+	name, namespace := v.Annotations[deletionSecretName], v.Annotations[deletionSecretNamespace]
+	if name == "" || namespace == "" {
+		return nil
+	}
+	return &corev1.SecretReference{Namespace: namespace, Name: name}
+}

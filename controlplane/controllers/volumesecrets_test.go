@@ -1,0 +1,105 @@
+package controllers_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/internal/virtual"
+)
+
+// locked says why a call is refused that came without the key that it needs.
+func (d *drivers) locked(method string, request []byte) error {
+	call := method[strings.LastIndex(method, "/")+1:]
+	want, ok := d.keys[call]
+	if !ok {
+		return nil
+	}
+	q, ok := map[string]interface {
+		proto.Message
+		GetSecrets() map[string]string
+	}{"CreateVolume": &csi.CreateVolumeRequest{}, "DeleteVolume": &csi.DeleteVolumeRequest{}, "ControllerExpandVolume": &csi.ControllerExpandVolumeRequest{},
+		"ControllerModifyVolume": &csi.ControllerModifyVolumeRequest{}}[call]
+	if !ok {
+		return status.Errorf(codes.Internal, "%s has no lock", call)
+	}
+	if err := proto.Unmarshal(request, q); err != nil {
+		return err
+	}
+	if got := q.GetSecrets()["key"]; got != want {
+		return status.Errorf(codes.Unauthenticated, "%s with key %q", call, got)
+	}
+	return nil
+}
+
+// F110: a driver is given the Secrets that the class of a volume names, each call its own; a claim whose Secret is not there
+// yet says so and waits; a volume goes with what its Secret held, and is not kept by one that is gone where the driver does
+// not need it.
+func TestSecretsOfVolumes(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})
+		w.driverOn("w1")
+		w.drivers.set(func() {
+			w.drivers.keys = map[string]string{"CreateVolume": "make", "DeleteVolume": "make", "ControllerExpandVolume": "grow", "ControllerModifyVolume": "change"}
+		})
+		params := map[string]string{"csi.storage.k8s.io/secret-name": "make", "csi.storage.k8s.io/secret-namespace": "${pvc.namespace}",
+			"csi.storage.k8s.io/controller-expand-secret-name": "${pvc.name}-grow", "csi.storage.k8s.io/controller-expand-secret-namespace": "default",
+			"csi.storage.k8s.io/controller-modify-secret-name": "change", "csi.storage.k8s.io/controller-modify-secret-namespace": "default"}
+		yes := true
+		w.create(&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "now"}, Provisioner: ownDriver, Parameters: params, AllowVolumeExpansion: &yes})
+		w.create(&storagev1.VolumeAttributesClass{ObjectMeta: metav1.ObjectMeta{Name: "fast"}, DriverName: ownDriver, Parameters: map[string]string{"kind": "fast"}})
+		secret := func(name, key string) {
+			w.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Data: map[string][]byte{"key": []byte(key)}})
+		}
+		w.create(classed("data", "now", "1Gi"))
+		w.event("ProvisioningFailed", `failed to provision volume: StorageClass "now": Secret default/make for the CSI driver: secrets "make" not found`)
+		secret("make", "make")
+		v := w.volumeOf("data")
+		own := &corev1.SecretReference{Namespace: "default", Name: "make"}
+		for name, ref := range map[string]*corev1.SecretReference{"attaching": v.Spec.CSI.ControllerPublishSecretRef, "staging": v.Spec.CSI.NodeStageSecretRef,
+			"publishing": v.Spec.CSI.NodePublishSecretRef, "growing on nodes": v.Spec.CSI.NodeExpandSecretRef} {
+			if ref == nil || *ref != *own {
+				t.Errorf("the Secret for %s is %v", name, ref)
+			}
+		}
+		w.wants("data", "2Gi")
+		w.eventWith("VolumeResizeFailed", `Secret default/data-grow for the CSI driver: secrets "data-grow" not found`)
+		secret("data-grow", "grow")
+		w.claimIs("data", has("2Gi"))
+		secret("change", "change")
+		update(w, "data", func(c *corev1.PersistentVolumeClaim) {
+			name := "fast"
+			c.Spec.VolumeAttributesClassName = &name
+		})
+		w.claimIs("data", func(c *corev1.PersistentVolumeClaim) bool {
+			return c.Status.CurrentVolumeAttributesClassName != nil && *c.Status.CurrentVolumeAttributesClassName == "fast"
+		})
+		w.create(classed("other", "now", "1Gi"))
+		w.volumeOf("other")
+		w.deleteClaim("data")
+		w.eventually("one volume", func() error {
+			if n := w.drivers.count(); n != 1 {
+				return fmt.Errorf("there are %d", n)
+			}
+			return nil
+		})
+		if err := client.Delete[*corev1.Secret](w.ctx, w.admin, "default", "make", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.deleteClaim("other")
+		w.eventWith("VolumeFailedDelete", `DeleteVolume with key ""`)
+		w.drivers.set(func() { w.drivers.keys = nil })
+		w.eventually("nothing is left", w.noVolumes)
+	})
+}
