@@ -1,6 +1,9 @@
 package keelson
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -73,6 +76,68 @@ func TestWhatIsNotRacedRuns(t *testing.T) {
 		if slices.Contains(packages, pkg) {
 			t.Errorf("scripts/unraced: %s of %s: the package is there as a whole", test, pkg)
 		}
+	}
+}
+
+// aside finds what a Go file starts beside its own goroutine, and tests that run beside others: the first such line, or "".
+func aside(path string) (string, error) {
+	fset := token.NewFileSet()
+	file, err := parser.ParseFile(fset, path, nil, parser.SkipObjectResolution)
+	if err != nil {
+		return "", err
+	}
+	found := token.NoPos
+	ast.Inspect(file, func(n ast.Node) bool {
+		starts := false
+		switch n := n.(type) {
+		case *ast.GoStmt:
+			starts = true
+		case *ast.SelectorExpr: // WaitGroup.Go and its like, testing.T.Parallel, time.AfterFunc, httptest.NewServer
+			starts = slices.Contains([]string{"Go", "Parallel", "RunParallel", "AfterFunc", "NewServer", "NewTLSServer"}, n.Sel.Name)
+		case *ast.ImportSpec: // bubbles of virtual time are for several goroutines
+			starts = n.Path.Value == `"testing/synctest"` || n.Path.Value == `"`+module+`/internal/virtual"`
+		}
+		if starts && found == token.NoPos {
+			found = n.Pos()
+		}
+		return true
+	})
+	if found == token.NoPos {
+		return "", nil
+	}
+	return fset.Position(found).String(), nil
+}
+
+// A package that is said to be alone in scripts/unraced starts no goroutine, and neither do its tests: one that begins to
+// belongs to the run with the detector.
+func TestWhatIsAloneStartsNoGoroutine(t *testing.T) {
+	data, err := os.ReadFile("scripts/unraced")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, alone, ok := strings.Cut(string(data), "\n# Alone: ")
+	if !ok {
+		t.Fatal("scripts/unraced has no packages that are alone")
+	}
+	alone, _, _ = strings.Cut(alone, "\n\n")
+	looked := 0
+	for _, pkg := range strings.Split(alone, "\n")[1:] {
+		if strings.HasPrefix(pkg, "#") {
+			continue
+		}
+		files, err := filepath.Glob(filepath.Join(pkg, "*.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			looked++
+			if at, err := aside(file); err != nil || at != "" {
+				t.Errorf("scripts/unraced: %s is not alone: look at %s: %v", pkg, at, err)
+			}
+		}
+	}
+	if looked < 100 {
+		t.Errorf("%d files were looked at", looked)
 	}
 }
 

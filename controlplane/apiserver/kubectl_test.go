@@ -61,7 +61,8 @@ func (k *kubectl) once(stdin string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, k.binary, args...)
-	cmd.Env = []string{"KUBECONFIG=" + k.config, "HOME=" + k.home, "PATH=" + os.Getenv("PATH")}
+	// A command of a moment need not collect its garbage as often as what runs for years.
+	cmd.Env = []string{"KUBECONFIG=" + k.config, "HOME=" + k.home, "PATH=" + os.Getenv("PATH"), "GOGC=400"}
 	cmd.Stdin = strings.NewReader(stdin)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out

@@ -183,6 +183,16 @@ func FuzzFile(f *testing.F) {
 	})
 }
 
+// processorTime is what this process has had of the processors: other work on the machine does not count.
+func processorTime(t *testing.T) time.Duration {
+	t.Helper()
+	var use syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &use); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(use.Utime.Nano() + use.Stime.Nano())
+}
+
 // What costs a parser most is answered before anybody looks at the clock.
 func TestHostileFilesAreAnsweredSoon(t *testing.T) {
 	half := MaxSize / 2
@@ -200,9 +210,9 @@ func TestHostileFilesAreAnsweredSoon(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var d daemon
-			began := time.Now()
+			began := processorTime(t)
 			_, err := parse(flagsOf(&d), []byte(content))
-			if took := time.Since(began); took > time.Minute {
+			if took := processorTime(t) - began; took > 5*time.Second {
 				t.Errorf("took %v", took)
 			}
 			if err == nil && name != "comments" {
