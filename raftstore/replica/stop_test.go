@@ -23,6 +23,7 @@ func TestStopEndsDials(t *testing.T) {
 	}
 	dialing, ended := make(chan string, 64), make(chan dialed, 64)
 	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) {
+		slowToMiss(cfg) // raft dials for minutes then: who waits for that is found to
 		dial, by := cfg.Dial, cfg.Name
 		cfg.Dial = func(ctx context.Context, address string) (net.Conn, error) {
 			if !away.Load() {
@@ -37,6 +38,7 @@ func TestStopEndsDials(t *testing.T) {
 	leader := c.Leader()
 	away.Store(true)
 	c.Kill(c.Followers()[0])
+	commit(t, c.Replica(leader), raftstore.Put("/a", nil)) // which it has to send to all
 	for <-dialing != leader {
 	}
 	c.Stop(leader)
