@@ -17,7 +17,7 @@ cni_path_host-local := plugins/ipam/host-local
 cni_path_loopback := plugins/main/loopback
 cni_path_portmap := plugins/meta/portmap
 
-.PHONY: dist test-vm vm-up vm-down bench-net up down test build setup install images unit e2e attack clients upgrade guest fault chaos soak soak-idle bench bench-store bench-sched bench-api bench-node bench-storage bench-scale bench-failover proto fmt vet clean
+.PHONY: dist releases test-vm test-vm-docs vm-up vm-down bench-net up down test build setup install images unit e2e attack clients upgrade guest fault chaos soak soak-idle bench bench-store bench-sched bench-api bench-node bench-storage bench-scale bench-failover proto fmt vet clean
 
 up: build ## a lab cluster with the example running; says so when it is up already, starts it again when it is down
 	@scripts/up $(BIN) $(PREFIX)
@@ -62,10 +62,14 @@ upgrade: build ## the release before becomes this one in a lab, and goes back, w
 
 guest: build ## what needs cgroup v2 and every capability, on a kernel of its own under qemu
 	@scripts/test guest
-test-vm: build ## Debian machines with systemd under qemu, installed from what 'make dist' makes: faults, and nothing left; no part of 'make test'; MACHINES="cp1 w1" has fewer than five
+test-vm test-vm-docs: releases
+test-vm: ## Debian machines with systemd under qemu, installed from what 'make dist' makes: faults, and nothing left; no part of 'make test'; MACHINES="cp1 w1" has fewer than five
+	@scripts/test vm
+test-vm-docs: ## what docs/install.md tells to do, by its own command lines, on such machines; no part of 'make test'; KEEP=DIR keeps them
+	@scripts/test vmdocs
+releases: build
 	@rm -rf $(BIN)/dist $(BIN)/next && ARCHES=amd64 $(MAKE) --no-print-directory dist
 	@ARCHES=amd64 DIST=$(BIN)/next $(MAKE) --no-print-directory dist VERSION='$(VERSION)-next'
-	@scripts/test vm
 vm-up: build ## Debian machines under qemu, left running for a person, with a cluster on them by 'kctl cluster up'; MACHINES="cp1 w1" says which
 	@rm -rf $(BIN)/dist && ARCHES=amd64 $(MAKE) --no-print-directory dist
 	@scripts/vm-up

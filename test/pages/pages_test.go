@@ -1,7 +1,11 @@
 package pages
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -74,7 +78,7 @@ func TestEveryLineIsAccountedFor(t *testing.T) {
 			}
 		}
 	}
-	tests := declared(t)
+	tests, onMachines := declared(t), literals(t, "../vm")
 	for _, r := range rows {
 		if !seen[r.line] {
 			t.Errorf("no page has %q any more: take its row away", r.line)
@@ -85,6 +89,9 @@ func TestEveryLineIsAccountedFor(t *testing.T) {
 		for by := range strings.SplitSeq(r.by, ", ") {
 			if by != "" && !slices.Contains(tests, by) {
 				t.Errorf("%q is run by %s, and there is no such test", r.line, by)
+			}
+			if by == here && !slices.Contains(onMachines, r.line) {
+				t.Errorf("%q is run by %s, and stands nowhere in test/vm", r.line, by)
 			}
 		}
 	}
@@ -98,4 +105,29 @@ func declared(t *testing.T) []string {
 		t.Fatalf("git grep: %v", err)
 	}
 	return regexp.MustCompile(`Test\w+`).FindAllString(string(out), -1)
+}
+
+// literals are the texts that the files of a folder have between quotes.
+func literals(t *testing.T, folder string) []string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(folder, "*_test.go"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%s: %v (%v)", folder, files, err)
+	}
+	var out []string
+	for _, file := range files {
+		f, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			if l, ok := n.(*ast.BasicLit); ok && l.Kind == token.STRING {
+				if text, err := strconv.Unquote(l.Value); err == nil {
+					out = append(out, text)
+				}
+			}
+			return true
+		})
+	}
+	return out
 }

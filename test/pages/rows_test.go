@@ -10,6 +10,7 @@ type row struct {
 
 // Tests on machines, and what is named more than once.
 const (
+	here    = "TestDocsOnMachines"
 	rest    = "TestMachines"
 	page    = "TestOperatePage"
 	byMan   = "it is for a person at an editor or a terminal, of which the page says what comes of it"
@@ -23,21 +24,23 @@ const (
 // 'kctl cluster up -f cluster.yaml', is that line.
 var rows = []row{
 	// install.md
-	{line: "tar -xzf keelson-v1.0.0-linux-amd64.tar.gz && cd keelson-v1.0.0-linux-amd64", by: "TestAServerIsInstalled"},
-	{line: "sudo ./install.sh server --init --advertise-address 192.0.2.11", by: "TestAServerIsInstalled"},
-	{line: "sudo ./install.sh server --server 192.0.2.11 --token keelson1.controlplane...", by: "TestAReplicaJoins"},
-	{line: "sudo ./install.sh agent  --server 192.0.2.11 --token keelson1.node...", by: "TestAnAgentIsInstalledAndTakenAway"},
+	{line: "tar -xzf keelson-v1.0.0-linux-amd64.tar.gz && cd keelson-v1.0.0-linux-amd64", by: here},
+	{line: "sudo ./install.sh server --init --advertise-address 192.0.2.11", by: here},
+	{line: "sudo ./install.sh server --server 192.0.2.11 --token keelson1.controlplane...", by: here},
+	{line: "sudo ./install.sh agent  --server 192.0.2.11 --token keelson1.node...", by: here},
 	{line: "systemctl enable --now keelson-agent", by: "TestAnAgentIsInstalledAndTakenAway"},
-	{line: "kctl cluster up -f cluster.yaml --dry-run", by: rest},
-	{line: "kctl cluster up -f cluster.yaml", by: rest},
+	{line: "kctl cluster up -f cluster.yaml --dry-run", by: here + ", " + rest},
+	{line: "kctl cluster up -f cluster.yaml", by: here + ", " + rest},
 	{line: "kctl cluster upgrade -f cluster.yaml --to FILE", by: rest},
-	{line: "kctl cluster add -f cluster.yaml", by: rest},
+	{line: "kctl cluster add -f cluster.yaml", by: here + ", " + rest},
 	{line: "kctl cluster remove w3 -f cluster.yaml", by: rest},
 	{line: "kctl cluster reset -f cluster.yaml", by: rest},
 	{line: "kctl cluster remove cp1", by: "TestClusterWithStandbys"},
 	{line: "install.sh --settings FILE", by: "TestSettingsAreBrought"},
 	{line: "systemctl edit keelson-controlplane", why: byMan},
 	{line: "make test-vm", why: itself},
+	{line: "make test-vm-docs", why: itself},
+	{line: "KEEP=DIR make test-vm-docs", why: itself},
 	{line: "make vm-up", why: making},
 	{line: "make vm-down", why: making},
 	{line: "make dist", why: making},
@@ -99,7 +102,7 @@ var rows = []row{
 	{line: "kctl get nodes -o wide", why: "it shows more columns of what 'kctl get nodes' shows"},
 	{line: "sudo ./install.sh server --server 192.0.2.12", by: "TestAReplicaJoins"},
 	{line: "sudo ./install.sh agent --server 192.0.2.11", by: "TestAnAgentIsInstalledAndTakenAway"},
-	{line: "keelson-controlplane --version", by: "TestUpgradeAndBack"},
+	{line: "keelson-controlplane --version", by: here},
 
 	// recover.md
 	{line: "kctl cluster VERB", why: pattern},

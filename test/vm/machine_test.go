@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -32,8 +33,9 @@ type machine struct {
 	dir           string // its own
 	release       string // disk of the release
 	network       netns.NsHandle
+	kept          bool // it goes on when the test ends: KEEP of 'make test-vm-docs'
 
-	qemu   *exec.Cmd
+	qemu   *os.Process
 	ended  chan struct{} // once qemu has
 	conn   net.Conn
 	answer *bufio.Reader
@@ -44,13 +46,16 @@ type machine struct {
 func network(t *testing.T) netns.NsHandle {
 	t.Helper()
 	ns := space.New(t)
-	err := space.In(ns, func() error {
-		return command("ip link set lo up && ip link add vms type bridge && ip address add 192.0.2.1/24 dev vms && ip link set vms up")
-	})
-	if err != nil {
+	if err := bridge(ns); err != nil {
 		t.Fatal(err)
 	}
 	return ns
+}
+
+func bridge(ns netns.NsHandle) error {
+	return space.In(ns, func() error {
+		return command("ip link set lo up && ip link add vms type bridge && ip address add 192.0.2.1/24 dev vms && ip link set vms up")
+	})
 }
 
 func command(script string) error {
@@ -60,15 +65,15 @@ func command(script string) error {
 	return nil
 }
 
-// newMachine makes a machine with a cable; it is off.
-func newMachine(t *testing.T, ns netns.NsHandle, scripts, key, release, name string, number int) *machine {
+// newMachine makes a machine with a cable, below a folder; it is off.
+func newMachine(t *testing.T, ns netns.NsHandle, scripts, key, release, below, name string, number int) *machine {
 	t.Helper()
-	m := &machine{name: name, address: "192.0.2." + strconv.Itoa(number), scripts: scripts, key: key, dir: filepath.Join(t.TempDir(), name), release: release, network: ns}
+	m := &machine{name: name, address: "192.0.2." + strconv.Itoa(number), scripts: scripts, key: key, dir: filepath.Join(below, name), release: release, network: ns}
 	if err := os.MkdirAll(m.dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if err := space.In(ns, func() error {
-		return command("ip tuntap add vm-" + name + " mode tap && ip link set vm-" + name + " master vms up")
+		return command("ip link show vm-" + name + " 2>/dev/null || { ip tuntap add vm-" + name + " mode tap && ip link set vm-" + name + " master vms up; }")
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -76,7 +81,9 @@ func newMachine(t *testing.T, ns netns.NsHandle, scripts, key, release, name str
 		if t.Failed() {
 			t.Logf("console of %s:\n%s", name, m.console())
 		}
-		m.cut()
+		if !m.kept {
+			m.cut()
+		}
 	})
 	return m
 }
@@ -88,19 +95,31 @@ func (m *machine) console() string {
 
 // on switches the machine on and waits until it takes commands.
 func (m *machine) on(ctx context.Context) error {
-	m.qemu = exec.Command(filepath.Join(m.scripts, "vm-machine"), m.name, m.address, m.dir, "vm-"+m.name, m.key, m.release)
-	m.qemu.Stderr = os.Stderr
-	if khz, ok := ticks.KHz(); ok {
-		m.qemu.Env = append(os.Environ(), fmt.Sprintf("KEELSON_TSC_KHZ=%d", khz))
+	if m.qemu != nil {
+		return m.meet(ctx)
 	}
-	if err := space.In(m.network, m.qemu.Start); err != nil {
+	said, err := os.Create(filepath.Join(m.dir, "said"))
+	if err != nil {
+		return err
+	}
+	defer said.Close()
+	qemu := exec.Command(filepath.Join(m.scripts, "vm-machine"), m.name, m.address, m.dir, "vm-"+m.name, m.key, m.release)
+	qemu.Stderr = said
+	qemu.SysProcAttr = &syscall.SysProcAttr{Setsid: m.kept}
+	if khz, ok := ticks.KHz(); ok {
+		qemu.Env = append(os.Environ(), fmt.Sprintf("KEELSON_TSC_KHZ=%d", khz))
+	}
+	if err := space.In(m.network, qemu.Start); err != nil {
 		return fmt.Errorf("starting %s: %w", m.name, err)
 	}
-	m.ended = make(chan struct{})
-	go func(qemu *exec.Cmd, ended chan struct{}) {
+	m.qemu, m.ended = qemu.Process, make(chan struct{})
+	go func(ended chan struct{}) {
 		defer close(ended)
 		qemu.Wait()
-	}(m.qemu, m.ended)
+	}(m.ended)
+	if err := os.WriteFile(filepath.Join(m.dir, "pid"), []byte(strconv.Itoa(m.qemu.Pid)), 0o600); err != nil {
+		return err
+	}
 	return m.meet(ctx)
 }
 
@@ -131,7 +150,8 @@ func (m *machine) meet(ctx context.Context) error {
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("%s does not take commands: %w", m.name, err)
+		said, _ := os.ReadFile(filepath.Join(m.dir, "said"))
+		return fmt.Errorf("%s does not take commands: %w: %s", m.name, err, said)
 	}
 	return nil
 }
@@ -143,7 +163,7 @@ func (m *machine) cut() {
 		m.conn = nil
 	}
 	if m.qemu != nil {
-		m.qemu.Process.Kill()
+		m.qemu.Kill()
 		if m.ended != nil {
 			<-m.ended
 		}

@@ -25,19 +25,24 @@ type site struct {
 	dir, key, bin string
 	network       netns.NsHandle
 	next, version string // folder of a release that is newer, and which it is
+	tarball       string // its
+	kubeconfig    string // where 'kctl cluster up' writes it
 }
 
-func newSite(t *testing.T, bin string, ns netns.NsHandle) site {
+func newSite(t *testing.T, bin, dir string, ns netns.NsHandle) site {
 	t.Helper()
-	s := site{dir: t.TempDir(), bin: bin, network: ns}
+	s := site{dir: dir, bin: bin, network: ns, kubeconfig: ".kube/keelson-vm"}
 	s.key, s.next = filepath.Join(s.dir, "key"), filepath.Join(bin, "next")
-	if out, err := exec.Command("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", s.key).CombinedOutput(); err != nil {
+	if _, err := os.Stat(s.key); err == nil {
+		// It is a kept one.
+	} else if out, err := exec.Command("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", s.key).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	tarballs, err := filepath.Glob(filepath.Join(s.next, "keelson-*-linux-amd64.tar.gz"))
 	if err != nil || len(tarballs) != 1 {
 		t.Fatalf("a newer release: %v (%v): 'make test-vm' makes it", tarballs, err)
 	}
+	s.tarball = tarballs[0]
 	s.version = strings.TrimPrefix(strings.TrimSuffix(strings.TrimPrefix(filepath.Base(tarballs[0]), "keelson-"), "-linux-amd64.tar.gz"), "v")
 	return s
 }
@@ -91,8 +96,18 @@ func (c *cluster) kctlFor(limit time.Duration, input string, args ...string) (st
 func (c *cluster) kctlTo(shown io.Writer, limit time.Duration, input string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, filepath.Join(c.site.bin, "kctl"), args...)
-	cmd.Env = append(os.Environ(), "HOME="+c.site.dir, "KUBECONFIG="+filepath.Join(c.site.dir, ".kube/keelson-vm"), "SSH_AUTH_SOCK=")
+	return c.command(ctx, shown, input, filepath.Join(c.site.bin, "kctl"), args...)
+}
+
+// command runs a program at the site.
+func (c *cluster) command(ctx context.Context, shown io.Writer, input, name string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Env = append(os.Environ(), "HOME="+c.site.dir, "KUBECONFIG="+filepath.Join(c.site.dir, c.site.kubeconfig), "SSH_AUTH_SOCK=",
+		"PATH="+c.site.bin+string(filepath.ListSeparator)+os.Getenv("PATH"))
+	if filepath.Base(name) == "sh" {
+		cmd.Dir = c.site.dir
+	}
+	cmd.WaitDelay = 10 * time.Second
 	cmd.Stdin = strings.NewReader(input)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = io.MultiWriter(&out, shown), &errs
@@ -101,9 +116,28 @@ func (c *cluster) kctlTo(shown io.Writer, limit time.Duration, input string, arg
 		err = cmd.Wait()
 	}
 	if err != nil {
-		err = fmt.Errorf("kctl %s: %w: %s", strings.Join(args, " "), err, errs.String())
+		err = fmt.Errorf("%s %s: %w: %s", filepath.Base(name), strings.Join(args, " "), err, errs.String())
 	}
 	return out.String(), err
+}
+
+// toAsked has the kubeconfig lead to the replica that is asked.
+func (c *cluster) toAsked() error {
+	at := filepath.Join(c.site.dir, c.site.kubeconfig)
+	raw, err := os.ReadFile(at)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	lines := strings.Split(string(raw), "\n")
+	for i, line := range lines {
+		if before, _, ok := strings.Cut(line, "server: "); ok {
+			lines[i] = before + "server: " + c.server()
+		}
+	}
+	return os.WriteFile(at, []byte(strings.Join(lines, "\n")), 0o600)
 }
 
 // cluster runs a verb of 'kctl cluster' with the cluster file, and shows what it says.

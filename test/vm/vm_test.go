@@ -33,6 +33,7 @@ type cluster struct {
 	before            map[string]string // what each machine was like before
 	table             []string
 	began             time.Time
+	kept              string // folder of machines that go on when the test ends: KEEP of 'make test-vm-docs'
 }
 
 // A cluster on machines with systemd and cgroup v2: made by 'kctl cluster up' over ssh, and the package on one of them, through a
@@ -49,11 +50,11 @@ func TestMachines(t *testing.T) {
 	c := &cluster{T: t, asked: "cp1", replicas: []string{"cp1", "cp2", "cp3"}, workers: []string{"w1", "w2"}, all: map[string]*machine{}, before: map[string]string{}}
 	defer c.tell()
 	c.few(os.Getenv("MACHINES"))
-	c.site = newSite(t, filepath.Join(top, "bin"), network(t))
-	release := releaseDisk(t, filepath.Join(top, "bin"))
+	c.site = newSite(t, filepath.Join(top, "bin"), t.TempDir(), network(t))
+	release := releaseDisk(t, filepath.Join(top, "bin"), t.TempDir())
 	c.began = time.Now()
 	for i, name := range append(c.first(), c.workers[1:]...) {
-		c.all[name] = newMachine(t, c.site.network, filepath.Join(top, "scripts"), c.site.key+".pub", release, name, 11+i)
+		c.all[name] = newMachine(t, c.site.network, filepath.Join(top, "scripts"), c.site.key+".pub", release, c.TempDir(), name, 11+i)
 	}
 	c.step("machines boot: "+strings.Join(c.first(), " "), func() error { return c.boot(c.first()...) })
 	c.step("the .deb on the worker", func() error {
@@ -118,14 +119,17 @@ func (c *cluster) boot(names ...string) error {
 }
 
 // releaseDisk packs what 'make dist' made.
-func releaseDisk(t *testing.T, folder string) string {
+func releaseDisk(t *testing.T, folder, dir string) string {
 	t.Helper()
-	dir := t.TempDir()
-	release := filepath.Join(dir, "release")
-	script := `set -e; mkdir -p "$2"; cd "$1"
-cp dist/keelson-*-linux-amd64.deb images/hello.tar images/tools.tar "$2"/
-truncate -s 512M "$3"; mkfs.ext4 -q -F -d "$2" "$3"`
+	release := filepath.Join(t.TempDir(), "release")
+	script := `set -e; mkdir -p "$2/next"; cd "$1"
+cp dist/keelson-*-linux-amd64.deb dist/keelson-*-linux-amd64.tar.gz images/hello.tar images/tools.tar "$2"/
+cp next/keelson-*-linux-amd64.tar.gz "$2/next/"
+truncate -s 768M "$3"; mkfs.ext4 -q -F -d "$2" "$3"`
 	disk := filepath.Join(dir, "release.img")
+	if _, err := os.Stat(disk); err == nil {
+		return disk // of kept machines
+	}
 	if out, err := exec.Command("sh", "-c", script, "sh", folder, release, disk).CombinedOutput(); err != nil {
 		t.Fatalf("packing the release ('make test-vm' makes it): %v: %s", err, out)
 	}
@@ -135,6 +139,9 @@ truncate -s 512M "$3"; mkfs.ext4 -q -F -d "$2" "$3"`
 // step does one thing and notes how long it took. What comes after one that failed cannot tell anything.
 func (c *cluster) step(name string, do func() error) {
 	c.Helper()
+	if c.passed(name) {
+		return
+	}
 	began := time.Now()
 	err := do()
 	result := "ok"
@@ -148,6 +155,7 @@ func (c *cluster) step(name string, do func() error) {
 		c.explain()
 		c.Fatalf("%s: %v", name, err)
 	}
+	c.pass(name)
 }
 
 // explain tells what machines know of what went wrong.
@@ -182,8 +190,10 @@ func (c *cluster) each(do func(*machine) error, names ...string) error {
 }
 
 // until repeats what has to come true.
-func until(f func() error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), soon)
+func until(f func() error) error { return within(soon, f) }
+
+func within(limit time.Duration, f func() error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	return wait.For(ctx, time.Second, f)
 }

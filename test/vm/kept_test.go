@@ -1,0 +1,97 @@
+package vm
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netns"
+)
+
+// Machines of which KEEP names a folder go on when the test ends, with the folder of the site and the steps that passed: the test,
+// run again, goes on after these. So a step is written without an hour's wait for those before it. 'ip netns exec NAME' is the way
+// to them, ssh -i KEEP/site/key; when they are not wanted any more, end the processes of KEEP/*/pid, and 'ip netns del NAME'.
+const keptNetwork = "keelson-vm-docs"
+
+// keep has the cluster's machines outlive the test.
+func (c *cluster) keep(folder string) netns.NsHandle {
+	c.kept = folder
+	if err := os.MkdirAll(filepath.Join(folder, "site"), 0o700); err != nil {
+		c.Fatal(err)
+	}
+	ns, err := netns.GetFromName(keptNetwork)
+	if err == nil {
+		return ns
+	}
+	if err := command("ip netns add " + keptNetwork); err != nil {
+		c.Fatal(err)
+	}
+	if ns, err = netns.GetFromName(keptNetwork); err != nil {
+		c.Fatal(err)
+	}
+	if err := bridge(ns); err != nil {
+		c.Fatal(err)
+	}
+	return ns
+}
+
+// again takes up a kept machine that runs.
+func (m *machine) again(t *testing.T) {
+	t.Helper()
+	m.kept = true
+	raw, err := os.ReadFile(filepath.Join(m.dir, "pid"))
+	if err != nil {
+		return
+	}
+	pid, err := strconv.Atoi(string(raw))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A number may be another process' by now.
+	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	if err != nil || !strings.Contains(string(line), m.dir) {
+		return
+	}
+	if m.qemu, err = os.FindProcess(pid); err != nil {
+		t.Fatal(err)
+	}
+	m.ended = make(chan struct{})
+	go func(ended chan struct{}) {
+		defer close(ended)
+		for syscall.Kill(pid, 0) == nil {
+			time.Sleep(100 * time.Millisecond) // no child of this process, which nobody tells of its end
+		}
+	}(m.ended)
+	if err := m.meet(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (c *cluster) passed(step string) bool {
+	if c.kept == "" {
+		return false
+	}
+	raw, _ := os.ReadFile(filepath.Join(c.kept, "passed"))
+	return slices.Contains(strings.Split(string(raw), "\n"), step)
+}
+
+// pass notes that a step need not be done again.
+func (c *cluster) pass(step string) {
+	if c.kept == "" {
+		return
+	}
+	f, err := os.OpenFile(filepath.Join(c.kept, "passed"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		c.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteString(step + "\n"); err != nil {
+		c.Fatal(err)
+	}
+}
