@@ -52,7 +52,7 @@ var rows = []row{
 
 	// operate.md
 	{line: "make up", why: "each test on a lab begins with it"},
-	{line: "kctl cluster status", by: page},
+	{line: "kctl cluster status", by: page + ", " + here},
 	{line: "kctl get nodes", by: page},
 	{line: "kctl get --raw '/readyz?verbose'", by: page},
 	{line: "kctl why node/w2", by: page},

@@ -20,8 +20,8 @@ import (
 var hosts = []string{"cp1", "cp2", "cp3", "cp4", "w1"}
 
 // What docs/install.md tells an operator to do, on machines with systemd and cgroup v2, by the command lines that stand there: a
-// cluster begun by hand, gone on with by 'kctl cluster up', and a standby taken in. test/pages says of every line of the pages for
-// operators which test runs it. F53
+// cluster begun by hand, gone on with by 'kctl cluster up', and a standby that gets the vote of the leader, whose power is cut for
+// good. test/pages says of every line of the pages for operators which test runs it. F53
 func TestDocsOnMachines(t *testing.T) {
 	if os.Getenv("KEELSON_VM") == "" {
 		t.Skip("it boots machines in software, for minutes: 'make test-vm-docs' runs it")
@@ -40,6 +40,7 @@ func TestDocsOnMachines(t *testing.T) {
 	c.step("kctl cluster up goes on from there, and then has nothing to do", c.goOn)
 	c.step("kctl cluster add of a standby", c.addStandby)
 	c.step("the example is applied and served", c.example)
+	c.step("a voter's power is cut for good: the standby has its vote", c.promoted)
 }
 
 // machines makes the site and the machines, or takes them up again.
