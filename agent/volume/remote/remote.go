@@ -65,8 +65,9 @@ func Main() bool {
 		fmt.Fprintln(os.Stderr, "reading what is to be mounted:", err)
 		os.Exit(1)
 	}
-	var err error
+	_, err := io.WriteString(os.Stdout, "\n") // it has begun: what a machine takes to start it is no time of the kernel's
 	switch {
+	case err != nil:
 	case c.Disk != nil:
 		if err := c.Disk.Do(context.Background()); err != nil { // it is ended from outside
 			_ = json.NewEncoder(os.Stdout).Encode(answer{Said: err.Error()})
@@ -158,9 +159,7 @@ func UnmountWhole(ctx context.Context, target string) error {
 	if _, busy := stuck.Load(target); busy {
 		return fmt.Errorf("unmounting %s: %w", target, ErrStuck)
 	}
-	bounded, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	err := ask(bounded, call{Mount: Mount{Target: target, Flags: unix.UMOUNT_NOFOLLOW}, Unmount: true})
+	err := askWithin(ctx, call{Mount: Mount{Target: target, Flags: unix.UMOUNT_NOFOLLOW}, Unmount: true})
 	switch is, merr := mounted(target); {
 	case err == nil, errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT):
 		if is || merr != nil {
@@ -174,20 +173,40 @@ func UnmountWhole(ctx context.Context, target string) error {
 }
 
 // patience is how long a server is waited for when a file system of it is unmounted, to which the kernel may yet have
-// something to write; and then how long the kernel is.
-var patience = 10 * time.Second
+// something to write; and then how long the kernel is. Starting is how long the process that asks may take besides to start, on a
+// machine that has no time for it: who gave it up earlier would do so each time that it is tried again.
+const (
+	patience = 10 * time.Second
+	starting = time.Minute
+)
+
+// allow gives a process the time that it may take to start, and from when it has begun what the kernel may take. The cause of the
+// context's end is context.DeadlineExceeded then.
+func allow(ctx context.Context) (bounded context.Context, begun func(), done func()) {
+	bounded, giveUp := context.WithCancelCause(ctx)
+	end := time.AfterFunc(starting, func() { giveUp(context.DeadlineExceeded) })
+	return bounded, func() { end.Reset(patience) }, func() {
+		end.Stop()
+		giveUp(nil)
+	}
+}
+
+// askWithin has a process make the call, for which the kernel is waited for no longer than patience.
+func askWithin(ctx context.Context, c call) error {
+	bounded, begun, done := allow(ctx)
+	defer done()
+	return askNoting(bounded, c, begun)
+}
 
 // Unmount takes away what is mounted at a place, whether its server answers or not. What the kernel had yet to write is
 // lost only where the server does not take it in time.
 func Unmount(ctx context.Context, target string) error {
 	for _, flags := range []int{unix.UMOUNT_NOFOLLOW, unix.UMOUNT_NOFOLLOW | unix.MNT_FORCE | unix.MNT_DETACH} {
-		bounded, cancel := context.WithTimeout(ctx, patience)
-		err := ask(bounded, call{Mount: Mount{Target: target, Flags: uintptr(flags)}, Unmount: true})
+		err := askWithin(ctx, call{Mount: Mount{Target: target, Flags: uintptr(flags)}, Unmount: true})
 		if errors.Is(err, unix.EBUSY) {
 			// Somebody on the node looks into it. The pod is dead: nothing is lost by letting go later.
-			err = ask(bounded, call{Mount: Mount{Target: target, Flags: unix.UMOUNT_NOFOLLOW | unix.MNT_DETACH}, Unmount: true})
+			err = askWithin(ctx, call{Mount: Mount{Target: target, Flags: unix.UMOUNT_NOFOLLOW | unix.MNT_DETACH}, Unmount: true})
 		}
-		cancel()
 		if err == nil || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
 			return nil
 		}
@@ -205,10 +224,8 @@ func Unmount(ctx context.Context, target string) error {
 // does not answer, with an error: those that were killed end. The mount stays. Where the kernel shares a server's folder
 // between several mounts, all of them are meant.
 func GiveUp(ctx context.Context, target string) error {
-	bounded, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
 	// MNT_FORCE gives up and unmounts: here what the process has of the mount, and nobody else.
-	err := ask(bounded, call{Mount: Mount{Target: target, Flags: unix.UMOUNT_NOFOLLOW | unix.MNT_FORCE}, Unmount: true, Apart: true})
+	err := askWithin(ctx, call{Mount: Mount{Target: target, Flags: unix.UMOUNT_NOFOLLOW | unix.MNT_FORCE}, Unmount: true, Apart: true})
 	if err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("giving up what is waited for at %s: %w", target, err)
 	}
@@ -216,7 +233,10 @@ func GiveUp(ctx context.Context, target string) error {
 }
 
 // ask has a process make the call.
-func ask(ctx context.Context, c call) error {
+func ask(ctx context.Context, c call) error { return askNoting(ctx, c, nil) }
+
+// askNoting calls begun as well, when the process is about to make the call.
+func askNoting(ctx context.Context, c call, begun func()) error {
 	in, err := json.Marshal(c)
 	if err != nil {
 		return err
@@ -229,7 +249,7 @@ func ask(ctx context.Context, c call) error {
 	if c.Disk != nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // nothing comes of which nobody knows
 	}
-	out, err := Run(ctx, cmd, c.Target)
+	out, err := run(ctx, cmd, c.Target, begun)
 	if err != nil {
 		return err
 	}
@@ -251,13 +271,17 @@ const most = 64 << 10
 
 // bounded keeps the beginning of what is written.
 type bounded struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
+	begun func() // called at the first byte; may be nil
+	mu    sync.Mutex
+	buf   bytes.Buffer
 }
 
 func (b *bounded) Write(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.begun != nil && b.buf.Len() == 0 && len(p) > 0 {
+		b.begun()
+	}
 	b.buf.Write(p[:min(len(p), most-b.buf.Len())])
 	return len(p), nil
 }
@@ -286,11 +310,16 @@ func (e *Failed) Error() string {
 // ctx ends it is killed with what it started; one that does not end by that is left, and the error is ErrStuck as well.
 // A program that ends badly is a *Failed.
 func Run(ctx context.Context, cmd *exec.Cmd, about string) ([]byte, error) {
+	return run(ctx, cmd, about, nil)
+}
+
+// run calls begun as well, when the program says its first byte.
+func run(ctx context.Context, cmd *exec.Cmd, about string, begun func()) ([]byte, error) {
 	name := filepath.Base(cmd.Path)
 	if len(cmd.Args) > 1 && cmd.Args[1] == Command {
 		name = Command
 	}
-	var out, said bounded
+	out, said := bounded{begun: begun}, bounded{}
 	cmd.Stdout, cmd.Stderr = &out, &said
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
@@ -319,9 +348,9 @@ func Run(ctx context.Context, cmd *exec.Cmd, about string) ([]byte, error) {
 		select {
 		case <-ended:
 			stuck.CompareAndDelete(about, cmd)
-			return nil, ctx.Err()
+			return nil, context.Cause(ctx)
 		case <-late.C:
-			return nil, errors.Join(ctx.Err(), ErrStuck)
+			return nil, errors.Join(context.Cause(ctx), ErrStuck)
 		}
 	}
 	var exit *exec.ExitError

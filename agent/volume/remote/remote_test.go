@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"keelson.dev/keelson/csi/privatemounts"
+	"keelson.dev/keelson/internal/virtual"
 )
 
 func TestMain(m *testing.M) {
@@ -40,6 +41,40 @@ func TestMountAndUnmount(t *testing.T) {
 	m.Type = "nothing"
 	if err := m.Do(t.Context()); !errors.Is(err, unix.ENODEV) {
 		t.Errorf("an unknown file system: %v", err)
+	}
+}
+
+// The kernel has its time from when the process that asks it has begun, however long a busy machine took to start that; which is not
+// waited for without end either.
+func TestStartingIsNoTimeOfTheKernels(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		alive := func(ctx context.Context, after time.Duration, want bool) {
+			t.Helper()
+			time.Sleep(after)
+			virtual.Wait()
+			if (ctx.Err() == nil) != want || !want && !errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
+				t.Errorf("%s later: %v, %v", after, ctx.Err(), context.Cause(ctx))
+			}
+		}
+		slow, begun, done := allow(t.Context())
+		defer done()
+		alive(slow, starting-time.Second, true)
+		begun()
+		alive(slow, patience-time.Second, true)
+		alive(slow, 2*time.Second, false)
+		never, _, done := allow(t.Context())
+		defer done()
+		alive(never, starting+time.Second, false)
+	})
+	// It is told before the kernel has answered: nobody ever reads from this pipe.
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	if err := askNoting(ctx, call{Mount: Mount{Target: pipe}, Text: "x"}, cancel); !errors.Is(err, context.Canceled) {
+		t.Errorf("a process that waits in the kernel: %v", err)
 	}
 }
 
