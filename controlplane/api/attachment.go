@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -46,13 +47,14 @@ func AttachmentName(handle, driver, node string) string {
 const ISCSIAttacher = "iscsi.keelson.dev"
 
 // Attachable says by which attacher a volume is attached to nodes, and what it is called there; false for volumes that are not.
+// Names of iSCSI targets that differ in case alone are of one target (RFC 3722).
 func Attachable(v *corev1.PersistentVolume) (attacher, handle string, ok bool) {
 	switch {
 	case v == nil:
 	case v.Spec.CSI != nil:
 		return v.Spec.CSI.Driver, v.Spec.CSI.VolumeHandle, true
 	case v.Spec.ISCSI != nil:
-		return ISCSIAttacher, fmt.Sprintf("%s:%d", v.Spec.ISCSI.IQN, v.Spec.ISCSI.Lun), true
+		return ISCSIAttacher, fmt.Sprintf("%s:%d", strings.ToLower(v.Spec.ISCSI.IQN), v.Spec.ISCSI.Lun), true
 	}
 	return "", "", false
 }

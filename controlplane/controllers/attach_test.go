@@ -171,7 +171,7 @@ func TestDisksOfTargetsMove(t *testing.T) {
 	})
 }
 
-// F110: PersistentVolumes that show one disk, by whichever portals of its target, are one where it is given to nodes: who comes by
+// F110: PersistentVolumes that show one disk, by whichever portals of its target and in whichever case they write its name, are one where it is given to nodes: who comes by
 // the other waits for the node that has it and hears of both, a pod beside it gets it, and the disk is that node's until both have gone.
 func TestVolumesThatShowTheSame(t *testing.T) {
 	for _, iscsi := range []bool{false, true} {

@@ -294,7 +294,11 @@ func (w *world) diskOf(name, handle string, portals ...string) {
 	v.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: diskDriver, VolumeHandle: handle,
 		ControllerPublishSecretRef: &corev1.SecretReference{Namespace: "default", Name: "key"}}}
 	if w.drivers.disks.iscsi {
-		v.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{ISCSI: &corev1.ISCSIPersistentVolumeSource{TargetPortal: portals[0], Portals: portals[1:], IQN: "iqn.2026-01.example:" + handle, Lun: 3}}
+		target := "iqn.2026-01.example:" + handle
+		if name != handle { // names of targets are the same in capitals
+			target = "iqn.2026-01.Example:" + strings.ToUpper(handle)
+		}
+		v.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{ISCSI: &corev1.ISCSIPersistentVolumeSource{TargetPortal: portals[0], Portals: portals[1:], IQN: target, Lun: 3}}
 	}
 	w.create(v)
 }

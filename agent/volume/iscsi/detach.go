@@ -1,6 +1,7 @@
 package iscsi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -74,7 +75,7 @@ func (n Node) ours(state State) ([]Session, error) {
 	portals := state.portals()
 	return slices.DeleteFunc(all, func(s Session) bool {
 		_, made := portals[s.Portal]
-		return !made || s.Target != state.Target || s.Interface != state.Interface
+		return !made || !sameName(s.Target, state.Target) || s.Interface != state.Interface
 	}), nil
 }
 
@@ -112,7 +113,7 @@ func (n Node) removeUnit(ctx context.Context, u Unit) error {
 func (n Node) logout(ctx context.Context, dir string, state *State, ours []Session) error {
 	var errs []error
 	for p, was := range state.portals() {
-		at := append(recordOf(state.Target, state.Interface, p, was.Group), "--logout")
+		at := append(recordOf(cmp.Or(was.Name, state.Target), state.Interface, p, was.Group), "--logout")
 		is := func(s Session) bool { return s.Portal == p }
 		switch there := slices.ContainsFunc(ours, is); {
 		case !there && was.Asked != nil && time.Since(*was.Asked) < loginPending && time.Since(*was.Asked) > -loginPending:

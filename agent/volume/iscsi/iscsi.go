@@ -25,7 +25,9 @@ const DefaultInterface = "default"
 
 // Disk is a logical unit of a target, as one initiator sees it.
 type Disk struct {
-	Target  string // its name: iqn, eui or naa
+	// Target is its name: iqn, eui or naa, in lower case, in which names are compared (RFC 3722): one target has one name here,
+	// however volumes and portals write it.
+	Target  string
 	Portals []netip.AddrPort
 	LUN     int
 	// Interface is a record of iscsiadm's by which sessions are made. One that goes by a name of its own as Initiator is
@@ -68,9 +70,12 @@ func ParsePortal(text string) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(addr.Unmap(), 3260), nil
 }
 
+// sameName says that two names are of one target or initiator.
+func sameName(a, b string) bool { return strings.EqualFold(a, b) }
+
 // New makes a Disk of what a volume says. The volume's name is part of that of an interface that has an initiator of its own.
 func New(volume, target, portal string, more []string, lun int32, base, initiator string) (Disk, error) {
-	d := Disk{Target: target, LUN: int(lun), Interface: base}
+	d := Disk{Target: strings.ToLower(target), LUN: int(lun), Interface: base}
 	if !targetNames.MatchString(target) || len(target) > 223 {
 		return d, fmt.Errorf("%q is no name of an iSCSI target (iqn, eui or naa)", target)
 	}

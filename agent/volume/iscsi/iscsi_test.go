@@ -27,6 +27,10 @@ func TestNew(t *testing.T) {
 	if got := d.String(); got != "iSCSI target iqn.2026-01.example:disks at 192.0.2.1:3260, 192.0.2.2:3261, [2001:db8::1]:3260, [2001:db8::2]:3260, LUN 7" || d.Interface != "default" {
 		t.Errorf("%s by %s", got, d.Interface)
 	}
+	// Names that differ in case are of one target (RFC 3722), and of one folder and record here.
+	if d, err = New("pv", "iqn.2026-01.Example:DISKS", "192.0.2.1", nil, 7, "", ""); err != nil || d.Target != "iqn.2026-01.example:disks" {
+		t.Errorf("%+v, %v", d, err)
+	}
 	d, err = New("pv", "eui.0123456789abcdef", "192.0.2.1:3260", nil, 0, "eth1", "iqn.2026-01.example:other")
 	must(t, err)
 	if d.Interface != "192.0.2.1:3260:pv" || d.Like != "eth1" || d.Initiator != "iqn.2026-01.example:other" {
@@ -92,18 +96,18 @@ func TestEdit(t *testing.T) {
 	}
 }
 
-// What discovery tells is read, whatever else stands there.
+// What discovery tells is read, whatever else stands there. A target is logged in to as its portal writes it.
 func TestOffers(t *testing.T) {
-	all := offers([]byte("192.0.2.1:3260,1 iqn.a\n[2001:db8::1]:3260,2 iqn.a\n192.0.2.9:3260,3 iqn.b\nnoise\n1,2\n"))
+	all := offers([]byte("192.0.2.1:3260,1 iqn.A\n[2001:db8::1]:3260,2 iqn.A\n192.0.2.9:3260,3 iqn.b\nnoise\n1,2\n"))
 	if len(all) != 3 {
 		t.Fatalf("%v", all)
 	}
 	for portal, want := range map[string]int{"192.0.2.1:3260": 1, "[2001:db8::1]:3260": 2, "198.51.100.1:3260": 1} {
-		if group, ok := groupOf(all, "iqn.a", netip.MustParseAddrPort(portal)); !ok || group != want {
-			t.Errorf("%s: %d, %t", portal, group, ok)
+		if o, ok := offerOf(all, "iqn.a", netip.MustParseAddrPort(portal)); !ok || o.group != want || o.target != "iqn.A" {
+			t.Errorf("%s: %v, %t", portal, o, ok)
 		}
 	}
-	if _, ok := groupOf(all, "iqn.c", netip.MustParseAddrPort("192.0.2.1:3260")); ok {
+	if _, ok := offerOf(all, "iqn.c", netip.MustParseAddrPort("192.0.2.1:3260")); ok {
 		t.Error("a target that nobody offers")
 	}
 }
@@ -113,7 +117,7 @@ func kernel(t *testing.T) Kernel {
 	k := Kernel{Sys: t.TempDir(), Dev: t.TempDir()}
 	target := "devices/platform/host3/session1/target3:0:0"
 	for file, text := range map[string]string{
-		"devices/platform/host3/session1/iscsi_session/session1/targetname":                               "iqn.a",
+		"devices/platform/host3/session1/iscsi_session/session1/targetname":                               "iqn.A",
 		"devices/platform/host3/session1/iscsi_session/session1/ifacename":                                "default",
 		"devices/platform/host3/session1/iscsi_session/session1/state":                                    "LOGGED_IN",
 		"devices/platform/host3/session1/iscsi_session/session1/target_id":                                "0",
@@ -140,12 +144,13 @@ func kernel(t *testing.T) Kernel {
 	return k
 }
 
-// Sessions and devices are read from the kernel; the device of multipathd is taken where there is one.
+// Sessions and devices are read from the kernel, however it writes the target's name; the device of multipathd is taken where there
+// is one.
 func TestKernel(t *testing.T) {
 	k := kernel(t)
 	all, err := k.Sessions()
 	must(t, err)
-	if len(all) != 1 || all[0].Target != "iqn.a" || all[0].Portal != netip.MustParseAddrPort("[2001:db8::1]:3260") || !all[0].Up || all[0].host != "3" {
+	if len(all) != 1 || all[0].Target != "iqn.A" || all[0].Portal != netip.MustParseAddrPort("[2001:db8::1]:3260") || !all[0].Up || all[0].host != "3" {
 		t.Fatalf("%+v", all)
 	}
 	n := Node{Kernel: k}

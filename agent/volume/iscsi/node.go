@@ -1,6 +1,7 @@
 package iscsi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -143,7 +144,7 @@ func (n Node) sessions(d Disk) ([]Session, error) {
 	var out []Session
 	for _, p := range d.Portals {
 		for _, s := range all {
-			if s.Target == d.Target && s.Interface == d.Interface && s.Portal == p {
+			if sameName(s.Target, d.Target) && s.Interface == d.Interface && s.Portal == p {
 				out = append(out, s)
 			}
 		}
@@ -214,7 +215,7 @@ func (n Node) ownInterface(ctx context.Context, d Disk, save func(func(*State)) 
 		return explain(err, "reading iSCSI interface "+d.Interface+" of this node", netip.AddrPort{}, n.Patience)
 	}
 	told, err := n.admin(ctx, "-m", "iface", "-I", d.Interface, "-o", "show")
-	if err == nil && value(told, "iface.initiatorname") == d.Initiator {
+	if err == nil && sameName(value(told, "iface.initiatorname"), d.Initiator) {
 		return nil
 	}
 	if err == nil {
@@ -275,14 +276,14 @@ func (n Node) connect(ctx context.Context, d Disk, l Login, save func(func(*Stat
 		}
 		// A portal tells of the others of its target. It is asked alone: a second question ends the first one, since both are
 		// of one initiator.
-		at := slices.IndexFunc(known, func(o offer) bool { return o.target == d.Target && o.portal == p })
-		group := 0
+		at := slices.IndexFunc(known, func(o offer) bool { return sameName(o.target, d.Target) && o.portal == p })
+		var as offer
 		if at >= 0 {
-			group = known[at].group
+			as = known[at]
 		} else {
 			told, err := n.discover(ctx, d, p, l.Discovery)
 			if err == nil {
-				group, err = offered(told, d.Target, p)
+				as, err = offered(told, d.Target, p)
 			}
 			if err != nil {
 				errs[i] = err
@@ -290,7 +291,7 @@ func (n Node) connect(ctx context.Context, d Disk, l Login, save func(func(*Stat
 			}
 			known = append(known, told...)
 		}
-		g.Go(func() { errs[i] = n.login(ctx, d, p, group, l.Session, save) })
+		g.Go(func() { errs[i] = n.login(ctx, d, p, as, l.Session, save) })
 	}
 	g.Wait()
 	return errs
@@ -323,10 +324,10 @@ func (n Node) discover(ctx context.Context, d Disk, p netip.AddrPort, c Credenti
 	return offers(told), nil
 }
 
-// offered is the group of portals by which a portal offers a target, or what it offers instead.
-func offered(all []offer, target string, p netip.AddrPort) (group int, err error) {
-	if group, ok := groupOf(all, target, p); ok {
-		return group, nil
+// offered is as what a portal offers a target, or says what it offers instead.
+func offered(all []offer, target string, p netip.AddrPort) (offer, error) {
+	if o, ok := offerOf(all, target, p); ok {
+		return o, nil
 	}
 	var names []string
 	for _, o := range all {
@@ -335,9 +336,9 @@ func offered(all []offer, target string, p netip.AddrPort) (group int, err error
 		}
 	}
 	if len(names) == 0 {
-		return 0, fmt.Errorf("portal %s has no target for this node's initiator: see its name (/etc/iscsi/initiatorname.iscsi) and whom the target lets in", p)
+		return offer{}, fmt.Errorf("portal %s has no target for this node's initiator: see its name (/etc/iscsi/initiatorname.iscsi) and whom the target lets in", p)
 	}
-	return 0, fmt.Errorf("portal %s has no such target for this node's initiator: it has %s", p, strings.Join(names, ", "))
+	return offer{}, fmt.Errorf("portal %s has no such target for this node's initiator: it has %s", p, strings.Join(names, ", "))
 }
 
 // discoverBy asks with a user name and a password, which iscsiadm takes from a record alone.
@@ -366,19 +367,23 @@ func (n Node) discoverBy(ctx context.Context, d Disk, p netip.AddrPort, c Creden
 	return n.admin(ctx, append(at, "--discover", "-o", "nonpersistent")...)
 }
 
-// login makes a session.
-func (n Node) login(ctx context.Context, d Disk, p netip.AddrPort, group int, c Credentials, save func(func(*State)) error) error {
-	at := recordOf(d.Target, d.Interface, p, group)
-	file, err := nodeRecord(d.Target, p, group, d.Interface)
+// login makes a session with a target as the portal offers it.
+func (n Node) login(ctx context.Context, d Disk, p netip.AddrPort, as offer, c Credentials, save func(func(*State)) error) error {
+	at := recordOf(as.target, d.Interface, p, as.group)
+	file, err := nodeRecord(as.target, p, as.group, d.Interface)
 	if err != nil {
 		return err
 	}
-	made := file == ""
+	made, now := file == "", PortalState{Group: as.group}
+	if as.target != d.Target {
+		now.Name = as.target
+	}
 	put := func(ps PortalState) func(*State) { return func(s *State) { s.Portals[p.String()] = ps } }
 	if err := save(func(s *State) {
 		was := s.Portals[p.String()]
-		made = made || was.MadeRecord && was.Group == group
-		s.Portals[p.String()] = PortalState{Group: group, MadeRecord: made, Asked: was.Asked}
+		now.MadeRecord = made || was.MadeRecord && was.Group == now.Group && was.Name == now.Name
+		now.Asked = was.Asked
+		s.Portals[p.String()] = now
 	}); err != nil {
 		return err
 	}
@@ -386,28 +391,30 @@ func (n Node) login(ctx context.Context, d Disk, p netip.AddrPort, group int, c 
 		if _, err := n.admin(ctx, append(at, "-o", "new")...); err != nil {
 			return explain(err, "making a record of the target at portal "+p.String(), p, n.Patience)
 		}
-		if file, err = nodeRecord(d.Target, p, group, d.Interface); err != nil || file == "" {
+		if file, err = nodeRecord(as.target, p, as.group, d.Interface); err != nil || file == "" {
 			return errors.Join(fmt.Errorf("iscsiadm has made a record of target %s, and it is not where such are: %s", d.Target, strings.Join(roots, ", ")), err)
 		}
 	}
 	settings := credentials("node.session.auth.", c)
-	if made {
+	if now.MadeRecord {
 		settings = append(settings, setting{"node.startup", "manual"}, setting{"node.conn[0].startup", "manual"}, setting{"node.session.scan", "manual"},
 			setting{"node.session.initial_login_retry_max", strconv.Itoa(loginTries)}, setting{"node.conn[0].timeo.login_timeout", strconv.Itoa(loginSeconds)})
 	}
 	if err := change(file, settings); err != nil {
 		return fmt.Errorf("how this node logs in to target %s: %w", d.Target, err)
 	}
-	now := time.Now()
-	if err := save(put(PortalState{Group: group, MadeRecord: made, Asked: &now})); err != nil {
+	asked := time.Now()
+	now.Asked = &asked
+	if err := save(put(now)); err != nil {
 		return err
 	}
+	now.Asked = nil
 	_, err = n.admin(ctx, append(at, "--login")...)
 	if code(err) == codeExists {
 		err = nil
 	}
 	if err == nil {
-		return save(put(PortalState{Group: group, MadeRecord: made}))
+		return save(put(now))
 	}
 	if code(err) == codeFatalLogin && c.UserIn != "" {
 		err = fmt.Errorf("authentication failed: the target may not have proven itself by username_in and password_in of the volume's secret: %w", err)
@@ -416,7 +423,7 @@ func (n Node) login(ctx context.Context, d Disk, p netip.AddrPort, group int, c 
 	if ctx.Err() != nil || isDeadline(err) {
 		return err // iscsid may be about it still
 	}
-	err = errors.Join(err, n.forget(ctx, d.Target, d.Interface, p, PortalState{Group: group, MadeRecord: made}))
+	err = errors.Join(err, n.forget(ctx, d.Target, d.Interface, p, now))
 	return errors.Join(err, save(func(s *State) { delete(s.Portals, p.String()) }))
 }
 
@@ -429,7 +436,7 @@ func (n Node) forget(ctx context.Context, target, iface string, p netip.AddrPort
 	if !was.MadeRecord {
 		return nil
 	}
-	_, err := n.admin(context.WithoutCancel(ctx), append(recordOf(target, iface, p, was.Group), "-o", "delete")...)
+	_, err := n.admin(context.WithoutCancel(ctx), append(recordOf(cmp.Or(was.Name, target), iface, p, was.Group), "-o", "delete")...)
 	if err != nil && code(err) != codeNothingFound {
 		return explain(err, "removing the record of target "+target, p, n.Patience)
 	}

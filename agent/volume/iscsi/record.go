@@ -154,18 +154,17 @@ func offers(told []byte) []offer {
 	return all
 }
 
-// groupOf is the group of portals at which a target is to be logged in to: that of the portal, or of another one of its where
-// the portal tells of others only, as behind a translated address.
-func groupOf(all []offer, target string, portal netip.AddrPort) (int, bool) {
-	group, found := 0, false
+// offerOf is how a target is to be logged in to, its name and the group of portals: what is told of the portal, or of another one of
+// its where the portal tells of others only, as behind a translated address.
+func offerOf(all []offer, target string, portal netip.AddrPort) (found offer, ok bool) {
 	for _, o := range all {
 		switch {
-		case o.target != target:
+		case !sameName(o.target, target):
 		case o.portal == portal:
-			return o.group, true
-		case !found:
-			group, found = o.group, true
+			return o, true
+		case !ok:
+			found, ok = o, true
 		}
 	}
-	return group, found
+	return found, ok
 }

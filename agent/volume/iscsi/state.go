@@ -30,6 +30,8 @@ type State struct {
 type PortalState struct {
 	Group      int  `json:"group"`                // of portals
 	MadeRecord bool `json:"madeRecord,omitempty"` // in iscsiadm's records; false: it was there
+	// Name is the target's where the portal writes it otherwise: what it is logged in to by, and called in iscsiadm's records.
+	Name string `json:"name,omitempty"`
 	// Asked is since when a login is asked for of which nobody has heard how it ended: iscsid may be about it still.
 	Asked *time.Time `json:"asked,omitempty"`
 }

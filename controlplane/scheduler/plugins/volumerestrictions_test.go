@@ -99,6 +99,7 @@ func TestDisksOfTargets(t *testing.T) {
 		{"another reads it", pod(disk("iqn.a", 1, false)), []*framework.NodeInfo{with(node("a"), pod(disk("iqn.a", 1, true)))}, none},
 		{"this one reads it", pod(disk("iqn.a", 1, true)), []*framework.NodeInfo{with(node("a"), pod(disk("iqn.a", 1, false)))}, none},
 		{"by another portal", pod(disk("iqn.a", 1, false)), []*framework.NodeInfo{with(node("a"), pod(disk("iqn.a", 1, false), other))}, none},
+		{"in capitals", pod(disk("iqn.a", 1, false)), []*framework.NodeInfo{with(node("a"), pod(disk("iqn.A", 1, false)))}, none},
 		{"both read it", pod(disk("iqn.a", 1, true)), []*framework.NodeInfo{with(node("a"), pod(disk("iqn.a", 1, true)))}, "a"},
 		{"another disk of the target", pod(disk("iqn.a", 1, false)), []*framework.NodeInfo{with(node("a"), pod(disk("iqn.a", 2, false)))}, "a"},
 		{"another target", pod(disk("iqn.a", 1, false)), []*framework.NodeInfo{with(node("a"), pod(disk("iqn.b", 1, false)))}, "a"},

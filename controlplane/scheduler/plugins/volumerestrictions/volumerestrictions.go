@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	v1 "k8s.io/api/core/v1"
 
@@ -37,11 +38,12 @@ func disksOf(pod *v1.Pod) []*v1.ISCSIVolumeSource {
 	return out
 }
 
-// conflict says that two pods of one node cannot have these disks. A disk is the same by whichever portal of its target.
+// conflict says that two pods of one node cannot have these disks. A disk is the same by whichever portal of its target, and
+// whether that is named in capitals or not.
 func conflict(mine, others []*v1.ISCSIVolumeSource) bool {
 	return slices.ContainsFunc(mine, func(a *v1.ISCSIVolumeSource) bool {
 		return slices.ContainsFunc(others, func(b *v1.ISCSIVolumeSource) bool {
-			return a.IQN == b.IQN && a.Lun == b.Lun && !(a.ReadOnly && b.ReadOnly)
+			return strings.EqualFold(a.IQN, b.IQN) && a.Lun == b.Lun && !(a.ReadOnly && b.ReadOnly)
 		})
 	})
 }
