@@ -35,6 +35,10 @@ var localTests = flag.String("guest.local", "^Test(VolumesGrow|BlockDevice|SizeI
 var volumeTests = flag.String("guest.volume", "^Test(FoldersOfAServer|ServersThat.*|ServersOfVersionThree|DisksOfATarget|DisksThatAre.*|DisksAs.*|TargetsThat.*|"+
 	"InitiatorsAndPortals|SessionsOfOthers|AgentsThatAreKilled|PortalsThat.*)$", "tests of agent/volume to run in the guest")
 
+// diskTests are those of test/guest/inside whose pods have iSCSI disks, for which the cluster is the machine itself: the cluster's own
+// guest skips them.
+var diskTests = flag.String("guest.disks", "^TestPodsWithDisks$", "tests of test/guest/inside to run where pods have iSCSI disks")
+
 var insideTests = flag.String("guest.inside", ".", "tests of test/guest/inside to run in the guest")
 
 // bin is where the daemons are.
@@ -137,6 +141,7 @@ func (k *kernel) servesFiles() []string {
 type guest struct {
 	binaries map[string][]string // what go makes
 	daemons  bool                // it has those of the cluster
+	lacks    []string            // but for these of their folder
 	programs func(m *machine, t *testing.T) []plan.Program
 }
 
@@ -158,11 +163,17 @@ var guests = map[string]guest{
 				{Name: "oci", Args: []string{"/guest/oci.test", "-test.v", "-test.run", *ociTests}, Env: []string{"KEELSON_OCI_BIN=/opt/keelson"}, Seconds: 720},
 			}
 		}},
-	"volumes": {
-		binaries: map[string][]string{"/guest/volume.test": {"test", "-c", "../../agent/volume"}},
+	"volumes": {daemons: true, lacks: []string{"keelson-csi-local", "keelson-entry", "images/entry.tar"},
+		binaries: map[string][]string{
+			"/guest/volume.test": {"test", "-c", "../../agent/volume"},
+			"/guest/inside.test": {"test", "-c", "-tags=guest", "./inside"},
+		},
 		programs: func(m *machine, t *testing.T) []plan.Program {
-			return []plan.Program{{Name: "volumes", Args: []string{"/guest/volume.test", "-test.v", "-test.run", *volumeTests}, Seconds: 960,
-				Env: append(m.kernel.servesFiles(), m.servesDisks(t)...)}}
+			iscsi := m.servesDisks(t)
+			return []plan.Program{
+				{Name: "volumes", Args: []string{"/guest/volume.test", "-test.v", "-test.run", *volumeTests}, Seconds: 960, Env: append(m.kernel.servesFiles(), iscsi...)},
+				{Name: "disks", Args: []string{"/guest/inside.test", "-test.v", "-test.run", *diskTests}, Seconds: 960, Env: iscsi},
+			}
 		}},
 }
 
@@ -186,7 +197,8 @@ func (g guest) run(t *testing.T) {
 	}
 	if g.daemons {
 		// Of the images the one that the tests use: unpacking takes a slow machine most of a minute each.
-		if err := m.addFolder("/opt/keelson", bin(), "guest", "clients", "previous", "vm", "dist", "next", "images/hello.tar"); err != nil {
+		lacks := append([]string{"guest", "clients", "previous", "vm", "dist", "next", "images/hello.tar"}, g.lacks...)
+		if err := m.addFolder("/opt/keelson", bin(), lacks...); err != nil {
 			t.Fatal(err)
 		}
 	}
