@@ -103,3 +103,40 @@ func TestSecretsOfVolumes(t *testing.T) {
 		w.eventually("nothing is left", w.noVolumes)
 	})
 }
+
+// What a claim was begun with is what its volume is made with: its Secret by the annotations of then, its attributes also where the
+// first node has no room.
+func TestWhatWasBegunIsKept(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})
+		w.driverOn("w1", "w2")
+		w.drivers.set(func() { w.drivers.keys = map[string]string{"CreateVolume": "make"} })
+		w.create(&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "now"}, Provisioner: ownDriver, Parameters: map[string]string{
+			"csi.storage.k8s.io/provisioner-secret-name": "${pvc.annotations['key']}", "csi.storage.k8s.io/provisioner-secret-namespace": "default"}})
+		w.create(&storagev1.VolumeAttributesClass{ObjectMeta: metav1.ObjectMeta{Name: "fast"}, DriverName: ownDriver, Parameters: map[string]string{"kind": "fast"}})
+		c, fast := classed("data", "now", "1Gi"), "fast"
+		c.Annotations, c.Spec.VolumeAttributesClassName = map[string]string{"key": "first"}, &fast
+		w.create(c)
+		w.event("ProvisioningFailed", `failed to provision volume: StorageClass "now": Secret default/first for the CSI driver: secrets "first" not found`)
+		first, other := "w1", "w2"
+		update(w, "data", func(c *corev1.PersistentVolumeClaim) {
+			c.Annotations["key"] = "second"
+			if strings.Contains(c.Annotations["keelson.dev/provisioning"], `"node":"w2"`) { // it has been asked how much room it has
+				first, other = other, first
+			}
+		})
+		w.drivers.set(func() { w.drivers.full = map[string]bool{first: true} })
+		w.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "first"}, Data: map[string][]byte{"key": []byte("make")}})
+		w.event("ProvisioningFailed", `failed to provision volume: StorageClass "now": ResourceExhausted: node `+first+` is full`)
+		time.Sleep(5 * time.Minute) // in virtual time: until the nodes have been asked how much room they have
+		v := w.volumeOf("data")
+		if got := v.Annotations["volume.kubernetes.io/provisioner-deletion-secret-name"]; got != "first" {
+			t.Errorf("it is deleted with Secret %q", got)
+		}
+		changed := 0
+		w.drivers.set(func() { changed = w.drivers.asked })
+		if m := w.drivers.get(v.Name); m == nil || m.node != other || m.kind != "fast" || changed > 0 {
+			t.Errorf("the driver has %+v, changed %d times", m, changed)
+		}
+	})
+}

@@ -106,17 +106,7 @@ func TestDevicePlugin(t *testing.T) {
 		t.Errorf("another pod's container: %+v, before %+v", after, before)
 	}
 	see("two")
-	for words, res := range map[string]v1.ResourceRequirements{
-		"Limit must be set for non overcommitable resources": {Requests: v1.ResourceList{thing: resource.MustParse("1")}},
-		"must be equal to " + string(thing) + " limit":       {Requests: v1.ResourceList{thing: resource.MustParse("1")}, Limits: v1.ResourceList{thing: resource.MustParse("2")}},
-		"must be an integer":                                 {Limits: v1.ResourceList{thing: resource.MustParse("500m")}},
-	} {
-		p := sleeper("shares")
-		p.Spec.Containers[0].Resources = res
-		if _, err := w.cs.CoreV1().Pods(w.ns).Create(context.Background(), p, metav1.CreateOptions{}); err == nil || !strings.Contains(err.Error(), words) {
-			t.Errorf("%v: %v, want %q", res, err, words)
-		}
-	}
+	w.sharesNothing()
 	if err := w.cs.AppsV1().DaemonSets(w.ns).Delete(context.Background(), "thing-plugin", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -128,6 +118,22 @@ func TestDevicePlugin(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// sharesNothing has the API refuse pods that would share a device.
+func (w world) sharesNothing() {
+	w.Helper()
+	for words, res := range map[string]v1.ResourceRequirements{
+		"Limit must be set for non overcommitable resources": {Requests: v1.ResourceList{thing: resource.MustParse("1")}},
+		"must be equal to " + string(thing) + " limit":       {Requests: v1.ResourceList{thing: resource.MustParse("1")}, Limits: v1.ResourceList{thing: resource.MustParse("2")}},
+		"must be an integer":                                 {Limits: v1.ResourceList{thing: resource.MustParse("500m")}},
+	} {
+		p := sleeper("shares")
+		p.Spec.Containers[0].Resources = res
+		if _, err := w.cs.CoreV1().Pods(w.ns).Create(context.Background(), p, metav1.CreateOptions{}); err == nil || !strings.Contains(err.Error(), words) {
+			w.Errorf("%v: %v, want %q", res, err, words)
+		}
+	}
 }
 
 // things waits until a node tells of so many devices, and so many that can be given out.

@@ -7,11 +7,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 )
 
 // Machines of which KEEP names a folder go on when the test ends, with the folder of the site and the steps that passed: the test,
@@ -53,9 +52,14 @@ func (m *machine) again(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return // it has ended
+	}
 	// A number may be another process' by now.
 	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	if err != nil || !strings.Contains(string(line), m.dir) {
+		_ = unix.Close(fd)
 		return
 	}
 	if m.qemu, err = os.FindProcess(pid); err != nil {
@@ -64,8 +68,11 @@ func (m *machine) again(t *testing.T) {
 	m.ended = make(chan struct{})
 	go func(ended chan struct{}) {
 		defer close(ended)
-		for syscall.Kill(pid, 0) == nil {
-			time.Sleep(100 * time.Millisecond) // no child of this process, which nobody tells of its end
+		defer unix.Close(fd)
+		for { // it is no child of this process, and tells of its end by this alone
+			if _, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1); err != unix.EINTR {
+				return
+			}
 		}
 	}(m.ended)
 	if err := m.meet(t.Context()); err != nil {

@@ -49,6 +49,8 @@ type begun struct {
 	// Class is the claim's VolumeAttributesClass, Mutable what that says.
 	Class   string            `json:"class,omitempty"`
 	Mutable map[string]string `json:"mutable,omitempty"`
+	// Secrets are those that the driver is given, by sort of call: the claim's annotations may be others later.
+	Secrets secrets `json:"secrets,omitempty"`
 }
 
 // begunFor reads what was begun for a claim; nil when nothing was.
@@ -189,7 +191,7 @@ func capability(c *corev1.PersistentVolumeClaim, mode corev1.PersistentVolumeAcc
 }
 
 // volumeOf is the PersistentVolume of what a driver has made for a claim.
-func volumeOf(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, b *begun, s secrets, v *csi.Volume) *corev1.PersistentVolume {
+func volumeOf(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, b *begun, v *csi.Volume) *corev1.PersistentVolume {
 	size := c.Spec.Resources.Requests[corev1.ResourceStorage]
 	if v.GetCapacityBytes() > 0 {
 		size = *resource.NewQuantity(v.GetCapacityBytes(), resource.BinarySI)
@@ -209,7 +211,7 @@ func volumeOf(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, b 
 				FSType: b.Parameters[fsTypeParam], VolumeAttributes: v.GetVolumeContext()}},
 		},
 	}
-	s.on(pv)
+	b.Secrets.on(pv)
 	if b.Class != "" {
 		pv.Spec.VolumeAttributesClassName = &b.Class
 	}

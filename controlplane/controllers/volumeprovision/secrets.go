@@ -110,7 +110,9 @@ func secretsOf(parameters map[string]string, c *corev1.PersistentVolumeClaim) (s
 		if err != nil {
 			return nil, err
 		}
-		out[call] = ref
+		if ref != nil {
+			out[call] = ref
+		}
 	}
 	return out, nil
 }

@@ -183,7 +183,8 @@ func (p *provisioner) begin(ctx context.Context, c *corev1.PersistentVolumeClaim
 	if k := unknownParameter(class); k != "" {
 		return p.failed(c, fmt.Errorf("parameter %s of StorageClass %s is not served for drivers that the agents serve: leave it out", k, class.Name))
 	}
-	if _, err := secretsOf(class.Parameters, c); err != nil {
+	given, err := secretsOf(class.Parameters, c)
+	if err != nil {
 		return p.failed(c, fmt.Errorf("StorageClass %q: %w", class.Name, err))
 	}
 	o, err := p.origin(ctx, c, class)
@@ -199,7 +200,7 @@ func (p *provisioner) begin(ctx context.Context, c *corev1.PersistentVolumeClaim
 	if why != "" && len(reach) < len(nodes) {
 		why = "what the volume is to be made of is on other nodes: its claim's annotation " + controllers.ReachedFromAnnotation + " says on which; " + why
 	}
-	b.Snapshot, b.Volume = o.snapshot, o.volume
+	b.Snapshot, b.Volume, b.Secrets = o.snapshot, o.volume, given
 	if why != "" {
 		if err := p.failed(c, errors.New(why)); !waits(class) {
 			return err
@@ -313,12 +314,9 @@ func (p *provisioner) create(ctx context.Context, c *corev1.PersistentVolumeClai
 		}
 		return p.updateClaim(ctx, moved)
 	}
-	s, err := secretsOf(b.Parameters, c)
-	if err != nil { // its annotations are others than when it was begun
-		return p.failed(c, fmt.Errorf("StorageClass %q: %w", class.Name, err))
-	}
 	q := request(c, b)
-	if q.Secrets, err = p.given(ctx, s[forProvisioning]); err != nil {
+	var err error
+	if q.Secrets, err = p.given(ctx, b.Secrets[forProvisioning]); err != nil {
 		return p.failed(c, fmt.Errorf("StorageClass %q: %w", class.Name, err))
 	}
 	p.term.Events.Event(c, corev1.EventTypeNormal, "Provisioning",
@@ -337,6 +335,7 @@ func (p *provisioner) create(ctx context.Context, c *corev1.PersistentVolumeClai
 		if why != "" || next.Node == b.Node {
 			return err
 		}
+		next.Class, next.Mutable, next.Secrets = b.Class, b.Mutable, b.Secrets
 		moved, invalid := noted(c, next)
 		if invalid != nil {
 			return invalid
@@ -351,7 +350,7 @@ func (p *provisioner) create(ctx context.Context, c *corev1.PersistentVolumeClai
 	case res.GetVolume().GetVolumeId() == "":
 		return p.failed(c, fmt.Errorf("StorageClass %q: CSI driver %s made a volume without an id", class.Name, b.Driver))
 	}
-	pv, err := client.Create(ctx, p.term.Client, volumeOf(c, class, b, s, res.GetVolume()))
+	pv, err := client.Create(ctx, p.term.Client, volumeOf(c, class, b, res.GetVolume()))
 	if apierrors.IsAlreadyExists(err) {
 		pv, err = client.Get[*corev1.PersistentVolume](ctx, p.term.Client, "", volumeName(c))
 	}
@@ -379,10 +378,8 @@ func (p *provisioner) undo(ctx context.Context, c *corev1.PersistentVolumeClaim,
 		return p.updateClaim(ctx, unnoted(c, false)) // with all that is on it
 	}
 	q := request(c, b)
-	if ref, invalid := secretFor(forProvisioning, b.Parameters, c); invalid == nil {
-		if q.Secrets, err = p.givenStill(ctx, ref); err != nil {
-			return p.failed(c, err)
-		}
+	if q.Secrets, err = p.givenStill(ctx, b.Secrets[forProvisioning]); err != nil {
+		return p.failed(c, err)
 	}
 	driver := controllers.DriverController(p.calls, node, b.Driver)
 	res, err := driver.CreateVolume(ctx, q)
