@@ -1,13 +1,16 @@
 package pod
 
 import (
+	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/internal/virtual"
 )
 
 // told remembers the names of events.
@@ -34,4 +37,33 @@ func TestEventNamesAreInOrder(t *testing.T) {
 	if len(out.names) != 5 || !slices.IsSorted(out.names) || len(slices.Compact(slices.Clone(out.names))) != 5 {
 		t.Errorf("names: %q", out.names)
 	}
+}
+
+// F110: a pod that is deleted stays while a volume of it cannot be unmounted, says why, and goes when it can be.
+func TestVolumesThatStay(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.start()
+		defer func() { n.stop() }()
+		n.cluster.Put(simplePod("u1"))
+		n.is("u1", running)
+		n.vol.FailAlways("UnmountAll", errors.New("CSI volume v: there is no driver x"))
+		deletePod(n, "u1", 1)
+		time.Sleep(time.Minute)
+		virtual.Wait()
+		if e := strings.Join(n.cluster.Events("u1"), "\n"); !strings.Contains(e, "FailedUnMount") || !strings.Contains(e, "CSI volume v: there is no driver x") {
+			t.Errorf("nobody is told why the pod does not go: %s", e)
+		}
+		for _, s := range n.pod("u1").Status.ContainerStatuses {
+			if s.State.Terminated == nil {
+				t.Errorf("container %s has ended, and is %+v", s.Name, s.State)
+			}
+		}
+		n.vol.FailAlways("UnmountAll", nil)
+		time.Sleep(10 * time.Minute)
+		virtual.Wait()
+		if _, there := n.cluster.Pod("u1"); there {
+			t.Error("the pod stays")
+		}
+	})
 }

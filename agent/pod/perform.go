@@ -165,7 +165,7 @@ func (w *worker) unmountVolumes(ctx context.Context) error {
 			return err
 		}
 	}
-	err := errors.Join(w.releaseDevices(ctx, pod), w.cfg.Volumes.UnmountAll(ctx, uid)) // neither waits for the other's driver
+	err := errors.Join(w.releaseDevices(ctx, pod), w.releaseVolumes(ctx, pod)) // neither waits for the other's driver
 	if w.cfg.Plugins != nil {
 		err = errors.Join(err, w.cfg.Plugins.Release(uid))
 	}
@@ -176,6 +176,15 @@ func (w *worker) unmountVolumes(ctx context.Context) error {
 	w.mountsBy, w.devices = nil, nil
 	w.mu.Unlock()
 	return nil
+}
+
+// releaseVolumes unmounts what the pod has. What cannot be unmounted holds the pod, and the user is told what that is.
+func (w *worker) releaseVolumes(ctx context.Context, pod *v1.Pod) error {
+	err := w.cfg.Volumes.UnmountAll(ctx, pod.UID)
+	if err != nil && ctx.Err() == nil {
+		w.events.event(pod, "", v1.EventTypeWarning, "FailedUnMount", err.Error()) // kubelet's word
+	}
+	return err
 }
 
 // releaseDevices gives back what the pod claimed. A record that cannot be read holds the pod until somebody acts, who is told.

@@ -110,6 +110,8 @@ func (w *World) terminatingPod(p *corev1.Pod) Finding {
 		f.Mend = []string{"kctl why node/" + node.Name, force}
 	case w.Now.Before(end):
 		f.Because = fmt.Sprintf("it has %s of its grace period (%d s) left to end by itself", short(end.Sub(w.Now)), grace)
+	case len(p.Status.ContainerStatuses) > 0 && ended(p):
+		w.letGo(p, &f)
 	default:
 		f.Because = fmt.Sprintf("its grace period (%d s) ended %s ago, and its containers have not", grace, short(w.Now.Sub(end)))
 		f.Mend = []string{kctl(p, "describe pod %s", p.Name), "kctl why node/" + p.Spec.NodeName}
@@ -118,6 +120,16 @@ func (w *World) terminatingPod(p *corev1.Pod) Finding {
 		f.Details = append(f.Details, "after that its finalizers hold it: "+owned(p.Finalizers))
 	}
 	return f
+}
+
+// letGo says why a pod is still there whose containers have ended.
+func (w *World) letGo(p *corev1.Pod, f *Finding) {
+	f.Because = "its containers have ended, and its node has not yet taken away what it had"
+	f.Mend = []string{kctl(p, "describe pod %s", p.Name), "kctl why node/" + p.Spec.NodeName}
+	if e := w.event(p.UID, "FailedUnMount"); e != nil {
+		f.Because = "its containers have ended, and a volume cannot be unmounted: " + line(e.Message)
+		f.Details = []string{fmt.Sprintf("last tried %s ago", short(w.Now.Sub(seen(e))))}
+	}
 }
 
 func ended(p *corev1.Pod) bool {

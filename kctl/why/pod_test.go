@@ -104,6 +104,9 @@ func TestPodsThatDoNotRun(t *testing.T) {
 	dead := node("w1", func(n *corev1.Node) {
 		n.Status.Conditions[0].Status, n.Status.Conditions[0].Message = corev1.ConditionUnknown, "Kubelet stopped posting node status."
 	})
+	over := func(p *corev1.Pod) {
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 137}}}}
+	}
 	a := pod("a")
 	transcript(t, "pods", []subject{
 		{"an image that is not there", w(said(a, "Pulling", `Pulling image "registry.local/web:1"`, 20*time.Second)), pod("a", on("w1"), waits("ImagePullBackOff",
@@ -147,6 +150,10 @@ func TestPodsThatDoNotRun(t *testing.T) {
 		})},
 		{"grace", w(), pod("a", on("w1"), runs, deleted(20*time.Second, 30*time.Second))},
 		{"finalizers", w(), pod("a", on("w1"), deleted(-time.Hour, 30*time.Second, "example.com/cleanup", "batch.kubernetes.io/job-tracking"))},
+		{"a volume that stays", w(said(a, "FailedUnMount", `removing volumes of pod 1: CSI volume v: no such CSI driver: disks.example.com (looked for in /plugins/*/csi.sock)`, 10*time.Second)),
+			pod("a", on("w1"), over, deleted(-time.Minute, time.Second))},
+		{"something that stays", w(), pod("a", on("w1"), over, deleted(-time.Minute, time.Second))},
+		{"containers that stay", w(), pod("a", on("w1"), runs, deleted(-time.Minute, time.Second))},
 		{"a node that is gone", World{}, pod("a", on("w1"), runs, deleted(-time.Hour, 30*time.Second))},
 		{"a node that says nothing", World{Nodes: []corev1.Node{dead}}, pod("a", on("w1"), runs, ready(corev1.ConditionTrue))},
 		{"a node that says nothing, deletion", World{Nodes: []corev1.Node{dead}}, pod("a", on("w1"), runs, deleted(-time.Minute, 30*time.Second))},

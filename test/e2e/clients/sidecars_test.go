@@ -121,7 +121,7 @@ func (b beside) install() {
 	bed.Kctl(b, "apply", "-k", crds)
 	bed.Kctl(b, "wait", "--for=condition=Established", "--timeout=180s", "crd/volumesnapshots.snapshot.storage.k8s.io",
 		"crd/volumesnapshotcontents.snapshot.storage.k8s.io", "crd/volumesnapshotclasses.snapshot.storage.k8s.io")
-	b.apply(b.read("testdata/csidriver.yaml"))
+	b.apply(b.read("testdata/csidriver.yaml"), "podInfoOnMount: false", "podInfoOnMount: true, fsGroupPolicy: File", "[Persistent]", "[Persistent, Ephemeral]")
 	b.apply(b.read("testdata/csiattributes.yaml"))
 	for _, s := range sidecarImages {
 		image := "registry.k8s.io/sig-storage/" + s.name + ":" + s.release
@@ -192,7 +192,8 @@ func (b beside) sh(pod, script string) string {
 
 // F110: the community's external-provisioner, attacher, resizer and snapshotter, as they are released and with the rights
 // that they are released with, two pods each, serve a driver that the cluster does nothing for itself: its claims are
-// provisioned, attached, grown, given other attributes, snapshotted, restored, cloned and deleted again.
+// provisioned, attached, grown, given other attributes, snapshotted, restored, cloned and deleted again, as file systems and
+// as block devices, while the driver is killed under them; and pods have volumes of it for themselves.
 func TestCommunitySidecars(t *testing.T) {
 	t.Parallel() // it waits for a lease most of the time
 	b := beside{T: t, ns: bed.Namespace(t), programs: program(t, "csi-sidecars")}
@@ -215,6 +216,11 @@ func TestCommunitySidecars(t *testing.T) {
 	step("given other attributes")
 	b.snapshots()
 	step("snapshotted, restored and cloned")
+	b.devices()
+	step("block devices")
+	b.ownVolume()
+	b.killed()
+	step("the driver was killed, and away")
 	b.removes()
 	step("deleted")
 }
@@ -337,6 +343,7 @@ func (b beside) snapshots() {
 // removes deletes all, of which nothing is left on the node either.
 func (b beside) removes() {
 	b.Helper()
+	handles := b.handles()
 	b.kctl("delete", "pod/writer", "pod/second", "pod/reader-of-restored", "pod/reader-of-cloned")
 	b.kctl("delete", "pvc", "--all", "--timeout=180s")
 	b.kctl("delete", "volumesnapshot/kept", "--timeout=180s")
@@ -346,6 +353,7 @@ func (b beside) removes() {
 	}
 	dir := "/var/lib/kubelet/plugins/" + b.driver
 	b.noFiles(dir)
+	b.unmounted(handles)
 	b.kctl("delete", "deployment,statefulset", "--all")
 	bed.Eventually(b, soon, func() error {
 		if out := b.kctl("get", "pods", "-o", "name"); out != "" {

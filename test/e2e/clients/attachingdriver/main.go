@@ -1,6 +1,6 @@
 // Attachingdriver is a CSI driver for tests: the one for volumes on a node's own disk, whose volumes have to be attached
 // before they are staged. What is attached is a file in a folder of the node, and staging wants to hear what attaching said.
-// Volumes have a tier, slow or fast, which is a file too and can be changed.
+// Volumes have a tier, slow or fast, which is a file too and can be changed. Pods' own volumes are folders.
 package main
 
 import (
@@ -31,7 +31,7 @@ const tierKey = "tier"
 type driver struct {
 	*local.Driver
 	csi.UnsafeControllerServer
-	attached, tiers, node string
+	attached, tiers, inline, node string
 }
 
 func ticket(volume, node string) string { return volume + " at " + node }
@@ -174,11 +174,12 @@ func main() {
 	flag.StringVar(&cfg.Root, "root", "/csi/data", "folder that holds the volumes")
 	attached := flag.String("attached", "/csi/attached", "folder that says what is attached")
 	tiers := flag.String("tiers", "/csi/tiers", "folder that says of which tier volumes are")
+	inline := flag.String("inline", "/csi/inline", "folder that holds the volumes that pods have for themselves")
 	flag.Parse()
 	if cfg.Name == "" || cfg.NodeID == "" || flag.NArg() > 0 {
-		log.Fatal("usage: attachingdriver --name NAME --node-id NODE [--socket PATH] [--root DIR] [--attached DIR] [--tiers DIR]")
+		log.Fatal("usage: attachingdriver --name NAME --node-id NODE [--socket PATH] [--root DIR] [--attached DIR] [--tiers DIR] [--inline DIR]")
 	}
-	for _, dir := range []string{cfg.Root, *attached, *tiers} {
+	for _, dir := range []string{cfg.Root, *attached, *tiers, *inline} {
 		if err := os.MkdirAll(dir, 0o711); err != nil {
 			log.Fatal(err)
 		}
@@ -190,7 +191,7 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	d := driver{Driver: local.New(cfg), attached: *attached, tiers: *tiers, node: cfg.NodeID}
+	d := driver{Driver: local.New(cfg), attached: *attached, tiers: *tiers, inline: *inline, node: cfg.NodeID}
 	s := grpc.NewServer(grpc.UnaryInterceptor(said))
 	csi.RegisterIdentityServer(s, d)
 	csi.RegisterControllerServer(s, d)
