@@ -25,7 +25,8 @@ func about(change func(*storagev1.CSIDriverSpec)) *storagev1.CSIDriver {
 }
 
 // F110: a volume of the pod's own is published without being staged, with the pod's name, secret and attributes, where
-// the driver serves such volumes; otherwise the pod's event names the driver and what it serves. It goes with the pod.
+// the driver serves such volumes; otherwise the pod's event names the driver and what it serves. It goes with the pod. It
+// is not attached, though others of the driver are.
 func TestInlineVolumes(t *testing.T) {
 	v, c, d, _ := withDriver(t)
 	c.Delete(about(func(*storagev1.CSIDriverSpec) {}))
@@ -48,7 +49,7 @@ func TestInlineVolumes(t *testing.T) {
 	}
 	c.Put(about(func(s *storagev1.CSIDriverSpec) {
 		s.VolumeLifecycleModes = []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecycleEphemeral}
-		s.PodInfoOnMount = &yes
+		s.PodInfoOnMount, s.AttachRequired = &yes, &yes
 	}))
 	if _, err := v.MountAll(t.Context(), pod("u1", vol)); err == nil || !strings.Contains(err.Error(), `secret "default/key" not found`) {
 		t.Errorf("without its secret: %v", err)
