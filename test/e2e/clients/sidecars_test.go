@@ -192,7 +192,7 @@ func (b beside) sh(pod, script string) string {
 
 // F110: the community's external-provisioner, attacher, resizer and snapshotter, as they are released and with the rights
 // that they are released with, two pods each, serve a driver that the cluster does nothing for itself: its claims are
-// provisioned, attached, grown, given other attributes, snapshotted, restored, cloned and deleted again, as file systems and
+// provisioned, attached, grown, given other attributes, snapshotted alone and in groups, restored, cloned and deleted again, as file systems and
 // as block devices, while the driver is killed under them; and pods have volumes of it for themselves.
 func TestCommunitySidecars(t *testing.T) {
 	t.Parallel() // it waits for a lease most of the time
@@ -216,6 +216,8 @@ func TestCommunitySidecars(t *testing.T) {
 	step("given other attributes")
 	b.snapshots()
 	step("snapshotted, restored and cloned")
+	b.groups()
+	step("snapshotted with another")
 	b.devices()
 	step("block devices")
 	b.ownVolume()
@@ -340,6 +342,26 @@ func (b beside) snapshots() {
 	}
 }
 
+// groups keeps what two volumes hold at one moment, and has a claim begin with what one of them held.
+func (b beside) groups() {
+	b.Helper()
+	b.kctl("label", "pvc/now", "pvc/wait", "kept=together")
+	b.sh("second", "echo beside > /data/file; sync")
+	b.apply(b.read("testdata/csigroups.yaml"))
+	b.becomes("true", "volumegroupsnapshot/both", ".status.readyToUse")
+	b.sh("second", "echo later > /data/file; sync")
+	member := b.kctl("get", "volumesnapshots", "-o", `jsonpath={.items[?(@.spec.source.persistentVolumeClaimName=="wait")].metadata.name}`)
+	b.becomes("true", "volumesnapshot/"+member, ".status.readyToUse")
+	b.claim("of-group", "now", "24Mi", ", dataSource: {apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: "+member+"}")
+	b.user("reader-of-group", "of-group")
+	b.ready("reader-of-group")
+	if out := b.sh("reader-of-group", "cat /data/file"); out != "beside" {
+		b.Errorf("in the claim that began with a member of a group there is %q", out)
+	}
+	b.kctl("delete", "pod/reader-of-group")
+	b.kctl("delete", "volumegroupsnapshot/both", "--timeout=180s")
+}
+
 // removes deletes all, of which nothing is left on the node either.
 func (b beside) removes() {
 	b.Helper()
@@ -348,7 +370,7 @@ func (b beside) removes() {
 	b.kctl("delete", "pvc", "--all", "--timeout=180s")
 	b.kctl("delete", "volumesnapshot/kept", "--timeout=180s")
 	b.kctl("delete", "volumeattributesclass/"+b.driver+"-fast")
-	for _, kind := range []string{"pv", "volumeattachments", "volumesnapshotcontents", "volumeattributesclasses"} {
+	for _, kind := range []string{"pv", "volumeattachments", "volumesnapshotcontents", "volumegroupsnapshotcontents", "volumeattributesclasses"} {
 		b.gone(kind)
 	}
 	dir := "/var/lib/kubelet/plugins/" + b.driver

@@ -195,6 +195,7 @@ func main() {
 	s := grpc.NewServer(grpc.UnaryInterceptor(said))
 	csi.RegisterIdentityServer(s, d)
 	csi.RegisterControllerServer(s, d)
+	csi.RegisterGroupControllerServer(s, d)
 	csi.RegisterNodeServer(s, d)
 	log.Fatal(s.Serve(l))
 }
