@@ -194,11 +194,12 @@ func (b beside) unmounted(handles []string) {
 		b.Error("there were no volumes")
 	}
 	bed.Eventually(b, soon, func() error {
-		out, err := bed.Host(b, sidecarNode).Command(b.Context(), "sh", "-c", "cat /proc/self/mountinfo /sys/block/loop*/loop/backing_file 2>&1").Output()
-		for _, h := range handles {
+		out, err := bed.Host(b, sidecarNode).Command(b.Context(), "sh", "-c",
+			"cat /proc/self/mountinfo && { cat /sys/block/loop*/loop/backing_file 2>/dev/null || true; }").Output() // there may be no loop device
+		for _, h := range append(handles, b.driver) { // which is in the paths where volumes are staged
 			for line := range strings.Lines(string(out)) {
 				if strings.Contains(line, h) {
-					err = errors.Join(err, fmt.Errorf("left of volume %s: %s", h, line))
+					err = errors.Join(err, fmt.Errorf("left of %s: %s", h, line))
 				}
 			}
 		}

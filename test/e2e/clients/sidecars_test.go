@@ -192,8 +192,9 @@ func (b beside) sh(pod, script string) string {
 
 // F110: the community's external-provisioner, attacher, resizer and snapshotter, as they are released and with the rights
 // that they are released with, two pods each, serve a driver that the cluster does nothing for itself: its claims are
-// provisioned, attached, grown, given other attributes, snapshotted alone and in groups, restored, cloned and deleted again, as file systems and
-// as block devices, while the driver is killed under them; and pods have volumes of it for themselves.
+// provisioned, attached, grown, given other attributes, snapshotted alone and in groups, restored, cloned and deleted
+// again, as file systems and as block devices, while the driver is killed under them; and pods have volumes of it for
+// themselves.
 func TestCommunitySidecars(t *testing.T) {
 	t.Parallel() // it waits for a lease most of the time
 	b := beside{T: t, ns: bed.Namespace(t), programs: program(t, "csi-sidecars")}
