@@ -7,20 +7,21 @@ import (
 	"time"
 )
 
-// For calls cond every interval, the first time at once, until it returns nil.
+// longest is how long a condition that is slow is left alone at most, where the interval is not longer.
+const longest = time.Second
+
+// For calls cond every interval, the first time at once, until it returns nil. One that takes longer than half of the interval
+// is left alone for as long as it took, so that asking does not keep busy, by itself, those whose work it waits for.
 // When ctx ends first, the error wraps both ctx's and cond's last one.
 func For(ctx context.Context, interval time.Duration, cond func() error) error {
-	t := time.NewTicker(interval)
-	defer t.Stop()
 	for {
+		began := time.Now()
 		err := cond()
 		if err == nil {
 			return nil
 		}
-		select {
-		case <-ctx.Done():
-		case <-t.C:
-		}
+		took := time.Since(began)
+		_ = Delay(ctx, max(interval-took, min(took, longest)))
 		if ctx.Err() != nil { // also when the next time has come as well: cond may have ended ctx because it is sure
 			return fmt.Errorf("%w; last: %w", context.Cause(ctx), err)
 		}

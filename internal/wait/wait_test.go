@@ -1,0 +1,56 @@
+package wait
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"keelson.dev/keelson/internal/virtual"
+)
+
+// A condition that ends the waiting itself is not asked again, however long it took: what it said is what is told.
+func TestLastWordIsTold(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		refused := errors.New("refused")
+		for range 100 {
+			ctx, cancel := context.WithCancel(t.Context())
+			asked := 0
+			err := For(ctx, time.Second, func() error {
+				asked++
+				time.Sleep(2 * time.Second)
+				cancel()
+				return refused
+			})
+			if asked != 1 || !errors.Is(err, refused) || !errors.Is(err, context.Canceled) {
+				t.Fatalf("asked %d times: %v", asked, err)
+			}
+		}
+	})
+}
+
+// A condition is asked in intervals; a slow one half of the time at most, and a hanging one soon again.
+func TestSlowConditionsAreLeftAlone(t *testing.T) {
+	for _, c := range []struct{ interval, takes, every time.Duration }{
+		{25 * time.Millisecond, 0, 25 * time.Millisecond},
+		{25 * time.Millisecond, 10 * time.Millisecond, 25 * time.Millisecond},
+		{25 * time.Millisecond, 20 * time.Millisecond, 40 * time.Millisecond},
+		{25 * time.Millisecond, 300 * time.Millisecond, 600 * time.Millisecond},
+		{25 * time.Millisecond, time.Minute, 61 * time.Second},
+		{5 * time.Second, time.Minute, 61 * time.Second},
+	} {
+		virtual.Test(t, func(t *testing.T) {
+			began, asked := time.Now(), 0
+			err := For(t.Context(), c.interval, func() error {
+				if asked++; asked == 4 {
+					return nil
+				}
+				time.Sleep(c.takes)
+				return errors.New("not yet")
+			})
+			if took := time.Since(began); err != nil || took != 3*c.every {
+				t.Errorf("every %s, taking %s: asked again after %s: want %s (%v)", c.interval, c.takes, took/3, c.every, err)
+			}
+		})
+	}
+}
