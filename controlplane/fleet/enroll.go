@@ -97,8 +97,12 @@ func (j *join) refuse(why error) error {
 
 // tokenRecord reads what stands for the token.
 func (j *join) tokenRecord(ctx context.Context) (*v1.Secret, error) {
+	waits := j.srv.cfg.TokensWait != nil && j.srv.cfg.TokensWait() // asked first: they may come after the look
 	secret, err := client.Get[*v1.Secret](ctx, j.api, pki.TokenNamespace, j.token.SecretName())
-	if apierrors.IsNotFound(err) {
+	switch {
+	case apierrors.IsNotFound(err) && waits:
+		return nil, status.Error(codes.Unavailable, "fleet: the join tokens made with the cluster are not stored yet: try again")
+	case apierrors.IsNotFound(err):
 		return nil, j.refuse(errors.New("no such token"))
 	}
 	if err != nil {

@@ -59,6 +59,9 @@ type Config struct {
 
 	// TokenKey is the key by which join tokens are known as this cluster's.
 	TokenKey pki.TokenKey
+	// TokensWait says that tokens which were made with the cluster are not in the store yet: who comes with one is told to
+	// come again. nil: never.
+	TokensWait func() bool
 	// SignNode checks the CSR and signs a certificate for CN system:node:NAME, O system:nodes, issued now or at a later
 	// time, where the certificates that were issued before are revoked.
 	SignNode func(node string, csrDER []byte, atLeast time.Time) (certPEM []byte, err error)

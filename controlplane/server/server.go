@@ -427,6 +427,7 @@ func (r *Replica) wireFleet(ln net.Listener) {
 		Audit:           r.auditJoins,
 		CA:              r.ca,
 		EnrollReplica:   r.enrollReplica,
+		TokensWait:      r.pending.Load,
 		Replicas:        r.peers.List,
 		Alive:           r.peers.Alive,
 		Connected:       r.store.Ready,

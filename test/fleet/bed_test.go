@@ -68,6 +68,8 @@ type bed struct {
 	pki    string // the folder of trust
 	token  string
 	wire   *wire
+	// tokensWait is whether tokens that were made with the cluster are still to come.
+	tokensWait atomic.Bool
 
 	mu       sync.Mutex
 	replicas map[string]*replica
@@ -214,7 +216,7 @@ func (b *bed) start(name string) *replica {
 		Replica: name, Listener: ln, TLS: b.trust.Enrolment(pki.ReplicaServing(name, net.IPv4(127, 0, 0, 9), "127.0.0.1")),
 		Client: b.client, Informers: informers,
 		Cluster:  fleet.Cluster{Name: "test", ClusterCIDR: "10.0.0.0/16", ServiceCIDR: "10.96.0.0/16", Domain: "cluster.local"},
-		TokenKey: tokenKey,
+		TokenKey: tokenKey, TokensWait: b.tokensWait.Load,
 		SignNode: func(node string, csr []byte, atLeast time.Time) ([]byte, error) {
 			life := time.Duration(b.certLife.Swap(0))
 			if life == 0 {

@@ -107,6 +107,27 @@ func TestNameOfAnother(t *testing.T) {
 	}
 }
 
+// Who comes with a token that was made with the cluster, before the cluster has stored it, is told to come again, and no try of
+// its kind is counted; when it is stored, or none is to come, the answer is one to rely on.
+func TestTokensThatAreNotStoredYet(t *testing.T) {
+	b := newBed(t, "cp1")
+	made := pki.NewToken(pki.RoleNode, b.trust.Signs().Cert)
+	b.tokensWait.Store(true)
+	for range 200 {
+		if err := b.enroll(made.String(), "w1", nil); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "not stored yet") {
+			t.Fatalf("a token that is not stored yet: %v", err)
+		}
+	}
+	b.create(tokenKey.Record(made, pki.Grant{Uses: 1, Expires: time.Now().Add(time.Hour)}))
+	if err := b.enroll(made.String(), "w1", nil); err != nil {
+		t.Errorf("when it is stored: %v", err)
+	}
+	b.tokensWait.Store(false)
+	if err := b.enroll(pki.NewToken(pki.RoleNode, b.trust.Signs().Cert).String(), "w2", nil); status.Code(err) != codes.Unauthenticated {
+		t.Errorf("a token that nobody has made: %v", err)
+	}
+}
+
 // A token works as often as it says; an agent that did not hear the answer asks again with its key.
 func TestUsesOfAToken(t *testing.T) {
 	b := newBed(t, "cp1")
