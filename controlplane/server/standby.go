@@ -36,10 +36,7 @@ func (c Config) joinedAsStandby() (bool, error) {
 
 // noteVote has this replica wait for a vote no more once it has one: should it lose its data, it joins anew as a voter.
 func (r *Replica) noteVote() {
-	if !r.standby.Load() {
-		return
-	}
-	if !slices.ContainsFunc(r.store.Status().Members, func(m raftMember) bool { return m.ID == r.cfg.Name && m.Voter }) {
+	if !r.standby.Load() || !hasVote(r.store.Status().Members, r.cfg.Name, r.store.Ready()) {
 		return
 	}
 	if err := os.Remove(filepath.Join(r.cfg.DataDir, standbyFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -48,6 +45,12 @@ func (r *Replica) noteVote() {
 	}
 	r.standby.Store(false)
 	r.log.Info("this replica was a standby and has a vote now")
+}
+
+// hasVote says whether a list of members, which is this replica's, gives it a vote now. Until it has all that the group has, its
+// log tells of former days: whose machine was a voter before is one there, too.
+func hasVote(members []raftMember, name string, caughtUp bool) bool {
+	return caughtUp && slices.ContainsFunc(members, func(m raftMember) bool { return m.ID == name && m.Voter })
 }
 
 // tellMember answers whether a replica is a member, from what the group knows now.

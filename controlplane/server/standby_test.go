@@ -118,6 +118,31 @@ func TestAStandbyTakesThePlaceOfADeadReplica(t *testing.T) {
 	p.isDismissed(t, dead)
 }
 
+// A machine that was a voter once joins anew as a standby, and its log begins with the days when it had a vote: it is none by that. F53
+func TestVotesOfFormerDays(t *testing.T) {
+	var (
+		former = []raftMember{{ID: "cp1", Voter: true}, {ID: "cp2", Voter: true}, {ID: "cp3", Voter: true}}
+		now    = []raftMember{{ID: "cp1", Voter: true}, {ID: "cp2"}, {ID: "cp3", Voter: true}, {ID: "cp4", Voter: true}}
+	)
+	for _, c := range []struct {
+		what     string
+		members  []raftMember
+		name     string
+		caughtUp bool
+		want     bool
+	}{
+		{"its log is at the days before", former, "cp2", false, false},
+		{"it has all, and no vote", now, "cp2", true, false},
+		{"it has all, and a vote", now, "cp4", true, true},
+		{"it has been given a vote and knows of no leader", now, "cp4", false, false},
+		{"it is no member", former, "cp4", true, false},
+	} {
+		if got := hasVote(c.members, c.name, c.caughtUp); got != c.want {
+			t.Errorf("%s: %v", c.what, got)
+		}
+	}
+}
+
 // isDismissed says of the dead one that its disk is wiped.
 func (p *plane) isDismissed(t *testing.T, dead string) {
 	t.Helper()
