@@ -229,12 +229,12 @@ func (l *Lab) Down(ctx context.Context) error {
 }
 
 // powerOff ends every process of the lab and takes away what no machine keeps without power: mounts, namespaces,
-// interfaces, cgroups and /run. The disks of the hosts stay.
+// loop devices, interfaces, cgroups and /run. The disks of the hosts stay.
 func (l *Lab) powerOff(ctx context.Context) error {
 	errs := []error{killAll(ctx, CgroupRoot())}
 	for _, h := range append(leftoverHosts(), l.Config.Hosts...) {
 		errs = append(errs, unpin(h.MountNS()), unpin(h.UTSNS()), h.removeNetNS())
 	}
-	return errors.Join(append(errs, bridgeHost.removeNetNS(),
-		unmountBelow(runRoot), unmountBelow(stateRoot), removeCgroups(ctx, CgroupRoot()), os.RemoveAll(runRoot))...)
+	return errors.Join(append(errs, bridgeHost.removeNetNS(), unmountBelow(runRoot), unmountBelow(stateRoot),
+		detachLoops(stateRoot), removeCgroups(ctx, CgroupRoot()), os.RemoveAll(runRoot))...)
 }
