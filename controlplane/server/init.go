@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"encoding/json"
@@ -159,6 +160,7 @@ func Join(ctx context.Context, c Config, token string, servers []string) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	var answer *fleetv1.EnrollReplicaResponse
+	var refused error
 	err = wait.For(ctx, 100*time.Millisecond, func() error {
 		var errs []error
 		for _, s := range servers {
@@ -169,6 +171,7 @@ func Join(ctx context.Context, c Config, token string, servers []string) error {
 			}
 			switch status.Code(err) {
 			case codes.Unauthenticated, codes.InvalidArgument, codes.PermissionDenied:
+				refused = fmt.Errorf("asking %s: %w", s, err)
 				cancel() // another attempt meets the same answer
 			}
 			errs = append(errs, fmt.Errorf("asking %s: %w", s, err))
@@ -176,7 +179,7 @@ func Join(ctx context.Context, c Config, token string, servers []string) error {
 		return errors.Join(errs...)
 	})
 	if err != nil {
-		return fmt.Errorf("joining as replica %s: %w", c.Name, err)
+		return fmt.Errorf("joining as replica %s: %w", c.Name, cmp.Or(refused, err))
 	}
 	return keepJoined(c, answer)
 }
