@@ -19,9 +19,10 @@ import (
 // hosts are the machines of TestDocsOnMachines, in the order of their addresses, as docs/install.md has them.
 var hosts = []string{"cp1", "cp2", "cp3", "cp4", "w1"}
 
-// What docs/install.md tells an operator to do, on machines with systemd and cgroup v2, by the command lines that stand there: a
-// cluster begun by hand, gone on with by 'kctl cluster up', and a standby that gets the vote of the leader, whose power is cut for
-// good. test/pages says of every line of the pages for operators which test runs it. F53
+// What docs/install.md, operate.md, upgrade.md, recover.md and secure.md tell an operator to do, on machines with systemd and
+// cgroup v2, by the command lines that stand there: a cluster begun by hand and gone on with by 'kctl cluster up', a standby that gets
+// the vote of a machine without power, upgrades that drain and skip, the majority lost and recovered, keys exchanged, nodes revoked,
+// backups restored. test/pages says of every line of those pages which test runs it. F48, F53
 func TestDocsOnMachines(t *testing.T) {
 	if os.Getenv("KEELSON_VM") == "" {
 		t.Skip("it boots machines in software, for minutes: 'make test-vm-docs' runs it")
@@ -40,7 +41,20 @@ func TestDocsOnMachines(t *testing.T) {
 	c.step("kctl cluster up goes on from there, and then has nothing to do", c.goOn)
 	c.step("kctl cluster add of a standby", c.addStandby)
 	c.step("the example is applied and served", c.example)
+	c.step("a node is revoked, and comes back by a token", c.revoked)
 	c.step("a voter's power is cut for good: the standby has its vote", c.promoted)
+	c.step("back, it is refused, removed, and waits for a vote itself", c.back)
+	c.step("the majority loses its power: recover, nothing is lost", c.lostMajority)
+	c.step("the others are members again: rebuild and join", c.othersAgain)
+	c.step("kctl cluster upgrade --drain w1 --skip cp3", c.drainAndSkip)
+	c.step("the release by hand, and back: pods are untouched", c.upgradeByHand)
+	c.step("kctl cluster upgrade of what is left", c.upgradeRest)
+	c.step("a standby by hand: join --standby, install.sh --standby", c.standbyByHand)
+	c.step("keys: an exchange given up, and one to the end", c.exchangeKeys)
+	c.step("the cluster's CA: former kubeconfigs are refused", c.exchangeCA)
+	c.step("what docs/operate.md does on an ordinary day", c.ordinaryDay)
+	c.step("backups: a drill, a look, a restore", c.backups)
+	c.step("the keys are lost: a new cluster of a backup", c.newKeys)
 }
 
 // machines makes the site and the machines, or takes them up again.

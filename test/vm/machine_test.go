@@ -181,7 +181,7 @@ func (m *machine) runFor(limit time.Duration, command string) (string, error) {
 	mark := fmt.Sprintf("--answered-%d-%d--", os.Getpid(), m.asked)
 	m.conn.SetDeadline(time.Now().Add(limit))
 	// The command does not read what is asked next.
-	if _, err := fmt.Fprintf(m.conn, "{ %s\n} </dev/null 2>&1; echo; echo %s $?\n", command, mark); err != nil {
+	if _, err := fmt.Fprintf(m.conn, "{ %s\n} </dev/null 2>&1; status=$?; echo; echo %s $status\n", command, mark); err != nil {
 		return "", fmt.Errorf("%s: asking for %q: %w", m.name, command, err)
 	}
 	var said strings.Builder

@@ -1,0 +1,67 @@
+package vm
+
+import (
+	"errors"
+	"fmt"
+)
+
+// ordinaryDay runs the boxes of docs/operate.md, in their order, on one worker where the page has three. What they say test/e2e
+// compares with the page, on a lab as the page has it.
+func (c *cluster) ordinaryDay() error {
+	if err := c.allReady(c.replicas...); err != nil {
+		return err
+	}
+	does := func(want, text string, swaps ...string) func() error {
+		return func() error { return c.lineSays(want, "operate", text, "site", swaps...) }
+	}
+	for _, do := range []func() error{
+		does("leader", "kctl cluster status"),
+		does("w1", "kctl get nodes"),
+		does("readyz check passed", "kctl get --raw '/readyz?verbose'"),
+		does("w1", "kctl why node/w2", "w2", "w1"),
+		does("node/w1 drained", "kctl drain w3 --ignore-daemonsets --delete-emptydir-data", "w3", "w1"),
+		does("SchedulingDisabled", "kctl get node w3", "w3", "w1"),
+		does("node/w1 uncordoned", "kctl uncordon w3", "w3", "w1"),
+		does("leads now", "kctl cluster step-down"),
+		does("cp1", "kctl cluster member list"),
+		does("", "token=$(kctl cluster token create --names w9 --ttl 1h)", "--ttl 1h)", `--ttl 1h) && echo "$token" >token`),
+		does("w9", "kctl cluster token list"),
+		does("nobody joins with it any more", `kctl cluster token delete "$token"`, `"$token"`, `"$(cat token)"`),
+
+		does("authority", "kctl cluster certs"),
+		does("", `cp "$KUBECONFIG" renewed && KUBECONFIG=renewed kctl cluster renew`),
+		does("Active", "KUBECONFIG=renewed kctl get namespace kube-system"),
+		does("checked", "kctl cluster backup today", "kctl cluster backup today", "rm -f today && kctl cluster backup today 2>&1"),
+		does("is forgotten", "kctl cluster compact"),
+		does("created", "kctl create deployment looked-at --image=keelson.dev/hello:v1"),
+		does("successfully rolled out", "kctl rollout status deployment/looked-at --timeout=60s", "60s", soon.String()),
+		does("", "kctl trace deployment/looked-at"),
+		does("", "kctl why deployment/looked-at"),
+		does("deleted", "kctl delete deployment looked-at --wait=false"),
+		does("", "kctl cluster support-bundle bundle.tar.gz", "bundle.tar.gz", "bundle-$$.tar.gz && mv bundle-$$.tar.gz bundle.tar.gz"),
+		does("", "tar -tzf bundle.tar.gz"),
+		does("", "kctl top", "top", "top nodes"),
+		does("", "kctl net policies"),
+		does("", "kctl net services"),
+	} {
+		if err := do(); err != nil {
+			return err
+		}
+	}
+	if out, err := c.line("operate", "journalctl -u keelson-agent", "w1", "keelson-agent", "keelson-agent --no-pager | tail -n 5"); err != nil || out == "" {
+		return fmt.Errorf("the journal says %q (%w)", out, err)
+	}
+	if out, err := c.line("operate", "journalctl -u keelson-controlplane", c.asked, "keelson-controlplane", "keelson-controlplane --no-pager | tail -n 5"); err != nil || out == "" {
+		return fmt.Errorf("the journal says %q (%w)", out, err)
+	}
+	if _, err := c.line("install", "systemctl stop keelson-agent keelson-pods", "w1"); err != nil {
+		return err
+	}
+	if left, err := c.all["w1"].run("pgrep -x hello || true"); err != nil || left != "" {
+		return fmt.Errorf("pods go on without keelson-pods: %s (%w)", left, err)
+	}
+	if _, err := c.all["w1"].run("systemctl start keelson-agent"); err != nil {
+		return err
+	}
+	return errors.Join(c.ready(), c.serves())
+}
