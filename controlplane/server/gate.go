@@ -23,6 +23,7 @@ type gate struct {
 	self    string
 	members func() []raftMember // as this replica knows them
 	settled func() bool         // this replica hears a leader, so its list is that of the group
+	joins   bool                // it was none's member when it was started: its list begins with that of the group's first day
 	log     *slog.Logger
 
 	mu      sync.Mutex
@@ -47,11 +48,13 @@ func (g *gate) admits(name string) error {
 	switch {
 	case !mine: // a newcomer, or one that was removed itself: it cannot judge
 		return nil
-	case len(list) > 1 && !g.settled():
+	case (len(list) > 1 || g.joins) && !g.settled():
 		return nil
 	}
 	// Alone in its group, a replica needs nobody and its list cannot be old:
 	// replicas that do not know of a restore or a recovery must not take it over.
+	// The founder's, who joins anew with an empty disk, is, until it has the whole
+	// log: were its leader refused then, it would never have more.
 	return fmt.Errorf("replica %q: %w", name, errNotMember)
 }
 

@@ -20,20 +20,24 @@ func TestGateAdmits(t *testing.T) {
 		settled bool
 		who     string
 		want    bool
+		joins   bool
 	}{
-		{"a member", []string{"cp1", "cp2", "cp3"}, true, "cp2", true},
-		{"a former member", []string{"cp1", "cp2"}, true, "cp3", false},
-		{"a stranger while nobody leads: it may have been added meanwhile, and lead next", []string{"cp1", "cp2"}, false, "cp3", true},
-		{"anybody at a newcomer, who knows nobody", nil, false, "cp3", true},
-		{"anybody at one that was removed itself", []string{"cp2", "cp3"}, true, "cp4", true},
-		{"a stranger at one that is alone: its group was restored or recovered", []string{"cp1"}, true, "cp2", false},
-		{"the same before it leads", []string{"cp1"}, false, "cp2", false},
+		{"a member", []string{"cp1", "cp2", "cp3"}, true, "cp2", true, false},
+		{"a former member", []string{"cp1", "cp2"}, true, "cp3", false, false},
+		{"a stranger while nobody leads: it may have been added meanwhile, and lead next", []string{"cp1", "cp2"}, false, "cp3", true, false},
+		{"anybody at a newcomer, who knows nobody", nil, false, "cp3", true, false},
+		{"anybody at one that was removed itself", []string{"cp2", "cp3"}, true, "cp4", true, false},
+		{"a stranger at one that is alone: its group was restored or recovered", []string{"cp1"}, true, "cp2", false, false},
+		{"the same before it leads", []string{"cp1"}, false, "cp2", false, false},
+		{"the leader at the founder, who joins anew and has the first day's log", []string{"cp1"}, false, "cp2", true, true},
+		{"a former member at one who has joined and has the whole log", []string{"cp1", "cp2"}, true, "cp3", false, true},
 	} {
 		var list []raftMember
 		for _, m := range c.members {
 			list = append(list, raftMember{ID: m})
 		}
 		g := newGate("cp1", func() []raftMember { return list }, func() bool { return c.settled }, slog.New(slog.DiscardHandler))
+		g.joins = c.joins
 		if err := g.admits(c.who); (err == nil) != c.want || err != nil && !errors.Is(err, errNotMember) {
 			t.Errorf("%s: %v", c.what, err)
 		}

@@ -256,6 +256,11 @@ func wire(cfg Config, cluster Cluster, trust *pki.Trust) (r *Replica, err error)
 func (r *Replica) wireStore(conf replica.Config, ln net.Listener) error {
 	r.gate = newGate(r.cfg.Name, func() []raftMember { return r.store.Status().Members }, func() bool { return r.store.Ready() },
 		r.log.With("part", "gate"))
+	peers, err := r.toBecomeMember()
+	if err != nil {
+		return err
+	}
+	r.gate.joins = len(peers) > 0
 	peer := pki.ReplicaPeer(r.cfg.Name, r.cfg.Advertise)
 	peer.Life = r.cfg.certificateLife
 	authorities, err := pki.NewPeers(filepath.Join(r.cfg.DataDir, pkiFolder), peer, time.Now)
