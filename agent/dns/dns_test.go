@@ -2,6 +2,7 @@ package dns
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -131,14 +132,7 @@ func (r *rig) expect(name string, kind uint16, want string) {
 // upstream is another server, which answers as f says.
 func upstream(t *testing.T, f dns.HandlerFunc) string {
 	t.Helper()
-	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := net.Listen("tcp", pc.LocalAddr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	pc, l := bothPorts(t)
 	for _, s := range []*dns.Server{{PacketConn: pc, Handler: f}, {Listener: l, Handler: f}} {
 		ready := make(chan struct{})
 		s.NotifyStartedFunc = func() { close(ready) }
@@ -147,6 +141,26 @@ func upstream(t *testing.T, f dns.HandlerFunc) string {
 		t.Cleanup(func() { _ = s.Shutdown() })
 	}
 	return pc.LocalAddr().String()
+}
+
+// bothPorts are UDP's and TCP's of one number. One that is free of one sort may be a connection's of the other.
+func bothPorts(t *testing.T) (net.PacketConn, net.Listener) {
+	t.Helper()
+	var errs []error
+	for range 50 {
+		pc, err := net.ListenPacket("udp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := net.Listen("tcp", pc.LocalAddr().String())
+		if err == nil {
+			return pc, l
+		}
+		pc.Close()
+		errs = append(errs, err)
+	}
+	t.Fatal(errors.Join(errs...))
+	return nil, nil
 }
 
 func records(t *testing.T, lines ...string) (out []dns.RR) {
