@@ -17,6 +17,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/server/backups"
+	"keelson.dev/keelson/internal/wait"
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/disk"
 )
@@ -284,11 +285,41 @@ func (r *Replica) serveMember(w http.ResponseWriter, req *http.Request, d *deed)
 			r.log.Error("that a removed member has had the keys is not written down", "member", name, "err", err)
 		}
 	}
-	if err := r.store.RemoveMember(ctx, name); err != nil {
+	if err := r.removeMember(ctx, name); err != nil {
 		refuseStore(w, err)
 		return
 	}
 	answer(w, map[string]string{"removed": name})
+}
+
+// removeMember has the group take a replica out. Of this one's own removal the leader's answer may be lost, as whoever is no member
+// any more is cut off at once, and cannot ask again: then the others say over their API what became of it.
+func (r *Replica) removeMember(ctx context.Context, name string) error {
+	if name != r.cfg.Name {
+		return r.store.RemoveMember(ctx, name)
+	}
+	var before *string // of a time when it was none, although it is one now
+	if r.store.Ready() {
+		before = r.removed.Load()
+	}
+	gone := func() error {
+		if why := r.removed.Load(); why == nil || why == before {
+			return errors.New("nobody says that it was removed")
+		}
+		return nil
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		if wait.For(ctx, removalEvery/20, gone) == nil {
+			cancel()
+		}
+	}()
+	err := r.store.RemoveMember(ctx, name)
+	if err != nil && gone() == nil {
+		return nil
+	}
+	return err
 }
 
 // refusal is the error that another replica answered with.
