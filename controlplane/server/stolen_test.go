@@ -35,6 +35,32 @@ func (p *plane) forger(t *testing.T, with *pki.Trust) func() error {
 	}
 }
 
+// leaves has a replica be asked for its own removal.
+func (p *plane) leaves(t *testing.T, gone *running) {
+	t.Helper()
+	name := gone.cfg.Name
+	eventually(t, func() error { // it asks to be taken in no more
+		if _, err := os.Stat(filepath.Join(gone.cfg.DataDir, peersFile)); !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("%s is being taken in: %v", name, err)
+		}
+		return nil
+	})
+	if err := p.call(name, "DELETE", api.PathClusterMembers+"/"+name, nil, nil); err != nil {
+		t.Fatalf("the replica that is removed is the one that is asked: %v", err)
+	}
+	// The answer may be lost with the connection, which is cut from who is no member any more: that one hears from the others that
+	// it is done, and does not wait for a leader in vain.
+	eventually(t, func() error {
+		if !strings.Contains(gone.log.String(), "this replica is no member any more") {
+			return fmt.Errorf("%s does not know that it was removed", name)
+		}
+		return nil
+	})
+	if err := p.call(name, "DELETE", api.PathClusterMembers+"/"+name, nil, nil); err != nil {
+		t.Fatalf("the replica that was removed is asked again: %v", err)
+	}
+}
+
 // A replica is removed and its disk is copied: its own name opens nothing from then on, but with its keys one can take
 // the name of a member, sign tokens and make an administrator, which is told of until these keys are exchanged; then they are
 // worthless. F51
@@ -50,26 +76,7 @@ func TestKeysOfARemovedReplica(t *testing.T) {
 		t.Fatal(err)
 	}
 	gone := p.members["cp3"]
-	eventually(t, func() error { // it asks to be taken in no more
-		if _, err := os.Stat(filepath.Join(gone.cfg.DataDir, peersFile)); !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("cp3 is being taken in: %v", err)
-		}
-		return nil
-	})
-	if err := p.call("cp3", "DELETE", api.PathClusterMembers+"/cp3", nil, nil); err != nil {
-		t.Fatalf("the replica that is removed is the one that is asked: %v", err)
-	}
-	// The answer may be lost with the connection, which is cut from who is no member any more: that one hears from the others that
-	// it is done, and does not wait for a leader in vain.
-	eventually(t, func() error {
-		if !strings.Contains(gone.log.String(), "this replica is no member any more") {
-			return errors.New("cp3 does not know that it was removed")
-		}
-		return nil
-	})
-	if err := p.call("cp3", "DELETE", api.PathClusterMembers+"/cp3", nil, nil); err != nil {
-		t.Fatalf("the replica that was removed is asked again: %v", err)
-	}
+	p.leaves(t, gone)
 	p.stop("cp3")
 	delete(p.members, "cp3")
 	stolen := filepath.Join(t.TempDir(), "pki")
