@@ -3,6 +3,7 @@ package apiserver
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"os"
@@ -227,7 +228,12 @@ func TestCustomResources(t *testing.T) {
 	}); err != nil {
 		t.Fatal("the definition does not go")
 	}
-	r.refused(r.call(c, "GET", crontabsPath, ""), 404)
+	eventually(t, func() error { // the server hears of it a moment after the store
+		if a := r.call(c, "GET", crontabsPath, ""); a.code != 404 {
+			return fmt.Errorf("its objects are served still: %d %s", a.code, a.body)
+		}
+		return nil
+	})
 	r.establish(c, crontabs)
 	if left := r.ok(r.call(c, "GET", crontabsPath, "")).body; strings.Contains(left, `"name":"a"`) {
 		t.Errorf("objects outlived their definition: %s", left)
