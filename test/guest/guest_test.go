@@ -5,9 +5,11 @@ package guest
 import (
 	"context"
 	"flag"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -217,36 +219,42 @@ func (g guest) run(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	start := time.Now()
-	ended := map[string]bool{}
+	ended := map[string]int{} // with which status
+	said := map[string]*transcript{}
+	for _, p := range m.plan.Programs {
+		said[p.Name] = &transcript{}
+	}
 	var clock guestClock
 	console, err := m.boot(ctx, qemu, func(r plan.Report) {
 		clock.note(time.Now(), r.Clock)
 		if r.Line != "" {
 			t.Logf("%6.2f %s: %s", time.Since(start).Seconds(), r.Program, r.Line)
+			said[r.Program].note(r.Line)
 		}
 		if r.Exit != nil {
-			ended[r.Program] = true
-			if *r.Exit != 0 {
-				t.Errorf("%s: exit status %d", r.Program, *r.Exit)
-			}
+			ended[r.Program] = *r.Exit
 		}
 		if r.Fault != "" {
 			t.Errorf("the guest: %s", r.Fault)
 		}
 	})
-	if err != nil {
-		t.Error(err)
-	}
 	if r, ok := clock.rate(); ok && (r < 0.8 || r > 1.25) {
 		t.Errorf("the guest's clock ran %.2f times as fast as the host's: nothing that waited in it waited for as long as it should", r)
 	}
-	for _, p := range m.plan.Programs {
-		if !ended[p.Name] {
-			t.Errorf("%s has not ended", p.Name)
-		}
-	}
-	if t.Failed() {
+	fails := func(status int) bool { return status != 0 }
+	if err != nil || t.Failed() || slices.ContainsFunc(slices.Collect(maps.Values(ended)), fails) {
 		t.Logf("the kernel said:\n%s", console)
+	}
+	if err != nil {
+		t.Error(err)
+	}
+	// Last, where who reads the end of it finds what matters.
+	for _, p := range m.plan.Programs {
+		if status, ok := ended[p.Name]; !ok {
+			t.Errorf("%s has not ended; its last lines:\n%s", p.Name, strings.Join(said[p.Name].last, "\n"))
+		} else if fails(status) {
+			t.Errorf("%s: exit status %d; what failed:\n%s", p.Name, status, said[p.Name].failed())
+		}
 	}
 }
 
