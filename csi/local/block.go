@@ -55,7 +55,7 @@ func makeBlank(path string, size int64) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	if err := unix.Fallocate(int(f.Fd()), 0, 0, size); err != nil {
+	if err := allocate(f, size); err != nil {
 		return fmt.Errorf("taking %d bytes of the disk: %w", size, err)
 	}
 	return f.Sync()

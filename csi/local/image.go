@@ -47,14 +47,14 @@ func makeImage(ctx context.Context, path string, size int64) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	if err := unix.Fallocate(int(f.Fd()), 0, 0, size); err != nil {
+	if err := allocate(f, size); err != nil {
 		return fmt.Errorf("taking %d bytes of the disk: %w", size, err)
 	}
 	if err := tool(ctx, "mkfs.ext4", "-q", "-F", "-b", strconv.Itoa(blockSize), "-m", "0", "-E", "nodiscard,root_owner=0:0", path); err != nil {
 		return err
 	}
 	// What mkfs wants to be zero it may have given back to the disk, on file systems that cannot do better.
-	if err := unix.Fallocate(int(f.Fd()), 0, 0, size); err != nil {
+	if err := allocate(f, size); err != nil {
 		return fmt.Errorf("taking %d bytes of the disk: %w", size, err)
 	}
 	return f.Sync()
@@ -285,7 +285,7 @@ func growImage(image string, size int64) error {
 	if err != nil {
 		return err
 	}
-	if err := unix.Fallocate(int(f.Fd()), 0, 0, size); err != nil {
+	if err := allocate(f, size); err != nil {
 		// Part of it may have been taken. Of a larger size nobody has been told.
 		return errors.Join(fmt.Errorf("taking %d bytes of the disk: %w", size, err), f.Truncate(st.Size()))
 	}

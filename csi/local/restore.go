@@ -139,5 +139,5 @@ func takeRoom(path string, size int64) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(unix.Fallocate(int(f.Fd()), 0, 0, size), f.Sync(), f.Close())
+	return errors.Join(allocate(f, size), f.Sync(), f.Close())
 }
