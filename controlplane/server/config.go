@@ -125,6 +125,7 @@ const (
 	clusterFile  = "cluster.json"
 	foundersFile = "founder.json"       // on the replica that made the cluster: tokens to be stored once there is a store
 	peersFile    = "peers.json"         // on a replica that is to become a member: whom to ask for it
+	newcomerFile = "newcomer.json"      // the same list once the group has taken it in, until it has all that the group has
 	membersFile  = "members.json"       // who was a member last, for a replica that has to be rebuilt
 	storeFile    = "store.json"         // what was chosen for the disk of the store
 	standbyFile  = "standby.json"       // on a replica that joined without a vote, until it gets one

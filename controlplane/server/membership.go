@@ -135,7 +135,7 @@ func (r *Replica) becomeMember(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := os.Remove(filepath.Join(r.cfg.DataDir, peersFile)); err != nil {
+		if err := os.Rename(filepath.Join(r.cfg.DataDir, peersFile), filepath.Join(r.cfg.DataDir, newcomerFile)); err != nil {
 			return err
 		}
 	}
@@ -161,6 +161,35 @@ func (r *Replica) toBecomeMember() (map[string]string, error) {
 	_, err := readJSON(filepath.Join(r.cfg.DataDir, peersFile), &peers)
 	delete(peers, r.cfg.Name)
 	return peers, err
+}
+
+// joins says whether this replica's log may begin with the group's first day: it is to become a member, or is one and has never
+// had all that the group has.
+func (c Config) joins() (bool, error) {
+	for _, name := range []string{peersFile, newcomerFile} {
+		switch _, err := os.Stat(filepath.Join(c.DataDir, name)); {
+		case err == nil:
+			return true, nil
+		case !errors.Is(err, fs.ErrNotExist):
+			return false, err
+		}
+	}
+	return false, nil
+}
+
+// noteCaughtUp forgets that this replica is a newcomer once it has all that the group has.
+func (r *Replica) noteCaughtUp() {
+	if !r.newcomer || !r.store.Ready() {
+		return
+	}
+	if joining, err := r.toBecomeMember(); err != nil || len(joining) > 0 {
+		return // it was one before, and asks to be one again
+	}
+	if err := os.Remove(filepath.Join(r.cfg.DataDir, newcomerFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		r.log.Warn("this replica has all that the group has and cannot forget that it is a newcomer", "err", err)
+		return
+	}
+	r.newcomer = false
 }
 
 // askUntilDone asks one replica after the other until one has done it.
@@ -210,6 +239,7 @@ func (r *Replica) keepMembers(ctx context.Context) error {
 			now[m.ID] = m.Address
 		}
 		r.noteVote()
+		r.noteCaughtUp()
 		// Only a list that this replica is on tells whom to ask.
 		if _, mine := now[r.cfg.Name]; mine && !maps.Equal(now, written) {
 			if err := writeJSON(filepath.Join(r.cfg.DataDir, membersFile), now); err != nil {

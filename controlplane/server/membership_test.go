@@ -16,6 +16,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/pki"
+	"keelson.dev/keelson/raftstore/replica"
 )
 
 // Three replicas: status from any of them, stepping down, a member removed and
@@ -139,6 +140,47 @@ func (p *plane) testRebuild(t *testing.T) {
 	i, err := Inspect(p.members["cp2"].cfg)
 	if !errors.Is(err, ErrInUse) {
 		t.Errorf("%v %+v", err, i)
+	}
+	p.isNoNewcomer(t, cfg)
+	// As one that is killed after it was taken in, and before it has all that the group has.
+	p.stop("cp2")
+	if err := writeJSON(filepath.Join(cfg.DataDir, newcomerFile), map[string]string{}); err != nil {
+		t.Fatal(err)
+	}
+	p.again("cp2")
+	p.isNoNewcomer(t, cfg)
+}
+
+func (p *plane) isNoNewcomer(t *testing.T, cfg Config) {
+	t.Helper()
+	eventually(t, func() error {
+		if joins, err := cfg.joins(); err != nil || joins {
+			return fmt.Errorf("%s has what the group has and joins still: %v, %v", cfg.Name, joins, err)
+		}
+		return nil
+	})
+}
+
+// Who is to become a member, or was taken in and has not all that the group has, knows it at its next start; one whose group was
+// recovered or restored has nobody to wait for.
+func TestNewcomersRemember(t *testing.T) {
+	for _, name := range []string{peersFile, newcomerFile} {
+		c := Config{Name: "cp1", DataDir: t.TempDir()}
+		joins := func(want bool) {
+			t.Helper()
+			if got, err := c.joins(); err != nil || got != want {
+				t.Errorf("%s: it joins: %v, %v", name, got, err)
+			}
+		}
+		joins(false)
+		if err := writeJSON(filepath.Join(c.DataDir, name), map[string]string{"cp2": "127.0.0.12:6445"}); err != nil {
+			t.Fatal(err)
+		}
+		joins(true)
+		if err := c.alone(replica.Config{Advertise: "127.0.0.11:6445"}); err != nil {
+			t.Fatal(err)
+		}
+		joins(false)
 	}
 }
 

@@ -33,8 +33,10 @@ func (c Config) members() (map[string]string, error) {
 
 // alone writes down that this replica's group has no other member.
 func (c Config) alone(conf replica.Config) error {
-	if err := os.Remove(filepath.Join(c.DataDir, peersFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	for _, name := range []string{peersFile, newcomerFile} {
+		if err := os.Remove(filepath.Join(c.DataDir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
 	}
 	return writeJSON(filepath.Join(c.DataDir, membersFile), map[string]string{c.Name: conf.Advertise})
 }

@@ -91,9 +91,10 @@ type Replica struct {
 	auditor  *audit.Auditor
 	pending  atomic.Bool // join tokens made with the cluster wait to be stored
 
-	standby atomic.Bool            // this replica waits for a vote (standby.go)
-	removed atomic.Pointer[string] // what the others say when it is a member no more
-	pilot   pilot                  // the leader's
+	standby  atomic.Bool            // this replica waits for a vote (standby.go)
+	newcomer bool                   // it has never had all that the group has; keepMembers' alone once it runs
+	removed  atomic.Pointer[string] // what the others say when it is a member no more
+	pilot    pilot                  // the leader's
 }
 
 // Run runs one replica until ctx ends.
@@ -256,11 +257,11 @@ func wire(cfg Config, cluster Cluster, trust *pki.Trust) (r *Replica, err error)
 func (r *Replica) wireStore(conf replica.Config, ln net.Listener) error {
 	r.gate = newGate(r.cfg.Name, func() []raftMember { return r.store.Status().Members }, func() bool { return r.store.Ready() },
 		r.log.With("part", "gate"))
-	peers, err := r.toBecomeMember()
+	newcomer, err := r.cfg.joins()
 	if err != nil {
 		return err
 	}
-	r.gate.joins = len(peers) > 0
+	r.newcomer, r.gate.joins = newcomer, newcomer
 	peer := pki.ReplicaPeer(r.cfg.Name, r.cfg.Advertise)
 	peer.Life = r.cfg.certificateLife
 	authorities, err := pki.NewPeers(filepath.Join(r.cfg.DataDir, pkiFolder), peer, time.Now)
