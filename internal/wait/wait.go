@@ -3,6 +3,7 @@ package wait
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 )
@@ -12,20 +13,31 @@ const longest = time.Second
 
 // For calls cond every interval, the first time at once, until it returns nil. One that takes longer than half of the interval
 // is left alone for as long as it took, so that asking does not keep busy, by itself, those whose work it waits for.
-// When ctx ends first, the error wraps both ctx's and cond's last one.
+// When ctx ends first, the error wraps both ctx's and cond's last one; where the last question was cut off by that very end, the
+// one before, which says more.
 func For(ctx context.Context, interval time.Duration, cond func() error) error {
+	var last error
 	for {
 		began := time.Now()
 		err := cond()
 		if err == nil {
 			return nil
 		}
+		if last == nil || !cutOff(ctx, err) {
+			last = err
+		}
 		took := time.Since(began)
 		_ = Delay(ctx, max(interval-took, min(took, longest)))
 		if ctx.Err() != nil { // also when the next time has come as well: cond may have ended ctx because it is sure
-			return fmt.Errorf("%w; last: %w", context.Cause(ctx), err)
+			return fmt.Errorf("%w; last: %w", context.Cause(ctx), last)
 		}
 	}
+}
+
+// cutOff says whether an error is no more than that ctx has ended.
+func cutOff(ctx context.Context, err error) bool {
+	return ctx.Err() != nil &&
+		(errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx)))
 }
 
 // Delay returns after d, or with ctx's error when it ends first. It is for real

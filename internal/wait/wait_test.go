@@ -3,6 +3,8 @@ package wait
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -25,6 +27,36 @@ func TestLastWordIsTold(t *testing.T) {
 			if asked != 1 || !errors.Is(err, refused) || !errors.Is(err, context.Canceled) {
 				t.Fatalf("asked %d times: %v", asked, err)
 			}
+		}
+	})
+}
+
+// The question that is cut off when the time is up tells nothing: the one before does.
+func TestWordBeforeTheEnd(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		late := errors.New("not ready in a second")
+		for _, end := range []func(ctx context.Context) error{context.Context.Err, context.Cause} {
+			ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, late)
+			defer cancel()
+			missing, asked := errors.New("cp2 is missing"), 0
+			err := For(ctx, 10*time.Millisecond, func() error {
+				if asked++; asked < 3 {
+					return missing
+				}
+				<-ctx.Done()
+				return fmt.Errorf("asking cp1: %w", end(ctx))
+			})
+			if asked != 3 || !errors.Is(err, missing) || !errors.Is(err, late) {
+				t.Errorf("asked %d times: %v", asked, err)
+			}
+		}
+	})
+	virtual.Test(t, func(t *testing.T) { // nothing was ever said
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		err := For(ctx, 10*time.Millisecond, func() error { <-ctx.Done(); return fmt.Errorf("asking cp1: %w", ctx.Err()) })
+		if err == nil || !strings.Contains(err.Error(), "asking cp1") {
+			t.Error(err)
 		}
 	})
 }
