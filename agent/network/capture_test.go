@@ -3,7 +3,9 @@ package network
 import (
 	"encoding/binary"
 	"net/netip"
+	"slices"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -19,8 +21,9 @@ type packet struct {
 	arp       bool
 }
 
-// capture notes what passes interfaces until its result is called.
-func (m *machine) capture(names ...string) func() []packet {
+// capture notes what passes interfaces until its result is called, and, where that is given an address, something went there: what
+// was sent may have to wait for a neighbour's answer.
+func (m *machine) capture(names ...string) func(last ...string) []packet {
 	m.t.Helper()
 	var fd int
 	m.in(func() (err error) {
@@ -34,14 +37,24 @@ func (m *machine) capture(names ...string) func() []packet {
 	for _, n := range names {
 		wanted[m.link(n).Attrs().Index] = true
 	}
-	var ended atomic.Bool
+	var ended atomic.Pointer[[]string]
 	out := make(chan []packet, 1)
 	go func() {
 		var all []packet
+		var deadline time.Time
+		await := func(last []string) bool {
+			if len(last) == 0 || slices.ContainsFunc(all, func(p packet) bool { return p.to.IsValid() && p.to.String() == last[0] }) {
+				return false
+			}
+			if deadline.IsZero() {
+				deadline = time.Now().Add(time.Minute)
+			}
+			return time.Now().Before(deadline)
+		}
 		buf := make([]byte, 65536)
 		for {
 			n, from, err := unix.Recvfrom(fd, buf, 0)
-			if err != nil && ended.Load() { // nothing waits any more
+			if last := ended.Load(); err != nil && last != nil && !await(*last) { // nothing waits any more
 				break
 			}
 			if ll, ok := from.(*unix.SockaddrLinklayer); err == nil && ok && wanted[ll.Ifindex] {
@@ -51,8 +64,8 @@ func (m *machine) capture(names ...string) func() []packet {
 		unix.Close(fd)
 		out <- all
 	}()
-	return func() []packet {
-		ended.Store(true)
+	return func(last ...string) []packet {
+		ended.Store(&last)
 		return <-out
 	}
 }

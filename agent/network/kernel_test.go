@@ -559,7 +559,7 @@ func TestClusterAddressesStayInside(t *testing.T) {
 		return err
 	})
 	left := 0
-	for _, p := range seen() {
+	for _, p := range seen("192.0.2.1") {
 		for _, c := range prefixesOf(podRanges + "," + serviceRanges) {
 			if p.to.IsValid() && c.Contains(p.to) {
 				t.Errorf("left by the uplink: %+v", p)

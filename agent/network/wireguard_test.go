@@ -297,7 +297,7 @@ func (w *world) withoutKeys(a *machine, r1 *Routes, right func(...string) func()
 	}
 	m.in(func() error { return say(nodeOf("w1").Addresses[0], netip.MustParseAddr("192.0.2.1")) }) // proof that the capture sees what leaves
 	left := 0
-	for _, p := range seen() {
+	for _, p := range seen("192.0.2.1") {
 		if ofPods(p.from) || ofPods(p.to) || p.port == DefaultWireGuardPort {
 			t.Errorf("left: %+v", p)
 		}
