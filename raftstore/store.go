@@ -187,6 +187,7 @@ type Status struct {
 	ID           string
 	Term         uint64
 	Leader       string // ID of the leader; "" when unknown
+	Leaders      int    // how many leaders this replica has known within LeadersWithin, one that was elected again included
 	Revision     Revision
 	Compacted    Revision // history up to and including this revision is gone
 	CommitIndex  uint64
@@ -201,6 +202,9 @@ type Status struct {
 	Watchers     int     // running on this replica
 	Alarms       []Alarm // that are up, the same on every replica
 }
+
+// LeadersWithin is the time over which Status.Leaders counts.
+const LeadersWithin = 10 * time.Minute
 
 // AlarmKind says what an alarm is about.
 type AlarmKind uint8

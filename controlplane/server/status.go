@@ -48,6 +48,7 @@ func (r *Replica) clusterStatus(ctx context.Context, local bool) api.ClusterStat
 	}
 	out.Alarms = append(out.Alarms, expiringAlarms(r.ownCertificates(), time.Now())...)
 	out.Alarms = append(out.Alarms, rotationAlarms(*r.keys.seen.Load(), time.Now())...)
+	out.Alarms = append(out.Alarms, r.cfg.Store.electionAlarms(s.Leaders, time.Now())...)
 	if s.Leader == r.cfg.Name {
 		out.Work, out.Failing = r.work.state()
 		out.Autopilot = r.pilot.state()

@@ -10,7 +10,9 @@ import (
 	"path/filepath"
 	"time"
 
+	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/pki"
+	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/disk"
 	"keelson.dev/keelson/raftstore/replica"
 )
@@ -28,7 +30,13 @@ type StoreOptions struct {
 	HistoryAge       time.Duration // and for how long
 	SnapshotBytes    int64         // bytes of log after which a snapshot is taken
 	CompareEvery     time.Duration // how often the replicas' states are compared; negative = never
+	// Heartbeat is for how long a replica hears nothing of its leader before it calls an election, and a leader nothing of a
+	// majority before it gives up; 0 = DefaultHeartbeat. Nothing but time depends on it: reads and writes ask a majority.
+	Heartbeat time.Duration
 }
+
+// DefaultHeartbeat is short: an outage of a leader is one of all writes.
+const DefaultHeartbeat = 600 * time.Millisecond
 
 // The least that makes sense.
 const (
@@ -37,6 +45,8 @@ const (
 	minHistory       = 1000
 	minHistoryAge    = time.Second
 	minCompare       = time.Second
+	minHeartbeat     = 200 * time.Millisecond
+	maxHeartbeat     = 10 * time.Second
 )
 
 // check names the flag that is wrong.
@@ -52,10 +62,34 @@ func (o StoreOptions) check() error {
 		return fmt.Errorf("--history-age %s: want at least %s", o.HistoryAge, minHistoryAge)
 	case o.SnapshotBytes != 0 && o.SnapshotBytes < minSnapshotBytes:
 		return fmt.Errorf("--snapshot-bytes %d: want at least 1Mi", o.SnapshotBytes)
+	case o.Heartbeat != 0 && (o.Heartbeat < minHeartbeat || o.Heartbeat > maxHeartbeat):
+		return fmt.Errorf("--heartbeat-timeout %s: want %s to %s: below, a busy machine loses its leader for nothing; above, writes stand still for as long as that when a machine fails",
+			o.Heartbeat, minHeartbeat, maxHeartbeat)
 	case o.CompareEvery > 0 && o.CompareEvery < minCompare:
 		return fmt.Errorf("--compare-interval %s: want at least %s, or a negative one for never", o.CompareEvery, minCompare)
 	}
 	return nil
+}
+
+// restless is from how many leaders within raftstore.LeadersWithin on an alarm tells of them: an upgrade of five replicas has fewer.
+const restless = 10
+
+// electionAlarms tell that the group elects again and again, and what helps.
+func (o StoreOptions) electionAlarms(leaders int, now time.Time) []api.ClusterAlarm {
+	if leaders < restless {
+		return nil
+	}
+	within := o.Heartbeat
+	if within == 0 {
+		within = DefaultHeartbeat
+	}
+	return []api.ClusterAlarm{{
+		Kind: "elections", Since: now.Add(-raftstore.LeadersWithin).UnixMilli(),
+		Message: fmt.Sprintf("%d leaders in the last %.0f minutes: the replicas do not hear each other for longer than %s again and again, and everything waits for each election",
+			leaders, raftstore.LeadersWithin.Minutes(), within),
+		Remedy: "'role changed' in the replicas' logs names the silent ones: give their machines processors and disks of their own, " +
+			"or run every replica with a longer --heartbeat-timeout (docs/operating-the-store.md)",
+	}}
 }
 
 // keyring reads the keys of --encryption-keys; nil when there are none.
@@ -160,7 +194,7 @@ func (c Config) store(cluster Cluster) (replica.Config, error) {
 		Name: c.Name, DataDir: filepath.Join(c.DataDir, raftFolder), Cluster: cluster.ID,
 		LogStore: kind, Keys: keys, Quota: c.Store.Quota,
 		HistoryRevisions: c.Store.HistoryRevisions, HistoryAge: c.Store.HistoryAge,
-		SnapshotBytes: c.Store.SnapshotBytes, CompareEvery: c.Store.CompareEvery,
+		SnapshotBytes: c.Store.SnapshotBytes, CompareEvery: c.Store.CompareEvery, HeartbeatTimeout: c.Store.Heartbeat,
 		Logger: log.With("part", "store"),
 	}
 	if c.Advertise != "" {

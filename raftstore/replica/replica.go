@@ -41,6 +41,7 @@ type Replica struct {
 
 	fsm      *fsm
 	role     role
+	lately   lately
 	ids      identities
 	queue    queue
 	peers    peers

@@ -2,6 +2,7 @@ package replica
 
 import (
 	"sync"
+	"time"
 
 	"github.com/hashicorp/raft"
 	"golang.org/x/sync/errgroup"
@@ -87,6 +88,9 @@ func (r *Replica) learnLeader() {
 	address, id := r.leads()
 	if r.role.set(string(id), string(address)) {
 		r.meters.leaders.Add(1)
+		if id != "" {
+			r.lately.note(time.Now())
+		}
 		r.log.Info("leader changed", "leader", string(id), "term", r.raft.CurrentTerm())
 	}
 }

@@ -37,6 +37,7 @@ func (r *Replica) Status() raftstore.Status {
 		return s
 	}
 	s.Term, s.CommitIndex = r.raft.CurrentTerm(), r.raft.CommitIndex()
+	s.Leaders = r.lately.count(time.Now())
 	s.DiskBytes = r.usage.bytes(r.cfg.DataDir)
 	_, leader := r.leads()
 	s.Leader = string(leader)

@@ -282,6 +282,8 @@ func storeFlags(c *cobra.Command, o *server.StoreOptions) (finish func() error) 
 	f.StringVar(&snapshot, "snapshot-bytes", "64Mi", "size of the log after which a snapshot is taken")
 	f.IntVar(&o.HistoryRevisions, "history-revisions", 20000, "revisions kept for watches that are behind")
 	f.DurationVar(&o.HistoryAge, "history-age", 5*time.Minute, "and for how long")
+	f.DurationVar(&o.Heartbeat, "heartbeat-timeout", server.DefaultHeartbeat,
+		"how long a leader may be silent before another is elected; more on machines or networks that stall, the same on every replica (docs/operating-the-store.md)")
 	f.DurationVar(&o.CompareEvery, "compare-interval", 10*time.Minute, "how often the leader compares the replicas' states; negative = never")
 	return func() (err error) {
 		if o.Quota, err = bytesOf("--store-quota", quota); err != nil {
@@ -293,7 +295,7 @@ func storeFlags(c *cobra.Command, o *server.StoreOptions) (finish func() error) 
 		for _, z := range []struct {
 			flag string
 			zero bool
-		}{{"--history-revisions", o.HistoryRevisions <= 0}, {"--history-age", o.HistoryAge <= 0}, {"--compare-interval", o.CompareEvery == 0}} {
+		}{{"--history-revisions", o.HistoryRevisions <= 0}, {"--history-age", o.HistoryAge <= 0}, {"--compare-interval", o.CompareEvery == 0}, {"--heartbeat-timeout", o.Heartbeat == 0}} {
 			if z.zero {
 				return fmt.Errorf("%s: want more than 0", z.flag)
 			}
