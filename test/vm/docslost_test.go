@@ -39,26 +39,42 @@ func (c *cluster) note(change func(*notes)) (n notes, err error) {
 	return n, err
 }
 
-// promoted takes the leader's power away for good, and waits until the standby has its vote.
-func (c *cluster) promoted() error {
+// cutLeader takes the leader's power away for good, once: a step that was cut off after that goes on from there.
+func (c *cluster) cutLeader() (dead string, err error) {
+	n, err := c.note(nil)
+	if err != nil {
+		return "", err
+	}
+	if n.Dead != "" {
+		if c.all[n.Dead].qemu != nil {
+			c.all[n.Dead].cut()
+		}
+		return n.Dead, c.ask()
+	}
 	if err := c.allReady(c.replicas...); err != nil {
-		return err
+		return "", err
 	}
 	s, err := c.status()
 	if err != nil {
-		return err
+		return "", err
 	}
 	if s.Leader == "cp4" || c.all[s.Leader] == nil {
-		return fmt.Errorf("leader %q", s.Leader)
+		return "", fmt.Errorf("leader %q", s.Leader)
 	}
 	if _, err := c.note(func(n *notes) { n.Dead = s.Leader }); err != nil {
-		return err
+		return "", err
 	}
 	c.all[s.Leader].cut()
-	if err := c.ask(); err != nil {
+	return s.Leader, c.ask()
+}
+
+// promoted waits until the standby has the vote of the leader whose power was cut.
+func (c *cluster) promoted() error {
+	dead, err := c.cutLeader()
+	if err != nil {
 		return err
 	}
-	if _, err := c.kctl("create", "configmap", "after-the-first-cut", "--from-literal=a=b"); err != nil {
+	if err := c.apply("first-cut", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: after-the-first-cut}\ndata: {a: b}\n"); err != nil {
 		return err
 	}
 	err = within(long, func() error {
@@ -66,10 +82,10 @@ func (c *cluster) promoted() error {
 		if err != nil {
 			return errors.Join(err, c.ask())
 		}
-		if cp4 := member(now, "cp4"); !cp4.Voter || cp4.Ready != "yes" || member(now, s.Leader).Name != "" {
-			return fmt.Errorf("cp4 is %+v, %s is %+v, and the autopilot %+v", cp4, s.Leader, member(now, s.Leader), now.Autopilot)
+		if cp4 := member(now, "cp4"); !cp4.Voter || cp4.Ready != "yes" || member(now, dead).Name != "" {
+			return fmt.Errorf("cp4 is %+v, %s is %+v, and the autopilot %+v", cp4, dead, member(now, dead), now.Autopilot)
 		}
-		if p := now.Autopilot; p == nil || len(p.Done) != 1 || p.Done[0].Dead != s.Leader || p.Done[0].Standby != "cp4" {
+		if p := now.Autopilot; p == nil || len(p.Done) != 1 || p.Done[0].Dead != dead || p.Done[0].Standby != "cp4" {
 			return fmt.Errorf("the autopilot says %+v", p)
 		}
 		return nil
@@ -77,7 +93,7 @@ func (c *cluster) promoted() error {
 	if err != nil {
 		return err
 	}
-	if err := c.lineSays("cp4 has the vote of "+s.Leader, "recover", "kctl cluster status", "site"); err != nil {
+	if err := c.lineSays("cp4 has the vote of "+dead, "recover", "kctl cluster status", "site"); err != nil {
 		return err
 	}
 	return c.serves()
