@@ -26,8 +26,9 @@ func TestNodesAreHardened(t *testing.T) {
 		if got := run("curl -s -o /dev/null -w '%{http_code}' http://127.0.0.1:10255/pods || true"); got != "000" {
 			t.Errorf("%s has a port for whoever asks: it answers %s", w, got)
 		}
-		if got := run("find /var/lib/keelson -xdev -type f -exec grep -lI 'PRIVATE KEY' {} + | xargs -r stat -c '%a %n'"); got == "" {
-			t.Errorf("%s: keys with modes:\n%s", w, got)
+		// Files of pods that end go meanwhile.
+		if got := run("find /var/lib/keelson -xdev -type f -exec grep -slI 'PRIVATE KEY' {} + 2>/dev/null | xargs -r stat -c '%a %n' 2>/dev/null || true"); got == "" {
+			t.Errorf("%s: no file with a key was found, and there are some", w)
 		} else {
 			for line := range strings.Lines(got) {
 				if mode := strings.Fields(line)[0]; !strings.HasSuffix(mode, "00") {
