@@ -31,7 +31,7 @@ type StoreOptions struct {
 	SnapshotBytes    int64         // bytes of log after which a snapshot is taken
 	CompareEvery     time.Duration // how often the replicas' states are compared; negative = never
 	// Heartbeat is for how long a replica hears nothing of its leader before it calls an election, and a leader nothing of a
-	// majority before it gives up; 0 = DefaultHeartbeat. Nothing but time depends on it: reads and writes ask a majority.
+	// majority before it gives up; 0 = DefaultHeartbeat. No read and no write is wrong for it: both ask a majority.
 	Heartbeat time.Duration
 }
 

@@ -4,12 +4,41 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
 )
 
-// A file system that keeps its files in memory gives up at every signal, before Linux 6.10.
+// Whatever is interrupted is taken in the end, once each and in order; any other error ends it.
+func TestAllocatedInPieces(t *testing.T) {
+	type call struct{ at, n int64 }
+	whole, rest := call{0, 2*piece + 5}, call{2 * piece, 5}
+	for name, c := range map[string]struct {
+		answers []error // the last one is that of all that follow
+		want    []call
+		err     error
+	}{
+		"at once":                {[]error{nil}, []call{whole}, nil},
+		"full":                   {[]error{unix.ENOSPC}, []call{whole}, unix.ENOSPC},
+		"interrupted once":       {[]error{unix.EINTR, nil}, []call{whole, {0, piece}, {piece, piece}, rest}, nil},
+		"a piece, too":           {[]error{unix.EINTR, nil, unix.EINTR, unix.EINTR, nil}, []call{whole, {0, piece}, {piece, piece}, {piece, piece}, {piece, piece}, rest}, nil},
+		"full after interrupted": {[]error{unix.EINTR, nil, unix.ENOSPC}, []call{whole, {0, piece}, {piece, piece}}, unix.ENOSPC},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got []call
+			err := inPieces(whole.n, func(at, n int64) error {
+				got = append(got, call{at, n})
+				return c.answers[min(len(got), len(c.answers))-1]
+			})
+			if err != c.err || !slices.Equal(got, c.want) {
+				t.Errorf("%v after %v, want %v after %v", err, got, c.err, c.want)
+			}
+		})
+	}
+}
+
+// A file system that keeps its files in memory gives up at every signal, before Linux 6.10: the guest has such a kernel.
 func TestAllocatedThroughSignals(t *testing.T) {
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=256m"); err != nil {
@@ -47,13 +76,6 @@ func TestAllocatedThroughSignals(t *testing.T) {
 			t.Errorf("the file has %d bytes and blocks of %d, want %d", st.Size, st.Blocks*512, size)
 		}
 		return nil
-	}
-	seen := false
-	for range 5 {
-		seen = seen || interrupted(func(f *os.File) error { return unix.Fallocate(int(f.Fd()), 0, 0, size) }) == unix.EINTR
-	}
-	if !seen {
-		t.Skip("needs: a kernel that is interrupted by signals as it gives a file its blocks")
 	}
 	for range 5 {
 		if err := interrupted(func(f *os.File) error { return allocate(f, size) }); err != nil {

@@ -38,8 +38,8 @@ const memory = "1536"
 // nobody.
 const commandLine = "console=ttyS0 loglevel=4 panic=-1 reboot=t mitigations=off nokaslr tsc=reliable no_timer_check unknown_nmi_panic rdinit=/init"
 
-// accelerator has one thread for both processors. With one each, which is no faster where the host has two, qemu 7.2 translates
-// code while the other processor patches it, and goes on with the breakpoint that was there for a moment: the kernel patches its own
+// accelerator has one thread for both processors. With one each qemu 7.2 translates code while the
+// other processor patches it, and goes on with the breakpoint that was there for a moment: the kernel patches its own
 // whenever the first rule comes to a hook, or the first cgroup has a limit, and both processors then hang. (A hundred tables of
 // nftables that come and go beside datagrams over the loopback were enough.)
 const accelerator = "tcg,thread=single"
