@@ -42,9 +42,7 @@ func (l *Lab) Load(ctx context.Context, path string) ([]Loaded, error) {
 	if len(images) == 0 {
 		return nil, fmt.Errorf("lab: %s holds no image", path)
 	}
-	options := []remote.Option{remote.WithContext(ctx), remote.WithTransport(&http.Transport{
-		DialContext: func(ctx context.Context, _, address string) (net.Conn, error) { return h.Dial(ctx, address) },
-	})}
+	options := []remote.Option{remote.WithContext(ctx), remote.WithTransport(h.toRegistry())}
 	var out []Loaded
 	for _, a := range images {
 		ref, err := l.registryName(a.name)
@@ -57,6 +55,16 @@ func (l *Lab) Load(ctx context.Context, path string) ([]Loaded, error) {
 		out = append(out, Loaded{Name: a.name.String(), Registry: ref.String()})
 	}
 	return out, nil
+}
+
+// registryDialing bounds how long the registry may take to accept a connection.
+const registryDialing = 30 * time.Second
+
+// toRegistry is how images go to the registry, on its own host.
+func (h Host) toRegistry() *http.Transport {
+	return &http.Transport{DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
+		return h.dial(ctx, registryDialing, address)
+	}}
 }
 
 // registryName is what an image is called in the lab's registry: its name without the registry that it begins with.

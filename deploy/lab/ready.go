@@ -19,12 +19,18 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// Dial opens a TCP connection from inside the host's network namespace. The
-// address must be literal: then one socket is made, on the calling thread.
+// Dial opens a TCP connection from inside the host's network namespace, within a second: callers ask whether somebody answers
+// there, and ask again. The address must be literal: then one socket is made, on the calling thread.
 func (h Host) Dial(ctx context.Context, address string) (net.Conn, error) {
+	return h.dial(ctx, time.Second, address)
+}
+
+// dial is Dial with a bound of its own. One who does not ask again needs several seconds: the kernel says a second time
+// that it wants a connection when a second has gone by, and on a busy machine nobody may have heard it the first time.
+func (h Host) dial(ctx context.Context, within time.Duration, address string) (net.Conn, error) {
 	var conn net.Conn
 	err := inNetNS(h.NetNS(), func() (err error) {
-		conn, err = (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "tcp", address)
+		conn, err = (&net.Dialer{Timeout: within}).DialContext(ctx, "tcp", address)
 		return err
 	})
 	return conn, err

@@ -186,6 +186,36 @@ func checkHolds(t *testing.T, cs kubernetes.Interface, ns string, acked []acknow
 	}
 }
 
+// A group that has had one leader after the other says so in its status, with what helps. (The next test has all replicas begin
+// anew, and nobody remembers these.)
+func TestElectionsWithoutEndAreToldOf(t *testing.T) {
+	voters(t)
+	for range 10 {
+		bed.Eventually(t, soon, func() error { // who is to lead may lag behind for a moment
+			out, err := kctl(t, "cluster", "step-down")
+			if err != nil {
+				return fmt.Errorf("%w: %s", err, out)
+			}
+			return nil
+		})
+	}
+	bed.Eventually(t, soon, func() error {
+		s, err := status(t)
+		if err != nil {
+			return err
+		}
+		for _, a := range s.Alarms {
+			if a.Kind == "elections" && strings.Contains(a.Message, "leaders in the last 10 minutes") && strings.Contains(a.Remedy, "--heartbeat-timeout") {
+				return nil
+			}
+		}
+		return fmt.Errorf("ten leaders one after the other, and the alarms are %+v", s.Alarms)
+	})
+	if out := bed.Kctl(t, "cluster", "status"); !strings.Contains(out, "leaders in the last 10 minutes") {
+		t.Errorf("a person reads nothing of it:\n%s", out)
+	}
+}
+
 // F48 F52: kill -9 of all replicas at once and restart: nothing acknowledged is lost.
 func TestAllReplicasKilled(t *testing.T) {
 	ns := bed.Namespace(t)

@@ -21,6 +21,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/deploy/lab"
+	"keelson.dev/keelson/internal/wait"
 	"keelson.dev/keelson/test/bed"
 )
 
@@ -278,9 +279,25 @@ func TestReplicaRebuilt(t *testing.T) {
 	})
 	mustOffline(t, "cp3", "rebuild", "--server=10.89.0.11")
 	mustLab(t, bed.Lab().Restart, "cp3")
+	killedAsNewcomer(t, "cp3")
 	voters(t)
 	w.more(t, 20)
 	checkHolds(t, bed.ClientAt(t, "cp3"), ns, append(w.end(t), acknowledged{name: mark}), "cp3")
+}
+
+// killedAsNewcomer kills a replica when the group has just taken it in, before it knows that it has all that the group has, and starts it again.
+func killedAsNewcomer(t *testing.T, host string) {
+	t.Helper()
+	mark := filepath.Join(dataDir(t, host), "newcomer.json")
+	limited, cancel := context.WithTimeout(t.Context(), soon)
+	defer cancel()
+	if err := wait.For(limited, time.Millisecond, func() error { _, err := os.Stat(mark); return err }); err != nil {
+		t.Fatalf("%s is not taken in: %v", host, err)
+	}
+	mustLab(t, bed.Lab().KillDaemon, host)
+	_, err := os.Stat(mark)
+	t.Logf("%s was killed as a newcomer; it has caught up: %v", host, errors.Is(err, fs.ErrNotExist))
+	mustLab(t, bed.Lab().Restart, host)
 }
 
 // names says whether a text names one of the files.

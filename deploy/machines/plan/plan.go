@@ -95,6 +95,7 @@ type Step struct {
 	Standby  bool      // of ControlPlane and Join: without a vote
 	Settings string    // of ControlPlane and Agent: the whole file
 	Admin    bool      // of ControlPlane: the machine gets an administrator's kubeconfig
+	Leads    bool      // of ControlPlane: it leads the group
 	Node     Marks     // of Mark
 }
 
@@ -112,19 +113,22 @@ func Make(c machines.Cluster, facts map[string]machines.Facts, r Release, s Stat
 
 // InOrder are steps in the order in which they are done: uploads, replicas, agents, marks of nodes. Of replicas the one that makes the
 // cluster is the first; those that are there come before those that join, which need them, and standbys last: the group has all its
-// votes before somebody waits for one.
+// votes before somebody waits for one. Of those that are there the leader is the last: the group elects once, and a follower that
+// waits for less long than it did is not led by one whose pauses are still longer (docs/operating-the-store.md).
 func InOrder(steps []Step) []Step {
 	rank := func(s Step) int {
 		at := 10 * slices.Index([]Deed{Upload, ControlPlane, Agent, Mark}, s.Do)
 		switch {
 		case s.Do != ControlPlane || s.Begin == Init:
 			return at
-		case s.Begin == "":
+		case s.Begin == "" && !s.Leads:
 			return at + 1
+		case s.Begin == "":
+			return at + 2
 		case s.Standby:
-			return at + 3
+			return at + 4
 		}
-		return at + 2
+		return at + 3
 	}
 	out := slices.Clone(steps)
 	slices.SortStableFunc(out, func(a, b Step) int { return rank(a) - rank(b) })
@@ -166,7 +170,8 @@ func (p *planner) host(h machines.Host) {
 	var todo []Step
 	programs := programs(f, p.release.Version, archive.Sums)
 	if h.Replica() {
-		s := Step{Do: ControlPlane, Files: []File{archive.Tarball}, Settings: ReplicaSettings(h), Why: slices.Clone(programs)}
+		s := Step{Do: ControlPlane, Files: []File{archive.Tarball}, Settings: ReplicaSettings(h), Why: slices.Clone(programs),
+			Leads: p.state.Members[h.Name].Leader}
 		switch {
 		case f.ReplicaWhole:
 		case Founder(p.Cluster, p.facts) == h.Name:
