@@ -179,7 +179,7 @@ func (l *Lab) spawn(h Host, args []string, log, pidFile string) error {
 		return err
 	}
 	// From when the shell has joined the host's cgroup, the pid file tells the truth.
-	joining, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	joining, cancel := context.WithTimeout(context.Background(), beginning)
 	defer cancel()
 	err = wait.For(joining, time.Millisecond, func() error {
 		if isZombie(pid) || h.owns(pid) {

@@ -164,7 +164,7 @@ func (l *Lab) waitRegistry(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	waiting, cancel := context.WithTimeout(ctx, 20*time.Second)
+	waiting, cancel := context.WithTimeout(ctx, beginning)
 	defer cancel()
 	err = wait.For(waiting, 20*time.Millisecond, func() error {
 		if h.daemonPID() == 0 {

@@ -112,7 +112,7 @@ func (l *Lab) waitNodes(ctx context.Context, before map[string]string, step func
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, 60*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, beginning)
 	defer cancel()
 	seen := map[string]bool{}
 	return wait.For(ctx, 50*time.Millisecond, func() error {

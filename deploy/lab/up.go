@@ -13,6 +13,10 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
+// beginning is how long a daemon that lives may take until it serves: seconds, on a machine that is busy or emulated many times
+// that. One that ends is told of at once.
+const beginning = 3 * time.Minute
+
 // Up builds the lab and returns when every replica and every worker is ready.
 // When it fails half-way it takes everything back.
 func (l *Lab) Up(ctx context.Context) (err error) {
@@ -177,7 +181,7 @@ func (l *Lab) writeKubeconfig(raw []byte) error {
 
 // waitReady waits until a replica answers /readyz.
 func (l *Lab) waitReady(ctx context.Context, h Host) error {
-	ctx, cancel := context.WithTimeout(ctx, 60*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, beginning)
 	defer cancel()
 	err := wait.For(ctx, 50*time.Millisecond, func() error {
 		if h.daemonPID() == 0 {
