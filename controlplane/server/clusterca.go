@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/apiserver/authn"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers/serviceaccount"
 	"keelson.dev/keelson/controlplane/pki"
@@ -281,13 +282,14 @@ func (r *Replica) serveKubeconfig(w http.ResponseWriter, req *http.Request, d *d
 	}
 	out := api.ClusterKubeconfigResult{CA: r.ca.PEM()}
 	if len(q.CSR) > 0 {
-		caller := api.CallerOf(req.Context()).User.Name
-		d.object = caller
-		if req.TLS == nil || len(req.TLS.PeerCertificates) == 0 || req.TLS.PeerCertificates[0].Subject.CommonName != caller {
-			refuse(w, http.StatusBadRequest, fmt.Errorf("csr: %s is not known by a client certificate of the cluster: there is none to be renewed", caller))
+		caller := api.CallerOf(req.Context())
+		d.object = caller.User.Name
+		leaf, err := r.provedBy(req, caller)
+		if err != nil {
+			refuse(w, http.StatusBadRequest, fmt.Errorf("csr: %w", err))
 			return
 		}
-		cert, err := r.ca.Signs().Renew(q.CSR, req.TLS.PeerCertificates[0], time.Now())
+		cert, err := r.ca.Signs().Renew(q.CSR, leaf, time.Now())
 		if err != nil {
 			refuse(w, http.StatusBadRequest, fmt.Errorf("csr: %w", err))
 			return
@@ -295,4 +297,19 @@ func (r *Replica) serveKubeconfig(w http.ResponseWriter, req *http.Request, d *d
 		out.Certificate = cert
 	}
 	answer(w, out)
+}
+
+// provedBy is the certificate of the cluster by which a request's sender is known, as himself.
+func (r *Replica) provedBy(req *http.Request, caller api.Caller) (*x509.Certificate, error) {
+	if req.TLS == nil || len(req.TLS.PeerCertificates) == 0 {
+		return nil, fmt.Errorf("%s is not known by a client certificate of the cluster: there is none to be renewed", caller.User.Name)
+	}
+	leaf := req.TLS.PeerCertificates[0]
+	if caller.User.Name != leaf.Subject.CommonName || caller.Sender.Name != caller.User.Name || !authn.ProvedBy(caller.Sender, leaf) {
+		return nil, fmt.Errorf("%s is not known by the client certificate of this connection, but in another way: there is none to be renewed", caller.User.Name)
+	}
+	if err := r.ca.Verifies(leaf); err != nil {
+		return nil, fmt.Errorf("the client certificate of %s is none of the cluster's: %w", caller.User.Name, err)
+	}
+	return leaf, nil
 }

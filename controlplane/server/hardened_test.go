@@ -48,6 +48,7 @@ func TestHardenedDefaults(t *testing.T) {
 	t.Run("addresses", h.addresses)
 	t.Run("audit", h.audit)
 	t.Run("tokens", h.tokens)
+	t.Run("client certificates", h.clientCertificates)
 	t.Run("at rest", h.atRest)
 }
 

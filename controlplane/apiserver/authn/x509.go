@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -55,14 +56,26 @@ func (m X509) Authenticate(r *http.Request) (api.User, bool, error) {
 	if leaf.Subject.CommonName == "" {
 		return api.User{}, false, fmt.Errorf("verifying certificate SN=%s failed: it has no common name to be the user", leaf.SerialNumber)
 	}
-	sum := sha256.Sum256(leaf.Raw)
 	u := withGroup(api.User{
 		Name:   leaf.Subject.CommonName,
 		Groups: leaf.Subject.Organization,
-		Extra:  map[string][]string{"authentication.kubernetes.io/credential-id": {"X509SHA256=" + hex.EncodeToString(sum[:])}},
+		Extra:  map[string][]string{credentialID: {credentialOf(leaf)}},
 	}, api.GroupAuthenticated)
 	cache.put(pool, u, earliestEnd(chains[0]))
 	return m.unlessRevoked(r.Context(), leaf, u)
+}
+
+const credentialID = "authentication.kubernetes.io/credential-id"
+
+func credentialOf(leaf *x509.Certificate) string {
+	sum := sha256.Sum256(leaf.Raw)
+	return "X509SHA256=" + hex.EncodeToString(sum[:])
+}
+
+// ProvedBy says whether a request's sender was recognised by this certificate. That a connection has one says nothing: who is
+// recognised by a token may show any certificate besides, of whatever name and groups.
+func ProvedBy(sender api.User, leaf *x509.Certificate) bool {
+	return slices.Equal(sender.Extra[credentialID], []string{credentialOf(leaf)})
 }
 
 func (m X509) unlessRevoked(ctx context.Context, leaf *x509.Certificate, u api.User) (api.User, bool, error) {
