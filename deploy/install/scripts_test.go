@@ -425,6 +425,95 @@ func TestAnAgentIsInstalledAndTakenAway(t *testing.T) {
 	}
 }
 
+// A disk of the operator's on which data are stays mounted: what is unmounted comes back with the next boot, and the data with it.
+func TestDisksOfDataStayMounted(t *testing.T) {
+	const own, disk = "own", "disk" // of the agent, or of the operator
+	mounts := []struct{ at, root, whose string }{
+		{"/var/lib/keelson", "/", disk},
+		{"/var/lib/keelson/controlplane", "/", disk},
+		{"/var/lib/keelson/controlplane/backups", "/", "below data"},
+		{"/var/lib/keelson/local-volumes", "/volumes", disk},
+		{"/var/lib/keelson/images", "/", disk},
+		{"/var/lib/keelson/images", "/var/lib/keelson/images", own},
+		{"/var/lib/keelson/images", "/images", own}, // on a disk at /var/lib/keelson
+		{"/var/lib/keelson/volumes/u/a\\040b", "/", own},
+		{"/var/lib/keelson/kubelet/x/globalmount", "/", own},
+		{"/var/lib/keelsonite", "/", disk},
+	}
+	for _, c := range mounts {
+		for _, flag := range []string{"--keep-data", ""} {
+			t.Run(c.at+" of "+c.root+" "+flag, func(t *testing.T) {
+				m := newMachine(t)
+				m.file(filepath.Join(m.root, "mountinfo"), "1 0 8:1 / / rw - ext4 x rw\n2 1 8:2 "+c.root+" "+m.root+c.at+" rw - ext4 x rw\n", 0o644)
+				said, called, err := m.run("uninstall.sh", strings.Fields(flag)...)
+				if err != nil {
+					t.Fatalf("%v\n%s", err, said)
+				}
+				umount := slices.Contains(called, "umount -l "+m.root+strings.ReplaceAll(c.at, "\\040", " "))
+				if want := c.whose == own || c.whose == "below data" && flag == ""; umount != want {
+					t.Errorf("unmounted: %v, want %v: %q", umount, want, called)
+				}
+			})
+		}
+	}
+}
+
+// On a real disk at /var/lib/keelson nothing is left but the disk, which stays mounted, as one below it does; with --keep-data all is left.
+func TestDataOnADiskOfItsOwn(t *testing.T) {
+	if out, err := exec.Command("unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", t.TempDir()).CombinedOutput(); err != nil {
+		t.Skipf("mounting needs root: %v: %s", err, out)
+	}
+	m := newMachine(t)
+	script, err := filepath.Abs("uninstall.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	umount, err := exec.LookPath("umount")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.fake("umount", "exec "+umount+` "$@"`)
+	cmd := exec.Command("unshare", "-m", "sh", "-ec", `
+d=$DESTDIR/var/lib/keelson
+mkdir -p "$d" && mount -t tmpfs disk "$d"
+mkdir "$d/lost+found" "$d/controlplane" && mount -t tmpfs disk "$d/controlplane"
+mkdir -p "$d/volumes/uid/nfs" "$d/images/layer" "$d/controlplane/raft" && mount -t tmpfs server "$d/volumes/uid/nfs" && mount --bind "$d/images" "$d/images"
+touch "$d/controlplane/cluster.json" "$d/controlplane/raft/log" "$d/volumes/uid/nfs/of a server" "$d/images/layer/file"
+exec 8<"$d/volumes/uid/nfs"
+of() { echo "$1: $(cd "$d" && find . -type f | sort | tr '\n' ' ')"; sed -n "s|^[^ ]* [^ ]* [^ ]* [^ ]* $DESTDIR\(/var/lib/keelson[^ ]*\) .*|mounted \1|p" /proc/self/mountinfo; }
+PATH=$BIN sh "$SCRIPT" --keep-data >/dev/null
+of kept
+PATH=$BIN sh "$SCRIPT" >/dev/null
+of gone
+ls /proc/self/fd/8/`)
+	cmd.Env = append(os.Environ(), "DESTDIR="+m.root, "TMPDIR="+filepath.Join(m.root, "tmp"), "SCRIPT="+script, "BIN="+m.bin)
+	out, err := cmd.CombinedOutput()
+	const disks = "mounted /var/lib/keelson\nmounted /var/lib/keelson/controlplane\n"
+	if want := "kept: ./controlplane/cluster.json ./controlplane/raft/log ./images/layer/file \n" + disks + "gone: \n" + disks + "of a server\n"; err != nil || string(out) != want {
+		t.Errorf("%v: got\n%s\nwant\n%s", err, out, want)
+	}
+}
+
+// Where the folder of data is a link, what it leads to may be more than Keelson's.
+func TestDataElsewhereAreNamed(t *testing.T) {
+	m := newMachine(t)
+	m.file(filepath.Join(m.root, "srv/data/file"), "", 0o600)
+	m.file(filepath.Join(m.root, "mountinfo"), "", 0o600)
+	at := filepath.Join(m.root, "var/lib/keelson")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(at), 0o755), os.Symlink(filepath.Join(m.root, "srv/data"), at)); err != nil {
+		t.Fatal(err)
+	}
+	if said, _, err := m.run("uninstall.sh"); err == nil || !strings.Contains(said, at+" was a link to another folder: what is there stays") {
+		t.Errorf("%v: %s", err, said)
+	}
+	if said, _, err := m.run("uninstall.sh"); err != nil {
+		t.Errorf("the second time: %v: %s", err, said)
+	}
+	if _, there := m.tree()["/srv/data/file"]; !there {
+		t.Error("what the link led to is gone")
+	}
+}
+
 func without(tree map[string]string, files ...string) map[string]string {
 	for _, f := range files {
 		delete(tree, f)

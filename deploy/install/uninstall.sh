@@ -60,11 +60,17 @@ pods() {
   done
 }
 
-# mounts go, the deepest first.
+# mounts go, the deepest first. A disk that is mounted at a folder of data is not Keelson's mount, and the next boot mounts it again:
+# it stays, and what is on it goes with the other files. Images alone are a folder that the agent mounts on itself. Data that are kept
+# stay as they are seen: Keelson mounts nothing below those of a replica and of local volumes.
 mounts() {
-  awk -v root="$root" '{
-    gsub(/\\040/, " ", $5)
+  awk -v root="$root" -v keep="$keep" 'BEGIN {
+    data = root "/var/lib/keelson"
     n = split("/run/keelson /var/lib/keelson /var/lib/kubelet/pods /var/lib/kubelet/plugins", below, " ")
+  } {
+    gsub(/\\040/, " ", $5)
+    if ($5 == data || $5 == data "/controlplane" || $5 == data "/local-volumes" || $5 == data "/images" && $4 !~ /\/images$/) next
+    if (keep != "" && (index($5, data "/controlplane/") == 1 || index($5, data "/local-volumes/") == 1)) next
     for (i = 1; i <= n; i++) if ($5 == root below[i] || index($5, root below[i] "/") == 1) print $5
   }' "${MOUNTINFO:-/proc/self/mountinfo}" | sort -r | while IFS= read -r at; do umount -l "$at" || trouble "$at stays mounted"; done
 }
@@ -114,6 +120,24 @@ groups() {
   [ ! -d "$root$slice/pods" ] || trouble "control groups below $slice stay"
 }
 
+# data deletes what is below /var/lib/keelson, and on disks that are mounted where a replica, local volumes and images have theirs. A
+# mount point cannot be deleted, and stays.
+data() {
+  at=$root/var/lib/keelson
+  for d in "$at/controlplane" "$at/local-volumes" "$at/images" "$at"; do
+    if [ -L "$d" ]; then
+      # Where it leads there may be more than Keelson's.
+      trouble "$d was a link to another folder: what is there stays"
+      rm -f "$d"
+    fi
+    [ -d "$d" ] || continue
+    find "$d" -xdev -mindepth 1 ! -path "$d/lost+found" -delete 2>/dev/null || true
+    stays=$(find "$d" -xdev -mindepth 1 ! -type d 2>/dev/null | head -n 1)
+    [ -z "$stays" ] || trouble "$stays stays, and perhaps more of $d"
+    rmdir "$d" 2>/dev/null || true
+  done
+}
+
 files() {
   if [ -z "$root" ] && command -v dpkg-query >/dev/null && dpkg-query -W keelson >/dev/null 2>&1; then
     say "removing the package"
@@ -131,7 +155,7 @@ files() {
   rm -rf --one-file-system "$root/run/keelson" "$root/run/keelson-changed" "$root/var/log/pods" "$root/usr/lib/keelson" "$root/var/cache/keelson"
   for d in pods plugins plugins_registry device-plugins pod-resources; do rm -rf --one-file-system "$root/var/lib/kubelet/$d"; done
   rmdir "$root/var/lib/kubelet" 2>/dev/null || true
-  if [ -n "$keep" ]; then say "kept /etc/keelson and /var/lib/keelson"; else rm -rf --one-file-system "$root/etc/keelson" "$root/var/lib/keelson"; fi
+  if [ -n "$keep" ]; then say "kept /etc/keelson and /var/lib/keelson"; else rm -rf --one-file-system "$root/etc/keelson" && data; fi
   if command -v systemctl >/dev/null; then systemctl daemon-reload || true; fi
 }
 
