@@ -32,7 +32,7 @@ func TestBackupsByThemselves(t *testing.T) {
 		}
 		return errors.New("cp2 does not say how old cp1's backup is")
 	})
-	made, err := filepath.Glob(filepath.Join(good, "test_cp1_*.backup"))
+	made, err := filepath.Glob(filepath.Join(good, "test-*_cp1_*.backup"))
 	if err != nil || len(made) != 1 {
 		t.Fatalf("there are %v, %v", made, err)
 	}

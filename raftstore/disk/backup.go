@@ -218,6 +218,18 @@ func FromBackup(r io.Reader, keys *Keyring, key string) (info BackupInfo, value 
 	return info, value, nil
 }
 
+// BackupCluster is of which cluster the head of a backup says that it is. Nothing behind the head is looked at, and no key
+// is needed.
+func BackupCluster(r io.Reader) (string, error) {
+	content, _, err := readHeader(r, backupMagic)
+	if err != nil {
+		return "", fmt.Errorf("backup: %w", err)
+	}
+	var h backupHeader
+	err = json.Unmarshal(content, &h)
+	return h.Cluster, err
+}
+
 // ReadBackup is VerifyBackup that also returns the state that the backup holds.
 func ReadBackup(r io.Reader, keys *Keyring) (BackupInfo, *mvcc.View, error) {
 	b, err := openBackup(r, keys)

@@ -74,7 +74,7 @@ func TestSealedToFolder(t *testing.T) {
 	dir, state := t.TempDir(), strings.Repeat("the state ", 100_000)
 	virtual.Test(t, func(t *testing.T) {
 		s := &store{content: "sealed as the store is"}
-		k, err := New(Config{Options: Options{Schedule: "@daily", Folder: dir, Keep: 2, To: to}, Cluster: "prod", Replica: "cp1",
+		k, err := New(Config{Options: Options{Schedule: "@daily", Folder: dir, Keep: 2, To: to}, Cluster: "prod", ID: "prod-1a2b", Replica: "cp1",
 			Write: s.write, Clear: content(state), Log: slog.New(slog.DiscardHandler)})
 		if err == nil {
 			err = k.once(t.Context())

@@ -73,8 +73,8 @@ func (o Options) Check() error {
 // Config is what a Keeper works with.
 type Config struct {
 	Options
-	Cluster, Replica string                                 // for the names of files
-	ID               string                                 // of the cluster, its name and what makes it another: in a bucket there may be two of one name
+	Cluster, Replica string                                 // for the names of files; releases before had no ID there
+	ID               string                                 // of the cluster, its name and what makes it another: in one place there may be two of one name
 	Write            func(context.Context, io.Writer) error // writes the state of the store, sealed as that is
 	Clear            func(context.Context, io.Writer) error // writes it in clear
 	Leads            func() bool                            // says whether this replica leads; one that does not leaves a bucket alone
@@ -103,7 +103,7 @@ const (
 type Keeper struct {
 	cfg      Config
 	schedule cron.Schedule
-	target   target    // no name of a cluster or replica has the '_' that is between them
+	target   target
 	looked   time.Time // when the target was listed last; of Run alone
 
 	failed atomic.Int64 // attempts, since the process began
@@ -121,7 +121,7 @@ func New(c Config) (*Keeper, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &Keeper{cfg: c, schedule: schedule, target: folder{path: c.Folder, prefix: c.Cluster + "_" + c.Replica + "_"}}
+	k := &Keeper{cfg: c, schedule: schedule, target: newFolder(c)}
 	if c.S3.URL != "" {
 		k.target, err = newBucket(c.S3, c.ID, c.Replica)
 	}

@@ -58,7 +58,7 @@ func (s *store) works() {
 // begin runs a keeper in a bubble until the test ends. now is 2000-01-01 00:00 UTC, as in every bubble.
 func begin(t *testing.T, o Options, s *store) *Keeper {
 	t.Helper()
-	k, err := New(Config{Options: o, Cluster: "prod", Replica: "cp1", Write: s.write, Log: slog.New(slog.DiscardHandler)})
+	k, err := New(Config{Options: o, Cluster: "prod", ID: "prod-1a2b", Replica: "cp1", Write: s.write, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,11 +106,11 @@ func TestSchedule(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		s := &store{content: "the state"}
 		k := begin(t, Options{Schedule: "TZ=UTC 30 2 * * *", Folder: dir, Keep: 2}, s)
-		want(t, dir, "prod_cp1_20000101T000000Z.backup")
-		if raw, err := os.ReadFile(filepath.Join(dir, "prod_cp1_20000101T000000Z.backup")); err != nil || string(raw) != s.content {
+		want(t, dir, "prod-1a2b_cp1_20000101T000000Z.backup")
+		if raw, err := os.ReadFile(filepath.Join(dir, "prod-1a2b_cp1_20000101T000000Z.backup")); err != nil || string(raw) != s.content {
 			t.Fatalf("it holds %q, %v", raw, err)
 		}
-		if info, err := os.Stat(filepath.Join(dir, "prod_cp1_20000101T000000Z.backup")); err != nil || info.Mode().Perm() != 0o600 {
+		if info, err := os.Stat(filepath.Join(dir, "prod-1a2b_cp1_20000101T000000Z.backup")); err != nil || info.Mode().Perm() != 0o600 {
 			t.Fatalf("its mode is %v, %v", info.Mode(), err)
 		}
 		pass(2*time.Hour + 29*time.Minute)
@@ -118,9 +118,9 @@ func TestSchedule(t *testing.T) {
 			t.Fatalf("%d backups were made before it was time", n)
 		}
 		pass(time.Minute)
-		want(t, dir, "prod_cp1_20000101T000000Z.backup", "prod_cp1_20000101T023000Z.backup")
+		want(t, dir, "prod-1a2b_cp1_20000101T000000Z.backup", "prod-1a2b_cp1_20000101T023000Z.backup")
 		pass(48 * time.Hour)
-		want(t, dir, "prod_cp1_20000102T023000Z.backup", "prod_cp1_20000103T023000Z.backup")
+		want(t, dir, "prod-1a2b_cp1_20000102T023000Z.backup", "prod-1a2b_cp1_20000103T023000Z.backup")
 		at := time.Date(2000, 1, 4, 2, 30, 0, 0, time.UTC)
 		if st := k.State(); !st.Next.Equal(at) || st.Size != 9 || st.Failures != 0 {
 			t.Fatalf("it says %+v", st)
@@ -131,20 +131,20 @@ func TestSchedule(t *testing.T) {
 // What other names is in the folder stays, also what looks like them; what was never whole goes.
 func TestOthersFilesStay(t *testing.T) {
 	dir := t.TempDir()
-	others := []string{"notes.txt", "prod-eu_cp1_19990101T000000Z.backup", "prod_cp11_19990101T000000Z.backup", "prod_cp1_1999.backup", "prod_cp1_19990101T000000Z.backup.old"}
-	for _, name := range append([]string{"prod_cp1_19990101T000000Z.backup", "prod_cp1_19990102T000000Z.backup", "prod_cp1_19990103T000000Z.backup.partial"}, others...) {
+	others := []string{"notes.txt", "prod-eu_cp1_19990101T000000Z.backup", "prod-1a2b_cp11_19990101T000000Z.backup", "prod-1a2b_cp1_1999.backup", "prod-1a2b_cp1_19990101T000000Z.backup.old"}
+	for _, name := range append([]string{"prod-1a2b_cp1_19990101T000000Z.backup", "prod-1a2b_cp1_19990102T000000Z.backup", "prod-1a2b_cp1_19990103T000000Z.backup.partial"}, others...) {
 		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := os.Mkdir(filepath.Join(dir, "prod_cp1_19980101T000000Z.backup"), 0o700); err != nil {
+	if err := os.Mkdir(filepath.Join(dir, "prod-1a2b_cp1_19980101T000000Z.backup"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	virtual.Test(t, func(t *testing.T) {
 		begin(t, Options{Schedule: "@daily", Folder: dir, Keep: 1}, &store{})
 	})
-	want(t, dir, "notes.txt", "prod-eu_cp1_19990101T000000Z.backup", "prod_cp11_19990101T000000Z.backup", "prod_cp1_19980101T000000Z.backup",
-		"prod_cp1_1999.backup", "prod_cp1_19990101T000000Z.backup.old", "prod_cp1_20000101T000000Z.backup")
+	want(t, dir, "notes.txt", "prod-1a2b_cp11_19990101T000000Z.backup", "prod-1a2b_cp1_19980101T000000Z.backup", "prod-1a2b_cp1_1999.backup",
+		"prod-1a2b_cp1_19990101T000000Z.backup.old", "prod-1a2b_cp1_20000101T000000Z.backup", "prod-eu_cp1_19990101T000000Z.backup")
 }
 
 // A backup that fails leaves nothing, costs no older one and is tried again; the state says so meanwhile.
@@ -155,7 +155,7 @@ func TestFailures(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, hangs := t.TempDir(), s.hangs
-			old := "prod_cp1_19991231T000000Z.backup"
+			old := "prod-1a2b_cp1_19991231T000000Z.backup"
 			if err := os.WriteFile(filepath.Join(dir, old), []byte("good"), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -210,7 +210,7 @@ func TestFolderInTheWay(t *testing.T) {
 // A clock that was set back does not stop backups until it has caught up.
 func TestClockSetBack(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "prod_cp1_20300101T000000Z.backup"), nil, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "prod-1a2b_cp1_20300101T000000Z.backup"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	virtual.Test(t, func(t *testing.T) {
@@ -221,7 +221,7 @@ func TestClockSetBack(t *testing.T) {
 			t.Fatalf("%d backups were made at the beginning and in an hour", n)
 		}
 		pass(time.Hour)
-		want(t, dir, "prod_cp1_20000101T000000Z.backup", "prod_cp1_20000101T010000Z.backup", "prod_cp1_20000101T020000Z.backup")
+		want(t, dir, "prod-1a2b_cp1_20000101T000000Z.backup", "prod-1a2b_cp1_20000101T010000Z.backup", "prod-1a2b_cp1_20000101T020000Z.backup")
 	})
 }
 
@@ -250,7 +250,7 @@ func TestOptions(t *testing.T) {
 // Whoever reads a file that is damaged on its way to the disk must not take it for a backup.
 func TestReadBack(t *testing.T) {
 	dir := t.TempDir()
-	f := folder{path: dir, prefix: "prod_cp1_"}
+	f := folder{path: dir, prefix: "prod-1a2b_cp1_"}
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	_, err := f.write(t.Context(), at, func(_ context.Context, w io.Writer) error {
 		if _, err := w.Write(bytes.Repeat([]byte("state"), 1000)); err != nil {

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"keelson.dev/keelson/raftstore/disk"
 )
 
 const (
@@ -27,6 +29,14 @@ const (
 type folder struct {
 	path   string
 	prefix string // of the names of this replica's backups
+	// before is what the names began with that the release before gave. It has the cluster's name and not its ID, so that
+	// another cluster's backups may have it, too: such a file is this replica's when its head names id.
+	before string
+	id     string // of the cluster
+}
+
+func newFolder(c Config) folder {
+	return folder{path: c.Folder, prefix: c.ID + "_" + c.Replica + "_", before: c.Cluster + "_" + c.Replica + "_", id: c.ID}
 }
 
 // one is a backup in a folder.
@@ -53,15 +63,17 @@ func (f folder) list(_ context.Context, now time.Time) (out []one, err error) {
 		return nil, err
 	}
 	for _, e := range entries {
-		rest, mine := strings.CutPrefix(e.Name(), f.prefix)
-		if !mine || !e.Type().IsRegular() {
-			continue
-		}
+		whole, left := strings.CutSuffix(e.Name(), partial)
+		at, named := f.made(whole, f.prefix)
+		atBefore, namedBefore := f.made(whole, f.before)
 		path := filepath.Join(f.path, e.Name())
-		rest, left := strings.CutSuffix(rest, partial)
-		rest, named := strings.CutSuffix(rest, suffix)
-		at, err := time.Parse(stamp, rest)
-		if err != nil || !named {
+		switch {
+		case !e.Type().IsRegular():
+			continue
+		case named:
+		case namedBefore && f.ours(path):
+			at = atBefore
+		default:
 			continue
 		}
 		if left {
@@ -74,6 +86,26 @@ func (f folder) list(_ context.Context, now time.Time) (out []one, err error) {
 	}
 	inOrder(out, now)
 	return out, nil
+}
+
+// made is the time that a name with a prefix says.
+func (f folder) made(name, prefix string) (at time.Time, named bool) {
+	rest, named := strings.CutSuffix(name, suffix)
+	rest, ours := strings.CutPrefix(rest, prefix)
+	at, err := time.Parse(stamp, rest)
+	return at, named && ours && err == nil
+}
+
+// ours says whether the head of a file, which is in clear, says that it is a backup of this cluster. Of one that age has
+// sealed nobody can say whose it is: a person removes it.
+func (f folder) ours(path string) bool {
+	in, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW, 0)
+	if err != nil {
+		return false
+	}
+	defer in.Close()
+	id, err := disk.BackupCluster(in)
+	return err == nil && id == f.id
 }
 
 // inOrder sorts backups, the oldest first, those of times to come before all others.
