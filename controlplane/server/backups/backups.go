@@ -241,7 +241,7 @@ func (k *Keeper) until(ctx context.Context, now time.Time) (time.Duration, error
 		k.change(func(s *State) { s.Next = now })
 		return 0, nil
 	}
-	newest := all[len(all)-1].of
+	newest := all[len(all)-1].of.Local() // the schedule goes by the zone of the time that it is asked about, and names have UTC
 	next := k.schedule.Next(newest)
 	k.change(func(s *State) { s.Last, s.Next = newest, next })
 	return max(0, min(glance, next.Sub(now))), nil

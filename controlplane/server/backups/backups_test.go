@@ -128,6 +128,27 @@ func TestSchedule(t *testing.T) {
 	})
 }
 
+// A schedule without a zone is one in local time, also when the newest backup was made before the process began.
+func TestScheduleInLocalTime(t *testing.T) {
+	was := time.Local
+	t.Cleanup(func() { time.Local = was })
+	time.Local = time.FixedZone("behind", -5*60*60)
+	dir := t.TempDir()
+	put(t, dir, map[string][]byte{"prod-1a2b_cp1_19991231T073000Z.backup": nil}) // made at 02:30
+	virtual.Test(t, func(t *testing.T) {
+		s := &store{}
+		k := begin(t, Options{Schedule: "30 2 * * *", Folder: dir, Keep: 9}, s)
+		if at := time.Date(2000, 1, 1, 7, 30, 0, 0, time.UTC); s.backups() != 0 || !k.State().Next.Equal(at) {
+			t.Fatalf("%d backups were made, the next one is for %s, want %s", s.backups(), k.State().Next, at)
+		}
+		pass(7*time.Hour + 30*time.Minute)
+		pass(time.Minute)
+		if at := time.Date(2000, 1, 2, 7, 30, 0, 0, time.UTC); s.backups() != 1 || !k.State().Next.Equal(at) {
+			t.Fatalf("%d backups were made, the next one is for %s, want %s", s.backups(), k.State().Next, at)
+		}
+	})
+}
+
 // What other names is in the folder stays, also what looks like them; what was never whole goes.
 func TestOthersFilesStay(t *testing.T) {
 	dir := t.TempDir()
