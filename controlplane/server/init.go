@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/internal/wait"
@@ -74,6 +75,9 @@ func Init(c Config, cluster Cluster, o Founding) (Founded, error) {
 		return Founded{}, err
 	}
 	cluster.defaults()
+	if err := errors.Join(newName("--name", c.Name), newName("--cluster-name", cluster.Name)); err != nil {
+		return Founded{}, err
+	}
 	if err := cluster.validate(); err != nil {
 		return Founded{}, err
 	}
@@ -118,6 +122,15 @@ func Init(c Config, cluster Cluster, o Founding) (Founded, error) {
 	}
 	// Last: a folder with this file is a whole one.
 	return out, writeJSON(filepath.Join(c.DataDir, clusterFile), cluster)
+}
+
+// newName refuses a name that no further replica could have (fleet's EnrollReplica). It is asked of what is made anew alone:
+// what has such a name keeps it.
+func newName(flag, name string) error {
+	if msgs := validation.IsDNS1123Label(name); len(msgs) > 0 {
+		return fmt.Errorf("%s %q: %s: give another name", flag, name, strings.Join(msgs, "; "))
+	}
+	return nil
 }
 
 // initTrust makes the keys of a new cluster, that of its stores among them, and writes them to the data folder.

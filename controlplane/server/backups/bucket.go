@@ -101,10 +101,8 @@ func (b *bucket) name(at time.Time) string {
 // made says for which time a name says that a backup was made, whichever replica did.
 func (b *bucket) made(name string) (at time.Time, ours bool) {
 	rest, ours := strings.CutPrefix(name, b.prefix)
-	rest, named := strings.CutSuffix(rest, suffix)
-	_, when, parts := strings.Cut(rest, "_")
-	at, err := time.Parse(stamp, when)
-	return at, ours && named && parts && err == nil
+	at, named := timeOf(rest) // behind the last '_': names of replicas may have one
+	return at, ours && named
 }
 
 // connect makes a client, with the credentials and authorities of this moment.

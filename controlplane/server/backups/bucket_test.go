@@ -309,6 +309,25 @@ func TestOnlyTheLeaderWrites(t *testing.T) {
 	})
 }
 
+// A replica whose name has a '_', as a founder's could have, sees its own backups: what is between names is the last one.
+func TestBucketOfAnUnderscore(t *testing.T) {
+	s := open(t, nil)
+	b := s.bucket(t, "cp_1")
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	for i := range 3 {
+		if _, err := b.write(t.Context(), at.Add(time.Duration(i)*time.Hour), content("the state")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all, err := s.bucket(t, "cp2").list(t.Context(), at.Add(24*time.Hour))
+	if err != nil || len(all) != 3 || !all[0].of.Equal(at) {
+		t.Fatalf("another replica sees %v, %v", all, err)
+	}
+	if removed, err := b.prune(t.Context(), at.Add(24*time.Hour), 1); err != nil || len(removed) != 2 {
+		t.Fatalf("removed are %v, %v", removed, err)
+	}
+}
+
 func TestS3Options(t *testing.T) {
 	good := S3{URL: "s3://vault/of/ours", Endpoint: "https://s3.example:9000", Region: "us-east-1"}
 	for _, c := range []struct {
