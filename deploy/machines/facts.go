@@ -38,8 +38,9 @@ type Facts struct {
 	Joining               bool   // its replica has not been taken into the group yet
 	ClusterID             string // of the cluster that the replica belongs to
 	ClusterName           string
-	Admin                 bool // it has an administrator's kubeconfig
-	Node                  bool // it has the certificate of a node
+	Admin                 bool   // it has an administrator's kubeconfig
+	Node                  bool   // it has the certificate of a node
+	NodeName              string // of which, as the certificate says; "" where it cannot be read
 	NodeCA, ReplicaCA     string
 }
 
@@ -83,7 +84,8 @@ func parseFacts(out string) (f Facts, clock time.Time, err error) {
 	f = Facts{Programs: map[string]bool{}, Modules: map[string]bool{}, Ports: map[int]bool{}, Sums: map[string]string{},
 		Active: map[string]bool{}, Enabled: map[string]bool{}, Stale: map[string]bool{}}
 	whole := false
-	texts := map[string]*string{"controlplane": &f.ControlPlane, "agent": &f.Agent, "version": &f.Version, "nodeca": &f.NodeCA, "replicaca": &f.ReplicaCA}
+	certificate := ""
+	texts := map[string]*string{"nodecert": &certificate, "controlplane": &f.ControlPlane, "agent": &f.Agent, "version": &f.Version, "nodeca": &f.NodeCA, "replicaca": &f.ReplicaCA}
 	lines := bufio.NewScanner(strings.NewReader(out))
 	lines.Buffer(nil, maxSaid)
 	for lines.Scan() {
@@ -158,7 +160,7 @@ func parseFacts(out string) (f Facts, clock time.Time, err error) {
 	if !whole {
 		return f, clock, fmt.Errorf("it did not say all: %s", lastWords(out))
 	}
-	f.Version = strings.TrimSpace(f.Version)
+	f.Version, f.NodeName = strings.TrimSpace(f.Version), nodeName(certificate)
 	return f, clock, nil
 }
 

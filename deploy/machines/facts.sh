@@ -45,7 +45,11 @@ text agent "$root/etc/keelson/agent.yaml"
 [ ! -f "$data/controlplane/peers.json" ] || say joining yes
 text cluster "$data/controlplane/cluster.json"
 [ ! -f "$data/controlplane/admin.kubeconfig" ] || say admin yes
-[ ! -f "$data/session/node.pem" ] || say node yes
+if [ -f "$data/session/node.pem" ]; then
+  say node yes
+  # The key beside the certificate stays there.
+  say nodecert "$(sed -n '/-BEGIN CERTIFICATE-/,/-END CERTIFICATE-/p' "$data/session/node.pem" | head -c 65536 | base64 | tr -d '\n')"
+fi
 text nodeca "$data/session/ca.crt"
 text replicaca "$data/controlplane/pki/ca.crt"
 say end yes

@@ -224,15 +224,20 @@ func portOf(v machines.Value, otherwise int) int {
 // belongs judges whether a machine belongs to another cluster than the file's.
 func (j *judge) belongs(h machines.Host, f machines.Facts) {
 	const away = "'/usr/lib/keelson/uninstall.sh' there takes away what it has"
-	if why := Stranger(j.c, j.facts, h.Name); why != "" {
+	why := Stranger(j.c, j.facts, h.Name)
+	if why != "" {
 		remedy := away
 		if f.ReplicaWhole && f.ClusterName != j.c.Name {
 			remedy = "give the file that name, or take the machine out of it"
 		}
 		j.grave(h.Name, strings.TrimPrefix(why, h.Name+" "), remedy)
 	}
-	if _, ca, _ := j.own(); f.Node && ca == "" {
+	_, ca, _ := j.own()
+	if f.Node && ca == "" {
 		j.grave(h.Name, "is a node of a cluster, of which no machine of the file has a replica", "name the control planes of that cluster in the file; or "+away)
+	}
+	if why == "" && !(f.Node && ca == "") && !j.named(h, f) {
+		return // by another name all else is said of another machine
 	}
 	for _, of := range []struct {
 		has, is bool

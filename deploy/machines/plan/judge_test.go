@@ -158,7 +158,7 @@ func TestRemove(t *testing.T) {
 		{"the last one", State{Known: true, Members: member("yes")}, installed, "cp1", false, "cp1 is the last replica: with it the cluster goes"},
 		{"a cluster that says nothing", State{}, installed, "w1", false, "the cluster does not answer"},
 	} {
-		steps, err := Remove(machines.Cluster{}, c.machine, c.facts, c.state, c.lost)
+		steps, err := Remove(aCluster(3, 1), c.machine, c.facts, c.state, c.lost)
 		var deeds []string
 		for _, s := range steps {
 			deeds = append(deeds, string(s.Do))

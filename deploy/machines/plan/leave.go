@@ -14,6 +14,13 @@ func Remove(c machines.Cluster, name string, f machines.Facts, s State, lost boo
 	if !s.Known {
 		return nil, errors.New("the cluster does not answer: without it nobody can tell what may go")
 	}
+	h, err := c.Host(name)
+	if err != nil {
+		return nil, err
+	}
+	if err := mayGo(h, f, s, lost); err != nil {
+		return nil, err
+	}
 	var steps []Step
 	step := func(d Deed, why string) { steps = append(steps, Step{Machine: name, Do: d, Why: []string{why}}) }
 	node, isNode := s.Nodes[name]

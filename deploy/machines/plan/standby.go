@@ -27,9 +27,9 @@ func voter(name string, f machines.Facts, s State) bool {
 	return f.ReplicaWhole && !f.Waiting
 }
 
-// removed says whether a machine has a replica that the group has taken out: it was a member, and is none.
-func removed(name string, f machines.Facts, s State) bool {
-	return s.Known && f.ReplicaWhole && !f.Joining && !s.has(name)
+// removed says whether a machine has a replica that the group has taken out: it was a member, and is none by any name.
+func removed(h machines.Host, f machines.Facts, s State) bool {
+	return s.Known && f.ReplicaWhole && !f.Joining && !s.has(h.Name) && otherReplica(h, f, s) == ""
 }
 
 // standIns are the control planes of the file in whose place a standby of it has a vote, each with that standby. They
@@ -40,7 +40,7 @@ func standIns(c machines.Cluster, facts map[string]machines.Facts, s State) map[
 	var promoted []string
 	for _, h := range c.Replicas() {
 		f := facts[h.Name]
-		has := voter(h.Name, f, s) && !removed(h.Name, f, s)
+		has := voter(h.Name, f, s) && !removed(h, f, s)
 		switch {
 		case h.Is(machines.Standby) && has:
 			promoted = append(promoted, h.Name)
@@ -78,7 +78,7 @@ func (j *judge) votes() (n int) {
 	for _, h := range j.c.Replicas() {
 		f := j.facts[h.Name]
 		switch {
-		case removed(h.Name, f, j.state) || stood[h.Name] != "":
+		case removed(h, f, j.state) || stood[h.Name] != "":
 		case voter(h.Name, f, j.state) || !f.ReplicaWhole && h.Is(machines.ControlPlane):
 			n++
 		}
@@ -118,7 +118,7 @@ func (j *judge) vote(h machines.Host, f machines.Facts) {
 	}
 	has := voter(h.Name, f, j.state)
 	switch {
-	case removed(h.Name, f, j.state):
+	case removed(h, f, j.state):
 		what := "its replica was taken out of the group, and cannot take part again with what it has"
 		if other := j.state.Replaced[h.Name]; other != "" {
 			what = "was replaced by " + other + " while it was away, and cannot take part again with what it has"
