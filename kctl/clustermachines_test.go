@@ -46,6 +46,7 @@ type site struct {
 	file    string
 	all     map[string]*folderMachine
 	release string
+	level   string // what programs that are packed say of the forms that they understand; "" = those of the model
 }
 
 func put(t *testing.T, path, content string, mode fs.FileMode) {
@@ -83,7 +84,7 @@ func (s *site) pack(version string) {
 	name := "keelson-" + version + "-linux-amd64"
 	tree := filepath.Join(s.release, name)
 	for _, p := range []string{"kctl", "keelson-agent", "keelson-controlplane", "keelson-csi-local", "keelson-oci", "keelson-pause", "keelson-shim"} {
-		put(s.t, filepath.Join(tree, "usr/bin", p), "#!/bin/sh\nVERSION="+version+" exec "+s.program+" "+p+" \"$@\"\n", 0o755)
+		put(s.t, filepath.Join(tree, "usr/bin", p), "#!/bin/sh\nVERSION="+version+" LEVEL="+s.level+" exec "+s.program+" "+p+" \"$@\"\n", 0o755)
 	}
 	put(s.t, filepath.Join(tree, "opt/cni/bin/bridge"), "a plugin", 0o755)
 	for at, from := range map[string]string{"etc/keelson/agent.yaml": "agent.yaml", "etc/keelson/controlplane.yaml": "controlplane.yaml", "usr/lib/systemd/system/keelson-agent.service": "keelson-agent.service",
@@ -166,7 +167,11 @@ func (s *site) kctl(verb string, args ...string) (string, error) {
 			case "--merge":
 				r.merge = true
 			default:
-				r.names = append(r.names, a)
+				if where, ok := strings.CutPrefix(a, "--release="); ok {
+					r.release = where
+				} else {
+					r.names = append(r.names, a)
+				}
 			}
 		}
 		err = r.run(ctx, &out)

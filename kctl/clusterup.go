@@ -118,8 +118,11 @@ func (r *raising) run(ctx context.Context, out io.Writer) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
-	steps, err := r.plan(ctx, out, site, seen, rel)
+	steps, state, err := r.plan(ctx, out, site, seen, rel)
 	if err != nil {
+		return err
+	}
+	if err := r.forward(site, rel, steps); err != nil {
 		return err
 	}
 	switch {
@@ -130,7 +133,7 @@ func (r *raising) run(ctx context.Context, out io.Writer) error {
 		plan.Show(out, steps)
 	default:
 		fmt.Fprintln(out)
-		if err := site.Install(ctx, steps); err != nil {
+		if err := install(ctx, site, rel, state, steps); err != nil {
 			return interrupted(ctx, err)
 		}
 	}
@@ -138,6 +141,46 @@ func (r *raising) run(ctx context.Context, out io.Writer) error {
 		return nil
 	}
 	return r.keepKubeconfig(ctx, out, site)
+}
+
+// forward refuses to have the cluster run a release that is not known to be later than its own, unless a person has named it on the
+// command line: the file may name a release from before an upgrade.
+func (r *raising) forward(site *execute.Site, rel plan.Release, steps []plan.Step) error {
+	machine, runs := plan.Former(site.Cluster, site.Facts(), rel, steps)
+	if machine == "" || r.release != "" {
+		return nil
+	}
+	return fmt.Errorf("nothing was changed: %s runs release %s, and %s names %s, which is not known to be a later one: have 'release' in the file name %s; "+
+		"where %s is meant, 'kctl cluster upgrade --to %s' goes to it, or give it with --release",
+		machine, runs, r.file, rel.Version, runs, rel.Version, site.Cluster.Release)
+}
+
+// install does the steps. A replica does not start with a release that understands less than the cluster stores: before one gets it, the
+// programs are asked, on a machine on which they lie by then.
+func install(ctx context.Context, site *execute.Site, rel plan.Release, state plan.State, steps []plan.Step) error {
+	i := slices.IndexFunc(steps, func(s plan.Step) bool { return s.Do == plan.ControlPlane && (s.Puts || s.Begin == plan.Join) })
+	if i < 0 || state.Level == 0 {
+		return site.Install(ctx, steps)
+	}
+	var uploads, rest []plan.Step
+	for _, s := range steps {
+		if s.Do == plan.Upload {
+			uploads = append(uploads, s)
+		} else {
+			rest = append(rest, s)
+		}
+	}
+	if err := site.Install(ctx, uploads); err != nil {
+		return err
+	}
+	level, err := understands(ctx, site, steps[i], rel.Version)
+	if err == nil && level < state.Level {
+		err = fmt.Errorf("release %s understands feature levels up to %d, and the cluster stores forms of level %d: no replica starts with it. Name the release that the others run, or a later one", rel.Version, level, state.Level)
+	}
+	if err != nil {
+		return fmt.Errorf("the release lies on the machines, and nothing else was changed: %w", err)
+	}
+	return site.Install(ctx, rest)
 }
 
 // interrupted is the error of work that a person has stopped: what comes of it is not the machines' doing.
@@ -149,7 +192,7 @@ func interrupted(ctx context.Context, err error) error {
 }
 
 // plan shows what the machines are and what is wrong with them, and says what is to be done.
-func (r *raising) plan(ctx context.Context, out io.Writer, site *execute.Site, seen map[string]plan.Seen, rel plan.Release) ([]plan.Step, error) {
+func (r *raising) plan(ctx context.Context, out io.Writer, site *execute.Site, seen map[string]plan.Seen, rel plan.Release) ([]plan.Step, plan.State, error) {
 	plan.ShowMachines(out, site.Cluster, seen)
 	state, err := site.State(ctx)
 	founder := plan.Founder(site.Cluster, site.Facts())
@@ -162,33 +205,33 @@ func (r *raising) plan(ctx context.Context, out io.Writer, site *execute.Site, s
 		plan.ShowFindings(out, found)
 	}
 	if n := len(plan.Grave(found)); n > 0 {
-		return nil, fmt.Errorf("nothing was changed: %d of what is said above has to be mended first", n)
+		return nil, state, fmt.Errorf("nothing was changed: %d of what is said above has to be mended first", n)
 	}
 	if !r.newOnly {
-		return plan.Make(site.Cluster, site.Facts(), rel, state), nil
+		return plan.Make(site.Cluster, site.Facts(), rel, state), state, nil
 	}
 	if founder != "" {
-		return nil, errors.New("nothing was changed: no machine of the file has a replica yet, so there is no cluster to add to: 'kctl cluster up' makes it")
+		return nil, state, errors.New("nothing was changed: no machine of the file has a replica yet, so there is no cluster to add to: 'kctl cluster up' makes it")
 	}
 	if !state.Known {
-		return nil, errors.New("nothing was changed: the cluster does not answer, and takes nobody in: 'kctl cluster up' starts what is not running")
+		return nil, state, errors.New("nothing was changed: the cluster does not answer, and takes nobody in: 'kctl cluster up' starts what is not running")
 	}
 	names := plan.New(site.Cluster, site.Facts())
 	for _, name := range r.names {
 		if !slices.Contains(names, name) {
-			return nil, fmt.Errorf("nothing was changed: %s is part of the cluster already: 'kctl cluster up' brings it to what the file says", name)
+			return nil, state, fmt.Errorf("nothing was changed: %s is part of the cluster already: 'kctl cluster up' brings it to what the file says", name)
 		}
 	}
 	if len(r.names) > 0 {
 		names = r.names
 	}
 	if len(names) == 0 {
-		return nil, nil
+		return nil, state, nil
 	}
 	steps := plan.Make(site.Cluster, site.Facts(), rel, state, names...)
 	if f := plan.Unready(site.Cluster, site.Facts(), steps); f != nil {
 		fmt.Fprintln(out)
 		plan.ShowFindings(out, []plan.Finding{*f})
 	}
-	return steps, nil
+	return steps, state, nil
 }

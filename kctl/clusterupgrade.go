@@ -70,7 +70,7 @@ func (u *machineUpgrade) run(ctx context.Context, out io.Writer) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
-	steps, err := (&raising{}).plan(ctx, out, site, seen, rel)
+	steps, _, err := (&raising{}).plan(ctx, out, site, seen, rel)
 	if err != nil {
 		return err
 	}
@@ -88,7 +88,27 @@ func (u *machineUpgrade) run(ctx context.Context, out io.Writer) error {
 		return func(ctx context.Context, host string) error { return installOn(ctx, site, steps, d, host) }
 	}
 	fmt.Fprintln(out)
-	return u.upgradeFlags.run(ctx, &upgraded{clusterDoor: door, replica: of(plan.ControlPlane), agent: of(plan.Agent)}, out)
+	if err := u.upgradeFlags.run(ctx, &upgraded{clusterDoor: door, replica: of(plan.ControlPlane), agent: of(plan.Agent)}, out); err != nil || u.dryRun {
+		return err
+	}
+	u.inFile(out, c, rel)
+	return nil
+}
+
+// inFile says what has to stand in the file from now on, where something else does: 'up' goes by it.
+func (u *machineUpgrade) inFile(out io.Writer, c machines.Cluster, rel plan.Release) {
+	is := release.Version(c.Release)
+	if is == rel.Version {
+		return
+	}
+	if is == "" {
+		is = "that is not known to be this one"
+	}
+	to := u.to
+	if at, err := filepath.Abs(to); err == nil && !strings.Contains(to, "://") {
+		to = at
+	}
+	fmt.Fprintf(out, "%s names a release %s: have it say 'release: %s', since 'kctl cluster up' and 'add' go by it\n", u.file, is, to)
 }
 
 // fits refuses a cluster of which the file does not name every machine: each has to be reached, or left out by a person.
@@ -131,22 +151,28 @@ func (u *machineUpgrade) bring(ctx context.Context, site *execute.Site, steps []
 		if s.Do != plan.ControlPlane && s.Do != plan.Agent || slices.Contains(u.goal.Skip, s.Machine) {
 			continue
 		}
-		controlplane, agent, err := site.Says(ctx, s.Machine, s.Files[0])
-		if err != nil {
-			return err
-		}
-		said, level, err := releaseSaid(controlplane, agent)
-		if err == nil && said != u.goal.Release {
-			err = fmt.Errorf("its programs say that they are of release %s", said)
-		}
-		if err != nil {
-			return fmt.Errorf("%s: %w", s.Files[0].Name, err)
-		}
-		u.goal.Level = level
-		return nil
+		var err error
+		u.goal.Level, err = understands(ctx, site, s, u.goal.Release)
+		return err
 	}
 	u.goal.Level = ^uint32(0) // nothing is installed
 	return nil
+}
+
+// understands asks the programs of a release that lies on a step's machine which feature level they understand.
+func understands(ctx context.Context, site *execute.Site, step plan.Step, version string) (level uint32, err error) {
+	controlplane, agent, err := site.Says(ctx, step.Machine, step.Files[0])
+	if err != nil {
+		return 0, err
+	}
+	said, level, err := releaseSaid(controlplane, agent)
+	if err == nil && said != bare(version) {
+		err = fmt.Errorf("its programs say that they are of release %s", said)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", step.Files[0].Name, err)
+	}
+	return level, nil
 }
 
 // installOn has install.sh do its part on one machine.

@@ -25,7 +25,7 @@ func (s *Site) State(ctx context.Context) (plan.State, error) {
 	if err != nil {
 		return plan.State{}, err
 	}
-	out := plan.State{Known: true, Members: status.members(), Nodes: nodes, Replaced: map[string]string{}}
+	out := plan.State{Known: true, Level: status.Level, Members: status.members(), Nodes: nodes, Replaced: map[string]string{}}
 	for _, d := range status.Autopilot.Done {
 		out.Replaced[d.Dead] = d.Standby
 	}
@@ -35,6 +35,7 @@ func (s *Site) State(ctx context.Context) (plan.State, error) {
 // status is what is needed of what 'kctl cluster status' says.
 type status struct {
 	Leader    string `json:"leader"`
+	Level     uint32 `json:"featureLevel"`
 	Autopilot struct {
 		Done []struct {
 			Dead    string `json:"dead"`

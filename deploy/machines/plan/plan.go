@@ -35,6 +35,7 @@ type File struct {
 // State is what a cluster says of itself. The zero value is that of a cluster that does not answer, or that there is none.
 type State struct {
 	Known    bool
+	Level    uint32 // the feature level: a release that understands less has no replica start
 	Members  map[string]Member
 	Nodes    map[string]Node
 	Replaced map[string]string // dead replicas whose vote a standby has got lately: who
@@ -96,6 +97,7 @@ type Step struct {
 	Settings string    // of ControlPlane and Agent: the whole file
 	Admin    bool      // of ControlPlane: the machine gets an administrator's kubeconfig
 	Leads    bool      // of ControlPlane: it leads the group
+	Puts     bool      // of ControlPlane and Agent: programs of the release that the machine has not
 	Node     Marks     // of Mark
 }
 
@@ -171,7 +173,7 @@ func (p *planner) host(h machines.Host) {
 	programs := programs(f, p.release.Version, archive.Sums)
 	if h.Replica() {
 		s := Step{Do: ControlPlane, Files: []File{archive.Tarball}, Settings: ReplicaSettings(h), Why: slices.Clone(programs),
-			Leads: p.state.Members[h.Name].Leader}
+			Leads: p.state.Members[h.Name].Leader, Puts: len(programs) > 0}
 		switch {
 		case f.ReplicaWhole:
 		case Founder(p.Cluster, p.facts) == h.Name:
@@ -196,7 +198,7 @@ func (p *planner) host(h machines.Host) {
 		todo = append(todo, s)
 	}
 	if h.Is(machines.Worker) {
-		s := Step{Do: Agent, Files: []File{archive.Tarball}, Settings: AgentSettings(p.Cluster, h), Why: slices.Clone(programs)}
+		s := Step{Do: Agent, Files: []File{archive.Tarball}, Settings: AgentSettings(p.Cluster, h), Why: slices.Clone(programs), Puts: len(programs) > 0}
 		if archive.Images != nil {
 			s.Files = append(s.Files, *archive.Images)
 			if n := differing(f.Sums, archive.ImageSums); n > 0 {

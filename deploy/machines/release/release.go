@@ -44,6 +44,28 @@ func Open(ctx context.Context, where, cache string) (plan.Release, error) {
 	return r, nil
 }
 
+// Version is which release is at a path or URL, by the names of its files alone; "" where they do not tell.
+func Version(where string) (version string) {
+	names := []string{path.Base(where)}
+	if entries, err := os.ReadDir(where); err == nil {
+		names = nil
+		for _, e := range entries {
+			names = append(names, e.Name())
+		}
+	}
+	for _, name := range names {
+		m := tarballName.FindStringSubmatch(name)
+		switch {
+		case m == nil:
+		case version != "" && version != m[1]:
+			return ""
+		default:
+			version = m[1]
+		}
+	}
+	return version
+}
+
 func open(ctx context.Context, where, cache string) (plan.Release, error) {
 	if strings.HasPrefix(where, "https://") || strings.HasPrefix(where, "http://") {
 		folder, err := fetch(ctx, where, cache)

@@ -126,3 +126,16 @@ func TestOpenRefuses(t *testing.T) {
 		t.Errorf("one of two: %+v, %v", r, err)
 	}
 }
+
+// Which release it is its files' names tell, without a look into them.
+func TestVersion(t *testing.T) {
+	one, two := folder(t, "v1"), folder(t, "v1", "v2")
+	for where, want := range map[string]string{
+		one: "v1", two: "", filepath.Join(two, "keelson-v2-linux-amd64.tar.gz"): "v2", "https://example.com/r/keelson-v1.1.0-linux-arm64.tar.gz": "v1.1.0",
+		t.TempDir(): "", "https://example.com/r": "", "/nowhere/keelson-v3-linux-amd64.tar.gz": "v3",
+	} {
+		if got := Version(where); got != want {
+			t.Errorf("%s is of %q, want %q", where, got, want)
+		}
+	}
+}

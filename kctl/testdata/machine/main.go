@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -255,7 +256,7 @@ func (c *cluster) replica(args []string) int {
 	const at = "var/lib/keelson/controlplane"
 	switch args[0] {
 	case "--version":
-		fmt.Println("keelson-controlplane version " + os.Getenv("VERSION") + "\nfeature level 2")
+		fmt.Println("keelson-controlplane version " + os.Getenv("VERSION") + "\nfeature level " + cmp.Or(os.Getenv("LEVEL"), "2"))
 	case "init":
 		if exists(at, "pki") {
 			return fail("it belongs to a cluster already")
