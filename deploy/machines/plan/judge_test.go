@@ -136,6 +136,8 @@ func TestRemove(t *testing.T) {
 	}
 	installed := emptyFacts()
 	installed.Sums["/usr/bin/keelson-agent"] = "x"
+	others := emptyFacts()
+	others.Sums["/opt/cni/bin/bridge"] = "x"
 	for _, c := range []struct {
 		name    string
 		state   State
@@ -145,6 +147,8 @@ func TestRemove(t *testing.T) {
 		want    string
 	}{
 		{"a worker", State{Known: true, Members: member("yes"), Nodes: map[string]Node{"w1": {Ready: true}}}, installed, "w1", false, "drain uninstall forget"},
+		{"what was cut off before the Node went, on a machine with CNI plugins of others", State{Known: true, Members: member("yes"), Nodes: map[string]Node{"w1": {Ready: true}}}, others, "w1", false, "drain forget"},
+		{"a machine with CNI plugins of others", State{Known: true, Members: member("yes")}, others, "w1", false, ""},
 		{"a worker that is lost", State{Known: true, Members: member("yes"), Nodes: map[string]Node{"w1": {}}}, machines.Facts{}, "w1", true, "forget"},
 		{"what was cut off after the Node went", State{Known: true, Members: member("yes")}, installed, "w1", false, "uninstall"},
 		{"what is gone", State{Known: true, Members: member("yes")}, emptyFacts(), "w1", false, ""},

@@ -3,6 +3,7 @@ package plan
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"keelson.dev/keelson/deploy/machines"
 )
@@ -88,7 +89,12 @@ func Reset(c machines.Cluster, facts map[string]machines.Facts) (workers, rest [
 	return workers, rest
 }
 
-// has says whether there is anything of Keelson's on a machine.
+// has says whether there is anything of Keelson's on a machine. CNI plugins may be of others, who had them before.
 func has(f machines.Facts) bool {
-	return len(f.Sums) > 0 || f.Replica || f.Node || f.ControlPlane != "" || f.Agent != "" || len(f.Active) > 0
+	for path := range f.Sums {
+		if !strings.HasPrefix(path, "/opt/cni/bin/") {
+			return true
+		}
+	}
+	return f.Replica || f.Node || f.ControlPlane != "" || f.Agent != "" || len(f.Active) > 0
 }
