@@ -148,6 +148,9 @@ func resetMachines(ctx context.Context, in io.Reader, out io.Writer, file, confi
 	if err := inCluster(c, site.Facts()); err != nil {
 		return err
 	}
+	if err := plan.Strange(c, site.Facts()); err != nil {
+		return fmt.Errorf("nothing was changed: %w", errors.Join(err, errors.Join(missing...)))
+	}
 	raw, err := site.Kubeconfig(ctx) // of a cluster that goes, to know the file that goes with it
 	if err != nil {
 		raw = nil

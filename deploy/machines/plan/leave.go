@@ -3,6 +3,8 @@ package plan
 import (
 	"errors"
 	"fmt"
+	"net"
+	"slices"
 	"strings"
 
 	"keelson.dev/keelson/deploy/machines"
@@ -72,6 +74,30 @@ func mayLeave(name string, s State) error {
 		return fmt.Errorf("without %s there are %s, of which %d are ready: nothing could be written any more. Bring others back first, or remove one that does not answer", name, count(voters, "replica"), ready)
 	}
 	return nil
+}
+
+// Strange says which machines may be nodes of another cluster, where none of the file's has a replica that would tell: their agents were
+// told of no replica at an address of the file. One whose settings are gone, and whose agent does not run, is what a reset has left.
+func Strange(c machines.Cluster, facts map[string]machines.Facts) error {
+	if id, ca, _ := (&judge{c: c, facts: facts}).own(); id+ca != "" {
+		return nil
+	}
+	var all []string
+	for _, h := range c.Hosts {
+		f := facts[h.Name]
+		ours := slices.ContainsFunc(f.AgentServers(), func(server string) bool {
+			at, _, err := net.SplitHostPort(server)
+			return slices.ContainsFunc(c.Replicas(), func(r machines.Host) bool { return r.Address == at || err != nil && r.Address == server })
+		})
+		if f.Node && !ours && (f.Agent != "" || f.Active[machines.Worker.Unit()]) {
+			all = append(all, h.Name)
+		}
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s: a node of a cluster, of which no control plane of the file was reached, and by its settings it may be another one: start one of those, "+
+		"take the machine out of the file, or run '/usr/lib/keelson/uninstall.sh' there", strings.Join(all, ", "))
 }
 
 // Reset says what has to be done so that nothing is left of the cluster: of workers, and then of the control plane.
