@@ -124,7 +124,8 @@ func (a Address) Hold(ctx context.Context) (err error) {
 	}()
 	every := time.NewTicker(renewal)
 	defer every.Stop()
-	for n := 0; ; n++ {
+	var had tenure
+	for {
 		if err := a.confirmed(ctx); err != nil {
 			if ctx.Err() != nil {
 				return ctx.Err()
@@ -132,11 +133,14 @@ func (a Address) Hold(ctx context.Context) (err error) {
 			a.Log.Warn("the shared address is not renewed", "address", a.IP, "err", err)
 		} else if err := a.renew(l); err != nil {
 			return err
-		} else if n < announcements {
-			s.announce(mac, a.IP)
-		}
-		if n == 0 {
-			a.Log.Info("has the shared address", "address", a.IP, "link", l.Attrs().Name)
+		} else {
+			begins, announce := had.renewed(time.Now())
+			if begins {
+				a.Log.Info("has the shared address", "address", a.IP, "link", l.Attrs().Name)
+			}
+			if announce {
+				s.announce(mac, a.IP)
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -145,6 +149,25 @@ func (a Address) Hold(ctx context.Context) (err error) {
 		case <-every.C:
 		}
 	}
+}
+
+// tenure is for how long the address has been here without a gap: after one, another machine may have been asked for, and the
+// link is told anew.
+type tenure struct {
+	last time.Time
+	told int
+}
+
+// renewed says whether the address is here anew, and whether the link is to be told.
+func (t *tenure) renewed(now time.Time) (begins, announce bool) {
+	if begins = now.Sub(t.last) > lifetime; begins {
+		t.told = 0
+	}
+	t.last = now
+	if announce = t.told < announcements; announce {
+		t.told++
+	}
+	return begins, announce
 }
 
 // confirmed asks whether this replica leads, for no longer than the address lives.

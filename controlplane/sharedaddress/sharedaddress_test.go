@@ -289,3 +289,22 @@ func giveUp(capabilities ...int) error {
 	}
 	return unix.Capset(&head, &data[0])
 }
+
+// The link is told from when the address is here, however long that took, and again after a gap in which the kernel has forgotten it.
+func TestTheLinkIsTold(t *testing.T) {
+	var had tenure
+	now := time.Unix(1_000_000, 0) // rounds of before, which were not confirmed, are not counted
+	for round := range 2 {
+		for n := range announcements + 3 {
+			if begins, announce := had.renewed(now); begins != (n == 0) || announce != (n < announcements) {
+				t.Errorf("round %d, renewal %d: begins %v, announced %v", round, n, begins, announce)
+			}
+			now = now.Add(renewal)
+		}
+		now = now.Add(lifetime)
+	}
+	now = now.Add(-lifetime)
+	if begins, announce := had.renewed(now); begins || announce {
+		t.Errorf("one renewal that was missed is no gap: begins %v, announced %v", begins, announce)
+	}
+}
