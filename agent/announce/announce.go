@@ -191,6 +191,7 @@ func (s *state) settle(ctx context.Context) {
 			delete(s.links, index)
 		} else if err := l.hold(ctx, byLink[index]); err != nil {
 			errs = append(errs, err)
+			maps.DeleteFunc(at, func(a netip.Addr, on int) bool { return on == index && !l.answers(a) })
 		}
 	}
 	before := s.at

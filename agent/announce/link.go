@@ -47,19 +47,20 @@ func newLink(name string, index int, mac net.HardwareAddr, log *slog.Logger) *li
 	return l
 }
 
-// hold makes the link answer for these addresses and no others.
+// hold makes the link answer for these addresses and no others. For one for which it cannot it does not, until it is called again.
 func (l *link) hold(ctx context.Context, want map[netip.Addr]bool) error {
-	before := *l.held.Load()
+	before, held := *l.held.Load(), make(map[netip.Addr]bool, len(want))
 	var errs []error
 	for a := range want {
-		if before[a] {
-			continue
+		if !before[a] {
+			if err := l.begin(ctx, a); err != nil {
+				errs = append(errs, fmt.Errorf("answering for %s on %s: %w", a, l.name, err))
+				continue
+			}
 		}
-		if err := l.begin(ctx, a); err != nil {
-			errs = append(errs, fmt.Errorf("answering for %s on %s: %w", a, l.name, err))
-		}
+		held[a] = true
 	}
-	l.held.Store(&want)
+	l.held.Store(&held)
 	for a := range before {
 		if !want[a] && a.Is6() {
 			l.leave(groupOf(a))
@@ -67,6 +68,9 @@ func (l *link) hold(ctx context.Context, want map[netip.Addr]bool) error {
 	}
 	return errors.Join(errs...)
 }
+
+// answers says whether the link does for an address.
+func (l *link) answers(a netip.Addr) bool { return (*l.held.Load())[a] }
 
 // begin opens what an address needs.
 func (l *link) begin(ctx context.Context, a netip.Addr) (err error) {
@@ -89,7 +93,8 @@ func (l *link) begin(ctx context.Context, a netip.Addr) (err error) {
 
 // join makes the interface take what is asked in a group, and tells switches that look.
 func (l *link) join(group netip.Addr) error {
-	if l.member[group]++; l.member[group] > 1 {
+	if l.member[group] > 0 {
+		l.member[group]++
 		return nil
 	}
 	if l.groups < 0 {
@@ -101,9 +106,9 @@ func (l *link) join(group netip.Addr) error {
 	}
 	err := unix.SetsockoptIPv6Mreq(l.groups, unix.IPPROTO_IPV6, unix.IPV6_JOIN_GROUP, &unix.IPv6Mreq{Multiaddr: group.As16(), Interface: uint32(l.index)})
 	if err != nil && !errors.Is(err, unix.EADDRINUSE) {
-		delete(l.member, group)
 		return fmt.Errorf("joining group %s: %w", group, err)
 	}
+	l.member[group] = 1
 	return nil
 }
 
