@@ -158,7 +158,7 @@ func bare(release string) string { return strings.TrimPrefix(release, "v") }
 
 // drainMark is the annotation of a node that an upgrade drains: how far it is, and whether it took no pods before.
 const (
-	drainMark    = "keelson.dev/upgrade-drain"
+	drainMark    = api.AnnotationUpgradeDrain
 	drainBegun   = "begun"
 	drainDone    = "drained"
 	wasCordoned  = ",cordoned"

@@ -12,6 +12,12 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 )
 
+// Annotations on Nodes that are kctl's alone; a node may not change them.
+const (
+	AnnotationClusterFile  = "keelson.dev/cluster-file"  // which labels and taints it has from a cluster file
+	AnnotationUpgradeDrain = "keelson.dev/upgrade-drain" // how far a drain for an upgrade is
+)
+
 // AnnotationFencesAfter on a Node is told by its agent: when it has not heard the control plane for so many seconds, it
 // ends its pods with attached volumes by itself; "0" says that it never does.
 const AnnotationFencesAfter = "keelson.dev/fences-after"

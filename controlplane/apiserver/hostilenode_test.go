@@ -95,6 +95,8 @@ var attemptsOnNodes = []attempt{
 	{"PATCH", core + "nodes/a", merge, `{"metadata":{"labels":{"node-restriction.kubernetes.io/team":"blue"}}}`},
 	{"PATCH", core + "nodes/a", merge, `{"metadata":{"labels":{"node-restriction.kubernetes.io/team":null}}}`},
 	{"PATCH", core + "nodes/a/status", merge, `{"metadata":{"labels":{"node-restriction.kubernetes.io/team":"blue"}}}`},
+	{"PATCH", core + "nodes/a", merge, `{"metadata":{"annotations":{"keelson.dev/cluster-file":"{\"taints\":[\"quarantine:NoExecute\"]}"}}}`},
+	{"PATCH", core + "nodes/a/status", merge, `{"metadata":{"annotations":{"keelson.dev/upgrade-drain":"drained"}}}`},
 	{"PATCH", core + "nodes/a", merge, `{"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}`},
 	{"PATCH", core + "nodes/a", merge, `{"spec":{"taints":[{"key":"k","effect":"NoSchedule"}]}}`},
 	{"PATCH", core + "nodes/a", merge, `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Node","name":"b","uid":"u"}]}}`},

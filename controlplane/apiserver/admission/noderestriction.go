@@ -132,10 +132,10 @@ func restrictNode(a *api.Attempt, node string) error {
 		return forbid(a, obj, fmt.Errorf("node %q is not allowed to modify node %q", node, obj.GetName()))
 	}
 	n := obj.(*corev1.Node)
-	var had map[string]string
+	var had, noted map[string]string
 	var spec corev1.NodeSpec
 	if before, ok := old.(*corev1.Node); ok {
-		had, spec = before.Labels, before.Spec
+		had, noted, spec = before.Labels, before.Annotations, before.Spec
 		if a.Facet == "" && !equality.Semantic.DeepEqual(n.Spec.Taints, before.Spec.Taints) {
 			return forbid(a, obj, fmt.Errorf("node %q is not allowed to modify taints", node))
 		}
@@ -157,8 +157,17 @@ func restrictNode(a *api.Attempt, node string) error {
 		slices.Sort(bad)
 		return forbid(a, obj, fmt.Errorf("is not allowed to modify labels: %s", strings.Join(bad, ", ")))
 	}
+	for key := range changedLabels(n.Annotations, noted) {
+		if slices.Contains(administered, key) {
+			return forbid(a, obj, fmt.Errorf("is not allowed to modify annotation %s, by which kctl goes", key))
+		}
+	}
 	return nil
 }
+
+// administered are annotations of Nodes by which 'kctl cluster' changes what a node may not: which labels and taints it takes
+// away, whom it drains.
+var administered = []string{api.AnnotationClusterFile, api.AnnotationUpgradeDrain}
 
 func changedLabels(now, before map[string]string) map[string]bool {
 	out := map[string]bool{}
