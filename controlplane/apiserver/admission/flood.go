@@ -17,6 +17,11 @@ import (
 const (
 	// mostEvents is of one namespace. Events go an hour after they were last written.
 	mostEvents = 100_000
+	// mostEventBytes is of one namespace, too: every event is in the memory of every replica. It is what as many events have as
+	// there may be, of the length that they commonly have.
+	mostEventBytes = 192 << 20
+	// mostOfAnEvent is of one, whose message is text for a person.
+	mostOfAnEvent = 64 << 10
 	// mostUndecided is of the requests for certificates of one requester that nobody has approved or denied. They go after
 	// a day.
 	mostUndecided = 1000
@@ -31,6 +36,7 @@ type eventBound struct {
 	cluster Cluster
 	clock   func() time.Time
 	most    int
+	bytes   int
 
 	mu     sync.Mutex
 	counts map[string]*eventCount
@@ -39,6 +45,7 @@ type eventBound struct {
 // eventCount is an upper bound of the events of a namespace: those counted, and those made since.
 type eventCount struct {
 	n       int
+	bytes   int
 	counted time.Time
 }
 
@@ -46,18 +53,33 @@ type eventCount struct {
 const maxCounts = 16384
 
 func newEventBound(c Cluster, clock func() time.Time) *eventBound {
-	return &eventBound{cluster: c, clock: clock, most: mostEvents, counts: map[string]*eventCount{}}
+	return &eventBound{cluster: c, clock: clock, most: mostEvents, bytes: mostEventBytes, counts: map[string]*eventCount{}}
 }
 
 func (b *eventBound) admit(ctx context.Context, a *Attempt) error {
-	if a.Kind.Resource != "events" || a.Kind.GVK.Group != "" && a.Kind.GVK.Group != "events.k8s.io" || !a.Creates() {
+	if a.Kind.Resource != "events" || a.Kind.GVK.Group != "" && a.Kind.GVK.Group != "events.k8s.io" || a.Whole == nil {
 		return nil
+	}
+	size, number := eventSize(a.Whole), 1
+	grows := size
+	if !a.Creates() {
+		if a.Stored == nil {
+			return nil
+		}
+		number, grows = 0, size-eventSize(a.Stored)
+		if grows <= 0 {
+			return nil
+		}
+	}
+	if size > mostOfAnEvent {
+		return forbid(a, a.Whole, fmt.Errorf("it has %d bytes, and an event may have %d: shorten its message", size, mostOfAnEvent))
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now, ns := b.clock(), a.Request.Namespace
+	full := func(c *eventCount) bool { return c.n+number > b.most || c.bytes+grows > b.bytes }
 	c := b.counts[ns]
-	if c == nil || c.n >= b.most && now.Sub(c.counted) >= recount {
+	if c == nil || full(c) && now.Sub(c.counted) >= recount {
 		list, err := b.cluster.List(ctx, "events", ns, false)
 		if err != nil {
 			return fmt.Errorf("counting the events of namespace %s: %w", ns, err)
@@ -66,14 +88,30 @@ func (b *eventBound) admit(ctx context.Context, a *Attempt) error {
 			clear(b.counts)
 		}
 		c = &eventCount{n: len(list), counted: now}
+		for _, o := range list {
+			c.bytes += eventSize(o)
+		}
 		b.counts[ns] = c
 	}
-	if c.n >= b.most {
-		return forbid(a, a.Whole, fmt.Errorf("namespace %s has %d events, which is the most that is kept: they go an hour after they were last written; delete some, or write fewer",
-			ns, b.most))
+	if full(c) {
+		what := fmt.Sprintf("%d events", b.most)
+		if c.n+number <= b.most {
+			what = fmt.Sprintf("events of %d bytes", c.bytes)
+		}
+		return forbid(a, a.Whole, fmt.Errorf("namespace %s has %s, which is the most that is kept: they go an hour after they were last written; delete some, or write fewer",
+			ns, what))
 	}
-	c.n++
+	c.n += number
+	c.bytes += grows
 	return nil
+}
+
+// eventSize is of its serialized form, which is about what it takes in memory.
+func eventSize(o api.Object) int {
+	if s, ok := o.(interface{ Size() int }); ok {
+		return s.Size()
+	}
+	return 0
 }
 
 // undecidedRequests refuses a request for a certificate where its requester has many that wait for a decision.

@@ -2,6 +2,7 @@ package admission
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -77,6 +78,45 @@ func TestEventsAreBounded(t *testing.T) {
 	}
 	if len(b.counts) > maxCounts {
 		t.Errorf("%d counts are kept", len(b.counts))
+	}
+}
+
+// An event is not of any length, nor are those of a namespace together; what makes one longer counts, what does not passes.
+func TestEventsAreBoundedInBytes(t *testing.T) {
+	all := kinds.All()
+	w, now := world{}, time.Unix(1000, 0)
+	b := newEventBound(w, func() time.Time { return now })
+	long := func(n, length int) *corev1.Event {
+		e := anEvent(n)
+		e.Message = strings.Repeat("x", length)
+		return e
+	}
+	if got := said(b.admit(t.Context(), making(all, long(0, mostOfAnEvent)))); !strings.Contains(got, "and an event may have 65536: shorten its message") {
+		t.Errorf("too long: %q", got)
+	}
+	old := long(1, 2*mostOfAnEvent) // of a release without the bound
+	if err := b.admit(t.Context(), changing(all, old, old)); err != nil {
+		t.Errorf("a change of another kind: %v", err)
+	}
+	b.bytes = 3000
+	for n := range 2 {
+		e := long(n, 1000)
+		if err := b.admit(t.Context(), making(all, e)); err != nil {
+			t.Fatal(err)
+		}
+		w["events"] = append(w["events"], e)
+	}
+	for what, a := range map[string]*Attempt{"a third": making(all, long(3, 1000)), "a longer one": changing(all, long(1, 1000), long(1, 2000))} {
+		if got := said(b.admit(t.Context(), a)); !strings.Contains(got, "which is the most that is kept") || !strings.Contains(got, "bytes") {
+			t.Errorf("%s: %q", what, got)
+		}
+	}
+	if err := b.admit(t.Context(), changing(all, long(1, 1000), long(1, 900))); err != nil {
+		t.Errorf("a shorter one: %v", err)
+	}
+	w["events"], now = nil, now.Add(recount)
+	if err := b.admit(t.Context(), making(all, long(4, 1000))); err != nil {
+		t.Errorf("when they have gone: %v", err)
 	}
 }
 
