@@ -138,6 +138,10 @@ type ClusterMember struct {
 	Standby bool `json:"standby,omitempty"`
 	// Backups are those that it makes by itself; nil when it makes none, or is of a release that makes none.
 	Backups *ClusterMemberBackups `json:"backups,omitempty"`
+	// StaleKeys says which key it has of before an exchange, and what to do; "" when it has those of the others. StaleSince is
+	// since when it knows, in milliseconds since 1970.
+	StaleKeys  string `json:"staleKeys,omitempty"`
+	StaleSince int64  `json:"staleSinceUnixMs,omitempty"`
 }
 
 // ClusterMemberBackups says how the backups go that a replica makes by its schedule. Times are 0 when there is none.
@@ -151,7 +155,7 @@ type ClusterMemberBackups struct {
 
 // ClusterAlarm is a condition that a person should know of.
 type ClusterAlarm struct {
-	Kind    string `json:"kind"`             // "space", "diverged", "unreadable", "too old", "backups", "autopilot", "elections" or "expiring"
+	Kind    string `json:"kind"`             // "space", "diverged", "unreadable", "too old", "backups", "autopilot", "elections", "rotation", "stale keys" or "expiring"
 	Member  string `json:"member,omitempty"` // the replica it is about; "" = all
 	Since   int64  `json:"sinceUnixMs"`
 	Message string `json:"message"`

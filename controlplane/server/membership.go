@@ -117,6 +117,10 @@ func (r *Replica) becomeMember(ctx context.Context) error {
 			return err
 		}
 		err = r.askUntilDone(ctx, peers, "asking for membership", func(ctx context.Context, peer string) error {
+			why := r.staleBefore(ctx, peer)
+			if r.noteStale(why); why != "" {
+				return errors.New(why)
+			}
 			resp, err := r.call(ctx, http.MethodPost, peer, api.PathClusterMembers, body)
 			if err != nil {
 				return err

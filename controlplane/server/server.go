@@ -91,10 +91,11 @@ type Replica struct {
 	auditor  *audit.Auditor
 	pending  atomic.Bool // join tokens made with the cluster wait to be stored
 
-	standby  atomic.Bool            // this replica waits for a vote (standby.go)
-	newcomer bool                   // it has never had all that the group has; keepMembers' alone once it runs
-	removed  atomic.Pointer[string] // what the others say when it is a member no more
-	pilot    pilot                  // the leader's
+	standby  atomic.Bool               // this replica waits for a vote (standby.go)
+	newcomer bool                      // it has never had all that the group has; keepMembers' alone once it runs
+	removed  atomic.Pointer[string]    // what the others say when it is a member no more
+	stale    atomic.Pointer[staleKeys] // nil while it has the keys that the others have
+	pilot    pilot                     // the leader's
 }
 
 // Run runs one replica until ctx ends.
@@ -144,6 +145,7 @@ func Run(ctx context.Context, cfg Config) error {
 		lifecycle.Part{Name: "secrets", Run: r.secrets.Run},
 		lifecycle.Part{Name: "feature level", Run: r.level.Run},
 		lifecycle.Part{Name: "keys", Run: r.keys.Run},
+		lifecycle.Part{Name: "keys of the others", Run: r.watchKeys},
 		lifecycle.Part{Name: "registry", Run: r.registry.Run},
 		lifecycle.Part{Name: "audit", Run: r.auditLog.Run},
 		lifecycle.Part{Name: "authentication", Run: r.authentication.Run},
@@ -454,6 +456,9 @@ const servingCertificateLife = 30 * 24 * time.Hour
 func (r *Replica) ready(context.Context) error {
 	if why := r.removed.Load(); why != nil {
 		return errors.New(*why)
+	}
+	if stale := r.stale.Load(); stale != nil {
+		return errors.New(stale.Message)
 	}
 	if !r.store.Ready() {
 		return errors.New("the store has no leader or has not caught up")

@@ -60,6 +60,7 @@ func (r *Replica) clusterStatus(ctx context.Context, local bool) api.ClusterStat
 		r.askMembers(ctx, &out)
 		out.Alarms = append(out.Alarms, tooOldAlarms(out)...)
 		out.Alarms = append(out.Alarms, backupAlarms(out)...)
+		out.Alarms = append(out.Alarms, staleAlarms(out)...)
 		out.Alarms = append(out.Alarms, pilotAlarms(out.Autopilot)...)
 	}
 	for i := range out.Members {
@@ -84,6 +85,9 @@ func (r *Replica) describeMember(m raftMember, s raftstore.Status, now time.Time
 	if m.ID == r.cfg.Name {
 		out.Applied, out.Contact, out.Version, out.Disk, out.Watchers = s.AppliedIndex, 0, r.cfg.Version, s.DiskBytes, s.Watchers
 		out.FeatureLevel, out.Backups, out.Standby = r.level.own, r.describeBackups(), r.standby.Load() && !m.Voter
+		if stale := r.stale.Load(); stale != nil {
+			out.StaleKeys, out.StaleSince = stale.Message, stale.Since
+		}
 		if err := r.ready(context.Background()); err != nil {
 			out.Ready = "no: " + err.Error()
 		}
@@ -129,6 +133,7 @@ func complete(s *api.ClusterStatus, parts []*api.ClusterStatus, errs []error) {
 			into := &s.Members[i]
 			into.Applied, into.Contact, into.Version, into.Disk, into.Watchers = max(into.Applied, m.Applied), 0, m.Version, m.Disk, m.Watchers
 			into.FeatureLevel, into.Backups, into.Standby = m.FeatureLevel, m.Backups, m.Standby && !into.Voter
+			into.StaleKeys, into.StaleSince = m.StaleKeys, m.StaleSince
 			into.Ready = m.Ready // it has just answered, whatever was known of it before
 			if m.Name == s.Leader {
 				s.Work, s.Failing, s.Schedulers, s.Autopilot = part.Work, part.Failing, part.Schedulers, part.Autopilot

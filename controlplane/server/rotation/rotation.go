@@ -183,6 +183,9 @@ func Next(r Record, see Seen, now time.Time) (next Record, waiting []string) {
 				waiting = append(waiting, fmt.Sprintf("what was signed by the former key, until %s", time.UnixMilli(r.Until).UTC().Format(time.RFC3339)))
 			}
 			waiting = append(waiting, see.Users...)
+			if len(see.Members) > 0 { // one that is away is waited for at the step forget
+				waiting = append(waiting, lacking(see.Members, true, having(r))...)
+			}
 		}
 		waiting = append(waiting, behind(see.Nodes, r.Force, showing(r))...)
 	case Serve:
@@ -236,6 +239,14 @@ func taken(r Record) func(Held) string {
 
 func using(r Record) func(Held) string {
 	return func(h Held) string { return unless(h.Signs == r.New, "does not use the new key yet") }
+}
+
+// having judges at the step wait, when the new key can be had by joining anew alone: the replica joined before the exchange
+// and became a member after the step use.
+func having(r Record) func(Held) string {
+	return func(h Held) string {
+		return unless(h.Signs == r.New, "has not got the new key: move its data folder aside and 'keelson-controlplane join' it anew")
+	}
 }
 
 func serving(r Record) func(Held) string {
