@@ -156,7 +156,8 @@ func stillGood(m removedMember, now []api.ClusterKeyHeld) (kinds []string) {
 	return kinds
 }
 
-// exposed are the removed replicas whose keys are good for something at any of those that are there.
+// exposed are the removed replicas whose keys are good for something at any of those that are there. That a member has the
+// name of one says nothing of the disk that is gone: a person does (dismissRemoved).
 func (r *Replica) exposed(ctx context.Context, all []api.ClusterKeyHolder) (out []api.ClusterRemoved, err error) {
 	rec, _, err := r.storedRemoved(ctx)
 	if err != nil {
@@ -167,9 +168,6 @@ func (r *Replica) exposed(ctx context.Context, all []api.ClusterKeyHolder) (out 
 		now = append(now, h.Keys...)
 	}
 	for _, m := range rec.Members {
-		if slices.ContainsFunc(all, func(h api.ClusterKeyHolder) bool { return h.Name == m.Name }) {
-			continue // it is a member again
-		}
 		byKind := map[string]bool{}
 		for _, h := range now {
 			for _, kind := range stillGood(m, []api.ClusterKeyHeld{h}) {
