@@ -24,6 +24,7 @@ import (
 	"keelson.dev/keelson/controlplane/controllers/serviceaccount"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/controlplane/server/rotation"
+	"keelson.dev/keelson/internal/wait"
 )
 
 // The cluster's CA is believed by more than the replicas: by nodes, which say so over their sessions, and by clients, of
@@ -69,8 +70,26 @@ func (k *keys) frontProxyCA() (*pki.CA, error) {
 	return t.FrontProxyCA()
 }
 
+// adminEvery is how often the age of the administrator's certificate is looked at.
+const adminEvery = time.Hour
+
+// keepAdmin renews the administrator's kubeconfig of the data folder before its certificate ends, until ctx ends. What fails
+// is tried again: the replica serves without that file.
+func (r *Replica) keepAdmin(ctx context.Context) error {
+	for {
+		if err := r.renewAdmin(); err != nil {
+			r.log.Warn("the administrator's kubeconfig of this folder could not be renewed", "err", err)
+		}
+		if err := wait.Delay(ctx, adminEvery); err != nil {
+			return err
+		}
+	}
+}
+
 // renewAdmin keeps the administrator's kubeconfig of the data folder good, where there is one: Init has made it.
 func (r *Replica) renewAdmin() error {
+	r.admin.Lock()
+	defer r.admin.Unlock()
 	path := filepath.Join(r.cfg.DataDir, adminFile)
 	raw, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -90,8 +109,8 @@ func (r *Replica) renewAdmin() error {
 	return pki.WriteFile(path, next)
 }
 
-// renewedKubeconfig is a kubeconfig that Init wrote, with the authorities of now and a certificate by the one that signs;
-// nil when it has them.
+// renewedKubeconfig is a kubeconfig that Init wrote, with the authorities of now and a certificate by the one that signs,
+// which is renewed at two thirds of its life; nil when it has them.
 func renewedKubeconfig(raw []byte, ca *pki.ClusterCA, now time.Time) ([]byte, error) {
 	c, err := clientcmd.Load(raw)
 	if err != nil {
@@ -106,11 +125,12 @@ func renewedKubeconfig(raw []byte, ca *pki.ClusterCA, now time.Time) ([]byte, er
 	if err != nil {
 		return nil, fmt.Errorf("its client certificate: %w", err)
 	}
-	if slices.Equal(cluster.CertificateAuthorityData, ca.PEM()) && pki.IssuedBy(leaf, ca.Signs().Cert) {
+	good := pki.IssuedBy(leaf, ca.Signs().Cert) && now.Before(leaf.NotBefore.Add(leaf.NotAfter.Sub(leaf.NotBefore)*2/3))
+	if slices.Equal(cluster.CertificateAuthorityData, ca.PEM()) && good {
 		return nil, nil
 	}
 	cluster.CertificateAuthorityData = ca.PEM()
-	if !pki.IssuedBy(leaf, ca.Signs().Cert) {
+	if !good {
 		issued, err := ca.Signs().Issue(pki.Client(leaf.Subject.CommonName, leaf.Subject.Organization...), now)
 		if err != nil {
 			return nil, err

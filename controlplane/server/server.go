@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -91,11 +92,13 @@ type Replica struct {
 	auditor  *audit.Auditor
 	pending  atomic.Bool // join tokens made with the cluster wait to be stored
 
-	standby  atomic.Bool               // this replica waits for a vote (standby.go)
-	newcomer bool                      // it has never had all that the group has; keepMembers' alone once it runs
-	removed  atomic.Pointer[string]    // what the others say when it is a member no more
-	stale    atomic.Pointer[staleKeys] // nil while it has the keys that the others have
-	pilot    pilot                     // the leader's
+	standby   atomic.Bool               // this replica waits for a vote (standby.go)
+	newcomer  bool                      // it has never had all that the group has; keepMembers' alone once it runs
+	removed   atomic.Pointer[string]    // what the others say when it is a member no more
+	stale     atomic.Pointer[staleKeys] // nil while it has the keys that the others have
+	verifying sync.Mutex                // held while a backup is verified
+	admin     sync.Mutex                // held while the administrator's kubeconfig of the data folder is looked at and replaced
+	pilot     pilot                     // the leader's
 }
 
 // Run runs one replica until ctx ends.
@@ -146,6 +149,7 @@ func Run(ctx context.Context, cfg Config) error {
 		lifecycle.Part{Name: "feature level", Run: r.level.Run},
 		lifecycle.Part{Name: "keys", Run: r.keys.Run},
 		lifecycle.Part{Name: "keys of the others", Run: r.watchKeys},
+		lifecycle.Part{Name: "administrator's kubeconfig", Run: r.keepAdmin},
 		lifecycle.Part{Name: "registry", Run: r.registry.Run},
 		lifecycle.Part{Name: "audit", Run: r.auditLog.Run},
 		lifecycle.Part{Name: "authentication", Run: r.authentication.Run},
