@@ -39,10 +39,15 @@ func (s *secrets) Run(ctx context.Context) error {
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP) // a hang-up must never end the daemon
 	defer signal.Stop(hup)
+	return s.follow(ctx, hup)
+}
+
+// follow looks at the files from time to time, and when it is told to.
+func (s *secrets) follow(ctx context.Context, hup <-chan os.Signal) error {
 	look := time.NewTicker(secretsEvery)
 	defer look.Stop()
 	seen := filewatch.MarkOf(s.options.Keys)
-	said := ""
+	said, saidOfKeys := "", ""
 	for {
 		asked := false
 		select {
@@ -54,8 +59,13 @@ func (s *secrets) Run(ctx context.Context) error {
 		}
 		said = s.readAuthorities(said)
 		if now := filewatch.MarkOf(s.options.Keys); s.options.Keys != "" && (asked || !now.Equal(seen)) {
-			seen = now
-			s.readKeys()
+			if asked {
+				saidOfKeys = ""
+			}
+			// What could not be taken over is looked at again: a mode can be mended without the mark becoming another one.
+			if saidOfKeys = s.readKeys(saidOfKeys); saidOfKeys == "" {
+				seen = now
+			}
 		}
 	}
 }
@@ -75,10 +85,16 @@ func (s *secrets) readAuthorities(said string) string {
 	return ""
 }
 
-func (s *secrets) readKeys() {
-	if err := s.takeKeys(); err != nil {
+// readKeys complains once about what stays wrong.
+func (s *secrets) readKeys(said string) string {
+	err := s.takeKeys()
+	if err == nil {
+		return ""
+	}
+	if err.Error() != said {
 		s.log.Error("encryption keys not taken over, the former ones stay", "file", s.options.Keys, "err", err)
 	}
+	return err.Error()
 }
 
 // takeKeys takes over what the key file has now. After an error nothing has changed.
