@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/x509"
@@ -230,6 +231,34 @@ func enrollAt(ctx context.Context, server string, t pki.Token, c Config) (*fleet
 	})
 }
 
+// saveJoined writes the trust that this replica has received. Keys that are there already may be of a join that was cut off:
+// the same ones stay. Others, of another cluster or of before an exchange, are of no use and are moved aside: no replica has
+// run with them, unless there is a store.
+func (c Config) saveJoined(trust *pki.Trust) error {
+	folder := filepath.Join(c.DataDir, pkiFolder)
+	err := trust.Save(folder)
+	if !errors.Is(err, pki.ErrExists) {
+		return err
+	}
+	want, err := trust.Marshal()
+	if err != nil {
+		return err
+	}
+	if there, err := pki.Load(folder); err == nil {
+		if have, err := there.Marshal(); err == nil && bytes.Equal(have, want) {
+			return nil
+		}
+	}
+	if has, err := c.hasRaftData(); err != nil || has {
+		return errors.Join(err, fmt.Errorf("%s has keys that are not this cluster's, a store and no %s: it may be what is left of a cluster: move it aside, or bring %s back",
+			c.DataDir, clusterFile, clusterFile))
+	}
+	if err := os.Rename(folder, folder+".aside-"+time.Now().UTC().Format("20060102T150405.000000Z")); err != nil {
+		return err
+	}
+	return trust.Save(folder)
+}
+
 // bundleName is the one file in which a joining replica receives the trust.
 const bundleName = "trust.json"
 
@@ -242,7 +271,7 @@ func keepJoined(c Config, a *fleetv1.EnrollReplicaResponse) error {
 	if err := json.Unmarshal([]byte(a.GetClusterConfigJson()), &cluster); err != nil {
 		return fmt.Errorf("the cluster's answer: %w", err)
 	}
-	if err := trust.Save(filepath.Join(c.DataDir, pkiFolder)); err != nil && !errors.Is(err, pki.ErrExists) {
+	if err := c.saveJoined(trust); err != nil {
 		return err
 	}
 	peers := map[string]string{}

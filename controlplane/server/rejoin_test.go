@@ -1,0 +1,56 @@
+package server
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"keelson.dev/keelson/controlplane/pki"
+)
+
+// A folder of keys that is there when a replica joins is not taken for the cluster's: one that is another's, as of a join
+// that was cut off before an exchange, is moved aside, and the replica works. With a store beside it nothing is touched.
+func TestJoinOverKeysOfAnother(t *testing.T) {
+	p := newPlane(t, 1, nil)
+	c := p.config(2)
+	folder := filepath.Join(c.DataDir, pkiFolder)
+	if _, err := pki.Init(folder, "other", time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	store := filepath.Join(c.DataDir, raftFolder)
+	if err := os.Mkdir(store, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(store, "x"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	join := func() error {
+		return Join(context.Background(), c, p.founded.ControlPlaneToken, []string{at(address(1), p.cluster.FleetPort)})
+	}
+	if err := join(); err == nil || !strings.Contains(err.Error(), c.DataDir) || !strings.Contains(err.Error(), "cluster.json") {
+		t.Fatalf("over a store of another cluster: %v", err)
+	}
+	if err := os.RemoveAll(store); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // again over the cluster's own, as when it was cut off behind them
+		if err := os.Remove(filepath.Join(c.DataDir, clusterFile)); err != nil && !os.IsNotExist(err) {
+			t.Fatal(err)
+		}
+		if err := join(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if aside, err := filepath.Glob(folder + ".aside-*"); err != nil || len(aside) != 1 {
+		t.Errorf("moved aside are %v, %v", aside, err)
+	}
+	have, err := pki.Load(folder)
+	if err != nil || !have.CA.Cert.Equal(p.ca.CA.Cert) {
+		t.Fatalf("the keys are not the cluster's: %v", err)
+	}
+	p.start(c)
+	p.ready("cp2")
+}
