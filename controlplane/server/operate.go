@@ -3,6 +3,7 @@ package server
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -167,17 +168,62 @@ func (r *Replica) call(ctx context.Context, method, peer, path string, body []by
 	return r.peers.clients.Load().patient.Do(req)
 }
 
+// verifyAgain is after how many seconds a replica that verifies another backup may be asked again.
+const verifyAgain = "5"
+
+// verifiable is how many bytes a backup may have that is verified beside all else: what it holds is in memory for a moment.
+func (c Config) verifiable() int64 {
+	if c.verifyBytes != 0 {
+		return c.verifyBytes
+	}
+	return cmp.Or(c.MemoryLimit, defaultMemory) / 4
+}
+
+// defaultMemory is the apiserver's.
+const defaultMemory = 2 << 30
+
+// bounded reads so many bytes at most. over says that there were more.
+type bounded struct {
+	r    io.Reader
+	left int64
+	over bool
+}
+
+var errTooLong = errors.New("it is too long")
+
+// Read implements io.Reader.
+func (b *bounded) Read(p []byte) (int, error) {
+	n, err := b.r.Read(p[:min(int64(len(p)), b.left+1)])
+	if b.left -= int64(n); b.left < 0 {
+		b.over = true
+		return 0, errTooLong
+	}
+	return n, err
+}
+
 // serveVerify answers POST /cluster/backup/verify with what is in the backup that is sent.
 func (r *Replica) serveVerify(w http.ResponseWriter, req *http.Request) {
 	if !only(w, req, http.MethodPost) {
 		return
 	}
-	body := bufio.NewReader(req.Body)
+	if !r.verifying.TryLock() {
+		w.Header().Set("Retry-After", verifyAgain)
+		refuse(w, http.StatusTooManyRequests, fmt.Errorf("replica %s is verifying another backup, one at a time: ask again, or another replica", r.cfg.Name))
+		return
+	}
+	defer r.verifying.Unlock()
+	most := &bounded{r: req.Body, left: r.cfg.verifiable()}
+	body := bufio.NewReader(most)
 	if head, _ := body.Peek(64); bytes.HasPrefix(head, []byte("age-encryption.org/")) {
 		refuse(w, http.StatusBadRequest, fmt.Errorf("%w: no replica has its identity: verify it with --identity where that and keelson-controlplane are", backups.ErrNeedsIdentity))
 		return
 	}
 	info, v, err := disk.ReadBackup(body, r.secrets.ring())
+	if most.over {
+		refuse(w, http.StatusRequestEntityTooLarge, fmt.Errorf("the backup has more than %d bytes, which is what replica %s verifies with its --memory-limit: 'keelson-controlplane verify FILE' does it on a machine with room and the key file",
+			r.cfg.verifiable(), r.cfg.Name))
+		return
+	}
 	if err != nil {
 		refuse(w, http.StatusBadRequest, err)
 		return
