@@ -1,7 +1,6 @@
 package execute
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -116,9 +115,10 @@ func (s status) members() map[string]plan.Member {
 	return out
 }
 
-// nodePath prints what is needed of each Node, a line each: with all that Nodes say, a thousand would be too much.
+// nodePath prints what is needed of each Node, a line each: with all that Nodes say, a thousand would be too much. What may hold any
+// text is printed as JSON, in which a line stays one.
 const nodePath = `jsonpath={range .items[*]}{.metadata.name}{"\t"}{.metadata.labels}{"\t"}{.spec.taints}{"\t"}{.metadata.annotations.keelson\.dev/cluster-file}{"\t"}` +
-	`{.status.addresses}{"\t"}{.status.conditions[?(@.type=="Ready")].status}{"\t"}{.status.conditions[?(@.type=="Ready")].message}{"\t"}{.spec.unschedulable}{"\n"}{end}`
+	`{.status.addresses}{"\t"}{.status.conditions[?(@.type=="Ready")]}{"\t"}{.spec.unschedulable}{"\n"}{end}`
 
 func (s *Site) nodes(ctx context.Context) (map[string]plan.Node, error) {
 	raw, err := s.kctl(ctx, apiLimit, "get", "nodes", "-o", nodePath, "--request-timeout=30s")
@@ -130,20 +130,22 @@ func (s *Site) nodes(ctx context.Context) (map[string]plan.Node, error) {
 
 func parseNodes(raw string) (map[string]plan.Node, error) {
 	out := map[string]plan.Node{}
-	lines := bufio.NewScanner(strings.NewReader(raw))
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		cells := strings.Split(lines.Text(), "\t")
-		if lines.Text() == "" || len(cells) != 8 {
-			continue // the end of a message of several lines
+	for line := range strings.SplitSeq(raw, "\n") {
+		if line == "" {
+			continue
 		}
-		n := plan.Node{Record: cells[3], Ready: cells[5] == "True", Why: cells[6], Unschedulable: cells[7] == "true"}
+		cells := strings.Split(line, "\t")
+		if len(cells) != 7 {
+			return nil, fmt.Errorf("what 'kctl get nodes' says: a line of %d parts, want 7: %.100q. A Node whose annotation keelson.dev/cluster-file is not as 'kctl cluster up' wrote it says such a thing: take it off", len(cells), line)
+		}
+		n := plan.Node{Record: cells[3], Unschedulable: cells[6] == "true"}
 		var taints []struct{ Key, Value, Effect string }
 		var addresses []struct{ Type, Address string }
+		var ready struct{ Status, Message string }
 		for _, of := range []struct {
 			cell string
 			to   any
-		}{{cells[1], &n.Labels}, {cells[2], &taints}, {cells[4], &addresses}} {
+		}{{cells[1], &n.Labels}, {cells[2], &taints}, {cells[4], &addresses}, {cells[5], &ready}} {
 			if of.cell == "" {
 				continue
 			}
@@ -151,6 +153,7 @@ func parseNodes(raw string) (map[string]plan.Node, error) {
 				return nil, fmt.Errorf("what 'kctl get nodes' says of %s: %w", cells[0], err)
 			}
 		}
+		n.Ready, n.Why = ready.Status == "True", ready.Message
 		for _, t := range taints {
 			if t.Value != "" {
 				t.Key += "=" + t.Value
@@ -164,5 +167,5 @@ func parseNodes(raw string) (map[string]plan.Node, error) {
 		}
 		out[cells[0]] = n
 	}
-	return out, lines.Err()
+	return out, nil
 }

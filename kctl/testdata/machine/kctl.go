@@ -86,7 +86,8 @@ func (c *cluster) kctl(args []string) int {
 				taints = append(taints, map[string]string{"key": t.Key, "value": t.Value, "effect": t.Effect})
 			}
 			raw, _ := json.Marshal(taints)
-			fmt.Printf("%s\t%s\t%s\t%s\t[{\"address\":%q,\"type\":\"InternalIP\"}]\tTrue\t\t\n", name, labels, raw, n.Record, n.Address)
+			ready, _ := json.Marshal(map[string]string{"type": "Ready", "status": map[bool]string{true: "True", false: "False"}[n.Trouble == ""], "message": n.Trouble})
+			fmt.Printf("%s\t%s\t%s\t%s\t[{\"address\":%q,\"type\":\"InternalIP\"}]\t%s\t\n", name, labels, raw, n.Record, n.Address, ready)
 		}
 	case "delete node":
 		delete(c.Nodes, args[2])
@@ -114,14 +115,27 @@ func (c *cluster) patch(n *node, name, merge string) int {
 	return 0
 }
 
-// change is of one node: drain, label, taint, annotate.
+// change is of one node: drain, cordon, label, taint, annotate.
 func (c *cluster) change(args []string) int {
 	if args[0] == "drain" {
 		n := c.Nodes[args[1]]
 		if n == nil {
 			return fail("there is no node %s", args[1])
 		}
+		c.Done = append(c.Done, "drain "+args[1])
+		if n.Held {
+			return fail(`error: unable to drain node "%s" due to error: global timeout reached: 10m0s, continuing command...`, args[1])
+		}
 		n.Drained = true
+		return 0
+	}
+	if args[0] == "cordon" {
+		n := c.Nodes[args[1]]
+		if n == nil {
+			return fail("there is no node %s", args[1])
+		}
+		n.Closed = true
+		c.Done = append(c.Done, "cordon "+args[1])
 		return 0
 	}
 	n := c.Nodes[args[2]]

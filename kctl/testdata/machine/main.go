@@ -26,6 +26,8 @@ type node struct {
 	Drained bool
 	Mark    string // of an upgrade that drains it
 	Closed  bool   // no pods come
+	Held    bool   // a pod does not leave it
+	Trouble string // it is not ready, and says this
 }
 
 // replaced is a dead replica and who has its vote.
