@@ -23,9 +23,10 @@ func removeCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "remove NAME",
 		Short: "Take a machine of the file out of the cluster, by ssh",
-		Long: "Take a machine of the file out of the cluster, by ssh: its pods leave it, as disruption budgets let them; its replica leaves\n" +
-			"the group; Keelson is taken off it, with all data; its Node is deleted. It is refused when the control plane would lose its\n" +
-			"majority. What was cut off goes on when it is run again. Afterwards, take the machine out of the file, or 'up' takes it in again.\n" +
+		Long: "Take a machine of the file out of the cluster, by ssh: its pods leave it, as disruption budgets let them, while its node is ready;\n" +
+			"its replica leaves the group; Keelson is taken off it, with all data; its Node is deleted. It is refused when the control plane\n" +
+			"would lose its majority. What was cut off goes on when it is run again. Afterwards, take the machine out of the file, or 'up'\n" +
+			"takes it in again.\n" +
 			"A replica whose vote a standby has got while it was away is taken off its machine like this, too; it comes back as a standby.",
 		Example: "  kctl cluster remove w3 -f cluster.yaml\n  kctl cluster remove cp2 -f cluster.yaml --lost",
 		Args:    cobra.ExactArgs(1),

@@ -29,6 +29,8 @@ func (s *Site) removal(ctx context.Context, step plan.Step) (err error) {
 	switch step.Do {
 	case plan.Drain:
 		_, err = s.kctl(ctx, drainLimit+apiLimit, "drain", name, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout="+drainLimit.String())
+	case plan.Cordon:
+		_, err = s.kctl(ctx, apiLimit, "cordon", name)
 	case plan.Leave:
 		if _, err = s.kctl(ctx, apiLimit, "cluster", "member", "remove", name); err == nil {
 			err = s.awaitLeft(ctx, name)

@@ -212,12 +212,31 @@ echo %[4]s
 // between stands between what two programs say.
 const between = "-----"
 
+// noAnswer are words of a kctl that asked in vain: the replica of its machine is not there, does not lead or know who does, or does not
+// let it in, as with a kubeconfig that has expired. Another one may answer.
+var noAnswer = []string{
+	"connection refused", "connection to the server", "connect to the server", "no route to host", "network is unreachable", "connection reset",
+	"broken pipe", "connection lost", "connection has ended", "connection ended", "i/o timeout", "handshake timeout", "client.timeout", "context deadline exceeded", ": eof", "unexpected eof",
+	"no leader", "serviceunavailable", "internalerror", "(timeout)", "unable to handle the request", "in the time allotted",
+	"x509: ", "tls: ", "unauthorized", "logged in to the server", "admin.kubeconfig", "invalid configuration",
+}
+
+// answered says whether a kctl that failed had an answer, which is that of the cluster: then no other machine is asked.
+func answered(err error) bool {
+	var failed *machines.Failed
+	if !errors.As(err, &failed) || failed.Status != 1 {
+		return false // the machine was not reached, or has no kctl that runs to its end
+	}
+	said := strings.ToLower(failed.Said)
+	return !slices.ContainsFunc(noAnswer, func(words string) bool { return strings.Contains(said, words) })
+}
+
 // kctl asks the cluster through the first of its machines that gets an answer. Each word is one of the command line.
 func (s *Site) kctl(ctx context.Context, limit time.Duration, words ...string) (string, error) {
 	return s.kctlAt(ctx, s.administrators(), limit, words...)
 }
 
-// kctlAt asks the first of some machines that gets an answer.
+// kctlAt asks the first of some machines that gets an answer. That the cluster refuses is one.
 func (s *Site) kctlAt(ctx context.Context, at []string, limit time.Duration, words ...string) (string, error) {
 	// What kctl keeps of the API goes with what else is in the folder.
 	script := `root=${DESTDIR:-}; export KUBECACHEDIR="$root` + machines.Cache + `/kube"; exec "$root/usr/bin/kctl" --kubeconfig "$root` + adminKubeconfig + `"`
@@ -231,7 +250,7 @@ func (s *Site) kctlAt(ctx context.Context, at []string, limit time.Duration, wor
 			return out, nil
 		}
 		errs = append(errs, err)
-		if ctx.Err() != nil {
+		if ctx.Err() != nil || answered(err) {
 			break
 		}
 	}

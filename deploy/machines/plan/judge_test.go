@@ -149,6 +149,7 @@ func TestRemove(t *testing.T) {
 		{"a worker", State{Known: true, Members: member("yes"), Nodes: map[string]Node{"w1": {Ready: true}}}, installed, "w1", false, "drain uninstall forget"},
 		{"what was cut off before the Node went, on a machine with CNI plugins of others", State{Known: true, Members: member("yes"), Nodes: map[string]Node{"w1": {Ready: true}}}, others, "w1", false, "drain forget"},
 		{"a machine with CNI plugins of others", State{Known: true, Members: member("yes")}, others, "w1", false, ""},
+		{"a worker that is not ready", State{Known: true, Members: member("yes"), Nodes: map[string]Node{"w1": {}}}, installed, "w1", false, "cordon uninstall forget"},
 		{"a worker that is lost", State{Known: true, Members: member("yes"), Nodes: map[string]Node{"w1": {}}}, machines.Facts{}, "w1", true, "forget"},
 		{"what was cut off after the Node went", State{Known: true, Members: member("yes")}, installed, "w1", false, "uninstall"},
 		{"what is gone", State{Known: true, Members: member("yes")}, emptyFacts(), "w1", false, ""},

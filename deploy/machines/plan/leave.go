@@ -28,12 +28,12 @@ func Remove(c machines.Cluster, name string, f machines.Facts, s State, lost boo
 	step := func(d Deed, why string) { steps = append(steps, Step{Machine: name, Do: d, Why: []string{why}}) }
 	node, isNode := s.Nodes[name]
 	_, isMember := s.Members[name]
-	if isNode && !lost {
-		why := "pods leave it for other nodes"
-		if !node.Ready {
-			why = "no pod comes to it any more" // those that are there end with the Node
-		}
-		step(Drain, why)
+	switch {
+	case lost || !isNode:
+	case node.Ready:
+		step(Drain, "pods leave it for other nodes")
+	default: // no agent would say that a pod has ended
+		step(Cordon, "it is not ready: no pod comes to it any more, and those that are there end with the Node")
 	}
 	if isMember {
 		if err := mayLeave(name, s); err != nil {

@@ -69,6 +69,7 @@ const (
 	Agent        Deed = "agent"     // has install.sh make or change a worker's agent
 	Mark         Deed = "node"      // gives the Node the labels and taints of the file
 	Drain        Deed = "drain"     // has the pods leave a node
+	Cordon       Deed = "cordon"    // has no further pods come to a node
 	Leave        Deed = "leave"     // takes a replica out of the group
 	Uninstall    Deed = "uninstall" // has uninstall.sh take everything away
 	Forget       Deed = "forget"    // deletes the Node

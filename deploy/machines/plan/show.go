@@ -36,6 +36,8 @@ func (s Step) String() string {
 		return "labels and taints of the node"
 	case Drain:
 		return "drain the node"
+	case Cordon:
+		return "cordon the node"
 	case Leave:
 		return "leave the group of replicas"
 	case Uninstall:

@@ -1,0 +1,39 @@
+package execute
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"keelson.dev/keelson/deploy/machines"
+)
+
+// What the cluster refuses is its answer; who gets none asks another replica.
+func TestAnswered(t *testing.T) {
+	for said, want := range map[string]bool{
+		`Error from server (NotFound): nodes "w9" not found`:     true,
+		`Error from server (Forbidden): nodes "w1" is forbidden`: true,
+		`error: unable to drain node "w1" due to error: error when waiting for pod "a" in namespace "default" to terminate: global timeout reached: 10m0s, continuing command...`: true,
+		`kctl cluster member remove: raftstore: no such member: "cp9" is not among cp1, cp2, cp3`:                                                                                 true,
+		`kctl cluster member remove: raftstore: change would leave no majority: of the voters that would be left only 1 of 2 can be reached`:                                      true,
+		`The connection to the server 192.0.2.11:6443 was refused - did you specify the right host or port?`:                                                                      false,
+		`Unable to connect to the server: dial tcp 192.0.2.11:6443: connect: no route to host`:                                                                                    false,
+		`Unable to connect to the server: net/http: TLS handshake timeout`:                                                                                                        false,
+		`kctl cluster status: Get "https://192.0.2.11:6443/cluster/status": dial tcp 192.0.2.11:6443: connect: connection refused`:                                                false,
+		`Get "https://192.0.2.11:6443/cluster/status": EOF`:                                                                                                                       false,
+		`error: You must be logged in to the server (Unauthorized)`:                                                                                                               false,
+		`Unable to connect to the server: remote error: tls: expired certificate`:                                                                                                 false,
+		`Error from server (ServiceUnavailable): update nodes "w1": the store has no leader`:                                                                                      false,
+		`Error from server (Timeout): the server was unable to return a response in the time allotted`:                                                                            false,
+		`error: stat /var/lib/keelson/controlplane/admin.kubeconfig: no such file or directory`:                                                                                   false,
+	} {
+		if got := answered(fmt.Errorf("cp1: %w", &machines.Failed{Status: 1, Said: said})); got != want {
+			t.Errorf("%s: %v, want %v", said, got, want)
+		}
+	}
+	for _, err := range []error{errors.New("cp1: the connection has ended"), &machines.Failed{Status: -1}, &machines.Failed{Status: 127, Said: "sh: kctl: not found"}} {
+		if answered(err) {
+			t.Errorf("%v is taken for an answer", err)
+		}
+	}
+}
