@@ -155,6 +155,61 @@ func (s *site) cluster() (c struct {
 	return c
 }
 
+// Settings that agents refuse change nothing. Those with which they start and end cost the first one a restart, and no other anything.
+func TestWrongSettingsCostAtMostOneWorker(t *testing.T) {
+	s := newSite(t)
+	hosts := []string{"cp1 192.0.2.11 controlplane", "w1 192.0.2.21 worker", "w2 192.0.2.22 worker", "w3 192.0.2.23 worker"}
+	up := func(agent string) (map[string]map[string]string, string) {
+		t.Helper()
+		s.write("agent: {"+agent+"}\n", hosts...)
+		said, err := s.kctl("up")
+		trees := map[string]map[string]string{}
+		for name, m := range s.all {
+			trees[name] = m.tree(t)
+			delete(trees[name], "/run/keelson-install.lock")
+			delete(trees[name], "/run/keelson/changed")
+		}
+		if err != nil {
+			return trees, err.Error()
+		}
+		return trees, "good: " + said
+	}
+	good, said := up("max-pods: 60")
+	if !strings.HasPrefix(said, "good: ") {
+		t.Fatal(said)
+	}
+	starts := s.cluster().Starts
+	is, said := up("max-pod: 60")
+	if want := `install: nothing was changed, since /etc/keelson/agent.yaml would be wrong: keelson-agent: /etc/keelson/agent.yaml, line 7: unknown key "max-pod": the nearest is max-pods`; !strings.HasPrefix(said, "change the agent: w1: ") || !strings.HasSuffix(said, want) {
+		t.Errorf("%s\nwant %s", said, want)
+	}
+	for name := range s.all {
+		if !maps.Equal(good[name], is[name]) {
+			t.Errorf("%s has changed: %v", name, is[name])
+		}
+	}
+	if is := s.cluster().Starts; !maps.Equal(is, starts) {
+		t.Errorf("daemons were started: %v, want %v", is, starts)
+	}
+	is, said = up("max-pods: 666")
+	if want := "install: keelson-agent did not start, or has ended, with its new settings: /etc/keelson/agent.yaml is as it was before, and it runs with that"; !strings.HasPrefix(said, "change the agent: w1: ") || !strings.Contains(said, want) {
+		t.Errorf("%s\nwant %s", said, want)
+	}
+	for name := range s.all {
+		delete(is[name], "/etc/keelson/agent.yaml.before")
+		if !maps.Equal(good[name], is[name]) {
+			t.Errorf("%s has changed: %v", name, is[name])
+		}
+	}
+	starts["w1 keelson-agent"] += 2
+	if is := s.cluster().Starts; !maps.Equal(is, starts) {
+		t.Errorf("daemons were started: %v, want %v", is, starts)
+	}
+	if _, said = up("max-pods: 70"); !strings.HasPrefix(said, "good: ") {
+		t.Error(said)
+	}
+}
+
 var everyPoint = flag.Bool("machines.everypoint", false, "cut 'kctl cluster up' off at every place that there is, not at some")
 
 // What is cut off at any place of any script ends well with the next run: one cluster, all machines in it, nothing to do.

@@ -243,11 +243,8 @@ func Flags(fs *flag.FlagSet) *Config {
 	return c
 }
 
-// Complete fills in what follows from the rest and says what is missing or wrong, naming the flag.
-func (c *Config) Complete() error {
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
+// Check says what is missing or wrong, naming the flag, as far as it does not depend on what the machine has. It changes nothing.
+func (c *Config) Check() error {
 	if msgs := validation.IsDNS1123Subdomain(c.NodeName); len(msgs) > 0 {
 		return fmt.Errorf("--node-name %q: %s", c.NodeName, msgs[0])
 	}
@@ -264,6 +261,17 @@ func (c *Config) Complete() error {
 	}
 	if c.FenceAfter != 0 && (c.FenceAfter < leastFence || c.FenceAfter%time.Second != 0) {
 		return fmt.Errorf("--fence-after %s: want whole seconds, %s at least, or 0 for never", c.FenceAfter, leastFence)
+	}
+	return nil
+}
+
+// Complete fills in what follows from the rest, after Check.
+func (c *Config) Complete() error {
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if err := c.Check(); err != nil {
+		return err
 	}
 	if c.MaxPods == 0 {
 		c.MaxPods = 110

@@ -42,6 +42,13 @@ func main() {
 		fmt.Println("keelson-agent version", version)
 		return
 	}
+	if len(os.Args) > 1 && os.Args[1] == "check" {
+		if err := check(os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, "keelson-agent:", err)
+			os.Exit(2)
+		}
+		return
+	}
 	cfg := node.Flags(flag.CommandLine)
 	verbose := flag.Bool("verbose", false, "log every action")
 	apply := node.Configured(flag.CommandLine)
@@ -50,7 +57,7 @@ func main() {
 	leaves := flag.NArg() == 1 && flag.Arg(0) == "remove-network"
 	goesDown := flag.NArg() == 1 && flag.Arg(0) == "end-pods"
 	if flag.NArg() > 0 && !leaves && !goesDown {
-		fail(2, "unexpected argument "+flag.Arg(0)+": there are remove-network, for a node that leaves its cluster, and end-pods, for a machine that goes down; see --help")
+		fail(2, "unexpected argument "+flag.Arg(0)+": there are check, which judges settings, remove-network, for a node that leaves its cluster, and end-pods, for a machine that goes down; see --help")
 	}
 	if !leaves {
 		if err := apply(); err != nil {
@@ -96,12 +103,38 @@ func main() {
 	}
 }
 
+// check judges the settings that an agent with this command line would have. What it says is that of an agent that starts: it can be
+// asked before a file of settings takes the place of one that is good.
+func check(args []string) error {
+	fs := flag.NewFlagSet("keelson-agent check", flag.ContinueOnError)
+	fs.SetOutput(io.Discard) // the error says it
+	cfg := node.Flags(fs)
+	fs.Bool("verbose", false, "")
+	apply := node.Configured(fs)
+	err := fs.Parse(args)
+	if errors.Is(err, flag.ErrHelp) {
+		usage()
+		return nil
+	}
+	if err == nil && fs.NArg() > 0 {
+		err = fmt.Errorf("check takes flags alone, and %s is none: the file of settings is that of --config", fs.Arg(0))
+	}
+	if err == nil {
+		err = apply()
+	}
+	if err != nil {
+		return err
+	}
+	return cfg.Check()
+}
+
 func usage() {
 	out := flag.CommandLine.Output()
 	fmt.Fprint(out, `Runs the pods of one Linux machine.
 
   keelson-agent --server 192.0.2.11:6444 --token-file /var/lib/keelson/token
   keelson-agent --config /etc/keelson/agent.yaml
+  keelson-agent check                 # says what is wrong with its settings, and does nothing else; it takes the same flags
   keelson-agent remove-network        # of a node that leaves its cluster
   keelson-agent end-pods              # of a machine that goes down, when the agent has ended; keelson-pods.service does it
   keelson-agent --version

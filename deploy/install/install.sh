@@ -248,35 +248,59 @@ list() {
   echo "[$out]"
 }
 
-# settings writes a daemon's file, unless somebody has changed it.
-settings() { # NAME
-  file=/etc/keelson/$1.yaml
-  umask 077
+# prepare makes $yaml the place of a daemon's settings, and $new the file that this machine is to get, or '' where
+# one stays that somebody has changed.
+prepare() { # NAME
+  yaml=/etc/keelson/$1.yaml new=$work/settings former=''
   if [ -n "$given" ]; then
-    if [ -e "$root$file" ] && ! cmp -s "$given" "$root$file"; then cp "$root$file" "$root$file.before"; fi
-    put "$given" "$file" 600 "keelson-$1"
-    return 0
-  fi
-  {
-    cat "$tree/etc/keelson/$1.yaml"
-    echo "# Written by install.sh:"
-    if [ "$1" = agent ]; then
-      echo "server: $(list "$servers")"
-      echo "token-file: /var/lib/keelson/join-token"
-      [ -z "$name" ] || echo "node-name: \"$name\""
-      [ -z "$node_ip" ] || echo "node-ip: [\"$node_ip\"]"
-    else
-      echo "advertise-address: \"$address\""
-      [ -z "$name" ] || echo "name: \"$name\""
+    new=$given
+  else
+    {
+      cat "$tree/etc/keelson/$1.yaml"
+      echo "# Written by install.sh:"
+      if [ "$1" = agent ]; then
+        echo "server: $(list "$servers")"
+        echo "token-file: /var/lib/keelson/join-token"
+        [ -z "$name" ] || echo "node-name: \"$name\""
+        [ -z "$node_ip" ] || echo "node-ip: [\"$node_ip\"]"
+      else
+        echo "advertise-address: \"$address\""
+        [ -z "$name" ] || echo "name: \"$name\""
+      fi
+    } >"$new"
+    if [ -e "$root$yaml" ] && ! cmp -s "$new" "$root$yaml" && ! cmp -s "$tree/etc/keelson/$1.yaml" "$root$yaml"; then
+      say "kept $yaml, which is there and says something else than this command: what differs is"
+      diff "$root$yaml" "$new" | sed -n 's/^[<>]/install:   &/p' || true
+      new=''
     fi
-  } >"$work/settings"
-  if cmp -s "$work/settings" "$root$file"; then return 0; fi
-  if [ -e "$root$file" ] && ! cmp -s "$tree/etc/keelson/$1.yaml" "$root$file"; then
-    say "kept $file, which is there and says something else than this command: what differs is"
-    diff "$root$file" "$work/settings" | sed -n 's/^[<>]/install:   &/p' || true
-    return 0
   fi
-  put "$work/settings" "$file" 600 "keelson-$1"
+  judged "$1" "${new:-$root$yaml}"
+}
+
+# judged has the daemon of this release judge its settings, before anything is changed: one that runs would end for a letter too many.
+# It is told of the file alone: where a unit of the operator's says more, what it refuses may be what the daemon takes.
+judged() { # NAME FILE
+  if said=$("$tree/usr/bin/keelson-$1" check --config "$2" 2>&1); then return 0; fi
+  # The file as it will be called: the other one may be a temporary one.
+  case $said in *"$2"*) said=${said%%"$2"*}$yaml${said#*"$2"} ;; esac
+  for f in "$root/etc/systemd/system/keelson-$1.service" "$root/etc/systemd/system/keelson-$1.service.d"/*; do
+    grep -Eqs '^(Environment|EnvironmentFile|ExecStart)=' "$f" || continue
+    say "$said, unless $f says otherwise"
+    return 0
+  done
+  die "nothing was changed, since $yaml would be wrong: $said"
+}
+
+# settings puts what was prepared.
+settings() { # NAME
+  [ -n "$new" ] || return 0
+  umask 077
+  if [ -e "$root$yaml" ] && ! cmp -s "$new" "$root$yaml"; then
+    former=$work/former
+    cp "$root$yaml" "$former"
+    [ -z "$given" ] || cp "$root$yaml" "$root$yaml.before"
+  fi
+  put "$new" "$yaml" 600 "keelson-$1"
 }
 
 own_address() {
@@ -360,23 +384,53 @@ agent() {
   run keelson-agent
 }
 
-# run has systemd run a daemon, as a new program where something has changed: pods go on meanwhile.
+# run has systemd run a daemon, as a new program where something has changed: pods go on meanwhile. One that ends with new settings
+# gets those of before again.
 run() { # DAEMON
   systemctl daemon-reload
   systemctl enable --quiet "$1.service"
   if ! systemctl is-active --quiet "$1.service"; then
     say "starting $1"
-    systemctl start "$1.service" || die "$1 did not start: journalctl -u $1"
+    deed=start
   elif [ -e "$notes/$1" ]; then
     say "restarting $1, since something has changed"
-    systemctl restart "$1.service" || die "$1 did not start: journalctl -u $1"
+    deed=restart
   else
     say "$1 is running, and nothing has changed"
+    deed=
+  fi
+  if [ -n "$deed" ] && ! systemctl "$deed" "$1.service" || ! stays "$1"; then
+    lately "$1"
+    restored "$1"
   fi
   rm -f "$notes/$1"
   rmdir "$notes" 2>/dev/null || true
-  sleep 1 # what is wrong with its settings a daemon says at once, and ends
-  systemctl is-active --quiet "$1.service" || die "$1 has ended: journalctl -u $1 says why"
+}
+
+# stays says whether a daemon goes on. What is wrong it says at once, and ends; a second later systemd has it run again, as another process.
+stays() { # DAEMON
+  before=$(systemctl show -p MainPID "$1.service")
+  sleep 2
+  systemctl is-active --quiet "$1.service" && [ "$(systemctl show -p MainPID "$1.service")" = "$before" ]
+}
+
+lately() { # DAEMON: its last words
+  command -v journalctl >/dev/null || return 0
+  journalctl -u "$1.service" -n 5 -o cat --no-pager 2>/dev/null | sed 's/^/install:   /' >&2 || true
+}
+
+# restored has a daemon that has ended run with the settings of before, where they have changed, and is an error in any case.
+restored() { # DAEMON
+  [ -n "$former" ] || die "$1 did not start, or has ended: journalctl -u $1 says why"
+  new=$former
+  (umask 077 && put "$new" "$yaml" 600) >/dev/null
+  [ "$role" = agent ] || rights
+  systemctl daemon-reload
+  if systemctl restart "$1.service" && stays "$1"; then
+    rm -f "$notes/$1"
+    die "$1 did not start, or has ended, with its new settings: $yaml is as it was before, and it runs with that; journalctl -u $1 says why"
+  fi
+  die "$1 did not start, or has ended, with its new settings, and with those of before, which are in $yaml again: journalctl -u $1 says why"
 }
 
 arguments "$@"
@@ -384,6 +438,10 @@ machine
 [ "$role" = agent ] || own_address
 release
 lock
+case $role in
+server) prepare controlplane ;;
+agent) prepare agent ;;
+esac
 programs
 "$role"
 say "done; 'journalctl -u keelson-*' shows what the daemons say"

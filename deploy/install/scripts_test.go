@@ -657,3 +657,117 @@ func TestAnInitThatWasCutOff(t *testing.T) {
 		t.Errorf("no init among %q", called)
 	}
 }
+
+// judging has the daemons of a release refuse settings in which a word stands, as 'check' of the real ones does.
+func (m *machine) judging(unpacked, word string) {
+	for _, daemon := range []string{"keelson-agent", "keelson-controlplane"} {
+		path := filepath.Join(unpacked, "usr/bin", daemon)
+		raw, err := os.ReadFile(path)
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		m.file(path, string(raw)+`if [ "$1 $2" = "check --config" ] && grep -q `+word+` "$3"; then echo "`+daemon+`: $3, line 1: unknown key" >&2; exit 2; fi
+`, 0o755)
+	}
+}
+
+// Settings that the daemon would refuse are refused before anything is changed, in its words: those that are brought, and those that a
+// machine has and keeps.
+func TestSettingsThatAreWrong(t *testing.T) {
+	for _, c := range []struct{ role, daemon, file string }{{"agent", "keelson-agent", "/etc/keelson/agent.yaml"}, {"server", "keelson-controlplane", "/etc/keelson/controlplane.yaml"}} {
+		t.Run(c.role, func(t *testing.T) {
+			m := newMachine(t)
+			unpacked, _ := m.release()
+			m.judging(unpacked, "max-pod:")
+			script, settings := filepath.Join(unpacked, "install.sh"), filepath.Join(m.root, "tmp/settings")
+			refused := func(args ...string) {
+				t.Helper()
+				before := m.tree()
+				said, called, err := m.run(script, append([]string{c.role}, args...)...)
+				want := "install: nothing was changed, since " + c.file + " would be wrong: " + c.daemon + ": " + c.file + ", line 1: unknown key\n"
+				if err == nil || !strings.HasSuffix(said, want) {
+					t.Errorf("%v: %s\nwant %s", err, said, want)
+				}
+				const lock = "/run/keelson-install.lock"
+				if after := m.tree(); !equal(without(before, lock), without(after, lock)) {
+					t.Errorf("something has changed: %v", after)
+				}
+				if slices.ContainsFunc(called, func(s string) bool { return strings.HasPrefix(s, "systemctl") }) {
+					t.Errorf("called %q", called)
+				}
+			}
+			bring := []string{"--settings", settings, "--server", "192.0.2.11", "--token", "keelson1.x"}
+			if c.role == "agent" {
+				bring = slices.Delete(bring, 2, 4)
+			}
+			m.file(settings, "max-pod: 60\n", 0o600)
+			refused(bring...)
+			m.file(settings, "max-pods: 60\n", 0o600)
+			if said, _, err := m.run(script, append([]string{c.role}, bring...)...); err != nil {
+				t.Fatalf("%v: %s", err, said)
+			}
+			m.file(settings, "max-pod: 60\n", 0o600)
+			m.file(filepath.Join(m.root, "usr/bin/kctl"), "older", 0o755)
+			refused(bring...)
+			m.file(filepath.Join(m.root, c.file), "max-pod: 60\n", 0o600)
+			refused("--server", "192.0.2.11", "--token", "keelson1.x")
+			// Where the unit says more than the file, the file alone may look wrong.
+			m.file(filepath.Join(m.root, "etc/systemd/system", c.daemon+".service.d/rights.conf"), "[Service]\nCapabilityBoundingSet=CAP_NET_RAW\n", 0o644)
+			refused(bring...)
+			m.file(filepath.Join(m.root, "etc/systemd/system", c.daemon+".service.d/override.conf"), "[Service]\nEnvironment=KEELSON_NAME=x\n", 0o644)
+			if said, _, err := m.run(script, append([]string{c.role}, bring...)...); err != nil || !strings.Contains(said, "override.conf says otherwise") {
+				t.Errorf("%v: %s", err, said)
+			}
+		})
+	}
+}
+
+// A daemon that ends with its new settings all the same gets those of before again, with the rights that go with them, also one that
+// systemd begins anew so fast that it is always found running.
+func TestADaemonThatEndsGetsItsSettingsBack(t *testing.T) {
+	for _, c := range []struct{ name, ends, want string }{
+		{"it does not start", "exit 1", "/etc/keelson/controlplane.yaml is as it was before, and it runs with that"},
+		{"it ends", "rm -f ROOT/active", "/etc/keelson/controlplane.yaml is as it was before, and it runs with that"},
+		{"it ends and is begun again", "touch ROOT/flaps", "/etc/keelson/controlplane.yaml is as it was before, and it runs with that"},
+		{"it ends with both", "touch ROOT/flaps ROOT/always", "and with those of before, which are in /etc/keelson/controlplane.yaml again"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := newMachine(t)
+			unpacked, _ := m.release()
+			script, settings := filepath.Join(unpacked, "install.sh"), filepath.Join(m.root, "tmp/settings")
+			m.fake("systemctl", strings.ReplaceAll(`case $1 in
+is-active) [ -e ROOT/active ] ;;
+start | restart)
+  touch ROOT/active; [ -e ROOT/always ] || rm -f ROOT/flaps
+  if grep -q bad ROOT/etc/keelson/controlplane.yaml; then `+c.ends+`; fi ;;
+show) if [ -e ROOT/flaps ]; then n=$(cat ROOT/tmp/pid 2>/dev/null || echo 1); echo "MainPID=$n"; echo 1$n >ROOT/tmp/pid; else echo MainPID=7; fi ;;
+esac`, "ROOT", m.root))
+			m.fake("journalctl", "echo this is its last word")
+			args := []string{"server", "--settings", settings, "--init"}
+			const good = "name: cp1\nadvertise-address: 192.0.2.11\n"
+			m.file(settings, good, 0o600)
+			if said, _, err := m.run(script, args...); err != nil {
+				t.Fatalf("%v: %s", err, said)
+			}
+			m.file(settings, good+"api-address-shared: 192.0.2.10\nbad: true\n", 0o600)
+			said, called, err := m.run(script, args...)
+			if err == nil || !strings.Contains(said, c.want) || !strings.Contains(said, "install:   this is its last word\n") {
+				t.Errorf("%v: %s\nwant %s", err, said, c.want)
+			}
+			tree := m.tree()
+			if got := tree["/etc/keelson/controlplane.yaml"]; got != "-rw------- "+good {
+				t.Errorf("the settings are %q", got)
+			}
+			if rights, there := tree["/etc/systemd/system/keelson-controlplane.service.d/api-address-shared.conf"]; there {
+				t.Errorf("it has the rights of the new settings: %s", rights)
+			}
+			const restart = "systemctl restart keelson-controlplane.service"
+			inOrder(t, called, restart, "systemctl daemon-reload", restart)
+			for at := range tree {
+				if strings.HasPrefix(at, "/tmp/") && at != "/tmp/settings" && at != "/tmp/pid" {
+					t.Errorf("%s is left", at)
+				}
+			}
+		})
+	}
+}

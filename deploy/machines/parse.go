@@ -318,7 +318,7 @@ func taints(to *[]string) func(*yaml.Node) error {
 	}
 }
 
-// settingsOf takes keys of a daemon's file. Whether the daemon knows them it says itself, when it starts.
+// settingsOf takes keys of a daemon's file. Whether the daemon knows them it says itself, before they are put on a machine.
 func settingsOf(to *Settings) func(*yaml.Node) error {
 	return func(n *yaml.Node) error {
 		if n.Kind != yaml.MappingNode {

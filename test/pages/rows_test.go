@@ -38,6 +38,8 @@ var rows = []row{
 	{line: "kctl cluster remove cp1", by: "TestClusterWithStandbys, " + here},
 	{line: "install.sh --settings FILE", by: "TestSettingsAreBrought"},
 	{line: "systemctl edit keelson-controlplane", why: byMan},
+	{line: "keelson-agent check", by: "TestCheckOfSettings, TestSettingsThatAreWrong"},
+	{line: "keelson-controlplane check", by: "TestSettingsOfTheFile, TestSettingsThatAreGood, TestSettingsThatAreWrong"},
 	{line: "make test-vm", why: itself},
 	{line: "make test-vm-docs", why: itself},
 	{line: "KEEP=DIR make test-vm-docs", why: itself},

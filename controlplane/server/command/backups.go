@@ -14,7 +14,7 @@ func backupFlags(c *cobra.Command, o *backups.Options) (check func() error) {
 	f.StringArrayVar(&o.To.Keys, "backup-recipient", nil, "recipient of age, age1..., to whom these backups are sealed instead of under the store's key (repeatable)")
 	f.StringVar(&o.To.File, "backup-recipients-file", "", "file of such recipients, one per line, read before each backup")
 	f.IntVar(&o.Keep, "backup-keep", 14, "how many of this replica's backups stay there, in a bucket of the whole cluster's; the oldest go first, and only after a good one")
-	return o.Check
+	return func() error { return o.Check() } // of what the flags are set to by then
 }
 
 // placeFlags adds where backups are that replicas make by themselves.

@@ -32,7 +32,7 @@ func New(version string) *cobra.Command {
 		Version:       version,
 		SilenceErrors: true, SilenceUsage: true,
 	}
-	root.AddCommand(initCommand(), joinCommand(), runCommand(version),
+	root.AddCommand(initCommand(), joinCommand(), runCommand(version), checkCommand(version),
 		restoreCommand(), verifyCommand(), recoverCommand(), rebuildCommand(), convertCommand(), group(backupCommand(version)), group(keysCommand()), group(peerCACommand()), inspectCommand(), addFamilyCommand())
 	// The second line is what an upgrade goes by: no replica goes back below the level of what is stored.
 	// It is no template's: one that is set by name brings every method of every type into the program.
@@ -143,8 +143,6 @@ func entryImage(version string) string {
 }
 
 func runCommand(version string) *cobra.Command {
-	cfg := server.Config{Version: version}
-	eviction, debug := 0, false
 	c := &cobra.Command{
 		Use:   "run",
 		Short: "Run this replica",
@@ -155,6 +153,52 @@ func runCommand(version string) *cobra.Command {
 			"  keelson-controlplane run --advertise-address 192.0.2.11 --backup-schedule '30 2 * * *' --backup-folder /backups",
 		Args: cobra.NoArgs,
 	}
+	judged := runFlags(c, version)
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		cfg, err := judged()
+		if err != nil {
+			return err
+		}
+		level := slog.LevelInfo
+		if debug, _ := c.Flags().GetBool("debug"); debug {
+			level = slog.LevelDebug
+		}
+		cfg.Recent = recent.New(recentLog)
+		cfg.Log = slog.New(slog.NewTextHandler(io.MultiWriter(os.Stderr, cfg.Recent), &slog.HandlerOptions{Level: level})).With("replica", cfg.Name)
+		cfg.Flags = flagValues(c)
+		memory.Limit(cfg.MemoryLimit)
+		if err := memory.Shield(memory.Daemon); err != nil {
+			cfg.Log.Warn("this replica cannot be shielded from the OOM killer", "error", err)
+		}
+		return server.Run(c.Context(), cfg)
+	}
+	return c
+}
+
+func checkCommand(version string) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "check",
+		Short: "Say what is wrong with the settings of run, and do nothing else",
+		Long: "Say what 'run' would refuse of the file of settings, the environment and the command line, of which it takes the same flags.\n" +
+			"The replica is not touched: it may run, or not be there yet.",
+		Example: "  keelson-controlplane check --config /etc/keelson/controlplane.yaml",
+		Args:    cobra.NoArgs,
+	}
+	judged := runFlags(c, version)
+	c.RunE = func(*cobra.Command, []string) error {
+		cfg, err := judged()
+		if err != nil {
+			return err
+		}
+		return server.Check(cfg)
+	}
+	return c
+}
+
+// runFlags adds the flags of run, and returns what judges them, once they have their values, and makes a configuration of them.
+func runFlags(c *cobra.Command, version string) (judged func() (server.Config, error)) {
+	cfg := server.Config{Version: version}
+	eviction := 0
 	identity(c, &cfg)
 	c.Flags().StringVar(&cfg.SharedAPI, "api-address-shared", "",
 		"IPv4 address of the replicas' link that the leader adds to its machine and announces, so that the API has one that follows it (docs/install.md); the same on every replica")
@@ -172,39 +216,25 @@ func runCommand(version string) *cobra.Command {
 	keeping := backupFlags(c, &cfg.Backups)
 	c.Flags().DurationVar(&cfg.ShutdownDelay, "shutdown-delay-duration", defaultShutdownDelay,
 		"for how long a replica that was told to end still answers, not ready, so that nobody sends it more")
-	c.Flags().BoolVar(&debug, "debug", false, "log more")
+	c.Flags().Bool("debug", false, "log more")
 	finish := storeFlags(c, &cfg.Store)
 	var limit string
 	c.Flags().StringVar(&limit, "memory-limit", "", "memory that this replica may take: what it keeps is bounded by it, and what it takes on at once (default: half of the machine's or control group's)")
-	c.RunE = func(c *cobra.Command, _ []string) error {
+	return func() (server.Config, error) {
 		if eviction < 0 {
-			return fmt.Errorf("--eviction-seconds %d: want 0 or more", eviction)
+			return cfg, fmt.Errorf("--eviction-seconds %d: want 0 or more", eviction)
 		}
 		if cfg.ShutdownDelay < 0 {
-			return fmt.Errorf("--shutdown-delay-duration %v: want 0 or more", cfg.ShutdownDelay)
+			return cfg, fmt.Errorf("--shutdown-delay-duration %v: want 0 or more", cfg.ShutdownDelay)
 		}
 		if err := errors.Join(finish(), access(), plugins(), rebalances(), replaces(), keeping()); err != nil {
-			return err
+			return cfg, err
 		}
-		level := slog.LevelInfo
-		if debug {
-			level = slog.LevelDebug
-		}
-		cfg.Recent = recent.New(recentLog)
-		cfg.Log = slog.New(slog.NewTextHandler(io.MultiWriter(os.Stderr, cfg.Recent), &slog.HandlerOptions{Level: level})).With("replica", cfg.Name)
-		cfg.Flags = flagValues(c)
 		cfg.PodEviction = time.Duration(eviction) * time.Second
 		var err error
-		if cfg.MemoryLimit, err = memoryLimit(limit); err != nil {
-			return err
-		}
-		memory.Limit(cfg.MemoryLimit)
-		if err := memory.Shield(memory.Daemon); err != nil {
-			cfg.Log.Warn("this replica cannot be shielded from the OOM killer", "error", err)
-		}
-		return server.Run(c.Context(), cfg)
+		cfg.MemoryLimit, err = memoryLimit(limit)
+		return cfg, err
 	}
-	return c
 }
 
 // recentLog is how much of its log a replica remembers, in bytes.

@@ -29,6 +29,16 @@ func TestSettingsOfTheFile(t *testing.T) {
 		{"run", at + "cluster-cidr: 10.0.0.0/8\nhistory-revisions: 10", "", "--history-revisions 10: want at least 1000"}, // init's keys may stay
 		{"join", at + "server: [192.0.2.1]\ntoken: x", "", "token"},
 		{"convert-log", at + "log-store: etcd", "", `--to "": want bolt or wal`},
+		{"check", at + "store-quota: 1Mi", "", "--store-quota 1048576 bytes: want at least 16Mi"},
+		{"check", at + "store-quota: 4Gx", "", `--store-quota "4Gx": want a size such as 512Mi or 8Gi`},
+		{"check", at + "store_quota: 1Gi", "", `line 4: unknown key "store_quota": the nearest is store-quota`},
+		{"check", at + "eviction-seconds: -1", "", "--eviction-seconds -1"},
+		{"check", at + "backup-folder: /backups", "", "--backup-folder says where, and nothing says when"},
+		{"check", at + "scheduler-config: /does/not/exist", "", "/does/not/exist"},
+		{"check", at + "admission-control-config-file: /does/not/exist", "", "/does/not/exist"},
+		{"check", at + "audit-log-mode: strict", "", `--audit-log-mode "strict": want batch or blocking-strict`},
+		{"check", at + "audit-policy-file: /does/not/exist", "", "/does/not/exist"},
+		{"check", "name: cp1\n", "", "--advertise-address"},
 		{"init", at, "", "belongs to a cluster already"}, // there is a cluster in the folder that the file names
 	} {
 		t.Run(c.args+" "+strings.TrimPrefix(c.file, at)+c.env, func(t *testing.T) {
@@ -47,6 +57,22 @@ func TestSettingsOfTheFile(t *testing.T) {
 	}
 	if _, err := run("run", "--config=/does/not/exist"); err == nil || !strings.Contains(err.Error(), "/does/not/exist") {
 		t.Errorf("a file that is named must exist: %v", err)
+	}
+}
+
+// Settings that are good are called so where there is no replica yet, and none is made.
+func TestSettingsThatAreGood(t *testing.T) {
+	dir := t.TempDir()
+	path, data := filepath.Join(dir, "controlplane.yaml"), filepath.Join(dir, "data")
+	file := "name: cp1\nadvertise-address: 192.0.2.11\ndata-dir: " + data + "\nstore-quota: 4Gi\ncluster-cidr: 10.1.0.0/16\ndebug: true\n"
+	if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := run("check", "--config="+path); err != nil || out != "" {
+		t.Errorf("%v: %s", err, out)
+	}
+	if _, err := os.Stat(data); err == nil {
+		t.Errorf("it made %s", data)
 	}
 }
 

@@ -18,7 +18,7 @@ import (
 )
 
 // Install carries out what plan.Make has planned: uploads first, side by side; then replicas, one after the other, each ready before
-// the next; then agents, side by side; then it waits until the nodes are ready, and gives them their labels and taints.
+// the next; then an agent, and the others side by side; then it waits until the nodes are ready, and gives them their labels and taints.
 func (s *Site) Install(ctx context.Context, steps []plan.Step) error {
 	steps = plan.InOrder(steps)
 	if err := s.upload(ctx, of(steps, plan.Upload)); err != nil {
@@ -213,7 +213,14 @@ func (s *Site) awaitReplicas(ctx context.Context, names []string) error {
 	return nil
 }
 
+// agents makes and changes them, the first one alone: what is wrong with a release or a setting of them all costs one worker.
 func (s *Site) agents(ctx context.Context, steps []plan.Step) error {
+	if len(steps) > 1 {
+		if err := s.agent(ctx, steps[0]); err != nil {
+			return err
+		}
+		steps = steps[1:]
+	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(agentsAtOnce)
 	for _, step := range steps {
@@ -221,17 +228,21 @@ func (s *Site) agents(ctx context.Context, steps []plan.Step) error {
 			if ctx.Err() != nil {
 				return nil // another one has failed: this one is not begun
 			}
-			token := ""
-			if step.Begin == plan.Join {
-				var err error
-				if token, err = s.token(ctx, "node", step.Machine, step.Replace); err != nil {
-					return fmt.Errorf("a token for %s: %w", step.Machine, err)
-				}
-			}
-			return s.install(ctx, step, token)
+			return s.agent(ctx, step)
 		})
 	}
 	return g.Wait()
+}
+
+func (s *Site) agent(ctx context.Context, step plan.Step) error {
+	token := ""
+	if step.Begin == plan.Join {
+		var err error
+		if token, err = s.token(ctx, "node", step.Machine, step.Replace); err != nil {
+			return fmt.Errorf("a token for %s: %w", step.Machine, err)
+		}
+	}
+	return s.install(ctx, step, token)
 }
 
 func (s *Site) token(ctx context.Context, role, name string, replace bool) (string, error) {
