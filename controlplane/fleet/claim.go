@@ -29,7 +29,8 @@ func NodeCompanions(obj api.Object, made bool, now time.Time) []api.Companion {
 	if made {
 		return out
 	}
-	r := pki.Revocation{Node: node, UID: string(obj.GetUID()), At: now}
+	r := pki.NewRevocation(node, now)
+	r.UID = string(obj.GetUID())
 	return append(out, api.Companion{Object: r.Record(), Next: func(stored api.Object) api.Object {
 		have, _ := stored.(*v1.Secret)
 		if next := revokedBy(have, r); next != nil {
@@ -74,7 +75,7 @@ func (j *join) tryClaim(ctx context.Context, key string, replace bool) (*v1.Secr
 	}
 	// It had its time, or has to give way. What it was given must not count beside what this one gets.
 	if other {
-		if err := j.srv.Revoke(ctx, pki.Revocation{Node: j.name, At: now}); err != nil {
+		if err := j.srv.record(ctx, pki.NewRevocation(j.name, now)); err != nil {
 			return nil, status.Errorf(codes.Unavailable, "fleet: revoke what was given to another %s: %v", j.name, err)
 		}
 	}

@@ -290,12 +290,14 @@ func (s *Server) RenewCertificate(ctx context.Context, r *fleetv1.RenewRequest) 
 		Groups: []string{api.GroupNodes, api.GroupAuthenticated}}); err != nil {
 		return nil, err
 	}
-	if r, ok, err := s.freshRevocation(ctx, node); err != nil {
+	revoked, ok, err := s.freshRevocation(ctx, node)
+	if err != nil {
 		return nil, err
-	} else if ok && r.Covers(certificateOf(ctx)) {
+	}
+	if ok && revoked.Covers(certificateOf(ctx)) {
 		return nil, errRevoked(node)
 	}
-	cert, err := s.cfg.SignNode(node, r.CsrDer, time.Time{})
+	cert, err := s.cfg.SignNode(node, r.CsrDer, revoked.After())
 	if err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "fleet: renew certificate of node %s: %v", node, err)
 	}

@@ -164,7 +164,8 @@ func (s *Server) nodeHandler() cache.ResourceEventHandlerFuncs {
 		if x := s.view.session(n.Name); x != nil {
 			x.end(errRevoked(n.Name)) // at once, so that it does not write the Node anew
 		}
-		r := pki.Revocation{Node: n.Name, UID: string(n.UID), At: time.Now()}
+		r := pki.NewRevocation(n.Name, time.Now())
+		r.UID = string(n.UID)
 		s.deleted.Lock()
 		s.deletions = append(s.deletions, r)
 		s.deleted.Unlock()
@@ -184,7 +185,7 @@ func (s *Server) revokeDeleted(ctx context.Context) error {
 		s.deletions = nil
 		s.deleted.Unlock()
 		for i, r := range todo {
-			err := s.Revoke(ctx, r)
+			err := s.record(ctx, r)
 			if err == nil {
 				retry.Reset()
 				continue
@@ -224,18 +225,22 @@ func revokedBy(have *v1.Secret, r pki.Revocation) *v1.Secret {
 		if r.UID != "" && was.UID == r.UID {
 			return nil
 		}
-		r.Named = r.Named || was.Named
-		if was.At.After(r.At) {
-			r.At = was.At
-		}
+		r = r.Further(was)
 	}
 	next := have.DeepCopy()
 	next.Type, next.Data = pki.RevocationSecretType, r.Record().Data
 	return next
 }
 
-// Revoke writes the record that revokes a node's certificates. That of a deleted Node which has one already is left.
-func (s *Server) Revoke(ctx context.Context, r pki.Revocation) error {
+// Revoke revokes what a node was given until now, for somebody who names it.
+func (s *Server) Revoke(ctx context.Context, node string) error {
+	r := pki.NewRevocation(node, time.Now())
+	r.Named = true
+	return s.record(ctx, r)
+}
+
+// record writes the record that revokes a node's certificates. That of a deleted Node which has one already is left.
+func (s *Server) record(ctx context.Context, r pki.Revocation) error {
 	c := s.cfg.Client.As(s.cfg.System).ForClusterVerb()
 	for {
 		have, err := client.Get[*v1.Secret](ctx, c, pki.TokenNamespace, pki.RevocationName(r.Node))

@@ -36,6 +36,28 @@ func RevocationName(node string) string {
 	return "revoked-node-" + hex.EncodeToString(sum[:16])
 }
 
+// revocationMargin is how far past its moment a revocation reaches: a replica whose clock is ahead, or that has just read
+// that there is none, signs what would otherwise be later. It is below Backdate: what is issued when the revocation ends is
+// valid at once.
+const revocationMargin = 2 * time.Minute
+
+// NewRevocation revokes all that a node was given until now, by whichever replica.
+func NewRevocation(node string, now time.Time) Revocation {
+	return Revocation{Node: node, At: now.Add(revocationMargin)}
+}
+
+// Further is r on top of an earlier one. It covers what was issued since then, which is as of the earlier one's After.
+func (r Revocation) Further(was Revocation) Revocation {
+	r.Named = r.Named || was.Named
+	if r.UID == "" {
+		r.UID = was.UID // a replica that hears of that deletion late does not revoke once more
+	}
+	if after := was.After(); after.After(r.At) {
+		r.At = after
+	}
+	return r
+}
+
 // Record is the Secret that stands for the revocation.
 func (r Revocation) Record() *corev1.Secret {
 	s := &corev1.Secret{

@@ -35,3 +35,21 @@ func TestRevocation(t *testing.T) {
 		t.Error("any Secret is a revocation")
 	}
 }
+
+// A revocation reaches past its moment, and not so far that what is issued after it were not valid yet; a further one in
+// the same moment covers what was issued after the first, and keeps what the first says.
+func TestRevocationsFollowOneAnother(t *testing.T) {
+	first := NewRevocation("w1", t0)
+	first.UID, first.Named = "u1", true
+	if ahead := first.After().Sub(t0); ahead <= time.Minute || ahead >= Backdate {
+		t.Errorf("it reaches %v past its moment, what is signed is backdated by %v", ahead, Backdate)
+	}
+	issued := &x509.Certificate{NotBefore: first.After().Add(-Backdate)}
+	again := NewRevocation("w1", t0).Further(first)
+	if first.Covers(issued) || !again.Covers(issued) || again.UID != "u1" || !again.Named {
+		t.Errorf("after %+v comes %+v", first, again)
+	}
+	if later := NewRevocation("w1", t0.Add(time.Hour)); later.Further(first).At != later.At {
+		t.Errorf("an hour later: %+v", later.Further(first))
+	}
+}

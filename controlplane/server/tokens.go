@@ -121,7 +121,7 @@ func (r *Replica) serveRevoke(w http.ResponseWriter, req *http.Request, d *deed)
 		return
 	}
 	if err == nil {
-		err = r.fleet.Revoke(req.Context(), pki.Revocation{Node: q.Node, At: time.Now(), Named: true})
+		err = r.fleet.Revoke(req.Context(), q.Node)
 	}
 	if err != nil {
 		refuse(w, http.StatusServiceUnavailable, err)

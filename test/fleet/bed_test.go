@@ -77,6 +77,7 @@ type bed struct {
 	says     map[string][]string      // whom a replica names, where it is not all of them
 	dead     map[string]bool
 	certLife atomic.Int64
+	ahead    atomic.Int64 // by how much the clock of those who sign is
 	tokens   atomic.Int64 // service account tokens minted
 	writes   atomic.Int64
 	noLeases atomic.Bool   // session records cannot be written
@@ -222,7 +223,7 @@ func (b *bed) start(name string) *replica {
 			if life == 0 {
 				life = 24 * time.Hour
 			}
-			return b.trust.SignAgent(csr, node, life, later(time.Now(), atLeast))
+			return b.trust.SignAgent(csr, node, life, later(time.Now().Add(time.Duration(b.ahead.Load())), atLeast))
 		},
 		SignServing: func(node string, csr []byte, seen netip.Addr) ([]byte, error) {
 			return b.trust.SignServing(csr, node, seen, time.Hour, time.Now())

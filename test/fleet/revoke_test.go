@@ -57,7 +57,7 @@ func TestRevoke(t *testing.T) {
 	b.join("w2", nil)
 	b.awaitReady("w2", v1.ConditionTrue)
 	raws := []fleetv1.FleetClient{b.raw("w1", b.replicas["cp1"].address), b.raw("w1", b.replicas["cp2"].address)}
-	if err := b.replicas["cp2"].fleet.Revoke(b.ctx, pki.Revocation{Node: "w1", At: time.Now(), Named: true}); err != nil {
+	if err := b.replicas["cp2"].fleet.Revoke(b.ctx, "w1"); err != nil {
 		t.Fatal(err)
 	}
 	for _, raw := range raws {
@@ -90,6 +90,54 @@ func TestRevoke(t *testing.T) {
 	b.awaitReady("w1", v1.ConditionTrue)
 	if _, err := os.Stat(file); !os.IsNotExist(err) {
 		t.Errorf("the token is still there: %v", err)
+	}
+}
+
+// What a replica whose clock is ahead signs in the moment of a revocation is revoked as well; what is given to the node
+// afterwards is good at once, is renewed by replicas whose clocks are behind, and falls to the next revocation.
+func TestRevocationAndClocks(t *testing.T) {
+	for name, revoke := range map[string]func(*bed) error{
+		"by its name": func(b *bed) error { return b.replicas["cp1"].fleet.Revoke(b.ctx, "w1") },
+		"by deleting it": func(b *bed) error {
+			return client.Delete[*v1.Node](b.ctx, b.client, "", "w1", metav1.DeleteOptions{})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t, "cp1")
+			address := b.replicas["cp1"].address
+			if _, err := client.Create(b.ctx, b.client, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1"}}); err != nil {
+				t.Fatal(err)
+			}
+			renew := func(from fleetv1.FleetClient) fleetv1.FleetClient {
+				key := newKey(t)
+				got, err := from.RenewCertificate(b.ctx, &fleetv1.RenewRequest{CsrDer: request(t, "w1", key)})
+				if err != nil {
+					t.Fatal(err)
+				}
+				return b.shows(got.CertificatePem, key, address)
+			}
+			b.ahead.Store(int64(time.Minute))
+			thief := renew(b.raw("w1", address))
+			b.ahead.Store(int64(-time.Minute))
+			token := b.grant(pki.Grant{Uses: 2, Names: []string{"w1"}, Replace: true})
+			for range 2 {
+				if err := revoke(b); err != nil {
+					t.Fatal(err)
+				}
+				b.out("w1", thief)
+				key := newKey(t)
+				cert, err := b.enrolled(address, token.String(), "w1", key)
+				if err != nil {
+					t.Fatal(err)
+				}
+				thief = renew(renew(b.shows(cert, key, address)))
+				s, _ := hello(b, thief, "w1") // which makes its Node
+				if _, err := s.Recv(); err != nil {
+					t.Fatal(err)
+				}
+				b.awaitReady("w1", v1.ConditionTrue)
+			}
+		})
 	}
 }
 

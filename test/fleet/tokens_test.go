@@ -52,12 +52,13 @@ func (b *bed) enrollAt(address, token, node string, key *ecdsa.PrivateKey) error
 	if key == nil {
 		key = newKey(b.t)
 	}
-	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
-		Subject: pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}},
-	}, key)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	_, err := b.enrolled(address, token, node, key)
+	return err
+}
+
+// enrolled is the certificate for which it asked.
+func (b *bed) enrolled(address, token, node string, key *ecdsa.PrivateKey) (certPEM []byte, err error) {
+	b.t.Helper()
 	conn, err := grpc.NewClient("passthrough:///"+address,
 		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: b.trust.Pool(), ServerName: "127.0.0.1"})))
 	if err != nil {
@@ -66,8 +67,21 @@ func (b *bed) enrollAt(address, token, node string, key *ecdsa.PrivateKey) error
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(b.ctx, patience)
 	defer cancel()
-	_, err = fleetv1.NewEnrollmentClient(conn).Enroll(ctx, &fleetv1.EnrollRequest{Token: token, NodeName: node, CsrDer: csr})
-	return err
+	got, err := fleetv1.NewEnrollmentClient(conn).Enroll(ctx,
+		&fleetv1.EnrollRequest{Token: token, NodeName: node, CsrDer: request(b.t, node, key)})
+	return got.GetCertificatePem(), err
+}
+
+// request asks for the certificate of a node.
+func request(t *testing.T, node string, key *ecdsa.PrivateKey) []byte {
+	t.Helper()
+	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
+		Subject: pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}},
+	}, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return csr
 }
 
 func newKey(t *testing.T) *ecdsa.PrivateKey {

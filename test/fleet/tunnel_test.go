@@ -4,11 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -308,19 +304,17 @@ func tunnelsThrough(ctx context.Context, t *testing.T, f api.NodeStreams) {
 // raw is a hand-made agent.
 func (b *bed) raw(node string, address string) fleetv1.FleetClient {
 	b.t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	key := newKey(b.t)
+	cert, err := b.trust.SignAgent(request(b.t, node, key), node, time.Hour, time.Now())
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
-		Subject: pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}}}, key)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	cert, err := b.trust.SignAgent(csr, node, time.Hour, time.Now())
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	return b.shows(cert, key, address)
+}
+
+// shows is a hand-made agent that has this certificate.
+func (b *bed) shows(cert []byte, key *ecdsa.PrivateKey, address string) fleetv1.FleetClient {
+	b.t.Helper()
 	block, _ := pem.Decode(cert)
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
 		RootCAs: b.trust.Pool(), Certificates: []tls.Certificate{{Certificate: [][]byte{block.Bytes}, PrivateKey: key}},
