@@ -46,6 +46,12 @@ func TestRunAndPut(t *testing.T) {
 	if !errors.As(err, &failed) || failed.Status != 3 || failed.Said != "no room" || !strings.HasPrefix(err.Error(), "cp1: ") {
 		t.Errorf("%v: want status 3 of cp1 and the last words", err)
 	}
+	// What a daemon prints when it makes a cluster are tokens that let anybody in: an error of it may come to be in a log.
+	_, err = m.Run(t.Context(), `echo "replicas: keelson1.controlplane.abc.SECRET.hash
+workers: 'keelson1.node.abc.$(printf '%04096d' 0)SECRET.hash'" >&2; exit 1`, nil)
+	if !errors.As(err, &failed) || failed.Said != "replicas: keelson1...\nworkers: 'keelson1...'" {
+		t.Errorf("%v: want the last words, and no token", err)
+	}
 	path := filepath.Join(t.TempDir(), "it's below", "file")
 	content := bytes.Repeat([]byte("0123456789\n"), 100_000)
 	if err := m.Put(t.Context(), bytes.NewReader(content), int64(len(content)), path, 0o640); err != nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -138,10 +139,13 @@ func (w *said) String() string {
 	return w.b.String()
 }
 
-// lastWords are the last lines of the first text that says anything.
+// joinToken is one as daemons print and take it.
+var joinToken = regexp.MustCompile(`keelson1\.[^\s"']*`)
+
+// lastWords are the last lines of the first text that says anything. They come to be in logs, where no token belongs.
 func lastWords(texts ...string) string {
 	for _, t := range texts {
-		t = strings.TrimSpace(t)
+		t = joinToken.ReplaceAllString(strings.TrimSpace(t), "keelson1...")
 		if t == "" {
 			continue
 		}
