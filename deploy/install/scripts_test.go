@@ -771,3 +771,31 @@ esac`, "ROOT", m.root))
 		})
 	}
 }
+
+// Rules of IPVS go with the interface that says they are Keelson's, though that goes first. Those of a machine without it are others'.
+func TestRulesOfIPVSGo(t *testing.T) {
+	for _, links := range []string{"keelson0 keelson-ipvs0", "keelson0"} {
+		m := newMachine(t)
+		m.file(filepath.Join(m.root, "mountinfo"), "", 0o600)
+		for name := range strings.FieldsSeq(links) {
+			m.file(filepath.Join(m.root, "links", name), "", 0o600)
+		}
+		m.fake("ip", `cd `+m.root+`/links
+case "$*" in
+*master*) ;;
+"-o link show") n=0; for l in *; do n=$((n + 1)); echo "$n: $l: <UP>"; done ;;
+"link show "*) [ -e "$3" ] ;;
+"link delete "*) rm "$3" ;;
+esac`)
+		said, called, err := m.run("uninstall.sh")
+		if err != nil {
+			t.Fatalf("%v: %s", err, said)
+		}
+		if is, want := slices.Contains(called, "ipvsadm --clear"), strings.Contains(links, "ipvs0"); is != want {
+			t.Errorf("with %s: rules of IPVS are cleared: %v, want %v: %q", links, is, want, called)
+		}
+		if left, _ := os.ReadDir(filepath.Join(m.root, "links")); len(left) > 0 {
+			t.Errorf("with %s: %v are left", links, left)
+		}
+	}
+}

@@ -76,6 +76,8 @@ mounts() {
 }
 
 network() {
+  ipvs=''
+  if ip link show keelson-ipvs0 >/dev/null 2>&1; then ipvs=yes; fi # what is asked for its rules goes first
   if [ -x "$root/usr/bin/keelson-agent" ]; then
     say "removing what led to other nodes' pods"
     "$root/usr/bin/keelson-agent" remove-network || trouble "what led to other nodes' pods is not all gone"
@@ -110,7 +112,7 @@ network() {
     # What remains is what others wrote, as it is.
     if $tables-save | grep -v KEELSON- | $tables-restore; then say "removed chains of $tables"; else trouble "chains of $tables stay"; fi
   done
-  if command -v ipvsadm >/dev/null && ip link show keelson-ipvs0 >/dev/null 2>&1; then ipvsadm --clear; fi
+  if [ -n "$ipvs" ] && command -v ipvsadm >/dev/null; then ipvsadm --clear || trouble "rules of IPVS stay"; fi
 }
 
 groups() {
