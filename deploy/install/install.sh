@@ -128,7 +128,11 @@ machine() {
 }
 
 work=''
-tidy() { [ -z "$work" ] || rm -rf "$work"; }
+half='' # a file that is being put
+tidy() {
+  [ -z "$half" ] || rm -f "$half"
+  [ -z "$work" ] || rm -rf "$work"
+}
 trap tidy EXIT
 trap 'exit 1' HUP INT TERM
 
@@ -202,6 +206,7 @@ changed() { # DAEMON...
 }
 
 put() { # SOURCE TARGET MODE DAEMON...
+  rm -f "$root$2.new" # of one that was cut off
   # What is there as it should be may still have been opened to others.
   if cmp -s "$1" "$root$2"; then
     chmod "$3" "$root$2"
@@ -213,7 +218,9 @@ put() { # SOURCE TARGET MODE DAEMON...
   set -- "$source" "$target" "$mode"
   mkdir -p "$(dirname "$root$2")"
   # A program that runs cannot be written to; it can be replaced.
-  cp "$1" "$root$2.new" && chmod "$3" "$root$2.new" && mv -f "$root$2.new" "$root$2"
+  half=$root$2.new
+  { cp "$1" "$half" && chmod "$3" "$half" && mv -f "$half" "$root$2"; } || die "$2 could not be written"
+  half=''
   say "installed $2"
 }
 

@@ -772,6 +772,73 @@ esac`, "ROOT", m.root))
 	}
 }
 
+// A file that could not be put whole leaves no part of itself: when it is told so, with the next run, and when all is taken away.
+func TestHalfAFileDoesNotStay(t *testing.T) {
+	for _, c := range []struct{ target, role string }{
+		{"/usr/bin/keelson-agent", "agent"}, {"/usr/lib/systemd/system/keelson-pods.service", "agent"}, {"/opt/cni/bin/bridge", "agent"}, {"/usr/lib/keelson/uninstall.sh", "agent"},
+		{"/etc/keelson/agent.yaml", "agent"}, {"/etc/keelson/controlplane.yaml", "server"}, {"/var/lib/keelson/controlplane/admin.kubeconfig", "server"},
+	} {
+		t.Run(filepath.Base(c.target), func(t *testing.T) {
+			m := newMachine(t)
+			unpacked, _ := m.release()
+			m.file(filepath.Join(m.root, "mountinfo"), "", 0o600)
+			m.file(filepath.Join(m.root, "opt/cni/bin/bridge"), "of somebody else", 0o755)
+			cp, err := os.Readlink(filepath.Join(m.bin, "cp"))
+			if err == nil {
+				err = os.Remove(filepath.Join(m.bin, "cp"))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			copying := func(how string) {
+				m.fake("cp", `if [ "$2" = `+m.root+c.target+`.new ]; then echo half >"$2"; `+how+`; fi
+exec `+cp+` "$@"`)
+			}
+			admin := filepath.Join(m.root, "tmp/admin")
+			m.file(admin, "a kubeconfig\n", 0o600)
+			args := []string{c.role, "--server", "192.0.2.11", "--token", "keelson1.x"}
+			if c.role == "server" {
+				args = append(args, "--admin", admin)
+			}
+			left := func() bool { _, there := m.tree()[c.target+".new"]; return there }
+			install, uninstall := filepath.Join(unpacked, "install.sh"), filepath.Join(unpacked, "uninstall.sh")
+			copying("exit 1")
+			if said, _, err := m.run(install, args...); err == nil || !strings.Contains(said, c.target+" could not be written") {
+				t.Errorf("%v: %s", err, said)
+			}
+			if !strings.HasSuffix(c.target, "admin.kubeconfig") && left() {
+				t.Error("what could not be written is left in part")
+			}
+			cut := func() {
+				t.Helper()
+				copying("kill -9 $PPID")
+				if _, _, err := m.run(install, args...); err == nil || !left() {
+					t.Fatalf("it was not cut off (%v), or leaves nothing", err)
+				}
+				copying("true")
+			}
+			for _, flag := range []string{"", "--keep-data"} {
+				cut()
+				if said, _, err := m.run(uninstall, strings.Fields(flag)...); err != nil || left() {
+					t.Errorf("uninstall.sh %s: %v: %s\nleft in part: %v", flag, err, said, left())
+				}
+			}
+			if said, _, err := m.run(uninstall); err != nil {
+				t.Fatalf("%v: %s", err, said)
+			}
+			cut()
+			m.file(filepath.Join(m.root, "active"), "", 0o600)
+			if said, _, err := m.run(install, args...); err != nil || left() {
+				t.Errorf("the next install.sh: %v: %s\nleft in part: %v", err, said, left())
+			}
+			m.file(filepath.Join(m.root, c.target)+".new", "half", 0o600)
+			if said, _, err := m.run(install, args...); err != nil || left() != strings.HasSuffix(c.target, "admin.kubeconfig") {
+				t.Errorf("install.sh where the whole file is there: %v: %s\nleft in part: %v", err, said, left())
+			}
+		})
+	}
+}
+
 // Rules of IPVS go with the interface that says they are Keelson's, though that goes first. Those of a machine without it are others'.
 func TestRulesOfIPVSGo(t *testing.T) {
 	for _, links := range []string{"keelson0 keelson-ipvs0", "keelson0"} {

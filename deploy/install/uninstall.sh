@@ -140,24 +140,34 @@ data() {
   done
 }
 
+# gone deletes a file that install.sh has put, and what is there of it where that was cut off.
+gone() { rm -f "$root$1" "$root$1.new"; }
+
 files() {
   if [ -z "$root" ] && command -v dpkg-query >/dev/null && dpkg-query -W keelson >/dev/null 2>&1; then
     say "removing the package"
     if [ -n "$keep" ]; then apt-get remove -y -qq keelson >/dev/null; else apt-get purge -y -qq keelson >/dev/null; fi || trouble "the package stays"
   fi
-  for f in kctl keelson-agent keelson-controlplane keelson-csi-local keelson-oci keelson-pause keelson-shim; do rm -f "$root/usr/bin/$f"; done
-  for f in $units keelson.slice; do rm -f "$root/usr/lib/systemd/system/$f"; done
-  rm -f "$root/etc/systemd/system/keelson-controlplane.service.d/api-address-shared.conf"
+  for f in kctl keelson-agent keelson-controlplane keelson-csi-local keelson-oci keelson-pause keelson-shim; do gone "/usr/bin/$f"; done
+  for f in $units keelson.slice; do gone "/usr/lib/systemd/system/$f"; done
+  gone /etc/systemd/system/keelson-controlplane.service.d/api-address-shared.conf
   rmdir "$root/etc/systemd/system/keelson-controlplane.service.d" 2>/dev/null || true
   if [ -f "$root/usr/lib/keelson/cni-plugins" ]; then
-    while read -r f; do rm -f "$root/opt/cni/bin/${f##*/}"; done <"$root/usr/lib/keelson/cni-plugins"
+    while read -r f; do gone "/opt/cni/bin/${f##*/}"; done <"$root/usr/lib/keelson/cni-plugins"
   fi
+  for f in bridge host-local loopback portmap; do rm -f "$root/opt/cni/bin/$f.new"; done # also of those that were there before Keelson
   rmdir "$root/opt/cni/bin" "$root/opt/cni" 2>/dev/null || true
   # Mounts that could not go are somebody's data: nothing is deleted through them.
   rm -rf --one-file-system "$root/run/keelson" "$root/run/keelson-changed" "$root/var/log/pods" "$root/usr/lib/keelson" "$root/var/cache/keelson"
   for d in pods plugins plugins_registry device-plugins pod-resources; do rm -rf --one-file-system "$root/var/lib/kubelet/$d"; done
   rmdir "$root/var/lib/kubelet" 2>/dev/null || true
-  if [ -n "$keep" ]; then say "kept /etc/keelson and /var/lib/keelson"; else rm -rf --one-file-system "$root/etc/keelson" && data; fi
+  if [ -n "$keep" ]; then
+    rm -f "$root/etc/keelson"/*.new "$root/var/lib/keelson/images.d"/*.new "$root/var/lib/keelson/controlplane/admin.kubeconfig.new"
+    say "kept /etc/keelson and /var/lib/keelson"
+  else
+    rm -rf --one-file-system "$root/etc/keelson"
+    data
+  fi
   if command -v systemctl >/dev/null; then systemctl daemon-reload || true; fi
 }
 
