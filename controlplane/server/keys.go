@@ -232,6 +232,10 @@ func (k *keys) perform(ctx context.Context, rec rotation.Record) error {
 	}
 	k.disk.Lock()
 	defer k.disk.Unlock()
+	if signs := k.held(rec.Kind).Signs; rec.Active() && !rec.Concerns(signs) { // the new key of then may be one that was given up since
+		return fmt.Errorf("this replica signs with key %s, and the exchange is one of %s for %s: where every replica does, a backup has brought it, and it is given up without a change; "+
+			"where this one alone does, 'keelson-controlplane join' it anew", signs, rec.Old, rec.New)
+	}
 	switch rec.Step {
 	case rotation.Trust, rotation.Use:
 		text, err := k.trust.Unseal(sealContext(rec), rec.Sealed)

@@ -91,6 +91,9 @@ func (r *Replica) stepKeys(ctx context.Context, fence raftstore.Fence) (waiting 
 		if next, waiting, err = r.judge(ctx, rec, see, all); err != nil || next.Step == rec.Step && !noted {
 			return err
 		}
+		if next.Step == rotation.Aborted {
+			r.log.Warn("the exchange of a key is of another time, as a restored backup brings one: it is given up, and no key changes", "kind", rec.Kind, "step", rec.Step, "new", rec.New, "old", rec.Old)
+		}
 		return r.commitRotation(ctx, next, at, fence)
 	})
 	return waiting, err

@@ -59,7 +59,8 @@ func ParseKind(s string) (Kind, error) {
 // Step is how far an exchange has come.
 type Step string
 
-// The steps, in order; Serve is one of ClusterCA alone, and Aborted comes after Trust only.
+// The steps, in order; Serve is one of ClusterCA alone, and Aborted comes after Trust, or whenever the exchange is of another
+// time (OfAnotherTime).
 const (
 	Trust   Step = "trust"
 	Use     Step = "use"
@@ -171,6 +172,11 @@ func Begin(now Record, members []Member) (old string, err error) {
 
 // Next is what the record becomes, and who or what it waits for as long as it stays.
 func Next(r Record, see Seen, now time.Time) (next Record, waiting []string) {
+	if r.OfAnotherTime(see.Members) {
+		r = r.to(Aborted, now)
+		r.Sealed, r.Users = nil, nil
+		return r, nil
+	}
 	switch r.Step {
 	case Trust:
 		// No replica is left out here, forced or not: one that does not believe the new key is cut off by its use.
@@ -200,6 +206,16 @@ func Next(r Record, see Seen, now time.Time) (next Record, waiting []string) {
 		return r, waiting
 	}
 	return r.to(after(r), now), nil
+}
+
+// Concerns says whether a replica that signs with this key can take part: with another one it is none of this exchange's, or
+// the exchange is of another time.
+func (r Record) Concerns(signs string) bool { return signs == "" || signs == r.Old || signs == r.New }
+
+// OfAnotherTime says that an exchange under way is none of the keys that there are: a backup has brought it, and the key was
+// exchanged again since the backup was made. Every member has to say so: nobody's key is touched by giving it up.
+func (r Record) OfAnotherTime(members []Member) bool {
+	return r.Active() && len(members) > 0 && !slices.ContainsFunc(members, func(m Member) bool { return r.Concerns(m.Held.Signs) })
 }
 
 // after is the step behind the one that is done.

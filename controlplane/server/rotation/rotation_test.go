@@ -17,6 +17,9 @@ func TestNext(t *testing.T) {
 	one := func(h Held) []Member {
 		return []Member{{Name: "cp1", Held: held("new", "old")}, {Name: "cp2", Held: h}}
 	}
+	both := func(h Held) []Member {
+		return []Member{{Name: "cp1", Held: h}, {Name: "cp2", Problem: "another time", Held: h}}
+	}
 	silent := []Member{{Name: "cp1", Held: held("new")}, {Name: "cp2", Problem: "does not answer"}}
 	for _, c := range []struct {
 		name    string
@@ -62,6 +65,13 @@ func TestNext(t *testing.T) {
 		{name: "a node believes the former on", kind: ClusterCA, step: Forget, members: []Member{{Name: "cp1", Held: held("new")}}, nodes: []Node{{Name: "w1", Believes: []string{"new", "old"}}}, want: Forget, waits: "node w1: has not given up"},
 		{name: "a node that is away hears of it later", kind: ClusterCA, step: Forget, members: []Member{{Name: "cp1", Held: held("new")}}, nodes: []Node{{Name: "w1", Problem: "it is away"}}, want: Done},
 		{name: "it was given up", step: Aborted, want: Aborted},
+		{name: "of another time, at trust", step: Trust, members: both(held("c")), want: Aborted},
+		{name: "of another time, at use", step: Use, force: true, members: both(held("c")), want: Aborted},
+		{name: "of another time, at wait", kind: ClusterCA, step: Wait, until: t0.Add(time.Hour), members: both(held("c", "new")), want: Aborted},
+		{name: "of another time, at forget", step: Forget, members: both(held("c")), want: Aborted},
+		{name: "one member alone is of another time", step: Use, members: one(held("c")), want: Use, waits: "cp2: does not use"},
+		{name: "of another time, and one is silent", step: Wait, until: t0.Add(time.Hour), members: append(both(held("c")), silent[1]), want: Wait, waits: "until"},
+		{name: "it was over in another time", step: Done, members: both(held("c")), want: Done},
 	} {
 		r := Record{Kind: c.kind, Step: c.step, New: "new", Old: "old", Sealed: []byte("x"), Keep: 60, Until: c.until.UnixMilli(), Force: c.force}
 		next, waiting := Next(r, Seen{Members: c.members, Nodes: c.nodes, Users: c.users}, t0)
