@@ -3,6 +3,7 @@ package pki
 import (
 	"fmt"
 
+	"github.com/go-jose/go-jose/v4"
 	"github.com/go-jose/go-jose/v4/jwt"
 
 	"keelson.dev/keelson/controlplane/api"
@@ -42,6 +43,19 @@ func (t *ServiceTokens) SignForSecret(c SecretClaims) (string, error) {
 		return "", fmt.Errorf("pki: signing the token of Secret %s/%s: %w", c.Namespace, c.Secret, err)
 	}
 	return text, nil
+}
+
+// SecretClaimsOf is what a token says that is made for a Secret. Nothing is verified.
+func SecretClaimsOf(text string) (c SecretClaims, ok bool) {
+	token, err := jwt.ParseSigned(text, []jose.SignatureAlgorithm{jose.ES256})
+	if err != nil {
+		return c, false
+	}
+	var w wireSecretClaims
+	if err := token.UnsafeClaimsWithoutVerification(&w); err != nil || w.Issuer != SecretIssuer {
+		return c, false
+	}
+	return SecretClaims{Namespace: w.Namespace, ServiceAccount: Ref{Name: w.Account, UID: w.UID}, Secret: w.Secret}, true
 }
 
 // VerifyOfSecret checks the signature and the claims of a token that is kept in a Secret. Whether the Secret still holds

@@ -155,6 +155,7 @@ func (r *Replica) leaderParts(term uint64) []lifecycle.Part {
 		{Name: "fleet", Run: func(ctx context.Context) error { return r.fleet.RunLeader(ctx, system) }},
 		{Name: "feature level", Run: func(ctx context.Context) error { return r.level.keep(ctx, raftstore.Fence(term)) }},
 		{Name: "keys", Run: func(ctx context.Context) error { return r.keepKeys(ctx, raftstore.Fence(term)) }},
+		{Name: "tokens in secrets", Run: func(ctx context.Context) error { return r.keepSecretTokens(ctx, term) }},
 		{Name: "autopilot", Run: func(ctx context.Context) error { return r.keepVoters(ctx, system, raftstore.Fence(term)) }},
 		{Name: "spent records", Run: func(ctx context.Context) error { return r.fleet.RunSweeper(ctx, system) }},
 		{Name: "policy types", Run: func(ctx context.Context) error { return r.api.KeepPolicyTypes(ctx, term) }},

@@ -240,8 +240,12 @@ func (r *Replica) secretsOfFormer(rec rotation.Record) (out []*v1.Secret) {
 
 // signSecretsAnew replaces the tokens in Secrets that the former key has signed.
 func (r *Replica) signSecretsAnew(ctx context.Context, rec rotation.Record, fence uint64) error {
+	return r.signAnew(ctx, r.secretsOfFormer(rec), fence)
+}
+
+func (r *Replica) signAnew(ctx context.Context, secrets []*v1.Secret, fence uint64) error {
 	c := r.client.As(api.User{Name: api.UserAPIServer, Groups: []string{api.GroupMasters, api.GroupAuthenticated}}).Fenced(fence)
-	for _, s := range r.secretsOfFormer(rec) {
+	for _, s := range secrets {
 		account := &v1.ServiceAccount{}
 		account.Namespace, account.Name = s.Namespace, s.Annotations[v1.ServiceAccountNameKey]
 		account.UID = types.UID(s.Annotations[v1.ServiceAccountUIDKey])
