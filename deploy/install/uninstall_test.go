@@ -1,0 +1,195 @@
+package install
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// A disk of the operator's on which data are stays mounted: what is unmounted comes back with the next boot, and the data with it.
+func TestDisksOfDataStayMounted(t *testing.T) {
+	const own, disk = "own", "disk" // of the agent, or of the operator
+	mounts := []struct{ at, root, whose string }{
+		{"/var/lib/keelson", "/", disk},
+		{"/var/lib/keelson/controlplane", "/", disk},
+		{"/var/lib/keelson/controlplane/backups", "/", "below data"},
+		{"/var/lib/keelson/local-volumes", "/volumes", disk},
+		{"/var/lib/keelson/images", "/", disk},
+		{"/var/lib/keelson/images", "/var/lib/keelson/images", own},
+		{"/var/lib/keelson/images", "/images", own}, // on a disk at /var/lib/keelson
+		{"/var/lib/keelson/volumes/u/a\\040b", "/", own},
+		{"/var/lib/keelson/kubelet/x/globalmount", "/", own},
+		{"/var/lib/keelsonite", "/", disk},
+	}
+	for _, c := range mounts {
+		for _, flag := range []string{"--keep-data", ""} {
+			t.Run(c.at+" of "+c.root+" "+flag, func(t *testing.T) {
+				m := newMachine(t)
+				m.file(filepath.Join(m.root, "mountinfo"), "1 0 8:1 / / rw - ext4 x rw\n2 1 8:2 "+c.root+" "+m.root+c.at+" rw - ext4 x rw\n", 0o644)
+				said, called, err := m.run("uninstall.sh", strings.Fields(flag)...)
+				if err != nil {
+					t.Fatalf("%v\n%s", err, said)
+				}
+				umount := slices.Contains(called, "umount -l "+m.root+strings.ReplaceAll(c.at, "\\040", " "))
+				if want := c.whose == own || c.whose == "below data" && flag == ""; umount != want {
+					t.Errorf("unmounted: %v, want %v: %q", umount, want, called)
+				}
+			})
+		}
+	}
+}
+
+// On a real disk at /var/lib/keelson nothing is left but the disk, which stays mounted, as one below it does; with --keep-data all is left.
+func TestDataOnADiskOfItsOwn(t *testing.T) {
+	if out, err := exec.Command("unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", t.TempDir()).CombinedOutput(); err != nil {
+		t.Skipf("mounting needs root: %v: %s", err, out)
+	}
+	m := newMachine(t)
+	script, err := filepath.Abs("uninstall.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	umount, err := exec.LookPath("umount")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.fake("umount", "exec "+umount+` "$@"`)
+	cmd := exec.Command("unshare", "-m", "sh", "-ec", `
+d=$DESTDIR/var/lib/keelson
+mkdir -p "$d" && mount -t tmpfs disk "$d"
+mkdir "$d/lost+found" "$d/controlplane" && mount -t tmpfs disk "$d/controlplane"
+mkdir -p "$d/volumes/uid/nfs" "$d/images/layer" "$d/controlplane/raft" && mount -t tmpfs server "$d/volumes/uid/nfs" && mount --bind "$d/images" "$d/images"
+touch "$d/controlplane/cluster.json" "$d/controlplane/raft/log" "$d/volumes/uid/nfs/of a server" "$d/images/layer/file"
+exec 8<"$d/volumes/uid/nfs"
+of() { echo "$1: $(cd "$d" && find . -type f | sort | tr '\n' ' ')"; sed -n "s|^[^ ]* [^ ]* [^ ]* [^ ]* $DESTDIR\(/var/lib/keelson[^ ]*\) .*|mounted \1|p" /proc/self/mountinfo; }
+PATH=$BIN sh "$SCRIPT" --keep-data >/dev/null
+of kept
+PATH=$BIN sh "$SCRIPT" >/dev/null
+of gone
+ls /proc/self/fd/8/`)
+	cmd.Env = append(os.Environ(), "DESTDIR="+m.root, "TMPDIR="+filepath.Join(m.root, "tmp"), "SCRIPT="+script, "BIN="+m.bin)
+	out, err := cmd.CombinedOutput()
+	const disks = "mounted /var/lib/keelson\nmounted /var/lib/keelson/controlplane\n"
+	if want := "kept: ./controlplane/cluster.json ./controlplane/raft/log ./images/layer/file \n" + disks + "gone: \n" + disks + "of a server\n"; err != nil || string(out) != want {
+		t.Errorf("%v: got\n%s\nwant\n%s", err, out, want)
+	}
+}
+
+// Where the folder of data is a link, what it leads to may be more than Keelson's.
+func TestDataElsewhereAreNamed(t *testing.T) {
+	m := newMachine(t)
+	m.file(filepath.Join(m.root, "srv/data/file"), "", 0o600)
+	m.file(filepath.Join(m.root, "mountinfo"), "", 0o600)
+	at := filepath.Join(m.root, "var/lib/keelson")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(at), 0o755), os.Symlink(filepath.Join(m.root, "srv/data"), at)); err != nil {
+		t.Fatal(err)
+	}
+	if said, _, err := m.run("uninstall.sh"); err == nil || !strings.Contains(said, at+" was a link to another folder: what is there stays") {
+		t.Errorf("%v: %s", err, said)
+	}
+	if said, _, err := m.run("uninstall.sh"); err != nil {
+		t.Errorf("the second time: %v: %s", err, said)
+	}
+	if _, there := m.tree()["/srv/data/file"]; !there {
+		t.Error("what the link led to is gone")
+	}
+}
+
+// Rules of IPVS go with the interface that says they are Keelson's, though that goes first. Those of a machine without it are others'.
+func TestRulesOfIPVSGo(t *testing.T) {
+	for _, links := range []string{"keelson0 keelson-ipvs0", "keelson0"} {
+		m := newMachine(t)
+		m.file(filepath.Join(m.root, "mountinfo"), "", 0o600)
+		for name := range strings.FieldsSeq(links) {
+			m.file(filepath.Join(m.root, "links", name), "", 0o600)
+		}
+		m.fake("ip", `cd `+m.root+`/links
+case "$*" in
+*master*) ;;
+"-o link show") n=0; for l in *; do n=$((n + 1)); echo "$n: $l: <UP>"; done ;;
+"link show "*) [ -e "$3" ] ;;
+"link delete "*) rm "$3" ;;
+esac`)
+		said, called, err := m.run("uninstall.sh")
+		if err != nil {
+			t.Fatalf("%v: %s", err, said)
+		}
+		if is, want := slices.Contains(called, "ipvsadm --clear"), strings.Contains(links, "ipvs0"); is != want {
+			t.Errorf("with %s: rules of IPVS are cleared: %v, want %v: %q", links, is, want, called)
+		}
+		if left, _ := os.ReadDir(filepath.Join(m.root, "links")); len(left) > 0 {
+			t.Errorf("with %s: %v are left", links, left)
+		}
+	}
+}
+
+// A file that could not be put whole leaves no part of itself: when it is told so, with the next run, and when all is taken away.
+func TestHalfAFileDoesNotStay(t *testing.T) {
+	for _, c := range []struct{ target, role string }{
+		{"/usr/bin/keelson-agent", "agent"}, {"/usr/lib/systemd/system/keelson-pods.service", "agent"}, {"/opt/cni/bin/bridge", "agent"}, {"/usr/lib/keelson/uninstall.sh", "agent"},
+		{"/etc/keelson/agent.yaml", "agent"}, {"/etc/keelson/controlplane.yaml", "server"}, {"/var/lib/keelson/controlplane/admin.kubeconfig", "server"},
+	} {
+		t.Run(filepath.Base(c.target), func(t *testing.T) {
+			m := newMachine(t)
+			unpacked, _ := m.release()
+			m.file(filepath.Join(m.root, "mountinfo"), "", 0o600)
+			m.file(filepath.Join(m.root, "opt/cni/bin/bridge"), "of somebody else", 0o755)
+			cp, err := os.Readlink(filepath.Join(m.bin, "cp"))
+			if err == nil {
+				err = os.Remove(filepath.Join(m.bin, "cp"))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			copying := func(how string) {
+				m.fake("cp", `if [ "$2" = `+m.root+c.target+`.new ]; then echo half >"$2"; `+how+`; fi
+exec `+cp+` "$@"`)
+			}
+			admin := filepath.Join(m.root, "tmp/admin")
+			m.file(admin, "a kubeconfig\n", 0o600)
+			args := []string{c.role, "--server", "192.0.2.11", "--token", "keelson1.x"}
+			if c.role == "server" {
+				args = append(args, "--admin", admin)
+			}
+			left := func() bool { _, there := m.tree()[c.target+".new"]; return there }
+			install, uninstall := filepath.Join(unpacked, "install.sh"), filepath.Join(unpacked, "uninstall.sh")
+			copying("exit 1")
+			if said, _, err := m.run(install, args...); err == nil || !strings.Contains(said, c.target+" could not be written") {
+				t.Errorf("%v: %s", err, said)
+			}
+			if !strings.HasSuffix(c.target, "admin.kubeconfig") && left() {
+				t.Error("what could not be written is left in part")
+			}
+			cut := func() {
+				t.Helper()
+				copying("kill -9 $PPID")
+				if _, _, err := m.run(install, args...); err == nil || !left() {
+					t.Fatalf("it was not cut off (%v), or leaves nothing", err)
+				}
+				copying("true")
+			}
+			for _, flag := range []string{"", "--keep-data"} {
+				cut()
+				if said, _, err := m.run(uninstall, strings.Fields(flag)...); err != nil || left() {
+					t.Errorf("uninstall.sh %s: %v: %s\nleft in part: %v", flag, err, said, left())
+				}
+			}
+			if said, _, err := m.run(uninstall); err != nil {
+				t.Fatalf("%v: %s", err, said)
+			}
+			cut()
+			m.file(filepath.Join(m.root, "active"), "", 0o600)
+			if said, _, err := m.run(install, args...); err != nil || left() {
+				t.Errorf("the next install.sh: %v: %s\nleft in part: %v", err, said, left())
+			}
+			m.file(filepath.Join(m.root, c.target)+".new", "half", 0o600)
+			if said, _, err := m.run(install, args...); err != nil || left() != strings.HasSuffix(c.target, "admin.kubeconfig") {
+				t.Errorf("install.sh where the whole file is there: %v: %s\nleft in part: %v", err, said, left())
+			}
+		})
+	}
+}
