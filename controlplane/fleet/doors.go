@@ -25,15 +25,11 @@ const (
 	enrollMessage     = 16 << 10        // a token, names, and a signing request of 1 or 2 KiB
 	enrollStreams     = 2
 	enrollWindow      = 64 << 10
-	enrollHeaders     = 8 << 10
 	enrollBuffer      = 4 << 10
 )
 
-// sessionStreams is how many streams a node may have on one connection: its
-// session, its standby, and a tunnel for each exec, log and port-forward.
-const sessionStreams = 4096
-
 const (
+	maxHeaders = 8 << 10 // of a stream, a node's as well
 	// streamWindow is what a node may send on a stream, such as the output of an exec, before it is read; connWindow on all.
 	streamWindow = 1 << 20
 	connWindow   = 4 << 20
@@ -86,8 +82,8 @@ func (s *Server) serve(ctx context.Context) error {
 func (s *Server) fleetService() *grpc.Server {
 	g := grpc.NewServer(
 		grpc.Creds(shown{}),
-		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage), grpc.WaitForHandlers(true),
-		grpc.MaxConcurrentStreams(sessionStreams),
+		grpc.MaxRecvMsgSize(maxUp), grpc.MaxSendMsgSize(maxMessage), grpc.WaitForHandlers(true),
+		grpc.MaxConcurrentStreams(sessionStreams), grpc.MaxHeaderListSize(maxHeaders), grpc.InTapHandle(s.tap),
 		// Windows that grow are measured with a ping after what is received, which is what thousands of heartbeats are.
 		grpc.StaticStreamWindowSize(streamWindow), grpc.StaticConnWindowSize(connWindow), grpc.ReadBufferSize(sessionBuffer),
 		// A node that vanished without a word is noticed by its silence, or by the kernel (vanished); these find programs that
@@ -104,7 +100,7 @@ func (s *Server) enrollmentService() *grpc.Server {
 	g := grpc.NewServer(
 		grpc.Creds(shown{}),
 		grpc.MaxRecvMsgSize(enrollMessage), grpc.MaxSendMsgSize(maxMessage), grpc.WaitForHandlers(true),
-		grpc.MaxConcurrentStreams(enrollStreams), grpc.MaxHeaderListSize(enrollHeaders),
+		grpc.MaxConcurrentStreams(enrollStreams), grpc.MaxHeaderListSize(maxHeaders),
 		grpc.InitialWindowSize(enrollWindow), grpc.InitialConnWindowSize(enrollWindow),
 		grpc.ReadBufferSize(enrollBuffer), grpc.WriteBufferSize(enrollBuffer),
 		grpc.ConnectionTimeout(enrollPatience),
@@ -133,6 +129,12 @@ func (s *Server) admit(ctx context.Context, d *door.Door, conf *tls.Config, node
 			if node, cert, ok := nodeOfConnection(t.ConnectionState()); ok {
 				s.visitors.enter(node, t, cert) // before the look: a revocation that comes now finds it
 				leave := func() { s.visitors.leave(node, t) }
+				if s.visitors.many(node) {
+					s.cfg.Log.Warn("connection refused: the node has too many", "node", node, "address", c.RemoteAddr(), "most", maxConnections)
+					leave()
+					t.Close()
+					return
+				}
 				if !s.revoked(node, cert) && s.cfg.CA.Verifies(cert) == nil {
 					door.Of(t).Known()
 					s.cfg.Log.Debug("agent connected", "node", node, "address", c.RemoteAddr())

@@ -49,6 +49,13 @@ func (v *visitors) leave(node string, c *tls.Conn) {
 	}
 }
 
+// many says that a node has more connections than one may have.
+func (v *visitors) many(node string) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return len(v.byNode[node]) > maxConnections
+}
+
 // covered are the connections whose certificates a revocation covers.
 func (v *visitors) covered(r pki.Revocation) (out []*tls.Conn) {
 	v.mu.Lock()

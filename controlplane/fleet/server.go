@@ -138,6 +138,7 @@ type Server struct {
 	refusals *refusals
 	visitors *visitors
 	reviews  reviewed
+	underWay underWay
 	joins    turns
 	spending chan struct{} // holds one who takes down the use of a join token
 
@@ -223,7 +224,7 @@ func (s *Server) Run(ctx context.Context) error {
 	)
 }
 
-// maxMessage is above the largest object with its envelope.
+// maxMessage bounds what is sent to an agent: it is above the largest object with its envelope.
 const maxMessage = 16 << 20
 
 // ready waits until assignments can be computed.

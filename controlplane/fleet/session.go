@@ -74,7 +74,7 @@ func (s *Server) Session(stream fleetv1.Fleet_SessionServer) error {
 	if err != nil {
 		return err
 	}
-	first, err := stream.Recv()
+	first, err := first(s, stream)
 	if err != nil {
 		return err
 	}

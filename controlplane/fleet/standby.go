@@ -24,22 +24,40 @@ type standby struct {
 	out []*fleetv1.StandbyDown
 }
 
+// post queues a message down. A node that does not read for too long is shown out.
 func (b *standby) post(m *fleetv1.StandbyDown) {
 	b.mu.Lock()
-	b.out = append(b.out, m)
+	tooMany := len(b.out) >= maxOutbox
+	if !tooMany {
+		b.out = append(b.out, m)
+	}
 	b.mu.Unlock()
+	if tooMany {
+		b.end(errSlowAgent)
+	}
 	select {
 	case b.wake <- struct{}{}:
 	default:
 	}
 }
 
-func (b *standby) take() []*fleetv1.StandbyDown {
+// withdraw takes back what has not been sent.
+func (b *standby) withdraw(m *fleetv1.StandbyDown) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	out := b.out
-	b.out = nil
-	return out
+	if i := slices.Index(b.out, m); i >= 0 {
+		b.out = slices.Delete(b.out, i, i+1)
+	}
+}
+
+// take takes the oldest; nil when there is none.
+func (b *standby) take() (m *fleetv1.StandbyDown) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.out) > 0 {
+		m, b.out = b.out[0], b.out[1:]
+	}
+	return m
 }
 
 // standbys are the nodes connected to this replica.
@@ -107,7 +125,7 @@ func (s *Server) Standby(stream fleetv1.Fleet_StandbyServer) error {
 	if err != nil {
 		return err
 	}
-	first, err := stream.Recv()
+	first, err := first(s, stream)
 	if err != nil {
 		return err
 	}
@@ -130,8 +148,15 @@ func (s *Server) Standby(stream fleetv1.Fleet_StandbyServer) error {
 		}
 		s.tunnels.abandon(node, fmt.Errorf("node %s lost its connection to replica %s", node, s.cfg.Replica))
 	}()
+	// A blocked Send returns only when this handler has: the server waits for the two, not the handler.
 	s.children.Go(func() { end(s.hearStandby(node, stream)) })
-	return s.feedStandby(ctx, b, stream)
+	s.children.Go(func() { end(s.feedStandby(ctx, b, stream)) })
+	select {
+	case <-ctx.Done():
+		return sessionError(context.Cause(ctx))
+	case <-s.stopping:
+		return status.Errorf(codes.Unavailable, "fleet: replica %s is stopping", s.cfg.Replica)
+	}
 }
 
 func (s *Server) hearStandby(node string, stream fleetv1.Fleet_StandbyServer) error {
@@ -158,7 +183,11 @@ func (s *Server) feedStandby(ctx context.Context, b *standby, stream fleetv1.Fle
 	list, changed := s.replicas()
 	b.post(replicaList(list))
 	for {
-		for _, m := range b.take() {
+		for {
+			m := b.take()
+			if m == nil {
+				break
+			}
 			if err := stream.Send(m); err != nil {
 				return err
 			}
@@ -169,9 +198,7 @@ func (s *Server) feedStandby(ctx context.Context, b *standby, stream fleetv1.Fle
 			list, changed = s.replicas()
 			b.post(replicaList(list))
 		case <-ctx.Done():
-			return sessionError(context.Cause(ctx))
-		case <-s.stopping:
-			return status.Errorf(codes.Unavailable, "fleet: replica %s is stopping", s.cfg.Replica)
+			return ctx.Err()
 		}
 	}
 }

@@ -24,8 +24,9 @@ const (
 
 // tunnels matches what was asked of a node with the stream that it opens in answer.
 type tunnels struct {
-	mu    sync.Mutex
-	asked map[string]*askedTunnel
+	mu      sync.Mutex
+	asked   map[string]*askedTunnel
+	unnamed map[string]int // streams of each node that have not said yet which they are
 }
 
 type askedTunnel struct {
@@ -35,7 +36,33 @@ type askedTunnel struct {
 	done   chan struct{}                   // closed by the asker when the tunnel may end
 }
 
-func newTunnels() *tunnels { return &tunnels{asked: make(map[string]*askedTunnel)} }
+func newTunnels() *tunnels {
+	return &tunnels{asked: make(map[string]*askedTunnel), unnamed: make(map[string]int)}
+}
+
+// opening counts a stream that a node has opened, until named is called. ok is false when it opens more than it was asked for.
+func (t *tunnels) opening(node string) (named func(), ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if many := t.unnamed[node] + 1; many > maxUnasked {
+		for _, a := range t.asked {
+			if a.node == node {
+				many--
+			}
+		}
+		if many > maxUnasked {
+			return nil, false
+		}
+	}
+	t.unnamed[node]++
+	return func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if t.unnamed[node]--; t.unnamed[node] == 0 {
+			delete(t.unnamed, node)
+		}
+	}, true
+}
 
 func (t *tunnels) add(id string, a *askedTunnel) {
 	t.mu.Lock()
@@ -79,7 +106,12 @@ func (s *Server) Tunnel(stream fleetv1.Fleet_TunnelServer) error {
 	if err != nil {
 		return err
 	}
-	first, err := stream.Recv()
+	named, ok := s.tunnels.opening(node)
+	if !ok {
+		return status.Errorf(codes.ResourceExhausted, "fleet: node %s opens more tunnels than it was asked for", node)
+	}
+	first, err := first(s, stream)
+	named()
 	if err != nil {
 		return err
 	}
@@ -142,7 +174,9 @@ func (s *Server) open(ctx context.Context, node string, ask *fleetv1.TunnelAsk) 
 		failed: make(chan error, 1), done: make(chan struct{}),
 	}
 	s.tunnels.add(ask.Id, a)
-	b.post(&fleetv1.StandbyDown{Kind: &fleetv1.StandbyDown_Ask{Ask: ask}})
+	m := &fleetv1.StandbyDown{Kind: &fleetv1.StandbyDown_Ask{Ask: ask}}
+	b.post(m)
+	defer b.withdraw(m) // it may wait there yet
 	patience := time.NewTimer(tunnelPatience)
 	defer patience.Stop()
 	var err error

@@ -39,35 +39,61 @@ func halfSent(ctx context.Context, address string, n int, sent func()) error {
 	}
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
-	out := []byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-	frame := func(kind, flags byte, stream uint32, payload []byte) {
-		head := binary.BigEndian.AppendUint32(nil, uint32(len(payload))<<8|uint32(kind))
-		out = append(append(append(out, head...), flags), binary.BigEndian.AppendUint32(nil, stream)...)
-		out = append(out, payload...)
-	}
-	frame(4, 0, 0, nil) // SETTINGS
-	var headers []byte
-	for _, h := range [][2]string{
-		{":method", "POST"}, {":scheme", "https"}, {":path", fleetv1.Enrollment_Enroll_FullMethodName},
-		{":authority", "x"}, {"content-type", "application/grpc"}, {"te", "trailers"},
-	} { // literals that are not indexed
-		headers = append(append(append(headers, 0, byte(len(h[0]))), h[0]...), byte(len(h[1])))
-		headers = append(headers, h[1]...)
-	}
-	frame(1, 4, 1, headers) // HEADERS, the end of them
-	message := binary.BigEndian.AppendUint32([]byte{0}, 16000)
-	message = append(message, make([]byte, 15000)...)
-	for len(message) > 0 {
-		part := message[:min(len(message), 16<<10)]
-		frame(0, 0, 1, part) // DATA
-		message = message[len(part):]
-	}
-	if _, err := conn.Write(out); err != nil {
+	if _, err := conn.Write(halfOf(begun(), 1, fleetv1.Enrollment_Enroll_FullMethodName, 16000, 15000)); err != nil {
 		return err
 	}
 	sent()
 	_, err = io.Copy(io.Discard, conn)
 	return err
+}
+
+// begun are the first bytes of an HTTP/2 connection.
+func begun() []byte { return frame([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), 4, 0, 0, nil) } // SETTINGS
+
+// frame appends one of HTTP/2.
+func frame(out []byte, kind, flags byte, stream uint32, payload []byte) []byte {
+	out = binary.BigEndian.AppendUint32(out, uint32(len(payload))<<8|uint32(kind))
+	return append(binary.BigEndian.AppendUint32(append(out, flags), stream), payload...)
+}
+
+// halfOf appends a stream that announces a message of so many bytes and sends fewer.
+func halfOf(out []byte, stream uint32, method string, announced uint32, sent int) []byte {
+	var headers []byte
+	for _, h := range [][2]string{
+		{":method", "POST"}, {":scheme", "https"}, {":path", method},
+		{":authority", "x"}, {"content-type", "application/grpc"}, {"te", "trailers"},
+	} { // literals that are not indexed
+		headers = append(append(append(headers, 0, byte(len(h[0]))), h[0]...), byte(len(h[1])))
+		headers = append(headers, h[1]...)
+	}
+	out = frame(out, 1, 4, stream, headers) // HEADERS, the end of them
+	message := append(binary.BigEndian.AppendUint32([]byte{0}, announced), make([]byte, sent)...)
+	for len(message) > 0 {
+		part := message[:min(len(message), 16<<10)]
+		out = frame(out, 0, 0, stream, part) // DATA
+		message = message[len(part):]
+	}
+	return out
+}
+
+// read waits until the server has read what was sent on a connection: it answers a PING.
+func read(conn net.Conn) error {
+	if _, err := conn.Write(frame(nil, 6, 0, 0, make([]byte, 8))); err != nil {
+		return err
+	}
+	head := make([]byte, 9)
+	for {
+		if _, err := io.ReadFull(conn, head); err != nil {
+			return err
+		}
+		size := binary.BigEndian.Uint32(head) >> 8
+		if _, err := io.CopyN(io.Discard, conn, int64(size)); err != nil {
+			return err
+		}
+		if head[3] == 6 && head[4] == 1 {
+			return nil
+		}
+	}
 }
 
 // attackEnv makes this program the attacker of the address that it holds.
@@ -110,12 +136,6 @@ func TestHalfSentStreams(t *testing.T) {
 	n := b.join("w1", nil)
 	b.awaitReady("w1", v1.ConditionTrue)
 	epoch := b.epoch("w1")
-	heap := func() int64 {
-		var m runtime.MemStats
-		runtime.GC()
-		runtime.ReadMemStats(&m)
-		return int64(m.HeapAlloc + m.StackInuse)
-	}
 	before := heap()
 	attack := exec.Command(os.Args[0])
 	attack.Env = append(os.Environ(), attackEnv+"="+b.replicas["cp1"].address)
@@ -160,6 +180,114 @@ func TestHalfSentStreams(t *testing.T) {
 	case <-n.ended:
 		t.Error("the agent has ended")
 	default:
+	}
+}
+
+func heap() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc + m.StackInuse)
+}
+
+// Who has stolen the key of a node half sends as many streams as that one may have, which are few, on few connections; the
+// node itself, and others, are served all the same.
+func TestHalfSentStreamsOfANode(t *testing.T) {
+	b := newBedWith(t, clocks{}, "cp1")
+	b.join("w1", nil)
+	b.awaitReady("w1", v1.ConditionTrue)
+	epoch, address := b.epoch("w1"), b.replicas["cp1"].address
+	conf := b.config("w1")
+	conf.ServerName, conf.NextProtos = "127.0.0.1", []string{"h2"}
+	connect := func() (net.Conn, error) {
+		conn, err := (&tls.Dialer{Config: conf}).DialContext(b.ctx, "tcp", address)
+		if err != nil {
+			return nil, err
+		}
+		t.Cleanup(func() { conn.Close() })
+		_, err = conn.Write(begun())
+		return conn, err
+	}
+	before := heap()
+	for range 4 {
+		conn, err := connect()
+		if err != nil {
+			t.Fatal(err)
+		}
+		stream := uint32(1)
+		for range 8 {
+			for _, method := range []string{
+				fleetv1.Fleet_Session_FullMethodName, fleetv1.Fleet_Standby_FullMethodName, fleetv1.Fleet_Tunnel_FullMethodName,
+				fleetv1.Fleet_Review_FullMethodName, fleetv1.Fleet_RenewCertificate_FullMethodName,
+			} {
+				if _, err := conn.Write(halfOf(nil, stream, method, 3<<19, 1000_000)); err != nil {
+					t.Fatal(err)
+				}
+				stream += 2
+			}
+		}
+		if err := read(conn); err != nil {
+			t.Fatal(err)
+		}
+	}
+	more := heap() - before
+	t.Logf("%d MiB more", more>>20)
+	if more > 64<<20 {
+		t.Errorf("the half-sent streams of a node took %d MiB", more>>20)
+	}
+	served := 0
+	for range 40 {
+		if conn, err := connect(); err == nil && read(conn) == nil {
+			served++
+		}
+	}
+	if served == 0 || served == 40 {
+		t.Errorf("of 40 connections more %d are served", served)
+	}
+	b.join("w2", nil)
+	b.awaitReady("w2", v1.ConditionTrue)
+	if now := b.epoch("w1"); now != epoch || b.ready("w1") != v1.ConditionTrue {
+		t.Errorf("the session of the agent: %s, before the attack %s; Ready=%s", now, epoch, b.ready("w1"))
+	}
+}
+
+// A stream on which nothing comes ends, and makes room for another; a message that no agent sends ends its stream.
+func TestStreamsOfANode(t *testing.T) {
+	b := newBed(t, "cp1")
+	raw := b.raw("w1", b.replicas["cp1"].address)
+	var silent []fleetv1.Fleet_SessionClient
+	for range 5 {
+		s, err := raw.Session(b.ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		silent = append(silent, s)
+	}
+	if _, err := silent[4].Recv(); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("the fifth session at once: %v", err)
+	}
+	for _, s := range silent[:4] {
+		if _, err := s.Recv(); status.Code(err) != codes.DeadlineExceeded {
+			t.Errorf("a session on which nothing comes: %v", err)
+		}
+	}
+	s, welcome := hello(b, raw, "w1")
+	for _, c := range []struct {
+		bytes int
+		want  codes.Code
+	}{{3 << 19, codes.OK}, {5 << 19, codes.ResourceExhausted}} { // the first is what may be stored
+		_ = s.Send(&fleetv1.AgentMessage{Epoch: welcome.Epoch, Kind: &fleetv1.AgentMessage_Event{Event: make([]byte, c.bytes)}})
+		_ = s.Send(&fleetv1.AgentMessage{Epoch: welcome.Epoch, Kind: &fleetv1.AgentMessage_Heartbeat{Heartbeat: &fleetv1.Heartbeat{SentUnixNano: int64(c.bytes)}}})
+		for {
+			m, err := s.Recv()
+			if err == nil && m.GetHeartbeatAck().GetSentUnixNano() != int64(c.bytes) {
+				continue
+			}
+			if status.Code(err) != c.want {
+				t.Errorf("a message of %d bytes: %v", c.bytes, err)
+			}
+			break
+		}
 	}
 }
 

@@ -304,21 +304,36 @@ func tunnelsThrough(ctx context.Context, t *testing.T, f api.NodeStreams) {
 // raw is a hand-made agent.
 func (b *bed) raw(node string, address string) fleetv1.FleetClient {
 	b.t.Helper()
+	return b.calls(b.config(node), address)
+}
+
+// config is that of a client with a certificate of the node.
+func (b *bed) config(node string) *tls.Config {
+	b.t.Helper()
 	key := newKey(b.t)
 	cert, err := b.trust.SignAgent(request(b.t, node, key), node, time.Hour, time.Now())
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	return b.shows(cert, key, address)
+	return b.shown(cert, key)
+}
+
+func (b *bed) shown(cert []byte, key *ecdsa.PrivateKey) *tls.Config {
+	block, _ := pem.Decode(cert)
+	return &tls.Config{
+		RootCAs: b.trust.Pool(), Certificates: []tls.Certificate{{Certificate: [][]byte{block.Bytes}, PrivateKey: key}},
+	}
 }
 
 // shows is a hand-made agent that has this certificate.
 func (b *bed) shows(cert []byte, key *ecdsa.PrivateKey, address string) fleetv1.FleetClient {
 	b.t.Helper()
-	block, _ := pem.Decode(cert)
-	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
-		RootCAs: b.trust.Pool(), Certificates: []tls.Certificate{{Certificate: [][]byte{block.Bytes}, PrivateKey: key}},
-	})))
+	return b.calls(b.shown(cert, key), address)
+}
+
+func (b *bed) calls(conf *tls.Config, address string) fleetv1.FleetClient {
+	b.t.Helper()
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(conf)))
 	if err != nil {
 		b.t.Fatal(err)
 	}

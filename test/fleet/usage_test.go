@@ -66,7 +66,7 @@ func TestWrongUsageIsDropped(t *testing.T) {
 	}
 	say(&fleetv1.StandbyUp{}) // of a release that says more
 	say(used(1<<63, 1))
-	say(used(5, 100_000))
+	say(used(5, 50_000))
 	say(used(7, 1))
 	b.knows("cp1", "w1", 7)
 	if got := b.replicas["cp1"].fleet.Used(); len(got) != 1 {
