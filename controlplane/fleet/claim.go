@@ -42,9 +42,9 @@ func NodeCompanions(obj api.Object, made bool, now time.Time) []api.Companion {
 
 // claim makes the name that of the machine with a key, until its Node is there. made is the record when it is new
 // with this join; one that the same machine made before is left.
-func (j *join) claim(ctx context.Context, key string, replace bool) (made *v1.Secret, err error) {
+func (j *join) claim(ctx context.Context, key string, grant pki.Grant) (made *v1.Secret, err error) {
 	for range spendTries {
-		made, err = j.tryClaim(ctx, key, replace)
+		made, err = j.tryClaim(ctx, key, grant)
 		if err == nil || !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) && !apierrors.IsNotFound(err) {
 			break
 		}
@@ -55,7 +55,7 @@ func (j *join) claim(ctx context.Context, key string, replace bool) (made *v1.Se
 	return made, err
 }
 
-func (j *join) tryClaim(ctx context.Context, key string, replace bool) (*v1.Secret, error) {
+func (j *join) tryClaim(ctx context.Context, key string, grant pki.Grant) (*v1.Secret, error) {
 	now := time.Now()
 	mine := pki.Claim{Node: j.name, Key: key, At: now}.Record()
 	have, err := client.Get[*v1.Secret](ctx, j.api, pki.TokenNamespace, mine.Name)
@@ -67,14 +67,18 @@ func (j *join) tryClaim(ctx context.Context, key string, replace bool) (*v1.Secr
 	}
 	was, ok := pki.ClaimOf(have)
 	other := ok && was.Key != key
-	if other && !was.Ended(now) && !replace {
+	if other && !was.Ended(now) && !grant.Replace {
 		return nil, j.deny("another machine is joining under this name", codes.PermissionDenied,
 			"fleet: another machine joins as %s since %s: "+
 				"wait until %s, or let this one have the name by a token of 'kctl cluster token create --names %s --replace'",
 			j.name, was.At.Format(time.RFC3339), was.At.Add(pki.ClaimLife).Format(time.RFC3339), j.name)
 	}
-	// It had its time, or has to give way. What it was given must not count beside what this one gets.
+	// It had its time, or has to give way. What it was given must not count beside what this one gets. A claim on the name of
+	// a Node that was replaced outlasts its time: the Node has been there all along, and its certificate is not to suffer.
 	if other {
+		if err := j.vacant(ctx, grant); err != nil {
+			return nil, err
+		}
 		if err := j.srv.record(ctx, pki.NewRevocation(j.name, now)); err != nil {
 			return nil, status.Errorf(codes.Unavailable, "fleet: revoke what was given to another %s: %v", j.name, err)
 		}

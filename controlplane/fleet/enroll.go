@@ -180,7 +180,7 @@ func (s *Server) Enroll(ctx context.Context, r *fleetv1.EnrollRequest) (_ *fleet
 	if err != nil {
 		return nil, err
 	}
-	claimed, err := j.claim(ctx, key, grant.Replace)
+	claimed, err := j.claim(ctx, key, grant)
 	if err != nil {
 		return nil, err
 	}

@@ -266,6 +266,40 @@ func TestNameIsOneMachines(t *testing.T) {
 	}
 }
 
+// A token for any name does not put out a Node that joined by replacing another, when its claim on the name has had its time.
+func TestReplacedNodeStays(t *testing.T) {
+	b := newBed(t, "cp1")
+	if _, err := client.Create(b.ctx, b.client, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1"}}); err != nil {
+		t.Fatal(err)
+	}
+	key := newKey(t)
+	again := b.grant(pki.Grant{Uses: 1, Names: []string{"w1"}, Replace: true})
+	cert, err := b.enrolled(b.addresses()[0], again.String(), "w1", key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hello(b, b.shows(cert, key, b.addresses()[0]), "w1")
+	long := pki.Claim{Node: "w1", Key: "its own", At: time.Now().Add(-pki.ClaimLife)}.Record()
+	have, err := client.Get[*v1.Secret](b.ctx, b.client, pki.TokenNamespace, long.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	have.Data = long.Data
+	if _, err := client.Update(b.ctx, b.client, have); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.enroll(b.token, "w1", nil); status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "node w1 exists") {
+		t.Errorf("another machine by this name: %v", err)
+	}
+	_, err = client.Get[*v1.Secret](b.ctx, b.client, pki.TokenNamespace, pki.RevocationName("w1"))
+	if !apierrors.IsNotFound(err) {
+		t.Errorf("the certificate of the Node was revoked: %v", err)
+	}
+	if err := b.enroll(b.grant(pki.Grant{Uses: 1, Names: []string{"w1"}, Replace: true}).String(), "w1", nil); err != nil {
+		t.Errorf("with a token that replaces it: %v", err)
+	}
+}
+
 // The leader removes the records of tokens that have expired, and of revocations that cover no certificate any more.
 func TestSpentRecordsGo(t *testing.T) {
 	b := newBed(t, "cp1")
