@@ -97,7 +97,7 @@ func (a *assignment) step(keys []key) (change, error) {
 			if h != nil {
 				gone[k] = h.uid
 				delete(a.held, k)
-				keys = a.swapRefs(h.refs, nil, keys)
+				keys = volumesOf(h.refs, a.swapRefs(h.refs, nil, keys))
 			}
 			continue
 		}
@@ -120,7 +120,7 @@ func (a *assignment) step(keys []key) (change, error) {
 		fresh := h.uid != o.GetUID()
 		h.uid, h.revision = o.GetUID(), rev
 		refs := a.references(o)
-		keys = a.swapRefs(h.refs, refs, keys)
+		keys = volumesOf(refs, volumesOf(h.refs, a.swapRefs(h.refs, refs, keys)))
 		h.refs = refs
 		if k.kind == kindPod {
 			stopping := o.GetDeletionTimestamp() != nil
@@ -243,8 +243,32 @@ func (a *assignment) wants(k key, o api.Object) bool {
 		return ok && p.Spec.NodeName == a.node
 	case kindNode:
 		return k.name == a.node
+	case kindPersistentVolume:
+		v, ok := o.(*v1.PersistentVolume)
+		return ok && a.bound(k, v)
 	}
 	return a.refs[k] > 0
+}
+
+// bound says whether a volume is that of a claim which the node holds. Anybody who makes claims may name any volume; which
+// claim gets it, and the Secrets by which it is mounted, the volume says.
+func (a *assignment) bound(k key, v *v1.PersistentVolume) bool {
+	by := v.Spec.ClaimRef
+	if by == nil {
+		return false
+	}
+	claim := a.held[key{kindClaim, by.Namespace, by.Name}]
+	return claim != nil && (by.UID == "" || by.UID == claim.uid) && slices.Contains(claim.refs, k)
+}
+
+// volumesOf appends the volumes among the references of a claim: whether the node must hold one depends on the claim (bound).
+func volumesOf(refs, keys []key) []key {
+	for _, r := range refs {
+		if r.kind == kindPersistentVolume {
+			keys = append(keys, r)
+		}
+	}
+	return keys
 }
 
 // swapRefs counts the references of a changed object and appends to keys those to look at again.

@@ -73,12 +73,14 @@ func (w *world) set(k key, o api.Object) {
 	w.rev++
 	o.SetNamespace(k.namespace)
 	o.SetName(k.name)
-	o.SetUID(types.UID(fmt.Sprint(k.kind, k.name)))
+	o.SetUID(uidOf(k))
 	o.SetResourceVersion(strconv.Itoa(w.rev))
 	old := w.there[k]
 	w.there[k] = o
 	w.tell(k, old, o)
 }
+
+func uidOf(k key) types.UID { return types.UID(fmt.Sprint(k.kind, k.name)) }
 
 func (w *world) remove(k key) {
 	o, ok := w.there[k]
@@ -214,6 +216,11 @@ func drawObject(t *rapid.T, name func(string) string) (key, api.Object) {
 		return key{kindClaim, "default", name("pvc")}, &v1.PersistentVolumeClaim{Spec: v1.PersistentVolumeClaimSpec{VolumeName: name("pv")}}
 	case 3:
 		pv := &v1.PersistentVolume{}
+		if rapid.IntRange(0, 3).Draw(t, "is bound") > 0 {
+			claim := name("pvc")
+			pv.Spec.ClaimRef = &v1.ObjectReference{Namespace: "default", Name: claim}
+			pv.Spec.ClaimRef.UID = rapid.SampledFrom([]types.UID{"", uidOf(key{kindClaim, "default", claim}), "another"}).Draw(t, "uid")
+		}
 		pv.Spec.CSI = &v1.CSIPersistentVolumeSource{Driver: "d", NodeStageSecretRef: &v1.SecretReference{Namespace: "default", Name: name("secret")}}
 		return key{kindPersistentVolume, "", name("pv")}, pv
 	case 4:
@@ -286,6 +293,12 @@ func flush(t *rapid.T, a *assignment, dirty map[key]bool, held map[key]string) *
 	return a
 }
 
+// isOf says that a volume is bound to that claim.
+func isOf(v *v1.PersistentVolume, claim api.Object) bool {
+	by := v.Spec.ClaimRef
+	return by != nil && by.Namespace == claim.GetNamespace() && by.Name == claim.GetName() && (by.UID == "" || by.UID == claim.GetUID())
+}
+
 // told is what is said of a peer.
 func told(p *fleetv1.Peer) string { return fmt.Sprint(p.Uid, p.PodCidrs, p.Addresses) }
 
@@ -294,11 +307,16 @@ func check(t *rapid.T, w *world, held map[key]string, peers bool) {
 	want := make(map[key]string)
 	var add func(k key)
 	add = func(k key) {
-		if o, ok := w.lookup(k); ok {
-			want[k] = fmt.Sprint(revisionOf(o))
-			for _, r := range w.references(o) {
-				add(r)
+		o, ok := w.lookup(k)
+		if !ok {
+			return
+		}
+		want[k] = fmt.Sprint(revisionOf(o))
+		for _, r := range w.references(o) {
+			if v, ok := w.there[r].(*v1.PersistentVolume); ok && !isOf(v, o) {
+				continue
 			}
+			add(r)
 		}
 	}
 	for k, o := range w.there {
@@ -373,4 +391,65 @@ func TestResumption(t *testing.T) {
 	expect(resumption{peers: &has, revision: 100}, 4, 3, 0, true)
 	w.remove(key{kind: kindNode, name: "w0"})
 	expect(resumption{peers: &has, revision: 100}, 4, 3, 1, false)
+}
+
+// A claim that names a volume gets nothing of it, and not the Secrets by which it is mounted, unless the volume is bound to that
+// claim; whichever of the two names the other first, and whoever else names it.
+func TestVolumesOfOthers(t *testing.T) {
+	claim, other, volume, secret := key{kindClaim, "default", "data"}, key{kindClaim, "default", "other"}, key{kindPersistentVolume, "", "pv"}, key{kindSecret, "team", "chap"}
+	bound := func(c key, uid types.UID) api.Object {
+		pv := &v1.PersistentVolume{}
+		pv.Spec.CSI = &v1.CSIPersistentVolumeSource{Driver: "d", NodeStageSecretRef: &v1.SecretReference{Namespace: "team", Name: "chap"}}
+		if c.name != "" {
+			pv.Spec.ClaimRef = &v1.ObjectReference{Namespace: c.namespace, Name: c.name, UID: uid}
+		}
+		return pv
+	}
+	names := func(volume string) api.Object {
+		return &v1.PersistentVolumeClaim{Spec: v1.PersistentVolumeClaimSpec{VolumeName: volume}}
+	}
+	type step struct {
+		k    key
+		o    api.Object // nil = it is removed
+		held bool       // afterwards, the volume with its Secret
+	}
+	for name, steps := range map[string][]step{
+		"the volume is bound to nobody":           {{volume, bound(key{}, ""), false}, {claim, names("pv"), false}},
+		"it is another's in another namespace":    {{volume, bound(key{kindClaim, "team", "data"}, ""), false}, {claim, names("pv"), false}},
+		"it is that of a claim that was replaced": {{volume, bound(claim, "old"), false}, {claim, names("pv"), false}, {volume, bound(claim, uidOf(claim)), true}},
+		"the volume names the claim first":        {{volume, bound(claim, ""), false}, {claim, names(""), false}, {claim, names("pv"), true}},
+		"the claim names the volume first":        {{volume, bound(key{}, ""), false}, {claim, names("pv"), false}, {volume, bound(claim, ""), true}, {volume, bound(other, ""), false}},
+		"two name it and its own goes":            {{claim, names("pv"), false}, {other, names("pv"), false}, {volume, bound(claim, uidOf(claim)), true}, {claim, nil, false}, {claim, names("pv"), true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(mostGone)
+			p := &v1.Pod{Spec: v1.PodSpec{NodeName: "w1"}}
+			for _, c := range []key{claim, other} {
+				p.Spec.Volumes = append(p.Spec.Volumes, v1.Volume{Name: c.name, VolumeSource: v1.VolumeSource{
+					PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: c.name}}})
+			}
+			pod := key{kindPod, "default", "p"}
+			w.set(pod, p)
+			w.set(secret, &v1.Secret{})
+			a := newAssignment("w1", w, resumption{})
+			if _, err := a.step([]key{pod}); err != nil {
+				t.Fatal(err)
+			}
+			for i, s := range steps {
+				if s.o == nil {
+					w.remove(s.k)
+				} else {
+					w.set(s.k, s.o)
+				}
+				if w.watched[s.k] > 0 { // as the view does
+					if _, err := a.step([]key{s.k}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if a.held[volume] != nil != s.held || a.held[secret] != nil != s.held {
+					t.Errorf("step %d: the volume is held: %v, its Secret: %v; want %v", i, a.held[volume] != nil, a.held[secret] != nil, s.held)
+				}
+			}
+		})
+	}
 }

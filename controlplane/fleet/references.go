@@ -13,7 +13,8 @@ import (
 var everywhere = []key{{kindConfigMap, metav1.NamespaceSystem, "coredns"}}
 
 // references lists what a node must hold besides o because it holds o: pods lead to their
-// configuration and claims, claims to volumes, volumes to drivers and their secrets. The graph has no cycles.
+// configuration and claims, claims to volumes, volumes to drivers and their secrets. The graph has no cycles. A volume is
+// held for the claim alone to which it is bound (assignment.bound).
 func references(o api.Object) []key {
 	switch o := o.(type) {
 	case *v1.Pod:
