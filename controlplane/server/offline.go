@@ -106,9 +106,12 @@ func InspectBackup(o StoreOptions, path string) (api.ClusterBackup, error) {
 }
 
 func (o StoreOptions) readBackup(path string) (disk.BackupInfo, *mvcc.View, error) {
-	keys, err := o.keyring()
-	if err != nil {
-		return disk.BackupInfo{}, nil, err
+	var keys *disk.Keyring
+	if o.Keys != "" {
+		var err error
+		if keys, err = backupKeys(o.Keys); err != nil {
+			return disk.BackupInfo{}, nil, fmt.Errorf("--encryption-keys: %w", err)
+		}
 	}
 	f, err := os.Open(path)
 	if err != nil {
@@ -156,14 +159,8 @@ func Restore(c Config, path string, o RestoreOptions) (Restored, error) {
 	if err != nil {
 		return Restored{}, err
 	}
-	if o.BackupKeys != "" {
-		further, err := disk.LoadKeyring(o.BackupKeys)
-		if err == nil {
-			conf.Keys, err = conf.Keys.With(further)
-		}
-		if err != nil {
-			return Restored{}, fmt.Errorf("--backup-keys: %w", err)
-		}
+	if conf.Keys, err = c.withBackupKeys(cluster, conf.Keys, o.BackupKeys); err != nil {
+		return Restored{}, err
 	}
 	f, err := os.Open(path)
 	if err != nil {
@@ -211,6 +208,27 @@ func Restore(c Config, path string, o RestoreOptions) (Restored, error) {
 		return out, err
 	}
 	return out, c.alone(conf)
+}
+
+// withBackupKeys adds to the keys of the store those that backups of before an exchange need, and those of a file.
+func (c Config) withBackupKeys(cluster Cluster, keys *disk.Keyring, file string) (*disk.Keyring, error) {
+	own, err := c.keyFile(cluster)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range []struct{ flag, path string }{{"--encryption-keys", own}, {"--backup-keys", file}} {
+		if f.path == "" {
+			continue
+		}
+		further, err := backupKeys(f.path)
+		if err == nil {
+			keys, err = keys.With(further)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", f.flag, err)
+		}
+	}
+	return keys, nil
 }
 
 // makeRoom moves this replica's data aside where there is some.

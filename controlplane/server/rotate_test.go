@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -19,6 +20,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/controlplane/server/rotation"
+	"keelson.dev/keelson/raftstore/disk"
 )
 
 // traffic writes and watches through every replica that is not spared, until end, and says what failed.
@@ -207,6 +209,7 @@ func TestKeysRotate(t *testing.T) {
 	old := bearer{asked: p.asked(t, "cp1")}
 	p.kept(t)
 	old.secret = p.ofSecret(t)
+	before := p.backup("cp1")
 	work := p.traffic(t)
 	for _, kind := range []rotation.Kind{rotation.PeersCA, rotation.EncryptionKey} {
 		p.begins(t, "cp2", api.ClusterRotate{Kind: string(kind)})
@@ -242,6 +245,25 @@ func TestKeysRotate(t *testing.T) {
 	p.believed(t, true, young)
 	for name := range p.members {
 		p.keepsSecret(t, name, name != "cp4")
+		p.opens(t, name, before, name != "cp4")
+	}
+}
+
+// opens: who has had the key under which a backup is sealed opens it, although the key has been exchanged, with the key file of now.
+func (p *plane) opens(t *testing.T, name, backup string, may bool) {
+	t.Helper()
+	cfg := p.members[name].cfg
+	b, err := InspectBackup(StoreOptions{Keys: KeyFile(cfg.DataDir)}, backup)
+	if may && (err != nil || len(b.Kinds) == 0) || !may && !errors.Is(err, disk.ErrSealed) {
+		t.Errorf("a backup of before the exchange, at %s: %d kinds, %v", name, len(b.Kinds), err)
+	}
+	store, err := cfg.store(p.cluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ring, err := cfg.withBackupKeys(p.cluster, store.Keys, "")
+	if err != nil || ring.Current() != store.Keys.Current() || slices.Contains(ring.IDs(), b.KeyID) != may {
+		t.Errorf("%s would restore with the keys %v, current %s, %v; the backup's is %s", name, ring.IDs(), ring.Current(), err, b.KeyID)
 	}
 }
 

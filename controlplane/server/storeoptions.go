@@ -104,6 +104,23 @@ func (o StoreOptions) keyring() (*disk.Keyring, error) {
 	return k, nil
 }
 
+// backupKeys are the keys of a file, and those beside it that only backups of before an exchange of the key need: until the next
+// backup is made there is none but such.
+func backupKeys(path string) (*disk.Keyring, error) {
+	k, err := disk.LoadKeyring(path)
+	if err != nil {
+		return nil, err
+	}
+	former, err := disk.LoadKeyring(filepath.Join(filepath.Dir(path), formerKeysFile))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return k, nil
+	case err != nil:
+		return nil, err
+	}
+	return k.With(former)
+}
+
 // NoKeys, in the place of a key file, says that the stores of the cluster are not encrypted.
 const NoKeys = "none"
 
