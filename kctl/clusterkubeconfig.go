@@ -3,12 +3,15 @@ package kctl
 import (
 	"bytes"
 	"context"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -50,13 +53,14 @@ func (r *raising) keepKubeconfig(ctx context.Context, out io.Writer, site *execu
 	return nil
 }
 
-// writeKubeconfig writes a file. That of another cluster, which may be the only one with its key, is kept beside it.
+// writeKubeconfig writes a file. That of another cluster, which may be the only one with its key, is kept beside it. One that is good for
+// longer stays: somebody has renewed it.
 func writeKubeconfig(raw []byte, to string) error {
 	if before, err := os.ReadFile(to); err == nil && !sameCluster(before, raw) {
 		if err := os.Rename(to, to+".before"); err != nil {
 			return err
 		}
-	} else if err == nil && bytes.Equal(before, raw) {
+	} else if err == nil && (bytes.Equal(before, raw) || goodUntil(before).After(goodUntil(raw))) {
 		return nil
 	}
 	if err := os.MkdirAll(filepath.Dir(to), 0o700); err != nil {
@@ -72,6 +76,30 @@ func writeKubeconfig(raw []byte, to string) error {
 		return err
 	}
 	return os.Rename(part.Name(), to)
+}
+
+// goodUntil is when the certificate of a kubeconfig's current user ends; zero where it has none.
+func goodUntil(raw []byte) time.Time {
+	c, err := clientcmd.Load(raw)
+	if err != nil || c.Contexts[c.CurrentContext] == nil {
+		return time.Time{}
+	}
+	return userUntil(c.AuthInfos[c.Contexts[c.CurrentContext].AuthInfo])
+}
+
+func userUntil(user *clientcmdapi.AuthInfo) time.Time {
+	if user == nil {
+		return time.Time{}
+	}
+	block, _ := pem.Decode(user.ClientCertificateData)
+	if block == nil {
+		return time.Time{}
+	}
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return time.Time{}
+	}
+	return cert.NotAfter
 }
 
 // sameCluster says whether two kubeconfigs believe the same authority.
@@ -91,7 +119,8 @@ func sameCluster(a, b []byte) bool {
 	return false
 }
 
-// mergeKubeconfig puts a cluster into a kubeconfig, under a name, and makes it the current one.
+// mergeKubeconfig puts a cluster into a kubeconfig, under a name, and makes it the current one. What the user of it has there stays
+// where it is good for longer.
 func mergeKubeconfig(raw []byte, to, name string) error {
 	from, err := clientcmd.Load(raw)
 	if err != nil {
@@ -112,7 +141,10 @@ func mergeKubeconfig(raw []byte, to, name string) error {
 		return fmt.Errorf("%s has another cluster %s: rename it or take it out there ('kctl config delete-cluster %s'), or leave --merge out", to, name, name)
 	}
 	user := name + "-admin"
-	into.Clusters[name], into.AuthInfos[user] = from.Clusters[c.Cluster], from.AuthInfos[c.AuthInfo]
+	if into.Clusters[name] == nil || !userUntil(into.AuthInfos[user]).After(userUntil(from.AuthInfos[c.AuthInfo])) {
+		into.AuthInfos[user] = from.AuthInfos[c.AuthInfo]
+	}
+	into.Clusters[name] = from.Clusters[c.Cluster]
 	into.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: user}
 	into.CurrentContext = name
 	return clientcmd.WriteToFile(*into, to)
