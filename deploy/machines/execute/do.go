@@ -101,15 +101,17 @@ func (s *Site) replicas(ctx context.Context, steps []plan.Step) error {
 	var begun []string // replicas of a cluster that does not answer: it may need several to answer
 	for _, step := range steps {
 		if step.Begin == "" {
-			if _, err := s.members(ctx); err != nil {
+			_, err := s.members(ctx)
+			switch {
+			case err != nil && s.startsAnyway(step.Machine):
 				if err := s.install(ctx, step, ""); err != nil {
 					return err
 				}
 				begun = append(begun, step.Machine)
 				continue
-			}
-			if err := s.maySpare(ctx, step.Machine); err != nil {
-				return err
+			case err != nil && len(begun) == 0:
+				return fmt.Errorf("%s is not restarted: enough replicas run for the cluster to answer, and it does not, so that nobody can tell whether the others can spare one. "+
+					"See to that and run it again, or stop keelson-controlplane where it is of no use: what is stopped is started. %w", step.Machine, err)
 			}
 		}
 		if len(begun) > 0 {
@@ -117,6 +119,11 @@ func (s *Site) replicas(ctx context.Context, steps []plan.Step) error {
 				return err
 			}
 			begun = nil
+		}
+		if step.Begin == "" {
+			if err := s.maySpare(ctx, step.Machine); err != nil {
+				return err
+			}
 		}
 		if err := s.replica(ctx, step); err != nil {
 			return err
@@ -126,6 +133,24 @@ func (s *Site) replicas(ctx context.Context, steps []plan.Step) error {
 		return s.awaitReplicas(ctx, begun)
 	}
 	return nil
+}
+
+// startsAnyway says whether a replica of a cluster that does not answer may be started, or started again: it did not run when the machines
+// were looked at, or so few did that the cluster stood still. A cluster may be silent for other reasons, such as an administrator's
+// kubeconfig that has expired, while its replicas serve; those must not be restarted one after the other without a look.
+func (s *Site) startsAnyway(name string) bool {
+	unit := machines.ControlPlane.Unit()
+	voters, run := 0, 0
+	for _, h := range s.Cluster.Replicas() {
+		f := s.facts[h.Name]
+		if !f.ReplicaWhole || f.Waiting || f.Joining {
+			continue
+		}
+		if voters++; f.Active[unit] {
+			run++
+		}
+	}
+	return !s.facts[name].Active[unit] || run < voters/2+1
 }
 
 func (s *Site) replica(ctx context.Context, step plan.Step) error {

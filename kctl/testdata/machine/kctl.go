@@ -13,6 +13,9 @@ func (c *cluster) kctl(args []string) int {
 	if !exists("units/keelson-controlplane.active") {
 		return fail("connection refused")
 	}
+	if exists("locked-out") {
+		return fail("error: You must be logged in to the server (Unauthorized)")
+	}
 	mine := setting("controlplane.yaml", "name")
 	out := c.Members[mine] == "" // it was taken out, and knows the members of before and no leader
 	if out && strings.Join(args[:2], " ") != "cluster status" {
