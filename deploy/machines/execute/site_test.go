@@ -25,6 +25,7 @@ func TestAnswered(t *testing.T) {
 		`Unable to connect to the server: remote error: tls: expired certificate`:                                                                                                 false,
 		`Error from server (ServiceUnavailable): update nodes "w1": the store has no leader`:                                                                                      false,
 		`Error from server (Timeout): the server was unable to return a response in the time allotted`:                                                                            false,
+		`kctl cluster token create: unknown flag: --replace`:                                                                                                                      false,
 		`error: stat /var/lib/keelson/controlplane/admin.kubeconfig: no such file or directory`:                                                                                   false,
 	} {
 		if got := answered(fmt.Errorf("cp1: %w", &machines.Failed{Status: 1, Said: said})); got != want {
