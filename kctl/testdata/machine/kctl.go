@@ -125,8 +125,8 @@ func (c *cluster) change(args []string) int {
 		if n == nil {
 			return fail("there is no node %s", args[1])
 		}
-		c.Done = append(c.Done, "drain "+args[1])
 		if n.Held {
+			c.Done = append(c.Done, "drain "+args[1])
 			return fail(`error: unable to drain node "%s" due to error: global timeout reached: 10m0s, continuing command...`, args[1])
 		}
 		n.Drained = true
