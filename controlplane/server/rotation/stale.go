@@ -13,7 +13,7 @@ func Vital() []Kind { return []Kind{ClusterCA, ServiceAccountKey} }
 // Who does not answer, or has nothing of the kind, counts on neither side.
 func Stale(r Record, kind Kind, mine Held, others []Member) bool {
 	of := r.Kind == kind
-	if mine.Signs == "" || of && (r.Step == Trust || r.Step == Use) { // it takes the new key from the record
+	if mine.Signs == "" || of && (r.Step == Trust || r.Step == Use) && r.Concerns(mine.Signs) { // it takes the new key from the record
 		return false
 	}
 	settled := of && slices.Contains([]Step{Wait, Serve, Forget, Done}, r.Step)

@@ -29,6 +29,7 @@ func TestStale(t *testing.T) {
 		{"the last exchange was of another kind", Record{Kind: EncryptionKey, Step: Done, Old: "x", New: "y"}, key("a"), members(key("b"), key("b")), true},
 		{"it missed two exchanges", Record{Kind: ServiceAccountKey, Step: Done, Old: "b", New: "c"}, key("a"), members(key("c"), key("c")), true},
 		{"it joined before and began at wait", step(Wait), key("a"), members(key("b", "a"), key("b", "a")), true},
+		{"it missed one exchange and the next one begins", Record{Kind: ServiceAccountKey, Step: Trust, Old: "b", New: "c"}, key("a"), members(key("b"), key("b", "c")), true},
 		{"of two, and the record says which", step(Done), key("a"), members(key("b")), true},
 		{"of two, and nothing says which", Record{}, key("a"), members(key("b")), false},
 
@@ -44,6 +45,7 @@ func TestStale(t *testing.T) {
 		{"a record of another time, which a backup brought", step(Done), key("c"), members(key("c"), key("c")), false},
 		{"keys of before a backup's exchange", step(Done), key("a"), members(key("a"), key("a")), false},
 		{"most have the keys of before a backup's exchange", step(Done), key("a"), members(key("a"), key("b")), false},
+		{"an exchange of another time begins", Record{Kind: ServiceAccountKey, Step: Use, Old: "x", New: "y"}, key("a"), members(key("a"), key("a")), false},
 		{"nobody answers", step(Done), key("a"), []Member{away, away}, false},
 		{"one is of a release that tells nothing", step(Done), key("a"), []Member{{Name: "cp2"}, away}, false},
 		{"alone", step(Done), key("a"), nil, false},
