@@ -26,6 +26,7 @@ func (p pace) paced(h http.Handler) http.Handler {
 			b := &pacedBody{ReadCloser: r.Body, control: control, pace: p, began: time.Now()}
 			b.arm()
 			r.Body = b
+			defer b.leave()
 		}
 		if r.ProtoMajor < 2 { // whole connections are held to it by their door
 			h.ServeHTTP(w, r)
@@ -37,18 +38,26 @@ func (p pace) paced(h http.Handler) http.Handler {
 	})
 }
 
-// pacedBody ends a body that comes too slowly.
+// pacedBody ends a body that comes too slowly. What a handler has begun, such as a proxy's request to another server, may go on
+// reading when it has returned.
 type pacedBody struct {
 	io.ReadCloser
 	control *http.ResponseController
 	pace    pace
 	began   time.Time
 	n       int64
-	over    bool
+
+	mu   sync.Mutex
+	over bool // the body has ended, or the handler has returned: then the stream is not ours any more, and must not be touched
 }
 
 // arm sets the time by which the next bytes must be there.
 func (b *pacedBody) arm() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.over {
+		return
+	}
 	earned := time.Duration(b.n/b.pace.rate) * time.Second
 	_ = b.control.SetReadDeadline(b.began.Add(b.pace.body + earned)) // a writer of a test may have none
 }
@@ -67,10 +76,19 @@ func (b *pacedBody) Read(p []byte) (int, error) {
 // end leaves the connection to what follows: a request that takes its time has no more to send. What a handler
 // has not read keeps its deadline: the server reads it to its end.
 func (b *pacedBody) end() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	if !b.over {
 		b.over = true
 		_ = b.control.SetReadDeadline(time.Time{})
 	}
+}
+
+// leave is called when the handler returns.
+func (b *pacedBody) leave() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.over = true
 }
 
 // pacedWriter gives up a stream of HTTP/2 whose client takes nothing of it. The
