@@ -275,7 +275,7 @@ prepare() { # NAME
         [ -z "$name" ] || echo "name: \"$name\""
       fi
     } >"$new"
-    if [ -e "$root$yaml" ] && ! cmp -s "$new" "$root$yaml" && ! cmp -s "$tree/etc/keelson/$1.yaml" "$root$yaml"; then
+    if [ -e "$root$yaml" ] && ! cmp -s "$new" "$root$yaml" && ! cmp -s "$tree/etc/keelson/$1.yaml" "$root$yaml" && ! cut_off; then
       say "kept $yaml, which is there and says something else than this command: what differs is"
       diff "$root$yaml" "$new" | sed -n 's/^[<>]/install:   &/p' || true
       new=''
@@ -284,14 +284,33 @@ prepare() { # NAME
   judged "$1" "${new:-$root$yaml}"
 }
 
+# cut_off says whether the settings are those of a run of this script after which the machine has not become part of a cluster: the
+# next run may have been told something better.
+cut_off() { ! joined && grep -q '^# Written by install.sh:' "$root$yaml"; }
+
+# named refuses what the verbs init and join would refuse when everything else is in its place.
+named() {
+  { [ -z "$given" ] && ! joined; } || return 0
+  # Settings of somebody's own stay, and may say a name.
+  own=$root/etc/keelson/controlplane.yaml
+  if grep -qs '^name:' "$own" && ! grep -q '^# Written by install.sh:' "$own"; then return 0; fi
+  is=${name:-$(uname -n)}
+  case $is in
+  *[!a-z0-9-]* | -* | *-) ;;
+  *) [ "${#is}" -gt 63 ] || return 0 ;;
+  esac
+  die "nothing was changed: a replica's name has small letters, digits and - alone, 63 at most, and this one would be $is: give --name"
+}
+
 # judged has the daemon of this release judge its settings, before anything is changed: one that runs would end for a letter too many.
 # It is told of the file alone: where a unit of the operator's says more, what it refuses may be what the daemon takes.
 judged() { # NAME FILE
   if said=$("$tree/usr/bin/keelson-$1" check --config "$2" 2>&1); then return 0; fi
   # The file as it will be called: the other one may be a temporary one.
   case $said in *"$2"*) said=${said%%"$2"*}$yaml${said#*"$2"} ;; esac
-  for f in "$root/etc/systemd/system/keelson-$1.service" "$root/etc/systemd/system/keelson-$1.service.d"/*; do
-    grep -Eqs '^(Environment|EnvironmentFile|ExecStart)=' "$f" || continue
+  # The units of the release read /etc/keelson/NAME.env.
+  for f in "$root/etc/keelson/$1.env" "$root/etc/systemd/system/keelson-$1.service" "$root/etc/systemd/system/keelson-$1.service.d"/*; do
+    grep -Eqs '^(Environment=|EnvironmentFile=|ExecStart=|[[:space:]]*KEELSON_)' "$f" || continue
     say "$said, unless $f says otherwise"
     return 0
   done
@@ -305,7 +324,7 @@ settings() { # NAME
   if [ -e "$root$yaml" ] && ! cmp -s "$new" "$root$yaml"; then
     former=$work/former
     cp "$root$yaml" "$former"
-    [ -z "$given" ] || cp "$root$yaml" "$root$yaml.before"
+    cmp -s "$tree/etc/keelson/$1.yaml" "$root$yaml" || cp "$root$yaml" "$root$yaml.before"
   fi
   put "$new" "$yaml" 600 "keelson-$1"
 }
@@ -443,6 +462,7 @@ restored() { # DAEMON
 arguments "$@"
 machine
 [ "$role" = agent ] || own_address
+[ "$role" = agent ] || named
 release
 lock
 case $role in

@@ -54,7 +54,7 @@ func newMachine(t *testing.T) *machine {
 	m.file(m.log, "", 0o644)
 	m.fake("id", "echo 0")
 	m.fake("sleep", "")
-	m.fake("uname", "echo x86_64")
+	m.fake("uname", "[ $1 = -m ] && echo x86_64 || echo cp1")
 	m.fake("ip", `case "$*" in *"route get"*) echo "192.0.2.1 via 192.0.2.254 dev eth0 src 192.0.2.11 uid 0";; esac`)
 	// No other program of this machine is in the way: what the scripts call by accident is not found.
 	for _, name := range []string{"awk", "cat", "chmod", "cmp", "cp", "cut", "diff", "dirname", "env", "find", "flock", "grep", "gzip", "head", "kill", "ls", "mkdir", "mktemp", "mv",
@@ -216,6 +216,8 @@ func TestRefusals(t *testing.T) {
 				m.t.Fatal(err)
 			}
 		}, "nft is missing"},
+		{"a host's name that is none of a replica", "server --init", func(m *machine) { m.fake("uname", "[ $1 = -m ] && echo x86_64 || echo cp1.example.com") }, "this one would be cp1.example.com: give --name"},
+		{"a name that is none of a replica", "server --server h --token t --name Cp1", nil, "this one would be Cp1: give --name"},
 		{"no default route", "server --init", func(m *machine) { m.fake("ip", "exit 2") }, "give --advertise-address"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -128,6 +128,16 @@ func TestSettingsThatAreWrong(t *testing.T) {
 			if said, _, err := m.run(script, append([]string{c.role}, bring...)...); err != nil || !strings.Contains(said, "override.conf says otherwise") {
 				t.Errorf("%v: %s", err, said)
 			}
+			if err := os.Remove(filepath.Join(m.root, "etc/systemd/system", c.daemon+".service.d/override.conf")); err != nil {
+				t.Fatal(err)
+			}
+			env := strings.TrimSuffix(c.file, "yaml") + "env"
+			m.file(filepath.Join(m.root, env), "# KEELSON_NAME=x\n", 0o600)
+			refused(bring...)
+			m.file(filepath.Join(m.root, env), "KEELSON_NAME=x\n", 0o600)
+			if said, _, err := m.run(script, append([]string{c.role}, bring...)...); err != nil || !strings.Contains(said, env+" says otherwise") {
+				t.Errorf("%v: %s", err, said)
+			}
 		})
 	}
 }
@@ -222,5 +232,24 @@ func TestRightsFollowTheSettings(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(m.root, filepath.Dir(rights))); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("uninstall.sh leaves %s: %v", filepath.Dir(rights), err)
+	}
+}
+
+// Settings of a run after which the machine has not joined give way to those of the next, and are kept beside them; those of a machine
+// that has joined stay.
+func TestTheNextRunKnowsBetter(t *testing.T) {
+	m := newMachine(t)
+	unpacked, _ := m.release()
+	script, file := filepath.Join(unpacked, "install.sh"), "/etc/keelson/controlplane.yaml"
+	if said, _, err := m.run(script, "server", "--init", "--no-start", "--advertise-address", "192.0.2.11"); err != nil {
+		t.Fatalf("%v: %s", err, said)
+	}
+	said, _, err := m.run(script, "server", "--init", "--advertise-address", "192.0.2.11", "--name", "cp7")
+	if err != nil || !strings.Contains(m.tree()[file], `name: "cp7"`) || strings.Contains(m.tree()[file+".before"], "cp7") {
+		t.Fatalf("%v: %s\n%s", err, said, m.tree()[file])
+	}
+	said, _, err = m.run(script, "server", "--init", "--advertise-address", "192.0.2.11", "--name", "cp8")
+	if err != nil || !strings.Contains(said, "kept "+file) || !strings.Contains(m.tree()[file], `name: "cp7"`) {
+		t.Errorf("a replica: %v: %s\n%s", err, said, m.tree()[file])
 	}
 }

@@ -126,9 +126,14 @@ groups() {
 # mount point cannot be deleted, and stays.
 data() {
   at=$root/var/lib/keelson
+  if [ -L "$at" ]; then
+    # Where it leads there may be more than Keelson's.
+    trouble "$at was a link to another folder: what is there stays"
+    rm -f "$at"
+    return 0
+  fi
   for d in "$at/controlplane" "$at/local-volumes" "$at/images" "$at"; do
     if [ -L "$d" ]; then
-      # Where it leads there may be more than Keelson's.
       trouble "$d was a link to another folder: what is there stays"
       rm -f "$d"
     fi

@@ -82,7 +82,10 @@ ls /proc/self/fd/8/`)
 // Where the folder of data is a link, what it leads to may be more than Keelson's.
 func TestDataElsewhereAreNamed(t *testing.T) {
 	m := newMachine(t)
-	m.file(filepath.Join(m.root, "srv/data/file"), "", 0o600)
+	kept := []string{"/srv/data/file", "/srv/data/controlplane/raft", "/srv/data/images/sha256/a"}
+	for _, name := range kept {
+		m.file(filepath.Join(m.root, name), "", 0o600)
+	}
 	m.file(filepath.Join(m.root, "mountinfo"), "", 0o600)
 	at := filepath.Join(m.root, "var/lib/keelson")
 	if err := errors.Join(os.MkdirAll(filepath.Dir(at), 0o755), os.Symlink(filepath.Join(m.root, "srv/data"), at)); err != nil {
@@ -94,8 +97,10 @@ func TestDataElsewhereAreNamed(t *testing.T) {
 	if said, _, err := m.run("uninstall.sh"); err != nil {
 		t.Errorf("the second time: %v: %s", err, said)
 	}
-	if _, there := m.tree()["/srv/data/file"]; !there {
-		t.Error("what the link led to is gone")
+	for _, name := range kept {
+		if _, there := m.tree()[name]; !there {
+			t.Errorf("the link led to %s, and it is gone", name)
+		}
 	}
 }
 
