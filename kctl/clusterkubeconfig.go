@@ -53,15 +53,22 @@ func (r *raising) keepKubeconfig(ctx context.Context, out io.Writer, site *execu
 	return nil
 }
 
-// writeKubeconfig writes a file. That of another cluster, which may be the only one with its key, is kept beside it. One that is good for
-// longer stays: somebody has renewed it.
+// writeKubeconfig writes a file. That of another cluster, which may be the only one with its key, is kept beside it. A user who is good
+// for longer stays, since somebody has renewed it; where the cluster is comes from the machine.
 func writeKubeconfig(raw []byte, to string) error {
 	if before, err := os.ReadFile(to); err == nil && !sameCluster(before, raw) {
 		if err := os.Rename(to, to+".before"); err != nil {
 			return err
 		}
-	} else if err == nil && (bytes.Equal(before, raw) || goodUntil(before).After(goodUntil(raw))) {
-		return nil
+	} else if err == nil {
+		if goodUntil(before).After(goodUntil(raw)) {
+			if raw, err = withUserOf(raw, before); err != nil {
+				return err
+			}
+		}
+		if bytes.Equal(before, raw) {
+			return nil
+		}
 	}
 	if err := os.MkdirAll(filepath.Dir(to), 0o700); err != nil {
 		return err
@@ -76,6 +83,21 @@ func writeKubeconfig(raw []byte, to string) error {
 		return err
 	}
 	return os.Rename(part.Name(), to)
+}
+
+// withUserOf is a kubeconfig with the current user of another one.
+func withUserOf(raw, other []byte) ([]byte, error) {
+	c, err := clientcmd.Load(raw)
+	from, err2 := clientcmd.Load(other)
+	if err := errors.Join(err, err2); err != nil {
+		return nil, err
+	}
+	to := c.Contexts[c.CurrentContext]
+	if to == nil {
+		return nil, errors.New("the administrator's kubeconfig has no current context")
+	}
+	c.AuthInfos[to.AuthInfo] = from.AuthInfos[from.Contexts[from.CurrentContext].AuthInfo] // it has one: it is good for longer
+	return clientcmd.Write(*c)
 }
 
 // goodUntil is when the certificate of a kubeconfig's current user ends; zero where it has none.

@@ -9,6 +9,7 @@ import (
 	"math/big"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -49,8 +50,8 @@ func TestKubeconfigOfLongerUseStays(t *testing.T) {
 		stays  bool
 		beside bool
 	}{
-		"renewed":               {adminUntil(t, "CA", "192.0.2.11", now.Add(200*time.Hour)), true, false},
 		"expired":               {adminUntil(t, "CA", "192.0.2.11", now.Add(-time.Hour)), false, false},
+		"the same":              {machine, true, false},
 		"as long":               {adminUntil(t, "CA", "192.0.2.11", now.Add(100*time.Hour)), false, false},
 		"without a certificate": {[]byte("apiVersion: v1\nkind: Config\ncurrent-context: prod\nclusters:\n- {name: prod, cluster: {certificate-authority-data: Q0E=}}\n"), false, false},
 		"of another cluster":    {adminUntil(t, "other", "192.0.2.11", now.Add(200*time.Hour)), false, true},
@@ -67,6 +68,18 @@ func TestKubeconfigOfLongerUseStays(t *testing.T) {
 		}
 		if _, err := os.Stat(to + ".before"); (err == nil) != c.beside {
 			t.Errorf("%s: kept beside: %v", name, err)
+		}
+	}
+	// Renewed: the user stays, and where the cluster is comes from the machine, since the one of before may be gone.
+	renewed := filepath.Join(t.TempDir(), "config")
+	put(t, renewed, string(adminUntil(t, "CA", "192.0.2.11", now.Add(200*time.Hour))), 0o600)
+	for range 2 {
+		if err := writeKubeconfig(machine, renewed); err != nil {
+			t.Fatal(err)
+		}
+		is, err := os.ReadFile(renewed)
+		if got := goodUntil(is); err != nil || !got.Equal(now.Add(200*time.Hour)) || !strings.Contains(string(is), "192.0.2.12") || strings.Contains(string(is), "192.0.2.11") {
+			t.Errorf("renewed: good until %v (%v)\n%s", got.Sub(now), err, is)
 		}
 	}
 	// In a file that has others too: where the cluster is comes from the machine, and what the user has stays.

@@ -98,7 +98,7 @@ func (u *machineUpgrade) run(ctx context.Context, out io.Writer) error {
 // inFile says what has to stand in the file from now on, where something else does: 'up' goes by it.
 func (u *machineUpgrade) inFile(out io.Writer, c machines.Cluster, rel plan.Release) {
 	is := release.Version(c.Release)
-	if is == rel.Version {
+	if is == rel.Version || c.Release == "" {
 		return
 	}
 	if is == "" {

@@ -8,6 +8,9 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
+// MayBeNamed says whether a file can name a machine so: daemons that were begun by hand may have names with dots, or with capitals.
+func MayBeNamed(name string) bool { return hostName.MatchString(name) }
+
 // ReplicaName is what a machine's replica calls itself: what its settings say, or else the machine's hostname. It is "" where nobody
 // can tell, as without settings.
 func (f Facts) ReplicaName() string {

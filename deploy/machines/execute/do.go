@@ -150,7 +150,7 @@ func (s *Site) startsAnyway(name string) bool {
 			run++
 		}
 	}
-	return !s.facts[name].Active[unit] || run < voters/2+1
+	return !s.facts[name].Active[unit] || run < voters/2+1 || voters == 1 // no others wait to be spared
 }
 
 func (s *Site) replica(ctx context.Context, step plan.Step) error {

@@ -57,6 +57,9 @@ func nameAt(addresses map[string]string, address string) string {
 	return ""
 }
 
+// byHand is how a machine leaves that no file can name.
+const byHand = "take it out by hand ('kctl drain' and 'kctl delete node' of a node, 'kctl cluster member remove' of a replica, /usr/lib/keelson/uninstall.sh there)"
+
 // named judges whether a machine has its own name in the file.
 func (j *judge) named(h machines.Host, f machines.Facts) bool {
 	ok := true
@@ -70,7 +73,9 @@ func (j *judge) named(h machines.Host, f machines.Facts) bool {
 		ok = false
 		other := printable(of.other)
 		remedy := "name it " + other + " in the file; 'kctl cluster remove " + other + "' then takes it out, and 'up' takes it in by another name"
-		if !j.state.Known && f.NodeName == "" {
+		if !machines.MayBeNamed(of.other) {
+			remedy = "no file can name it so: " + byHand + ", and 'up' takes it in as " + h.Name
+		} else if !j.state.Known && f.NodeName == "" {
 			remedy = "name it " + other + " in the file; or, if that is not its name, have " + of.key + " in /etc/keelson/" + of.file + " there say " + h.Name
 		}
 		j.grave(h.Name, "is "+fmt.Sprintf(of.what, other)+", and not "+h.Name, remedy)
@@ -81,19 +86,24 @@ func (j *judge) named(h machines.Host, f machines.Facts) bool {
 // mayGo refuses to take a machine out by a name that is not its own: what lives there has another one, and would end unasked. With lost
 // the machine has said nothing, and what is at its address tells.
 func mayGo(h machines.Host, f machines.Facts, s State, lost bool) error {
-	const remedy = ": name it %[2]s in the file, and remove that"
+	remedy := func(other string) string {
+		if machines.MayBeNamed(other) {
+			return ": name it " + printable(other) + " in the file, and remove that"
+		}
+		return ": no file can name it so: " + byHand
+	}
 	_, isNode := s.Nodes[h.Name]
 	for _, of := range []struct {
 		other, at, what string
 	}{
-		{otherReplica(h, f, s), nameAt(s.replicas(), h.Address), "replica %[2]s"},
-		{otherNode(h, f, s), nameAt(s.nodes(), h.Address), "node %[2]s"},
+		{otherReplica(h, f, s), nameAt(s.replicas(), h.Address), "replica"},
+		{otherNode(h, f, s), nameAt(s.nodes(), h.Address), "node"},
 	} {
 		switch {
 		case of.other != "":
-			return fmt.Errorf("%[1]s is the "+of.what+" of the cluster"+remedy, h.Name, printable(of.other))
+			return fmt.Errorf("%s is the %s %s of the cluster%s", h.Name, of.what, printable(of.other), remedy(of.other))
 		case lost && !isNode && !s.has(h.Name) && of.at != "":
-			return fmt.Errorf("%[1]s is no part of the cluster, and at its address is the "+of.what+remedy, h.Name, printable(of.at))
+			return fmt.Errorf("%s is no part of the cluster, and at its address is the %s %s%s", h.Name, of.what, printable(of.at), remedy(of.at))
 		}
 	}
 	return nil
