@@ -117,8 +117,11 @@ func (r *Replica) becomeMember(ctx context.Context) error {
 			return err
 		}
 		err = r.askUntilDone(ctx, peers, "asking for membership", func(ctx context.Context, peer string) error {
-			why := r.staleBefore(ctx, peer)
-			if r.noteStale(why); why != "" {
+			why, known := r.staleBefore(ctx, peer)
+			if known {
+				r.noteStale(why)
+			}
+			if why != "" {
 				return errors.New(why)
 			}
 			resp, err := r.call(ctx, http.MethodPost, peer, api.PathClusterMembers, body)

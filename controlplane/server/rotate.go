@@ -245,6 +245,7 @@ func (r *Replica) signSecretsAnew(ctx context.Context, rec rotation.Record, fenc
 
 func (r *Replica) signAnew(ctx context.Context, secrets []*v1.Secret, fence uint64) error {
 	c := r.client.As(api.User{Name: api.UserAPIServer, Groups: []string{api.GroupMasters, api.GroupAuthenticated}}).Fenced(fence)
+	var errs []error
 	for _, s := range secrets {
 		account := &v1.ServiceAccount{}
 		account.Namespace, account.Name = s.Namespace, s.Annotations[v1.ServiceAccountNameKey]
@@ -256,10 +257,10 @@ func (r *Replica) signAnew(ctx context.Context, secrets []*v1.Secret, fence uint
 		next := s.DeepCopy()
 		next.Data[v1.ServiceAccountTokenKey] = []byte(text)
 		if _, err := client.Update(ctx, c, next); err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-			return fmt.Errorf("writing a new token into Secret %s/%s: %w", s.Namespace, s.Name, err)
+			errs = append(errs, fmt.Errorf("writing a new token into Secret %s/%s: %w", s.Namespace, s.Name, err))
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // serveKeys answers GET /cluster/keys, and POST with a ClusterRotate; authorization has happened.

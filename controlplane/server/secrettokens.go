@@ -21,11 +21,7 @@ const lostEvery = time.Minute
 // keepSecretTokens replaces such tokens, once in a leadership.
 func (r *Replica) keepSecretTokens(ctx context.Context, fence uint64) error {
 	for {
-		done, err := r.signLostAnew(ctx, fence)
-		if err != nil {
-			return err
-		}
-		if done {
+		if r.signLostAnew(ctx, fence) {
 			<-ctx.Done()
 			return ctx.Err()
 		}
@@ -37,22 +33,26 @@ func (r *Replica) keepSecretTokens(ctx context.Context, fence uint64) error {
 
 // signLostAnew does so where every member signs as this one: a leader that has itself the key of another time must not
 // replace what the others believe.
-func (r *Replica) signLostAnew(ctx context.Context, fence uint64) (done bool, err error) {
+func (r *Replica) signLostAnew(ctx context.Context, fence uint64) (done bool) {
 	lost := r.secretsOfLostKeys()
 	if len(lost) == 0 {
-		return true, nil
+		return true
 	}
 	if r.keys.seen.Load().Active() {
-		return false, nil
+		return false
 	}
 	signs, _ := r.tokens.KeyIDs()
 	for _, m := range membersOf(rotation.ServiceAccountKey, r.askKeys(ctx)) {
 		if m.Problem != "" || m.Held.Signs != signs {
-			return false, nil
+			return false
 		}
 	}
 	r.log.Info("tokens in Secrets are by a key that is gone: they are signed anew", "secrets", len(lost))
-	return true, r.signAnew(ctx, lost, fence)
+	// One that was changed in this moment, or that cannot be, is looked at again: it keeps no other from its token.
+	if err := r.signAnew(ctx, lost, fence); err != nil {
+		r.log.Warn("tokens in Secrets that are by a key that is gone could not all be signed anew", "again in", lostEvery, "err", err)
+	}
+	return false
 }
 
 // secretsOfLostKeys are the Secrets whose token is one of this cluster, for the very account and Secret that it is in, by a key

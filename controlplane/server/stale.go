@@ -19,8 +19,11 @@ import (
 // and from time to time.
 
 const (
-	staleEvery = time.Minute     // how often a replica that is well asks the others for their keys
-	staleAgain = 2 * time.Second // how often one that is not, or does not know yet
+	staleEvery = time.Minute      // how often a replica that is well asks the others for their keys
+	staleAgain = 2 * time.Second  // how often one that is not
+	staleWait  = 10 * time.Second // how often one that cannot tell, since nobody has answered who agrees with it
+	// mostHandOver bounds how long a leader that is not well looks for another one, before it tries again.
+	mostHandOver = 10 * time.Second
 	// staleAsk bounds what is asked before a replica asks for membership, for which it does not depend on the answer.
 	staleAsk = 5 * time.Second
 )
@@ -36,15 +39,39 @@ func (r *Replica) watchKeys(ctx context.Context) error {
 	for {
 		pause := staleAgain
 		if r.store.Ready() {
-			r.noteStale(r.staleAmong(ctx))
-			if r.stale.Load() == nil {
+			why, known := r.staleAmong(ctx)
+			if known {
+				r.noteStale(why)
+			}
+			switch {
+			case r.stale.Load() != nil:
+				r.handOver(ctx)
+			case known:
 				pause = staleEvery
+			default:
+				pause = staleWait
 			}
 		}
 		if err := wait.Delay(ctx, pause); err != nil {
 			return err
 		}
 	}
+}
+
+// handOver has another replica lead: the group goes by other keys than these, and who leads has the address that replicas share, and
+// signs for all.
+func (r *Replica) handOver(ctx context.Context) {
+	if r.store.Status().Leader != r.cfg.Name {
+		return
+	}
+	limited, cancel := context.WithTimeout(ctx, mostHandOver)
+	defer cancel()
+	to, err := r.store.StepDown(limited, "")
+	if err != nil {
+		r.log.Warn("this replica leads, has not the keys of the others, and cannot hand over", "err", err)
+		return
+	}
+	r.log.Info("this replica has not the keys of the others: another one leads", "leader", to)
 }
 
 // noteStale keeps what is wrong for whoever asks whether this replica is ready.
@@ -62,39 +89,42 @@ func (r *Replica) noteStale(why string) {
 
 // staleAmong compares the keys of this replica with those of all that are members. Keys change while the others are asked:
 // only what this replica had before and after is compared with what they had meanwhile, and twice, for it may have just
-// become a member and take in an exchange that is under way.
-func (r *Replica) staleAmong(ctx context.Context) (why string) {
+// become a member and take in an exchange that is under way. What was found before stands where this cannot tell.
+func (r *Replica) staleAmong(ctx context.Context) (why string, known bool) {
 	for range 2 {
 		before := r.keys.all()
 		rec := *r.keys.seen.Load()
 		others := r.askKeys(ctx)
 		if ctx.Err() != nil || !reflect.DeepEqual(before, r.keys.all()) || r.keys.seen.Load().Step != rec.Step {
-			return ""
+			return "", false
 		}
-		if why = r.staleBy(rec, others); why == "" || wait.Delay(ctx, staleAgain/2) != nil {
-			return ""
+		if why, known = r.staleBy(rec, others); why == "" {
+			return "", known
+		}
+		if wait.Delay(ctx, staleAgain/2) != nil {
+			return "", false
 		}
 	}
-	return why
+	return why, true
 }
 
 // staleBefore is the same before this replica is a member, by what one of the members says of all. A peer that does not say,
 // such as one of a release that has no exchange, is no reason to stay away.
-func (r *Replica) staleBefore(ctx context.Context, peer string) (why string) {
+func (r *Replica) staleBefore(ctx context.Context, peer string) (why string, known bool) {
 	ctx, cancel := context.WithTimeout(ctx, staleAsk)
 	defer cancel()
 	host, _, err := splitHost(peer)
 	if err != nil {
-		return ""
+		return "", false
 	}
 	resp, err := r.peers.get(ctx, at(host, r.cluster.APIPort), api.PathClusterKeys)
 	if err != nil {
-		return ""
+		return "", false
 	}
 	defer resp.Body.Close()
 	var all api.ClusterKeys
 	if resp.StatusCode != http.StatusOK || json.NewDecoder(io.LimitReader(resp.Body, maxKeysAnswer)).Decode(&all) != nil {
-		return ""
+		return "", false
 	}
 	var rec rotation.Record
 	if now := all.Rotation; now != nil {
@@ -103,8 +133,10 @@ func (r *Replica) staleBefore(ctx context.Context, peer string) (why string) {
 	return r.staleBy(rec, all.Replicas)
 }
 
-// staleBy names the first key of this replica that is another one than the others'; "" when there is none.
-func (r *Replica) staleBy(rec rotation.Record, all []api.ClusterKeyHolder) string {
+// staleBy names the first key of this replica that is another one than the others'; "" when there is none, which is known where
+// another one has said that it has the same, or there is no other.
+func (r *Replica) staleBy(rec rotation.Record, all []api.ClusterKeyHolder) (why string, known bool) {
+	known = true
 	for _, kind := range rotation.Vital() {
 		held := r.keys.held(kind)
 		mine := rotation.Held{Signs: held.Signs, Believes: held.Believes}
@@ -114,11 +146,12 @@ func (r *Replica) staleBy(rec rotation.Record, all []api.ClusterKeyHolder) strin
 				others = append(others, m)
 			}
 		}
+		known = known && rotation.Confirmed(mine, others)
 		if rotation.Stale(rec, kind, mine, others) {
-			return fmt.Sprintf("replica %s has the %s %s, which was exchanged while it was away: %s", r.cfg.Name, kind, mine.Signs, staleRemedy(r.cfg.DataDir))
+			return fmt.Sprintf("replica %s has the %s %s, which was exchanged while it was away: %s", r.cfg.Name, kind, mine.Signs, staleRemedy(r.cfg.DataDir)), true
 		}
 	}
-	return ""
+	return "", known
 }
 
 func staleRemedy(folder string) string {

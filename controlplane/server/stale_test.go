@@ -84,4 +84,14 @@ func TestMemberWithStaleKeys(t *testing.T) {
 	})
 	p.ready("cp1")
 	p.ready("cp2")
+	// The group goes by others' keys: it does not go on leading, for which it stands as well as they do.
+	eventually(t, func() error { // it may be about to have its vote
+		return p.call(p.status("cp1").Leader, "POST", api.PathClusterStepDown, api.ClusterStepDown{To: "cp3"}, nil)
+	})
+	eventually(t, func() error {
+		if s := p.status("cp1"); s.Leader == "" || s.Leader == "cp3" {
+			return fmt.Errorf("%q leads", s.Leader)
+		}
+		return nil
+	})
 }

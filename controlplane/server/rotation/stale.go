@@ -7,6 +7,17 @@ import "slices"
 // and under its own encryption key a replica seals nothing but its own disk.
 func Vital() []Kind { return []Kind{ClusterCA, ServiceAccountKey} }
 
+// Agrees says whether two replicas each believe what the other one signs.
+func (h Held) Agrees(other Held) bool {
+	return h.Signs != "" && other.Signs != "" && slices.Contains(h.Believes, other.Signs) && slices.Contains(other.Believes, h.Signs)
+}
+
+// Confirmed says whether one that is not Stale is known to be well: somebody else has the same, or there is nobody else. Where
+// those who would say so do not answer, it is as it was.
+func Confirmed(mine Held, others []Member) bool {
+	return len(others) == 0 || slices.ContainsFunc(others, func(m Member) bool { return m.Problem == "" && m.Held.Agrees(mine) })
+}
+
 // Stale says whether a replica must not serve by what it has: it was away while the key was exchanged. It is in the minority
 // with it, or the record of an exchange that is past its use breaks the tie; one that signs as that record says is never
 // stale. What the record says counts for nothing where nobody has such a key: a backup may have brought it from another time.
@@ -24,7 +35,7 @@ func Stale(r Record, kind Kind, mine Held, others []Member) bool {
 	for _, m := range others {
 		switch {
 		case m.Problem != "" || m.Held.Signs == "":
-		case slices.Contains(m.Held.Believes, mine.Signs) && slices.Contains(mine.Believes, m.Held.Signs):
+		case m.Held.Agrees(mine):
 			with++
 		default:
 			against++

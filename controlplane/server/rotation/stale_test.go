@@ -56,3 +56,22 @@ func TestStale(t *testing.T) {
 		}
 	}
 }
+
+// That nobody contradicts is no confirmation.
+func TestConfirmed(t *testing.T) {
+	mine := Held{Signs: "b", Believes: []string{"b"}}
+	same, other := Member{Name: "same", Held: mine}, Member{Name: "other", Held: Held{Signs: "c", Believes: []string{"c"}}}
+	both := Member{Name: "both", Held: Held{Signs: "c", Believes: []string{"c", "b"}}}
+	silent, none := Member{Name: "silent", Problem: "no answer", Held: mine}, Member{Name: "none"}
+	for _, c := range []struct {
+		others []Member
+		want   bool
+	}{
+		{nil, true}, {[]Member{same}, true}, {[]Member{other, same}, true},
+		{[]Member{other}, false}, {[]Member{both}, false}, {[]Member{silent}, false}, {[]Member{none}, false}, {[]Member{silent, other}, false},
+	} {
+		if got := Confirmed(mine, c.others); got != c.want {
+			t.Errorf("%+v: %v", c.others, got)
+		}
+	}
+}
