@@ -24,7 +24,7 @@ const (
 	// sessionStreams is how many tunnels a node may have: one for each exec, log and port-forward.
 	sessionStreams = 4096
 	// maxUnasked is how many tunnels may wait for their first message beyond those that were asked for: some come late.
-	maxUnasked = 4
+	maxUnasked = 32
 	// callPatience is what a call may take that is no stream, and firstPatience what the first message of a stream may:
 	// agents send it at once.
 	callPatience  = 15 * time.Second

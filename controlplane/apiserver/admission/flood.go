@@ -77,7 +77,8 @@ func (b *eventBound) admit(ctx context.Context, a *Attempt) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now, ns := b.clock(), a.Request.Namespace
-	full := func(c *eventCount) bool { return c.n+number > b.most || c.bytes+grows > b.bytes }
+	tooMany := func(c *eventCount) bool { return number > 0 && c.n+number > b.most }
+	full := func(c *eventCount) bool { return tooMany(c) || c.bytes+grows > b.bytes }
 	c := b.counts[ns]
 	if c == nil || full(c) && now.Sub(c.counted) >= recount {
 		list, err := b.cluster.List(ctx, "events", ns, false)
@@ -95,7 +96,7 @@ func (b *eventBound) admit(ctx context.Context, a *Attempt) error {
 	}
 	if full(c) {
 		what := fmt.Sprintf("%d events", b.most)
-		if c.n+number <= b.most {
+		if !tooMany(c) {
 			what = fmt.Sprintf("events of %d bytes", c.bytes)
 		}
 		return forbid(a, a.Whole, fmt.Errorf("namespace %s has %s, which is the most that is kept: they go an hour after they were last written; delete some, or write fewer",

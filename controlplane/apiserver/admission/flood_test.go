@@ -114,6 +114,11 @@ func TestEventsAreBoundedInBytes(t *testing.T) {
 	if err := b.admit(t.Context(), changing(all, long(1, 1000), long(1, 900))); err != nil {
 		t.Errorf("a shorter one: %v", err)
 	}
+	b.most, b.bytes = 1, 4000 // replicas count each for itself, so that there may be more than the most
+	if err := b.admit(t.Context(), changing(all, long(1, 1000), long(1, 1100))); err != nil {
+		t.Errorf("a longer one in a namespace of many: %v", err)
+	}
+	b.most, b.bytes = mostEvents, 3000
 	w["events"], now = nil, now.Add(recount)
 	if err := b.admit(t.Context(), making(all, long(4, 1000))); err != nil {
 		t.Errorf("when they have gone: %v", err)
