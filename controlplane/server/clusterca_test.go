@@ -66,10 +66,20 @@ func (p *plane) waitsFor(t *testing.T, at string, step rotation.Step, what strin
 	})
 }
 
+// begins begins with an exchange, or ends one, as soon as the cluster is at the feature level for it, which rises by itself.
 func (p *plane) begins(t *testing.T, at string, q api.ClusterRotate) {
 	t.Helper()
-	if err := p.call(at, "POST", api.PathClusterKeys, q, nil); err != nil {
-		t.Fatal(err)
+	var refused error
+	eventually(t, func() error {
+		err := p.call(at, "POST", api.PathClusterKeys, q, nil)
+		if err != nil && strings.Contains(err.Error(), "needs feature level") {
+			return err
+		}
+		refused = err
+		return nil
+	})
+	if refused != nil {
+		t.Fatal(refused)
 	}
 }
 

@@ -62,6 +62,14 @@ func TestReplicaOfBeforeAnExchange(t *testing.T) {
 func TestMemberWithStaleKeys(t *testing.T) {
 	p := newPlane(t, 3, nil)
 	former := pki.KeyIDOf(p.asked(t, "cp1"))
+	eventually(t, func() error { // one that is not well gets no vote
+		for _, m := range p.status("cp1").Members {
+			if !m.Voter {
+				return fmt.Errorf("%s has no vote", m.Name)
+			}
+		}
+		return nil
+	})
 	p.stop("cp3")
 	cfg := p.members["cp3"].cfg
 	folder := filepath.Join(cfg.DataDir, pkiFolder)
