@@ -159,7 +159,7 @@ func Restore(c Config, path string, o RestoreOptions) (Restored, error) {
 	if err != nil {
 		return Restored{}, err
 	}
-	if conf.Keys, err = c.withBackupKeys(cluster, conf.Keys, o.BackupKeys); err != nil {
+	if conf.Keys, err = c.keysOfBackups(cluster, o.BackupKeys); err != nil {
 		return Restored{}, err
 	}
 	f, err := os.Open(path)
@@ -210,23 +210,26 @@ func Restore(c Config, path string, o RestoreOptions) (Restored, error) {
 	return out, c.alone(conf)
 }
 
-// withBackupKeys adds to the keys of the store those that backups of before an exchange need, and those of a file.
-func (c Config) withBackupKeys(cluster Cluster, keys *disk.Keyring, file string) (*disk.Keyring, error) {
+// keysOfBackups are those of the store, with those that backups of before an exchange need, and those of a file.
+func (c Config) keysOfBackups(cluster Cluster, file string) (keys *disk.Keyring, err error) {
 	own, err := c.keyFile(cluster)
 	if err != nil {
 		return nil, err
 	}
-	for _, f := range []struct{ flag, path string }{{"--encryption-keys", own}, {"--backup-keys", file}} {
-		if f.path == "" {
-			continue
+	if own != "" {
+		if keys, err = backupKeys(own); err != nil {
+			return nil, fmt.Errorf("--encryption-keys: %w", err)
 		}
-		further, err := backupKeys(f.path)
-		if err == nil {
-			keys, err = keys.With(further)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", f.flag, err)
-		}
+	}
+	if file == "" {
+		return keys, nil
+	}
+	further, err := backupKeys(file)
+	if err == nil {
+		keys, err = keys.With(further)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("--backup-keys: %w", err)
 	}
 	return keys, nil
 }

@@ -261,7 +261,7 @@ func (p *plane) opens(t *testing.T, name, backup string, may bool) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ring, err := cfg.withBackupKeys(p.cluster, store.Keys, "")
+	ring, err := cfg.keysOfBackups(p.cluster, "")
 	if err != nil || ring.Current() != store.Keys.Current() || slices.Contains(ring.IDs(), b.KeyID) != may {
 		t.Errorf("%s would restore with the keys %v, current %s, %v; the backup's is %s", name, ring.IDs(), ring.Current(), err, b.KeyID)
 	}

@@ -36,6 +36,7 @@ say() { echo "install: $*"; }
 die() { echo "install: $*" >&2; exit 1; }
 wrong() { echo "install: $*; see install.sh --help" >&2; exit 2; }
 
+export LC_ALL=C # a-z are 26 letters then, and none of them a capital
 root=${DESTDIR:-} # of tests and of images of machines: where everything goes instead of /
 port=6444
 
