@@ -1,0 +1,55 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"testing"
+)
+
+// How scripts/dist builds keelson-oci: its tags and the linker's flags.
+var ofOCI = regexp.MustCompile(`build -tags (\S+) -ldflags '([^']*)' -o "\$to/keelson-oci" (\S+)`)
+
+// keelson-oci is the same wherever the checkout lies. For another architecture scripts/dist names folders below the checkout to the
+// compiler of C, and cgo writes those for the linker into what it makes, which -trimpath leaves as it is.
+func TestOCIIsReproducible(t *testing.T) {
+	for program, why := range map[string]string{"gcc": "which compiles what of keelson-oci is C", "pkg-config": "which finds libseccomp"} {
+		if _, err := exec.LookPath(program); err != nil {
+			t.Skipf("needs: %s, %s", program, why)
+		}
+	}
+	if err := exec.Command("pkg-config", "--exists", "libseccomp").Run(); err != nil {
+		t.Skip("needs: libseccomp-dev, which keelson-oci is linked to")
+	}
+	script, err := os.ReadFile("../../scripts/dist")
+	if err != nil {
+		t.Fatal(err)
+	}
+	flags := ofOCI.FindSubmatch(script)
+	if flags == nil {
+		t.Fatalf("scripts/dist has no line like %s", ofOCI)
+	}
+	var first []byte
+	for range 2 {
+		cross := t.TempDir()
+		program := filepath.Join(cross, "keelson-oci")
+		build := exec.Command("go", "build", "-tags", string(flags[1]), "-ldflags", string(flags[2]), "-o", program, string(flags[3]))
+		build.Dir = "../.."
+		build.Env = append(os.Environ(), "GOFLAGS=-trimpath", "CGO_ENABLED=1", "CGO_CFLAGS=-O2 -I"+cross+"/include", "CGO_LDFLAGS=-L"+cross+"/lib")
+		if out, err := build.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		content, err := os.ReadFile(program)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if first == nil {
+			first = content
+		}
+		if !bytes.Equal(first, content) {
+			t.Errorf("keelson-oci differs with the folder of the libraries of C: %d and %d bytes", len(first), len(content))
+		}
+	}
+}
