@@ -61,15 +61,20 @@ pods() {
 }
 
 # mounts go, the deepest first. A disk that is mounted at a folder of data is not Keelson's mount, and the next boot mounts it again:
-# it stays, and what is on it goes with the other files. Images alone are a folder that the agent mounts on itself. Data that are kept
-# stay as they are seen: Keelson mounts nothing below those of a replica and of local volumes.
+# it stays, and what is on it goes with the other files. Images alone are a folder that the agent mounts on itself, on a disk that is
+# mounted there once more. Data that are kept stay as they are seen: Keelson mounts nothing below those of a replica and of local volumes.
 mounts() {
   awk -v root="$root" -v keep="$keep" 'BEGIN {
     data = root "/var/lib/keelson"
     n = split("/run/keelson /var/lib/keelson /var/lib/kubelet/pods /var/lib/kubelet/plugins", below, " ")
   } {
     gsub(/\\040/, " ", $5)
-    if ($5 == data || $5 == data "/controlplane" || $5 == data "/local-volumes" || $5 == data "/images" && $4 !~ /\/images$/) next
+    if ($5 == data || $5 == data "/controlplane" || $5 == data "/local-volumes") next
+    if ($5 == data "/images") {
+      own = $4 ~ /\/images$/ || $3 " " $4 == images
+      images = $3 " " $4
+      if (!own) next
+    }
     if (keep != "" && (index($5, data "/controlplane/") == 1 || index($5, data "/local-volumes/") == 1)) next
     for (i = 1; i <= n; i++) if ($5 == root below[i] || index($5, root below[i] "/") == 1) print $5
   }' "${MOUNTINFO:-/proc/self/mountinfo}" | sort -r | while IFS= read -r at; do umount -l "$at" || trouble "$at stays mounted"; done

@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -40,6 +41,41 @@ func TestDisksOfDataStayMounted(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// What an agent that was killed has mounted on a disk of images goes, and that alone: not what somebody mounted there afterwards.
+func TestADiskOfImagesStaysMounted(t *testing.T) {
+	for name, c := range map[string]struct {
+		mounts []string // device and root, one above the other
+		want   int      // of those that go
+	}{
+		"the agent's own on a disk": {[]string{"8:2 /", "8:2 /"}, 1},
+		"on a folder of a disk":     {[]string{"8:2 /of/node", "8:2 /of/node"}, 1},
+		"two disks":                 {[]string{"8:2 /", "8:3 /"}, 0},
+		"a disk on the agent's own": {[]string{"8:1 /var/lib/keelson/images", "8:2 /"}, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			at, lines := m.root+"/var/lib/keelson/images", "1 0 8:1 / / rw - ext4 x rw\n"
+			for i, mount := range c.mounts {
+				lines += strconv.Itoa(i+2) + " " + strconv.Itoa(i+1) + " " + mount + " " + at + " rw - ext4 x rw\n"
+			}
+			m.file(filepath.Join(m.root, "mountinfo"), lines, 0o644)
+			said, called, err := m.run("uninstall.sh")
+			if err != nil {
+				t.Fatalf("%v\n%s", err, said)
+			}
+			got := 0
+			for _, call := range called {
+				if call == "umount -l "+at {
+					got++
+				}
+			}
+			if got != c.want {
+				t.Errorf("unmounted %d times, want %d: %q", got, c.want, called)
+			}
+		})
 	}
 }
 
