@@ -325,10 +325,10 @@ func newFakeIPVS() *fakeIPVS {
 	w := newIPVS()
 	w.beside, _ = onFakes(dialect{ipvsTable, besideIPVS, besideIPVSPort})
 	k := &fakeServers{servers: map[virtual]pool{}, held: map[netip.Addr]bool{}}
-	w.door = func() (ipvsDoor, error) { return k, nil }
-	w.own = func() (map[netip.Addr]bool, error) {
-		return map[netip.Addr]bool{netip.MustParseAddr("10.89.0.101"): true, netip.MustParseAddr("fd00:89::101"): true}, nil
-	}
+	k.own = map[netip.Addr]bool{netip.MustParseAddr("10.89.0.101"): true, netip.MustParseAddr("fd00:89::101"): true}
+	w.door = func() (ipvsDoor, error) { k.linked = true; return k, nil }
+	w.linked = func() (bool, error) { return k.linked, nil }
+	w.own = func() (map[netip.Addr]bool, error) { return maps.Clone(k.own), nil }
 	w.check = func() error { return nil }
 	return &fakeIPVS{w, k}
 }
@@ -336,6 +336,8 @@ func newFakeIPVS() *fakeIPVS {
 type fakeServers struct {
 	servers map[virtual]pool
 	held    map[netip.Addr]bool
+	own     map[netip.Addr]bool // the node's
+	linked  bool                // the interface is there
 	said    []string
 }
 
@@ -344,7 +346,9 @@ func (k *fakeServers) Close() {}
 func (k *fakeServers) Read() (map[virtual]pool, map[netip.Addr]bool, error) {
 	out := map[virtual]pool{}
 	for v, p := range k.servers {
-		out[v] = maps.Clone(p)
+		if v.ours(k.held, k.own) {
+			out[v] = maps.Clone(p)
+		}
 	}
 	return out, maps.Clone(k.held), nil
 }

@@ -29,6 +29,7 @@ type ipvs struct {
 	servers map[virtual]pool
 	holders map[netip.Addr]int // addresses → how many servers
 	door    func() (ipvsDoor, error)
+	linked  func() (bool, error) // whether the interface is there
 	own     func() (map[netip.Addr]bool, error)
 	check   func() error
 }
@@ -51,14 +52,14 @@ const ipvsTable = "keelson-ipvs"
 // ipvsDoor is the kernel.
 type ipvsDoor interface {
 	Do(ipvsCommand) error
-	// Read is what there is, by address.
+	// Read is what there is of ours, by address.
 	Read() (servers map[virtual]pool, addresses map[netip.Addr]bool, err error)
 	Close()
 }
 
 func newIPVS() *ipvs {
 	return &ipvs{beside: speaking(dialect{table: ipvsTable, frame: besideIPVS, piece: besideIPVSPort}), servers: map[virtual]pool{},
-		holders: map[netip.Addr]int{}, door: openIPVS, own: ownAddresses, check: hasIPVS}
+		holders: map[netip.Addr]int{}, door: openIPVS, linked: hasIPVSLink, own: ownAddresses, check: hasIPVS}
 }
 
 // Check implements Writer.
@@ -332,11 +333,17 @@ func (w *ipvs) Intact(ctx context.Context) (bool, error) {
 	return err == nil && len(ipvsPlan(there, w.servers, held, keysOf(w.holders))) == 0, err
 }
 
-// Clean implements Writer.
+// Clean implements Writer. The interface says that this mode was in force: where there is none, virtual servers are others', at
+// whichever addresses. It goes last, so that whoever is cut off before is begun again.
 func (w *ipvs) Clean(ctx context.Context) error {
-	if err := w.beside.Clean(ctx); err != nil {
-		return err
+	err := w.beside.Clean(ctx)
+	if there, lerr := w.linked(); !there || lerr != nil {
+		return errors.Join(err, lerr)
 	}
+	return errors.Join(err, w.cleanServers())
+}
+
+func (w *ipvs) cleanServers() error {
 	door, err := w.door()
 	if err != nil {
 		return err
@@ -349,11 +356,52 @@ func (w *ipvs) Clean(ctx context.Context) error {
 	if err := run(door, ipvsPlan(there, nil, held, nil)); err != nil {
 		return err
 	}
-	link, err := netlink.LinkByName(ipvsLink)
-	if err != nil {
-		return nil //nolint:nilerr // there is none
+	return removeIPVSLink()
+}
+
+// Remove takes away the virtual servers of mode ipvs and the interface that held their addresses: for a node that leaves its cluster,
+// whose agent has ended. Where that interface is not there, nothing is.
+func Remove() error { return newIPVS().remove() }
+
+func (w *ipvs) remove() error {
+	there, err := w.linked()
+	if !there || err != nil {
+		return err
 	}
-	return netlink.LinkDel(link)
+	if w.check() == nil {
+		err = w.cleanServers()
+	} else {
+		err = removeIPVSLink() // a kernel without IPVS has no virtual servers
+	}
+	if err != nil {
+		return fmt.Errorf("removing virtual servers of Services: %w", err)
+	}
+	return nil
+}
+
+func hasIPVSLink() (bool, error) {
+	_, err := netlink.LinkByName(ipvsLink)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("%s: %w", ipvsLink, err)
+	}
+	return true, nil
+}
+
+func removeIPVSLink() error {
+	link, err := netlink.LinkByName(ipvsLink)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return nil
+	}
+	if err == nil {
+		err = netlink.LinkDel(link)
+	}
+	if err != nil {
+		return fmt.Errorf("removing interface %s: %w", ipvsLink, err)
+	}
+	return nil
 }
 
 // Counts implements Writer: connections as IPVS counts them, refusals as nftables does.
@@ -426,7 +474,10 @@ func openIPVS() (ipvsDoor, error) {
 
 func (k *ipvsKernel) Close() { k.h.Close() }
 
-// Read implements ipvsDoor. Servers at addresses that neither the interface nor the node holds are somebody else's.
+// ours says whether a virtual server is: one at an address that neither the interface nor the node holds is somebody else's.
+func (v virtual) ours(held, own map[netip.Addr]bool) bool { return held[v.IP] || own[v.IP] }
+
+// Read implements ipvsDoor.
 func (k *ipvsKernel) Read() (map[virtual]pool, map[netip.Addr]bool, error) {
 	list, err := netlink.AddrList(k.link, netlink.FAMILY_ALL)
 	if err != nil {
@@ -449,7 +500,7 @@ func (k *ipvsKernel) Read() (map[virtual]pool, map[netip.Addr]bool, error) {
 	out := map[virtual]pool{}
 	for _, s := range all {
 		v, ok := virtualOf(s)
-		if !ok || !held[v.IP] && !own[v.IP] {
+		if !ok || !v.ours(held, own) {
 			continue
 		}
 		real, err := k.h.GetDestinations(s)

@@ -16,6 +16,7 @@ import (
 	"keelson.dev/keelson/agent/network"
 	"keelson.dev/keelson/agent/node"
 	"keelson.dev/keelson/agent/oci"
+	"keelson.dev/keelson/agent/proxy"
 	"keelson.dev/keelson/agent/volume/remote"
 	"keelson.dev/keelson/csi/local"
 	"keelson.dev/keelson/internal/memory"
@@ -75,7 +76,7 @@ func main() {
 		cfg.Log.Warn("the agent cannot be shielded from the OOM killer", "error", err)
 	}
 	if leaves {
-		if err := network.Remove(context.Background()); err != nil {
+		if err := errors.Join(network.Remove(context.Background()), proxy.Remove()); err != nil {
 			fail(1, err.Error())
 		}
 		return

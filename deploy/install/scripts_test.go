@@ -70,7 +70,7 @@ func newMachine(t *testing.T) *machine {
 			t.Fatal(err)
 		}
 	}
-	for _, name := range []string{"nft", "iptables-save", "ip6tables-save", "umount", "apt-get", "dpkg-query", "ipvsadm"} {
+	for _, name := range []string{"nft", "iptables-save", "ip6tables-save", "umount", "apt-get", "dpkg-query"} {
 		m.fake(name, "")
 	}
 	m.fake("systemctl", `case $1 in

@@ -140,31 +140,60 @@ func TestDataElsewhereAreNamed(t *testing.T) {
 	}
 }
 
-// Rules of IPVS go with the interface that says they are Keelson's, though that goes first. Those of a machine without it are others'.
-func TestRulesOfIPVSGo(t *testing.T) {
-	for _, links := range []string{"keelson0 keelson-ipvs0", "keelson0"} {
-		m := newMachine(t)
-		m.file(filepath.Join(m.root, "mountinfo"), "", 0o600)
-		for name := range strings.FieldsSeq(links) {
-			m.file(filepath.Join(m.root, "links", name), "", 0o600)
-		}
-		m.fake("ip", `cd `+m.root+`/links
+// Virtual servers of IPVS are the agent's to take away, with the interface that says there are any: those of others stay, and what
+// an agent does not do is said. The interface goes in any case.
+func TestVirtualServersAreTheAgents(t *testing.T) {
+	const with, header = "keelson0 keelson-ipvs0", "IP Virtual Server version 1.2.1 (size=4096)\nProt LocalAddress:Port Scheduler Flags\n  -> RemoteAddress:Port Forward Weight ActiveConn InActConn\n"
+	const server = "TCP  0A60000A:0050 rr \n  -> 0AF40002:1F90      Masq    1      0          0         \n"
+	const stay = "virtual servers of Services may be in IPVS still"
+	for _, c := range []struct {
+		name, links, servers string
+		agent                string // does this; "": there is none
+		want                 string // what is said to stay; "": nothing
+	}{
+		{"an agent that takes them away", with, header + server, "rm LINKS/keelson-ipvs0", ""},
+		{"an agent that fails", with, header + server, "exit 1", stay},
+		{"an agent of a release before", with, header + server, "true", stay},
+		{"no agent", with, header + server, "", stay},
+		{"no server, and an agent of a release before", with, header, "true", ""},
+		{"no IPVS any more, and no agent", with, "", "", ""},
+		{"a node of another mode, with servers of others", "keelson0", header + server, "true", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := newMachine(t)
+			links := filepath.Join(m.root, "links")
+			m.file(filepath.Join(m.root, "mountinfo"), "", 0o600)
+			for name := range strings.FieldsSeq(c.links) {
+				m.file(filepath.Join(links, name), "", 0o600)
+			}
+			if c.servers != "" {
+				m.file(filepath.Join(m.root, "proc/net/ip_vs"), c.servers, 0o600)
+			}
+			if c.agent != "" {
+				m.fake(filepath.Join(m.root, "usr/bin/keelson-agent"), strings.ReplaceAll(c.agent, "LINKS", links))
+			}
+			m.fake("ipvsadm", "")
+			m.fake("ip", `cd `+links+`
 case "$*" in
 *master*) ;;
-"-o link show") n=0; for l in *; do n=$((n + 1)); echo "$n: $l: <UP>"; done ;;
+"-o link show") n=0; for l in *; do n=$((n + 1)); [ ! -e "$l" ] || echo "$n: $l: <UP>"; done ;;
 "link show "*) [ -e "$3" ] ;;
 "link delete "*) rm "$3" ;;
 esac`)
-		said, called, err := m.run("uninstall.sh")
-		if err != nil {
-			t.Fatalf("%v: %s", err, said)
-		}
-		if is, want := slices.Contains(called, "ipvsadm --clear"), strings.Contains(links, "ipvs0"); is != want {
-			t.Errorf("with %s: rules of IPVS are cleared: %v, want %v: %q", links, is, want, called)
-		}
-		if left, _ := os.ReadDir(filepath.Join(m.root, "links")); len(left) > 0 {
-			t.Errorf("with %s: %v are left", links, left)
-		}
+			said, called, err := m.run("uninstall.sh")
+			if (err != nil) != (c.want != "") || !strings.Contains(said, c.want) || c.want == "" && strings.Contains(said, stay) {
+				t.Errorf("%v: %s\nwant %q", err, said, c.want)
+			}
+			if asked := slices.Contains(called, "keelson-agent remove-network"); asked != (c.agent != "") {
+				t.Errorf("the agent was asked: %v: %q", asked, called)
+			}
+			if slices.ContainsFunc(called, func(s string) bool { return strings.HasPrefix(s, "ipvsadm") }) {
+				t.Errorf("servers of others may be gone: %q", called)
+			}
+			if left, _ := os.ReadDir(links); len(left) > 0 {
+				t.Errorf("%v are left", left)
+			}
+		})
 	}
 }
 

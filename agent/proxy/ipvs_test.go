@@ -1,0 +1,85 @@
+package proxy
+
+import (
+	"errors"
+	"maps"
+	"net/netip"
+	"os"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"keelson.dev/keelson/test/bed/space"
+)
+
+// F118: what Services have of IPVS goes, node ports at the node's own addresses too. Virtual servers of others stay: those elsewhere,
+// and all of a node on which this mode was never in force.
+func TestVirtualServersOfOthersStay(t *testing.T) {
+	elsewhere := virtual{Frontend: Frontend{netip.MustParseAddr("192.0.2.200"), "tcp", 80}}
+	atNode := virtual{Frontend: Frontend{netip.MustParseAddr("10.89.0.101"), "tcp", 80}}
+	backends := pool{netip.MustParseAddrPort("192.0.2.201:80"): 1}
+	ports := Compute([]*v1.Service{service("web", "10.96.0.10", 30080)},
+		[]*discoveryv1.EndpointSlice{slice("web", endpoint("10.244.0.2", "w1", true, true, false))}, testPlace).Ports()
+	denied := errors.New("denied")
+	for _, c := range []struct {
+		name  string
+		used  bool // this mode was in force
+		there virtual
+		clean func(*fakeIPVS) error
+		want  error
+	}{
+		{"another mode", true, elsewhere, func(f *fakeIPVS) error { return f.Clean(t.Context()) }, nil},
+		{"a node that leaves", true, elsewhere, func(f *fakeIPVS) error { return f.remove() }, nil},
+		{"a node of another mode", false, atNode, func(f *fakeIPVS) error { return f.Clean(t.Context()) }, nil},
+		{"a node of another mode that leaves", false, atNode, func(f *fakeIPVS) error { return f.remove() }, nil},
+		{"an interface that nobody can look for", false, atNode, func(f *fakeIPVS) error {
+			f.linked = func() (bool, error) { return false, denied }
+			return f.remove()
+		}, denied},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := newFakeIPVS()
+			if c.used {
+				if err := f.Sync(t.Context(), testBase, maps.Values(ports)); err != nil {
+					t.Fatal(err)
+				}
+				if len(f.kernel.servers) != 2 {
+					t.Fatalf("a Service with a node port has %s", f.kernel.text())
+				}
+			}
+			f.kernel.servers[c.there] = backends
+			if err := c.clean(f); !errors.Is(err, c.want) {
+				t.Error(err)
+			}
+			if left := f.kernel.servers; len(left) != 1 || !maps.Equal(left[c.there], backends) || len(f.kernel.held) > 0 {
+				t.Errorf("left is %s, want %v alone", f.kernel.text(), c.there)
+			}
+		})
+	}
+}
+
+// F118: a node that leaves a cluster of this mode, and whose kernel has no IPVS any more, has the interface alone.
+func TestInterfaceOfVirtualServersGoes(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root for network namespaces")
+	}
+	err := space.In(space.New(t), func() error {
+		// Whatever has the name: not every kernel of tests has interfaces of the kind dummy.
+		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: ipvsLink}, PeerName: "peer"}); err != nil {
+			return err
+		}
+		if err := errors.Join(Remove(), Remove()); err != nil {
+			return err
+		}
+		if _, err := netlink.LinkByName(ipvsLink); !errors.As(err, new(netlink.LinkNotFoundError)) {
+			return errors.Join(errors.New(ipvsLink+" is there still"), err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
