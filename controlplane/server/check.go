@@ -9,10 +9,11 @@ import (
 )
 
 // Check says what Run would refuse of a replica's settings, naming the flag, and of the files that they name but for those of
-// authentication and authorization. The data folder is not looked at, and nothing is changed.
+// authentication and authorization. In the data folder it looks for the address alone, where the settings have none, and nothing is changed.
 func Check(cfg Config) error {
+	cfg, unknown := cfg.addressed()
 	_, placing := scheduler.LoadConfig(cfg.SchedulerConfig)
 	_, security := podsecurity.Load(cfg.AdmissionConfig)
 	_, policy := audit.LoadPolicy(cfg.Audit.PolicyFile)
-	return errors.Join(cfg.check(), cfg.Audit.check(), placing, security, policy)
+	return errors.Join(unknown, cfg.check(), cfg.Audit.check(), placing, security, policy)
 }

@@ -131,6 +131,7 @@ const (
 	membersFile  = "members.json"       // who was a member last, for a replica that has to be rebuilt
 	storeFile    = "store.json"         // what was chosen for the disk of the store
 	standbyFile  = "standby.json"       // on a replica that joined without a vote, until it gets one
+	addressFile  = "address.json"       // what Init or Join was told of this replica's address, until the members' list has it
 	levelFile    = "feature-level.json" // the level of what is stored, as this replica knows it
 	lockFile     = "lock"               // held by the program that uses the folder
 	adminFile    = "admin.kubeconfig"

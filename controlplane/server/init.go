@@ -121,6 +121,12 @@ func Init(c Config, cluster Cluster, o Founding) (Founded, error) {
 	if err != nil {
 		return Founded{}, err
 	}
+	if err != nil {
+		return out, err
+	}
+	if err := c.keepAddress(); err != nil {
+		return out, err
+	}
 	// Last: a folder with this file is a whole one.
 	return out, writeJSON(filepath.Join(c.DataDir, clusterFile), cluster)
 }
@@ -283,6 +289,9 @@ func keepJoined(c Config, a *fleetv1.EnrollReplicaResponse) error {
 		peers[r.GetName()] = at(host, cluster.PeerPort)
 	}
 	if err := writeJSON(filepath.Join(c.DataDir, peersFile), peers); err != nil {
+		return err
+	}
+	if err := c.keepAddress(); err != nil {
 		return err
 	}
 	waits := filepath.Join(c.DataDir, standbyFile)

@@ -54,18 +54,11 @@ func (c Config) look(conf replica.Config) (info disk.DiskInfo, damage, err error
 // offlineStore is the store's configuration with the address that the replica
 // had last, where none is given.
 func (c Config) offlineStore(cluster Cluster) (replica.Config, error) {
-	out, err := c.store(cluster)
+	c, err := c.addressed()
 	if err != nil {
-		return out, err
+		return replica.Config{}, err
 	}
-	if out.Advertise == "" {
-		members, err := c.members()
-		if err != nil {
-			return out, err
-		}
-		out.Advertise = members[c.Name]
-	}
-	return out, nil
+	return c.store(cluster)
 }
 
 func hostOf(c replica.Config) string {

@@ -103,6 +103,10 @@ type Replica struct {
 
 // Run runs one replica until ctx ends.
 func Run(ctx context.Context, cfg Config) error {
+	cfg, err := cfg.addressed()
+	if err != nil {
+		return err
+	}
 	if err := cfg.check(); err != nil {
 		return err
 	}

@@ -25,7 +25,7 @@ const (
 var rows = []row{
 	// install.md
 	{line: "tar -xzf keelson-v1.0.0-linux-amd64.tar.gz && cd keelson-v1.0.0-linux-amd64", by: here},
-	{line: "sudo ./install.sh server --init --advertise-address 192.0.2.11", by: here},
+	{line: "sudo ./install.sh server --init --advertise-address 192.0.2.11 --init-flag=--replica-token-uses=2", by: here + ", TestPagesMakeThreeReplicas"},
 	{line: "sudo ./install.sh server --server 192.0.2.11 --token keelson1.controlplane...", by: here},
 	{line: "sudo ./install.sh agent  --server 192.0.2.11 --token keelson1.node...", by: here},
 	{line: "systemctl enable --now keelson-agent", by: "TestAnAgentIsInstalledAndTakenAway"},

@@ -42,7 +42,7 @@ func (c *cluster) byHand() error {
 	if err := c.each(func(m *machine) error { return c.unpacked(m.name, thisRelease) }, "cp1", "cp2", "w1"); err != nil {
 		return err
 	}
-	said, err := c.line("install", "sudo ./install.sh server --init --advertise-address 192.0.2.11", "cp1")
+	said, err := c.line("install", "sudo ./install.sh server --init --advertise-address 192.0.2.11 --init-flag=--replica-token-uses=2", "cp1")
 	if err != nil {
 		return err
 	}

@@ -28,7 +28,7 @@ func New(version string) *cobra.Command {
 		Long: "One replica of a Keelson control plane: a raft-replicated store, the Kubernetes API over it,\n" +
 			"and, on the leader, controllers and scheduler.\n\n" +
 			"What is no flag on the command line is asked of the environment, then of the file --config.",
-		Example:       "  keelson-controlplane init --advertise-address 192.0.2.11\n  keelson-controlplane run --advertise-address 192.0.2.11",
+		Example:       "  keelson-controlplane init --advertise-address 192.0.2.11\n  keelson-controlplane run",
 		Version:       version,
 		SilenceErrors: true, SilenceUsage: true,
 	}
@@ -52,6 +52,11 @@ func identity(c *cobra.Command, cfg *server.Config) {
 	f.StringVar(&cfg.Advertise, "advertise-address", "", "IP address under which users, agents and replicas reach this replica")
 }
 
+// mayKnow says of a verb that the data folder tells it the address.
+func mayKnow(c *cobra.Command) {
+	c.Flags().Lookup("advertise-address").Usage += " (default: the address that it had last, or with which 'init' or 'join' made the folder)"
+}
+
 func initCommand() *cobra.Command {
 	var cfg server.Config
 	var cluster server.Cluster
@@ -72,8 +77,8 @@ func initCommand() *cobra.Command {
 			}
 			fmt.Fprintf(c.OutOrStdout(), "cluster made. Start this replica with 'keelson-controlplane run'.\n\n"+
 				"kubeconfig of the administrator:  %s\nfurther replicas join with token: %s\nworkers join with token:          %s\n"+
-				"(the first is good for %d use within an hour, the second for %d within 24 hours; 'kctl cluster token create' makes others)\n",
-				f.Kubeconfig, f.ControlPlaneToken, f.NodeToken, founding.ReplicaTokenUses, founding.NodeTokenUses)
+				"(the first is good for %s within an hour, the second for %d within 24 hours; 'kctl cluster token create' makes others)\n",
+				f.Kubeconfig, f.ControlPlaneToken, f.NodeToken, uses(founding.ReplicaTokenUses), founding.NodeTokenUses)
 			if f.EncryptionKeys != "" {
 				fmt.Fprintf(c.OutOrStdout(), "key file of the stores and backups: %s (keep a copy elsewhere: its loss is the loss of the data)\n", f.EncryptionKeys)
 			}
@@ -93,6 +98,13 @@ func initCommand() *cobra.Command {
 		"'none' leaves them in clear (default: a new one in pki of the data folder, which joining replicas receive)")
 	f.StringVarP(&output, "output", "o", "text", "text or json")
 	return c
+}
+
+func uses(n int) string {
+	if n == 1 {
+		return "1 use"
+	}
+	return fmt.Sprintf("%d uses", n)
 }
 
 func joinCommand() *cobra.Command {
@@ -148,9 +160,9 @@ func runCommand(version string) *cobra.Command {
 		Short: "Run this replica",
 		Long: "Run this replica. On SIGTERM it hands leadership over and ends; on SIGHUP it reads the encryption keys again\n" +
 			"(as it does by itself when their file changes). Certificates renew themselves.",
-		Example: "  keelson-controlplane run --advertise-address 192.0.2.11\n" +
-			"  keelson-controlplane run --advertise-address 192.0.2.11 --store-quota 4Gi --encryption-keys /etc/keelson/keys\n" +
-			"  keelson-controlplane run --advertise-address 192.0.2.11 --backup-schedule '30 2 * * *' --backup-folder /backups",
+		Example: "  keelson-controlplane run\n" +
+			"  keelson-controlplane run --store-quota 4Gi --encryption-keys /etc/keelson/keys\n" +
+			"  keelson-controlplane run --backup-schedule '30 2 * * *' --backup-folder /backups",
 		Args: cobra.NoArgs,
 	}
 	judged := runFlags(c, version)
@@ -180,7 +192,7 @@ func checkCommand(version string) *cobra.Command {
 		Use:   "check",
 		Short: "Say what is wrong with the settings of run, and do nothing else",
 		Long: "Say what 'run' would refuse of the file of settings, the environment and the command line, of which it takes the same flags.\n" +
-			"The replica is not touched: it may run, or not be there yet.",
+			"The replica is not touched: it may run, or not be there yet, if the settings have its address.",
 		Example: "  keelson-controlplane check --config /etc/keelson/controlplane.yaml",
 		Args:    cobra.NoArgs,
 	}
@@ -200,6 +212,7 @@ func runFlags(c *cobra.Command, version string) (judged func() (server.Config, e
 	cfg := server.Config{Version: version}
 	eviction := 0
 	identity(c, &cfg)
+	mayKnow(c)
 	c.Flags().StringVar(&cfg.SharedAPI, "api-address-shared", "",
 		"IPv4 address of the replicas' link that the leader adds to its machine and announces, so that the API has one that follows it (docs/install.md); the same on every replica")
 	c.Flags().IntVar(&eviction, "eviction-seconds", 15, "seconds after which pods leave a node that was lost, where they have no toleration that says otherwise")

@@ -104,7 +104,7 @@ func TestRefusals(t *testing.T) {
 			t.Errorf("%s in a folder of no cluster: %v", verb, err)
 		}
 	}
-	if files, err := os.ReadDir(dir); err != nil || len(files) != 5 { // as init left it, and the lock
+	if files, err := os.ReadDir(dir); err != nil || len(files) != 6 { // as init left it, and the lock
 		t.Errorf("the folder after all the refusals: %v %v", err, files)
 	}
 }

@@ -22,7 +22,7 @@ import (
 // offline adds the flags of the verbs that work on a stopped replica's disk.
 func offline(c *cobra.Command, cfg *server.Config) {
 	identity(c, cfg)
-	c.Flags().Lookup("advertise-address").Usage += " (default: the address that it had last)"
+	mayKnow(c)
 	diskFlags(c, &cfg.Store)
 }
 
@@ -36,7 +36,7 @@ func restoreCommand() *cobra.Command {
 			"The whole backup is verified before anything is changed. The cluster's keys come from this data folder: after the\n" +
 			"loss of all of it, 'init' makes new ones, and workers join with new tokens.",
 		Example: "  keelson-controlplane restore /backups/today --replace\n" +
-			"  keelson-controlplane init --advertise-address 192.0.2.11 && keelson-controlplane restore /backups/today --any-cluster --advertise-address 192.0.2.11",
+			"  keelson-controlplane init --advertise-address 192.0.2.11 && keelson-controlplane restore /backups/today --any-cluster",
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			r, err := server.Restore(cfg, args[0], o)

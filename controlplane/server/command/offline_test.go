@@ -64,6 +64,16 @@ func withPorts(t *testing.T, dir string) (url string) {
 // serving runs the replica of a data folder for as long as do takes.
 func serving(t *testing.T, dir, url string, do func(*http.Client)) {
 	t.Helper()
+	running(t, dir, url, func(ctx context.Context) error {
+		return server.Run(ctx, server.Config{
+			Name: "cp1", DataDir: dir, Advertise: local, Version: "test", Log: slog.New(slog.DiscardHandler),
+		})
+	}, do)
+}
+
+// running has replica run the replica of a data folder, and do what is to be done once that is ready.
+func running(t *testing.T, dir, url string, replica func(context.Context) error, do func(*http.Client)) {
+	t.Helper()
 	cfg, err := clientcmd.BuildConfigFromFlags("", filepath.Join(dir, "admin.kubeconfig"))
 	if err != nil {
 		t.Fatal(err)
@@ -73,14 +83,14 @@ func serving(t *testing.T, dir, url string, do func(*http.Client)) {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() {
-		ended <- server.Run(ctx, server.Config{
-			Name: "cp1", DataDir: dir, Advertise: local, Version: "test", Log: slog.New(slog.DiscardHandler),
-		})
-	}()
+	defer cancel()
 	ready, stop := context.WithTimeout(ctx, time.Minute)
 	defer stop()
+	ended := make(chan error, 1)
+	go func() {
+		ended <- replica(ctx)
+		stop()
+	}()
 	err = wait.For(ready, 20*time.Millisecond, func() error {
 		resp, err := client.Get(url + "/readyz")
 		if err == nil {
@@ -98,6 +108,21 @@ func serving(t *testing.T, dir, url string, do func(*http.Client)) {
 	if err := errors.Join(err, <-ended); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// What init prints as the next step is one: no flag, file or variable has to say the address again.
+func TestRunAfterInit(t *testing.T) {
+	dir := founded(t)
+	url := withPorts(t, dir)
+	of := []string{"--name=cp1", "--data-dir=" + dir, "--shutdown-delay-duration=0s", "--config="}
+	if out, err := run(append([]string{"check"}, of...)...); err != nil || out != "" {
+		t.Errorf("check: %v: %s", err, out)
+	}
+	running(t, dir, url, func(ctx context.Context) error {
+		c := New("test")
+		c.SetArgs(append([]string{"run"}, of...))
+		return c.ExecuteContext(ctx)
+	}, func(*http.Client) {})
 }
 
 // vary is what differs from run to run, and what stands for it in the transcript.

@@ -1,0 +1,76 @@
+package command
+
+import (
+	"encoding/json"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"keelson.dev/keelson/test/pages"
+)
+
+// What the pages say first, by hand or with install.sh, makes a cluster whose printed token lets in both further replicas of a
+// control plane of three, as the lines below it have it.
+func TestPagesMakeThreeReplicas(t *testing.T) {
+	for _, c := range []struct{ page, begins string }{
+		{"../README", "keelson-controlplane init "},
+		{"../README", "sudo ./install.sh server --init "},
+		{"install", "sudo ./install.sh server --init "},
+	} {
+		t.Run(filepath.Base(c.page)+" "+c.begins, func(t *testing.T) {
+			all, err := pages.Read("../../../docs", c.page)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n := slices.IndexFunc(all, func(l pages.Line) bool { return l.Boxed && strings.HasPrefix(l.Text, c.begins) })
+			if n < 0 {
+				t.Fatalf("%s.md has no line that begins with %q", c.page, c.begins)
+			}
+			letsInTwo(t, flagsOfInit(all[n].Text))
+		})
+	}
+}
+
+// flagsOfInit are those that a line has init run with, but for the address.
+func flagsOfInit(line string) []string {
+	var out []string
+	for word := range strings.FieldsSeq(line) {
+		word, given := strings.CutPrefix(word, "--init-flag=")
+		if given || strings.HasPrefix(word, "--") && !strings.HasPrefix(word, "--advertise-address") && !strings.Contains(line, "install.sh") {
+			out = append(out, word)
+		}
+	}
+	return out
+}
+
+func letsInTwo(t *testing.T, flags []string) {
+	dir := filepath.Join(t.TempDir(), "data")
+	said, err := run(append([]string{"init", "--name=cp1", "--data-dir=" + dir, "--advertise-address=" + local}, flags...)...)
+	if err != nil {
+		t.Fatalf("%v: %s", err, said)
+	}
+	token := regexp.MustCompile(`keelson1\.controlplane\.\S+`).FindString(said)
+	url := withPorts(t, dir)
+	raw, err := os.ReadFile(filepath.Join(dir, "cluster.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var cluster struct{ FleetPort int }
+	if err := json.Unmarshal(raw, &cluster); err != nil {
+		t.Fatal(err)
+	}
+	serving(t, dir, url, func(*http.Client) {
+		for _, name := range []string{"cp2", "cp3"} {
+			out, err := run("join", "--name="+name, "--data-dir="+filepath.Join(t.TempDir(), name), "--advertise-address=127.0.0.22",
+				"--server="+local+":"+strconv.Itoa(cluster.FleetPort), "--token="+token, "--config=")
+			if err != nil {
+				t.Errorf("%s with the token that 'init %s' printed: %v: %s", name, strings.Join(flags, " "), err, out)
+			}
+		}
+	})
+}
