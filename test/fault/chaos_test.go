@@ -2,6 +2,7 @@ package fault
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"net"
@@ -31,11 +32,12 @@ var (
 
 const (
 	chaosCall    = 20 * time.Second // more than any fault lasts: calls wait for a leader
+	replaceLimit = 10 * time.Second // beyond the time that a fault is held: for a machine that does other work
 	rolloutLimit = 3 * time.Minute
 	requestPace  = 10 * time.Millisecond
 )
 
-// F48 F54 F94: while leaders are killed, frozen, cut off and handed over, by a plan that follows from a seed, no call at
+// F48 F54 F94 F127: while leaders are killed, frozen, cut off and handed over, by a plan that follows from a seed, no call at
 // another replica fails, nothing acknowledged is lost, no read is stale, each watch tells the one history, rollouts complete,
 // and no request to a Service fails.
 func TestChaos(t *testing.T) {
@@ -67,23 +69,29 @@ func TestChaos(t *testing.T) {
 	beside.Go(func() { rolled.run(t, calm) })
 
 	gaps := map[chaos.Fault][]float64{}
+	var seen stream.Seen
+	defer func() { // whatever ended it
+		stop()
+		beside.Wait()
+		tellChaos(t, gaps, load, seen, served, rolled)
+	}()
 	for _, a := range plan {
 		gap := strike(t, load, a)
 		gaps[a.Fault] = append(gaps[a.Fault], float64(gap.Microseconds())/1000)
 	}
 	stop()
 	beside.Wait()
-	seen, err := load.Verdict(ctx)
-	if err != nil {
-		t.Fatal(err)
+	var err error
+	if seen, err = load.Verdict(ctx); err == nil {
+		err = seen.Err()
 	}
-	tellChaos(t, gaps, load, seen, served, rolled)
-	if err := seen.Err(); err != nil {
+	if err != nil {
 		t.Error(err)
 	}
 }
 
-// strike does one act to the leader, and returns when everything is whole: for how long nothing was written.
+// strike does one act to the leader, and returns when everything is whole: for how long nothing was written. Another replica
+// is to lead, and to take writes, while the fault lasts.
 func strike(t *testing.T, load *stream.Load, a chaos.Act) time.Duration {
 	t.Helper()
 	if err := wait.Delay(t.Context(), a.Rest); err != nil {
@@ -123,7 +131,18 @@ func strike(t *testing.T, load *stream.Load, a chaos.Act) time.Duration {
 	if err := wait.Delay(t.Context(), a.Hold); err != nil {
 		t.Fatal(err)
 	}
+	replaced, cancel := context.WithTimeout(t.Context(), replaceLimit)
+	err := wait.For(replaced, requestPace, func() error {
+		if !load.Went(from) {
+			return errors.New("no write has begun and ended since")
+		}
+		return nil
+	})
+	cancel()
 	gap := load.Pause(from)
+	if err != nil {
+		t.Errorf("nobody leads in place of %s, %s since %s: %v", victim, time.Since(from).Round(time.Millisecond), a.Fault, err)
+	}
 	healed = true
 	mustLab(t, undo, victim)
 	voters(t)

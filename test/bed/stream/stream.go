@@ -49,6 +49,7 @@ type Load struct {
 	mu        sync.Mutex
 	acks      map[string]string // by resource version: which write it was
 	times     []time.Time       // of acknowledged writes
+	begun     time.Time         // when the one that began last of them did
 	newest    map[string]uint64 // by name: the resource version that somebody has seen or was told
 	latencies []time.Duration   // of calls at replicas that were not struck
 	seen      Seen
@@ -136,11 +137,11 @@ func (l *Load) write(ctx context.Context, id int) {
 	for n, at := 0, home; wait.Delay(ctx, pace) == nil; n++ {
 		cm := corev1apply.ConfigMap(name(id, n), l.Namespace).WithData(map[string]string{"n": strconv.Itoa(n)})
 		for ctx.Err() == nil {
-			known := l.known(name(id, n))
+			known, began := l.known(name(id, n)), time.Now()
 			err := l.call(ctx, l.Names[at], func(ctx context.Context, cs kubernetes.Interface) error {
 				got, err := cs.CoreV1().ConfigMaps(l.Namespace).Apply(ctx, cm, metav1.ApplyOptions{FieldManager: "stream", Force: true})
 				if err == nil {
-					l.acked(got, known)
+					l.acked(got, known, began)
 				}
 				return err
 			})
@@ -204,11 +205,14 @@ func (l *Load) known(key string) uint64 {
 }
 
 // acked notes a write. It comes after whatever was known when it began.
-func (l *Load) acked(c *v1.ConfigMap, known uint64) {
+func (l *Load) acked(c *v1.ConfigMap, known uint64, began time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.acks[c.ResourceVersion] = c.Name + "=" + c.Data["n"]
 	l.times = append(l.times, time.Now())
+	if began.After(l.begun) {
+		l.begun = began
+	}
 	l.told(c, known)
 }
 
@@ -235,7 +239,14 @@ func version(c *v1.ConfigMap) uint64 {
 	return v
 }
 
-// Pause is the longest time without an acknowledged write that ended after a moment.
+// Went says whether a write that began after a moment has been acknowledged: somebody leads who took it since then.
+func (l *Load) Went(from time.Time) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.begun.After(from)
+}
+
+// Pause is the longest time without an acknowledged write from a moment until now: one that nothing has ended counts.
 func (l *Load) Pause(from time.Time) (longest time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -246,7 +257,7 @@ func (l *Load) Pause(from time.Time) (longest time.Duration) {
 			longest, last = max(longest, t.Sub(last)), t
 		}
 	}
-	return longest
+	return max(longest, time.Since(last))
 }
 
 // Latencies are those of all calls at replicas that were not struck meanwhile.
