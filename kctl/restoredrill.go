@@ -113,7 +113,7 @@ func restoreDrillCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) 
 // freshBackup makes a backup now. Its file is locked: the one of a process that was killed is not, and the program that serves
 // backups removes it by its name when it is called next.
 func freshBackup(ctx context.Context, f cmdutil.Factory, progress io.Writer, dir string) (path string, done func(), err error) {
-	out, err := os.CreateTemp(dir, "keelson-backup-") // mode 0600
+	out, err := os.CreateTemp(dir, api.TrialPrefix) // mode 0600
 	if err != nil {
 		return "", nil, fmt.Errorf("--work-dir: %w", err)
 	}

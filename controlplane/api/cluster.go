@@ -56,6 +56,10 @@ const BackupMagic = "keelback"
 // BackupSealedMark is in the first kilobyte of a backup that is encrypted, and of no other.
 const BackupSealedMark = `"KeyID":"`
 
+// TrialPrefix is what the name of every folder and file begins with that is made for a look at a backup; os.MkdirTemp's
+// digits follow. What has such a name and is in no process's use any more is removed: no person gives such a name.
+const TrialPrefix = ".keelson-trial-"
+
 // ClusterStatus is what is known of the control plane. Sizes are in bytes.
 type ClusterStatus struct {
 	Cluster      string `json:"cluster"`

@@ -47,9 +47,8 @@ type guest struct {
 }
 
 const (
-	guestPrefix = "keelson-backup-"
-	guestName   = "backup"
-	guestHost   = "127.0.0.1"
+	guestName = "backup"
+	guestHost = "127.0.0.1"
 	// guestPatience is how long a restored store may take to be served.
 	guestPatience = 5 * time.Minute
 )
@@ -57,7 +56,7 @@ const (
 // ServeBackup restores a backup into a folder of its own and serves it until ctx ends. ready is called when everything in
 // it can be read.
 func ServeBackup(ctx context.Context, o ServeOptions, ready func(Served) error) (err error) {
-	if _, err := SweepServed(o.WorkDir); err != nil {
+	if _, err := SweepServed(o.WorkDir, o.Path); err != nil {
 		return fmt.Errorf("removing what was left in %s: %w", o.WorkDir, err)
 	}
 	info, err := InspectBackup(o.Store, o.Path)
@@ -169,7 +168,7 @@ func listenAnywhere() (l threeListeners, err error) {
 
 // guestFolder makes a folder that is locked for as long as this process has it.
 func guestFolder(parent string) (dir string, release func(), err error) {
-	if dir, err = os.MkdirTemp(parent, guestPrefix); err != nil { // mode 0700: the backup will be in it
+	if dir, err = os.MkdirTemp(parent, api.TrialPrefix); err != nil { // mode 0700: the backup will be in it
 		return "", nil, fmt.Errorf("--work-dir: %w", err)
 	}
 	f, err := os.Open(dir)
@@ -186,7 +185,7 @@ func guestFolder(parent string) (dir string, release func(), err error) {
 
 // FetchedFile makes a file for a backup that is brought here to be looked at. SweepServed removes it once this process is gone.
 func FetchedFile(parent string) (*os.File, error) {
-	f, err := os.CreateTemp(parent, guestPrefix) // mode 0600
+	f, err := os.CreateTemp(parent, api.TrialPrefix) // mode 0600
 	if err == nil {
 		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	}
@@ -197,17 +196,22 @@ func FetchedFile(parent string) (*os.File, error) {
 }
 
 // SweepServed removes the folders and files of processes that were killed, and says which. Those of other users are let be,
-// and so are those that are in use.
-func SweepServed(parent string) (removed []string, err error) {
+// those that are in use, names that os.MkdirTemp does not give, and the backup that the caller is about; "" = none.
+func SweepServed(parent, about string) (removed []string, err error) {
 	entries, err := os.ReadDir(parent)
 	if err != nil {
 		return nil, err
 	}
+	if about != "" {
+		if about, err = filepath.Abs(about); err != nil {
+			return nil, err
+		}
+	}
 	for _, e := range entries {
-		if !strings.HasPrefix(e.Name(), guestPrefix) {
+		path := filepath.Join(parent, e.Name())
+		if !isTrial(e.Name()) || holds(path, about) {
 			continue
 		}
-		path := filepath.Join(parent, e.Name())
 		f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
 		if err != nil {
 			continue // a link, somebody else's, or just gone
@@ -222,6 +226,34 @@ func SweepServed(parent string) (removed []string, err error) {
 		}
 	}
 	return removed, nil
+}
+
+// isTrial says whether a name is one that os.MkdirTemp and os.CreateTemp make of api.TrialPrefix.
+func isTrial(name string) bool {
+	digits, ours := strings.CutPrefix(name, api.TrialPrefix)
+	return ours && digits != "" && strings.Trim(digits, "0123456789") == ""
+}
+
+// holds says whether a file lies at a path or below it, whichever links lead there.
+func holds(path, file string) bool {
+	if file == "" {
+		return false
+	}
+	in, err := os.Lstat(path)
+	if err != nil {
+		return false
+	}
+	if real, err := filepath.EvalSymlinks(file); err == nil {
+		file = real
+	}
+	for ; ; file = filepath.Dir(file) {
+		if at, err := os.Lstat(file); err == nil && os.SameFile(at, in) {
+			return true
+		}
+		if file == filepath.Dir(file) {
+			return false
+		}
+	}
 }
 
 func sweepOne(f *os.File, path string) error {

@@ -85,7 +85,7 @@ func chosen(ctx context.Context, args []string, place backups.Options, workDir s
 	if place.S3.URL == "" {
 		return all[0].Name, func() error { return nil }, nil
 	}
-	if _, err := server.SweepServed(workDir); err != nil {
+	if _, err := server.SweepServed(workDir, ""); err != nil {
 		return "", nil, fmt.Errorf("--work-dir: %w", err)
 	}
 	f, err := server.FetchedFile(workDir)
