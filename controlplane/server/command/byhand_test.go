@@ -2,8 +2,10 @@ package command
 
 import (
 	"encoding/json"
+	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -56,6 +58,20 @@ func letsInTwo(t *testing.T, flags []string) {
 	}
 	token := regexp.MustCompile(`keelson1\.controlplane\.\S+`).FindString(said)
 	url := withPorts(t, dir)
+	serving(t, dir, url, func(*http.Client) {
+		for _, name := range []string{"cp2", "cp3"} {
+			out, err := run("join", "--name="+name, "--data-dir="+filepath.Join(t.TempDir(), name), "--advertise-address=127.0.0.22",
+				"--server="+local+":"+fleetPort(t, dir), "--token="+token, "--config=")
+			if err != nil {
+				t.Errorf("%s with the token that 'init %s' printed: %v: %s", name, strings.Join(flags, " "), err, out)
+			}
+		}
+	})
+}
+
+// fleetPort is where the replica of a data folder listens for agents and for replicas that join.
+func fleetPort(t *testing.T, dir string) string {
+	t.Helper()
 	raw, err := os.ReadFile(filepath.Join(dir, "cluster.json"))
 	if err != nil {
 		t.Fatal(err)
@@ -64,13 +80,38 @@ func letsInTwo(t *testing.T, flags []string) {
 	if err := json.Unmarshal(raw, &cluster); err != nil {
 		t.Fatal(err)
 	}
+	return strconv.Itoa(cluster.FleetPort)
+}
+
+// A machine whose sessions are told of a proxy joins without it: that reaches other networks, and not the replicas.
+func TestJoinGoesThroughNoProxy(t *testing.T) {
+	if line := os.Getenv("KEELSON_TEST_JOIN"); line != "" { // in the process below: the variables are read once in each
+		if out, err := run(strings.Split(line, "\n")...); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		return
+	}
+	const listens = "127.0.0.1"
+	dir := filepath.Join(t.TempDir(), "data")
+	said, err := run("init", "--name=cp1", "--data-dir="+dir, "--advertise-address="+listens)
+	if err != nil {
+		t.Fatalf("%v: %s", err, said)
+	}
+	url := withPortsAt(t, dir, listens)
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := "http://" + closed.Addr().String()
+	closed.Close()
 	serving(t, dir, url, func(*http.Client) {
-		for _, name := range []string{"cp2", "cp3"} {
-			out, err := run("join", "--name="+name, "--data-dir="+filepath.Join(t.TempDir(), name), "--advertise-address=127.0.0.22",
-				"--server="+local+":"+strconv.Itoa(cluster.FleetPort), "--token="+token, "--config=")
-			if err != nil {
-				t.Errorf("%s with the token that 'init %s' printed: %v: %s", name, strings.Join(flags, " "), err, out)
-			}
+		// The kernel takes 0.0.0.0 for this machine, and Go for no loopback address: of these proxies are never asked.
+		line := []string{"join", "--name=cp2", "--data-dir=" + filepath.Join(t.TempDir(), "cp2"), "--advertise-address=127.0.0.22",
+			"--server=0.0.0.0:" + fleetPort(t, dir), "--token=" + regexp.MustCompile(`keelson1\.controlplane\.\S+`).FindString(said), "--config="}
+		c := exec.Command(os.Args[0], "-test.run=^TestJoinGoesThroughNoProxy$")
+		c.Env = append(os.Environ(), "KEELSON_TEST_JOIN="+strings.Join(line, "\n"), "HTTPS_PROXY="+proxy, "https_proxy="+proxy, "NO_PROXY=", "no_proxy=")
+		if out, err := c.CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
 		}
 	})
 }

@@ -30,7 +30,9 @@ import (
 var rewrite = flag.Bool("rewrite", false, "write the transcript in testdata anew")
 
 // withPorts gives a cluster that was just made ports that are free.
-func withPorts(t *testing.T, dir string) (url string) {
+func withPorts(t *testing.T, dir string) (url string) { return withPortsAt(t, dir, local) }
+
+func withPortsAt(t *testing.T, dir, address string) (url string) {
 	t.Helper()
 	path := filepath.Join(dir, "cluster.json")
 	raw, err := os.ReadFile(path)
@@ -47,7 +49,7 @@ func withPorts(t *testing.T, dir string) (url string) {
 		port := 0
 		for l == nil {
 			port = 20000 + rand.IntN(10000)
-			l, _ = net.Listen("tcp", fmt.Sprintf("%s:%d", local, port))
+			l, _ = net.Listen("tcp", fmt.Sprintf("%s:%d", address, port))
 		}
 		defer l.Close()
 		cluster[name] = port
@@ -58,7 +60,7 @@ func withPorts(t *testing.T, dir string) (url string) {
 	if err := os.WriteFile(path, raw, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return fmt.Sprintf("https://%s:%v", local, cluster["apiPort"])
+	return fmt.Sprintf("https://%s:%v", address, cluster["apiPort"])
 }
 
 // serving runs the replica of a data folder for as long as do takes.
@@ -66,7 +68,7 @@ func serving(t *testing.T, dir, url string, do func(*http.Client)) {
 	t.Helper()
 	running(t, dir, url, func(ctx context.Context) error {
 		return server.Run(ctx, server.Config{
-			Name: "cp1", DataDir: dir, Advertise: local, Version: "test", Log: slog.New(slog.DiscardHandler),
+			Name: "cp1", DataDir: dir, Version: "test", Log: slog.New(slog.DiscardHandler),
 		})
 	}, do)
 }

@@ -238,11 +238,7 @@ func (s *Site) kctl(ctx context.Context, limit time.Duration, words ...string) (
 
 // kctlAt asks the first of some machines that gets an answer. That the cluster refuses is one.
 func (s *Site) kctlAt(ctx context.Context, at []string, limit time.Duration, words ...string) (string, error) {
-	// What kctl keeps of the API goes with what else is in the folder.
-	script := `root=${DESTDIR:-}; export KUBECACHEDIR="$root` + machines.Cache + `/kube"; exec "$root/usr/bin/kctl" --kubeconfig "$root` + adminKubeconfig + `"`
-	for _, w := range words {
-		script += " " + machines.Quoted(w)
-	}
+	script := kctlScript(words)
 	var errs []error
 	for _, name := range at {
 		out, err := s.run(ctx, name, limit, script, nil)
@@ -258,6 +254,17 @@ func (s *Site) kctlAt(ctx context.Context, at []string, limit time.Duration, wor
 		return "", errNobody
 	}
 	return "", errors.Join(errs...)
+}
+
+// kctlScript has a machine's own kctl run. It asks replicas: a proxy that the machine's sessions are told of, as by /etc/environment,
+// is the way to other networks.
+func kctlScript(words []string) string {
+	// What kctl keeps of the API goes with what else is in the folder.
+	script := `unset http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY; root=${DESTDIR:-}; export KUBECACHEDIR="$root` + machines.Cache + `/kube"; exec "$root/usr/bin/kctl" --kubeconfig "$root` + adminKubeconfig + `"`
+	for _, w := range words {
+		script += " " + machines.Quoted(w)
+	}
+	return script
 }
 
 const adminKubeconfig = "/var/lib/keelson/controlplane/admin.kubeconfig"

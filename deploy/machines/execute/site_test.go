@@ -3,6 +3,10 @@ package execute
 import (
 	"errors"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"keelson.dev/keelson/deploy/machines"
@@ -36,5 +40,29 @@ func TestAnswered(t *testing.T) {
 		if answered(err) {
 			t.Errorf("%v is taken for an answer", err)
 		}
+	}
+}
+
+// A replica of the cluster is reached without the proxy that a machine's sessions are told of, as by /etc/environment.
+func TestKctlGoesThroughNoProxy(t *testing.T) {
+	root := t.TempDir()
+	program := filepath.Join(root, "usr/bin/kctl")
+	if err := os.MkdirAll(filepath.Dir(program), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(program, []byte("#!/bin/sh\nenv\nfor word; do echo \"word $word\"; done\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	c := exec.Command("sh", "-c", kctlScript([]string{"get", "nodes", "it's one"}))
+	c.Env = []string{"DESTDIR=" + root, "PATH=" + os.Getenv("PATH"), "no_proxy=localhost"}
+	for _, name := range []string{"http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"} {
+		c.Env = append(c.Env, name+"=http://192.0.2.1:3128")
+	}
+	out, err := c.CombinedOutput()
+	if err != nil || strings.Contains(string(out), "192.0.2.1") {
+		t.Errorf("%v: kctl's environment is\n%s", err, out)
+	}
+	if want := "word --kubeconfig\nword " + root + adminKubeconfig + "\nword get\nword nodes\nword it's one\n"; !strings.HasSuffix(string(out), want) {
+		t.Errorf("it is called with\n%s", out)
 	}
 }
