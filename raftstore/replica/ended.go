@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -56,7 +57,7 @@ func (r *Replica) watchProcess(ctx context.Context) error {
 			continue
 		}
 		during, end := until(ctx, moved)
-		if r.peers.broken(during, address) == nil && r.ended(during, id, address) {
+		if r.peers.broken(during, address) == nil && votes(r.voters(), r.cfg.Name) && r.ended(during, id, address) {
 			r.standFor(during, id)
 		}
 		select { // a leader that is followed again, or whom the watchdog will miss, is not looked after all the time
@@ -69,11 +70,15 @@ func (r *Replica) watchProcess(ctx context.Context) error {
 }
 
 // seesEnded looks, for another voter, whether the process of this replica's leader has ended, and gives it its word where
-// its log is not worse than this one's.
+// its log is not worse than this one's. Who has no vote is refused at once: nobody would elect it, and the word would be
+// kept from those who can be.
 func (r *Replica) seesEnded(ctx context.Context, leader string, asking standing) bool {
 	id, address, _ := r.role.current()
 	if id != leader || id == r.cfg.Name {
 		return false // it follows another, or none: then it has voted, or will
+	}
+	if !votes(r.voters(), asking.id) {
+		return false
 	}
 	select {
 	case r.looking <- struct{}{}:
@@ -127,16 +132,21 @@ func (r *Replica) refuses(ctx context.Context, address string) (bool, error) {
 }
 
 // standFor makes this replica a candidate in the place of a leader whose process has ended, once a majority sees that too and
-// gives it its word. It goes on asking until another leads, or the watchdog of silent leaders may.
+// gives it its word. It goes on asking until another leads, or the watchdog of silent leaders may. A replica without a vote
+// asks for nobody's word.
 func (r *Replica) standFor(ctx context.Context, leader string) {
 	heard := r.raft.LastContact()
 	for ctx.Err() == nil {
 		voters := r.voters()
-		agree, better, mayVote := r.agreeEnded(ctx, leader, voters)
-		if r.raft.State() != raft.Follower || r.raft.LastContact() != heard || time.Since(heard) > r.cfg.HeartbeatTimeout*3/4 || !mayVote {
+		if !votes(voters, r.cfg.Name) {
 			return
 		}
-		if agree >= len(voters)/2+1 && r.word.keep(r.cfg.Name) {
+		majority := len(voters)/2 + 1
+		agree, better := r.agreeEnded(ctx, leader, voters, majority)
+		if r.raft.State() != raft.Follower || r.raft.LastContact() != heard || time.Since(heard) > r.cfg.HeartbeatTimeout*3/4 {
+			return
+		}
+		if agree >= majority && r.word.keep(r.cfg.Name) {
 			r.stand(leader, agree, len(voters))
 			return
 		}
@@ -160,46 +170,61 @@ func (r *Replica) stand(leader string, agree, voters int) {
 }
 
 // agreeEnded asks the other voters whether they see the leader's process ended and would have this replica in its place. It
-// counts this replica and those who do, and of all who answer those with a better log. mayVote is false where this replica is
-// no voter.
-func (r *Replica) agreeEnded(ctx context.Context, leader string, voters []raft.Server) (agree, better int, mayVote bool) {
+// counts this replica and those who do, and of those who have answered the ones with a better log.
+func (r *Replica) agreeEnded(ctx context.Context, leader string, voters []raft.Server, majority int) (agree, better int) {
+	var asking sync.WaitGroup
+	defer asking.Wait()
 	ctx, cancel := context.WithTimeout(ctx, endedAsk)
 	defer cancel()
 	mine := standing{id: r.cfg.Name}
 	mine.index, mine.term = r.lastEntry()
 	req := &storev1.StateRequest{EndedLeader: leader, From: mine.id, LastIndex: mine.index, LastTerm: mine.term}
-	var mu sync.Mutex
-	var asked sync.WaitGroup
-	agree = 1
+	answers, asked := make(chan saying, len(voters)), 0
 	for _, v := range voters {
-		switch string(v.ID) {
-		case r.cfg.Name:
-			mayVote = true
-			continue
-		case leader:
+		if id := string(v.ID); id == r.cfg.Name || id == leader {
 			continue
 		}
-		asked.Go(func() {
-			client, err := r.peers.client(string(v.Address))
-			if err != nil {
-				return
-			}
-			s, err := client.State(ctx, req)
-			if err != nil || s.GetGroup() != r.group.id() {
-				return
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			if s.GetEnded() {
-				agree++
-			}
-			if mine.less(standing{term: s.GetLastTerm(), index: s.GetLastIndex(), id: string(v.ID)}) {
-				better++
-			}
-		})
+		asked++
+		asking.Go(func() { answers <- r.saysEnded(ctx, v, req, mine) })
 	}
-	asked.Wait()
-	return agree, better, mayVote
+	return tally(answers, asked, majority)
+}
+
+// saying is what another voter says of a leader whose process has ended: that it sees it too and gives its word, and that its
+// own log is better. One that does not answer says neither.
+type saying struct{ ended, better bool }
+
+// saysEnded asks one voter.
+func (r *Replica) saysEnded(ctx context.Context, v raft.Server, req *storev1.StateRequest, mine standing) saying {
+	client, err := r.peers.client(string(v.Address))
+	if err != nil {
+		return saying{}
+	}
+	s, err := client.State(ctx, req)
+	if err != nil || s.GetGroup() != r.group.id() {
+		return saying{}
+	}
+	return saying{ended: s.GetEnded(), better: mine.less(standing{term: s.GetLastTerm(), index: s.GetLastIndex(), id: string(v.ID)})}
+}
+
+// tally counts what the others say, and who asks, until a majority agrees or all have answered: a voter whose machine is slow
+// or frozen holds up nobody then.
+func tally(answers <-chan saying, asked, majority int) (agree, better int) {
+	for agree = 1; asked > 0 && agree < majority; asked-- {
+		a := <-answers
+		if a.ended {
+			agree++
+		}
+		if a.better {
+			better++
+		}
+	}
+	return agree, better
+}
+
+// votes reports whether a replica is among the voters.
+func votes(voters []raft.Server, name string) bool {
+	return slices.ContainsFunc(voters, func(v raft.Server) bool { return string(v.ID) == name })
 }
 
 // word is whom this replica would have in the place of an ended leader: one for a while, so that no two of them take each

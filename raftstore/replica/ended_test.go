@@ -2,6 +2,7 @@ package replica_test
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"os"
 	"sync"
@@ -21,15 +22,19 @@ func slowToMiss(cfg *replica.Config) { cfg.HeartbeatTimeout = time.Minute }
 // A leader whose process has ended has a successor although nobody has missed it yet, and again when that one ends; what was
 // acknowledged is there.
 func TestLeaderWhoseProcessEndsIsReplacedAtOnce(t *testing.T) {
-	for _, n := range []int{3, 5} {
+	for _, group := range []struct{ voters, standbys int }{{3, 0}, {5, 0}, {3, 1}, {5, 2}} {
+		n := group.voters
 		c := storetest.NewCluster(t, n, slowToMiss)
+		for i := range group.standbys {
+			addStandby(t, c, fmt.Sprintf("standby%d", i+1))
+		}
 		for range n / 2 {
 			old := c.Leader()
 			commit(t, c.Other(old), raftstore.Put("/of/"+old, nil))
 			c.Kill(old)
 			began := time.Now()
 			commit(t, c.Other(old), raftstore.Put("/after/"+old, nil))
-			t.Logf("of %d replicas, a write after %s had ended took %v", n, old, time.Since(began))
+			t.Logf("of %d voters and %d standbys, a write after %s had ended took %v", n, group.standbys, old, time.Since(began))
 			if now := c.Leader(); now == old {
 				t.Fatalf("%s still leads", now)
 			}
@@ -38,6 +43,93 @@ func TestLeaderWhoseProcessEndsIsReplacedAtOnce(t *testing.T) {
 			t.Errorf("there are %d keys, error %v", len(l.Items), err)
 		}
 	}
+}
+
+// addStandby adds a replica that has no vote, and waits until it has what the others have.
+func addStandby(t *testing.T, c *storetest.Cluster, name string) {
+	t.Helper()
+	c.AddHost(name, false)
+	c.Start(name)
+	if err := c.Replica("r1").AddLearner(within(t, patience), name, c.Replica(name).Address()); err != nil {
+		t.Fatal(err)
+	}
+	c.AwaitReadyOf(name)
+}
+
+// A replica without a vote takes no voter's word when the leader's process has ended, whatever release it is of: it does not ask, and
+// where it asks it is refused. The next voter has the word at once.
+func TestStandbyTakesNobodysWord(t *testing.T) {
+	var asked dials
+	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) { slowToMiss(cfg); asked.count(cfg) })
+	addStandby(t, c, "standby")
+	c.AwaitRevision(commit(t, c.Replica("r1"), raftstore.Put("/a", nil)))
+	old := c.Leader()
+	first, second := c.Followers()[0], c.Followers()[1]
+	before := asked.by("standby", c.Replica(first).Address()) + asked.by("standby", c.Replica(second).Address())
+	c.Network.Cut(first, second) // so that neither stands for election meanwhile
+	c.Kill(old)
+
+	for _, voter := range []string{first, second} {
+		c.Await(voter+" to see that the leader's process has ended", func() bool {
+			return c.Replica(voter).LooksEnded(within(t, patience), old)
+		})
+	}
+	c.Replica("standby").StandFor(within(t, patience), old)
+	if now := asked.by("standby", c.Replica(first).Address()) + asked.by("standby", c.Replica(second).Address()); now != before {
+		t.Errorf("the standby has dialed the voters %d times to ask for their words", now-before)
+	}
+	if c.Replica(first).GivesWord(within(t, patience), old, c.Replica("standby")) {
+		t.Errorf("%s gives a replica without a vote its word", first)
+	}
+	c.Await(first+" to give "+second+" its word", func() bool {
+		return c.Replica(first).GivesWord(within(t, patience), old, c.Replica(second))
+	})
+	c.Network.Heal()
+	commit(t, c.Replica("standby"), raftstore.Put("/b", nil))
+}
+
+// The answers of a majority are enough: nobody waits for a voter whose process is frozen.
+func TestFrozenVoterIsNotWaitedFor(t *testing.T) {
+	agrees, ahead := replica.Saying{Ended: true}, replica.Saying{Better: true}
+	for name, of := range map[string]struct {
+		answers       []replica.Saying
+		agree, better int
+	}{
+		"a majority agrees":          {[]replica.Saying{agrees, agrees}, 3, 0},
+		"a majority, and one better": {[]replica.Saying{ahead, agrees, agrees}, 3, 1},
+		"all have answered":          {[]replica.Saying{agrees, {}, ahead, {}}, 2, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if agree, better := replica.Tally(of.answers, 4, 3); agree != of.agree || better != of.better {
+				t.Errorf("%d agree and %d have better logs, want %d and %d", agree, better, of.agree, of.better)
+			}
+		})
+	}
+}
+
+// dials counts whom the replicas dial.
+type dials struct {
+	mu sync.Mutex
+	of map[[2]string]int // by name and address
+}
+
+func (d *dials) count(cfg *replica.Config) {
+	dial, name := cfg.Dial, cfg.Name
+	cfg.Dial = func(ctx context.Context, address string) (net.Conn, error) {
+		d.mu.Lock()
+		if d.of == nil {
+			d.of = make(map[[2]string]int)
+		}
+		d.of[[2]string{name, address}]++
+		d.mu.Unlock()
+		return dial(ctx, address)
+	}
+}
+
+func (d *dials) by(name, address string) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.of[[2]string{name, address}]
 }
 
 // refusing makes the dials of some replicas to one address fail as those to a port at which nobody listens, and ends what
