@@ -1,6 +1,7 @@
 package vagrant
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -29,16 +30,7 @@ func TestVagrantfile(t *testing.T) {
 	if err != nil {
 		t.Skip("vagrant is not installed: 'scripts/setup vagrant' installs Debian's")
 	}
-	dir := t.TempDir()
-	for _, f := range []string{"Vagrantfile", "cluster.yaml"} {
-		raw, err := os.ReadFile(f)
-		if err == nil {
-			err = os.WriteFile(filepath.Join(dir, f), raw, 0o600)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
+	dir := ofItsOwn(t)
 	run := func(args ...string) string {
 		t.Helper()
 		cmd := exec.Command(vagrant, args...)
@@ -66,5 +58,88 @@ func TestVagrantfile(t *testing.T) {
 	cmd.Dir, cmd.Env = dir, append(os.Environ(), "VAGRANT_HOME="+filepath.Join(dir, "home"), "VAGRANT_CHECKPOINT_DISABLE=1", "VAGRANT_NO_PLUGINS=1")
 	if out, err := cmd.CombinedOutput(); err == nil {
 		t.Errorf("a network of no sort is taken: %s", out)
+	}
+}
+
+// ofItsOwn is a folder with the Vagrantfile and its cluster, in which may be left what it makes.
+func ofItsOwn(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, f := range []string{"Vagrantfile", "cluster.yaml"} {
+		raw, err := os.ReadFile(f)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, f), raw, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// Machines that come up at once have one key between them, of which both halves are one pair, and all are known afterwards; those of
+// before under the same addresses are forgotten.
+func TestMachinesComeUpAtOnce(t *testing.T) {
+	ruby, err := exec.LookPath("ruby")
+	if err != nil {
+		t.Skip("ruby is not installed: 'scripts/setup vagrant' installs Debian's")
+	}
+	keygen, err := exec.LookPath("ssh-keygen")
+	if err != nil {
+		t.Fatal("ssh-keygen is missing: apt-get install openssh-client")
+	}
+	harness, err := filepath.Abs("testdata/up.rb")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := machines.Load("cluster.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := ofItsOwn(t)
+	bin, made := filepath.Join(dir, "bin"), filepath.Join(dir, "made")
+	keys := filepath.Join(dir, ".vagrant", "keelson")
+	key, known := filepath.Join(keys, "key"), filepath.Join(keys, "known_hosts")
+	// It is slow, as on a machine that has much else to do, and asks nobody what to do with a file that is there.
+	slow := fmt.Sprintf("#!/bin/sh\necho once >>%s\nsleep 0.3\nexec %s \"$@\" </dev/null\n", made, keygen)
+	for path, text := range map[string]string{
+		filepath.Join(bin, "ssh-keygen"): slow,
+		known:                            c.Hosts[0].Address + " ssh-ed25519 BEFORE\n192.0.2.1 ssh-ed25519 ANOTHER\n",
+	} {
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 { // the second time there is a key
+		cmd := exec.Command(ruby, harness)
+		cmd.Dir, cmd.Env = dir, append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"))
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	if raw, err := os.ReadFile(made); err != nil || string(raw) != "once\n" {
+		t.Errorf("the key was made %q, %v", raw, err)
+	}
+	public, err := os.ReadFile(key + ".pub")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(keygen, "-y", "-f", key).Output(); err != nil || !strings.HasPrefix(string(public), strings.TrimSpace(string(out))) {
+		t.Errorf("of the key %s is public, and the file says %s (%v)", out, public, err)
+	}
+	raw, err := os.ReadFile(known)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range c.Hosts {
+		if line := h.Address + " ssh-ed25519 AAAA" + h.Name + "\n"; strings.Count(string(raw), line) != 1 {
+			t.Errorf("%s is not known once", h.Name)
+		}
+	}
+	if n := strings.Count(string(raw), "\n"); n != len(c.Hosts)+1 || !strings.Contains(string(raw), "ANOTHER") || strings.Contains(string(raw), "BEFORE") {
+		t.Errorf("known are\n%s", raw)
 	}
 }
