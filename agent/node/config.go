@@ -214,7 +214,7 @@ func Flags(fs *flag.FlagSet) *Config {
 		"address of this node at which the agent's DNS is served besides that of Service kube-system/kube-dns; none: only there")
 	fs.StringVar(&c.LocalAPI, "local-api-address", "127.0.0.1:6443",
 		"address of this node's loopback, ADDRESS:PORT, from where connections are led on to a replica of the API that is ready; none: there is no such")
-	fs.StringVar(&c.ResolvConf, "resolv-conf", "/etc/resolv.conf", "resolver configuration that pods inherit")
+	fs.StringVar(&c.ResolvConf, "resolv-conf", "/etc/resolv.conf", "resolver configuration that pods inherit; of servers at loopback, which no pod reaches, those that systemd-resolved asks")
 	fs.Func("runtime-handler",
 		"another name by which RuntimeClasses may ask for this node's runtime; it has keelson and runc anyway (repeatable)", c.addHandler)
 	fs.Int64Var(&c.MaxPods, "max-pods", 110, "how many pods the node takes")

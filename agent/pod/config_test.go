@@ -321,6 +321,62 @@ func TestDNS(t *testing.T) {
 	}
 }
 
+// A pod with a network of its own is not sent to resolvers at the node's loopback, where systemd-resolved has its: it has the
+// servers that this one asks, or is told that it has none.
+func TestResolversOfTheNodesLoopback(t *testing.T) {
+	dir := t.TempDir()
+	node, resolved := filepath.Join(dir, "node"), filepath.Join(dir, "resolved")
+	for name, test := range map[string]struct {
+		node, resolved string
+		own, on        string // of a pod with a network of its own, and of one on the node's
+		told           string
+	}{
+		"systemd-resolved": {"nameserver 127.0.0.53\noptions edns0\nsearch a.example\n", "nameserver 192.0.2.1\nnameserver 192.0.2.2\nsearch a.example\n",
+			"192.0.2.1 192.0.2.2", "127.0.0.53", ""},
+		"it knows none itself":    {"nameserver 127.0.0.53\n", "search .\n", "", "127.0.0.53", "in force is: none"},
+		"another one":             {"nameserver ::1\n", "", "", "::1", "in force is: none"},
+		"one is beyond":           {"nameserver 127.0.0.1\nnameserver 192.0.2.9\n", "nameserver 192.0.2.1\n", "192.0.2.9", "127.0.0.1 192.0.2.9", "in force is: 192.0.2.9"},
+		"none is at the loopback": {"nameserver 192.0.2.9\n", "nameserver 192.0.2.1\n", "192.0.2.9", "192.0.2.9", ""},
+		"none at all":             {"", "nameserver 192.0.2.1\n", "", "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for file, text := range map[string]string{node: test.node, resolved: test.resolved} {
+				if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			cluster := fake.NewCluster()
+			events := &recorder{reporter: cluster, node: "w1", now: time.Now, seen: map[string]*v1.Event{}}
+			w := &worker{cfg: &Config{Objects: cluster, ResolvConf: node, ResolvedConf: resolved}, events: events}
+			servers := func(on bool) string {
+				p := simplePod("u1")
+				p.Spec.DNSPolicy, p.Spec.HostNetwork = v1.DNSDefault, on
+				c, err := w.dns(p)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return strings.Join(c.Servers, " ")
+			}
+			if got := servers(true); got != test.on {
+				t.Errorf("on the node's network: %q", got)
+			}
+			if len(events.seen) > 0 {
+				t.Errorf("a pod on the node's network is told: %v", events.seen)
+			}
+			if got := servers(false); got != test.own {
+				t.Errorf("on a network of its own: %q", got)
+			}
+			var told string
+			for _, e := range events.seen {
+				told += e.Message
+			}
+			if (told == "") != (test.told == "") || !strings.Contains(told, test.told) {
+				t.Errorf("told: %q", told)
+			}
+		})
+	}
+}
+
 // A subPath is mounted from inside its volume or not at all, and what was bound stays what it was.
 func TestSubPaths(t *testing.T) {
 	privatemounts.Need(t)

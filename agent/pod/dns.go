@@ -1,9 +1,11 @@
 package pod
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -34,15 +36,10 @@ func (w *worker) dns(pod *v1.Pod) (*cri.DNSConfig, error) {
 	policy := dnsPolicy(pod)
 	var host string
 	if policy != v1.DNSNone {
-		file := w.cfg.ResolvConf
-		if file == "" {
-			file = "/etc/resolv.conf"
+		var err error
+		if host, err = w.nodeResolv(pod); err != nil {
+			return nil, err
 		}
-		b, err := os.ReadFile(file)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("reading the node's resolver configuration: %w", err)
-		}
-		host = string(b)
 	}
 	c, told := resolvers(pod, host, servers, w.cfg.Objects.Cluster().Domain)
 	for _, e := range told {
@@ -52,6 +49,42 @@ func (w *worker) dns(pod *v1.Pod) (*cri.DNSConfig, error) {
 		w.events.event(pod, "", v1.EventTypeWarning, e.reason, e.message)
 	}
 	return c, nil
+}
+
+// resolvedConf is where systemd-resolved writes which servers it asks itself.
+const resolvedConf = "/run/systemd/resolve/resolv.conf"
+
+// nodeResolv is the node's resolv.conf. Where it names resolvers of the node's own loopback alone, as systemd-resolved has it,
+// nobody answers there in a pod with a network of its own: it has the servers that those ask.
+func (w *worker) nodeResolv(pod *v1.Pod) (string, error) {
+	file, resolved := cmp.Or(w.cfg.ResolvConf, "/etc/resolv.conf"), cmp.Or(w.cfg.ResolvedConf, resolvedConf)
+	host, err := readOrNone(file)
+	if err != nil || pod.Spec.HostNetwork {
+		return host, err
+	}
+	if servers := parseResolv(host).Servers; len(servers) == 0 || slices.ContainsFunc(servers, reachable) {
+		return host, nil
+	}
+	beyond, err := readOrNone(resolved)
+	if err == nil && slices.ContainsFunc(parseResolv(beyond).Servers, reachable) {
+		return beyond, nil
+	}
+	return host, err
+}
+
+// readOrNone is a file's text, and none of one that is not there.
+func readOrNone(file string) (string, error) {
+	b, err := os.ReadFile(file)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("reading the node's resolver configuration: %w", err)
+	}
+	return string(b), nil
+}
+
+// reachable says whether a server may be asked from another network than its own: what is no address is left to resolvers.
+func reachable(server string) bool {
+	a, err := netip.ParseAddr(server)
+	return err != nil || !a.Unmap().IsLoopback()
 }
 
 // dnsPolicy is the pod's policy: ClusterFirst is for pods with a network of their own.
@@ -73,14 +106,22 @@ func resolvers(pod *v1.Pod, host string, servers []string, domain string) (*cri.
 	if policy != v1.DNSNone {
 		c = parseResolv(host)
 	}
+	nodes := true // the servers
 	if policy == v1.DNSClusterFirst || policy == v1.DNSClusterFirstWithHostNet || policy == "" {
 		if len(servers) == 0 {
 			told = append(told, dnsEvent{reasonDNSFallback, fmt.Sprintf(
 				"the cluster has no DNS (Service kube-system/kube-dns), so that dnsPolicy %s is treated as Default", cmpPolicy(policy))})
 		} else {
-			c.Servers = slices.Clone(servers)
+			c.Servers, nodes = slices.Clone(servers), false
 			c.Searches = append([]string{pod.Namespace + ".svc." + domain, "svc." + domain, domain}, c.Searches...)
 			c.Options = []string{"ndots:5"}
+		}
+	}
+	if all := len(c.Servers); nodes && !pod.Spec.HostNetwork {
+		if c.Servers = slices.DeleteFunc(c.Servers, func(s string) bool { return !reachable(s) }); len(c.Servers) < all {
+			told = append(told, dnsEvent{reasonDNSForming, fmt.Sprintf(
+				"the node's resolv.conf has nameservers at its loopback, where nobody answers in a pod: they were left out, in force is: %s; "+
+					"--resolv-conf of the agent may name a file with others", cmp.Or(strings.Join(c.Servers, " "), "none"))})
 		}
 	}
 	c = mergeDNS(c, pod.Spec.DNSConfig)

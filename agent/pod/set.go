@@ -51,7 +51,9 @@ type Config struct {
 	// ClusterDNS returns the addresses of the cluster's DNS; nil or empty: pods use the node's.
 	ClusterDNS func() []string
 	ResolvConf string // "" = /etc/resolv.conf
-	PodPIDs    int64  // processes and threads that a pod may have; 0 or less = no limit
+	// ResolvedConf is where systemd-resolved names the servers behind its own address; "" = where it does so by itself.
+	ResolvedConf string
+	PodPIDs      int64 // processes and threads that a pod may have; 0 or less = no limit
 	// SingleProcessOOMKill leaves the other processes of a container when one is ended for memory, as cgroup v1 always
 	// does.
 	SingleProcessOOMKill bool
