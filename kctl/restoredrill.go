@@ -42,6 +42,7 @@ var handedOn = [][2]string{
 	{"data-dir", "folder of this machine's replica (default: /var/lib/keelson/controlplane)"},
 	{"work-dir", "folder in which the backup is unpacked for as long as the drill runs (default: /var/tmp)"},
 	{"backup-folder", "folder of which the newest backup is taken, where no FILE is named"},
+	{"backup-cluster", "ID of the cluster whose newest backup is taken (default: of the one that is asked, with --offline of the data folder's)"},
 	{"backup-s3", "bucket of which the newest backup is taken, s3://BUCKET/PREFIX"},
 	{"backup-s3-endpoint", "its server"},
 	{"backup-s3-region", "its region"},
@@ -93,6 +94,13 @@ func restoreDrillCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) 
 			}
 			defer done()
 			args = []string{path}
+		}
+		if len(args) == 0 && !*offline && !c.Flags().Changed("backup-cluster") {
+			s, err := clusterAsked(ctx, f)
+			if err != nil {
+				return err
+			}
+			pass = append(pass, "--backup-cluster", s.ID)
 		}
 		rows, err := restoreDrill(ctx, f, streams.ErrOut, append(pass, args...), *offline)
 		if err != nil {
@@ -172,11 +180,19 @@ func restoreDrill(ctx context.Context, f cmdutil.Factory, progress io.Writer, ar
 	return rows, nil
 }
 
+// clusterAsked is the status of the cluster that a backup is compared with.
+func clusterAsked(ctx context.Context, f cmdutil.Factory) (s api.ClusterStatus, err error) {
+	if err := askWithin(ctx, f, "GET", api.PathClusterStatus, nil, &s); err != nil {
+		return s, fmt.Errorf("asking the cluster: %w: with --offline the backup is compared with itself alone", err)
+	}
+	return s, nil
+}
+
 // ofThisCluster refuses to compare a backup with a cluster that it is not of, or whose past it is not.
 func ofThisCluster(ctx context.Context, f cmdutil.Factory, b api.ClusterBackup) error {
-	var s api.ClusterStatus
-	if err := askWithin(ctx, f, "GET", api.PathClusterStatus, nil, &s); err != nil {
-		return fmt.Errorf("asking the cluster: %w: with --offline the backup is compared with itself alone", err)
+	s, err := clusterAsked(ctx, f)
+	if err != nil {
+		return err
 	}
 	switch {
 	case s.ID != b.Cluster:

@@ -128,6 +128,21 @@ const NoKeys = "none"
 // received when it joined.
 func KeyFile(dataDir string) string { return filepath.Join(dataDir, pkiFolder, pki.FileStoreKeys) }
 
+// ClusterID is the ID of the cluster that a data folder is of; "" where there is no such folder, or it cannot be read.
+func ClusterID(dataDir string) string {
+	var cluster Cluster
+	if found, err := readJSON(filepath.Join(dataDir, clusterFile), &cluster); err != nil || !found {
+		return ""
+	}
+	if cluster.ID == "" { // made before there were IDs
+		var err error
+		if cluster, _, err = (Config{DataDir: dataDir}).load(); err != nil {
+			return ""
+		}
+	}
+	return cluster.ID
+}
+
 // keyFile is the key file to use: the one that was chosen, or that of the data
 // folder; "" when the store is not encrypted.
 func (c Config) keyFile(cluster Cluster) (string, error) {

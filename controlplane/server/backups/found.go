@@ -14,19 +14,27 @@ import (
 	"time"
 
 	"github.com/minio/minio-go/v7"
+
+	"keelson.dev/keelson/raftstore/disk"
 )
 
 // Found is a backup in a folder or bucket, of whichever cluster and replica.
 type Found struct {
-	Name string    // of the file, or of the object in the bucket
-	Of   time.Time // the time that its name says
-	Size int64
+	Name    string    // of the file, or of the object in the bucket
+	Cluster string    // its ID, or what the release before put in place of it where nothing tells the ID
+	Of      time.Time // the time that its name says
+	Ahead   bool      // that time is still to come
+	Size    int64
 }
 
 // ErrNone says that there is no backup.
 var ErrNone = errors.New("there is no backup there")
 
-// Look lists the backups in the folder or the bucket of o, the newest first. What has other names is left out.
+// skew is how far the clocks of two machines may be apart: so far ahead a backup may be of a replica's now.
+const skew = 5 * time.Minute
+
+// Look lists the backups in the folder or the bucket of o, the newest first. Those of times to come count as older than all
+// others, as they do for the replica that made them: nobody knows when that was. What has other names is left out.
 func Look(ctx context.Context, o Options) (out []Found, err error) {
 	switch {
 	case o.Folder != "" && o.S3.URL != "":
@@ -38,8 +46,67 @@ func Look(ctx context.Context, o Options) (out []Found, err error) {
 	default:
 		return nil, errors.New("nothing says where backups are: name a file, or give --backup-folder or --backup-s3")
 	}
-	slices.SortFunc(out, func(a, b Found) int { return cmp.Or(b.Of.Compare(a.Of), cmp.Compare(a.Name, b.Name)) })
+	now := time.Now().Add(skew)
+	age := func(f Found) int { // 0 or 1
+		if f.Ahead {
+			return 1
+		}
+		return 0
+	}
+	for i := range out {
+		out[i].Ahead = out[i].Of.After(now)
+	}
+	slices.SortFunc(out, func(a, b Found) int {
+		return cmp.Or(age(a)-age(b), b.Of.Compare(a.Of), cmp.Compare(a.Name, b.Name))
+	})
 	return out, err
+}
+
+// Newest is the newest of the backups of a cluster, which are the newest first. Where nobody says of which one, "", there
+// must be those of one alone.
+func Newest(all []Found, cluster string) (Found, error) {
+	var others []string
+	for _, f := range all {
+		if cluster != "" && f.of(cluster) {
+			return f, nil
+		}
+		if !slices.Contains(others, f.Cluster) {
+			others = append(others, f.Cluster)
+		}
+	}
+	slices.Sort(others)
+	switch {
+	case len(all) == 0:
+		return Found{}, fmt.Errorf("%w: neither --backup-folder nor --backup-s3 has one", ErrNone)
+	case cluster != "":
+		return Found{}, fmt.Errorf("%w of cluster %s: --backup-cluster takes the newest of another one; there are those of %s", ErrNone, cluster, strings.Join(others, ", "))
+	case len(others) > 1:
+		return Found{}, fmt.Errorf("there are backups of several clusters, of %s: --backup-cluster says whose newest is meant", strings.Join(others, ", "))
+	}
+	return all[0], nil
+}
+
+// of says whether a backup is of a cluster: by its name, as the replica that made it goes by, or else by its head.
+func (f Found) of(cluster string) bool {
+	return f.Cluster == cluster || strings.HasPrefix(path.Base(f.Name), cluster+"_")
+}
+
+// clusterOf is what stands for the cluster in the name of a backup.
+func clusterOf(name string) string {
+	cluster, _, _ := strings.Cut(name, "_")
+	return cluster
+}
+
+// headOf is the ID of the cluster in the head of a file, or what its name says where the head cannot be read: age may have
+// sealed it.
+func headOf(file string) string {
+	if in, err := os.Open(file); err == nil {
+		defer in.Close()
+		if id, err := disk.BackupCluster(in); err == nil && id != "" {
+			return id
+		}
+	}
+	return clusterOf(filepath.Base(file))
 }
 
 // timeOf is the time in the name of a backup.
@@ -66,7 +133,8 @@ func lookInFolder(dir string) (out []Found, err error) {
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, Found{Name: filepath.Join(dir, e.Name()), Of: at, Size: info.Size()})
+		name := filepath.Join(dir, e.Name())
+		out = append(out, Found{Name: name, Cluster: headOf(name), Of: at, Size: info.Size()})
 	}
 	return out, nil
 }
@@ -97,7 +165,7 @@ func lookInBucket(ctx context.Context, s S3) (out []Found, err error) {
 				return fmt.Errorf("there are more than %d names: give the backups a prefix of their own", mostListed)
 			}
 			if at, ok := timeOf(path.Base(o.Key)); ok {
-				out = append(out, Found{Name: o.Key, Of: at, Size: o.Size})
+				out = append(out, Found{Name: o.Key, Cluster: clusterOf(path.Base(o.Key)), Of: at, Size: o.Size})
 			}
 		}
 		return context.Cause(ctx) // the list may have ended early

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -27,8 +28,8 @@ func backupCommand(version string) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "backup",
 		Short: "Look at backups: what is in one, which there are; serve one for a look",
-		Long: "Look at backups: what is in one, which there are; serve one for a look. Without a FILE the newest counts in the folder\n" +
-			"or bucket where replicas put their backups, as flags, environment or the file of settings say.",
+		Long: "Look at backups: what is in one, which there are; serve one for a look. Without a FILE the newest of this cluster\n" +
+			"counts in the folder or bucket where replicas put their backups, as flags, environment or the file of settings say.",
 		Example: "  keelson-controlplane backup list\n  keelson-controlplane backup inspect /backups/today\n  keelson-controlplane backup serve",
 	}
 	c.AddCommand(backupInspectCommand(), backupListCommand(), backupFetchCommand(), backupServeCommand(version))
@@ -70,20 +71,48 @@ func opens(err error) error {
 	return err
 }
 
+// newest says of which cluster the newest backup is taken, and where it is.
+type newest struct {
+	place   backups.Options
+	cluster string
+}
+
+func (n *newest) flags(c *cobra.Command) {
+	placeFlags(c, &n.place)
+	c.Flags().StringVar(&n.cluster, "backup-cluster", "",
+		"ID of the cluster whose newest is taken, where backups of several are there (default: that of the data folder)")
+}
+
+// find looks for it. What the time in a name makes unlikely is told, since it counts as the oldest.
+func (n *newest) find(ctx context.Context, dataDir string, note io.Writer) (backups.Found, error) {
+	all, err := backups.Look(ctx, n.place)
+	if err != nil {
+		return backups.Found{}, err
+	}
+	tellAhead(note, all)
+	return backups.Newest(all, cmp.Or(n.cluster, server.ClusterID(dataDir)))
+}
+
+// tellAhead names the backups whose time is still to come.
+func tellAhead(w io.Writer, all []backups.Found) {
+	for _, b := range all {
+		if b.Ahead {
+			fmt.Fprintf(w, "%s: its time is still to come, so a clock was wrong: it counts as the oldest\n", b.Name)
+		}
+	}
+}
+
 // chosen is the backup that a verb is about, on this machine's disk. done removes what was fetched for it.
-func chosen(ctx context.Context, args []string, place backups.Options, workDir string) (path string, done func() error, err error) {
+func (n *newest) chosen(ctx context.Context, args []string, dataDir, workDir string, note io.Writer) (path string, done func() error, err error) {
 	if len(args) > 0 {
 		return args[0], func() error { return nil }, nil
 	}
-	all, err := backups.Look(ctx, place)
-	if err == nil && len(all) == 0 {
-		err = fmt.Errorf("%w: neither --backup-folder nor --backup-s3 has one", backups.ErrNone)
-	}
+	found, err := n.find(ctx, dataDir, note)
 	if err != nil {
 		return "", nil, err
 	}
-	if place.S3.URL == "" {
-		return all[0].Name, func() error { return nil }, nil
+	if n.place.S3.URL == "" {
+		return found.Name, func() error { return nil }, nil
 	}
 	if _, err := server.SweepServed(workDir, ""); err != nil {
 		return "", nil, fmt.Errorf("--work-dir: %w", err)
@@ -93,7 +122,7 @@ func chosen(ctx context.Context, args []string, place backups.Options, workDir s
 		return "", nil, err
 	}
 	done = func() error { return errors.Join(os.Remove(f.Name()), f.Close()) }
-	if err := backups.Fetch(ctx, place, all[0], f); err != nil {
+	if err := backups.Fetch(ctx, n.place, found, f); err != nil {
 		return "", nil, errors.Join(err, done())
 	}
 	return f.Name(), done, nil
@@ -106,7 +135,7 @@ func workDirFlag(c *cobra.Command) *string {
 
 func backupInspectCommand() *cobra.Command {
 	var o opener
-	var place backups.Options
+	var n newest
 	output := ""
 	c := &cobra.Command{
 		Use:   "inspect [FILE]",
@@ -119,7 +148,7 @@ func backupInspectCommand() *cobra.Command {
 	}
 	workDir := workDirFlag(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
-		path, done, err := chosen(c.Context(), args, place, *workDir)
+		path, done, err := n.chosen(c.Context(), args, o.dataDir, *workDir, c.ErrOrStderr())
 		if err != nil {
 			return err
 		}
@@ -134,7 +163,7 @@ func backupInspectCommand() *cobra.Command {
 		return errors.Join(printBackup(c.OutOrStdout(), path, b), err)
 	}
 	o.flags(c)
-	placeFlags(c, &place)
+	n.flags(c)
 	c.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	return c
 }
@@ -199,6 +228,7 @@ func backupListCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			tellAhead(c.ErrOrStderr(), all)
 			t := tabwriter.NewWriter(c.OutOrStdout(), 0, 8, 3, ' ', 0)
 			fmt.Fprintln(t, "MADE\tSIZE\tNAME")
 			for _, b := range all {
@@ -212,31 +242,36 @@ func backupListCommand() *cobra.Command {
 }
 
 func backupFetchCommand() *cobra.Command {
-	var place backups.Options
-	name := ""
+	var n newest
+	name, dataDir := "", ""
 	c := &cobra.Command{
 		Use:     "fetch FILE",
 		Short:   "Bring a backup from the bucket or folder to a file, the newest where no --backup names one",
 		Example: "  keelson-controlplane backup fetch /root/newest\n  keelson-controlplane backup fetch /root/b --backup prod/ID_cp1_20260401T020000Z.backup",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			all, err := backups.Look(c.Context(), place)
+			if name == "" {
+				b, err := n.find(c.Context(), dataDir, c.ErrOrStderr())
+				if err != nil {
+					return err
+				}
+				return fetch(c, n.place, b, args[0])
+			}
+			all, err := backups.Look(c.Context(), n.place)
 			if err != nil {
 				return err
 			}
 			for _, b := range all {
-				if name == "" || name == b.Name || name == filepath.Base(b.Name) {
-					return fetch(c, place, b, args[0])
+				if name == b.Name || name == filepath.Base(b.Name) {
+					return fetch(c, n.place, b, args[0])
 				}
 			}
-			if name != "" {
-				return fmt.Errorf("--backup %q: 'keelson-controlplane backup list' shows which there are: %w", name, backups.ErrNone)
-			}
-			return backups.ErrNone
+			return fmt.Errorf("--backup %q: 'keelson-controlplane backup list' shows which there are: %w", name, backups.ErrNone)
 		},
 	}
-	placeFlags(c, &place)
+	n.flags(c)
 	c.Flags().StringVar(&name, "backup", "", "its name, as 'backup list' shows it")
+	c.Flags().StringVar(&dataDir, "data-dir", defaultDataDir, "folder of this machine's replica")
 	return c
 }
 
@@ -256,7 +291,7 @@ func fetch(c *cobra.Command, place backups.Options, b backups.Found, path string
 
 func backupServeCommand(version string) *cobra.Command {
 	var o opener
-	var place backups.Options
+	var n newest
 	output, stdin, debug := "", false, false
 	c := &cobra.Command{
 		Use:   "serve [FILE]",
@@ -275,7 +310,7 @@ func backupServeCommand(version string) *cobra.Command {
 		if stdin {
 			go func() { _, _ = io.Copy(io.Discard, c.InOrStdin()); stop() }()
 		}
-		path, done, err := chosen(ctx, args, place, *workDir)
+		path, done, err := n.chosen(ctx, args, o.dataDir, *workDir, c.ErrOrStderr())
 		if err != nil {
 			return err
 		}
@@ -292,7 +327,7 @@ func backupServeCommand(version string) *cobra.Command {
 		return errors.Join(opens(err), done())
 	}
 	o.flags(c)
-	placeFlags(c, &place)
+	n.flags(c)
 	c.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	c.Flags().BoolVar(&stdin, "until-stdin-ends", false, "end when the standard input does, too")
 	c.Flags().BoolVar(&debug, "debug", false, "log more")

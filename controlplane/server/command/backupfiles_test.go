@@ -1,0 +1,55 @@
+package command
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"keelson.dev/keelson/controlplane/server"
+	"keelson.dev/keelson/raftstore/disk"
+	"keelson.dev/keelson/raftstore/mvcc"
+)
+
+// What is taken for the newest backup is of this machine's cluster and of a time that has been; whose else it may be says a
+// flag, and the error names it.
+func TestFetchTheNewest(t *testing.T) {
+	dataDir, folder, to := founded(t), t.TempDir(), t.TempDir()
+	id := server.ClusterID(dataDir)
+	if id == "" {
+		t.Fatal("the data folder does not tell the cluster's ID")
+	}
+	name := func(id string, at time.Time) string {
+		return id + "_cp1_" + at.UTC().Format("20060102T150405Z") + ".backup"
+	}
+	now := time.Now()
+	ours, ahead, other := name(id, now.AddDate(0, 0, -1)), name(id, now.AddDate(1, 0, 0)), name("other-1", now.Add(-time.Hour))
+	for file, of := range map[string]string{ours: id, ahead: id, other: "other-1"} {
+		var raw bytes.Buffer
+		if err := disk.WriteClearBackup(&raw, of, now, mvcc.New().View()); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(folder, file), raw.Bytes(), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, c := range []struct{ args, takes, says string }{
+		{"--data-dir=" + dataDir, ours, ""},
+		{"--data-dir=" + dataDir + " --backup-cluster=other-1", other, ""},
+		{"--data-dir=" + dataDir + " --backup=" + ahead, ahead, ""},
+		{"--data-dir=/none", "", "of several clusters"},
+		{"--data-dir=/none --backup-cluster=" + id, ours, ""},
+		{"--data-dir=/none --backup-cluster=third", "", "of cluster third"},
+	} {
+		out, err := run(append(strings.Fields(c.args), "backup", "fetch", filepath.Join(to, string(rune('a'+i))), "--config=", "--backup-folder="+folder)...)
+		if (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) || !strings.Contains(out, c.takes) {
+			t.Errorf("%s: %q, %v, want %s%s", c.args, out, err, c.takes, c.says)
+		}
+	}
+	out, err := run("backup", "inspect", "--config=", "--data-dir="+dataDir, "--backup-folder="+folder)
+	if err != nil || !strings.Contains(out, ours) {
+		t.Errorf("inspected is\n%s%v, want %s", out, err, ours)
+	}
+}
