@@ -56,7 +56,19 @@ func (r iscsiRecord) lock() string { return "iscsi\x00" + r.Interface + "\x00" +
 
 // iscsiDir is the folder of a target and the interface by which it is reached.
 func (v *Volumes) iscsiDir(r iscsiRecord) string {
-	return filepath.Join(v.kubelet(), "plugins", "kubernetes.io", "iscsi", iscsi.Name(iscsi.Disk{Target: r.Target, Interface: r.Interface}))
+	return filepath.Join(iscsiRoot(v.kubelet()), iscsi.Name(iscsi.Disk{Target: r.Target, Interface: r.Interface}))
+}
+
+// iscsiRoot is the folder of all targets, below kubelet's.
+func iscsiRoot(kubelet string) string {
+	return filepath.Join(kubelet, "plugins", "kubernetes.io", "iscsi")
+}
+
+// Remove takes away what volumes have made on the node beside mounts and files: sessions with iSCSI targets, their devices, and iscsiadm's
+// records with the passwords in them. It is for a node that leaves its cluster, whose agent and pods have ended and whose volumes are
+// unmounted; what is mounted still stays, and is named. What was there before volumes stays. kubelet is the folder of Paths.
+func Remove(ctx context.Context, kubelet string, node iscsi.Node) error {
+	return node.DetachAll(ctx, iscsiRoot(kubelet))
 }
 
 // iscsiGlobal is where the file system of a disk is mounted, once for all pods of the node.

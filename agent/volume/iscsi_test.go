@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -430,6 +431,56 @@ func TestAgentsThatAreKilled(t *testing.T) {
 func exists(path string) bool {
 	_, err := os.Lstat(path)
 	return err == nil
+}
+
+// Of a node that leaves its cluster with pods that have disks nothing stays but what others have: no session, record, interface or
+// password. What is mounted keeps its disk until it is not. F110
+func TestTargetsThatANodeLeaves(t *testing.T) {
+	n := serveDisks(t, 0, 1)
+	const password, back = "of-the-initiator-1", "of-the-target-0001"
+	n.target.Authenticate("user", password, "target", back)
+	n.cluster.Put(&v1.Secret{ObjectMeta: named("chap", "s1"), Type: "kubernetes.io/iscsi-chap", Data: map[string][]byte{
+		"node.session.auth.username": []byte("user"), "node.session.auth.password": []byte(password),
+		"node.session.auth.username_in": []byte("target"), "node.session.auth.password_in": []byte(back)}})
+	foreign := iscsitest.Serve(t, "iqn.2026-01.example:foreign", "127.0.0.4:3260")
+	foreign.Disk(0, 16<<20)
+	admin := func(args ...string) {
+		t.Helper()
+		iscsitest.Admin(t, append([]string{"-m", "node", "-T", foreign.Name, "-p", "127.0.0.4:3260,1", "-I", "default"}, args...)...)
+	}
+	admin("-o", "new")
+	admin("--login")
+	defer admin("-o", "delete")
+	defer admin("--logout")
+	others := iscsitest.Records(t)
+	chap := func(s *v1.ISCSIVolumeSource) {
+		s.SessionCHAPAuth, s.SecretRef = true, &v1.LocalObjectReference{Name: "chap"}
+	}
+	another := func(s *v1.ISCSIVolumeSource) {
+		name := "iqn.2026-01.example:another"
+		s.InitiatorName, s.Portals = &name, []string{otherPortal}
+	}
+	n.mount(pod("u1", lun(0, chap)))
+	n.mount(pod("u2", lun(1, chap, another)))
+	n.sessions(4)
+
+	elsewhere := t.TempDir()
+	must(t, unix.Mount(filepath.Join(n.volumes.kubelet(), "plugins/kubernetes.io/iscsi/default", targetName, "lun-0"), elsewhere, "", unix.MS_BIND, ""))
+	for _, dir := range []string{n.volumes.kubelet(), n.volumes.cfg.Paths.State} {
+		must(t, unmountBelow(t.Context(), dir))
+	}
+	remove := func() error { return Remove(t.Context(), n.volumes.kubelet(), n.volumes.cfg.ISCSI) }
+	err := remove()
+	if want := "something of it is mounted on this node still, at " + elsewhere; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %s", err, want)
+	}
+	n.sessions(2)
+	must(t, unix.Unmount(elsewhere, 0))
+	must(t, errors.Join(remove(), remove()))
+	n.sessions(1)
+	if left := iscsitest.Records(t); !slices.Equal(left, others) {
+		t.Errorf("records of iscsiadm: %q, want those of others, %q", left, others)
+	}
 }
 
 // A portal that is gone holds nobody for longer than a deadline: not who mounts, and not who unmounts what has yet to be written;

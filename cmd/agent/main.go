@@ -17,6 +17,8 @@ import (
 	"keelson.dev/keelson/agent/node"
 	"keelson.dev/keelson/agent/oci"
 	"keelson.dev/keelson/agent/proxy"
+	"keelson.dev/keelson/agent/volume"
+	"keelson.dev/keelson/agent/volume/iscsi"
 	"keelson.dev/keelson/agent/volume/remote"
 	"keelson.dev/keelson/csi/local"
 	"keelson.dev/keelson/internal/memory"
@@ -28,6 +30,14 @@ var version = "dev"
 
 // podsGrace is how long pods have to end when the machine goes down.
 const podsGrace = 30 * time.Second
+
+// removals are the arguments of a node that leaves its cluster, each with what it takes away.
+var removals = map[string]func(*node.Config) error{
+	"remove-network": func(*node.Config) error { return errors.Join(network.Remove(context.Background()), proxy.Remove()) },
+	"remove-volumes": func(c *node.Config) error {
+		return volume.Remove(context.Background(), c.KubeletDir, iscsi.Node{Log: c.Log})
+	},
+}
 
 func main() {
 	if remote.Main() {
@@ -55,12 +65,15 @@ func main() {
 	apply := node.Configured(flag.CommandLine)
 	flag.Usage = usage
 	flag.Parse()
-	leaves := flag.NArg() == 1 && flag.Arg(0) == "remove-network"
-	goesDown := flag.NArg() == 1 && flag.Arg(0) == "end-pods"
-	if flag.NArg() > 0 && !leaves && !goesDown {
-		fail(2, "unexpected argument "+flag.Arg(0)+": there are check, which judges settings, remove-network, for a node that leaves its cluster, and end-pods, for a machine that goes down; see --help")
+	var removes func(*node.Config) error // of a node that leaves its cluster; whatever its settings say
+	if flag.NArg() == 1 {
+		removes = removals[flag.Arg(0)]
 	}
-	if !leaves {
+	goesDown := flag.NArg() == 1 && flag.Arg(0) == "end-pods"
+	if flag.NArg() > 0 && removes == nil && !goesDown {
+		fail(2, "unexpected argument "+flag.Arg(0)+": there are check, which judges settings, remove-volumes and remove-network, for a node that leaves its cluster, and end-pods, for a machine that goes down; see --help")
+	}
+	if removes == nil {
 		if err := apply(); err != nil {
 			fail(2, err.Error())
 		}
@@ -75,8 +88,8 @@ func main() {
 	if err := memory.Shield(memory.Daemon); err != nil {
 		cfg.Log.Warn("the agent cannot be shielded from the OOM killer", "error", err)
 	}
-	if leaves {
-		if err := errors.Join(network.Remove(context.Background()), proxy.Remove()); err != nil {
+	if removes != nil {
+		if err := removes(cfg); err != nil {
 			fail(1, err.Error())
 		}
 		return
@@ -136,6 +149,7 @@ func usage() {
   keelson-agent --server 192.0.2.11:6444 --token-file /var/lib/keelson/token
   keelson-agent --config /etc/keelson/agent.yaml
   keelson-agent check                 # says what is wrong with its settings, and does nothing else; it takes the same flags
+  keelson-agent remove-volumes        # of a node that leaves its cluster, when its volumes are unmounted: iSCSI sessions and their records
   keelson-agent remove-network        # of a node that leaves its cluster
   keelson-agent end-pods              # of a machine that goes down, when the agent has ended; keelson-pods.service does it
   keelson-agent --version

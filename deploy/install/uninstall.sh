@@ -1,10 +1,10 @@
 #!/bin/sh
-# Takes Keelson off this machine: daemons, pods, mounts, interfaces, rules, control groups and files.
+# Takes Keelson off this machine: daemons, pods, mounts, iSCSI sessions of volumes, interfaces, rules, control groups and files.
 set -eu
 
 usage() {
   cat <<'EOT'
-uninstall.sh: takes Keelson off this machine: daemons, pods, mounts, interfaces, rules, control groups, files.
+uninstall.sh: takes Keelson off this machine: daemons, pods, mounts, iSCSI sessions of volumes, interfaces, rules, control groups, files.
 
   uninstall.sh              everything, the data of a control plane and of local volumes too
   uninstall.sh --keep-data  but for /etc/keelson and /var/lib/keelson
@@ -78,6 +78,24 @@ mounts() {
     if (keep != "" && (index($5, data "/controlplane/") == 1 || index($5, data "/local-volumes/") == 1)) next
     for (i = 1; i <= n; i++) if ($5 == root below[i] || index($5, root below[i] "/") == 1) print $5
   }' "${MOUNTINFO:-/proc/self/mountinfo}" | sort -r | while IFS= read -r at; do umount -l "$at" || trouble "$at stays mounted"; done
+}
+
+# notes are what the agent writes of an iSCSI target before it does anything for it: while one is there, so may be a session or a record.
+notes() { find "$root/var/lib/kubelet/plugins/kubernetes.io/iscsi" -xdev -mindepth 3 -maxdepth 3 -name target.json 2>/dev/null || true; }
+
+# volumes are unmounted: what they have made beside that goes by the agent, which knows what was there before. One of a release before
+# does not do it. A note that stays is that of an agent which is installed again, too.
+volumes() {
+  [ -n "$(notes)" ] || return 0
+  say "logging out of iSCSI targets"
+  if [ -x "$root/usr/bin/keelson-agent" ]; then
+    "$root/usr/bin/keelson-agent" remove-volumes || trouble "what volumes have made on this machine is not all gone"
+  fi
+  notes | while IFS= read -r f; do
+    target=${f%/target.json}
+    target=${target##*/}
+    trouble "sessions with iSCSI target $target or iscsiadm's records of it, which may hold a password, may be there still: 'iscsiadm -m session' and 'iscsiadm -m node -T $target' show them, $f says what was made; delete that when they are gone"
+  done
 }
 
 network() {
@@ -171,7 +189,12 @@ files() {
   rmdir "$root/opt/cni/bin" "$root/opt/cni" 2>/dev/null || true
   # Mounts that could not go are somebody's data: nothing is deleted through them.
   rm -rf --one-file-system "$root/run/keelson" "$root/run/keelson-changed" "$root/var/log/pods" "$root/usr/lib/keelson" "$root/var/cache/keelson"
-  for d in pods plugins plugins_registry device-plugins pod-resources; do rm -rf --one-file-system "$root/var/lib/kubelet/$d"; done
+  for d in pods plugins_registry device-plugins pod-resources; do rm -rf --one-file-system "$root/var/lib/kubelet/$d"; done
+  if [ -z "$(notes)" ]; then
+    rm -rf --one-file-system "$root/var/lib/kubelet/plugins"
+  else
+    find "$root/var/lib/kubelet/plugins" -xdev -mindepth 1 ! -path "*/kubernetes.io/iscsi/*/target.json" -delete 2>/dev/null || true
+  fi
   rmdir "$root/var/lib/kubelet" 2>/dev/null || true
   if [ -n "$keep" ]; then
     rm -f "$root/etc/keelson"/*.new "$root/var/lib/keelson/images.d"/*.new "$root/var/lib/keelson/controlplane/admin.kubeconfig.new"
@@ -188,6 +211,7 @@ daemons
 pods
 network
 mounts
+volumes
 groups
 files
 rm -f "$root/run/keelson-install.lock"

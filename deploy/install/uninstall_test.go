@@ -197,6 +197,75 @@ esac`)
 	}
 }
 
+// The agent ends the iSCSI sessions of volumes, once those are unmounted and while it knows of them. What it does not end is named, and
+// the note of it stays for whoever does; a machine that has none needs no such agent.
+func TestSessionsOfVolumesEnd(t *testing.T) {
+	const one, other = "var/lib/kubelet/plugins/kubernetes.io/iscsi/default/iqn.2026-01.example:one/target.json", "var/lib/kubelet/plugins/kubernetes.io/iscsi/192.0.2.1:pv/eui.0123456789abcdef/target.json"
+	const unknown = `echo "unexpected argument $1" >&2; exit 2`
+	for _, c := range []struct {
+		name  string
+		notes []string
+		agent string // is asked for the volumes, and does this; "": there is none
+		left  []string
+	}{
+		{"an agent that ends them", []string{one, other}, "rm ROOT/" + one + " 'ROOT/" + other + "'", nil},
+		{"one that stays", []string{one, other}, "rm ROOT/" + one + "; exit 1", []string{other}},
+		{"an agent of a release before", []string{one}, unknown, []string{one}},
+		{"no agent", []string{one, other}, "", []string{one, other}},
+		{"no volumes, and an agent of a release before", nil, unknown, nil},
+		{"no volumes, and no agent", nil, "", nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := newMachine(t)
+			const beside = "var/lib/kubelet/plugins/kubernetes.io/iscsi/default/iqn.2026-01.example:one/lun-0"
+			m.file(filepath.Join(m.root, "mountinfo"), "1 0 8:1 / "+m.root+"/"+beside+" rw - ext4 x rw\n", 0o600)
+			for _, note := range c.notes {
+				m.file(filepath.Join(m.root, note), "{}", 0o600)
+			}
+			for _, name := range []string{"driver/csi.sock", "kubernetes.io/csi/x/vol_data.json", "kubernetes.io/iscsi/default/iqn.2026-01.example:one/lun-0/x", "kubernetes.io/iscsi/iface-default/x/iscsi.json"} {
+				m.file(filepath.Join(m.root, "var/lib/kubelet/plugins", name), "", 0o600)
+			}
+			if c.agent != "" {
+				m.fake(filepath.Join(m.root, "usr/bin/keelson-agent"), `[ "$1" = remove-volumes ] || exit 0; `+strings.ReplaceAll(c.agent, "ROOT", m.root))
+			}
+			said, called, err := m.run("uninstall.sh", "--keep-data")
+			if (err != nil) != (len(c.left) > 0) {
+				t.Errorf("%v: %s", err, said)
+			}
+			if c.agent != "" && len(c.notes) > 0 {
+				inOrder(t, called, "systemctl disable --quiet --now keelson-agent.service", "umount -l "+m.root+"/"+beside, "keelson-agent remove-volumes", "systemctl daemon-reload")
+			} else if slices.Contains(called, "keelson-agent remove-volumes") {
+				t.Errorf("an agent was asked for nothing: %q", called)
+			}
+			var left []string
+			for name := range m.tree() {
+				if strings.HasPrefix(name, "/var/lib/kubelet/") {
+					left = append(left, name[1:])
+				}
+			}
+			want := slices.Sorted(slices.Values(c.left))
+			if slices.Sort(left); !slices.Equal(left, want) {
+				t.Errorf("left: %q, want %q", left, want)
+			}
+			for _, name := range want {
+				if target := filepath.Base(filepath.Dir(name)); !strings.Contains(said, "sessions with iSCSI target "+target+" ") || !strings.Contains(said, m.root+"/"+name+" says what was made") {
+					t.Errorf("%s\ndoes not name %s", said, name)
+				}
+			}
+			// Whoever has ended them by hand deletes the notes.
+			if err := os.RemoveAll(filepath.Join(m.root, "var/lib/kubelet/plugins/kubernetes.io/iscsi")); err != nil {
+				t.Fatal(err)
+			}
+			if said, _, err := m.run("uninstall.sh"); err != nil {
+				t.Errorf("the second time: %v: %s", err, said)
+			}
+			if _, err := os.Stat(filepath.Join(m.root, "var/lib/kubelet")); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("kubelet's folder, in the end: %v", err)
+			}
+		})
+	}
+}
+
 // A file that could not be put whole leaves no part of itself: when it is told so, with the next run, and when all is taken away.
 func TestHalfAFileDoesNotStay(t *testing.T) {
 	for _, c := range []struct{ target, role string }{

@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -15,10 +17,14 @@ import (
 	"github.com/moby/sys/mountinfo"
 
 	"keelson.dev/keelson/agent/volume/remote"
+	"keelson.dev/keelson/internal/wait"
 )
 
 // ErrInUse says that a disk is not taken away, since something of it is mounted.
 var ErrInUse = errors.New("something of it is mounted on this node still")
+
+// errAsked says that a target is not left, since a login may come yet.
+var errAsked = errors.New("iscsid may be logging in")
 
 // Detach takes a disk of the target away that no volume of the node uses any more: its devices, while other disks of the
 // target stay; with the last of them the sessions and records that were made for volumes. dir is the folder of the target and
@@ -64,6 +70,52 @@ func (n Node) Detach(ctx context.Context, dir string, lun int, last bool) error 
 		}
 	}
 	return remove(filepath.Join(dir, stateFile))
+}
+
+// DetachAll takes away what was made for volumes of all targets, whose folders are below root as Name calls them: for a node that leaves
+// its cluster, on which nobody brings disks any more. A login that nobody waits for is waited for here. What cannot go keeps its state,
+// so that it may be asked again, and keeps nothing else from going.
+func (n Node) DetachAll(ctx context.Context, root string) error {
+	interfaces, err := folders(root)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, i := range interfaces {
+		targets, err := folders(i)
+		errs = append(errs, err)
+		for _, dir := range targets {
+			errs = append(errs, n.detachWhole(ctx, dir))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (n Node) detachWhole(ctx context.Context, dir string) error {
+	for {
+		err := n.Detach(ctx, dir, 0, true)
+		if !errors.Is(err, errAsked) || wait.Delay(ctx, time.Second) != nil {
+			return err
+		}
+	}
+}
+
+// folders are those in a folder, which may not be there.
+func folders(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("listing iSCSI targets of the node: %w", err)
+	}
+	var all []string
+	for _, e := range entries {
+		if e.IsDir() {
+			all = append(all, filepath.Join(dir, e.Name()))
+		}
+	}
+	return all, nil
 }
 
 // ours are the sessions that were made for volumes, or are being made.
@@ -117,7 +169,7 @@ func (n Node) logout(ctx context.Context, dir string, state *State, ours []Sessi
 		is := func(s Session) bool { return s.Portal == p }
 		switch there := slices.ContainsFunc(ours, is); {
 		case !there && was.Asked != nil && time.Since(*was.Asked) < loginPending && time.Since(*was.Asked) > -loginPending:
-			errs = append(errs, fmt.Errorf("iscsid may be logging in at portal %s still: it has given that up %s after it was asked", p, loginPending))
+			errs = append(errs, fmt.Errorf("%w at portal %s still: it has given that up %s after it was asked", errAsked, p, loginPending))
 			continue
 		case there:
 			if _, err := n.admin(ctx, at...); err != nil && code(err) != codeNothingFound && code(err) != codeNoSession {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"keelson.dev/keelson/agent/volume/remote"
+	"keelson.dev/keelson/internal/virtual"
 )
 
 func must(t *testing.T, err error) {
@@ -209,6 +210,26 @@ func TestState(t *testing.T) {
 	must(t, os.WriteFile(file, []byte("torn"), 0o600))
 	if err := n.Detach(t.Context(), dir, 0, true); err == nil {
 		t.Error("a state that cannot be read is taken for none")
+	}
+}
+
+// A node that leaves waits for a login that may come yet, which nobody takes away any more when it comes late.
+func TestLateLoginsAreWaitedFor(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	n := Node{Kernel: Kernel{Sys: t.TempDir(), Dev: t.TempDir()}}
+	root := t.TempDir()
+	dir := filepath.Join(root, Name(Disk{Target: "iqn.a", Interface: "default"}))
+	must(t, os.MkdirAll(dir, 0o755))
+	virtual.Test(t, func(t *testing.T) {
+		began := time.Now()
+		must(t, State{Version: 1, Target: "iqn.a", Interface: "default", Portals: map[string]PortalState{"192.0.2.1:3260": {Group: 1, Asked: &began}}}.save(dir))
+		must(t, n.DetachAll(t.Context(), root))
+		if took := time.Since(began); took < loginPending {
+			t.Errorf("it was waited for %s, want %s", took, loginPending)
+		}
+	})
+	if left, _ := os.ReadDir(dir); len(left) > 0 {
+		t.Errorf("%v is left", left)
 	}
 }
 
