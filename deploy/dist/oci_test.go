@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"testing"
 )
 
@@ -50,6 +51,25 @@ func TestOCIIsReproducible(t *testing.T) {
 		}
 		if !bytes.Equal(first, content) {
 			t.Errorf("keelson-oci differs with the folder of the libraries of C: %d and %d bytes", len(first), len(content))
+		}
+	}
+}
+
+// scripts/dist asks the compiler for the C library that it links: the version is that which this machine's says of itself.
+func TestVersionOfGlibc(t *testing.T) {
+	want, err := exec.Command("getconf", "GNU_LIBC_VERSION").Output()
+	if _, missing := exec.LookPath("gcc"); err != nil || missing != nil {
+		t.Skip("needs: gcc and glibc, which keelson-oci is linked to")
+	}
+	script, err := os.ReadFile("../../scripts/dist")
+	if err != nil {
+		t.Fatal(err)
+	}
+	function := regexp.MustCompile(`(?ms)^glibc\(\) \{.*?^\}$`).Find(script)
+	for compiler, want := range map[string]string{"gcc": strings.TrimPrefix(string(want), "glibc "), "echo": ""} { // echo knows no library
+		said, err := exec.Command("bash", "-euo", "pipefail", "-c", string(function)+"\nglibc "+compiler).Output()
+		if string(said) != want || (err == nil) != (want != "") {
+			t.Errorf("%s: %q, %v, want %q", compiler, said, err, want)
 		}
 	}
 }

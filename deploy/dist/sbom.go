@@ -2,11 +2,8 @@ package main
 
 import (
 	"crypto/sha256"
-	"debug/buildinfo"
 	"fmt"
 	"io"
-	"path"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -14,47 +11,33 @@ import (
 	cdx "github.com/CycloneDX/cyclonedx-go"
 )
 
-// bom says which modules each program is made of, as the programs say themselves, in CycloneDX's JSON.
+// bom says which modules and libraries of C each program is made of, as the programs say themselves, in CycloneDX's JSON.
 func (r *release) bom(w io.Writer, all []file) error {
+	programs, err := r.programs(all)
+	if err != nil {
+		return err
+	}
+	libraries, err := r.libraries(programs)
+	if err != nil {
+		return err
+	}
 	product := cdx.Component{BOMRef: "keelson", Type: cdx.ComponentTypeApplication, Name: "keelson", Version: r.version}
 	components, made := map[string]cdx.Component{}, map[string][]string{}
-	for _, f := range all {
-		if f.mode != 0o755 {
-			continue
+	for _, p := range programs {
+		version := r.version
+		if m := p.foreign(); m != nil {
+			version = m.Version
 		}
-		name := path.Base(f.at)
-		info, err := buildinfo.ReadFile(f.source)
-		if err != nil {
-			return fmt.Errorf("what %s is made of: %w", name, err)
+		components[p.ref] = cdx.Component{BOMRef: p.ref, Type: cdx.ComponentTypeApplication, Name: p.name, Version: version,
+			Hashes: &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: fmt.Sprintf("%x", p.sum)}}}
+		made[product.BOMRef] = append(made[product.BOMRef], p.ref)
+		parts := libraries[p.name]
+		for _, m := range p.modules() {
+			parts = append(parts, library("golang", m.Path, m.Version))
 		}
-		sum, err := sumOf(f.source)
-		if err != nil {
-			return err
-		}
-		ref := "file:" + f.at
-		components[ref] = cdx.Component{BOMRef: ref, Type: cdx.ComponentTypeApplication, Name: name, Version: r.version,
-			Hashes: &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: fmt.Sprintf("%x", sum)}}}
-		made[product.BOMRef] = append(made[product.BOMRef], ref)
-		for _, m := range append([]*debug.Module{{Path: "stdlib", Version: info.GoVersion}}, info.Deps...) {
-			if m.Replace != nil {
-				m = m.Replace
-			}
-			c := module(m.Path, m.Version)
+		for _, c := range parts {
 			components[c.BOMRef] = c
-			made[ref] = append(made[ref], c.BOMRef)
-		}
-		for _, l := range r.linked {
-			program, library, _ := strings.Cut(l, "=")
-			if program != name {
-				continue
-			}
-			lib, version, ok := strings.Cut(library, "@")
-			if !ok {
-				return fmt.Errorf("-linked %s: want PROGRAM=LIBRARY@VERSION", l)
-			}
-			c := cdx.Component{BOMRef: "pkg:generic/" + library, Type: cdx.ComponentTypeLibrary, Name: lib, Version: version, PackageURL: "pkg:generic/" + library}
-			components[c.BOMRef] = c
-			made[ref] = append(made[ref], c.BOMRef)
+			made[p.ref] = append(made[p.ref], c.BOMRef)
 		}
 	}
 	bom := cdx.NewBOM()
@@ -76,8 +59,26 @@ func (r *release) bom(w io.Writer, all []file) error {
 	return cdx.NewBOMEncoder(w, cdx.BOMFileFormatJSON).SetPretty(true).Encode(bom)
 }
 
-func module(name, version string) cdx.Component {
-	url := "pkg:golang/" + name + "@" + version
+// libraries are those of C, by the program that is linked to them.
+func (r *release) libraries(programs []program) (map[string][]cdx.Component, error) {
+	all := map[string][]cdx.Component{}
+	for _, l := range r.linked {
+		name, of, _ := strings.Cut(l, "=")
+		lib, version, _ := strings.Cut(of, "@")
+		if name == "" || lib == "" || version == "" {
+			return nil, fmt.Errorf("-linked %s: want PROGRAM=LIBRARY@VERSION", l)
+		}
+		if !slices.ContainsFunc(programs, func(p program) bool { return p.name == name }) {
+			return nil, fmt.Errorf("-linked %s: the release has no program %s", l, name)
+		}
+		all[name] = append(all[name], library("generic", lib, version))
+	}
+	return all, nil
+}
+
+// library is a part of a program: of Go (golang) or of C (generic).
+func library(kind, name, version string) cdx.Component {
+	url := "pkg:" + kind + "/" + name + "@" + version
 	return cdx.Component{BOMRef: url, Type: cdx.ComponentTypeLibrary, Name: name, Version: version, PackageURL: url}
 }
 

@@ -1,0 +1,143 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	"debug/buildinfo"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+)
+
+// program is one of those that a release brings, and what it says of itself.
+type program struct {
+	ref  string // where it is: "file:/usr/bin/kctl", "image:entry.tar/keelson-entry"
+	name string
+	sum  [sha256.Size]byte
+	info *buildinfo.BuildInfo
+}
+
+// own is the module of Keelson. What is in it, or in a module below it, has the release's version and is no part of its own.
+const own = "keelson.dev/keelson"
+
+// programs are those of the machine, among all its files, and those in the images.
+func (r *release) programs(all []file) ([]program, error) {
+	var found []program
+	for _, f := range all {
+		if f.mode != 0o755 {
+			continue
+		}
+		content, err := os.ReadFile(f.source)
+		if err != nil {
+			return nil, err
+		}
+		p, err := read("file:"+f.at, content)
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, p)
+	}
+	for _, image := range r.images {
+		inside, err := inImages(image)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", filepath.Base(image), err)
+		}
+		found = append(found, inside...)
+	}
+	return found, nil
+}
+
+func read(ref string, content []byte) (program, error) {
+	p := program{ref: ref, name: path.Base(ref), sum: sha256.Sum256(content)}
+	var err error
+	if p.info, err = buildinfo.Read(bytes.NewReader(content)); err != nil {
+		return p, fmt.Errorf("what %s is made of: %w", p.name, err)
+	}
+	return p, nil
+}
+
+// inImages are the programs in the layers of an archive of images. The archive's other parts, which describe the layers, are not
+// compressed.
+func inImages(archive string) ([]program, error) {
+	f, err := os.Open(archive)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var found []program
+	err = eachFile(f, func(_ *tar.Header, blob io.Reader) error {
+		layer, err := gzip.NewReader(blob)
+		if errors.Is(err, gzip.ErrHeader) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		return eachFile(layer, func(h *tar.Header, file io.Reader) error {
+			if h.Mode&0o111 == 0 {
+				return nil
+			}
+			content, err := io.ReadAll(file)
+			if err != nil {
+				return err
+			}
+			p, err := read("image:"+path.Join(filepath.Base(archive), h.Name), content)
+			found = append(found, p)
+			return err
+		})
+	})
+	if err == nil && len(found) == 0 {
+		err = errors.New("no layer of it has a program: an image of a release has one, and its layers are compressed with gzip")
+	}
+	return found, err
+}
+
+// eachFile has see see the files of a tar archive, but no folders and links.
+func eachFile(archive io.Reader, see func(*tar.Header, io.Reader) error) error {
+	for t := tar.NewReader(archive); ; {
+		h, err := t.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err == nil && h.Typeflag == tar.TypeReg {
+			err = see(h, t)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// foreign is the module that a program's own code is of, where somebody else has written it: nil of Keelson's, and of what is in no module.
+func (p *program) foreign() *debug.Module {
+	if m := p.info.Main; m.Path != "" && m.Path != own && !strings.HasPrefix(m.Path, own+"/") {
+		return replacement(&m)
+	}
+	return nil
+}
+
+// modules are all that a program is built from but for Keelson's.
+func (p *program) modules() []*debug.Module {
+	all := []*debug.Module{{Path: "stdlib", Version: p.info.GoVersion}}
+	if m := p.foreign(); m != nil {
+		all = append(all, m)
+	}
+	for _, m := range p.info.Deps {
+		all = append(all, replacement(m))
+	}
+	return all
+}
+
+func replacement(m *debug.Module) *debug.Module {
+	if m.Replace != nil {
+		return m.Replace
+	}
+	return m
+}
