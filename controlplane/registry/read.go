@@ -66,6 +66,18 @@ func (r *Registry) notOlderThan(ctx context.Context, resourceVersion string) err
 	return r.cache.waitFor(ctx, rev)
 }
 
+// notYet is the revision of a store that has not come to rev; 0 when it has. A replica that is behind asks the others before it says so.
+func (r *Registry) notYet(ctx context.Context, rev raftstore.Revision) (raftstore.Revision, error) {
+	if err := r.cache.waitFor(ctx, 0); err != nil || rev <= r.cache.progress.at() {
+		return 0, err
+	}
+	now, err := r.fresh(ctx)
+	if err != nil || rev <= now {
+		return 0, err
+	}
+	return now, nil
+}
+
 // tooLarge is Kubernetes' answer to a resourceVersion from the future.
 func tooLarge(asked, have raftstore.Revision) error {
 	err := apierrors.NewTimeoutError(fmt.Sprintf("Too large resource version: %d, current: %d", asked, have), 1)
@@ -423,7 +435,7 @@ func (r *Registry) Watch(ctx context.Context, req *api.Request) (watch.Interface
 	case o.ResourceVersion == "" || (p.initial && rev > 0):
 		err = r.notOlderThan(opening, o.ResourceVersion)
 	default:
-		err = r.cache.waitFor(opening, 0)
+		p.future, err = r.notYet(opening, rev)
 	}
 	if err != nil {
 		return nil, statusError(err, describe(req))

@@ -158,6 +158,38 @@ func TestWatchFromTooOldRevision(t *testing.T) {
 	}
 }
 
+// F76: a revision that the store has not come to, which is of a time that a restore has taken back, is a 410 as well: a
+// watch from there would swallow all that comes until the store has passed it.
+func TestWatchFromTheFuture(t *testing.T) {
+	e := newEnv(t)
+	e.create(configMap("default", "a", "n", "0"))
+	list, err := e.list(configMap("default", ""), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	now, err := parseRevision(list.ResourceVersion)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, ahead := range []raftstore.Revision{1, 3, 1 << 40} {
+		w := e.watch(configMap("default", ""), metav1.ListOptions{ResourceVersion: formatRevision(now + ahead), AllowWatchBookmarks: true})
+		if len(w.queue) == 0 {
+			t.Fatalf("a watch from %d beyond the store's revision has begun", ahead)
+		}
+		if got := show(e.next(w)); got != "ERROR 410 Expired" {
+			t.Errorf("a watch from %d beyond the store's revision gave %s", ahead, got)
+		}
+		if ev, ok := w.Next(e.ctx); ok {
+			t.Errorf("the watch went on with %s", show(ev))
+		}
+	}
+	w := e.watch(configMap("default", ""), metav1.ListOptions{ResourceVersion: list.ResourceVersion})
+	next := e.update(configMap("default", "a", "n", "1"), "")
+	if got := show(e.next(w)); got != "MODIFIED a@"+next.GetResourceVersion() {
+		t.Errorf("a watch from the store's revision gave %s", got)
+	}
+}
+
 // A watcher that does not read is cut off; it holds up nobody.
 func TestSlowWatcherIsCutOff(t *testing.T) {
 	e := newEnv(t, WithHistory(8, 1<<20))

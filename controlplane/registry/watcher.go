@@ -67,6 +67,9 @@ type position struct {
 	after   raftstore.Revision // live events later than this
 	initial bool               // deliver the present state first
 	endMark bool               // and announce its end
+	// future is the revision of the store where it has not come to after: a restore has taken back what the client has
+	// seen. A watch from there would swallow everything until the store has passed it, so it is 410.
+	future raftstore.Revision
 }
 
 // newWatcher begins a watch. An expired position gives a watcher that delivers the error, as in Kubernetes.
@@ -88,6 +91,10 @@ func (s *served) newWatcher(ctx context.Context, f *filter, p position, o *metav
 
 func (w *Watcher) begin(p position) {
 	of := w.of
+	if p.future != 0 {
+		w.endWith(expired(fmt.Sprintf("resource version %d is of a time that was taken back: the store is at %d", p.after, p.future)))
+		return
+	}
 	// State and place in history are taken under the lock that changes both: no gap and no overlap.
 	of.mu.Lock()
 	w.epoch = of.epoch

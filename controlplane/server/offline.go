@@ -16,6 +16,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/server/backups"
+	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/disk"
 	"keelson.dev/keelson/raftstore/mvcc"
 	"keelson.dev/keelson/raftstore/replica"
@@ -188,10 +189,11 @@ func Restore(c Config, path string, o RestoreOptions) (Restored, error) {
 	if _, err := in.Seek(0, io.SeekStart); err != nil {
 		return out, err
 	}
-	if out.Moved, err = c.makeRoom(conf, o.Replace); err != nil {
+	to := disk.RestoreOptions{Advertise: conf.Advertise, Cluster: conf.Cluster, AnyCluster: o.AnyCluster}
+	if out.Moved, to.Above, err = c.makeRoom(conf, o.Replace); err != nil {
 		return out, err
 	}
-	if out.Backup, err = disk.Restore(conf.Disk(), in, disk.RestoreOptions{Advertise: conf.Advertise, Cluster: conf.Cluster, AnyCluster: o.AnyCluster}); err != nil {
+	if out.Backup, err = disk.Restore(conf.Disk(), in, to); err != nil {
 		if out.Moved != "" {
 			err = fmt.Errorf("%w (the data of before is in %s)", err, out.Moved)
 		}
@@ -227,19 +229,24 @@ func (c Config) keysOfBackups(cluster Cluster, file string) (keys *disk.Keyring,
 	return keys, nil
 }
 
-// makeRoom moves this replica's data aside where there is some.
-func (c Config) makeRoom(conf replica.Config, replace bool) (moved string, err error) {
+// makeRoom moves this replica's data aside where there is some, and says of which revision it is at least.
+func (c Config) makeRoom(conf replica.Config, replace bool) (moved string, was raftstore.Revision, err error) {
 	has, err := c.hasRaftData()
 	if err != nil || !has {
-		return "", err
+		return "", 0, err
 	}
-	if _, _, err := c.look(conf); err != nil {
-		return "", err
+	info, _, err := c.look(conf)
+	if err != nil {
+		return "", 0, err
 	}
 	if !replace {
-		return "", fmt.Errorf("%s: %w: say --replace to move what is there aside", conf.DataDir, disk.ErrNotEmpty)
+		return "", 0, fmt.Errorf("%s: %w: say --replace to move what is there aside", conf.DataDir, disk.ErrNotEmpty)
 	}
-	return disk.SetAside(conf.Disk())
+	for _, s := range info.Snapshots {
+		was = max(was, s.Revision)
+	}
+	moved, err = disk.SetAside(conf.Disk())
+	return moved, was, err
 }
 
 // Lost is what a recovery gives up.

@@ -39,7 +39,7 @@ func smallBackup(t testing.TB, cluster string, keys *Keyring) []byte {
 }
 
 // toOurs is the cluster that backups are restored to.
-var toOurs = RestoreOptions{Advertise: "127.0.0.1:1", Cluster: "ours"}
+var toOurs = RestoreOptions{Advertise: "127.0.0.1:1", Cluster: "ours", Now: time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC)}
 
 func restoreConfig(t testing.TB) Config {
 	return Config{Name: "r1", Dir: filepath.Join(t.TempDir(), "data"), NoSync: true, JournalBytes: 64 << 10}
@@ -117,6 +117,42 @@ func TestBackupsThatAreRefused(t *testing.T) {
 	}
 }
 
+// Whatever was restored before, a restored store begins beyond all that anybody can have seen: backups older and younger,
+// the same one again, with a clock that goes wrong, over data that was ahead of the backup.
+func TestNoRevisionTwice(t *testing.T) {
+	noon := time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC)
+	seen := raftstore.Revision(0) // the highest that was handed out
+	for _, step := range []struct {
+		name    string
+		have    raftstore.Revision // of the backup
+		at      time.Time
+		over    bool // the data before is there and tells its revision
+		commits raftstore.Revision
+	}{
+		{"the younger backup", 990, noon, false, 40_000},
+		{"an older one a minute later", 900, noon.Add(time.Minute), false, 5_000_000},
+		{"the same one a second later", 900, noon.Add(time.Minute + time.Second), false, 1},
+		{"within the second", 900, noon.Add(time.Minute + time.Second), true, 7},
+		{"with a clock that starts in 1970", 900, time.Unix(0, 0), true, 1 << 20},
+		{"with a clock a year ahead", 900, noon.AddDate(1, 0, 0), false, 3},
+		{"and it is set back", 900, noon, true, 3},
+		{"a backup of after that", 0, noon.Add(time.Hour), false, 3}, // have: what was seen
+	} {
+		before := raftstore.Revision(0)
+		if step.over {
+			before = seen
+		}
+		if step.have == 0 {
+			step.have = seen
+		}
+		base := RestoreBase(max(step.have, before), step.at)
+		if base <= seen || base < step.have+RestoreAhead || base >= 1<<62 {
+			t.Errorf("%s: begins at %d, handed out were revisions up to %d", step.name, base, seen)
+		}
+		seen = base + step.commits
+	}
+}
+
 // restored checks a data directory that Restore has made.
 func restored(t *testing.T, cfg Config) {
 	t.Helper()
@@ -138,7 +174,7 @@ func restored(t *testing.T, cfg Config) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if v := m.View(); v.Keys() != 3 || v.Revision() != 5+RestoreAhead || v.Compacted() != v.Revision() || meta.Cluster != "ours" {
+	if v := m.View(); v.Keys() != 3 || v.Revision() != RestoreBase(5, toOurs.Now) || v.Compacted() != v.Revision() || meta.Cluster != "ours" {
 		t.Errorf("%d keys at revision %d, compacted %d, cluster %q", v.Keys(), v.Revision(), v.Compacted(), meta.Cluster)
 	}
 }

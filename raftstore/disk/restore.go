@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/hashicorp/raft"
 
@@ -14,9 +15,23 @@ import (
 	"keelson.dev/keelson/raftstore/mvcc"
 )
 
-// RestoreAhead is by how much a restored store's revision is moved ahead: far
-// more than the old group can have committed after the backup was taken.
+// RestoreAhead is by how much a restored store's revision is moved ahead at
+// least: far more than the old group can have committed after the backup was taken.
 const RestoreAhead = raftstore.Revision(1) << 32
+
+const (
+	baseEpoch  = 1577836800 // 2020-01-01, unix seconds
+	baseSecond = 24         // bits of a revision below a second's: more than any store commits within one
+)
+
+// RestoreBase is where the revisions of a restored or recovered store begin,
+// beyond have. It grows with the clock as well, and faster than any store
+// commits: what is restored twice, or an older backup after a younger one, does
+// not come to revisions that somebody has seen with other content. A clock that
+// is behind leaves RestoreAhead.
+func RestoreBase(have raftstore.Revision, now time.Time) raftstore.Revision {
+	return max(have+RestoreAhead, raftstore.Revision(max(0, now.Unix()-baseEpoch))<<baseSecond)
+}
 
 var (
 	// ErrNotEmpty reports a data directory that holds something already.
@@ -31,6 +46,17 @@ type RestoreOptions struct {
 	Cluster   string // the identity of the cluster
 	// AnyCluster takes a backup of another cluster.
 	AnyCluster bool
+	// Above is a revision beyond which the restored store is to begin, too: that
+	// of the data in whose place it comes; 0 = none is known.
+	Above raftstore.Revision
+	Now   time.Time // by the clock; zero = time.Now
+}
+
+func (o RestoreOptions) now() time.Time {
+	if o.Now.IsZero() {
+		return time.Now()
+	}
+	return o.Now
 }
 
 // Restore makes the data directory of a new group of one from a backup; other
@@ -40,8 +66,8 @@ type RestoreOptions struct {
 // The whole backup is read and checked before anything is written, and nothing
 // is written over existing data. A crash leaves a directory that does not start
 // and into which Restore can be called again. Revisions of the restored store
-// are far beyond those of the backup and everything before counts as compacted:
-// no watcher can take it for the old one.
+// are far beyond those of the backup (RestoreBase) and everything before counts
+// as compacted: no watcher can take it for the old one.
 func Restore(c Config, backup io.ReadSeeker, o RestoreOptions) (BackupInfo, error) {
 	if c.Name == "" || c.Dir == "" || o.Advertise == "" {
 		return BackupInfo{}, errors.New("restore: name, data directory and advertised address are needed")
@@ -65,7 +91,7 @@ func Restore(c Config, backup io.ReadSeeker, o RestoreOptions) (BackupInfo, erro
 	if err := vacant(c.Dir); err != nil {
 		return b.info, fmt.Errorf("restore to %s: %w", c.Dir, err)
 	}
-	if err := machine.Rebase(machine.View().Revision() + RestoreAhead); err != nil {
+	if err := machine.Rebase(RestoreBase(max(machine.View().Revision(), o.Above), o.now())); err != nil {
 		return b.info, fmt.Errorf("restore: %w", err)
 	}
 	if err := build(c, o, machine); err != nil {

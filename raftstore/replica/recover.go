@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/hashicorp/raft"
 
@@ -89,7 +90,7 @@ type recovered struct {
 func (s *recovered) Snapshot() (raft.FSMSnapshot, error) {
 	m := s.machine.Load()
 	s.was = m.View().Revision()
-	if err := m.Rebase(m.View().Revision() + disk.RestoreAhead); err != nil {
+	if err := m.Rebase(disk.RestoreBase(s.was, time.Now())); err != nil {
 		return nil, err
 	}
 	return s.fsm.Snapshot()

@@ -121,7 +121,7 @@ var table = []bug{
 	},
 	{
 		name: "revision going back after restore", file: "raftstore/disk/restore.go",
-		old:    "	if err := machine.Rebase(machine.View().Revision() + RestoreAhead); err != nil {",
+		old:    "	if err := machine.Rebase(RestoreBase(max(machine.View().Revision(), o.Above), o.now())); err != nil {",
 		new:    "	if err := machine.Rebase(machine.View().Revision() + 1); err != nil {",
 		finder: "./raftstore/replica:TestBackupAndRestore",
 		how:    "a restored store hands out revisions of the old one again",
