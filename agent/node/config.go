@@ -310,6 +310,11 @@ func (c *Config) paths() agent.Paths {
 		Archives: c.ArchivesDir, Kubelet: c.KubeletDir}
 }
 
+// OCI is where the runtime's containers lie.
+func (c *Config) OCI() oci.Config {
+	return oci.Config{StateDir: filepath.Join(c.StateDir, "oci"), RunDir: filepath.Join(c.RunDir, "oci"), CgroupRoot: c.CgroupRoot}
+}
+
 func (c *Config) setWireGuardPort(s string) error {
 	n, err := strconv.ParseUint(s, 10, 16)
 	if err != nil || n == 0 {

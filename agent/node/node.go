@@ -237,9 +237,10 @@ func (n *Node) runtime(images agent.Images) (rt agent.Runtime, written func(cont
 		return n.cfg.Runtime, nil
 	}
 	bin := func(name string) string { return filepath.Join(n.cfg.RuntimeDir, name) }
-	r := oci.New(oci.Config{StateDir: filepath.Join(n.cfg.StateDir, "oci"), RunDir: filepath.Join(n.cfg.RunDir, "oci"),
-		ShimPath: bin("keelson-shim"), OCIPath: bin("keelson-oci"), PausePath: bin("keelson-pause"),
-		CgroupRoot: n.cfg.CgroupRoot, Handlers: n.cfg.RuntimeHandlers, Images: images, Network: n.network, Logger: n.cfg.Log.With("part", "runtime")})
+	cfg := n.cfg.OCI()
+	cfg.ShimPath, cfg.OCIPath, cfg.PausePath = bin("keelson-shim"), bin("keelson-oci"), bin("keelson-pause")
+	cfg.Handlers, cfg.Images, cfg.Network, cfg.Logger = n.cfg.RuntimeHandlers, images, n.network, n.cfg.Log.With("part", "runtime")
+	r := oci.New(cfg)
 	n.own(partRuntime, r.Run)
 	return r, r.Written
 }

@@ -174,9 +174,7 @@ func childless(dir string) bool {
 
 // kill kills whatever runs in a cgroup until nothing does.
 func (t *cgroupTree) kill(ctx context.Context, name string) error {
-	if t.unified {
-		_ = os.WriteFile(filepath.Join(t.paths(name)[0], "cgroup.kill"), []byte("1"), 0)
-	}
+	t.killNow(name)
 	return wait.For(ctx, time.Millisecond, func() error {
 		pids := t.procs(name)
 		for _, pid := range pids {
@@ -187,6 +185,16 @@ func (t *cgroupTree) kill(ctx context.Context, name string) error {
 		}
 		return nil
 	})
+}
+
+// killNow kills whatever runs in a cgroup, and does not wait for its end.
+func (t *cgroupTree) killNow(name string) {
+	if t.unified {
+		_ = os.WriteFile(filepath.Join(t.paths(name)[0], "cgroup.kill"), []byte("1"), 0)
+	}
+	for _, pid := range t.procs(name) {
+		_ = unix.Kill(pid, unix.SIGKILL)
+	}
 }
 
 // remove removes a cgroup in all hierarchies, with those below it. The last

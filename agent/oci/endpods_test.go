@@ -2,15 +2,21 @@ package oci
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/internal/wait"
 )
 
-// A machine goes down: who ends when asked has ended so, who does not or cannot is killed, and the next agent knows of both.
+// A machine goes down: who ends when asked has ended so, who does not or cannot is killed, and the next agent knows of both, also
+// once a reboot has taken all but what is kept of their ends.
 func TestEndPods(t *testing.T) {
 	r := newRig(t)
 	sb, sc := r.sandbox()
@@ -24,27 +30,53 @@ func TestEndPods(t *testing.T) {
 	tree := r.cgroups
 	r.stop()
 	// One that is frozen hears nothing.
+	c, err := r.Runtime.container(deaf)
+	if err != nil {
+		t.Fatal(err)
+	}
 	if tree.unified {
-		c, err := r.Runtime.container(deaf)
-		if err != nil {
-			t.Fatal(err)
-		}
 		if err := os.WriteFile(filepath.Join(tree.paths(c.rec.Cgroup)[0], "cgroup.freeze"), []byte("1"), 0); err != nil {
 			t.Fatal(err)
 		}
 	}
+	// The shim comes to its children when all of them have ended, as on a machine that has much to do.
+	shim, first := r.Runtime.sandboxes[sb].rec.ShimPID, tree.procs(c.rec.Cgroup)
+	if err := unix.Kill(shim, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	if err := EndPods(ctx, r.cfg.CgroupRoot, 2*time.Second); err != nil {
+	var watch sync.WaitGroup
+	defer watch.Wait()
+	watch.Go(func() {
+		_ = wait.For(ctx, 2*time.Millisecond, func() error {
+			for _, pid := range first {
+				if name, _ := process(pid); name != "" {
+					return errors.New("it runs")
+				}
+			}
+			return nil
+		})
+		_ = unix.Kill(shim, unix.SIGCONT)
+	})
+	if err := EndPods(ctx, r.cfg, 2*time.Second); err != nil {
 		t.Fatal(err)
 	}
 	if left := tree.procs(""); len(left) > 0 {
 		t.Errorf("%d processes are left", len(left))
 	}
+	for _, id := range []string{polite, deaf} {
+		if _, err := os.Stat(r.endFile(id)); err != nil {
+			t.Errorf("of a container's end nothing is kept: %v", err)
+		}
+	}
+	if err := os.RemoveAll(r.Runtime.containerDir("")); err != nil { // as the reboot does
+		t.Fatal(err)
+	}
 	r.start()
 	for id, want := range map[string]int32{polite: 7, deaf: 137} {
 		s, err := r.ContainerStatus(r.ctx(), &cri.ContainerStatusRequest{ContainerId: id})
-		if err != nil || s.Status.State != cri.ContainerState_CONTAINER_EXITED || id == polite && s.Status.ExitCode != want {
+		if err != nil || s.Status.State != cri.ContainerState_CONTAINER_EXITED || s.Status.ExitCode != want {
 			t.Errorf("%s: %v (%v), want exit code %d", s.GetStatus().GetMetadata().GetName(), s.GetStatus(), err, want)
 		}
 	}

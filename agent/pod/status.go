@@ -215,16 +215,18 @@ func (g *gen) terminated(c Container) *v1.ContainerStateTerminated {
 // noInstance is a container that the runtime knows nothing of: not made yet, or forgotten.
 func (g *gen) noInstance(spec *v1.Container, cs *v1.ContainerStatus) {
 	old, had := lastStatus(&g.last, spec.Name)
-	if had && old.ContainerID != "" && (final(g.pod) || g.d.Stop != nil) {
+	if had && old.ContainerID != "" && (final(g.pod) || g.d.Stop != nil || g.over() || !again(g.pod, spec)) {
 		// On record from an earlier life; the runtime's own record is gone.
 		*cs = *old.DeepCopy()
-		cs.Ready = false
 		no := false
 		cs.Started = &no
-		if cs.State.Terminated == nil {
-			cs.State = v1.ContainerState{Terminated: &v1.ContainerStateTerminated{Reason: "ContainerStatusUnknown", ExitCode: 137,
-				Message: "The container could not be located when the pod was terminated"}}
+		if end := lostEnd(&old); cs.State.Terminated == nil {
+			if end == old.LastTerminationState.Terminated {
+				cs.LastTerminationState = v1.ContainerState{}
+			}
+			cs.State = v1.ContainerState{Terminated: end.DeepCopy()}
 		}
+		cs.Ready = isInit(g.pod, spec.Name) && !sidecar(g.pod, spec) && cs.State.Terminated.ExitCode == 0
 		return
 	}
 	if had && old.ContainerID != "" {
@@ -443,6 +445,9 @@ func (g *gen) allEnded() bool {
 	}
 	return true
 }
+
+// over says that no container is started any more.
+func (g *gen) over() bool { return failedInit(g.pod, g.o) || g.allEnded() }
 
 func (g *gen) sidecarRunning() bool {
 	return slices.ContainsFunc(g.o.Containers, func(c Container) bool {

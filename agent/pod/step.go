@@ -79,7 +79,7 @@ func (s *step) finished() bool {
 
 // ended says that a container has run and will not be run again.
 func ended(pod *v1.Pod, spec *v1.Container, o *Observed) bool {
-	c, ok := o.newest(spec.Name)
+	c, ok := latest(pod, o, spec.Name)
 	return ok && c.State == Exited && !o.busy("container/"+spec.Name) && !restarts(pod, spec, c, o.Killed[c.ID])
 }
 
@@ -89,7 +89,7 @@ func failedInit(pod *v1.Pod, o *Observed) bool {
 		if sidecar(pod, spec) {
 			continue
 		}
-		if c, ok := o.newest(spec.Name); ok && c.State == Exited && c.ExitCode != 0 && !restarts(pod, spec, c, o.Killed[c.ID]) {
+		if c, ok := latest(pod, o, spec.Name); ok && c.State == Exited && c.ExitCode != 0 && !restarts(pod, spec, c, o.Killed[c.ID]) {
 			return true
 		}
 	}
@@ -333,7 +333,7 @@ func (s *step) container(spec *v1.Container, sb Sandbox) (Action, bool) {
 	c, ok := s.o.newest(spec.Name)
 	if !ok {
 		a.Attempt = firstAttempt(s.pod, spec.Name)
-		return a, true
+		return a, again(s.pod, spec)
 	}
 	changed := remade(s.o, c, spec)
 	switch c.State {
@@ -407,12 +407,12 @@ func firstAttempt(pod *v1.Pod, name string) uint32 {
 	return 0
 }
 
-// neverStarted are the containers without any instance: their images can be fetched ahead.
+// neverStarted are the containers without any instance that are to have one: their images can be fetched ahead.
 func (s *step) neverStarted() []Action {
 	var out []Action
 	for _, list := range [][]v1.Container{s.pod.Spec.InitContainers, s.pod.Spec.Containers} {
 		for i := range list {
-			if _, ok := s.o.newest(list[i].Name); !ok {
+			if _, ok := s.o.newest(list[i].Name); !ok && again(s.pod, &list[i]) {
 				out = append(out, Action{Kind: StartContainer, Container: list[i].Name, Attempt: firstAttempt(s.pod, list[i].Name)})
 			}
 		}

@@ -26,6 +26,7 @@ type world struct {
 	w       *worker
 	seq     int
 	pending map[string]Action // begun and not completed
+	starts  map[string]int    // instances of each container, over reboots
 	log     strings.Builder
 	epoch   time.Time
 }
@@ -33,7 +34,7 @@ type world struct {
 var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 func newWorld(t *testing.T, pod *v1.Pod) *world {
-	x := &world{t: t, now: epoch, epoch: epoch, pending: map[string]Action{}}
+	x := &world{t: t, now: epoch, epoch: epoch, pending: map[string]Action{}, starts: map[string]int{}}
 	x.restart(pod)
 	return x
 }
@@ -156,6 +157,7 @@ func (x *world) started(a Action) {
 		}
 	}
 	x.seq++
+	x.starts[a.Container]++
 	c := Container{ID: fmt.Sprintf("%s-%d", a.Container, a.Attempt), Sandbox: a.ID, Name: a.Container, Attempt: a.Attempt, State: Running, Created: x.now, Started: x.now, Image: spec.Image, ImageID: "sha256:1", Hash: specHash(spec), Delay: a.Delay}
 	if slices.ContainsFunc(o.Containers, func(old Container) bool { return old.ID == c.ID }) {
 		c.ID += fmt.Sprintf("-%d", x.seq)

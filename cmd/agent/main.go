@@ -95,7 +95,7 @@ func main() {
 		return
 	}
 	if goesDown {
-		if err := oci.EndPods(context.Background(), cfg.CgroupRoot, podsGrace); err != nil {
+		if err := oci.EndPods(context.Background(), cfg.OCI(), podsGrace); err != nil {
 			fail(1, err.Error())
 		}
 		return
