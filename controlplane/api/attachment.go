@@ -73,6 +73,18 @@ func AttachedName(driver, handle string) corev1.UniqueVolumeName {
 	return corev1.UniqueVolumeName("kubernetes.io/csi/" + driver + "^" + handle)
 }
 
+// OfAttachedName is which volume AttachedName has named.
+func OfAttachedName(name corev1.UniqueVolumeName) (driver, handle string, ok bool) {
+	if handle, ok = strings.CutPrefix(string(name), "kubernetes.io/iscsi/"); ok {
+		return ISCSIAttacher, handle, true
+	}
+	rest, ok := strings.CutPrefix(string(name), "kubernetes.io/csi/")
+	if !ok {
+		return "", "", false
+	}
+	return strings.Cut(rest, "^") // no driver's name has one
+}
+
 // AttachRequired says whether volumes of a driver are attached to nodes before these mount them. As documented it is so
 // unless the driver's object says otherwise, and where there is none.
 func AttachRequired(d *storagev1.CSIDriver) bool {

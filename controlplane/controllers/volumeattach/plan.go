@@ -68,13 +68,18 @@ func Plan(in State) Step {
 	wanted := in.wanted(&out)
 	taken := map[string]bool{} // nodes that have it, or are about to lose it
 	leaving := map[string]bool{}
+	strays := in.strays(&out)
+	for _, node := range strays {
+		taken[node], leaving[node] = true, true
+	}
+	stray := len(strays) > 0 && slices.ContainsFunc(in.Volumes, single)
 	for _, a := range in.Attachments {
 		node := a.Spec.NodeName
 		taken[node] = true
 		if _, want := wanted[node]; a.DeletionTimestamp != nil {
 			leaving[node] = true
 		} else if want || in.held(a, &out) {
-			if a.Status.Attached {
+			if a.Status.Attached && !stray {
 				out.Listed = append(out.Listed, node)
 			}
 		} else {
@@ -84,6 +89,11 @@ func Plan(in State) Step {
 	}
 	for _, u := range byAge(wanted) {
 		node := u.Pod.Spec.NodeName
+		if stray && !in.listed(node) {
+			out.Refused = append(out.Refused, Refusal{u.Pod, fmt.Sprintf("Multi-Attach error for volume %q: its access modes let one node have it, and node %s "+
+				"has it mounted for a pod that is not there any more: it moves when that is unmounted", u.Volume.Name, strays[0])})
+			continue
+		}
 		if taken[node] {
 			continue
 		}
@@ -155,6 +165,27 @@ func (in State) wanted(out *Step) map[string]User {
 		}
 	}
 	return wanted
+}
+
+// strays are nodes that have the volume although nothing says why: neither an attachment nor a pod. It is so where the store knows
+// less than it did, after a backup was restored. They end by themselves what has no pod, and until then nobody else gets it.
+func (in State) strays(out *Step) (nodes []string) {
+	for _, node := range slices.Sorted(maps.Keys(in.Hosts)) {
+		h := in.Hosts[node]
+		if h.Fenced || h.Node == nil || !slices.Contains(h.Node.Status.VolumesInUse, in.name()) || in.attachedTo(node) ||
+			slices.ContainsFunc(in.Users, func(u User) bool { return u.Pod.Spec.NodeName == node }) { // which waits for it
+			continue
+		}
+		nodes = append(nodes, node)
+		out.again(h.Fences)
+	}
+	return nodes
+}
+
+// listed says whether a node has been told that it has the volume.
+func (in State) listed(node string) bool {
+	h := in.Hosts[node]
+	return h.Node != nil && slices.ContainsFunc(h.Node.Status.VolumesAttached, func(a corev1.AttachedVolume) bool { return a.Name == in.name() })
 }
 
 func (in State) attachedTo(node string) bool {

@@ -112,6 +112,8 @@ func TestPlan(t *testing.T) {
 	lostFor := func(left time.Duration) Host { h := host("w1", true); h.Fences = left; return h }
 	fenced := host("w1", true)
 	fenced.Fenced = true
+	listed := host("w1", true)
+	listed.Node.Status.VolumesAttached = []corev1.AttachedVolume{{Name: listed.Node.Status.VolumesInUse[0]}}
 	pods := func(p ...*corev1.Pod) []*corev1.Pod { return p }
 	has := func(a ...*storagev1.VolumeAttachment) []*storagev1.VolumeAttachment { return a }
 	for _, c := range []struct {
@@ -144,6 +146,20 @@ func TestPlan(t *testing.T) {
 		{"a pod that stays on a fenced node", given{Volume: one, Required: true, Pods: pods(user("a", "w1", false)), Attachments: has(to("w1", "attached")),
 			Hosts: map[string]Host{"w1": fenced}}, "listed w1"},
 		{"its node is gone", given{Volume: one, Required: true, Attachments: has(to("w1", "attached")), Hosts: map[string]Host{"w1": {Fences: time.Second}}}, "listed w1; again 1s"},
+		{"another uses it, and nothing says why", given{Volume: one, Required: true, Pods: pods(user("a", "w1", false)), Attachments: has(to("w1", "attached")),
+			Hosts: map[string]Host{"w2": host("w2", true)}}, "a: node w2 has it mounted for a pod that is not there any more: it moves when that is unmounted"},
+		{"another uses it, and nothing says why: nobody gets it", given{Volume: one, Required: true, Pods: pods(user("a", "w1", false)),
+			Hosts: map[string]Host{"w2": host("w2", true)}}, "a: node w2 has it mounted for a pod that is not there any more: it moves when that is unmounted"},
+		{"another uses it without a reason, of those that may", given{Volume: many, Required: true, Pods: pods(user("a", "w1", false)), Attachments: has(to("w1", "attached")),
+			Hosts: map[string]Host{"w2": host("w2", true)}}, "listed w1"},
+		{"a lost one uses it without a reason", given{Volume: one, Required: true, Pods: pods(user("a", "w2", false)), Attachments: has(to("w2", "attached")),
+			Hosts: map[string]Host{"w1": lostFor(9 * time.Second)}}, "a: node w1 has it mounted for a pod that is not there any more: it moves when that is unmounted; again 9s"},
+		{"a fenced one used it without a reason", given{Volume: one, Required: true, Pods: pods(user("a", "w2", false)), Attachments: has(to("w2", "attached")),
+			Hosts: map[string]Host{"w1": fenced}}, "listed w2"},
+		{"another uses it without a reason, and its own node has it", given{Volume: one, Required: true, Pods: pods(user("a", "w1", false)), Attachments: has(to("w1", "attached")),
+			Hosts: map[string]Host{"w1": listed, "w2": host("w2", true)}}, ""},
+		{"both of two that wait say that they use it", given{Volume: one, Required: true, Pods: pods(user("a", "w1", false), user("b", "w2", false)),
+			Hosts: map[string]Host{"w1": host("w1", true), "w2": host("w2", true)}}, "attach w1; b: node w1 has it for pod default/a: it moves when that pod is gone"},
 		{"the volume is gone, and mounted", given{Attachments: has(to("w1", "attached")), Hosts: map[string]Host{"w1": host("w1", true)}}, "listed w1"},
 		{"the volume is gone", given{Attachments: has(to("w1", "attached")), Hosts: map[string]Host{"w1": host("w1", false)}}, "detach w1"},
 	} {

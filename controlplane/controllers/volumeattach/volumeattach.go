@@ -36,10 +36,11 @@ const (
 	attachmentKey = "attachment"
 )
 
-// Indexes of VolumeAttachments, the first also of PersistentVolumes.
+// Indexes of VolumeAttachments, the first also of PersistentVolumes, and of Nodes by what they use.
 const (
 	byVolume = "keelson.attachedVolume"
 	byNode   = "keelson.attachedNode"
+	byUse    = "keelson.volumeInUse"
 )
 
 // handleAnnotation keeps the handle of an attached volume, which its PersistentVolume may not outlive.
@@ -72,6 +73,14 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 			return []string{a.Spec.NodeName}
 		}
 		return nil
+	})
+	controllers.Index(i.nodes, byUse, func(o api.Object) (used []string) {
+		if n, ok := o.(*corev1.Node); ok {
+			for _, name := range n.Status.VolumesInUse {
+				used = append(used, string(name))
+			}
+		}
+		return used
 	})
 	return &controllers.Controller{
 		Name: "attachdetach-controller", Workers: 8,
@@ -123,6 +132,15 @@ func (i informers) watches(silences *silences) []controllers.Watch {
 			var keys []controllers.Key
 			for _, a := range controllers.CachedBy[*storagev1.VolumeAttachment](i.attachments, byNode, c.New.Name) {
 				keys = append(keys, i.ofAttachment(a)...)
+			}
+			uses := c.New.Status.VolumesInUse
+			if c.Old != nil {
+				uses = slices.Concat(uses, c.Old.Status.VolumesInUse)
+			}
+			for _, name := range uses {
+				if attacher, handle, ok := api.OfAttachedName(name); ok {
+					keys = append(keys, keysFor(attacher, handle)...)
+				}
 			}
 			return keys
 		}),
@@ -262,6 +280,9 @@ func (r *reconciler) state(attacher, handle string) State {
 	}
 	for _, u := range in.Users {
 		judge(u.Pod.Spec.NodeName)
+	}
+	for _, n := range controllers.CachedBy[*corev1.Node](r.nodes, byUse, string(in.name())) {
+		judge(n.Name)
 	}
 	return in
 }
