@@ -25,3 +25,9 @@ func (r *Replica) SpeakAsLeader(to *Replica, term uint64) error {
 func (r *Replica) Demote() error {
 	return r.outcome(r.raft.DemoteVoter(raft.ServerID(r.cfg.Name), 0, configTimeout))
 }
+
+// TellToStand tells another replica to stand for election at once, as a leader does that hands over.
+func (r *Replica) TellToStand(other *Replica) error {
+	var resp raft.TimeoutNowResponse
+	return r.trans.TimeoutNow(raft.ServerID(other.cfg.Name), raft.ServerAddress(other.address), &raft.TimeoutNowRequest{RPCHeader: r.header()}, &resp)
+}

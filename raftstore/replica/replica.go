@@ -255,9 +255,12 @@ func (r *Replica) start(g *errgroup.Group) error {
 	var err error
 	conf := r.cfg.raft(notify)
 	r.roles.init(r, conf)
+	patient := &patientTransport{NetworkTransport: r.trans, unpooled: r.unpooled, worth: r.worthWaiting, early: &r.early, installs: &r.installs}
+	trans := newHandOvers(&silentWhenHung{&overheard{patient, &r.roles}, r.hangs}, r)
+	g.Go(func() error { return trans.run(r.ctx) })
 	r.raft, err = r.disk.StartRaft(func() (*raft.Raft, error) {
-		return raft.NewRaft(conf, r.fsm, &earlyLogs{&meteredLogs{r.disk.Log, &r.meters}, r.early.announce}, r.disk.Votes(), &meteredSnapshots{r.disk.Paced(), &r.meters},
-			&silentWhenHung{&overheard{&patientTransport{NetworkTransport: r.trans, unpooled: r.unpooled, worth: r.worthWaiting, early: &r.early, installs: &r.installs}, &r.roles}, r.hangs})
+		return raft.NewRaft(conf, r.fsm, &earlyLogs{&meteredLogs{r.disk.Log, &r.meters}, r.early.announce}, r.disk.Votes(),
+			&meteredSnapshots{r.disk.Paced(), &r.meters}, trans)
 	})
 	if err != nil {
 		r.closeTransports()

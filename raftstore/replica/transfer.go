@@ -13,8 +13,9 @@ import (
 // From the moment at which raft is told to hand leadership over until the other
 // leads, it takes no proposals. It first brings the other's log up to its own,
 // however far behind that is, and gives up only after an election timeout. So
-// who is to lead is looked for before: a voter that answers and lacks next to
-// nothing. Callers try again as soon as the leader changes.
+// who is to lead is looked for before: a voter that answers, lacks next to
+// nothing and has just heard this leader: it would not stand for election for one
+// whom it does not follow. Callers try again as soon as the leader changes.
 
 const (
 	// transferLag is how many entries a successor may lack: under load some are
@@ -121,8 +122,8 @@ func (r *Replica) bestVoter(ctx context.Context, to raft.ServerID, enough uint64
 		}
 		asked++
 		go func() {
-			at, _, ok := r.standingOf(ctx, v)
-			answers <- answer{v, at, ok}
+			at, silent, ok := r.standingOf(ctx, v)
+			answers <- answer{v, at, ok && silent < r.cfg.HeartbeatTimeout}
 		}()
 	}
 	for ; asked > 0; asked-- {

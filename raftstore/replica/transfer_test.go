@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"keelson.dev/keelson/raftstore"
+	"keelson.dev/keelson/raftstore/replica"
 	"keelson.dev/keelson/raftstore/storetest"
 )
 
@@ -60,4 +61,33 @@ func TestTransferToTheSilentHoldsUpNobody(t *testing.T) {
 	}
 	c.Rejoin(silent)
 	c.AwaitReady()
+}
+
+// A hand-over of before, heard late, moves nobody: neither whom it has made leader nor who follows that one now.
+func TestHandOverHeardLateDeposesNobody(t *testing.T) {
+	c := storetest.NewCluster(t, 3, slowToMiss) // nobody else is elected, however slow the machine is
+	before, successor, other := c.Leader(), c.Followers()[0], c.Followers()[1]
+	if _, err := c.Replica(before).StepDown(within(t, patience), successor); err != nil {
+		t.Fatal(err)
+	}
+	commit(t, c.Replica(successor), raftstore.Put("/a", nil))
+	c.Await("the others to follow "+successor, func() bool {
+		return c.Replica(before).Status().Leader == successor && c.Replica(other).Status().Leader == successor
+	})
+	term := c.Replica(successor).Status().Term
+	for _, to := range []string{successor, other} {
+		if err := c.Replica(before).TellToStand(c.Replica(to)); err == nil {
+			t.Errorf("%s stands for election for %s, which does not lead any more", to, before)
+		}
+	}
+	commit(t, c.Replica(before), raftstore.Put("/b", nil))
+	for name, r := range map[string]*replica.Replica{before: c.Replica(before), successor: c.Replica(successor), other: c.Replica(other)} {
+		if s := r.Status(); s.Leader != successor || s.Term != term {
+			t.Errorf("%s says that %s leads in term %d, it was %s in term %d", name, s.Leader, s.Term, successor, term)
+		}
+	}
+	if err := c.Replica(successor).TellToStand(c.Replica(before)); err != nil {
+		t.Errorf("%s does not stand for election for %s, which leads: %v", before, successor, err)
+	}
+	c.Await(before+" to lead again", func() bool { return c.Replica(before).Status().Leader == before })
 }

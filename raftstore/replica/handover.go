@@ -1,0 +1,81 @@
+package replica
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/hashicorp/raft"
+)
+
+// A leader that hands over tells its successor to stand for election at once. That request names no term, and raft obeys it
+// whoever sends it and whatever raft does: a leader that hears one steps down. One that comes late, because its packet was
+// lost and sent again, or because it was sent twice, would so depose the leader whom it has made, or another one. Therefore
+// raft hears of it here only while this replica follows who sends it, or where this replica has told itself (stand).
+
+// handOvers is a transport that refuses hand-overs that are not of now.
+type handOvers struct {
+	*silentWhenHung
+	r      *Replica
+	timely chan raft.RPC
+}
+
+func newHandOvers(t *silentWhenHung, r *Replica) *handOvers {
+	return &handOvers{silentWhenHung: t, r: r, timely: make(chan raft.RPC)}
+}
+
+// Consumer implements raft.Transport.
+func (h *handOvers) Consumer() <-chan raft.RPC { return h.timely }
+
+// run hands on to raft what the others send, one after the other, until ctx ends.
+func (h *handOvers) run(ctx context.Context) error {
+	came := h.silentWhenHung.Consumer()
+	for {
+		select {
+		case rpc := <-came:
+			if req, ok := rpc.Command.(*raft.TimeoutNowRequest); ok {
+				h.judge(ctx, rpc, req)
+			} else {
+				h.pass(ctx, rpc)
+			}
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+func (h *handOvers) pass(ctx context.Context, rpc raft.RPC) {
+	select {
+	case h.timely <- rpc:
+	case <-ctx.Done(): // the transport is about to be closed, which answers
+	}
+}
+
+// judge hands a hand-over on, or refuses it. It returns when raft has obeyed: the next one is judged by what has become of this.
+func (h *handOvers) judge(ctx context.Context, rpc raft.RPC, req *raft.TimeoutNowRequest) {
+	if err := h.late(string(req.ID)); err != nil {
+		h.r.log.Warn("a hand-over is not obeyed", "error", err)
+		rpc.Respond(&raft.TimeoutNowResponse{}, err)
+		return
+	}
+	obeyed := make(chan raft.RPCResponse, 1)
+	h.pass(ctx, raft.RPC{Command: req, RespChan: obeyed})
+	select {
+	case a := <-obeyed:
+		rpc.Respond(a.Response, a.Error)
+	case <-ctx.Done():
+	}
+}
+
+// late says why a hand-over is not of now; nil when it is.
+func (h *handOvers) late(from string) error {
+	up := h.r.hints.raft.Load()
+	if up == nil {
+		return fmt.Errorf("replica %s has just started, and follows nobody yet: %q tells it to stand for election", h.r.cfg.Name, from)
+	}
+	_, leader := up.LeaderWithID()
+	state := up.State()
+	if state == raft.Follower && (from == h.r.cfg.Name || from != "" && from == string(leader)) {
+		return nil
+	}
+	return fmt.Errorf("replica %s is a %s and takes %q for the leader: %q tells it to stand for election", h.r.cfg.Name, roleName(state), string(leader), from)
+}
