@@ -129,10 +129,13 @@ machine() {
 }
 
 work=''
-half='' # a file that is being put
+cache=$root/var/cache/keelson
+own_cache='' # this run has made it
+half=''      # a file that is being put
 tidy() {
   [ -z "$half" ] || rm -f "$half"
   [ -z "$work" ] || rm -rf "$work"
+  [ -z "$own_cache" ] || rmdir "$cache" 2>/dev/null || true
 }
 trap tidy EXIT
 trap 'exit 1' HUP INT TERM
@@ -159,13 +162,40 @@ verified() { # FILE NAME
   say "$2 is as it was released"
 }
 
+# workplace makes $work a folder for what is unpacked, where programs run: not that of temporary files, which may be mounted noexec.
+# uninstall.sh takes the folder above it away.
+workplace() {
+  umask 077
+  [ -d "$cache" ] || own_cache=yes
+  (umask 022 && mkdir -p "${cache%/*}") && mkdir -p "$cache" || die "$cache cannot be made"
+  find "$cache" -maxdepth 1 -name 'work.*' -mmin +60 -exec rm -rf {} + # of one that was killed
+  work=$(mktemp -d "$cache/work.XXXXXX") || die "nothing can be written in $cache"
+}
+
+# runs is an error unless the programs of the release run on this machine.
+runs() {
+  status=0
+  program=$tree/usr/bin/keelson-controlplane
+  said=$("$program" --version 2>&1) || status=$?
+  [ "$status" != 0 ] || return 0
+  # A shell says in which line of which script it is, and may have taken the program for one.
+  said=$(printf '%s' "${said##*"$program: "}" | tr -cd '[:print:]\n' | head -n 1 | cut -c 1-200)
+  elsewhere="unpack it elsewhere, or give --from with its tarball, which is unpacked in $cache"
+  [ -z "$from" ] || elsewhere="have $cache on a disk from which programs run"
+  case $said in
+  *"ermission denied"*) said="$said: is $tree mounted noexec? Then $elsewhere" ;;
+  *ELF* | *"xec format"* | *"binary file"* | *"yntax error"*) said="$said: are they of another architecture?" ;;
+  '') said="it ended with status $status" ;;
+  esac
+  die "the programs of this release do not run on this machine: $said"
+}
+
 # release makes $tree the folder of the release.
 release() {
-  umask 077
-  work=$(mktemp -d)
+  workplace
   if [ -z "$from" ]; then
     tree=$(cd "$(dirname "$0")" && pwd)
-    [ -x "$tree/usr/bin/keelson-agent" ] || die "there is no release beside this script: give --from with its tarball"
+    [ -f "$tree/usr/bin/keelson-agent" ] || die "there is no release beside this script: give --from with its tarball"
     [ -z "$images" ] || [ -n "$sums" ] || sums=$(dirname "$images")/SHA256SUMS
   else
     file=${from##*/}
@@ -184,7 +214,7 @@ release() {
     tree=$work/${file%.tar.gz}
   fi
   [ -z "$images" ] || verified "$images" "${images##*/}"
-  "$tree/usr/bin/keelson-controlplane" --version >/dev/null 2>&1 || die "the programs of this release do not run on this machine: are they of another architecture?"
+  runs
 }
 
 # lock has nobody else install or take away meanwhile: what somebody began from afar goes on when his connection is cut.
@@ -193,6 +223,7 @@ lock() {
   mkdir -p "$root/run"
   exec 9>"$root/run/keelson-install.lock"
   flock -w 900 9 || die "another install.sh or uninstall.sh has been at work on this machine for 15 minutes"
+  [ -d "$work" ] || die "uninstall.sh has run meanwhile, and has taken away what was unpacked: run this again"
 }
 
 # A daemon that runs without what has changed is noted before the change: when this script is cut off before it restarts the

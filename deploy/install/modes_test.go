@@ -104,7 +104,7 @@ func (m *machine) hold(rows []*listed, before map[string]fs.FileInfo) {
 // system makes the folders that every machine has, and a release that a user has unpacked with rights for everybody.
 func (m *machine) system(unpacked string) {
 	m.t.Helper()
-	for _, d := range []string{"etc", "opt", "usr/bin", "usr/lib/systemd/system", "var/lib", "run"} {
+	for _, d := range []string{"etc", "opt", "usr/bin", "usr/lib/systemd/system", "var/cache", "var/lib", "run"} {
 		if err := os.MkdirAll(filepath.Join(m.root, d), 0o755); err != nil {
 			m.t.Fatal(err)
 		}
