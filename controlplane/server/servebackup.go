@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/server/backups"
 	"keelson.dev/keelson/internal/wait"
 )
 
@@ -27,6 +28,7 @@ import (
 type ServeOptions struct {
 	Path    string       // of the backup
 	WorkDir string       // in which the folder is made
+	DataDir string       // of this machine's replica, whose disk is not to be filled; "" = none
 	Store   StoreOptions // of it Keys: a key file, and Identity an age identity, that open the backup
 	Log     *slog.Logger
 	Version string
@@ -62,6 +64,10 @@ func ServeBackup(ctx context.Context, o ServeOptions, ready func(Served) error) 
 	info, err := InspectBackup(o.Store, o.Path)
 	if err != nil {
 		return err
+	}
+	// A restored store takes what it holds, and as much again for its snapshot of that.
+	if err := (backups.Disk{Folder: o.WorkDir, Store: o.DataDir}).Has(2 * info.Bytes); err != nil {
+		return fmt.Errorf("--work-dir: %w", err)
 	}
 	dir, release, err := guestFolder(o.WorkDir)
 	if err != nil {

@@ -151,13 +151,13 @@ func TestSealedToBucket(t *testing.T) {
 		t.Fatalf("there are %v, %v", found, err)
 	}
 	var raw bytes.Buffer
-	if err := Fetch(t.Context(), Options{S3: s.s3}, found[0], &raw); err != nil {
+	if err := Fetch(t.Context(), Options{S3: s.s3}, found[0], Disk{}, &raw); err != nil {
 		t.Fatal(err)
 	}
 	if text, err := opened(t, write(t, raw.String(), 0o600), id); err != nil || text != state {
 		t.Errorf("%d bytes come back of %d, %v", len(text), len(state), err)
 	}
-	if err := Fetch(t.Context(), Options{S3: s.s3}, Found{Name: "of/ours/none"}, io.Discard); err == nil {
+	if err := Fetch(t.Context(), Options{S3: s.s3}, Found{Name: "of/ours/none"}, Disk{}, io.Discard); err == nil {
 		t.Error("what is not there was fetched")
 	}
 }

@@ -77,6 +77,7 @@ type Config struct {
 	ID               string                                 // of the cluster, its name and what makes it another: in one place there may be two of one name
 	Write            func(context.Context, io.Writer) error // writes the state of the store, sealed as that is
 	Clear            func(context.Context, io.Writer) error // writes it in clear
+	Store            string                                 // the folder in which the store lies, whose disk is not to be filled
 	Leads            func() bool                            // says whether this replica leads; one that does not leaves a bucket alone
 	Log              *slog.Logger
 }

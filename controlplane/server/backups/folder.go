@@ -33,10 +33,12 @@ type folder struct {
 	// another cluster's backups may have it, too: such a file is this replica's when its head names id.
 	before string
 	id     string // of the cluster
+	disk   Disk
 }
 
 func newFolder(c Config) folder {
-	return folder{path: c.Folder, prefix: c.ID + "_" + c.Replica + "_", before: c.Cluster + "_" + c.Replica + "_", id: c.ID}
+	return folder{path: c.Folder, prefix: c.ID + "_" + c.Replica + "_", before: c.Cluster + "_" + c.Replica + "_", id: c.ID,
+		disk: Disk{Folder: c.Folder, Store: c.Store}}
 }
 
 // one is a backup in a folder.
@@ -125,6 +127,9 @@ func (f folder) write(ctx context.Context, at time.Time, content func(context.Co
 	if err := os.MkdirAll(f.path, 0o700); err != nil {
 		return 0, err
 	}
+	if err := f.disk.Has(f.likely(ctx, at)); err != nil {
+		return 0, fmt.Errorf("--backup-folder: %w", err)
+	}
 	path := f.name(at)
 	out, err := os.OpenFile(path+partial, os.O_CREATE|os.O_EXCL|os.O_RDWR|syscall.O_NOFOLLOW, 0o600) // as secret as the cluster
 	if err != nil {
@@ -137,7 +142,7 @@ func (f folder) write(ctx context.Context, at time.Time, content func(context.Co
 		}
 	}()
 	sum := sha256.New()
-	if err := content(ctx, io.MultiWriter(out, sum)); err != nil {
+	if err := content(ctx, io.MultiWriter(f.disk.Writer(out), sum)); err != nil {
 		return 0, err
 	}
 	if err := out.Sync(); err != nil {
@@ -157,6 +162,19 @@ func (f folder) write(ctx context.Context, at time.Time, content func(context.Co
 		return 0, err
 	}
 	return size, f.sync()
+}
+
+// likely is how long the next backup will be: as long as the one before it, as far as that tells.
+func (f folder) likely(ctx context.Context, now time.Time) int64 {
+	all, err := f.list(ctx, now)
+	if err != nil || len(all) == 0 {
+		return 0
+	}
+	info, err := os.Stat(all[len(all)-1].path)
+	if err != nil {
+		return 0
+	}
+	return info.Size()
 }
 
 func (f folder) sync() error {

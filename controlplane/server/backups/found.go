@@ -173,8 +173,13 @@ func lookInBucket(ctx context.Context, s S3) (out []Found, err error) {
 	return out, err
 }
 
-// Fetch writes a backup that Look has named to w. It may take an hour at most.
-func Fetch(ctx context.Context, o Options, f Found, w io.Writer) error {
+// Fetch writes a backup that Look has named to w, which is a file on a disk, as long as there is room. It may take an hour at
+// most.
+func Fetch(ctx context.Context, o Options, f Found, on Disk, w io.Writer) error {
+	if err := on.Has(f.Size); err != nil {
+		return err
+	}
+	w = on.Writer(w)
 	ctx, cancel := context.WithTimeout(ctx, mostTime)
 	defer cancel()
 	if o.S3.URL == "" {

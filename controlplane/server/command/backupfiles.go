@@ -122,7 +122,7 @@ func (n *newest) chosen(ctx context.Context, args []string, dataDir, workDir str
 		return "", nil, err
 	}
 	done = func() error { return errors.Join(os.Remove(f.Name()), f.Close()) }
-	if err := backups.Fetch(ctx, n.place, found, f); err != nil {
+	if err := backups.Fetch(ctx, n.place, found, backups.Disk{Folder: workDir, Store: dataDir}, f); err != nil {
 		return "", nil, errors.Join(err, done())
 	}
 	return f.Name(), done, nil
@@ -255,7 +255,7 @@ func backupFetchCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return fetch(c, n.place, b, args[0])
+				return fetch(c, n.place, b, dataDir, args[0])
 			}
 			all, err := backups.Look(c.Context(), n.place)
 			if err != nil {
@@ -263,7 +263,7 @@ func backupFetchCommand() *cobra.Command {
 			}
 			for _, b := range all {
 				if name == b.Name || name == filepath.Base(b.Name) {
-					return fetch(c, n.place, b, args[0])
+					return fetch(c, n.place, b, dataDir, args[0])
 				}
 			}
 			return fmt.Errorf("--backup %q: 'keelson-controlplane backup list' shows which there are: %w", name, backups.ErrNone)
@@ -276,12 +276,12 @@ func backupFetchCommand() *cobra.Command {
 }
 
 // fetch brings a backup to a file that is not there yet. What is not whole goes again.
-func fetch(c *cobra.Command, place backups.Options, b backups.Found, path string) error {
+func fetch(c *cobra.Command, place backups.Options, b backups.Found, dataDir, path string) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
-	err = backups.Fetch(c.Context(), place, b, f)
+	err = backups.Fetch(c.Context(), place, b, backups.Disk{Folder: filepath.Dir(path), Store: dataDir}, f)
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return errors.Join(err, os.Remove(path))
 	}
@@ -318,7 +318,7 @@ func backupServeCommand(version string) *cobra.Command {
 		if debug {
 			level = slog.LevelDebug
 		}
-		options := server.ServeOptions{Path: path, WorkDir: *workDir, Store: o.ready(), Version: version,
+		options := server.ServeOptions{Path: path, WorkDir: *workDir, DataDir: o.dataDir, Store: o.ready(), Version: version,
 			Log: slog.New(slog.NewTextHandler(c.ErrOrStderr(), &slog.HandlerOptions{Level: level}))}
 		err = server.ServeBackup(ctx, options, func(s server.Served) error { return tellServed(c.OutOrStdout(), output, path, s) })
 		if errors.Is(err, context.Canceled) && ctx.Err() != nil {
