@@ -2,8 +2,10 @@ package pod
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"path"
 	"path/filepath"
 	"strconv"
@@ -11,6 +13,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"keelson.dev/keelson/agent"
@@ -30,6 +33,25 @@ const (
 // logDirectory is where a pod's logs are, as every log collector knows it.
 func logDirectory(root string, pod *v1.Pod) string {
 	return filepath.Join(root, pod.Namespace+"_"+pod.Name+"_"+string(pod.UID))
+}
+
+// nameByLogs gives pods of which no more than the UID is left the namespace and the name that their folders of logs tell. A folder
+// of a UID that nothing else tells of stays: it may be another's, of a kubelet that was or is on this machine.
+func nameByLogs(root string, pods map[types.UID]*v1.Pod) error {
+	entries, err := os.ReadDir(root)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	for _, e := range entries {
+		parts := strings.Split(e.Name(), "_") // of which none can hold another
+		if !e.IsDir() || len(parts) != 3 || parts[0] == "" || parts[1] == "" {
+			continue
+		}
+		if p := pods[types.UID(parts[2])]; p != nil && p.Name == "" {
+			p.Namespace, p.Name = parts[0], parts[1]
+		}
+	}
+	return nil
 }
 
 // logPath is a container's log below the pod's directory.

@@ -207,13 +207,14 @@ func (w *worker) reportGone() error {
 			return fmt.Errorf("removing the files of pod %s/%s: still mounted: %v (%v)", d.Pod.Namespace, d.Pod.Name, left, err)
 		}
 	}
-	if err := os.RemoveAll(dir); err != nil {
-		return fmt.Errorf("removing the files of pod %s/%s: %w", d.Pod.Namespace, d.Pod.Name, err)
-	}
+	// The logs first: without the pod's folder nobody would know any more whose they are.
 	if d.Pod.Name != "" {
 		if err := os.RemoveAll(logDirectory(w.cfg.Paths.Logs, d.Pod)); err != nil {
 			return fmt.Errorf("removing the logs of pod %s/%s: %w", d.Pod.Namespace, d.Pod.Name, err)
 		}
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return fmt.Errorf("removing the files of pod %s/%s: %w", d.Pod.Namespace, d.Pod.Name, err)
 	}
 	if d.Stop == nil || !d.Stop.Orphan {
 		w.cfg.Reporter.PodGone(d.Pod.Namespace, d.Pod.Name, d.Pod.UID)

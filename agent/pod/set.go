@@ -456,6 +456,9 @@ func (s *Set) adopt(ctx context.Context) error {
 			orphans[uid] = &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: uid}}
 		}
 	}
+	if err := nameByLogs(s.cfg.Paths.Logs, orphans); err != nil {
+		return fmt.Errorf("looking for pods of an earlier life: %w", err)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.found = orphans

@@ -261,6 +261,46 @@ func TestOrphansRemoved(t *testing.T) {
 	})
 }
 
+// Of a pod that a power cut ended and the control plane removed meanwhile, files and logs are all there is: both go, once a control
+// plane has said what is assigned. What may be another's stays, and so do the logs of pods that are assigned.
+func TestLogsOfOrphansRemoved(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.cluster.Put(simplePod("u2"))
+		pods, logs := filepath.Join(n.cfg.Paths.State, "pods"), n.cfg.Paths.Logs
+		for _, dir := range []string{filepath.Join(pods, "u1"), filepath.Join(logs, "default_web_u1/app"), filepath.Join(logs, "default_web-u2_u2/app"),
+			filepath.Join(logs, "other_web_u9"), filepath.Join(logs, "of_somebody_else_u1"), filepath.Join(logs, "u1")} {
+			if err := os.MkdirAll(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		confirm := n.cluster.Unconfirmed()
+		n.start()
+		defer func() { n.stop() }()
+		left := func() (names []string) {
+			virtual.Wait()
+			for _, dir := range []string{pods, logs} {
+				entries, err := os.ReadDir(dir)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, e := range entries {
+					names = append(names, e.Name())
+				}
+			}
+			return names
+		}
+		kept := []string{"u2", "default_web-u2_u2", "of_somebody_else_u1", "other_web_u9", "u1"}
+		if got, want := left(), []string{"u1", "u2", "default_web-u2_u2", "default_web_u1", "of_somebody_else_u1", "other_web_u9", "u1"}; !slices.Equal(got, want) {
+			t.Errorf("before a control plane was heard there are %v, want %v", got, want)
+		}
+		confirm()
+		if got := left(); !slices.Equal(got, kept) {
+			t.Errorf("left are %v, want %v", got, kept)
+		}
+	})
+}
+
 // P9: a checkpoint that is older than what runs removes nothing; a control plane's word does.
 func TestCheckpointRemovesNothing(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
