@@ -210,6 +210,43 @@ func TestHangingShimHoldsUpNobody(t *testing.T) {
 	}
 }
 
+// A container that is stopped while its shim does not answer gets the signal once it does, within its grace period.
+func TestStopReachesAHangingShim(t *testing.T) {
+	r := newRig(t)
+	sb, sc := r.sandbox()
+	id := r.run(sb, sc, r.containerConfig("a", "trap 'exit 0' TERM; touch /ready; while true; do sleep 0.1; done"))
+	if _, err := r.ExecSync(r.ctx(), &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"sh", "-c", "until [ -e /ready ]; do sleep 0.05; done"}, Timeout: 20}); err != nil {
+		t.Fatal(err)
+	}
+	s, err := r.Runtime.sandbox(sb)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid := s.rec.ShimPID
+	r.stop()
+	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Kill(pid, unix.SIGCONT) })
+	r.start()
+	begun, stopped := make(chan struct{}), make(chan error, 1)
+	go func() {
+		close(begun)
+		_, err := r.StopContainer(r.ctx(), &cri.StopContainerRequest{ContainerId: id, Timeout: 20})
+		stopped <- err
+	}()
+	<-begun
+	if err := unix.Kill(pid, unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-stopped; err != nil {
+		t.Fatal(err)
+	}
+	if st := r.status(id); st.State != cri.ContainerState_CONTAINER_EXITED || st.ExitCode != 0 {
+		t.Errorf("the container ended so: %v, want exit code 0", st)
+	}
+}
+
 // Only a dead process that nobody can connect to is a dead shim.
 func TestOnlyADeadShimIsDead(t *testing.T) {
 	r := newRig(t)

@@ -31,16 +31,17 @@ func (r *Runtime) StopContainer(ctx context.Context, q *cri.StopContainerRequest
 		if sig == 0 {
 			sig = int(unix.SIGTERM)
 		}
-		if err := r.signal(ctx, c, sig); err != nil && !errors.Is(err, errShimGone) {
+		grace, cancel := context.WithTimeout(ctx, time.Duration(q.GetTimeout())*time.Second)
+		defer cancel()
+		if err := r.askToStop(grace, c, sig); err != nil {
 			return nil, fmt.Errorf("stop container %s: %w", c.rec.ID, err)
 		}
-		grace := time.NewTimer(time.Duration(q.GetTimeout()) * time.Second)
-		defer grace.Stop()
 		select {
 		case <-c.ended:
 			return &cri.StopContainerResponse{}, nil
-		case <-grace.C:
-		case <-ctx.Done():
+		case <-grace.Done():
+		}
+		if ctx.Err() != nil {
 			return nil, fmt.Errorf("stop container %s: %w", c.rec.ID, ctx.Err())
 		}
 	}
@@ -48,6 +49,31 @@ func (r *Runtime) StopContainer(ctx context.Context, q *cri.StopContainerRequest
 		return nil, fmt.Errorf("stop container %s: %w", c.rec.ID, err)
 	}
 	return &cri.StopContainerResponse{}, nil
+}
+
+// askToStop has the container's first process get the stop signal. A shim that does not answer, as after a restart of the agent or
+// while its connection is made anew, is asked again until it has, the container has ended or the grace period has. Where there is
+// certainly no shim the container soon counts as ended.
+func (r *Runtime) askToStop(grace context.Context, c *ctr, sig int) error {
+	var refused error
+	_ = wait.For(grace, 20*time.Millisecond, func() error {
+		select {
+		case <-c.ended:
+			return nil
+		default:
+		}
+		shim := r.shimOf(c)
+		if shim == nil {
+			return errShimGone
+		}
+		err := shim.signal(grace, c.rec.ID, sig)
+		if errors.Is(err, errShimGone) || grace.Err() != nil {
+			return err
+		}
+		refused = err
+		return nil
+	})
+	return refused
 }
 
 func (r *Runtime) stateOf(c *ctr) ContainerState {
