@@ -172,16 +172,26 @@ func poke(c chan struct{}) {
 	}
 }
 
-// delayOr waits, for less when there is a hurry.
-func delayOr(ctx context.Context, d time.Duration, hurry <-chan struct{}) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-hurry:
-		return wait.Delay(ctx, time.Duration(rand.Int64N(int64(hurryWithin))))
-	case <-ctx.Done():
-		return ctx.Err()
+// lookAgain is after how long the wall clock is asked again while something waits for a time of it.
+const lookAgain = time.Hour
+
+// delayUntil waits until it is at, for less when there is a hurry. A machine without a clock of its own boots years ago and is told the
+// time later: where at is a time of the wall clock, without the reading of another, whoever waits for it notices within the hour.
+func delayUntil(ctx context.Context, at time.Time, now func() time.Time, hurry <-chan struct{}) error {
+	for {
+		left := at.Sub(now())
+		timer := time.NewTimer(min(left, lookAgain))
+		select {
+		case <-timer.C:
+			if left <= lookAgain {
+				return nil
+			}
+		case <-hurry:
+			timer.Stop()
+			return wait.Delay(ctx, time.Duration(rand.Int64N(int64(hurryWithin))))
+		case <-ctx.Done():
+			timer.Stop()
+			return ctx.Err()
+		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -131,6 +132,48 @@ func TestCertificatesRenewAtTwoThirds(t *testing.T) {
 			t.Errorf("renewed %v after another authority signs; %v, want %s", at, s.authorities(), authorityID(next.cert))
 		}
 		cancel()
+		<-ended
+	})
+}
+
+// A machine that boots with its clock years behind, and is told the time later, has both of its certificates signed anew within the
+// hour when it is time. F51
+func TestCertificatesRenewAfterTheClockIsSet(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		const life, behind = 365 * 24 * time.Hour, 3 * 365 * 24 * time.Hour
+		s := identified(t, newAuthority(t, "ca"), life)
+		time.Sleep(300 * 24 * time.Hour) // since the certificate was made
+		var wrong atomic.Int64
+		wrong.Store(int64(-behind))
+		now := func() time.Time { return time.Now().Add(time.Duration(wrong.Load())).Round(0) }
+		ctx, cancel := context.WithCancel(t.Context())
+		renewed, signed := 0, 0
+		ended := make(chan error, 2)
+		go func() {
+			ended <- s.keepRenewed(ctx, s.id, now, func(context.Context, *identity) error {
+				renewed++
+				return nil
+			})
+		}()
+		go func() {
+			ended <- s.keepServing(ctx, now, func(context.Context) (time.Time, error) {
+				signed++
+				return now().Add(behind + 65*24*time.Hour), nil
+			})
+		}()
+		time.Sleep(time.Minute)
+		virtual.Wait()
+		if renewed != 0 || signed != 1 {
+			t.Errorf("before the clock is set: renewed %d times, signed %d times; want 0 and 1", renewed, signed)
+		}
+		wrong.Store(0)
+		time.Sleep(lookAgain)
+		virtual.Wait()
+		if renewed == 0 || signed < 2 {
+			t.Errorf("an hour after the clock was set: renewed %d times, signed %d times; want one more of each", renewed, signed)
+		}
+		cancel()
+		<-ended
 		<-ended
 	})
 }

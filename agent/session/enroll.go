@@ -183,12 +183,17 @@ func (s *Session) keepRenewed(ctx context.Context, id *identity, now func() time
 	delay := backoff.Backoff{Min: time.Second, Max: 5 * time.Minute, Jitter: 0.5}
 	var atLeast time.Duration // a signer that hands out old certificates must not be asked without end
 	for {
-		// A little jitter, so that nodes enrolled together do not come together.
-		left := id.renewAt().Sub(now())
+		at, left := id.renewAt(), id.renewAt().Sub(now())
 		if left > time.Minute {
-			left += time.Duration(rand.Int64N(int64(left) / 20))
+			// A little jitter, so that nodes enrolled together do not come together: no more than the certificate's life
+			// gives, for by a clock that is years behind there are years left.
+			most := min(left, at.Sub(id.current().Leaf.NotBefore)) / 20
+			at = at.Add(time.Duration(rand.Int64N(max(int64(most), 1))))
 		}
-		if err := delayOr(ctx, max(left, atLeast), id.hurry); err != nil {
+		if soonest := now().Add(atLeast); soonest.After(at) {
+			at = soonest
+		}
+		if err := delayUntil(ctx, at, now, id.hurry); err != nil {
 			return err
 		}
 		err := renew(ctx, id)

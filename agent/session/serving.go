@@ -94,24 +94,25 @@ func (s *Session) Review(ctx context.Context, q agent.Review) (agent.Verdict, er
 }
 
 // keepServing has the server's certificate signed, and signed anew when two thirds of its life are over.
-func (s *Session) keepServing(ctx context.Context) error {
-	if err := s.loadServing(time.Now()); err != nil {
+func (s *Session) keepServing(ctx context.Context, now func() time.Time, sign func(context.Context) (until time.Time, err error)) error {
+	if err := s.loadServing(now()); err != nil {
 		s.log.Warn("starting without the stored certificate of the server", "err", err)
 	}
 	delay := backoff.Backoff{Min: time.Second, Max: 5 * time.Minute, Jitter: 0.5}
 	for {
-		until, err := s.signServing(ctx)
+		until, err := sign(ctx)
 		pause := delay.Next()
+		next := now().Add(pause)
 		if err == nil {
 			s.reporter.poke()                      // by which authority it is
 			if !s.id.outdated(s.signedServing()) { // else a replica has signed that is behind the others
 				delay.Reset()
-				pause = max(time.Until(until)/3*2, time.Minute)
+				next = now().Round(0).Add(max(until.Sub(now())/3*2, time.Minute)) // by the wall clock, which may be set
 			}
 		} else if ctx.Err() == nil {
 			s.log.Warn("the certificate of the node's server was not signed, will retry", "in", pause.Round(time.Second), "err", err)
 		}
-		if err := delayOr(ctx, pause, s.serving.hurry); err != nil {
+		if err := delayUntil(ctx, next, now, s.serving.hurry); err != nil {
 			return err
 		}
 	}

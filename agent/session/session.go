@@ -142,7 +142,9 @@ func (s *Session) Run(ctx context.Context) error {
 		{Name: "session: checkpoint", Run: s.save},
 	}
 	if s.cfg.HTTPS {
-		parts = append(parts, lifecycle.Part{Name: "session: certificate of the server", Run: s.keepServing})
+		parts = append(parts, lifecycle.Part{Name: "session: certificate of the server", Run: func(ctx context.Context) error {
+			return s.keepServing(ctx, time.Now, s.signServing)
+		}})
 	}
 	return lifecycle.Run(ctx, parts...)
 }
