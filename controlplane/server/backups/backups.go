@@ -94,6 +94,8 @@ type State struct {
 const (
 	// mostTime is how long one backup may take.
 	mostTime = time.Hour
+	// farewell is how long what is given up has to end by itself.
+	farewell = 5 * time.Second
 	// glance is how often the clock is looked at: a machine may have slept, or its clock may have been set.
 	glance = time.Minute
 	// rare is how often a bucket is listed while nothing is due: calls cost money.
@@ -122,7 +124,7 @@ func New(c Config) (*Keeper, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &Keeper{cfg: c, schedule: schedule, target: newFolder(c)}
+	k := &Keeper{cfg: c, schedule: schedule, target: &apart{folder: newFolder(c)}}
 	if c.S3.URL != "" {
 		k.target, err = newBucket(c.S3, c.ID, c.Replica)
 	}
@@ -157,16 +159,20 @@ func (k *Keeper) write(ctx context.Context, w io.Writer) error {
 	if k.cfg.To.Any() {
 		write = Seal(k.cfg.To, k.cfg.Clear)
 	}
-	return write(ctx, guarded{w, k})
+	return write(ctx, guarded{w, k, ctx.Err})
 }
 
 type guarded struct {
 	io.Writer
-	k *Keeper
+	k     *Keeper
+	ended func() error
 }
 
 // Write implements io.Writer.
 func (g guarded) Write(p []byte) (int, error) {
+	if err := g.ended(); err != nil {
+		return 0, err
+	}
 	if !g.k.Mine() {
 		return 0, errOthers
 	}
@@ -186,7 +192,7 @@ func (k *Keeper) change(f func(*State)) {
 	f(&k.state)
 }
 
-// Run makes backups until ctx ends. One that was due while nothing ran is made at once; one that failed is tried again
+// Run makes backups until ctx ends, and then waits a moment at most for a folder that does not answer. One that was due while nothing ran is made at once; one that failed is tried again
 // after a minute, and ever more slowly. It never fails: a replica without backups is better than none.
 func (k *Keeper) Run(ctx context.Context) error {
 	again := backoff.Backoff{Min: time.Minute, Max: 30 * time.Minute, Jitter: 0.2}

@@ -23,14 +23,18 @@ type store struct {
 	mu    sync.Mutex
 	err   error
 	hangs bool
+	stuck chan struct{} // what is written does not come back until it is closed, whatever ends meanwhile; nil = it does
 	asked int
 }
 
 func (s *store) write(ctx context.Context, w io.Writer) error {
 	s.mu.Lock()
 	s.asked++
-	err, hangs := s.err, s.hangs
+	err, hangs, stuck := s.err, s.hangs, s.stuck
 	s.mu.Unlock()
+	if stuck != nil {
+		<-stuck
+	}
 	if _, err := io.WriteString(w, s.content); err != nil {
 		return err
 	}
@@ -212,6 +216,61 @@ func partialsAside(t *testing.T, dir string, hangs bool, files ...string) []stri
 		return append(files, last)
 	}
 	return files
+}
+
+// A folder that answers no more, as one of a server that is gone, is told of when a backup could long have been made, has one
+// attempt at a time wait for it, and keeps nothing from ending. When it answers again backups go on.
+func TestFolderThatHangs(t *testing.T) {
+	dir := t.TempDir()
+	virtual.Test(t, func(t *testing.T) {
+		s := &store{content: "the state", stuck: make(chan struct{})}
+		k, err := New(Config{Options: Options{Schedule: "@daily", Folder: dir, Keep: 9}, Cluster: "prod", ID: "prod-1a2b", Replica: "cp1", Write: s.write, Log: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		run := func() (end func()) {
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- k.Run(ctx) }()
+			return func() {
+				t.Helper()
+				cancel()
+				pass(farewell)
+				select {
+				case err := <-ended:
+					if !errors.Is(err, context.Canceled) {
+						t.Errorf("Run ended with %v", err)
+					}
+				default:
+					close(s.stuck)
+					t.Fatal("Run has not ended")
+				}
+			}
+		}
+		end := run()
+		pass(mostTime + time.Minute)
+		if st := k.State(); st.Failures != 1 || st.Error == nil || !strings.Contains(st.Error.Error(), dir+" does not answer") {
+			t.Errorf("after more than an hour it says %+v", st)
+		}
+		pass(5 * time.Hour)
+		if st := k.State(); s.backups() != 1 || st.Failures < 3 || !strings.Contains(st.Error.Error(), dir+" does not answer") {
+			t.Errorf("after six hours %d attempts wait for it, and it says %+v", s.backups(), st)
+		}
+		end()
+		end = run()
+		pass(time.Hour)
+		if n := s.backups(); n != 1 {
+			t.Errorf("when it was begun again %d attempts wait for it", n)
+		}
+		close(s.stuck)
+		virtual.Wait()
+		want(t, dir) // what was given up gets no name
+		pass(time.Hour)
+		if st := k.State(); st.Error != nil || len(names(t, dir)) != 1 {
+			t.Errorf("when it answers again there are %v, and it says %+v", names(t, dir), st)
+		}
+		end()
+	})
 }
 
 // A folder that cannot be made is an error that is told, and no reason to end.

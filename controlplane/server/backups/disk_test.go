@@ -56,7 +56,7 @@ func TestRoomForTheStore(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				f := k.target.(folder)
+				f := k.target.(*apart)
 				if f.disk.Folder != dir || f.disk.Store != "/store" {
 					t.Errorf("the disk is %+v", f.disk)
 				}
@@ -68,7 +68,6 @@ func TestRoomForTheStore(t *testing.T) {
 					}
 					return free
 				})
-				k.target = f
 				k.cfg.Log = slog.New(slog.DiscardHandler)
 				err = k.once(t.Context())
 				if (err == nil) != c.good || err != nil && (!strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), "another disk")) {
