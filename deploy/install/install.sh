@@ -140,13 +140,23 @@ tidy() {
 trap tidy EXIT
 trap 'exit 1' HUP INT TERM
 
-fetch() { # URL FILE: at most 2 GB, in at most half an hour
+most=2000000000 # bytes of a file that is fetched
+longest=1800    # seconds that it may take
+
+# fetch bounds what a server may do to this machine before the sums are looked at: curl and wget stop at no size that the
+# server has not said, and wget at no time while something comes.
+fetch() { # URL FILE
   case $1 in
   https://* | http://*)
+    if command -v curl >/dev/null; then get="curl -fsSL --max-time $longest"
+    elif command -v wget >/dev/null; then get="timeout $longest wget -q -O -" # and no -T: Debian's static busybox crashes on it
+    else die "neither curl nor wget is here: fetch $1 yourself and give --from FILE"; fi
     say "fetching $1"
-    if command -v curl >/dev/null; then curl -fsSL --max-time 1800 --max-filesize 2000000000 -o "$2" "$1" || die "$1 could not be fetched"
-    elif command -v wget >/dev/null; then wget -q -T 60 -O "$2" "$1" || die "$1 could not be fetched"
-    else die "neither curl nor wget is here: fetch $1 yourself and give --from FILE"; fi ;;
+    # A pipe ends as its last command does: whether the first one has ended well is noted in a file.
+    # shellcheck disable=SC2086 # a program and its flags
+    { $get "$1" && : >"$2.whole"; } | head -c $((most + 1)) >"$2" || die "$1 could not be written to $2"
+    [ "$(wc -c <"$2")" -le "$most" ] || die "$1 has more than $most bytes, and is no file of a release"
+    [ -e "$2.whole" ] || die "$1 could not be fetched, or not within $longest seconds" ;;
   *)
     [ -r "$1" ] || die "$1 cannot be read"
     cp "$1" "$2" ;;
