@@ -129,6 +129,8 @@ type RestoreOptions struct {
 	Replace    bool   // move the replica's own data aside
 	BackupKeys string // file of keys for a backup that is encrypted under none of the store's
 	Identity   string // file of age identities for a backup that is sealed by age
+	// Beside restores although other replicas answer: their cluster is left behind.
+	Beside bool
 }
 
 // Restored is what Restore did.
@@ -136,6 +138,24 @@ type Restored struct {
 	Backup  disk.BackupInfo
 	Moved   string // where the data of before is; "" when there was none
 	Address string // of this replica, for the others to ask
+}
+
+// ErrOthersRun says that a restore would make a second cluster beside one that serves.
+var ErrOthersRun = errors.New("other replicas of this cluster answer")
+
+// noneRuns refuses a restore while members of this replica's group run: with the keys of both groups the same, agents and
+// clients would come to the one or the other.
+func (c Config) noneRuns() error {
+	members, err := c.members()
+	if err != nil {
+		return err
+	}
+	delete(members, c.Name)
+	if run := answering(members); len(run) > 0 {
+		return fmt.Errorf("%w: %s. Restored beside them, there would be two clusters with the same keys: stop their daemons first, "+
+			"or say --leave-others-behind where that is meant", ErrOthersRun, strings.Join(run, ", "))
+	}
+	return nil
 }
 
 // Restore makes this replica the first of a new group that holds what the
@@ -188,6 +208,11 @@ func Restore(c Config, path string, o RestoreOptions) (Restored, error) {
 	}
 	if _, err := in.Seek(0, io.SeekStart); err != nil {
 		return out, err
+	}
+	if !o.Beside {
+		if err := c.noneRuns(); err != nil {
+			return out, err
+		}
 	}
 	to := disk.RestoreOptions{Advertise: conf.Advertise, Cluster: conf.Cluster, AnyCluster: o.AnyCluster}
 	if out.Moved, to.Above, err = c.makeRoom(conf, o.Replace); err != nil {

@@ -2,8 +2,12 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
+	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -51,4 +55,42 @@ func TestRestoresInARow(t *testing.T) {
 			seen = max(seen, rev)
 		}
 	}
+}
+
+// Nothing is restored beside replicas that run: the cluster would be there twice, with the same keys.
+func TestRestoreWhileOthersAnswer(t *testing.T) {
+	p := newPlane(t, 1, nil)
+	p.put("cp1", "a")
+	file := p.backup("cp1")
+	p.stop("cp1")
+	cfg := p.members["cp1"].cfg
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	members, err := cfg.members()
+	if err != nil {
+		t.Fatal(err)
+	}
+	members["cp2"] = l.Addr().String()
+	if err := writeJSON(filepath.Join(cfg.DataDir, membersFile), members); err != nil {
+		t.Fatal(err)
+	}
+	r, err := Restore(cfg, file, RestoreOptions{Replace: true})
+	if !errors.Is(err, ErrOthersRun) || !strings.Contains(err.Error(), "cp2") || r.Moved != "" {
+		t.Errorf("while cp2 answers: %v, moved %q", err, r.Moved)
+	}
+	if _, err := Restore(cfg, file, RestoreOptions{Replace: true, Beside: true}); err != nil {
+		t.Errorf("where cp2 is to be left behind: %v", err)
+	}
+	if err := writeJSON(filepath.Join(cfg.DataDir, membersFile), members); err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	if _, err := Restore(cfg, file, RestoreOptions{Replace: true}); err != nil {
+		t.Errorf("when cp2 is stopped: %v", err)
+	}
+	p.again("cp1")
+	p.holds("cp1", "a")
 }

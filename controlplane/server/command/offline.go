@@ -32,7 +32,8 @@ func restoreCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "restore FILE",
 		Short: "Make the store of this replica from a backup",
-		Long: "Make this replica the first of a new group that holds what the backup holds. Stop the daemons of all replicas first.\n" +
+		Long: "Make this replica the first of a new group that holds what the backup holds. Stop the daemons of all replicas first:\n" +
+			"while another one answers, it refuses.\n" +
 			"The whole backup is verified before anything is changed. The cluster's keys come from this data folder: after the\n" +
 			"loss of all of it, 'init' makes new ones, and workers join with new tokens.",
 		Example: "  keelson-controlplane restore /backups/today --replace\n" +
@@ -58,6 +59,8 @@ func restoreCommand() *cobra.Command {
 	c.Flags().StringVar(&o.BackupKeys, "backup-keys", "",
 		"file of keys for a backup that another cluster, or this one long ago, has encrypted")
 	identityFlag(c, &o.Identity)
+	c.Flags().BoolVar(&o.Beside, "leave-others-behind", false,
+		"also restore while other replicas answer: two clusters with the same keys are there then")
 	c.Flags().BoolVar(&o.Replace, "replace", false, "move the data of this replica aside, where there is some")
 	return c
 }
