@@ -4,8 +4,9 @@ import (
 	"errors"
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"keelson.dev/keelson/internal/virtual"
 )
 
 // A hand-over is sent again where the connection has failed while raft waits for it, and never beside one that may still arrive.
@@ -25,7 +26,7 @@ func TestHandOverIsSentAgainAfterAFailureOnly(t *testing.T) {
 		"a failure after raft's patience": {time.Second, broken, nil, []string{"kept"}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			virtual.Test(t, func(t *testing.T) {
 				var over []string
 				var answer string
 				err := askAnother(&answer, func(connection string, answer *string) error {

@@ -2,7 +2,6 @@ package stream
 
 import (
 	"testing"
-
 	"time"
 
 	v1 "k8s.io/api/core/v1"
