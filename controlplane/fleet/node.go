@@ -184,11 +184,18 @@ func mergeNodeStatus(stored, facts *v1.NodeStatus, tells bool, now metav1.Time) 
 		out.Conditions = append(out.Conditions, c)
 	}
 	for _, c := range stored.Conditions {
-		if findNodeCondition(reported, c.Type) == nil {
+		if findNodeCondition(reported, c.Type) == nil && !takenBack(c, facts) {
 			out.Conditions = append(out.Conditions, c)
 		}
 	}
 	return &out
+}
+
+// takenBack says whether a condition is one by which the agent said that its own network fails. Of the network of another product the
+// agent says nothing, and such a product may say nothing either: the node would take no pods for ever.
+func takenBack(c v1.NodeCondition, facts *v1.NodeStatus) bool {
+	speaks := findNodeCondition(facts.Conditions, v1.NodeReady) != nil
+	return c.Type == v1.NodeNetworkUnavailable && c.Reason == "NetworkPartFailed" && speaks
 }
 
 // keepExtended returns what the node says of its resources, and the extended resources that somebody else wrote into the

@@ -477,6 +477,35 @@ func TestExtendedResourcesStay(t *testing.T) {
 	}
 }
 
+// An agent whose network is another product's no longer says that its own fails; what such a product says of itself stays.
+func TestFailureOfTheNetworkIsTakenBack(t *testing.T) {
+	ready := v1.NodeCondition{Type: v1.NodeReady, Status: v1.ConditionTrue}
+	network := func(status v1.ConditionStatus, reason string) v1.NodeCondition {
+		return v1.NodeCondition{Type: v1.NodeNetworkUnavailable, Status: status, Reason: reason}
+	}
+	for _, c := range []struct {
+		name   string
+		stored v1.NodeCondition
+		facts  []v1.NodeCondition
+		want   string // the reason that is left
+	}{
+		{"it is silent now", network(v1.ConditionTrue, "NetworkPartFailed"), []v1.NodeCondition{ready}, ""},
+		{"it still says so", network(v1.ConditionTrue, "NetworkPartFailed"), []v1.NodeCondition{ready, network(v1.ConditionTrue, "NetworkPartFailed")}, "NetworkPartFailed"},
+		{"it says nothing at all yet", network(v1.ConditionTrue, "NetworkPartFailed"), nil, "NetworkPartFailed"},
+		{"all was well", network(v1.ConditionFalse, "NetworkReady"), []v1.NodeCondition{ready}, "NetworkReady"},
+		{"a product's", network(v1.ConditionTrue, "CalicoIsDown"), []v1.NodeCondition{ready}, "CalicoIsDown"},
+	} {
+		is := ""
+		got := mergeNodeStatus(&v1.NodeStatus{Conditions: []v1.NodeCondition{c.stored}}, &v1.NodeStatus{Conditions: c.facts}, false, metav1.Now())
+		if left := findNodeCondition(got.Conditions, v1.NodeNetworkUnavailable); left != nil {
+			is = left.Reason
+		}
+		if is != c.want {
+			t.Errorf("%s: %q is left, want %q", c.name, is, c.want)
+		}
+	}
+}
+
 // A node is given the Secret by which it logs in to the disk of a claim, from the claim's namespace where the volume names none, and
 // only where the volume asks for it. F110
 func TestSecretsOfDisks(t *testing.T) {
