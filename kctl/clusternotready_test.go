@@ -46,3 +46,20 @@ func TestClusterRemovesNodes(t *testing.T) {
 		t.Errorf("it is not ready: %v, %+v\n%s", err, is, said)
 	}
 }
+
+// An agent that has begun is waited for until traffic comes to its pods.
+func TestClusterAwaitsTraffic(t *testing.T) {
+	s := newSite(t)
+	s.write("", "cp1 192.0.2.11 controlplane", "w1 192.0.2.21 worker")
+	if said, err := s.kctl("up"); err != nil {
+		t.Fatalf("%v\n%s", err, said)
+	}
+	s.node("w1", "Looks", 3) // one of which sees what there is to do
+	s.write("agent: {max-pods: 60}\n", "cp1 192.0.2.11 controlplane", "w1 192.0.2.21 worker")
+	if said, err := s.kctl("up"); err != nil || !strings.Contains(said, "node w1 is ready") || s.cluster().Nodes["w1"].Looks != 0 {
+		t.Errorf("%v, %+v\n%s", err, s.cluster().Nodes["w1"], said)
+	}
+	if said, err := s.kctl("up"); err != nil || !strings.Contains(said, "nothing to do") {
+		t.Errorf("there is still to do: %v\n%s", err, said)
+	}
+}

@@ -138,12 +138,15 @@ func (s *site) cluster() (c struct {
 	Calls, Made int
 	Members     map[string]string
 	Waiting     map[string]bool
-	Nodes       map[string]struct{ Labels map[string]string }
-	Tokens      map[string]string
-	Starts      map[string]int
-	Leader      string
-	Runs        map[string]string
-	Done        []string
+	Nodes       map[string]struct {
+		Labels map[string]string
+		Looks  int
+	}
+	Tokens map[string]string
+	Starts map[string]int
+	Leader string
+	Runs   map[string]string
+	Done   []string
 }) {
 	raw, err := os.ReadFile(s.shared)
 	if err == nil {

@@ -5,8 +5,11 @@ import (
 	"context"
 	_ "embed"
 	"encoding/base64"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -17,13 +20,18 @@ type Facts struct {
 	Hostname, MachineID, Arch, Kernel string // Arch as releases name it, amd64 or arm64, else as the machine does
 	Root, Systemd                     bool
 	Cgroup                            []string // controllers of cgroup v2; none where it is not mounted
-	Programs, Modules                 map[string]bool
+	Programs                          map[string]bool
+	Modules                           map[string]bool // parts of the kernel: there, or false where it has them not; none of which it cannot be told
+	IPVS                              bool            // the kernel has it loaded
 	Addresses                         []string
-	Ports                             map[int]bool  // TCP ports that somebody listens at
-	Skew                              time.Duration // how much its clock is ahead of ours
-	SkewUnsure                        time.Duration // and how much of that is the time that asking took
-	Memory, Room                      int64         // bytes: all memory; what is free where Keelson's data goes
-	Sync                              time.Duration // how long one synchronous write takes there; 0 = unknown
+	Networks                          []Network        // the same, with their links
+	Ports                             map[int]bool     // TCP ports that somebody listens at
+	UDP                               []netip.AddrPort // that a process has; the kernel's own are not among them
+	OtherNetwork                      bool             // pods get the network of a product that has its configuration in /etc/cni/net.d
+	Skew                              time.Duration    // how much its clock is ahead of ours
+	SkewUnsure                        time.Duration    // and how much of that is the time that asking took
+	Memory, Room                      int64            // bytes: all memory; what is free where Keelson's data goes
+	Sync                              time.Duration    // how long one synchronous write takes there; 0 = unknown
 
 	// Sums are of installed files, SHA-256 by path; of releases that were put there (Cache) and of images that the agent imports too.
 	Sums            map[string]string
@@ -42,6 +50,12 @@ type Facts struct {
 	Node                  bool   // it has the certificate of a node
 	NodeName              string // of which, as the certificate says; "" where it cannot be read
 	NodeCA, ReplicaCA     string
+}
+
+// Network is an address of a link, with the length of the network that it is in.
+type Network struct {
+	Link   string
+	Prefix netip.Prefix
 }
 
 // factsScript has the shell of a machine say them.
@@ -117,6 +131,10 @@ func parseFacts(out string) (f Facts, clock time.Time, err error) {
 			f.Programs[v] = true
 		case "module":
 			f.Modules[v] = true
+		case "lacks":
+			f.Modules[v] = false
+		case "ipvs":
+			f.IPVS = true
 		case "clock":
 			clock, _ = unixTime(v)
 		case "memory":
@@ -125,6 +143,17 @@ func parseFacts(out string) (f Facts, clock time.Time, err error) {
 			f.Room = number(v) << 10
 		case "address":
 			f.Addresses = append(f.Addresses, v)
+		case "network":
+			link, p, _ := strings.Cut(v, " ")
+			if p, err := netip.ParsePrefix(p); err == nil {
+				f.Networks = append(f.Networks, Network{link, p})
+			}
+		case "udp":
+			if at, ok := socket(v); ok {
+				f.UDP = append(f.UDP, at)
+			}
+		case "othernetwork":
+			f.OtherNetwork = true
 		case "port":
 			if n, err := strconv.ParseUint(v, 16, 16); err == nil {
 				f.Ports[int(n)] = true
@@ -182,6 +211,22 @@ func archOf(machine string) string {
 		return "arm64"
 	}
 	return machine
+}
+
+// socket reads an address as /proc/net/udp writes it: words of 32 bits in the machine's own order, which is little-endian wherever
+// Keelson runs, and a port.
+func socket(s string) (netip.AddrPort, bool) {
+	at, port, _ := strings.Cut(s, ":")
+	raw, err := hex.DecodeString(at)
+	n, err2 := strconv.ParseUint(port, 16, 16)
+	if err != nil || err2 != nil || len(raw)%4 != 0 {
+		return netip.AddrPort{}, false
+	}
+	for i := 0; i < len(raw); i += 4 {
+		slices.Reverse(raw[i : i+4])
+	}
+	a, ok := netip.AddrFromSlice(raw)
+	return netip.AddrPortFrom(a.Unmap(), uint16(n)), ok
 }
 
 func number(s string) int64 {

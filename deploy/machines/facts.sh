@@ -10,15 +10,35 @@ say kernel "$(uname -r)"
 [ ! -d "$root/run/systemd/system" ] || say systemd yes
 [ ! -f "$root/sys/fs/cgroup/cgroup.controllers" ] || say cgroup "$(cat "$root/sys/fs/cgroup/cgroup.controllers" | tr ' ' ,)"
 [ "$(id -u)" != 0 ] || say root yes
-for p in nft ip tar gzip sha256sum modprobe; do ! command -v $p >/dev/null || say program $p; done
-for m in overlay br_netfilter nf_conntrack nf_tables; do
-  if [ -d "$root/sys/module/$m" ] || modprobe -n -q $m 2>/dev/null; then say module $m; fi
+for p in nft ip tar gzip sha256sum modprobe iptables iptables-save iptables-restore; do ! command -v $p >/dev/null || say program $p; done
+# A part of the kernel is loaded, modprobe finds it, or the kernel's configuration has it built in. That it is not there is said where the
+# configuration leaves it out, or modprobe knows the kernel's parts: nothing is said where nothing tells.
+parts=$root/lib/modules/$(uname -r)
+config=$( (zcat "$root/proc/config.gz" || cat "$root/boot/config-$(uname -r)" || cat "$parts/config") 2>/dev/null | grep '^CONFIG_')
+for m in overlay=OVERLAY_FS br_netfilter=BRIDGE_NETFILTER nf_conntrack=NF_CONNTRACK nf_tables=NF_TABLES vxlan=VXLAN wireguard=WIREGUARD \
+  ip_vs=IP_VS ip_vs_rr=IP_VS_RR dummy=DUMMY; do
+  built=$(printf '%s\n' "$config" | sed -n "s/^CONFIG_${m#*=}=//p")
+  m=${m%=*}
+  if [ -d "$root/sys/module/$m" ] || modprobe -n -q $m 2>/dev/null || [ "$built" = y ]; then
+    say module $m
+  elif { [ -n "$config" ] && [ -z "$built" ]; } || { [ -e "$parts/modules.builtin" ] && command -v modprobe >/dev/null; }; then
+    say lacks $m
+  fi
 done
+[ ! -e "$root/proc/net/ip_vs" ] || say ipvs yes
 say clock "$(date +%s.%N)"
 say memory "$(sed -n 's/^MemTotal: *\([0-9]*\) kB/\1/p' "$root/proc/meminfo" 2>/dev/null)"
-ip -o address show 2>/dev/null | sed -n 's/^[0-9]*: [^ ]* *inet6\{0,1\} \([^/ ]*\).*/address \1/p'
+ip -o address show 2>/dev/null | sed -n -e h -e 's/^[0-9]*: [^ ]* *inet6\{0,1\} \([^/ ]*\).*/address \1/p' \
+  -e g -e 's/^[0-9]*: \([^ ]*\) *inet6\{0,1\} \([^/ ]*\)[^/]*\(\/[0-9]*\) .*/network \1 \2\3/p'
 # A socket that listens has the state 0A; the port is in hexadecimal.
 cat "$root/proc/net/tcp" "$root/proc/net/tcp6" 2>/dev/null | sed -n 's/^ *[0-9]*: [0-9A-F]*:\([0-9A-F]\{4\}\) [0-9A-F]*:[0-9A-F]* 0A .*/port \1/p' | sort -u
+# Of UDP those count that a process has, unconnected (07). The kernel's own are of tunnels: Keelson's outlive its agent, and tunnels of
+# VXLAN share a port.
+held=" $(ls -l "$root"/proc/[0-9]*/fd 2>/dev/null | sed -n 's/.* socket:\[\([0-9]*\)]$/\1/p' | sort -u | tr '\n' ' ')"
+cat "$root/proc/net/udp" "$root/proc/net/udp6" 2>/dev/null | while read -r _ at _ state _ _ _ _ _ inode _; do
+  case "$state $held" in "07 "*" $inode "*) say udp "$at" ;; esac
+done | sort -u
+for f in "$root"/etc/cni/net.d/*.conflist "$root"/etc/cni/net.d/*.conf "$root"/etc/cni/net.d/*.json; do [ ! -f "$f" ] || say othernetwork yes; done
 at=$data
 while [ ! -d "$at" ]; do at=$(dirname "$at"); done
 df -Pk "$at" | { read -r _; read -r _ _ _ free _; say room "$free"; }

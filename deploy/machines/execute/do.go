@@ -31,7 +31,8 @@ func (s *Site) Install(ctx context.Context, steps []plan.Step) error {
 	if err := s.agents(ctx, agents); err != nil {
 		return err
 	}
-	names := names(agents)
+	begun := names(agents)
+	names := slices.Clone(begun)
 	for _, m := range of(steps, plan.Mark) {
 		if !slices.Contains(names, m.Machine) {
 			names = append(names, m.Machine)
@@ -40,7 +41,7 @@ func (s *Site) Install(ctx context.Context, steps []plan.Step) error {
 	if len(names) == 0 {
 		return nil
 	}
-	nodes, err := s.awaitNodes(ctx, names)
+	nodes, err := s.awaitNodes(ctx, names, begun)
 	if err != nil {
 		return err
 	}

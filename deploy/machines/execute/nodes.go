@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,11 +17,11 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// awaitNodes waits until all nodes are ready, and tells of each when it is.
-func (s *Site) awaitNodes(ctx context.Context, names []string) (nodes map[string]plan.Node, err error) {
+// awaitNodes waits until all nodes are ready, and tells of each when it is. begun are those whose agent has only just begun.
+func (s *Site) awaitNodes(ctx context.Context, names, begun []string) (nodes map[string]plan.Node, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, readyLimit, fmt.Errorf("not ready in %v", readyLimit))
 	defer cancel()
-	told := map[string]bool{}
+	told, seen := map[string]bool{}, looks{}
 	missing := ""
 	err = wait.For(ctx, pollEvery, func() error {
 		if nodes, err = s.nodes(ctx); err != nil {
@@ -28,20 +29,13 @@ func (s *Site) awaitNodes(ctx context.Context, names []string) (nodes map[string
 		}
 		var errs []error
 		for _, name := range names {
-			n, ok := nodes[name]
-			switch {
-			case ok && n.Ready:
-				if !told[name] {
-					s.Tell("node %s is ready", name)
-				}
+			if err := seen.at(name, slices.Contains(begun, name), nodes); err != nil {
+				errs = append(errs, err)
+				missing = name
+			} else if !told[name] {
+				s.Tell("node %s is ready", name)
 				told[name] = true
-				continue
-			case !ok:
-				errs = append(errs, fmt.Errorf("there is no node %s yet", name))
-			default:
-				errs = append(errs, fmt.Errorf("node %s: %s", name, n.Why))
 			}
-			missing = name
 		}
 		return errors.Join(errs...)
 	})
@@ -52,6 +46,29 @@ func (s *Site) awaitNodes(ctx context.Context, names []string) (nodes map[string
 		}
 	}
 	return nodes, err
+}
+
+// looks counts how often in a row a node was well.
+type looks map[string]int
+
+// at says why a node is not of use; nil where it is. One whose agent has only just begun has pods that are reached, too, and is looked at
+// twice: it is ready before it has made its routes and rules, and says of those what fails.
+func (l looks) at(name string, begun bool, nodes map[string]plan.Node) error {
+	n, ok := nodes[name]
+	well := l[name]
+	l[name] = 0
+	switch {
+	case !ok:
+		return fmt.Errorf("there is no node %s yet", name)
+	case !n.Ready:
+		return fmt.Errorf("node %s: %s", name, n.Why)
+	case begun && n.Network != "":
+		return fmt.Errorf("node %s: its pods are not reached: %s", name, n.Network)
+	}
+	if l[name] = well + 1; begun && well == 0 {
+		return fmt.Errorf("node %s: its agent has only just begun", name)
+	}
+	return nil
 }
 
 // explained adds what a daemon said last.

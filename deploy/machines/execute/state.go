@@ -118,7 +118,12 @@ func (s status) members() map[string]plan.Member {
 // nodePath prints what is needed of each Node, a line each: with all that Nodes say, a thousand would be too much. What may hold any
 // text is printed as JSON, in which a line stays one.
 const nodePath = `jsonpath={range .items[*]}{.metadata.name}{"\t"}{.metadata.labels}{"\t"}{.spec.taints}{"\t"}{.metadata.annotations.keelson\.dev/cluster-file}{"\t"}` +
-	`{.status.addresses}{"\t"}{.status.conditions[?(@.type=="Ready")]}{"\t"}{.spec.unschedulable}{"\n"}{end}`
+	`{.status.addresses}{"\t"}{.status.conditions[?(@.type=="Ready")]}{"\t"}{.spec.unschedulable}{"\t"}` +
+	`{.status.conditions[?(@.type=="NetworkUnavailable")]}{"\n"}{end}`
+
+// partFailed is the reason by which an agent says that routes or rules of Services are not in place. The condition may be another's: of
+// a network product, which tells of itself and may be waiting for what is installed after the cluster.
+const partFailed = "NetworkPartFailed"
 
 func (s *Site) nodes(ctx context.Context) (map[string]plan.Node, error) {
 	raw, err := s.kctl(ctx, apiLimit, "get", "nodes", "-o", nodePath, "--request-timeout=30s")
@@ -135,17 +140,17 @@ func parseNodes(raw string) (map[string]plan.Node, error) {
 			continue
 		}
 		cells := strings.Split(line, "\t")
-		if len(cells) != 7 {
-			return nil, fmt.Errorf("what 'kctl get nodes' says: a line of %d parts, want 7: %.100q. A Node whose annotation keelson.dev/cluster-file is not as 'kctl cluster up' wrote it says such a thing: take it off", len(cells), line)
+		if len(cells) != 8 {
+			return nil, fmt.Errorf("what 'kctl get nodes' says: a line of %d parts, want 8: %.100q. A Node whose annotation keelson.dev/cluster-file is not as 'kctl cluster up' wrote it says such a thing: take it off", len(cells), line)
 		}
 		n := plan.Node{Record: cells[3], Unschedulable: cells[6] == "true"}
 		var taints []struct{ Key, Value, Effect string }
 		var addresses []struct{ Type, Address string }
-		var ready struct{ Status, Message string }
+		var ready, network struct{ Status, Reason, Message string }
 		for _, of := range []struct {
 			cell string
 			to   any
-		}{{cells[1], &n.Labels}, {cells[2], &taints}, {cells[4], &addresses}, {cells[5], &ready}} {
+		}{{cells[1], &n.Labels}, {cells[2], &taints}, {cells[4], &addresses}, {cells[5], &ready}, {cells[7], &network}} {
 			if of.cell == "" {
 				continue
 			}
@@ -154,6 +159,9 @@ func parseNodes(raw string) (map[string]plan.Node, error) {
 			}
 		}
 		n.Ready, n.Why = ready.Status == "True", ready.Message
+		if network.Status == "True" && network.Reason == partFailed {
+			n.Network = network.Message
+		}
 		for _, t := range taints {
 			if t.Value != "" {
 				t.Key += "=" + t.Value

@@ -45,8 +45,13 @@ func TestNodesAreRead(t *testing.T) {
 	ill := v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w2"}}
 	ill.Status.Conditions = []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionFalse, Message: "no runtime:\n\tline 2\n"}}
 	silent := v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w3"}}
-	nodes, err := parseNodes(printed(t, well, ill, silent))
-	if err != nil || len(nodes) != 3 {
+	network := func(name string, status v1.ConditionStatus, reason string) v1.Node {
+		n := v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		n.Status.Conditions = []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue}, {Type: v1.NodeNetworkUnavailable, Status: status, Reason: reason, Message: "routes:\tno\nvxlan"}}
+		return n
+	}
+	nodes, err := parseNodes(printed(t, well, ill, silent, network("w4", v1.ConditionTrue, "NetworkPartFailed"), network("w5", v1.ConditionFalse, "NetworkReady"), network("w6", v1.ConditionTrue, "CalicoIsDown")))
+	if err != nil || len(nodes) != 6 {
 		t.Fatalf("%+v, %v", nodes, err)
 	}
 	if n := nodes["w1"]; !n.Ready || !n.Unschedulable || n.Address != "192.0.2.21" || n.Record != `{"labels":["disk"]}` || !maps.Equal(n.Labels, well.Labels) || !slices.Equal(n.Taints, []string{"a=b:NoSchedule", "c:NoExecute"}) {
@@ -57,6 +62,12 @@ func TestNodesAreRead(t *testing.T) {
 	}
 	if n := nodes["w3"]; n.Ready || n.Unschedulable {
 		t.Errorf("w3 is %+v", n)
+	}
+	// What keeps traffic from pods is the agent's to say, and not that of a network product, which may come later.
+	for name, want := range map[string]string{"w1": "", "w3": "", "w4": "routes:\tno\nvxlan", "w5": "", "w6": ""} {
+		if is := nodes[name].Network; is != want {
+			t.Errorf("%s says of its network %q, want %q", name, is, want)
+		}
 	}
 	// What cannot be read is no Node that is not there.
 	well.Annotations["keelson.dev/cluster-file"] = "one\nother"

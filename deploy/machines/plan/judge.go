@@ -140,11 +140,8 @@ func (j *judge) machine(h machines.Host, f machines.Facts) {
 		}
 	}
 	if h.Is(machines.Worker) {
-		for _, m := range []string{"overlay", "nf_tables", "nf_conntrack", "br_netfilter"} {
-			if !f.Modules[m] {
-				j.grave(h.Name, "its kernel has no "+m, "install the kernel's other modules, such as linux-modules-extra")
-			}
-		}
+		j.parts(h, f, "", "overlay", "nf_tables", "nf_conntrack", "br_netfilter")
+		j.network(h, f)
 	}
 	if !slices.Contains(f.Addresses, h.Address) && len(f.Addresses) > 0 {
 		j.grave(h.Name, "does not have the address "+h.Address+" of the file: it has "+printable(strings.Join(f.Addresses[:min(8, len(f.Addresses))], ", ")),

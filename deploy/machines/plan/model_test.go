@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"net/netip"
 	"reflect"
 	"slices"
 	"strings"
@@ -23,10 +24,10 @@ type world struct {
 func emptyFacts() machines.Facts {
 	f := machines.Facts{Arch: "amd64", Kernel: "6.1.0-18-amd64", Root: true, Systemd: true, Cgroup: []string{"cpu", "memory", "pids"}, Memory: 2 << 30, Room: 20 << 30,
 		Programs: map[string]bool{}, Modules: map[string]bool{}, Ports: map[int]bool{}, Sums: map[string]string{}, Active: map[string]bool{}, Enabled: map[string]bool{}, Stale: map[string]bool{}}
-	for _, p := range []string{"tar", "gzip", "sha256sum", "nft", "ip"} {
+	for _, p := range []string{"tar", "gzip", "sha256sum", "nft", "ip", "iptables", "iptables-save", "iptables-restore"} {
 		f.Programs[p] = true
 	}
-	for _, m := range []string{"overlay", "nf_tables", "nf_conntrack", "br_netfilter"} {
+	for _, m := range []string{"overlay", "nf_tables", "nf_conntrack", "br_netfilter", "vxlan", "wireguard", "ip_vs", "ip_vs_rr", "dummy"} {
 		f.Modules[m] = true
 	}
 	return f
@@ -72,6 +73,7 @@ func newWorld(c machines.Cluster) *world {
 	for _, h := range c.Hosts {
 		f := emptyFacts()
 		f.MachineID, f.Addresses = h.Name, []string{h.Address}
+		f.Networks = []machines.Network{{Link: "lo", Prefix: netip.MustParsePrefix("127.0.0.1/8")}, {Link: "eth0", Prefix: netip.MustParsePrefix(h.Address + "/24")}}
 		w.facts[h.Name] = f
 	}
 	return w

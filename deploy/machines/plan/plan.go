@@ -53,6 +53,7 @@ type Member struct {
 type Node struct {
 	Ready, Unschedulable bool
 	Why                  string // it is not ready
+	Network              string // what keeps traffic from its pods, as its agent says; "" = nothing
 	Address              string
 	Labels               map[string]string
 	Taints               []string // KEY[=VALUE]:EFFECT

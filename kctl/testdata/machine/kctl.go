@@ -90,7 +90,12 @@ func (c *cluster) kctl(args []string) int {
 			}
 			raw, _ := json.Marshal(taints)
 			ready, _ := json.Marshal(map[string]string{"type": "Ready", "status": map[bool]string{true: "True", false: "False"}[n.Trouble == ""], "message": n.Trouble})
-			fmt.Printf("%s\t%s\t%s\t%s\t[{\"address\":%q,\"type\":\"InternalIP\"}]\t%s\t\n", name, labels, raw, n.Record, n.Address, ready)
+			network := `{"type":"NetworkUnavailable","status":"False","reason":"NetworkReady"}`
+			if n.Looks > 0 {
+				n.Looks--
+				network = `{"type":"NetworkUnavailable","status":"True","reason":"NetworkPartFailed","message":"routes: no vxlan"}`
+			}
+			fmt.Printf("%s\t%s\t%s\t%s\t[{\"address\":%q,\"type\":\"InternalIP\"}]\t%s\t\t%s\n", name, labels, raw, n.Record, n.Address, ready, network)
 		}
 	case "delete node":
 		delete(c.Nodes, args[2])

@@ -28,6 +28,7 @@ type node struct {
 	Closed  bool   // no pods come
 	Held    bool   // a pod does not leave it
 	Trouble string // it is not ready, and says this
+	Looks   int    // for how many more its agent says that traffic does not come to its pods
 }
 
 // replaced is a dead replica and who has its vote.
