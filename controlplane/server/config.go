@@ -73,6 +73,8 @@ type Config struct {
 	certificateLife time.Duration
 	// verifyBytes replaces how long a backup may be that this replica verifies; tests shorten it.
 	verifyBytes int64
+	// wired is called with the replica before it runs; tests ask its parts.
+	wired func(*Replica)
 	// guest is set for a replica that serves a backup (servebackup.go): it does none of the leader's work.
 	guest *guest
 	// featureLevel makes this replica one of a release that understands another level; tests set it.

@@ -318,3 +318,26 @@ func (p *plane) knock(t *testing.T, to string, conf *tls.Config) error {
 	_, err = conn.Read(make([]byte, 1)) // a server that took it says its settings
 	return err
 }
+
+// wiredReplicas are those of a plane that run, or ran last.
+type wiredReplicas struct {
+	mu     sync.Mutex
+	byName map[string]*Replica
+}
+
+func (w *wiredReplicas) note(c *Config) {
+	c.wired = func(r *Replica) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.byName == nil {
+			w.byName = map[string]*Replica{}
+		}
+		w.byName[r.cfg.Name] = r
+	}
+}
+
+func (w *wiredReplicas) get(name string) *Replica {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.byName[name]
+}

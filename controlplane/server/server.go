@@ -130,6 +130,9 @@ func Run(ctx context.Context, cfg Config) error {
 		return fmt.Errorf("replica %s: %w", cfg.Name, err)
 	}
 	defer r.listeners.close()
+	if cfg.wired != nil {
+		cfg.wired(r)
+	}
 	if a := r.sharedAddress(); a != nil {
 		err := sharedaddress.Permitted()
 		if err == nil {
@@ -165,18 +168,6 @@ func Run(ctx context.Context, cfg Config) error {
 		lifecycle.Part{Name: "guest", Run: r.beGuest},
 		lifecycle.Part{Name: "leader", Run: func(ctx context.Context) error { return r.store.Lead(ctx, r.lead) }},
 	)
-}
-
-// serve runs the API until told ends, or all does; then it ends all.
-func (r *Replica) serve(told, all context.Context, end func()) error {
-	ctx, cancel := context.WithCancel(all)
-	defer cancel()
-	defer context.AfterFunc(told, cancel)()
-	err := r.api.Run(ctx)
-	if told.Err() != nil {
-		end()
-	}
-	return err
 }
 
 // runStore runs the store, when it is safe that it takes part in the group.

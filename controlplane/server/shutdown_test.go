@@ -4,9 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -17,6 +21,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 )
 
 // A replica that is told to end answers what it was asked before its store ends: whoever is refused was not heard.
@@ -57,6 +62,69 @@ func TestAPIEndsBeforeTheStore(t *testing.T) {
 	if written.Load() == before {
 		t.Error("nothing was written after the replica was told to end")
 	}
+}
+
+// A leader that is told to end has another replica lead, and has no right to the address that replicas share any more, while
+// it still lets clients in; a request that it has heard of is answered well.
+func TestLeaderHandsOverBeforeItsAPIEnds(t *testing.T) {
+	const delay = 5 * time.Second // a few questions are asked in it, on a machine that may be busy
+	var replicas wiredReplicas
+	p := newPlane(t, 3, func(c *Config) { c.ShutdownDelay = delay; replicas.note(c) })
+	old := p.status("cp1").Leader
+	others := slices.DeleteFunc([]string{"cp1", "cp2", "cp3"}, func(n string) bool { return n == old })
+	if err := replicas.get(old).leadsReady(t.Context()); err != nil {
+		t.Fatalf("%s has no right to the shared address: %v", old, err)
+	}
+	client, err := rest.HTTPClientFor(p.rest(old))
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, send := io.Pipe()
+	url := p.rest(old).Host + "/api/v1/namespaces/default/configmaps"
+	answered := make(chan error, 1)
+	go func() {
+		resp, err := client.Post(url, "application/json", body)
+		if err == nil {
+			resp.Body.Close()
+			if resp.StatusCode != http.StatusCreated {
+				err = errors.New(resp.Status)
+			}
+		}
+		answered <- err
+	}()
+	if _, err := io.WriteString(send, `{"apiVersion":"v1","kind":"ConfigMap",`); err != nil { // returns once the client has taken it
+		t.Fatal(err)
+	}
+	stopped := make(chan error, 1)
+	go func() { stopped <- p.members[old].stop() }()
+	eventually(t, func() error {
+		for _, name := range others {
+			if now := p.status(name).Leader; now == "" || now == old {
+				return fmt.Errorf("%s says that %q leads", name, now)
+			}
+		}
+		return nil
+	})
+	if err := replicas.get(old).leadsReady(t.Context()); err == nil {
+		t.Errorf("%s has a right to the shared address still", old)
+	}
+	conn, err := net.Dial("tcp", strings.TrimPrefix(p.rest(old).Host, "https://"))
+	if err != nil {
+		t.Errorf("another replica leads only after %s has let nobody in any more: %v", old, err)
+	} else {
+		conn.Close()
+	}
+	if _, err := io.WriteString(send, `"metadata":{"name":"long"}}`); err != nil {
+		t.Error(err)
+	}
+	send.Close()
+	if err := <-answered; err != nil {
+		t.Errorf("the request that was under way: %v", err)
+	}
+	if err := <-stopped; err != nil {
+		t.Error(err)
+	}
+	p.holds(others[0], "long")
 }
 
 // What files say of authentication and authorization is read when a replica starts, and wrong ones keep it from

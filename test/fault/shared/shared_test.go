@@ -3,8 +3,10 @@ package shared
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -28,8 +30,8 @@ const (
 
 func TestMain(m *testing.M) { os.Exit(bed.MainWith([]string{flag}, "", m)) }
 
-// The API is asked at the shared address from a worker while the leader is killed, frozen and cut off: it answers again each
-// time, by another replica; what a replica that was lost had of the address goes, and one that is stopped leaves nothing.
+// The API is asked at the shared address from a worker while the leader is killed, frozen, cut off and stopped in good order: it
+// answers again each time, by another replica; what a replica that was lost had of the address goes, and one that is stopped leaves nothing.
 func TestAddressFollowsTheLeader(t *testing.T) {
 	if flags := bed.Lab().Config.ControlPlaneFlags; len(flags) == 0 || flags[0] != flag {
 		t.Skipf("the lab that is up has no %s", flag)
@@ -55,6 +57,7 @@ func TestAddressFollowsTheLeader(t *testing.T) {
 	}
 	bed.Eventually(t, patience, ask)
 	lab := bed.Lab()
+	gap := map[string]time.Duration{}
 	for _, f := range []struct {
 		name     string
 		do, undo func(string) error
@@ -62,6 +65,7 @@ func TestAddressFollowsTheLeader(t *testing.T) {
 		{"kill -9", func(h string) error { return lab.KillDaemon(t.Context(), h) }, func(h string) error { return lab.Restart(t.Context(), h) }},
 		{"freeze", lab.Pause, lab.Resume},
 		{"cut off", lab.Partition, lab.Heal},
+		{"stop", func(h string) error { return stopInUse(t, h, tlsCfg) }, func(h string) error { return lab.Restart(t.Context(), h) }},
 	} {
 		leader, _ := bed.Leader(t, patience)
 		bed.Eventually(t, patience, func() error { return only(t, leader) })
@@ -99,8 +103,12 @@ func TestAddressFollowsTheLeader(t *testing.T) {
 		})
 		stop()
 		asking.Wait()
+		gap[f.name] = answers.longest
 		t.Logf("%s of %s: no answer for %s, %d questions failed; after %s only the new leader had the address", f.name, leader,
 			answers.longest.Round(time.Millisecond), answers.failed, alone.Round(time.Millisecond))
+	}
+	if gap["stop"] > gap["freeze"] {
+		t.Errorf("a leader that is stopped in good order is missed for %s, one that hangs for %s", gap["stop"], gap["freeze"])
 	}
 	leader, _ := bed.Leader(t, patience)
 	if err := lab.Stop(t.Context(), leader); err != nil {
@@ -113,6 +121,40 @@ func TestAddressFollowsTheLeader(t *testing.T) {
 		t.Fatal(err)
 	}
 	bed.Eventually(t, patience, ask)
+}
+
+// stopInUse stops the leader while a request at the shared address is under way, as one that follows a log is for hours. It ends
+// when another replica leads.
+func stopInUse(t *testing.T, leader string, tlsCfg *tls.Config) error {
+	t.Helper()
+	w1 := bed.Host(t, "w1")
+	body, send := io.Pipe()
+	web := http.Client{Transport: &http.Transport{TLSClientConfig: tlsCfg,
+		DialContext: func(ctx context.Context, _, at string) (net.Conn, error) { return w1.Dial(ctx, at) }}}
+	var held sync.WaitGroup
+	defer held.Wait()
+	defer send.Close()
+	held.Go(func() {
+		resp, err := web.Post("https://"+net.JoinHostPort(address, "6443")+"/api/v1/namespaces/default/configmaps", "application/json", body)
+		if err != nil {
+			body.CloseWithError(err)
+			return
+		}
+		resp.Body.Close()
+	})
+	if _, err := io.WriteString(send, "{"); err != nil {
+		return fmt.Errorf("a request at the shared address: %w", err)
+	}
+	stopped := make(chan error, 1)
+	go func() { stopped <- bed.Lab().Stop(t.Context(), leader) }()
+	bed.Eventually(t, patience, func() error {
+		if now, _ := bed.Leader(t, patience); now == leader {
+			return fmt.Errorf("%s leads still", leader)
+		}
+		return nil
+	})
+	send.Close()
+	return <-stopped
 }
 
 // has fails unless it is so that a host has the address.
