@@ -322,16 +322,19 @@ func (r *Replica) serveMember(w http.ResponseWriter, req *http.Request, d *deed)
 		return
 	}
 	member := slices.ContainsFunc(r.store.Status().Members, func(m raftstore.Member) bool { return m.ID == name })
+	var note *removalNote
 	if member && api.CallerOf(req.Context()).User.Name != replicaUser+name { // one that leaves to be taken in anew keeps its disk
-		// Before it goes: this replica may be the one, and writes nothing any more then. Nothing is told of who stays after all.
-		note, cancel := context.WithTimeout(ctx, noteTimeout)
-		err := r.noteRemoved(note, name, "", r.keys.all(), time.Now())
+		// Before it goes: this replica may be the one, and writes nothing any more then.
+		limited, cancel := context.WithTimeout(ctx, noteTimeout)
+		var err error
+		note, err = r.noteRemoved(limited, name, "", r.keys.all(), time.Now())
 		cancel()
 		if err != nil {
 			r.log.Error("that a removed member has had the keys is not written down", "member", name, "err", err)
 		}
 	}
 	if err := r.removeMember(ctx, name); err != nil {
+		r.takeBack(ctx, note, err)
 		refuseStore(w, err)
 		return
 	}

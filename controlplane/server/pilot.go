@@ -150,11 +150,13 @@ func (r *Replica) removeDead(ctx context.Context, system *client.Client, d autop
 		return err
 	}
 	// Its keys are worth no more than those of one that an operator removes.
-	if err := r.noteRemoved(ctx, d.Dead, d.Why, r.keys.all(), time.Now()); err != nil {
+	note, err := r.noteRemoved(ctx, d.Dead, d.Why, r.keys.all(), time.Now())
+	if err != nil {
 		return fmt.Errorf("writing down which keys %s has had: %w", d.Dead, err)
 	}
 	began := time.Now()
-	err := r.store.RemoveSilent(ctx, d.Dead)
+	err = r.store.RemoveSilent(ctx, d.Dead)
+	r.takeBack(ctx, note, err)
 	r.recordReplaced(d, err, time.Since(began))
 	if err == nil {
 		r.tellReplaced(ctx, system, v1.EventTypeWarning, "ReplicaRemoved", d.Why)

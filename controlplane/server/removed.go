@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -54,32 +55,84 @@ func (r *Replica) storedRemoved(ctx context.Context) (rec removedMembers, at raf
 	return rec, it.Modified, nil
 }
 
+// removalNote is what noteRemoved has changed, by which that can be taken back.
+type removalNote struct {
+	gone  removedMember
+	after []removedMember // of whom something was told until then
+}
+
 // noteRemoved writes down that a replica that is about to be removed has had these keys. Asked for again, it is the last time that counts.
-func (r *Replica) noteRemoved(ctx context.Context, name, why string, had []api.ClusterKeyHeld, now time.Time) error {
+// The note is nil where nothing was written.
+func (r *Replica) noteRemoved(ctx context.Context, name, why string, had []api.ClusterKeyHeld, now time.Time) (*removalNote, error) {
 	for {
 		rec, at, err := r.storedRemoved(ctx)
 		if err != nil || rec.Version > removedVersion {
-			return err
+			return nil, err
 		}
-		gone := removedMember{name, now.UnixMilli(), idsByKind(had), api.Clip(why, maxRemovedWhy)}
-		rec.Members = slices.DeleteFunc(rec.Members, func(m removedMember) bool {
-			return len(stillGood(m, had)) == 0 || m.Name == name && maps.EqualFunc(m.Keys, gone.Keys, slices.Equal)
+		note := &removalNote{gone: removedMember{name, now.UnixMilli(), idsByKind(had), api.Clip(why, maxRemovedWhy)}}
+		rec.Members = slices.DeleteFunc(rec.Members, func(m removedMember) bool { return len(stillGood(m, had)) == 0 })
+		rest := slices.DeleteFunc(slices.Clone(rec.Members), func(m removedMember) bool {
+			return m.Name == name && maps.EqualFunc(m.Keys, note.gone.Keys, slices.Equal)
 		})
-		rec.Members = append(rec.Members, gone)
-		rec.Members = rec.Members[max(0, len(rec.Members)-maxRemoved):]
-		raw, err := json.Marshal(rec)
-		if err != nil {
-			return err
+		rest = rest[max(0, len(rest)+1-maxRemoved):]
+		for _, m := range rec.Members {
+			if !slices.ContainsFunc(rest, m.is) {
+				note.after = append(note.after, m)
+			}
 		}
-		op := raftstore.Update(removedKey, raw, at)
-		if at == 0 {
-			op = raftstore.Create(removedKey, raw)
-		}
-		_, err = r.store.Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{op}})
-		if !conflicts(err) {
-			return err
+		rec.Members = append(rest, note.gone)
+		if err = r.commitRemoved(ctx, rec, at); !conflicts(err) {
+			return note, err
 		}
 	}
+}
+
+// is reports whether both are of one removal.
+func (m removedMember) is(other removedMember) bool { return m.Name == other.Name && m.At == other.At }
+
+// takeBack undoes a note when the removal that it was made for was refused: whoever stays keeps the keys rightly, and what
+// was told before is told again. Where the removal may have come to pass the note stands.
+func (r *Replica) takeBack(ctx context.Context, note *removalNote, refused error) {
+	if note == nil || !errors.Is(refused, raftstore.ErrNoMajority) && !errors.Is(refused, raftstore.ErrInvalid) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), noteTimeout)
+	defer cancel()
+	for {
+		rec, at, err := r.storedRemoved(ctx)
+		i := slices.IndexFunc(rec.Members, note.gone.is)
+		if err == nil && (rec.Version > removedVersion || i < 0) {
+			return // of a later release, or dismissed meanwhile, or removed by somebody else
+		}
+		if err == nil {
+			rec.Members = append(slices.Delete(rec.Members, i, i+1), note.after...)
+			slices.SortStableFunc(rec.Members, func(a, b removedMember) int { return cmp.Compare(a.At, b.At) })
+			rec.Members = rec.Members[max(0, len(rec.Members)-maxRemoved):]
+			err = r.commitRemoved(ctx, rec, at)
+		}
+		if conflicts(err) {
+			continue
+		}
+		if err != nil {
+			r.log.Error("a replica stays a member, and 'kctl cluster certs' tells that it was removed: 'kctl cluster rotate --dismiss NAME' mends that, unless another one of the name was",
+				"name", note.gone.Name, "err", err)
+		}
+		return
+	}
+}
+
+// commitRemoved writes the record where it is as it was read.
+func (r *Replica) commitRemoved(ctx context.Context, rec removedMembers, at raftstore.Revision) error {
+	raw, err := json.Marshal(rec)
+	if err != nil {
+		return err
+	}
+	op := raftstore.Update(removedKey, raw, at)
+	if at == 0 {
+		op = raftstore.Create(removedKey, raw)
+	}
+	_, err = r.store.Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{op}})
+	return err
 }
 
 // dismissRemoved forgets that a replica was removed. ErrUnknownMember where none of the name is known to have been.
@@ -101,12 +154,7 @@ func (r *Replica) dismissRemoved(ctx context.Context, name string) error {
 			return fmt.Errorf("%w was removed: replica %q is not among [%s]", raftstore.ErrUnknownMember, name, strings.Join(known, ", "))
 		}
 		rec.Members = rest
-		raw, err := json.Marshal(rec)
-		if err != nil {
-			return err
-		}
-		_, err = r.store.Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Update(removedKey, raw, at)}})
-		if !conflicts(err) {
+		if err = r.commitRemoved(ctx, rec, at); !conflicts(err) {
 			return err
 		}
 	}
