@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/rest"
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
@@ -168,6 +169,19 @@ func (b *bundle) text(ctx context.Context, name, path string) {
 	b.add(name, []byte(redact.Text(string(raw))))
 }
 
+// agentSettings puts in those of an agent. One of the release before answers that there is no such path.
+func (b *bundle) agentSettings(ctx context.Context, name, path string) {
+	raw, err := b.ask(ctx, "GET", path, nil)
+	if apierrors.IsNotFound(err) {
+		err = fmt.Errorf("the agent is of a release before, which tells no settings, or there is no such node: %w", err)
+	}
+	if err != nil {
+		b.miss(name, err)
+		return
+	}
+	b.add(name, []byte(redact.Text(string(raw))))
+}
+
 // collect asks for everything, some at once.
 func (b *bundle) collect(ctx context.Context, nodes []string) {
 	b.add("kctl.txt", []byte(fmt.Sprintf("kctl %s\nmade %s\n", Version, time.Now().UTC().Format(time.RFC3339))))
@@ -196,6 +210,7 @@ func (b *bundle) collect(ctx context.Context, nodes []string) {
 			at := "/api/v1/nodes/" + name + "/proxy"
 			b.text(ctx, "nodes/"+name+"/agent.log", at+api.AgentLogPath)
 			b.text(ctx, "nodes/"+name+"/metrics.txt", at+"/metrics")
+			b.agentSettings(ctx, "nodes/"+name+"/settings.txt", at+api.AgentSettingsPath)
 		})
 	}
 	turns := make(chan struct{}, supportAtOnce)

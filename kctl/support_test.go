@@ -37,8 +37,12 @@ func (p aLeakyPlane) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			Log: "level=INFO msg=fine\nlevel=ERROR err=\"Bearer " + planted + "\"\n", Metrics: "up 1\n"})
 		reply(string(raw))
 	case r.URL.Path == "/api/v1/nodes":
-		reply(`{"kind":"NodeList","items":[{"metadata":{"name":"w1"},"status":{"conditions":[{"type":"Ready","status":"True"}]}},{"metadata":{"name":"w2","annotations":{"a":"` + planted + `"}}}]}`)
-	case strings.HasSuffix(r.URL.Path, "/agent.log"), strings.Contains(r.URL.Path, "/nodes/w1/proxy/"):
+		reply(`{"kind":"NodeList","items":[{"metadata":{"name":"w1"},"status":{"conditions":[{"type":"Ready","status":"True"}]}},{"metadata":{"name":"w2","annotations":{"a":"` + planted + `"}}},{"metadata":{"name":"w3"}}]}`)
+	case strings.HasSuffix(r.URL.Path, "/nodes/w1/proxy"+api.AgentSettingsPath):
+		_, _ = io.WriteString(w, "release: v9\nnode-name: w1\ntoken: "+planted+"\nregistry-mirror: https://joe:"+planted+"@host\n")
+	case strings.HasSuffix(r.URL.Path, "/nodes/w3/proxy"+api.AgentSettingsPath):
+		http.Error(w, "404 page not found: this node serves /healthz", http.StatusNotFound) // as an agent of the release before
+	case strings.HasSuffix(r.URL.Path, "/agent.log"), strings.Contains(r.URL.Path, "/nodes/w1/proxy/"), strings.Contains(r.URL.Path, "/nodes/w3/proxy/"):
 		_, _ = io.WriteString(w, "secret: "+planted+"\nan agent's line\n")
 	case strings.Contains(r.URL.Path, "/nodes/w2/proxy/"):
 		refuse(w, 503, "the agent of w2 is not connected, password="+planted)
@@ -109,12 +113,15 @@ func TestSupportBundle(t *testing.T) {
 	}
 	for name, want := range map[string]string{
 		"CONTENTS.txt": "  nodes/w2/agent.log\tthe", "status.txt": "cp1", "status.json": `"leader": "cp1"`, "replicas/cp1/daemon.log": "msg=fine", "replicas/cp4/metrics.txt": "up 1",
-		"replicas/cp1/settings.txt": "backup-folder: /backups", "nodes/w1/agent.log": "an agent's line", "objects/pods.json": `"image": "app:7"`, "objects/nodes.json": `"name": "w2"`,
+		"replicas/cp1/settings.txt": "backup-folder: /backups", "nodes/w1/agent.log": "an agent's line", "nodes/w1/settings.txt": "node-name: w1", "nodes/w3/agent.log": "an agent's line", "objects/pods.json": `"image": "app:7"`, "objects/nodes.json": `"name": "w2"`,
 		"objects/events.json": "web-0", "version.json": "note", "kctl.txt": "kctl ",
 	} {
 		if !strings.Contains(files[name], want) {
 			t.Errorf("%s does not say %q:\n%s", name, want, files[name])
 		}
+	}
+	if _, missing, _ := strings.Cut(files["CONTENTS.txt"], "Missing:"); !strings.Contains(missing, "nodes/w3/settings.txt\tthe agent is of a release before") {
+		t.Errorf("of an agent of the release before it says:%s", missing)
 	}
 	for _, p := range supportKinds {
 		if _, ok := files["objects/"+path.Base(p)+".json"]; !ok {

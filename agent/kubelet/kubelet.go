@@ -46,6 +46,7 @@ type Config struct {
 	Summary           func(ctx context.Context, w io.Writer, cpuAndMemory bool) error
 	Pods              func() []*v1.Pod
 	Logged            func() []byte // the last lines of the agent's own log
+	Settings          func() []byte // the agent's, a line for each
 	Log               *slog.Logger  // may be nil
 
 	connections door.Limits // of tests
@@ -137,8 +138,11 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // agentLog is where the last lines of the agent's own log are, below the path where kubelet has the node's logs.
 const agentLog = "/logs/keelson-agent.log"
 
+// agentSettings is where its settings are, for those who may read its log.
+const agentSettings = "/logs/keelson-agent-settings.txt"
+
 // served is what there is, for those who ask for something else.
-const served = "this node serves /healthz, /metrics, /metrics/resource, /stats/summary, /pods and " + agentLog + "; " +
+const served = "this node serves /healthz, /metrics, /metrics/resource, /stats/summary, /pods, " + agentLog + " and " + agentSettings + "; " +
 	"logs of containers, exec, attach and port-forward go through the API server"
 
 func (s *Server) answer(w http.ResponseWriter, r *http.Request) {
@@ -149,11 +153,7 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request) {
 	var serve func()
 	switch r.URL.Path {
 	case "/healthz", "/healthz/ping":
-		serve = func() {
-			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-			_, err := io.WriteString(w, "ok")
-			s.ended(r, err)
-		}
+		serve = func() { s.text(w, r, []byte("ok")) }
 	case "/metrics/resource":
 		serve = func() { prometheus(s.cfg.Resource) }
 	case "/metrics":
@@ -163,11 +163,9 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request) {
 	case "/pods", "/pods/", "/runningpods", "/runningpods/":
 		serve = func() { s.pods(w, r) }
 	case agentLog:
-		serve = func() {
-			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-			_, err := w.Write(s.cfg.Logged())
-			s.ended(r, err)
-		}
+		serve = func() { s.text(w, r, s.cfg.Logged()) }
+	case agentSettings:
+		serve = func() { s.text(w, r, s.cfg.Settings()) }
 	default:
 		http.Error(w, "404 page not found: "+served, http.StatusNotFound)
 		return
@@ -178,6 +176,12 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	serve()
+}
+
+func (s *Server) text(w http.ResponseWriter, r *http.Request, content []byte) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	_, err := w.Write(content)
+	s.ended(r, err)
 }
 
 // ended notes an answer that was not finished; most often nobody reads it any more.

@@ -136,7 +136,7 @@ func newBed(t *testing.T, change ...func(*Config)) *bed {
 			_, err := fmt.Fprintf(w, `{"only":%v}`, only)
 			return err
 		},
-		Logged: func() []byte { return []byte("the last line\n") }, Pods: func() []*v1.Pod {
+		Logged: func() []byte { return []byte("the last line\n") }, Settings: func() []byte { return []byte("node-name: w1\n") }, Pods: func() []*v1.Pod {
 			running := v1.PodStatus{Phase: v1.PodRunning}
 			return []*v1.Pod{{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, {ObjectMeta: metav1.ObjectMeta{Name: "b"}, Status: running}}
 		}}
@@ -214,6 +214,8 @@ func TestWhoMay(t *testing.T) {
 		{"metrics alone: not pods", plain, "GET", "/pods", "token-of-scraper", 403, "[pods proxy]"},
 		{"metrics alone: not the log", plain, "GET", "/logs/keelson-agent.log", "token-of-scraper", 403, "[log]"},
 		{"the agent's log", masters, "GET", "/logs/keelson-agent.log", "", 200, "the last line"},
+		{"metrics alone: not the settings", plain, "GET", "/logs/keelson-agent-settings.txt", "token-of-scraper", 403, "[log]"},
+		{"the agent's settings", masters, "GET", "/logs/keelson-agent-settings.txt", "", 200, "node-name: w1"},
 		{"no other log", masters, "GET", "/logs/../keelson-agent.log", "", 404, "404"},
 		{"metrics alone: nor what there is", plain, "GET", "/run/x", "token-of-scraper", 403, "[proxy]"},
 		{"health", plain, "GET", "/healthz", "token-of-prober", 200, "ok"},

@@ -123,12 +123,19 @@ type Config struct {
 	Log *slog.Logger
 	// Recent are the last lines of Log, which the node's API shows; nil = none.
 	Recent *recent.Lines
+	// Settings are the flags with their values, none of them a secret, which the node's API shows; nil = none.
+	Settings map[string]string
 }
 
 // list is a flag that may be given several times, and as a comma-separated list.
 type list struct{ to *[]string }
 
-func (l list) String() string { return "" }
+func (l list) String() string {
+	if l.to == nil { // the flag package asks a zero value
+		return ""
+	}
+	return strings.Join(*l.to, ",")
+}
 func (l list) Set(s string) error {
 	for part := range strings.SplitSeq(s, ",") {
 		if part = strings.TrimSpace(part); part != "" {
@@ -159,15 +166,15 @@ func Flags(fs *flag.FlagSet) *Config {
 	fs.StringVar(&c.CgroupRoot, "cgroup-root", "/keelson", "cgroup below which all pods live")
 	fs.StringVar(&c.CNIConfDir, "cni-conf-dir", "/etc/cni/net.d", "folder of network configurations; one in it wins over Keelson's own")
 	fs.StringVar(&c.CNIBinDir, "cni-bin-dir", "/opt/cni/bin", "folder of CNI plugins")
-	fs.Func("pod-network", "how pods reach those of other nodes: routes to nodes on the same link and VXLAN to all others (auto), routes alone (routes), "+
+	spokenFlag(fs, "pod-network", "how pods reach those of other nodes: routes to nodes on the same link and VXLAN to all others (auto), routes alone (routes), "+
 		"VXLAN alone (vxlan) or WireGuard, which encrypts (wireguard); the same on all nodes (default auto)", func(s string) (err error) {
 		c.podNetwork, err = network.ParseMode(s)
 		return err
 	})
 	c.wireguard.Port = network.DefaultWireGuardPort
-	fs.Func("wireguard-port", fmt.Sprintf("UDP port of WireGuard between nodes; the same on all nodes (default %d)", network.DefaultWireGuardPort),
+	spokenFlag(fs, "wireguard-port", fmt.Sprintf("UDP port of WireGuard between nodes; the same on all nodes (default %d)", network.DefaultWireGuardPort),
 		func(s string) error { return c.setWireGuardPort(s) })
-	fs.Func("wireguard-keepalive", "how often a node says something to each other one by WireGuard, such as 25s, where a firewall between forgets who spoke; "+
+	spokenFlag(fs, "wireguard-keepalive", "how often a node says something to each other one by WireGuard, such as 25s, where a firewall between forgets who spoke; "+
 		"0: only when pods do (default 0)", func(s string) error { return c.setKeepalive(s) })
 	fs.StringVar(&c.ArchivesDir, "archives-dir", "", "folder of image archives to import (default STATE-DIR/images.d)")
 	fs.StringVar(&c.RuntimeDir, "runtime-dir", "", "folder of keelson-shim, keelson-oci and keelson-pause (default: that of this program)")
@@ -177,12 +184,12 @@ func Flags(fs *flag.FlagSet) *Config {
 		"folder where drivers and plugins wait to be registered (default KUBELET-DIR/plugins_registry)")
 	fs.DurationVar(&c.FenceAfter, "fence-after", 20*time.Second, "end pods with attached volumes when no control plane that can write has been heard for so long, whole seconds: then other nodes may have the volumes; 0 = never, and then a lost node's volumes move only when somebody says that it is out of service")
 	fs.BoolVar(&c.LocalVolumes, "local-volumes", true, "serve volumes on this node's own disk, below STATE-DIR/local-volumes (driver local.csi.keelson.dev)")
-	fs.Func("disk-pressure-below", "free space of the disk of STATE-DIR below which the node counts as short of disk and takes no more pods, a share or a size, "+
+	spokenFlag(fs, "disk-pressure-below", "free space of the disk of STATE-DIR below which the node counts as short of disk and takes no more pods, a share or a size, "+
 		"such as 5% or 20Gi; volumes on the disk leave so much, images half of it (default "+floor.Default.String()+")", func(s string) (err error) {
 		c.DiskFloor, err = floor.Parse(s)
 		return err
 	})
-	fs.Func("local-volumes-limit", "how much all of them may have together, such as 100Gi (default: what the disk has, but for what --disk-pressure-below keeps)", func(s string) error {
+	spokenFlag(fs, "local-volumes-limit", "how much all of them may have together, such as 100Gi (default: what the disk has, but for what --disk-pressure-below keeps)", func(s string) error {
 		q, err := resource.ParseQuantity(s)
 		if err != nil || q.Sign() <= 0 {
 			return fmt.Errorf("%q is no size above zero", s)
@@ -191,23 +198,23 @@ func Flags(fs *flag.FlagSet) *Config {
 		return nil
 	})
 	fs.Var(list{&c.InsecureRegistries}, "insecure-registry", "registry HOST[:PORT] spoken to over plain HTTP (repeatable)")
-	fs.Func("registry-mirror", "REGISTRY=HOST[:PORT]: a host that is asked for the images of a registry before the registry itself; "+
+	spokenFlag(fs, "registry-mirror", "REGISTRY=HOST[:PORT]: a host that is asked for the images of a registry before the registry itself; "+
 		"* stands for every registry that is not named (repeatable, tried in order)", func(s string) error { return c.addMirror(s) })
 	fs.BoolVar(&c.NetworkPolicy, "network-policy", true,
 		"put network policies in force; false leaves that to another product (one with a configuration in --cni-conf-dir does it by itself)")
 	fs.BoolVar(&c.SeccompDefault, "seccomp-default", false, "give containers without a seccomp profile the runtime's default")
-	fs.Func("pod-security", "most that pods may ask for on this node: privileged, baseline or restricted, with :VERSION if need be (default privileged)",
+	spokenFlag(fs, "pod-security", "most that pods may ask for on this node: privileged, baseline or restricted, with :VERSION if need be (default privileged)",
 		func(s string) (err error) {
 			c.PodSecurity, err = pod.ParseCeiling(s)
 			return err
 		})
 	c.ProxyMode = proxy.ModeNFTables
-	fs.Func("proxy-mode", "what Service rules are written in: nftables, iptables, ipvs, or none where somebody else makes Services reachable; "+
+	spokenFlag(fs, "proxy-mode", "what Service rules are written in: nftables, iptables, ipvs, or none where somebody else makes Services reachable; "+
 		"rules of another mode are removed (default nftables)", func(s string) (err error) {
 		c.ProxyMode, err = proxy.ParseMode(s)
 		return err
 	})
-	fs.Func("nodeport-addresses", "ranges of the node's addresses at which node ports are served, CIDR,... (repeatable; default: all but loopback)",
+	spokenFlag(fs, "nodeport-addresses", "ranges of the node's addresses at which node ports are served, CIDR,... (repeatable; default: all but loopback)",
 		func(s string) error { return c.addNodePortAddresses(s) })
 	fs.Var(list{&c.ClusterDNS}, "cluster-dns", "DNS server of the cluster for pods (repeatable; default: the address of Service kube-system/kube-dns, where there is one)")
 	fs.StringVar(&c.DNSLocal, "dns-local-address", dns.LinkLocal.String(),
@@ -215,28 +222,28 @@ func Flags(fs *flag.FlagSet) *Config {
 	fs.StringVar(&c.LocalAPI, "local-api-address", "127.0.0.1:6443",
 		"address of this node's loopback, ADDRESS:PORT, from where connections are led on to a replica of the API that is ready; none: there is no such")
 	fs.StringVar(&c.ResolvConf, "resolv-conf", "/etc/resolv.conf", "resolver configuration that pods inherit; of servers at loopback, which no pod reaches, those that systemd-resolved asks")
-	fs.Func("runtime-handler",
+	spokenFlag(fs, "runtime-handler",
 		"another name by which RuntimeClasses may ask for this node's runtime; it has keelson and runc anyway (repeatable)", c.addHandler)
 	fs.Int64Var(&c.MaxPods, "max-pods", 110, "how many pods the node takes")
 	fs.Int64Var(&c.PodPIDs, "pod-max-pids", 4096, "how many processes and threads one pod may have; -1: no limit")
 	fs.BoolVar(&c.SingleProcessOOMKill, "single-process-oom-kill", false,
 		"when a container is out of memory, end the one process that the kernel chose and not all of them (with cgroup v1 it is always one)")
-	fs.Func("kubelet-port", "port of the node's own HTTPS server: metrics, statistics and pods, as kubelet serves them; 0: none (default 10250)",
+	spokenFlag(fs, "kubelet-port", "port of the node's own HTTPS server: metrics, statistics and pods, as kubelet serves them; 0: none (default 10250)",
 		func(s string) error {
 			n, err := strconv.ParseUint(s, 10, 16)
 			c.KubeletPort = int32(n)
 			return err
 		})
 	c.KubeletPort = 10250
-	fs.Func("capacity", "resources to report instead of the machine's: cpu=2,memory=4Gi", func(s string) (err error) {
+	spokenFlag(fs, "capacity", "resources to report instead of the machine's: cpu=2,memory=4Gi", func(s string) (err error) {
 		c.Capacity, err = parseResources(s)
 		return err
 	})
-	fs.Func("node-labels", "labels of the node: KEY=VALUE,...", func(s string) (err error) {
+	spokenFlag(fs, "node-labels", "labels of the node: KEY=VALUE,...", func(s string) (err error) {
 		c.Labels, err = parseLabels(s)
 		return err
 	})
-	fs.Func("taints", "taints of the node: KEY[=VALUE]:EFFECT,...", func(s string) (err error) {
+	spokenFlag(fs, "taints", "taints of the node: KEY[=VALUE]:EFFECT,...", func(s string) (err error) {
 		c.Taints, err = parseTaints(s)
 		return err
 	})

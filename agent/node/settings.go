@@ -1,7 +1,12 @@
 package node
 
 import (
+	"bytes"
 	"flag"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
 
 	"keelson.dev/keelson/internal/settings"
 )
@@ -22,11 +27,55 @@ var lists = map[string]settings.Kind{
 func Configured(fs *flag.FlagSet) (apply func() error) {
 	fs.VisitAll(func(f *flag.Flag) { f.Usage = settings.Usage(f.Name, f.Usage) })
 	file := settings.File{Path: DefaultConfig}
-	fs.Func("config", "file of settings, key: value; one that is named must exist, '' is none (default "+DefaultConfig+")", func(s string) error {
+	spokenFlag(fs, "config", "file of settings, key: value; one that is named must exist, '' is none (default "+DefaultConfig+")", func(s string) error {
 		file = settings.File{Path: s, Must: true}
 		return nil
 	})
 	return func() error {
 		return settings.Apply(settings.OfFlagSet(fs, lists, "config"), file, settings.FromEnvironment)
 	}
+}
+
+// spoken is a flag that keeps what it was told: flag.Func forgets it. It is empty until then, and so is its default.
+type spoken struct {
+	set  func(string) error
+	said []string
+}
+
+// spokenFlag declares one.
+func spokenFlag(fs *flag.FlagSet, name, usage string, set func(string) error) {
+	fs.Var(&spoken{set: set}, name, usage)
+}
+
+// String implements flag.Value.
+func (s *spoken) String() string { return strings.Join(s.said, ",") }
+
+// Set implements flag.Value.
+func (s *spoken) Set(text string) error {
+	if err := s.set(text); err != nil {
+		return err
+	}
+	s.said = append(s.said, text)
+	return nil
+}
+
+// Said are the values of all flags; "" is a default that is found out. Of a token it says only that there is one: it lets a
+// machine in.
+func Said(fs *flag.FlagSet) map[string]string {
+	out := map[string]string{}
+	fs.VisitAll(func(f *flag.Flag) { out[f.Name] = f.Value.String() })
+	if out["token"] != "" {
+		out["token"] = "(left out)"
+	}
+	return out
+}
+
+// settings is what the node's API says of them: a line for each, and the release first.
+func (c *Config) settings() []byte {
+	var out bytes.Buffer
+	fmt.Fprintf(&out, "release: %s\n", c.Release)
+	for _, name := range slices.Sorted(maps.Keys(c.Settings)) {
+		fmt.Fprintf(&out, "%s: %s\n", name, c.Settings[name])
+	}
+	return out.Bytes()
 }

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"flag"
 	"io"
 	"os"
@@ -61,6 +62,33 @@ wireguard-port: 51821
 		if _, err := configured(t, file); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", file, err, want)
 		}
+	}
+}
+
+// The node's API shows what every flag was set to, wherever that came from, and no token.
+func TestSettingsAreShown(t *testing.T) {
+	const token = "keelson1.node.c2VjcmV0"
+	path := filepath.Join(t.TempDir(), "agent.yaml")
+	if err := os.WriteFile(path, []byte("server: [192.0.2.11:6444, 192.0.2.12:6444]\nproxy-mode: ipvs\nmax-pods: 50\nnode-labels: [disk=fast, zone=a]\ntoken: "+token), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fs := flag.NewFlagSet("keelson-agent", flag.ContinueOnError)
+	c := Flags(fs)
+	apply := Configured(fs)
+	err := fs.Parse([]string{"--max-pods=60", "--registry-mirror=*=m1.example.com", "--registry-mirror=*=m2.example.com", "--config=" + path})
+	if err = errors.Join(err, apply()); err != nil {
+		t.Fatal(err)
+	}
+	c.Release, c.Settings = "v9", Said(fs)
+	got := string(c.settings())
+	for _, want := range []string{"release: v9\n", "\nserver: 192.0.2.11:6444,192.0.2.12:6444\n", "\nproxy-mode: ipvs\n", "\nmax-pods: 60\n", "\nnode-labels: disk=fast,zone=a\n",
+		"\nregistry-mirror: *=m1.example.com,*=m2.example.com\n", "\ntoken: (left out)\n", "\nfence-after: 20s\n", "\nconfig: " + path + "\n"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("it does not say %q", want)
+		}
+	}
+	if strings.Contains(got, token) || t.Failed() {
+		t.Errorf("it says\n%s", got)
 	}
 }
 

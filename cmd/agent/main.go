@@ -78,7 +78,7 @@ func main() {
 			fail(2, err.Error())
 		}
 	}
-	cfg.Release = version
+	cfg.Release, cfg.Settings = version, node.Said(flag.CommandLine)
 	level := slog.LevelInfo
 	if *verbose {
 		level = slog.LevelDebug

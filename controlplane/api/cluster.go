@@ -249,6 +249,9 @@ type ClusterSupportPart struct {
 // AgentLogPath is where the API of a node has the last lines of its agent's log.
 const AgentLogPath = "/logs/keelson-agent.log"
 
+// AgentSettingsPath is where it has the agent's settings, a line for each. Agents of releases before have none there.
+const AgentSettingsPath = "/logs/keelson-agent-settings.txt"
+
 // ClusterCertificates are the certificates of a cluster, without those that users and workloads had signed.
 type ClusterCertificates struct {
 	Certificates []ClusterCertificate `json:"certificates"`
