@@ -54,7 +54,7 @@ func TestClusterAwaitsTraffic(t *testing.T) {
 	if said, err := s.kctl("up"); err != nil {
 		t.Fatalf("%v\n%s", err, said)
 	}
-	s.node("w1", "Looks", 3) // one of which sees what there is to do
+	s.node("w1", "Looks", 6) // more than are made of a node that is well
 	s.write("agent: {max-pods: 60}\n", "cp1 192.0.2.11 controlplane", "w1 192.0.2.21 worker")
 	if said, err := s.kctl("up"); err != nil || !strings.Contains(said, "node w1 is ready") || s.cluster().Nodes["w1"].Looks != 0 {
 		t.Errorf("%v, %+v\n%s", err, s.cluster().Nodes["w1"], said)
