@@ -32,6 +32,7 @@ type Facts struct {
 	SkewUnsure                        time.Duration    // and how much of that is the time that asking took
 	Memory, Room                      int64            // bytes: all memory; what is free where Keelson's data goes
 	Sync                              time.Duration    // how long one synchronous write takes there; 0 = unknown
+	Surroundings
 
 	// Sums are of installed files, SHA-256 by path; of releases that were put there (Cache) and of images that the agent imports too.
 	Sums            map[string]string
@@ -46,10 +47,12 @@ type Facts struct {
 	Joining               bool   // its replica has not been taken into the group yet
 	ClusterID             string // of the cluster that the replica belongs to
 	ClusterName           string
-	Admin                 bool   // it has an administrator's kubeconfig
-	Node                  bool   // it has the certificate of a node
-	NodeName              string // of which, as the certificate says; "" where it cannot be read
-	NodeCA, ReplicaCA     string
+	// PodRanges and ServiceRanges are of that cluster, as flags of init have them.
+	PodRanges, ServiceRanges string
+	Admin                    bool   // it has an administrator's kubeconfig
+	Node                     bool   // it has the certificate of a node
+	NodeName                 string // of which, as the certificate says; "" where it cannot be read
+	NodeCA, ReplicaCA        string
 }
 
 // Network is an address of a link, with the length of the network that it is in.
@@ -79,6 +82,7 @@ func (m *Machine) ReadFacts(ctx context.Context) (Facts, error) {
 	if err != nil {
 		return Facts{}, fmt.Errorf("%s: asking what it has: %w", m.Host.Name, err)
 	}
+	f.From = m.seenFrom(ctx)
 	if clock.IsZero() {
 		return f, nil
 	}
@@ -181,9 +185,11 @@ func parseFacts(out string) (f Facts, clock time.Time, err error) {
 		case "node":
 			f.Node = true
 		case "cluster":
-			f.ClusterID, f.ClusterName = identity(v)
+			f.ClusterID, f.ClusterName, f.PodRanges, f.ServiceRanges = identity(v)
 		case "end":
 			whole = true
+		default:
+			f.surroundings(k, v)
 		}
 	}
 	if !whole {
@@ -193,14 +199,14 @@ func parseFacts(out string) (f Facts, clock time.Time, err error) {
 	return f, clock, nil
 }
 
-// identity reads which cluster a replica belongs to.
-func identity(encoded string) (id, name string) {
+// identity reads which cluster a replica belongs to, and which ranges that has.
+func identity(encoded string) (id, name, pods, services string) {
 	raw, err := base64.StdEncoding.DecodeString(encoded)
-	var c struct{ ID, Name string }
+	var c struct{ ID, Name, ClusterCIDR, ServiceCIDR string }
 	if err != nil || json.Unmarshal(raw, &c) != nil {
-		return "", ""
+		return "", "", "", ""
 	}
-	return c.ID, c.Name
+	return c.ID, c.Name, c.ClusterCIDR, c.ServiceCIDR
 }
 
 func archOf(machine string) string {

@@ -30,6 +30,11 @@ say clock "$(date +%s.%N)"
 say memory "$(sed -n 's/^MemTotal: *\([0-9]*\) kB/\1/p' "$root/proc/meminfo" 2>/dev/null)"
 ip -o address show 2>/dev/null | sed -n -e h -e 's/^[0-9]*: [^ ]* *inet6\{0,1\} \([^/ ]*\).*/address \1/p' \
   -e g -e 's/^[0-9]*: \([^ ]*\) *inet6\{0,1\} \([^/ ]*\)[^/]*\(\/[0-9]*\) .*/network \1 \2\3/p'
+# Of routes those count that lead somewhere, but for default ones and Keelson's own, which have the protocol 75.
+{ ip -o route show; ip -6 -o route show; } 2>/dev/null | sed -n -e '/ proto 75\( \|$\)/d' -e '/ dev keelson/d' -e '/ dev lo\( \|$\)/d' -e '/^fe80:/d' \
+  -e 's/^\([0-9a-f.:]*\(\/[0-9]*\)\{0,1\}\) .*dev \([^ ]*\).*/route \3 \1/p' | head -n 1000
+# Where the machine asks itself, by systemd-resolved, the servers count that this one asks.
+cat "$root/etc/resolv.conf" "$root/run/systemd/resolve/resolv.conf" 2>/dev/null | sed -n 's/^nameserver[[:space:]]*\([0-9a-f.:]*\).*/nameserver \1/p' | sort -u
 # A socket that listens has the state 0A; the port is in hexadecimal.
 cat "$root/proc/net/tcp" "$root/proc/net/tcp6" 2>/dev/null | sed -n 's/^ *[0-9]*: [0-9A-F]*:\([0-9A-F]\{4\}\) [0-9A-F]*:[0-9A-F]* 0A .*/port \1/p' | sort -u
 # Of UDP those count that a process has, unconnected (07). The kernel's own are of tunnels: Keelson's outlive its agent, and tunnels of

@@ -39,14 +39,15 @@ func (f *Failed) Error() string {
 // Run has root's shell on the machine run a script, and returns what it said to its standard output. A script that fails is a
 // *Failed. It is ended with ctx. What is secret belongs into input: users of the machine can see scripts.
 func (m *Machine) Run(ctx context.Context, script string, input io.Reader) (string, error) {
-	out, err := m.run(ctx, script, input)
+	out, err := m.run(ctx, m.command(script), input)
 	if err != nil {
 		return out, fmt.Errorf("%s: %w", m.Host.Name, err)
 	}
 	return out, nil
 }
 
-func (m *Machine) run(ctx context.Context, script string, input io.Reader) (string, error) {
+// run has the machine's ssh server run a command.
+func (m *Machine) run(ctx context.Context, command string, input io.Reader) (string, error) {
 	s, err := m.client.NewSession()
 	if err != nil {
 		return "", fmt.Errorf("the connection has ended: %w", err)
@@ -60,7 +61,7 @@ func (m *Machine) run(ctx context.Context, script string, input io.Reader) (stri
 		s.Stdin = input
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- s.Run(m.command(script)) }()
+	go func() { ended <- s.Run(command) }()
 	select {
 	case err = <-ended:
 	case <-ctx.Done():

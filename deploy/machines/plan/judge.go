@@ -58,6 +58,7 @@ func Judge(c machines.Cluster, seen map[string]Seen, r Release, s State) []Findi
 			j.grave(h.Name, one.Err.Error(), remedy)
 		default:
 			j.machine(h, one.Facts)
+			j.ranges(h, one.Facts)
 			j.daemons(h, one.Facts)
 			j.belongs(h, one.Facts)
 			j.clock(h, one.Facts, middle, apart)

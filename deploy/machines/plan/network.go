@@ -54,11 +54,16 @@ func (j *judge) network(h machines.Host, f machines.Facts) {
 	j.tunnel(h, f)
 }
 
-// tunnel judges what leads to other nodes' pods. A network product that has its configuration on any machine will have it on all: then
-// Keelson makes no tunnel. WireGuard is needed by its agents even so.
-func (j *judge) tunnel(h machines.Host, f machines.Facts) {
+// otherNetwork says whether another product attaches a machine's pods: one that has its configuration on any machine will have it on all.
+func (j *judge) otherNetwork(h machines.Host) bool {
 	_, elsewhere := h.Agent["cni-conf-dir"]
-	other := elsewhere || slices.ContainsFunc(slices.Collect(maps.Values(j.facts)), func(f machines.Facts) bool { return f.OtherNetwork })
+	return elsewhere || slices.ContainsFunc(slices.Collect(maps.Values(j.facts)), func(f machines.Facts) bool { return f.OtherNetwork })
+}
+
+// tunnel judges what leads to other nodes' pods. Keelson makes no tunnel where another product attaches them; WireGuard is needed by its
+// agents even so.
+func (j *judge) tunnel(h machines.Host, f machines.Facts) {
+	other := j.otherNetwork(h)
 	switch mode := setting(h, "pod-network"); mode {
 	case "wireguard":
 		j.parts(h, f, ", or take another agent.pod-network", "wireguard")

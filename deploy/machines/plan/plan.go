@@ -142,12 +142,16 @@ func InOrder(steps []Step) []Step {
 // New are the machines of the file that lack a role which it gives them.
 func New(c machines.Cluster, facts map[string]machines.Facts) (names []string) {
 	for _, h := range c.Hosts {
-		f := facts[h.Name]
-		if h.Replica() && !f.ReplicaWhole || h.Is(machines.Worker) && !f.Node {
+		if lacks(h, facts[h.Name]) {
 			names = append(names, h.Name)
 		}
 	}
 	return names
+}
+
+// lacks says whether a machine lacks a role that the file gives it.
+func lacks(h machines.Host, f machines.Facts) bool {
+	return h.Replica() && !f.ReplicaWhole || h.Is(machines.Worker) && !f.Node
 }
 
 type planner struct {

@@ -7,11 +7,13 @@ import (
 	"crypto/rand"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -187,7 +189,9 @@ func (s *Server) session(conn ssh.Conn, ch ssh.Channel, requests <-chan *ssh.Req
 			continue
 		}
 		cmd = exec.Command("sh", "-c", of.Command)
-		cmd.Env = s.env
+		// As OpenSSH has it: who asks, and whom.
+		from, to := conn.RemoteAddr().(*net.TCPAddr), conn.LocalAddr().(*net.TCPAddr)
+		cmd.Env = append(slices.Clone(s.env), fmt.Sprintf("SSH_CONNECTION=%s %d %s %d", from.IP, from.Port, to.IP, to.Port))
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // it ends with all that it has begun
 		cmd.Stdout, cmd.Stderr = ch, ch.Stderr()
 		in, err := cmd.StdinPipe()

@@ -1,0 +1,33 @@
+package machines
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+)
+
+// What a machine reaches is what leads somewhere and is not Keelson's own, and who asks is whom it sees, not whom sudo tells of.
+func TestFactsOfSurroundings(t *testing.T) {
+	f := machineOf(t, map[string]string{
+		"etc/resolv.conf":                           "# nameserver 192.0.2.9\nsearch example.com\nnameserver 127.0.0.53\noptions edns0\n",
+		"run/systemd/resolve/resolv.conf":           "nameserver 192.0.2.53\nnameserver\tfe80::1%eth0\nnameserver 2001:db8::53\nnameserver 192.0.2.53\n",
+		"var/lib/keelson/controlplane/cluster.json": `{"name":"prod","id":"c1","clusterCIDR":"10.1.0.0/16,fd00:1::/48","serviceCIDR":"10.2.0.0/16,fd00:2::/112"}`,
+	}, map[string]string{"ip": `case "$*" in
+"-o route show") printf '%s\n' 'default via 192.0.2.1 dev eth0 proto dhcp metric 100' '10.1.3.0/24 via 192.0.2.52 dev eth0 proto 75 ' 'unreachable 10.1.0.0/16 proto 75 metric 4278198272 ' \
+  'blackhole 10.0.0.0/8 ' '10.1.7.0/24 dev keelson0 proto kernel scope link src 10.1.7.1 ' '10.244.0.0/24 dev cni0 proto kernel scope link src 10.244.0.1 ' '192.0.2.9 via 192.0.2.1 dev eth0 ' ;;
+"-6 -o route show") printf '%s\n' '2001:db8::/64 dev eth0 proto ra metric 100 expires 86000sec pref medium' 'fe80::/64 dev eth0 proto kernel metric 256 pref medium' \
+  'fd00:5::/48 proto static metric 20  nexthop via 2001:db8::1 dev eth0 weight 1  nexthop via 2001:db8::2 dev eth1 weight 1 ' 'default via fe80::1 dev eth0 proto ra' ;;
+esac`})
+	if want := "[{cni0 10.244.0.0/24} {eth0 192.0.2.9/32} {eth0 2001:db8::/64} {eth1 fd00:5::/48}]"; fmt.Sprint(f.Routes) != want {
+		t.Errorf("routes\n%v, want\n%s", f.Routes, want)
+	}
+	if want := []string{"192.0.2.53", "2001:db8::53", "fe80::1"}; !slices.Equal(f.Nameservers, want) {
+		t.Errorf("nameservers %v, want %v", f.Nameservers, want)
+	}
+	if f.From != "127.0.0.1" {
+		t.Errorf("it is asked from %q", f.From)
+	}
+	if f.PodRanges != "10.1.0.0/16,fd00:1::/48" || f.ServiceRanges != "10.2.0.0/16,fd00:2::/112" {
+		t.Errorf("the cluster's ranges are %q and %q", f.PodRanges, f.ServiceRanges)
+	}
+}
