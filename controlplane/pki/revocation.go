@@ -30,10 +30,13 @@ type Revocation struct {
 	Named bool
 }
 
+// RevocationPrefix is how the names of such Secrets begin.
+const RevocationPrefix = "revoked-node-"
+
 // RevocationName is the name of the Secret, in TokenNamespace, that revokes certificates of a node.
 func RevocationName(node string) string {
 	sum := sha256.Sum256([]byte(node)) // a node's name may be as long as an object's
-	return "revoked-node-" + hex.EncodeToString(sum[:16])
+	return RevocationPrefix + hex.EncodeToString(sum[:16])
 }
 
 // revocationMargin is how far past its moment a revocation reaches: a replica whose clock is ahead, or that has just read
@@ -55,6 +58,15 @@ func (r Revocation) Further(was Revocation) Revocation {
 	if after := was.After(); after.After(r.At) {
 		r.At = after
 	}
+	return r
+}
+
+// Or is what both revoke, of two that are known of a node: neither was there when the other was made.
+func (r Revocation) Or(other Revocation) Revocation {
+	if other.At.After(r.At) {
+		r.At = other.At
+	}
+	r.Named = r.Named || other.Named
 	return r
 }
 

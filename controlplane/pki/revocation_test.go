@@ -52,4 +52,10 @@ func TestRevocationsFollowOneAnother(t *testing.T) {
 	if later := NewRevocation("w1", t0.Add(time.Hour)); later.Further(first).At != later.At {
 		t.Errorf("an hour later: %+v", later.Further(first))
 	}
+	later := NewRevocation("w1", t0.Add(time.Hour))
+	for _, both := range []Revocation{first.Or(later), later.Or(first)} {
+		if both.At != later.At || !both.Named {
+			t.Errorf("what two revoke that do not know of each other: %+v", both)
+		}
+	}
 }

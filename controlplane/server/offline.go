@@ -131,13 +131,19 @@ type RestoreOptions struct {
 	Identity   string // file of age identities for a backup that is sealed by age
 	// Beside restores although other replicas answer: their cluster is left behind.
 	Beside bool
+
+	asItIs bool // to be looked at: join tokens are there, too
 }
 
 // Restored is what Restore did.
 type Restored struct {
 	Backup  disk.BackupInfo
-	Moved   string // where the data of before is; "" when there was none
-	Address string // of this replica, for the others to ask
+	Moved   string   // where the data of before is; "" when there was none
+	Address string   // of this replica, for the others to ask
+	Revoked []string // nodes whose revocation was carried over from the data of before
+	Tokens  int      // join tokens of the backup, which are not good any more
+	// Unread is why it is not known, or not for certain, who was revoked since the backup was made; nil when it is.
+	Unread error
 }
 
 // ErrOthersRun says that a restore would make a second cluster beside one that serves.
@@ -215,15 +221,22 @@ func Restore(c Config, path string, o RestoreOptions) (Restored, error) {
 		}
 	}
 	to := disk.RestoreOptions{Advertise: conf.Advertise, Cluster: conf.Cluster, AnyCluster: o.AnyCluster}
+	with := newCarried()
+	if !o.asItIs {
+		out.Unread = c.carry(conf, o.Replace, &with)
+		to.Amend = with.amend
+	}
 	if out.Moved, to.Above, err = c.makeRoom(conf, o.Replace); err != nil {
 		return out, err
 	}
+	to.Above = max(to.Above, with.revision)
 	if out.Backup, err = disk.Restore(conf.Disk(), in, to); err != nil {
 		if out.Moved != "" {
 			err = fmt.Errorf("%w (the data of before is in %s)", err, out.Moved)
 		}
 		return out, err
 	}
+	out.Revoked, out.Tokens = with.revoked, with.tokens
 	if err := keepLevel(c.DataDir, rec); err != nil { // it may be below that of the data of before
 		return out, err
 	}

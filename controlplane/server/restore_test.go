@@ -9,9 +9,16 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
+	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/pki"
+	"keelson.dev/keelson/raftstore/disk"
 )
 
 // restored restores a backup over the data of a replica, which is started again.
@@ -93,4 +100,93 @@ func TestRestoreWhileOthersAnswer(t *testing.T) {
 	}
 	p.again("cp1")
 	p.holds("cp1", "a")
+}
+
+// Who was shut out after a backup was made stays so when it is restored: nodes that were revoked by name, or by the deletion of
+// their Nodes, and tokens, which may have been used.
+func TestRestoreBringsNobodyBack(t *testing.T) {
+	p := newPlane(t, 1, nil)
+	ctx := context.Background()
+	asNode := map[string]func() error{}
+	for _, name := range []string{"w1", "w2", "w3"} {
+		if _, err := p.client("cp1").CoreV1().Nodes().Create(ctx, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		issued, err := p.ca.CA.Issue(pki.Client(api.NodeUserPrefix+name, api.GroupNodes), time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg := rest.AnonymousClientConfig(p.rest("cp1"))
+		cfg.CertData, cfg.KeyData = issued.CertPEM, issued.KeyPEM
+		asNode[name] = func() error {
+			_, err := mustClient(t, cfg).CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+			return err
+		}
+		if err := asNode[name](); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.nodeToken(t)
+	file := p.backup("cp1")
+	if err := p.call("cp1", "POST", api.PathClusterRevoke, api.ClusterRevoke{Node: "w3"}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.client("cp1").CoreV1().Nodes().Delete(ctx, "w2", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"w2", "w3"} {
+		eventually(t, func() error {
+			if err := asNode[name](); !apierrors.IsUnauthorized(err) {
+				return fmt.Errorf("%s with a revoked certificate: %v", name, err)
+			}
+			return nil
+		})
+	}
+	p.stop("cp1")
+	r, err := Restore(p.members["cp1"].cfg, file, RestoreOptions{Replace: true})
+	if err != nil || r.Unread != nil || strings.Join(r.Revoked, " ") != "w2 w3" || r.Tokens == 0 {
+		t.Errorf("carried over: %q, %d tokens, unread %v, error %v", r.Revoked, r.Tokens, r.Unread, err)
+	}
+	p.again("cp1")
+	p.ready("cp1")
+	for name, shut := range map[string]bool{"w1": false, "w2": true, "w3": true} {
+		if err := asNode[name](); apierrors.IsUnauthorized(err) != shut || !shut && err != nil {
+			t.Errorf("%s after the restore: %v", name, err)
+		}
+	}
+	revocations, err := p.client("cp1").CoreV1().Secrets("kube-system").List(ctx, metav1.ListOptions{FieldSelector: "type=" + string(pki.RevocationSecretType)})
+	if err != nil || len(revocations.Items) != 2 {
+		t.Errorf("revocations after the restore: %d, error %v", len(revocations.Items), err)
+	}
+	for _, s := range revocations.Items {
+		if r, _ := pki.RevocationOf(&s); r.UID != "" || r.Named != (r.Node == "w3") {
+			t.Errorf("carried over: %+v", r) // by its UID the Node that is there again could not be revoked once more
+		}
+	}
+	secrets, err := p.client("cp1").CoreV1().Secrets("kube-system").List(ctx, metav1.ListOptions{FieldSelector: "type=" + string(pki.TokenSecretType)})
+	if err != nil || len(secrets.Items) > 0 {
+		t.Errorf("tokens after the restore: %d, error %v", len(secrets.Items), err)
+	}
+
+	// Cut short after the data of before was moved aside, it is called again.
+	p.stop("cp1")
+	cfg := p.members["cp1"].cfg
+	conf, err := cfg.offlineStore(p.cluster)
+	if err == nil {
+		_, err = disk.SetAside(conf.Disk())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, err = Restore(cfg, file, RestoreOptions{}); err != nil || r.Unread == nil || strings.Join(r.Revoked, " ") != "w2 w3" {
+		t.Errorf("carried over from what was moved aside: %q, unread %v, error %v", r.Revoked, r.Unread, err)
+	}
+}
+
+// nodeToken makes a join token.
+func (p *plane) nodeToken(t *testing.T) {
+	t.Helper()
+	if err := p.call("cp1", "POST", api.PathClusterTokens, api.ClusterToken{Role: string(pki.RoleNode)}, nil); err != nil {
+		t.Fatal(err)
+	}
 }

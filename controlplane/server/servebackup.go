@@ -106,7 +106,7 @@ func (c Config) found(l threeListeners, o ServeOptions) (out Served, err error) 
 	if err := os.Remove(filepath.Join(c.DataDir, foundersFile)); err != nil { // nobody joins it
 		return out, err
 	}
-	restore := RestoreOptions{AnyCluster: true, BackupKeys: o.Store.Keys, Identity: o.Store.Identity}
+	restore := RestoreOptions{AnyCluster: true, asItIs: true, BackupKeys: o.Store.Keys, Identity: o.Store.Identity}
 	if _, err := Restore(c, o.Path, restore); err != nil {
 		return out, err
 	}

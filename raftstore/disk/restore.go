@@ -50,6 +50,8 @@ type RestoreOptions struct {
 	// of the data in whose place it comes; 0 = none is known.
 	Above raftstore.Revision
 	Now   time.Time // by the clock; zero = time.Now
+	// Amend says what else is changed of the state that the backup holds; nil = nothing.
+	Amend func(*mvcc.View) ([]raftstore.Op, error)
 }
 
 func (o RestoreOptions) now() time.Time {
@@ -90,6 +92,13 @@ func Restore(c Config, backup io.ReadSeeker, o RestoreOptions) (BackupInfo, erro
 	}
 	if err := vacant(c.Dir); err != nil {
 		return b.info, fmt.Errorf("restore to %s: %w", c.Dir, err)
+	}
+	if o.Amend != nil {
+		ops, err := o.Amend(machine.View())
+		if err != nil {
+			return b.info, fmt.Errorf("restore: %w", err)
+		}
+		machine.Amend(ops...)
 	}
 	if err := machine.Rebase(RestoreBase(max(machine.View().Revision(), o.Above), o.now())); err != nil {
 		return b.info, fmt.Errorf("restore: %w", err)

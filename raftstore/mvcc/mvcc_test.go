@@ -205,6 +205,23 @@ func TestRebase(t *testing.T) {
 	}
 }
 
+// A restored state is amended before it is rebased: in one revision, and in none when nothing changes.
+func TestAmend(t *testing.T) {
+	m := mvcc.New()
+	apply(m, put(1, 1, 0, "/a", "1"))
+	apply(m, put(1, 2, 0, "/b", "1"))
+	m.Amend(raftstore.Put("/c", []byte("1")), raftstore.Put("/a", []byte("2")), raftstore.Delete("/b"))
+	v := m.View()
+	a, _ := v.Get("/a")
+	c, _ := v.Get("/c")
+	if _, ok := v.Get("/b"); ok || string(a.Value) != "2" || a.Created != 1 || a.Modified != 3 || string(c.Value) != "1" || v.Revision() != 3 || v.Keys() != 2 || v.Bytes() != 6 {
+		t.Errorf("amended: %+v %+v, revision %d, %d keys, %d bytes", a, c, v.Revision(), v.Keys(), v.Bytes())
+	}
+	if m.Amend(raftstore.Delete("/b")); m.View().Revision() != 3 {
+		t.Errorf("nothing was changed, and the revision is %d", m.View().Revision())
+	}
+}
+
 // A view never changes while the machine goes on: readers need no lock.
 func TestViewsAreStable(t *testing.T) {
 	m := mvcc.New()

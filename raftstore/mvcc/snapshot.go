@@ -317,6 +317,19 @@ func (l *loader) finish() error {
 	return nil
 }
 
+// Amend changes the state of a machine that nobody uses yet, without conditions
+// and bounds: that of a restored backup, before Rebase.
+func (m *Machine) Amend(ops ...raftstore.Op) {
+	var events []raftstore.Event
+	for _, op := range ops {
+		if ev, changed := m.perform(&storev1.Op{Kind: uint32(op.Kind), Key: op.Key, Value: op.Value}); changed {
+			events = append(events, ev)
+		}
+	}
+	m.advance(events)
+	m.publish()
+}
+
 // Rebase moves the machine's revision ahead and marks everything before as
 // compacted, and clears the alarms. A restored backup calls it, so that no watcher sees the revisions
 // of the time after the backup a second time with other content.

@@ -33,7 +33,8 @@ func restoreCommand() *cobra.Command {
 		Use:   "restore FILE",
 		Short: "Make the store of this replica from a backup",
 		Long: "Make this replica the first of a new group that holds what the backup holds. Stop the daemons of all replicas first:\n" +
-			"while another one answers, it refuses.\n" +
+			"while another one answers, it refuses. Nodes that were revoked since the backup was made stay revoked, as far as the\n" +
+			"data here tells, and join tokens of the backup are not good any more.\n" +
 			"The whole backup is verified before anything is changed. The cluster's keys come from this data folder: after the\n" +
 			"loss of all of it, 'init' makes new ones, and workers join with new tokens.",
 		Example: "  keelson-controlplane restore /backups/today --replace\n" +
@@ -49,6 +50,7 @@ func restoreCommand() *cobra.Command {
 			if r.Moved != "" {
 				fmt.Fprintf(w, "the data of before is in %s\n", r.Moved)
 			}
+			tellCarried(w, r)
 			fmt.Fprintf(w, "Start this replica with 'keelson-controlplane run'. Every other replica starts again empty: stop it, run\n"+
 				"'keelson-controlplane rebuild --server %s' there, then 'run'.\n", r.Address)
 			return nil
@@ -63,6 +65,20 @@ func restoreCommand() *cobra.Command {
 		"also restore while other replicas answer: two clusters with the same keys are there then")
 	c.Flags().BoolVar(&o.Replace, "replace", false, "move the data of this replica aside, where there is some")
 	return c
+}
+
+// tellCarried says what was revoked or used up since the backup was made, and stays so.
+func tellCarried(w io.Writer, r server.Restored) {
+	if len(r.Revoked) > 0 {
+		fmt.Fprintf(w, "nodes that were revoked since the backup was made stay so: %s\n", strings.Join(r.Revoked, ", "))
+	}
+	if r.Unread != nil {
+		fmt.Fprintf(w, "which nodes were revoked or deleted since the backup was made is not known for certain (%v):\n"+
+			"unless the cluster's CA is newer than the backup, their certificates are good again; 'kctl cluster revoke node/NAME' ends them\n", r.Unread)
+	}
+	if r.Tokens > 0 {
+		fmt.Fprintf(w, "join tokens of the backup are not good any more (%d): 'kctl cluster token create' makes new ones\n", r.Tokens)
+	}
 }
 
 func describe(i disk.BackupInfo) string {
