@@ -64,6 +64,47 @@ node w1: takes pods again
 	}
 }
 
+// It goes back to the release before in the same order, from everywhere and from the midst of the way, as long as that understands
+// what is stored.
+func TestClusterUpgradeGoesBack(t *testing.T) {
+	s := newSite(t)
+	s.write("", "cp1 192.0.2.11 controlplane", "cp2 192.0.2.12 controlplane", "cp3 192.0.2.13 controlplane", "w1 192.0.2.21 worker")
+	if said, err := s.kctl("up"); err != nil {
+		t.Fatalf("%v\n%s", err, said)
+	}
+	before, dist := s.cluster().Runs["cp1 keelson-controlplane"], filepath.Join(s.dir, "dist")
+	to := func(version string, args ...string) []string {
+		t.Helper()
+		s.pack(version)
+		begun := len(s.cluster().Done)
+		if said, err := s.kctl("upgrade", append([]string{"--to", dist}, args...)...); err != nil {
+			t.Fatalf("to %s: %v\n%s", version, err, said)
+		}
+		return s.cluster().Done[begun:]
+	}
+	to("v2", "--skip", "cp3,w1")
+	leader := s.cluster().Leader
+	back := to(before)
+	if i := slices.Index(back, "restart "+leader+" keelson-controlplane"); i < 1 || !strings.HasPrefix(back[i-1], "lead ") || i != len(back)-1 {
+		t.Errorf("back from the midst, where %s leads: %v", leader, back)
+	}
+	to("v2")
+	for _, release := range s.cluster().Runs {
+		if release != "v2" {
+			t.Fatalf("%v", s.cluster().Runs)
+		}
+	}
+	back = to(before)
+	if len(back) != 5 || back[4] != "restart w1 keelson-agent" || !strings.HasPrefix(back[2], "lead ") {
+		t.Errorf("back: %v", back)
+	}
+	for what, release := range s.cluster().Runs {
+		if release != before {
+			t.Errorf("%s runs %s and not %s", what, release, before)
+		}
+	}
+}
+
 // A machine on which the release does not start stops the upgrade: who comes after it is as it was. With the cause gone it goes on.
 func TestClusterUpgradeStops(t *testing.T) {
 	s := newSite(t)
