@@ -25,6 +25,7 @@ import (
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/internal/diskroom"
 	"keelson.dev/keelson/kctl/drill"
 )
 
@@ -88,7 +89,8 @@ func restoreDrillCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) 
 			pass = append(pass, "--backup-s3-path-style")
 		}
 		if *fresh {
-			path, done, err := freshBackup(ctx, f, streams.ErrOut, cmp.Or(c.Flags().Lookup("work-dir").Value.String(), "/var/tmp"))
+			path, done, err := freshBackup(ctx, f, streams.ErrOut, diskroom.Place{Folder: cmp.Or(c.Flags().Lookup("work-dir").Value.String(), "/var/tmp"),
+				Beside: cmp.Or(c.Flags().Lookup("data-dir").Value.String(), "/var/lib/keelson/controlplane")})
 			if err != nil {
 				return err
 			}
@@ -120,14 +122,14 @@ func restoreDrillCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) 
 
 // freshBackup makes a backup now. Its file is locked: the one of a process that was killed is not, and the program that serves
 // backups removes it by its name when it is called next.
-func freshBackup(ctx context.Context, f cmdutil.Factory, progress io.Writer, dir string) (path string, done func(), err error) {
-	out, err := os.CreateTemp(dir, api.TrialPrefix) // mode 0600
+func freshBackup(ctx context.Context, f cmdutil.Factory, progress io.Writer, in diskroom.Place) (path string, done func(), err error) {
+	out, err := os.CreateTemp(in.Folder, api.TrialPrefix) // mode 0600
 	if err != nil {
 		return "", nil, fmt.Errorf("--work-dir: %w", err)
 	}
 	done = func() { _ = os.Remove(out.Name()); _ = out.Close() }
 	if err = syscall.Flock(int(out.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err == nil {
-		_, err = receive(ctx, f, nil, out, progress)
+		_, err = receive(ctx, f, nil, in.Writer(out), progress)
 	}
 	if err != nil {
 		done()

@@ -10,19 +10,20 @@ import (
 	"testing"
 	"time"
 
+	"keelson.dev/keelson/internal/diskroom"
 	"keelson.dev/keelson/internal/virtual"
 )
 
 const gib = 1 << 30
 
 // diskOf is a disk of 100 GiB on which the store lies, and the folder of backups as well if it is the same one.
-func diskOf(folder string, same bool, free func() int64) Disk {
-	return Disk{Folder: folder, Store: "/store", look: func(path string) (usage, error) {
+func diskOf(folder string, same bool, free func() int64) diskroom.Place {
+	return diskroom.Place{Folder: folder, Beside: "/store", Look: func(path string) (diskroom.Usage, error) {
 		device := uint64(1)
 		if path != "/store" && !same {
 			device = 2
 		}
-		return usage{device: device, free: free(), total: 100 * gib}, nil
+		return diskroom.Usage{Device: device, Free: free(), Total: 100 * gib}, nil
 	}}
 }
 
@@ -51,13 +52,13 @@ func TestRoomForTheStore(t *testing.T) {
 				t.Fatal(err)
 			}
 			virtual.Test(t, func(t *testing.T) {
-				s := &store{content: strings.Repeat("state", roomStep/4)}
+				s := &store{content: strings.Repeat("state", diskroom.Step/4)}
 				k, err := New(Config{Options: Options{Schedule: "@daily", Folder: dir, Keep: 9}, Cluster: "prod", ID: "prod-1a2b", Replica: "cp1", Write: s.write, Store: "/store"})
 				if err != nil {
 					t.Fatal(err)
 				}
 				f := k.target.(*apart)
-				if f.disk.Folder != dir || f.disk.Store != "/store" {
+				if f.disk.Folder != dir || f.disk.Beside != "/store" {
 					t.Errorf("the disk is %+v", f.disk)
 				}
 				f.disk = diskOf(dir, c.same, func() int64 {
@@ -108,20 +109,5 @@ func TestFetchOfATerabyte(t *testing.T) {
 	}
 	if err := Fetch(t.Context(), Options{S3: s.s3}, all[0], diskOf("/tmp", true, func() int64 { return 100 * gib }), &to); err != nil || to.String() != "x" {
 		t.Errorf("of one that fits came %q, %v", to.String(), err)
-	}
-}
-
-// The kernel tells of a folder that is still to be made what it tells of the one in which that will be.
-func TestUsage(t *testing.T) {
-	dir := t.TempDir()
-	there, err := usageOf(dir)
-	if err != nil || there.total <= 0 || there.free > there.total {
-		t.Fatalf("it is %+v, %v", there, err)
-	}
-	if later, err := usageOf(filepath.Join(dir, "a", "b")); err != nil || later.device != there.device || later.total != there.total {
-		t.Errorf("it is %+v, %v, want %+v", later, err, there)
-	}
-	if _, err := usageOf("/dev/null/below"); err == nil {
-		t.Errorf("of what cannot be it says %v", err)
 	}
 }

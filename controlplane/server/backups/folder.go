@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"keelson.dev/keelson/internal/diskroom"
 	"keelson.dev/keelson/raftstore/disk"
 )
 
@@ -33,12 +34,14 @@ type folder struct {
 	// another cluster's backups may have it, too: such a file is this replica's when its head names id.
 	before string
 	id     string // of the cluster
-	disk   Disk
+	// disk is the folder's, and maybe the store's: a store that finds its disk full ends its replica, and backups that go by one
+	// schedule would fill those of all replicas in the same minute.
+	disk diskroom.Place
 }
 
 func newFolder(c Config) folder {
 	return folder{path: c.Folder, prefix: c.ID + "_" + c.Replica + "_", before: c.Cluster + "_" + c.Replica + "_", id: c.ID,
-		disk: Disk{Folder: c.Folder, Store: c.Store}}
+		disk: diskroom.Place{Folder: c.Folder, Beside: c.Store}}
 }
 
 // one is a backup in a folder.
