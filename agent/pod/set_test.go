@@ -373,6 +373,26 @@ func TestImages(t *testing.T) {
 	})
 }
 
+// F106: an image that is removed between the look at it and the container is looked up again, and pulled.
+func TestImageRemovedBeforeItsContainer(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.rt.Delay("RunPodSandbox", time.Second)
+		n.start()
+		defer func() { n.stop() }()
+		n.cluster.Put(simplePod("u1"))
+		virtual.Wait() // the image has been found, the sandbox is not ready
+		if _, err := n.img.RemoveImage(t.Context(), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: "hello:1"}}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second + 2*restartMin)
+		n.is("u1", running)
+		if got := n.img.Count("PullImage"); got != 1 {
+			t.Errorf("%d pulls, want that of the removed image", got)
+		}
+	})
+}
+
 // A missing ConfigMap is a CreateContainerConfigError that ends the moment the object comes.
 func TestConfigErrorMended(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {

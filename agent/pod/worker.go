@@ -329,6 +329,9 @@ func (w *worker) settle(a Action, err error, cancelled bool) {
 		f.Retry = now.Add(grow(imageMin, imageMax, f.Count))
 	case StartContainer:
 		f.Reason, f.Message = startReason(err)
+		if errors.Is(err, agent.ErrImageNotPresent) {
+			delete(w.o.Images, a.Container) // it was there and has been removed since: it is looked up anew, or pulled
+		}
 		f.Retry = now.Add(grow(restartMin, restartMax, f.Count))
 	default:
 		if errors.Is(err, errNoClass) {
