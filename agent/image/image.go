@@ -28,11 +28,13 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/singleflight"
 	"google.golang.org/grpc/status"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/internal/floor"
 	"keelson.dev/keelson/internal/within"
 )
 
@@ -49,6 +51,8 @@ type Config struct {
 	CAs      map[string]string // registry host → file with PEM certificates trusted for it
 
 	Limits Limits
+	// Floor is what has to stay free of the file system for the node not to count as short of disk: MakeRoom goes by it.
+	Floor floor.Floor
 }
 
 // Store implements agent.Images.
@@ -64,6 +68,7 @@ type Store struct {
 	imported  atomic.Int64 // archives
 	limits    Limits
 	unpacking chan struct{} // a place for each image that is being unpacked
+	now       func() time.Time
 
 	mu         sync.Mutex
 	images     map[string]*image    // by id, "sha256:..."
@@ -80,7 +85,7 @@ func New(cfg Config) *Store {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	s := &Store{cfg: cfg, log: cfg.Logger, ready: make(chan struct{}), images: map[string]*image{}, names: map[string]string{},
-		containers: map[string]container{}, busy: map[string]int{}, limits: cfg.Limits.orDefaults()}
+		containers: map[string]container{}, busy: map[string]int{}, limits: cfg.Limits.orDefaults(), now: time.Now}
 	s.unpacking = make(chan struct{}, s.limits.Images)
 	s.transport = sync.OnceValues(func() (*transport, error) { return newTransport(cfg) })
 	return s

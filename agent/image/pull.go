@@ -53,6 +53,9 @@ func (s *Store) pull(ctx context.Context, ref reference, auth *cri.AuthConfig) (
 	if ref.digest != "" { // a digest that is here cannot have changed
 		s.mu.Lock()
 		id := s.names[ref.String()]
+		if im := s.images[id]; im != nil {
+			s.use(im)
+		}
 		s.mu.Unlock()
 		if id != "" {
 			return id, nil
@@ -108,6 +111,7 @@ func (s *Store) pullFrom(ctx context.Context, host string, ref reference, auth *
 	s.mu.Lock()
 	if im := s.images[s.names[byDigest]]; im != nil {
 		err := s.addNames(im, names...)
+		s.use(im)
 		s.mu.Unlock()
 		return im.ID, err
 	}
@@ -265,6 +269,7 @@ func (s *Store) publish(img v1.Image, im *image, names []string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if have := s.images[im.ID]; have != nil {
+		s.use(have)
 		return s.addNames(have, names...)
 	}
 	tmp, err := mkdirTemp(s.path("tmp"), "image-")
@@ -283,6 +288,7 @@ func (s *Store) publish(img v1.Image, im *image, names []string) error {
 		return err
 	}
 	s.images[im.ID] = im
+	s.use(im)
 	return s.addNames(im, names...)
 }
 

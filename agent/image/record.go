@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"golang.org/x/sys/unix"
@@ -22,6 +23,7 @@ type image struct {
 	Size   int64    `json:"size"`   // of the compressed layers and the config
 
 	config *v1.ConfigFile
+	used   time.Time // last, as far as known; on disk as the time of image.json
 }
 
 // layer is what KEY.json holds.
@@ -102,6 +104,11 @@ func (s *Store) loadImage(hex string) (*image, error) {
 	if err := loadJSON(s.path("images", hex, "image.json"), im); err != nil {
 		return nil, err
 	}
+	st, err := os.Stat(s.path("images", hex, "image.json"))
+	if err != nil {
+		return nil, err
+	}
+	im.used = st.ModTime()
 	if hexOf(im.ID) != hex {
 		return nil, fmt.Errorf("it is of %s", im.ID)
 	}
@@ -118,7 +125,10 @@ func (s *Store) loadImage(hex string) (*image, error) {
 
 // collect removes layers that no image, container or pull refers to. The caller
 // holds s.mu.
-func (s *Store) collect() error {
+func (s *Store) collect() error { return s.collectTo(s.discard) }
+
+// collectTo has each layer that nothing refers to taken away by discard.
+func (s *Store) collectTo(discard func(path string) error) error {
 	used := map[string]bool{}
 	for _, im := range s.images {
 		for _, k := range im.Layers {
@@ -141,7 +151,7 @@ func (s *Store) collect() error {
 		if used[strings.TrimSuffix(e.Name(), ".json")] {
 			continue
 		}
-		if err := s.discard(s.path("layers", e.Name())); err != nil {
+		if err := discard(s.path("layers", e.Name())); err != nil {
 			return err
 		}
 	}
@@ -150,11 +160,8 @@ func (s *Store) collect() error {
 
 // discard takes path away at once and deletes it in the background.
 func (s *Store) discard(path string) error {
-	// tmp is empty at start, so counting makes names that nobody has.
-	to := s.path("tmp", fmt.Sprint("gone-", s.discarded.Add(1)))
-	if err := os.Rename(path, to); errors.Is(err, os.ErrNotExist) {
-		return nil
-	} else if err != nil {
+	to, err := s.setAside(path)
+	if to == "" {
 		return err
 	}
 	s.trash.Go(func() {
@@ -163,6 +170,32 @@ func (s *Store) discard(path string) error {
 		}
 	})
 	return nil
+}
+
+// setAside takes path away at once, and says where it is to be deleted; "" = it was not there, or could not be moved.
+func (s *Store) setAside(path string) (to string, err error) {
+	// tmp is empty at start, so counting makes names that nobody has.
+	to = s.path("tmp", fmt.Sprint("gone-", s.discarded.Add(1)))
+	if err := os.Rename(path, to); errors.Is(err, os.ErrNotExist) {
+		return "", nil
+	} else if err != nil {
+		return "", err
+	}
+	return to, nil
+}
+
+// use says that an image is in use now. The caller holds s.mu.
+func (s *Store) use(im *image) {
+	im.used = s.now()
+	s.stamp(im)
+}
+
+// stamp writes down when an image was last used. The caller holds s.mu.
+func (s *Store) stamp(im *image) {
+	file := s.path("images", hexOf(im.ID), "image.json")
+	if err := os.Chtimes(file, time.Time{}, im.used); err != nil { // until the agent ends the store knows it all the same
+		s.log.Debug("the last use of an image is not written down", "image", im.ID, "error", err)
+	}
 }
 
 // addNames gives an image more names. A name moves: whoever had it loses it. The
@@ -185,6 +218,7 @@ func (s *Store) addNames(im *image, names ...string) error {
 		if err := saveJSON(s.path("images", hexOf(c.ID), "image.json"), c); err != nil {
 			return err
 		}
+		s.stamp(c) // a name that comes or goes is no use
 	}
 	return nil
 }

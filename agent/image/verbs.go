@@ -35,6 +35,7 @@ func (s *Store) ImageStatus(ctx context.Context, q *cri.ImageStatusRequest) (*cr
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if im := s.images[s.lookup(q.GetImage().GetImage())]; im != nil {
+		s.use(im) // who asks for one image is about to make a container of it
 		return &cri.ImageStatusResponse{Image: im.cri()}, nil
 	}
 	return &cri.ImageStatusResponse{}, nil
@@ -132,6 +133,7 @@ func (s *Store) Config(ctx context.Context, image string) (agent.ImageConfig, er
 	if im == nil {
 		return agent.ImageConfig{}, fmt.Errorf("%w: %s", agent.ErrImageNotPresent, image)
 	}
+	s.use(im)
 	c := im.config.Config
 	out := agent.ImageConfig{ID: im.ID, Env: c.Env, Entrypoint: c.Entrypoint, Cmd: c.Cmd, WorkingDir: c.WorkingDir, User: c.User,
 		StopSignal: c.StopSignal, Volumes: slices.Sorted(maps.Keys(c.Volumes))}
@@ -163,6 +165,7 @@ func (s *Store) PrepareRootFS(ctx context.Context, containerID, image string) (a
 			return agent.RootFS{}, fmt.Errorf("prepare a root file system for container %s: %w", containerID, err)
 		}
 		s.containers[containerID] = c
+		s.use(im)
 	}
 	dir := s.path("containers", containerID)
 	fs := agent.RootFS{Path: dir + "/root", Upper: dir + "/upper", Work: dir + "/work"}
@@ -227,8 +230,9 @@ func (s *Store) RemoveRootFS(ctx context.Context, containerID string) error {
 		return fmt.Errorf("remove the record of container %s: %w", containerID, err)
 	}
 	delete(s.containers, containerID)
-	if s.images[c.Image] == nil {
-		return s.collect() // it was the last to stand on a removed image
+	if im := s.images[c.Image]; im != nil {
+		s.use(im)
+		return nil
 	}
-	return nil
+	return s.collect() // it may have been the last to stand on a removed image
 }

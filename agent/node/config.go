@@ -185,7 +185,7 @@ func Flags(fs *flag.FlagSet) *Config {
 	fs.DurationVar(&c.FenceAfter, "fence-after", 20*time.Second, "end pods with attached volumes when no control plane that can write has been heard for so long, whole seconds: then other nodes may have the volumes; 0 = never, and then a lost node's volumes move only when somebody says that it is out of service")
 	fs.BoolVar(&c.LocalVolumes, "local-volumes", true, "serve volumes on this node's own disk, below STATE-DIR/local-volumes (driver local.csi.keelson.dev)")
 	spokenFlag(fs, "disk-pressure-below", "free space of the disk of STATE-DIR below which the node counts as short of disk and takes no more pods, a share or a size, "+
-		"such as 5% or 20Gi; volumes on the disk leave so much, images half of it (default "+floor.Default.String()+")", func(s string) (err error) {
+		"such as 5% or 20Gi; volumes on the disk leave so much, images half of it, and those that nothing uses are removed while less than half as much again is free (default "+floor.Default.String()+")", func(s string) (err error) {
 		c.DiskFloor, err = floor.Parse(s)
 		return err
 	})

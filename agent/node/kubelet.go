@@ -31,10 +31,13 @@ func (n *Node) kubelet(source *stats.Source, trust agent.Trust) *kubelet.Server 
 		Log:      n.cfg.Log.With("part", "kubelet API")})
 }
 
-// metrics is what /metrics says: of the agent, and of the proxy, network policies and the DNS server where there are any.
+// metrics is what /metrics says: of the agent, and of its images, the proxy, network policies and the DNS server where there are any.
 func (n *Node) metrics(source *stats.Source) func(context.Context, io.Writer) error {
 	return func(ctx context.Context, to io.Writer) error {
 		err := source.Own(ctx, to)
+		if err == nil && n.room != nil {
+			err = n.room.writeMetrics(to)
+		}
 		if err == nil && n.cfg.proxyMetrics != nil {
 			err = n.cfg.proxyMetrics(ctx, to)
 		}

@@ -49,6 +49,7 @@ type Node struct {
 	plugins *deviceplugin.Manager // nil on a fake node
 	server  agent.NodeServer
 	trouble *troubles
+	room    *imageRoom // nil: the images are not the agent's own
 
 	policyMetrics func(context.Context, io.Writer) error // nil: none
 }
@@ -226,8 +227,10 @@ func (n *Node) images() agent.Images {
 	}
 	store := image.New(image.Config{Root: filepath.Join(n.cfg.StateDir, "images"), Run: filepath.Join(n.cfg.RunDir, "images"), Archives: n.cfg.ArchivesDir,
 		Logger: n.cfg.Log.With("part", "images"), Insecure: n.cfg.InsecureRegistries,
-		Mirrors: n.cfg.RegistryMirrors, Limits: image.Limits{Free: n.cfg.DiskFloor.Half()}})
+		Mirrors: n.cfg.RegistryMirrors, Limits: image.Limits{Free: n.cfg.DiskFloor.Half()}, Floor: n.cfg.DiskFloor})
 	n.own(partImages, store.Run)
+	n.room = &imageRoom{images: store, objects: n.session, reporter: n.session, node: n.cfg.NodeName, log: n.cfg.Log.With("part", "images")}
+	n.own("image removal", n.room.run)
 	return store
 }
 
