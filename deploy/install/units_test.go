@@ -50,10 +50,12 @@ func TestSystemdKnowsTheUnits(t *testing.T) {
 func TestUnitsSayWhatMustBe(t *testing.T) {
 	for unit, lines := range map[string][]string{
 		"keelson-agent.service": {"KillMode=process", "Delegate=yes", "Slice=keelson.slice", "Restart=always", "OOMScoreAdjust=-999", "LimitNOFILE=1048576", "TasksMax=infinity",
-			"Wants=network-online.target keelson-pods.service"},
+			"Wants=network-online.target keelson-pods.service", "RequiresMountsFor=/var/lib/keelson /var/lib/keelson/local-volumes /var/lib/keelson/images"},
 		// A machine that goes down ends the agent first, then pods.
-		"keelson-pods.service":         {"Before=keelson-agent.service", "RemainAfterExit=yes", "ExecStop=/usr/bin/keelson-agent end-pods", "TimeoutStopSec=60"},
-		"keelson-controlplane.service": {"Restart=always", "OOMScoreAdjust=-999", "LimitNOFILE=1048576", "NoNewPrivileges=yes", "ProtectSystem=full"},
+		"keelson-pods.service": {"Before=keelson-agent.service", "RemainAfterExit=yes", "ExecStop=/usr/bin/keelson-agent end-pods", "TimeoutStopSec=60",
+			"RequiresMountsFor=/var/lib/keelson /var/lib/keelson/local-volumes /var/lib/keelson/images"},
+		"keelson-controlplane.service": {"Restart=always", "OOMScoreAdjust=-999", "LimitNOFILE=1048576", "NoNewPrivileges=yes", "ProtectSystem=full",
+			"RequiresMountsFor=/var/lib/keelson/controlplane"},
 	} {
 		raw, err := os.ReadFile(unit)
 		if err != nil {

@@ -77,4 +77,18 @@ if [ -f "$data/session/node.pem" ]; then
 fi
 text nodeca "$data/session/ca.crt"
 text replicaca "$data/controlplane/pki/ca.crt"
+# What is to be mounted where data lie, above or below, and is not: that there are no data says nothing then. An automount that was
+# asked and has nothing mounted is none.
+real() { readlink -f "$1" 2>/dev/null || readlink "$1" 2>/dev/null || echo "$1"; }
+lies="$data $(real "$data") $data/controlplane $(real "$data/controlplane")"
+for p in $({ sed -n 's/^[[:space:]]*[^#[:space:]][^[:space:]]*[[:space:]]\{1,\}\(\/[^[:space:]]*\).*/\1/p' "$root/etc/fstab"
+  sed -n 's/^Where=[[:space:]]*\(\/[^[:space:]]*\).*/\1/p' "$root"/etc/systemd/system/*.mount; } 2>/dev/null | sed 's/\/$//' | sort -u); do
+  for d in $lies; do
+    case "$d/" in "$root$p/"*) ;; *) case "$root$p/" in "$d/"*) ;; *) continue ;; esac ;; esac
+    [ -e "$root$p/." ] || :
+    at=$(real "$root$p")
+    cut -d' ' -f2,3 "$root/proc/mounts" | sed '/ autofs$/d; s/ .*//' | grep -qxF -e "$p" -e "${at#"$root"}" || say unmounted "$p"
+    break
+  done
+done
 say end yes

@@ -99,7 +99,7 @@ func machineOf(t *testing.T, files, programs map[string]string) Facts {
 		}
 		write(filepath.Join(root, path), content, 0o644)
 	}
-	for _, name := range strings.Fields("sh id cut tr sed head base64 cat date df mktemp dirname sha256sum sort ls grep gzip rm") {
+	for _, name := range strings.Fields("sh id cut tr sed head base64 cat date df mktemp dirname sha256sum sort ls grep gzip rm readlink") {
 		path, err := exec.LookPath(name)
 		if err != nil {
 			t.Fatal(err)

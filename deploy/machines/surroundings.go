@@ -11,6 +11,7 @@ type Surroundings struct {
 	From        string    // the address that we come from, as the machine sees it; "" where it does not say
 	Nameservers []string  // that it asks, but for itself
 	Routes      []Network // that lead somewhere, but for default ones and Keelson's own
+	Unmounted   []string  // where a disk is to be mounted on which Keelson's data lie, or part of them, and none is
 }
 
 // surroundings takes what the script says of them.
@@ -20,6 +21,8 @@ func (f *Facts) surroundings(k, v string) {
 		if a, err := netip.ParseAddr(v); err == nil && !a.IsLoopback() {
 			f.Nameservers = append(f.Nameservers, v)
 		}
+	case "unmounted":
+		f.Unmounted = append(f.Unmounted, v)
 	case "route":
 		link, to, _ := strings.Cut(v, " ")
 		if p, err := netip.ParsePrefix(to); err == nil {

@@ -31,3 +31,33 @@ esac`})
 		t.Errorf("the cluster's ranges are %q and %q", f.PodRanges, f.ServiceRanges)
 	}
 }
+
+// A disk that is to be mounted where data lie, above or below, is missed where it is not; others are not Keelson's.
+func TestFactsOfMounts(t *testing.T) {
+	const fstab = "# /dev/sdz1 /var/lib/keelson ext4 defaults 0 0\nUUID=1 / ext4 defaults 0 1\nUUID=2 none swap sw 0 0\nUUID=5 /var/lib/keelsonette ext4 nofail 0 2\nUUID=6 /srv ext4 nofail 0 2\n"
+	const mounted = "/dev/sda1 / ext4 rw 0 0\nproc /proc proc rw 0 0\n"
+	for _, c := range []struct {
+		name  string
+		files map[string]string
+		want  string
+	}{
+		{"no such disk", map[string]string{"etc/fstab": fstab, "proc/mounts": mounted}, "[]"},
+		{"no table", nil, "[]"},
+		{"a disk of the data", map[string]string{"etc/fstab": fstab + "LABEL=k\t/var/lib/keelson\text4 defaults,nofail 0 2\n", "proc/mounts": mounted}, "[/var/lib/keelson]"},
+		{"one that is mounted", map[string]string{"etc/fstab": fstab + "LABEL=k /var/lib/keelson/ ext4 nofail 0 2\n", "proc/mounts": mounted + "/dev/sdb1 /var/lib/keelson ext4 rw 0 0\n"}, "[]"},
+		{"disks below and above", map[string]string{"etc/fstab": fstab + "LABEL=k /var/lib/keelson/controlplane ext4 nofail 0 2\nLABEL=v /var ext4 nofail 0 2\n", "proc/mounts": mounted},
+			"[/var /var/lib/keelson/controlplane]"},
+		{"a unit", map[string]string{"etc/systemd/system/var-lib-keelson-images.mount": "[Mount]\nWhat=/dev/sdb1\nWhere=/var/lib/keelson/images\n", "proc/mounts": mounted}, "[/var/lib/keelson/images]"},
+		{"an automount with nothing mounted", map[string]string{"etc/fstab": fstab + "LABEL=k /var/lib/keelson ext4 noauto,x-systemd.automount 0 2\n",
+			"proc/mounts": mounted + "systemd-1 /var/lib/keelson autofs rw 0 0\n"}, "[/var/lib/keelson]"},
+		{"one that was automounted", map[string]string{"etc/fstab": fstab + "LABEL=k /var/lib/keelson ext4 noauto,x-systemd.automount 0 2\n",
+			"proc/mounts": mounted + "systemd-1 /var/lib/keelson autofs rw 0 0\n/dev/sdb1 /var/lib/keelson ext4 rw 0 0\n"}, "[]"},
+		{"data behind a link", map[string]string{"etc/fstab": fstab + "LABEL=k /data ext4 nofail 0 2\n", "proc/mounts": mounted, "data/x": "", "var/lib/keelson": "-> ../../data/keelson"}, "[/data]"},
+		{"a disk that is mounted behind a link", map[string]string{"etc/fstab": fstab + "LABEL=k /var/lib/keelson/controlplane ext4 nofail 0 2\n", "data/controlplane/x": "",
+			"proc/mounts": mounted + "/dev/sdb1 /data/controlplane ext4 rw 0 0\n", "var/lib/keelson": "-> ../../data"}, "[]"},
+	} {
+		if f := machineOf(t, c.files, nil); fmt.Sprint(f.Unmounted) != c.want {
+			t.Errorf("%s: %v is to be mounted and is not, want %s", c.name, f.Unmounted, c.want)
+		}
+	}
+}

@@ -59,6 +59,7 @@ func Judge(c machines.Cluster, seen map[string]Seen, r Release, s State) []Findi
 		default:
 			j.machine(h, one.Facts)
 			j.ranges(h, one.Facts)
+			j.mounts(h, one.Facts)
 			j.daemons(h, one.Facts)
 			j.belongs(h, one.Facts)
 			j.clock(h, one.Facts, middle, apart)

@@ -1,0 +1,73 @@
+package plan
+
+import (
+	"strings"
+	"testing"
+)
+
+// A disk that is not mounted is not taken for one that is lost: nothing is installed over its mount point.
+func TestJudgeMounts(t *testing.T) {
+	made := func(w *world) {
+		for _, s := range w.plan() {
+			w.do(t, s)
+		}
+	}
+	unmounted := func(host, path string) func(*world) {
+		return func(w *world) {
+			f := w.facts[host]
+			f.Unmounted = append(f.Unmounted, path)
+			w.facts[host] = f
+		}
+	}
+	// empty is a machine that has its programs and settings, and nothing below /var/lib/keelson.
+	empty := func(host string) func(*world) {
+		return func(w *world) {
+			f := w.facts[host]
+			f.Replica, f.ReplicaWhole, f.Node, f.Admin, f.ClusterID, f.ClusterName, f.ReplicaCA, f.NodeCA = false, false, false, false, "", "", "", ""
+			w.facts[host] = f
+		}
+	}
+	again := func(host string) func(*world) {
+		return func(w *world) { delete(w.state.Nodes, host); delete(w.state.Members, host) }
+	}
+	for _, c := range []struct {
+		name   string
+		damage []func(*world)
+		want   string
+	}{
+		{"a new machine", []func(*world){unmounted("w1", "/var/lib/keelson")}, "E w1 a disk is to be mounted at /var/lib/keelson and is not: what is on it would be taken for gone -> 'mount /var/lib/keelson' there"},
+		{"a replica", []func(*world){made, empty("cp2"), unmounted("cp2", "/var/lib/keelson/controlplane")}, "E cp2 a disk is to be mounted at /var/lib/keelson/controlplane and is not"},
+		{"the only replicas", []func(*world){made, empty("cp1"), empty("cp2"), empty("cp3"), empty("w1"), unmounted("cp1", "/data"), func(w *world) { w.state = State{} }}, "E cp1 a disk is to be mounted at /data and is not"},
+		{"a node", []func(*world){made, empty("w1"), unmounted("w1", "/var/lib/keelson")}, "E w1 a disk is to be mounted"},
+		{"one that is what it is to be", []func(*world){made, unmounted("w1", "/var/lib/keelson/images")}, "W w1 a disk is to be mounted at /var/lib/keelson/images and is not: the daemons start again only once it is"},
+		{"a replica whose disk is a new one", []func(*world){made, empty("cp2")}, "W cp2 is a replica of the cluster, and nothing of its data is there: 'up' would have it join anew -> see that no disk"},
+		{"a node whose disk is a new one", []func(*world){made, empty("w1")}, "W w1 is a node of the cluster, and nothing of its data is there"},
+		{"those that were taken out", []func(*world){made, empty("cp2"), again("cp2"), empty("w1"), again("w1")}, ""},
+		{"a join that was cut off", []func(*world){made, empty("cp2"), func(w *world) {
+			f := w.facts["cp2"]
+			f.Replica = true
+			w.facts["cp2"] = f
+		}}, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(aCluster(3, 1))
+			for _, change := range c.damage {
+				change(w)
+			}
+			var all []string
+			for _, one := range Judge(w.cluster, w.seen(), w.release, w.state) {
+				all = append(all, map[bool]string{true: "E ", false: "W "}[one.Grave]+one.Machine+" "+one.What+" -> "+one.Remedy)
+			}
+			if said := strings.Join(all, "\n"); len(all) > 1 || c.want == "" && said != "" || !strings.HasPrefix(said, c.want) {
+				t.Errorf("said:\n%s\nwant:\n%s", said, c.want)
+			}
+		})
+	}
+	// What is lost for good is made anew, as docs/recover.md has it.
+	w := newWorld(aCluster(3, 1))
+	made(w)
+	empty("cp2")(w)
+	if steps := w.plan(); len(steps) != 1 || steps[0].Machine != "cp2" || steps[0].Do != ControlPlane || steps[0].Begin != Join {
+		t.Errorf("a replica whose disk is a new one: %+v", steps)
+	}
+}
