@@ -124,7 +124,7 @@ func (s *site) machine(name, address string) *folderMachine {
 		put(s.t, filepath.Join(m.root, path), content, 0o644)
 	}
 	for name, body := range map[string]string{
-		"id": "echo 0", "sleep": "", "modprobe": "", "nft": "", "journalctl": "", "dd": "exit 1", // how fast the disk is depends on what else runs
+		"id": "echo 0", "sleep": "", "modprobe": "", "nft": "", "firewall-cmd": "exit 252", "journalctl": "", "dd": "exit 1", // how fast the disk is depends on what else runs
 		"uname":     `case $1 in -n) echo ` + name + ` ;; -m) echo x86_64 ;; -r) echo 6.1.0-18-amd64 ;; esac`,
 		"ip":        `case "$*" in "-o address show") printf '2: eth0    inet ` + address + `/24 brd x scope global eth0\n' ;; esac`,
 		"df":        `printf 'Filesystem 1024-blocks Used Available Capacity Mounted\n/dev/vda 1 1 20971520 1%% /\n'`,

@@ -35,6 +35,15 @@ ip -o address show 2>/dev/null | sed -n -e h -e 's/^[0-9]*: [^ ]* *inet6\{0,1\} 
   -e 's/^\([0-9a-f.:]*\(\/[0-9]*\)\{0,1\}\) .*dev \([^ ]*\).*/route \3 \1/p' | head -n 1000
 # Where the machine asks itself, by systemd-resolved, the servers count that this one asks.
 cat "$root/etc/resolv.conf" "$root/run/systemd/resolve/resolv.conf" 2>/dev/null | sed -n 's/^nameserver[[:space:]]*\([0-9a-f.:]*\).*/nameserver \1/p' | sort -u
+# Firewalls that are in force, unless firewalld trusts pods already, and rules by which nothing is forwarded that they do not name. An
+# accept of Keelson's own does not lift them. What there is alone is asked: iptables would load its part of the kernel.
+! firewall-cmd -q --state 2>/dev/null || firewall-cmd -q --zone=trusted --query-interface=keelson0 2>/dev/null || say firewall firewalld
+if grep -qi '^ENABLED=yes' "$root/etc/ufw/ufw.conf" 2>/dev/null; then
+  say firewall ufw
+elif nft list chains 2>/dev/null | grep -q 'hook forward .*policy drop' ||
+  { grep -qx filter "$root/proc/net/ip_tables_names" && iptables-legacy -S FORWARD | grep -qx -e '-P FORWARD DROP'; } 2>/dev/null; then
+  say firewall forward
+fi
 # A socket that listens has the state 0A; the port is in hexadecimal.
 cat "$root/proc/net/tcp" "$root/proc/net/tcp6" 2>/dev/null | sed -n 's/^ *[0-9]*: [0-9A-F]*:\([0-9A-F]\{4\}\) [0-9A-F]*:[0-9A-F]* 0A .*/port \1/p' | sort -u
 # Of UDP those count that a process has, unconnected (07). The kernel's own are of tunnels: Keelson's outlive its agent, and tunnels of

@@ -12,6 +12,7 @@ type Surroundings struct {
 	Nameservers []string  // that it asks, but for itself
 	Routes      []Network // that lead somewhere, but for default ones and Keelson's own
 	Unmounted   []string  // where a disk is to be mounted on which Keelson's data lie, or part of them, and none is
+	Firewalls   []string  // in force that pods are nothing to: firewalld, ufw, or forward where rules of others forward only what they name
 }
 
 // surroundings takes what the script says of them.
@@ -21,6 +22,8 @@ func (f *Facts) surroundings(k, v string) {
 		if a, err := netip.ParseAddr(v); err == nil && !a.IsLoopback() {
 			f.Nameservers = append(f.Nameservers, v)
 		}
+	case "firewall":
+		f.Firewalls = append(f.Firewalls, v)
 	case "unmounted":
 		f.Unmounted = append(f.Unmounted, v)
 	case "route":

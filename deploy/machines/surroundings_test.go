@@ -61,3 +61,28 @@ func TestFactsOfMounts(t *testing.T) {
 		}
 	}
 }
+
+// A firewall counts that is in force and has not been told of pods.
+func TestFactsOfFirewalls(t *testing.T) {
+	const firewalld, trusts = `[ "$*" = "-q --state" ]`, `[ "$*" = "-q --zone=trusted --query-interface=keelson0" ]`
+	const drops = "printf 'table ip filter {\\n\\tchain FORWARD {\\n\\t\\ttype filter hook forward priority filter; policy drop;\\n\\t}\\n}\\n'"
+	const accepts = "printf 'table inet keelson {\\n\\tchain forward {\\n\\t\\ttype filter hook forward priority filter; policy accept;\\n\\t}\\n\\tchain input {\\n\\t\\ttype filter hook input priority filter; policy drop;\\n\\t}\\n}\\n'"
+	const legacy = `[ "$*" = "-S FORWARD" ] && printf '%s\n' '-P FORWARD DROP' '-A FORWARD -j DOCKER-USER'`
+	for _, c := range []struct {
+		name            string
+		files, programs map[string]string
+		want            string
+	}{
+		{"none", map[string]string{"etc/ufw/ufw.conf": "ENABLED=no\n"}, map[string]string{"firewall-cmd": "exit 252", "nft": accepts}, "[]"},
+		{"firewalld", nil, map[string]string{"firewall-cmd": firewalld}, "[firewalld]"},
+		{"firewalld that trusts pods", nil, map[string]string{"firewall-cmd": firewalld + " || " + trusts}, "[]"},
+		{"ufw, whose rules drop", map[string]string{"etc/ufw/ufw.conf": "# it\nENABLED=yes\n"}, map[string]string{"nft": drops}, "[ufw]"},
+		{"firewalld beside Docker", nil, map[string]string{"firewall-cmd": firewalld, "nft": drops}, "[firewalld forward]"},
+		{"Docker with the iptables of before", map[string]string{"proc/net/ip_tables_names": "nat\nfilter\n"}, map[string]string{"iptables-legacy": legacy}, "[forward]"},
+		{"such tables without a filter", map[string]string{"proc/net/ip_tables_names": "nat\n"}, map[string]string{"iptables-legacy": legacy}, "[]"},
+	} {
+		if f := machineOf(t, c.files, c.programs); fmt.Sprint(f.Firewalls) != c.want {
+			t.Errorf("%s: %v, want %s", c.name, f.Firewalls, c.want)
+		}
+	}
+}

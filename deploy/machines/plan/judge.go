@@ -60,6 +60,7 @@ func Judge(c machines.Cluster, seen map[string]Seen, r Release, s State) []Findi
 			j.machine(h, one.Facts)
 			j.ranges(h, one.Facts)
 			j.mounts(h, one.Facts)
+			j.firewalls(h, one.Facts)
 			j.daemons(h, one.Facts)
 			j.belongs(h, one.Facts)
 			j.clock(h, one.Facts, middle, apart)
@@ -192,12 +193,12 @@ func (j *judge) daemons(h machines.Host, f machines.Facts) {
 		j.grave(h.Name, fmt.Sprintf("port %d, which %s needs, is taken", port, r.Unit()), remedy)
 	}
 	if h.Replica() {
-		for _, port := range []int{6443, 6444, 6445} {
+		for _, port := range replicaPorts {
 			taken(machines.ControlPlane, port, "")
 		}
 	}
 	if h.Is(machines.Worker) {
-		if port := portOf(h.Agent["kubelet-port"], 10250); port != 0 {
+		if port := portOf(h.Agent["kubelet-port"], kubeletPort); port != 0 {
 			taken(machines.Worker, port, "agent.kubelet-port")
 		}
 		// Beside a replica, which has it at the machine's address, the agent has it on loopback.
