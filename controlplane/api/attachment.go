@@ -18,6 +18,16 @@ const (
 	AnnotationUpgradeDrain = "keelson.dev/upgrade-drain" // how far a drain for an upgrade is
 )
 
+// AnnotationUnheard is on a Node of a backup that was restored until its agent has said which volumes it uses: it may use others than
+// the store knows of. Until then no other node gets a volume that one node may have.
+const AnnotationUnheard = "keelson.dev/unheard-since-restore"
+
+// Unheard says whether a Node has it.
+func Unheard(n *corev1.Node) bool {
+	_, ok := n.Annotations[AnnotationUnheard]
+	return ok
+}
+
 // AnnotationFencesAfter on a Node is told by its agent: when it has not heard the control plane for so many seconds, it
 // ends its pods with attached volumes by itself; "0" says that it never does.
 const AnnotationFencesAfter = "keelson.dev/fences-after"

@@ -52,13 +52,13 @@ func (x *session) writeNode(ctx context.Context, facts *v1.Node) (*v1.Node, erro
 		}
 		want := mergeNodeStatus(&node.Status, &facts.Status, tellsVolumes(facts), metav1.Now())
 		if equality.Semantic.DeepEqual(&node.Status, want) {
-			return node, nil
+			return x.toldUses(ctx, node, tellsVolumes(facts))
 		}
 		next := node.DeepCopy()
 		next.Status = *want
 		stored, err := client.UpdateStatus(ctx, x.api, next)
 		if err == nil {
-			return stored, nil
+			return x.toldUses(ctx, stored, tellsVolumes(facts))
 		}
 		if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
 			return nil, x.failed(err, "write status of node")
@@ -66,6 +66,19 @@ func (x *session) writeNode(ctx context.Context, facts *v1.Node) (*v1.Node, erro
 		ok = false // what the informer shows is past
 	}
 	return nil, fmt.Errorf("fleet: node %s: too many conflicts on its status", x.node)
+}
+
+// toldUses takes the mark of a restored backup off a Node, once it says which volumes its agent uses.
+func (x *session) toldUses(ctx context.Context, stored *v1.Node, tells bool) (*v1.Node, error) {
+	if !tells || !api.Unheard(stored) {
+		return stored, nil
+	}
+	node, err := client.Patch[*v1.Node](ctx, x.api, "", x.node, "", types.MergePatchType,
+		fmt.Appendf(nil, `{"metadata":{"annotations":{%q:null}}}`, api.AnnotationUnheard))
+	if err != nil {
+		return nil, x.failed(err, "take the mark of a restore off node")
+	}
+	return node, nil
 }
 
 func (x *session) getOrCreateNode(ctx context.Context, facts *v1.Node) (*v1.Node, error) {

@@ -102,7 +102,8 @@ func (c *carried) amend(v *mvcc.View) (ops []raftstore.Op, err error) {
 		c.revoked = append(c.revoked, r.Node)
 	}
 	slices.Sort(c.revoked)
-	return ops, nil
+	more, err := unheard(v)
+	return append(ops, more...), err
 }
 
 // carry reads what is carried over from the data of before, which is in the data folder, or where it was moved aside last. The

@@ -374,7 +374,7 @@ func Recover(c Config, really bool) (Lost, error) {
 	if !really {
 		return out, ErrUnsafe
 	}
-	if err := replica.Recover(conf); err != nil {
+	if err := replica.Recover(conf, unheard); err != nil {
 		return out, err
 	}
 	return out, c.alone(conf)

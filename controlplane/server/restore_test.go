@@ -12,8 +12,10 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
 	"keelson.dev/keelson/controlplane/api"
@@ -181,6 +183,73 @@ func TestRestoreBringsNobodyBack(t *testing.T) {
 	if r, err = Restore(cfg, file, RestoreOptions{}); err != nil || r.Unread == nil || strings.Join(r.Revoked, " ") != "w2 w3" {
 		t.Errorf("carried over from what was moved aside: %q, unread %v, error %v", r.Revoked, r.Unread, err)
 	}
+}
+
+// After a restore and after a recovery no node is told that it has a volume, all are to be heard first, and drivers attach anew:
+// another node may have it since. F110
+func TestVolumesAreGivenAnewAfterARestore(t *testing.T) {
+	p := newPlane(t, 1, nil)
+	ctx, name := context.Background(), api.AttachedName("disk.example", "h")
+	nodes, attachments := p.client("cp1").CoreV1().Nodes(), p.client("cp1").StorageV1().VolumeAttachments()
+	has := func() {
+		t.Helper()
+		for _, w := range []string{"w1", "w2"} {
+			n, err := nodes.Create(ctx, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: w, Labels: map[string]string{"is": w}}}, metav1.CreateOptions{})
+			if apierrors.IsAlreadyExists(err) {
+				n, err = nodes.Get(ctx, w, metav1.GetOptions{})
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err = nodes.Patch(ctx, n.Name, types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{%q:null}}}`, api.AnnotationUnheard), metav1.PatchOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			status := fmt.Appendf(nil, `{"status":{"volumesInUse":[%q],"volumesAttached":[{"name":%q,"devicePath":""}]}}`, name, name)
+			if _, err = nodes.Patch(ctx, n.Name, types.MergePatchType, status, metav1.PatchOptions{}, "status"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		volume := "v"
+		a := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: storagev1.VolumeAttachmentSpec{Attacher: "other.example", NodeName: "w1",
+			Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume}}}
+		a, err := attachments.Create(ctx, a, metav1.CreateOptions{})
+		if apierrors.IsAlreadyExists(err) {
+			a, err = attachments.Get(ctx, "a", metav1.GetOptions{})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.Status.Attached, a.Status.AttachmentMetadata = true, map[string]string{"at": "/dev/a"}
+		if _, err = attachments.UpdateStatus(ctx, a, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	forgotten := func(after string) {
+		t.Helper()
+		for _, w := range []string{"w1", "w2"} {
+			n, err := nodes.Get(ctx, w, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !api.Unheard(n) || len(n.Status.VolumesAttached) > 0 || len(n.Status.VolumesInUse) != 1 || n.Labels["is"] != w {
+				t.Errorf("after %s: %+v", after, n)
+			}
+		}
+		if a, err := attachments.Get(ctx, "a", metav1.GetOptions{}); err != nil || a.Status.Attached || len(a.Status.AttachmentMetadata) > 0 || a.Spec.NodeName != "w1" {
+			t.Errorf("after %s: %v, error %v", after, a, err)
+		}
+	}
+	has()
+	p.restored("cp1", p.backup("cp1"))
+	forgotten("a restore")
+	has()
+	p.stop("cp1")
+	if _, err := Recover(p.members["cp1"].cfg, true); err != nil {
+		t.Fatal(err)
+	}
+	p.again("cp1")
+	p.ready("cp1")
+	forgotten("a recovery")
 }
 
 // nodeToken makes a join token.

@@ -30,8 +30,9 @@ var ErrNothingToRecover = errors.New("raftstore: data directory holds no group t
 // empty data directory.
 //
 // Run it on one replica only: the one with the newest state. It can be run
-// again when it was interrupted.
-func Recover(c Config) error {
+// again when it was interrupted. amend says what else is changed of the state;
+// nil = nothing.
+func Recover(c Config, amend func(*mvcc.View) ([]raftstore.Op, error)) error {
 	if c.Name == "" || c.DataDir == "" || c.Advertise == "" {
 		return errors.New("recover: name, data directory and advertised address are needed")
 	}
@@ -68,7 +69,7 @@ func Recover(c Config) error {
 	defer machine.hub.Close()
 	machine.cluster = c.Cluster
 	machine.committed, machine.changed = func(uint64, uint64) {}, func(*mvcc.View) {}
-	state := &recovered{fsm: machine}
+	state := &recovered{fsm: machine, amend: amend}
 	err = raft.RecoverCluster(c.raft(make(chan bool, 1)), state, d.Log, d.Votes(), d.Snapshots, trans, group)
 	if err = errors.Join(err, failed); err != nil {
 		return fmt.Errorf("recover %s: %w", c.DataDir, err)
@@ -79,18 +80,26 @@ func Recover(c Config) error {
 	return nil
 }
 
-// recovered is the state machine whose last act before its snapshot is to move
-// the revision ahead.
+// recovered is the state machine whose last act before its snapshot is to amend
+// its state and to move the revision ahead.
 type recovered struct {
 	*fsm
-	was raftstore.Revision
+	was   raftstore.Revision
+	amend func(*mvcc.View) ([]raftstore.Op, error)
 }
 
 // Snapshot implements raft.FSM.
 func (s *recovered) Snapshot() (raft.FSMSnapshot, error) {
 	m := s.machine.Load()
 	s.was = m.View().Revision()
-	if err := m.Rebase(disk.RestoreBase(s.was, time.Now())); err != nil {
+	if s.amend != nil {
+		ops, err := s.amend(m.View())
+		if err != nil {
+			return nil, err
+		}
+		m.Amend(ops...)
+	}
+	if err := m.Rebase(disk.RestoreBase(m.View().Revision(), time.Now())); err != nil {
 		return nil, err
 	}
 	return s.fsm.Snapshot()

@@ -50,7 +50,7 @@ func loseMajority(t *testing.T, kind disk.LogStoreKind) {
 
 	cfg := c.Config("r3")
 	for range 2 { // again, as when it was interrupted
-		if err := replica.Recover(cfg); err != nil {
+		if err := replica.Recover(cfg, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -112,24 +112,24 @@ func TestRecoverRefuses(t *testing.T) {
 	c := storetest.NewCluster(t, 1, nil)
 	commit(t, c.Replica("r1"), raftstore.Put("/k", nil))
 	cfg := c.Config("r1")
-	if err := replica.Recover(cfg); err == nil {
+	if err := replica.Recover(cfg, nil); err == nil {
 		t.Error("a replica that runs was recovered")
 	}
 	commit(t, c.Replica("r1"), raftstore.Put("/k", nil))
 	c.Stop("r1")
 	other := cfg
 	other.Name = "r2"
-	if err := replica.Recover(other); !errors.Is(err, disk.ErrForeignData) {
+	if err := replica.Recover(other, nil); !errors.Is(err, disk.ErrForeignData) {
 		t.Errorf("recovering the data of another: %v", err)
 	}
 	empty := cfg
 	empty.DataDir = t.TempDir()
-	if err := replica.Recover(empty); !errors.Is(err, replica.ErrNothingToRecover) {
+	if err := replica.Recover(empty, nil); !errors.Is(err, replica.ErrNothingToRecover) {
 		t.Errorf("recovering an empty folder: %v", err)
 	}
 	missing := cfg
 	missing.DataDir += "-missing"
-	if err := replica.Recover(missing); !errors.Is(err, replica.ErrNothingToRecover) {
+	if err := replica.Recover(missing, nil); !errors.Is(err, replica.ErrNothingToRecover) {
 		t.Errorf("recovering a folder that is not there: %v", err)
 	}
 	for _, dir := range []string{empty.DataDir, missing.DataDir} {
@@ -138,7 +138,7 @@ func TestRecoverRefuses(t *testing.T) {
 		}
 	}
 	cfg.Advertise = ""
-	if err := replica.Recover(cfg); err == nil {
+	if err := replica.Recover(cfg, nil); err == nil {
 		t.Error("recovering without an address")
 	}
 	c.Start("r1")

@@ -61,6 +61,9 @@ func (s *Step) again(d time.Duration) {
 	}
 }
 
+// unheardAgain is after which a volume is looked at again that waits for nodes which have not been heard.
+const unheardAgain = 3 * time.Second
+
 // Plan decides about one volume. A volume for one node goes to the oldest pod that wants it, and to another node's only
 // when no attachment is left.
 func Plan(in State) Step {
@@ -68,18 +71,13 @@ func Plan(in State) Step {
 	wanted := in.wanted(&out)
 	taken := map[string]bool{} // nodes that have it, or are about to lose it
 	leaving := map[string]bool{}
-	strays := in.strays(&out)
-	for _, node := range strays {
-		taken[node], leaving[node] = true, true
-	}
-	stray := len(strays) > 0 && slices.ContainsFunc(in.Volumes, single)
 	for _, a := range in.Attachments {
 		node := a.Spec.NodeName
 		taken[node] = true
 		if _, want := wanted[node]; a.DeletionTimestamp != nil {
 			leaving[node] = true
 		} else if want || in.held(a, &out) {
-			if a.Status.Attached && !stray {
+			if a.Status.Attached && in.doubt(node, &out) == "" {
 				out.Listed = append(out.Listed, node)
 			}
 		} else {
@@ -89,9 +87,10 @@ func Plan(in State) Step {
 	}
 	for _, u := range byAge(wanted) {
 		node := u.Pod.Spec.NodeName
-		if stray && !in.listed(node) {
-			out.Refused = append(out.Refused, Refusal{u.Pod, fmt.Sprintf("Multi-Attach error for volume %q: its access modes let one node have it, and node %s "+
-				"has it mounted for a pod that is not there any more: it moves when that is unmounted", u.Volume.Name, strays[0])})
+		if why := in.doubt(node, &out); why != "" {
+			if !in.listed(node) {
+				out.Refused = append(out.Refused, Refusal{u.Pod, fmt.Sprintf("Multi-Attach error for volume %q: its access modes let one node have it, and %s", u.Volume.Name, why)})
+			}
 			continue
 		}
 		if taken[node] {
@@ -167,19 +166,38 @@ func (in State) wanted(out *Step) map[string]User {
 	return wanted
 }
 
-// strays are nodes that have the volume although nothing says why: neither an attachment nor a pod. It is so where the store knows
-// less than it did, after a backup was restored. They end by themselves what has no pod, and until then nobody else gets it.
-func (in State) strays(out *Step) (nodes []string) {
-	for _, node := range slices.Sorted(maps.Keys(in.Hosts)) {
-		h := in.Hosts[node]
-		if h.Fenced || h.Node == nil || !slices.Contains(h.Node.Status.VolumesInUse, in.name()) || in.attachedTo(node) ||
-			slices.ContainsFunc(in.Users, func(u User) bool { return u.Pod.Spec.NodeName == node }) { // which waits for it
+// doubt says which other node has the volume, or may have it, although neither an attachment nor a pod says so; "" = none. It is so
+// where the store knows less than it did, since a backup was restored: a node ends by itself what has no pod, and until it has
+// said so nobody else gets what one node may have.
+func (in State) doubt(node string, out *Step) string {
+	if !slices.ContainsFunc(in.Volumes, single) {
+		return ""
+	}
+	first, why := "", ""
+	for other, h := range in.Hosts {
+		if other == node || h.Fenced || h.Node == nil || first != "" && first < other {
 			continue
 		}
-		nodes = append(nodes, node)
-		out.again(h.Fences)
+		switch {
+		case api.Unheard(h.Node):
+			first, why = other, fmt.Sprintf("node %s has not been heard since a backup was restored: it may have it mounted", other)
+		case slices.Contains(h.Node.Status.VolumesInUse, in.name()) && !in.attachedTo(other) && !in.usedOn(other): // with a pod it may wait
+			first, why = other, fmt.Sprintf("node %s has it mounted for a pod that is not there any more: it moves when that is unmounted", other)
+		}
 	}
-	return nodes
+	if first == "" {
+		return ""
+	}
+	if h := in.Hosts[first]; h.Fences > 0 {
+		out.again(h.Fences)
+	} else if api.Unheard(h.Node) {
+		out.again(unheardAgain) // one that is heard does not say for which volumes it has been waited
+	}
+	return why
+}
+
+func (in State) usedOn(node string) bool {
+	return slices.ContainsFunc(in.Users, func(u User) bool { return u.Pod.Spec.NodeName == node })
 }
 
 // listed says whether a node has been told that it has the volume.

@@ -114,6 +114,8 @@ func TestPlan(t *testing.T) {
 	fenced.Fenced = true
 	listed := host("w1", true)
 	listed.Node.Status.VolumesAttached = []corev1.AttachedVolume{{Name: listed.Node.Status.VolumesInUse[0]}}
+	restored := func(h Host) Host { h.Node.Annotations = map[string]string{api.AnnotationUnheard: ""}; return h }
+	unheard := "a: node w2 has not been heard since a backup was restored: it may have it mounted; again "
 	pods := func(p ...*corev1.Pod) []*corev1.Pod { return p }
 	has := func(a ...*storagev1.VolumeAttachment) []*storagev1.VolumeAttachment { return a }
 	for _, c := range []struct {
@@ -158,6 +160,16 @@ func TestPlan(t *testing.T) {
 			Hosts: map[string]Host{"w1": fenced}}, "listed w2"},
 		{"another uses it without a reason, and its own node has it", given{Volume: one, Required: true, Pods: pods(user("a", "w1", false)), Attachments: has(to("w1", "attached")),
 			Hosts: map[string]Host{"w1": listed, "w2": host("w2", true)}}, ""},
+		{"another has not been heard since a restore", given{Volume: one, Required: true, Pods: pods(user("a", "w1", false)), Attachments: has(to("w1", "attached")),
+			Hosts: map[string]Host{"w1": restored(host("w1", true)), "w2": restored(host("w2", false)), "w3": restored(host("w3", false))}}, unheard + "3s"},
+		{"another has not been heard since a restore: nobody gets it", given{Volume: one, Required: true, Pods: pods(user("a", "w1", false)),
+			Hosts: map[string]Host{"w2": restored(host("w2", false))}}, unheard + "3s"},
+		{"a lost one has not been heard since a restore", given{Volume: one, Required: true, Pods: pods(user("a", "w1", false)), Attachments: has(to("w1", "attached")),
+			Hosts: map[string]Host{"w2": restored(lostFor(9 * time.Second))}}, unheard + "9s"},
+		{"a fenced one has not been heard since a restore, nor has its own", given{Volume: one, Required: true, Pods: pods(user("a", "w1", false)), Attachments: has(to("w1", "attached")),
+			Hosts: map[string]Host{"w1": restored(host("w1", true)), "w2": {Node: restored(host("w2", false)).Node, Fenced: true}}}, "listed w1"},
+		{"others have not been heard since a restore, and may have it, too", given{Volume: many, Required: true, Pods: pods(user("a", "w1", false)),
+			Hosts: map[string]Host{"w2": restored(host("w2", false))}}, "attach w1"},
 		{"both of two that wait say that they use it", given{Volume: one, Required: true, Pods: pods(user("a", "w1", false), user("b", "w2", false)),
 			Hosts: map[string]Host{"w1": host("w1", true), "w2": host("w2", true)}}, "attach w1; b: node w1 has it for pod default/a: it moves when that pod is gone"},
 		{"the volume is gone, and mounted", given{Attachments: has(to("w1", "attached")), Hosts: map[string]Host{"w1": host("w1", true)}}, "listed w1"},

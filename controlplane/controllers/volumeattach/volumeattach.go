@@ -43,6 +43,9 @@ const (
 	byUse    = "keelson.volumeInUse"
 )
 
+// unheard is among what a Node uses that has not said it: anything. No volume is named like that.
+const unheard = "unheard"
+
 // handleAnnotation keeps the handle of an attached volume, which its PersistentVolume may not outlive.
 const handleAnnotation = "keelson.dev/volume-handle"
 
@@ -78,6 +81,9 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 		if n, ok := o.(*corev1.Node); ok {
 			for _, name := range n.Status.VolumesInUse {
 				used = append(used, string(name))
+			}
+			if api.Unheard(n) {
+				used = append(used, unheard)
 			}
 		}
 		return used
@@ -171,7 +177,7 @@ func (i informers) watches(silences *silences) []controllers.Watch {
 // sameHost says that nothing has changed of a node by which volumes are attached and detached.
 func sameHost(a, b *corev1.Node) bool {
 	return lost(a) == lost(b) && api.OutOfService(a) == api.OutOfService(b) && a.Annotations[api.AnnotationFencesAfter] == b.Annotations[api.AnnotationFencesAfter] &&
-		slices.Equal(a.Status.VolumesInUse, b.Status.VolumesInUse) && slices.Equal(a.Status.VolumesAttached, b.Status.VolumesAttached)
+		api.Unheard(a) == api.Unheard(b) && slices.Equal(a.Status.VolumesInUse, b.Status.VolumesInUse) && slices.Equal(a.Status.VolumesAttached, b.Status.VolumesAttached)
 }
 
 // keysOf is the volume that a PersistentVolume shows, where it is one that is attached.
@@ -281,8 +287,10 @@ func (r *reconciler) state(attacher, handle string) State {
 	for _, u := range in.Users {
 		judge(u.Pod.Spec.NodeName)
 	}
-	for _, n := range controllers.CachedBy[*corev1.Node](r.nodes, byUse, string(in.name())) {
-		judge(n.Name)
+	for _, use := range []string{string(in.name()), unheard} {
+		for _, n := range controllers.CachedBy[*corev1.Node](r.nodes, byUse, use) {
+			judge(n.Name)
+		}
 	}
 	return in
 }
