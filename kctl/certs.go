@@ -25,12 +25,13 @@ func certsCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 			"renew themselves at RENEWS. An authority does not: that of 'cluster' is exchanged by 'kctl cluster rotate cluster-ca', that\n" +
 			"of 'replicas' by 'kctl cluster rotate peers-ca', and while that goes on, this shows which replica believes which and which signs. Below stand the keys that have no end, and\n" +
 			"how far the exchange of one is. KEY is the beginning of the SHA-256 of the\n" +
-			"public key. Of the nodes only those are known that are connected.",
+			"public key. Of the nodes only those are known that are connected: 'agent' is what a node shows to replicas, 'serving' what\n" +
+			"its own HTTPS server shows. Of an agent of an earlier release the certificate is shown with which it connected.",
 		Example: "  kctl cluster certs\n  kctl cluster certs --nodes\n  kctl cluster certs -o json",
 		Args:    cobra.NoArgs,
 	}
 	output := outputFlag(c)
-	nodes := c.Flags().Bool("nodes", false, "list each node's certificate, not only the one that ends first")
+	nodes := c.Flags().Bool("nodes", false, "list each node's certificates, not only the one of each use that ends first")
 	c.RunE = func(*cobra.Command, []string) error {
 		var all api.ClusterCertificates
 		if err := ask(f, "GET", api.PathClusterCertificates, nil, &all); err != nil {
@@ -99,15 +100,19 @@ func printCerts(w io.Writer, all api.ClusterCertificates, nodes bool, now time.T
 		}
 	}
 	slices.SortStableFunc(ofNodes, func(a, b api.ClusterCertificate) int { return int(min(1, max(-1, a.Expires-b.Expires))) })
-	for i, c := range ofNodes {
-		switch {
-		case nodes:
+	of := map[string]int{} // by use
+	for _, c := range ofNodes {
+		of[c.Use]++
+	}
+	shown := map[string]bool{}
+	for _, c := range ofNodes {
+		switch more := of[c.Use] - 1; {
+		case nodes || !shown[c.Use] && more == 0:
 			row("node", c, c.Holder)
-		case i == 0 && len(ofNodes) > 1:
-			row("node", c, fmt.Sprintf("%s, and %d later", c.Holder, len(ofNodes)-1))
-		case i == 0:
-			row("node", c, c.Holder)
+		case !shown[c.Use]:
+			row("node", c, fmt.Sprintf("%s, and %d later", c.Holder, more))
 		}
+		shown[c.Use] = true
 	}
 	if err := t.Flush(); err != nil {
 		return err

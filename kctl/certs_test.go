@@ -24,6 +24,7 @@ func TestCerts(t *testing.T) {
 			{Use: "serving", Holder: "cp2", Key: "dddddddddddddddd", Expires: day(-1), Renews: day(-4)},
 			{Use: "agent", Holder: "w1", Node: true, Key: "eeeeeeeeeeeeeeee", Expires: day(300), Renews: day(200)},
 			{Use: "agent", Holder: "w2", Node: true, Key: "ffffffffffffffff", Expires: day(200), Renews: day(100)},
+			{Use: "serving", Holder: "w1", Node: true, Key: "0000000000000000", Expires: day(30), Renews: day(20)},
 		},
 		Silent: map[string]string{"cp3": "connection refused"},
 	}

@@ -44,6 +44,9 @@ func (n *Node) metrics(source *stats.Source) func(context.Context, io.Writer) er
 		if err == nil && n.policyMetrics != nil {
 			err = n.policyMetrics(ctx, to)
 		}
+		if err == nil && n.sessionMetrics != nil {
+			err = n.sessionMetrics(to)
+		}
 		if err == nil && n.cfg.dns != nil {
 			err = n.cfg.dns.Metrics(to)
 		}

@@ -51,7 +51,8 @@ type Node struct {
 	trouble *troubles
 	room    *imageRoom // nil: the images are not the agent's own
 
-	policyMetrics func(context.Context, io.Writer) error // nil: none
+	policyMetrics  func(context.Context, io.Writer) error // nil: none
+	sessionMetrics func(io.Writer) error                  // nil: none
 }
 
 // New puts an agent together; nothing runs, and nothing on disk is touched, until Run.
@@ -70,7 +71,7 @@ func New(cfg Config) (*Node, error) {
 			RunDir:  filepath.Join(cfg.RunDir, "session"),
 			Version: cmp.Or(cfg.Release, Version), BootID: n.facts.info.BootID, Facts: n.facts.node(), HTTPS: cfg.KubeletPort != 0, NodeIPs: cfg.NodeIPs,
 			Log: cfg.Log.With("part", "session")})
-		n.session, serve, trust = s, s.Serve, s
+		n.session, serve, trust, n.sessionMetrics = s, s.Serve, s, s.WriteMetrics
 	}
 	if cfg.Network != nil {
 		n.network = cfg.Network(n.session)

@@ -138,13 +138,12 @@ func (s *Session) believe(t *fleetv1.Trust) error {
 func (s *Session) authorities() *fleetv1.Authorities {
 	b := s.id.believes()
 	out := &fleetv1.Authorities{Believes: idsOf(b.all)}
-	for _, leaf := range []*x509.Certificate{s.id.current().Leaf, s.signedServing()} {
-		if leaf == nil {
-			continue
-		}
-		if by := b.by(leaf); by != "" {
+	for _, c := range s.certificates() {
+		if by := b.by(c.leaf); by != "" {
 			out.Shows = append(out.Shows, by)
 		}
+		out.Certificates = append(out.Certificates, &fleetv1.NodeCertificate{Use: c.use, Key: authorityID(c.leaf),
+			BeginsUnix: c.leaf.NotBefore.Unix(), ExpiresUnix: c.leaf.NotAfter.Unix()})
 	}
 	return out
 }

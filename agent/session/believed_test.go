@@ -92,6 +92,7 @@ func identified(t *testing.T, by *authority, life time.Duration) *Session {
 	if s.id, err = loadIdentity(s.cfg.StateDir, "w1", time.Now()); err != nil {
 		t.Fatal(err)
 	}
+	close(s.identified)
 	return s
 }
 

@@ -159,7 +159,7 @@ type ClusterMemberBackups struct {
 
 // ClusterAlarm is a condition that a person should know of.
 type ClusterAlarm struct {
-	Kind    string `json:"kind"`             // "space", "diverged", "unreadable", "too old", "backups", "autopilot", "elections", "rotation", "stale keys" or "expiring"
+	Kind    string `json:"kind"`             // "space", "diverged", "unreadable", "too old", "backups", "autopilot", "elections", "rotation", "stale keys", "not renewed" or "expiring"
 	Member  string `json:"member,omitempty"` // the replica it is about; "" = all
 	Since   int64  `json:"sinceUnixMs"`
 	Message string `json:"message"`

@@ -49,6 +49,7 @@ func (x *session) setAuthorities(a *fleetv1.Authorities) error {
 	if a != nil {
 		a.Believes = a.Believes[:min(len(a.Believes), maxAuthorities)]
 		a.Shows = a.Shows[:min(len(a.Shows), maxAuthorities)]
+		a.Certificates = plausible(a.Certificates)
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -82,23 +82,6 @@ func (v *visitors) such(is func(*x509.Certificate) bool) (out []*tls.Conn) {
 	return out
 }
 
-// Certificates are those by which the nodes that are connected to this replica show who they are, one for each: of a node
-// that has just renewed its own, the newer one.
-func (s *Server) Certificates() map[string]*x509.Certificate {
-	v := s.visitors
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	out := make(map[string]*x509.Certificate, len(v.byNode))
-	for node, connections := range v.byNode {
-		for _, cert := range connections {
-			if c := out[node]; c == nil || cert.NotAfter.After(c.NotAfter) {
-				out[node] = cert
-			}
-		}
-	}
-	return out
-}
-
 // revocation is the one of a node, as this replica knows it.
 func (s *Server) revocation(node string) (pki.Revocation, bool) {
 	o, ok, err := s.view.stores[kindSecret].GetByKey(pki.TokenNamespace + "/" + pki.RevocationName(node))

@@ -27,7 +27,6 @@ const (
 	usePeers      = "replicas"    // the connections between replicas
 	useFrontProxy = "front proxy" // shown to aggregated APIs
 	useServing    = "serving"     // the API, and the port of agents
-	useAgent      = "agent"       // of nodes, towards replicas
 )
 
 // kept are the certificates that this replica keeps fresh.
@@ -52,10 +51,10 @@ func (r *Replica) wireCertificates(serving, front *pki.Rotator) {
 // certificates are those of this replica and of the nodes that are connected to it.
 func (r *Replica) certificates() (out []api.ClusterCertificate) {
 	out = r.ownCertificates()
-	for node, c := range r.fleet.Certificates() {
-		d := describeCertificate(useAgent, node, c)
-		d.Node, d.Renews = true, pki.RenewAt(c).Unix()
-		out = append(out, d)
+	for node, all := range r.fleet.Certificates() {
+		for _, c := range all {
+			out = append(out, describeNodeCertificate(node, c))
+		}
 	}
 	return out
 }
@@ -115,7 +114,7 @@ func rank(c api.ClusterCertificate) int {
 	return 1
 }
 
-// askCertificates adds what the other members have. A node that has just changed replicas is told of once.
+// askCertificates adds what the other members have.
 func (r *Replica) askCertificates(ctx context.Context, into *api.ClusterCertificates) {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
@@ -137,25 +136,10 @@ func (r *Replica) askCertificates(ctx context.Context, into *api.ClusterCertific
 		})
 	}
 	wg.Wait()
-	newest := map[string]int64{}
-	for _, c := range into.Certificates {
-		if c.Node {
-			newest[c.Holder] = max(newest[c.Holder], c.Expires)
-		}
-	}
-	into.Certificates = slices.DeleteFunc(into.Certificates, func(c api.ClusterCertificate) bool {
-		if !c.Node {
-			return false
-		}
-		if newest[c.Holder] != c.Expires {
-			return true
-		}
-		newest[c.Holder] = 0 // the same of another replica goes
-		return false
-	})
+	into.Certificates = newestOfNodes(into.Certificates)
 }
 
-// maxCertificates bounds the answer of a replica: a node takes some 250 bytes.
+// maxCertificates bounds the answer of a replica: a node takes some 500 bytes.
 const maxCertificates = 8 << 20
 
 func (r *Replica) certificatesOf(ctx context.Context, peer string) (out api.ClusterCertificates, err error) {

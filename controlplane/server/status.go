@@ -47,6 +47,7 @@ func (r *Replica) clusterStatus(ctx context.Context, local bool) api.ClusterStat
 		out.Alarms = append(out.Alarms, unreadableAlarm(all))
 	}
 	out.Alarms = append(out.Alarms, expiringAlarms(r.ownCertificates(), time.Now())...)
+	out.Alarms = append(out.Alarms, overdueAlarms(r.fleet.Certificates(), time.Now())...)
 	out.Alarms = append(out.Alarms, rotationAlarms(*r.keys.seen.Load(), time.Now())...)
 	out.Alarms = append(out.Alarms, r.cfg.Store.electionAlarms(s.Leaders, time.Now())...)
 	if s.Leader == r.cfg.Name {
@@ -126,6 +127,7 @@ func complete(s *api.ClusterStatus, parts []*api.ClusterStatus, errs []error) {
 			continue
 		}
 		s.CommitIndex = max(s.CommitIndex, part.CommitIndex)
+		s.Alarms = append(s.Alarms, nodeAlarms(part)...)
 		for _, m := range part.Members {
 			if m.Name != s.Members[i].Name || part.Answered != m.Name {
 				continue

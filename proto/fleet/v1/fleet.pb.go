@@ -963,9 +963,12 @@ func (x *Hello) GetAuthorities() *Authorities {
 // Authorities are those by which an agent goes. An authority is named by the first 16 hexadecimal digits of the SHA-256 of
 // its public key.
 type Authorities struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Believes      []string               `protobuf:"bytes,1,rep,name=believes,proto3" json:"believes,omitempty"` // whose certificates it takes for the cluster's
-	Shows         []string               `protobuf:"bytes,2,rep,name=shows,proto3" json:"shows,omitempty"`       // by which its own certificates are, that of its HTTPS server among them
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Believes []string               `protobuf:"bytes,1,rep,name=believes,proto3" json:"believes,omitempty"` // whose certificates it takes for the cluster's
+	Shows    []string               `protobuf:"bytes,2,rep,name=shows,proto3" json:"shows,omitempty"`       // by which its own certificates are, that of its HTTPS server among them
+	// Its own certificates, as they are now: a connection goes on showing the one with which it was made. An agent of an
+	// earlier release says none.
+	Certificates  []*NodeCertificate `protobuf:"bytes,3,rep,name=certificates,proto3" json:"certificates,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1014,6 +1017,82 @@ func (x *Authorities) GetShows() []string {
 	return nil
 }
 
+func (x *Authorities) GetCertificates() []*NodeCertificate {
+	if x != nil {
+		return x.Certificates
+	}
+	return nil
+}
+
+// NodeCertificate is a certificate of a node. Times are in seconds since 1970.
+type NodeCertificate struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Use           string                 `protobuf:"bytes,1,opt,name=use,proto3" json:"use,omitempty"` // "agent": towards replicas; "serving": of the node's HTTPS server
+	Key           string                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"` // named as authorities are
+	BeginsUnix    int64                  `protobuf:"varint,3,opt,name=begins_unix,json=beginsUnix,proto3" json:"begins_unix,omitempty"`
+	ExpiresUnix   int64                  `protobuf:"varint,4,opt,name=expires_unix,json=expiresUnix,proto3" json:"expires_unix,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeCertificate) Reset() {
+	*x = NodeCertificate{}
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeCertificate) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeCertificate) ProtoMessage() {}
+
+func (x *NodeCertificate) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeCertificate.ProtoReflect.Descriptor instead.
+func (*NodeCertificate) Descriptor() ([]byte, []int) {
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *NodeCertificate) GetUse() string {
+	if x != nil {
+		return x.Use
+	}
+	return ""
+}
+
+func (x *NodeCertificate) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *NodeCertificate) GetBeginsUnix() int64 {
+	if x != nil {
+		return x.BeginsUnix
+	}
+	return 0
+}
+
+func (x *NodeCertificate) GetExpiresUnix() int64 {
+	if x != nil {
+		return x.ExpiresUnix
+	}
+	return 0
+}
+
 // NodeFacts is what the node says of itself: a v1.Node with labels, spec.podCIDR
 // left empty, status.capacity, allocatable, addresses, nodeInfo, images and conditions.
 type NodeFacts struct {
@@ -1025,7 +1104,7 @@ type NodeFacts struct {
 
 func (x *NodeFacts) Reset() {
 	*x = NodeFacts{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[14]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1037,7 +1116,7 @@ func (x *NodeFacts) String() string {
 func (*NodeFacts) ProtoMessage() {}
 
 func (x *NodeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[14]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1050,7 +1129,7 @@ func (x *NodeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeFacts.ProtoReflect.Descriptor instead.
 func (*NodeFacts) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{14}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *NodeFacts) GetNode() []byte {
@@ -1070,7 +1149,7 @@ type Heartbeat struct {
 
 func (x *Heartbeat) Reset() {
 	*x = Heartbeat{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[15]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1082,7 +1161,7 @@ func (x *Heartbeat) String() string {
 func (*Heartbeat) ProtoMessage() {}
 
 func (x *Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[15]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1095,7 +1174,7 @@ func (x *Heartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
 func (*Heartbeat) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{15}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Heartbeat) GetSentUnixNano() int64 {
@@ -1125,7 +1204,7 @@ type PodStatus struct {
 
 func (x *PodStatus) Reset() {
 	*x = PodStatus{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[16]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1137,7 +1216,7 @@ func (x *PodStatus) String() string {
 func (*PodStatus) ProtoMessage() {}
 
 func (x *PodStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[16]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1150,7 +1229,7 @@ func (x *PodStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodStatus.ProtoReflect.Descriptor instead.
 func (*PodStatus) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{16}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *PodStatus) GetNamespace() string {
@@ -1193,7 +1272,7 @@ type PodGone struct {
 
 func (x *PodGone) Reset() {
 	*x = PodGone{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[17]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1205,7 +1284,7 @@ func (x *PodGone) String() string {
 func (*PodGone) ProtoMessage() {}
 
 func (x *PodGone) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[17]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1218,7 +1297,7 @@ func (x *PodGone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodGone.ProtoReflect.Descriptor instead.
 func (*PodGone) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{17}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *PodGone) GetNamespace() string {
@@ -1254,7 +1333,7 @@ type StageTimes struct {
 
 func (x *StageTimes) Reset() {
 	*x = StageTimes{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[18]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1266,7 +1345,7 @@ func (x *StageTimes) String() string {
 func (*StageTimes) ProtoMessage() {}
 
 func (x *StageTimes) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[18]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1279,7 +1358,7 @@ func (x *StageTimes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StageTimes.ProtoReflect.Descriptor instead.
 func (*StageTimes) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{18}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *StageTimes) GetTraceParent() string {
@@ -1315,7 +1394,7 @@ type StageTime struct {
 
 func (x *StageTime) Reset() {
 	*x = StageTime{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[19]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1327,7 +1406,7 @@ func (x *StageTime) String() string {
 func (*StageTime) ProtoMessage() {}
 
 func (x *StageTime) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[19]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1340,7 +1419,7 @@ func (x *StageTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StageTime.ProtoReflect.Descriptor instead.
 func (*StageTime) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{19}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *StageTime) GetName() string {
@@ -1387,7 +1466,7 @@ type TokenRequest struct {
 
 func (x *TokenRequest) Reset() {
 	*x = TokenRequest{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[20]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1399,7 +1478,7 @@ func (x *TokenRequest) String() string {
 func (*TokenRequest) ProtoMessage() {}
 
 func (x *TokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[20]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1412,7 +1491,7 @@ func (x *TokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenRequest.ProtoReflect.Descriptor instead.
 func (*TokenRequest) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{20}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *TokenRequest) GetId() uint64 {
@@ -1483,7 +1562,7 @@ type ControlMessage struct {
 
 func (x *ControlMessage) Reset() {
 	*x = ControlMessage{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[21]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1495,7 +1574,7 @@ func (x *ControlMessage) String() string {
 func (*ControlMessage) ProtoMessage() {}
 
 func (x *ControlMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[21]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1508,7 +1587,7 @@ func (x *ControlMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlMessage.ProtoReflect.Descriptor instead.
 func (*ControlMessage) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{21}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ControlMessage) GetKind() isControlMessage_Kind {
@@ -1663,7 +1742,7 @@ type Welcome struct {
 
 func (x *Welcome) Reset() {
 	*x = Welcome{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[22]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1675,7 +1754,7 @@ func (x *Welcome) String() string {
 func (*Welcome) ProtoMessage() {}
 
 func (x *Welcome) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[22]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1688,7 +1767,7 @@ func (x *Welcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Welcome.ProtoReflect.Descriptor instead.
 func (*Welcome) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{22}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Welcome) GetEpoch() uint64 {
@@ -1786,7 +1865,7 @@ type ObjectSet struct {
 
 func (x *ObjectSet) Reset() {
 	*x = ObjectSet{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[23]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1798,7 +1877,7 @@ func (x *ObjectSet) String() string {
 func (*ObjectSet) ProtoMessage() {}
 
 func (x *ObjectSet) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[23]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1811,7 +1890,7 @@ func (x *ObjectSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectSet.ProtoReflect.Descriptor instead.
 func (*ObjectSet) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{23}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ObjectSet) GetFull() bool {
@@ -1866,7 +1945,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[24]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1878,7 +1957,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[24]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1891,7 +1970,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{24}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Peer) GetName() string {
@@ -1950,7 +2029,7 @@ type Object struct {
 
 func (x *Object) Reset() {
 	*x = Object{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[25]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1962,7 +2041,7 @@ func (x *Object) String() string {
 func (*Object) ProtoMessage() {}
 
 func (x *Object) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[25]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1975,7 +2054,7 @@ func (x *Object) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Object.ProtoReflect.Descriptor instead.
 func (*Object) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{25}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Object) GetKind() string {
@@ -2025,7 +2104,7 @@ type Ref struct {
 
 func (x *Ref) Reset() {
 	*x = Ref{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[26]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2037,7 +2116,7 @@ func (x *Ref) String() string {
 func (*Ref) ProtoMessage() {}
 
 func (x *Ref) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[26]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2050,7 +2129,7 @@ func (x *Ref) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ref.ProtoReflect.Descriptor instead.
 func (*Ref) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{26}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Ref) GetKind() string {
@@ -2091,7 +2170,7 @@ type Synced struct {
 
 func (x *Synced) Reset() {
 	*x = Synced{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[27]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2103,7 +2182,7 @@ func (x *Synced) String() string {
 func (*Synced) ProtoMessage() {}
 
 func (x *Synced) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[27]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2116,7 +2195,7 @@ func (x *Synced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Synced.ProtoReflect.Descriptor instead.
 func (*Synced) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{27}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Synced) GetRevision() uint64 {
@@ -2138,7 +2217,7 @@ type HeartbeatAck struct {
 
 func (x *HeartbeatAck) Reset() {
 	*x = HeartbeatAck{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[28]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2150,7 +2229,7 @@ func (x *HeartbeatAck) String() string {
 func (*HeartbeatAck) ProtoMessage() {}
 
 func (x *HeartbeatAck) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[28]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2163,7 +2242,7 @@ func (x *HeartbeatAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatAck.ProtoReflect.Descriptor instead.
 func (*HeartbeatAck) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{28}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *HeartbeatAck) GetSentUnixNano() int64 {
@@ -2199,7 +2278,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[29]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2211,7 +2290,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[29]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2224,7 +2303,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{29}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Token) GetId() uint64 {
@@ -2266,7 +2345,7 @@ type StopGate struct {
 
 func (x *StopGate) Reset() {
 	*x = StopGate{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[30]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2278,7 +2357,7 @@ func (x *StopGate) String() string {
 func (*StopGate) ProtoMessage() {}
 
 func (x *StopGate) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[30]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2291,7 +2370,7 @@ func (x *StopGate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopGate.ProtoReflect.Descriptor instead.
 func (*StopGate) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{30}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *StopGate) GetUid() string {
@@ -2315,7 +2394,7 @@ type Trust struct {
 
 func (x *Trust) Reset() {
 	*x = Trust{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[31]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2327,7 +2406,7 @@ func (x *Trust) String() string {
 func (*Trust) ProtoMessage() {}
 
 func (x *Trust) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[31]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2340,7 +2419,7 @@ func (x *Trust) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Trust.ProtoReflect.Descriptor instead.
 func (*Trust) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{31}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Trust) GetCaPem() []byte {
@@ -2374,7 +2453,7 @@ type StatusAck struct {
 
 func (x *StatusAck) Reset() {
 	*x = StatusAck{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[32]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2386,7 +2465,7 @@ func (x *StatusAck) String() string {
 func (*StatusAck) ProtoMessage() {}
 
 func (x *StatusAck) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[32]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2399,7 +2478,7 @@ func (x *StatusAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusAck.ProtoReflect.Descriptor instead.
 func (*StatusAck) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{32}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *StatusAck) GetUid() string {
@@ -2424,7 +2503,7 @@ type StandbyUp struct {
 
 func (x *StandbyUp) Reset() {
 	*x = StandbyUp{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[33]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2436,7 +2515,7 @@ func (x *StandbyUp) String() string {
 func (*StandbyUp) ProtoMessage() {}
 
 func (x *StandbyUp) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[33]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2449,7 +2528,7 @@ func (x *StandbyUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StandbyUp.ProtoReflect.Descriptor instead.
 func (*StandbyUp) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{33}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *StandbyUp) GetKind() isStandbyUp_Kind {
@@ -2535,7 +2614,7 @@ type NodeUsage struct {
 
 func (x *NodeUsage) Reset() {
 	*x = NodeUsage{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[34]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2547,7 +2626,7 @@ func (x *NodeUsage) String() string {
 func (*NodeUsage) ProtoMessage() {}
 
 func (x *NodeUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[34]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2560,7 +2639,7 @@ func (x *NodeUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUsage.ProtoReflect.Descriptor instead.
 func (*NodeUsage) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{34}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *NodeUsage) GetAgeNano() int64 {
@@ -2594,7 +2673,7 @@ type PodUsage struct {
 
 func (x *PodUsage) Reset() {
 	*x = PodUsage{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[35]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2606,7 +2685,7 @@ func (x *PodUsage) String() string {
 func (*PodUsage) ProtoMessage() {}
 
 func (x *PodUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[35]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2619,7 +2698,7 @@ func (x *PodUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodUsage.ProtoReflect.Descriptor instead.
 func (*PodUsage) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{35}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PodUsage) GetUid() string {
@@ -2646,7 +2725,7 @@ type ContainerUsage struct {
 
 func (x *ContainerUsage) Reset() {
 	*x = ContainerUsage{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[36]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2658,7 +2737,7 @@ func (x *ContainerUsage) String() string {
 func (*ContainerUsage) ProtoMessage() {}
 
 func (x *ContainerUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[36]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2671,7 +2750,7 @@ func (x *ContainerUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerUsage.ProtoReflect.Descriptor instead.
 func (*ContainerUsage) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{36}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ContainerUsage) GetName() string {
@@ -2699,7 +2778,7 @@ type Used struct {
 
 func (x *Used) Reset() {
 	*x = Used{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[37]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2711,7 +2790,7 @@ func (x *Used) String() string {
 func (*Used) ProtoMessage() {}
 
 func (x *Used) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[37]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2724,7 +2803,7 @@ func (x *Used) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Used.ProtoReflect.Descriptor instead.
 func (*Used) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{37}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Used) GetCpuNano() uint64 {
@@ -2757,7 +2836,7 @@ type StandbyHello struct {
 
 func (x *StandbyHello) Reset() {
 	*x = StandbyHello{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[38]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2769,7 +2848,7 @@ func (x *StandbyHello) String() string {
 func (*StandbyHello) ProtoMessage() {}
 
 func (x *StandbyHello) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[38]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2782,7 +2861,7 @@ func (x *StandbyHello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StandbyHello.ProtoReflect.Descriptor instead.
 func (*StandbyHello) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{38}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *StandbyHello) GetNodeName() string {
@@ -2802,7 +2881,7 @@ type TunnelRefused struct {
 
 func (x *TunnelRefused) Reset() {
 	*x = TunnelRefused{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[39]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2814,7 +2893,7 @@ func (x *TunnelRefused) String() string {
 func (*TunnelRefused) ProtoMessage() {}
 
 func (x *TunnelRefused) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[39]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2827,7 +2906,7 @@ func (x *TunnelRefused) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelRefused.ProtoReflect.Descriptor instead.
 func (*TunnelRefused) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{39}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *TunnelRefused) GetId() string {
@@ -2857,7 +2936,7 @@ type StandbyDown struct {
 
 func (x *StandbyDown) Reset() {
 	*x = StandbyDown{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[40]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2869,7 +2948,7 @@ func (x *StandbyDown) String() string {
 func (*StandbyDown) ProtoMessage() {}
 
 func (x *StandbyDown) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[40]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2882,7 +2961,7 @@ func (x *StandbyDown) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StandbyDown.ProtoReflect.Descriptor instead.
 func (*StandbyDown) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{40}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *StandbyDown) GetKind() isStandbyDown_Kind {
@@ -2937,7 +3016,7 @@ type ReplicaList struct {
 
 func (x *ReplicaList) Reset() {
 	*x = ReplicaList{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[41]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2949,7 +3028,7 @@ func (x *ReplicaList) String() string {
 func (*ReplicaList) ProtoMessage() {}
 
 func (x *ReplicaList) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[41]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2962,7 +3041,7 @@ func (x *ReplicaList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaList.ProtoReflect.Descriptor instead.
 func (*ReplicaList) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{41}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ReplicaList) GetReplicas() []*Replica {
@@ -2990,7 +3069,7 @@ type TunnelAsk struct {
 
 func (x *TunnelAsk) Reset() {
 	*x = TunnelAsk{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[42]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3002,7 +3081,7 @@ func (x *TunnelAsk) String() string {
 func (*TunnelAsk) ProtoMessage() {}
 
 func (x *TunnelAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[42]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3015,7 +3094,7 @@ func (x *TunnelAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelAsk.ProtoReflect.Descriptor instead.
 func (*TunnelAsk) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{42}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *TunnelAsk) GetId() string {
@@ -3129,7 +3208,7 @@ type ExecAsk struct {
 
 func (x *ExecAsk) Reset() {
 	*x = ExecAsk{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[43]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3141,7 +3220,7 @@ func (x *ExecAsk) String() string {
 func (*ExecAsk) ProtoMessage() {}
 
 func (x *ExecAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[43]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3154,7 +3233,7 @@ func (x *ExecAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecAsk.ProtoReflect.Descriptor instead.
 func (*ExecAsk) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{43}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ExecAsk) GetPodUid() string {
@@ -3245,7 +3324,7 @@ type LogAsk struct {
 
 func (x *LogAsk) Reset() {
 	*x = LogAsk{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[44]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3257,7 +3336,7 @@ func (x *LogAsk) String() string {
 func (*LogAsk) ProtoMessage() {}
 
 func (x *LogAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[44]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3270,7 +3349,7 @@ func (x *LogAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogAsk.ProtoReflect.Descriptor instead.
 func (*LogAsk) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{44}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *LogAsk) GetPodUid() string {
@@ -3353,7 +3432,7 @@ type PortForwardAsk struct {
 
 func (x *PortForwardAsk) Reset() {
 	*x = PortForwardAsk{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[45]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3365,7 +3444,7 @@ func (x *PortForwardAsk) String() string {
 func (*PortForwardAsk) ProtoMessage() {}
 
 func (x *PortForwardAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[45]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3378,7 +3457,7 @@ func (x *PortForwardAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortForwardAsk.ProtoReflect.Descriptor instead.
 func (*PortForwardAsk) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{45}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *PortForwardAsk) GetPodUid() string {
@@ -3408,7 +3487,7 @@ type DialAsk struct {
 
 func (x *DialAsk) Reset() {
 	*x = DialAsk{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[46]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3420,7 +3499,7 @@ func (x *DialAsk) String() string {
 func (*DialAsk) ProtoMessage() {}
 
 func (x *DialAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[46]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3433,7 +3512,7 @@ func (x *DialAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DialAsk.ProtoReflect.Descriptor instead.
 func (*DialAsk) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{46}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *DialAsk) GetPodUid() string {
@@ -3471,7 +3550,7 @@ type DriverAsk struct {
 
 func (x *DriverAsk) Reset() {
 	*x = DriverAsk{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[47]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3483,7 +3562,7 @@ func (x *DriverAsk) String() string {
 func (*DriverAsk) ProtoMessage() {}
 
 func (x *DriverAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[47]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3496,7 +3575,7 @@ func (x *DriverAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriverAsk.ProtoReflect.Descriptor instead.
 func (*DriverAsk) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{47}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DriverAsk) GetDriver() string {
@@ -3541,7 +3620,7 @@ type DriverAnswer struct {
 
 func (x *DriverAnswer) Reset() {
 	*x = DriverAnswer{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[48]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3553,7 +3632,7 @@ func (x *DriverAnswer) String() string {
 func (*DriverAnswer) ProtoMessage() {}
 
 func (x *DriverAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[48]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3566,7 +3645,7 @@ func (x *DriverAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriverAnswer.ProtoReflect.Descriptor instead.
 func (*DriverAnswer) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{48}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *DriverAnswer) GetCode() int32 {
@@ -3618,7 +3697,7 @@ type TunnelFrame struct {
 
 func (x *TunnelFrame) Reset() {
 	*x = TunnelFrame{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[49]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3630,7 +3709,7 @@ func (x *TunnelFrame) String() string {
 func (*TunnelFrame) ProtoMessage() {}
 
 func (x *TunnelFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[49]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3643,7 +3722,7 @@ func (x *TunnelFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelFrame.ProtoReflect.Descriptor instead.
 func (*TunnelFrame) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{49}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *TunnelFrame) GetKind() isTunnelFrame_Kind {
@@ -3801,7 +3880,7 @@ type TunnelOpen struct {
 
 func (x *TunnelOpen) Reset() {
 	*x = TunnelOpen{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[50]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3813,7 +3892,7 @@ func (x *TunnelOpen) String() string {
 func (*TunnelOpen) ProtoMessage() {}
 
 func (x *TunnelOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[50]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3826,7 +3905,7 @@ func (x *TunnelOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelOpen.ProtoReflect.Descriptor instead.
 func (*TunnelOpen) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{50}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *TunnelOpen) GetId() string {
@@ -3846,7 +3925,7 @@ type Resize struct {
 
 func (x *Resize) Reset() {
 	*x = Resize{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[51]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3858,7 +3937,7 @@ func (x *Resize) String() string {
 func (*Resize) ProtoMessage() {}
 
 func (x *Resize) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[51]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3871,7 +3950,7 @@ func (x *Resize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resize.ProtoReflect.Descriptor instead.
 func (*Resize) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{51}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Resize) GetWidth() uint32 {
@@ -3899,7 +3978,7 @@ type TunnelExit struct {
 
 func (x *TunnelExit) Reset() {
 	*x = TunnelExit{}
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[52]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3911,7 +3990,7 @@ func (x *TunnelExit) String() string {
 func (*TunnelExit) ProtoMessage() {}
 
 func (x *TunnelExit) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[52]
+	mi := &file_proto_fleet_v1_fleet_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3924,7 +4003,7 @@ func (x *TunnelExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelExit.ProtoReflect.Descriptor instead.
 func (*TunnelExit) Descriptor() ([]byte, []int) {
-	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{52}
+	return file_proto_fleet_v1_fleet_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *TunnelExit) GetCode() int32 {
@@ -4012,10 +4091,17 @@ const file_proto_fleet_v1_fleet_proto_rawDesc = "" +
 	"\aboot_id\x18\x04 \x01(\tR\x06bootId\x121\n" +
 	"\x05facts\x18\x05 \x01(\v2\x1b.keelson.fleet.v1.NodeFactsR\x05facts\x12!\n" +
 	"\fpeers_digest\x18\x06 \x01(\fR\vpeersDigest\x12?\n" +
-	"\vauthorities\x18\a \x01(\v2\x1d.keelson.fleet.v1.AuthoritiesR\vauthorities\"?\n" +
+	"\vauthorities\x18\a \x01(\v2\x1d.keelson.fleet.v1.AuthoritiesR\vauthorities\"\x86\x01\n" +
 	"\vAuthorities\x12\x1a\n" +
 	"\bbelieves\x18\x01 \x03(\tR\bbelieves\x12\x14\n" +
-	"\x05shows\x18\x02 \x03(\tR\x05shows\"\x1f\n" +
+	"\x05shows\x18\x02 \x03(\tR\x05shows\x12E\n" +
+	"\fcertificates\x18\x03 \x03(\v2!.keelson.fleet.v1.NodeCertificateR\fcertificates\"y\n" +
+	"\x0fNodeCertificate\x12\x10\n" +
+	"\x03use\x18\x01 \x01(\tR\x03use\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\tR\x03key\x12\x1f\n" +
+	"\vbegins_unix\x18\x03 \x01(\x03R\n" +
+	"beginsUnix\x12!\n" +
+	"\fexpires_unix\x18\x04 \x01(\x03R\vexpiresUnix\"\x1f\n" +
 	"\tNodeFacts\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\fR\x04node\"X\n" +
 	"\tHeartbeat\x12$\n" +
@@ -4248,7 +4334,7 @@ func file_proto_fleet_v1_fleet_proto_rawDescGZIP() []byte {
 	return file_proto_fleet_v1_fleet_proto_rawDescData
 }
 
-var file_proto_fleet_v1_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
+var file_proto_fleet_v1_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
 var file_proto_fleet_v1_fleet_proto_goTypes = []any{
 	(*EnrollRequest)(nil),         // 0: keelson.fleet.v1.EnrollRequest
 	(*EnrollResponse)(nil),        // 1: keelson.fleet.v1.EnrollResponse
@@ -4264,113 +4350,115 @@ var file_proto_fleet_v1_fleet_proto_goTypes = []any{
 	(*AgentMessage)(nil),          // 11: keelson.fleet.v1.AgentMessage
 	(*Hello)(nil),                 // 12: keelson.fleet.v1.Hello
 	(*Authorities)(nil),           // 13: keelson.fleet.v1.Authorities
-	(*NodeFacts)(nil),             // 14: keelson.fleet.v1.NodeFacts
-	(*Heartbeat)(nil),             // 15: keelson.fleet.v1.Heartbeat
-	(*PodStatus)(nil),             // 16: keelson.fleet.v1.PodStatus
-	(*PodGone)(nil),               // 17: keelson.fleet.v1.PodGone
-	(*StageTimes)(nil),            // 18: keelson.fleet.v1.StageTimes
-	(*StageTime)(nil),             // 19: keelson.fleet.v1.StageTime
-	(*TokenRequest)(nil),          // 20: keelson.fleet.v1.TokenRequest
-	(*ControlMessage)(nil),        // 21: keelson.fleet.v1.ControlMessage
-	(*Welcome)(nil),               // 22: keelson.fleet.v1.Welcome
-	(*ObjectSet)(nil),             // 23: keelson.fleet.v1.ObjectSet
-	(*Peer)(nil),                  // 24: keelson.fleet.v1.Peer
-	(*Object)(nil),                // 25: keelson.fleet.v1.Object
-	(*Ref)(nil),                   // 26: keelson.fleet.v1.Ref
-	(*Synced)(nil),                // 27: keelson.fleet.v1.Synced
-	(*HeartbeatAck)(nil),          // 28: keelson.fleet.v1.HeartbeatAck
-	(*Token)(nil),                 // 29: keelson.fleet.v1.Token
-	(*StopGate)(nil),              // 30: keelson.fleet.v1.StopGate
-	(*Trust)(nil),                 // 31: keelson.fleet.v1.Trust
-	(*StatusAck)(nil),             // 32: keelson.fleet.v1.StatusAck
-	(*StandbyUp)(nil),             // 33: keelson.fleet.v1.StandbyUp
-	(*NodeUsage)(nil),             // 34: keelson.fleet.v1.NodeUsage
-	(*PodUsage)(nil),              // 35: keelson.fleet.v1.PodUsage
-	(*ContainerUsage)(nil),        // 36: keelson.fleet.v1.ContainerUsage
-	(*Used)(nil),                  // 37: keelson.fleet.v1.Used
-	(*StandbyHello)(nil),          // 38: keelson.fleet.v1.StandbyHello
-	(*TunnelRefused)(nil),         // 39: keelson.fleet.v1.TunnelRefused
-	(*StandbyDown)(nil),           // 40: keelson.fleet.v1.StandbyDown
-	(*ReplicaList)(nil),           // 41: keelson.fleet.v1.ReplicaList
-	(*TunnelAsk)(nil),             // 42: keelson.fleet.v1.TunnelAsk
-	(*ExecAsk)(nil),               // 43: keelson.fleet.v1.ExecAsk
-	(*LogAsk)(nil),                // 44: keelson.fleet.v1.LogAsk
-	(*PortForwardAsk)(nil),        // 45: keelson.fleet.v1.PortForwardAsk
-	(*DialAsk)(nil),               // 46: keelson.fleet.v1.DialAsk
-	(*DriverAsk)(nil),             // 47: keelson.fleet.v1.DriverAsk
-	(*DriverAnswer)(nil),          // 48: keelson.fleet.v1.DriverAnswer
-	(*TunnelFrame)(nil),           // 49: keelson.fleet.v1.TunnelFrame
-	(*TunnelOpen)(nil),            // 50: keelson.fleet.v1.TunnelOpen
-	(*Resize)(nil),                // 51: keelson.fleet.v1.Resize
-	(*TunnelExit)(nil),            // 52: keelson.fleet.v1.TunnelExit
-	nil,                           // 53: keelson.fleet.v1.EnrollReplicaResponse.FilesEntry
+	(*NodeCertificate)(nil),       // 14: keelson.fleet.v1.NodeCertificate
+	(*NodeFacts)(nil),             // 15: keelson.fleet.v1.NodeFacts
+	(*Heartbeat)(nil),             // 16: keelson.fleet.v1.Heartbeat
+	(*PodStatus)(nil),             // 17: keelson.fleet.v1.PodStatus
+	(*PodGone)(nil),               // 18: keelson.fleet.v1.PodGone
+	(*StageTimes)(nil),            // 19: keelson.fleet.v1.StageTimes
+	(*StageTime)(nil),             // 20: keelson.fleet.v1.StageTime
+	(*TokenRequest)(nil),          // 21: keelson.fleet.v1.TokenRequest
+	(*ControlMessage)(nil),        // 22: keelson.fleet.v1.ControlMessage
+	(*Welcome)(nil),               // 23: keelson.fleet.v1.Welcome
+	(*ObjectSet)(nil),             // 24: keelson.fleet.v1.ObjectSet
+	(*Peer)(nil),                  // 25: keelson.fleet.v1.Peer
+	(*Object)(nil),                // 26: keelson.fleet.v1.Object
+	(*Ref)(nil),                   // 27: keelson.fleet.v1.Ref
+	(*Synced)(nil),                // 28: keelson.fleet.v1.Synced
+	(*HeartbeatAck)(nil),          // 29: keelson.fleet.v1.HeartbeatAck
+	(*Token)(nil),                 // 30: keelson.fleet.v1.Token
+	(*StopGate)(nil),              // 31: keelson.fleet.v1.StopGate
+	(*Trust)(nil),                 // 32: keelson.fleet.v1.Trust
+	(*StatusAck)(nil),             // 33: keelson.fleet.v1.StatusAck
+	(*StandbyUp)(nil),             // 34: keelson.fleet.v1.StandbyUp
+	(*NodeUsage)(nil),             // 35: keelson.fleet.v1.NodeUsage
+	(*PodUsage)(nil),              // 36: keelson.fleet.v1.PodUsage
+	(*ContainerUsage)(nil),        // 37: keelson.fleet.v1.ContainerUsage
+	(*Used)(nil),                  // 38: keelson.fleet.v1.Used
+	(*StandbyHello)(nil),          // 39: keelson.fleet.v1.StandbyHello
+	(*TunnelRefused)(nil),         // 40: keelson.fleet.v1.TunnelRefused
+	(*StandbyDown)(nil),           // 41: keelson.fleet.v1.StandbyDown
+	(*ReplicaList)(nil),           // 42: keelson.fleet.v1.ReplicaList
+	(*TunnelAsk)(nil),             // 43: keelson.fleet.v1.TunnelAsk
+	(*ExecAsk)(nil),               // 44: keelson.fleet.v1.ExecAsk
+	(*LogAsk)(nil),                // 45: keelson.fleet.v1.LogAsk
+	(*PortForwardAsk)(nil),        // 46: keelson.fleet.v1.PortForwardAsk
+	(*DialAsk)(nil),               // 47: keelson.fleet.v1.DialAsk
+	(*DriverAsk)(nil),             // 48: keelson.fleet.v1.DriverAsk
+	(*DriverAnswer)(nil),          // 49: keelson.fleet.v1.DriverAnswer
+	(*TunnelFrame)(nil),           // 50: keelson.fleet.v1.TunnelFrame
+	(*TunnelOpen)(nil),            // 51: keelson.fleet.v1.TunnelOpen
+	(*Resize)(nil),                // 52: keelson.fleet.v1.Resize
+	(*TunnelExit)(nil),            // 53: keelson.fleet.v1.TunnelExit
+	nil,                           // 54: keelson.fleet.v1.EnrollReplicaResponse.FilesEntry
 }
 var file_proto_fleet_v1_fleet_proto_depIdxs = []int32{
 	4,  // 0: keelson.fleet.v1.EnrollResponse.replicas:type_name -> keelson.fleet.v1.Replica
-	53, // 1: keelson.fleet.v1.EnrollReplicaResponse.files:type_name -> keelson.fleet.v1.EnrollReplicaResponse.FilesEntry
+	54, // 1: keelson.fleet.v1.EnrollReplicaResponse.files:type_name -> keelson.fleet.v1.EnrollReplicaResponse.FilesEntry
 	4,  // 2: keelson.fleet.v1.EnrollReplicaResponse.replicas:type_name -> keelson.fleet.v1.Replica
 	12, // 3: keelson.fleet.v1.AgentMessage.hello:type_name -> keelson.fleet.v1.Hello
-	14, // 4: keelson.fleet.v1.AgentMessage.facts:type_name -> keelson.fleet.v1.NodeFacts
-	15, // 5: keelson.fleet.v1.AgentMessage.heartbeat:type_name -> keelson.fleet.v1.Heartbeat
-	16, // 6: keelson.fleet.v1.AgentMessage.pod_status:type_name -> keelson.fleet.v1.PodStatus
-	18, // 7: keelson.fleet.v1.AgentMessage.stages:type_name -> keelson.fleet.v1.StageTimes
-	20, // 8: keelson.fleet.v1.AgentMessage.token_request:type_name -> keelson.fleet.v1.TokenRequest
-	17, // 9: keelson.fleet.v1.AgentMessage.pod_gone:type_name -> keelson.fleet.v1.PodGone
+	15, // 4: keelson.fleet.v1.AgentMessage.facts:type_name -> keelson.fleet.v1.NodeFacts
+	16, // 5: keelson.fleet.v1.AgentMessage.heartbeat:type_name -> keelson.fleet.v1.Heartbeat
+	17, // 6: keelson.fleet.v1.AgentMessage.pod_status:type_name -> keelson.fleet.v1.PodStatus
+	19, // 7: keelson.fleet.v1.AgentMessage.stages:type_name -> keelson.fleet.v1.StageTimes
+	21, // 8: keelson.fleet.v1.AgentMessage.token_request:type_name -> keelson.fleet.v1.TokenRequest
+	18, // 9: keelson.fleet.v1.AgentMessage.pod_gone:type_name -> keelson.fleet.v1.PodGone
 	13, // 10: keelson.fleet.v1.AgentMessage.authorities:type_name -> keelson.fleet.v1.Authorities
-	14, // 11: keelson.fleet.v1.Hello.facts:type_name -> keelson.fleet.v1.NodeFacts
+	15, // 11: keelson.fleet.v1.Hello.facts:type_name -> keelson.fleet.v1.NodeFacts
 	13, // 12: keelson.fleet.v1.Hello.authorities:type_name -> keelson.fleet.v1.Authorities
-	19, // 13: keelson.fleet.v1.StageTimes.stages:type_name -> keelson.fleet.v1.StageTime
-	22, // 14: keelson.fleet.v1.ControlMessage.welcome:type_name -> keelson.fleet.v1.Welcome
-	23, // 15: keelson.fleet.v1.ControlMessage.objects:type_name -> keelson.fleet.v1.ObjectSet
-	27, // 16: keelson.fleet.v1.ControlMessage.synced:type_name -> keelson.fleet.v1.Synced
-	28, // 17: keelson.fleet.v1.ControlMessage.heartbeat_ack:type_name -> keelson.fleet.v1.HeartbeatAck
-	29, // 18: keelson.fleet.v1.ControlMessage.token:type_name -> keelson.fleet.v1.Token
-	30, // 19: keelson.fleet.v1.ControlMessage.stop_gate:type_name -> keelson.fleet.v1.StopGate
-	32, // 20: keelson.fleet.v1.ControlMessage.status_ack:type_name -> keelson.fleet.v1.StatusAck
-	31, // 21: keelson.fleet.v1.ControlMessage.trust:type_name -> keelson.fleet.v1.Trust
-	25, // 22: keelson.fleet.v1.ObjectSet.upserts:type_name -> keelson.fleet.v1.Object
-	26, // 23: keelson.fleet.v1.ObjectSet.deletes:type_name -> keelson.fleet.v1.Ref
-	24, // 24: keelson.fleet.v1.ObjectSet.peers:type_name -> keelson.fleet.v1.Peer
-	38, // 25: keelson.fleet.v1.StandbyUp.hello:type_name -> keelson.fleet.v1.StandbyHello
-	39, // 26: keelson.fleet.v1.StandbyUp.refused:type_name -> keelson.fleet.v1.TunnelRefused
-	34, // 27: keelson.fleet.v1.StandbyUp.usage:type_name -> keelson.fleet.v1.NodeUsage
-	37, // 28: keelson.fleet.v1.NodeUsage.node:type_name -> keelson.fleet.v1.Used
-	35, // 29: keelson.fleet.v1.NodeUsage.pods:type_name -> keelson.fleet.v1.PodUsage
-	36, // 30: keelson.fleet.v1.PodUsage.containers:type_name -> keelson.fleet.v1.ContainerUsage
-	37, // 31: keelson.fleet.v1.ContainerUsage.used:type_name -> keelson.fleet.v1.Used
-	42, // 32: keelson.fleet.v1.StandbyDown.ask:type_name -> keelson.fleet.v1.TunnelAsk
-	41, // 33: keelson.fleet.v1.StandbyDown.replicas:type_name -> keelson.fleet.v1.ReplicaList
-	4,  // 34: keelson.fleet.v1.ReplicaList.replicas:type_name -> keelson.fleet.v1.Replica
-	43, // 35: keelson.fleet.v1.TunnelAsk.exec:type_name -> keelson.fleet.v1.ExecAsk
-	44, // 36: keelson.fleet.v1.TunnelAsk.log:type_name -> keelson.fleet.v1.LogAsk
-	45, // 37: keelson.fleet.v1.TunnelAsk.port_forward:type_name -> keelson.fleet.v1.PortForwardAsk
-	46, // 38: keelson.fleet.v1.TunnelAsk.dial:type_name -> keelson.fleet.v1.DialAsk
-	47, // 39: keelson.fleet.v1.TunnelAsk.driver:type_name -> keelson.fleet.v1.DriverAsk
-	50, // 40: keelson.fleet.v1.TunnelFrame.open:type_name -> keelson.fleet.v1.TunnelOpen
-	51, // 41: keelson.fleet.v1.TunnelFrame.resize:type_name -> keelson.fleet.v1.Resize
-	52, // 42: keelson.fleet.v1.TunnelFrame.exit:type_name -> keelson.fleet.v1.TunnelExit
-	48, // 43: keelson.fleet.v1.TunnelFrame.driver_answer:type_name -> keelson.fleet.v1.DriverAnswer
-	0,  // 44: keelson.fleet.v1.Enrollment.Enroll:input_type -> keelson.fleet.v1.EnrollRequest
-	2,  // 45: keelson.fleet.v1.Enrollment.EnrollReplica:input_type -> keelson.fleet.v1.EnrollReplicaRequest
-	11, // 46: keelson.fleet.v1.Fleet.Session:input_type -> keelson.fleet.v1.AgentMessage
-	33, // 47: keelson.fleet.v1.Fleet.Standby:input_type -> keelson.fleet.v1.StandbyUp
-	49, // 48: keelson.fleet.v1.Fleet.Tunnel:input_type -> keelson.fleet.v1.TunnelFrame
-	5,  // 49: keelson.fleet.v1.Fleet.RenewCertificate:input_type -> keelson.fleet.v1.RenewRequest
-	7,  // 50: keelson.fleet.v1.Fleet.SignServing:input_type -> keelson.fleet.v1.ServingRequest
-	9,  // 51: keelson.fleet.v1.Fleet.Review:input_type -> keelson.fleet.v1.ReviewRequest
-	1,  // 52: keelson.fleet.v1.Enrollment.Enroll:output_type -> keelson.fleet.v1.EnrollResponse
-	3,  // 53: keelson.fleet.v1.Enrollment.EnrollReplica:output_type -> keelson.fleet.v1.EnrollReplicaResponse
-	21, // 54: keelson.fleet.v1.Fleet.Session:output_type -> keelson.fleet.v1.ControlMessage
-	40, // 55: keelson.fleet.v1.Fleet.Standby:output_type -> keelson.fleet.v1.StandbyDown
-	49, // 56: keelson.fleet.v1.Fleet.Tunnel:output_type -> keelson.fleet.v1.TunnelFrame
-	6,  // 57: keelson.fleet.v1.Fleet.RenewCertificate:output_type -> keelson.fleet.v1.RenewResponse
-	8,  // 58: keelson.fleet.v1.Fleet.SignServing:output_type -> keelson.fleet.v1.ServingResponse
-	10, // 59: keelson.fleet.v1.Fleet.Review:output_type -> keelson.fleet.v1.ReviewResponse
-	52, // [52:60] is the sub-list for method output_type
-	44, // [44:52] is the sub-list for method input_type
-	44, // [44:44] is the sub-list for extension type_name
-	44, // [44:44] is the sub-list for extension extendee
-	0,  // [0:44] is the sub-list for field type_name
+	14, // 13: keelson.fleet.v1.Authorities.certificates:type_name -> keelson.fleet.v1.NodeCertificate
+	20, // 14: keelson.fleet.v1.StageTimes.stages:type_name -> keelson.fleet.v1.StageTime
+	23, // 15: keelson.fleet.v1.ControlMessage.welcome:type_name -> keelson.fleet.v1.Welcome
+	24, // 16: keelson.fleet.v1.ControlMessage.objects:type_name -> keelson.fleet.v1.ObjectSet
+	28, // 17: keelson.fleet.v1.ControlMessage.synced:type_name -> keelson.fleet.v1.Synced
+	29, // 18: keelson.fleet.v1.ControlMessage.heartbeat_ack:type_name -> keelson.fleet.v1.HeartbeatAck
+	30, // 19: keelson.fleet.v1.ControlMessage.token:type_name -> keelson.fleet.v1.Token
+	31, // 20: keelson.fleet.v1.ControlMessage.stop_gate:type_name -> keelson.fleet.v1.StopGate
+	33, // 21: keelson.fleet.v1.ControlMessage.status_ack:type_name -> keelson.fleet.v1.StatusAck
+	32, // 22: keelson.fleet.v1.ControlMessage.trust:type_name -> keelson.fleet.v1.Trust
+	26, // 23: keelson.fleet.v1.ObjectSet.upserts:type_name -> keelson.fleet.v1.Object
+	27, // 24: keelson.fleet.v1.ObjectSet.deletes:type_name -> keelson.fleet.v1.Ref
+	25, // 25: keelson.fleet.v1.ObjectSet.peers:type_name -> keelson.fleet.v1.Peer
+	39, // 26: keelson.fleet.v1.StandbyUp.hello:type_name -> keelson.fleet.v1.StandbyHello
+	40, // 27: keelson.fleet.v1.StandbyUp.refused:type_name -> keelson.fleet.v1.TunnelRefused
+	35, // 28: keelson.fleet.v1.StandbyUp.usage:type_name -> keelson.fleet.v1.NodeUsage
+	38, // 29: keelson.fleet.v1.NodeUsage.node:type_name -> keelson.fleet.v1.Used
+	36, // 30: keelson.fleet.v1.NodeUsage.pods:type_name -> keelson.fleet.v1.PodUsage
+	37, // 31: keelson.fleet.v1.PodUsage.containers:type_name -> keelson.fleet.v1.ContainerUsage
+	38, // 32: keelson.fleet.v1.ContainerUsage.used:type_name -> keelson.fleet.v1.Used
+	43, // 33: keelson.fleet.v1.StandbyDown.ask:type_name -> keelson.fleet.v1.TunnelAsk
+	42, // 34: keelson.fleet.v1.StandbyDown.replicas:type_name -> keelson.fleet.v1.ReplicaList
+	4,  // 35: keelson.fleet.v1.ReplicaList.replicas:type_name -> keelson.fleet.v1.Replica
+	44, // 36: keelson.fleet.v1.TunnelAsk.exec:type_name -> keelson.fleet.v1.ExecAsk
+	45, // 37: keelson.fleet.v1.TunnelAsk.log:type_name -> keelson.fleet.v1.LogAsk
+	46, // 38: keelson.fleet.v1.TunnelAsk.port_forward:type_name -> keelson.fleet.v1.PortForwardAsk
+	47, // 39: keelson.fleet.v1.TunnelAsk.dial:type_name -> keelson.fleet.v1.DialAsk
+	48, // 40: keelson.fleet.v1.TunnelAsk.driver:type_name -> keelson.fleet.v1.DriverAsk
+	51, // 41: keelson.fleet.v1.TunnelFrame.open:type_name -> keelson.fleet.v1.TunnelOpen
+	52, // 42: keelson.fleet.v1.TunnelFrame.resize:type_name -> keelson.fleet.v1.Resize
+	53, // 43: keelson.fleet.v1.TunnelFrame.exit:type_name -> keelson.fleet.v1.TunnelExit
+	49, // 44: keelson.fleet.v1.TunnelFrame.driver_answer:type_name -> keelson.fleet.v1.DriverAnswer
+	0,  // 45: keelson.fleet.v1.Enrollment.Enroll:input_type -> keelson.fleet.v1.EnrollRequest
+	2,  // 46: keelson.fleet.v1.Enrollment.EnrollReplica:input_type -> keelson.fleet.v1.EnrollReplicaRequest
+	11, // 47: keelson.fleet.v1.Fleet.Session:input_type -> keelson.fleet.v1.AgentMessage
+	34, // 48: keelson.fleet.v1.Fleet.Standby:input_type -> keelson.fleet.v1.StandbyUp
+	50, // 49: keelson.fleet.v1.Fleet.Tunnel:input_type -> keelson.fleet.v1.TunnelFrame
+	5,  // 50: keelson.fleet.v1.Fleet.RenewCertificate:input_type -> keelson.fleet.v1.RenewRequest
+	7,  // 51: keelson.fleet.v1.Fleet.SignServing:input_type -> keelson.fleet.v1.ServingRequest
+	9,  // 52: keelson.fleet.v1.Fleet.Review:input_type -> keelson.fleet.v1.ReviewRequest
+	1,  // 53: keelson.fleet.v1.Enrollment.Enroll:output_type -> keelson.fleet.v1.EnrollResponse
+	3,  // 54: keelson.fleet.v1.Enrollment.EnrollReplica:output_type -> keelson.fleet.v1.EnrollReplicaResponse
+	22, // 55: keelson.fleet.v1.Fleet.Session:output_type -> keelson.fleet.v1.ControlMessage
+	41, // 56: keelson.fleet.v1.Fleet.Standby:output_type -> keelson.fleet.v1.StandbyDown
+	50, // 57: keelson.fleet.v1.Fleet.Tunnel:output_type -> keelson.fleet.v1.TunnelFrame
+	6,  // 58: keelson.fleet.v1.Fleet.RenewCertificate:output_type -> keelson.fleet.v1.RenewResponse
+	8,  // 59: keelson.fleet.v1.Fleet.SignServing:output_type -> keelson.fleet.v1.ServingResponse
+	10, // 60: keelson.fleet.v1.Fleet.Review:output_type -> keelson.fleet.v1.ReviewResponse
+	53, // [53:61] is the sub-list for method output_type
+	45, // [45:53] is the sub-list for method input_type
+	45, // [45:45] is the sub-list for extension type_name
+	45, // [45:45] is the sub-list for extension extendee
+	0,  // [0:45] is the sub-list for field type_name
 }
 
 func init() { file_proto_fleet_v1_fleet_proto_init() }
@@ -4389,7 +4477,7 @@ func file_proto_fleet_v1_fleet_proto_init() {
 		(*AgentMessage_PodGone)(nil),
 		(*AgentMessage_Authorities)(nil),
 	}
-	file_proto_fleet_v1_fleet_proto_msgTypes[21].OneofWrappers = []any{
+	file_proto_fleet_v1_fleet_proto_msgTypes[22].OneofWrappers = []any{
 		(*ControlMessage_Welcome)(nil),
 		(*ControlMessage_Objects)(nil),
 		(*ControlMessage_Synced)(nil),
@@ -4399,24 +4487,24 @@ func file_proto_fleet_v1_fleet_proto_init() {
 		(*ControlMessage_StatusAck)(nil),
 		(*ControlMessage_Trust)(nil),
 	}
-	file_proto_fleet_v1_fleet_proto_msgTypes[33].OneofWrappers = []any{
+	file_proto_fleet_v1_fleet_proto_msgTypes[34].OneofWrappers = []any{
 		(*StandbyUp_Hello)(nil),
 		(*StandbyUp_ProxyRevision)(nil),
 		(*StandbyUp_Refused)(nil),
 		(*StandbyUp_Usage)(nil),
 	}
-	file_proto_fleet_v1_fleet_proto_msgTypes[40].OneofWrappers = []any{
+	file_proto_fleet_v1_fleet_proto_msgTypes[41].OneofWrappers = []any{
 		(*StandbyDown_Ask)(nil),
 		(*StandbyDown_Replicas)(nil),
 	}
-	file_proto_fleet_v1_fleet_proto_msgTypes[42].OneofWrappers = []any{
+	file_proto_fleet_v1_fleet_proto_msgTypes[43].OneofWrappers = []any{
 		(*TunnelAsk_Exec)(nil),
 		(*TunnelAsk_Log)(nil),
 		(*TunnelAsk_PortForward)(nil),
 		(*TunnelAsk_Dial)(nil),
 		(*TunnelAsk_Driver)(nil),
 	}
-	file_proto_fleet_v1_fleet_proto_msgTypes[49].OneofWrappers = []any{
+	file_proto_fleet_v1_fleet_proto_msgTypes[50].OneofWrappers = []any{
 		(*TunnelFrame_Open)(nil),
 		(*TunnelFrame_Stdin)(nil),
 		(*TunnelFrame_Stdout)(nil),
@@ -4433,7 +4521,7 @@ func file_proto_fleet_v1_fleet_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_proto_fleet_v1_fleet_proto_rawDesc), len(file_proto_fleet_v1_fleet_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   54,
+			NumMessages:   55,
 			NumExtensions: 0,
 			NumServices:   2,
 		},
