@@ -59,7 +59,7 @@ type keys struct {
 	renew   func() error // has what this replica holds open or writes down go by the CA of now
 	tokens  *pki.ServiceTokens
 	secrets *secrets
-	rewrite func(context.Context) error // writes anew what lies on the disk
+	rewrite func(context.Context) error // leaves nothing on the disk that was sealed before the key of now
 	log     *slog.Logger
 
 	disk    sync.Mutex // held while files of the folder change that belong together
@@ -72,7 +72,7 @@ type keys struct {
 func (r *Replica) wireKeys() {
 	r.keys = &keys{
 		store: r.store, folder: filepath.Join(r.cfg.DataDir, pkiFolder), trust: r.trust, ca: r.ca, renew: r.renewByCA, tokens: r.tokens, secrets: r.secrets,
-		rewrite: r.store.Snapshot, log: r.log.With("part", "keys"), changed: make(chan struct{}, 1),
+		rewrite: r.store.Rewrite, log: r.log.With("part", "keys"), changed: make(chan struct{}, 1),
 	}
 	if own := KeyFile(r.cfg.DataDir); r.cfg.Store.Keys == own {
 		r.keys.keyFile = own
@@ -225,9 +225,9 @@ func (k *keys) perform(ctx context.Context, rec rotation.Record) error {
 	if err != nil {
 		return err
 	}
-	if rec.Kind == rotation.EncryptionKey && rec.Step == rotation.Forget {
+	if rec.Kind == rotation.EncryptionKey && rec.Step == rotation.Forget && k.held(rec.Kind).Signs == rec.New {
 		if err := k.rewrite(ctx); err != nil {
-			return fmt.Errorf("writing a snapshot under the new key: %w", err)
+			return fmt.Errorf("writing anew what was sealed under the former key: %w", err)
 		}
 	}
 	k.disk.Lock()

@@ -2,10 +2,12 @@ package server
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/http"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -211,9 +213,15 @@ func TestKeysRotate(t *testing.T) {
 	old.secret = p.ofSecret(t)
 	before := p.backup("cp1")
 	work := p.traffic(t)
+	former := p.dataKeys(t)
 	for _, kind := range []rotation.Kind{rotation.PeersCA, rotation.EncryptionKey} {
 		p.begins(t, "cp2", api.ClusterRotate{Kind: string(kind)})
 		p.rotated(t, "cp3", kind)
+	}
+	for name, keys := range p.dataKeys(t) {
+		if slices.ContainsFunc(keys, func(n uint32) bool { return slices.Contains(former[name], n) }) {
+			t.Errorf("%s has the data keys %v, and before the exchange it had %v", name, keys, former[name])
+		}
 	}
 
 	// The service account key stays at the step in which both are believed, until it is told not to wait.
@@ -247,6 +255,26 @@ func TestKeysRotate(t *testing.T) {
 		p.keepsSecret(t, name, name != "cp4")
 		p.opens(t, name, before, name != "cp4")
 	}
+}
+
+// dataKeys are the numbers of the data keys that lie on the replicas' disks.
+func (p *plane) dataKeys(t *testing.T) map[string][]uint32 {
+	t.Helper()
+	out := make(map[string][]uint32)
+	for name, m := range p.members {
+		b, err := os.ReadFile(filepath.Join(m.cfg.DataDir, raftFolder, "raft.keys"))
+		if err != nil || len(b) < 9 {
+			t.Fatalf("data keys of %s: %d bytes, %v", name, len(b), err)
+		}
+		for b = b[9:]; len(b) > 0; { // behind checksum, version and the next number
+			out[name] = append(out[name], binary.LittleEndian.Uint32(b))
+			b = b[4:]
+			for range 2 { // the id of the key it is wrapped under, and the sealed bytes
+				b = b[1+int(b[0]):]
+			}
+		}
+	}
+	return out
 }
 
 // opens: who has had the key under which a backup is sealed opens it, although the key has been exchanged, with the key file of now.

@@ -152,10 +152,7 @@ func (s *aheadStore) append(logs []*raft.Log) error {
 // bypass brings an entry that is longer than the journal into the inner store.
 // What is in the journal goes there before it, and must not come back after it.
 func (s *aheadStore) bypass(logs []*raft.Log) error {
-	if err := s.settleAll(); err != nil {
-		return err
-	}
-	if err := s.journal.empty(); err != nil {
+	if err := s.drainHeld(); err != nil {
 		return err
 	}
 	if err := s.inner.StoreLogs(logs); err != nil {
@@ -262,6 +259,21 @@ func (s *aheadStore) settleAll() error {
 	err := s.move(logs)
 	s.settle(err)
 	return err
+}
+
+// drain brings everything into the inner store. Nothing that the journal's files
+// hold is read back afterwards.
+func (s *aheadStore) drain() error {
+	s.write.Lock()
+	defer s.write.Unlock()
+	return s.drainHeld()
+}
+
+func (s *aheadStore) drainHeld() error {
+	if err := s.settleAll(); err != nil {
+		return err
+	}
+	return s.journal.empty()
 }
 
 // DeleteRange implements raft.LogStore.

@@ -32,6 +32,9 @@ type logStore struct {
 	fail  func(error) // called once, with the first error that must stop the replica
 	live  atomic.Bool // raft's own goroutines read
 
+	writing sync.Mutex   // from the choice of a data key until what is sealed under it is in the log
+	reading sync.RWMutex // held for reading from before an entry is read until it is opened
+
 	mu     sync.Mutex
 	broken error
 	cache  map[uint64]*raft.Log
@@ -78,10 +81,7 @@ func (s *logStore) GetLog(index uint64, out *raft.Log) error {
 }
 
 func (s *logStore) fromDisk(index uint64, out *raft.Log) error {
-	err := s.LogStore.GetLog(index, out)
-	if err == nil {
-		err = s.check(index, out)
-	}
+	err := s.opened(index, out)
 	switch {
 	case err == nil, errors.Is(err, raft.ErrLogNotFound):
 		return err
@@ -95,6 +95,17 @@ func (s *logStore) fromDisk(index uint64, out *raft.Log) error {
 		// raft panics when it cannot read an entry. The replica stops; so that the
 		// process lives on, only the goroutine that wanted the entry ends.
 		runtime.Goexit()
+	}
+	return err
+}
+
+// opened is an entry of the disk.
+func (s *logStore) opened(index uint64, out *raft.Log) error {
+	s.reading.RLock()
+	defer s.reading.RUnlock()
+	err := s.LogStore.GetLog(index, out)
+	if err == nil {
+		err = s.check(index, out)
 	}
 	return err
 }
@@ -137,6 +148,8 @@ func (s *logStore) StoreLogs(logs []*raft.Log) error {
 	if err != nil {
 		return err
 	}
+	s.writing.Lock()
+	defer s.writing.Unlock()
 	sealed, err := s.prepare(logs)
 	if err != nil {
 		s.halt(err)

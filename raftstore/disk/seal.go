@@ -34,6 +34,8 @@ type sealer struct {
 	locked map[uint32]wrappedKey // under a key that is not there
 	next   uint32
 
+	held map[uint32]int // by number: files that are being written
+
 	current atomic.Pointer[dataKey] // nil: what is new is written in clear
 }
 
@@ -80,7 +82,7 @@ func newDataKey(number uint32, secret []byte) *dataKey {
 
 // openSealer reads the data keys and opens those it can.
 func openSealer(path string, ring *Keyring) (*sealer, error) {
-	s := &sealer{path: path, ring: ring, keys: make(map[uint32]*dataKey), next: 1}
+	s := &sealer{path: path, ring: ring, keys: make(map[uint32]*dataKey), next: 1, held: make(map[uint32]int)}
 	content, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return s, nil
@@ -240,8 +242,27 @@ func (k *dataKey) open(l *raft.Log, count uint64) ([]byte, error) {
 	return k.entries.Open(nil, entryNonce(count), l.Data, bound(l))
 }
 
-// currentNumber is the data key that new snapshots are sealed under; nil = in clear.
+// now is the data key that what is new is sealed under; nil = in clear.
 func (s *sealer) now() *dataKey { return s.current.Load() }
+
+// hold is the data key for a file that is going to be written; nil = in clear. It
+// stays until it is released: nobody finds the file before it is whole.
+func (s *sealer) hold() (k *dataKey, release func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k = s.current.Load()
+	if k == nil {
+		return nil, func() {}
+	}
+	s.held[k.number]++
+	return k, sync.OnceFunc(func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.held[k.number]--; s.held[k.number] == 0 {
+			delete(s.held, k.number)
+		}
+	})
+}
 
 // numbers are the keys that are there, for tests and Inspect.
 func (s *sealer) needs() []string {

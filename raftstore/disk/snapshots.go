@@ -48,6 +48,7 @@ type snapshotStore struct {
 	now   func() time.Time
 
 	readers *readers
+	opening *sync.RWMutex // held for reading from before a file is opened until its data key is there
 }
 
 // readers counts who has a snapshot open.
@@ -85,7 +86,7 @@ type snapshotHeader struct {
 func newSnapshotStore(c Config, seals *sealer, fail func(error)) *snapshotStore {
 	return &snapshotStore{
 		dir: filepath.Join(c.Dir, snapshotsName), files: c.files(), seals: seals, fail: fail, now: c.Now,
-		readers: &readers{of: make(map[string]int)},
+		readers: &readers{of: make(map[string]int)}, opening: new(sync.RWMutex),
 	}
 }
 
@@ -256,6 +257,8 @@ func (s *snapshotStore) keys(used map[uint32]struct{}) error {
 // Open implements raft.SnapshotStore. The content is checked while it is read;
 // what is damaged ends with an error and not with io.EOF.
 func (s *snapshotStore) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
+	s.opening.RLock()
+	defer s.opening.RUnlock()
 	f, err := s.open(id)
 	if err != nil {
 		return nil, nil, fmt.Errorf("snapshot: %w", err)
@@ -319,22 +322,24 @@ func (s *snapshotStore) Create(version raft.SnapshotVersion, index, term uint64,
 		}
 		h.Taken++
 	}
-	key := s.seals.now()
+	key, release := s.seals.hold()
 	if key != nil {
 		h.Key, h.Salt = key.number, make([]byte, snapshotSalt)
 		rand.Read(h.Salt)
 	}
 	content, err := json.Marshal(h)
 	if err != nil {
+		release()
 		return nil, fmt.Errorf("snapshot: %w", err)
 	}
 	head := encodeHeader(snapshotMagic, content)
 	path := s.path(snapshotID(h))
 	f, err := s.files.Open(path+platter.NewSuffix, os.O_RDWR|os.O_CREATE|os.O_TRUNC)
 	if err != nil {
+		release()
 		return nil, s.lost(path, err)
 	}
-	sink := &snapshotSink{store: s, id: snapshotID(h), path: path, f: f}
+	sink := &snapshotSink{store: s, id: snapshotID(h), path: path, f: f, release: release}
 	sink.w = bufio.NewWriterSize(&placed{f: f}, 256<<10)
 	if key == nil {
 		sink.frames, err = newFrameWriter(sink.w, head, nil)
@@ -373,7 +378,9 @@ type snapshotSink struct {
 	f      platter.File
 	w      *bufio.Writer
 	frames *frameWriter
-	over   bool
+	// release gives up the data key: the file has its name, or never gets it.
+	release func()
+	over    bool
 }
 
 // ID implements raft.SnapshotSink.
@@ -404,6 +411,7 @@ func (k *snapshotSink) Close() error {
 		return errors.Join(k.store.lost(k.path, err), k.Cancel())
 	}
 	k.over = true
+	defer k.release()
 	if err = k.f.Close(); err == nil {
 		err = platter.MoveFile(k.path+platter.NewSuffix, k.path)
 	}
@@ -419,6 +427,7 @@ func (k *snapshotSink) Cancel() error {
 		return nil
 	}
 	k.over = true
+	defer k.release()
 	return errors.Join(k.f.Close(), os.Remove(k.path+platter.NewSuffix))
 }
 

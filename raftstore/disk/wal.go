@@ -76,9 +76,15 @@ func walError(dir string, err error) error {
 	return fmt.Errorf("%s: %w", dir, err)
 }
 
-// GetLog implements raft.LogStore, as do the next three.
+// GetLog implements raft.LogStore, as do the next three. raft-wal reads entries that
+// were deleted for as long as the file is there; the key that opens them may not be.
 func (l *walLog) GetLog(index uint64, out *raft.Log) (err error) {
 	defer guard(l.dir, &err)
+	if first, err := l.FirstIndex(); err != nil {
+		return walError(l.dir, err)
+	} else if index < first {
+		return raft.ErrLogNotFound
+	}
 	return walError(l.dir, l.WAL.GetLog(index, out))
 }
 

@@ -152,12 +152,16 @@ func (a *ages) note(now time.Time, current raftstore.Revision, age time.Duration
 }
 
 // runSnapshots takes a snapshot whenever enough bytes have been applied since
-// the last one. raft takes its own by number of entries.
+// the last one, and removes what Rewrite wants to be rid of. raft takes its own by
+// number of entries.
 func (r *Replica) runSnapshots(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
+		case q := <-r.removals:
+			q.done <- r.disk.RemoveBefore(q.since)
+			continue
 		case <-r.snapshotNow:
 		}
 		r.trimTrailing()

@@ -80,6 +80,7 @@ type Replica struct {
 	tuning       sync.Mutex // held while raft's configuration is read and replaced
 	hasty        bool       // raft's timeouts are those of look; tuning is held
 	snapshotNow  chan struct{}
+	removals     chan removal
 	expiryMoved  chan struct{}
 	historyGrown chan struct{}
 	spaceMoved   chan struct{}
@@ -107,6 +108,7 @@ func New(c Config) (*Replica, error) {
 		stopped:      make(chan struct{}),
 		raftDown:     make(chan struct{}),
 		snapshotNow:  make(chan struct{}, 1),
+		removals:     make(chan removal),
 		expiryMoved:  make(chan struct{}, 1),
 		historyGrown: make(chan struct{}, 1),
 		spaceMoved:   make(chan struct{}, 1),
