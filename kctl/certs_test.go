@@ -2,6 +2,7 @@ package kctl
 
 import (
 	"bytes"
+	"strings"
 	"testing"
 	"time"
 
@@ -63,4 +64,25 @@ func TestKeysShown(t *testing.T) {
 		t.Fatal(err)
 	}
 	golden(t, "keys.txt", out.String())
+}
+
+// Who was removed is named with what helps against each key that it has had. F51
+func TestRemovedShown(t *testing.T) {
+	for _, c := range []struct {
+		kinds []string
+		want  string
+	}{
+		{[]string{"cluster-ca", "cluster-secret", "peers-ca"}, "good still: cluster-ca, cluster-secret, peers-ca. If its disk may be in wrong hands 'kctl cluster rotate' cluster-ca, peers-ca, " +
+			"cluster-secret goes with a new cluster alone (docs/secure.md); 'kctl cluster rotate --dismiss cp3' when it is wiped\n"},
+		{[]string{"cluster-secret"}, "If its disk may be in wrong hands cluster-secret goes with a new cluster alone (docs/secure.md); "},
+		{[]string{"peers-ca"}, "If its disk may be in wrong hands 'kctl cluster rotate' peers-ca; "}, // by a release that names no secret
+	} {
+		var out bytes.Buffer
+		if err := printKeys(&out, api.ClusterKeys{Removed: []api.ClusterRemoved{{Name: "cp3", Kinds: c.kinds}}}); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(out.String(), c.want) {
+			t.Errorf("%v: got %q, want %q in it", c.kinds, out.String(), c.want)
+		}
+	}
 }

@@ -153,10 +153,26 @@ func printKeys(w io.Writer, all api.ClusterKeys) error {
 		}
 	}
 	for _, gone := range all.Removed {
-		fmt.Fprintf(w, "%s was removed %s and has had keys that are good still: 'kctl cluster rotate' %s, if its disk may be in wrong hands; 'kctl cluster rotate --dismiss %[1]s' when it is wiped\n",
-			gone.Name, stamp(gone.At), strings.Join(gone.Kinds, ", "))
+		fmt.Fprintf(w, "%s was removed %s and has had keys that are good still: %s. If its disk may be in wrong hands %s; 'kctl cluster rotate --dismiss %[1]s' when it is wiped\n",
+			gone.Name, stamp(gone.At), strings.Join(gone.Kinds, ", "), ridOf(gone.Kinds))
 	}
 	return printRotation(w, all)
+}
+
+// clusterSecret is what no exchange changes.
+const clusterSecret = "cluster-secret"
+
+// ridOf says what makes the keys of a removed replica worthless.
+func ridOf(kinds []string) string {
+	exchanged := slices.DeleteFunc(slices.Clone(kinds), func(k string) bool { return k == clusterSecret })
+	var ways []string
+	if len(exchanged) > 0 {
+		ways = append(ways, "'kctl cluster rotate' "+strings.Join(exchanged, ", "))
+	}
+	if len(exchanged) < len(kinds) {
+		ways = append(ways, clusterSecret+" goes with a new cluster alone (docs/secure.md)")
+	}
+	return strings.Join(ways, ", ")
 }
 
 // stepsOf are the steps of an exchange, in order.

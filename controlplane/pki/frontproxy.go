@@ -8,6 +8,7 @@ import (
 	"crypto/sha256"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/hex"
 	"fmt"
 )
 
@@ -53,4 +54,13 @@ func (t *Trust) derivedKey(purpose string) (*ecdsa.PrivateKey, error) {
 		}
 	}
 	return nil, fmt.Errorf("pki: no key can be derived for %q", purpose)
+}
+
+// SecretID names the secret of the cluster, and tells nothing of it.
+func (t *Trust) SecretID() string {
+	id, err := hkdf.Key(sha256.New, t.EncryptionKey, nil, "keelson name of the secret", 8)
+	if err != nil {
+		panic(err) // the length is right
+	}
+	return hex.EncodeToString(id)
 }

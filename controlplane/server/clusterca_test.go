@@ -214,20 +214,27 @@ func (p *plane) replicaToken(t *testing.T, at string) string {
 	return out.Token
 }
 
-// A removed replica is told of until each key that it has had is exchanged. F51
+// A removed replica is told of until each key that it has had is exchanged; the cluster's secret never is. F51
 func TestRemovedIsToldOf(t *testing.T) {
 	had := []api.ClusterKeyHeld{{Kind: "cluster-ca", Signs: "a", Believes: []string{"a"}}, {Kind: "service-account-key", Signs: "s", Believes: []string{"s", "s2"}}}
 	m := removedMember{Name: "cp3", Keys: idsByKind(had)}
+	older := m // as a release wrote it down that did not name the secret
+	secret := func(id string) api.ClusterKeyHeld { return api.ClusterKeyHeld{Kind: "cluster-secret", Signs: id} }
+	named := removedMember{Name: "cp3", Keys: idsByKind(append(slices.Clone(had), secret("x")))}
 	for _, c := range []struct {
+		m    removedMember
 		now  []api.ClusterKeyHeld
 		want []string
 	}{
-		{had, []string{"cluster-ca", "service-account-key"}},
-		{[]api.ClusterKeyHeld{{Kind: "cluster-ca", Signs: "b", Believes: []string{"b", "a"}}, {Kind: "service-account-key", Signs: "t"}}, []string{"cluster-ca"}},
-		{[]api.ClusterKeyHeld{{Kind: "cluster-ca", Signs: "b", Believes: []string{"b"}}, {Kind: "service-account-key", Signs: "t", Believes: []string{"t", "s2"}}}, []string{"service-account-key"}},
-		{[]api.ClusterKeyHeld{{Kind: "cluster-ca", Signs: "b", Believes: []string{"b"}}, {Kind: "peers-ca", Signs: "a"}}, nil},
+		{m, had, []string{"cluster-ca", "service-account-key"}},
+		{m, []api.ClusterKeyHeld{{Kind: "cluster-ca", Signs: "b", Believes: []string{"b", "a"}}, {Kind: "service-account-key", Signs: "t"}}, []string{"cluster-ca"}},
+		{m, []api.ClusterKeyHeld{{Kind: "cluster-ca", Signs: "b", Believes: []string{"b"}}, {Kind: "service-account-key", Signs: "t", Believes: []string{"t", "s2"}}}, []string{"service-account-key"}},
+		{m, []api.ClusterKeyHeld{{Kind: "cluster-ca", Signs: "b", Believes: []string{"b"}}, {Kind: "peers-ca", Signs: "a"}}, nil},
+		{named, []api.ClusterKeyHeld{{Kind: "cluster-ca", Signs: "b"}, secret("x")}, []string{"cluster-secret"}},
+		{older, []api.ClusterKeyHeld{{Kind: "cluster-ca", Signs: "b"}, secret("x")}, []string{"cluster-secret"}},
+		{named, []api.ClusterKeyHeld{{Kind: "cluster-ca", Signs: "b"}, secret("y")}, nil}, // of another cluster, which has restored a backup of that one
 	} {
-		if got := stillGood(m, c.now); !slices.Equal(got, c.want) {
+		if got := stillGood(c.m, c.now); !slices.Equal(got, c.want) {
 			t.Errorf("%+v: %q, want %q", c.now, got, c.want)
 		}
 	}

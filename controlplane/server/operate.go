@@ -327,7 +327,7 @@ func (r *Replica) serveMember(w http.ResponseWriter, req *http.Request, d *deed)
 		// Before it goes: this replica may be the one, and writes nothing any more then.
 		limited, cancel := context.WithTimeout(ctx, noteTimeout)
 		var err error
-		note, err = r.noteRemoved(limited, name, "", r.keys.all(), time.Now())
+		note, err = r.noteRemoved(limited, name, "", r.sharedKeys(), time.Now())
 		cancel()
 		if err != nil {
 			r.log.Error("that a removed member has had the keys is not written down", "member", name, "err", err)

@@ -150,7 +150,7 @@ func (r *Replica) removeDead(ctx context.Context, system *client.Client, d autop
 		return err
 	}
 	// Its keys are worth no more than those of one that an operator removes.
-	note, err := r.noteRemoved(ctx, d.Dead, d.Why, r.keys.all(), time.Now())
+	note, err := r.noteRemoved(ctx, d.Dead, d.Why, r.sharedKeys(), time.Now())
 	if err != nil {
 		return fmt.Errorf("writing down which keys %s has had: %w", d.Dead, err)
 	}

@@ -17,7 +17,8 @@ import (
 )
 
 // A replica that is removed has had every key that the replicas share. Which ones those were is written down, so that it
-// can be told which of them are good still.
+// can be told which of them are good still. The secret of the cluster always is: whoever goes is named until a person says that
+// the disk is wiped.
 
 const (
 	removedKey     = api.StorageRoot + "keelson.dev/removed-members"
@@ -26,7 +27,17 @@ const (
 	maxRemovedWhy  = 512 // bytes of why one was removed
 	// noteTimeout leaves the removal itself most of its time, where nothing can be written.
 	noteTimeout = 2 * time.Second
+	// clusterSecret is the kind of what is exchanged by nothing but a new cluster.
+	clusterSecret = "cluster-secret"
 )
+
+// sharedKeys are the kinds that replicas share, the cluster's secret among them.
+func (r *Replica) sharedKeys() []api.ClusterKeyHeld { return append(r.keys.all(), r.secretHeld()) }
+
+// secretHeld names the cluster's secret. It is the same at every replica, so nobody is asked for it.
+func (r *Replica) secretHeld() api.ClusterKeyHeld {
+	return api.ClusterKeyHeld{Kind: clusterSecret, Signs: r.trust.SecretID()}
+}
 
 // removedMembers is the record. Later releases may add fields; those of a later version are left alone.
 type removedMembers struct {
@@ -196,6 +207,10 @@ func idsByKind(keys []api.ClusterKeyHeld) map[string][]string {
 // stillGood are the kinds of which a removed replica has had a key that is used or believed.
 func stillGood(m removedMember, now []api.ClusterKeyHeld) (kinds []string) {
 	for kind, ids := range idsByKind(now) {
+		if kind == clusterSecret && len(m.Keys[kind]) == 0 { // a release wrote it down that did not name it: every replica has it
+			kinds = append(kinds, kind)
+			continue
+		}
 		if slices.ContainsFunc(ids, func(id string) bool { return slices.Contains(m.Keys[kind], id) }) {
 			kinds = append(kinds, kind)
 		}
@@ -211,7 +226,7 @@ func (r *Replica) exposed(ctx context.Context, all []api.ClusterKeyHolder) (out 
 	if err != nil {
 		return nil, err
 	}
-	var now []api.ClusterKeyHeld
+	now := []api.ClusterKeyHeld{r.secretHeld()}
 	for _, h := range all {
 		now = append(now, h.Keys...)
 	}

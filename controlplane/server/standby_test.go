@@ -184,7 +184,7 @@ func (p *plane) tellsOfTheReplacement(t *testing.T, dead string) {
 		t.Errorf("the leader's metrics do not tell of it: %v", err)
 	}
 	var keys api.ClusterKeys
-	if err := p.call("cp1", "GET", api.PathClusterKeys, nil, &keys); err != nil || len(keys.Removed) != 1 || keys.Removed[0].Name != dead || len(keys.Removed[0].Kinds) != 4 {
+	if err := p.call("cp1", "GET", api.PathClusterKeys, nil, &keys); err != nil || len(keys.Removed) != 1 || keys.Removed[0].Name != dead || len(keys.Removed[0].Kinds) != 5 {
 		t.Errorf("that %s has had the keys is not told: %+v, %v", dead, keys.Removed, err)
 	}
 	audited := false

@@ -110,7 +110,7 @@ func TestKeysOfARemovedReplica(t *testing.T) {
 		t.Fatalf("with the keys of a replica one makes an administrator, or this test shows nothing: %v", err)
 	}
 	if told := p.keys("cp2").Removed; len(told) != 1 || told[0].Name != "cp3" ||
-		strings.Join(told[0].Kinds, " ") != "cluster-ca encryption-key peers-ca service-account-key" {
+		strings.Join(told[0].Kinds, " ") != "cluster-ca cluster-secret encryption-key peers-ca service-account-key" {
 		t.Errorf("of removed replicas is told %+v", told)
 	}
 	if err := as("cp3"); err == nil {
@@ -137,8 +137,15 @@ func TestKeysOfARemovedReplica(t *testing.T) {
 	if err := forge(); !apierrors.IsUnauthorized(err) {
 		t.Errorf("a certificate that the copied key has signed: %v", err)
 	}
+	// What follows from the cluster's secret is good still, and nothing says otherwise until a person does.
+	if told := p.keys("cp2").Removed; len(told) != 1 || told[0].Name != "cp3" || strings.Join(told[0].Kinds, " ") != "cluster-secret" {
+		t.Errorf("of removed replicas is told %+v, want cp3 with the cluster's secret alone", told)
+	}
+	if err := p.call("cp1", "POST", api.PathClusterKeys, api.ClusterRotate{Dismiss: "cp3"}, nil); err != nil {
+		t.Error(err)
+	}
 	if told := p.keys("cp2").Removed; len(told) != 0 {
-		t.Errorf("of removed replicas is told still %+v", told)
+		t.Errorf("after it was dismissed is told of %+v", told)
 	}
 	for name := range p.members {
 		if err := p.asToken(name, forged); err == nil {
