@@ -158,6 +158,9 @@ func (s *Session) load() error {
 			revision = k.Synced.Revision
 		}
 	}
+	if err := s.loadSaid(); err != nil {
+		s.log.Warn("what pods had done is as the control plane said last", "err", err)
+	}
 	s.view.setCluster(cluster)
 	s.view.complete(revision, true)
 	return nil

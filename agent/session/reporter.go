@@ -158,6 +158,7 @@ func (s *Session) PodStatus(pod *v1.Pod) {
 	r.mu.Lock()
 	r.pod(pod.Namespace, pod.Name, pod.UID).status = report
 	r.mu.Unlock()
+	s.said.put(report)
 	r.poke()
 }
 

@@ -56,6 +56,7 @@ type Session struct {
 	log      *slog.Logger
 	view     *view
 	reporter *reporter
+	said     *said
 	tokens   *tokens
 	replicas *replicas
 	gates    *gates
@@ -89,7 +90,7 @@ func New(cfg Config) *Session {
 		cfg.CheckpointEvery = time.Second
 	}
 	s := &Session{
-		cfg: cfg, log: cfg.Log, view: newView(cfg.NodeName), reporter: newReporter(cfg.Facts),
+		cfg: cfg, log: cfg.Log, view: newView(cfg.NodeName), reporter: newReporter(cfg.Facts), said: newSaid(),
 		replicas: newReplicas(cfg.Log, cfg.StateDir, cfg.Servers),
 		gates:    &gates{byPod: make(map[types.UID]*gate)}, proxy: newProgress(), used: newUsedLately(), linked: make(chan struct{}, 1),
 		identified: make(chan struct{}), serving: serving{hurry: make(chan struct{}, 1)},
@@ -140,6 +141,7 @@ func (s *Session) Run(ctx context.Context) error {
 			return s.keepRenewed(ctx, id, time.Now, s.renew)
 		}},
 		{Name: "session: checkpoint", Run: s.save},
+		{Name: "session: statuses", Run: s.saveSaid},
 	}
 	if s.cfg.HTTPS {
 		parts = append(parts, lifecycle.Part{Name: "session: certificate of the server", Run: func(ctx context.Context) error {

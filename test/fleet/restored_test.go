@@ -3,7 +3,11 @@ package fleet_test
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -55,4 +59,54 @@ func TestNodesAreHeardAfterARestore(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// A node that boots while no replica answers knows what containers of pods that do not restart for ever have done: it said so itself,
+// and nobody sends it back. What there is of others is the control plane's.
+func TestNodesKnowWhatTheySaid(t *testing.T) {
+	b := newBed(t, "cp1")
+	n := b.join("w1", nil)
+	never := b.pod("never", "w1", func(p *v1.Pod) { p.Spec.RestartPolicy = v1.RestartPolicyNever })
+	always := b.pod("always", "w1", nil)
+	for _, p := range []*v1.Pod{always, never} {
+		said := n.awaitPod(b, p.UID).DeepCopy()
+		said.Status.Phase = v1.PodRunning
+		said.Status.ContainerStatuses = []v1.ContainerStatus{{Name: p.Spec.Containers[0].Name, ContainerID: "keelson://" + p.Name, State: v1.ContainerState{Running: &v1.ContainerStateRunning{}}}}
+		n.PodStatus(said)
+	}
+	b.eventually("what it said is written down", func() error {
+		data, err := os.ReadFile(filepath.Join(n.state, "statuses.checkpoint"))
+		if err != nil {
+			return err
+		}
+		if !strings.Contains(string(data), "keelson://never") {
+			return errors.New("without the pod")
+		}
+		return nil
+	})
+	if err := n.stop(); err != nil {
+		t.Fatal(err)
+	}
+	b.kill("cp1")
+	if data, err := os.ReadFile(filepath.Join(n.state, "statuses.checkpoint")); err != nil || strings.Contains(string(data), "keelson://always") {
+		t.Errorf("of the pod that restarts: error %v", err)
+	}
+	knows := func() {
+		t.Helper()
+		b.rejoin(n, nil, []string{"127.0.0.1:1"})
+		select {
+		case <-n.Synced():
+		case <-time.After(patience):
+			t.Fatal("no checkpoint was loaded")
+		}
+		p, ok := n.Pod(never.UID)
+		if !ok || p.Status.Phase != v1.PodRunning || len(p.Status.ContainerStatuses) != 1 || p.Status.ContainerStatuses[0].ContainerID != "keelson://never" {
+			t.Errorf("it knows %+v", p)
+		}
+	}
+	knows()
+	if err := n.stop(); err != nil {
+		t.Fatal(err)
+	}
+	knows() // it has said nothing since
 }
