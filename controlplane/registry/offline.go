@@ -36,7 +36,13 @@ func (f Form) Decode(it raftstore.Item) (api.Object, error) {
 // follows what the store's cluster understands.
 func (f Form) Encode(obj api.Object) ([]byte, error) {
 	obj = obj.DeepCopyObject().(api.Object)
-	obj.SetResourceVersion("")
 	obj.SetManagedFields(nil)
+	return f.Rewrite(obj)
+}
+
+// Rewrite is the stored form of an object that Decode has read from the same store: who manages its fields is as it was.
+func (f Form) Rewrite(obj api.Object) ([]byte, error) {
+	obj = obj.DeepCopyObject().(api.Object)
+	obj.SetResourceVersion("")
 	return f.codec.encode(obj)
 }

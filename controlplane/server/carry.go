@@ -25,6 +25,7 @@ type carried struct {
 	before  []*v1.Secret // revocations in the data of before
 	revoked []string     // nodes that are revoked now, and were not in the backup, or for less long
 	tokens  int          // that have ended
+	foreign bool         // the backup is of another cluster, the keys of whose removed replicas are good for nothing here
 	// revision is that of the data of before; 0 = not known.
 	revision raftstore.Revision
 }
@@ -102,6 +103,9 @@ func (c *carried) amend(v *mvcc.View) (ops []raftstore.Op, err error) {
 		c.revoked = append(c.revoked, r.Node)
 	}
 	slices.Sort(c.revoked)
+	if c.foreign {
+		ops = append(ops, raftstore.Delete(removedKey))
+	}
 	more, err := unheard(v)
 	return append(ops, more...), err
 }

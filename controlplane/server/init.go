@@ -121,9 +121,6 @@ func Init(c Config, cluster Cluster, o Founding) (Founded, error) {
 	if err != nil {
 		return Founded{}, err
 	}
-	if err != nil {
-		return out, err
-	}
 	if err := c.keepAddress(); err != nil {
 		return out, err
 	}

@@ -224,6 +224,7 @@ func Restore(c Config, path string, o RestoreOptions) (Restored, error) {
 	with := newCarried()
 	if !o.asItIs {
 		out.Unread = c.carry(conf, o.Replace, &with)
+		with.foreign = out.Backup.Cluster != cluster.ID
 		to.Amend = with.amend
 	}
 	if out.Moved, to.Above, err = c.makeRoom(conf, o.Replace); err != nil {

@@ -19,8 +19,12 @@ import (
 	"k8s.io/client-go/rest"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds"
 	"keelson.dev/keelson/controlplane/pki"
+	"keelson.dev/keelson/controlplane/registry"
+	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/disk"
+	"keelson.dev/keelson/raftstore/mvcc"
 )
 
 // restored restores a backup over the data of a replica, which is started again.
@@ -231,6 +235,9 @@ func TestVolumesAreGivenAnewAfterARestore(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			if len(n.ManagedFields) == 0 {
+				t.Errorf("after %s nobody manages fields of %s", after, w)
+			}
 			if !api.Unheard(n) || len(n.Status.VolumesAttached) > 0 || len(n.Status.VolumesInUse) != 1 || n.Labels["is"] != w {
 				t.Errorf("after %s: %+v", after, n)
 			}
@@ -257,5 +264,20 @@ func (p *plane) nodeToken(t *testing.T) {
 	t.Helper()
 	if err := p.call("cp1", "POST", api.PathClusterTokens, api.ClusterToken{Role: string(pki.RoleNode)}, nil); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A Node that cannot be read keeps no store from being restored: the others are marked, and it stays as it is.
+func TestUnreadableNodesOfARestore(t *testing.T) {
+	form := registry.FormOf(kinds.All().ByType(&v1.Node{}).Storage)
+	good, err := form.Encode(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := mvcc.New()
+	m.Amend(raftstore.Put(form.Key("", "w1"), good), raftstore.Put(form.Key("", "w2"), []byte("cut short")))
+	ops, err := unheard(m.View())
+	if err != nil || len(ops) != 1 || ops[0].Key != form.Key("", "w1") {
+		t.Errorf("changed: %+v, error %v", ops, err)
 	}
 }

@@ -36,7 +36,8 @@ func unheard(v *mvcc.View) ([]raftstore.Op, error) {
 	return append(nodes, attachments...), nil
 }
 
-// amendEach changes all objects of a type.
+// amendEach changes all objects of a type but those that cannot be read: nobody goes by them, and a store that has some (the alarm
+// "unreadable" tells of them) is restored and recovered like any other.
 func amendEach[T api.Object](v *mvcc.View, of T, change func(T)) (ops []raftstore.Op, err error) {
 	form := registry.FormOf(kinds.All().ByType(of).Storage)
 	for o := (raftstore.ListOptions{Limit: 1000}); ; {
@@ -47,15 +48,12 @@ func amendEach[T api.Object](v *mvcc.View, of T, change func(T)) (ops []raftstor
 		for _, it := range page.Items {
 			o.After = it.Key
 			obj, err := form.Decode(it)
-			if err != nil {
-				return nil, err
-			}
 			typed, ok := obj.(T)
-			if !ok {
-				return nil, fmt.Errorf("%s is a %T", it.Key, obj)
+			if err != nil || !ok {
+				continue
 			}
 			change(typed)
-			value, err := form.Encode(typed)
+			value, err := form.Rewrite(typed)
 			if err != nil {
 				return nil, fmt.Errorf("writing %s: %w", it.Key, err)
 			}

@@ -26,12 +26,13 @@ type Usage struct {
 
 const (
 	leastReserve = 1 << 30
+	mostReserve  = 10 << 30
 	// Step is how much is written at most before the file system is asked again.
 	Step = 16 << 20
 )
 
-// reserve is what stays free of a disk that is not to be filled: a twentieth, 1 GiB at least, and of a small disk no more than a tenth.
-func reserve(total int64) int64 { return min(max(total/20, leastReserve), total/10) }
+// reserve is what stays free of a disk that is not to be filled: a twentieth, from 1 to 10 GiB, and of a small disk no more than a tenth.
+func reserve(total int64) int64 { return min(max(total/20, leastReserve), mostReserve, total/10) }
 
 // Has says why there is no room for so many bytes. Where nobody can tell, there is.
 func (p Place) Has(need int64) error {

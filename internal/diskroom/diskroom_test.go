@@ -20,6 +20,8 @@ func TestHas(t *testing.T) {
 		"and not a byte less":          {total: 100 * gib, free: 6 * gib, need: gib + 1, beside: "/data", says: "5120 MiB stay free"},
 		"1 GiB of one that is not big": {total: 12 * gib, free: 2*gib - 1, need: gib, beside: "/data", says: "1024 MiB stay free"},
 		"a tenth of a small one":       {total: gib, free: gib / 2, need: gib / 3, beside: "/data"},
+		"10 GiB of a large one":        {total: 4000 * gib, free: 11 * gib, need: gib, beside: "/data"},
+		"and not a byte less of it":    {total: 4000 * gib, free: 11 * gib, need: gib + 1, beside: "/data", says: "10240 MiB stay free"},
 		"another disk":                 {total: 100 * gib, free: gib, need: gib, beside: "/else"},
 		"another disk that is full":    {total: 100 * gib, free: gib, need: gib + 1, beside: "/else", says: "1025 MiB more are to be written, and 1024 MiB are free"},
 		"nothing beside it":            {total: 100 * gib, free: gib, need: gib},

@@ -87,6 +87,10 @@ func (r *reconciler) serve(ctx context.Context, name string) error {
 	case publish:
 		return r.publish(ctx, a)
 	case unpublish:
+		n, _ := controllers.Cached[*corev1.Node](r.nodes, "", a.Spec.NodeName)
+		if h := r.silences.host(a.Spec.NodeName, n, r.term.Now()); n != nil && api.Unheard(n) && !h.Fenced {
+			return controllers.Race("VolumeAttachment %s goes, and node %s has not said since a backup was restored whether it uses the volume", name, n.Name)
+		}
 		return r.unpublish(ctx, a)
 	case clash:
 		r.term.Events.Event(a, corev1.EventTypeWarning, "FailedAttachVolume", fmt.Sprintf("CSI driver %s has an attacher of its own, and annotation %s of its CSIDriver asks "+

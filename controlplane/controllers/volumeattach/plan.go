@@ -216,6 +216,10 @@ func (in State) held(a *storagev1.VolumeAttachment, out *Step) bool {
 	if h.Fenced {
 		return false
 	}
+	if h.Node != nil && api.Unheard(h.Node) {
+		out.again(cmp.Or(h.Fences, unheardAgain)) // what it uses is of the time of the backup
+		return true
+	}
 	if h.Node != nil && !slices.Contains(h.Node.Status.VolumesInUse, in.name()) {
 		return false
 	}

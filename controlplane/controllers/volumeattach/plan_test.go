@@ -168,6 +168,8 @@ func TestPlan(t *testing.T) {
 			Hosts: map[string]Host{"w2": restored(lostFor(9 * time.Second))}}, unheard + "9s"},
 		{"a fenced one has not been heard since a restore, nor has its own", given{Volume: one, Required: true, Pods: pods(user("a", "w1", false)), Attachments: has(to("w1", "attached")),
 			Hosts: map[string]Host{"w1": restored(host("w1", true)), "w2": {Node: restored(host("w2", false)).Node, Fenced: true}}}, "listed w1"},
+		{"its own has not been heard since a restore, and wants it no more", given{Volume: one, Required: true, Attachments: has(to("w1")),
+			Hosts: map[string]Host{"w1": restored(host("w1", false))}}, "again 3s"},
 		{"others have not been heard since a restore, and may have it, too", given{Volume: many, Required: true, Pods: pods(user("a", "w1", false)),
 			Hosts: map[string]Host{"w2": restored(host("w2", false))}}, "attach w1"},
 		{"both of two that wait say that they use it", given{Volume: one, Required: true, Pods: pods(user("a", "w1", false), user("b", "w2", false)),
