@@ -264,6 +264,28 @@ func TestRoomIsMadeDuringAPull(t *testing.T) {
 	}
 }
 
+// What a pull is about to use stays, its record while that is written too; the rest goes. F106
+func TestLayersOfPullsStay(t *testing.T) {
+	s, _ := open(t, Config{})
+	present(t, s) // it has begun
+	for _, name := range []string{"aa.json", "aa.json.new", "bb.json", "bb.json.new"} {
+		if err := os.WriteFile(s.path("layers", name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.mu.Lock()
+	s.busy["aa"] = 1
+	err := s.collect()
+	s.mu.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir(s.path("layers"))
+	if err != nil || len(entries) != 2 || entries[0].Name() != "aa.json" || entries[1].Name() != "aa.json.new" {
+		t.Errorf("there are %v, error %v", entries, err)
+	}
+}
+
 // Whoever asked for an image, as pods do before they make a container, finds it there although room is being made all
 // the time. F106
 func TestRoomIsMadeWhileContainersStart(t *testing.T) {

@@ -148,7 +148,7 @@ func (s *Store) collectTo(discard func(path string) error) error {
 		return fmt.Errorf("read the layers of the image store: %w", err)
 	}
 	for _, e := range entries {
-		if used[strings.TrimSuffix(e.Name(), ".json")] {
+		if key, _, _ := strings.Cut(e.Name(), "."); used[key] { // KEY, KEY.json, and KEY.json.new while that is written
 			continue
 		}
 		if err := discard(s.path("layers", e.Name())); err != nil {

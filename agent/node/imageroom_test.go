@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 
 // rooms answers with what a test says, and notes what it was asked.
 type rooms struct {
+	mu     sync.Mutex
 	done   image.Removed
 	err    error
 	needed []string
@@ -27,8 +29,22 @@ type rooms struct {
 }
 
 func (r *rooms) MakeRoom(_ context.Context, needed []string) (image.Removed, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.needed, r.looks = needed, r.looks+1
 	return r.done, r.err
+}
+
+func (r *rooms) answer(done image.Removed, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.done, r.err = done, err
+}
+
+func (r *rooms) asked() (looks int, needed []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.looks, r.needed
 }
 
 // Images that pods of the node name are in use, unless the pod has ended. F106
@@ -57,17 +73,17 @@ func TestImageRoomIsToldOf(t *testing.T) {
 		go func() { done <- r.run(ctx) }()
 		time.Sleep(time.Minute)
 		virtual.Wait()
-		if store.looks != 0 {
-			t.Fatalf("%d looks before the pods are known", store.looks)
+		if looks, _ := store.asked(); looks != 0 {
+			t.Fatalf("%d looks before the pods are known", looks)
 		}
 		c.Put(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", UID: "u"}, Spec: v1.PodSpec{Containers: []v1.Container{{Name: "app", Image: "hello:1"}}}})
-		store.done = image.Removed{Images: 2, Bytes: 300}
+		store.answer(image.Removed{Images: 2, Bytes: 300}, nil)
 		close(objects.synced)
 		virtual.Wait()
-		if store.looks != 1 || !slices.Equal(store.needed, []string{"hello:1"}) || len(c.Events("w1")) != 0 {
-			t.Errorf("%d looks, %v are needed, events %v", store.looks, store.needed, c.Events("w1"))
+		if looks, needed := store.asked(); looks != 1 || !slices.Equal(needed, []string{"hello:1"}) || len(c.Events("w1")) != 0 {
+			t.Errorf("%d looks, %v are needed, events %v", looks, needed, c.Events("w1"))
 		}
-		store.done = image.Removed{Short: true, Bytes: 100, Lacking: 50}
+		store.answer(image.Removed{Short: true, Bytes: 100, Lacking: 50}, nil)
 		time.Sleep(roomToldEvery - time.Second)
 		virtual.Wait()
 		want := "FreeDiskSpaceFailed Failed to garbage collect required amount of images. Attempted to free 150 bytes, but only found 100 bytes eligible to free."
@@ -79,7 +95,7 @@ func TestImageRoomIsToldOf(t *testing.T) {
 		if got := c.Events("w1"); len(got) != 2 {
 			t.Errorf("it is short still: events %v", got)
 		}
-		store.done, store.err = image.Removed{}, errors.New("the disk is read-only")
+		store.answer(image.Removed{}, errors.New("the disk is read-only"))
 		time.Sleep(roomEvery)
 		virtual.Wait()
 		if got := c.Events("w1"); len(got) != 3 || !strings.Contains(got[2], "ImageGCFailed the disk is read-only") {

@@ -249,7 +249,7 @@ func TestFolderThatHangs(t *testing.T) {
 		}
 		end := run()
 		pass(mostTime + time.Minute)
-		if st := k.State(); st.Failures != 1 || st.Error == nil || !strings.Contains(st.Error.Error(), dir+" does not answer") {
+		if st := k.State(); st.Failures < 1 || st.Error == nil || !strings.Contains(st.Error.Error(), dir+" does not answer") {
 			t.Errorf("after more than an hour it says %+v", st)
 		}
 		pass(5 * time.Hour)
