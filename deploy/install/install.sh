@@ -99,9 +99,45 @@ arguments() {
     [ -z "$servers$token$token_file" ] || wrong "--init makes a new cluster: --server and --token are of a machine that joins one"
   else
     [ -z "$init_flags" ] || wrong "--init-flag goes with --init"
-    [ -n "$servers" ] || known || wrong "--server is missing: a control-plane machine of the cluster (or server --init for a new cluster)"
-    [ -n "$token$token_file" ] || joined || wrong "--token is missing: 'kctl cluster token create' makes one"
   fi
+}
+
+real() { readlink -f "$1" 2>/dev/null || readlink "$1" 2>/dev/null || echo "$1"; }
+
+# mounted is an error where a disk is to be mounted where data lie, above or below, and is not. What is put there would be gone once it
+# is, and starting a daemon has systemd mount it (RequiresMountsFor of the units), over the data of one that runs without it. An automount
+# that was asked and has nothing mounted is none. 'kctl cluster up' looks likewise (deploy/machines/facts.sh).
+mounted() {
+  [ -r "$root/proc/mounts" ] || return 0 # nothing tells
+  data=$root/var/lib/keelson
+  lies="$data $(real "$data") $data/controlplane $(real "$data/controlplane")"
+  for p in $({ sed -n 's/^[[:space:]]*[^#[:space:]][^[:space:]]*[[:space:]]\{1,\}\(\/[^[:space:]]*\).*/\1/p' "$root/etc/fstab" || :
+    sed -n 's/^Where=[[:space:]]*\(\/[^[:space:]]*\).*/\1/p' "$root"/etc/systemd/system/*.mount; } 2>/dev/null | sed 's/\/$//' | sort -u); do
+    for d in $lies; do
+      case "$d/" in
+      "$root$p/"*) at=$d ;;
+      *) case "$root$p/" in "$d/"*) at=$root$p ;; *) continue ;; esac ;;
+      esac
+      [ -e "$root$p/." ] || :
+      is=$(real "$root$p")
+      cut -d' ' -f2,3 "$root/proc/mounts" | sed '/ autofs$/d; s/ .*//' | grep -qxF -e "$p" -e "${is#"$root"}" || unmounted "$p" "$at"
+      break
+    done
+  done
+}
+
+unmounted() { # PATH FOLDER: which of the data, or where they would be
+  what="nothing was changed: a disk is to be mounted at $1 and is not"
+  remedy="take it out of /etc/fstab, or its unit out of /etc/systemd/system"
+  [ -n "$(ls -A "$2/" 2>/dev/null)" ] || die "$what: 'mount $1', or $remedy"
+  die "$what, and would cover what lies in ${2#"$root"}: where that is to stay, $remedy, or move it to the disk, with the daemons stopped and in place of what is on it, and 'mount $1'; where it is of no use, stop the daemons and 'mount $1'"
+}
+
+# joining is an error where the machine is to join a cluster, and what it needs for that was not said.
+joining() {
+  [ -z "$init" ] || return 0
+  [ -n "$servers" ] || known || wrong "--server is missing: a control-plane machine of the cluster (or server --init for a new cluster)"
+  [ -n "$token$token_file" ] || joined || wrong "--token is missing: 'kctl cluster token create' makes one"
 }
 
 # known says whether the servers need not be said: an agent's stand in its settings, and a replica knows the others.
@@ -502,6 +538,8 @@ restored() { # DAEMON
 }
 
 arguments "$@"
+mounted # before joining, which would miss what is on the disk
+joining
 machine
 [ "$role" = agent ] || own_address
 [ "$role" = agent ] || named

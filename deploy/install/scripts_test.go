@@ -57,7 +57,7 @@ func newMachine(t *testing.T) *machine {
 	m.fake("uname", "[ $1 = -m ] && echo x86_64 || echo cp1")
 	m.fake("ip", `case "$*" in *"route get"*) echo "192.0.2.1 via 192.0.2.254 dev eth0 src 192.0.2.11 uid 0";; esac`)
 	// No other program of this machine is in the way: what the scripts call by accident is not found.
-	for _, name := range []string{"awk", "cat", "chmod", "cmp", "cp", "cut", "diff", "dirname", "env", "find", "flock", "grep", "gzip", "head", "kill", "ls", "mkdir", "mktemp", "mv",
+	for _, name := range []string{"awk", "cat", "chmod", "cmp", "cp", "cut", "diff", "dirname", "env", "find", "flock", "grep", "gzip", "head", "kill", "ls", "mkdir", "mktemp", "mv", "readlink",
 		"rm", "rmdir", "sed", "sh", "sha256sum", "sort", "tar", "touch", "tr"} {
 		path, err := exec.LookPath(name)
 		if err == nil {
@@ -103,6 +103,10 @@ func (m *machine) tree() map[string]string {
 	err := filepath.WalkDir(m.root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
+		}
+		if to, err := os.Readlink(path); err == nil {
+			all[strings.TrimPrefix(path, m.root)] = "-> " + to
+			return nil
 		}
 		content, err := os.ReadFile(path)
 		info, err2 := d.Info()
