@@ -50,6 +50,7 @@ var rows = []row{
 	{line: "vagrant up", why: "it needs libvirt or VirtualBox; TestVagrantfile has Vagrant itself read the file"},
 	{line: "/usr/lib/keelson/uninstall.sh", by: "TestAnAgentIsInstalledAndTakenAway, " + rest},
 	{line: "systemctl stop keelson-agent keelson-pods", by: here},
+	{line: "systemctl start keelson-agent", by: "TestAnAgentIsInstalledAndTakenAway, " + here},
 	{line: "systemctl set-property keelson.slice MemoryMax=...", why: "it is systemd's own, on the slice of which TestMachines reads the limits"},
 
 	// operate.md
