@@ -66,10 +66,12 @@ func TestMachines(t *testing.T) {
 	c.step("kctl cluster up again has nothing to do", c.again)
 	c.step("the example is applied and served", c.example)
 	c.step("a pod with a claim: log, a command in it, a Service by name", c.core)
+	c.step("an Ingress, by the proxy that the release brings", c.entry)
 	c.step("limits of cgroup v2, and a container out of memory", c.limits)
 	c.step("pods that do not end, and that are frozen, are killed", c.kill)
 	c.step("the agent is restarted, pods are untouched", c.restart)
 	c.step("kctl cluster upgrade --to: pods are untouched", c.upgrade)
+	c.step("an Ingress, by the proxy that the newer release brings", c.entry)
 	c.step("the worker is rebooted, its pods and their data come back", c.reboot)
 	if len(c.replicas) > 2 {
 		c.step("the leader's power is cut, the rest serves, it comes back", c.powerCut)
