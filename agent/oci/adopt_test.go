@@ -170,6 +170,22 @@ func TestAdoptsShimsOfThePreviousRelease(t *testing.T) {
 	}
 }
 
+// hang ends the runtime and has the shim of a sandbox answer nobody until it is continued: which process it is.
+func (r *rig) hang(sandbox string) (pid int) {
+	r.t.Helper()
+	s, err := r.Runtime.sandbox(sandbox)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	pid = s.rec.ShimPID
+	r.stop()
+	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { _ = unix.Kill(pid, unix.SIGCONT) })
+	return pid
+}
+
 // A shim that hangs holds up nobody, is not taken for dead, and is adopted when it answers.
 func TestHangingShimHoldsUpNobody(t *testing.T) {
 	r := newRig(t)
@@ -177,16 +193,7 @@ func TestHangingShimHoldsUpNobody(t *testing.T) {
 	id := r.run(sb, sc, r.containerConfig("a", "exec sleep 1000"))
 	hangs, hsc := r.sandbox()
 	running := r.run(hangs, hsc, r.containerConfig("b", "exec sleep 1000"))
-	s, err := r.Runtime.sandbox(hangs)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pid := s.rec.ShimPID
-	r.stop()
-	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = unix.Kill(pid, unix.SIGCONT) })
+	pid := r.hang(hangs)
 	begin := time.Now()
 	r.start()
 	if took := time.Since(begin); took > teardownTimeout {
@@ -201,7 +208,7 @@ func TestHangingShimHoldsUpNobody(t *testing.T) {
 	if err := unix.Kill(pid, unix.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	err = wait.For(testCtx(t, 30*time.Second), 10*time.Millisecond, func() error {
+	err := wait.For(testCtx(t, 30*time.Second), 10*time.Millisecond, func() error {
 		_, err := r.ExecSync(r.ctx(), &cri.ExecSyncRequest{ContainerId: running, Cmd: []string{"true"}, Timeout: 20})
 		return err
 	})
@@ -218,16 +225,7 @@ func TestStopReachesAHangingShim(t *testing.T) {
 	if _, err := r.ExecSync(r.ctx(), &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"sh", "-c", "until [ -e /ready ]; do sleep 0.05; done"}, Timeout: 20}); err != nil {
 		t.Fatal(err)
 	}
-	s, err := r.Runtime.sandbox(sb)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pid := s.rec.ShimPID
-	r.stop()
-	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = unix.Kill(pid, unix.SIGCONT) })
+	pid := r.hang(sb)
 	r.start()
 	begun, stopped := make(chan struct{}), make(chan error, 1)
 	go func() {

@@ -8,6 +8,15 @@ import (
 	"keelson.dev/keelson/deploy/machines"
 )
 
+// networkCase is a cluster of two workers, something that is not as it should be of the first, and what is found.
+type networkCase struct {
+	name   string
+	agent  string // settings of all workers, KEY=VALUE
+	w2     string // its address; "" = on the link of w1
+	damage func(*machines.Facts)
+	want   string // "" = nothing is found; E or W, and what is said with its remedy
+}
+
 // What the pod network and the rules of Services need follows from the file and from who is on whose link. What cannot be told refuses
 // nobody, and of a machine whose agent has its ports and parts of the kernel nothing is said.
 func TestJudgeNetwork(t *testing.T) {
@@ -43,13 +52,7 @@ func TestJudgeNetwork(t *testing.T) {
 	running := func(f *machines.Facts) { f.Active["keelson-agent"] = true }
 	other := func(f *machines.Facts) { f.OtherNetwork = true }
 	far := "198.51.100.7"
-	for _, c := range []struct {
-		name   string
-		agent  string // settings of all workers, KEY=VALUE
-		w2     string // its address; "" = on the link of w1
-		damage func(*machines.Facts)
-		want   string // "" = nothing is found; E or W, and what is said with its remedy
-	}{
+	for _, c := range []networkCase{
 		{"one link needs no tunnel", "", "", lacks("vxlan", "wireguard", "ip_vs", "dummy"), ""},
 		{"two links need one", "", far, lacks("vxlan"), "E its kernel has no vxlan -> install the kernel's other modules, such as linux-modules-extra (pods of w2 are reached by VXLAN), or have agent.pod-network: routes"},
 		{"two links by name", "pod-network=\"auto\"", far, lacks("vxlan"), "E its kernel has no vxlan"},
@@ -87,40 +90,42 @@ func TestJudgeNetwork(t *testing.T) {
 		{"a DNS server beside an agent without", "dns-local-address=none", "", udp("[::]:53"), ""},
 		{"a DNS server beside an agent that runs", "", "", all(udp("0.0.0.0:53"), running), ""},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			cluster := aCluster(1, 2)
-			for i := range cluster.Hosts {
-				h := &cluster.Hosts[i]
-				if h.Name == "w2" && c.w2 != "" {
-					h.Address = c.w2
-				}
-				if h.Agent = (machines.Settings{}); h.Is(machines.Worker) {
-					for _, s := range strings.Fields(c.agent) {
-						k, v, _ := strings.Cut(s, "=")
-						h.Agent[k] = machines.Value{Text: []string{v}}
-					}
-				}
+		t.Run(c.name, c.judged)
+	}
+}
+
+func (c networkCase) judged(t *testing.T) {
+	cluster := aCluster(1, 2)
+	for i := range cluster.Hosts {
+		h := &cluster.Hosts[i]
+		if h.Name == "w2" && c.w2 != "" {
+			h.Address = c.w2
+		}
+		if h.Agent = (machines.Settings{}); h.Is(machines.Worker) {
+			for _, s := range strings.Fields(c.agent) {
+				k, v, _ := strings.Cut(s, "=")
+				h.Agent[k] = machines.Value{Text: []string{v}}
 			}
-			w := newWorld(cluster)
-			f, second := w.facts["w1"], w.facts["w2"]
-			c.damage(&f)
-			second.IPVS = true
-			w.facts["w1"], w.facts["w2"] = f, second
-			found := Judge(w.cluster, w.seen(), w.release, w.state)
-			if c.want == "" {
-				if len(found) > 0 {
-					t.Errorf("found %+v, want nothing", found)
-				}
-				return
-			}
-			if len(found) != 1 {
-				t.Fatalf("%d findings, want 1: %+v", len(found), found)
-			}
-			said := map[bool]string{true: "E ", false: "W "}[found[0].Grave] + found[0].What + " -> " + found[0].Remedy
-			if found[0].Machine != "w1" || !strings.HasPrefix(said, c.want) {
-				t.Errorf("%s: %s\nwant w1: %s", found[0].Machine, said, c.want)
-			}
-		})
+		}
+	}
+	w := newWorld(cluster)
+	f, second := w.facts["w1"], w.facts["w2"]
+	c.damage(&f)
+	second.IPVS = true
+	w.facts["w1"], w.facts["w2"] = f, second
+	found := Judge(w.cluster, w.seen(), w.release, w.state)
+	if c.want == "" {
+		if len(found) > 0 {
+			t.Errorf("found %+v, want nothing", found)
+		}
+		return
+	}
+	if len(found) != 1 {
+		t.Fatalf("%d findings, want 1: %+v", len(found), found)
+	}
+	said := map[bool]string{true: "E ", false: "W "}[found[0].Grave] + found[0].What + " -> " + found[0].Remedy
+	if found[0].Machine != "w1" || !strings.HasPrefix(said, c.want) {
+		t.Errorf("%s: %s\nwant w1: %s", found[0].Machine, said, c.want)
 	}
 }
 
