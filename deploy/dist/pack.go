@@ -174,6 +174,7 @@ func (r *release) deb(w io.Writer, all []file) error {
 	}
 	info.Depends = []string{"nftables"}
 	info.Recommends = []string{"iptables"}
+	info.Scripts.PreInstall = filepath.Join(r.install, "deb", "preinst")
 	info.Scripts.PostInstall = filepath.Join(r.install, "deb", "postinst")
 	info.Scripts.PreRemove = filepath.Join(r.install, "deb", "prerm")
 	info.Scripts.PostRemove = filepath.Join(r.install, "deb", "postrm")

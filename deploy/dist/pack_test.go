@@ -127,6 +127,16 @@ func TestWhatIsPacked(t *testing.T) {
 	}
 	has("the package", run("dpkg-deb", "-c", r.name()+".deb"), "./usr/bin/keelson-agent", "./opt/cni/bin/bridge", "./usr/lib/keelson/uninstall.sh", "-rw------- root/root")
 	has("the package", run("dpkg-deb", "-I", r.name()+".deb", "control"), "Version: 1.2.3+4+gabc\n", "Architecture: arm64\n", "Depends: nftables\n")
+	// Which of them runs when is dpkg's: what stands in the folder is what is packed.
+	for _, script := range []string{"preinst", "postinst", "prerm", "postrm"} {
+		want, err := os.ReadFile(filepath.Join("..", "install", "deb", script))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if is := run("dpkg-deb", "-I", r.name()+".deb", script); is != string(want) {
+			t.Errorf("the package's %s is %q", script, is)
+		}
+	}
 	if conf := run("dpkg-deb", "-I", r.name()+".deb", "conffiles"); conf != "/etc/keelson/agent.yaml\n/etc/keelson/controlplane.yaml\n" {
 		t.Errorf("the operator's files are %q", conf)
 	}

@@ -38,48 +38,96 @@ func (m *machine) write(files map[string]string) {
 	}
 }
 
-// Where a disk is to be mounted on which data are to lie, and none is, nothing is put and no daemon restarted: systemd would mount it over
-// what runs there, or what was put would be gone once it is mounted.
+const takeOut = ", or take it out of /etc/fstab, or its unit out of /etc/systemd/system\n"
+
+// withoutDisk are machines on which a disk is to be mounted where data are to lie, and none is.
+var withoutDisk = []struct {
+	name  string
+	args  string // of install.sh
+	files map[string]string
+	want  string
+}{
+	{"a new machine", "server --init", map[string]string{"etc/fstab": otherTable + "LABEL=k\t/var/lib/keelson\text4\tdefaults,nofail 0 2\n"},
+		"nothing was changed: a disk is to be mounted at /var/lib/keelson and is not: 'mount /var/lib/keelson'" + takeOut},
+	{"a new worker", "agent --server h --token t", map[string]string{"etc/fstab": cloudTable + "/dev/vdb /var/lib/keelson/local-volumes ext4 nofail 0 2\n", "var/lib/keelson/local-volumes/": ""},
+		"at /var/lib/keelson/local-volumes and is not: 'mount /var/lib/keelson/local-volumes'" + takeOut},
+	{"a replica whose data are on the disk, without a token", "server --server h", map[string]string{"etc/fstab": "LABEL=k /var/lib/keelson/controlplane/ ext4 nofail 0 2\n"},
+		"at /var/lib/keelson/controlplane and is not: 'mount /var/lib/keelson/controlplane'"},
+	{"a replica that runs without it", "server --server h", map[string]string{"etc/fstab": "LABEL=k /var/lib/keelson/controlplane ext4 nofail 0 2\n", "active": "",
+		"var/lib/keelson/controlplane/cluster.json": "{}"},
+		"at /var/lib/keelson/controlplane and is not, and would cover what lies in /var/lib/keelson/controlplane: where that is to stay, take it out of /etc/fstab"},
+	{"a node that runs without one above", "agent --server h", map[string]string{"etc/fstab": "LABEL=v /var ext4 nofail 0 2\n", "active": "", "var/lib/keelson/session/node.pem": "x"},
+		"at /var and is not, and would cover what lies in /var/lib/keelson: "},
+	{"one that is mounted on demand", "server --init", map[string]string{"etc/fstab": "LABEL=k /var/lib/keelson ext4 noauto 0 2\n"}, "at /var/lib/keelson and is not"},
+	{"a bind mount", "server --init", map[string]string{"etc/fstab": "/data/keelson /var/lib/keelson none bind,nofail 0 0\n", "data/keelson/": ""}, "at /var/lib/keelson and is not"},
+	{"a unit", "server --init", map[string]string{"etc/systemd/system/var-lib-keelson-images.mount": "[Mount]\nWhat=/dev/sdb1\nWhere=/var/lib/keelson/images\n"}, "at /var/lib/keelson/images and is not"},
+	{"an automount with nothing mounted", "server --init", map[string]string{"etc/fstab": "LABEL=k /var/lib/keelson ext4 noauto,x-systemd.automount 0 2\n",
+		"proc/mounts": mountsOf + "systemd-1 /var/lib/keelson autofs rw 0 0\n"}, "at /var/lib/keelson and is not"},
+	{"one behind a link", "server --init", map[string]string{"etc/fstab": "LABEL=k /data ext4 nofail 0 2\n", "data/keelson/": "", "var/lib/keelson": "-> ../../data/keelson"}, "at /data and is not: 'mount /data'"},
+}
+
+// Nothing is put there and no daemon restarted: systemd would mount the disk over what runs there, or what was put would be gone once it is
+// mounted.
 func TestADiskThatIsNotMounted(t *testing.T) {
-	const take = ", or take it out of /etc/fstab, or its unit out of /etc/systemd/system\n"
-	for _, c := range []struct {
-		name  string
-		args  string
-		files map[string]string
-		want  string
-	}{
-		{"a new machine", "server --init", map[string]string{"etc/fstab": otherTable + "LABEL=k\t/var/lib/keelson\text4\tdefaults,nofail 0 2\n"},
-			"nothing was changed: a disk is to be mounted at /var/lib/keelson and is not: 'mount /var/lib/keelson'" + take},
-		{"a new worker", "agent --server h --token t", map[string]string{"etc/fstab": cloudTable + "/dev/vdb /var/lib/keelson/local-volumes ext4 nofail 0 2\n", "var/lib/keelson/local-volumes/": ""},
-			"at /var/lib/keelson/local-volumes and is not: 'mount /var/lib/keelson/local-volumes'" + take},
-		{"a replica whose data are on the disk, without a token", "server --server h", map[string]string{"etc/fstab": "LABEL=k /var/lib/keelson/controlplane/ ext4 nofail 0 2\n"},
-			"at /var/lib/keelson/controlplane and is not: 'mount /var/lib/keelson/controlplane'"},
-		{"a replica that runs without it", "server --server h", map[string]string{"etc/fstab": "LABEL=k /var/lib/keelson/controlplane ext4 nofail 0 2\n", "active": "",
-			"var/lib/keelson/controlplane/cluster.json": "{}"},
-			"at /var/lib/keelson/controlplane and is not, and would cover what lies in /var/lib/keelson/controlplane: where that is to stay, take it out of /etc/fstab"},
-		{"a node that runs without one above", "agent --server h", map[string]string{"etc/fstab": "LABEL=v /var ext4 nofail 0 2\n", "active": "", "var/lib/keelson/session/node.pem": "x"},
-			"at /var and is not, and would cover what lies in /var/lib/keelson: "},
-		{"one that is mounted on demand", "server --init", map[string]string{"etc/fstab": "LABEL=k /var/lib/keelson ext4 noauto 0 2\n"}, "at /var/lib/keelson and is not"},
-		{"a bind mount", "server --init", map[string]string{"etc/fstab": "/data/keelson /var/lib/keelson none bind,nofail 0 0\n", "data/keelson/": ""}, "at /var/lib/keelson and is not"},
-		{"a unit", "server --init", map[string]string{"etc/systemd/system/var-lib-keelson-images.mount": "[Mount]\nWhat=/dev/sdb1\nWhere=/var/lib/keelson/images\n"}, "at /var/lib/keelson/images and is not"},
-		{"an automount with nothing mounted", "server --init", map[string]string{"etc/fstab": "LABEL=k /var/lib/keelson ext4 noauto,x-systemd.automount 0 2\n",
-			"proc/mounts": mountsOf + "systemd-1 /var/lib/keelson autofs rw 0 0\n"}, "at /var/lib/keelson and is not"},
-		{"one behind a link", "server --init", map[string]string{"etc/fstab": "LABEL=k /data ext4 nofail 0 2\n", "data/keelson/": "", "var/lib/keelson": "-> ../../data/keelson"}, "at /data and is not: 'mount /data'"},
-	} {
+	for _, c := range withoutDisk {
 		t.Run(c.name, func(t *testing.T) {
 			m := newMachine(t)
 			unpacked, _ := m.release()
 			m.write(map[string]string{"proc/mounts": mountsOf})
 			m.write(c.files)
-			before := m.tree()
-			said, called, err := m.run(filepath.Join(unpacked, "install.sh"), strings.Fields(c.args)...)
-			if err == nil || !strings.Contains(said, c.want) {
-				t.Errorf("%v: %s\nwant %s", err, said, c.want)
+			m.refuses(c.want, filepath.Join(unpacked, "install.sh"), strings.Fields(c.args)...)
+		})
+	}
+}
+
+// refuses runs a script that says why it does nothing.
+func (m *machine) refuses(want, script string, args ...string) {
+	m.t.Helper()
+	before := m.tree()
+	said, called, err := m.run(script, args...)
+	if err == nil || !strings.Contains(said, want) {
+		m.t.Errorf("%v: %s\nwant %s", err, said, want)
+	}
+	if !equal(before, m.tree()) || len(called) > 0 {
+		m.t.Errorf("something was done: %q, and there is now %v", called, m.tree())
+	}
+}
+
+// The package is not unpacked there either, new or over another one: its postinst would restart the daemons.
+func TestThePackageLooksForDisks(t *testing.T) {
+	for _, c := range withoutDisk {
+		t.Run(c.name, func(t *testing.T) {
+			m := newMachine(t)
+			m.write(map[string]string{"proc/mounts": mountsOf})
+			m.write(c.files)
+			m.refuses(c.want, "deb/preinst", "install")
+			m.refuses(c.want, "deb/preinst", "upgrade", "1.0.0", "1.1.0")
+			if said, _, err := m.run("deb/preinst", "abort-upgrade", "1.1.0"); err != nil {
+				t.Errorf("going back is refused: %v: %s", err, said)
 			}
-			if !equal(before, m.tree()) || len(called) > 0 {
-				t.Errorf("something was done: %q, and there is now %v", called, m.tree())
+			if err := os.RemoveAll(filepath.Join(m.root, "run/systemd")); err != nil {
+				t.Fatal(err)
+			}
+			if said, _, err := m.run("deb/preinst", "install"); err != nil {
+				t.Errorf("a root that is made into an image: %v: %s", err, said)
 			}
 		})
+	}
+	// They run apart, and look by the same words.
+	look := func(file, until string) string {
+		raw, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, from, found := strings.Cut(string(raw), "\nreal() {")
+		part, _, ended := strings.Cut(from, until)
+		if !found || !ended || !strings.Contains(part, "unmounted() {") {
+			t.Fatalf("%s has no look for disks that ends before %q", file, until)
+		}
+		return part
+	}
+	if look("install.sh", "\n# joining is an error") != look("deb/preinst", "\nmounted\n") {
+		t.Error("deb/preinst and install.sh do not look for disks by the same functions")
 	}
 }
 
@@ -107,6 +155,9 @@ func TestDisksThatAreMounted(t *testing.T) {
 			m.write(files)
 			if said, _, err := m.run(filepath.Join(unpacked, "install.sh"), "server", "--init"); err != nil || !strings.Contains(said, "install: done;") {
 				t.Errorf("%v: %s", err, said)
+			}
+			if said, _, err := m.run("deb/preinst", "install"); err != nil || said != "" {
+				t.Errorf("the package: %v: %s", err, said)
 			}
 		})
 	}

@@ -87,7 +87,7 @@ func (m *machine) run(script string, args ...string) (said string, called []stri
 		m.t.Fatal(err)
 	}
 	cmd := exec.Command("sh", append([]string{script}, args...)...)
-	cmd.Env = []string{"PATH=" + m.bin, "DESTDIR=" + m.root, "TMPDIR=" + filepath.Join(m.root, "tmp"), "MOUNTINFO=" + filepath.Join(m.root, "mountinfo")}
+	cmd.Env = []string{"PATH=" + m.bin, "DESTDIR=" + m.root, "DPKG_ROOT=" + m.root, "TMPDIR=" + filepath.Join(m.root, "tmp"), "MOUNTINFO=" + filepath.Join(m.root, "mountinfo")}
 	out, err := cmd.CombinedOutput()
 	raw, _ := os.ReadFile(m.log)
 	for line := range strings.Lines(string(raw)) {
@@ -160,7 +160,7 @@ func (m *machine) release() (unpacked, packed string) {
 }
 
 func TestScriptsAreShell(t *testing.T) {
-	for _, s := range []string{"install.sh", "uninstall.sh", "deb/postinst", "deb/prerm", "deb/postrm"} {
+	for _, s := range []string{"install.sh", "uninstall.sh", "deb/preinst", "deb/postinst", "deb/prerm", "deb/postrm"} {
 		if out, err := exec.Command("sh", "-n", s).CombinedOutput(); err != nil {
 			t.Errorf("%s: %v\n%s", s, err, out)
 		}

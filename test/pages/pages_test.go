@@ -42,7 +42,7 @@ func TestPagesAreRead(t *testing.T) {
 	}
 }
 
-// Every command line of the pages for operators is run by a test, or a sentence says why not; and no row is of a line that is gone, or
+// Every command line of the pages for operators is run by a test on machines, or a sentence says why not; and no row is of a line that is gone, or
 // of a test that is.
 func TestEveryLineIsAccountedFor(t *testing.T) {
 	known := map[string]row{}
@@ -86,7 +86,11 @@ func TestEveryLineIsAccountedFor(t *testing.T) {
 		if r.as != "" && known[r.as].by == "" {
 			t.Errorf("%q is like %q, which no test runs", r.line, r.as)
 		}
-		for by := range strings.SplitSeq(r.by, ", ") {
+		run := strings.Split(r.by, ", ")
+		if onOne := slices.Contains(run, here) || slices.Contains(run, rest); r.by != "" && onOne == (r.off != "") {
+			t.Errorf("%q: want a test on machines, %s or %s, or a sentence why none runs it there, and not both", r.line, here, rest)
+		}
+		for _, by := range run {
 			if by != "" && !slices.Contains(tests, by) {
 				t.Errorf("%q is run by %s, and there is no such test", r.line, by)
 			}

@@ -5,6 +5,7 @@ type row struct {
 	line string
 	by   string // tests, with commas between, which run it, or what it says in other words
 	why  string
+	off  string // why none of those tests runs it on a machine
 	as   string // another line, which is the same but for a name
 }
 
@@ -13,7 +14,6 @@ const (
 	here    = "TestDocsOnMachines"
 	rest    = "TestMachines"
 	page    = "TestOperatePage"
-	byMan   = "it is for a person at an editor or a terminal, of which the page says what comes of it"
 	making  = "it builds or boots what the tests on machines are made of: 'make test-vm' runs it first"
 	aLab    = "it is of a lab on one computer"
 	itself  = "it is the test"
@@ -28,7 +28,8 @@ var rows = []row{
 	{line: "sudo ./install.sh server --init --advertise-address 192.0.2.11 --init-flag=--replica-token-uses=2", by: here + ", TestPagesMakeThreeReplicas"},
 	{line: "sudo ./install.sh server --server 192.0.2.11 --token keelson1.controlplane...", by: here},
 	{line: "sudo ./install.sh agent  --server 192.0.2.11 --token keelson1.node...", by: here},
-	{line: "systemctl enable --now keelson-agent", by: "TestAnAgentIsInstalledAndTakenAway"},
+	{line: "sudo dpkg -i keelson-v1.0.0-linux-amd64.deb", by: here},
+	{line: "systemctl enable --now keelson-agent", by: "TestAnAgentIsInstalledAndTakenAway, " + here},
 	{line: "kctl cluster up -f cluster.yaml --dry-run", by: here + ", " + rest},
 	{line: "kctl cluster up -f cluster.yaml", by: here + ", " + rest},
 	{line: "kctl cluster upgrade -f cluster.yaml --to FILE", by: rest},
@@ -36,10 +37,10 @@ var rows = []row{
 	{line: "kctl cluster remove w3 -f cluster.yaml", by: rest},
 	{line: "kctl cluster reset -f cluster.yaml", by: rest},
 	{line: "kctl cluster remove cp1", by: "TestClusterWithStandbys, " + here},
-	{line: "install.sh --settings FILE", by: "TestSettingsAreBrought"},
-	{line: "systemctl edit keelson-controlplane", why: byMan},
-	{line: "keelson-agent check", by: "TestCheckOfSettings, TestSettingsThatAreWrong"},
-	{line: "keelson-controlplane check", by: "TestSettingsOfTheFile, TestSettingsThatAreGood, TestSettingsThatAreWrong"},
+	{line: "install.sh --settings FILE", by: "TestSettingsAreBrought, " + here},
+	{line: "systemctl edit keelson-controlplane", by: here},
+	{line: "keelson-agent check", by: "TestCheckOfSettings, TestSettingsThatAreWrong, " + here},
+	{line: "keelson-controlplane check", by: "TestSettingsOfTheFile, TestSettingsThatAreGood, TestSettingsThatAreWrong, " + here},
 	{line: "make test-vm", why: itself},
 	{line: "make test-vm-docs", why: itself},
 	{line: "KEEP=DIR make test-vm-docs", why: itself},
@@ -51,7 +52,7 @@ var rows = []row{
 	{line: "/usr/lib/keelson/uninstall.sh", by: "TestAnAgentIsInstalledAndTakenAway, " + rest},
 	{line: "systemctl stop keelson-agent keelson-pods", by: here},
 	{line: "systemctl start keelson-agent", by: "TestAnAgentIsInstalledAndTakenAway, " + here},
-	{line: "systemctl set-property keelson.slice MemoryMax=...", why: "it is systemd's own, on the slice of which TestMachines reads the limits"},
+	{line: "systemctl set-property keelson.slice MemoryMax=...", by: here},
 
 	// operate.md
 	{line: "make up", why: "each test on a lab begins with it"},
@@ -66,7 +67,7 @@ var rows = []row{
 	{line: "kctl get node w3", by: page + ", " + here},
 	{line: "kctl uncordon w3", by: page + ", " + here},
 	{line: "kctl delete node w3", by: "TestClusterCARotates, " + here},
-	{line: "kctl taint node w3 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute", by: "TestAttachedVolumesMove"},
+	{line: "kctl taint node w3 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute", by: "TestAttachedVolumesMove, " + here},
 	{line: "kctl cluster step-down", by: page + ", " + here},
 	{line: "kctl cluster member list", by: page + ", " + here},
 	{line: "systemctl stop keelson-controlplane", by: here},
@@ -79,8 +80,8 @@ var rows = []row{
 	{line: `cp "$KUBECONFIG" renewed && KUBECONFIG=renewed kctl cluster renew`, by: page + ", " + here},
 	{line: "KUBECONFIG=renewed kctl get namespace kube-system", by: page + ", " + here},
 	{line: "kctl cluster backup today", by: page + ", " + here},
-	{line: "kctl cluster backup inspect today", by: "TestRestoreDrill"},
-	{line: "kctl cluster restore-drill today", by: "TestRestoreDrill"},
+	{line: "kctl cluster backup inspect today", by: "TestRestoreDrill, " + here},
+	{line: "kctl cluster restore-drill today", by: "TestRestoreDrill, " + here},
 	{line: "kctl cluster compact", by: page + ", " + here},
 	{line: "kctl top", by: "TestAutoscalingByCPU, " + here},
 	{line: "kctl create deployment looked-at --image=keelson.dev/hello:v1", by: page + ", " + here},
@@ -88,7 +89,7 @@ var rows = []row{
 	{line: "kctl trace deployment/looked-at", by: page + ", " + here},
 	{line: "kctl why deployment/looked-at", by: page + ", " + here},
 	{line: "kctl delete deployment looked-at --wait=false", by: page + ", " + here},
-	{line: "kctl net trace POD SERVICE", by: "TestTrace"},
+	{line: "kctl net trace POD SERVICE", by: "TestTrace, " + here},
 	{line: "kctl net policies", by: "TestNetPolicies, " + here},
 	{line: "kctl net services", by: "TestNetServices, " + here},
 	{line: "kctl cluster support-bundle bundle.tar.gz", by: page + ", " + here},
@@ -99,12 +100,13 @@ var rows = []row{
 	{line: "kctl cluster upgrade -f cluster.yaml --to keelson-v1.1.0-linux-amd64.tar.gz", by: "TestClusterUpgrade, TestMachines, " + here},
 	{line: "kctl cluster upgrade -f cluster.yaml --to ./dist --drain w1,w2 --skip cp3", by: "TestClusterUpgrade, " + here},
 	{line: "kctl lab upgrade --to DIR --dry-run", why: aLab + "; TestUpgradeAndBack runs it with --drain"},
-	{line: "kctl lab upgrade --to DIR", by: "TestUpgradeAndBack"},
-	{line: "kctl lab upgrade --to DIR --drain w1,w2", by: "TestUpgradeAndBack"},
-	{line: "kctl lab replace HOST --bin DIR", by: "TestUpgradeAndBack"},
+	{line: "kctl lab upgrade --to DIR", by: "TestUpgradeAndBack", off: aLab},
+	{line: "kctl lab upgrade --to DIR --drain w1,w2", by: "TestUpgradeAndBack", off: aLab},
+	{line: "kctl lab replace HOST --bin DIR", by: "TestUpgradeAndBack", off: aLab},
 	{line: "kctl get nodes -o wide", by: here},
 	{line: "sudo ./install.sh server --server 192.0.2.12", by: "TestAReplicaJoins, " + here},
 	{line: "sudo ./install.sh agent --server 192.0.2.11", by: "TestAnAgentIsInstalledAndTakenAway, " + here},
+	{line: "sudo dpkg -i keelson-v1.1.0-linux-amd64.deb", by: here},
 	{line: "keelson-controlplane --version", by: here},
 
 	// recover.md
@@ -119,7 +121,7 @@ var rows = []row{
 	{line: "keelson-controlplane join --standby --advertise-address OWN-ADDRESS --token TOKEN --server ADDRESS-OF-ANOTHER", by: "TestADeadReplicaIsReplaced, " + here},
 	{line: "sudo ./install.sh server --standby --server ADDRESS-OF-ANOTHER --token TOKEN", by: "TestAReplicaJoins, " + here},
 	{line: "kctl cluster token create --role controlplane", by: "TestMajorityLost, " + here},
-	{line: "kctl lab up --standbys 1 --control-plane-flag=--replace-dead-after=30s", by: "TestADeadReplicaIsReplaced"},
+	{line: "kctl lab up --standbys 1 --control-plane-flag=--replace-dead-after=30s", by: "TestADeadReplicaIsReplaced", off: aLab},
 	{line: "keelson-controlplane recover", by: "TestMajorityLost, TestOfflineVerbs, " + here},
 	{line: "systemctl start keelson-controlplane", by: "TestAServerIsInstalled, " + here},
 	{line: "keelson-controlplane rebuild --server ADDRESS-OF-THAT-ONE", by: "TestMajorityLost, TestReplicaRebuilt, " + here},
@@ -146,10 +148,14 @@ var rows = []row{
 	{line: "kctl rollout restart deployment/NAME", by: "TestWorkerPartitioned, " + here},
 	{line: "kctl delete node NAME", as: "kctl delete node w3"},
 	{line: "kctl cluster token create --names NAME --replace", by: "TestRevokedNode, " + here},
-	{line: "keelson-controlplane peer-ca make FILE", by: "TestPeerCA"},
+	{line: "keelson-controlplane peer-ca list", by: "TestPeerCA, " + here},
+	{line: "keelson-controlplane peer-ca make FILE", by: "TestPeerCA, " + here},
+	{line: "keelson-controlplane peer-ca trust FILE", by: "TestPeerCA, " + here},
+	{line: "keelson-controlplane peer-ca use FILE", by: "TestPeerCA, " + here},
+	{line: "keelson-controlplane peer-ca forget", by: "TestPeerCA, " + here},
 	{line: "kctl cluster member remove NAME", as: "kctl cluster member remove cp2"},
 	{line: "kctl cluster rotate cluster-ca --keep 0s", by: "TestTheCAIsExchangedUnderLoad, " + here},
-	{line: "kctl cluster rotate --dismiss NAME", by: "TestAStandbyTakesThePlaceOfADeadReplica"},
+	{line: "kctl cluster rotate --dismiss NAME", by: "TestAStandbyTakesThePlaceOfADeadReplica, " + here},
 	{line: "kctl cluster token create --names w1,w2,... --replace", as: "kctl cluster token create --names w1,w2 --replace"},
 	{line: "kctl cluster revoke node/NAME", by: "TestRevokedNode, " + here},
 }

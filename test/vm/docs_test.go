@@ -52,7 +52,11 @@ func TestDocsOnMachines(t *testing.T) {
 	c.step("a standby by hand: join --standby, install.sh --standby", c.standbyByHand)
 	c.step("keys: an exchange given up, and one to the end", c.exchangeKeys)
 	c.step("the cluster's CA: former kubeconfigs are refused", c.exchangeCA)
+	c.step("keys by hand, and no word more of removed replicas", c.keysByHand)
 	c.step("what docs/operate.md does on an ordinary day", c.ordinaryDay)
+	c.step("a worker by the package alone", c.byPackage)
+	c.step("the next release's package: pods are untouched", c.upgradeByPackage)
+	c.step("a worker without power for good: out-of-service", c.offForGood)
 	c.step("backups: a drill, a look, a restore", c.backups)
 	c.step("the keys are lost: a new cluster of a backup", c.newKeys)
 }
@@ -70,7 +74,7 @@ func (c *cluster) machines(top, keep string) {
 	}
 	c.site.kubeconfig = ".kube/keelson-keelson"
 	release := releaseDisk(c.T, bin, below)
-	for i, name := range hosts {
+	for i, name := range append(hosts[:len(hosts):len(hosts)], packaged) {
 		m := newMachine(c.T, c.site.network, filepath.Join(top, "scripts"), c.site.key+".pub", release, below, name, 11+i)
 		c.all[name] = m
 		if keep != "" {
@@ -82,7 +86,7 @@ func (c *cluster) machines(top, keep string) {
 // file writes the cluster file: each machine with its roles, or those that it has been said to have.
 func (c *cluster) file(roles ...string) error {
 	file := "apiVersion: keelson.dev/v1\nkind: Machines\nname: keelson\nrelease: " + filepath.Join(c.site.bin, "dist") + "\nssh: {key: key}\n" +
-		"controlplane: {replace-dead-after: 5m, backup-schedule: \"*/5 * * * *\", backup-folder: /var/backups/keelson}\nhosts:\n"
+		"controlplane: {api-address-shared: " + shared + ", replace-dead-after: 5m, backup-schedule: \"*/5 * * * *\", backup-folder: /var/backups/keelson}\nhosts:\n"
 	for _, role := range roles {
 		name, role, _ := strings.Cut(role, " ")
 		key, err := c.hostKey(name)
@@ -184,6 +188,33 @@ func member(s api.ClusterStatus, name string) api.ClusterMember {
 		}
 	}
 	return api.ClusterMember{}
+}
+
+// shared is the address of the API that follows the leader.
+const shared = "192.0.2.10"
+
+// follows waits until the leader's machine has that address, and no other, and the API answers there and proves that it is the cluster's.
+func (c *cluster) follows() error {
+	if err := c.ask(); err != nil {
+		return err
+	}
+	return until(func() error {
+		s, err := c.status()
+		if err != nil {
+			return errors.Join(err, c.ask())
+		}
+		for _, name := range c.replicas {
+			if c.all[name].qemu == nil {
+				continue
+			}
+			out, err := c.all[name].run("ip -o -4 address show to " + shared)
+			if err != nil || (out != "") != (name == s.Leader) {
+				return fmt.Errorf("%s leads, and %s has of %s: %q (%w)", s.Leader, name, shared, out, err)
+			}
+		}
+		_, err = c.kctlFor(20*time.Second, "", "get", "--raw", "/readyz", "--request-timeout=15s", "--server=https://"+shared+":6443")
+		return err
+	})
 }
 
 // allReady waits until all of those are members, ready, and have everything.

@@ -53,6 +53,12 @@ func (c *cluster) backups() error {
 	if _, err := c.line("operate", "kctl cluster backup today", at, "today", "/var/backups/keelson/by-hand"); err != nil {
 		return err
 	}
+	if err := c.lineSays("configmaps", "operate", "kctl cluster backup inspect today", at, "today", "/var/backups/keelson/by-hand"); err != nil {
+		return err
+	}
+	if _, err := c.line("operate", "kctl cluster restore-drill today", at, "today", "/var/backups/keelson/by-hand"); err != nil {
+		return err
+	}
 	if _, err := m.run("cp /var/backups/keelson/by-hand /root/newest"); err != nil {
 		return err
 	}

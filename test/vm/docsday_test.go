@@ -23,6 +23,7 @@ func (c *cluster) ordinaryDay() error {
 		does("SchedulingDisabled", "kctl get node w3", "w3", "w1"),
 		does("node/w1 uncordoned", "kctl uncordon w3", "w3", "w1"),
 		does("leads now", "kctl cluster step-down"),
+		c.follows,
 		does("cp1", "kctl cluster member list"),
 		does("", "token=$(kctl cluster token create --names w9 --ttl 1h)", "--ttl 1h)", `--ttl 1h) && echo "$token" >token`),
 		does("w9", "kctl cluster token list"),
@@ -54,6 +55,9 @@ func (c *cluster) ordinaryDay() error {
 	if out, err := c.line("operate", "journalctl -u keelson-controlplane", c.asked, "keelson-controlplane", "keelson-controlplane --no-pager | tail -n 5"); err != nil || out == "" {
 		return fmt.Errorf("the journal says %q (%w)", out, err)
 	}
+	if err := errors.Join(c.settings(), c.unit()); err != nil {
+		return err
+	}
 	if _, err := c.line("install", "systemctl stop keelson-agent keelson-pods", "w1"); err != nil {
 		return err
 	}
@@ -64,4 +68,40 @@ func (c *cluster) ordinaryDay() error {
 		return err
 	}
 	return errors.Join(c.ready(), c.serves())
+}
+
+// settings are judged, and the memory of all pods is bounded.
+func (c *cluster) settings() error {
+	if _, err := c.line("install", "keelson-controlplane check", c.asked); err != nil {
+		return err
+	}
+	if _, err := c.line("install", "systemctl set-property keelson.slice MemoryMax=...", "w1", "...", "900M"); err != nil {
+		return err
+	}
+	if is, err := c.all["w1"].run("cat /sys/fs/cgroup/keelson.slice/memory.max"); err != nil || is != "943718400" {
+		return fmt.Errorf("all pods may have %s bytes (%w)", is, err)
+	}
+	if _, err := c.all["w1"].run("systemctl revert keelson.slice && systemctl set-property --runtime keelson.slice MemoryMax=infinity"); err != nil {
+		return err
+	}
+	return c.serves()
+}
+
+// unit gives a replica's unit what docs/install.md has in its box, at an editor that is a script. It runs on.
+func (c *cluster) unit() error {
+	m := c.all[c.asked]
+	const drop = "[Service]\nCapabilityBoundingSet=CAP_NET_ADMIN CAP_NET_RAW\nRestrictAddressFamilies=AF_PACKET"
+	const override = "/etc/systemd/system/keelson-controlplane.service.d/override.conf"
+	if _, err := m.run("rm -f " + override + "; printf '" + drop + "\\n' >/root/drop; printf '#!/bin/sh\\nfor f; do :; done\\nsed -i \"2r /root/drop\" \"$f\"\\n' >/root/editor; chmod +x /root/editor"); err != nil {
+		return err
+	}
+	const text = "systemctl edit keelson-controlplane"
+	if _, err := c.line("install", text, m.name, text, "SYSTEMD_EDITOR=/root/editor script -qec '"+text+"' /dev/null"); err != nil {
+		return err
+	}
+	if is, err := m.run("cat " + override + " && echo && systemctl is-active keelson-controlplane"); err != nil || is != drop+"\nactive" {
+		return fmt.Errorf("%s has %q (%w)", override, is, err)
+	}
+	_, err := m.run("rm " + override + " && systemctl daemon-reload")
+	return err
 }

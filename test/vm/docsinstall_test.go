@@ -112,7 +112,10 @@ func (c *cluster) goOn() error {
 	if err := c.allReady("cp1", "cp2", "cp3"); err != nil {
 		return err
 	}
-	return c.lineSays("nothing to do: all is as cluster.yaml and release", "install", "kctl cluster up -f cluster.yaml", "site")
+	if err := c.lineSays("nothing to do: all is as cluster.yaml and release", "install", "kctl cluster up -f cluster.yaml", "site"); err != nil {
+		return err
+	}
+	return c.follows()
 }
 
 // addStandby takes in a replica without a vote, and changes no other machine.

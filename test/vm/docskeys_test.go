@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 )
 
@@ -107,8 +108,80 @@ func (c *cluster) exchangeCA() error {
 	}); err != nil {
 		return err
 	}
-	return errors.Join(c.ready(), c.serves())
+	return errors.Join(c.follows(), c.ready(), c.serves())
 }
+
+// keysByHand exchanges the replicas' authority without 'kctl cluster rotate', and has nothing told any more of replicas that were removed
+// and have been wiped.
+func (c *cluster) keysByHand() error {
+	if err := c.allReady(c.replicas...); err != nil {
+		return err
+	}
+	const file = "/root/peers.pem"
+	first := c.all[c.asked]
+	if _, err := first.run("rm -f " + file); err != nil {
+		return err
+	}
+	if err := c.lineSays("holds a new authority", "secure", "keelson-controlplane peer-ca make FILE", first.name, "FILE", file); err != nil {
+		return err
+	}
+	key, err := first.run("stat -c %a " + file + " && cat " + file)
+	if err != nil {
+		return err
+	}
+	mode, key, _ := strings.Cut(key, "\n")
+	if mode != "600" {
+		return fmt.Errorf("%s has the mode %s", file, mode)
+	}
+	for _, text := range []string{"keelson-controlplane peer-ca trust FILE", "keelson-controlplane peer-ca use FILE", "keelson-controlplane peer-ca forget"} {
+		for _, name := range c.replicas {
+			if _, err := c.all[name].run("umask 077; cat >" + file + " <<'EOT'\n" + key + "\nEOT"); err != nil {
+				return err
+			}
+			var swaps []string
+			if strings.Contains(text, "FILE") {
+				swaps = []string{"FILE", file}
+			}
+			if _, err := c.line("secure", text, name, swaps...); err != nil {
+				return err
+			}
+		}
+		if err := c.allReady(c.replicas...); err != nil {
+			return err
+		}
+	}
+	if err := c.each(func(m *machine) error {
+		out, err := c.line("secure", "keelson-controlplane peer-ca list", m.name)
+		if err == nil && (strings.Count(out, "signs") != 1 || strings.Contains(out, "believed")) {
+			err = fmt.Errorf("%s has the authorities %s", m.name, out)
+		}
+		_, err2 := m.run("rm " + file)
+		return errors.Join(err, err2)
+	}, c.replicas...); err != nil {
+		return err
+	}
+	// What was removed before is told of, for it may have the cluster's secret.
+	told, err := c.line("secure", "kctl cluster certs", "site")
+	if err != nil {
+		return err
+	}
+	gone := removed.FindAllStringSubmatch(told, -1)
+	if len(gone) == 0 {
+		return fmt.Errorf("nobody was removed: %s", told)
+	}
+	for _, name := range gone {
+		if _, err := c.line("secure", "kctl cluster rotate --dismiss NAME", "site", "NAME", name[1]); err != nil {
+			return err
+		}
+	}
+	if told, err := c.line("secure", "kctl cluster certs", "site"); err != nil || removed.MatchString(told) {
+		return fmt.Errorf("removed replicas are told of: %s (%w)", told, err)
+	}
+	return errors.Join(c.allReady(c.replicas...), c.nodeReady(), c.serves())
+}
+
+// removed is what certs tells of a replica that was removed.
+var removed = regexp.MustCompile(`(?m)^(\S+) was removed .* still: cluster-secret\.`)
 
 // takeKubeconfig gives the site the administrator's kubeconfig of a replica.
 func (c *cluster) takeKubeconfig(name string) error {

@@ -96,7 +96,7 @@ func (c *cluster) promoted() error {
 	if err := c.lineSays("cp4 has the vote of "+dead, "recover", "kctl cluster status", "site"); err != nil {
 		return err
 	}
-	return c.serves()
+	return errors.Join(c.follows(), c.serves())
 }
 
 // on switches machines on.
@@ -278,7 +278,7 @@ func (c *cluster) lostMajority() error {
 	if now, err := c.running(); err != nil || now != n.Pods {
 		return fmt.Errorf("pods did not go on: before\n%s\nnow\n%s (%w)", n.Pods, now, err)
 	}
-	return c.serves()
+	return errors.Join(c.follows(), c.serves())
 }
 
 // othersAgain brings the other replicas back: by their disks' keys, and on an empty data folder by a token.

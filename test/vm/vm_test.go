@@ -126,8 +126,8 @@ func releaseDisk(t *testing.T, folder, dir string) string {
 	release := filepath.Join(t.TempDir(), "release")
 	script := `set -e; mkdir -p "$2/next"; cd "$1"
 cp dist/keelson-*-linux-amd64.deb dist/keelson-*-linux-amd64.tar.gz images/hello.tar images/tools.tar "$2"/
-cp next/keelson-*-linux-amd64.tar.gz "$2/next/"
-truncate -s 768M "$3"; mkfs.ext4 -q -F -d "$2" "$3"`
+cp next/keelson-*-linux-amd64.deb next/keelson-*-linux-amd64.tar.gz "$2/next/"
+truncate -s 896M "$3"; mkfs.ext4 -q -F -d "$2" "$3"`
 	disk := filepath.Join(dir, "release.img")
 	if _, err := os.Stat(disk); err == nil {
 		return disk // of kept machines
@@ -168,12 +168,14 @@ func (c *cluster) explain() {
 			c.Logf("%s says:\n%s (%v)", name, out, err)
 		}
 	}
-	if m := c.all["w1"]; m != nil && m.conn != nil {
-		out, err := m.runFor(30*time.Second, `journalctl -u keelson-agent --no-pager -o cat | tail -n 60; dmesg | tail -n 20`)
-		c.Logf("the worker says:\n%s (%v)", out, err)
-		out, err = c.kctl("get", "pods,events", "-A")
-		c.Logf("the cluster says:\n%.20000s (%v)", out, err)
+	for _, name := range []string{"w1", "w2"} {
+		if m := c.all[name]; m != nil && m.conn != nil {
+			out, err := m.runFor(30*time.Second, `journalctl -u keelson-agent --no-pager -o cat | tail -n 60; dmesg | tail -n 20`)
+			c.Logf("%s says:\n%s (%v)", name, out, err)
+		}
 	}
+	out, err := c.kctl("get", "pods,events", "-A")
+	c.Logf("the cluster says:\n%.20000s (%v)", out, err)
 }
 
 func (c *cluster) tell() {
@@ -249,9 +251,9 @@ func (c *cluster) example() error {
 }
 
 // running are the processes of containers, with when they began.
-func (c *cluster) running() (string, error) {
-	return c.all["w1"].run("ps -o pid=,lstart=,comm= -C hello,keelson-pause,keelson-shim | sort")
-}
+func (c *cluster) running() (string, error) { return c.all["w1"].run(running) }
+
+const running = "ps -o pid=,lstart=,comm= -C hello,keelson-pause,keelson-shim | sort"
 
 func (c *cluster) restart() error {
 	before, err := c.running()
