@@ -39,10 +39,25 @@ func TestBalancerPoolsAreJudged(t *testing.T) {
 			t.Errorf("%s: %v, want %q", addresses, err, want)
 		}
 	}
+	// A node that names addresses of a pool keeps nobody from changing the pools, nor from making others but of its first address.
+	thief, err := core.Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w2"}, Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
+		{Type: corev1.NodeInternalIP, Address: "198.51.100.1"}, {Type: corev1.NodeInternalIP, Address: "203.0.113.1"}}}}, metav1.CreateOptions{})
+	if err != nil || len(thief.Status.Addresses) != 2 {
+		t.Fatalf("%v %v", thief, err)
+	}
+	for _, data := range []map[string]string{{"good": "addresses: [198.51.100.0/28]", "more": "addresses: [203.0.113.0/30]"}, {"good": "addresses: [198.51.100.0/28]"}} {
+		if _, err := core.ConfigMaps("kube-system").Update(ctx, pools(data), metav1.UpdateOptions{}); err != nil {
+			t.Errorf("with a node that has an address of a pool: %v", err)
+		}
+	}
+	_, err = core.ConfigMaps("kube-system").Update(ctx, pools(map[string]string{"good": "addresses: [198.51.100.0/28]", "bad": "addresses: [192.0.2.0/28]"}), metav1.UpdateOptions{})
+	if want := "pool bad: 192.0.2.0-192.0.2.15 overlaps the address of node w1 192.0.2.9/32"; !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), want) {
+		t.Errorf("a new pool with a node's address: %v, want %q", err, want)
+	}
 	if have, err := core.ConfigMaps("kube-system").Get(ctx, "load-balancer-pools", metav1.GetOptions{}); err != nil || len(have.Data) != 1 {
 		t.Errorf("a refusal changed something: %v %v", have, err)
 	}
-	_, err := r.admin().NetworkingV1().ServiceCIDRs().Create(ctx, &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "more"},
+	_, err = r.admin().NetworkingV1().ServiceCIDRs().Create(ctx, &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "more"},
 		Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"198.51.0.0/16"}}}, metav1.CreateOptions{})
 	if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "load balancers have addresses of it: pool good") {
 		t.Errorf("a ServiceCIDR over a pool: %v", err)

@@ -82,7 +82,7 @@ func New(cfg Config) *Server {
 	s.dialer = dialer.New(s.known, cfg.Nodes)
 	s.aggregation = s.newAggregation()
 	bearer := s.authenticators()
-	rbac := s.authorizers()
+	rbac, node := s.authorizers()
 	s.chain.verbs = &subresource.Verbs{
 		Registry: cfg.Registry, Kinds: cfg.Kinds, Tokens: cfg.ServiceTokens, Clock: cfg.Clock,
 		Review: func(ctx context.Context, token string, audiences []string) (api.User, []string, error) {
@@ -103,7 +103,7 @@ func New(cfg Config) *Server {
 		Cluster: s.known, Kinds: cfg.Kinds, Held: cfg.Registry.Held, ServiceCIDR: cfg.ServiceCIDR, SecondServiceCIDR: cfg.SecondServiceCIDR, PodCIDRs: cfg.PodCIDRs, NodePorts: cfg.NodePorts, Clock: cfg.Clock,
 		LostNodeToleration: cfg.LostNodeToleration,
 		Plugins:            cfg.AdmissionPlugins, Allowed: s.known.may,
-		Authorized: s.known.authorized, Signer: s.known.signer, NodeOf: authz.NameOf, Bind: s.chain.verbs.BindByWrite,
+		Authorized: s.known.authorized, Signer: s.known.signer, NodeOf: authz.NameOf, PodsOf: node.PodsOf, Bind: s.chain.verbs.BindByWrite,
 		AllocateIP: cfg.Registry.AllocateClusterIP, AllocatePort: cfg.Registry.AllocateNodePort,
 		PodSecurity: podsecurity.New(s.known, cfg.PodSecurity).Admit,
 		Definitions: crd.Definitions{Definition: s.known.definition, Kinds: cfg.Kinds}.Admit,
@@ -175,7 +175,7 @@ func (s *Server) markTokenUsed(ctx context.Context, secret *corev1.Secret, day s
 }
 
 // authorizers sets up stage 2: administrators, then agents, then RBAC, or what the configuration says.
-func (s *Server) authorizers() *authz.RBAC {
+func (s *Server) authorizers() (*authz.RBAC, *authz.Node) {
 	rbac, node := authz.NewRBAC(), authz.NewNode(s.known.Get)
 	s.chain.authorizer = authz.Union{authz.Privileged{}, node, rbac}
 	if s.cfg.Authorization != nil {
@@ -184,7 +184,7 @@ func (s *Server) authorizers() *authz.RBAC {
 	}
 	s.follower = &authz.Follower{Source: s.cfg.Registry, Kinds: s.cfg.Kinds, RBAC: rbac, Node: node, Log: s.cfg.Log}
 	s.chain.rules = s.follower
-	return rbac
+	return rbac, node
 }
 
 // surface sets up what HTTP clients see.

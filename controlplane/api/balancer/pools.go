@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -225,6 +226,30 @@ func oneLine(err error) string {
 type Taken struct {
 	Range
 	What string // "the pods' addresses 10.244.0.0/16"
+}
+
+// OfMachine are the addresses of a node that are given to no Service and are to be in no pool: the first internal and the first
+// external one of each family. A node says itself which it has, and one that names all of a pool must not use it up; an agent
+// names one of each family.
+func OfMachine(n *corev1.Node) []netip.Addr {
+	type sort struct {
+		of  corev1.NodeAddressType
+		six bool
+	}
+	var out []netip.Addr
+	seen := map[sort]bool{}
+	for _, at := range n.Status.Addresses {
+		a, err := netip.ParseAddr(at.Address)
+		if err != nil || at.Type != corev1.NodeInternalIP && at.Type != corev1.NodeExternalIP {
+			continue
+		}
+		a = a.WithZone("").Unmap()
+		if s := (sort{at.Type, a.Is6()}); !seen[s] {
+			seen[s] = true
+			out = append(out, a)
+		}
+	}
+	return out
 }
 
 // Conflict says which pool has addresses that something else has; nil = none.

@@ -1,11 +1,13 @@
 package balancer
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	"pgregory.net/rapid"
 )
 
@@ -130,4 +132,17 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+// F117: of the addresses that a node names, the first internal and the first external one of each family are its machine's.
+func TestOfMachine(t *testing.T) {
+	n := &corev1.Node{}
+	for _, at := range []string{"Hostname=192.0.2.200", "InternalIP=nonsense", "InternalIP=192.0.2.1", "InternalIP=192.0.2.2", "InternalIP=2001:db8::1%eth0",
+		"InternalIP=2001:db8::2", "ExternalIP=::ffff:198.51.100.1", "ExternalIP=198.51.100.2"} {
+		of, address, _ := strings.Cut(at, "=")
+		n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeAddressType(of), Address: address})
+	}
+	if got, want := fmt.Sprint(OfMachine(n)), "[192.0.2.1 2001:db8::1 198.51.100.1]"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
 }

@@ -67,6 +67,8 @@ type Config struct {
 	Bind func(a *Attempt, old *corev1.Pod) error
 	// NodeOf says whose agent a user is.
 	NodeOf func(u api.User) (string, bool)
+	// PodsOf returns the shared pods bound to a node, as this replica knows them.
+	PodsOf func(node string) []*corev1.Pod
 	// PodSecurity holds pods to the standards of their namespaces.
 	PodSecurity func(ctx context.Context, a *Attempt) error
 	// Definitions judges custom resource definitions, and what is made of those that end.
@@ -109,6 +111,7 @@ func Validating(c Config) Phase {
 		{"LimitRanger", newLimits(c).hold},
 		{"MirrorPods", mirrorPods(c.Cluster)},
 		{"NodeRestriction", nodeRestriction(c)},
+		{"NodeBounds", newNodeBounds(c).admit},
 		{"ServiceAddresses", serviceAddresses(c)},
 		{"LoadBalancerPools", balancerPools(c)},
 		{"PersistentVolumeClaimResize", claimGrowth(c.Cluster)},

@@ -27,7 +27,8 @@ func balancerPools(c Config) func(ctx context.Context, a *Attempt) error {
 			if o.Namespace != balancer.Namespace || o.Name != balancer.ConfigMap {
 				return nil
 			}
-			err := judgePools(ctx, c, o)
+			before, _ := a.Stored.(*corev1.ConfigMap)
+			err := judgePools(ctx, c, o, before)
 			if err != nil {
 				return apierrors.NewInvalid(a.Kind.GVK.GroupKind(), o.Name, field.ErrorList{field.Forbidden(field.NewPath("data"), err.Error())})
 			}
@@ -49,13 +50,19 @@ func balancerPools(c Config) func(ctx context.Context, a *Attempt) error {
 	}
 }
 
-func judgePools(ctx context.Context, c Config, o *corev1.ConfigMap) error {
+// judgePools goes by the addresses of nodes only where the pools of before have not got them: those a node took afterwards, and it
+// must not keep the pools from being changed. The Services of the pool get others.
+func judgePools(ctx context.Context, c Config, o, before *corev1.ConfigMap) error {
 	if len(o.BinaryData) > 0 {
 		return fmt.Errorf("pools are text: give each in data, and nothing in binaryData")
 	}
 	pools, err := balancer.Parse(o.Data)
 	if err != nil || len(pools) == 0 {
 		return err
+	}
+	var had []*balancer.Pool
+	if before != nil {
+		had, _ = balancer.Parse(before.Data) // what cannot be read has none
 	}
 	taken := rangesOf("the addresses of Services", c.ServiceCIDR)
 	if c.SecondServiceCIDR.IsValid() {
@@ -84,8 +91,8 @@ func judgePools(ctx context.Context, c Config, o *corev1.ConfigMap) error {
 				taken = append(taken, rangesOf("the pods' addresses of node "+n.Name, p)...)
 			}
 		}
-		for _, at := range n.Status.Addresses {
-			if ip, err := netip.ParseAddr(at.Address); err == nil {
+		for _, ip := range balancer.OfMachine(n) {
+			if balancer.PoolOf(had, ip) == nil {
 				taken = append(taken, rangesOf("the address of node "+n.Name, netip.PrefixFrom(ip, ip.BitLen()))...)
 			}
 		}

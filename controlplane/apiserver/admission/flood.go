@@ -25,6 +25,8 @@ const (
 	// mostUndecided is of the requests for certificates of one requester that nobody has approved or denied. They go after
 	// a day.
 	mostUndecided = 1000
+	// mostUndecidedBytes is of them together.
+	mostUndecidedBytes = 16 << 20
 )
 
 // recount is how often the events of a full namespace are counted.
@@ -60,13 +62,13 @@ func (b *eventBound) admit(ctx context.Context, a *Attempt) error {
 	if a.Kind.Resource != "events" || a.Kind.GVK.Group != "" && a.Kind.GVK.Group != "events.k8s.io" || a.Whole == nil {
 		return nil
 	}
-	size, number := eventSize(a.Whole), 1
+	size, number := sizeOf(a.Whole), 1
 	grows := size
 	if !a.Creates() {
 		if a.Stored == nil {
 			return nil
 		}
-		number, grows = 0, size-eventSize(a.Stored)
+		number, grows = 0, size-sizeOf(a.Stored)
 		if grows <= 0 {
 			return nil
 		}
@@ -90,7 +92,7 @@ func (b *eventBound) admit(ctx context.Context, a *Attempt) error {
 		}
 		c = &eventCount{n: len(list), counted: now}
 		for _, o := range list {
-			c.bytes += eventSize(o)
+			c.bytes += sizeOf(o)
 		}
 		b.counts[ns] = c
 	}
@@ -107,8 +109,8 @@ func (b *eventBound) admit(ctx context.Context, a *Attempt) error {
 	return nil
 }
 
-// eventSize is of its serialized form, which is about what it takes in memory.
-func eventSize(o api.Object) int {
+// sizeOf is of its serialized form, which is about what it takes in memory.
+func sizeOf(o api.Object) int {
 	if s, ok := o.(interface{ Size() int }); ok {
 		return s.Size()
 	}
@@ -125,11 +127,16 @@ func undecidedRequests(cluster Cluster, most int) func(ctx context.Context, a *A
 		if err != nil {
 			return fmt.Errorf("counting requests for certificates: %w", err)
 		}
-		n := 0
+		n, bytes := 0, sizeOf(a.Whole)
 		for _, o := range all {
 			if c, ok := o.(*certificatesv1.CertificateSigningRequest); ok && c.Spec.Username == a.User.Name && undecided(c) {
 				n++
+				bytes += sizeOf(c)
 			}
+		}
+		if bytes > mostUndecidedBytes {
+			return forbid(a, a.Whole, fmt.Errorf("%s would have requests of %d bytes that nobody has approved or denied, and %d is the most: have them decided, or delete some; they go after a day",
+				a.User.Name, bytes, mostUndecidedBytes))
 		}
 		if n >= most {
 			return forbid(a, a.Whole, fmt.Errorf("%s has %d requests that nobody has approved or denied, which is the most: have them decided, or delete some; they go after a day",

@@ -153,6 +153,10 @@ func TestUndecidedRequestsAreBounded(t *testing.T) {
 	if got := asks("bob") + asks("eve", api.GroupMasters); got != "" {
 		t.Errorf("%q", got)
 	}
+	long := making(all, &certificatesv1.CertificateSigningRequest{Spec: certificatesv1.CertificateSigningRequestSpec{Request: make([]byte, mostUndecidedBytes)}})
+	if long.User.Name = "bob"; !strings.Contains(said(undecidedRequests(w, 2)(t.Context(), long)), "and 16777216 is the most: have them decided, or delete some") {
+		t.Error("requests of any length")
+	}
 	if got := said(undecidedRequests(w, 2)(t.Context(), making(all, anEvent(1)))); got != "" {
 		t.Errorf("%q", got)
 	}

@@ -218,10 +218,8 @@ func (c caches) watches() []controllers.Watch {
 // addressesOf are the addresses of a node's machine.
 func addressesOf(n *corev1.Node) []string {
 	var out []string
-	for _, a := range n.Status.Addresses {
-		if ip, err := netip.ParseAddr(a.Address); err == nil {
-			out = append(out, ip.Unmap().String())
-		}
+	for _, a := range balancer.OfMachine(n) {
+		out = append(out, a.String())
 	}
 	return out
 }

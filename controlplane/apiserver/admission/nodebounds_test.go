@@ -1,0 +1,242 @@
+package admission
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds"
+)
+
+// hostile is a node that writes, whose world keeps what was let in.
+type hostile struct {
+	t    *testing.T
+	name string
+	all  *api.Kinds
+	w    world
+	now  time.Time
+	*nodeBounds
+}
+
+func newHostile(t *testing.T) *hostile {
+	h := &hostile{t: t, name: "a", all: kinds.All(), w: world{}, now: time.Unix(1000, 0)}
+	h.nodeBounds = newNodeBounds(Config{
+		Cluster: h.w, Clock: func() time.Time { return h.now },
+		NodeOf: func(u api.User) (string, bool) { return strings.CutPrefix(u.Name, api.NodeUserPrefix) },
+		PodsOf: func(node string) (out []*corev1.Pod) {
+			for _, o := range h.w["pods"] {
+				if p := o.(*corev1.Pod); p.Spec.NodeName == node {
+					out = append(out, p)
+				}
+			}
+			return out
+		},
+	})
+	return h
+}
+
+func (h *hostile) try(a *Attempt) string {
+	a.User, a.Request.Namespace = api.User{Name: api.NodeUserPrefix + h.name}, a.Namespace
+	err := h.admit(h.t.Context(), a)
+	if err == nil && a.Creates() {
+		h.w[a.Kind.Resource] = append(h.w[a.Kind.Resource], a.Whole)
+	}
+	return said(err)
+}
+
+func (h *hostile) make(o api.Object) string {
+	h.t.Helper()
+	o.SetUID(types.UID(o.GetName()))
+	return h.try(making(h.all, o))
+}
+
+// F32: what a node may make is bounded in number and bytes, each node for itself; the refusal says which node, how many, the
+// bound and what to do. Changes that make nothing longer pass.
+func TestNodesMakeSoMany(t *testing.T) {
+	mirror := func(name, node string, bytes int) api.Object {
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: name, Annotations: map[string]string{
+			corev1.MirrorPodAnnotationKey: "x", "text": strings.Repeat("x", bytes)}}, Spec: corev1.PodSpec{NodeName: node}}
+	}
+	slice := func(name, node string, bytes int) api.Object {
+		return &resourcev1.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{"text": strings.Repeat("x", bytes)}},
+			Spec: resourcev1.ResourceSliceSpec{NodeName: &node}}
+	}
+	request := func(name, node string, bytes int) api.Object {
+		return &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: certificatesv1.CertificateSigningRequestSpec{Username: api.NodeUserPrefix + node, Request: make([]byte, bytes)}}
+	}
+	for what, c := range map[string]struct {
+		made  func(name, node string, bytes int) api.Object
+		bound func(h *hostile) *nodeBound
+		most  int
+		todo  string
+	}{
+		"mirror pods":                {mirror, func(h *hostile) *nodeBound { return &h.mirrors }, 500, "delete some, and take the static pods away"},
+		"ResourceSlices":             {slice, func(h *hostile) *nodeBound { return &h.slices }, 256, "delete those that no driver keeps any more"},
+		"CertificateSigningRequests": {request, func(h *hostile) *nodeBound { return &h.requests }, 100, "delete some; they go an hour after a decision"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			h := newHostile(t)
+			for n := range c.most {
+				if got := h.make(c.made(fmt.Sprint(n), "a", 0)); got != "" {
+					t.Fatalf("the %dth: %s", n, got)
+				}
+			}
+			if got := h.make(c.made("more", "a", 0)); !strings.Contains(got, fmt.Sprintf("node a has %d %s, and may have %d: %s", c.most, what, c.most, c.todo)) {
+				t.Errorf("one more: %q", got)
+			}
+			if h.name = "b"; h.make(c.made("other", "b", 0)) != "" {
+				t.Error("another node may make none")
+			}
+			h = newHostile(t)
+			b := c.bound(h)
+			b.bytes = 4000
+			first := c.made("first", "a", 3000)
+			if got := h.make(first); got != "" {
+				t.Fatal(got)
+			}
+			want := "and may have 4000: " + c.todo
+			if got := h.make(c.made("second", "a", 3000)); !strings.HasPrefix(got[strings.Index(got, "node a"):], "node a would have "+what+" of 6") || !strings.Contains(got, want) {
+				t.Errorf("too long together: %q", got)
+			}
+			if got := h.make(c.made("short", "a", 10)); got != "" {
+				t.Errorf("a short one: %q", got)
+			}
+		})
+	}
+	h := newHostile(t)
+	h.slices.bytes = 4000
+	for _, name := range []string{"1", "2"} {
+		if got := h.make(slice(name, "a", 1500)); got != "" {
+			t.Fatal(got)
+		}
+	}
+	grown, stored := slice("1", "a", 3000), h.w["resourceslices"][0]
+	grown.SetUID(stored.GetUID())
+	if got := h.try(changing(h.all, stored, grown)); !strings.Contains(got, "node a would have ResourceSlices of") {
+		t.Errorf("a slice that grows: %q", got)
+	}
+	h.slices.bytes = 1000 // of a release without the bound
+	same := slice("1", "a", 1400)
+	if got := h.try(changing(h.all, stored, same)); got != "" {
+		t.Errorf("a slice that shrinks: %q", got)
+	}
+	admin := making(h.all, slice("3", "a", 3000))
+	admin.User = api.User{Name: "admin"}
+	if err := h.admit(t.Context(), admin); err != nil {
+		t.Errorf("who is no node: %v", err)
+	}
+}
+
+// F32: what a node says of a pod is bounded by the containers that others gave it, and of itself by so many addresses.
+func TestNodesSaySoMuch(t *testing.T) {
+	h := newHostile(t)
+	pod := func(containers, bytes int) *corev1.Pod {
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "p", UID: "p", Annotations: map[string]string{"of": strings.Repeat("others", 30000)}},
+			Spec: corev1.PodSpec{NodeName: "a", Containers: make([]corev1.Container, containers)}, Status: corev1.PodStatus{Message: strings.Repeat("x", bytes)}}
+	}
+	for _, c := range []struct {
+		containers, before, now int
+		want                    string
+	}{
+		{1, 0, 79 << 10, ""},
+		{1, 0, 81 << 10, "of the status of this pod, and may say 81920: let it shorten messages and conditions"},
+		{10, 0, 223 << 10, ""},
+		{1, 100 << 10, 99 << 10, ""},
+		{1, 100 << 10, 101 << 10, "node a says"},
+	} {
+		a := changing(h.all, pod(c.containers, c.before), pod(c.containers, c.now))
+		a.Facet = "status"
+		if got := h.try(a); (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
+			t.Errorf("%+v: %q", c, got)
+		}
+	}
+	managed, before := pod(1, 0), pod(1, 0)
+	managed.ManagedFields = []metav1.ManagedFieldsEntry{{Subresource: "status", FieldsV1: &metav1.FieldsV1{Raw: make([]byte, 90<<10)}}}
+	if got := h.try(changing(h.all, before, managed)); !strings.Contains(got, "node a says") {
+		t.Errorf("fields with many managers: %q", got)
+	}
+
+	node := func(addresses ...string) *corev1.Node {
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
+		for _, at := range addresses {
+			n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: at})
+		}
+		return n
+	}
+	var many []string
+	for n := range 33 {
+		many = append(many, fmt.Sprint("192.0.2.", n))
+	}
+	for _, c := range []struct {
+		before, now []string
+		want        string
+	}{
+		{nil, many[:32], ""},
+		{nil, many, "node a has 33 addresses in status.addresses, and may have 32: leave out those by which nobody reaches it"},
+		{append(many, "192.0.2.99"), many, ""},
+		{nil, []string{"192.0.2.1", strings.Repeat("x", 254)}, "status.addresses[1] of node a has 254 bytes, and may have 253"},
+	} {
+		if got := h.try(changing(h.all, node(c.before...), node(c.now...))); (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
+			t.Errorf("%d addresses: %q", len(c.now), got)
+		}
+	}
+}
+
+// F32: a node's events are bounded over all namespaces for as long as they last; those that it writes again last on, and are counted so.
+func TestEventsOfANodeAreBounded(t *testing.T) {
+	h := newHostile(t)
+	h.mostEvents, h.mostEventBytes = 4, 5000
+	event := func(n, bytes int) *corev1.Event {
+		e := anEvent(n)
+		e.Namespace, e.Message = fmt.Sprint("ns", n), strings.Repeat("x", bytes)
+		return e
+	}
+	again := func(n, bytes int) string { return h.try(changing(h.all, event(n, 0), event(n, bytes))) }
+	for n := range 4 {
+		if got := h.make(event(n, 100)); got != "" {
+			t.Fatal(got)
+		}
+	}
+	const full = "node a has written 4 events within an hour, and may write no more: let it write fewer; they go an hour after they were last written"
+	if got := h.make(event(5, 0)); !strings.Contains(got, full) {
+		t.Errorf("one more: %q", got)
+	}
+	if got := again(6, 0); !strings.Contains(got, full) {
+		t.Errorf("one that somebody else wrote: %q", got)
+	}
+	if got := again(1, 100); got != "" {
+		t.Errorf("its own again: %q", got)
+	}
+	if got := again(1, 5000); !strings.Contains(got, "node a has written events of 5000 bytes within an hour") {
+		t.Errorf("a long one: %q", got)
+	}
+	h.now = h.now.Add(eventsLast - time.Minute)
+	if got := again(0, 100) + again(1, 100); got != "" { // they last on
+		t.Error(got)
+	}
+	h.now = h.now.Add(time.Minute)
+	if got := h.make(event(7, 0)) + h.make(event(8, 0)); got != "" {
+		t.Errorf("when two have gone: %q", got)
+	}
+	if got := h.make(event(9, 0)); !strings.Contains(got, full) {
+		t.Errorf("when four are there again: %q", got)
+	}
+	if h.name = "b"; h.make(event(10, 0)) != "" {
+		t.Error("another node may write none")
+	}
+	h.now = h.now.Add(2 * eventsLast)
+	dry := making(h.all, event(11, 0))
+	dry.DryRun = true
+	if got := h.try(dry); got != "" || len(h.events) != 0 {
+		t.Errorf("%d nodes are remembered, of which none has an event: %q", len(h.events), got)
+	}
+}
