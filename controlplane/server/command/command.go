@@ -191,7 +191,8 @@ func checkCommand(version string) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "check",
 		Short: "Say what is wrong with the settings of run, and do nothing else",
-		Long: "Say what 'run' would refuse of the file of settings, the environment and the command line, of which it takes the same flags.\n" +
+		Long: "Say what 'run' would refuse of the file of settings, the environment and the command line, of which it takes the same flags,\n" +
+			"and of the files that these name. Nobody is asked over the network.\n" +
 			"The replica is not touched: it may run, or not be there yet, if the settings have its address.",
 		Example: "  keelson-controlplane check --config /etc/keelson/controlplane.yaml",
 		Args:    cobra.NoArgs,

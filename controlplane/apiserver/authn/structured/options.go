@@ -3,6 +3,7 @@
 package structured
 
 import (
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -93,6 +94,9 @@ func (o *OIDC) authenticator() (apiserver.JWTAuthenticator, error) {
 		ca, err := filewatch.Read(o.CAFile, maxFile)
 		if err != nil {
 			return a, fmt.Errorf("--oidc-ca-file: %w", err)
+		}
+		if !x509.NewCertPool().AppendCertsFromPEM(ca) {
+			return a, fmt.Errorf("--oidc-ca-file: no certificate is in %s", o.CAFile)
 		}
 		a.Issuer.CertificateAuthority = string(ca)
 	}
