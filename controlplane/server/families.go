@@ -95,14 +95,23 @@ func (c Cluster) reaches(advertise string) error {
 		return fmt.Errorf("--advertise-address %s is not of the first family of --service-cidr %s: pods reach the API by that family; "+
 			"give an address of it, or put the other family first when the cluster is made", advertise, c.ServiceCIDR)
 	}
-	for flag, list := range map[string][]netip.Prefix{"--cluster-cidr": c.clusterPrefixes(), "--service-cidr": c.servicePrefixes()} {
-		for _, p := range list {
-			if p.Contains(ip) {
-				return fmt.Errorf("--advertise-address %s is in %s %s: give a range to the cluster that no machine has addresses of", advertise, flag, p)
+	if said, flag := c.holds(ip); said != "" {
+		return fmt.Errorf("--advertise-address %s: name a range that nobody has addresses of, by %s; or give the machine another address", said, flag)
+	}
+	return nil
+}
+
+// holds says in which of the cluster's ranges a machine's address is, in the words of 'kctl cluster up', and the flag of that; "" = in
+// none.
+func (c Cluster) holds(ip netip.Addr) (said, flag string) {
+	for _, r := range []struct{ list, of, flag string }{{c.ClusterCIDR, "pods", "--cluster-cidr"}, {c.ServiceCIDR, "Services", "--service-cidr"}} {
+		for _, p := range mustPrefixes(r.list) {
+			if p.Contains(ip.Unmap()) {
+				return fmt.Sprintf("%s is in %s of the cluster's %s: nodes would look for it among them", ip, p, r.of), r.flag
 			}
 		}
 	}
-	return nil
+	return "", ""
 }
 
 func (c Cluster) clusterPrefixes() []netip.Prefix { return mustPrefixes(c.ClusterCIDR) }

@@ -27,7 +27,9 @@ func TestClusterRanges(t *testing.T) {
 		{"::ffff:10.0.0.0/112", "10.96.0.0/16", "192.0.2.1", "as IPv4"},
 		{"169.254.0.0/16", "10.96.0.0/16", "192.0.2.1", "not routed"},
 		{"fd44::/48", "fd96::/112", "192.0.2.1", "not of the first family"},
-		{"10.244.0.0/16", "10.96.0.0/16", "10.96.3.4", "--advertise-address 10.96.3.4 is in --service-cidr 10.96.0.0/16"},
+		{"10.244.0.0/16", "10.96.0.0/16", "10.96.3.4", "--advertise-address 10.96.3.4 is in 10.96.0.0/16 of the cluster's Services: " +
+			"nodes would look for it among them: name a range that nobody has addresses of, by --service-cidr; or give the machine another address"},
+		{"10.244.0.0/16", "10.96.0.0/16", "::ffff:10.244.3.4", "10.244.3.4 is in 10.244.0.0/16 of the cluster's pods"},
 	} {
 		cluster := Cluster{ClusterCIDR: c.pods, ServiceCIDR: c.services}
 		err := cluster.validate()

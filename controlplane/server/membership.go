@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -32,10 +33,17 @@ type raftMember = raftstore.Member
 // enrollReplica hands the cluster's trust to a newcomer whose token was checked.
 // It asks for membership itself once it runs: then its listener is there.
 func (r *Replica) enrollReplica(_ context.Context, req *fleetv1.EnrollReplicaRequest) (*fleetv1.EnrollReplicaResponse, error) {
+	known := false
 	for _, m := range r.store.Status().Members {
 		host, _, _ := net.SplitHostPort(m.Address)
 		if m.ID == req.GetName() && host != req.GetPeerAddress() {
 			return nil, status.Errorf(codes.AlreadyExists, "replica %q is a member at %s: give the newcomer another --name, or remove the old one first", m.ID, m.Address)
+		}
+		known = known || m.ID == req.GetName()
+	}
+	if ip, err := netip.ParseAddr(req.GetPeerAddress()); err == nil && !known { // a member of such an address goes on
+		if said, _ := r.cluster.holds(ip); said != "" {
+			return nil, status.Errorf(codes.InvalidArgument, "--advertise-address %s: give the machine another address, for the ranges of a cluster stay", said)
 		}
 	}
 	if stored := r.level.seen.Load(); req.GetFeatureLevel() < stored {

@@ -2,6 +2,8 @@ package server
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -53,4 +55,23 @@ func TestJoinOverKeysOfAnother(t *testing.T) {
 	}
 	p.start(c)
 	p.ready("cp2")
+}
+
+// Who joins with an address of the cluster's pods or Services is refused before anything is on its disk.
+func TestJoinFromARangeOfTheCluster(t *testing.T) {
+	p := newPlane(t, 1, nil)
+	to := []string{at(address(1), p.cluster.FleetPort)}
+	for a, want := range map[string]string{
+		"10.244.7.1": "--advertise-address 10.244.7.1 is in 10.244.0.0/16 of the cluster's pods: nodes would look for it among them: give the machine another address",
+		"10.96.0.9":  "--advertise-address 10.96.0.9 is in 10.96.0.0/16 of the cluster's Services: nodes would look for it among them",
+	} {
+		c := p.config(2)
+		c.Advertise = a
+		if err := Join(t.Context(), c, p.founded.ControlPlaneToken, to); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", a, err, want)
+		}
+		if _, err := os.Stat(c.DataDir); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: something is on its disk: %v", a, err)
+		}
+	}
 }
