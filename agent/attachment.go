@@ -12,8 +12,9 @@ import (
 
 // AttachedVolumes tells which of a node's volumes were attached to it.
 type AttachedVolumes interface {
-	// InUse lists those that are mounted or may be, as the node's status names them. The list outlives the agent.
-	InUse() ([]v1.UniqueVolumeName, error)
+	// InUse lists those that are mounted or may be, or wait to be attached, as the node's status names them; and of these, in held, the ones
+	// that do not only wait. The lists outlive the agent.
+	InUse() (names, held []v1.UniqueVolumeName, err error)
 	// Attached lists the pods that use such volumes.
 	Attached() ([]types.UID, error)
 	// UsesChanged has a value when what the others say may have changed.

@@ -110,6 +110,7 @@ type observed struct {
 	claimed     string        // names of DRA drivers
 
 	inUse []v1.UniqueVolumeName // attached volumes; nil = not known
+	held  []v1.UniqueVolumeName // those of them that may be mounted
 
 	devices, healthy v1.ResourceList // of device plugins: all, and those that can be given out
 
@@ -184,6 +185,7 @@ func (f *facts) run(ctx context.Context, w watched) error {
 		case <-t.C:
 		}
 		o := f.look(ctx, w)
+		o.askVolumes(w)
 		f.mu.Lock()
 		next := f.compose(o, f.current, time.Now())
 		f.current = next
@@ -200,15 +202,20 @@ func (f *facts) run(ctx context.Context, w watched) error {
 	}
 }
 
+// askVolumes comes last, so that what is told of volumes is as new as can be: a control plane that was restored goes by it.
+func (o *observed) askVolumes(w watched) {
+	if w.volumes == nil {
+		return
+	}
+	if names, held, err := w.volumes.InUse(); err == nil { // else the control plane goes by what it knows
+		o.inUse, o.held = names, held
+	}
+}
+
 func (f *facts) look(ctx context.Context, w watched) observed {
 	o := f.machine()
 	if w.csi != nil {
 		o.drivers = w.csi.Drivers()
-	}
-	if w.volumes != nil {
-		if names, err := w.volumes.InUse(); err == nil { // else the control plane goes by what it knows
-			o.inUse = names
-		}
 	}
 	if w.devices != nil {
 		o.claimed = strings.Join(w.devices.Drivers(), ",")
@@ -351,7 +358,7 @@ func (f *facts) compose(o observed, old *v1.Node, now time.Time) *v1.Node {
 		n.Annotations[WireGuardKeyAnnotation] = f.cfg.ownKey.Key().PublicKey().String()
 	}
 	if f.fence != nil {
-		f.fence.tells(n, o.inUse)
+		f.fence.tells(n, o.inUse, o.held)
 	}
 	if f.cfg.announces {
 		n.Annotations[AnnouncesAnnotation] = "true"

@@ -25,6 +25,14 @@ const (
 	FencesAfterAnnotation = "keelson.dev/fences-after"
 	// VolumesInUseAnnotation says that status.volumesInUse is known: an empty list is as good as none on the wire.
 	VolumesInUseAnnotation = "keelson.dev/volumes-in-use"
+	// VolumesHeldAnnotation lists, in JSON, which of those the node may have mounted: for the others pods wait only. Where that would
+	// be longer than mostHeld bytes it is allHeld.
+	VolumesHeldAnnotation = "keelson.dev/volumes-held"
+)
+
+const (
+	allHeld  = "all"
+	mostHeld = 64 << 10 // all annotations of an object together may have 256 KiB
 )
 
 // fence ends pods with attached volumes when the control plane has not been heard for too long: it may have given the
@@ -134,12 +142,24 @@ func (f *fence) look() error {
 }
 
 // tells adds what the control plane goes by.
-func (f *fence) tells(n *v1.Node, inUse []v1.UniqueVolumeName) {
+func (f *fence) tells(n *v1.Node, inUse, held []v1.UniqueVolumeName) {
 	n.Annotations[FencesAfterAnnotation] = strconv.Itoa(int(f.after / time.Second))
 	if inUse != nil {
 		n.Annotations[VolumesInUseAnnotation] = "told"
 		n.Status.VolumesInUse = inUse
+		n.Annotations[VolumesHeldAnnotation] = toldHeld(held)
 	}
+}
+
+func toldHeld(held []v1.UniqueVolumeName) string {
+	if len(held) == 0 {
+		return "[]"
+	}
+	b, err := json.Marshal(held)
+	if err != nil || len(b) > mostHeld {
+		return allHeld
+	}
+	return string(b)
 }
 
 func fenceFile(runDir string) string { return filepath.Join(runDir, "control-plane-heard.json") }

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"fmt"
 	"log/slog"
 	"path/filepath"
 	"slices"
@@ -14,9 +15,9 @@ import (
 // using are pods with attached volumes.
 type using struct{ pods []types.UID }
 
-func (u *using) InUse() ([]v1.UniqueVolumeName, error) { return nil, nil }
-func (u *using) Attached() ([]types.UID, error)        { return u.pods, nil }
-func (u *using) UsesChanged() <-chan struct{}          { return nil }
+func (u *using) InUse() (_, _ []v1.UniqueVolumeName, _ error) { return nil, nil, nil }
+func (u *using) Attached() ([]types.UID, error)               { return u.pods, nil }
+func (u *using) UsesChanged() <-chan struct{}                 { return nil }
 
 // F110: pods with attached volumes end when the control plane has been silent for too long, counted from what the agent
 // before heard.
@@ -66,5 +67,36 @@ func TestFence(t *testing.T) {
 	f.after = 0
 	if f.closed() {
 		t.Error("a node that never fences does")
+	}
+}
+
+// F110: of the volumes in use a node tells which it may have mounted; where they are more than an object takes, all of them count so. A
+// node that cannot read what it uses tells nothing.
+func TestNodesTellWhatTheyHold(t *testing.T) {
+	f := &fence{}
+	tells := func(inUse, held []v1.UniqueVolumeName) *v1.Node {
+		n := &v1.Node{}
+		n.Annotations = map[string]string{}
+		f.tells(n, inUse, held)
+		return n
+	}
+	many := make([]v1.UniqueVolumeName, 4000)
+	for i := range many {
+		many[i] = v1.UniqueVolumeName(fmt.Sprintf("kubernetes.io/csi/disk.example^%d", i))
+	}
+	for _, c := range []struct {
+		inUse, held []v1.UniqueVolumeName
+		want        string
+	}{
+		{[]v1.UniqueVolumeName{}, nil, "[]"},
+		{[]v1.UniqueVolumeName{"a", "b"}, []v1.UniqueVolumeName{"b"}, `["b"]`},
+		{many, many, "all"},
+	} {
+		if n := tells(c.inUse, c.held); n.Annotations[VolumesHeldAnnotation] != c.want || len(n.Status.VolumesInUse) != len(c.inUse) {
+			t.Errorf("%d in use, %d held: %v", len(c.inUse), len(c.held), n.Annotations)
+		}
+	}
+	if n := tells(nil, nil); n.Annotations[VolumesHeldAnnotation] != "" || n.Annotations[VolumesInUseAnnotation] != "" {
+		t.Errorf("not known: %v", n.Annotations)
 	}
 }

@@ -2,7 +2,10 @@ package volume
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"time"
 
@@ -35,8 +38,8 @@ func attachedName(driver, handle string) v1.UniqueVolumeName {
 }
 
 // inUse calls f for each attached volume that is mounted, or may be: from before the first call of its driver, or the login to its
-// target, for a pod until the last after the pod.
-func (v *Volumes) inUse(f func(pod types.UID, name v1.UniqueVolumeName)) error {
+// target, for a pod until the last after the pod. One that only waits to be attached is among them, and is not held.
+func (v *Volumes) inUse(f func(pod types.UID, name v1.UniqueVolumeName, held bool)) error {
 	pods, err := v.Pods()
 	if err != nil {
 		return err
@@ -48,7 +51,7 @@ func (v *Volumes) inUse(f func(pod types.UID, name v1.UniqueVolumeName)) error {
 		}
 		for _, r := range recs {
 			if r.Attach {
-				f(p, attachedName(r.Driver, r.Volume))
+				f(p, attachedName(r.Driver, r.Volume), !r.Awaits)
 			}
 		}
 		disks, err := v.iscsiRecords(p)
@@ -57,27 +60,34 @@ func (v *Volumes) inUse(f func(pod types.UID, name v1.UniqueVolumeName)) error {
 		}
 		for _, r := range disks {
 			if r.Attach {
-				f(p, attachedName(iscsiAttacher, r.handle()))
+				f(p, attachedName(iscsiAttacher, r.handle()), !r.Awaits)
 			}
 		}
 	}
 	return nil
 }
 
-// InUse lists the attached volumes that the node uses, as its status names them. They lie on disk.
-func (v *Volumes) InUse() ([]v1.UniqueVolumeName, error) {
-	names := []v1.UniqueVolumeName{}
-	if err := v.inUse(func(_ types.UID, name v1.UniqueVolumeName) { names = append(names, name) }); err != nil {
-		return nil, fmt.Errorf("listing the attached volumes in use: %w", err)
+// InUse implements agent.AttachedVolumes. What it lists lies on disk.
+func (v *Volumes) InUse() (names, held []v1.UniqueVolumeName, err error) {
+	names = []v1.UniqueVolumeName{}
+	err = v.inUse(func(_ types.UID, name v1.UniqueVolumeName, has bool) {
+		names = append(names, name)
+		if has {
+			held = append(held, name)
+		}
+	})
+	if err != nil {
+		return nil, nil, fmt.Errorf("listing the attached volumes in use: %w", err)
 	}
 	slices.Sort(names)
-	return slices.Compact(names), nil
+	slices.Sort(held)
+	return slices.Compact(names), slices.Compact(held), nil
 }
 
 // Attached lists the pods that use attached volumes.
 func (v *Volumes) Attached() ([]types.UID, error) {
 	var pods []types.UID
-	if err := v.inUse(func(p types.UID, _ v1.UniqueVolumeName) { pods = append(pods, p) }); err != nil {
+	if err := v.inUse(func(p types.UID, _ v1.UniqueVolumeName, _ bool) { pods = append(pods, p) }); err != nil {
 		return nil, fmt.Errorf("listing the pods with attached volumes: %w", err)
 	}
 	slices.Sort(pods)
@@ -92,6 +102,19 @@ func (v *Volumes) useChanged() {
 	case v.uses <- struct{}{}:
 	default:
 	}
+}
+
+// awaits says of a volume of a pod whose record is written now whether nothing has been done for it: there is no record yet, or it says
+// so. One of a release that did not write it, or that cannot be read, leaves that open.
+func awaits(file string) bool {
+	b, err := os.ReadFile(file)
+	if errors.Is(err, os.ErrNotExist) {
+		return true
+	}
+	var r struct {
+		Awaits bool `json:"awaits"`
+	}
+	return err == nil && json.Unmarshal(b, &r) == nil && r.Awaits
 }
 
 // attached waits until a volume may be mounted, and returns what the driver said when it attached it.

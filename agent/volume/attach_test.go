@@ -86,10 +86,14 @@ func TestAttachedVolume(t *testing.T) {
 	v, c, d, claim := withDriver(t)
 	c.Put(&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "odd.example"}})
 	known(c, v1.ConditionTrue, false, false)
+	holds := false
 	uses := func(v *Volumes, want bool) {
 		t.Helper()
-		names, err := v.InUse()
+		names, held, err := v.InUse()
 		must(t, err)
+		if slices.Equal(held, []v1.UniqueVolumeName{odd}) != holds || !holds && len(held) > 0 {
+			t.Errorf("held %v, want %v", held, holds)
+		}
 		pods, err := v.Attached()
 		must(t, err)
 		if slices.Equal(names, []v1.UniqueVolumeName{odd}) != want || slices.Equal(pods, []types.UID{"u1"}) != want || !want && len(names)+len(pods) > 0 {
@@ -109,6 +113,14 @@ func TestAttachedVolume(t *testing.T) {
 	if err := <-done; err == nil || len(d.staged) > 0 {
 		t.Fatalf("staged %v: %v", d.staged, err)
 	}
+	next := New(v.cfg) // an agent that is killed meanwhile leaves word that nothing was done for the volume
+	uses(next, true)
+	tried, stop := context.WithCancel(t.Context())
+	stop()
+	if _, err := next.MountAll(tried, pod("u1", claim)); err == nil {
+		t.Error("mounted")
+	}
+	uses(next, true)
 	attachment(c, "vol-1", func(*storagev1.VolumeAttachment) {})
 	known(c, v1.ConditionTrue, true, true)
 	_, err := v.MountAll(t.Context(), pod("u1", claim))
@@ -116,13 +128,25 @@ func TestAttachedVolume(t *testing.T) {
 	if d.context["device"] != "/dev/odd" {
 		t.Errorf("the driver was told %v", d.context)
 	}
-	next := New(v.cfg)
+	holds = true
+	<-v.UsesChanged()
+	next = New(v.cfg)
 	uses(next, true)
 	known(c, v1.ConditionUnknown, true, false) // a pod that runs on it keeps it
 	_, err = next.MountAll(t.Context(), pod("u1", claim))
 	must(t, err)
 	must(t, next.UnmountAll(t.Context(), "u1"))
+	holds = false
 	uses(next, false)
+	// A record of a release that did not write that it waits leaves open what was done, also once it is written anew.
+	file := v.recordFile("u3", "data")
+	must(t, writeRecord(file, map[string]any{"driver": "odd.example", "volume": "vol-1", "attach": true}))
+	if awaits(file) || !awaits(v.recordFile("u4", "data")) {
+		t.Error("what a record says of waiting is not so")
+	}
+	if _, held, err := v.InUse(); err != nil || !slices.Equal(held, []v1.UniqueVolumeName{odd}) {
+		t.Errorf("held %v, %v", held, err)
+	}
 }
 
 // F110: the disk of an iSCSI target that a claim is bound to is told of before the target is asked for anything, and until it is gone; one
@@ -138,37 +162,43 @@ func TestDisksAreAttached(t *testing.T) {
 	pv.Spec.PersistentVolumeSource = v1.PersistentVolumeSource{ISCSI: &disk}
 	c.Put(pv)
 	name := v1.UniqueVolumeName("kubernetes.io/iscsi/iqn.2026-01.example:disks:3")
-	says := func(want string, pods ...types.UID) {
+	says := func(want string, holds bool) {
 		t.Helper()
 		_, err := v.MountAll(t.Context(), pod("u1", claim))
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)
 		}
-		names, err := v.InUse()
+		names, held, err := v.InUse()
 		users, uerr := v.Attached()
+		if slices.Equal(held, []v1.UniqueVolumeName{name}) != holds || !holds && len(held) > 0 {
+			t.Errorf("held %v, want %v", held, holds)
+		}
 		if err != nil || uerr != nil || !slices.Equal(names, []v1.UniqueVolumeName{name}) || !slices.Equal(users, []types.UID{"u1"}) {
 			t.Errorf("in use %v by %v (%v, %v)", names, users, err, uerr)
 		}
 	}
 	known(c, v1.ConditionTrue, false, false)
-	says(`persistentvolume "pv" is not attached to this node: it has no VolumeAttachment to this node yet`)
+	says(`persistentvolume "pv" is not attached to this node: it has no VolumeAttachment to this node yet`, false)
 	attachment(c, "iqn.2026-01.example:disks:3", func(a *storagev1.VolumeAttachment) { a.Spec.Attacher, a.Status.Attached = "iscsi.keelson.dev", false })
-	says("waiting for the control plane (VolumeAttachment csi-")
+	says("waiting for the control plane (VolumeAttachment csi-", false)
 	attachment(c, "iqn.2026-01.example:disks:3", func(a *storagev1.VolumeAttachment) { a.Spec.Attacher = "iscsi.keelson.dev" })
-	says("waiting for the control plane to know that this node uses it")
+	says("waiting for the control plane to know that this node uses it", false)
 	n, _ := c.Node()
 	n = n.DeepCopy()
 	n.Status.VolumesInUse, n.Status.VolumesAttached = []v1.UniqueVolumeName{name}, []v1.AttachedVolume{{Name: name}}
 	c.Put(n)
-	says("iscsiadm is not on this node")
+	says("iscsiadm is not on this node", true)
 	v = New(v.cfg)
-	says("iscsiadm is not on this node")
+	n = n.DeepCopy()
+	n.Status.VolumesAttached = nil // whatever comes, it may have been mounted
+	c.Put(n)
+	says("volumesAttached does not name it", true)
 	must(t, v.UnmountAll(t.Context(), "u1"))
 	inline := volume("data", v1.VolumeSource{ISCSI: &v1.ISCSIVolumeSource{TargetPortal: disk.TargetPortal, IQN: disk.IQN, Lun: disk.Lun}})
 	if _, err := v.MountAll(t.Context(), pod("u2", inline)); err == nil || !strings.Contains(err.Error(), "iscsiadm is not on this node") {
 		t.Errorf("%v", err)
 	}
-	if names, err := v.InUse(); err != nil || len(names) > 0 {
+	if names, _, err := v.InUse(); err != nil || len(names) > 0 {
 		t.Errorf("in use %v, %v", names, err)
 	}
 	must(t, v.UnmountAll(t.Context(), "u2"))

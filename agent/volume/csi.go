@@ -30,6 +30,7 @@ type record struct {
 	// such volumes has the driver unstage there, which changes nothing.
 	Inline bool `json:"inline,omitempty"`
 	Attach bool `json:"attach,omitempty"` // it is attached to the node, which tells that it uses it
+	Awaits bool `json:"awaits,omitempty"` // it has not been attached for the pod yet, and nothing was done for it
 	Ready  bool `json:"ready,omitempty"`  // all that is done to it before a container sees it has been done
 }
 
@@ -133,6 +134,7 @@ func (v *Volumes) csi(ctx context.Context, pod *v1.Pod, name string, s source) (
 		return agent.Mount{}, fmt.Errorf("%s: %w", s, err)
 	}
 	// On disk before the driver hears of it: what it does is undone even when we are killed in the middle.
+	r.Awaits = r.Attach && awaits(file)
 	if err := writeRecord(file, r); err != nil {
 		return agent.Mount{}, err
 	}
@@ -140,6 +142,13 @@ func (v *Volumes) csi(ctx context.Context, pod *v1.Pod, name string, s source) (
 		if cv.PublishContext, err = v.attached(ctx, s); err != nil {
 			return agent.Mount{}, err
 		}
+	}
+	if r.Awaits {
+		r.Awaits = false
+		if err := writeRecord(file, r); err != nil {
+			return agent.Mount{}, err
+		}
+		v.useChanged()
 	}
 	if err := v.publish(ctx, pod, d, s, r, cv, about); err != nil {
 		v.unanswered(file)

@@ -43,6 +43,7 @@ type iscsiRecord struct {
 	ReadOnly  bool   `json:"readOnly,omitempty"`
 	Block     bool   `json:"block,omitempty"`
 	Attach    bool   `json:"attach,omitempty"` // it is attached to the node, which tells that it uses it
+	Awaits    bool   `json:"awaits,omitempty"` // it has not been attached for the pod yet, and nothing was done for it
 }
 
 // handle is how the disk is called among attached volumes.
@@ -126,6 +127,7 @@ func (v *Volumes) iscsi(ctx context.Context, pod *v1.Pod, name string, s iscsiSo
 	if err := v.iscsiFree(file, r); err != nil {
 		return fail(err)
 	}
+	r.Awaits = r.Attach && awaits(file)
 	if err := errors.Join(writeRecord(file, r), os.MkdirAll(v.iscsiDir(r), 0o750)); err != nil {
 		return fail(err)
 	}
@@ -133,6 +135,13 @@ func (v *Volumes) iscsi(ctx context.Context, pod *v1.Pod, name string, s iscsiSo
 		if _, err := v.attached(ctx, source{name: s.claimed, driver: iscsiAttacher, handle: r.handle()}); err != nil {
 			return agent.Mount{}, err
 		}
+	}
+	if r.Awaits {
+		r.Awaits = false
+		if err := writeRecord(file, r); err != nil {
+			return fail(err)
+		}
+		v.useChanged()
 	}
 	var err error
 	if s.block {

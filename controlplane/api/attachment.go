@@ -2,6 +2,7 @@ package api
 
 import (
 	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strconv"
@@ -26,6 +27,24 @@ const AnnotationUnheard = "keelson.dev/unheard-since-restore"
 func Unheard(n *corev1.Node) bool {
 	_, ok := n.Annotations[AnnotationUnheard]
 	return ok
+}
+
+// AnnotationVolumesHeld on a Node is told by its agent: which of the volumes in use it may have mounted, as a JSON list of their names; for
+// the others its pods wait only. Whatever is no such list means all of them.
+const AnnotationVolumesHeld = "keelson.dev/volumes-held"
+
+// Holds says whether a node may have a volume mounted by what it says of itself; told is false where it says that it uses the volume, and
+// is of a release that does not say more.
+func Holds(n *corev1.Node, name corev1.UniqueVolumeName) (holds, told bool) {
+	held, told := n.Annotations[AnnotationVolumesHeld]
+	if !slices.Contains(n.Status.VolumesInUse, name) {
+		return false, true
+	}
+	var names []corev1.UniqueVolumeName
+	if !told || json.Unmarshal([]byte(held), &names) != nil {
+		return true, told
+	}
+	return slices.Contains(names, name), true
 }
 
 // AnnotationFencesAfter on a Node is told by its agent: when it has not heard the control plane for so many seconds, it

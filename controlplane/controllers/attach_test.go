@@ -137,6 +137,63 @@ func TestMultiAttachIsRefused(t *testing.T) {
 	})
 }
 
+// F110: a backup in which a pod waited for a volume, and another had it, is restored after their turns have changed: who has the volume
+// by its node's own word gets it, what the backup gives the other is taken back and never asked of the driver, and each that waits is
+// told for whom.
+func TestVolumesStayWithWhoHasThemAfterARestore(t *testing.T) {
+	attaching(t, options{}, func(w *world, d *disks, node string) {
+		other := map[string]string{"w1": "w2", "w2": "w3", "w3": "w1"}[node]
+		w.create(user("late", other, "data-db-0"))
+		w.eventWith("FailedAttachVolume", "for pod default/db-0: it moves when that pod is gone")
+		d.set(func() { d.dead[node], d.dead[other] = true, true }) // they are not connected
+		v, here := "v", api.AttachmentName("v", diskDriver, node)
+		for _, n := range []string{node, other} {
+			update(w, n, func(n *corev1.Node) { metav1.SetMetaDataAnnotation(&n.ObjectMeta, api.AnnotationUnheard, "") })
+		}
+		time.Sleep(time.Second) // of the bubble: the controller knows
+		w.within(30*time.Second, "the store of the backup", func() error {
+			for _, n := range []string{node, other} {
+				n, err := client.Get[*corev1.Node](w.ctx, w.admin, "", n)
+				if err != nil {
+					return err
+				}
+				n = n.DeepCopy()
+				n.Status.VolumesAttached = nil
+				if _, err := client.UpdateStatus(w.ctx, w.admin, n); err != nil {
+					return err
+				}
+			}
+			a, err := client.Get[*storagev1.VolumeAttachment](w.ctx, w.admin, "", here)
+			if err != nil {
+				return err
+			}
+			a = a.DeepCopy()
+			a.Finalizers = nil
+			if _, err := client.Update(w.ctx, w.admin, a); err != nil {
+				return err
+			}
+			_, err = client.Create(w.ctx, w.admin, &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: api.AttachmentName("v", diskDriver, other)},
+				Spec: storagev1.VolumeAttachmentSpec{Attacher: diskDriver, NodeName: other, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &v}}})
+			if err == nil {
+				err = client.Delete[*storagev1.VolumeAttachment](w.ctx, w.admin, "", here, metav1.DeleteOptions{})
+			}
+			return err
+		})
+		w.eventWith("FailedAttachVolume", "kubectl delete node "+other)
+		w.eventWith("FailedAttachVolume", "kubectl delete node "+node)
+		for _, n := range []string{other, node} {
+			d.set(func() { d.dead[n] = false })
+			time.Sleep(10 * time.Second) // of the bubble: it has said what it has
+			update(w, n, func(n *corev1.Node) { delete(n.Annotations, api.AnnotationUnheard) })
+			time.Sleep(10 * time.Second)
+		}
+		w.mountedOn(time.Minute, "v", node)
+		w.eventWith("FailedAttachVolume", fmt.Sprintf("node %s has it for pod default/db-0: it moves when that pod is gone", node))
+		update(w, "db", func(s *appsv1.StatefulSet) { s.Spec.Replicas = new(int32) })
+		w.mountedOn(time.Minute, "v", other)
+	})
+}
+
 // F110: a disk of an iSCSI target is one node's at a time as well, though nobody is asked to attach it: who has it is told to others
 // that want it, and a node that loses power is fenced before it moves.
 func TestDisksOfTargetsMove(t *testing.T) {

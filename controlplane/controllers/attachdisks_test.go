@@ -3,6 +3,7 @@ package controllers_test
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -19,6 +20,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
@@ -41,6 +43,7 @@ type disks struct {
 	unmounts bool                         // nodes unmount what no pod needs
 	iscsi    bool                         // volumes are disks of iSCSI targets, of which nothing is asked
 	shows    map[string]string            // handles, by PersistentVolume
+	tells    bool                         // nodes tell which volumes they have mounted
 }
 
 // name is how a Node's status names a volume.
@@ -169,7 +172,7 @@ func (w *world) power(node string, on bool) {
 func (w *world) disksOn(nodes ...string) *disks {
 	w.t.Helper()
 	d := &disks{made: map[string]bool{}, at: map[string]string{}, mounted: map[string]map[string]bool{}, dead: map[string]bool{}, secrets: map[string]map[string]string{},
-		unmounts: true, shows: map[string]string{}}
+		unmounts: true, tells: true, shows: map[string]string{}}
 	w.drivers.set(func() { w.drivers.disks = d })
 	w.create(&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: diskDriver, Annotations: map[string]string{controllers.ServedByAnnotation: controllers.ServedByAgent}}})
 	for _, n := range nodes {
@@ -241,10 +244,33 @@ func (w *world) mounts(ctx context.Context, d *disks, node string) {
 		}
 	}
 	slices.Sort(inUse)
+	d.tell(ctx, w, n)
 	if inUse = slices.Compact(inUse); !slices.Equal(inUse, n.Status.VolumesInUse) {
 		next := n.DeepCopy()
 		next.Status.VolumesInUse = inUse
 		_, _ = client.UpdateStatus(ctx, w.admin, next) // the next look is the retry
+	}
+}
+
+// tell writes into a node's object which volumes it has mounted, where its agent tells.
+func (d *disks) tell(ctx context.Context, w *world, n *corev1.Node) {
+	if !d.tells {
+		return
+	}
+	held := []corev1.UniqueVolumeName{}
+	for h, m := range d.mounted {
+		if m[n.Name] {
+			held = append(held, d.name(h))
+		}
+	}
+	slices.Sort(held)
+	said, err := json.Marshal(held)
+	if err != nil || n.Annotations[api.AnnotationVolumesHeld] == string(said) {
+		return
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{api.AnnotationVolumesHeld: string(said)}}})
+	if err == nil {
+		_, _ = client.Patch[*corev1.Node](ctx, w.admin, "", n.Name, "", types.MergePatchType, patch) // the next look is the retry
 	}
 }
 

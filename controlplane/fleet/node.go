@@ -144,7 +144,7 @@ func labelPatch(stored, facts *v1.Node) []byte {
 		meta["labels"] = l
 	}
 	a := differing(stored.Annotations, facts.Annotations)
-	for _, name := range []string{draDrivers, balancer.Announces, wireguardKey, api.AnnotationFencesAfter} {
+	for _, name := range []string{draDrivers, balancer.Announces, wireguardKey, api.AnnotationFencesAfter, api.AnnotationVolumesHeld} {
 		_, stands := stored.Annotations[name]
 		if _, tells := facts.Annotations[name]; stands && !tells {
 			a[name] = nil // of a newer agent, or of other flags: this one does not know

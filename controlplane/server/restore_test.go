@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -205,7 +206,9 @@ func TestVolumesAreGivenAnewAfterARestore(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err = nodes.Patch(ctx, n.Name, types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{%q:null}}}`, api.AnnotationUnheard), metav1.PatchOptions{}); err != nil {
+			patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:null,%q:"[]"}},"spec":{"taints":[{"key":%q,"effect":"NoExecute"},{"key":"own","effect":"NoSchedule"}]}}`,
+				api.AnnotationUnheard, api.AnnotationVolumesHeld, v1.TaintNodeOutOfService)
+			if _, err = nodes.Patch(ctx, n.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 				t.Fatal(err)
 			}
 			status := fmt.Appendf(nil, `{"status":{"volumesInUse":[%q],"volumesAttached":[{"name":%q,"devicePath":""}]}}`, name, name)
@@ -240,6 +243,12 @@ func TestVolumesAreGivenAnewAfterARestore(t *testing.T) {
 			}
 			if !api.Unheard(n) || len(n.Status.VolumesAttached) > 0 || len(n.Status.VolumesInUse) != 1 || n.Labels["is"] != w {
 				t.Errorf("after %s: %+v", after, n)
+			}
+			taint := func(key string) bool {
+				return slices.ContainsFunc(n.Spec.Taints, func(t v1.Taint) bool { return t.Key == key })
+			}
+			if _, tells := n.Annotations[api.AnnotationVolumesHeld]; tells || taint(v1.TaintNodeOutOfService) || !taint("own") {
+				t.Errorf("after %s %s says what it has (%v), or counts as dead: %v", after, w, tells, n.Spec.Taints)
 			}
 		}
 		if a, err := attachments.Get(ctx, "a", metav1.GetOptions{}); err != nil || a.Status.Attached || len(a.Status.AttachmentMetadata) > 0 || a.Spec.NodeName != "w1" {

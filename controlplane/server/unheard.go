@@ -3,6 +3,7 @@ package server
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -16,7 +17,8 @@ import (
 
 // A store that was restored, or recovered from one replica, may be older than what nodes have done by it: a volume that it has on
 // one node may be mounted on another. So no node is told any more that it has one, each is marked as not heard, and drivers are
-// asked again to attach: who has what is found out anew, and until all nodes are heard nobody gets a volume that one may have.
+// asked again to attach: who has what is found out anew, and until all nodes are heard nobody gets a volume that one may have. Nor does
+// it count any more that somebody has declared a node dead: it may have come back since, with volumes.
 
 // unheard says what becomes of the Nodes and VolumeAttachments of such a state.
 func unheard(v *mvcc.View) ([]raftstore.Op, error) {
@@ -26,6 +28,8 @@ func unheard(v *mvcc.View) ([]raftstore.Op, error) {
 			n.Annotations = map[string]string{}
 		}
 		n.Annotations[api.AnnotationUnheard] = ""
+		delete(n.Annotations, api.AnnotationVolumesHeld)
+		n.Spec.Taints = slices.DeleteFunc(n.Spec.Taints, func(t v1.Taint) bool { return t.Key == v1.TaintNodeOutOfService })
 	})
 	attachments, bad := amendEach(v, &storagev1.VolumeAttachment{}, func(a *storagev1.VolumeAttachment) {
 		a.Status.Attached, a.Status.AttachmentMetadata = false, nil

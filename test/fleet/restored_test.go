@@ -23,7 +23,7 @@ func TestNodesAreHeardAfterARestore(t *testing.T) {
 	b := newBed(t, "cp1")
 	n := b.join("w1", nil)
 	b.awaitReady("w1", v1.ConditionTrue)
-	if _, err := client.Patch[*v1.Node](b.ctx, b.client, "", "w1", "", types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{%q:""}}}`, api.AnnotationUnheard)); err != nil {
+	if _, err := client.Patch[*v1.Node](b.ctx, b.client, "", "w1", "", types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{%q:"",%q:"[]"}}}`, api.AnnotationUnheard, api.AnnotationVolumesHeld)); err != nil {
 		t.Fatal(err)
 	}
 	node := func() *v1.Node {
@@ -46,16 +46,26 @@ func TestNodesAreHeardAfterARestore(t *testing.T) {
 		t.Error("heard, though it has said nothing of volumes")
 	}
 	facts = facts.DeepCopy()
-	facts.Annotations = map[string]string{"keelson.dev/volumes-in-use": "told"}
+	const holds = `["kubernetes.io/csi/disk.example^h"]`
+	facts.Annotations = map[string]string{"keelson.dev/volumes-in-use": "told", api.AnnotationVolumesHeld: holds}
 	facts.Status.VolumesInUse = []v1.UniqueVolumeName{api.AttachedName("disk.example", "h")}
 	n.Facts(facts)
 	b.eventually("being heard", func() error {
 		got := node()
-		if !api.Unheard(got) && len(got.Status.VolumesInUse) != 1 {
-			t.Fatalf("heard before what it uses is known: %v", got.Status.VolumesInUse)
+		if !api.Unheard(got) && (len(got.Status.VolumesInUse) != 1 || got.Annotations[api.AnnotationVolumesHeld] != holds) {
+			t.Fatalf("heard before what it uses and has is known: %v, %v", got.Status.VolumesInUse, got.Annotations)
 		}
 		if api.Unheard(got) {
 			return errors.New("it has the mark")
+		}
+		return nil
+	})
+	facts = facts.DeepCopy()
+	delete(facts.Annotations, api.AnnotationVolumesHeld)
+	n.Facts(facts)
+	b.eventually("one of a release that does not tell what it has", func() error {
+		if held, stands := node().Annotations[api.AnnotationVolumesHeld]; stands {
+			return fmt.Errorf("it holds %s", held)
 		}
 		return nil
 	})

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -71,32 +72,37 @@ func duty(a *storagev1.VolumeAttachment, served bool) errand {
 	return publish
 }
 
-// serve is what an attacher does for one attachment.
-func (r *reconciler) serve(ctx context.Context, name string) error {
+// serve is what an attacher does for one attachment; again is when to look once more without a change, 0 = never.
+func (r *reconciler) serve(ctx context.Context, name string) (again time.Duration, err error) {
 	a, ok := r.attachments.Get("", name)
 	switch {
 	case ok && a.Spec.Attacher == api.ISCSIAttacher:
-		return r.grant(ctx, a)
+		return 0, r.grant(ctx, a)
 	case !ok || r.calls == nil:
-		return nil
+		return 0, nil
 	}
 	d, _ := controllers.Cached[*storagev1.CSIDriver](r.drivers, "", a.Spec.Attacher)
 	switch duty(a, controllers.Served(d)) {
 	case hold:
-		return r.hold(ctx, a)
+		return 0, r.hold(ctx, a)
 	case publish:
-		return r.publish(ctx, a)
+		for _, k := range r.ofAttachment(a) {
+			if r.state(k.Namespace, k.Name).doubt(a.Spec.NodeName, &Step{}) != "" { // its pods are told why
+				return unheardAgain, nil
+			}
+		}
+		return 0, r.publish(ctx, a)
 	case unpublish:
 		n, _ := controllers.Cached[*corev1.Node](r.nodes, "", a.Spec.NodeName)
 		if h := r.silences.host(a.Spec.NodeName, n, r.term.Now()); n != nil && api.Unheard(n) && !h.Fenced {
-			return controllers.Race("VolumeAttachment %s goes, and node %s has not said since a backup was restored whether it uses the volume", name, n.Name)
+			return unheardAgain, nil // it has not said whether it uses the volume
 		}
-		return r.unpublish(ctx, a)
+		return 0, r.unpublish(ctx, a)
 	case clash:
 		r.term.Events.Event(a, corev1.EventTypeWarning, "FailedAttachVolume", fmt.Sprintf("CSI driver %s has an attacher of its own, and annotation %s of its CSIDriver asks "+
 			"the cluster to be it: remove the annotation", a.Spec.Attacher, controllers.ServedByAnnotation))
 	}
-	return nil
+	return 0, nil
 }
 
 // grant attaches a volume for which nobody has anything to do.

@@ -76,7 +76,7 @@ func Plan(in State) Step {
 		taken[node] = true
 		if _, want := wanted[node]; a.DeletionTimestamp != nil {
 			leaving[node] = true
-		} else if want || in.held(a, &out) {
+		} else if want && !in.yields(a) || !want && in.held(a, &out) {
 			if a.Status.Attached && in.doubt(node, &out) == "" {
 				out.Listed = append(out.Listed, node)
 			}
@@ -166,9 +166,9 @@ func (in State) wanted(out *Step) map[string]User {
 	return wanted
 }
 
-// doubt says which other node has the volume, or may have it, although neither an attachment nor a pod says so; "" = none. It is so
-// where the store knows less than it did, since a backup was restored: a node ends by itself what has no pod, and until it has
-// said so nobody else gets what one node may have.
+// doubt says which other node has the volume, or may have it, although no attachment says so; "" = none. It is so where the store
+// knows less than it did, since a backup was restored: until a node has said what it has mounted, and while it has that, nobody else
+// gets what one node may have. It ends by itself what has no pod; with one it keeps the volume, and is the one that gets it.
 func (in State) doubt(node string, out *Step) string {
 	if !slices.ContainsFunc(in.Volumes, single) {
 		return ""
@@ -180,9 +180,12 @@ func (in State) doubt(node string, out *Step) string {
 		}
 		switch {
 		case api.Unheard(h.Node):
-			first, why = other, fmt.Sprintf("node %s has not been heard since a backup was restored: it may have it mounted", other)
-		case slices.Contains(h.Node.Status.VolumesInUse, in.name()) && !in.attachedTo(other) && !in.usedOn(other): // with a pod it may wait
+			first, why = other, fmt.Sprintf("node %s has not been heard since a backup was restored: it may have it mounted (if its machine is gone for good: kubectl delete node %[1]s)", other)
+		case in.strays(other):
 			first, why = other, fmt.Sprintf("node %s has it mounted for a pod that is not there any more: it moves when that is unmounted", other)
+			if p := in.userOn(other); p != nil {
+				why = fmt.Sprintf("node %s has it mounted, or may, and keeps it for pod %s/%s: it moves when that pod is gone", other, p.Namespace, p.Name)
+			}
 		}
 	}
 	if first == "" {
@@ -196,8 +199,46 @@ func (in State) doubt(node string, out *Step) string {
 	return why
 }
 
-func (in State) usedOn(node string) bool {
-	return slices.ContainsFunc(in.Users, func(u User) bool { return u.Pod.Spec.NodeName == node })
+// strays says that a node has the volume by its own word, and no attachment to it is known. Where an agent of a release that does not
+// tell what it has from what it waits for has a pod of the volume, it is taken to wait.
+func (in State) strays(node string) bool {
+	h := in.Hosts[node]
+	if h.Node == nil || h.Fenced || in.attachedTo(node) {
+		return false
+	}
+	holds, told := api.Holds(h.Node, in.name())
+	return holds && (told || in.userOn(node) == nil)
+}
+
+// yields says that an attachment of a node that waits goes, since another one has the volume and a pod for it: as after a backup was
+// restored that knows of the first node's turn, and not of the other's that came next. Nothing is taken from a node by it: it
+// has not been told that it has the volume, and says that it does not.
+func (in State) yields(a *storagev1.VolumeAttachment) bool {
+	node := a.Spec.NodeName
+	h := in.Hosts[node]
+	if in.listed(node) || !slices.ContainsFunc(in.Volumes, single) {
+		return false
+	}
+	if !h.Fenced {
+		if h.Node == nil || api.Unheard(h.Node) {
+			return false
+		}
+		if holds, _ := api.Holds(h.Node, in.name()); holds {
+			return false
+		}
+	}
+	return slices.ContainsFunc(in.Users, func(u User) bool {
+		return u.Pod.Spec.NodeName != node && in.strays(u.Pod.Spec.NodeName) && !api.Unheard(in.Hosts[u.Pod.Spec.NodeName].Node)
+	})
+}
+
+// userOn is the oldest pod of a node that uses the volume; nil = none.
+func (in State) userOn(node string) *corev1.Pod {
+	on := slices.DeleteFunc(slices.Clone(in.Users), func(u User) bool { return u.Pod.Spec.NodeName != node })
+	if len(on) == 0 {
+		return nil
+	}
+	return slices.MinFunc(on, older).Pod
 }
 
 // listed says whether a node has been told that it has the volume.

@@ -54,6 +54,20 @@ func host(name string, uses bool) Host {
 	return Host{Node: n}
 }
 
+// told is a node whose agent says which volumes it has mounted, and holds one that says so of the volume.
+func told(h Host, held string) Host {
+	h.Node = h.Node.DeepCopy()
+	h.Node.Annotations = map[string]string{api.AnnotationVolumesHeld: held}
+	return h
+}
+
+func holds(h Host, it bool) Host {
+	if it {
+		return told(h, `["kubernetes.io/csi/disk.example^h"]`)
+	}
+	return told(h, `["kubernetes.io/csi/disk.example^another"]`)
+}
+
 // by tells of a PersistentVolume of another name.
 func by(volume string) string {
 	if volume == "v" {
@@ -115,7 +129,8 @@ func TestPlan(t *testing.T) {
 	listed := host("w1", true)
 	listed.Node.Status.VolumesAttached = []corev1.AttachedVolume{{Name: listed.Node.Status.VolumesInUse[0]}}
 	restored := func(h Host) Host { h.Node.Annotations = map[string]string{api.AnnotationUnheard: ""}; return h }
-	unheard := "a: node w2 has not been heard since a backup was restored: it may have it mounted; again "
+	unheard := "a: node w2 has not been heard since a backup was restored: it may have it mounted (if its machine is gone for good: kubectl delete node w2); again "
+	const keeps = "a: node w2 has it mounted, or may, and keeps it for pod default/b: it moves when that pod is gone"
 	pods := func(p ...*corev1.Pod) []*corev1.Pod { return p }
 	has := func(a ...*storagev1.VolumeAttachment) []*storagev1.VolumeAttachment { return a }
 	for _, c := range []struct {
@@ -174,6 +189,19 @@ func TestPlan(t *testing.T) {
 			Hosts: map[string]Host{"w2": restored(host("w2", false))}}, "attach w1"},
 		{"both of two that wait say that they use it", given{Volume: one, Required: true, Pods: pods(user("a", "w1", false), user("b", "w2", false)),
 			Hosts: map[string]Host{"w1": host("w1", true), "w2": host("w2", true)}}, "attach w1; b: node w1 has it for pod default/a: it moves when that pod is gone"},
+		{"another has it, and a pod: it is given to that", given{Volume: one, Required: true, Pods: pods(user("a", "w1", false), user("b", "w2", false)),
+			Hosts: map[string]Host{"w1": holds(host("w1", true), false), "w2": holds(host("w2", true), true)}}, "attach w2; " + keeps},
+		{"another has it, and a pod: what the store had given goes", given{Volume: one, Required: true, Pods: pods(user("a", "w1", false), user("b", "w2", false)), Attachments: has(to("w1", "attached")),
+			Hosts: map[string]Host{"w1": holds(host("w1", true), false), "w2": holds(host("w2", true), true)}}, "detach w1; " + keeps},
+		{"another says that it has it, and a node that was told so keeps it", given{Volume: one, Required: true, Pods: pods(user("a", "w1", false), user("b", "w2", false)), Attachments: has(to("w1", "attached")),
+			Hosts: map[string]Host{"w1": holds(listed, true), "w2": holds(host("w2", true), true)}}, "b: node w1 has it for pod default/a: it moves when that pod is gone"},
+		{"one that was lost may have it, and waits for the other", given{Volume: one, Required: true, Pods: pods(user("a", "w1", false), user("b", "w2", false)), Attachments: has(to("w1", "attached")),
+			Hosts: map[string]Host{"w1": restored(host("w1", true)), "w2": holds(host("w2", true), true)}},
+			keeps + "; b: node w1 has not been heard since a backup was restored: it may have it mounted (if its machine is gone for good: kubectl delete node w1); again 3s"},
+		{"another waited for a pod that is gone", given{Volume: one, Required: true, Pods: pods(user("a", "w1", false)),
+			Hosts: map[string]Host{"w2": holds(host("w2", true), false)}}, "attach w1"},
+		{"another has more than it can tell", given{Volume: one, Required: true, Pods: pods(user("a", "w1", false), user("b", "w2", false)),
+			Hosts: map[string]Host{"w1": holds(host("w1", true), false), "w2": told(host("w2", true), "all")}}, "attach w2; " + keeps},
 		{"the volume is gone, and mounted", given{Attachments: has(to("w1", "attached")), Hosts: map[string]Host{"w1": host("w1", true)}}, "listed w1"},
 		{"the volume is gone", given{Attachments: has(to("w1", "attached")), Hosts: map[string]Host{"w1": host("w1", false)}}, "detach w1"},
 	} {

@@ -177,6 +177,7 @@ func (i informers) watches(silences *silences) []controllers.Watch {
 // sameHost says that nothing has changed of a node by which volumes are attached and detached.
 func sameHost(a, b *corev1.Node) bool {
 	return lost(a) == lost(b) && api.OutOfService(a) == api.OutOfService(b) && a.Annotations[api.AnnotationFencesAfter] == b.Annotations[api.AnnotationFencesAfter] &&
+		a.Annotations[api.AnnotationVolumesHeld] == b.Annotations[api.AnnotationVolumesHeld] &&
 		api.Unheard(a) == api.Unheard(b) && slices.Equal(a.Status.VolumesInUse, b.Status.VolumesInUse) && slices.Equal(a.Status.VolumesAttached, b.Status.VolumesAttached)
 }
 
@@ -252,7 +253,7 @@ type reconciler struct {
 
 func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (again time.Duration, err error) {
 	if key.Kind == attachmentKey {
-		err = r.serve(ctx, key.Name)
+		again, err = r.serve(ctx, key.Name)
 	} else {
 		again, err = r.volume(ctx, key.Namespace, key.Name)
 	}
@@ -363,7 +364,11 @@ func (r *reconciler) attach(ctx context.Context, in State, u User) error {
 func (r *reconciler) detach(ctx context.Context, in State, a *storagev1.VolumeAttachment) error {
 	node, name := a.Spec.NodeName, in.name()
 	err := r.list(ctx, node, name, false, func(n *corev1.Node) error {
-		if slices.Contains(n.Status.VolumesInUse, name) && !r.silences.host(node, n, r.term.Now()).Fenced {
+		waits := false // for a volume that another has, and was never told that it has it: nothing is taken from it
+		if holds, told := api.Holds(n, name); told && !holds {
+			waits = !listed(n, name)
+		}
+		if slices.Contains(n.Status.VolumesInUse, name) && !waits && !r.silences.host(node, n, r.term.Now()).Fenced {
 			return controllers.Race("node %s uses volume %s again", node, name)
 		}
 		return nil
