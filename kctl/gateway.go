@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	"github.com/spf13/cobra"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -39,18 +38,10 @@ func gatewayInstallCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 			"release or another channel stay as they are; older ones of the standard channel are replaced. It may be run again.\n\n" +
 			"'kctl delete crd' takes a kind away again, with all its objects.",
 		Example: "  kctl gateway install\n  kctl gateway install --class public\n  kctl gateway install --class ''   # the kinds alone",
-		Args:    cobra.NoArgs,
 	}
-	class := c.Flags().String("class", "keelson", "the name of the GatewayClass; an empty one makes none")
-	c.RunE = func(*cobra.Command, []string) error {
-		return installKinds(f, streams, definitions.Gateway, func(ctx context.Context, cluster dynamic.Interface) error {
-			if *class == "" {
-				return nil
-			}
-			return makeGatewayClass(ctx, cluster, streams, *class)
-		})
-	}
-	return c
+	return installs(c, f, streams, definitions.Gateway, "keelson", "the GatewayClass", func(ctx context.Context, cluster dynamic.Interface, class string) error {
+		return makeGatewayClass(ctx, cluster, streams, class)
+	})
 }
 
 // makeGatewayClass makes the class unless it is there.
@@ -60,21 +51,14 @@ func makeGatewayClass(ctx context.Context, cluster dynamic.Interface, streams ge
 		"metadata": map[string]any{"name": name},
 		"spec":     map[string]any{"controllerName": gatewayController},
 	}}
-	err := createServed(ctx, cluster, gatewayClasses, class)
-	switch {
-	case err == nil:
-		fmt.Fprintf(streams.Out, "gatewayclass/%s created\n", name)
+	return makeClass(ctx, cluster, streams, gatewayClasses, class, func() error {
+		have, err := cluster.Resource(gatewayClasses).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return fmt.Errorf("reading GatewayClass %s: %w", name, err)
+		}
+		if by, _, _ := unstructured.NestedString(have.Object, "spec", "controllerName"); by != gatewayController {
+			return fmt.Errorf("GatewayClass %s is served by controller %q: choose another name with --class", name, by)
+		}
 		return nil
-	case !apierrors.IsAlreadyExists(err):
-		return fmt.Errorf("making GatewayClass %s: %w", name, err)
-	}
-	have, err := cluster.Resource(gatewayClasses).Get(ctx, name, metav1.GetOptions{})
-	if err != nil {
-		return fmt.Errorf("reading GatewayClass %s: %w", name, err)
-	}
-	if by, _, _ := unstructured.NestedString(have.Object, "spec", "controllerName"); by != gatewayController {
-		return fmt.Errorf("GatewayClass %s is served by controller %q: choose another name with --class", name, by)
-	}
-	fmt.Fprintf(streams.Out, "gatewayclass/%s unchanged\n", name)
-	return nil
+	})
 }

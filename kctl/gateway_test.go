@@ -1,63 +1,19 @@
 package kctl
 
 import (
-	"bytes"
-	"context"
 	"fmt"
-	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/cli-runtime/pkg/genericclioptions"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
-	"k8s.io/client-go/dynamic"
-	cmdutil "k8s.io/kubectl/pkg/cmd/util"
-
-	"keelson.dev/keelson/test/bed/loopback"
 )
-
-// gatewayLine runs a line of 'kctl gateway' against a replica and returns what it wrote, and what it said last.
-func gatewayLine(t *testing.T, kubeconfig, line string) string {
-	t.Helper()
-	flags := genericclioptions.NewConfigFlags(false)
-	cache := t.TempDir()
-	flags.KubeConfig, flags.CacheDir = &kubeconfig, &cache
-	var out bytes.Buffer
-	root := &cobra.Command{Use: "kctl", SilenceErrors: true, SilenceUsage: true}
-	root.AddCommand(gatewayCommand(cmdutil.NewFactory(flags), genericiooptions.IOStreams{Out: &out, ErrOut: &out}))
-	root.SetArgs(strings.Split(line, " "))
-	if c, err := root.ExecuteC(); err != nil {
-		fmt.Fprintln(&out, failure(c, err))
-	}
-	return out.String()
-}
 
 // A cluster that asks for Gateway API has it at once; what it has of its own stays. F15
 func TestGatewayInstall(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	plane, err := loopback.Start(ctx, t.TempDir(), loopback.Shape{Name: "gateway", Replicas: 1, Ready: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := plane.Stop(); err != nil {
-			t.Error(err)
-		}
-	}()
-	cluster, err := dynamic.NewForConfig(plane.Configs[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	kubeconfig, err := filepath.Abs(plane.Founded.Kubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ctx, plane := oneReplica(t, "gateway")
+	cluster, kubeconfig := dynamicOf(t, plane)
 	resources := []string{"gatewayclasses", "gateways", "httproutes", "grpcroutes", "referencegrants"}
 	outcome := func(verdicts ...string) string {
 		var s strings.Builder
@@ -69,7 +25,7 @@ func TestGatewayInstall(t *testing.T) {
 	}
 	expect := func(line, want string) {
 		t.Helper()
-		if got := gatewayLine(t, kubeconfig, line); got != want {
+		if got, _ := withKubeconfig(t, kubeconfig, strings.Split(line, " ")...); got != want {
 			t.Fatalf("kctl %s:\n%s\nwant:\n%s", line, got, want)
 		}
 	}

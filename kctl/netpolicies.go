@@ -1,7 +1,6 @@
 package kctl
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"fmt"
@@ -57,31 +56,14 @@ func netPoliciesCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 			"  kctl net policies -n shop db-0 -o json",
 	}
 	output := outputFlag(c)
-	everywhere := c.Flags().BoolP("all-namespaces", "A", false, "pods of all namespaces")
-	c.Args = cobra.MaximumNArgs(1)
-	c.RunE = func(cmd *cobra.Command, args []string) error {
-		ns, _, err := f.ToRawKubeConfigLoader().Namespace()
+	return asksNodes(c, f, streams, "pod", "pods", func(ctx context.Context, cs kubernetes.Interface, ns, name string) ([]string, error) {
+		uses, err := readIsolated(ctx, cs, ns, name)
 		if err != nil {
-			return err
-		}
-		if *everywhere && len(args) > 0 {
-			return fmt.Errorf("pod %s: -A shows all pods of all namespaces: leave out the name, or name its namespace with -n", args[0])
-		}
-		if *everywhere {
-			ns = metav1.NamespaceAll
-		}
-		cs, err := f.KubernetesClientSet()
-		if err != nil {
-			return err
-		}
-		ctx := cmp.Or(cmd.Context(), context.Background())
-		uses, err := readIsolated(ctx, cs, ns, strings.Join(args, ""))
-		if err != nil {
-			return err
+			return nil, err
 		}
 		counts, unread, err := readCounts(ctx, cs, parseDrops)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		for i := range uses {
 			u := &uses[i]
@@ -94,15 +76,8 @@ func netPoliciesCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 		if !done {
 			err = printPolicyUses(streams.Out, uses)
 		}
-		for _, u := range unread {
-			fmt.Fprintln(streams.ErrOut, "not read:", u)
-		}
-		if err == nil && len(unread) > 0 {
-			err = errFound
-		}
-		return err
-	}
-	return c
+		return unread, err
+	})
 }
 
 // readIsolated reads policies, and the pods that they isolate.
@@ -158,17 +133,7 @@ type dropOf struct{ namespace, pod, node, direction string }
 // parseDrops reads what a page of metrics says of network policies.
 func parseDrops(r io.Reader, node string) (map[dropOf]Dropped, error) {
 	out := map[dropOf]Dropped{}
-	lines := bufio.NewScanner(r)
-	lines.Buffer(make([]byte, 64<<10), 1<<20)
-	for lines.Scan() {
-		name, rest, ok := strings.Cut(lines.Text(), "{")
-		if !ok || name != metricDroppedPackets && name != metricDroppedBytes {
-			continue
-		}
-		labels, value, ok := parseSample(rest)
-		if !ok {
-			return nil, fmt.Errorf("its metrics have a line that cannot be read: %.120q", lines.Text())
-		}
+	err := eachSample(r, []string{metricDroppedPackets, metricDroppedBytes}, func(name string, labels map[string]string, value uint64) {
 		at := dropOf{labels["namespace"], labels["pod"], node, labels["direction"]}
 		d := out[at]
 		if name == metricDroppedBytes {
@@ -177,8 +142,8 @@ func parseDrops(r io.Reader, node string) (map[dropOf]Dropped, error) {
 			d.Packets = value
 		}
 		out[at] = d
-	}
-	return out, lines.Err()
+	})
+	return out, err
 }
 
 func printPolicyUses(w io.Writer, uses []PolicyUse) error {

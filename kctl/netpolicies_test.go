@@ -1,24 +1,14 @@
 package kctl
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
-	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/cli-runtime/pkg/genericclioptions"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
-	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 )
 
 // Pods that policies isolate are shown with those policies and with what their node dropped; a node that does not
@@ -34,44 +24,19 @@ func TestNetPolicies(t *testing.T) {
 	}
 	host := pod("db-host", "w1")
 	host.Spec.HostNetwork = true
-	answers := map[string]any{
+	page := ""
+	for _, metric := range []string{metricDroppedPackets, metricDroppedBytes} {
+		page += fmt.Sprintf("%s{namespace=\"shop\",pod=\"db-0\",direction=\"ingress\"} 7\n%s{namespace=\"shop\",pod=\"db-1\",direction=\"egress\"} 8\n", metric, metric)
+	}
+	run := netVerb(t, "policies", map[string]any{
 		"/apis/networking.k8s.io/v1/namespaces/shop/networkpolicies": networkingv1.NetworkPolicyList{Items: []networkingv1.NetworkPolicy{
 			{ObjectMeta: meta("mute"), Spec: networkingv1.NetworkPolicySpec{PodSelector: db, PolicyTypes: both}},
 			{ObjectMeta: meta("deny"), Spec: networkingv1.NetworkPolicySpec{PodSelector: db}}}},
 		"/api/v1/namespaces/shop/pods":       corev1.PodList{Items: []corev1.Pod{pod("web-0", "w1"), pod("db-1", "w2"), pod("db-0", "w1"), host}},
 		"/api/v1/namespaces/shop/pods/web-0": pod("web-0", "w1"),
 		"/api/v1/nodes":                      corev1.NodeList{Items: []corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "w1"}}, {ObjectMeta: metav1.ObjectMeta{Name: "w2"}}}},
-	}
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		if r.URL.Path == "/api/v1/nodes/w1/proxy/metrics" {
-			for _, metric := range []string{metricDroppedPackets, metricDroppedBytes} {
-				fmt.Fprintf(w, "%s{namespace=\"shop\",pod=\"db-0\",direction=\"ingress\"} 7\n%s{namespace=\"shop\",pod=\"db-1\",direction=\"egress\"} 8\n", metric, metric)
-			}
-			return
-		}
-		if o, ok := answers[r.URL.Path]; ok {
-			_ = json.NewEncoder(w).Encode(o)
-			return
-		}
-		http.Error(w, "nobody answers", http.StatusBadGateway)
-	}))
-	t.Cleanup(s.Close)
-	at := filepath.Join(t.TempDir(), "config")
-	config := fmt.Sprintf(`{"apiVersion":"v1","kind":"Config","current-context":"c","clusters":[{"name":"c","cluster":{"server":%q}}],"contexts":[{"name":"c","context":{"cluster":"c","namespace":"shop"}}]}`, s.URL)
-	if err := os.WriteFile(at, []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	run := func(line ...string) (string, string, error) {
-		flags := genericclioptions.NewConfigFlags(false)
-		flags.KubeConfig = &at
-		var out, complaints bytes.Buffer
-		root := &cobra.Command{Use: "kctl", SilenceErrors: true, SilenceUsage: true}
-		root.AddCommand(netCommand(cmdutil.NewFactory(flags), genericiooptions.IOStreams{Out: &out, ErrOut: &complaints}))
-		root.SetArgs(append([]string{"net", "policies"}, line...))
-		err := root.Execute()
-		return out.String(), complaints.String(), err
-	}
+		"/api/v1/nodes/w1/proxy/metrics":     page,
+	})
 	out, complaints, err := run()
 	// What w1 says of a pod of w2 is not that pod's.
 	if want := "NAMESPACE   POD    NODE   INGRESS BY   EGRESS BY   DROPPED IN   DROPPED OUT\n" +

@@ -59,8 +59,30 @@ func netServicesCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 			"  kctl net services -n shop db --nodes   # a row for each node that counted something",
 	}
 	output := outputFlag(c)
-	everywhere := c.Flags().BoolP("all-namespaces", "A", false, "Services of all namespaces")
 	perNode := c.Flags().Bool("nodes", false, "a row for each node that counted something")
+	return asksNodes(c, f, streams, "service", "Services", func(ctx context.Context, cs kubernetes.Interface, ns, name string) ([]string, error) {
+		services, err := readUses(ctx, cs, ns, name)
+		if err != nil {
+			return nil, err
+		}
+		counts, unread, err := readCounts(ctx, cs, parseCounts)
+		if err != nil {
+			return nil, err
+		}
+		uses := joinUses(services, counts, *perNode)
+		done, err := printJSON(streams.Out, *output, uses)
+		if !done {
+			err = printUses(streams.Out, uses, *perNode)
+		}
+		return unread, err
+	})
+}
+
+// asksNodes has a command show what nodes counted for one of many objects, all of a namespace or, with -A, of all. show returns
+// which nodes could not be read, and why: the exit code says so.
+func asksNodes(c *cobra.Command, f cmdutil.Factory, streams genericiooptions.IOStreams, one, many string,
+	show func(ctx context.Context, cs kubernetes.Interface, ns, name string) (unread []string, err error)) *cobra.Command {
+	everywhere := c.Flags().BoolP("all-namespaces", "A", false, many+" of all namespaces")
 	c.Args = cobra.MaximumNArgs(1)
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		ns, _, err := f.ToRawKubeConfigLoader().Namespace()
@@ -68,7 +90,7 @@ func netServicesCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 			return err
 		}
 		if *everywhere && len(args) > 0 {
-			return fmt.Errorf("service %s: -A shows all Services of all namespaces: leave out the name, or name its namespace with -n", args[0])
+			return fmt.Errorf("%s %s: -A shows all %s of all namespaces: leave out the name, or name its namespace with -n", one, args[0], many)
 		}
 		if *everywhere {
 			ns = metav1.NamespaceAll
@@ -77,20 +99,7 @@ func netServicesCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 		if err != nil {
 			return err
 		}
-		ctx := cmp.Or(cmd.Context(), context.Background())
-		services, err := readUses(ctx, cs, ns, strings.Join(args, ""))
-		if err != nil {
-			return err
-		}
-		counts, unread, err := readCounts(ctx, cs, parseCounts)
-		if err != nil {
-			return err
-		}
-		uses := joinUses(services, counts, *perNode)
-		done, err := printJSON(streams.Out, *output, uses)
-		if !done {
-			err = printUses(streams.Out, uses, *perNode)
-		}
+		unread, err := show(cmp.Or(cmd.Context(), context.Background()), cs, ns, strings.Join(args, ""))
 		for _, u := range unread {
 			fmt.Fprintln(streams.ErrOut, "not read:", u)
 		}
@@ -209,17 +218,7 @@ func readNode[M any](ctx context.Context, cs kubernetes.Interface, node string, 
 // parseCounts reads what a page of metrics says of Services.
 func parseCounts(r io.Reader, node string) (map[useOf]ServiceUse, error) {
 	out := map[useOf]ServiceUse{}
-	lines := bufio.NewScanner(r)
-	lines.Buffer(make([]byte, 64<<10), 1<<20)
-	for lines.Scan() {
-		name, rest, ok := strings.Cut(lines.Text(), "{")
-		if !ok || name != metricConnections && name != metricUnserved {
-			continue
-		}
-		labels, value, ok := parseSample(rest)
-		if !ok {
-			return nil, fmt.Errorf("its metrics have a line that cannot be read: %.120q", lines.Text())
-		}
+	err := eachSample(r, []string{metricConnections, metricUnserved}, func(name string, labels map[string]string, value uint64) {
 		at := useOf{labels["namespace"], labels["service"], node}
 		u := out[at]
 		switch {
@@ -231,8 +230,26 @@ func parseCounts(r io.Reader, node string) (map[useOf]ServiceUse, error) {
 			u.Connections += value
 		}
 		out[at] = u
+	})
+	return out, err
+}
+
+// eachSample takes what a page of metrics says of some of them.
+func eachSample(r io.Reader, metrics []string, take func(metric string, labels map[string]string, value uint64)) error {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(make([]byte, 64<<10), 1<<20)
+	for lines.Scan() {
+		metric, rest, ok := strings.Cut(lines.Text(), "{")
+		if !ok || !slices.Contains(metrics, metric) {
+			continue
+		}
+		labels, value, ok := parseSample(rest)
+		if !ok {
+			return fmt.Errorf("its metrics have a line that cannot be read: %.120q", lines.Text())
+		}
+		take(metric, labels, value)
 	}
-	return out, lines.Err()
+	return lines.Err()
 }
 
 // parseSample reads what follows the brace of a line: name="value",...} number

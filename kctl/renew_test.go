@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/clientcmd"
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 
@@ -20,7 +22,37 @@ import (
 	"keelson.dev/keelson/test/bed/loopback"
 )
 
-// withKubeconfig runs a verb of 'cluster' with a kubeconfig.
+// oneReplica runs a cluster of one replica until the test ends, for two minutes at most.
+func oneReplica(t *testing.T, name string) (context.Context, *loopback.Plane) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	t.Cleanup(cancel)
+	plane, err := loopback.Start(ctx, t.TempDir(), loopback.Shape{Name: name, Replicas: 1, Ready: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := plane.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return ctx, plane
+}
+
+// dynamicOf is a client of a cluster, and the kubeconfig of its administrator.
+func dynamicOf(t *testing.T, plane *loopback.Plane) (cluster dynamic.Interface, kubeconfig string) {
+	t.Helper()
+	cluster, err := dynamic.NewForConfig(plane.Configs[0])
+	if err == nil {
+		kubeconfig, err = filepath.Abs(plane.Founded.Kubeconfig)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cluster, kubeconfig
+}
+
+// withKubeconfig runs a verb of a cluster with a kubeconfig, and returns what it wrote, and what it said last.
 func withKubeconfig(t *testing.T, path string, args ...string) (string, error) {
 	t.Helper()
 	flags := genericclioptions.NewConfigFlags(false)
@@ -29,26 +61,19 @@ func withKubeconfig(t *testing.T, path string, args ...string) (string, error) {
 	var out bytes.Buffer
 	f, streams := cmdutil.NewFactory(flags), genericiooptions.IOStreams{Out: &out, ErrOut: &out}
 	root := &cobra.Command{Use: "kctl", SilenceErrors: true, SilenceUsage: true}
-	root.AddCommand(rotateCommand(f, streams), renewCommand(f, streams), certsCommand(f, streams))
+	root.AddCommand(rotateCommand(f, streams), renewCommand(f, streams), certsCommand(f, streams), gatewayCommand(f, streams), snapshotCommand(f, streams))
 	root.SetArgs(args)
-	err := root.Execute()
+	c, err := root.ExecuteC()
+	if err != nil {
+		fmt.Fprintln(&out, failure(c, err))
+	}
 	return out.String(), err
 }
 
 // An administrator exchanges the cluster's CA: the kubeconfig in use gets both authorities and a certificate by the new one,
 // and goes on after the former has gone, when it is renewed once more; one of before that was not renewed is refused. F51
 func TestRenewKubeconfig(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	plane, err := loopback.Start(ctx, t.TempDir(), loopback.Shape{Name: "renew", Replicas: 1, Ready: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := plane.Stop(); err != nil {
-			t.Error(err)
-		}
-	}()
+	ctx, plane := oneReplica(t, "renew")
 	first, err := os.ReadFile(plane.Founded.Kubeconfig)
 	if err != nil {
 		t.Fatal(err)

@@ -2,11 +2,8 @@ package kctl
 
 import (
 	"context"
-	"fmt"
-	"strings"
 
 	"github.com/spf13/cobra"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
@@ -51,21 +48,14 @@ func snapshotInstallCommand(f cmdutil.Factory, streams genericiooptions.IOStream
 			"control plane go by them: kctl annotate crd volumesnapshots.snapshot.storage.k8s.io keelson.dev/served-by=control-plane\n\n" +
 			"'kctl delete crd' takes a kind away again, with all its objects.",
 		Example: "  kctl snapshot install\n  kctl snapshot install --class nightly\n  kctl snapshot install --class ''   # the kinds alone",
-		Args:    cobra.NoArgs,
 	}
-	class := c.Flags().String("class", "standard", "the name of the VolumeSnapshotClass and the VolumeGroupSnapshotClass; an empty one makes none")
-	c.RunE = func(*cobra.Command, []string) error {
-		return installKinds(f, streams, definitions.Snapshot, func(ctx context.Context, cluster dynamic.Interface) error {
-			if *class == "" {
-				return nil
-			}
-			if err := makeSnapshotClass(ctx, cluster, streams, snapshotClasses, "VolumeSnapshotClass", defaultSnapshotClass, *class); err != nil {
-				return err
-			}
-			return makeSnapshotClass(ctx, cluster, streams, groupSnapshotClasses, "VolumeGroupSnapshotClass", defaultGroupSnapshotClass, *class)
-		})
-	}
-	return c
+	const both = "the VolumeSnapshotClass and the VolumeGroupSnapshotClass"
+	return installs(c, f, streams, definitions.Snapshot, "standard", both, func(ctx context.Context, cluster dynamic.Interface, class string) error {
+		if err := makeSnapshotClass(ctx, cluster, streams, snapshotClasses, "VolumeSnapshotClass", defaultSnapshotClass, class); err != nil {
+			return err
+		}
+		return makeSnapshotClass(ctx, cluster, streams, groupSnapshotClasses, "VolumeGroupSnapshotClass", defaultGroupSnapshotClass, class)
+	})
 }
 
 // makeSnapshotClass makes a class of one of the kinds unless it is there.
@@ -76,14 +66,5 @@ func makeSnapshotClass(ctx context.Context, cluster dynamic.Interface, streams g
 		"metadata": map[string]any{"name": name, "annotations": map[string]any{isDefault: "true"}},
 		"driver":   localDriver, "deletionPolicy": "Delete",
 	}}
-	err := createServed(ctx, cluster, of, class)
-	switch {
-	case err == nil:
-		fmt.Fprintf(streams.Out, "%s/%s created\n", strings.ToLower(kind), name)
-	case apierrors.IsAlreadyExists(err):
-		fmt.Fprintf(streams.Out, "%s/%s unchanged\n", strings.ToLower(kind), name)
-	default:
-		return fmt.Errorf("making %s %s: %w", kind, name, err)
-	}
-	return nil
+	return makeClass(ctx, cluster, streams, of, class, func() error { return nil })
 }
