@@ -39,11 +39,11 @@ func (r *reconciler) content(ctx context.Context, c content) (time.Duration, err
 func (r *reconciler) take(ctx context.Context, c content) (time.Duration, error) {
 	q, err := r.request(ctx, c)
 	if err != nil {
-		return 0, r.refused(ctx, c, err)
+		return 0, r.refused(ctx, ofSnapshots, c.Object, err)
 	}
 	nodes, err := r.reaching(c.Object, c.Typed.Spec.Driver)
 	if err != nil {
-		return 0, r.refused(ctx, c, err)
+		return 0, r.refused(ctx, ofSnapshots, c.Object, err)
 	}
 	if !metav1.HasAnnotation(c.Object.ObjectMeta, beingCreated) {
 		if err := r.mark(ctx, ofSnapshots, c.Object, true); err != nil {
@@ -56,9 +56,9 @@ func (r *reconciler) take(ctx context.Context, c content) (time.Duration, error)
 	case status.Code(err) == codes.Aborted:
 		return poll, nil // it is being made
 	case err != nil:
-		return 0, r.refused(ctx, c, fmt.Errorf("node %s: %s", nodes[0], controllers.Words(err)))
+		return 0, r.refused(ctx, ofSnapshots, c.Object, fmt.Errorf("node %s: %s", nodes[0], controllers.Words(err)))
 	case res.GetSnapshot().GetSnapshotId() == "":
-		return 0, r.refused(ctx, c, errors.New("the driver made a snapshot without an id"))
+		return 0, r.refused(ctx, ofSnapshots, c.Object, errors.New("the driver made a snapshot without an id"))
 	}
 	if err := r.writeStatus(ctx, c.Object, contentStatus(res.GetSnapshot())); err != nil {
 		return 0, err
@@ -85,26 +85,12 @@ func contentStatus(s *csi.Snapshot) *snap.VolumeSnapshotContentStatus {
 // request is what a driver is asked for.
 func (r *reconciler) request(ctx context.Context, c content) (*csi.CreateSnapshotRequest, error) {
 	q := &csi.CreateSnapshotRequest{Name: driverName(c.Typed), SourceVolumeId: *c.Typed.Spec.Source.VolumeHandle}
-	if name := c.Typed.Spec.VolumeSnapshotClassName; name != nil {
-		class, err := controllers.GetTyped[snap.VolumeSnapshotClass](ctx, r.term.Client, r.kind("VolumeSnapshotClass"), "", *name)
-		if err != nil {
-			return nil, fmt.Errorf("VolumeSnapshotClass %s: %w", *name, err)
-		}
-		if q.Parameters, err = ofSnapshots.told(classOf(class.Typed)); err != nil {
-			return nil, err
-		}
+	var err error
+	if q.Parameters, err = parameters(ctx, r, ofSnapshots, c.Typed.Spec.VolumeSnapshotClassName, classOf); err != nil {
+		return nil, err
 	}
-	secrets, err := r.secrets(ctx, ofSnapshots, c.Object, c.Typed.Spec.Driver)
-	q.Secrets = secrets
+	q.Secrets, err = r.secrets(ctx, ofSnapshots, c.Object, c.Typed.Spec.Driver)
 	return q, err
-}
-
-// refused tells a content and its snapshot why it is not taken, and returns that.
-func (r *reconciler) refused(ctx context.Context, c content, cause error) error {
-	if err := r.says(ctx, c.Object, "SnapshotCreationFailed", "snapshot is not taken: "+cause.Error()); err != nil {
-		return err
-	}
-	return fmt.Errorf("VolumeSnapshotContent %s: %w", c.Typed.Name, cause)
 }
 
 // find looks for a snapshot that somebody made without the cluster, on every node that has the driver: where it is
@@ -112,11 +98,11 @@ func (r *reconciler) refused(ctx context.Context, c content, cause error) error 
 func (r *reconciler) find(ctx context.Context, c content) (time.Duration, error) {
 	nodes, err := r.reaching(c.Object, c.Typed.Spec.Driver)
 	if err != nil {
-		return 0, r.refused(ctx, c, err)
+		return 0, r.refused(ctx, ofSnapshots, c.Object, err)
 	}
 	secrets, err := r.secrets(ctx, ofSnapshots, c.Object, c.Typed.Spec.Driver)
 	if err != nil {
-		return 0, r.refused(ctx, c, err)
+		return 0, r.refused(ctx, ofSnapshots, c.Object, err)
 	}
 	handle := *c.Typed.Spec.Source.SnapshotHandle
 	for _, name := range nodes {
@@ -126,7 +112,7 @@ func (r *reconciler) find(ctx context.Context, c content) (time.Duration, error)
 			return 0, r.writeStatus(ctx, c.Object, &snap.VolumeSnapshotContentStatus{SnapshotHandle: &handle, ReadyToUse: &yes})
 		}
 		if err != nil {
-			return 0, r.refused(ctx, c, fmt.Errorf("node %s: %s", name, controllers.Words(err)))
+			return 0, r.refused(ctx, ofSnapshots, c.Object, fmt.Errorf("node %s: %s", name, controllers.Words(err)))
 		}
 		for _, e := range res.GetEntries() {
 			if e.GetSnapshot().GetSnapshotId() == handle {
@@ -134,7 +120,7 @@ func (r *reconciler) find(ctx context.Context, c content) (time.Duration, error)
 			}
 		}
 	}
-	return again, r.refused(ctx, c, fmt.Errorf("CSI driver %s has no snapshot %s on any node", c.Typed.Spec.Driver, handle))
+	return again, r.refused(ctx, ofSnapshots, c.Object, fmt.Errorf("CSI driver %s has no snapshot %s on any node", c.Typed.Spec.Driver, handle))
 }
 
 func (r *reconciler) found(ctx context.Context, c content, name string, s *csi.Snapshot) (time.Duration, error) {
@@ -142,7 +128,7 @@ func (r *reconciler) found(ctx context.Context, c content, name string, s *csi.S
 	on, _ := controllers.Cached[*storagev1.CSINode](r.csiNodes, "", name)
 	d := controllers.DriverOn(on, c.Typed.Spec.Driver)
 	if missing := controllers.Unlabelled(d, node); missing != "" { // where it is reached from is written once
-		return again, r.refused(ctx, c, fmt.Errorf("node %s has no label %s, by which CSI driver %s says where it is: the driver's registration sets it",
+		return again, r.refused(ctx, ofSnapshots, c.Object, fmt.Errorf("node %s has no label %s, by which CSI driver %s says where it is: the driver's registration sets it",
 			name, missing, c.Typed.Spec.Driver))
 	}
 	if at := controllers.Segments(d, node); len(at) > 0 && !metav1.HasAnnotation(c.Object.ObjectMeta, controllers.ReachedFromAnnotation) {
@@ -171,16 +157,11 @@ func (r *reconciler) found(ctx context.Context, c content, name string, s *csi.S
 // remove has the driver delete a snapshot where that is the policy, and lets the content go. A snapshot that was being
 // made is asked for once more: only then is it known.
 func (r *reconciler) remove(ctx context.Context, c content) (time.Duration, error) {
+	var err error
 	if c.Typed.Spec.DeletionPolicy == snap.VolumeSnapshotContentDelete && !metav1.HasAnnotation(c.Object.ObjectMeta, inGroup) {
-		if err := r.delete(ctx, c); err != nil {
-			if status.Code(err) == codes.Aborted {
-				return poll, nil
-			}
-			r.event(c.Object, corev1.EventTypeWarning, "SnapshotDeleteError", "snapshot is not deleted: "+controllers.Words(err))
-			return 0, fmt.Errorf("deleting the snapshot of VolumeSnapshotContent %s: %w", c.Typed.Name, err)
-		}
+		err = r.delete(ctx, c)
 	}
-	return 0, r.leave(ctx, ofSnapshots, c.Object)
+	return r.removed(ctx, ofSnapshots, c.Object, err)
 }
 
 // delete has the driver delete the snapshot of a content.

@@ -36,11 +36,7 @@ func (r *reconciler) groupNamed(ctx context.Context, key controllers.Key) (time.
 		return r.groupDeleted(ctx, g)
 	}
 	if !slices.Contains(g.Typed.Finalizers, groupFinalizer) {
-		next, err := r.write(ctx, g.Object, func(o *custom.Object) { o.Finalizers = append(o.Finalizers, groupFinalizer) })
-		if err != nil {
-			return 0, err
-		}
-		if g, err = controllers.TypedOf[groups.VolumeGroupSnapshot](next); err != nil {
+		if g, err = changed(ctx, r, g, func(o *custom.Object) { o.Finalizers = append(o.Finalizers, groupFinalizer) }); err != nil {
 			return 0, err
 		}
 	}
@@ -59,19 +55,10 @@ func (r *reconciler) groupNamed(ctx context.Context, key controllers.Key) (time.
 	return r.groupTold(ctx, g, *c)
 }
 
-// groupContentOrNil reads a content of a group; nil when there is none.
-func (r *reconciler) groupContentOrNil(ctx context.Context, name string) (*groupContent, error) {
-	c, err := controllers.GetTyped[groups.VolumeGroupSnapshotContent](ctx, r.term.Client, r.kind("VolumeGroupSnapshotContent"), "", name)
-	if apierrors.IsNotFound(err) {
-		return nil, nil
-	}
-	return &c, err
-}
-
 // groupGiven is the content that a group names.
 func (r *reconciler) groupGiven(ctx context.Context, g group) (*groupContent, error) {
 	name := *g.Typed.Spec.Source.VolumeGroupSnapshotContentName
-	c, err := r.groupContentOrNil(ctx, name)
+	c, err := contentNamed[groups.VolumeGroupSnapshotContent](ctx, r, ofGroups, name)
 	switch {
 	case err != nil:
 		return nil, err
@@ -81,25 +68,13 @@ func (r *reconciler) groupGiven(ctx context.Context, g group) (*groupContent, er
 	if err := groupBelongs(g.Typed, c.Typed); err != nil {
 		return nil, err
 	}
-	if c.Typed.Spec.VolumeGroupSnapshotRef.UID != "" && slices.Contains(c.Typed.Finalizers, groupContentFinalizer) {
-		return c, nil
-	}
-	next, err := r.write(ctx, c.Object, func(o *custom.Object) {
-		o.Content["spec"].(map[string]any)["volumeGroupSnapshotRef"].(map[string]any)["uid"] = string(g.Typed.UID)
-		if !slices.Contains(o.Finalizers, groupContentFinalizer) {
-			o.Finalizers = append(o.Finalizers, groupContentFinalizer)
-		}
-	})
-	if err != nil {
-		return nil, err
-	}
-	bound, err := controllers.TypedOf[groups.VolumeGroupSnapshotContent](next)
+	bound, err := bind(ctx, r, ofGroups, *c, c.Typed.Spec.VolumeGroupSnapshotRef, g.Typed.UID)
 	return &bound, err
 }
 
 // groupDynamic makes the content of a group of claims unless it is there. The claims stay until the group is taken.
 func (r *reconciler) groupDynamic(ctx context.Context, g group) (group, *groupContent, error) {
-	c, err := r.groupContentOrNil(ctx, groupContentName(g.Typed.UID))
+	c, err := contentNamed[groups.VolumeGroupSnapshotContent](ctx, r, ofGroups, groupContentName(g.Typed.UID))
 	if err != nil {
 		return g, nil, err
 	}
@@ -117,15 +92,7 @@ func (r *reconciler) groupDynamic(ctx context.Context, g group) (group, *groupCo
 	if err != nil {
 		return g, nil, err
 	}
-	list, err := controllers.ListTyped[groups.VolumeGroupSnapshotClass](ctx, r.term.Client, r.kind("VolumeGroupSnapshotClass"), "")
-	if err != nil {
-		return g, nil, err
-	}
-	var classes []class
-	for _, one := range list {
-		classes = append(classes, groupClassOf(one.Typed))
-	}
-	class, err := ofGroups.classFor(g.Typed.Spec.VolumeGroupSnapshotClassName, driver, classes)
+	class, err := chosen(ctx, r, ofGroups, g.Typed.Spec.VolumeGroupSnapshotClassName, driver, groupClassOf)
 	if err != nil {
 		return g, nil, err
 	}
@@ -136,24 +103,11 @@ func (r *reconciler) groupDynamic(ctx context.Context, g group) (group, *groupCo
 	if err != nil {
 		return g, nil, err
 	}
-	if g.Typed.Spec.VolumeGroupSnapshotClassName == nil {
-		next, err := r.write(ctx, g.Object, func(o *custom.Object) {
-			o.Content["spec"].(map[string]any)["volumeGroupSnapshotClassName"] = class.name
-		})
-		if err != nil {
-			return g, nil, err
-		}
-		if g, err = controllers.TypedOf[groups.VolumeGroupSnapshot](next); err != nil {
-			return g, nil, err
-		}
+	if g, err = withClass(ctx, r, ofGroups, g, g.Typed.Spec.VolumeGroupSnapshotClassName, class); err != nil {
+		return g, nil, err
 	}
 	for _, claim := range claims {
-		if slices.Contains(claim.Finalizers, claimFinalizer) {
-			continue
-		}
-		held := claim.DeepCopy()
-		held.Finalizers = append(held.Finalizers, claimFinalizer)
-		if _, err := client.Update(ctx, r.term.Client, held); err != nil {
+		if err := r.hold(ctx, claim); err != nil {
 			return g, nil, err
 		}
 	}
@@ -177,13 +131,8 @@ func (r *reconciler) groupSources(ctx context.Context, g *groups.VolumeGroupSnap
 	}
 	var volumes []*corev1.PersistentVolume
 	for _, c := range claims {
-		var v *corev1.PersistentVolume
-		if c.Spec.VolumeName != "" {
-			if v, err = client.Get[*corev1.PersistentVolume](ctx, r.term.Client, "", c.Spec.VolumeName); err != nil {
-				v = nil
-			}
-		}
-		if err := source(c, v); err != nil {
+		v, err := r.volumeOf(ctx, c)
+		if err != nil {
 			return nil, nil, err
 		}
 		volumes = append(volumes, v)
@@ -404,7 +353,7 @@ func (r *reconciler) groupDeleted(ctx context.Context, g group) (time.Duration, 
 	if g.Typed.Spec.Source.VolumeGroupSnapshotContentName != nil {
 		name = *g.Typed.Spec.Source.VolumeGroupSnapshotContentName
 	}
-	c, err := r.groupContentOrNil(ctx, name)
+	c, err := contentNamed[groups.VolumeGroupSnapshotContent](ctx, r, ofGroups, name)
 	if err != nil {
 		return 0, err
 	}

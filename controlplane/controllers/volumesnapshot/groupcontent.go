@@ -67,14 +67,14 @@ func (r *reconciler) groupOrphaned(ctx context.Context, c groupContent) (bool, e
 func (r *reconciler) groupTake(ctx context.Context, c groupContent) (time.Duration, error) {
 	q, err := r.groupRequest(ctx, c)
 	if err != nil {
-		return 0, r.groupRefused(ctx, c, err)
+		return 0, r.refused(ctx, ofGroups, c.Object, err)
 	}
 	nodes, err := r.reaching(c.Object, c.Typed.Spec.Driver)
 	if err != nil {
-		return 0, r.groupRefused(ctx, c, err)
+		return 0, r.refused(ctx, ofGroups, c.Object, err)
 	}
 	if err := r.groups(ctx, nodes[0], c.Typed.Spec.Driver); err != nil {
-		return 0, r.groupRefused(ctx, c, err)
+		return 0, r.refused(ctx, ofGroups, c.Object, err)
 	}
 	if !metav1.HasAnnotation(c.Object.ObjectMeta, groupBeingCreated) {
 		return time.Millisecond, r.mark(ctx, ofGroups, c.Object, true) // and go on by what is stored
@@ -84,7 +84,7 @@ func (r *reconciler) groupTake(ctx context.Context, c groupContent) (time.Durati
 	case status.Code(err) == codes.Aborted:
 		return poll, nil // it is being made
 	case err != nil:
-		return 0, r.groupRefused(ctx, c, fmt.Errorf("node %s: %s", nodes[0], controllers.Words(err)))
+		return 0, r.refused(ctx, ofGroups, c.Object, fmt.Errorf("node %s: %s", nodes[0], controllers.Words(err)))
 	}
 	return r.groupTaken(ctx, c, res.GetGroupSnapshot())
 }
@@ -92,7 +92,7 @@ func (r *reconciler) groupTake(ctx context.Context, c groupContent) (time.Durati
 // groupTaken has a content say what the driver made.
 func (r *reconciler) groupTaken(ctx context.Context, c groupContent, g *csi.VolumeGroupSnapshot) (time.Duration, error) {
 	if g.GetGroupSnapshotId() == "" || len(g.GetSnapshots()) == 0 || len(g.GetSnapshots()) > mostInGroup {
-		return 0, r.groupRefused(ctx, c, fmt.Errorf("the driver answered with group %q of %d snapshots", g.GetGroupSnapshotId(), len(g.GetSnapshots())))
+		return 0, r.refused(ctx, ofGroups, c.Object, fmt.Errorf("the driver answered with group %q of %d snapshots", g.GetGroupSnapshotId(), len(g.GetSnapshots())))
 	}
 	id, ready := g.GetGroupSnapshotId(), g.GetReadyToUse()
 	at := metav1.NewTime(r.term.Now().Truncate(time.Second))
@@ -133,37 +133,23 @@ func (r *reconciler) groups(ctx context.Context, node, driver string) error {
 // groupRequest is what a driver is asked for.
 func (r *reconciler) groupRequest(ctx context.Context, c groupContent) (*csi.CreateVolumeGroupSnapshotRequest, error) {
 	q := &csi.CreateVolumeGroupSnapshotRequest{Name: groupDriverName(c.Typed.Spec.VolumeGroupSnapshotRef.UID), SourceVolumeIds: c.Typed.Spec.Source.VolumeHandles}
-	if name := c.Typed.Spec.VolumeGroupSnapshotClassName; name != nil {
-		class, err := controllers.GetTyped[groups.VolumeGroupSnapshotClass](ctx, r.term.Client, r.kind("VolumeGroupSnapshotClass"), "", *name)
-		if err != nil {
-			return nil, fmt.Errorf("VolumeGroupSnapshotClass %s: %w", *name, err)
-		}
-		if q.Parameters, err = ofGroups.told(groupClassOf(class.Typed)); err != nil {
-			return nil, err
-		}
+	var err error
+	if q.Parameters, err = parameters(ctx, r, ofGroups, c.Typed.Spec.VolumeGroupSnapshotClassName, groupClassOf); err != nil {
+		return nil, err
 	}
-	secrets, err := r.secrets(ctx, ofGroups, c.Object, c.Typed.Spec.Driver)
-	q.Secrets = secrets
+	q.Secrets, err = r.secrets(ctx, ofGroups, c.Object, c.Typed.Spec.Driver)
 	return q, err
-}
-
-// groupRefused tells a content and its group why it is not taken, and returns that.
-func (r *reconciler) groupRefused(ctx context.Context, c groupContent, cause error) error {
-	if err := r.says(ctx, c.Object, "GroupSnapshotCreationFailed", "group of snapshots is not taken: "+cause.Error()); err != nil {
-		return err
-	}
-	return fmt.Errorf("VolumeGroupSnapshotContent %s: %w", c.Typed.Name, cause)
 }
 
 // groupFind looks for a group that somebody made without the cluster, on every node that has the driver.
 func (r *reconciler) groupFind(ctx context.Context, c groupContent) (time.Duration, error) {
 	nodes, err := r.reaching(c.Object, c.Typed.Spec.Driver)
 	if err != nil {
-		return 0, r.groupRefused(ctx, c, err)
+		return 0, r.refused(ctx, ofGroups, c.Object, err)
 	}
 	secrets, err := r.secrets(ctx, ofGroups, c.Object, c.Typed.Spec.Driver)
 	if err != nil {
-		return 0, r.groupRefused(ctx, c, err)
+		return 0, r.refused(ctx, ofGroups, c.Object, err)
 	}
 	given := c.Typed.Spec.Source.GroupSnapshotHandles
 	for _, name := range nodes {
@@ -173,11 +159,11 @@ func (r *reconciler) groupFind(ctx context.Context, c groupContent) (time.Durati
 			continue
 		}
 		if err != nil {
-			return 0, r.groupRefused(ctx, c, fmt.Errorf("node %s: %s", name, controllers.Words(err)))
+			return 0, r.refused(ctx, ofGroups, c.Object, fmt.Errorf("node %s: %s", name, controllers.Words(err)))
 		}
 		return r.groupTaken(ctx, c, res.GetGroupSnapshot())
 	}
-	return again, r.groupRefused(ctx, c, fmt.Errorf("CSI driver %s has no group of snapshots %s on any node", c.Typed.Spec.Driver, given.VolumeGroupSnapshotHandle))
+	return again, r.refused(ctx, ofGroups, c.Object, fmt.Errorf("CSI driver %s has no group of snapshots %s on any node", c.Typed.Spec.Driver, given.VolumeGroupSnapshotHandle))
 }
 
 // groupRemove has the driver delete a group where that is the policy, and lets the content go. The snapshots in the group
@@ -195,16 +181,11 @@ func (r *reconciler) groupRemove(ctx context.Context, c groupContent) (time.Dura
 	} else if !apierrors.IsNotFound(err) {
 		return 0, err
 	}
+	var err error
 	if c.Typed.Spec.DeletionPolicy == snap.VolumeSnapshotContentDelete {
-		if err := r.groupDelete(ctx, c); err != nil {
-			if status.Code(err) == codes.Aborted {
-				return poll, nil
-			}
-			r.event(c.Object, corev1.EventTypeWarning, "GroupSnapshotDeleteError", "group of snapshots is not deleted: "+controllers.Words(err))
-			return 0, fmt.Errorf("deleting the group of snapshots of VolumeGroupSnapshotContent %s: %w", c.Typed.Name, err)
-		}
+		err = r.groupDelete(ctx, c)
 	}
-	return 0, r.leave(ctx, ofGroups, c.Object)
+	return r.removed(ctx, ofGroups, c.Object, err)
 }
 
 // groupDelete has the driver delete the group of a content. One that was being made is asked for once more: only then is

@@ -149,18 +149,8 @@ func groupContentOf(g *groups.VolumeGroupSnapshot, c class, volumes []*corev1.Pe
 
 // groupBelongs says why a content that a group names is not its own.
 func groupBelongs(g *groups.VolumeGroupSnapshot, c *groups.VolumeGroupSnapshotContent) error {
-	ref := c.Spec.VolumeGroupSnapshotRef
-	switch {
-	case ref.Namespace != g.Namespace || ref.Name != g.Name:
-		return fmt.Errorf("VolumeGroupSnapshotContent %s is for VolumeGroupSnapshot %s/%s", c.Name, ref.Namespace, ref.Name)
-	case ref.UID != "" && ref.UID != g.UID:
-		return fmt.Errorf("VolumeGroupSnapshotContent %s belongs to an earlier VolumeGroupSnapshot of this name", c.Name)
-	case c.Spec.Source.GroupSnapshotHandles == nil && g.Spec.Source.VolumeGroupSnapshotContentName != nil:
-		return fmt.Errorf("VolumeGroupSnapshotContent %s is one that was made for claims, and has no source.groupSnapshotHandles", c.Name)
-	case c.DeletionTimestamp != nil:
-		return fmt.Errorf("VolumeGroupSnapshotContent %s is being deleted", c.Name)
-	}
-	return nil
+	made := c.Spec.Source.GroupSnapshotHandles == nil && g.Spec.Source.VolumeGroupSnapshotContentName != nil
+	return ofGroups.belongs(g, c, c.Spec.VolumeGroupSnapshotRef, made)
 }
 
 // memberOf is the snapshot of a volume in a group, which goes with the group. claim is that of the volume, "" where it is

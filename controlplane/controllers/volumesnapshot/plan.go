@@ -10,7 +10,6 @@
 package volumesnapshot
 
 import (
-	"errors"
 	"fmt"
 
 	snap "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
@@ -91,18 +90,8 @@ func contentOf(s *snap.VolumeSnapshot, c class, v *corev1.PersistentVolume) (*sn
 
 // belongs says why a content that a snapshot names is not its own.
 func belongs(s *snap.VolumeSnapshot, c *snap.VolumeSnapshotContent) error {
-	ref := c.Spec.VolumeSnapshotRef
-	switch {
-	case ref.Namespace != s.Namespace || ref.Name != s.Name:
-		return fmt.Errorf("VolumeSnapshotContent %s is for VolumeSnapshot %s/%s", c.Name, ref.Namespace, ref.Name)
-	case ref.UID != "" && ref.UID != s.UID:
-		return fmt.Errorf("VolumeSnapshotContent %s belongs to an earlier VolumeSnapshot of this name", c.Name)
-	case c.Spec.Source.SnapshotHandle == nil && s.Spec.Source.VolumeSnapshotContentName != nil:
-		return fmt.Errorf("VolumeSnapshotContent %s is one that was made for a claim, and has no source.snapshotHandle", c.Name)
-	case c.DeletionTimestamp != nil:
-		return errors.New("VolumeSnapshotContent " + c.Name + " is being deleted")
-	}
-	return nil
+	made := c.Spec.Source.SnapshotHandle == nil && s.Spec.Source.VolumeSnapshotContentName != nil
+	return ofSnapshots.belongs(s, c, c.Spec.VolumeSnapshotRef, made)
 }
 
 // goes says whether the data of a content that is being deleted are its driver's to delete, if its policy is that: nobody

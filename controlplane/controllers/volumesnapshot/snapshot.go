@@ -22,27 +22,22 @@ import (
 )
 
 // snapshot brings a snapshot to its content, and has it say what that says.
-func (r *reconciler) snapshot(ctx context.Context, s snapshot) (time.Duration, error) {
+func (r *reconciler) snapshot(ctx context.Context, s snapshot) (_ time.Duration, err error) {
 	if s.Typed.DeletionTimestamp != nil {
 		return r.deleted(ctx, s)
 	}
 	if !slices.Contains(s.Typed.Finalizers, boundFinalizer) || !slices.Contains(s.Typed.Finalizers, sourceFinalizer) {
-		next, err := r.write(ctx, s.Object, func(o *custom.Object) {
+		if s, err = changed(ctx, r, s, func(o *custom.Object) {
 			for _, f := range []string{boundFinalizer, sourceFinalizer} {
 				if !slices.Contains(o.Finalizers, f) {
 					o.Finalizers = append(o.Finalizers, f)
 				}
 			}
-		})
-		if err != nil {
-			return 0, err
-		}
-		if s, err = controllers.TypedOf[snap.VolumeSnapshot](next); err != nil {
+		}); err != nil {
 			return 0, err
 		}
 	}
 	var c *snap.VolumeSnapshotContent
-	var err error
 	if s.Typed.Spec.Source.VolumeSnapshotContentName != nil {
 		c, err = r.given(ctx, s)
 	} else {
@@ -60,7 +55,7 @@ func (r *reconciler) snapshot(ctx context.Context, s snapshot) (time.Duration, e
 // given is the content that a snapshot names.
 func (r *reconciler) given(ctx context.Context, s snapshot) (*snap.VolumeSnapshotContent, error) {
 	name := *s.Typed.Spec.Source.VolumeSnapshotContentName
-	c, err := r.contentNamed(ctx, name)
+	c, err := contentNamed[snap.VolumeSnapshotContent](ctx, r, ofSnapshots, name)
 	switch {
 	case err != nil:
 		return nil, err
@@ -70,26 +65,13 @@ func (r *reconciler) given(ctx context.Context, s snapshot) (*snap.VolumeSnapsho
 	if err := belongs(s.Typed, c.Typed); err != nil {
 		return nil, err
 	}
-	if c.Typed.Spec.VolumeSnapshotRef.UID == "" || !slices.Contains(c.Typed.Finalizers, contentFinalizer) {
-		next, err := r.write(ctx, c.Object, func(o *custom.Object) {
-			spec := o.Content["spec"].(map[string]any)
-			spec["volumeSnapshotRef"].(map[string]any)["uid"] = string(s.Typed.UID)
-			if !slices.Contains(o.Finalizers, contentFinalizer) {
-				o.Finalizers = append(o.Finalizers, contentFinalizer)
-			}
-		})
-		if err != nil {
-			return nil, err
-		}
-		bound, err := controllers.TypedOf[snap.VolumeSnapshotContent](next)
-		return bound.Typed, err
-	}
-	return c.Typed, nil
+	bound, err := bind(ctx, r, ofSnapshots, *c, c.Typed.Spec.VolumeSnapshotRef, s.Typed.UID)
+	return bound.Typed, err
 }
 
 // dynamic makes the content of a snapshot of a claim unless it is there. The snapshot is as it was written on the way.
 func (r *reconciler) dynamic(ctx context.Context, s snapshot) (snapshot, *snap.VolumeSnapshotContent, error) {
-	c, err := r.contentNamed(ctx, contentName(s.Typed))
+	c, err := contentNamed[snap.VolumeSnapshotContent](ctx, r, ofSnapshots, contentName(s.Typed))
 	if err != nil {
 		return s, nil, err
 	}
@@ -107,48 +89,23 @@ func (r *reconciler) dynamic(ctx context.Context, s snapshot) (snapshot, *snap.V
 	if err != nil {
 		return s, nil, fmt.Errorf("PersistentVolumeClaim %s cannot be read: %w", name, err)
 	}
-	var v *corev1.PersistentVolume
-	if claim.Spec.VolumeName != "" {
-		if v, err = client.Get[*corev1.PersistentVolume](ctx, r.term.Client, "", claim.Spec.VolumeName); err != nil {
-			v = nil
-		}
-	}
-	if err := source(claim, v); err != nil {
-		return s, nil, err
-	}
-	list, err := controllers.ListTyped[snap.VolumeSnapshotClass](ctx, r.term.Client, r.kind("VolumeSnapshotClass"), "")
+	v, err := r.volumeOf(ctx, claim)
 	if err != nil {
 		return s, nil, err
 	}
-	var classes []class
-	for _, one := range list {
-		classes = append(classes, classOf(one.Typed))
-	}
-	class, err := ofSnapshots.classFor(s.Typed.Spec.VolumeSnapshotClassName, v.Spec.CSI.Driver, classes)
+	class, err := chosen(ctx, r, ofSnapshots, s.Typed.Spec.VolumeSnapshotClassName, v.Spec.CSI.Driver, classOf)
 	if err != nil {
 		return s, nil, err
 	}
-	if s.Typed.Spec.VolumeSnapshotClassName == nil {
-		next, err := r.write(ctx, s.Object, func(o *custom.Object) {
-			o.Content["spec"].(map[string]any)["volumeSnapshotClassName"] = class.name
-		})
-		if err != nil {
-			return s, nil, err
-		}
-		if s, err = controllers.TypedOf[snap.VolumeSnapshot](next); err != nil {
-			return s, nil, err
-		}
+	if s, err = withClass(ctx, r, ofSnapshots, s, s.Typed.Spec.VolumeSnapshotClassName, class); err != nil {
+		return s, nil, err
 	}
 	made, err := contentOf(s.Typed, class, v)
 	if err != nil {
 		return s, nil, err
 	}
-	if !slices.Contains(claim.Finalizers, claimFinalizer) {
-		held := claim.DeepCopy()
-		held.Finalizers = append(held.Finalizers, claimFinalizer)
-		if _, err := client.Update(ctx, r.term.Client, held); err != nil {
-			return s, nil, err
-		}
+	if err := r.hold(ctx, claim); err != nil {
+		return s, nil, err
 	}
 	return s, made, r.createContent(ctx, made)
 }
@@ -182,15 +139,6 @@ func (r *reconciler) create(ctx context.Context, kind string, typed metav1.Objec
 		return nil, err
 	}
 	return made.(*custom.Object), nil
-}
-
-// contentNamed reads a content; nil when there is none.
-func (r *reconciler) contentNamed(ctx context.Context, name string) (*content, error) {
-	c, err := controllers.GetTyped[snap.VolumeSnapshotContent](ctx, r.term.Client, r.kind("VolumeSnapshotContent"), "", name)
-	if apierrors.IsNotFound(err) {
-		return nil, nil
-	}
-	return &c, err
 }
 
 // told has a snapshot say what its content does, and lets go of a claim that is no longer needed.
@@ -311,7 +259,7 @@ func (r *reconciler) deleted(ctx context.Context, s snapshot) (time.Duration, er
 	if s.Typed.Spec.Source.VolumeSnapshotContentName != nil {
 		name = *s.Typed.Spec.Source.VolumeSnapshotContentName
 	}
-	c, err := r.contentNamed(ctx, name)
+	c, err := contentNamed[snap.VolumeSnapshotContent](ctx, r, ofSnapshots, name)
 	if err != nil {
 		return 0, err
 	}
@@ -344,12 +292,7 @@ func (r *reconciler) doomed(ctx context.Context, c content) (stays bool, err err
 	if o.DeletionTimestamp != nil {
 		return false, nil
 	}
-	_, err = r.term.Client.Do(ctx, &api.Request{Verb: api.VerbDelete, Kind: r.kind("VolumeSnapshotContent"), Name: o.Name,
-		Delete: metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &o.UID}}})
-	if apierrors.IsNotFound(err) {
-		err = nil
-	}
-	return false, err
+	return false, r.deleteObject(ctx, o)
 }
 
 // bound has a content go whose snapshot is gone for good.
@@ -365,7 +308,7 @@ func (r *reconciler) bound(ctx context.Context, c content) (content, error) {
 	if stays, err := r.doomed(ctx, c); err != nil || stays {
 		return c, err
 	}
-	next, err := r.contentNamed(ctx, c.Typed.Name)
+	next, err := contentNamed[snap.VolumeSnapshotContent](ctx, r, ofSnapshots, c.Typed.Name)
 	if next == nil {
 		return content{}, err
 	}

@@ -250,6 +250,19 @@ func (r *reconciler) write(ctx context.Context, o *custom.Object, change func(*c
 	return out.(*custom.Object), nil
 }
 
+// changed is what is stored after a change of its metadata or spec, and before it where that fails.
+func changed[T any](ctx context.Context, r *reconciler, s controllers.Stored[T], change func(*custom.Object)) (controllers.Stored[T], error) {
+	o, err := r.write(ctx, s.Object, change)
+	if err != nil {
+		return s, err
+	}
+	next, err := controllers.TypedOf[T](o)
+	if err != nil {
+		return s, err
+	}
+	return next, nil
+}
+
 // writeStatus stores another status.
 func (r *reconciler) writeStatus(ctx context.Context, o *custom.Object, status any) error {
 	m, err := runtime.DefaultUnstructuredConverter.ToUnstructured(status)
