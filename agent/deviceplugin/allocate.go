@@ -91,7 +91,7 @@ func (m *Manager) Allocate(ctx context.Context, pod *v1.Pod) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.pods[pod.UID] = r
-	m.changed()
+	m.watchers.Tell()
 	return nil
 }
 
@@ -260,7 +260,7 @@ func (m *Manager) unreserve(pod types.UID) {
 	defer m.mu.Unlock()
 	if m.reserved[pod] != nil {
 		delete(m.reserved, pod)
-		m.changed()
+		m.watchers.Tell()
 	}
 }
 

@@ -62,9 +62,9 @@ type Manager struct {
 	reserved  map[types.UID]map[string]map[string]bool
 	pending   map[string]*plugin // by resource: the newest that registered, until its first list
 	sockets   map[string]*plugin // by registration socket
-	watchers  map[chan struct{}]bool
-	run       context.Context // of Run; nil while it does not run
+	run       context.Context    // of Run; nil while it does not run
 	serving   sync.WaitGroup
+	watchers  agent.Watchers
 }
 
 var _ agent.Plugins = (*Manager)(nil)
@@ -90,8 +90,7 @@ func New(cfg Config) *Manager {
 		}
 	}
 	return &Manager{cfg: cfg, resources: map[string]*pool{}, pods: map[types.UID]*record{}, damaged: map[types.UID]error{},
-		reserved: map[types.UID]map[string]map[string]bool{}, pending: map[string]*plugin{}, sockets: map[string]*plugin{},
-		watchers: map[chan struct{}]bool{}}
+		reserved: map[types.UID]map[string]map[string]bool{}, pending: map[string]*plugin{}, sockets: map[string]*plugin{}}
 }
 
 // Manages implements agent.Plugins.
@@ -220,28 +219,7 @@ func (p *pool) told(id string) agent.PluginDevice {
 }
 
 // Changes implements agent.Plugins.
-func (m *Manager) Changes(ctx context.Context) <-chan struct{} {
-	c := make(chan struct{}, 1)
-	m.mu.Lock()
-	m.watchers[c] = true
-	m.mu.Unlock()
-	context.AfterFunc(ctx, func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		delete(m.watchers, c)
-	})
-	return c
-}
-
-// changed wakes who waits for changes. The lock is held.
-func (m *Manager) changed() {
-	for c := range m.watchers {
-		select {
-		case c <- struct{}{}:
-		default:
-		}
-	}
-}
+func (m *Manager) Changes(ctx context.Context) <-chan struct{} { return m.watchers.Changes(ctx) }
 
 // listed takes over what a plugin tells. The first list of a plugin puts it in the place of the one before.
 func (m *Manager) listed(p *plugin, devices map[string]bool, numa map[string][]int64) {
@@ -270,7 +248,7 @@ func (m *Manager) listed(p *plugin, devices map[string]bool, numa map[string][]i
 		return
 	}
 	r.plugin, r.devices = p, devices
-	m.changed()
+	m.watchers.Tell()
 }
 
 // lost notes that a plugin is no more.
@@ -291,7 +269,7 @@ func (m *Manager) lost(p *plugin, why error) {
 	m.cfg.Log.Warn("a device plugin is gone: its devices are not given out", "resource", p.resource, "socket", p.endpoint, "err", why)
 	r.plugin, r.gone = nil, time.Now()
 	time.AfterFunc(m.cfg.Grace, m.again)
-	m.changed()
+	m.watchers.Tell()
 }
 
 // anew forgets the plugins of an earlier Run. The lock is held.
@@ -304,14 +282,14 @@ func (m *Manager) anew() {
 			time.AfterFunc(m.cfg.Grace, m.again)
 		}
 	}
-	m.changed()
+	m.watchers.Tell()
 }
 
 // again has the node told of anew.
 func (m *Manager) again() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.changed()
+	m.watchers.Tell()
 }
 
 // known says whether one more resource may be told of; the one that has been without a plugin for longest, and that no

@@ -159,6 +159,6 @@ func (m *Manager) Release(pod types.UID) error {
 	}
 	delete(m.pods, pod)
 	delete(m.damaged, pod)
-	m.changed()
+	m.watchers.Tell()
 	return nil
 }

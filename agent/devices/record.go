@@ -66,7 +66,7 @@ func (d *Devices) write(file string, r *record) error {
 		d.held[r.UID] = &now
 	}
 	d.mu.Unlock()
-	d.changed()
+	d.watchers.Tell()
 	return nil
 }
 

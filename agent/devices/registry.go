@@ -17,6 +17,7 @@ import (
 	dra "k8s.io/kubelet/pkg/apis/dra/v1"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/csi"
 )
 
@@ -38,7 +39,7 @@ type registry struct {
 	order    int
 	run      context.Context // of Run; nil while it does not run
 	serving  sync.WaitGroup
-	watchers map[chan struct{}]bool
+	watchers agent.Watchers
 }
 
 // plugin is a driver that registered.
@@ -53,8 +54,8 @@ type plugin struct {
 }
 
 func newRegistry(dir string, log *slog.Logger) *registry {
-	r := &registry{log: log, known: map[string]*plugin{}, watchers: map[chan struct{}]bool{}}
-	r.health = newHealth(r.changed)
+	r := &registry{log: log, known: map[string]*plugin{}}
+	r.health = newHealth(r.watchers.Tell)
 	r.folder = csi.Folder{Dir: dir, Kind: registration.DRAPlugin, Came: r.came, Gone: r.gone, Log: log}
 	return r
 }
@@ -123,7 +124,7 @@ func (r *registry) gone(socket string) {
 	r.mu.Lock()
 	r.drop(socket)
 	r.mu.Unlock()
-	r.changed()
+	r.watchers.Tell()
 }
 
 // drop forgets what registered at a socket. The lock is held.
@@ -140,7 +141,7 @@ func (r *registry) connected(p *plugin, is bool) {
 	p.connected = is
 	r.mu.Unlock()
 	if news {
-		r.changed()
+		r.watchers.Tell()
 	}
 }
 
@@ -158,30 +159,7 @@ func (r *registry) Drivers() []string {
 }
 
 // Changes implements agent.Devices.
-func (r *registry) Changes(ctx context.Context) <-chan struct{} {
-	c := make(chan struct{}, 1)
-	r.mu.Lock()
-	r.watchers[c] = true
-	r.mu.Unlock()
-	context.AfterFunc(ctx, func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		delete(r.watchers, c)
-	})
-	return c
-}
-
-// changed wakes who waits for changes.
-func (r *registry) changed() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for c := range r.watchers {
-		select {
-		case c <- struct{}{}:
-		default:
-		}
-	}
-}
+func (r *registry) Changes(ctx context.Context) <-chan struct{} { return r.watchers.Changes(ctx) }
 
 // usable judges what a driver says of itself.
 func usable(info *registration.PluginInfo) (*plugin, error) {

@@ -20,7 +20,7 @@ type Devices struct {
 	mu       sync.Mutex
 	prepared map[types.UID]bool
 	sick     bool
-	watchers map[chan struct{}]bool
+	watchers agent.Watchers
 }
 
 var _ agent.Devices = (*Devices)(nil)
@@ -92,27 +92,8 @@ func (d *Devices) Sicken(sick bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.sick = sick
-	for c := range d.watchers {
-		select {
-		case c <- struct{}{}:
-		default:
-		}
-	}
+	d.watchers.Tell()
 }
 
 // Changes implements agent.Devices.
-func (d *Devices) Changes(ctx context.Context) <-chan struct{} {
-	c := make(chan struct{}, 1)
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.watchers == nil {
-		d.watchers = map[chan struct{}]bool{}
-	}
-	d.watchers[c] = true
-	context.AfterFunc(ctx, func() {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		delete(d.watchers, c)
-	})
-	return c
-}
+func (d *Devices) Changes(ctx context.Context) <-chan struct{} { return d.watchers.Changes(ctx) }

@@ -27,7 +27,7 @@ type Plugins struct {
 	given    map[types.UID]map[string][]string
 	asks     map[types.UID]int // under way
 	sick     map[string]bool
-	watchers map[chan struct{}]bool
+	watchers agent.Watchers
 }
 
 var _ agent.Plugins = (*Plugins)(nil)
@@ -72,7 +72,7 @@ func (p *Plugins) Allocate(ctx context.Context, pod *v1.Pod) error {
 		p.given = map[types.UID]map[string][]string{}
 	}
 	p.given[pod.UID] = mine
-	p.changed()
+	p.watchers.Tell()
 	return nil
 }
 
@@ -106,7 +106,7 @@ func (p *Plugins) Sick(id string, is bool) {
 		p.sick = map[string]bool{}
 	}
 	p.sick[id] = is
-	p.changed()
+	p.watchers.Tell()
 }
 
 // Health implements agent.Plugins.
@@ -142,7 +142,7 @@ func (p *Plugins) Release(pod types.UID) error {
 		return fmt.Errorf("pod %s is being given devices", pod) // the real one waits
 	}
 	delete(p.given, pod)
-	p.changed()
+	p.watchers.Tell()
 	return nil
 }
 
@@ -154,28 +154,4 @@ func (p *Plugins) Pods() ([]types.UID, error) {
 }
 
 // Changes implements agent.Plugins.
-func (p *Plugins) Changes(ctx context.Context) <-chan struct{} {
-	c := make(chan struct{}, 1)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.watchers == nil {
-		p.watchers = map[chan struct{}]bool{}
-	}
-	p.watchers[c] = true
-	context.AfterFunc(ctx, func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		delete(p.watchers, c)
-	})
-	return c
-}
-
-// changed wakes who waits for changes. The lock is held.
-func (p *Plugins) changed() {
-	for c := range p.watchers {
-		select {
-		case c <- struct{}{}:
-		default:
-		}
-	}
-}
+func (p *Plugins) Changes(ctx context.Context) <-chan struct{} { return p.watchers.Changes(ctx) }

@@ -21,6 +21,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/internal/wholefile"
 	"keelson.dev/keelson/internal/within"
 )
 
@@ -45,7 +46,7 @@ func (s *Store) importFolder(ctx context.Context) {
 		return
 	}
 	done := map[string]archiveMark{}
-	_ = loadJSON(s.path("archives.json"), &done)
+	_ = wholefile.ReadJSON(s.path("archives.json"), &done)
 	changed := false
 	for _, e := range entries {
 		if e.IsDir() || strings.HasPrefix(e.Name(), ".") || ctx.Err() != nil {

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"keelson.dev/keelson/internal/wholefile"
 	"keelson.dev/keelson/internal/within"
 )
 
@@ -132,7 +133,7 @@ func (s *Store) layerSizes() map[string]room {
 	entries, _ := os.ReadDir(s.path("layers"))
 	for _, e := range entries {
 		var l layer
-		if key, ok := strings.CutSuffix(e.Name(), ".json"); ok && loadJSON(s.path("layers", e.Name()), &l) == nil {
+		if key, ok := strings.CutSuffix(e.Name(), ".json"); ok && wholefile.ReadJSON(s.path("layers", e.Name()), &l) == nil {
 			out[key] = room{l.Bytes, l.Inodes}
 		}
 	}
@@ -147,7 +148,7 @@ func (s *Store) archived() (map[string]bool, error) {
 		return out, nil
 	}
 	marks := map[string]archiveMark{}
-	if err := loadJSON(s.path("archives.json"), &marks); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := wholefile.ReadJSON(s.path("archives.json"), &marks); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("read which images come from archives: %w", err)
 	}
 	for name, mark := range marks {

@@ -12,6 +12,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"golang.org/x/sys/unix"
 
+	"keelson.dev/keelson/internal/wholefile"
 	"keelson.dev/keelson/internal/within"
 )
 
@@ -75,7 +76,7 @@ func (s *Store) load() error {
 	}
 	for _, e := range entries {
 		var c container
-		if err := loadJSON(s.containerRecord(e.Name()), &c); err != nil {
+		if err := wholefile.ReadJSON(s.containerRecord(e.Name()), &c); err != nil {
 			if err := s.discard(s.path("containers", e.Name())); err != nil {
 				return err
 			}
@@ -101,7 +102,7 @@ func (s *Store) load() error {
 
 func (s *Store) loadImage(hex string) (*image, error) {
 	im := &image{}
-	if err := loadJSON(s.path("images", hex, "image.json"), im); err != nil {
+	if err := wholefile.ReadJSON(s.path("images", hex, "image.json"), im); err != nil {
 		return nil, err
 	}
 	st, err := os.Stat(s.path("images", hex, "image.json"))
@@ -112,7 +113,7 @@ func (s *Store) loadImage(hex string) (*image, error) {
 	if hexOf(im.ID) != hex {
 		return nil, fmt.Errorf("it is of %s", im.ID)
 	}
-	if err := loadJSON(s.path("images", hex, "config.json"), &im.config); err != nil {
+	if err := wholefile.ReadJSON(s.path("images", hex, "config.json"), &im.config); err != nil {
 		return nil, err
 	}
 	for _, k := range im.Layers {
@@ -223,17 +224,6 @@ func (s *Store) addNames(im *image, names ...string) error {
 	return nil
 }
 
-func loadJSON(path string, v any) error {
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return err
-	}
-	if err := json.Unmarshal(data, v); err != nil {
-		return fmt.Errorf("read %s: %w", path, err)
-	}
-	return nil
-}
-
 // saveJSON writes a file whole or not at all, also across a power cut.
 func saveJSON(path string, v any) error {
 	data, err := json.Marshal(v)
@@ -282,8 +272,5 @@ func saveContainer(path string, c container) error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(path+".new", data, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(path+".new", path)
+	return wholefile.Replace(path, data)
 }

@@ -16,6 +16,7 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/oci/wire"
+	"keelson.dev/keelson/internal/wholefile"
 	"keelson.dev/keelson/internal/within"
 )
 
@@ -98,7 +99,7 @@ func (r *Runtime) loadSandboxes() error {
 	}
 	for _, e := range entries {
 		s := &sandbox{}
-		err := loadJSON(filepath.Join(r.sandboxDir(e.Name()), "sandbox.json"), &s.rec)
+		err := wholefile.ReadJSON(filepath.Join(r.sandboxDir(e.Name()), "sandbox.json"), &s.rec)
 		if unreadable(err) {
 			return err
 		}
@@ -125,7 +126,7 @@ func (r *Runtime) loadContainers() error {
 	}
 	for _, e := range entries {
 		c := &ctr{ended: make(chan struct{})}
-		err := loadJSON(filepath.Join(r.containerDir(e.Name()), "container.json"), &c.rec)
+		err := wholefile.ReadJSON(filepath.Join(r.containerDir(e.Name()), "container.json"), &c.rec)
 		if unreadable(err) {
 			return err
 		}

@@ -13,6 +13,8 @@ import (
 
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/internal/wholefile"
 )
 
 // How a container ended is kept on disk, too, until the container is removed: after a power cut nothing else of it is
@@ -136,7 +138,7 @@ func (r *Runtime) keepEnd(c *ctr) error {
 		return err
 	}
 	e.Started = rec.Started
-	err = replaceFile(path, []byte(endText(e, note)))
+	err = wholefile.Replace(path, []byte(endText(e, note)))
 	if err == nil {
 		err = syncPath(path)
 	}

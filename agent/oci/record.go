@@ -16,6 +16,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"keelson.dev/keelson/agent/oci/bundle"
+	"keelson.dev/keelson/internal/wholefile"
 )
 
 // recordVersion is written into records. Fields are added under new names and never change their meaning; who reads
@@ -80,35 +81,14 @@ func newID() string {
 	return hex.EncodeToString(b[:])
 }
 
-// replaceFile writes a file so that readers, also after kill -9, see the old or
-// the new content. It is not synced: processes that a record speaks of do not
-// outlive a power cut either.
-func replaceFile(path string, data []byte) error {
-	tmp := path + ".new"
-	if err := os.WriteFile(tmp, data, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(tmp, path)
-}
-
+// saveJSON writes a record. It is not synced: processes that a record speaks of do not outlive a power cut either.
 func saveJSON(path string, v any) error {
 	data, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
-	if err := replaceFile(path, data); err != nil {
+	if err := wholefile.Replace(path, data); err != nil {
 		return fmt.Errorf("save %s: %w", path, err)
-	}
-	return nil
-}
-
-func loadJSON(path string, v any) error {
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return err
-	}
-	if err := json.Unmarshal(data, v); err != nil {
-		return fmt.Errorf("read %s: %w", path, err)
 	}
 	return nil
 }

@@ -20,40 +20,37 @@ import (
 // StopPodSandbox implements agent.Runtime: containers are killed, the network is
 // given back, the shim ends. How containers ended stays known.
 func (r *Runtime) StopPodSandbox(ctx context.Context, q *cri.StopPodSandboxRequest) (*cri.StopPodSandboxResponse, error) {
-	if err := r.wait(ctx); err != nil {
+	if err := r.alone(ctx, q.GetPodSandboxId(), "stop", r.stopSandbox); err != nil {
 		return nil, err
-	}
-	s, err := r.sandbox(q.GetPodSandboxId())
-	if err != nil {
-		return &cri.StopPodSandboxResponse{}, nil // gone is stopped
-	}
-	s.life.Lock()
-	defer s.life.Unlock()
-	s.op.Lock()
-	defer s.op.Unlock()
-	if err := r.stopSandbox(ctx, s); err != nil {
-		return nil, fmt.Errorf("stop sandbox %s: %w", s.rec.ID, err)
 	}
 	return &cri.StopPodSandboxResponse{}, nil
 }
 
 // RemovePodSandbox implements agent.Runtime: its containers are removed with it.
 func (r *Runtime) RemovePodSandbox(ctx context.Context, q *cri.RemovePodSandboxRequest) (*cri.RemovePodSandboxResponse, error) {
-	if err := r.wait(ctx); err != nil {
+	if err := r.alone(ctx, q.GetPodSandboxId(), "remove", r.dropSandbox); err != nil {
 		return nil, err
 	}
-	s, err := r.sandbox(q.GetPodSandboxId())
+	return &cri.RemovePodSandboxResponse{}, nil
+}
+
+// alone does something with a sandbox while nobody else does. Of one that is gone nothing is left to do.
+func (r *Runtime) alone(ctx context.Context, id, verb string, do func(context.Context, *sandbox) error) error {
+	if err := r.wait(ctx); err != nil {
+		return err
+	}
+	s, err := r.sandbox(id)
 	if err != nil {
-		return &cri.RemovePodSandboxResponse{}, nil
+		return nil
 	}
 	s.life.Lock()
 	defer s.life.Unlock()
 	s.op.Lock()
 	defer s.op.Unlock()
-	if err := r.dropSandbox(ctx, s); err != nil {
-		return nil, fmt.Errorf("remove sandbox %s: %w", s.rec.ID, err)
+	if err := do(ctx, s); err != nil {
+		return fmt.Errorf("%s sandbox %s: %w", verb, s.rec.ID, err)
 	}
-	return &cri.RemovePodSandboxResponse{}, nil
+	return nil
 }
 
 // containersOf lists a sandbox's containers.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -99,6 +100,18 @@ func (n *node) is(uid types.UID, want string) {
 	if got := summary(&p.Status); got != want {
 		n.t.Errorf("at %s pod %s is\n %q, want\n %q", time.Now().Format("05.000"), uid, got, want)
 	}
+}
+
+// eventsSay returns what the events of a pod are, and fails unless they say all of this.
+func (n *node) eventsSay(uid types.UID, words ...string) string {
+	n.t.Helper()
+	events := strings.Join(n.cluster.Events(uid), "\n")
+	for _, want := range words {
+		if !strings.Contains(events, want) {
+			n.t.Errorf("events do not say %q:\n%s", want, events)
+		}
+	}
+	return events
 }
 
 func simplePod(uid string, containers ...v1.Container) *v1.Pod {

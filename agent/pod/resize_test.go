@@ -203,6 +203,26 @@ func nodeOf(t *testing.T) *node {
 	return n
 }
 
+// onRunning does something with a node on which a pod u1 runs.
+func onRunning(t *testing.T, p *v1.Pod, do func(*testing.T, *node)) {
+	virtual.Test(t, func(t *testing.T) {
+		n := nodeOf(t)
+		n.start()
+		defer func() { n.stop() }()
+		n.cluster.Put(p)
+		n.is("u1", running)
+		do(t, n)
+	})
+}
+
+// limitedTo fails unless a pod's cgroup has these limits.
+func (n *node) limitedTo(uid types.UID, memory, quota int64) {
+	n.t.Helper()
+	if l := n.rt.PodLimits(uid); l.MemoryLimitInBytes != memory || l.CpuQuota != quota {
+		n.t.Errorf("the pod's cgroup has %v", l)
+	}
+}
+
 // A resize is granted, done without a restart and told; the next life of the agent knows it; one that does not fit
 // waits until another pod goes; one that never fits is said to be infeasible, and forgotten when it is taken back.
 func TestResizeLifeCycle(t *testing.T) {
@@ -216,9 +236,7 @@ func TestResizeLifeCycle(t *testing.T) {
 		n.tells("u1", "allocated 1 has 64Mi restarts 0 seen 1")
 		n.resizes("u1", "cpu=2 memory=128Mi", "cpu=2 memory=128Mi")
 		n.tells("u1", "allocated 2 has 128Mi restarts 0 seen 2")
-		if l := n.rt.PodLimits("u1"); l.MemoryLimitInBytes != 128<<20 || l.CpuQuota != 200_000 {
-			t.Errorf("the pod's cgroup has %v", l)
-		}
+		n.limitedTo("u1", 128<<20, 200_000)
 		n.resizes("u1", "cpu=3 memory=128Mi", "cpu=3 memory=128Mi")
 		n.tells("u1", "allocated 2 has 128Mi restarts 0 seen 3 PodResizePending Deferred@3")
 		n.stop()
@@ -270,22 +288,15 @@ func TestMemoryInUseIsToldAndRetried(t *testing.T) {
 
 // A container whose policy says so is started anew with what was granted, at once and whatever it ends with.
 func TestResizeRestartsWherePolicySays(t *testing.T) {
-	virtual.Test(t, func(t *testing.T) {
-		n := nodeOf(t)
-		n.start()
-		defer func() { n.stop() }()
-		p := sized("u1", "cpu=1 memory=64Mi", "cpu=1 memory=64Mi")
-		p.Spec.RestartPolicy = v1.RestartPolicyOnFailure
-		p.Spec.Containers[0].ResizePolicy = []v1.ContainerResizePolicy{{ResourceName: v1.ResourceMemory, RestartPolicy: v1.RestartContainer}}
-		n.cluster.Put(p)
-		n.is("u1", running)
+	p := sized("u1", "cpu=1 memory=64Mi", "cpu=1 memory=64Mi")
+	p.Spec.RestartPolicy = v1.RestartPolicyOnFailure
+	p.Spec.Containers[0].ResizePolicy = []v1.ContainerResizePolicy{{ResourceName: v1.ResourceMemory, RestartPolicy: v1.RestartContainer}}
+	onRunning(t, p, func(t *testing.T, n *node) {
 		n.resizes("u1", "cpu=2 memory=64Mi", "cpu=2 memory=64Mi")
 		n.tells("u1", "allocated 2 has 64Mi restarts 0 seen 2")
 		n.resizes("u1", "cpu=2 memory=128Mi", "cpu=2 memory=128Mi")
 		n.tells("u1", "allocated 2 has 128Mi restarts 1 seen 3")
-		if l := n.rt.PodLimits("u1"); l.MemoryLimitInBytes != 128<<20 {
-			t.Errorf("the pod's cgroup has %v", l)
-		}
+		n.limitedTo("u1", 128<<20, 200_000)
 		if !slices.ContainsFunc(n.cluster.Events("u1"), func(e string) bool { return strings.Contains(e, "Container app resize requires restart") }) {
 			t.Errorf("events %q", n.cluster.Events("u1"))
 		}
@@ -295,12 +306,7 @@ func TestResizeRestartsWherePolicySays(t *testing.T) {
 // An agent that was ended in the middle of a resize goes on with it, and one that was away when a resize was asked for
 // grants it when it is back.
 func TestResizeOutlivesTheAgent(t *testing.T) {
-	virtual.Test(t, func(t *testing.T) {
-		n := nodeOf(t)
-		n.start()
-		defer func() { n.stop() }()
-		n.cluster.Put(sized("u1", "cpu=1 memory=64Mi", "cpu=1 memory=64Mi"))
-		n.is("u1", running)
+	onRunning(t, sized("u1", "cpu=1 memory=64Mi", "cpu=1 memory=64Mi"), func(t *testing.T, n *node) {
 		n.rt.Delay("UpdateContainerResources", time.Hour)
 		n.resizes("u1", "cpu=2 memory=128Mi", "cpu=2 memory=128Mi")
 		n.tells("u1", "allocated 2 has 64Mi restarts 0 seen 2 PodResizeInProgress @2")
@@ -318,12 +324,7 @@ func TestResizeOutlivesTheAgent(t *testing.T) {
 // Under a release that resizes nothing a pod may come to ask for something else. The next one finds no record, and gives
 // it what it asks for.
 func TestResizeMissedByAnOlderAgent(t *testing.T) {
-	virtual.Test(t, func(t *testing.T) {
-		n := nodeOf(t)
-		n.start()
-		defer func() { n.stop() }()
-		n.cluster.Put(sized("u1", "cpu=1 memory=64Mi", "cpu=1 memory=64Mi"))
-		n.is("u1", running)
+	onRunning(t, sized("u1", "cpu=1 memory=64Mi", "cpu=1 memory=64Mi"), func(t *testing.T, n *node) {
 		n.stop()
 		if err := os.Remove(filepath.Join(n.cfg.Paths.State, "pods", "u1", grantFile)); err != nil {
 			t.Fatal(err)
@@ -331,9 +332,7 @@ func TestResizeMissedByAnOlderAgent(t *testing.T) {
 		n.resizes("u1", "cpu=2 memory=128Mi", "cpu=2 memory=128Mi")
 		n.start()
 		n.tells("u1", "allocated 2 has 128Mi restarts 0 seen 2")
-		if l := n.rt.PodLimits("u1"); l.MemoryLimitInBytes != 128<<20 || l.CpuQuota != 200_000 {
-			t.Errorf("the pod's cgroup has %v", l)
-		}
+		n.limitedTo("u1", 128<<20, 200_000)
 	})
 }
 

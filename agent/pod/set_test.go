@@ -364,12 +364,7 @@ func TestImages(t *testing.T) {
 		if got := reason("pull"); got != "runs" {
 			t.Errorf("after the second try: %s", got)
 		}
-		events := strings.Join(n.cluster.Events("pull"), "\n")
-		for _, want := range []string{`Pulling Pulling image "registry.example/none:1" x2`, `Failed Failed to pull image "registry.example/none:1": ErrImagePull: registry.example/none:1: manifest unknown`, "Failed Error: ErrImagePull x1", "Successfully pulled"} {
-			if !strings.Contains(events, want) {
-				t.Errorf("no event %q in\n%s", want, events)
-			}
-		}
+		n.eventsSay("pull", `Pulling Pulling image "registry.example/none:1" x2`, `Failed Failed to pull image "registry.example/none:1": ErrImagePull: registry.example/none:1: manifest unknown`, "Failed Error: ErrImagePull x1", "Successfully pulled")
 	})
 }
 
@@ -441,12 +436,7 @@ func TestLivenessRestarts(t *testing.T) {
 		n.is("u1", running)
 		fail <- struct{}{}
 		n.is("u1", running+", 1 restarts, before: Error 143")
-		events := strings.Join(n.cluster.Events("u1"), "\n")
-		for _, want := range []string{"Unhealthy Liveness probe failed: HTTP probe failed with statuscode: 500", "Killing Container app failed liveness probe, will be restarted"} {
-			if !strings.Contains(events, want) {
-				t.Errorf("no event %q in\n%s", want, events)
-			}
-		}
+		n.eventsSay("u1", "Unhealthy Liveness probe failed: HTTP probe failed with statuscode: 500", "Killing Container app failed liveness probe, will be restarted")
 	})
 }
 
@@ -521,12 +511,7 @@ func TestNetworkRefuses(t *testing.T) {
 		if tries < 4 || tries > 12 {
 			t.Errorf("%d tries in a minute", tries)
 		}
-		e := strings.Join(n.cluster.Events("u1"), "\n")
-		for _, want := range []string{"FailedCreatePodSandBox", "default/u1", `plugin type="bridge"`, "no IP addresses available"} {
-			if !strings.Contains(e, want) {
-				t.Errorf("events do not say %q: %s", want, e)
-			}
-		}
+		e := n.eventsSay("u1", "FailedCreatePodSandBox", "default/u1", `plugin type="bridge"`, "no IP addresses available")
 		if strings.Contains("\n"+e, "\nFailed ") {
 			t.Errorf("the container is blamed: %s", e)
 		}
@@ -552,12 +537,7 @@ func TestImageDoesNotUnpack(t *testing.T) {
 		n.cluster.Put(simplePod("u1", v1.Container{Name: "app", Image: "registry.example/broken:1"}))
 		time.Sleep(time.Second)
 		virtual.Wait()
-		e := strings.Join(n.cluster.Events("u1"), "\n")
-		for _, want := range []string{"Failed", "registry.example/broken:1", "layer 2 of 3", "unexpected EOF"} {
-			if !strings.Contains(e, want) {
-				t.Errorf("events do not say %q: %s", want, e)
-			}
-		}
+		n.eventsSay("u1", "Failed", "registry.example/broken:1", "layer 2 of 3", "unexpected EOF")
 		if w := n.pod("u1").Status.ContainerStatuses[0].State.Waiting; w == nil || w.Reason != "ImagePullBackOff" || !strings.Contains(w.Message, "layer 2 of 3") {
 			t.Errorf("the container waits: %+v", w)
 		}

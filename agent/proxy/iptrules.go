@@ -182,14 +182,7 @@ func (t *iptFamily) ipt(into iptRules, p *Port) (local []netip.Addr) {
 			into.rule("mangle", chainGuard, matching(at)+" -j "+fw)
 		}
 	}
-	for _, list := range [][]Backend{p.Cluster, p.Outside, p.Here} {
-		for _, b := range list {
-			if b.Local {
-				local = append(local, b.IP)
-			}
-		}
-	}
-	return distinctAddrs(local)
+	return distinctAddrs(p.local())
 }
 
 // outside renders external traffic.

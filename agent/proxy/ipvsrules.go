@@ -32,13 +32,7 @@ func besideIPVSPort(f family, p *Port) piece {
 		out.own = append(out.own, f.guard(p, made)...)
 		add(mapFirewall, at, "goto fw-"+p.ID)
 	}
-	for _, list := range [][]Backend{p.Cluster, p.Outside, p.Here} {
-		for _, b := range list {
-			if b.Local {
-				out.hairpin = append(out.hairpin, b.IP)
-			}
-		}
-	}
+	out.hairpin = p.local()
 	return out
 }
 

@@ -60,21 +60,7 @@ func pod(t *testing.T, node netns.NsHandle, name, ip, gateway string) netns.NsHa
 	}
 	addr(t, node, name, gateway+"/30", "")
 	addr(t, ns, "eth0", ip+"/30", gateway)
-	var ln net.Listener
-	if err := space.In(ns, func() (err error) { ln, err = net.Listen("tcp4", "0.0.0.0:8080"); return err }); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { ln.Close() })
-	go func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			fmt.Fprintf(c, "%s %s", name, c.RemoteAddr().(*net.TCPAddr).IP)
-			c.Close()
-		}
-	}()
+	serve(t, ns, "tcp4", "0.0.0.0:8080", name)
 	return ns
 }
 
@@ -227,20 +213,7 @@ func refusesWithoutBackends(t *testing.T, node, pod, outside netns.NsHandle) {
 // listen takes connections and says nothing.
 func listen(t *testing.T, ns netns.NsHandle, address string) {
 	t.Helper()
-	var ln net.Listener
-	if err := space.In(ns, func() (err error) { ln, err = net.Listen("tcp4", address); return err }); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { ln.Close() })
-	go func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			c.Close()
-		}
-	}()
+	eachConn(t, ns, "tcp4", address, func(c net.Conn) { c.Close() })
 }
 
 // A client that keeps sending UDP from one port reaches another endpoint when its own is gone, and is refused when there
@@ -395,23 +368,12 @@ func flowsTo(t *testing.T, ns netns.NsHandle, ip string) (n int) {
 // echo sends back what comes.
 func echo(t *testing.T, ns netns.NsHandle, address string) {
 	t.Helper()
-	var ln net.Listener
-	if err := space.In(ns, func() (err error) { ln, err = net.Listen("tcp4", address); return err }); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { ln.Close() })
-	go func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				_, _ = io.Copy(c, c)
-			}()
-		}
-	}()
+	eachConn(t, ns, "tcp4", address, func(c net.Conn) {
+		go func() {
+			defer c.Close()
+			_, _ = io.Copy(c, c)
+		}()
+	})
 }
 
 func sliceList(all ...*discoveryv1.EndpointSlice) []*discoveryv1.EndpointSlice { return all }

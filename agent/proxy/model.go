@@ -72,6 +72,18 @@ func (p *Port) equal(q *Port) bool {
 		slices.Equal(p.Here, q.Here) && slices.Equal(p.Serving, q.Serving)
 }
 
+// local are the backends on this node, which may reach themselves through the Service.
+func (p *Port) local() (out []netip.Addr) {
+	for _, list := range [][]Backend{p.Cluster, p.Outside, p.Here} {
+		for _, b := range list {
+			if b.Local {
+				out = append(out, b.IP)
+			}
+		}
+	}
+	return out
+}
+
 // Change is what became of one Port; nil = it was not there, or is not any more.
 type Change struct{ Old, New *Port }
 

@@ -119,13 +119,7 @@ func (f family) render(p *Port) piece {
 		out.own = append(out.own, f.guard(p, chains)...)
 		add(mapFirewall, at, "goto fw-"+p.ID)
 	}
-	for _, list := range [][]Backend{p.Cluster, p.Outside, p.Here} {
-		for _, b := range list {
-			if b.Local {
-				out.hairpin = append(out.hairpin, b.IP)
-			}
-		}
-	}
+	out.hairpin = p.local()
 	return out
 }
 

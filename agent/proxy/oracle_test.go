@@ -107,10 +107,21 @@ func addr6(t *testing.T, ns netns.NsHandle, link, cidr, gateway string) {
 // serve tells who it is and by which address it was asked.
 func serve(t *testing.T, ns netns.NsHandle, network, address, name string) {
 	t.Helper()
+	eachConn(t, ns, network, address, func(c net.Conn) {
+		fmt.Fprintf(c, "%s %s", name, c.RemoteAddr().(*net.TCPAddr).IP)
+		c.Close()
+	})
+}
+
+// eachConn listens in a namespace until the test ends, for one family alone, and does something with each connection.
+func eachConn(t *testing.T, ns netns.NsHandle, network, address string, do func(net.Conn)) {
+	t.Helper()
 	var ln net.Listener
-	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+	lc := net.ListenConfig{Control: func(network, _ string, c syscall.RawConn) error {
 		var err error
-		_ = c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1) })
+		if network == "tcp6" {
+			_ = c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1) })
+		}
 		return err
 	}}
 	if err := space.In(ns, func() (err error) { ln, err = lc.Listen(context.Background(), network, address); return err }); err != nil {
@@ -123,8 +134,7 @@ func serve(t *testing.T, ns netns.NsHandle, network, address, name string) {
 			if err != nil {
 				return
 			}
-			fmt.Fprintf(c, "%s %s", name, c.RemoteAddr().(*net.TCPAddr).IP)
-			c.Close()
+			do(c)
 		}
 	}()
 }

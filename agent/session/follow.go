@@ -61,29 +61,32 @@ func (s *Session) Follow(ctx context.Context, kinds ...string) <-chan agent.Chan
 		f.pending.All = true // due with the first batch
 	}
 	v.mu.Unlock()
-	go func() {
-		defer close(out)
-		defer func() {
-			v.mu.Lock()
-			delete(v.followers, f)
-			v.mu.Unlock()
-		}()
-		for {
-			select {
-			case <-f.wake:
-			case <-ctx.Done():
-				return
-			}
-			c, due := f.take()
-			if !due {
-				continue
-			}
-			select {
-			case out <- c:
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
+	go deliver(ctx, f.wake, f.take, out, func() {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		delete(v.followers, f)
+	})
 	return out
+}
+
+// deliver hands on what is due, whenever it is woken, until ctx ends.
+func deliver[T any](ctx context.Context, wake <-chan struct{}, take func() (T, bool), out chan<- T, forget func()) {
+	defer close(out)
+	defer forget()
+	for {
+		select {
+		case <-wake:
+		case <-ctx.Done():
+			return
+		}
+		one, due := take()
+		if !due {
+			continue
+		}
+		select {
+		case out <- one:
+		case <-ctx.Done():
+			return
+		}
+	}
 }

@@ -267,12 +267,12 @@ func (r *reader) tell(kinds map[string]struct{}) {
 	}
 }
 
-func (r *reader) take() map[string]struct{} {
+func (r *reader) take() (kinds map[string]struct{}, due bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	out := r.pending
+	kinds = r.pending
 	r.pending = make(map[string]struct{})
-	return out
+	return kinds, len(kinds) > 0
 }
 
 // Changes implements agent.Objects.
@@ -288,30 +288,11 @@ func (s *Session) Changes(ctx context.Context) <-chan map[string]struct{} {
 		all[k] = struct{}{}
 	}
 	r.tell(all)
-	go func() {
-		defer close(out)
-		defer func() {
-			v.mu.Lock()
-			delete(v.readers, r)
-			v.mu.Unlock()
-		}()
-		for {
-			select {
-			case <-r.wake:
-			case <-ctx.Done():
-				return
-			}
-			kinds := r.take()
-			if len(kinds) == 0 {
-				continue
-			}
-			select {
-			case out <- kinds:
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
+	go deliver(ctx, r.wake, r.take, out, func() {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		delete(v.readers, r)
+	})
 	return out
 }
 

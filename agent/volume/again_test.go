@@ -1,7 +1,6 @@
 package volume
 
 import (
-	"context"
 	"os"
 	"path/filepath"
 	"testing"
@@ -13,8 +12,6 @@ import (
 
 	"keelson.dev/keelson/csi"
 	"keelson.dev/keelson/csi/local"
-	"keelson.dev/keelson/internal/floor"
-	"keelson.dev/keelson/internal/wait"
 )
 
 // bound is a claim and the volume that it is bound to.
@@ -33,16 +30,7 @@ func claimed(name string) v1.Volume {
 // An agent that starts anew leaves the volumes of running pods as their containers have made them.
 func TestVolumesOfARunningPodAreLeftAlone(t *testing.T) {
 	v, c, dir := newVolumes(t)
-	socket := filepath.Join(dir, "plugins", local.DriverName, "csi.sock")
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() {
-		done <- local.New(local.Config{Root: filepath.Join(dir, "data"), Socket: socket, NodeID: "w1", KeepFree: floor.Bytes(1 << 20)}).Run(ctx)
-	}()
-	defer func() { cancel(); <-done }()
-	v.cfg.CSI = csi.NewRegistry(csi.RegistryConfig{Plugins: filepath.Join(dir, "plugins")})
-	// Its socket is a file before anybody listens.
-	must(t, wait.For(t.Context(), time.Millisecond, func() error { _, err := v.cfg.CSI.Driver(t.Context(), local.DriverName); return err }))
+	withLocalDriver(t, v, dir)
 	place := filepath.Join(dir, "place")
 	must(t, os.Mkdir(place, 0o755))
 	for name, s := range map[string]v1.PersistentVolumeSource{

@@ -10,12 +10,12 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/moby/sys/mountinfo"
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/volume/remote"
 	"keelson.dev/keelson/csi"
 )
 
@@ -368,19 +368,7 @@ func isMounted(path string) bool {
 	return err == nil && ok
 }
 
-// mounted says whether a path is a mount. What is mounted there is not touched: it may hang, as the file system of a
-// server or of a process that is gone.
-func mounted(path string) (bool, error) {
-	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
-	if errors.Is(err, os.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	found, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(filepath.Join(dir, filepath.Base(path))))
-	return len(found) > 0, err
-}
+func mounted(path string) (bool, error) { return remote.Mounted(path) }
 
 // isBlockDevice says that there is a block device at a path, or where it leads.
 func isBlockDevice(path string) bool {

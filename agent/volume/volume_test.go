@@ -297,19 +297,25 @@ func TestHostPathTypes(t *testing.T) {
 	}
 }
 
-// F110: a claim on a CSI volume: staged once for two pods, data outlive them, and a crash of the agent between any two calls leaves nothing behind.
-func TestClaimOnCSIVolume(t *testing.T) {
-	v, c, dir := newVolumes(t)
+// withLocalDriver runs the driver of the node's own disk until the test ends, and has the volumes know it.
+func withLocalDriver(t *testing.T, v *Volumes, dir string) {
+	t.Helper()
 	socket := filepath.Join(dir, "plugins", local.DriverName, "csi.sock")
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
 		done <- local.New(local.Config{Root: filepath.Join(dir, "data"), Socket: socket, NodeID: "w1", KeepFree: floor.Bytes(1 << 20)}).Run(ctx)
 	}()
-	defer func() { cancel(); <-done }()
+	t.Cleanup(func() { cancel(); <-done })
 	v.cfg.CSI = csi.NewRegistry(csi.RegistryConfig{Plugins: filepath.Join(dir, "plugins")})
 	// Its socket is a file before anybody listens.
 	must(t, wait.For(t.Context(), time.Millisecond, func() error { _, err := v.cfg.CSI.Driver(t.Context(), local.DriverName); return err }))
+}
+
+// F110: a claim on a CSI volume: staged once for two pods, data outlive them, and a crash of the agent between any two calls leaves nothing behind.
+func TestClaimOnCSIVolume(t *testing.T) {
+	v, c, dir := newVolumes(t)
+	withLocalDriver(t, v, dir)
 	c.Put(&v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "disk", UID: "c1"}, Spec: v1.PersistentVolumeClaimSpec{VolumeName: "pv"}, Status: v1.PersistentVolumeClaimStatus{Phase: v1.ClaimBound}},
 		&v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: v1.PersistentVolumeSpec{AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
 			ClaimRef:               &v1.ObjectReference{Namespace: "default", Name: "disk", UID: "c1"},

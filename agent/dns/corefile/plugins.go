@@ -92,17 +92,23 @@ func (r *reader) kubernetes(d Directive) (err error) {
 	return nil
 }
 
+// ttl reads for how long answers of a plugin are good.
+func ttl(plugin string, l Directive, least, most int) (uint32, error) {
+	if len(l.Args) != 1 {
+		return 0, wrong(l.Line, "%s: ttl wants one number", plugin)
+	}
+	n, err := number(l.Args[0], least, most)
+	if err != nil {
+		return 0, wrong(l.Line, "%s: ttl %s: %v", plugin, l.Args[0], err)
+	}
+	return uint32(n), nil
+}
+
 func (r *reader) kubernetesLine(k *Kubernetes, l Directive) (err error) {
 	switch l.Name {
 	case "ttl":
-		if len(l.Args) != 1 {
-			return wrong(l.Line, "kubernetes: ttl wants one number")
-		}
-		n, err := number(l.Args[0], 0, 3600)
-		if err != nil {
-			return wrong(l.Line, "kubernetes: ttl %s: %v", l.Args[0], err)
-		}
-		k.TTL = uint32(n)
+		k.TTL, err = ttl("kubernetes", l, 0, 3600)
+		return err
 	case "pods":
 		switch strings.Join(l.Args, " ") {
 		case "insecure":
@@ -168,14 +174,8 @@ func (r *reader) hosts(d Directive) (err error) {
 func (r *reader) hostsLine(h *Hosts, l Directive) (err error) {
 	switch l.Name {
 	case "ttl":
-		if len(l.Args) != 1 {
-			return wrong(l.Line, "hosts: ttl wants one number")
-		}
-		n, err := number(l.Args[0], 1, 65535)
-		if err != nil {
-			return wrong(l.Line, "hosts: ttl %s: %v", l.Args[0], err)
-		}
-		h.TTL = uint32(n)
+		h.TTL, err = ttl("hosts", l, 1, 65535)
+		return err
 	case "no_reverse":
 		h.Reverse = false
 	case "reload": // the file is read again when it has changed

@@ -98,18 +98,28 @@ func exchange(ctx context.Context, t Target, q Question, tcp bool) (*dns.Msg, er
 	return overTCP(ctx, t, asked, packed)
 }
 
+// dial connects for one question: who does not answer in time is not waited for.
+func dial(ctx context.Context, network string, t Target) (net.Conn, error) {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, network, t.Address.String())
+	if err != nil {
+		return nil, err
+	}
+	deadline, _ := ctx.Deadline()
+	if err := conn.SetDeadline(deadline); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
 // overUDP uses a socket, and with it a random port, for this question alone: only the server's own packets reach it.
 func overUDP(ctx context.Context, t Target, asked *dns.Msg, packed []byte) (*dns.Msg, error) {
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "udp", t.Address.String())
+	conn, err := dial(ctx, "udp", t)
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
-	deadline, _ := ctx.Deadline()
-	if err := conn.SetDeadline(deadline); err != nil {
-		return nil, err
-	}
 	if _, err := conn.Write(packed); err != nil {
 		return nil, err
 	}
@@ -136,16 +146,11 @@ func overUDP(ctx context.Context, t Target, asked *dns.Msg, packed []byte) (*dns
 }
 
 func overTCP(ctx context.Context, t Target, asked *dns.Msg, packed []byte) (*dns.Msg, error) {
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "tcp", t.Address.String())
+	conn, err := dial(ctx, "tcp", t)
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
-	deadline, _ := ctx.Deadline()
-	if err := conn.SetDeadline(deadline); err != nil {
-		return nil, err
-	}
 	if t.TLS != nil {
 		conn = tls.Client(conn, t.TLS)
 	}

@@ -111,7 +111,7 @@ func (m Mount) Do(ctx context.Context) error {
 	err := ask(ctx, call{Mount: m})
 	if ctx.Err() != nil && err != nil {
 		// It may have been done just before its process ended.
-		if is, merr := mounted(m.Target); is || merr != nil {
+		if is, merr := Mounted(m.Target); is || merr != nil {
 			return errors.Join(err, merr, Unmount(context.WithoutCancel(ctx), m.Target))
 		}
 	}
@@ -125,7 +125,7 @@ func Disk(ctx context.Context, m disk.Mount) error {
 	}
 	err := ask(ctx, call{Mount: Mount{Target: m.Dir}, Disk: &m})
 	if ctx.Err() != nil && err != nil {
-		if is, merr := mounted(m.Dir); is || merr != nil {
+		if is, merr := Mounted(m.Dir); is || merr != nil {
 			return errors.Join(err, merr, UnmountWhole(context.WithoutCancel(ctx), m.Dir))
 		}
 	}
@@ -160,7 +160,7 @@ func UnmountWhole(ctx context.Context, target string) error {
 		return fmt.Errorf("unmounting %s: %w", target, ErrStuck)
 	}
 	err := askWithin(ctx, call{Mount: Mount{Target: target, Flags: unix.UMOUNT_NOFOLLOW}, Unmount: true})
-	switch is, merr := mounted(target); {
+	switch is, merr := Mounted(target); {
 	case err == nil, errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT):
 		if is || merr != nil {
 			return errors.Join(fmt.Errorf("something is mounted at %s still", target), merr)
@@ -210,7 +210,7 @@ func Unmount(ctx context.Context, target string) error {
 		if err == nil || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
 			return nil
 		}
-		if is, merr := mounted(target); !is && merr == nil {
+		if is, merr := Mounted(target); !is && merr == nil {
 			return nil // it is gone from here, and the kernel is left to do the rest
 		}
 		if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
@@ -363,8 +363,9 @@ func run(ctx context.Context, cmd *exec.Cmd, about string, begun func()) ([]byte
 	return []byte(out.String()), nil
 }
 
-// mounted says whether a place is a mount, without touching what is mounted there.
-func mounted(path string) (bool, error) {
+// Mounted says whether a path is a mount. What is mounted there is not touched: it may hang, as the file system of a server or
+// of a process that is gone.
+func Mounted(path string) (bool, error) {
 	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil

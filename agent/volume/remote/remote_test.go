@@ -27,7 +27,7 @@ func TestMountAndUnmount(t *testing.T) {
 	if err := m.Do(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if is, err := mounted(dir); !is || err != nil {
+	if is, err := Mounted(dir); !is || err != nil {
 		t.Errorf("mounted: %t, %v", is, err)
 	}
 	for range 2 {
@@ -35,7 +35,7 @@ func TestMountAndUnmount(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if is, err := mounted(dir); is || err != nil {
+	if is, err := Mounted(dir); is || err != nil {
 		t.Errorf("mounted: %t, %v", is, err)
 	}
 	m.Type = "nothing"

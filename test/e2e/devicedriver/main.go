@@ -18,6 +18,8 @@ import (
 	drahealthalpha "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 	dra "k8s.io/kubelet/pkg/apis/dra/v1"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"keelson.dev/keelson/internal/wholefile"
 )
 
 func main() {
@@ -152,7 +154,7 @@ func (d *driver) describe(c *dra.Claim) error {
 	if err != nil {
 		return err
 	}
-	return whole(d.file(c), b)
+	return wholefile.Replace(d.file(c), b)
 }
 
 // NodeUnprepareResources implements the plugin service.
@@ -170,12 +172,4 @@ func (d *driver) NodeUnprepareResources(_ context.Context, q *dra.NodeUnprepareR
 		}
 	}
 	return out, nil
-}
-
-// whole writes a file that others see whole or not at all: the agent reads all specifications of the folder at any time.
-func whole(file string, b []byte) error {
-	if err := os.WriteFile(file+".new", b, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(file+".new", file)
 }

@@ -22,6 +22,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"keelson.dev/keelson/internal/wholefile"
 )
 
 func main() {
@@ -314,7 +316,7 @@ func (p *plugin) describe() error {
 	if err != nil {
 		return err
 	}
-	return whole(filepath.Join(p.cdi, p.name+".json"), b)
+	return wholefile.Replace(filepath.Join(p.cdi, p.name+".json"), b)
 }
 
 // PreStartContainer implements the plugin service.
@@ -326,12 +328,4 @@ func (p *plugin) PreStartContainer(_ context.Context, q *api.PreStartContainerRe
 		return nil, errors.New("it is too hot")
 	}
 	return &api.PreStartContainerResponse{}, nil
-}
-
-// whole writes a file that others see whole or not at all: the agent reads all specifications of the folder at any time.
-func whole(file string, b []byte) error {
-	if err := os.WriteFile(file+".new", b, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(file+".new", file)
 }
