@@ -111,7 +111,7 @@ func (c *chain) decide(ctx context.Context, a *authz.Attributes, timer *api.Stag
 	d, reason := c.judge(ctx, a)
 	if d == authz.NoOpinion && !isClosed(c.ready) {
 		// Rules that have not been read yet may allow it.
-		if err := c.awaitRules(ctx); err != nil {
+		if err := awaitRead(ctx, c.ready, "authorization rules"); err != nil {
 			return err
 		}
 		d, reason = c.judge(ctx, a)
@@ -151,16 +151,17 @@ const newestRulesWait = time.Second
 // rulesWait is how long a request waits for a replica that is starting to read its rules.
 const rulesWait = 10 * time.Second
 
-func (c *chain) awaitRules(ctx context.Context) error {
+// awaitRead waits until this replica has read what a request is judged by.
+func awaitRead(ctx context.Context, read <-chan struct{}, what string) error {
 	t := time.NewTimer(rulesWait)
 	defer t.Stop()
 	select {
-	case <-c.ready:
+	case <-read:
 		return nil
 	case <-ctx.Done():
 	case <-t.C:
 	}
-	err := apierrors.NewServiceUnavailable("this replica has not read the authorization rules yet")
+	err := apierrors.NewServiceUnavailable("this replica has not read the " + what + " yet")
 	err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: 1}
 	return err
 }

@@ -1,21 +1,16 @@
 package apiserver
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
-	"log/slog"
 	"net/http"
-	"os"
 	"runtime"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 
-	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
-	"keelson.dev/keelson/controlplane/controllers"
 	"keelson.dev/keelson/controlplane/controllers/customresourcedefinition"
 	"keelson.dev/keelson/controlplane/controllers/garbagecollector"
 	"keelson.dev/keelson/controlplane/controllers/namespace"
@@ -25,21 +20,7 @@ import (
 
 // leadAll runs the controllers that look at every kind, and that of definitions, until the test ends.
 func (r *replica) leadAll() *client.Informers {
-	c := client.New(r.Backend(), r.cfg.Kinds)
-	informers := client.NewInformers(c.As(api.User{Name: api.UserAPIServer, Groups: []string{api.GroupMasters}}))
-	d := controllers.Deps{Client: c, Informers: informers, Replica: "test",
-		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))}
-	engine := controllers.NewEngine(d, controllers.Options{}, customresourcedefinition.New(d), garbagecollector.New(d),
-		namespace.New(d), resourcequota.New(d))
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{}, 2)
-	go func() { _ = informers.Run(ctx); done <- struct{}{} }()
-	if err := informers.WaitForSync(ctx); err != nil {
-		r.t.Fatal(err)
-	}
-	go func() { _ = engine.Run(ctx, 0); done <- struct{}{} }()
-	r.t.Cleanup(func() { cancel(); <-done; <-done })
-	return informers
+	return r.lead(customresourcedefinition.New, garbagecollector.New, namespace.New, resourcequota.New)
 }
 
 // freely is a definition of objects that may hold anything.

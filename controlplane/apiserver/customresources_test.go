@@ -30,11 +30,20 @@ func withDefinitions(t testing.TB) *replica {
 
 // leadDefinitions runs the controller of definitions until the test ends.
 func (r *replica) leadDefinitions() {
+	r.lead(customresourcedefinition.New)
+}
+
+// lead runs controllers until the test ends.
+func (r *replica) lead(news ...func(controllers.Deps) *controllers.Controller) *client.Informers {
 	c := client.New(r.Backend(), r.cfg.Kinds)
 	informers := client.NewInformers(c.As(api.User{Name: api.UserAPIServer, Groups: []string{api.GroupMasters}}))
 	d := controllers.Deps{Client: c, Informers: informers, Replica: "test",
 		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))}
-	engine := controllers.NewEngine(d, controllers.Options{}, customresourcedefinition.New(d))
+	var all []*controllers.Controller
+	for _, n := range news {
+		all = append(all, n(d))
+	}
+	engine := controllers.NewEngine(d, controllers.Options{}, all...)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{}, 2)
 	go func() { _ = informers.Run(ctx); done <- struct{}{} }()
@@ -43,6 +52,7 @@ func (r *replica) leadDefinitions() {
 	}
 	go func() { _ = engine.Run(ctx, 0); done <- struct{}{} }()
 	r.t.Cleanup(func() { cancel(); <-done; <-done })
+	return informers
 }
 
 // ok fails unless an answer is a success with these parts.

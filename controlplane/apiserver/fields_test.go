@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"context"
 	"encoding/json"
 	"net/http"
 	"reflect"
@@ -14,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	typedappsv1 "k8s.io/client-go/kubernetes/typed/apps/v1"
 	"sigs.k8s.io/yaml"
 
 	"keelson.dev/keelson/controlplane/api"
@@ -434,6 +436,18 @@ func setAny(v reflect.Value, text string) {
 	}
 }
 
+// storedUnjudged stores a Deployment as a release did that accepted it.
+func (r *replica) storedUnjudged(ctx context.Context, d *appsv1.Deployment) typedappsv1.DeploymentInterface {
+	r.t.Helper()
+	kind := r.known.byName["deployments"]
+	kind.Default(d)
+	q := &api.Request{User: itself(), Verb: api.VerbCreate, Kind: kind, Namespace: "default", Object: d}
+	if _, err := r.registry.Create(ctx, q, registry.Stages{}); err != nil {
+		r.t.Fatal(err)
+	}
+	return r.admin().AppsV1().Deployments("default")
+}
+
 // What was stored when it was still accepted may be changed in everything else, but gets no more of it.
 func TestStoredFieldsAreLetBe(t *testing.T) {
 	r := start(t, nil)
@@ -446,13 +460,7 @@ func TestStoredFieldsAreLetBe(t *testing.T) {
 		return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{Glusterfs: &corev1.GlusterfsVolumeSource{EndpointsName: name, Path: "/"}}}
 	}
 	d.Spec.Template.Spec.Volumes = []corev1.Volume{volume("gpu")}
-	kind := r.known.byName["deployments"]
-	kind.Default(d)
-	accept := registry.Stages{}
-	if _, err := r.registry.Create(ctx, &api.Request{User: itself(), Verb: api.VerbCreate, Kind: kind, Namespace: "default", Object: d}, accept); err != nil {
-		t.Fatal(err)
-	}
-	deployments := r.admin().AppsV1().Deployments("default")
+	deployments := r.storedUnjudged(ctx, d)
 	was, err := deployments.Get(ctx, "old", metav1.GetOptions{})
 	if err != nil || len(was.Spec.Template.Spec.Volumes) != 1 {
 		t.Fatal(was, err)
@@ -479,13 +487,7 @@ func TestStoredValuesAreLetBe(t *testing.T) {
 	}
 	bad := &d.Spec.Template.Spec.Containers[0]
 	bad.TerminationMessagePolicy = "Shout"
-	kind := r.known.byName["deployments"]
-	kind.Default(d)
-	accept := registry.Stages{}
-	if _, err := r.registry.Create(ctx, &api.Request{User: itself(), Verb: api.VerbCreate, Kind: kind, Namespace: "default", Object: d}, accept); err != nil {
-		t.Fatal(err)
-	}
-	deployments := r.admin().AppsV1().Deployments("default")
+	deployments := r.storedUnjudged(ctx, d)
 	was, err := deployments.Get(ctx, "old", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)

@@ -6,10 +6,8 @@ import (
 	"reflect"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -130,17 +128,7 @@ func (o *outside) await(ctx context.Context) error {
 	if !o.following.Load() || isClosed(o.ready) {
 		return nil
 	}
-	t := time.NewTimer(rulesWait)
-	defer t.Stop()
-	select {
-	case <-o.ready:
-		return nil
-	case <-ctx.Done():
-	case <-t.C:
-	}
-	err := apierrors.NewServiceUnavailable("this replica has not read the admission configurations yet")
-	err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: 1}
-	return err
+	return awaitRead(ctx, o.ready, "admission configurations")
 }
 
 // run follows the configurations until ctx ends.

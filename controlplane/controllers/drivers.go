@@ -56,6 +56,15 @@ func Served(d *storagev1.CSIDriver) bool {
 	return d != nil && d.Annotations[ServedByAnnotation] == ServedByAgent
 }
 
+// ServedVolume says that the cluster itself does the work of the driver of a volume; nil is no volume.
+func ServedVolume(drivers cache.SharedIndexInformer, v *corev1.PersistentVolume) bool {
+	if v == nil || v.Spec.CSI == nil {
+		return false
+	}
+	d, _ := Cached[*storagev1.CSIDriver](drivers, "", v.Spec.CSI.Driver)
+	return Served(d)
+}
+
 // DriverOn is what a node says of a driver; nil when it has none of that name.
 func DriverOn(n *storagev1.CSINode, driver string) *storagev1.CSINodeDriver {
 	if n == nil {

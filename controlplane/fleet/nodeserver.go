@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -26,32 +25,6 @@ const (
 	maxReviewBytes  = 32 << 10 // of a token, or of a name and its groups
 	maxReviewGroups = 256
 )
-
-// reviewed counts what is under way for each node. The zero value is ready to use.
-type reviewed struct {
-	mu     sync.Mutex
-	byNode map[string]int
-}
-
-// enter takes a place for a node; leave gives it back. ok is false when the node has all of its own.
-func (r *reviewed) enter(node string) (leave func(), ok bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.byNode[node] >= maxReviews {
-		return nil, false
-	}
-	if r.byNode == nil {
-		r.byNode = make(map[string]int)
-	}
-	r.byNode[node]++
-	return func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		if r.byNode[node]--; r.byNode[node] == 0 {
-			delete(r.byNode, node)
-		}
-	}, true
-}
 
 // SignServing implements fleetv1.FleetServer.
 func (s *Server) SignServing(ctx context.Context, r *fleetv1.ServingRequest) (_ *fleetv1.ServingResponse, err error) {
@@ -105,7 +78,7 @@ func (s *Server) Review(ctx context.Context, r *fleetv1.ReviewRequest) (*fleetv1
 	if err := fitReview(r); err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "fleet: review for node %s: %v", node, err)
 	}
-	leave, ok := s.reviews.enter(node)
+	leave, ok := s.reviews.enter(node, maxReviews)
 	if !ok {
 		return nil, status.Errorf(codes.ResourceExhausted, "fleet: node %s has %d reviews under way: it asks again", node, maxReviews)
 	}

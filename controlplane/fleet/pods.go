@@ -94,22 +94,31 @@ func (x *session) writeStatus(ctx context.Context, namespace, name string, uid t
 		next := *pod // shares everything but the status, which the callee receives whole
 		next.Status = *want
 		stored, err := client.UpdateStatus(ctx, x.api, &next)
-		switch {
-		case err == nil:
-			x.wrote(revisionOf(pod), stored)
-			return nil
-		case apierrors.IsConflict(err):
-			ok = false
-		case apierrors.IsNotFound(err), apierrors.IsForbidden(err) && !x.ours(namespace, name, uid):
-			return nil
-		case apierrors.IsInvalid(err):
+		if apierrors.IsInvalid(err) {
 			x.log.Error("status refused", "pod", namespace+"/"+name, "err", err)
 			return nil
-		default:
-			return x.failed(err, "write status of pod %s/%s", namespace, name)
 		}
+		if again, err := x.written("status", pod, stored, err); !again {
+			return err
+		}
+		ok = false
 	}
 	return fmt.Errorf("fleet: status of pod %s/%s: too many conflicts", namespace, name)
+}
+
+// written takes in what became of a write of a part of a pod: again says that it is to be made on what is stored by now. nil
+// also means that the pod is gone, or is not this node's.
+func (x *session) written(part string, pod, stored *v1.Pod, err error) (again bool, _ error) {
+	switch {
+	case err == nil:
+		x.wrote(revisionOf(pod), stored)
+		return false, nil
+	case apierrors.IsConflict(err):
+		return true, nil
+	case apierrors.IsNotFound(err), apierrors.IsForbidden(err) && !x.ours(pod.Namespace, pod.Name, pod.UID):
+		return false, nil
+	}
+	return false, x.failed(err, "write %s of pod %s/%s", part, pod.Namespace, pod.Name)
 }
 
 // read asks the store for a pod; neither pod nor error when it is gone, or no longer this node's.

@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	v1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -85,17 +84,10 @@ func (x *session) writeReady(ctx context.Context, namespace, name string, uid ty
 		}
 		c.Status, c.LastTransitionTime = said, metav1.Now()
 		stored, err := client.UpdateStatus(ctx, x.api, &next)
-		switch {
-		case err == nil:
-			x.wrote(revisionOf(pod), stored)
-			return nil
-		case apierrors.IsConflict(err):
-			ok = false
-		case apierrors.IsNotFound(err), apierrors.IsForbidden(err) && !x.ours(namespace, name, uid):
-			return nil
-		default:
-			return x.failed(err, "write readiness of pod %s/%s", namespace, name)
+		if again, err := x.written("readiness", pod, stored, err); !again {
+			return err
 		}
+		ok = false
 	}
 	return fmt.Errorf("fleet: readiness of pod %s/%s: too many conflicts", namespace, name)
 }

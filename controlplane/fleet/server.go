@@ -137,8 +137,8 @@ type Server struct {
 	standbys *standbys
 	refusals *refusals
 	visitors *visitors
-	reviews  reviewed
-	underWay underWay
+	reviews  places[string]     // of nodes
+	underWay places[nodeMethod] // of streams
 	joins    turns
 	spending chan struct{} // holds one who takes down the use of a join token
 

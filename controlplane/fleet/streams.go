@@ -42,30 +42,30 @@ var streamLimits = map[string]int{
 
 const fewCalls = 6
 
-// underWay counts the streams of each node. The zero value is ready to use.
-type underWay struct {
+// places counts what is under way for each key. The zero value is ready to use.
+type places[K comparable] struct {
 	mu    sync.Mutex
-	count map[nodeMethod]int
+	count map[K]int
 }
 
 type nodeMethod struct{ node, method string }
 
 // enter takes a place; leave gives it back. ok is false when all are taken.
-func (u *underWay) enter(k nodeMethod, limit int) (leave func(), ok bool) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.count[k] >= limit {
+func (p *places[K]) enter(k K, limit int) (leave func(), ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.count[k] >= limit {
 		return nil, false
 	}
-	if u.count == nil {
-		u.count = make(map[nodeMethod]int)
+	if p.count == nil {
+		p.count = make(map[K]int)
 	}
-	u.count[k]++
+	p.count[k]++
 	return func() {
-		u.mu.Lock()
-		defer u.mu.Unlock()
-		if u.count[k]--; u.count[k] == 0 {
-			delete(u.count, k)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.count[k]--; p.count[k] == 0 {
+			delete(p.count, k)
 		}
 	}, true
 }

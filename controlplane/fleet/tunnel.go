@@ -277,7 +277,9 @@ func (s *Server) Exec(ctx context.Context, node string, r api.ExecRequest, st ap
 	defer t.close()
 	// These two end with the tunnel, except that a Read of stdin ends when its owner closes it.
 	if st.Stdin != nil {
-		go pumpStdin(t, st.Stdin)
+		go pump(t, st.Stdin, func(b []byte) *fleetv1.TunnelFrame {
+			return &fleetv1.TunnelFrame{Kind: &fleetv1.TunnelFrame_Stdin{Stdin: b}}
+		})
 	}
 	if st.Resize != nil {
 		go pumpResize(ctx, t, st.Resize)
@@ -311,11 +313,12 @@ func writeTo(w io.Writer, b []byte) error {
 
 const frameBytes = 32 << 10
 
-func pumpStdin(t *tunnel, r io.Reader) {
+// pump sends what a reader has in frames, and that it has ended.
+func pump(t *tunnel, r io.Reader, frame func([]byte) *fleetv1.TunnelFrame) {
 	for {
 		buf := make([]byte, frameBytes)
 		n, err := r.Read(buf)
-		if n > 0 && t.send(&fleetv1.TunnelFrame{Kind: &fleetv1.TunnelFrame_Stdin{Stdin: buf[:n]}}) != nil {
+		if n > 0 && t.send(frame(buf[:n])) != nil {
 			return
 		}
 		if err != nil {
@@ -348,19 +351,9 @@ func (s *Server) PortForward(ctx context.Context, node string, pod types.UID, po
 		return fmt.Errorf("forward port %d of pod %s: %w", port, pod, err)
 	}
 	defer t.close()
-	go func() {
-		for {
-			buf := make([]byte, frameBytes)
-			n, err := conn.Read(buf)
-			if n > 0 && t.send(&fleetv1.TunnelFrame{Kind: &fleetv1.TunnelFrame_Data{Data: buf[:n]}}) != nil {
-				return
-			}
-			if err != nil {
-				_ = t.send(&fleetv1.TunnelFrame{Kind: &fleetv1.TunnelFrame_CloseStdin{CloseStdin: true}}) // a broken tunnel shows in recv
-				return
-			}
-		}
-	}()
+	go pump(t, conn, func(b []byte) *fleetv1.TunnelFrame {
+		return &fleetv1.TunnelFrame{Kind: &fleetv1.TunnelFrame_Data{Data: b}}
+	})
 	for {
 		f, err := t.recv()
 		if err != nil {

@@ -76,14 +76,9 @@ func (r *Replica) serveStepDown(w http.ResponseWriter, req *http.Request, d *dee
 
 // serveCompact answers POST /cluster/compact.
 func (r *Replica) serveCompact(w http.ResponseWriter, req *http.Request, d *deed) {
-	raw, err := io.ReadAll(io.LimitReader(req.Body, 4096))
-	if err != nil {
-		refuse(w, http.StatusBadRequest, err)
-		return
-	}
-	req.Body = io.NopCloser(bytes.NewReader(raw))
 	var q api.ClusterCompact
-	if !posted(w, req, &q) {
+	raw, ok := postedRaw(w, req, &q)
+	if !ok {
 		return
 	}
 	ctx, cancel := context.WithTimeout(req.Context(), changeTimeout)

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -117,4 +118,15 @@ func posted(w http.ResponseWriter, req *http.Request, q any) bool {
 		return false
 	}
 	return true
+}
+
+// postedRaw is posted, with the body as it came: another replica may be asked instead.
+func postedRaw(w http.ResponseWriter, req *http.Request, q any) (raw []byte, ok bool) {
+	raw, err := io.ReadAll(io.LimitReader(req.Body, 4096))
+	if err != nil {
+		refuse(w, http.StatusBadRequest, err)
+		return nil, false
+	}
+	req.Body = io.NopCloser(bytes.NewReader(raw))
+	return raw, posted(w, req, q)
 }

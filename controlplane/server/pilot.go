@@ -146,7 +146,7 @@ func (r *Replica) steer(ctx context.Context, system *client.Client, fence raftst
 // removeDead records what is about to be done, then takes the dead one out.
 func (r *Replica) removeDead(ctx context.Context, system *client.Client, d autopilot.Decision, rec pilotRecord, at raftstore.Revision, fence raftstore.Fence) error {
 	rec.Pending = &autopilot.Replacement{Dead: d.Dead, Standby: d.Standby, Voters: d.Voters}
-	if err := r.commitPilot(ctx, rec, at, fence); err != nil {
+	if err := r.commitRecord(ctx, pilotKey, rec, at, fence); err != nil {
 		return err
 	}
 	// Its keys are worth no more than those of one that an operator removes.
@@ -196,7 +196,7 @@ func (r *Replica) endReplacement(ctx context.Context, system *client.Client, rou
 		rec.Done = rec.Done[max(0, len(rec.Done)-maxReplaced):]
 	}
 	rec.Pending = nil
-	if err := r.commitPilot(ctx, rec, at, fence); err != nil {
+	if err := r.commitRecord(ctx, pilotKey, rec, at, fence); err != nil {
 		return err
 	}
 	if done {
@@ -223,27 +223,37 @@ func (r *Replica) tellReplaced(ctx context.Context, system *client.Client, kind,
 }
 
 func (r *Replica) storedPilot(ctx context.Context) (rec pilotRecord, at raftstore.Revision, err error) {
-	it, _, err := r.store.Get(ctx, pilotKey, raftstore.ReadOptions{})
-	if errors.Is(err, raftstore.ErrNotFound) {
-		return pilotRecord{Version: pilotVersion}, 0, nil
+	at, err = r.storedRecord(ctx, pilotKey, "record of replaced replicas", &rec)
+	if err == nil && at == 0 {
+		rec.Version = pilotVersion
 	}
-	if err != nil {
-		return rec, 0, err
-	}
-	if err := json.Unmarshal(it.Value, &rec); err != nil {
-		return rec, 0, fmt.Errorf("the stored record of replaced replicas (%s): %w", pilotKey, err)
-	}
-	return rec, it.Modified, nil
+	return rec, at, err
 }
 
-func (r *Replica) commitPilot(ctx context.Context, rec pilotRecord, at raftstore.Revision, fence raftstore.Fence) error {
+// storedRecord reads the record at a key, and the revision at which it was written; 0 when there is none.
+func (r *Replica) storedRecord(ctx context.Context, key, what string, rec any) (at raftstore.Revision, err error) {
+	it, _, err := r.store.Get(ctx, key, raftstore.ReadOptions{})
+	if errors.Is(err, raftstore.ErrNotFound) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	if err := json.Unmarshal(it.Value, rec); err != nil {
+		return 0, fmt.Errorf("the stored %s (%s): %w", what, key, err)
+	}
+	return it.Modified, nil
+}
+
+// commitRecord writes the record at a key where it is as it was read.
+func (r *Replica) commitRecord(ctx context.Context, key string, rec any, at raftstore.Revision, fence raftstore.Fence) error {
 	raw, err := json.Marshal(rec)
 	if err != nil {
 		return err
 	}
-	op := raftstore.Update(pilotKey, raw, at)
+	op := raftstore.Update(key, raw, at)
 	if at == 0 {
-		op = raftstore.Create(pilotKey, raw)
+		op = raftstore.Create(key, raw)
 	}
 	_, err = r.store.Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{op}, Fence: fence})
 	return err

@@ -3,7 +3,6 @@ package server
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -53,17 +52,11 @@ type removedMember struct {
 }
 
 func (r *Replica) storedRemoved(ctx context.Context) (rec removedMembers, at raftstore.Revision, err error) {
-	it, _, err := r.store.Get(ctx, removedKey, raftstore.ReadOptions{})
-	if errors.Is(err, raftstore.ErrNotFound) {
-		return removedMembers{Version: removedVersion}, 0, nil
+	at, err = r.storedRecord(ctx, removedKey, "list of removed members", &rec)
+	if err == nil && at == 0 {
+		rec.Version = removedVersion
 	}
-	if err != nil {
-		return rec, 0, err
-	}
-	if err := json.Unmarshal(it.Value, &rec); err != nil {
-		return rec, 0, fmt.Errorf("the stored list of removed members (%s): %w", removedKey, err)
-	}
-	return rec, it.Modified, nil
+	return rec, at, err
 }
 
 // removalNote is what noteRemoved has changed, by which that can be taken back.
@@ -92,7 +85,7 @@ func (r *Replica) noteRemoved(ctx context.Context, name, why string, had []api.C
 			}
 		}
 		rec.Members = append(rest, note.gone)
-		if err = r.commitRemoved(ctx, rec, at); !conflicts(err) {
+		if err = r.commitRecord(ctx, removedKey, rec, at, 0); !conflicts(err) {
 			return note, err
 		}
 	}
@@ -119,7 +112,7 @@ func (r *Replica) takeBack(ctx context.Context, note *removalNote, refused error
 			rec.Members = append(slices.Delete(rec.Members, i, i+1), note.after...)
 			slices.SortStableFunc(rec.Members, func(a, b removedMember) int { return cmp.Compare(a.At, b.At) })
 			rec.Members = rec.Members[max(0, len(rec.Members)-maxRemoved):]
-			err = r.commitRemoved(ctx, rec, at)
+			err = r.commitRecord(ctx, removedKey, rec, at, 0)
 		}
 		if conflicts(err) {
 			continue
@@ -130,20 +123,6 @@ func (r *Replica) takeBack(ctx context.Context, note *removalNote, refused error
 		}
 		return
 	}
-}
-
-// commitRemoved writes the record where it is as it was read.
-func (r *Replica) commitRemoved(ctx context.Context, rec removedMembers, at raftstore.Revision) error {
-	raw, err := json.Marshal(rec)
-	if err != nil {
-		return err
-	}
-	op := raftstore.Update(removedKey, raw, at)
-	if at == 0 {
-		op = raftstore.Create(removedKey, raw)
-	}
-	_, err = r.store.Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{op}})
-	return err
 }
 
 // dismissRemoved forgets that a replica was removed. ErrUnknownMember where none of the name is known to have been.
@@ -165,7 +144,7 @@ func (r *Replica) dismissRemoved(ctx context.Context, name string) error {
 			return fmt.Errorf("%w was removed: replica %q is not among [%s]", raftstore.ErrUnknownMember, name, strings.Join(known, ", "))
 		}
 		rec.Members = rest
-		if err = r.commitRemoved(ctx, rec, at); !conflicts(err) {
+		if err = r.commitRecord(ctx, removedKey, rec, at, 0); !conflicts(err) {
 			return err
 		}
 	}

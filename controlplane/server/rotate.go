@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -94,7 +93,7 @@ func (r *Replica) stepKeys(ctx context.Context, fence raftstore.Fence) (waiting 
 		if next.Step == rotation.Aborted {
 			r.log.Warn("the exchange of a key is of another time, as a restored backup brings one: it is given up, and no key changes", "kind", rec.Kind, "step", rec.Step, "new", rec.New, "old", rec.Old)
 		}
-		return r.commitRotation(ctx, next, at, fence)
+		return r.commitRecord(ctx, keysKey, next, at, fence)
 	})
 	return waiting, err
 }
@@ -141,19 +140,6 @@ func (r *Replica) storedRotation(ctx context.Context, o raftstore.ReadOptions) (
 	}
 	rec, err = decodeRotation(it.Value)
 	return rec, it.Modified, err
-}
-
-func (r *Replica) commitRotation(ctx context.Context, rec rotation.Record, at raftstore.Revision, fence raftstore.Fence) error {
-	raw, err := json.Marshal(rec)
-	if err != nil {
-		return err
-	}
-	op := raftstore.Update(keysKey, raw, at)
-	if at == 0 {
-		op = raftstore.Create(keysKey, raw)
-	}
-	_, err = r.store.Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{op}, Fence: fence})
-	return err
 }
 
 // membersOf is what the replicas have of one kind.
@@ -361,7 +347,7 @@ func (r *Replica) rotateOnce(ctx context.Context, q api.ClusterRotate, by string
 			return code, err
 		}
 	}
-	return 0, r.commitRotation(ctx, next, at, 0)
+	return 0, r.commitRecord(ctx, keysKey, next, at, 0)
 }
 
 func (r *Replica) beginRotation(ctx context.Context, q api.ClusterRotate, now rotation.Record, by string) (rec rotation.Record, code int, err error) {

@@ -23,14 +23,9 @@ const (
 // serveSupport answers POST /cluster/support with what a replica knows of itself. Another replica is asked in the caller's
 // place, who was authorized here.
 func (r *Replica) serveSupport(w http.ResponseWriter, req *http.Request, d *deed) {
-	raw, err := io.ReadAll(io.LimitReader(req.Body, 4096))
-	if err != nil {
-		refuse(w, http.StatusBadRequest, err)
-		return
-	}
-	req.Body = io.NopCloser(bytes.NewReader(raw))
 	var q api.ClusterSupport
-	if !posted(w, req, &q) {
+	raw, ok := postedRaw(w, req, &q)
+	if !ok {
 		return
 	}
 	d.object = q.Replica

@@ -79,7 +79,7 @@ func (m *modifier) reconcile(ctx context.Context, key controllers.Key) (time.Dur
 	var v *corev1.PersistentVolume
 	if ok {
 		v, _ = m.volumes.Get("", c.Spec.VolumeName)
-		step = Plan(c, v, m.class, m.served(v), m.term.Now())
+		step = Plan(c, v, m.class, m.calls != nil && controllers.ServedVolume(m.drivers, v), m.term.Now())
 	}
 	waits := ""
 	if step.Status == nil && step.Modify == nil {
@@ -106,14 +106,6 @@ func (m *modifier) reconcile(ctx context.Context, key controllers.Key) (time.Dur
 func (m *modifier) class(name string) *storagev1.VolumeAttributesClass {
 	c, _ := controllers.Cached[*storagev1.VolumeAttributesClass](m.classes, "", name)
 	return c
-}
-
-func (m *modifier) served(v *corev1.PersistentVolume) bool {
-	if m.calls == nil || v == nil || v.Spec.CSI == nil {
-		return false
-	}
-	d, _ := controllers.Cached[*storagev1.CSIDriver](m.drivers, "", v.Spec.CSI.Driver)
-	return controllers.Served(d)
 }
 
 // note writes what a claim is to be told, and tells of it.

@@ -109,7 +109,7 @@ func (g *grower) reconcile(ctx context.Context, key controllers.Key) (time.Durat
 	var v *corev1.PersistentVolume
 	if ok {
 		v, _ = g.volumes.Get("", c.Spec.VolumeName)
-		step = Plan(c, v, g.served(v), g.term.Now())
+		step = Plan(c, v, g.calls != nil && controllers.ServedVolume(g.drivers, v), g.term.Now())
 	}
 	waits := ""
 	if step.Status == nil && !step.Grow && !step.OnNodes {
@@ -149,14 +149,6 @@ func (g *grower) note(ctx context.Context, c *corev1.PersistentVolumeClaim, step
 		g.term.Events.Event(c, corev1.EventTypeNormal, step.Reason, step.Message)
 	}
 	return nil
-}
-
-func (g *grower) served(v *corev1.PersistentVolume) bool {
-	if g.calls == nil || v == nil || v.Spec.CSI == nil {
-		return false
-	}
-	d, _ := controllers.Cached[*storagev1.CSIDriver](g.drivers, "", v.Spec.CSI.Driver)
-	return controllers.Served(d)
 }
 
 // grow has the driver grow a volume to what the claim asks for, and notes what it has then.

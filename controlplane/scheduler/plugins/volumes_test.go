@@ -12,6 +12,19 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
+// goesTo fails unless a pod is given a node, or refused it in these words.
+func goesTo(t *testing.T, h *framework.Handle, pod *v1.Pod, node *framework.NodeInfo, want string) {
+	t.Helper()
+	res, err := schedule(profile(t, h), pod, node)
+	got := res.Node
+	if err != nil {
+		got = err.Error()
+	}
+	if got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
 // Volumes keep a pod to their zone, and off nodes that take no more of a driver's volumes.
 func TestVolumeFilters(t *testing.T) {
 	st := newStorage()
@@ -50,16 +63,7 @@ func TestVolumeFilters(t *testing.T) {
 		{"a node without limits", pod(claims("two", "three")), with(node("free"), pod(claims("new"))), "free"},
 		{"no claims", pod(), with(node("a"), pod(claims("three"))), "a"},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			res, err := schedule(profile(t, h), tt.pod, tt.node)
-			got := res.Node
-			if err != nil {
-				got = err.Error()
-			}
-			if got != tt.want {
-				t.Errorf("got  %s\nwant %s", got, tt.want)
-			}
-		})
+		t.Run(tt.name, func(t *testing.T) { goesTo(t, h, tt.pod, tt.node, tt.want) })
 	}
 }
 
@@ -144,15 +148,6 @@ func TestRoomForVolumes(t *testing.T) {
 		{"a driver that says nothing", pod(claims("silent")), at("full"), "full"},
 		{"it is being made there", pod(claims("begun")), at("full"), "full"},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			res, err := schedule(profile(t, h), tt.pod, tt.node)
-			got := res.Node
-			if err != nil {
-				got = err.Error()
-			}
-			if got != tt.want {
-				t.Errorf("got  %s\nwant %s", got, tt.want)
-			}
-		})
+		t.Run(tt.name, func(t *testing.T) { goesTo(t, h, tt.pod, tt.node, tt.want) })
 	}
 }
