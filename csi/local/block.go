@@ -46,7 +46,13 @@ func rightSort(id string, r record, sized bool, want *csi.VolumeCapability) erro
 }
 
 // makeBlank makes the file that holds a block device: zeros, all of whose blocks are its own from the beginning.
-func makeBlank(path string, size int64) (err error) {
+func makeBlank(path string, size int64) error {
+	return makeFile(path, size, func(*os.File) error { return nil })
+}
+
+// makeFile makes a file all of whose blocks are its own from the beginning: a volume never finds the disk full before it is
+// full itself. fill puts something in it.
+func makeFile(path string, size int64, fill func(*os.File) error) (err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
@@ -57,6 +63,9 @@ func makeBlank(path string, size int64) (err error) {
 	defer func() { err = errors.Join(err, f.Close()) }()
 	if err := allocate(f, size); err != nil {
 		return fmt.Errorf("taking %d bytes of the disk: %w", size, err)
+	}
+	if err := fill(f); err != nil {
+		return err
 	}
 	return f.Sync()
 }

@@ -62,6 +62,28 @@ func (d *Driver) CreateVolume(ctx context.Context, q *csi.CreateVolumeRequest) (
 
 // make makes an image unless it is there. The volume is locked.
 func (d *Driver) make(ctx context.Context, id string, r record, want *csi.CapacityRange) (int64, error) {
+	return d.unlessThere(id, r, want, func(r *record) error {
+		if err := d.fits("volume "+id, r.Size); err != nil {
+			return err
+		}
+		err := d.keep(id, *r)
+		if err != nil {
+			return d.failed("making volume "+id, err)
+		}
+		if r.Block {
+			err = makeBlank(d.image(id), r.Size)
+		} else {
+			err = makeImage(ctx, d.image(id), r.Size)
+		}
+		if err != nil {
+			return d.failed("making volume "+id, errors.Join(err, d.removeImage(id)))
+		}
+		return nil
+	})
+}
+
+// unlessThere makes a volume unless it is there, one at a time: room is what no other takes.
+func (d *Driver) unlessThere(id string, r record, want *csi.CapacityRange, do func(*record) error) (int64, error) {
 	failed := func(err error) (int64, error) { return 0, d.failed("making volume "+id, err) }
 	have, known, err := d.volume(id)
 	if err != nil {
@@ -70,7 +92,6 @@ func (d *Driver) make(ctx context.Context, id string, r record, want *csi.Capaci
 	if known && have.Ready {
 		return have.Size, compatible(id, have, r, want)
 	}
-	// One at a time: room is what no other takes.
 	d.making.Lock()
 	defer d.making.Unlock()
 	if known { // begun, and its driver ended
@@ -78,19 +99,8 @@ func (d *Driver) make(ctx context.Context, id string, r record, want *csi.Capaci
 			return failed(err)
 		}
 	}
-	if err := d.fits("volume "+id, r.Size); err != nil {
+	if err := do(&r); err != nil {
 		return 0, err
-	}
-	if err := d.keep(id, r); err != nil {
-		return failed(err)
-	}
-	if r.Block {
-		err = makeBlank(d.image(id), r.Size)
-	} else {
-		err = makeImage(ctx, d.image(id), r.Size)
-	}
-	if err != nil {
-		return failed(errors.Join(err, d.removeImage(id)))
 	}
 	r.Ready = true
 	if err := d.keep(id, r); err != nil {

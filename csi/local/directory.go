@@ -99,42 +99,25 @@ func noCopies(id string) error {
 
 // makeDirectory makes a folder that a quota holds to a size, unless it is there. The volume is locked.
 func (d *Driver) makeDirectory(id string, size int64, want *csi.CapacityRange) (int64, error) {
-	failed := func(err error) (int64, error) { return 0, d.failed("making volume "+id, err) }
-	have, known, err := d.volume(id)
-	if err != nil {
-		return failed(err)
-	}
-	r := record{Version: recordVersion, Size: size, Backing: backingDirectory}
-	if known && have.Ready {
-		return have.Size, compatible(id, have, r, want)
-	}
-	d.making.Lock()
-	defer d.making.Unlock()
-	if known { // begun, and its driver ended
-		if err := d.discard(id, have); err != nil {
-			return failed(err)
+	made := record{Version: recordVersion, Size: size, Backing: backingDirectory}
+	return d.unlessThere(id, made, want, func(r *record) (err error) {
+		if err := d.quotas.ready(d.cfg.Root); err != nil {
+			return status.Errorf(codes.FailedPrecondition, "making volume %s on node %s: %v", id, d.cfg.NodeID, err)
 		}
-	}
-	if err := d.quotas.ready(d.cfg.Root); err != nil {
-		return 0, status.Errorf(codes.FailedPrecondition, "making volume %s on node %s: %v", id, d.cfg.NodeID, err)
-	}
-	if err := d.fits("volume "+id, size); err != nil {
-		return 0, err
-	}
-	if r.Project, err = d.freeProject(id); err == nil {
-		err = d.keep(id, r)
-	}
-	if err != nil {
-		return failed(err)
-	}
-	if err := d.fillDirectory(id, r); err != nil {
-		return failed(errors.Join(err, d.discard(id, r)))
-	}
-	r.Ready = true
-	if err := d.keep(id, r); err != nil {
-		return failed(err)
-	}
-	return size, nil
+		if err := d.fits("volume "+id, size); err != nil {
+			return err
+		}
+		if r.Project, err = d.freeProject(id); err == nil {
+			err = d.keep(id, *r)
+		}
+		if err != nil {
+			return d.failed("making volume "+id, err)
+		}
+		if err := d.fillDirectory(id, *r); err != nil {
+			return d.failed("making volume "+id, errors.Join(err, d.discard(id, *r)))
+		}
+		return nil
+	})
 }
 
 // fillDirectory makes the folder of a record. The limit is there before what it limits.

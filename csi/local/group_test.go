@@ -51,30 +51,8 @@ func TestGroupIsOfOneMoment(t *testing.T) {
 		must(t, b.create(v, 20*mib))
 		at[v] = b.stageAt(v)
 	}
-	count := func(v string, n int) {
-		f, err := os.OpenFile(filepath.Join(at[v], "count"), os.O_CREATE|os.O_RDWR, 0o600)
-		must(t, err)
-		_, err = fmt.Fprintf(f, "%08d", n)
-		must(t, errors.Join(err, f.Sync(), f.Close()))
-	}
-	stop, done, begun := make(chan struct{}), make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(done)
-		for n := 1; ; n++ {
-			select {
-			case <-stop:
-				return
-			default:
-			}
-			for _, v := range []string{"vc", "va", "vb"} { // not in the order in which they are held still
-				count(v, n)
-			}
-			if n == 3 {
-				close(begun)
-			}
-		}
-	}()
-	<-begun
+	// Not in the order in which they are held still.
+	stop := counting(t, filepath.Join(at["vc"], "count"), filepath.Join(at["va"], "count"), filepath.Join(at["vb"], "count"))
 	var groups []*spec.VolumeGroupSnapshot
 	for i := range 4 {
 		g, err := b.snapTogether(fmt.Sprint("g", i), volumes...)
@@ -83,8 +61,7 @@ func TestGroupIsOfOneMoment(t *testing.T) {
 		}
 		groups = append(groups, g)
 	}
-	close(stop)
-	<-done
+	stop()
 	for _, v := range volumes {
 		b.unstageAt(v)
 	}

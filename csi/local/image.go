@@ -36,28 +36,18 @@ const (
 	growFS = 0x40086610
 )
 
-// makeImage makes the file that holds a volume, with an empty file system in it. All its blocks are its own from the
-// beginning: a volume never finds the disk full before it is full itself.
-func makeImage(ctx context.Context, path string, size int64) (err error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return err
-	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	if err := allocate(f, size); err != nil {
-		return fmt.Errorf("taking %d bytes of the disk: %w", size, err)
-	}
-	if err := tool(ctx, "mkfs.ext4", "-q", "-F", "-b", strconv.Itoa(blockSize), "-m", "0", "-E", "nodiscard,root_owner=0:0", path); err != nil {
-		return err
-	}
-	// What mkfs wants to be zero it may have given back to the disk, on file systems that cannot do better.
-	if err := allocate(f, size); err != nil {
-		return fmt.Errorf("taking %d bytes of the disk: %w", size, err)
-	}
-	return f.Sync()
+// makeImage makes the file that holds a volume, with an empty file system in it.
+func makeImage(ctx context.Context, path string, size int64) error {
+	return makeFile(path, size, func(f *os.File) error {
+		if err := tool(ctx, "mkfs.ext4", "-q", "-F", "-b", strconv.Itoa(blockSize), "-m", "0", "-E", "nodiscard,root_owner=0:0", path); err != nil {
+			return err
+		}
+		// What mkfs wants to be zero it may have given back to the disk, on file systems that cannot do better.
+		if err := allocate(f, size); err != nil {
+			return fmt.Errorf("taking %d bytes of the disk: %w", size, err)
+		}
+		return nil
+	})
 }
 
 // errTool says that a program is missing that the driver needs.

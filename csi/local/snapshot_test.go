@@ -245,6 +245,36 @@ func TestGuardThaws(t *testing.T) {
 	must(t, b.unstage("v"))
 }
 
+// counting has somebody write one number after the other, each into all files in turn, until stop. It returns when some are
+// there.
+func counting(t *testing.T, files ...string) (stop func()) {
+	count := func(file string, n int) {
+		f, err := os.OpenFile(file, os.O_CREATE|os.O_RDWR, 0o600)
+		must(t, err)
+		_, err = fmt.Fprintf(f, "%08d", n)
+		must(t, errors.Join(err, f.Sync(), f.Close()))
+	}
+	enough, done, begun := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for n := 1; ; n++ {
+			select {
+			case <-enough:
+				return
+			default:
+			}
+			for _, f := range files {
+				count(f, n)
+			}
+			if n == 3 {
+				close(begun)
+			}
+		}
+	}()
+	<-begun
+	return func() { close(enough); <-done }
+}
+
 // A copy is what its source was at one moment: whoever writes two files one after the other finds in it the second no
 // newer than the first.
 func TestSnapshotIsOfOneMoment(t *testing.T) {
@@ -252,35 +282,12 @@ func TestSnapshotIsOfOneMoment(t *testing.T) {
 	must(t, b.create("v", 32*mib))
 	must(t, b.stage("v"))
 	at := filepath.Join(b.dir, "staging")
-	count := func(name string, n int) {
-		f, err := os.OpenFile(filepath.Join(at, name), os.O_CREATE|os.O_RDWR, 0o600)
-		must(t, err)
-		_, err = fmt.Fprintf(f, "%08d", n)
-		must(t, errors.Join(err, f.Sync(), f.Close()))
-	}
-	stop, done, begun := make(chan struct{}), make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(done)
-		for n := 1; ; n++ {
-			select {
-			case <-stop:
-				return
-			default:
-			}
-			count("first", n)
-			count("second", n)
-			if n == 3 {
-				close(begun)
-			}
-		}
-	}()
-	<-begun
+	stop := counting(t, filepath.Join(at, "first"), filepath.Join(at, "second"))
 	for i := range 5 {
 		_, err := b.snap(fmt.Sprint("s", i), "v")
 		must(t, err)
 	}
-	close(stop)
-	<-done
+	stop()
 	must(t, b.unstage("v"))
 	for i := range 5 {
 		id := fmt.Sprint("c", i)

@@ -3,7 +3,6 @@ package replica_test
 import (
 	"testing"
 
-	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/replica"
 	"keelson.dev/keelson/raftstore/storetest"
 )
@@ -15,7 +14,7 @@ func withQuota(cfg *replica.Config) { cfg.Quota = quota }
 func TestOneReplicaConforms(t *testing.T) {
 	storetest.Run(t, func(t *testing.T) storetest.Subject {
 		c := storetest.NewCluster(t, 1, withQuota)
-		return storetest.Subject{Store: c.Replica("r1"), Compact: compactor(t, c), Quota: quota}
+		return storetest.Subject{Store: c.Replica("r1"), Compact: c.Compact, Quota: quota}
 	})
 }
 
@@ -24,22 +23,6 @@ func TestOneReplicaConforms(t *testing.T) {
 func TestFollowerConforms(t *testing.T) { // F53
 	storetest.Run(t, func(t *testing.T) storetest.Subject {
 		c := storetest.NewCluster(t, 3, func(cfg *replica.Config) { cfg.Quota = quota / 4 })
-		return storetest.Subject{Store: c.Replica(c.Followers()[0]), Compact: compactor(t, c), Quota: quota / 4}
+		return storetest.Subject{Store: c.Replica(c.Followers()[0]), Compact: c.Compact, Quota: quota / 4}
 	})
-}
-
-func compactor(t *testing.T, c *storetest.Cluster) func(raftstore.Revision) {
-	return func(upTo raftstore.Revision) {
-		if err := c.Replica(c.Leader()).Compact(within(t, patience), upTo); err != nil {
-			t.Errorf("compact: %v", err)
-		}
-		c.Await("compaction everywhere", func() bool {
-			for _, r := range c.Replicas() {
-				if r.Status().Compacted < upTo {
-					return false
-				}
-			}
-			return true
-		})
-	}
 }

@@ -66,6 +66,18 @@ func nextField(b []byte) (f field, rest []byte, ok bool) {
 	return f, b[n:], true
 }
 
+// eachField takes every field of a message; false when one is of another form or is refused.
+func eachField(b []byte, take func(field) bool) bool {
+	for len(b) > 0 {
+		f, rest, ok := nextField(b)
+		if !ok || !take(f) {
+			return false
+		}
+		b = rest
+	}
+	return true
+}
+
 // slabs are what a batch is decoded into.
 type slabs struct {
 	proposals []storev1.Proposal
@@ -77,22 +89,17 @@ type slabs struct {
 // decodeBatch counts first and then fills.
 func decodeBatch(b []byte) (*storev1.Batch, bool) {
 	proposals, ops := 0, 0
-	for rest := b; len(rest) > 0; proposals++ {
-		f, after, ok := nextField(rest)
-		if !ok || f.num != 1 || f.bytes == nil {
-			return nil, false
+	countOp := func(f field) bool {
+		if f.num == 2 {
+			ops++
 		}
-		rest = after
-		for inner := f.bytes; len(inner) > 0; {
-			g, after, ok := nextField(inner)
-			if !ok {
-				return nil, false
-			}
-			if g.num == 2 {
-				ops++
-			}
-			inner = after
-		}
+		return true
+	}
+	if !eachField(b, func(f field) bool {
+		proposals++
+		return f.num == 1 && f.bytes != nil && eachField(f.bytes, countOp)
+	}) {
+		return nil, false
 	}
 	s := slabs{
 		proposals: make([]storev1.Proposal, proposals), ids: make([]storev1.ProposalID, proposals),
@@ -113,24 +120,15 @@ func decodeBatch(b []byte) (*storev1.Batch, bool) {
 
 func (s *slabs) proposal(p *storev1.Proposal, id *storev1.ProposalID, b []byte) bool {
 	from := len(s.places)
-	for len(b) > 0 {
-		f, rest, ok := nextField(b)
-		if !ok {
-			return false
-		}
-		b = rest
+	if !eachField(b, func(f field) bool {
 		switch isBytes := f.bytes != nil; {
 		case f.num == 1 && isBytes && p.Id == nil:
-			if !decodeID(id, f.bytes) {
-				return false
-			}
 			p.Id = id
+			return decodeID(id, f.bytes)
 		case f.num == 2 && isBytes:
 			op := &s.ops[len(s.places)]
-			if !decodeOp(op, f.bytes) {
-				return false
-			}
 			s.places = append(s.places, op)
+			return decodeOp(op, f.bytes)
 		case f.num == 3 && !isBytes:
 			p.Fence = f.value
 		case f.num == 4 && !isBytes:
@@ -138,6 +136,9 @@ func (s *slabs) proposal(p *storev1.Proposal, id *storev1.ProposalID, b []byte) 
 		default:
 			return false
 		}
+		return true
+	}) {
+		return false
 	}
 	if to := len(s.places); to > from {
 		p.Ops = s.places[from:to:to]
@@ -146,12 +147,7 @@ func (s *slabs) proposal(p *storev1.Proposal, id *storev1.ProposalID, b []byte) 
 }
 
 func decodeID(id *storev1.ProposalID, b []byte) bool {
-	for len(b) > 0 {
-		f, rest, ok := nextField(b)
-		if !ok || f.bytes != nil {
-			return false
-		}
-		b = rest
+	return eachField(b, func(f field) bool {
 		switch f.num {
 		case 1:
 			id.Incarnation = f.value
@@ -164,17 +160,12 @@ func decodeID(id *storev1.ProposalID, b []byte) bool {
 		default:
 			return false
 		}
-	}
-	return true
+		return f.bytes == nil
+	})
 }
 
 func decodeOp(op *storev1.Op, b []byte) bool {
-	for len(b) > 0 {
-		f, rest, ok := nextField(b)
-		if !ok {
-			return false
-		}
-		b = rest
+	return eachField(b, func(f field) bool {
 		switch isBytes := f.bytes != nil; {
 		case f.num == 1 && !isBytes:
 			op.Kind = uint32(f.value)
@@ -187,25 +178,18 @@ func decodeOp(op *storev1.Op, b []byte) bool {
 			op.Value = append([]byte(nil), f.bytes...)
 		case f.num == 4 && isBytes && op.If == nil:
 			op.If = new(storev1.Precondition)
-			if !decodePrecondition(op.If, f.bytes) {
-				return false
-			}
+			return decodePrecondition(op.If, f.bytes)
 		case f.num == 5 && !isBytes:
 			op.TtlMs = int64(f.value)
 		default:
 			return false
 		}
-	}
-	return true
+		return true
+	})
 }
 
 func decodePrecondition(p *storev1.Precondition, b []byte) bool {
-	for len(b) > 0 {
-		f, rest, ok := nextField(b)
-		if !ok || f.bytes != nil {
-			return false
-		}
-		b = rest
+	return eachField(b, func(f field) bool {
 		switch f.num {
 		case 1:
 			p.Absent = protowire.DecodeBool(f.value)
@@ -214,6 +198,6 @@ func decodePrecondition(p *storev1.Precondition, b []byte) bool {
 		default:
 			return false
 		}
-	}
-	return true
+		return f.bytes == nil
+	})
 }

@@ -28,7 +28,7 @@ func TestSealedWALConforms(t *testing.T) {
 	keys := sealing(t)
 	storetest.Run(t, func(t *testing.T) storetest.Subject {
 		c := storetest.NewCluster(t, 1, func(cfg *replica.Config) { cfg.LogStore, cfg.Keys = disk.LogWAL, keys })
-		return storetest.Subject{Store: c.Replica("r1"), Compact: compactor(t, c)}
+		return storetest.Subject{Store: c.Replica("r1"), Compact: c.Compact}
 	})
 }
 

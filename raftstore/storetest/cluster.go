@@ -324,6 +324,24 @@ func (c *Cluster) AwaitRevision(rev raftstore.Revision) {
 	})
 }
 
+// Compact has the leader compact up to a revision, and waits until every running replica has.
+func (c *Cluster) Compact(upTo raftstore.Revision) {
+	c.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := c.Replica(c.Leader()).Compact(ctx, upTo); err != nil {
+		c.t.Errorf("compact: %v", err)
+	}
+	c.Await("compaction everywhere", func() bool {
+		for _, r := range c.Replicas() {
+			if r.Status().Compacted < upTo {
+				return false
+			}
+		}
+		return true
+	})
+}
+
 // Await polls until the condition holds and fails the test when it does not in time.
 func (c *Cluster) Await(what string, holds func() bool) {
 	c.t.Helper()

@@ -87,19 +87,7 @@ func TestMemoryConforms(t *testing.T) {
 func TestFollowerFromAfarConforms(t *testing.T) {
 	storetest.Run(t, func(t *testing.T) storetest.Subject {
 		c := storetest.NewCluster(t, 3, nil)
-		return storetest.Subject{Store: over(t, c.Replica(c.Followers()[0])), Compact: func(upTo raftstore.Revision) {
-			if err := c.Replica(c.Leader()).Compact(within(t, patience), upTo); err != nil {
-				t.Errorf("compact: %v", err)
-			}
-			c.Await("compaction everywhere", func() bool {
-				for _, r := range c.Replicas() {
-					if r.Status().Compacted < upTo {
-						return false
-					}
-				}
-				return true
-			})
-		}}
+		return storetest.Subject{Store: over(t, c.Replica(c.Followers()[0])), Compact: c.Compact}
 	})
 }
 
