@@ -34,7 +34,7 @@ func (b *bench) api(ctx context.Context, c *cluster) (err error) {
 		return err
 	}
 	defer func() {
-		b.say("deleting what was created")
+		b.Say("deleting what was created")
 		if removed := remove(); err == nil {
 			err = removed
 		}
@@ -100,7 +100,7 @@ func (a *apiLoad) gets(ctx context.Context, many []rest.Interface) error {
 
 // through runs a load over connections and adds its rows.
 func (a *apiLoad) through(ctx context.Context, what string, clients int, on []rest.Interface, call func(context.Context, rest.Interface) error) (figures.Record, error) {
-	a.say("%s, %s", what, counted(clients, "client"))
+	a.Say("%s, %s", what, counted(clients, "client"))
 	rec, err := a.measure(what, map[string]any{"clients": clients, "connections": len(on)}, func() (map[string]float64, error) {
 		got, err := load{clients: clients, during: a.duration, call: func(ctx context.Context, client, n int) error {
 			return call(ctx, on[(client+n)%len(on)])
@@ -120,9 +120,9 @@ func (a *apiLoad) through(ctx context.Context, what string, clients int, on []re
 		}
 		return a.commitReference(clients, value)
 	}
-	a.row(figures.Row{Measure: name, Key: key, Figure: rec.Values["rate"], Unit: "/s", Note: cost(rec), Reference: commit("rate")})
-	a.row(figures.Row{Measure: name + ", p50", Key: key + " p50", Figure: rec.Values["p50_ms"], Unit: "ms", Reference: commit("p50_ms")})
-	a.row(figures.Row{Measure: name + ", p99", Key: key + " p99", Figure: rec.Values["p99_ms"], Unit: "ms", Reference: commit("p99_ms")})
+	a.Row(figures.Row{Measure: name, Key: key, Figure: rec.Values["rate"], Unit: "/s", Note: cost(rec), Reference: commit("rate")})
+	a.Row(figures.Row{Measure: name + ", p50", Key: key + " p50", Figure: rec.Values["p50_ms"], Unit: "ms", Reference: commit("p50_ms")})
+	a.Row(figures.Row{Measure: name + ", p99", Key: key + " p99", Figure: rec.Values["p99_ms"], Unit: "ms", Reference: commit("p99_ms")})
 	return rec, nil
 }
 
@@ -130,7 +130,7 @@ func (a *apiLoad) through(ctx context.Context, what string, clients int, on []re
 func (a *apiLoad) lists(ctx context.Context, on rest.Interface) error {
 	const times = 7
 	pods := float64(a.pods.Load())
-	a.say("list of %.0f pods", pods)
+	a.Say("list of %.0f pods", pods)
 	var size int64
 	rec, err := a.measure("list pods", map[string]any{"pods": pods, "times": times}, func() (map[string]float64, error) {
 		var took []time.Duration
@@ -155,7 +155,7 @@ func (a *apiLoad) lists(ctx context.Context, on rest.Interface) error {
 	if err != nil {
 		return err
 	}
-	a.row(figures.Row{
+	a.Row(figures.Row{
 		Measure: "list pods, p50 for 10,000", Key: "list 10000 pods", Figure: rec.Values["p50_ms_per_10000"], Unit: "ms",
 		Note: fmt.Sprintf("%.0f pods, %.1f MB: %s", pods, float64(size)/1e6, figures.Format(rec.Values["p50_ms"], "ms")),
 	})
@@ -186,7 +186,7 @@ func (a *apiLoad) emptied(ctx context.Context, c *cluster) error {
 	if err != nil {
 		return err
 	}
-	a.row(figures.Row{Measure: "delete collection of pods", Figure: rec.Values["rate"], Unit: "/s", Note: cost(rec)})
+	a.Row(figures.Row{Measure: "delete collection of pods", Figure: rec.Values["rate"], Unit: "/s", Note: cost(rec)})
 	return nil
 }
 
@@ -196,7 +196,7 @@ func (b *bench) commitReference(clients int, value string) *figures.Reference {
 	if clients == 1 {
 		through = "follower" // as most requests come in
 	}
-	r, ok := figures.Find(b.records, "store: put", map[string]any{"clients": clients, "through": through})
+	r, ok := figures.Find(b.Records, "store: put", map[string]any{"clients": clients, "through": through})
 	if !ok {
 		return nil
 	}

@@ -187,9 +187,9 @@ func TestOptionsNameTheFlag(t *testing.T) {
 
 // A commit of the store stands beside the creates of as many clients, and beside nothing else.
 func TestCommitReference(t *testing.T) {
-	b := &bench{records: []figures.Record{
+	b := &bench{Tally: figures.Tally{Records: []figures.Record{
 		{Measure: "store: put", Params: map[string]any{"clients": 64.0, "through": "all"}, Values: map[string]float64{"rate": 9000}},
-	}}
+	}}}
 	if r := b.commitReference(64, "rate"); r == nil || r.Figure != 9000 {
 		t.Errorf("got %+v", r)
 	}

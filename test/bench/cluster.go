@@ -39,8 +39,8 @@ func (b *bench) openCluster(ctx context.Context) (*cluster, error) {
 	c := &cluster{daemon: map[lab.Role][]daemon{}}
 	kubeconfig := b.kubeconfig
 	if kubeconfig == "" {
-		b.say("looking for a lab, or making one")
-		loan, err := borrow.Lab(b.progress, 3)
+		b.Say("looking for a lab, or making one")
+		loan, err := borrow.Lab(b.Progress, 3)
 		if err != nil {
 			return nil, err
 		}

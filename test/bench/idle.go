@@ -26,7 +26,7 @@ var roles = []struct {
 
 // idle measures what doing nothing costs.
 func (b *bench) idle(ctx context.Context, c *cluster) error {
-	b.say("idle for %s", idleWindow)
+	b.Say("idle for %s", idleWindow)
 	rec, err := b.measure("idle", map[string]any{"seconds": idleWindow.Seconds()}, func() (map[string]float64, error) {
 		return map[string]float64{}, wait.Delay(ctx, idleWindow)
 	})
@@ -35,7 +35,7 @@ func (b *bench) idle(ctx context.Context, c *cluster) error {
 	}
 	for _, r := range roles {
 		for _, d := range c.daemon[r.role] {
-			b.row(figures.Row{
+			b.Row(figures.Row{
 				Measure: "idle CPU of " + r.label + " " + d.host + ", share of a core", Key: r.label + " cpu",
 				Figure: 100 * rec.CPU[d.host] / idleWindow.Seconds(), Unit: "%", Note: fmt.Sprintf("busy %.0f%%", 100*rec.Busy),
 			})
@@ -54,18 +54,18 @@ func (n *nodeLoad) daemonMemory(when, suffix string, params map[string]any) {
 		for _, d := range n.daemon[r.role] {
 			m, err := procfs.ReadMemory(d.pid)
 			if err != nil {
-				n.say("%s %s has ended: %v", r.label, d.host, err)
+				n.Say("%s %s has ended: %v", r.label, d.host, err)
 				continue
 			}
 			anonymous, file := m.Anonymous/mebi, m.File/mebi
 			values[d.host+" anonymous_mib"], values[d.host+" file_mib"] = anonymous, file
-			n.row(figures.Row{
+			n.Row(figures.Row{
 				Measure: "RSS of " + r.label + " " + d.host + when, Key: r.label + suffix, Figure: anonymous + file, Unit: "MiB",
 				Note: fmt.Sprintf("anonymous %.1f, file-backed %.1f", anonymous, file),
 			})
 		}
 	}
-	n.records = append(n.records, figures.Record{Measure: "memory of daemons", Params: params, Values: values})
+	n.Records = append(n.Records, figures.Record{Measure: "memory of daemons", Params: params, Values: values})
 }
 
 // podMemory adds what a running pod costs beside its own processes: the
@@ -93,8 +93,8 @@ func (n *nodeLoad) podMemory(node string) error {
 		return fmt.Errorf("%d pods run on %s and %d pairs of shim and pause", n.burst, node, len(both))
 	}
 	values := map[string]float64{"n": float64(len(both)), "pss_mib": figures.Quantile(both, 0.5), "shim_pss_mib": figures.Quantile(shims, 0.5)}
-	n.records = append(n.records, figures.Record{Measure: "memory of a pod", Params: map[string]any{"pods": n.burst}, Values: values})
-	n.row(figures.Row{
+	n.Records = append(n.Records, figures.Record{Measure: "memory of a pod", Params: map[string]any{"pods": n.burst}, Values: values})
+	n.Row(figures.Row{
 		Measure: "PSS of shim and pause, median of pods", Key: "pod pss", Figure: values["pss_mib"], Unit: "MiB",
 		Note: fmt.Sprintf("shim %.2f, %d pods", values["shim_pss_mib"], len(both)),
 	})

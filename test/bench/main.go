@@ -102,11 +102,8 @@ func (o options) runs(part string) bool { return slices.Contains(o.only, part) }
 // bench is one run: what was measured so far.
 type bench struct {
 	options
-	began    time.Time
-	progress io.Writer
-	meter    procfs.Meter
-	records  []figures.Record
-	rows     []figures.Row
+	figures.Tally
+	meter procfs.Meter
 }
 
 // run measures, and prints what it has also when a part fails.
@@ -114,22 +111,22 @@ func run(ctx context.Context, o options, out, progress io.Writer) error {
 	if err := o.check(); err != nil {
 		return err
 	}
-	b := &bench{options: o, began: time.Now(), progress: progress}
+	b := &bench{options: o, Tally: figures.Begin(progress)}
 	err := b.all(ctx)
-	if len(b.rows) == 0 {
+	if len(b.Rows) == 0 {
 		return err
 	}
 	fmt.Fprintln(out)
-	if printed := figures.Print(out, b.rows); printed != nil {
+	if printed := figures.Print(out, b.Rows); printed != nil {
 		return printed
 	}
-	if saved := b.save(); saved != nil {
+	if saved := b.Save(o.jsonPath); saved != nil {
 		return saved
 	}
 	if worst := b.disturbed(); worst > 0.1 {
-		b.say("other work took up to %.0f%% of this machine: what counts is the ratios and the CPU seconds", 100*worst)
+		b.Say("other work took up to %.0f%% of this machine: what counts is the ratios and the CPU seconds", 100*worst)
 	}
-	b.say("done; records are in %s", o.jsonPath)
+	b.Say("done; records are in %s", o.jsonPath)
 	return err
 }
 
@@ -176,11 +173,6 @@ func (b *bench) all(ctx context.Context) (err error) {
 	return nil
 }
 
-// say tells the person who waits.
-func (b *bench) say(format string, args ...any) {
-	fmt.Fprintf(b.progress, "%6.1fs  %s\n", time.Since(b.began).Seconds(), fmt.Sprintf(format, args...))
-}
-
 // measure runs one measure with its cost and keeps its record.
 func (b *bench) measure(name string, params map[string]any, do func() (map[string]float64, error)) (figures.Record, error) {
 	r := figures.Record{Measure: name, Params: params}
@@ -196,7 +188,7 @@ func (b *bench) measure(name string, params map[string]any, do func() (map[strin
 	if err != nil {
 		return r, fmt.Errorf("%s: %w", name, err)
 	}
-	b.records = append(b.records, r)
+	b.Records = append(b.Records, r)
 	return r, nil
 }
 
@@ -221,22 +213,8 @@ func (b *bench) profile(measure string) (stop func() error, err error) {
 // disturbed is the largest share of the machine that went to other work during a measure.
 func (b *bench) disturbed() float64 {
 	worst := 0.0
-	for _, r := range b.records {
+	for _, r := range b.Records {
 		worst = max(worst, r.Others)
 	}
 	return worst
-}
-
-func (b *bench) row(r figures.Row) { b.rows = append(b.rows, r) }
-
-func (b *bench) save() error {
-	f, err := os.Create(b.jsonPath)
-	if err != nil {
-		return fmt.Errorf("-json: %w", err)
-	}
-	defer f.Close()
-	if err := figures.WriteLines(f, b.records); err != nil {
-		return err
-	}
-	return f.Close()
 }

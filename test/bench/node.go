@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,11 +39,21 @@ func webPod(name, node string) *v1.Pod {
 }
 
 // node measures pods: one at a time beside the floor of the machine, a burst, memory.
-func (b *bench) node(ctx context.Context, c *cluster) (err error) {
+func (b *bench) node(ctx context.Context, c *cluster) error {
 	floor, err := b.floor(ctx, c)
 	if err != nil {
 		return err
 	}
+	return b.onPods(ctx, c, func(n *nodeLoad) error {
+		if err := n.oneAtATime(ctx, floor); err != nil {
+			return err
+		}
+		return n.together(ctx)
+	})
+}
+
+// onPods has pods measured in a namespace of their own, when all workers have their image.
+func (b *bench) onPods(ctx context.Context, c *cluster, measure func(*nodeLoad) error) (err error) {
 	namespace, remove, err := c.namespace(ctx)
 	if err != nil {
 		return err
@@ -62,17 +73,14 @@ func (b *bench) node(ctx context.Context, c *cluster) (err error) {
 	if err := n.warmUp(ctx); err != nil {
 		return fmt.Errorf("warming up: %w", err)
 	}
-	if err := n.oneAtATime(ctx, floor); err != nil {
-		return err
-	}
-	return n.together(ctx)
+	return measure(n)
 }
 
 // floor is what the parts of a pod's start cost on this machine without Keelson:
 // a network namespace, CNI ADD, and create and start of two containers by runc.
 // In turns with it the node's runtime makes the same, without the rest of Keelson.
 func (b *bench) floor(ctx context.Context, c *cluster) (figures.Record, error) {
-	b.say("the floor: network namespace, CNI ADD, two runc create and start")
+	b.Say("the floor: network namespace, CNI ADD, two runc create and start")
 	records, err := b.program(ctx, "floor", "", "-bin", c.loan.Config.BinDir, "-images", c.loan.Config.ImageDir,
 		"-cni", c.loan.Config.CNIBinDir, "-n", strconv.Itoa(b.inTurn))
 	if err != nil {
@@ -83,8 +91,8 @@ func (b *bench) floor(ctx context.Context, c *cluster) (figures.Record, error) {
 	if !ok || !also {
 		return floor, errors.New("the program printed no records of the floor's and of Keelson's pods")
 	}
-	b.row(figures.Row{Measure: "floor: netns, CNI ADD, 2 runc create+start, p50", Figure: floor.Values["p50_ms"], Unit: "ms"})
-	b.row(figures.Row{Measure: "the same by Keelson's runtime, p50", Figure: own.Values["p50_ms"], Unit: "ms", Reference: &figures.Reference{Name: "floor", Figure: floor.Values["p50_ms"]}})
+	b.Row(figures.Row{Measure: "floor: netns, CNI ADD, 2 runc create+start, p50", Figure: floor.Values["p50_ms"], Unit: "ms"})
+	b.Row(figures.Row{Measure: "the same by Keelson's runtime, p50", Figure: own.Values["p50_ms"], Unit: "ms", Reference: &figures.Reference{Name: "floor", Figure: floor.Values["p50_ms"]}})
 	return floor, nil
 }
 
@@ -121,6 +129,10 @@ func (n *nodeLoad) start(ctx context.Context, p *v1.Pod) (s seen, since time.Tim
 func (n *nodeLoad) end(ctx context.Context, name string) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, podTimeout)
 	defer cancel()
+	return n.untilGone(ctx, name)
+}
+
+func (n *nodeLoad) untilGone(ctx context.Context, name string) (time.Duration, error) {
 	began := time.Now()
 	if err := n.client.CoreV1().Pods(n.namespace).Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
 		return 0, fmt.Errorf("deleting pod %s: %w", name, err)
@@ -131,7 +143,7 @@ func (n *nodeLoad) end(ctx context.Context, name string) (time.Duration, error) 
 
 // warmUp runs a pod on every worker, so that all have the image unpacked.
 func (n *nodeLoad) warmUp(ctx context.Context) error {
-	n.say("warming up: a pod on each of %v", n.workers())
+	n.Say("warming up: a pod on each of %v", n.workers())
 	for _, w := range n.workers() {
 		if _, _, err := n.start(ctx, webPod("warm-"+w, w)); err != nil {
 			return err
@@ -145,7 +157,7 @@ func (n *nodeLoad) warmUp(ctx context.Context) error {
 
 // oneAtATime starts and ends pods, each alone in the cluster.
 func (n *nodeLoad) oneAtATime(ctx context.Context, floor figures.Record) error {
-	n.say("%d pods, one at a time", n.inTurn)
+	n.Say("%d pods, one at a time", n.inTurn)
 	var bound, ready, gone []time.Duration
 	var pods []seen
 	starts, err := n.measure("pod create to Ready", map[string]any{"pods": n.inTurn, "burst": 1}, func() (map[string]float64, error) {
@@ -168,8 +180,8 @@ func (n *nodeLoad) oneAtATime(ctx context.Context, floor figures.Record) error {
 		return err
 	}
 	reference := &figures.Reference{Name: "floor", Figure: floor.Values["p50_ms"]}
-	n.row(figures.Row{Measure: "pod create to Ready, p50", Key: "ready p50", Figure: starts.Values["p50_ms"], Unit: "ms", Note: cost(starts) + ", with the deletes", Reference: reference})
-	n.row(figures.Row{Measure: "pod create to Ready, p99", Key: "ready p99", Figure: starts.Values["p99_ms"], Unit: "ms", Reference: &figures.Reference{Name: "floor", Figure: floor.Values["p99_ms"]}})
+	n.Row(figures.Row{Measure: "pod create to Ready, p50", Key: "ready p50", Figure: starts.Values["p50_ms"], Unit: "ms", Note: cost(starts) + ", with the deletes", Reference: reference})
+	n.Row(figures.Row{Measure: "pod create to Ready, p99", Key: "ready p99", Figure: starts.Values["p99_ms"], Unit: "ms", Reference: &figures.Reference{Name: "floor", Figure: floor.Values["p99_ms"]}})
 	if err := n.stages(ctx, pods); err != nil {
 		return err
 	}
@@ -178,9 +190,9 @@ func (n *nodeLoad) oneAtATime(ctx context.Context, floor figures.Record) error {
 		took       []time.Duration
 	}{{"pod create to bound", "bound", bound}, {"pod delete to gone", "gone", gone}} {
 		values := figures.Latencies(m.took)
-		n.records = append(n.records, figures.Record{Measure: m.label, Params: map[string]any{"pods": n.inTurn}, Values: values})
-		n.row(figures.Row{Measure: m.label + ", p50", Key: m.key + " p50", Figure: values["p50_ms"], Unit: "ms"})
-		n.row(figures.Row{Measure: m.label + ", p99", Figure: values["p99_ms"], Unit: "ms"})
+		n.Records = append(n.Records, figures.Record{Measure: m.label, Params: map[string]any{"pods": n.inTurn}, Values: values})
+		n.Row(figures.Row{Measure: m.label + ", p50", Key: m.key + " p50", Figure: values["p50_ms"], Unit: "ms"})
+		n.Row(figures.Row{Measure: m.label + ", p99", Figure: values["p99_ms"], Unit: "ms"})
 	}
 	return nil
 }
@@ -188,37 +200,21 @@ func (n *nodeLoad) oneAtATime(ctx context.Context, floor figures.Record) error {
 // together starts many pods at once on one node and looks at the memory they take.
 func (n *nodeLoad) together(ctx context.Context) error {
 	node := n.workers()[0]
-	n.say("a burst of %d pods on %s", n.burst, node)
-	var last time.Duration
+	n.Say("a burst of %d pods on %s", n.burst, node)
 	rec, err := n.measure("pod create to Ready", map[string]any{"pods": n.burst, "burst": n.burst}, func() (map[string]float64, error) {
-		took := make([]time.Duration, n.burst)
-		errs := make([]error, n.burst)
-		began := time.Now()
-		var wg sync.WaitGroup
-		for i := range n.burst {
-			wg.Add(1)
-			go func() {
-				defer wg.Done()
-				s, since, err := n.start(ctx, webPod(fmt.Sprintf("burst-%d", i), node))
-				took[i], errs[i] = s.ready.Sub(since), err
-			}()
-		}
-		wg.Wait()
-		last = time.Since(began)
-		for _, err := range errs {
-			if err != nil {
-				return nil, err
-			}
-		}
+		took, all, err := atOnce(n.burst, func(i int) (time.Duration, error) {
+			s, since, err := n.start(ctx, webPod(fmt.Sprintf("burst-%d", i), node))
+			return s.ready.Sub(since), err
+		})
 		values := figures.Latencies(took)
-		values["rate"] = float64(n.burst) / last.Seconds()
-		return values, nil
+		values["rate"] = float64(n.burst) / all.Seconds()
+		return values, err
 	})
 	if err != nil {
 		return err
 	}
-	n.row(figures.Row{Measure: fmt.Sprintf("burst of %d pods on one node", n.burst), Key: "burst", Figure: rec.Values["rate"], Unit: "/s", Note: cost(rec)})
-	n.row(figures.Row{Measure: fmt.Sprintf("burst of %d pods on one node, p99", n.burst), Key: "burst p99", Figure: rec.Values["p99_ms"], Unit: "ms"})
+	n.Row(figures.Row{Measure: fmt.Sprintf("burst of %d pods on one node", n.burst), Key: "burst", Figure: rec.Values["rate"], Unit: "/s", Note: cost(rec)})
+	n.Row(figures.Row{Measure: fmt.Sprintf("burst of %d pods on one node, p99", n.burst), Key: "burst p99", Figure: rec.Values["p99_ms"], Unit: "ms"})
 	if err := n.podMemory(node); err != nil {
 		return err
 	}
@@ -226,31 +222,28 @@ func (n *nodeLoad) together(ctx context.Context) error {
 	return n.endAll(ctx)
 }
 
+// atOnce does something many times at once, and says what each took, and all of them. The error is the first one's.
+func atOnce(times int, do func(i int) (time.Duration, error)) (took []time.Duration, all time.Duration, err error) {
+	took = make([]time.Duration, times)
+	errs := make([]error, times)
+	began := time.Now()
+	var wg sync.WaitGroup
+	for i := range times {
+		wg.Go(func() { took[i], errs[i] = do(i) })
+	}
+	wg.Wait()
+	return took, time.Since(began), cmp.Or(errs...)
+}
+
 // endAll deletes the burst and waits until all are gone.
 func (n *nodeLoad) endAll(ctx context.Context) error {
-	var took []time.Duration
 	rec, err := n.measure("pod delete to gone", map[string]any{"pods": n.burst, "burst": n.burst}, func() (map[string]float64, error) {
-		took = make([]time.Duration, n.burst)
-		errs := make([]error, n.burst)
-		var wg sync.WaitGroup
-		for i := range n.burst {
-			wg.Add(1)
-			go func() {
-				defer wg.Done()
-				took[i], errs[i] = n.end(ctx, fmt.Sprintf("burst-%d", i))
-			}()
-		}
-		wg.Wait()
-		for _, err := range errs {
-			if err != nil {
-				return nil, err
-			}
-		}
-		return figures.Latencies(took), nil
+		took, _, err := atOnce(n.burst, func(i int) (time.Duration, error) { return n.end(ctx, fmt.Sprintf("burst-%d", i)) })
+		return figures.Latencies(took), err
 	})
 	if err != nil {
 		return err
 	}
-	n.row(figures.Row{Measure: fmt.Sprintf("delete of %d pods on one node, p99", n.burst), Figure: rec.Values["p99_ms"], Unit: "ms", Note: cost(rec)})
+	n.Row(figures.Row{Measure: fmt.Sprintf("delete of %d pods on one node, p99", n.burst), Figure: rec.Values["p99_ms"], Unit: "ms", Note: cost(rec)})
 	return nil
 }

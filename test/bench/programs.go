@@ -40,13 +40,13 @@ func (b *bench) program(ctx context.Context, name, prefix string, args ...string
 	for i := range records {
 		records[i].Measure = prefix + records[i].Measure
 	}
-	b.records = append(b.records, records...)
+	b.Records = append(b.Records, records...)
 	return records, nil
 }
 
 // store measures the replicated store alone, without API and lab, beside etcd.
 func (b *bench) store(ctx context.Context) error {
-	b.say("store: three replicas and three members of etcd, commits of 1 KiB by 1, 64 and 256 clients")
+	b.Say("store: three replicas and three members of etcd, commits of 1 KiB by 1, 64 and 256 clients")
 	records, err := b.program(ctx, "store", "store: ", "-short", "-etcd", b.etcd)
 	if err != nil {
 		return err
@@ -65,19 +65,19 @@ func (b *bench) store(ctx context.Context) error {
 			return fmt.Errorf("the program printed no record of %d clients through %s", m.clients, m.through)
 		}
 		key := fmt.Sprintf("store put %d ", m.clients)
-		b.row(figures.Row{Measure: m.label, Key: key + "rate", Figure: r.Values["rate"], Unit: "/s", Note: storeCost(r), Reference: same(r, "rate")})
+		b.Row(figures.Row{Measure: m.label, Key: key + "rate", Figure: r.Values["rate"], Unit: "/s", Note: storeCost(r), Reference: same(r, "rate")})
 		p50 := key + "p50_ms"
 		if m.clients == 1 {
 			p50 = fmt.Sprintf("%s %v", p50, r.Params["log"])
 		}
-		b.row(figures.Row{Measure: m.label + ", p50", Key: p50, Figure: r.Values["p50_ms"], Unit: "ms", Reference: same(r, "p50_ms")})
-		b.row(figures.Row{Measure: m.label + ", p99", Key: key + "p99_ms", Figure: r.Values["p99_ms"], Unit: "ms", Reference: same(r, "p99_ms")})
+		b.Row(figures.Row{Measure: m.label + ", p50", Key: p50, Figure: r.Values["p50_ms"], Unit: "ms", Reference: same(r, "p50_ms")})
+		b.Row(figures.Row{Measure: m.label + ", p99", Key: key + "p99_ms", Figure: r.Values["p99_ms"], Unit: "ms", Reference: same(r, "p99_ms")})
 	}
 	r, ok := figures.Find(records, "store: seen on followers after ack", nil)
 	if !ok {
 		return fmt.Errorf("the program printed no record of when commits are seen on followers")
 	}
-	b.row(figures.Row{Measure: "commit seen on followers after ack, p99", Key: "store seen on followers after ack p99_ms", Figure: r.Values["p99_ms"], Unit: "ms", Reference: same(r, "p99_ms")})
+	b.Row(figures.Row{Measure: "commit seen on followers after ack, p99", Key: "store seen on followers after ack p99_ms", Figure: r.Values["p99_ms"], Unit: "ms", Reference: same(r, "p99_ms")})
 	return nil
 }
 

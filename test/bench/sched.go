@@ -58,7 +58,7 @@ func (b *bench) sched(ctx context.Context) error {
 
 // placement is the scheduler's own benchmark: one pod after the other is placed and counted, in one goroutine.
 func (b *bench) placement(ctx context.Context, kind string, nodes int) error {
-	b.say("placements: %s, %d nodes, %d times", kind, nodes, rounds)
+	b.Say("placements: %s, %d nodes, %d times", kind, nodes, rounds)
 	var spent time.Duration
 	var rates, cpu []float64
 	rec, err := b.measure("placement", map[string]any{"kind": kind, "nodes": nodes, "rounds": rounds}, func() (map[string]float64, error) {
@@ -81,8 +81,8 @@ func (b *bench) placement(ctx context.Context, kind string, nodes int) error {
 		return err
 	}
 	rec.CPU["scheduler"] = spent.Seconds()
-	b.records[len(b.records)-1].Samples = rates
-	b.row(figures.Row{Measure: fmt.Sprintf("placement, %s, %d nodes", kind, nodes), Key: fmt.Sprintf("placement %s %d", kind, nodes),
+	b.Records[len(b.Records)-1].Samples = rates
+	b.Row(figures.Row{Measure: fmt.Sprintf("placement, %s, %d nodes", kind, nodes), Key: fmt.Sprintf("placement %s %d", kind, nodes),
 		Figure: rec.Values["rate"], Unit: "/s", Note: fmt.Sprintf("median of %d; %.0f µs of CPU each; busy %.0f%%", rounds, rec.Values["cpu_us"], 100*rec.Busy)})
 	return nil
 }
@@ -111,7 +111,7 @@ func metric(out []byte, unit string) ([]float64, error) {
 // untilBound measures pods from create to bound through the API and the store of three replicas in this process. Their
 // nodes are objects alone.
 func (b *bench) untilBound(ctx context.Context) (err error) {
-	b.say("three replicas on loopback, %d nodes", schedNodes)
+	b.Say("three replicas on loopback, %d nodes", schedNodes)
 	dir, err := os.MkdirTemp("", "keelson-bench-")
 	if err != nil {
 		return err
@@ -192,7 +192,7 @@ func settled(ctx context.Context, plane *loopback.Plane) error {
 // boundInTurn creates one pod after the other, each when the one before is bound.
 func (b *bench) boundInTurn(ctx context.Context, c *cluster, o *observer, namespace string) error {
 	count := idleFactor * b.inTurn
-	b.say("%d pods, one at a time", count)
+	b.Say("%d pods, one at a time", count)
 	one := func(name string) (time.Duration, error) {
 		ctx, cancel := context.WithTimeout(ctx, podTimeout)
 		defer cancel()
@@ -222,8 +222,8 @@ func (b *bench) boundInTurn(ctx context.Context, c *cluster, o *observer, namesp
 		return err
 	}
 	label := fmt.Sprintf("pod create to bound, one at a time, %d nodes", schedNodes)
-	b.row(figures.Row{Measure: label + ", p50", Key: "bound p50", Figure: rec.Values["p50_ms"], Unit: "ms", Note: onePod(rec, count)})
-	b.row(figures.Row{Measure: label + ", p99", Figure: rec.Values["p99_ms"], Unit: "ms"})
+	b.Row(figures.Row{Measure: label + ", p50", Key: "bound p50", Figure: rec.Values["p50_ms"], Unit: "ms", Note: onePod(rec, count)})
+	b.Row(figures.Row{Measure: label + ", p99", Figure: rec.Values["p99_ms"], Unit: "ms"})
 	return nil
 }
 
@@ -236,7 +236,7 @@ func (s seen) isBound() bool { return !s.bound.IsZero() }
 
 // boundTogether creates pods from many clients and waits until all are bound.
 func (b *bench) boundTogether(ctx context.Context, many []rest.Interface, o *observer, namespace string) error {
-	b.say("%d pods by %d clients", schedPods, manyClients)
+	b.Say("%d pods by %d clients", schedPods, manyClients)
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	name := func(i int) string { return fmt.Sprintf("many-%d", i) }
@@ -264,14 +264,14 @@ func (b *bench) boundTogether(ctx context.Context, many []rest.Interface, o *obs
 	if err != nil {
 		return err
 	}
-	b.row(figures.Row{Measure: fmt.Sprintf("pods create to all bound, %d nodes, %d clients", schedNodes, manyClients), Key: fmt.Sprintf("all bound %d", schedNodes),
+	b.Row(figures.Row{Measure: fmt.Sprintf("pods create to all bound, %d nodes, %d clients", schedNodes, manyClients), Key: fmt.Sprintf("all bound %d", schedNodes),
 		Figure: rec.Values["rate"], Unit: "/s", Note: fmt.Sprintf("created at %.0f/s; %s", rec.Values["created_rate"], onePod(rec, schedPods))})
 	return nil
 }
 
 // boundAhead creates pods that no scheduler is responsible for yet, and begins the replicas anew with one that is.
 func (b *bench) boundAhead(ctx context.Context, plane *loopback.Plane, dir string, many []rest.Interface) error {
-	b.say("%d pods created ahead", aheadPods)
+	b.Say("%d pods created ahead", aheadPods)
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
 	defer cancel()
 	ns := &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: aheadName}}
@@ -311,7 +311,7 @@ func (b *bench) boundAhead(ctx context.Context, plane *loopback.Plane, dir strin
 	if err != nil {
 		return err
 	}
-	b.row(figures.Row{Measure: fmt.Sprintf("pods created ahead to bound, %d nodes", schedNodes), Key: "bound ahead", Figure: rec.Values["rate"], Unit: "/s",
+	b.Row(figures.Row{Measure: fmt.Sprintf("pods created ahead to bound, %d nodes", schedNodes), Key: "bound ahead", Figure: rec.Values["rate"], Unit: "/s",
 		Note: fmt.Sprintf("of %d; %.0f were bound before the first was seen", aheadPods, rec.Values["before"])})
 	return nil
 }

@@ -110,14 +110,14 @@ func (n *nodeLoad) stages(ctx context.Context, pods []seen) error {
 		if s.took < shownFrom && s.name != "ready" {
 			continue
 		}
-		n.row(figures.Row{
+		n.Row(figures.Row{
 			Measure: "  stage " + s.name, Figure: s.took, Unit: "ms",
 			Note: fmt.Sprintf("%s, starts at %.1f ms, in %d of %d pods", s.actor, s.starts, s.pods, len(pods)),
 		})
 	}
 	values["reported p50_ms"] = figures.Latencies(reported)["p50_ms"]
-	n.row(figures.Row{Measure: "  from the agent's ready to the client's", Figure: values["reported p50_ms"], Unit: "ms"})
-	n.records = append(n.records, figures.Record{Measure: "stages of pod create to Ready", Params: map[string]any{"pods": len(pods)}, Values: values})
+	n.Row(figures.Row{Measure: "  from the agent's ready to the client's", Figure: values["reported p50_ms"], Unit: "ms"})
+	n.Records = append(n.Records, figures.Record{Measure: "stages of pod create to Ready", Params: map[string]any{"pods": len(pods)}, Values: values})
 	return nil
 }
 

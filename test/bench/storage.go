@@ -2,9 +2,7 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -14,38 +12,21 @@ import (
 	"keelson.dev/keelson/test/bench/figures"
 )
 
-// atOnce is how many claims are made at the same time.
-const atOnce = 100
+// claimsAtOnce is how many claims are made at the same time.
+const claimsAtOnce = 100
 
 // volumeTimeout bounds a pod's start and end while many volumes are made.
 const volumeTimeout = 3 * time.Minute
 
 // storage measures fresh volumes: from the creation of a claim, and of the pod that uses it, until the pod is Ready, beside
 // the same pod with an emptyDir, in turns; then many at once.
-func (b *bench) storage(ctx context.Context, c *cluster) (err error) {
-	namespace, remove, err := c.namespace(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if removed := remove(); err == nil {
-			err = removed
+func (b *bench) storage(ctx context.Context, c *cluster) error {
+	return b.onPods(ctx, c, func(n *nodeLoad) error {
+		if err := n.volumesInTurn(ctx); err != nil {
+			return err
 		}
-	}()
-	watching, stop := context.WithCancel(ctx)
-	defer stop()
-	o, err := observe(watching, c.client, namespace)
-	if err != nil {
-		return err
-	}
-	n := &nodeLoad{bench: b, cluster: c, observer: o, namespace: namespace}
-	if err := n.warmUp(ctx); err != nil {
-		return fmt.Errorf("warming up: %w", err)
-	}
-	if err := n.volumesInTurn(ctx); err != nil {
-		return err
-	}
-	return n.volumesTogether(ctx)
+		return n.volumesTogether(ctx)
+	})
 }
 
 // withVolume is the web server with a volume at /data: a claim's of the pod's name, or an emptyDir.
@@ -84,15 +65,11 @@ func (n *nodeLoad) startWith(ctx context.Context, name string, volume volumeKind
 func (n *nodeLoad) endWith(ctx context.Context, name string, claimToo bool) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, volumeTimeout)
 	defer cancel()
-	began := time.Now()
-	if err := n.client.CoreV1().Pods(n.namespace).Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
-		return 0, fmt.Errorf("deleting pod %s: %w", name, err)
-	}
-	s, err := n.await(ctx, name, "gone", func(s seen) bool { return !s.gone.IsZero() })
+	took, err := n.untilGone(ctx, name)
 	if claimToo && err == nil {
 		err = n.client.CoreV1().PersistentVolumeClaims(n.namespace).Delete(ctx, name, metav1.DeleteOptions{})
 	}
-	return s.gone.Sub(began), err
+	return took, err
 }
 
 // volumeKind is what a pod has at /data.
@@ -109,7 +86,7 @@ func (k volumeKind) String() string {
 }
 
 func (n *nodeLoad) volumesInTurn(ctx context.Context) error {
-	n.say("%d pods with an emptyDir and %d with a fresh volume, in turns", n.inTurn, n.inTurn)
+	n.Say("%d pods with an emptyDir and %d with a fresh volume, in turns", n.inTurn, n.inTurn)
 	kinds := []volumeKind{emptyDir, freshVolume}
 	started, ended := map[volumeKind][]time.Duration{}, map[volumeKind][]time.Duration{}
 	for i := range n.inTurn {
@@ -134,12 +111,12 @@ func (n *nodeLoad) volumesInTurn(ctx context.Context) error {
 		for _, k := range kinds {
 			values := figures.Latencies(part.took[k])
 			label := fmt.Sprintf("pod with %s, %s", k, part.what)
-			n.records = append(n.records, figures.Record{Measure: label, Params: map[string]any{"pods": n.inTurn, "burst": 1}, Values: values})
+			n.Records = append(n.Records, figures.Record{Measure: label, Params: map[string]any{"pods": n.inTurn, "burst": 1}, Values: values})
 			row := figures.Row{Measure: label + ", p50", Figure: values["p50_ms"], Unit: "ms"}
 			if k == freshVolume {
 				row.Key, row.Reference = part.key, &figures.Reference{Name: "emptyDir", Figure: beside["p50_ms"]}
 			}
-			n.row(row)
+			n.Row(row)
 		}
 	}
 	return nil
@@ -148,23 +125,17 @@ func (n *nodeLoad) volumesInTurn(ctx context.Context) error {
 // allAtOnce does something for as many pods as are made at once, and says what it took.
 func (n *nodeLoad) allAtOnce(k volumeKind, what string, do func(name string) (time.Duration, error)) (figures.Record, error) {
 	claim := min(k, freshVolume) // a volume that was there is that of the pod before
-	rec, err := n.measure(fmt.Sprintf("%d pods with %s at once, %s", atOnce, k, what), map[string]any{"burst": atOnce}, func() (map[string]float64, error) {
-		took, errs := make([]time.Duration, atOnce), make([]error, atOnce)
-		began := time.Now()
-		var wg sync.WaitGroup
-		for i := range atOnce {
-			wg.Go(func() { took[i], errs[i] = do(fmt.Sprintf("once-%d-%d", i, claim)) })
-		}
-		wg.Wait()
+	rec, err := n.measure(fmt.Sprintf("%d pods with %s at once, %s", claimsAtOnce, k, what), map[string]any{"burst": claimsAtOnce}, func() (map[string]float64, error) {
+		took, all, err := atOnce(claimsAtOnce, func(i int) (time.Duration, error) { return do(fmt.Sprintf("once-%d-%d", i, claim)) })
 		values := figures.Latencies(took)
-		values["rate"] = atOnce / time.Since(began).Seconds()
-		return values, errors.Join(errs...)
+		values["rate"] = claimsAtOnce / all.Seconds()
+		return values, err
 	})
 	if err != nil {
 		return rec, err
 	}
-	n.row(figures.Row{Measure: rec.Measure + ", p50", Figure: rec.Values["p50_ms"], Unit: "ms", Note: cost(rec)})
-	n.row(figures.Row{Measure: rec.Measure + ", p99", Figure: rec.Values["p99_ms"], Unit: "ms"})
+	n.Row(figures.Row{Measure: rec.Measure + ", p50", Figure: rec.Values["p50_ms"], Unit: "ms", Note: cost(rec)})
+	n.Row(figures.Row{Measure: rec.Measure + ", p99", Figure: rec.Values["p99_ms"], Unit: "ms"})
 	return rec, nil
 }
 
@@ -173,7 +144,7 @@ func (n *nodeLoad) allAtOnce(k volumeKind, what string, do func(name string) (ti
 func (n *nodeLoad) volumesTogether(ctx context.Context) error {
 	up, down := map[volumeKind]float64{}, map[volumeKind]float64{} // ms of processors for each pod
 	for _, k := range []volumeKind{emptyDir, freshVolume, oldVolume} {
-		n.say("%d pods with %s at once", atOnce, k)
+		n.Say("%d pods with %s at once", claimsAtOnce, k)
 		rec, err := n.allAtOnce(k, "created to Ready", func(name string) (time.Duration, error) { return n.startWith(ctx, name, k) })
 		if err != nil {
 			return err
@@ -192,7 +163,7 @@ func (n *nodeLoad) volumesTogether(ctx context.Context) error {
 	}{
 		{"making and mounting a volume", up, freshVolume}, {"mounting a volume", up, oldVolume}, {"unmounting a volume", down, freshVolume},
 	} {
-		n.row(figures.Row{Measure: "processor time of " + c.what, Figure: c.of[c.kind] - c.of[emptyDir], Unit: "ms",
+		n.Row(figures.Row{Measure: "processor time of " + c.what, Figure: c.of[c.kind] - c.of[emptyDir], Unit: "ms",
 			Note: fmt.Sprintf("a pod with it takes %.1f ms, one with an emptyDir %.1f ms, of replicas and workers", c.of[c.kind], c.of[emptyDir])})
 	}
 	return nil
@@ -201,5 +172,5 @@ func (n *nodeLoad) volumesTogether(ctx context.Context) error {
 // perPod is how many milliseconds of processors the cluster took for each of the pods.
 func perPod(r figures.Record) float64 {
 	replicas, workers := cpuOf(r)
-	return 1000 * (replicas + workers) / atOnce
+	return 1000 * (replicas + workers) / claimsAtOnce
 }

@@ -34,7 +34,7 @@ var changes = []change{
 
 // deployments measures one Deployment from its creation until all its pods are bound, with one leader and with two.
 func (b *bench) deployments(ctx context.Context) (err error) {
-	b.say("three replicas, each a process, and %d nodes on which nobody runs", b.deploymentNodes)
+	b.Say("three replicas, each a process, and %d nodes on which nobody runs", b.deploymentNodes)
 	p, err := startPlane(ctx, b.memory)
 	if err != nil {
 		return err
@@ -56,12 +56,12 @@ func (b *bench) deployed(ctx context.Context, p *plane, c change) error {
 	rec := figures.Record{Measure: "deployment, " + c.name, Params: map[string]any{"replicas": b.replicas, "nodes": b.deploymentNodes}, CPU: map[string]float64{}}
 	var took, gaps []float64
 	for round := range b.rounds {
-		b.say("a Deployment of %d pods, %s, round %d of %d", b.replicas, c.name, round+1, b.rounds)
+		b.Say("a Deployment of %d pods, %s, round %d of %d", b.replicas, c.name, round+1, b.rounds)
 		one, gap, err := b.once(ctx, p, c, &rec)
 		if err != nil {
 			return err
 		}
-		b.say("all bound within %s, longest gap %s", one.Round(time.Millisecond), gap.Round(time.Millisecond))
+		b.Say("all bound within %s, longest gap %s", one.Round(time.Millisecond), gap.Round(time.Millisecond))
 		took, gaps = append(took, one.Seconds()), append(gaps, float64(gap.Milliseconds()))
 	}
 	servers := 0.0
@@ -70,11 +70,11 @@ func (b *bench) deployed(ctx context.Context, p *plane, c change) error {
 	}
 	rec.Samples = took
 	rec.Values = map[string]float64{"bound_s": figures.Quantile(took, 0.5), "gap_ms": figures.Quantile(gaps, 1), "cpu_ms_pod": 1000 * servers / float64(b.rounds*b.replicas)}
-	b.records = append(b.records, rec)
+	b.Records = append(b.Records, rec)
 	label := fmt.Sprintf("Deployment of %d on %d nodes, %s", b.replicas, b.deploymentNodes, c.name)
-	b.row(figures.Row{Measure: label + ", all bound", Key: "deployment bound" + c.key, Figure: rec.Values["bound_s"], Unit: "s",
+	b.Row(figures.Row{Measure: label + ", all bound", Key: "deployment bound" + c.key, Figure: rec.Values["bound_s"], Unit: "s",
 		Note: fmt.Sprintf("median of %d; %.2f ms of CPU each, all replicas; busy %.0f%%", b.rounds, rec.Values["cpu_ms_pod"], 100*rec.Busy)})
-	b.row(figures.Row{Measure: label + ", longest gap between bindings", Key: "deployment gap" + c.key, Figure: rec.Values["gap_ms"], Unit: "ms", Note: "worst round"})
+	b.Row(figures.Row{Measure: label + ", longest gap between bindings", Key: "deployment gap" + c.key, Figure: rec.Values["gap_ms"], Unit: "ms", Note: "worst round"})
 	return nil
 }
 
@@ -99,7 +99,7 @@ func (b *bench) once(ctx context.Context, p *plane, c change, rec *figures.Recor
 	if err := errors.Join(err, finish()); err != nil {
 		return 0, 0, err
 	}
-	b.say("%d pods were made by when %d were bound", m.made, m.pods/middle)
+	b.Say("%d pods were made by when %d were bound", m.made, m.pods/middle)
 	took, gap = m.last().Sub(m.began), m.watch.gap(m.began)
 	return took, gap, errors.Join(m.settled(ctx), m.remove(ctx))
 }

@@ -43,7 +43,7 @@ var points = []struct{ name, key string }{
 // each part goes on.
 func (b *bench) failover(ctx context.Context) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
-	b.say("three replicas, each a process, and %d agents", failoverAgents)
+	b.Say("three replicas, each a process, and %d agents", failoverAgents)
 	p, err := startPlane(ctx, b.memory)
 	if err != nil {
 		cancel()
@@ -70,7 +70,7 @@ func (b *bench) failover(ctx context.Context) (err error) {
 		for name, ms := range one {
 			found[name] = append(found[name], ms)
 		}
-		b.say("kill %d of %d: elected after %.0f ms; then pod %.0f, binding %.0f, status %.0f, sessions %.0f, watches %.0f ms", i+1, b.kills,
+		b.Say("kill %d of %d: elected after %.0f ms; then pod %.0f, binding %.0f, status %.0f, sessions %.0f, watches %.0f ms", i+1, b.kills,
 			one[pointElected], one[pointController], one[pointBinding], one[pointStatus], one[pointSessions], one[pointWatches])
 	}
 	l.end()
@@ -92,12 +92,12 @@ func (b *bench) failoverRows(found map[string][]float64, soon int, seen stream.S
 		sorted := slices.Clone(values)
 		rec := figures.Record{Measure: "failover, " + p.name, Params: params, Samples: values, Values: map[string]float64{
 			"p50_ms": figures.Quantile(sorted, 0.5), "p99_ms": figures.Quantile(sorted, 0.99), "max_ms": figures.Quantile(sorted, 1)}}
-		b.records = append(b.records, rec)
+		b.Records = append(b.Records, rec)
 		note := fmt.Sprintf("p50 %.0f, max %.0f ms of %d kills", rec.Values["p50_ms"], rec.Values["max_ms"], len(values))
-		b.row(figures.Row{Measure: "leader killed: " + p.name + ", p99", Key: p.key, Figure: rec.Values["p99_ms"], Unit: "ms", Note: note})
+		b.Row(figures.Row{Measure: "leader killed: " + p.name + ", p99", Key: p.key, Figure: rec.Values["p99_ms"], Unit: "ms", Note: note})
 	}
 	if writes := slices.Clone(found[pointWrites]); len(writes) > 0 {
-		b.row(figures.Row{Measure: "leader killed: writes stand still, median", Key: "failover writes", Figure: figures.Quantile(writes, 0.5), Unit: "ms",
+		b.Row(figures.Row{Measure: "leader killed: writes stand still, median", Key: "failover writes", Figure: figures.Quantile(writes, 0.5), Unit: "ms",
 			Note: fmt.Sprintf("max %.0f ms of %d kills; controllers, scheduler and sessions went on within %d ms of the election in %d of %d",
 				figures.Quantile(writes, 1), len(writes), resumeBound, soon, len(writes))})
 	}
@@ -111,8 +111,8 @@ func (b *bench) failoverRows(found map[string][]float64, soon int, seen stream.S
 		{"acknowledged writes that are lost", fmt.Sprintf("of %d", seen.Acked), seen.Lost},
 		{"reads and writes that contradict what was known before", fmt.Sprintf("of %d", seen.Reads+seen.Acked), seen.Stale},
 	} {
-		b.records = append(b.records, figures.Record{Measure: "failover, " + c.name, Params: params, Values: map[string]float64{"count": float64(c.n)}})
-		b.row(figures.Row{Measure: "leader killed: " + c.name, Key: "failover none", Figure: float64(c.n), Note: c.note})
+		b.Records = append(b.Records, figures.Record{Measure: "failover, " + c.name, Params: params, Values: map[string]float64{"count": float64(c.n)}})
+		b.Row(figures.Row{Measure: "leader killed: " + c.name, Key: "failover none", Figure: float64(c.n), Note: c.note})
 	}
 }
 

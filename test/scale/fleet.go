@@ -42,7 +42,7 @@ type nodes struct {
 // fleet measures a cluster whose nodes have sessions: it fills, rests, churns and loses its leader.
 func (b *bench) fleet(ctx context.Context) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
-	b.say("three replicas, and %d agents in %d processes", b.nodes, b.processes)
+	b.Say("three replicas, and %d agents in %d processes", b.nodes, b.processes)
 	p, err := startPlane(ctx, b.memory)
 	if err != nil {
 		cancel()
@@ -54,7 +54,7 @@ func (b *bench) fleet(ctx context.Context) (err error) {
 		crowds.Wait()
 		err = errors.Join(err, p.stop())
 	}()
-	n := &nodes{plane: p, nodes: b.nodes, pods: b.pods, say: b.say}
+	n := &nodes{plane: p, nodes: b.nodes, pods: b.pods, say: b.Say}
 	for i := range b.processes {
 		first, next := i*b.nodes/b.processes, (i+1)*b.nodes/b.processes
 		pid, end, err := n.crowd(first, next-first, float64(b.arrivals)/float64(b.processes)).process(ctx)
@@ -64,7 +64,7 @@ func (b *bench) fleet(ctx context.Context) (err error) {
 		p.meter.Processes[fmt.Sprintf("agents %d", i+1)] = pid
 		crowds.Go(func() {
 			if err := end(); err != nil {
-				b.say("a process of agents ended: %v", err)
+				b.Say("a process of agents ended: %v", err)
 			}
 		})
 	}
@@ -94,7 +94,7 @@ func (b *bench) measured(ctx context.Context, n *nodes) error {
 		{"churn", b.churn, func(ctx context.Context) (map[string]float64, error) { return n.churn(ctx, b.churn, b.rate) }},
 		{"leader killed", 0, n.storm},
 	} {
-		b.say("%s", step.name)
+		b.Say("%s", step.name)
 		if n.leader, err = n.ask(ctx); err != nil { // it may have changed while the machine was busy
 			return err
 		}
@@ -113,7 +113,7 @@ func (b *bench) measured(ctx context.Context, n *nodes) error {
 			return fmt.Errorf("%s: %w", step.name, err)
 		}
 		n.memory(&rec)
-		b.records = append(b.records, rec)
+		b.Records = append(b.Records, rec)
 		b.told(rec)
 	}
 	return nil

@@ -137,10 +137,7 @@ func (o options) check() error {
 // bench is one run: what was measured so far.
 type bench struct {
 	options
-	began    time.Time
-	progress io.Writer
-	records  []figures.Record
-	rows     []figures.Row
+	figures.Tally
 }
 
 // run measures, and prints what it has also when a part fails.
@@ -148,7 +145,7 @@ func run(ctx context.Context, o options, out, progress io.Writer) error {
 	if err := o.check(); err != nil {
 		return err
 	}
-	b := &bench{options: o, began: time.Now(), progress: progress}
+	b := &bench{options: o, Tally: figures.Begin(progress)}
 	var err error
 	for _, p := range []struct {
 		name string
@@ -160,24 +157,9 @@ func run(ctx context.Context, o options, out, progress io.Writer) error {
 			}
 		}
 	}
-	if len(b.rows) == 0 {
+	if len(b.Rows) == 0 {
 		return err
 	}
 	fmt.Fprintln(out)
-	return errors.Join(err, figures.Print(out, b.rows), b.save())
-}
-
-// say tells the person who waits.
-func (b *bench) say(format string, args ...any) {
-	fmt.Fprintf(b.progress, "%6.1fs  %s\n", time.Since(b.began).Seconds(), fmt.Sprintf(format, args...))
-}
-
-func (b *bench) row(r figures.Row) { b.rows = append(b.rows, r) }
-
-func (b *bench) save() error {
-	f, err := os.Create(b.jsonPath)
-	if err != nil {
-		return fmt.Errorf("-json: %w", err)
-	}
-	return errors.Join(figures.WriteLines(f, b.records), f.Close())
+	return errors.Join(err, figures.Print(out, b.Rows), b.Save(o.jsonPath))
 }

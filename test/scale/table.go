@@ -19,7 +19,7 @@ func ignoreNotFound(err error) error {
 // told adds a measure's rows to the table.
 func (b *bench) told(r figures.Record) {
 	row := func(what, key string, value, unit string, note string) {
-		b.row(figures.Row{Measure: fmt.Sprintf("%d nodes, %d pods, %s: %s", b.nodes, b.pods, r.Measure, what), Key: key,
+		b.Row(figures.Row{Measure: fmt.Sprintf("%d nodes, %d pods, %s: %s", b.nodes, b.pods, r.Measure, what), Key: key,
 			Figure: r.Values[value], Unit: unit, Note: note})
 	}
 	switch r.Measure {
