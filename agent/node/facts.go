@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"math"
 	"reflect"
 	"runtime"
 	"slices"
@@ -20,6 +19,7 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/deviceplugin"
+	"keelson.dev/keelson/agent/eviction"
 	"keelson.dev/keelson/csi"
 )
 
@@ -43,11 +43,9 @@ const AnnouncesAnnotation = "keelson.dev/announces"
 // NodeDegraded is the condition of a node of which a part fails that pods can do without; its message says what to do.
 const NodeDegraded v1.NodeConditionType = "keelson.dev/Degraded"
 
-// The thresholds below which a node is under pressure: Kubernetes' defaults. That of the disk is the configuration's.
 const (
-	memoryThreshold = 100 << 20 // bytes available
-	pidThreshold    = 5         // percent available
-	imagesReported  = 50
+	pidThreshold   = 5 // percent available, below which a node is under pressure: Kubernetes' default
+	imagesReported = 50
 )
 
 // facts is what the node says of itself.
@@ -55,15 +53,19 @@ type facts struct {
 	cfg  *Config
 	info v1.NodeSystemInfo
 
-	fence   *fence // nil: attached volumes are not this node's affair
-	mu      sync.Mutex
-	current *v1.Node
+	fence    *fence    // nil: attached volumes are not this node's affair
+	pressure *pressure // nil: there is no machine to be short of anything
+	mu       sync.Mutex
+	current  *v1.Node
 }
 
 func newFacts(cfg *Config) *facts {
 	f := &facts{cfg: cfg, info: systemInfo(cfg.Release)}
 	if cfg.Volumes == nil {
 		f.fence = &fence{after: cfg.FenceAfter, file: fenceFile(cfg.RunDir), boot: f.info.BootID}
+	}
+	if cfg.Runtime == nil {
+		f.pressure = newPressure(cfg)
 	}
 	o := f.machine()
 	o.notReady = "the agent is starting"
@@ -100,9 +102,9 @@ type claimed interface {
 // observed is one look at the machine.
 type observed struct {
 	notReady    string // why pods cannot run; "" when they can
-	memoryLeft  int64  // bytes; -1 = not known
-	diskLeft    int64  // bytes above the floor, below zero: there is less; unknownDisk = not known
-	pidPercent  int64  // available; -1 = not known
+	memoryShort bool
+	diskShort   bool
+	pidPercent  int64 // available; -1 = not known
 	images      []v1.ContainerImage
 	drivers     []*csi.Driver // nil = not known
 	networkDown string        // what ails the way of pods' traffic; "" = nothing
@@ -117,11 +119,6 @@ type observed struct {
 	handlers []v1.NodeRuntimeHandler // nil = not known
 	features *v1.NodeFeatures
 }
-
-// unknownDisk is what is left of a disk that nobody looked at.
-const unknownDisk = math.MaxInt64
-
-func (o *observed) diskShort() bool { return o.diskLeft < 0 }
 
 // run keeps the facts current. What a node that is not ready mostly waits for tells of itself: the runtime's start and
 // the pod CIDR. The timer is for what does not: a foreign network configuration, the machine's resources.
@@ -169,6 +166,7 @@ func (f *facts) run(ctx context.Context, w watched) error {
 		case <-w.csi.Changed():
 		case <-devices:
 		case <-uses:
+		case <-f.pressure.news():
 		case <-asked:
 		case <-rekeyed:
 		case <-w.trouble.changed:
@@ -264,22 +262,11 @@ func shortened(why string) string {
 
 // machine looks at what is left of the machine.
 func (f *facts) machine() observed {
-	o := observed{memoryLeft: -1, diskLeft: unknownDisk, pidPercent: -1}
+	o := observed{pidPercent: -1}
 	if f.cfg.Runtime != nil {
 		return o // a fake node has no machine of its own to look at
 	}
-	capacity, own := f.cfg.Capacity[v1.ResourceMemory]
-	if own {
-		// A configured capacity is a share of the machine: what counts is what this node's pods have taken of it.
-		if used, err := cgroupMemory(f.cfg.CgroupRoot); err == nil {
-			o.memoryLeft = capacity.Value() - used
-		}
-	} else if left, err := memoryAvailable(); err == nil {
-		o.memoryLeft = left
-	}
-	if total, left, err := disk(f.cfg.StateDir); err == nil {
-		o.diskLeft = left - f.cfg.DiskFloor.Of(total)
-	}
+	o.memoryShort, o.diskShort = f.pressure.holds(eviction.Memory), f.pressure.holds(eviction.Disk)
 	if left, err := pidsAvailable(); err == nil {
 		o.pidPercent = left
 	}
@@ -370,8 +357,8 @@ func (f *facts) compose(o observed, old *v1.Node, now time.Time) *v1.Node {
 		}
 		n.Status.Conditions = append(n.Status.Conditions, c)
 	}
-	set(v1.NodeMemoryPressure, o.memoryLeft >= 0 && o.memoryLeft < memoryThreshold, "KubeletHasSufficientMemory", "KubeletHasInsufficientMemory", "kubelet has sufficient memory available", "kubelet has insufficient memory available")
-	set(v1.NodeDiskPressure, o.diskShort(), "KubeletHasNoDiskPressure", "KubeletHasDiskPressure", "kubelet has no disk pressure", "kubelet has disk pressure")
+	set(v1.NodeMemoryPressure, o.memoryShort, "KubeletHasSufficientMemory", "KubeletHasInsufficientMemory", "kubelet has sufficient memory available", "kubelet has insufficient memory available")
+	set(v1.NodeDiskPressure, o.diskShort, "KubeletHasNoDiskPressure", "KubeletHasDiskPressure", "kubelet has no disk pressure", "kubelet has disk pressure")
 	set(v1.NodePIDPressure, o.pidPercent >= 0 && o.pidPercent < pidThreshold, "KubeletHasSufficientPID", "KubeletHasInsufficientPID", "kubelet has sufficient PID available", "kubelet has insufficient PID available")
 	// a network product tells of its own
 	if f.cfg.foreignNetwork == nil || !f.cfg.foreignNetwork() || o.networkDown != "" {
@@ -432,7 +419,7 @@ func (f *facts) resources() (capacity, allocatable v1.ResourceList) {
 		v1.ResourceCPU:  *resource.NewQuantity(int64(runtime.NumCPU()), resource.DecimalSI),
 		v1.ResourcePods: *resource.NewQuantity(f.cfg.MaxPods, resource.DecimalSI),
 	}
-	if total, err := memoryTotal(); err == nil {
+	if total, _, err := memory(); err == nil {
 		capacity[v1.ResourceMemory] = *resource.NewQuantity(total, resource.BinarySI)
 	}
 	if total, _, err := disk(f.cfg.StateDir); err == nil {
@@ -440,7 +427,7 @@ func (f *facts) resources() (capacity, allocatable v1.ResourceList) {
 	}
 	allocatable = capacity.DeepCopy()
 	if m, ok := allocatable[v1.ResourceMemory]; ok {
-		allocatable[v1.ResourceMemory] = *resource.NewQuantity(max(0, m.Value()-memoryThreshold), resource.BinarySI)
+		allocatable[v1.ResourceMemory] = *resource.NewQuantity(max(0, m.Value()-f.cfg.memoryFloor().Of(m.Value())), resource.BinarySI)
 	}
 	if d, ok := allocatable[v1.ResourceEphemeralStorage]; ok {
 		allocatable[v1.ResourceEphemeralStorage] = *resource.NewQuantity(max(0, d.Value()-f.cfg.DiskFloor.Of(d.Value())), resource.BinarySI)

@@ -35,9 +35,25 @@ type imageRoom struct {
 	log      *slog.Logger
 
 	told map[string]time.Time // by reason
+	soon chan struct{}        // capacity 1: somebody waits for a look; nil: nobody can
 
 	mu                      sync.Mutex
 	removed, bytes, failing int64
+	began                   time.Time // of the last look that has ended
+}
+
+// clear has images looked for soon, and says whether a whole look has begun since.
+func (r *imageRoom) clear(since time.Time) bool {
+	r.mu.Lock()
+	done := !r.began.Before(since)
+	r.mu.Unlock()
+	if !done {
+		select {
+		case r.soon <- struct{}{}:
+		default:
+		}
+	}
+	return done
 }
 
 // run works until ctx ends. Which pods the node has must be known first: after a reboot no container tells which images
@@ -56,6 +72,7 @@ func (r *imageRoom) run(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-tick.C:
+		case <-r.soon:
 		}
 	}
 }
@@ -67,6 +84,7 @@ func (r *imageRoom) look(ctx context.Context, now time.Time) {
 		return
 	}
 	r.mu.Lock()
+	r.began = now
 	r.removed += int64(done.Images)
 	r.bytes += done.Bytes
 	if err != nil {

@@ -122,3 +122,29 @@ type unsynced struct {
 }
 
 func (u unsynced) Synced() <-chan struct{} { return u.synced }
+
+// Who waits for room on the disk has images looked for at once, and is told when a whole look has been done. F106
+func TestImageRoomIsClearedSoon(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		store, c := &rooms{}, fake.NewCluster()
+		r := &imageRoom{images: store, objects: c, reporter: c, node: "w1", log: slog.New(slog.DiscardHandler), soon: make(chan struct{}, 1)}
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- r.run(ctx) }()
+		sleep(time.Second)
+		since := time.Now()
+		if r.clear(since) {
+			t.Error("a look from before counts")
+		}
+		virtual.Wait()
+		if looks, _ := store.asked(); looks != 2 || !r.clear(since) {
+			t.Errorf("%d looks, want one from the beginning and one that was asked for", looks)
+		}
+		virtual.Wait()
+		if looks, _ := store.asked(); looks != 2 {
+			t.Errorf("%d looks: the answer was there", looks)
+		}
+		stop()
+		<-done
+	})
+}

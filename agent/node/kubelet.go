@@ -38,6 +38,9 @@ func (n *Node) metrics(source *stats.Source) func(context.Context, io.Writer) er
 		if err == nil && n.room != nil {
 			err = n.room.writeMetrics(to)
 		}
+		if p := n.facts.pressure; err == nil && p != nil {
+			err = p.writeMetrics(to)
+		}
 		if err == nil && n.cfg.proxyMetrics != nil {
 			err = n.cfg.proxyMetrics(ctx, to)
 		}

@@ -104,24 +104,40 @@ func defaultInterface() string {
 	return ""
 }
 
-// meminfo returns a line of /proc/meminfo in bytes.
-func meminfo(key string) (int64, error) {
-	f, err := os.Open("/proc/meminfo")
+// memory is what the machine has, in bytes, and what is left of it as Kubernetes counts: all but the working set, which is
+// what is in use without the files that were not used lately.
+func memory() (total, left int64, err error) {
+	raw, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	defer f.Close()
-	for s := bufio.NewScanner(f); s.Scan(); {
-		if c := strings.Fields(s.Text()); len(c) >= 2 && c[0] == key+":" {
-			n, err := strconv.ParseInt(c[1], 10, 64)
-			return n << 10, err
-		}
-	}
-	return 0, fmt.Errorf("/proc/meminfo has no %s", key)
+	return memoryOf(string(raw))
 }
 
-func memoryTotal() (int64, error)     { return meminfo("MemTotal") }
-func memoryAvailable() (int64, error) { return meminfo("MemAvailable") }
+// memoryOf reads /proc/meminfo.
+func memoryOf(text string) (total, left int64, err error) {
+	lines := map[string]int64{"MemTotal:": -1, "MemFree:": -1, "Inactive(file):": -1}
+	for line := range strings.Lines(text) {
+		c := strings.Fields(line)
+		if len(c) < 2 {
+			continue
+		}
+		if _, wanted := lines[c[0]]; !wanted {
+			continue
+		}
+		n, err := strconv.ParseInt(c[1], 10, 64)
+		if err != nil {
+			return 0, 0, fmt.Errorf("/proc/meminfo: %w", err)
+		}
+		lines[c[0]] = n << 10
+	}
+	for name, n := range lines {
+		if n < 0 {
+			return 0, 0, fmt.Errorf("/proc/meminfo has no %s", strings.TrimSuffix(name, ":"))
+		}
+	}
+	return lines["MemTotal:"], min(lines["MemTotal:"], lines["MemFree:"]+lines["Inactive(file):"]), nil
+}
 
 // cgroupMemory is what the processes of a cgroup hold and the kernel cannot easily take back.
 func cgroupMemory(root string) (int64, error) {

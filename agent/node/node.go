@@ -129,6 +129,7 @@ func New(cfg Config) (*Node, error) {
 		t := &tiers{runtime: rt, objects: n.session, allocatable: func() v1.ResourceList { return n.facts.node().Status.Allocatable }}
 		n.own("pod tiers", t.run)
 	}
+	n.evictions(runtime, pods)
 	if rt, ok := runtime.(agent.MeasuredRuntime); ok {
 		source := n.statistics(rt, pods)
 		if to, ok := n.session.(agent.UsageReporter); ok {
@@ -150,6 +151,22 @@ func New(cfg Config) (*Node, error) {
 		n.own("pod networks", t.run)
 	}
 	return n, nil
+}
+
+// evictions keep what the node needs of its memory and its disk. A fake node has neither.
+func (n *Node) evictions(runtime agent.Runtime, pods *pod.Set) {
+	p := n.facts.pressure
+	if p == nil {
+		return
+	}
+	if rt, ok := runtime.(agent.MeasuredRuntime); ok {
+		p.measure = rt.Measure
+	}
+	if n.room != nil {
+		p.images = n.room
+	}
+	p.pods, p.objects, p.reporter, p.log = pods, n.session, n.session, n.cfg.Log.With("part", "eviction")
+	n.own("eviction", p.run)
 }
 
 // localVolumes has the node serve volumes on its own disk. The driver is found by its socket, as any other.
@@ -230,7 +247,8 @@ func (n *Node) images() agent.Images {
 		Logger: n.cfg.Log.With("part", "images"), Insecure: n.cfg.InsecureRegistries,
 		Mirrors: n.cfg.RegistryMirrors, Limits: image.Limits{Free: n.cfg.DiskFloor.Half()}, Floor: n.cfg.DiskFloor})
 	n.own(partImages, store.Run)
-	n.room = &imageRoom{images: store, objects: n.session, reporter: n.session, node: n.cfg.NodeName, log: n.cfg.Log.With("part", "images")}
+	n.room = &imageRoom{images: store, objects: n.session, reporter: n.session, node: n.cfg.NodeName, log: n.cfg.Log.With("part", "images"),
+		soon: make(chan struct{}, 1)}
 	n.own("image removal", n.room.run)
 	return store
 }
@@ -275,6 +293,11 @@ func (n *Node) shareKubelet() error {
 func (n *Node) check() error {
 	if os.Geteuid() != 0 {
 		return errors.New("the agent has to run as root: it makes namespaces, mounts and cgroups")
+	}
+	if total := n.cfg.memoryOfNode(); total > 0 {
+		if err := n.cfg.checkMemoryFloor(total); err != nil {
+			return err
+		}
 	}
 	for _, name := range []string{"keelson-shim", "keelson-oci", "keelson-pause"} {
 		if _, err := os.Stat(filepath.Join(n.cfg.RuntimeDir, name)); err != nil {

@@ -169,6 +169,9 @@ func TestBadConfiguration(t *testing.T) {
 		"--taints=a=b":                        "-taints",
 		"--node-labels=a/b/c=1":               "-node-labels",
 
+		"--memory-pressure-below=lots": `"lots": want a size, such as 200Mi, or a share of the node's memory`,
+		"--memory-pressure-below=100%": "-memory-pressure-below",
+
 		"--runtime-handler=No_Name":                       `"No_Name" is no name of a handler`,
 		"--runtime-handler=gvisor=/usr/local/bin/runsc":   `handler "gvisor" cannot run "/usr/local/bin/runsc"`,
 		strings.Repeat("--runtime-handler=a ", 33) + "--": "a node has 32 names of its own at most",
@@ -187,7 +190,7 @@ func TestBadConfiguration(t *testing.T) {
 }
 
 func TestMachine(t *testing.T) {
-	if total, err := memoryTotal(); err != nil || total <= 0 {
+	if total, _, err := memory(); err != nil || total <= 0 {
 		t.Errorf("memory: %d, %v", total, err)
 	}
 	if total, left, err := disk("/not/there/yet"); err != nil || total <= 0 || left < 0 || left > total {
@@ -227,8 +230,8 @@ func TestFirstFacts(t *testing.T) {
 		f := newFacts(&cfg)
 		n, o := f.node(), f.machine()
 		for c, short := range map[v1.NodeConditionType]bool{ // the machine of the test may really be short of something
-			v1.NodeMemoryPressure: o.memoryLeft >= 0 && o.memoryLeft < memoryThreshold,
-			v1.NodeDiskPressure:   o.diskShort(),
+			v1.NodeMemoryPressure: o.memoryShort,
+			v1.NodeDiskPressure:   o.diskShort,
 			v1.NodePIDPressure:    o.pidPercent >= 0 && o.pidPercent < pidThreshold,
 		} {
 			if got := condition(n, c); (got.Status == v1.ConditionTrue) != short {

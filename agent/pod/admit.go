@@ -10,6 +10,8 @@ import (
 	"k8s.io/component-helpers/resource"
 	corev1 "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+
+	"keelson.dev/keelson/agent"
 )
 
 // safeSysctls are namespaced and harmless to other pods, as documented.
@@ -22,6 +24,9 @@ var safeSysctls = []string{"kernel.shm_rmid_forced", "net.ipv4.ip_local_port_ran
 func Admit(pod *v1.Pod, others []*v1.Pod, node *v1.Node) *Stop {
 	refuse := func(reason, format string, args ...any) *Stop {
 		return refusal(pod, reason, format, args...)
+	}
+	if pressed := pressure(pod, node); len(pressed) > 0 {
+		return refuse("Evicted", "The node had condition: %v. ", pressed)
 	}
 	if sc := pod.Spec.SecurityContext; sc != nil {
 		for _, s := range sc.Sysctls {
@@ -50,6 +55,27 @@ func Admit(pod *v1.Pod, others []*v1.Pod, node *v1.Node) *Stop {
 		return refuse("NodePorts", "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports")
 	}
 	return outOf(pod, others, node, refuse)
+}
+
+// pressure are the conditions of the node for which it does not take the pod. Short of memory it takes those that requested
+// some, and those that tolerate the taint; short of disk none but those without which it may not work. What it had taken
+// before a reboot it does not refuse: that goes one by one, if it has to.
+func pressure(pod *v1.Pod, node *v1.Node) (pressed []v1.NodeConditionType) {
+	if agent.Critical(pod) || pod.Status.StartTime != nil {
+		return nil
+	}
+	for _, c := range node.Status.Conditions {
+		if c.Status == v1.ConditionTrue && (c.Type == v1.NodeMemoryPressure || c.Type == v1.NodeDiskPressure) {
+			pressed = append(pressed, c.Type)
+		}
+	}
+	if slices.Equal(pressed, []v1.NodeConditionType{v1.NodeMemoryPressure}) {
+		t := &v1.Taint{Key: v1.TaintNodeMemoryPressure, Effect: v1.TaintEffectNoSchedule}
+		if QOS(pod) != v1.PodQOSBestEffort || corev1.TolerationsTolerateTaint(logr.Discard(), pod.Spec.Tolerations, t, false) {
+			return nil
+		}
+	}
+	return pressed
 }
 
 func stored(s *Stop) *Stop {

@@ -32,6 +32,9 @@ func (g *gen) conditions(st *v1.PodStatus) {
 		g.condition(st, v1.PodScheduled, true, "", "")
 	}
 	g.resizing(st)
+	if s := g.d.Stop; s != nil && s.Disrupted {
+		g.condition(st, v1.DisruptionTarget, true, v1.PodReasonTerminationByKubelet, s.Message)
+	}
 }
 
 // resizing tells of a resize that is not over. Both conditions are there only while they are true.

@@ -131,18 +131,24 @@ func (s *Set) Storage() map[types.UID]agent.PodStorage {
 	return out
 }
 
+// storage is what was measured of a pod and its containers.
+func (u storageUse) storage() agent.PodStorage {
+	out := agent.PodStorage{Used: uint64(u.total()), Containers: make(map[string]agent.ContainerStorage, len(u.containers))}
+	for name, n := range u.containers {
+		logs := u.logs[name]
+		out.Containers[name] = agent.ContainerStorage{Layer: uint64(n - logs), Logs: uint64(logs)}
+	}
+	return out
+}
+
 // storage is what a worker knows, and where the volumes are mounted that are file systems of their own.
 func (w *worker) storage() (agent.PodStorage, map[string]string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	out := agent.PodStorage{At: w.storedAt}
+	var out agent.PodStorage
 	if !w.storedAt.IsZero() {
-		out.Used = uint64(w.stored.total())
-		out.Containers = make(map[string]agent.ContainerStorage, len(w.stored.containers))
-		for name, n := range w.stored.containers {
-			logs := w.stored.logs[name]
-			out.Containers[name] = agent.ContainerStorage{Layer: uint64(n - logs), Logs: uint64(logs)}
-		}
+		out = w.stored.storage()
+		out.At = w.storedAt
 	}
 	own := map[string]string{}
 	for i := range w.desired.Pod.Spec.Volumes {

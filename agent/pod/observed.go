@@ -25,6 +25,8 @@ type Stop struct {
 	// Refused: the node did not admit the pod; nothing of it was ever started. Stored: because of what the node's
 	// stored object says, of which the newest state may be on its way.
 	Refused, Stored bool
+	// Disrupted: it goes for the sake of others, which its conditions say.
+	Disrupted bool
 	// Orphan: what was found belongs to no pod of this node. It goes without a word to the control plane.
 	Orphan bool
 }
@@ -46,6 +48,7 @@ type Observed struct {
 	Killed     map[string]string           // containers stopped by the worker, and why, by id
 	Busy       map[string]Busy             // actions under way, by key
 	Resize     Resize                      // of what was granted and what is not yet in effect
+	Spare      bool                        // the disk is short: what is not needed of containers that have ended goes
 	Settled    map[string]bool             // keys of actions that need no repetition: sandboxes stopped, the gate
 }
 

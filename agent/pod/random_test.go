@@ -107,6 +107,7 @@ func TestStepOnAnyObservation(t *testing.T) {
 		o := Observed{StartTime: epoch, Listed: rapid.IntRange(0, 9).Draw(r, "listed") > 0, Images: map[string]Image{}, Failures: map[string]Failure{},
 			Probes: map[string]agent.ProbeState{}, Killed: map[string]string{}, Busy: map[string]Busy{}, Settled: map[string]bool{}}
 		o.Early = rapid.SampledFrom([]string{"", "early"}).Draw(r, "early")
+		o.Spare = rapid.Bool().Draw(r, "spare")
 		o.Volumes = Volumes{Mounted: rapid.Bool().Draw(r, "mounted"), Away: rapid.Bool().Draw(r, "away")}
 		for i := range rapid.IntRange(0, 2).Draw(r, "sandboxes") {
 			o.Sandboxes = append(o.Sandboxes, Sandbox{ID: fmt.Sprintf("sb%d", i), Attempt: uint32(2 - i), Ready: rapid.Bool().Draw(r, "ready"), IPs: []string{"10.0.0.1"}})

@@ -122,7 +122,8 @@ type entry struct {
 	w        *worker
 	pod      *v1.Pod
 	refused  *Stop
-	vanished bool // its object is gone
+	evicted  *Stop // by an earlier life of the agent
+	vanished bool  // its object is gone
 }
 
 // New returns a set without workers. Nothing runs until Run.
@@ -305,7 +306,11 @@ func (s *Set) desired(e *entry, p *v1.Pod) Desired {
 func (s *Set) start(ctx context.Context, p *v1.Pod) {
 	e := &entry{pod: p}
 	has, _ := s.hold(p)
-	if s.cfg.Node != nil && p.DeletionTimestamp == nil && !final(p) && !s.adopted[p.UID] {
+	var err error
+	if e.evicted, err = loadEviction(s.cfg.Paths, p); err != nil {
+		s.cfg.Log.Error("a pod may be started that was evicted", "err", err)
+	}
+	if s.cfg.Node != nil && p.DeletionTimestamp == nil && !final(p) && !s.adopted[p.UID] && e.evicted == nil {
 		e.refused = s.cfg.admit(has.of(p), s.others(e))
 		if e.refused != nil && s.doubt(p, e.refused) {
 			return
@@ -363,6 +368,12 @@ func (w *worker) holds() bool {
 func (s *Set) launch(ctx context.Context, e *entry, d Desired) {
 	e.w = newWorker(&s.cfg, d)
 	e.w.freed = s.again
+	if e.evicted != nil {
+		e.w.evicted = e.evicted
+		if e.w.desired.Stop == nil {
+			e.w.desired.Stop = e.evicted
+		}
+	}
 	if d.Stop == nil || !d.Stop.Orphan {
 		e.w.remember(s.hold(d.Pod))
 	}

@@ -21,6 +21,9 @@ func (s *step) stop(why Stop) {
 		return
 	}
 	s.release(why.Delete)
+	if !why.Delete {
+		s.spare()
+	}
 	if why.Delete && s.nothingLeft() {
 		if key := (Action{Kind: ReportGone}).Key(); s.o.Settled[key] {
 			s.plan.Done = true
@@ -154,6 +157,18 @@ func (s *step) finish() {
 	}
 	if !upward && !s.ending() {
 		s.release(false)
+		s.spare()
+	}
+}
+
+// spare removes what an ended pod has left, while the disk is short. Its status stays: before the API has that, the
+// records are all that tells of its end.
+func (s *step) spare() {
+	if !s.o.Spare || !s.o.Volumes.Away || !final(s.pod) {
+		return
+	}
+	for _, c := range s.o.Containers {
+		s.remove(c)
 	}
 }
 
@@ -199,7 +214,7 @@ func (s *step) nothingLeft() bool {
 }
 
 // collect removes records of ended instances but the newest of each container, and
-// one ended before it: that is where lastState and the previous log come from.
+// one ended before it: that is where lastState and the previous log come from. While the disk is short that one goes.
 func (s *step) collect() {
 	live := map[string]bool{}
 	dead := map[string]int{}
@@ -212,6 +227,9 @@ func (s *step) collect() {
 		keep := 1
 		if !live[c.Name] {
 			keep = 2
+		}
+		if s.o.Spare {
+			keep-- // the newest decides when the next is started
 		}
 		if dead[c.Name] > keep && !s.o.busy("container/"+c.Name) {
 			s.remove(c)

@@ -135,9 +135,7 @@ func (w *worker) lookAtStorage(ctx context.Context) time.Duration {
 	}
 	use, err := w.measure(ctx, pod, limits.most())
 	if err == nil {
-		w.mu.Lock()
-		w.stored, w.storedAt = use, w.cfg.now()
-		w.mu.Unlock()
+		w.measured(use)
 	}
 	// What was counted is there, whatever could not be.
 	message := limits.overuse(use)
@@ -148,7 +146,7 @@ func (w *worker) lookAtStorage(ctx context.Context) time.Duration {
 		w.log.Warn("cannot measure what the pod has on disk", "err", err)
 	}
 	if message != "" && ctx.Err() == nil {
-		w.evict(pod, message)
+		w.evict(Stop{Reason: "Evicted", Message: message, Grace: evictionGrace})
 	}
 	return min(max(measureEvery, 20*time.Since(begin)), measureAtLeast)
 }
@@ -200,17 +198,9 @@ func (w *worker) measure(ctx context.Context, pod *v1.Pod, enough int64) (storag
 	return use, first
 }
 
-// evict ends the pod for good.
-func (w *worker) evict(pod *v1.Pod, message string) {
+// measured notes what was found.
+func (w *worker) measured(use storageUse) {
 	w.mu.Lock()
-	first := w.evicted == nil && w.desired.Stop == nil
-	if first {
-		w.evicted = &Stop{Reason: "Evicted", Message: message, Grace: evictionGrace}
-		w.desired.Stop = w.evicted
-	}
-	w.mu.Unlock()
-	if first {
-		w.events.event(pod, "", v1.EventTypeWarning, "Evicted", message)
-		w.poke()
-	}
+	defer w.mu.Unlock()
+	w.stored, w.storedAt = use, w.cfg.now()
 }

@@ -28,6 +28,7 @@ type worker struct {
 	desired  Desired
 	evicted  *Stop  // why the pod was ended by this worker
 	fenced   bool   // by Fence
+	pressed  bool   // by Evict
 	grant    grant  // of resources; desired has them in place of those that the spec asks for
 	recorded bool   // the grant is on disk
 	doubtful bool   // there was no record: what runs may have been given something else

@@ -1,0 +1,143 @@
+package node
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/agent/eviction"
+	"keelson.dev/keelson/internal/floor"
+)
+
+// writer fills a folder and stays.
+func writer(dir, mebibytes string) v1.Container {
+	c := shell("app", "/bin/busybox dd if=/dev/zero of="+dir+"/file bs=1048576 count="+mebibytes+" 2>/dev/null; exec /bin/busybox sleep 1000")
+	c.VolumeMounts = []v1.VolumeMount{{Name: "data", MountPath: dir}}
+	return c
+}
+
+func filling(uid string, medium v1.StorageMedium, mebibytes string) *v1.Pod {
+	p := realPod(uid, writer("/data", mebibytes))
+	p.Spec.Volumes = []v1.Volume{{Name: "data", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{Medium: medium}}}}
+	return p
+}
+
+func (b *bed) evicted(uid string, short v1.ResourceName) {
+	b.t.Helper()
+	got := b.until("its eviction", types.UID(uid), func(p *v1.Pod) bool { return p.Status.Phase == v1.PodFailed })
+	target := slices.ContainsFunc(got.Status.Conditions, func(c v1.PodCondition) bool {
+		return c.Type == v1.DisruptionTarget && c.Status == v1.ConditionTrue
+	})
+	if want := "The node was low on resource: " + string(short) + ". Threshold quantity: "; got.Status.Reason != "Evicted" || !strings.HasPrefix(got.Status.Message, want) || !target {
+		b.t.Errorf("%s: %+v", uid, got.Status)
+	}
+	b.t.Logf("%s: %s", uid, got.Status.Message)
+}
+
+func (b *bed) pressed(c v1.NodeConditionType) {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.t.Context(), time.Minute)
+	defer cancel()
+	if err := b.cluster.Await(ctx, string(c), func() bool {
+		n := b.cluster.NodeFacts()
+		return n != nil && condition(n, c).Status == v1.ConditionTrue
+	}); err != nil {
+		b.t.Error(err)
+	}
+}
+
+// stays waits for the next look at the node, and says that a pod is there all the same.
+func (b *bed) stays(uid string, s eviction.Signal) {
+	b.t.Helper()
+	time.Sleep(eviction.Interval + time.Second)
+	if l := levels(&b.cfg)[s]; l.Short() {
+		b.t.Errorf("the node is still short: %+v", l)
+	}
+	if p, _ := b.cluster.Pod(types.UID(uid)); !isReady(p) {
+		b.t.Errorf("%s: %+v", uid, p.Status)
+	}
+}
+
+// A node that is short of memory evicts the pod that has more of it than it asked for, and takes no more such pods; one that
+// has what it asked for stays, and the next agent leaves it so. F95
+func TestRealMemoryPressure(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.stop()
+	b.cfg.Capacity = v1.ResourceList{v1.ResourceMemory: resource.MustParse("400Mi"), v1.ResourceCPU: resource.MustParse("2")}
+	b.cfg.MemoryFloor = floor.Bytes(300 << 20)
+	b.start()
+	asks := v1.ResourceList{v1.ResourceMemory: resource.MustParse("64Mi"), v1.ResourceCPU: resource.MustParse("100m")}
+	keep := filling("keep", v1.StorageMediumMemory, "16")
+	keep.Spec.Containers[0].Resources = v1.ResourceRequirements{Requests: asks, Limits: asks}
+	b.cluster.Put(keep)
+	b.until("Ready", "keep", isReady)
+	b.cluster.Put(filling("greedy", v1.StorageMediumMemory, "150"))
+	b.evicted("greedy", v1.ResourceMemory)
+	b.pressed(v1.NodeMemoryPressure)
+	b.cluster.Put(realPod("late", shell("app", "exec /bin/busybox sleep 1000")))
+	if got := b.until("its refusal", "late", func(p *v1.Pod) bool { return p.Status.Phase == v1.PodFailed }); got.Status.Reason != "Evicted" ||
+		got.Status.Message != "Pod was rejected: The node had condition: [MemoryPressure]. " || len(got.Status.ContainerStatuses) != 0 {
+		t.Errorf("%+v", got.Status)
+	}
+	b.stays("keep", eviction.Memory)
+	b.stop()
+	b.start()
+	b.until("Ready", "keep", isReady)
+	b.evicted("greedy", v1.ResourceMemory)
+}
+
+// Of a short disk first goes what ended containers have left; when that is not enough, the pod that has more of it than it
+// asked for, though nobody set it a limit. F95
+func TestRealDiskPressure(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.stop()
+	if err := unix.Mount("tmpfs", b.cfg.StateDir, "tmpfs", 0, "size=256m"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(b.cfg.StateDir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	b.cfg.DiskFloor = floor.Bytes(100 << 20)
+	b.start()
+	ended := realPod("ended", shell("app", "/bin/busybox dd if=/dev/zero of=/file bs=1048576 count=80 2>/dev/null"))
+	ended.Spec.RestartPolicy = v1.RestartPolicyNever
+	b.cluster.Put(ended, filling("keep", v1.StorageMediumDefault, "10"))
+	b.until("Succeeded", "ended", func(p *v1.Pod) bool { return p.Status.Phase == v1.PodSucceeded })
+	b.until("Ready", "keep", isReady)
+	layers := func() (n int) {
+		all, err := filepath.Glob(filepath.Join(b.cfg.StateDir, "images", "containers", "*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(all)
+	}
+	before := layers()
+	b.cluster.Put(filling("some", v1.StorageMediumDefault, "70")) // with what has ended it is too much
+	b.until("Ready", "some", isReady)
+	b.pressed(v1.NodeDiskPressure)
+	b.stays("some", eviction.Disk)
+	if n := layers(); n != before {
+		t.Errorf("%d layers of containers, want %d: that of the one that ended is there", n, before)
+	}
+	if p, _ := b.cluster.Pod("ended"); p.Status.Phase != v1.PodSucceeded || len(p.Status.ContainerStatuses) != 1 {
+		t.Errorf("what has ended is told as %+v", p.Status)
+	}
+	if err := os.WriteFile(filepath.Join(b.cfg.StateDir, "somebody-else"), make([]byte, 90<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b.evicted("some", v1.ResourceEphemeralStorage)
+	b.stays("keep", eviction.Disk)
+}

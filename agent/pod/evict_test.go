@@ -1,0 +1,262 @@
+package pod
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/agent/fake"
+	"keelson.dev/keelson/internal/virtual"
+)
+
+const short = "The node was low on resource: memory. "
+
+// evicted says what is wrong with a pod that was evicted.
+func (n *node) evicted(when string, uid types.UID) {
+	n.t.Helper()
+	virtual.Wait()
+	st := n.pod(uid).Status
+	c := find(st.Conditions, v1.DisruptionTarget)
+	if st.Phase != v1.PodFailed || st.Reason != "Evicted" || st.Message != short || c == nil || c.Status != v1.ConditionTrue ||
+		c.Reason != v1.PodReasonTerminationByKubelet || c.Message != short {
+		n.t.Errorf("%s: %+v", when, st)
+	}
+	if n.rt.Running(uid, "app") != "" {
+		n.t.Errorf("%s its container runs", when)
+	}
+}
+
+// A pod that the node evicts fails at once, says why, and is not started again, not by an agent of whose predecessor the
+// control plane had not heard either. F95
+func TestEvict(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		nd := &v1.Node{Status: v1.NodeStatus{Allocatable: v1.ResourceList{v1.ResourcePods: resource.MustParse("1")}}}
+		n.cfg.Node = func() *v1.Node { return nd }
+		n.start()
+		defer func() { n.stop() }()
+		hook := v1.Container{Name: "app", Image: "hello:1", Lifecycle: &v1.Lifecycle{PreStop: &v1.LifecycleHandler{Sleep: &v1.SleepAction{Seconds: 20}}}}
+		n.cluster.Put(simplePod("u1", hook))
+		n.is("u1", running)
+		before := n.pod("u1")
+		if got := n.set.Evictable(); len(got) != 1 || got[0].UID != "u1" || n.set.Ended("u1") {
+			t.Fatalf("can be evicted: %v", got)
+		}
+		begin := time.Now()
+		if !n.set.Evict("u1", short) || n.set.Evict("no such pod", short) {
+			t.Error("it says that it evicts what there is not, or not what there is")
+		}
+		n.evicted("evicted", "u1")
+		if took := time.Since(begin); took != 0 || n.rt.Count("StopContainer") != 1 {
+			t.Errorf("it took %s: a pod of a node that is short gets no grace; %q", took, n.rt.Journal())
+		}
+		if e := strings.Join(n.cluster.Events("u1"), "\n"); !strings.Contains(e, "Evicted "+short) {
+			t.Errorf("events: %s", e)
+		}
+		if got := n.set.Evictable(); len(got) != 0 || !n.set.Ended("u1") || !n.set.Ended("never was") {
+			t.Errorf("once it has ended it can be evicted: %v", got)
+		}
+		// The control plane has heard nothing of it, nor does the runtime know it any more after a power cut, and there may be
+		// no room for it.
+		nd.Status.Allocatable[v1.ResourcePods] = resource.MustParse("0")
+		n.stop()
+		n.cluster.Put(before)
+		n.start()
+		n.evicted("after a restart of the agent", "u1")
+		n.stop()
+		n.cluster.Put(before)
+		starts := n.rt.Count("StartContainer")
+		n.rt = &fake.Runtime{Network: n.net}
+		n.cfg.Runtime = n.rt
+		n.start()
+		n.evicted("after a power cut", "u1")
+		if starts += n.rt.Count("StartContainer"); starts != 1 {
+			t.Errorf("its container was started %d times", starts)
+		}
+		deletePod(n, "u1", 0)
+		virtual.Wait()
+		if !n.cluster.Gone("u1") {
+			t.Error("it does not go when it is deleted")
+		}
+		if left, err := os.ReadDir(filepath.Join(n.cfg.Paths.State, "pods")); err != nil || len(left) != 0 {
+			t.Errorf("left in the pods' folder: %v, %v", left, err)
+		}
+	})
+}
+
+// Of a pod that is being deleted the rest of its time goes, and it is told to go once. F95
+func TestEvictWhatIsGoing(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.rt.IgnoreTerm = map[string]bool{"app": true}
+		n.start()
+		defer func() { n.stop() }()
+		n.cluster.Put(simplePod("u1"))
+		n.is("u1", running)
+		deletePod(n, "u1", 600)
+		time.Sleep(10 * time.Second)
+		virtual.Wait()
+		if n.rt.Running("u1", "app") == "" || len(n.set.Evictable()) != 1 {
+			t.Fatal("it has ended by itself")
+		}
+		if !n.set.Evict("u1", short) || len(n.set.Evictable()) != 0 {
+			t.Error("it is not told to go, or would be once more")
+		}
+		time.Sleep(2 * time.Second)
+		virtual.Wait()
+		if !n.cluster.Gone("u1") {
+			t.Errorf("it is still there: %q", n.rt.Journal())
+		}
+	})
+}
+
+// A node under pressure refuses pods: short of memory those that requested none and do not tolerate it, short of disk all
+// but those that the cluster needs. What it has taken before it keeps. F95
+func TestPressureRefuses(t *testing.T) {
+	tolerant, burstable, critical := simplePod("tolerant"), simplePod("burstable"), simplePod("critical")
+	tolerant.Spec.Tolerations = []v1.Toleration{{Key: v1.TaintNodeMemoryPressure, Operator: v1.TolerationOpExists}}
+	burstable.Spec.Containers[0].Resources.Requests = v1.ResourceList{v1.ResourceMemory: resource.MustParse("1Mi")}
+	critical.Spec.Priority = ptr(int32(2000000000))
+	known := simplePod("known")
+	known.Status.StartTime = &metav1.Time{Time: epoch}
+	pods := []*v1.Pod{simplePod("best-effort"), tolerant, burstable, critical, known}
+	for conditions, refused := range map[string][]string{
+		"":                             nil,
+		"PIDPressure":                  nil,
+		"MemoryPressure":               {"best-effort"},
+		"DiskPressure":                 {"best-effort", "tolerant", "burstable"},
+		"MemoryPressure, DiskPressure": {"best-effort", "tolerant", "burstable"},
+	} {
+		nd := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1"}, Status: v1.NodeStatus{Allocatable: v1.ResourceList{v1.ResourceMemory: resource.MustParse("1Gi")}}}
+		for _, c := range []v1.NodeConditionType{v1.NodeMemoryPressure, v1.NodeDiskPressure, v1.NodePIDPressure} {
+			status := v1.ConditionFalse
+			if strings.Contains(conditions, string(c)) {
+				status = v1.ConditionTrue
+			}
+			nd.Status.Conditions = append(nd.Status.Conditions, v1.NodeCondition{Type: c, Status: status})
+		}
+		var got []string
+		for _, p := range pods {
+			s := Admit(p, nil, nd)
+			if s == nil {
+				continue
+			}
+			got = append(got, string(p.UID))
+			if want := "Pod was rejected: The node had condition: [" + strings.ReplaceAll(conditions, ",", "") + "]. "; s.Reason != "Evicted" || s.Message != want || s.Stored {
+				t.Errorf("%s of %s: %+v", conditions, p.UID, s)
+			}
+		}
+		if !slices.Equal(got, refused) {
+			t.Errorf("%s refuses %v, want %v", conditions, got, refused)
+		}
+	}
+}
+
+// While the disk is short, what ended containers have left goes: of pods that have ended all, of those that run what is
+// not needed to go on. Statuses stay as they were. F95
+func TestSpare(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.start()
+		defer func() { n.stop() }()
+		job := simplePod("u1")
+		job.Spec.RestartPolicy = v1.RestartPolicyNever
+		n.cluster.Put(job, simplePod("u2"))
+		virtual.Wait()
+		fill(t, 4096, logDirectory(n.cfg.Paths.Logs, job), logPath("app", 0))
+		if err := n.rt.Exit("u1", "app", 3, ""); err != nil {
+			t.Fatal(err)
+		}
+		if err := n.rt.Exit("u2", "app", 1, ""); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second) // conditions that matter little are told with what follows them
+		virtual.Wait()
+		ended, runs := summary(&n.pod("u1").Status), summary(&n.pod("u2").Status)
+		if _, c := n.rt.Left(); c != 3 {
+			t.Fatalf("%d containers are on record", c)
+		}
+		if left := n.set.Spare(true); left != 1 {
+			t.Errorf("of %d containers of ended pods something is left, want 1", left)
+		}
+		virtual.Wait()
+		if left := n.set.Spare(true); left != 0 {
+			t.Errorf("of %d containers of ended pods something is left", left)
+		}
+		if _, c := n.rt.Left(); c != 1 || n.rt.Running("u2", "app") == "" {
+			t.Errorf("%d containers are on record", c)
+		}
+		if _, err := os.Stat(filepath.Join(logDirectory(n.cfg.Paths.Logs, job), logPath("app", 0))); !os.IsNotExist(err) {
+			t.Errorf("its log: %v", err)
+		}
+		for _, when := range []string{"at once", "after a restart of the agent"} {
+			n.is("u1", ended)
+			n.is("u2", runs)
+			if got := n.pod("u1").Status.ContainerStatuses[0].State.Terminated; got == nil || got.ExitCode != 3 {
+				t.Errorf("%s: its end is told as %+v", when, got)
+			}
+			n.start()
+		}
+		n.set.Spare(false)
+		if got := n.rt.Count("StartContainer"); got != 3 {
+			t.Errorf("%d starts", got)
+		}
+		deletePod(n, "u1", 0)
+		virtual.Wait()
+		if !n.cluster.Gone("u1") {
+			t.Error("it does not go when it is deleted")
+		}
+	})
+}
+
+// What tells of an end is removed when the API has it: before, it is all that keeps the pod from being run again. F95
+func TestSpareWaitsForTheAPI(t *testing.T) {
+	p := simplePod("u1")
+	p.Spec.RestartPolicy, p.Status.Phase = v1.RestartPolicyNever, v1.PodRunning
+	o := Observed{Listed: true, Spare: true, Volumes: Volumes{Away: true}, Containers: []Container{{ID: "c", Name: "app", State: Exited}}}
+	for phase, want := range map[v1.PodPhase]string{v1.PodRunning: "[]", v1.PodSucceeded: "[remove c (app#0)]"} {
+		p.Status.Phase = phase
+		if got := fmt.Sprint(Step(Desired{Pod: p}, o, epoch).Actions); got != want {
+			t.Errorf("%s: %s, want %s", phase, got, want)
+		}
+	}
+}
+
+// Pods without limits are measured when somebody has to go, all of them within the time that there is. F95
+func TestMeasureStorage(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		dir := t.TempDir()
+		n.vol.Root = filepath.Join(dir, "volumes")
+		n.cfg.Written = func(id string) (own, shared []string) { return []string{filepath.Join(dir, id)}, nil }
+		n.start()
+		defer func() { n.stop() }()
+		p := simplePod("u1")
+		p.Spec.Volumes = []v1.Volume{{Name: "data", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}}}
+		n.cluster.Put(p, simplePod("u2"))
+		virtual.Wait()
+		fill(t, 3<<20, n.vol.Root, "u1", "data", "file")
+		fill(t, 2<<20, dir, n.rt.Running("u1", "app"), "file")
+		fill(t, 1<<20, logDirectory(n.cfg.Paths.Logs, p), "app", "0.log")
+		if got := n.set.Storage()["u1"]; !got.At.IsZero() {
+			t.Errorf("measured without being asked: %+v", got)
+		}
+		got := n.set.MeasureStorage(t.Context(), n.set.Evictable())
+		mib := func(n uint64) uint64 { return (n + 1<<19) >> 20 }
+		if c := got["u1"].Containers["app"]; mib(got["u1"].Used) != 6 || mib(c.Layer) != 2 || mib(c.Logs) != 1 || mib(got["u2"].Used) != 0 || len(got) != 2 {
+			t.Errorf("measured: %+v", got)
+		}
+		if told := n.set.Storage()["u1"]; mib(told.Used) != 6 {
+			t.Errorf("what was measured is not told: %+v", told)
+		}
+	})
+}
