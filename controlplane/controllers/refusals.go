@@ -121,10 +121,10 @@ func pause(rounds int) time.Duration {
 	return min(firstRefusal<<min(rounds-1, 16), mostRefusal)
 }
 
-// refused says whether the pod ended on its node before any of its containers ran. An evicted pod was not refused.
+// refused says whether the pod ended on its node before any of its containers ran. So do pods that tolerate the taint of a
+// node under pressure, which then says that it has evicted them; one that was evicted later has run.
 func refused(p *corev1.Pod) bool {
-	return p.Status.Phase == corev1.PodFailed && p.Spec.NodeName != "" && p.DeletionTimestamp == nil &&
-		p.Status.Reason != "" && p.Status.Reason != "Evicted" && !started(p)
+	return p.Status.Phase == corev1.PodFailed && p.Spec.NodeName != "" && p.DeletionTimestamp == nil && p.Status.Reason != "" && !started(p)
 }
 
 // started says whether a container of the pod has run.

@@ -87,8 +87,10 @@ func TestATriedPodIsWaitedFor(t *testing.T) {
 func TestWhatIsNoRefusal(t *testing.T) {
 	ran := corev1.PodStatus{Phase: corev1.PodFailed, Reason: "DeadlineExceeded", ContainerStatuses: []corev1.ContainerStatus{
 		{State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{}}}}}
+	evicted := ran
+	evicted.Reason = "Evicted"
 	for why, s := range map[string]corev1.PodStatus{
-		"evicted":       {Phase: corev1.PodFailed, Reason: "Evicted"},
+		"evicted":       evicted,
 		"it ran":        ran,
 		"failed so":     {Phase: corev1.PodFailed},
 		"still pending": pending(0),
@@ -98,6 +100,12 @@ func TestWhatIsNoRefusal(t *testing.T) {
 		if r := CountRefusals(o.pods, o.now); r.Rounds != 0 || r.Wait != 0 {
 			t.Errorf("%s: %+v", why, r)
 		}
+	}
+	// A node under pressure says of pods that it does not admit that it has evicted them. F95
+	pressed := &owner{now: time.Unix(1_000_000, 0)}
+	pressed.reconcile(5, func(int) corev1.PodStatus { return corev1.PodStatus{Phase: corev1.PodFailed, Reason: "Evicted"} })
+	if r := CountRefusals(pressed.pods, pressed.now); r.Rounds != 1 || r.Wait == 0 {
+		t.Errorf("not admitted: %+v", r)
 	}
 	// Refusals of long ago, and pods that many nodes refused at the same time, are no reason to wait long.
 	o := &owner{now: time.Unix(1_000_000, 0)}
