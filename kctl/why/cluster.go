@@ -61,13 +61,38 @@ func (w *World) nodeOf(n *corev1.Node) []Finding {
 		if c.Type == corev1.NodeReady || c.Status != corev1.ConditionTrue {
 			continue
 		}
-		out = append(out, Finding{Object: name("node", n), What: "has condition " + string(c.Type), Since: at(c.LastTransitionTime),
-			Because: line(c.Message), Mend: []string{"kctl describe node " + n.Name}})
+		f := Finding{Object: name("node", n), What: "has condition " + string(c.Type), Since: at(c.LastTransitionTime),
+			Because: line(c.Message), Mend: []string{"kctl describe node " + n.Name}}
+		w.pressure(n, c.Type, &f)
+		out = append(out, f)
 	}
 	if n.Spec.Unschedulable {
 		out = append(out, Finding{Object: name("node", n), What: "is cordoned: no new pod comes to it", Mend: []string{"kctl uncordon " + n.Name}})
 	}
 	return out
+}
+
+// pressure says what a node does that is short of memory or disk, and who takes it.
+func (w *World) pressure(n *corev1.Node, c corev1.NodeConditionType, f *Finding) {
+	switch c {
+	case corev1.NodeMemoryPressure:
+		f.Details = append(f.Details, "while it is short it evicts pods, those first that use more memory than they requested; it takes no pods that requested nothing")
+		f.Mend = []string{"kctl top pod -A --sort-by=memory   # who has it: let pods request what they use, or give them limits"}
+	case corev1.NodeDiskPressure:
+		f.Details = append(f.Details, "while it is short it removes unused images and what ended containers have left, then evicts pods; it takes no pods")
+		f.Mend = []string{"kctl get --raw /api/v1/nodes/" + n.Name + "/proxy/stats/summary   # whose logs, layers and volumes take how much"}
+	default:
+		return
+	}
+	var evicted []string
+	for i := range w.Placed {
+		if p := &w.Placed[i]; p.Spec.NodeName == n.Name && p.Status.Phase == corev1.PodFailed && p.Status.Reason == "Evicted" {
+			evicted = append(evicted, p.Namespace+"/"+p.Name)
+		}
+	}
+	if len(evicted) > 0 {
+		f.Details = append(f.Details, "pods that it has evicted: "+strings.Join(bounded(evicted), ", "))
+	}
 }
 
 // onNode counts the pods of a node, and those that have been told to go.

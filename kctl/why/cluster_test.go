@@ -37,6 +37,12 @@ func TestClaimsNamespacesNodes(t *testing.T) {
 		n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: corev1.NodeDiskPressure, Status: corev1.ConditionTrue, Message: "the disk is full"})
 	})
 	good := node("w3")
+	pressed := node("w2", func(n *corev1.Node) {
+		n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: corev1.NodeMemoryPressure, Status: corev1.ConditionTrue, Message: "kubelet has insufficient memory available"})
+	})
+	victim := pod("victim", func(p *corev1.Pod) {
+		p.Spec.NodeName, p.Status.Phase, p.Status.Reason = "w2", corev1.PodFailed, "Evicted"
+	})
 	transcript(t, "cluster", []subject{
 		{"no class", told("ProvisioningFailed", `storageclass.storage.k8s.io "fast" not found`), claim(corev1.ClaimPending)},
 		{"no driver", told("ProvisioningFailed", "failed to provision volume: no node has CSI driver a.example: a driver registers by a socket in its kubelet folder's plugins_registry (kubectl get csinodes -o yaml lists those that have)"), claim(corev1.ClaimPending)},
@@ -50,6 +56,7 @@ func TestClaimsNamespacesNodes(t *testing.T) {
 		{"a namespace that does not go", World{}, namespace},
 		{"a node that says nothing", World{Placed: []corev1.Pod{*pod("a", on("w1")), *pod("b", on("w1"), deleted(0, 0))}}, &silent},
 		{"a node with a full disk", World{}, &full},
+		{"a node with too little memory", World{Placed: []corev1.Pod{*victim}}, &pressed},
 		{"a node", World{}, &good},
 	})
 }

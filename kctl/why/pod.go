@@ -72,6 +72,12 @@ func (w *World) failed(p *corev1.Pod) Finding {
 		f.What = fmt.Sprintf("was refused by node %s (%s)", p.Spec.NodeName, reason)
 	case reason == "Evicted":
 		f.What = "was evicted by node " + p.Spec.NodeName
+		if len(allStatuses(p)) == 0 && strings.Contains(p.Status.Message, "The node had condition") {
+			f.What = "was refused by node " + p.Spec.NodeName + ", which is short of something (Evicted)"
+		}
+		if strings.Contains(p.Status.Message, "The node ") { // not its own limits
+			f.Mend = append(f.Mend, "kctl why node/"+p.Spec.NodeName)
+		}
 	case reason == "DeadlineExceeded":
 		f.What = "ran longer than its activeDeadlineSeconds"
 	case reason != "":

@@ -160,6 +160,12 @@ func TestPodsThatDoNotRun(t *testing.T) {
 		{"evicted", w(), pod("a", alone, on("w1"), func(p *corev1.Pod) {
 			p.Status.Phase, p.Status.Reason, p.Status.Message = corev1.PodFailed, "Evicted", "The node was low on resource: memory."
 		})},
+		{"not admitted", w(), pod("a", on("w1"), func(p *corev1.Pod) {
+			p.Status.Phase, p.Status.Reason, p.Status.Message = corev1.PodFailed, "Evicted", "Pod was rejected: The node had condition: [MemoryPressure]. "
+		})},
+		{"evicted for its own limits", w(), pod("a", on("w1"), func(p *corev1.Pod) {
+			p.Status.Phase, p.Status.Reason, p.Status.Message = corev1.PodFailed, "Evicted", `Usage of EmptyDir volume "data" exceeds the limit "1Mi". `
+		})},
 		{"all is well", w(), pod("a", on("w1"), ready(corev1.ConditionTrue))},
 		{"done", w(), pod("a", on("w1"), func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded })},
 	})
