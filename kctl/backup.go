@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"text/tabwriter"
@@ -24,11 +25,12 @@ import (
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/internal/diskroom"
 )
 
 func backupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	var to []string
-	toFile := ""
+	toFile, beside := "", ""
 	c := &cobra.Command{
 		Use:   "backup FILE",
 		Short: "Write the state of the store to a file while the cluster serves",
@@ -54,11 +56,12 @@ func backupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 					return errors.New("--recipient: want a recipient of age, age1...")
 				}
 			}
-			return backup(f, streams, args[0], to)
+			return backup(f, streams, args[0], to, diskroom.Place{Beside: beside})
 		},
 	}
 	c.Flags().StringArrayVar(&to, "recipient", nil, "recipient of age, age1..., to whom the backup is sealed (repeatable)")
 	c.Flags().StringVar(&toFile, "recipients-file", "", "file of such recipients, one per line")
+	c.Flags().StringVar(&beside, "data-dir", defaultDataDir, "data folder of a replica on this machine, whose disk a backup does not fill")
 	verify := &cobra.Command{
 		Use:   "verify FILE",
 		Short: "Check that a backup is whole, and show what is in it",
@@ -132,8 +135,9 @@ func printBackup(w io.Writer, path string, b api.ClusterBackup) error {
 }
 
 // backup streams the state from a replica. Only a file that is whole gets its
-// name; what ends it early, a signal too, leaves nothing behind.
-func backup(f cmdutil.Factory, streams genericiooptions.IOStreams, path string, to []string) error {
+// name; what ends it early, a signal too, leaves nothing behind. A store on the same disk, which on names,
+// keeps the room that it needs.
+func backup(f cmdutil.Factory, streams genericiooptions.IOStreams, path string, to []string, on diskroom.Place) error {
 	if path == "-" {
 		// Nothing is to be tidied up: signals do what they always do.
 		n, err := receive(context.Background(), f, to, streams.Out, streams.ErrOut)
@@ -144,11 +148,22 @@ func backup(f cmdutil.Factory, streams genericiooptions.IOStreams, path string, 
 	}
 	ctx, cancel := interruptible(syscall.SIGHUP)
 	defer cancel()
+	var former int64 // about as long as this one, and there until this one is whole
+	if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
+		former = info.Size()
+	}
+	on.Folder = filepath.Dir(path)
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		on.Folder = filepath.Dir(real) // the file is written there
+	}
+	if err := on.Has(former); err != nil {
+		return fmt.Errorf("no backup to %s: %w", path, err)
+	}
 	out, err := createBackup(path, len(to) > 0)
 	if err != nil {
 		return err
 	}
-	n, err := receive(ctx, f, to, out, streams.ErrOut)
+	n, err := receive(ctx, f, to, on.Writer(out), streams.ErrOut)
 	if err == nil {
 		err = out.keep()
 	}
@@ -159,9 +174,14 @@ func backup(f cmdutil.Factory, streams genericiooptions.IOStreams, path string, 
 		return nil
 	case errors.As(context.Cause(ctx), &stopped):
 		err = fmt.Errorf("%w after %s: %s is not written", stopped, size(n), path)
+	default:
+		err = fmt.Errorf("no backup to %s: %w", path, err)
 	}
 	return errors.Join(err, out.drop())
 }
+
+// defaultDataDir is where a replica's data are unless its settings say otherwise.
+const defaultDataDir = "/var/lib/keelson/controlplane"
 
 // maxRecipients bounds a file of recipients, in bytes.
 const maxRecipients = 64 << 10

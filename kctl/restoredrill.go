@@ -90,7 +90,7 @@ func restoreDrillCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) 
 		}
 		if *fresh {
 			path, done, err := freshBackup(ctx, f, streams.ErrOut, diskroom.Place{Folder: cmp.Or(c.Flags().Lookup("work-dir").Value.String(), "/var/tmp"),
-				Beside: cmp.Or(c.Flags().Lookup("data-dir").Value.String(), "/var/lib/keelson/controlplane")})
+				Beside: cmp.Or(c.Flags().Lookup("data-dir").Value.String(), defaultDataDir)})
 			if err != nil {
 				return err
 			}
