@@ -104,8 +104,8 @@ func defaultInterface() string {
 	return ""
 }
 
-// memory is what the machine has, in bytes, and what is left of it as Kubernetes counts: all but the working set, which is
-// what is in use without the files that were not used lately.
+// memory is what the machine has, in bytes, and what the kernel says new programs can have of it without swapping. kubelet takes files that
+// were read twice for used, which the kernel gives up as well: a node that reads much would evict pods for its cache.
 func memory() (total, left int64, err error) {
 	raw, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
@@ -116,7 +116,7 @@ func memory() (total, left int64, err error) {
 
 // memoryOf reads /proc/meminfo.
 func memoryOf(text string) (total, left int64, err error) {
-	lines := map[string]int64{"MemTotal:": -1, "MemFree:": -1, "Inactive(file):": -1}
+	lines := map[string]int64{"MemTotal:": -1, "MemAvailable:": -1}
 	for line := range strings.Lines(text) {
 		c := strings.Fields(line)
 		if len(c) < 2 {
@@ -136,7 +136,7 @@ func memoryOf(text string) (total, left int64, err error) {
 			return 0, 0, fmt.Errorf("/proc/meminfo has no %s", strings.TrimSuffix(name, ":"))
 		}
 	}
-	return lines["MemTotal:"], min(lines["MemTotal:"], lines["MemFree:"]+lines["Inactive(file):"]), nil
+	return lines["MemTotal:"], min(lines["MemTotal:"], lines["MemAvailable:"]), nil
 }
 
 // cgroupMemory is what the processes of a cgroup hold and the kernel cannot easily take back.
