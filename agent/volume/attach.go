@@ -105,16 +105,24 @@ func (v *Volumes) useChanged() {
 }
 
 // awaits says of a volume of a pod whose record is written now whether nothing has been done for it: there is no record yet, or it says
-// so. One of a release that did not write it, or that cannot be read, leaves that open.
-func awaits(file string) bool {
+// so. One of a release that did not write it leaves that to what is on the node: where nodes that wait all said that they have the
+// volume, none would ever get it. One that cannot be read counts as of a volume that may be mounted.
+func awaits(file string, untouched func() bool) bool {
 	b, err := os.ReadFile(file)
 	if errors.Is(err, os.ErrNotExist) {
 		return true
 	}
 	var r struct {
-		Awaits bool `json:"awaits"`
+		Awaits *bool `json:"awaits"`
+		Ready  bool  `json:"ready"`
 	}
-	return err == nil && json.Unmarshal(b, &r) == nil && r.Awaits
+	switch {
+	case err != nil || json.Unmarshal(b, &r) != nil:
+		return false
+	case r.Awaits != nil:
+		return *r.Awaits
+	}
+	return !r.Ready && untouched()
 }
 
 // attached waits until a volume may be mounted, and returns what the driver said when it attached it.

@@ -2,6 +2,11 @@ package volume
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -138,14 +143,116 @@ func TestAttachedVolume(t *testing.T) {
 	must(t, next.UnmountAll(t.Context(), "u1"))
 	holds = false
 	uses(next, false)
-	// A record of a release that did not write that it waits leaves open what was done, also once it is written anew.
-	file := v.recordFile("u3", "data")
-	must(t, writeRecord(file, map[string]any{"driver": "odd.example", "volume": "vol-1", "attach": true}))
-	if awaits(file) || !awaits(v.recordFile("u4", "data")) {
-		t.Error("what a record says of waiting is not so")
+}
+
+// legacy is what a release that did not write whether a volume waits leaves of one that a pod has, or waits for.
+func legacy(t *testing.T, file string, r any) {
+	raw, err := json.Marshal(r)
+	must(t, err)
+	var fields map[string]any
+	must(t, json.Unmarshal(raw, &fields))
+	delete(fields, "awaits")
+	must(t, writeRecord(file, fields))
+}
+
+// F110: nodes whose agents are upgraded while their pods wait for a volume do not say that they have it: the first that is given it gets
+// it. One whose driver may have been asked says that it has it, until it is unmounted.
+func TestAnUpgradeWhilePodsWait(t *testing.T) {
+	type node struct {
+		v     *Volumes
+		c     *fake.Cluster
+		claim v1.Volume
+		file  string
+		r     record
 	}
-	if _, held, err := v.InUse(); err != nil || !slices.Equal(held, []v1.UniqueVolumeName{odd}) {
-		t.Errorf("held %v, %v", held, err)
+	join := func(block bool) (n node) {
+		n.v, n.c, _, n.claim = withDriver(t)
+		n.c.Put(&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "odd.example"}})
+		pv, _ := n.c.PersistentVolume("pv")
+		if pv = pv.DeepCopy(); block {
+			pv.Spec.VolumeMode = new(v1.PersistentVolumeMode)
+			*pv.Spec.VolumeMode = v1.PersistentVolumeBlock
+		}
+		n.c.Put(pv)
+		known(n.c, v1.ConditionTrue, false, false)
+		var err error
+		n.r, err = n.v.place("u1", "data", source{name: "pv", driver: "odd.example", handle: "vol-1", block: block})
+		must(t, err)
+		n.r.Attach = true
+		n.file = n.v.recordFile("u1", "data")
+		return n
+	}
+	holds := func(n node) bool {
+		t.Helper()
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() {
+			_, err := n.v.MountAll(ctx, pod("u1", n.claim))
+			done <- err
+		}()
+		<-n.v.UsesChanged() // it waits
+		if stop(); <-done == nil {
+			t.Error("mounted")
+		}
+		names, held, err := n.v.InUse()
+		if must(t, err); !slices.Equal(names, []v1.UniqueVolumeName{odd}) {
+			t.Errorf("in use %v", names)
+		}
+		return len(held) > 0
+	}
+	a, b := join(false), join(false)
+	for _, n := range []node{a, b} {
+		legacy(t, n.file, n.r)
+		if _, held, err := n.v.InUse(); err != nil || len(held) != 1 {
+			t.Errorf("before anybody has looked: %v, %v", held, err)
+		}
+		if holds(n) || holds(n) {
+			t.Error("a node that waits says that it has the volume")
+		}
+	}
+	attachment(a.c, "vol-1", func(*storagev1.VolumeAttachment) {})
+	known(a.c, v1.ConditionTrue, true, true)
+	_, err := a.v.MountAll(t.Context(), pod("u1", a.claim))
+	must(t, err)
+	if _, held, err := a.v.InUse(); err != nil || len(held) != 1 {
+		t.Errorf("the node that got it says %v, %v", held, err)
+	}
+	must(t, a.v.UnmountAll(t.Context(), "u1"))
+	for name, block := range map[string]bool{"a folder of the pod": false, "a folder of all pods with the device": true} {
+		n := join(block)
+		must(t, os.MkdirAll(filepath.Dir(n.r.Target), 0o750))
+		if legacy(t, n.file, n.r); !holds(n) || !holds(n) {
+			t.Errorf("%s: the driver may have been asked, and the node says that it waits", name)
+		}
+	}
+	n := join(true)
+	if legacy(t, n.file, n.r); holds(n) {
+		t.Error("a node that waits for a device says that it has it")
+	}
+	n = join(false)
+	n.r.Ready = true // and unmounted by a reboot
+	if legacy(t, n.file, n.r); !holds(n) {
+		t.Error("what was ready counts as waited for")
+	}
+	n = join(false)
+	must(t, os.MkdirAll(filepath.Dir(n.file), 0o750))
+	must(t, os.WriteFile(n.file, []byte("{"), 0o600))
+	if awaits(n.file, n.r.untouched) {
+		t.Error("a record that cannot be read says that nothing was done")
+	}
+}
+
+// session has the kernel find a unit of a target by a session that is down.
+func session(t *testing.T, sys, target string, lun int) {
+	of, device := filepath.Join(sys, "class/iscsi_session/session1"), filepath.Join(sys, "host3/session1")
+	connection := filepath.Join(sys, "class/iscsi_connection/connection1:0")
+	for file, text := range map[string]string{of + "/targetname": target, of + "/ifacename": "default", of + "/state": "FAILED", of + "/target_id": "0",
+		connection + "/persistent_address": "192.0.2.1", connection + "/persistent_port": "3260"} {
+		must(t, errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text), 0o600)))
+	}
+	must(t, os.MkdirAll(filepath.Join(device, fmt.Sprintf("target3:0:0/3:0:0:%d", lun)), 0o755))
+	if err := os.Symlink(device, filepath.Join(of, "device")); !errors.Is(err, os.ErrExist) {
+		must(t, err)
 	}
 }
 
@@ -193,6 +300,23 @@ func TestDisksAreAttached(t *testing.T) {
 	n.Status.VolumesAttached = nil // whatever comes, it may have been mounted
 	c.Put(n)
 	says("volumesAttached does not name it", true)
+	must(t, v.UnmountAll(t.Context(), "u1"))
+	// After an upgrade while the pod waits: what the node has of the disk says whether anything was done.
+	r := iscsiRecord{Version: 1, Target: disk.IQN, Interface: "default", LUN: 3, Attach: true}
+	file := filepath.Join(v.podDir("u1"), "iscsi", "data.json")
+	legacy(t, file, r)
+	says("volumesAttached does not name it", false)
+	legacy(t, file, r)
+	untouched := func() bool {
+		return v.iscsiUntouched(iscsiSource{disk: iscsi.Disk{Target: strings.ToUpper(disk.IQN), LUN: 3}}, r)
+	}
+	if session(t, v.cfg.ISCSI.Kernel.Sys, disk.IQN, 4); !awaits(file, untouched) {
+		t.Error("another disk of the target counts as this one")
+	}
+	if session(t, v.cfg.ISCSI.Kernel.Sys, disk.IQN, 3); awaits(file, untouched) {
+		t.Error("a disk that the kernel has counts as waited for")
+	}
+	must(t, os.RemoveAll(filepath.Join(v.cfg.ISCSI.Kernel.Sys, "class")))
 	must(t, v.UnmountAll(t.Context(), "u1"))
 	inline := volume("data", v1.VolumeSource{ISCSI: &v1.ISCSIVolumeSource{TargetPortal: disk.TargetPortal, IQN: disk.IQN, Lun: disk.Lun}})
 	if _, err := v.MountAll(t.Context(), pod("u2", inline)); err == nil || !strings.Contains(err.Error(), "iscsiadm is not on this node") {

@@ -30,7 +30,7 @@ type record struct {
 	// such volumes has the driver unstage there, which changes nothing.
 	Inline bool `json:"inline,omitempty"`
 	Attach bool `json:"attach,omitempty"` // it is attached to the node, which tells that it uses it
-	Awaits bool `json:"awaits,omitempty"` // it has not been attached for the pod yet, and nothing was done for it
+	Awaits bool `json:"awaits"`           // it has not been attached for the pod yet, and nothing was done for it
 	Ready  bool `json:"ready,omitempty"`  // all that is done to it before a container sees it has been done
 }
 
@@ -134,7 +134,7 @@ func (v *Volumes) csi(ctx context.Context, pod *v1.Pod, name string, s source) (
 		return agent.Mount{}, fmt.Errorf("%s: %w", s, err)
 	}
 	// On disk before the driver hears of it: what it does is undone even when we are killed in the middle.
-	r.Awaits = r.Attach && awaits(file)
+	r.Awaits = r.Attach && awaits(file, r.untouched)
 	if err := writeRecord(file, r); err != nil {
 		return agent.Mount{}, err
 	}
@@ -199,6 +199,13 @@ func (v *Volumes) publish(ctx context.Context, pod *v1.Pod, d *csi.Driver, s sou
 		}
 	}
 	return nil
+}
+
+// untouched says that the driver has not been asked for the volume yet, for this pod: the folder of its place, which is there before
+// that, is not. All pods of a block device have one folder.
+func (r record) untouched() bool {
+	_, err := os.Lstat(filepath.Dir(r.Target))
+	return errors.Is(err, os.ErrNotExist)
 }
 
 // ready says that the volume was set up by an earlier run and is still mounted: the pod may be running on it.

@@ -43,7 +43,7 @@ type iscsiRecord struct {
 	ReadOnly  bool   `json:"readOnly,omitempty"`
 	Block     bool   `json:"block,omitempty"`
 	Attach    bool   `json:"attach,omitempty"` // it is attached to the node, which tells that it uses it
-	Awaits    bool   `json:"awaits,omitempty"` // it has not been attached for the pod yet, and nothing was done for it
+	Awaits    bool   `json:"awaits"`           // it has not been attached for the pod yet, and nothing was done for it
 }
 
 // handle is how the disk is called among attached volumes.
@@ -127,7 +127,7 @@ func (v *Volumes) iscsi(ctx context.Context, pod *v1.Pod, name string, s iscsiSo
 	if err := v.iscsiFree(file, r); err != nil {
 		return fail(err)
 	}
-	r.Awaits = r.Attach && awaits(file)
+	r.Awaits = r.Attach && awaits(file, func() bool { return v.iscsiUntouched(s, r) })
 	if err := errors.Join(writeRecord(file, r), os.MkdirAll(v.iscsiDir(r), 0o750)); err != nil {
 		return fail(err)
 	}
@@ -214,6 +214,16 @@ func (v *Volumes) iscsiUsers(file string, r iscsiRecord) (map[string]iscsiRecord
 // iscsiRecords lists the iSCSI volumes of a pod by the path of their record.
 func (v *Volumes) iscsiRecords(uid types.UID) (map[string]iscsiRecord, error) {
 	return recordsIn[iscsiRecord](filepath.Join(v.podDir(uid), "iscsi"), "an iSCSI volume")
+}
+
+// iscsiUntouched says that the node has nothing of a disk: no file system is mounted, and the kernel has no device of it.
+func (v *Volumes) iscsiUntouched(s iscsiSource, r iscsiRecord) bool {
+	is, err := mounted(v.iscsiGlobal(r))
+	if is || err != nil {
+		return false
+	}
+	has, err := v.cfg.ISCSI.Has(s.disk)
+	return err == nil && !has
 }
 
 // iscsiDevice is the disk's device on this node, which is logged in to the target where it was not.

@@ -127,6 +127,25 @@ func (n Node) Device(d Disk) (string, error) {
 	return "", nil
 }
 
+// Has says whether the kernel has found a disk by whichever session with its target, also one that is not up.
+func (n Node) Has(d Disk) (bool, error) {
+	n = n.complete()
+	all, err := n.Kernel.Sessions()
+	if err != nil {
+		return false, err
+	}
+	for _, s := range all {
+		if !sameName(s.Target, d.Target) {
+			continue
+		}
+		units, err := n.Kernel.Units(s)
+		if err != nil || slices.ContainsFunc(units, func(u Unit) bool { return u.LUN == d.LUN }) {
+			return true, err
+		}
+	}
+	return false, nil
+}
+
 // path is the device by which a unit is used.
 func (n Node) path(u Unit) string {
 	if m := n.Kernel.multipath(u); m != "" {
