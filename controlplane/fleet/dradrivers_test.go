@@ -5,7 +5,30 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/api"
 )
+
+// F110: what a node said of the volumes that it has stands for as long as its agent has not read what it uses; one that tells what it
+// uses, and not what of that it has, is of a release before.
+func TestVolumesHeldStandUntilToldOtherwise(t *testing.T) {
+	node := func(annotations map[string]string) *v1.Node {
+		return &v1.Node{ObjectMeta: metav1.ObjectMeta{Annotations: annotations}}
+	}
+	stored := node(map[string]string{api.AnnotationVolumesHeld: `["a"]`, volumesInUse: "told"})
+	for _, c := range []struct {
+		facts map[string]string
+		want  string
+	}{
+		{nil, ""},
+		{map[string]string{volumesInUse: "told"}, `{"metadata":{"annotations":{"keelson.dev/volumes-held":null}}}`},
+		{map[string]string{volumesInUse: "told", api.AnnotationVolumesHeld: "[]"}, `{"metadata":{"annotations":{"keelson.dev/volumes-held":"[]"}}}`},
+	} {
+		if got := string(labelPatch(stored, node(c.facts))); got != c.want {
+			t.Errorf("%v: %s, want %s", c.facts, got, c.want)
+		}
+	}
+}
 
 // What an agent says of its DRA drivers stands in its Node, none too; when the agent becomes one of the release before, which
 // says nothing of them, what its successor said is taken away: ResourceSlices are judged by it.

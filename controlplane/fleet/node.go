@@ -146,7 +146,11 @@ func labelPatch(stored, facts *v1.Node) []byte {
 	a := differing(stored.Annotations, facts.Annotations)
 	for _, name := range []string{draDrivers, balancer.Announces, wireguardKey, api.AnnotationFencesAfter, api.AnnotationVolumesHeld} {
 		_, stands := stored.Annotations[name]
-		if _, tells := facts.Annotations[name]; stands && !tells {
+		if _, tells := facts.Annotations[name]; !stands || tells {
+			continue
+		}
+		// An agent that says nothing of volumes now has yet to read what it uses: what stands is as true as status.volumesInUse.
+		if name != api.AnnotationVolumesHeld || tellsVolumes(facts) {
 			a[name] = nil // of a newer agent, or of other flags: this one does not know
 		}
 	}
