@@ -9,7 +9,7 @@ import (
 )
 
 // leastIdle is how long an image stays after its last use, as kubelet's --minimum-image-ttl-duration has it: somebody
-// who has just asked for it, or pulled it, is making a container.
+// who has just asked for it, or pulled it, is making a container. The end of a container is no such use.
 const leastIdle = 2 * time.Minute
 
 // room is an amount of a file system.

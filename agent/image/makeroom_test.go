@@ -107,6 +107,42 @@ func TestRoomIsMade(t *testing.T) {
 	}
 }
 
+// On a short disk an image goes with the last container that stood on it, though that was there until just now; one that
+// was asked for since stays. F106 F95
+func TestImagesGoWithTheirContainers(t *testing.T) {
+	reg := newRegistry(t)
+	s, _ := onSmallDisk(t, 2<<20, Config{Insecure: []string{reg.host}})
+	for _, n := range []string{"ended", "asked"} {
+		reg.push(t, n+":v1", testImage(t, filler(n, 2<<20)))
+		if _, err := pull(t, s, reg.host+"/"+n+":v1", nil); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.PrepareRootFS(ctx(t), n, reg.host+"/"+n+":v1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	podsWrite(t, s, 3<<19)
+	began := time.Now()
+	s.now = func() time.Time { return began.Add(time.Hour) }
+	if done, err := s.MakeRoom(ctx(t), nil); err != nil || done.Images != 0 {
+		t.Fatalf("while containers stand on them: %+v, %v", done, err)
+	}
+	if _, err := s.ImageStatus(ctx(t), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: reg.host + "/asked:v1"}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []string{"ended", "asked"} {
+		if err := s.RemoveRootFS(ctx(t), n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if done, err := s.MakeRoom(ctx(t), nil); err != nil || done.Images != 1 {
+		t.Errorf("%+v, %v", done, err)
+	}
+	if got := present(t, s); !slices.Equal(got, []string{"asked:v1"}) {
+		t.Errorf("%v are left", got)
+	}
+}
+
 // Without need nothing goes, however long it was not used. F106
 func TestNoRoomIsMadeWithoutNeed(t *testing.T) {
 	reg := newRegistry(t)

@@ -232,7 +232,11 @@ func (s *Store) RemoveRootFS(ctx context.Context, containerID string) error {
 	}
 	delete(s.containers, containerID)
 	if im := s.images[c.Image]; im != nil {
-		s.use(im)
+		// It was in use until now, and nobody is about to use it for that: on a short disk it goes with what stood on it.
+		if until := s.now().Add(-leastIdle); until.After(im.used) {
+			im.used = until
+			s.stamp(im)
+		}
 		return nil
 	}
 	return s.collect() // it may have been the last to stand on a removed image

@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -73,7 +75,7 @@ func (w *worker) spare(on bool) (left int) {
 	w.mu.Lock()
 	turned := on && !w.o.Spare
 	w.o.Spare = on
-	if final(w.desired.Pod) {
+	if onRecord(w.desired) {
 		left = len(w.o.Containers)
 	}
 	w.mu.Unlock()
@@ -83,8 +85,11 @@ func (w *worker) spare(on bool) (left int) {
 	return left
 }
 
+// cutPatience is how long sums are waited for of walks that were cut short.
+const cutPatience = time.Second
+
 // MeasureStorage measures what these pods have on disk, those without limits too. What was not counted when ctx ended is
-// missing from the sums.
+// missing from the sums; a pod whose files do not answer is missing altogether.
 func (s *Set) MeasureStorage(ctx context.Context, pods []*v1.Pod) map[types.UID]agent.PodStorage {
 	out := make(map[types.UID]agent.PodStorage, len(pods))
 	var mu sync.Mutex
@@ -107,39 +112,101 @@ func (s *Set) MeasureStorage(ctx context.Context, pods []*v1.Pod) map[types.UID]
 			out[p.UID] = use.storage()
 		})
 	}
-	wg.Wait()
-	return out
+	done := make(chan struct{})
+	go func() {
+		wg.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		select {
+		case <-done:
+		case <-time.After(cutPatience):
+		}
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	return maps.Clone(out)
 }
 
-// evict ends the pod for good. That is on disk before anything of the pod ends: an agent that is started anew does not
-// bring it up again, whatever the control plane has heard.
+// evict ends the pod for good, unless it has ended by itself. That is on disk before anything of the pod ends: an agent that
+// is started anew does not bring it up again, whatever the control plane has heard.
 func (w *worker) evict(why Stop) bool {
 	w.mu.Lock()
-	pod, stop := w.desired.Pod, w.desired.Stop
-	w.pressed = w.pressed || why.Disrupted
+	pod, stop, over := w.desired.Pod, w.desired.Stop, w.over()
+	w.pressed = w.pressed || why.Disrupted && !over
 	w.mu.Unlock()
-	switch {
-	case stop == nil:
-		if err := saveEviction(w.cfg.Paths, pod, why); err != nil {
-			w.log.Error("a pod is evicted, and would be started again by the next agent if the control plane did not hear of it", "err", err)
-		}
-	case !why.Disrupted || !stop.Delete:
+	if over || stop != nil && !(why.Disrupted && stop.Delete) {
 		return false
 	}
-	w.mu.Lock()
-	switch stop = w.desired.Stop; {
-	case stop == nil:
-		w.evicted = &why
-		w.desired.Stop = w.evicted
-	case stop.Delete && stop.Grace > why.Grace: // it has been given more time than there is
-		short := *stop
-		short.Grace = why.Grace
-		w.desired.Stop = &short
+	var err error
+	if stop == nil {
+		if err = saveEviction(w.cfg.Paths, pod, why); err != nil {
+			w.log.Error("a pod is evicted, and would be started again by the next agent if the control plane did not hear of it", "err", err)
+		}
+		why.Kept = err == nil
 	}
-	w.mu.Unlock()
+	if !w.evictNow(why, err != nil) {
+		return false
+	}
 	w.events.event(pod, "", v1.EventTypeWarning, why.Reason, why.Message)
 	w.poke()
 	return true
+}
+
+// evictNow has the pod end, unless it did so while that was written down.
+func (w *worker) evictNow(why Stop, unsaved bool) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch stop := w.desired.Stop; {
+	case w.over():
+		if w.evicted == nil {
+			if err := os.Remove(filepath.Join(directory(w.cfg.Paths, w.desired.Pod.UID), evictionFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				w.log.Warn("a pod that ended by itself is on record as evicted", "err", err)
+			}
+		}
+		return false
+	case stop == nil:
+		w.evicted, w.unsaved = &why, unsaved
+		w.desired.Stop = w.evicted
+	case stop.Delete:
+		w.desired.Stop = stop.within(why.Grace) // it has been given more time than there is
+	}
+	return true
+}
+
+// over says that the pod has ended. The lock is held.
+func (w *worker) over() bool { return final(w.desired.Pod) || terminal(w.last.Phase) }
+
+// within is the stop with no more than this time for it.
+func (s *Stop) within(grace time.Duration) *Stop {
+	if s.Grace <= grace {
+		return s
+	}
+	short := *s
+	short.Grace = grace
+	return &short
+}
+
+// keepEviction writes down that the pod was evicted, where that failed before: a full disk has room once something has gone.
+func (w *worker) keepEviction() {
+	w.mu.Lock()
+	pod, why := w.desired.Pod, w.evicted
+	due := w.unsaved && w.desired.Stop == why
+	w.mu.Unlock()
+	if !due || saveEviction(w.cfg.Paths, pod, *why) != nil { // which has been told; the next turn tries again
+		return
+	}
+	kept := *why
+	kept.Kept = true
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.unsaved = false
+	if w.desired.Stop == why {
+		w.desired.Stop = &kept
+	}
+	w.evicted = &kept
 }
 
 // eviction is why a pod was evicted, on disk in its folder. Fields are added under new names and never change their meaning.
@@ -157,14 +224,27 @@ const (
 )
 
 func saveEviction(p agent.Paths, pod *v1.Pod, why Stop) error {
+	dir := directory(p, pod.UID)
 	data, err := json.Marshal(eviction{Version: evictionVersion, Reason: why.Reason, Message: why.Message, Disrupted: why.Disrupted})
 	if err == nil {
-		err = wholefile.Write(filepath.Join(directory(p, pod.UID), evictionFile), data)
+		err = wholefile.Write(filepath.Join(dir, evictionFile), data)
+	}
+	if err == nil {
+		err = syncFolder(dir)
 	}
 	if err != nil {
 		return fmt.Errorf("recording that pod %s/%s was evicted: %w", pod.Namespace, pod.Name, err)
 	}
 	return nil
+}
+
+// syncFolder makes the names in a folder outlive a power cut.
+func syncFolder(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
 }
 
 // loadEviction is why an earlier life of the agent has evicted the pod; nil when none has. No time is left for what still runs.
@@ -188,5 +268,5 @@ func loadEviction(p agent.Paths, pod *v1.Pod) (*Stop, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading why pod %s/%s was evicted: %w", pod.Namespace, pod.Name, err)
 	}
-	return &Stop{Reason: was.Reason, Message: was.Message, Disrupted: was.Disrupted}, nil
+	return &Stop{Reason: was.Reason, Message: was.Message, Disrupted: was.Disrupted, Kept: true}, nil
 }

@@ -1,6 +1,7 @@
 package pod
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/fake"
 	"keelson.dev/keelson/internal/virtual"
 )
@@ -111,6 +113,13 @@ func TestEvictWhatIsGoing(t *testing.T) {
 		if !n.set.Evict("u1", short) || len(n.set.Evictable()) != 0 {
 			t.Error("it is not told to go, or would be once more")
 		}
+		w, p := n.set.workers["u1"].w, n.pod("u1")
+		w.update(Desired{Pod: p, Stop: DeletionStop(p)}) // what is said of it does not give it more time again
+		w.mu.Lock()
+		if w.desired.Stop.Grace != 0 || !w.desired.Stop.Delete {
+			t.Errorf("it has %s again", w.desired.Stop.Grace)
+		}
+		w.mu.Unlock()
 		time.Sleep(2 * time.Second)
 		virtual.Wait()
 		if !n.cluster.Gone("u1") {
@@ -231,6 +240,121 @@ func TestSpareWaitsForTheAPI(t *testing.T) {
 	}
 }
 
+// An instance that was only made is no reason to remove what tells how often its container ran. F95
+func TestSpareCountsRestarts(t *testing.T) {
+	o := Observed{Listed: true, Spare: true, Containers: []Container{{ID: "made", Name: "app", State: Created, Attempt: 2},
+		{ID: "ended", Name: "app", State: Exited, Attempt: 1}, {ID: "before", Name: "app", State: Exited}}}
+	for state, want := range map[State]string{Created: "[remove before (app#0)]", Running: "[remove ended (app#1) remove before (app#0)]",
+		Unknown: "[remove ended (app#1) remove before (app#0)]"} {
+		o.Containers[0].State = state
+		s := step{pod: simplePod("u1"), o: &o, now: epoch}
+		s.collect()
+		if got := fmt.Sprint(s.plan.Actions); got != want {
+			t.Errorf("%v: %s, want %s", state, got, want)
+		}
+	}
+}
+
+// deaf is a control plane that hears nothing of pods.
+type deaf struct{ agent.Reporter }
+
+func (deaf) PodStatus(*v1.Pod) {}
+
+// What an evicted pod had goes without a word from the control plane: the node's own record keeps it from being run again.
+// Where that could not be written at first, it is once there is room, and nothing goes before. F95
+func TestEvictedPodsAreSparedByThemselves(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.cfg.Reporter = deaf{n.cluster}
+		n.start()
+		defer func() { n.stop() }()
+		n.cluster.Put(simplePod("u1"), simplePod("u2"))
+		virtual.Wait()
+		full := filepath.Join(directory(n.cfg.Paths, "u2"), evictionFile+".tmp") // it cannot be written
+		if err := os.MkdirAll(full, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		n.set.Spare(true)
+		n.set.Evict("u1", short)
+		n.set.Evict("u2", short)
+		virtual.Wait()
+		if !n.set.Ended("u1") || n.set.Ended("u2") {
+			t.Errorf("ended: %v, %v; want the one that is on record", n.set.Ended("u1"), n.set.Ended("u2"))
+		}
+		if _, c := n.rt.Left(); c != 1 {
+			t.Errorf("%d containers are left", c)
+		}
+		if err := os.Remove(full); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		virtual.Wait()
+		if _, c := n.rt.Left(); c != 0 || !n.set.Ended("u2") {
+			t.Errorf("once there is room %d containers are left", c)
+		}
+		n.start()
+		n.set.Spare(true)
+		time.Sleep(time.Minute)
+		virtual.Wait()
+		if got := n.rt.Count("StartContainer"); got != 2 {
+			t.Errorf("%d starts: an evicted pod is run again", got)
+		}
+	})
+}
+
+// Who has ended by itself is not evicted: nothing is said of it, nor does the next agent know of an eviction. F95
+func TestEvictWhatHasEnded(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.cfg.Reporter = deaf{n.cluster}
+		n.start()
+		defer func() { n.stop() }()
+		job := simplePod("u1")
+		job.Spec.RestartPolicy = v1.RestartPolicyNever
+		n.cluster.Put(job)
+		virtual.Wait()
+		w := n.set.workers["u1"].w
+		if err := saveEviction(n.cfg.Paths, w.pod(), Stop{Reason: "Evicted"}); err != nil { // it ends while that is written
+			t.Fatal(err)
+		}
+		if err := n.rt.Exit("u1", "app", 0, ""); err != nil {
+			t.Fatal(err)
+		}
+		virtual.Wait()
+		if n.set.Evict("u1", short) || w.evictNow(Stop{Reason: "Evicted", Message: short, Disrupted: true}, false) {
+			t.Error("it is evicted though it has ended")
+		}
+		if got, err := loadEviction(n.cfg.Paths, job); got != nil || err != nil {
+			t.Errorf("on record: %+v, %v", got, err)
+		}
+		if e := strings.Join(n.cluster.Events("u1"), "\n"); strings.Contains(e, "Evicted") {
+			t.Errorf("events: %s", e)
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.last.Phase != v1.PodSucceeded || find(w.last.Conditions, v1.DisruptionTarget) != nil {
+			t.Errorf("%+v", w.last)
+		}
+	})
+}
+
+// A pod that has ended stays initialized when what its sidecars have left goes. F95
+func TestSparedPodsStayInitialized(t *testing.T) {
+	p := simplePod("u1")
+	p.Spec.InitContainers = []v1.Container{{Name: "side", Image: "hello:1", RestartPolicy: ptr(v1.ContainerRestartPolicyAlways)}}
+	p.Status.Phase = v1.PodFailed
+	for _, was := range []v1.ConditionStatus{v1.ConditionTrue, v1.ConditionFalse} {
+		p.Status.Conditions = []v1.PodCondition{{Type: v1.PodInitialized, Status: was}}
+		for what, d := range map[string]Desired{"ended": {Pod: p}, "evicted": {Pod: simplePod("u1"), Stop: &Stop{Reason: "Evicted", Kept: true}}} {
+			d.Pod.Spec = p.Spec
+			got := Status(d, Observed{Listed: true, Volumes: Volumes{Away: true}}, p.Status, Host{}, epoch)
+			if c := find(got.Conditions, v1.PodInitialized); c == nil || c.Status != was {
+				t.Errorf("%s: %+v, want %s", what, c, was)
+			}
+		}
+	}
+}
+
 // Pods without limits are measured when somebody has to go, all of them within the time that there is. F95
 func TestMeasureStorage(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
@@ -247,6 +371,7 @@ func TestMeasureStorage(t *testing.T) {
 		fill(t, 3<<20, n.vol.Root, "u1", "data", "file")
 		fill(t, 2<<20, dir, n.rt.Running("u1", "app"), "file")
 		fill(t, 1<<20, logDirectory(n.cfg.Paths.Logs, p), "app", "0.log")
+		fill(t, 9<<20, directory(n.cfg.Paths, "u1"), subPaths, "app", "0", "what is mounted here is not looked at")
 		if got := n.set.Storage()["u1"]; !got.At.IsZero() {
 			t.Errorf("measured without being asked: %+v", got)
 		}
@@ -258,5 +383,42 @@ func TestMeasureStorage(t *testing.T) {
 		if told := n.set.Storage()["u1"]; mib(told.Used) != 6 {
 			t.Errorf("what was measured is not told: %+v", told)
 		}
+	})
+}
+
+// Files that do not answer hold nobody up: the others are measured in time. F95
+func TestMeasuringEnds(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		stuck := make(chan struct{})
+		n.cfg.Written = func(id string) (own, shared []string) {
+			if id == n.rt.Running("u1", "app") {
+				<-stuck
+			}
+			return nil, nil
+		}
+		n.start()
+		defer func() { n.stop() }()
+		select {
+		case <-n.set.Begun():
+			t.Error("it knows its pods before it has looked")
+		default:
+		}
+		n.cluster.Put(simplePod("u1"), simplePod("u2"))
+		virtual.Wait()
+		select {
+		case <-n.set.Begun():
+		default:
+			t.Error("it does not know its pods")
+		}
+		bounded, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		begin := time.Now()
+		got := n.set.MeasureStorage(bounded, n.set.Evictable())
+		if _, other := got["u2"]; !other || len(got) != 1 || time.Since(begin) > 20*time.Second+cutPatience {
+			t.Errorf("after %s: %+v", time.Since(begin), got)
+		}
+		close(stuck)
+		virtual.Wait()
 	})
 }

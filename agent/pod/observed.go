@@ -27,6 +27,8 @@ type Stop struct {
 	Refused, Stored bool
 	// Disrupted: it goes for the sake of others, which its conditions say.
 	Disrupted bool
+	// Kept: this is on disk, so that no agent runs the pod again, whatever the control plane has heard.
+	Kept bool
 	// Orphan: what was found belongs to no pod of this node. It goes without a word to the control plane.
 	Orphan bool
 }

@@ -113,6 +113,7 @@ type Set struct {
 	doubted map[types.UID]time.Time
 	found   map[types.UID]*v1.Pod // what was on the node before this process, until the orphans among it are removed
 	recheck chan struct{}         // buffered: a doubt has lasted long enough, or a pod holds less than before
+	begun   chan struct{}
 	done    chan types.UID
 	disks   disks
 	wg      sync.WaitGroup
@@ -139,7 +140,7 @@ func New(cfg Config) *Set {
 	}
 	cfg.turns = newTurns()
 	return &Set{cfg: cfg, workers: map[types.UID]*entry{}, gone: map[types.UID]bool{}, adopted: map[types.UID]bool{},
-		doubted: map[types.UID]time.Time{}, recheck: make(chan struct{}, 1), done: make(chan types.UID)}
+		doubted: map[types.UID]time.Time{}, recheck: make(chan struct{}, 1), begun: make(chan struct{}), done: make(chan types.UID)}
 }
 
 // Run works until ctx ends; containers keep running after it returned. It begins once the view is synced.
@@ -293,7 +294,15 @@ func (s *Set) reconcile(ctx context.Context) {
 			delete(s.doubted, uid)
 		}
 	}
+	select {
+	case <-s.begun:
+	default:
+		close(s.begun)
+	}
 }
+
+// Begun is closed once there are workers for the pods that the node had when the agent started.
+func (s *Set) Begun() <-chan struct{} { return s.begun }
 
 func (s *Set) desired(e *entry, p *v1.Pod) Desired {
 	if p.DeletionTimestamp != nil {
@@ -370,8 +379,10 @@ func (s *Set) launch(ctx context.Context, e *entry, d Desired) {
 	e.w.freed = s.again
 	if e.evicted != nil {
 		e.w.evicted = e.evicted
-		if e.w.desired.Stop == nil {
+		if stop := e.w.desired.Stop; stop == nil {
 			e.w.desired.Stop = e.evicted
+		} else if stop.Delete {
+			e.w.desired.Stop = stop.within(e.evicted.Grace)
 		}
 	}
 	if d.Stop == nil || !d.Stop.Orphan {

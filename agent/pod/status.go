@@ -34,7 +34,9 @@ func Status(d Desired, o Observed, last v1.PodStatus, host Host, now time.Time) 
 	if sb, ok := o.sandbox(); ok {
 		sandbox = sb.ID
 	}
-	g.initDone = initialized(d.Pod, &o, sandbox)
+	// What has ended does not become less than it was by what is removed of it.
+	was := find(last.Conditions, v1.PodInitialized)
+	g.initDone = initialized(d.Pod, &o, sandbox) || onRecord(d) && was != nil && was.Status == v1.ConditionTrue
 	st.InitContainerStatuses = g.containers(d.Pod.Spec.InitContainers)
 	st.ContainerStatuses = g.containers(d.Pod.Spec.Containers)
 	st.Phase, st.Reason, st.Message = g.phase(&st)

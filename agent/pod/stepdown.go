@@ -161,16 +161,19 @@ func (s *step) finish() {
 	}
 }
 
-// spare removes what an ended pod has left, while the disk is short. Its status stays: before the API has that, the
-// records are all that tells of its end.
+// spare removes what an ended pod has left, while the disk is short. Its status stays.
 func (s *step) spare() {
-	if !s.o.Spare || !s.o.Volumes.Away || !final(s.pod) {
+	if !s.o.Spare || !s.o.Volumes.Away || !onRecord(s.d) {
 		return
 	}
 	for _, c := range s.o.Containers {
 		s.remove(c)
 	}
 }
+
+// onRecord says that the pod is not run again, whatever becomes of what its containers have left: the API has its end, or
+// the node knows that it was evicted.
+func onRecord(d Desired) bool { return final(d.Pod) || d.Stop != nil && d.Stop.Kept }
 
 // release takes sandboxes, then volumes, then (when all is to go) the records.
 func (s *step) release(records bool) {
@@ -214,13 +217,17 @@ func (s *step) nothingLeft() bool {
 }
 
 // collect removes records of ended instances but the newest of each container, and
-// one ended before it: that is where lastState and the previous log come from. While the disk is short that one goes.
+// one ended before it: that is where lastState and the previous log come from. While the disk is short that one goes. One that
+// was only made tells nothing of how often its container ran: the newest that ended stays beside it.
 func (s *step) collect() {
 	live := map[string]bool{}
 	dead := map[string]int{}
 	for _, c := range s.o.Containers {
-		if c.State != Exited {
+		switch c.State {
+		case Running, Unknown:
 			live[c.Name] = true
+			continue
+		case Created:
 			continue
 		}
 		dead[c.Name]++

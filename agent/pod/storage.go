@@ -158,8 +158,8 @@ func (w *worker) measure(ctx context.Context, pod *v1.Pod, enough int64) (storag
 	mounts, instances := maps.Clone(w.mountsBy), slices.Clone(w.o.Containers)
 	w.mu.Unlock()
 	var first error
-	size := func(dir string) int64 {
-		n, err := usage(ctx, w.cfg.turns, dir, enough)
+	size := func(dir string, but ...string) int64 {
+		n, err := usage(ctx, w.cfg.turns, dir, enough, but...)
 		if first == nil || errors.Is(err, errTooDeep) {
 			first = err
 		}
@@ -171,7 +171,7 @@ func (w *worker) measure(ctx context.Context, pod *v1.Pod, enough int64) (storag
 			use.volumes[v.Name] = size(m.HostPath)
 		}
 	}
-	use.rest += size(directory(w.cfg.Paths, pod.UID))
+	use.rest += size(directory(w.cfg.Paths, pod.UID), subPaths) // mounts: one of a server that is gone does not answer
 	newest, common := map[string]bool{}, map[string]bool{}
 	for _, c := range instances { // of each name the newest comes first
 		sum := int64(0)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -38,8 +39,8 @@ var errTooDeep = fmt.Errorf("folders lie more than %d deep in one another", maxD
 
 // usage is the space on disk of what lies below dir, in bytes; 0 when there is nothing. It stops early once it has
 // found more than enough. Containers write there meanwhile: nothing is followed out of dir or into another mount, and
-// what comes and goes is counted or not.
-func usage(ctx context.Context, t turns, dir string, enough int64) (int64, error) {
+// what comes and goes is counted or not. Names in dir that are in but are not looked at.
+func usage(ctx context.Context, t turns, dir string, enough int64, but ...string) (int64, error) {
 	fd, err := unix.Open(dir, walkFlags&^unix.O_NOFOLLOW, 0)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
 		return 0, nil
@@ -56,7 +57,7 @@ func usage(ctx context.Context, t turns, dir string, enough int64) (int64, error
 	if err := t.take(ctx); err != nil {
 		return 0, err
 	}
-	w := walk{ctx: ctx, turns: t, mount: mountIn(&st), sum: int64(st.Blocks) * 512, enough: enough}
+	w := walk{ctx: ctx, turns: t, mount: mountIn(&st), sum: int64(st.Blocks) * 512, enough: enough, but: but}
 	defer func() {
 		if !w.waiting {
 			t.pass()
@@ -77,6 +78,7 @@ type walk struct {
 	mount   mountOf
 	sum     int64
 	enough  int64
+	but     []string
 	spent   int  // of the chunk
 	waiting bool // it is another's turn
 }
@@ -106,6 +108,9 @@ func (w *walk) folder(f *os.File, depth int) error {
 			return e
 		}
 		for _, n := range names {
+			if depth == 1 && slices.Contains(w.but, n) {
+				continue
+			}
 			st, err := look(fd, n)
 			if err != nil || mountIn(&st) != w.mount {
 				continue

@@ -29,6 +29,7 @@ type worker struct {
 	evicted  *Stop  // why the pod was ended by this worker
 	fenced   bool   // by Fence
 	pressed  bool   // by Evict
+	unsaved  bool   // evicted is not on disk, and should be
 	grant    grant  // of resources; desired has them in place of those that the spec asks for
 	recorded bool   // the grant is on disk
 	doubtful bool   // there was no record: what runs may have been given something else
@@ -98,6 +99,9 @@ func (w *worker) update(d Desired) {
 	}
 	if d.Stop == nil {
 		d.Stop = w.evicted
+	}
+	if old := w.desired.Stop; old != nil && d.Stop != nil && d.Stop.Delete && (old.Delete || old == w.evicted) {
+		d.Stop = d.Stop.within(old.Grace) // time that was taken from it is not given back
 	}
 	d.Pod = w.grant.of(d.Pod)
 	w.desired = d
@@ -187,6 +191,7 @@ func (w *worker) run(ctx context.Context) error {
 
 // turn is one look at the pod: observe, plan, report, act.
 func (w *worker) turn(ctx context.Context) Plan {
+	w.keepEviction()
 	// What is under way is noted before the look at the runtime: an action that ends during the look may
 	// have done its work after it, and must not be planned a second time on the strength of an old picture.
 	w.mu.Lock()
