@@ -158,12 +158,12 @@ func ranked(list []Candidate) string {
 func TestRank(t *testing.T) {
 	list := []Candidate{candidate("guaranteed", 100, 100, 0), candidate("within", 50, 100, 0), candidate("best-effort", 10, 0, 0), candidate("burstable", 150, 100, 0),
 		candidate("important", 900, 100, 1000), candidate("unimportant", 2, 1, -5), candidate("cluster-critical", 900, 0, 2000000000), candidate("node-critical", 900, 0, 2000001000),
-		candidate("mirror", 900, 0, 0), candidate("nothing", 0, 0, 0)}
+		candidate("called-mirror", 900, 0, 0), candidate("nothing", 0, 0, 0)}
 	list[8].Pod.Annotations = map[string]string{v1.MirrorPodAnnotationKey: "x"}
 	young := candidate("young", 10, 0, 0)
 	young.Pod.CreationTimestamp = metav1.NewTime(epoch)
 	list = append(list, young)
-	const want = "unimportant burstable young best-effort important guaranteed nothing within"
+	const want = "unimportant called-mirror burstable young best-effort important guaranteed nothing within"
 	for range 20 {
 		if got := ranked(list); got != want {
 			t.Fatalf("%s\nwant %s", got, want)

@@ -413,7 +413,8 @@ func drivers(n *v1.Node, all []*csi.Driver) {
 	}
 }
 
-// resources are capacity and allocatable: the machine's, or what is configured, which is then all for pods.
+// resources are capacity and allocatable: the machine's, or what is configured, which is then all for pods, but for what has to
+// be left of its memory.
 func (f *facts) resources() (capacity, allocatable v1.ResourceList) {
 	capacity = v1.ResourceList{
 		v1.ResourceCPU:  *resource.NewQuantity(int64(runtime.NumCPU()), resource.DecimalSI),
@@ -426,14 +427,24 @@ func (f *facts) resources() (capacity, allocatable v1.ResourceList) {
 		capacity[v1.ResourceEphemeralStorage] = *resource.NewQuantity(total, resource.BinarySI)
 	}
 	allocatable = capacity.DeepCopy()
-	if m, ok := allocatable[v1.ResourceMemory]; ok {
-		allocatable[v1.ResourceMemory] = *resource.NewQuantity(max(0, m.Value()-f.cfg.memoryFloor().Of(m.Value())), resource.BinarySI)
-	}
 	if d, ok := allocatable[v1.ResourceEphemeralStorage]; ok {
 		allocatable[v1.ResourceEphemeralStorage] = *resource.NewQuantity(max(0, d.Value()-f.cfg.DiskFloor.Of(d.Value())), resource.BinarySI)
 	}
 	for name, q := range f.cfg.Capacity {
 		capacity[name], allocatable[name] = q, q
 	}
+	if m, ok := allocatable[v1.ResourceMemory]; ok {
+		allocatable[v1.ResourceMemory] = *resource.NewQuantity(max(0, m.Value()-f.cfg.memoryFloor().Of(m.Value())), resource.BinarySI)
+	}
 	return capacity, allocatable
+}
+
+// limits is what all pods together are held to. With a configured capacity the kernel leaves them all of that memory: what
+// they have of it is what the node goes by, and it could not see that they have too much.
+func (f *facts) limits() v1.ResourceList {
+	out := f.node().Status.Allocatable.DeepCopy()
+	if q, own := f.cfg.Capacity[v1.ResourceMemory]; own {
+		out[v1.ResourceMemory] = q
+	}
+	return out
 }

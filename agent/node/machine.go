@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -141,9 +142,12 @@ func memoryOf(text string) (total, left int64, err error) {
 
 // cgroupMemory is what the processes of a cgroup hold and the kernel cannot easily take back.
 func cgroupMemory(root string) (int64, error) {
-	for _, c := range []struct{ dir, usage, inactive string }{
-		{filepath.Join("/sys/fs/cgroup", root), "memory.current", "inactive_file"},
-		{filepath.Join("/sys/fs/cgroup/memory", root), "memory.usage_in_bytes", "total_inactive_file"},
+	for _, c := range []struct {
+		dir, usage string
+		spare      []string
+	}{
+		{filepath.Join("/sys/fs/cgroup", root), "memory.current", []string{"inactive_file", "active_file", "slab_reclaimable"}},
+		{filepath.Join("/sys/fs/cgroup/memory", root), "memory.usage_in_bytes", []string{"total_inactive_file", "total_active_file"}},
 	} {
 		b, err := os.ReadFile(filepath.Join(c.dir, c.usage))
 		if err != nil {
@@ -157,16 +161,24 @@ func cgroupMemory(root string) (int64, error) {
 		if err != nil {
 			return 0, err
 		}
-		for line := range strings.Lines(string(stat)) {
-			if v, ok := strings.CutPrefix(line, c.inactive+" "); ok {
-				if n, err := strconv.ParseInt(strings.TrimSpace(v), 10, 64); err == nil {
-					used = max(0, used-n)
-				}
-			}
-		}
-		return used, nil
+		return without(used, string(stat), c.spare), nil
 	}
 	return 0, fmt.Errorf("no memory cgroup %s", root)
+}
+
+// without is what is used but for these lines of a cgroup's memory.stat: files that the kernel keeps in memory, also those that
+// were read twice, and its own records of them. MemAvailable of the whole machine has them too.
+func without(used int64, stat string, spare []string) int64 {
+	for line := range strings.Lines(stat) {
+		c := strings.Fields(line)
+		if len(c) != 2 || !slices.Contains(spare, c[0]) {
+			continue
+		}
+		if n, err := strconv.ParseInt(c[1], 10, 64); err == nil {
+			used -= n
+		}
+	}
+	return max(0, used)
 }
 
 // existing is the path or the nearest of its parents that is there.

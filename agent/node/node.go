@@ -126,7 +126,7 @@ func New(cfg Config) (*Node, error) {
 			volumes: attached, plugins: n.plugins, devices: asked, trouble: n.trouble})
 	})
 	if rt, ok := runtime.(agent.TieredRuntime); ok {
-		t := &tiers{runtime: rt, objects: n.session, allocatable: func() v1.ResourceList { return n.facts.node().Status.Allocatable }}
+		t := &tiers{runtime: rt, objects: n.session, limits: n.facts.limits}
 		n.own("pod tiers", t.run)
 	}
 	n.evictions(runtime, pods)
@@ -296,6 +296,11 @@ func (n *Node) check() error {
 	}
 	if total := n.cfg.memoryOfNode(); total > 0 {
 		if err := n.cfg.checkMemoryFloor(total); err != nil {
+			return err
+		}
+	}
+	if total, _, err := disk(n.cfg.StateDir); err == nil {
+		if err := n.cfg.checkDiskFloor(total); err != nil {
 			return err
 		}
 	}

@@ -139,7 +139,7 @@ func TestFacts(t *testing.T) {
 			t.Errorf("label %s = %q", key, got.Labels[key])
 		}
 	}
-	if cpu, mem, pods := got.Status.Allocatable.Cpu().String(), got.Status.Allocatable.Memory().String(), got.Status.Allocatable.Pods().String(); cpu != "2" || mem != "4Gi" || pods != "110" {
+	if cpu, mem, pods := got.Status.Allocatable.Cpu().String(), got.Status.Allocatable.Memory().String(), got.Status.Allocatable.Pods().String(); cpu != "2" || mem != "3996Mi" || pods != "110" {
 		t.Errorf("allocatable: cpu %s, memory %s, pods %s", cpu, mem, pods)
 	}
 	if len(got.Spec.Taints) != 2 || got.Spec.Taints[0].Value != "db" || got.Status.Addresses[0].Address != "192.0.2.1" {

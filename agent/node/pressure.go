@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -45,6 +46,14 @@ func (c *Config) checkMemoryFloor(total int64) error {
 	return nil
 }
 
+// checkDiskFloor does so for the disk.
+func (c *Config) checkDiskFloor(total int64) error {
+	if least := c.DiskFloor.Of(total); least >= total {
+		return fmt.Errorf("--disk-pressure-below is %s, and the disk of %s has %d MiB: all pods would be evicted, for ever; give less", c.DiskFloor, c.StateDir, total>>20)
+	}
+	return nil
+}
+
 // memoryOfNode is what the node has, in bytes; 0 = not known.
 func (c *Config) memoryOfNode() int64 {
 	if q, own := c.Capacity[v1.ResourceMemory]; own {
@@ -59,6 +68,9 @@ func (c *Config) memoryOfNode() int64 {
 
 // measuringPatience is how long is measured what the pods have on disk; what was found until then decides.
 const measuringPatience = 20 * time.Second
+
+// vainEvery is the time between two such measurings while none of the pods can be told to go.
+const vainEvery = time.Minute
 
 // pressure looks whether the node is short of memory or disk, keeps what its conditions say of that, and has pods evicted
 // while it is. While there is enough of both, a look costs a file and a call to the kernel.
@@ -75,6 +87,7 @@ type pressure struct {
 	reporter agent.Reporter
 	told     map[eviction.Signal]time.Time // that the node is short
 	helpless time.Time                     // told that no pod can be evicted
+	vain     time.Time                     // that pods' disk was measured; zero = one was evicted by that
 	since    time.Time                     // that the disk is short; zero = it is not
 	bare     time.Time                     // that nothing is left of ended containers; zero = something is
 
@@ -88,6 +101,7 @@ type pressure struct {
 
 // evictable is pod.Set, as far as evictions go.
 type evictable interface {
+	Begun() <-chan struct{}
 	Evictable() []*v1.Pod
 	Evict(pod types.UID, message string) bool
 	Ended(pod types.UID) bool
@@ -184,8 +198,13 @@ func (p *pressure) look(ctx context.Context) {
 	for s := range eviction.Signals {
 		p.tell(s, r)
 	}
-	if v.Evict {
+	if !v.Evict {
+		return
+	}
+	select {
+	case <-p.pods.Begun():
 		p.evict(ctx, v.Signal, r)
+	default: // there are no workers yet that could be told
 	}
 }
 
@@ -225,6 +244,9 @@ func (p *pressure) judge(r eviction.Reading) eviction.Verdict {
 
 // evict has the pod end that has to go first, if there is one.
 func (p *pressure) evict(ctx context.Context, s eviction.Signal, r eviction.Reading) {
+	if s == eviction.Disk && r.At.Sub(p.vain) < vainEvery {
+		return
+	}
 	l := r.Levels[s]
 	candidates, err := p.candidates(ctx, s)
 	if err != nil && ctx.Err() == nil {
@@ -238,6 +260,7 @@ func (p *pressure) evict(ctx context.Context, s eviction.Signal, r eviction.Read
 		p.state = p.state.Evicted(c.Pod.UID, r.At)
 		p.evicted[s]++
 		p.mu.Unlock()
+		p.vain = time.Time{}
 		p.log.Warn("a pod is evicted: the node is short", "signal", s, "available", l.Left, "threshold", l.Floor,
 			"pod", c.Pod.Namespace+"/"+c.Pod.Name, "uid", c.Pod.UID, "used", c.Used, "requested", c.Request)
 		return
@@ -250,10 +273,15 @@ func (p *pressure) evict(ctx context.Context, s eviction.Signal, r eviction.Read
 
 // candidates are the pods with what they have of what the node is short of. One of which nothing is known has nothing.
 func (p *pressure) candidates(ctx context.Context, s eviction.Signal) ([]eviction.Candidate, error) {
-	pods := p.pods.Evictable()
+	// Those that may not go are not measured either.
+	pods := slices.DeleteFunc(p.pods.Evictable(), agent.Critical)
+	if len(pods) == 0 {
+		return nil, nil
+	}
 	var used map[types.UID]use
 	var err error
 	if s == eviction.Disk {
+		p.vain = time.Now()
 		used = p.onDisk(ctx, pods)
 	} else {
 		used, err = p.inMemory(ctx)

@@ -37,10 +37,14 @@ type crowd struct {
 	cleared  bool  // images have been looked for
 	walks    int
 	spared   bool
+	begun    chan struct{}
+	deaf     bool // no pod can be told to go
 }
 
 func newCrowd(memory, disk int64) *crowd {
-	return &crowd{capacity: [eviction.Signals]int64{memory, disk}, has: map[types.UID][eviction.Signals]int64{}, ending: map[types.UID]time.Time{}, begin: time.Now()}
+	begun := make(chan struct{})
+	close(begun)
+	return &crowd{begun: begun, capacity: [eviction.Signals]int64{memory, disk}, has: map[types.UID][eviction.Signals]int64{}, ending: map[types.UID]time.Time{}, begin: time.Now()}
 }
 
 // pod adds one of a priority that uses memory and disk, and has requested so much memory.
@@ -79,9 +83,14 @@ func (c *crowd) Evictable() (out []*v1.Pod) {
 	return out
 }
 
+func (c *crowd) Begun() <-chan struct{} { return c.begun }
+
 func (c *crowd) Evict(uid types.UID, message string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.deaf {
+		return false
+	}
 	c.ending[uid] = time.Now().Add(c.takes)
 	c.note("evict %s: %s", uid, message)
 	return true
@@ -286,6 +295,35 @@ func TestDiskPressure(t *testing.T) {
 	})
 }
 
+// Pods that may not go are not measured, and while none can be told to go the disk is measured seldom. Before there are
+// workers nothing is said of pods. F95
+func TestPressureWithoutVictims(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		c := newCrowd(1000*mib, 1000*mib)
+		c.begun = make(chan struct{})
+		c.deaf = true
+		c.pod("critical", 2000001000, 950*mib, 0, 950*mib)
+		p, _ := c.watch(t)
+		sleep(time.Minute)
+		if !p.helpless.IsZero() || !p.holds(eviction.Memory) || !p.holds(eviction.Disk) {
+			t.Error("before there are workers it says that there are no pods, or not that the node is short")
+		}
+		close(c.begun)
+		sleep(time.Hour)
+		if c.looks() != 0 || p.helpless.IsZero() {
+			t.Errorf("%d walks, for a pod that may not go; told of: %s", c.looks(), p.helpless)
+		}
+		c.mu.Lock()
+		c.has["critical"] = [eviction.Signals]int64{0, 950 * mib}
+		c.mu.Unlock()
+		c.pod("stubborn", 0, 0, 0, mib)
+		sleep(time.Hour)
+		if got := c.looks(); got < 55 || got > 61 {
+			t.Errorf("%d walks in an hour", got)
+		}
+	})
+}
+
 // What counts as left is what the kernel says can be had: files that it keeps in memory are no reason to evict pods. F95
 func TestMemoryLeft(t *testing.T) {
 	total, left, err := memoryOf("MemTotal:       1000 kB\nMemFree:         200 kB\nMemAvailable:    900 kB\nActive(file):    300 kB\nInactive(file):  100 kB\nHugePages_Total:       0\n")
@@ -326,5 +364,55 @@ func TestMemoryFloor(t *testing.T) {
 		if got, want := n.Status.Allocatable.Memory().Value(), total-cfg.memoryFloor().Of(total); got != want {
 			t.Errorf("pods may have %d, want %d", got, want)
 		}
+	}
+}
+
+// Of a configured capacity pods are promised nothing of what the floor keeps, and the kernel leaves them all of it: else the
+// node could not see that they have too much. F95
+func TestFloorOfACapacity(t *testing.T) {
+	cfg, _, _ := fakeConfig("w1", t.TempDir())
+	cfg.Capacity = v1.ResourceList{v1.ResourceMemory: resource.MustParse("1000Mi"), v1.ResourceCPU: resource.MustParse("2")}
+	f := newFacts(&cfg)
+	n, limits := f.node().Status, f.limits()
+	for what, q := range map[string]struct{ got, want int64 }{
+		"capacity": {n.Capacity.Memory().Value(), 1000 * mib}, "allocatable": {n.Allocatable.Memory().Value(), 900 * mib},
+		"limit": {limits.Memory().Value(), 1000 * mib}, "CPUs": {n.Allocatable.Cpu().Value(), 2}, "limit of CPUs": {limits.Cpu().Value(), 2},
+	} {
+		if q.got != q.want {
+			t.Errorf("%s: %d, want %d", what, q.got, q.want)
+		}
+	}
+	cfg.Capacity = nil
+	f = newFacts(&cfg)
+	if limits = f.limits(); limits.Memory().Cmp(*f.node().Status.Allocatable.Memory()) != 0 {
+		t.Errorf("pods of a machine are held to %s", limits.Memory())
+	}
+}
+
+// What pods hold of a capacity is what the kernel cannot take back: files that it keeps in memory are not counted, however
+// often they were read. F95
+func TestHeldOfACapacity(t *testing.T) {
+	const stat = "anon 100\nfile 1000\ninactive_file 300\nactive_file 200\nslab_reclaimable 50\nslab_unreclaimable 7\nbroken x\n"
+	if got := without(2000, stat, []string{"inactive_file", "active_file", "slab_reclaimable", "broken"}); got != 1450 {
+		t.Errorf("%d", got)
+	}
+	if got := without(400, stat, []string{"inactive_file", "active_file"}); got != 0 {
+		t.Errorf("%d: more is kept than used", got)
+	}
+}
+
+// A disk of which no pod could ever leave enough is refused. F95
+func TestFloorAboveTheDisk(t *testing.T) {
+	cfg, _, _ := fakeConfig("w1", t.TempDir())
+	cfg.DiskFloor = floor.Bytes(20 << 30)
+	const want = "--disk-pressure-below is 20Gi, and the disk of "
+	if err := cfg.checkDiskFloor(16 << 30); err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Error(err)
+	}
+	if err := cfg.checkDiskFloor(21 << 30); err != nil {
+		t.Error(err)
+	}
+	if cfg.DiskFloor = (floor.Floor{}); cfg.checkDiskFloor(1<<30) != nil {
+		t.Error(cfg.checkDiskFloor(1 << 30))
 	}
 }

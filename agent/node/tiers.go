@@ -13,9 +13,9 @@ import (
 
 // tiers keeps the runtime's idea of what pods are worth in step with the pods of the node.
 type tiers struct {
-	runtime     agent.TieredRuntime
-	objects     agent.Objects
-	allocatable func() v1.ResourceList
+	runtime agent.TieredRuntime
+	objects agent.Objects
+	limits  func() v1.ResourceList // of all pods together
 }
 
 // tiersEvery is how often limits are set without cause: somebody may have changed them.
@@ -32,7 +32,7 @@ func (t *tiers) run(ctx context.Context) error {
 	case <-t.objects.Synced():
 	}
 	for {
-		if err := t.runtime.SetTiers(ctx, tiersOf(t.objects.Pods(), t.allocatable(), allPIDs())); err != nil {
+		if err := t.runtime.SetTiers(ctx, tiersOf(t.objects.Pods(), t.limits(), allPIDs())); err != nil {
 			return err
 		}
 		for relevant := false; !relevant; {
@@ -52,8 +52,8 @@ func (t *tiers) run(ctx context.Context) error {
 }
 
 // tiersOf is what the pods are worth. Pods that have ended count for nothing. Pure.
-func tiersOf(pods []*v1.Pod, allocatable v1.ResourceList, pids int64) agent.Tiers {
-	out := agent.Tiers{CPU: allocatable.Cpu().MilliValue(), Memory: allocatable.Memory().Value(), PIDs: pids}
+func tiersOf(pods []*v1.Pod, limits v1.ResourceList, pids int64) agent.Tiers {
+	out := agent.Tiers{CPU: limits.Cpu().MilliValue(), Memory: limits.Memory().Value(), PIDs: pids}
 	for _, p := range pods {
 		if p.Status.Phase != v1.PodSucceeded && p.Status.Phase != v1.PodFailed && pod.QOS(p) == v1.PodQOSBurstable {
 			out.Burstable += pod.CPURequest(p)
