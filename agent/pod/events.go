@@ -2,6 +2,7 @@ package pod
 
 import (
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -60,7 +61,7 @@ const eventsPerPod = 128
 func (r *recorder) event(pod *v1.Pod, field, kind, reason, message string) {
 	const limit = 1024 // as the API's validation
 	if len(message) > limit {
-		message = message[:limit-3] + "..."
+		message = strings.ToValidUTF8(message[:limit-3], "") + "..."
 	}
 	now := metav1.NewTime(r.now())
 	key := field + "\x00" + reason + "\x00" + message

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	v1 "k8s.io/api/core/v1"
 
@@ -17,9 +18,10 @@ import (
 type told struct {
 	agent.Reporter
 	names []string
+	last  *v1.Event
 }
 
-func (t *told) Event(e *v1.Event) { t.names = append(t.names, e.Name) }
+func (t *told) Event(e *v1.Event) { t.names, t.last = append(t.names, e.Name), e }
 
 // Events of one moment, and those told after the clock was set back, have names in the order in which they happened.
 func TestEventNamesAreInOrder(t *testing.T) {
@@ -36,6 +38,31 @@ func TestEventNamesAreInOrder(t *testing.T) {
 	}
 	if len(out.names) != 5 || !slices.IsSorted(out.names) || len(slices.Compact(slices.Clone(out.names))) != 5 {
 		t.Errorf("names: %q", out.names)
+	}
+}
+
+// A registry may answer with pages of text: a status has how they begin and how they end, and an event whole characters.
+func TestWordsOfAFailureAreFew(t *testing.T) {
+	x := newWorld(t, simplePod("u1"))
+	page := "registry mirror: " + strings.Repeat("\xffé", 100<<10) + "registry docker.io: not found"
+	for _, a := range []Action{{Kind: EnsureImage, Container: "c"}, {Kind: StartContainer, Container: "c"}, {Kind: CreateSandbox}} {
+		for _, err := range []error{errors.New(page), &reasoned{"ErrImagePull", errors.New(page)}} {
+			x.w.settle(a, err, false)
+			if said := x.w.o.Failures[a.Key()].Message; len(said) > 5<<10 || !utf8.ValidString(said) || !strings.HasPrefix(said, "registry mirror: é") ||
+				!strings.HasSuffix(said, "registry docker.io: not found") {
+				t.Errorf("%v: %d bytes", a, len(said))
+			}
+		}
+	}
+	x.w.settle(Action{Kind: CreateSandbox}, errors.New("no address is left"), false)
+	if said := x.w.o.Failures[(Action{Kind: CreateSandbox}).Key()].Message; said != "no address is left" {
+		t.Error(said)
+	}
+	var out told
+	r := &recorder{reporter: &out, now: time.Now, seen: map[string]*v1.Event{}}
+	r.event(&v1.Pod{}, "", v1.EventTypeWarning, "Failed", strings.Repeat("é", 1000))
+	if m := out.last.Message; len(m) > 1024 || !utf8.ValidString(m) || !strings.HasSuffix(m, "é...") {
+		t.Errorf("an event of %d bytes", len(m))
 	}
 }
 

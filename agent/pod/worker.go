@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
+	"strings"
 	"sync"
 	"time"
 
@@ -345,7 +346,18 @@ func (w *worker) settle(a Action, err error, cancelled bool) {
 		}
 		f.Retry = now.Add(grow(retryMin, retryMax, f.Count))
 	}
+	f.Message = bothEnds(f.Message)
 	w.o.Failures[key] = f
+}
+
+// bothEnds is what a status says of a failure: a registry may answer with a page of text, also each of several. How it begins and ends
+// stays, since the last that was asked is the registry itself.
+func bothEnds(message string) string {
+	const head, tail = 3 << 10, 1 << 10
+	if len(message) > head+tail {
+		message = message[:head] + " ... (the agent's log says all) ... " + message[len(message)-tail:]
+	}
+	return strings.ToValidUTF8(message, "")
 }
 
 // stage reports measured steps of the pod's way to Ready; what comes later belongs to no apply.

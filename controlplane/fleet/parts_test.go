@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -334,6 +335,30 @@ func TestMergePodStatus(t *testing.T) {
 	want := []v1.PodCondition{stored.Conditions[0], {Type: v1.PodReady, Status: v1.ConditionFalse, Reason: "ContainersNotReady", LastTransitionTime: long}, stored.Conditions[2]}
 	if !slices.Equal(got.Conditions, want) {
 		t.Errorf("conditions %+v, want %+v", got.Conditions, want)
+	}
+}
+
+// F32: what an agent of before says at length of why containers wait is cut, so that what it says is written at all; it is not changed itself.
+func TestWaitsAreCut(t *testing.T) {
+	waits := func(bytes int) v1.ContainerStatus {
+		return v1.ContainerStatus{Name: "c", State: v1.ContainerState{Waiting: &v1.ContainerStateWaiting{Reason: "ErrImagePull", Message: strings.Repeat("x", bytes)}}}
+	}
+	said := &v1.PodStatus{Phase: v1.PodPending, InitContainerStatuses: []v1.ContainerStatus{waits(200 << 10)},
+		ContainerStatuses: []v1.ContainerStatus{{Name: "runs"}, waits(mostOfAWait), waits(mostOfAWait + 1)}, EphemeralContainerStatuses: []v1.ContainerStatus{waits(200 << 10)}}
+	before := said.DeepCopy()
+	got := mergePodStatus(&v1.PodStatus{}, said)
+	for _, list := range [][]v1.ContainerStatus{got.InitContainerStatuses, got.ContainerStatuses[1:], got.EphemeralContainerStatuses} {
+		for _, s := range list {
+			if w := s.State.Waiting; len(w.Message) != mostOfAWait || w.Reason != "ErrImagePull" {
+				t.Errorf("%s for %d bytes", w.Reason, len(w.Message))
+			}
+		}
+	}
+	if !equality.Semantic.DeepEqual(said, before) {
+		t.Error("what was reported is changed")
+	}
+	if again := mergePodStatus(got, said); !equality.Semantic.DeepEqual(again, got) {
+		t.Error("it would be written again")
 	}
 }
 

@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -13,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
@@ -165,7 +167,32 @@ func mergePodStatus(stored, reported *v1.PodStatus) *v1.PodStatus {
 		out.NominatedNodeName = stored.NominatedNodeName
 	}
 	out.ResourceClaimStatuses = stored.ResourceClaimStatuses // a node may read the claims that are named there
+	for _, list := range []*[]v1.ContainerStatus{&out.InitContainerStatuses, &out.ContainerStatuses, &out.EphemeralContainerStatuses} {
+		*list = shortWaits(*list)
+	}
 	return &out
+}
+
+// mostOfAWait is of what a node says of why a container waits, more than its agent says of that. Agents of before put pages of registries
+// there, and the status would be refused again and again.
+const mostOfAWait = 8 << 10
+
+// shortWaits cuts such messages, and leaves the list as it is where there is none to cut.
+func shortWaits(list []v1.ContainerStatus) []v1.ContainerStatus {
+	cut := false
+	for i := range list {
+		w := list[i].State.Waiting
+		if w == nil || len(w.Message) <= mostOfAWait {
+			continue
+		}
+		if !cut {
+			list, cut = slices.Clone(list), true
+		}
+		short := *w
+		short.Message = api.Clip(w.Message, mostOfAWait)
+		list[i].State.Waiting = &short
+	}
+	return list
 }
 
 func terminal(p v1.PodPhase) bool { return p == v1.PodSucceeded || p == v1.PodFailed }

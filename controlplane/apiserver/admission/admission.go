@@ -107,11 +107,12 @@ func Mutating(c Config) Phase {
 
 // Validating lists the validating plugins that are built in.
 func Validating(c Config) Phase {
+	bounds := newNodeBounds(c)
 	return Phase{Name: "built-in", Plugins: c.chosen([]Plugin{
 		{"LimitRanger", newLimits(c).hold},
 		{"MirrorPods", mirrorPods(c.Cluster)},
 		{"NodeRestriction", nodeRestriction(c)},
-		{"NodeBounds", newNodeBounds(c).admit},
+		{"NodeBounds", bounds.admit},
 		{"ServiceAddresses", serviceAddresses(c)},
 		{"LoadBalancerPools", balancerPools(c)},
 		{"PersistentVolumeClaimResize", claimGrowth(c.Cluster)},
@@ -130,6 +131,7 @@ func Validating(c Config) Phase {
 		{"DeviceAdmins", deviceAdmins(c.Cluster)},
 		{"UndecidedRequests", undecidedRequests(c.Cluster, mostUndecided)},
 		{"EventBound", newEventBound(c.Cluster, c.Clock).admit},
+		{"NodeEventBound", bounds.admitEvents}, // the last: it counts for an hour what nobody refuses
 	})}
 }
 

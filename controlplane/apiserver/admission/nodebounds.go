@@ -33,8 +33,8 @@ const (
 	// written within eventsLast.
 	mostNodeEvents     = mostEvents / 2
 	mostNodeEventBytes = mostEventBytes / 2
-	// podStatusBytes is what it may say of one pod, and containerStatusBytes more for each container: a message of how one ended has
-	// 4 KiB at most, and there are two of each.
+	// podStatusBytes is what it may say of one pod beyond what the pod's spec has, of which it repeats images, resources and mounts, and
+	// containerStatusBytes more for each container: a message of how one ended has 4 KiB at most, and one of why it waits 8.
 	podStatusBytes       = 64 << 10
 	containerStatusBytes = 16 << 10
 	// mostAddresses is of its Node. All nodes are told of them.
@@ -135,6 +135,15 @@ func (b *nodeBounds) admit(ctx context.Context, a *Attempt) error {
 	case *corev1.Node:
 		return holdAddresses(a, node, o)
 	}
+	return nil
+}
+
+// admitEvents is for the end: what is refused afterwards would count for as long as what is written.
+func (b *nodeBounds) admitEvents(_ context.Context, a *Attempt) error {
+	node, ok := b.nodeOf(a.User)
+	if !ok || a.Whole == nil {
+		return nil
+	}
 	if a.Kind.Resource == "events" && (a.Kind.GVK.Group == "" || a.Kind.GVK.Group == "events.k8s.io") {
 		return b.holdEvents(a, node)
 	}
@@ -171,7 +180,7 @@ func holdPodStatus(a *Attempt, node string, pod *corev1.Pod) error {
 	if !ok {
 		return nil
 	}
-	most := podStatusBytes + containerStatusBytes*(len(pod.Spec.Containers)+len(pod.Spec.InitContainers)+len(pod.Spec.EphemeralContainers))
+	most := podStatusBytes + pod.Spec.Size() + containerStatusBytes*(len(pod.Spec.Containers)+len(pod.Spec.InitContainers)+len(pod.Spec.EphemeralContainers))
 	if size := statusSize(pod); size > most && size > statusSize(before) {
 		return forbid(a, pod, fmt.Errorf("node %s says %d bytes of the status of this pod, and may say %d: let it shorten messages and conditions", node, size, most))
 	}

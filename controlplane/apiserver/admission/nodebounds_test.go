@@ -1,7 +1,9 @@
 package admission
 
 import (
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -45,7 +47,7 @@ func newHostile(t *testing.T) *hostile {
 
 func (h *hostile) try(a *Attempt) string {
 	a.User, a.Request.Namespace = api.User{Name: api.NodeUserPrefix + h.name}, a.Namespace
-	err := h.admit(h.t.Context(), a)
+	err := errors.Join(h.admit(h.t.Context(), a), h.admitEvents(h.t.Context(), a))
 	if err == nil && a.Creates() {
 		h.w[a.Kind.Resource] = append(h.w[a.Kind.Resource], a.Whole)
 	}
@@ -148,7 +150,7 @@ func TestNodesSaySoMuch(t *testing.T) {
 		want                    string
 	}{
 		{1, 0, 79 << 10, ""},
-		{1, 0, 81 << 10, "of the status of this pod, and may say 81920: let it shorten messages and conditions"},
+		{1, 0, 81 << 10, "of the status of this pod, and may say 81975: let it shorten messages and conditions"},
 		{10, 0, 223 << 10, ""},
 		{1, 100 << 10, 99 << 10, ""},
 		{1, 100 << 10, 101 << 10, "node a says"},
@@ -158,6 +160,19 @@ func TestNodesSaySoMuch(t *testing.T) {
 		if got := h.try(a); (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
 			t.Errorf("%+v: %q", c, got)
 		}
+	}
+	// It says of each mount what the spec says.
+	mounted, mounts := pod(1, 0), pod(1, 0)
+	var says corev1.ContainerStatus
+	for n := range 3000 {
+		at := fmt.Sprintf("/%0250d", n)
+		mounts.Spec.Containers[0].VolumeMounts = append(mounts.Spec.Containers[0].VolumeMounts, corev1.VolumeMount{Name: "v", MountPath: at})
+		says.VolumeMounts = append(says.VolumeMounts, corev1.VolumeMountStatus{Name: "v", MountPath: at})
+	}
+	mounted.Status.ContainerStatuses = []corev1.ContainerStatus{says}
+	mounted.Spec = mounts.Spec
+	if got := h.try(changing(h.all, mounts, mounted)); got != "" {
+		t.Errorf("many mounts: %q", got)
 	}
 	managed, before := pod(1, 0), pod(1, 0)
 	managed.ManagedFields = []metav1.ManagedFieldsEntry{{Subresource: "status", FieldsV1: &metav1.FieldsV1{Raw: make([]byte, 90<<10)}}}
@@ -238,5 +253,35 @@ func TestEventsOfANodeAreBounded(t *testing.T) {
 	dry.DryRun = true
 	if got := h.try(dry); got != "" || len(h.events) != 0 {
 		t.Errorf("%d nodes are remembered, of which none has an event: %q", len(h.events), got)
+	}
+}
+
+// F32: an event that something else refuses does not count among those that a node has written.
+func TestEventsThatAreRefusedDoNotCount(t *testing.T) {
+	h := newHostile(t)
+	plugins := Validating(Config{Cluster: h.w, Clock: h.clock, NodeOf: h.nodeOf, PodsOf: func(string) []*corev1.Pod { return nil }}).Plugins
+	long := strings.Repeat("x", mostOfAnEvent)
+	write := func(n int, message string) error {
+		e := anEvent(n)
+		e.Message = message
+		a := making(h.all, e)
+		a.User, a.Request.Namespace = api.User{Name: api.NodeUserPrefix + "a"}, e.Namespace
+		for _, p := range plugins {
+			if !slices.Contains([]string{"NodeBounds", "EventBound", "NodeEventBound"}, p.Name) {
+				continue
+			}
+			if err := p.Admit(t.Context(), a); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for n := range mostNodeEvents {
+		if err := write(n, long); !strings.Contains(said(err), "and an event may have") {
+			t.Fatal(err)
+		}
+	}
+	if err := write(mostNodeEvents, ""); err != nil {
+		t.Error(err)
 	}
 }
