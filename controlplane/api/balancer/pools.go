@@ -228,24 +228,27 @@ type Taken struct {
 	What string // "the pods' addresses 10.244.0.0/16"
 }
 
-// OfMachine are the addresses of a node that are given to no Service and are to be in no pool: the first internal and the first
-// external one of each family. A node says itself which it has, and one that names all of a pool must not use it up; an agent
-// names one of each family.
+// mostOfMachine is of the internal and of the external addresses of a node, of each family.
+const mostOfMachine = 4
+
+// OfMachine are the addresses of a node that are given to no Service and are to be in no pool: the first four internal and the first
+// four external ones of each family, for a machine may be on some networks. A node says itself which it has, and one that names all of
+// a pool must not use it up.
 func OfMachine(n *corev1.Node) []netip.Addr {
 	type sort struct {
 		of  corev1.NodeAddressType
 		six bool
 	}
 	var out []netip.Addr
-	seen := map[sort]bool{}
+	seen := map[sort]int{}
 	for _, at := range n.Status.Addresses {
 		a, err := netip.ParseAddr(at.Address)
 		if err != nil || at.Type != corev1.NodeInternalIP && at.Type != corev1.NodeExternalIP {
 			continue
 		}
 		a = a.WithZone("").Unmap()
-		if s := (sort{at.Type, a.Is6()}); !seen[s] {
-			seen[s] = true
+		if s := (sort{at.Type, a.Is6()}); seen[s] < mostOfMachine {
+			seen[s]++
 			out = append(out, a)
 		}
 	}

@@ -134,15 +134,15 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// F117: of the addresses that a node names, the first internal and the first external one of each family are its machine's.
+// F117: of the addresses that a node names, the first four internal and external ones of each family are its machine's.
 func TestOfMachine(t *testing.T) {
 	n := &corev1.Node{}
 	for _, at := range []string{"Hostname=192.0.2.200", "InternalIP=nonsense", "InternalIP=192.0.2.1", "InternalIP=192.0.2.2", "InternalIP=2001:db8::1%eth0",
-		"InternalIP=2001:db8::2", "ExternalIP=::ffff:198.51.100.1", "ExternalIP=198.51.100.2"} {
+		"InternalIP=2001:db8::2", "ExternalIP=::ffff:198.51.100.1", "ExternalIP=198.51.100.2", "InternalIP=192.0.2.3", "InternalIP=192.0.2.4", "InternalIP=192.0.2.5"} {
 		of, address, _ := strings.Cut(at, "=")
 		n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeAddressType(of), Address: address})
 	}
-	if got, want := fmt.Sprint(OfMachine(n)), "[192.0.2.1 2001:db8::1 198.51.100.1]"; got != want {
+	if got, want := fmt.Sprint(OfMachine(n)), "[192.0.2.1 192.0.2.2 2001:db8::1 2001:db8::2 198.51.100.1 198.51.100.2 192.0.2.3 192.0.2.4]"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 }
