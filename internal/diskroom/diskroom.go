@@ -41,7 +41,7 @@ func (p Place) Has(need int64) error {
 		look = usageOf
 	}
 	have, err := look(existing(p.Folder))
-	if err != nil {
+	if err != nil || have.Total == 0 { // some file systems do not say how large they are, and look full
 		return nil // whoever writes there is told
 	}
 	if p.Beside != "" {

@@ -24,6 +24,8 @@ func TestHas(t *testing.T) {
 		"and not a byte less of it":    {total: 4000 * gib, free: 11 * gib, need: gib + 1, beside: "/data", says: "10240 MiB stay free"},
 		"another disk":                 {total: 100 * gib, free: gib, need: gib, beside: "/else"},
 		"another disk that is full":    {total: 100 * gib, free: gib, need: gib + 1, beside: "/else", says: "1025 MiB more are to be written, and 1024 MiB are free"},
+		"one that tells nothing":       {need: gib, beside: "/else"},
+		"nor what lies there":          {need: gib, beside: "/data"},
 		"nothing beside it":            {total: 100 * gib, free: gib, need: gib},
 	} {
 		look := func(path string) (Usage, error) {
