@@ -381,18 +381,31 @@ named() {
 }
 
 # judged has the daemon of this release judge its settings, before anything is changed: one that runs would end for a letter too many.
-# It is told of the file alone: where a unit of the operator's says more, what it refuses may be what the daemon takes.
+# It is told of the file alone: where a unit of the operator's says more, what it refuses may be what the daemon takes. It looks from where
+# the unit runs it.
 judged() { # NAME FILE
-  if said=$("$tree/usr/bin/keelson-$1" check --config "$2" 2>&1); then return 0; fi
+  case $2 in /*) file=$2 ;; *) file=$(pwd)/$2 ;; esac
+  said=$(cd / && "$tree/usr/bin/keelson-$1" check --config "$file" 2>&1) || refused "$1" '' "$said"
+  [ "$1" = controlplane ] || return 0
+  # Folders of which its unit has none (ProtectHome), or its own (PrivateTmp).
+  said=$(sed -nE '/^[[:space:]]*#/d; s/[[:space:]]#.*//; s/^(.*[][[:space:]"'\'',=])?(\/(home|root|run\/user|tmp|var\/tmp)\/[^][:space:]"'\'',]*).*/\2/p' "$file" | head -n 1)
+  [ -n "$said" ] || return 0
+  said="keelson-controlplane: it does not see $said, for its unit shows it no /home, /root and /run/user, and a /tmp and /var/tmp of its own: put it below /etc/keelson or /var/lib, and name it there"
+  # A replica that has run with such settings so far is not kept from an upgrade.
+  if cmp -s "$file" "$root$yaml"; then say "$said"; else refused "$1" '|ProtectHome=|PrivateTmp=|Bind(ReadOnly)?Paths=' "$said"; fi
+}
+
+# refused ends the run, unless a file of the operator's may say otherwise than the settings: of variables and flags, or what MORE matches.
+refused() { # NAME MORE WHY
   # The file as it will be called: the other one may be a temporary one.
-  case $said in *"$2"*) said=${said%%"$2"*}$yaml${said#*"$2"} ;; esac
+  case $3 in *"$file"*) set -- "$1" "$2" "${3%%"$file"*}$yaml${3#*"$file"}" ;; esac
   # The units of the release read /etc/keelson/NAME.env.
   for f in "$root/etc/keelson/$1.env" "$root/etc/systemd/system/keelson-$1.service" "$root/etc/systemd/system/keelson-$1.service.d"/*; do
-    grep -Eqs '^(Environment=|EnvironmentFile=|ExecStart=|[[:space:]]*KEELSON_)' "$f" || continue
-    say "$said, unless $f says otherwise"
+    grep -Eqs "^(Environment=|EnvironmentFile=|ExecStart=|[[:space:]]*KEELSON_$2)" "$f" || continue
+    say "$3, unless $f says otherwise"
     return 0
   done
-  die "nothing was changed, since $yaml would be wrong: $said"
+  die "nothing was changed, since $yaml would be wrong: $3"
 }
 
 # settings puts what was prepared.

@@ -142,6 +142,67 @@ func TestSettingsThatAreWrong(t *testing.T) {
 	}
 }
 
+// Settings are judged from the folder in which the unit runs its daemon, wherever the file is named from. A replica does not see some
+// folders, which 'check' of it cannot know: settings that name what lies there are refused, unless a unit of the operator's shows them.
+func TestSettingsAreJudgedAsTheUnitRuns(t *testing.T) {
+	m := newMachine(t)
+	unpacked, _ := m.release()
+	script, settings := filepath.Join(unpacked, "install.sh"), filepath.Join(m.root, "tmp/settings")
+	daemon := filepath.Join(unpacked, "usr/bin/keelson-controlplane")
+	raw, err := os.ReadFile(daemon)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.file(daemon, string(raw)+`if [ "$1" = check ]; then read -r first <"$3" && [ "$PWD" = / ] || { echo "it looks at $3 from $PWD" >&2; exit 2; }; fi
+`, 0o755)
+	install := func(more string) (said string, err error) {
+		t.Helper()
+		m.file(settings, "name: cp1\nadvertise-address: 192.0.2.11\n"+more, 0o600)
+		from, err := os.Getwd()
+		if err != nil {
+			t.Fatal(err)
+		}
+		near, err := filepath.Rel(from, settings)
+		if err != nil {
+			t.Fatal(err)
+		}
+		said, _, err = m.run(script, "server", "--init", "--settings", near)
+		return said, err
+	}
+	const lock = "/run/keelson-install.lock"
+	for more, path := range map[string]string{
+		"token-auth-file: /root/tokens.csv\n":                           "/root/tokens.csv",
+		"  oidc-ca-file: \"/home/me/ca.pem\"\n":                         "/home/me/ca.pem",
+		"backup-recipients: [\"age1x\", '/run/user/0/x', \"/srv/x\"]\n": "/run/user/0/x",
+		"a:\n- /var/tmp/x # a comment\n":                                "/var/tmp/x",
+		"store-key-file: /tmp/key\n":                                    "/tmp/key",
+	} {
+		before := without(m.tree(), "/tmp/settings", lock)
+		want := "install: nothing was changed, since /etc/keelson/controlplane.yaml would be wrong: keelson-controlplane: it does not see " + path + ", for its unit"
+		if said, err := install(more); err == nil || !strings.Contains(said, want) {
+			t.Errorf("%s: %v: %s", more, err, said)
+		}
+		if after := without(m.tree(), "/tmp/settings", lock); !equal(before, after) {
+			t.Errorf("%s: something has changed", more)
+		}
+	}
+	if said, err := install("# /tmp/key\nbackup-folder: /srv/tmp/x # not /tmp/x\noidc-issuer-url: https://192.0.2.1/root/x\n"); err != nil || strings.Contains(said, "does not see") {
+		t.Fatalf("%v: %s", err, said)
+	}
+	const hidden = "backup-folder: /var/tmp/backups\n"
+	own := filepath.Join(m.root, "etc/systemd/system/keelson-controlplane.service.d/home.conf")
+	m.file(own, "[Service]\nPrivateTmp=no\n", 0o644)
+	if said, err := install(hidden); err != nil || !strings.Contains(said, "it does not see /var/tmp/backups") || !strings.Contains(said, "home.conf says otherwise") {
+		t.Errorf("%v: %s", err, said)
+	}
+	if err := os.Remove(own); err != nil {
+		t.Fatal(err)
+	}
+	if said, err := install(hidden); err != nil || !strings.Contains(said, "it does not see /var/tmp/backups") {
+		t.Errorf("what it has run with: %v: %s", err, said)
+	}
+}
+
 // A daemon that ends with its new settings all the same gets those of before again, with the rights that go with them, also one that
 // systemd begins anew so fast that it is always found running.
 func TestADaemonThatEndsGetsItsSettingsBack(t *testing.T) {
