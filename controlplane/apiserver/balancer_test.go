@@ -39,10 +39,13 @@ func TestBalancerPoolsAreJudged(t *testing.T) {
 			t.Errorf("%s: %v, want %q", addresses, err, want)
 		}
 	}
-	// A node that names addresses of a pool keeps nobody from changing the pools, nor from making others but of its first address.
-	thief, err := core.Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w2"}, Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
-		{Type: corev1.NodeInternalIP, Address: "198.51.100.1"}, {Type: corev1.NodeInternalIP, Address: "203.0.113.1"}}}}, metav1.CreateOptions{})
-	if err != nil || len(thief.Status.Addresses) != 2 {
+	// A node that names addresses of a pool keeps nobody from changing the pools, nor from making others but of its first four addresses.
+	thief := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w2"}}
+	for _, a := range []string{"198.51.100.1", "198.51.100.2", "198.51.100.3", "198.51.100.4", "203.0.113.1"} {
+		thief.Status.Addresses = append(thief.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a})
+	}
+	thief, err := core.Nodes().Create(ctx, thief, metav1.CreateOptions{})
+	if err != nil || len(thief.Status.Addresses) != 5 {
 		t.Fatalf("%v %v", thief, err)
 	}
 	for _, data := range []map[string]string{{"good": "addresses: [198.51.100.0/28]", "more": "addresses: [203.0.113.0/30]"}, {"good": "addresses: [198.51.100.0/28]"}} {

@@ -277,14 +277,14 @@ func TestBalancerPools(t *testing.T) {
 	w.create(balanced("last"))
 	has("last", "198.51.100.8")
 	has("foreign", "")
-	thief := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "thief"}} // it names all of a pool and keeps one of it
-	for n := range 4 {
+	thief := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "thief"}} // it names all of a pool and keeps four of it
+	for n := range 8 {
 		thief.Status.Addresses = append(thief.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: fmt.Sprint("203.0.113.", n)})
 	}
 	w.create(thief)
-	w.setPools("c=203.0.113.1-203.0.113.3")
+	w.setPools("c=203.0.113.1-203.0.113.7")
 	w.create(balanced("robbed"))
-	has("robbed", "203.0.113.1")
+	has("robbed", "203.0.113.4")
 }
 
 // unheard writes since when a node was not heard.
