@@ -185,24 +185,7 @@ func Flags(fs *flag.FlagSet) *Config {
 		"folder where drivers and plugins wait to be registered (default KUBELET-DIR/plugins_registry)")
 	fs.DurationVar(&c.FenceAfter, "fence-after", 20*time.Second, "end pods with attached volumes when no control plane that can write has been heard for so long, whole seconds: then other nodes may have the volumes; 0 = never, and then a lost node's volumes move only when somebody says that it is out of service")
 	fs.BoolVar(&c.LocalVolumes, "local-volumes", true, "serve volumes on this node's own disk, below STATE-DIR/local-volumes (driver local.csi.keelson.dev)")
-	spokenFlag(fs, "disk-pressure-below", "free space of the disk of STATE-DIR below which the node counts as short of disk, takes no more pods and evicts some, a share or a size, "+
-		"such as 5% or 20Gi; volumes on the disk leave so much, images half of it, and those that nothing uses are removed while less than half as much again is free (default "+floor.Default.String()+")", func(s string) (err error) {
-		c.DiskFloor, err = floor.Parse(s)
-		return err
-	})
-	spokenFlag(fs, "memory-pressure-below", "available memory below which the node counts as short of memory: it takes no more pods that request none, and evicts pods "+
-		"until there is enough, a size or a share, such as 500Mi or 5% (default "+defaultMemoryFloor.String()+")", func(s string) (err error) {
-		c.MemoryFloor, err = parseMemoryFloor(s)
-		return err
-	})
-	spokenFlag(fs, "local-volumes-limit", "how much all of them may have together, such as 100Gi (default: what the disk has, but for what --disk-pressure-below keeps)", func(s string) error {
-		q, err := resource.ParseQuantity(s)
-		if err != nil || q.Sign() <= 0 {
-			return fmt.Errorf("%q is no size above zero", s)
-		}
-		c.LocalVolumesLimit = q.Value()
-		return nil
-	})
+	c.roomFlags(fs)
 	fs.Var(list{&c.InsecureRegistries}, "insecure-registry", "registry HOST[:PORT] spoken to over plain HTTP (repeatable)")
 	spokenFlag(fs, "registry-mirror", "REGISTRY=HOST[:PORT]: a host that is asked for the images of a registry before the registry itself; "+
 		"* stands for every registry that is not named (repeatable, tried in order)", func(s string) error { return c.addMirror(s) })
@@ -254,6 +237,28 @@ func Flags(fs *flag.FlagSet) *Config {
 		return err
 	})
 	return c
+}
+
+// roomFlags are those of what has to be left of the machine's disk and memory.
+func (c *Config) roomFlags(fs *flag.FlagSet) {
+	spokenFlag(fs, "disk-pressure-below", "free space of the disk of STATE-DIR below which the node counts as short of disk, takes no more pods and evicts some, a share or a size, "+
+		"such as 5% or 20Gi; volumes on the disk leave so much, images half of it, and those that nothing uses are removed while less than half as much again is free (default "+floor.Default.String()+")", func(s string) (err error) {
+		c.DiskFloor, err = floor.Parse(s)
+		return err
+	})
+	spokenFlag(fs, "memory-pressure-below", "available memory below which the node counts as short of memory: it takes no more pods that request none, and evicts pods "+
+		"until there is enough, a size or a share, such as 500Mi or 5% (default "+defaultMemoryFloor.String()+")", func(s string) (err error) {
+		c.MemoryFloor, err = parseMemoryFloor(s)
+		return err
+	})
+	spokenFlag(fs, "local-volumes-limit", "how much all of them may have together, such as 100Gi (default: what the disk has, but for what --disk-pressure-below keeps)", func(s string) error {
+		q, err := resource.ParseQuantity(s)
+		if err != nil || q.Sign() <= 0 {
+			return fmt.Errorf("%q is no size above zero", s)
+		}
+		c.LocalVolumesLimit = q.Value()
+		return nil
+	})
 }
 
 // Check says what is missing or wrong, naming the flag, as far as it does not depend on what the machine has. It changes nothing.

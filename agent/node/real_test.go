@@ -31,6 +31,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/eviction"
 	"keelson.dev/keelson/agent/fake"
 	"keelson.dev/keelson/csi/privatemounts"
 	"keelson.dev/keelson/internal/floor"
@@ -47,6 +48,7 @@ type bed struct {
 	net     *fake.Network
 	node    *Node
 	stop    func()
+	looks   chan struct{} // has one when the node was looked at for what it is short of
 }
 
 func newBed(t *testing.T) *bed {
@@ -146,6 +148,14 @@ func (b *bed) start() {
 	var err error
 	if b.node, err = New(b.cfg); err != nil {
 		b.t.Fatal(err)
+	}
+	looks, read := make(chan struct{}, 1), b.node.facts.pressure.read
+	b.looks, b.node.facts.pressure.read = looks, func() [eviction.Signals]eviction.Level {
+		select {
+		case looks <- struct{}{}:
+		default:
+		}
+		return read()
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

@@ -1,4 +1,4 @@
-// Package floor says how much of a disk has to stay free: a share of it, or a size.
+// Package floor says how much of a disk, or of memory, has to stay free: a share of it, or a size.
 package floor
 
 import (
@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Floor is what stays free of a disk. The zero value is Default.
+// Floor is what stays free. The zero value is Default, which is a disk's.
 type Floor struct {
 	percent int64
 	bytes   int64

@@ -76,10 +76,10 @@ func TestNodesMakeSoMany(t *testing.T) {
 			Spec: certificatesv1.CertificateSigningRequestSpec{Username: api.NodeUserPrefix + node, Request: make([]byte, bytes)}}
 	}
 	for what, c := range map[string]struct {
-		made  func(name, node string, bytes int) api.Object
-		bound func(h *hostile) *nodeBound
-		most  int
-		todo  string
+		made   func(name, node string, bytes int) api.Object
+		bound  func(h *hostile) *nodeBound
+		most   int
+		remedy string
 	}{
 		"mirror pods":                {mirror, func(h *hostile) *nodeBound { return &h.mirrors }, 500, "delete some, and take the static pods away"},
 		"ResourceSlices":             {slice, func(h *hostile) *nodeBound { return &h.slices }, 256, "delete those that no driver keeps any more"},
@@ -92,7 +92,7 @@ func TestNodesMakeSoMany(t *testing.T) {
 					t.Fatalf("the %dth: %s", n, got)
 				}
 			}
-			if got := h.make(c.made("more", "a", 0)); !strings.Contains(got, fmt.Sprintf("node a has %d %s, and may have %d: %s", c.most, what, c.most, c.todo)) {
+			if got := h.make(c.made("more", "a", 0)); !strings.Contains(got, fmt.Sprintf("node a has %d %s, and may have %d: %s", c.most, what, c.most, c.remedy)) {
 				t.Errorf("one more: %q", got)
 			}
 			if h.name = "b"; h.make(c.made("other", "b", 0)) != "" {
@@ -105,7 +105,7 @@ func TestNodesMakeSoMany(t *testing.T) {
 			if got := h.make(first); got != "" {
 				t.Fatal(got)
 			}
-			want := "and may have 4000: " + c.todo
+			want := "and may have 4000: " + c.remedy
 			if got := h.make(c.made("second", "a", 3000)); !strings.HasPrefix(got[strings.Index(got, "node a"):], "node a would have "+what+" of 6") || !strings.Contains(got, want) {
 				t.Errorf("too long together: %q", got)
 			}
