@@ -20,7 +20,7 @@ import (
 // A plugin registers by itself or waits in the registration folder; the node tells of its devices, of those that are not
 // well as capacity alone; what it says changes the node at once, and its end leaves nothing to give out. F92
 func TestPluginsComeAndGo(t *testing.T) {
-	r := newRig(t, func(c *Config) { c.Grace = 300 * time.Millisecond })
+	r := newRig(t, func(c *Config) { c.Grace = 3 * time.Second }) // long enough to be seen on a machine that is busy
 	list := filepath.Join(r.dir, "list")
 	put(t, list, "a,b,c!")
 	for _, how := range []string{"", "--registry=" + r.cfg.Registration} {
@@ -34,10 +34,10 @@ func TestPluginsComeAndGo(t *testing.T) {
 		put(t, list, "a!,b!,c,d,e,f")
 		p.signal(t)
 		r.has(thing, 6, 4)
+		r.registered(p, true, 1) // it has devices before it has heard that
 		p.once()
 		r.has(thing, 6, 0)
 		r.has(thing, 0, 0) // when its grace is over
-		r.registered(p, true, 1)
 		if got := p.asked(t); got != "" {
 			t.Errorf("%q: the plugin was asked: %s", how, got)
 		}
@@ -281,6 +281,7 @@ func TestNewAgent(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.Patience = 20 * time.Second })
 	p := r.plugin("thing", "--devices=a,b")
 	r.has(thing, 2, 2)
+	r.registered(p, true, 1)
 	one, two := podOf("1", asks("x", 1)), podOf("2", asks("x", 1))
 	r.cluster.Put(one, two)
 	if err := r.m.Allocate(t.Context(), one); err != nil {

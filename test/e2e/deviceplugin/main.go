@@ -19,7 +19,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
@@ -88,6 +90,10 @@ func (p *plugin) run() error {
 		} else {
 			_, err = serve(filepath.Join(p.registry, p.name+"-reg.sock"), failed, func(s *grpc.Server) { registration.RegisterRegistrationServer(s, p) })
 		}
+		if status.Code(err) == codes.Unavailable { // the agent ended before it had answered, or does not serve yet: the next one is told
+			s.Stop()
+			continue
+		}
 		if err != nil {
 			return err
 		}
@@ -139,6 +145,9 @@ func (p *plugin) register() error {
 		q.Endpoint = "../" + q.Endpoint
 	}
 	_, err = api.NewRegistrationClient(conn).Register(ctx, q, grpc.WaitForReady(true))
+	if status.Code(err) == codes.Unavailable {
+		return err // nobody said what became of it
+	}
 	return errors.Join(err, p.note("registered %v", err == nil))
 }
 
