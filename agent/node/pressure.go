@@ -85,6 +85,7 @@ type pressure struct {
 	images   cleared // nil: not the agent's own
 	objects  agent.Objects
 	reporter agent.Reporter
+	resumed  bool                          // it is known whom the agent before has evicted
 	told     map[eviction.Signal]time.Time // that the node is short
 	helpless time.Time                     // told that no pod can be evicted
 	vain     time.Time                     // that pods' disk was measured; zero = one was evicted by that
@@ -105,6 +106,7 @@ type evictable interface {
 	Evictable() []*v1.Pod
 	Evict(pod types.UID, message string) bool
 	Ended(pod types.UID) bool
+	Evicting() types.UID
 	Spare(on bool) (left int)
 	MeasureStorage(ctx context.Context, pods []*v1.Pod) map[types.UID]agent.PodStorage
 }
@@ -179,6 +181,7 @@ func (p *pressure) run(ctx context.Context) error {
 // look does it once.
 func (p *pressure) look(ctx context.Context) {
 	r := eviction.Reading{At: time.Now()}
+	p.resume(r.At)
 	if victim := p.victim(); victim != "" {
 		r.Ended = p.pods.Ended(victim)
 	}
@@ -205,6 +208,24 @@ func (p *pressure) look(ctx context.Context) {
 	case <-p.pods.Begun():
 		p.evict(ctx, v.Signal, r)
 	default: // there are no workers yet that could be told
+	}
+}
+
+// resume has the pod waited for that the agent before this one has evicted: what it has is not free yet.
+func (p *pressure) resume(now time.Time) {
+	if p.resumed {
+		return
+	}
+	select {
+	case <-p.pods.Begun():
+	default:
+		return
+	}
+	p.resumed = true
+	if uid := p.pods.Evicting(); uid != "" {
+		p.mu.Lock()
+		p.state = p.state.Evicted(uid, now)
+		p.mu.Unlock()
 	}
 }
 

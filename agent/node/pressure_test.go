@@ -104,6 +104,8 @@ func (c *crowd) Ended(uid types.UID) bool {
 	return !there
 }
 
+func (c *crowd) Evicting() types.UID { return "" }
+
 func (c *crowd) Spare(on bool) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

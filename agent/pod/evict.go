@@ -10,6 +10,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -60,8 +61,29 @@ func (s *Set) Ended(uid types.UID) bool {
 	}
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()
-	o := &e.w.o
-	return !o.anyRunning() && o.Volumes.Away && (!o.Spare || len(o.Containers) == 0)
+	return !e.w.leaves()
+}
+
+// Evicting is a pod that an earlier life of the agent has evicted and of which something may be left; "" = none. One whose end
+// the API has is among them once its worker has looked: until then it counts as ended.
+func (s *Set) Evicting() (uid types.UID) {
+	var all []types.UID
+	s.each(func(e *entry) {
+		e.w.mu.Lock()
+		defer e.w.mu.Unlock()
+		if e.evicted != nil && (e.w.o.Listed || !final(e.w.desired.Pod)) && e.w.leaves() {
+			all = append(all, e.pod.UID)
+		}
+	})
+	if len(all) > 0 {
+		uid = slices.Min(all)
+	}
+	return uid
+}
+
+// leaves says that something is left of an evicted pod. The lock is held.
+func (w *worker) leaves() bool {
+	return w.o.anyRunning() || !w.o.Volumes.Away || w.o.Spare && len(w.o.Containers) > 0
 }
 
 // Spare has the records, layers and logs removed of containers that have ended, of pods that have and of instances that

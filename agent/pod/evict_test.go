@@ -422,3 +422,47 @@ func TestMeasuringEnds(t *testing.T) {
 		virtual.Wait()
 	})
 }
+
+// Whom an earlier life of the agent has evicted is known until nothing is left of it; who has ended long ago is nobody to wait
+// for. F95
+func TestEvicting(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.rt.Delay("StopContainer", time.Hour)
+		n.start()
+		defer func() { n.stop() }()
+		n.cluster.Put(simplePod("u1"), simplePod("u2"))
+		virtual.Wait()
+		n.set.Evict("u1", short)
+		virtual.Wait()
+		if got := n.set.Evicting(); got != "" {
+			t.Errorf("%s was evicted by this agent itself", got)
+		}
+		n.stop()
+		n.rt.Delay("StopContainer", 20*time.Second)
+		n.start()
+		for _, want := range []types.UID{"u1", ""} {
+			virtual.Wait()
+			if got := n.set.Evicting(); got != want || n.set.Ended("u1") != (want == "") {
+				t.Errorf("it waits for %q, want %q", got, want)
+			}
+			time.Sleep(20 * time.Second)
+		}
+		n.evicted("evicted by two agents", "u1")
+		n.start()
+		for begun := false; !begun; {
+			if got := n.set.Evicting(); got != "" {
+				t.Errorf("it waits for %s, which has ended", got)
+			}
+			select {
+			case <-n.set.Begun():
+				begun = true
+			case <-time.After(time.Millisecond):
+			}
+		}
+		virtual.Wait()
+		if got := n.set.Evicting(); got != "" {
+			t.Errorf("it waits for %s, which has ended", got)
+		}
+	})
+}

@@ -1,0 +1,178 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/eviction"
+	"keelson.dev/keelson/agent/fake"
+	"keelson.dev/keelson/agent/pod"
+	"keelson.dev/keelson/agent/probe"
+	"keelson.dev/keelson/csi/privatemounts"
+	"keelson.dev/keelson/internal/virtual"
+)
+
+// heir is a node on which one agent follows the other, with pods' workers and their records on a disk, and with looks at what it is
+// short of. The containers run in memory, and outlive agents.
+type heir struct {
+	t        *testing.T
+	cfg      Config
+	cluster  *fake.Cluster
+	rt       *fake.Runtime
+	read     func() [eviction.Signals]eviction.Level
+	pressure *pressure
+	stop     func()
+}
+
+// start runs an agent in place of the one before.
+func (h *heir) start() {
+	if h.stop != nil {
+		h.stop()
+	}
+	log := slog.New(slog.DiscardHandler)
+	set := pod.New(pod.Config{NodeName: "w1", HostIPs: h.cfg.NodeIPs, Paths: h.cfg.paths(), Runtime: h.rt, Images: h.cfg.Images, Volumes: h.cfg.Volumes, Devices: &fake.Devices{},
+		Objects: h.cluster, Reporter: h.cluster, Prober: probe.New(probe.Config{Ask: probe.AlwaysPass}), ResolvConf: os.DevNull, Log: log})
+	alike := func(context.Context) (*agent.Measured, error) {
+		u := agent.Usage{HasMemory: true, WorkingSet: mib}
+		return &agent.Measured{Pods: []agent.PodUsage{{UID: "first", Usage: u}, {UID: "second", Usage: u}}}, nil
+	}
+	p := &pressure{read: h.read, node: "w1", log: log, measure: alike, pods: set, objects: h.cluster, reporter: h.cluster, told: map[eviction.Signal]time.Time{}, changed: make(chan struct{}, 1)}
+	h.pressure = p
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 2)
+	for _, run := range []func(context.Context) error{set.Run, p.run} {
+		go func() { done <- run(ctx) }()
+	}
+	h.stop = func() {
+		cancel()
+		for range 2 {
+			if err := <-done; !errors.Is(err, context.Canceled) {
+				h.t.Errorf("it ended by itself: %v", err)
+			}
+		}
+		h.stop = nil
+	}
+	virtual.Wait()
+}
+
+func (h *heir) pod(uid types.UID) *v1.Pod {
+	p, ok := h.cluster.Pod(uid)
+	if !ok {
+		h.t.Fatalf("pod %s is not there", uid)
+	}
+	return p
+}
+
+// smallDisk is one of its own in place of a folder, until the test ends.
+func smallDisk(t *testing.T, dir string) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=256k"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// fillUp takes the last byte of a disk.
+func fillUp(t *testing.T, dir string) {
+	f, err := os.Create(filepath.Join(dir, "full"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, size := range []int{4096, 1} {
+		for err = nil; err == nil; {
+			_, err = f.Write(make([]byte, size))
+		}
+		if !errors.Is(err, unix.ENOSPC) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// An agent that was killed when it had written down that a pod is evicted, and before that pod had ended, is followed by one that
+// ends it, tells why, and evicts no other while that takes, though the disk is full to the last byte. The record goes with the pod.
+// F95
+func TestNextAgentEndsWhatWasEvicted(t *testing.T) {
+	for _, short := range []eviction.Signal{eviction.Memory, eviction.Disk} {
+		t.Run(short.String(), func(t *testing.T) { nextAgentEnds(t, short) })
+	}
+}
+
+func nextAgentEnds(t *testing.T, short eviction.Signal) {
+	privatemounts.Need(t)
+	virtual.Test(t, func(t *testing.T) {
+		h := &heir{t: t}
+		h.cfg, h.cluster, h.rt = fakeConfig("w1", t.TempDir())
+		smallDisk(t, h.cfg.StateDir)
+		h.read = func() (out [eviction.Signals]eviction.Level) {
+			if h.rt.Running("first", "app") != "" && h.rt.Running("second", "app") != "" { // both do not fit
+				out[short] = eviction.Level{Left: 0, Floor: 100, Known: true}
+			}
+			return out
+		}
+		h.rt.Delay("StopContainer", time.Hour) // the first agent does not live to see that end
+		h.start()
+		defer func() { h.stop() }()
+		for uid, priority := range map[string]int32{"first": 0, "second": 100} {
+			h.cluster.Put(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: uid, Namespace: "default", UID: types.UID(uid), CreationTimestamp: metav1.Now()},
+				Spec: v1.PodSpec{Priority: &priority, Containers: []v1.Container{{Name: "app", Image: "hello:1"}}}})
+		}
+		virtual.Wait()
+		running := h.pod("first")
+		record := filepath.Join(h.cfg.StateDir, "pods", "first", "evicted.json")
+		if _, err := os.Stat(record); !os.IsNotExist(err) || !isReady(running) || !isReady(h.pod("second")) {
+			t.Fatalf("before anybody looks: %v, %+v", err, running.Status)
+		}
+		sleep(eviction.EndPatience - time.Second)
+		if _, err := os.Stat(record); err != nil || h.rt.Running("first", "app") == "" {
+			t.Fatalf("it is not on record, or has ended: %v", err)
+		}
+		fillUp(t, h.cfg.StateDir)
+		h.stop()
+		h.cluster.Put(running) // nor has the control plane heard of it
+		const takes = 25 * time.Second
+		h.rt.Delay("StopContainer", takes)
+		h.start()
+		sleep(takes - time.Second)
+		if h.rt.Running("first", "app") == "" || !h.pressure.holds(short) {
+			t.Error("it has ended before its time, or the node is not short")
+		}
+		sleep(time.Minute)
+		want := "The node was low on resource: " + string(short.Resource()) + ". "
+		if got := h.pod("first").Status; h.rt.Running("first", "app") != "" || got.Phase != v1.PodFailed || got.Reason != "Evicted" || !strings.HasPrefix(got.Message, want) {
+			t.Errorf("%+v", got)
+		}
+		if p := h.pod("second"); !isReady(p) || h.pressure.evicted != [eviction.Signals]int64{} {
+			t.Errorf("another is evicted for it: %+v", p.Status)
+		}
+		if n := h.rt.Count("StartContainer"); n != 2 {
+			t.Errorf("%d starts", n)
+		}
+		gone := h.pod("first").DeepCopy()
+		now, none := metav1.Now(), int64(0)
+		gone.DeletionTimestamp, gone.DeletionGracePeriodSeconds = &now, &none
+		h.cluster.Put(gone)
+		sleep(time.Minute)
+		if _, err := os.Stat(filepath.Dir(record)); !os.IsNotExist(err) || !h.cluster.Gone("first") {
+			t.Errorf("when it is deleted its record stays: %v", err)
+		}
+	})
+}
