@@ -49,6 +49,8 @@ var _ agent.Devices = (*Devices)(nil)
 type Devices struct {
 	cfg   Config
 	locks keylock.Locks // by claim
+	// entering is held while it is found out whether devices are free, and written down whose they are.
+	entering sync.Mutex
 	*registry
 
 	mu   sync.Mutex
@@ -113,17 +115,8 @@ func (d *Devices) claim(pod *v1.Pod, entry *v1.PodResourceClaim) (*resourcev1.Re
 func (d *Devices) prepare(ctx context.Context, pod types.UID, claim *resourcev1.ResourceClaim) ([]agent.ClaimedDevice, error) {
 	defer d.locks.Lock(string(claim.UID))()
 	file := d.file(claim.UID)
-	r, err := d.read(claim.UID)
+	r, err := d.enter(file, pod, claim)
 	if err != nil {
-		return nil, err
-	}
-	if r == nil {
-		r = &record{Version: recordVersion, Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID, Drivers: drivers(claim)}
-	}
-	if !slices.Contains(r.Pods, pod) {
-		r.Pods = append(r.Pods, pod)
-	}
-	if err := d.write(file, r); err != nil { // before the first driver hears of it
 		return nil, err
 	}
 	if r.Prepared {
@@ -139,6 +132,35 @@ func (d *Devices) prepare(ctx context.Context, pod types.UID, claim *resourcev1.
 	}
 	r.Prepared = true
 	return r.Devices, d.write(file, r)
+}
+
+// enter puts into the record of a claim, before the first driver hears of it, that a pod has it, and which devices that are. No two
+// claims have one by it.
+func (d *Devices) enter(file string, pod types.UID, claim *resourcev1.ResourceClaim) (*record, error) {
+	d.entering.Lock()
+	defer d.entering.Unlock()
+	r, err := d.read(claim.UID)
+	if err != nil {
+		return nil, err
+	}
+	if r == nil {
+		r = &record{Version: recordVersion, Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID, Drivers: drivers(claim)}
+	}
+	if err := r.unchanged(claim); err != nil {
+		return nil, err
+	}
+	if r.Allotted == nil {
+		if !r.Prepared { // else it has had them from before agents noted it
+			if err := d.free(claim); err != nil {
+				return nil, err
+			}
+		}
+		r.Allotted = allotted(claim)
+	}
+	if !slices.Contains(r.Pods, pod) {
+		r.Pods = append(r.Pods, pod)
+	}
+	return r, d.write(file, r)
 }
 
 // drivers are those of a claim's devices, in order.

@@ -105,7 +105,7 @@ func claimOf(name string, drivers ...string) *resourcev1.ResourceClaim {
 	c := &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID("uid-" + name)}}
 	c.Status.Allocation = &resourcev1.AllocationResult{}
 	for _, d := range drivers {
-		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results, resourcev1.DeviceRequestAllocationResult{Request: "r", Driver: d, Pool: "w1", Device: "gpu-0"})
+		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results, resourcev1.DeviceRequestAllocationResult{Request: "r", Driver: d, Pool: "w1", Device: "gpu-of-" + name})
 	}
 	return c
 }

@@ -35,7 +35,8 @@ type record struct {
 	Name      string                `json:"name"`
 	UID       types.UID             `json:"uid"`
 	Drivers   []string              `json:"drivers"`
-	Pods      []types.UID           `json:"pods"` // that use it here
+	Allotted  []allotment           `json:"allotted,omitempty"` // its devices, as long as there is a record
+	Pods      []types.UID           `json:"pods"`               // that use it here
 	Prepared  bool                  `json:"prepared,omitempty"`
 	Devices   []agent.ClaimedDevice `json:"devices,omitempty"`
 }
