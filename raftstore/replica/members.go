@@ -25,6 +25,11 @@ const (
 	// majorityPatience is how long the voters that are to stay have to show
 	// that they are there.
 	majorityPatience = 3 * time.Second
+	// spreadPatience is how long a promotion waits for voters that answer and
+	// have not heard of it.
+	spreadPatience = 10 * time.Second
+	// spreadTries is how often one is asked that does not answer.
+	spreadTries = 3
 )
 
 // AddMember makes the replica id at address a voting member, from any replica:
@@ -62,7 +67,8 @@ func (r *Replica) add(ctx context.Context, id, address string, learner bool) err
 }
 
 // Promote makes a learner a voting member as soon as it has caught up, from any
-// replica. Promoting a voter is a no-op. ErrUnknownMember when id is no member.
+// replica, and returns when every voter that answers knows of it. Promoting a
+// voter is a no-op. ErrUnknownMember when id is no member.
 func (r *Replica) Promote(ctx context.Context, id string) error {
 	err := r.onLeader(ctx, id,
 		func() error { return r.promoteHere(ctx, id) },
@@ -261,16 +267,56 @@ func (r *Replica) promoteHere(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	r.levels.Lock()
-	defer r.levels.Unlock()
-	if err := r.understands(ctx, id, level); err != nil {
-		return err
-	}
-	if err := configError(r.outcome(r.raft.AddVoter(s.ID, s.Address, 0, configTimeout))); err != nil {
+	index, err := r.giveVote(ctx, s, level)
+	if err != nil {
 		return err
 	}
 	r.log.Info("member promoted", "member", id, "address", string(s.Address))
+	r.spread(ctx, id, index)
 	return nil
+}
+
+// giveVote commits that a learner is a voter, and returns the entry's index.
+func (r *Replica) giveVote(ctx context.Context, s raft.Server, level uint32) (index uint64, err error) {
+	r.levels.Lock()
+	defer r.levels.Unlock()
+	if err := r.understands(ctx, string(s.ID), level); err != nil {
+		return 0, err
+	}
+	change := r.raft.AddVoter(s.ID, s.Address, 0, configTimeout)
+	if err := configError(r.outcome(change)); err != nil {
+		return 0, err
+	}
+	return change.Index(), nil
+}
+
+// spread waits until the other voters have the entry that made id a voter. The
+// majority that committed it may be this leader and id alone; were the leader
+// to die then, the others would refuse id their votes, and id, whose log is
+// longer, would refuse them its own: nobody could lead until the dead one is
+// back. Who does not answer may be away for long and is not waited for.
+func (r *Replica) spread(ctx context.Context, id string, index uint64) {
+	ctx, cancel := context.WithTimeout(ctx, spreadPatience)
+	defer cancel()
+	term := r.raft.CurrentTerm()
+	for _, s := range r.voters() {
+		for tries := 0; string(s.ID) != r.cfg.Name && r.lead.established() != nil; {
+			ask, cancel := context.WithTimeout(ctx, askMember)
+			state, err := r.stateOf(ask, s)
+			cancel()
+			if err == nil && state.GetLastTerm() >= term && state.GetLastIndex() >= index {
+				break
+			}
+			if err != nil {
+				tries++
+			}
+			if tries == spreadTries || r.pause(ctx) != nil {
+				r.log.Warn("a voter has not heard of a promotion: until it has, the leader's end may leave nobody who can lead",
+					"voter", string(s.ID), "promoted", id, "err", err)
+				break
+			}
+		}
+	}
 }
 
 // awaitLearner waits until a learner has nearly caught up, and returns the level that it understands.

@@ -165,6 +165,38 @@ func TestMembershipRefusals(t *testing.T) {
 	commit(t, c.Replica(leader), raftstore.Put("/still", nil))
 }
 
+// Who promoted a replica may lose the leader at once: every voter knows of the
+// promotion, also one that hears late, and gives the new one its vote. F53
+func TestPromotionIsKnownToAll(t *testing.T) {
+	c := storetest.NewCluster(t, 2, func(cfg *replica.Config) {
+		cfg.HeartbeatTimeout, cfg.ElectionTimeout = 2*time.Second, 2*time.Second // the leader stays until it is killed
+	})
+	leader, late := c.Leader(), c.Followers()[0]
+	c.AddHost("r3", false)
+	c.Start("r3")
+	if err := c.Replica(leader).AddLearner(within(t, patience), "r3", c.Replica("r3").Address()); err != nil {
+		t.Fatal(err)
+	}
+	c.AwaitReadyOf("r3")
+	c.Network.Slow(leader, late, 300*time.Millisecond, 0)
+	if err := c.Replica(leader).Promote(within(t, patience), "r3"); err != nil {
+		t.Fatal(err)
+	}
+	c.Network.Cut(leader, late) // nothing of what is on its way arrives
+	c.Kill(leader)
+	commit(t, c.Replica(late), raftstore.Put("/a", []byte("one")))
+}
+
+// Who is away does not hold a promotion up for long.
+func TestPromotionBesideADeadVoter(t *testing.T) {
+	c := storetest.NewCluster(t, 3, nil)
+	c.Kill(c.Followers()[0])
+	c.AddHost("r4", false)
+	c.Start("r4")
+	c.Join("r4")
+	commit(t, c.Replica("r4"), raftstore.Put("/a", []byte("one")))
+}
+
 // A dead replica is replaced by one with another name.
 func TestDeadReplicaIsReplaced(t *testing.T) {
 	var restless atomic.Value // the one that would call elections soon
