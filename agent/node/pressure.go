@@ -85,7 +85,7 @@ type pressure struct {
 	images   cleared // nil: not the agent's own
 	objects  agent.Objects
 	reporter agent.Reporter
-	resumed  bool                          // it is known whom the agent before has evicted
+	resumed  bool                          // there are workers, and it is known whom the agent before has evicted
 	told     map[eviction.Signal]time.Time // that the node is short
 	helpless time.Time                     // told that no pod can be evicted
 	vain     time.Time                     // that pods' disk was measured; zero = one was evicted by that
@@ -201,13 +201,8 @@ func (p *pressure) look(ctx context.Context) {
 	for s := range eviction.Signals {
 		p.tell(s, r)
 	}
-	if !v.Evict {
-		return
-	}
-	select {
-	case <-p.pods.Begun():
+	if v.Evict && p.resumed { // else there are no workers yet that could be told, or were not when it was asked for whom to wait
 		p.evict(ctx, v.Signal, r)
-	default: // there are no workers yet that could be told
 	}
 }
 

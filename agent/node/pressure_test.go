@@ -38,7 +38,8 @@ type crowd struct {
 	walks    int
 	spared   bool
 	begun    chan struct{}
-	deaf     bool // no pod can be told to go
+	deaf     bool      // no pod can be told to go
+	before   types.UID // evicted by the agent before this one
 }
 
 func newCrowd(memory, disk int64) *crowd {
@@ -104,7 +105,11 @@ func (c *crowd) Ended(uid types.UID) bool {
 	return !there
 }
 
-func (c *crowd) Evicting() types.UID { return "" }
+func (c *crowd) Evicting() types.UID {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.before
+}
 
 func (c *crowd) Spare(on bool) int {
 	c.mu.Lock()
@@ -322,6 +327,29 @@ func TestPressureWithoutVictims(t *testing.T) {
 		sleep(time.Hour)
 		if got := c.looks(); got < 55 || got > 61 {
 			t.Errorf("%d walks in an hour", got)
+		}
+	})
+}
+
+// Workers that come while the node is looked at change nothing of that look: whom the agent before has evicted is asked first. F95
+func TestWorkersComeDuringALook(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		c := newCrowd(1000*mib, 1000*mib)
+		c.begun = make(chan struct{})
+		c.pod("other", 0, 500*mib, 0, 0)
+		c.pod("before", 0, 600*mib, 0, 0)
+		c.before, c.ending["before"] = "before", time.Now().Add(15*time.Second)
+		come := sync.OnceFunc(func() { close(c.begun) })
+		p := &pressure{read: func() [eviction.Signals]eviction.Level {
+			come()
+			return c.read()
+		}, node: "w1", log: slog.New(slog.DiscardHandler), measure: c.measure, pods: c, told: map[eviction.Signal]time.Time{}, changed: make(chan struct{}, 1), reporter: fake.NewCluster()}
+		for range 5 {
+			p.look(t.Context())
+			sleep(eviction.Interval)
+		}
+		if c.said() != "" || !p.holds(eviction.Memory) {
+			t.Errorf("it evicts another: %s", c.said())
 		}
 	})
 }
