@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/internal/virtual"
+	"keelson.dev/keelson/internal/wait"
 )
 
 func service(i int) key { return key{kindService, "default", fmt.Sprint("s", i)} }
@@ -148,5 +150,35 @@ func TestAssignmentDoesNotGrowWithTheCluster(t *testing.T) {
 	w.remove(service(8))
 	if c, err := a.step(nil); err != nil || told(c) != 1 || len(c.deletes) != 1 {
 		t.Errorf("%d and %d objects, %v", told(c), len(c.deletes), err)
+	}
+}
+
+// P20: a session that an EndpointSlice wakes tells its agent the slice's revision with it: that of before would have the proxies say
+// that they show less than they do, and pods wait in front of the gate until its bound.
+func TestRevisionOfASliceIsKnownBeforeAnybodyWakes(t *testing.T) {
+	v := &view{board: newBoard(2), enc: newEncodings(), gate: newGate(time.Second)}
+	s := sliceOf(map[types.UID]bool{gatedPod: true})
+	s.Namespace, s.Name, s.ResourceVersion = "default", "a", "7"
+	v.mu.Lock() // held by no session: who wakes them waits here
+	woken := make(chan struct{})
+	go func() {
+		v.changed(kindEndpointSlice, nil, s)
+		close(woken)
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	err := wait.For(ctx, time.Millisecond, func() error {
+		if rev := v.routed.Load(); rev != 7 {
+			return fmt.Errorf("revision %d", rev)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	v.mu.Unlock()
+	<-woken
+	if v.gate.members[keyOf(kindEndpointSlice, s)] == nil {
+		t.Error("the gate does not know the slice")
 	}
 }

@@ -42,7 +42,7 @@ type view struct {
 	namespaces cache.Indexer
 	regroup    regroup
 
-	// routed is the revision up to which every EndpointSlice change has been marked in all sessions.
+	// routed is the revision up to which every EndpointSlice change is on the board, which all sessions read.
 	routed atomic.Uint64
 
 	mu       sync.RWMutex
@@ -131,6 +131,9 @@ func (v *view) changed(k kind, old, now api.Object) {
 		v.nodeChanged(id, old, now)
 	case kinds[k].everyone:
 		v.post(k, now, any)
+		if k == kindEndpointSlice {
+			v.route(id, now, revisionOf(any)) // before anybody is woken: who is told of the slice is told of its revision
+		}
 		v.tellAll()
 	case k == kindPod:
 		v.podChanged(old, now)
@@ -147,16 +150,6 @@ func (v *view) changed(k kind, old, now api.Object) {
 	switch k {
 	case kindService:
 		v.dnsChanged(id, now)
-	case kindEndpointSlice:
-		rev := revisionOf(any)
-		for {
-			have := v.routed.Load()
-			if have >= rev || v.routed.CompareAndSwap(have, rev) {
-				break
-			}
-		}
-		slice, _ := now.(*discoveryv1.EndpointSlice)
-		v.gate.slice(id, slice, rev)
 	case kindNode:
 		n, ok := now.(*v1.Node)
 		v.gate.nodeReady(id.name, ok && nodeIsReady(n))
@@ -167,6 +160,18 @@ func (v *view) changed(k kind, old, now api.Object) {
 			}
 		}
 	}
+}
+
+// route takes note of an EndpointSlice that is on the board as it was at that revision; now is nil when it is gone.
+func (v *view) route(id key, now api.Object, rev uint64) {
+	for {
+		have := v.routed.Load()
+		if have >= rev || v.routed.CompareAndSwap(have, rev) {
+			break
+		}
+	}
+	slice, _ := now.(*discoveryv1.EndpointSlice)
+	v.gate.slice(id, slice, rev)
 }
 
 // post writes an object of a kind that every node holds on the board.
