@@ -121,6 +121,9 @@ func newBed(t *testing.T, names ...string) *bed {
 // clocks of a bed; zero is what production has.
 type clocks struct{ heartbeat, suspect, grace, stopGate time.Duration }
 
+// steady are clocks by which nobody is given up: a busy machine, or a hand-made agent that says nothing, ends no session.
+var steady = clocks{heartbeat: heartbeat, suspect: time.Hour, grace: time.Hour}
+
 func newBedWith(t *testing.T, with clocks, names ...string) *bed {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -319,6 +322,18 @@ func (b *bed) holder(node string) *replica {
 		}
 	}
 	return nil
+}
+
+// held is the replica that has the node's session, once one has.
+func (b *bed) held(node string) (r *replica) {
+	b.t.Helper()
+	b.eventually("session of "+node, func() error {
+		if r = b.holder(node); r == nil {
+			return errors.New("no replica has it")
+		}
+		return nil
+	})
+	return r
 }
 
 func (b *bed) create(o api.Object) {

@@ -103,7 +103,7 @@ func TestRevocationAndClocks(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBed(t, "cp1")
+			b := newBedWith(t, steady, "cp1")
 			address := b.replicas["cp1"].address
 			if _, err := client.Create(b.ctx, b.client, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1"}}); err != nil {
 				t.Fatal(err)

@@ -343,23 +343,30 @@ func (b *bed) calls(conf *tls.Config, address string) fleetv1.FleetClient {
 
 func hello(b *bed, c fleetv1.FleetClient, node string) (fleetv1.Fleet_SessionClient, *fleetv1.Welcome) {
 	b.t.Helper()
-	s, err := c.Session(b.ctx)
+	s, w, err := tryHello(b, c, node)
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	if err := s.Send(&fleetv1.AgentMessage{Kind: &fleetv1.AgentMessage_Hello{Hello: &fleetv1.Hello{NodeName: node}}}); err != nil {
-		b.t.Fatal(err)
+	return s, w
+}
+
+func tryHello(b *bed, c fleetv1.FleetClient, node string) (fleetv1.Fleet_SessionClient, *fleetv1.Welcome, error) {
+	s, err := c.Session(b.ctx)
+	if err != nil {
+		return nil, nil, err
 	}
+	// That it cannot be sent, Recv says as well, and why.
+	_ = s.Send(&fleetv1.AgentMessage{Kind: &fleetv1.AgentMessage_Hello{Hello: &fleetv1.Hello{NodeName: node}}})
 	m, err := s.Recv()
-	if err != nil || m.GetWelcome() == nil {
-		b.t.Fatalf("welcome: %v, %v", m, err)
+	if err == nil && m.GetWelcome() == nil {
+		err = fmt.Errorf("no welcome: %v", m)
 	}
-	return s, m.GetWelcome()
+	return s, m.GetWelcome(), err
 }
 
 // A newer epoch closes the older stream, on the same replica and on another; words of an older epoch are not heard.
 func TestEpochFencing(t *testing.T) {
-	b := newBed(t, "cp1", "cp2")
+	b := newBedWith(t, steady, "cp1", "cp2")
 	for _, second := range []string{"cp1", "cp2"} {
 		t.Run("then "+second, func(t *testing.T) {
 			node := "w-" + second
