@@ -64,6 +64,7 @@ type Store struct {
 	layers    singleflight.Group
 	transport func() (*transport, error)
 	trash     sync.WaitGroup
+	deleting  deletions // of trash
 	discarded atomic.Int64
 	imported  atomic.Int64 // archives
 	limits    Limits

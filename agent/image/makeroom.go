@@ -30,20 +30,31 @@ type Removed struct {
 // there is some room again. An image is in use while a container stands on it, also one that has ended, while its name
 // is among needed, and for some minutes after somebody has pulled it or asked for it. One whose archive lies in the
 // folder of archives stays, for it would come back. Layers of pulls that are under way stay. What was removed is deleted
-// when it returns.
+// when it returns, and so is what was removed before it began, unless deleting that takes long.
 func (s *Store) MakeRoom(ctx context.Context, needed []string) (Removed, error) {
 	if err := s.wait(ctx); err != nil {
 		return Removed{}, err
 	}
+	stood := s.stoodOn()
 	fs, err := s.fileSystem()
 	if err != nil {
+		return Removed{}, err
+	}
+	if fs.short(s.cfg.Floor) == (room{}) {
+		return Removed{}, nil
+	}
+	// What goes already, layers of containers say, may be room enough.
+	if err := s.deleting.wait(ctx); err != nil {
+		return Removed{}, err
+	}
+	if fs, err = s.fileSystem(); err != nil {
 		return Removed{}, err
 	}
 	want := fs.short(s.cfg.Floor)
 	if want == (room{}) {
 		return Removed{}, nil
 	}
-	done, err := s.removeUnused(needed, want)
+	done, err := s.removeUnused(needed, stood, want)
 	if err != nil {
 		return done, err
 	}
@@ -64,8 +75,19 @@ func (s *Store) fileSystem() (fileSystem, error) {
 		free: room{int64(st.Bavail) * st.Bsize, int64(st.Ffree)}}, nil
 }
 
-// removeUnused removes images until want is free. Who pulls or makes a container does so before or after it.
-func (s *Store) removeUnused(needed []string, want room) (Removed, error) {
+// stoodOn are the ids of images on which containers stand. One that goes after the room was looked at frees some of it.
+func (s *Store) stoodOn() map[string]bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := map[string]bool{}
+	for _, c := range s.containers {
+		out[c.Image] = true
+	}
+	return out
+}
+
+// removeUnused removes images until want is free, and none of stood. Who pulls or makes a container does so before or after it.
+func (s *Store) removeUnused(needed []string, stood map[string]bool, want room) (Removed, error) {
 	archived, err := s.archived()
 	if err != nil {
 		return Removed{}, err
@@ -82,6 +104,7 @@ func (s *Store) removeUnused(needed []string, want room) (Removed, error) {
 	}
 	s.mu.Lock()
 	v := s.inventory(needed, archived, sizes)
+	maps.Copy(v.needed, stood)
 	remove, freed := v.choose(want)
 	var failed error
 	for _, id := range remove {

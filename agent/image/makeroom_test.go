@@ -18,6 +18,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"keelson.dev/keelson/internal/floor"
+	"keelson.dev/keelson/internal/virtual"
 )
 
 // onSmallDisk runs a store on a disk of 8 MiB, of which so many bytes have to stay free.
@@ -140,6 +141,68 @@ func TestImagesGoWithTheirContainers(t *testing.T) {
 	}
 	if got := present(t, s); !slices.Equal(got, []string{"asked:v1"}) {
 		t.Errorf("%v are left", got)
+	}
+}
+
+// What is being deleted may be room enough: no image goes before that has gone, unless it takes for ever. F106 F95
+func TestRoomWaitsForWhatGoes(t *testing.T) {
+	needRoot(t)
+	file := ociArchive(t, map[string]v1.Image{"x.dev/a:v1": testImage(t, filler("a", 1<<20))}, nil)
+	virtual.Test(t, func(t *testing.T) {
+		s, _ := onSmallDisk(t, 2<<20, Config{})
+		if _, err := s.Import(ctx(t), file); err != nil {
+			t.Fatal(err)
+		}
+		for _, goes := range []bool{true, false} {
+			podsWrite(t, s, 11<<19)
+			time.Sleep(time.Hour)
+			type answer struct {
+				Removed
+				err error
+			}
+			end, got := s.deleting.begin(), make(chan answer, 1)
+			go func() {
+				done, err := s.MakeRoom(ctx(t), nil)
+				got <- answer{done, err}
+			}()
+			time.Sleep(deletingPatience - time.Second)
+			virtual.Wait()
+			if len(got) > 0 {
+				t.Fatalf("%+v: it does not wait", <-got)
+			}
+			if goes {
+				if err := os.Remove(s.path("tmp/pods")); err != nil {
+					t.Fatal(err)
+				}
+				end()
+			}
+			if a := <-got; a.err != nil || (a.Images == 0) != goes {
+				t.Errorf("it goes: %v; %+v, %v", goes, a.Removed, a.err)
+			}
+		}
+	})
+}
+
+// An image stays whose last container went while the room was looked at: what went with that may be enough. F106 F95
+func TestAnImageOutlivesItsContainerByALook(t *testing.T) {
+	reg := newRegistry(t)
+	s, _ := onSmallDisk(t, 2<<20, Config{Insecure: []string{reg.host}})
+	reg.push(t, "a:v1", testImage(t, filler("a", 1<<20)))
+	if _, err := pull(t, s, reg.host+"/a:v1", nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.PrepareRootFS(ctx(t), "c", reg.host+"/a:v1"); err != nil {
+		t.Fatal(err)
+	}
+	s.now = func() time.Time { return time.Now().Add(time.Hour) }
+	stood := s.stoodOn()
+	if err := s.RemoveRootFS(ctx(t), "c"); err != nil {
+		t.Fatal(err)
+	}
+	for want, stood := range []map[string]bool{stood, s.stoodOn()} {
+		if done, err := s.removeUnused(nil, stood, room{bytes: 1}); err != nil || done.Images != want {
+			t.Errorf("%+v, %v; want %d", done, err, want)
+		}
 	}
 }
 

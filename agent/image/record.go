@@ -165,7 +165,9 @@ func (s *Store) discard(path string) error {
 	if to == "" {
 		return err
 	}
+	end := s.deleting.begin()
 	s.trash.Go(func() {
+		defer end()
 		if err := within.RemoveAll(to); err != nil {
 			s.log.Warn("scratch cannot be deleted; the next start tries again", "path", to, "error", err)
 		}

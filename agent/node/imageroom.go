@@ -36,6 +36,7 @@ type imageRoom struct {
 
 	told map[string]time.Time // by reason
 	soon chan struct{}        // capacity 1: somebody waits for a look; nil: nobody can
+	held func() bool          // something else goes first, for some time at most; nil: nothing does
 
 	mu                      sync.Mutex
 	removed, bytes, failing int64
@@ -79,6 +80,9 @@ func (r *imageRoom) run(ctx context.Context) error {
 
 // look does it once.
 func (r *imageRoom) look(ctx context.Context, now time.Time) {
+	if r.held != nil && r.held() {
+		return
+	}
 	done, err := r.images.MakeRoom(ctx, imagesOf(r.objects.Pods()))
 	if ctx.Err() != nil {
 		return

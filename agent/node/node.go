@@ -163,7 +163,7 @@ func (n *Node) evictions(runtime agent.Runtime, pods *pod.Set) {
 		p.measure = rt.Measure
 	}
 	if n.room != nil {
-		p.images = n.room
+		p.images, n.room.held = n.room, p.spares
 	}
 	p.pods, p.objects, p.reporter, p.log = pods, n.session, n.session, n.cfg.Log.With("part", "eviction")
 	n.own("eviction", p.run)

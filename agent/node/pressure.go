@@ -97,6 +97,7 @@ type pressure struct {
 	mu      sync.Mutex
 	state   eviction.State
 	holding [eviction.Signals]bool
+	sparing bool // what ended containers have left is going of the disk
 	evicted [eviction.Signals]int64
 }
 
@@ -196,6 +197,7 @@ func (p *pressure) look(ctx context.Context) {
 		p.reclaim(r.At)
 	case !v.Reclaim && !p.since.IsZero():
 		p.since, p.bare = time.Time{}, time.Time{}
+		p.spare(false)
 		p.pods.Spare(false)
 	}
 	for s := range eviction.Signals {
@@ -227,14 +229,29 @@ func (p *pressure) resume(now time.Time) {
 // reclaim has the disk freed of what nobody needs, first of what ended containers have left, then of the images that these
 // stood on, and says whether all has gone.
 func (p *pressure) reclaim(now time.Time) bool {
+	p.spare(now.Sub(p.since) < eviction.ReclaimPatience) // before any of it goes, and with it what an image is in use for
 	if p.pods.Spare(true) > 0 {
 		p.bare = time.Time{}
 		return false
 	}
+	p.spare(false)
 	if p.bare.IsZero() {
 		p.bare = now
 	}
 	return p.images == nil || p.images.clear(p.bare)
+}
+
+func (p *pressure) spare(on bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.sparing = on
+}
+
+// spares says that what ended containers have left is going of a disk that is short, which may be enough.
+func (p *pressure) spares() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.sparing
 }
 
 func (p *pressure) victim() types.UID {

@@ -31,6 +31,7 @@ type heir struct {
 	cfg      Config
 	cluster  *fake.Cluster
 	rt       *fake.Runtime
+	disk     *realDisk // nil: layers and images take no room
 	read     func() [eviction.Signals]eviction.Level
 	pressure *pressure
 	stop     func()
@@ -42,23 +43,32 @@ func (h *heir) start() {
 		h.stop()
 	}
 	log := slog.New(slog.DiscardHandler)
-	set := pod.New(pod.Config{NodeName: "w1", HostIPs: h.cfg.NodeIPs, Paths: h.cfg.paths(), Runtime: h.rt, Images: h.cfg.Images, Volumes: h.cfg.Volumes, Devices: &fake.Devices{},
-		Objects: h.cluster, Reporter: h.cluster, Prober: probe.New(probe.Config{Ask: probe.AlwaysPass}), ResolvConf: os.DevNull, Log: log})
 	alike := func(context.Context) (*agent.Measured, error) {
 		u := agent.Usage{HasMemory: true, WorkingSet: mib}
 		return &agent.Measured{Pods: []agent.PodUsage{{UID: "first", Usage: u}, {UID: "second", Usage: u}}}, nil
 	}
-	p := &pressure{read: h.read, node: "w1", log: log, measure: alike, pods: set, objects: h.cluster, reporter: h.cluster, told: map[eviction.Signal]time.Time{}, changed: make(chan struct{}, 1)}
+	cfg := pod.Config{NodeName: "w1", HostIPs: h.cfg.NodeIPs, Paths: h.cfg.paths(), Runtime: h.rt, Images: h.cfg.Images, Volumes: h.cfg.Volumes, Devices: &fake.Devices{},
+		Objects: h.cluster, Reporter: h.cluster, Prober: probe.New(probe.Config{Ask: probe.AlwaysPass}), ResolvConf: os.DevNull, Log: log}
+	p := &pressure{read: h.read, node: "w1", log: log, measure: alike, objects: h.cluster, reporter: h.cluster, told: map[eviction.Signal]time.Time{}, changed: make(chan struct{}, 1)}
 	h.pressure = p
+	parts := []func(context.Context) error{}
+	if d := h.disk; d != nil {
+		room := &imageRoom{images: d, objects: h.cluster, reporter: h.cluster, node: "w1", log: log, soon: make(chan struct{}, 1), held: p.spares}
+		cfg.Runtime, cfg.Images, cfg.Written, p.images = d, d.store, d.written, room
+		parts = append(parts, d.store.Run, room.run)
+	}
+	set := pod.New(cfg)
+	p.pods = set
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 2)
-	for _, run := range []func(context.Context) error{set.Run, p.run} {
+	parts = append(parts, set.Run, p.run)
+	done := make(chan error, len(parts))
+	for _, run := range parts {
 		go func() { done <- run(ctx) }()
 	}
 	h.stop = func() {
 		cancel()
-		for range 2 {
-			if err := <-done; !errors.Is(err, context.Canceled) {
+		for range parts {
+			if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
 				h.t.Errorf("it ended by itself: %v", err)
 			}
 		}
@@ -76,11 +86,11 @@ func (h *heir) pod(uid types.UID) *v1.Pod {
 }
 
 // smallDisk is one of its own in place of a folder, until the test ends.
-func smallDisk(t *testing.T, dir string) {
+func smallDisk(t *testing.T, dir, size string) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=256k"); err != nil {
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size="+size); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -121,7 +131,7 @@ func nextAgentEnds(t *testing.T, short eviction.Signal) {
 	virtual.Test(t, func(t *testing.T) {
 		h := &heir{t: t}
 		h.cfg, h.cluster, h.rt = fakeConfig("w1", t.TempDir())
-		smallDisk(t, h.cfg.StateDir)
+		smallDisk(t, h.cfg.StateDir, "256k")
 		h.read = func() (out [eviction.Signals]eviction.Level) {
 			if h.rt.Running("first", "app") != "" && h.rt.Running("second", "app") != "" { // both do not fit
 				out[short] = eviction.Level{Left: 0, Floor: 100, Known: true}

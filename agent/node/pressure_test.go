@@ -33,6 +33,7 @@ type crowd struct {
 	begin    time.Time
 	ending   map[types.UID]time.Time
 	records  int   // of ended pods
+	stuck    bool  // they do not go
 	unused   int64 // what images take that nothing uses
 	cleared  bool  // images have been looked for
 	walks    int
@@ -118,7 +119,7 @@ func (c *crowd) Spare(on bool) int {
 	if on != c.spared {
 		c.note("spare %v", on)
 	}
-	if c.spared = on; on {
+	if c.spared = on; on && !c.stuck {
 		c.records = 0
 	}
 	return left
@@ -299,6 +300,54 @@ func TestDiskPressure(t *testing.T) {
 		if got := c.said(); got != want {
 			t.Errorf("%s\nwant\n%s", got, want)
 		}
+	})
+}
+
+// Images wait while what ended containers have left is going, and not for ever; not at all while there is enough. F95 F106
+func TestImagesWaitForWhatHasEnded(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		c, store := newCrowd(1000*mib, 1000*mib), &rooms{}
+		c.records = 3
+		p, cluster := c.watch(t)
+		r := &imageRoom{images: store, objects: cluster, reporter: cluster, node: "w1", log: slog.New(slog.DiscardHandler), soon: make(chan struct{}, 1), held: p.spares}
+		looks := func(when string, want int) {
+			t.Helper()
+			before, _ := store.asked()
+			r.look(t.Context(), time.Now())
+			if after, _ := store.asked(); after-before != want {
+				t.Errorf("%s: %d looks at images, want %d", when, after-before, want)
+			}
+		}
+		looks("nothing is short", 1)
+		c.pod("hog", 2000000000, 0, 0, 950*mib)
+		sleep(10 * time.Second)
+		looks("what ended containers have left is going", 0)
+		if r.clear(time.Now()) {
+			t.Error("a look that did not take place counts")
+		}
+		sleep(10 * time.Second)
+		looks("it has gone", 1)
+		c.mu.Lock()
+		c.records, c.stuck = 1, true
+		c.mu.Unlock()
+		sleep(10 * time.Second)
+		looks("there is more of it", 0)
+		sleep(eviction.ReclaimPatience)
+		looks("it does not go", 1)
+		c.mu.Lock()
+		c.has["hog"] = [eviction.Signals]int64{}
+		c.mu.Unlock()
+		sleep(10 * time.Second)
+		c.mu.Lock()
+		c.has["hog"] = [eviction.Signals]int64{0, 950 * mib}
+		c.mu.Unlock()
+		sleep(10 * time.Second)
+		looks("the disk is short once more", 0)
+		c.mu.Lock()
+		c.has["hog"] = [eviction.Signals]int64{}
+		c.mu.Unlock()
+		sleep(10 * time.Second)
+		looks("it no longer is", 1)
 	})
 }
 

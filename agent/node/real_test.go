@@ -120,7 +120,12 @@ func archive(t *testing.T, dir string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(layer.Bytes())), nil })
+	saveImage(t, filepath.Join(dir, "busybox.tar"), "busybox:1", layer.Bytes())
+}
+
+// saveImage writes an archive of an image of one layer.
+func saveImage(t *testing.T, file, called string, layer []byte) {
+	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(layer)), nil })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,14 +134,14 @@ func archive(t *testing.T, dir string) {
 		img, err = mutate.Config(img, ggcr.Config{Cmd: []string{"/bin/sh"}, Env: []string{"PATH=/bin"}})
 	}
 	if err == nil {
-		err = os.MkdirAll(dir, 0o755)
+		err = os.MkdirAll(filepath.Dir(file), 0o755)
 	}
 	var tag name.Tag
 	if err == nil {
-		tag, err = name.NewTag("docker.io/library/busybox:1")
+		tag, err = name.NewTag("docker.io/library/" + called)
 	}
 	if err == nil {
-		err = tarball.WriteToFile(filepath.Join(dir, "busybox.tar"), tag, img)
+		err = tarball.WriteToFile(file, tag, img)
 	}
 	if err != nil {
 		t.Fatal(err)
