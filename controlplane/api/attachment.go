@@ -20,13 +20,31 @@ const (
 )
 
 // AnnotationUnheard is on a Node of a backup that was restored until its agent has said which volumes it uses: it may use others than
-// the store knows of. Until then no other node gets a volume that one node may have.
+// the store knows of. Until then no other node gets a volume that one node may have. It is on PersistentVolumes for one node, too, until nodes
+// that are not in the backup have had time to say so, or to end the pods that use them.
 const AnnotationUnheard = "keelson.dev/unheard-since-restore"
 
-// Unheard says whether a Node has it.
-func Unheard(n *corev1.Node) bool {
-	_, ok := n.Annotations[AnnotationUnheard]
+// Unheard says whether a Node or a PersistentVolume has it.
+func Unheard(o Object) bool {
+	_, ok := o.GetAnnotations()[AnnotationUnheard]
 	return ok
+}
+
+// AnnotationVolumesInUse on a Node is told by its agent: that status.volumesInUse is what it uses, which may be nothing.
+const AnnotationVolumesInUse = "keelson.dev/volumes-in-use"
+
+// Joining says that a Node has just been made, by an agent that is going to say which volumes it uses, and has not yet.
+func Joining(n *corev1.Node) bool {
+	_, fences := n.Annotations[AnnotationFencesAfter]
+	_, told := n.Annotations[AnnotationVolumesInUse]
+	return fences && !told
+}
+
+// SingleNode says whether no more than one node may have a volume.
+func SingleNode(v *corev1.PersistentVolume) bool {
+	return !slices.ContainsFunc(v.Spec.AccessModes, func(m corev1.PersistentVolumeAccessMode) bool {
+		return m == corev1.ReadOnlyMany || m == corev1.ReadWriteMany
+	})
 }
 
 // AnnotationVolumesHeld on a Node is told by its agent: which of the volumes in use it may have mounted, as a JSON list of their names; for

@@ -194,6 +194,31 @@ func TestVolumesStayWithWhoHasThemAfterARestore(t *testing.T) {
 	})
 }
 
+// F110: after a restore a volume that no known node has is given to nobody for as long as one that joined after the backup was made, and
+// has it, takes at most to end its pods where nobody hears it; pods are told so. Then the volume is like any other.
+func TestVolumesWaitForNodesThatAreNotKnown(t *testing.T) {
+	attaching(t, options{}, func(w *world, d *disks, node string) {
+		update(w, "db", func(s *appsv1.StatefulSet) { s.Spec.Replicas = new(int32) })
+		w.mountedOn(time.Minute, "v", "")
+		update(w, "v", func(v *corev1.PersistentVolume) {
+			metav1.SetMetaDataAnnotation(&v.ObjectMeta, api.AnnotationUnheard, "")
+		})
+		time.Sleep(time.Second) // of the bubble: the controller knows
+		w.create(user("late", node, "data-db-0"))
+		w.eventWith("FailedAttachVolume", "a node that joined after it was made may have it mounted")
+		time.Sleep(50 * time.Second)
+		d.set(func() {
+			if at := d.at["v"]; at != "" {
+				t.Errorf("on %s while such a node may have it", at)
+			}
+		})
+		w.mountedOn(20*time.Second, "v", node)
+		if v, err := client.Get[*corev1.PersistentVolume](w.ctx, w.admin, "", "v"); err != nil || api.Unheard(v) {
+			t.Errorf("afterwards it has the mark: %v, error %v", v.Annotations, err)
+		}
+	})
+}
+
 // F110: a disk of an iSCSI target is one node's at a time as well, though nobody is asked to attach it: who has it is told to others
 // that want it, and a node that loses power is fenced before it moves.
 func TestDisksOfTargetsMove(t *testing.T) {

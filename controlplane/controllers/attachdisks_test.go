@@ -176,7 +176,10 @@ func (w *world) disksOn(nodes ...string) *disks {
 	w.drivers.set(func() { w.drivers.disks = d })
 	w.create(&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: diskDriver, Annotations: map[string]string{controllers.ServedByAnnotation: controllers.ServedByAgent}}})
 	for _, n := range nodes {
-		update(w, n, func(n *corev1.Node) { metav1.SetMetaDataAnnotation(&n.ObjectMeta, api.AnnotationFencesAfter, "20") })
+		update(w, n, func(n *corev1.Node) {
+			metav1.SetMetaDataAnnotation(&n.ObjectMeta, api.AnnotationFencesAfter, "20")
+			metav1.SetMetaDataAnnotation(&n.ObjectMeta, api.AnnotationVolumesInUse, "told")
+		})
 		w.create(&storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: n}, Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: diskDriver, NodeID: "id-" + n}}}})
 	}
 	ctx, cancel := context.WithCancel(w.ctx)

@@ -118,12 +118,9 @@ func owned(name string) bool {
 // draDrivers is the annotation in which an agent names the DRA drivers that it can ask; agents of before leave it out.
 const draDrivers = "keelson.dev/dra-drivers"
 
-// volumesInUse is the annotation in which an agent says that it tells of the volumes that it uses: an empty list is as
-// good as none on the wire.
-const volumesInUse = "keelson.dev/volumes-in-use"
-
+// tellsVolumes says that an agent tells of the volumes that it uses: an empty list is as good as none on the wire.
 func tellsVolumes(facts *v1.Node) bool {
-	_, tells := facts.Annotations[volumesInUse]
+	_, tells := facts.Annotations[api.AnnotationVolumesInUse]
 	return tells
 }
 

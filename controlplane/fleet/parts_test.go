@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/internal/virtual"
 )
 
@@ -471,7 +472,7 @@ func TestNodesKnowWhatIsAttached(t *testing.T) {
 	for _, tells := range []bool{false, true} {
 		facts := &v1.Node{}
 		if tells {
-			facts.Annotations = map[string]string{volumesInUse: "told"}
+			facts.Annotations = map[string]string{api.AnnotationVolumesInUse: "told"}
 		}
 		got := mergeNodeStatus(&n.Status, &facts.Status, tellsVolumes(facts), metav1.Now())
 		if len(got.VolumesAttached) != 1 || (len(got.VolumesInUse) == 0) != tells {

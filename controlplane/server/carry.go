@@ -17,15 +17,18 @@ import (
 )
 
 // A backup must not bring back who was shut out since. What was revoked is carried over from the data of before, where there
-// is some; and no join token of the backup is good any more, for it may have been used up, or taken back, since.
+// is some; and no join token of the backup is good any more, for it may have been used up, or taken back, since. Nodes that joined since are
+// carried over likewise: they may have volumes, and have to be heard like the others.
 
 // carried is what a restore makes of the records by which nodes come in.
 type carried struct {
 	form    registry.Form
-	before  []*v1.Secret // revocations in the data of before
-	revoked []string     // nodes that are revoked now, and were not in the backup, or for less long
-	tokens  int          // that have ended
-	foreign bool         // the backup is of another cluster, the keys of whose removed replicas are good for nothing here
+	before  []*v1.Secret     // revocations in the data of before
+	revoked []string         // nodes that are revoked now, and were not in the backup, or for less long
+	tokens  int              // that have ended
+	nodes   []raftstore.Item // Nodes in the data of before
+	joined  []string         // those of them that are not in the backup
+	foreign bool             // the backup is of another cluster, the keys of whose removed replicas are good for nothing here
 	// revision is that of the data of before; 0 = not known.
 	revision raftstore.Revision
 }
@@ -67,7 +70,47 @@ func (c *carried) read(conf replica.Config) error {
 	}
 	c.revision = v.Revision()
 	c.before, err = c.clusterSecrets(v, pki.RevocationPrefix, pki.RevocationSecretType)
-	return err
+	for o := (raftstore.ListOptions{Limit: 1000}); ; {
+		page, bad := v.List(nodeForm().Key("", ""), o)
+		if bad != nil {
+			return errors.Join(err, bad)
+		}
+		c.nodes = append(c.nodes, page.Items...)
+		if !page.More {
+			return err
+		}
+		o.After = page.Items[len(page.Items)-1].Key
+	}
+}
+
+func nodeForm() registry.Form { return registry.FormOf(kinds.All().ByType(&v1.Node{}).Storage) }
+
+// strangers are the Nodes of the data of before that are not in a backup which was made earlier. They get a range for pods anew: theirs may
+// have been another node's at the time of the backup.
+func (c *carried) strangers(v *mvcc.View) (ops []raftstore.Op, err error) {
+	if c.foreign || c.revision <= v.Revision() {
+		return nil, nil
+	}
+	form := nodeForm()
+	for _, it := range c.nodes {
+		if _, ok := v.Get(it.Key); ok {
+			continue
+		}
+		obj, bad := form.Decode(it)
+		n, ok := obj.(*v1.Node)
+		if bad != nil || !ok {
+			continue // as in the store of before, nobody goes by it
+		}
+		unheardNode(n)
+		n.Spec.PodCIDR, n.Spec.PodCIDRs = "", nil
+		value, err := form.Encode(n)
+		if err != nil {
+			return nil, fmt.Errorf("carrying over node %s: %w", n.Name, err)
+		}
+		ops = append(ops, raftstore.Put(it.Key, value))
+		c.joined = append(c.joined, n.Name)
+	}
+	return ops, nil
 }
 
 // amend says what becomes of a backup's state.
@@ -106,8 +149,12 @@ func (c *carried) amend(v *mvcc.View) (ops []raftstore.Op, err error) {
 	if c.foreign {
 		ops = append(ops, raftstore.Delete(removedKey))
 	}
+	joined, err := c.strangers(v)
+	if err != nil {
+		return nil, err
+	}
 	more, err := unheard(v)
-	return append(ops, more...), err
+	return slices.Concat(ops, joined, more), err
 }
 
 // carry reads what is carried over from the data of before, which is in the data folder, or where it was moved aside last. The

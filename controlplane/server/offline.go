@@ -141,8 +141,9 @@ type Restored struct {
 	Moved   string   // where the data of before is; "" when there was none
 	Address string   // of this replica, for the others to ask
 	Revoked []string // nodes whose revocation was carried over from the data of before
+	Joined  []string // nodes that joined since the backup was made, by the data of before: they are there, and have to be heard
 	Tokens  int      // join tokens of the backup, which are not good any more
-	// Unread is why it is not known, or not for certain, who was revoked since the backup was made; nil when it is.
+	// Unread is why it is not known, or not for certain, who joined or was revoked since the backup was made; nil when it is.
 	Unread error
 }
 
@@ -237,7 +238,7 @@ func Restore(c Config, path string, o RestoreOptions) (Restored, error) {
 		}
 		return out, err
 	}
-	out.Revoked, out.Tokens = with.revoked, with.tokens
+	out.Revoked, out.Joined, out.Tokens = with.revoked, with.joined, with.tokens
 	if err := keepLevel(c.DataDir, rec); err != nil { // it may be below that of the data of before
 		return out, err
 	}

@@ -15,8 +15,10 @@ import (
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	typedv1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 
 	"keelson.dev/keelson/controlplane/api"
@@ -196,6 +198,7 @@ func TestVolumesAreGivenAnewAfterARestore(t *testing.T) {
 	p := newPlane(t, 1, nil)
 	ctx, name := context.Background(), api.AttachedName("disk.example", "h")
 	nodes, attachments := p.client("cp1").CoreV1().Nodes(), p.client("cp1").StorageV1().VolumeAttachments()
+	volumes := p.client("cp1").CoreV1().PersistentVolumes()
 	has := func() {
 		t.Helper()
 		for _, w := range []string{"w1", "w2"} {
@@ -255,9 +258,36 @@ func TestVolumesAreGivenAnewAfterARestore(t *testing.T) {
 			t.Errorf("after %s: %v, error %v", after, a, err)
 		}
 	}
+	marked := func(after string) {
+		t.Helper()
+		for name, want := range map[string]bool{"one": true, "many": false, "folder": false} {
+			v, err := volumes.Get(ctx, name, metav1.GetOptions{})
+			if err != nil || api.Unheard(v) != want {
+				t.Errorf("after %s volume %s is marked %v, want %v; error %v", after, name, !want, want, err)
+			}
+			if _, err := volumes.Patch(ctx, name, types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{%q:null}}}`, api.AnnotationUnheard), metav1.PatchOptions{}); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	volumesForOne(t, volumes)
 	has()
-	p.restored("cp1", p.backup("cp1"))
+	file := p.backup("cp1")
+	if _, err := nodes.Create(ctx, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w3", Labels: map[string]string{"is": "w3"}}, Spec: v1.NodeSpec{PodCIDR: "10.9.8.0/24", PodCIDRs: []string{"10.9.8.0/24"}}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	p.stop("cp1")
+	r, err := Restore(p.members["cp1"].cfg, file, RestoreOptions{Replace: true})
+	if err != nil || !slices.Equal(r.Joined, []string{"w3"}) || r.Unread != nil {
+		t.Errorf("joined since: %v, unread %v, error %v", r.Joined, r.Unread, err)
+	}
+	p.again("cp1")
+	p.ready("cp1")
 	forgotten("a restore")
+	marked("a restore")
+	if n, err := nodes.Get(ctx, "w3", metav1.GetOptions{}); err != nil || !api.Unheard(n) || n.Labels["is"] != "w3" || n.Spec.PodCIDR == "10.9.8.0/24" {
+		t.Errorf("a node that joined since: %+v, error %v", n, err)
+	}
 	has()
 	p.stop("cp1")
 	if _, err := Recover(p.members["cp1"].cfg, true); err != nil {
@@ -266,6 +296,23 @@ func TestVolumesAreGivenAnewAfterARestore(t *testing.T) {
 	p.again("cp1")
 	p.ready("cp1")
 	forgotten("a recovery")
+	marked("a recovery")
+}
+
+// volumesForOne makes volumes for one node, for many, and one that is not attached.
+func volumesForOne(t *testing.T, to typedv1.PersistentVolumeInterface) {
+	t.Helper()
+	for name, mode := range map[string]v1.PersistentVolumeAccessMode{"one": v1.ReadWriteOnce, "many": v1.ReadWriteMany, "folder": v1.ReadWriteOnce} {
+		pv := &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PersistentVolumeSpec{AccessModes: []v1.PersistentVolumeAccessMode{mode},
+			Capacity: v1.ResourceList{v1.ResourceStorage: resource.MustParse("1Gi")}}}
+		pv.Spec.CSI = &v1.CSIPersistentVolumeSource{Driver: "other.example", VolumeHandle: name}
+		if name == "folder" {
+			pv.Spec.CSI, pv.Spec.NFS = nil, &v1.NFSVolumeSource{Server: "192.0.2.1", Path: "/a"}
+		}
+		if _, err := to.Create(t.Context(), pv, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // nodeToken makes a join token.

@@ -7,6 +7,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds"
@@ -18,31 +19,39 @@ import (
 // A store that was restored, or recovered from one replica, may be older than what nodes have done by it: a volume that it has on
 // one node may be mounted on another. So no node is told any more that it has one, each is marked as not heard, and drivers are
 // asked again to attach: who has what is found out anew, and until all nodes are heard nobody gets a volume that one may have. Nor does
-// it count any more that somebody has declared a node dead: it may have come back since, with volumes.
+// it count any more that somebody has declared a node dead: it may have come back since, with volumes. Nodes may have joined since that are
+// not in it: volumes for one node have the mark until those, too, have had time to say what they have.
 
-// unheard says what becomes of the Nodes and VolumeAttachments of such a state.
+// unheard says what becomes of the Nodes, VolumeAttachments and PersistentVolumes of such a state.
 func unheard(v *mvcc.View) ([]raftstore.Op, error) {
-	nodes, err := amendEach(v, &v1.Node{}, func(n *v1.Node) {
-		n.Status.VolumesAttached = nil
-		if n.Annotations == nil {
-			n.Annotations = map[string]string{}
-		}
-		n.Annotations[api.AnnotationUnheard] = ""
-		delete(n.Annotations, api.AnnotationVolumesHeld)
-		n.Spec.Taints = slices.DeleteFunc(n.Spec.Taints, func(t v1.Taint) bool { return t.Key == v1.TaintNodeOutOfService })
-	})
-	attachments, bad := amendEach(v, &storagev1.VolumeAttachment{}, func(a *storagev1.VolumeAttachment) {
+	nodes, err := amendEach(v, &v1.Node{}, func(n *v1.Node) bool { unheardNode(n); return true })
+	attachments, bad := amendEach(v, &storagev1.VolumeAttachment{}, func(a *storagev1.VolumeAttachment) bool {
 		a.Status.Attached, a.Status.AttachmentMetadata = false, nil
+		return true
 	})
-	if err := errors.Join(err, bad); err != nil {
+	volumes, worse := amendEach(v, &v1.PersistentVolume{}, func(v *v1.PersistentVolume) bool {
+		if _, _, ok := api.Attachable(v); !ok || !api.SingleNode(v) {
+			return false
+		}
+		metav1.SetMetaDataAnnotation(&v.ObjectMeta, api.AnnotationUnheard, "")
+		return true
+	})
+	if err := errors.Join(err, bad, worse); err != nil {
 		return nil, fmt.Errorf("forgetting who has which volume: %w", err)
 	}
-	return append(nodes, attachments...), nil
+	return slices.Concat(nodes, attachments, volumes), nil
 }
 
-// amendEach changes all objects of a type but those that cannot be read: nobody goes by them, and a store that has some (the alarm
-// "unreadable" tells of them) is restored and recovered like any other.
-func amendEach[T api.Object](v *mvcc.View, of T, change func(T)) (ops []raftstore.Op, err error) {
+func unheardNode(n *v1.Node) {
+	n.Status.VolumesAttached = nil
+	metav1.SetMetaDataAnnotation(&n.ObjectMeta, api.AnnotationUnheard, "")
+	delete(n.Annotations, api.AnnotationVolumesHeld)
+	n.Spec.Taints = slices.DeleteFunc(n.Spec.Taints, func(t v1.Taint) bool { return t.Key == v1.TaintNodeOutOfService })
+}
+
+// amendEach changes all objects of a type for which change says so, but those that cannot be read: nobody goes by them, and a store that has
+// some (the alarm "unreadable" tells of them) is restored and recovered like any other.
+func amendEach[T api.Object](v *mvcc.View, of T, change func(T) bool) (ops []raftstore.Op, err error) {
 	form := registry.FormOf(kinds.All().ByType(of).Storage)
 	for o := (raftstore.ListOptions{Limit: 1000}); ; {
 		page, err := v.List(form.Key("", ""), o)
@@ -53,10 +62,9 @@ func amendEach[T api.Object](v *mvcc.View, of T, change func(T)) (ops []raftstor
 			o.After = it.Key
 			obj, err := form.Decode(it)
 			typed, ok := obj.(T)
-			if err != nil || !ok {
+			if err != nil || !ok || !change(typed) {
 				continue
 			}
-			change(typed)
 			value, err := form.Rewrite(typed)
 			if err != nil {
 				return nil, fmt.Errorf("writing %s: %w", it.Key, err)

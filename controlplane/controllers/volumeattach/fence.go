@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
@@ -95,6 +96,34 @@ func (s *silences) host(name string, n *corev1.Node, now time.Time) Host {
 	left := limit - now.Sub(s.begin(name, now))
 	h.Fenced, h.Fences = left <= 0, max(0, left)
 	return h
+}
+
+// A restored store may not know a node that joined after the backup was made, and that has volumes. Its agent comes to the control plane,
+// which makes its Node and hears what it has; or it does not, and then it ends the pods with attached volumes by itself, as any agent does
+// that hears nothing. So it is waited as long as the slowest agent of which the store knows takes for that, within these bounds.
+const (
+	leastStrange = time.Minute
+	mostStrange  = 10 * time.Minute
+)
+
+// unmark takes the mark of a restore away.
+var unmark = fmt.Appendf(nil, `{"metadata":{"annotations":{%q:null}}}`, api.AnnotationUnheard)
+
+// strangersWait is for how long nodes are waited for that the store does not know: from when the leader first looks, by its own clock.
+type strangersWait struct {
+	once sync.Once
+	till time.Time
+}
+
+func (s *strangersWait) left(now time.Time, nodes cache.SharedIndexInformer) time.Duration {
+	s.once.Do(func() {
+		wait := leastStrange
+		for _, n := range controllers.CachedAll[*corev1.Node](nodes) {
+			wait = max(wait, api.FencesAfter(n)+margin)
+		}
+		s.till = now.Add(min(wait, mostStrange))
+	})
+	return max(0, s.till.Sub(now))
 }
 
 // removePod ends a pod of a fenced node, of which its agent will not say that it has ended.

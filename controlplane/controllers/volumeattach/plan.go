@@ -37,6 +37,8 @@ type State struct {
 	Users            []User
 	Attachments      []*storagev1.VolumeAttachment
 	Hosts            map[string]Host
+	// Strangers is for how long a node that the store does not know may have the volume, since a backup was restored.
+	Strangers time.Duration
 }
 
 // Refusal says why a pod's node does not get the volume.
@@ -52,7 +54,8 @@ type Step struct {
 	Listed  []string                      // nodes whose status shall say that they have it
 	Remove  []*corev1.Pod                 // pods of fenced nodes, which wait for nobody but their node
 	Refused []Refusal
-	Again   time.Duration // when to look again without a change; 0 = never
+	Settled []*corev1.PersistentVolume // by which no stranger has it any more: they lose the mark of a restore
+	Again   time.Duration              // when to look again without a change; 0 = never
 }
 
 func (s *Step) again(d time.Duration) {
@@ -105,17 +108,65 @@ func Plan(in State) Step {
 			out.Refused = append(out.Refused, Refusal{u.Pod, in.multi(u, rule, other, wanted[other])})
 		}
 	}
+	in.settle(&out)
 	return out
+}
+
+// settle ends the time in which strangers may have the volume.
+func (in State) settle(out *Step) {
+	for _, v := range in.Volumes {
+		if !api.Unheard(v) {
+			continue
+		}
+		switch {
+		case in.Strangers > 0:
+			out.again(in.Strangers)
+		case in.joining() != "":
+			out.again(unheardAgain)
+		default:
+			out.Settled = append(out.Settled, v)
+		}
+	}
+}
+
+// stranger says why a node does not get the volume that a node may have which the store does not know; "" = there is none. Who says that
+// he has it himself is not kept from it.
+func (in State) stranger(node string, out *Step) string {
+	if h := in.Hosts[node]; h.Node != nil && !api.Unheard(h.Node) {
+		if holds, told := api.Holds(h.Node, in.name()); holds && told {
+			return ""
+		}
+	}
+	switch other := in.joining(); {
+	case !slices.ContainsFunc(in.Volumes, func(v *corev1.PersistentVolume) bool { return api.Unheard(v) }):
+	case in.Strangers > 0:
+		out.again(in.Strangers)
+		return "a backup was restored: a node that joined after it was made may have it mounted, and is waited for a while"
+	case other != "" && other != node:
+		out.again(unheardAgain)
+		return fmt.Sprintf("a backup was restored, and node %s, which has just joined, has not said yet what it has mounted", other)
+	}
+	return ""
+}
+
+// joining is a node that has just been made and has not said which volumes it uses; "" = none.
+func (in State) joining() (first string) {
+	for node, h := range in.Hosts {
+		if h.Node != nil && !h.Fenced && api.Joining(h.Node) && (first == "" || node < first) {
+			first = node
+		}
+	}
+	return first
 }
 
 // forbids says which PersistentVolume lets one node have the volume when a pod of another wants it, and which node has it; "" when
 // that is losing it. The one that shows it to the pod counts, and so do those by which other nodes have it.
 func (in State) forbids(u User, taken, leaving map[string]bool) (rule *corev1.PersistentVolume, other string) {
-	if single(u.Volume) && len(taken) > 0 {
+	if api.SingleNode(u.Volume) && len(taken) > 0 {
 		return u.Volume, holder(taken, leaving)
 	}
 	for _, node := range slices.Sorted(maps.Keys(taken)) {
-		if i := slices.IndexFunc(in.shownOn(node), single); i >= 0 {
+		if i := slices.IndexFunc(in.shownOn(node), api.SingleNode); i >= 0 {
 			rule = in.shownOn(node)[i]
 			if !leaving[node] {
 				return rule, node
@@ -170,7 +221,7 @@ func (in State) wanted(out *Step) map[string]User {
 // knows less than it did, since a backup was restored: until a node has said what it has mounted, and while it has that, nobody else
 // gets what one node may have. It ends by itself what has no pod; with one it keeps the volume, and is the one that gets it.
 func (in State) doubt(node string, out *Step) string {
-	if !slices.ContainsFunc(in.Volumes, single) {
+	if !slices.ContainsFunc(in.Volumes, api.SingleNode) {
 		return ""
 	}
 	first, why := "", ""
@@ -189,7 +240,7 @@ func (in State) doubt(node string, out *Step) string {
 		}
 	}
 	if first == "" {
-		return ""
+		return in.stranger(node, out)
 	}
 	if h := in.Hosts[first]; h.Fences > 0 {
 		out.again(h.Fences)
@@ -216,7 +267,7 @@ func (in State) strays(node string) bool {
 func (in State) yields(a *storagev1.VolumeAttachment) bool {
 	node := a.Spec.NodeName
 	h := in.Hosts[node]
-	if in.listed(node) || !slices.ContainsFunc(in.Volumes, single) {
+	if in.listed(node) || !slices.ContainsFunc(in.Volumes, api.SingleNode) {
 		return false
 	}
 	if !h.Fenced {
@@ -312,13 +363,6 @@ func (in State) alike(u User, node string) string {
 		what = "iSCSI disk " + in.Handle
 	}
 	return fmt.Sprintf("it shows the same as volume %q (%s), ", by[0].Name, what)
-}
-
-// single says whether no more than one node may have a volume.
-func single(v *corev1.PersistentVolume) bool {
-	return !slices.ContainsFunc(v.Spec.AccessModes, func(m corev1.PersistentVolumeAccessMode) bool {
-		return m == corev1.ReadOnlyMany || m == corev1.ReadWriteMany
-	})
 }
 
 func older(a, b User) int {

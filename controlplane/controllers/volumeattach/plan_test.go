@@ -83,10 +83,11 @@ type given struct {
 	Pods        []*corev1.Pod
 	Attachments []*storagev1.VolumeAttachment
 	Hosts       map[string]Host
+	Strangers   time.Duration
 }
 
 func (g given) state() State {
-	in := State{Attacher: driver, Handle: "h", Required: g.Required, Attachments: g.Attachments, Hosts: g.Hosts}
+	in := State{Attacher: driver, Handle: "h", Required: g.Required, Attachments: g.Attachments, Hosts: g.Hosts, Strangers: g.Strangers}
 	if g.Volume != nil {
 		in.Volumes = []*corev1.PersistentVolume{g.Volume}
 	}
@@ -113,6 +114,9 @@ func show(s Step) string {
 	}
 	for _, r := range s.Refused {
 		out = append(out, r.Pod.Name+": "+strings.TrimPrefix(r.Message, `Multi-Attach error for volume "v": its access modes let one node have it, and `))
+	}
+	for _, v := range s.Settled {
+		out = append(out, "settled "+v.Name)
 	}
 	if s.Again > 0 {
 		out = append(out, fmt.Sprint("again ", s.Again))

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -23,10 +24,20 @@ type history struct {
 	has      int    // the node that has the volume mounted; -1 = none
 	unknown  bool   // by a pod that is not in the backup
 	becomes  [3]string
+	stranger string // a node that joined since, and has the volume: when it is heard, if it is; "" = none did
 }
 
+// stranger is the name of that node.
+const stranger = "w4"
+
+// When a stranger is heard: before the other nodes or after them, or never, since it is cut off, and has ended its pods when its time is over.
+const (
+	early, late           = "comes early", "comes late"
+	silentEarly, silently = "its time is over early", "its time is over late"
+)
+
 func (h history) String() string {
-	return fmt.Sprintf("pods of ages %v (late %v), attached to %d (going %v), mounted on %d (by an unknown pod %v), nodes become %v", h.waits, h.late, h.attached, h.going, h.has, h.unknown, h.becomes)
+	return fmt.Sprintf("pods of ages %v (late %v), attached to %d (going %v), mounted on %d (by an unknown pod %v), nodes become %v, one that joined since and has it %q", h.waits, h.late, h.attached, h.going, h.has, h.unknown, h.becomes, h.stranger)
 }
 
 // What becomes of a node after a restore.
@@ -62,6 +73,11 @@ func restoredCluster(t *testing.T, h history) *cluster {
 		}
 		c.in.Attachments = append(c.in.Attachments, a)
 	}
+	if h.stranger != "" {
+		c.mounted[stranger] = true
+		c.in.Strangers = time.Minute
+		c.in.Volume.Annotations = map[string]string{api.AnnotationUnheard: ""}
+	}
 	if h.has >= 0 {
 		c.mounted[nodeName(h.has)] = true
 		if h.unknown {
@@ -88,7 +104,7 @@ func (c *cluster) podOn(node string) bool {
 // says whether that is news.
 func (c *cluster) speak(node string) bool {
 	h := c.in.Hosts[node]
-	if h.Node == nil || h.Fenced || api.Unheard(h.Node) {
+	if h.Node == nil || h.Fenced || api.Unheard(h.Node) || api.Joining(h.Node) {
 		return false
 	}
 	if c.podOn(node) && c.in.state().listed(node) && slices.Contains(h.Node.Status.VolumesInUse, "kubernetes.io/csi/disk.example^h") {
@@ -110,6 +126,10 @@ func (c *cluster) speak(node string) bool {
 
 // grant judges a step by which a node is to have the volume.
 func (c *cluster) grant(what, node string) {
+	if c.mounted[stranger] && node != stranger {
+		c.wrong = true
+		c.t.Errorf("%s %s while %s, which joined since, has it: %s", what, node, stranger, c.history)
+	}
 	for other, h := range c.in.Hosts {
 		if other == node || h.Node == nil || h.Fenced || !api.Unheard(h.Node) && !c.mounted[other] {
 			continue
@@ -152,7 +172,10 @@ func (c *cluster) settle() {
 				h.Node.Status.VolumesAttached = []corev1.AttachedVolume{{Name: "kubernetes.io/csi/disk.example^h"}}
 			}
 		}
-		for i := range c.history.waits {
+		for range step.Settled {
+			news, c.in.Volume.Annotations = true, nil
+		}
+		for i := range len(c.history.waits) + 1 {
 			news = c.speak(nodeName(i)) || news
 		}
 		if len(c.mounted) > 1 {
@@ -170,13 +193,16 @@ func (c *cluster) settle() {
 // explained says that a pod that waits for nodes that were not heard is told of one of them, and what to do.
 func (c *cluster) explained(step Step) {
 	for _, r := range step.Refused {
-		if !strings.Contains(r.Message, "node w") || strings.Contains(r.Message, "not been heard") && !strings.Contains(r.Message, "kubectl delete node w") {
+		if !strings.Contains(r.Message, "node w") && !strings.Contains(r.Message, "a node that joined after it was made") || strings.Contains(r.Message, "not been heard") && !strings.Contains(r.Message, "kubectl delete node w") {
 			c.t.Errorf("%s is told %q: %s", r.Pod.Name, r.Message, c.history)
 		}
 	}
 	for _, p := range c.in.Pods {
+		told := slices.ContainsFunc(step.Refused, func(r Refusal) bool { return r.Pod == p })
+		if c.in.Strangers > 0 && !told {
+			c.t.Errorf("%s is not told that it waits for nodes that are not known: %s", p.Name, c.history)
+		}
 		for other, h := range c.in.Hosts {
-			told := slices.ContainsFunc(step.Refused, func(r Refusal) bool { return r.Pod == p })
 			if other != p.Spec.NodeName && h.Node != nil && !h.Fenced && api.Unheard(h.Node) && !told {
 				c.t.Errorf("%s is not told that it waits for %s: %s", p.Name, other, c.history)
 			}
@@ -214,6 +240,31 @@ func (c *cluster) become(node, what string) {
 	}
 }
 
+// come is what becomes of the stranger. One that is heard is there before it has said what it has, and its time may be over meanwhile.
+func (c *cluster) come(over bool) {
+	switch c.history.stranger {
+	case early, late:
+		n := host(stranger, false)
+		n.Node.Annotations = map[string]string{api.AnnotationFencesAfter: "20"}
+		c.in.Hosts[stranger] = n
+		if over {
+			c.in.Strangers = 0
+		}
+		c.settle()
+		n.Node.Annotations[api.AnnotationVolumesInUse] = "told"
+		c.speak(stranger)
+		c.settle()
+		c.in.Strangers = 0
+		c.settle()
+		delete(c.mounted, stranger) // its pod is not in the backup
+		c.speak(stranger)
+	case silentEarly, silently:
+		delete(c.mounted, stranger)
+		c.in.Strangers = 0
+	}
+	c.settle()
+}
+
 // granted says that a node has the volume by everybody's word.
 func (c *cluster) granted() bool {
 	return slices.ContainsFunc(c.in.Attachments, func(a *storagev1.VolumeAttachment) bool {
@@ -228,11 +279,17 @@ func (h history) play(t *testing.T) bool {
 		c.bind()
 	}
 	c.settle()
+	if h.stranger == early || h.stranger == silentEarly {
+		c.come(h.late)
+	}
 	for i, what := range h.becomes {
 		if c.wrong {
 			return false
 		}
 		c.become(nodeName(i), what)
+	}
+	if h.stranger == late || h.stranger == silently {
+		c.come(!h.late)
 	}
 	if h.late && !c.wrong {
 		c.bind()
@@ -240,6 +297,10 @@ func (h history) play(t *testing.T) bool {
 		c.settle()
 	}
 	if c.wrong {
+		return false
+	}
+	if api.Unheard(c.in.Volume) {
+		t.Errorf("the mark of the restore stays: %s", h)
 		return false
 	}
 	for i, age := range h.waits {
@@ -252,12 +313,14 @@ func (h history) play(t *testing.T) bool {
 }
 
 // After a restore no volume for one node is given to a node while another that was not heard may have it, or has it; and it is in the
-// end, once all are heard, deleted or out of service: whoever had it, waited for it or was losing it. F110
+// end, once all are heard, deleted or out of service: whoever had it, waited for it or was losing it. Nor while a node may have it that joined
+// after the backup was made, until that is heard or has ended its pods by itself. F110
 func TestNoVolumeIsOnTwoNodesAfterARestore(t *testing.T) {
 	bad, count := 0, 0
 	ages := [][3]int{{}, {1}, {0, 1}, {0, 0, 1}, {1, 2}, {2, 1}, {1, 0, 2}, {2, 0, 1}, {0, 1, 2}, {0, 2, 1}, {1, 2, 3}, {1, 3, 2}, {2, 1, 3}, {2, 3, 1}, {3, 1, 2}, {3, 2, 1}}
 	fates := []string{heard, deleted, dead}
-	for i := range len(ages) * 7 * 7 * 2 * 27 {
+	strangers := []string{"", early, late, silentEarly, silently}
+	for i := range len(ages) * 7 * 7 * 2 * 27 * len(strangers) {
 		next := func(n int) (out int) { out, i = i%n, i/n; return out }
 		h := history{waits: ages[next(len(ages))]}
 		at, has := next(7), next(7)
@@ -266,6 +329,9 @@ func TestNoVolumeIsOnTwoNodesAfterARestore(t *testing.T) {
 		h.late = next(2) == 1
 		for i := range h.becomes {
 			h.becomes[i] = fates[next(3)]
+		}
+		if h.stranger = strangers[next(len(strangers))]; h.stranger != "" && h.has >= 0 {
+			continue
 		}
 		if h.has >= 0 && h.waits[h.has] == 0 && !h.unknown || h.late && !h.unknown && h.has >= 0 {
 			continue // who has it has it for some pod

@@ -43,8 +43,12 @@ const (
 	byUse    = "keelson.volumeInUse"
 )
 
-// unheard is among what a Node uses that has not said it: anything. No volume is named like that.
-const unheard = "unheard"
+// unheard is among what a Node uses that has not said it: anything. No volume is named like that. Nor like joining, which is among what one
+// uses that has never said it.
+const (
+	unheard = "unheard"
+	joining = "joining"
+)
 
 // handleAnnotation keeps the handle of an attached volume, which its PersistentVolume may not outlive.
 const handleAnnotation = "keelson.dev/volume-handle"
@@ -85,6 +89,9 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 			if api.Unheard(n) {
 				used = append(used, unheard)
 			}
+			if api.Joining(n) {
+				used = append(used, joining)
+			}
 		}
 		return used
 	})
@@ -93,6 +100,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 		Watches: i.watches(r.silences),
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{""}, Resources: []string{"persistentvolumes", "persistentvolumeclaims", "nodes"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: []string{"patch"}},
 			{APIGroups: []string{""}, Resources: []string{"nodes/status", "pods/status"}, Verbs: []string{"update"}},
 			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"delete", "get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get"}},
@@ -246,6 +254,7 @@ type reconciler struct {
 	attachments *controllers.View[*storagev1.VolumeAttachment]
 
 	writing keylock.Locks // a Node's status is written by one worker at a time
+	wait    strangersWait
 
 	mu   sync.Mutex
 	told map[types.UID]string // what pods were told last
@@ -288,7 +297,12 @@ func (r *reconciler) state(attacher, handle string) State {
 	for _, u := range in.Users {
 		judge(u.Pod.Spec.NodeName)
 	}
-	for _, use := range []string{string(in.name()), unheard} {
+	uses := []string{string(in.name()), unheard}
+	if slices.ContainsFunc(in.Volumes, func(v *corev1.PersistentVolume) bool { return api.Unheard(v) }) {
+		in.Strangers = r.wait.left(now, r.nodes)
+		uses = append(uses, joining)
+	}
+	for _, use := range uses {
 		for _, n := range controllers.CachedBy[*corev1.Node](r.nodes, byUse, use) {
 			judge(n.Name)
 		}
@@ -341,6 +355,11 @@ func (r *reconciler) volume(ctx context.Context, attacher, handle string) (time.
 	for _, u := range step.Attach {
 		if err := r.attach(ctx, in, u); err != nil {
 			return 0, err
+		}
+	}
+	for _, v := range step.Settled {
+		if _, err := client.Patch[*corev1.PersistentVolume](ctx, r.term.Client, "", v.Name, "", types.MergePatchType, unmark); err != nil {
+			return 0, fmt.Errorf("taking the mark of a restore off persistentvolume %s: %w", v.Name, err)
 		}
 	}
 	r.tell(in, step)

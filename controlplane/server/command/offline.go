@@ -72,9 +72,14 @@ func tellCarried(w io.Writer, r server.Restored) {
 	if len(r.Revoked) > 0 {
 		fmt.Fprintf(w, "nodes that were revoked since the backup was made stay so: %s\n", strings.Join(r.Revoked, ", "))
 	}
+	if len(r.Joined) > 0 {
+		fmt.Fprintf(w, "nodes that joined since the backup was made are kept, and volumes for one node wait until they are heard: %s\n"+
+			"for a machine that is gone for good: 'kubectl delete node NAME'\n", strings.Join(r.Joined, ", "))
+	}
 	if r.Unread != nil {
 		fmt.Fprintf(w, "which nodes were revoked or deleted since the backup was made is not known for certain (%v):\n"+
-			"unless the cluster's CA is newer than the backup, their certificates are good again; 'kctl cluster revoke node/NAME' ends them\n", r.Unread)
+			"unless the cluster's CA is newer than the backup, their certificates are good again; 'kctl cluster revoke node/NAME' ends them.\n"+
+			"Nor is it known which nodes joined: volumes for one node wait a minute for them. See that the agents of such machines run, or that the machines are off\n", r.Unread)
 	}
 	if r.Tokens > 0 {
 		fmt.Fprintf(w, "join tokens of the backup are not good any more (%d): 'kctl cluster token create' makes new ones\n", r.Tokens)
