@@ -280,6 +280,7 @@ func TestServiceAccountTokens(t *testing.T) {
 	if err := admin.CoreV1().Pods("default").Delete(ctx, "p", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	r.await(func() bool { return r.call(c, "GET", "/api/v1/namespaces/default/pods", "", bearer...).code != 403 }) // it has heard of that
 	refused(t, r.call(c, "GET", "/api/v1/namespaces/default/pods", "", bearer...), 401, `pod "p" no longer exists`)
 	if s := review(); s.Authenticated || !strings.Contains(s.Error, "no longer exists") {
 		t.Errorf("%+v", s)

@@ -131,7 +131,8 @@ func newPlane(t *testing.T, replicas int, change func(*Config)) *plane {
 
 func (p *plane) config(n int) Config {
 	name := fmt.Sprintf("cp%d", n)
-	return Config{Name: name, DataDir: filepath.Join(p.dir, name), Advertise: address(n), Version: "test"}
+	return Config{Name: name, DataDir: filepath.Join(p.dir, name), Advertise: address(n), Version: "test",
+		Store: StoreOptions{Heartbeat: 3 * time.Second}} // a machine that stalls for a second has nobody else lead
 }
 
 func (p *plane) join(c Config) {

@@ -7,6 +7,7 @@ import (
 	"net"
 	"sync"
 	"testing"
+	"time"
 
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/disk"
@@ -29,6 +30,8 @@ func onDisks(t *testing.T, tb testing.TB, kind disk.LogStoreKind) (*storetest.Cl
 	})
 	c := storetest.NewCluster(tb, 3, func(cfg *replica.Config) {
 		cfg.LogStore = kind
+		cfg.HeartbeatTimeout = 3 * time.Second // who leads goes on while its disk hangs, also on a machine that stalls
+		cfg.DiskPatience = patience
 		disks[cfg.Name].Put(cfg)
 		replica.SmallFiles(cfg)
 	})
@@ -249,6 +252,7 @@ func (c *tappedConn) Write(b []byte) (int, error) {
 func TestFollowerThatTakesNothing(t *testing.T) {
 	var taps sync.Map // by address
 	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) {
+		slowToMiss(cfg) // that the term stays is not for the machine to decide
 		dial := cfg.Dial
 		cfg.Dial = func(ctx context.Context, address string) (net.Conn, error) {
 			conn, err := dial(ctx, address)

@@ -14,7 +14,7 @@ import (
 // are as many of these as follow one another, however many readers there are.
 func TestReadsShareRounds(t *testing.T) {
 	const reads = 1000
-	c := storetest.NewCluster(t, 3, nil)
+	c := storetest.NewCluster(t, 3, slowToMiss) // who leads goes on
 	leader := c.Leader()
 	follower := c.Followers()[0]
 	r := c.Replica(follower)

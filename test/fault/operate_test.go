@@ -288,10 +288,16 @@ func TestReplicaRebuilt(t *testing.T) {
 // killedAsNewcomer kills a replica when the group has just taken it in, before it knows that it has all that the group has, and starts it again.
 func killedAsNewcomer(t *testing.T, host string) {
 	t.Helper()
-	mark := filepath.Join(dataDir(t, host), "newcomer.json")
+	// What it asks by gives way to the mark when it is taken in; the mark may be gone at the next look.
+	asks, mark := filepath.Join(dataDir(t, host), "peers.json"), filepath.Join(dataDir(t, host), "newcomer.json")
 	limited, cancel := context.WithTimeout(t.Context(), soon)
 	defer cancel()
-	if err := wait.For(limited, time.Millisecond, func() error { _, err := os.Stat(mark); return err }); err != nil {
+	if err := wait.For(limited, time.Millisecond, func() error {
+		if _, err := os.Stat(asks); !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("%s is there: %v", asks, err)
+		}
+		return nil
+	}); err != nil {
 		t.Fatalf("%s is not taken in: %v", host, err)
 	}
 	mustLab(t, bed.Lab().KillDaemon, host)

@@ -149,6 +149,7 @@ func TestFailover(t *testing.T) {
 	// No clock moves a session or loses a node here: it moves because its replica has ended.
 	b := newBedWith(t, steady, "cp1", "cp2", "cp3")
 	n := b.join("w1", nil)
+	b.awaitReady("w1", v1.ConditionTrue) // its Node may be made after it has its pods
 	p := b.pod("p", "w1", nil)
 	n.awaitPod(b, p.UID)
 	for round := range 2 {
