@@ -74,6 +74,15 @@ type State struct {
 	evicted time.Time
 }
 
+// Short is when the node was short of something last; zero = never.
+func (s State) Short(of Signal) time.Time { return s.last[of] }
+
+// WasShort notes that the node was short of something at a time, as an earlier life of the agent has seen it.
+func (s State) WasShort(of Signal, at time.Time) State {
+	s.last[of] = at
+	return s
+}
+
 // Verdict is what is to be done after a look.
 type Verdict struct {
 	Pressure [Signals]bool

@@ -65,7 +65,7 @@ func newFacts(cfg *Config) *facts {
 		f.fence = &fence{after: cfg.FenceAfter, file: fenceFile(cfg.RunDir), boot: f.info.BootID}
 	}
 	if cfg.Runtime == nil {
-		f.pressure = newPressure(cfg)
+		f.pressure = newPressure(cfg, f.info.BootID)
 	}
 	o := f.machine()
 	o.notReady = "the agent is starting"

@@ -77,6 +77,7 @@ const vainEvery = time.Minute
 type pressure struct {
 	read func() [eviction.Signals]eviction.Level
 	node string
+	hold shortages // for the next agent
 
 	// of run alone
 	log      *slog.Logger
@@ -118,11 +119,17 @@ type cleared interface {
 	clear(since time.Time) bool
 }
 
-func newPressure(cfg *Config) *pressure {
-	p := &pressure{read: func() [eviction.Signals]eviction.Level { return levels(cfg) }, node: cfg.NodeName,
+func newPressure(cfg *Config, boot string) *pressure {
+	p := &pressure{read: func() [eviction.Signals]eviction.Level { return levels(cfg) }, node: cfg.NodeName, hold: newShortages(cfg.RunDir, boot),
 		told: map[eviction.Signal]time.Time{}, changed: make(chan struct{}, 1)}
-	p.judge(eviction.Reading{At: time.Now(), Levels: p.read()})
+	p.begin(time.Now())
 	return p
+}
+
+// begin looks for the first time. What the agent before this one has seen counts.
+func (p *pressure) begin(now time.Time) {
+	p.state = p.hold.load(p.state, now)
+	p.judge(eviction.Reading{At: now, Levels: p.read()})
 }
 
 // levels looks at the node once. What it does not find out is not known.
@@ -183,7 +190,7 @@ func (p *pressure) run(ctx context.Context) error {
 func (p *pressure) look(ctx context.Context) {
 	r := eviction.Reading{At: time.Now()}
 	p.resume(r.At)
-	if victim := p.victim(); victim != "" {
+	if victim := p.remembers().Victim(); victim != "" {
 		r.Ended = p.pods.Ended(victim)
 	}
 	if !p.since.IsZero() {
@@ -191,6 +198,7 @@ func (p *pressure) look(ctx context.Context) {
 	}
 	r.Levels = p.read()
 	v := p.judge(r)
+	p.hold.save(p.remembers(), r, p.log)
 	switch {
 	case v.Reclaim && p.since.IsZero():
 		p.since = r.At
@@ -254,10 +262,10 @@ func (p *pressure) spares() bool {
 	return p.sparing
 }
 
-func (p *pressure) victim() types.UID {
+func (p *pressure) remembers() eviction.State {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.state.Victim()
+	return p.state
 }
 
 func (p *pressure) judge(r eviction.Reading) eviction.Verdict {
