@@ -40,6 +40,7 @@ type PodStorage struct {
 	// At is when the pod's files were measured last; zero when they are not: pods without limits of storage are not.
 	At         time.Time
 	Used       uint64 // all that counts as local ephemeral storage
+	Inodes     uint64 // of the same
 	Containers map[string]ContainerStorage
 	Volumes    []VolumeStorage
 }

@@ -24,16 +24,22 @@ type Signal int
 const (
 	Memory Signal = iota
 	Disk
+	Inodes  // of the disk
 	Signals // how many there are
 )
 
 // String is Kubernetes' name of the signal.
-func (s Signal) String() string { return [...]string{"memory.available", "nodefs.available"}[s] }
-
-// Resource is what pods request of it.
-func (s Signal) Resource() v1.ResourceName {
-	return [...]v1.ResourceName{v1.ResourceMemory, v1.ResourceEphemeralStorage}[s]
+func (s Signal) String() string {
+	return [...]string{"memory.available", "nodefs.available", "nodefs.inodesFree"}[s]
 }
+
+// Resource is what pods request of it. Inodes nobody can request.
+func (s Signal) Resource() v1.ResourceName {
+	return [...]v1.ResourceName{v1.ResourceMemory, v1.ResourceEphemeralStorage, "inodes"}[s]
+}
+
+// OfDisk says that it comes back when something goes of the disk.
+func (s Signal) OfDisk() bool { return s == Disk || s == Inodes }
 
 const (
 	// Interval is the time between two looks, and the least between two evictions.
@@ -49,7 +55,7 @@ const (
 // Level is how much is left of something, and how much has to be. The zero value is that of something unknown, of which
 // a node is never short.
 type Level struct {
-	Left, Floor int64 // bytes
+	Left, Floor int64 // bytes, or how many
 	Known       bool
 }
 
@@ -102,7 +108,7 @@ func (s State) Next(r Reading) (State, Verdict) {
 		}
 		v.Pressure[i] = !s.last[i].IsZero() && r.At.Sub(s.last[i]) < Hold
 	}
-	v.Reclaim = r.Levels[Disk].Short()
+	v.Reclaim = r.Levels[Disk].Short() || r.Levels[Inodes].Short()
 	if s.victim != "" && !r.Ended && r.At.Sub(s.evicted) < EndPatience {
 		return s, v
 	}
@@ -115,6 +121,9 @@ func (s State) Next(r Reading) (State, Verdict) {
 		v.Evict, v.Signal = true, Memory
 	case v.Reclaim && r.Reclaiming > 0 && (r.Reclaimed || r.Reclaiming >= ReclaimPatience):
 		v.Evict, v.Signal = true, Disk
+		if !r.Levels[Disk].Short() {
+			v.Signal = Inodes
+		}
 	}
 	return s, v
 }
@@ -131,7 +140,7 @@ func (s State) Victim() types.UID { return s.victim }
 // Candidate is a pod and what it has of what the node is short of.
 type Candidate struct {
 	Pod           *v1.Pod
-	Used, Request int64 // bytes
+	Used, Request int64 // bytes, or how many
 	Containers    []Container
 }
 

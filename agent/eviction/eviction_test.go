@@ -68,7 +68,7 @@ func TestNext(t *testing.T) {
 			for i, l := range looks {
 				now = now.Add(l.after)
 				var v Verdict
-				s, v = s.Next(Reading{now, [Signals]Level{level(l.memory), level(l.disk)}, l.ended, l.reclaiming, l.reclaimed})
+				s, v = s.Next(Reading{now, [Signals]Level{Memory: level(l.memory), Disk: level(l.disk)}, l.ended, l.reclaiming, l.reclaimed})
 				if got := v.text(); got != l.want {
 					t.Errorf("look %d: %q, want %q", i, got, l.want)
 				}
@@ -82,7 +82,7 @@ func TestNext(t *testing.T) {
 
 func (v Verdict) text() string {
 	var out []string
-	for i, word := range []string{"memory!", "disk!"} {
+	for i, word := range []string{"memory!", "disk!", "inodes!"} {
 		if v.Pressure[i] {
 			out = append(out, word)
 		}
@@ -94,6 +94,33 @@ func (v Verdict) text() string {
 		out = append(out, "evict", v.Signal.String())
 	}
 	return strings.Join(out, " ")
+}
+
+// A disk that has no inodes left has what nobody needs removed first, as one without room; room is made before inodes, and memory
+// before both. F95
+func TestNextOfInodes(t *testing.T) {
+	var s State
+	for i, l := range []struct {
+		memory, disk, inodes int64
+		reclaiming           time.Duration
+		want                 string
+	}{
+		{100, 100, 99, 0, "inodes! reclaim"},
+		{100, 100, 99, 2 * Interval, "inodes! reclaim evict nodefs.inodesFree"},
+		{100, 99, 99, 3 * Interval, "disk! inodes! reclaim evict nodefs.available"},
+		{99, 99, 99, 4 * Interval, "memory! disk! inodes! reclaim evict memory.available"},
+		{100, 100, 100, 5 * Interval, "memory! disk! inodes!"},
+	} {
+		now := epoch.Add(time.Duration(i) * Interval)
+		var v Verdict
+		s, v = s.Next(Reading{now, [Signals]Level{level(l.memory), level(l.disk), level(l.inodes)}, true, l.reclaiming, true})
+		if got := v.text(); got != l.want {
+			t.Errorf("look %d: %q, want %q", i, got, l.want)
+		}
+		if v.Evict {
+			s = s.Evicted("u1", now)
+		}
+	}
 }
 
 // Whatever happens to a node: nothing is evicted for what it has enough of, one pod at most in an interval, none while
@@ -128,7 +155,7 @@ func TestWhateverHappens(t *testing.T) {
 				r.Fatalf("evicts for %s, of which there is enough: %+v", v.Signal, look)
 			case v.Evict && (waits || rests):
 				r.Fatalf("evicts again after %s; the one before has ended: %v", now.Sub(evicted), look.Ended)
-			case v.Evict && v.Signal == Disk && (look.Reclaiming == 0 || !look.Reclaimed && look.Reclaiming < ReclaimPatience):
+			case v.Evict && v.Signal.OfDisk() && (look.Reclaiming == 0 || !look.Reclaimed && look.Reclaiming < ReclaimPatience):
 				r.Fatalf("evicts before all has gone that nobody needs: %+v", look)
 			case !v.Evict && look.Levels[Memory].Short() && !waits && !rests:
 				r.Fatalf("does nothing about %+v", look)
@@ -218,6 +245,10 @@ func TestMessage(t *testing.T) {
 	}
 	want = "The node was low on resource: ephemeral-storage. Threshold quantity: 1Gi, available: 0. With its volumes the pod was using 7Mi, request is 2Mi. "
 	if got := Message(Disk, Level{Left: -1, Floor: 1 << 30}, candidate("a", 7<<20, 2<<20, 0)); got != want {
+		t.Errorf("%s\nwant %s", got, want)
+	}
+	want = "The node was low on resource: inodes. Threshold quantity: 50k, available: 1234. With its volumes the pod was using 70001. "
+	if got := Message(Inodes, Level{Left: 1234, Floor: 50000}, candidate("a", 70001, 0, 0)); got != want {
 		t.Errorf("%s\nwant %s", got, want)
 	}
 }

@@ -20,6 +20,15 @@ func (r room) covers(want room) bool { return r.bytes >= want.bytes && r.inodes 
 // fileSystem is how large a file system is and what is free of it.
 type fileSystem struct{ size, free room }
 
+// bytes is the file system without its inodes, and inodes one that has its inodes for bytes.
+func (f fileSystem) bytes() fileSystem {
+	return fileSystem{room{bytes: f.size.bytes}, room{bytes: f.free.bytes}}
+}
+
+func (f fileSystem) inodes() fileSystem {
+	return fileSystem{room{bytes: f.size.inodes}, room{bytes: f.free.inodes}}
+}
+
 // short says how much has to be removed. Nothing as long as there is half as much again as the floor; from there on as
 // much as brings it to twice the floor: with the default those are the 85 and 80 percent at which kubelet begins and
 // ends. A floor that is most of the disk gets as much above it as there can be.

@@ -53,6 +53,8 @@ type Config struct {
 	Limits Limits
 	// Floor is what has to stay free of the file system for the node not to count as short of disk: MakeRoom goes by it.
 	Floor floor.Floor
+	// Inodes is the same of inodes, with a size as a number; the zero value is the share that Floor is.
+	Inodes floor.Floor
 }
 
 // Store implements agent.Images.

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"keelson.dev/keelson/internal/floor"
 	"keelson.dev/keelson/internal/wholefile"
 	"keelson.dev/keelson/internal/within"
 )
@@ -40,7 +41,7 @@ func (s *Store) MakeRoom(ctx context.Context, needed []string) (Removed, error) 
 	if err != nil {
 		return Removed{}, err
 	}
-	if fs.short(s.cfg.Floor) == (room{}) {
+	if s.lacks(fs) == (room{}) {
 		return Removed{}, nil
 	}
 	// What goes already, layers of containers say, may be room enough.
@@ -50,7 +51,7 @@ func (s *Store) MakeRoom(ctx context.Context, needed []string) (Removed, error) 
 	if fs, err = s.fileSystem(); err != nil {
 		return Removed{}, err
 	}
-	want := fs.short(s.cfg.Floor)
+	want := s.lacks(fs)
 	if want == (room{}) {
 		return Removed{}, nil
 	}
@@ -61,8 +62,25 @@ func (s *Store) MakeRoom(ctx context.Context, needed []string) (Removed, error) 
 	if fs, err = s.fileSystem(); err != nil {
 		return done, err
 	}
-	done.Short, done.Lacking = fs.pressed(s.cfg.Floor), fs.short(s.cfg.Floor).bytes
+	done.Short, done.Lacking = s.pressed(fs), s.lacks(fs).bytes
 	return done, nil
+}
+
+// lacks is how much has to be removed.
+func (s *Store) lacks(fs fileSystem) room {
+	want := fs.short(s.cfg.Floor)
+	if s.cfg.Inodes != (floor.Floor{}) {
+		want.inodes = fs.inodes().short(s.cfg.Inodes).bytes
+	}
+	return want
+}
+
+// pressed says that less is free than has to be.
+func (s *Store) pressed(fs fileSystem) bool {
+	if s.cfg.Inodes == (floor.Floor{}) {
+		return fs.pressed(s.cfg.Floor)
+	}
+	return fs.bytes().pressed(s.cfg.Floor) || fs.inodes().pressed(s.cfg.Inodes)
 }
 
 // fileSystem looks at the one that the store is on.

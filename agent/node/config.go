@@ -74,6 +74,7 @@ type Config struct {
 	LocalVolumes         bool        // serve volumes on the node's own disk (driver local.csi.keelson.dev)
 	LocalVolumesLimit    int64       // bytes that they may have together; 0 = what the disk has
 	DiskFloor            floor.Floor // with less of its disk free the node is under pressure
+	InodeFloor           floor.Floor // with fewer inodes of the disk free it is, too; the zero value is Kubernetes' default
 	MemoryFloor          floor.Floor // with less memory available it is, too; the zero value is Kubernetes' default
 	Capacity             v1.ResourceList
 	Labels               map[string]string
@@ -244,6 +245,11 @@ func (c *Config) roomFlags(fs *flag.FlagSet) {
 	spokenFlag(fs, "disk-pressure-below", "free space of the disk of STATE-DIR below which the node counts as short of disk, takes no more pods and evicts some, a share or a size, "+
 		"such as 5% or 20Gi; volumes on the disk leave so much, images half of it, and those that nothing uses are removed while less than half as much again is free (default "+floor.Default.String()+")", func(s string) (err error) {
 		c.DiskFloor, err = floor.Parse(s)
+		return err
+	})
+	spokenFlag(fs, "inode-pressure-below", "free inodes of the disk of STATE-DIR below which the node counts as short of disk as well, a share or a number, such as 3% or 50000; "+
+		"images that nothing uses are removed while less than half as much again is free (default "+defaultInodeFloor.String()+")", func(s string) (err error) {
+		c.InodeFloor, err = parseInodeFloor(s)
 		return err
 	})
 	spokenFlag(fs, "memory-pressure-below", "available memory below which the node counts as short of memory: it takes no more pods that request none, and evicts pods "+

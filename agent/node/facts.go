@@ -266,7 +266,7 @@ func (f *facts) machine() observed {
 	if f.cfg.Runtime != nil {
 		return o // a fake node has no machine of its own to look at
 	}
-	o.memoryShort, o.diskShort = f.pressure.holds(eviction.Memory), f.pressure.holds(eviction.Disk)
+	o.memoryShort, o.diskShort = f.pressure.holds(eviction.Memory), f.pressure.holds(eviction.Disk) || f.pressure.holds(eviction.Inodes)
 	if left, err := pidsAvailable(); err == nil {
 		o.pidPercent = left
 	}

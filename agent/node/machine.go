@@ -201,6 +201,15 @@ func disk(path string) (total, left int64, err error) {
 	return int64(st.Blocks) * st.Bsize, int64(st.Bavail) * st.Bsize, nil
 }
 
+// inodes is how many files the file system can have, and how many more there can be; 0 of those that have no such number.
+func inodes(path string) (total, left int64, err error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(existing(path), &st); err != nil {
+		return 0, 0, err
+	}
+	return int64(st.Files), int64(st.Ffree), nil
+}
+
 // allPIDs is how many processes and threads all pods together may have: nine tenths of what the kernel gives out, so
 // that the machine itself can always start what it needs; 0 = not known.
 func allPIDs() int64 {

@@ -245,7 +245,7 @@ func (n *Node) images() agent.Images {
 	}
 	store := image.New(image.Config{Root: filepath.Join(n.cfg.StateDir, "images"), Run: filepath.Join(n.cfg.RunDir, "images"), Archives: n.cfg.ArchivesDir,
 		Logger: n.cfg.Log.With("part", "images"), Insecure: n.cfg.InsecureRegistries,
-		Mirrors: n.cfg.RegistryMirrors, Limits: image.Limits{Free: n.cfg.DiskFloor.Half()}, Floor: n.cfg.DiskFloor})
+		Mirrors: n.cfg.RegistryMirrors, Limits: image.Limits{Free: n.cfg.DiskFloor.Half()}, Floor: n.cfg.DiskFloor, Inodes: n.cfg.inodeFloor()})
 	n.own(partImages, store.Run)
 	n.room = &imageRoom{images: store, objects: n.session, reporter: n.session, node: n.cfg.NodeName, log: n.cfg.Log.With("part", "images"),
 		soon: make(chan struct{}, 1)}
@@ -301,6 +301,11 @@ func (n *Node) check() error {
 	}
 	if total, _, err := disk(n.cfg.StateDir); err == nil {
 		if err := n.cfg.checkDiskFloor(total); err != nil {
+			return err
+		}
+	}
+	if total, _, err := inodes(n.cfg.StateDir); err == nil && total > 0 {
+		if err := n.cfg.checkInodeFloor(total); err != nil {
 			return err
 		}
 	}

@@ -171,6 +171,8 @@ func TestBadConfiguration(t *testing.T) {
 
 		"--memory-pressure-below=lots": `"lots": want a size, such as 200Mi, or a share of the node's memory`,
 		"--memory-pressure-below=100%": "-memory-pressure-below",
+		"--inode-pressure-below=20Gi":  `"20Gi": want a number, such as 50000, or a share of the disk's inodes`,
+		"--inode-pressure-below=0":     "-inode-pressure-below",
 
 		"--runtime-handler=No_Name":                       `"No_Name" is no name of a handler`,
 		"--runtime-handler=gvisor=/usr/local/bin/runsc":   `handler "gvisor" cannot run "/usr/local/bin/runsc"`,

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -36,6 +37,33 @@ func parseMemoryFloor(text string) (floor.Floor, error) {
 		return f, fmt.Errorf("%q: want a size, such as 200Mi, or a share of the node's memory, 1%% to 99%%", text)
 	}
 	return f, nil
+}
+
+// defaultInodeFloor is Kubernetes' default.
+var defaultInodeFloor = floor.Percent(5)
+
+func (c *Config) inodeFloor() floor.Floor {
+	if c.InodeFloor == (floor.Floor{}) {
+		return defaultInodeFloor
+	}
+	return c.InodeFloor
+}
+
+// parseInodeFloor reads how many inodes have to be free.
+func parseInodeFloor(text string) (floor.Floor, error) {
+	f, err := floor.Parse(text)
+	if err != nil || strings.HasSuffix(text, "i") { // they are no bytes
+		return f, fmt.Errorf("%q: want a number, such as 50000, or a share of the disk's inodes, 1%% to 99%%", text)
+	}
+	return f, nil
+}
+
+// checkInodeFloor refuses to run a node that would be short of inodes, however few its pods took.
+func (c *Config) checkInodeFloor(total int64) error {
+	if least := c.inodeFloor().Of(total); least >= total {
+		return fmt.Errorf("--inode-pressure-below is %s, and the disk of %s has %d inodes: all pods would be evicted, for ever; give less", c.inodeFloor(), c.StateDir, total)
+	}
+	return nil
 }
 
 // checkMemoryFloor refuses to run a node that would be short of memory, however little its pods took.
@@ -144,6 +172,9 @@ func levels(cfg *Config) (out [eviction.Signals]eviction.Level) {
 	}
 	if total, left, err := disk(cfg.StateDir); err == nil {
 		out[eviction.Disk] = eviction.Level{Left: left, Floor: cfg.DiskFloor.Of(total), Known: true}
+	}
+	if total, left, err := inodes(cfg.StateDir); err == nil && total > 0 {
+		out[eviction.Inodes] = eviction.Level{Left: left, Floor: cfg.inodeFloor().Of(total), Known: true}
 	}
 	return out
 }
@@ -285,7 +316,7 @@ func (p *pressure) judge(r eviction.Reading) eviction.Verdict {
 
 // evict has the pod end that has to go first, if there is one.
 func (p *pressure) evict(ctx context.Context, s eviction.Signal, r eviction.Reading) {
-	if s == eviction.Disk && r.At.Sub(p.vain) < vainEvery {
+	if s.OfDisk() && r.At.Sub(p.vain) < vainEvery {
 		return
 	}
 	l := r.Levels[s]
@@ -321,9 +352,9 @@ func (p *pressure) candidates(ctx context.Context, s eviction.Signal) ([]evictio
 	}
 	var used map[types.UID]use
 	var err error
-	if s == eviction.Disk {
+	if s.OfDisk() {
 		p.vain = time.Now()
-		used = p.onDisk(ctx, pods)
+		used = p.onDisk(ctx, pods, s)
 	} else {
 		used, err = p.inMemory(ctx)
 	}
@@ -351,7 +382,7 @@ func requested(l v1.ResourceList, s eviction.Signal) int64 {
 	return q.Value()
 }
 
-// use is what a pod and its containers have of something, in bytes.
+// use is what a pod and its containers have of something, in bytes or how many.
 type use struct {
 	all        int64
 	containers map[string]int64
@@ -376,11 +407,15 @@ func (p *pressure) inMemory(ctx context.Context) (map[types.UID]use, error) {
 	return out, err
 }
 
-func (p *pressure) onDisk(ctx context.Context, pods []*v1.Pod) map[types.UID]use {
+func (p *pressure) onDisk(ctx context.Context, pods []*v1.Pod, s eviction.Signal) map[types.UID]use {
 	bounded, cancel := context.WithTimeout(ctx, measuringPatience)
 	defer cancel()
 	out := map[types.UID]use{}
 	for uid, st := range p.pods.MeasureStorage(bounded, pods) {
+		if s == eviction.Inodes {
+			out[uid] = use{all: capped(st.Inodes)}
+			continue
+		}
 		u := use{capped(st.Used), map[string]int64{}}
 		for name, c := range st.Containers {
 			u.containers[name] = capped(c.Layer + c.Logs)

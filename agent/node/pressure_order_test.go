@@ -33,7 +33,7 @@ type realDisk struct {
 	*fake.Runtime
 	store *image.Store
 	root  string                    // of the store
-	takes map[string]map[string]int // by container name: what "layer" and "log" take, in bytes
+	takes map[string]map[string]int // by container name: what "layer" and "log" take, in bytes, and how many "files" there are
 
 	mu    sync.Mutex
 	names map[string]string // of containers
@@ -70,6 +70,9 @@ func (d *realDisk) CreateContainer(ctx context.Context, q *cri.CreateContainerRe
 	}
 	if err == nil {
 		err = os.WriteFile(filepath.Join(d.layer(res.ContainerId), "file"), make([]byte, d.takes[name]["layer"]), 0o600)
+	}
+	if err == nil {
+		err = emptyFiles(d.layer(res.ContainerId), d.takes[name]["files"])
 	}
 	return res, err
 }
@@ -111,12 +114,25 @@ func (d *realDisk) written(container string) (own, shared []string) {
 	return []string{d.layer(container)}, nil
 }
 
-// filled writes an archive of an image that takes so many bytes.
-func filled(t *testing.T, dir, called string, size int) {
+// emptyFiles makes so many.
+func emptyFiles(dir string, n int) error {
+	for i := range n {
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprint("empty-", i)), nil, 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// filled writes an archive of an image that takes so many bytes, and has so many files besides.
+func filled(t *testing.T, dir, called string, size, files int) {
 	var layer bytes.Buffer
 	w := tar.NewWriter(&layer)
 	err := w.WriteHeader(&tar.Header{Name: called, Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(size)})
 	_, werr := w.Write(make([]byte, size))
+	for i := range files {
+		err = errors.Join(err, w.WriteHeader(&tar.Header{Name: fmt.Sprint(i), Typeflag: tar.TypeReg, Mode: 0o644}))
+	}
 	if err = errors.Join(err, werr, w.Close()); err != nil {
 		t.Fatal(err)
 	}
@@ -124,38 +140,55 @@ func filled(t *testing.T, dir, called string, size int) {
 }
 
 // Of a disk that is short first go the layers and logs of containers that have ended, then the images that these stood on, then
-// the pod that has most: each only when there is too little without it. All of it is on a real disk, with the store of images and
-// all records. F95
+// the pod that has most: each only when there is too little without it, room or inodes. All of it is on a real disk, with the store
+// of images and all records. F95
 func TestWhatGoesOfAShortDisk(t *testing.T) {
 	privatemounts.Need(t)
 	for name, c := range map[string]struct {
-		image, left int // of the one that has ended, and of the disk, in KiB
+		short       eviction.Signal
+		image, left int // of the one that has ended, and of the disk, in KiB or files
 		want        string
 	}{
-		"layers and logs are enough": {8 << 10, 7 << 10, "layer of job"},
-		"images too":                 {8 << 10, 1 << 10, "layer of job, 1 image"},
-		"pods too":                   {512, 1 << 10, "layer of job, 1 image, pod large, layer of large"},
+		"layers and logs are enough": {eviction.Disk, 8 << 10, 7 << 10, "layer of job"},
+		"images too":                 {eviction.Disk, 8 << 10, 1 << 10, "layer of job, 1 image"},
+		"pods too":                   {eviction.Disk, 512, 1 << 10, "layer of job, 1 image, pod large, layer of large"},
+		"inodes of layers":           {eviction.Inodes, 150, 180, "layer of job"},
+		"inodes of images":           {eviction.Inodes, 150, 20, "layer of job, 1 image"},
+		"inodes of pods":             {eviction.Inodes, 5, 20, "layer of job, 1 image, pod large, layer of large"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			filled(t, dir, "job:1", c.image<<10)
-			filled(t, dir, "app:1", 64<<10)
-			virtual.Test(t, func(t *testing.T) { goesOfDisk(t, dir, int64(c.left)<<10, c.want) })
+			size, files := c.image<<10, 0
+			if c.short == eviction.Inodes {
+				size, files = 4096, c.image
+			}
+			filled(t, dir, "job:1", size, files)
+			filled(t, dir, "app:1", 64<<10, 0)
+			virtual.Test(t, func(t *testing.T) { goesOfDisk(t, dir, c.short, c.left, c.want) })
 		})
 	}
 }
 
-func goesOfDisk(t *testing.T, archives string, left int64, want string) {
+// somebodyElse leaves so many KiB or inodes of what is free of a disk.
+func somebodyElse(dir string, short eviction.Signal, free, left int) error {
+	if short == eviction.Inodes {
+		return emptyFiles(dir, free-left)
+	}
+	return os.WriteFile(filepath.Join(dir, "somebody-else"), make([]byte, free-left<<10), 0o600)
+}
+
+func goesOfDisk(t *testing.T, archives string, short eviction.Signal, left int, want string) {
 	h := &heir{t: t}
 	h.cfg, h.cluster, h.rt = fakeConfig("w1", t.TempDir())
-	smallDisk(t, h.cfg.StateDir, "64m")
-	h.cfg.DiskFloor, h.cfg.LogDir = floor.Bytes(8<<20), filepath.Join(h.cfg.StateDir, "logs")
+	smallDisk(t, h.cfg.StateDir, "64m,nr_inodes=2000")
+	h.cfg.DiskFloor, h.cfg.InodeFloor, h.cfg.LogDir = floor.Bytes(8<<20), floor.Bytes(200), filepath.Join(h.cfg.StateDir, "logs")
 	root := filepath.Join(h.cfg.StateDir, "images")
 	h.disk = &realDisk{Runtime: h.rt, root: root, names: map[string]string{}, takes: map[string]map[string]int{
-		"job": {"layer": 4 << 20, "log": 2 << 20}, "large": {"layer": 12 << 20, "log": 1 << 20}, "small": {"layer": 3 << 20}},
-		store: image.New(image.Config{Root: root, Run: filepath.Join(h.cfg.RunDir, "images"), Limits: image.Limits{Free: h.cfg.DiskFloor.Half()}, Floor: h.cfg.DiskFloor})}
+		"job": {"layer": 4 << 20, "log": 2 << 20, "files": 150}, "large": {"layer": 12 << 20, "log": 1 << 20, "files": 400}, "small": {"layer": 3 << 20, "files": 50}},
+		store: image.New(image.Config{Root: root, Run: filepath.Join(h.cfg.RunDir, "images"), Limits: image.Limits{Free: h.cfg.DiskFloor.Half()}, Floor: h.cfg.DiskFloor, Inodes: h.cfg.inodeFloor()})}
 	h.read = func() (out [eviction.Signals]eviction.Level) {
-		out[eviction.Disk] = levels(&h.cfg)[eviction.Disk]
+		out = levels(&h.cfg)
+		out[eviction.Memory] = eviction.Level{} // the machine's own
 		return out
 	}
 	h.start()
@@ -178,16 +211,16 @@ func goesOfDisk(t *testing.T, archives string, left int64, want string) {
 	if found, err := filepath.Glob(logs); err != nil || len(found) != 1 {
 		t.Fatalf("logs of what has ended: %q, %v", found, err)
 	}
-	_, free, err := disk(h.cfg.StateDir)
-	if gone := h.disk.went(); err != nil || len(gone) > 0 || h.pressure.holds(eviction.Disk) || free < 2*left {
-		t.Fatalf("before the disk is short %q went; %d bytes are free, %v", gone, free, err)
+	free := int(h.read()[short].Left)
+	if gone := h.disk.went(); len(gone) > 0 || h.pressure.holds(short) || free < left {
+		t.Fatalf("before the disk is short %q went; %+v", gone, h.read())
 	}
-	if err := os.WriteFile(filepath.Join(h.cfg.StateDir, "somebody-else"), make([]byte, free-left), 0o600); err != nil {
+	if err := somebodyElse(h.cfg.StateDir, short, free, left); err != nil {
 		t.Fatal(err)
 	}
 	sleep(10 * time.Minute)
-	if got := strings.Join(h.disk.went(), ", "); got != want || h.read()[eviction.Disk].Short() {
-		t.Errorf("%s went, want %s; %+v", got, want, h.read()[eviction.Disk])
+	if got := strings.Join(h.disk.went(), ", "); got != want || h.read()[short].Short() {
+		t.Errorf("%s went, want %s; %+v", got, want, h.read()[short])
 	}
 	if found, err := filepath.Glob(logs); err != nil || len(found) > 0 {
 		t.Errorf("logs of what has ended: %q, %v", found, err)

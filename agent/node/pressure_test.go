@@ -132,7 +132,7 @@ func (c *crowd) MeasureStorage(_ context.Context, pods []*v1.Pod) map[types.UID]
 	out := map[types.UID]agent.PodStorage{}
 	for _, p := range pods {
 		n := uint64(c.has[p.UID][eviction.Disk])
-		out[p.UID] = agent.PodStorage{Used: n, Containers: map[string]agent.ContainerStorage{"app": {Layer: n / 2, Logs: n - n/2}}}
+		out[p.UID] = agent.PodStorage{Used: n, Inodes: uint64(c.has[p.UID][eviction.Inodes]), Containers: map[string]agent.ContainerStorage{"app": {Layer: n / 2, Logs: n - n/2}}}
 	}
 	return out
 }
@@ -156,7 +156,7 @@ func (c *crowd) read() (out [eviction.Signals]eviction.Level) {
 	defer c.mu.Unlock()
 	c.settle()
 	for i := range out {
-		out[i] = eviction.Level{Left: c.capacity[i], Floor: 100 * mib, Known: true}
+		out[i] = eviction.Level{Left: c.capacity[i], Floor: 100 * mib, Known: c.capacity[i] > 0}
 		for _, has := range c.has {
 			out[i].Left -= has[i]
 		}
@@ -477,6 +477,66 @@ func TestHeldOfACapacity(t *testing.T) {
 	}
 	if got := without(400, stat, []string{"inactive_file", "active_file"}); got != 0 {
 		t.Errorf("%d: more is kept than used", got)
+	}
+}
+
+// Of a disk without inodes the pod goes that has most of them, whatever room it takes, and the node says that it is short of disk. F95
+func TestInodePressure(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		c := newCrowd(1000*mib, 1000*mib)
+		c.capacity[eviction.Inodes] = 1000 * mib // of the crowd all has one floor
+		c.pod("large", 0, 0, 0, 500*mib)
+		c.pod("many files", 0, 0, 0, 10*mib)
+		c.pod("some", 0, 0, 0, 20*mib)
+		c.has["many files"] = [eviction.Signals]int64{eviction.Disk: 10 * mib, eviction.Inodes: 900 * mib}
+		c.has["some"] = [eviction.Signals]int64{eviction.Disk: 20 * mib, eviction.Inodes: 50 * mib}
+		c.records = 1
+		p, cluster := c.watch(t)
+		cfg, _, _ := fakeConfig("w1", t.TempDir())
+		if o := (&facts{cfg: &Config{NodeName: cfg.NodeName}, pressure: p}).machine(); !o.diskShort || o.memoryShort || p.holds(eviction.Disk) {
+			t.Errorf("it says %+v", o)
+		}
+		sleep(2 * time.Minute)
+		const want = "0s spare true\n10s images\n20s evict many files: The node was low on resource: inodes. Threshold quantity: 104857600, available: 52428800. " +
+			"With its volumes the pod was using 943718400. \n30s spare false"
+		if got := c.said(); got != want {
+			t.Errorf("%s\nwant\n%s", got, want)
+		}
+		var metrics strings.Builder
+		if err := p.writeMetrics(&metrics); err != nil || !strings.Contains(metrics.String(), "\nkeelson_evictions_total{signal=\"nodefs.inodesFree\"} 1\n") {
+			t.Errorf("%v: %s", err, metrics.String())
+		}
+		if e := strings.Join(cluster.Events("w1"), "\n"); !strings.Contains(e, "EvictionThresholdMet Attempting to reclaim inodes") {
+			t.Errorf("events: %s", e)
+		}
+	})
+}
+
+// Which inodes have to be free is a share or a number, by Kubernetes' default a twentieth; none of which no pod could ever leave
+// enough. A disk that has no such number is never short of them. F95
+func TestInodeFloor(t *testing.T) {
+	total, left, err := inodes(t.TempDir())
+	if err != nil || left < 1000 {
+		t.Skipf("the machine's disk has %d of %d inodes, %v", left, total, err)
+	}
+	for above, short := range map[floor.Floor]bool{{}: left < total/100*5, floor.Bytes(10): false, floor.Bytes(total - 1): true} {
+		cfg, _, _ := fakeConfig("w1", t.TempDir())
+		cfg.Runtime, cfg.DiskFloor, cfg.InodeFloor = nil, floor.Bytes(1), above
+		if got := condition(newFacts(&cfg).node(), v1.NodeDiskPressure); (got.Status == v1.ConditionTrue) != short {
+			t.Errorf("%s are to be free, %d of %d are: %+v", cfg.inodeFloor(), left, total, got)
+		}
+	}
+	var cfg Config
+	if err := cfg.checkInodeFloor(1000); err != nil || cfg.inodeFloor().Of(1000) != 50 {
+		t.Errorf("%d of 1,000, %v", cfg.inodeFloor().Of(1000), err)
+	}
+	cfg.InodeFloor = floor.Bytes(1000)
+	const want = "--inode-pressure-below is 1000, and the disk of  has 1000 inodes"
+	if err := cfg.checkInodeFloor(1000); err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Error(err)
+	}
+	if l := levels(&Config{StateDir: "/proc"})[eviction.Inodes]; l.Known {
+		t.Errorf("of a disk that does not count them: %+v", l)
 	}
 }
 

@@ -380,6 +380,9 @@ func TestMeasureStorage(t *testing.T) {
 		if c := got["u1"].Containers["app"]; mib(got["u1"].Used) != 6 || mib(c.Layer) != 2 || mib(c.Logs) != 1 || mib(got["u2"].Used) != 0 || len(got) != 2 {
 			t.Errorf("measured: %+v", got)
 		}
+		if all, few := got["u1"].Inodes, got["u2"].Inodes; all < few+4 || few == 0 { // a file in each place, and a folder
+			t.Errorf("inodes: %d of u1, %d of u2", all, few)
+		}
 		if told := n.set.Storage()["u1"]; mib(told.Used) != 6 {
 			t.Errorf("what was measured is not told: %+v", told)
 		}

@@ -133,7 +133,7 @@ func (s *Set) Storage() map[types.UID]agent.PodStorage {
 
 // storage is what was measured of a pod and its containers.
 func (u storageUse) storage() agent.PodStorage {
-	out := agent.PodStorage{Used: uint64(u.total()), Containers: make(map[string]agent.ContainerStorage, len(u.containers))}
+	out := agent.PodStorage{Used: uint64(u.total()), Inodes: uint64(u.inodes), Containers: make(map[string]agent.ContainerStorage, len(u.containers))}
 	for name, n := range u.containers {
 		logs := u.logs[name]
 		out.Containers[name] = agent.ContainerStorage{Layer: uint64(n - logs), Logs: uint64(logs)}

@@ -59,12 +59,13 @@ func onDisk(v *v1.Volume) bool {
 	return v.EmptyDir != nil && v.EmptyDir.Medium == v1.StorageMediumDefault || v.VolumeSource == (v1.VolumeSource{})
 }
 
-// storageUse is what a pod has on disk, in bytes.
+// storageUse is what a pod has on disk, in bytes but for its inodes.
 type storageUse struct {
 	volumes    map[string]int64
 	containers map[string]int64 // layer and logs of the newest instance
 	logs       map[string]int64 // what of that is logs
 	rest       int64
+	inodes     int64 // of all of it
 }
 
 func (u storageUse) total() int64 {
@@ -158,12 +159,14 @@ func (w *worker) measure(ctx context.Context, pod *v1.Pod, enough int64) (storag
 	mounts, instances := maps.Clone(w.mountsBy), slices.Clone(w.o.Containers)
 	w.mu.Unlock()
 	var first error
+	var all taken
 	size := func(dir string, but ...string) int64 {
 		n, err := usage(ctx, w.cfg.turns, dir, enough, but...)
 		if first == nil || errors.Is(err, errTooDeep) {
 			first = err
 		}
-		return n
+		all = all.plus(n)
+		return n.bytes
 	}
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
@@ -195,6 +198,7 @@ func (w *worker) measure(ctx context.Context, pod *v1.Pod, enough int64) (storag
 		use.logs[c.Name] = size(filepath.Join(logDirectory(w.cfg.Paths.Logs, pod), c.Name))
 		use.containers[c.Name] = sum + use.logs[c.Name]
 	}
+	use.inodes = all.milli / 1000
 	return use, first
 }
 

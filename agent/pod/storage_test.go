@@ -128,7 +128,7 @@ func TestUsage(t *testing.T) {
 		if err != nil || len(turns) != 0 {
 			t.Fatal(n, err, len(turns))
 		}
-		return n
+		return n.bytes
 	}
 	if n := size(1 << 30); n != 0 {
 		t.Errorf("nothing has %d bytes", n)
@@ -183,11 +183,25 @@ func TestUsageLeavesMountsOut(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if n, err := usage(t.Context(), newTurns(), dir, 1<<40); err != nil || n > 1<<20 {
+	if n, err := usage(t.Context(), newTurns(), dir, 1<<40); err != nil || n.bytes > 1<<20 {
 		t.Errorf("%d bytes, %v", n, err)
 	}
-	if n, err := usage(t.Context(), newTurns(), volume, 1<<40); err != nil || n < 4<<20 {
+	if n, err := usage(t.Context(), newTurns(), volume, 1<<40); err != nil || n.bytes < 4<<20 {
 		t.Errorf("of the volume itself: %d bytes, %v", n, err)
+	}
+}
+
+// Files and folders count one inode each, one with several names one for all of them. F95
+func TestUsageCountsInodes(t *testing.T) {
+	dir := t.TempDir()
+	fill(t, 1, dir, "a")
+	fill(t, 0, dir, "sub", "b")
+	fill(t, 1, dir, "sub", "c")
+	if err := os.Link(filepath.Join(dir, "sub", "c"), filepath.Join(dir, "again")); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := usage(t.Context(), newTurns(), dir, 1<<40); err != nil || n.milli != 5000 {
+		t.Errorf("%d thousandths, %v", n.milli, err)
 	}
 }
 
@@ -212,7 +226,7 @@ func TestUsageOfDeepFolders(t *testing.T) {
 		at = next
 	}
 	fill(t, 2<<20, dir, "z", "big")
-	if n, err := usage(t.Context(), newTurns(), dir, 1<<40); !errors.Is(err, errTooDeep) || n < 2<<20 {
+	if n, err := usage(t.Context(), newTurns(), dir, 1<<40); !errors.Is(err, errTooDeep) || n.bytes < 2<<20 {
 		t.Errorf("%d bytes, %v", n, err)
 	}
 }

@@ -37,27 +37,35 @@ const maxDepth = 256
 // errTooDeep says that a walk was given up.
 var errTooDeep = fmt.Errorf("folders lie more than %d deep in one another", maxDepth)
 
-// usage is the space on disk of what lies below dir, in bytes; 0 when there is nothing. It stops early once it has
-// found more than enough. Containers write there meanwhile: nothing is followed out of dir or into another mount, and
+// taken is what files have taken of a disk.
+type taken struct {
+	bytes int64
+	milli int64 // inodes, in thousandths: each of its names has a part of a file
+}
+
+func (a taken) plus(b taken) taken { return taken{a.bytes + b.bytes, a.milli + b.milli} }
+
+// usage is what lies below dir; nothing where that is not there. It stops early once it has
+// found more bytes than enough. Containers write there meanwhile: nothing is followed out of dir or into another mount, and
 // what comes and goes is counted or not. Names in dir that are in but are not looked at.
-func usage(ctx context.Context, t turns, dir string, enough int64, but ...string) (int64, error) {
+func usage(ctx context.Context, t turns, dir string, enough int64, but ...string) (taken, error) {
 	fd, err := unix.Open(dir, walkFlags&^unix.O_NOFOLLOW, 0)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
-		return 0, nil
+		return taken{}, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("opening %s: %w", dir, err)
+		return taken{}, fmt.Errorf("opening %s: %w", dir, err)
 	}
 	root := os.NewFile(uintptr(fd), dir)
 	defer root.Close()
 	st, err := look(fd, "")
 	if err != nil {
-		return 0, fmt.Errorf("looking at %s: %w", dir, err)
+		return taken{}, fmt.Errorf("looking at %s: %w", dir, err)
 	}
 	if err := t.take(ctx); err != nil {
-		return 0, err
+		return taken{}, err
 	}
-	w := walk{ctx: ctx, turns: t, mount: mountIn(&st), sum: int64(st.Blocks) * 512, enough: enough, but: but}
+	w := walk{ctx: ctx, turns: t, mount: mountIn(&st), sum: taken{int64(st.Blocks) * 512, 1000}, enough: enough, but: but}
 	defer func() {
 		if !w.waiting {
 			t.pass()
@@ -76,7 +84,7 @@ type walk struct {
 	ctx     context.Context
 	turns   turns
 	mount   mountOf
-	sum     int64
+	sum     taken
 	enough  int64
 	but     []string
 	spent   int  // of the chunk
@@ -102,7 +110,7 @@ func (w *walk) spend(n int) error {
 func (w *walk) folder(f *os.File, depth int) error {
 	fd := int(f.Fd())
 	var deep error
-	for w.sum <= w.enough {
+	for w.sum.bytes <= w.enough {
 		names, err := f.Readdirnames(64) // few: each level holds that many
 		if e := w.spend(1 + len(names)); e != nil {
 			return e
@@ -117,11 +125,11 @@ func (w *walk) folder(f *os.File, depth int) error {
 			}
 			// A file with several names is met once for each.
 			folder := st.Mode&unix.S_IFMT == unix.S_IFDIR
-			if size := int64(st.Blocks) * 512; folder || st.Nlink < 2 {
-				w.sum += size
-			} else {
-				w.sum += size / int64(st.Nlink)
+			names := int64(1)
+			if !folder {
+				names = max(1, int64(st.Nlink))
 			}
+			w.sum = w.sum.plus(taken{int64(st.Blocks) * 512 / names, 1000 / names})
 			if !folder {
 				continue
 			}
