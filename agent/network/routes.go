@@ -88,6 +88,9 @@ func (r *Routes) keep(ctx context.Context, changes <-chan map[string]struct{}, t
 			vanished = true
 			continue // somebody took an interface away meanwhile
 		}
+		if ctx.Err() != nil {
+			return ctx.Err() // what was cut off by that very end, as nft is, says nothing
+		}
 		if vanished = false; err != nil {
 			return err
 		}

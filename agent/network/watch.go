@@ -3,6 +3,8 @@ package network
 import (
 	"context"
 	"fmt"
+	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -26,7 +28,7 @@ func (r *Routes) watch(ctx context.Context, damage chan<- struct{}) (cut <-chan 
 		{"interfaces", func() error { return netlink.LinkSubscribe(links, ctx.Done()) }, func() { follow(links, r.concernsLink, damage) }},
 		{"addresses", func() error { return netlink.AddrSubscribe(addrs, ctx.Done()) },
 			func() { follow(addrs, func(netlink.AddrUpdate) bool { return true }, damage) }},
-		{"neighbours", func() error { return netlink.NeighSubscribe(neighs, ctx.Done()) }, func() { follow(neighs, concernsNeighbour, damage) }},
+		{"neighbours", func() error { return netlink.NeighSubscribe(neighs, ctx.Done()) }, func() { follow(neighs, r.concernsNeighbour, damage) }},
 	} {
 		if err := s.open(); err != nil {
 			return nil, fmt.Errorf("following the kernel's %s: %w", s.what, err)
@@ -79,5 +81,13 @@ func (r *Routes) concernsLink(u netlink.LinkUpdate) bool {
 	return l != nil && l.links[name]
 }
 
-// concernsNeighbour spares what comes and goes by itself: entries of the tunnel are permanent.
-func concernsNeighbour(u netlink.NeighUpdate) bool { return u.State&netlink.NUD_PERMANENT != 0 }
+// concernsNeighbour spares what comes and goes by itself: entries of the tunnel are permanent. Of one that is removed the kernel
+// tells as of one that has failed, whatever it was before: it is known by its address, which another end has.
+func (r *Routes) concernsNeighbour(u netlink.NeighUpdate) bool {
+	if u.State&netlink.NUD_PERMANENT != 0 {
+		return true
+	}
+	at, ok := netip.AddrFromSlice(u.IP)
+	l := r.laid.Load()
+	return ok && l != nil && slices.ContainsFunc(l.layout.Peers, func(p Peer) bool { return slices.Contains(p.Inner, at.Unmap()) })
+}
