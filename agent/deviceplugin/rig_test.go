@@ -66,8 +66,8 @@ func newRig(t *testing.T, change ...func(*Config)) *rig {
 			t.Fatal(err)
 		}
 	}
-	r.begin()
 	t.Cleanup(func() { r.end() })
+	r.begin()
 	return r
 }
 
@@ -78,7 +78,8 @@ func (w writer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// begin runs a new manager on the rig's folders, as an agent that begins anew does.
+// begin runs a new manager on the rig's folders, as an agent that begins anew does. It is there for plugins when begin returns:
+// one that came before would have its socket removed and would register twice.
 func (r *rig) begin() {
 	r.Helper()
 	if r.end != nil {
@@ -94,6 +95,7 @@ func (r *rig) begin() {
 			r.Errorf("Run: %v", err)
 		}
 	})
+	r.eventually(func() error { _, err := os.Stat(filepath.Join(r.cfg.Dir, socketName)); return err })
 }
 
 // process is a plugin that runs.
