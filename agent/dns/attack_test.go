@@ -155,6 +155,9 @@ func TestWaitingIsBounded(t *testing.T) {
 	}
 }
 
+// askedOnce is for how long a server that questions are forwarded to is not asked again: that is after two seconds.
+const askedOnce = 1900 * time.Millisecond
+
 // Many who ask the same at once are one question upstream, and who asks what nobody has fills no memory.
 func TestSameQuestionsAreOne(t *testing.T) {
 	for !sameQuestionsAreOne(t) && !t.Failed() {
@@ -176,7 +179,7 @@ func sameQuestionsAreOne(t *testing.T) bool {
 	r := start(t, coreDNS(fmt.Sprintf(".:53 {\n kubernetes cluster.local\n forward . %s\n cache 30\n}\n", up), nil))
 	done := make(chan string, 50)
 	began := time.Now()
-	late := func() bool { return time.Since(began) > 1900*time.Millisecond } // it is asked again after two seconds
+	late := func() bool { return time.Since(began) > askedOnce }
 	for range cap(done) {
 		go func() {
 			m, err := r.try("udp", "www.example.", dns.TypeA)

@@ -2,6 +2,7 @@ package dns
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"sync"
@@ -15,9 +16,22 @@ import (
 // F101: what docs/dns.md says of others at the server's port: another address of the node is free, all addresses are for those
 // who share ports as the server does, and questions for the server's address come to the server even then.
 func TestOthersAtThePort(t *testing.T) {
+	var err error
+	for range 20 { // a connection of somebody else may have the port at another address, which is no matter of the server's
+		if err = othersAtThePort(t); !errors.Is(err, unix.EADDRINUSE) {
+			break
+		}
+	}
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func othersAtThePort(t *testing.T) error {
+	t.Helper()
 	own, err := listen(t.Context(), netip.MustParseAddrPort("127.0.0.1:0"))
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	defer own.close()
 	port := own.udp[0].LocalAddr().(*net.UDPAddr).AddrPort().Port()
@@ -34,21 +48,22 @@ func TestOthersAtThePort(t *testing.T) {
 		{"all addresses, sharing", "0.0.0.0", sharing, nil}} {
 		at := netip.AddrPortFrom(netip.MustParseAddr(c.at), port)
 		l, err := c.how.Listen(t.Context(), "tcp4", at.String())
-		if !errors.Is(err, c.want) {
-			t.Errorf("%s, TCP: %v, want %v", c.name, err, c.want)
-		}
 		if err == nil {
 			l.Close()
 		}
-		p, err := c.how.ListenPacket(t.Context(), "udp4", at.String())
 		if !errors.Is(err, c.want) {
-			t.Errorf("%s, UDP: %v, want %v", c.name, err, c.want)
+			return fmt.Errorf("%s, TCP: %w, want %v", c.name, err, c.want)
 		}
+		p, err := c.how.ListenPacket(t.Context(), "udp4", at.String())
 		if err == nil {
 			heard(t, own, p, port)
 			p.Close()
 		}
+		if !errors.Is(err, c.want) {
+			return fmt.Errorf("%s, UDP: %w, want %v", c.name, err, c.want)
+		}
 	}
+	return nil
 }
 
 // heard sees that packets to the server's address come to the server and not to somebody else.
