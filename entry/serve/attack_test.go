@@ -60,7 +60,7 @@ func TestAttackHeaderTooLarge(t *testing.T) {
 
 // A header that comes in crumbs, or not at all, and a body that stops coming end with their time.
 func TestAttackSlow(t *testing.T) {
-	limits := Limits{Header: time.Second, Idle: time.Second, BodyIdle: 100 * time.Millisecond} // a busy client asks within a second
+	limits := Limits{Header: time.Second, Idle: time.Second, BodyIdle: 100 * time.Millisecond}
 	b := begin(t, Options{Limits: limits}, to(at(backend(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, err := io.Copy(io.Discard, r.Body); err != nil {
 			<-r.Context().Done() // a backend that answers half a body is heard
@@ -71,11 +71,23 @@ func TestAttackSlow(t *testing.T) {
 			t.Errorf("%s: %d", name, code)
 		}
 	}
-	if code := b.answer(b.dial("POST / HTTP/1.1\r\nHost: a.x\r\nContent-Length: 100\r\n\r\nhalf")); code != 408 {
+	// Who is that late itself, as this test on a busy machine, is closed without an answer as well: it comes again.
+	code := 0
+	for range 5 {
+		if code = b.answer(b.dial("POST / HTTP/1.1\r\nHost: a.x\r\nContent-Length: 100\r\n\r\nhalf")); code != 0 {
+			break
+		}
+	}
+	if code != 408 {
 		t.Errorf("half a body: %d", code)
 	}
-	c := b.dial("GET / HTTP/1.1\r\nHost: a.x\r\n\r\n")
-	if n, err := io.Copy(io.Discard, c); err != nil || n == 0 {
+	n, err := int64(0), error(nil)
+	for range 5 {
+		if n, err = io.Copy(io.Discard, b.dial("GET / HTTP/1.1\r\nHost: a.x\r\n\r\n")); n > 0 {
+			break
+		}
+	}
+	if err != nil || n == 0 {
 		t.Errorf("an idle connection: %d bytes, %v", n, err)
 	}
 }
