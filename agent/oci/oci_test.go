@@ -138,7 +138,7 @@ func TestNamespaces(t *testing.T) {
 		}
 	}
 	out, err := r.ExecSync(r.ctx(), &cri.ExecSyncRequest{ContainerId: b, Cmd: []string{"sh", "-c",
-		"for i in 1 2 3 4 5 6 7 8 9; do wget -q -O - http://127.0.0.1:8080/ && break; usleep 100000; done; hostname; echo $$"}})
+		"for i in $(seq 300); do wget -q -O - http://127.0.0.1:8080/ && break; usleep 100000; done; hostname; echo $$"}})
 	if err != nil || !strings.HasPrefix(string(out.Stdout), "hello\npod1\n") {
 		t.Errorf("B calls A on localhost: %q %q, %v", out.GetStdout(), out.GetStderr(), err)
 	}
