@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -107,7 +108,35 @@ func install(t testing.TB, replicas int) *servers {
 	}
 	s.apply("testdata/hooks.yaml", "REPLICAS", fmt.Sprint(replicas))
 	s.kctl("rollout", "status", "deployment/hooks", "--timeout=180s")
+	served(t, s.ns, "hooks", replicas)
 	return s
+}
+
+// served waits until every replica knows of so many ready pods of a Service: a Deployment may say that it is complete a moment before.
+func served(t testing.TB, ns, service string, pods int) {
+	t.Helper()
+	for _, replica := range bed.Replicas() {
+		slices := bed.ClientAt(t, replica).DiscoveryV1().EndpointSlices(ns)
+		bed.Eventually(t, soon, func() error {
+			// What it knows by itself is what it asks webhooks by.
+			list, err := slices.List(context.Background(), metav1.ListOptions{ResourceVersion: "0", LabelSelector: discoveryv1.LabelServiceName + "=" + service})
+			if err != nil {
+				return err
+			}
+			ready := 0
+			for _, s := range list.Items {
+				for _, e := range s.Endpoints {
+					if e.Conditions.Ready != nil && *e.Conditions.Ready {
+						ready++
+					}
+				}
+			}
+			if ready < pods {
+				return fmt.Errorf("%s knows of %d ready pods of Service %s, want %d", replica, ready, service, pods)
+			}
+			return nil
+		})
+	}
 }
 
 func (s *servers) kctl(args ...string) string {

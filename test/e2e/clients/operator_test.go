@@ -70,6 +70,7 @@ func (o operator) install() {
 		bed.Kctl(o, "delete", "crd", "shops.example.com")
 	})
 	o.kctl("rollout", "status", "deployment/operator", "--timeout=180s")
+	served(o, o.ns, "operator", 2)
 }
 
 // F15 F35: an operator made with controller-runtime, running as two pods behind a Service: its webhooks default and judge
