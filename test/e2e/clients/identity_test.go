@@ -130,9 +130,13 @@ func TestServicesThatKnowUsers(t *testing.T) {
 		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "tea and secrets") {
 			t.Errorf("%s: what the service denies and RBAC allows: %v", replica, err)
 		}
-		if _, err := cs.CoreV1().Services(ns).List(context.Background(), metav1.ListOptions{}); err != nil {
-			t.Errorf("%s: what RBAC allows and the service has no opinion of: %v", replica, err)
-		}
+		bed.Eventually(t, soon, func() error { // each replica hears of the rights by itself
+			_, err := cs.CoreV1().Services(ns).List(context.Background(), metav1.ListOptions{})
+			if err != nil {
+				err = fmt.Errorf("%s: what RBAC allows and the service has no opinion of: %w", replica, err)
+			}
+			return err
+		})
 		if _, err := cs.CoreV1().Pods(ns).List(context.Background(), metav1.ListOptions{}); !apierrors.IsForbidden(err) {
 			t.Errorf("%s: what nobody allows: %v", replica, err)
 		}

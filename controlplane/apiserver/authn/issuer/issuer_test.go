@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
+	"golang.org/x/time/rate"
 	"k8s.io/apiserver/pkg/apis/apiserver"
 
 	"keelson.dev/keelson/controlplane/api"
@@ -210,6 +211,17 @@ func TestFetchesAreFew(t *testing.T) {
 		t.Errorf("the keys were fetched %d times, want %d at most", n, most)
 	}
 	verified(t, i, p.Token(nil))
+}
+
+// Who looked at the keys a moment before others had fetched them anew is judged by the new ones, also when the issuer may not be
+// asked again yet.
+func TestKeysThatOthersFetched(t *testing.T) {
+	s := newKeySet("https://nobody.example", nil)
+	s.fetches = rate.NewLimiter(0, 0)
+	s.keys = []jose.JSONWebKey{{KeyID: "new"}}
+	if got, err := s.refresh(t.Context()); err != nil || len(got) != 1 || got[0].KeyID != "new" {
+		t.Errorf("%v, %v", got, err)
+	}
 }
 
 // An issuer that hangs keeps nobody waiting: before it is known, its tokens are refused at once, and later who waits

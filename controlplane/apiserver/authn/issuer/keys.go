@@ -139,8 +139,10 @@ func verify(signed *jose.JSONWebSignature, keys []jose.JSONWebKey) ([]byte, bool
 // refresh asks for the keys. Who waits for them may go; the others still get them.
 func (s *keySet) refresh(ctx context.Context) ([]jose.JSONWebKey, error) {
 	done := s.flights.DoChan("", func() (any, error) {
-		if !s.fetches.Allow() {
-			return nil, errNoKey // the keys are seconds old
+		if !s.fetches.Allow() { // the keys are seconds old; who asks may have looked at those before
+			s.mu.RLock()
+			defer s.mu.RUnlock()
+			return s.keys, nil
 		}
 		fetching, cancel := context.WithTimeout(context.WithoutCancel(ctx), fetchTimeout)
 		defer cancel()
