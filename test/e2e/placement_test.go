@@ -134,9 +134,12 @@ func TestGang(t *testing.T) {
 			t.Errorf("pod %s has no node, and cgroups %q", p.Name, found)
 		}
 	}
-	if c := placed(); c.Status != metav1.ConditionFalse {
-		t.Errorf("the group says %+v", c)
-	}
+	bed.Eventually(w, soon, func() error { // which is written after what its pods are told
+		if c := placed(); c.Status != metav1.ConditionFalse {
+			return fmt.Errorf("the group says %+v", c)
+		}
+		return nil
+	})
 	if err := w.cs.CoreV1().Pods(w.ns).Delete(ctx, "before", metav1.DeleteOptions{GracePeriodSeconds: ptr(int64(0))}); err != nil {
 		t.Fatal(err)
 	}
