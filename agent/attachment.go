@@ -2,6 +2,7 @@ package agent
 
 import (
 	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"slices"
 
@@ -15,10 +16,32 @@ type AttachedVolumes interface {
 	// InUse lists those that are mounted or may be, or wait to be attached, as the node's status names them; and of these, in held, the ones
 	// that do not only wait. The lists outlive the agent.
 	InUse() (names, held []v1.UniqueVolumeName, err error)
+	// Alone lists which claims pods have for themselves. It outlives the agent, too.
+	Alone() ([]ClaimHeld, error)
 	// Attached lists the pods that use such volumes.
 	Attached() ([]types.UID, error)
 	// UsesChanged has a value when what the others say may have changed.
 	UsesChanged() <-chan struct{}
+}
+
+// ClaimHeld is a claim with access mode ReadWriteOncePod that a pod of the node has, or had, until its volumes are unmounted.
+type ClaimHeld struct {
+	Pod    types.UID `json:"pod"`
+	Claim  types.UID `json:"claim"`
+	Volume string    `json:"volume,omitempty"` // the PersistentVolume; "" where an agent of before did not note it
+}
+
+// ClaimsHeldAnnotation lists such claims in the facts of a node, in JSON; or it is AllHeld.
+const ClaimsHeldAnnotation = "keelson.dev/claims-held"
+
+// AllHeld is in the place of a list that would be too long: anything may be held.
+const AllHeld = "all"
+
+// TellsClaim says that the control plane knows, by the node's own object, that a pod has a claim for itself.
+func TellsClaim(n *v1.Node, h ClaimHeld) bool {
+	told := n.Annotations[ClaimsHeldAnnotation]
+	var list []ClaimHeld
+	return told == AllHeld || json.Unmarshal([]byte(told), &list) == nil && slices.Contains(list, h)
 }
 
 // AttachmentName is the name of the VolumeAttachment of a driver's volume to a node, as in Kubernetes.

@@ -111,8 +111,7 @@ type observed struct {
 	degraded    string        // what else fails
 	claimed     string        // names of DRA drivers
 
-	inUse []v1.UniqueVolumeName // attached volumes; nil = not known
-	held  []v1.UniqueVolumeName // those of them that may be mounted
+	volumes uses
 
 	devices, healthy v1.ResourceList // of device plugins: all, and those that can be given out
 
@@ -205,8 +204,10 @@ func (o *observed) askVolumes(w watched) {
 	if w.volumes == nil {
 		return
 	}
-	if names, held, err := w.volumes.InUse(); err == nil { // else the control plane goes by what it knows
-		o.inUse, o.held = names, held
+	names, held, err := w.volumes.InUse()
+	alone, bad := w.volumes.Alone()
+	if err == nil && bad == nil { // else the control plane goes by what it knows
+		o.volumes = uses{names, held, alone}
 	}
 }
 
@@ -345,7 +346,7 @@ func (f *facts) compose(o observed, old *v1.Node, now time.Time) *v1.Node {
 		n.Annotations[WireGuardKeyAnnotation] = f.cfg.ownKey.Key().PublicKey().String()
 	}
 	if f.fence != nil {
-		f.fence.tells(n, o.inUse, o.held)
+		f.fence.tells(n, o.volumes)
 	}
 	if f.cfg.announces {
 		n.Annotations[AnnouncesAnnotation] = "true"

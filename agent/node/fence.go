@@ -26,14 +26,11 @@ const (
 	// VolumesInUseAnnotation says that status.volumesInUse is known: an empty list is as good as none on the wire.
 	VolumesInUseAnnotation = "keelson.dev/volumes-in-use"
 	// VolumesHeldAnnotation lists, in JSON, which of those the node may have mounted: for the others pods wait only. Where that would
-	// be longer than mostHeld bytes it is allHeld.
+	// be longer than mostHeld bytes it is agent.AllHeld.
 	VolumesHeldAnnotation = "keelson.dev/volumes-held"
 )
 
-const (
-	allHeld  = "all"
-	mostHeld = 64 << 10 // all annotations of an object together may have 256 KiB
-)
+const mostHeld = 64 << 10 // all annotations of an object together may have 256 KiB
 
 // fence ends pods with attached volumes when the control plane has not been heard for too long: it may have given the
 // volumes to another node by then. Data on the node's own disk are no concern of it.
@@ -141,23 +138,30 @@ func (f *fence) look() error {
 	return nil
 }
 
+// uses is what a node tells of its volumes.
+type uses struct {
+	names, held []v1.UniqueVolumeName // attached volumes, and those of them that may be mounted; names is nil = not known
+	alone       []agent.ClaimHeld     // claims that pods have for themselves
+}
+
 // tells adds what the control plane goes by.
-func (f *fence) tells(n *v1.Node, inUse, held []v1.UniqueVolumeName) {
+func (f *fence) tells(n *v1.Node, u uses) {
 	n.Annotations[FencesAfterAnnotation] = strconv.Itoa(int(f.after / time.Second))
-	if inUse != nil {
+	if u.names != nil {
 		n.Annotations[VolumesInUseAnnotation] = "told"
-		n.Status.VolumesInUse = inUse
-		n.Annotations[VolumesHeldAnnotation] = toldHeld(held)
+		n.Status.VolumesInUse = u.names
+		n.Annotations[VolumesHeldAnnotation] = toldHeld(u.held)
+		n.Annotations[agent.ClaimsHeldAnnotation] = toldHeld(u.alone)
 	}
 }
 
-func toldHeld(held []v1.UniqueVolumeName) string {
+func toldHeld[T any](held []T) string {
 	if len(held) == 0 {
 		return "[]"
 	}
 	b, err := json.Marshal(held)
 	if err != nil || len(b) > mostHeld {
-		return allHeld
+		return agent.AllHeld
 	}
 	return string(b)
 }

@@ -10,12 +10,15 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/agent"
 )
 
 // using are pods with attached volumes.
 type using struct{ pods []types.UID }
 
 func (u *using) InUse() (_, _ []v1.UniqueVolumeName, _ error) { return nil, nil, nil }
+func (u *using) Alone() ([]agent.ClaimHeld, error)            { return nil, nil }
 func (u *using) Attached() ([]types.UID, error)               { return u.pods, nil }
 func (u *using) UsesChanged() <-chan struct{}                 { return nil }
 
@@ -74,10 +77,10 @@ func TestFence(t *testing.T) {
 // node that cannot read what it uses tells nothing.
 func TestNodesTellWhatTheyHold(t *testing.T) {
 	f := &fence{}
-	tells := func(inUse, held []v1.UniqueVolumeName) *v1.Node {
+	tells := func(inUse, held []v1.UniqueVolumeName, alone ...agent.ClaimHeld) *v1.Node {
 		n := &v1.Node{}
 		n.Annotations = map[string]string{}
-		f.tells(n, inUse, held)
+		f.tells(n, uses{inUse, held, alone})
 		return n
 	}
 	many := make([]v1.UniqueVolumeName, 4000)
@@ -96,7 +99,20 @@ func TestNodesTellWhatTheyHold(t *testing.T) {
 			t.Errorf("%d in use, %d held: %v", len(c.inUse), len(c.held), n.Annotations)
 		}
 	}
-	if n := tells(nil, nil); n.Annotations[VolumesHeldAnnotation] != "" || n.Annotations[VolumesInUseAnnotation] != "" {
+	if n := tells([]v1.UniqueVolumeName{}, nil); n.Annotations[agent.ClaimsHeldAnnotation] != "[]" {
+		t.Errorf("no claims: %v", n.Annotations)
+	}
+	one := agent.ClaimHeld{Pod: "p", Claim: "c", Volume: "v"}
+	for _, claims := range [][]agent.ClaimHeld{{one}, slices.Repeat([]agent.ClaimHeld{one}, 4000)} {
+		n := tells([]v1.UniqueVolumeName{}, nil, claims...)
+		if got, want := n.Annotations[agent.ClaimsHeldAnnotation], `[{"pod":"p","claim":"c","volume":"v"}]`; !agent.TellsClaim(n, one) || len(claims) == 1 && got != want || len(claims) > 1 && got != "all" {
+			t.Errorf("%d claims: %.100s", len(claims), got)
+		}
+		if two := (agent.ClaimHeld{Pod: "p2", Claim: "c"}); agent.TellsClaim(n, two) != (len(claims) > 1) {
+			t.Errorf("of %d claims another one is told: %v", len(claims), len(claims) == 1)
+		}
+	}
+	if n := tells(nil, nil, one); n.Annotations[agent.ClaimsHeldAnnotation] != "" || n.Annotations[VolumesHeldAnnotation] != "" || n.Annotations[VolumesInUseAnnotation] != "" {
 		t.Errorf("not known: %v", n.Annotations)
 	}
 }

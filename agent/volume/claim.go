@@ -64,7 +64,7 @@ func (v *Volumes) claim(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (agent
 	if err := rightMode(pod, vol.Name, pv); err != nil {
 		return agent.Mount{}, err
 	}
-	if err := v.alone(pod, pvc); err != nil {
+	if err := v.alone(ctx, pod, pvc, pv); err != nil {
 		return agent.Mount{}, err
 	}
 	switch s := &pv.Spec; {

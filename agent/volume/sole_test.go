@@ -1,11 +1,21 @@
 package volume
 
 import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/fake"
+	"keelson.dev/keelson/csi/local"
 )
 
 // A claim of ReadWriteOncePod is one pod's until its volumes are unmounted, also for an agent that begins anew; two pods
@@ -44,6 +54,101 @@ func TestOnePodPerClaim(t *testing.T) {
 	must(t, again.UnmountAll(t.Context(), pod(holder).UID))
 	must(t, mount(again, other))
 	must(t, again.UnmountAll(t.Context(), pod(other).UID))
+}
+
+// A volume is one pod's also where another claim of ReadWriteOncePod is bound to it by now, as after a backup was restored; so it is by the
+// marks of an agent that noted claims alone, once this one has had the pod mount again.
+func TestOnePodPerVolume(t *testing.T) {
+	v, c, dir := newVolumes(t)
+	pvc, pv := bound("sole", v1.PersistentVolumeSource{HostPath: &v1.HostPathVolumeSource{Path: t.TempDir()}})
+	pvc.UID, pvc.Spec.AccessModes = "c1", []v1.PersistentVolumeAccessMode{v1.ReadWriteOncePod}
+	pv.Spec.ClaimRef.UID = "c1"
+	c.Put(pvc, pv)
+	mount := func(uid string) error {
+		_, err := v.MountAll(t.Context(), pod(uid, claimed("sole")))
+		return err
+	}
+	mark := filepath.Join(dir, "state", "volumes", "u1", "alone", "c1")
+	must(t, os.MkdirAll(filepath.Dir(mark), 0o750))
+	must(t, os.WriteFile(mark, nil, 0o600))
+	must(t, mount("u1"))
+	if held, err := v.Alone(); err != nil || !slices.Equal(held, []agent.ClaimHeld{{Pod: "u1", Claim: "c1", Volume: pv.Name}}) {
+		t.Errorf("held %+v, %v", held, err)
+	}
+	pvc, pv = pvc.DeepCopy(), pv.DeepCopy()
+	pvc.UID, pv.Spec.ClaimRef.UID = "c2", "c2"
+	c.Put(pvc, pv)
+	if err := mount("u2"); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("its volume %q is already in use by another pod, of uid u1, as that of a former claim", pv.Name)) {
+		t.Errorf("by another claim: %v", err)
+	}
+	must(t, v.UnmountAll(t.Context(), "u1"))
+	must(t, mount("u2"))
+	must(t, v.UnmountAll(t.Context(), "u2"))
+	if held, err := v.Alone(); err != nil || len(held) > 0 {
+		t.Errorf("held %+v, %v", held, err)
+	}
+}
+
+// What other nodes reach as well is one pod's of ReadWriteOncePod when the control plane knows it, also of those that wait for that when the agent
+// begins anew; and nobody's while it is not known after a restore who has it, but the pod's that had it here before.
+func TestVolumesOfOnePodAreToldOf(t *testing.T) {
+	cluster := fake.NewCluster()
+	v := New(Config{Paths: agent.Paths{State: t.TempDir(), Run: t.TempDir()}, Objects: cluster})
+	pvc, pv := bound("sole", v1.PersistentVolumeSource{NFS: &v1.NFSVolumeSource{Server: "192.0.2.1", Path: "/a"}})
+	pvc.UID, pvc.Spec.AccessModes = "c1", []v1.PersistentVolumeAccessMode{v1.ReadWriteOncePod}
+	patience, cancel := context.WithCancel(t.Context())
+	cancel() // nobody waits
+	says := func(v *Volumes, uid, want string) {
+		t.Helper()
+		err := v.alone(patience, pod(uid), pvc, pv)
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: %v, want %q", uid, err, want)
+		}
+	}
+	heard := func(list string) {
+		n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here", Annotations: map[string]string{agent.ClaimsHeldAnnotation: list}}}
+		cluster.Put(n)
+	}
+	waits := context.Canceled.Error()
+	says(v, "u1", waits)
+	select {
+	case <-v.UsesChanged():
+	default:
+		t.Error("nobody is told")
+	}
+	heard("[]")
+	says(v, "u1", waits)
+	says(v, "u2", "already in use by another pod")
+	heard(fmt.Sprintf(`[{"pod":"u1","claim":"c1","volume":%q}]`, pv.Name))
+	says(v, "u1", "")
+	heard("[]")
+	says(v, "u1", "") // it has it
+
+	pv.Annotations = map[string]string{unheardAnnotation: ""}
+	says(v, "u1", "")
+	again := New(v.cfg)
+	says(again, "u1", "")
+	must(t, v.UnmountAll(t.Context(), "u1"))
+	says(v, "u2", "since a backup was restored it is not known yet")
+	if held, err := v.Alone(); err != nil || len(held) > 0 {
+		t.Errorf("a pod that waits holds %+v, %v", held, err)
+	}
+	pv.Annotations = nil
+	says(v, "u2", waits)
+	heard("all")
+	says(v, "u2", "")
+
+	for _, s := range []v1.PersistentVolumeSource{{HostPath: &v1.HostPathVolumeSource{Path: "/a"}}, {Local: &v1.LocalVolumeSource{Path: "/a"}}, {ISCSI: &v1.ISCSIPersistentVolumeSource{}},
+		{CSI: &v1.CSIPersistentVolumeSource{Driver: "odd.example"}}, {CSI: &v1.CSIPersistentVolumeSource{Driver: local.DriverName}}} {
+		if pv.Spec.PersistentVolumeSource = s; v.reached(pv) {
+			t.Errorf("others reach %+v whenever they like", s)
+		}
+	}
+	no := false
+	cluster.Put(&storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "odd.example"}, Spec: storagev1.CSIDriverSpec{AttachRequired: &no}})
+	if pv.Spec.PersistentVolumeSource = (v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{Driver: "odd.example"}}); !v.reached(pv) {
+		t.Error("others do not reach a volume that is not attached")
+	}
 }
 
 // The claim of an ephemeral volume is mounted for the pod that it was made for, and for no other of its name.

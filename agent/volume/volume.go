@@ -9,7 +9,7 @@
 //	                                 a folder of one that has mount options, with those
 //	STATE/volumes/UID/nfs/NAME       a folder of an NFS server, mounted for the pod
 //	STATE/volumes/UID/iscsi/NAME     a disk of an iSCSI target, bound for the pod; NAME.json says which, before it is logged in to
-//	STATE/volumes/UID/alone/CLAIM    that no other pod of the node may use the claim
+//	STATE/volumes/UID/alone/CLAIM    that no other pod of the node may use the claim, nor its volume, which is named in it
 //	RUN/secrets/UID/NAME             secret, projected: one tmpfs for all, so that no secret touches a disk
 //	STATE/volumes/UID/csi/NAME.json  a CSI volume: written before the driver is first called
 //	KUBELET/pods/UID/volumes/kubernetes.io~csi/PV/mount           where it is published
@@ -76,7 +76,8 @@ type Volumes struct {
 	doubtful    map[string]bool      // records of volumes whose driver did not say that it published them
 	late        map[string]time.Time // places of such that are gone, since when
 	locks       keylock.Locks
-	uses        chan struct{} // buffered: attached volumes are used, or are no more
+	untold      map[agent.ClaimHeld]bool // marks of this agent of which the control plane is not known to have heard
+	uses        chan struct{}            // buffered: attached volumes are used, or are no more
 }
 
 var (
@@ -196,6 +197,7 @@ func (v *Volumes) UnmountAll(ctx context.Context, pod types.UID) error {
 		return err
 	}
 	dir := v.podDir(pod)
+	defer v.forgetAlone(pod)
 	if err := v.releaseCSI(ctx, pod); err != nil {
 		return fmt.Errorf("removing volumes of pod %s: %w", pod, err)
 	}

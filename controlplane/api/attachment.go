@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // Annotations on Nodes that are kctl's alone; a node may not change them.
@@ -40,6 +41,11 @@ func Joining(n *corev1.Node) bool {
 	return fences && !told
 }
 
+// SinglePod says whether no more than one pod may have a volume. Such a volume has no other access mode.
+func SinglePod(v *corev1.PersistentVolume) bool {
+	return slices.Contains(v.Spec.AccessModes, corev1.ReadWriteOncePod)
+}
+
 // SingleNode says whether no more than one node may have a volume.
 func SingleNode(v *corev1.PersistentVolume) bool {
 	return !slices.ContainsFunc(v.Spec.AccessModes, func(m corev1.PersistentVolumeAccessMode) bool {
@@ -63,6 +69,29 @@ func Holds(n *corev1.Node, name corev1.UniqueVolumeName) (holds, told bool) {
 		return true, told
 	}
 	return slices.Contains(names, name), true
+}
+
+// AnnotationClaimsHeld on a Node is told by its agent: which claims with access mode ReadWriteOncePod its pods have until their volumes are
+// unmounted, as a JSON list of ClaimHeld. Whatever is no such list means any of them.
+const AnnotationClaimsHeld = "keelson.dev/claims-held"
+
+// ClaimHeld is such a claim.
+type ClaimHeld struct {
+	Pod    types.UID `json:"pod"`
+	Claim  types.UID `json:"claim"`
+	Volume string    `json:"volume,omitempty"` // the PersistentVolume, where it was noted
+}
+
+// ClaimsHeld are those that a node tells; all where it may have any. An agent of a release that tells none has none.
+func ClaimsHeld(n *corev1.Node) (list []ClaimHeld, all bool) {
+	told, tells := n.Annotations[AnnotationClaimsHeld]
+	if !tells || told == "[]" {
+		return nil, false
+	}
+	if json.Unmarshal([]byte(told), &list) != nil {
+		return nil, true
+	}
+	return list, false
 }
 
 // AnnotationFencesAfter on a Node is told by its agent: when it has not heard the control plane for so many seconds, it

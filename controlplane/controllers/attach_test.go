@@ -14,6 +14,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
@@ -216,6 +217,52 @@ func TestVolumesWaitForNodesThatAreNotKnown(t *testing.T) {
 		if v, err := client.Get[*corev1.PersistentVolume](w.ctx, w.admin, "", "v"); err != nil || api.Unheard(v) {
 			t.Errorf("afterwards it has the mark: %v, error %v", v.Annotations, err)
 		}
+	})
+}
+
+// F110: after a restore a volume for one pod that is not attached has the mark until all nodes are heard, and pods that are not in the store
+// have ended; its pod is told for whom it waits.
+func TestVolumesOfOnePodWaitForNodes(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})
+		w.disksOn("w1", "w2")
+		modes, small := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}, corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
+		pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "share", Annotations: map[string]string{api.AnnotationUnheard: ""}}}
+		pv.Spec = corev1.PersistentVolumeSpec{AccessModes: modes, Capacity: small, ClaimRef: &corev1.ObjectReference{Namespace: "default", Name: "sole"}}
+		pv.Spec.NFS = &corev1.NFSVolumeSource{Server: "192.0.2.1", Path: "/a"}
+		none := ""
+		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "sole"}}
+		claim.Spec = corev1.PersistentVolumeClaimSpec{AccessModes: modes, StorageClassName: &none, VolumeName: "share", Resources: corev1.VolumeResourceRequirements{Requests: small}}
+		tells := func(unheard bool, list string) {
+			update(w, "w2", func(n *corev1.Node) {
+				n.Annotations[api.AnnotationClaimsHeld] = list
+				if delete(n.Annotations, api.AnnotationUnheard); unheard {
+					n.Annotations[api.AnnotationUnheard] = ""
+				}
+			})
+		}
+		marked := func(want bool) {
+			t.Helper()
+			w.within(10*time.Second, fmt.Sprint("the mark: ", want), func() error {
+				v, err := client.Get[*corev1.PersistentVolume](w.ctx, w.admin, "", "share")
+				if err == nil && api.Unheard(v) != want {
+					err = fmt.Errorf("it has %v", v.Annotations)
+				}
+				return err
+			})
+		}
+		tells(true, "[]")
+		w.create(pv)
+		w.create(claim)
+		w.create(user("late", "w1", "sole"))
+		w.eventWith("FailedAttachVolume", `volume "share" is one pod's, and node w2 has not been heard since a backup was restored`)
+		time.Sleep(2 * time.Minute) // of the bubble: the time of nodes that are not known is over
+		marked(true)
+		tells(false, `[{"pod":"gone","claim":"former","volume":"share"}]`)
+		w.eventWith("FailedAttachVolume", "node w2 has it for a pod that is not there any more (uid gone)")
+		marked(true)
+		tells(false, "[]")
+		marked(false)
 	})
 }
 

@@ -15,14 +15,15 @@ func TestVolumesHeldStandUntilToldOtherwise(t *testing.T) {
 	node := func(annotations map[string]string) *v1.Node {
 		return &v1.Node{ObjectMeta: metav1.ObjectMeta{Annotations: annotations}}
 	}
-	stored := node(map[string]string{api.AnnotationVolumesHeld: `["a"]`, api.AnnotationVolumesInUse: "told"})
+	stored := node(map[string]string{api.AnnotationVolumesHeld: `["a"]`, api.AnnotationClaimsHeld: `[{"pod":"p"}]`, api.AnnotationVolumesInUse: "told"})
 	for _, c := range []struct {
 		facts map[string]string
 		want  string
 	}{
 		{nil, ""},
-		{map[string]string{api.AnnotationVolumesInUse: "told"}, `{"metadata":{"annotations":{"keelson.dev/volumes-held":null}}}`},
-		{map[string]string{api.AnnotationVolumesInUse: "told", api.AnnotationVolumesHeld: "[]"}, `{"metadata":{"annotations":{"keelson.dev/volumes-held":"[]"}}}`},
+		{map[string]string{api.AnnotationVolumesInUse: "told"}, `{"metadata":{"annotations":{"keelson.dev/claims-held":null,"keelson.dev/volumes-held":null}}}`},
+		{map[string]string{api.AnnotationVolumesInUse: "told", api.AnnotationVolumesHeld: "[]", api.AnnotationClaimsHeld: "[]"},
+			`{"metadata":{"annotations":{"keelson.dev/claims-held":"[]","keelson.dev/volumes-held":"[]"}}}`},
 	} {
 		if got := string(labelPatch(stored, node(c.facts))); got != c.want {
 			t.Errorf("%v: %s, want %s", c.facts, got, c.want)

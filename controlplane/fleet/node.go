@@ -141,13 +141,13 @@ func labelPatch(stored, facts *v1.Node) []byte {
 		meta["labels"] = l
 	}
 	a := differing(stored.Annotations, facts.Annotations)
-	for _, name := range []string{draDrivers, balancer.Announces, wireguardKey, api.AnnotationFencesAfter, api.AnnotationVolumesHeld} {
+	for _, name := range []string{draDrivers, balancer.Announces, wireguardKey, api.AnnotationFencesAfter, api.AnnotationVolumesHeld, api.AnnotationClaimsHeld} {
 		_, stands := stored.Annotations[name]
 		if _, tells := facts.Annotations[name]; !stands || tells {
 			continue
 		}
 		// An agent that says nothing of volumes now has yet to read what it uses: what stands is as true as status.volumesInUse.
-		if name != api.AnnotationVolumesHeld || tellsVolumes(facts) {
+		if name != api.AnnotationVolumesHeld && name != api.AnnotationClaimsHeld || tellsVolumes(facts) {
 			a[name] = nil // of a newer agent, or of other flags: this one does not know
 		}
 	}

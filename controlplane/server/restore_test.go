@@ -209,8 +209,8 @@ func TestVolumesAreGivenAnewAfterARestore(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:null,%q:"[]"}},"spec":{"taints":[{"key":%q,"effect":"NoExecute"},{"key":"own","effect":"NoSchedule"}]}}`,
-				api.AnnotationUnheard, api.AnnotationVolumesHeld, v1.TaintNodeOutOfService)
+			patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:null,%q:"[]",%q:"[]"}},"spec":{"taints":[{"key":%q,"effect":"NoExecute"},{"key":"own","effect":"NoSchedule"}]}}`,
+				api.AnnotationUnheard, api.AnnotationVolumesHeld, api.AnnotationClaimsHeld, v1.TaintNodeOutOfService)
 			if _, err = nodes.Patch(ctx, n.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 				t.Fatal(err)
 			}
@@ -250,8 +250,9 @@ func TestVolumesAreGivenAnewAfterARestore(t *testing.T) {
 			taint := func(key string) bool {
 				return slices.ContainsFunc(n.Spec.Taints, func(t v1.Taint) bool { return t.Key == key })
 			}
-			if _, tells := n.Annotations[api.AnnotationVolumesHeld]; tells || taint(v1.TaintNodeOutOfService) || !taint("own") {
-				t.Errorf("after %s %s says what it has (%v), or counts as dead: %v", after, w, tells, n.Spec.Taints)
+			_, claims := n.Annotations[api.AnnotationClaimsHeld]
+			if _, tells := n.Annotations[api.AnnotationVolumesHeld]; tells || claims || taint(v1.TaintNodeOutOfService) || !taint("own") {
+				t.Errorf("after %s %s says what it has (%v, %v), or counts as dead: %v", after, w, tells, claims, n.Spec.Taints)
 			}
 		}
 		if a, err := attachments.Get(ctx, "a", metav1.GetOptions{}); err != nil || a.Status.Attached || len(a.Status.AttachmentMetadata) > 0 || a.Spec.NodeName != "w1" {
@@ -260,7 +261,7 @@ func TestVolumesAreGivenAnewAfterARestore(t *testing.T) {
 	}
 	marked := func(after string) {
 		t.Helper()
-		for name, want := range map[string]bool{"one": true, "many": false, "folder": false} {
+		for name, want := range map[string]bool{"one": true, "many": false, "folder": false, "sole": true} {
 			v, err := volumes.Get(ctx, name, metav1.GetOptions{})
 			if err != nil || api.Unheard(v) != want {
 				t.Errorf("after %s volume %s is marked %v, want %v; error %v", after, name, !want, want, err)
@@ -299,14 +300,14 @@ func TestVolumesAreGivenAnewAfterARestore(t *testing.T) {
 	marked("a recovery")
 }
 
-// volumesForOne makes volumes for one node, for many, and one that is not attached.
+// volumesForOne makes volumes for one node, for many, and such that are not attached, one of them for one pod.
 func volumesForOne(t *testing.T, to typedv1.PersistentVolumeInterface) {
 	t.Helper()
-	for name, mode := range map[string]v1.PersistentVolumeAccessMode{"one": v1.ReadWriteOnce, "many": v1.ReadWriteMany, "folder": v1.ReadWriteOnce} {
+	for name, mode := range map[string]v1.PersistentVolumeAccessMode{"one": v1.ReadWriteOnce, "many": v1.ReadWriteMany, "folder": v1.ReadWriteOnce, "sole": v1.ReadWriteOncePod} {
 		pv := &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PersistentVolumeSpec{AccessModes: []v1.PersistentVolumeAccessMode{mode},
 			Capacity: v1.ResourceList{v1.ResourceStorage: resource.MustParse("1Gi")}}}
 		pv.Spec.CSI = &v1.CSIPersistentVolumeSource{Driver: "other.example", VolumeHandle: name}
-		if name == "folder" {
+		if name == "folder" || name == "sole" {
 			pv.Spec.CSI, pv.Spec.NFS = nil, &v1.NFSVolumeSource{Server: "192.0.2.1", Path: "/a"}
 		}
 		if _, err := to.Create(t.Context(), pv, metav1.CreateOptions{}); err != nil {

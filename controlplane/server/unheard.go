@@ -20,7 +20,8 @@ import (
 // one node may be mounted on another. So no node is told any more that it has one, each is marked as not heard, and drivers are
 // asked again to attach: who has what is found out anew, and until all nodes are heard nobody gets a volume that one may have. Nor does
 // it count any more that somebody has declared a node dead: it may have come back since, with volumes. Nodes may have joined since that are
-// not in it: volumes for one node have the mark until those, too, have had time to say what they have.
+// not in it: volumes for one node have the mark until those, too, have had time to say what they have, and volumes for one pod, which may be of no
+// node at all, until it is known that no pod has them that is not in the store.
 
 // unheard says what becomes of the Nodes, VolumeAttachments and PersistentVolumes of such a state.
 func unheard(v *mvcc.View) ([]raftstore.Op, error) {
@@ -30,7 +31,7 @@ func unheard(v *mvcc.View) ([]raftstore.Op, error) {
 		return true
 	})
 	volumes, worse := amendEach(v, &v1.PersistentVolume{}, func(v *v1.PersistentVolume) bool {
-		if _, _, ok := api.Attachable(v); !ok || !api.SingleNode(v) {
+		if _, _, ok := api.Attachable(v); !api.SinglePod(v) && (!ok || !api.SingleNode(v)) {
 			return false
 		}
 		metav1.SetMetaDataAnnotation(&v.ObjectMeta, api.AnnotationUnheard, "")
@@ -46,6 +47,7 @@ func unheardNode(n *v1.Node) {
 	n.Status.VolumesAttached = nil
 	metav1.SetMetaDataAnnotation(&n.ObjectMeta, api.AnnotationUnheard, "")
 	delete(n.Annotations, api.AnnotationVolumesHeld)
+	delete(n.Annotations, api.AnnotationClaimsHeld)
 	n.Spec.Taints = slices.DeleteFunc(n.Spec.Taints, func(t v1.Taint) bool { return t.Key == v1.TaintNodeOutOfService })
 }
 

@@ -47,12 +47,13 @@ func TestNodesAreHeardAfterARestore(t *testing.T) {
 	}
 	facts = facts.DeepCopy()
 	const holds = `["kubernetes.io/csi/disk.example^h"]`
-	facts.Annotations = map[string]string{"keelson.dev/volumes-in-use": "told", api.AnnotationVolumesHeld: holds}
+	const claims = `[{"pod":"p","claim":"c","volume":"v"}]`
+	facts.Annotations = map[string]string{"keelson.dev/volumes-in-use": "told", api.AnnotationVolumesHeld: holds, api.AnnotationClaimsHeld: claims}
 	facts.Status.VolumesInUse = []v1.UniqueVolumeName{api.AttachedName("disk.example", "h")}
 	n.Facts(facts)
 	b.eventually("being heard", func() error {
 		got := node()
-		if !api.Unheard(got) && (len(got.Status.VolumesInUse) != 1 || got.Annotations[api.AnnotationVolumesHeld] != holds) {
+		if !api.Unheard(got) && (len(got.Status.VolumesInUse) != 1 || got.Annotations[api.AnnotationVolumesHeld] != holds || got.Annotations[api.AnnotationClaimsHeld] != claims) {
 			t.Fatalf("heard before what it uses and has is known: %v, %v", got.Status.VolumesInUse, got.Annotations)
 		}
 		if api.Unheard(got) {

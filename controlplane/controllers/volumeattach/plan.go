@@ -115,7 +115,7 @@ func Plan(in State) Step {
 // settle ends the time in which strangers may have the volume.
 func (in State) settle(out *Step) {
 	for _, v := range in.Volumes {
-		if !api.Unheard(v) {
+		if !api.Unheard(v) || api.SinglePod(v) { // which keeps it for longer
 			continue
 		}
 		switch {

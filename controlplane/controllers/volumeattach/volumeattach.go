@@ -29,11 +29,13 @@ import (
 	"keelson.dev/keelson/internal/keylock"
 )
 
-// The two sorts of keys: a volume, by its attacher (as namespace) and its handle, and a VolumeAttachment that the control plane
-// itself serves. Whatever shows a volume is looked at together, so that no two workers give it to two nodes.
+// The sorts of keys: a volume, by its attacher (as namespace) and its handle, a VolumeAttachment that the control plane itself serves, and
+// a PersistentVolume for one pod that has the mark of a restore. Whatever shows a volume is looked at together, so that no two workers give
+// it to two nodes.
 const (
 	volumeKey     = "volume"
 	attachmentKey = "attachment"
+	soleKey       = "sole"
 )
 
 // Indexes of VolumeAttachments, the first also of PersistentVolumes, and of Nodes by what they use.
@@ -131,7 +133,7 @@ func (i informers) watches(silences *silences) []controllers.Watch {
 			return i.ofVolume(c.New.Spec.VolumeName)
 		}),
 		controllers.OnInformer(i.volumes, func(c controllers.Change[*corev1.PersistentVolume]) []controllers.Key {
-			return keysOf(c.New)
+			return append(keysOf(c.New), ofSole(c.New)...)
 		}),
 		controllers.OnInformer(i.attachments, func(c controllers.Change[*storagev1.VolumeAttachment]) []controllers.Key {
 			return append(i.ofAttachment(c.New), controllers.Key{Kind: attachmentKey, Name: c.New.Name})
@@ -261,9 +263,12 @@ type reconciler struct {
 }
 
 func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (again time.Duration, err error) {
-	if key.Kind == attachmentKey {
+	switch key.Kind {
+	case attachmentKey:
 		again, err = r.serve(ctx, key.Name)
-	} else {
+	case soleKey:
+		again, err = r.settleSole(ctx, key.Name)
+	default:
 		again, err = r.volume(ctx, key.Namespace, key.Name)
 	}
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
@@ -358,8 +363,8 @@ func (r *reconciler) volume(ctx context.Context, attacher, handle string) (time.
 		}
 	}
 	for _, v := range step.Settled {
-		if _, err := client.Patch[*corev1.PersistentVolume](ctx, r.term.Client, "", v.Name, "", types.MergePatchType, unmark); err != nil {
-			return 0, fmt.Errorf("taking the mark of a restore off persistentvolume %s: %w", v.Name, err)
+		if err := r.settle(ctx, v); err != nil {
+			return 0, err
 		}
 	}
 	r.tell(in, step)
