@@ -99,7 +99,11 @@ func TestPodSecurityEnforces(t *testing.T) {
 	if _, err := c.CoreV1().Pods("base").Create(ctx, podIn("base", "h", host), metav1.CreateOptions{}); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), `violates PodSecurity "baseline:v1.25": host namespaces (hostNetwork=true)`) {
 		t.Errorf("the host's network at baseline: %v", err)
 	}
-	// A pod that is there may be labelled and reported on, whatever the namespace has come to demand, and not changed.
+	// A pod that is there may be labelled and reported on, whatever the namespace has come to demand, and not changed. Who warns of
+	// it looks at those that this replica knows, as it does the newest once it has answered this.
+	if _, err := c.CoreV1().Pods("base").Get(ctx, "p", metav1.GetOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := c.CoreV1().Namespaces().Patch(ctx, "base", types.MergePatchType, []byte(`{"metadata":{"labels":{"pod-security.kubernetes.io/enforce":"restricted"}}}`), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}

@@ -112,7 +112,7 @@ func TestManyConflictsAboutALargeValue(t *testing.T) { // F124
 // value as it was then.
 func TestConflictShowsTheValueOfItsMoment(t *testing.T) {
 	c := storetest.NewCluster(t, 3, nil)
-	ctx := within(t, patience)
+	ctx := t.Context() // however long a busy machine takes for two hundred commits beside all those in vain
 	values := make(map[raftstore.Revision]string)
 	var wg sync.WaitGroup
 	value := func(i int) string { return fmt.Sprint("value ", i) }

@@ -82,6 +82,7 @@ type bed struct {
 	writes   atomic.Int64
 	noLeases atomic.Bool   // session records cannot be written
 	spends   atomic.Int64  // tries to take down uses of tokens
+	cutOff   atomic.Int64  // of those who enrol: how often one asked again since the time of its connection was up
 	last     atomic.Value  // what was written last, in words
 	nodeIPs  []string      // what nodes that join have their server's certificate name; none: there is no server
 	records  []auditRecord // of those who asked to join or to renew; guarded by mu

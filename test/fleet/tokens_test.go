@@ -67,9 +67,15 @@ func (b *bed) enrolled(address, token, node string, key *ecdsa.PrivateKey) (cert
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(b.ctx, patience)
 	defer cancel()
-	got, err := fleetv1.NewEnrollmentClient(conn).Enroll(ctx,
-		&fleetv1.EnrollRequest{Token: token, NodeName: node, CsrDer: request(b.t, node, key)})
-	return got.GetCertificatePem(), err
+	q := &fleetv1.EnrollRequest{Token: token, NodeName: node, CsrDer: request(b.t, node, key)}
+	for {
+		got, err := fleetv1.NewEnrollmentClient(conn).Enroll(ctx, q)
+		// A stranger's connection has seconds, which a busy machine may take for others: an agent asks again with its key.
+		if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "error reading from server") {
+			return got.GetCertificatePem(), err
+		}
+		b.cutOff.Add(1)
+	}
 }
 
 // request asks for the certificate of a node.
@@ -197,8 +203,9 @@ func TestJoinsAtOnceSpendOneAfterTheOther(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if tries := b.spends.Load(); tries != machines {
-		t.Errorf("%d machines joined, and it was tried %d times to take that down", machines, tries)
+	// Who was cut off may have been so while that was tried, and then it is tried again.
+	if tries, again := b.spends.Load(), b.cutOff.Load(); tries < machines || tries > machines+again {
+		t.Errorf("%d machines joined, %d of them were cut off once, and it was tried %d times to take that down", machines, again, tries)
 	}
 }
 

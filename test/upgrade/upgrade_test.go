@@ -148,7 +148,13 @@ func (l *life) replicaAndBack() {
 		return nil
 	})
 	// The new replica leads, too.
-	bed.Kctl(l, "cluster", "step-down", "--to", first)
+	bed.Eventually(l, soon, func() error { // who is to lead may lag behind for a moment
+		out, err := bed.Try(l, l.kctl(), "cluster", "step-down", "--to", first)
+		if err != nil && !strings.Contains(out, "leads already") {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	})
 	body, err := json.Marshal(api.ClusterRotate{Kind: "service-account-key"})
 	if err != nil {
 		l.Fatal(err)
