@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -151,10 +152,10 @@ func (h Host) Command(ctx context.Context, args ...string) *exec.Cmd {
 // start starts the host's daemon.
 func (l *Lab) start(h Host) error { return l.spawn(h, l.daemon(h), h.LogFile(), h.pidFile()) }
 
-// diskEnv: the hosts of a lab share the disk of a machine that is not theirs. That nine tenths of it are in use says nothing of
-// the lab, and all of its workers would say at once that they are short of disk. Releases that do not know it go by the tenth.
-// The environment of who starts the lab comes first.
-var diskEnv = settings.Environment("disk-pressure-below") + "=1%"
+// diskEnv: the hosts of a lab share the disk of a machine that is not theirs. That nine tenths of it, or of its inodes, are in use
+// says nothing of the lab, and all of its workers would say at once that they are short of disk. Releases that do not know it go by
+// the tenth. The environment of who starts the lab comes first.
+var diskEnv = []string{settings.Environment("disk-pressure-below") + "=1%", settings.Environment("inode-pressure-below") + "=1%"}
 
 // spawn starts a daemon as a process of its own session whose output goes to a
 // log file, and remembers its pid.
@@ -168,7 +169,7 @@ func (l *Lab) spawn(h Host, args []string, log, pidFile string) error {
 	cmd := h.Command(context.Background(), args...)
 	cmd.Stdout, cmd.Stderr = logFile, logFile
 	cmd.Dir = "/"
-	cmd.Env = append([]string{diskEnv}, os.Environ()...)
+	cmd.Env = append(slices.Clone(diskEnv), os.Environ()...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("starting %s on host %s: %w", filepath.Base(args[0]), h.Name, err)
