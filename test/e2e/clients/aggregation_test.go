@@ -301,9 +301,13 @@ func (s sample) away() {
 	s.Helper()
 	s.kctl("scale", "deployment/wardle-server", "--replicas=0")
 	s.kctl("wait", "--for=condition=Available=False", "apiservice/v1alpha1.wardle.example.com", "--timeout=180s")
-	if got := s.kctl("get", "apiservice", "v1alpha1.wardle.example.com", "-o", `jsonpath={.status.conditions[?(@.type=="Available")].reason}`); got != "MissingEndpoints" {
-		s.Errorf("unavailable because of %q", got)
-	}
+	bed.Eventually(s, soon, func() error { // it may have ended before its endpoint went, and is no more to be reached first
+		got, err := s.try("get", "apiservice", "v1alpha1.wardle.example.com", "-o", `jsonpath={.status.conditions[?(@.type=="Available")].reason}`)
+		if got != "MissingEndpoints" {
+			err = fmt.Errorf("unavailable because of %q (%v)", got, err)
+		}
+		return err
+	})
 	s.everywhere(func(replica string, cs kubernetes.Interface) {
 		bed.Eventually(s, soon, func() error {
 			_, err := cs.CoreV1().RESTClient().Get().AbsPath(s.flunders("")).DoRaw(context.Background())
