@@ -36,7 +36,7 @@ func TestHostPorts(t *testing.T) {
 	ask := func(from *machine, at netip.Addr) (err error) {
 		from.in(func() error {
 			var c net.Conn
-			if c, err = net.DialTimeout("tcp", netip.AddrPortFrom(at, 18080).String(), 3*time.Second); err != nil {
+			if c, err = net.DialTimeout("tcp", netip.AddrPortFrom(at, 18080).String(), 20*time.Second); err != nil {
 				return nil
 			}
 			defer c.Close()

@@ -66,7 +66,7 @@ func pod(t *testing.T, node netns.NsHandle, name, ip, gateway string) netns.NsHa
 
 func ask(ns netns.NsHandle, address string) (answer string, err error) {
 	err = space.In(ns, func() error {
-		c, err := (&net.Dialer{Timeout: 3 * time.Second}).Dial("tcp4", address)
+		c, err := (&net.Dialer{Timeout: 20 * time.Second}).Dial("tcp4", address)
 		if err != nil {
 			return err
 		}
@@ -316,7 +316,7 @@ func newAsker(t *testing.T, ns netns.NsHandle, to string) *asker {
 // ask returns the answer, or why there is none.
 func (a *asker) ask() string {
 	buf := make([]byte, 10)
-	_ = a.c.SetDeadline(time.Now().Add(2 * time.Second))
+	_ = a.c.SetDeadline(time.Now().Add(20 * time.Second))
 	_, err := a.c.Write([]byte("?"))
 	if errors.Is(err, unix.ECONNREFUSED) { // of the packet before, of which the socket is told now
 		_, err = a.c.Write([]byte("?"))
