@@ -23,8 +23,8 @@ import (
 // sole is such a volume, with what is known of who has it.
 type sole struct {
 	Volume    *corev1.PersistentVolume
-	Users     []User // the pods of its claim that have a node and have not ended
-	Nodes     []*corev1.Node
+	Users     []User         // the pods of its claim that have a node and have not ended
+	Nodes     []*corev1.Node // those that may have it, perhaps twice
 	Strangers time.Duration
 }
 
@@ -80,7 +80,10 @@ func (r *reconciler) settleSole(ctx context.Context, name string) (time.Duration
 	if !ok || len(ofSole(v)) == 0 {
 		return 0, nil
 	}
-	s := sole{Volume: v, Users: r.users(v), Nodes: controllers.CachedAll[*corev1.Node](r.nodes), Strangers: r.wait.left(r.term.Now(), r.nodes)}
+	s := sole{Volume: v, Users: r.users(v), Strangers: r.wait.left(r.term.Now(), r.nodes)}
+	for _, use := range []string{unheard, joining, claiming} { // of the others nobody waits for any
+		s.Nodes = append(s.Nodes, controllers.CachedBy[*corev1.Node](r.nodes, byUse, use)...)
+	}
 	why := s.waits()
 	if why == "" {
 		return 0, r.settle(ctx, v)

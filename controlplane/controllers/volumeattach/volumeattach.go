@@ -46,10 +46,11 @@ const (
 )
 
 // unheard is among what a Node uses that has not said it: anything. No volume is named like that. Nor like joining, which is among what one
-// uses that has never said it.
+// uses that has never said it, or claiming, of whose pods some have claims for themselves.
 const (
-	unheard = "unheard"
-	joining = "joining"
+	unheard  = "unheard"
+	joining  = "joining"
+	claiming = "claiming"
 )
 
 // handleAnnotation keeps the handle of an attached volume, which its PersistentVolume may not outlive.
@@ -93,6 +94,9 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 			}
 			if api.Joining(n) {
 				used = append(used, joining)
+			}
+			if list, all := api.ClaimsHeld(n); len(list) > 0 || all {
+				used = append(used, claiming)
 			}
 		}
 		return used
