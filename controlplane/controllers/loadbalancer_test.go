@@ -283,8 +283,21 @@ func TestBalancerPools(t *testing.T) {
 	}
 	w.create(thief)
 	w.setPools("c=203.0.113.1-203.0.113.7")
-	w.create(balanced("robbed"))
-	has("robbed", "203.0.113.4")
+	told("last", balancer.ReasonOutside, "198.51.100.8 is in no pool any more; the Service keeps it")
+	w.eventually("a Service gets the first that the thief does not keep", func() error { // the controller hears of Nodes by themselves
+		w.create(balanced("robbed"))
+		var got string
+		w.eventually("robbed has an address", func() error {
+			if got = outside(w.balancers()["robbed"]); got == "" {
+				return errors.New("it has none")
+			}
+			return nil
+		})
+		if got == "203.0.113.4" {
+			return nil
+		}
+		return errors.Join(fmt.Errorf("it has %q", got), client.Delete[*corev1.Service](w.ctx, w.admin, "default", "robbed", metav1.DeleteOptions{}))
+	})
 }
 
 // unheard writes since when a node was not heard.
