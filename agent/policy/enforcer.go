@@ -262,12 +262,14 @@ func (e *Enforcer) show(asked, revision uint64, r ruleset) {
 
 // pods are those of the view that have addresses. What has left the view is forgotten, once the view is certain.
 func (e *Enforcer) pods(certain bool) (pods []Pod, asked uint64, strangers bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	// Read with the lock: a pod of which Guard was told before is in it, and one that comes meanwhile is asked for anew. Against an
+	// older view it would be forgotten, and be without its policies for as long as it runs.
 	view := map[types.UID]*v1.Pod{}
 	for _, p := range e.cfg.Objects.Pods() {
 		view[p.UID] = p
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
 	for uid, addresses := range e.of {
 		p, ok := view[uid]
 		switch {
