@@ -110,6 +110,43 @@ type load struct {
 	fail  func(format string, args ...any)
 	calls atomic.Int64
 	table *api.Kinds
+	// pace lets neither of those who use the kind that stays be so far ahead of the other, and turns nobody of those who use the
+	// other kind be so far ahead of its rounds, that history is forgotten before a goroutine that stands still has read it.
+	pace  [2]chan struct{}
+	turns chan struct{}
+}
+
+const ahead = 40 // of three writes each, where 512 changes are kept
+
+func newLoad(e *env, fail func(format string, args ...any)) *load {
+	l := &load{e: e, table: e.kinds, fail: fail, turns: make(chan struct{}, ahead)}
+	for n := range l.pace {
+		l.pace[n] = make(chan struct{}, 2*ahead)
+		for range ahead {
+			l.pace[n] <- struct{}{}
+		}
+	}
+	return l
+}
+
+// round gives turns anew.
+func (l *load) round() {
+	for range ahead {
+		select {
+		case l.turns <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// may waits for a turn; false when ctx has ended.
+func may(ctx context.Context, turn <-chan struct{}) bool {
+	select {
+	case <-turn:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // builtIn writes, reads, lists and watches a kind that stays: nothing of it may fail.
@@ -121,7 +158,7 @@ func (l *load) builtIn(ctx context.Context, n int) {
 		l.fail("watching config maps: %v", err)
 		return
 	}
-	for i := 0; ctx.Err() == nil; i++ {
+	for i := 0; may(ctx, l.pace[n]); i++ {
 		name := fmt.Sprintf("l%d-%d", n, i)
 		for _, verb := range []api.Verb{api.VerbCreate, api.VerbGet, api.VerbUpdate, api.VerbList, api.VerbDelete} {
 			if err := l.one(ctx, k, verb, configMap("default", name, "k", string(verb))); err != nil && ctx.Err() == nil {
@@ -139,6 +176,7 @@ func (l *load) builtIn(ctx context.Context, n int) {
 			o := ev.Object.(api.Object)
 			until = ev.Type == watch.Deleted && o.GetName() == name
 		}
+		l.pace[1-n] <- struct{}{} // there are as many as have been taken
 	}
 }
 
@@ -176,6 +214,9 @@ func (l *load) custom(ctx context.Context, n int) {
 		if k == nil {
 			runtime.Gosched()
 			continue
+		}
+		if !may(ctx, l.turns) {
+			return
 		}
 		watching, stop := context.WithCancel(ctx)
 		w, err := l.e.Registry.Watch(watching, l.e.of(k, api.VerbWatch, &custom.Object{}))
@@ -216,7 +257,7 @@ func TestKindsComeAndGoUnderLoad(t *testing.T) {
 	goroutines := runtime.NumGoroutine()
 
 	ctx, stop := context.WithCancel(e.ctx)
-	l := &load{e: e, table: e.kinds, fail: t.Errorf}
+	l := newLoad(e, t.Errorf)
 	var running sync.WaitGroup
 	for n := range 2 {
 		running.Go(func() { l.builtIn(ctx, n) })
@@ -227,6 +268,7 @@ func TestKindsComeAndGoUnderLoad(t *testing.T) {
 		if t.Failed() {
 			break
 		}
+		l.round()
 		caches = append(caches, e.comeAndGo(i))
 	}
 	stop()

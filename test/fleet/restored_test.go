@@ -93,7 +93,10 @@ func TestNodesKnowWhatTheySaid(t *testing.T) {
 		if !strings.Contains(string(data), "keelson://never") {
 			return errors.New("without the pod")
 		}
-		return nil
+		if data, err = os.ReadFile(filepath.Join(n.state, "assignment.checkpoint")); err == nil && !strings.Contains(string(data), string(never.UID)) {
+			err = errors.New("the pod itself is not written down")
+		}
+		return err
 	})
 	if err := n.stop(); err != nil {
 		t.Fatal(err)
