@@ -9,8 +9,10 @@ import (
 	"fmt"
 	"maps"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -46,18 +48,37 @@ type tableContents struct {
 	rules    map[string]int             // how many a chain has
 	code     map[string]string          // what they are, as nft writes it, and their numbers, which the kernel gives once
 	elements map[string]map[string]bool // of sets; of maps "key : target"
+	cost     time.Duration              // of a processor, for reading it
 }
 
 // listTable asks nft for what is in our table.
 func listTable(ctx context.Context) (tableContents, error) {
+	runtime.LockOSThread() // whose time counts
+	defer runtime.UnlockOSThread()
 	var complaint bytes.Buffer
 	cmd := exec.CommandContext(ctx, "nft", "-j", "list", "table", "inet", Table)
 	cmd.Stderr = &complaint
 	raw, err := cmd.Output()
-	if err != nil {
-		return tableContents{}, fmt.Errorf("listing table %s: %w: %s", Table, err, bytes.TrimSpace(complaint.Bytes()))
+	cost := time.Duration(0)
+	if p := cmd.ProcessState; p != nil {
+		cost = p.UserTime() + p.SystemTime()
 	}
-	return parseTable(raw)
+	if err != nil {
+		return tableContents{cost: cost}, fmt.Errorf("listing table %s: %w: %s", Table, err, bytes.TrimSpace(complaint.Bytes()))
+	}
+	began := ownTime()
+	out, err := parseTable(raw)
+	out.cost = cost + ownTime() - began
+	return out, err
+}
+
+// ownTime is what the processors have done for this thread.
+func ownTime() time.Duration {
+	var t unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t) != nil {
+		return 0
+	}
+	return time.Duration(t.Nano())
 }
 
 type listing struct {

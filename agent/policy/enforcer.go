@@ -69,7 +69,7 @@ func New(c Config) *Enforcer {
 // The bounds of Run and Guard in time.
 const (
 	lookEvery   = 5 * time.Second  // between looks at whose affair policies are, and at whether anybody changed nftables
-	lookShare   = 50               // the table is read for one part in so many of the time at most
+	lookShare   = 50               // the table is read for one part in so many of a processor's time at most
 	nftLimit    = 30 * time.Second // for one transaction
 	guardLimit  = 10 * time.Second // for rules to be in force before a container is started
 	sandboxWait = time.Minute      // for the addresses of what runs

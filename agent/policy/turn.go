@@ -225,8 +225,7 @@ func (t *turn) away(ctx context.Context) error {
 // check looks after damage: firewalls that are reloaded flush more than their own rules. As long as nobody has changed
 // any table since the last look, which the kernel counts, there is none.
 func (t *turn) check(ctx context.Context) error {
-	began := time.Now()
-	if !t.built || began.Before(t.rest) {
+	if !t.built || time.Now().Before(t.rest) {
 		return nil
 	}
 	at, err := t.generation()
@@ -236,7 +235,7 @@ func (t *turn) check(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, nftLimit)
 	defer cancel()
 	have, err := t.listed(ctx)
-	t.rest = time.Now().Add(lookShare * time.Since(began))
+	t.rest = time.Now().Add(lookShare * have.cost) // not by the time that it took: on a node that is busy damage would be seen late
 	if err == nil {
 		err = errors.Join(have.differs(t.applied), have.replaced(t.proven))
 	}

@@ -1,0 +1,28 @@
+package policy
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"keelson.dev/keelson/agent/fake"
+	"keelson.dev/keelson/internal/virtual"
+)
+
+// On a node that is busy, where reading the table takes long, damage is looked for as soon as elsewhere: what counts is what reading it
+// takes of a processor.
+func TestBusyNodeIsLookedAt(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		it, _ := memory(fake.NewCluster())
+		it.built, it.generation = true, func() (uint32, error) { return 1, nil }
+		it.listed = func(context.Context) (tableContents, error) {
+			time.Sleep(time.Minute) // virtual
+			return tableContents{cost: 10 * time.Millisecond}, errors.New("something is not as it was made")
+		}
+		must(t, it.check(t.Context()))
+		if rest := time.Until(it.rest); rest != lookShare*10*time.Millisecond || it.built {
+			t.Errorf("the table is looked at again after %s", rest)
+		}
+	})
+}
