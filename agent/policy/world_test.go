@@ -27,6 +27,7 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/fake"
+	"keelson.dev/keelson/internal/wait"
 	"keelson.dev/keelson/test/bed/space"
 )
 
@@ -536,12 +537,14 @@ func (r *rig) putPods() {
 	}
 }
 
-// guard tells the enforcer of every local pod.
+// guard tells the enforcer of every local pod, again as the agent does where a machine that is busy has not made the rules in time.
 func (r *rig) guard(t testing.TB) {
 	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
 	for _, p := range r.places {
 		if p.local {
-			must(t, r.e.Guard(t.Context(), p.object(), p.strings()))
+			must(t, wait.For(ctx, time.Millisecond, func() error { return r.e.Guard(ctx, p.object(), p.strings()) }))
 		}
 	}
 }
