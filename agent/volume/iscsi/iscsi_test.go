@@ -2,6 +2,7 @@ package iscsi
 
 import (
 	"errors"
+	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -181,6 +182,37 @@ func TestKernel(t *testing.T) {
 	}
 	if all, err := (Kernel{Sys: t.TempDir()}).Sessions(); len(all) > 0 || err != nil {
 		t.Errorf("without an initiator: %v, %v", all, err)
+	}
+}
+
+// A session may end while it is looked at, between two of its attributes or within one: then it is as if it had not been listed. The
+// kernel's files of cgroups go as those of sessions do.
+func TestAttributeOfWhatHasGone(t *testing.T) { // F110
+	dir := ""
+	for _, parent := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/pids", "/sys/fs/cgroup/cpu", "/sys/fs/cgroup/systemd"} {
+		d, err := os.MkdirTemp(parent, "keelson-gone-")
+		if err != nil {
+			continue
+		}
+		t.Cleanup(func() { os.Remove(d) })
+		if _, err := os.Stat(filepath.Join(d, "cgroup.procs")); err == nil {
+			dir = d
+			break
+		}
+	}
+	if dir == "" {
+		t.Skip("no cgroup can be made here")
+	}
+	f, err := os.Open(filepath.Join(dir, "cgroup.procs"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := content(f); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("read %q, %v", got, err)
 	}
 }
 

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // Kernel is where the kernel tells of its sessions and devices.
@@ -98,7 +100,15 @@ func attribute(dir, name string) (string, error) {
 		return "", err
 	}
 	defer f.Close()
+	return content(f)
+}
+
+// content is what an attribute that is open says. Of what has gone since the kernel says ENODEV, which is told as if it could not be opened.
+func content(f *os.File) (string, error) {
 	b, err := io.ReadAll(io.LimitReader(f, 4<<10))
+	if errors.Is(err, unix.ENODEV) {
+		err = fmt.Errorf("%w: %w", fs.ErrNotExist, err)
+	}
 	text := strings.TrimSpace(string(b))
 	if text == "(null)" || text == "<NULL>" {
 		text = ""
