@@ -126,16 +126,28 @@ func awaits(file string, untouched func() bool) bool {
 }
 
 // attached waits until a volume may be mounted, and returns what the driver said when it attached it.
-func (v *Volumes) attached(ctx context.Context, s source) (map[string]string, error) {
+func (v *Volumes) attached(ctx context.Context, s source) (publish map[string]string, err error) {
+	why := ""
+	known, err := v.untilKnown(ctx, func() bool {
+		publish, why = v.mayMount(s)
+		return why == ""
+	})
+	switch {
+	case err != nil:
+		return nil, err
+	case !known:
+		return nil, fmt.Errorf("%s is not attached to this node: %s", s, why)
+	}
+	return publish, nil
+}
+
+// untilKnown has the control plane told what is used, and waits until the objects that come from it say so. It is false when they do not
+// in attachPatience: the pod's volumes are tried again later.
+func (v *Volumes) untilKnown(ctx context.Context, said func() bool) (bool, error) {
 	v.useChanged()
 	patience, cancel := context.WithTimeout(ctx, attachPatience)
 	defer cancel()
-	changes := v.cfg.Objects.Changes(patience)
-	for {
-		publish, why := v.mayMount(s)
-		if why == "" {
-			return publish, nil
-		}
+	for changes := v.cfg.Objects.Changes(patience); !said(); {
 		select {
 		case _, ok := <-changes:
 			if ok {
@@ -143,11 +155,9 @@ func (v *Volumes) attached(ctx context.Context, s source) (map[string]string, er
 			}
 		case <-patience.Done():
 		}
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
-		return nil, fmt.Errorf("%s is not attached to this node: %s", s, why)
+		return false, ctx.Err()
 	}
+	return true, nil
 }
 
 // mayMount says why a volume may not be mounted now; "" when it may. One revision of the node's object has to say both

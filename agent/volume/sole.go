@@ -108,30 +108,21 @@ func (v *Volumes) untilTold(ctx context.Context, claim *v1.PersistentVolumeClaim
 	if !waits {
 		return nil
 	}
-	v.useChanged()
-	patience, cancel := context.WithTimeout(ctx, attachPatience)
-	defer cancel()
-	changes := v.cfg.Objects.Changes(patience)
-	for {
-		if n, ok := v.cfg.Objects.Node(); ok && agent.TellsClaim(n, mine) {
-			v.mu.Lock()
-			delete(v.untold, mine)
-			v.mu.Unlock()
-			return nil
-		}
-		select {
-		case _, ok := <-changes:
-			if ok {
-				continue
-			}
-		case <-patience.Done():
-		}
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
+	known, err := v.untilKnown(ctx, func() bool {
+		n, ok := v.cfg.Objects.Node()
+		return ok && agent.TellsClaim(n, mine)
+	})
+	switch {
+	case err != nil:
+		return err
+	case !known:
 		return fmt.Errorf("persistentvolumeclaim \"%s/%s\" uses the ReadWriteOncePod access mode: waiting for the control plane to know that this pod uses it (annotation %s of the node)",
 			claim.Namespace, claim.Name, agent.ClaimsHeldAnnotation)
 	}
+	v.mu.Lock()
+	delete(v.untold, mine)
+	v.mu.Unlock()
+	return nil
 }
 
 // Alone implements agent.AttachedVolumes. What it lists lies on disk.

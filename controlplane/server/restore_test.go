@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	typedv1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	typedstoragev1 "k8s.io/client-go/kubernetes/typed/storage/v1"
 	"k8s.io/client-go/rest"
 
 	"keelson.dev/keelson/controlplane/api"
@@ -199,41 +200,7 @@ func TestVolumesAreGivenAnewAfterARestore(t *testing.T) {
 	ctx, name := context.Background(), api.AttachedName("disk.example", "h")
 	nodes, attachments := p.client("cp1").CoreV1().Nodes(), p.client("cp1").StorageV1().VolumeAttachments()
 	volumes := p.client("cp1").CoreV1().PersistentVolumes()
-	has := func() {
-		t.Helper()
-		for _, w := range []string{"w1", "w2"} {
-			n, err := nodes.Create(ctx, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: w, Labels: map[string]string{"is": w}}}, metav1.CreateOptions{})
-			if apierrors.IsAlreadyExists(err) {
-				n, err = nodes.Get(ctx, w, metav1.GetOptions{})
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:null,%q:"[]",%q:"[]"}},"spec":{"taints":[{"key":%q,"effect":"NoExecute"},{"key":"own","effect":"NoSchedule"}]}}`,
-				api.AnnotationUnheard, api.AnnotationVolumesHeld, api.AnnotationClaimsHeld, v1.TaintNodeOutOfService)
-			if _, err = nodes.Patch(ctx, n.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-				t.Fatal(err)
-			}
-			status := fmt.Appendf(nil, `{"status":{"volumesInUse":[%q],"volumesAttached":[{"name":%q,"devicePath":""}]}}`, name, name)
-			if _, err = nodes.Patch(ctx, n.Name, types.MergePatchType, status, metav1.PatchOptions{}, "status"); err != nil {
-				t.Fatal(err)
-			}
-		}
-		volume := "v"
-		a := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: storagev1.VolumeAttachmentSpec{Attacher: "other.example", NodeName: "w1",
-			Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume}}}
-		a, err := attachments.Create(ctx, a, metav1.CreateOptions{})
-		if apierrors.IsAlreadyExists(err) {
-			a, err = attachments.Get(ctx, "a", metav1.GetOptions{})
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		a.Status.Attached, a.Status.AttachmentMetadata = true, map[string]string{"at": "/dev/a"}
-		if _, err = attachments.UpdateStatus(ctx, a, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
-	}
+	has := func() { t.Helper(); useVolume(t, name, nodes, attachments) }
 	forgotten := func(after string) {
 		t.Helper()
 		for _, w := range []string{"w1", "w2"} {
@@ -298,6 +265,44 @@ func TestVolumesAreGivenAnewAfterARestore(t *testing.T) {
 	p.ready("cp1")
 	forgotten("a recovery")
 	marked("a recovery")
+}
+
+// useVolume has two nodes say that they use a volume, and an attachment that it is attached. What is there already is written again.
+func useVolume(t *testing.T, name v1.UniqueVolumeName, nodes typedv1.NodeInterface, attachments typedstoragev1.VolumeAttachmentInterface) {
+	t.Helper()
+	ctx := context.Background()
+	for _, w := range []string{"w1", "w2"} {
+		n, err := nodes.Create(ctx, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: w, Labels: map[string]string{"is": w}}}, metav1.CreateOptions{})
+		if apierrors.IsAlreadyExists(err) {
+			n, err = nodes.Get(ctx, w, metav1.GetOptions{})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:null,%q:"[]",%q:"[]"}},"spec":{"taints":[{"key":%q,"effect":"NoExecute"},{"key":"own","effect":"NoSchedule"}]}}`,
+			api.AnnotationUnheard, api.AnnotationVolumesHeld, api.AnnotationClaimsHeld, v1.TaintNodeOutOfService)
+		if _, err = nodes.Patch(ctx, n.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		status := fmt.Appendf(nil, `{"status":{"volumesInUse":[%q],"volumesAttached":[{"name":%q,"devicePath":""}]}}`, name, name)
+		if _, err = nodes.Patch(ctx, n.Name, types.MergePatchType, status, metav1.PatchOptions{}, "status"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	volume := "v"
+	a := &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: storagev1.VolumeAttachmentSpec{Attacher: "other.example", NodeName: "w1",
+		Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume}}}
+	a, err := attachments.Create(ctx, a, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		a, err = attachments.Get(ctx, "a", metav1.GetOptions{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.Status.Attached, a.Status.AttachmentMetadata = true, map[string]string{"at": "/dev/a"}
+	if _, err = attachments.UpdateStatus(ctx, a, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // volumesForOne makes volumes for one node, for many, and such that are not attached, one of them for one pod.

@@ -201,7 +201,7 @@ func TestAttributeOfWhatHasGone(t *testing.T) { // F110
 		}
 	}
 	if dir == "" {
-		t.Skip("no cgroup can be made here")
+		t.Skip("needs root, and a hierarchy of cgroups that may be written to")
 	}
 	f, err := os.Open(filepath.Join(dir, "cgroup.procs"))
 	if err != nil {
