@@ -3,8 +3,8 @@ package nodecidr
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
@@ -76,7 +77,8 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
-			r := &reconciler{term: t, ranges: ranges, next: make([]int, len(ranges)), nodes: controllers.ViewOf[*corev1.Node](t, nodes)}
+			r := &reconciler{term: t, ranges: ranges, next: make([]int, len(ranges)), offered: map[string]offer{},
+				nodes: controllers.ViewOf[*corev1.Node](t, nodes)}
 			return r.reconcile
 		},
 	}
@@ -108,16 +110,45 @@ func blocksOf(n *corev1.Node, ranges []Range) []string {
 	return slices.Compact(out)
 }
 
-// reconciler is the thin shell of one leadership. What is taken is looked up at the nodes each time; next only says where to
-// look first.
+// reconciler is the thin shell of one leadership. The blocks that nodes have are read from the nodes each time; next only
+// says where to look first.
 type reconciler struct {
 	term   *controllers.Term
 	ranges []Range
 	next   []int
 	nodes  *controllers.View[*corev1.Node]
+	// offered are the blocks of the writes whose outcome the view does not show yet, by the name of the node.
+	offered map[string]offer
+}
+
+// offer is the blocks that a write gives to a node. The write applies only to the version of the Node that it names:
+// while the view shows this version, the write may still be committed, whatever its caller was answered.
+type offer struct {
+	uid       types.UID
+	version   string
+	positions map[int]int // of a block, by the index of its range
+}
+
+// settleOffers drops the offers whose outcome the view shows: the Node has another version, or is gone.
+func (r *reconciler) settleOffers() {
+	maps.DeleteFunc(r.offered, func(name string, o offer) bool {
+		n, ok := r.nodes.Get("", name)
+		return !ok || n.UID != o.uid || n.ResourceVersion != o.version
+	})
+}
+
+// isTaken reports whether a node other than n has, or may get, the block at a position of range i.
+func (r *reconciler) isTaken(n *corev1.Node, i, position int) bool {
+	for name, o := range r.offered {
+		if at, ok := o.positions[i]; ok && at == position && name != n.Name {
+			return true
+		}
+	}
+	return len(r.nodes.By(byBlock, blockKey(i, position))) > 0
 }
 
 func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+	r.settleOffers()
 	n, ok := r.nodes.Get("", key.Name)
 	if !ok || n.DeletionTimestamp != nil {
 		return 0, nil
@@ -131,35 +162,33 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 		node.Spec.PodCIDRs = []string{node.Spec.PodCIDR}
 	}
 	wide := Used(r.nodes.By(byBlock, wideBlocks))
-	at := map[int]int{}
+	positions := map[int]int{}
 	for _, i := range missing {
-		rng := r.ranges[i]
-		block, position, ok := rng.Next(func(at int) bool { return len(r.nodes.By(byBlock, blockKey(i, at))) > 0 }, wide, r.next[i])
+		rng, from := r.ranges[i], r.next[i]
+		if at, ok := r.offered[n.Name].positions[i]; ok {
+			from = at // a repeated write offers the same block
+		}
+		block, position, ok := rng.Next(func(at int) bool { return r.isTaken(n, i, at) }, wide, from)
 		if !ok {
 			r.term.Events.Eventf(n, corev1.EventTypeWarning, "CIDRNotAvailable", "Node %s status is now: CIDRNotAvailable: no block left in %s", n.Name, rng)
 			return retryFull, nil
 		}
 		node.Spec.PodCIDRs = append(node.Spec.PodCIDRs, block.String())
-		at[i] = position
+		positions[i] = position
 	}
 	node.Spec.PodCIDR = node.Spec.PodCIDRs[0]
+	r.offered[n.Name] = offer{uid: n.UID, version: n.ResourceVersion, positions: positions}
+	for i, position := range positions {
+		r.next[i] = (position + 1) % r.ranges[i].Size()
+	}
 	node, err := client.Update(ctx, r.term.Client, node)
 	switch {
 	case apierrors.IsNotFound(err):
 		return 0, nil
-	case err != nil && !apierrors.IsConflict(err) && !errors.Is(err, context.Canceled):
-		// The answer may be lost although the write was not: do not offer this block to another node soon.
-		for i, position := range at {
-			r.next[i] = position
-		}
-		return 0, fmt.Errorf("giving node %s its pod CIDR: %w", key.Name, err)
 	case err != nil:
 		return 0, fmt.Errorf("giving node %s its pod CIDR: %w", key.Name, err)
 	}
 	r.nodes.Wrote(node)
-	for i, position := range at {
-		r.next[i] = (position + 1) % r.ranges[i].Size()
-	}
 	return 0, nil
 }
 
