@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -10,12 +11,36 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
+// ErrNotServed is returned for a request whose kind is not in the table of kinds after the API has answered 404: the version
+// was dropped, or its definition was replaced. Such an answer does not show that an object is gone.
+var ErrNotServed = errors.New("the version is not served")
+
 // Do performs any request as this client's identity and fence: for callers that
 // know the kind only at run time (the garbage collector, namespace deletion).
+// It returns a NotFound error only while the request's kind is served, and ErrNotServed otherwise.
 func (c *Client) Do(ctx context.Context, r *api.Request) (runtime.Object, error) {
 	d := *r
 	d.User, d.Fence, d.TraceParent, d.UserAgent = c.user, c.fence, c.trace, c.user.Name
-	return c.backend.Do(ctx, &d)
+	out, err := c.backend.Do(ctx, &d)
+	if apierrors.IsNotFound(err) && !c.kinds.Table().Has(r.Kind) {
+		return nil, fmt.Errorf("%s of %s: %w", r.Verb, r.Kind.GVK, ErrNotServed)
+	}
+	return out, err
+}
+
+// ServedAs returns the kind through which the objects of k's group and resource are seen now; nil if no version is served.
+func (c *Client) ServedAs(k *api.Kind) *api.Kind {
+	for _, now := range c.kinds.Table().Stored() {
+		if now.GroupResource() == k.GroupResource() {
+			return now
+		}
+	}
+	return nil
+}
+
+// Dropped reports whether err says that k is not served, and no other version of its resource is.
+func (c *Client) Dropped(k *api.Kind, err error) bool {
+	return errors.Is(err, ErrNotServed) && c.ServedAs(k) == nil
 }
 
 // Kinds are the kinds that the client knows.

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"sync"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -76,8 +75,8 @@ func (c *collector) stored(ctx context.Context, all sources, s source, owner api
 	var mu sync.Mutex
 	return out, controllers.InParallel(ctx, len(deps), func(ctx context.Context, i int) error {
 		objs, err := c.term.Client.ListKind(ctx, deps[i].kind, owner.GetNamespace())
-		if apierrors.IsNotFound(err) {
-			return nil // the kind has been dropped
+		if c.term.Client.Dropped(deps[i].kind, err) {
+			return nil
 		}
 		if err != nil {
 			return fmt.Errorf("listing %s that may depend on %s/%s: %w", deps[i].kind.Resource, owner.GetNamespace(), owner.GetName(), err)

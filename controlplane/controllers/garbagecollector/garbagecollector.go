@@ -337,7 +337,12 @@ func (c *collector) owners(ctx context.Context, all sources, s source, obj api.O
 		follows := c.living.follows(o.kind) // before the cache is asked
 		owner, ok := o.cached(obj.GetNamespace(), r)
 		if !ok || live {
-			if owner, err = c.lookUp(ctx, o, obj.GetNamespace(), r); err != nil {
+			owner, err = c.lookUp(ctx, o, obj.GetNamespace(), r)
+			if c.term.Client.Dropped(o.kind, err) {
+				out, unseen = append(out, Owner{Ref: r, State: Solid}), true
+				continue
+			}
+			if err != nil {
 				return nil, false, err
 			}
 		}
@@ -449,8 +454,8 @@ func (c *collector) orphan(ctx context.Context, all sources, s source, owner api
 
 func (c *collector) orphanKind(ctx context.Context, dep source, owner api.Object) error {
 	objs, err := c.term.Client.ListKind(ctx, dep.kind, owner.GetNamespace())
-	if apierrors.IsNotFound(err) {
-		return nil // the kind has been dropped
+	if c.term.Client.Dropped(dep.kind, err) {
+		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("listing %s to orphan those of %s/%s: %w", dep.kind.Resource, owner.GetNamespace(), owner.GetName(), err)

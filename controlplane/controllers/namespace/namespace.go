@@ -118,7 +118,7 @@ func (r *reconciler) emptyKind(ctx context.Context, k *api.Kind, ns string) ([]a
 	}
 	background := metav1.DeletePropagationBackground
 	if _, err := r.term.Client.Do(ctx, &api.Request{Verb: api.VerbDeleteCollection, Kind: k, Namespace: ns,
-		Delete: metav1.DeleteOptions{PropagationPolicy: &background}}); err != nil && !apierrors.IsNotFound(err) {
+		Delete: metav1.DeleteOptions{PropagationPolicy: &background}}); err != nil && !r.term.Client.Dropped(k, err) {
 		return objs, fmt.Errorf("deleting %s of namespace %s: %w", k.GroupResource(), ns, err)
 	}
 	return r.list(ctx, k, ns)
@@ -126,8 +126,8 @@ func (r *reconciler) emptyKind(ctx context.Context, k *api.Kind, ns string) ([]a
 
 func (r *reconciler) list(ctx context.Context, k *api.Kind, ns string) ([]api.Object, error) {
 	objs, err := r.term.Client.ListKind(ctx, k, ns)
-	if apierrors.IsNotFound(err) {
-		return nil, nil // the kind has been dropped
+	if r.term.Client.Dropped(k, err) {
+		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("listing %s of namespace %s: %w", k.GroupResource(), ns, err)
