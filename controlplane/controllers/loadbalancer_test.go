@@ -482,3 +482,60 @@ func setSlice(w *world, service, node string, ready bool) {
 	w.t.Helper()
 	update(w, service, func(e *discoveryv1.EndpointSlice) { e.Endpoints = slice(service, node, ready).Endpoints })
 }
+
+// F117: an address whose deletion was not confirmed is not given to its Service again before it is deleted for certain.
+func TestBalancerAddressWithUnconfirmedDeletionIsNotReused(t *testing.T) {
+	var w *world
+	deletes := 0
+	ofAddress := func(r *api.Request) bool { return r.Verb == api.VerbDelete && r.Kind.Resource == "ipaddresses" }
+	o := onlyBalancer(nil)
+	o.behind = func(b api.Backend) api.Backend {
+		return &unconfirmedWrites{Backend: b, match: func(r *api.Request) bool {
+			if !ofAddress(r) {
+				return false
+			}
+			if deletes++; deletes == 1 { // the Service wants the address back
+				update(w, "a", func(s *corev1.Service) { s.Annotations = map[string]string{balancer.AddressesAnnotation: "192.0.2.1"} })
+				services := client.Informer[*corev1.Service](w.informers)
+				w.eventually("the cache shows the change", func() error {
+					if s, ok := controllers.Cached[*corev1.Service](services, "default", "a"); !ok || s.Annotations[balancer.AddressesAnnotation] != "192.0.2.1" {
+						return errors.New("not yet")
+					}
+					return nil
+				})
+			}
+			return true
+		}}
+	}
+	w = newWorld(t, o)
+	w.setPools("a=192.0.2.1-192.0.2.2")
+	w.announcer("w1")
+	wrong := make(chan struct{}, 100)
+	asks := func(r *api.Request) {
+		if s, ok := r.Object.(*corev1.Service); ok && r.Subresource == "status" && deletes == 1 && outside(s) == "192.0.2.1" {
+			wrong <- struct{}{}
+		}
+	}
+	w.calls.asks.Store(&asks)
+	a := balanced("a")
+	a.Annotations = map[string]string{balancer.AddressesAnnotation: "192.0.2.1"}
+	w.create(a)
+	w.lead(controllers.Options{})
+	has := func(want string) {
+		t.Helper()
+		w.eventually("a has "+want, func() error {
+			if got := outside(w.balancers()["a"]); got != want {
+				return fmt.Errorf("it has %q", got)
+			}
+			return nil
+		})
+	}
+	has("192.0.2.1")
+	update(w, "a", func(s *corev1.Service) { s.Annotations = map[string]string{balancer.AddressesAnnotation: "192.0.2.2"} })
+	has("192.0.2.2")
+	w.eventually("the accounts fit", func() error { return w.accounts(2) })
+	has("192.0.2.1")
+	if len(wrong) > 0 {
+		t.Errorf("the Service got an address whose deletion could still be committed")
+	}
+}

@@ -30,8 +30,13 @@ func (r *reconciler) pools() ([]*balancer.Pool, error) {
 	return balancer.Parse(c.Data)
 }
 
-// reserved are the IPAddresses of a Service.
+// reserved returns the IPAddresses of a Service that it may keep.
 func (r *reconciler) reserved(key controllers.Key) []*networkingv1.IPAddress {
+	return slices.DeleteFunc(r.removable(key), r.deletionPending)
+}
+
+// removable returns the IPAddresses of a Service that are not being deleted, and those whose deletion was not confirmed.
+func (r *reconciler) removable(key controllers.Key) []*networkingv1.IPAddress {
 	var out []*networkingv1.IPAddress
 	for _, a := range r.held.By(heldIndex, key.String()) {
 		if !r.held.Going(a) {
@@ -41,10 +46,18 @@ func (r *reconciler) reserved(key controllers.Key) []*networkingv1.IPAddress {
 	return out
 }
 
+// deletionPending reports whether a deletion of the IPAddress was requested and not confirmed: it may still be committed, so
+// no Service may use the address before another deletion has succeeded.
+func (r *reconciler) deletionPending(a *networkingv1.IPAddress) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.unconfirmed[a.Name] == a.UID
+}
+
 // free says whether nobody but the Service has an address.
 func (r *reconciler) free(key controllers.Key, a netip.Addr) bool {
 	if held, ok := r.held.Get("", a.String()); ok {
-		if by, ours := holder(held); !ours || by != key || r.held.Going(held) {
+		if by, ours := holder(held); !ours || by != key || r.held.Going(held) || r.deletionPending(held) {
 			return false
 		}
 	}
@@ -90,7 +103,7 @@ func (r *reconciler) allocate(ctx context.Context, s *corev1.Service) (now *core
 		}
 		s = stored
 	}
-	for _, a := range r.reserved(key) {
+	for _, a := range r.removable(key) {
 		ip, err := netip.ParseAddr(a.Name)
 		if err == nil && slices.Contains(answer.Addresses, ip) {
 			continue
@@ -163,7 +176,7 @@ func (r *reconciler) release(ctx context.Context, key controllers.Key) error {
 	r.mu.Lock()
 	delete(r.told, key)
 	r.mu.Unlock()
-	held := r.reserved(key)
+	held := r.removable(key)
 	if len(held) == 0 {
 		return nil
 	}
@@ -182,10 +195,18 @@ func (r *reconciler) release(ctx context.Context, key controllers.Key) error {
 	return nil
 }
 
+// remove deletes an IPAddress. After an error it is not reserved for its Service again.
 func (r *reconciler) remove(ctx context.Context, a *networkingv1.IPAddress) error {
 	r.held.Deleting(a)
 	err := client.Delete[*networkingv1.IPAddress](ctx, r.term.Client, "", a.Name, controllers.ByUID(a))
-	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+	failed := err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err)
+	r.mu.Lock()
+	delete(r.unconfirmed, a.Name)
+	if failed {
+		r.unconfirmed[a.Name] = a.UID
+	}
+	r.mu.Unlock()
+	if failed {
 		r.held.Kept(a)
 		return fmt.Errorf("giving back address %s: %w", a.Name, err)
 	}

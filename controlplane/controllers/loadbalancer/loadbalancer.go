@@ -16,6 +16,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 
 	"keelson.dev/keelson/controlplane/api"
@@ -146,6 +147,7 @@ func New(d controllers.Deps) *controllers.Controller {
 			r := &reconciler{
 				term: t, caches: c, view: controllers.ViewOf[*corev1.Service](t, c.services), held: controllers.ViewOf[*networkingv1.IPAddress](t, c.addresses),
 				after: map[string]netip.Addr{}, told: map[controllers.Key]bool{}, by: map[controllers.Key]string{}, load: map[string]int{},
+				unconfirmed: map[string]types.UID{},
 			}
 			return r.reconcile
 		},
@@ -238,6 +240,8 @@ type reconciler struct {
 	told map[controllers.Key]bool   // of having no pool
 	by   map[controllers.Key]string // who answers, as it was written last
 	load map[string]int             // for how many Services a node answers
+	// unconfirmed are the IPAddresses, by name, whose deletion returned an error: it may still be committed.
+	unconfirmed map[string]types.UID
 
 	seeded bool // by and load know what was written before this term
 }
