@@ -34,7 +34,9 @@ type Config struct {
 	MTU func() int
 	// Deadline is how long one call of a verb may take, all plugins together; default 1 min.
 	Deadline time.Duration
-	Log      *slog.Logger
+	// SourceExempt are the namespaces whose pods may send under addresses that are not their own; "*" is all of them.
+	SourceExempt []string
+	Log          *slog.Logger
 }
 
 // Network implements agent.Network.
@@ -42,6 +44,8 @@ type Network struct {
 	cfg  Config
 	exec *executor
 	cni  *libcni.CNIConfig
+	// senders checks under which addresses pods of our own network send.
+	senders *senderCheck
 
 	mu    sync.Mutex
 	cache map[string]*libcni.NetworkConfigList // by what it was made from
@@ -56,6 +60,9 @@ type Network struct {
 
 const ifName = "eth0"
 
+// namespaceArg is the CNI argument that holds the namespace of the pod.
+const namespaceArg = "K8S_POD_NAMESPACE"
+
 // New returns a network. It reads its configuration on each call, so that an
 // operator may swap it while the agent runs.
 func New(c Config) *Network {
@@ -63,11 +70,13 @@ func New(c Config) *Network {
 	if c.Deadline == 0 {
 		c.Deadline = time.Minute
 	}
-	return &Network{
+	n := &Network{
 		cfg: c, exec: exec,
 		cni:   libcni.NewCNIConfigWithCacheDir(c.BinDirs, filepath.Join(c.RunDir, "cache"), exec),
 		cache: map[string]*libcni.NetworkConfigList{}, attached: map[string]bool{},
 	}
+	n.senders = newSenderCheck(n.recordedPorts, c.Log)
+	return n
 }
 
 // limited gives a verb its deadline.
@@ -176,7 +185,7 @@ func runtimeConf(r agent.NetworkRequest) *libcni.RuntimeConf {
 		ContainerID: r.SandboxID, NetNS: r.NetNS, IfName: ifName,
 		Args: [][2]string{
 			{"IgnoreUnknown", "1"},
-			{"K8S_POD_NAMESPACE", r.Namespace},
+			{namespaceArg, r.Namespace},
 			{"K8S_POD_NAME", r.Name},
 			{"K8S_POD_INFRA_CONTAINER_ID", r.SandboxID},
 			{"K8S_POD_UID", string(r.UID)},
@@ -231,6 +240,11 @@ func (n *Network) Add(ctx context.Context, r agent.NetworkRequest) (agent.Networ
 	defer cancel()
 	if cached, err := n.cni.GetNetworkListCachedResult(list, rt); err == nil && cached != nil {
 		if unchecked(list) || n.cni.CheckNetworkList(adding, list, rt) == nil {
+			if list.Name == cni.Name {
+				if err := n.checkSender(adding, r.SandboxID, r.Namespace, cached); err != nil {
+					return agent.NetworkStatus{}, fmt.Errorf("network %q: pod %s/%s: %w", list.Name, r.Namespace, r.Name, err)
+				}
+			}
 			return status(cached)
 		}
 	}
@@ -241,7 +255,7 @@ func (n *Network) Add(ctx context.Context, r agent.NetworkRequest) (agent.Networ
 	}
 	res, err := n.cni.AddNetworkList(adding, list, rt)
 	if err == nil && list.Name == cni.Name {
-		err = n.shape(res, r)
+		err = errors.Join(n.checkSender(adding, r.SandboxID, r.Namespace, res), n.shape(res, r))
 	}
 	if err != nil {
 		// A failed ADD may have got half-way; the specification asks for a DEL.
@@ -251,6 +265,7 @@ func (n *Network) Add(ctx context.Context, r agent.NetworkRequest) (agent.Networ
 			n.cfg.Log.Warn("releasing a failed attachment", "sandbox", r.SandboxID, "err", derr)
 		}
 		n.note(r.SandboxID, false)
+		n.senders.forget(r.SandboxID)
 		return agent.NetworkStatus{}, fmt.Errorf("network %q: CNI ADD for pod %s/%s: %w", list.Name, r.Namespace, r.Name, err)
 	}
 	return status(res)

@@ -196,7 +196,7 @@ func Remove(ctx context.Context) error {
 	if _, err := install(Layout{}); err != nil {
 		return fmt.Errorf("removing what leads to other nodes' pods: %w", err)
 	}
-	return errors.Join(new(source).sync(ctx, rules{}), removeBridge())
+	return errors.Join(new(source).sync(ctx, rules{}), removeSenders(ctx), removeBridge())
 }
 
 // encryption is with the key as it is now.

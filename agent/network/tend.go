@@ -88,10 +88,15 @@ func unchecked(list *libcni.NetworkConfigList) bool {
 
 // Del detaches the sandbox with the configuration it was attached with, which the cache remembers. Where it remembers
 // none an agent may have died in the middle of an ADD: what is held under the sandbox's name is given back.
-func (n *Network) Del(ctx context.Context, r agent.NetworkRequest) error {
+func (n *Network) Del(ctx context.Context, r agent.NetworkRequest) (err error) {
 	ctx, cancel := n.limited(ctx, "DEL")
 	defer cancel()
 	n.note(r.SandboxID, false)
+	defer func() {
+		if err == nil { // otherwise the port may still exist, and its check stays with it
+			n.senders.forget(r.SandboxID)
+		}
+	}()
 	attached, err := n.remembered(r.SandboxID)
 	if err != nil || len(attached) > 0 {
 		errs := []error{err}

@@ -96,10 +96,12 @@ type Config struct {
 	// Network makes the pod network on top of the view; nil: only pods on the host's network run.
 	Network        func(agent.Objects) agent.Network
 	foreignNetwork func() bool // set with it: the network is somebody else's
-	podNetwork     network.Mode
-	wireguard      network.Encryption
-	ownKey         *network.OwnKey // of wireguard, where that is the pod network
-	unreached      func() string   // of which nodes pods are not reached, and why; set with Network
+	// SourceExempt are the namespaces whose pods may send under other addresses than their own; "*" is all of them.
+	SourceExempt []string
+	podNetwork   network.Mode
+	wireguard    network.Encryption
+	ownKey       *network.OwnKey // of wireguard, where that is the pod network
+	unreached    func() string   // of which nodes pods are not reached, and why; set with Network
 	// NetworkPolicy puts network policies in force, on the real pod network.
 	NetworkPolicy bool
 	dns           *dns.Server // set with it
@@ -192,6 +194,8 @@ func Flags(fs *flag.FlagSet) *Config {
 		"* stands for every registry that is not named (repeatable, tried in order)", func(s string) error { return c.addMirror(s) })
 	fs.BoolVar(&c.NetworkPolicy, "network-policy", true,
 		"put network policies in force; false leaves that to another product (one with a configuration in --cni-conf-dir does it by itself)")
+	spokenFlag(fs, "source-check-exempt-namespaces", "namespaces whose pods may send under IP and hardware addresses that are not their own, NAMESPACE,..., "+
+		"for VRRP, VPN servers and routers; * is all namespaces (repeatable; default: none)", func(s string) error { return c.addSourceExempt(s) })
 	fs.BoolVar(&c.SeccompDefault, "seccomp-default", false, "give containers without a seccomp profile the runtime's default")
 	spokenFlag(fs, "pod-security", "most that pods may ask for on this node: privileged, baseline or restricted, with :VERSION if need be (default privileged)",
 		func(s string) (err error) {

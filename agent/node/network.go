@@ -6,6 +6,9 @@ import (
 	"log/slog"
 	"net/netip"
 	"path/filepath"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/announce"
@@ -34,12 +37,14 @@ func (c *Config) WithNetwork() error {
 			routes.NodeIPs = append(routes.NodeIPs, ip.Unmap())
 		}
 	}
+	var pods *network.Network // set before a part runs
 	c.Network = func(o agent.Objects) agent.Network {
 		routes.Objects = o
-		return network.New(network.Config{
-			ConfDir: c.CNIConfDir, BinDirs: []string{c.CNIBinDir}, RunDir: filepath.Join(c.RunDir, "cni"),
+		pods = network.New(network.Config{
+			ConfDir: c.CNIConfDir, BinDirs: []string{c.CNIBinDir}, RunDir: filepath.Join(c.RunDir, "cni"), SourceExempt: c.SourceExempt,
 			PodCIDRs: func() []netip.Prefix { return o.Cluster().PodPrefixes() }, MTU: routes.MTU, Log: log.With("part", "network"),
 		})
+		return pods
 	}
 	var ip netip.Addr
 	if len(c.NodeIPs) > 0 {
@@ -57,6 +62,7 @@ func (c *Config) WithNetwork() error {
 		"udp flows":      func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return flows.Run(ctx) },
 		"service health": func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return health.Run(ctx) },
 		"announcements":  c.announcements(log),
+		partSenders:      func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return pods.KeepSenders(ctx) },
 		partRoutes:       func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return routes.Run(ctx) },
 	}
 	if at, err := netip.ParseAddrPort(c.LocalAPI); err == nil { // none is none, and what is wrong was refused by Complete
@@ -95,4 +101,16 @@ func (c *Config) announcements(log *slog.Logger) func(context.Context, agent.Obj
 		}
 	}
 	return n.Run
+}
+
+// addSourceExempt adds namespaces whose pods may send under addresses that are not their own.
+func (c *Config) addSourceExempt(text string) error {
+	for name := range strings.SplitSeq(text, ",") {
+		name = strings.TrimSpace(name)
+		if msgs := validation.IsDNS1123Label(name); name != "*" && len(msgs) > 0 {
+			return fmt.Errorf("namespace %q: %s", name, msgs[0])
+		}
+		c.SourceExempt = append(c.SourceExempt, name)
+	}
+	return nil
 }

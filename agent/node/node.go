@@ -222,6 +222,7 @@ const (
 	partProxy   = "proxy"
 	partRoutes  = "routes"
 	partKey     = "wireguard key"
+	partSenders = "source check"
 
 	partPolicies = "network policies"
 )

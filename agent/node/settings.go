@@ -17,7 +17,7 @@ const DefaultConfig = "/etc/keelson/agent.yaml"
 // lists are the flags whose keys are lists in the file.
 var lists = map[string]settings.Kind{
 	"server": settings.Many, "node-ip": settings.Many, "insecure-registry": settings.Many, "registry-mirror": settings.Many,
-	"nodeport-addresses": settings.Many, "cluster-dns": settings.Many, "runtime-handler": settings.Many,
+	"nodeport-addresses": settings.Many, "source-check-exempt-namespaces": settings.Many, "cluster-dns": settings.Many, "runtime-handler": settings.Many,
 	"capacity": settings.Joined, "node-labels": settings.Joined, "taints": settings.Joined,
 	"wireguard-port": settings.Number, "kubelet-port": settings.Number,
 }

@@ -44,6 +44,9 @@ func makeNetns(path string) error {
 		if err := loopbackUp(); err != nil {
 			return fmt.Errorf("set up loopback: %w", err)
 		}
+		if err := ignoreRedirects(); err != nil {
+			return err
+		}
 		own := fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid())
 		if err := unix.Mount(own, path, "", unix.MS_BIND, ""); err != nil {
 			return fmt.Errorf("pin at %s: %w", path, err)
@@ -53,6 +56,20 @@ func makeNetns(path string) error {
 	if err != nil {
 		os.Remove(path)
 		return fmt.Errorf("make network namespace: %w", err)
+	}
+	return nil
+}
+
+// ignoreRedirects has interfaces that are made in the thread's network namespace ignore ICMP redirects, by which another pod
+// could draw traffic to itself. The pod's own sysctls are set afterwards.
+func ignoreRedirects() error {
+	for _, family := range []string{"ipv4", "ipv6"} {
+		for _, which := range []string{"all", "default"} {
+			path := "/proc/sys/net/" + family + "/conf/" + which + "/accept_redirects"
+			if err := ignoreMissing(os.WriteFile(path, []byte("0"), 0o644)); err != nil { // a kernel without IPv6 has no such file
+				return fmt.Errorf("ignore redirects: %w", err)
+			}
+		}
 	}
 	return nil
 }

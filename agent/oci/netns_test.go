@@ -1,9 +1,14 @@
 package oci
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // P9: the file of a namespace that was never pinned goes, so that its sandbox can; a namespace that is pinned stays.
@@ -37,5 +42,49 @@ func TestUnpinnedNamespaceIsRemoved(t *testing.T) {
 	}
 	if _, err := os.Lstat(path); err != nil {
 		t.Errorf("the namespace that is pinned: %v", err)
+	}
+}
+
+// P9: a pod's interface ignores ICMP redirects in both families, whatever the node's own settings are.
+func TestPodsIgnoreRedirects(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("namespaces need root")
+	}
+	path := filepath.Join(t.TempDir(), "ns")
+	if err := makeNetns(path); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := removeNetns(path); err != nil {
+			t.Error(err)
+		}
+	}()
+	read := map[string]string{}
+	err := inThread(func() error {
+		ns, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(ns)
+		if err := unix.Setns(ns, unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "peer"}); err != nil {
+			return err
+		}
+		for _, name := range []string{"ipv4/conf/all", "ipv4/conf/eth0", "ipv6/conf/eth0"} {
+			raw, e := os.ReadFile("/proc/sys/net/" + name + "/accept_redirects")
+			read[name] = strings.TrimSpace(string(raw))
+			err = errors.Join(err, e)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, value := range read {
+		if value != "0" {
+			t.Errorf("accept_redirects of %s is %q", name, value)
+		}
 	}
 }

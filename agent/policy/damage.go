@@ -3,9 +3,7 @@ package policy
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"os/exec"
@@ -14,34 +12,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
-
-// generation asks the kernel how often the tables of this network namespace were changed, by anybody.
-func generation() (uint32, error) {
-	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0)
-	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
-	msgs, err := req.Execute(unix.NETLINK_NETFILTER, 0)
-	if err != nil {
-		return 0, fmt.Errorf("asking for the generation of nftables: %w", err)
-	}
-	for _, m := range msgs {
-		if len(m) < nl.SizeofNfgenmsg {
-			continue
-		}
-		attrs, err := nl.ParseRouteAttr(m[nl.SizeofNfgenmsg:])
-		if err != nil {
-			return 0, fmt.Errorf("the generation of nftables: %w", err)
-		}
-		for _, a := range attrs {
-			if a.Attr.Type == unix.NFTA_GEN_ID && len(a.Value) >= 4 {
-				return binary.BigEndian.Uint32(a.Value), nil
-			}
-		}
-	}
-	return 0, errors.New("the kernel does not tell the generation of nftables")
-}
 
 // tableContents is what a table holds, as nft tells it.
 type tableContents struct {

@@ -19,6 +19,7 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/cni"
+	"keelson.dev/keelson/internal/nftables"
 )
 
 // Config is what an Enforcer needs. All fields are required.
@@ -227,7 +228,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 		return fmt.Errorf("network policies need nftables: %w: install nft and a kernel with nf_tables", err)
 	}
 	changes := e.cfg.Objects.Follow(ctx, "NetworkPolicy", "AddressGroup", "Pod")
-	t := &turn{e: e, nft: nft, generation: generation, listed: listTable, bridges: filterBridges}
+	t := &turn{e: e, nft: nft, generation: nftables.Generation, listed: listTable, bridges: filterBridges}
 	if err := e.adopt(ctx); err != nil {
 		return err
 	}

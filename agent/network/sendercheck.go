@@ -1,0 +1,398 @@
+package network
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"sigs.k8s.io/knftables"
+
+	"keelson.dev/keelson/cni"
+	"keelson.dev/keelson/internal/nftables"
+)
+
+// The bounds of the sender check in time.
+const (
+	sendersLook = 5 * time.Second  // between checks of whether anybody changed nftables
+	portsLook   = 30 * time.Second // between repairs of the bridge's ports and forwarding entries
+)
+
+// senderCheck keeps the rules by which a pod of Keelson's own network sends under its own addresses alone, and the bridge's
+// forwarding entries, which the bridge does not learn from such pods.
+type senderCheck struct {
+	recorded func() map[string]podPort // the pods that are attached, by sandbox, also those of an earlier process
+	log      *slog.Logger
+	wake     chan struct{} // of run: a pod is gone
+
+	mu      sync.Mutex
+	want    map[string]podPort // by sandbox; nil: recorded was not read yet
+	version uint64             // of want
+
+	write   sync.Mutex // held while the kernel is changed or read
+	nft     knftables.Interface
+	applied map[string]map[string]bool
+	shown   uint64 // the version that the kernel has
+	built   bool   // the table is as applied
+	seen    uint32 // the generation of nftables in which it was
+	rules   string // digest of the rules, as the kernel listed them then
+}
+
+func newSenderCheck(recorded func() map[string]podPort, log *slog.Logger) *senderCheck {
+	return &senderCheck{recorded: recorded, log: log, wake: make(chan struct{}, 1)}
+}
+
+// load reads the attachments of an earlier process once. The lock mu is held.
+func (s *senderCheck) load() {
+	if s.want == nil {
+		s.want = s.recorded()
+		s.version++
+	}
+}
+
+// admit returns once the kernel checks what the pod of a sandbox sends.
+func (s *senderCheck) admit(ctx context.Context, sandbox string, p podPort) error {
+	s.mu.Lock()
+	s.load()
+	s.want[sandbox] = p
+	s.version++
+	s.mu.Unlock()
+	return errors.Join(s.sync(ctx), fitPort(p))
+}
+
+// forget has run remove what belongs to a sandbox.
+func (s *senderCheck) forget(sandbox string) {
+	s.mu.Lock()
+	s.load()
+	_, had := s.want[sandbox]
+	delete(s.want, sandbox)
+	if had {
+		s.version++
+	}
+	s.mu.Unlock()
+	if had {
+		signal(s.wake)
+	}
+}
+
+// sync brings the table to the wanted state. Callers that wait for each other share a transaction.
+func (s *senderCheck) sync(ctx context.Context) error {
+	s.write.Lock()
+	defer s.write.Unlock()
+	s.mu.Lock()
+	s.load()
+	want, version := maps.Clone(s.want), s.version
+	s.mu.Unlock()
+	if s.built && s.shown == version {
+		return nil
+	}
+	if s.nft == nil {
+		nft, err := knftables.New(knftables.BridgeFamily, SenderTable)
+		if err != nil {
+			return fmt.Errorf("checking the addresses under which pods send: %w: install nft and a kernel with the bridge family "+
+				"of nf_tables (CONFIG_NF_TABLES_BRIDGE), or exempt all namespaces: --source-check-exempt-namespaces=*", err)
+		}
+		s.nft = nft
+	}
+	ctx, cancel := context.WithTimeout(ctx, nftLimit)
+	defer cancel()
+	elements := senderElements(want)
+	if s.built {
+		tx := s.nft.NewTransaction()
+		changeSenders(tx, s.applied, elements)
+		if tx.NumOperations() == 0 || s.nft.Run(ctx, tx) == nil {
+			s.applied, s.shown = elements, version
+			return nil
+		}
+		s.built = false // somebody changed the table meanwhile
+	}
+	tx := s.nft.NewTransaction()
+	buildSenders(tx, want)
+	if err := s.nft.Run(ctx, tx); err != nil {
+		return fmt.Errorf("checking the addresses under which pods send: %w", err)
+	}
+	s.applied, s.shown, s.built, s.rules, s.seen = elements, version, true, "", 0
+	return nil
+}
+
+// run repairs rules, ports and forwarding entries until ctx ends or that fails. All of them stay when it ends.
+func (s *senderCheck) run(ctx context.Context) error {
+	look, ports := time.NewTicker(sendersLook), time.NewTicker(portsLook)
+	defer look.Stop()
+	defer ports.Stop()
+	if err := s.keepPorts(); err != nil {
+		return err
+	}
+	for {
+		if err := s.sync(ctx); err != nil && ctx.Err() == nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-s.wake:
+		case <-look.C:
+			if err := s.inspect(ctx); err != nil && ctx.Err() == nil {
+				return err
+			}
+		case <-ports.C:
+			if err := s.keepPorts(); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// inspect has sync build the table again where it is not as it was written.
+func (s *senderCheck) inspect(ctx context.Context) error {
+	s.write.Lock()
+	defer s.write.Unlock()
+	at, err := nftables.Generation()
+	if err != nil || !s.built || at == s.seen {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, nftLimit)
+	defer cancel()
+	elements, rules, err := listSenders(ctx)
+	if err == nil {
+		err = sendersDiffer(elements, s.applied)
+	}
+	if err == nil && s.rules != "" && rules != s.rules {
+		err = errors.New("it has other rules than were made")
+	}
+	if err != nil && ctx.Err() == nil {
+		s.log.Warn("the nftables table "+SenderTable+" was changed by another program and is built again: does something flush nftables?",
+			"err", err)
+		s.built = false
+		return nil
+	}
+	s.seen, s.rules = at, rules
+	return err
+}
+
+// sendersDiffer returns the first difference between the elements in the kernel and those that were written.
+func sendersDiffer(have, want map[string]map[string]bool) error {
+	for _, set := range senderSets {
+		if have[set.Name] == nil {
+			return fmt.Errorf("set %s is missing", set.Name)
+		}
+		if !maps.Equal(have[set.Name], want[set.Name]) {
+			return fmt.Errorf("set %s has %d elements that are not the %d written", set.Name, len(have[set.Name]), len(want[set.Name]))
+		}
+	}
+	return nil
+}
+
+// listSenders returns the elements of the table's sets, and a digest of its chains and rules.
+func listSenders(ctx context.Context) (elements map[string]map[string]bool, rules string, err error) {
+	raw, err := exec.CommandContext(ctx, "nft", "-j", "list", "table", "bridge", SenderTable).Output()
+	if err != nil {
+		return nil, "", fmt.Errorf("listing table %s: %w", SenderTable, err)
+	}
+	return parseSenders(raw)
+}
+
+// parseSenders reads the JSON that nft prints of the table.
+func parseSenders(raw []byte) (elements map[string]map[string]bool, rules string, err error) {
+	var listed struct {
+		Nftables []struct {
+			Chain, Rule json.RawMessage
+			Set         *struct {
+				Name string
+				Elem []json.RawMessage
+			}
+		}
+	}
+	if err := json.Unmarshal(raw, &listed); err != nil {
+		return nil, "", fmt.Errorf("reading table %s: %w", SenderTable, err)
+	}
+	elements = map[string]map[string]bool{}
+	digest := sha256.New()
+	for _, o := range listed.Nftables {
+		digest.Write(o.Chain)
+		digest.Write(o.Rule)
+		if o.Set == nil {
+			continue
+		}
+		elements[o.Set.Name] = map[string]bool{}
+		for _, e := range o.Set.Elem {
+			var one string
+			var parts struct{ Concat []string }
+			if json.Unmarshal(e, &one) != nil && json.Unmarshal(e, &parts) == nil {
+				one = strings.Join(parts.Concat, " . ")
+			}
+			elements[o.Set.Name][one] = true
+		}
+	}
+	return elements, hex.EncodeToString(digest.Sum(nil)), nil
+}
+
+// keepPorts repairs the bridge's ports, its forwarding entries, and the settings of the bridge itself.
+func (s *senderCheck) keepPorts() error {
+	s.mu.Lock()
+	s.load()
+	want := slices.Collect(maps.Values(s.want))
+	s.mu.Unlock()
+	errs := []error{refuseRedirects()}
+	for _, p := range want {
+		errs = append(errs, fitPort(p))
+	}
+	return errors.Join(errs...)
+}
+
+// fitPort turns the port's learning off and gives the bridge a forwarding entry for the pod, which no frame moves to another
+// port. A port that no longer exists is no error.
+func fitPort(p podPort) error {
+	link, err := netlink.LinkByName(p.Name)
+	if err != nil || link.Attrs().MasterIndex == 0 {
+		return nil
+	}
+	mac, err := net.ParseMAC(p.MAC)
+	if err != nil {
+		return fmt.Errorf("port %s: hardware address of the pod: %w", p.Name, err)
+	}
+	entry := &netlink.Neigh{LinkIndex: link.Attrs().Index, Family: unix.AF_BRIDGE, State: netlink.NUD_NOARP,
+		Flags: netlink.NTF_MASTER | netlink.NTF_STICKY, HardwareAddr: mac}
+	if err := netlink.NeighSet(entry); err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("port %s: forwarding entry for %s: %w", p.Name, p.MAC, err)
+	}
+	if err := netlink.LinkSetLearning(link, p.Exempt); err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("port %s: learning of hardware addresses: %w", p.Name, err)
+	}
+	return nil
+}
+
+// refuseRedirects has the bridge ignore ICMP redirects and router advertisements, which only a pod could send there.
+func refuseRedirects() error {
+	if _, err := netlink.LinkByName(cni.Bridge); err != nil {
+		return nil
+	}
+	for _, path := range []string{"/proc/sys/net/ipv4/conf/" + cni.Bridge + "/accept_redirects",
+		"/proc/sys/net/ipv6/conf/" + cni.Bridge + "/accept_redirects", "/proc/sys/net/ipv6/conf/" + cni.Bridge + "/accept_ra"} {
+		raw, err := os.ReadFile(path)
+		if errors.Is(err, os.ErrNotExist) || err == nil && strings.TrimSpace(string(raw)) == "0" {
+			continue // the kernel has no IPv6, or the setting is right
+		}
+		if err := os.WriteFile(path, []byte("0"), 0o644); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("having bridge %s ignore redirects: %w", cni.Bridge, err)
+		}
+	}
+	return nil
+}
+
+// removeSenders removes the table.
+func removeSenders(ctx context.Context) error {
+	nft, err := knftables.New(knftables.BridgeFamily, SenderTable)
+	if err != nil {
+		return nil // without nftables there is no table
+	}
+	ctx, cancel := context.WithTimeout(ctx, nftLimit)
+	defer cancel()
+	tx := nft.NewTransaction()
+	tx.Add(&knftables.Table{})
+	tx.Delete(&knftables.Table{})
+	if err := nft.Run(ctx, tx); err != nil {
+		return fmt.Errorf("removing table %s: %w", SenderTable, err)
+	}
+	return nil
+}
+
+// portOf returns the port that the bridge plugin made, by the result of its ADD.
+func portOf(res types.Result) (p podPort, ok bool) {
+	result, err := types100.GetResult(res)
+	if err != nil {
+		return p, false
+	}
+	for _, i := range result.Interfaces {
+		switch {
+		case i.Sandbox != "" && i.Name == ifName:
+			p.MAC = strings.ToLower(i.Mac)
+		case i.Sandbox == "" && portName.MatchString(i.Name):
+			p.Name = i.Name
+		}
+	}
+	for _, ip := range result.IPs {
+		if a, ok := netip.AddrFromSlice(ip.Address.IP); ok {
+			p.Addresses = append(p.Addresses, a.Unmap())
+		}
+	}
+	return p, p.Name != "" && p.MAC != ""
+}
+
+// recordedPorts are the ports of the pods that are attached to our own network, by sandbox, as the cache has them.
+func (n *Network) recordedPorts() map[string]podPort {
+	out := map[string]podPort{}
+	attached, _ := n.remembered("") // what cannot be read has no port
+	for _, a := range attached {
+		if a.list.Name != cni.Name {
+			continue
+		}
+		cached, err := n.cni.GetNetworkListCachedResult(a.list, a.rt)
+		if err != nil || cached == nil {
+			continue
+		}
+		if p, ok := portOf(cached); ok {
+			for _, arg := range a.rt.Args {
+				if arg[0] == namespaceArg {
+					p.Exempt = n.exempt(arg[1])
+				}
+			}
+			out[a.rt.ContainerID] = p
+		}
+	}
+	return out
+}
+
+// exempt reports whether the pods of a namespace may send under any address.
+func (n *Network) exempt(namespace string) bool {
+	return slices.Contains(n.cfg.SourceExempt, namespace) || n.unchecked()
+}
+
+// unchecked reports whether the pods of no namespace are checked.
+func (n *Network) unchecked() bool { return slices.Contains(n.cfg.SourceExempt, "*") }
+
+// checkSender returns once the kernel checks under which addresses a pod of our own network sends, unless its namespace is
+// exempt.
+func (n *Network) checkSender(ctx context.Context, sandbox, namespace string, res types.Result) error {
+	p, ok := portOf(res)
+	if !ok {
+		return errors.New("the result of the bridge plugin names no port of the bridge or no eth0 of the pod: install the plugins of this release")
+	}
+	if err := refuseRedirects(); err != nil {
+		return err
+	}
+	if n.unchecked() {
+		return nil
+	}
+	p.Exempt = n.exempt(namespace)
+	return n.senders.admit(ctx, sandbox, p)
+}
+
+// KeepSenders repairs the check of the addresses under which pods send until ctx ends or that fails. What it keeps stays
+// when it ends.
+func (n *Network) KeepSenders(ctx context.Context) error {
+	if n.unchecked() {
+		if err := removeSenders(ctx); err != nil {
+			return err
+		}
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return n.senders.run(ctx)
+}
