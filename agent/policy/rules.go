@@ -52,10 +52,15 @@ func base(tx *knftables.Transaction, bridge string) {
 
 func baseRules(c baseChain, bridge string) []string {
 	rules := []string{"ct state established,related accept"}
-	if c.hook == knftables.ForwardHook {
-		// Pods have link-local addresses that no policy names: they are good for finding each other, and for nothing else.
-		from := `iifname "` + bridge + `" ip6 `
+	// Pods have link-local addresses, which no policy can name, in a cluster of IPv4 alone too. Neighbor discovery needs these
+	// addresses; anything else that pods send under them, to each other or to their node, is dropped.
+	from := `iifname "` + bridge + `" ip6 `
+	switch c.hook {
+	case knftables.ForwardHook:
 		rules = append(rules, from+"saddr fe80::/10 "+exempt+"accept", from+"saddr fe80::/10 drop", from+"daddr fe80::/10 drop")
+	case knftables.InputHook:
+		rules = append(rules, from+"saddr fe80::/10 "+exempt+"accept", from+"saddr fe80::/10 drop", from+"daddr fe80::/10 "+exempt+"accept",
+			from+"daddr fe80::/10 drop")
 	}
 	if c.hook == knftables.OutputHook {
 		rules = append(rules, "fib saddr type local accept")
