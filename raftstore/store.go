@@ -258,6 +258,7 @@ var (
 	ErrUnknownMember  = errors.New("raftstore: no such member")
 	ErrMemberExists   = errors.New("raftstore: member exists already") // and is not the one to be added; wrapped with the remedy
 	ErrNoMajority     = errors.New("raftstore: change would leave no majority")
+	ErrTransferFailed = errors.New("raftstore: leadership was not transferred")                                  // wrapped with the voter and the reason
 	ErrTooLarge       = errors.New("raftstore: request is too large")                                            // wrapped with sizes
 	ErrTooOld         = errors.New("raftstore: replica is of a release that does not understand what is stored") // wrapped with the levels
 )

@@ -89,7 +89,7 @@ func refuseStore(w http.ResponseWriter, err error) {
 		code = http.StatusPreconditionFailed // and nothing else is: see becomeMember
 	case errors.Is(err, raftstore.ErrMemberExists), errors.Is(err, raftstore.ErrNoMajority):
 		code = http.StatusConflict
-	case errors.Is(err, raftstore.ErrUnavailable), errors.Is(err, raftstore.ErrNotLeader),
+	case errors.Is(err, raftstore.ErrUnavailable), errors.Is(err, raftstore.ErrNotLeader), errors.Is(err, raftstore.ErrTransferFailed),
 		errors.Is(err, raftstore.ErrClosed), errors.Is(err, context.DeadlineExceeded):
 		code = http.StatusServiceUnavailable
 	}

@@ -90,9 +90,9 @@ func (r *Replica) Commit(ctx context.Context, c raftstore.Commit) (raftstore.Rev
 				// the outcome, if it was applied, else that it never will be.
 				p = &storev1.Proposal{Id: p.Id, Fence: p.Fence}
 			}
-		case p.Fence != 0 && len(p.Ops) > 0:
+		case p.Fence != 0 && len(p.Ops) > 0 && r.lead.of(raftstore.Fence(p.Fence)) == nil:
 			return 0, raftstore.ErrFenced
-		}
+		} // a leadership that has not ended, and refuses proposals during a transfer, takes them again after it
 		if err := r.pause(ctx); err != nil {
 			return 0, r.gaveUp(ctx, maybe)
 		}

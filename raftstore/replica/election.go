@@ -123,6 +123,7 @@ func (r *Replica) haste(heartbeat time.Duration) error {
 type standing struct {
 	term, index uint64
 	id          string
+	pending     time.Duration // how long its oldest disk write has been under way; 0 in answers of a previous release
 }
 
 func (s standing) less(o standing) bool {
@@ -190,7 +191,8 @@ func (r *Replica) standingOf(ctx context.Context, v raft.Server) (standing, time
 		return standing{}, 0, false
 	}
 	silent := time.Duration(s.GetSilentUs()) * time.Microsecond
-	return standing{term: s.GetLastTerm(), index: s.GetLastIndex(), id: string(v.ID)}, silent, true
+	pending := time.Duration(s.GetDiskPendingUs()) * time.Microsecond
+	return standing{term: s.GetLastTerm(), index: s.GetLastIndex(), id: string(v.ID), pending: pending}, silent, true
 }
 
 // lastEntry is the position of the end of this replica's log. The term is 0

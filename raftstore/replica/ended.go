@@ -138,8 +138,8 @@ func (r *Replica) standFor(ctx context.Context, leader string) {
 	heard := r.raft.LastContact()
 	for ctx.Err() == nil {
 		voters := r.voters()
-		if !votes(voters, r.cfg.Name) {
-			return
+		if !votes(voters, r.cfg.Name) || r.meters.pendingWrite() > writePatience {
+			return // nobody would elect it, or it could not vote for itself
 		}
 		majority := len(voters)/2 + 1
 		agree, better := r.agreeEnded(ctx, leader, voters, majority)

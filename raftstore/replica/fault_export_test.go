@@ -2,6 +2,7 @@ package replica
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 
 	"keelson.dev/keelson/raftstore/disk"
@@ -35,3 +36,35 @@ func (f *FailingVotes) Set(key, value []byte) error {
 // Ended is closed when Run has returned; Cause says why it had to.
 func (r *Replica) Ended() <-chan struct{} { return r.stopped }
 func (r *Replica) Cause() error           { return context.Cause(r.ctx) }
+
+// HeldVotes is where a replica writes its term and votes. It can hold up every write.
+type HeldVotes struct {
+	disk.RecordKeeper
+	held atomic.Pointer[chan struct{}]
+}
+
+// Put makes a replica write there.
+func (h *HeldVotes) Put(c *Config) {
+	c.votes = func(inner disk.RecordKeeper) disk.RecordKeeper {
+		h.RecordKeeper = inner
+		return h
+	}
+}
+
+// Hold holds up every write until release is called, which may be called more than once.
+func (h *HeldVotes) Hold() (release func()) {
+	held := make(chan struct{})
+	h.held.Store(&held)
+	return sync.OnceFunc(func() {
+		h.held.Store(nil)
+		close(held)
+	})
+}
+
+// Set implements recordKeeper.
+func (h *HeldVotes) Set(key, value []byte) error {
+	if held := h.held.Load(); held != nil {
+		<-*held
+	}
+	return h.RecordKeeper.Set(key, value)
+}

@@ -3,6 +3,7 @@ package replica
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/hashicorp/raft"
 )
@@ -66,7 +67,7 @@ func (h *handOvers) judge(ctx context.Context, rpc raft.RPC, req *raft.TimeoutNo
 	}
 }
 
-// late says why a hand-over is not of now; nil when it is.
+// late says why a hand-over is not of now, or cannot succeed; nil when it is to be obeyed.
 func (h *handOvers) late(from string) error {
 	up := h.r.hints.raft.Load()
 	if up == nil {
@@ -74,6 +75,10 @@ func (h *handOvers) late(from string) error {
 	}
 	_, leader := up.LeaderWithID()
 	state := up.State()
+	if took := h.r.meters.pendingWrite(); took > writePatience {
+		return fmt.Errorf("replica %s cannot vote for itself: a write has been waiting for its disk for %v: %q tells it to stand for election",
+			h.r.cfg.Name, took.Round(time.Millisecond), from)
+	}
 	if state == raft.Follower && (from == h.r.cfg.Name || from != "" && from == string(leader)) {
 		return nil
 	}

@@ -16,7 +16,7 @@ import (
 // under way is proposed there under its own id. It follows once its disk answers,
 // or stops when that reports a failure.
 
-// writing is since when the log is being written.
+// writing is when the write of one file that is under way began.
 type writing struct {
 	from    time.Time    // what since counts from, by the monotonic clock
 	since   atomic.Int64 // nanoseconds; 0 = nothing is being written
@@ -35,18 +35,35 @@ func (w *writing) pending() time.Duration {
 	return time.Since(w.from) - time.Duration(since)
 }
 
-// hangs reports that this replica's log has not answered for too long.
+// pendingWrite returns how long the oldest write of the log or of a vote that is under way has taken; 0 when there is none.
+func (m *meters) pendingWrite() time.Duration { return max(m.writing.pending(), m.voting.pending()) }
+
+// hangs reports whether a write of this replica's log or vote has not returned for DiskPatience.
 func (r *Replica) hangs() bool {
-	w := &r.meters.writing
-	since, took := w.since.Load(), w.pending()
-	if took < r.cfg.DiskPatience || took == 0 {
-		return false
+	hangs := false
+	for _, w := range []*writing{&r.meters.writing, &r.meters.voting} {
+		since, took := w.since.Load(), w.pending()
+		if took < r.cfg.DiskPatience || took == 0 {
+			continue
+		}
+		hangs = true
+		if w.noticed.Swap(since) != since {
+			r.log.Error("the disk does not answer: if this replica leads it falls silent, so that another is elected", "log", r.cfg.DataDir, "after", took)
+		}
 	}
-	if w.noticed.Swap(since) != since {
-		r.log.Error("the disk does not answer: if this replica leads it falls silent, so that another is elected", "log", r.cfg.DataDir, "after", took)
-	}
-	return true
+	return hangs
 }
+
+// untilHung returns the time after which hangs can have changed: no write that is under way now, or starts later, hangs earlier.
+func (r *Replica) untilHung() time.Duration {
+	if r.hangs() {
+		return max(hungPoll, r.cfg.DiskPatience/50)
+	}
+	return max(time.Millisecond, r.cfg.DiskPatience-r.meters.pendingWrite())
+}
+
+// hungPoll is the least time between two checks whether a disk that hung answers again.
+const hungPoll = 10 * time.Millisecond
 
 var errDiskHangs = errors.New("not sent: the disk of this replica does not answer")
 

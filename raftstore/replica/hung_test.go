@@ -1,6 +1,8 @@
 package replica_test
 
 import (
+	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -48,5 +50,89 @@ func TestLeaderWhoseDiskHangsIsReplaced(t *testing.T) {
 				t.Errorf("%s has %q, error %v", old, it.Value, err)
 			}
 		})
+	}
+}
+
+// The context that Lead passes ends when the disk of the leader hangs, although raft's main loop is blocked and reports nothing. // F53
+func TestLeadershipEndsWhenTheDiskHangs(t *testing.T) {
+	disks := make(map[string]*replica.PowerCut)
+	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) {
+		cfg.DiskPatience = time.Second
+		disks[cfg.Name] = replica.NewPowerCut(1)
+		disks[cfg.Name].Put(cfg)
+	})
+	rev := commit(t, c.Replica("r1"), raftstore.Put("/a", nil))
+	old, through := c.Leader(), c.Followers()[0]
+	began, ended := make(chan struct{}), make(chan struct{})
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go c.Replica(old).Lead(ctx, func(ctx context.Context, _ raftstore.Fence) error {
+		close(began)
+		<-ctx.Done()
+		close(ended)
+		return nil
+	})
+	<-began
+	hangs, goOn := disks[old].Hold()
+	defer goOn()
+	commit(t, c.Replica(through), raftstore.Update("/a", []byte("once"), rev))
+	<-hangs
+	if now := c.Replica(through).Status().Leader; now == old {
+		t.Fatalf("%s still leads", now)
+	}
+	select {
+	case <-ended:
+	case <-time.After(10 * time.Second):
+		t.Errorf("10 s after %s was elected, the leadership context of %s, whose disk hangs, has not ended",
+			c.Replica(through).Status().Leader, old)
+	}
+}
+
+// A replica without peers leads again, in the same term, once its disk answers. Until then it confirms no leadership. // F53
+func TestLeadershipResumesWhenTheDiskAnswers(t *testing.T) {
+	var disk *replica.PowerCut
+	c := storetest.NewCluster(t, 1, func(cfg *replica.Config) {
+		cfg.DiskPatience = 200 * time.Millisecond
+		disk = replica.NewPowerCut(1)
+		disk.Put(cfg)
+	})
+	r := c.Replica("r1")
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	led := make(chan raftstore.Fence)
+	go r.Lead(ctx, func(ctx context.Context, f raftstore.Fence) error {
+		led <- f
+		<-ctx.Done()
+		return nil
+	})
+	fence := <-led
+	if err := r.ConfirmLeadership(within(t, patience), fence); err != nil {
+		t.Fatalf("leadership before the disk hangs: %v", err)
+	}
+	hangs, goOn := disk.Hold()
+	defer goOn()
+	written := make(chan error, 1)
+	go func() {
+		_, err := r.Commit(within(t, patience), raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/a", nil)}, Fence: fence})
+		written <- err
+	}()
+	<-hangs
+	c.Await("the leadership to end", func() bool {
+		return errors.Is(r.ConfirmLeadership(ctx, fence), raftstore.ErrFenced)
+	})
+	goOn()
+	if err := <-written; err != nil {
+		t.Errorf("a commit that was under way when the disk hung: %v", err)
+	}
+	select {
+	case again := <-led:
+		if again != fence {
+			t.Errorf("leads in term %d, want %d: nobody else could be elected", again, fence)
+		}
+		if err := r.ConfirmLeadership(within(t, patience), again); err != nil {
+			t.Errorf("leadership after the disk answers: %v", err)
+		}
+	case <-time.After(patience):
+		t.Error("the replica does not lead again")
 	}
 }

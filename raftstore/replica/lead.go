@@ -2,6 +2,7 @@ package replica
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -68,6 +69,27 @@ func (s *leaderships) end() {
 	}
 }
 
+// follow starts a leadership where there is none, or ends the one that there is.
+func (s *leaderships) follow(r *Replica, leads bool) {
+	s.mu.Lock()
+	begun := s.begun != nil
+	s.mu.Unlock()
+	switch {
+	case !leads:
+		s.end()
+	case !begun && r.ctx.Err() == nil:
+		s.begin(r)
+	}
+}
+
+// of returns the established leadership of a term, or nil.
+func (s *leaderships) of(fence raftstore.Fence) *leadership {
+	if l := s.established(); l != nil && raftstore.Fence(l.term) == fence {
+		return l
+	}
+	return nil
+}
+
 func (s *leaderships) announce() {
 	close(s.moved)
 	s.moved = make(chan struct{})
@@ -117,11 +139,16 @@ func (r *Replica) establish(l *leadership) {
 // leadership goes on, Lead returns it: a leader that does not do its work must
 // not go unnoticed.
 func (r *Replica) Lead(ctx context.Context, lead func(ctx context.Context, fence raftstore.Fence) error) error {
+	last := uint64(0) // term of the previous leadership
 	for {
 		r.lead.mu.Lock()
 		l, moved := r.lead.current, r.lead.moved
 		r.lead.mu.Unlock()
+		if l != nil && l.term == last {
+			r.flushQueue(ctx, l)
+		}
 		if l != nil {
+			last = l.term
 			if err := leadDuring(ctx, l, lead); err != nil {
 				return fmt.Errorf("leading in term %d: %w", l.term, err)
 			}
@@ -132,6 +159,50 @@ func (r *Replica) Lead(ctx context.Context, lead func(ctx context.Context, fence
 			return nil
 		case <-r.stopped:
 			return nil
+		}
+	}
+}
+
+// flushQueue returns when every proposal that was queued before the call has been applied or certainly never will be, or l or
+// ctx has ended. A leadership that ends because the disk hangs may be followed by another one of the same term. What was proposed
+// under the first passes the fence of the second, so that it must have been applied before the second is used.
+func (r *Replica) flushQueue(ctx context.Context, l *leadership) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(l.ctx, cancel)()
+	for ctx.Err() == nil {
+		id := r.newID()
+		_, err := r.attempt(ctx, newItem(&storev1.Proposal{Id: id, Fence: l.term}))
+		r.ids.settle(id)
+		if err == nil || r.pause(ctx) != nil {
+			return
+		}
+	}
+}
+
+// ConfirmLeadership returns nil when a majority has confirmed, after the call began, that this replica leads in the term of the
+// fence, and this replica has applied everything that was committed by then. Callers need it before an action that no fence
+// stops, such as a call to a service outside the store. While no majority answers it waits.
+//
+// Errors: ErrFenced when the leadership has ended, ErrUnavailable when ctx ends first, ErrClosed.
+func (r *Replica) ConfirmLeadership(ctx context.Context, fence raftstore.Fence) error {
+	if err := r.up(ctx); err != nil {
+		return err
+	}
+	for {
+		if r.lead.of(fence) == nil {
+			return fmt.Errorf("confirming the leadership of term %d: %w", fence, raftstore.ErrFenced)
+		}
+		at, err := r.reads.do(ctx)
+		if err == nil && at.term == uint64(fence) {
+			if err = r.fsm.line.wait(ctx, at.index); err == nil {
+				return nil
+			}
+		}
+		if stop := r.pause(ctx); errors.Is(stop, raftstore.ErrClosed) {
+			return stop
+		} else if stop != nil {
+			return fmt.Errorf("%w: confirming the leadership of term %d: %w", raftstore.ErrUnavailable, fence, errors.Join(stop, err))
 		}
 	}
 }

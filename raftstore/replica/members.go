@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/hashicorp/raft"
+	"google.golang.org/grpc"
 
 	storev1 "keelson.dev/keelson/proto/store/v1"
 	"keelson.dev/keelson/raftstore"
@@ -111,29 +112,43 @@ func (r *Replica) RemoveMember(ctx context.Context, id string) error {
 
 // StepDown makes the leader hand leadership over, to the voter named or, with
 // "", to the one with the best log, from any replica. It returns who leads
-// afterwards. Errors: ErrUnknownMember, ErrInvalid when to cannot lead.
+// afterwards. A leader makes one attempt for one call: it takes no proposals meanwhile.
+// Errors: ErrUnknownMember, ErrInvalid when to cannot lead, ErrTransferFailed.
 func (r *Replica) StepDown(ctx context.Context, to string) (leader string, err error) {
-	unclear := "" // the leader that may have stepped down, and could not say so
-	attempt := func(ask func() (string, error)) error {
+	unclear := ""  // the leader that may have stepped down, and could not say so
+	var lost error // the error of its attempt
+	attempt := func(ask func(leader string) (string, error)) error {
 		now, _ := r.role.leader()
-		if now != "" && (now == to || to == "" && unclear != "" && now != unclear) {
+		switch {
+		case now == "":
+			return raftstore.ErrUnavailable
+		case now == to || to == "" && unclear != "" && now != unclear:
 			leader = now
 			return nil
+		case now == unclear:
+			return fmt.Errorf("%w: %s may have tried, did not say so, and leads: %w", raftstore.ErrTransferFailed, now, lost)
 		}
 		var err error
-		leader, err = ask()
+		leader, err = ask(now)
 		if err != nil && !refusal(err) && !errors.Is(err, raftstore.ErrNotLeader) {
-			unclear = now
+			unclear, lost = now, err
 		}
 		return err
 	}
 	err = r.onLeader(ctx, to,
 		func() error {
-			return attempt(func() (string, error) { return r.stepDownHere(ctx, to) })
+			return attempt(func(string) (string, error) { return r.stepDownHere(ctx, to) })
 		},
 		func(c storev1.PeerClient) error {
-			return attempt(func() (string, error) {
-				resp, err := c.TransferLeadership(ctx, &storev1.TransferLeadershipRequest{To: to})
+			return attempt(func(leader string) (string, error) {
+				now, _, moved := r.role.current()
+				if now != leader {
+					return "", raftstore.ErrNotLeader
+				}
+				during, end := until(ctx, moved) // another leader does not wait for the answer of the previous one
+				defer end()
+				// Without WaitForReady a broken connection would look like an attempt whose answer was lost.
+				resp, err := c.TransferLeadership(during, &storev1.TransferLeadershipRequest{To: to}, grpc.WaitForReady(true))
 				return resp.GetLeader(), fromStatus(err)
 			})
 		})
@@ -187,7 +202,8 @@ func (r *Replica) onLeader(ctx context.Context, name string, here func() error, 
 // refusal reports an answer that another attempt would not change.
 func refusal(err error) bool {
 	return errors.Is(err, raftstore.ErrInvalid) || errors.Is(err, raftstore.ErrUnknownMember) ||
-		errors.Is(err, raftstore.ErrMemberExists) || errors.Is(err, raftstore.ErrTooOld) || errors.Is(err, raftstore.ErrNoMajority)
+		errors.Is(err, raftstore.ErrMemberExists) || errors.Is(err, raftstore.ErrTooOld) || errors.Is(err, raftstore.ErrNoMajority) ||
+		errors.Is(err, raftstore.ErrTransferFailed)
 }
 
 func (r *Replica) servers() []raft.Server {

@@ -18,7 +18,8 @@ type meters struct {
 	batch    prometheus.Histogram // proposals in one entry
 	logWrite prometheus.Histogram // entries written and synced by the log store
 
-	writing writing
+	writing writing // of the log
+	voting  writing // of the vote
 
 	entries      atomic.Uint64 // applied
 	leaders      atomic.Uint64 // changes of the leader seen
@@ -39,6 +40,7 @@ type meters struct {
 
 func (m *meters) init() {
 	m.writing.from = time.Now()
+	m.voting.from = m.writing.from
 	// From a tenth of a millisecond, which memory alone takes, to what a
 	// failover takes.
 	seconds := prometheus.ExponentialBuckets(0.0001, 2, 16)
@@ -86,6 +88,26 @@ func (s *meteredLogs) StoreLogs(logs []*raft.Log) error {
 func (s *meteredLogs) IsMonotonic() bool {
 	m, ok := s.LogStore.(raft.MonotonicLogStore)
 	return ok && m.IsMonotonic()
+}
+
+// meteredVotes measures how long raft waits for the disk with a vote.
+type meteredVotes struct {
+	raft.StableStore
+	meters *meters
+}
+
+// Set implements raft.StableStore.
+func (s *meteredVotes) Set(key, value []byte) error {
+	s.meters.voting.begin()
+	defer s.meters.voting.end()
+	return s.StableStore.Set(key, value)
+}
+
+// SetUint64 implements raft.StableStore.
+func (s *meteredVotes) SetUint64(key []byte, value uint64) error {
+	s.meters.voting.begin()
+	defer s.meters.voting.end()
+	return s.StableStore.SetUint64(key, value)
 }
 
 // meteredSnapshots measures the snapshots that are written, here or by a leader.
@@ -167,7 +189,7 @@ var (
 	metricForwarded     = metric("forwarded_proposals_total", "Proposals sent to the leader.", prometheus.CounterValue)
 	metricReadRounds    = metric("read_index_rounds_total", "Rounds that confirmed how far a linearizable read must see.", prometheus.CounterValue)
 	metricLogBytes      = metric("log_written_bytes_total", "Bytes of raft entries written.", prometheus.CounterValue)
-	metricWritePending  = metric("disk_write_pending_seconds", "For how long the log write under way has been waiting for the disk; 0 when there is none.", prometheus.GaugeValue)
+	metricWritePending  = metric("disk_write_pending_seconds", "How long the oldest write of the log or of a vote that is under way has been waiting for the disk; 0 when there is none.", prometheus.GaugeValue)
 	metricRole          = metric("role", "1 for the role that this replica has.", prometheus.GaugeValue, "role")
 	metricLeaderKnown   = metric("leader_known", "1 when this replica knows who leads.", prometheus.GaugeValue)
 	metricTerm          = metric("term", "Raft term.", prometheus.GaugeValue)
@@ -226,7 +248,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	put(metricForwarded, float64(m.forwarded.Load()))
 	put(metricReadRounds, float64(m.readRounds.Load()))
 	put(metricLogBytes, float64(m.logBytes.Load()))
-	put(metricWritePending, m.writing.pending().Seconds())
+	put(metricWritePending, m.pendingWrite().Seconds())
 	put(metricSnapshots, float64(m.snapshots.Load()))
 	put(metricSnapshotTime, time.Duration(m.snapshotTime.Load()).Seconds())
 	put(metricSnapshotSize, float64(m.snapshotSize.Load()))

@@ -136,11 +136,11 @@ func (s *peerServer) ReadIndex(ctx context.Context, req *storev1.ReadIndexReques
 	if id, _ := s.r.role.leader(); id != s.r.cfg.Name || s.r.group.strangers(req.GetGroup()) {
 		return nil, statusOf(raftstore.ErrNotLeader)
 	}
-	index, err := s.r.reads.do(ctx)
+	at, err := s.r.reads.do(ctx)
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	return &storev1.ReadIndexResponse{Index: index, NowUnixMs: s.r.clock.read()}, nil
+	return &storev1.ReadIndexResponse{Index: at.index, NowUnixMs: s.r.clock.read()}, nil
 }
 
 func (s *peerServer) AddMember(ctx context.Context, req *storev1.AddMemberRequest) (*storev1.AddMemberResponse, error) {
@@ -194,6 +194,7 @@ func (s *peerServer) State(ctx context.Context, req *storev1.StateRequest) (*sto
 		Standby: s.r.cfg.Standby(),
 	}
 	resp.LastIndex, resp.LastTerm = s.r.lastEntry()
+	resp.DiskPendingUs = uint64(s.r.meters.pendingWrite().Microseconds())
 	if s.r.raft.State() == raft.Follower {
 		resp.SilentUs = uint64(max(1, time.Since(s.r.raft.LastContact()).Microseconds()))
 	}
@@ -229,6 +230,7 @@ var refusals = map[codes.Code]error{
 	codes.OutOfRange:      raftstore.ErrNoMajority,
 	// gRPC says none of these codes by itself.
 	codes.PermissionDenied: raftstore.ErrTooOld,
+	codes.Aborted:          raftstore.ErrTransferFailed, // a previous release takes it for ErrUnavailable
 }
 
 // statusOf translates an error for another replica. FailedPrecondition means:

@@ -85,15 +85,15 @@ func (r *Replica) Applied() raftstore.Revision { return r.fsm.view().Revision() 
 // before the call, asking again for as long as there is no leader to ask.
 func (r *Replica) syncIndex(ctx context.Context) (uint64, error) {
 	for {
-		index, err := r.reads.do(ctx)
+		at, err := r.reads.do(ctx)
 		if err == nil {
-			if err := r.fsm.line.wait(ctx, index); err != nil {
+			if err := r.fsm.line.wait(ctx, at.index); err != nil {
 				if errors.Is(err, raftstore.ErrClosed) {
 					return 0, err
 				}
 				return 0, fmt.Errorf("%w: %w", raftstore.ErrUnavailable, err)
 			}
-			return index, nil
+			return at.index, nil
 		}
 		if err := r.pause(ctx); err != nil {
 			if errors.Is(err, raftstore.ErrClosed) {
@@ -104,10 +104,16 @@ func (r *Replica) syncIndex(ctx context.Context) (uint64, error) {
 	}
 }
 
+// readIndex is an index that includes everything acknowledged before the round that found it.
+type readIndex struct {
+	index uint64
+	term  uint64 // in which a majority confirmed this replica as the leader; 0 = another replica leads
+}
+
 // coalescer answers many askers with one round. A round answers only those who
 // asked before it began.
 type coalescer struct {
-	round func() (uint64, error)
+	round func() (readIndex, error)
 
 	mu     sync.Mutex
 	next   *readRound
@@ -115,14 +121,14 @@ type coalescer struct {
 }
 
 type readRound struct {
-	done  chan struct{}
-	index uint64
-	err   error
+	done chan struct{}
+	at   readIndex
+	err  error
 }
 
-func (c *coalescer) do(ctx context.Context) (uint64, error) {
+func (c *coalescer) do(ctx context.Context) (readIndex, error) {
 	if err := ctx.Err(); err != nil { // a round may be so quick that it would be answered
-		return 0, err
+		return readIndex{}, err
 	}
 	c.mu.Lock()
 	if c.next == nil {
@@ -136,9 +142,9 @@ func (c *coalescer) do(ctx context.Context) (uint64, error) {
 	c.mu.Unlock()
 	select {
 	case <-mine.done:
-		return mine.index, mine.err
+		return mine.at, mine.err
 	case <-ctx.Done():
-		return 0, ctx.Err()
+		return readIndex{}, ctx.Err()
 	}
 }
 
@@ -154,19 +160,19 @@ func (c *coalescer) rounds() {
 			return
 		}
 		c.mu.Unlock()
-		now.index, now.err = c.round()
+		now.at, now.err = c.round()
 		close(now.done)
 	}
 }
 
 // readIndexRound learns an index that includes everything acknowledged before
 // the round began.
-func (r *Replica) readIndexRound() (uint64, error) {
+func (r *Replica) readIndexRound() (readIndex, error) {
 	r.meters.readRounds.Add(1)
 	id, address, moved := r.role.current()
 	switch id {
 	case "":
-		return 0, raftstore.ErrUnavailable
+		return readIndex{}, raftstore.ErrUnavailable
 	case r.cfg.Name:
 		return r.confirmedIndex()
 	}
@@ -174,30 +180,30 @@ func (r *Replica) readIndexRound() (uint64, error) {
 	defer cancel()
 	client, err := r.peers.client(address)
 	if err != nil {
-		return 0, err
+		return readIndex{}, err
 	}
 	resp, err := client.ReadIndex(ctx, &storev1.ReadIndexRequest{Group: r.group.id()})
 	if err != nil {
-		return 0, fmt.Errorf("read index from the leader at %s: %w", address, err)
+		return readIndex{}, fmt.Errorf("read index from the leader at %s: %w", address, err)
 	}
 	r.clock.toldBy(resp.GetNowUnixMs())
-	return resp.GetIndex(), nil
+	return readIndex{index: resp.GetIndex()}, nil
 }
 
 // confirmedIndex is the leader's commit index, confirmed by heartbeats that
 // were sent after it was read. raft's own VerifyLeader also counts answers to
 // heartbeats sent before, which after a pause of this process may be old: the
 // others may have elected a new leader since.
-func (r *Replica) confirmedIndex() (uint64, error) {
+func (r *Replica) confirmedIndex() (readIndex, error) {
 	l := r.lead.established()
 	if l == nil {
-		return 0, raftstore.ErrNotLeader
+		return readIndex{}, raftstore.ErrNotLeader
 	}
 	index := r.raft.CommitIndex()
 	if !l.confirm.ask(r, l, r.voters()) {
-		return 0, fmt.Errorf("%w: a majority did not confirm it", raftstore.ErrNotLeader)
+		return readIndex{}, fmt.Errorf("%w: a majority did not confirm it", raftstore.ErrNotLeader)
 	}
-	return index, nil
+	return readIndex{index, l.term}, nil
 }
 
 func (r *Replica) header() raft.RPCHeader {

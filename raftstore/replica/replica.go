@@ -261,7 +261,7 @@ func (r *Replica) start(g *errgroup.Group) error {
 	trans := newHandOvers(&silentWhenHung{&overheard{patient, &r.roles}, r.hangs}, r)
 	g.Go(func() error { return trans.run(r.ctx) })
 	r.raft, err = r.disk.StartRaft(func() (*raft.Raft, error) {
-		return raft.NewRaft(conf, r.fsm, &earlyLogs{&meteredLogs{r.disk.Log, &r.meters}, r.early.announce}, r.disk.Votes(),
+		return raft.NewRaft(conf, r.fsm, &earlyLogs{&meteredLogs{r.disk.Log, &r.meters}, r.early.announce}, &meteredVotes{r.disk.Votes(), &r.meters},
 			&meteredSnapshots{r.disk.Paced(), &r.meters}, trans)
 	})
 	if err != nil {

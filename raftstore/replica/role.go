@@ -45,7 +45,8 @@ func (o *role) set(id, address string) bool {
 }
 
 // watchRole follows raft's two sources about leadership: observations say who
-// leads, notify says when this replica begins and ceases to.
+// leads, notify says when this replica begins and ceases to. It ends a leadership
+// whose disk hangs.
 func (r *Replica) watchRole(g *errgroup.Group, notify <-chan bool) {
 	// One place is enough: an observation only says that it is time to look.
 	seen := make(chan raft.Observation, 1)
@@ -57,18 +58,23 @@ func (r *Replica) watchRole(g *errgroup.Group, notify <-chan bool) {
 	g.Go(func() error {
 		defer r.raft.DeregisterObserver(observer)
 		defer r.lead.end()
+		check := time.NewTimer(r.untilHung())
+		defer check.Stop()
+		leads := false // by raft's last notice
 		for {
 			r.learnLeader()
 			select {
 			case <-seen:
-			case leads := <-notify:
+			case leads = <-notify:
 				r.lead.end()
-				if leads && r.ctx.Err() == nil {
-					r.lead.begin(r)
-				}
+			case <-check.C:
 			case <-r.ctx.Done():
 				return nil
 			}
+			// While its disk hangs, raft's main loop is blocked and gives no notice. A leadership that ended so is followed by
+			// another one of the same term when the disk answers and nobody else was elected.
+			r.lead.follow(r, leads && !r.hangs())
+			check.Reset(r.untilHung())
 		}
 	})
 }

@@ -1,7 +1,9 @@
 package replica
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -14,8 +16,9 @@ import (
 // leads, it takes no proposals. It first brings the other's log up to its own,
 // however far behind that is, and gives up only after an election timeout. So
 // who is to lead is looked for before: a voter that answers, lacks next to
-// nothing and has just heard this leader: it would not stand for election for one
-// whom it does not follow. Callers try again as soon as the leader changes.
+// nothing, whose disk answers, and that has just heard this leader: it would not
+// stand for election for one whom it does not follow. Callers try again as soon as
+// the leader changes. A transfer that fails is not tried again for the same request.
 
 const (
 	// transferLag is how many entries a successor may lack: under load some are
@@ -24,6 +27,9 @@ const (
 	// successorPatience is how long a voter has to say how far it is.
 	successorPatience = 250 * time.Millisecond
 	successorPoll     = 5 * time.Millisecond
+	// writePatience is how long the oldest write of a voter may have been waiting for its disk: to be elected, it has to write
+	// its own vote.
+	writePatience = 500 * time.Millisecond
 )
 
 // TransferLeadership hands leadership to the voter with the best log, if this
@@ -54,7 +60,7 @@ func (r *Replica) transfer(ctx context.Context, to raft.ServerID, why string) er
 	select {
 	case err := <-done:
 		if err != nil {
-			return configError(err)
+			return r.transferError(s, err)
 		}
 	case <-ctx.Done():
 		return ctx.Err()
@@ -75,23 +81,41 @@ func (r *Replica) transfer(ctx context.Context, to raft.ServerID, why string) er
 	}
 }
 
+// transferError translates an error of raft for a transfer to s. ErrNotLeader says that nothing was attempted, nil that another
+// leads all the same. After ErrTransferFailed this replica leads as before.
+func (r *Replica) transferError(s raft.Server, err error) error {
+	if err := configError(err); errors.Is(err, raftstore.ErrNotLeader) || errors.Is(err, raft.ErrRaftShutdown) {
+		return err
+	}
+	if id, _ := r.role.leader(); id != "" && id != r.cfg.Name {
+		return nil
+	}
+	return fmt.Errorf("%w: %s was asked to take it and was not elected: %w", raftstore.ErrTransferFailed, s.ID, err)
+}
+
 // successor waits until a voter other than this one, or the one named, has
 // nearly all of this replica's log.
 func (r *Replica) successor(ctx context.Context, to raft.ServerID) (raft.Server, error) {
 	poll := time.NewTicker(successorPoll)
 	defer poll.Stop()
+	var stalled raft.ServerID
 	for {
 		if r.raft.State() != raft.Leader {
 			return raft.Server{}, raftstore.ErrNotLeader
 		}
 		mine := r.raft.LastIndex()
-		best, at := r.bestVoter(ctx, to, mine-min(mine, transferLag))
+		best, at, now := r.bestVoter(ctx, to, mine-min(mine, transferLag))
+		stalled = cmp.Or(now, stalled) // the last poll may be cut short by ctx
 		if best.ID != "" && at.index+transferLag >= mine {
 			return best, nil
 		}
 		select {
 		case <-poll.C:
 		case <-ctx.Done():
+			if best.ID == "" && stalled != "" {
+				return best, fmt.Errorf("%w: a disk write of %s, which should lead, has been pending for more than %v: %w",
+					raftstore.ErrUnavailable, stalled, writePatience, ctx.Err())
+			}
 			if best.ID == "" {
 				return best, fmt.Errorf("%w: no voter that could lead answers: %w", raftstore.ErrUnavailable, ctx.Err())
 			}
@@ -104,8 +128,8 @@ func (r *Replica) successor(ctx context.Context, to raft.ServerID) (raft.Server,
 
 // bestVoter asks the other voters, or the one named, how far they are. It
 // returns the first that has come to enough, without waiting for the others,
-// else the best of all.
-func (r *Replica) bestVoter(ctx context.Context, to raft.ServerID, enough uint64) (best raft.Server, at standing) {
+// else the best of all. A voter whose disk is stalled is never the best.
+func (r *Replica) bestVoter(ctx context.Context, to raft.ServerID, enough uint64) (best raft.Server, at standing, stalled raft.ServerID) {
 	ctx, cancel := context.WithTimeout(ctx, successorPatience)
 	defer cancel()
 	type answer struct {
@@ -127,12 +151,15 @@ func (r *Replica) bestVoter(ctx context.Context, to raft.ServerID, enough uint64
 		}()
 	}
 	for ; asked > 0; asked-- {
-		if a := <-answers; a.ok && (best.ID == "" || at.less(a.at)) {
+		a := <-answers
+		if a.at.pending > writePatience {
+			stalled = a.voter.ID
+		} else if a.ok && (best.ID == "" || at.less(a.at)) {
 			best, at = a.voter, a.at
 			if at.index >= enough {
 				break
 			}
 		}
 	}
-	return best, at
+	return best, at, stalled
 }

@@ -3,6 +3,7 @@ package replica_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -90,4 +91,81 @@ func TestHandOverHeardLateDeposesNobody(t *testing.T) {
 		t.Errorf("%s does not stand for election for %s, which leads: %v", before, successor, err)
 	}
 	c.Await(before+" to lead again", func() bool { return c.Replica(before).Status().Leader == before })
+}
+
+// A leadership transfer that fails, because the successor's disk does not let it vote for itself, leaves the leader in its term.
+// Fenced commits wait meanwhile: ErrFenced would say that the leadership has ended. // F53
+func TestCommitsWaitForAFailedTransfer(t *testing.T) {
+	disks := make(map[string]*replica.PowerCut)
+	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) {
+		cfg.DiskPatience = 30 * time.Second
+		disks[cfg.Name] = replica.NewPowerCut(1)
+		disks[cfg.Name].Put(cfg)
+	})
+	old, to := c.Leader(), c.Followers()[0]
+	l := c.Replica(old)
+	fences, ended := make(chan raftstore.Fence, 8), make(chan struct{}, 8)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go l.Lead(ctx, func(ctx context.Context, f raftstore.Fence) error {
+		fences <- f
+		<-ctx.Done()
+		ended <- struct{}{}
+		return nil
+	})
+	fence := <-fences
+	_, goOn := disks[to].Hold()
+	defer goOn()
+	term := l.Status().Term
+	go func() {
+		ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+		defer cancel()
+		_, err := l.StepDown(ctx, to)
+		t.Logf("stepping down: %v", err)
+	}()
+	fenced := 0
+	for until := time.Now().Add(4 * time.Second); time.Now().Before(until); {
+		one, cancel := context.WithTimeout(ctx, time.Second)
+		_, err := l.Commit(one, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put("/x", nil)}, Fence: fence})
+		cancel()
+		if errors.Is(err, raftstore.ErrFenced) {
+			fenced++
+		}
+	}
+	if s := l.Status(); s.Term == term && s.Leader == old && fenced > 0 && len(ended) == 0 {
+		t.Errorf("%d commits were fenced, and %s leads in term %d as before: its leadership has not ended", fenced, old, term)
+	}
+}
+
+// A request makes one attempt to transfer leadership. When the successor cannot write its vote the attempt fails, the leader goes on
+// in its term, and the next request passes over a voter whose disk write has been pending for too long. // F53
+func TestTransferIsAttemptedOnce(t *testing.T) {
+	votes := make(map[string]*replica.HeldVotes)
+	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) {
+		cfg.DiskPatience = patience
+		votes[cfg.Name] = new(replica.HeldVotes)
+		votes[cfg.Name].Put(cfg)
+	})
+	old, to, other := c.Leader(), c.Followers()[0], c.Followers()[1]
+	before := c.Replica(old).Status().Term
+	release := votes[to].Hold()
+	defer release()
+	leader, err := c.Replica(other).StepDown(within(t, patience), to)
+	if !errors.Is(err, raftstore.ErrTransferFailed) {
+		t.Fatalf("stepping down for %s, whose disk hangs: leader %q, error %v", to, leader, err)
+	}
+	if s := c.Replica(old).Status(); s.Leader != old || s.Term != before {
+		t.Errorf("%s leads in term %d after a failed transfer, want %s in term %d", s.Leader, s.Term, old, before)
+	}
+	short, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
+	defer cancel()
+	_, err = c.Replica(old).StepDown(short, to)
+	if !errors.Is(err, raftstore.ErrUnavailable) || !strings.Contains(err.Error(), "a disk write of "+to) {
+		t.Errorf("stepping down for %s, whose write is pending: %v", to, err)
+	}
+	if leader, err = c.Replica(old).StepDown(within(t, patience), ""); err != nil || leader != other {
+		t.Errorf("stepping down for any voter: %q leads, error %v, want %s", leader, err, other)
+	}
+	release()
+	c.AwaitReady()
 }

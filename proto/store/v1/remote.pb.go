@@ -48,6 +48,7 @@ const (
 	RemoteFailure_NO_MAJORITY     RemoteFailure_Kind = 16
 	RemoteFailure_MEMBER_EXISTS   RemoteFailure_Kind = 17
 	RemoteFailure_TOO_OLD         RemoteFailure_Kind = 18
+	RemoteFailure_TRANSFER_FAILED RemoteFailure_Kind = 19
 )
 
 // Enum value maps for RemoteFailure_Kind.
@@ -72,6 +73,7 @@ var (
 		16: "NO_MAJORITY",
 		17: "MEMBER_EXISTS",
 		18: "TOO_OLD",
+		19: "TRANSFER_FAILED",
 	}
 	RemoteFailure_Kind_value = map[string]int32{
 		"UNSPECIFIED":     0,
@@ -93,6 +95,7 @@ var (
 		"NO_MAJORITY":     16,
 		"MEMBER_EXISTS":   17,
 		"TOO_OLD":         18,
+		"TRANSFER_FAILED": 19,
 	}
 )
 
@@ -2005,9 +2008,9 @@ var File_proto_store_v1_remote_proto protoreflect.FileDescriptor
 
 const file_proto_store_v1_remote_proto_rawDesc = "" +
 	"\n" +
-	"\x1bproto/store/v1/remote.proto\x12\x10keelson.store.v1\x1a\x1aproto/store/v1/store.proto\"\x84\x03\n" +
+	"\x1bproto/store/v1/remote.proto\x12\x10keelson.store.v1\x1a\x1aproto/store/v1/store.proto\"\x99\x03\n" +
 	"\rRemoteFailure\x12:\n" +
-	"\x05kinds\x18\x01 \x03(\x0e2$.keelson.store.v1.RemoteFailure.KindR\x05kinds\"\xb6\x02\n" +
+	"\x05kinds\x18\x01 \x03(\x0e2$.keelson.store.v1.RemoteFailure.KindR\x05kinds\"\xcb\x02\n" +
 	"\x04Kind\x12\x0f\n" +
 	"\vUNSPECIFIED\x10\x00\x12\r\n" +
 	"\tNOT_FOUND\x10\x01\x12\r\n" +
@@ -2031,7 +2034,8 @@ const file_proto_store_v1_remote_proto_rawDesc = "" +
 	"\tCANCELLED\x10\x0f\x12\x0f\n" +
 	"\vNO_MAJORITY\x10\x10\x12\x11\n" +
 	"\rMEMBER_EXISTS\x10\x11\x12\v\n" +
-	"\aTOO_OLD\x10\x12\"S\n" +
+	"\aTOO_OLD\x10\x12\x12\x13\n" +
+	"\x0fTRANSFER_FAILED\x10\x13\"S\n" +
 	"\x13RemoteCommitRequest\x12&\n" +
 	"\x03ops\x18\x01 \x03(\v2\x14.keelson.store.v1.OpR\x03ops\x12\x14\n" +
 	"\x05fence\x18\x02 \x01(\x04R\x05fence\"p\n" +

@@ -85,6 +85,57 @@ func (Outcome_Code) EnumDescriptor() ([]byte, []int) {
 	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{11, 0}
 }
 
+// Fate says of one proposal whether it has an outcome. The leader may split a batch, so that the proposals of one request can
+// have different fates.
+type ForwardResponse_Fate int32
+
+const (
+	ForwardResponse_DECIDED      ForwardResponse_Fate = 0 // it has an outcome
+	ForwardResponse_NOT_PROPOSED ForwardResponse_Fate = 1 // it is certainly not in the log because of this request
+	ForwardResponse_UNKNOWN      ForwardResponse_Fate = 2 // it may be in the log
+)
+
+// Enum value maps for ForwardResponse_Fate.
+var (
+	ForwardResponse_Fate_name = map[int32]string{
+		0: "DECIDED",
+		1: "NOT_PROPOSED",
+		2: "UNKNOWN",
+	}
+	ForwardResponse_Fate_value = map[string]int32{
+		"DECIDED":      0,
+		"NOT_PROPOSED": 1,
+		"UNKNOWN":      2,
+	}
+)
+
+func (x ForwardResponse_Fate) Enum() *ForwardResponse_Fate {
+	p := new(ForwardResponse_Fate)
+	*p = x
+	return p
+}
+
+func (x ForwardResponse_Fate) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ForwardResponse_Fate) Descriptor() protoreflect.EnumDescriptor {
+	return file_proto_store_v1_store_proto_enumTypes[1].Descriptor()
+}
+
+func (ForwardResponse_Fate) Type() protoreflect.EnumType {
+	return &file_proto_store_v1_store_proto_enumTypes[1]
+}
+
+func (x ForwardResponse_Fate) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ForwardResponse_Fate.Descriptor instead.
+func (ForwardResponse_Fate) EnumDescriptor() ([]byte, []int) {
+	return file_proto_store_v1_store_proto_rawDescGZIP(), []int{26, 0}
+}
+
 // Precondition of an op. Neither field set: any.
 type Precondition struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1749,7 +1800,8 @@ func (x *TransferLeadershipResponse) GetLeader() string {
 type ForwardRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Proposals     []*Proposal            `protobuf:"bytes,1,rep,name=proposals,proto3" json:"proposals,omitempty"`
-	Group         string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"` // identity of the sender's group; another's proposals are refused
+	Group         string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`  // identity of the sender's group; another's proposals are refused
+	Fates         bool                   `protobuf:"varint,3,opt,name=fates,proto3" json:"fates,omitempty"` // the sender understands fates; a previous release does not
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1798,10 +1850,19 @@ func (x *ForwardRequest) GetGroup() string {
 	return ""
 }
 
+func (x *ForwardRequest) GetFates() bool {
+	if x != nil {
+		return x.Fates
+	}
+	return false
+}
+
 type ForwardResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Outcomes      []*Outcome             `protobuf:"bytes,1,rep,name=outcomes,proto3" json:"outcomes,omitempty"`
-	Index         uint64                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"` // raft index that holds them all
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Outcomes []*Outcome             `protobuf:"bytes,1,rep,name=outcomes,proto3" json:"outcomes,omitempty"` // as many as there are proposals
+	Index    uint64                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`      // raft index that holds all those that are decided
+	// One per proposal, when the request asks for fates. Empty when all are DECIDED, and in answers of a previous release.
+	Fates         []ForwardResponse_Fate `protobuf:"varint,3,rep,packed,name=fates,proto3,enum=keelson.store.v1.ForwardResponse_Fate" json:"fates,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1848,6 +1909,13 @@ func (x *ForwardResponse) GetIndex() uint64 {
 		return x.Index
 	}
 	return 0
+}
+
+func (x *ForwardResponse) GetFates() []ForwardResponse_Fate {
+	if x != nil {
+		return x.Fates
+	}
+	return nil
 }
 
 type ForwardCall struct {
@@ -2512,9 +2580,11 @@ type StateResponse struct {
 	// For how long this replica has not heard from its leader, microseconds; 0 = it follows none.
 	SilentUs uint64 `protobuf:"varint,11,opt,name=silent_us,json=silentUs,proto3" json:"silent_us,omitempty"`
 	// The highest level of stored forms that this replica understands. A release from before there were levels says nothing: 0.
-	FeatureLevel  uint32 `protobuf:"varint,12,opt,name=feature_level,json=featureLevel,proto3" json:"feature_level,omitempty"`
-	Ended         bool   `protobuf:"varint,13,opt,name=ended,proto3" json:"ended,omitempty"`     // this replica sees it too, and does not stand in the way
-	Standby       bool   `protobuf:"varint,14,opt,name=standby,proto3" json:"standby,omitempty"` // this replica is a member without a vote until somebody gives it one
+	FeatureLevel uint32 `protobuf:"varint,12,opt,name=feature_level,json=featureLevel,proto3" json:"feature_level,omitempty"`
+	Ended        bool   `protobuf:"varint,13,opt,name=ended,proto3" json:"ended,omitempty"`     // this replica sees it too, and does not stand in the way
+	Standby      bool   `protobuf:"varint,14,opt,name=standby,proto3" json:"standby,omitempty"` // this replica is a member without a vote until somebody gives it one
+	// How long the oldest write of the log or of a vote has been waiting for the disk, microseconds; 0 = none is under way.
+	DiskPendingUs uint64 `protobuf:"varint,15,opt,name=disk_pending_us,json=diskPendingUs,proto3" json:"disk_pending_us,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2647,6 +2717,13 @@ func (x *StateResponse) GetStandby() bool {
 	return false
 }
 
+func (x *StateResponse) GetDiskPendingUs() uint64 {
+	if x != nil {
+		return x.DiskPendingUs
+	}
+	return 0
+}
+
 var File_proto_store_v1_store_proto protoreflect.FileDescriptor
 
 const file_proto_store_v1_store_proto_rawDesc = "" +
@@ -2772,13 +2849,19 @@ const file_proto_store_v1_store_proto_rawDesc = "" +
 	"\x19TransferLeadershipRequest\x12\x0e\n" +
 	"\x02to\x18\x01 \x01(\tR\x02to\"4\n" +
 	"\x1aTransferLeadershipResponse\x12\x16\n" +
-	"\x06leader\x18\x01 \x01(\tR\x06leader\"`\n" +
+	"\x06leader\x18\x01 \x01(\tR\x06leader\"v\n" +
 	"\x0eForwardRequest\x128\n" +
 	"\tproposals\x18\x01 \x03(\v2\x1a.keelson.store.v1.ProposalR\tproposals\x12\x14\n" +
-	"\x05group\x18\x02 \x01(\tR\x05group\"^\n" +
+	"\x05group\x18\x02 \x01(\tR\x05group\x12\x14\n" +
+	"\x05fates\x18\x03 \x01(\bR\x05fates\"\xd0\x01\n" +
 	"\x0fForwardResponse\x125\n" +
 	"\boutcomes\x18\x01 \x03(\v2\x19.keelson.store.v1.OutcomeR\boutcomes\x12\x14\n" +
-	"\x05index\x18\x02 \x01(\x04R\x05index\"Y\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\x12<\n" +
+	"\x05fates\x18\x03 \x03(\x0e2&.keelson.store.v1.ForwardResponse.FateR\x05fates\"2\n" +
+	"\x04Fate\x12\v\n" +
+	"\aDECIDED\x10\x00\x12\x10\n" +
+	"\fNOT_PROPOSED\x10\x01\x12\v\n" +
+	"\aUNKNOWN\x10\x02\"Y\n" +
 	"\vForwardCall\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12:\n" +
 	"\arequest\x18\x02 \x01(\v2 .keelson.store.v1.ForwardRequestR\arequest\"\x8b\x01\n" +
@@ -2814,7 +2897,7 @@ const file_proto_store_v1_store_proto_rawDesc = "" +
 	"\x04from\x18\x04 \x01(\tR\x04from\x12\x1d\n" +
 	"\n" +
 	"last_index\x18\x05 \x01(\x04R\tlastIndex\x12\x1b\n" +
-	"\tlast_term\x18\x06 \x01(\x04R\blastTerm\"\x94\x03\n" +
+	"\tlast_term\x18\x06 \x01(\x04R\blastTerm\"\xbc\x03\n" +
 	"\rStateResponse\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12#\n" +
@@ -2832,7 +2915,8 @@ const file_proto_store_v1_store_proto_rawDesc = "" +
 	"\tsilent_us\x18\v \x01(\x04R\bsilentUs\x12#\n" +
 	"\rfeature_level\x18\f \x01(\rR\ffeatureLevel\x12\x14\n" +
 	"\x05ended\x18\r \x01(\bR\x05ended\x12\x18\n" +
-	"\astandby\x18\x0e \x01(\bR\astandby2\x85\x06\n" +
+	"\astandby\x18\x0e \x01(\bR\astandby\x12&\n" +
+	"\x0fdisk_pending_us\x18\x0f \x01(\x04R\rdiskPendingUs2\x85\x06\n" +
 	"\x04Peer\x12N\n" +
 	"\aForward\x12 .keelson.store.v1.ForwardRequest\x1a!.keelson.store.v1.ForwardResponse\x12M\n" +
 	"\bForwards\x12\x1d.keelson.store.v1.ForwardCall\x1a\x1e.keelson.store.v1.ForwardReply(\x010\x01\x12T\n" +
@@ -2856,106 +2940,108 @@ func file_proto_store_v1_store_proto_rawDescGZIP() []byte {
 	return file_proto_store_v1_store_proto_rawDescData
 }
 
-var file_proto_store_v1_store_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_proto_store_v1_store_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
 var file_proto_store_v1_store_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_proto_store_v1_store_proto_goTypes = []any{
 	(Outcome_Code)(0),                  // 0: keelson.store.v1.Outcome.Code
-	(*Precondition)(nil),               // 1: keelson.store.v1.Precondition
-	(*Op)(nil),                         // 2: keelson.store.v1.Op
-	(*ProposalID)(nil),                 // 3: keelson.store.v1.ProposalID
-	(*Proposal)(nil),                   // 4: keelson.store.v1.Proposal
-	(*Command)(nil),                    // 5: keelson.store.v1.Command
-	(*Batch)(nil),                      // 6: keelson.store.v1.Batch
-	(*Expire)(nil),                     // 7: keelson.store.v1.Expire
-	(*Compact)(nil),                    // 8: keelson.store.v1.Compact
-	(*Alarm)(nil),                      // 9: keelson.store.v1.Alarm
-	(*SetAlarm)(nil),                   // 10: keelson.store.v1.SetAlarm
-	(*Item)(nil),                       // 11: keelson.store.v1.Item
-	(*Outcome)(nil),                    // 12: keelson.store.v1.Outcome
-	(*SnapshotFrame)(nil),              // 13: keelson.store.v1.SnapshotFrame
-	(*SnapshotHeader)(nil),             // 14: keelson.store.v1.SnapshotHeader
-	(*ItemChunk)(nil),                  // 15: keelson.store.v1.ItemChunk
-	(*Recent)(nil),                     // 16: keelson.store.v1.Recent
-	(*Incarnation)(nil),                // 17: keelson.store.v1.Incarnation
-	(*RecentChunk)(nil),                // 18: keelson.store.v1.RecentChunk
-	(*Change)(nil),                     // 19: keelson.store.v1.Change
-	(*History)(nil),                    // 20: keelson.store.v1.History
-	(*HistoryChunk)(nil),               // 21: keelson.store.v1.HistoryChunk
-	(*AlarmChunk)(nil),                 // 22: keelson.store.v1.AlarmChunk
-	(*SnapshotTrailer)(nil),            // 23: keelson.store.v1.SnapshotTrailer
-	(*TransferLeadershipRequest)(nil),  // 24: keelson.store.v1.TransferLeadershipRequest
-	(*TransferLeadershipResponse)(nil), // 25: keelson.store.v1.TransferLeadershipResponse
-	(*ForwardRequest)(nil),             // 26: keelson.store.v1.ForwardRequest
-	(*ForwardResponse)(nil),            // 27: keelson.store.v1.ForwardResponse
-	(*ForwardCall)(nil),                // 28: keelson.store.v1.ForwardCall
-	(*ForwardReply)(nil),               // 29: keelson.store.v1.ForwardReply
-	(*ReadIndexRequest)(nil),           // 30: keelson.store.v1.ReadIndexRequest
-	(*ReadIndexResponse)(nil),          // 31: keelson.store.v1.ReadIndexResponse
-	(*AddMemberRequest)(nil),           // 32: keelson.store.v1.AddMemberRequest
-	(*AddMemberResponse)(nil),          // 33: keelson.store.v1.AddMemberResponse
-	(*RemoveMemberRequest)(nil),        // 34: keelson.store.v1.RemoveMemberRequest
-	(*RemoveMemberResponse)(nil),       // 35: keelson.store.v1.RemoveMemberResponse
-	(*PromoteRequest)(nil),             // 36: keelson.store.v1.PromoteRequest
-	(*PromoteResponse)(nil),            // 37: keelson.store.v1.PromoteResponse
-	(*AdmitRequest)(nil),               // 38: keelson.store.v1.AdmitRequest
-	(*AdmitResponse)(nil),              // 39: keelson.store.v1.AdmitResponse
-	(*StateRequest)(nil),               // 40: keelson.store.v1.StateRequest
-	(*StateResponse)(nil),              // 41: keelson.store.v1.StateResponse
+	(ForwardResponse_Fate)(0),          // 1: keelson.store.v1.ForwardResponse.Fate
+	(*Precondition)(nil),               // 2: keelson.store.v1.Precondition
+	(*Op)(nil),                         // 3: keelson.store.v1.Op
+	(*ProposalID)(nil),                 // 4: keelson.store.v1.ProposalID
+	(*Proposal)(nil),                   // 5: keelson.store.v1.Proposal
+	(*Command)(nil),                    // 6: keelson.store.v1.Command
+	(*Batch)(nil),                      // 7: keelson.store.v1.Batch
+	(*Expire)(nil),                     // 8: keelson.store.v1.Expire
+	(*Compact)(nil),                    // 9: keelson.store.v1.Compact
+	(*Alarm)(nil),                      // 10: keelson.store.v1.Alarm
+	(*SetAlarm)(nil),                   // 11: keelson.store.v1.SetAlarm
+	(*Item)(nil),                       // 12: keelson.store.v1.Item
+	(*Outcome)(nil),                    // 13: keelson.store.v1.Outcome
+	(*SnapshotFrame)(nil),              // 14: keelson.store.v1.SnapshotFrame
+	(*SnapshotHeader)(nil),             // 15: keelson.store.v1.SnapshotHeader
+	(*ItemChunk)(nil),                  // 16: keelson.store.v1.ItemChunk
+	(*Recent)(nil),                     // 17: keelson.store.v1.Recent
+	(*Incarnation)(nil),                // 18: keelson.store.v1.Incarnation
+	(*RecentChunk)(nil),                // 19: keelson.store.v1.RecentChunk
+	(*Change)(nil),                     // 20: keelson.store.v1.Change
+	(*History)(nil),                    // 21: keelson.store.v1.History
+	(*HistoryChunk)(nil),               // 22: keelson.store.v1.HistoryChunk
+	(*AlarmChunk)(nil),                 // 23: keelson.store.v1.AlarmChunk
+	(*SnapshotTrailer)(nil),            // 24: keelson.store.v1.SnapshotTrailer
+	(*TransferLeadershipRequest)(nil),  // 25: keelson.store.v1.TransferLeadershipRequest
+	(*TransferLeadershipResponse)(nil), // 26: keelson.store.v1.TransferLeadershipResponse
+	(*ForwardRequest)(nil),             // 27: keelson.store.v1.ForwardRequest
+	(*ForwardResponse)(nil),            // 28: keelson.store.v1.ForwardResponse
+	(*ForwardCall)(nil),                // 29: keelson.store.v1.ForwardCall
+	(*ForwardReply)(nil),               // 30: keelson.store.v1.ForwardReply
+	(*ReadIndexRequest)(nil),           // 31: keelson.store.v1.ReadIndexRequest
+	(*ReadIndexResponse)(nil),          // 32: keelson.store.v1.ReadIndexResponse
+	(*AddMemberRequest)(nil),           // 33: keelson.store.v1.AddMemberRequest
+	(*AddMemberResponse)(nil),          // 34: keelson.store.v1.AddMemberResponse
+	(*RemoveMemberRequest)(nil),        // 35: keelson.store.v1.RemoveMemberRequest
+	(*RemoveMemberResponse)(nil),       // 36: keelson.store.v1.RemoveMemberResponse
+	(*PromoteRequest)(nil),             // 37: keelson.store.v1.PromoteRequest
+	(*PromoteResponse)(nil),            // 38: keelson.store.v1.PromoteResponse
+	(*AdmitRequest)(nil),               // 39: keelson.store.v1.AdmitRequest
+	(*AdmitResponse)(nil),              // 40: keelson.store.v1.AdmitResponse
+	(*StateRequest)(nil),               // 41: keelson.store.v1.StateRequest
+	(*StateResponse)(nil),              // 42: keelson.store.v1.StateResponse
 }
 var file_proto_store_v1_store_proto_depIdxs = []int32{
-	1,  // 0: keelson.store.v1.Op.if:type_name -> keelson.store.v1.Precondition
-	3,  // 1: keelson.store.v1.Proposal.id:type_name -> keelson.store.v1.ProposalID
-	2,  // 2: keelson.store.v1.Proposal.ops:type_name -> keelson.store.v1.Op
-	6,  // 3: keelson.store.v1.Command.batch:type_name -> keelson.store.v1.Batch
-	7,  // 4: keelson.store.v1.Command.expire:type_name -> keelson.store.v1.Expire
-	8,  // 5: keelson.store.v1.Command.compact:type_name -> keelson.store.v1.Compact
-	10, // 6: keelson.store.v1.Command.alarm:type_name -> keelson.store.v1.SetAlarm
-	4,  // 7: keelson.store.v1.Batch.proposals:type_name -> keelson.store.v1.Proposal
-	9,  // 8: keelson.store.v1.SetAlarm.alarm:type_name -> keelson.store.v1.Alarm
+	2,  // 0: keelson.store.v1.Op.if:type_name -> keelson.store.v1.Precondition
+	4,  // 1: keelson.store.v1.Proposal.id:type_name -> keelson.store.v1.ProposalID
+	3,  // 2: keelson.store.v1.Proposal.ops:type_name -> keelson.store.v1.Op
+	7,  // 3: keelson.store.v1.Command.batch:type_name -> keelson.store.v1.Batch
+	8,  // 4: keelson.store.v1.Command.expire:type_name -> keelson.store.v1.Expire
+	9,  // 5: keelson.store.v1.Command.compact:type_name -> keelson.store.v1.Compact
+	11, // 6: keelson.store.v1.Command.alarm:type_name -> keelson.store.v1.SetAlarm
+	5,  // 7: keelson.store.v1.Batch.proposals:type_name -> keelson.store.v1.Proposal
+	10, // 8: keelson.store.v1.SetAlarm.alarm:type_name -> keelson.store.v1.Alarm
 	0,  // 9: keelson.store.v1.Outcome.code:type_name -> keelson.store.v1.Outcome.Code
-	1,  // 10: keelson.store.v1.Outcome.want:type_name -> keelson.store.v1.Precondition
-	11, // 11: keelson.store.v1.Outcome.have:type_name -> keelson.store.v1.Item
-	14, // 12: keelson.store.v1.SnapshotFrame.header:type_name -> keelson.store.v1.SnapshotHeader
-	15, // 13: keelson.store.v1.SnapshotFrame.items:type_name -> keelson.store.v1.ItemChunk
-	18, // 14: keelson.store.v1.SnapshotFrame.recent:type_name -> keelson.store.v1.RecentChunk
-	23, // 15: keelson.store.v1.SnapshotFrame.trailer:type_name -> keelson.store.v1.SnapshotTrailer
-	21, // 16: keelson.store.v1.SnapshotFrame.history:type_name -> keelson.store.v1.HistoryChunk
-	22, // 17: keelson.store.v1.SnapshotFrame.alarms:type_name -> keelson.store.v1.AlarmChunk
-	11, // 18: keelson.store.v1.ItemChunk.items:type_name -> keelson.store.v1.Item
-	12, // 19: keelson.store.v1.Recent.outcome:type_name -> keelson.store.v1.Outcome
-	16, // 20: keelson.store.v1.RecentChunk.recent:type_name -> keelson.store.v1.Recent
-	17, // 21: keelson.store.v1.RecentChunk.incarnations:type_name -> keelson.store.v1.Incarnation
-	11, // 22: keelson.store.v1.Change.item:type_name -> keelson.store.v1.Item
-	19, // 23: keelson.store.v1.History.changes:type_name -> keelson.store.v1.Change
-	20, // 24: keelson.store.v1.HistoryChunk.history:type_name -> keelson.store.v1.History
-	9,  // 25: keelson.store.v1.AlarmChunk.alarms:type_name -> keelson.store.v1.Alarm
-	4,  // 26: keelson.store.v1.ForwardRequest.proposals:type_name -> keelson.store.v1.Proposal
-	12, // 27: keelson.store.v1.ForwardResponse.outcomes:type_name -> keelson.store.v1.Outcome
-	26, // 28: keelson.store.v1.ForwardCall.request:type_name -> keelson.store.v1.ForwardRequest
-	27, // 29: keelson.store.v1.ForwardReply.response:type_name -> keelson.store.v1.ForwardResponse
-	26, // 30: keelson.store.v1.Peer.Forward:input_type -> keelson.store.v1.ForwardRequest
-	28, // 31: keelson.store.v1.Peer.Forwards:input_type -> keelson.store.v1.ForwardCall
-	30, // 32: keelson.store.v1.Peer.ReadIndex:input_type -> keelson.store.v1.ReadIndexRequest
-	32, // 33: keelson.store.v1.Peer.AddMember:input_type -> keelson.store.v1.AddMemberRequest
-	34, // 34: keelson.store.v1.Peer.RemoveMember:input_type -> keelson.store.v1.RemoveMemberRequest
-	40, // 35: keelson.store.v1.Peer.State:input_type -> keelson.store.v1.StateRequest
-	24, // 36: keelson.store.v1.Peer.TransferLeadership:input_type -> keelson.store.v1.TransferLeadershipRequest
-	36, // 37: keelson.store.v1.Peer.Promote:input_type -> keelson.store.v1.PromoteRequest
-	38, // 38: keelson.store.v1.Peer.Admit:input_type -> keelson.store.v1.AdmitRequest
-	27, // 39: keelson.store.v1.Peer.Forward:output_type -> keelson.store.v1.ForwardResponse
-	29, // 40: keelson.store.v1.Peer.Forwards:output_type -> keelson.store.v1.ForwardReply
-	31, // 41: keelson.store.v1.Peer.ReadIndex:output_type -> keelson.store.v1.ReadIndexResponse
-	33, // 42: keelson.store.v1.Peer.AddMember:output_type -> keelson.store.v1.AddMemberResponse
-	35, // 43: keelson.store.v1.Peer.RemoveMember:output_type -> keelson.store.v1.RemoveMemberResponse
-	41, // 44: keelson.store.v1.Peer.State:output_type -> keelson.store.v1.StateResponse
-	25, // 45: keelson.store.v1.Peer.TransferLeadership:output_type -> keelson.store.v1.TransferLeadershipResponse
-	37, // 46: keelson.store.v1.Peer.Promote:output_type -> keelson.store.v1.PromoteResponse
-	39, // 47: keelson.store.v1.Peer.Admit:output_type -> keelson.store.v1.AdmitResponse
-	39, // [39:48] is the sub-list for method output_type
-	30, // [30:39] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	2,  // 10: keelson.store.v1.Outcome.want:type_name -> keelson.store.v1.Precondition
+	12, // 11: keelson.store.v1.Outcome.have:type_name -> keelson.store.v1.Item
+	15, // 12: keelson.store.v1.SnapshotFrame.header:type_name -> keelson.store.v1.SnapshotHeader
+	16, // 13: keelson.store.v1.SnapshotFrame.items:type_name -> keelson.store.v1.ItemChunk
+	19, // 14: keelson.store.v1.SnapshotFrame.recent:type_name -> keelson.store.v1.RecentChunk
+	24, // 15: keelson.store.v1.SnapshotFrame.trailer:type_name -> keelson.store.v1.SnapshotTrailer
+	22, // 16: keelson.store.v1.SnapshotFrame.history:type_name -> keelson.store.v1.HistoryChunk
+	23, // 17: keelson.store.v1.SnapshotFrame.alarms:type_name -> keelson.store.v1.AlarmChunk
+	12, // 18: keelson.store.v1.ItemChunk.items:type_name -> keelson.store.v1.Item
+	13, // 19: keelson.store.v1.Recent.outcome:type_name -> keelson.store.v1.Outcome
+	17, // 20: keelson.store.v1.RecentChunk.recent:type_name -> keelson.store.v1.Recent
+	18, // 21: keelson.store.v1.RecentChunk.incarnations:type_name -> keelson.store.v1.Incarnation
+	12, // 22: keelson.store.v1.Change.item:type_name -> keelson.store.v1.Item
+	20, // 23: keelson.store.v1.History.changes:type_name -> keelson.store.v1.Change
+	21, // 24: keelson.store.v1.HistoryChunk.history:type_name -> keelson.store.v1.History
+	10, // 25: keelson.store.v1.AlarmChunk.alarms:type_name -> keelson.store.v1.Alarm
+	5,  // 26: keelson.store.v1.ForwardRequest.proposals:type_name -> keelson.store.v1.Proposal
+	13, // 27: keelson.store.v1.ForwardResponse.outcomes:type_name -> keelson.store.v1.Outcome
+	1,  // 28: keelson.store.v1.ForwardResponse.fates:type_name -> keelson.store.v1.ForwardResponse.Fate
+	27, // 29: keelson.store.v1.ForwardCall.request:type_name -> keelson.store.v1.ForwardRequest
+	28, // 30: keelson.store.v1.ForwardReply.response:type_name -> keelson.store.v1.ForwardResponse
+	27, // 31: keelson.store.v1.Peer.Forward:input_type -> keelson.store.v1.ForwardRequest
+	29, // 32: keelson.store.v1.Peer.Forwards:input_type -> keelson.store.v1.ForwardCall
+	31, // 33: keelson.store.v1.Peer.ReadIndex:input_type -> keelson.store.v1.ReadIndexRequest
+	33, // 34: keelson.store.v1.Peer.AddMember:input_type -> keelson.store.v1.AddMemberRequest
+	35, // 35: keelson.store.v1.Peer.RemoveMember:input_type -> keelson.store.v1.RemoveMemberRequest
+	41, // 36: keelson.store.v1.Peer.State:input_type -> keelson.store.v1.StateRequest
+	25, // 37: keelson.store.v1.Peer.TransferLeadership:input_type -> keelson.store.v1.TransferLeadershipRequest
+	37, // 38: keelson.store.v1.Peer.Promote:input_type -> keelson.store.v1.PromoteRequest
+	39, // 39: keelson.store.v1.Peer.Admit:input_type -> keelson.store.v1.AdmitRequest
+	28, // 40: keelson.store.v1.Peer.Forward:output_type -> keelson.store.v1.ForwardResponse
+	30, // 41: keelson.store.v1.Peer.Forwards:output_type -> keelson.store.v1.ForwardReply
+	32, // 42: keelson.store.v1.Peer.ReadIndex:output_type -> keelson.store.v1.ReadIndexResponse
+	34, // 43: keelson.store.v1.Peer.AddMember:output_type -> keelson.store.v1.AddMemberResponse
+	36, // 44: keelson.store.v1.Peer.RemoveMember:output_type -> keelson.store.v1.RemoveMemberResponse
+	42, // 45: keelson.store.v1.Peer.State:output_type -> keelson.store.v1.StateResponse
+	26, // 46: keelson.store.v1.Peer.TransferLeadership:output_type -> keelson.store.v1.TransferLeadershipResponse
+	38, // 47: keelson.store.v1.Peer.Promote:output_type -> keelson.store.v1.PromoteResponse
+	40, // 48: keelson.store.v1.Peer.Admit:output_type -> keelson.store.v1.AdmitResponse
+	40, // [40:49] is the sub-list for method output_type
+	31, // [31:40] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_proto_store_v1_store_proto_init() }
@@ -2982,7 +3068,7 @@ func file_proto_store_v1_store_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_proto_store_v1_store_proto_rawDesc), len(file_proto_store_v1_store_proto_rawDesc)),
-			NumEnums:      1,
+			NumEnums:      2,
 			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   1,

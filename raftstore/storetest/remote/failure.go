@@ -34,6 +34,7 @@ var kinds = []struct {
 	{storev1.RemoteFailure_MEMBER_EXISTS, codes.AlreadyExists, raftstore.ErrMemberExists},
 	{storev1.RemoteFailure_TOO_OLD, codes.FailedPrecondition, raftstore.ErrTooOld},
 	{storev1.RemoteFailure_NO_MAJORITY, codes.FailedPrecondition, raftstore.ErrNoMajority},
+	{storev1.RemoteFailure_TRANSFER_FAILED, codes.Aborted, raftstore.ErrTransferFailed},
 	{storev1.RemoteFailure_NOT_LEADER, codes.FailedPrecondition, raftstore.ErrNotLeader},
 	{storev1.RemoteFailure_UNAVAILABLE, codes.Unavailable, raftstore.ErrUnavailable},
 	{storev1.RemoteFailure_CLOSED, codes.Unavailable, raftstore.ErrClosed},
