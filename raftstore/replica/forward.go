@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 
@@ -13,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	storev1 "keelson.dev/keelson/proto/store/v1"
+	"keelson.dev/keelson/raftstore/mvcc"
 )
 
 // forwards sends batches to the leader, as messages of one stream for as long
@@ -47,19 +49,24 @@ type forwardLine struct {
 	err     error                                 // and why; set before
 }
 
-// call forwards one batch. An error that wraps errNotProposed says that it is
-// certainly not in the log. It gives up when the leader changes, so that nobody
+// call forwards one batch. An error that wraps errNotProposed says that certainly
+// none of it is in the log. It gives up when the leader changes, so that nobody
 // waits for one who is gone.
+//
+// A leader of a previous release answers FailedPrecondition also when it has split the
+// batch and a part of it is in the log; the current release answers with fates instead.
 func (f *forwards) call(ctx context.Context, to leaderLine, req *storev1.ForwardRequest) (*storev1.ForwardResponse, error) {
 	l, err := f.open(ctx, to)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errNotProposed, err)
 	}
+	req.Fates = true
 	resp, err := l.call(req)
 	if status.Code(err) == codes.Unimplemented { // and so it is not done
 		resp, err = l.client.Forward(l.ctx, req)
 	}
-	if c := status.Code(err); c == codes.FailedPrecondition || c == codes.InvalidArgument {
+	c := status.Code(err)
+	if c == codes.FailedPrecondition && len(req.GetProposals()) == 1 || c == codes.InvalidArgument {
 		err = fmt.Errorf("%w: %w", errNotProposed, err)
 	}
 	return resp, err
@@ -172,45 +179,88 @@ func (l *forwardLine) receive() {
 }
 
 func (s *peerServer) Forward(ctx context.Context, req *storev1.ForwardRequest) (*storev1.ForwardResponse, error) {
-	if err := s.r.up(ctx); err != nil {
-		return nil, statusOf(err)
-	}
-	if s.r.group.strangers(req.GetGroup()) {
-		return nil, statusOf(fmt.Errorf("%w: %w", errNotProposed, errAnotherGroup))
-	}
 	if n := len(req.GetProposals()); n > maxForward {
 		return nil, status.Errorf(codes.InvalidArgument, "%d proposals, at most %d", n, maxForward)
 	}
-	items := make([]*item, len(req.GetProposals()))
+	items, results := make([]*item, len(req.GetProposals())), make([]result, len(req.GetProposals()))
+	err := s.r.up(ctx)
+	if err == nil && s.r.group.strangers(req.GetGroup()) {
+		err = errAnotherGroup
+	}
+	if err != nil {
+		for i := range results {
+			results[i].err = fmt.Errorf("%w: %w", errNotProposed, err)
+		}
+		return forwardResponse(results, req.GetFates())
+	}
 	for i, p := range req.GetProposals() {
 		items[i] = newItem(p)
 		items[i].local = true // no second hop
 	}
 	s.r.queue.put(items...)
-	resp := &storev1.ForwardResponse{Outcomes: make([]*storev1.Outcome, len(items))}
-	var failed error
-	size := 0
 	for i, it := range items {
 		select {
-		case res := <-it.done:
-			if res.err != nil && (failed == nil || errors.Is(res.err, errMaybe)) {
-				failed = res.err
-			}
-			resp.Outcomes[i] = res.outcome.Proto()
-			size += outcomeBytes(resp.Outcomes[i])
-			resp.Index = max(resp.Index, res.index)
+		case results[i] = <-it.done:
 		case <-ctx.Done():
 			return nil, status.FromContextError(ctx.Err()).Err()
 		}
 	}
+	return forwardResponse(results, req.GetFates())
+}
+
+// forwardResponse answers a forwarded batch with the outcome of each proposal or, where it has none, its fate. A follower of a
+// previous release knows no fates and takes an error for that of the whole batch: FailedPrecondition says that certainly
+// none of it is in the log.
+func forwardResponse(results []result, fates bool) (*storev1.ForwardResponse, error) {
+	resp := &storev1.ForwardResponse{Outcomes: make([]*storev1.Outcome, len(results))}
+	of, size := make([]storev1.ForwardResponse_Fate, len(results)), 0
+	var notProposed, undecided error
+	for i, res := range results {
+		switch {
+		case res.err == nil:
+		case errors.Is(res.err, errNotProposed):
+			of[i], notProposed = storev1.ForwardResponse_NOT_PROPOSED, res.err
+		default:
+			of[i], undecided = storev1.ForwardResponse_UNKNOWN, res.err
+		}
+		resp.Outcomes[i] = res.outcome.Proto()
+		size += outcomeBytes(resp.Outcomes[i])
+		resp.Index = max(resp.Index, res.index)
+	}
 	switch {
-	case failed != nil:
-		return nil, statusOf(failed)
 	case size > maxMessage:
 		// gRPC would end the stream, and all calls on it.
-		return nil, status.Errorf(codes.ResourceExhausted, "the outcomes of %d proposals are %d bytes, at most %d", len(items), size, maxMessage)
+		return nil, status.Errorf(codes.ResourceExhausted, "the outcomes of %d proposals are %d bytes, at most %d", len(results), size, maxMessage)
+	case notProposed == nil && undecided == nil:
+		return resp, nil
+	case fates:
+		resp.Fates = of
+		return resp, nil
+	case undecided != nil:
+		return nil, statusOf(undecided)
+	case slices.Contains(of, storev1.ForwardResponse_DECIDED):
+		return nil, statusOf(fmt.Errorf("%w: the leader has split the batch", errMaybe))
+	default:
+		return nil, statusOf(notProposed)
 	}
-	return resp, nil
+}
+
+// forwardResult is the result of one proposal of a forwarded batch, by the leader's answer.
+func forwardResult(resp *storev1.ForwardResponse, i, proposals int) result {
+	fates := resp.GetFates()
+	if len(resp.GetOutcomes()) != proposals || len(fates) != 0 && len(fates) != proposals {
+		return result{err: errMaybe}
+	}
+	if len(fates) > 0 {
+		switch fates[i] {
+		case storev1.ForwardResponse_DECIDED:
+		case storev1.ForwardResponse_NOT_PROPOSED:
+			return result{err: errNotProposed}
+		default:
+			return result{err: errMaybe}
+		}
+	}
+	return result{outcome: mvcc.OutcomeFrom(resp.GetOutcomes()[i]), index: resp.GetIndex()}
 }
 
 // outcomeBytes is at least the length of an outcome in a message. It is small:

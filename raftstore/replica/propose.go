@@ -11,7 +11,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	storev1 "keelson.dev/keelson/proto/store/v1"
-	"keelson.dev/keelson/raftstore/mvcc"
 )
 
 // runQueue turns queued proposals into batches and sends each to whoever leads.
@@ -151,11 +150,9 @@ func (r *Replica) forward(ctx context.Context, batch []*item, address string, mo
 		finishAll(send, err)
 	case err != nil:
 		finishAll(send, fmt.Errorf("%w: %w", errMaybe, err))
-	case len(resp.GetOutcomes()) != len(send):
-		finishAll(send, errMaybe)
 	default:
 		for i, it := range send {
-			it.finish(result{outcome: mvcc.OutcomeFrom(resp.GetOutcomes()[i]), index: resp.GetIndex()})
+			it.finish(forwardResult(resp, i, len(send)))
 		}
 	}
 }
