@@ -56,7 +56,11 @@ func (s *Server) respond(out *statusWriter, r *http.Request, began time.Time) (r
 	}
 	answered := false
 	defer func() { out.record.Done(out.code, !answered) }()
-	if err := checkPath(r.URL); err != nil {
+	err := checkPath(r.URL)
+	if err == nil {
+		err = checkTimeout(r)
+	}
+	if err != nil {
 		s.resources.Error(out, r, err)
 		answered = true
 		return nil
@@ -66,7 +70,8 @@ func (s *Server) respond(out *statusWriter, r *http.Request, began time.Time) (r
 		timer = api.StartStages("apiserver/"+s.cfg.Name, began)
 		timer.Mark("received", r.Method+" "+r.URL.Path, began)
 	}
-	u, sender, err := s.identify(r)
+	var u, sender api.User
+	u, sender, err = s.identify(r)
 	if lost := s.recordAsked(out.record, r, u, sender); err == nil {
 		err = lost
 	}
@@ -99,6 +104,26 @@ func checkPath(u *url.URL) error {
 		return status(http.StatusRequestURITooLong, "RequestURITooLong", fmt.Sprintf("the path of the URL is longer than %d bytes", maxPath))
 	case strings.Contains(u.Path, "//"):
 		return apierrors.NewBadRequest("the path of the URL has an empty part (//)")
+	}
+	return nil
+}
+
+// checkTimeout refuses a timeout in the query that is no duration. It ignores the timeout of requests that run for long:
+// watches, proxies, logs and streams. Like Kubernetes' request deadline, it comes before authentication.
+func checkTimeout(r *http.Request) error {
+	if !strings.Contains(r.URL.RawQuery, "timeout") {
+		return nil
+	}
+	q := r.URL.Query()
+	v := q.Get("timeout")
+	if v == "" {
+		return nil
+	}
+	if t, ok := endpoints.ParsePath(r.URL.Path); ok && endpoints.RunsLong(r.Method, t, q) {
+		return nil
+	}
+	if _, err := time.ParseDuration(v); err != nil {
+		return apierrors.NewBadRequest("invalid timeout specified in the request URL - " + api.Clip(err.Error(), 128))
 	}
 	return nil
 }

@@ -164,6 +164,9 @@ func (r *Registry) page(ctx context.Context, s *served, f *filter, req *api.Requ
 		if err != nil {
 			return nil, apierrors.NewBadRequest(err.Error())
 		}
+		if rv := o.ResourceVersion; rv != "" && rv != "0" {
+			return nil, apierrors.NewBadRequest("specifying resource version is not allowed when using continue")
+		}
 		if token.Revision < 0 {
 			if _, err := r.fresh(ctx); err != nil {
 				return nil, err

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/custom"
 )
 
 // A list is put together from the bytes of its objects, which every reader of
@@ -36,10 +37,40 @@ func (h *Handler) encodeList(l *api.ObjectList, media string) ([]byte, error) {
 		if i > 0 {
 			buf.WriteByte(',')
 		}
-		buf.Write(bytes.TrimSuffix(item, []byte("\n")))
+		open, rest := cutKind(l.Items[i], item)
+		buf.WriteString(open)
+		buf.Write(rest)
 	}
 	buf.WriteString("]}\n")
 	return buf.Bytes(), nil
+}
+
+// cutKind returns the JSON of a list item in two parts. Items of built-in kinds have neither kind nor apiVersion, because
+// those of the list apply to them; custom resources keep both. data is shared and stays as it is.
+func cutKind(o api.Object, data []byte) (open string, rest []byte) {
+	data = bytes.TrimSuffix(data, []byte("\n"))
+	if _, isCustom := o.(*custom.Object); isCustom {
+		return "", data
+	}
+	apiVersion, kind := o.GetObjectKind().GroupVersionKind().ToAPIVersionAndKind()
+	rest, found := bytes.CutPrefix(data, []byte(`{"kind":"`+kind+`","apiVersion":"`+apiVersion+`",`))
+	if !found {
+		return "", data
+	}
+	return "{", rest
+}
+
+// itemJSON returns the JSON of an item of a list.
+func (h *Handler) itemJSON(o api.Object) ([]byte, error) {
+	data, err := h.Backend.Encoded(o, mediaJSON)
+	if err != nil {
+		return nil, err
+	}
+	open, rest := cutKind(o, data)
+	if open == "" {
+		return rest, nil
+	}
+	return append(append(make([]byte, 0, len(open)+len(rest)), open...), rest...), nil
 }
 
 func (h *Handler) encodeItems(l *api.ObjectList, media string) (items [][]byte, size int, err error) {

@@ -2,6 +2,7 @@ package endpoints
 
 import (
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 
@@ -93,6 +94,17 @@ func VerbOf(method string, t Target, watch bool) api.Verb {
 		}
 	}
 	return ""
+}
+
+// RunsLong reports whether a request may last for longer than the deadline of requests: a watch, a proxied request, a log
+// or a stream.
+func RunsLong(method string, t Target, q url.Values) bool {
+	facet, _, _ := strings.Cut(t.Subresource, "/")
+	switch facet {
+	case "attach", "exec", "log", "portforward", "proxy":
+		return true
+	}
+	return VerbOf(method, t, isTrue(q, "watch")) == api.VerbWatch
 }
 
 // serves says whether the kind (or its facet) knows the verb in the scope of the target.

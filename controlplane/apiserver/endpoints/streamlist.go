@@ -100,10 +100,7 @@ func (h *Handler) listStream(r *http.Request, req *api.Request, f Format, l *api
 	var err error
 	if f.As == viewObject {
 		s.head, err = h.encodeList(empty, mediaJSON)
-		s.item = func(o api.Object) ([]byte, error) {
-			data, err := h.Backend.Encoded(o, mediaJSON)
-			return bytes.TrimSuffix(data, []byte("\n")), err
-		}
+		s.item = h.itemJSON
 	} else {
 		s.head, s.item, err = h.viewStream(r, req, f, empty)
 	}
