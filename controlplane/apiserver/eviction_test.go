@@ -94,3 +94,28 @@ func TestEvictionOfWhatBecomesReady(t *testing.T) {
 		t.Errorf("%v, deleted %v", err, p.DeletionTimestamp)
 	}
 }
+
+// A budget with maxUnavailable or a percentage does not count pods without a controller, so it allows no eviction of a
+// ready pod. The same eviction is allowed by a number in minAvailable that leaves a pod to spare. F14
+func TestEvictionOfPodWithoutController(t *testing.T) {
+	half, all, none := intstr.FromString("50%"), intstr.FromString("100%"), intstr.FromInt32(0)
+	for name, c := range map[string]struct {
+		min, max *intstr.IntOrString
+		code     int
+	}{
+		"share spared":         {nil, &half, 429},
+		"all spared":           {nil, &all, 429},
+		"share required":       {&half, nil, 429},
+		"nothing said":         {nil, nil, 429},
+		"number zero required": {&none, nil, 201},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, become := held(t, func(b *policyv1.PodDisruptionBudget) { b.Spec.MinAvailable, b.Spec.MaxUnavailable = c.min, c.max })
+			become(ready)
+			a := r.call(r.adminHTTP(), "POST", "/api/v1/namespaces/default/pods/p/eviction", evictionOfP)
+			if a.code != c.code || c.code == 429 && !strings.Contains(string(a.body), "The disruption budget b needs 0 healthy pods and has 1 currently") {
+				t.Errorf("answered %d %s, want %d", a.code, a.body, c.code)
+			}
+		})
+	}
+}

@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
@@ -70,4 +71,83 @@ func TestBudgetsCountWhatIsAskedFor(t *testing.T) {
 			})
 		}
 	})
+}
+
+// A budget with maxUnavailable or a percentage counts on what the pods' controllers request: pods without a controller
+// are not counted, and a controller without a scale allows no disruption. A number in minAvailable counts pods. F14
+func TestBudgetsOverPodsWithoutScale(t *testing.T) {
+	one, half, two := intstr.FromInt32(1), intstr.FromString("50%"), intstr.FromInt32(2)
+	for _, c := range []struct {
+		name                       string
+		min, max                   *intstr.IntOrString
+		owned                      bool
+		expected, desired, allowed int32
+		event                      string
+	}{
+		{name: "number required", min: &one, expected: 2, desired: 1, allowed: 1},
+		{name: "share required", min: &half, event: "UnmanagedPods"},
+		{name: "number spared", max: &one, event: "UnmanagedPods"},
+		{name: "share spared", max: &half, event: "UnmanagedPods"},
+		{name: "nothing required", min: nil, max: nil},
+		{name: "controller without scale", max: &one, owned: true, event: "CalculateExpectedPodCountFailed"},
+		{name: "controller without scale, number required", min: &two, owned: true, expected: 2, desired: 2},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			virtual.Test(t, func(t *testing.T) {
+				w := start(t, options{quiet: true})
+				settings := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "settings"}}
+				w.create(settings)
+				settings, err := client.Get[*corev1.ConfigMap](w.ctx, w.admin, "default", "settings")
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, name := range []string{"a", "b"} {
+					p := &corev1.Pod{
+						ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Labels: map[string]string{"set": "bare"}},
+						Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "c:1"}}}}
+					if c.owned {
+						owner := metav1.NewControllerRef(settings, corev1.SchemeGroupVersion.WithKind("ConfigMap"))
+						p.OwnerReferences = []metav1.OwnerReference{*owner}
+					}
+					w.create(p)
+				}
+				w.create(&policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "b"},
+					Spec: policyv1.PodDisruptionBudgetSpec{MinAvailable: c.min, MaxUnavailable: c.max,
+						Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"set": "bare"}}}})
+				w.eventually("the pods are healthy", func() error {
+					b, err := client.Get[*policyv1.PodDisruptionBudget](w.ctx, w.admin, "default", "b")
+					if err != nil {
+						return err
+					}
+					condition := meta.FindStatusCondition(b.Status.Conditions, policyv1.DisruptionAllowedCondition)
+					if c.event == "CalculateExpectedPodCountFailed" {
+						if condition == nil || condition.Reason != policyv1.SyncFailedReason ||
+							condition.Message != "configmaps does not implement the scale subresource" {
+							return fmt.Errorf("conditions %+v", b.Status.Conditions)
+						}
+					} else if b.Status.CurrentHealthy != 2 {
+						return fmt.Errorf("the budget says %+v", b.Status)
+					}
+					if s := b.Status; s.ExpectedPods != c.expected || s.DesiredHealthy != c.desired || s.DisruptionsAllowed != c.allowed {
+						return fmt.Errorf("the budget says %+v", s)
+					}
+					return nil
+				})
+				if c.event != "" {
+					w.eventually("event "+c.event, func() error {
+						list, err := client.List[*corev1.Event](w.ctx, w.admin, "default", metav1.ListOptions{})
+						if err != nil {
+							return err
+						}
+						for _, e := range list {
+							if e.Reason == c.event && e.InvolvedObject.Name == "b" {
+								return nil
+							}
+						}
+						return fmt.Errorf("none of %d events", len(list))
+					})
+				}
+			})
+		})
+	}
 }

@@ -142,15 +142,3 @@ func validateBound(v *intstr.IntOrString, at *field.Path) field.ErrorList {
 	}
 	return errs
 }
-
-// DesiredHealthy is how many of the pods that there should be a budget wants healthy.
-func DesiredHealthy(b *policyv1.PodDisruptionBudget, expected int) (int, error) {
-	switch {
-	case b.Spec.MinAvailable != nil:
-		return intstr.GetScaledValueFromIntOrPercent(b.Spec.MinAvailable, expected, true)
-	case b.Spec.MaxUnavailable != nil:
-		away, err := intstr.GetScaledValueFromIntOrPercent(b.Spec.MaxUnavailable, expected, true)
-		return max(0, expected-away), err
-	}
-	return 0, nil
-}

@@ -9,14 +9,13 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds"
@@ -195,9 +194,13 @@ const disruptionLife = 2 * time.Minute
 // The pods are counted as they are now, after the budget was read: a pod that
 // another eviction has spent is in the one or gone from the other.
 func (v *Verbs) afford(ctx context.Context, pdb *policyv1.PodDisruptionBudget, pod *corev1.Pod) (*policyv1.PodDisruptionBudgetStatus, error) {
-	healthy, expected, err := v.count(ctx, pdb)
+	healthy, expected, unknown, err := v.count(ctx, pdb)
 	if err != nil {
 		return nil, err
+	}
+	if unknown != nil {
+		return nil, violation("The disruption budget %s does not allow evicting pods currently because it failed sync: %v",
+			pdb.Name, unknown)
 	}
 	desired, err := kinds.DesiredHealthy(pdb, expected)
 	if err != nil {
@@ -214,8 +217,8 @@ func (v *Verbs) afford(ctx context.Context, pdb *policyv1.PodDisruptionBudget, p
 	if healthy[pod.Name] {
 		after--
 	}
-	if after < desired {
-		return nil, violates(pdb, desired, staying)
+	if after < desired || expected == 0 { // a budget that counts on no pods allows no eviction
+		return nil, violation("The disruption budget %s needs %d healthy pods and has %d currently", pdb.Name, desired, staying)
 	}
 	going[pod.Name] = metav1.NewTime(v.Clock())
 	out := pdb.Status.DeepCopy()
@@ -226,11 +229,12 @@ func (v *Verbs) afford(ctx context.Context, pdb *policyv1.PodDisruptionBudget, p
 	return out, nil
 }
 
-func violates(pdb *policyv1.PodDisruptionBudget, desired, healthy int) error {
+// violation returns the error of an eviction that the pod's budget does not allow.
+func violation(cause string, args ...any) error {
 	err := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0)
 	err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{
 		Type:    policyv1.DisruptionBudgetCause,
-		Message: fmt.Sprintf("The disruption budget %s needs %d healthy pods and has %d currently", pdb.Name, desired, healthy),
+		Message: fmt.Sprintf(cause, args...),
 	})
 	return err
 }
@@ -274,19 +278,19 @@ func healthyPod(p *corev1.Pod) bool {
 	return false
 }
 
-// count returns the names of the budget's healthy pods and how many pods there
-// should be: what their owners ask for, and those without an owner.
-func (v *Verbs) count(ctx context.Context, pdb *policyv1.PodDisruptionBudget) (healthy map[string]bool, expected int, err error) {
+// count returns the names of the budget's healthy pods and how many pods it counts on, or why that is unknown.
+func (v *Verbs) count(ctx context.Context, pdb *policyv1.PodDisruptionBudget) (
+	healthy map[string]bool, expected int, unknown, err error) {
 	list, err := v.list(ctx, podsGVR, pdb.Namespace)
 	if err != nil {
-		return nil, 0, err
+		return nil, 0, nil, err
 	}
 	sel, err := metav1.LabelSelectorAsSelector(pdb.Spec.Selector)
 	if err != nil {
-		return nil, 0, apierrors.NewInternalError(err)
+		return nil, 0, nil, apierrors.NewInternalError(err)
 	}
 	healthy = map[string]bool{}
-	owners := map[types.UID]bool{}
+	var selected []*corev1.Pod
 	for _, o := range list {
 		p := o.(*corev1.Pod)
 		if !sel.Matches(labels.Set(p.Labels)) {
@@ -295,52 +299,38 @@ func (v *Verbs) count(ctx context.Context, pdb *policyv1.PodDisruptionBudget) (h
 		if healthyPod(p) {
 			healthy[p.Name] = true
 		}
-		owner := metav1.GetControllerOf(p)
-		if owner == nil {
-			expected++
-			continue
-		}
-		if !owners[owner.UID] {
-			owners[owner.UID] = true
-			expected += v.replicas(ctx, p.Namespace, owner)
-		}
+		selected = append(selected, p)
 	}
-	return healthy, expected, nil
+	expected, _, unknown = kinds.ExpectedPods(pdb, selected, func(namespace string, c *metav1.OwnerReference) (*kinds.PodScale, error) {
+		return v.scale(ctx, namespace, c)
+	})
+	return healthy, expected, unknown, nil
 }
 
-// replicas is how many pods an owner asks for; the Deployment's word counts more than its ReplicaSet's.
-func (v *Verbs) replicas(ctx context.Context, namespace string, owner *metav1.OwnerReference) int {
-	n := func(p *int32) int {
-		if p == nil {
-			return 1
-		}
-		return int(*p)
-	}
-	gv, err := schema.ParseGroupVersion(owner.APIVersion)
+// scale returns how many pods a controller requests, or nil if it does not exist. The Deployment of a ReplicaSet counts
+// for all its ReplicaSets.
+func (v *Verbs) scale(ctx context.Context, namespace string, c *metav1.OwnerReference) (*kinds.PodScale, error) {
+	k, err := kinds.ScaleKind(v.Kinds, c)
 	if err != nil {
-		return 1
+		return nil, err
 	}
-	for _, kind := range v.Kinds.All() {
-		if kind.GVK != gv.WithKind(owner.Kind) {
-			continue
-		}
-		o, err := v.get(ctx, kind.GVR(), namespace, owner.Name)
-		if err != nil {
-			return 1
-		}
-		switch t := o.(type) {
-		case *appsv1.ReplicaSet:
-			if up := metav1.GetControllerOf(t); up != nil && up.Kind == "Deployment" {
-				return v.replicas(ctx, namespace, up)
-			}
-			return n(t.Spec.Replicas)
-		case *appsv1.Deployment:
-			return n(t.Spec.Replicas)
-		case *appsv1.StatefulSet:
-			return n(t.Spec.Replicas)
-		case *corev1.ReplicationController:
-			return n(t.Spec.Replicas)
+	o, err := v.get(ctx, k.GVR(), namespace, c.Name)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case o.GetUID() != c.UID:
+		return nil, nil
+	}
+	if set, ok := o.(*appsv1.ReplicaSet); ok {
+		if up := metav1.GetControllerOf(set); up != nil && up.Kind == "Deployment" {
+			return v.scale(ctx, namespace, up)
 		}
 	}
-	return 1
+	scale, ok := k.Subresources["scale"].View(o).(*autoscalingv1.Scale)
+	if !ok {
+		return nil, fmt.Errorf("%s does not implement the scale subresource", k.GroupResource())
+	}
+	return kinds.PodScaleOf(scale, c), nil
 }

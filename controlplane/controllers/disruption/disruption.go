@@ -6,6 +6,7 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -15,7 +16,10 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
 )
@@ -52,6 +56,8 @@ func New(d controllers.Deps) *controllers.Controller {
 			{APIGroups: []string{"apps"}, Resources: []string{"deployments", "replicasets", "statefulsets"}, Verbs: read},
 			{APIGroups: []string{"policy"}, Resources: []string{"poddisruptionbudgets"}, Verbs: read},
 			{APIGroups: []string{"policy"}, Resources: []string{"poddisruptionbudgets/status"}, Verbs: []string{"update"}},
+			{APIGroups: []string{"*"}, Resources: []string{"*/scale"}, Verbs: []string{"get"}},
+			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
 			return (&reconciler{informers: r, term: t, view: controllers.ViewOf[*policyv1.PodDisruptionBudget](t,
@@ -102,9 +108,27 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 			pods = append(pods, p)
 		}
 	}
-	status, again, err := Status(b, pods, r.expected(pods), r.term.Now())
+	if len(pods) == 0 {
+		r.term.Events.Event(b, corev1.EventTypeNormal, "NoPods", "No matching pods found")
+	}
+	expected, unmanaged, unknown := kinds.ExpectedPods(b, pods, func(namespace string, c *metav1.OwnerReference) (*kinds.PodScale, error) {
+		return r.scale(ctx, namespace, c)
+	})
+	if unknown != nil {
+		r.term.Events.Eventf(b, corev1.EventTypeWarning, "CalculateExpectedPodCountFailed",
+			"Failed to calculate the number of expected pods: %v", unknown)
+	} else if len(unmanaged) > 0 {
+		r.term.Events.Eventf(b, corev1.EventTypeWarning, "UnmanagedPods", "Pods selected by this PodDisruptionBudget (selector: %v) "+
+			"were found to be unmanaged. As a result, the status of the PDB cannot be calculated correctly, which may result in "+
+			"undefined behavior. To account for these pods please set \".spec.minAvailable\" field of the PDB to an integer value.",
+			b.Spec.Selector)
+	}
+	status, again, err := Status(b, pods, expected, unknown, r.term.Now())
 	if err != nil {
 		return 0, fmt.Errorf("reading PodDisruptionBudget %s/%s: %w", b.Namespace, b.Name, err)
+	}
+	if unknown != nil {
+		again = unknownAgain // the controller may come to exist, which starts no reconcile
 	}
 	if equality.Semantic.DeepEqual(status, b.Status) {
 		return again, nil
@@ -121,54 +145,52 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	return again, nil
 }
 
-// expected is how many pods there should be: what their owners ask for, and those without an owner.
-func (r *reconciler) expected(pods []*corev1.Pod) int {
-	n := 0
-	seen := map[types.UID]bool{}
-	for _, p := range pods {
-		owner := metav1.GetControllerOf(p)
-		if owner == nil {
-			n++
-			continue
-		}
-		uid, replicas := r.replicas(p.Namespace, owner)
-		if !seen[uid] {
-			seen[uid] = true
-			n += replicas
-		}
+// unknownAgain is the time until a budget is reconciled again whose pods have a controller of unknown scale.
+const unknownAgain = 30 * time.Second
+
+// scale returns how many pods a controller requests, or nil if it does not exist. The Deployment of a ReplicaSet counts
+// for all its ReplicaSets. Controllers without a cache are read from the API.
+func (r *reconciler) scale(ctx context.Context, namespace string, c *metav1.OwnerReference) (*kinds.PodScale, error) {
+	k, err := kinds.ScaleKind(r.term.Client.Kinds(), c)
+	if err != nil {
+		return nil, err
 	}
-	return n
+	switch k.GVK.GroupKind() {
+	case appsv1.SchemeGroupVersion.WithKind("ReplicaSet").GroupKind():
+		set, ok := controllers.Cached[*appsv1.ReplicaSet](r.sets, namespace, c.Name)
+		if !ok || set.UID != c.UID {
+			return nil, nil
+		}
+		up := metav1.GetControllerOfNoCopy(set)
+		if up == nil || up.Kind != "Deployment" || controllers.GroupOf(up) != appsv1.GroupName {
+			return scaleFrom(set.UID, set.Spec.Replicas), nil
+		}
+		d, ok := controllers.Cached[*appsv1.Deployment](r.deployments, namespace, up.Name)
+		if !ok || d.UID != up.UID {
+			return nil, nil
+		}
+		return scaleFrom(d.UID, d.Spec.Replicas), nil
+	case appsv1.SchemeGroupVersion.WithKind("StatefulSet").GroupKind():
+		if s, ok := controllers.Cached[*appsv1.StatefulSet](r.stateful, namespace, c.Name); ok && s.UID == c.UID {
+			return scaleFrom(s.UID, s.Spec.Replicas), nil
+		}
+		return nil, nil
+	case corev1.SchemeGroupVersion.WithKind("ReplicationController").GroupKind():
+		if s, ok := controllers.Cached[*corev1.ReplicationController](r.replicated, namespace, c.Name); ok && s.UID == c.UID {
+			return scaleFrom(s.UID, s.Spec.Replicas), nil
+		}
+		return nil, nil
+	}
+	out, err := r.term.Client.Do(ctx, &api.Request{Verb: api.VerbGet, Kind: k, Subresource: "scale", Namespace: namespace, Name: c.Name})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("reading the scale of %s %s/%s: %w", c.Kind, namespace, c.Name, err)
+	}
+	return kinds.PodScaleOf(out.(*autoscalingv1.Scale), c), nil
 }
 
-// replicas is how many pods an owner asks for; the Deployment's word counts for all of its ReplicaSets.
-func (r *reconciler) replicas(namespace string, owner *metav1.OwnerReference) (types.UID, int) {
-	switch owner.Kind {
-	case "ReplicaSet":
-		set, ok := controllers.Cached[*appsv1.ReplicaSet](r.sets, namespace, owner.Name)
-		if !ok || set.UID != owner.UID {
-			break
-		}
-		if up := metav1.GetControllerOf(set); up != nil && up.Kind == "Deployment" {
-			if d, ok := controllers.Cached[*appsv1.Deployment](r.deployments, namespace, up.Name); ok && d.UID == up.UID {
-				return d.UID, number(d.Spec.Replicas)
-			}
-		}
-		return set.UID, number(set.Spec.Replicas)
-	case "StatefulSet":
-		if s, ok := controllers.Cached[*appsv1.StatefulSet](r.stateful, namespace, owner.Name); ok && s.UID == owner.UID {
-			return s.UID, number(s.Spec.Replicas)
-		}
-	case "ReplicationController":
-		if c, ok := controllers.Cached[*corev1.ReplicationController](r.replicated, namespace, owner.Name); ok && c.UID == owner.UID {
-			return c.UID, number(c.Spec.Replicas)
-		}
-	}
-	return owner.UID, 1
-}
-
-func number(replicas *int32) int {
-	if replicas == nil {
-		return 1
-	}
-	return int(*replicas)
+func scaleFrom(uid types.UID, replicas *int32) *kinds.PodScale {
+	return &kinds.PodScale{Controller: uid, Replicas: int(ptr.Deref(replicas, 1))}
 }

@@ -18,11 +18,19 @@ import (
 // disruptionLife is how long an evicted pod counts as going although nothing deletes it; the same as evictions say.
 const disruptionLife = 2 * time.Minute
 
-// Status is the status of a budget over these pods, which it selects. expected is how many there should be. again
-// says when a pod that was evicted and never deleted counts as staying; 0 = never.
-func Status(b *policyv1.PodDisruptionBudget, pods []*corev1.Pod, expected int,
+// Status returns the status of a budget over the pods that it selects. expected is how many there should be; if that is
+// unknown, no disruption is allowed and the condition names the reason. again is the time after which a pod that was
+// evicted and never deleted counts as staying; 0 = never.
+func Status(b *policyv1.PodDisruptionBudget, pods []*corev1.Pod, expected int, unknown error,
 	now time.Time) (s policyv1.PodDisruptionBudgetStatus, again time.Duration, err error) {
 	s = *b.Status.DeepCopy()
+	if unknown != nil {
+		s.DisruptionsAllowed = 0
+		meta.SetStatusCondition(&s.Conditions, metav1.Condition{Type: policyv1.DisruptionAllowedCondition,
+			Status: metav1.ConditionFalse, Reason: policyv1.SyncFailedReason, Message: unknown.Error(),
+			ObservedGeneration: b.Status.ObservedGeneration, LastTransitionTime: metav1.NewTime(now)})
+		return s, 0, nil
+	}
 	desired, err := kinds.DesiredHealthy(b, expected)
 	if err != nil {
 		return s, 0, err

@@ -42,7 +42,7 @@ func TestStatus(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Generation: 3}, Spec: c.spec, Status: policyv1.PodDisruptionBudgetStatus{DisruptedPods: c.spent}}
-			s, again, err := Status(b, c.pods, c.expected, now)
+			s, again, err := Status(b, c.pods, c.expected, nil, now)
 			if err != nil || s.CurrentHealthy != c.healthy || s.DesiredHealthy != c.desired || s.DisruptionsAllowed != c.allowed ||
 				int32(len(s.DisruptedPods)) != c.spends || s.ExpectedPods != int32(c.expected) || s.ObservedGeneration != 3 || again != c.again {
 				t.Errorf("%+v again in %s, %v", s, again, err)
@@ -51,7 +51,7 @@ func TestStatus(t *testing.T) {
 				t.Errorf("conditions %+v", s.Conditions)
 			}
 			b.Status = s
-			if s2, _, _ := Status(b, c.pods, c.expected, now.Add(time.Second)); !s2.Conditions[0].LastTransitionTime.Equal(&s.Conditions[0].LastTransitionTime) {
+			if s2, _, _ := Status(b, c.pods, c.expected, nil, now.Add(time.Second)); !s2.Conditions[0].LastTransitionTime.Equal(&s.Conditions[0].LastTransitionTime) {
 				t.Error("the condition moves without a change")
 			}
 		})
