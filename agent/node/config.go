@@ -110,8 +110,11 @@ type Config struct {
 	// ProxyMode is what the real one writes rules in; NodePortAddresses where it serves node ports, empty: everywhere.
 	ProxyMode         proxy.Mode
 	NodePortAddresses []netip.Prefix
-	announces         bool                                   // the node answers for addresses of load balancers
-	proxyMetrics      func(context.Context, io.Writer) error // nil: none
+	// ProxyHealthz is where load balancers in front of nodes ask for the state of the real proxy, HOST:PORT; "none" or
+	// empty: nowhere.
+	ProxyHealthz string
+	announces    bool                                   // the node answers for addresses of load balancers
+	proxyMetrics func(context.Context, io.Writer) error // nil: none
 	// Extra runs beside the rest, by name: routes, DNS.
 	Extra map[string]func(context.Context, agent.Objects, agent.Reporter) error
 
@@ -210,6 +213,9 @@ func Flags(fs *flag.FlagSet) *Config {
 	})
 	spokenFlag(fs, "nodeport-addresses", "ranges of the node's addresses at which node ports are served, CIDR,... (repeatable; default: all but loopback)",
 		func(s string) error { return c.addNodePortAddresses(s) })
+	fs.StringVar(&c.ProxyHealthz, "proxy-healthz-address", fmt.Sprintf(":%d", proxyHealthzPort),
+		"address where load balancers in front of nodes ask whether the node serves Services (/healthz, /livez), [ADDRESS]:PORT; "+
+			"none: nowhere, as with --proxy-mode=none")
 	fs.Var(list{&c.ClusterDNS}, "cluster-dns", "DNS server of the cluster for pods (repeatable; default: the address of Service kube-system/kube-dns, where there is one)")
 	fs.StringVar(&c.DNSLocal, "dns-local-address", dns.LinkLocal.String(),
 		"address of this node at which the agent's DNS is served besides that of Service kube-system/kube-dns; none: only there")
@@ -286,6 +292,9 @@ func (c *Config) Check() error {
 		if a, err := netip.ParseAddrPort(c.LocalAPI); err != nil || !a.Addr().IsLoopback() || a.Port() == 0 {
 			return fmt.Errorf("--local-api-address %q: want an address of loopback and a port, such as 127.0.0.1:6443, or none", c.LocalAPI)
 		}
+	}
+	if _, err := healthzAddress(c.ProxyHealthz); err != nil {
+		return err
 	}
 	if c.FenceAfter != 0 && (c.FenceAfter < leastFence || c.FenceAfter%time.Second != 0) {
 		return fmt.Errorf("--fence-after %s: want whole seconds, %s at least, or 0 for never", c.FenceAfter, leastFence)

@@ -2,7 +2,9 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/netip"
 	"path/filepath"
@@ -16,6 +18,7 @@ import (
 	"keelson.dev/keelson/agent/localapi"
 	"keelson.dev/keelson/agent/network"
 	"keelson.dev/keelson/agent/proxy"
+	"keelson.dev/keelson/agent/proxyhealth"
 	"keelson.dev/keelson/cni"
 )
 
@@ -54,6 +57,18 @@ func (c *Config) WithNetwork() error {
 	rules := &proxy.Proxy{Node: c.NodeName, NodeIP: ip, Mode: c.ProxyMode, NodePorts: c.NodePortAddresses, Foreign: foreign,
 		Flows: flows, Health: health, Metrics: proxy.NewMetrics(), Log: log.With("part", "proxy")}
 	c.Proxy, c.proxyMetrics = rules, rules.WriteMetrics
+	var answers *proxyhealth.Server
+	at, err := healthzAddress(c.ProxyHealthz)
+	if err != nil {
+		return err
+	}
+	if at != "" && c.ProxyMode != proxy.ModeNone { // without rules of ours another proxy answers
+		answers = proxyhealth.New(proxyhealth.Config{Address: at, Log: log.With("part", "proxy health")})
+		rules.Synced = answers
+		c.proxyMetrics = func(ctx context.Context, w io.Writer) error {
+			return errors.Join(rules.WriteMetrics(ctx, w), answers.WriteMetrics(w))
+		}
+	}
 	local, _ := netip.ParseAddr(c.DNSLocal) // none, where it is none
 	c.dns = dns.New(dns.Config{Node: c.NodeName, StateDir: filepath.Join(c.StateDir, "dns"), RunDir: c.RunDir, ResolvConf: c.ResolvConf,
 		Local: local, Foreign: foreign, Log: log.With("part", "dns")})
@@ -64,6 +79,9 @@ func (c *Config) WithNetwork() error {
 		"announcements":  c.announcements(log),
 		partSenders:      func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return pods.KeepSenders(ctx) },
 		partRoutes:       func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return routes.Run(ctx) },
+	}
+	if answers != nil {
+		c.Extra["proxy health"] = answers.Run
 	}
 	if at, err := netip.ParseAddrPort(c.LocalAPI); err == nil { // none is none, and what is wrong was refused by Complete
 		c.Extra["local API"] = localapi.New(localapi.Config{Address: at, Log: log.With("part", "local API")}).Run

@@ -40,3 +40,22 @@ func TestSourceCheckFlags(t *testing.T) {
 		t.Errorf("the file: %v, namespaces %q", err, c.SourceExempt)
 	}
 }
+
+// F117: the address for load balancers in front of nodes is that of kube-proxy by default, and what is no address is refused.
+func TestProxyHealthzFlag(t *testing.T) {
+	fs := flag.NewFlagSet("agent", flag.ContinueOnError)
+	if c := Flags(fs); c.ProxyHealthz != ":10256" {
+		t.Errorf("by default %q", c.ProxyHealthz)
+	}
+	for text, want := range map[string]string{"none": "", "": "", ":10256": ":10256", "192.0.2.7:80": "192.0.2.7:80", "[fd00::7]:80": "[fd00::7]:80"} {
+		if got, err := healthzAddress(text); err != nil || got != want {
+			t.Errorf("%q is %q, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"10256", ":0", ":65536", "node:10256", "fd00::7:80", ":http", "192.0.2.7"} {
+		c := Config{NodeName: "w1", Servers: []string{"192.0.2.1:6444"}, ProxyHealthz: text}
+		if err := c.Check(); err == nil || !strings.Contains(err.Error(), "--proxy-healthz-address") {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}

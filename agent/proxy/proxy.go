@@ -33,12 +33,19 @@ type Proxy struct {
 	Flows   *Flows        // told of what the rules say; may be nil
 	Health  *HealthChecks // the same
 	Metrics *Metrics      // the same
+	Synced  Synced        // told of changes that wait for rules; may be nil
 	Log     *slog.Logger
 
 	writer func(Mode) (Writer, error) // nil: NewWriter
 
 	mu  sync.Mutex // held while rules are written or read
 	now *state
+}
+
+// Synced observes whether the rules show all changes.
+type Synced interface {
+	Queued()  // a change waits for its rules
+	Updated() // the rules show all changes
 }
 
 // state is what one Run has programmed.
@@ -70,6 +77,7 @@ func (p *Proxy) Run(ctx context.Context, objects agent.Objects, reports agent.Re
 	if mode == ModeNone {
 		return p.idle(ctx, objects, reports)
 	}
+	p.queued() // all rules
 	open := p.writer
 	if open == nil {
 		open = NewWriter
@@ -103,6 +111,7 @@ func (p *Proxy) Run(ctx context.Context, objects agent.Objects, reports agent.Re
 			if !ok {
 				return ctx.Err()
 			}
+			p.queued()
 			err = p.apply(ctx, s, objects, reports, c)
 		}
 		if err != nil {
@@ -114,6 +123,12 @@ func (p *Proxy) Run(ctx context.Context, objects agent.Objects, reports agent.Re
 				p.Log.Warn("rules of another proxy mode may be left", "err", err)
 			}
 		}
+	}
+}
+
+func (p *Proxy) queued() {
+	if p.Synced != nil {
+		p.Synced.Queued()
 	}
 }
 
@@ -202,6 +217,9 @@ func (p *Proxy) apply(ctx context.Context, s *state, objects agent.Objects, repo
 	}
 	if err := p.write(ctx, s, changes); err != nil {
 		return err
+	}
+	if p.Synced != nil {
+		p.Synced.Updated()
 	}
 	if p.Flows != nil {
 		p.Flows.show(changes)

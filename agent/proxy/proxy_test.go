@@ -363,3 +363,59 @@ func TestForeignNetworkMasquerades(t *testing.T) {
 		}
 	}
 }
+
+// refusing is a writer whose kernel takes no rules.
+type refusing struct {
+	recorder
+	err error
+}
+
+func (r *refusing) Sync(ctx context.Context, b Base, ports iter.Seq[*Port]) error {
+	return errors.Join(r.err, r.recorder.Sync(ctx, b, ports))
+}
+
+// waiting is told of changes and rules.
+type waiting struct {
+	mu      sync.Mutex
+	pending bool
+	updated int
+}
+
+func (w *waiting) Queued()  { w.mu.Lock(); w.pending = true; w.mu.Unlock() }
+func (w *waiting) Updated() { w.mu.Lock(); w.pending = false; w.updated++; w.mu.Unlock() }
+func (w *waiting) state() (bool, int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.pending, w.updated
+}
+
+// F117: a change waits for its rules from when the proxy receives it until the kernel has taken them, also where the kernel
+// refuses them and the proxy is started again.
+func TestChangesWaitForRules(t *testing.T) {
+	objects, seen := &reported{inside: fake.NewCluster()}, &waiting{}
+	objects.Put(service("web", "10.96.0.10", 30080))
+	w := &refusing{err: errors.New("no room")}
+	p := &Proxy{Node: "w1", Log: slog.New(slog.DiscardHandler), Synced: seen, writer: func(Mode) (Writer, error) { return w, nil }}
+	if err := p.Run(t.Context(), objects, objects); err == nil {
+		t.Fatal("a proxy whose rules are refused runs")
+	}
+	if pending, updated := seen.state(); !pending || updated != 0 {
+		t.Errorf("after rules were refused: pending %v, updated %d times", pending, updated)
+	}
+	w.err = nil
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- p.Run(ctx, objects, objects) }()
+	limit, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := wait.For(limit, time.Millisecond, func() error {
+		if pending, updated := seen.state(); pending || updated == 0 {
+			return fmt.Errorf("pending %v, updated %d times", pending, updated)
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+	stop()
+	<-ended
+}

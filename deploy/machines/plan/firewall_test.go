@@ -63,6 +63,10 @@ func TestJudgeFirewalls(t *testing.T) {
 	}
 }
 
+// healthzPort is the port at which load balancers in front of nodes ask; like node ports, it is open only where somebody
+// uses it.
+const healthzPort = 10256
+
 // The ports that are judged are those that daemons have, and docs/install.md tells of all of them.
 func TestPortsOfTheCode(t *testing.T) {
 	text := func(path string) string {
@@ -76,6 +80,7 @@ func TestPortsOfTheCode(t *testing.T) {
 	for path, want := range map[string]string{
 		"controlplane/server/config.go": fmt.Sprintf("{&c.APIPort, %d}, {&c.FleetPort, %d}, {&c.PeerPort, %d}", replicaPorts[0], replicaPorts[1], replicaPorts[2]),
 		"agent/node/config.go":          fmt.Sprintf("0: none (default %d)", kubeletPort),
+		"agent/node/proxyhealth.go":     fmt.Sprintf("proxyHealthzPort = %d\n", healthzPort),
 		"agent/network/plan.go":         fmt.Sprintf("tunnelPort = %d ", vxlanPort),
 		"agent/network/encrypt.go":      fmt.Sprintf("DefaultWireGuardPort = %d\n", wireguardPort),
 	} {
@@ -92,7 +97,7 @@ func TestPortsOfTheCode(t *testing.T) {
 		}
 	}
 	both := machines.Host{Roles: []machines.Role{machines.ControlPlane, machines.Worker}}
-	want := append(ports(both), fmt.Sprintf("%d/udp", wireguardPort), "30000-32767/tcp, /udp")
+	want := append(ports(both), fmt.Sprintf("%d/udp", wireguardPort), fmt.Sprintf("%d/tcp", healthzPort), "30000-32767/tcp, /udp")
 	if !slices.Equal(told, want) {
 		t.Errorf("docs/install.md tells of %q, want %q", told, want)
 	}

@@ -1,0 +1,27 @@
+package node
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+)
+
+// proxyHealthzPort is where kube-proxy answers load balancers in front of nodes.
+const proxyHealthzPort = 10256
+
+// healthzAddress reads --proxy-healthz-address; "" is nowhere.
+func healthzAddress(text string) (string, error) {
+	if text == "" || text == "none" {
+		return "", nil
+	}
+	host, port, err := net.SplitHostPort(text)
+	if err == nil && host != "" {
+		_, err = netip.ParseAddr(host)
+	}
+	if n, e := strconv.ParseUint(port, 10, 16); err != nil || e != nil || n == 0 {
+		return "", fmt.Errorf("--proxy-healthz-address %q: want an address of the node and a port, such as 192.0.2.7:10256, "+
+			":10256 for all addresses, or none", text)
+	}
+	return text, nil
+}
