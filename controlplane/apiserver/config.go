@@ -70,8 +70,12 @@ type Config struct {
 	// SecondServiceCIDR is that of the other family; the zero value: Services have one family.
 	ServiceCIDR, SecondServiceCIDR netip.Prefix
 	// PodCIDRs are where pods have their addresses: nothing else gets one of them.
-	PodCIDRs  []netip.Prefix
-	NodePorts [2]int
+	PodCIDRs []netip.Prefix
+	// ExternalIPRanges are the addresses that Services may name in spec.externalIPs (admission.Config).
+	ExternalIPRanges []netip.Prefix
+	// ReplicaAddresses returns every address and TCP port on which a replica listens; nil = not known.
+	ReplicaAddresses func() []netip.AddrPort
+	NodePorts        [2]int
 
 	// LostNodeToleration is the tolerationSeconds that pods get which say nothing about lost and not ready nodes
 	// (default 300 s).

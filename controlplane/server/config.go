@@ -52,6 +52,9 @@ type Config struct {
 	EntryImage string
 	// AdmissionPlugins are those that run on request (admission.Choose).
 	AdmissionPlugins []string
+	// ExternalIPRanges are the addresses that Services may name in spec.externalIPs; empty = all that the cluster does not
+	// use itself. All replicas should be given the same.
+	ExternalIPRanges []netip.Prefix
 	Audit            AuditOptions
 	Authentication   authnfile.Options // the zero value: certificates and this cluster's tokens
 	Authorization    authzfile.Options // the zero value: Node, RBAC

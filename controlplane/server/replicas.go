@@ -30,6 +30,7 @@ func splitHost(address string) (host, port string, err error) { return net.Split
 type replicas struct {
 	self    string
 	cluster Cluster
+	shared  string // Config.SharedAPI
 	members func() []raftstore.Member
 	tls     func() *tls.Config // of now
 	clients atomic.Pointer[replicaClients]
@@ -115,6 +116,30 @@ func (r *replicas) heardOf(name string) time.Time {
 	return r.heard[name]
 }
 
+// otherAddresses returns where a replica listens besides its ports for clients and agents: its port for replicas, and
+// the shared API address, which any replica may hold.
+func (c Cluster) otherAddresses(host, shared string) []string {
+	out := []string{at(host, c.PeerPort)}
+	if shared != "" {
+		out = append(out, at(shared, c.APIPort))
+	}
+	return out
+}
+
+// listening returns every address and TCP port on which a replica listens.
+func (r *replicas) listening() []netip.AddrPort {
+	list, _ := r.List()
+	var out []netip.AddrPort
+	for _, m := range list {
+		for _, text := range slices.Concat([]string{m.ApiAddress, m.FleetAddress}, m.OtherAddresses) {
+			if ap, err := netip.ParseAddrPort(text); err == nil {
+				out = append(out, netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port()))
+			}
+		}
+	}
+	return out
+}
+
 // readyAPIs are the API addresses of the ready replicas, in order, and a channel
 // that is closed when that has changed.
 func (r *replicas) readyAPIs() ([]netip.AddrPort, <-chan struct{}) {
@@ -151,7 +176,8 @@ func (r *replicas) round(ctx context.Context) {
 			r.log.Error("a member's address", "replica", m.ID, "address", m.Address, "err", err)
 			continue
 		}
-		list = append(list, &fleetv1.Replica{Name: m.ID, FleetAddress: at(host, r.cluster.FleetPort), ApiAddress: at(host, r.cluster.APIPort)})
+		list = append(list, &fleetv1.Replica{Name: m.ID, FleetAddress: at(host, r.cluster.FleetPort), ApiAddress: at(host, r.cluster.APIPort),
+			OtherAddresses: r.cluster.otherAddresses(host, r.shared)})
 	}
 	slices.SortFunc(list, func(a, b *fleetv1.Replica) int { return compare(a.Name, b.Name) })
 	var wg sync.WaitGroup
@@ -179,7 +205,8 @@ func (r *replicas) learn(list []*fleetv1.Replica, errs []error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	same := slices.EqualFunc(list, r.list, func(a, b *fleetv1.Replica) bool {
-		return a.Name == b.Name && a.ApiAddress == b.ApiAddress && a.FleetAddress == b.FleetAddress
+		return a.Name == b.Name && a.ApiAddress == b.ApiAddress && a.FleetAddress == b.FleetAddress &&
+			slices.Equal(a.OtherAddresses, b.OtherAddresses)
 	})
 	ready, heard := make(map[string]error, len(list)), make(map[string]time.Time, len(list))
 	for i, m := range list {

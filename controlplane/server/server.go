@@ -244,6 +244,7 @@ func wire(cfg Config, cluster Cluster, trust *pki.Trust) (r *Replica, err error)
 	probe := r.ca.Rotator(own)
 	r.peers = newReplicas(cfg.Name, cluster, func() []raftMember { return r.store.Status().Members },
 		func() *tls.Config { return pki.ClientTLS(r.ca.Pool(), probe, "", now) }, cfg.Log.With("part", "replicas"))
+	r.peers.shared = cfg.SharedAPI
 	if err := r.wireAPI(listeners.api, serving, all); err != nil {
 		return nil, err
 	}
@@ -370,6 +371,8 @@ func (r *Replica) wireAPI(ln net.Listener, serving *pki.Rotator, all *api.Kinds)
 		ServiceCIDR:       r.cluster.servicePrefixes()[0],
 		SecondServiceCIDR: r.cluster.secondService(),
 		PodCIDRs:          r.cluster.clusterPrefixes(),
+		ExternalIPRanges:  r.cfg.ExternalIPRanges,
+		ReplicaAddresses:  r.peers.listening,
 		PodSecurity:       security,
 		AdmissionPlugins:  r.cfg.AdmissionPlugins,
 		MemoryLimit:       r.cfg.MemoryLimit,

@@ -49,6 +49,11 @@ type Config struct {
 	// PodCIDRs are where pods have their addresses.
 	PodCIDRs  []netip.Prefix
 	NodePorts [2]int
+	// ExternalIPRanges are the addresses that Services may name in spec.externalIPs; empty = all that the cluster does not
+	// use itself.
+	ExternalIPRanges []netip.Prefix
+	// ReplicaAddresses returns every address and TCP port on which a replica of the control plane listens; nil = not known.
+	ReplicaAddresses func() []netip.AddrPort
 	// LostNodeToleration is how long pods that say nothing about it tolerate that their node is lost or not ready.
 	LostNodeToleration time.Duration
 	Clock              func() time.Time
@@ -114,6 +119,8 @@ func Validating(c Config) Phase {
 		{"NodeRestriction", nodeRestriction(c)},
 		{"NodeBounds", bounds.admit},
 		{"ServiceAddresses", serviceAddresses(c)},
+		{DenyServiceExternalIPs, denyExternalIPs},
+		{"ExternalAddresses", externalAddresses(c)},
 		{"LoadBalancerPools", balancerPools(c)},
 		{"PersistentVolumeClaimResize", claimGrowth(c.Cluster)},
 		{"Priority", oneDefaultPriority(c.Cluster)},

@@ -144,7 +144,7 @@ func TestChoose(t *testing.T) {
 		{"", "ExtendedResourceToleration,AlwaysPullImages", "[]"},
 		{"", "ResourceQuota", "--disable-admission-plugins: ResourceQuota always runs"},
 		{"PodNodeSelector", "", "--enable-admission-plugins: there is no PodNodeSelector: let a MutatingAdmissionPolicy set spec.nodeSelector"},
-		{"Nonsense", "", `--enable-admission-plugins: "Nonsense" is unknown; on request run ExtendedResourceToleration, OwnerReferencesPermissionEnforcement, PodTolerationRestriction`},
+		{"Nonsense", "", `--enable-admission-plugins: "Nonsense" is unknown; on request run DenyServiceExternalIPs, ExtendedResourceToleration, OwnerReferencesPermissionEnforcement, PodTolerationRestriction`},
 		{"PodTolerationRestriction", "PodTolerationRestriction", "PodTolerationRestriction in enable-admission-plugins and disable-admission-plugins overlapped"},
 	} {
 		split := func(s string) []string { return strings.FieldsFunc(s, func(r rune) bool { return r == ',' }) }

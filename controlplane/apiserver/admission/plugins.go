@@ -17,10 +17,11 @@ var always = []string{
 }
 
 // OnRequest are the plugins that run where they are asked for.
-var OnRequest = []string{ExtendedResourceToleration, OwnerReferences, PodTolerationRestriction}
+var OnRequest = []string{DenyServiceExternalIPs, ExtendedResourceToleration, OwnerReferences, PodTolerationRestriction}
 
 // Names of plugins on request.
 const (
+	DenyServiceExternalIPs     = "DenyServiceExternalIPs"
 	ExtendedResourceToleration = "ExtendedResourceToleration"
 	OwnerReferences            = "OwnerReferencesPermissionEnforcement"
 	PodTolerationRestriction   = "PodTolerationRestriction"
@@ -32,7 +33,6 @@ var instead = map[string]string{
 	"AlwaysDeny":                       "it is for tests of Kubernetes; leave it out",
 	"AlwaysPullImages":                 "let a MutatingAdmissionPolicy set spec.containers[].imagePullPolicy to Always",
 	"ClusterTrustBundleAttest":         "bundles of trust are attested by a right on the signer; leave it out",
-	"DenyServiceExternalIPs":           "let a ValidatingAdmissionPolicy refuse spec.externalIPs",
 	"EventRateLimit":                   "the requests of each user are bounded already, and the events of each namespace; leave it out",
 	"ImagePolicyWebhook":               "let a ValidatingWebhookConfiguration ask about pods",
 	"LimitPodHardAntiAffinityTopology": "let a ValidatingAdmissionPolicy refuse topology keys",

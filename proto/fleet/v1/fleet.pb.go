@@ -280,12 +280,14 @@ func (x *EnrollReplicaResponse) GetClusterConfigJson() string {
 
 // Replica is one control-plane replica as agents see it.
 type Replica struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	FleetAddress  string                 `protobuf:"bytes,2,opt,name=fleet_address,json=fleetAddress,proto3" json:"fleet_address,omitempty"` // host:port
-	ApiAddress    string                 `protobuf:"bytes,3,opt,name=api_address,json=apiAddress,proto3" json:"api_address,omitempty"`       // host:port
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Name         string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	FleetAddress string                 `protobuf:"bytes,2,opt,name=fleet_address,json=fleetAddress,proto3" json:"fleet_address,omitempty"` // host:port
+	ApiAddress   string                 `protobuf:"bytes,3,opt,name=api_address,json=apiAddress,proto3" json:"api_address,omitempty"`       // host:port
+	// Where the replica's machine listens besides: host:port, TCP. Replicas of a release that does not know the field name none.
+	OtherAddresses []string `protobuf:"bytes,4,rep,name=other_addresses,json=otherAddresses,proto3" json:"other_addresses,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Replica) Reset() {
@@ -337,6 +339,13 @@ func (x *Replica) GetApiAddress() string {
 		return x.ApiAddress
 	}
 	return ""
+}
+
+func (x *Replica) GetOtherAddresses() []string {
+	if x != nil {
+		return x.OtherAddresses
+	}
+	return nil
 }
 
 type RenewRequest struct {
@@ -4045,12 +4054,13 @@ const file_proto_fleet_v1_fleet_proto_rawDesc = "" +
 	"\n" +
 	"FilesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\fR\x05value:\x028\x01\"c\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value:\x028\x01\"\x8c\x01\n" +
 	"\aReplica\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12#\n" +
 	"\rfleet_address\x18\x02 \x01(\tR\ffleetAddress\x12\x1f\n" +
 	"\vapi_address\x18\x03 \x01(\tR\n" +
-	"apiAddress\"'\n" +
+	"apiAddress\x12'\n" +
+	"\x0fother_addresses\x18\x04 \x03(\tR\x0eotherAddresses\"'\n" +
 	"\fRenewRequest\x12\x17\n" +
 	"\acsr_der\x18\x01 \x01(\fR\x06csrDer\"8\n" +
 	"\rRenewResponse\x12'\n" +

@@ -1,0 +1,302 @@
+package admission
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	utilnet "k8s.io/utils/net"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/balancer"
+	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/internal/agentport"
+)
+
+// The bounds of what nodes keep for spec.externalIPs: one entry for each pair of an address and a port.
+const (
+	maxServicePairs   = 4096  // of one Service
+	maxNamespacePairs = 16384 // of all Services of a namespace
+)
+
+// externalIPsWarning is Kubernetes' warning since release 1.36.
+const externalIPsWarning = "spec.externalIPs is deprecated and may no longer be implemented in some clusters"
+
+// denyExternalIPs implements admission plugin DenyServiceExternalIPs: no Service gets a further external address.
+func denyExternalIPs(_ context.Context, a *Attempt) error {
+	if !a.Is("services") || !a.Creates() && !a.Updates() {
+		return nil
+	}
+	before, _ := a.Stored.(*corev1.Service)
+	for _, ip := range a.Whole.(*corev1.Service).Spec.ExternalIPs {
+		if before == nil || !slices.Contains(before.Spec.ExternalIPs, ip) {
+			return forbid(a, a.Whole, errors.New("Use of external IPs is denied by admission control")) //nolint:staticcheck // Kubernetes' text
+		}
+	}
+	return nil
+}
+
+// externalAddresses refuses external addresses that belong to the cluster itself, and more of them than nodes can keep.
+// Addresses, ports and numbers that the stored Service has are not judged again.
+func externalAddresses(c Config) func(ctx context.Context, a *Attempt) error {
+	return func(ctx context.Context, a *Attempt) error {
+		if !a.Is("services") || !a.Creates() && !a.Updates() {
+			return nil
+		}
+		svc := a.Whole.(*corev1.Service)
+		before, _ := a.Stored.(*corev1.Service)
+		if len(svc.Spec.ExternalIPs) == 0 {
+			return nil
+		}
+		if usesExternalIPs(svc) {
+			api.Warn(ctx, externalIPsWarning)
+			if before != nil && !usesExternalIPs(before) {
+				before = nil
+			}
+		}
+		errs := boundPairs(svc, before)
+		if len(errs) == 0 && grows(svc, before) {
+			own, err := ownAddresses(ctx, c)
+			if err != nil {
+				return asStatus(err)
+			}
+			errs = own.judge(svc, before)
+			if len(errs) == 0 {
+				if errs, err = boundNamespace(ctx, c, svc, before); err != nil {
+					return asStatus(err)
+				}
+			}
+		}
+		if len(errs) > 0 {
+			return apierrors.NewInvalid(a.Kind.GVK.GroupKind(), svc.Name, errs)
+		}
+		return nil
+	}
+}
+
+// usesExternalIPs reports whether nodes serve a Service at its external addresses.
+func usesExternalIPs(s *corev1.Service) bool {
+	return needsIP(s) && s.Spec.ClusterIP != corev1.ClusterIPNone
+}
+
+// pairs returns how many pairs of an external address and a port a Service has.
+func pairs(s *corev1.Service) int {
+	if s == nil || !usesExternalIPs(s) {
+		return 0
+	}
+	return len(s.Spec.ExternalIPs) * len(s.Spec.Ports)
+}
+
+var externalIPsField = field.NewPath("spec", "externalIPs")
+
+// boundPairs refuses a Service with too many pairs that has more of them than before.
+func boundPairs(svc, before *corev1.Service) field.ErrorList {
+	n := pairs(svc)
+	if n <= maxServicePairs || n <= pairs(before) {
+		return nil
+	}
+	return field.ErrorList{field.Forbidden(externalIPsField, fmt.Sprintf(
+		"%d addresses with %d ports each are %d pairs; a Service may have %d: give fewer addresses or ports, or several Services",
+		len(svc.Spec.ExternalIPs), len(svc.Spec.Ports), n, maxServicePairs))}
+}
+
+// boundNamespace refuses a Service that grows where its namespace has too many pairs.
+func boundNamespace(ctx context.Context, c Config, svc, before *corev1.Service) (field.ErrorList, error) {
+	n := pairs(svc)
+	if n <= pairs(before) {
+		return nil, nil
+	}
+	all, err := c.Cluster.List(ctx, "services", svc.Namespace, false)
+	if err != nil {
+		return nil, err
+	}
+	others := 0
+	for _, o := range all {
+		if s := o.(*corev1.Service); s.Name != svc.Name {
+			others += pairs(s)
+		}
+	}
+	if others+n <= maxNamespacePairs {
+		return nil, nil
+	}
+	return field.ErrorList{field.Forbidden(externalIPsField, fmt.Sprintf(
+		"this Service has %d pairs of an external address and a port, and the other Services of namespace %s have %d; "+
+			"a namespace may have %d: give fewer addresses or ports, or use another namespace", n, svc.Namespace, others, maxNamespacePairs))}, nil
+}
+
+// listening is a port of a machine of the cluster.
+type listening struct {
+	address netip.Addr
+	port    agentport.Port
+}
+
+// clusterOwn are the addresses that belong to the cluster itself.
+type clusterOwn struct {
+	pods, services []netip.Prefix
+	allowed        []netip.Prefix       // empty: all others
+	dns            []netip.Addr         // where agents answer DNS
+	listens        map[listening]string // what listens there
+}
+
+// grows reports whether a Service has an external address or, with external addresses, a port that it had not.
+func grows(svc, before *corev1.Service) bool {
+	if before == nil {
+		return true
+	}
+	for _, ip := range svc.Spec.ExternalIPs {
+		if !slices.Contains(before.Spec.ExternalIPs, ip) {
+			return true
+		}
+	}
+	return slices.ContainsFunc(svc.Spec.Ports, func(p corev1.ServicePort) bool { return !hasPort(before, p) })
+}
+
+func hasPort(s *corev1.Service, p corev1.ServicePort) bool {
+	return slices.ContainsFunc(s.Spec.Ports, func(o corev1.ServicePort) bool { return o.Port == p.Port && o.Protocol == p.Protocol })
+}
+
+// ownAddresses reads which addresses belong to the cluster.
+func ownAddresses(ctx context.Context, c Config) (*clusterOwn, error) {
+	own := &clusterOwn{pods: slices.Clone(c.PodCIDRs), allowed: c.ExternalIPRanges, listens: map[listening]string{}}
+	for _, p := range []netip.Prefix{c.ServiceCIDR, c.SecondServiceCIDR} {
+		if p.IsValid() {
+			own.services = append(own.services, p)
+		}
+	}
+	if c.Cluster == nil {
+		return own, nil
+	}
+	ranges, err := c.Cluster.List(ctx, "servicecidrs", "", false)
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range ranges {
+		own.services = append(own.services, kinds.RangesOf(o.(*networkingv1.ServiceCIDR))...)
+	}
+	if s, ok := c.Cluster.Get(ctx, "services", dnsNamespace, dnsService); ok {
+		own.dns = addressesOf(kinds.ClusterAddresses(s.(*corev1.Service)))
+	}
+	return own, own.machines(ctx, c)
+}
+
+// The Service of the cluster's DNS, as every installation of CoreDNS names it.
+const dnsNamespace, dnsService = "kube-system", "kube-dns"
+
+func addressesOf(all []string) []netip.Addr {
+	var out []netip.Addr
+	for _, text := range all {
+		if a, err := netip.ParseAddr(text); err == nil {
+			out = append(out, a.Unmap())
+		}
+	}
+	return out
+}
+
+// machines adds the ports on which replicas and agents listen. A machine that has a replica and an agent has all of its
+// addresses with the ports of both.
+func (own *clusterOwn) machines(ctx context.Context, c Config) error {
+	var replicas []netip.AddrPort
+	if c.ReplicaAddresses != nil {
+		replicas = c.ReplicaAddresses()
+	}
+	add := func(ip netip.Addr, p agentport.Port, what string) { own.listens[listening{ip, p}] = what }
+	for _, r := range replicas {
+		add(r.Addr(), agentport.Port{Proto: "tcp", Number: r.Port()}, "a replica of the control plane")
+	}
+	nodes, err := c.Cluster.List(ctx, "nodes", "", false)
+	if err != nil {
+		return err
+	}
+	for _, o := range nodes {
+		n := o.(*corev1.Node)
+		for _, text := range n.Spec.PodCIDRs {
+			if p, err := netip.ParsePrefix(text); err == nil {
+				own.pods = append(own.pods, p)
+			}
+		}
+		ports := agentport.Default()
+		if p := n.Status.DaemonEndpoints.KubeletEndpoint.Port; p > 0 && p <= 65535 {
+			ports = append(ports, agentport.Port{Proto: "tcp", Number: uint16(p)})
+		}
+		addresses := balancer.OfMachine(n)
+		for _, ip := range addresses {
+			for _, p := range ports {
+				add(ip, p, "the agent of node "+n.Name)
+			}
+			for _, r := range replicas {
+				if slices.Contains(addresses, r.Addr()) {
+					add(ip, agentport.Port{Proto: "tcp", Number: r.Port()}, "a replica of the control plane")
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// judge refuses what a Service did not have before: addresses of the cluster's own ranges, and ports of its machines.
+func (own *clusterOwn) judge(svc, before *corev1.Service) field.ErrorList {
+	var errs field.ErrorList
+	for i, text := range svc.Spec.ExternalIPs {
+		raw, ok := netip.AddrFromSlice(utilnet.ParseIPSloppy(text))
+		if !ok {
+			continue // validation refuses it
+		}
+		ip, at := raw.Unmap(), externalIPsField.Index(i)
+		had := before != nil && slices.Contains(before.Spec.ExternalIPs, text)
+		if !had {
+			if why := own.refusal(ip); why != "" {
+				errs = append(errs, field.Invalid(at, text, why))
+				continue
+			}
+		}
+		for _, p := range svc.Spec.Ports {
+			if had && hasPort(before, p) {
+				continue
+			}
+			port := agentport.Port{Proto: strings.ToLower(string(p.Protocol)), Number: uint16(p.Port)}
+			if what, ok := own.listens[listening{ip, port}]; ok {
+				errs = append(errs, field.Invalid(at, text, fmt.Sprintf(
+					"port %d/%s of this address is used by %s: give the Service another port, or leave the address out", p.Port, p.Protocol, what)))
+			}
+		}
+	}
+	return errs
+}
+
+// refusal returns why no Service may have an address as an external one; "" = it may.
+func (own *clusterOwn) refusal(ip netip.Addr) string {
+	within := func(all []netip.Prefix) int {
+		return slices.IndexFunc(all, func(p netip.Prefix) bool { return p.Contains(ip) })
+	}
+	switch {
+	case ip.IsUnspecified() || ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsMulticast():
+		return "may not be an unspecified, loopback, link-local or multicast address"
+	case slices.Contains(own.dns, ip):
+		return "is the address of the cluster's DNS: give an address that the cluster does not use itself"
+	}
+	if i := within(own.pods); i >= 0 {
+		return fmt.Sprintf("is in the range of pods %s: give an address that the cluster does not use itself", own.pods[i])
+	}
+	if i := within(own.services); i >= 0 {
+		return fmt.Sprintf("is in the range of Services %s: give an address that the cluster does not use itself", own.services[i])
+	}
+	if len(own.allowed) > 0 && within(own.allowed) < 0 {
+		return fmt.Sprintf("is in none of the ranges that this cluster allows (--service-external-ip-ranges): %s", joinPrefixes(own.allowed))
+	}
+	return ""
+}
+
+func joinPrefixes(all []netip.Prefix) string {
+	out := make([]string, len(all))
+	for i, p := range all {
+		out[i] = p.String()
+	}
+	return strings.Join(out, ", ")
+}

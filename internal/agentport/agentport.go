@@ -1,0 +1,21 @@
+// Package agentport lists the ports on which every agent of a cluster listens at its machine's addresses.
+package agentport
+
+// The ports of an agent with default settings.
+const (
+	HTTPS     = 10250 // TCP: the node's own HTTPS server
+	Health    = 10256 // TCP: health of Service rules, for load balancers in front of nodes
+	VXLAN     = 4789  // UDP: packets of pods between nodes (RFC 7348)
+	WireGuard = 51871 // UDP: the same, encrypted
+)
+
+// Port is a port of a transport protocol.
+type Port struct {
+	Proto  string // "tcp", "udp"
+	Number uint16
+}
+
+// Default returns the ports of an agent with default settings.
+func Default() []Port {
+	return []Port{{"tcp", HTTPS}, {"tcp", Health}, {"udp", VXLAN}, {"udp", WireGuard}}
+}
