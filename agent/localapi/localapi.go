@@ -183,9 +183,12 @@ func (s *Server) lead(ctx context.Context, client net.Conn, objects agent.Object
 	join(client, c.replica)
 }
 
-// impatient has a connection end when what was sent is not acknowledged.
-func impatient(_, _ string, raw syscall.RawConn) error {
-	var err error
+// impatient has a connection end when what was sent is not acknowledged, and marks it as one to a replica.
+func impatient(network, address string, raw syscall.RawConn) error {
+	err := agent.MarkReplicaConn(network, address, raw)
+	if err != nil {
+		return err
+	}
 	return errors.Join(raw.Control(func(fd uintptr) {
 		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(unacknowledged.Milliseconds()))
 	}), err)

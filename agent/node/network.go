@@ -20,6 +20,7 @@ import (
 	"keelson.dev/keelson/agent/proxy"
 	"keelson.dev/keelson/agent/proxyhealth"
 	"keelson.dev/keelson/cni"
+	"keelson.dev/keelson/internal/agentport"
 )
 
 // WithNetwork gives the agent the real pod network, routes and Service rules. A
@@ -40,15 +41,6 @@ func (c *Config) WithNetwork() error {
 			routes.NodeIPs = append(routes.NodeIPs, ip.Unmap())
 		}
 	}
-	var pods *network.Network // set before a part runs
-	c.Network = func(o agent.Objects) agent.Network {
-		routes.Objects = o
-		pods = network.New(network.Config{
-			ConfDir: c.CNIConfDir, BinDirs: []string{c.CNIBinDir}, RunDir: filepath.Join(c.RunDir, "cni"), SourceExempt: c.SourceExempt,
-			PodCIDRs: func() []netip.Prefix { return o.Cluster().PodPrefixes() }, MTU: routes.MTU, Log: log.With("part", "network"),
-		})
-		return pods
-	}
 	var ip netip.Addr
 	if len(c.NodeIPs) > 0 {
 		ip, _ = netip.ParseAddr(c.NodeIPs[0]) // the invalid one was refused by Complete
@@ -56,6 +48,18 @@ func (c *Config) WithNetwork() error {
 	flows, health := proxy.NewFlows(), proxy.NewHealthChecks(log.With("part", "proxy"))
 	rules := &proxy.Proxy{Node: c.NodeName, NodeIP: ip, Mode: c.ProxyMode, NodePorts: c.NodePortAddresses, Foreign: foreign,
 		Flows: flows, Health: health, Metrics: proxy.NewMetrics(), Log: log.With("part", "proxy")}
+	var pods *network.Network // set before a part runs
+	c.Network = func(o agent.Objects) agent.Network {
+		routes.Objects = o
+		rules.ControlPlane, _ = o.(agent.ControlPlane)
+		pods = network.New(network.Config{
+			ConfDir: c.CNIConfDir, BinDirs: []string{c.CNIBinDir}, RunDir: filepath.Join(c.RunDir, "cni"), SourceExempt: c.SourceExempt,
+			PodCIDRs: func() []netip.Prefix { return o.Cluster().PodPrefixes() }, MTU: routes.MTU, Log: log.With("part", "network"),
+		})
+		return pods
+	}
+
+	c.serviceListens(rules)
 	c.Proxy, c.proxyMetrics = rules, rules.WriteMetrics
 	var answers *proxyhealth.Server
 	at, err := healthzAddress(c.ProxyHealthz)
@@ -90,6 +94,16 @@ func (c *Config) WithNetwork() error {
 		c.Extra[partKey] = func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return c.ownKey.Follow(ctx) }
 	}
 	return nil
+}
+
+// serviceListens tells the Service rules on which ports this agent listens where its settings are not the default ones.
+func (c *Config) serviceListens(rules *proxy.Proxy) {
+	if c.KubeletPort > 0 {
+		rules.Listens = append(rules.Listens, agentport.Port{Proto: "tcp", Number: uint16(c.KubeletPort)})
+	}
+	if c.wireguard.Port > 0 {
+		rules.Listens = append(rules.Listens, agentport.Port{Proto: "udp", Number: uint16(c.wireguard.Port)})
+	}
 }
 
 // encrypt opens the node's own key, of which others are told the public half.

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"keelson.dev/keelson/agent"
 )
 
 // The chains that all ports share. Each port has chains of its own by its ID.
@@ -28,6 +30,10 @@ const (
 
 // iptMark is markMasquerade with its mask.
 const iptMark = markMasquerade + "/" + markMasquerade
+
+// iptBypass exempts the agent's own connections to replicas from a chain. The chains are also reached by packets from
+// elsewhere, whose mark says nothing.
+var iptBypass = fmt.Sprintf("-m mark --mark %#x/%#x -m addrtype --src-type LOCAL -j RETURN", agent.ReplicaMark, agent.ReplicaMark)
 
 // iptRules are rules by table and chain, in order.
 type iptRules map[string]map[string][]string
@@ -90,6 +96,9 @@ func (f family) iptSkeleton(b Base) iptRules {
 	r.chain("nat", chainNodePorts)
 	r.chain("filter", chainRefusals)
 	r.chain("filter", chainRefusedNode)
+	for table, chain := range map[string]string{"mangle": chainGuard, "nat": chainFrontDoor, "filter": chainNoBackend} {
+		r.rule(table, chain, iptBypass)
+	}
 	r.rule("nat", chainFrontDoor, "-j "+chainServices)
 	r.rule("filter", chainNoBackend, "-j "+chainRefusals)
 	for _, node := range f.nodeAddresses(b) {

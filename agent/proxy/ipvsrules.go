@@ -50,6 +50,7 @@ func besideIPVS(f family, b Base) *skeleton {
 	for _, hook := range []knftables.BaseChainHook{knftables.PreroutingHook, knftables.OutputHook} {
 		name := "guard-" + string(hook)
 		s.hook(name, knftables.FilterType, hook, knftables.DNATPriority+"-10")
+		s.bypass(name, hook)
 		s.rule(name, "ct state new %s vmap @%s", address, mapFirewall)
 		s.rule(name, "%s vmap @%s", address, mapServices)
 		s.rule(name, "%s meta l4proto . th dport vmap @%s", local, nodePortPrefix+mapServices)

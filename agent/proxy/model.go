@@ -103,6 +103,7 @@ type Place struct{ Node, Zone string }
 // goroutine uses it.
 type Model struct {
 	at     Place
+	taken  *Reserved // nil: nothing
 	known  map[types.NamespacedName]*known
 	parts  map[types.NamespacedName]types.NamespacedName // EndpointSlice → Service
 	claims claims
@@ -145,6 +146,20 @@ func (m *Model) Move(at Place) {
 	m.at = at
 	for key := range m.known {
 		m.dirty[key] = struct{}{}
+	}
+}
+
+// Reserve sets the addresses and ports at which no Service captures external traffic.
+func (m *Model) Reserve(r *Reserved) {
+	if m.taken.equal(r) {
+		return
+	}
+	m.taken = r
+	for key, k := range m.known {
+		if s := k.service; s != nil && (len(s.Spec.ExternalIPs) > 0 || s.Spec.Type == v1.ServiceTypeNodePort || s.Spec.Type == v1.ServiceTypeLoadBalancer ||
+			len(s.Status.LoadBalancer.Ingress) > 0) {
+			m.dirty[key] = struct{}{}
+		}
 	}
 }
 
@@ -257,7 +272,7 @@ func (m *Model) settle(key types.NamespacedName, touched map[string]struct{}) {
 	var ports []*Port
 	delete(m.health, key)
 	if k.service != nil && !agent.ServesDNS(k.service) { // the address of that one is the node's own, where the agent answers
-		ports = portsOf(k.service, k.parts, m.at)
+		ports = portsOf(k.service, k.parts, m.at, m.taken)
 		if h, ok := healthOf(k.service, k.parts, m.at.Node); ok {
 			m.health[key] = h
 		}

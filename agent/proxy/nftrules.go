@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"sigs.k8s.io/knftables"
+
+	"keelson.dev/keelson/agent"
 )
 
 // Table is the name of our nftables tables, one per address family; nothing else on the node is touched.
@@ -277,6 +279,13 @@ func (s *skeleton) rule(chain, format string, args ...any) {
 	s.rules = append(s.rules, &knftables.Rule{Chain: chain, Rule: fmt.Sprintf(format, args...)})
 }
 
+// bypass exempts the agent's own connections to replicas from a chain of the output hook.
+func (s *skeleton) bypass(chain string, hook knftables.BaseChainHook) {
+	if hook == knftables.OutputHook {
+		s.rule(chain, "meta mark and %#x != 0 return", agent.ReplicaMark)
+	}
+}
+
 // skeletonOf is the table of a family. Pure.
 func (f family) skeletonOf(b Base) *skeleton {
 	s := &skeleton{}
@@ -318,8 +327,10 @@ func (f family) skeletonOf(b Base) *skeleton {
 	s.shortcuts(f, nodePortPrefix, "meta l4proto . th dport", f.of(b.PodCIDRs))
 	for _, hook := range []knftables.BaseChainHook{knftables.PreroutingHook, knftables.OutputHook} {
 		s.hook("guard-"+string(hook), knftables.FilterType, hook, knftables.DNATPriority+"-10")
+		s.bypass("guard-"+string(hook), hook)
 		s.rule("guard-"+string(hook), "ct state new %s vmap @%s", address, mapFirewall)
 		s.hook("nat-"+string(hook), knftables.NATType, hook, knftables.DNATPriority)
+		s.bypass("nat-"+string(hook), hook)
 		s.rule("nat-"+string(hook), "jump %s", chainDispatch)
 	}
 	s.masquerades(f, f.of(b.PodCIDRs))
@@ -364,6 +375,7 @@ func (s *skeleton) refusals(f family, address, nodePort string, services []netip
 	for _, hook := range []knftables.BaseChainHook{knftables.InputHook, knftables.ForwardHook, knftables.OutputHook} {
 		name := "refuse-" + string(hook)
 		s.hook(name, knftables.FilterType, hook, knftables.FilterPriority)
+		s.bypass(name, hook)
 		s.rule(name, "ct state new %s vmap @%s", address, mapRefused)
 		if hook == knftables.InputHook && nodePort != "" {
 			s.rule(name, "ct state new %s meta l4proto . th dport vmap @%s", nodePort, nodePortPrefix+mapRefused)

@@ -17,7 +17,7 @@ import (
 const defaultAffinity = 10800
 
 // portsOf are the ports of a Service that nodes serve, in each family in which it has an address.
-func portsOf(svc *v1.Service, parts map[string]*discoveryv1.EndpointSlice, at Place) []*Port {
+func portsOf(svc *v1.Service, parts map[string]*discoveryv1.EndpointSlice, at Place, reserved *Reserved) []*Port {
 	if svc.Spec.Type == v1.ServiceTypeExternalName {
 		return nil
 	}
@@ -27,7 +27,7 @@ func portsOf(svc *v1.Service, parts map[string]*discoveryv1.EndpointSlice, at Pl
 			if !sane(p) {
 				continue // one Service must not spoil the rules of all
 			}
-			out = append(out, servicePort(svc, p, ip, parts, at))
+			out = append(out, servicePort(svc, p, ip, parts, at, reserved))
 		}
 	}
 	return out
@@ -58,7 +58,8 @@ func clusterIPs(svc *v1.Service) []netip.Addr {
 	return out
 }
 
-func servicePort(svc *v1.Service, p v1.ServicePort, ip netip.Addr, parts map[string]*discoveryv1.EndpointSlice, at Place) *Port {
+func servicePort(svc *v1.Service, p v1.ServicePort, ip netip.Addr, parts map[string]*discoveryv1.EndpointSlice, at Place,
+	reserved *Reserved) *Port {
 	proto := strings.ToLower(string(cmp.Or(p.Protocol, v1.ProtocolTCP)))
 	out := &Port{Name: svc.Namespace + "/" + svc.Name + ":" + cmp.Or(p.Name, fmt.Sprint(p.Port)), Proto: proto, V6: ip.Is6()}
 	unique := out.Name + proto
@@ -68,7 +69,7 @@ func servicePort(svc *v1.Service, p v1.ServicePort, ip netip.Addr, parts map[str
 	sum := sha256.Sum256([]byte(unique))
 	out.ID = hex.EncodeToString(sum[:6])
 	out.Internal = []Frontend{{ip, proto, p.Port}}
-	out.external(svc, p)
+	out.external(svc, p, reserved)
 	if svc.Spec.SessionAffinity == v1.ServiceAffinityClientIP {
 		out.Affinity = defaultAffinity
 		if c := svc.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
@@ -79,18 +80,26 @@ func servicePort(svc *v1.Service, p v1.ServicePort, ip netip.Addr, parts map[str
 	return out
 }
 
-// external adds where clients from outside knock.
-func (p *Port) external(svc *v1.Service, port v1.ServicePort) {
+// maxAddresses returns how many external addresses of a Service are served on each of its ports.
+func maxAddresses(svc *v1.Service) int { return max(maxServicePairs/max(len(svc.Spec.Ports), 1), 1) }
+
+// external adds the frontends of traffic from outside, without those that are reserved.
+func (p *Port) external(svc *v1.Service, port v1.ServicePort, reserved *Reserved) {
+	most := maxAddresses(svc)
 	add := func(s string) (Frontend, bool) {
 		ip, err := netip.ParseAddr(s)
 		if err != nil || ip.Is6() != p.V6 || ip.Is4In6() || ip.Zone() != "" ||
-			ip.IsUnspecified() || ip.IsLoopback() || ip.IsMulticast() {
+			ip.IsUnspecified() || ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsMulticast() {
 			return Frontend{}, false
 		}
 		f := Frontend{ip, p.Proto, port.Port}
-		if !slices.Contains(p.External, f) {
-			p.External = append(p.External, f)
+		if slices.Contains(p.External, f) {
+			return f, true
 		}
+		if len(p.External) >= most || !reserved.serves(f) {
+			return Frontend{}, false
+		}
+		p.External = append(p.External, f)
 		return f, true
 	}
 	for _, a := range svc.Spec.ExternalIPs {
@@ -112,7 +121,9 @@ func (p *Port) external(svc *v1.Service, port v1.ServicePort) {
 		if p.V6 {
 			any = netip.IPv6Unspecified()
 		}
-		p.External = append(p.External, Frontend{any, p.Proto, port.NodePort})
+		if f := (Frontend{any, p.Proto, port.NodePort}); reserved.serves(f) {
+			p.External = append(p.External, f)
+		}
 	}
 }
 

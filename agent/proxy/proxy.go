@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/internal/agentport"
 )
 
 // traceParent is the annotation that ties an EndpointSlice to the apply it descends from.
@@ -30,6 +31,10 @@ type Proxy struct {
 	// Foreign says that pods are attached by a network product, which then gives their traffic to the world its source
 	// address; nil: they are not.
 	Foreign func() bool
+	// ControlPlane tells where replicas listen; nil: nobody knows.
+	ControlPlane agent.ControlPlane
+	// Listens are ports on which this node's agent listens, besides those of every agent.
+	Listens []agentport.Port
 	Flows   *Flows        // told of what the rules say; may be nil
 	Health  *HealthChecks // the same
 	Metrics *Metrics      // the same
@@ -93,7 +98,7 @@ func (p *Proxy) Run(ctx context.Context, objects agent.Objects, reports agent.Re
 	p.mu.Lock()
 	p.now = s
 	p.mu.Unlock()
-	changes := objects.Follow(ctx, "Service", "EndpointSlice", "Node")
+	changes := objects.Follow(ctx, "Service", "EndpointSlice", "Node", "Peer")
 	tick, check := time.NewTicker(foreignEvery), time.NewTicker(intactEvery)
 	defer tick.Stop()
 	defer check.Stop()
@@ -102,7 +107,7 @@ func (p *Proxy) Run(ctx context.Context, objects agent.Objects, reports agent.Re
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-tick.C:
-			if s.built && p.foreign() != s.foreign {
+			if s.built && (p.foreign() != s.foreign || !s.model.taken.equal(p.reserved(objects))) {
 				err = p.apply(ctx, s, objects, reports, agent.Changed{})
 			}
 		case <-check.C:
@@ -209,6 +214,9 @@ func (p *Proxy) apply(ctx context.Context, s *state, objects agent.Objects, repo
 		s.base, s.built, s.routed = base, false, nil
 		s.recount()
 	}
+	if machinesMayDiffer(news) {
+		s.model.Reserve(p.reserved(objects))
+	}
 	fresh := s.take(objects, news)
 	changes := s.model.Settle()
 	s.outlie(changes)
@@ -232,6 +240,20 @@ func (p *Proxy) apply(ctx context.Context, s *state, objects agent.Objects, repo
 	}
 	s.report(p.Node, fresh, reports, begin, p.Metrics)
 	return nil
+}
+
+// machinesMayDiffer reports whether a change may concern the cluster's machines. An empty one stands for a change that no
+// object shows.
+func machinesMayDiffer(news agent.Changed) bool {
+	if news.All || news.Revision == 0 && len(news.Keys) == 0 {
+		return true
+	}
+	for k := range news.Keys {
+		if k.Kind == "Node" || k.Kind == "Peer" {
+			return true
+		}
+	}
+	return false
 }
 
 // take brings the model to the view, and returns the slices among what changed.

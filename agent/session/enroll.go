@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
+	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/internal/backoff"
 	"keelson.dev/keelson/internal/wait"
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
@@ -153,6 +154,9 @@ func (s *Session) enroll(ctx context.Context, token joinToken, req signingReques
 	return id, nil
 }
 
+// replicaDialer connects to replicas. Service rules do not apply to its connections.
+var replicaDialer = net.Dialer{KeepAliveConfig: vanished, Control: agent.MarkReplicaConn}
+
 // dial prepares a connection to one replica; it is made when it is first used.
 func (s *Session) dial(address string, creds credentials.TransportCredentials) (*grpc.ClientConn, error) {
 	opts := []grpc.DialOption{
@@ -165,9 +169,8 @@ func (s *Session) dial(address string, creds credentials.TransportCredentials) (
 	}
 	dial := s.cfg.Dial
 	if dial == nil {
-		kept := net.Dialer{KeepAliveConfig: vanished}
 		dial = func(ctx context.Context, address string) (net.Conn, error) {
-			return kept.DialContext(ctx, "tcp", address)
+			return replicaDialer.DialContext(ctx, "tcp", address)
 		}
 	}
 	opts = append(opts, grpc.WithContextDialer(dial))

@@ -58,6 +58,7 @@ type replicas struct {
 	widened bool               // nothing learnt answers: try what is configured as well
 	changed chan struct{}      // closed and replaced when learned changes
 	open    map[string]*link
+	listens map[string][]string // by fleet address: the addresses on which that replica listens
 }
 
 // link is the connection to one replica.
@@ -71,7 +72,7 @@ type link struct {
 }
 
 func newReplicas(log *slog.Logger, dir string, seed []string) *replicas {
-	return &replicas{log: log, file: filepath.Join(dir, replicasFile), seed: seed, changed: make(chan struct{}), open: make(map[string]*link), said: make(map[*link][]string)}
+	return &replicas{log: log, file: filepath.Join(dir, replicasFile), seed: seed, changed: make(chan struct{}), open: make(map[string]*link), said: make(map[*link][]string), listens: make(map[string][]string)}
 }
 
 // load reads the stored list; none is no error.
@@ -87,10 +88,14 @@ func (r *replicas) load() error {
 	if err := json.Unmarshal(data, &list); err != nil {
 		return fmt.Errorf("read list of replicas %s: %w", r.file, err)
 	}
+	listens, err := loadListens(r.listensFile())
 	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.learned = list
-	r.mu.Unlock()
-	return nil
+	if err == nil {
+		r.listens = listens
+	}
+	return err
 }
 
 // learn takes what a replica says of all of them; from is nil for what a node hears as it enrols. A replica that lags
@@ -105,6 +110,7 @@ func (r *replicas) learn(from *link, list []*fleetv1.Replica) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.learnListens(list)
 	if from != nil {
 		if r.said[from] = addresses; len(addresses) == 0 {
 			delete(r.said, from)

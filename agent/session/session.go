@@ -63,6 +63,7 @@ type Session struct {
 	proxy    *progress
 	used     *usedLately
 	heard    heard
+	online   *online
 	linked   chan struct{} // buffered: links have appeared
 	children sync.WaitGroup
 	id       *identity // set by Run before anything connects, which closes identified
@@ -79,6 +80,7 @@ var (
 	_ agent.Reporter = (*Session)(nil)
 
 	_ agent.UsageReporter = (*Session)(nil)
+	_ agent.ControlPlane  = (*Session)(nil)
 )
 
 // New prepares a session. Nothing runs, and no file is read, until Run.
@@ -93,7 +95,7 @@ func New(cfg Config) *Session {
 		cfg: cfg, log: cfg.Log, view: newView(cfg.NodeName), reporter: newReporter(cfg.Facts), said: newSaid(),
 		replicas: newReplicas(cfg.Log, cfg.StateDir, cfg.Servers),
 		gates:    &gates{byPod: make(map[types.UID]*gate)}, proxy: newProgress(), used: newUsedLately(), linked: make(chan struct{}, 1),
-		identified: make(chan struct{}), serving: serving{hurry: make(chan struct{}, 1)},
+		identified: make(chan struct{}), online: newOnline(time.Now()), serving: serving{hurry: make(chan struct{}, 1)},
 	}
 	s.view.shared = cfg.Shared
 	s.tokens = newTokens(cfg.RunDir, s.reporter.poke)

@@ -156,6 +156,8 @@ func (s *Session) sessionWith(ctx context.Context, l *link) error {
 	}
 	s.log.Info("session opened", "replica", w.Replica, "address", l.address, "epoch", w.Epoch)
 	s.view.setCluster(clusterOf(w))
+	s.online.set(true, time.Now())
+	defer func() { s.online.set(false, time.Now()) }()
 	c := &conversation{
 		s: s, stream: stream, epoch: w.Epoch,
 		beat: max(time.Duration(w.HeartbeatMillis)*time.Millisecond, leastBeat), full: true,

@@ -1,0 +1,348 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/agent/fake"
+	"keelson.dev/keelson/internal/agentport"
+	"keelson.dev/keelson/test/bed/space"
+)
+
+// hostileReservation is a cluster with a replica beside an agent (10.89.0.11), a replica alone (10.89.0.12), a worker
+// (10.89.0.102) and this node.
+func hostileReservation() reservation {
+	addr, prefix := netip.MustParseAddr, netip.MustParsePrefix
+	return reservation{cluster: agent.Cluster{ClusterCIDR: "10.244.0.0/16", ServiceCIDR: "10.96.0.0/16"},
+		node: &v1.Node{Status: v1.NodeStatus{Addresses: []v1.NodeAddress{{Type: v1.NodeExternalIP, Address: "198.51.100.1"}}}},
+		peers: []*agent.Peer{{Name: "cp1", PodCIDRs: []netip.Prefix{prefix("10.250.1.0/24")}, Addresses: []netip.Addr{addr("10.89.0.11"), addr("fd00:89::11")}},
+			{Name: "w2", PodCIDRs: []netip.Prefix{prefix("10.244.2.0/24")}, Addresses: []netip.Addr{addr("10.89.0.102")}}},
+		own: []netip.Addr{addr("10.89.0.101")},
+		replicas: []netip.AddrPort{netip.MustParseAddrPort("10.89.0.11:6443"), netip.MustParseAddrPort("10.89.0.11:6444"),
+			netip.MustParseAddrPort("10.89.0.12:6443"), netip.MustParseAddrPort("10.89.0.12:6445")},
+		listens: []agentport.Port{{Proto: "tcp", Number: 10350}}}
+}
+
+// F117: no external address or node port is served where a replica or an agent listens, or in the cluster's ranges; other
+// ports of machines are.
+func TestReservedFrontends(t *testing.T) {
+	for _, c := range []struct {
+		at       string
+		proto    string
+		serves   bool
+		detached bool // without a session for a minute
+		ipvs     bool
+	}{
+		{"192.0.2.1:6443", "tcp", true, true, true},
+		{"10.89.0.11:6443", "tcp", false, false, false},
+		{"10.89.0.11:6444", "tcp", false, false, false},
+		{"10.89.0.11:6443", "udp", true, false, false},
+		{"[fd00:89::11]:6444", "tcp", false, false, false}, // the same machine
+		{"10.89.0.12:6443", "tcp", false, false, false},
+		{"10.89.0.12:6445", "tcp", false, false, false},
+		{"10.89.0.12:80", "tcp", true, false, false},
+		{"10.89.0.102:443", "tcp", true, true, false},
+		{"10.89.0.102:6443", "tcp", true, true, false},
+		{"10.89.0.102:10250", "tcp", false, false, false},
+		{"10.89.0.102:10256", "tcp", false, false, false},
+		{"10.89.0.102:4789", "udp", false, false, false},
+		{"10.89.0.102:51871", "udp", false, false, false},
+		{"10.89.0.101:80", "tcp", true, true, true},
+		{"10.89.0.101:10350", "tcp", false, false, false},
+		{"198.51.100.1:10250", "tcp", false, false, false},
+		{"10.244.7.7:8080", "tcp", false, false, false},
+		{"10.250.1.7:8080", "tcp", false, false, false},
+		{"10.96.0.10:53", "udp", false, false, false},
+		{"0.0.0.0:30080", "tcp", true, true, true},
+		{"0.0.0.0:10250", "tcp", false, false, false},
+		{"0.0.0.0:6443", "tcp", true, true, true}, // no replica on this machine
+	} {
+		at := netip.MustParseAddrPort(c.at)
+		f := Frontend{IP: at.Addr(), Proto: c.proto, Port: int32(at.Port())}
+		x := hostileReservation()
+		if got := x.reserve().serves(f); got != c.serves {
+			t.Errorf("%s/%s is served: %v, want %v", c.at, c.proto, got, c.serves)
+		}
+		x.detached = true
+		if got := x.reserve().serves(f); got != c.detached {
+			t.Errorf("without a session: %s/%s is served: %v, want %v", c.at, c.proto, got, c.detached)
+		}
+		x.detached, x.whole = false, true
+		if got := x.reserve().serves(f); got != c.ipvs {
+			t.Errorf("in mode ipvs: %s/%s is served: %v, want %v", c.at, c.proto, got, c.ipvs)
+		}
+	}
+	x := hostileReservation()
+	x.own = append(x.own, netip.MustParseAddr("10.89.0.12"))
+	if x.reserve().serves(Frontend{netip.IPv4Unspecified(), "tcp", 6443}) {
+		t.Error("a node port is served where a replica of the same machine listens")
+	}
+}
+
+// hostile returns a Service that names addresses by every field that can, and an honest one.
+func hostile(addresses ...string) []*v1.Service {
+	bad := service("bad", "10.96.0.66", 30066, func(s *v1.Service) {
+		s.Spec.Type = v1.ServiceTypeLoadBalancer
+		s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: "api", Port: 6443, NodePort: 30067, Protocol: v1.ProtocolTCP})
+		s.Spec.ExternalIPs = addresses[:len(addresses)/2]
+		for _, a := range addresses[len(addresses)/2:] {
+			s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, v1.LoadBalancerIngress{IP: a})
+		}
+		s.Spec.LoadBalancerSourceRanges = []string{"198.51.100.0/24"}
+	})
+	return []*v1.Service{bad, service("good", "10.96.0.10", 0, func(s *v1.Service) { s.Spec.ExternalIPs = []string{"10.89.0.12", "192.0.2.1"} })}
+}
+
+// F117 F118: no writer writes anything for a reserved address, whichever field names it. What becomes reserved is removed,
+// and only that: rules without a session for a minute lack the addresses of replicas alone.
+func TestNoWriterServesReservedAddresses(t *testing.T) {
+	services := hostile("10.244.7.7", "10.96.0.99", "169.254.20.10", "10.250.1.9", "10.96.0.98", "10.89.0.11")
+	bad := service("wide", "10.96.0.67", 0, func(s *v1.Service) {
+		s.Spec.ExternalIPs = []string{"10.89.0.11"}
+		s.Spec.Ports[0].Port = 6443
+	})
+	m := NewModel(testPlace)
+	m.Reserve(hostileReservation().reserve())
+	m.Replace(append(services, bad), nil)
+	for _, name := range []string{"bad", "good", "wide"} {
+		part := slice(name, endpoint("10.244.0.2", "w1", true, true, false))
+		m.Slice(types.NamespacedName{Namespace: "default", Name: part.Name}, part)
+	}
+	changes := m.Settle()
+	n, dump := onFakes(nftDialect)
+	ipt, text := inMemory()
+	vs := newFakeIPVS()
+	beside, besideDump := onFakes(dialect{ipvsTable, besideIPVS, besideIPVSPort})
+	writers := []Writer{n, ipt, vs, beside}
+	shows := func() map[string]string {
+		return map[string]string{"nft": dump(), "iptables": text(), "ipvs": vs.kernel.text(), "beside ipvs": besideDump()}
+	}
+	base := testBase
+	base.ServiceCIDRs, base.PodCIDRs = base.ServiceCIDRs[:1], base.PodCIDRs[:1]
+	for _, w := range writers {
+		if err := w.Sync(t.Context(), base, maps.Values(map[string]*Port{})); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Apply(t.Context(), changes); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect := func(when string, served, unserved []string) {
+		t.Helper()
+		for writer, all := range shows() {
+			for _, ip := range unserved {
+				if strings.Contains(all, ip) {
+					t.Errorf("%s: %s serves %s:\n%s", when, writer, ip, all)
+				}
+			}
+			for _, ip := range served {
+				if writer != "beside ipvs" && !strings.Contains(all, ip) {
+					t.Errorf("%s: %s does not serve %s", when, writer, ip)
+				}
+			}
+		}
+	}
+	// 10.89.0.11:80 is a port of a machine that nothing of the cluster uses.
+	never := []string{"10.244.7.7", "10.96.0.99", "169.254.20.10", "10.250.1.9", "10.96.0.98", "10.89.0.11 . tcp . 6443", "10.89.0.11/32 -p tcp -m tcp --dport 6443", "10.89.0.11 tcp 6443"}
+	expect("with a session", []string{"10.89.0.11", "10.89.0.12", "192.0.2.1", "10.96.0.66", "10.96.0.10"}, never)
+	reserve := func(change func(*reservation)) {
+		x := hostileReservation()
+		change(&x)
+		m.Reserve(x.reserve())
+		changes := m.Settle()
+		for _, w := range writers {
+			if err := w.Apply(t.Context(), changes); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	reserve(func(x *reservation) { x.detached = true })
+	expect("without a session", []string{"192.0.2.1", "10.96.0.66", "10.96.0.10"}, append([]string{"10.89.0.11", "10.89.0.12"}, never...))
+	reserve(func(*reservation) {})
+	expect("with a session again", []string{"10.89.0.11", "10.89.0.12", "192.0.2.1"}, never)
+	reserve(func(x *reservation) { x.replicas = append(x.replicas, netip.MustParseAddrPort("192.0.2.1:80")) })
+	for writer, all := range shows() {
+		if strings.Contains(all, "192.0.2.1") {
+			t.Errorf("%s serves the address of a replica that is new:\n%s", writer, all)
+		}
+	}
+}
+
+// F117: external addresses times ports of one Service are bounded on the node too.
+func TestExternalFrontendsAreBounded(t *testing.T) {
+	bomb := service("bomb", "10.96.0.66", 0, func(s *v1.Service) {
+		s.Spec.Ports = nil
+		for i := range 300 {
+			s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: fmt.Sprint("p", i), Port: int32(20000 + i)})
+		}
+		for i := range 400 {
+			s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, fmt.Sprintf("203.0.%d.%d", i/200, 1+i%200))
+		}
+	})
+	n := 0
+	for _, p := range Compute([]*v1.Service{bomb}, nil, testPlace).Ports() {
+		n += len(p.External)
+	}
+	if n > maxServicePairs || n < maxServicePairs/2 {
+		t.Errorf("%d frontends, want %d at most", n, maxServicePairs)
+	}
+}
+
+// plane is a control plane as the proxy sees it.
+type plane struct {
+	replicas []netip.AddrPort
+	silent   time.Duration
+}
+
+func (p *plane) ReplicaAddresses() []netip.AddrPort { return p.replicas }
+func (p *plane) Disconnected() time.Duration        { return p.silent }
+
+// F117: the proxy goes by what the view and the session tell of machines.
+func TestProxyReservesMachines(t *testing.T) {
+	objects := fake.NewCluster()
+	objects.About.ServiceCIDR, objects.About.ClusterCIDR = "10.96.0.0/16", "10.244.0.0/16"
+	objects.Put(service("web", "10.96.0.10", 0, func(s *v1.Service) {
+		s.Spec.ExternalIPs = []string{"10.89.0.12", "10.89.0.102", "192.0.2.1"}
+		s.Spec.Ports[0].Port = 10250
+	}), slice("web", endpoint("10.244.0.2", "w1", true, true, false)))
+	control := &plane{replicas: []netip.AddrPort{netip.MustParseAddrPort("10.89.0.12:6443")}}
+	p := &Proxy{Node: "w1", ControlPlane: control, Log: slog.New(slog.DiscardHandler)}
+	r := &recorder{}
+	s := newState(r, "w1")
+	external := func(c agent.Changed) string {
+		t.Helper()
+		if err := p.apply(t.Context(), s, objects, objects, c); err != nil {
+			t.Fatal(err)
+		}
+		var out []string
+		for _, port := range r.ports {
+			for _, f := range port.External {
+				out = append(out, f.IP.String())
+			}
+		}
+		return strings.Join(out, " ")
+	}
+	if got := external(agent.Changed{All: true}); got != "10.89.0.12 10.89.0.102 192.0.2.1" {
+		t.Errorf("at first %q", got)
+	}
+	objects.Put(&agent.Peer{Name: "w2", Addresses: []netip.Addr{netip.MustParseAddr("10.89.0.102")}})
+	if got := external(agent.Changed{Revision: 2, Keys: map[agent.ObjectKey]struct{}{{Kind: "Peer", Name: "w2"}: {}}}); got != "10.89.0.12 192.0.2.1" {
+		t.Errorf("with the node %q", got)
+	}
+	control.silent = disconnectedAfter - time.Second
+	if got := external(agent.Changed{}); got != "10.89.0.12 192.0.2.1" {
+		t.Errorf("shortly without a session %q", got)
+	}
+	control.silent = disconnectedAfter
+	if got := external(agent.Changed{}); got != "192.0.2.1" {
+		t.Errorf("without a session %q", got)
+	}
+	control.silent = 0
+	if got := external(agent.Changed{}); got != "10.89.0.12 192.0.2.1" {
+		t.Errorf("with a session again %q", got)
+	}
+}
+
+// F117: in the kernel, a hostile Service takes no traffic of a pod, of its Service, or of a replica; other ports of the
+// replica's machine work. The agent's own connections reach a replica through any rule, and those of others do not.
+func TestKernelKeepsReservedAddresses(t *testing.T) {
+	for mode, program := range map[Mode]string{ModeNFTables: "nft", ModeIPTables: "iptables"} {
+		t.Run(string(mode), func(t *testing.T) {
+			if _, err := exec.LookPath(program); err != nil {
+				t.Skip("needs " + program)
+			}
+			town := newTown(t)
+			serve(t, town.clients["outside"], "tcp4", "0.0.0.0:6443", "replica")
+			w, err := NewWriter(mode)
+			if err != nil {
+				t.Fatal(err)
+			}
+			m := NewModel(Place{Node: "w1"})
+			services := hostile("10.244.0.6", "10.96.0.99", outsideV4, "10.244.0.6", "10.96.0.99", outsideV4)
+			services[0].Spec.LoadBalancerSourceRanges = nil
+			services[0].Spec.Ports = append(services[0].Spec.Ports, v1.ServicePort{Name: "pods", Port: 8080, Protocol: v1.ProtocolTCP})
+			evil := slice("bad", endpoint("10.244.0.2", "w1", true, true, false))
+			for _, name := range []string{"api", "pods"} {
+				evil.Ports = append(evil.Ports, evil.Ports[0])
+				evil.Ports[len(evil.Ports)-1].Name = &name
+			}
+			m.Replace(append(services, service("victim", "10.96.0.11", 0)), sliceList(evil, slice("victim", endpoint("10.244.0.6", "w1", true, true, false))))
+			base := testBase
+			do := func(f func() error) {
+				t.Helper()
+				if err := space.In(town.node, f); err != nil {
+					t.Fatal(err)
+				}
+			}
+			do(func() error { return routeServices(base) })
+			write := func(r *Reserved) {
+				m.Reserve(r)
+				m.Settle()
+				do(func() error { return w.Sync(t.Context(), base, maps.Values(m.Ports())) })
+			}
+			ask := func(client, address string, mark bool) (answer string) {
+				_ = space.In(town.clients[client], func() error {
+					d := net.Dialer{Timeout: 10 * time.Second}
+					if mark {
+						d.Control = agent.MarkReplicaConn
+					}
+					answer = askWith(t.Context(), d, address)
+					return nil
+				})
+				return answer
+			}
+			x := hostileReservation()
+			x.replicas = []netip.AddrPort{netip.MustParseAddrPort(outsideV4 + ":6443")}
+			write(x.reserve())
+			for _, client := range []string{"node", "a"} {
+				for address, want := range map[string]string{"10.244.0.6:8080": "b", "10.96.0.11:80": "b", outsideV4 + ":6443": "replica", outsideV4 + ":80": "a"} {
+					if got := ask(client, address, false); got != want {
+						t.Errorf("from %s: %s answers at %s, want %s", client, got, address, want)
+					}
+				}
+			}
+			write(nil) // as if nothing were known of the replica
+			if got := ask("node", outsideV4+":6443", false); got != "a" {
+				t.Errorf("nothing is reserved: %s answers, want the endpoint", got)
+			}
+			if got := ask("node", outsideV4+":6443", true); got != "replica" {
+				t.Errorf("the agent's own connection: %s answers, want the replica", got)
+			}
+			m.Replace(services, nil) // rules that refuse are Service rules as well
+			write(nil)
+			if got := ask("node", outsideV4+":6443", true); got != "replica" {
+				t.Errorf("the agent's own connection where the Service has no endpoint: %s answers, want the replica", got)
+			}
+			do(func() error { return w.Clean(t.Context()) })
+		})
+	}
+}
+
+// askWith returns the name of who answers, or the error.
+func askWith(ctx context.Context, d net.Dialer, address string) string {
+	c, err := d.DialContext(ctx, "tcp", address)
+	if err != nil {
+		return err.Error()
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	buf := make([]byte, 100)
+	n, err := c.Read(buf)
+	if name, _, ok := strings.Cut(string(buf[:n]), " "); ok {
+		return name
+	}
+	return fmt.Sprint(errors.Join(errors.New("no answer"), err))
+}

@@ -1,0 +1,194 @@
+package attack
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	v1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/kubernetes"
+
+	"keelson.dev/keelson/deploy/lab"
+	"keelson.dev/keelson/test/bed"
+)
+
+// editor returns a client that may edit one namespace and nothing else.
+func editor(t *testing.T, cs kubernetes.Interface, ns string) kubernetes.Interface {
+	t.Helper()
+	ctx := context.Background()
+	bind := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "tenant"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "edit"},
+		Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: ns, Name: "default"}}}
+	if _, err := cs.RbacV1().RoleBindings(ns).Create(ctx, bind, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	token, err := cs.CoreV1().ServiceAccounts(ns).CreateToken(ctx, "default", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bed.TokenClientAt(t, "cp1", token.Status.Token)
+}
+
+// answering starts a pod of the hello image and returns its address.
+func answering(t *testing.T, cs kubernetes.Interface, ns, name, node string) string {
+	t.Helper()
+	zero := int64(0)
+	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": name}}, Spec: v1.PodSpec{NodeName: node, TerminationGracePeriodSeconds: &zero,
+		Containers: []v1.Container{{Name: "main", Image: "keelson.dev/hello:v1"}}}}
+	if _, err := cs.CoreV1().Pods(ns).Create(context.Background(), p, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	ip := ""
+	bed.Eventually(t, soon, func() error {
+		got, err := cs.CoreV1().Pods(ns).Get(context.Background(), name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if ip = got.Status.PodIP; got.Status.Phase != v1.PodRunning || ip == "" {
+			return fmt.Errorf("pod %s is %s", name, got.Status.Phase)
+		}
+		return nil
+	})
+	return ip
+}
+
+// exposing returns a Service of a tenant with external addresses and TCP ports that lead to port 8080 of app.
+func exposing(name, app string, addresses []string, ports ...int32) *v1.Service {
+	s := &v1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.ServiceSpec{Selector: map[string]string{"app": app}, ExternalIPs: addresses}}
+	for _, p := range ports {
+		s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: fmt.Sprint("p", p), Port: p, TargetPort: intstr.FromInt32(8080)})
+	}
+	return s
+}
+
+// visit asks for a page from a host, and returns its beginning.
+func visit(from lab.Host, url string) (string, error) {
+	client := &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{DisableKeepAlives: true,
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
+		DialContext:     func(ctx context.Context, _, address string) (net.Conn, error) { return from.Dial(ctx, address) }}}
+	resp, err := client.Get(url)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	raw, err := io.ReadAll(io.LimitReader(resp.Body, 200))
+	return string(raw), err
+}
+
+// F117. A tenant who may edit one namespace names replicas, nodes, pods and cluster addresses in Services, and 120,000 pairs
+// of an address and a port in one. It costs one request each, which is refused with 422. Where a Service names such addresses all the same, by
+// its status, every node still reaches the replicas, the pod, and the pod by its Service; other ports of machines work.
+func TestServicesTakeNoTrafficOfTheCluster(t *testing.T) {
+	cs := begin(t)
+	own, theirs := bed.Namespace(t), bed.Namespace(t)
+	ctx := context.Background()
+	hostile := editor(t, cs, own)
+	workers := []lab.Host{bed.Host(t, "w1"), bed.Host(t, "w2"), bed.Host(t, "w3")}
+	victim := answering(t, cs, theirs, "victim", "w1")
+	answering(t, cs, own, "evil", "w2")
+	served, err := cs.CoreV1().Services(theirs).Create(ctx, exposing("victim", "victim", nil, 80), metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	clusterIP := served.Spec.ClusterIP
+
+	var replicaIPs []string
+	for _, name := range bed.Replicas() {
+		replicaIPs = append(replicaIPs, bed.Host(t, name).IP.String())
+	}
+	refused := func(s *v1.Service, want string) {
+		t.Helper()
+		_, err := hostile.CoreV1().Services(own).Create(ctx, s, metav1.CreateOptions{})
+		if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), want) {
+			t.Errorf("Service %s: %v, want 422 with %q", s.Name, err, want)
+		}
+	}
+	bed.Eventually(t, soon, func() error { // the role binding counts at every replica
+		_, err := hostile.CoreV1().Services(own).List(ctx, metav1.ListOptions{})
+		return err
+	})
+	for _, ip := range replicaIPs {
+		for _, port := range []int32{6443, 6444, 6445} {
+			refused(exposing("replica", "evil", []string{ip}, port), "used by a replica")
+		}
+	}
+	refused(exposing("node", "evil", []string{workers[0].IP.String()}, 10250), "used by the agent of node w1")
+	refused(exposing("pod", "evil", []string{victim}, 8080), "range of pods")
+	refused(exposing("cluster", "evil", []string{clusterIP}, 80), "range of Services")
+	bomb := exposing("bomb", "evil", nil)
+	for i := range 400 {
+		bomb.Spec.ExternalIPs = append(bomb.Spec.ExternalIPs, fmt.Sprintf("203.0.%d.%d", i/200, 1+i%200))
+	}
+	for i := range int32(300) {
+		bomb.Spec.Ports = append(bomb.Spec.Ports, v1.ServicePort{Name: fmt.Sprint("p", i), Port: 1000 + i})
+	}
+	refused(bomb, "are 120000 pairs")
+
+	// Another machine's port that nothing of the cluster uses.
+	const free = 18080
+	if _, err := hostile.CoreV1().Services(own).Create(ctx, exposing("honest", "evil", []string{workers[0].IP.String()}, free), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	// What the API refuses in the specification stands in a status.
+	class := "example.com/hostile"
+	taken := exposing("status", "evil", nil, 6443, 6444, 6445, 8080, 80, 10250)
+	taken.Spec.Type, taken.Spec.LoadBalancerClass = v1.ServiceTypeLoadBalancer, &class
+	made, err := hostile.CoreV1().Services(own).Create(ctx, taken, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, ip := range append([]string{victim, clusterIP, workers[0].IP.String(), "203.0.113.77"}, replicaIPs...) {
+		made.Status.LoadBalancer.Ingress = append(made.Status.LoadBalancer.Ingress, v1.LoadBalancerIngress{IP: ip})
+	}
+	bed.Eventually(t, soon, func() error {
+		now, err := cs.CoreV1().Services(own).Get(ctx, made.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		now.Status.LoadBalancer = made.Status.LoadBalancer
+		_, err = cs.CoreV1().Services(own).UpdateStatus(ctx, now, metav1.UpdateOptions{})
+		return err
+	})
+	for _, from := range workers {
+		bed.Eventually(t, soon, func() error { // the honest addresses of both Services are served: so is all else that is
+			for _, at := range []string{net.JoinHostPort(workers[0].IP.String(), strconv.Itoa(free)), "203.0.113.77:8080"} {
+				if _, err := visit(from, "http://"+at); err != nil {
+					return fmt.Errorf("from %s: %w", from.Name, err)
+				}
+			}
+			return nil
+		})
+		for _, ip := range replicaIPs {
+			if got, err := visit(from, "https://"+net.JoinHostPort(ip, strconv.Itoa(lab.APIPort))+"/livez"); err != nil || got != "ok" {
+				t.Errorf("from %s: the replica at %s says %q: %v", from.Name, ip, got, err)
+			}
+		}
+		for _, at := range []string{victim + ":8080", clusterIP + ":80"} {
+			if got, err := visit(from, "http://"+at); err != nil || !strings.Contains(got, "victim") {
+				t.Errorf("from %s: %s says %q: %v, want the victim", from.Name, at, got, err)
+			}
+		}
+	}
+	nodes, err := cs.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range nodes.Items {
+		for _, c := range n.Status.Conditions {
+			if c.Type == v1.NodeReady && c.Status != v1.ConditionTrue {
+				t.Errorf("node %s: %s", n.Name, c.Message)
+			}
+		}
+	}
+}
