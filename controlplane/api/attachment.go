@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -101,11 +102,32 @@ const AnnotationFencesAfter = "keelson.dev/fences-after"
 // FencesAfter is after which silence of the control plane a node ends its pods with attached volumes; 0 = never, or it
 // does not say.
 func FencesAfter(n *corev1.Node) time.Duration {
-	seconds, err := strconv.Atoi(n.Annotations[AnnotationFencesAfter])
+	return ParseFence(n.Annotations[AnnotationFencesAfter])
+}
+
+// ParseFence reads a value of AnnotationFencesAfter; 0 = never.
+func ParseFence(after string) time.Duration {
+	seconds, err := strconv.Atoi(after)
 	if err != nil || seconds < 0 {
 		return 0
 	}
 	return time.Duration(seconds) * time.Second
+}
+
+// AnnotationNodeFencesAfter on a VolumeAttachment is the value of AnnotationFencesAfter that its Node
+// reported last. It outlives the Node. Releases that do not know the annotation keep and ignore it.
+const AnnotationNodeFencesAfter = "keelson.dev/node-fences-after"
+
+// KeepFence returns the attachment with the fence that its Node reports. changed is false where the
+// attachment has that fence already, or the Node reports none.
+func KeepFence(a *storagev1.VolumeAttachment, n *corev1.Node) (kept *storagev1.VolumeAttachment, changed bool) {
+	reported, reports := n.Annotations[AnnotationFencesAfter]
+	if have, has := a.Annotations[AnnotationNodeFencesAfter]; !reports || has && have == reported {
+		return a, false
+	}
+	kept = a.DeepCopy()
+	metav1.SetMetaDataAnnotation(&kept.ObjectMeta, AnnotationNodeFencesAfter, reported)
+	return kept, true
 }
 
 // OutOfService says that an operator has declared a node dead, and that it does not say otherwise.

@@ -3,6 +3,7 @@ package volumeattach
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -20,8 +21,8 @@ const (
 	// margin is what a lost node has beyond its own limit, to end its pods and to unmount. It has been silent for a while
 	// before it is called lost at all, which comes on top.
 	margin = 5 * time.Second
-	// absence is after which a Node that was deleted counts as fenced: its certificate was revoked with it, and its agent
-	// is heard by nobody.
+	// absence is after which a Node that was deleted counts as fenced, unless its fence takes longer: its certificate was
+	// revoked with it, and its agent is heard by nobody.
 	absence = 40 * time.Second
 	// maxSilent bounds what is remembered of nodes that are not heard.
 	maxSilent = 10_000
@@ -32,6 +33,9 @@ const (
 type silences struct {
 	mu    sync.Mutex
 	since map[string]time.Time
+	// reported is the fence (api.AnnotationFencesAfter) that each node reported last, also where the
+	// Node was deleted since.
+	reported map[string]string
 }
 
 // lost says that nobody has a session with a node.
@@ -42,12 +46,25 @@ func lost(n *corev1.Node) bool {
 
 // heard is called for every change of a node, so that one that came back for a moment begins anew.
 func (s *silences) heard(n *corev1.Node) {
-	if lost(n) {
-		return
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.since, n.Name)
+	s.report(n)
+	if !lost(n) {
+		delete(s.since, n.Name)
+	}
+}
+
+// report notes the fence that a node reports. The lock is held.
+func (s *silences) report(n *corev1.Node) {
+	after, reports := n.Annotations[api.AnnotationFencesAfter]
+	if !reports {
+		delete(s.reported, n.Name)
+		return
+	}
+	if s.reported == nil || len(s.reported) >= maxSilent && s.reported[n.Name] == "" { // the attachments keep it as well
+		s.reported = map[string]string{}
+	}
+	s.reported[n.Name] = after
 }
 
 func (s *silences) clear() {
@@ -74,17 +91,17 @@ func (s *silences) begin(node string, now time.Time) time.Time {
 	return now
 }
 
-// host judges a node; n is nil when there is none of that name.
-func (s *silences) host(name string, n *corev1.Node, now time.Time) Host {
+// host judges a node; n is nil when there is none of that name. Then kept are the fences that attachments to it keep.
+func (s *silences) host(name string, n *corev1.Node, now time.Time, kept ...string) Host {
 	h := Host{Node: n}
-	limit := absence
+	var limit time.Duration
 	if n != nil {
+		s.heard(n)
 		if api.OutOfService(n) {
 			h.Fenced = true
 			return h
 		}
 		if !lost(n) {
-			s.heard(n)
 			return h
 		}
 		after := api.FencesAfter(n)
@@ -92,10 +109,96 @@ func (s *silences) host(name string, n *corev1.Node, now time.Time) Host {
 			return h
 		}
 		limit = after + margin
+	} else {
+		var fences bool
+		if limit, fences = s.goneLimit(name, kept); !fences {
+			return h
+		}
 	}
 	left := limit - now.Sub(s.begin(name, now))
 	h.Fenced, h.Fences = left <= 0, max(0, left)
 	return h
+}
+
+// goneLimit returns the time from the deletion of a Node until it counts as fenced: the longest of the
+// fences that are known of it, and absence at least. fences is false where its agent never ends pods by
+// itself.
+func (s *silences) goneLimit(name string, kept []string) (limit time.Duration, fences bool) {
+	s.mu.Lock()
+	if after, reported := s.reported[name]; reported {
+		kept = append(slices.Clone(kept), after)
+	}
+	s.mu.Unlock()
+	limit = absence
+	for _, after := range kept {
+		d := api.ParseFence(after)
+		if d == 0 {
+			return 0, false
+		}
+		limit = max(limit, d+margin)
+	}
+	return limit, true
+}
+
+// keptFences are the fences that the attachments to a node keep.
+func (r *reconciler) keptFences(node string) (kept []string) {
+	for _, a := range r.attachments.By(byNode, node) {
+		if after, keeps := a.Annotations[api.AnnotationNodeFencesAfter]; keeps {
+			kept = append(kept, after)
+		}
+	}
+	return kept
+}
+
+// host judges a node by its object and, where that was deleted, by its attachments.
+func (r *reconciler) host(name string, now time.Time) Host {
+	n, ok := controllers.Cached[*corev1.Node](r.nodes, "", name)
+	if !ok {
+		return r.silences.host(name, nil, now, r.keptFences(name)...)
+	}
+	return r.silences.host(name, n, now)
+}
+
+// keepFences writes the fences of nodes into their attachments, which outlive the nodes.
+func (r *reconciler) keepFences(ctx context.Context, in State) error {
+	for _, a := range in.Attachments {
+		n := in.Hosts[a.Spec.NodeName].Node
+		if n == nil || a.DeletionTimestamp != nil {
+			continue
+		}
+		if _, changed := api.KeepFence(a, n); !changed {
+			continue
+		}
+		n, err := client.Get[*corev1.Node](ctx, r.term.Client, "", n.Name) // the cache may be behind the attachment
+		if apierrors.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("reading the fence of node %s: %w", a.Spec.NodeName, err)
+		}
+		next, changed := api.KeepFence(a, n)
+		if !changed {
+			continue
+		}
+		if err := r.wrote(client.Update(ctx, r.term.Client, next)); err != nil {
+			return fmt.Errorf("keeping the fence of node %s in VolumeAttachment %s: %w", n.Name, a.Name, err)
+		}
+	}
+	return nil
+}
+
+// keepsFence returns a check for list: the attachment to the node has the fence that the node reports.
+func (r *reconciler) keepsFence(in State, node string) func(*corev1.Node) error {
+	return func(n *corev1.Node) error {
+		a, ok := r.attachments.Get("", api.AttachmentName(in.Handle, in.Attacher, node))
+		if !ok {
+			return nil // it is not listed for long
+		}
+		if _, behind := api.KeepFence(a, n); behind {
+			return controllers.Race("node %s reports another --fence-after than VolumeAttachment %s keeps", node, a.Name)
+		}
+		return nil
+	}
 }
 
 // A restored store may not know a node that joined after the backup was made, and that has volumes. Its agent comes to the control plane,

@@ -335,9 +335,17 @@ func holder(taken, leaving map[string]bool) string {
 
 // multi says to a pod who has the volume, and by what it is no other's: rule lets one node have it.
 func (in State) multi(u User, rule *corev1.PersistentVolume, node string, has User) string {
-	h := in.Hosts[node]
+	h, known := in.Hosts[node]
+	gone := known && h.Node == nil
 	why := fmt.Sprintf("node %s has not unmounted it yet", node)
 	switch pod := has.Pod; {
+	case gone && h.Fences > 0:
+		why = fmt.Sprintf("node %s, whose Node was deleted, may have it mounted, and loses it in %s at the latest",
+			node, h.Fences.Round(time.Second))
+	case gone && !h.Fenced:
+		why = fmt.Sprintf("node %s, whose Node was deleted, may have it mounted for ever, since its agent has --fence-after=0 "+
+			"(if its machine is gone for good: kubectl delete volumeattachment %s)",
+			node, api.AttachmentName(in.Handle, in.Attacher, node))
 	case pod != nil && h.Node != nil && h.Fences > 0:
 		why = fmt.Sprintf("lost node %s has it for pod %s/%s, and loses it in %s at the latest", node, pod.Namespace, pod.Name, h.Fences.Round(time.Second))
 	case pod != nil:

@@ -296,8 +296,7 @@ func (r *reconciler) state(attacher, handle string) State {
 	now := r.term.Now()
 	judge := func(node string) {
 		if _, ok := in.Hosts[node]; !ok {
-			n, _ := controllers.Cached[*corev1.Node](r.nodes, "", node)
-			in.Hosts[node] = r.silences.host(node, n, now)
+			in.Hosts[node] = r.host(node, now)
 		}
 	}
 	for _, a := range in.Attachments {
@@ -356,8 +355,11 @@ func (r *reconciler) volume(ctx context.Context, attacher, handle string) (time.
 			return 0, err
 		}
 	}
+	if err := r.keepFences(ctx, in); err != nil {
+		return 0, err
+	}
 	for _, node := range step.Listed {
-		if err := r.list(ctx, node, in.name(), true, nil); err != nil {
+		if err := r.list(ctx, node, in.name(), true, r.keepsFence(in, node)); err != nil {
 			return 0, fmt.Errorf("noting volume %s as attached to node %s: %w", in.name(), node, err)
 		}
 	}
@@ -378,9 +380,15 @@ func (r *reconciler) volume(ctx context.Context, attacher, handle string) (time.
 // attach asks for a volume to be attached to the node of a pod.
 func (r *reconciler) attach(ctx context.Context, in State, u User) error {
 	v, node := u.Volume, u.Pod.Spec.NodeName
-	a, err := client.Create(ctx, r.term.Client, &storagev1.VolumeAttachment{
-		ObjectMeta: metav1.ObjectMeta{Name: api.AttachmentName(in.Handle, in.Attacher, node), Annotations: map[string]string{handleAnnotation: in.Handle}},
-		Spec:       storagev1.VolumeAttachmentSpec{Attacher: in.Attacher, NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &v.Name}}})
+	a := &storagev1.VolumeAttachment{
+		ObjectMeta: metav1.ObjectMeta{Name: api.AttachmentName(in.Handle, in.Attacher, node),
+			Annotations: map[string]string{handleAnnotation: in.Handle}},
+		Spec: storagev1.VolumeAttachmentSpec{Attacher: in.Attacher, NodeName: node,
+			Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &v.Name}}}
+	if n := in.Hosts[node].Node; n != nil {
+		a, _ = api.KeepFence(a, n)
+	}
+	a, err := client.Create(ctx, r.term.Client, a)
 	if err != nil {
 		return fmt.Errorf("attaching volume %s to node %s: %w", v.Name, node, err)
 	}
