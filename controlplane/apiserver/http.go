@@ -81,6 +81,7 @@ func (s *Server) respond(out *statusWriter, r *http.Request, began time.Time) (r
 		return nil
 	}
 	timer.Mark("authenticated", u.Name, s.cfg.Clock())
+	s.setFlowHeaders(out, r, u)
 	if s.aggregated(out, r, u) || s.proxySub(out, r, u) {
 		answered = true
 		return nil

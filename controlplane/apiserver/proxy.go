@@ -85,7 +85,8 @@ func (s *Server) proxyTo(w http.ResponseWriter, r *http.Request, u api.User, t e
 	defer transport.CloseIdleConnections()
 	forward.Forward{
 		Target: target, Transport: transport,
-		Answer: func(resp *http.Response) error { rebase(resp, target.Host, prefix); return nil },
+		Head:   func(h http.Header) { h.Set("X-Forwarded-Uri", r.URL.EscapedPath()) },
+		Answer: forward.Links{Prefix: prefix, Hosts: []string{target.Host, r.Host}}.Apply,
 		Failed: func(w http.ResponseWriter, r *http.Request, err error) { s.resources.Error(w, r, proxyFailed(err)) },
 	}.ServeHTTP(w, r)
 	return nil
@@ -117,22 +118,6 @@ func splitProxy(path string, t endpoints.Target) (prefix, rest string, slash boo
 		at += 1 + next
 	}
 	return path[:at], path[at:], true
-}
-
-// rebase makes a redirection within the server one below the proxy subresource.
-func rebase(resp *http.Response, host, prefix string) {
-	u, err := url.Parse(resp.Header.Get("Location"))
-	if err != nil || resp.Header.Get("Location") == "" || u.Host != "" && u.Host != host || !strings.HasPrefix(u.Path, "/") {
-		return
-	}
-	out := prefix + u.EscapedPath()
-	if u.RawQuery != "" {
-		out += "?" + u.RawQuery
-	}
-	if u.Fragment != "" {
-		out += "#" + u.EscapedFragment()
-	}
-	resp.Header.Set("Location", out)
 }
 
 // splitName reads "name", "name:port" and "scheme:name:port".

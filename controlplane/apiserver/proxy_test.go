@@ -42,6 +42,11 @@ func TestProxySubresources(t *testing.T) {
 			w.WriteHeader(http.StatusFound)
 			return
 		}
+		if r.URL.Path == "/page" {
+			w.Header().Set("Content-Type", "text/html")
+			fmt.Fprintf(w, `<a href="/rewriteme">%s</a>`, r.Header.Get("X-Forwarded-Uri"))
+			return
+		}
 		body, _ := io.ReadAll(r.Body)
 		fmt.Fprintf(w, "%s %s %s", r.Method, r.URL.RequestURI(), body)
 	})}
@@ -65,6 +70,8 @@ func TestProxySubresources(t *testing.T) {
 		{"DELETE", "services/web:443/proxy/x", "", 200, "DELETE /x "},
 		{"PUT", "pods/web:8443/proxy/x/", "b", 200, "PUT /x/ b"},
 		{"GET", "services/https:tls:443/proxy/", "", 200, "over TLS"},
+		{"GET", "services/web/proxy/page", "", 200, `<a href="` + root + `services/web/proxy/rewriteme">` + root + `services/web/proxy/page</a>`},
+		{"GET", "pods/web:8443/proxy/page", "", 200, `<a href="` + root + `pods/web:8443/proxy/rewriteme">`},
 		{"GET", "services/web:9/proxy/", "", 503, `no service port 9 found for service`},
 		{"GET", "services/nobody/proxy/", "", 404, "not found"},
 		{"GET", "pods/web:1/proxy/", "", 503, "error trying to reach service"},

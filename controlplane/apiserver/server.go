@@ -60,6 +60,7 @@ type Server struct {
 	authenticating *authenticationMetrics
 
 	gate    *flow.Gate
+	flows   flowIndex
 	shown   shownConns
 	paths   *http.ServeMux
 	ready   chan struct{}   // the authorizer has its rules

@@ -96,6 +96,9 @@ func VerbOf(method string, t Target, watch bool) api.Verb {
 	return ""
 }
 
+// Watches reports whether a query asks for a watch.
+func Watches(q url.Values) bool { return isTrue(q, "watch") }
+
 // RunsLong reports whether a request may last for longer than the deadline of requests: a watch, a proxied request, a log
 // or a stream.
 func RunsLong(method string, t Target, q url.Values) bool {

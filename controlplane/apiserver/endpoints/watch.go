@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gorilla/websocket"
 	"google.golang.org/protobuf/encoding/protowire"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -62,6 +63,10 @@ func (h *Handler) watch(w http.ResponseWriter, r *http.Request, req *api.Request
 	events, ok := found.(Events)
 	if !ok {
 		h.Error(w, r, apierrors.NewInternalError(fmt.Errorf("a %T cannot be read at a client's pace", found)))
+		return
+	}
+	if websocket.IsWebSocketUpgrade(r) {
+		s.watchSocket(ctx, w, r, events)
 		return
 	}
 	c := &cutter{control: http.NewResponseController(w)}

@@ -1,0 +1,105 @@
+package endpoints
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/gorilla/websocket"
+)
+
+const (
+	// bearerProtocol starts the subprotocol in which a browser sends its bearer token. The server never selects it.
+	bearerProtocol = "base64url.bearer.authorization.k8s.io."
+	// socketMessage bounds a message of the client, which has nothing to send.
+	socketMessage = 4 << 10
+	// socketBuffer is the size of the buffers of a connection.
+	socketBuffer = 4 << 10
+	// socketClose is how long the close message may take.
+	socketClose = time.Second
+)
+
+// socketProtocol returns the subprotocol of a watch: the first that the client offers, or "" when it offers none. As in
+// Kubernetes, it does not change the messages: browsers offer base64.binary.k8s.io and read JSON.
+func socketProtocol(r *http.Request) string {
+	for _, p := range websocket.Subprotocols(r) {
+		if !strings.HasPrefix(p, bearerProtocol) {
+			return p
+		}
+	}
+	return ""
+}
+
+// watchSocket sends the events as messages of a WebSocket, one message for each event: text for JSON, binary for the other
+// media types. It returns when the client closes the connection or sends a message that is too large.
+func (s *eventStream) watchSocket(ctx context.Context, w http.ResponseWriter, r *http.Request, events Events) {
+	up := websocket.Upgrader{
+		ReadBufferSize: socketBuffer, WriteBufferSize: socketBuffer,
+		CheckOrigin: func(*http.Request) bool { return true }, // no browser adds the credentials of this API by itself
+	}
+	if p := socketProtocol(r); p != "" {
+		up.Subprotocols = []string{p}
+	}
+	conn, err := up.Upgrade(w, r, nil)
+	if err != nil {
+		return // the upgrader has answered
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	c := &socketCutter{conn: conn.NetConn()}
+	events.WhenLost(c.cut)
+	conn.SetReadLimit(socketMessage)
+	go func() {
+		defer cancel()
+		for { // answers pings, and notices that the client has closed the connection
+			if _, _, err := conn.NextReader(); err != nil {
+				return
+			}
+		}
+	}()
+	s.sendMessages(ctx, conn, events)
+	bye := websocket.FormatCloseMessage(websocket.CloseNormalClosure, "")
+	_ = conn.WriteControl(websocket.CloseMessage, bye, time.Now().Add(socketClose))
+}
+
+// sendMessages sends events until the watch or the connection ends.
+func (s *eventStream) sendMessages(ctx context.Context, conn *websocket.Conn, events Events) {
+	kind := websocket.TextMessage
+	if s.format.Media == mediaProto || s.format.Media == mediaCBOR {
+		kind = websocket.BinaryMessage
+	}
+	for {
+		ev, open := events.Next(ctx)
+		if !open || ctx.Err() != nil {
+			return
+		}
+		message, err := conn.NextWriter(kind)
+		if err != nil {
+			return
+		}
+		s.w = message
+		failed := s.add(ev)
+		if failed != nil {
+			s.fail(failed)
+		}
+		s.write()
+		if message.Close() != nil || s.gone || failed != nil {
+			return
+		}
+	}
+}
+
+// socketCutter ends the writes to a client that is too slow for what it watches.
+type socketCutter struct {
+	once sync.Once
+	conn net.Conn
+}
+
+// cut gives the client lostGrace to read what is being written.
+func (c *socketCutter) cut() {
+	c.once.Do(func() { _ = c.conn.SetWriteDeadline(time.Now().Add(lostGrace)) })
+}

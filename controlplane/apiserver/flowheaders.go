@@ -1,0 +1,80 @@
+package apiserver
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/apiserver/endpoints"
+	"keelson.dev/keelson/controlplane/apiserver/flow"
+)
+
+// flowSchemasAge is how long an index of the FlowSchemas is used.
+const flowSchemasAge = time.Second
+
+// flowIndex caches the index of the FlowSchemas. It is safe for concurrent use.
+type flowIndex struct {
+	current atomic.Pointer[timedSchemas]
+}
+
+type timedSchemas struct {
+	schemas *flow.Schemas
+	made    time.Time
+}
+
+// schemas returns the index of the FlowSchemas, at most flowSchemasAge old. It is nil when they cannot be read.
+func (i *flowIndex) schemas(ctx context.Context, k *known, now time.Time) *flow.Schemas {
+	c := i.current.Load()
+	if c != nil && now.Sub(c.made) < flowSchemasAge {
+		return c.schemas
+	}
+	listed, err := k.List(ctx, "flowschemas", "", false)
+	if err != nil {
+		return nil
+	}
+	configurations, err := k.List(ctx, "prioritylevelconfigurations", "", false)
+	if err != nil {
+		return nil
+	}
+	levels := make(map[string]types.UID, len(configurations))
+	for _, l := range configurations {
+		levels[l.GetName()] = l.GetUID()
+	}
+	schemas := make([]*flowcontrolv1.FlowSchema, 0, len(listed))
+	for _, o := range listed {
+		if s, ok := o.(*flowcontrolv1.FlowSchema); ok {
+			schemas = append(schemas, s)
+		}
+	}
+	c = &timedSchemas{flow.NewSchemas(schemas, levels), now}
+	i.current.Store(c)
+	return c.schemas
+}
+
+// setFlowHeaders sets the headers that name the FlowSchema of a request and its PriorityLevelConfiguration. As in
+// Kubernetes, proxied requests, logs and streams have none. The FlowSchema bounds nothing here: package flow has the bounds.
+func (s *Server) setFlowHeaders(w http.ResponseWriter, r *http.Request, u api.User) {
+	f := &flow.Request{User: u.Name, Groups: u.Groups, Verb: strings.ToLower(r.Method), Path: r.URL.Path}
+	if t, ok := endpoints.ParsePath(r.URL.Path); ok {
+		verb := endpoints.VerbOf(r.Method, t, strings.Contains(r.URL.RawQuery, "watch") && endpoints.Watches(r.URL.Query()))
+		if verb != api.VerbWatch && endpoints.RunsLong(r.Method, t, nil) {
+			return
+		}
+		f.Path, f.Verb = "", string(verb)
+		f.APIGroup, f.Resource, f.Subresource, f.Namespace = t.GVR.Group, t.GVR.Resource, t.Subresource, t.Namespace
+	}
+	index := s.flows.schemas(r.Context(), s.known, s.cfg.Clock())
+	if index == nil {
+		return
+	}
+	if match, found := index.Match(f); found {
+		w.Header().Set(flowcontrolv1.ResponseHeaderMatchedFlowSchemaUID, string(match.Schema))
+		w.Header().Set(flowcontrolv1.ResponseHeaderMatchedPriorityLevelConfigurationUID, string(match.Level))
+	}
+}

@@ -1,0 +1,210 @@
+package forward
+
+import (
+	"bytes"
+	"compress/flate"
+	"compress/gzip"
+	"errors"
+	"io"
+	"mime"
+	"net/http"
+	"net/url"
+	"path"
+	"slices"
+	"strings"
+
+	"golang.org/x/net/html"
+	"golang.org/x/net/html/atom"
+)
+
+const (
+	// maxHTMLToken bounds a tag or text that is kept while links are rewritten. What follows a longer one passes unchanged.
+	maxHTMLToken = 256 << 10
+	// htmlChunk is how much rewritten text is collected before it is handed on.
+	htmlChunk = 16 << 10
+)
+
+// linkAttributes are the attributes of HTML elements that hold a URL: https://html.spec.whatwg.org/multipage/indices.html,
+// and those of https://www.w3.org/TR/REC-html40/index/attributes.html.
+var linkAttributes = map[atom.Atom][]string{
+	atom.A: {"href"}, atom.Area: {"href"}, atom.Base: {"href"}, atom.Link: {"href"},
+	atom.Audio: {"src"}, atom.Embed: {"src"}, atom.Script: {"src"}, atom.Source: {"src"},
+	atom.Video: {"poster", "src"}, atom.Img: {"longdesc", "src", "usemap"}, atom.Input: {"formaction", "src", "usemap"},
+	atom.Frame: {"longdesc", "src"}, atom.Iframe: {"longdesc", "src"},
+	atom.Blockquote: {"cite"}, atom.Del: {"cite"}, atom.Ins: {"cite"}, atom.Q: {"cite"},
+	atom.Form: {"action"}, atom.Button: {"formaction"}, atom.Body: {"background"}, atom.Head: {"profile"},
+	atom.Html: {"manifest"}, atom.Applet: {"codebase"}, atom.Command: {"icon"},
+	atom.Object: {"classid", "codebase", "data", "usemap"},
+}
+
+// Links rewrites the URLs of a proxied server, so that they lead through the proxy again. Like the API server of Kubernetes
+// it rewrites absolute paths in Location headers and in attributes of HTML.
+type Links struct {
+	Prefix string   // the path of the proxy, without a slash at its end
+	Hosts  []string // the names under which the server knows itself
+}
+
+// Rewrite returns a URL that leads through the proxy. It returns URLs of other hosts, relative URLs, and what is no URL as
+// they are.
+func (l Links) Rewrite(link string) string {
+	u, err := url.Parse(link)
+	if err != nil || !strings.HasPrefix(u.Path, "/") || u.Host != "" && !slices.Contains(l.Hosts, u.Host) {
+		return link
+	}
+	u.Scheme, u.Host, u.User = "", "", nil
+	if u.Path == l.Prefix || strings.HasPrefix(u.Path, l.Prefix+"/") {
+		return u.String()
+	}
+	raw := u.EscapedPath()
+	joined := path.Join(l.Prefix, raw)
+	if strings.HasSuffix(raw, "/") {
+		joined += "/"
+	}
+	if u.Path, err = url.PathUnescape(joined); err != nil {
+		return link
+	}
+	u.RawPath = joined
+	return u.String()
+}
+
+// Apply rewrites the Location header of a response, or its body where that is HTML. The body is rewritten while it is
+// read; at most maxHTMLToken bytes of it are kept.
+func (l Links) Apply(resp *http.Response) error {
+	if location := resp.Header.Get("Location"); location != "" {
+		resp.Header.Set("Location", l.Rewrite(location))
+		return nil
+	}
+	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
+	whole := resp.StatusCode != http.StatusPartialContent && resp.StatusCode != http.StatusSwitchingProtocols
+	if media != "text/html" || !whole || resp.Body == nil || resp.Body == http.NoBody || resp.Request.Method == http.MethodHead {
+		return nil
+	}
+	body := &htmlBody{body: resp.Body, links: l}
+	var src io.Reader = resp.Body
+	switch resp.Header.Get("Content-Encoding") {
+	case "":
+		body.write = &body.ready
+	case "gzip":
+		unzipped, err := gzip.NewReader(src)
+		if err != nil {
+			return err
+		}
+		zip := gzip.NewWriter(&body.ready)
+		src, body.write, body.finish = unzipped, zip, zip.Close
+	case "deflate":
+		deflated, err := flate.NewWriter(&body.ready, flate.DefaultCompression)
+		if err != nil {
+			return err
+		}
+		src, body.write, body.finish = flate.NewReader(src), deflated, deflated.Close
+	default: // an encoding that is not known here
+		return nil
+	}
+	body.src, body.tokens = src, html.NewTokenizer(src)
+	body.tokens.SetMaxBuf(maxHTMLToken)
+	resp.Body, resp.ContentLength = body, -1
+	resp.Header.Del("Content-Length")
+	return nil
+}
+
+// htmlBody is an HTML document whose links are rewritten while it is read.
+type htmlBody struct {
+	body   io.Closer
+	src    io.Reader
+	tokens *html.Tokenizer
+	links  Links
+	write  io.Writer    // compresses into ready, or is ready
+	finish func() error // completes the compressed form; may be nil
+	rest   io.Reader    // what passes unchanged after a token that is too long; nil before
+	ready  bytes.Buffer
+	err    error
+}
+
+// Read implements io.Reader.
+func (b *htmlBody) Read(p []byte) (int, error) {
+	for b.ready.Len() == 0 && b.err == nil {
+		b.fill()
+	}
+	if b.ready.Len() > 0 {
+		return b.ready.Read(p)
+	}
+	return 0, b.err
+}
+
+// Close implements io.Closer.
+func (b *htmlBody) Close() error { return b.body.Close() }
+
+// fill rewrites tokens until a chunk is ready or the document ends.
+func (b *htmlBody) fill() {
+	if b.rest != nil {
+		b.copyRest()
+		return
+	}
+	for written := 0; written < htmlChunk; {
+		kind := b.tokens.Next()
+		if kind == html.ErrorToken {
+			b.end(b.tokens.Err())
+			return
+		}
+		text := b.tokens.Raw()
+		if kind == html.StartTagToken || kind == html.SelfClosingTagToken {
+			text = b.rewriteTag(slices.Clone(text))
+		}
+		written += len(text)
+		if _, b.err = b.write.Write(text); b.err != nil {
+			return
+		}
+	}
+}
+
+// rewriteTag returns the tag with its links rewritten. A tag without links stays as it was written.
+func (b *htmlBody) rewriteTag(raw []byte) []byte {
+	token, changed := b.tokens.Token(), false
+	for i, a := range token.Attr {
+		if !slices.Contains(linkAttributes[token.DataAtom], a.Key) {
+			continue
+		}
+		if to := b.links.Rewrite(a.Val); to != a.Val {
+			token.Attr[i].Val, changed = to, true
+		}
+	}
+	if !changed {
+		return raw
+	}
+	return []byte(token.String())
+}
+
+// end completes the document. After a token that is too long the rest passes as it is.
+func (b *htmlBody) end(err error) {
+	if errors.Is(err, html.ErrBufferExceeded) {
+		b.rest = io.MultiReader(bytes.NewReader(slices.Concat(b.tokens.Raw(), b.tokens.Buffered())), b.src)
+		return
+	}
+	if errors.Is(err, io.EOF) {
+		if _, failed := b.write.Write(b.tokens.Raw()); failed != nil {
+			err = failed
+		}
+		err = b.complete(err)
+	}
+	b.err = err
+}
+
+// copyRest copies a chunk of what is not rewritten.
+func (b *htmlBody) copyRest() {
+	_, err := io.CopyN(b.write, b.rest, htmlChunk)
+	if errors.Is(err, io.EOF) {
+		err = b.complete(err)
+	}
+	b.err = err
+}
+
+// complete ends the compressed form, and returns err unless that fails.
+func (b *htmlBody) complete(err error) error {
+	if b.finish == nil {
+		return err
+	}
+	if failed := b.finish(); failed != nil {
+		return failed
+	}
+	return err
+}
