@@ -70,7 +70,9 @@ type Config struct {
 	DevicePlugins            string // folder where device plugins find the agent; "" = device-plugins below it
 	PodResources             string // socket of the pod resources API; "" = pod-resources/kubelet.sock below it
 	// FenceAfter is after which silence of the control plane pods with attached volumes are ended; 0 = never.
-	FenceAfter           time.Duration
+	FenceAfter time.Duration
+	// StartUnconfirmedPods starts the pods of the checkpoint after a reboot before a control plane has confirmed them.
+	StartUnconfirmedPods bool
 	LocalVolumes         bool        // serve volumes on the node's own disk (driver local.csi.keelson.dev)
 	LocalVolumesLimit    int64       // bytes that they may have together; 0 = what the disk has
 	DiskFloor            floor.Floor // with less of its disk free the node is under pressure
@@ -189,6 +191,10 @@ func Flags(fs *flag.FlagSet) *Config {
 		"folder where CSI drivers and device plugins find kubelet's: plugins, plugins_registry, pods and device-plugins")
 	fs.StringVar(&c.PluginRegistration, "plugin-registration-dir", "",
 		"folder where drivers and plugins wait to be registered (default KUBELET-DIR/plugins_registry)")
+	fs.BoolVar(&c.StartUnconfirmedPods, "start-unconfirmed-pods", false,
+		"after a reboot of the machine start all pods of the checkpoint before a control plane has confirmed that they are "+
+			"assigned to this node: a pod that was replaced meanwhile runs twice until then; false starts only pods of "+
+			"DaemonSets and static pods")
 	fs.DurationVar(&c.FenceAfter, "fence-after", 20*time.Second, "end pods with attached volumes when no control plane that can write has been heard for so long, whole seconds: then other nodes may have the volumes; 0 = never, and then a lost node's volumes move only when somebody says that it is out of service")
 	fs.BoolVar(&c.LocalVolumes, "local-volumes", true, "serve volumes on this node's own disk, below STATE-DIR/local-volumes (driver local.csi.keelson.dev)")
 	c.roomFlags(fs)

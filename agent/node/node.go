@@ -108,7 +108,8 @@ func New(cfg Config) (*Node, error) {
 	if serve != nil {
 		serve(n.server)
 	}
-	pods := pod.New(pod.Config{NodeName: cfg.NodeName, HostIPs: cfg.NodeIPs, Paths: cfg.paths(), Runtime: runtime, Images: images, Volumes: volumes, Devices: dev, Plugins: plugins, Objects: n.session, Reporter: n.session,
+	pods := pod.New(pod.Config{NodeName: cfg.NodeName, BootID: n.facts.info.BootID,
+		StartUnconfirmedPods: cfg.StartUnconfirmedPods, HostIPs: cfg.NodeIPs, Paths: cfg.paths(), Runtime: runtime, Images: images, Volumes: volumes, Devices: dev, Plugins: plugins, Objects: n.session, Reporter: n.session,
 		Prober: prober, Policies: n.policies(runtime), Node: n.facts.admitting(n.session), Written: written, VolumeDisk: disk,
 		ClusterDNS: clusterDNS(cfg.ClusterDNS, n.session), ResolvConf: cfg.ResolvConf, SeccompDefault: cfg.SeccompDefault,
 		PodPIDs: cfg.PodPIDs, SingleProcessOOMKill: cfg.SingleProcessOOMKill, Ceiling: cfg.PodSecurity, Log: cfg.Log.With("part", "pods")})

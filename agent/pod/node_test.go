@@ -85,6 +85,15 @@ func (n *node) start() {
 	}
 }
 
+// confirmedBefore leaves what an agent leaves to which a control plane confirmed the assignment in this boot.
+func (n *node) confirmedBefore() {
+	n.t.Helper()
+	New(n.cfg).confirm()
+	if !n.cfg.confirmedInBoot() {
+		n.t.Fatal("the confirmation is not recorded")
+	}
+}
+
 func (n *node) pod(uid types.UID) *v1.Pod {
 	p, ok := n.cluster.Pod(uid)
 	if !ok {

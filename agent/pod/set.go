@@ -24,6 +24,7 @@ import (
 // Config is what pod workers need. Fields are required unless they say otherwise.
 type Config struct {
 	NodeName   string
+	BootID     string   // of the machine
 	HostIPs    []string // first is the primary one
 	Paths      agent.Paths
 	CgroupRoot string // cgroup below which kubepods lies
@@ -60,6 +61,8 @@ type Config struct {
 	SeccompDefault       bool     // containers without a profile get the runtime's default
 	Ceiling              *Ceiling // above which no pod is run; nil: any is
 	RuntimeName          string   // scheme of container ids; "" = "keelson"
+	// StartUnconfirmedPods starts the pods of the checkpoint after a reboot before a control plane has confirmed them.
+	StartUnconfirmedPods bool
 
 	Relist time.Duration // between looks at everything without cause; 0 = 30 s
 	Log    *slog.Logger  // may be nil
@@ -109,6 +112,11 @@ type Set struct {
 	workers map[types.UID]*entry
 	gone    map[types.UID]bool // reported gone, and still in the view
 	adopted map[types.UID]bool // had a sandbox when the agent started
+	running map[types.UID]bool // had a sandbox or a container that ran when the agent started
+
+	unconfirmed bool // the machine was booted, and no control plane has confirmed the assignment since
+	waiting     int  // pods that wait for that, as logged last
+	recorded    bool // the confirmation is on disk; of Run's goroutine
 	// refused on what the stored Node says, which may be on its way: until when to wait for it
 	doubted map[types.UID]time.Time
 	found   map[types.UID]*v1.Pod // what was on the node before this process, until the orphans among it are removed
@@ -140,6 +148,7 @@ func New(cfg Config) *Set {
 	}
 	cfg.turns = newTurns()
 	return &Set{cfg: cfg, workers: map[types.UID]*entry{}, gone: map[types.UID]bool{}, adopted: map[types.UID]bool{},
+		running: map[types.UID]bool{},
 		doubted: map[types.UID]time.Time{}, recheck: make(chan struct{}, 1), begun: make(chan struct{}), done: make(chan types.UID)}
 }
 
@@ -166,6 +175,7 @@ func (s *Set) Run(ctx context.Context) error {
 	if err := wait.For(ctx, retryMin, func() error { return s.adopt(ctx) }); err != nil {
 		return ctx.Err()
 	}
+	s.expectConfirmation()
 	confirmed := s.cfg.Objects.Confirmed()
 	for {
 		select {
@@ -173,7 +183,9 @@ func (s *Set) Run(ctx context.Context) error {
 			return ctx.Err()
 		case <-confirmed:
 			confirmed = nil
+			s.confirm()
 			s.removeOrphans(ctx)
+			s.reconcile(ctx)
 		case kinds, ok := <-changes:
 			if !ok {
 				if ctx.Err() != nil {
@@ -206,6 +218,9 @@ func (s *Set) Run(ctx context.Context) error {
 		case <-s.recheck:
 			s.reconcile(ctx)
 		case <-relist.C:
+			if confirmed == nil {
+				s.recordConfirmation()
+			}
 			s.reconcile(ctx)
 			s.each(func(e *entry) { e.w.stale(); e.w.relist() })
 		}
@@ -255,6 +270,7 @@ func (s *Set) reconcile(ctx context.Context) {
 		return a.CreationTimestamp.Compare(b.CreationTimestamp.Time)
 	})
 	present := map[types.UID]bool{}
+	waiting := 0
 	var changed []*entry
 	for _, p := range pods {
 		present[p.UID] = true
@@ -275,10 +291,13 @@ func (s *Set) reconcile(ctx context.Context) {
 			}
 			e.pod = p
 			changed = append(changed, e)
+		case e == nil && !s.gone[p.UID] && s.waits(p):
+			waiting++
 		case e == nil && !s.gone[p.UID]:
 			s.start(ctx, p)
 		}
 	}
+	s.tellWaiting(waiting)
 	// Before workers look at their pods again: what a pod is granted and which generation has been seen go together.
 	s.resize()
 	for _, e := range changed {
@@ -405,6 +424,7 @@ func (s *Set) ended(ctx context.Context, uid types.UID) {
 	s.mu.Lock()
 	delete(s.workers, uid)
 	delete(s.adopted, uid)
+	delete(s.running, uid)
 	s.gone[uid] = true
 	s.mu.Unlock()
 	s.reconcile(ctx)
@@ -426,6 +446,7 @@ func (s *Set) adopt(ctx context.Context) error {
 		}
 		s.mu.Lock()
 		s.adopted[uid] = true
+		s.running[uid] = s.running[uid] || sb.State == cri.PodSandboxState_SANDBOX_READY
 		s.mu.Unlock()
 		orphans[uid] = &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: uid, Namespace: sb.Labels[agent.LabelPodNamespace], Name: sb.Labels[agent.LabelPodName]}}
 		if d, err := time.ParseDuration(sb.Annotations[annGrace] + "s"); err == nil {
@@ -440,6 +461,11 @@ func (s *Set) adopt(ctx context.Context) error {
 		return err
 	}
 	for _, c := range cs.Containers {
+		if uid := types.UID(c.Labels[agent.LabelPodUID]); c.State == cri.ContainerState_CONTAINER_RUNNING {
+			s.mu.Lock()
+			s.running[uid] = true
+			s.mu.Unlock()
+		}
 		if uid := types.UID(c.Labels[agent.LabelPodUID]); uid != "" && orphans[uid] == nil {
 			s.mu.Lock()
 			s.adopted[uid] = true

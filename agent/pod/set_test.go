@@ -275,6 +275,7 @@ func TestLogsOfOrphansRemoved(t *testing.T) {
 			}
 		}
 		confirm := n.cluster.Unconfirmed()
+		n.confirmedBefore() // the agent was restarted, and the machine was not
 		n.start()
 		defer func() { n.stop() }()
 		left := func() (names []string) {

@@ -1,0 +1,165 @@
+package pod
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/internal/virtual"
+)
+
+// The power of a machine fails. Its pod db-0 of a StatefulSet (no attached volume: NFS, or none) is removed
+// by force: the taint out-of-service, kubectl delete node, kubectl delete pod --force. The set creates db-0
+// again on another node. The machine boots: the agent has its checkpoint, and no control plane answers. A
+// kubelet starts nothing then, since it does not know its pods. P9
+func TestPodsOfACheckpointWaitAfterABoot(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		confirm := n.cluster.Unconfirmed() // what follows is of the checkpoint
+		_ = confirm
+		p := simplePod("db-0")
+		p.Spec.RestartPolicy = v1.RestartPolicyAlways
+		n.cluster.Put(p)
+		n.start() // no sandbox, no container: the machine was off
+		defer func() { n.stop() }()
+		virtual.Wait()
+		if s, c := n.rt.Left(); s != 0 || c != 0 {
+			t.Errorf("%d sandboxes and %d containers of a pod that may run elsewhere by now, "+
+				"before any control plane answered", s, c)
+		}
+	})
+}
+
+// ownedBy returns the pod with a controller.
+func ownedBy(p *v1.Pod, apiVersion, kind string) *v1.Pod {
+	yes := true
+	p.OwnerReferences = []metav1.OwnerReference{{APIVersion: apiVersion, Kind: kind, Name: "owner", UID: "owner",
+		Controller: &yes}}
+	return p
+}
+
+// P9: after a boot only pods that belong to their node start from the checkpoint; a confirmed pod starts
+// at once, and one that is no longer assigned never does.
+func TestPodsStartOnceConfirmed(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		confirm := n.cluster.Unconfirmed()
+		mirror := simplePod("static")
+		mirror.Annotations[v1.MirrorPodAnnotationKey] = "hash"
+		done := simplePod("done")
+		done.Status.Phase = v1.PodSucceeded
+		moved := ownedBy(simplePod("moved"), "apps/v1", "StatefulSet")
+		n.cluster.Put(ownedBy(simplePod("daemon"), "apps/v1", "DaemonSet"),
+			ownedBy(simplePod("other"), "example.com/v1", "DaemonSet"), ownedBy(simplePod("stays"), "apps/v1", "StatefulSet"), mirror, done, moved)
+		n.start()
+		defer func() { n.stop() }()
+		time.Sleep(10 * time.Minute) // of the bubble
+		virtual.Wait()
+		started := func(want ...types.UID) {
+			t.Helper()
+			virtual.Wait()
+			if s, _ := n.rt.Left(); s != len(want) {
+				t.Errorf("%d sandboxes, want those of %v", s, want)
+			}
+			for _, uid := range want {
+				if got := n.pod(uid).Status.Phase; got != v1.PodRunning {
+					t.Errorf("pod %s is %s", uid, got)
+				}
+			}
+		}
+		started("daemon", "static")
+		n.cluster.Delete(moved)
+		confirm()
+		started("daemon", "static", "other", "stays")
+	})
+}
+
+// P9: an agent that is restarted in the same boot goes on with its pods, without a control plane too: those
+// that run are adopted, and what crashed is started again. After a boot none is, also where a first agent
+// of that boot has run before.
+func TestRestartedAgentsGoOnWithTheirPods(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.cfg.BootID = "b1"
+		n.start()
+		defer func() { n.stop() }()
+		n.cluster.Put(simplePod("u1"))
+		n.is("u1", running)
+		n.stop()
+		n.cluster.Put(simplePod("u2")) // assigned just before the control plane was lost, and never started
+		n.cluster.Unconfirmed()
+		n.start()
+		virtual.Wait()
+		if s, _ := n.rt.Left(); s != 2 {
+			t.Fatalf("%d sandboxes after a restart of the agent, want 2", s)
+		}
+		for range 2 { // the second agent of the boot knows no more than the first
+			n.stop()
+			n.cfg.BootID = "b2"
+			n.cluster.Put(simplePod("u3"))
+			n.start()
+			virtual.Wait()
+			if s, _ := n.rt.Left(); s != 2 {
+				t.Fatalf("%d sandboxes, want those of the two pods that run", s)
+			}
+		}
+	})
+}
+
+// P9: an agent of a release that recorded no confirmation is upgraded while no control plane answers: its
+// pods that run go on, and their containers are started again.
+func TestPodsThatRunNeedNoConfirmation(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.start()
+		defer func() { n.stop() }()
+		n.cluster.Put(simplePod("u1"))
+		n.is("u1", running)
+		n.stop()
+		if err := os.Remove(n.cfg.confirmationFile()); err != nil {
+			t.Fatal(err)
+		}
+		n.cluster.Unconfirmed()
+		n.start()
+		virtual.Wait()
+		if err := n.rt.Exit("u1", "app", 1, "Error"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute) // of the bubble
+		virtual.Wait()
+		if got := n.pod("u1").Status.ContainerStatuses[0]; got.RestartCount != 1 || got.State.Running == nil {
+			t.Errorf("%+v", got)
+		}
+	})
+}
+
+// P9: --start-unconfirmed-pods starts all pods of the checkpoint after a boot.
+func TestUnconfirmedPodsMayBeStarted(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.cfg.StartUnconfirmedPods = true
+		n.cluster.Unconfirmed()
+		n.cluster.Put(simplePod("u1"))
+		n.start()
+		defer func() { n.stop() }()
+		n.is("u1", running)
+	})
+}
+
+// P9: a record that cannot be read counts as none.
+func TestDamagedConfirmation(t *testing.T) {
+	n := newNode(t)
+	n.confirmedBefore()
+	for _, content := range []string{"", "{", `{"version":1,"boot":"another"}`} {
+		if err := os.WriteFile(n.cfg.confirmationFile(), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if c := New(n.cfg).cfg; c.confirmedInBoot() {
+			t.Errorf("%q counts as a confirmation", content)
+		}
+	}
+}
