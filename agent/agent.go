@@ -333,6 +333,11 @@ type Objects interface {
 // has selectors: those of the ingress rules in their order, then those of egress, with commas between.
 const AddressGroups = "keelson.dev/address-groups"
 
+// NamedPortGroups is the annotation of a NetworkPolicy, as nodes are sent it, that names a group for each named port of an
+// egress rule that allows destinations without selectors, as PROTOCOL/NAME=GROUP with commas between. The group has the pods
+// that name the port. A control plane of an earlier release does not set it.
+const NamedPortGroups = "keelson.dev/named-port-groups"
+
 // ObjectKey names one object of the view.
 type ObjectKey struct{ Kind, Namespace, Name string }
 

@@ -24,6 +24,14 @@ type merged struct {
 	groups  map[string]*share // by group
 	blocks  map[string]*blocks
 	named   map[source]map[string]bool // ports by name, of egress: each pod of a group calls its ports as it likes
+	within  map[string]*namedWithin    // ports by name of pods in blocks of addresses, by both
+}
+
+// namedWithin are the pods in blocks of addresses that name a port.
+type namedWithin struct {
+	source source
+	spans  []span
+	keys   map[string]bool
 }
 
 // share is what somebody may reach, and the policies that say so.
@@ -40,7 +48,8 @@ type blocks struct {
 }
 
 func newMerged(d direction, f family) *merged {
-	return &merged{d: d, f: f, groups: map[string]*share{}, blocks: map[string]*blocks{}, named: map[source]map[string]bool{}}
+	return &merged{d: d, f: f, groups: map[string]*share{}, blocks: map[string]*blocks{}, named: map[source]map[string]bool{},
+		within: map[string]*namedWithin{}}
 }
 
 func (s *share) add(key string, r rule) {
@@ -53,15 +62,7 @@ func (s *share) add(key string, r rule) {
 
 // add takes a rule of a policy in.
 func (m *merged) add(key string, r rule) {
-	for _, n := range r.named {
-		for _, g := range r.groups {
-			of := source{group: g, six: m.f.six, named: n}
-			if m.named[of] == nil {
-				m.named[of] = map[string]bool{}
-			}
-			m.named[of][key] = true
-		}
-	}
+	m.addNamed(key, r)
 	if len(r.ports) == 0 && !r.anyPort {
 		return
 	}
@@ -69,16 +70,10 @@ func (m *merged) add(key string, r rule) {
 		m.anybody.add(key, r)
 		return
 	}
-	var spans []span
-	for _, s := range r.blocks {
-		switch {
-		case !m.f.of(s.from):
-		case s.whole():
-			m.anybody.add(key, r)
-			return
-		default:
-			spans = append(spans, s)
-		}
+	spans, all := m.f.spans(r.blocks)
+	if all {
+		m.anybody.add(key, r)
+		return
 	}
 	for _, g := range r.groups {
 		if m.groups[g] == nil {
@@ -94,6 +89,47 @@ func (m *merged) add(key string, r rule) {
 		m.blocks[same].add(key, r)
 		m.blocks[same].spans = append(m.blocks[same].spans, spans...)
 	}
+}
+
+// addNamed takes in what a rule of egress allows by the names of ports.
+func (m *merged) addNamed(key string, r rule) {
+	spans, all := m.f.spans(r.blocks)
+	for _, n := range r.named {
+		groups := r.groups
+		caller := source{group: r.callers[n], six: m.f.six, named: n}
+		switch {
+		case caller.group == "":
+		case r.anybody || all:
+			groups = append(slices.Clone(groups), caller.group)
+		case len(spans) > 0:
+			same := fmt.Sprint(caller, spans)
+			if m.within[same] == nil {
+				m.within[same] = &namedWithin{source: caller, spans: spans, keys: map[string]bool{}}
+			}
+			m.within[same].keys[key] = true
+		}
+		for _, g := range groups {
+			of := source{group: g, six: m.f.six, named: n}
+			if m.named[of] == nil {
+				m.named[of] = map[string]bool{}
+			}
+			m.named[of][key] = true
+		}
+	}
+}
+
+// spans are the blocks of the family; all says that one of them is the whole family.
+func (f family) spans(blocks []span) (of []span, all bool) {
+	for _, s := range blocks {
+		switch {
+		case !f.of(s.from):
+		case s.whole():
+			return nil, true
+		default:
+			of = append(of, s)
+		}
+	}
+	return of, false
 }
 
 // signature is the same for rules with the same ports.
@@ -140,6 +176,11 @@ func (m *merged) lines(use namer) []line {
 		for _, port := range portMatches(b.rule()) {
 			out = append(out, line{text: words(peer, port, m.d.allow, remark(b.keys))})
 		}
+	}
+	for _, same := range slices.Sorted(maps.Keys(m.within)) {
+		w := m.within[same]
+		one := content{six: m.f.six, ports: true, sources: []source{w.source}}
+		out = append(out, line{text: words(m.blockMatch(w.spans, use), m.exactMatch(use(one, "")), m.d.allow, remark(w.keys))})
 	}
 	return out
 }

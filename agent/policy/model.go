@@ -79,6 +79,9 @@ type rule struct {
 	anyPort bool
 	ports   []portRange
 	named   []NamedPort // without a number
+	// callers are the groups of pods that name a port of named; only of egress rules that allow destinations without
+	// selectors.
+	callers map[NamedPort]string
 }
 
 type portRange struct {
@@ -93,7 +96,7 @@ func read(p *networkingv1.NetworkPolicy) (*policy, error) {
 	if out.selector, err = metav1.LabelSelectorAsSelector(&p.Spec.PodSelector); err != nil {
 		return nil, fmt.Errorf("NetworkPolicy %s: spec.podSelector: %w", out.key, err)
 	}
-	r := reader{key: out.key}
+	r := reader{key: out.key, callers: readCallers(p.Annotations[agent.NamedPortGroups])}
 	if names := p.Annotations[agent.AddressGroups]; names != "" {
 		r.groups = strings.Split(names, ",")
 	}
@@ -105,7 +108,11 @@ func read(p *networkingv1.NetworkPolicy) (*policy, error) {
 	}
 	for i := range p.Spec.Egress {
 		to := &p.Spec.Egress[i]
-		eg = append(eg, r.rule(to.To, to.Ports))
+		rule := r.rule(to.To, to.Ports)
+		if rule.anybody || len(rule.blocks) > 0 {
+			rule.callers = r.callers
+		}
+		eg = append(eg, rule)
 	}
 	if len(p.Spec.PolicyTypes) == 0 || slices.Contains(p.Spec.PolicyTypes, networkingv1.PolicyTypeIngress) {
 		out.ingress = &in
@@ -116,11 +123,26 @@ func read(p *networkingv1.NetworkPolicy) (*policy, error) {
 	return out, r.err
 }
 
+// readCallers reads the annotation agent.NamedPortGroups. What cannot be read is left out, and its port allows nothing.
+func readCallers(text string) map[NamedPort]string {
+	out := map[NamedPort]string{}
+	for part := range strings.SplitSeq(text, ",") {
+		port, group, _ := strings.Cut(strings.TrimSpace(part), "=")
+		proto, name, _ := strings.Cut(port, "/")
+		if name != "" && group != "" {
+			out[NamedPort{Name: name, Proto: proto}] = group
+		}
+	}
+	return out
+}
+
 // reader reads the rules of one policy in their order, and takes a group for each peer with selectors.
 type reader struct {
 	key    string
 	groups []string
-	err    error // the first thing that could not be read
+	// callers are the groups of pods that name a port, by the port.
+	callers map[NamedPort]string
+	err     error // the first thing that could not be read
 }
 
 func (r *reader) fail(format string, args ...any) {

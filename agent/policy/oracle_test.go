@@ -38,7 +38,7 @@ func passes(policies []*networkingv1.NetworkPolicy, kind networkingv1.PolicyType
 		isolated = true
 		if kind == networkingv1.PolicyTypeIngress {
 			for _, r := range p.Spec.Ingress {
-				if meets(p, r.From, peer, ip) && portMeets(r.Ports, server, a, true) {
+				if meets(p, r.From, peer, ip) && portMeets(r.Ports, server, a) {
 					return true
 				}
 			}
@@ -50,8 +50,7 @@ func passes(policies []*networkingv1.NetworkPolicy, kind networkingv1.PolicyType
 				if len(to) > 0 {
 					to = to[i : i+1]
 				}
-				selected := len(to) == 1 && to[0].IPBlock == nil
-				if meets(p, to, peer, ip) && portMeets(r.Ports, server, a, selected) {
+				if meets(p, to, peer, ip) && portMeets(r.Ports, server, a) {
 					return true
 				}
 			}
@@ -83,8 +82,8 @@ func meets(p *networkingv1.NetworkPolicy, peers []networkingv1.NetworkPolicyPeer
 	return len(peers) == 0
 }
 
-// portMeets: names mean the ports of the server's containers, where a selector found it.
-func portMeets(ports []networkingv1.NetworkPolicyPort, server *place, a try, selected bool) bool {
+// portMeets reports whether a port of a rule is that of the attempt. Names are those of the ports of the server's containers.
+func portMeets(ports []networkingv1.NetworkPolicyPort, server *place, a try) bool {
 	for _, p := range ports {
 		proto := "tcp"
 		if p.Protocol != nil {
@@ -97,7 +96,7 @@ func portMeets(ports []networkingv1.NetworkPolicyPort, server *place, a try, sel
 		case p.Port == nil:
 			return true
 		case p.Port.Type == intstr.String:
-			if selected && server != nil && slices.Contains(server.ports, NamedPort{p.Port.StrVal, a.proto, uint16(a.port)}) {
+			if server != nil && !server.stranger && slices.Contains(server.ports, NamedPort{p.Port.StrVal, a.proto, uint16(a.port)}) {
 				return true
 			}
 		case p.EndPort != nil:

@@ -23,7 +23,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/utils/ptr"
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/fake"
@@ -119,10 +121,33 @@ func grouped(p *networkingv1.NetworkPolicy, places []*place) (*networkingv1.Netw
 	for i := range p.Spec.Egress {
 		add(p.Spec.Egress[i].To)
 	}
-	if len(names) > 0 {
-		p.Annotations = map[string]string{agent.AddressGroups: strings.Join(names, ",")}
-	}
+	p.Annotations = map[string]string{agent.AddressGroups: strings.Join(names, ","), agent.NamedPortGroups: callers(p, places, groups)}
 	return p, groups
+}
+
+// callers names a group for each named port of the policy's egress rules that allow destinations without selectors.
+func callers(p *networkingv1.NetworkPolicy, places []*place, groups map[string]*v1.Endpoints) string {
+	var out []string
+	for _, r := range p.Spec.Egress {
+		if len(r.To) > 0 && !slices.ContainsFunc(r.To, func(at networkingv1.NetworkPolicyPeer) bool { return at.IPBlock != nil }) {
+			continue
+		}
+		for _, port := range r.Ports {
+			if port.Port == nil || port.Port.Type != intstr.String {
+				continue
+			}
+			want := NamedPort{Name: port.Port.StrVal, Proto: protocol(ptr.Deref(port.Protocol, ""))}
+			g := &v1.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: "callers-of-" + want.Proto + "-" + want.Name}}
+			for _, at := range places {
+				if !at.stranger && slices.ContainsFunc(at.ports, func(n NamedPort) bool { return n.Name == want.Name && n.Proto == want.Proto }) {
+					g.Subsets = append(g.Subsets, at.subset())
+				}
+			}
+			groups[g.Name] = g
+			out = append(out, want.Proto+"/"+want.Name+"="+g.Name)
+		}
+	}
+	return strings.Join(out, ",")
 }
 
 func (p *place) subset() v1.EndpointSubset {

@@ -15,6 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
 )
 
 // peer says which pods a peer of a policy stands for.
@@ -22,6 +24,22 @@ type peer struct {
 	namespace  string          // whose pods, where namespaces is nil
 	namespaces labels.Selector // nil: one only
 	pods       labels.Selector
+	// port, unless it is the zero value, leaves only pods whose containers name a port like this.
+	port portName
+}
+
+// portName is a named port of a rule.
+type portName struct {
+	name  string
+	proto v1.Protocol
+}
+
+// String is the port in the annotation of a policy: protocol and name.
+func (p portName) String() string { return strings.ToLower(string(p.proto)) + "/" + p.name }
+
+// means reports whether a pod of the peer's namespaces belongs to the peer.
+func (p peer) means(pod *v1.Pod, m *member) bool {
+	return m != nil && p.pods.Matches(labels.Set(pod.Labels)) && (p.port == portName{} || m.names(p.port))
 }
 
 // name is the same for peers that mean the same.
@@ -31,6 +49,9 @@ func (p peer) name() string {
 		text += "\nof namespaces " + p.namespaces.String()
 	} else {
 		text += "\nof namespace " + p.namespace
+	}
+	if p.port != (portName{}) {
+		text += "\nwith port " + p.port.String()
 	}
 	sum := sha256.Sum256([]byte(text))
 	return hex.EncodeToString(sum[:16])
@@ -71,11 +92,38 @@ func peersOf(p *networkingv1.NetworkPolicy) (out []peer) {
 	return out
 }
 
-// annotated is a policy as nodes are sent it.
-func annotated(p *networkingv1.NetworkPolicy, groups []string) *networkingv1.NetworkPolicy {
+// portsOf are the named ports of the policy's egress rules that allow destinations without selectors: all of them, or
+// blocks of addresses. Each means the pods of all namespaces whose containers name such a port. Sorted, none twice.
+func portsOf(p *networkingv1.NetworkPolicy) (out []portName) {
+	for _, r := range p.Spec.Egress {
+		if len(r.To) > 0 && !slices.ContainsFunc(r.To, func(at networkingv1.NetworkPolicyPeer) bool { return at.IPBlock != nil }) {
+			continue
+		}
+		for _, port := range r.Ports {
+			if port.Port == nil || port.Port.Type != intstr.String || strings.ContainsAny(port.Port.StrVal, ",=") {
+				continue // a name with these signs belongs to no port
+			}
+			out = append(out, portName{port.Port.StrVal, cmp.Or(ptr.Deref(port.Protocol, ""), v1.ProtocolTCP)})
+		}
+	}
+	slices.SortFunc(out, func(a, b portName) int { return cmp.Compare(a.String(), b.String()) })
+	return slices.Compact(out)
+}
+
+// annotated is a policy as nodes are sent it. The groups of its ports follow those of its peers.
+func annotated(p *networkingv1.NetworkPolicy, groups []string, ports []portName) *networkingv1.NetworkPolicy {
+	peers := len(groups) - len(ports)
+	annotations := map[string]string{Annotation: strings.Join(groups[:peers], ",")}
+	if len(ports) > 0 {
+		named := make([]string, 0, len(ports))
+		for i, port := range ports {
+			named = append(named, port.String()+"="+groups[peers+i])
+		}
+		annotations[PortAnnotation] = strings.Join(named, ",")
+	}
 	return &networkingv1.NetworkPolicy{
 		ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion,
-			Annotations: map[string]string{Annotation: strings.Join(groups, ",")}},
+			Annotations: annotations},
 		Spec: p.Spec,
 	}
 }
@@ -130,6 +178,11 @@ func memberOf(p *v1.Pod) *member {
 	})
 	m.ports = slices.Compact(m.ports)
 	return m
+}
+
+// names reports whether a container of the pod names a port like this.
+func (m *member) names(p portName) bool {
+	return slices.ContainsFunc(m.ports, func(have v1.EndpointPort) bool { return have.Name == p.name && have.Protocol == p.proto })
 }
 
 func (m *member) equal(o *member) bool {

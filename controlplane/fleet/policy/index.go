@@ -26,6 +26,11 @@ type Source interface {
 // in their order, then those of egress, with commas between.
 const Annotation = "keelson.dev/address-groups"
 
+// PortAnnotation of a policy as nodes are sent it: a group for each named port of an egress rule that allows destinations
+// without selectors, as PROTOCOL/NAME=GROUP, with commas between. An agent of an earlier release ignores it, and allows
+// nothing by such a port.
+const PortAnnotation = "keelson.dev/named-port-groups"
+
 // The pod as which policies see the cluster's DNS, which every node answers by itself.
 const (
 	DNSNamespace = metav1.NamespaceSystem
@@ -76,13 +81,18 @@ func (x *Index) Policy(namespace, name string, now *networkingv1.NetworkPolicy) 
 		}
 	} else {
 		p := &policy{pods: selector(&now.Spec.PodSelector)}
-		for _, s := range peersOf(now) {
+		ports := portsOf(now)
+		peers := peersOf(now)
+		for _, port := range ports {
+			peers = append(peers, peer{namespaces: labels.Everything(), pods: labels.Everything(), port: port})
+		}
+		for _, s := range peers {
 			g, fresh := x.use(s)
 			if p.groups = append(p.groups, g); fresh {
 				made = append(made, g)
 			}
 		}
-		p.sent = annotated(now, p.groups)
+		p.sent = annotated(now, p.groups, ports)
 		if x.policies[namespace] == nil {
 			x.policies[namespace] = make(map[string]*policy)
 		}
@@ -169,7 +179,7 @@ func (x *Index) pod(namespace, name string, now *v1.Pod) (changed []string) {
 		m = memberOf(now)
 	}
 	look := func(g *group) {
-		if m != nil && g.pods.Matches(labels.Set(now.Labels)) {
+		if g.means(now, m) {
 			if g.put(namespace, name, m) {
 				changed = append(changed, x.touch(g))
 			}
@@ -281,7 +291,7 @@ func (x *Index) fill(g *group, namespace string) {
 		pods = append(slices.Clone(pods), x.dns)
 	}
 	for _, p := range pods {
-		if m := memberOf(p); m != nil && g.pods.Matches(labels.Set(p.Labels)) {
+		if m := memberOf(p); g.means(p, m) {
 			g.put(namespace, p.Name, m)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"pgregory.net/rapid"
 )
 
@@ -49,6 +50,9 @@ func (w *world) meant(p peer) []string {
 			port := "none"
 			if c := pod.Spec.Containers; len(c) > 0 && len(c[0].Ports) > 0 && c[0].Ports[0].Name != "" {
 				port = fmt.Sprint(c[0].Ports[0].Name, c[0].Ports[0].ContainerPort)
+			}
+			if p.port != (portName{}) && (p.port.proto != v1.ProtocolTCP || port != p.port.name+"80") {
+				continue
 			}
 			out = append(out, pod.Status.PodIP+" "+port)
 		}
@@ -189,6 +193,20 @@ func step(t *rapid.T, w *world, x *Index) []string {
 			p.Spec.Egress = append(p.Spec.Egress, networkingv1.NetworkPolicyEgressRule{To: []networkingv1.NetworkPolicyPeer{at}})
 		}
 	}
+	for range rapid.IntRange(0, 2).Draw(t, "rules by port") {
+		rule := networkingv1.NetworkPolicyEgressRule{Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromString(
+			rapid.SampledFrom([]string{"n1", "n2"}).Draw(t, "port")))}}}
+		if rapid.Bool().Draw(t, "of UDP") {
+			rule.Ports[0].Protocol = new(v1.ProtocolUDP)
+		}
+		switch rapid.IntRange(0, 2).Draw(t, "to") {
+		case 0:
+			rule.To = []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "10.0.0.0/8"}}}
+		case 1:
+			rule.To = []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}}} // its pods name the port themselves
+		}
+		p.Spec.Egress = append(p.Spec.Egress, rule)
+	}
 	w.policies[ns+"/"+name] = p
 	x.Policy(ns, name, p)
 	return nil
@@ -202,9 +220,15 @@ func checkWorld(t *rapid.T, w *world, x *Index) {
 			t.Fatalf("policy %s/%s is not there", p.Namespace, p.Name)
 		}
 		groups := x.Groups(p.Namespace, p.Name)
-		peers := peersOf(p)
-		if len(groups) != len(peers) || sent.Annotations[Annotation] != strings.Join(groups, ",") {
-			t.Fatalf("policy %s/%s has groups %v for %d peers", p.Namespace, p.Name, groups, len(peers))
+		peers, named := peersOf(p), []string{}
+		of := len(peers)
+		for i, port := range portsOf(p) {
+			peers = append(peers, peer{namespaces: labels.Everything(), pods: labels.Everything(), port: port})
+			named = append(named, port.String()+"="+groups[of+i])
+		}
+		if len(groups) != len(peers) || sent.Annotations[Annotation] != strings.Join(groups[:of], ",") ||
+			sent.Annotations[PortAnnotation] != strings.Join(named, ",") {
+			t.Fatalf("policy %s/%s has groups %v for %d peers: %v", p.Namespace, p.Name, groups, len(peers), sent.Annotations)
 		}
 		for i, g := range groups {
 			used[g] = true
@@ -259,4 +283,47 @@ func TestDNSIsAPeer(t *testing.T) {
 	x.Policy("n", "dns", nil)
 	x.Policy("n", "dns", p)
 	expect("[10.96.0.10 dns53 169.254.20.10 dns53]")
+}
+
+// F109: the named ports of egress rules without selectors are a group each, which has the pods of all namespaces that name the
+// port with its protocol. Rules with selectors have none, and nor have those of ingress.
+func TestNamedPortsWithoutSelectors(t *testing.T) {
+	w := newWorld()
+	pod := func(namespace, ip string, host bool, ports ...v1.ContainerPort) {
+		w.namespaces[namespace] = &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
+		p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "p"}, Status: v1.PodStatus{PodIP: ip}}
+		p.Spec.HostNetwork, p.Spec.Containers = host, []v1.Container{{Ports: ports}}
+		w.pods[namespace] = map[string]*v1.Pod{"p": p}
+	}
+	pod("a", "10.0.0.1", false, v1.ContainerPort{Name: "http", ContainerPort: 8080})
+	pod("b", "10.0.0.2", false, v1.ContainerPort{Name: "http", ContainerPort: 80, Protocol: v1.ProtocolTCP})
+	pod("c", "10.0.0.3", false, v1.ContainerPort{Name: "http", ContainerPort: 81, Protocol: v1.ProtocolSCTP})
+	pod("d", "10.0.0.4", true, v1.ContainerPort{Name: "http", ContainerPort: 80})
+	pod("e", "10.0.0.5", false, v1.ContainerPort{ContainerPort: 80})
+	named := func(name string, proto *v1.Protocol) []networkingv1.NetworkPolicyPort {
+		return []networkingv1.NetworkPolicyPort{{Protocol: proto, Port: new(intstr.FromString(name))}, {Port: new(intstr.FromInt32(443))}}
+	}
+	block := []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "10.0.0.0/8"}}}
+	p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "out"}}
+	p.Spec.Egress = []networkingv1.NetworkPolicyEgressRule{
+		{Ports: named("http", nil)}, {Ports: named("http", new(v1.ProtocolTCP)), To: block}, {Ports: named("http", new(v1.ProtocolSCTP))},
+		{Ports: named("metrics", nil), To: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}}}}}
+	p.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{Ports: named("http", nil)}}
+	x := New(w)
+	x.Policy("a", "out", p)
+	sent, _ := x.Sent("a", "out")
+	got := map[string]string{}
+	for part := range strings.SplitSeq(sent.Annotations[PortAnnotation], ",") {
+		port, group, _ := strings.Cut(part, "=")
+		e, ok := x.Group(group)
+		if !ok {
+			t.Errorf("group %s of %s is not there", group, port)
+			continue
+		}
+		got[port] = fmt.Sprint(shown(e))
+	}
+	want := map[string]string{"tcp/http": "[10.0.0.1 http8080 10.0.0.2 http80]", "sctp/http": "[10.0.0.3 http81]"}
+	if !maps.Equal(got, want) {
+		t.Errorf("ports %v, want %v", got, want)
+	}
 }

@@ -2022,6 +2022,7 @@ func (x *Peer) GetWireguardKey() []byte {
 // ConfigMap, Secret, ServiceAccount, PersistentVolumeClaim, PersistentVolume, CSIDriver, StorageClass, RuntimeClass, Namespace.
 // A NetworkPolicy goes to the nodes that have a pod which it selects; its annotation keelson.dev/address-groups names, for
 // each peer with selectors, ingress before egress, an AddressGroup: the pods that are meant, as v1.Endpoints.
+// keelson.dev/named-port-groups names, as PROTOCOL/NAME=GROUP, one for each named port of an egress rule without selectors.
 type Object struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Kind      string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
