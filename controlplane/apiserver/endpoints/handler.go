@@ -344,10 +344,13 @@ func (h *Handler) body(ctx context.Context, w http.ResponseWriter, r *http.Reque
 		if err := invalid("PatchOptions", metav1validation.ValidatePatchOptions(&req.PatchO, req.PatchType)); err != nil {
 			return err
 		}
-		if req.Patch, err = readBody(w, r, h.MaxBodyBytes); err != nil || req.PatchType != types.ApplyCBORPatchType {
+		if req.Patch, err = readBody(w, r, h.MaxBodyBytes); err != nil {
 			return err
 		}
-		return applyCBOR(req)
+		if req.PatchType == types.ApplyCBORPatchType {
+			return applyCBOR(req)
+		}
+		return checkPatchFields(ctx, req)
 	case api.VerbDelete, api.VerbDeleteCollection:
 		data, err := readBody(w, r, h.MaxBodyBytes)
 		if err != nil {

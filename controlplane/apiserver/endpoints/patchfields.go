@@ -1,0 +1,94 @@
+package endpoints
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	kjson "sigs.k8s.io/json"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/input"
+)
+
+// checkPatchFields finds fields that a patch has twice, and unknown fields of a JSON patch. It returns an error for them with
+// fieldValidation=Strict, and warns of them with Warn. Only the text of the patch shows duplicates: applying it drops
+// them, also where the schema preserves unknown fields. Patches that cannot be read are left to the registry.
+func checkPatchFields(ctx context.Context, req *api.Request) error {
+	validation := fieldValidation(req)
+	if validation == metav1.FieldValidationIgnore {
+		return nil
+	}
+	if req.PatchType == types.ApplyYAMLPatchType {
+		return checkApplyFields(ctx, req.Patch, validation)
+	}
+	if req.PatchType == types.ApplyCBORPatchType || input.CheckJSON(req.Patch) != nil {
+		return nil
+	}
+	found := strictPatchErrors(req)
+	if len(found) == 0 {
+		return nil
+	}
+	if validation == metav1.FieldValidationStrict {
+		return apierrors.NewInvalid(schema.GroupKind{}, "", field.ErrorList{
+			field.Invalid(field.NewPath("patch"), api.Clip(string(req.Patch), 1024), runtime.NewStrictDecodingError(found).Error()),
+		})
+	}
+	for _, err := range found {
+		api.Warn(ctx, err.Error())
+	}
+	return nil
+}
+
+// strictPatchErrors returns what is wrong with the fields of a JSON, merge or strategic merge patch.
+func strictPatchErrors(req *api.Request) []error {
+	if req.PatchType != types.JSONPatchType {
+		var fields map[string]any
+		found, err := kjson.UnmarshalStrict(req.Patch, &fields, kjson.DisallowDuplicateFields)
+		if err != nil {
+			return nil
+		}
+		return found
+	}
+	var operations []struct {
+		Op    string          `json:"op"`
+		Path  string          `json:"path"`
+		From  string          `json:"from"`
+		Value json.RawMessage `json:"value"`
+	}
+	found, err := kjson.UnmarshalStrict(req.Patch, &operations)
+	if err != nil {
+		return nil
+	}
+	for i, err := range found {
+		found[i] = fmt.Errorf("json patch %v", err)
+	}
+	return found
+}
+
+// checkApplyFields finds the duplicate fields of an applied configuration, with their lines.
+func checkApplyFields(ctx context.Context, patch []byte, validation string) error {
+	if text := bytes.TrimSpace(patch); len(text) > 0 && text[0] == '{' && input.CheckJSON(text) == nil {
+		var fields map[string]any
+		// JSON, which most clients send, is read much faster than YAML.
+		if found, err := kjson.UnmarshalStrict(text, &fields, kjson.DisallowDuplicateFields); err == nil && len(found) == 0 {
+			return nil
+		}
+	}
+	_, duplicates, err := input.FromYAMLStrict(patch)
+	if err != nil || duplicates == nil {
+		return nil
+	}
+	if validation == metav1.FieldValidationStrict {
+		return apierrors.NewBadRequest(fmt.Sprintf("error strict decoding patch: %v", duplicates))
+	}
+	api.Warn(ctx, duplicates.Error())
+	return nil
+}
