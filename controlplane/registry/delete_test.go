@@ -157,7 +157,7 @@ func TestPlanDeleteGracefully(t *testing.T) {
 		t.Fatalf("grace 0 gave %+v", out)
 	}
 	held := p.DeepCopy()
-	held.Finalizers = []string{"x"}
+	held.Finalizers = []string{"example.com/x"}
 	out = planDelete(k, held, opts(grace(0)), now)
 	if out.remove || out.obj == nil || *out.obj.GetDeletionGracePeriodSeconds() != 0 {
 		t.Fatalf("grace 0 with a finalizer gave %+v", out)

@@ -1,6 +1,7 @@
 package kinds
 
 import (
+	"encoding/json"
 	"maps"
 	"time"
 
@@ -92,7 +93,12 @@ var secretKeys = map[corev1.SecretType][]string{
 	corev1.SecretTypeTLS:              {corev1.TLSCertKey, corev1.TLSPrivateKeyKey},
 	corev1.SecretTypeDockerConfigJson: {corev1.DockerConfigJsonKey},
 	corev1.SecretTypeDockercfg:        {corev1.DockerConfigKey},
-	corev1.SecretTypeSSHAuth:          {corev1.SSHAuthPrivateKey},
+}
+
+// secretJSON are the keys whose values are JSON objects, by the type of Secret.
+var secretJSON = map[corev1.SecretType]string{
+	corev1.SecretTypeDockerConfigJson: corev1.DockerConfigJsonKey,
+	corev1.SecretTypeDockercfg:        corev1.DockerConfigKey,
 }
 
 func validateSecret(s *corev1.Secret) field.ErrorList {
@@ -109,7 +115,19 @@ func validateSecret(s *corev1.Secret) field.ErrorList {
 			errs = append(errs, field.Required(data.Key(key), ""))
 		}
 	}
+	if key := secretJSON[s.Type]; key != "" {
+		if value, ok := s.Data[key]; ok {
+			var parsed map[string]any
+			if err := json.Unmarshal(value, &parsed); err != nil {
+				errs = append(errs, field.Invalid(data.Key(key), "<secret contents redacted>", err.Error()))
+			}
+		}
+	}
 	switch s.Type {
+	case corev1.SecretTypeSSHAuth:
+		if len(s.Data[corev1.SSHAuthPrivateKey]) == 0 {
+			errs = append(errs, field.Required(data.Key(corev1.SSHAuthPrivateKey), ""))
+		}
 	case corev1.SecretTypeBasicAuth:
 		_, user := s.Data[corev1.BasicAuthUsernameKey]
 		_, password := s.Data[corev1.BasicAuthPasswordKey]

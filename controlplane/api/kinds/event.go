@@ -6,7 +6,9 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
@@ -20,9 +22,7 @@ func eventKind() *api.Kind {
 		gv: corev1.SchemeGroupVersion, kind: "Event", putCreates: true, plural: "events", singular: "event", short: []string{"ev"},
 	}, func(l *corev1.EventList) *[]corev1.Event { return &l.Items })
 	k.TTL = eventTTL
-	check(k, func(e *corev1.Event) field.ErrorList {
-		return eventNamespace(e.Namespace, e.InvolvedObject.Namespace, field.NewPath("involvedObject", "namespace"))
-	})
+	check(k, validateEvent)
 	k.Columns = columns(col("Last Seen"), col("Type"), col("Reason"), col("Object"), wide("Subobject"), wide("Source"),
 		col("Message"), wide("First Seen"), wide("Count"), func() columnDef { c := nameCol; c.Priority = 1; return c }())
 	k.Row = row(eventRow)
@@ -30,13 +30,43 @@ func eventKind() *api.Kind {
 	return k
 }
 
-// eventNamespace wants an event in the namespace of what it is about. The objects of a cluster-scoped kind have none;
-// their events live in "default".
-func eventNamespace(event, about string, at *field.Path) field.ErrorList {
-	if about != event && (about != "" || event != "default" && event != "kube-system") {
-		return field.ErrorList{field.Invalid(at, about, "does not match event.namespace")}
+// validateEvent judges an Event of the core group. An Event with eventTime comes from a client of the newer API and names
+// its reporter and its action; older clients set none of these.
+func validateEvent(e *corev1.Event) field.ErrorList {
+	errs := eventNamespace(e.Namespace, e.InvolvedObject.Namespace, !e.EventTime.IsZero(), field.NewPath("involvedObject", "namespace"))
+	if e.EventTime.IsZero() {
+		return errs
 	}
-	return nil
+	errs = append(errs, validateReporter(e.ReportingController, field.NewPath("reportingComponent"))...)
+	errs = append(errs, validateEventText("reportingInstance", e.ReportingInstance)...)
+	errs = append(errs, validateEventText("action", e.Action)...)
+	errs = append(errs, validateEventText("reason", e.Reason)...)
+	if len(e.Message) > maxEventNote {
+		errs = append(errs, tooLong("message", maxEventNote))
+	}
+	return errs
+}
+
+// validateReporter judges the name of the component that reports an Event.
+func validateReporter(name string, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if name == "" {
+		errs = append(errs, field.Required(at, ""))
+	}
+	return append(errs, invalid(at, name, validation.IsQualifiedName(name))...)
+}
+
+// eventNamespace judges the namespace of an Event's object. Events of cluster-scoped objects, which have no namespace, are in
+// "default", or in "kube-system" when timed (with eventTime). Only Events that are not timed need the object's namespace.
+func eventNamespace(event, object string, timed bool, at *field.Path) field.ErrorList {
+	ok := event == object || event == metav1.NamespaceDefault && object == ""
+	if timed {
+		ok = object != "" || event == metav1.NamespaceDefault || event == metav1.NamespaceSystem
+	}
+	if ok {
+		return nil
+	}
+	return field.ErrorList{field.Invalid(at, object, "does not match event.namespace")}
 }
 
 func eventRow(e *corev1.Event, now time.Time) []any {

@@ -4,11 +4,19 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strings"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apiextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/api/validation/path"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	apiregistration "k8s.io/kube-aggregator/pkg/apis/apiregistration"
 
 	"keelson.dev/keelson/controlplane/api"
 )
@@ -30,9 +38,42 @@ func checkMeta(k *api.Kind, rule nameRule) {
 		rule = validation.NameIsDNSSubdomain
 	}
 	k.Validate = func(o api.Object) field.ErrorList {
-		return validation.ValidateObjectMetaAccessor(o, k.Namespaced, rule, field.NewPath("metadata"))
+		errs := validation.ValidateObjectMetaAccessor(o, k.Namespaced, rule, field.NewPath("metadata"))
+		if qualifiesFinalizers(k.GVK) {
+			errs = append(errs, validateFinalizers(o.GetFinalizers(), field.NewPath("metadata", "finalizers"))...)
+		}
+		return errs
 	}
 	k.ValidateUpdate = func(obj, old api.Object) field.ErrorList { return metaUpdate(obj, old) }
+}
+
+// qualifiesFinalizers reports whether the finalizers of a kind need a domain. Kubernetes tolerates short names in the groups
+// that extend the API, in PodDisruptionBudgets and in Events of the core group.
+func qualifiesFinalizers(gvk schema.GroupVersionKind) bool {
+	switch gvk.Group {
+	case admissionv1.GroupName, apiextensions.GroupName, apiregistration.GroupName, policyv1.GroupName:
+		return false
+	}
+	return gvk != corev1.SchemeGroupVersion.WithKind("Event")
+}
+
+// standardFinalizers are the finalizers without a domain.
+var standardFinalizers = []string{string(corev1.FinalizerKubernetes), metav1.FinalizerOrphanDependents, metav1.FinalizerDeleteDependents}
+
+// validateFinalizers refuses finalizers that are neither standard nor qualified by a domain.
+func validateFinalizers(finalizers []string, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for i, f := range finalizers {
+		errs = append(errs, validateFinalizer(f, at.Index(i))...)
+	}
+	return errs
+}
+
+func validateFinalizer(f string, at *field.Path) field.ErrorList {
+	if strings.Contains(f, "/") || slices.Contains(standardFinalizers, f) {
+		return nil
+	}
+	return field.ErrorList{field.Invalid(at, f, "name is neither a standard finalizer name nor is it fully qualified")}
 }
 
 // metaUpdate judges what may change of metadata. That a body may leave its

@@ -7,6 +7,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/fields"
+	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
 )
@@ -61,7 +63,9 @@ func namespaceKind() *api.Kind {
 			*obj = *old.DeepCopy()
 			obj.Spec.Finalizers, obj.ResourceVersion = want, version
 		},
-		ValidateUpdate: metaUpdate,
+		ValidateUpdate: func(obj, old api.Object) field.ErrorList {
+			return append(metaUpdate(obj, old), validateNamespaceFinalizers(obj.(*corev1.Namespace))...)
+		},
 	})
 	k.Columns = columns(nameCol, col("Status"), ageCol)
 	k.Row = row(func(ns *corev1.Namespace, now time.Time) []any {
@@ -75,4 +79,16 @@ func namespaceKind() *api.Kind {
 		return fields.Set{"status.phase": string(ns.Status.Phase)}
 	})
 	return k
+}
+
+// validateNamespaceFinalizers judges spec.finalizers. As in Kubernetes, its errors name the list, not the entry.
+func validateNamespaceFinalizers(ns *corev1.Namespace) field.ErrorList {
+	at := field.NewPath("spec", "finalizers")
+	var errs field.ErrorList
+	for _, f := range ns.Spec.Finalizers {
+		name := string(f)
+		errs = append(errs, invalid(at, name, utilvalidation.IsQualifiedName(name))...)
+		errs = append(errs, validateFinalizer(name, at)...)
+	}
+	return errs
 }

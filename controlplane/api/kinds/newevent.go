@@ -9,7 +9,6 @@ import (
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
@@ -38,16 +37,11 @@ func newEventKind(core *api.Kind) *api.Kind {
 
 // validateNewEvent wants an event that its component can be known by, and nothing of what only old clients set.
 func validateNewEvent(e *eventsv1.Event) field.ErrorList {
-	errs := eventNamespace(e.Namespace, e.Regarding.Namespace, field.NewPath("regarding", "namespace"))
+	errs := eventNamespace(e.Namespace, e.Regarding.Namespace, !e.EventTime.IsZero(), field.NewPath("regarding", "namespace"))
 	if e.EventTime.IsZero() {
 		errs = append(errs, field.Required(field.NewPath("eventTime"), ""))
 	}
-	controller := field.NewPath("reportingController")
-	if e.ReportingController == "" {
-		errs = append(errs, field.Required(controller, ""))
-	} else {
-		errs = append(errs, invalid(controller, e.ReportingController, validation.IsQualifiedName(e.ReportingController))...)
-	}
+	errs = append(errs, validateReporter(e.ReportingController, field.NewPath("reportingController"))...)
 	errs = append(errs, validateEventText("reportingInstance", e.ReportingInstance)...)
 	errs = append(errs, validateEventText("action", e.Action)...)
 	errs = append(errs, validateEventText("reason", e.Reason)...)

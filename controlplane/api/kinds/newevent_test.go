@@ -39,6 +39,10 @@ func TestEventsConvertWhole(t *testing.T) {
 	}
 }
 
+const unnamedReporter = `reportingController: Invalid value: "": name part must be non-empty, reportingController: Invalid value: "": ` +
+	"name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric " +
+	"character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')"
+
 func TestNewEventRules(t *testing.T) {
 	const good = "{metadata: {name: a, namespace: ns}, eventTime: '2024-01-01T00:00:00.000001Z', reportingController: example.com/c, reportingInstance: i, action: act, reason: why, type: Normal, regarding: {namespace: ns, name: p}"
 	for text, want := range map[string]string{
@@ -46,10 +50,11 @@ func TestNewEventRules(t *testing.T) {
 		good + ", series: {count: 2, lastObservedTime: '2024-01-01T00:00:00.000001Z'}}": "",
 		good + ", series: {count: 1}}":                            "series.count: Invalid value: 1: should be at least 2, series.lastObservedTime: Required value",
 		good + ", deprecatedCount: 3}":                            "deprecatedCount: Invalid value: \"\": needs to be unset",
-		good + ", regarding: {namespace: x}}":                     "regarding.namespace: Invalid value: \"x\": does not match event.namespace",
+		good + ", regarding: {namespace: x}}":                     "",
+		good + ", regarding: {name: n}}":                          "regarding.namespace: Invalid value: \"\": does not match event.namespace",
 		good + ", note: " + strings.Repeat("n", 1025) + "}":       "note: Invalid value: \"\": can have at most 1024 characters",
 		good + ", type: Bad}":                                     "type: Invalid value: \"\": has invalid value: Bad",
-		"{metadata: {name: a, namespace: default}, type: Normal}": "eventTime: Required value, reportingController: Required value, reportingInstance: Required value, action: Required value, reason: Required value",
+		"{metadata: {name: a, namespace: default}, type: Normal}": "eventTime: Required value, reportingController: Required value, " + unnamedReporter + ", reportingInstance: Required value, action: Required value, reason: Required value",
 	} {
 		text = strings.Replace(text, "regarding: {namespace: ns, name: p}, regarding", "regarding", 1)
 		text = strings.Replace(text, "type: Normal, regarding: {namespace: ns, name: p}, type: Bad", "regarding: {namespace: ns, name: p}, type: Bad", 1)
