@@ -12,6 +12,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/controlplane/client"
 )
@@ -198,5 +199,32 @@ func allocateAtRandom(t *testing.T, c *client.Client, rng *rand.Rand, n int) {
 		if err != nil && !apierrors.IsInvalid(err) && !apierrors.IsConflict(err) && !strings.Contains(err.Error(), "range is full") {
 			t.Errorf("writer %d: %v", n, err)
 		}
+	}
+}
+
+// F38: a client that changes clusterIP alone is refused, and a manifest without addresses keeps them.
+func TestServiceKeepsItsAddress(t *testing.T) {
+	r := start(t, nil)
+	ctx := within(t)
+	services := r.admin().CoreV1().Services("default")
+	made, err := services.Create(ctx, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "a"},
+		Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := netip.MustParseAddr(made.Spec.ClusterIP).Next().String()
+	_, err = services.Patch(ctx, "a", types.MergePatchType, fmt.Appendf(nil, `{"spec":{"clusterIP":%q}}`, other), metav1.PatchOptions{})
+	if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "spec.clusterIPs[0]") || !strings.Contains(err.Error(), "may not change once set") {
+		t.Errorf("a patch of clusterIP: %v", err)
+	}
+	replaced := made.DeepCopy()
+	replaced.Spec.ClusterIP, replaced.ResourceVersion = other, ""
+	if _, err := services.Update(ctx, replaced, metav1.UpdateOptions{}); !apierrors.IsInvalid(err) {
+		t.Errorf("an update of clusterIP: %v", err)
+	}
+	replaced.Spec.ClusterIP, replaced.Spec.ClusterIPs = "", nil
+	kept, err := services.Update(ctx, replaced, metav1.UpdateOptions{})
+	if err != nil || kept.Spec.ClusterIP != made.Spec.ClusterIP {
+		t.Errorf("an update without addresses: %v, %+v", err, kept)
 	}
 }

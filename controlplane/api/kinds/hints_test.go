@@ -21,7 +21,7 @@ func TestValidateTopology(t *testing.T) {
 	}
 	for _, how := range []string{"", "Far", "preferclose"} {
 		has(t, how, validateService(svc(func(s *corev1.Service) { s.Spec.TrafficDistribution = &how })),
-			`spec.trafficDistribution: Unsupported value: `+fmt.Sprintf("%q", how)+`: supported values: "PreferClose", "PreferSameNode", "PreferSameZone"`)
+			`spec.trafficDistribution: Unsupported value: `+fmt.Sprintf("%q", how)+`: supported values: "PreferClose", "PreferSameZone", "PreferSameNode"`)
 	}
 	modes := func(old, mode string) *corev1.Service {
 		return svc(func(s *corev1.Service) {

@@ -33,7 +33,7 @@ const clientIPTimeout = int32(3 * 60 * 60) // seconds; Kubernetes' default
 func serviceKind() *api.Kind {
 	k := newKind(names{
 		gv: corev1.SchemeGroupVersion, kind: "Service", putCreates: true, plural: "services", singular: "service", short: []string{"svc"}, all: true,
-		rule: validation.NameIsDNS1035Label,
+		rule: validation.NameIsDNSLabel,
 	}, func(l *corev1.ServiceList) *[]corev1.Service { return &l.Items })
 	k.ReturnsDeleted = true
 	k.Default = defaults(defaultService)
@@ -54,6 +54,7 @@ func serviceKind() *api.Kind {
 	prepareUpdate(k, keepAllocated)
 	check(k, validateService)
 	checkUpdate(k, validateServiceUpdate)
+	checkStatus(k, validateServiceStatus)
 	k.Reservations = func(o api.Object) []api.Reservation { return serviceReservations(o.(*corev1.Service)) }
 	k.Columns = columns(nameCol, col("Type"), col("Cluster-IP"), col("External-IP"), col("Port(s)"), ageCol, wide("Selector"))
 	k.Row = row(serviceRow)
@@ -83,10 +84,15 @@ func defaultService(s *corev1.Service) {
 			p.TargetPort = intstr.FromInt32(p.Port)
 		}
 	}
+	for i := range s.Status.LoadBalancer.Ingress {
+		if in := &s.Status.LoadBalancer.Ingress[i]; in.IP != "" {
+			setDefaultPtr(&in.IPMode, corev1.LoadBalancerIPModeVIP)
+		}
+	}
 	if spec.Type == corev1.ServiceTypeExternalName {
 		return
 	}
-	if usesNodePorts(spec.Type) {
+	if externallyAccessible(spec) {
 		setDefault(&spec.ExternalTrafficPolicy, corev1.ServiceExternalTrafficPolicyCluster)
 	}
 	setDefaultPtr(&spec.InternalTrafficPolicy, corev1.ServiceInternalTrafficPolicyCluster)
@@ -121,36 +127,79 @@ func NeedsNodePorts(s *corev1.Service) bool {
 	return false
 }
 
-// keepAllocated carries over what the cluster has chosen where the client left
-// it out, and drops what a change of type has made pointless.
+// keepAllocated carries over the allocated values that the client left out, and drops the values that the new type does
+// not have. A value that the client also changed is not dropped, so that validation refuses it.
 func keepAllocated(obj, old *corev1.Service) {
 	defaultService(obj)
+	SyncClusterIPs(&obj.Spec, &old.Spec)
 	if NeedsClusterIP(obj) && NeedsClusterIP(old) && obj.Spec.ClusterIP == "" {
 		obj.Spec.ClusterIP, obj.Spec.ClusterIPs = old.Spec.ClusterIP, slices.Clone(old.Spec.ClusterIPs)
-	}
-	if NeedsClusterIP(old) && obj.Spec.Type == corev1.ServiceTypeExternalName && obj.Spec.ClusterIP == old.Spec.ClusterIP {
-		obj.Spec.ClusterIP, obj.Spec.ClusterIPs = "", nil
-		obj.Spec.IPFamilies, obj.Spec.IPFamilyPolicy = nil, nil
-		obj.Spec.InternalTrafficPolicy = nil
 	}
 	if NeedsNodePorts(obj) && usesNodePorts(old.Spec.Type) {
 		keepNodePorts(obj, old)
 	}
-	if usesNodePorts(old.Spec.Type) && !usesNodePorts(obj.Spec.Type) {
-		obj.Spec.ExternalTrafficPolicy, obj.Spec.HealthCheckNodePort = "", 0
+	if old.Spec.Type != corev1.ServiceTypeExternalName && obj.Spec.Type == corev1.ServiceTypeExternalName {
+		dropAddresses(&obj.Spec, &old.Spec)
+	}
+	if usesNodePorts(old.Spec.Type) && !usesNodePorts(obj.Spec.Type) && !changesNodePorts(obj, old) {
 		for i := range obj.Spec.Ports {
-			p := &obj.Spec.Ports[i]
-			if slices.ContainsFunc(old.Spec.Ports, func(q corev1.ServicePort) bool { return q.NodePort == p.NodePort }) {
-				p.NodePort = 0
-			}
+			obj.Spec.Ports[i].NodePort = 0
 		}
 	}
-	if needsHealthPort(&old.Spec) && !needsHealthPort(&obj.Spec) && obj.Spec.HealthCheckNodePort == old.Spec.HealthCheckNodePort {
-		obj.Spec.HealthCheckNodePort = 0
+	dropBalancing(&obj.Spec, &old.Spec)
+}
+
+// SyncClusterIPs sets clusterIPs to clusterIP where a client that does not know clusterIPs changed clusterIP alone.
+func SyncClusterIPs(spec, old *corev1.ServiceSpec) {
+	if spec.ClusterIP != old.ClusterIP && spec.ClusterIP != "" && slices.Equal(spec.ClusterIPs, old.ClusterIPs) {
+		spec.ClusterIPs = []string{spec.ClusterIP}
 	}
-	if obj.Spec.Type != corev1.ServiceTypeLoadBalancer && old.Spec.Type == corev1.ServiceTypeLoadBalancer {
-		obj.Spec.AllocateLoadBalancerNodePorts = nil
+}
+
+// dropAddresses drops the cluster addresses and families of a Service that becomes an ExternalName.
+func dropAddresses(spec, old *corev1.ServiceSpec) {
+	if spec.ClusterIP == old.ClusterIP && slices.Equal(spec.ClusterIPs, old.ClusterIPs) {
+		spec.ClusterIP, spec.ClusterIPs = "", nil
 	}
+	if slices.Equal(spec.IPFamilies, old.IPFamilies) {
+		spec.IPFamilies = nil
+	}
+	if val(spec.IPFamilyPolicy) == val(old.IPFamilyPolicy) {
+		spec.IPFamilyPolicy = nil
+	}
+}
+
+// changesNodePorts reports whether obj names a node port that old does not have.
+func changesNodePorts(obj, old *corev1.Service) bool {
+	had := map[int32]bool{0: true}
+	for _, p := range old.Spec.Ports {
+		had[p.NodePort] = true
+	}
+	return slices.ContainsFunc(obj.Spec.Ports, func(p corev1.ServicePort) bool { return !had[p.NodePort] })
+}
+
+// dropBalancing drops the fields of load balancers and of external traffic that the new type does not have.
+func dropBalancing(spec, old *corev1.ServiceSpec) {
+	if needsHealthPort(old) && !needsHealthPort(spec) && spec.HealthCheckNodePort == old.HealthCheckNodePort {
+		spec.HealthCheckNodePort = 0
+	}
+	if externallyAccessible(old) && !externallyAccessible(spec) && spec.ExternalTrafficPolicy == old.ExternalTrafficPolicy {
+		spec.ExternalTrafficPolicy = ""
+	}
+	if old.Type != corev1.ServiceTypeLoadBalancer || spec.Type == corev1.ServiceTypeLoadBalancer {
+		return
+	}
+	if isTrue(spec.AllocateLoadBalancerNodePorts) == isTrue(old.AllocateLoadBalancerNodePorts) {
+		spec.AllocateLoadBalancerNodePorts = nil
+	}
+	if semanticEqual(spec.LoadBalancerClass, old.LoadBalancerClass) {
+		spec.LoadBalancerClass = nil
+	}
+}
+
+// externallyAccessible reports whether traffic reaches the Service from outside the cluster.
+func externallyAccessible(s *corev1.ServiceSpec) bool {
+	return usesNodePorts(s.Type) || s.Type == corev1.ServiceTypeClusterIP && len(s.ExternalIPs) > 0
 }
 
 func keepNodePorts(obj, old *corev1.Service) {

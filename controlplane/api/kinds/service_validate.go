@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
@@ -25,7 +26,7 @@ func validateService(s *corev1.Service) field.ErrorList {
 	if s.Spec.Selector != nil {
 		errs = append(errs, metavalidation.ValidateLabels(s.Spec.Selector, spec.Child("selector"))...)
 	}
-	headless := s.Spec.ClusterIP == corev1.ClusterIPNone
+	headless := headlessService(&s.Spec)
 	external := s.Spec.Type == corev1.ServiceTypeExternalName
 	if len(s.Spec.Ports) == 0 && !headless && !external {
 		errs = append(errs, field.Required(spec.Child("ports"), ""))
@@ -35,10 +36,12 @@ func validateService(s *corev1.Service) field.ErrorList {
 	case external:
 		errs = append(errs, validateExternalName(&s.Spec, spec)...)
 	case headless && usesNodePorts(s.Spec.Type):
-		errs = append(errs, field.Invalid(spec.Child("clusterIPs").Index(0), s.Spec.ClusterIP,
+		errs = append(errs, field.Invalid(spec.Child("clusterIPs").Index(0), s.Spec.ClusterIPs[0],
 			fmt.Sprintf("may not be set to 'None' for %s services", s.Spec.Type)))
 	}
-	errs = append(errs, validateClusterIPs(&s.Spec, spec)...)
+	if !external {
+		errs = append(errs, validateClusterIPs(&s.Spec, spec)...)
+	}
 	for i, ip := range s.Spec.ExternalIPs {
 		at := spec.Child("externalIPs").Index(i)
 		if e := validation.IsValidIP(at, ip); len(e) > 0 {
@@ -99,41 +102,92 @@ func validateSessionAffinity(s *corev1.ServiceSpec, spec *field.Path) field.Erro
 	return errs
 }
 
+// headlessService reports whether the only cluster address is "None".
+func headlessService(s *corev1.ServiceSpec) bool {
+	return len(s.ClusterIPs) == 1 && s.ClusterIPs[0] == corev1.ClusterIPNone
+}
+
 func validateExternalName(s *corev1.ServiceSpec, spec *field.Path) field.ErrorList {
-	var errs field.ErrorList
-	if s.ClusterIP != "" {
-		errs = append(errs, field.Forbidden(spec.Child("clusterIPs"), "may not be set for ExternalName services"))
+	const no = "may not be set for ExternalName services"
+	errs := forbid(spec, no, map[string]bool{
+		"clusterIPs": len(s.ClusterIPs) > 0, "ipFamilies": len(s.IPFamilies) > 0, "ipFamilyPolicy": s.IPFamilyPolicy != nil,
+	})
+	at := spec.Child("externalName")
+	// A dot at the end makes the name absolute.
+	name := strings.TrimSuffix(s.ExternalName, ".")
+	if name == "" {
+		return append(errs, field.Required(at, ""))
 	}
-	if s.ExternalName == "" {
-		return append(errs, field.Required(spec.Child("externalName"), ""))
-	}
-	return append(errs, invalid(spec.Child("externalName"), s.ExternalName, validation.IsDNS1123Subdomain(s.ExternalName))...)
+	return append(errs, invalid(at, s.ExternalName, validation.IsDNS1123Subdomain(name))...)
 }
 
 func validateClusterIPs(s *corev1.ServiceSpec, spec *field.Path) field.ErrorList {
 	at := spec.Child("clusterIPs")
-	var errs field.ErrorList
-	if len(s.ClusterIPs) > 0 && s.ClusterIP != s.ClusterIPs[0] {
+	errs := validateFamilies(s, spec)
+	switch {
+	case s.ClusterIP == "" && len(s.ClusterIPs) > 0:
+		errs = append(errs, field.Invalid(at, s.ClusterIPs, "must be empty when `clusterIP` is not specified"))
+	case s.ClusterIP != "" && len(s.ClusterIPs) == 0:
+		errs = append(errs, field.Required(at, ""))
+	case len(s.ClusterIPs) > 0 && s.ClusterIP != s.ClusterIPs[0]:
 		errs = append(errs, field.Invalid(at, s.ClusterIPs, "first value must match `clusterIP`"))
 	}
 	if len(s.ClusterIPs) > 2 {
-		errs = append(errs, field.TooMany(at, len(s.ClusterIPs), 2))
+		errs = append(errs, field.Invalid(at, s.ClusterIPs, "may only hold up to 2 values"))
 	}
+	bad := false
 	for i, ip := range s.ClusterIPs {
-		if ip == corev1.ClusterIPNone {
-			if i > 0 || len(s.ClusterIPs) > 1 {
-				errs = append(errs, field.Invalid(at.Index(i), ip, "may not be combined with addresses"))
-			}
-			continue
+		if i > 0 || ip != corev1.ClusterIPNone {
+			e := validation.IsValidIP(at.Index(i), ip)
+			errs, bad = append(errs, e...), bad || len(e) > 0
+		} else if len(s.ClusterIPs) > 1 {
+			errs, bad = append(errs, field.Invalid(at, s.ClusterIPs, "'None' must be the first and only value")), true
 		}
-		errs = append(errs, validation.IsValidIP(at.Index(i), ip)...)
 	}
+	if bad {
+		return errs
+	}
+	return append(errs, validateAddressFamilies(s, at)...)
+}
+
+// validateFamilies judges ipFamilies and ipFamilyPolicy by themselves.
+func validateFamilies(s *corev1.ServiceSpec, spec *field.Path) field.ErrorList {
+	var errs field.ErrorList
 	for i, f := range s.IPFamilies {
-		errs = append(errs, oneOf(f, spec.Child("ipFamilies").Index(i), corev1.IPv4Protocol, corev1.IPv6Protocol)...)
+		here := spec.Child("ipFamilies").Index(i)
+		errs = append(errs, listed(f, here, corev1.IPv4Protocol, corev1.IPv6Protocol)...)
+		if slices.Contains(s.IPFamilies[:i], f) {
+			errs = append(errs, field.Duplicate(here, f))
+		}
 	}
 	if p := s.IPFamilyPolicy; p != nil {
-		errs = append(errs, oneOf(*p, spec.Child("ipFamilyPolicy"),
-			corev1.IPFamilyPolicySingleStack, corev1.IPFamilyPolicyPreferDualStack, corev1.IPFamilyPolicyRequireDualStack)...)
+		errs = append(errs, listed(*p, spec.Child("ipFamilyPolicy"),
+			corev1.IPFamilyPolicyPreferDualStack, corev1.IPFamilyPolicyRequireDualStack, corev1.IPFamilyPolicySingleStack)...)
+	}
+	return errs
+}
+
+// validateAddressFamilies compares valid cluster addresses with each other and with ipFamilies.
+func validateAddressFamilies(s *corev1.ServiceSpec, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	seen := map[corev1.IPFamily]bool{}
+	for i, ip := range s.ClusterIPs {
+		if ip == corev1.ClusterIPNone {
+			return nil
+		}
+		family := corev1.IPv4Protocol
+		if net.ParseIP(ip).To4() == nil {
+			family = corev1.IPv6Protocol
+		}
+		seen[family] = true
+		if i < len(s.IPFamilies) && s.IPFamilies[i] != family &&
+			(s.IPFamilies[i] == corev1.IPv4Protocol || s.IPFamilies[i] == corev1.IPv6Protocol) {
+			errs = append(errs, field.Invalid(at.Index(i), ip,
+				fmt.Sprintf("expected an %s value as indicated by `ipFamilies[%d]`", s.IPFamilies[i], i)))
+		}
+	}
+	if len(s.ClusterIPs) > 1 && len(seen) < 2 {
+		errs = append(errs, field.Invalid(at, s.ClusterIPs, "may specify no more than one IP for each IP family"))
 	}
 	return errs
 }
@@ -141,32 +195,53 @@ func validateClusterIPs(s *corev1.ServiceSpec, spec *field.Path) field.ErrorList
 func validateTrafficPolicies(s *corev1.ServiceSpec, spec *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if p := s.InternalTrafficPolicy; p != nil {
-		errs = append(errs, oneOf(*p, spec.Child("internalTrafficPolicy"),
+		errs = append(errs, listed(*p, spec.Child("internalTrafficPolicy"),
 			corev1.ServiceInternalTrafficPolicyCluster, corev1.ServiceInternalTrafficPolicyLocal)...)
 	}
 	if d := s.TrafficDistribution; d != nil {
-		errs = append(errs, listed(*d, spec.Child("trafficDistribution"), corev1.ServiceTrafficDistributionPreferClose,
-			corev1.ServiceTrafficDistributionPreferSameNode, corev1.ServiceTrafficDistributionPreferSameZone)...)
+		if known := trafficDistributions; !slices.Contains(known, *d) {
+			errs = append(errs, field.NotSupported(spec.Child("trafficDistribution"), *d, known))
+		}
 	}
 	at := spec.Child("externalTrafficPolicy")
-	switch {
-	case usesNodePorts(s.Type):
+	if externallyAccessible(s) {
 		errs = append(errs, oneOf(s.ExternalTrafficPolicy, at,
 			corev1.ServiceExternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyLocal)...)
-	case s.ExternalTrafficPolicy != "" && len(s.ExternalIPs) == 0:
+	} else if s.ExternalTrafficPolicy != "" {
 		errs = append(errs, field.Invalid(at, s.ExternalTrafficPolicy, "may only be set for externally-accessible services"))
 	}
 	errs = append(errs, validateHealthPort(s, spec.Child("healthCheckNodePort"))...)
-	if s.Type != corev1.ServiceTypeLoadBalancer {
-		if s.AllocateLoadBalancerNodePorts != nil {
-			errs = append(errs, field.Forbidden(spec.Child("allocateLoadBalancerNodePorts"), "may only be used when `type` is 'LoadBalancer'"))
-		}
-		if s.LoadBalancerClass != nil {
-			errs = append(errs, field.Forbidden(spec.Child("loadBalancerClass"), "may only be used when `type` is 'LoadBalancer'"))
-		}
-	}
+	return append(errs, validateBalancerFields(s, spec)...)
+}
+
+// trafficDistributions are in the order in which Kubernetes lists them.
+var trafficDistributions = []string{corev1.ServiceTrafficDistributionPreferClose,
+	corev1.ServiceTrafficDistributionPreferSameZone, corev1.ServiceTrafficDistributionPreferSameNode}
+
+// validateBalancerFields judges the fields that only a Service of type LoadBalancer has. Kubernetes spells the path of the
+// source ranges with a capital.
+func validateBalancerFields(s *corev1.ServiceSpec, spec *field.Path) field.ErrorList {
+	const no = "may only be used when `type` is 'LoadBalancer'"
+	var errs field.ErrorList
+	ranges := spec.Child("LoadBalancerSourceRanges")
 	for i, cidr := range s.LoadBalancerSourceRanges {
-		errs = append(errs, validation.IsValidCIDR(spec.Child("loadBalancerSourceRanges").Index(i), cidr)...)
+		errs = append(errs, validation.IsValidCIDR(ranges.Index(i), cidr)...)
+	}
+	class := spec.Child("loadBalancerClass")
+	if s.Type == corev1.ServiceTypeLoadBalancer {
+		if c := s.LoadBalancerClass; c != nil {
+			errs = append(errs, invalid(class, *c, validation.IsQualifiedName(*c))...)
+		}
+		return errs
+	}
+	if len(s.LoadBalancerSourceRanges) > 0 {
+		errs = append(errs, field.Forbidden(ranges, no))
+	}
+	if s.AllocateLoadBalancerNodePorts != nil {
+		errs = append(errs, field.Forbidden(spec.Child("allocateLoadBalancerNodePorts"), no))
+	}
+	if s.LoadBalancerClass != nil {
+		errs = append(errs, field.Forbidden(class, no))
 	}
 	return errs
 }
@@ -208,6 +283,9 @@ func validateServicePorts(s *corev1.ServiceSpec, at *field.Path) field.ErrorList
 		errs = append(errs, invalid(here.Child("port"), p.Port, validation.IsValidPortNum(int(p.Port)))...)
 		errs = append(errs, validateProtocol(p.Protocol, here.Child("protocol"))...)
 		errs = append(errs, validatePortNumOrName(p.TargetPort, here.Child("targetPort"))...)
+		if p.AppProtocol != nil {
+			errs = append(errs, invalid(here.Child("appProtocol"), *p.AppProtocol, validation.IsQualifiedName(*p.AppProtocol))...)
+		}
 		if key := fmt.Sprintf("%s-%d", p.Protocol, p.Port); ports[key] {
 			errs = append(errs, field.Duplicate(here, corev1.ServicePort{Protocol: p.Protocol, Port: p.Port}))
 		} else {
@@ -222,8 +300,10 @@ func validateNodePort(t corev1.ServiceType, p corev1.ServicePort, seen map[strin
 	switch {
 	case p.NodePort == 0:
 		return nil
-	case !usesNodePorts(t):
-		return field.ErrorList{field.Forbidden(at, fmt.Sprintf("may not be used when `type` is '%s'", t))}
+	case t == corev1.ServiceTypeClusterIP:
+		return field.ErrorList{field.Forbidden(at, "may not be used when `type` is 'ClusterIP'")}
+	case t == corev1.ServiceTypeExternalName:
+		return nil
 	case p.NodePort < MinNodePort || p.NodePort > MaxNodePort:
 		return field.ErrorList{field.Invalid(at, p.NodePort,
 			fmt.Sprintf("provided port is not in the valid range. The range of valid ports is %d-%d", MinNodePort, MaxNodePort))}
@@ -246,24 +326,98 @@ func validatePortNumOrName(p intstr.IntOrString, at *field.Path) field.ErrorList
 	return invalid(at, p.IntVal, validation.IsValidPortNum(int(p.IntVal)))
 }
 
+// validateServiceUpdate keeps the addresses and families of a Service, which clients may have cached. A second family may be
+// added and released.
 func validateServiceUpdate(obj, old *corev1.Service) field.ErrorList {
-	if !NeedsClusterIP(old) && old.Spec.ClusterIP == "" || obj.Spec.Type == corev1.ServiceTypeExternalName {
-		return nil
+	spec := field.NewPath("spec")
+	var errs field.ErrorList
+	if needsHealthPort(&obj.Spec) && needsHealthPort(&old.Spec) && old.Spec.HealthCheckNodePort != 0 &&
+		obj.Spec.HealthCheckNodePort != old.Spec.HealthCheckNodePort {
+		errs = append(errs, field.Forbidden(spec.Child("healthCheckNodePort"), "field is immutable"))
+	}
+	both := obj.Spec.Type == corev1.ServiceTypeLoadBalancer && old.Spec.Type == corev1.ServiceTypeLoadBalancer
+	if both && !semanticEqual(obj.Spec.LoadBalancerClass, old.Spec.LoadBalancerClass) {
+		errs = append(errs, field.Invalid(spec.Child("loadBalancerClass"), obj.Spec.LoadBalancerClass, "may not change once set"))
+	}
+	if obj.Spec.Type == corev1.ServiceTypeExternalName || old.Spec.Type == corev1.ServiceTypeExternalName {
+		return errs
+	}
+	now, was := headlessService(&obj.Spec), headlessService(&old.Spec)
+	if !now || !was {
+		errs = append(errs, validateAddressUpdate(&obj.Spec, &old.Spec, spec)...)
+	}
+	if !now && !was {
+		errs = append(errs, validateFamilyUpdate(&obj.Spec, &old.Spec, spec)...)
+	}
+	return errs
+}
+
+const mayNotChange = "may not change once set"
+
+func validateAddressUpdate(s, old *corev1.ServiceSpec, spec *field.Path) field.ErrorList {
+	at := spec.Child("clusterIPs")
+	now, was := s.ClusterIPs, old.ClusterIPs
+	var errs field.ErrorList
+	if len(was) > len(now) && len(now) == 0 {
+		return field.ErrorList{field.Invalid(at.Index(0), now, "primary clusterIP can not be unset")}
+	}
+	for i := range min(len(now), len(was)) {
+		if now[i] != was[i] && (i == 0 || len(now) == len(was)) {
+			errs = append(errs, field.Invalid(at.Index(i), now, mayNotChange))
+		}
+	}
+	if len(was) > len(now) && len(now) == 1 && val(s.IPFamilyPolicy) != corev1.IPFamilyPolicySingleStack {
+		errs = append(errs, field.Invalid(spec.Child("ipFamilyPolicy"), s.IPFamilyPolicy,
+			"must be set to 'SingleStack' when releasing the secondary clusterIP"))
+	}
+	return errs
+}
+
+// validateFamilyUpdate compares the families. As in Kubernetes, its errors name the first entry.
+func validateFamilyUpdate(s, old *corev1.ServiceSpec, spec *field.Path) field.ErrorList {
+	at := spec.Child("ipFamilies").Index(0)
+	now, was := s.IPFamilies, old.IPFamilies
+	var errs field.ErrorList
+	for i := range min(len(now), len(was)) {
+		if now[i] != was[i] && (i == 0 || len(now) == len(was)) {
+			errs = append(errs, field.Invalid(at, now, mayNotChange))
+		}
+	}
+	if len(was) > len(now) && len(now) == 1 && val(s.IPFamilyPolicy) != corev1.IPFamilyPolicySingleStack {
+		errs = append(errs, field.Invalid(spec.Child("ipFamilyPolicy"), s.IPFamilyPolicy,
+			"must be set to 'SingleStack' when releasing the secondary ipFamily"))
+	}
+	return errs
+}
+
+// validateServiceStatus judges the addresses that a load balancer reports.
+func validateServiceStatus(s, _ *corev1.Service) field.ErrorList {
+	at := field.NewPath("status", "loadBalancer", "ingress")
+	if s.Spec.Type != corev1.ServiceTypeLoadBalancer && len(s.Status.LoadBalancer.Ingress) > 0 {
+		return field.ErrorList{field.Forbidden(at, "may only be used when `spec.type` is 'LoadBalancer'")}
 	}
 	var errs field.ErrorList
-	if needsHealthPort(&obj.Spec) && needsHealthPort(&old.Spec) && old.Spec.HealthCheckNodePort != 0 {
-		errs = sameOr(obj.Spec.HealthCheckNodePort, old.Spec.HealthCheckNodePort,
-			field.NewPath("spec", "healthCheckNodePort"))
-	}
-	at := field.NewPath("spec", "clusterIPs")
-	if old.Spec.ClusterIP != "" && obj.Spec.ClusterIP != old.Spec.ClusterIP {
-		errs = append(errs, field.Invalid(at.Index(0), obj.Spec.ClusterIP, "may not change once set"))
-	}
-	if len(old.Spec.ClusterIPs) == 2 && len(obj.Spec.ClusterIPs) == 2 && obj.Spec.ClusterIPs[1] != old.Spec.ClusterIPs[1] {
-		errs = append(errs, field.Invalid(at.Index(1), obj.Spec.ClusterIPs[1], "may not change once set"))
-	}
-	if len(old.Spec.IPFamilies) > 0 && len(obj.Spec.IPFamilies) > 0 && !slices.Equal(obj.Spec.IPFamilies[:1], old.Spec.IPFamilies[:1]) {
-		errs = append(errs, field.Invalid(field.NewPath("spec", "ipFamilies").Index(0), obj.Spec.IPFamilies[0], "may not change once set"))
+	for i, in := range s.Status.LoadBalancer.Ingress {
+		here := at.Index(i)
+		mode := here.Child("ipMode")
+		if in.IP != "" {
+			errs = append(errs, validation.IsValidIP(here.Child("ip"), in.IP)...)
+		}
+		switch {
+		case in.IPMode == nil && in.IP != "":
+			errs = append(errs, field.Required(mode, "must be specified when `ip` is set"))
+		case in.IPMode != nil && in.IP == "":
+			errs = append(errs, field.Forbidden(mode, "may not be specified when `ip` is not set"))
+		case in.IPMode != nil:
+			errs = append(errs, listed(*in.IPMode, mode, corev1.LoadBalancerIPModeProxy, corev1.LoadBalancerIPModeVIP)...)
+		}
+		if in.Hostname == "" {
+			continue
+		}
+		errs = append(errs, invalid(here.Child("hostname"), in.Hostname, validation.IsDNS1123Subdomain(in.Hostname))...)
+		if net.ParseIP(in.Hostname) != nil {
+			errs = append(errs, field.Invalid(here.Child("hostname"), in.Hostname, "must be a DNS name, not an IP address"))
+		}
 	}
 	return errs
 }

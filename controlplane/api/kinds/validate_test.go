@@ -122,7 +122,8 @@ func TestServiceValidation(t *testing.T) {
 		want       []string
 	}{
 		{"good", svc("ports: [{port: 80}]"), nil},
-		{"name of a digit", "{metadata: {name: 1a}, spec: {ports: [{port: 80}]}}", []string{`metadata.name: Invalid value: "1a": a DNS-1035 label`}},
+		{"name of a digit", "{metadata: {name: 1a}, spec: {ports: [{port: 80}]}}", nil},
+		{"name with a dot", "{metadata: {name: a.b}, spec: {ports: [{port: 80}]}}", []string{`metadata.name: Invalid value: "a.b": must not contain dots`}},
 		{"no ports", svc("selector: {a: b}"), []string{"spec.ports: Required value"}},
 		{"headless needs none", svc("clusterIP: None"), nil},
 		{"type", svc("type: Global, ports: [{port: 80}]"), []string{`spec.type: Unsupported value: "Global"`}},

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/kinds"
 )
 
 // errTaken says that somebody was faster; who asks again gets another.
@@ -29,6 +30,7 @@ func serviceAllocation(c Config) func(ctx context.Context, a *api.Attempt) error
 		svc := a.Whole.(*corev1.Service)
 		var had []corev1.IPFamily
 		if before, ok := a.Stored.(*corev1.Service); ok {
+			kinds.SyncClusterIPs(&svc.Spec, &before.Spec)
 			keepAllocated(svc, before)
 			keepFamilies(svc, before)
 			had = before.Spec.IPFamilies

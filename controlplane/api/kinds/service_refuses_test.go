@@ -1,0 +1,106 @@
+package kinds
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// F38: the fields of a Service that depend on its type, its addresses and its families.
+func TestServiceFieldsByType(t *testing.T) {
+	svc := func(spec string) string { return "{metadata: {name: a}, spec: {" + spec + "}}" }
+	const external = "may not be set for ExternalName services"
+	const balancer = "may only be used when `type` is 'LoadBalancer'"
+	refuses[*corev1.Service](t,
+		bad{svc("type: ExternalName, externalName: example.com."), ""},
+		bad{svc("type: ExternalName, externalName: ."), "spec.externalName: Required value"},
+		bad{svc("type: ExternalName, externalName: A."), invalidText("spec.externalName", "A.", notSubdomain)},
+		bad{svc("type: ExternalName, externalName: a, clusterIPs: [10.96.0.1], ipFamilies: [IPv4], ipFamilyPolicy: SingleStack"),
+			"spec.clusterIPs: Forbidden: " + external + "\nspec.ipFamilies: Forbidden: " + external + "\nspec.ipFamilyPolicy: Forbidden: " + external},
+		bad{svc("ports: [{port: 80}], loadBalancerClass: a/b, loadBalancerSourceRanges: [10.0.0.0/8], allocateLoadBalancerNodePorts: true"),
+			"spec.LoadBalancerSourceRanges: Forbidden: " + balancer + "\nspec.allocateLoadBalancerNodePorts: Forbidden: " + balancer +
+				"\nspec.loadBalancerClass: Forbidden: " + balancer},
+		bad{svc("type: LoadBalancer, ports: [{port: 80}], loadBalancerClass: /b"),
+			invalidText("spec.loadBalancerClass", "/b", "prefix part must be non-empty")},
+		bad{svc("ports: [{port: 80, appProtocol: /b}]"), invalidText("spec.ports[0].appProtocol", "/b", "prefix part must be non-empty")},
+		bad{svc("ports: [{port: 80}], externalTrafficPolicy: Local"),
+			invalidText("spec.externalTrafficPolicy", "Local", "may only be set for externally-accessible services")},
+		bad{svc("ports: [{port: 80}], externalIPs: [192.0.2.1], externalTrafficPolicy: Local"), ""},
+		bad{svc("ports: [{port: 80}], clusterIPs: [10.96.0.1, 10.96.0.2]"),
+			`spec.clusterIPs: Invalid value: ["10.96.0.1","10.96.0.2"]: may specify no more than one IP for each IP family`},
+		bad{svc(`ports: [{port: 80}], clusterIPs: [10.96.0.1, "fd00::1", "fd00::2"]`),
+			`spec.clusterIPs: Invalid value: ["10.96.0.1","fd00::1","fd00::2"]: may only hold up to 2 values`},
+		bad{svc("ports: [{port: 80}], clusterIPs: [None, 10.96.0.1]"),
+			`spec.clusterIPs: Invalid value: ["None","10.96.0.1"]: 'None' must be the first and only value`},
+		bad{svc("ports: [{port: 80}], clusterIP: 10.96.0.1, ipFamilies: [IPv6, IPv6]"),
+			`spec.ipFamilies[1]: Duplicate value: "IPv6"` + "\n" +
+				invalidText("spec.clusterIPs[0]", "10.96.0.1", "expected an IPv6 value as indicated by `ipFamilies[0]`")},
+	)
+}
+
+// F38: an update keeps addresses and the class of the load balancer, and a change of type drops the fields of the old type.
+func TestServiceChanges(t *testing.T) {
+	const dual = "{metadata: {name: a}, spec: {clusterIP: 10.96.0.1, clusterIPs: [10.96.0.1, 'fd00::1'], ipFamilies: [IPv4, IPv6], " +
+		"ipFamilyPolicy: RequireDualStack, ports: [{port: 80}]}}"
+	changes(t, dual,
+		// A client that does not know clusterIPs changes clusterIP alone.
+		changed[*corev1.Service]{change: func(s *corev1.Service) { s.Spec.ClusterIP = "10.96.0.2" }, generation: 1,
+			want: `spec.clusterIPs[0]: Invalid value: ["10.96.0.2"]: may not change once set` + "\n" +
+				`spec.ipFamilyPolicy: Invalid value: "RequireDualStack": must be set to 'SingleStack' when releasing the secondary clusterIP`},
+		changed[*corev1.Service]{change: func(s *corev1.Service) { s.Spec.ClusterIP, s.Spec.ClusterIPs = "", nil }},
+		changed[*corev1.Service]{change: func(s *corev1.Service) { s.Spec.IPFamilies = []corev1.IPFamily{"IPv6", "IPv4"} }, generation: 1,
+			want: "spec.clusterIPs[0]: Invalid value: \"10.96.0.1\": expected an IPv6 value as indicated by `ipFamilies[0]`\n" +
+				"spec.clusterIPs[1]: Invalid value: \"fd00::1\": expected an IPv4 value as indicated by `ipFamilies[1]`\n" +
+				`spec.ipFamilies[0]: Invalid value: ["IPv6","IPv4"]: may not change once set` + "\n" +
+				`spec.ipFamilies[0]: Invalid value: ["IPv6","IPv4"]: may not change once set`},
+		changed[*corev1.Service]{change: func(s *corev1.Service) { s.Spec.Type, s.Spec.ExternalName = "ExternalName", "b." }, generation: 1},
+	)
+	const balanced = "{metadata: {name: a}, spec: {type: LoadBalancer, loadBalancerClass: example.com/a, externalTrafficPolicy: Local, " +
+		"healthCheckNodePort: 30100, clusterIP: 10.96.0.1, ports: [{port: 80, nodePort: 30080}]}}"
+	class := func(name string) func(*corev1.Service) {
+		return func(s *corev1.Service) {
+			if s.Spec.LoadBalancerClass = nil; name != "" {
+				s.Spec.LoadBalancerClass = &name
+			}
+		}
+	}
+	changes(t, balanced,
+		changed[*corev1.Service]{change: class("example.com/b"), generation: 1,
+			want: invalidText("spec.loadBalancerClass", "example.com/b", "may not change once set")},
+		changed[*corev1.Service]{change: class(""), generation: 1, want: "spec.loadBalancerClass: Invalid value: null: may not change once set"},
+		changed[*corev1.Service]{change: func(s *corev1.Service) { s.Spec.HealthCheckNodePort = 30101 }, generation: 1,
+			want: "spec.healthCheckNodePort: Forbidden: field is immutable"},
+		changed[*corev1.Service]{change: func(s *corev1.Service) { s.Spec.Type = "ClusterIP" }, generation: 1},
+		changed[*corev1.Service]{change: func(s *corev1.Service) { s.Spec.Type, s.Spec.Ports[0].NodePort = "ClusterIP", 30081 }, generation: 1,
+			want: "spec.ports[0].nodePort: Forbidden: may not be used when `type` is 'ClusterIP'"},
+		changed[*corev1.Service]{change: func(s *corev1.Service) {
+			s.Spec.Type = "NodePort"
+			class("example.com/b")(s)
+		}, generation: 1, want: "spec.loadBalancerClass: Forbidden: may only be used when `type` is 'LoadBalancer'"},
+	)
+	changes(t, "{metadata: {name: a}, spec: {type: LoadBalancer, clusterIP: 10.96.0.1, ports: [{port: 80}]}}",
+		changed[*corev1.Service]{change: class("example.com/b"), generation: 1,
+			want: invalidText("spec.loadBalancerClass", "example.com/b", "may not change once set")})
+}
+
+// F38: the addresses that a load balancer reports.
+func TestServiceStatus(t *testing.T) {
+	report := func(in ...corev1.LoadBalancerIngress) func(*corev1.Service) {
+		return func(s *corev1.Service) { s.Status.LoadBalancer.Ingress = in }
+	}
+	vip, other := corev1.LoadBalancerIPModeVIP, corev1.LoadBalancerIPMode("Other")
+	at := "status.loadBalancer.ingress[0]."
+	changes(t, "{metadata: {name: a}, spec: {type: LoadBalancer, clusterIP: 10.96.0.1, ports: [{port: 80}]}}",
+		changed[*corev1.Service]{sub: "status", change: report(corev1.LoadBalancerIngress{IP: "1.2.3.4", IPMode: &vip, Hostname: "a.b"})},
+		changed[*corev1.Service]{sub: "status", change: report(corev1.LoadBalancerIngress{IP: "1.2.3.4", IPMode: &other}),
+			want: at + `ipMode: Unsupported value: "Other": supported values: "Proxy", "VIP"`},
+		changed[*corev1.Service]{sub: "status", change: report(corev1.LoadBalancerIngress{IP: "1.2.3.4"}),
+			want: at + "ipMode: Required value: must be specified when `ip` is set"},
+		changed[*corev1.Service]{sub: "status", change: report(corev1.LoadBalancerIngress{Hostname: "1.2.3.4", IPMode: &vip}),
+			want: at + "ipMode: Forbidden: may not be specified when `ip` is not set\n" +
+				invalidText(at+"hostname", "1.2.3.4", "must be a DNS name, not an IP address")},
+	)
+	changes(t, "{metadata: {name: a}, spec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}}",
+		changed[*corev1.Service]{sub: "status", change: report(corev1.LoadBalancerIngress{Hostname: "a"}),
+			want: "status.loadBalancer.ingress: Forbidden: may only be used when `spec.type` is 'LoadBalancer'"})
+}
