@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -60,4 +61,16 @@ func AttachmentTo(all []*storagev1.VolumeAttachment, node, driver, handle string
 		return nil, false
 	}
 	return all[i], true
+}
+
+// ParseAttachedName returns the driver and the handle of a volume by the name that a Node's status has for it.
+func ParseAttachedName(name v1.UniqueVolumeName) (driver, handle string, ok bool) {
+	if handle, ok = strings.CutPrefix(string(name), "kubernetes.io/iscsi/"); ok {
+		return "iscsi.keelson.dev", handle, true
+	}
+	rest, ok := strings.CutPrefix(string(name), "kubernetes.io/csi/")
+	if !ok {
+		return "", "", false
+	}
+	return strings.Cut(rest, "^") // no driver's name has a caret
 }

@@ -195,7 +195,8 @@ func Flags(fs *flag.FlagSet) *Config {
 		"after a reboot of the machine start all pods of the checkpoint before a control plane has confirmed that they are "+
 			"assigned to this node: a pod that was replaced meanwhile runs twice until then; false starts only pods of "+
 			"DaemonSets and static pods")
-	fs.DurationVar(&c.FenceAfter, "fence-after", 20*time.Second, "end pods with attached volumes when no control plane that can write has been heard for so long, whole seconds: then other nodes may have the volumes; 0 = never, and then a lost node's volumes move only when somebody says that it is out of service")
+	fs.DurationVar(&c.FenceAfter, "fence-after", 20*time.Second, "end pods with attached volumes when no control plane that can write has been heard for so long, whole seconds: then other nodes may have the volumes; 0 = never, and then a lost node's volumes move only when somebody says that it is out of service; "+
+		"a longer time than before holds once the control plane has received it")
 	fs.BoolVar(&c.LocalVolumes, "local-volumes", true, "serve volumes on this node's own disk, below STATE-DIR/local-volumes (driver local.csi.keelson.dev)")
 	c.roomFlags(fs)
 	fs.Var(list{&c.InsecureRegistries}, "insecure-registry", "registry HOST[:PORT] spoken to over plain HTTP (repeatable)")

@@ -48,6 +48,9 @@ const (
 	imagesReported = 50
 )
 
+// starting is why a node that has not looked at its runtime yet is not ready.
+const starting = "the agent is starting"
+
 // facts is what the node says of itself.
 type facts struct {
 	cfg  *Config
@@ -62,13 +65,14 @@ type facts struct {
 func newFacts(cfg *Config) *facts {
 	f := &facts{cfg: cfg, info: systemInfo(cfg.Release)}
 	if cfg.Volumes == nil {
-		f.fence = &fence{after: cfg.FenceAfter, file: fenceFile(cfg.RunDir), boot: f.info.BootID}
+		f.fence = &fence{after: cfg.FenceAfter, file: fenceFile(cfg.RunDir), reports: fenceReportFile(cfg.RunDir),
+			boot: f.info.BootID}
 	}
 	if cfg.Runtime == nil {
 		f.pressure = newPressure(cfg, f.info.BootID)
 	}
 	o := f.machine()
-	o.notReady = "the agent is starting"
+	o.notReady = starting
 	f.current = f.compose(o, nil, time.Now())
 	return f
 }
@@ -77,6 +81,16 @@ func newFacts(cfg *Config) *facts {
 func (f *facts) node() *v1.Node {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	return f.current
+}
+
+// again composes the facts anew from what is known of the machine, for a node that has reported nothing yet.
+func (f *facts) again() *v1.Node {
+	o := f.machine()
+	o.notReady = starting
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.current = f.compose(o, f.current, time.Now())
 	return f.current
 }
 

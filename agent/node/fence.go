@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -35,17 +36,24 @@ const mostHeld = 64 << 10 // all annotations of an object together may have 256 
 // fence ends pods with attached volumes when the control plane has not been heard for too long: it may have given the
 // volumes to another node by then. Data on the node's own disk are no concern of it.
 type fence struct {
-	after   time.Duration // 0 = never
+	after   time.Duration // as configured; 0 = never
 	heard   func() time.Duration
 	clock   func() time.Duration // since the machine was started
 	volumes agent.AttachedVolumes
 	end     func(pod types.UID, message string)
+	objects fenceObjects
 	file    string // in the run folder: what was heard last while there were such pods, for the next agent
+	reports string // in the run folder: the fence that the control plane may go by
 	boot    string
 	log     *slog.Logger
 
 	last  atomic.Int64 // as heard, or as the file has it
 	saved time.Duration
+
+	mu       sync.Mutex
+	report   string        // names the report that the control plane has not confirmed; "" = none
+	recorded time.Duration // the shortest fence that earlier agents reported in this boot; 0 = none
+	bound    time.Duration // a shorter fence by which the control plane may go; 0 = none
 }
 
 // lastHeard is what the file holds. Times are those since the machine was started, so that they are good for one boot.
@@ -62,7 +70,7 @@ const (
 )
 
 func (f *fence) run(ctx context.Context) error {
-	if f.after == 0 {
+	if f.after == 0 && f.unconfirmed() == "" {
 		<-ctx.Done()
 		return ctx.Err()
 	}
@@ -109,9 +117,15 @@ func (f *fence) silence() time.Duration {
 }
 
 // closed says that it is too late for an attached volume to be mounted.
-func (f *fence) closed() bool { return f.after > 0 && f.silence() >= f.after }
+func (f *fence) closed() bool {
+	after := f.current()
+	return after > 0 && f.silence() >= after
+}
 
 func (f *fence) look() error {
+	if err := f.confirm(); err != nil {
+		return err
+	}
 	pods, err := f.volumes.Attached()
 	if err != nil || len(pods) == 0 {
 		return err
@@ -133,7 +147,7 @@ func (f *fence) look() error {
 		return nil
 	}
 	for _, uid := range pods {
-		f.end(uid, fmt.Sprintf("the control plane has not been heard for %s: other nodes may have the pod's attached volumes by now", f.after))
+		f.end(uid, fmt.Sprintf("the control plane has not been heard for %s: other nodes may have the pod's attached volumes by now", f.current()))
 	}
 	return nil
 }
@@ -147,6 +161,9 @@ type uses struct {
 // tells adds what the control plane goes by.
 func (f *fence) tells(n *v1.Node, u uses) {
 	n.Annotations[FencesAfterAnnotation] = strconv.Itoa(int(f.after / time.Second))
+	if report := f.unconfirmed(); report != "" {
+		n.Annotations[FenceReportAnnotation] = report
+	}
 	if u.names != nil {
 		n.Annotations[VolumesInUseAnnotation] = "told"
 		n.Status.VolumesInUse = u.names
@@ -170,7 +187,7 @@ func fenceFile(runDir string) string { return filepath.Join(runDir, "control-pla
 
 // wire gives the fence what it works on. Before, it counts the control plane as heard.
 func (f *fence) wire(s Session, volumes agent.AttachedVolumes, end func(types.UID, string), log *slog.Logger) {
-	f.volumes, f.end, f.log, f.clock = volumes, end, log, session.SinceBoot
+	f.volumes, f.end, f.log, f.clock, f.objects = volumes, end, log, session.SinceBoot, s
 	f.heard = func() time.Duration { return session.SinceBoot() }
 	if h, ok := s.(interface{ Heard() time.Duration }); ok { // one that is passed in may be a control plane of its own
 		f.heard = h.Heard

@@ -279,6 +279,14 @@ func (n *Node) Run(ctx context.Context) error {
 		// before the first driver's pod; the part that looks for drivers tells what is wrong and tries again
 		_ = n.shareKubelet()
 	}
+	if f := n.facts.fence; f != nil {
+		if err := f.begin(); err != nil {
+			return err
+		}
+		if f.unconfirmed() != "" {
+			n.session.Facts(n.facts.again())
+		}
+	}
 	n.cfg.Log.Info("agent starts", "node", n.cfg.NodeName, "addresses", n.cfg.NodeIPs, "version", Version, "release", n.cfg.Release)
 	return lifecycle.Run(ctx, n.parts...)
 }
