@@ -61,6 +61,53 @@ func closed(c <-chan struct{}, otherwise string) error {
 	return errors.New(otherwise)
 }
 
+// kubernetesChecks returns the checks by which monitoring of kube-apiserver asks for one part, each answered by its
+// counterpart here. They are answered by name and can be excluded; the whole answer lists only the checks of Keelson.
+func (s *Server) kubernetesChecks() []check {
+	store := func(ctx context.Context) error {
+		if err := closed(s.cfg.Registry.Ready(), "the watch cache is still being filled"); err != nil || s.cfg.Ready == nil {
+			return err
+		}
+		return s.cfg.Ready(ctx)
+	}
+	registry := func(context.Context) error {
+		return closed(s.cfg.Registry.Ready(), "the watch cache is still being filled")
+	}
+	rules := func(context.Context) error { return closed(s.ready, "the authorization rules are still being read") }
+	custom := func(context.Context) error {
+		return closed(s.custom.Ready(), "the custom resource definitions are still being read")
+	}
+	const hook = "poststarthook/"
+	return []check{
+		{"etcd", store}, {"etcd-readiness", store}, {"informer-sync", registry},
+		{hook + "generic-apiserver-start-informers", registry},
+		{hook + "start-kube-apiserver-admission-initializer", registry},
+		{hook + "priority-and-fairness-config-consumer", registry},
+		{hook + "priority-and-fairness-config-producer", registry},
+		{hook + "priority-and-fairness-filter", registry},
+		{hook + "storage-object-count-tracker-hook", registry},
+		{hook + "start-cluster-authentication-info-controller", registry},
+		{hook + "start-service-ip-repair-controllers", registry},
+		{hook + "start-system-namespaces-controller", registry},
+		{hook + "start-legacy-token-tracking-controller", registry},
+		{hook + "bootstrap-controller", registry},
+		{hook + "scheduling/bootstrap-system-priority-classes", registry},
+		{hook + "rbac/bootstrap-roles", rules},
+		{hook + "crd-informer-synced", custom},
+		{hook + "start-apiextensions-informers", custom},
+		{hook + "start-apiextensions-controllers", custom},
+		{hook + "aggregator-reload-proxy-client-cert", registry},
+		{hook + "start-kube-aggregator-informers", registry},
+		{hook + "apiservice-registration-controller", registry},
+		{hook + "apiservice-discovery-controller", registry},
+		{hook + "apiservice-status-local-available-controller", registry},
+		{hook + "apiservice-status-remote-available-controller", registry},
+		{hook + "apiservice-openapi-controller", registry},
+		{hook + "apiservice-openapiv3-controller", registry},
+		{hook + "kube-apiserver-autoregistration", registry},
+	}
+}
+
 // health answers /healthz, /livez and /readyz, to anyone: a load balancer has no credentials.
 func (s *Server) health(w http.ResponseWriter, r *http.Request) bool {
 	base, one, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
@@ -79,6 +126,15 @@ func (s *Server) health(w http.ResponseWriter, r *http.Request) bool {
 	if one == "" {
 		for _, name := range r.URL.Query()["exclude"] {
 			excluded[name] = true
+		}
+	}
+	if one != "" || len(excluded) > 0 {
+		known := s.kubernetesChecks()
+		if one != "" {
+			checks = append(checks, known...)
+		}
+		for _, c := range known {
+			delete(excluded, c.name)
 		}
 	}
 	var report strings.Builder

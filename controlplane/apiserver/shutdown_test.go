@@ -173,7 +173,13 @@ func TestChecksAreExcluded(t *testing.T) {
 		"/readyz/ping":    {200, "ok"},
 		"/readyz/replica": {500, "sick"},
 		"/readyz/nothing": {404, ""},
-		"/livez?verbose":  {200, "[+]ping ok\nlivez check passed"},
+		"/readyz/etcd":    {500, "sick"},
+		"/readyz?verbose&exclude=replica&exclude=etcd": {200, "[+]replica excluded: ok\n"},
+		"/livez?exclude=etcd":                          {200, "ok"},
+		"/healthz/poststarthook/rbac/bootstrap-roles":  {200, "ok"},
+		"/livez/poststarthook/crd-informer-synced":     {200, "ok"},
+		"/readyz/poststarthook/nothing":                {404, ""},
+		"/livez?verbose":                               {200, "[+]ping ok\nlivez check passed"},
 	} {
 		if a := r.call(c, http.MethodGet, path, ""); a.code != want.code || !strings.Contains(a.body, want.words) {
 			t.Errorf("%s: %d %q", path, a.code, a.body)
