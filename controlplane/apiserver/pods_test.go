@@ -54,8 +54,8 @@ func TestBinding(t *testing.T) {
 	if won != 1 {
 		t.Errorf("%d binders won", won)
 	}
-	if c := condition(p, corev1.PodScheduled); c == nil || c.Status != corev1.ConditionTrue {
-		t.Errorf("condition %+v", c)
+	if c := condition(p, corev1.PodScheduled); c == nil || c.Status != corev1.ConditionTrue || c.ObservedGeneration == 0 || c.ObservedGeneration != p.Generation {
+		t.Errorf("condition %+v of generation %d", c, p.Generation)
 	}
 	if err := pods.Bind(ctx, &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: "p"}}, metav1.CreateOptions{}); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "target.name: Required value") {
 		t.Errorf("a binding to nowhere: %v", err)

@@ -21,7 +21,8 @@ func (e Eviction) Evict(ctx context.Context, t *Term, pods *View[*corev1.Pod], p
 	next := p.DeepCopy()
 	next.Status.Conditions = append(
 		slices.DeleteFunc(next.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.DisruptionTarget }),
-		corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: e.Reason, Message: e.Message, LastTransitionTime: metav1.NewTime(t.Now())})
+		corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: e.Reason, Message: e.Message, LastTransitionTime: metav1.NewTime(t.Now()),
+			ObservedGeneration: p.Generation})
 	next, err := client.UpdateStatus(ctx, t.Client, next)
 	switch {
 	case apierrors.IsNotFound(err):

@@ -225,10 +225,14 @@ func (b *bed) awaitNode(pod, node string) {
 func (b *bed) awaitReason(pod, message string) {
 	b.t.Helper()
 	b.eventually("condition of "+pod, func() error {
-		for _, c := range b.get(pod).Status.Conditions {
+		p := b.get(pod)
+		for _, c := range p.Status.Conditions {
 			if c.Type == v1.PodScheduled {
 				if c.Status != v1.ConditionFalse || c.Reason != v1.PodReasonUnschedulable || c.Message != message {
 					return fmt.Errorf("condition %+v", c)
+				}
+				if c.ObservedGeneration != p.Generation {
+					return fmt.Errorf("the condition observed generation %d of %d", c.ObservedGeneration, p.Generation)
 				}
 				return nil
 			}

@@ -235,12 +235,13 @@ func updateStatus[T api.Object](ctx context.Context, s *Scheduler, of T, sure bo
 
 // withCondition is the pod with the condition; changed is false when it says the same already.
 func withCondition(pod *v1.Pod, want v1.PodCondition) (next *v1.Pod, changed bool) {
+	want.ObservedGeneration = pod.Generation
 	for i := range pod.Status.Conditions {
 		c := &pod.Status.Conditions[i]
 		if c.Type != want.Type {
 			continue
 		}
-		if c.Status == want.Status && c.Reason == want.Reason && c.Message == want.Message {
+		if c.Status == want.Status && c.Reason == want.Reason && c.Message == want.Message && c.ObservedGeneration == want.ObservedGeneration {
 			return pod, false
 		}
 		if c.Status == want.Status {

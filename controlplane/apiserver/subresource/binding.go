@@ -113,7 +113,7 @@ func conflict(r *api.Request, pod *corev1.Pod, why error) error {
 // markScheduled sets the condition that tells that the pod has its node. Where room was kept for it counts no more.
 func markScheduled(pod *corev1.Pod, now metav1.Time) {
 	pod.Status.NominatedNodeName = ""
-	c := corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: now}
+	c := corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: now, ObservedGeneration: pod.Generation}
 	for i := range pod.Status.Conditions {
 		if pod.Status.Conditions[i].Type != corev1.PodScheduled {
 			continue

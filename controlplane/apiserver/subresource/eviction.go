@@ -128,7 +128,7 @@ func (v *Verbs) markEvicted(ctx context.Context, del *api.Request) error {
 		}
 		s := &o.(*corev1.Pod).Status
 		c := corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "EvictionByEvictionAPI",
-			Message: "Eviction API: evicting", LastTransitionTime: metav1.NewTime(v.Clock())}
+			Message: "Eviction API: evicting", LastTransitionTime: metav1.NewTime(v.Clock()), ObservedGeneration: o.GetGeneration()}
 		at := slices.IndexFunc(s.Conditions, func(was corev1.PodCondition) bool { return was.Type == c.Type })
 		if at < 0 {
 			s.Conditions = append(s.Conditions, c)

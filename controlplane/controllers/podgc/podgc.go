@@ -253,7 +253,7 @@ func (r *reconciler) remove(ctx context.Context, p *corev1.Pod, why Why) error {
 		if why != Unscheduled {
 			next.Status.Conditions = append(next.Status.Conditions, corev1.PodCondition{
 				Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "DeletionByPodGC",
-				Message: string(why), LastTransitionTime: metav1.NewTime(r.term.Now()),
+				Message: string(why), LastTransitionTime: metav1.NewTime(r.term.Now()), ObservedGeneration: p.Generation,
 			})
 		}
 		next, err := client.UpdateStatus(ctx, r.term.Client, next)

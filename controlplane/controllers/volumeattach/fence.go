@@ -235,7 +235,7 @@ func (r *reconciler) removePod(ctx context.Context, p *corev1.Pod) error {
 	next := p.DeepCopy()
 	next.Status.Phase = corev1.PodFailed
 	next.Status.Conditions = append(next.Status.Conditions, corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue,
-		Reason: "DeletionByPodGC", Message: message, LastTransitionTime: metav1.NewTime(r.term.Now())})
+		Reason: "DeletionByPodGC", Message: message, LastTransitionTime: metav1.NewTime(r.term.Now()), ObservedGeneration: p.Generation})
 	next, err := client.UpdateStatus(ctx, r.term.Client, next)
 	if apierrors.IsNotFound(err) {
 		return nil
