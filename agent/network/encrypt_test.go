@@ -345,14 +345,20 @@ func TestRulesOfTheTunnel(t *testing.T) {
 		text string
 	}{
 		{"none", rules{}, ""},
-		{"vxlan", rulesOf(Layout{Tunnel: &Tunnel{}}), "add rule inet keelson-tunnel source oifname keelson-vx fib saddr type local masquerade\n"},
+		{"vxlan", rulesOf(Layout{Tunnel: &Tunnel{}, Peers: []Peer{{Outer: netip.MustParseAddr("192.0.2.8")}, {Outer: netip.MustParseAddr("192.0.2.7")},
+			{Outer: netip.MustParseAddr("2001:db8::7")}}}),
+			"add rule inet keelson-tunnel arrived iifname keelson0 udp dport 4789 counter drop\n" +
+				"add rule inet keelson-tunnel forwarded iifname keelson0 udp dport 4789 ip daddr { 192.0.2.7, 192.0.2.8 } counter drop\n" +
+				"add rule inet keelson-tunnel forwarded iifname keelson0 udp dport 4789 ip6 daddr { 2001:db8::7 } counter drop\n" +
+				"add rule inet keelson-tunnel source oifname keelson-vx fib saddr type local masquerade\n"},
 		{"wireguard", secure, "add rule inet keelson-tunnel encrypted oifname keelson-wg fib saddr type local masquerade\n" +
 			"add rule inet keelson-tunnel guard iifname != { keelson-wg , keelson0 , lo } ip saddr 10.244.0.0/16 ip daddr 10.244.0.0/16 counter drop\n" +
 			"add rule inet keelson-tunnel guard iifname != { keelson-wg , keelson0 , lo } ip6 saddr fd44::/48 ip6 daddr fd44::/48 counter drop\n"},
 		{"wireguard of one family", rulesOf(Layout{WireGuard: &WireGuard{Pods: prefixesOf("10.244.0.0/16")}}),
 			"add rule inet keelson-tunnel encrypted oifname keelson-wg fib saddr type local masquerade\n" +
 				"add rule inet keelson-tunnel guard iifname != { keelson-wg , keelson0 , lo } ip saddr 10.244.0.0/16 ip daddr 10.244.0.0/16 counter drop\n"},
-		{"vxlan again", rulesOf(Layout{Tunnel: &Tunnel{}}), "add rule inet keelson-tunnel source oifname keelson-vx fib saddr type local masquerade\n"},
+		{"vxlan again", rulesOf(Layout{Tunnel: &Tunnel{}}), "add rule inet keelson-tunnel arrived iifname keelson0 udp dport 4789 counter drop\n" +
+			"add rule inet keelson-tunnel source oifname keelson-vx fib saddr type local masquerade\n"},
 		{"none again", rules{}, ""},
 	} {
 		s := &source{nft: fake} // of a new agent

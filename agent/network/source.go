@@ -21,11 +21,14 @@ const (
 	chainSource    = "source"    // of the tunnel of VXLAN
 	chainEncrypted = "encrypted" // the same of the encrypted one
 	chainGuard     = "guard"     // against what comes past the encrypted one
+	chainArrived   = "arrived"   // against what pods put into the tunnel of VXLAN at their own node
+	chainForwarded = "forwarded" // and at another one
 )
 
 // source is the rule by which the node itself speaks through the tunnel as its end of it: answers to another of its
 // addresses would come back by the links between, as a pod's packets that those may not carry. With an encrypted tunnel
 // there is a second: what a link brings from one pod to another is dropped, for it came in the clear, and from anybody.
+// With VXLAN, pods do not reach the port of the tunnel on any node: packets in it have the source that their sender writes.
 type source struct {
 	nft    knftables.Interface
 	is     rules
@@ -36,6 +39,7 @@ type source struct {
 type rules struct {
 	device string // of the tunnel
 	pods   string // ranges of the cluster, with spaces between; for the guard
+	ends   string // nodes' addresses at which the tunnel of VXLAN ends, with spaces between
 }
 
 func rulesOf(l Layout) rules {
@@ -45,9 +49,14 @@ func rulesOf(l Layout) rules {
 		for _, p := range l.WireGuard.Pods {
 			all = append(all, p.String())
 		}
-		return rules{wireguardName, strings.Join(all, " ")}
+		return rules{device: wireguardName, pods: strings.Join(all, " ")}
 	case l.Tunnel != nil:
-		return rules{device: tunnelName}
+		var ends []string
+		for _, p := range l.Peers {
+			ends = append(ends, p.Outer.String())
+		}
+		slices.Sort(ends)
+		return rules{device: tunnelName, ends: strings.Join(ends, " ")}
 	}
 	return rules{}
 }
@@ -57,7 +66,7 @@ func (r rules) chains() []string {
 	case wireguardName:
 		return []string{chainEncrypted, chainGuard}
 	case tunnelName:
-		return []string{chainSource}
+		return []string{chainArrived, chainForwarded, chainSource}
 	}
 	return nil
 }
@@ -86,7 +95,7 @@ func (s *source) sync(ctx context.Context, want rules) error {
 	}
 	slices.Sort(chains)
 	// Ranges do not follow from chains: those of an agent before this one are written anew.
-	if same := slices.Equal(chains, want.chains()); !same || want.pods != "" && !known {
+	if same := slices.Equal(chains, want.chains()); !same || want.pods+want.ends != "" && !known {
 		if err := s.nft.Run(ctx, s.change(want)); err != nil {
 			return fmt.Errorf("rules of the tunnel: %w", err)
 		}
@@ -107,7 +116,11 @@ func (s *source) change(want rules) *knftables.Transaction {
 	chain := func(name string, t knftables.BaseChainType, h knftables.BaseChainHook, p knftables.BaseChainPriority) {
 		tx.Add(&knftables.Chain{Name: name, Type: &t, Hook: &h, Priority: &p})
 	}
-	name := want.chains()[0]
+	name := chainEncrypted
+	if want.device == tunnelName {
+		name = chainSource
+		s.closeTunnel(tx, want, chain)
+	}
 	chain(name, knftables.NATType, knftables.PostroutingHook, knftables.SNATPriority)
 	tx.Add(&knftables.Rule{Chain: name, Rule: "oifname " + want.device + " fib saddr type local masquerade"})
 	if want.pods == "" {
@@ -127,4 +140,27 @@ func (s *source) change(want rules) *knftables.Transaction {
 			"iifname != {", want.device, ",", cni.Bridge, ", lo }", ip, "saddr", pods, ip, "daddr", pods, "counter drop")})
 	}
 	return tx
+}
+
+// closeTunnel adds the rules by which pods do not reach the port of the tunnel, after Services have changed destinations.
+func (s *source) closeTunnel(tx *knftables.Transaction, want rules,
+	chain func(string, knftables.BaseChainType, knftables.BaseChainHook, knftables.BaseChainPriority)) {
+	from := fmt.Sprintf("iifname %s udp dport %d", cni.Bridge, tunnelPort)
+	chain(chainArrived, knftables.FilterType, knftables.InputHook, knftables.FilterPriority)
+	tx.Add(&knftables.Rule{Chain: chainArrived, Rule: from + " counter drop"})
+	chain(chainForwarded, knftables.FilterType, knftables.ForwardHook, knftables.FilterPriority)
+	for _, f := range []struct {
+		ip  string
+		six bool
+	}{{"ip", false}, {"ip6", true}} {
+		var ends []string
+		for text := range strings.FieldsSeq(want.ends) {
+			if a, err := netip.ParseAddr(text); err == nil && a.Is6() == f.six {
+				ends = append(ends, text)
+			}
+		}
+		if len(ends) > 0 {
+			tx.Add(&knftables.Rule{Chain: chainForwarded, Rule: from + " " + f.ip + " daddr { " + strings.Join(ends, ", ") + " } counter drop"})
+		}
+	}
 }
