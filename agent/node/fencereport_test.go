@@ -184,6 +184,7 @@ func TestFencesOfThePreviousRelease(t *testing.T) {
 	m.fences("a Node with a fence that is no number", long)
 }
 
+// F110: the names of attached volumes are read as they are written.
 func TestAttachedNames(t *testing.T) {
 	for name, want := range map[v1.UniqueVolumeName][2]string{
 		inUseName: {"disk.example", "h"}, "kubernetes.io/csi/d^a^b": {"d", "a^b"},
