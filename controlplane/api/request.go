@@ -142,8 +142,9 @@ type NodeDrivers interface {
 	// CallDriver makes one call of a driver's Identity, Controller or GroupController service ("/csi.v1.Controller/CreateVolume"), with
 	// request and answer encoded, 1 MiB at most. It ends with ctx, and after two minutes. The error is a gRPC status as
 	// the driver gave it, *DriverMissing, or anything else where the node was not reached or the answer was lost: then
-	// the call may have been made.
-	CallDriver(ctx context.Context, node, driver, method string, request []byte) ([]byte, error)
+	// the call may have been made. confirm is called right before the call leaves this replica; when it returns an error
+	// the call is not made and the error is returned.
+	CallDriver(ctx context.Context, node, driver, method string, request []byte, confirm func(context.Context) error) ([]byte, error)
 }
 
 // DriverMissing says that no CSI driver of a name has registered on a node, and where it was looked for.

@@ -156,6 +156,9 @@ type Deps struct {
 	Now       func() time.Time // nil = time.Now
 	Timeline  *api.Timeline    // may be nil
 	Replica   string           // this replica's name, for stage records: "cp1"
+	// ConfirmLeadership returns nil when a majority has confirmed, after the call began, that this replica leads in the term of
+	// the fence. nil = no leadership is ever confirmed.
+	ConfirmLeadership func(ctx context.Context, fence uint64) error
 }
 
 // Clock returns Now or time.Now.

@@ -174,7 +174,7 @@ func Reaching(v *corev1.PersistentVolume, csiNodes, nodes cache.SharedIndexInfor
 
 // Modifies says why a driver on a node cannot be asked to give volumes the attributes of a class; the error has a code of
 // gRPC, Unimplemented where the driver does not do that at all.
-func Modifies(ctx context.Context, calls api.NodeDrivers, node, driver string) error {
+func Modifies(ctx context.Context, calls *LeaderDrivers, node, driver string) error {
 	res, err := DriverController(calls, node, driver).ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
 	if err != nil {
 		return fmt.Errorf("what CSI driver %s on node %s can do is not known: %w", driver, node, err)
@@ -192,25 +192,45 @@ func WrongAttributes(class *storagev1.VolumeAttributesClass, driver string) erro
 	return status.Errorf(codes.InvalidArgument, "VolumeAttributesClass %s is of CSI driver %s, and the volume is of %s: name a class of that driver", class.Name, class.DriverName, driver)
 }
 
+// LeaderDrivers calls CSI drivers on nodes under one leadership. No fence stops a driver: every call is preceded by a linearizable
+// read in the term of the leadership, so that a leader that was replaced calls none. Only Term.Drivers makes one.
+type LeaderDrivers struct {
+	calls   api.NodeDrivers
+	confirm func(context.Context) error
+}
+
+// Drivers returns the drivers as this leadership may call them; nil when there are none.
+func (t *Term) Drivers(calls api.NodeDrivers) *LeaderDrivers {
+	if calls == nil {
+		return nil
+	}
+	return &LeaderDrivers{calls: calls, confirm: func(ctx context.Context) error {
+		if err := t.ConfirmLeadership(ctx); err != nil {
+			return status.Errorf(codes.Unavailable, "the driver is not called: %v", err)
+		}
+		return nil
+	}}
+}
+
 // DriverController calls the Controller service of a driver on a node.
-func DriverController(calls api.NodeDrivers, node, driver string) csi.ControllerClient {
+func DriverController(calls *LeaderDrivers, node, driver string) csi.ControllerClient {
 	return csi.NewControllerClient(onNode{calls, node, driver})
 }
 
 // DriverGroups calls the GroupController service of a driver on a node.
-func DriverGroups(calls api.NodeDrivers, node, driver string) csi.GroupControllerClient {
+func DriverGroups(calls *LeaderDrivers, node, driver string) csi.GroupControllerClient {
 	return csi.NewGroupControllerClient(onNode{calls, node, driver})
 }
 
 // DriverNode calls the Node service of a driver on a node, as far as the node's agent passes such calls on: for the growth
 // of volumes that it has mounted, of which it knows where they are.
-func DriverNode(calls api.NodeDrivers, node, driver string) csi.NodeClient {
+func DriverNode(calls *LeaderDrivers, node, driver string) csi.NodeClient {
 	return csi.NewNodeClient(onNode{calls, node, driver})
 }
 
 // onNode is a connection whose calls the node's agent passes on.
 type onNode struct {
-	calls        api.NodeDrivers
+	calls        *LeaderDrivers
 	node, driver string
 }
 
@@ -224,7 +244,7 @@ func (c onNode) Invoke(ctx context.Context, method string, q, answer any, _ ...g
 	if err != nil {
 		return fmt.Errorf("call %s of CSI driver %s: %w", method, c.driver, err)
 	}
-	if b, err = c.calls.CallDriver(ctx, c.node, c.driver, method, b); err != nil {
+	if b, err = c.calls.calls.CallDriver(ctx, c.node, c.driver, method, b, c.calls.confirm); err != nil {
 		return err
 	}
 	if err := proto.Unmarshal(b, out); err != nil {

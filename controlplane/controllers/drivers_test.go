@@ -52,6 +52,7 @@ type drivers struct {
 	never     error              // the answer to who asks for room by parameters; nil: there is some
 	unmounted string             // a mount option with which the driver makes no volumes
 	keys      map[string]string  // what calls have to come with
+	calls     int                // that were made
 }
 
 // errGrows is the answer of a node that does grow a volume.
@@ -85,9 +86,13 @@ func (d *drivers) set(f func()) {
 }
 
 // CallDriver implements api.NodeDrivers.
-func (d *drivers) CallDriver(ctx context.Context, node, driver, method string, request []byte) ([]byte, error) {
+func (d *drivers) CallDriver(ctx context.Context, node, driver, method string, request []byte, confirm func(context.Context) error) ([]byte, error) {
+	if err := confirm(ctx); err != nil {
+		return nil, err
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.calls++
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}

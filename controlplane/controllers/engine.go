@@ -86,6 +86,7 @@ type Term struct {
 	Timeline *api.Timeline
 	Actor    string // "replicaset-controller/cp1"
 
+	confirm   func(context.Context) error // see ConfirmLeadership; nil = never
 	queue     workqueue.TypedRateLimitingInterface[Key]
 	keys      *queue // what is in it
 	observers map[cache.SharedIndexInformer][]observer
@@ -99,6 +100,15 @@ type observer interface {
 
 func (t *Term) observe(inf cache.SharedIndexInformer, o observer) {
 	t.observers[inf] = append(t.observers[inf], o)
+}
+
+// ConfirmLeadership returns nil when a majority has confirmed, after the call began, that this leadership goes on. It precedes every
+// action that no fence stops: calls of CSI drivers, and changes in services outside the store.
+func (t *Term) ConfirmLeadership(ctx context.Context) error {
+	if t.confirm == nil {
+		return errors.New("the leadership cannot be confirmed")
+	}
+	return t.confirm(ctx)
 }
 
 // Enqueue asks for a reconcile of key.
@@ -138,6 +148,9 @@ func (e *Engine) lead(ctx context.Context, c *Controller, fence uint64) error {
 			workqueue.TypedRateLimitingQueueConfig[Key]{DelayingQueue: workqueue.NewTypedDelayingQueueWithConfig(
 				workqueue.TypedDelayingQueueConfig[Key]{
 					Queue: workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[Key]{Queue: keys})})}),
+	}
+	if confirm := e.deps.ConfirmLeadership; confirm != nil {
+		t.confirm = func(ctx context.Context) error { return confirm(ctx, fence) }
 	}
 	defer t.queue.ShutDown()
 	reconcile := c.Lead(t)

@@ -86,6 +86,15 @@ type world struct {
 	scheduler *scheduler.Scheduler // nil where whoever plays the nodes binds pods
 
 	podsAtStart []*corev1.Pod // of the last watchPods
+	replaced    atomic.Bool   // another replica leads, and the engine goes on
+}
+
+// confirmLeadership fails once another replica leads.
+func (w *world) confirmLeadership(context.Context, uint64) error {
+	if w.replaced.Load() {
+		return raftstore.ErrFenced
+	}
+	return nil
 }
 
 // watchPods watches the default namespace's pods from now on.
@@ -142,7 +151,7 @@ func newWorld(t *testing.T, o options) *world {
 	w.informers = client.NewInformers(c.As(api.User{Name: api.UserController}), guard...)
 	w.deps = controllers.Deps{
 		Client: c, Informers: w.informers, Log: slog.New(slog.NewTextHandler(testLog{t}, &slog.HandlerOptions{Level: slog.LevelWarn})),
-		Timeline: w.timeline, Replica: "cp1",
+		Timeline: w.timeline, Replica: "cp1", ConfirmLeadership: w.confirmLeadership,
 	}
 	w.nodes = &fakeNodes{dead: map[string]bool{}, held: map[string]bool{}, turn: map[types.UID]int{}, placed: o.placed}
 	w.drivers = &drivers{volumes: map[string]*onDisk{}, snaps: map[string]*onDisk{}, room: 1 << 50}

@@ -21,7 +21,7 @@ const (
 var _ api.NodeDrivers = (*Server)(nil)
 
 // CallDriver implements api.NodeDrivers.
-func (s *Server) CallDriver(ctx context.Context, node, driver, method string, request []byte) ([]byte, error) {
+func (s *Server) CallDriver(ctx context.Context, node, driver, method string, request []byte, confirm func(context.Context) error) ([]byte, error) {
 	if len(request) > driverMessage {
 		return nil, status.Errorf(codes.InvalidArgument, "a request of %d bytes for CSI driver %s: %d are allowed", len(request), driver, driverMessage)
 	}
@@ -32,7 +32,15 @@ func (s *Server) CallDriver(ctx context.Context, node, driver, method string, re
 		ask.TimeoutNano = int64(time.Until(end))
 	}
 	unreached := func(err error) error { return fmt.Errorf("calling CSI driver %s on node %s: %w", driver, node, err) }
-	t, err := s.open(ctx, node, &fleetv1.TunnelAsk{Kind: &fleetv1.TunnelAsk_Driver{Driver: ask}})
+	b, err := s.standby(ctx, node)
+	if err != nil {
+		return nil, unreached(err)
+	}
+	// The wait for the node may have been long. From here on the call is on its way.
+	if err := confirm(ctx); err != nil {
+		return nil, err
+	}
+	t, err := s.openBy(ctx, b, node, &fleetv1.TunnelAsk{Kind: &fleetv1.TunnelAsk_Driver{Driver: ask}})
 	if err != nil {
 		return nil, unreached(err)
 	}

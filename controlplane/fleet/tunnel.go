@@ -161,6 +161,15 @@ func (t *tunnel) recv() (*fleetv1.TunnelFrame, error) {
 
 // open asks the node for a tunnel. The tunnel ends with ctx; close it in any case.
 func (s *Server) open(ctx context.Context, node string, ask *fleetv1.TunnelAsk) (*tunnel, error) {
+	b, err := s.standby(ctx, node)
+	if err != nil {
+		return nil, err
+	}
+	return s.openBy(ctx, b, node, ask)
+}
+
+// standby returns the stream of a node over which tunnels are asked for. It waits for a node that is connecting again.
+func (s *Server) standby(ctx context.Context, node string) (*standby, error) {
 	b := s.standbys.wait(ctx, node, reconnectPatience)
 	if b == nil {
 		if ctx.Err() != nil {
@@ -168,6 +177,11 @@ func (s *Server) open(ctx context.Context, node string, ask *fleetv1.TunnelAsk) 
 		}
 		return nil, fmt.Errorf("node %s is not connected to replica %s", node, s.cfg.Replica)
 	}
+	return b, nil
+}
+
+// openBy asks a node for a tunnel and returns it when the node has opened it.
+func (s *Server) openBy(ctx context.Context, b *standby, node string, ask *fleetv1.TunnelAsk) (*tunnel, error) {
 	ask.Id = rand.Text()
 	a := &askedTunnel{
 		node: node, opened: make(chan fleetv1.Fleet_TunnelServer, 1),

@@ -65,6 +65,28 @@ func (s *Scheduler) gone(ctx context.Context, pod *v1.Pod) bool {
 	return apierrors.IsNotFound(err) || err == nil && now.UID != pod.UID
 }
 
+// confirmedBinder is an extender that binds only after the leadership has been confirmed.
+type confirmedBinder struct {
+	framework.Extender
+	confirm func(context.Context) error
+}
+
+// Bind implements framework.Extender.
+func (b confirmedBinder) Bind(ctx context.Context, pod *v1.Pod, node string) error {
+	if err := b.confirm(ctx); err != nil {
+		return fmt.Errorf("%s is not called: %w", b.Name(), err)
+	}
+	return b.Extender.Bind(ctx, pod, node)
+}
+
+// confirmLeadership returns nil when this replica leads in the term of the current Run.
+func (s *Scheduler) confirmLeadership(ctx context.Context) error {
+	if s.cfg.ConfirmLeadership == nil {
+		return nil
+	}
+	return s.cfg.ConfirmLeadership(ctx, s.fence.Load())
+}
+
 // postBinding assigns the pod through the API.
 func (s *Scheduler) postBinding(ctx context.Context, pod *v1.Pod, node string) error {
 	b := &v1.Binding{

@@ -263,6 +263,43 @@ func TestExtenderBinds(t *testing.T) {
 	})
 }
 
+// No fence stops an extender that binds: it is called only after the leadership has been confirmed.
+func TestExtenderBindsForTheLeaderOnly(t *testing.T) {
+	var b *bed
+	var replaced atomic.Bool
+	var asked atomic.Int32
+	o := &outside{bind: func(q wire.ExtenderBindingArgs) any {
+		asked.Add(1)
+		if err := b.bindAs(context.Background(), q.PodName, q.Node); err != nil {
+			return wire.ExtenderBindingResult{Error: err.Error()}
+		}
+		return wire.ExtenderBindingResult{}
+	}}
+	s := httptest.NewServer(o)
+	t.Cleanup(s.Close)
+	b = newBedOf(t, scheduler.Config{
+		Settings: settings(t, fmt.Sprintf("extenders: [{urlPrefix: '%s/x', bindVerb: bind}]", s.URL)),
+		ConfirmLeadership: func(context.Context, uint64) error {
+			if replaced.Load() {
+				return errors.New("another replica leads")
+			}
+			return nil
+		},
+	})
+	replaced.Store(true)
+	b.node("a", "4")
+	b.lead()
+	b.pod("p", "1")
+	b.awaitCondition("p", func(c v1.PodCondition) bool {
+		return strings.Contains(c.Message, "is not called: another replica leads")
+	})
+	if n := asked.Load(); n != 0 {
+		t.Errorf("the extender was asked %d times to bind", n)
+	}
+	replaced.Store(false)
+	b.awaitNode("p", "a")
+}
+
 // An extender agrees with some of the nodes where pods would have to go, and cannot name other victims.
 func TestExtenderPreempts(t *testing.T) {
 	for _, lie := range []bool{false, true} {

@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 
 	v1 "k8s.io/api/core/v1"
@@ -36,7 +37,8 @@ func oneProfile(p *framework.Profile) *profiles {
 }
 
 // newProfiles builds what the configuration says. Each profile has a handle of its own: plugins ask it for Fits.
-func newProfiles(c *config.Config, newHandle func() *framework.Handle) (*profiles, error) {
+// confirm is called before an extender binds.
+func newProfiles(c *config.Config, newHandle func() *framework.Handle, confirm func(context.Context) error) (*profiles, error) {
 	shared := plugins.NewShared()
 	out := &profiles{byName: make(map[string]*profile), shared: shared}
 	var extenders []framework.Extender
@@ -45,7 +47,7 @@ func newProfiles(c *config.Config, newHandle func() *framework.Handle) (*profile
 		if err != nil {
 			return nil, fmt.Errorf("extenders[%d].%w", i, err)
 		}
-		extenders = append(extenders, e)
+		extenders = append(extenders, confirmedBinder{e, confirm})
 	}
 	for _, p := range c.Profiles {
 		h := newHandle()
@@ -71,7 +73,7 @@ func LoadConfig(path string) (*config.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := newProfiles(c, func() *framework.Handle { return &framework.Handle{} }); err != nil {
+	if _, err := newProfiles(c, func() *framework.Handle { return &framework.Handle{} }, nil); err != nil {
 		return nil, fmt.Errorf("scheduler configuration %s: %w", path, err)
 	}
 	return c, nil

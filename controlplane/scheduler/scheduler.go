@@ -39,6 +39,9 @@ type Config struct {
 
 	// Settings are what an operator says; nil is config.Default.
 	Settings *config.Config
+	// ConfirmLeadership returns nil when this replica leads in the term of the fence. It is called before an extender binds a pod:
+	// no fence stops that. nil = extenders bind unasked.
+	ConfirmLeadership func(ctx context.Context, fence uint64) error
 	// Plugins make the one profile instead, that of default-scheduler.
 	Plugins func(h *framework.Handle) []framework.Weighted
 }
@@ -109,7 +112,7 @@ func (s *Scheduler) Names() []string { return s.cfg.Settings.Names() }
 
 func (s *Scheduler) makeProfiles() (*profiles, error) {
 	if s.cfg.Plugins == nil {
-		return newProfiles(s.cfg.Settings, s.newHandle)
+		return newProfiles(s.cfg.Settings, s.newHandle, s.confirmLeadership)
 	}
 	h := s.newHandle()
 	p, err := framework.NewProfile(s.cfg.Plugins(h)...)

@@ -34,7 +34,7 @@ func TestTrial(t *testing.T) {
 	rests, tainted, cordoned := place("rests", "n1"), place("tainted", "n2"), place("cordoned", "n3")
 	tolerant := place("tolerant", "n1", func(p *v1.Pod) { p.Spec.Tolerations = []v1.Toleration{{Operator: v1.TolerationOpExists}} })
 	other := place("other", "n1", func(p *v1.Pod) { p.Spec.SchedulerName = "theirs" })
-	own, err := newProfiles(config.Default(), func() *framework.Handle { return &framework.Handle{} })
+	own, err := newProfiles(config.Default(), func() *framework.Handle { return &framework.Handle{} }, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,7 +16,7 @@ func (r *Replica) wireBackups() (err error) {
 	r.backups, err = backups.New(backups.Config{
 		Options: r.cfg.Backups, Cluster: r.cluster.Name, ID: r.cluster.ID, Replica: r.cfg.Name, Write: r.store.Backup, Clear: r.store.ClearBackup,
 		Store: r.cfg.DataDir,
-		Leads: func() bool { return r.store.Status().Leader == r.cfg.Name },
+		Leads: r.store.Leads,
 		Log:   r.log.With("part", "backups"),
 	})
 	return err

@@ -71,6 +71,7 @@ func (r *Replica) wireLeader(placing *config.Config) {
 	d := controllers.Deps{
 		Client: r.client, Informers: r.informers, Log: r.log.With("part", "controllers"),
 		Timeline: r.timeline, Replica: r.cfg.Name, Now: time.Now,
+		ConfirmLeadership: r.confirmLeadership,
 	}
 	r.engine = controllers.NewEngine(d, controllers.Options{Metrics: r.queues},
 		deployment.New(d), replicaset.New(d), replicaset.NewForReplicationControllers(d), statefulset.New(d), daemonset.New(d), job.New(d), cronjob.New(d),
@@ -91,8 +92,13 @@ func (r *Replica) wireLeader(placing *config.Config) {
 	r.scheduler = scheduler.New(scheduler.Config{
 		Client:    r.client.As(api.User{Name: api.UserScheduler, Groups: []string{api.GroupAuthenticated}}),
 		Informers: r.informers, Actor: "scheduler/" + r.cfg.Name, Timeline: r.timeline, Log: r.log.With("part", "scheduler"),
-		Settings: placing,
+		Settings: placing, ConfirmLeadership: r.confirmLeadership,
 	})
+}
+
+// confirmLeadership returns nil when a majority has confirmed, after the call began, that this replica leads in a term.
+func (r *Replica) confirmLeadership(ctx context.Context, term uint64) error {
+	return r.store.ConfirmLeadership(ctx, raftstore.Fence(term))
 }
 
 // trial is the cluster as the scheduler knows it, for who asks what would be.

@@ -43,8 +43,8 @@ func (l lateStreams) DialNode(ctx context.Context, node string, pod types.UID, a
 }
 
 // CallDriver implements api.NodeDrivers.
-func (l lateStreams) CallDriver(ctx context.Context, node, driver, method string, request []byte) ([]byte, error) {
-	return l.r.fleet.CallDriver(ctx, node, driver, method, request)
+func (l lateStreams) CallDriver(ctx context.Context, node, driver, method string, request []byte, confirm func(context.Context) error) ([]byte, error) {
+	return l.r.fleet.CallDriver(ctx, node, driver, method, request, confirm)
 }
 
 func answer(w http.ResponseWriter, v any) {

@@ -180,6 +180,9 @@ func (r *Replica) flushQueue(ctx context.Context, l *leadership) {
 	}
 }
 
+// Leads reports whether this replica leads as far as it knows. It is false while the disk of the replica hangs.
+func (r *Replica) Leads() bool { return r.lead.established() != nil }
+
 // ConfirmLeadership returns nil when a majority has confirmed, after the call began, that this replica leads in the term of the
 // fence, and this replica has applied everything that was committed by then. Callers need it before an action that no fence
 // stops, such as a call to a service outside the store. While no majority answers it waits.

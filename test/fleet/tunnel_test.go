@@ -140,6 +140,8 @@ func (containers) Call(ctx context.Context, driver, method string, request []byt
 	return append([]byte(driver+" "+method+" "), request...), nil
 }
 
+func confirmed(context.Context) error { return nil }
+
 // F110: a CSI driver on a node is called through every replica. What it refuses keeps its code; what is not there, too
 // large or hangs is told apart.
 func TestDriverCalls(t *testing.T) {
@@ -151,7 +153,7 @@ func TestDriverCalls(t *testing.T) {
 			call := func(node, driver, request string) (string, error) {
 				ctx, cancel := context.WithTimeout(b.ctx, patience)
 				defer cancel()
-				out, err := r.fleet.CallDriver(ctx, node, driver, "/m", []byte(request))
+				out, err := r.fleet.CallDriver(ctx, node, driver, "/m", []byte(request), confirmed)
 				return string(out), err
 			}
 			if out, err := call("w1", "a.example", "ok"); err != nil || out != "a.example /m ok" {
@@ -173,9 +175,13 @@ func TestDriverCalls(t *testing.T) {
 			if _, err := call("w9", "a.example", ""); err == nil || !strings.Contains(err.Error(), "node w9 is not connected to replica "+name) {
 				t.Errorf("a node that is not there: %v", err)
 			}
+			replaced := errors.New("another replica leads")
+			if out, err := r.fleet.CallDriver(b.ctx, "w1", "a.example", "/m", []byte("ok"), func(context.Context) error { return replaced }); !errors.Is(err, replaced) {
+				t.Errorf("a call of a leader that was replaced: %q, %v", out, err)
+			}
 			ctx, cancel := context.WithTimeout(b.ctx, 50*time.Millisecond)
 			defer cancel()
-			if _, err := r.fleet.CallDriver(ctx, "w1", "a.example", "/m", []byte("hang")); err == nil {
+			if _, err := r.fleet.CallDriver(ctx, "w1", "a.example", "/m", []byte("hang"), confirmed); err == nil {
 				t.Error("a driver that hangs has answered")
 			}
 		})

@@ -58,7 +58,7 @@ const handleAnnotation = "keelson.dev/volume-handle"
 
 // New returns the controller. Without calls no driver is served, and attachers of their own are still told what to do.
 func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
-	r := &reconciler{calls: calls, silences: &silences{since: map[string]time.Time{}},
+	r := &reconciler{silences: &silences{since: map[string]time.Time{}},
 		informers: informers{
 			claims: client.Informer[*corev1.PersistentVolumeClaim](d.Informers), volumes: client.Informer[*corev1.PersistentVolume](d.Informers),
 			pods: client.Informer[*corev1.Pod](d.Informers), nodes: client.Informer[*corev1.Node](d.Informers),
@@ -116,7 +116,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
-			l := &reconciler{term: t, calls: calls, silences: r.silences, informers: i, told: map[types.UID]string{},
+			l := &reconciler{term: t, calls: t.Drivers(calls), silences: r.silences, informers: i, told: map[types.UID]string{},
 				pods:        controllers.ViewOf[*corev1.Pod](t, i.pods),
 				attachments: controllers.ViewOf[*storagev1.VolumeAttachment](t, i.attachments)}
 			l.silences.clear()
@@ -254,7 +254,7 @@ func (i informers) ofPod(p *corev1.Pod) []controllers.Key {
 type reconciler struct {
 	informers
 	term        *controllers.Term
-	calls       api.NodeDrivers
+	calls       *controllers.LeaderDrivers
 	silences    *silences
 	pods        *controllers.View[*corev1.Pod]
 	attachments *controllers.View[*storagev1.VolumeAttachment]

@@ -53,7 +53,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
-			m := &modifier{term: t, calls: calls, classes: classes, drivers: drivers, csiNodes: csiNodes, nodes: nodes, told: map[controllers.Key]string{},
+			m := &modifier{term: t, calls: t.Drivers(calls), classes: classes, drivers: drivers, csiNodes: csiNodes, nodes: nodes, told: map[controllers.Key]string{},
 				claims: controllers.ViewOf[*corev1.PersistentVolumeClaim](t, claims), volumes: controllers.ViewOf[*corev1.PersistentVolume](t, volumes)}
 			return m.reconcile
 		},
@@ -63,7 +63,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 // modifier is the thin shell of one leadership.
 type modifier struct {
 	term    *controllers.Term
-	calls   api.NodeDrivers
+	calls   *controllers.LeaderDrivers
 	claims  *controllers.View[*corev1.PersistentVolumeClaim]
 	volumes *controllers.View[*corev1.PersistentVolume]
 

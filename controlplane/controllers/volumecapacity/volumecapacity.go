@@ -86,7 +86,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 			{APIGroups: []string{""}, Resources: []string{"nodes", "persistentvolumes"}, Verbs: []string{"get", "list", "watch"}},
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
-			k := &keeper{term: t, calls: calls}
+			k := &keeper{term: t, calls: t.Drivers(calls)}
 			k.list = func(node string) (*storagev1.CSINode, *corev1.Node, []*storagev1.StorageClass, []*storagev1.CSIStorageCapacity) {
 				c, _ := controllers.Cached[*storagev1.CSINode](csiNodes, "", node)
 				n, _ := controllers.Cached[*corev1.Node](nodes, "", node)
@@ -121,7 +121,7 @@ func onNodes(v *corev1.PersistentVolume) []controllers.Key {
 // keeper is the thin shell of one leadership.
 type keeper struct {
 	term   *controllers.Term
-	calls  api.NodeDrivers
+	calls  *controllers.LeaderDrivers
 	list   func(node string) (*storagev1.CSINode, *corev1.Node, []*storagev1.StorageClass, []*storagev1.CSIStorageCapacity)
 	wanted func(driver string) bool
 	period func() time.Duration

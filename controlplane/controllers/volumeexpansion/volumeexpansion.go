@@ -63,7 +63,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
-			g := &grower{term: t, calls: calls, drivers: drivers, csiNodes: csiNodes, nodes: nodes, pods: pods, claims: controllers.ViewOf[*corev1.PersistentVolumeClaim](t, claims),
+			g := &grower{term: t, calls: t.Drivers(calls), drivers: drivers, csiNodes: csiNodes, nodes: nodes, pods: pods, claims: controllers.ViewOf[*corev1.PersistentVolumeClaim](t, claims),
 				volumes: controllers.ViewOf[*corev1.PersistentVolume](t, volumes), told: map[controllers.Key]string{}}
 			return g.reconcile
 		},
@@ -92,7 +92,7 @@ func mounts(p *corev1.Pod) bool {
 // grower is the thin shell of one leadership.
 type grower struct {
 	term  *controllers.Term
-	calls api.NodeDrivers
+	calls *controllers.LeaderDrivers
 
 	drivers, csiNodes, nodes, pods cache.SharedIndexInformer
 

@@ -101,7 +101,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
-			p := &provisioner{term: t, calls: calls, classes: classes, drivers: drivers, csiNodes: csiNodes, nodes: nodes, capacities: capacities, attachments: attachments, attributeClasses: attributeClasses, claimsCache: claims,
+			p := &provisioner{term: t, calls: t.Drivers(calls), classes: classes, drivers: drivers, csiNodes: csiNodes, nodes: nodes, capacities: capacities, attachments: attachments, attributeClasses: attributeClasses, claimsCache: claims,
 				claims: controllers.ViewOf[*corev1.PersistentVolumeClaim](t, claims), volumes: controllers.ViewOf[*corev1.PersistentVolume](t, volumes)}
 			return p.reconcile
 		},
@@ -111,7 +111,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 // provisioner is the thin shell of one leadership.
 type provisioner struct {
 	term    *controllers.Term
-	calls   api.NodeDrivers
+	calls   *controllers.LeaderDrivers
 	claims  *controllers.View[*corev1.PersistentVolumeClaim]
 	volumes *controllers.View[*corev1.PersistentVolume]
 

@@ -101,7 +101,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
-			r := &reconciler{term: t, calls: calls, claims: claims, drivers: drivers, csiNodes: csiNodes, nodes: nodes, definitions: definitions}
+			r := &reconciler{term: t, calls: t.Drivers(calls), claims: claims, drivers: drivers, csiNodes: csiNodes, nodes: nodes, definitions: definitions}
 			return r.reconcile
 		},
 	}
@@ -155,7 +155,7 @@ func keysOf(k *api.Kind, o *custom.Object) []controllers.Key {
 // reconciler is the thin shell of one leadership. Snapshots are few: what decides is read from the API, and no cache lags.
 type reconciler struct {
 	term  *controllers.Term
-	calls api.NodeDrivers
+	calls *controllers.LeaderDrivers
 
 	claims, drivers, csiNodes, nodes, definitions cache.SharedIndexInformer
 }
