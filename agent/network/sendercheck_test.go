@@ -322,7 +322,7 @@ func (h *host) senderState() string {
 	return string(out)
 }
 
-// F107 P10: the check of senders belongs to the pod: another process finds it, repairs what another program changed, and
+// F107: the check of senders belongs to the pod: another process finds it, repairs what another program changed, and
 // removes it with the pod.
 func TestSendersAreKept(t *testing.T) {
 	onHost(t, func(h *host) {

@@ -45,7 +45,7 @@ func TestUnpinnedNamespaceIsRemoved(t *testing.T) {
 	}
 }
 
-// P9: a pod's interface ignores ICMP redirects in both families, whatever the node's own settings are.
+// A pod's interface ignores ICMP redirects in both families, whatever the node's own settings are.
 func TestPodsIgnoreRedirects(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("namespaces need root")

@@ -39,7 +39,7 @@ func (r *rig) linkLocal(t *testing.T, link string) netip.Addr {
 	return found
 }
 
-// F109: a pod does not reach its node by link-local addresses of IPv6, which no policy can name, whether the cluster has IPv6
+// A pod does not reach its node by link-local addresses of IPv6, which no policy can name, whether the cluster has IPv6
 // or not and whether policies select the pod or not. Neighbor discovery works, and the node's other addresses are reached.
 func TestNodeByLinkLocal(t *testing.T) {
 	r := settled(t)

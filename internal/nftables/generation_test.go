@@ -37,7 +37,7 @@ func TestParseGeneration(t *testing.T) {
 	}
 }
 
-// F107: damage of nftables is found by the kernel's generation.
+// Damage of nftables is found by the kernel's generation.
 func TestGeneration(t *testing.T) {
 	first, err := Generation()
 	if err != nil {

@@ -40,7 +40,7 @@ func onNode(t *testing.T, cs kubernetes.Interface, ns, name, node, image string,
 	return ip
 }
 
-// F109: a container with a raw socket costs its attacker one pod. Under another pod's address it does not reach a pod of its
+// A container with a raw socket costs its attacker one pod. Under another pod's address it does not reach a pod of its
 // node past a NetworkPolicy, and it does not draw another pod's traffic to itself by ARP.
 func TestPodsCannotSpoof(t *testing.T) {
 	cs := begin(t)

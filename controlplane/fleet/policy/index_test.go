@@ -285,7 +285,7 @@ func TestDNSIsAPeer(t *testing.T) {
 	expect("[10.96.0.10 dns53 169.254.20.10 dns53]")
 }
 
-// F109: the named ports of egress rules without selectors are a group each, which has the pods of all namespaces that name the
+// The named ports of egress rules without selectors are a group each, which has the pods of all namespaces that name the
 // port with its protocol. Rules with selectors have none, and nor have those of ingress.
 func TestNamedPortsWithoutSelectors(t *testing.T) {
 	w := newWorld()
