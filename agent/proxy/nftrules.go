@@ -93,7 +93,7 @@ func (f family) render(p *Port) piece {
 	}
 	chains := map[string]bool{}
 	for _, at := range p.Internal {
-		if to := f.balance(&out, p, at, "svc-", p.Cluster, mapEndpoints, chains); to != "" {
+		if to := f.balance(&out, p, at, internalPrefix, p.Cluster, mapEndpoints, chains); to != "" {
 			add(mapServices, at, "goto "+to)
 		} else {
 			add(mapRefused, at, without(p.StayInside, p))
@@ -142,6 +142,9 @@ func (f family) balance(out *piece, p *Port, at Frontend, prefix string, to []Ba
 	if p.Affinity > 0 {
 		return f.sticky(out, p, prefix, to, made)
 	}
+	if prefix != internalPrefix && len(p.External) > maxMappedFrontends {
+		return f.once(out, p, prefix, to, made)
+	}
 	m, key := mapFor(endpoints+at.Proto, at), strconv.Itoa(int(at.Port))
 	if !at.NodePort() {
 		key = at.IP.String() + " . " + key
@@ -156,6 +159,29 @@ func (f family) balance(out *piece, p *Port, at Frontend, prefix string, to []Ba
 		out.shared = append(out.shared, c)
 	}
 	return c.name
+}
+
+// internalPrefix begins the names of a Port's chains for cluster traffic.
+const internalPrefix = "svc-"
+
+// maxMappedFrontends is how many external frontends of a Port have their endpoints in the maps, each all of them. A Port with
+// more has a chain with its endpoints, so that the kernel keeps frontends plus endpoints and not their product.
+const maxMappedFrontends = 8
+
+// once names the chain of a Port that chooses one of the endpoints for all external frontends.
+func (f family) once(out *piece, p *Port, prefix string, to []Backend, made map[string]bool) string {
+	name := prefix + p.ID
+	if made[name] {
+		return name
+	}
+	made[name] = true
+	choice := make([]string, len(to))
+	for i, b := range to {
+		choice[i] = fmt.Sprintf("%d : %s . %d", i, b.IP, b.Port)
+	}
+	out.own = append(out.own, chain{name: name, rules: []string{f.counting(setConnections),
+		fmt.Sprintf("meta l4proto %s dnat %s to numgen random mod %d map { %s }", p.Proto, f.ip, len(to), strings.Join(choice, " , "))}})
+	return name
 }
 
 // chosenBy is by what of a packet its backend is chosen.

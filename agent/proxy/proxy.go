@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -63,6 +64,7 @@ type state struct {
 	routed   map[netip.Prefix]bool
 	outlying map[netip.Prefix]int // addresses of Services beyond the range, and how many Ports have them
 	seen     map[types.NamespacedName]string
+	replicas []netip.AddrPort // where replicas listened at the last look
 }
 
 // The bounds of Run in time.
@@ -214,7 +216,8 @@ func (p *Proxy) apply(ctx context.Context, s *state, objects agent.Objects, repo
 		s.base, s.built, s.routed = base, false, nil
 		s.recount()
 	}
-	if machinesMayDiffer(news) {
+	if replicas := p.replicas(); machinesMayDiffer(news) || !slices.Equal(replicas, s.replicas) {
+		s.replicas = replicas
 		s.model.Reserve(p.reserved(objects))
 	}
 	fresh := s.take(objects, news)

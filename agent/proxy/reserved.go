@@ -139,12 +139,20 @@ func (x reservation) reserve() *Reserved {
 	return r
 }
 
+// replicas returns where replicas listen, as far as it is known.
+func (p *Proxy) replicas() []netip.AddrPort {
+	if p.ControlPlane == nil {
+		return nil
+	}
+	return p.ControlPlane.ReplicaAddresses()
+}
+
 // reserved returns what is reserved now.
 func (p *Proxy) reserved(objects agent.Objects) *Reserved {
 	x := reservation{cluster: objects.Cluster(), peers: objects.Peers(), listens: p.Listens, own: machineAddresses(), whole: p.Mode == ModeIPVS}
 	x.node, _ = objects.Node()
+	x.replicas = p.replicas()
 	if p.ControlPlane != nil {
-		x.replicas = p.ControlPlane.ReplicaAddresses()
 		x.detached = p.ControlPlane.Disconnected() >= disconnectedAfter
 	}
 	return x.reserve()

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/agent"
@@ -242,6 +243,11 @@ func TestProxyReservesMachines(t *testing.T) {
 	if got := external(agent.Changed{Revision: 2, Keys: map[agent.ObjectKey]struct{}{{Kind: "Peer", Name: "w2"}: {}}}); got != "10.89.0.12 192.0.2.1" {
 		t.Errorf("with the node %q", got)
 	}
+	control.replicas = append(control.replicas, netip.MustParseAddrPort("192.0.2.1:10250"))
+	if got := external(agent.Changed{Revision: 3}); got != "10.89.0.12" { // whatever changed
+		t.Errorf("with a new replica %q", got)
+	}
+	control.replicas = control.replicas[:1]
 	control.silent = disconnectedAfter - time.Second
 	if got := external(agent.Changed{}); got != "10.89.0.12 192.0.2.1" {
 		t.Errorf("shortly without a session %q", got)
@@ -345,4 +351,93 @@ func askWith(ctx context.Context, d net.Dialer, address string) string {
 		return name
 	}
 	return fmt.Sprint(errors.Join(errors.New("no answer"), err))
+}
+
+// F117: what a node keeps for external addresses grows with their number times the ports, and not with the endpoints too.
+func TestExternalAddressesKeepEndpointsOnce(t *testing.T) {
+	elements := func(addresses, endpoints int) int {
+		svc := service("web", "10.96.0.10", 0, func(s *v1.Service) {
+			for i := range addresses {
+				s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, fmt.Sprintf("203.0.%d.%d", i/200, 1+i%200))
+			}
+		})
+		var all []discoveryv1.Endpoint
+		for i := range endpoints {
+			all = append(all, endpoint(fmt.Sprintf("10.244.%d.%d", i/200, 1+i%200), "w2", true, true, false))
+		}
+		m := Compute([]*v1.Service{svc}, sliceList(slice("web", all...)), testPlace)
+		n, dump := onFakes(nftDialect)
+		if err := n.Sync(t.Context(), testBase, maps.Values(m.Ports())); err != nil {
+			t.Fatal(err)
+		}
+		return strings.Count(dump(), "\nadd element ")
+	}
+	few, many := elements(20, 1), elements(20, 40)
+	if grown := many - few; grown > 100 {
+		t.Errorf("20 addresses: %d elements with 1 endpoint, %d with 40; want as many more as there are endpoints", few, many)
+	}
+}
+
+// F117: a Service with many external addresses works at each of them, also while their number and the endpoints change.
+func TestManyExternalAddressesInTheKernel(t *testing.T) {
+	if _, err := exec.LookPath("nft"); err != nil {
+		t.Skip("needs nft")
+	}
+	town := newTown(t)
+	do := func(f func() error) {
+		t.Helper()
+		if err := space.In(town.node, f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	do(func() error { return routeServices(testBase) })
+	w, m := newNFT(), NewModel(Place{Node: "w1"})
+	do(func() error { return w.Sync(t.Context(), testBase, maps.Values(m.Ports())) })
+	key := types.NamespacedName{Namespace: "default", Name: "web"}
+	for _, local := range []bool{false, true} {
+		for _, n := range []int{maxMappedFrontends, maxMappedFrontends + 4, 2} {
+			for _, pods := range [][]string{{"a"}, {"a", "b", "c"}, nil} {
+				svc := service("web", "10.96.0.10", 30080, func(s *v1.Service) {
+					for i := range n {
+						s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, fmt.Sprintf("192.0.2.%d", 1+i))
+					}
+					s.Spec.Type = v1.ServiceTypeNodePort
+					if local {
+						s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
+					}
+				})
+				var all []discoveryv1.Endpoint
+				for _, p := range pods {
+					all = append(all, endpoint(dwellers[p].v4, dwellers[p].node, true, true, false))
+				}
+				part := slice("web", all...)
+				m.Service(key, svc)
+				m.Slice(types.NamespacedName{Namespace: "default", Name: part.Name}, part)
+				changes := m.Settle()
+				do(func() error { return w.Apply(t.Context(), changes) })
+				do(func() error {
+					ok, err := w.Intact(t.Context())
+					if err == nil && !ok {
+						err = errors.New("the kernel does not show what was written")
+					}
+					return err
+				})
+				for _, kind := range []string{"external", "cluster", "node port"} {
+					for _, address := range map[string][]string{"external": {"192.0.2.1:80", "192.0.2.2:80", fmt.Sprintf("192.0.2.%d:80", n)}, "cluster": {"10.96.0.10:80"},
+						"node port": {nodeV4 + ":30080"}}[kind] {
+						for _, client := range []string{"node", "outside"} {
+							if kind == "cluster" && client == "outside" {
+								continue
+							}
+							want := oracle(svc, map[string]*discoveryv1.EndpointSlice{"web": part}, client, kind, false)
+							if err := try(town.clients[client], address, want); err != nil {
+								t.Errorf("%d addresses, pods %v, local %v: from %s to %s: %v, want %s", n, pods, local, client, address, err, want)
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+	do(func() error { return w.Clean(t.Context()) })
 }
