@@ -474,6 +474,7 @@ type Paths struct {
 	State    string // /var/lib/keelson
 	Run      string // /run/keelson
 	Logs     string // /var/log/pods
+	LogLinks string // /var/log/containers: links to the logs, as log shippers read them; "" = none
 	CNIConf  string // /etc/cni/net.d
 	CNIBin   string // /opt/cni/bin
 	Archives string // /var/lib/keelson/images.d: archives loaded at start (air gap)

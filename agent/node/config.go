@@ -61,6 +61,7 @@ type Config struct {
 	NodeIPs   []string // first is the primary one; empty: found out
 
 	StateDir, RunDir, LogDir string
+	LogLinksDir              string
 	CgroupRoot               string // cgroup below which all pods live
 	CNIConfDir, CNIBinDir    string
 	ArchivesDir              string // image archives imported at start
@@ -172,6 +173,8 @@ func Flags(fs *flag.FlagSet) *Config {
 	fs.StringVar(&c.StateDir, "state-dir", "/var/lib/keelson", "folder that survives a reboot")
 	fs.StringVar(&c.RunDir, "run-dir", "/run/keelson", "folder that a reboot empties")
 	fs.StringVar(&c.LogDir, "log-dir", "/var/log/pods", "folder of container logs")
+	fs.StringVar(&c.LogLinksDir, "log-links-dir", "/var/log/containers",
+		"folder in which log shippers find a link to the log of each container; empty: no links")
 	fs.StringVar(&c.CgroupRoot, "cgroup-root", "/keelson", "cgroup below which all pods live")
 	fs.StringVar(&c.CNIConfDir, "cni-conf-dir", "/etc/cni/net.d", "folder of network configurations; one in it wins over Keelson's own")
 	fs.StringVar(&c.CNIBinDir, "cni-bin-dir", "/opt/cni/bin", "folder of CNI plugins")
@@ -350,7 +353,7 @@ func (c *Config) Complete() error {
 }
 
 func (c *Config) paths() agent.Paths {
-	return agent.Paths{State: c.StateDir, Run: c.RunDir, Logs: c.LogDir, CNIConf: c.CNIConfDir, CNIBin: c.CNIBinDir,
+	return agent.Paths{State: c.StateDir, Run: c.RunDir, Logs: c.LogDir, LogLinks: c.LogLinksDir, CNIConf: c.CNIConfDir, CNIBin: c.CNIBinDir,
 		Archives: c.ArchivesDir, Kubelet: c.KubeletDir}
 }
 

@@ -340,6 +340,8 @@ func (f *facts) compose(o observed, old *v1.Node, now time.Time) *v1.Node {
 	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: f.cfg.NodeName, Labels: map[string]string{}, Annotations: map[string]string{}}}
 	maps.Copy(n.Labels, f.cfg.Labels)
 	n.Labels[v1.LabelHostname], n.Labels[v1.LabelOSStable], n.Labels[v1.LabelArchStable] = f.cfg.NodeName, runtime.GOOS, runtime.GOARCH
+	// Deprecated, and set by every kubelet: manifests still select nodes by these labels.
+	n.Labels["beta.kubernetes.io/os"], n.Labels["beta.kubernetes.io/arch"] = runtime.GOOS, runtime.GOARCH
 	n.Spec.Taints = f.cfg.Taints
 	n.Status.NodeInfo = f.info
 	n.Status.DaemonEndpoints.KubeletEndpoint.Port = f.cfg.KubeletPort

@@ -134,7 +134,8 @@ func TestFacts(t *testing.T) {
 	stop()
 	<-done
 	got := c.NodeFacts()
-	for key, want := range map[string]string{v1.LabelHostname: "w1", v1.LabelOSStable: "linux", v1.LabelArchStable: runtime.GOARCH, "zone": "a"} {
+	for key, want := range map[string]string{v1.LabelHostname: "w1", v1.LabelOSStable: "linux", v1.LabelArchStable: runtime.GOARCH,
+		"beta.kubernetes.io/os": "linux", "beta.kubernetes.io/arch": runtime.GOARCH, "zone": "a"} {
 		if got.Labels[key] != want {
 			t.Errorf("label %s = %q", key, got.Labels[key])
 		}

@@ -74,9 +74,9 @@ type exitRecord struct {
 	OOM      bool
 }
 
-// newID is 128 bits of chance.
+// newID returns 256 random bits as 64 hexadecimal digits: log shippers expect that many in the names of log files.
 func newID() string {
-	var b [16]byte
+	var b [32]byte
 	_, _ = rand.Read(b[:]) // never fails
 	return hex.EncodeToString(b[:])
 }

@@ -209,6 +209,9 @@ func (w *worker) reportGone() error {
 	}
 	// The logs first: without the pod's folder nobody would know any more whose they are.
 	if d.Pod.Name != "" {
+		if err := removeLogLinks(w.cfg.Paths, d.Pod); err != nil {
+			return fmt.Errorf("removing the links to the logs of pod %s/%s: %w", d.Pod.Namespace, d.Pod.Name, err)
+		}
 		if err := os.RemoveAll(logDirectory(w.cfg.Paths.Logs, d.Pod)); err != nil {
 			return fmt.Errorf("removing the logs of pod %s/%s: %w", d.Pod.Namespace, d.Pod.Name, err)
 		}
@@ -229,6 +232,9 @@ func (w *worker) removeContainer(ctx context.Context, a Action) error {
 	pod := w.pod()
 	if a.Container == "" || pod.Name == "" {
 		return nil
+	}
+	if err := removeLogLink(w.cfg.Paths, pod, a.Container, a.ID); err != nil {
+		return err
 	}
 	base := filepath.Join(logDirectory(w.cfg.Paths.Logs, pod), logPath(a.Container, a.Attempt))
 	files, err := filepath.Glob(base + "*")

@@ -460,6 +460,9 @@ func (s *Set) adopt(ctx context.Context) error {
 		s.cfg.Log.Warn("looking for pods of an earlier life: listing containers", "err", err)
 		return err
 	}
+	if err := s.restoreLogLinks(cs.Containers); err != nil {
+		s.cfg.Log.Warn("linking the logs of containers", "err", err)
+	}
 	for _, c := range cs.Containers {
 		if uid := types.UID(c.Labels[agent.LabelPodUID]); c.State == cri.ContainerState_CONTAINER_RUNNING {
 			s.mu.Lock()

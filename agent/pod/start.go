@@ -78,6 +78,9 @@ func (w *worker) startContainer(ctx context.Context, a Action) error {
 		}
 		return fail("NetworkPolicyNotReady", err)
 	}
+	if err := writeLogLink(w.cfg.Paths, pod, spec.Name, res.ContainerId, a.Attempt); err != nil {
+		w.log.Warn("linking the log of a container", "container", spec.Name, "err", err)
+	}
 	if _, err := w.cfg.Runtime.StartContainer(ctx, &cri.StartContainerRequest{ContainerId: res.ContainerId}); err != nil {
 		return fail("RunContainerError", err)
 	}

@@ -188,6 +188,10 @@ files() {
   for f in bridge host-local loopback portmap; do rm -f "$root/opt/cni/bin/$f.new"; done # also of those that were there before Keelson
   rmdir "$root/opt/cni/bin" "$root/opt/cni" 2>/dev/null || true
   # Mounts that could not go are somebody's data: nothing is deleted through them.
+  if [ -d "$root/var/log/containers" ]; then # links to the logs of pods; others' files stay
+    find "$root/var/log/containers" -maxdepth 1 -type l -lname '/var/log/pods/*' -delete
+    rmdir "$root/var/log/containers" 2>/dev/null || true
+  fi
   rm -rf --one-file-system "$root/run/keelson" "$root/run/keelson-changed" "$root/var/log/pods" "$root/usr/lib/keelson" "$root/var/cache/keelson"
   for d in pods plugins_registry device-plugins pod-resources; do rm -rf --one-file-system "$root/var/lib/kubelet/$d"; done
   if [ -z "$(notes)" ]; then

@@ -27,6 +27,7 @@ var binds = [][2]string{
 	{"/var/lib/keelson", "lib"},
 	{"/var/lib/kubelet", "kubelet"},
 	{"/var/log/pods", "pods"},
+	{"/var/log/containers", "loglinks"},
 	{"/etc/cni/net.d", "cni"},
 	{"/etc/keelson", "etc"},
 }

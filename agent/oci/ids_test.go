@@ -1,0 +1,31 @@
+package oci
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// IDs have the 64 hexadecimal digits that log shippers match in names of log files, and the socket of a shim still fits
+// into a socket address where the data folder has a path of 60 characters. F17
+func TestIDsHave64Digits(t *testing.T) {
+	id := newID()
+	if !regexp.MustCompile(`^[a-z0-9]{64}$`).MatchString(id) || id == newID() {
+		t.Errorf("ID %q, want 64 random hexadecimal digits", id)
+	}
+	root := t.TempDir()
+	dir := filepath.Join(root, strings.Repeat("d", max(1, 60-len(root)-1)), "oci", "sandboxes", id)
+	if err := os.MkdirAll(dir, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	socket, err := listenShim(dir)
+	if err != nil {
+		t.Fatalf("a folder with a path of %d bytes: %v", len(dir), err)
+	}
+	socket.Close()
+	if _, err := os.Stat(filepath.Join(dir, shimSocket)); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,130 @@
+package pod
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/agent"
+)
+
+// Log shippers read /var/log/containers, where a kubelet keeps one symbolic link to the log of each container. The name of a
+// link tells the pod, the namespace, the container and its ID. A link is written when a container is started and removed
+// with the container; links whose log no longer exists are removed when the agent starts.
+
+// maxFileName is the longest name of a file, in bytes.
+const maxFileName = 255
+
+// logLink returns the path of the link to the log of a container. Names that are too long lose their end, as at a kubelet;
+// the ID stays.
+func logLink(dir string, pod *v1.Pod, container, id string) string {
+	suffix := "-" + id + ".log"
+	name := pod.Name + "_" + pod.Namespace + "_" + container
+	if most := maxFileName - len(suffix); len(name) > most {
+		name = name[:max(most, 0)]
+	}
+	return filepath.Join(dir, name+suffix)
+}
+
+// writeLogLink links the log of a container. It replaces a link of that name.
+func writeLogLink(paths agent.Paths, pod *v1.Pod, container, id string, attempt uint32) error {
+	if paths.LogLinks == "" || pod.Name == "" {
+		return nil
+	}
+	if err := os.MkdirAll(paths.LogLinks, 0o755); err != nil {
+		return err
+	}
+	link := logLink(paths.LogLinks, pod, container, id)
+	target := filepath.Join(logDirectory(paths.Logs, pod), logPath(container, attempt))
+	if have, err := os.Readlink(link); err == nil && have == target {
+		return nil
+	}
+	if err := os.Remove(link); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return os.Symlink(target, link)
+}
+
+// removeLogLink removes the link to the log of a container.
+func removeLogLink(paths agent.Paths, pod *v1.Pod, container, id string) error {
+	if paths.LogLinks == "" || pod.Name == "" {
+		return nil
+	}
+	if err := os.Remove(logLink(paths.LogLinks, pod, container, id)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// removeLogLinks removes the links to all logs of a pod.
+func removeLogLinks(paths agent.Paths, pod *v1.Pod) error {
+	within := logDirectory(paths.Logs, pod) + string(filepath.Separator)
+	return sweepLogLinks(paths, func(target string) bool { return strings.HasPrefix(target, within) })
+}
+
+// removeDeadLogLinks removes links to logs below the folder of this agent that no longer exist.
+func removeDeadLogLinks(paths agent.Paths) error {
+	within := paths.Logs + string(filepath.Separator)
+	return sweepLogLinks(paths, func(target string) bool {
+		if !strings.HasPrefix(target, within) {
+			return false // of another agent, or of a person
+		}
+		_, err := os.Stat(target)
+		return errors.Is(err, os.ErrNotExist)
+	})
+}
+
+// sweepLogLinks removes the links whose target is one of those that remove names.
+func sweepLogLinks(paths agent.Paths, remove func(target string) bool) error {
+	if paths.LogLinks == "" {
+		return nil
+	}
+	entries, err := os.ReadDir(paths.LogLinks)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	for _, e := range entries {
+		if e.Type()&os.ModeSymlink == 0 {
+			continue
+		}
+		link := filepath.Join(paths.LogLinks, e.Name())
+		target, err := os.Readlink(link)
+		if err != nil || !remove(target) {
+			continue
+		}
+		if err := os.Remove(link); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// restoreLogLinks links the logs of the containers that exist, as after an upgrade of an agent that had no links, and removes
+// dead links.
+func (s *Set) restoreLogLinks(containers []*cri.Container) error {
+	if s.cfg.Paths.LogLinks == "" {
+		return nil
+	}
+	if err := removeDeadLogLinks(s.cfg.Paths); err != nil {
+		return fmt.Errorf("removing dead links of %s: %w", s.cfg.Paths.LogLinks, err)
+	}
+	for _, c := range containers {
+		pod := &v1.Pod{}
+		pod.Name, pod.Namespace = c.Labels[agent.LabelPodName], c.Labels[agent.LabelPodNamespace]
+		pod.UID = types.UID(c.Labels[agent.LabelPodUID])
+		log := filepath.Join(logDirectory(s.cfg.Paths.Logs, pod), logPath(c.GetMetadata().GetName(), c.GetMetadata().GetAttempt()))
+		if _, err := os.Stat(log); err != nil {
+			continue
+		}
+		if err := writeLogLink(s.cfg.Paths, pod, c.GetMetadata().GetName(), c.Id, c.GetMetadata().GetAttempt()); err != nil {
+			return fmt.Errorf("linking the log of container %s: %w", c.Id, err)
+		}
+	}
+	return nil
+}
