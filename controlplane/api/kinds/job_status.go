@@ -40,14 +40,17 @@ func validateJobStatusUpdate(obj, old *batchv1.Job) field.ErrorList {
 	if now.Failed < was.Failed {
 		wrong("failed", now.Failed, "cannot decrease the failed counter")
 	}
-	if now.Succeeded < was.Succeeded {
+	// An indexed job whose completions equal its parallelism can be scaled down, and with it what has succeeded.
+	elastic := isIndexed(&obj.Spec) && obj.Spec.Completions != nil && *obj.Spec.Completions == val(obj.Spec.Parallelism)
+	if now.Succeeded < was.Succeeded && !elastic {
 		wrong("succeeded", now.Succeeded, "cannot decrease the succeeded counter")
 	}
 	if now.CompletionTime != nil && was.CompletionTime != nil && !now.CompletionTime.Equal(was.CompletionTime) {
 		wrong("completionTime", now.CompletionTime, "completionTime cannot be mutated")
 	}
-	if was.StartTime != nil && !was.StartTime.Equal(now.StartTime) && !isTrue(obj.Spec.Suspend) {
-		errs = append(errs, field.Required(at.Child("startTime"), "startTime cannot be removed for unsuspended job"))
+	resumes := hasJobCondition(was, batchv1.JobSuspended) && !hasJobCondition(now, batchv1.JobSuspended)
+	if was.StartTime != nil && !was.StartTime.Equal(now.StartTime) && !isTrue(obj.Spec.Suspend) && !resumes {
+		wrong("startTime", now.StartTime, "field is immutable for unsuspended job once set")
 	}
 	return errs
 }
@@ -73,7 +76,7 @@ func validateJobStatus(j *batchv1.Job) field.ErrorList {
 	errs = append(errs, validateJobConditions(s, at.Child("conditions"))...)
 	errs = append(errs, validateJobTimes(s, at)...)
 	if hasJobCondition(s, batchv1.JobComplete) || hasJobCondition(s, batchv1.JobFailed) {
-		errs = append(errs, validateFinishedJob(s, at)...)
+		errs = append(errs, validateFinishedJob(j, at)...)
 	}
 	return append(errs, validateJobIndexes(j, at)...)
 }
@@ -131,12 +134,14 @@ func validateJobTimes(s *batchv1.JobStatus, at *field.Path) field.ErrorList {
 	return errs
 }
 
-func validateFinishedJob(s *batchv1.JobStatus, at *field.Path) field.ErrorList {
+func validateFinishedJob(j *batchv1.Job, at *field.Path) field.ErrorList {
+	s := &j.Status
+	neverRan := isTrue(j.Spec.Suspend) && j.Spec.Completions != nil && *j.Spec.Completions == 0
 	var errs field.ErrorList
 	if s.Active > 0 {
 		errs = append(errs, field.Invalid(at.Child("active"), s.Active, "active>0 is invalid for finished job"))
 	}
-	if s.StartTime == nil {
+	if s.StartTime == nil && !neverRan {
 		errs = append(errs, field.Required(at.Child("startTime"), "startTime is required for finished job"))
 	}
 	if u := s.UncountedTerminatedPods; u != nil && len(u.Failed)+len(u.Succeeded) > 0 {

@@ -210,7 +210,7 @@ func validateJobUpdate(obj, old *batchv1.Job) field.ErrorList {
 // suspended and has no pods: so do queues of jobs pick nodes.
 func validateJobTemplateUpdate(obj, old *batchv1.Job, at *field.Path) field.ErrorList {
 	now, was := &obj.Spec.Template, &old.Spec.Template
-	begun := old.Status.StartTime != nil && (!hasJobCondition(&old.Status, batchv1.JobSuspended) || old.Status.Active > 0)
+	begun := old.Status.StartTime != nil && !hasJobCondition(&old.Status, batchv1.JobSuspended) || old.Status.Active > 0
 	if !isTrue(old.Spec.Suspend) || begun {
 		return sameOr(now, was, at)
 	}

@@ -134,6 +134,8 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	if err != nil || wait > 0 {
 		return wait, errors.Join(failure, err)
 	}
+	// The stored condition tells the next reconcile that these pods are not to be replaced.
+	failure = errors.Join(failure, r.endPods(ctx, j, step.End))
 	for _, e := range step.Events {
 		r.term.Events.Event(stored, e.Type, e.Reason, e.Message)
 	}
@@ -157,15 +159,19 @@ func (r *reconciler) movePods(ctx context.Context, j *batchv1.Job, step *Step) e
 		}
 		return r.pods.Delete(ctx, j, p, i < controllers.MaxEvents)
 	}))
-	errs = append(errs, controllers.InBatches(ctx, func() int { return len(step.End) }, func(ctx context.Context, i int) error {
-		return r.pods.Delete(ctx, j, step.End[i], i < controllers.MaxEvents)
-	}))
 	made, err := controllers.SlowStart(ctx, func() int { return r.wanted(j, step) }, func(ctx context.Context, i int) error {
 		_, err := r.pods.Create(ctx, j, newPod(j, step.Create[i]), i < controllers.MaxEvents)
 		return err
 	})
 	step.Status.Active -= int32(len(step.Create) - made)
 	return errors.Join(append(errs, err)...)
+}
+
+// endPods deletes the pods that end with the job, which are counted.
+func (r *reconciler) endPods(ctx context.Context, j *batchv1.Job, pods []*corev1.Pod) error {
+	return controllers.InBatches(ctx, func() int { return len(pods) }, func(ctx context.Context, i int) error {
+		return r.pods.Delete(ctx, j, pods[i], i < controllers.MaxEvents)
+	})
 }
 
 // wanted is how many of the planned pods are wanted still: the job may have changed while they are being made.

@@ -13,7 +13,8 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Step is what to do next, in this order: pods, then the status, then the finalizers of what the status has counted.
+// Step is what to do next, in this order: Delete and Create, then the status, then End, then the finalizers of what the
+// status has counted.
 type Step struct {
 	Delete  []*corev1.Pod // too many: not counted
 	End     []*corev1.Pod // that end with the job: counted
@@ -42,6 +43,9 @@ func Plan(s Snapshot) Step {
 	}
 	failing := condition(&a.status, batchv1.JobFailureTarget)
 	met := condition(&a.status, batchv1.JobSuccessCriteriaMet)
+	if failing == nil && met == nil && j.DeletionTimestamp == nil && !suspended(j) {
+		a.resume(&step)
+	}
 	a.count(failing != nil || met != nil, failing != nil)
 	if failing == nil && met == nil {
 		a.verdict(&step)
@@ -69,7 +73,17 @@ func Plan(s Snapshot) Step {
 	return step
 }
 
-// verdict says whether the job is to end, and how.
+// resume marks a job that was suspended as resumed: it starts again, and with it its deadline.
+func (a *account) resume(step *Step) {
+	if !a.say(batchv1.JobSuspended, corev1.ConditionFalse, "JobResumed", "Job resumed") {
+		return
+	}
+	step.Events = append(step.Events, Event{corev1.EventTypeNormal, "Resumed", "Job resumed"})
+	now := metav1.NewTime(a.Now)
+	a.status.StartTime = &now
+}
+
+// verdict says whether the job is to end, and how. Failures are judged before successes.
 func (a *account) verdict(step *Step) {
 	j := a.Job
 	for _, p := range a.Pods {
@@ -81,26 +95,17 @@ func (a *account) verdict(step *Step) {
 			return
 		}
 	}
-	if rule := succeeds(j, a.done); rule != "" {
-		a.say(batchv1.JobSuccessCriteriaMet, corev1.ConditionTrue, batchv1.JobReasonSuccessPolicy, rule)
-		return
-	}
 	limit := valueOr(j.Spec.BackoffLimit, 6)
 	again := 0 // of containers, which count where pods outlive them
 	if j.Spec.Template.Spec.RestartPolicy == corev1.RestartPolicyOnFailure {
-		for _, p := range a.active {
-			again += restarts(p)
+		for _, p := range a.Pods {
+			if p.Status.Phase == corev1.PodRunning || p.Status.Phase == corev1.PodPending {
+				again += restarts(p)
+			}
 		}
 	}
-	switch {
-	case a.failures() > limit, again > 0 && again >= limit:
+	if a.failures() > limit || again > 0 && again >= limit {
 		a.fail(step, batchv1.JobReasonBackoffLimitExceeded, "Job has reached the specified backoff limit")
-		return
-	case perIndex(j) && j.Spec.MaxFailedIndexes != nil && a.lost.count() > int(*j.Spec.MaxFailedIndexes):
-		a.fail(step, batchv1.JobReasonMaxFailedIndexesExceeded, "Job has exceeded the specified maximal number of failed indexes")
-		return
-	case perIndex(j) && a.lost.count() > 0 && a.done.count()+a.lost.count() >= completions(j):
-		a.fail(step, batchv1.JobReasonFailedIndexes, "Job has failed indexes")
 		return
 	}
 	if j.Spec.ActiveDeadlineSeconds != nil && a.status.StartTime != nil && !suspended(j) {
@@ -110,6 +115,18 @@ func (a *account) verdict(step *Step) {
 			return
 		}
 		step.wait(left)
+	}
+	switch {
+	case perIndex(j) && j.Spec.MaxFailedIndexes != nil && a.lost.count() > int(*j.Spec.MaxFailedIndexes):
+		a.fail(step, batchv1.JobReasonMaxFailedIndexesExceeded, "Job has exceeded the specified maximal number of failed indexes")
+		return
+	case perIndex(j) && a.lost.count() > 0 && a.done.count()+a.lost.count() >= completions(j):
+		a.fail(step, batchv1.JobReasonFailedIndexes, "Job has failed indexes")
+		return
+	}
+	if rule := succeeds(j, a.done); rule != "" {
+		a.say(batchv1.JobSuccessCriteriaMet, corev1.ConditionTrue, batchv1.JobReasonSuccessPolicy, rule)
+		return
 	}
 	n := a.successes()
 	if c := completions(j); c >= 0 && n >= c || c < 0 && n > 0 && len(a.active) == 0 {
@@ -130,6 +147,9 @@ func (a *account) end(step *Step, failing, met *batchv1.JobCondition) {
 		return
 	}
 	now := metav1.NewTime(a.Now)
+	if a.status.StartTime == nil {
+		a.status.StartTime = &now // a suspended job that ends; finished jobs have a start time
+	}
 	if failing != nil {
 		a.say(batchv1.JobFailed, corev1.ConditionTrue, failing.Reason, failing.Message)
 	} else {
@@ -170,14 +190,10 @@ func (a *account) manage(step *Step) {
 	if suspended(j) {
 		if a.say(batchv1.JobSuspended, corev1.ConditionTrue, "JobSuspended", "Job suspended") {
 			step.Events = append(step.Events, Event{corev1.EventTypeNormal, "Suspended", "Job suspended"})
+			a.status.StartTime = nil
 		}
 		step.Delete = a.active
 		return
-	}
-	if a.say(batchv1.JobSuspended, corev1.ConditionFalse, "JobResumed", "Job resumed") {
-		step.Events = append(step.Events, Event{corev1.EventTypeNormal, "Resumed", "Job resumed"})
-		now := metav1.NewTime(a.Now)
-		a.status.StartTime = &now
 	}
 	keep := a.active
 	if indexed(j) {

@@ -35,6 +35,10 @@ func ptr(n int32) *int32 { return &n }
 func byIndex(j *batchv1.Job) { m := batchv1.IndexedCompletion; j.Spec.CompletionMode = &m }
 func openEnd(j *batchv1.Job) { j.Spec.Completions = nil }
 func paused(j *batchv1.Job)  { t := true; j.Spec.Suspend = &t }
+func wasPaused(j *batchv1.Job) {
+	j.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobSuspended, Status: corev1.ConditionTrue}}
+}
+func onFailure(j *batchv1.Job) { j.Spec.Template.Spec.RestartPolicy = corev1.RestartPolicyOnFailure }
 func limit(n int32) func(*batchv1.Job) {
 	return func(j *batchv1.Job) { j.Spec.BackoffLimit = &n }
 }
@@ -78,6 +82,9 @@ func podsOf(j *batchv1.Job, list string) (out []*corev1.Pod) {
 			case w == "going":
 				now := metav1.NewTime(epoch)
 				p.DeletionTimestamp = &now
+			case strings.HasPrefix(w, "restarted"):
+				p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c"}}
+				_, _ = fmt.Sscan(w[len("restarted"):], &p.Status.ContainerStatuses[0].RestartCount)
 			case w == "free":
 				p.Finalizers = nil
 			case w == "disrupted":
@@ -161,17 +168,27 @@ func TestPlan(t *testing.T) {
 		pods string
 		want string
 	}{
-		"as many as may run":             {jobOf(5, 2), "", "create, create"},
-		"as many as are left":            {jobOf(3, 2, half), "", "create"},
-		"one that runs counts":           {jobOf(5, 2), "run", "create"},
-		"too many":                       {jobOf(5, 1), "run run", "delete p1"},
-		"a success is counted":           {jobOf(5, 1), "ok", "create, count p0"},
-		"what was counted is not":        {jobOf(5, 1), "free:ok", "create"},
-		"done":                           {jobOf(1, 1), "ok", "count p0, SuccessCriteriaMet CompletionsReached"},
-		"a failure is followed by rest":  {jobOf(5, 1), "fail:new", "count p0, again 7s"},
-		"two by a longer one":            {jobOf(5, 1), "fail:new free:fail:new", "count p0, again 17s"},
-		"not after a while":              {jobOf(5, 1), "fail", "create, count p0"},
-		"too many failures":              {jobOf(5, 2, limit(0)), "run fail", "end p0, count p1, FailureTarget BackoffLimitExceeded"},
+		"as many as may run":            {jobOf(5, 2), "", "create, create"},
+		"as many as are left":           {jobOf(3, 2, half), "", "create"},
+		"one that runs counts":          {jobOf(5, 2), "run", "create"},
+		"too many":                      {jobOf(5, 1), "run run", "delete p1"},
+		"a success is counted":          {jobOf(5, 1), "ok", "create, count p0"},
+		"what was counted is not":       {jobOf(5, 1), "free:ok", "create"},
+		"done":                          {jobOf(1, 1), "ok", "count p0, SuccessCriteriaMet CompletionsReached"},
+		"a failure is followed by rest": {jobOf(5, 1), "fail:new", "count p0, again 7s"},
+		"two by a longer one":           {jobOf(5, 1), "fail:new free:fail:new", "count p0, again 17s"},
+		"not after a while":             {jobOf(5, 1), "fail", "create, count p0"},
+		"too many failures":             {jobOf(5, 2, limit(0)), "run fail", "end p0, count p1, FailureTarget BackoffLimitExceeded"},
+		"failures go before success": {jobOf(3, 1, success("0", 1), limit(0)), "0=ok 1=fail",
+			"count p0, count p1, FailureTarget BackoffLimitExceeded"},
+		"deadline goes before failed indexes": {jobOf(2, 2, indexLimit(0), deadline(60)), "0=fail 1=ok",
+			"count p0, count p1, FailureTarget DeadlineExceeded"},
+		"deadline restarts on resume": {jobOf(5, 1, deadline(30), wasPaused), "", "create, again 30s"},
+		"restarts reach the limit":    {jobOf(1, 1, limit(2), onFailure), "run:restarted2", "end p0, FailureTarget BackoffLimitExceeded"},
+		"restarts stay below":         {jobOf(1, 1, limit(2), onFailure), "run:restarted1", ""},
+		"one restart is too many":     {jobOf(1, 1, limit(0), onFailure), "run:restarted1", "end p0, FailureTarget BackoffLimitExceeded"},
+		"restarts of a deleted pod count": {jobOf(1, 1, limit(2), onFailure), "run:going:new:restarted2",
+			"count p0, FailureTarget BackoffLimitExceeded"},
 		"it ends with its pods":          {jobOf(5, 2, failing), "run:going", "count p0"},
 		"and when they have ended":       {jobOf(5, 2, failing), "free:fail", "Failed DeadlineExceeded"},
 		"a deadline":                     {jobOf(5, 1, deadline(60)), "run", "end p0, FailureTarget DeadlineExceeded"},
@@ -271,12 +288,6 @@ func (w *world) reconcile() {
 		p.Finalizers = nil
 		w.delete(p)
 	}
-	for _, p := range step.End {
-		if w.killed() {
-			return
-		}
-		w.delete(p)
-	}
 	for _, c := range step.Create {
 		if w.killed() {
 			return
@@ -292,6 +303,12 @@ func (w *world) reconcile() {
 		return
 	}
 	w.job.Status = step.Status
+	for _, p := range step.End {
+		if w.killed() {
+			return
+		}
+		w.delete(p)
+	}
 	for _, p := range step.Release {
 		if w.killed() {
 			return

@@ -52,8 +52,8 @@ func byExitCode(r *batchv1.PodFailurePolicyOnExitCodesRequirement, p *corev1.Pod
 }
 
 func byCondition(patterns []batchv1.PodFailurePolicyOnPodConditionsPattern, p *corev1.Pod) string {
-	for _, want := range patterns {
-		for _, c := range p.Status.Conditions {
+	for _, c := range p.Status.Conditions {
+		for _, want := range patterns {
 			if c.Type == want.Type && c.Status == want.Status {
 				return fmt.Sprintf("Pod %s/%s has condition %s", p.Namespace, p.Name, c.Type)
 			}
