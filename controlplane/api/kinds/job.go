@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"reflect"
 	"strconv"
 	"time"
 
@@ -30,7 +31,7 @@ func jobKind() *api.Kind {
 	k.Default = defaults(func(j *batchv1.Job) {
 		defaultJobSpec(&j.Spec)
 		if len(j.Labels) == 0 && len(j.Spec.Template.Labels) > 0 {
-			j.Labels = maps.Clone(j.Spec.Template.Labels)
+			j.Labels = j.Spec.Template.Labels // the same map: selectOwnPods recognizes labels that a client did not set
 		}
 	})
 	k.Propagation = metav1.DeletePropagationOrphan // as it was before there was a garbage collector
@@ -91,19 +92,21 @@ func defaultFailurePolicy(p *batchv1.PodFailurePolicy) {
 	}
 }
 
-// selectOwnPods gives a job that has no selector of its own one that no other job has, by its UID, and the labels to its
-// template. What the user has put there stays, and is refused if it is another.
+// selectOwnPods sets the selector of a job to its UID, and adds the labels that track the job's pods to the template,
+// unless the selector is manual. Labels of the job that were defaulted from the template get them too; labels that a
+// client set do not, even if they equal the template's. A tracking label with another value stays, and is refused later.
 func selectOwnPods(j *batchv1.Job) {
 	if isTrue(j.Spec.ManualSelector) {
+		j.Labels = maps.Clone(j.Labels)
 		return
 	}
 	t := &j.Spec.Template
-	follow := maps.Equal(j.Labels, t.Labels) // they came of the template
+	defaulted := reflect.ValueOf(j.Labels).Pointer() == reflect.ValueOf(t.Labels).Pointer()
 	t.Labels = withMissing(t.Labels, map[string]string{
 		batchv1.JobNameLabel: j.Name, legacyJobName: j.Name,
 		batchv1.ControllerUidLabel: string(j.UID), legacyControllerUID: string(j.UID),
 	})
-	if follow {
+	if defaulted {
 		j.Labels = maps.Clone(t.Labels)
 	}
 	s := &metav1.LabelSelector{}
