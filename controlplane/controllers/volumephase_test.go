@@ -7,10 +7,47 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/internal/virtual"
 )
+
+// A volume with reclaim policy Recycle has no recycler: released by its claim it fails, with an event, and its data stays.
+// Kubernetes reports a volume without a recycler in the same words. F110
+func TestVolumeWithPolicyRecycleFails(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := start(t, options{quiet: true})
+		none := ""
+		w.create(&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "disk"}, Spec: corev1.PersistentVolumeSpec{
+			Capacity:                      corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
+			AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRecycle,
+			PersistentVolumeSource: corev1.PersistentVolumeSource{NFS: &corev1.NFSVolumeSource{
+				Server: "192.0.2.1", Path: "/export"}},
+		}})
+		c := classed("data", "", "1Gi")
+		c.Spec.StorageClassName = &none
+		w.create(c)
+		if v := w.volumeOf("data"); v.Name != "disk" {
+			t.Fatalf("claim data is bound to %s", v.Name)
+		}
+		w.deleteClaim("data")
+		w.eventually("the volume has failed", func() error {
+			v, err := client.Get[*corev1.PersistentVolume](w.ctx, w.admin, "", "disk")
+			if err != nil {
+				return err
+			}
+			if s := v.Status; s.Phase != corev1.VolumeFailed || s.Reason != "VolumeFailedRecycle" ||
+				s.Message != "No recycler plugin found for the volume!" {
+				return fmt.Errorf("%+v", s)
+			}
+			return nil
+		})
+		w.event("VolumeFailedRecycle", "No recycler plugin found for the volume!")
+	})
+}
 
 // F110: a volume says since when it is in its phase, and that changes with the phase alone.
 func TestVolumePhasesHaveATime(t *testing.T) {

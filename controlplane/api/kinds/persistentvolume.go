@@ -1,6 +1,7 @@
 package kinds
 
 import (
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -98,6 +99,11 @@ func validatePersistentVolume(v *corev1.PersistentVolume) field.ErrorList {
 	}
 	errs = append(errs, oneOf(v.Spec.PersistentVolumeReclaimPolicy, spec.Child("persistentVolumeReclaimPolicy"),
 		corev1.PersistentVolumeReclaimDelete, corev1.PersistentVolumeReclaimRecycle, corev1.PersistentVolumeReclaimRetain)...)
+	if h := v.Spec.HostPath; h != nil && path.Clean(h.Path) == "/" &&
+		v.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRecycle {
+		errs = append(errs, field.Forbidden(spec.Child("persistentVolumeReclaimPolicy"),
+			"may not be 'recycle' for a hostPath mount of '/'"))
+	}
 	errs = append(errs, validateVolumeMode(v.Spec.VolumeMode, spec.Child("volumeMode"))...)
 	errs = append(errs, validateVolumeAttributesOf(&v.Spec, spec)...)
 	if c := v.Spec.StorageClassName; c != "" {

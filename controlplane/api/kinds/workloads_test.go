@@ -478,6 +478,23 @@ func TestJobSelectsItsPods(t *testing.T) {
 	}
 }
 
+// The labels of a job that a client set get no tracking labels, not even if they equal the template's. F11
+func TestJobLabelsOfClientsStay(t *testing.T) {
+	const spec = "spec: {template: {metadata: {labels: {app: x}}, spec: {restartPolicy: Never, containers: [{name: c, image: i}]}}}"
+	for labels, want := range map[string]int{"{app: x}": 1, "{other: y}": 1, "{}": 5} {
+		j := load[*batchv1.Job](t, "{metadata: {name: a, labels: "+labels+"}, "+spec+"}")
+		j.UID = "u1"
+		All().ByType(j).PrepareCreate(j)
+		if len(j.Labels) != want || len(j.Spec.Template.Labels) != 5 {
+			t.Errorf("labels %s: %v, template %v", labels, j.Labels, j.Spec.Template.Labels)
+		}
+		delete(j.Labels, "app")
+		if j.Spec.Template.Labels["app"] != "x" {
+			t.Error("the job and its template share a map")
+		}
+	}
+}
+
 // What a report may not say of a job: an end without a reason, less than before, another end.
 func TestJobStatusUpdates(t *testing.T) {
 	j := load[*batchv1.Job](t, "{metadata: {name: a}, spec: {"+ending+"}}")
@@ -516,6 +533,44 @@ func TestJobStatusUpdates(t *testing.T) {
 			want = []string{c.want}
 		}
 		has(t, c.name, validateJobStatusUpdate(now, c.from), want...)
+	}
+}
+
+// The start time of a job changes while the job is suspended and when it is resumed, and at no other time. F11
+func TestJobStartTimeUpdates(t *testing.T) {
+	at := func(n int) *metav1.Time { return ptr(metav1.NewTime(time.Unix(int64(n), 0))) }
+	paused := []batchv1.JobCondition{{Type: batchv1.JobSuspended, Status: corev1.ConditionTrue}}
+	resumed := []batchv1.JobCondition{{Type: batchv1.JobSuspended, Status: corev1.ConditionFalse}}
+	finished := []batchv1.JobCondition{{Type: batchv1.JobSuccessCriteriaMet, Status: corev1.ConditionTrue},
+		{Type: batchv1.JobComplete, Status: corev1.ConditionTrue}}
+	const immutable = "status.startTime: Invalid value: "
+	for _, c := range []struct {
+		name, spec string
+		was, now   batchv1.JobStatus
+		want       string
+	}{
+		{"running, moved", "", batchv1.JobStatus{StartTime: at(1)}, batchv1.JobStatus{StartTime: at(2)}, immutable},
+		{"running, removed", "", batchv1.JobStatus{StartTime: at(1)}, batchv1.JobStatus{}, immutable},
+		{"suspended, removed", "suspend: true, ", batchv1.JobStatus{StartTime: at(1)}, batchv1.JobStatus{Conditions: paused}, ""},
+		{"resumed", "", batchv1.JobStatus{StartTime: at(1), Conditions: paused},
+			batchv1.JobStatus{StartTime: at(2), Conditions: resumed}, ""},
+		{"resumed before", "", batchv1.JobStatus{StartTime: at(1), Conditions: resumed},
+			batchv1.JobStatus{StartTime: at(2), Conditions: resumed}, immutable},
+		{"nothing to do", "suspend: true, completions: 0, ", batchv1.JobStatus{},
+			batchv1.JobStatus{Conditions: finished, CompletionTime: at(3)}, ""},
+		{"elastic", "completionMode: Indexed, completions: 2, parallelism: 2, ",
+			batchv1.JobStatus{Succeeded: 2, CompletedIndexes: "0,1"}, batchv1.JobStatus{Succeeded: 1, CompletedIndexes: "0"}, ""},
+		{"not elastic", "completionMode: Indexed, completions: 2, parallelism: 1, ", batchv1.JobStatus{Succeeded: 2, CompletedIndexes: "0,1"},
+			batchv1.JobStatus{Succeeded: 1, CompletedIndexes: "0"}, "status.succeeded: "},
+	} {
+		old := load[*batchv1.Job](t, "{metadata: {name: a}, spec: {"+c.spec+ending+"}}")
+		old.Status = c.was
+		now := old.DeepCopy()
+		now.Status = c.now
+		errs := validateJobStatusUpdate(now, old)
+		if (c.want == "") != (len(errs) == 0) || len(errs) > 0 && !strings.HasPrefix(errs[0].Error(), c.want) {
+			t.Errorf("%s: %v, want %q", c.name, errs, c.want)
+		}
 	}
 }
 

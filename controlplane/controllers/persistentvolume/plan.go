@@ -212,7 +212,8 @@ func PlanVolume(v *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim)
 func released(v *corev1.PersistentVolume) VolumeAction {
 	switch {
 	case v.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRecycle:
-		return VolumeAction{Phase: corev1.VolumeFailed, Reason: "VolumeFailedRecycle", Message: "Recycling is not supported; use reclaim policy Retain or Delete"}
+		return VolumeAction{Phase: corev1.VolumeFailed, Reason: "VolumeFailedRecycle",
+			Message: "No recycler plugin found for the volume!"}
 	case v.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete && !metav1.HasAnnotation(v.ObjectMeta, volume.AnnDynamicallyProvisioned):
 		return VolumeAction{Phase: corev1.VolumeFailed, Reason: "VolumeFailedDelete", Message: "nobody provisioned this volume, so nobody can delete its data"}
 	}
