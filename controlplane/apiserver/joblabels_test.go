@@ -13,8 +13,8 @@ import (
 // created or applied. F11
 func TestJobLabelsAreThoseOfTheClient(t *testing.T) {
 	r := start(t, nil)
-	const body = `{"apiVersion":"batch/v1","kind":"Job","metadata":{"name":%q,"labels":%s},"spec":{"template":{"metadata":{` +
-		`"labels":{"a":"b"}},"spec":{"restartPolicy":"Never","containers":[{"name":"c","image":"x"}]}}}}`
+	const body = `{"apiVersion":"batch/v1","kind":"Job","metadata":{"name":%q,"labels":%s},"spec":{"template":{` +
+		`"metadata":{"labels":{"a":"b"}},"spec":{"restartPolicy":"Never","containers":[{"name":"c","image":"x"}]}}}}`
 	jobs := r.admin().BatchV1().Jobs("default")
 	check := func(how, labels string, j *batchv1.Job, err error, want int) {
 		t.Helper()
@@ -26,13 +26,15 @@ func TestJobLabelsAreThoseOfTheClient(t *testing.T) {
 	for labels, want := range map[string]int{`{"a":"b"}`: 1, `{"c":"d"}`: 1, `null`: 5, `{}`: 5} {
 		n++
 		name := fmt.Sprint("posted-", n)
-		if a := r.call(r.adminHTTP(), "POST", "/apis/batch/v1/namespaces/default/jobs", fmt.Sprintf(body, name, labels)); a.code != 201 {
+		a := r.call(r.adminHTTP(), "POST", "/apis/batch/v1/namespaces/default/jobs", fmt.Sprintf(body, name, labels))
+		if a.code != 201 {
 			t.Errorf("answered %d %s", a.code, a.body)
 		}
 		j, err := jobs.Get(within(t), name, metav1.GetOptions{})
 		check("created", labels, j, err, want)
 		name = fmt.Sprint("applied-", n)
-		j, err = jobs.Patch(within(t), name, types.ApplyPatchType, []byte(fmt.Sprintf(body, name, labels)), metav1.PatchOptions{FieldManager: "test"})
+		j, err = jobs.Patch(within(t), name, types.ApplyPatchType, fmt.Appendf(nil, body, name, labels),
+			metav1.PatchOptions{FieldManager: "test"})
 		check("applied", labels, j, err, want)
 	}
 }

@@ -27,7 +27,8 @@ type PodScale struct {
 //
 // scale returns what a controller of a pod requests, or nil if the controller does not exist.
 func ExpectedPods(b *policyv1.PodDisruptionBudget, pods []*corev1.Pod,
-	scale func(namespace string, controller *metav1.OwnerReference) (*PodScale, error)) (expected int, unmanaged []string, err error) {
+	scale func(namespace string, controller *metav1.OwnerReference) (*PodScale, error)) (
+	expected int, unmanaged []string, err error) {
 	switch {
 	case b.Spec.MinAvailable != nil && b.Spec.MinAvailable.Type == intstr.Int:
 		return len(pods), nil, nil

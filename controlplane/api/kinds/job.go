@@ -94,7 +94,7 @@ func defaultFailurePolicy(p *batchv1.PodFailurePolicy) {
 
 // selectOwnPods sets the selector of a job to its UID, and adds the labels that track the job's pods to the template,
 // unless the selector is manual. Labels of the job that were defaulted from the template get them too; labels that a
-// client set do not, even if they equal the template's. A tracking label with another value stays, and is refused later.
+// client set do not, even if they equal the template's. A tracking label with another value stays; validation refuses it.
 func selectOwnPods(j *batchv1.Job) {
 	if isTrue(j.Spec.ManualSelector) {
 		j.Labels = maps.Clone(j.Labels)

@@ -111,17 +111,13 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	if len(pods) == 0 {
 		r.term.Events.Event(b, corev1.EventTypeNormal, "NoPods", "No matching pods found")
 	}
-	expected, unmanaged, unknown := kinds.ExpectedPods(b, pods, func(namespace string, c *metav1.OwnerReference) (*kinds.PodScale, error) {
-		return r.scale(ctx, namespace, c)
-	})
+	scale := func(namespace string, c *metav1.OwnerReference) (*kinds.PodScale, error) { return r.scale(ctx, namespace, c) }
+	expected, unmanaged, unknown := kinds.ExpectedPods(b, pods, scale)
 	if unknown != nil {
 		r.term.Events.Eventf(b, corev1.EventTypeWarning, "CalculateExpectedPodCountFailed",
 			"Failed to calculate the number of expected pods: %v", unknown)
 	} else if len(unmanaged) > 0 {
-		r.term.Events.Eventf(b, corev1.EventTypeWarning, "UnmanagedPods", "Pods selected by this PodDisruptionBudget (selector: %v) "+
-			"were found to be unmanaged. As a result, the status of the PDB cannot be calculated correctly, which may result in "+
-			"undefined behavior. To account for these pods please set \".spec.minAvailable\" field of the PDB to an integer value.",
-			b.Spec.Selector)
+		r.term.Events.Eventf(b, corev1.EventTypeWarning, "UnmanagedPods", unmanagedMessage, b.Spec.Selector)
 	}
 	status, again, err := Status(b, pods, expected, unknown, r.term.Now())
 	if err != nil {
@@ -144,6 +140,11 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	r.view.Wrote(next)
 	return again, nil
 }
+
+// unmanagedMessage is the text of event UnmanagedPods, as in Kubernetes.
+const unmanagedMessage = "Pods selected by this PodDisruptionBudget (selector: %v) were found to be unmanaged. " +
+	"As a result, the status of the PDB cannot be calculated correctly, which may result in undefined behavior. " +
+	"To account for these pods please set \".spec.minAvailable\" field of the PDB to an integer value."
 
 // unknownAgain is the time until a budget is reconciled again whose pods have a controller of unknown scale.
 const unknownAgain = 30 * time.Second
@@ -181,7 +182,8 @@ func (r *reconciler) scale(ctx context.Context, namespace string, c *metav1.Owne
 		}
 		return nil, nil
 	}
-	out, err := r.term.Client.Do(ctx, &api.Request{Verb: api.VerbGet, Kind: k, Subresource: "scale", Namespace: namespace, Name: c.Name})
+	out, err := r.term.Client.Do(ctx, &api.Request{
+		Verb: api.VerbGet, Kind: k, Subresource: "scale", Namespace: namespace, Name: c.Name})
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil, nil

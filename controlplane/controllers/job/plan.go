@@ -118,7 +118,8 @@ func (a *account) verdict(step *Step) {
 	}
 	switch {
 	case perIndex(j) && j.Spec.MaxFailedIndexes != nil && a.lost.count() > int(*j.Spec.MaxFailedIndexes):
-		a.fail(step, batchv1.JobReasonMaxFailedIndexesExceeded, "Job has exceeded the specified maximal number of failed indexes")
+		a.fail(step, batchv1.JobReasonMaxFailedIndexesExceeded,
+			"Job has exceeded the specified maximal number of failed indexes")
 		return
 	case perIndex(j) && a.lost.count() > 0 && a.done.count()+a.lost.count() >= completions(j):
 		a.fail(step, batchv1.JobReasonFailedIndexes, "Job has failed indexes")
