@@ -111,7 +111,9 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	if len(pods) == 0 {
 		r.term.Events.Event(b, corev1.EventTypeNormal, "NoPods", "No matching pods found")
 	}
-	scale := func(namespace string, c *metav1.OwnerReference) (*kinds.PodScale, error) { return r.scale(ctx, namespace, c) }
+	scale := func(namespace string, c *metav1.OwnerReference) (*kinds.PodScale, error) {
+		return r.scale(ctx, namespace, c)
+	}
 	expected, unmanaged, unknown := kinds.ExpectedPods(b, pods, scale)
 	if unknown != nil {
 		r.term.Events.Eventf(b, corev1.EventTypeWarning, "CalculateExpectedPodCountFailed",
