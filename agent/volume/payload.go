@@ -80,8 +80,8 @@ func (v *Volumes) source(ctx context.Context, p payload, pod *v1.Pod, s *v1.Volu
 	return fmt.Errorf("this kind of projected source is not supported on this node")
 }
 
-// token projects a bound service account token. A container that runs as a user of its own gets
-// a file that is that user's, since nobody else may read it.
+// token projects a bound service account token. Where all containers run as one user, the file belongs to that user. A token
+// with an owner or with the pod's fsGroup is not readable by other users, whatever the volume's mode; the group adds 0440.
 func (v *Volumes) token(ctx context.Context, p payload, pod *v1.Pod, s *v1.ServiceAccountTokenProjection, byDefault int32) error {
 	seconds := int64(3600)
 	if s.ExpirationSeconds != nil {
@@ -92,10 +92,8 @@ func (v *Volumes) token(ctx context.Context, p payload, pod *v1.Pod, s *v1.Servi
 		return fmt.Errorf("failed to fetch token of serviceaccount %s/%s: %w", pod.Namespace, pod.Spec.ServiceAccountName, err)
 	}
 	f := file{data: []byte(token), mode: byDefault}
-	if fsGroup(pod) == nil {
-		if f.uid = onlyUser(pod); f.uid != nil {
-			f.mode = 0o600
-		}
+	if f.uid = onlyUser(pod); f.uid != nil || fsGroup(pod) != nil {
+		f.mode = 0o600
 	}
 	p[filepath.Clean(s.Path)] = f
 	return nil
