@@ -56,8 +56,10 @@ func final(pod *v1.Pod) bool {
 func terminal(p v1.PodPhase) bool { return p == v1.PodSucceeded || p == v1.PodFailed }
 
 func grace(pod *v1.Pod) time.Duration {
-	if pod.Spec.TerminationGracePeriodSeconds != nil {
-		return time.Duration(*pod.Spec.TerminationGracePeriodSeconds) * time.Second
+	if seconds := pod.Spec.TerminationGracePeriodSeconds; seconds != nil && *seconds < 0 {
+		return time.Second // as Kubernetes treats a negative period, which a static pod may have
+	} else if seconds != nil {
+		return time.Duration(*seconds) * time.Second
 	}
 	return v1.DefaultTerminationGracePeriodSeconds * time.Second
 }

@@ -102,7 +102,7 @@ func validateContainer(c *corev1.Container, role containerRole, s *corev1.PodSpe
 	if role == initial && len(c.ResizePolicy) > 0 {
 		errs = append(errs, field.Invalid(at.Child("resizePolicy"), c.ResizePolicy, "must not be set for init containers"))
 	}
-	return append(errs, validateHealth(c, role, s.OS, at)...)
+	return append(errs, validateHealth(c, role, s, at)...)
 }
 
 // onlyDebug refuses what a container that was added to a running pod cannot have.

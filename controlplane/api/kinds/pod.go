@@ -38,6 +38,7 @@ func podKind() *api.Kind {
 	k.PrepareCreate = func(o api.Object) {
 		prepare(o)
 		mergeLabelKeys(o.(*corev1.Pod))
+		positiveGrace(&o.(*corev1.Pod).Spec)
 	}
 	prepareUpdate(k, func(obj, old *corev1.Pod) {
 		// A debug container is added through its subresource alone, and no client
@@ -119,6 +120,14 @@ func addPodSubresources(k *api.Kind) {
 			return slices.Concat(metaUpdate(obj, old), k.Judge(obj, old), validateResize(obj, old))
 		},
 	})
+}
+
+// positiveGrace turns a negative grace period into one second, which Kubernetes treats it as. Templates keep the negative
+// value, so that their hash stays; their pods get one second.
+func positiveGrace(s *corev1.PodSpec) {
+	if g := s.TerminationGracePeriodSeconds; g != nil && *g < 0 {
+		*g = 1
+	}
 }
 
 // podGracePeriod is how many seconds a pod is given to end: none when nothing of

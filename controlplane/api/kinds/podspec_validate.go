@@ -10,6 +10,7 @@ import (
 	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/component-helpers/node/util/sysctl"
 )
 
 // The limits of DNS and of resolv.conf.
@@ -52,9 +53,6 @@ func validatePodSpec(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	errs = append(errs, validatePodSecurity(s, at)...)
 	if d := s.ActiveDeadlineSeconds; d != nil && (*d < 1 || *d > math.MaxInt32) {
 		errs = append(errs, field.Invalid(at.Child("activeDeadlineSeconds"), *d, utilvalidation.InclusiveRangeError(1, math.MaxInt32)))
-	}
-	if g := s.TerminationGracePeriodSeconds; g != nil && *g < 0 {
-		errs = append(errs, field.Invalid(at.Child("terminationGracePeriodSeconds"), *g, "must be greater than or equal to 0"))
 	}
 	if p := s.PreemptionPolicy; p != nil {
 		errs = append(errs, oneOf(*p, at.Child("preemptionPolicy"), corev1.PreemptLowerPriority, corev1.PreemptNever)...)
@@ -195,19 +193,7 @@ func validatePodSecurity(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	if s.HostUsers != nil && !*s.HostUsers {
 		errs = append(errs, forbid(at, "when `hostUsers` is false", map[string]bool{"hostNetwork": s.HostNetwork, "hostPID": s.HostPID, "hostIPC": s.HostIPC})...)
 	}
-	seen := map[string]bool{}
-	for i, y := range c.Sysctls {
-		here := at.Child("sysctls").Index(i).Child("name")
-		if y.Name == "" {
-			errs = append(errs, field.Required(here, ""))
-		} else if len(y.Name) > maxSysctlName || !sysctlName.MatchString(y.Name) {
-			errs = append(errs, field.Invalid(here, y.Name,
-				fmt.Sprintf("must have at most %d characters and match regex %s", maxSysctlName, sysctlName)))
-		} else if seen[y.Name] {
-			errs = append(errs, field.Duplicate(here, y.Name))
-		}
-		seen[y.Name] = true
-	}
+	errs = append(errs, validateSysctls(s, at.Child("sysctls"))...)
 	if p := c.SupplementalGroupsPolicy; p != nil {
 		errs = append(errs, oneOf(*p, at.Child("supplementalGroupsPolicy"), corev1.SupplementalGroupsPolicyMerge,
 			corev1.SupplementalGroupsPolicyStrict)...)
@@ -218,6 +204,31 @@ func validatePodSecurity(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	}
 	errs = append(errs, validateAppArmor(c.AppArmorProfile, at.Child("appArmorProfile"))...)
 	return append(errs, validateSeccomp(c.SeccompProfile, at.Child("seccompProfile"))...)
+}
+
+// validateSysctls refuses kernel parameters of a namespace that the pod shares with its node.
+func validateSysctls(s *corev1.PodSpec, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	seen := map[string]bool{}
+	for i, y := range s.SecurityContext.Sysctls {
+		here := at.Index(i).Child("name")
+		if y.Name == "" {
+			errs = append(errs, field.Required(here, ""))
+		} else if len(y.Name) > maxSysctlName || !sysctlName.MatchString(y.Name) {
+			errs = append(errs, field.Invalid(here, y.Name,
+				fmt.Sprintf("must have at most %d characters and match regex %s", maxSysctlName, sysctlName)))
+		} else if seen[y.Name] {
+			errs = append(errs, field.Duplicate(here, y.Name))
+		}
+		seen[y.Name] = true
+		switch ns, _, _ := sysctl.GetNamespace(y.Name); {
+		case s.HostNetwork && ns == sysctl.NetNamespace:
+			errs = append(errs, field.Invalid(here, y.Name, "may not be specified when 'hostNetwork' is true"))
+		case s.HostIPC && ns == sysctl.IPCNamespace:
+			errs = append(errs, field.Invalid(here, y.Name, "may not be specified when 'hostIPC' is true"))
+		}
+	}
+	return errs
 }
 
 func validateSeccomp(p *corev1.SeccompProfile, at *field.Path) field.ErrorList {

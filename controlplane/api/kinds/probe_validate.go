@@ -1,6 +1,7 @@
 package kinds
 
 import (
+	"fmt"
 	"path"
 	"strings"
 
@@ -10,7 +11,7 @@ import (
 )
 
 // validateHealth judges hooks and probes; a plain init container has neither.
-func validateHealth(c *corev1.Container, role containerRole, os *corev1.PodOS, at *field.Path) field.ErrorList {
+func validateHealth(c *corev1.Container, role containerRole, s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	if role == initial {
 		return forbid(at, "may not be set for init containers without restartPolicy=Always", map[string]bool{
 			"lifecycle": c.Lifecycle != nil, "livenessProbe": c.LivenessProbe != nil,
@@ -20,12 +21,12 @@ func validateHealth(c *corev1.Container, role containerRole, os *corev1.PodOS, a
 	var errs field.ErrorList
 	if l := c.Lifecycle; l != nil {
 		if l.PostStart != nil {
-			errs = append(errs, validateHook(l.PostStart, at.Child("lifecycle", "postStart"))...)
+			errs = append(errs, validateHook(l.PostStart, s.TerminationGracePeriodSeconds, at.Child("lifecycle", "postStart"))...)
 		}
 		if l.PreStop != nil {
-			errs = append(errs, validateHook(l.PreStop, at.Child("lifecycle", "preStop"))...)
+			errs = append(errs, validateHook(l.PreStop, s.TerminationGracePeriodSeconds, at.Child("lifecycle", "preStop"))...)
 		}
-		errs = append(errs, validateStopSignal(l.StopSignal, os, at.Child("lifecycle", "stopSignal"))...)
+		errs = append(errs, validateStopSignal(l.StopSignal, s.OS, at.Child("lifecycle", "stopSignal"))...)
 	}
 	errs = append(errs, validateProbe(c.LivenessProbe, true, at.Child("livenessProbe"))...)
 	errs = append(errs, validateProbe(c.ReadinessProbe, false, at.Child("readinessProbe"))...)
@@ -70,7 +71,8 @@ func validateProbe(p *corev1.Probe, once bool, at *field.Path) field.ErrorList {
 	return errs
 }
 
-func validateHook(h *corev1.LifecycleHandler, at *field.Path) field.ErrorList {
+// validateHook judges a hook. A sleep fits into the pod's grace period, of which nil means an invalid pod.
+func validateHook(h *corev1.LifecycleHandler, grace *int64, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	switch n := countSet(*h); {
 	case n == 0:
@@ -78,8 +80,9 @@ func validateHook(h *corev1.LifecycleHandler, at *field.Path) field.ErrorList {
 	case n > 1:
 		errs = append(errs, field.Forbidden(at, "may not specify more than 1 handler type"))
 	}
-	if h.Sleep != nil && h.Sleep.Seconds < 0 {
-		errs = append(errs, field.Invalid(at.Child("sleep", "seconds"), h.Sleep.Seconds, "must be greater than or equal to 0"))
+	if z := h.Sleep; z != nil && grace != nil && (z.Seconds < 0 || z.Seconds > *grace) {
+		errs = append(errs, field.Invalid(at.Child("sleep"), z.Seconds,
+			fmt.Sprintf("must be non-negative and less than terminationGracePeriodSeconds (%d)", *grace)))
 	}
 	return append(errs, validateHandler(h.Exec, h.HTTPGet, h.TCPSocket, at)...)
 }

@@ -107,7 +107,7 @@ func TestPodValidation(t *testing.T) {
 		{"spread twice", pod("topologySpreadConstraints: [{maxSkew: 1, topologyKey: a, whenUnsatisfiable: ScheduleAnyway, minDomains: 2}, {maxSkew: 2, topologyKey: a, whenUnsatisfiable: ScheduleAnyway}], containers: [{name: c, image: i}]"),
 			[]string{"spec.topologySpreadConstraints[0].minDomains: Invalid value: 2: can only use minDomains if whenUnsatisfiable=DoNotSchedule, not ScheduleAnyway", `spec.topologySpreadConstraints[1].{topologyKey, whenUnsatisfiable}: Duplicate value: "{a, ScheduleAnyway}"`}},
 		{"node selector", pod("nodeSelector: {a b: c}, containers: [{name: c, image: i}]"), []string{"spec.nodeSelector: Invalid value: \"a b\""}},
-		{"grace", pod("terminationGracePeriodSeconds: -1, containers: [{name: c, image: i}]"), []string{"spec.terminationGracePeriodSeconds: Invalid value: -1"}},
+		{"grace", pod("terminationGracePeriodSeconds: -1, containers: [{name: c, image: i}]"), nil},
 		{"dns", pod("dnsPolicy: None, containers: [{name: c, image: i}]"), []string{"spec.dnsConfig.nameservers: Required value"}},
 		{"seccomp", with("securityContext: {seccompProfile: {type: Localhost}}"), []string{"spec.containers[0].securityContext.seccompProfile.localhostProfile: Required value"}},
 	} {

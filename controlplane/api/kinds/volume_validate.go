@@ -249,6 +249,7 @@ func validateFieldRef(r *corev1.ObjectFieldSelector, allowed []string, at *field
 
 func validateProjected(p *corev1.ProjectedVolumeSource, at *field.Path) field.ErrorList {
 	errs := validateMode(p.DefaultMode, at.Child("defaultMode"))
+	errs = append(errs, validateProjectedPaths(p, at)...)
 	for i := range p.Sources {
 		s, here := &p.Sources[i], at.Child("sources").Index(i)
 		switch n := countSet(*s); {
@@ -273,6 +274,41 @@ func validateProjected(p *corev1.ProjectedVolumeSource, at *field.Path) field.Er
 				errs = append(errs, field.Invalid(token.Child("expirationSeconds"), n, "may not specify a duration larger than 2^32 seconds"))
 			}
 			errs = append(errs, validateFilePath(t.Path, token.Child("path"))...)
+		}
+	}
+	return errs
+}
+
+// validateProjectedPaths refuses two items of a projected volume at one path. Keys without items are not compared: of these
+// the last source wins. As in Kubernetes, the errors name the volume and, for objects, the object.
+func validateProjectedPaths(p *corev1.ProjectedVolumeSource, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	seen := map[string]bool{}
+	add := func(path, shown string) {
+		if path != "" && seen[path] {
+			errs = append(errs, field.Invalid(at, shown, "conflicting duplicate paths"))
+		}
+		seen[path] = true
+	}
+	for i := range p.Sources {
+		s := &p.Sources[i]
+		if s.Secret != nil {
+			for _, item := range s.Secret.Items {
+				add(item.Path, s.Secret.Name)
+			}
+		}
+		if s.ConfigMap != nil {
+			for _, item := range s.ConfigMap.Items {
+				add(item.Path, s.ConfigMap.Name)
+			}
+		}
+		if s.DownwardAPI != nil {
+			for _, item := range s.DownwardAPI.Items {
+				add(item.Path, item.Path)
+			}
+		}
+		if s.ClusterTrustBundle != nil {
+			add(s.ClusterTrustBundle.Path, s.ClusterTrustBundle.Path)
 		}
 	}
 	return errs

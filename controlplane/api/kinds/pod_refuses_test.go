@@ -1,0 +1,65 @@
+package kinds
+
+import (
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// F38: rules that combine fields of a pod.
+func TestPodFieldsTogether(t *testing.T) {
+	pod := func(spec, container string) string {
+		return "{metadata: {name: a}, spec: {" + spec + "containers: [{name: c, image: i" + container + "}]}}"
+	}
+	sleep := func(seconds string) string { return ", lifecycle: {preStop: {sleep: {seconds: " + seconds + "}}}" }
+	const hook = "spec.containers[0].lifecycle.preStop.sleep: Invalid value: "
+	const volume = "spec.volumes[0].projected"
+	projected := func(sources string) string { return "volumes: [{name: v, projected: {sources: [" + sources + "]}}], " }
+	refuses[*corev1.Pod](t,
+		bad{pod("", sleep("0")), ""},
+		bad{pod("", sleep("30")), ""},
+		bad{pod("", sleep("60")), hook + "60: must be non-negative and less than terminationGracePeriodSeconds (30)"},
+		bad{pod("", sleep("-1")), hook + "-1: must be non-negative and less than terminationGracePeriodSeconds (30)"},
+		bad{pod("terminationGracePeriodSeconds: 90, ", sleep("60")), ""},
+		bad{pod("hostNetwork: true, securityContext: {sysctls: [{name: net.ipv4.ip_local_port_range, value: '1 2'}]}, ", ""),
+			invalidText("spec.securityContext.sysctls[0].name", "net.ipv4.ip_local_port_range", "may not be specified when 'hostNetwork' is true")},
+		bad{pod("hostIPC: true, securityContext: {sysctls: [{name: kernel/shm_rmid_forced, value: '1'}, {name: net.core.somaxconn, value: '1'}]}, ", ""),
+			invalidText("spec.securityContext.sysctls[0].name", "kernel/shm_rmid_forced", "may not be specified when 'hostIPC' is true")},
+		bad{pod("securityContext: {sysctls: [{name: kernel.shm_rmid_forced, value: '1'}]}, ", ""), ""},
+		bad{pod(projected("{secret: {name: s, items: [{key: k, path: same}]}}, {configMap: {name: m, items: [{key: k, path: other}]}}"), ""), ""},
+		bad{pod(projected("{secret: {name: s, items: [{key: k, path: same}]}}, {configMap: {name: m, items: [{key: k, path: same}]}}"), ""),
+			invalidText(volume, "m", "conflicting duplicate paths")},
+		bad{pod(projected("{secret: {name: s}}, {secret: {name: s}}"), ""), ""},
+		bad{pod(projected("{secret: {name: s, items: [{key: k, path: f}]}}, {downwardAPI: {items: [{path: f, fieldRef: {fieldPath: metadata.name}}]}}"), ""),
+			invalidText(volume, "f", "conflicting duplicate paths")},
+	)
+	deployment := func(container string) string {
+		return "{metadata: {name: a}, spec: {selector: {matchLabels: {a: b}}, template: {metadata: {labels: {a: b}}, spec: {" +
+			"terminationGracePeriodSeconds: -1, containers: [{name: c, image: i" + container + "}]}}}}"
+	}
+	refuses[*appsv1.Deployment](t,
+		bad{deployment(""), ""},
+		bad{deployment(sleep("1")), "spec.template.spec.containers[0].lifecycle.preStop.sleep: " +
+			"Invalid value: 1: must be non-negative and less than terminationGracePeriodSeconds (-1)"},
+	)
+}
+
+// F38: a negative grace period is accepted and becomes one second.
+func TestNegativeGracePeriod(t *testing.T) {
+	pod := load[*corev1.Pod](t, "{metadata: {name: a}, spec: {nodeName: n, terminationGracePeriodSeconds: -1, containers: [{name: c, image: i}]}}")
+	if got := podGracePeriod(pod, nil); got != 1 {
+		t.Errorf("a stored pod has a grace period of %d s", got)
+	}
+	if got := podGracePeriod(pod, ptr(int64(-5))); got != 1 {
+		t.Errorf("a deletion with -5 s has a grace period of %d s", got)
+	}
+	k := All().ByType(pod)
+	k.PrepareCreate(pod)
+	if got := *pod.Spec.TerminationGracePeriodSeconds; got != 1 {
+		t.Errorf("a new pod has terminationGracePeriodSeconds %d", got)
+	}
+	if errs := k.Judge(pod, nil); len(errs) > 0 {
+		t.Error(errs)
+	}
+}
