@@ -27,7 +27,7 @@ func linkNames(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-// A container that runs has a link by which log shippers find its log, pod and ID; the link goes with the pod. F17
+// A container that runs has a link by which log shippers find its log, pod and ID; the link goes with the pod. F16
 func TestLogsAreLinked(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		n := newNode(t)

@@ -14,7 +14,7 @@ import (
 
 var testLinks = Links{Prefix: "/api/v1/namespaces/n/services/web/proxy", Hosts: []string{"web.n.svc:80", "localhost:8001"}}
 
-// F17: redirects and links lead through the proxy; other hosts and relative URLs stay.
+// F16: redirects and links lead through the proxy; other hosts and relative URLs stay.
 func TestLinksAreRewritten(t *testing.T) {
 	p := testLinks.Prefix
 	for link, want := range map[string]string{
@@ -56,7 +56,7 @@ const page = `<!DOCTYPE html><html><head><title>a &amp; b</title><link rel="x" h
 <body><a href="/rewriteme">test</a><A HREF='/q?a=1&amp;b=2' id=x>t</A><a href="rel">r</a><img src="/i.png"/>
 <script src="/x.js">if (a < b && "<a href='/no'>") {}</script><p title="/no">/no</p><!-- <a href="/no"> --></body></html>`
 
-// F17: only attributes that hold URLs change, whatever the size of the reads and the encoding.
+// F16: only attributes that hold URLs change, whatever the size of the reads and the encoding.
 func TestHTMLIsRewritten(t *testing.T) {
 	p := testLinks.Prefix
 	want := strings.NewReplacer(`href="/s.css"`, `href="`+p+`/s.css"`, `href="/rewriteme"`, `href="`+p+`/rewriteme"`,
