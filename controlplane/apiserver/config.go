@@ -33,6 +33,7 @@ import (
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/controlplane/registry"
 	"keelson.dev/keelson/internal/door"
+	"keelson.dev/keelson/internal/framelimit"
 )
 
 // Config is everything an apiserver is made of. Fields without a default are required.
@@ -141,7 +142,8 @@ type Config struct {
 	ShutdownDelay    time.Duration
 	ShutdownDeadline time.Duration // how long running requests may take to finish; default 10 s
 
-	pace pace // tests shorten it
+	pace   pace              // tests shorten it
+	frames framelimit.Limits // tests change them
 
 	Clock func() time.Time // default time.Now
 	Log   *slog.Logger     // default slog.Default()

@@ -288,6 +288,9 @@ func (s *Server) serveTLS(ctx context.Context) error {
 		},
 		ErrorLog: slog.NewLogLogger(s.cfg.Log.Handler(), slog.LevelDebug),
 	}
+	if err := limitFrames(srv, s.cfg.frames); err != nil {
+		return err
+	}
 	served := make(chan error, 1)
 	front := door.New(s.cfg.Listener, s.cfg.Connections)
 	go func() { served <- srv.ServeTLS(front, "", "") }()

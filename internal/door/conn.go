@@ -56,6 +56,16 @@ func (c *Conn) Known() {
 	c.known, c.place = true, s.known.PushBack(c)
 }
 
+// IsKnown reports whether Known was called. A nil connection is known.
+func (c *Conn) IsKnown() bool {
+	if c == nil {
+		return true
+	}
+	c.door.mu.Lock()
+	defer c.door.mu.Unlock()
+	return c.known
+}
+
 // Closed says whether the connection has left the door's book.
 func (c *Conn) Closed() bool {
 	c.door.mu.Lock()
