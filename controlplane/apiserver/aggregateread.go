@@ -52,7 +52,7 @@ func (s *Server) ReadAggregated(ctx context.Context, u api.User, path string, qu
 	case a.code != http.StatusOK:
 		return nil, fmt.Errorf("the server answered %d: %s", a.code, refusal(a.body.Bytes()))
 	}
-	if err := input.CheckJSON(a.body.Bytes()); err != nil {
+	if err := input.CheckJSON(a.body.Bytes(), nil); err != nil {
 		return nil, fmt.Errorf("the server's answer: %w", err)
 	}
 	return a.body.Bytes(), nil

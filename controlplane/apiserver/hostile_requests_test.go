@@ -174,7 +174,7 @@ func TestHostileRequests(t *testing.T) {
 		if got.code >= 500 && !(got.code == http.StatusGatewayTimeout && strings.Contains(got.body, "Too large resource version")) {
 			t.Errorf("%s: %d %.300s", h.name, got.code, got.body)
 		}
-		if grown := after.TotalAlloc - before.TotalAlloc; grown > room {
+		if grown := after.TotalAlloc - before.TotalAlloc; grown > room+32*uint64(len(h.body)) { // values are bounded by the size of a text
 			t.Errorf("%s: %d MiB were allocated", h.name, grown>>20)
 		}
 		if took > 20*time.Second {

@@ -79,7 +79,7 @@ func (w *write) intent(want schema.GroupVersionKind) (*unstructured.Unstructured
 	if err != nil {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("error decoding YAML: %v", err))
 	}
-	if err := input.Count(data).Check(input.MaxPatched/2, input.MaxItems); err != nil {
+	if err := input.CheckJSON(data, w.req.Kind.New()); err != nil {
 		return nil, tooMuch(err)
 	}
 	u := &unstructured.Unstructured{}

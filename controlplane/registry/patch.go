@@ -106,8 +106,7 @@ func (w *write) patchInto(ctx context.Context, old, next runtime.Object) error {
 	if err != nil {
 		return err
 	}
-	had := input.Count(before)
-	if err := input.Count(after).Check(had.Values+input.MaxPatched, max(had.Items, input.MaxItems)); err != nil {
+	if err := input.CheckJSON(after, next); err != nil {
 		return tooMuch(fmt.Errorf("the patched object: %w", err))
 	}
 	return w.decodeStrictly(ctx, after, next)
@@ -118,7 +117,7 @@ func (w *write) patchInto(ctx context.Context, old, next runtime.Object) error {
 func (w *write) applyPatch(ctx context.Context, doc []byte, like runtime.Object) ([]byte, error) {
 	data := w.req.Patch
 	if w.req.PatchType != types.JSONPatchType { // whose operations have a limit of their own
-		if err := input.Count(data).Check(input.MaxPatched, input.MaxItems); err != nil {
+		if err := input.CheckJSON(data, nil); err != nil {
 			return nil, tooMuch(err)
 		}
 	}
@@ -156,11 +155,9 @@ func tooMuch(err error) error { return apierrors.NewRequestEntityTooLargeError(e
 const maxComparisons = 1 << 20
 
 func strategicMerge(doc, data []byte, like runtime.Object) ([]byte, error) {
-	has, adds := input.Count(doc), input.Count(data)
-	if err := has.Check(2*input.MaxValues, input.MaxItems); err != nil {
-		return nil, tooMuch(fmt.Errorf("the object is too large for a strategic merge patch, a merge patch may do: %w", err))
-	}
-	if adds.Items*(adds.Items+has.Items) > maxComparisons {
+	if n, err := comparisons(doc, data, like); err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	} else if n > maxComparisons {
 		return nil, tooMuch(errors.New("a strategic merge of lists this long compares too much; a JSON patch or a merge patch may do"))
 	}
 	out, err := mergeStrategically(doc, data, like)

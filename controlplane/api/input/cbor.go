@@ -54,7 +54,7 @@ func fractions(v any) any {
 func CheckCBOR(data []byte) error {
 	var c Counts
 	c.cbor(data, 0)
-	return c.Check(MaxValues, MaxItems)
+	return c.Check(nil)
 }
 
 // The major types of CBOR that hold something, and the length that says "until the break".
@@ -73,7 +73,7 @@ func (c *Counts) cbor(data []byte, depth int) (rest []byte, ok bool) {
 	if depth > MaxDepth {
 		c.deep = true
 	}
-	if c.deep || c.Values > MaxValues || c.Items > MaxItems {
+	if c.deep || c.Values > MaxValues {
 		return nil, false
 	}
 	major, n, data, ok := cborHead(data)
@@ -97,6 +97,7 @@ func (c *Counts) cbor(data []byte, depth int) (rest []byte, ok bool) {
 	case cborArray:
 		return c.cborParts(data, n, depth+1, true)
 	case cborMap:
+		c.Objects++
 		if n != untilEnd {
 			n = min(n, untilEnd/2-1) * 2
 		}
@@ -107,7 +108,10 @@ func (c *Counts) cbor(data []byte, depth int) (rest []byte, ok bool) {
 
 // cborParts counts n parts of an item, or those up to the break.
 func (c *Counts) cborParts(data []byte, n uint64, depth int, list bool) (rest []byte, ok bool) {
-	for ok = true; ok && n > 0; {
+	parts := 0
+	objects := c.Objects
+	defer func() { c.close(parts, list && c.Objects == objects) }()
+	for ok = true; ok && n > 0; parts++ {
 		if n == untilEnd {
 			if len(data) > 0 && data[0] == cborBreak {
 				return data[1:], true

@@ -14,17 +14,19 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// The limits of one text. They are far from what objects below the size limit of
-// the store have in practice.
+// The limits of one text. Kubernetes bounds requests by their bytes alone: 3 MiB, of which 1.5 MiB can be stored. The
+// limits here are beyond what objects of that size hold, and bound the memory and time of a text that is made to grow.
 const (
-	MaxValues = 1 << 15 // members, items and scalars together
-	MaxItems  = 1 << 14 // items of all lists: each may become a large struct
+	MaxValues = 1 << 18 // members, items and scalars together: a value takes 6 bytes of 1.5 MiB
 	MaxDepth  = 1000    // lists and objects inside of each other
-	// MaxPatched is how many values a patch may hold or add: the owner of each
-	// field is worked out, which costs more than the value. For an apply it is half as many.
-	MaxPatched = 1 << 13
+	// MaxMemory bounds what the decoded form of a text takes, by estimate. See Counts.Memory.
+	MaxMemory = 48 << 20
+	// maxWork bounds the sum of the squares of the sizes of all objects and lists, with a quarter for lists of scalars:
+	// the sets in which owners of fields are recorded are sorted by insertion. It permits one object of 16,384 members,
+	// one list of as many objects, or one list of 32,768 scalars.
+	maxWork = 1 << 28
 	// maxNodes bounds what a parser makes of YAML; text in a block scalar counts too.
-	maxNodes = 1 << 17
+	maxNodes = 1 << 18
 	// MaxBytes is what aliases of YAML may expand to.
 	MaxBytes = 3 << 20
 )
@@ -32,24 +34,52 @@ const (
 // ErrTooMuch is in every refusal of a text for what it would grow into.
 var ErrTooMuch = errors.New("the text holds too much")
 
-// CheckJSON refuses a text beyond the limits. It does not check that the text is JSON.
-func CheckJSON(data []byte) error { return Count(data).Check(MaxValues, MaxItems) }
+// CheckJSON refuses a text beyond the limits. It does not check that the text is JSON. The text will be decoded into
+// the Go value into; nil means maps, lists and scalars.
+func CheckJSON(data []byte, into any) error {
+	if err := Count(data).Check(into); err != nil {
+		return err
+	}
+	return CheckQuantities(data, into)
+}
 
 // Counts is what a JSON text holds, about, and no less.
 type Counts struct {
-	Values, Items int
-	deep          bool
+	Values  int // members, items and scalars
+	Items   int // items of all lists
+	Objects int
+	work    int // grows with the square of the size of each object and list
+	widest  int // members of the largest object or items of the largest list
+	deep    bool
+
+	quantity int // bytes of the longest quantity of a protobuf message
 }
 
-// Check refuses what is deeper than MaxDepth, or more than the limits.
-func (c Counts) Check(values, items int) error {
+// close counts an object or list of n values that ended.
+func (c *Counts) close(n int, ofScalars bool) {
+	c.widest = max(c.widest, n)
+	if ofScalars {
+		n /= 2
+	}
+	c.work += n * n
+}
+
+// Check refuses a text that is nested deeper than MaxDepth, holds more than MaxValues, or takes more than MaxMemory
+// when it is decoded into a value of the Go type of into.
+func (c Counts) Check(into any) error {
 	switch {
 	case c.deep:
 		return TooDeep()
-	case c.Values > values:
-		return fmt.Errorf("%w: about %d values, at most %d are read", ErrTooMuch, c.Values, values)
-	case c.Items > items:
-		return fmt.Errorf("%w: its lists have about %d items together, at most %d are read", ErrTooMuch, c.Items, items)
+	case c.Values > MaxValues:
+		return fmt.Errorf("%w: about %d values, at most %d are read", ErrTooMuch, c.Values, MaxValues)
+	}
+	if c.work > maxWork {
+		return fmt.Errorf("%w: an object or list of about %d values, at most %d are read, or %d scalars in a list",
+			ErrTooMuch, c.widest, 1<<14, 1<<15)
+	}
+	if m := c.Memory(into); m > MaxMemory {
+		return fmt.Errorf("%w: its %d objects and %d list items would take about %d MiB of memory, at most %d MiB are used",
+			ErrTooMuch, c.Objects, c.Items, m>>20, MaxMemory>>20)
 	}
 	return nil
 }
@@ -65,6 +95,8 @@ func TooDeep() error {
 // Count looks through a text until it ends or is nested too deep.
 func Count(data []byte) Counts {
 	var list [MaxDepth + 1]bool // what is open at each depth: a list or an object
+	var size [MaxDepth + 1]int
+	var scalars [MaxDepth + 1]bool // a list, in which no list or object was found
 	depth, c := 0, Counts{Values: 1}
 	for i := 0; i < len(data); i++ {
 		switch data[i] {
@@ -75,19 +107,27 @@ func Count(data []byte) Counts {
 				c.deep = true
 				return c
 			}
-			list[depth] = data[i] == '['
+			list[depth], size[depth] = data[i] == '[', 1
+			scalars[depth], scalars[depth-1] = list[depth], false
 			c.Values++
 			if list[depth] {
 				c.Items++
+			} else {
+				c.Objects++
 			}
 		case '}', ']':
+			c.close(size[depth], scalars[depth])
 			depth = max(depth-1, 0)
 		case ',':
 			c.Values++
+			size[depth]++
 			if list[depth] {
 				c.Items++
 			}
 		}
+	}
+	for ; depth > 0; depth-- {
+		c.close(size[depth], scalars[depth])
 	}
 	return c
 }
@@ -107,6 +147,9 @@ func endOfString(data []byte, i int) int {
 
 // FromYAML turns YAML, which JSON is too, into JSON within the limits.
 func FromYAML(data []byte) ([]byte, error) {
+	if json.Valid(data) { // a parser of YAML takes a multiple of its time and memory
+		return data, CheckJSON(data, nil)
+	}
 	out, _, err := fromYAML(data, false)
 	return out, err
 }
@@ -120,27 +163,34 @@ func fromYAML(data []byte, strict bool) (out []byte, duplicates, err error) {
 	}
 	if strict {
 		if out, duplicates = yaml.YAMLToJSONStrict(data); duplicates == nil {
-			return out, nil, CheckJSON(out)
+			return out, nil, CheckJSON(out, nil)
 		}
 	}
 	if out, err = yaml.YAMLToJSON(data); err != nil {
 		return nil, nil, err
 	}
-	return out, duplicates, CheckJSON(out)
+	return out, duplicates, CheckJSON(out, nil)
 }
 
 // checkYAML bounds the nodes that a parser makes of the text, and what its aliases stand for.
 func checkYAML(data []byte) error {
 	if json.Valid(data) {
-		return CheckJSON(data) // which knows what is inside of a string
+		return CheckJSON(data, nil) // which knows what is inside of a string
+	}
+	if trimmed := bytes.TrimSpace(data); len(trimmed) > 0 && (trimmed[0] == '{' || trimmed[0] == '[') && Count(trimmed).Deep() {
+		return TooDeep()
 	}
 	// Every node takes one of these characters, or the one before it does. Those
 	// inside of a scalar are counted too: to know them apart takes a parser.
 	nodes := 1
-	for _, c := range data {
+	for i, c := range data {
 		switch c {
-		case '\n', '\r', ',', ':', '-', '?', '[', '{':
+		case '\n', '\r', ',', '[', '{':
 			nodes++
+		case ':', '-', '?': // an indicator only before a space; after a quoted key a comma or brace is counted
+			if i+1 == len(data) || data[i+1] == ' ' || data[i+1] == '\t' {
+				nodes++
+			}
 		}
 	}
 	if nodes > maxNodes {

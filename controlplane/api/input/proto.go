@@ -20,7 +20,10 @@ func CheckProto(data []byte, into any) error {
 	}
 	var c Counts
 	c.message(data, t, 0)
-	return c.Check(MaxValues, MaxItems)
+	if c.quantity > MaxQuantity {
+		return fmt.Errorf("%w: a quantity of %d bytes, at most %d are read", ErrTooMuch, c.quantity, MaxQuantity)
+	}
+	return c.Check(into)
 }
 
 // message counts what a message of a struct type holds.
@@ -30,7 +33,13 @@ func (c *Counts) message(data []byte, t reflect.Type, depth int) {
 		return
 	}
 	fields := fieldsOf(t)
-	for len(data) > 0 && c.Values <= MaxValues && c.Items <= MaxItems {
+	var sizes map[protowire.Number]int
+	defer func() {
+		for num, n := range sizes {
+			c.close(n, fields[num].repeated && fields[num].message == nil)
+		}
+	}()
+	for len(data) > 0 && c.Values <= MaxValues {
 		num, typ, n := protowire.ConsumeTag(data)
 		if n < 0 {
 			return
@@ -49,6 +58,18 @@ func (c *Counts) message(data []byte, t reflect.Type, depth int) {
 		if f.repeated {
 			c.Items++
 		}
+		if f.repeated || f.member {
+			if sizes == nil {
+				sizes = make(map[protowire.Number]int)
+			}
+			sizes[num]++
+		}
+		if f.message != nil {
+			c.Objects++
+		}
+		if f.message == quantityType {
+			c.quantity = max(c.quantity, len(value)) // with lengths and tags, of which it has few bytes
+		}
 		if inner, n := protowire.ConsumeBytes(value); typ == protowire.BytesType && n >= 0 && f.message != nil {
 			c.message(inner, f.message, depth+1)
 		}
@@ -58,6 +79,7 @@ func (c *Counts) message(data []byte, t reflect.Type, depth int) {
 // protoField is what a field of a message becomes.
 type protoField struct {
 	repeated bool
+	member   bool         // of a map
 	message  reflect.Type // nil when it is no struct
 }
 
@@ -87,7 +109,7 @@ func fieldsOf(t reflect.Type) map[protowire.Number]protoField {
 		case reflect.Struct:
 			f.message = of
 		case reflect.Map: // an entry is a message of key and value
-			f.repeated = false
+			f.repeated, f.member = false, true
 			f.message = entryOf(of)
 		}
 		fields[protowire.Number(n)] = f

@@ -73,18 +73,24 @@ func (d *decoder) decode(ctx context.Context, data []byte, media string, want sc
 		}
 	case mediaCBOR:
 		if data, err = input.FromCBOR(data); err == nil {
+			err = input.CheckJSON(data, into)
+		}
+		if err == nil {
 			found, strict, err = decodeJSON(data, into, validation != metav1.FieldValidationIgnore)
 		}
 	case mediaYAML:
 		var duplicates error
 		if data, duplicates, err = fromYAML(data, validation != metav1.FieldValidationIgnore); err == nil {
+			err = input.CheckJSON(data, into)
+		}
+		if err == nil {
 			found, strict, err = decodeJSON(data, into, validation != metav1.FieldValidationIgnore)
 			if duplicates != nil {
 				strict = append(strict, duplicates)
 			}
 		}
 	default:
-		if err = input.CheckJSON(data); err == nil {
+		if err = input.CheckJSON(data, into); err == nil {
 			found, strict, err = decodeJSON(data, into, validation != metav1.FieldValidationIgnore)
 		}
 	}

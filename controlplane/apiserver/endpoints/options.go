@@ -115,7 +115,7 @@ func plain(data []byte, media string) ([]byte, error) {
 // deleteOptions reads the body of a delete over what the query said.
 func (h *Handler) deleteOptions(data []byte, media string, req *api.Request) error {
 	if len(data) > 0 {
-		if err := input.CheckJSON(data); err != nil && media == mediaJSON {
+		if err := input.CheckJSON(data, &req.Delete); err != nil && media == mediaJSON {
 			return apierrors.NewRequestEntityTooLargeError(err.Error())
 		}
 		if media == mediaProto {

@@ -62,12 +62,12 @@ func (m *mutation) jsonPatch(ctx context.Context, t matching.Target, before runt
 
 // decode reads the object that a patch made.
 func (m *mutation) decode(t matching.Target, before runtime.Object, data []byte) (runtime.Object, error) {
-	if err := input.CheckJSON(data); err != nil {
-		return nil, err
-	}
 	next := m.of.cfg.Versions.New(m.attempt, t.Kind)
 	if next == nil {
 		return nil, fmt.Errorf("%v is not served", t.Kind)
+	}
+	if err := input.CheckJSON(data, next); err != nil {
+		return nil, err
 	}
 	told, err := api.DecodeJSON(data, next, true)
 	if err != nil {

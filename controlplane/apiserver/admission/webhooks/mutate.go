@@ -110,12 +110,12 @@ func (a *attempt) patched(ctx context.Context, h *hook, v *seen, patch []byte) (
 	case err != nil:
 		return nil, apierrors.NewInternalError(err)
 	}
-	if err := input.CheckJSON(data); err != nil {
-		return nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("admission webhook %q: %v", h.name, err))
-	}
 	next := a.of.cfg.Versions.New(a.Attempt, v.Kind)
 	if next == nil {
 		return nil, apierrors.NewInternalError(fmt.Errorf("%v is not served", v.Kind))
+	}
+	if err := input.CheckJSON(data, next); err != nil {
+		return nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("admission webhook %q: %v", h.name, err))
 	}
 	if _, err := api.DecodeJSON(data, next, false); err != nil {
 		return nil, apierrors.NewInternalError(fmt.Errorf("admission webhook %q: %w", h.name, api.Misfit(data, next, err)))

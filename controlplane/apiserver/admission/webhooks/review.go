@@ -86,7 +86,7 @@ func readAnswer(data []byte, version string, uid types.UID, mutating bool) (*ans
 	if len(review.Response) == 0 || string(review.Response) == "null" {
 		return nil, errors.New("webhook response was absent")
 	}
-	if err := input.CheckJSON(review.Response); err != nil {
+	if err := input.CheckJSON(review.Response, nil); err != nil {
 		return nil, err
 	}
 	a := &answer{}

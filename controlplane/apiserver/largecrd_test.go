@@ -1,0 +1,163 @@
+package apiserver
+
+import (
+	"encoding/json"
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"keelson.dev/keelson/controlplane/api/input"
+)
+
+const applyYAML, mergeJSON, patchJSON, strategicJSON = "application/apply-patch+yaml", "application/merge-patch+json",
+	"application/json-patch+json", "application/strategic-merge-patch+json"
+
+// largeDefinition returns a definition whose schema holds at least so many JSON values, nested and documented as
+// generated schemas are. Every description ends in mark.
+func largeDefinition(plural string, values int, mark string) map[string]any {
+	text := strings.Repeat("Selects pods, and what they do. ", 2) + mark
+	leaf := func(i int) map[string]any {
+		switch i % 3 {
+		case 0:
+			return map[string]any{"type": "string", "description": text, "enum": []any{"Always", "Never"}}
+		case 1:
+			return map[string]any{"type": "integer", "format": "int32", "minimum": 0}
+		}
+		return map[string]any{"type": "array", "items": map[string]any{"type": "string"}}
+	}
+	groups, made := map[string]any{}, 0
+	for g := 0; made < values; g++ {
+		fields := map[string]any{}
+		for i := range 20 {
+			fields[fmt.Sprintf("field%d", i)] = leaf(i)
+		}
+		group := map[string]any{"type": "object", "description": text, "properties": fields, "required": []any{"field0"}}
+		groups[fmt.Sprintf("group%d", g)] = group
+		body, _ := json.Marshal(group)
+		made += input.Count(body).Values
+	}
+	root := map[string]any{"type": "object", "properties": map[string]any{"spec": map[string]any{"type": "object", "properties": groups}}}
+	kind := strings.ToUpper(plural[:1]) + plural[1:]
+	return map[string]any{"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+		"metadata": map[string]any{"name": plural + ".large.example.com"},
+		"spec": map[string]any{"group": "large.example.com", "scope": "Namespaced",
+			"names": map[string]any{"plural": plural, "singular": plural, "kind": kind, "listKind": kind + "List"},
+			"versions": []any{map[string]any{"name": "v1", "served": true, "storage": true,
+				"schema": map[string]any{"openAPIV3Schema": root}}}}}
+}
+
+func asJSON(v any) string {
+	out, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return string(out)
+}
+
+// managersOf returns manager/operation of each managedFields entry, and checks that each owns fields.
+func managersOf(t *testing.T, body string) (out []string) {
+	t.Helper()
+	var o struct {
+		Metadata struct {
+			ManagedFields []struct {
+				Manager, Operation, Subresource string
+				FieldsV1                        map[string]any
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(body), &o); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range o.Metadata.ManagedFields {
+		if m.Subresource != "" {
+			continue
+		}
+		if len(m.FieldsV1) == 0 {
+			t.Errorf("%s owns nothing", m.Manager)
+		}
+		out = append(out, m.Manager+"/"+m.Operation)
+	}
+	return out
+}
+
+// F17: definitions of the sizes that real software has are created and changed by every kind of write, in time and
+// memory that follow their size. CloudNativePG has about 7,500 values in one definition, Prometheus operator 13,000,
+// Argo CD 23,630; the last has 1.2 MiB as JSON, which nearly is what can be stored.
+func TestLargeDefinitions(t *testing.T) {
+	r := withDefinitions(t)
+	c := r.adminHTTP()
+	for plural, values := range map[string]int{"clusters": 7500, "prometheuses": 13000, "applicationsets": 23630, "largests": 70000} {
+		name := plural + ".large.example.com"
+		path := definitionsPath + "/" + name
+		one, two := largeDefinition(plural, values, "one"), largeDefinition(plural, values, "two")
+		body := asJSON(one)
+		apply := func(manager string, doc any, query string) answer {
+			return r.call(c, "PATCH", path+"?fieldManager="+manager+query, asJSON(doc), "Content-Type", applyYAML)
+		}
+		step := func(what string, do func() answer) answer {
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			began := time.Now()
+			a := do()
+			took := time.Since(began)
+			runtime.ReadMemStats(&after)
+			grown := after.TotalAlloc - before.TotalAlloc
+			t.Logf("%s %s: %d after %v, %d MiB allocated for %d KiB", plural, what, a.code, took.Round(time.Millisecond), grown>>20, len(body)>>10)
+			if !instrumented && grown > 64<<20+uint64(600*len(body)) {
+				t.Errorf("%s %s: %d bytes were allocated for each byte of the body", plural, what, grown/uint64(len(body)))
+			}
+			if took > 20*time.Second { // 3 on a machine that does nothing else
+				t.Errorf("%s %s took %v", plural, what, took)
+			}
+			return a
+		}
+		r.ok(step("applied", func() answer { return apply("ci", one, "") }))
+		r.condition(c, name, "Established", "True")
+		again := r.ok(step("applied again", func() answer { return apply("ci", one, "") }))
+		if got := managersOf(t, again.body); fmt.Sprint(got) != "[ci/Apply]" {
+			t.Errorf("%s: managers after the first manager's applies: %v", plural, got)
+		}
+		both := r.ok(step("applied by another", func() answer { return apply("cd", one, "") }))
+		if got := managersOf(t, both.body); len(got) != 2 {
+			t.Errorf("%s: managers after the second manager's apply: %v", plural, got)
+		}
+		r.refused(step("conflict", func() answer { return apply("cd", two, "") }), 409, "conflict", ".spec.versions")
+		forced := r.ok(step("forced", func() answer { return apply("cd", two, "&force=true") }))
+		if got := managersOf(t, forced.body); len(got) != 2 {
+			t.Errorf("%s: managers after a forced apply: %v", plural, got)
+		}
+		var live map[string]any
+		if err := json.Unmarshal([]byte(forced.body), &live); err != nil {
+			t.Fatal(err)
+		}
+		live["spec"].(map[string]any)["versions"] = one["spec"].(map[string]any)["versions"]
+		delete(live["metadata"].(map[string]any), "resourceVersion")
+		updated := step("updated", func() answer { return r.call(c, "PUT", path, asJSON(live), "Content-Type", "application/json") })
+		for updated.code == 422 && strings.Contains(updated.body, "resourceVersion") { // definitions are updated conditionally
+			now := r.ok(r.call(c, "GET", path, ""))
+			var meta struct {
+				Metadata struct{ ResourceVersion string }
+			}
+			if err := json.Unmarshal([]byte(now.body), &meta); err != nil {
+				t.Fatal(err)
+			}
+			live["metadata"].(map[string]any)["resourceVersion"] = meta.Metadata.ResourceVersion
+			updated = step("updated", func() answer { return r.call(c, "PUT", path, asJSON(live), "Content-Type", "application/json") })
+		}
+		r.ok(updated)
+		r.ok(step("applied after the update", func() answer { return apply("cd", two, "&force=true") }))
+		versions := map[string]any{"spec": map[string]any{"versions": one["spec"].(map[string]any)["versions"]}}
+		r.ok(step("merged", func() answer { return r.call(c, "PATCH", path, asJSON(versions), "Content-Type", mergeJSON) }))
+		versions["spec"].(map[string]any)["versions"] = two["spec"].(map[string]any)["versions"]
+		r.ok(step("merged strategically", func() answer { return r.call(c, "PATCH", path, asJSON(versions), "Content-Type", strategicJSON) }))
+		ops := []any{map[string]any{"op": "replace", "path": "/spec/versions", "value": one["spec"].(map[string]any)["versions"]},
+			map[string]any{"op": "add", "path": "/metadata/labels", "value": map[string]any{"a": "b"}}}
+		last := r.ok(step("patched", func() answer { return r.call(c, "PATCH", path, asJSON(ops), "Content-Type", patchJSON) }))
+		if !strings.Contains(last.body, "they do. one") || strings.Contains(last.body, "they do. two") {
+			t.Errorf("%s: the last patch is not in the object", plural)
+		}
+		r.drop(c, name)
+	}
+}
