@@ -9,6 +9,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+
+	"keelson.dev/keelson/internal/saturate"
 )
 
 // FieldValue is the downward API: the text of a pod's field as environment variables and
@@ -118,9 +120,9 @@ func ResourceValue(pod *v1.Pod, self string, ref *v1.ResourceFieldSelector, allo
 		div = resource.MustParse("1")
 	}
 	if res == string(v1.ResourceCPU) {
-		d := div.MilliValue()
-		return strconv.FormatInt((q.MilliValue()+d-1)/d, 10), nil
+		d := saturate.MilliValue(&div)
+		return strconv.FormatInt(saturate.Add(saturate.MilliValue(&q), d-1)/d, 10), nil
 	}
-	d := div.Value()
-	return strconv.FormatInt((q.Value()+d-1)/d, 10), nil
+	d := saturate.Value(&div)
+	return strconv.FormatInt(saturate.Add(saturate.Value(&q), d-1)/d, 10), nil
 }

@@ -13,6 +13,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/internal/saturate"
 )
 
 // errShort says that there are not devices enough.
@@ -40,7 +41,7 @@ func (m *Manager) needs(pod *v1.Pod) []need {
 		slices.Sort(names)
 		for _, name := range names {
 			q := c.Resources.Limits[v1.ResourceName(name)]
-			out = append(out, need{container: c.Name, resource: name, count: q.Value(), passes: passes})
+			out = append(out, need{container: c.Name, resource: name, count: saturate.Value(&q), passes: passes})
 		}
 	}
 	for i := range pod.Spec.InitContainers {

@@ -20,6 +20,7 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/oci/wire"
+	"keelson.dev/keelson/internal/saturate"
 )
 
 // sandbox is one pod's sandbox.
@@ -70,6 +71,7 @@ const (
 	egressBandwidth  = "kubernetes.io/egress-bandwidth"
 	leastBandwidth   = 1_000
 	mostBandwidth    = 1_000_000_000_000_000
+	maxQuantity      = 64 // bytes: the time of parsing grows with the square of the digits
 )
 
 // checkBandwidth refuses annotations that limit nothing.
@@ -79,7 +81,10 @@ func checkBandwidth(annotations map[string]string) error {
 		if !ok {
 			continue
 		}
-		if q, err := resource.ParseQuantity(v); err != nil || q.Value() < leastBandwidth || q.Value() > mostBandwidth {
+		q, err := resource.ParseQuantity(v[:min(len(v), maxQuantity)])
+		n := saturate.Value(&q)
+		if err != nil || len(v) > maxQuantity || n < leastBandwidth || n > mostBandwidth {
+			v = v[:min(len(v), maxQuantity)]
 			return fmt.Errorf("annotation %s=%q: want bits a second, from 1k to 1P, such as 10M", name, v)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/internal/saturate"
 )
 
 // safeSysctls are namespaced and harmless to other pods, as documented.
@@ -85,8 +86,8 @@ func stored(s *Stop) *Stop {
 
 func outOf(pod *v1.Pod, others []*v1.Pod, node *v1.Node, refuse func(string, string, ...any) *Stop) *Stop {
 	alloc := node.Status.Allocatable
-	if n, ok := alloc[v1.ResourcePods]; ok && int64(len(others))+1 > n.Value() {
-		return refuse("OutOfpods", "Node didn't have enough resource: pods, requested: 1, used: %d, capacity: %d", len(others), n.Value())
+	if n, ok := alloc[v1.ResourcePods]; ok && int64(len(others))+1 > saturate.Value(&n) {
+		return refuse("OutOfpods", "Node didn't have enough resource: pods, requested: 1, used: %d, capacity: %d", len(others), saturate.Value(&n))
 	}
 	used := requestsOf(others)
 	want := resource.PodRequests(pod, resource.PodResourcesOptions{})

@@ -8,6 +8,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/component-helpers/resource"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/internal/saturate"
 )
 
 // Resize is what is known of a pod whose resources were changed while it runs.
@@ -79,9 +81,9 @@ func lacking(name v1.ResourceName, want, used, have v1.ResourceList) string {
 func amount(l v1.ResourceList, name v1.ResourceName) int64 {
 	q := l[name]
 	if name == v1.ResourceCPU {
-		return q.MilliValue()
+		return saturate.MilliValue(&q)
 	}
-	return q.Value()
+	return saturate.Value(&q)
 }
 
 // resizeUpdate is a running container that gets other limits.

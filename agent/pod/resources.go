@@ -8,6 +8,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/component-helpers/resource"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/internal/saturate"
 )
 
 const (
@@ -29,7 +31,7 @@ func containerResources(pod *v1.Pod, spec *v1.Container, memory int64) *cri.Linu
 	r.OomScoreAdj = oomScore(pod, spec, memory)
 	for name, q := range spec.Resources.Limits {
 		if size, ok := strings.CutPrefix(string(name), v1.ResourceHugePagesPrefix); ok {
-			r.HugepageLimits = append(r.HugepageLimits, &cri.HugepageLimit{PageSize: hugePageSize(size), Limit: uint64(q.Value())})
+			r.HugepageLimits = append(r.HugepageLimits, &cri.HugepageLimit{PageSize: hugePageSize(size), Limit: uint64(saturate.Value(&q))})
 		}
 	}
 	return r
@@ -40,7 +42,7 @@ func hugePageSize(s string) string { return strings.TrimSuffix(s, "i") + "B" }
 
 func resourcesOf(requests, limits v1.ResourceList) *cri.LinuxContainerResources {
 	r := &cri.LinuxContainerResources{CpuPeriod: quotaPeriod}
-	request, limit := requests.Cpu().MilliValue(), limits.Cpu().MilliValue()
+	request, limit := saturate.MilliValue(requests.Cpu()), saturate.MilliValue(limits.Cpu())
 	if _, ok := requests[v1.ResourceCPU]; !ok {
 		request = limit
 	}
@@ -48,7 +50,7 @@ func resourcesOf(requests, limits v1.ResourceList) *cri.LinuxContainerResources 
 	if limit > 0 {
 		r.CpuQuota = cpuQuota(limit)
 	}
-	r.MemoryLimitInBytes = limits.Memory().Value()
+	r.MemoryLimitInBytes = saturate.Value(limits.Memory())
 	return r
 }
 
@@ -102,7 +104,7 @@ func CPURequest(pod *v1.Pod) int64 {
 		}
 	}
 	requests := resource.PodRequests(g.of(pod), resource.PodResourcesOptions{})
-	return requests.Cpu().MilliValue()
+	return saturate.MilliValue(requests.Cpu())
 }
 
 // oomScore makes the kernel kill first who asked for least: Guaranteed last, BestEffort first,
@@ -121,7 +123,7 @@ func oomScore(pod *v1.Pod, spec *v1.Container, memory int64) int64 {
 	if memory <= 0 {
 		return bestEffort - 1
 	}
-	score := 1000 - 1000*spec.Resources.Requests.Memory().Value()/memory
+	score := 1000 - saturate.MulDiv(1000, saturate.Value(spec.Resources.Requests.Memory()), memory)
 	return min(max(score, 1000+guaranteed), bestEffort-1)
 }
 

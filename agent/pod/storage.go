@@ -12,6 +12,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	helper "k8s.io/component-helpers/resource"
+
+	"keelson.dev/keelson/internal/saturate"
 )
 
 // measureEvery is the time between two looks at what a pod has on disk.
@@ -102,11 +104,11 @@ func (l storageLimits) most() int64 {
 	var most int64
 	for _, m := range []map[string]resource.Quantity{l.volumes, l.containers} {
 		for _, q := range m {
-			most = max(most, q.Value())
+			most = max(most, saturate.Value(&q))
 		}
 	}
 	if l.pod != nil {
-		most = max(most, l.pod.Value())
+		most = max(most, saturate.Value(l.pod))
 	}
 	return most
 }

@@ -16,6 +16,7 @@ import (
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/volume/nfs"
 	"keelson.dev/keelson/agent/volume/remote"
+	"keelson.dev/keelson/internal/saturate"
 )
 
 // emptyDir makes a folder that lives as long as the pod, or a tmpfs. What is there already is left as it is: since it
@@ -71,12 +72,12 @@ func memorySize(pod *v1.Pod, src *v1.EmptyDirVolumeSource) int64 {
 			sum = 0
 			break
 		}
-		sum += q.Value()
+		sum = saturate.Add(sum, saturate.Value(&q))
 	}
 	if src.SizeLimit == nil || src.SizeLimit.Sign() <= 0 {
 		return sum
 	}
-	if limit := src.SizeLimit.Value(); sum == 0 || limit < sum {
+	if limit := saturate.Value(src.SizeLimit); sum == 0 || limit < sum {
 		return limit
 	}
 	return sum

@@ -92,7 +92,7 @@ func frameFloods(t *testing.T) []frameFlood {
 		{"pings", pings, true}, {"endless headers", endless, false}}
 }
 
-// F13: 400 connections without credentials that flood a replica by HTTP/2 add less than 128 MiB to its memory, are sent
+// 400 connections without credentials that flood a replica by HTTP/2 add less than 128 MiB to its memory, are sent
 // away, and keep no administrator waiting. The clients' own connections count as well.
 func TestFloodsOfFrames(t *testing.T) {
 	const connections, most = 400, 128 << 20
@@ -172,7 +172,7 @@ func readUntilAway(c net.Conn, goAway *atomic.Int64) bool {
 	}
 }
 
-// F13: an authenticated client may reset as many streams as real programs do.
+// An authenticated client may reset as many streams as real programs do.
 func TestKnownClientsMayResetStreams(t *testing.T) {
 	r := start(t, nil)
 	cert := r.cert(pki.Client("admin", api.GroupMasters))

@@ -10,7 +10,7 @@ func frame(kind, flags byte, stream uint32, n int) *[frameHead]byte {
 	return &[frameHead]byte{byte(n >> 16), byte(n >> 8), byte(n), kind, flags, byte(stream >> 24), byte(stream >> 16), byte(stream >> 8), byte(stream)}
 }
 
-// F13: budgets refill, data and trailers cost nothing, and a client that has proven who it is gets more.
+// Budgets refill, data and trailers cost nothing, and a client that has proven who it is gets more.
 func TestBudgets(t *testing.T) {
 	now, known := time.Unix(1000, 0), false
 	c := New(nil, func() bool { return known }, Limits{Requests: 1, Resets: 3, Control: 3, KnownResets: 10, Wait: time.Nanosecond})

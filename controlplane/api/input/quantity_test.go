@@ -18,7 +18,7 @@ func podWith(cpu string) string {
 		`{"name":"main","resources":{"requests":{"cpu":` + cpu + `}}}],"volumes":[{"name":"v","emptyDir":{"sizeLimit":"1Gi"}}]}}`
 }
 
-// F95: a quantity of very many digits is refused before it is parsed, in every form in which it can be sent.
+// A quantity of very many digits is refused before it is parsed, in every form in which it can be sent.
 func TestLongQuantities(t *testing.T) {
 	digits := strings.Repeat("9", 900000)
 	for name, cpu := range map[string]string{
@@ -47,7 +47,7 @@ func TestLongQuantities(t *testing.T) {
 	}
 }
 
-// F95: in protobuf too.
+// Long quantities are refused in protobuf too.
 func TestLongQuantitiesInProtobuf(t *testing.T) {
 	pod := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{
 		Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("123456789.123456789")}}}}}}

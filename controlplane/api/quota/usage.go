@@ -10,6 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	podresources "k8s.io/component-helpers/resource"
 	"k8s.io/component-helpers/storage/volume"
+
+	"keelson.dev/keelson/internal/saturate"
 )
 
 // computed are the resources that are measured by what pods ask for.
@@ -133,7 +135,8 @@ func addDevices(u corev1.ResourceList, c *resourcev1.ResourceClaim) {
 	for i := range c.Spec.Devices.Requests {
 		r := &c.Spec.Devices.Requests[i]
 		if r.Exactly != nil {
-			sum[r.Exactly.DeviceClassName] += devices(r.Exactly.AllocationMode, r.Exactly.Count)
+			class := r.Exactly.DeviceClassName
+			sum[class] = saturate.Add(sum[class], devices(r.Exactly.AllocationMode, r.Exactly.Count))
 		}
 		most := map[string]int64{}
 		for j := range r.FirstAvailable {
@@ -141,7 +144,7 @@ func addDevices(u corev1.ResourceList, c *resourcev1.ResourceClaim) {
 			most[s.DeviceClassName] = max(most[s.DeviceClassName], devices(s.AllocationMode, s.Count))
 		}
 		for class, n := range most {
-			sum[class] += n
+			sum[class] = saturate.Add(sum[class], n)
 		}
 	}
 	for class, n := range sum {

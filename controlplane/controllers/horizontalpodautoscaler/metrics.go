@@ -6,6 +6,8 @@ import (
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+
+	"keelson.dev/keelson/internal/saturate"
 )
 
 // proposal is what one metric calls for.
@@ -91,7 +93,7 @@ func (s Snapshot) proposeAverage(p *proposal, name corev1.ResourceName, t autosc
 		p.err = fmt.Errorf("the target of %s has no averageValue", p.name)
 		return
 	}
-	target := t.AverageValue.MilliValue()
+	target := saturate.MilliValue(t.AverageValue)
 	l := s.load(name, r)
 	l.measure = averageOf(target)
 	l.full = func(*corev1.Pod) int64 { return target }
@@ -106,10 +108,10 @@ func (s Snapshot) proposeValue(p *proposal, t autoscalingv2.MetricTarget, r Read
 	switch {
 	case t.AverageValue != nil && (t.Value == nil || t.Type != autoscalingv2.ValueMetricType):
 		var average int64
-		p.replicas, average, p.err = byShare(r.Value, t.AverageValue.MilliValue(), s.Target.Status, tolerance)
+		p.replicas, average, p.err = byShare(r.Value, saturate.MilliValue(t.AverageValue), s.Target.Status, tolerance)
 		now.AverageValue = milli(average)
 	case t.Value != nil:
-		p.replicas, p.err = byValue(r.Value, t.Value.MilliValue(), s.Target.Spec, s.Pods, tolerance)
+		p.replicas, p.err = byValue(r.Value, saturate.MilliValue(t.Value), s.Target.Spec, s.Pods, tolerance)
 		now.Value = milli(r.Value)
 	default:
 		p.err = fmt.Errorf("the target of %s has neither value nor averageValue", p.name)

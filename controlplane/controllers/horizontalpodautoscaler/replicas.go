@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/internal/saturate"
 )
 
 // Sample is one measured value. Value is in thousandths of the metric's unit, as resource.Quantity.MilliValue tells it.
@@ -205,7 +206,7 @@ func requestsOf(pods []*corev1.Pod, container string, resource corev1.ResourceNa
 	for _, p := range pods {
 		if r := p.Spec.Resources; container == "" && r != nil {
 			if q, ok := r.Requests[resource]; ok {
-				out[p.Name] = q.MilliValue()
+				out[p.Name] = saturate.MilliValue(&q)
 				continue
 			}
 		}
@@ -219,7 +220,7 @@ func requestsOf(pods []*corev1.Pod, container string, resource corev1.ResourceNa
 			if !ok {
 				return nil, fmt.Errorf("missing request for %s in container %s of Pod %s", resource, c.Name, p.Name)
 			}
-			out[p.Name] += q.MilliValue()
+			out[p.Name] = saturate.Add(out[p.Name], saturate.MilliValue(&q))
 		}
 		if !found {
 			return nil, fmt.Errorf("container %s is not in Pod %s", container, p.Name)

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"net/url"
 	"strings"
 	"time"
@@ -18,6 +17,7 @@ import (
 	metricsv1beta1 "k8s.io/metrics/pkg/apis/metrics/v1beta1"
 
 	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/internal/saturate"
 )
 
 // ErrNotRegistered says that no APIService points a group version to a server in the cluster.
@@ -72,20 +72,9 @@ func sumOf(all []metricsv1beta1.ContainerMetrics, name corev1.ResourceName, cont
 			return 0, false, true
 		}
 		found = true
-		value = plus(value, q.MilliValue())
+		value = saturate.Add(value, saturate.MilliValue(&q))
 	}
 	return value, found, found
-}
-
-// plus adds within what an int64 holds.
-func plus(a, b int64) int64 {
-	if b > 0 && a > math.MaxInt64-b {
-		return math.MaxInt64
-	}
-	if b < 0 && a < math.MinInt64-b {
-		return math.MinInt64
-	}
-	return a + b
 }
 
 // podMetrics are those of the pods: of an installed metrics-server, or of this API.
@@ -149,7 +138,7 @@ type value struct {
 }
 
 func (v *value) sample() Sample {
-	s := Sample{Value: v.Value.MilliValue(), At: v.Timestamp.Time, Window: aMinute}
+	s := Sample{Value: saturate.MilliValue(&v.Value), At: v.Timestamp.Time, Window: aMinute}
 	for _, w := range []*int64{v.Window, v.WindowSeconds} {
 		if w != nil {
 			s.Window = time.Duration(max(0, min(*w, int64(time.Hour/time.Second)))) * time.Second
@@ -211,7 +200,7 @@ func (a *APIs) object(ctx context.Context, namespace string, of autoscalingv2.Cr
 	case len(items) != 1:
 		return 0, fmt.Errorf("the custom metrics API server returned %d results when we asked for exactly one", len(items))
 	}
-	return items[0].Value.MilliValue(), nil
+	return saturate.MilliValue(&items[0].Value), nil
 }
 
 // custom reads a path of custom.metrics.k8s.io, in the newest version that is registered.
@@ -261,7 +250,7 @@ func (a *APIs) external(ctx context.Context, namespace string, m autoscalingv2.M
 		err = errors.New("no metrics returned from external metrics API")
 	}
 	for i := range items {
-		sum = plus(sum, items[i].Value.MilliValue())
+		sum = saturate.Add(sum, saturate.MilliValue(&items[i].Value))
 	}
 	return sum, err
 }

@@ -3,6 +3,7 @@ package framework
 import (
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 
@@ -11,6 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/internal/saturate"
 )
 
 // Resources are amounts: cores in thousandths, bytes, and whatever else nodes advertise.
@@ -24,17 +27,17 @@ func resourcesOf(l v1.ResourceList) Resources {
 	for name, q := range l {
 		switch name {
 		case v1.ResourceCPU:
-			r.MilliCPU = q.MilliValue()
+			r.MilliCPU = saturate.MilliValue(&q)
 		case v1.ResourceMemory:
-			r.Memory = q.Value()
+			r.Memory = saturate.Value(&q)
 		case v1.ResourceEphemeralStorage:
-			r.EphemeralStorage = q.Value()
+			r.EphemeralStorage = saturate.Value(&q)
 		case v1.ResourcePods:
 		default:
 			if r.Scalar == nil {
 				r.Scalar = make(map[v1.ResourceName]int64)
 			}
-			r.Scalar[name] = q.Value()
+			r.Scalar[name] = saturate.Value(&q)
 		}
 	}
 	return r
@@ -60,15 +63,27 @@ func (r *Resources) Of(name v1.ResourceName) int64 {
 
 // add adds o times sign.
 func (r *Resources) add(o Resources, sign int64) {
-	r.MilliCPU += sign * o.MilliCPU
-	r.Memory += sign * o.Memory
-	r.EphemeralStorage += sign * o.EphemeralStorage
+	r.MilliCPU = plus(r.MilliCPU, sign, o.MilliCPU)
+	r.Memory = plus(r.Memory, sign, o.Memory)
+	r.EphemeralStorage = plus(r.EphemeralStorage, sign, o.EphemeralStorage)
 	for name, n := range o.Scalar {
 		if r.Scalar == nil {
 			r.Scalar = make(map[v1.ResourceName]int64)
 		}
-		r.Scalar[name] += sign * n
+		r.Scalar[name] = plus(r.Scalar[name], sign, n)
 	}
+}
+
+// plus returns a + sign * b.
+func plus(a, sign, b int64) int64 { return saturate.Add(a, saturate.Mul(sign, b)) }
+
+// overflowed reports whether an amount is too large to be known.
+func (r *Resources) overflowed() bool {
+	most := max(r.MilliCPU, r.Memory, r.EphemeralStorage)
+	for _, n := range r.Scalar {
+		most = max(most, n)
+	}
+	return most == math.MaxInt64
 }
 
 // Equal says that two are the same amounts.
@@ -198,7 +213,7 @@ type NodeInfo struct {
 func (n *NodeInfo) SetNode(node *v1.Node) {
 	n.Node, n.Taints, n.Cordoned = node, node.Spec.Taints, node.Spec.Unschedulable
 	n.Allocatable = resourcesOf(node.Status.Allocatable)
-	n.MaxPods = int(node.Status.Allocatable.Pods().Value())
+	n.MaxPods = int(saturate.Value(node.Status.Allocatable.Pods()))
 	n.Images = nil
 	if len(node.Status.Images) > 0 {
 		n.Images = make(map[string]int64, len(node.Status.Images))
@@ -236,10 +251,19 @@ func (n *NodeInfo) RemovePod(uid types.UID) bool {
 	return true
 }
 
+// count adds the amounts of a pod to the sums, or subtracts those of a pod that is not in n.Pods any more. Of a sum
+// that has overflowed nothing can be subtracted: it is made from the pods that are left.
 func (n *NodeInfo) count(p *PodInfo, sign int64) {
+	if sign < 0 && (n.Requested.overflowed() || max(n.CountedCPU, n.CountedMem) == math.MaxInt64) {
+		n.Requested, n.CountedCPU, n.CountedMem = Resources{}, 0, 0
+		for _, p := range n.Pods {
+			n.count(p, 1)
+		}
+		return
+	}
 	n.Requested.add(p.Requests, sign)
-	n.CountedCPU += sign * p.CountedCPU
-	n.CountedMem += sign * p.CountedMemory
+	n.CountedCPU = plus(n.CountedCPU, sign, p.CountedCPU)
+	n.CountedMem = plus(n.CountedMem, sign, p.CountedMemory)
 }
 
 // PortConflict says whether one of the ports is taken.

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+
+	"keelson.dev/keelson/internal/saturate"
 )
 
 // Rating is what a profile says of every node for one pod.
@@ -101,7 +103,7 @@ func (p *Profile) takes(ctx context.Context, c *Cycle, nodes []*NodeInfo, node s
 func (n *NodeInfo) Fullness(with *PodInfo) float64 {
 	cpu, memory := n.CountedCPU, n.CountedMem
 	if with != nil {
-		cpu, memory = cpu+with.CountedCPU, memory+with.CountedMemory
+		cpu, memory = saturate.Add(cpu, with.CountedCPU), saturate.Add(memory, with.CountedMemory)
 	}
 	part := func(used, of int64) float64 {
 		if of <= 0 {

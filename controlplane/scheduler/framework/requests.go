@@ -4,6 +4,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	podresources "k8s.io/component-helpers/resource"
+
+	"keelson.dev/keelson/internal/saturate"
 )
 
 // What a container that asks for nothing is counted with, for scores only.
@@ -28,7 +30,7 @@ func (info *PodInfo) setRequests() {
 	}
 	info.Requests = resourcesOf(podresources.PodRequests(p, podresources.PodResourcesOptions{UseStatusResources: true}))
 	counted := podresources.PodRequests(p, podresources.PodResourcesOptions{UseStatusResources: true, NonMissingContainerRequests: guess})
-	info.CountedCPU, info.CountedMemory = counted.Cpu().MilliValue(), counted.Memory().Value()
+	info.CountedCPU, info.CountedMemory = saturate.MilliValue(counted.Cpu()), saturate.Value(counted.Memory())
 }
 
 // setPlainRequests does so for the pods for which it is the sum over their containers, as it is for most that wait, and
@@ -57,14 +59,14 @@ func (info *PodInfo) setPlainRequests() bool {
 		}
 	}
 	info.Requests = sum
-	info.CountedCPU, info.CountedMemory = sum.MilliCPU+guessed[0], sum.Memory+guessed[1]
+	info.CountedCPU, info.CountedMemory = saturate.Add(sum.MilliCPU, guessed[0]), saturate.Add(sum.Memory, guessed[1])
 	return true
 }
 
 // exact says whether an amount is a whole number in the unit in which it is counted.
 func exact(name v1.ResourceName, q resource.Quantity) bool {
 	if name == v1.ResourceCPU {
-		return resource.NewMilliQuantity(q.MilliValue(), q.Format).Cmp(q) == 0
+		return resource.NewMilliQuantity(saturate.MilliValue(&q), q.Format).Cmp(q) == 0
 	}
-	return resource.NewQuantity(q.Value(), q.Format).Cmp(q) == 0
+	return resource.NewQuantity(saturate.Value(&q), q.Format).Cmp(q) == 0
 }

@@ -8,6 +8,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"keelson.dev/keelson/controlplane/scheduler/framework"
+	"keelson.dev/keelson/internal/saturate"
 )
 
 // Name of the plugin.
@@ -30,8 +31,8 @@ func (p Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeIn
 	if n.Allocatable.MilliCPU <= 0 || n.Allocatable.Memory <= 0 {
 		return 0, nil
 	}
-	cpu := min(float64(n.Requested.MilliCPU+c.Pod.Requests.MilliCPU)/float64(n.Allocatable.MilliCPU), 1)
-	memory := min(float64(n.Requested.Memory+c.Pod.Requests.Memory)/float64(n.Allocatable.Memory), 1)
+	cpu := min(float64(saturate.Add(n.Requested.MilliCPU, c.Pod.Requests.MilliCPU))/float64(n.Allocatable.MilliCPU), 1)
+	memory := min(float64(saturate.Add(n.Requested.Memory, c.Pod.Requests.Memory))/float64(n.Allocatable.Memory), 1)
 	deviation := math.Abs(cpu-memory) / 2 // of two values
 	return int64((1 - deviation) * float64(framework.MaxScore)), nil
 }
@@ -46,7 +47,7 @@ func (p Plugin) several(pod *framework.PodInfo, n *framework.NodeInfo) int64 {
 		if have <= 0 || want == 0 && !framework.Native(name) {
 			continue
 		}
-		share := min(float64(n.Requested.Of(name)+want)/float64(have), 1)
+		share := min(float64(saturate.Add(n.Requested.Of(name), want))/float64(have), 1)
 		shares, mean = append(shares, share), mean+share
 	}
 	if len(shares) == 0 {

@@ -11,6 +11,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"keelson.dev/keelson/controlplane/scheduler/framework"
+	"keelson.dev/keelson/internal/saturate"
 )
 
 // Name of the plugin.
@@ -37,12 +38,12 @@ func (Plugin) Name() string { return Name }
 func (p Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
 	want, used, have := &c.Pod.Requests, &n.Requested, &n.Allocatable
 	pods := len(n.Pods)+1 > n.MaxPods
-	cpu := want.MilliCPU > 0 && want.MilliCPU > have.MilliCPU-used.MilliCPU
-	memory := want.Memory > 0 && want.Memory > have.Memory-used.Memory
-	disk := want.EphemeralStorage > 0 && want.EphemeralStorage > have.EphemeralStorage-used.EphemeralStorage
+	cpu := want.MilliCPU > 0 && want.MilliCPU > saturate.Sub(have.MilliCPU, used.MilliCPU)
+	memory := want.Memory > 0 && want.Memory > saturate.Sub(have.Memory, used.Memory)
+	disk := want.EphemeralStorage > 0 && want.EphemeralStorage > saturate.Sub(have.EphemeralStorage, used.EphemeralStorage)
 	var scalars []string
 	for name, amount := range want.Scalar {
-		if amount > 0 && amount > have.Scalar[name]-used.Scalar[name] && !p.ignores(string(name)) {
+		if amount > 0 && amount > saturate.Sub(have.Scalar[name], used.Scalar[name]) && !p.ignores(string(name)) {
 			scalars = append(scalars, "Insufficient "+string(name))
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"keelson.dev/keelson/controlplane/scheduler/framework"
+	"keelson.dev/keelson/internal/saturate"
 )
 
 // Strategy rates a node by how much of its resources is asked for, the pod's own requests among them.
@@ -74,8 +75,8 @@ var bothAlike = []Resource{{v1.ResourceCPU, 1}, {v1.ResourceMemory, 1}}
 func leastOfBoth(p *framework.PodInfo, n *framework.NodeInfo) int64 {
 	var sum, kinds int64
 	for _, r := range [2][2]int64{
-		{n.CountedCPU + p.CountedCPU, n.Allocatable.MilliCPU},
-		{n.CountedMem + p.CountedMemory, n.Allocatable.Memory},
+		{saturate.Add(n.CountedCPU, p.CountedCPU), n.Allocatable.MilliCPU},
+		{saturate.Add(n.CountedMem, p.CountedMemory), n.Allocatable.Memory},
 	} {
 		used, have := r[0], r[1]
 		if have <= 0 {
@@ -83,7 +84,7 @@ func leastOfBoth(p *framework.PodInfo, n *framework.NodeInfo) int64 {
 		}
 		kinds++
 		if used < have {
-			sum += (have - used) * framework.MaxScore / have
+			sum += saturate.MulDiv(have-used, framework.MaxScore, have)
 		}
 	}
 	if kinds == 0 {
@@ -97,29 +98,29 @@ func leastOfBoth(p *framework.PodInfo, n *framework.NodeInfo) int64 {
 func counted(p *framework.PodInfo, n *framework.NodeInfo, name v1.ResourceName) (used, have int64) {
 	switch name {
 	case v1.ResourceCPU:
-		return n.CountedCPU + p.CountedCPU, n.Allocatable.MilliCPU
+		return saturate.Add(n.CountedCPU, p.CountedCPU), n.Allocatable.MilliCPU
 	case v1.ResourceMemory:
-		return n.CountedMem + p.CountedMemory, n.Allocatable.Memory
+		return saturate.Add(n.CountedMem, p.CountedMemory), n.Allocatable.Memory
 	}
 	want := p.Requests.Of(name)
 	if want == 0 && !framework.Native(name) {
 		return 0, 0
 	}
-	return n.Requested.Of(name) + want, n.Allocatable.Of(name)
+	return saturate.Add(n.Requested.Of(name), want), n.Allocatable.Of(name)
 }
 
 // rate is what so much use of one resource is worth. have is above 0.
 func (s *Strategy) rate(used, have int64) int64 {
 	switch s.Kind {
 	case Most:
-		return min(used, have) * framework.MaxScore / have
+		return saturate.MulDiv(min(used, have), framework.MaxScore, have)
 	case Ratio:
 		if used > have {
 			return shaped(s.Shape, 100)
 		}
-		return shaped(s.Shape, used*100/have)
+		return shaped(s.Shape, saturate.MulDiv(used, 100, have))
 	}
-	return max(have-used, 0) * framework.MaxScore / have
+	return saturate.MulDiv(max(have-used, 0), framework.MaxScore, have)
 }
 
 // shaped is the line through the steps, level before the first and after the last.

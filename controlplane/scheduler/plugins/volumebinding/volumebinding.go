@@ -20,6 +20,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/scheduler/framework"
+	"keelson.dev/keelson/internal/saturate"
 )
 
 // Name of the plugin.
@@ -194,11 +195,11 @@ func (p *Plugin) hasRoom(w waitingClaim, wanted map[string]int64, node *v1.Node)
 		return nil
 	}
 	size := w.claim.Spec.Resources.Requests[v1.ResourceStorage]
-	wanted[w.class.Name] += size.Value()
+	wanted[w.class.Name] = saturate.Add(wanted[w.class.Name], saturate.Value(&size))
 	refused := full
 	for _, c := range p.h.RoomFor(w.class.Name) {
 		why := c.Annotations[api.NoRoomAnnotation]
-		enough := c.Capacity != nil && c.Capacity.Value() >= wanted[w.class.Name] && (c.MaximumVolumeSize == nil || c.MaximumVolumeSize.Cmp(size) >= 0)
+		enough := c.Capacity != nil && saturate.Value(c.Capacity) >= wanted[w.class.Name] && (c.MaximumVolumeSize == nil || c.MaximumVolumeSize.Cmp(size) >= 0)
 		if c.NodeTopology == nil || !enough && why == "" {
 			continue
 		}

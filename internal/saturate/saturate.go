@@ -1,0 +1,96 @@
+// Package saturate computes with amounts without overflow: a result that does not fit becomes the largest or smallest
+// int64.
+package saturate
+
+import (
+	"math"
+	"math/bits"
+)
+
+// Add returns a + b.
+func Add(a, b int64) int64 {
+	switch sum := a + b; {
+	case a > 0 && b > 0 && sum <= 0:
+		return math.MaxInt64
+	case a < 0 && b < 0 && sum >= 0:
+		return math.MinInt64
+	default:
+		return sum
+	}
+}
+
+// Sub returns a - b.
+func Sub(a, b int64) int64 {
+	switch diff := a - b; {
+	case a >= 0 && b < 0 && diff < 0:
+		return math.MaxInt64
+	case a < 0 && b > 0 && diff >= 0:
+		return math.MinInt64
+	default:
+		return diff
+	}
+}
+
+// Mul returns a * b.
+func Mul(a, b int64) int64 {
+	high, low := bits.Mul64(magnitude(a), magnitude(b))
+	negative := (a < 0) != (b < 0)
+	switch {
+	case negative && (high > 0 || low >= 1<<63):
+		return math.MinInt64
+	case negative:
+		return -int64(low)
+	case high > 0 || low >= 1<<63:
+		return math.MaxInt64
+	}
+	return int64(low)
+}
+
+// MulDiv returns a * b / c, rounded toward zero, where only the result has to fit. a and b are not negative, c is positive.
+func MulDiv(a, b, c int64) int64 {
+	high, low := bits.Mul64(uint64(max(a, 0)), uint64(max(b, 0)))
+	if c <= 0 || high >= uint64(c) {
+		return math.MaxInt64
+	}
+	if out, _ := bits.Div64(high, low, uint64(c)); out <= math.MaxInt64 {
+		return int64(out)
+	}
+	return math.MaxInt64
+}
+
+func magnitude(a int64) uint64 {
+	if a < 0 {
+		return -uint64(a)
+	}
+	return uint64(a)
+}
+
+// Quantity is what a resource.Quantity has of it.
+type Quantity interface {
+	CmpInt64(int64) int
+	Value() int64
+	MilliValue() int64
+}
+
+// Value returns a quantity in its unit, rounded up. resource.Quantity returns 0 or another wrong number for one that
+// does not fit.
+func Value(q Quantity) int64 {
+	switch {
+	case q.CmpInt64(math.MaxInt64) >= 0:
+		return math.MaxInt64
+	case q.CmpInt64(math.MinInt64) <= 0:
+		return math.MinInt64
+	}
+	return q.Value()
+}
+
+// MilliValue returns a quantity in thousandths of its unit, rounded up.
+func MilliValue(q Quantity) int64 {
+	switch {
+	case q.CmpInt64(math.MaxInt64/1000) > 0:
+		return math.MaxInt64
+	case q.CmpInt64(math.MinInt64/1000) < 0:
+		return math.MinInt64
+	}
+	return q.MilliValue()
+}
