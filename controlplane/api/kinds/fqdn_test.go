@@ -1,0 +1,26 @@
+package kinds
+
+import (
+	"slices"
+	"testing"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+// F116: slices of addressType FQDN are stored with a warning; nodes ignore them.
+func TestFQDNSlices(t *testing.T) {
+	slice := load[*discoveryv1.EndpointSlice](t,
+		"{metadata: {name: a}, addressType: FQDN, ports: [{port: 80}], endpoints: [{addresses: [www.example.com]}]}")
+	k := All().ByType(slice)
+	errs, warnings := k.Answers.Check(slice, nil)
+	if errs = append(errs, k.Judge(slice, nil)...); len(errs) > 0 {
+		t.Error(errs)
+	}
+	want := "addressType: FQDN endpoints are deprecated; as in Kubernetes, nodes send traffic to addresses, not to names."
+	if !slices.Contains(warnings, want) {
+		t.Errorf("warnings %q", warnings)
+	}
+	refuses[*discoveryv1.EndpointSlice](t,
+		bad{"{metadata: {name: a}, addressType: FQDN, endpoints: [{addresses: [a.]}]}",
+			invalidText("endpoints[0].addresses[0]", "a", "should be a domain with at least two segments separated by dots")})
+}
