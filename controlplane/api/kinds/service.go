@@ -50,6 +50,12 @@ func serviceKind() *api.Kind {
 			}
 		},
 	})
+	status := k.Subresources["status"]
+	keep := status.PrepareUpdate
+	status.PrepareUpdate = func(obj, old api.Object) {
+		keep(obj, old)
+		defaultIPModes(obj.(*corev1.Service))
+	}
 	prepare(k, func(s *corev1.Service) { s.Generation = 0 })
 	prepareUpdate(k, keepAllocated)
 	check(k, validateService)
@@ -84,11 +90,7 @@ func defaultService(s *corev1.Service) {
 			p.TargetPort = intstr.FromInt32(p.Port)
 		}
 	}
-	for i := range s.Status.LoadBalancer.Ingress {
-		if in := &s.Status.LoadBalancer.Ingress[i]; in.IP != "" {
-			setDefaultPtr(&in.IPMode, corev1.LoadBalancerIPModeVIP)
-		}
-	}
+	defaultIPModes(s)
 	if spec.Type == corev1.ServiceTypeExternalName {
 		return
 	}
@@ -104,6 +106,15 @@ func defaultService(s *corev1.Service) {
 	}
 	if spec.ClusterIP != "" && len(spec.ClusterIPs) == 0 {
 		spec.ClusterIPs = []string{spec.ClusterIP}
+	}
+}
+
+// defaultIPModes completes the addresses that a load balancer reports. Controllers of older Kubernetes name no mode.
+func defaultIPModes(s *corev1.Service) {
+	for i := range s.Status.LoadBalancer.Ingress {
+		if in := &s.Status.LoadBalancer.Ingress[i]; in.IP != "" {
+			setDefaultPtr(&in.IPMode, corev1.LoadBalancerIPModeVIP)
+		}
 	}
 }
 

@@ -94,8 +94,7 @@ func TestServiceStatus(t *testing.T) {
 		changed[*corev1.Service]{sub: "status", change: report(corev1.LoadBalancerIngress{IP: "1.2.3.4", IPMode: &vip, Hostname: "a.b"})},
 		changed[*corev1.Service]{sub: "status", change: report(corev1.LoadBalancerIngress{IP: "1.2.3.4", IPMode: &other}),
 			want: at + `ipMode: Unsupported value: "Other": supported values: "Proxy", "VIP"`},
-		changed[*corev1.Service]{sub: "status", change: report(corev1.LoadBalancerIngress{IP: "1.2.3.4"}),
-			want: at + "ipMode: Required value: must be specified when `ip` is set"},
+		changed[*corev1.Service]{sub: "status", change: report(corev1.LoadBalancerIngress{IP: "1.2.3.4"})}, // the mode is VIP
 		changed[*corev1.Service]{sub: "status", change: report(corev1.LoadBalancerIngress{Hostname: "1.2.3.4", IPMode: &vip}),
 			want: at + "ipMode: Forbidden: may not be specified when `ip` is not set\n" +
 				invalidText(at+"hostname", "1.2.3.4", "must be a DNS name, not an IP address")},
