@@ -78,3 +78,11 @@ func TestTimedEvents(t *testing.T) {
 			invalidText("regarding.namespace", "", "does not match event.namespace")},
 	)
 }
+
+// F38: quotas of counted objects are whole numbers; requests of extended resources need not be.
+func TestQuotaQuantities(t *testing.T) {
+	refuses[*corev1.ResourceQuota](t,
+		bad{"{metadata: {name: a}, spec: {hard: {count/x: 100m}}}", invalidText("spec.hard[count/x]", "100m", "must be an integer")},
+		bad{"{metadata: {name: a}, spec: {hard: {requests.example.com/a: 100m}}}", ""},
+	)
+}

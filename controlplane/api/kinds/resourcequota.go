@@ -119,7 +119,7 @@ func validateQuotaQuantity(name corev1.ResourceName, q resource.Quantity, at *fi
 	if q.Sign() < 0 {
 		return field.ErrorList{field.Invalid(at, q.String(), "must be greater than or equal to 0")}
 	}
-	extended := strings.Contains(string(name), "/") && !strings.HasPrefix(string(name), "count/")
+	extended := strings.Contains(string(name), "/") && !strings.HasPrefix(string(name), "requests.")
 	if (slices.Contains(countedResources, name) || extended) && q.MilliValue()%1000 != 0 {
 		return field.ErrorList{field.Invalid(at, q.String(), "must be an integer")}
 	}
@@ -191,7 +191,7 @@ func validateScopeRequirement(r *corev1.ScopedResourceSelectorRequirement, at *f
 	case corev1.ResourceQuotaScopeBestEffort, corev1.ResourceQuotaScopeNotBestEffort, corev1.ResourceQuotaScopeTerminating,
 		corev1.ResourceQuotaScopeNotTerminating, corev1.ResourceQuotaScopeCrossNamespacePodAffinity:
 		if r.Operator != corev1.ScopeSelectorOpExists {
-			errs = append(errs, field.Invalid(at.Child("operator"), r.Operator, "must be 'Exist' when scope is any of ResourceQuotaScopeTerminating, "+
+			errs = append(errs, field.Invalid(at.Child("operator"), r.Operator, "must be 'Exists' when scope is any of ResourceQuotaScopeTerminating, "+
 				"ResourceQuotaScopeNotTerminating, ResourceQuotaScopeBestEffort, ResourceQuotaScopeNotBestEffort or ResourceQuotaScopeCrossNamespacePodAffinity"))
 		}
 	}

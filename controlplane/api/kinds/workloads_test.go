@@ -318,7 +318,7 @@ func TestSmallKindsValidation(t *testing.T) {
 		{"spec: {scopes: [BestEffort], hard: {limits.cpu: 1}}", `spec.scopes: Invalid value: ["BestEffort"]: unsupported scope applied to resource`},
 		{selected("scopeName: PriorityClass, operator: In"), expressions + ".values: Required value: must be at least one value when `operator` is 'In' or 'NotIn' for scope selector"},
 		{selected("scopeName: PriorityClass, operator: Exists, values: [a]"), expressions + `.values: Invalid value: ["a"]: must be no value`},
-		{selected("scopeName: BestEffort, operator: In, values: [a]"), expressions + `.operator: Invalid value: "In": must be 'Exist' when scope is any of`},
+		{selected("scopeName: BestEffort, operator: In, values: [a]"), expressions + `.operator: Invalid value: "In": must be 'Exists' when scope is any of`},
 		{selected("scopeName: PriorityClass, operator: Near"), expressions + `.operator: Invalid value: "Near": not a valid selector operator`},
 	})
 	rejects[*corev1.ReplicationController](t, "{metadata: {name: a}, spec: {selector: {a: b}, template: {metadata: {labels: {a: b}}, spec: {containers: [{name: c, image: i}]}}}}", []wrong{
