@@ -18,6 +18,9 @@ type ObjectList struct {
 	// kind, at most that of the list: who follows a watch has seen everything
 	// when it has reached this.
 	Changed string
+	// Unreadable are the errors of stored objects that belong to the list and cannot be read: each names the object, the cause
+	// and the remedy. Items lacks these objects.
+	Unreadable []error
 }
 
 // DeepCopyObject implements runtime.Object.

@@ -7,6 +7,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 
 	"keelson.dev/keelson/controlplane/api"
 )
@@ -46,8 +47,36 @@ func (c *Client) Dropped(k *api.Kind, err error) bool {
 // Kinds are the kinds that the client knows.
 func (c *Client) Kinds() *api.Kinds { return c.kinds }
 
-// ListKind lists the objects of a kind known only at run time (an empty namespace means all), shared.
+// ListKind lists the objects of a kind known only at run time (an empty namespace means all), shared. It leaves out objects
+// that cannot be read.
 func (c *Client) ListKind(ctx context.Context, k *api.Kind, namespace string) ([]api.Object, error) {
+	list, err := c.listKind(ctx, k, namespace)
+	if err != nil {
+		return nil, err
+	}
+	return list.Items, nil
+}
+
+// ListWhole is ListKind for callers that must not miss an object: it returns an error that names the objects which cannot be
+// read, if there are any.
+func (c *Client) ListWhole(ctx context.Context, k *api.Kind, namespace string) ([]api.Object, error) {
+	list, err := c.listKind(ctx, k, namespace)
+	if err != nil {
+		return nil, err
+	}
+	if n := len(list.Unreadable); n > maxUnreadable {
+		return nil, fmt.Errorf("%w and %d more", utilerrors.NewAggregate(list.Unreadable[:maxUnreadable]), n-maxUnreadable)
+	}
+	if len(list.Unreadable) > 0 {
+		return nil, utilerrors.NewAggregate(list.Unreadable)
+	}
+	return list.Items, nil
+}
+
+// maxUnreadable bounds how many unreadable objects an error names.
+const maxUnreadable = 3
+
+func (c *Client) listKind(ctx context.Context, k *api.Kind, namespace string) (*api.ObjectList, error) {
 	if !k.Namespaced {
 		namespace = ""
 	}
@@ -59,5 +88,5 @@ func (c *Client) ListKind(ctx context.Context, k *api.Kind, namespace string) ([
 	if !ok {
 		return nil, apierrors.NewInternalError(fmt.Errorf("client: list of %s answered a %T", k.Resource, out))
 	}
-	return list.Items, nil
+	return list, nil
 }

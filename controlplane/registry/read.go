@@ -138,8 +138,15 @@ func (r *Registry) List(ctx context.Context, req *api.Request) (runtime.Object, 
 	if err != nil {
 		return nil, statusError(err, describe(req))
 	}
-	warnUnreadable(ctx, req.Kind, s.snap.Load().unreadable.within(f))
-	return page.object(req)
+	left := s.snap.Load().unreadable.within(f)
+	warnUnreadable(ctx, req.Kind, left)
+	out, err := page.object(req)
+	if all, ok := out.(*api.ObjectList); ok && err == nil {
+		for _, u := range left {
+			all.Unreadable = append(all.Unreadable, u.error())
+		}
+	}
+	return out, err
 }
 
 // checkListOptions refuses combinations that Kubernetes refuses (422).

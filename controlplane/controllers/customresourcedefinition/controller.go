@@ -142,7 +142,7 @@ func (r *reconciler) finalize(ctx context.Context, c *v1.CustomResourceDefinitio
 				LastTransitionTime: metav1.NewTime(r.term.Now()), Reason: "InstanceDeletionInProgress",
 				Message: "CustomResource deletion is in progress"}
 			if err != nil {
-				now.Reason, now.Message = "InstanceDeletionFailed", fmt.Sprintf("could not issue all deletes: %v", err)
+				now.Reason, now.Message = "InstanceDeletionFailed", err.Error()
 			}
 			next := withStatus(c)
 			set(next, now)
@@ -161,7 +161,8 @@ func (r *reconciler) finalize(ctx context.Context, c *v1.CustomResourceDefinitio
 	return 0, nil
 }
 
-// empty deletes what there is of a definition's objects and counts what is still there.
+// empty deletes what there is of a definition's objects and counts what is still there. Objects that cannot be read, because
+// the definition lacks their version or they are damaged, are an error: their finalizers are not known.
 func (r *reconciler) empty(ctx context.Context, c *v1.CustomResourceDefinition) (left int, err error) {
 	stored := r.kinds.Table().Stored()
 	i := slices.IndexFunc(stored, func(k *api.Kind) bool { return k.Definition == c.Name })
@@ -169,9 +170,9 @@ func (r *reconciler) empty(ctx context.Context, c *v1.CustomResourceDefinition) 
 		return 1, nil // not served here yet
 	}
 	k := stored[i]
-	objs, err := r.term.Client.ListKind(ctx, k, "")
+	objs, err := r.term.Client.ListWhole(ctx, k, "")
 	if err != nil {
-		return 0, err
+		return 0, fmt.Errorf("could not list instances: %w", err)
 	}
 	done := map[string]bool{}
 	for _, o := range objs {
@@ -181,12 +182,14 @@ func (r *reconciler) empty(ctx context.Context, c *v1.CustomResourceDefinition) 
 		}
 		done[ns] = true
 		if _, err := r.term.Client.Do(ctx, &api.Request{Verb: api.VerbDeleteCollection, Kind: k, Namespace: ns}); err != nil {
-			return len(objs), err
+			return len(objs), fmt.Errorf("could not issue all deletes: %w", err)
 		}
 	}
 	if len(objs) == 0 {
 		return 0, nil
 	}
-	objs, err = r.term.Client.ListKind(ctx, k, "")
-	return len(objs), err
+	if objs, err = r.term.Client.ListWhole(ctx, k, ""); err != nil {
+		return 0, fmt.Errorf("could not list instances: %w", err)
+	}
+	return len(objs), nil
 }

@@ -125,7 +125,7 @@ func (r *reconciler) emptyKind(ctx context.Context, k *api.Kind, ns string) ([]a
 }
 
 func (r *reconciler) list(ctx context.Context, k *api.Kind, ns string) ([]api.Object, error) {
-	objs, err := r.term.Client.ListKind(ctx, k, ns)
+	objs, err := r.term.Client.ListWhole(ctx, k, ns)
 	if r.term.Client.Dropped(k, err) {
 		return nil, nil
 	}

@@ -1,0 +1,73 @@
+package apiserver
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// F15: the deletion of a definition waits for an instance that is stored in a version which the definition has no longer,
+// and says so; neither the definition nor a namespace goes while the instance exists. The instance can be released after
+// the version has been added again.
+func TestDefinitionWaitsForInstancesOfARemovedVersion(t *testing.T) {
+	r := start(t, nil)
+	r.leadAll()
+	c := r.adminHTTP()
+	version := func(name string, storage bool) string {
+		return fmt.Sprintf(`{"name":%q,"served":true,"storage":%v,"schema":{"openAPIV3Schema":{"type":"object",`+
+			`"x-kubernetes-preserve-unknown-fields":true}}}`, name, storage)
+	}
+	definition := func(versions ...string) string {
+		return `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"lefts.left.example.com"},` +
+			`"spec":{"group":"left.example.com","scope":"Namespaced","names":{"plural":"lefts","kind":"Left"},"versions":[` +
+			strings.Join(versions, ",") + `]}}`
+	}
+	const path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/lefts.left.example.com"
+	const merge = "application/merge-patch+json"
+	r.establish(c, definition(version("v1", true)))
+	r.ok(r.call(c, "POST", "/api/v1/namespaces", `{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"short"}}`, "Content-Type", "application/json"))
+	held := strings.Replace(lefts, "/default/", "/short/", 1)
+	r.ok(r.call(c, "POST", held, `{"apiVersion":"left.example.com/v1","kind":"Left","metadata":{"name":"a","finalizers":["example.com/hold"]}}`,
+		"Content-Type", "application/json"))
+	r.ok(r.call(c, "PATCH", path, `{"spec":{"versions":[`+version("v1", false)+`,`+version("v2", true)+`]}}`, "Content-Type", merge))
+	r.ok(r.call(c, "PATCH", path+"/status", `{"status":{"storedVersions":["v2"]}}`, "Content-Type", merge))
+	r.ok(r.call(c, "PATCH", path, `{"spec":{"versions":[`+version("v2", true)+`]}}`, "Content-Type", merge))
+	list := strings.Replace(held, "/v1/", "/v2/", 1)
+	r.eventually(func() error { // version v1 is dropped
+		if a := r.call(c, "GET", held, ""); a.code != 404 {
+			return fmt.Errorf("v1 is served: %d", a.code)
+		}
+		return nil
+	})
+	r.ok(r.call(c, "GET", list, ""))
+
+	r.ok(r.call(c, "DELETE", "/api/v1/namespaces/short", ""))
+	r.eventually(func() error {
+		a := r.call(c, "GET", "/api/v1/namespaces/short", "")
+		if a.code != 200 || !strings.Contains(a.body, "ContentDeletionFailed") || !strings.Contains(a.body, `lefts \"a\" cannot be read`) {
+			return fmt.Errorf("the namespace does not say what holds it: %d %s", a.code, a.body)
+		}
+		return nil
+	})
+	r.ok(r.call(c, "DELETE", path, ""))
+	r.eventually(func() error {
+		reason, message := r.condition(c, "lefts.left.example.com", "Terminating", "True")
+		if reason != "InstanceDeletionFailed" || !strings.Contains(message, `lefts "a" cannot be read`) ||
+			!strings.HasPrefix(message, "could not list instances: ") {
+			return fmt.Errorf("the definition does not say what holds it: %s: %s", reason, message)
+		}
+		return nil
+	})
+
+	r.ok(r.call(c, "PATCH", path, `{"spec":{"versions":[`+version("v1", false)+`,`+version("v2", true)+`]}}`, "Content-Type", merge))
+	r.eventually(func() error {
+		a := r.call(c, "GET", held+"/a", "")
+		if a.code != 200 || !strings.Contains(a.body, "deletionTimestamp") {
+			return fmt.Errorf("the instance is not being deleted: %d %s", a.code, a.body)
+		}
+		return nil
+	})
+	r.ok(r.call(c, "PATCH", held+"/a", `{"metadata":{"finalizers":null}}`, "Content-Type", merge))
+	r.gone(c, path)
+	r.gone(c, "/api/v1/namespaces/short")
+}
