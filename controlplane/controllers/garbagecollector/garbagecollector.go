@@ -122,7 +122,8 @@ func New(d controllers.Deps) *controllers.Controller {
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
-			return (&collector{term: t, living: g, absent: map[coordinates]bool{}, strangers: map[controllers.Key]time.Duration{}}).reconcile
+			return (&collector{term: t, living: g, absent: map[coordinates]bool{}, strangers: map[controllers.Key]time.Duration{},
+				reported: map[foreignOwner]bool{}}).reconcile
 		},
 	}
 }
@@ -230,6 +231,7 @@ type collector struct {
 	absent map[coordinates]bool // owners verified to be gone; a UID never comes back
 	// strangers are how long objects with owners of unknown kinds, or of whose end nobody may tell, were left in peace last.
 	strangers map[controllers.Key]time.Duration
+	reported  map[foreignOwner]bool // references that an Event has named
 }
 
 // coordinates are all that a reference says of an owner. The UID alone would not do: a reference that bears the UID
@@ -330,6 +332,9 @@ func (c *collector) owners(ctx context.Context, all sources, s source, obj api.O
 	for _, r := range obj.GetOwnerReferences() {
 		o, ok := all.find(r)
 		if !ok || o.kind.Namespaced && !s.kind.Namespaced {
+			if ok {
+				c.reportForeignOwner(all, s, obj, o, r)
+			}
 			out = append(out, Owner{Ref: r, State: Solid})
 			unseen = true
 			continue
@@ -350,6 +355,8 @@ func (c *collector) owners(ctx context.Context, all sources, s source, obj api.O
 		state := Absent
 		if owner != nil {
 			state = stateOf(owner)
+		} else {
+			c.reportForeignOwner(all, s, obj, o, r)
 		}
 		out = append(out, Owner{Ref: r, State: state, Object: owner})
 	}

@@ -1,0 +1,53 @@
+package garbagecollector
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// foreignOwner is a reference to an owner in another namespace.
+type foreignOwner struct{ dependent, owner types.UID }
+
+// reportForeignOwner records a Warning Event of obj, once per leadership, if the owner that r names exists in another namespace
+// than obj: such a reference is not valid. o is the owner's kind.
+func (c *collector) reportForeignOwner(all sources, s source, obj api.Object, o source, r metav1.OwnerReference) {
+	if !o.kind.Namespaced || o.informer == nil || !all.isElsewhere(o, obj.GetNamespace(), r) {
+		return
+	}
+	at := foreignOwner{obj.GetUID(), r.UID}
+	c.mu.Lock()
+	if len(c.reported) >= maxAbsent {
+		clear(c.reported)
+	}
+	known := c.reported[at]
+	c.reported[at] = true
+	c.mu.Unlock()
+	if known {
+		return
+	}
+	apiVersion, kind := s.kind.GVK.ToAPIVersionAndKind()
+	c.term.Events.Eventf(&corev1.ObjectReference{APIVersion: apiVersion, Kind: kind, Namespace: obj.GetNamespace(), Name: obj.GetName(), UID: obj.GetUID()},
+		corev1.EventTypeWarning, "OwnerRefInvalidNamespace", "ownerRef [%s/%s, namespace: %s, name: %s, uid: %s] does not exist in namespace %q",
+		r.APIVersion, r.Kind, obj.GetNamespace(), r.Name, r.UID, obj.GetNamespace())
+}
+
+// isElsewhere reports whether a cache holds the object of kind o that r names in another namespace.
+func (all sources) isElsewhere(o source, namespace string, r metav1.OwnerReference) bool {
+	namespaces := all["namespaces"].informer
+	if namespaces == nil {
+		return false
+	}
+	for _, ns := range controllers.CachedAll[api.Object](namespaces) {
+		if ns.GetName() == namespace {
+			continue
+		}
+		if _, ok := o.cached(ns.GetName(), r); ok {
+			return true
+		}
+	}
+	return false
+}
