@@ -17,6 +17,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/input"
+	"keelson.dev/keelson/controlplane/apiserver/discovery"
 )
 
 // What is read of an aggregated API for a part of this replica, and what is told of its refusal.
@@ -32,30 +33,46 @@ var ErrNotAggregated = errors.New("no APIService points it to a Service")
 // ReadAggregated reads a path of a server in the cluster, as JSON, for a part of this replica that acts as u: on the
 // same road as a client's request, with its authorization and its place among the others. The path is escaped.
 func (s *Server) ReadAggregated(ctx context.Context, u api.User, path string, query url.Values) ([]byte, error) {
+	body, code, err := s.CallAggregated(ctx, u, http.MethodGet, path, query, nil)
+	if err == nil && code != http.StatusOK {
+		err = fmt.Errorf("the server answered %d: %s", code, refusal(body))
+	}
+	if err != nil {
+		return nil, err
+	}
+	return body, nil
+}
+
+// CallAggregated sends a request with a JSON body to a server in the cluster for a part of this replica that acts as u, on the
+// same road as a client's request, and returns the body and the code of the response. The path is escaped.
+func (s *Server) CallAggregated(ctx context.Context, u api.User, method, path string, query url.Values, body []byte) ([]byte, int, error) {
 	ctx, cancel := context.WithTimeout(ctx, readAggregatedTime)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://aggregated"+path+"?"+query.Encode(), nil)
+	r, err := http.NewRequestWithContext(ctx, method, "https://aggregated"+path+"?"+query.Encode(), bytes.NewReader(body))
 	if err != nil {
-		return nil, fmt.Errorf("reading %s: %w", path, err)
+		return nil, 0, fmt.Errorf("%s of %s: %w", method, path, err)
 	}
 	r.Header.Set("Accept", "application/json")
+	if len(body) > 0 {
+		r.Header.Set("Content-Type", "application/json")
+	}
 	a := &aggregatedAnswer{header: http.Header{}, code: http.StatusOK}
 	switch served := s.aggregated(a, r, u); {
 	case !served:
-		return nil, ErrNotAggregated
+		return nil, 0, ErrNotAggregated
 	case ctx.Err() != nil:
-		return nil, fmt.Errorf("the server did not answer in time: %w", ctx.Err())
+		return nil, 0, fmt.Errorf("the server did not answer in time: %w", ctx.Err())
 	case a.tooLong:
-		return nil, fmt.Errorf("the server answered more than %d bytes", readAggregatedBytes)
+		return nil, 0, fmt.Errorf("the server answered more than %d bytes", readAggregatedBytes)
 	case a.cut():
-		return nil, errors.New("the server's answer was cut off")
-	case a.code != http.StatusOK:
-		return nil, fmt.Errorf("the server answered %d: %s", a.code, refusal(a.body.Bytes()))
+		return nil, 0, errors.New("the server's answer was cut off")
+	case a.code/100 != 2:
+		return a.body.Bytes(), a.code, nil
 	}
 	if err := input.CheckJSON(a.body.Bytes(), nil); err != nil {
-		return nil, fmt.Errorf("the server's answer: %w", err)
+		return nil, 0, fmt.Errorf("the server's answer: %w", err)
 	}
-	return a.body.Bytes(), nil
+	return a.body.Bytes(), a.code, nil
 }
 
 // refusal is what a server says of why not, in a few printable words.
@@ -106,3 +123,12 @@ func (a *aggregatedAnswer) Write(p []byte) (int, error) {
 	}
 	return a.body.Write(p)
 }
+
+// DiscoverAggregated returns the resources of the group versions that servers in the cluster have. A group version whose server
+// does not answer is stale.
+func (s *Server) DiscoverAggregated(ctx context.Context) []discovery.Remote {
+	return s.aggregation.Discover(ctx)
+}
+
+// Refusal returns the message of a response that is not a success, in a few printable words.
+func Refusal(body []byte) string { return refusal(body) }

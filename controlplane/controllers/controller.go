@@ -159,6 +159,8 @@ type Deps struct {
 	// ConfirmLeadership returns nil when a majority has confirmed, after the call began, that this replica leads in the term of
 	// the fence. nil = no leadership is ever confirmed.
 	ConfirmLeadership func(ctx context.Context, fence uint64) error
+	// Aggregated reaches the APIs of servers in the cluster; nil = there are none.
+	Aggregated AggregatedAPIs
 }
 
 // Clock returns Now or time.Now.

@@ -121,6 +121,8 @@ type options struct {
 	behind func(api.Backend) api.Backend   // what all calls go to; nil = the registry
 	only   func(d controllers.Deps) []*controllers.Controller
 	placed bool // the scheduler places pods, and not whoever plays the nodes
+
+	aggregated controllers.AggregatedAPIs // nil = none
 }
 
 // newWorld builds a world; its engine starts with lead.
@@ -151,7 +153,7 @@ func newWorld(t *testing.T, o options) *world {
 	w.informers = client.NewInformers(c.As(api.User{Name: api.UserController}), guard...)
 	w.deps = controllers.Deps{
 		Client: c, Informers: w.informers, Log: slog.New(slog.NewTextHandler(testLog{t}, &slog.HandlerOptions{Level: slog.LevelWarn})),
-		Timeline: w.timeline, Replica: "cp1", ConfirmLeadership: w.confirmLeadership,
+		Timeline: w.timeline, Replica: "cp1", ConfirmLeadership: w.confirmLeadership, Aggregated: o.aggregated,
 	}
 	w.nodes = &fakeNodes{dead: map[string]bool{}, held: map[string]bool{}, turn: map[types.UID]int{}, placed: o.placed}
 	w.drivers = &drivers{volumes: map[string]*onDisk{}, snaps: map[string]*onDisk{}, room: 1 << 50}

@@ -12,8 +12,8 @@ import (
 // foreignOwner is a reference to an owner in another namespace.
 type foreignOwner struct{ dependent, owner types.UID }
 
-// reportForeignOwner records a Warning Event of obj, once per leadership, if the owner that r names exists in another namespace
-// than obj: such a reference is not valid. o is the owner's kind.
+// reportForeignOwner records a Warning Event of obj, once per leadership, if the owner that r names exists in another
+// namespace than obj: such a reference is not valid. o is the owner's kind.
 func (c *collector) reportForeignOwner(all sources, s source, obj api.Object, o source, r metav1.OwnerReference) {
 	if !o.kind.Namespaced || o.informer == nil || !all.isElsewhere(o, obj.GetNamespace(), r) {
 		return
@@ -30,8 +30,10 @@ func (c *collector) reportForeignOwner(all sources, s source, obj api.Object, o 
 		return
 	}
 	apiVersion, kind := s.kind.GVK.ToAPIVersionAndKind()
-	c.term.Events.Eventf(&corev1.ObjectReference{APIVersion: apiVersion, Kind: kind, Namespace: obj.GetNamespace(), Name: obj.GetName(), UID: obj.GetUID()},
-		corev1.EventTypeWarning, "OwnerRefInvalidNamespace", "ownerRef [%s/%s, namespace: %s, name: %s, uid: %s] does not exist in namespace %q",
+	of := &corev1.ObjectReference{APIVersion: apiVersion, Kind: kind, Namespace: obj.GetNamespace(), Name: obj.GetName(),
+		UID: obj.GetUID()}
+	c.term.Events.Eventf(of, corev1.EventTypeWarning, "OwnerRefInvalidNamespace",
+		"ownerRef [%s/%s, namespace: %s, name: %s, uid: %s] does not exist in namespace %q",
 		r.APIVersion, r.Kind, obj.GetNamespace(), r.Name, r.UID, obj.GetNamespace())
 }
 

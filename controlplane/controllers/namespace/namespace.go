@@ -56,7 +56,8 @@ func New(d controllers.Deps) *controllers.Controller {
 			{APIGroups: []string{""}, Resources: []string{"namespaces/finalize", "namespaces/status"}, Verbs: []string{"update"}},
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
-			r := &reconciler{term: t, kind: d.Client.Kinds().ByGVK(corev1.SchemeGroupVersion.WithKind("Namespace")), namespaces: namespaces, kinds: d.Client.Kinds()}
+			r := &reconciler{term: t, kind: d.Client.Kinds().ByGVK(corev1.SchemeGroupVersion.WithKind("Namespace")), namespaces: namespaces, kinds: d.Client.Kinds(),
+				aggregated: d.Aggregated}
 			return r.reconcile
 		},
 	}
@@ -68,6 +69,7 @@ type reconciler struct {
 	kind       *api.Kind
 	namespaces cache.SharedIndexInformer
 	kinds      *api.Kinds
+	aggregated controllers.AggregatedAPIs // nil = there are none
 }
 
 func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
@@ -98,6 +100,10 @@ func (r *reconciler) empty(ctx context.Context, ns string) (left []Content, fail
 			if len(objs) > 0 {
 				left = append(left, Content{Resource: k.GroupResource().String(), Objects: objs})
 			}
+		}
+		if !pods {
+			more, failed := r.emptyAggregated(ctx, ns)
+			left, failures = append(left, more...), append(failures, failed...)
 		}
 		if len(left) > 0 || len(failures) > 0 {
 			return left, failures

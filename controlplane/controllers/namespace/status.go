@@ -42,7 +42,13 @@ func Status(ns *corev1.Namespace, left []Content, failures []error, now time.Tim
 		}
 		s.Conditions[i] = c
 	}
-	set(corev1.NamespaceDeletionDiscoveryFailure, false, "ResourcesDiscovered", "All resources successfully discovered")
+	unknown := slices.IndexFunc(failures, isDiscoveryFailure)
+	if unknown >= 0 {
+		set(corev1.NamespaceDeletionDiscoveryFailure, true, "DiscoveryFailed", failures[unknown].Error())
+		failures = slices.DeleteFunc(slices.Clone(failures), isDiscoveryFailure)
+	} else {
+		set(corev1.NamespaceDeletionDiscoveryFailure, false, "ResourcesDiscovered", "All resources successfully discovered")
+	}
 	set(corev1.NamespaceDeletionGVParsingFailure, false, "ParsedGroupVersions", "All legacy kube types successfully parsed")
 	if len(failures) > 0 {
 		var all []string

@@ -1,0 +1,133 @@
+package namespace
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/controllers"
+)
+
+// listLimit bounds how many remaining objects of an aggregated resource are listed at once.
+const listLimit = "500"
+
+// discoveryFailure is the group versions whose resources could not be discovered.
+type discoveryFailure map[schema.GroupVersion]error
+
+// Error returns upstream's message of condition NamespaceDeletionDiscoveryFailure.
+func (f discoveryFailure) Error() string {
+	var groups []string
+	for gv, err := range f {
+		groups = append(groups, fmt.Sprintf("%s: %v", gv, err))
+	}
+	slices.Sort(groups)
+	return fmt.Sprintf("Discovery failed for some groups, %d failing: "+
+		"unable to retrieve the complete list of server APIs: %s", len(f), strings.Join(groups, ", "))
+}
+
+func isDiscoveryFailure(err error) bool {
+	_, ok := err.(discoveryFailure)
+	return ok
+}
+
+// emptyAggregated deletes the contents that aggregated APIs have of a namespace, and returns what is left.
+func (r *reconciler) emptyAggregated(ctx context.Context, ns string) (left []Content, failures []error) {
+	if r.aggregated == nil {
+		return nil, nil
+	}
+	resources, unknown := r.aggregated.Discover(ctx)
+	if len(unknown) > 0 {
+		failures = append(failures, discoveryFailure(unknown))
+	}
+	done := map[schema.GroupResource]bool{} // of a resource with several versions, one is enough
+	for _, res := range resources {
+		gr := res.GroupVersionResource.GroupResource()
+		if !res.Namespaced || !slices.Contains(res.Verbs, "delete") || done[gr] {
+			continue
+		}
+		done[gr] = true
+		objs, err := r.emptyResource(ctx, res, ns)
+		if err != nil {
+			failures = append(failures, fmt.Errorf("deleting %s of namespace %s: %w", gr, ns, err))
+		}
+		if len(objs) > 0 {
+			left = append(left, Content{Resource: gr.String(), Objects: objs})
+		}
+	}
+	return left, failures
+}
+
+// emptyResource deletes the objects of one aggregated resource, at once where the server can, and returns the objects that
+// are left.
+func (r *reconciler) emptyResource(
+	ctx context.Context, res controllers.AggregatedResource, ns string,
+) ([]api.Object, error) {
+	path := "/apis/" + res.GroupVersionResource.Group + "/" + res.GroupVersionResource.Version + "/namespaces/" +
+		url.PathEscape(ns) + "/" + url.PathEscape(res.Resource)
+	if res.GroupVersionResource.Group == "" {
+		path = "/api/" + strings.TrimPrefix(path, "/apis//")
+	}
+	background := metav1.DeletePropagationBackground
+	options, err := json.Marshal(metav1.DeleteOptions{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"},
+		PropagationPolicy: &background})
+	if err != nil {
+		return nil, err
+	}
+	listable, collection := slices.Contains(res.Verbs, "list"), slices.Contains(res.Verbs, "deletecollection")
+	var objs []api.Object
+	if listable {
+		if objs, err = r.listAggregated(ctx, path); err != nil || len(objs) == 0 {
+			return nil, err
+		}
+	}
+	if !slices.ContainsFunc(objs, func(o api.Object) bool { return o.GetDeletionTimestamp() == nil }) && listable {
+		return objs, nil // all are being deleted
+	}
+	switch {
+	case collection:
+		_, err = r.aggregated.Call(ctx, http.MethodDelete, path, nil, options)
+	default:
+		for _, o := range objs {
+			_, err = r.aggregated.Call(ctx, http.MethodDelete, path+"/"+url.PathEscape(o.GetName()), nil, options)
+			if err != nil && !apierrors.IsNotFound(err) {
+				break
+			}
+		}
+	}
+	if err != nil && !apierrors.IsMethodNotSupported(err) && !apierrors.IsNotFound(err) {
+		return objs, err
+	}
+	if !listable {
+		return nil, nil
+	}
+	return r.listAggregated(ctx, path)
+}
+
+// listAggregated returns the metadata of the first objects of a resource.
+func (r *reconciler) listAggregated(ctx context.Context, path string) ([]api.Object, error) {
+	body, err := r.aggregated.Call(ctx, http.MethodGet, path, url.Values{"limit": {listLimit}}, nil)
+	if apierrors.IsMethodNotSupported(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var list metav1.PartialObjectMetadataList
+	if err := json.Unmarshal(body, &list); err != nil {
+		return nil, fmt.Errorf("decoding the list %s: %w", path, err)
+	}
+	out := make([]api.Object, len(list.Items))
+	for i := range list.Items {
+		out[i] = &list.Items[i]
+	}
+	return out, nil
+}
