@@ -23,8 +23,9 @@ func labCommand(streams genericiooptions.IOStreams) *cobra.Command {
 		Long: "A lab is a cluster of namespaces on one Linux machine: replicas of the control plane and workers\n" +
 			"as hosts on a private bridge with no route out, running the real binaries.\n\n" +
 			"A machine has one lab, and others beside it by a name in $" + lab.NameEnv + ", which every command then needs:\n" +
-			"hosts, disks, kubeconfig (~/.kube/keelson-lab@NAME) and the address that leads to the API are the named lab's own.",
-		Example: "  kctl lab up\n  kctl lab status\n  kctl lab kill --daemon cp1\n  kctl lab partition w2\n  kctl lab heal w2\n  kctl lab down",
+			"hosts, disks, kubeconfig (~/.kube/keelson-lab@NAME) and the address that leads to the API are the named lab's own.\n" +
+			"Its address is a free port of 127.0.0.1; 'kctl lab up' prints address and kubeconfig.",
+		Example: "  kctl lab up\n  KEELSON_LAB=second kctl lab up\n  kctl lab status\n  kctl lab kill --daemon cp1\n  kctl lab partition w2\n  kctl lab heal w2\n  kctl lab down",
 	}
 	group(c, labUp(streams), labDown(streams), labStatus(streams), labExec(streams), labLoad(streams))
 	c.AddCommand(labRestart(streams), labKill(streams), labReplace(streams), labUpgrade(streams))
@@ -84,7 +85,8 @@ func labUpFlags(f *pflag.FlagSet, cfg *lab.Config) {
 	f.IntVar(&cfg.Standbys, "standbys", 0,
 		"further replicas, without a vote: with --control-plane-flag=--replace-dead-after=30s they take the places of those that die (docs/recover.md)")
 	f.IntVar(&cfg.Workers, "workers", 3, "workers")
-	f.StringVar(&cfg.Listen, "listen", lab.Listen(), "the address on this machine that leads to the API")
+	f.StringVar(&cfg.Listen, "listen", lab.Listen(),
+		"the address on this machine that leads to the API; without the flag, a lab of $"+lab.NameEnv+" takes the next port when this one is in use")
 	f.StringVar(&cfg.BinDir, "bin-dir", binDir(), "folder of the daemons")
 	f.StringVar(&cfg.CNIBinDir, "cni-bin-dir", filepath.Join(binDir(), "cni"), "folder of the CNI plugins")
 	f.StringVar(&cfg.ImageDir, "image-dir", filepath.Join(binDir(), "images"), "folder of image archives that workers and registry hold from the start")

@@ -44,6 +44,11 @@ func upFrom(ctx context.Context, out io.Writer, wanted *lab.Lab, flags *pflag.Fl
 		found = lab.Found{}
 	}
 	if found.State == lab.None {
+		if !flags.Changed("listen") {
+			if wanted.Config.Listen, err = lab.FreeListen(); err != nil {
+				return err
+			}
+		}
 		return wanted.Up(ctx)
 	}
 	if err := sameFlags(found.Lab.Config, wanted.Config, flags); err != nil {

@@ -2,6 +2,7 @@ package kctl
 
 import (
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -91,6 +92,30 @@ func TestUselessLabs(t *testing.T) {
 		}
 		if got := uselessFor(c.found) != ""; got != c.want {
 			t.Errorf("%s: taken away: %t, want %t", name, got, c.want)
+		}
+	}
+}
+
+// A lab that $KEELSON_LAB names is the cluster of every command, also while $KUBECONFIG names another lab of this machine.
+// A $KUBECONFIG that names another cluster stays.
+func TestNamedLabIsTheCluster(t *testing.T) {
+	home := t.TempDir()
+	t.Setenv("HOME", home)
+	t.Setenv(lab.NameEnv, "second")
+	first := filepath.Join(home, ".kube", "keelson-lab")
+	// The root of this process' lab does not depend on the variable, which is read at the start.
+	own := LabKubeconfig()
+	if err := os.MkdirAll(filepath.Dir(own), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(own, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for set, want := range map[string]string{"": own, first: own, first + "@third": own, "/etc/prod.conf": "/etc/prod.conf",
+		first + "-copy": first + "-copy"} {
+		t.Setenv("KUBECONFIG", set)
+		if useLabWhereNothingElse(); os.Getenv("KUBECONFIG") != want {
+			t.Errorf("KUBECONFIG=%q with %s=second: got %q, want %q", set, lab.NameEnv, os.Getenv("KUBECONFIG"), want)
 		}
 	}
 }

@@ -63,26 +63,41 @@ func replace(root, with *cobra.Command) {
 }
 
 // LabKubeconfig is where 'kctl lab up' writes its kubeconfig.
-func LabKubeconfig() string {
+func LabKubeconfig() string { return labKubeconfig(lab.Root()) }
+
+func labKubeconfig(root string) string {
 	home, err := os.UserHomeDir()
 	if err != nil {
 		home = "/root"
 	}
-	return filepath.Join(home, ".kube", lab.Root())
+	return filepath.Join(home, ".kube", root)
 }
 
-// useLabWhereNothingElse points at the lab when neither KUBECONFIG nor
-// ~/.kube/config names a cluster.
+// useLabWhereNothingElse points $KUBECONFIG at the kubeconfig of the lab when nothing else names a cluster. A lab that
+// $KEELSON_LAB names is preferred to ~/.kube/config, and to a $KUBECONFIG that names another lab of this machine.
 func useLabWhereNothingElse() {
-	if os.Getenv(clientcmd.RecommendedConfigPathEnvVar) != "" {
+	set, own := os.Getenv(clientcmd.RecommendedConfigPathEnvVar), LabKubeconfig()
+	switch {
+	case os.Getenv(lab.NameEnv) != "":
+		if set != "" && !isLabKubeconfig(set) {
+			return
+		}
+	case set != "":
 		return
+	default:
+		if c, err := clientcmd.LoadFromFile(clientcmd.RecommendedHomeFile); err == nil && len(c.Clusters) > 0 {
+			return
+		}
 	}
-	if c, err := clientcmd.LoadFromFile(clientcmd.RecommendedHomeFile); err == nil && len(c.Clusters) > 0 {
-		return
+	if _, err := os.Stat(own); err == nil {
+		os.Setenv(clientcmd.RecommendedConfigPathEnvVar, own)
 	}
-	if _, err := os.Stat(LabKubeconfig()); err == nil {
-		os.Setenv(clientcmd.RecommendedConfigPathEnvVar, LabKubeconfig())
-	}
+}
+
+// isLabKubeconfig reports whether a path is the default kubeconfig of a lab of this machine.
+func isLabKubeconfig(path string) bool {
+	one := labKubeconfig(lab.RootPrefix)
+	return path == one || strings.HasPrefix(path, one+"@")
 }
 
 func versionCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {

@@ -1,6 +1,12 @@
 package lab
 
-import "testing"
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+)
 
 // A lab's name is part of paths, and no lab finds what is another's by what it begins with.
 func TestNames(t *testing.T) {
@@ -16,5 +22,49 @@ func TestNames(t *testing.T) {
 	}
 	if within("/run/keelson-lab@b/ns", "/run/keelson-lab") || !within("/run/keelson-lab/ns", "/run/keelson-lab") || !within("/run/keelson-lab", "/run/keelson-lab") {
 		t.Error("what of a lab lies where is not told apart")
+	}
+}
+
+// A lab with a name takes the next address when its preferred one is in use or belongs to a lab that is down; the lab without
+// a name has a fixed address, because users and pages name it.
+func TestNamedLabTakesAFreePort(t *testing.T) {
+	states, name := t.TempDir(), "second"
+	other := func(lab, listen string) {
+		t.Helper()
+		dir := filepath.Join(states, lab)
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "lab.json"), fmt.Appendf(nil, `{"listen":%q}`, listen), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	address := func() string {
+		t.Helper()
+		got, err := freeListen(name, states)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	if got, err := freeListen("", states); err != nil || got != "127.0.0.1:6443" {
+		t.Errorf("the lab without a name: %s, %v", got, err)
+	}
+	held, err := net.Listen("tcp", listenOf(name))
+	if err == nil { // otherwise a process of this machine holds it, which serves as well
+		defer held.Close()
+	}
+	second := address()
+	if second == listenOf(name) {
+		t.Errorf("%s is in use, and was chosen", second)
+	}
+	other("keelson-lab@third", second)
+	third := address()
+	if third == second || third == listenOf(name) {
+		t.Errorf("%s belongs to another lab or is in use, and was chosen", third)
+	}
+	other("keelson-lab", third)
+	if got := address(); got == listenOf(name) || got == second || got == third {
+		t.Errorf("%s belongs to a lab that is down, and was chosen", got)
 	}
 }

@@ -114,12 +114,16 @@ func build(out io.Writer, workers int, change []func(*lab.Config)) (*Loan, error
 	if b := os.Getenv("KEELSON_BIN"); b != "" {
 		bin = b
 	}
+	listen, err := lab.FreeListen()
+	if err != nil {
+		return nil, err
+	}
 	dir, err := os.MkdirTemp("", lab.TestFolder)
 	if err != nil {
 		return nil, err
 	}
 	config := lab.Config{
-		ControlPlanes: 3, Workers: workers, Listen: lab.Listen(),
+		ControlPlanes: 3, Workers: workers, Listen: listen,
 		BinDir: bin, CNIBinDir: filepath.Join(bin, "cni"), ImageDir: filepath.Join(bin, "images"),
 		CPU: "4", Memory: "2Gi", EvictionSeconds: 5, Kubeconfig: filepath.Join(dir, "kubeconfig"), TestRun: true,
 	}
