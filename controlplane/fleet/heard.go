@@ -24,6 +24,13 @@ func (h *heard) note(node string, now time.Time) {
 	h.nodes[node] = now
 }
 
+// last returns the time of the node's last heartbeat to this replica, or the zero time.
+func (h *heard) last(node string) time.Time {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.nodes[node]
+}
+
 func (h *heard) all(now time.Time) map[string]time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -211,7 +211,7 @@ func (s *Server) RunLeader(ctx context.Context, c *client.Client) error {
 			return errMoving
 		}
 		s.cfg.Log.Info("node lost: the replica that had its session is gone", "node", node, "epoch", epoch)
-		return markLost(ctx, c, node, epoch)
+		return markLost(ctx, c, node, epoch, s.heard.last(node))
 	})
 	done := make(chan error, 1)
 	go func() { done <- l.run(ctx) }()

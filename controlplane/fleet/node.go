@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"strings"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -234,8 +235,10 @@ func keepExtended(stored, facts *v1.NodeStatus) (capacity, allocatable v1.Resour
 	return capacity, allocatable
 }
 
-// lostNodeStatus is the status of a node that nobody has a session with; nil when it says so already.
-func lostNodeStatus(stored *v1.NodeStatus, now metav1.Time) *v1.NodeStatus {
+// lostNodeStatus returns the status of a node without a session, or nil when the stored status says so already. Its
+// conditions have heartbeat, the time of the node's last message, unless that is older than the stored one. Heartbeats are
+// not stored while a node is Ready, and replicas forget them after an hour.
+func lostNodeStatus(stored *v1.NodeStatus, heartbeat time.Time, now metav1.Time) *v1.NodeStatus {
 	ready := findNodeCondition(stored.Conditions, v1.NodeReady)
 	if ready != nil && ready.Status == v1.ConditionUnknown {
 		return nil
@@ -250,6 +253,9 @@ func lostNodeStatus(stored *v1.NodeStatus, now metav1.Time) *v1.NodeStatus {
 		case v1.NodeReady, v1.NodeMemoryPressure, v1.NodeDiskPressure, v1.NodePIDPressure:
 			if c.Status != v1.ConditionUnknown {
 				c.Status, c.LastTransitionTime = v1.ConditionUnknown, now
+			}
+			if c.LastHeartbeatTime.Time.Before(heartbeat) {
+				c.LastHeartbeatTime = metav1.NewTime(heartbeat)
 			}
 			c.Reason, c.Message = "NodeStatusUnknown", "the agent's session with the control plane was lost"
 		}

@@ -551,3 +551,26 @@ func TestSecretsOfDisks(t *testing.T) {
 		}
 	}
 }
+
+// F115: the conditions of a lost node keep the time of its last heartbeat, which is in no store while the node is Ready.
+// The stored time stays when the replica does not know a later one.
+func TestLostNodeKeepsItsLastHeartbeat(t *testing.T) {
+	stored := metav1.NewTime(time.Unix(1_000, 0))
+	for what, c := range map[string]struct{ known, want time.Time }{
+		"heartbeats since the stored one":  {stored.Add(time.Hour), stored.Add(time.Hour)},
+		"none since this replica started":  {time.Time{}, stored.Time},
+		"an older session of this replica": {stored.Add(-time.Hour), stored.Time},
+	} {
+		status := &v1.NodeStatus{Conditions: []v1.NodeCondition{
+			{Type: v1.NodeReady, Status: v1.ConditionTrue, LastHeartbeatTime: stored},
+			{Type: v1.NodeDiskPressure, Status: v1.ConditionFalse, LastHeartbeatTime: stored},
+			{Type: v1.NodeNetworkUnavailable, Status: v1.ConditionFalse, LastHeartbeatTime: stored},
+		}}
+		got := lostNodeStatus(status, c.known, metav1.Now())
+		for i, want := range []time.Time{c.want, c.want, stored.Time} {
+			if at := got.Conditions[i].LastHeartbeatTime; !at.Time.Equal(want) {
+				t.Errorf("%s: %s has its heartbeat at %s, want %s", what, got.Conditions[i].Type, at, want)
+			}
+		}
+	}
+}

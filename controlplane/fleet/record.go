@@ -120,9 +120,9 @@ func nodeOwner(n *v1.Node) metav1.OwnerReference {
 	return metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: n.UID}
 }
 
-// markLost writes Ready=Unknown unless the node has had a newer session than epoch since. It is safe to be
-// wrong: a session that lives writes its node Ready again.
-func markLost(ctx context.Context, c *client.Client, node string, epoch uint64) error {
+// markLost writes Ready=Unknown, with the time of the last heartbeat, unless the node has had a newer session than epoch
+// since. It is safe to be wrong: a session that lives writes its node Ready again. heartbeat is zero when it is not known.
+func markLost(ctx context.Context, c *client.Client, node string, epoch uint64, heartbeat time.Time) error {
 	for range 5 {
 		l, err := client.Get[*coordinationv1.Lease](ctx, c, v1.NamespaceNodeLease, node)
 		if err != nil && !apierrors.IsNotFound(err) {
@@ -138,7 +138,7 @@ func markLost(ctx context.Context, c *client.Client, node string, epoch uint64) 
 		if err != nil {
 			return fmt.Errorf("fleet: node %s lost: read node: %w", node, err)
 		}
-		status := lostNodeStatus(&n.Status, metav1.Now())
+		status := lostNodeStatus(&n.Status, heartbeat, metav1.Now())
 		if status == nil {
 			return nil
 		}

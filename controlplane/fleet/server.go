@@ -178,7 +178,7 @@ func New(cfg Config) *Server {
 			return nil
 		}
 		cfg.Log.Info("node lost: its session did not come back", "node", node, "epoch", epoch)
-		return markLost(ctx, cfg.Client.As(cfg.System), node, epoch)
+		return markLost(ctx, cfg.Client.As(cfg.System), node, epoch, s.heard.last(node))
 	})
 	s.doubts = newLosses(cfg.Log, s.doubt)
 	s.services = client.Informer[*v1.Service](cfg.Informers).GetIndexer()

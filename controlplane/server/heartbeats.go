@@ -85,16 +85,15 @@ func (h *heartbeats) live(ctx context.Context, kind *api.Kind, items []api.Objec
 	return out
 }
 
-// heardAt is a copy of a Node or Lease that says that the node was heard at t.
+// heardAt returns a copy of a Node or Lease whose heartbeat is at t or later. Conditions that the control plane set to
+// Unknown get the time too: it is the time of the last heartbeat before the node became silent.
 func heardAt(o api.Object, t time.Time) api.Object {
 	switch o := o.(type) {
 	case *v1.Node:
 		n := *o
 		n.Status.Conditions = slices.Clone(o.Status.Conditions)
 		for i := range n.Status.Conditions {
-			// A condition that the control plane wrote for a silent node is not the node's word.
-			if c := &n.Status.Conditions[i]; c.Status != v1.ConditionUnknown && nodeSays(c.Type) &&
-				c.LastHeartbeatTime.Time.Before(t) {
+			if c := &n.Status.Conditions[i]; nodeSays(c.Type) && c.LastHeartbeatTime.Time.Before(t) {
 				c.LastHeartbeatTime = metav1.NewTime(t)
 			}
 		}

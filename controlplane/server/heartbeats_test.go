@@ -17,8 +17,9 @@ func lease(namespace, name string) *coordinationv1.Lease {
 	return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
 }
 
-// Readers see the newest heartbeat that any replica knows; what is stored, other Leases, and what the control plane
-// said of a silent node stay as they are. The others are asked once a second at most, and only when somebody reads.
+// Readers see the newest heartbeat that any replica knows, also in conditions of a silent node, which the control plane set to
+// Unknown. Stored objects, other Leases and other conditions stay as they are. The other replicas are asked at most once a
+// second, and only for a read. F115
 func TestHeartbeatsAreRead(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		begin, asked := time.Now(), 0
@@ -38,7 +39,7 @@ func TestHeartbeatsAreRead(t *testing.T) {
 		}}}
 		nodes, leases := &api.Kind{Resource: "nodes"}, &api.Kind{Resource: "leases"}
 		got := h.live(t.Context(), nodes, []api.Object{node})[0].(*v1.Node)
-		for i, want := range []time.Duration{3 * time.Second, 0, 0} {
+		for i, want := range []time.Duration{3 * time.Second, 3 * time.Second, 0} {
 			if at := got.Status.Conditions[i].LastHeartbeatTime.Sub(begin); at != want {
 				t.Errorf("%s: heartbeat after %v, want %v", got.Status.Conditions[i].Type, at, want)
 			}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 )
@@ -52,7 +53,7 @@ func (w *World) nodeOf(n *corev1.Node) []Finding {
 			f.Mend = []string{"kctl describe node " + n.Name}
 		}
 		if !c.LastHeartbeatTime.IsZero() {
-			f.Details = append(f.Details, "last heard of "+w.age(c.LastHeartbeatTime)+" ago")
+			f.Details = append(f.Details, w.lastHeartbeat(c))
 		}
 		f.Details = append(f.Details, w.onNode(n))
 		out = append(out, f)
@@ -70,6 +71,19 @@ func (w *World) nodeOf(n *corev1.Node) []Finding {
 		out = append(out, Finding{Object: name("node", n), What: "is cordoned: no new pod comes to it", Mend: []string{"kctl uncordon " + n.Name}})
 	}
 	return out
+}
+
+// exactHeartbeat is the longest time between the last heartbeat of a node and its condition Unknown when replicas have
+// observed that heartbeat. A replica that has failed takes the times that it observed with it.
+const exactHeartbeat = 5 * time.Minute
+
+// lastHeartbeat returns how long ago the last heartbeat of a node was that is not Ready, or within which time it was.
+func (w *World) lastHeartbeat(ready *corev1.NodeCondition) string {
+	silent := ready.LastTransitionTime
+	if ready.Status == corev1.ConditionUnknown && silent.Sub(ready.LastHeartbeatTime.Time) > exactHeartbeat {
+		return fmt.Sprintf("last heartbeat between %s and %s ago: the replica that received it has failed", w.age(ready.LastHeartbeatTime), w.age(silent))
+	}
+	return "last heartbeat " + w.age(ready.LastHeartbeatTime) + " ago"
 }
 
 // pressure says what a node does that is short of memory or disk, and who takes it.

@@ -33,6 +33,10 @@ func TestClaimsNamespacesNodes(t *testing.T) {
 		n.Status.Conditions[0] = corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, LastTransitionTime: when,
 			LastHeartbeatTime: ago(61 * time.Minute), Message: "Kubelet stopped posting node status."}
 	})
+	orphaned := node("w1", func(n *corev1.Node) {
+		n.Status.Conditions[0] = corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, LastTransitionTime: ago(time.Minute),
+			LastHeartbeatTime: when, Reason: "NodeStatusUnknown", Message: "the agent's session with the control plane was lost"}
+	})
 	full := node("w2", func(n *corev1.Node) {
 		n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: corev1.NodeDiskPressure, Status: corev1.ConditionTrue, Message: "the disk is full"})
 	})
@@ -55,6 +59,7 @@ func TestClaimsNamespacesNodes(t *testing.T) {
 		{"bound", World{}, claim(corev1.ClaimBound)},
 		{"a namespace that does not go", World{}, namespace},
 		{"a node that says nothing", World{Placed: []corev1.Pod{*pod("a", on("w1")), *pod("b", on("w1"), deleted(0, 0))}}, &silent},
+		{"a node that was lost with its replica", World{}, &orphaned},
 		{"a node with a full disk", World{}, &full},
 		{"a node with too little memory", World{Placed: []corev1.Pod{*victim}}, &pressed},
 		{"a node", World{}, &good},
