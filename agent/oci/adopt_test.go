@@ -334,8 +334,8 @@ func TestShimAnswersThePreviousRelease(t *testing.T) {
 		}
 		return hex.EncodeToString(rest)
 	}
-	// One container of that name (32 bytes), which is running.
-	name := "20" + hex.EncodeToString([]byte(id))
+	// One container of that name (64 bytes), which is running.
+	name := "40" + hex.EncodeToString([]byte(id))
 	if got := ask(1, 1, "", 14); !strings.Contains(got, "0002"+name+"04") {
 		t.Errorf("the snapshot is %s", got)
 	}
