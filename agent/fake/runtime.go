@@ -266,7 +266,8 @@ func (r *Runtime) StartContainer(ctx context.Context, q *cri.StartContainerReque
 	if err := r.enter(ctx, r.Clock, "StartContainer", fmt.Sprintf("%s#%d", c.cfg.Metadata.Name, c.cfg.Metadata.Attempt)); err != nil {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		r.exit(c, 128, "ContainerCannotRun", err.Error())
+		c.started = r.Clock.now()
+		r.exit(c, 128, "StartError", err.Error())
 		return nil, err
 	}
 	r.mu.Lock()

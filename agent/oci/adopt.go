@@ -233,6 +233,8 @@ func (r *Runtime) adoptContainer(ctx context.Context, c *ctr, known map[string]w
 		defer c.op.Unlock()
 		return r.eraseContainer(ctx, c)
 	case state == ContainerCreating: // this run is making it
+	case c.rec.StartError != "" && state == ContainerCreated:
+		return r.adoptFailedStart(c, known != nil)
 	case ok && st.State == wire.StateExited:
 		e := exitRecord{Code: int32(st.Exit.Code), Finished: st.Exit.Time, Started: st.Started, OOM: st.Exit.OOM}
 		r.containerEnded(c, e)

@@ -150,10 +150,14 @@ func (r *Runtime) createSteps(ctx context.Context, s *sandbox, shim *shimClient,
 		return err
 	}
 	err = stages.time("create", func() error { return r.shimCreate(ctx, shim, c) })
+	startError := ""
 	if err != nil {
-		return err
+		if startError = initError(err); startError == "" {
+			return err
+		}
 	}
 	rec = r.amend(c, func(rec *containerRecord) {
+		rec.StartError = startError
 		if rec.State == ContainerCreating { // else it has ended already
 			rec.State = ContainerCreated
 		}
@@ -284,7 +288,7 @@ func (r *Runtime) StartContainer(ctx context.Context, q *cri.StartContainerReque
 	}
 	defer c.op.Unlock()
 	r.mu.Lock()
-	state := c.rec.State
+	state, startError := c.rec.State, c.rec.StartError
 	s := r.sandboxes[c.rec.Sandbox]
 	var shim *shimClient
 	attached := false
@@ -301,6 +305,12 @@ func (r *Runtime) StartContainer(ctx context.Context, q *cri.StartContainerReque
 		return nil, status.Errorf(codes.FailedPrecondition, "start container %s: %v", c.rec.ID, errShimGone)
 	case !attached:
 		return nil, status.Errorf(codes.FailedPrecondition, "start container %s: the network of its sandbox is not attached yet", c.rec.ID)
+	}
+	if startError != "" {
+		if err := r.failStart(c); err != nil {
+			return nil, fmt.Errorf("start container %s: %w", c.rec.ID, err)
+		}
+		return nil, fmt.Errorf("failed to start container %q: %s", c.config.GetMetadata().GetName(), startError)
 	}
 	begin := time.Now()
 	m := wire.Start{Container: c.rec.ID, Fifo: filepath.Join(r.libcontainerDir(), c.rec.ID, "exec.fifo")}

@@ -108,6 +108,10 @@ func (r *Runtime) killContainer(ctx context.Context, c *ctr) error {
 	switch r.stateOf(c) {
 	case ContainerExited:
 		return nil
+	case ContainerCreated:
+		if c.rec.StartError != "" { // it has no process
+			return r.failStart(c)
+		}
 	case ContainerCreating: // keelson-oci is at it, or was when an agent died
 		return r.cgroups.kill(ctx, c.rec.Cgroup)
 	}

@@ -24,7 +24,8 @@ import (
 // endFile is where the end of a container is kept; an empty id gives the folder of them all.
 func (r *Runtime) endFile(id string) string { return filepath.Join(r.cfg.StateDir, "ended", id) }
 
-// endNote is what is kept of a container with its end: neither its environment nor its command or mounts.
+// endNote is what is kept of a container with its end: neither its environment nor its command or mounts, except what
+// a start error names of them.
 func endNote(rec containerRecord, config *cri.ContainerConfig) (string, error) {
 	bare, err := proto.Marshal(&cri.ContainerConfig{Metadata: config.GetMetadata(), Image: config.GetImage(),
 		Labels: config.GetLabels(), Annotations: config.GetAnnotations(), LogPath: config.GetLogPath()})
@@ -32,7 +33,8 @@ func endNote(rec containerRecord, config *cri.ContainerConfig) (string, error) {
 		return "", err
 	}
 	note, err := json.Marshal(&containerRecord{Version: recordVersion, ID: rec.ID, Sandbox: rec.Sandbox,
-		State: ContainerExited, Config: bare, Created: rec.Created, ImageID: rec.ImageID, ImageRef: rec.ImageRef, Cgroup: rec.Cgroup, Log: rec.Log})
+		State: ContainerExited, Config: bare, Created: rec.Created, ImageID: rec.ImageID, ImageRef: rec.ImageRef, Cgroup: rec.Cgroup, Log: rec.Log,
+		StartError: rec.StartError})
 	return string(note), err
 }
 

@@ -370,7 +370,6 @@ cat /etc/resolv.conf; cat /proc/sys/net/ipv4/ip_unprivileged_port_start /proc/sy
 		"unknown capability \"NOPE\"": func(c *cri.ContainerConfig) {
 			c.Linux.SecurityContext.Capabilities = &cri.Capability{AddCapabilities: []string{"NOPE"}}
 		},
-		"/no/such/program":     func(c *cri.ContainerConfig) { c.Command = []string{"/no/such/program"} },
 		"image is not present": func(c *cri.ContainerConfig) { c.Image.Image = "missing" },
 		"is not absolute":      func(c *cri.ContainerConfig) { c.Mounts = []*cri.Mount{{ContainerPath: "rel", HostPath: "/"}} },
 		"device /dev/no-such-thing": func(c *cri.ContainerConfig) {

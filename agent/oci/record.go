@@ -56,6 +56,10 @@ type containerRecord struct {
 	SharePID bool           `json:"sharePID"`          // its end leaves its children alive
 	Process  *specs.Process `json:"process,omitempty"` // template for exec
 	User     bundle.Answer  `json:"user"`
+
+	// StartError is why the container cannot be started, empty if it can. A release without this field finds no
+	// process of the container and ends it.
+	StartError string `json:"startError,omitempty"`
 }
 
 // unend takes back that the container has ended: whoever reads that would believe it without knowing how. Records of

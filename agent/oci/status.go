@@ -169,6 +169,9 @@ func (r *Runtime) containerStatus(c *ctr) *cri.ContainerStatus {
 	}
 	if c.rec.State == ContainerExited {
 		st.FinishedAt, st.ExitCode, st.Reason = c.exit.Finished, c.exit.Code, reason(c.exit.Code, c.exit.OOM)
+		if c.rec.StartError != "" {
+			st.Reason, st.Message = startErrorReason, c.rec.StartError
+		}
 		if c.lost.Load() {
 			st.Reason, st.Message = "ContainerStatusUnknown", "the process that watched the container was killed; how it ended is not known"
 		}

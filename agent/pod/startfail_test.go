@@ -1,0 +1,49 @@
+package pod
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/internal/virtual"
+)
+
+// F126: a container whose command cannot be executed has ended with StartError, with both times and in the words of
+// the runtime; the restart policy decides what follows.
+func TestCommandThatCannotBeExecuted(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.start()
+		defer func() { n.stop() }()
+		failure := errors.New(`exec: "nosuch": executable file not found in $PATH`)
+		n.rt.Fail("StartContainer", failure)
+		p := simplePod("never")
+		p.Spec.RestartPolicy = v1.RestartPolicyNever
+		n.cluster.Put(p)
+		virtual.Wait()
+		time.Sleep(time.Minute)
+		n.is("never", `Failed 10.88.0.2 Initialized; app ended: StartError 128`)
+		end := n.pod("never").Status.ContainerStatuses[0].State.Terminated
+		if end.StartedAt.IsZero() || end.FinishedAt.IsZero() || end.Message != failure.Error() || end.ContainerID == "" {
+			t.Errorf("ended as %+v", end)
+		}
+		n.eventsSay("never", `Failed Error: exec: "nosuch"`)
+		n.rt.Fail("StartContainer", failure, failure, failure)
+		n.cluster.Put(simplePod("always"))
+		virtual.Wait()
+		time.Sleep(2500 * time.Millisecond)
+		virtual.Wait()
+		cs := n.pod("always").Status.ContainerStatuses[0]
+		if w := cs.State.Waiting; w == nil || w.Reason != "CrashLoopBackOff" || cs.LastTerminationState.Terminated == nil ||
+			cs.LastTerminationState.Terminated.Reason != "StartError" || cs.RestartCount == 0 {
+			t.Errorf("between two starts: %+v", cs)
+		}
+		time.Sleep(time.Minute)
+		virtual.Wait()
+		if cs := n.pod("always").Status.ContainerStatuses[0]; cs.State.Running == nil || cs.RestartCount != 3 {
+			t.Errorf("when the command can be executed: %+v", cs)
+		}
+	})
+}
