@@ -40,6 +40,8 @@ type bed struct {
 	calls     func(r *api.Request)    // sees every call; may be nil
 	late      atomic.Bool             // informers do not hear of pods
 	binding   func(pod string)        // is told of each binding before it is made
+	commits   *lateStore
+	mark      func(context.Context, *api.Request) (context.Context, error) // changes the context of a call, or fails it; may be nil
 	mu        sync.Mutex
 	bound     map[string]int
 }
@@ -55,7 +57,8 @@ func newBedOf(t testing.TB, cfg scheduler.Config) *bed {
 	ctx, cancel := context.WithCancel(context.Background())
 	store := storetest.NewMemory()
 	table := kinds.All()
-	reg := registry.New(store, table)
+	commits := &lateStore{Memory: store}
+	reg := registry.New(commits, table)
 	var wg sync.WaitGroup
 	run := func(what string, f func(context.Context) error) {
 		wg.Go(func() {
@@ -66,7 +69,7 @@ func newBedOf(t testing.TB, cfg scheduler.Config) *bed {
 	}
 	run("registry", reg.Run)
 	<-reg.Ready()
-	b := &bed{t: t, ctx: ctx, timeline: api.NewTimeline(64), store: store, bound: make(map[string]int), binds: func(string) error { return nil },
+	b := &bed{t: t, ctx: ctx, timeline: api.NewTimeline(64), store: store, commits: commits, bound: make(map[string]int), binds: func(string) error { return nil },
 		binding: func(string) {}}
 	b.client = client.New(backend{registry.Direct(reg), b}, table).As(api.User{Name: "test", Groups: []string{api.GroupMasters}})
 	b.informers = client.NewInformers(b.client)
@@ -96,6 +99,12 @@ type backend struct {
 func (x backend) Do(ctx context.Context, r *api.Request) (runtime.Object, error) {
 	if x.b.calls != nil {
 		x.b.calls(r)
+	}
+	if x.b.mark != nil {
+		var err error
+		if ctx, err = x.b.mark(ctx, r); err != nil {
+			return nil, err
+		}
 	}
 	if r.Subresource == "binding" {
 		x.b.binding(r.Name)
@@ -140,12 +149,18 @@ func (l *lateFollower) Follow(ctx context.Context) (api.View, []api.Delta, error
 // lead runs the scheduler until the returned function is called.
 func (b *bed) lead() (depose func()) {
 	b.t.Helper()
+	return b.leadIn(0)
+}
+
+// leadIn is lead with the fence of a term.
+func (b *bed) leadIn(fence uint64) (depose func()) {
+	b.t.Helper()
 	if err := b.informers.WaitForSync(b.ctx); err != nil { // as the server does
 		b.t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(b.ctx)
 	done := make(chan error, 1)
-	go func() { done <- b.scheduler.Run(ctx, 0) }()
+	go func() { done <- b.scheduler.Run(ctx, fence) }()
 	depose = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {

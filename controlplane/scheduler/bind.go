@@ -29,6 +29,9 @@ func (s *Scheduler) bind(ctx context.Context, p *queued, c *framework.Cycle, res
 	}
 	decided := time.Now() // the node may act, and tell of it, before Bind returns
 	st := s.profiles.of(p.Pod).Bind(ctx, c, res.Node)
+	if mayHaveBound(st) {
+		st = s.awaitOutcome(ctx, p.PodInfo, res.Node, st)
+	}
 	switch {
 	case st.OK():
 	case (apierrors.IsNotFound(st.Err) || apierrors.IsConflict(st.Err)) && s.gone(ctx, p.Pod):

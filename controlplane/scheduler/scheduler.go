@@ -69,15 +69,16 @@ type Scheduler struct {
 	volumes  *broadcast
 	devices  *broadcast
 
-	intake    sync.Mutex                    // held while a change of the informers is taken in
-	writer    atomic.Pointer[client.Client] // fenced with the leadership of the current Run
-	fence     atomic.Uint64                 // of the last Run
-	bindings  chan struct{}
-	held      chan struct{}
-	evictions sync.WaitGroup          // of victims of preemption
-	notes     [noteWorkers]chan *note // by reference: empty queues of so many take 128 KiB
-	placed    chan *note              // of pods that got a node
-	start     int                     // the node to look at first; the loop's
+	intake      sync.Mutex // held while a change of the informers is taken in
+	unconfirmed unconfirmed
+	writer      atomic.Pointer[client.Client] // fenced with the leadership of the current Run
+	fence       atomic.Uint64                 // of the last Run
+	bindings    chan struct{}
+	held        chan struct{}
+	evictions   sync.WaitGroup          // of victims of preemption
+	notes       [noteWorkers]chan *note // by reference: empty queues of so many take 128 KiB
+	placed      chan *note              // of pods that got a node
+	start       int                     // the node to look at first; the loop's
 }
 
 // New prepares a scheduler and registers its informers. Nothing runs until Run.
@@ -136,15 +137,21 @@ func (s *Scheduler) Run(ctx context.Context, fence uint64) error {
 	s.writer.Store(s.cfg.Client.Fenced(fence))
 	// Handlers may lag behind what the informers hold. Deciding on less than that could fill a node twice.
 	s.adopt(ctx)
-	if shared, led := s.profiles.shared, s.fence.Swap(fence); shared != nil && (led != fence || fence == 0) {
-		shared.Ledger.Settle() // no write of an earlier leadership can be on its way, and the informers have seen those that were done
+	if led := s.fence.Swap(fence); led != fence || fence == 0 {
+		// No write of an earlier leadership can be on its way, and the informers have seen those that were done.
+		s.unconfirmed.takeAll()
+		if shared := s.profiles.shared; shared != nil {
+			shared.Ledger.Settle()
+		}
 	}
 	s.groups.restart()
 	s.queue.restart(ctx)
+	resume := s.resumeUnconfirmed()
 	defer s.cluster.forgetAssumed()
 	parts := []lifecycle.Part{
 		{Name: "scheduler: loop", Run: s.loop},
 		{Name: "scheduler: overdue", Run: s.overdue},
+		{Name: "scheduler: unconfirmed bindings", Run: resume},
 		{Name: "scheduler: events", Run: s.writePlaced},
 	}
 	for _, notes := range s.notes {
