@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -61,7 +62,8 @@ func restoreDrillCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) 
 			"not changed since must be in the backup and say the same. SAME counts those, SINCE what was made, changed or removed after\n" +
 			"the backup. The exit code is 0 when nothing is wrong.\n\n" +
 			"Nothing of the cluster is touched, and the trial is gone in the end; what a killed one has left goes at the next call. It\n" +
-			"needs keelson-controlplane beside kctl and what opens the backup, and reads all objects of the cluster, Secrets too.",
+			"reads all objects of the cluster, Secrets too. It runs on any machine that has keelson-controlplane beside kctl or in $PATH, the\n" +
+			"key of the backup (--encryption-keys, a copy of pki/store.keys of a replica, or --identity), and, unless --offline, a kubeconfig.",
 		Example: "  kctl cluster restore-drill\n  kctl cluster restore-drill /backups/today\n  kctl cluster restore-drill --fresh\n" +
 			"  kctl cluster restore-drill /backups/today --offline",
 		Args: cobra.MaximumNArgs(1),
@@ -316,9 +318,9 @@ const servedBytes = 4 << 20
 
 // startServing begins 'keelson-controlplane backup serve' and waits until it serves.
 func startServing(ctx context.Context, args []string) (*serving, served, error) {
-	program := daemonProgram()
-	if _, err := os.Stat(program); err != nil {
-		return nil, served{}, fmt.Errorf("a restore drill needs the control plane's program: %w: install keelson-controlplane beside kctl", err)
+	program, err := drillProgram()
+	if err != nil {
+		return nil, served{}, err
 	}
 	cmd := exec.CommandContext(ctx, program, append([]string{"backup", "serve", "-o", "json", "--until-stdin-ends"}, args...)...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
@@ -341,7 +343,7 @@ func startServing(ctx context.Context, args []string) (*serving, served, error) 
 	if err != nil {
 		stdin.Close()
 		if ended := cmd.Wait(); ended != nil && ctx.Err() == nil {
-			return nil, served{}, fmt.Errorf("the backup cannot be served: %s", lastLine(said.String(), ended))
+			return nil, served{}, fmt.Errorf("the backup cannot be served: %s", withKeyHint(lastLine(said.String(), ended)))
 		}
 		return nil, served{}, cmp.Or(context.Cause(ctx), err)
 	}
@@ -351,6 +353,27 @@ func startServing(ctx context.Context, args []string) (*serving, served, error) 
 		return nil, served{}, fmt.Errorf("what serves the backup says something unexpected: %w", err)
 	}
 	return s, out, nil
+}
+
+// drillProgram returns the path of keelson-controlplane, beside kctl or in $PATH.
+func drillProgram() (string, error) {
+	beside := daemonProgram()
+	if _, err := os.Stat(beside); err == nil {
+		return beside, nil
+	}
+	if path, err := exec.LookPath(filepath.Base(beside)); err == nil {
+		return path, nil
+	}
+	return "", fmt.Errorf("a restore drill serves the backup with the program keelson-controlplane, which is neither %s nor in $PATH: "+
+		"copy the program of the cluster's release there, and name the key file of the backup with --encryption-keys or --identity", beside)
+}
+
+// withKeyHint adds to an error of a machine without the key of a backup where that key is.
+func withKeyHint(said string) string {
+	if !strings.Contains(said, "no key file is set") {
+		return said
+	}
+	return said + "; copy " + defaultDataDir + "/pki/store.keys from a replica of that cluster and name the copy"
 }
 
 // lastLine is what a program said last, without its name.

@@ -130,9 +130,10 @@ func versionCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 
 // Main runs the command and returns the process' exit code.
 func Main() int {
+	silenceDiscovery()
 	cmdutil.BehaviorOnFatal(func(text string, code int) { // kubectl's commands end so
 		if text != "" {
-			fmt.Fprintln(os.Stderr, strings.TrimRight(text, "\n")+otherCA(text))
+			fmt.Fprintln(os.Stderr, fatalText(text)+otherCA(text))
 		}
 		os.Exit(code)
 	})

@@ -69,18 +69,12 @@ func plainArguments(c *cobra.Command) {
 	}
 }
 
-// noCluster is where clients look for a cluster when nothing names one.
-const noCluster = "http://localhost:8080/"
-
 // failure is the line in which a person reads the error of a command. Every one of our own verbs names itself.
 func failure(c *cobra.Command, err error) string {
-	text := strings.TrimRight(err.Error(), "\n")
+	text := strings.TrimRight(withoutAPIOf(err), "\n")
 	text += otherCA(text)
 	if c == nil || !isOwn(c) {
 		return "error: " + strings.TrimPrefix(text, "error: ")
-	}
-	if strings.Contains(text, noCluster) {
-		text = "nothing says where the cluster is: 'kctl lab up' starts one on this machine, or name one with KUBECONFIG or --kubeconfig"
 	}
 	return c.CommandPath() + ": " + strings.TrimPrefix(text, "lab: ")
 }

@@ -2,12 +2,15 @@ package kctl
 
 import (
 	"errors"
+	"fmt"
 	"io"
+	"net/url"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
 // run executes a line of kctl as Main does, and returns the exit code and what is said of an error.
@@ -133,11 +136,64 @@ func TestFailure(t *testing.T) {
 	}
 }
 
-// Who has no cluster yet is told how to come by one, not which port was refused.
+// Without a kubeconfig the error is one sentence that says how to get a cluster, and names a kubeconfig that does not exist.
 func TestWithoutACluster(t *testing.T) {
-	t.Setenv("KUBECONFIG", t.TempDir()+"/none")
-	const want = "kctl cluster status: nothing says where the cluster is: 'kctl lab up' starts one on this machine"
-	if code, said := run("cluster status"); code != 1 || !strings.HasPrefix(said, want) {
-		t.Errorf("exit code %d, %q, want %q", code, said, want)
+	missing := t.TempDir() + "/none"
+	const remedy = "'kctl lab up' starts one on this machine, or name one with KUBECONFIG or --kubeconfig"
+	for kubeconfig, want := range map[string]string{
+		missing: "kctl cluster status: KUBECONFIG names " + missing + ", which does not exist, so that nothing says where the cluster is: " + remedy,
+	} {
+		t.Setenv("KUBECONFIG", kubeconfig)
+		if code, said := run("cluster status"); code != 1 || strings.TrimSpace(said) != want {
+			t.Errorf("KUBECONFIG=%q: exit code %d, %q, want %q", kubeconfig, code, said, want)
+		}
+	}
+}
+
+// A client that cannot reach the API ends with one sentence: what failed, at which address, and what to do. Answers of the API, and
+// what other programs report, stay as they are.
+func TestErrorsWithoutAnAPI(t *testing.T) {
+	t.Setenv("KUBECONFIG", "")
+	const other = "or name another kubeconfig with KUBECONFIG or --kubeconfig"
+	refused := "no API answers at 192.0.2.1:6443 (connection refused): start the control plane there ('kctl lab up' in a lab), " + other
+	unknown := "the host api.invalid of the API does not resolve (no such host): correct the server in the kubeconfig or the DNS of this machine, " + other
+	dial := func(cause string) error {
+		return &url.Error{Op: "Get", URL: "https://192.0.2.1:6443/api", Err: errors.New(cause)}
+	}
+	for what, c := range map[string]struct {
+		err  error
+		want string
+	}{
+		"refused":                         {dial("dial tcp 192.0.2.1:6443: connect: connection refused"), refused},
+		"refused, in IPv6":                {dial("dial tcp [2001:db8::1]:6443: connect: connection refused"), strings.Replace(refused, "192.0.2.1:6443", "[2001:db8::1]:6443", 1)},
+		"wrapped":                         {fmt.Errorf("reading Nodes: %w", dial("dial tcp 192.0.2.1:6443: connect: connection refused")), "reading Nodes: " + refused},
+		"unknown host":                    {dial("dial tcp: lookup api.invalid on 192.0.2.53:53: no such host"), unknown},
+		"unknown host, by the hosts file": {dial("dial tcp: lookup api.invalid: no such host"), unknown},
+		"no route": {dial("dial tcp 192.0.2.1:6443: connect: no route to host"),
+			"no API answers at 192.0.2.1:6443 (no route to host): check the routes and firewalls between this machine and the control plane, " + other},
+		"silence": {dial("dial tcp 192.0.2.1:6443: i/o timeout"),
+			"no API answers at 192.0.2.1:6443 (i/o timeout): check the routes and firewalls between this machine and the control plane, " + other},
+		"another program's": {errors.New("cp1: dial tcp 192.0.2.1:22: connect: connection refused"), "cp1: dial tcp 192.0.2.1:22: connect: connection refused"},
+		"an answer of the API": {apierrors.NewInternalError(dial("dial tcp 192.0.2.1:443: connect: connection refused")),
+			`Internal error occurred: Get "https://192.0.2.1:6443/api": dial tcp 192.0.2.1:443: connect: connection refused`},
+	} {
+		if got := withoutAPIOf(c.err); got != c.want {
+			t.Errorf("%s: %s\nwant %s", what, got, c.want)
+		}
+	}
+	for text, want := range map[string]string{
+		"The connection to the server 192.0.2.1:6443 was refused - did you specify the right host or port?": "error: " + refused,
+		"Unable to connect to the server: dial tcp: lookup api.invalid: no such host\n":                     "error: " + unknown,
+		`error: error validating "x.yaml": error validating data: failed to download openapi: Get "https://192.0.2.1:6443/openapi/v2?timeout=32s": ` +
+			"dial tcp 192.0.2.1:6443: connect: connection refused; if you choose to ignore these errors, turn validation off with --validate=false": "error: " + refused,
+		"The connection to the server localhost:8080 was refused - did you specify the right host or port?": "error: nothing says where the cluster is: " +
+			"'kctl lab up' starts one on this machine, or name one with KUBECONFIG or --kubeconfig",
+		"Unable to connect to the server: net/http: TLS handshake timeout": "Unable to connect to the server: net/http: TLS handshake timeout",
+		`Error from server (InternalError): failed calling webhook: Post "https://a.b.svc:443/": dial tcp 192.0.2.9:443: connect: connection refused`: "" +
+			`Error from server (InternalError): failed calling webhook: Post "https://a.b.svc:443/": dial tcp 192.0.2.9:443: connect: connection refused`,
+	} {
+		if got := fatalText(text); got != want {
+			t.Errorf("%s\nbecomes %s\nwant    %s", text, got, want)
+		}
 	}
 }

@@ -215,7 +215,7 @@ const between = "-----"
 // noAnswer are words of a kctl that asked in vain: the replica of its machine is not there, does not lead or know who does, or does not
 // let it in, as with a kubeconfig that has expired; or the kctl is of a release that cannot ask that. Another one may answer.
 var noAnswer = []string{
-	"connection refused", "connection to the server", "connect to the server", "no route to host", "network is unreachable", "connection reset",
+	"connection refused", "connection to the server", "no api answers", "does not resolve", "connect to the server", "no route to host", "network is unreachable", "connection reset",
 	"broken pipe", "connection lost", "connection has ended", "connection ended", "i/o timeout", "handshake timeout", "client.timeout", "context deadline exceeded", ": eof", "unexpected eof",
 	"no leader", "serviceunavailable", "internalerror", "(timeout)", "unable to handle the request", "in the time allotted",
 	"x509: ", "tls: ", "unauthorized", "logged in to the server", "admin.kubeconfig", "invalid configuration", "unknown flag", "unknown command",

@@ -1,0 +1,108 @@
+package kctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// noCluster is the server that clients use when no kubeconfig names one.
+const noCluster = "localhost:8080"
+
+// otherKubeconfig is the remedy where the address of the API may be the wrong one.
+const otherKubeconfig = "name another kubeconfig with KUBECONFIG or --kubeconfig"
+
+// The forms in which Go's network code reports that the API cannot be reached. The first group is the address or name.
+var (
+	unresolved  = regexp.MustCompile(`dial tcp: lookup (\S+?)(?: on \S+)?: (no such host|server misbehaving|.*[Tt]emporary failure.*|.*i/o timeout)`)
+	refusedDial = regexp.MustCompile(`dial tcp (\S+): connect: connection refused`)
+	refusedText = regexp.MustCompile(`^The connection to the server (\S+) was refused`)
+	silentDial  = regexp.MustCompile(`dial tcp (\S+): (?:connect: )?(i/o timeout|no route to host|network is unreachable|connection timed out)`)
+)
+
+// withoutAPI returns one sentence with the remedy for an error of a client that cannot reach an API, "" for other errors.
+func withoutAPI(text string) string {
+	if strings.Contains(text, noCluster) {
+		return unconfigured()
+	}
+	if m := unresolved.FindStringSubmatch(text); m != nil {
+		return fmt.Sprintf("the host %s of the API does not resolve (%s): correct the server in the kubeconfig or the DNS of this machine, or %s",
+			m[1], m[2], otherKubeconfig)
+	}
+	for _, form := range []*regexp.Regexp{refusedText, refusedDial} {
+		if m := form.FindStringSubmatch(text); m != nil {
+			return fmt.Sprintf("no API answers at %s (connection refused): start the control plane there ('kctl lab up' in a lab), or %s", m[1], otherKubeconfig)
+		}
+	}
+	if m := silentDial.FindStringSubmatch(text); m != nil {
+		return fmt.Sprintf("no API answers at %s (%s): check the routes and firewalls between this machine and the control plane, or %s",
+			m[1], m[2], otherKubeconfig)
+	}
+	return ""
+}
+
+// unconfigured returns why no kubeconfig names a cluster, and what to do.
+func unconfigured() string {
+	const remedy = "'kctl lab up' starts one on this machine, or name one with KUBECONFIG or --kubeconfig"
+	files := filepath.SplitList(os.Getenv(clientcmd.RecommendedConfigPathEnvVar))
+	missing := slices.DeleteFunc(slices.Clone(files), func(file string) bool { _, err := os.Stat(file); return err == nil })
+	switch {
+	case len(files) > 0 && len(missing) == len(files):
+		return fmt.Sprintf("KUBECONFIG names %s, which does not exist, so that nothing says where the cluster is: %s", strings.Join(missing, " and "), remedy)
+	case len(files) > 0:
+		return fmt.Sprintf("KUBECONFIG names %s, which has no cluster in its current context: %s", strings.Join(files, " and "), remedy)
+	}
+	return "nothing says where the cluster is: " + remedy
+}
+
+// withoutAPIOf returns the text of an error in which the failure to reach the API is one sentence. An answer of the API stays
+// as it is, also one about a connection that the API itself could not make.
+func withoutAPIOf(err error) string {
+	text := err.Error()
+	var answer apierrors.APIStatus
+	var client *url.Error
+	if errors.As(err, &answer) || !errors.As(err, &client) {
+		return text
+	}
+	if sentence := withoutAPI(client.Error()); sentence != "" {
+		return strings.Replace(text, client.Error(), sentence, 1)
+	}
+	return text
+}
+
+// unreached are the words with which kubectl marks a failure of its own to reach the API.
+var unreached = []string{"The connection to the server ", "Unable to connect to the server: ", "error validating data: failed to download openapi: Get "}
+
+// fatalText returns the text with which a command of kubectl ends, one sentence where it does not reach the API.
+func fatalText(text string) string {
+	text = strings.TrimRight(text, "\n")
+	if slices.ContainsFunc(unreached, func(words string) bool { return strings.Contains(text, words) }) {
+		if sentence := withoutAPI(text); sentence != "" {
+			return "error: " + sentence
+		}
+	}
+	return text
+}
+
+// silenceDiscovery keeps client-go from logging each attempt of discovery that does not reach the API. The command reports the
+// failure when it ends.
+func silenceDiscovery() {
+	for i, handle := range utilruntime.ErrorHandlers {
+		utilruntime.ErrorHandlers[i] = func(ctx context.Context, err error, msg string, keysAndValues ...any) {
+			var client *url.Error
+			if !errors.As(err, &client) {
+				handle(ctx, err, msg, keysAndValues...)
+			}
+		}
+	}
+}
