@@ -152,6 +152,7 @@ func (s *Scheduler) Run(ctx context.Context, fence uint64) error {
 		{Name: "scheduler: loop", Run: s.loop},
 		{Name: "scheduler: overdue", Run: s.overdue},
 		{Name: "scheduler: unconfirmed bindings", Run: resume},
+		{Name: "scheduler: unconfirmed claims", Run: s.confirmClaims},
 		{Name: "scheduler: events", Run: s.writePlaced},
 	}
 	for _, notes := range s.notes {
@@ -167,7 +168,20 @@ func (s *Scheduler) overdue(ctx context.Context) error {
 		select {
 		case <-t.C:
 			s.queue.overdue(ctx)
-			if shared := s.profiles.shared; shared != nil && shared.Ledger.Expire() {
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// confirmClaims frees the devices of claims whose allocation was sent and is certain not to be stored.
+func (s *Scheduler) confirmClaims(ctx context.Context) error {
+	t := time.NewTicker(2 * time.Second)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+			if shared := s.profiles.shared; shared != nil && shared.Ledger.Confirm(ctx, s.deviceAccess()) {
 				s.queue.happened(ctx, framework.DeviceClaimChanged, nil)
 			}
 		case <-ctx.Done():

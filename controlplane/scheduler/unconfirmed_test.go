@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 
+	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"keelson.dev/keelson/controlplane/api"
@@ -58,6 +60,19 @@ func (l *lateStore) deliver(ctx context.Context) error {
 	return err
 }
 
+// awaitHeld returns when a commit is held back.
+func (b *bed) awaitHeld() {
+	b.t.Helper()
+	b.eventually("a commit is held back", func() error {
+		b.commits.mu.Lock()
+		defer b.commits.mu.Unlock()
+		if len(b.commits.held) != 1 {
+			return fmt.Errorf("%d commits are held back", len(b.commits.held))
+		}
+		return nil
+	})
+}
+
 // stuckPod makes a bed on whose node one of two pods has room. The binding of pod a is held back. Writes of a's status,
 // and further bindings of a, have no known outcome and are not applied until release is called.
 func stuckPod(t *testing.T, fence uint64) (b *bed, depose, release func()) {
@@ -76,14 +91,7 @@ func stuckPod(t *testing.T, fence uint64) (b *bed, depose, release func()) {
 	b.node("n1", "1")
 	depose = b.leadIn(fence)
 	b.pod("a", "600m")
-	b.eventually("the binding of a", func() error {
-		b.commits.mu.Lock()
-		defer b.commits.mu.Unlock()
-		if len(b.commits.held) != 1 {
-			return fmt.Errorf("%d commits were held back", len(b.commits.held))
-		}
-		return nil
-	})
+	b.awaitHeld()
 	b.pod("b", "600m")
 	b.awaitReason("b", noRoom(1))
 	return b, depose, func() { stuck.Store(false) }
@@ -152,5 +160,83 @@ func TestLateBindingKeepsItsRoomInALaterRun(t *testing.T) {
 		if n := b.get(name).Spec.NodeName; n != "" {
 			t.Errorf("%s is on %s beside a", name, n)
 		}
+	}
+}
+
+// stuckClaim makes a bed with one device. The write that gives the device to claim one of pod a is held back, and other
+// writes of the claim, and reads of it by the scheduler, fail until release is called. Pod b asks for the device too.
+func stuckClaim(t *testing.T) (b *bed, release func()) {
+	b = newBedOf(t, scheduler.Config{})
+	var stuck, sent atomic.Bool
+	stuck.Store(true)
+	b.mark = func(ctx context.Context, r *api.Request) (context.Context, error) {
+		if r.Kind.Resource != "resourceclaims" || r.Name != "one" || r.Verb == api.VerbCreate || !stuck.Load() {
+			return ctx, nil
+		}
+		if r.Subresource == "status" && sent.CompareAndSwap(false, true) {
+			return context.WithValue(ctx, delayed{}, true), nil
+		}
+		if sent.Load() {
+			return ctx, apierrors.NewTimeoutError("whether the change was made is unknown", 1)
+		}
+		return ctx, nil
+	}
+	b.gpuClass()
+	b.node("w1", "8")
+	b.slice("w1", gpus(1)...)
+	b.deviceClaim("one", 1)
+	b.deviceClaim("two", 1)
+	b.lead()
+	b.pod("a", "100m", claiming("one"))
+	b.awaitHeld()
+	b.pod("b", "100m", claiming("two"))
+	b.eventually("b waits for the device", func() error {
+		for _, c := range b.get("b").Status.Conditions {
+			if c.Type == v1.PodScheduled && strings.Contains(c.Message, "0 of 1 devices of class") {
+				return nil
+			}
+		}
+		return fmt.Errorf("b is on node %q: %v", b.get("b").Spec.NodeName, b.get("b").Status.Conditions)
+	})
+	return b, func() { stuck.Store(false) }
+}
+
+// F107: a device stays promised while the outcome of the write that gives it away is unknown.
+func TestLateAllocationKeepsItsDevice(t *testing.T) {
+	b, release := stuckClaim(t)
+	if err := b.commits.deliver(b.ctx); err != nil {
+		t.Fatal(err)
+	}
+	release()
+	b.awaitNode("a", "w1")
+	if a := b.deviceClaimNow("two").Status.Allocation; a != nil {
+		t.Errorf("claim two has %v, which claim one has", a.Devices.Results)
+	}
+}
+
+// F107: a device is free after a write of the claim that refuses the earlier allocation.
+func TestLateAllocationIsRefusedAfterAConfirmedWrite(t *testing.T) {
+	b, release := stuckClaim(t)
+	release()
+	given := func() (n int) {
+		for _, name := range []string{"one", "two"} {
+			if b.deviceClaimNow(name).Status.Allocation != nil {
+				n++
+			}
+		}
+		return n
+	}
+	b.eventually("a claim has the device", func() error {
+		if n := given(); n != 1 {
+			return fmt.Errorf("%d claims have it", n)
+		}
+		return nil
+	})
+	var conflict *raftstore.ConflictError
+	if err := b.commits.deliver(b.ctx); !errors.As(err, &conflict) {
+		t.Errorf("the late allocation: %v, want a conflict", err)
+	}
+	if n := given(); n != 1 {
+		t.Errorf("%d claims have one device", n)
 	}
 }

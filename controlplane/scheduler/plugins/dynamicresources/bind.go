@@ -107,7 +107,9 @@ func (p *Plugin) write(ctx context.Context, pod *v1.Pod, claim *resourcev1.Resou
 		}
 	}
 	next.Status.ReservedFor = append(next.Status.ReservedFor, user(pod))
-	one.asked = true
+	if one.chosen != nil {
+		one.sent = &SentAllocation{Namespace: next.Namespace, Name: next.Name, Version: next.ResourceVersion}
+	}
 	return p.h.UpdateDeviceClaimStatus(ctx, next)
 }
 
@@ -190,12 +192,12 @@ func (p *Plugin) Unreserve(ctx context.Context, c *framework.Cycle, _ string) {
 	pod := c.Pod.Pod
 	for _, one := range st.claims {
 		if one.chosen != nil {
-			p.Release(one.claim.UID, pod.UID, one.asked)
+			p.Release(one.claim.UID, pod.UID, one.sent)
 		}
 		if one.stored != nil && !resourceclaim.IsReservedForPod(pod, one.claim, false) {
 			p.giveUp(ctx, pod, one)
 		}
-		one.chosen, one.stored, one.asked = nil, nil, false
+		one.chosen, one.stored, one.sent = nil, nil, nil
 	}
 }
 

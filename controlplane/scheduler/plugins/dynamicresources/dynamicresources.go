@@ -84,7 +84,7 @@ type claimState struct {
 	unusable bool                       // its devices keep the pod from some node
 
 	chosen *resourcev1.AllocationResult // by Reserve; nil = it has devices
-	asked  bool                         // the API was asked to write it
+	sent   *SentAllocation              // the write of chosen that was sent last; nil = none
 	stored *resourcev1.ResourceClaim    // as it was written
 	failed bool                         // its devices do not become ready
 }

@@ -1,19 +1,19 @@
 package dynamicresources
 
 import (
+	"context"
+	"slices"
 	"sync"
-	"time"
 
 	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
-)
 
-// doubt is how long a device counts as given away after a write of which nobody knows whether it was done. By then it has
-// been, or never will be.
-const doubt = time.Minute
+	"keelson.dev/keelson/controlplane/scheduler/framework"
+)
 
 // expressions is how many compiled selectors are kept.
 const expressions = 256
@@ -22,7 +22,6 @@ const expressions = 256
 // profiles of a scheduler go by the same.
 type Ledger struct {
 	compiled func() *cel.Cache
-	now      func() time.Time
 
 	mu       sync.Mutex
 	stored   map[types.UID]*resourcev1.AllocationResult // by claim, as told last
@@ -37,7 +36,12 @@ type Ledger struct {
 type promise struct {
 	pod        types.UID
 	allocation *resourcev1.AllocationResult
-	expires    time.Time // zero = never
+	sent       *SentAllocation // the write without a known outcome of a released promise; nil = not released
+}
+
+// SentAllocation names the write of a claim's allocation: the claim, and the resource version that the write was based on.
+type SentAllocation struct {
+	Namespace, Name, Version string
 }
 
 // NewLedger knows of no claims.
@@ -46,7 +50,6 @@ func NewLedger() *Ledger {
 		compiled: sync.OnceValue(func() *cel.Cache {
 			return cel.NewCache(expressions, cel.Features{EnableConsumableCapacity: true, EnableListTypeAttributes: true})
 		}),
-		now:    time.Now,
 		stored: map[types.UID]*resourcev1.AllocationResult{}, promised: map[types.UID]promise{},
 		count: map[structured.DeviceID]int{}, shares: map[structured.SharedDeviceID]int{},
 		consumed: structured.NewConsumedCapacityCollection(),
@@ -85,16 +88,16 @@ func (l *Ledger) Promise(claim, pod types.UID, a *resourcev1.AllocationResult) {
 	l.enter(a, 1)
 }
 
-// Release takes back what was promised of a claim to a pod. With uncertain, the claim may have been told of it: the
-// devices count as given away until it says so, or can say so no more.
-func (l *Ledger) Release(claim, pod types.UID, uncertain bool) {
+// Release takes back what was promised of a claim to a pod. With sent, the write of the allocation may be stored, now or
+// later: the devices count as given away until Observe or Confirm shows otherwise.
+func (l *Ledger) Release(claim, pod types.UID, sent *SentAllocation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p, ok := l.promised[claim]
 	switch {
 	case !ok || p.pod != pod:
-	case uncertain:
-		p.expires = l.now().Add(doubt)
+	case sent != nil:
+		p.sent = sent
 		l.promised[claim] = p
 	default:
 		l.forget(claim)
@@ -105,7 +108,6 @@ func (l *Ledger) Release(claim, pod types.UID, uncertain bool) {
 func (l *Ledger) Promised(claim types.UID) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.expire()
 	_, ok := l.promised[claim]
 	return ok
 }
@@ -114,7 +116,6 @@ func (l *Ledger) Promised(claim types.UID) bool {
 func (l *Ledger) State() structured.AllocatedState {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.expire()
 	if l.state == nil {
 		l.state = &structured.AllocatedState{AllocatedDevices: sets.KeySet(l.count),
 			AllocatedSharedDeviceIDs: sets.KeySet(l.shares), AggregatedCapacity: l.consumed.Clone()}
@@ -122,33 +123,68 @@ func (l *Ledger) State() structured.AllocatedState {
 	return *l.state
 }
 
-// Expire frees devices of which it is certain by now that no claim was told of them, and says whether there were any.
-func (l *Ledger) Expire() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.expire()
-}
-
-// Settle is Expire for the beginning of a leadership: what an earlier one asked to be written has been, or will not be,
-// and all claims have been observed since.
+// Settle ends the promises whose writes have no known outcome, at the beginning of a term: no write of an earlier term can
+// be stored any more, and all claims have been observed since.
 func (l *Ledger) Settle() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for claim, p := range l.promised {
-		if !p.expires.IsZero() {
+		if p.sent != nil {
 			l.forget(claim)
 		}
 	}
 }
 
-func (l *Ledger) expire() (some bool) {
-	for claim, p := range l.promised {
-		if !p.expires.IsZero() && l.now().After(p.expires) {
+// Confirm frees the devices of released promises whose write is certain never to be stored, and reports whether there
+// were any.
+func (l *Ledger) Confirm(ctx context.Context, d framework.Devices) (freed bool) {
+	for claim, sent := range l.unconfirmed() {
+		if !isNeverStored(ctx, d, claim, sent) {
+			continue
+		}
+		l.mu.Lock()
+		if l.promised[claim].sent == sent {
 			l.forget(claim)
-			some = true
+			freed = true
+		}
+		l.mu.Unlock()
+	}
+	return freed
+}
+
+func (l *Ledger) unconfirmed() map[types.UID]*SentAllocation {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := map[types.UID]*SentAllocation{}
+	for claim, p := range l.promised {
+		if p.sent != nil {
+			out[claim] = p.sent
 		}
 	}
-	return some
+	return out
+}
+
+// isNeverStored reports whether a write of an allocation is not stored and cannot be stored any more: the claim is gone,
+// or has no devices at a later resource version than the write was based on. Where the claim still has that version,
+// isNeverStored removes the finalizer that the scheduler added, which makes the version a later one.
+func isNeverStored(ctx context.Context, d framework.Devices, uid types.UID, sent *SentAllocation) bool {
+	claim, err := d.DeviceClaimNow(ctx, sent.Namespace, sent.Name)
+	switch {
+	case apierrors.IsNotFound(err):
+		return true
+	case err != nil:
+		return false
+	case claim.UID != uid:
+		return true
+	case claim.Status.Allocation != nil:
+		return false // Observe ends the promise
+	case claim.ResourceVersion != sent.Version:
+		return true
+	}
+	next := claim.DeepCopy()
+	next.Finalizers = slices.DeleteFunc(next.Finalizers, func(f string) bool { return f == resourcev1.Finalizer })
+	stored, err := d.UpdateDeviceClaim(ctx, next)
+	return err == nil && stored.ResourceVersion != sent.Version
 }
 
 func (l *Ledger) forget(claim types.UID) {
