@@ -82,7 +82,7 @@ func managersOf(t *testing.T, body string) (out []string) {
 	return out
 }
 
-// F17: definitions of the sizes that real software has are created and changed by every kind of write, in time and
+// F16: definitions of the sizes that real software has are created and changed by every kind of write, in time and
 // memory that follow their size. CloudNativePG has about 7,500 values in one definition, Prometheus operator 13,000,
 // Argo CD 23,630; the last has 1.2 MiB as JSON, which nearly is what can be stored.
 func TestLargeDefinitions(t *testing.T) {
