@@ -65,13 +65,13 @@ func frameFloods(t *testing.T) []frameFlood {
 	// Answers cannot be sent, so that streams end when the server says so.
 	headers := build([]http2.Setting{{ID: http2.SettingInitialWindowSize, Val: 0}}, func(fr *http2.Framer, header func(int) []byte) (err error) {
 		for i := 0; i < 240 && err == nil; i++ {
-			err = open(fr, i, header(1900))
+			err = open(fr, i, header(1400))
 		}
 		return err
 	})
 	resetHeaders := build(nil, func(fr *http2.Framer, header func(int) []byte) (err error) {
 		for i := 0; i < 2000 && err == nil; i++ {
-			err = errors.Join(open(fr, i, header(1900)), fr.WriteRSTStream(uint32(2*i+1), http2.ErrCodeCancel))
+			err = errors.Join(open(fr, i, header(1400)), fr.WriteRSTStream(uint32(2*i+1), http2.ErrCodeCancel))
 		}
 		return err
 	})
@@ -82,7 +82,7 @@ func frameFloods(t *testing.T) []frameFlood {
 		return err
 	})
 	endless := build(nil, func(fr *http2.Framer, header func(int) []byte) error {
-		err := fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: header(1900)})
+		err := fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: header(1400)})
 		for i := 0; i < 3000 && err == nil; i++ {
 			err = fr.WriteContinuation(1, false, bytes.Repeat([]byte{0xbe}, 1000))
 		}

@@ -279,8 +279,8 @@ func TestBadCBORIsRefused(t *testing.T) {
 	refused(t, post("", "{}"), 400, "must be of type ConfigMap")
 	refused(t, post("", strings.Repeat("\x81", 5000)+"\x01"), 413, "nested more than")
 	refused(t, post("", "\x9b\x00\x00\x00\x00\x7f\xff\xff\xff"), 400, "must be of type ConfigMap")
-	many := encode(map[string]any{"metadata": map[string]any{"name": "x", "finalizers": make([]int, 20000)}})
-	refused(t, post("", many), 413, "its lists have about")
+	many := encode(map[string]any{"metadata": map[string]any{"name": "x", "finalizers": make([]int, 40000)}})
+	refused(t, post("", many), 413, "an object or list of about 40000 values")
 	apply := "?fieldManager=m&dryRun=All"
 	refused(t, r.call(c, "PATCH", maps+"/x"+apply, "\xff", "Content-Type", "application/apply-patch+cbor"), 400, "error decoding CBOR")
 	refused(t, r.call(c, "PATCH", maps+"/x"+apply, strings.Repeat("\x81", 5000), "Content-Type", "application/apply-patch+cbor"), 413, "nested")

@@ -278,7 +278,7 @@ func (s *Server) serveTLS(ctx context.Context) error {
 	conf.NextProtos = []string{"h2", "http/1.1"}
 	conf.VerifyPeerCertificate, conf.VerifyConnection = nil, nil
 	srv := &http.Server{
-		Handler: s.cfg.pace.paced(s), TLSConfig: conf, ReadHeaderTimeout: slowHeaders, IdleTimeout: s.cfg.pace.idle, MaxHeaderBytes: 64 << 10,
+		Handler: s.cfg.pace.paced(s), TLSConfig: conf, ReadHeaderTimeout: slowHeaders, IdleTimeout: s.cfg.pace.idle, MaxHeaderBytes: maxHeaderBytes,
 		// Room for a frame is made when its head has come: of frames of the usual megabyte strangers would need no more
 		// than nine bytes each.
 		HTTP2:       &http.HTTP2Config{MaxConcurrentStreams: 250, MaxReadFrameSize: 16 << 10},

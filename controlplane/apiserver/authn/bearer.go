@@ -19,7 +19,7 @@ type Bearer struct{ Verifiers []TokenVerifier }
 const websocketBearer = "base64url.bearer.authorization.k8s.io."
 
 // maxToken bounds a token, which in a header cannot be longer; in a TokenReview it could.
-const maxToken = 64 << 10
+const maxToken = 48 << 10
 
 // Authenticate is Method.
 func (b Bearer) Authenticate(r *http.Request) (api.User, bool, error) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/custom"
 	"keelson.dev/keelson/controlplane/api/input"
 )
 
@@ -22,9 +24,11 @@ var cborMark = []byte{0xd9, 0xd9, 0xf7}
 
 // The heads of what holds others.
 const (
+	cborBytes = 2 << 5
 	cborText  = 3 << 5
 	cborArray = 4 << 5
 	cborMap   = 5 << 5
+	cborTag   = 6 << 5
 )
 
 // appendCBORHead adds the head of an item: what it is, and how many are in it.
@@ -62,10 +66,95 @@ func cborFrame(fields map[string]any, last string, n int) ([]byte, error) {
 	return appendCBORHead(out, cborArray, n), nil
 }
 
-// cborItem is an object of a list as CBOR. It need not say again that it is CBOR.
+// cborItem returns an item of a list as CBOR, without the mark. Items of built-in kinds have neither kind nor apiVersion,
+// as in JSON.
 func (h *Handler) cborItem(o api.Object) ([]byte, error) {
 	data, err := h.Backend.Encoded(o, mediaCBOR)
-	return bytes.TrimPrefix(data, cborMark), err
+	data = bytes.TrimPrefix(data, cborMark)
+	if _, isCustom := o.(*custom.Object); isCustom || err != nil {
+		return data, err
+	}
+	return cborWithoutKind(data), nil
+}
+
+// cborWithoutKind returns a copy of a map without its fields kind and apiVersion, or data itself if that is no map of
+// definite length.
+func cborWithoutKind(data []byte) []byte {
+	major, fields, n := cborHead(data)
+	if major != cborMap || n == 0 {
+		return data
+	}
+	var out []byte
+	left, rest := 0, data[n:]
+	for range fields {
+		_, length, head := cborHead(rest)
+		key := cborSize(rest)
+		if key == 0 || head+length > key {
+			return data
+		}
+		value := cborSize(rest[key:])
+		if value == 0 {
+			return data
+		}
+		if name := string(rest[head:key]); name != "kind" && name != "apiVersion" {
+			out = append(out, rest[:key+value]...)
+			left++
+		}
+		rest = rest[key+value:]
+	}
+	return append(appendCBORHead(make([]byte, 0, len(out)+5), cborMap, left), out...)
+}
+
+// cborHead returns the major type of the item that b starts with, its argument and the size of its head. The size is 0
+// when b starts with no item of definite length.
+func cborHead(b []byte) (major byte, argument, size int) {
+	if len(b) == 0 {
+		return 0, 0, 0
+	}
+	major, info := b[0]&0xe0, int(b[0]&0x1f)
+	if info < 24 {
+		return major, info, 1
+	}
+	width := 1 << (info - 24)
+	if info > 27 || len(b) < 1+width {
+		return 0, 0, 0
+	}
+	v := uint64(0)
+	for _, c := range b[1 : 1+width] {
+		v = v<<8 | uint64(c)
+	}
+	if (major == cborArray || major == cborMap || major == cborText || major == cborBytes) && v > uint64(len(b)) {
+		return 0, 0, 0
+	}
+	return major, int(v & math.MaxInt64), 1 + width
+}
+
+// cborSize returns the size of the item that b starts with, or 0 when it is cut off or of indefinite length.
+func cborSize(b []byte) int {
+	major, argument, size := cborHead(b)
+	items := 0
+	switch {
+	case size == 0:
+		return 0
+	case major == cborText, major == cborBytes:
+		if size += argument; size > len(b) {
+			return 0
+		}
+	case major == cborArray:
+		items = argument
+	case major == cborMap:
+		items = 2 * argument
+	case major == cborTag:
+		items = 1
+	}
+	for range items {
+		n := cborSize(b[size:])
+		if n == 0 {
+			return 0
+		}
+		size += n
+	}
+	return size
 }
 
 // cborListFrame is what stands before the items of a list of objects.
