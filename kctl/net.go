@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
@@ -51,13 +52,24 @@ func netTraceCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cob
 	}
 	output := outputFlag(c)
 	domain := c.Flags().String("cluster-domain", "cluster.local", "the domain of the cluster's names")
-	c.Args = cobra.ExactArgs(2)
+	c.Args = func(c *cobra.Command, args []string) error {
+		if len(args) == 1 { // the form of the argument that is there, before the missing one
+			if _, err := podArgument(args[0]); err != nil {
+				return err
+			}
+		}
+		return cobra.ExactArgs(2)(c, args)
+	}
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		target, err := nettrace.ParseTarget(args[1])
 		if err != nil {
 			return err
 		}
-		info, err := oneObject(f, "net trace follows", []string{"pod", args[0]})
+		name, err := podArgument(args[0])
+		if err != nil {
+			return err
+		}
+		info, err := oneObject(f, "net trace follows", []string{"pod", name})
 		if err != nil {
 			return err
 		}
@@ -93,6 +105,19 @@ func netTraceCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cob
 		return err
 	}
 	return c
+}
+
+// podArgument returns the name of the pod of POD or pod/POD.
+func podArgument(arg string) (string, error) {
+	kind, name, has := strings.Cut(arg, "/")
+	switch {
+	case !has:
+		return arg, nil
+	case name != "" && slices.Contains([]string{"pod", "pods", "po"}, strings.ToLower(kind)):
+		return name, nil
+	}
+	return "", &formError{fmt.Sprintf("%q is not a pod: a trace starts at one pod, POD or pod/POD ('kctl get pods' lists them), and goes to %s: "+
+		"kctl net trace web-0 db:5432", arg, nettrace.TargetForms)}
 }
 
 // netReader reads what a trace needs.
@@ -145,6 +170,9 @@ func (r *netReader) read(cluster dynamic.Interface, t nettrace.Target) {
 		w.Policies = l.Items
 	}
 	if ip, err := netip.ParseAddr(t.Host); err == nil {
+		if l, ok := list(r, nettrace.Ranges, metav1.ListOptions{}, r.cs.NetworkingV1().ServiceCIDRs().List); ok {
+			w.Ranges = l.Items
+		}
 		o := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("status.podIP", ip.String()).String()}
 		if l, ok := list(r, nettrace.Pods, o, r.cs.CoreV1().Pods("").List); ok {
 			w.Pods = l.Items

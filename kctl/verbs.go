@@ -2,6 +2,7 @@ package kctl
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -45,6 +46,12 @@ func unknownCommand(c *cobra.Command, word string) error {
 	return fmt.Errorf("there is no command %q: %s", word, remedy)
 }
 
+// formError reports an argument of a wrong form and names the accepted ones.
+type formError struct{ text string }
+
+// Error implements error.
+func (e *formError) Error() string { return e.text }
+
 // plainArguments makes each of our verbs below c say in words what is wrong with its arguments, and how it is written.
 func plainArguments(c *cobra.Command) {
 	for _, sub := range c.Commands() {
@@ -55,8 +62,10 @@ func plainArguments(c *cobra.Command) {
 		return
 	}
 	c.Args = func(c *cobra.Command, args []string) error {
-		if judge(c, args) == nil {
-			return nil
+		err := judge(c, args)
+		var form *formError
+		if err == nil || errors.As(err, &form) {
+			return err
 		}
 		usage := strings.TrimSpace(strings.TrimSuffix(c.UseLine(), "[flags]"))
 		more := slices.Clone(args)

@@ -11,6 +11,9 @@ import (
 // fewDots is how many dots a name must have in a pod to be asked for as it is before the search domains are tried.
 const fewDots = 5
 
+// unresolvable are the top-level domains that resolve nowhere.
+var unresolvable = []string{"invalid", "test", "example"}
+
 // resolve finds the Service that a name means in the pod, and the host before it, where it names one; ok is false where the
 // way ends or leaves the cluster.
 func (x *tracer) resolve() (svc *corev1.Service, host string, ok bool) {
@@ -39,6 +42,11 @@ func (x *tracer) resolve() (svc *corev1.Service, host string, ok bool) {
 				return s, before, true
 			}
 		}
+	}
+	if top := name[strings.LastIndexByte(name, '.')+1:]; slices.Contains(unresolvable, top) {
+		x.step(Step{Name: "name", Stops: true, Says: fmt.Sprintf("%s does not resolve: no DNS server has names below .%s (RFC 6761)", x.target.Host, top),
+			Mend: []string{"# correct the name"}})
+		return nil, "", false
 	}
 	if len(tried) == 0 || x.foreign(name) {
 		x.step(Step{Name: "name", Says: fmt.Sprintf("%s is no name of the cluster: the node's DNS forwards it, and the connection leaves the cluster", x.target.Host)})
@@ -85,7 +93,7 @@ func (x *tracer) mayAsk() bool {
 	return x.step(Step{Name: "name", Stops: true,
 		Says:    fmt.Sprintf("the pod may not ask for names: by %s it may send to those alone who are named there, and the cluster's DNS is not", v.policies()),
 		Details: []string{"a rule of egress to namespace kube-system, pods k8s-app=kube-dns, ports 53/UDP and 53/TCP, allows it"},
-		Mend:    []string{fmt.Sprintf("kctl -n %s edit networkpolicy/%s", x.Pod.Namespace, v.by[0])}})
+		Mend:    []string{allowing(x.Pod, egress, dns, v)}})
 }
 
 // dnsNamespace is where policies look for the cluster's DNS.

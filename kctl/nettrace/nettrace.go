@@ -30,6 +30,7 @@ type World struct {
 	Slices     []discoveryv1.EndpointSlice // of the Services that the target may mean
 	Pods       []corev1.Pod                // behind the endpoints, or with the address that was asked for
 	Policies   []networkingv1.NetworkPolicy
+	Ranges     []networkingv1.ServiceCIDR // of addresses of Services
 
 	Entrances *Entrances // nil: they were not asked for
 }
@@ -42,6 +43,7 @@ const (
 	Slices     = "endpointslices"
 	Pods       = "pods"
 	Policies   = "networkpolicies"
+	Ranges     = "servicecidrs"
 )
 
 // Step is one part of the way.
@@ -79,6 +81,9 @@ type Target struct {
 // most bounds the endpoints that are told one by one.
 const most = 10
 
+// TargetForms names the forms of a target for people.
+const TargetForms = "SERVICE, SERVICE.NAMESPACE, svc/NAME, a host name or an ADDRESS, each with :PORT and /PROTOCOL if need be, or a URL"
+
 // ParseTarget reads HOST, HOST:PORT or HOST:PORT/PROTOCOL; an IPv6 address with a port stands in brackets. HOST may be
 // svc/NAME or service/NAME, too.
 // A URL is http://HOST[:PORT][/PATH], or https.
@@ -91,7 +96,7 @@ func ParseTarget(s string) (Target, error) {
 	if has && rest != "svc" && rest != "service" && rest != "services" {
 		t.Proto = corev1.Protocol(strings.ToUpper(proto))
 		if t.Proto != corev1.ProtocolTCP && t.Proto != corev1.ProtocolUDP && t.Proto != corev1.ProtocolSCTP {
-			return t, fmt.Errorf("target %q: %q is no protocol: tcp, udp or sctp", s, proto)
+			return t, fmt.Errorf("target %q: %q is no protocol (tcp, udp, sctp): want %s", s, proto, TargetForms)
 		}
 		t.Host = rest
 	} else if has {
@@ -245,6 +250,10 @@ func (x *tracer) toAddress(ip netip.Addr) {
 				return
 			}
 		}
+	}
+	if stop := x.nowhere(ip); stop != nil {
+		x.step(*stop)
+		return
 	}
 	says := fmt.Sprintf("%s is no service, pod or node that is known", ip)
 	if len(x.Unread) > 0 {

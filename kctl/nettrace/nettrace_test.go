@@ -51,6 +51,7 @@ func aWorld() *World {
 			Conditions: discoveryv1.EndpointConditions{Ready: ptr(true)}, TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: "data", Name: p.Name}})
 	}
 	w.Slices = []discoveryv1.EndpointSlice{s}
+	w.Ranges = []networkingv1.ServiceCIDR{{Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/16"}}}}
 	return w
 }
 
@@ -83,6 +84,12 @@ func ways() map[string]traced {
 		}, "", []string{"the load balancer's address of service data/db; for clients outside node w2 answers for it", "2 of 2 ready"}},
 		"by the pod's":          {"10.244.2.7:5432", nil, "", []string{"is pod data/db-1", "behind node w2"}},
 		"by a node's":           {"192.0.2.2:22", nil, "", []string{"is node w2"}},
+		"no pod has it":         {"10.244.2.9:80", nil, "route", []string{"no pod has the address 10.244.2.9 of the range of node w2", "kctl get pods -A -o wide"}},
+		"no Service has it":     {"10.96.0.99:80", nil, "route", []string{"no Service has the address 10.96.0.99", "no route", "kctl get services -A"}},
+		"the other family":      {"[2001:db8::1]:80", nil, "route", []string{"no route to 2001:db8::1: the pod has no address of that family", "connect to an IPv4 address"}},
+		"loopback":              {"127.0.0.1:80", nil, "route", []string{"127.0.0.1 is the pod itself"}},
+		"multicast":             {"224.0.0.1:80", nil, "route", []string{"no route to 224.0.0.1"}},
+		"a reserved name":       {"shop.invalid:80", nil, "name", []string{"shop.invalid does not resolve", "RFC 6761"}},
 		"to the world":          {"203.0.113.9:443", nil, "", []string{"leaves the cluster, with the node's address"}},
 		"not scheduled":         {"db.data", func(w *World) { w.Pod.Status.PodIP = "" }, "pod", []string{"has no address", "kctl -n shop why pod/web-0"}},
 		"dnsPolicy":             {"db.data", func(w *World) { w.Pod.Spec.DNSPolicy = corev1.DNSDefault }, "name", []string{"its dnsPolicy is Default"}},
@@ -126,7 +133,8 @@ func policed() map[string]traced {
 	return map[string]traced{
 		"ingress is shut": {"db.data:5432", func(w *World) {
 			w.Policies = []networkingv1.NetworkPolicy{aPolicy("data", "deny", networkingv1.NetworkPolicySpec{PolicyTypes: in})}
-		}, "policy", []string{"pod data/db-0 does not take it: policy deny", "kctl -n data edit networkpolicy/deny"}},
+		}, "policy", []string{"pod data/db-0 does not take it: policy deny",
+			"kctl -n data apply -f FILE   # a further NetworkPolicy for pods app=db with a rule of ingress from pods app=web of namespace shop, port 5432/TCP; leave policy deny as it is"}},
 		"ingress is open": {"db.data:5432", func(w *World) {
 			w.Policies = []networkingv1.NetworkPolicy{aPolicy("data", "deny", networkingv1.NetworkPolicySpec{PolicyTypes: in}),
 				aPolicy("data", "shop", networkingv1.NetworkPolicySpec{PolicyTypes: in, Ingress: []networkingv1.NetworkPolicyIngressRule{{From: ofShop,
@@ -145,7 +153,7 @@ func policed() map[string]traced {
 		}, "name", []string{"may not ask for names", "k8s-app=kube-dns"}},
 		"egress is shut": {"db.data", func(w *World) {
 			w.Policies = []networkingv1.NetworkPolicy{aPolicy("shop", "dns", networkingv1.NetworkPolicySpec{PolicyTypes: out, Egress: []networkingv1.NetworkPolicyEgressRule{toDNS}})}
-		}, "policy", []string{"pod shop/web-0 may not send to 10.244.1.7:5432", "kctl -n shop edit networkpolicy/dns"}},
+		}, "policy", []string{"pod shop/web-0 may not send to 10.244.1.7:5432", "kctl -n shop apply -f FILE   # a further NetworkPolicy for pods app=web with a rule of egress to pods app=db of namespace data", "leave policy dns as it is"}},
 		"a block with a hole": {"10.244.2.7:5432", func(w *World) {
 			block := &networkingv1.IPBlock{CIDR: "10.244.0.0/16", Except: []string{"10.244.2.0/24"}}
 			w.Policies = []networkingv1.NetworkPolicy{aPolicy("shop", "block", networkingv1.NetworkPolicySpec{Egress: []networkingv1.NetworkPolicyEgressRule{{To: []networkingv1.NetworkPolicyPeer{{IPBlock: block}}}}})}

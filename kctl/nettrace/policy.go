@@ -71,7 +71,7 @@ func (x *tracer) policy(all []backend) Step {
 		out := x.judge(x.Pod, egress, x.far(b))
 		if !out.allowed {
 			tell(fmt.Sprintf("pod %s/%s may not send to %s: %s, and no rule of egress allows that", x.Pod.Namespace, x.Pod.Name, x.called(b), out.isolate()))
-			s.Mend = append(s.Mend, fmt.Sprintf("kctl -n %s edit networkpolicy/%s", x.Pod.Namespace, out.by[0]))
+			s.Mend = append(s.Mend, allowing(x.Pod, egress, x.far(b), out))
 		} else if len(out.by) > 0 {
 			tell("sending is allowed by " + out.policies())
 		}
@@ -81,7 +81,7 @@ func (x *tracer) policy(all []backend) Step {
 		}
 		if !in.allowed {
 			tell(fmt.Sprintf("pod %s/%s does not take it: %s, and no rule of ingress allows that", b.pod.Namespace, b.pod.Name, in.isolate()))
-			s.Mend = append(s.Mend, fmt.Sprintf("kctl -n %s edit networkpolicy/%s", b.pod.Namespace, in.by[0]))
+			s.Mend = append(s.Mend, allowing(b.pod, ingress, x.near(b), in))
 		} else if len(in.by) > 0 {
 			tell("taking it is allowed by " + in.policies())
 		}
@@ -102,6 +102,34 @@ func (x *tracer) policy(all []backend) Step {
 		s.Stops, s.Says = true, "dropped"
 	}
 	return s
+}
+
+// allowing returns the command that lets a connection through: a further policy. Policies add up, so that a policy which
+// isolates pods, such as a default-deny policy, stays as it is.
+func allowing(p *corev1.Pod, d direction, other endpoint, v verdict) string {
+	side := "from"
+	if d == egress {
+		side = "to"
+	}
+	peer := "pods " + labels.Set(other.labels).String() + " of namespace " + other.namespace
+	switch {
+	case other.namespace != "" && len(other.labels) == 0:
+		peer = "namespace " + other.namespace
+	case other.namespace == "" && other.ip.IsValid():
+		peer = fmt.Sprintf("ipBlock %s/%d", other.ip, other.ip.BitLen())
+	case other.namespace == "":
+		peer = "that address"
+	}
+	selected := "all pods"
+	if len(p.Labels) > 0 {
+		selected = "pods " + labels.Set(p.Labels).String()
+	}
+	port := ""
+	if other.port != 0 {
+		port = fmt.Sprintf(", port %d/%s", other.port, other.proto)
+	}
+	return fmt.Sprintf("kctl -n %s apply -f FILE   # a further NetworkPolicy for %s with a rule of %s %s %s%s; leave %s as it is",
+		p.Namespace, selected, strings.ToLower(string(d)), side, peer, port, v.policies())
 }
 
 // far is a backend as the policies of the sender see it.

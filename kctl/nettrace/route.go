@@ -92,10 +92,7 @@ func (x *tracer) route(b backend) (says string, ok bool) {
 	if b.pod != nil && b.pod.Spec.HostNetwork {
 		return fmt.Sprintf("node %s itself, %s", name, via), true
 	}
-	cidrs := n.Spec.PodCIDRs
-	if len(cidrs) == 0 && n.Spec.PodCIDR != "" {
-		cidrs = []string{n.Spec.PodCIDR}
-	}
+	cidrs := podRanges(n)
 	for _, c := range cidrs {
 		if p, err := netip.ParsePrefix(c); err == nil && p.Contains(b.ip) {
 			return fmt.Sprintf("pods %s are behind node %s, %s", c, name, via), true
