@@ -29,10 +29,11 @@ func (l Limits) orDefaults() Limits {
 }
 
 const (
-	maxConfig = 4 << 20 // bytes of an image's config
-	maxLayers = 150     // more do not fit into the options of a mount
-	maxName   = 4096    // bytes of a path, as the kernel has it
-	maxHeader = 4 << 10 // bytes of an archive that an entry takes besides its content, roughly
+	maxConfig   = 4 << 20 // bytes of an image's config
+	maxManifest = 4 << 20 // bytes of a manifest or index, as registries bound them
+	maxLayers   = 150     // more do not fit into the options of a mount
+	maxName     = 4096    // bytes of a path, as the kernel has it
+	maxHeader   = 4 << 10 // bytes of an archive that an entry takes besides its content, roughly
 )
 
 // errLimit says that an image wants more than a node gives.

@@ -211,7 +211,8 @@ func checkDigests(img v1.Image) error {
 	if err != nil {
 		return fmt.Errorf("read the manifest: %w", err)
 	}
-	if m.Config.Size > maxConfig {
+	// The library reads a config of size -1 without a bound.
+	if m.Config.Size > maxConfig || m.Config.Size < 0 {
 		return fmt.Errorf("%w: a config of %d bytes", errLimit, m.Config.Size)
 	}
 	if len(m.Layers) > maxLayers {

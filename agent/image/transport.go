@@ -4,9 +4,11 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -50,6 +52,44 @@ func baseTransport(pool *x509.CertPool) http.RoundTripper {
 
 // RoundTrip implements http.RoundTripper.
 func (t *transport) RoundTrip(q *http.Request) (*http.Response, error) {
+	r, err := t.roundTrip(q)
+	if err == nil && readsManifest(q) {
+		r.Body = &manifestBody{body: r.Body, left: maxManifest}
+	}
+	return r, err
+}
+
+// manifestBody fails when a registry sends more than maxManifest bytes.
+type manifestBody struct {
+	body io.ReadCloser
+	left int64
+}
+
+func (m *manifestBody) Read(p []byte) (int, error) {
+	n, err := m.body.Read(p[:min(int64(len(p)), m.left+1)])
+	if m.left -= int64(n); m.left < 0 {
+		return 0, fmt.Errorf("%w: a manifest of more than %d bytes", errLimit, maxManifest)
+	}
+	return n, err
+}
+
+func (m *manifestBody) Close() error { return m.body.Close() }
+
+// readsManifest reports whether a request is for a manifest, also where a registry redirected it.
+func readsManifest(q *http.Request) bool {
+	for redirects := 0; q != nil && redirects < 32; redirects++ {
+		if strings.Contains(q.URL.Path, "/manifests/") {
+			return true
+		}
+		if q.Response == nil {
+			return false
+		}
+		q = q.Response.Request
+	}
+	return false
+}
+
+func (t *transport) roundTrip(q *http.Request) (*http.Response, error) {
 	if q.URL.Scheme != "https" && !slices.Contains(t.insecure, q.URL.Host) {
 		return nil, fmt.Errorf("registry %s: plain HTTP is not allowed (it is not configured as insecure)", q.URL.Host)
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net/netip"
 	"os"
@@ -72,10 +73,21 @@ func (w *worker) nodeResolv(pod *v1.Pod) (string, error) {
 	return host, err
 }
 
+// maxResolv bounds the node's resolver configuration.
+const maxResolv = 1 << 20
+
 // readOrNone is a file's text, and none of one that is not there.
 func readOrNone(file string) (string, error) {
-	b, err := os.ReadFile(file)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	f, err := os.Open(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	var b []byte
+	if err == nil {
+		b, err = io.ReadAll(io.LimitReader(f, maxResolv))
+		f.Close()
+	}
+	if err != nil {
 		return "", fmt.Errorf("reading the node's resolver configuration: %w", err)
 	}
 	return string(b), nil

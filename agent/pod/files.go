@@ -15,6 +15,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/internal/filewatch"
 	"keelson.dev/keelson/internal/within"
 )
 
@@ -72,6 +73,9 @@ func hostname(pod *v1.Pod, cluster string) (string, error) {
 	return name, nil
 }
 
+// maxNodeHosts bounds the node's own hosts file, which pods of the host's network get a copy of.
+const maxNodeHosts = 1 << 20
+
 // hostsFile writes the pod's /etc/hosts and returns its path.
 func (w *worker) hostsFile(pod *v1.Pod) (string, error) {
 	// Containers start side by side: none may see the file half written by another's start.
@@ -80,7 +84,7 @@ func (w *worker) hostsFile(pod *v1.Pod) (string, error) {
 	file := filepath.Join(directory(w.cfg.Paths, pod.UID), "etc-hosts")
 	var text string
 	if pod.Spec.HostNetwork {
-		b, err := os.ReadFile("/etc/hosts")
+		b, err := filewatch.Read("/etc/hosts", maxNodeHosts)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return "", fmt.Errorf("reading the node's hosts file for pod %s/%s: %w", pod.Namespace, pod.Name, err)
 		}
@@ -88,14 +92,15 @@ func (w *worker) hostsFile(pod *v1.Pod) (string, error) {
 	} else {
 		text = hostsText(pod, w.cfg.Objects.Cluster().Domain)
 	}
-	if old, err := os.ReadFile(file); err == nil && string(old) == text {
+	// Containers can write to the file: a larger one is not the wanted text, and is not read.
+	if old, err := within.ReadFile(file, int64(len(text))); err == nil && string(old) == text {
 		return file, nil
 	}
 	if err := os.MkdirAll(filepath.Dir(file), 0o750); err != nil {
 		return "", fmt.Errorf("writing the hosts file of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
 	// In place: the file is bind-mounted into containers that may be running.
-	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+	if err := within.Overwrite(file, []byte(text), 0o644); err != nil {
 		return "", fmt.Errorf("writing the hosts file of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
 	return file, nil

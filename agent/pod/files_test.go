@@ -1,16 +1,21 @@
 package pod
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
+	"time"
 
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/fake"
+	"keelson.dev/keelson/internal/within"
 )
 
 // Programs look for the first line to learn who writes the file.
@@ -59,6 +64,71 @@ func TestTerminationMessageFromLog(t *testing.T) {
 			Annotations: map[string]string{annTermPolicy: string(v1.TerminationMessageFallbackToLogsOnError)}})
 		if got != want {
 			t.Errorf("log %.60q…: %q, want %q", log, got, want)
+		}
+	}
+}
+
+// Whatever a container makes of its hosts file, the agent reads no more of it than the text that it writes. F111
+func TestHostsFileOfAHostileContainer(t *testing.T) {
+	c := fake.NewCluster()
+	p := simplePod("u1")
+	s := New(Config{Paths: agent.Paths{State: t.TempDir()}, Objects: c, Reporter: c})
+	w := newWorker(&s.cfg, Desired{Pod: p})
+	file, err := w.hostsFile(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	if err := os.Truncate(file, 256<<20); err != nil { // sparse
+		t.Fatal(err)
+	}
+	if _, err := w.hostsFile(p); err != nil {
+		t.Fatal(err)
+	}
+	runtime.ReadMemStats(&after)
+	if grown := after.TotalAlloc - before.TotalAlloc; grown > 1<<20 {
+		t.Errorf("a sparse hosts file of 256 MiB made the agent allocate %d bytes", grown)
+	}
+	if b, err := os.ReadFile(file); err != nil || string(b) != string(want) {
+		t.Errorf("the hosts file afterwards: %v\n%.200s", err, b)
+	}
+	outside := filepath.Join(t.TempDir(), "outside")
+	if err := os.WriteFile(outside, []byte("kept"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, replace := range map[string]func() error{
+		"link": func() error { return os.Symlink(outside, file) },
+		"FIFO": func() error { return unix.Mkfifo(file, 0o600) },
+	} {
+		if err := errors.Join(os.Remove(file), replace()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.hostsFile(p); !errors.Is(err, within.ErrNotRegular) {
+			t.Errorf("%s in place of the hosts file: %v", name, err)
+		}
+	}
+	if b, err := os.ReadFile(outside); err != nil || string(b) != "kept" {
+		t.Errorf("the file that a link led to: %q, %v", b, err)
+	}
+}
+
+// A container that failed before it started has both times in its terminated state.
+func TestTerminatedStateHasBothTimes(t *testing.T) {
+	created := time.Date(2026, 11, 29, 1, 0, 0, 0, time.UTC)
+	for name, c := range map[string]Container{
+		"never started":      {State: Exited, Created: created, Finished: created.Add(time.Second), ExitCode: 128},
+		"only an end":        {State: Exited, Finished: created.Add(time.Second), ExitCode: 1},
+		"clock was set back": {State: Exited, Created: created.Add(time.Hour), Finished: created, ExitCode: 1},
+		"ran":                {State: Exited, Created: created, Started: created.Add(time.Second), Finished: created.Add(time.Second)},
+	} {
+		got := (&gen{pod: simplePod("u1")}).terminated(c)
+		if got.StartedAt.IsZero() || got.FinishedAt.Before(&got.StartedAt) || !got.FinishedAt.Time.Equal(c.Finished) {
+			t.Errorf("%s: started %v, finished %v", name, got.StartedAt, got.FinishedAt)
 		}
 	}
 }

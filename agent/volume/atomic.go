@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"keelson.dev/keelson/internal/within"
 )
 
 // The names inside a projected volume, as every application that watches one knows them.
@@ -138,7 +140,7 @@ func shows(version string, p payload, group *int64) bool {
 		if group != nil {
 			want |= 0o440
 		}
-		b, err := os.ReadFile(path)
+		b, err := within.ReadFile(path, int64(len(f.data)))
 		if err != nil {
 			return err
 		}

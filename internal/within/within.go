@@ -66,23 +66,34 @@ func ReadRoot(dir, name string) (*os.File, error) {
 	if !st.Mode().IsRegular() {
 		return nil, fmt.Errorf("%s: %w", name, ErrNotRegular)
 	}
-	return os.Open(Path(held))
+	return os.OpenFile(Path(held), os.O_RDONLY|unix.O_NONBLOCK, 0)
 }
 
-// Regular opens the regular file at path for reading, and neither what a link there leads to nor anything else.
+// Regular opens the regular file at path for reading, and neither what a link there leads to nor anything else. It does
+// not wait for a process that holds a lease on the file: the error is then unix.EAGAIN.
 func Regular(path string) (*os.File, error) {
+	held, err := hold(path)
+	if err != nil {
+		return nil, err
+	}
+	defer held.Close()
+	return os.OpenFile(Path(held), os.O_RDONLY|unix.O_NONBLOCK, 0)
+}
+
+// hold returns an O_PATH descriptor of the regular file at path. A link, FIFO or device is ErrNotRegular.
+func hold(path string) (*os.File, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
 	held := os.NewFile(uintptr(fd), path)
-	defer held.Close()
 	st, err := held.Stat()
+	if err == nil && !st.Mode().IsRegular() {
+		err = fmt.Errorf("%s: %w", path, ErrNotRegular)
+	}
 	if err != nil {
+		held.Close()
 		return nil, err
 	}
-	if !st.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s: %w", path, ErrNotRegular)
-	}
-	return os.Open(Path(held))
+	return held, nil
 }

@@ -96,3 +96,69 @@ func TestRegular(t *testing.T) {
 		}
 	}
 }
+
+// A file is read up to a limit, and only when it is a regular file.
+func TestReadFile(t *testing.T) {
+	dir := t.TempDir()
+	for _, err := range []error{
+		os.WriteFile(dir+"/small", []byte("12345"), 0o600), os.WriteFile(dir+"/sparse", nil, 0o600), os.Truncate(dir+"/sparse", 1<<40),
+		os.Symlink("small", dir+"/link"), unix.Mkfifo(dir+"/fifo", 0o600),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, want := range map[string]error{"small": nil, "sparse": ErrTooLarge, "link": ErrNotRegular, "fifo": ErrNotRegular,
+		".": ErrNotRegular, "none": fs.ErrNotExist} {
+		b, err := ReadFile(filepath.Join(dir, name), 5)
+		if !errors.Is(err, want) || err == nil && string(b) != "12345" {
+			t.Errorf("%s: %q, %v; want %v", name, b, err, want)
+		}
+	}
+	if _, err := ReadFile(dir+"/small", 4); !errors.Is(err, ErrTooLarge) {
+		t.Errorf("one byte above the limit: %v", err)
+	}
+}
+
+// A file that another process holds a lease on is not waited for.
+func TestLeasedFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "leased")
+	f, err := os.Create(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ReadFile(file, 10); !errors.Is(err, unix.EAGAIN) {
+		t.Errorf("reading: %v", err)
+	}
+	if err := Overwrite(file, []byte("new"), 0o600); !errors.Is(err, unix.EAGAIN) {
+		t.Errorf("writing: %v", err)
+	}
+}
+
+// A file is written in place, and neither through a link nor into anything but a regular file.
+func TestOverwrite(t *testing.T) {
+	dir := t.TempDir()
+	for _, err := range []error{os.WriteFile(dir+"/there", []byte("longer than new"), 0o600), os.Symlink("there", dir+"/link"),
+		os.Link(dir+"/there", dir+"/same"), unix.Mkfifo(dir+"/fifo", 0o600)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, want := range map[string]error{"there": nil, "created": nil, "link": ErrNotRegular, "fifo": ErrNotRegular} {
+		path := filepath.Join(dir, name)
+		err := Overwrite(path, []byte("new"), 0o640)
+		if !errors.Is(err, want) {
+			t.Errorf("%s: %v, want %v", name, err, want)
+		}
+		if b, rerr := ReadFile(path, 100); want == nil && (rerr != nil || string(b) != "new") {
+			t.Errorf("%s: %q, %v", name, b, rerr)
+		}
+	}
+	if b, err := os.ReadFile(dir + "/same"); err != nil || string(b) != "new" {
+		t.Errorf("the other name of the file: %q, %v", b, err)
+	}
+}
