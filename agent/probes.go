@@ -33,6 +33,7 @@ type ProbeEvent struct {
 	Probe   string // whose result this is: "startup", "liveness", "readiness"; "" for the first event
 	OK      bool
 	Message string // of a failure
+	Warning string // text of the warning with which the probe passed, if any
 	Start   time.Time
 	Took    time.Duration
 	Quick   bool // a failure that counts for nothing: an early try before the first period has passed

@@ -91,9 +91,13 @@ func (w *worker) probed(ctx context.Context, t agent.ProbeTarget, e agent.ProbeE
 	// Told before it takes effect: Ready comes after the probe that made it so.
 	switch {
 	case e.Probe == "" || stopping:
+	case e.Warning != "":
+		w.events.event(t.Pod, fieldPath(t.Pod, t.Container.Name), v1.EventTypeWarning, "ProbeWarning",
+			fmt.Sprintf("%s probe warning: %s", title(e.Probe), e.Warning))
 	case !e.OK && !e.Quick:
 		w.events.event(t.Pod, fieldPath(t.Pod, t.Container.Name), v1.EventTypeWarning, "Unhealthy", fmt.Sprintf("%s probe failed: %s", title(e.Probe), e.Message))
-	case e.OK && changed:
+	}
+	if e.Probe != "" && !stopping && e.OK && changed {
 		w.stage(agent.StageTime{Name: "probe passed", Start: e.Start, Duration: e.Took, Detail: t.Container.Name + " " + e.Probe})
 	}
 	if changed {

@@ -26,9 +26,10 @@ import (
 )
 
 const (
-	userAgent = "kube-probe/1.37" // applications tell probes from users by it
-	maxBody   = 10 << 10
-	maxShown  = 256
+	userAgent  = "kube-probe/1.37" // applications tell probes from users by it
+	maxBody    = 10 << 10
+	maxHeaders = 64 << 10
+	maxShown   = 256
 )
 
 // asker obtains one result.
@@ -39,7 +40,7 @@ type asker struct {
 
 func newAsker(r agent.Runtime) *asker {
 	// Pods serve certificates of their own making: a probe asks whether somebody answers, not who.
-	t := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: 64 << 10}
+	t := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: maxHeaders}
 	return &asker{runtime: r, http: &http.Client{Transport: t, CheckRedirect: func(req *http.Request, via []*http.Request) error {
 		if req.URL.Hostname() != via[0].URL.Hostname() {
 			return http.ErrUseLastResponse // leaving the pod is none of a probe's business: it answered
@@ -51,7 +52,12 @@ func newAsker(r agent.Runtime) *asker {
 	}}}
 }
 
-// ask runs one probe within ctx. err says that the probe could not be run at all.
+// warning is the error of a probe that passed with a warning, which is its text.
+type warning string
+
+func (w warning) Error() string { return string(w) }
+
+// ask runs one probe within ctx. err says that the probe could not be run at all, or is a warning of one that passed.
 func (a *asker) ask(ctx context.Context, p *v1.Probe, t agent.ProbeTarget) (ok bool, message string, err error) {
 	switch {
 	case p.Exec != nil:
@@ -138,12 +144,16 @@ func (a *asker) get(ctx context.Context, p *v1.Probe, t agent.ProbeTarget) (bool
 	if res.StatusCode < 200 || res.StatusCode >= 400 {
 		return false, fmt.Sprintf("HTTP probe failed with statuscode: %d", res.StatusCode), nil
 	}
+	if res.StatusCode >= 300 { // a redirect to another host, which is not followed
+		return true, "", warning("Probe terminated redirects, Response body: " + string(body))
+	}
 	return true, shorten(string(body), maxShown), nil
 }
 
 func (a *asker) grpc(ctx context.Context, p *v1.Probe, t agent.ProbeTarget) (bool, string, error) {
 	addr := net.JoinHostPort(t.IP, strconv.Itoa(int(p.GRPC.Port)))
-	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUserAgent(userAgent), grpc.WithNoProxy())
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUserAgent(userAgent), grpc.WithNoProxy(),
+		grpc.WithMaxHeaderListSize(maxHeaders), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxBody)))
 	if err != nil {
 		return false, "", fmt.Errorf("gRPC probe: %w", err)
 	}

@@ -7,6 +7,7 @@ package probe
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -120,8 +121,10 @@ func (w *watch) run(ctx context.Context, kind string, spec *v1.Probe, pass bool)
 		if ctx.Err() != nil {
 			return
 		}
-		r := failure
+		r, warned := failure, warning("")
 		switch {
+		case errors.As(err, &warned):
+			r = success
 		case err != nil:
 			r = unknown
 			w.p.cfg.Log.Warn("probe could not be run", "probe", kind, "pod", w.t.Pod.Namespace+"/"+w.t.Pod.Name, "container", w.t.Container.Name, "err", err)
@@ -130,7 +133,9 @@ func (w *watch) run(ctx context.Context, kind string, spec *v1.Probe, pass bool)
 		}
 		now := time.Now()
 		changed, quick := m.result(r, now)
-		if done := w.tell(m, r, changed, agent.ProbeEvent{Probe: kind, OK: ok, Message: message, Start: begin, Took: now.Sub(begin), Quick: quick}); done {
+		event := agent.ProbeEvent{Probe: kind, OK: ok, Message: message, Warning: string(warned), Start: begin,
+			Took: now.Sub(begin), Quick: quick}
+		if done := w.tell(m, r, changed, event); done {
 			return
 		}
 		timer.Reset(time.Until(m.next))
@@ -157,7 +162,7 @@ func (w *watch) tell(m *machine, r outcome, changed bool, e agent.ProbeEvent) (d
 			done = true
 		}
 	}
-	if changed || r == failure {
+	if changed || r == failure || e.Warning != "" {
 		e.State = w.state
 		w.on(e)
 	}

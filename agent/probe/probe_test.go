@@ -279,6 +279,13 @@ func TestHTTP(t *testing.T) {
 		p := &v1.Probe{ProbeHandler: v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Path: path, Port: intstr.FromString("web"), HTTPHeaders: []v1.HTTPHeader{{Name: "X-Probe", Value: "yes"}, {Name: "Host", Value: "inner.example"}}}}}
 		ok, msg, err := a.ask(ctx, p, tg)
 		cancel()
+		if path == "/away" { // Kubernetes counts it as a success, with a warning
+			want := warning("Probe terminated redirects, Response body: <a href=\"http://elsewhere.invalid/\">Found</a>.\n\n")
+			if !ok || msg != "" || err != error(want) {
+				t.Errorf("%s: %t %q %v", path, ok, msg, err)
+			}
+			continue
+		}
 		if err != nil || ok != (want == "") || !strings.Contains(msg, want) {
 			t.Errorf("%s: %t %q %v", path, ok, msg, err)
 		}
@@ -400,4 +407,31 @@ type execOnly struct{ *fake.Runtime }
 func (e execOnly) ExecSync(context.Context, *cri.ExecSyncRequest) (*cri.ExecSyncResponse, error) {
 	_, code, err := e.OnExec(nil, nil)
 	return &cri.ExecSyncResponse{ExitCode: code}, err
+}
+
+// A probe that passes with a warning is a success, and each of its results is reported with the warning.
+func TestWarningCountsAsSuccess(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		ask := func(context.Context, *v1.Probe, agent.ProbeTarget) (bool, string, error) {
+			return true, "", warning("moved away")
+		}
+		c := &v1.Container{Name: "main", ReadinessProbe: &v1.Probe{PeriodSeconds: 10}}
+		warned := 0
+		New(Config{Ask: ask}).Watch(ctx, agent.ProbeTarget{Pod: &v1.Pod{}, Container: c, StartedAt: time.Now()}, func(e agent.ProbeEvent) {
+			if e.Probe == "" {
+				return
+			}
+			if !e.OK || !e.State.Ready || e.Warning != "moved away" {
+				t.Errorf("event %+v", e)
+			}
+			if warned++; warned == 3 {
+				cancel()
+			}
+		})
+		if warned < 3 {
+			t.Errorf("%d warnings", warned)
+		}
+	})
 }
