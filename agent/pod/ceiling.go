@@ -64,11 +64,15 @@ func Incapable(pod *v1.Pod) *Stop {
 	unable := func(at *field.Path, what string) *Stop {
 		return refusal(pod, "UnsupportedField", "%s: this node %s", at, what)
 	}
-	switch {
+	// The order, the reasons and the messages are those of a kubelet.
+	switch system, labeled := pod.Labels[v1.LabelOSStable]; {
+	case labeled && system != string(v1.Linux):
+		return refusal(pod, "PodOSSelectorNodeLabelDoesNotMatch",
+			"Failed to admit pod as the `kubernetes.io/os` label doesn't match node label")
+	case spec.OS != nil && spec.OS.Name != v1.Linux:
+		return refusal(pod, "PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS")
 	case spec.HostUsers != nil && !*spec.HostUsers:
 		return unable(at.Child("hostUsers"), "gives pods no user namespace of their own")
-	case spec.OS != nil && spec.OS.Name != v1.Linux:
-		return refusal(pod, "PodOSNotSupported", "%s: this node runs linux, not %s", at.Child("os", "name"), spec.OS.Name)
 	}
 	for _, list := range []struct {
 		name       string

@@ -71,7 +71,6 @@ func TestIncapable(t *testing.T) {
 	no := false
 	for want, spec := range map[string]v1.PodSpec{
 		"spec.hostUsers": {HostUsers: &no},
-		"spec.os.name":   {OS: &v1.PodOS{Name: v1.Windows}},
 		"spec.containers[0].env[0].valueFrom.fileKeyRef": {Containers: []v1.Container{{Env: []v1.EnvVar{
 			{ValueFrom: &v1.EnvVarSource{FileKeyRef: &v1.FileKeySelector{}}}}}}},
 		"spec.volumes[0].projected.sources[0].clusterTrustBundle": {Volumes: []v1.Volume{{VolumeSource: v1.VolumeSource{
@@ -84,5 +83,33 @@ func TestIncapable(t *testing.T) {
 	}
 	if got := Incapable(simplePod("u1")); got != nil {
 		t.Errorf("a plain pod: %+v", got)
+	}
+}
+
+// A pod for another operating system is rejected with the reason and the message of a kubelet.
+func TestPodOfAnotherSystemIsRejected(t *testing.T) {
+	field, label, both := simplePod("u1"), simplePod("u2"), simplePod("u3")
+	windows := &v1.PodOS{Name: v1.Windows}
+	no := false
+	field.Spec.OS, field.Spec.HostUsers = windows, &no
+	label.Labels = map[string]string{v1.LabelOSStable: "windows"}
+	both.Spec.OS, both.Labels = windows, label.Labels
+	const (
+		byField = "Pod was rejected: Failed to admit pod as the OS field doesn't match node OS"
+		byLabel = "Pod was rejected: Failed to admit pod as the `kubernetes.io/os` label doesn't match node label"
+	)
+	for _, c := range []struct {
+		name, reason, message string
+		pod                   *v1.Pod
+	}{{"field", "PodOSNotSupported", byField, field}, {"label", "PodOSSelectorNodeLabelDoesNotMatch", byLabel, label},
+		{"field and label", "PodOSSelectorNodeLabelDoesNotMatch", byLabel, both}} {
+		if got := Incapable(c.pod); got == nil || got.Reason != c.reason || got.Message != c.message || !got.Refused {
+			t.Errorf("%s: %+v, want %s %q", c.name, got, c.reason, c.message)
+		}
+	}
+	linux := simplePod("u4")
+	linux.Spec.OS, linux.Labels = &v1.PodOS{Name: v1.Linux}, map[string]string{v1.LabelOSStable: "linux"}
+	if got := Incapable(linux); got != nil {
+		t.Errorf("a pod for linux: %+v", got)
 	}
 }
