@@ -132,7 +132,8 @@ type execution struct {
 	outs   []*os.File
 	sinks  []io.Writer
 
-	terminal *os.File // our end of the socket over which it comes
+	terminal *os.File      // our end of the socket over which it comes
+	typed    chan struct{} // closed when the caller's stdin has ended; nil when nothing waits for that
 
 	copies sync.WaitGroup
 }
@@ -291,7 +292,9 @@ func (e *execution) copy(ctx context.Context) {
 	}
 	if e.stdin != nil {
 		go func() {
-			_, _ = io.Copy(e.stdin, e.st.Stdin)
+			if _, err := io.Copy(e.stdin, e.st.Stdin); err == nil && e.typed != nil {
+				close(e.typed)
+			}
 			if e.terminal == nil {
 				e.stdin.Close()
 			}
@@ -346,7 +349,8 @@ func (e *execution) close() {
 }
 
 // Attach implements agent.Runtime: it returns when the container's output has
-// ended, the caller has gone (ctx), or the shim has.
+// ended, the caller has gone (ctx), or the shim has. With a terminal or without stdinOnce it also returns,
+// drainTime later at most, when the caller's stdin has ended.
 func (r *Runtime) Attach(ctx context.Context, containerID string, tty bool, st agent.Streams) error {
 	if err := r.wait(ctx); err != nil {
 		return err
@@ -389,6 +393,10 @@ func (r *Runtime) Attach(ctx context.Context, containerID string, tty bool, st a
 			_, _ = shim.done(ctx, wire.KindResize, &m)
 		})
 	}
+	// A container's stdin outlives the client unless stdinOnce closes it: the end of the client's input ends the attach.
+	if c.config.GetStdin() && (tty || !c.config.GetStdinOnce()) && st.Stdin != nil {
+		e.typed = make(chan struct{})
+	}
 	e.copy(ctx)
 	over := make(chan struct{})
 	go func() { e.copies.Wait(); close(over) }()
@@ -396,6 +404,8 @@ func (r *Runtime) Attach(ctx context.Context, containerID string, tty bool, st a
 		over = nil // only input: until the container ends
 	}
 	select {
+	case <-e.typed:
+		e.drain(ctx)
 	case <-over:
 	case <-c.ended:
 		e.drain(ctx)

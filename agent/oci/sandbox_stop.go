@@ -237,7 +237,16 @@ func (r *Runtime) processEnded(s *sandbox, e wire.Exited) {
 	if err != nil {
 		return
 	}
-	r.containerEnded(c, exitRecord{Code: int32(e.Code), Finished: e.Time, OOM: e.OOM})
+	rec := exitRecord{Code: int32(e.Code), Finished: e.Time, OOM: e.OOM}
+	r.mu.Lock()
+	starting := c.rec.Started == 0
+	r.mu.Unlock()
+	if starting { // the end has overtaken the answer to the start: the shim's record says when that was
+		if written, err := r.readExit(e.Container); err == nil {
+			rec.Started = written.Started
+		}
+	}
+	r.containerEnded(c, rec)
 }
 
 // pauseLost makes the sandbox NotReady: its namespaces go with pause.

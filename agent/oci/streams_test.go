@@ -171,6 +171,32 @@ func TestAttach(t *testing.T) {
 }
 
 // A reader that does not read stalls the container and loses nothing.
+// F100. A container whose stdin stays open does not hold a client whose own stdin has ended; what was typed arrives, and the next
+// client can attach. With stdinOnce the attach lasts until the container ends.
+func TestAttachEndsWithItsInput(t *testing.T) {
+	for _, tty := range []bool{false, true} {
+		t.Run(fmt.Sprint("tty=", tty), func(t *testing.T) {
+			r := newRig(t)
+			sb, sc := r.sandbox()
+			id := r.run(sb, sc, r.containerConfig("a", "while read x; do echo got $x; [ $x = end ] && exit 4; done; echo eof", func(c *cri.ContainerConfig) {
+				c.Tty, c.Stdin, c.StdinOnce = tty, true, false
+			}))
+			for _, word := range []string{"one", "two", "end"} {
+				out := &buffer{}
+				if err := r.Attach(r.ctx(), id, tty, agent.Streams{Stdin: strings.NewReader(word + "\n"), Stdout: out}); err != nil {
+					t.Fatal(err)
+				}
+				if !strings.Contains(out.String(), "got "+word) {
+					t.Errorf("output of the client that typed %q: %q", word, out.String())
+				}
+			}
+			if st := r.waitExit(id); st.ExitCode != 4 {
+				t.Errorf("exit code %d", st.ExitCode)
+			}
+		})
+	}
+}
+
 func TestSlowAttachLosesNothing(t *testing.T) {
 	r := newRig(t)
 	sb, sc := r.sandbox()

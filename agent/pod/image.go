@@ -22,6 +22,16 @@ type reasoned struct {
 func (r *reasoned) Error() string { return r.err.Error() }
 func (r *reasoned) Unwrap() error { return r.err }
 
+// pullError is a failed pull whose text does not repeat the waiting reason, which precedes the text in messages.
+type pullError struct{ err error }
+
+func (e *pullError) Error() string {
+	reason := agent.ErrImagePull.Error() + ": "
+	return strings.ReplaceAll(strings.TrimPrefix(e.err.Error(), reason), "\n"+reason, "\n")
+}
+
+func (e *pullError) Unwrap() error { return e.err }
+
 func imageReason(err error) (reason, message string) {
 	var r *reasoned
 	if errors.As(err, &r) {
@@ -130,6 +140,7 @@ func (w *worker) imageFailed(ctx context.Context, pod *v1.Pod, spec *v1.Containe
 		w.events.event(pod, field, v1.EventTypeWarning, "Failed", "Error: InvalidImageName")
 		return &reasoned{"InvalidImageName", errors.New(msg)}
 	}
+	err = &pullError{err}
 	w.events.event(pod, field, v1.EventTypeWarning, "Failed", fmt.Sprintf("Failed to pull image %q: %v", spec.Image, err))
 	w.events.event(pod, field, v1.EventTypeWarning, "Failed", "Error: ErrImagePull")
 	w.events.event(pod, field, v1.EventTypeNormal, "BackOff", fmt.Sprintf("Back-off pulling image %q", spec.Image))

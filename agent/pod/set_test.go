@@ -357,15 +357,23 @@ func TestImages(t *testing.T) {
 				t.Errorf("%s waits for %s, want %s", uid, got, want)
 			}
 		}
+		shows := func(want string) {
+			t.Helper()
+			if w := n.pod("pull").Status.ContainerStatuses[0].State.Waiting; w == nil || w.Message != want {
+				t.Errorf("waiting %+v, want %q", w, want)
+			}
+		}
+		shows("registry.example/none:1: manifest unknown")
 		time.Sleep(time.Second)
 		if got := reason("pull"); got != "ImagePullBackOff" {
 			t.Errorf("after a second: %s", got)
 		}
+		shows(`Back-off pulling image "registry.example/none:1": ErrImagePull: registry.example/none:1: manifest unknown`)
 		time.Sleep(time.Second)
 		if got := reason("pull"); got != "runs" {
 			t.Errorf("after the second try: %s", got)
 		}
-		n.eventsSay("pull", `Pulling Pulling image "registry.example/none:1" x2`, `Failed Failed to pull image "registry.example/none:1": ErrImagePull: registry.example/none:1: manifest unknown`, "Failed Error: ErrImagePull x1", "Successfully pulled")
+		n.eventsSay("pull", `Pulling Pulling image "registry.example/none:1" x2`, `Failed Failed to pull image "registry.example/none:1": registry.example/none:1: manifest unknown`, "Failed Error: ErrImagePull x1", "Successfully pulled")
 	})
 }
 

@@ -199,8 +199,13 @@ func (g *gen) id(id string) string {
 func (g *gen) terminated(c Container) *v1.ContainerStateTerminated {
 	t := &v1.ContainerStateTerminated{ExitCode: c.ExitCode, Signal: c.Signal, Reason: c.Reason, Message: c.Message, ContainerID: g.id(c.ID),
 		FinishedAt: metav1.NewTime(c.Finished)}
-	if !c.Started.IsZero() {
+	switch {
+	case !c.Started.IsZero():
 		t.StartedAt = metav1.NewTime(c.Started)
+	case c.Created.IsZero() || c.Finished.Before(c.Created):
+		t.StartedAt = t.FinishedAt
+	default: // it failed before it started: clients require both times
+		t.StartedAt = metav1.NewTime(c.Created)
 	}
 	if most := shareOfMessages(g.pod); len(t.Message) > most {
 		t.Message = strings.ToValidUTF8(t.Message[:most], "")
