@@ -145,6 +145,7 @@ type Review struct {
 	Token        string // shown by who asks; otherwise a certificate names User and Groups
 	User         string
 	Groups       []string
+	Certificate  []byte // DER of the client certificate that names User and Groups
 	Verb         string // the API's: get, create ...
 	Subresources []string
 }

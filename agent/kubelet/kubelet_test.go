@@ -87,6 +87,8 @@ type judge struct {
 	mu    sync.Mutex
 	asked []agent.Review
 	down  bool
+
+	revoked []byte // DER of a certificate
 }
 
 func (j *judge) Serving() (*tls.Certificate, error) { return &j.server, nil }
@@ -97,6 +99,9 @@ func (j *judge) Review(_ context.Context, q agent.Review) (agent.Verdict, error)
 	j.asked = append(j.asked, q)
 	if j.down {
 		return agent.Verdict{}, fmt.Errorf("%w: no replica is known", agent.ErrNoReview)
+	}
+	if j.revoked != nil && bytes.Equal(q.Certificate, j.revoked) {
+		return agent.Verdict{}, nil
 	}
 	user := q.User
 	if q.Token != "" {
@@ -263,6 +268,36 @@ func TestVerdictsAreRemembered(t *testing.T) {
 	code, body, header := b.ask(c, "GET", "/metrics", "token-of-admin")
 	if code != 503 || !strings.Contains(body, "the control plane") || header.Get("Retry-After") == "" || strings.Contains(body, "replica is known") {
 		t.Errorf("while nobody judges: %d %s", code, body)
+	}
+}
+
+// A verdict on a node's certificate is cached for two seconds at most, so that a revoked certificate is refused by then. The
+// certificate is part of the question: another certificate of the same name has a verdict of its own. F51
+func TestRevokedCertificateIsRefused(t *testing.T) {
+	b := newBed(t)
+	stolen := b.ca.issue(t, x509.ExtKeyUsageClientAuth, "system:node:w2", "system:nodes", "system:masters")
+	renewed := b.ca.issue(t, x509.ExtKeyUsageClientAuth, "system:node:w2", "system:nodes", "system:masters")
+	if code, body, _ := b.ask(b.client(1, stolen), "GET", "/metrics", ""); code != 200 {
+		t.Fatalf("before the revocation: %d %s", code, body)
+	}
+	b.judge.mu.Lock()
+	b.judge.revoked = stolen.Certificate[0]
+	b.judge.mu.Unlock()
+	begin := time.Now()
+	for {
+		code, body, _ := b.ask(b.client(1, stolen), "GET", "/metrics", "")
+		if code == 401 && strings.Contains(body, "revoked") {
+			break
+		}
+		if time.Since(begin) > 20*time.Second {
+			t.Fatalf("%v after the revocation: %d %s", time.Since(begin), code, body)
+		}
+		if err := wait.Delay(t.Context(), 50*time.Millisecond); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if code, body, _ := b.ask(b.client(1, renewed), "GET", "/metrics", ""); code != 200 {
+		t.Errorf("the renewed certificate: %d %s", code, body)
 	}
 }
 

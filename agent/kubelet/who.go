@@ -17,9 +17,12 @@ import (
 // How long verdicts are remembered: as long as kubelet remembers a token, and a refusal. A token that is not
 // believed may be believed a moment later, when it was made by a replica that is ahead.
 const (
-	allowedFor  = 2 * time.Minute
-	refusedFor  = 30 * time.Second
-	unknownFor  = 5 * time.Second
+	allowedFor = 2 * time.Minute
+	refusedFor = 30 * time.Second
+	unknownFor = 5 * time.Second
+	// nodeFor is how long a verdict on a node's certificate is cached, which is the longest that a revoked
+	// certificate is accepted.
+	nodeFor     = 2 * time.Second
 	maxIdentity = 256 // groups of a certificate
 )
 
@@ -46,7 +49,7 @@ func (s *Server) admit(w http.ResponseWriter, r *http.Request) bool {
 		http.Error(w, "who asks, and what they may do, is judged by the control plane, which did not answer this node: try again",
 			http.StatusServiceUnavailable)
 	case !v.Authenticated:
-		unauthorized(w, "the token is not one of this cluster's, or has expired")
+		unauthorized(w, "the token is not one of this cluster's or has expired, or the certificate was revoked")
 	case !v.Allowed:
 		http.Error(w, fmt.Sprintf("Forbidden (user=%s, verb=%s, resource=nodes, subresource(s)=%v)", v.User, q.Verb, q.Subresources),
 			http.StatusForbidden)
@@ -96,7 +99,8 @@ func (s *Server) who(r *http.Request) (q agent.Review, ok bool) {
 			_, err := leaf.Verify(x509.VerifyOptions{Roots: cas, Intermediates: between,
 				KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 			if user, groups := leaf.Subject.CommonName, leaf.Subject.Organization; err == nil && user != "" && len(groups) <= maxIdentity {
-				return agent.Review{User: user, Groups: append(slices.Clone(groups), "system:authenticated")}, true
+				return agent.Review{User: user, Groups: append(slices.Clone(groups), "system:authenticated"),
+					Certificate: leaf.Raw}, true
 			}
 		}
 	}
@@ -106,6 +110,9 @@ func (s *Server) who(r *http.Request) (q agent.Review, ok bool) {
 	}
 	return agent.Review{}, false
 }
+
+// nodeUserPrefix begins the user names of nodes, whose certificates can be revoked.
+const nodeUserPrefix = "system:node:"
 
 var errCrowd = errors.New("the node has as many reviewed as it does at once: try again")
 
@@ -134,6 +141,9 @@ func (s *Server) verdict(ctx context.Context, q agent.Review) (agent.Verdict, er
 	case !v.Allowed:
 		life = refusedFor
 	}
+	if strings.HasPrefix(q.User, nodeUserPrefix) {
+		life = min(life, nodeFor)
+	}
 	s.verdicts.Put(key, v, int64(len(v.User)+len(v.Reason)), time.Now().Add(life))
 	return v, nil
 }
@@ -141,7 +151,7 @@ func (s *Server) verdict(ctx context.Context, q agent.Review) (agent.Verdict, er
 // sum tells reviews apart; no token is kept.
 func sum(q agent.Review) (out [32]byte) {
 	h := sha256.New()
-	for _, part := range slices.Concat([]string{q.Token, q.User, q.Verb, strings.Join(q.Subresources, ",")}, q.Groups) {
+	for _, part := range slices.Concat([]string{q.Token, q.User, string(q.Certificate), q.Verb, strings.Join(q.Subresources, ",")}, q.Groups) {
 		fmt.Fprintf(h, "%d:%s", len(part), part)
 	}
 	h.Sum(out[:0])

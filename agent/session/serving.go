@@ -77,7 +77,8 @@ func (s *Session) Review(ctx context.Context, q agent.Review) (agent.Verdict, er
 	last := errors.New("no replica is known")
 	for _, l := range s.replicas.candidates(time.Now()) {
 		got, err := fleetv1.NewFleetClient(l.conn).Review(ctx, &fleetv1.ReviewRequest{
-			Token: q.Token, User: q.User, Groups: q.Groups, Verb: q.Verb, Subresources: q.Subresources})
+			Token: q.Token, User: q.User, Groups: q.Groups, Certificate: q.Certificate, Verb: q.Verb,
+			Subresources: q.Subresources})
 		if err == nil {
 			return agent.Verdict{Authenticated: got.Authenticated, User: got.User,
 				Allowed: got.Authenticated && got.Allowed, Reason: got.Reason}, nil

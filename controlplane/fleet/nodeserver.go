@@ -2,9 +2,11 @@ package fleet
 
 import (
 	"context"
+	"crypto/x509"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -22,7 +24,7 @@ import (
 const (
 	maxReviews      = 16 // at once, for one node
 	reviewPatience  = 5 * time.Second
-	maxReviewBytes  = 32 << 10 // of a token, or of a name and its groups
+	maxReviewBytes  = 32 << 10 // of a token, or of a name, its groups and its certificate
 	maxReviewGroups = 256
 )
 
@@ -85,6 +87,9 @@ func (s *Server) Review(ctx context.Context, r *fleetv1.ReviewRequest) (*fleetv1
 	defer leave()
 	ctx, cancel := context.WithTimeout(ctx, reviewPatience)
 	defer cancel()
+	if s.revokedClient(r.User, r.Certificate) {
+		return &fleetv1.ReviewResponse{Reason: "the client certificate was revoked"}, nil
+	}
 	as := s.cfg.Client.As(api.NodeUser(node))
 	who := &authorizationv1.SubjectAccessReviewSpec{User: r.User, Groups: r.Groups}
 	if r.Token != "" {
@@ -121,9 +126,20 @@ func (s *Server) Review(ctx context.Context, r *fleetv1.ReviewRequest) (*fleetv1
 	return out, nil
 }
 
+// revokedClient reports whether the client certificate that a node presents for a user is a node's certificate that was
+// revoked. A certificate that does not parse counts as revoked: the node accepted it as one of the cluster's.
+func (s *Server) revokedClient(user string, der []byte) bool {
+	node, ok := strings.CutPrefix(user, api.NodeUserPrefix)
+	if !ok || len(der) == 0 { // agents of earlier releases present no certificate
+		return false
+	}
+	cert, err := x509.ParseCertificate(der)
+	return err != nil || cert.Subject.CommonName != user || s.revoked(node, cert)
+}
+
 // fitReview bounds what one node may have reviewed at once.
 func fitReview(r *fleetv1.ReviewRequest) error {
-	size := len(r.Token) + len(r.User)
+	size := len(r.Token) + len(r.User) + len(r.Certificate)
 	for _, g := range r.Groups {
 		size += len(g)
 	}

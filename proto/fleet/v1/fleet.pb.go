@@ -532,7 +532,10 @@ type ReviewRequest struct {
 	Groups []string               `protobuf:"bytes,3,rep,name=groups,proto3" json:"groups,omitempty"`
 	Verb   string                 `protobuf:"bytes,4,opt,name=verb,proto3" json:"verb,omitempty"` // of the API: get, create ...
 	// Subresources of the node, any of which is enough: metrics, stats, proxy ...
-	Subresources  []string `protobuf:"bytes,5,rep,name=subresources,proto3" json:"subresources,omitempty"`
+	Subresources []string `protobuf:"bytes,5,rep,name=subresources,proto3" json:"subresources,omitempty"`
+	// certificate is the client certificate (DER) that names user and groups, so that a revoked certificate is refused.
+	// Agents of earlier releases leave it empty, and earlier replicas ignore it.
+	Certificate   []byte `protobuf:"bytes,6,opt,name=certificate,proto3" json:"certificate,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -598,6 +601,13 @@ func (x *ReviewRequest) GetVerb() string {
 func (x *ReviewRequest) GetSubresources() []string {
 	if x != nil {
 		return x.Subresources
+	}
+	return nil
+}
+
+func (x *ReviewRequest) GetCertificate() []byte {
+	if x != nil {
+		return x.Certificate
 	}
 	return nil
 }
@@ -4069,13 +4079,14 @@ const file_proto_fleet_v1_fleet_proto_rawDesc = "" +
 	"\x0eServingRequest\x12\x17\n" +
 	"\acsr_der\x18\x01 \x01(\fR\x06csrDer\":\n" +
 	"\x0fServingResponse\x12'\n" +
-	"\x0fcertificate_pem\x18\x01 \x01(\fR\x0ecertificatePem\"\x89\x01\n" +
+	"\x0fcertificate_pem\x18\x01 \x01(\fR\x0ecertificatePem\"\xab\x01\n" +
 	"\rReviewRequest\x12\x14\n" +
 	"\x05token\x18\x01 \x01(\tR\x05token\x12\x12\n" +
 	"\x04user\x18\x02 \x01(\tR\x04user\x12\x16\n" +
 	"\x06groups\x18\x03 \x03(\tR\x06groups\x12\x12\n" +
 	"\x04verb\x18\x04 \x01(\tR\x04verb\x12\"\n" +
-	"\fsubresources\x18\x05 \x03(\tR\fsubresources\"|\n" +
+	"\fsubresources\x18\x05 \x03(\tR\fsubresources\x12 \n" +
+	"\vcertificate\x18\x06 \x01(\fR\vcertificate\"|\n" +
 	"\x0eReviewResponse\x12$\n" +
 	"\rauthenticated\x18\x01 \x01(\bR\rauthenticated\x12\x12\n" +
 	"\x04user\x18\x02 \x01(\tR\x04user\x12\x18\n" +
