@@ -32,7 +32,8 @@ func whyCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Co
 		Long: "Explain in words why an object is not as it should be: a pod that has no node or does not run, a Deployment,\n" +
 			"ReplicaSet, StatefulSet, DaemonSet or Job that does not come on, with its pods, a Service or an\n" +
 			"EndpointSlice without traffic, a PersistentVolumeClaim without a volume, a HorizontalPodAutoscaler\n" +
-			"that does not scale, a Namespace that does not go, a Node that is not Ready, and for other kinds what the deletion waits for and which conditions do not hold.\n\n" +
+			"that does not scale, a Namespace that does not go, a Node that is not Ready or cannot be drained, a PodDisruptionBudget that\n" +
+			"allows no eviction, and for other kinds what the deletion waits for and which conditions do not hold.\n\n" +
 			"It reads only what the explanation needs, with your rights, and names what you may not read.\n\n" +
 			"Exit codes: 0 nothing is wrong, 1 the question could not be answered (no such kind or object,\n" +
 			"no cluster), 2 something is wrong.",

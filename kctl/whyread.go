@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -66,6 +67,7 @@ func (r *whyReader) readFor(subject runtime.Object) {
 	case *corev1.Pod:
 		r.events(o.Namespace, fields.OneTermEqualSelector("involvedObject.uid", string(o.UID)).String())
 		r.around(o.Namespace, []corev1.Pod{*o})
+		r.statefulSet(o)
 	case *appsv1.Deployment:
 		options := metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(o.Spec.Selector)}
 		if l, ok := itemsOf(r, why.ReplicaSets, options, r.cs.AppsV1().ReplicaSets(o.Namespace).List); ok {
@@ -96,6 +98,13 @@ func (r *whyReader) readFor(subject runtime.Object) {
 		if l, ok := itemsOf(r, why.Placed, options, r.cs.CoreV1().Pods("").List); ok {
 			r.world.Placed = l.Items
 		}
+		if o.Spec.Unschedulable {
+			if l, ok := itemsOf(r, why.Budgets, metav1.ListOptions{}, r.cs.PolicyV1().PodDisruptionBudgets("").List); ok {
+				r.world.Budgets = l.Items
+			}
+		}
+	case *policyv1.PodDisruptionBudget:
+		r.below(o.Namespace, o.Spec.Selector)
 	case *corev1.Service:
 		if len(o.Spec.Selector) > 0 {
 			r.below(o.Namespace, nil)
@@ -113,6 +122,19 @@ func (r *whyReader) readFor(subject runtime.Object) {
 		if l, ok := itemsOf(r, why.Services, options, r.cs.CoreV1().Services(o.Namespace).List); ok {
 			r.world.Services = l.Items
 		}
+	}
+}
+
+// statefulSet reads the StatefulSet that controls a pod.
+func (r *whyReader) statefulSet(p *corev1.Pod) {
+	owner := metav1.GetControllerOf(p)
+	if owner == nil || owner.Kind != "StatefulSet" {
+		return
+	}
+	options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", owner.Name).String()}
+	l, ok := itemsOf(r, why.Sets, options, r.cs.AppsV1().StatefulSets(p.Namespace).List)
+	if ok && len(l.Items) == 1 && l.Items[0].UID == owner.UID {
+		r.world.StatefulSet = &l.Items[0]
 	}
 }
 

@@ -69,6 +69,7 @@ func (w *World) nodeOf(n *corev1.Node) []Finding {
 	}
 	if n.Spec.Unschedulable {
 		out = append(out, Finding{Object: name("node", n), What: "is cordoned: no new pod comes to it", Mend: []string{"kctl uncordon " + n.Name}})
+		out = append(out, w.drain(n)...)
 	}
 	return out
 }

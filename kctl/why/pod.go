@@ -190,6 +190,38 @@ func (w *World) lostNode(p *corev1.Pod) *Finding {
 	return f
 }
 
+// initializing explains a pod whose other containers wait for an init container that runs. It returns false for other pods.
+func (w *World) initializing(p *corev1.Pod, f *Finding) bool {
+	for _, s := range p.Status.InitContainerStatuses {
+		if s.State.Running == nil {
+			continue
+		}
+		i := slices.IndexFunc(p.Spec.InitContainers, func(c corev1.Container) bool { return c.Name == s.Name })
+		if i < 0 {
+			continue
+		}
+		c := &p.Spec.InitContainers[i]
+		logs := kctl(p, "logs %s -c %s", p.Name, s.Name)
+		f.Since = at(s.State.Running.StartedAt)
+		if c.RestartPolicy == nil || *c.RestartPolicy != corev1.ContainerRestartPolicyAlways {
+			f.What = fmt.Sprintf("waits for init container %s, which runs (%d of %d)", s.Name, i+1, len(p.Spec.InitContainers))
+			f.Because = "the containers after it start when it has ended with exit code 0"
+			f.Mend = []string{logs}
+			return true
+		}
+		if s.Started != nil && !*s.Started {
+			f.What = fmt.Sprintf("waits for sidecar %s (%d of %d init containers)", s.Name, i+1, len(p.Spec.InitContainers))
+			f.Because = "the containers after it start when its startup probe has succeeded"
+			if e := w.probeEvent(p, s.Name); e != nil {
+				f.Because += "; last: " + line(e.Message)
+			}
+			f.Mend = []string{logs}
+			return true
+		}
+	}
+	return false
+}
+
 // starting explains a pod that its node has taken and that has not come to its containers.
 func (w *World) starting(p *corev1.Pod) *Finding {
 	if p.Status.Phase != corev1.PodPending {
@@ -198,6 +230,9 @@ func (w *World) starting(p *corev1.Pod) *Finding {
 	f := &Finding{Object: name("pod", p), What: "has not started its containers", Since: at(p.CreationTimestamp)}
 	if p.Status.StartTime != nil {
 		f.Since = p.Status.StartTime
+	}
+	if init := w.initializing(p, f); init {
+		return f
 	}
 	e := w.unattached(p, "")
 	if e == nil {

@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -51,6 +52,9 @@ type World struct {
 	Placed []corev1.Pod // of all namespaces
 	Claims []corev1.PersistentVolumeClaim
 
+	Budgets     []policyv1.PodDisruptionBudget // of all namespaces, for a cordoned node
+	StatefulSet *appsv1.StatefulSet            // the controller of the pod; nil = none, or not read
+
 	Attachments []storagev1.VolumeAttachment // of the claim's volume
 
 	ReplicaSets []appsv1.ReplicaSet
@@ -77,6 +81,8 @@ const (
 	Placed = "pods in all namespaces"
 	Claims = "persistentvolumeclaims"
 
+	Budgets     = "poddisruptionbudgets"
+	Sets        = "statefulsets"
 	Attachments = "volumeattachments"
 
 	ReplicaSets = "replicasets"
@@ -104,7 +110,7 @@ func Explain(w *World, subject runtime.Object) Report {
 	r := Report{Unread: w.Unread, Findings: []Finding{}}
 	switch o := subject.(type) {
 	case *corev1.Pod:
-		r.is("pod", o, w.podWell(o), w.pod(o))
+		r.is("pod", o, w.podWell(o), append(w.stuck(w.StatefulSet, []corev1.Pod{*o}), w.pod(o)...))
 	case *appsv1.Deployment:
 		r.is("deployment", o, fmt.Sprintf("%d of %d ready", o.Status.ReadyReplicas, replicas(o.Spec.Replicas)), w.deployment(o))
 	case *appsv1.ReplicaSet:
@@ -132,6 +138,8 @@ func Explain(w *World, subject runtime.Object) Report {
 		r.is("horizontalpodautoscaler", o, autoscalerWell(o), w.autoscaler(o))
 	case *corev1.Namespace:
 		r.is("namespace", o, string(o.Status.Phase), w.namespace(o))
+	case *policyv1.PodDisruptionBudget:
+		r.is("poddisruptionbudget", o, fmt.Sprintf("allows %s", many(int(o.Status.DisruptionsAllowed), "eviction")), w.budget(o))
 	case *corev1.Node:
 		r.is("node", o, "Ready", w.nodeOf(o))
 	default:

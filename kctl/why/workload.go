@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -96,9 +97,50 @@ func (w *World) statefulSet(s *appsv1.StatefulSet) []Finding {
 			Because: fmt.Sprintf("its partition is %d: pods of lower numbers keep the old template", *r.Partition),
 			Mend:    []string{kctl(s, `patch statefulset %s --type=merge -p '{"spec":{"updateStrategy":{"rollingUpdate":{"partition":0}}}}'`, s.Name)}})
 	}
+	first = append(first, w.stuck(s, w.podsOf(l))...)
 	out := w.behind(l, first, fmt.Sprintf("%d of %d ready", l.ready, l.want), l.ready < l.want)
 	if l.ready < l.want && s.Spec.PodManagementPolicy != appsv1.ParallelPodManagement && len(out) > 0 && len(out[0].Details) < most {
 		out[0].Details = append(out[0].Details, "its pods come one after the other: a pod waits until those before it are Ready")
+	}
+	return out
+}
+
+// stuck explains pods with an old template that are not Ready and so block the rollout of a StatefulSet that replaces its pods in
+// order. The controller does not replace them: their template may be the one that the newest template corrects.
+func (w *World) stuck(s *appsv1.StatefulSet, pods []corev1.Pod) (out []Finding) {
+	if s == nil || s.Status.UpdateRevision == "" || s.Spec.PodManagementPolicy == appsv1.ParallelPodManagement ||
+		s.Spec.UpdateStrategy.Type == appsv1.OnDeleteStatefulSetStrategyType {
+		return nil
+	}
+	first := 0
+	if r := s.Spec.UpdateStrategy.RollingUpdate; r != nil && r.Partition != nil {
+		first = int(*r.Partition)
+	}
+	if s.Spec.Ordinals != nil {
+		first = max(first, int(s.Spec.Ordinals.Start))
+	}
+	slices.SortFunc(pods, func(a, b corev1.Pod) int { return strings.Compare(a.Name, b.Name) })
+	for i := range pods {
+		p := &pods[i]
+		revision := p.Labels[appsv1.StatefulSetRevisionLabel]
+		ordinal, err := strconv.Atoi(p.Name[strings.LastIndexByte(p.Name, '-')+1:])
+		if err != nil || ordinal < first || revision == "" || revision == s.Status.UpdateRevision || p.DeletionTimestamp != nil {
+			continue
+		}
+		c := podCondition(p, corev1.PodReady)
+		if c != nil && c.Status == corev1.ConditionTrue {
+			continue
+		}
+		f := Finding{Object: name("pod", p), What: "keeps an old template and blocks the rollout of statefulset " + s.Name,
+			Because: fmt.Sprintf("it is of revision %s and not Ready, and the rollout to revision %s replaces pods in order, waiting until each is Ready (podManagementPolicy OrderedReady)",
+				revision, s.Status.UpdateRevision),
+			Mend: []string{kctl(p, "delete pod %s   # its replacement gets the newest template", p.Name)}}
+		if c != nil {
+			f.Since = at(c.LastTransitionTime)
+		}
+		if out = append(out, f); len(out) == most {
+			break
+		}
 	}
 	return out
 }

@@ -1,0 +1,162 @@
+package why
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/intstr"
+)
+
+// budget explains a PodDisruptionBudget that allows no eviction.
+func (w *World) budget(b *policyv1.PodDisruptionBudget) []Finding {
+	if f := deletedObject(b, "poddisruptionbudget"); f != nil {
+		return []Finding{*f}
+	}
+	if b.Status.DisruptionsAllowed > 0 || b.Status.ExpectedPods == 0 {
+		return nil
+	}
+	var held []string
+	for i := range w.Pods {
+		if p := &w.Pods[i]; blocks(b, p) {
+			held = append(held, p.Name)
+		}
+	}
+	f := Finding{Object: name("poddisruptionbudget", b), What: "allows no eviction: a drain waits for it", Because: shortage(b), Mend: budgetMend(b)}
+	if len(held) > 0 {
+		f.Details = append(f.Details, "pods that cannot be evicted: "+strings.Join(bounded(held), ", "))
+	}
+	out := []Finding{f}
+	covered := slices.DeleteFunc(slices.Clone(w.Pods), func(p corev1.Pod) bool { return !covers(b, &p) })
+	return append(out, w.commonest(covered, &out[0])...)
+}
+
+// drain explains which budgets keep pods on a cordoned node.
+func (w *World) drain(n *corev1.Node) []Finding {
+	if !n.Spec.Unschedulable || !w.read(Placed) || !w.read(Budgets) {
+		return nil
+	}
+	var out []Finding
+	several := map[string]bool{} // pods of which more than one budget is
+	for i := range w.Budgets {
+		b := &w.Budgets[i]
+		var held []string
+		for k := range w.Placed {
+			p := &w.Placed[k]
+			if p.Spec.NodeName != n.Name || !evictable(p) || !covers(b, p) {
+				continue
+			}
+			if w.budgetsOf(p) > 1 {
+				several[p.Namespace+"/"+p.Name] = true
+			} else if blocks(b, p) {
+				held = append(held, p.Name)
+			}
+		}
+		if len(held) > 0 && len(out) < most {
+			out = append(out, Finding{Object: name("node", n), What: fmt.Sprintf("cannot be drained: budget %s/%s keeps %s: %s",
+				b.Namespace, b.Name, many(len(held), "pod"), strings.Join(bounded(held), ", ")), Because: shortage(b), Mend: budgetMend(b)})
+		}
+	}
+	for _, pod := range sortedKeys(several) {
+		namespace, name, _ := strings.Cut(pod, "/")
+		out = append(out, Finding{Object: "node " + n.Name, What: "cannot be drained: more than one budget covers pod " + pod,
+			Because: "the API evicts only pods that at most one PodDisruptionBudget covers",
+			Mend:    []string{"kctl -n " + namespace + " get poddisruptionbudgets   # delete one of those, or change its selector so that it does not cover " + name}})
+	}
+	return out
+}
+
+func sortedKeys(m map[string]bool) (out []string) {
+	for k := range m {
+		out = append(out, k)
+	}
+	slices.Sort(out)
+	return out[:min(len(out), most)]
+}
+
+func (w *World) budgetsOf(p *corev1.Pod) (n int) {
+	for i := range w.Budgets {
+		if covers(&w.Budgets[i], p) {
+			n++
+		}
+	}
+	return n
+}
+
+// evictable reports whether a drain evicts the pod: pods of DaemonSets and static pods stay, pods that have ended or are being
+// deleted need no eviction.
+func evictable(p *corev1.Pod) bool {
+	_, static := p.Annotations[corev1.MirrorPodAnnotationKey]
+	owner := metav1.GetControllerOf(p)
+	return !static && p.DeletionTimestamp == nil && p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed &&
+		(owner == nil || owner.Kind != "DaemonSet")
+}
+
+func covers(b *policyv1.PodDisruptionBudget, p *corev1.Pod) bool {
+	s, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
+	return err == nil && b.Namespace == p.Namespace && s.Matches(labels.Set(p.Labels))
+}
+
+// blocks reports whether the budget refuses the eviction of the pod. Pods that are not Ready may go while the budget is met, or
+// always when the budget says so.
+func blocks(b *policyv1.PodDisruptionBudget, p *corev1.Pod) bool {
+	if b.Status.DisruptionsAllowed > 0 || !covers(b, p) || !evictable(p) || p.Status.Phase == corev1.PodPending {
+		return false
+	}
+	if c := podCondition(p, corev1.PodReady); c != nil && c.Status == corev1.ConditionTrue {
+		return true
+	}
+	always := b.Spec.UnhealthyPodEvictionPolicy != nil && *b.Spec.UnhealthyPodEvictionPolicy == policyv1.AlwaysAllow
+	met := b.Status.CurrentHealthy >= b.Status.DesiredHealthy && b.Status.DesiredHealthy > 0
+	return !always && !met
+}
+
+// shortage returns why a budget allows no eviction.
+func shortage(b *policyv1.PodDisruptionBudget) string {
+	s := b.Status
+	asks := ""
+	switch {
+	case b.Spec.MinAvailable != nil:
+		asks = fmt.Sprintf("minAvailable is %s", b.Spec.MinAvailable.String())
+	case b.Spec.MaxUnavailable != nil:
+		asks = fmt.Sprintf("maxUnavailable is %s", b.Spec.MaxUnavailable.String())
+	}
+	if message := unsynced(b); message != "" {
+		return "the control plane cannot compute it: " + message
+	}
+	text := fmt.Sprintf("%s: of %s at least %d must be Ready (now: %d)", asks, many(int(s.ExpectedPods), "pod"), s.DesiredHealthy, s.CurrentHealthy)
+	if s.DesiredHealthy >= s.ExpectedPods {
+		text += ", so that no pod may be evicted even when all are Ready"
+	}
+	return text
+}
+
+// budgetMend returns what lets evictions go on, the least harmful command first.
+func budgetMend(b *policyv1.PodDisruptionBudget) []string {
+	edit := kctl(b, "edit poddisruptionbudget %s   # let the application do without one pod more", b.Name)
+	var out []string
+	switch s := b.Status; {
+	case unsynced(b) != "":
+		return []string{kctl(b, "edit poddisruptionbudget %s   # give minAvailable as a number", b.Name)}
+	case s.CurrentHealthy < s.DesiredHealthy:
+		out = append(out, kctl(b, "get pods -l '%s'   # kctl why pod/NAME explains those that are not Ready", metav1.FormatLabelSelector(b.Spec.Selector)))
+	}
+	if least := b.Spec.MinAvailable; b.Status.DesiredHealthy >= b.Status.ExpectedPods && least != nil && least.Type == intstr.Int {
+		out = append(out, kctl(b, "scale KIND/NAME --replicas=%d   # one pod more than the budget needs; the drain goes on when it is Ready", b.Status.DesiredHealthy+1))
+	}
+	return append(out, edit)
+}
+
+// unsynced returns why the control plane cannot compute a budget, or "".
+func unsynced(b *policyv1.PodDisruptionBudget) string {
+	for _, c := range b.Status.Conditions {
+		if c.Type == policyv1.DisruptionAllowedCondition && c.Reason == policyv1.SyncFailedReason {
+			return line(c.Message)
+		}
+	}
+	return ""
+}
