@@ -22,7 +22,8 @@ func TestClaimsHaveOneSource(t *testing.T) {
 		{"the older field", corev1.PersistentVolumeClaimSpec{DataSource: from}, corev1.PersistentVolumeClaimSpec{DataSource: from, DataSourceRef: ref}},
 		{"the newer field", corev1.PersistentVolumeClaimSpec{DataSourceRef: ref}, corev1.PersistentVolumeClaimSpec{DataSource: from, DataSourceRef: ref}},
 		{"another namespace", corev1.PersistentVolumeClaimSpec{DataSourceRef: elsewhere}, corev1.PersistentVolumeClaimSpec{DataSourceRef: elsewhere}},
-		{"what cannot be", corev1.PersistentVolumeClaimSpec{DataSourceRef: wrong}, corev1.PersistentVolumeClaimSpec{DataSourceRef: wrong}},
+		{"what validation refuses", corev1.PersistentVolumeClaimSpec{DataSourceRef: wrong}, corev1.PersistentVolumeClaimSpec{
+			DataSource: &corev1.TypedLocalObjectReference{Kind: "Pod", Name: "a"}, DataSourceRef: wrong}},
 	} {
 		claim := &corev1.PersistentVolumeClaim{Spec: c.set}
 		defaultClaim(claim)

@@ -136,16 +136,14 @@ func validateEndpoints(e *corev1.Endpoints) field.ErrorList {
 
 func validateEndpointAddress(a *corev1.EndpointAddress, at *field.Path) field.ErrorList {
 	errs := validation.IsValidIP(at.Child("ip"), a.IP)
-	if len(errs) == 0 {
-		errs = nonSpecial(a.IP, at.Child("ip"))
-	}
+	ip := nonSpecial(a.IP, at.Child("ip"))
 	if a.Hostname != "" {
 		errs = append(errs, invalid(at.Child("hostname"), a.Hostname, validation.IsDNS1123Label(a.Hostname))...)
 	}
 	if a.NodeName != nil {
 		errs = append(errs, invalid(at.Child("nodeName"), *a.NodeName, apivalidation.NameIsDNSSubdomain(*a.NodeName, false))...)
 	}
-	return errs
+	return append(errs, ip...)
 }
 
 func validateEndpointPort(p *corev1.EndpointPort, named bool, at *field.Path) field.ErrorList {
@@ -297,6 +295,9 @@ func nonSpecial(a string, at *field.Path) field.ErrorList {
 		}
 	}
 	ip := net.ParseIP(a)
+	if ip == nil {
+		return field.ErrorList{field.Invalid(at, a, "must be a valid IP address")}
+	}
 	refuse(ip.IsUnspecified(), fmt.Sprintf("may not be unspecified (%v)", a))
 	refuse(ip.IsLoopback(), "may not be in the loopback range (127.0.0.0/8, ::1/128)")
 	refuse(ip.IsLinkLocalUnicast(), "may not be in the link-local range (169.254.0.0/16, fe80::/10)")

@@ -20,7 +20,11 @@ func limitRangeKind() *api.Kind {
 	}, func(l *corev1.LimitRangeList) *[]corev1.LimitRange { return &l.Items })
 	k.Default = defaults(func(r *corev1.LimitRange) {
 		for i := range r.Spec.Limits {
-			defaultLimits(&r.Spec.Limits[i])
+			l := &r.Spec.Limits[i]
+			defaultLimits(l)
+			for _, list := range []corev1.ResourceList{l.Max, l.Min, l.Default, l.DefaultRequest, l.MaxLimitRequestRatio} {
+				roundResources(list)
+			}
 		}
 	})
 	check(k, func(r *corev1.LimitRange) field.ErrorList {
@@ -49,9 +53,6 @@ func defaultLimits(l *corev1.LimitRangeItem) {
 				fill.to[name] = q.DeepCopy()
 			}
 		}
-	}
-	for _, list := range []corev1.ResourceList{l.Max, l.Min, l.Default, l.DefaultRequest, l.MaxLimitRequestRatio} {
-		roundResources(list)
 	}
 }
 

@@ -1,6 +1,8 @@
 package kinds
 
 import (
+	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -10,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	netutils "k8s.io/utils/net"
 
 	"keelson.dev/keelson/controlplane/api"
 )
@@ -63,12 +66,23 @@ func nodeKind() *api.Kind {
 
 func validateNode(n *corev1.Node) field.ErrorList {
 	spec := field.NewPath("spec")
-	errs := validateTaints(n.Spec.Taints, spec.Child("taints"))
+	// Kubernetes names the taints and the swap of a node in its metadata.
+	errs := validateTaints(n.Spec.Taints, field.NewPath("metadata", "taints"))
+	if swap := n.Status.NodeInfo.Swap; swap != nil && swap.Capacity != nil && *swap.Capacity <= 0 {
+		errs = append(errs, field.Invalid(field.NewPath("metadata", "nodeSwapStatus", "capacity"), *swap.Capacity, "must be greater than zero"))
+	}
 	for i, cidr := range n.Spec.PodCIDRs {
 		errs = append(errs, validation.IsValidCIDR(spec.Child("podCIDRs").Index(i), cidr)...)
 	}
-	if len(n.Spec.PodCIDRs) > 2 || len(n.Spec.PodCIDRs) == 2 && strings.Contains(n.Spec.PodCIDRs[0], ":") == strings.Contains(n.Spec.PodCIDRs[1], ":") {
-		errs = append(errs, field.Invalid(spec.Child("podCIDRs"), n.Spec.PodCIDRs, "may specify no more than one CIDR for each IP family"))
+	if len(n.Spec.PodCIDRs) > 1 {
+		dual, err := netutils.IsDualStackCIDRStrings(n.Spec.PodCIDRs)
+		if err != nil {
+			errs = append(errs, field.InternalError(spec.Child("podCIDRs"),
+				fmt.Errorf("invalid PodCIDRs. failed to check with dual stack with error:%w", err)))
+		}
+		if !dual || len(n.Spec.PodCIDRs) > 2 {
+			errs = append(errs, field.Invalid(spec.Child("podCIDRs"), n.Spec.PodCIDRs, "may specify no more than one CIDR for each IP family"))
+		}
 	}
 	if len(n.Spec.PodCIDRs) > 0 && n.Spec.PodCIDR != n.Spec.PodCIDRs[0] {
 		errs = append(errs, field.Invalid(spec.Child("podCIDR"), n.Spec.PodCIDR, "must be the first of podCIDRs"))
@@ -86,6 +100,34 @@ func validateNodeStatus(n *corev1.Node) field.ErrorList {
 			errs = append(errs, field.Duplicate(status.Child("addresses").Index(i), a))
 		}
 		seen[a] = true
+	}
+	return append(errs, validateDeclaredFeatures(n.Status.DeclaredFeatures, status.Child("declaredFeatures"))...)
+}
+
+var declaredFeature = regexp.MustCompile(`^[A-Z][A-Za-z0-9]*(/[A-Za-z][A-Za-z0-9]*)*$`)
+
+// validateDeclaredFeatures judges the names of the features that a node declares, which are in order.
+func validateDeclaredFeatures(features []string, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for i, f := range features {
+		switch {
+		case len(f) > validation.DNS1123SubdomainMaxLength:
+			errs = append(errs, field.Invalid(at.Index(i), f,
+				fmt.Sprintf("invalid feature name %q: must be no more than %d characters", f, validation.DNS1123SubdomainMaxLength)))
+		case !declaredFeature.MatchString(f):
+			errs = append(errs, field.Invalid(at.Index(i), f, fmt.Sprintf("invalid feature name %q: must start with an UpperCamelCase segment, "+
+				"with subsequent segments separated by '/' (e.g., MyFeature or MyFeature/mySubFeature), and contain only alphanumeric "+
+				"characters and slashes", f)))
+		}
+		if i+1 == len(features) {
+			break
+		}
+		switch next := features[i+1]; {
+		case f == next:
+			errs = append(errs, field.Duplicate(at.Index(i+1), next))
+		case f > next:
+			errs = append(errs, field.Invalid(at.Index(i+1), next, "list must be sorted alphabetically"))
+		}
 	}
 	return errs
 }
@@ -118,8 +160,12 @@ func validateTaints(taints []corev1.Taint, at *field.Path) field.ErrorList {
 		p := at.Index(i)
 		errs = append(errs, invalid(p.Child("key"), t.Key, validation.IsQualifiedName(t.Key))...)
 		errs = append(errs, invalid(p.Child("value"), t.Value, validation.IsValidLabelValue(t.Value))...)
-		errs = append(errs, oneOf(t.Effect, p.Child("effect"),
-			corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoExecute)...)
+		if t.Effect == "" {
+			errs = append(errs, field.Required(p.Child("effect"), ""))
+		} else {
+			errs = append(errs, listed(t.Effect, p.Child("effect"),
+				corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoExecute)...)
+		}
 		id := identity{t.Key, t.Effect}
 		if seen[id] {
 			d := field.Duplicate(p, t)

@@ -90,13 +90,8 @@ func persistentVolumeKind() *api.Kind {
 
 func validatePersistentVolume(v *corev1.PersistentVolume) field.ErrorList {
 	spec := field.NewPath("spec")
-	errs := validateAccessModes(v.Spec.AccessModes, spec.Child("accessModes"))
-	size, ok := v.Spec.Capacity[corev1.ResourceStorage]
-	if !ok || len(v.Spec.Capacity) != 1 {
-		errs = append(errs, field.NotSupported(spec.Child("capacity"), v.Spec.Capacity, []string{string(corev1.ResourceStorage)}))
-	} else if size.Sign() <= 0 {
-		errs = append(errs, field.Invalid(spec.Child("capacity").Key("storage"), size.String(), "must be greater than zero"))
-	}
+	errs := validateAccessModes(v.Spec.AccessModes, spec.Child("accessModes"), "")
+	errs = append(errs, validateCapacity(v.Spec.Capacity, spec.Child("capacity"))...)
 	errs = append(errs, oneOf(v.Spec.PersistentVolumeReclaimPolicy, spec.Child("persistentVolumeReclaimPolicy"),
 		corev1.PersistentVolumeReclaimDelete, corev1.PersistentVolumeReclaimRecycle, corev1.PersistentVolumeReclaimRetain)...)
 	if h := v.Spec.HostPath; h != nil && path.Clean(h.Path) == "/" &&
@@ -200,14 +195,36 @@ var knownAccessModes = []corev1.PersistentVolumeAccessMode{
 	corev1.ReadOnlyMany, corev1.ReadWriteMany, corev1.ReadWriteOnce, corev1.ReadWriteOncePod,
 }
 
-func validateAccessModes(modes []corev1.PersistentVolumeAccessMode, at *field.Path) field.ErrorList {
+// validateCapacity judges the capacity of a volume, which is that of storage alone.
+func validateCapacity(capacity corev1.ResourceList, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if len(capacity) == 0 {
+		errs = append(errs, field.Required(at, ""))
+	}
+	if _, ok := capacity[corev1.ResourceStorage]; !ok || len(capacity) > 1 {
+		errs = append(errs, field.NotSupported(at, capacity, []corev1.ResourceName{corev1.ResourceStorage}))
+	}
+	for _, name := range sorted(capacity) {
+		q, here := capacity[name], at.Key(string(name))
+		if q.Value() < 0 {
+			errs = append(errs, field.Invalid(here, q.Value(), "must be a valid resource quantity"))
+		}
+		if q.Sign() <= 0 {
+			errs = append(errs, field.Invalid(here, q.String(), "must be greater than zero"))
+		}
+	}
+	return errs
+}
+
+// validateAccessModes judges the access modes of a volume or claim. missing is the detail of the error when it has none.
+func validateAccessModes(modes []corev1.PersistentVolumeAccessMode, at *field.Path, missing string) field.ErrorList {
 	var errs field.ErrorList
 	if len(modes) == 0 {
-		errs = append(errs, field.Required(at, "at least 1 access mode is required"))
+		errs = append(errs, field.Required(at, missing))
 	}
 	once, others := false, false
 	for _, m := range modes {
-		errs = append(errs, oneOf(m, at, knownAccessModes...)...)
+		errs = append(errs, listed(m, at, knownAccessModes...)...)
 		if m == corev1.ReadWriteOncePod {
 			once = true
 		} else if slices.Contains(knownAccessModes, m) {
@@ -224,7 +241,7 @@ func validateVolumeMode(m *corev1.PersistentVolumeMode, at *field.Path) field.Er
 	if m == nil {
 		return nil
 	}
-	return oneOf(*m, at, corev1.PersistentVolumeBlock, corev1.PersistentVolumeFilesystem)
+	return listed(*m, at, corev1.PersistentVolumeBlock, corev1.PersistentVolumeFilesystem)
 }
 
 // shortModes are the access modes in a row.

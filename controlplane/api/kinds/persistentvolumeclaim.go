@@ -57,19 +57,18 @@ func defaultClaim(c *corev1.PersistentVolumeClaim) {
 }
 
 // oneSource has both fields say what the volume is to be filled from where one does, as in Kubernetes: provisioners read the
-// one, populators the other. What is in another namespace has no form in the older field; what cannot be is left where the
-// user wrote it.
+// one, populators the other. What is in another namespace has no form in the older field.
 func oneSource(s *corev1.PersistentVolumeClaimSpec) {
 	switch from, ref := s.DataSource, s.DataSourceRef; {
-	case from != nil && ref == nil && len(validateDataSource(from.APIGroup, from.Kind, from.Name, nil)) == 0:
+	case from != nil && ref == nil:
 		s.DataSourceRef = &corev1.TypedObjectReference{APIGroup: from.APIGroup, Kind: from.Kind, Name: from.Name}
-	case from == nil && ref != nil && val(ref.Namespace) == "" && len(validateDataSource(ref.APIGroup, ref.Kind, ref.Name, nil)) == 0:
+	case from == nil && ref != nil && val(ref.Namespace) == "":
 		s.DataSource = &corev1.TypedLocalObjectReference{APIGroup: ref.APIGroup, Kind: ref.Kind, Name: ref.Name}
 	}
 }
 
 func validateClaimSpec(s *corev1.PersistentVolumeClaimSpec, spec *field.Path) field.ErrorList {
-	errs := validateAccessModes(s.AccessModes, spec.Child("accessModes"))
+	errs := validateAccessModes(s.AccessModes, spec.Child("accessModes"), "at least 1 access mode is required")
 	if s.Selector != nil {
 		errs = append(errs, metavalidation.ValidateLabelSelector(s.Selector, metavalidation.LabelSelectorValidationOptions{}, spec.Child("selector"))...)
 	}

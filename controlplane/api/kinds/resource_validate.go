@@ -2,11 +2,11 @@ package kinds
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
@@ -55,17 +55,15 @@ func overcommits(name corev1.ResourceName) bool {
 
 func validateContainerResourceName(name corev1.ResourceName, at *field.Path) field.ErrorList {
 	n := string(name)
-	errs := invalid(at, n, utilvalidation.IsQualifiedName(n))
-	if len(errs) > 0 || plainResources[name] || strings.HasPrefix(n, corev1.ResourceHugePagesPrefix) {
-		return errs
+	errs := validateResourceName(name, at)
+	native := !strings.Contains(n, "/") || strings.Contains(n, corev1.ResourceDefaultNamespacePrefix)
+	switch {
+	case !strings.Contains(n, "/") && !plainResources[name] && !strings.HasPrefix(n, corev1.ResourceHugePagesPrefix):
+		errs = append(errs, field.Invalid(at, n, "must be a standard resource for containers"))
+	case !native && !isExtendedResource(n):
+		errs = append(errs, field.Invalid(at, n, "doesn't follow extended resource name standard"))
 	}
-	if !strings.Contains(n, "/") {
-		return field.ErrorList{field.Invalid(at, n, "must be a standard resource for containers")}
-	}
-	if strings.HasPrefix(n, corev1.DefaultResourceRequestsPrefix) {
-		return field.ErrorList{field.Invalid(at, n, "must be a standard resource type or fully qualified")}
-	}
-	return nil
+	return errs
 }
 
 func validateQuantity(name corev1.ResourceName, q resource.Quantity, at *field.Path) field.ErrorList {
@@ -78,16 +76,23 @@ func validateQuantity(name corev1.ResourceName, q resource.Quantity, at *field.P
 	return nil
 }
 
-// validateQuantities judges the resources of a node.
+// validateQuantities judges the resources of a node. Their names may be anything, as in Kubernetes.
 func validateQuantities(l corev1.ResourceList, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for _, name := range sorted(l) {
-		q := l[name]
-		here := at.Key(string(name))
-		errs = append(errs, invalid(here, string(name), utilvalidation.IsQualifiedName(string(name)))...)
-		if q.Sign() < 0 {
-			errs = append(errs, field.Invalid(here, q.String(), "must be greater than or equal to 0"))
-		}
+		errs = append(errs, validateCountedQuantity(name, l[name], at.Child(string(name)))...)
+	}
+	return errs
+}
+
+// validateCountedQuantity refuses a negative quantity, and a fraction of what is counted: objects and extended resources.
+func validateCountedQuantity(name corev1.ResourceName, q resource.Quantity, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if q.Sign() < 0 {
+		errs = append(errs, field.Invalid(at, q.String(), "must be greater than or equal to 0"))
+	}
+	if (slices.Contains(countedResources, name) || isExtendedResource(string(name))) && q.MilliValue()%1000 != 0 {
+		errs = append(errs, field.Invalid(at, q.String(), "must be an integer"))
 	}
 	return errs
 }

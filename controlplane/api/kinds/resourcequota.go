@@ -7,7 +7,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/api/validation"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -74,9 +73,8 @@ var quotaResources = []corev1.ResourceName{
 
 // podResources are those of them that count by the pods of a scope.
 var podResources = []corev1.ResourceName{
-	corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage, corev1.ResourcePods,
-	corev1.ResourceRequestsCPU, corev1.ResourceRequestsMemory, corev1.ResourceRequestsEphemeralStorage,
-	corev1.ResourceLimitsCPU, corev1.ResourceLimitsMemory, corev1.ResourceLimitsEphemeralStorage,
+	corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourcePods, corev1.ResourceRequestsCPU, corev1.ResourceRequestsMemory,
+	corev1.ResourceLimitsCPU, corev1.ResourceLimitsMemory,
 }
 
 // countedResources are whole numbers.
@@ -110,20 +108,9 @@ func validateQuotaResources(list corev1.ResourceList, at *field.Path) field.Erro
 		if n := string(name); !strings.Contains(n, "/") && !slices.Contains(quotaResources, name) && !isHugePages(n) {
 			errs = append(errs, field.Invalid(here, n, "must be a standard resource for quota"))
 		}
-		errs = append(errs, validateQuotaQuantity(name, q, here)...)
+		errs = append(errs, validateCountedQuantity(name, q, here)...)
 	}
 	return errs
-}
-
-func validateQuotaQuantity(name corev1.ResourceName, q resource.Quantity, at *field.Path) field.ErrorList {
-	if q.Sign() < 0 {
-		return field.ErrorList{field.Invalid(at, q.String(), "must be greater than or equal to 0")}
-	}
-	extended := strings.Contains(string(name), "/") && !strings.HasPrefix(string(name), "requests.")
-	if (slices.Contains(countedResources, name) || extended) && q.MilliValue()%1000 != 0 {
-		return field.ErrorList{field.Invalid(at, q.String(), "must be an integer")}
-	}
-	return nil
 }
 
 func validateQuota(s *corev1.ResourceQuotaSpec, at *field.Path) field.ErrorList {

@@ -88,7 +88,8 @@ func TestRuntimeClass(t *testing.T) {
 		bad{"{metadata: {name: a}, handler: a.b}", invalidText("handler", "a.b", validation.IsDNS1123Label("a.b")[0])},
 		bad{"{metadata: {name: a}, handler: " + strings.Repeat("a", 64) + "}", invalidText("handler", strings.Repeat("a", 64), "must be no more than 63 characters")},
 		bad{class("overhead: {podFixed: {cpu: -1}}"), invalidText("overhead.limits[cpu]", "-1", "must be greater than or equal to 0")},
-		bad{class("overhead: {podFixed: {beans: 1}}"), invalidText("overhead.limits[beans]", "beans", "must be a standard resource for containers")},
+		bad{class("overhead: {podFixed: {beans: 1}}"), invalidText("overhead.limits[beans]", "beans", "must be a standard resource type or fully qualified") +
+			"\n" + invalidText("overhead.limits[beans]", "beans", "must be a standard resource for containers")},
 		bad{class("scheduling: {nodeSelector: {a b: c}}"), invalidText("scheduling.nodeSelector", "a b", validation.IsQualifiedName("a b")[0])},
 		bad{class("scheduling: {nodeSelector: {a: c d}}"), invalidText("scheduling.nodeSelector", "c d", validation.IsValidLabelValue("c d")[0])},
 		bad{class("scheduling: {tolerations: [{key: k, operator: Near}]}"), `scheduling.tolerations[0].operator: Unsupported value: "Near": supported values: "Equal", "Exists"`},

@@ -200,7 +200,7 @@ func validateInlineVolume(s *corev1.PersistentVolumeSpec, at *field.Path) field.
 			errs = append(errs, field.Required(at.Child("csi", "volumeHandle"), ""))
 		}
 	}
-	errs = append(errs, validateAccessModes(s.AccessModes, at.Child("accessModes"))...)
+	errs = append(errs, validateAccessModes(s.AccessModes, at.Child("accessModes"), "at least 1 access mode is required")...)
 	return append(errs, validateVolumeMode(s.VolumeMode, at.Child("volumeMode"))...)
 }
 

@@ -68,7 +68,10 @@ func TestPodValidation(t *testing.T) {
 		{"env key", with("env: [{name: A, valueFrom: {configMapKeyRef: {name: c}}}]"), []string{"spec.containers[0].env[0].valueFrom.configMapKeyRef.key: Required value"}},
 		{"requests over limits", with("resources: {limits: {cpu: 100m}, requests: {cpu: 200m}}"), []string{`spec.containers[0].resources.requests: Invalid value: "200m": must be less than or equal to cpu limit of 100m`}},
 		{"negative", with("resources: {limits: {cpu: -1}}"), []string{`spec.containers[0].resources.limits[cpu]: Invalid value: "-1": must be greater than or equal to 0`, `spec.containers[0].resources.requests[cpu]: Invalid value: "-1"`}},
-		{"unknown resource", with("resources: {limits: {cpus: 1}}"), []string{`spec.containers[0].resources.limits[cpus]: Invalid value: "cpus": must be a standard resource for containers`, "spec.containers[0].resources.requests[cpus]"}},
+		{"unknown resource", with("resources: {limits: {cpus: 1}}"), []string{
+			`spec.containers[0].resources.limits[cpus]: Invalid value: "cpus": must be a standard resource type or fully qualified`,
+			`spec.containers[0].resources.limits[cpus]: Invalid value: "cpus": must be a standard resource for containers`,
+			"spec.containers[0].resources.requests[cpus]", "spec.containers[0].resources.requests[cpus]"}},
 		{"a gpu", with("resources: {limits: {nvidia.com/gpu: 2}}"), nil},
 		{"half a gpu", with("resources: {limits: {nvidia.com/gpu: 500m}}"), []string{`spec.containers[0].resources.limits[nvidia.com/gpu]: Invalid value: "500m": must be an integer`, "spec.containers[0].resources.requests[nvidia.com/gpu]"}},
 		{"gpus requested", with("resources: {requests: {nvidia.com/gpu: 1}}"), []string{"spec.containers[0].resources.limits: Required value: Limit must be set for non overcommitable resources"}},
@@ -189,7 +192,7 @@ func TestOtherValidation(t *testing.T) {
 	has(t, "NFS without a path", judge[*corev1.Pod](t, "{metadata: {name: a}, spec: {containers: [{name: a, image: a}], volumes: [{name: v, nfs: {server: files}}]}}"),
 		"spec.volumes[0].nfs.path: Required value")
 	has(t, "taints", judge[*corev1.Node](t, "{metadata: {name: a}, spec: {taints: [{key: a, effect: NoRun}, {key: b, effect: NoExecute}, {key: b, effect: NoExecute}]}}"),
-		`spec.taints[0].effect: Unsupported value: "NoRun"`, "spec.taints[2]: Duplicate value")
+		`metadata.taints[0].effect: Unsupported value: "NoRun"`, "metadata.taints[2]: Duplicate value")
 	has(t, "class", judge[*storagev1.StorageClass](t, "{metadata: {name: a}}"), "provisioner: Required value")
 	has(t, "namespace name", judge[*corev1.Namespace](t, "{metadata: {name: a.b}}"), `metadata.name: Invalid value: "a.b"`)
 	has(t, "event", judge[*corev1.Event](t, "{metadata: {name: a}, involvedObject: {namespace: other}}"), "involvedObject.namespace: Invalid value")

@@ -147,11 +147,9 @@ func validateHostPath(h *corev1.HostPathVolumeSource, at *field.Path) field.Erro
 		return field.ErrorList{field.Required(at.Child("path"), "")}
 	}
 	errs := noBacksteps(h.Path, at.Child("path"))
-	if t := val(h.Type); t != corev1.HostPathUnset {
-		errs = append(errs, oneOf(t, at.Child("type"), corev1.HostPathDirectoryOrCreate, corev1.HostPathDirectory,
-			corev1.HostPathFileOrCreate, corev1.HostPathFile, corev1.HostPathSocket, corev1.HostPathCharDev, corev1.HostPathBlockDev)...)
-	}
-	return errs
+	return append(errs, listed(val(h.Type), at.Child("type"), corev1.HostPathUnset, corev1.HostPathBlockDev, corev1.HostPathCharDev,
+		corev1.HostPathDirectory, corev1.HostPathDirectoryOrCreate, corev1.HostPathFile, corev1.HostPathFileOrCreate,
+		corev1.HostPathSocket)...)
 }
 
 func validateNFS(n *corev1.NFSVolumeSource, at *field.Path) field.ErrorList {

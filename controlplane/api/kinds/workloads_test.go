@@ -264,7 +264,8 @@ func autoscalerWrongs() []wrong {
 		{metric("type: Object, object: {describedObject: {kind: A, name: b}, metric: {name: a}, target: {type: Value}}"), m0 + "object.target.averageValue: Required value: must set either a target value or averageValue"},
 		{metric("type: Object, object: {describedObject: {name: b}, metric: {name: a}, target: {type: Value, value: 1}}"), m0 + "object.describedObject.kind: Required value"},
 		{metric("type: ContainerResource, containerResource: {name: cpu, target: {type: Utilization, averageUtilization: 1}}"), m0 + "containerResource.container: Required value: must specify a container"},
-		{metric("type: ContainerResource, containerResource: {name: disk, container: c, target: {type: Utilization, averageUtilization: 1}}"), m0 + `containerResource.name: Invalid value: "disk": must be a standard resource for containers`},
+		{metric("type: ContainerResource, containerResource: {name: disk, container: c, target: {type: Utilization, averageUtilization: 1}}"), m0 + `containerResource.name: Invalid value: "disk": must be a standard resource type or fully qualified; ` +
+			m0 + `containerResource.name: Invalid value: "disk": must be a standard resource for containers`},
 		{rules("stabilizationWindowSeconds: -1"), up + "stabilizationWindowSeconds: Invalid value: -1: must be greater than or equal to zero"},
 		{rules("stabilizationWindowSeconds: 3601"), up + "stabilizationWindowSeconds: Invalid value: 3601: must be less than or equal to 3600"},
 		{rules("selectPolicy: Any"), up + `selectPolicy: Unsupported value: "Any": supported values: "Disabled", "Max", "Min"`},
@@ -300,7 +301,9 @@ func TestSmallKindsValidation(t *testing.T) {
 		{"spec: {limits: [{type: Pod, defaultRequest: {cpu: 1}}]}", l0 + "defaultRequest: Forbidden: may not be specified when `type` is 'Pod'"},
 		{"spec: {limits: [{type: PersistentVolumeClaim}]}", l0 + "limits: Required value: either minimum or maximum storage value is required, but neither was provided"},
 		{"spec: {limits: [{type: Pod, min: {cpu: 2}, max: {cpu: 1}}]}", l0 + `min[cpu]: Invalid value: "2": min value 2 is greater than max value 1`},
-		{limit("max: {disk: 1}"), l0 + `max[disk]: Invalid value: "disk"; ` + l0 + `default[disk]: Invalid value; ` + l0 + `defaultRequest[disk]: Invalid value`},
+		{limit("max: {disk: 1}"), l0 + `max[disk]: Invalid value: "disk"; ` + l0 + `max[disk]: Invalid value: "disk": must be a standard resource for containers; ` +
+			l0 + `default[disk]: Invalid value; ` + l0 + `default[disk]: Invalid value; ` +
+			l0 + `defaultRequest[disk]: Invalid value; ` + l0 + `defaultRequest[disk]: Invalid value`},
 		{limit("default: {cpu: 1}, defaultRequest: {cpu: 2}"), l0 + `defaultRequest[cpu]: Invalid value: "2": default request value 2 is greater than default limit value 1`},
 		{limit("maxLimitRequestRatio: {cpu: 500m}"), l0 + `maxLimitRequestRatio[cpu]: Invalid value: "500m": ratio 500m is less than 1`},
 		{"spec: {limits: [{type: Pod, min: {cpu: 1}, max: {cpu: 2}, maxLimitRequestRatio: {cpu: 3}}]}", l0 + `maxLimitRequestRatio[cpu]: Invalid value: "3": ratio 3 is greater than max/min = 2.000000`},
