@@ -141,6 +141,24 @@ func TestWhatIsAloneStartsNoGoroutine(t *testing.T) {
 	}
 }
 
+// modulesApart are the modules of their own that the part unit tests beside the packages of this module.
+var modulesApart = []string{"deploy/dist", "test/openapi/upstream"}
+
+func TestModulesApartAreTested(t *testing.T) {
+	script, err := os.ReadFile("scripts/test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range modulesApart {
+		if !strings.Contains(string(script), "(cd "+dir+" && run plain_test ") {
+			t.Errorf("scripts/test does not run the tests of the module %s", dir)
+		}
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // Every package belongs to exactly one part of `make test`, and every part is run.
 func TestEveryPackageIsTested(t *testing.T) {
 	packages, tests := unraced(t)

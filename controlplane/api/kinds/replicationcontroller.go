@@ -100,6 +100,7 @@ func podTemplateKind() *api.Kind {
 	k := newKind(names{
 		gv: corev1.SchemeGroupVersion, kind: "PodTemplate", plural: "podtemplates", singular: "podtemplate",
 	}, func(l *corev1.PodTemplateList) *[]corev1.PodTemplate { return &l.Items })
+	k.ReturnsDeleted = true
 	k.Default = defaults(func(t *corev1.PodTemplate) { DefaultPodTemplate(&t.Template) })
 	k.PrepareCreate = func(o api.Object) { o.SetGeneration(1) }
 	k.PrepareUpdate = func(obj, old api.Object) {

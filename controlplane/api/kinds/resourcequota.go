@@ -18,6 +18,7 @@ func resourceQuotaKind() *api.Kind {
 	k := newKind(names{
 		gv: corev1.SchemeGroupVersion, kind: "ResourceQuota", plural: "resourcequotas", singular: "resourcequota", short: []string{"quota"},
 	}, func(l *corev1.ResourceQuotaList) *[]corev1.ResourceQuota { return &l.Items })
+	k.ReturnsDeleted = true
 	k.Default = defaults(func(q *corev1.ResourceQuota) {
 		roundResources(q.Spec.Hard)
 		roundResources(q.Status.Hard)

@@ -16,7 +16,6 @@ func csiStorageCapacityKind() *api.Kind {
 	k := newKind(names{
 		gv: storagev1.SchemeGroupVersion, kind: "CSIStorageCapacity", conditional: true, plural: "csistoragecapacities", singular: "csistoragecapacity",
 	}, func(l *storagev1.CSIStorageCapacityList) *[]storagev1.CSIStorageCapacity { return &l.Items })
-	k.ReturnsDeleted = true
 	check(k, func(c *storagev1.CSIStorageCapacity) field.ErrorList {
 		var errs field.ErrorList
 		if c.NodeTopology != nil {

@@ -12,8 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/kube-openapi/pkg/aggregator"
 	"k8s.io/kube-openapi/pkg/validation/spec"
-
-	"keelson.dev/keelson/controlplane/api"
 )
 
 // Part is what the v2 document of another server says of one group version.
@@ -107,8 +105,8 @@ func keyOf(parts []*Part) string {
 }
 
 // merge adds the parts to the sections of a v2 document of this server: pieces for all of them, and no other is touched.
-func (s *Spec) merge(x *sections, of []*api.Kind, parts []*Part, f form) error {
-	here := &said{spec: s, kinds: of}
+func (s *Spec) merge(x *sections, of []topic, parts []*Part, f form) error {
+	here := &said{spec: s, topics: of}
 	var err error
 	if here.types, err = s.typesOf(of); err != nil {
 		return err
@@ -150,7 +148,7 @@ type ours interface {
 // said is what this server says: pieces are looked into when something of them is asked for.
 type said struct {
 	spec   *Spec
-	kinds  []*api.Kind
+	topics []topic
 	types  *piece                     // definitions of Go types
 	shared map[string]json.RawMessage // what is in it
 	paths  map[string]map[string]json.RawMessage
@@ -166,11 +164,12 @@ func (h *said) definition(name string) (json.RawMessage, error) {
 	if raw := h.shared[name]; raw != nil {
 		return raw, nil
 	}
-	for _, k := range h.kinds {
-		if k.Model == nil || name != customName(k) && name != customName(k)+"List" {
+	for _, x := range h.topics {
+		k := x.kind
+		if k == nil || k.Model == nil || name != customName(k) && name != customName(k)+"List" {
 			continue
 		}
-		d, err := h.spec.describe(k, form{})
+		d, err := h.spec.describe(x, form{})
 		if err != nil || d.definitions == nil {
 			return nil, err
 		}
@@ -183,11 +182,11 @@ func (h *said) definition(name string) (json.RawMessage, error) {
 func (h *said) path(where, path string) (bool, error) {
 	if h.paths[where] == nil {
 		all := map[string]json.RawMessage{}
-		for _, k := range h.kinds {
-			if root(k) != where {
+		for _, x := range h.topics {
+			if x.root() != where {
 				continue
 			}
-			d, err := h.spec.describe(k, form{})
+			d, err := h.spec.describe(x, form{})
 			if err != nil {
 				return false, err
 			}
@@ -283,19 +282,24 @@ func (m *merger) combine(p *Part, taken []string) (*spec.Swagger, error) {
 		}
 		here.Definitions[name] = d
 	}
-	for name, raw := range m.parameters { // nothing here has parameters by names
+	known := slices.Collect(maps.Keys(here.Definitions))
+	parameters := maps.Clone(m.parameters)
+	maps.Copy(parameters, sharedParameters())
+	for name, raw := range parameters {
 		var d spec.Parameter
 		if err := json.Unmarshal(raw, &d); err != nil {
 			return nil, err
 		}
 		here.Parameters[name] = d
 	}
-	known := slices.Collect(maps.Keys(here.Definitions))
 	if err := aggregator.MergeSpecsIgnorePathConflictRenamingDefinitionsAndParameters(here, &part); err != nil {
 		return nil, err
 	}
-	for _, name := range known {
-		delete(here.Definitions, name) // they stand as they are
+	for _, name := range known { // they stand as they are
+		delete(here.Definitions, name)
+	}
+	for name := range sharedParameters() {
+		delete(here.Parameters, name)
 	}
 	return here, nil
 }

@@ -29,7 +29,7 @@ var (
 
 // format is part of every hash. It advances when the same document is answered in
 // other words (headers, media types): a client's cache must not take its old answer for the new one.
-const format = "4"
+const format = "5"
 
 const title = "Keelson"
 
@@ -39,18 +39,17 @@ const freeAfter = 1 << 20
 // Spec serves the documents of a table of kinds. It is safe for concurrent use.
 type Spec struct {
 	kinds   *api.Kinds
-	version string
 	info    []byte        // JSON
 	places  chan struct{} // taken by who makes a piece
 	written atomic.Int64  // bytes of pieces since memory was given back
 
-	mu        sync.Mutex
-	table     *api.Table                     // of which they were made
-	made      map[string]*making[*entry]     // by document: "v2", "v2.pb", "v2+" with parts, "v3/apis/apps/v1", "v3/apis/apps/v1.pb"
-	of        map[string][]*api.Kind         // the kinds that these describe
-	index     map[*api.Table]*making[[]byte] // that of the table
-	kindsMade map[kindKey]*making[*described]
-	typesMade map[typesKey]*making[*piece]
+	mu         sync.Mutex
+	table      *api.Table                     // of which they were made
+	made       map[string]*making[*entry]     // by document: "v2", "v2.pb", "v2+" with parts, "v3/apis/apps/v1", "v3/apis/apps/v1.pb"
+	of         map[string][]topic             // the topics that these describe
+	index      map[*api.Table]*making[[]byte] // that of the table
+	topicsMade map[topicKey]*making[*described]
+	typesMade  map[typesKey]*making[*piece]
 
 	parts    []*Part // of other servers, in the merged document
 	partsKey string
@@ -76,9 +75,9 @@ func (s *Spec) follow() {
 			s.forget(doc)
 		}
 	}
-	for key := range s.kindsMade {
-		if !t.Has(key.kind) {
-			delete(s.kindsMade, key)
+	for key := range s.topicsMade {
+		if key.kind != nil && !t.Has(key.kind) {
+			delete(s.topicsMade, key)
 		}
 	}
 }
@@ -89,21 +88,6 @@ func (s *Spec) forget(doc string) {
 	delete(s.of, doc)
 }
 
-// describedBy are the kinds that a document describes.
-func describedBy(t *api.Table, doc string) []*api.Kind {
-	where, v3 := strings.CutPrefix(strings.TrimSuffix(doc, ".pb"), "v3/")
-	if !v3 {
-		return t.Shown()
-	}
-	var out []*api.Kind
-	for _, k := range t.Shown() {
-		if root(k) == where {
-			out = append(out, k)
-		}
-	}
-	return out
-}
-
 // New returns a spec; nothing is made until it is asked for.
 func New(kinds *api.Kinds, version string) *Spec {
 	info, err := json.Marshal(object{"title": title, "version": version})
@@ -111,9 +95,9 @@ func New(kinds *api.Kinds, version string) *Spec {
 		panic(err) // of two texts
 	}
 	return &Spec{
-		kinds: kinds, version: version, info: info, places: make(chan struct{}, max(2, runtime.GOMAXPROCS(0))),
-		made: map[string]*making[*entry]{}, of: map[string][]*api.Kind{}, index: map[*api.Table]*making[[]byte]{},
-		kindsMade: map[kindKey]*making[*described]{}, typesMade: map[typesKey]*making[*piece]{},
+		kinds: kinds, info: info, places: make(chan struct{}, max(2, runtime.GOMAXPROCS(0))),
+		made: map[string]*making[*entry]{}, of: map[string][]topic{}, index: map[*api.Table]*making[[]byte]{},
+		topicsMade: map[topicKey]*making[*described]{}, typesMade: map[typesKey]*making[*piece]{},
 	}
 }
 
@@ -189,8 +173,8 @@ func (s *Spec) paths() ([]byte, error) {
 
 func (s *Spec) indexOf(t *api.Table) ([]byte, error) {
 	list := object{}
-	for _, k := range t.Shown() {
-		where := root(k)
+	for _, x := range topicsOf(t) {
+		where := x.root()
 		if list[where] != nil {
 			continue
 		}
@@ -228,7 +212,7 @@ func (s *Spec) document(doc string) (*entry, error) {
 }
 
 // make puts a document together.
-func (s *Spec) make(doc string, of []*api.Kind, parts []*Part) (*entry, error) {
+func (s *Spec) make(doc string, of []topic, parts []*Part) (*entry, error) {
 	f := form{v3: strings.HasPrefix(doc, "v3/"), proto: strings.HasSuffix(doc, ".pb")}
 	x, err := s.gather(of, f)
 	if err != nil {
@@ -241,7 +225,7 @@ func (s *Spec) make(doc string, of []*api.Kind, parts []*Part) (*entry, error) {
 	}
 	e := &entry{text: x.plain(f.v3, s.info)}
 	if f.proto {
-		if e.text, err = x.inProto(f.v3, s.version); err != nil {
+		if e.text, err = x.inProto(f.v3, s.info); err != nil {
 			return nil, err
 		}
 	}

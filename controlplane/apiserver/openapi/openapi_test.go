@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"mime"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 
@@ -121,5 +122,15 @@ func TestNumberOrString(t *testing.T) {
 		if !found["string"] || !found[other] || doc.Components.Schemas[name].Type != "" {
 			t.Errorf("%s: %+v", name, doc.Components.Schemas[name])
 		}
+	}
+}
+
+// F40: an enum value that contains blanks is one value.
+func TestEnumValuesKeepTheirBlanks(t *testing.T) {
+	body := ask(t, New(kinds.All(), "test"), "/openapi/v3/apis/certificates.k8s.io/v1", "application/json").Body.Bytes()
+	spec := schemasIn(t, body)["io.k8s.api.certificates.v1.CertificateSigningRequestSpec"]
+	usages := spec["properties"].(object)["usages"].(object)["items"].(object)["enum"].([]any)
+	if len(usages) != 23 || !slices.Contains(usages, any("client auth")) || slices.Contains(usages, any("client")) {
+		t.Errorf("the enum values of spec.usages are %q", usages)
 	}
 }

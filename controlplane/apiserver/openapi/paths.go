@@ -1,52 +1,18 @@
 package openapi
 
 import (
-	"encoding/json"
 	"maps"
+	"net/http"
 	"reflect"
 	"slices"
-	"sort"
 	"strings"
-	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/controlplane/api"
-)
-
-// param is a query parameter.
-type param struct{ name, kind, what string }
-
-var (
-	prettyParam = param{"pretty", "string", "If 'true', then the output is pretty printed."}
-	writeParams = []param{
-		prettyParam,
-		{"dryRun", "string", "When present, indicates that modifications should not be persisted. The only valid value is 'All'."},
-		{"fieldManager", "string", "The name associated with the actor or entity that is making these changes."},
-		{"fieldValidation", "string", "What to do about unknown or duplicate fields: 'Ignore' drops them, 'Warn' drops them and says so in warnings, 'Strict' refuses the request."},
-	}
-	forceParam   = param{"force", "boolean", "Take over fields that other managers own. For apply patches only."}
-	deleteParams = []param{
-		prettyParam,
-		{"dryRun", "string", "When present, indicates that modifications should not be persisted. The only valid value is 'All'."},
-		{"gracePeriodSeconds", "integer", "The duration in seconds before the object should be deleted; 0 is at once."},
-		{"orphanDependents", "boolean", "Deprecated: use propagationPolicy."},
-		{"propagationPolicy", "string", "What happens to dependents: 'Orphan', 'Background' or 'Foreground'."},
-	}
-	listParams = []param{
-		prettyParam,
-		{"allowWatchBookmarks", "boolean", "Ask for events of type BOOKMARK, which tell how far the watch has come."},
-		{"continue", "string", "Go on with a list at the place that the token of its last part names."},
-		{"fieldSelector", "string", "Restrict the list by fields."},
-		{"labelSelector", "string", "Restrict the list by labels."},
-		{"limit", "integer", "The most objects to return at once."},
-		{"resourceVersion", "string", "How fresh the answer must be."},
-		{"resourceVersionMatch", "string", "How resourceVersion is meant."},
-		{"sendInitialEvents", "boolean", "Begin a watch with the present state."},
-		{"timeoutSeconds", "integer", "End the call after this time."},
-		{"watch", "boolean", "Stream changes instead of listing."},
-	}
 )
 
 // document is what an OpenAPI document says of a kind.
@@ -55,101 +21,246 @@ type document struct {
 	paths object
 }
 
+// kindPaths describes the operations of a kind.
+type kindPaths struct {
+	*document
+	kind    *api.Kind
+	base    string // "/apis/apps/v1"
+	scoped  string // the path of the collection: "/apis/apps/v1/namespaces/{namespace}/deployments"
+	ofScope []param
+	ofName  []param
+	media   []string // of objects
+	takes   []string // media types of bodies that are objects
+}
+
 // add describes a kind.
 func (d *document) add(k *api.Kind) {
-	base := "/api/" + k.GVK.Version
-	if k.GVK.Group != "" {
-		base = "/apis/" + k.GVK.GroupVersion().String()
-	}
-	all, scoped := base+"/"+k.Resource, base+"/"+k.Resource
+	p := &kindPaths{document: d, kind: k, base: "/" + root(k), media: objectMedia, takes: anyMedia}
+	p.scoped = p.base + "/" + k.Resource
+	p.ofName = []param{{"path", "name", "string", "name of the " + k.GVK.Kind}}
 	if k.Namespaced {
-		scoped = base + "/namespaces/{namespace}/" + k.Resource
+		p.scoped = p.base + "/namespaces/{namespace}/" + k.Resource
+		p.ofScope = []param{namespaceParam}
+		p.ofName = append(p.ofName, namespaceParam)
 	}
-	body := d.body(k)
-	if k.Virtual {
-		d.virtual(k, scoped, body)
-		return
+	if k.Model != nil { // custom resources have no other form
+		p.media, p.takes = textMedia, textMedia
 	}
-	list := d.list(k)
-	status := d.status()
-	if all != scoped {
-		d.path(k, all, object{"get": d.operation(k, k.GVK, "listAllNamespaces", "list", nil, list, listParams)})
-	}
-	collection := object{
-		"get":  d.operation(k, k.GVK, "list", "list", nil, list, listParams),
-		"post": d.operation(k, k.GVK, "create", "post", body, body, writeParams),
-	}
-	if len(k.Verbs) == 0 || slices.Contains(k.Verbs, "deletecollection") {
-		collection["delete"] = d.operation(k, k.GVK, "deletecollection", "deletecollection", d.deleteOptions(), status,
-			slices.Concat(listParams, deleteParams[1:]))
-	}
-	d.path(k, scoped, collection)
-	deleted := status
-	if k.ReturnsDeleted {
-		deleted = body
-	}
-	d.path(k, scoped+"/{name}", object{
-		"get":    d.operation(k, k.GVK, "read", "get", nil, body, []param{prettyParam}),
-		"put":    d.operation(k, k.GVK, "replace", "put", body, body, writeParams),
-		"patch":  d.operation(k, k.GVK, "patch", "patch", d.patch(), body, slices.Concat(writeParams, []param{forceParam})),
-		"delete": d.operation(k, k.GVK, "delete", "delete", d.deleteOptions(), deleted, deleteParams),
-	})
-	d.facets(k, scoped)
-}
-
-// virtual describes a kind that is answered: the verbs that it has.
-func (d *document) virtual(k *api.Kind, scoped string, body object) {
-	collection := object{}
-	if slices.Contains(k.Verbs, "create") {
-		collection["post"] = d.operation(k, k.GVK, "create", "post", body, body, writeParams)
-	}
-	if slices.Contains(k.Verbs, "list") {
-		collection["get"] = d.operation(k, k.GVK, "list", "list", nil, d.list(k), listParams)
-	}
-	d.path(k, scoped, collection)
-	if slices.Contains(k.Verbs, "get") {
-		d.path(k, scoped+"/{name}", object{"get": d.operation(k, k.GVK, "read", "get", nil, body, []param{prettyParam})})
+	p.addCollection()
+	p.addObject()
+	p.addFacets()
+	if k.Model == nil && p.serves("watch") {
+		p.addWatches()
 	}
 }
 
-// connections are the facets behind which somebody else answers.
-var connections = []string{"attach", "exec", "portforward", "proxy"}
-
-func (d *document) facets(k *api.Kind, scoped string) {
-	names := make([]string, 0, len(k.Subresources))
-	for n := range k.Subresources {
-		names = append(names, n)
+// serves reports whether the kind has a verb.
+func (p *kindPaths) serves(verb string) bool {
+	if p.kind.Verbs == nil {
+		return !p.kind.Virtual
 	}
-	sort.Strings(names)
-	for _, n := range names {
-		sub := k.Subresources[n]
-		action := func(of string) string {
-			if slices.Contains(connections, n) {
-				return "connect"
+	return slices.Contains(p.kind.Verbs, verb)
+}
+
+// operation returns an operation on the kind. Rest follows the name of the kind in the ID.
+func (p *kindPaths) operation(method, verb, rest, action string) *operation {
+	kind, scope := p.kind.GVK.Kind, p.scope()
+	if strings.HasSuffix(rest, forAllNamespaces) {
+		scope = ""
+	}
+	return &operation{
+		method: method, id: operationID(verb, p.kind.GVK.GroupVersion(), scope+kind+rest), what: verb + " " + kind,
+		tag: versionTag(p.kind.GVK.GroupVersion()), action: action, gvk: p.kind.GVK,
+		consumes: p.takes, produces: p.media, successes: answered,
+	}
+}
+
+const forAllNamespaces = "ForAllNamespaces"
+
+// scope is the part of operation IDs that says that the kind is namespaced.
+func (p *kindPaths) scope() string {
+	if p.kind.Namespaced {
+		return "Namespaced"
+	}
+	return ""
+}
+
+func (p *kindPaths) addCollection() {
+	list := func(rest string) *operation {
+		op := p.operation("get", "list", rest, "list")
+		op.params, op.answer = listParams, p.list(p.kind)
+		if p.kind.Model == nil {
+			op.produces = watchMedia
+		}
+		return op
+	}
+	var ops []*operation
+	if p.serves("list") {
+		if p.kind.Namespaced {
+			p.path(p.base+"/"+p.kind.Resource, nil, list(forAllNamespaces))
+		}
+		ops = append(ops, list(""))
+	}
+	if p.serves("create") {
+		op := p.operation("post", "create", "", "post")
+		op.params, op.body, op.answer, op.successes = writeParams, p.body(p.kind), p.body(p.kind), created
+		ops = append(ops, op)
+	}
+	if p.serves("deletecollection") {
+		op := p.operation("delete", "deletecollection", "", "deletecollection")
+		op.params, op.body, op.optional, op.answer = deleteCollectionParams, p.deleteOptions(), true, p.status()
+		if p.kind.Model != nil {
+			op.params, op.body = listParams, nil
+		}
+		ops = append(ops, op)
+	}
+	p.path(p.scoped, p.ofScope, ops...)
+}
+
+func (p *kindPaths) addObject() {
+	var ops []*operation
+	if p.serves("get") {
+		op := p.operation("get", "read", "", "get")
+		op.params, op.answer = p.readParams(), p.body(p.kind)
+		ops = append(ops, op)
+	}
+	if p.serves("update") {
+		ops = append(ops, p.replace("", p.body(p.kind)))
+	}
+	if p.serves("patch") {
+		ops = append(ops, p.patchOf("", p.body(p.kind)))
+	}
+	if p.serves("delete") {
+		op := p.operation("delete", "delete", "", "delete")
+		op.params, op.body, op.optional, op.answer, op.successes = deleteParams, p.deleteOptions(), true, p.status(), deleted
+		if p.kind.ReturnsDeleted {
+			op.answer = p.body(p.kind)
+		}
+		ops = append(ops, op)
+	}
+	p.path(p.scoped+"/{name}", p.ofName, ops...)
+}
+
+// readParams are the parameters of reads.
+func (p *kindPaths) readParams() []param {
+	if p.kind.Model != nil {
+		return []param{prettyParam, resourceVersionParam}
+	}
+	return []param{prettyParam}
+}
+
+func (p *kindPaths) replace(facet string, body object) *operation {
+	op := p.operation("put", "replace", facet, "put")
+	op.params, op.body, op.answer, op.successes = writeParams, body, body, replaced
+	return op
+}
+
+func (p *kindPaths) patchOf(facet string, answer object) *operation {
+	op := p.operation("patch", "patch", facet, "patch")
+	op.params, op.body, op.answer, op.successes, op.consumes = patchParams, p.patch(), answer, replaced, nil
+	if p.kind.Model != nil {
+		op.successes = answered
+	}
+	for _, t := range p.kind.Patches() {
+		op.consumes = append(op.consumes, string(t))
+	}
+	if p.kind.Model == nil {
+		op.consumes = append(op.consumes, string(types.ApplyCBORPatchType))
+	}
+	return op
+}
+
+// addWatches describes the old form of watches, below /watch.
+func (p *kindPaths) addWatches() {
+	watch := func(path, rest, action string, ofPath []param) {
+		op := p.operation("get", "watch", rest, action)
+		op.params, op.answer, op.produces = listParams, p.watchEvent(), watchMedia
+		p.path(p.base+"/watch"+strings.TrimPrefix(path, p.base), ofPath, op)
+	}
+	if p.kind.Namespaced {
+		watch(p.base+"/"+p.kind.Resource, "List"+forAllNamespaces, "watchlist", nil)
+	}
+	watch(p.scoped, "List", "watchlist", p.ofScope)
+	watch(p.scoped+"/{name}", "", "watch", p.ofName)
+}
+
+// connections are the subresources that are byte streams of another process, with their methods.
+var connections = map[string][]string{
+	"attach": {http.MethodGet, http.MethodPost}, "exec": {http.MethodGet, http.MethodPost},
+	"portforward": {http.MethodGet, http.MethodPost},
+	"proxy": {
+		http.MethodDelete, http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodPatch,
+		http.MethodPost, http.MethodPut,
+	},
+}
+
+func (p *kindPaths) addFacets() {
+	for _, name := range slices.Sorted(maps.Keys(p.kind.Subresources)) {
+		if connections[name] != nil {
+			p.addConnection(name)
+			continue
+		}
+		p.addFacet(name)
+	}
+}
+
+func (p *kindPaths) addFacet(name string) {
+	sub, title := p.kind.Subresources[name], strings.ToUpper(name[:1])+name[1:]
+	body := p.body(p.kind)
+	if sub.New != nil {
+		body = p.top(sub.New(), sub.GVK)
+	}
+	var ops []*operation
+	for _, verb := range sub.Verbs {
+		var op *operation
+		switch verb {
+		case "get":
+			op = p.operation("get", "read", title, "get")
+			op.params, op.answer = p.readParams(), body
+			if name == "log" {
+				op.params = append([]param{prettyParam}, optionParams()["PodLogOptions"]...)
+				op.produces, op.answer = logMedia, object{"type": "string"}
 			}
-			return of
+		case "update":
+			op = p.replace(title, body)
+		case "patch":
+			op = p.patchOf(title, body)
+		case "create":
+			op = p.operation("post", "create", title, "post")
+			op.params, op.body, op.answer, op.successes = writeParams, body, body, created
+		default:
+			continue
 		}
-		gvk, body := k.GVK, d.body(k)
-		if sub.New != nil {
-			gvk, body = sub.GVK, d.top(sub.New(), sub.GVK)
+		if !sub.GVK.Empty() && p.kind.Model == nil {
+			op.gvk = sub.GVK
 		}
-		ops := object{}
-		for _, v := range sub.Verbs {
-			title := strings.ToUpper(n[:1]) + n[1:]
-			switch v {
-			case "get":
-				ops["get"] = d.operation(k, gvk, "read"+title, action("get"), nil, body, []param{prettyParam})
-			case "update":
-				ops["put"] = d.operation(k, gvk, "replace"+title, action("put"), body, body, writeParams)
-			case "patch":
-				ops["patch"] = d.operation(k, gvk, "patch"+title, action("patch"), d.patch(), body, slices.Concat(writeParams, []param{forceParam}))
-			case "create":
-				ops["post"] = d.operation(k, gvk, "create"+title, action("post"), body, body, writeParams)
-			}
+		ops = append(ops, op)
+	}
+	p.path(p.scoped+"/{name}/"+name, p.ofName, ops...)
+}
+
+// addConnection describes a subresource whose requests another process answers.
+func (p *kindPaths) addConnection(name string) {
+	gvk := p.kind.Subresources[name].GVK
+	ofName := slices.Clone(p.ofName)
+	ofName[0].what = "name of the " + gvk.Kind
+	all := func(suffix string) (ops []*operation) {
+		for _, method := range connections[name] {
+			method = strings.ToLower(method)
+			verb := strings.ToUpper(method[:1]) + method[1:]
+			rest := strings.ToUpper(name[:1]) + name[1:] + suffix
+			op := p.operation(method, "connect", rest, "connect")
+			op.id = operationID("connect", p.kind.GVK.GroupVersion(), verb+p.scope()+p.kind.GVK.Kind+rest)
+			op.gvk, op.params, op.answer = gvk, optionParams()[gvk.Kind], object{"type": "string"}
+			op.consumes, op.produces = anyMedia, anyMedia
+			ops = append(ops, op)
 		}
-		if len(ops) > 0 {
-			d.path(k, scoped+"/{name}/"+n, ops)
-		}
+		return ops
+	}
+	path := p.scoped + "/{name}/" + name
+	p.path(path, ofName, all("")...)
+	if name == "proxy" {
+		p.path(path+"/{path}", append(ofName, pathParam), all("WithPath")...)
 	}
 }
 
@@ -157,144 +268,18 @@ func (d *document) status() object {
 	return d.top(&metav1.Status{}, schema.GroupVersionKind{Version: "v1", Kind: "Status"})
 }
 
-func (d *document) deleteOptions() object {
-	return d.top(&metav1.DeleteOptions{}, schema.GroupVersionKind{Version: "v1", Kind: "DeleteOptions"})
-}
-
 func (d *document) patch() object { return d.ref(reflect.TypeFor[metav1.Patch]()) }
 
-// path adds a path with the parameters that stand in it.
-func (d *document) path(k *api.Kind, path string, ops object) {
-	var params []object
-	add := func(name, what string) {
-		p := object{"in": "path", "name": name, "required": true, "description": what}
-		typed(p, "string", d.v3)
-		params = append(params, p)
-	}
-	if strings.Contains(path, "{name}") {
-		add("name", "name of the "+k.GVK.Kind)
-	}
-	if strings.Contains(path, "{namespace}") {
-		add("namespace", "object name and auth scope, such as for teams and projects")
-	}
-	item := maps.Clone(ops)
-	if len(params) > 0 {
-		item["parameters"] = params
-	}
-	d.paths[path] = item
-}
+// deleteOptions refers to the body of deletions.
+func (p *kindPaths) deleteOptions() object { return p.common(&metav1.DeleteOptions{}, "DeleteOptions") }
 
-// queries are the query parameters as they are written, in v2 and in v3: they are most of the text of every path.
-var queries = sync.OnceValue(func() (out [2]map[param]json.RawMessage) {
-	for i := range out {
-		out[i] = map[param]json.RawMessage{}
-		for _, q := range slices.Concat(writeParams, []param{forceParam}, deleteParams, listParams) {
-			p := object{"in": "query", "name": q.name, "description": q.what}
-			typed(p, q.kind, i == 1)
-			data, err := json.Marshal(p)
-			if err != nil {
-				panic(err) // of texts
-			}
-			out[i][q] = data
-		}
-	}
-	return out
-})
+// watchEvent refers to the events of watches.
+func (p *kindPaths) watchEvent() object { return p.common(&metav1.WatchEvent{}, "WatchEvent") }
 
-func written(q param, v3 bool) json.RawMessage {
-	if v3 {
-		return queries()[1][q]
+// common refers to a type that each group version of built-in kinds has as a kind of its own.
+func (p *kindPaths) common(obj runtime.Object, kind string) object {
+	if p.kind.Model == nil {
+		p.top(obj, p.kind.GVK.GroupVersion().WithKind(kind))
 	}
-	return queries()[0][q]
-}
-
-func typed(p object, t string, v3 bool) {
-	if v3 {
-		p["schema"] = object{"type": t, "uniqueItems": true}
-		return
-	}
-	p["type"], p["uniqueItems"] = t, true
-}
-
-var mediaTypes = []string{"application/json", "application/yaml", "application/vnd.kubernetes.protobuf"}
-
-func patchMediaTypes(k *api.Kind) (out []string) {
-	for _, t := range k.Patches() {
-		out = append(out, string(t))
-	}
-	return out
-}
-
-func (d *document) operation(k *api.Kind, gvk schema.GroupVersionKind, id, action string, body, answer object, query []param) object {
-	scope := ""
-	if k.Namespaced {
-		scope = "Namespaced"
-	}
-	group := "Core"
-	if k.GVK.Group != "" {
-		first, _, _ := strings.Cut(k.GVK.Group, ".")
-		group = strings.ToUpper(first[:1]) + first[1:]
-	}
-	op := object{
-		"operationId":         id + group + strings.ToUpper(k.GVK.Version[:1]) + k.GVK.Version[1:] + scope + k.GVK.Kind,
-		"description":         id + " " + k.GVK.Kind,
-		"tags":                []string{strings.ToLower(group) + "_" + k.GVK.Version},
-		"x-kubernetes-action": action,
-		"x-kubernetes-group-version-kind": object{
-			"group": gvk.Group, "version": gvk.Version, "kind": gvk.Kind,
-		},
-	}
-	var params []any
-	for _, q := range query {
-		params = append(params, written(q, d.v3))
-	}
-	takes := mediaTypes
-	if action == "patch" {
-		takes = patchMediaTypes(k)
-	}
-	answers := object{"401": object{"description": "Unauthorized"}}
-	for code, what := range successes[action] {
-		answers[code] = d.answer(what, answer)
-	}
-	op["responses"] = answers
-	if !d.v3 {
-		if body != nil {
-			params = append(params, object{"in": "body", "name": "body", "required": action != "delete" && action != "deletecollection", "schema": body})
-		}
-		op["consumes"], op["produces"], op["schemes"] = takes, mediaTypes, []string{"https"}
-	} else if body != nil {
-		op["requestBody"] = object{"content": contents(takes, body)}
-	}
-	if len(params) > 0 {
-		op["parameters"] = params
-	}
-	return op
-}
-
-// answered is how reads are answered.
-var answered = map[string]string{"200": "OK"}
-
-// successes are the codes with which an action may be answered, as Kubernetes lists them: updates and applied
-// configurations may create.
-var successes = map[string]map[string]string{
-	"get": answered, "list": answered, "deletecollection": answered, "connect": answered,
-	"post":   {"200": "OK", "201": "Created", "202": "Accepted"},
-	"put":    {"200": "OK", "201": "Created"},
-	"patch":  {"200": "OK", "201": "Created"},
-	"delete": {"200": "OK", "202": "Accepted"},
-}
-
-func (d *document) answer(what string, schema object) object {
-	if d.v3 {
-		return object{"description": what, "content": contents(mediaTypes, schema)}
-	}
-	return object{"description": what, "schema": schema}
-}
-
-func contents(media []string, schema object) object {
-	out := object{}
-	for _, m := range media {
-		out[m] = object{"schema": schema}
-	}
-	return out
+	return p.top(obj, schema.GroupVersionKind{Version: "v1", Kind: kind})
 }

@@ -8,14 +8,12 @@ import (
 	"maps"
 	"slices"
 	"strings"
-
-	"keelson.dev/keelson/controlplane/api"
 )
 
 // form is how documents are written.
 type form struct{ v3, proto bool }
 
-// described is what documents of one form say of a kind.
+// described is what documents of one form say of a topic.
 type described struct {
 	types       typeSet // that it refers to
 	paths       *piece
@@ -23,13 +21,14 @@ type described struct {
 }
 
 type (
-	kindKey struct {
-		kind *api.Kind
+	topicKey struct {
+		topic
 		form form
 	}
 	typesKey struct {
-		types [sha256.Size]byte
-		form  form
+		types      [sha256.Size]byte
+		form       form
+		parameters bool // the shared parameters, not types
 	}
 )
 
@@ -103,11 +102,11 @@ func (s *Spec) members(of any) (*piece, error) {
 	return s.pack(data[1 : len(data)-1])
 }
 
-// describe returns what documents of a form say of a kind.
-func (s *Spec) describe(k *api.Kind, f form) (*described, error) {
-	return once(s, s.kindsMade, kindKey{k, f}, func() (*described, error) {
+// describe returns what documents of a form say of a topic.
+func (s *Spec) describe(of topic, f form) (*described, error) {
+	return once(s, s.topicsMade, topicKey{of, f}, func() (*described, error) {
 		if f.proto {
-			plain, err := s.describe(k, form{v3: f.v3})
+			plain, err := s.describe(of, form{v3: f.v3})
 			if err != nil {
 				return nil, err
 			}
@@ -116,14 +115,18 @@ func (s *Spec) describe(k *api.Kind, f form) (*described, error) {
 		}
 		defer s.working()()
 		d := &document{schemas: newSchemas(f.v3), paths: object{}}
-		d.add(k)
+		if of.kind != nil {
+			d.add(of.kind)
+		} else {
+			d.addPlace(of.place)
+		}
 		out := &described{types: d.types}
 		var err error
 		if out.paths, err = s.members(d.paths); err != nil {
-			return nil, fmt.Errorf("describing the paths of %s: %w", k.GVK, err)
+			return nil, fmt.Errorf("describing the paths of %s: %w", of.name(), err)
 		}
 		if out.definitions, err = s.members(d.defs); err != nil {
-			return nil, fmt.Errorf("describing %s: %w", k.GVK, err)
+			return nil, fmt.Errorf("describing %s: %w", of.name(), err)
 		}
 		return out, nil
 	})
@@ -136,7 +139,7 @@ func (s *Spec) shared(types typeSet, f form) (*piece, error) {
 }
 
 func (s *Spec) sharedBy(types typeSet, key [sha256.Size]byte, f form) (*piece, error) {
-	return once(s, s.typesMade, typesKey{key, f}, func() (*piece, error) {
+	return once(s, s.typesMade, typesKey{types: key, form: f}, func() (*piece, error) {
 		if f.proto {
 			plain, err := s.sharedBy(types, key, form{v3: f.v3})
 			if err != nil {
@@ -172,12 +175,12 @@ func (x *sections) add(d *described) {
 	}
 }
 
-// gather collects what a document of a form says of kinds.
-func (s *Spec) gather(of []*api.Kind, f form) (*sections, error) {
-	of = slices.SortedFunc(slices.Values(of), func(a, b *api.Kind) int { // replicas must agree on the hash
-		return strings.Compare(a.GVK.String()+" "+a.Resource, b.GVK.String()+" "+b.Resource)
+// gather collects what a document of a form says of topics.
+func (s *Spec) gather(of []topic, f form) (*sections, error) {
+	of = slices.SortedFunc(slices.Values(of), func(a, b topic) int { // replicas must agree on the hash
+		return strings.Compare(a.name(), b.name())
 	})
-	kinds, types, err := s.describeAll(of, f)
+	topics, types, err := s.describeAll(of, f)
 	if err != nil {
 		return nil, err
 	}
@@ -189,37 +192,62 @@ func (s *Spec) gather(of []*api.Kind, f form) (*sections, error) {
 	if shared != nil {
 		out.definitions = append(out.definitions, shared)
 	}
-	for _, d := range kinds {
+	for _, d := range topics {
 		out.add(d)
+	}
+	if !f.v3 {
+		p, err := s.parameters(f)
+		if err != nil {
+			return nil, err
+		}
+		out.parameters = []*piece{p}
 	}
 	return out, nil
 }
 
-// describeAll describes kinds, and collects the types that they refer to.
-func (s *Spec) describeAll(of []*api.Kind, f form) ([]*described, typeSet, error) {
-	kinds, types := make([]*described, len(of)), typeSet{}
-	for i, k := range of {
-		d, err := s.describe(k, f)
+// describeAll describes topics, and collects the types that they refer to.
+func (s *Spec) describeAll(of []topic, f form) ([]*described, typeSet, error) {
+	out, types := make([]*described, len(of)), typeSet{}
+	for i, x := range of {
+		d, err := s.describe(x, f)
 		if err != nil {
 			return nil, nil, err
 		}
-		kinds[i] = d
+		out[i] = d
 		for t, gvks := range d.types {
 			types.add(t)
 			maps.Copy(types[t], gvks)
 		}
 	}
-	return kinds, types, nil
+	return out, types, nil
 }
 
-// typesOf are the definitions of the Go types to which kinds refer in v2, in JSON; nil when there are none.
-func (s *Spec) typesOf(of []*api.Kind) (*piece, error) {
+// parameters returns the shared parameters of v2 documents.
+func (s *Spec) parameters(f form) (*piece, error) {
+	return once(s, s.typesMade, typesKey{form: f, parameters: true}, func() (*piece, error) {
+		p, err := s.members(sharedParameters())
+		if err != nil || !f.proto {
+			return p, err
+		}
+		x, err := s.sectionsInProto(&sections{parameters: []*piece{p}}, false)
+		if err != nil {
+			return nil, err
+		}
+		return x.parameters[0], nil
+	})
+}
+
+// typesOf are the definitions of the Go types to which topics refer in v2, in JSON; nil when there are none.
+func (s *Spec) typesOf(of []topic) (*piece, error) {
 	_, types, err := s.describeAll(of, form{})
 	if err != nil {
 		return nil, err
 	}
 	return s.shared(types, form{})
 }
+
+// bearerToken is how clients authenticate that generators make.
+const bearerToken = `{"description":"Bearer Token authentication","in":"header","name":"authorization","type":"apiKey"}`
 
 // plain puts a document in JSON together.
 func (x *sections) plain(v3 bool, info []byte) sequence {
@@ -229,7 +257,7 @@ func (x *sections) plain(v3 bool, info []byte) sequence {
 	}
 	if v3 {
 		section(`{"components":{"schemas":{`, x.definitions)
-		section(`}},"info":`+string(info)+`,"openapi":"3.0.0","paths":{`, x.paths)
+		section(`},"securitySchemes":{"BearerToken":`+bearerToken+`}},"info":`+string(info)+`,"openapi":"3.0.0","paths":{`, x.paths)
 		return append(out, words("}}"))
 	}
 	section(`{"definitions":{`, x.definitions)
@@ -237,5 +265,5 @@ func (x *sections) plain(v3 bool, info []byte) sequence {
 		section(`},"parameters":{`, x.parameters)
 	}
 	section(`},"info":`+string(info)+`,"paths":{`, x.paths)
-	return append(out, words(`},"swagger":"2.0"}`))
+	return append(out, words(`},"security":[{"BearerToken":[]}],"securityDefinitions":{"BearerToken":`+bearerToken+`},"swagger":"2.0"}`))
 }

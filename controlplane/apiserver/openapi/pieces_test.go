@@ -128,7 +128,7 @@ func TestOneMoreKind(t *testing.T) {
 		widget(t, all, i, model("old"))
 	}
 	before := documents()
-	pieces, written := len(s.kindsMade), s.written.Load()
+	pieces, written := len(s.topicsMade), s.written.Load()
 	more := widget(t, all, 5, model("new"))
 	after := documents()
 	if made["old v3=false"] != 5 || made["old v3=true"] != 5 || made["new v3=false"] != 1 || made["new v3=true"] != 1 {
@@ -146,8 +146,8 @@ func TestOneMoreKind(t *testing.T) {
 	if now := documents(); !slices.Equal(now, before) {
 		t.Errorf("documents were %v, and are %v", before, now)
 	}
-	if len(s.kindsMade) != pieces || len(s.index) != 1 {
-		t.Errorf("%d pieces are kept, %d indexes; it were %d", len(s.kindsMade), len(s.index), pieces)
+	if len(s.topicsMade) != pieces || len(s.index) != 1 {
+		t.Errorf("%d pieces are kept, %d indexes; it were %d", len(s.topicsMade), len(s.index), pieces)
 	}
 }
 

@@ -68,26 +68,31 @@ func (s *Spec) sectionsInProto(plain *sections, v3 bool) (out sections, err erro
 	return out, nil
 }
 
+// protoDocument returns a document in JSON as a message.
+func protoDocument(doc []byte, v3 bool) (proto.Message, error) {
+	root, err := nodes(json.NewDecoder(bytes.NewReader(doc)))
+	if err != nil {
+		return nil, err
+	}
+	in := compiler.NewContextWithExtensions("$root", root, nil, nil)
+	if v3 {
+		return openapi_v3.NewDocument(root, in)
+	}
+	return openapi_v2.NewDocument(root, in)
+}
+
 // protoSections are the sections of a document in JSON, each as a message. Replicas must agree on the bytes.
 func protoSections(doc []byte, v3 bool) (definitions, paths, parameters []byte, err error) {
-	root, err := nodes(json.NewDecoder(bytes.NewReader(doc)))
+	message, err := protoDocument(doc, v3)
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	in := compiler.NewContextWithExtensions("$root", root, nil, nil)
 	out := proto.MarshalOptions{Deterministic: true}
 	var messages []proto.Message
-	if v3 {
-		d, err := openapi_v3.NewDocument(root, in)
-		if err != nil {
-			return nil, nil, nil, err
-		}
+	switch d := message.(type) {
+	case *openapi_v3.Document:
 		messages = []proto.Message{d.GetComponents().GetSchemas(), d.GetPaths()}
-	} else {
-		d, err := openapi_v2.NewDocument(root, in)
-		if err != nil {
-			return nil, nil, nil, err
-		}
+	case *openapi_v2.Document:
 		messages = []proto.Message{d.GetDefinitions(), d.GetPaths(), d.GetParameters()}
 	}
 	var parts [3][]byte
@@ -99,13 +104,18 @@ func protoSections(doc []byte, v3 bool) (definitions, paths, parameters []byte, 
 	return parts[0], parts[1], parts[2], nil
 }
 
-// inProto puts a document together of sections that are messages.
-func (x *sections) inProto(v3 bool, version string) (sequence, error) {
-	var head proto.Message = &openapi_v2.Document{Swagger: "2.0", Info: &openapi_v2.Info{Title: title, Version: version}}
-	if v3 {
-		head = &openapi_v3.Document{Openapi: "3.0.0", Info: &openapi_v3.Info{Title: title, Version: version}}
+// inProto puts a document together of sections that are messages. Before them stands the message of a document without
+// sections: fields that occur twice are merged.
+func (x *sections) inProto(v3 bool, info []byte) (sequence, error) {
+	var head bytes.Buffer
+	if err := (&sections{}).plain(v3, info).writePlain(&head); err != nil {
+		return nil, err
 	}
-	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(head)
+	message, err := protoDocument(head.Bytes(), v3)
+	if err != nil {
+		return nil, err
+	}
+	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(message)
 	if err != nil {
 		return nil, err
 	}

@@ -123,12 +123,15 @@ func modelName(t reflect.Type) string {
 	if n, ok := reflect.New(t).Interface().(named); ok {
 		return n.OpenAPIModelName()
 	}
-	host, rest, _ := strings.Cut(t.PkgPath(), "/")
+	return modelNameOf(t.PkgPath(), t.Name())
+}
+
+// modelNameOf is the name of a type of a package: "io.k8s.api.core.v1.Pod".
+func modelNameOf(pkg, name string) string {
+	host, rest, _ := strings.Cut(pkg, "/")
 	parts := strings.Split(host, ".")
-	for i, j := 0, len(parts)-1; i < j; i, j = i+1, j-1 {
-		parts[i], parts[j] = parts[j], parts[i]
-	}
-	return strings.Join(parts, ".") + "." + strings.ReplaceAll(rest, "/", ".") + "." + t.Name()
+	slices.Reverse(parts)
+	return strings.Join(parts, ".") + "." + strings.ReplaceAll(rest, "/", ".") + "." + name
 }
 
 func (s *schemas) describe(t reflect.Type, def object) {
@@ -140,15 +143,17 @@ func (s *schemas) describe(t reflect.Type, def object) {
 	if text := docs[""]; text != "" {
 		def["description"] = text
 	}
-	if p, ok := zero.(primitive); ok && len(p.OpenAPISchemaType()) > 0 {
+	if p, ok := zero.(primitive); ok {
 		if a, ok := zero.(alternative); ok && s.v3 { // v2 has no words for a number or a string
 			var types []object
 			for _, t := range a.OpenAPIV3OneOfTypes() {
 				types = append(types, object{"type": t})
 			}
 			def["oneOf"] = types
-		} else {
-			def["type"] = p.OpenAPISchemaType()[0]
+		} else if types := p.OpenAPISchemaType(); len(types) > 0 {
+			def["type"] = types[0]
+		} else if def["description"] == nil {
+			def["description"] = t.Name() + " is a value of any of several types."
 		}
 		if f := p.OpenAPISchemaFormat(); f != "" {
 			def["format"] = f
@@ -209,12 +214,16 @@ func (s *schemas) fields(t reflect.Type, docs map[string]string, known *smd.Map,
 			p["description"] = text
 		}
 		describeEnum(p, f.Type)
-		s.describeField(p, known, f.Type, name)
+		s.describeField(p, known, t, f, name)
 		if v := f.Tag.Get("patchStrategy"); v != "" {
 			p["x-kubernetes-patch-strategy"] = v
 		}
 		if v := f.Tag.Get("patchMergeKey"); v != "" {
 			p["x-kubernetes-patch-merge-key"] = v
+		}
+		isBare := len(docs) > 0 || slices.Contains(bare()[typeName(t)], name)
+		if refs, _ := p["allOf"].([]object); len(p) == 1 && len(refs) == 1 && isBare {
+			p = refs[0] // nothing stands beside the reference
 		}
 		props[name] = p
 		if needed(t, name, opts) {
@@ -260,20 +269,8 @@ func (s *schemas) element(t reflect.Type) object {
 	if t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
-	p := s.property(t)
-	if s.v3 {
-		switch p["type"] {
-		case "string":
-			if p["format"] == nil {
-				p["default"] = ""
-			}
-		case "integer", "number":
-			p["default"] = 0
-		case "boolean":
-			p["default"] = false
-		case nil:
-			p["default"] = object{}
-		}
+	if t.Kind() == reflect.Struct {
+		return s.ref(t)
 	}
-	return p
+	return s.property(t)
 }

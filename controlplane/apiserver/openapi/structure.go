@@ -2,9 +2,11 @@ package openapi
 
 import (
 	_ "embed"
+	"encoding/json"
 	"fmt"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -17,7 +19,7 @@ import (
 
 // structure is what server-side apply knows of the built-in types: how lists and maps are merged, by which keys, and
 // what fields are when nobody states them. The schema is that of the library, which keeps it once it has been read.
-func structure() (*smd.Schema, error) {
+var structure = sync.OnceValues(func() (*smd.Schema, error) {
 	s := runtime.NewScheme()
 	if err := corev1.AddToScheme(s); err != nil {
 		return nil, err
@@ -28,7 +30,7 @@ func structure() (*smd.Schema, error) {
 		return nil, fmt.Errorf("reading the schema of the built-in types: %w", err)
 	}
 	return value.Schema(), nil
-}
+})
 
 // mapOf is what is known of a struct; nil when nothing is.
 func mapOf(known *smd.Schema, model string) *smd.Map {
@@ -67,19 +69,21 @@ func describeMap(def object, m *smd.Map) {
 	}
 }
 
-// describeField adds how a field is merged, and what it is when nobody states it.
-func (s *schemas) describeField(p object, m *smd.Map, t reflect.Type, name string) {
+// describeField adds to the schema of a field how the field is merged, and its default.
+func (s *schemas) describeField(p object, m *smd.Map, in reflect.Type, f reflect.StructField, name string) {
 	if m == nil {
-		if s.v3 && t.Kind() == reflect.Struct { // of lists and options, which nobody applies
-			p["default"] = object{}
-		}
-		return
+		s.describeUnknown(p, in, f, name)
+	} else if of, ok := m.FindField(name); ok {
+		s.describeKnown(p, of)
 	}
-	f, ok := m.FindField(name)
-	if !ok {
-		return
+	if how := fieldMarker(mapTypes()[typeName(in)], name); how != "" {
+		p["x-kubernetes-map-type"] = how
 	}
-	if s.v3 && f.Default != nil { // v2 tells no defaults
+}
+
+// describeKnown adds what server-side apply knows of a field.
+func (s *schemas) describeKnown(p object, f smd.StructField) {
+	if s.v3 && f.Default != nil { // v2 has no defaults
 		p["default"] = asJSON(f.Default)
 	}
 	in := f.Type.Inlined
@@ -98,6 +102,54 @@ func (s *schemas) describeField(p object, m *smd.Map, t reflect.Type, name strin
 	}
 }
 
+// describeUnknown adds how a field is merged of a type that nobody applies: lists, options, and types of other modules.
+func (s *schemas) describeUnknown(p object, in reflect.Type, f reflect.StructField, name string) {
+	sort, keys, _ := strings.Cut(fieldMarker(listTypes()[typeName(in)], name), ":")
+	if sort != "" {
+		p["x-kubernetes-list-type"] = sort
+	}
+	if keys != "" {
+		p["x-kubernetes-list-map-keys"] = strings.Split(keys, ",")
+	}
+	if !s.v3 {
+		return
+	}
+	if text := fieldMarker(defaults()[typeName(in)], name); text != "" {
+		p["default"] = json.RawMessage(text)
+	} else if f.Type.Kind() == reflect.Struct || !strings.Contains(f.Tag.Get("json"), ",omit") {
+		if zero := zeroOf(f.Type); zero != nil {
+			p["default"] = zero
+		}
+	}
+}
+
+// fieldMarker returns the value of a field among words like "conditions=map:type"; "" when there is none.
+func fieldMarker(words []string, field string) string {
+	for _, w := range words {
+		if name, value, _ := strings.Cut(w, "="); name == field {
+			return value
+		}
+	}
+	return ""
+}
+
+// zeroOf returns the value that a field has when nobody states it; nil when that is no value.
+func zeroOf(t reflect.Type) any {
+	switch t.Kind() {
+	case reflect.String:
+		return ""
+	case reflect.Bool:
+		return false
+	case reflect.Int32, reflect.Int64:
+		return 0
+	case reflect.Struct:
+		if _, ok := reflect.New(t).Interface().(primitive); !ok && !freeForm(t) {
+			return object{}
+		}
+	}
+	return nil
+}
+
 // asJSON is a value of YAML as one of JSON.
 func asJSON(v any) any {
 	m, ok := v.(map[any]any)
@@ -111,34 +163,59 @@ func asJSON(v any) any {
 	return out
 }
 
-// markersText is what the types of Kubernetes' API say in comments only: the values of enumerations, and the fields that
-// are always written and need not be stated. A line has the sort, the type, and the values or fields.
+// markersText has what reflection cannot see, from the comments of Kubernetes' API types. A line has the sort, the type,
+// and the values or fields. The sorts are the values of enumerations (enum), fields that are always written and need not
+// be stated (optional) or the reverse (required), how lists and maps are merged (list, map), defaults (default), and
+// fields without a comment (bare).
 //
 //go:embed markers.txt
 var markersText string
 
-// markers are the lines of a sort, by type.
+// markers are the lines of a sort, by type. The values of enumerations are quoted, and may contain blanks.
 func markers(sort string) map[string][]string {
 	out := map[string][]string{}
 	for line := range strings.Lines(markersText) {
-		if words := strings.Fields(line); len(words) > 2 && words[0] == sort {
-			for _, v := range words[2:] {
-				out[words[1]] = append(out[words[1]], strings.Trim(v, `"`))
-			}
+		words := strings.SplitN(strings.TrimSpace(line), " ", 3)
+		if len(words) == 3 && words[0] == sort {
+			out[words[1]] = splitValues(words[2])
 		}
 	}
 	return out
 }
 
+// splitValues returns the words of a text. A quoted word is unquoted.
+func splitValues(text string) (out []string) {
+	for text = strings.TrimSpace(text); text != ""; text = strings.TrimSpace(text) {
+		if quoted, err := strconv.QuotedPrefix(text); err == nil {
+			value, _ := strconv.Unquote(quoted)
+			out, text = append(out, value), text[len(quoted):]
+			continue
+		}
+		word, rest, _ := strings.Cut(text, " ")
+		out, text = append(out, word), rest
+	}
+	return out
+}
+
 var (
-	enums    = sync.OnceValue(func() map[string][]string { return markers("enum") })
-	optional = sync.OnceValue(func() map[string][]string { return markers("optional") })
+	enums     = sync.OnceValue(func() map[string][]string { return markers("enum") })
+	optional  = sync.OnceValue(func() map[string][]string { return markers("optional") })
+	required  = sync.OnceValue(func() map[string][]string { return markers("required") })
+	listTypes = sync.OnceValue(func() map[string][]string { return markers("list") })
+	bare      = sync.OnceValue(func() map[string][]string { return markers("bare") })
+	defaults  = sync.OnceValue(func() map[string][]string { return markers("default") })
+	mapTypes  = sync.OnceValue(func() map[string][]string { return markers("map") })
 )
 
-// needed says that a field must be stated.
+// typeName is the name of a type in markers.
+func typeName(t reflect.Type) string { return t.PkgPath() + "." + t.Name() }
+
+// needed reports whether a field must be stated.
 func needed(in reflect.Type, name, options string) bool {
-	return !strings.Contains(options, "omitempty") && !strings.Contains(options, "omitzero") &&
-		!slices.Contains(optional()[in.PkgPath()+"."+in.Name()], name)
+	if strings.Contains(options, "omitempty") || strings.Contains(options, "omitzero") {
+		return slices.Contains(required()[typeName(in)], name)
+	}
+	return !slices.Contains(optional()[typeName(in)], name)
 }
 
 // describeEnum adds the values of a field whose type is an enumeration.

@@ -1,0 +1,169 @@
+package openapi
+
+import (
+	"encoding/json"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// param is a parameter of an operation. All parameters are compared by their values.
+type param struct{ in, name, kind, what string }
+
+func query(name, kind, what string) param { return param{"query", name, kind, what} }
+
+var (
+	prettyParam          = query("pretty", "string", "If 'true', then the output is pretty printed.")
+	dryRunParam          = query("dryRun", "string", "'All' processes the request and stores nothing.")
+	resourceVersionParam = query("resourceVersion", "string", "How fresh the answer must be.")
+	namespaceParam       = param{"path", "namespace", "string", "the namespace of the objects"}
+	pathParam            = param{"path", "path", "string", "path to the resource"}
+
+	writeParams = []param{
+		prettyParam,
+		dryRunParam,
+		query("fieldManager", "string", "The name associated with the actor or entity that is making these changes."),
+		query("fieldValidation", "string",
+			"What happens to unknown and duplicate fields: 'Ignore', 'Warn' or 'Strict'."),
+	}
+	patchParams = append(slices.Clone(writeParams),
+		query("force", "boolean", "Take over fields that other managers own. For apply patches only."))
+	deleteParams = []param{
+		prettyParam,
+		dryRunParam,
+		query("gracePeriodSeconds", "integer", "The duration in seconds before the object should be deleted; 0 is at once."),
+		query("ignoreStoreReadErrorWithClusterBreakingPotential", "boolean", "Delete an unreadable object."),
+		query("orphanDependents", "boolean", "Deprecated: use propagationPolicy."),
+		query("propagationPolicy", "string", "What happens to dependents: 'Orphan', 'Background' or 'Foreground'."),
+	}
+	watchParams = []param{
+		query("allowWatchBookmarks", "boolean", "Ask for events of type BOOKMARK, which report the progress of the watch."),
+		query("watch", "boolean", "Stream changes instead of listing."),
+	}
+	selectParams = []param{
+		prettyParam,
+		query("continue", "string", "Continue a list at the token of its previous part."),
+		query("fieldSelector", "string", "Restrict the list by fields."),
+		query("labelSelector", "string", "Restrict the list by labels."),
+		query("limit", "integer", "The most objects to return at once."),
+		resourceVersionParam,
+		query("resourceVersionMatch", "string", "How resourceVersion is meant."),
+		query("sendInitialEvents", "boolean", "Begin a watch with the present state."),
+		query("shardSelector", "string", "Restrict the list to a shard. This server refuses the parameter."),
+		query("timeoutSeconds", "integer", "End the call after this time."),
+	}
+	listParams = slices.Concat(selectParams, watchParams)
+	// deleteCollectionParams are those of a list that cannot be watched, and those of a deletion.
+	deleteCollectionParams = slices.Concat(selectParams, deleteParams[1:])
+)
+
+// options are the bodies of connections, whose fields are query parameters.
+var options = map[string]any{
+	"PodLogOptions": corev1.PodLogOptions{}, "PodExecOptions": corev1.PodExecOptions{},
+	"PodAttachOptions":      corev1.PodAttachOptions{},
+	"PodPortForwardOptions": corev1.PodPortForwardOptions{}, "PodProxyOptions": corev1.PodProxyOptions{},
+	"ServiceProxyOptions": corev1.ServiceProxyOptions{}, "NodeProxyOptions": corev1.NodeProxyOptions{},
+}
+
+// optionParams are the query parameters of options by their kind. Fields that are structs are none.
+var optionParams = sync.OnceValue(func() map[string][]param {
+	out := map[string][]param{}
+	for kind, of := range options {
+		t, docs := reflect.TypeOf(of), of.(documented).SwaggerDoc()
+		for i := range t.NumField() {
+			name, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")
+			if typ := parameterType(t.Field(i).Type); name != "" && typ != "" {
+				out[kind] = append(out[kind], query(name, typ, docs[name]))
+			}
+		}
+	}
+	return out
+})
+
+// parameterType is the type of a query parameter for a field; "" when the field is a struct.
+// Lists are given as repeated parameters, each of the type of an element.
+func parameterType(t reflect.Type) string {
+	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
+		t = t.Elem()
+	}
+	switch t.Kind() {
+	case reflect.Bool:
+		return "boolean"
+	case reflect.String:
+		return "string"
+	case reflect.Int, reflect.Int32, reflect.Int64:
+		return "integer"
+	}
+	return ""
+}
+
+// shared returns the parameters that many operations have. A v2 document states them once and refers to them by name.
+var shared = sync.OnceValue(func() []param {
+	out := slices.Concat(listParams, patchParams, deleteParams, []param{namespaceParam, pathParam})
+	slices.SortFunc(out, func(a, b param) int { return strings.Compare(a.reference(), b.reference()) })
+	return slices.Compact(out)
+})
+
+// stated are not shared although many operations have them: older kubectl looks for them below the operations.
+var stated = []string{"dryRun", "fieldValidation"}
+
+func (p param) reference() string { return p.in + "-" + p.name }
+
+// sharedParameters are the parameters of v2 documents, by their names there.
+var sharedParameters = sync.OnceValue(func() map[string]json.RawMessage {
+	out := map[string]json.RawMessage{}
+	for _, p := range shared() {
+		if !slices.Contains(stated, p.name) {
+			out[p.reference()] = p.encode(false)
+		}
+	}
+	return out
+})
+
+// encodedParams are the shared parameters as documents have them below operations and paths, in v2 and in v3.
+var encodedParams = sync.OnceValue(func() (out [2]map[param]json.RawMessage) {
+	out = [2]map[param]json.RawMessage{{}, {}}
+	for _, p := range shared() {
+		out[1][p] = p.encode(true)
+		out[0][p] = p.encode(false)
+		if !slices.Contains(stated, p.name) {
+			out[0][p] = json.RawMessage(`{"$ref":"#/parameters/` + p.reference() + `"}`)
+		}
+	}
+	return out
+})
+
+// written returns a parameter as a document has it below an operation or a path.
+func (p param) written(v3 bool) json.RawMessage {
+	version := 0
+	if v3 {
+		version = 1
+	}
+	if data := encodedParams()[version][p]; data != nil {
+		return data
+	}
+	return p.encode(v3)
+}
+
+func (p param) encode(v3 bool) json.RawMessage {
+	out := object{"in": p.in, "name": p.name}
+	if p.what != "" {
+		out["description"] = p.what
+	}
+	if p.in == "path" {
+		out["required"] = true
+	}
+	if v3 {
+		out["schema"] = object{"type": p.kind, "uniqueItems": true}
+	} else {
+		out["type"], out["uniqueItems"] = p.kind, true
+	}
+	data, err := json.Marshal(out)
+	if err != nil {
+		panic(err) // of texts
+	}
+	return data
+}
