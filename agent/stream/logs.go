@@ -312,13 +312,13 @@ func (r *reader) truncated(st os.FileInfo) (bool, error) {
 }
 
 // copyLog writes a log, and with Follow goes on until over is closed and everything is read.
-func copyLog(ctx context.Context, path string, q agent.LogRequest, w io.Writer, over <-chan struct{}) error {
+func (s *Server) copyLog(ctx context.Context, path string, q agent.LogRequest, w io.Writer, over <-chan struct{}) error {
 	p := &printer{w: w, q: q}
 	var n *notifier
 	if q.Follow {
 		// Before the first look, so that nothing is missed between the two.
 		var err error
-		if n, err = watchFolder(filepath.Dir(path)); err != nil {
+		if n, err = s.watcher.watch(filepath.Dir(path)); err != nil {
 			return err
 		}
 		defer n.close()

@@ -2,7 +2,8 @@
 // container logs, port-forward. It implements agent.NodeServer over the runtime's
 // verbs and the log files that the runtime writes in CRI's format.
 //
-// Following a log is driven by inotify and by the runtime's events; nothing is polled.
+// Following a log is driven by inotify and by the runtime's events; nothing is polled
+// unless the kernel has no inotify instance or watch left.
 package stream
 
 import (
@@ -26,6 +27,7 @@ type Server struct {
 	runtime agent.Runtime
 	objects agent.Objects
 	logs    string
+	watcher watcher
 }
 
 var _ agent.NodeServer = (*Server)(nil)
@@ -104,11 +106,11 @@ func (s *Server) Logs(ctx context.Context, q agent.LogRequest, w io.Writer) erro
 	}
 	q.Follow = q.Follow && running
 	if !q.Follow {
-		return copyLog(ctx, path, q, w, nil)
+		return s.copyLog(ctx, path, q, w, nil)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	return copyLog(ctx, path, q, w, s.over(ctx, c.Id))
+	return s.copyLog(ctx, path, q, w, s.over(ctx, c.Id))
 }
 
 func (s *Server) waiting(q agent.LogRequest) string {
