@@ -43,7 +43,11 @@ type iscsiRecord struct {
 	ReadOnly  bool   `json:"readOnly,omitempty"`
 	Block     bool   `json:"block,omitempty"`
 	Attach    bool   `json:"attach,omitempty"` // it is attached to the node, which tells that it uses it
-	Awaits    bool   `json:"awaits"`           // it has not been attached for the pod yet, and nothing was done for it
+	// Secret is a salted hash of the credentials with which the pod logs in; empty in records of earlier agents and for
+	// a claimed volume whose secret could not be read.
+	Secret   string `json:"secret,omitempty"`
+	LoggedIn bool   `json:"loggedIn,omitempty"` // the disk was there for the pod, so that its credentials were good
+	Awaits   bool   `json:"awaits"`             // it has not been attached for the pod yet, and nothing was done for it
 }
 
 // handle is how the disk is called among attached volumes.
@@ -124,7 +128,7 @@ func (v *Volumes) iscsi(ctx context.Context, pod *v1.Pod, name string, s iscsiSo
 		return m, err
 	}
 	file := place + ".json"
-	if err := v.iscsiFree(file, r); err != nil {
+	if err := errors.Join(v.iscsiFree(file, r), v.iscsiShared(s, file, &r)); err != nil {
 		return fail(err)
 	}
 	r.Awaits = r.Attach && awaits(file, func() bool { return v.iscsiUntouched(s, r) })
@@ -148,6 +152,9 @@ func (v *Volumes) iscsi(ctx context.Context, pod *v1.Pod, name string, s iscsiSo
 		m.HostPath, err = v.iscsiDevice(ctx, s, r)
 	} else if err = v.iscsiMount(ctx, s, r); err == nil {
 		err = bind(v.iscsiGlobal(r), place)
+	}
+	if r.LoggedIn = true; err == nil {
+		err = writeRecord(file, r)
 	}
 	if err != nil {
 		return fail(err)
