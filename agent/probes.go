@@ -53,4 +53,7 @@ const (
 	LabelPodNamespace  = "io.kubernetes.pod.namespace"
 	LabelPodUID        = "io.kubernetes.pod.uid"
 	LabelContainerName = "io.kubernetes.container.name"
+	// AnnotationTerminals is how many pseudoterminals a container may have open; the kernel shares their number (4096 by
+	// default) among all containers of the machine.
+	AnnotationTerminals = "keelson.dev/terminals"
 )

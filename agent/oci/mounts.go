@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/oci/bundle"
 	"keelson.dev/keelson/internal/within"
 )
@@ -101,10 +102,23 @@ func (in *specInput) kernelMounts() []specs.Mount {
 		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
 		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
 		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", access}},
-		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"}},
+		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5",
+			"max=" + strconv.Itoa(in.terminals())}},
 		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
 		{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"nosuid", "noexec", "nodev", "relatime", access}},
 	}
+}
+
+// defaultTerminals is how many pseudoterminals a container may have whose request does not say.
+const defaultTerminals = 256
+
+// terminals returns how many pseudoterminals the container may have open.
+func (in *specInput) terminals() int {
+	n, err := strconv.Atoi(in.config.GetAnnotations()[agent.AnnotationTerminals])
+	if err != nil || n < 1 {
+		return defaultTerminals
+	}
+	return n
 }
 
 // requestedMount translates one mount of the request. A host path that does not

@@ -9,6 +9,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/agent"
 )
 
 // What the mount of a volume forbids its containers are forbidden too; the node's own parts of file systems are as they were. F110
@@ -44,5 +46,23 @@ func TestMountsKeepWhatTheyForbid(t *testing.T) {
 		if !strings.Contains(out, " /v/"+place+" ramfs "+want+" ") && !strings.Contains(out, " /v/"+place+" tmpfs "+want) {
 			t.Errorf("the container has no %s with %s:\n%s", place, want, out)
 		}
+	}
+}
+
+// A container has the pseudoterminals that its request allows and no more: the machine's are shared by all pods. F105
+func TestTerminalsAreBounded(t *testing.T) {
+	r := newRig(t)
+	sb, sc := r.sandbox()
+	script := "exec 3<>/dev/ptmx 4<>/dev/ptmx 5<>/dev/ptmx && echo three; (exec 6<>/dev/ptmx) || echo refused; exec 5>&-; (exec 6<>/dev/ptmx) && echo again"
+	out, st := r.output(sb, sc, "taker", script, func(c *cri.ContainerConfig) {
+		c.Annotations = map[string]string{agent.AnnotationTerminals: "3"}
+	})
+	for _, word := range []string{"three", "refused", "again"} {
+		if !strings.Contains(out, word) {
+			t.Errorf("exit code %d, without %q: %s", st.ExitCode, word, out)
+		}
+	}
+	if out, _ = r.output(sb, sc, "plain", "grep ' /dev/pts ' /proc/mounts"); !strings.Contains(out, "max=256") {
+		t.Errorf("without an annotation: %s", out)
 	}
 }

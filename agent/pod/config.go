@@ -197,11 +197,12 @@ func (w *worker) containerConfig(ctx context.Context, pod *v1.Pod, spec *v1.Cont
 			SecurityContext: securityContext(pod, spec, w.cfg.SeccompDefault),
 		},
 		Annotations: map[string]string{
-			annHash:         specHash(spec),
-			annRestartCount: strconv.FormatUint(uint64(a.Attempt), 10),
-			annTermPath:     spec.TerminationMessagePath,
-			annTermPolicy:   string(spec.TerminationMessagePolicy),
-			annGrace:        strconv.FormatInt(int64(grace(pod)/time.Second), 10),
+			annHash:                   specHash(spec),
+			annRestartCount:           strconv.FormatUint(uint64(a.Attempt), 10),
+			agent.AnnotationTerminals: strconv.Itoa(terminals(pod)),
+			annTermPath:               spec.TerminationMessagePath,
+			annTermPolicy:             string(spec.TerminationMessagePolicy),
+			annGrace:                  strconv.FormatInt(int64(grace(pod)/time.Second), 10),
 		},
 	}
 	c.Labels[agent.LabelContainerName] = spec.Name
@@ -278,4 +279,17 @@ func (w *worker) mounts(ctx context.Context, pod *v1.Pod, spec *v1.Container, vo
 		out = append(out, &cri.Mount{ContainerPath: "/etc/hosts", HostPath: file, Readonly: ro})
 	}
 	return out, nil
+}
+
+// A pod's pseudoterminals, and the least that each of its containers may have.
+const (
+	podTerminals   = 256
+	leastTerminals = 16
+)
+
+// terminals returns how many pseudoterminals each container of a pod may have open, so that one pod cannot take all of
+// the machine's.
+func terminals(pod *v1.Pod) int {
+	count := len(pod.Spec.InitContainers) + len(pod.Spec.Containers) + len(pod.Spec.EphemeralContainers)
+	return max(leastTerminals, podTerminals/max(1, count))
 }

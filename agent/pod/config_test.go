@@ -469,3 +469,15 @@ func TestDNSLimits(t *testing.T) {
 		t.Errorf("a cluster without DNS: %v %v", c, told)
 	}
 }
+
+// The pseudoterminals of a pod are shared among its containers, each of which can have some. F105
+func TestTerminalsOfAPod(t *testing.T) {
+	for containers, want := range map[int]int{1: 256, 4: 64, 16: 16, 40: 16} {
+		p := simplePod("u1")
+		p.Spec.Containers = make([]v1.Container, containers-1)
+		p.Spec.InitContainers = make([]v1.Container, 1)
+		if got := terminals(p); got != want {
+			t.Errorf("%d containers: %d terminals each, want %d", containers, got, want)
+		}
+	}
+}
