@@ -4,18 +4,11 @@ PREFIX ?= /usr/local
 VERSION ?= $(shell git describe --always --dirty 2>/dev/null || echo dev)
 GO ?= $(shell scripts/setup go)
 export GO
-# The compiler collects its garbage less often where there is memory for that, and takes a third less of the processors.
-COLLECT := $(shell awk '/^MemAvailable/ && $$2 > 8388608 {print "GOGC=400"}' /proc/meminfo)
 BIN := $(CURDIR)/bin
 LDFLAGS := -s -w -X main.version=$(VERSION) -X keelson.dev/keelson/kctl.Version=$(VERSION)
 # Without the pages of golang.org/x/net/trace, which nobody serves here: they render templates, which may call any method by
 # its name, and so no method of any type could be left out of a program. test/soak sees to it.
 TAGS := grpcnotrace
-CNI := bridge host-local loopback portmap
-cni_path_bridge := plugins/main/bridge
-cni_path_host-local := plugins/ipam/host-local
-cni_path_loopback := plugins/main/loopback
-cni_path_portmap := plugins/meta/portmap
 
 .PHONY: dist releases test-vm test-vm-docs vm-up vm-down bench-net up down test build setup install images unit e2e attack clients upgrade guest fault chaos soak soak-idle bench bench-store bench-sched bench-api bench-node bench-storage bench-scale bench-failover proto fmt vet clean
 
@@ -32,18 +25,7 @@ setup: ## what is missing of the machine's packages
 	@scripts/setup
 
 build: setup ## the binaries, the CNI plugins and the images, below bin/
-	@mkdir -p $(BIN)/cni $(BIN)/images
-	@echo "building (the first time takes some minutes)"
-	@CGO_ENABLED=0 $(COLLECT) $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/kctl ./cmd/kctl
-	@CGO_ENABLED=0 $(COLLECT) $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o $(BIN)/keelson-controlplane ./cmd/controlplane
-	@CGO_ENABLED=0 $(COLLECT) $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o $(BIN)/keelson-agent ./cmd/agent
-	@CGO_ENABLED=0 $(COLLECT) $(GO) build -trimpath -ldflags '-s -w' -o $(BIN)/keelson-shim ./cmd/shim
-	@CGO_ENABLED=0 $(COLLECT) $(GO) build -trimpath -ldflags '-s -w -E main.start' -o $(BIN)/keelson-pause ./cmd/pause
-	@CGO_ENABLED=0 $(COLLECT) $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o $(BIN)/keelson-csi-local ./cmd/csi-local
-	@CGO_ENABLED=0 $(COLLECT) $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o $(BIN)/keelson-entry ./cmd/entry
-	@CGO_ENABLED=1 $(COLLECT) $(GO) build -trimpath -tags seccomp,netgo,osusergo -ldflags '-s -w -linkmode external -extldflags -static' -o $(BIN)/keelson-oci ./cmd/oci
-	@$(foreach p,$(CNI),CGO_ENABLED=0 $(COLLECT) $(GO) build -trimpath -ldflags '-s -w' -o $(BIN)/cni/$(p) github.com/containernetworking/plugins/$(cni_path_$(p)) &&) true
-	@CGO_ENABLED=0 $(COLLECT) $(GO) run -trimpath ./examples/images/build --out $(BIN)/images --entry $(BIN)/keelson-entry --version $(subst +,-,$(VERSION))
+	@scripts/build $(BIN) '$(VERSION)' '$(TAGS)' '$(LDFLAGS)'
 
 install: build ## the binaries to $(PREFIX)/bin
 	@scripts/install $(BIN) $(PREFIX)

@@ -83,11 +83,26 @@ func (c *chain) Mutate(ctx context.Context, a *api.Attempt) error {
 			return err
 		}
 	}
+	identify(a)
 	if err := c.mutate(ctx, a); err != nil {
 		return err
 	}
 	a.Request.Stages.Mark("admitted", "", c.clock())
 	return nil
+}
+
+// identify sets apiVersion and kind of the attempt's objects where they are empty, as in objects that callers in this
+// process create. Webhooks and policies decode the objects by these fields. The old object is shared, so identify
+// replaces it by a copy.
+func identify(a *api.Attempt) {
+	gvk := a.BodyKind()
+	if o := a.Object; o != nil && o.GetObjectKind().GroupVersionKind().Empty() {
+		o.GetObjectKind().SetGroupVersionKind(gvk)
+	}
+	if o := a.OldObject; o != nil && o.GetObjectKind().GroupVersionKind().Empty() {
+		a.OldObject = o.DeepCopyObject()
+		a.OldObject.GetObjectKind().SetGroupVersionKind(gvk)
+	}
 }
 
 // Validate is stage 4, the rules of the kind, and stage 5, validating admission.

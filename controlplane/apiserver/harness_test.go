@@ -81,6 +81,7 @@ func start(t testing.TB, change func(*Config), opts ...registry.Option) *replica
 	if change != nil {
 		change(&cfg)
 	}
+	cfg.Validators = append(cfg.Validators, requireKinds(t))
 	r.Server = New(cfg)
 	ctx, cancel := context.WithCancel(context.Background())
 	registryDone := make(chan error, 1)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"slices"
 	"sync"
@@ -32,23 +33,31 @@ type heartbeats struct {
 const (
 	heartbeatAge      = time.Second            // an answer of the other replicas is used for so long
 	heartbeatPatience = 300 * time.Millisecond // for their answers: a reader waits no longer for a replica that is gone
+	heartbeatKept     = time.Hour              // how long a heartbeat is kept after its replica stopped answering
 )
 
 // leaseSeconds is what kubelets write as the duration of their Lease.
 const leaseSeconds = 40
 
-// all merges what this replica and the others know.
+// all returns the time of each node's last heartbeat: the newest that this replica or any other replica received. The
+// times of other replicas are at most heartbeatAge old, unless a replica did not answer in time: the times of its last
+// answer are used then, so that a slow replica never makes a heartbeat disappear or go back. An entry is dropped after
+// heartbeatKept. all waits for other replicas for at most heartbeatPatience.
 func (h *heartbeats) all(ctx context.Context) map[string]time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if time.Since(h.asked) >= heartbeatAge || h.known == nil {
-		ctx, cancel := context.WithTimeout(ctx, heartbeatPatience)
+		// The answers are shared by all readers: a reader that closes its connection does not end the requests.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), heartbeatPatience)
 		defer cancel()
-		h.known = map[string]time.Time{}
+		if h.known == nil {
+			h.known = map[string]time.Time{}
+		}
 		for _, part := range h.others(ctx) {
 			merge(h.known, part)
 		}
 		h.asked = time.Now()
+		maps.DeleteFunc(h.known, func(_ string, t time.Time) bool { return h.asked.Sub(t) > heartbeatKept })
 	}
 	out := h.own()
 	merge(out, h.known)

@@ -67,3 +67,38 @@ func TestHeartbeatsAreRead(t *testing.T) {
 		}
 	})
 }
+
+// A replica that does not answer within heartbeatPatience takes no heartbeat away: readers see those of its last answer,
+// and not of a time without end. A reader whose request is canceled does not keep others from the answers.
+func TestHeartbeatsOutliveASlowReplica(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		begin, slow := time.Now(), false
+		h := &heartbeats{
+			own: func() map[string]time.Time { return map[string]time.Time{} },
+			others: func(ctx context.Context) []map[string]time.Time {
+				if slow || ctx.Err() != nil {
+					return []map[string]time.Time{nil}
+				}
+				return []map[string]time.Time{{"w1": begin.Add(2 * time.Second)}}
+			},
+		}
+		leases := &api.Kind{Resource: "leases"}
+		renewed := func(ctx context.Context) *metav1.MicroTime {
+			return h.live(ctx, leases, []api.Object{lease(v1.NamespaceNodeLease, "w1")})[0].(*coordinationv1.Lease).Spec.RenewTime
+		}
+		canceled, cancel := context.WithCancel(t.Context())
+		cancel()
+		if got := renewed(canceled); got == nil {
+			t.Error("a canceled reader hides the heartbeats of the other replicas")
+		}
+		slow = true
+		time.Sleep(2 * heartbeatAge)
+		if got := renewed(t.Context()); got == nil || got.Sub(begin) != 2*time.Second {
+			t.Errorf("with a replica that does not answer the Lease was renewed at %v, want 2 s after the start", got)
+		}
+		time.Sleep(heartbeatKept + time.Minute)
+		if got := renewed(t.Context()); got != nil {
+			t.Errorf("a node that was not heard for more than %v was renewed at %v", heartbeatKept, got)
+		}
+	})
+}

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
@@ -56,12 +57,29 @@ func start(t *testing.T, s shape) *kubernetes.Clientset {
 			}
 		})
 	}
-	eventually(t, "the nodes", func() error {
+	// A Node exists before its agent's first report has reached every replica, so the Leases are awaited with it.
+	eventually(t, "a heartbeat of every node", func() error {
 		list, err := first.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
-		if err == nil && len(list.Items) < s.nodes {
-			err = fmt.Errorf("%d of %d", len(list.Items), s.nodes)
+		if err != nil {
+			return err
 		}
-		return err
+		if len(list.Items) < s.nodes {
+			return fmt.Errorf("%d of %d nodes", len(list.Items), s.nodes)
+		}
+		leases, err := first.CoordinationV1().Leases(v1.NamespaceNodeLease).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		renewed := 0
+		for _, l := range leases.Items {
+			if l.Spec.RenewTime != nil {
+				renewed++
+			}
+		}
+		if renewed < s.nodes {
+			return fmt.Errorf("%d of %d Leases were renewed", renewed, s.nodes)
+		}
+		return nil
 	})
 	return first
 }

@@ -127,45 +127,10 @@ func newClaims(set *appsv1.StatefulSet, ordinal int) []*corev1.PersistentVolumeC
 			maps.Copy(c.Labels, set.Spec.Selector.MatchLabels)
 		}
 		controllers.CopyTrace(c, set)
-		if refs, changed := claimOwners(set, nil, c, false); changed {
+		if refs, changed := claimOwners(set, podName(set, ordinal), nil, c); changed {
 			c.OwnerReferences = refs
 		}
 		out = append(out, c)
 	}
 	return out
-}
-
-// claimOwners are the owners that a claim shall have so that it goes when its retention says so: with the set, or with
-// the pod that is one too many (condemned). A claim that something else controls is left as it is.
-func claimOwners(set *appsv1.StatefulSet, pod *corev1.Pod, c *corev1.PersistentVolumeClaim, condemned bool) (refs []metav1.OwnerReference, changed bool) {
-	policy := set.Spec.PersistentVolumeClaimRetentionPolicy
-	withPod := condemned && pod != nil && policy != nil && policy.WhenScaled == appsv1.DeletePersistentVolumeClaimRetentionPolicyType
-	withSet := !withPod && policy != nil && policy.WhenDeleted == appsv1.DeletePersistentVolumeClaimRetentionPolicyType
-	hasPod, hasSet := false, false
-	for _, r := range c.OwnerReferences {
-		switch {
-		case r.UID == set.UID:
-			if hasSet = true; !withSet {
-				changed = true
-				continue
-			}
-		case pod != nil && r.UID == pod.UID, r.Kind == "Pod" && r.APIVersion == "v1":
-			// That of a pod that has been replaced since is gone for good.
-			if isIt := pod != nil && r.UID == pod.UID; !isIt || !withPod {
-				changed = true
-				continue
-			}
-			hasPod = true
-		case r.Controller != nil && *r.Controller:
-			return nil, false
-		}
-		refs = append(refs, r)
-	}
-	if withSet && !hasSet {
-		refs, changed = append(refs, ownerRef(set)), true
-	}
-	if withPod && !hasPod {
-		refs, changed = append(refs, *metav1.NewControllerRef(pod, corev1.SchemeGroupVersion.WithKind("Pod"))), true
-	}
-	return refs, changed
 }

@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/tools/cache"
@@ -173,7 +172,7 @@ func (r *reconciler) perform(ctx context.Context, s Snapshot, h controllers.Hist
 		}
 	}
 	return again, controllers.InBatches(ctx, func() int { return len(step.Delete) }, func(ctx context.Context, i int) error {
-		if err := r.releaseClaims(ctx, s, step.Delete[i]); err != nil {
+		if err := r.releaseClaims(ctx, s, step.Delete[i]); err != nil { // before the pod, whose deletion deletes them
 			return err
 		}
 		return r.Pods.Delete(ctx, s.Set, step.Delete[i], i < controllers.MaxEvents)
@@ -194,6 +193,12 @@ func (r *reconciler) label(ctx context.Context, set *appsv1.StatefulSet, p *core
 
 // create makes a pod after the claims that it names.
 func (r *reconciler) create(ctx context.Context, s Snapshot, h controllers.History, c Creation, tell bool) error {
+	if r.awaitsStaleClaim(s.Set, c.Ordinal) {
+		return nil // the deletion of the claim starts the next reconcile
+	}
+	if err := r.setOwners(ctx, s.Set, c.Ordinal, nil); err != nil {
+		return err
+	}
 	if err := r.makeClaims(ctx, s.Set, c.Ordinal); err != nil {
 		return err
 	}
@@ -209,86 +214,6 @@ func (r *reconciler) create(ctx context.Context, s Snapshot, h controllers.Histo
 	}
 	_, err := r.Pods.Create(ctx, s.Set, newPod(s.Set, template, revision, c.Ordinal), tell)
 	return err
-}
-
-// makeClaims makes the claims of an ordinal that are missing. One that is being deleted would take its data along: no
-// pod is made until it is gone.
-func (r *reconciler) makeClaims(ctx context.Context, set *appsv1.StatefulSet, ordinal int) error {
-	for _, want := range newClaims(set, ordinal) {
-		have, ok := r.claims.Get(want.Namespace, want.Name)
-		if ok && have.DeletionTimestamp == nil {
-			continue
-		}
-		if ok {
-			err := fmt.Errorf("claim %s is being deleted: pod %s is made when it is gone", want.Name, podName(set, ordinal))
-			r.Term.Events.Event(set, corev1.EventTypeWarning, "FailedCreate", err.Error())
-			return controllers.Race("stateful set %s/%s: %w", set.Namespace, set.Name, err)
-		}
-		made, err := client.Create(ctx, r.Term.Client, want)
-		switch {
-		case apierrors.IsAlreadyExists(err):
-			return controllers.Race("claim %s/%s exists already", want.Namespace, want.Name)
-		case err != nil:
-			if !controllers.NamespaceEnds(err) && ctx.Err() == nil {
-				r.Term.Events.Eventf(set, corev1.EventTypeWarning, "FailedCreate", "Error creating claim %s: %v", want.Name, err)
-			}
-			return fmt.Errorf("creating claim %s/%s of stateful set %s: %w", want.Namespace, want.Name, set.Name, err)
-		}
-		r.claims.Wrote(made)
-		r.Term.Events.Eventf(set, corev1.EventTypeNormal, "SuccessfulCreate", "Created claim: %v", made.Name)
-	}
-	return nil
-}
-
-// tendClaims gives the claims of the pods that stay the owners that their retention asks for, and makes those that a
-// waiting pod lacks.
-func (r *reconciler) tendClaims(ctx context.Context, s Snapshot) error {
-	if len(s.Set.Spec.VolumeClaimTemplates) == 0 || s.Set.DeletionTimestamp != nil {
-		return nil
-	}
-	wanted, _ := s.sort()
-	var errs []error
-	for _, st := range wanted {
-		if st == nil || st.going {
-			continue
-		}
-		if st.pod.Status.Phase == corev1.PodPending {
-			errs = append(errs, r.makeClaims(ctx, s.Set, st.ordinal))
-		}
-		errs = append(errs, r.setOwners(ctx, s.Set, st.pod, st.ordinal, false))
-	}
-	return errors.Join(errs...)
-}
-
-// releaseClaims gives the claims of a pod that is one too many to it, where they shall go with it.
-func (r *reconciler) releaseClaims(ctx context.Context, s Snapshot, p *corev1.Pod) error {
-	ordinal, _ := ordinalOf(s.Set, p.Name)
-	from := first(s.Set)
-	if ordinal >= from && ordinal < from+replicas(s.Set) {
-		return nil // it is replaced
-	}
-	return r.setOwners(ctx, s.Set, p, ordinal, true)
-}
-
-func (r *reconciler) setOwners(ctx context.Context, set *appsv1.StatefulSet, p *corev1.Pod, ordinal int, condemned bool) error {
-	for i := range set.Spec.VolumeClaimTemplates {
-		c, ok := r.claims.Get(set.Namespace, claimName(set, &set.Spec.VolumeClaimTemplates[i], ordinal))
-		if !ok || c.DeletionTimestamp != nil {
-			continue
-		}
-		refs, changed := claimOwners(set, p, c, condemned)
-		if !changed {
-			continue
-		}
-		next := c.DeepCopy()
-		next.OwnerReferences = refs
-		next, err := client.Update(ctx, r.Term.Client, next)
-		if err != nil {
-			return fmt.Errorf("setting the owners of claim %s/%s of stateful set %s: %w", c.Namespace, c.Name, set.Name, err)
-		}
-		r.claims.Wrote(next)
-	}
-	return nil
 }
 
 // writeStatus writes the status where it changed, judged after this reconcile's own writes.
