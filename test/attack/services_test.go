@@ -86,6 +86,22 @@ func visit(from lab.Host, url string) (string, error) {
 	return string(raw), err
 }
 
+// requireReadyNodes fails the test for each node that is not Ready.
+func requireReadyNodes(t *testing.T, cs kubernetes.Interface) {
+	t.Helper()
+	nodes, err := cs.CoreV1().Nodes().List(context.Background(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range nodes.Items {
+		for _, c := range n.Status.Conditions {
+			if c.Type == v1.NodeReady && c.Status != v1.ConditionTrue {
+				t.Errorf("node %s: %s", n.Name, c.Message)
+			}
+		}
+	}
+}
+
 // F117. A tenant who may edit one namespace names replicas, nodes, pods and cluster addresses in Services, and 120,000 pairs
 // of an address and a port in one. It costs one request each, which is refused with 422. Where a Service names such addresses all the same, by
 // its status, every node still reaches the replicas, the pod, and the pod by its Service; other ports of machines work.
@@ -183,15 +199,5 @@ func TestServicesTakeNoTrafficOfTheCluster(t *testing.T) {
 			}
 		}
 	}
-	nodes, err := cs.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, n := range nodes.Items {
-		for _, c := range n.Status.Conditions {
-			if c.Type == v1.NodeReady && c.Status != v1.ConditionTrue {
-				t.Errorf("node %s: %s", n.Name, c.Message)
-			}
-		}
-	}
+	requireReadyNodes(t, cs)
 }
