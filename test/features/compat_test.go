@@ -161,6 +161,7 @@ The kinds whose names end in Options are the query parameters of requests.
 		}
 		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", e.kind, strings.Join(e.paths, ", "), e.answer.Why, warned)
 	}
+	writeDifferences(&b)
 	b.WriteString("\n## What is absent\n\n| group | kinds that are not served |\n|---|---|\n")
 	absent := absentKinds()
 	for _, group := range sortedKeys(absent) {

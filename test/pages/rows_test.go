@@ -60,6 +60,7 @@ var rows = []row{
 	{line: "kctl get nodes", by: page + ", " + here},
 	{line: "kctl get --raw '/readyz?verbose'", by: page + ", " + here},
 	{line: "kctl why node/w2", by: page + ", " + here},
+	{line: "kctl why node/w3", as: "kctl why node/w2"},
 	{line: "journalctl -u keelson-controlplane", by: here},
 	{line: "journalctl -u keelson-agent", by: here},
 	{line: "kctl lab status", why: aLab},

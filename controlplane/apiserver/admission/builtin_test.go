@@ -2,6 +2,8 @@ package admission
 
 import (
 	"fmt"
+	"maps"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -167,5 +169,57 @@ func TestChoose(t *testing.T) {
 	}
 	if strings.Contains(names(), PodTolerationRestriction) || strings.Count(names(PodTolerationRestriction), PodTolerationRestriction) != 2 {
 		t.Errorf("plugins: %s", names(PodTolerationRestriction))
+	}
+}
+
+// F82: the tolerations that a pod has for lost nodes always win over the default of the cluster, also on an update. The default is added only
+// for a taint that the pod does not tolerate with effect NoExecute.
+func TestOwnTolerationsOfLostNodesWin(t *testing.T) {
+	const stay = 15
+	own := func(key string, op corev1.TolerationOperator, effect corev1.TaintEffect, seconds int64) corev1.Toleration {
+		x := corev1.Toleration{Key: key, Operator: op, Effect: effect}
+		if seconds >= 0 {
+			x.TolerationSeconds = &seconds
+		}
+		return x
+	}
+	const notReady, unreachable, forever = corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable, -1
+	for name, c := range map[string]struct {
+		own  []corev1.Toleration
+		want map[string]int64 // key → seconds of what is added
+	}{
+		"none": {nil, map[string]int64{notReady: stay, unreachable: stay}},
+		"both, longer": {[]corev1.Toleration{own(notReady, corev1.TolerationOpExists, corev1.TaintEffectNoExecute, 600),
+			own(unreachable, corev1.TolerationOpExists, corev1.TaintEffectNoExecute, 600)}, nil},
+		"both, shorter": {[]corev1.Toleration{own(notReady, corev1.TolerationOpExists, corev1.TaintEffectNoExecute, 0),
+			own(unreachable, corev1.TolerationOpExists, corev1.TaintEffectNoExecute, 2)}, nil},
+		"one, for ever":    {[]corev1.Toleration{own(unreachable, corev1.TolerationOpExists, corev1.TaintEffectNoExecute, forever)}, map[string]int64{notReady: stay}},
+		"by value":         {[]corev1.Toleration{own(notReady, corev1.TolerationOpEqual, corev1.TaintEffectNoExecute, 300)}, map[string]int64{unreachable: stay}},
+		"every effect":     {[]corev1.Toleration{own(notReady, corev1.TolerationOpExists, "", forever)}, map[string]int64{unreachable: stay}},
+		"every taint":      {[]corev1.Toleration{own("", corev1.TolerationOpExists, "", forever)}, nil},
+		"scheduling alone": {[]corev1.Toleration{own(notReady, corev1.TolerationOpExists, corev1.TaintEffectNoSchedule, forever)}, map[string]int64{notReady: stay, unreachable: stay}},
+	} {
+		for verb, attempt := range map[string]func(*corev1.Pod) *Attempt{
+			"create": func(p *corev1.Pod) *Attempt { return making(kinds.All(), p) },
+			"update": func(p *corev1.Pod) *Attempt { return changing(kinds.All(), p.DeepCopy(), p) },
+		} {
+			p := podOf(container("c", "cpu=1", ""))
+			p.Spec.Tolerations = c.own[:len(c.own):len(c.own)]
+			if err := defaultTolerationSeconds(stay*time.Second)(t.Context(), attempt(p)); err != nil {
+				t.Fatal(err)
+			}
+			for i, x := range c.own {
+				if !reflect.DeepEqual(p.Spec.Tolerations[i], x) {
+					t.Errorf("%s, %s: the pod's own toleration became %v, was %v", name, verb, p.Spec.Tolerations[i], x)
+				}
+			}
+			added := map[string]int64{}
+			for _, x := range p.Spec.Tolerations[len(c.own):] {
+				added[x.Key] = *x.TolerationSeconds
+			}
+			if !maps.Equal(added, c.want) {
+				t.Errorf("%s, %s: added %v, want %v", name, verb, added, c.want)
+			}
+		}
 	}
 }

@@ -1,0 +1,182 @@
+package features
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+
+	"keelson.dev/keelson/agent/node"
+	"keelson.dev/keelson/controlplane/server/command"
+)
+
+// setting is a default of Keelson that differs from the one of Kubernetes.
+type setting struct {
+	upstream   string // the component and its setting, as Kubernetes names it
+	kubernetes string // its default there
+	keelson    string // the default here, as the flag or its help has it
+	means      string // further words for the table, for a default that the value alone does not explain
+	program    string // of the flag: run, init or agent; "" = there is no setting
+	flag       string
+	restore    string // the value of the flag that restores Kubernetes' default; "" = no value does
+	by         string // what restores it, where that is no value of a flag
+	source     string // FILE: TEXT that holds a default without a flag
+}
+
+const (
+	apiserver = "kube-apiserver"
+	manager   = "kube-controller-manager"
+	kubelet   = "kubelet"
+	kubeProxy = "kube-proxy"
+)
+
+// differences are all differences of defaults that users may meet, in the order of the table.
+var differences = []setting{
+	{upstream: apiserver + " `--default-unreachable-toleration-seconds`, `--default-not-ready-toleration-seconds`", kubernetes: "300", keelson: "15",
+		means:   " seconds until pods leave a lost node. This is safe, because a lost node ends pods with attached volumes by itself (`--fence-after`)",
+		program: "run", flag: "eviction-seconds", restore: "300"},
+	{upstream: manager + " `--node-monitor-grace-period`", kubernetes: "50s", keelson: "9s",
+		means:  " (4s without a heartbeat, then 5s for a new session), up to twice that in large clusters",
+		source: "controlplane/fleet/server.go: {&c.Suspect, 4 * time.Second}, {&c.Grace, 5 * time.Second}"},
+	{upstream: manager + " time until volumes of a lost node are detached by force", kubernetes: "6m", keelson: "20s",
+		means: ", then the node has ended the pods, and 5s more", program: "agent", flag: "fence-after", restore: "6m"},
+	{upstream: apiserver + " `--authorization-mode`", kubernetes: "AlwaysAllow", keelson: "Node,RBAC", program: "run", flag: "authorization-mode", restore: "AlwaysAllow"},
+	{upstream: apiserver + " `--shutdown-delay-duration`", kubernetes: "0s", keelson: "2s", program: "run", flag: "shutdown-delay-duration", restore: "0s"},
+	{upstream: apiserver + " `--audit-policy-file`", kubernetes: "none: nothing is recorded", keelson: "every request that changes something or is refused, without bodies",
+		program: "run", flag: "audit-policy-file", by: "run `--audit-policy-file` with a file whose only rule is `level: None`"},
+	{upstream: apiserver + " `--audit-log-mode`", kubernetes: "blocking", keelson: "batch", means: "; `blocking-strict` also waits, and refuses what cannot be recorded",
+		program: "run", flag: "audit-log-mode"},
+	{upstream: apiserver + " `--audit-log-maxage`", kubernetes: "0", keelson: "30", program: "run", flag: "audit-log-maxage", restore: "0"},
+	{upstream: apiserver + " `--audit-log-maxbackup`", kubernetes: "0", keelson: "5", program: "run", flag: "audit-log-maxbackup", restore: "0"},
+	{upstream: apiserver + " `--service-cluster-ip-range`", kubernetes: "10.0.0.0/24", keelson: "10.96.0.0/16", program: "init", flag: "service-cidr", restore: "10.0.0.0/24"},
+	{upstream: manager + " `--cluster-cidr`", kubernetes: "none", keelson: "10.244.0.0/16", means: "; nodes always get their ranges from it", program: "init", flag: "cluster-cidr"},
+	{upstream: "etcd `--quota-backend-bytes`", kubernetes: "2Gi", keelson: "8Gi", program: "run", flag: "store-quota", restore: "2Gi"},
+	{upstream: kubelet + " `podPidsLimit`", kubernetes: "-1", keelson: "4096", program: "agent", flag: "pod-max-pids", restore: "-1"},
+	{upstream: kubelet + " `evictionHard` for `imagefs.available`", kubernetes: "15%", keelson: "10%", means: ", as for `nodefs.available`: images have no disk of their own",
+		program: "agent", flag: "disk-pressure-below", restore: "15%"},
+	{upstream: kubelet + " delay between restarts of a container", kubernetes: "10s to 5m", keelson: "1s to 1m",
+		means: " (the first restart at once)", by: "annotation `keelson.dev/max-restart-delay: 5m` of a pod, for the longest delay",
+		source: "agent/pod/policy.go: restartMin   = time.Second\n\trestartMax   = time.Minute"},
+	{upstream: kubelet + " delay between attempts to pull an image", kubernetes: "10s to 5m", keelson: "2s to 2m",
+		source: "agent/pod/policy.go: imageMin     = 2 * time.Second\n\timageMax     = 2 * time.Minute"},
+	{upstream: kubelet + " `failCgroupV1`", kubernetes: "true", keelson: "false", means: ": agents run with cgroup v1 too",
+		source: "agent/node/config.go: (with cgroup v1 it is always one)"},
+	{upstream: kubelet + " `healthzPort`, " + kubeProxy + " `--metrics-bind-address`", kubernetes: "10248, 10249", keelson: "10250",
+		means: ": `/healthz` and `/metrics` of the agent", program: "agent", flag: "kubelet-port"},
+	{upstream: "kube-scheduler `podInitialBackoffSeconds`", kubernetes: "1s", keelson: "0.1s",
+		by: "run `--scheduler-config` with a file that has `podInitialBackoffSeconds: 1`", source: "controlplane/scheduler/queue.go: firstBackoff = 100 * time.Millisecond"},
+	{upstream: kubeProxy + " `--proxy-mode`", kubernetes: "iptables", keelson: "nftables", program: "agent", flag: "proxy-mode", restore: "iptables"},
+	{upstream: kubeProxy + " `--nodeport-addresses`", kubernetes: "all addresses", keelson: "all but loopback", program: "agent", flag: "nodeport-addresses"},
+}
+
+// lookup returns the default, the help and a setter of a flag.
+func lookup(t *testing.T, program, name string) (value, help string, set func(string) error) {
+	t.Helper()
+	if program == "agent" {
+		fs := flag.NewFlagSet("agent", flag.ContinueOnError)
+		node.Flags(fs)
+		if f := fs.Lookup(name); f != nil {
+			return f.DefValue, f.Usage, f.Value.Set
+		}
+	} else if c, _, err := command.New("test").Find([]string{program}); err == nil {
+		if f := c.Flags().Lookup(name); f != nil {
+			return f.DefValue, f.Usage, f.Value.Set
+		}
+	}
+	t.Errorf("%s has no flag --%s", program, name)
+	return "", "", nil
+}
+
+// Each row of the table of defaults names a flag that exists, has the default of the row, and takes the value that restores the
+// default of Kubernetes.
+func TestDefaultsThatDiffer(t *testing.T) {
+	for _, s := range differences {
+		if s.flag == "" {
+			file, text, _ := strings.Cut(s.source, ": ")
+			raw, err := os.ReadFile(filepath.Join(root, file))
+			if err != nil || !bytes.Contains(raw, []byte(text)) {
+				t.Errorf("%s: %s does not have the default %s any more (%v)", s.upstream, file, s.keelson, err)
+			}
+			continue
+		}
+		value, help, set := lookup(t, s.program, s.flag)
+		if set == nil {
+			continue
+		}
+		if value != s.keelson && !strings.Contains(help, "default: "+s.keelson) && !strings.Contains(help, "default "+s.keelson) {
+			t.Errorf("--%s: default %q, help %q: want default %q", s.flag, value, help, s.keelson)
+		}
+		if s.restore == "" {
+			continue
+		}
+		if err := set(s.restore); err != nil {
+			t.Errorf("--%s=%s is not accepted: %v", s.flag, s.restore, err)
+		}
+	}
+}
+
+// upstreamDefaults are the defaults of the flags of Kubernetes 1.37 whose names Keelson's flags have too.
+var upstreamDefaults = map[string]string{
+	"anonymous-auth": "true", "audit-log-maxage": "0", "audit-log-maxbackup": "0", "audit-log-maxsize": "100", "audit-log-mode": "blocking", "audit-log-path": "",
+	"audit-policy-file": "none", "admission-control-config-file": "", "authentication-config": "", "authentication-token-webhook-cache-ttl": "2m0s",
+	"authentication-token-webhook-config-file": "", "authentication-token-webhook-version": "v1beta1", "authorization-config": "", "authorization-mode": "AlwaysAllow",
+	"authorization-policy-file": "", "authorization-webhook-cache-authorized-ttl": "5m0s", "authorization-webhook-cache-unauthorized-ttl": "30s",
+	"authorization-webhook-config-file": "", "authorization-webhook-version": "v1beta1", "disable-admission-plugins": "[]", "enable-admission-plugins": "[]",
+	"enable-bootstrap-token-auth": "false", "oidc-ca-file": "", "oidc-client-id": "", "oidc-groups-claim": "", "oidc-groups-prefix": "", "oidc-issuer-url": "",
+	"oidc-required-claim": "[]", "oidc-signing-algs": "[RS256]", "oidc-username-claim": "sub", "oidc-username-prefix": "", "requestheader-allowed-names": "[]",
+	"requestheader-client-ca-file": "", "requestheader-extra-headers-prefix": "[]", "requestheader-group-headers": "[]", "requestheader-uid-headers": "[]",
+	"requestheader-username-headers": "[]", "shutdown-delay-duration": "0s", "token-auth-file": "",
+	"max-pods": "110", "pod-max-pids": "-1", "seccomp-default": "false", "resolv-conf": "/etc/resolv.conf", "proxy-mode": "iptables", "nodeport-addresses": "",
+}
+
+// A flag that has the name of a flag of Kubernetes has its default, or is in the table.
+func TestFlagsOfTheSameNameHaveTheSameDefault(t *testing.T) {
+	compare := func(name, value string) {
+		want, same := upstreamDefaults[name]
+		told := slices.ContainsFunc(differences, func(s setting) bool { return s.flag == name })
+		if same && value != want && !told {
+			t.Errorf("--%s: default %q, and %q in Kubernetes: the table of defaults must name it", name, value, want)
+		}
+	}
+	run, _, err := command.New("test").Find([]string{"run"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	run.Flags().VisitAll(func(f *pflag.Flag) { compare(f.Name, f.DefValue) })
+	fs := flag.NewFlagSet("agent", flag.ContinueOnError)
+	node.Flags(fs)
+	fs.VisitAll(func(f *flag.Flag) { compare(f.Name, f.DefValue) })
+}
+
+// writeDifferences writes the table of defaults.
+func writeDifferences(b *bytes.Buffer) {
+	b.WriteString(`
+## Defaults that differ from Kubernetes
+
+These settings have a default that differs from the one of Kubernetes 1.37. A flag that has the name of a Kubernetes flag and is not in
+this table has the default of Kubernetes. *run* and *init* are verbs of ` + "`keelson-controlplane`" + `, *agent* is ` + "`keelson-agent`" + `. Each flag is also a key of
+the program's file of settings. Give a flag of *run* the same value on every replica. ` + "`--eviction-seconds`" + ` applies to pods that are created
+afterwards, and a pod's own tolerations of ` + "`node.kubernetes.io/not-ready` and `node.kubernetes.io/unreachable`" + ` always win.
+
+| setting of Kubernetes | its default | Keelson's default | restores the default of Kubernetes |
+|---|---|---|---|
+`)
+	for _, s := range differences {
+		restore := "no setting"
+		switch {
+		case s.by != "":
+			restore = s.by
+		case s.restore != "":
+			restore = fmt.Sprintf("%s `--%s %s`", s.program, s.flag, s.restore)
+		case s.flag != "":
+			restore = fmt.Sprintf("no value of %s `--%s`", s.program, s.flag)
+		}
+		fmt.Fprintf(b, "| %s | %s | %s%s | %s |\n", s.upstream, s.kubernetes, s.keelson, s.means, restore)
+	}
+}
