@@ -99,6 +99,7 @@ type Config struct {
 	// Network makes the pod network on top of the view; nil: only pods on the host's network run.
 	Network        func(agent.Objects) agent.Network
 	foreignNetwork func() bool // set with it: the network is somebody else's
+	ownPods        func() bool // set with it: all pods have addresses of Keelson's own network configuration
 	// SourceExempt are the namespaces whose pods may send under other addresses than their own; "*" is all of them.
 	SourceExempt []string
 	podNetwork   network.Mode

@@ -51,6 +51,17 @@ const (
 // starting is why a node that has not looked at its runtime yet is not ready.
 const starting = "the agent is starting"
 
+// PodNetworkAnnotation of a Node says whose network configuration gave its pods their addresses: "keelson" or "foreign".
+// By it the control plane judges the addresses that the node reports.
+const PodNetworkAnnotation = "keelson.dev/pod-network"
+
+func podNetworkOf(own bool) string {
+	if own {
+		return "keelson"
+	}
+	return "foreign"
+}
+
 // facts is what the node says of itself.
 type facts struct {
 	cfg  *Config
@@ -363,6 +374,9 @@ func (f *facts) compose(o observed, old *v1.Node, now time.Time) *v1.Node {
 	}
 	if f.fence != nil {
 		f.fence.tells(n, o.volumes)
+	}
+	if f.cfg.ownPods != nil {
+		n.Annotations[PodNetworkAnnotation] = podNetworkOf(f.cfg.ownPods())
 	}
 	if f.cfg.announces {
 		n.Annotations[AnnouncesAnnotation] = "true"

@@ -34,6 +34,7 @@ func (c *Config) WithNetwork() error {
 	}
 	foreign := func() bool { path, err := cni.Foreign(c.CNIConfDir); return err == nil && path != "" }
 	c.foreignNetwork = foreign
+	c.ownPods = func() bool { return network.AllOwn(c.CNIConfDir, filepath.Join(c.RunDir, "cni")) }
 	routes := &network.Routes{Node: c.NodeName, Mode: c.podNetwork, Encryption: c.wireguard, OwnKey: c.ownKey, Foreign: foreign, Log: log.With("part", "network")}
 	c.unreached = routes.Unreached
 	for _, s := range c.NodeIPs {

@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/version"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/podaddress"
 	"keelson.dev/keelson/controlplane/apiserver/admission"
 	"keelson.dev/keelson/controlplane/apiserver/audit"
 	"keelson.dev/keelson/controlplane/apiserver/authn"
@@ -77,6 +78,8 @@ type Config struct {
 	// ReplicaAddresses returns every address and TCP port on which a replica listens; nil = not known.
 	ReplicaAddresses func() []netip.AddrPort
 	NodePorts        [2]int
+	// PodAddresses returns the judge of the addresses that nodes report for pods; nil, or a nil Index: all of them count.
+	PodAddresses func() *podaddress.Index
 
 	// LostNodeToleration is the tolerationSeconds that pods get which say nothing about lost and not ready nodes
 	// (default 300 s).

@@ -80,7 +80,7 @@ func New(cfg Config) *Server {
 		timeline: cfg.Timeline, leader: cfg.Leader, clock: cfg.Clock, audit: cfg.Audit,
 	}
 	s.known = newKnown(s.chain)
-	s.dialer = dialer.New(s.known, cfg.Nodes)
+	s.dialer = dialer.New(s.known, cfg.Nodes, cfg.PodAddresses)
 	s.aggregation = s.newAggregation()
 	bearer := s.authenticators()
 	rbac, node := s.authorizers()
@@ -102,7 +102,7 @@ func New(cfg Config) *Server {
 	}
 	plugins := admission.Config{
 		Cluster: s.known, Kinds: cfg.Kinds, Held: cfg.Registry.Held, ServiceCIDR: cfg.ServiceCIDR, SecondServiceCIDR: cfg.SecondServiceCIDR, PodCIDRs: cfg.PodCIDRs, NodePorts: cfg.NodePorts, Clock: cfg.Clock,
-		ExternalIPRanges: cfg.ExternalIPRanges, ReplicaAddresses: cfg.ReplicaAddresses,
+		ExternalIPRanges: cfg.ExternalIPRanges, ReplicaAddresses: cfg.ReplicaAddresses, PodAddresses: cfg.PodAddresses,
 		LostNodeToleration: cfg.LostNodeToleration,
 		Plugins:            cfg.AdmissionPlugins, Allowed: s.known.may,
 		Authorized: s.known.authorized, Signer: s.known.signer, NodeOf: authz.NameOf, PodsOf: node.PodsOf, Bind: s.chain.verbs.BindByWrite,

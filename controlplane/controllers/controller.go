@@ -46,6 +46,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/podaddress"
 	"keelson.dev/keelson/controlplane/client"
 )
 
@@ -161,6 +162,8 @@ type Deps struct {
 	ConfirmLeadership func(ctx context.Context, fence uint64) error
 	// Aggregated reaches the APIs of servers in the cluster; nil = there are none.
 	Aggregated AggregatedAPIs
+	// PodAddresses judges the addresses of pods as endpoints of Services; nil = all of them count.
+	PodAddresses *podaddress.Index
 }
 
 // Clock returns Now or time.Now.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -21,6 +22,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/podaddress"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
 	"keelson.dev/keelson/controlplane/controllers/certificate"
@@ -155,6 +157,12 @@ func newWorld(t *testing.T, o options) *world {
 		Client: c, Informers: w.informers, Log: slog.New(slog.NewTextHandler(testLog{t}, &slog.HandlerOptions{Level: slog.LevelWarn})),
 		Timeline: w.timeline, Replica: "cp1", ConfirmLeadership: w.confirmLeadership, Aggregated: o.aggregated,
 	}
+	addresses, err := podaddress.New(podaddress.Rules{Services: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}},
+		client.Informer[*corev1.Node](w.informers), client.Informer[*corev1.Pod](w.informers), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.deps.PodAddresses = addresses
 	w.nodes = &fakeNodes{dead: map[string]bool{}, held: map[string]bool{}, turn: map[types.UID]int{}, placed: o.placed}
 	w.drivers = &drivers{volumes: map[string]*onDisk{}, snaps: map[string]*onDisk{}, room: 1 << 50}
 	d := w.deps

@@ -8,6 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/tools/cache"
+
+	"keelson.dev/keelson/controlplane/api/podaddress"
 )
 
 // ServicesOf maps a pod's change to the Services whose endpoints it may alter. An
@@ -25,6 +27,25 @@ func ServicesOf(services cache.SharedIndexInformer, c Change[*corev1.Pod]) []Key
 		if sel.Matches(labels.Set(c.New.Labels)) || c.Old != nil && sel.Matches(labels.Set(c.Old.Labels)) {
 			keys = append(keys, KeyOf(svc))
 		}
+	}
+	return keys
+}
+
+// ServicesOfNode maps a node's change to the Services whose endpoints it may alter by which addresses of pods count. The
+// pods' informer needs PodNodeIndex.
+func ServicesOfNode(services, pods cache.SharedIndexInformer, addresses *podaddress.Index, c Change[*corev1.Node]) []Key {
+	if addresses == nil || c.Type == Updated && c.Old != nil && !podaddress.NodeChanged(c.Old, c.New) {
+		return nil
+	}
+	concerned := CachedBy[*corev1.Pod](pods, PodNodeIndex, c.New.Name)
+	for _, n := range []*corev1.Node{c.Old, c.New} {
+		if n != nil {
+			concerned = append(concerned, addresses.Concerned(n)...)
+		}
+	}
+	var keys []Key
+	for _, p := range concerned {
+		keys = append(keys, ServicesOf(services, Change[*corev1.Pod]{Type: Added, New: p})...)
 	}
 	return keys
 }

@@ -55,6 +55,15 @@ func (w *world) objects(r reader) (uint64, bool, error) { return w.board.read(r)
 func (w *world) peers(r reader) (uint64, bool, error)   { return w.nodes.read(r) }
 func (w *world) wave() uint64                           { return w.waves }
 
+// Peer implements policy.Source.
+func (w *world) Peer(p *v1.Pod) *v1.Pod { return p }
+
+// Pod implements policy.Source.
+func (w *world) Pod(namespace, name string) (*v1.Pod, bool) {
+	p, ok := w.there[key{kindPod, namespace, name}].(*v1.Pod)
+	return p, ok
+}
+
 // Pods, Namespace and Namespaces are what the index of policies reads: there is one namespace.
 func (w *world) Pods(string) (pods []*v1.Pod) {
 	for _, o := range w.there {

@@ -16,6 +16,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/balancer"
+	"keelson.dev/keelson/controlplane/api/podaddress"
 	"keelson.dev/keelson/controlplane/client"
 )
 
@@ -142,7 +143,7 @@ func labelPatch(stored, facts *v1.Node) []byte {
 		meta["labels"] = l
 	}
 	a := differing(stored.Annotations, facts.Annotations)
-	for _, name := range []string{draDrivers, balancer.Announces, wireguardKey, api.AnnotationFencesAfter, api.AnnotationVolumesHeld, api.AnnotationClaimsHeld} {
+	for _, name := range []string{draDrivers, balancer.Announces, wireguardKey, podaddress.NetworkAnnotation, api.AnnotationFencesAfter, api.AnnotationVolumesHeld, api.AnnotationClaimsHeld} {
 		_, stands := stored.Annotations[name]
 		if _, tells := facts.Annotations[name]; !stands || tells {
 			continue

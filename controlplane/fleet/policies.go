@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"fmt"
 	"sync"
 
@@ -11,6 +12,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/podaddress"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/fleet/policy"
 )
@@ -35,6 +37,8 @@ func (s policySource) Pods(namespace string) []*v1.Pod {
 	return pods
 }
 
+func (s policySource) Pod(namespace, name string) (*v1.Pod, bool) { return s.v.pod(namespace, name) }
+
 func (s policySource) Namespace(name string) (*v1.Namespace, bool) {
 	o, ok, err := s.v.namespaces.GetByKey(name)
 	if err != nil || !ok {
@@ -53,6 +57,32 @@ func (s policySource) Namespaces() []*v1.Namespace {
 		}
 	}
 	return out
+}
+
+// Peer implements policy.Source.
+func (s policySource) Peer(p *v1.Pod) *v1.Pod { return s.v.addresses.Peer(p) }
+
+// addressesChanged has groups follow a Node whose change decides which addresses of pods count.
+func (v *view) addressesChanged(old, now *v1.Node) {
+	if old != nil && now != nil && !podaddress.NodeChanged(old, now) {
+		return
+	}
+	var changed []string
+	for _, n := range []*v1.Node{old, now} {
+		if n == nil {
+			continue
+		}
+		for _, p := range v.addresses.Concerned(n) {
+			changed = append(changed, v.policies.Rejudge(p.Namespace, p.Name)...)
+		}
+	}
+	pods, _ := v.stores[kindPod].ByIndex(podsByNode, cmp.Or(now, old).Name) // the index exists since newView
+	for _, o := range pods {
+		if p, ok := o.(*v1.Pod); ok {
+			changed = append(changed, v.policies.Rejudge(p.Namespace, p.Name)...)
+		}
+	}
+	v.groupsChanged(changed)
 }
 
 // watchNamespaces has groups follow the labels of namespaces.

@@ -31,6 +31,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/podaddress"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/internal/door"
@@ -53,7 +54,9 @@ type Config struct {
 	// Client has no identity yet: the fleet acts as the node that spoke, and as System for its own duties.
 	Client    *client.Client
 	Informers *client.Informers // New registers its informers; the server runs them
-	System    api.User          // writes session records and lost nodes; default: system:apiserver in system:masters
+	// PodAddresses judges the addresses of pods as peers of policies; nil: all of them count.
+	PodAddresses *podaddress.Index
+	System       api.User // writes session records and lost nodes; default: system:apiserver in system:masters
 
 	Cluster Cluster
 
@@ -172,7 +175,7 @@ func New(cfg Config) *Server {
 		tunnels: newTunnels(), events: newEventIndex(), heard: newHeard(), used: newUsed(),
 		joins: make(turns, joinsAtOnce), spending: make(chan struct{}, 1), synced: make(chan struct{}), stopping: make(chan struct{}),
 	}
-	s.view = newView(cfg.Informers, s.gate, cfg.Log)
+	s.view = newView(cfg.Informers, cfg.PodAddresses, s.gate, cfg.Log)
 	s.losses = newLosses(cfg.Log, func(ctx context.Context, node string, epoch uint64) error {
 		if s.view.session(node) != nil {
 			return nil

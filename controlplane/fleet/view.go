@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/podaddress"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/fleet/policy"
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
@@ -39,6 +40,7 @@ type view struct {
 	waved    atomic.Uint64 // how many waves have gone out
 
 	policies   *policy.Index
+	addresses  *podaddress.Index // nil: all addresses that pods report count
 	namespaces cache.Indexer
 	regroup    regroup
 
@@ -50,9 +52,9 @@ type view struct {
 	interest map[key]map[*session]struct{}
 }
 
-func newView(i *client.Informers, g *gate, log *slog.Logger) *view {
+func newView(i *client.Informers, addresses *podaddress.Index, g *gate, log *slog.Logger) *view {
 	v := &view{
-		log: log, enc: newEncodings(), gate: g, board: newBoard(mostGone), peers: newBoard(mostGone),
+		log: log, addresses: addresses, enc: newEncodings(), gate: g, board: newBoard(mostGone), peers: newBoard(mostGone),
 		sessions: make(map[string]*session),
 		interest: make(map[key]map[*session]struct{}),
 	}
@@ -128,6 +130,9 @@ func (v *view) changed(k kind, old, now api.Object) {
 	id := keyOf(k, any)
 	switch {
 	case k == kindNode:
+		was, _ := old.(*v1.Node)
+		is, _ := now.(*v1.Node)
+		v.addressesChanged(was, is)
 		v.nodeChanged(id, old, now)
 	case kinds[k].everyone:
 		v.post(k, now, any)

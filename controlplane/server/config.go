@@ -55,6 +55,10 @@ type Config struct {
 	// ExternalIPRanges are the addresses that Services may name in spec.externalIPs; empty = all that the cluster does not
 	// use itself. All replicas should be given the same.
 	ExternalIPRanges []netip.Prefix
+	// PodAddressRanges are the addresses of pods on nodes with another network configuration than Keelson's; empty = any.
+	// MirrorPodPeers makes mirror pods endpoints of Services and peers of policies. All replicas should be given the same.
+	PodAddressRanges []netip.Prefix
+	MirrorPodPeers   bool
 	Audit            AuditOptions
 	Authentication   authnfile.Options // the zero value: certificates and this cluster's tokens
 	Authorization    authzfile.Options // the zero value: Node, RBAC

@@ -71,7 +71,7 @@ func (r *Replica) wireLeader(placing *config.Config) {
 	d := controllers.Deps{
 		Client: r.client, Informers: r.informers, Log: r.log.With("part", "controllers"),
 		Timeline: r.timeline, Replica: r.cfg.Name, Now: time.Now,
-		ConfirmLeadership: r.confirmLeadership, Aggregated: aggregatedAPIs{r},
+		ConfirmLeadership: r.confirmLeadership, Aggregated: aggregatedAPIs{r}, PodAddresses: r.addresses,
 	}
 	r.engine = controllers.NewEngine(d, controllers.Options{Metrics: r.queues},
 		deployment.New(d), replicaset.New(d), replicaset.NewForReplicationControllers(d), statefulset.New(d), daemonset.New(d), job.New(d), cronjob.New(d),

@@ -23,6 +23,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds"
+	"keelson.dev/keelson/controlplane/api/podaddress"
 	"keelson.dev/keelson/controlplane/apiserver"
 	"keelson.dev/keelson/controlplane/apiserver/audit"
 	authnfile "keelson.dev/keelson/controlplane/apiserver/authn/structured"
@@ -62,6 +63,7 @@ type Replica struct {
 	api        *apiserver.Server
 	client     *client.Client
 	informers  *client.Informers
+	addresses  *podaddress.Index
 	tokens     *pki.ServiceTokens
 	fleet      *fleet.Server
 	engine     *controllers.Engine
@@ -250,6 +252,9 @@ func wire(cfg Config, cluster Cluster, trust *pki.Trust) (r *Replica, err error)
 	}
 	r.client = client.New(r.api.Backend(), all)
 	r.informers = client.NewInformers(r.client.As(api.User{Name: api.UserAPIServer, Groups: []string{api.GroupMasters, api.GroupAuthenticated}}))
+	if err := r.wireAddresses(); err != nil {
+		return nil, err
+	}
 	r.wireFleet(listeners.fleet)
 	r.wireLeader(placing)
 	return r, nil
@@ -373,6 +378,7 @@ func (r *Replica) wireAPI(ln net.Listener, serving *pki.Rotator, all *api.Kinds)
 		PodCIDRs:          r.cluster.clusterPrefixes(),
 		ExternalIPRanges:  r.cfg.ExternalIPRanges,
 		ReplicaAddresses:  r.peers.listening,
+		PodAddresses:      func() *podaddress.Index { return r.addresses },
 		PodSecurity:       security,
 		AdmissionPlugins:  r.cfg.AdmissionPlugins,
 		MemoryLimit:       r.cfg.MemoryLimit,
@@ -420,7 +426,7 @@ func (r *Replica) servingProfile() pki.Profile {
 func (r *Replica) wireFleet(ln net.Listener) {
 	r.fleet = fleet.New(fleet.Config{
 		Replica: r.cfg.Name, Listener: ln, TLS: r.ca.Enrolment(r.servingProfile()),
-		Client: r.client, Informers: r.informers,
+		Client: r.client, Informers: r.informers, PodAddresses: r.addresses,
 		Cluster:  fleet.Cluster{Name: r.cluster.Name, ClusterCIDR: r.cluster.ClusterCIDR, ServiceCIDR: r.cluster.ServiceCIDR, Domain: r.cluster.Domain},
 		TokenKey: r.trust.TokenKey(),
 		SignNode: func(node string, csr []byte, atLeast time.Time) ([]byte, error) {

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/podaddress"
 )
 
 // Attempt is what a plugin judges; the registry makes it.
@@ -54,6 +55,8 @@ type Config struct {
 	ExternalIPRanges []netip.Prefix
 	// ReplicaAddresses returns every address and TCP port on which a replica of the control plane listens; nil = not known.
 	ReplicaAddresses func() []netip.AddrPort
+	// PodAddresses returns the judge of the addresses that nodes report for pods; nil, or a nil Index: all of them count.
+	PodAddresses func() *podaddress.Index
 	// LostNodeToleration is how long pods that say nothing about it tolerate that their node is lost or not ready.
 	LostNodeToleration time.Duration
 	Clock              func() time.Time

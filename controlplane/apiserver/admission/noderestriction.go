@@ -13,6 +13,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/podaddress"
 	"keelson.dev/keelson/controlplane/api/podref"
 )
 
@@ -29,9 +30,9 @@ func nodeRestriction(c Config) func(ctx context.Context, a *api.Attempt) error {
 		}
 		switch a.Kind.GVK.Group + "/" + a.Kind.Resource {
 		case "/pods":
-			return restrictPod(a, node)
+			return restrictPod(c, a, node)
 		case "/nodes":
-			return restrictNode(a, node)
+			return restrictNode(c, a, node)
 		case "/serviceaccounts":
 			if a.Facet == "token" {
 				return restrictToken(ctx, c.Cluster, a, node)
@@ -45,6 +46,14 @@ func nodeRestriction(c Config) func(ctx context.Context, a *api.Attempt) error {
 		}
 		return nil
 	}
+}
+
+// podAddresses returns the judge of addresses; nil, which counts all of them, where there is none.
+func (c Config) podAddresses() *podaddress.Index {
+	if c.PodAddresses == nil {
+		return nil
+	}
+	return c.PodAddresses()
 }
 
 // restrictFinalizers keeps a node from holding an object against its deletion: a Node that is deleted is out, and its
@@ -64,7 +73,7 @@ func restrictFinalizers(a *api.Attempt, node string) error {
 	return forbid(a, obj, fmt.Errorf("node %q is not allowed to modify finalizers", node))
 }
 
-func restrictPod(a *api.Attempt, node string) error {
+func restrictPod(c Config, a *api.Attempt, node string) error {
 	before, _ := a.Stored.(*corev1.Pod)
 	switch {
 	case a.Operation == api.Delete:
@@ -88,6 +97,11 @@ func restrictPod(a *api.Attempt, node string) error {
 		}
 		if now, ok := a.Whole.(*corev1.Pod); ok && !resourceclaim.PodStatusEqual(now.Status.ResourceClaimStatuses, before.Status.ResourceClaimStatuses) {
 			return forbid(a, before, fmt.Errorf("node %q cannot update resource claim statuses", node))
+		}
+		if now, ok := a.Whole.(*corev1.Pod); ok {
+			if err := c.podAddresses().JudgeReport(before, now); err != nil {
+				return forbid(a, before, err)
+			}
 		}
 	}
 	return nil
@@ -123,7 +137,7 @@ var ownLabels = []string{
 	corev1.LabelOSStable, corev1.LabelArchStable, "beta.kubernetes.io/os", "beta.kubernetes.io/arch", corev1.LabelWindowsBuild,
 }
 
-func restrictNode(a *api.Attempt, node string) error {
+func restrictNode(c Config, a *api.Attempt, node string) error {
 	obj, old := a.Whole, a.Stored
 	if obj == nil {
 		return forbid(a, old, fmt.Errorf("node %q is not allowed to delete nodes", node))
@@ -146,6 +160,10 @@ func restrictNode(a *api.Attempt, node string) error {
 	// Other nodes send what is for these addresses to the node that has them.
 	if n.Spec.PodCIDR != spec.PodCIDR || !slices.Equal(n.Spec.PodCIDRs, spec.PodCIDRs) {
 		return forbid(a, obj, fmt.Errorf("node %q is not allowed to choose its podCIDRs", node))
+	}
+	before, _ := old.(*corev1.Node)
+	if err := c.podAddresses().JudgeMachine(before, n); err != nil {
+		return forbid(a, obj, err)
 	}
 	var bad []string
 	for key := range changedLabels(n.Labels, had) {

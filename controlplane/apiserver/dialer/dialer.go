@@ -37,6 +37,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/podaddress"
 )
 
 // The bounds of a Dialer.
@@ -80,15 +81,20 @@ type Dialer struct {
 	cluster Cluster
 	nodes   api.NodeDialer
 	direct  func(ctx context.Context, network, address string) (net.Conn, error)
+	judge   func() *podaddress.Index
 
 	mu   sync.Mutex
 	open int
 	by   map[string]int
 }
 
-// New returns a dialer. nodes may be nil: pods and nodes are dialled directly then.
-func New(cluster Cluster, nodes api.NodeDialer) *Dialer {
-	d := &Dialer{cluster: cluster, nodes: nodes, by: make(map[string]int)}
+// New returns a dialer. nodes may be nil: pods and nodes are dialed directly then. addresses judges the addresses of pods;
+// nil, or a nil Index: all of them count.
+func New(cluster Cluster, nodes api.NodeDialer, addresses func() *podaddress.Index) *Dialer {
+	if addresses == nil {
+		addresses = func() *podaddress.Index { return nil }
+	}
+	d := &Dialer{cluster: cluster, nodes: nodes, judge: addresses, by: make(map[string]int)}
 	d.direct = (&net.Dialer{Timeout: patience, KeepAlive: 30 * time.Second, ControlContext: d.allowed}).DialContext
 	return d
 }
@@ -181,6 +187,9 @@ func (d *Dialer) DialPod(ctx context.Context, pod *corev1.Pod, port int32) (net.
 	e := Endpoint{Address: pod.Status.PodIP, Port: port, Node: pod.Spec.NodeName, Pod: pod.UID}
 	if e.Address == "" || e.Node == "" {
 		return nil, e, apierrors.NewServiceUnavailable(fmt.Sprintf("address not allowed: pod %q has none yet", pod.Name))
+	}
+	if counted := d.judge().Counted(pod); counted == nil || counted.Status.PodIP != e.Address {
+		return nil, e, fmt.Errorf("%w: %s, which node %s reports for pod %q, cannot be the pod's", ErrAddressNotAllowed, e, e.Node, pod.Name)
 	}
 	return d.one(ctx, "pod/"+string(pod.UID), e)
 }

@@ -16,8 +16,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/podaddress"
 )
 
 // objects are a cluster's, by resource.
@@ -110,7 +112,7 @@ func TestEndpoints(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			all := objects{"services": {service("web")}, "nodes": {node}, "endpointslices": {slice("other", 1, end("10.64.1.2", "a")), slice("web", 8443, c.ends...)},
 				"pods": {pod("a", "w1", "10.64.1.2"), pod("b", "w1", "10.64.1.3"), pod("thief", "w1", "192.0.2.9")}}
-			got, err := New(all, nil).Endpoints(t.Context(), "shop", "web", c.port)
+			got, err := New(all, nil, nil).Endpoints(t.Context(), "shop", "web", c.port)
 			text := ""
 			if err != nil {
 				text = err.Error()
@@ -125,7 +127,7 @@ func TestEndpoints(t *testing.T) {
 			}
 		})
 	}
-	if _, err := New(objects{}, nil).Endpoints(t.Context(), "shop", "web", 443); err == nil || err.Error() != `service "web" not found` {
+	if _, err := New(objects{}, nil, nil).Endpoints(t.Context(), "shop", "web", 443); err == nil || err.Error() != `service "web" not found` {
 		t.Errorf("no service: %v", err)
 	}
 }
@@ -135,7 +137,7 @@ func TestDial(t *testing.T) {
 	all := objects{"services": {service("web")}, "endpointslices": {slice("web", 8443, end("10.64.1.2", "a"), end("10.64.2.3", "b"))},
 		"pods": {pod("a", "w1", "10.64.1.2"), pod("b", "w2", "10.64.2.3")}}
 	a := &agents{fail: map[string]bool{"10.64.1.2": true}}
-	d := New(all, a)
+	d := New(all, a, nil)
 	for range 20 {
 		conn, at, err := d.Dial(t.Context(), "shop", "web", 443)
 		if err != nil || at.Node != "w2" {
@@ -156,9 +158,68 @@ func TestDial(t *testing.T) {
 	}
 }
 
+// judge returns an Index that sees the cluster's Nodes and pods.
+func judge(t *testing.T, all objects, r podaddress.Rules) func() *podaddress.Index {
+	t.Helper()
+	var stores []podaddress.Informer
+	for _, resource := range []string{"nodes", "pods"} {
+		s := informer{cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})}
+		for _, o := range all[resource] {
+			if err := s.Add(o); err != nil {
+				t.Fatal(err)
+			}
+		}
+		stores = append(stores, s)
+	}
+	x, err := podaddress.New(r, stores[0], stores[1], nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() *podaddress.Index { return x }
+}
+
+type informer struct{ cache.Indexer }
+
+func (i informer) GetIndexer() cache.Indexer { return i.Indexer }
+
+// Neither a Service nor a pod is dialed at an address that the pod cannot have, and no mirror pod is dialed for a Service
+// unless the administrator allows it. A pod that is named is dialed, also a mirror pod.
+func TestReportedAddresses(t *testing.T) {
+	node := func(name, cidr string) *corev1.Node {
+		n := &corev1.Node{ObjectMeta: meta("", name), Spec: corev1.NodeSpec{PodCIDRs: []string{cidr}}}
+		n.Annotations = map[string]string{podaddress.NetworkAnnotation: podaddress.OwnNetwork}
+		return n
+	}
+	mirror, liar := pod("mirror", "w1", "10.64.1.3"), pod("liar", "w1", "10.64.2.3")
+	mirror.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"}
+	all := objects{"nodes": {node("w1", "10.64.1.0/24"), node("w2", "10.64.2.0/24")},
+		"services": {service("web")}, "pods": {pod("a", "w1", "10.64.1.2"), liar, mirror},
+		"endpointslices": {slice("web", 8443, end("10.64.1.2", "a"), end("10.64.2.3", "liar"), end("10.64.1.3", "mirror"), end("10.64.1.3", ""))}}
+	for mirrors, want := range map[bool][]string{false: {"10.64.1.2:8443 uid-a", "10.64.1.3:8443 "},
+		true: {"10.64.1.2:8443 uid-a", "10.64.1.3:8443 uid-mirror", "10.64.1.3:8443 uid-mirror"}} {
+		d := New(all, &agents{}, judge(t, all, podaddress.Rules{MirrorPeers: mirrors}))
+		ends, err := d.Endpoints(t.Context(), "shop", "web", 443)
+		var got []string
+		for _, e := range ends {
+			got = append(got, e.String()+" "+string(e.Pod))
+		}
+		if slices.Sort(got); err != nil || !slices.Equal(got, want) {
+			t.Errorf("mirror pods allowed %v: %v %v, want %v", mirrors, got, err, want)
+		}
+		if _, _, err := d.DialPod(t.Context(), liar, 80); !errors.Is(err, ErrAddressNotAllowed) {
+			t.Errorf("a pod with an address of another node's range: %v", err)
+		}
+		conn, _, err := d.DialPod(t.Context(), mirror, 80)
+		if err != nil {
+			t.Fatalf("a mirror pod that is named: %v", err)
+		}
+		conn.Close()
+	}
+}
+
 func TestConnectionsAreBounded(t *testing.T) {
 	all := objects{"services": {service("web")}, "endpointslices": {slice("web", 8443, end("10.64.1.2", "a"))}, "pods": {pod("a", "w1", "10.64.1.2")}}
-	d := New(all, &agents{})
+	d := New(all, &agents{}, nil)
 	var last net.Conn
 	for range maxPerTarget {
 		conn, _, err := d.Dial(t.Context(), "shop", "web", 443)
@@ -183,7 +244,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 func TestDirectAddresses(t *testing.T) {
 	svc := service("out")
 	svc.Spec.Type, svc.Spec.ExternalName = corev1.ServiceTypeExternalName, "localhost"
-	if _, _, err := New(objects{"services": {svc}}, nil).Dial(t.Context(), "shop", "out", 9); !errors.Is(err, ErrAddressNotAllowed) {
+	if _, _, err := New(objects{"services": {svc}}, nil, nil).Dial(t.Context(), "shop", "out", 9); !errors.Is(err, ErrAddressNotAllowed) {
 		t.Errorf("a name of the replica itself: %v", err)
 	}
 	for ip, want := range map[string]bool{"127.0.0.1": false, "::1": false, "::ffff:127.0.0.1": false, "169.254.1.1": false,
@@ -205,7 +266,7 @@ func TestForPods(t *testing.T) {
 			"pods": {pod("a", "w1", "10.64.1.2")}, "endpointslices": {
 				slice("pod", 8443, end("10.64.1.2", "a")), slice("address", 8443, end("192.0.2.7", ""), end("10.64.1.2", "")),
 				slice("another namespace's", 8443, elsewhere)}}
-		d := New(all, &agents{})
+		d := New(all, &agents{}, nil)
 		d.direct = func(context.Context, string, string) (net.Conn, error) {
 			t.Errorf("%s: dialled", name)
 			return nil, net.ErrClosed
@@ -241,7 +302,7 @@ func TestAddressesOfReplicas(t *testing.T) {
 	}
 	for _, ip := range refused {
 		of := objects{"services": {service("trap")}, "endpointslices": {slice("trap", 443, end(ip, "")), api}}
-		d := New(of, &agents{})
+		d := New(of, &agents{}, nil)
 		for name, dial := range map[string]func(context.Context, string, string) (net.Conn, error){
 			"webhooks and aggregation": d.ForService("shop", "trap", 443), "the proxy subresource": d.ForPods("shop", "trap", 443),
 		} {
@@ -251,7 +312,7 @@ func TestAddressesOfReplicas(t *testing.T) {
 		}
 	}
 	a := &agents{}
-	d := New(objects{}, a)
+	d := New(objects{}, a, nil)
 	node := &corev1.Node{ObjectMeta: meta("", "w1"), Status: corev1.NodeStatus{
 		Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "169.254.169.254"}}}}
 	if _, _, err := d.DialNode(t.Context(), node, 80); !errors.Is(err, ErrAddressNotAllowed) {

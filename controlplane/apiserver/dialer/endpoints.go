@@ -113,7 +113,7 @@ func (d *Dialer) endpoint(ctx context.Context, namespace string, ep *discoveryv1
 	if ref := ep.TargetRef; ref != nil && ref.Kind == "Pod" {
 		o, _ := d.cluster.Get(ctx, "pods", namespace, ref.Name)
 		pod, ok := o.(*corev1.Pod)
-		if !ok || ref.UID != "" && pod.UID != ref.UID || !hasAddress(pod, addr) {
+		if !ok || ref.UID != "" && pod.UID != ref.UID || !d.isPeer(pod, addr) {
 			return Endpoint{}, false
 		}
 		e.Node, e.Pod = pod.Spec.NodeName, pod.UID
@@ -128,7 +128,7 @@ func (d *Dialer) placed(ctx context.Context, e Endpoint, addr netip.Addr) Endpoi
 	pods, _ := d.cluster.List(ctx, "pods", "", false) // unknown then: it is dialled directly
 	for _, o := range pods {
 		pod, ok := o.(*corev1.Pod)
-		if !ok || pod.Spec.HostNetwork || pod.Spec.NodeName == "" || !running(pod) || !hasAddress(pod, addr) {
+		if !ok || pod.Spec.HostNetwork || pod.Spec.NodeName == "" || !running(pod) || !hasAddress(pod, addr) || !d.isPeer(pod, addr) {
 			continue
 		}
 		n, _ := d.cluster.Get(ctx, "nodes", "", pod.Spec.NodeName)
@@ -138,6 +138,12 @@ func (d *Dialer) placed(ctx context.Context, e Endpoint, addr netip.Addr) Endpoi
 		}
 	}
 	return e
+}
+
+// isPeer reports whether a pod is an endpoint of Services with that address.
+func (d *Dialer) isPeer(pod *corev1.Pod, addr netip.Addr) bool {
+	counted := d.judge().Peer(pod)
+	return counted != nil && hasAddress(counted, addr)
 }
 
 func inRange(node *corev1.Node, addr netip.Addr) bool {

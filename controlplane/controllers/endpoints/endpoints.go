@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 
+	"keelson.dev/keelson/controlplane/api/podaddress"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
 )
@@ -141,7 +142,9 @@ func sorted(subsets map[string]*corev1.EndpointSubset) []corev1.EndpointSubset {
 func New(d controllers.Deps) *controllers.Controller {
 	services := client.Informer[*corev1.Service](d.Informers)
 	pods := client.Informer[*corev1.Pod](d.Informers)
+	nodes := client.Informer[*corev1.Node](d.Informers)
 	objects := client.Informer[*corev1.Endpoints](d.Informers)
+	controllers.Index(pods, controllers.PodNodeIndex, controllers.PodNode)
 	return &controllers.Controller{
 		Name:    "endpoint-controller",
 		Workers: 2,
@@ -151,15 +154,18 @@ func New(d controllers.Deps) *controllers.Controller {
 			controllers.OnInformer(pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key {
 				return controllers.ServicesOf(services, c)
 			}),
+			controllers.OnInformer(nodes, func(c controllers.Change[*corev1.Node]) []controllers.Key {
+				return controllers.ServicesOfNode(services, pods, d.PodAddresses, c)
+			}),
 		},
 		Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{""}, Resources: []string{"services", "pods"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"services", "pods", "nodes"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"endpoints"}, Verbs: []string{"create", "delete", "get", "list", "update", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"endpoints/restricted"}, Verbs: []string{"create"}},
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
-			r := &reconciler{term: t, services: services, pods: pods, objects: controllers.ViewOf[*corev1.Endpoints](t, objects)}
+			r := &reconciler{term: t, services: services, pods: pods, addresses: d.PodAddresses, objects: controllers.ViewOf[*corev1.Endpoints](t, objects)}
 			return r.reconcile
 		},
 	}
@@ -169,6 +175,7 @@ func New(d controllers.Deps) *controllers.Controller {
 type reconciler struct {
 	term           *controllers.Term
 	services, pods cache.SharedIndexInformer
+	addresses      *podaddress.Index
 	objects        *controllers.View[*corev1.Endpoints]
 }
 
@@ -184,7 +191,7 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	if svc.DeletionTimestamp != nil || len(svc.Spec.Selector) == 0 || svc.Spec.Type == corev1.ServiceTypeExternalName {
 		return 0, nil
 	}
-	want := Desired(svc, controllers.Selected(r.pods, svc))
+	want := Desired(svc, r.addresses.Peers(controllers.Selected(r.pods, svc)))
 	if !exists {
 		return 0, r.write(ctx, want, client.Create[*corev1.Endpoints])
 	}

@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/podaddress"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
 )
@@ -27,9 +28,9 @@ func New(d controllers.Deps) *controllers.Controller {
 	services := client.Informer[*corev1.Service](d.Informers)
 	pods := client.Informer[*corev1.Pod](d.Informers)
 	nodes := client.Informer[*corev1.Node](d.Informers)
-	slices := client.Informer[*discoveryv1.EndpointSlice](d.Informers)
+	objects := client.Informer[*discoveryv1.EndpointSlice](d.Informers)
 	controllers.Index(pods, controllers.PodNodeIndex, controllers.PodNode)
-	controllers.Index(slices, serviceIndex, managedBy(ManagedBy))
+	controllers.Index(objects, serviceIndex, managedBy(ManagedBy))
 	controllers.Index(services, spreadIndex, spreadKey)
 	stale := &atomic.Bool{}
 	return &controllers.Controller{
@@ -40,11 +41,12 @@ func New(d controllers.Deps) *controllers.Controller {
 			controllers.OnInformer(pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key {
 				return controllers.ServicesOf(services, c)
 			}),
-			controllers.OnInformer(slices, func(c controllers.Change[*discoveryv1.EndpointSlice]) []controllers.Key {
+			controllers.OnInformer(objects, func(c controllers.Change[*discoveryv1.EndpointSlice]) []controllers.Key {
 				return []controllers.Key{{Namespace: c.New.Namespace, Name: c.New.Labels[discoveryv1.LabelServiceName]}}
 			}),
 			controllers.OnInformer(nodes, func(c controllers.Change[*corev1.Node]) []controllers.Key {
-				return append(ofNode(services, pods, c), ofCapacity(services, stale, c)...)
+				return slices.Concat(ofNode(services, pods, c), ofCapacity(services, stale, c),
+					controllers.ServicesOfNode(services, pods, d.PodAddresses, c))
 			}),
 		},
 		Rules: []rbacv1.PolicyRule{
@@ -54,8 +56,8 @@ func New(d controllers.Deps) *controllers.Controller {
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
-			r := &reconciler{term: t, services: services, pods: pods, nodes: nodes, slices: controllers.ViewOf[*discoveryv1.EndpointSlice](t, slices),
-				topology: newTopology(nodes, stale)}
+			r := &reconciler{term: t, services: services, pods: pods, nodes: nodes, slices: controllers.ViewOf[*discoveryv1.EndpointSlice](t, objects),
+				topology: newTopology(nodes, stale), addresses: d.PodAddresses}
 			return r.reconcile
 		},
 	}
@@ -91,6 +93,7 @@ type reconciler struct {
 	services, pods, nodes cache.SharedIndexInformer
 	slices                *controllers.View[*discoveryv1.EndpointSlice]
 	topology              *topology
+	addresses             *podaddress.Index
 }
 
 func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
@@ -102,7 +105,7 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	if len(svc.Spec.Selector) == 0 || svc.Spec.Type == corev1.ServiceTypeExternalName {
 		return 0, nil // its slices are somebody else's
 	}
-	pods := controllers.Selected(r.pods, svc)
+	pods := r.addresses.Peers(controllers.Selected(r.pods, svc))
 	have := standing(r.slices, serviceIndex, key.Namespace+"/"+key.Name)
 	nodes := Nodes{Zone: r.zones(pods)}
 	if spread(svc) {

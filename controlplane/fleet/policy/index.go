@@ -18,8 +18,11 @@ import (
 // of Index has been told of.
 type Source interface {
 	Pods(namespace string) []*v1.Pod
+	Pod(namespace, name string) (*v1.Pod, bool)
 	Namespace(name string) (*v1.Namespace, bool)
 	Namespaces() []*v1.Namespace
+	// Peer returns the pod with those of its addresses that peers of policies stand for; nil: none.
+	Peer(p *v1.Pod) *v1.Pod
 }
 
 // Annotation of a policy as nodes are sent it: a group for each of its peers that has selectors, those of the ingress rules
@@ -172,11 +175,34 @@ func (x *Index) Pod(old, now *v1.Pod) (changed []string) {
 	return x.pod(any.Namespace, any.Name, now)
 }
 
+// Rejudge asks Source.Peer again about a pod, for something else than the pod has changed. It names the groups that
+// changed by it.
+func (x *Index) Rejudge(namespace, name string) (changed []string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	p, ok := x.src.Pod(namespace, name) // under the lock: a pod that is deleted meanwhile is not added again
+	if !ok {
+		return nil
+	}
+	return x.pod(namespace, name, p)
+}
+
+// member is nil for a pod that no peer stands for.
+func (x *Index) member(p *v1.Pod) *member {
+	if p != x.dns {
+		p = x.src.Peer(p)
+	}
+	if p == nil {
+		return nil
+	}
+	return memberOf(p)
+}
+
 // pod is called under the lock.
 func (x *Index) pod(namespace, name string, now *v1.Pod) (changed []string) {
 	var m *member
 	if now != nil {
-		m = memberOf(now)
+		m = x.member(now)
 	}
 	look := func(g *group) {
 		if g.means(now, m) {
@@ -291,7 +317,7 @@ func (x *Index) fill(g *group, namespace string) {
 		pods = append(slices.Clone(pods), x.dns)
 	}
 	for _, p := range pods {
-		if m := memberOf(p); g.means(p, m) {
+		if m := x.member(p); g.means(p, m) {
 			g.put(namespace, p.Name, m)
 		}
 	}

@@ -21,6 +21,7 @@ type world struct {
 	pods       map[string]map[string]*v1.Pod
 	namespaces map[string]*v1.Namespace
 	policies   map[string]*networkingv1.NetworkPolicy
+	refused    map[string]bool // addresses that do not count
 }
 
 func newWorld() *world {
@@ -35,6 +36,19 @@ func (w *world) Namespace(name string) (*v1.Namespace, bool) {
 	return ns, ok
 }
 func (w *world) Namespaces() []*v1.Namespace { return slices.Collect(maps.Values(w.namespaces)) }
+
+func (w *world) Pod(namespace, name string) (*v1.Pod, bool) {
+	p, ok := w.pods[namespace][name]
+	return p, ok
+}
+
+// Peer leaves out pods and addresses that do not count.
+func (w *world) Peer(p *v1.Pod) *v1.Pod {
+	if w.refused[p.Status.PodIP] {
+		return nil
+	}
+	return p
+}
 
 // meant are the addresses that a peer stands for, worked out from nothing.
 func (w *world) meant(p peer) []string {

@@ -11,24 +11,39 @@ import (
 	"keelson.dev/keelson/controlplane/server"
 )
 
-// pluginFlags adds the flags that choose admission plugins, as kube-apiserver spells them. The returned function reads them.
+// parseRanges reads the CIDRs of a flag.
+func parseRanges(flag string, texts []string) (out []netip.Prefix, err error) {
+	for _, text := range texts {
+		p, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, fmt.Errorf("--%s: %q is not a CIDR such as 192.0.2.0/24", flag, text)
+		}
+		out = append(out, p.Masked())
+	}
+	return out, nil
+}
+
+// pluginFlags adds the flags that choose admission plugins, as kube-apiserver spells them, and those of what admission
+// judges by. The returned function reads them.
 func pluginFlags(c *cobra.Command, cfg *server.Config) func() error {
 	var enable, disable []string
 	c.Flags().StringSliceVar(&enable, "enable-admission-plugins", nil,
 		"admission plugins that run besides those that always do: "+strings.Join(admission.OnRequest, ", "))
 	c.Flags().StringSliceVar(&disable, "disable-admission-plugins", nil,
 		"admission plugins that shall not run; those that Kubernetes runs by default always do")
-	var ranges []string
+	var ranges, podRanges []string
+	c.Flags().StringSliceVar(&podRanges, "pod-address-ranges", nil,
+		"CIDRs of the addresses that pods may have, besides the podCIDRs of their node, on nodes with another network configuration than Keelson's (docs/secure.md); the same on every replica (default: any)")
+	c.Flags().BoolVar(&cfg.MirrorPodPeers, "mirror-pod-peers", false,
+		"whether mirror pods (of static pods) are endpoints of Services and peers of network policies; every node can create them with any labels (docs/secure.md)")
 	c.Flags().StringSliceVar(&ranges, "service-external-ip-ranges", nil,
 		"CIDRs of the addresses that Services may name in spec.externalIPs (docs/services.md); the same on every replica (default: all that the cluster does not use itself)")
 	return func() (err error) {
-		cfg.ExternalIPRanges = nil
-		for _, text := range ranges {
-			p, err := netip.ParsePrefix(text)
-			if err != nil {
-				return fmt.Errorf("--service-external-ip-ranges: %q is not a CIDR such as 192.0.2.0/24", text)
-			}
-			cfg.ExternalIPRanges = append(cfg.ExternalIPRanges, p.Masked())
+		if cfg.ExternalIPRanges, err = parseRanges("service-external-ip-ranges", ranges); err != nil {
+			return err
+		}
+		if cfg.PodAddressRanges, err = parseRanges("pod-address-ranges", podRanges); err != nil {
+			return err
 		}
 		cfg.AdmissionPlugins, err = admission.Choose(enable, disable)
 		return err

@@ -1,0 +1,31 @@
+package network
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"keelson.dev/keelson/cni"
+)
+
+// AllOwn reports whether every pod of the node has its addresses from Keelson's own network configuration: no other
+// configuration is in folder conf, and no sandbox recorded below folder run was attached with another one. It returns
+// false when a folder cannot be read.
+func AllOwn(conf, run string) bool {
+	if path, err := cni.Foreign(conf); err != nil || path != "" {
+		return false
+	}
+	// libcni names the file of an attachment NETWORK-SANDBOX-INTERFACE.
+	attached, err := os.ReadDir(filepath.Join(run, "cache", "results"))
+	if err != nil {
+		return errors.Is(err, fs.ErrNotExist)
+	}
+	for _, e := range attached {
+		if !e.IsDir() && !strings.HasPrefix(e.Name(), cni.Name+"-") {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,384 @@
+package podaddress
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"keelson.dev/keelson/controlplane/api/podref"
+)
+
+// The indexes that New adds to the informers.
+const (
+	machineIndex = "podaddress.machine" // Nodes by address
+	rangeIndex   = "podaddress.range"   // Nodes with Keelson's network by podCIDR
+	holderIndex  = "podaddress.holder"  // pods by address
+	blockIndex   = "podaddress.block"   // pods by the blocks of their addresses
+)
+
+// block4 and block6 are the lengths of the blocks of blockIndex, for IPv4 and IPv6: those of usual podCIDRs.
+const block4, block6 = 24, 64
+
+// Informer is the part of an informer that an Index uses.
+type Informer interface {
+	AddIndexers(indexers cache.Indexers) error
+	GetIndexer() cache.Indexer
+}
+
+// Index judges the addresses of pods by what informers show. A change is judged right in every handler of these
+// informers: the Index reads their stores, which change first. Safe for concurrent use. A nil Index counts everything.
+type Index struct {
+	rules                 Rules
+	nodes, pods, services cache.Indexer
+	lengths               [2]atomic.Uint64 // of podCIDRs that have been seen: bit N of 128 is length N
+	whole                 atomic.Bool      // length 128 has been seen
+}
+
+// New returns an Index. The informers of Nodes, Pods and ServiceCIDRs must not have started; services may be nil.
+func New(rules Rules, nodes, pods, services Informer) (*Index, error) {
+	x := &Index{rules: rules, nodes: nodes.GetIndexer(), pods: pods.GetIndexer()}
+	if services != nil {
+		x.services = services.GetIndexer()
+	}
+	if err := nodes.AddIndexers(cache.Indexers{machineIndex: machinesOf, rangeIndex: x.rangesOf}); err != nil {
+		return nil, fmt.Errorf("podaddress: index Nodes: %w", err)
+	}
+	if err := pods.AddIndexers(cache.Indexers{holderIndex: holdersOf, blockIndex: blocksOf}); err != nil {
+		return nil, fmt.Errorf("podaddress: index Pods: %w", err)
+	}
+	return x, nil
+}
+
+func machinesOf(o any) ([]string, error) {
+	n, ok := o.(*corev1.Node)
+	if !ok {
+		return nil, nil
+	}
+	var out []string
+	for _, a := range NodeOf(n).Addresses {
+		out = append(out, a.String())
+	}
+	return out, nil
+}
+
+func (x *Index) rangesOf(o any) ([]string, error) {
+	n, ok := o.(*corev1.Node)
+	if !ok || n.Annotations[NetworkAnnotation] != OwnNetwork {
+		return nil, nil
+	}
+	var out []string
+	for _, p := range podCIDRs(n) {
+		if bits := p.Bits(); bits == 128 {
+			x.whole.Store(true)
+		} else {
+			x.lengths[bits/64].Or(1 << (bits % 64))
+		}
+		out = append(out, p.String())
+	}
+	return out, nil
+}
+
+// holdersOf leaves out mirror pods, which a node creates at will, and pods that have no address of their own.
+func holdersOf(o any) ([]string, error) {
+	p, ok := o.(*corev1.Pod)
+	if !ok || p.Spec.HostNetwork || p.Spec.NodeName == "" || hasEnded(&p.Status) || podref.IsMirror(p) {
+		return nil, nil
+	}
+	var out []string
+	for _, ip := range Reported(&p.Status) {
+		if a, ok := parse(ip.IP); ok {
+			out = append(out, a.String())
+		}
+	}
+	return out, nil
+}
+
+func blockOf(a netip.Addr) string {
+	bits := block6
+	if a.Is4() {
+		bits = block4
+	}
+	return netip.PrefixFrom(a, bits).Masked().String()
+}
+
+func blocksOf(o any) ([]string, error) {
+	p, ok := o.(*corev1.Pod)
+	if !ok || p.Spec.NodeName == "" || hasEnded(&p.Status) {
+		return nil, nil
+	}
+	var out []string
+	for _, ip := range Reported(&p.Status) {
+		if a, ok := parse(ip.IP); ok {
+			out = append(out, blockOf(a))
+		}
+	}
+	return out, nil
+}
+
+// mostBlocks bounds how many blocks of a large podCIDR are looked up, as a power of two; beyond it all pods are read.
+const mostBlocks = 10
+
+// Concerned returns pods of other nodes whose addresses may count no longer, or again, when a Node is as it is now or is
+// gone: those with an address in its podCIDRs or equal to one of its own. Pods of the Node itself are left out.
+func (x *Index) Concerned(n *corev1.Node) []*corev1.Pod {
+	if x == nil {
+		return nil
+	}
+	ranges := podCIDRs(n)
+	for _, a := range NodeOf(n).Addresses {
+		ranges = append(ranges, netip.PrefixFrom(a, a.BitLen()))
+	}
+	var out []*corev1.Pod
+	for _, r := range ranges {
+		for _, o := range x.within(r) {
+			p, ok := o.(*corev1.Pod)
+			if ok && p.Spec.NodeName != n.Name && slices.ContainsFunc(Reported(&p.Status), func(ip corev1.PodIP) bool {
+				a, ok := parse(ip.IP)
+				return ok && r.Contains(a)
+			}) {
+				out = append(out, p)
+			}
+		}
+	}
+	return out
+}
+
+// within returns all pods with an address in a range, and others.
+func (x *Index) within(r netip.Prefix) (out []any) {
+	bits := block6
+	if r.Addr().Is4() {
+		bits = block4
+	}
+	more := bits - r.Bits()
+	if more > mostBlocks {
+		return x.pods.List()
+	}
+	block := blockOf(r.Masked().Addr())
+	for range 1 << max(more, 0) {
+		list, _ := x.pods.ByIndex(blockIndex, block)
+		out = append(out, list...)
+		p := netip.MustParsePrefix(block)
+		next := nextBlock(p)
+		if !next.IsValid() {
+			break
+		}
+		block = blockOf(next)
+	}
+	return out
+}
+
+// nextBlock returns the first address after a prefix; the zero Addr after the last prefix.
+func nextBlock(p netip.Prefix) netip.Addr {
+	raw := p.Addr().AsSlice()
+	for i := p.Bits() - 1; i >= 0; i-- {
+		bit := byte(1) << (7 - i%8)
+		if raw[i/8] ^= bit; raw[i/8]&bit != 0 {
+			a, _ := netip.AddrFromSlice(raw)
+			return a
+		}
+	}
+	return netip.Addr{}
+}
+
+// ServiceRange implements Cluster.
+func (x *Index) ServiceRange(a netip.Addr) (netip.Prefix, bool) {
+	for _, p := range x.rules.Services {
+		if p.Contains(a) {
+			return p, true
+		}
+	}
+	if x.services == nil {
+		return netip.Prefix{}, false
+	}
+	for _, o := range x.services.List() {
+		c, ok := o.(*networkingv1.ServiceCIDR)
+		if !ok {
+			continue
+		}
+		for _, text := range c.Spec.CIDRs {
+			if p, err := netip.ParsePrefix(text); err == nil && p.Contains(a) {
+				return p.Masked(), true
+			}
+		}
+	}
+	return netip.Prefix{}, false
+}
+
+// Machine implements Cluster.
+func (x *Index) Machine(a netip.Addr) string {
+	if names, _ := x.nodes.IndexKeys(machineIndex, a.String()); len(names) > 0 {
+		return "node " + slices.Min(names)
+	}
+	if x.rules.Replicas != nil && slices.ContainsFunc(x.rules.Replicas(), func(r netip.AddrPort) bool { return r.Addr() == a }) {
+		return "a replica of the control plane"
+	}
+	return ""
+}
+
+// RangeOf implements Cluster.
+func (x *Index) RangeOf(a netip.Addr, except string) string {
+	for bits := a.BitLen(); bits >= 0; bits-- {
+		if bits == 128 && !x.whole.Load() || bits < 128 && x.lengths[bits/64].Load()&(1<<(bits%64)) == 0 {
+			continue
+		}
+		p, err := a.Prefix(bits)
+		if err != nil {
+			continue
+		}
+		names, _ := x.nodes.IndexKeys(rangeIndex, p.String())
+		for _, name := range names {
+			if name != except {
+				return name
+			}
+		}
+	}
+	return ""
+}
+
+// holder returns a pod of another node that has an address.
+func (x *Index) holder(a netip.Addr, except string) *corev1.Pod {
+	list, _ := x.pods.ByIndex(holderIndex, a.String())
+	for _, o := range list {
+		if p, ok := o.(*corev1.Pod); ok && p.Spec.NodeName != except {
+			return p
+		}
+	}
+	return nil
+}
+
+func (x *Index) node(name string) Node {
+	if o, ok, err := x.nodes.GetByKey(name); err == nil && ok {
+		if n, ok := o.(*corev1.Node); ok {
+			return NodeOf(n)
+		}
+	}
+	return Node{Name: name}
+}
+
+// refusal returns why a pod cannot have an address that its status reports; "" = it can.
+func (x *Index) refusal(p *corev1.Pod, node Node, text string) string {
+	a, ok := parse(text)
+	if !ok {
+		return "is not an address"
+	}
+	return Refusal(a, p.Spec.HostNetwork, node, x.rules, x)
+}
+
+// Counted returns the pod with those of its addresses that count. It is the pod itself where all of them count, else a
+// shallow copy; nil where none counts.
+func (x *Index) Counted(p *corev1.Pod) *corev1.Pod {
+	reported := Reported(&p.Status)
+	if x == nil || len(reported) == 0 {
+		return p
+	}
+	node := x.node(p.Spec.NodeName)
+	var counted []corev1.PodIP
+	for _, ip := range reported {
+		if x.refusal(p, node, ip.IP) == "" {
+			counted = append(counted, ip)
+		}
+	}
+	switch {
+	case len(counted) == 0:
+		return nil
+	case len(counted) == len(reported) && counts(reported, p.Status.PodIP):
+		return p
+	}
+	out := *p
+	out.Status.PodIPs, out.Status.PodIP = counted, counted[0].IP
+	return &out
+}
+
+// counts reports whether podIP is one of the addresses that were judged.
+func counts(reported []corev1.PodIP, podIP string) bool {
+	return podIP == "" || slices.Contains(reported, corev1.PodIP{IP: podIP})
+}
+
+// Peer is Counted for a pod as an endpoint of a Service or a peer of a policy: nil also for a mirror pod, unless the
+// administrator allows these.
+func (x *Index) Peer(p *corev1.Pod) *corev1.Pod {
+	if x != nil && !x.rules.IsPeer(p) {
+		return nil
+	}
+	return x.Counted(p)
+}
+
+// Peers returns Peer of each pod, without nil.
+func (x *Index) Peers(pods []*corev1.Pod) []*corev1.Pod {
+	if x == nil {
+		return pods
+	}
+	out := make([]*corev1.Pod, 0, len(pods))
+	for _, p := range pods {
+		if q := x.Peer(p); q != nil {
+			out = append(out, q)
+		}
+	}
+	return out
+}
+
+// JudgeReport returns an error when a node reports an address for its pod that the pod cannot have, or that a pod of
+// another node has. Addresses that the stored pod has are not judged again, nor are those of a pod that has ended.
+func (x *Index) JudgeReport(stored, reported *corev1.Pod) error {
+	if x == nil || hasEnded(&reported.Status) {
+		return nil
+	}
+	node := x.node(stored.Spec.NodeName)
+	had := Reported(&stored.Status)
+	all := Reported(&reported.Status)
+	if ip := (corev1.PodIP{IP: reported.Status.PodIP}); ip.IP != "" && !slices.Contains(all, ip) {
+		all = append(slices.Clone(all), ip)
+	}
+	for _, ip := range all {
+		if slices.Contains(had, ip) || !node.Known && stored.Spec.HostNetwork {
+			continue // a Node that is not seen yet has no addresses; who uses the pod's address judges it again
+		}
+		why := x.refusal(stored, node, ip.IP)
+		if a, ok := parse(ip.IP); why == "" && ok && !stored.Spec.HostNetwork {
+			if other := x.holder(a, node.Name); other != nil {
+				why = fmt.Sprintf("is the address of pod %s/%s of node %s", other.Namespace, other.Name, other.Spec.NodeName)
+			}
+		}
+		if why != "" {
+			return fmt.Errorf("node %q cannot report address %s in status.podIPs of pod %s/%s: it %s; "+
+				"report an address that the pod has", node.Name, ip.IP, stored.Namespace, stored.Name, why)
+		}
+	}
+	return nil
+}
+
+// JudgeMachine returns an error when a node reports an address as its own that a pod of another node has: the pod would
+// lose its place in Services and policies.
+func (x *Index) JudgeMachine(stored, reported *corev1.Node) error {
+	if x == nil {
+		return nil
+	}
+	var had []netip.Addr
+	if stored != nil {
+		had = NodeOf(stored).Addresses
+	}
+	for _, a := range NodeOf(reported).Addresses {
+		if slices.Contains(had, a) {
+			continue
+		}
+		if p := x.holder(a, reported.Name); p != nil {
+			return fmt.Errorf("node %q cannot report address %s in status.addresses: it is the address of pod %s/%s of node %s; "+
+				"report the addresses of its own machine", reported.Name, a, p.Namespace, p.Name, p.Spec.NodeName)
+		}
+	}
+	return nil
+}
+
+// NodeChanged reports whether a change of a Node may change which addresses of its pods count.
+func NodeChanged(old, now *corev1.Node) bool {
+	if old == nil || now == nil {
+		return true
+	}
+	a, b := NodeOf(old), NodeOf(now)
+	return a.Own != b.Own || !slices.Equal(a.PodCIDRs, b.PodCIDRs) || !slices.Equal(a.Addresses, b.Addresses)
+}

@@ -1,0 +1,100 @@
+package controllers_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/api/podaddress"
+	"keelson.dev/keelson/controlplane/client"
+	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/controlplane/controllers/endpoints"
+	"keelson.dev/keelson/controlplane/controllers/endpointslice"
+	"keelson.dev/keelson/internal/virtual"
+)
+
+// F116: addresses that a node reports for pods that cannot have them, and mirror pods, are no endpoints of a Service,
+// neither in EndpointSlices nor in Endpoints. A pod follows what becomes known of its node: its podCIDRs, its network, its
+// addresses. A pod of another node follows, too, when the node gets podCIDRs.
+func TestEndpointsOfReportedAddresses(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := start(t, options{only: func(d controllers.Deps) []*controllers.Controller {
+			return []*controllers.Controller{endpointslice.New(d), endpoints.New(d)}
+		}})
+		node := func(name, network string, cidrs ...string) {
+			t.Helper()
+			w.nodes.set(w.nodes.dead, name, true) // the test reports for it
+			w.create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{podaddress.NetworkAnnotation: network}},
+				Spec: corev1.NodeSpec{PodCIDRs: cidrs}})
+		}
+		pod := func(name, node, ip string, change func(p *corev1.Pod)) {
+			t.Helper()
+			p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Labels: map[string]string{"app": "web"}},
+				Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
+			if change != nil {
+				change(p)
+			}
+			w.create(p)
+			edit(w, p, client.UpdateStatus[*corev1.Pod], func(p *corev1.Pod) {
+				p.Status.Phase, p.Status.PodIP, p.Status.PodIPs = corev1.PodRunning, ip, []corev1.PodIP{{IP: ip}}
+				p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+			})
+		}
+		become := func(step string, want ...string) {
+			t.Helper()
+			w.eventually(step, func() error {
+				list, err := client.List[*discoveryv1.EndpointSlice](w.ctx, w.admin, "default", metav1.ListOptions{})
+				if err != nil {
+					return err
+				}
+				var got, legacy []string
+				for _, s := range list {
+					for _, e := range s.Endpoints {
+						got = append(got, e.Addresses...)
+					}
+				}
+				all, err := client.Get[*corev1.Endpoints](w.ctx, w.admin, "default", "web")
+				if err != nil {
+					return err
+				}
+				for _, s := range all.Subsets {
+					for _, a := range s.Addresses {
+						legacy = append(legacy, a.IP)
+					}
+				}
+				slices.Sort(got)
+				if slices.Sort(legacy); !slices.Equal(got, want) || !slices.Equal(legacy, want) {
+					return fmt.Errorf("EndpointSlices have %v, Endpoints have %v, want %v", got, legacy, want)
+				}
+				return nil
+			})
+		}
+		node("a", podaddress.OwnNetwork, "10.244.1.0/24")
+		node("late", podaddress.OwnNetwork)
+		node("foreign", podaddress.ForeignNetwork)
+		w.create(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: corev1.ServiceSpec{
+			ClusterIP: "10.96.7.7", ClusterIPs: []string{"10.96.7.7"}, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
+			Selector: map[string]string{"app": "web"}, Ports: []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolTCP}}}})
+		pod("good", "a", "10.244.1.2", nil)
+		become("a pod with an address of its node", "10.244.1.2")
+		pod("range", "a", "10.244.2.9", nil)
+		pod("outside", "a", "203.0.113.9", nil)
+		pod("service", "foreign", "10.96.0.10", nil)
+		pod("stolen", "foreign", "10.244.1.2", nil)
+		pod("host", "foreign", "192.168.1.1", func(p *corev1.Pod) { p.Spec.HostNetwork = true })
+		pod("mirror", "a", "10.244.1.3", func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"} })
+		pod("squatter", "foreign", "10.244.9.4", nil)
+		pod("early", "late", "10.244.9.5", nil)
+		become("only addresses that can be the pods'", "10.244.1.2", "10.244.9.4")
+		update(w, "late", func(n *corev1.Node) { n.Spec.PodCIDR, n.Spec.PodCIDRs = "10.244.9.0/24", []string{"10.244.9.0/24"} })
+		become("a node gets its podCIDR", "10.244.1.2", "10.244.9.5")
+		edit(w, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "foreign"}}, client.UpdateStatus[*corev1.Node], func(n *corev1.Node) {
+			n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.168.1.1"}}
+		})
+		become("a node reports its address", "10.244.1.2", "10.244.9.5", "192.168.1.1")
+	})
+}
