@@ -2,6 +2,7 @@ package kctl
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -41,7 +42,8 @@ func netTraceCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cob
 			"Service's rule leads, which endpoints are ready, the way to their nodes, and what the NetworkPolicies of both\n" +
 			"sides say. A host or URL that an Ingress or a Gateway serves is followed through its proxies: which class or Gateway,\n" +
 			"listener, certificate and rule it meets, and the way to the proxies and from them to the pods. It judges what the\n" +
-			"cluster says of itself and sends no packet.\n\n" +
+			"cluster says of itself and sends no packet. For a host outside of the cluster the agent of the pod's node is asked (with\n" +
+			"get on nodes/proxy) whether the name resolves there and whether there is a route.\n\n" +
 			"Exit codes: 0 nothing stands in the way, 1 the question could not be answered (no such pod, no cluster),\n" +
 			"2 the connection stops, or some connections do.",
 		Example: "  kctl net trace web-0 db                       # the Service db of the same namespace\n" +
@@ -185,6 +187,26 @@ func (r *netReader) read(cluster dynamic.Interface, t nettrace.Target) {
 		r.entrances(cluster, t)
 	}
 	r.behind()
+	if _, err := netip.ParseAddr(t.Host); len(nettrace.Meant(w, t)) == 0 && (err == nil && len(w.Pods) == 0 || nettrace.Outside(w, t)) {
+		r.reach(t.Host)
+	}
+}
+
+// reach asks the agent of the pod's node about a host outside of the cluster. Agents of earlier releases do not answer.
+func (r *netReader) reach(host string) {
+	name := r.world.Pod.Spec.NodeName
+	if r.err != nil || name == "" {
+		return
+	}
+	raw, err := r.cs.CoreV1().RESTClient().Get().Resource("nodes").Name(name).SubResource("proxy").Suffix("keelson", "reach").
+		Param("host", host).DoRaw(r.ctx)
+	var answer nettrace.Reach
+	switch {
+	case apierrors.IsForbidden(err):
+		r.unread("the routes of node " + name)
+	case err == nil && json.Unmarshal(raw, &answer) == nil:
+		r.world.Reach = &answer
+	}
 }
 
 // behind reads the pods that the endpoints name.

@@ -47,7 +47,9 @@ type Config struct {
 	Pods              func() []*v1.Pod
 	Logged            func() []byte // the last lines of the agent's own log
 	Settings          func() []byte // the agent's, a line for each
-	Log               *slog.Logger  // may be nil
+	// Reach reports whether the node reaches a name or an address.
+	Reach func(ctx context.Context, host string) Reach
+	Log   *slog.Logger // may be nil
 
 	connections door.Limits // of tests
 }
@@ -142,7 +144,7 @@ const agentLog = "/logs/keelson-agent.log"
 const agentSettings = "/logs/keelson-agent-settings.txt"
 
 // served is what there is, for those who ask for something else.
-const served = "this node serves /healthz, /metrics, /metrics/resource, /stats/summary, /pods, " + agentLog + " and " + agentSettings + "; " +
+const served = "this node serves /healthz, /metrics, /metrics/resource, /stats/summary, /pods, " + reachPath + ", " + agentLog + " and " + agentSettings + "; " +
 	"logs of containers, exec, attach and port-forward go through the API server"
 
 func (s *Server) answer(w http.ResponseWriter, r *http.Request) {
@@ -164,6 +166,8 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request) {
 		serve = func() { s.pods(w, r) }
 	case agentLog:
 		serve = func() { s.text(w, r, s.cfg.Logged()) }
+	case reachPath:
+		serve = func() { s.reach(w, r) }
 	case agentSettings:
 		serve = func() { s.text(w, r, s.cfg.Settings()) }
 	default:

@@ -141,6 +141,7 @@ func newBed(t *testing.T, change ...func(*Config)) *bed {
 			_, err := fmt.Fprintf(w, `{"only":%v}`, only)
 			return err
 		},
+		Reach:  func(_ context.Context, host string) Reach { return Reach{NoRoute: "none to " + host} },
 		Logged: func() []byte { return []byte("the last line\n") }, Settings: func() []byte { return []byte("node-name: w1\n") }, Pods: func() []*v1.Pod {
 			running := v1.PodStatus{Phase: v1.PodRunning}
 			return []*v1.Pod{{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, {ObjectMeta: metav1.ObjectMeta{Name: "b"}, Status: running}}
@@ -225,6 +226,10 @@ func TestWhoMay(t *testing.T) {
 		{"metrics alone: nor what there is", plain, "GET", "/run/x", "token-of-scraper", 403, "[proxy]"},
 		{"health", plain, "GET", "/healthz", "token-of-prober", 200, "ok"},
 		{"statistics", masters, "GET", "/stats/summary?only_cpu_and_memory=true", "", 200, `{"only":true}`},
+		{"metrics alone: not the way to a host", plain, "GET", "/keelson/reach?host=a.example", "token-of-scraper", 403, "[proxy]"},
+		{"the way to a host", masters, "GET", "/keelson/reach?host=a.example", "", 200, `{"noRoute":"none to a.example"}`},
+		{"the way to no host", masters, "GET", "/keelson/reach", "", 400, "want a name or an address"},
+		{"the way to a long name", masters, "GET", "/keelson/reach?host=" + strings.Repeat("a", 254), "", 400, "at most 253 characters"},
 		{"a bad flag", masters, "GET", "/stats/summary?only_cpu_and_memory=perhaps", "", 400, "want true or false"},
 		{"what there is not", masters, "GET", "/exec/default/p/c", "", 404, "this node serves /healthz"},
 		{"cAdvisor's", masters, "GET", "/metrics/cadvisor", "", 404, "/metrics/resource"},

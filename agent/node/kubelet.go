@@ -27,8 +27,8 @@ func (n *Node) statistics(rt agent.MeasuredRuntime, pods *pod.Set) *stats.Source
 func (n *Node) kubelet(source *stats.Source, trust agent.Trust) *kubelet.Server {
 	return kubelet.New(kubelet.Config{Listen: net.JoinHostPort("", strconv.Itoa(int(n.cfg.KubeletPort))), Trust: trust,
 		Resource: source.Resource, Metrics: n.metrics(source), Summary: source.Summary, Pods: n.session.Pods, Logged: n.cfg.Recent.Bytes,
-		Settings: n.cfg.settings,
-		Log:      n.cfg.Log.With("part", "kubelet API")})
+		Settings: n.cfg.settings, Reach: reach,
+		Log: n.cfg.Log.With("part", "kubelet API")})
 }
 
 // metrics is what /metrics says: of the agent, and of its images, the proxy, network policies and the DNS server where there are any.

@@ -49,6 +49,14 @@ func (x *tracer) resolve() (svc *corev1.Service, host string, ok bool) {
 		return nil, "", false
 	}
 	if len(tried) == 0 || x.foreign(name) {
+		if r := x.Reach; r != nil && r.Unresolved != "" {
+			x.step(Step{Name: "name", Stops: true, Says: fmt.Sprintf("%s does not resolve on node %s: %s", x.target.Host, x.Pod.Spec.NodeName, r.Unresolved),
+				Mend: []string{"# correct the name, or the DNS servers of node " + x.Pod.Spec.NodeName}})
+			return nil, "", false
+		} else if r != nil && r.NoRoute != "" {
+			x.step(x.noRoute(x.target.Host + " (" + strings.Join(r.Addresses, ", ") + ")"))
+			return nil, "", false
+		}
 		x.step(Step{Name: "name", Says: fmt.Sprintf("%s is no name of the cluster: the node's DNS forwards it, and the connection leaves the cluster", x.target.Host)})
 		return nil, "", false
 	}

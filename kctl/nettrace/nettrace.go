@@ -32,6 +32,9 @@ type World struct {
 	Policies   []networkingv1.NetworkPolicy
 	Ranges     []networkingv1.ServiceCIDR // of addresses of Services
 
+	// Reach is what the pod's node answered about a target outside of the cluster; nil = it was not asked, or did not answer.
+	Reach *Reach
+
 	Entrances *Entrances // nil: they were not asked for
 }
 
@@ -45,6 +48,13 @@ const (
 	Policies   = "networkpolicies"
 	Ranges     = "servicecidrs"
 )
+
+// Reach reports whether a node reaches a host, as its agent answers at /keelson/reach.
+type Reach struct {
+	Addresses  []string `json:"addresses"`
+	Unresolved string   `json:"unresolved"`
+	NoRoute    string   `json:"noRoute"`
+}
 
 // Step is one part of the way.
 type Step struct {
@@ -253,6 +263,10 @@ func (x *tracer) toAddress(ip netip.Addr) {
 	}
 	if stop := x.nowhere(ip); stop != nil {
 		x.step(*stop)
+		return
+	}
+	if r := x.Reach; r != nil && r.NoRoute != "" {
+		x.step(x.noRoute(ip.String()))
 		return
 	}
 	says := fmt.Sprintf("%s is no service, pod or node that is known", ip)

@@ -38,6 +38,12 @@ func (x *tracer) nowhere(ip netip.Addr) *Step {
 	return nil
 }
 
+// noRoute returns the step at which a connection ends whose node has no route to it.
+func (x *tracer) noRoute(to string) Step {
+	return Step{Name: "route", Stops: true, Says: fmt.Sprintf("node %s of the pod has no route to %s, which no Service, pod or node has: %s", x.Pod.Spec.NodeName, to, x.Reach.NoRoute),
+		Mend: []string{"# add a route on node " + x.Pod.Spec.NodeName + ", such as a default route"}}
+}
+
 // podRanges are the ranges of the pods of a node.
 func podRanges(n *corev1.Node) []string {
 	if len(n.Spec.PodCIDRs) == 0 && n.Spec.PodCIDR != "" {
