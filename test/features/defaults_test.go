@@ -56,6 +56,8 @@ var differences = []setting{
 	{upstream: apiserver + " `--audit-log-maxbackup`", kubernetes: "0", keelson: "5", program: "run", flag: "audit-log-maxbackup", restore: "0"},
 	{upstream: apiserver + " `--service-cluster-ip-range`", kubernetes: "10.0.0.0/24", keelson: "10.96.0.0/16", program: "init", flag: "service-cidr", restore: "10.0.0.0/24"},
 	{upstream: manager + " `--cluster-cidr`", kubernetes: "none", keelson: "10.244.0.0/16", means: "; nodes always get their ranges from it", program: "init", flag: "cluster-cidr"},
+	{upstream: manager + " mirror pods as endpoints of Services", kubernetes: "true", keelson: "false", means: ", nor peers of network policies",
+		program: "run", flag: "mirror-pod-peers", by: "run `--mirror-pod-peers=true`"},
 	{upstream: "etcd `--quota-backend-bytes`", kubernetes: "2Gi", keelson: "8Gi", program: "run", flag: "store-quota", restore: "2Gi"},
 	{upstream: kubelet + " `podPidsLimit`", kubernetes: "-1", keelson: "4096", program: "agent", flag: "pod-max-pids", restore: "-1"},
 	{upstream: kubelet + " `evictionHard` for `imagefs.available`", kubernetes: "15%", keelson: "10%", means: ", as for `nodefs.available`: images have no disk of their own",
