@@ -44,7 +44,8 @@ func (s *Server) ReadAggregated(ctx context.Context, u api.User, path string, qu
 }
 
 // CallAggregated sends a request with a JSON body to a server in the cluster for a part of this replica that acts as u, on the
-// same road as a client's request, and returns the body and the code of the response. The path is escaped.
+// same road as a client's request, and returns the body and the code of the response. The path is escaped. The body of a
+// PATCH is a JSON merge patch. A GET with a limit asks for the metadata of a list.
 func (s *Server) CallAggregated(ctx context.Context, u api.User, method, path string, query url.Values, body []byte) ([]byte, int, error) {
 	ctx, cancel := context.WithTimeout(ctx, readAggregatedTime)
 	defer cancel()
@@ -53,7 +54,13 @@ func (s *Server) CallAggregated(ctx context.Context, u api.User, method, path st
 		return nil, 0, fmt.Errorf("%s of %s: %w", method, path, err)
 	}
 	r.Header.Set("Accept", "application/json")
-	if len(body) > 0 {
+	if method == http.MethodGet && query.Has("limit") {
+		r.Header.Set("Accept", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json")
+	}
+	switch {
+	case len(body) > 0 && method == http.MethodPatch:
+		r.Header.Set("Content-Type", "application/merge-patch+json")
+	case len(body) > 0:
 		r.Header.Set("Content-Type", "application/json")
 	}
 	a := &aggregatedAnswer{header: http.Header{}, code: http.StatusOK}

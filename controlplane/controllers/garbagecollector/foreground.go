@@ -3,6 +3,7 @@ package garbagecollector
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -27,6 +28,14 @@ func (c *collector) foreground(ctx context.Context, all sources, s source, owner
 	if !MayGo(owner, all.holdingUp(s, owner)) {
 		return nil // each dependent that goes brings us back here
 	}
+	if c.isHeldByAggregated(owner, s.kind) {
+		return controllers.Race("%s %s/%s still has dependents in an aggregated API",
+			s.kind.GVK.Kind, owner.GetNamespace(), owner.GetName())
+	}
+	if s.aggregated == nil && c.listAll(ctx, all) != nil && c.isHeldByAggregated(owner, s.kind) {
+		return controllers.Race("%s %s/%s has new dependents in an aggregated API",
+			s.kind.GVK.Kind, owner.GetNamespace(), owner.GetName())
+	}
 	stored, err := c.stored(ctx, all, s, owner)
 	if err != nil {
 		return err
@@ -34,9 +43,17 @@ func (c *collector) foreground(ctx context.Context, all sources, s source, owner
 	if !MayGo(owner, stored.holdingUp(s, owner)) {
 		return controllers.Race("%s %s/%s still has dependents", s.kind.GVK.Kind, owner.GetNamespace(), owner.GetName())
 	}
+	if s.aggregated != nil {
+		return c.removeFinalizer(ctx, s, owner, metav1.FinalizerDeleteDependents)
+	}
 	return c.update(ctx, s, owner, func(o api.Object) {
 		o.SetFinalizers(without(o.GetFinalizers(), metav1.FinalizerDeleteDependents))
 	})
+}
+
+// isHeldByAggregated reports whether an object in the last lists of aggregated APIs holds up the deletion of owner.
+func (c *collector) isHeldByAggregated(owner api.Object, k *api.Kind) bool {
+	return slices.ContainsFunc(c.aggregated.dependents(owner.GetUID()), func(d api.Object) bool { return holdsUp(d, owner, k) })
 }
 
 // holdingUp returns the objects that hold up the deletion of one, beginning with owner, for MayGo.

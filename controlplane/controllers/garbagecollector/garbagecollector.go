@@ -36,6 +36,8 @@ const (
 type source struct {
 	kind     *api.Kind
 	informer cache.SharedIndexInformer
+
+	aggregated *controllers.AggregatedResource // nil = the API of this cluster stores the kind
 }
 
 // sources are all collected kinds by their group and resource. They never change.
@@ -122,8 +124,13 @@ func New(d controllers.Deps) *controllers.Controller {
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
-			return (&collector{term: t, living: g, absent: map[coordinates]bool{}, strangers: map[controllers.Key]time.Duration{},
-				reported: map[foreignOwner]bool{}}).reconcile
+			c := &collector{term: t, living: g, absent: map[coordinates]bool{}, strangers: map[controllers.Key]time.Duration{},
+				reported: map[foreignOwner]bool{}}
+			if d.Aggregated != nil {
+				c.aggregated = &aggregated{apis: d.Aggregated, kinds: map[schema.GroupResource]*aggregatedKind{}}
+				t.Enqueue(scanKey)
+			}
+			return c.reconcile
 		},
 	}
 }
@@ -232,6 +239,8 @@ type collector struct {
 	// strangers are how long objects with owners of unknown kinds, or of whose end nobody may tell, were left in peace last.
 	strangers map[controllers.Key]time.Duration
 	reported  map[foreignOwner]bool // references that an Event has named
+
+	aggregated *aggregated // nil = no server in the cluster serves an API
 }
 
 // coordinates are all that a reference says of an owner. The UID alone would not do: a reference that bears the UID
@@ -247,6 +256,10 @@ const maxAbsent = 10000
 
 func (c *collector) reconcile(ctx context.Context, k controllers.Key) (time.Duration, error) {
 	all := c.living.sources()
+	if k == scanKey {
+		c.scanAggregated(ctx, all)
+		return scanInterval, nil
+	}
 	s, ok := all[k.Kind]
 	if !ok || s.informer == nil {
 		return 0, nil
@@ -275,7 +288,9 @@ func (c *collector) reconcile(ctx context.Context, k controllers.Key) (time.Dura
 			return 0, err
 		}
 	}
-	dependents := func() bool { return len(all.dependents(obj.GetUID())) > 0 }
+	dependents := func() bool {
+		return len(all.dependents(obj.GetUID())) > 0 || len(c.aggregated.dependents(obj.GetUID())) > 0
+	}
 	switch v := Judge(obj, owners, held, dependents); {
 	case v.Delete != "":
 		return 0, c.delete(ctx, s, obj, v.Delete)
@@ -331,6 +346,11 @@ func (c *collector) held(ctx context.Context, all sources, s source, obj api.Obj
 func (c *collector) owners(ctx context.Context, all sources, s source, obj api.Object, live bool) (out []Owner, unseen bool, err error) {
 	for _, r := range obj.GetOwnerReferences() {
 		o, ok := all.find(r)
+		if !ok && c.aggregated != nil {
+			out = append(out, Owner{Ref: r, State: c.aggregated.ownerState(ctx, s, obj, r)})
+			unseen = true
+			continue
+		}
 		if !ok || o.kind.Namespaced && !s.kind.Namespaced {
 			if ok {
 				c.reportForeignOwner(all, s, obj, o, r)
@@ -399,6 +419,9 @@ func (c *collector) lookUp(ctx context.Context, o source, namespace string, r me
 
 // delete deletes exactly the version that was judged.
 func (c *collector) delete(ctx context.Context, s source, obj api.Object, policy metav1.DeletionPropagation) error {
+	if s.aggregated != nil {
+		return c.deleteAggregated(ctx, s, obj, policy)
+	}
 	uid, rv := obj.GetUID(), obj.GetResourceVersion()
 	_, err := c.term.Client.Do(ctx, &api.Request{
 		Verb: api.VerbDelete, Kind: s.kind, Namespace: obj.GetNamespace(), Name: obj.GetName(),
@@ -432,13 +455,15 @@ func (c *collector) update(ctx context.Context, s source, obj api.Object, change
 
 // detach removes exactly these references: two may bear the same UID, and one of them be wrong.
 func (c *collector) detach(ctx context.Context, s source, obj api.Object, lost ...metav1.OwnerReference) error {
-	return c.update(ctx, s, obj, func(o api.Object) {
-		o.SetOwnerReferences(slices.DeleteFunc(slices.Clone(o.GetOwnerReferences()), func(r metav1.OwnerReference) bool {
-			return slices.ContainsFunc(lost, func(l metav1.OwnerReference) bool {
-				return r.APIVersion == l.APIVersion && r.Kind == l.Kind && r.Name == l.Name && r.UID == l.UID
-			})
-		}))
+	kept := slices.DeleteFunc(slices.Clone(obj.GetOwnerReferences()), func(r metav1.OwnerReference) bool {
+		return slices.ContainsFunc(lost, func(l metav1.OwnerReference) bool {
+			return r.APIVersion == l.APIVersion && r.Kind == l.Kind && r.Name == l.Name && r.UID == l.UID
+		})
 	})
+	if s.aggregated != nil {
+		return c.patchAggregated(ctx, s, obj, map[string]any{"ownerReferences": kept})
+	}
+	return c.update(ctx, s, obj, func(o api.Object) { o.SetOwnerReferences(kept) })
 }
 
 // orphan frees the dependents of an owner, then lets it go. The dependents are
@@ -451,8 +476,12 @@ func (c *collector) orphan(ctx context.Context, all sources, s source, owner api
 		}
 		errs = append(errs, c.orphanKind(ctx, dep, owner))
 	}
+	errs = append(errs, c.orphanAggregated(ctx, all, s, owner))
 	if err := errors.Join(errs...); err != nil {
 		return err
+	}
+	if s.aggregated != nil {
+		return c.removeFinalizer(ctx, s, owner, metav1.FinalizerOrphanDependents)
 	}
 	return c.update(ctx, s, owner, func(o api.Object) {
 		o.SetFinalizers(without(o.GetFinalizers(), metav1.FinalizerOrphanDependents))

@@ -71,11 +71,7 @@ func (r *reconciler) emptyAggregated(ctx context.Context, ns string) (left []Con
 func (r *reconciler) emptyResource(
 	ctx context.Context, res controllers.AggregatedResource, ns string,
 ) ([]api.Object, error) {
-	path := "/apis/" + res.GroupVersionResource.Group + "/" + res.GroupVersionResource.Version + "/namespaces/" +
-		url.PathEscape(ns) + "/" + url.PathEscape(res.Resource)
-	if res.GroupVersionResource.Group == "" {
-		path = "/api/" + strings.TrimPrefix(path, "/apis//")
-	}
+	path := res.Path(ns, "")
 	background := metav1.DeletePropagationBackground
 	options, err := json.Marshal(metav1.DeleteOptions{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"},
 		PropagationPolicy: &background})
@@ -92,11 +88,17 @@ func (r *reconciler) emptyResource(
 	if !slices.ContainsFunc(objs, func(o api.Object) bool { return o.GetDeletionTimestamp() == nil }) && listable {
 		return objs, nil // all are being deleted
 	}
+	if err := r.term.ConfirmLeadership(ctx); err != nil {
+		return objs, err
+	}
 	switch {
 	case collection:
 		_, err = r.aggregated.Call(ctx, http.MethodDelete, path, nil, options)
 	default:
 		for _, o := range objs {
+			if err = r.term.ConfirmLeadership(ctx); err != nil {
+				break
+			}
 			_, err = r.aggregated.Call(ctx, http.MethodDelete, path+"/"+url.PathEscape(o.GetName()), nil, options)
 			if err != nil && !apierrors.IsNotFound(err) {
 				break
