@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"keelson.dev/keelson/internal/memory/memtest"
 	"keelson.dev/keelson/internal/wait"
 )
@@ -105,6 +107,75 @@ func TestModelsOfCustomResources(t *testing.T) {
 	began := time.Now()
 	r.eventually(func() error { return shown("Whenever.") })
 	t.Logf("published after %v", time.Since(began))
+}
+
+// looseKinds are definitions that preserve unknown fields: at the root, and in an embedded object.
+const looseKinds = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition",
+"metadata":{"name":"loose.example.com"},"spec":{"group":"example.com","scope":"Namespaced",
+"names":{"plural":"loose","singular":"loose","kind":"Loose","listKind":"LooseList"},
+"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object",
+"x-kubernetes-preserve-unknown-fields":true}}},
+{"name":"v2","served":true,"storage":false,"selectableFields":[{"jsonPath":".spec.color"}],
+"schema":{"openAPIV3Schema":{"type":"object","description":"A loose kind.","properties":{
+"spec":{"type":"object","properties":{"color":{"type":"string","default":"red"},
+"template":{"type":"object","x-kubernetes-embedded-resource":true,"properties":{"data":{"type":"string"}}},
+"raw":{"type":"object","x-kubernetes-embedded-resource":true,"x-kubernetes-preserve-unknown-fields":true}}}}}}}]}}`
+
+// F15: the definitions of custom resources are published as Kubernetes publishes them: without properties in v2 where
+// unknown fields are preserved, and with the fields of objects where objects are embedded.
+func TestPublishedDefinitionsOfCustomResources(t *testing.T) {
+	r := withDefinitions(t)
+	c := r.adminHTTP()
+	r.establish(c, looseKinds)
+	object, keeps := `"x-kubernetes-embedded-resource":true`, `,"x-kubernetes-preserve-unknown-fields":true`
+	field := func(name string) string {
+		return `"` + name + `":{"description":` + strconv.Quote(metav1.TypeMeta{}.SwaggerDoc()[name]) + `,"type":"string"}`
+	}
+	meta := strconv.Quote(metav1.PartialObjectMetadata{}.SwaggerDoc()["metadata"])
+	const objectMeta = `io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"`
+	ref2 := `"metadata":{"$ref":"#/definitions/` + objectMeta + `,"description":` + meta + `}`
+	ref3 := `"metadata":{"allOf":[{"$ref":"#/components/schemas/` + objectMeta + `}],"description":` + meta + `}`
+	names := field("apiVersion") + `,` + field("kind") + `,`
+	gvk := func(version string) string {
+		return `"x-kubernetes-group-version-kind":[{"group":"example.com","kind":"Loose","version":"` + version + `"}]`
+	}
+	selectable := `,"x-kubernetes-selectable-fields":[{"fieldPath":"spec.color"}]`
+	whole := func(meta, spec string) string {
+		return `"com.example.v2.Loose":{"description":"A loose kind.","properties":{` + names + meta +
+			`,"spec":` + spec + `},"type":"object",` + gvk("v2") + selectable + `}`
+	}
+	template := func(meta string) string {
+		return `"template":{"properties":{` + field("apiVersion") + `,"data":{"type":"string"},` +
+			field("kind") + `,` + meta +
+			`},"required":["kind","apiVersion"],"type":"object",` + object + `}`
+	}
+	for path, want := range map[string][]string{
+		"/openapi/v2": {
+			`"com.example.v1.Loose":{"type":"object",` + gvk("v1") + `}`,
+			whole(ref2, `{"properties":{"color":{"type":"string"},"raw":{`+object+keeps+`},`+template(ref2)+`},"type":"object"}`),
+			`"operationId":"listExampleComV1LooseForAllNamespaces"`,
+			`"operationId":"deleteExampleComV1CollectionNamespacedLoose"`,
+			`"consumes":["application/json","application/yaml"]`,
+		},
+		"/openapi/v3/apis/example.com/v1": {
+			`"com.example.v1.Loose":{"properties":{` + names + ref3 + `},"type":"object",` + gvk("v1") + keeps + `}`,
+		},
+		"/openapi/v3/apis/example.com/v2": {
+			whole(ref3, `{"properties":{"color":{"default":"red","type":"string"},"raw":{"properties":{`+names+ref3+
+				`},"required":["kind","apiVersion"],"type":"object",`+object+keeps+`},`+template(ref3)+`},"type":"object"}`),
+		},
+	} {
+		r.eventually(func() error {
+			a := r.call(c, "GET", path, "")
+			for _, text := range want {
+				if a.code != http.StatusOK || !strings.Contains(a.body, text) {
+					at := max(0, strings.Index(a.body, `"com.example.v`))
+					return fmt.Errorf("%s: %d without %s: %s", path, a.code, text, a.body[at:min(len(a.body), at+3000)])
+				}
+			}
+			return nil
+		})
+	}
 }
 
 // Definitions that nobody uses take little memory and no goroutine, large ones too: schemas are kept packed, and nothing is

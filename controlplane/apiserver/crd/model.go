@@ -2,50 +2,81 @@ package crd
 
 import (
 	"encoding/json"
+	"strings"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/managedfields"
 	"k8s.io/kube-openapi/pkg/validation/spec"
 
+	structural "k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
 	openapiv2 "k8s.io/apiextensions-apiserver/pkg/controller/openapi/v2"
 
 	"keelson.dev/keelson/controlplane/api/custom"
 )
 
-// schemaOf is the schema as OpenAPI has it, with the fields that every object has.
-func (v *version) schemaOf(v3 bool) (*spec.Schema, error) {
+// schemaOf returns the schema for server-side apply, with the fields that every object has.
+func (v *version) schemaOf() (*spec.Schema, error) {
 	s, err := v.structural()
 	if err != nil {
 		return nil, err
 	}
 	out := &spec.Schema{}
 	if s != nil {
-		if !v3 {
-			s = openapiv2.ToStructuralOpenAPIV2(s)
-		}
 		out = s.ToKubeOpenAPI()
 	}
 	if len(out.Type) == 0 {
 		out.Type = spec.StringOrArray{"object"}
 	}
-	if out.Properties == nil {
-		out.Properties = map[string]spec.Schema{}
-	}
-	for name, about := range map[string]string{
-		"apiVersion": "APIVersion defines the versioned schema of this representation of an object.",
-		"kind":       "Kind is a string value representing the REST resource this object represents.",
-	} {
-		out.Properties[name] = spec.Schema{SchemaProps: spec.SchemaProps{Type: spec.StringOrArray{"string"}, Description: about}}
+	for _, name := range []string{"apiVersion", "kind"} {
+		out.SetProperty(name, spec.Schema{SchemaProps: spec.SchemaProps{Type: spec.StringOrArray{"string"}}})
 	}
 	return out, nil
 }
 
-// model is api.Kind.Model. What stands for metadata is the caller's to add.
+// publishedSchema returns the schema as Kubernetes publishes it in OpenAPI. Without properties,
+// clients accept any field: that is so without a schema, and in v2 where unknown fields are preserved.
+func (v *version) publishedSchema(v3 bool) (*spec.Schema, error) {
+	s, err := v.structural()
+	if err != nil {
+		return nil, err
+	}
+	if s == nil || !v3 && (s.XPreserveUnknownFields || v.keep) {
+		return &spec.Schema{SchemaProps: spec.SchemaProps{Type: spec.StringOrArray{"object"}}}, nil
+	}
+	s = s.Unfold()
+	if !v3 {
+		s = openapiv2.ToStructuralOpenAPIV2(s)
+		withoutDefaults.Visit(s)
+	}
+	out := s.ToKubeOpenAPI()
+	for _, name := range []string{"apiVersion", "kind"} {
+		about := metav1.TypeMeta{}.SwaggerDoc()[name]
+		out.SetProperty(name, *spec.StringProperty().WithDescription(about))
+	}
+	return out, nil
+}
+
+// withoutDefaults removes the defaults of a schema, which v2 documents do not have.
+var withoutDefaults = &structural.Visitor{Structural: func(s *structural.Structural) bool {
+	had := s.Default.Object != nil
+	s.Default.Object = nil
+	return had
+}}
+
+// model is api.Kind.Model. The schema of metadata is the caller's to add, wherever properties are stated.
 func (v *version) model(v3 bool) (map[string]any, error) {
-	s, err := v.schemaOf(v3)
+	s, err := v.publishedSchema(v3)
 	if err != nil {
 		return nil, err
 	}
 	delete(s.Properties, "metadata")
+	if paths := v.spec.SelectableFields; len(paths) > 0 {
+		fields := make([]any, len(paths))
+		for i, f := range paths {
+			fields[i] = map[string]any{"fieldPath": strings.TrimPrefix(f.JSONPath, ".")}
+		}
+		s.AddExtension("x-kubernetes-selectable-fields", fields)
+	}
 	data, err := json.Marshal(s)
 	if err != nil {
 		return nil, err
@@ -56,7 +87,7 @@ func (v *version) model(v3 bool) (map[string]any, error) {
 
 // types is the converter of server-side apply, which merges lists by the keys of the schema.
 func (v *version) types() managedfields.TypeConverter {
-	s, err := v.schemaOf(true)
+	s, err := v.schemaOf()
 	if err == nil {
 		s.Properties["metadata"] = custom.MetaRef()
 		var types managedfields.TypeConverter

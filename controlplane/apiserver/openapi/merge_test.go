@@ -174,3 +174,29 @@ func TestNamesThatAreTaken(t *testing.T) {
 		t.Errorf("a part is there by half: %v, %v", err, m)
 	}
 }
+
+// A parameter of another server that has the name of a shared parameter gets a name of its own.
+func TestMergedParametersKeepTheirNames(t *testing.T) {
+	const name = "query-continue"
+	p, err := NewPart([]byte(`{"swagger":"2.0","info":{"title":"Other","version":"v1"},"paths":{
+	"/apis/wardle.example.com/v1/flunders":{"parameters":[{"$ref":"#/parameters/`+name+`"}],
+		"get":{"operationId":"listFlunder","responses":{"200":{"description":"OK"}}}}},
+	"parameters":{"`+name+`":{"in":"query","name":"other","type":"string"}}}`), wardle)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, _ := mergedDocument(t, New(kinds.All(), "v1"), []*Part{p}, "application/json")
+	var doc struct {
+		Parameters map[string]struct{ Name string }
+	}
+	if err := json.Unmarshal(data, &doc); err != nil {
+		t.Fatal(err)
+	}
+	renamed := false
+	for _, p := range doc.Parameters {
+		renamed = renamed || p.Name == "other"
+	}
+	if doc.Parameters[name].Name != "continue" || !renamed || strings.Count(string(data), `"`+name+`":{`) != 1 {
+		t.Errorf("the parameters are %v", doc.Parameters)
+	}
+}

@@ -21,12 +21,10 @@ func (d *document) body(k *api.Kind) object {
 		if err != nil { // which the judgement of its definition keeps away
 			def = object{"type": "object", "x-kubernetes-preserve-unknown-fields": true}
 		}
-		fields, _ := def["properties"].(object)
-		if fields == nil {
-			fields = object{}
+		if fields, _ := def["properties"].(object); fields != nil {
+			d.addEmbedded(def)
+			fields["metadata"] = d.metadata()
 		}
-		fields["metadata"] = d.property(reflect.TypeFor[metav1.ObjectMeta]())
-		def["properties"] = fields
 		def[gvkExtension] = []object{{"group": k.GVK.Group, "version": k.GVK.Version, "kind": k.GVK.Kind}}
 		d.defs[name] = def
 	}
@@ -40,17 +38,70 @@ func (d *document) list(k *api.Kind) object {
 	}
 	name := customName(k) + "List"
 	if d.defs[name] == nil {
-		gvk, text := k.ListGVK(), object{"type": "string"}
-		d.defs[name] = object{
+		gvk, meta := k.ListGVK(), d.property(reflect.TypeFor[metav1.ListMeta]())
+		meta["description"] = metav1.PartialObjectMetadataList{}.SwaggerDoc()["metadata"]
+		item := d.body(k)
+		def := object{
 			"type": "object", "description": gvk.Kind + " is a list of " + k.GVK.Kind, "required": []string{"items"},
 			"properties": object{
-				"apiVersion": text, "kind": text, "metadata": d.property(reflect.TypeFor[metav1.ListMeta]()),
-				"items": object{"type": "array", "items": d.body(k)},
+				"apiVersion": typeMeta("apiVersion"), "kind": typeMeta("kind"), "metadata": meta,
+				"items": object{"type": "array", "items": item, "description": "List of " + k.Resource + "."},
 			},
 			gvkExtension: []object{{"group": gvk.Group, "version": gvk.Version, "kind": gvk.Kind}},
 		}
+		if fields := d.defs[customName(k)].(object)[selectableExtension]; fields != nil {
+			def[selectableExtension] = fields
+		}
+		d.defs[name] = def
 	}
 	return object{"$ref": d.prefix() + name}
+}
+
+// selectableExtension has the fields by which lists can be selected.
+const selectableExtension = "x-kubernetes-selectable-fields"
+
+// metadata is the schema of the field metadata of objects.
+func (d *document) metadata() object {
+	out := d.property(reflect.TypeFor[metav1.ObjectMeta]())
+	out["description"] = metav1.PartialObjectMetadata{}.SwaggerDoc()["metadata"]
+	return out
+}
+
+func typeMeta(field string) object {
+	return object{"type": "string", "description": metav1.TypeMeta{}.SwaggerDoc()[field]}
+}
+
+// addEmbedded adds to the schemas of objects inside a schema the fields that every object has. In v2, a schema that
+// preserves unknown fields has no properties: clients would refuse all others.
+func (d *document) addEmbedded(schema object) {
+	properties, _ := schema["properties"].(object)
+	for _, p := range properties {
+		if inner, ok := p.(object); ok {
+			d.addEmbedded(inner)
+		}
+	}
+	for _, part := range []string{"items", "additionalProperties"} {
+		if inner, ok := schema[part].(object); ok {
+			d.addEmbedded(inner)
+		}
+	}
+	preserves := schema["x-kubernetes-preserve-unknown-fields"] == true
+	if schema["x-kubernetes-embedded-resource"] != true || !d.v3 && preserves {
+		return
+	}
+	if properties == nil {
+		properties = object{}
+		schema["properties"] = properties
+	}
+	properties["apiVersion"], properties["kind"] = typeMeta("apiVersion"), typeMeta("kind")
+	properties["metadata"] = d.metadata()
+	needed, _ := schema["required"].([]any)
+	for _, name := range []any{"kind", "apiVersion"} {
+		if !slices.Contains(needed, name) {
+			needed = append(needed, name)
+		}
+	}
+	schema["required"] = needed
 }
 
 // customName is the name of a kind without a Go type among the definitions: "com.example.v1.Widget".
