@@ -38,7 +38,7 @@ func ownerReferences(c Config) func(ctx context.Context, a *Attempt) error {
 			}
 			gv, err := schema.ParseGroupVersion(ref.APIVersion)
 			k := c.Kinds.ByGVK(gv.WithKind(ref.Kind))
-			if err != nil || k == nil {
+			if err != nil || k == nil || k.Hidden {
 				return forbid(a, a.Whole, fmt.Errorf("cannot set blockOwnerDeletion in this case because cannot find RESTMapping "+
 					"for APIVersion %s Kind %s: no matches for kind %q in version %q", ref.APIVersion, ref.Kind, ref.Kind, ref.APIVersion))
 			}
