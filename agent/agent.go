@@ -218,6 +218,8 @@ type Mount struct {
 	IsFile bool
 	// Block: HostPath is, or leads to, a block device, for containers' volumeDevices.
 	Block bool
+	// Group is the supplemental group that the volume gives to the processes of the pod; nil = none.
+	Group *int64
 }
 
 // Volumes prepares the volumes of a pod on the node. All calls are idempotent.

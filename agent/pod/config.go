@@ -194,7 +194,7 @@ func (w *worker) containerConfig(ctx context.Context, pod *v1.Pod, spec *v1.Cont
 		Stdin:      spec.Stdin, StdinOnce: spec.StdinOnce, Tty: spec.TTY,
 		Linux: &cri.LinuxContainerConfig{
 			Resources:       w.containerLimits(pod, spec),
-			SecurityContext: securityContext(pod, spec, w.cfg.SeccompDefault),
+			SecurityContext: withVolumeGroups(securityContext(pod, spec, w.cfg.SeccompDefault), mounts),
 		},
 		Annotations: map[string]string{
 			annHash:                   specHash(spec),

@@ -186,6 +186,17 @@ func TestSecurityContext(t *testing.T) {
 	}
 }
 
+// The groups of a pod's volumes are supplemental groups of its containers, each once. F38
+func TestVolumeGroups(t *testing.T) {
+	p, i := simplePod("u1"), func(n int64) *int64 { return &n }
+	p.Spec.SecurityContext = &v1.PodSecurityContext{SupplementalGroups: []int64{4000}}
+	mounts := map[string]agent.Mount{"a": {Group: i(6000)}, "b": {Group: i(5000)}, "c": {Group: i(5000)}, "d": {Group: i(4000)}, "e": {}}
+	got := withVolumeGroups(securityContext(p, &p.Spec.Containers[0], false), mounts).SupplementalGroups
+	if !slices.Equal(got, []int64{4000, 5000, 6000}) {
+		t.Errorf("supplemental groups %v", got)
+	}
+}
+
 func TestPullPolicyAndCredentials(t *testing.T) {
 	for image, want := range map[string]v1.PullPolicy{"x": v1.PullAlways, "x:latest": v1.PullAlways, "x:1": v1.PullIfNotPresent, "h:5000/x": v1.PullAlways, "h:5000/x:1": v1.PullIfNotPresent, "x@sha256:1": v1.PullIfNotPresent} {
 		if got := pullPolicy(&v1.Container{Image: image}); got != want {

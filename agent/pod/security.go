@@ -8,6 +8,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"keelson.dev/keelson/agent"
 )
 
 // The paths of /proc and /sys that an unprivileged container does not see, or not for writing.
@@ -76,6 +78,19 @@ func supplemental(p *v1.PodSecurityContext) []int64 {
 		groups = append(groups, *p.FSGroup)
 	}
 	return groups
+}
+
+// withVolumeGroups adds the groups of the pod's volumes to the supplemental groups of a container, in ascending order.
+func withVolumeGroups(out *cri.LinuxContainerSecurityContext, mounts map[string]agent.Mount) *cri.LinuxContainerSecurityContext {
+	var groups []int64
+	for _, m := range mounts {
+		if m.Group != nil && !slices.Contains(out.SupplementalGroups, *m.Group) {
+			groups = append(groups, *m.Group)
+		}
+	}
+	slices.Sort(groups)
+	out.SupplementalGroups = append(out.SupplementalGroups, slices.Compact(groups)...)
+	return out
 }
 
 func first[T any](a, b *T) *T {

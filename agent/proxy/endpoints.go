@@ -27,7 +27,7 @@ func endpointsOf(portName string, parts map[string]*discoveryv1.EndpointSlice, v
 		family = discoveryv1.AddressTypeIPv6
 	}
 	for _, s := range parts {
-		if s.AddressType != family {
+		if s.AddressType != family || servedByOther(s.Labels) {
 			continue
 		}
 		port := portOf(portName, s)

@@ -262,6 +262,16 @@ func (m *Model) Settle() []Change {
 	return out
 }
 
+// The labels by which kube-proxy leaves a Service to another program.
+const labelServiceProxyName = "service.kubernetes.io/service-proxy-name"
+
+// servedByOther reports whether the labels of a Service or an EndpointSlice leave it to a program other than the agent.
+func servedByOther(labels map[string]string) bool {
+	_, named := labels[labelServiceProxyName]
+	_, headless := labels[v1.IsHeadlessService]
+	return named || headless
+}
+
 // settle derives one Service anew, and names the ports that this may concern: those of others too, where two want the
 // same address.
 func (m *Model) settle(key types.NamespacedName, touched map[string]struct{}) {
@@ -271,7 +281,7 @@ func (m *Model) settle(key types.NamespacedName, touched map[string]struct{}) {
 	}
 	var ports []*Port
 	delete(m.health, key)
-	if k.service != nil && !agent.ServesDNS(k.service) { // the address of that one is the node's own, where the agent answers
+	if k.service != nil && !agent.ServesDNS(k.service) && !servedByOther(k.service.Labels) { // the address of the DNS Service is the node's own, where the agent answers
 		ports = portsOf(k.service, k.parts, m.at, m.taken)
 		if h, ok := healthOf(k.service, k.parts, m.at.Node); ok {
 			m.health[key] = h

@@ -194,3 +194,20 @@ func TestFrontends(t *testing.T) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
+
+// A Service with the label of another proxy, or labeled headless, has no rules, and neither has an EndpointSlice. F38
+func TestServicesOfOtherProxies(t *testing.T) {
+	ready := endpoint("10.244.0.2", "w1", true, true, false)
+	for _, label := range []string{labelServiceProxyName, v1.IsHeadlessService} {
+		other := service("web", "10.96.0.1", 0, func(s *v1.Service) { s.Labels = map[string]string{label: "x"} })
+		if m := Compute([]*v1.Service{other}, []*discoveryv1.EndpointSlice{slice("web", ready)}, Place{Node: "w1"}); len(m.Ports()) > 0 {
+			t.Errorf("%s: a Service with it has the ports %v", label, m.Ports())
+		}
+		part := slice("web", ready)
+		part.Labels[label] = ""
+		m := Compute([]*v1.Service{service("web", "10.96.0.1", 0)}, []*discoveryv1.EndpointSlice{part}, Place{Node: "w1"})
+		if backends := only(t, m).taking(); len(backends) > 0 {
+			t.Errorf("%s: an EndpointSlice with it gives %s", label, addresses(backends))
+		}
+	}
+}

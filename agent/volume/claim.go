@@ -8,10 +8,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/component-helpers/storage/ephemeral"
 
 	"keelson.dev/keelson/agent"
@@ -51,7 +53,35 @@ func (v *Volumes) bound(pod *v1.Pod, vol *v1.Volume, name string) (*v1.Persisten
 	if r := pv.Spec.ClaimRef; r == nil || r.Namespace != ns || r.Name != name || r.UID != "" && r.UID != pvc.UID {
 		return nil, nil, fmt.Errorf("persistentvolume %q is not bound to claim \"%s/%s\"", pv.Name, ns, name)
 	}
-	return pvc, pv, nil
+	return pvc, withOptions(pv), nil
+}
+
+// withOptions returns the volume with the mount options of its annotation, which Kubernetes prefers to spec.mountOptions.
+func withOptions(pv *v1.PersistentVolume) *v1.PersistentVolume {
+	options, annotated := pv.Annotations[v1.MountOptionAnnotation]
+	if !annotated {
+		return pv
+	}
+	out := *pv
+	out.Spec.MountOptions = nil
+	for option := range strings.SplitSeq(options, ",") {
+		if option = strings.TrimSpace(option); option != "" {
+			out.Spec.MountOptions = append(out.Spec.MountOptions, option)
+		}
+	}
+	return &out
+}
+
+// groupAnnotation names the group that owns the content of a PersistentVolume.
+const groupAnnotation = "pv.beta.kubernetes.io/gid"
+
+// volumeGroup returns the group of a volume's annotation. Kubernetes ignores a value that is not a number.
+func volumeGroup(pv *v1.PersistentVolume) *int64 {
+	group, err := strconv.ParseInt(pv.Annotations[groupAnnotation], 10, 64)
+	if err != nil || len(validation.IsValidGroupID(group)) > 0 {
+		return nil
+	}
+	return &group
 }
 
 // claim prepares the PersistentVolume that a claim is bound to.
@@ -61,6 +91,14 @@ func (v *Volumes) claim(ctx context.Context, pod *v1.Pod, vol *v1.Volume) (agent
 	if err != nil {
 		return agent.Mount{}, err
 	}
+	m, err := v.claimed(ctx, pod, vol, pvc, pv, readonly)
+	m.Group = volumeGroup(pv)
+	return m, err
+}
+
+// claimed prepares a PersistentVolume for a pod by its source.
+func (v *Volumes) claimed(ctx context.Context, pod *v1.Pod, vol *v1.Volume, pvc *v1.PersistentVolumeClaim,
+	pv *v1.PersistentVolume, readonly bool) (agent.Mount, error) {
 	if err := rightMode(pod, vol.Name, pv); err != nil {
 		return agent.Mount{}, err
 	}

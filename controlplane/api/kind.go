@@ -79,6 +79,10 @@ type Kind struct {
 	Validate       func(Object) field.ErrorList
 	ValidateCreate func(Object) field.ErrorList
 	ValidateUpdate func(obj, old Object) field.ErrorList
+	// Warnings, when not nil, returns what the client is warned of about a valid object; old is nil on create.
+	// CreateWarnings does so about a new object before PrepareCreate.
+	Warnings       func(obj, old Object) []string
+	CreateWarnings func(obj Object) []string
 	// Check, when not nil, judges in place of these two and of what the facets have of them: the rules of a schema
 	// compare an object with what it was. facet is the subresource, "" the object itself; old is nil on create.
 	Check func(ctx context.Context, facet string, obj, old Object) field.ErrorList

@@ -31,6 +31,12 @@ func WithWarnings(ctx context.Context) (context.Context, func() []string) {
 	}
 }
 
+// CollectsWarnings reports whether Warn has an effect in ctx.
+func CollectsWarnings(ctx context.Context) bool {
+	w, _ := ctx.Value(warningsKey{}).(*warnings)
+	return w != nil
+}
+
 // Warn tells the client of the request something (an HTTP Warning header), once.
 // Long texts are cut off, and what is too much for one answer is not told.
 // Without a listener in ctx it does nothing.

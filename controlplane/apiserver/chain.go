@@ -214,6 +214,11 @@ func validateSchema(ctx context.Context, a *api.Attempt) error {
 	if len(errs) > 0 {
 		return apierrors.NewInvalid(k.GVK.GroupKind(), obj.GetName(), errs)
 	}
+	if k.Warnings != nil && a.Facet == "" && api.CollectsWarnings(ctx) {
+		for _, text := range k.Warnings(obj, old) {
+			api.Warn(ctx, text)
+		}
+	}
 	if stored := k.Answers.Stored(); stored != nil && old == nil {
 		api.Warn(ctx, k.GroupResource().String()+": stored; "+stored.Why)
 	}

@@ -151,6 +151,11 @@ func (w *write) tryCreate(ctx context.Context, obj api.Object, track func(api.Ob
 		k.SetTypeMeta(obj)
 		w.complete("", obj)
 	}
+	if k.CreateWarnings != nil && api.CollectsWarnings(ctx) {
+		for _, text := range k.CreateWarnings(obj) {
+			api.Warn(ctx, text)
+		}
+	}
 	if k.PrepareCreate != nil {
 		k.PrepareCreate(obj)
 		w.complete("", obj) // what the status of a new object says

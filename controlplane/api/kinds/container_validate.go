@@ -261,6 +261,7 @@ func validateContainerSecurity(c *corev1.SecurityContext, at *field.Path) field.
 	if c.ProcMount != nil {
 		errs = append(errs, oneOf(*c.ProcMount, at.Child("procMount"), corev1.DefaultProcMount, corev1.UnmaskedProcMount)...)
 	}
+	errs = append(errs, validateWindowsOptions(c.WindowsOptions, at.Child("windowsOptions"))...)
 	errs = append(errs, validateAppArmor(c.AppArmorProfile, at.Child("appArmorProfile"))...)
 	return append(errs, validateSeccomp(c.SeccompProfile, at.Child("seccompProfile"))...)
 }

@@ -16,8 +16,9 @@ func TestFQDNSlices(t *testing.T) {
 	if errs = append(errs, k.Judge(slice, nil)...); len(errs) > 0 {
 		t.Error(errs)
 	}
-	want := "addressType: FQDN endpoints are deprecated; as in Kubernetes, nodes send traffic to addresses, not to names."
-	if !slices.Contains(warnings, want) {
+	warnings = append(warnings, ObjectWarnings(slice, nil)...)
+	want := "spec.addressType: FQDN endpoints are deprecated"
+	if !slices.Equal(warnings, []string{want}) {
 		t.Errorf("warnings %q", warnings)
 	}
 	refuses[*discoveryv1.EndpointSlice](t,

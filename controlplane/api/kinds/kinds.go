@@ -64,6 +64,7 @@ func answered(all ...*api.Kind) []*api.Kind {
 	for _, k := range all {
 		k.Answers = table.For(k.New())
 		k.Deprecated = deprecation(k)
+		k.Warnings, k.CreateWarnings = ObjectWarnings, NewObjectWarnings
 		for _, s := range k.Subresources {
 			if s.New != nil {
 				s.Answers = table.For(s.New())

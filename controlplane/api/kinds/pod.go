@@ -38,6 +38,7 @@ func podKind() *api.Kind {
 	k.PrepareCreate = func(o api.Object) {
 		prepare(o)
 		mergeLabelKeys(o.(*corev1.Pod))
+		copyApparmor(o.(*corev1.Pod))
 		positiveGrace(&o.(*corev1.Pod).Spec)
 	}
 	prepareUpdate(k, func(obj, old *corev1.Pod) {
@@ -46,6 +47,7 @@ func podKind() *api.Kind {
 		obj.Spec.EphemeralContainers = old.DeepCopy().Spec.EphemeralContainers
 	})
 	check(k, validatePod)
+	k.ValidateCreate = onCreate(validateApparmorMatch)
 	checkUpdate(k, validatePodUpdate)
 	status := k.Subresources["status"]
 	keepSpec := status.PrepareUpdate

@@ -14,6 +14,7 @@ import (
 func validatePod(p *corev1.Pod) field.ErrorList {
 	errs := validatePodSpec(&p.Spec, field.NewPath("spec"))
 	errs = append(errs, validateOwnClaims(p, field.NewPath("spec", "volumes"))...)
+	errs = append(errs, validateApparmorAnnotations(p.Annotations, &p.Spec, field.NewPath("metadata", "annotations"))...)
 	if value, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]; mirror && p.Spec.NodeName == "" {
 		errs = append(errs, field.Invalid(mirrorAnnotation(), value,
 			"must set spec.nodeName if mirror pod annotation is set"))
@@ -47,7 +48,7 @@ const podUpdateRule = "pod updates may not change fields other than `spec.contai
 // validatePodUpdate lets little of a pod change: its containers are running.
 func validatePodUpdate(obj, old *corev1.Pod) field.ErrorList {
 	spec := field.NewPath("spec")
-	errs := validateMirrorUpdate(obj, old)
+	errs := append(validateMirrorUpdate(obj, old), validateApparmorUpdate(obj, old)...)
 	if len(obj.Spec.Containers) != len(old.Spec.Containers) {
 		errs = append(errs, field.Forbidden(spec.Child("containers"), "pod updates may not add or remove containers"))
 	}

@@ -24,6 +24,7 @@ const (
 func ValidatePodTemplate(t *corev1.PodTemplateSpec, at *field.Path) field.ErrorList {
 	errs := metavalidation.ValidateLabels(t.Labels, at.Child("metadata", "labels"))
 	errs = append(errs, validation.ValidateAnnotations(t.Annotations, at.Child("metadata", "annotations"))...)
+	errs = append(errs, validateApparmorAnnotations(t.Annotations, &t.Spec, at.Child("annotations"))...)
 	errs = append(errs, validatePodSpec(&t.Spec, at.Child("spec"))...)
 	if len(t.Spec.EphemeralContainers) > 0 {
 		errs = append(errs, field.Forbidden(at.Child("spec", "ephemeralContainers"), "ephemeral containers not allowed in pod template"))
@@ -47,9 +48,7 @@ func validatePodSpec(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	errs = append(errs, validatePodClaims(s, at)...)
 	errs = append(errs, validateSpecNames(s, at)...)
 	errs = append(errs, validateHostname(s, at)...)
-	if s.OS != nil {
-		errs = append(errs, oneOf(s.OS.Name, at.Child("os", "name"), corev1.Linux, corev1.Windows)...)
-	}
+	errs = append(errs, validateOS(s, at)...)
 	errs = append(errs, validatePodSecurity(s, at)...)
 	if d := s.ActiveDeadlineSeconds; d != nil && (*d < 1 || *d > math.MaxInt32) {
 		errs = append(errs, field.Invalid(at.Child("activeDeadlineSeconds"), *d, utilvalidation.InclusiveRangeError(1, math.MaxInt32)))
@@ -194,6 +193,11 @@ func validatePodSecurity(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 		errs = append(errs, forbid(at, "when `hostUsers` is false", map[string]bool{"hostNetwork": s.HostNetwork, "hostPID": s.HostPID, "hostIPC": s.HostIPC})...)
 	}
 	errs = append(errs, validateSysctls(s, at.Child("sysctls"))...)
+	if p := c.SELinuxChangePolicy; p != nil {
+		errs = append(errs, oneOf(*p, at.Child("seLinuxChangePolicy"), corev1.SELinuxChangePolicyMountOption,
+			corev1.SELinuxChangePolicyRecursive)...)
+	}
+	errs = append(errs, validateWindowsOptions(c.WindowsOptions, at.Child("windowsOptions"))...)
 	if p := c.SupplementalGroupsPolicy; p != nil {
 		errs = append(errs, oneOf(*p, at.Child("supplementalGroupsPolicy"), corev1.SupplementalGroupsPolicyMerge,
 			corev1.SupplementalGroupsPolicyStrict)...)
