@@ -35,6 +35,9 @@ func statusCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 func printStatus(w io.Writer, s api.ClusterStatus) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	fmt.Fprintf(t, "cluster\t%s (%s), answered by %s\n", s.Cluster, s.ID, s.Answered)
+	if s.Incarnation > 0 {
+		fmt.Fprintf(t, "identity\tsince the recovery or restore of %s\n", stamp(int64(s.Incarnation)))
+	}
 	fmt.Fprintf(t, "leader\t%s in term %d, revision %d, %d log entries committed\n", cmp.Or(s.Leader, "none"), s.Term, s.Revision, s.CommitIndex)
 	if s.Leader == "" {
 		fmt.Fprintf(t, "NO LEADER\t%s\n", leaderless(s.Members))

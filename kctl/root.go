@@ -29,6 +29,7 @@ func Command(args []string) *cobra.Command {
 	streams := genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}
 	flags := genericclioptions.NewConfigFlags(true).WithDeprecatedPasswordFlag().
 		WithDiscoveryBurst(300).WithDiscoveryQPS(50).WithWarningPrinter(streams)
+	compareIdentities(flags, streams.ErrOut)
 	root := cmd.NewKubectlCommand(cmd.KubectlOptions{
 		PluginHandler: cmd.NewDefaultPluginHandler(plugin.ValidPluginFilenamePrefixes),
 		Arguments:     args,

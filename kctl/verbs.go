@@ -14,6 +14,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/deploy/lab"
+	"keelson.dev/keelson/internal/clusterid"
 )
 
 // own are the verbs that are not kubectl's. Their errors are returned and printed by Main; kubectl's commands print
@@ -81,6 +82,10 @@ func plainArguments(c *cobra.Command) {
 // failure is the line in which a person reads the error of a command. Every one of our own verbs names itself.
 func failure(c *cobra.Command, err error) string {
 	text := strings.TrimRight(withoutAPIOf(err), "\n")
+	var abandoned *clusterid.AbandonedError
+	if errors.As(err, &abandoned) {
+		text = abandoned.Error()
+	}
 	text += otherCA(text)
 	if c == nil || !isOwn(c) {
 		return "error: " + strings.TrimPrefix(text, "error: ")

@@ -163,6 +163,7 @@ func (s *Session) dial(address string, creds credentials.TransportCredentials) (
 		grpc.WithTransportCredentials(creds),
 		grpc.WithKeepaliveParams(clientKeepalive),
 		grpc.WithConnectParams(connectParams),
+		grpc.WithStreamInterceptor(s.cluster.stream), grpc.WithUnaryInterceptor(s.cluster.call),
 		// Windows that grow are measured with a ping after what is received: with each answer to a heartbeat.
 		grpc.WithStaticStreamWindowSize(streamWindow), grpc.WithStaticConnWindowSize(connWindow),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),

@@ -64,6 +64,7 @@ type Session struct {
 	used     *usedLately
 	heard    heard
 	online   *online
+	cluster  *clusterIdentity
 	linked   chan struct{} // buffered: links have appeared
 	children sync.WaitGroup
 	id       *identity // set by Run before anything connects, which closes identified
@@ -96,6 +97,7 @@ func New(cfg Config) *Session {
 		replicas: newReplicas(cfg.Log, cfg.StateDir, cfg.Servers),
 		gates:    &gates{byPod: make(map[types.UID]*gate)}, proxy: newProgress(), used: newUsedLately(), linked: make(chan struct{}, 1),
 		identified: make(chan struct{}), online: newOnline(time.Now()), serving: serving{hurry: make(chan struct{}, 1)},
+		cluster: newClusterIdentity(cfg.StateDir),
 	}
 	s.view.shared = cfg.Shared
 	s.tokens = newTokens(cfg.RunDir, s.reporter.poke)
@@ -122,6 +124,9 @@ func (s *Session) Run(ctx context.Context) error {
 	}
 	if err := s.replicas.load(); err != nil {
 		s.log.Warn("starting with the configured replicas", "err", err)
+	}
+	if err := s.cluster.load(); err != nil {
+		return fmt.Errorf("session: %w: remove %s when this node is sure to reach no abandoned replica", err, s.cluster.file)
 	}
 	if err := s.tokens.load(time.Now()); err != nil {
 		s.log.Warn("starting without stored tokens", "err", err)

@@ -166,6 +166,15 @@ func (s *Session) sessionWith(ctx context.Context, l *link) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel(nil)
+	md, err := stream.Header()
+	if err != nil {
+		return err
+	}
+	wg.Go(func() {
+		if err := s.cluster.awaitLaterIdentity(ctx, md, l.address); err != nil {
+			cancel(err)
+		}
+	})
 	heard := make(chan error, 1)
 	wg.Go(func() {
 		err := c.hear()

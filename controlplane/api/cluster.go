@@ -62,8 +62,11 @@ const TrialPrefix = ".keelson-trial-"
 
 // ClusterStatus is what is known of the control plane. Sizes are in bytes.
 type ClusterStatus struct {
-	Cluster      string `json:"cluster"`
-	ID           string `json:"id"`         // tells this cluster from all others
+	Cluster string `json:"cluster"`
+	ID      string `json:"id"` // tells this cluster from all others
+	// Incarnation is larger after each recovery and restore of the cluster; 0 before the first, and from a release that does
+	// not know incarnations.
+	Incarnation  uint64 `json:"incarnation,omitempty"`
 	Answered     string `json:"answeredBy"` // the replica
 	Leader       string `json:"leader"`     // "" when none is known
 	Term         uint64 `json:"term"`
@@ -159,7 +162,7 @@ type ClusterMemberBackups struct {
 
 // ClusterAlarm is a condition that a person should know of.
 type ClusterAlarm struct {
-	Kind    string `json:"kind"`             // "space", "diverged", "unreadable", "too old", "backups", "autopilot", "elections", "rotation", "stale keys", "not renewed" or "expiring"
+	Kind    string `json:"kind"`             // "space", "diverged", "unreadable", "too old", "backups", "autopilot", "elections", "rotation", "stale keys", "abandoned", "not renewed" or "expiring"
 	Member  string `json:"member,omitempty"` // the replica it is about; "" = all
 	Since   int64  `json:"sinceUnixMs"`
 	Message string `json:"message"`

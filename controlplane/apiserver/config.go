@@ -124,6 +124,8 @@ type Config struct {
 	// Paths are further documents and verbs of this replica, by ServeMux pattern ("/cluster/status"). Who asks
 	// has been authenticated, and authorized for the path, when they are called.
 	Paths map[string]http.Handler
+	// Wrap, where it is set, wraps the handler of all requests. Clients have not been authenticated when it is called.
+	Wrap func(http.Handler) http.Handler
 
 	// Ready says why this replica should get no traffic, beyond the registry and the authorizer, which are watched anyway; may be nil.
 	Ready func(ctx context.Context) error

@@ -277,8 +277,12 @@ func (s *Server) serveTLS(ctx context.Context) error {
 	conf.ClientAuth, conf.ClientCAs = tls.RequestClientCert, nil
 	conf.NextProtos = []string{"h2", "http/1.1"}
 	conf.VerifyPeerCertificate, conf.VerifyConnection = nil, nil
+	var handler http.Handler = s
+	if s.cfg.Wrap != nil {
+		handler = s.cfg.Wrap(s)
+	}
 	srv := &http.Server{
-		Handler: s.cfg.pace.paced(s), TLSConfig: conf, ReadHeaderTimeout: slowHeaders, IdleTimeout: s.cfg.pace.idle, MaxHeaderBytes: maxHeaderBytes,
+		Handler: s.cfg.pace.paced(handler), TLSConfig: conf, ReadHeaderTimeout: slowHeaders, IdleTimeout: s.cfg.pace.idle, MaxHeaderBytes: maxHeaderBytes,
 		// Room for a frame is made when its head has come: of frames of the usual megabyte strangers would need no more
 		// than nine bytes each.
 		HTTP2:       &http.HTTP2Config{MaxConcurrentStreams: 250, MaxReadFrameSize: 16 << 10},

@@ -81,7 +81,7 @@ func (s *Server) serve(ctx context.Context) error {
 
 func (s *Server) fleetService() *grpc.Server {
 	g := grpc.NewServer(
-		grpc.Creds(shown{}),
+		grpc.Creds(shown{}), grpc.StreamInterceptor(s.identified), grpc.UnaryInterceptor(s.identifiedCall),
 		grpc.MaxRecvMsgSize(maxUp), grpc.MaxSendMsgSize(maxMessage), grpc.WaitForHandlers(true),
 		grpc.MaxConcurrentStreams(sessionStreams), grpc.MaxHeaderListSize(maxHeaders), grpc.InTapHandle(s.tap),
 		// Windows that grow are measured with a ping after what is received, which is what thousands of heartbeats are.

@@ -34,6 +34,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/podaddress"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/pki"
+	"keelson.dev/keelson/internal/clusterid"
 	"keelson.dev/keelson/internal/door"
 	"keelson.dev/keelson/internal/lifecycle"
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
@@ -85,6 +86,9 @@ type Config struct {
 	// Connected says whether this replica can commit at present. While it cannot, heartbeats go
 	// unanswered, so that agents move to a replica that can. nil: always.
 	Connected func() bool
+
+	// Identity returns the identity of this replica's cluster, which agents compare; false while it is not known. nil: never.
+	Identity func() (clusterid.Identity, bool)
 
 	// Audit begins the record of a request to join or to renew, and returns what ends it. An error means that it has to be
 	// recorded and cannot be. nil records nothing.

@@ -31,6 +31,8 @@ type carried struct {
 	foreign bool             // the backup is of another cluster, the keys of whose removed replicas are good for nothing here
 	// revision is that of the data of before; 0 = not known.
 	revision raftstore.Revision
+	// identity is that of the data of before; zero = not known.
+	identity identityRecord
 }
 
 func newCarried() carried {
@@ -68,7 +70,7 @@ func (c *carried) read(conf replica.Config) error {
 	if err != nil {
 		return err
 	}
-	c.revision = v.Revision()
+	c.revision, c.identity = v.Revision(), identityIn(v)
 	c.before, err = c.clusterSecrets(v, pki.RevocationPrefix, pki.RevocationSecretType)
 	for o := (raftstore.ListOptions{Limit: 1000}); ; {
 		page, bad := v.List(nodeForm().Key("", ""), o)

@@ -34,7 +34,7 @@ func (c Config) members() (map[string]string, error) {
 
 // alone writes down that this replica's group has no other member.
 func (c Config) alone(conf replica.Config) error {
-	for _, name := range []string{peersFile, newcomerFile} {
+	for _, name := range []string{peersFile, newcomerFile, abandonedFile} {
 		if err := os.Remove(filepath.Join(c.DataDir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -141,8 +141,10 @@ type Restored struct {
 	Moved   string   // where the data of before is; "" when there was none
 	Address string   // of this replica, for the others to ask
 	Revoked []string // nodes whose revocation was carried over from the data of before
-	Joined  []string // nodes that joined since the backup was made, by the data of before: they are there, and have to be heard
-	Tokens  int      // join tokens of the backup, which are not good any more
+	// Abandoned are the peer addresses of the replicas that were members, by name: their data must be replaced before they start.
+	Abandoned map[string]string
+	Joined    []string // nodes that joined since the backup was made, by the data of before: they are there, and have to be heard
+	Tokens    int      // join tokens of the backup, which are not good any more
 	// Unread is why it is not known, or not for certain, who joined or was revoked since the backup was made; nil when it is.
 	Unread error
 }
@@ -216,6 +218,10 @@ func Restore(c Config, path string, o RestoreOptions) (Restored, error) {
 	if _, err := in.Seek(0, io.SeekStart); err != nil {
 		return out, err
 	}
+	if out.Abandoned, err = c.members(); err != nil {
+		return out, err
+	}
+	delete(out.Abandoned, c.Name)
 	if !o.Beside {
 		if err := c.noneRuns(); err != nil {
 			return out, err
@@ -226,7 +232,14 @@ func Restore(c Config, path string, o RestoreOptions) (Restored, error) {
 	if !o.asItIs {
 		out.Unread = c.carry(conf, o.Replace, &with)
 		with.foreign = out.Backup.Cluster != cluster.ID
-		to.Amend = with.amend
+		to.Amend = func(v *mvcc.View) ([]raftstore.Op, error) {
+			ops, err := with.amend(v)
+			if err != nil {
+				return nil, err
+			}
+			identify, err := c.startIncarnation(v, with.identity, out.Abandoned)
+			return append(ops, identify...), err
+		}
 	}
 	if out.Moved, to.Above, err = c.makeRoom(conf, o.Replace); err != nil {
 		return out, err
@@ -291,11 +304,13 @@ func (c Config) makeRoom(conf replica.Config, replace bool) (moved string, was r
 
 // Lost is what a recovery gives up.
 type Lost struct {
-	Cluster string        // its name
-	Members []string      // that are no members any more
-	Answer  []string      // those of them whose daemons answer
-	Disk    disk.DiskInfo // of the replica that goes on
-	Address string        // of that, for the others to ask
+	Cluster string   // its name
+	Members []string // that are no members any more
+	// Addresses are the peer addresses of Members, by name.
+	Addresses map[string]string
+	Answer    []string      // those of them whose daemons answer
+	Disk      disk.DiskInfo // of the replica that goes on
+	Address   string        // of that, for the others to ask
 }
 
 // ErrUnsafe says that a verb may lose what was acknowledged and was not told to.
@@ -370,13 +385,22 @@ func Recover(c Config, really bool) (Lost, error) {
 	}
 	delete(members, c.Name)
 	out.Cluster, out.Members, out.Answer = cluster.Name, slices.Sorted(maps.Keys(members)), answering(members)
+	out.Addresses = members
 	if err := out.notLost(); err != nil {
 		return out, err
 	}
 	if !really {
 		return out, ErrUnsafe
 	}
-	if err := replica.Recover(conf, unheard); err != nil {
+	err = replica.Recover(conf, func(v *mvcc.View) ([]raftstore.Op, error) {
+		ops, err := unheard(v)
+		if err != nil {
+			return nil, err
+		}
+		identify, err := c.startIncarnation(v, identityRecord{}, members)
+		return append(ops, identify...), err
+	})
+	if err != nil {
 		return out, err
 	}
 	return out, c.alone(conf)
@@ -415,7 +439,10 @@ func Rebuild(c Config, servers []string) (Rebuilt, error) {
 	if err != nil && !errors.Is(err, disk.ErrNoData) && !errors.Is(err, fs.ErrNotExist) {
 		return out, err
 	}
-	return out, writeJSON(filepath.Join(c.DataDir, peersFile), peers)
+	if err := writeJSON(filepath.Join(c.DataDir, peersFile), peers); err != nil {
+		return out, err
+	}
+	return out, c.clearAbandoned()
 }
 
 func (c Config) whomToAsk(cluster Cluster, servers []string) (map[string]string, error) {

@@ -257,12 +257,17 @@ func (p *plane) status(name string) api.ClusterStatus {
 
 func (p *plane) put(at, name string) *v1.ConfigMap {
 	p.t.Helper()
-	cm, err := p.client(at).CoreV1().ConfigMaps("default").Create(context.Background(),
-		&v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	cm, err := p.create(at, name)
 	if err != nil {
 		p.t.Fatal(err)
 	}
 	return cm
+}
+
+// create creates a ConfigMap at a replica.
+func (p *plane) create(at, name string) (*v1.ConfigMap, error) {
+	return p.client(at).CoreV1().ConfigMaps("default").Create(context.Background(),
+		&v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 }
 
 func (p *plane) holds(at string, names ...string) {

@@ -30,7 +30,8 @@ func splitHost(address string) (host, port string, err error) { return net.Split
 type replicas struct {
 	self    string
 	cluster Cluster
-	shared  string // Config.SharedAPI
+	shared  string      // Config.SharedAPI
+	ids     *identities // nil: identities are not compared
 	members func() []raftstore.Member
 	tls     func() *tls.Config // of now
 	clients atomic.Pointer[replicaClients]
@@ -70,7 +71,7 @@ func (r *replicas) renew() {
 	old := client.Clone()
 	old.NextProtos = []string{"http/1.1"}
 	quick := &http.Transport{TLSClientConfig: old, MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute}
-	was := r.clients.Swap(&replicaClients{http: &http.Client{Timeout: 2 * time.Second, Transport: quick}, patient: &http.Client{Transport: transport}})
+	was := r.clients.Swap(&replicaClients{http: &http.Client{Timeout: 2 * time.Second, Transport: identified{quick, r.ids}}, patient: &http.Client{Transport: identified{transport, r.ids}}})
 	if was != nil {
 		was.http.CloseIdleConnections()
 		was.patient.CloseIdleConnections()

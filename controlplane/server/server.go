@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"net/netip"
 	"path/filepath"
 	"strconv"
@@ -94,9 +95,10 @@ type Replica struct {
 	auditor  *audit.Auditor
 	pending  atomic.Bool // join tokens made with the cluster wait to be stored
 
-	standby   atomic.Bool               // this replica waits for a vote (standby.go)
-	newcomer  bool                      // it has never had all that the group has; keepMembers' alone once it runs
-	removed   atomic.Pointer[string]    // what the others say when it is a member no more
+	standby   atomic.Bool            // this replica waits for a vote (standby.go)
+	newcomer  bool                   // it has never had all that the group has; keepMembers' alone once it runs
+	removed   atomic.Pointer[string] // what the others say when it is a member no more
+	ids       *identities
 	stale     atomic.Pointer[staleKeys] // nil while it has the keys that the others have
 	verifying sync.Mutex                // held while a backup is verified
 	admin     sync.Mutex                // held while the administrator's kubeconfig of the data folder is looked at and replaced
@@ -127,6 +129,24 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	defer release()
+	found, err := cfg.abandonedBy()
+	if err == nil && found == nil {
+		if err = cfg.run(ctx, cluster, trust); !errors.Is(err, errAbandoned) {
+			return err
+		}
+		found, err = cfg.abandonedBy()
+	}
+	if err == nil && found == nil {
+		err = errAbandoned // it could not be written
+	}
+	if err != nil {
+		return fmt.Errorf("replica %s: %w", cfg.Name, err)
+	}
+	return cfg.serveAbandoned(ctx, cluster, *found)
+}
+
+// run runs the replica of a data folder that this process has locked.
+func (cfg Config) run(ctx context.Context, cluster Cluster, trust *pki.Trust) error {
 	r, err := wire(cfg, cluster, trust)
 	if err != nil {
 		return fmt.Errorf("replica %s: %w", cfg.Name, err)
@@ -153,6 +173,7 @@ func Run(ctx context.Context, cfg Config) error {
 		lifecycle.Part{Name: "store", Run: r.runStore},
 		lifecycle.Part{Name: "membership", Run: r.becomeMember},
 		lifecycle.Part{Name: "members", Run: r.keepMembers},
+		lifecycle.Part{Name: "identity", Run: r.watchIdentity},
 		lifecycle.Part{Name: "removal", Run: r.hearRemoval},
 		lifecycle.Part{Name: "secrets", Run: r.secrets.Run},
 		lifecycle.Part{Name: "feature level", Run: r.level.Run},
@@ -178,6 +199,9 @@ func (r *Replica) runStore(ctx context.Context) error {
 		return err
 	}
 	close(r.left)
+	if err := r.askIdentities(ctx); err != nil {
+		return err
+	}
 	err := r.store.Run(ctx)
 	for _, damage := range []error{disk.ErrCorruptLog, disk.ErrCorruptVotes, disk.ErrCorruptSnapshot, disk.ErrCorruptKeys} {
 		if errors.Is(err, damage) {
@@ -200,6 +224,7 @@ func wire(cfg Config, cluster Cluster, trust *pki.Trust) (r *Replica, err error)
 	if err != nil {
 		return nil, err
 	}
+	r.ids = newIdentities(cfg, cluster)
 	conf, err := cfg.storeToRun(cluster)
 	if err != nil {
 		return nil, err
@@ -246,7 +271,8 @@ func wire(cfg Config, cluster Cluster, trust *pki.Trust) (r *Replica, err error)
 	probe := r.ca.Rotator(own)
 	r.peers = newReplicas(cfg.Name, cluster, func() []raftMember { return r.store.Status().Members },
 		func() *tls.Config { return pki.ClientTLS(r.ca.Pool(), probe, "", now) }, cfg.Log.With("part", "replicas"))
-	r.peers.shared = cfg.SharedAPI
+	r.peers.shared, r.peers.ids = cfg.SharedAPI, r.ids
+	r.peers.renew()
 	if err := r.wireAPI(listeners.api, serving, all); err != nil {
 		return nil, err
 	}
@@ -269,6 +295,11 @@ func (r *Replica) wireStore(conf replica.Config, ln net.Listener) error {
 		return err
 	}
 	r.newcomer, r.gate.joins = newcomer, newcomer
+	has, err := r.cfg.hasRaftData()
+	if err != nil {
+		return err
+	}
+	r.ids.joins, r.ids.empty = newcomer || !has, !has
 	peer := pki.ReplicaPeer(r.cfg.Name, r.cfg.Advertise)
 	peer.Life = r.cfg.certificateLife
 	authorities, err := pki.NewPeers(filepath.Join(r.cfg.DataDir, pkiFolder), peer, time.Now)
@@ -398,6 +429,7 @@ func (r *Replica) wireAPI(ln net.Listener, serving *pki.Rotator, all *api.Kinds)
 		Ready:             r.ready,
 		Version:           serverVersion(r.cfg.Version),
 		Paths:             r.paths(),
+		Wrap:              r.ids.guard(func(q *http.Request) string { return replicaOf(q, r.ca.Pool()) }),
 		Metrics:           r.metrics(),
 		Log:               r.log.With("part", "apiserver"),
 
@@ -447,6 +479,7 @@ func (r *Replica) wireFleet(ln net.Listener) {
 		Replicas:        r.peers.List,
 		Alive:           r.peers.Alive,
 		Connected:       r.store.Ready,
+		Identity:        r.ids.current,
 		Timeline:        r.timeline,
 		Heartbeat:       r.cfg.Heartbeat,
 		Log:             r.log.With("part", "fleet"),

@@ -34,7 +34,7 @@ func (r *Replica) serveStatus(w http.ResponseWriter, req *http.Request) {
 func (r *Replica) clusterStatus(ctx context.Context, local bool) api.ClusterStatus {
 	s := r.store.Status()
 	out := api.ClusterStatus{
-		Cluster: r.cluster.Name, ID: r.cluster.ID, Answered: r.cfg.Name, Leader: s.Leader, Term: s.Term,
+		Cluster: r.cluster.Name, ID: r.cluster.ID, Incarnation: r.ids.incarnation(), Answered: r.cfg.Name, Leader: s.Leader, Term: s.Term,
 		CommitIndex: s.CommitIndex, Revision: uint64(s.Revision), Compacted: uint64(s.Compacted),
 		Keys: s.Keys, Bytes: s.Bytes, HistoryBytes: s.HistoryBytes, Quota: s.Quota, FeatureLevel: r.level.seen.Load(),
 		Schedulers: r.scheduler.Names(),
@@ -50,6 +50,7 @@ func (r *Replica) clusterStatus(ctx context.Context, local bool) api.ClusterStat
 	out.Alarms = append(out.Alarms, overdueAlarms(r.fleet.Certificates(), time.Now())...)
 	out.Alarms = append(out.Alarms, rotationAlarms(*r.keys.seen.Load(), time.Now())...)
 	out.Alarms = append(out.Alarms, r.cfg.Store.electionAlarms(s.Leaders, time.Now())...)
+	out.Alarms = append(out.Alarms, r.ids.alarms(time.Now())...)
 	if s.Leader == r.cfg.Name {
 		out.Work, out.Failing = r.work.state()
 		out.Autopilot = r.pilot.state()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net"
 	"os"
 	"slices"
 	"strings"
@@ -53,6 +54,7 @@ func restoreCommand() *cobra.Command {
 			tellCarried(w, r)
 			fmt.Fprintf(w, "Start this replica with 'keelson-controlplane run'. Every other replica starts again empty: stop it, run\n"+
 				"'keelson-controlplane rebuild --server %s' there, then 'run'.\n", r.Address)
+			tellReset(w, r.Abandoned, r.Address)
 			return nil
 		},
 	}
@@ -141,10 +143,37 @@ func tellLost(w io.Writer, lost server.Lost) {
 	}
 	if len(lost.Members) > 0 {
 		fmt.Fprintf(w, "no members any more: %s\n", strings.Join(lost.Members, ", "))
+		fmt.Fprintf(w, "their machines must be reset before they boot again: %s\n", machines(lost.Addresses))
 	}
 	if len(lost.Answer) > 0 {
 		fmt.Fprintf(w, "of them %s still answer: stop them, compare 'inspect' of each, and recover the one that has most\n", strings.Join(lost.Answer, ", "))
 	}
+}
+
+// machines returns the names and hosts of replicas.
+func machines(addresses map[string]string) string {
+	var out []string
+	for _, name := range slices.Sorted(maps.Keys(addresses)) {
+		host, _, err := net.SplitHostPort(addresses[name])
+		if err != nil {
+			host = addresses[name]
+		}
+		out = append(out, fmt.Sprintf("%s (%s)", name, host))
+	}
+	return strings.Join(out, ", ")
+}
+
+// tellReset writes which machines must be reset before they boot, and how.
+func tellReset(w io.Writer, addresses map[string]string, to string) {
+	if len(addresses) == 0 {
+		return
+	}
+	fmt.Fprintf(w, "RESET BEFORE THEY BOOT: %s. While they cannot reach this replica, they would serve their old data beside it, and\n"+
+		"clients other than agents and kctl cannot see the difference. On each of them, without its network or in its rescue system:\n"+
+		"  systemctl stop keelson-controlplane\n"+
+		"  keelson-controlplane rebuild --server %s\n"+
+		"then give it its network and 'systemctl start keelson-controlplane'. A machine that is gone for good needs nothing.\n",
+		machines(addresses), to)
 }
 
 // asks says whether somebody can be asked: a terminal, or whom a caller has put in its place.
@@ -201,6 +230,7 @@ func recoverCommand() *cobra.Command {
 			}
 			fmt.Fprintf(w, "This replica is alone in its group. Start it with 'keelson-controlplane run'. On every other machine run\n"+
 				"'keelson-controlplane rebuild --server %s' (or 'join' where the disk is new), then 'run'.\n", lost.Address)
+			tellReset(w, lost.Addresses, lost.Address)
 			return nil
 		},
 	}
