@@ -85,7 +85,7 @@ func validateContainer(c *corev1.Container, role containerRole, s *corev1.PodSpe
 		errs = append(errs, field.Invalid(at.Child("image"), c.Image, "must not have leading or trailing whitespace"))
 	}
 	errs = append(errs, oneOf(c.ImagePullPolicy, at.Child("imagePullPolicy"), corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever)...)
-	errs = append(errs, oneOf(c.TerminationMessagePolicy, at.Child("terminationMessagePolicy"),
+	errs = append(errs, requiredOf(c.TerminationMessagePolicy, at.Child("terminationMessagePolicy"),
 		corev1.TerminationMessageReadFile, corev1.TerminationMessageFallbackToLogsOnError)...)
 	errs = append(errs, validateRestarts(c, at)...)
 	errs = append(errs, validatePorts(c.Ports, at.Child("ports"))...)
@@ -221,18 +221,26 @@ func validateEnvFrom(from []corev1.EnvFromSource, at *field.Path) field.ErrorLis
 		}
 		switch n := countSet(e); {
 		case n == 0:
-			errs = append(errs, field.Invalid(here, "", "must specify one of: `configMapRef` or `secretRef`"))
+			errs = append(errs, field.Invalid(at, "", "must specify one of: `configMapRef` or `secretRef`"))
 		case n > 1:
-			errs = append(errs, field.Invalid(here, "", "may not have more than one field specified at a time"))
+			errs = append(errs, field.Invalid(at, "", "may not have more than one field specified at a time"))
 		}
 		if r := e.ConfigMapRef; r != nil {
-			errs = append(errs, invalid(here.Child("configMapRef", "name"), r.Name, validation.NameIsDNSSubdomain(r.Name, false))...)
+			errs = append(errs, requiredSubdomain(r.Name, here.Child("configMapRef", "name"))...)
 		}
 		if r := e.SecretRef; r != nil {
-			errs = append(errs, invalid(here.Child("secretRef", "name"), r.Name, validation.NameIsDNSSubdomain(r.Name, false))...)
+			errs = append(errs, requiredSubdomain(r.Name, here.Child("secretRef", "name"))...)
 		}
 	}
 	return errs
+}
+
+// requiredSubdomain refuses a name that is empty or not a subdomain.
+func requiredSubdomain(name string, at *field.Path) field.ErrorList {
+	if name == "" {
+		return field.ErrorList{field.Required(at, "")}
+	}
+	return invalid(at, name, validation.NameIsDNSSubdomain(name, false))
 }
 
 func validateContainerSecurity(c *corev1.SecurityContext, at *field.Path) field.ErrorList {
@@ -259,7 +267,7 @@ func validateContainerSecurity(c *corev1.SecurityContext, at *field.Path) field.
 		}
 	}
 	if c.ProcMount != nil {
-		errs = append(errs, oneOf(*c.ProcMount, at.Child("procMount"), corev1.DefaultProcMount, corev1.UnmaskedProcMount)...)
+		errs = append(errs, listed(*c.ProcMount, at.Child("procMount"), corev1.DefaultProcMount, corev1.UnmaskedProcMount)...)
 	}
 	errs = append(errs, validateWindowsOptions(c.WindowsOptions, at.Child("windowsOptions"))...)
 	errs = append(errs, validateAppArmor(c.AppArmorProfile, at.Child("appArmorProfile"))...)

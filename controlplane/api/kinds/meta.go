@@ -275,6 +275,14 @@ func oneOf[T ~string](v T, at *field.Path, allowed ...T) field.ErrorList {
 	return field.ErrorList{field.NotSupported(at, v, slices.Sorted(slices.Values(allowed)))}
 }
 
+// requiredOf refuses an empty value and one that is not allowed, naming the allowed ones in their order.
+func requiredOf[T ~string](v T, at *field.Path, allowed ...T) field.ErrorList {
+	if v == "" {
+		return field.ErrorList{field.Required(at, "")}
+	}
+	return listed(v, at, allowed...)
+}
+
 // requiredSegment refuses what is empty or cannot stand in a path.
 func requiredSegment(v string, at *field.Path) field.ErrorList {
 	if v == "" {

@@ -35,14 +35,17 @@ func validateTolerations(list []corev1.Toleration, at *field.Path) field.ErrorLi
 			errs = append(errs, invalid(here.Child("operator"), t.Value, utilvalidation.IsValidLabelValue(t.Value))...)
 		case corev1.TolerationOpExists:
 			if t.Value != "" {
-				errs = append(errs, field.Invalid(here.Child("operator"), t, "value must be empty when `operator` is 'Exists'"))
+				errs = append(errs, field.Invalid(here.Child("operator"), t.Value, "value must be empty when `operator` is 'Exists'"))
 			}
+		case corev1.TolerationOpLt, corev1.TolerationOpGt:
+			errs = append(errs, field.NotSupported(here.Child("operator"), t.Operator,
+				[]corev1.TolerationOperator{corev1.TolerationOpEqual, corev1.TolerationOpExists, corev1.TolerationOpLt, corev1.TolerationOpGt}))
 		default:
 			errs = append(errs, field.NotSupported(here.Child("operator"), t.Operator,
 				[]corev1.TolerationOperator{corev1.TolerationOpEqual, corev1.TolerationOpExists}))
 		}
 		if t.Effect != "" {
-			errs = append(errs, oneOf(t.Effect, here.Child("effect"),
+			errs = append(errs, listed(t.Effect, here.Child("effect"),
 				corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoExecute)...)
 		}
 	}
@@ -158,10 +161,11 @@ func validatePodTerm(t *corev1.PodAffinityTerm, at *field.Path) field.ErrorList 
 	errs := validateSelector(t.LabelSelector, at.Child("labelSelector"))
 	errs = append(errs, validateSelector(t.NamespaceSelector, at.Child("namespaceSelector"))...)
 	errs = append(errs, validateLabelKeys(t.MatchLabelKeys, t.MismatchLabelKeys, t.LabelSelector, at)...)
-	for i, ns := range t.Namespaces {
-		errs = append(errs, invalid(at.Child("namespaces").Index(i), ns, utilvalidation.IsDNS1123Label(ns))...)
+	for _, ns := range t.Namespaces {
+		errs = append(errs, invalid(at.Child("namespace"), ns, utilvalidation.IsDNS1123Label(ns))...)
 	}
-	return append(errs, validateTopologyKey(t.TopologyKey, at.Child("topologyKey"))...)
+	errs = append(errs, requiredTopologyKey(t.TopologyKey, at.Child("topologyKey"))...)
+	return append(errs, metavalidation.ValidateLabelName(t.TopologyKey, at.Child("topologyKey"))...)
 }
 
 // validateLabelKeys judges keys of labels of the pod itself, which are merged into the selector when a pod is made
@@ -236,11 +240,11 @@ func mergeLabelKeys(p *corev1.Pod) {
 	}
 }
 
-func validateTopologyKey(key string, at *field.Path) field.ErrorList {
+func requiredTopologyKey(key string, at *field.Path) field.ErrorList {
 	if key == "" {
 		return field.ErrorList{field.Required(at, "can not be empty")}
 	}
-	return metavalidation.ValidateLabelName(key, at)
+	return nil
 }
 
 func validateSelector(s *metav1.LabelSelector, at *field.Path) field.ErrorList {
@@ -254,23 +258,18 @@ func validateInclusion(p *corev1.NodeInclusionPolicy, at *field.Path) field.Erro
 	if p == nil {
 		return nil
 	}
-	return oneOf(*p, at, corev1.NodeInclusionPolicyHonor, corev1.NodeInclusionPolicyIgnore)
+	return listed(*p, at, corev1.NodeInclusionPolicyHonor, corev1.NodeInclusionPolicyIgnore)
 }
 
 func validateSpread(list []corev1.TopologySpreadConstraint, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	type identity struct {
-		key    string
-		action corev1.UnsatisfiableConstraintAction
-	}
-	seen := map[identity]bool{}
 	for i, c := range list {
 		here := at.Index(i)
 		if c.MaxSkew <= 0 {
 			errs = append(errs, field.Invalid(here.Child("maxSkew"), c.MaxSkew, notPositive))
 		}
-		errs = append(errs, validateTopologyKey(c.TopologyKey, here.Child("topologyKey"))...)
-		errs = append(errs, oneOf(c.WhenUnsatisfiable, here.Child("whenUnsatisfiable"), corev1.DoNotSchedule, corev1.ScheduleAnyway)...)
+		errs = append(errs, requiredTopologyKey(c.TopologyKey, here.Child("topologyKey"))...)
+		errs = append(errs, listed(c.WhenUnsatisfiable, here.Child("whenUnsatisfiable"), corev1.DoNotSchedule, corev1.ScheduleAnyway)...)
 		errs = append(errs, validateSelector(c.LabelSelector, here.Child("labelSelector"))...)
 		errs = append(errs, validateLabelKeys(c.MatchLabelKeys, nil, c.LabelSelector, here)...)
 		errs = append(errs, validateInclusion(c.NodeAffinityPolicy, here.Child("nodeAffinityPolicy"))...)
@@ -283,11 +282,11 @@ func validateSpread(list []corev1.TopologySpreadConstraint, at *field.Path) fiel
 				errs = append(errs, field.Invalid(here.Child("minDomains"), *m, "can only use minDomains if whenUnsatisfiable=DoNotSchedule, not "+string(c.WhenUnsatisfiable)))
 			}
 		}
-		id := identity{c.TopologyKey, c.WhenUnsatisfiable}
-		if seen[id] {
+		if slices.ContainsFunc(list[i+1:], func(later corev1.TopologySpreadConstraint) bool {
+			return later.TopologyKey == c.TopologyKey && later.WhenUnsatisfiable == c.WhenUnsatisfiable
+		}) {
 			errs = append(errs, field.Duplicate(here.Child("{topologyKey, whenUnsatisfiable}"), fmt.Sprintf("{%s, %s}", c.TopologyKey, c.WhenUnsatisfiable)))
 		}
-		seen[id] = true
 	}
 	return errs
 }

@@ -22,8 +22,8 @@ const (
 
 // ValidatePodTemplate judges a template's metadata and pod specification.
 func ValidatePodTemplate(t *corev1.PodTemplateSpec, at *field.Path) field.ErrorList {
-	errs := metavalidation.ValidateLabels(t.Labels, at.Child("metadata", "labels"))
-	errs = append(errs, validation.ValidateAnnotations(t.Annotations, at.Child("metadata", "annotations"))...)
+	errs := metavalidation.ValidateLabels(t.Labels, at.Child("labels"))
+	errs = append(errs, validation.ValidateAnnotations(t.Annotations, at.Child("annotations"))...)
 	errs = append(errs, validateApparmorAnnotations(t.Annotations, &t.Spec, at.Child("annotations"))...)
 	errs = append(errs, validatePodSpec(&t.Spec, at.Child("spec"))...)
 	if len(t.Spec.EphemeralContainers) > 0 {
@@ -36,7 +36,7 @@ func ValidatePodTemplate(t *corev1.PodTemplateSpec, at *field.Path) field.ErrorL
 func validatePodSpec(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	volumes, errs := validateVolumes(s.Volumes, at.Child("volumes"))
 	errs = append(errs, validateContainers(s, volumes, at)...)
-	errs = append(errs, oneOf(s.RestartPolicy, at.Child("restartPolicy"),
+	errs = append(errs, requiredOf(s.RestartPolicy, at.Child("restartPolicy"),
 		corev1.RestartPolicyAlways, corev1.RestartPolicyOnFailure, corev1.RestartPolicyNever)...)
 	errs = append(errs, validateDNS(s, at)...)
 	errs = append(errs, metavalidation.ValidateLabels(s.NodeSelector, at.Child("nodeSelector"))...)
@@ -54,7 +54,7 @@ func validatePodSpec(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 		errs = append(errs, field.Invalid(at.Child("activeDeadlineSeconds"), *d, utilvalidation.InclusiveRangeError(1, math.MaxInt32)))
 	}
 	if p := s.PreemptionPolicy; p != nil {
-		errs = append(errs, oneOf(*p, at.Child("preemptionPolicy"), corev1.PreemptLowerPriority, corev1.PreemptNever)...)
+		errs = append(errs, requiredOf(*p, at.Child("preemptionPolicy"), corev1.PreemptLowerPriority, corev1.PreemptNever)...)
 	}
 	if s.Overhead != nil {
 		errs = append(errs, validateResources(&corev1.ResourceRequirements{Limits: s.Overhead}, at.Child("overhead"))...)
@@ -73,8 +73,9 @@ func validateSpecNames(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	subdomain(s.ServiceAccountName, "serviceAccountName")
 	subdomain(s.NodeName, "nodeName")
 	subdomain(s.PriorityClassName, "priorityClassName")
-	subdomain(s.SchedulerName, "schedulerName")
-	subdomain(val(s.RuntimeClassName), "runtimeClassName")
+	if n := s.RuntimeClassName; n != nil {
+		errs = append(errs, invalid(at.Child("runtimeClassName"), *n, validation.NameIsDNSSubdomain(*n, false))...)
+	}
 	if g, here := s.SchedulingGroup, at.Child("schedulingGroup"); g != nil && g.PodGroupName == nil {
 		errs = append(errs, field.Invalid(here, "", "must specify one of: `podGroupName`"))
 	} else if g != nil {
@@ -103,9 +104,11 @@ func validateSpecNames(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 }
 
 func validateDNS(s *corev1.PodSpec, at *field.Path) field.ErrorList {
-	errs := oneOf(s.DNSPolicy, at.Child("dnsPolicy"), corev1.DNSClusterFirstWithHostNet, corev1.DNSClusterFirst, corev1.DNSDefault, corev1.DNSNone)
+	errs := requiredOf(s.DNSPolicy, at.Child("dnsPolicy"), corev1.DNSClusterFirstWithHostNet, corev1.DNSClusterFirst, corev1.DNSDefault, corev1.DNSNone)
 	c, here := s.DNSConfig, at.Child("dnsConfig")
-	if s.DNSPolicy == corev1.DNSNone && (c == nil || len(c.Nameservers) == 0) {
+	if s.DNSPolicy == corev1.DNSNone && c == nil {
+		errs = append(errs, field.Required(here, "must provide `dnsConfig` when `dnsPolicy` is None"))
+	} else if s.DNSPolicy == corev1.DNSNone && len(c.Nameservers) == 0 {
 		errs = append(errs, field.Required(here.Child("nameservers"), "must provide at least one DNS nameserver when `dnsPolicy` is None"))
 	}
 	if c == nil {
@@ -149,7 +152,7 @@ func validateGates(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	seen := map[string]bool{}
 	for i, g := range s.SchedulingGates {
-		here := at.Child("schedulingGates").Index(i).Child("name")
+		here := at.Child("schedulingGates").Index(i)
 		errs = append(errs, invalid(here, g.Name, utilvalidation.IsQualifiedName(g.Name))...)
 		if seen[g.Name] {
 			errs = append(errs, field.Duplicate(here, g.Name))
@@ -194,16 +197,16 @@ func validatePodSecurity(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	}
 	errs = append(errs, validateSysctls(s, at.Child("sysctls"))...)
 	if p := c.SELinuxChangePolicy; p != nil {
-		errs = append(errs, oneOf(*p, at.Child("seLinuxChangePolicy"), corev1.SELinuxChangePolicyMountOption,
+		errs = append(errs, listed(*p, at.Child("seLinuxChangePolicy"), corev1.SELinuxChangePolicyMountOption,
 			corev1.SELinuxChangePolicyRecursive)...)
 	}
 	errs = append(errs, validateWindowsOptions(c.WindowsOptions, at.Child("windowsOptions"))...)
 	if p := c.SupplementalGroupsPolicy; p != nil {
-		errs = append(errs, oneOf(*p, at.Child("supplementalGroupsPolicy"), corev1.SupplementalGroupsPolicyMerge,
+		errs = append(errs, listed(*p, at.Child("supplementalGroupsPolicy"), corev1.SupplementalGroupsPolicyMerge,
 			corev1.SupplementalGroupsPolicyStrict)...)
 	}
 	if p := c.FSGroupChangePolicy; p != nil {
-		errs = append(errs, oneOf(*p, at.Child("fsGroupChangePolicy"), corev1.FSGroupChangeAlways,
+		errs = append(errs, listed(*p, at.Child("fsGroupChangePolicy"), corev1.FSGroupChangeAlways,
 			corev1.FSGroupChangeOnRootMismatch)...)
 	}
 	errs = append(errs, validateAppArmor(c.AppArmorProfile, at.Child("appArmorProfile"))...)
@@ -239,7 +242,13 @@ func validateSeccomp(p *corev1.SeccompProfile, at *field.Path) field.ErrorList {
 	if p == nil {
 		return nil
 	}
-	errs := oneOf(p.Type, at.Child("type"), corev1.SeccompProfileTypeLocalhost, corev1.SeccompProfileTypeRuntimeDefault, corev1.SeccompProfileTypeUnconfined)
+	var errs field.ErrorList
+	if p.Type == "" {
+		errs = append(errs, field.Required(at.Child("type"), "type is required when seccompProfile is set"))
+	} else {
+		errs = append(errs, listed(p.Type, at.Child("type"), corev1.SeccompProfileTypeLocalhost, corev1.SeccompProfileTypeRuntimeDefault,
+			corev1.SeccompProfileTypeUnconfined)...)
+	}
 	local := p.Type == corev1.SeccompProfileTypeLocalhost
 	switch {
 	case local && val(p.LocalhostProfile) == "":

@@ -99,8 +99,8 @@ func validateHandler(exec *corev1.ExecAction, http *corev1.HTTPGetAction, tcp *c
 		}
 		errs = append(errs, validatePortNumOrName(http.Port, here.Child("port"))...)
 		errs = append(errs, oneOf(http.Scheme, here.Child("scheme"), corev1.URISchemeHTTP, corev1.URISchemeHTTPS)...)
-		for i, h := range http.HTTPHeaders {
-			errs = append(errs, invalid(here.Child("httpHeaders").Index(i).Child("name"), h.Name, utilvalidation.IsHTTPHeaderName(h.Name))...)
+		for _, h := range http.HTTPHeaders {
+			errs = append(errs, invalid(here.Child("httpHeaders"), h.Name, utilvalidation.IsHTTPHeaderName(h.Name))...)
 		}
 	}
 	if tcp != nil {

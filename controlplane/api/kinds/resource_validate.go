@@ -18,6 +18,7 @@ var plainResources = map[corev1.ResourceName]bool{
 // validateResources judges what a container asks for and is limited to.
 func validateResources(r *corev1.ResourceRequirements, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
+	huge, cpuOrMemory := false, false
 	for _, side := range []struct {
 		list corev1.ResourceList
 		at   *field.Path
@@ -26,7 +27,10 @@ func validateResources(r *corev1.ResourceRequirements, at *field.Path) field.Err
 			q := side.list[name]
 			here := side.at.Key(string(name))
 			errs = append(errs, validateContainerResourceName(name, here)...)
-			errs = append(errs, validateQuantity(name, q, here)...)
+			errs = append(errs, validateCountedQuantity(name, q, here)...)
+			errs = append(errs, validateHugePages(name, q, here)...)
+			huge = huge || strings.HasPrefix(string(name), corev1.ResourceHugePagesPrefix)
+			cpuOrMemory = cpuOrMemory || name == corev1.ResourceCPU || name == corev1.ResourceMemory
 		}
 	}
 	for _, name := range sorted(r.Requests) {
@@ -42,7 +46,23 @@ func validateResources(r *corev1.ResourceRequirements, at *field.Path) field.Err
 			errs = append(errs, field.Required(at.Child("limits"), "Limit must be set for non overcommitable resources"))
 		}
 	}
+	if huge && !cpuOrMemory {
+		errs = append(errs, field.Forbidden(at, "HugePages require cpu or memory"))
+	}
 	return errs
+}
+
+// validateHugePages requires whole pages of the size in the resource's name.
+func validateHugePages(name corev1.ResourceName, q resource.Quantity, at *field.Path) field.ErrorList {
+	size, ok := strings.CutPrefix(string(name), corev1.ResourceHugePagesPrefix)
+	if !ok {
+		return nil
+	}
+	page, err := resource.ParseQuantity(size)
+	if err == nil && page.Sign() > 0 && page.MilliValue()%1000 == 0 && q.Value()%page.Value() == 0 {
+		return nil
+	}
+	return field.ErrorList{field.Invalid(at, q.String(), fmt.Sprintf("%s is not positive integer multiple of %s", q.String(), name))}
 }
 
 // overcommits says whether a node may promise more of the resource than it has:
@@ -64,16 +84,6 @@ func validateContainerResourceName(name corev1.ResourceName, at *field.Path) fie
 		errs = append(errs, field.Invalid(at, n, "doesn't follow extended resource name standard"))
 	}
 	return errs
-}
-
-func validateQuantity(name corev1.ResourceName, q resource.Quantity, at *field.Path) field.ErrorList {
-	if q.Sign() < 0 {
-		return field.ErrorList{field.Invalid(at, q.String(), "must be greater than or equal to 0")}
-	}
-	if !overcommits(name) && q.MilliValue()%1000 != 0 {
-		return field.ErrorList{field.Invalid(at, q.String(), "must be an integer")}
-	}
-	return nil
 }
 
 // validateQuantities judges the resources of a node. Their names may be anything, as in Kubernetes.

@@ -25,24 +25,24 @@ func validateRestarts(c *corev1.Container, at *field.Path) field.ErrorList {
 	rules := at.Child("restartPolicyRules")
 	if c.RestartPolicy == nil {
 		if len(c.RestartPolicyRules) > 0 {
-			return field.ErrorList{field.Required(at.Child("restartPolicy"), "must be set where `restartPolicyRules` is")}
+			return field.ErrorList{field.Required(at.Child("restartPolicy"), "must specify restartPolicy when restart rules are used")}
 		}
 		return nil
 	}
-	errs := oneOf(*c.RestartPolicy, at.Child("restartPolicy"),
-		corev1.ContainerRestartPolicyAlways, corev1.ContainerRestartPolicyOnFailure, corev1.ContainerRestartPolicyNever)
+	errs := listed(*c.RestartPolicy, at.Child("restartPolicy"),
+		corev1.ContainerRestartPolicyAlways, corev1.ContainerRestartPolicyNever, corev1.ContainerRestartPolicyOnFailure)
 	if n := len(c.RestartPolicyRules); n > maxRestartRules {
 		errs = append(errs, field.TooMany(rules, n, maxRestartRules))
 	}
 	for i, r := range c.RestartPolicyRules {
-		errs = append(errs, oneOf(r.Action, rules.Index(i).Child("action"),
+		errs = append(errs, listed(r.Action, rules.Index(i).Child("action"),
 			corev1.ContainerRestartRuleActionRestart, corev1.ContainerRestartRuleActionRestartAllContainers)...)
 		here := rules.Index(i).Child("exitCodes")
 		if r.ExitCodes == nil {
-			errs = append(errs, field.Required(here, ""))
+			errs = append(errs, field.Required(here, "must be specified"))
 			continue
 		}
-		errs = append(errs, oneOf(r.ExitCodes.Operator, here.Child("operator"),
+		errs = append(errs, listed(r.ExitCodes.Operator, here.Child("operator"),
 			corev1.ContainerRestartRuleOnExitCodesOpIn, corev1.ContainerRestartRuleOnExitCodesOpNotIn)...)
 		if n := len(r.ExitCodes.Values); n > maxExitCodes {
 			errs = append(errs, field.TooMany(here.Child("values"), n, maxExitCodes))
@@ -106,7 +106,10 @@ func validateAppArmor(p *corev1.AppArmorProfile, at *field.Path) field.ErrorList
 	if p == nil {
 		return nil
 	}
-	errs := oneOf(p.Type, at.Child("type"), corev1.AppArmorProfileTypeLocalhost, corev1.AppArmorProfileTypeRuntimeDefault,
+	if p.Type == "" {
+		return field.ErrorList{field.Required(at.Child("type"), "type is required when appArmorProfile is set")}
+	}
+	errs := listed(p.Type, at.Child("type"), corev1.AppArmorProfileTypeLocalhost, corev1.AppArmorProfileTypeRuntimeDefault,
 		corev1.AppArmorProfileTypeUnconfined)
 	local, name := p.Type == corev1.AppArmorProfileTypeLocalhost, val(p.LocalhostProfile)
 	switch {
@@ -125,7 +128,7 @@ func validateAppArmor(p *corev1.AppArmorProfile, at *field.Path) field.ErrorList
 func validateMountKind(m *corev1.VolumeMount, privileged bool, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if p := m.MountPropagation; p != nil {
-		errs = append(errs, oneOf(*p, at.Child("mountPropagation"),
+		errs = append(errs, listed(*p, at.Child("mountPropagation"),
 			corev1.MountPropagationBidirectional, corev1.MountPropagationHostToContainer, corev1.MountPropagationNone)...)
 		if *p == corev1.MountPropagationBidirectional && !privileged {
 			errs = append(errs, field.Forbidden(at.Child("mountPropagation"),
@@ -136,13 +139,13 @@ func validateMountKind(m *corev1.VolumeMount, privileged bool, at *field.Path) f
 	if r == nil {
 		return errs
 	}
-	errs = append(errs, oneOf(*r, here, corev1.RecursiveReadOnlyDisabled, corev1.RecursiveReadOnlyIfPossible,
-		corev1.RecursiveReadOnlyEnabled)...)
-	if *r == corev1.RecursiveReadOnlyDisabled {
+	errs = append(errs, listed(*r, here, corev1.RecursiveReadOnlyDisabled, corev1.RecursiveReadOnlyEnabled,
+		corev1.RecursiveReadOnlyIfPossible)...)
+	if *r != corev1.RecursiveReadOnlyEnabled && *r != corev1.RecursiveReadOnlyIfPossible {
 		return errs
 	}
 	if !m.ReadOnly {
-		errs = append(errs, field.Forbidden(here, "may only be specified when `readOnly` is true"))
+		errs = append(errs, field.Forbidden(here, "may only be specified when readOnly is true"))
 	}
 	if p := m.MountPropagation; p != nil && *p != corev1.MountPropagationNone {
 		errs = append(errs, field.Forbidden(here, "may only be specified when `mountPropagation` is None or not set"))

@@ -93,7 +93,7 @@ func TestRuntimeClass(t *testing.T) {
 		bad{class("scheduling: {nodeSelector: {a b: c}}"), invalidText("scheduling.nodeSelector", "a b", validation.IsQualifiedName("a b")[0])},
 		bad{class("scheduling: {nodeSelector: {a: c d}}"), invalidText("scheduling.nodeSelector", "c d", validation.IsValidLabelValue("c d")[0])},
 		bad{class("scheduling: {tolerations: [{key: k, operator: Near}]}"), `scheduling.tolerations[0].operator: Unsupported value: "Near": supported values: "Equal", "Exists"`},
-		bad{class("scheduling: {tolerations: [{key: k, operator: Exists, value: v}]}"), "scheduling.tolerations[0].operator: Invalid value: {\"key\":\"k\",\"operator\":\"Exists\",\"value\":\"v\"}: value must be empty when `operator` is 'Exists'"},
+		bad{class("scheduling: {tolerations: [{key: k, operator: Exists, value: v}]}"), "scheduling.tolerations[0].operator: Invalid value: \"v\": value must be empty when `operator` is 'Exists'"},
 	)
 	twice := class("scheduling: {tolerations: [{key: k, operator: Exists}, {key: j}, {key: k, operator: Exists, tolerationSeconds: 1}]}")
 	refuses[*nodev1.RuntimeClass](t, bad{twice, `scheduling.tolerations[2].effect: Invalid value: "": effect must be 'NoExecute' when ` +

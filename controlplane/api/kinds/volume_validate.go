@@ -3,6 +3,7 @@ package kinds
 import (
 	"fmt"
 	"path"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -236,13 +237,30 @@ func validateFieldRef(r *corev1.ObjectFieldSelector, allowed []string, at *field
 	if r.APIVersion != "v1" {
 		return field.ErrorList{field.NotSupported(at.Child("apiVersion"), r.APIVersion, []string{"v1"})}
 	}
-	for _, prefix := range []string{"metadata.annotations['", "metadata.labels['"} {
-		if key, ok := strings.CutPrefix(r.FieldPath, prefix); ok && strings.HasSuffix(key, "']") {
-			key = strings.TrimSuffix(key, "']")
-			return invalid(at.Child("fieldPath"), key, utilvalidation.IsQualifiedName(strings.ToLower(key)))
-		}
+	if key, ok := subscriptOf(r.FieldPath, "metadata.annotations"); ok {
+		return invalid(at, strings.ToLower(key), utilvalidation.IsQualifiedName(strings.ToLower(key)))
+	}
+	if key, ok := subscriptOf(r.FieldPath, "metadata.labels"); ok {
+		return invalid(at, key, utilvalidation.IsQualifiedName(key))
+	}
+	if !slices.Contains(knownFields, r.FieldPath) {
+		return field.ErrorList{field.Invalid(at.Child("fieldPath"), r.FieldPath,
+			"error converting fieldPath: field label not supported: "+r.FieldPath)}
 	}
 	return oneOf(r.FieldPath, at.Child("fieldPath"), allowed...)
+}
+
+// knownFields are the fields of a pod that a reference can name anywhere. Each use allows some of them.
+var knownFields = strings.Fields("metadata.annotations metadata.labels metadata.name metadata.namespace metadata.uid spec.nodeName " +
+	"spec.restartPolicy spec.serviceAccountName spec.schedulerName status.phase status.hostIP status.hostIPs status.podIP status.podIPs")
+
+// subscriptOf returns the key of a path of the form prefix['key'].
+func subscriptOf(path, prefix string) (string, bool) {
+	key, ok := strings.CutPrefix(path, prefix+"['")
+	if !ok {
+		return "", false
+	}
+	return strings.CutSuffix(key, "']")
 }
 
 func validateProjected(p *corev1.ProjectedVolumeSource, at *field.Path) field.ErrorList {
@@ -319,26 +337,27 @@ func validateMounts(c *corev1.Container, volumes map[string]corev1.VolumeSource,
 		here := at.Index(i)
 		if m.Name == "" {
 			errs = append(errs, field.Required(here.Child("name"), ""))
-		} else if _, ok := volumes[m.Name]; !ok {
+		}
+		if _, ok := volumes[m.Name]; !ok {
 			errs = append(errs, field.NotFound(here.Child("name"), m.Name))
 		}
-		switch {
-		case m.MountPath == "":
+		if m.MountPath == "" {
 			errs = append(errs, field.Required(here.Child("mountPath"), ""))
-		case paths[m.MountPath]:
+		}
+		if paths[m.MountPath] {
 			errs = append(errs, field.Invalid(here.Child("mountPath"), m.MountPath, "must be unique"))
 		}
 		paths[m.MountPath] = true
 		if m.SubPath != "" {
-			errs = append(errs, validateDescending(m.SubPath, here.Child("subPath"))...)
+			errs = append(errs, validateDescending(m.SubPath, at.Child("subPath"))...)
 		}
 		if m.SubPathExpr != "" {
 			if m.SubPath != "" {
 				errs = append(errs, field.Invalid(here.Child("subPathExpr"), m.SubPathExpr, "subPathExpr and subPath are mutually exclusive"))
 			}
-			errs = append(errs, validateDescending(m.SubPathExpr, here.Child("subPathExpr"))...)
+			errs = append(errs, validateDescending(m.SubPathExpr, at.Child("subPathExpr"))...)
 		}
-		errs = append(errs, validateMountKind(&m, c.SecurityContext != nil && isTrue(c.SecurityContext.Privileged), here)...)
+		errs = append(errs, validateMountKind(&m, c.SecurityContext != nil && isTrue(c.SecurityContext.Privileged), at)...)
 	}
 	return errs
 }
@@ -366,7 +385,9 @@ func validateDevices(c *corev1.Container, volumes map[string]corev1.VolumeSource
 		case paths[d.DevicePath]:
 			errs = append(errs, field.Invalid(here.Child("devicePath"), d.DevicePath, "must not already exist as a path in volumeMounts"))
 		default:
-			errs = append(errs, noBacksteps(d.DevicePath, here.Child("devicePath"))...)
+			if len(noBacksteps(d.DevicePath, here.Child("devicePath"))) > 0 {
+				errs = append(errs, field.Invalid(here.Child("devicePath"), d.DevicePath, "can not contain backsteps ('..')"))
+			}
 		}
 		paths[d.DevicePath] = true
 	}

@@ -97,7 +97,7 @@ func lastingWrongs(kind string) []wrong {
 		{"spec: {template: {spec: {containers: [{name: c}]}}}", "spec.template.spec.containers[0].image: Required value"},
 		{"spec: {template: {spec: {containers: [{name: C_, image: i}]}}}", "spec.template.spec.containers[0].name: Invalid value"},
 		{"spec: {template: {spec: {dnsPolicy: Any}}}", `spec.template.spec.dnsPolicy: Unsupported value: "Any"`},
-		{"spec: {template: {metadata: {annotations: {a b: c}}}}", `spec.template.metadata.annotations: Invalid value: "a b"`},
+		{"spec: {template: {metadata: {annotations: {a b: c}}}}", `spec.template.annotations: Invalid value: "a b"`},
 	}
 }
 
