@@ -169,6 +169,7 @@ func TestMountOptionsOfClasses(t *testing.T) {
 		w.driverOn("w1")
 		w.class("now", storagev1.VolumeBindingImmediate, corev1.PersistentVolumeReclaimDelete)
 		update(w, "now", func(c *storagev1.StorageClass) { c.MountOptions = []string{"noatime", "wrong"} })
+		virtual.Wait() // the controller's view of the class has the options
 		w.drivers.set(func() { w.drivers.unmounted = "wrong" })
 		w.create(classed("data", "now", "1Gi"))
 		w.event("ProvisioningFailed", `failed to provision volume: StorageClass "now": node w1: InvalidArgument: mount option "wrong" is none`)
