@@ -27,6 +27,7 @@ import (
 	"keelson.dev/keelson/agent/proxy"
 	"keelson.dev/keelson/internal/floor"
 	"keelson.dev/keelson/internal/recent"
+	"keelson.dev/keelson/internal/saturate"
 )
 
 // Version is what the node says of its agent; it names the Kubernetes version whose pod behaviour it has.
@@ -283,7 +284,7 @@ func (c *Config) roomFlags(fs *flag.FlagSet) {
 		if err != nil || q.Sign() <= 0 {
 			return fmt.Errorf("%q is no size above zero", s)
 		}
-		c.LocalVolumesLimit = q.Value()
+		c.LocalVolumesLimit = saturate.Value(&q)
 		return nil
 	})
 }

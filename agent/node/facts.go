@@ -21,6 +21,7 @@ import (
 	"keelson.dev/keelson/agent/deviceplugin"
 	"keelson.dev/keelson/agent/eviction"
 	"keelson.dev/keelson/csi"
+	"keelson.dev/keelson/internal/saturate"
 )
 
 // Annotations of the node by which the control plane writes its CSINode.
@@ -465,7 +466,7 @@ func (f *facts) resources() (capacity, allocatable v1.ResourceList) {
 		capacity[name], allocatable[name] = q, q
 	}
 	if m, ok := allocatable[v1.ResourceMemory]; ok {
-		allocatable[v1.ResourceMemory] = *resource.NewQuantity(max(0, m.Value()-f.cfg.memoryFloor().Of(m.Value())), resource.BinarySI)
+		allocatable[v1.ResourceMemory] = *resource.NewQuantity(max(0, saturate.Value(&m)-f.cfg.memoryFloor().Of(saturate.Value(&m))), resource.BinarySI)
 	}
 	return capacity, allocatable
 }

@@ -13,12 +13,13 @@ import (
 	"keelson.dev/keelson/agent/kubelet"
 	"keelson.dev/keelson/agent/pod"
 	"keelson.dev/keelson/agent/stats"
+	"keelson.dev/keelson/internal/saturate"
 )
 
 // statistics measures what the node and its pods use.
 func (n *Node) statistics(rt agent.MeasuredRuntime, pods *pod.Set) *stats.Source {
 	memory, share := n.cfg.Capacity[v1.ResourceMemory]
-	return stats.New(stats.Config{NodeName: n.cfg.NodeName, Measure: rt.Measure, Share: share, Memory: memory.Value(),
+	return stats.New(stats.Config{NodeName: n.cfg.NodeName, Measure: rt.Measure, Share: share, Memory: saturate.Value(&memory),
 		Started: time.Now(), Disk: func() (agent.Disk, error) { return pod.DiskOf(existing(n.cfg.StateDir)) },
 		Pods: n.session.Pods, Storage: pods.Storage})
 }

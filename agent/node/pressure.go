@@ -18,6 +18,7 @@ import (
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/eviction"
 	"keelson.dev/keelson/internal/floor"
+	"keelson.dev/keelson/internal/saturate"
 )
 
 // defaultMemoryFloor is Kubernetes' default.
@@ -85,7 +86,7 @@ func (c *Config) checkDiskFloor(total int64) error {
 // memoryOfNode is what the node has, in bytes; 0 = not known.
 func (c *Config) memoryOfNode() int64 {
 	if q, own := c.Capacity[v1.ResourceMemory]; own {
-		return q.Value()
+		return saturate.Value(&q)
 	}
 	total, _, err := memory()
 	if err != nil {
@@ -165,7 +166,7 @@ func levels(cfg *Config) (out [eviction.Signals]eviction.Level) {
 	if capacity, own := cfg.Capacity[v1.ResourceMemory]; own {
 		// A configured capacity is a share of the machine: what counts is what this node's pods have taken of it.
 		if used, err := cgroupMemory(cfg.CgroupRoot); err == nil {
-			out[eviction.Memory] = eviction.Level{Left: capacity.Value() - used, Floor: cfg.memoryFloor().Of(capacity.Value()), Known: true}
+			out[eviction.Memory] = eviction.Level{Left: saturate.Value(&capacity) - used, Floor: cfg.memoryFloor().Of(saturate.Value(&capacity)), Known: true}
 		}
 	} else if total, left, err := memory(); err == nil {
 		out[eviction.Memory] = eviction.Level{Left: left, Floor: cfg.memoryFloor().Of(total), Known: true}
@@ -379,7 +380,7 @@ func (p *pressure) candidates(ctx context.Context, s eviction.Signal) ([]evictio
 
 func requested(l v1.ResourceList, s eviction.Signal) int64 {
 	q := l[s.Resource()]
-	return q.Value()
+	return saturate.Value(&q)
 }
 
 // use is what a pod and its containers have of something, in bytes or how many.

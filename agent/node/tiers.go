@@ -9,6 +9,7 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/pod"
+	"keelson.dev/keelson/internal/saturate"
 )
 
 // tiers keeps the runtime's idea of what pods are worth in step with the pods of the node.
@@ -53,10 +54,10 @@ func (t *tiers) run(ctx context.Context) error {
 
 // tiersOf is what the pods are worth. Pods that have ended count for nothing. Pure.
 func tiersOf(pods []*v1.Pod, limits v1.ResourceList, pids int64) agent.Tiers {
-	out := agent.Tiers{CPU: limits.Cpu().MilliValue(), Memory: limits.Memory().Value(), PIDs: pids}
+	out := agent.Tiers{CPU: saturate.MilliValue(limits.Cpu()), Memory: saturate.Value(limits.Memory()), PIDs: pids}
 	for _, p := range pods {
 		if p.Status.Phase != v1.PodSucceeded && p.Status.Phase != v1.PodFailed && pod.QOS(p) == v1.PodQOSBurstable {
-			out.Burstable += pod.CPURequest(p)
+			out.Burstable = saturate.Add(out.Burstable, pod.CPURequest(p))
 		}
 	}
 	return out

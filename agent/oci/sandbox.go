@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,6 +21,7 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/oci/wire"
+	"keelson.dev/keelson/internal/quantitytext"
 	"keelson.dev/keelson/internal/saturate"
 )
 
@@ -71,7 +73,7 @@ const (
 	egressBandwidth  = "kubernetes.io/egress-bandwidth"
 	leastBandwidth   = 1_000
 	mostBandwidth    = 1_000_000_000_000_000
-	maxQuantity      = 64 // bytes: the time of parsing grows with the square of the digits
+	maxQuantity      = 64 // bytes of an annotation
 )
 
 // checkBandwidth refuses annotations that limit nothing.
@@ -81,9 +83,9 @@ func checkBandwidth(annotations map[string]string) error {
 		if !ok {
 			continue
 		}
-		q, err := resource.ParseQuantity(v[:min(len(v), maxQuantity)])
+		q, err := parseQuantity(v)
 		n := saturate.Value(&q)
-		if err != nil || len(v) > maxQuantity || n < leastBandwidth || n > mostBandwidth {
+		if err != nil || n < leastBandwidth || n > mostBandwidth {
 			v = v[:min(len(v), maxQuantity)]
 			return fmt.Errorf("annotation %s=%q: want bits a second, from 1k to 1P, such as 10M", name, v)
 		}
@@ -91,9 +93,17 @@ func checkBandwidth(annotations map[string]string) error {
 	return nil
 }
 
+// parseQuantity parses the text of an annotation, unless that would take long.
+func parseQuantity(v string) (resource.Quantity, error) {
+	if err := quantitytext.Check(v); err != nil || len(v) > maxQuantity {
+		return resource.Quantity{}, cmp.Or(err, resource.ErrFormatWrong)
+	}
+	return resource.ParseQuantity(v)
+}
+
 // bandwidth reads an annotation that was checked.
 func bandwidth(v string) int64 {
-	q, err := resource.ParseQuantity(v)
+	q, err := parseQuantity(v)
 	if err != nil {
 		return 0
 	}

@@ -18,6 +18,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"keelson.dev/keelson/agent"
+	"keelson.dev/keelson/internal/saturate"
 	"keelson.dev/keelson/internal/wait"
 )
 
@@ -102,7 +103,7 @@ func (c *Config) memory() int64 {
 	if c.Node == nil {
 		return 0
 	}
-	return c.Node().Status.Capacity.Memory().Value()
+	return saturate.Value(c.Node().Status.Capacity.Memory())
 }
 
 // Set keeps exactly one worker for each pod of the node.

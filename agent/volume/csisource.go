@@ -14,6 +14,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 
 	"keelson.dev/keelson/csi"
+	"keelson.dev/keelson/internal/saturate"
 )
 
 // source is a volume of a CSI driver as a pod asks for it: that of a PersistentVolume, or one that the pod has for itself.
@@ -49,7 +50,7 @@ func persistent(pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim, readon
 	return source{name: pv.Name, driver: c.Driver, handle: c.VolumeHandle, block: isBlock(pv), readonly: readonly || c.ReadOnly,
 		fsType: c.FSType, options: pv.Spec.MountOptions, modes: pv.Spec.AccessModes, attributes: c.VolumeAttributes,
 		stageSecret: c.NodeStageSecretRef, publishSecret: c.NodePublishSecretRef, expandSecret: c.NodeExpandSecretRef,
-		size: pv.Spec.Capacity.Storage().Value(), growing: growsOnNode(pv, claim)}
+		size: saturate.Value(pv.Spec.Capacity.Storage()), growing: growsOnNode(pv, claim)}
 }
 
 // inline is a volume that a pod has for itself, which is made when it is published and gone when it is unpublished.

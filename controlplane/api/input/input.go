@@ -52,7 +52,8 @@ type Counts struct {
 	widest  int // members of the largest object or items of the largest list
 	deep    bool
 
-	quantity int // bytes of the longest quantity of a protobuf message
+	quantity int  // bytes of the longest quantity of a protobuf message
+	exponent bool // a quantity of a protobuf message has an exponent beyond the bound
 }
 
 // close counts an object or list of n values that ended.

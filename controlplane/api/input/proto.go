@@ -8,6 +8,8 @@ import (
 	"sync"
 
 	"google.golang.org/protobuf/encoding/protowire"
+
+	"keelson.dev/keelson/internal/quantitytext"
 )
 
 // CheckProto refuses a protobuf message of the Go type of into beyond the limits:
@@ -22,6 +24,9 @@ func CheckProto(data []byte, into any) error {
 	c.message(data, t, 0)
 	if c.quantity > MaxQuantity {
 		return fmt.Errorf("%w: a quantity of %d bytes, at most %d are read", ErrTooMuch, c.quantity, MaxQuantity)
+	}
+	if c.exponent {
+		return fmt.Errorf("%w: a quantity whose exponent has more than %d digits", ErrTooMuch, quantitytext.MaxExponent)
 	}
 	return c.Check(into)
 }
@@ -51,6 +56,9 @@ func (c *Counts) message(data []byte, t reflect.Type, depth int) {
 		value := data[:n]
 		data = data[n:]
 		c.Values++
+		if text, n := protowire.ConsumeBytes(value); t == quantityType && typ == protowire.BytesType && n >= 0 {
+			c.exponent = c.exponent || quantitytext.HasLongExponent(string(text))
+		}
 		f, known := fields[num]
 		if !known {
 			continue

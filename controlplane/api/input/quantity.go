@@ -9,15 +9,16 @@ import (
 	"sync"
 
 	"k8s.io/apimachinery/pkg/api/resource"
+
+	"keelson.dev/keelson/internal/quantitytext"
 )
 
-// MaxQuantity is how many bytes a quantity may have: the time to parse one grows with the square of its digits. Sign,
-// digits, point, exponent and suffix of any amount that is not rounded take fewer than 40.
-const MaxQuantity = 128
+// MaxQuantity is how many bytes a quantity may have.
+const MaxQuantity = quantitytext.MaxBytes
 
 var quantityType = reflect.TypeFor[resource.Quantity]()
 
-// CheckQuantities refuses a JSON text with a longer quantity, in a field that is one in the Go type of into. It does not
+// CheckQuantities refuses a JSON text with a quantity beyond the bounds of quantitytext, in a field that is one in the Go type of into. It does not
 // check that the text is JSON.
 func CheckQuantities(data []byte, into any) error {
 	if into == nil || !hasLongNumber(data) {
@@ -32,13 +33,15 @@ func CheckQuantities(data []byte, into any) error {
 	return q.value(t, "", 0)
 }
 
-// hasLongNumber reports whether a string or number of the text may be a quantity that is too long.
+// hasLongNumber reports whether a string or number of the text may be a quantity beyond the bounds.
 func hasLongNumber(data []byte) bool {
 	for i := 0; i < len(data); i++ {
 		switch c := data[i]; {
 		case c == '"':
 			end := endOfString(data, i)
-			if end-i > MaxQuantity && mayBeNumber(data[i+1:min(end, len(data))]) {
+			text := data[i+1 : min(end, len(data))]
+			if mayBeNumber(text) && (len(text) >= MaxQuantity || bytes.IndexByte(text, '\\') >= 0 ||
+				quantitytext.HasLongExponent(string(text))) {
 				return true
 			}
 			i = end
@@ -47,7 +50,7 @@ func hasLongNumber(data []byte) bool {
 			for i < len(data) && isNumberByte(data[i]) {
 				i++
 			}
-			if i-from > MaxQuantity {
+			if i-from > MaxQuantity || quantitytext.HasLongExponent(string(data[from:i])) {
 				return true
 			}
 			i--
@@ -80,20 +83,23 @@ func (q *quantities) value(t reflect.Type, path string, depth int) error {
 	}
 	switch v := token.(type) {
 	case string:
-		return checkQuantity(t, path, len(strings.TrimSpace(v)))
+		return checkQuantity(t, path, strings.TrimSpace(v))
 	case json.Number:
-		return checkQuantity(t, path, len(v))
+		return checkQuantity(t, path, string(v))
 	case json.Delim:
 		return q.inside(v, t, path, depth)
 	}
 	return nil
 }
 
-func checkQuantity(t reflect.Type, path string, n int) error {
-	if t != quantityType || n <= MaxQuantity {
+func checkQuantity(t reflect.Type, path, text string) error {
+	if t != quantityType {
 		return nil
 	}
-	return fmt.Errorf("%w: %s: a quantity of %d bytes, at most %d are read", ErrTooMuch, strings.TrimPrefix(path, "."), n, MaxQuantity)
+	if err := quantitytext.Check(text); err != nil {
+		return fmt.Errorf("%w: %s: %w", ErrTooMuch, strings.TrimPrefix(path, "."), err)
+	}
+	return nil
 }
 
 // inside reads the members or items of an object or list that was opened.

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/internal/saturate"
 )
 
 func persistentVolumeKind() *api.Kind {
@@ -206,8 +207,8 @@ func validateCapacity(capacity corev1.ResourceList, at *field.Path) field.ErrorL
 	}
 	for _, name := range sorted(capacity) {
 		q, here := capacity[name], at.Key(string(name))
-		if q.Value() < 0 {
-			errs = append(errs, field.Invalid(here, q.Value(), "must be a valid resource quantity"))
+		if q.Sign() < 0 {
+			errs = append(errs, field.Invalid(here, saturate.Value(&q), "must be a valid resource quantity"))
 		}
 		if q.Sign() <= 0 {
 			errs = append(errs, field.Invalid(here, q.String(), "must be greater than zero"))

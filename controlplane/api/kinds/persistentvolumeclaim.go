@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/internal/saturate"
 )
 
 func persistentVolumeClaimKind() *api.Kind {
@@ -193,7 +194,7 @@ func validateClaimGrowth(s *corev1.PersistentVolumeClaimStatus) field.ErrorList 
 	var errs field.ErrorList
 	usable := func(list corev1.ResourceList, name corev1.ResourceName, at *field.Path) {
 		if q := list[name]; q.Sign() < 0 {
-			errs = append(errs, field.Invalid(at.Key(string(name)), q.Value(), "must be a valid resource quantity"))
+			errs = append(errs, field.Invalid(at.Key(string(name)), saturate.Value(&q), "must be a valid resource quantity"))
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Capacity)) {

@@ -51,7 +51,7 @@ func (w *warner) nodeTerm(t *corev1.NodeSelectorTerm, judgeValues bool, at *fiel
 // wholeBytes warns of a fraction of a byte in a list of resources.
 func (w *warner) wholeBytes(list corev1.ResourceList, at *field.Path, names ...corev1.ResourceName) {
 	for _, name := range names {
-		if q, ok := list[name]; ok && q.MilliValue()%1000 != 0 {
+		if q, ok := list[name]; ok && !isWhole(q) {
 			w.add(at.Key(string(name)), "fractional byte value %q is invalid, must be an integer", q.String())
 		}
 	}

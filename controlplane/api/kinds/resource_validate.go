@@ -8,6 +8,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/internal/quantitytext"
+	"keelson.dev/keelson/internal/saturate"
 )
 
 // plainResources are the resources that a container may name without a domain.
@@ -58,11 +61,25 @@ func validateHugePages(name corev1.ResourceName, q resource.Quantity, at *field.
 	if !ok {
 		return nil
 	}
-	page, err := resource.ParseQuantity(size)
-	if err == nil && page.Sign() > 0 && page.MilliValue()%1000 == 0 && q.Value()%page.Value() == 0 {
+	if isPageMultiple(q, size) {
 		return nil
 	}
 	return field.ErrorList{field.Invalid(at, q.String(), fmt.Sprintf("%s is not positive integer multiple of %s", q.String(), name))}
+}
+
+// isPageMultiple reports whether the quantity is a multiple of a page size in whole bytes.
+func isPageMultiple(q resource.Quantity, size string) bool {
+	if quantitytext.Check(size) != nil {
+		return false
+	}
+	page, err := resource.ParseQuantity(size)
+	return err == nil && page.Sign() > 0 && isWhole(page) && saturate.Value(&q)%saturate.Value(&page) == 0
+}
+
+// isWhole reports whether a quantity has no fraction. The thousandths of a large quantity do not fit an int64.
+func isWhole(q resource.Quantity) bool {
+	q = q.DeepCopy()
+	return q.RoundUp(0)
 }
 
 // overcommits says whether a node may promise more of the resource than it has:
@@ -101,7 +118,7 @@ func validateCountedQuantity(name corev1.ResourceName, q resource.Quantity, at *
 	if q.Sign() < 0 {
 		errs = append(errs, field.Invalid(at, q.String(), "must be greater than or equal to 0"))
 	}
-	if (slices.Contains(countedResources, name) || isExtendedResource(string(name))) && q.MilliValue()%1000 != 0 {
+	if (slices.Contains(countedResources, name) || isExtendedResource(string(name))) && !isWhole(q) {
 		errs = append(errs, field.Invalid(at, q.String(), "must be an integer"))
 	}
 	return errs

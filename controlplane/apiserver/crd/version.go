@@ -23,6 +23,7 @@ import (
 	apiservercel "k8s.io/apiserver/pkg/cel"
 
 	"keelson.dev/keelson/controlplane/api/custom"
+	_ "keelson.dev/keelson/controlplane/apiserver/expression/celquantity" // bounds quantities in the rules of schemas
 	"keelson.dev/keelson/internal/room"
 )
 

@@ -10,6 +10,7 @@ import (
 	authorizationcel "k8s.io/apiserver/pkg/authorization/cel"
 	"k8s.io/apiserver/pkg/cel/environment"
 
+	_ "keelson.dev/keelson/controlplane/apiserver/expression/celquantity" // bounds quantities in all expressions
 	"keelson.dev/keelson/internal/room"
 )
 

@@ -11,6 +11,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/internal/saturate"
 )
 
 // Nodes are what slices say and hints need of nodes.
@@ -138,7 +139,7 @@ func unshared(ready []*discoveryv1.Endpoint, cpu map[string]int64) string {
 func leastOf(n int, cpu map[string]int64) map[string]int {
 	var total int64
 	for _, c := range cpu {
-		total += c
+		total = saturate.Add(total, c)
 	}
 	out := map[string]int{}
 	for zone, c := range cpu { // ceil(n·c·5 / total·6), in numbers that no cluster is too large for
@@ -154,7 +155,7 @@ func leastOf(n int, cpu map[string]int64) map[string]int {
 func partsOf(n int, cpu map[string]int64) map[string]int {
 	var total int64
 	for _, c := range cpu {
-		total += c
+		total = saturate.Add(total, c)
 	}
 	parts := leastOf(n, cpu)
 	left := n
@@ -236,7 +237,7 @@ func zoneCPUs(nodes []*corev1.Node) map[string]int64 {
 		if zone == "" || cpu == 0 {
 			return nil
 		}
-		out[zone] += cpu
+		out[zone] = saturate.Add(out[zone], cpu)
 	}
 	return out
 }
@@ -248,7 +249,7 @@ func capacity(n *corev1.Node) (zone string, excluded, ready bool, cpu int64) {
 	ready = slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 	})
-	return n.Labels[corev1.LabelTopologyZone], plane || master, ready, n.Status.Allocatable.Cpu().MilliValue()
+	return n.Labels[corev1.LabelTopologyZone], plane || master, ready, saturate.MilliValue(n.Status.Allocatable.Cpu())
 }
 
 // sameCapacity says that two states of a node count alike for how much a zone has.

@@ -21,6 +21,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/internal/saturate"
 )
 
 // New returns the controller. Without calls no driver is served.
@@ -170,7 +171,7 @@ func (g *grower) grow(ctx context.Context, c *corev1.PersistentVolumeClaim, v *c
 // expand calls the driver.
 func (g *grower) expand(ctx context.Context, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) (got resource.Quantity, byNodes bool, err error) {
 	want := c.Spec.Resources.Requests[corev1.ResourceStorage]
-	q := &csi.ControllerExpandVolumeRequest{VolumeId: v.Spec.CSI.VolumeHandle, CapacityRange: &csi.CapacityRange{RequiredBytes: want.Value()}}
+	q := &csi.ControllerExpandVolumeRequest{VolumeId: v.Spec.CSI.VolumeHandle, CapacityRange: &csi.CapacityRange{RequiredBytes: saturate.Value(&want)}}
 	if q.Secrets, err = controllers.SecretFor(ctx, g.term.Client, v.Spec.CSI.ControllerExpandSecretRef); err != nil {
 		return got, false, errors.New(err.Error()) // that there is none is no race of this claim's
 	}
@@ -190,7 +191,7 @@ func (g *grower) expand(ctx context.Context, c *corev1.PersistentVolumeClaim, v 
 		return want, true, nil
 	case err != nil:
 		return got, false, fmt.Errorf("node %s: %w", node, err)
-	case res.GetCapacityBytes() > want.Value():
+	case res.GetCapacityBytes() > saturate.Value(&want):
 		want = *resource.NewQuantity(res.GetCapacityBytes(), resource.BinarySI)
 	}
 	return want, res.GetNodeExpansionRequired(), nil
@@ -215,7 +216,7 @@ func (g *grower) growOnNodes(ctx context.Context, c *corev1.PersistentVolumeClai
 	size := v.Spec.Capacity[corev1.ResourceStorage]
 	for _, node := range nodes {
 		_, err := controllers.DriverNode(g.calls, node, v.Spec.CSI.Driver).NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{
-			VolumeId: v.Spec.CSI.VolumeHandle, CapacityRange: &csi.CapacityRange{RequiredBytes: size.Value()}})
+			VolumeId: v.Spec.CSI.VolumeHandle, CapacityRange: &csi.CapacityRange{RequiredBytes: saturate.Value(&size)}})
 		if err != nil {
 			return g.failed(ctx, c, v, true, fmt.Errorf("node %s: %w", node, err))
 		}

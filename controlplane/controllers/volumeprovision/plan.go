@@ -23,6 +23,7 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 
 	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/internal/saturate"
 )
 
 const (
@@ -148,7 +149,7 @@ func request(c *corev1.PersistentVolumeClaim, b *begun) *csi.CreateVolumeRequest
 	size := c.Spec.Resources.Requests[corev1.ResourceStorage]
 	most := c.Spec.Resources.Limits[corev1.ResourceStorage]
 	q := &csi.CreateVolumeRequest{Name: volumeName(c), Parameters: map[string]string{}, MutableParameters: b.Mutable,
-		CapacityRange: &csi.CapacityRange{RequiredBytes: size.Value(), LimitBytes: most.Value()}}
+		CapacityRange: &csi.CapacityRange{RequiredBytes: saturate.Value(&size), LimitBytes: saturate.Value(&most)}}
 	for k, v := range b.Parameters {
 		if !strings.HasPrefix(k, reserved) {
 			q.Parameters[k] = v

@@ -22,6 +22,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
+	"keelson.dev/keelson/internal/saturate"
 )
 
 // The two sorts of keys.
@@ -256,7 +257,7 @@ func (p *provisioner) candidates(class *storagev1.StorageClass) []candidate {
 				continue
 			}
 			if sel, err := metav1.LabelSelectorAsSelector(r.NodeTopology); err == nil && sel.Matches(labelsOf(node)) {
-				c.room = max(c.room, r.Capacity.Value())
+				c.room = max(c.room, saturate.Value(r.Capacity))
 			}
 		}
 		out = append(out, c)

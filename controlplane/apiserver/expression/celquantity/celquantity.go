@@ -1,0 +1,86 @@
+// Package celquantity bounds the quantity and isQuantity functions of CEL in every expression that the program evaluates,
+// those of custom resources too, whose validator takes no environment. The cost of these functions grows with the length
+// of their text, but the time to parse a quantity with its square and with its exponent. The other functions that parse
+// texts (semver, ip, cidr, url, regular expressions) take time in proportion to their cost.
+package celquantity
+
+import (
+	"github.com/google/cel-go/cel"
+	"github.com/google/cel-go/common/types"
+	"github.com/google/cel-go/common/types/ref"
+	"github.com/google/cel-go/interpreter"
+	"k8s.io/apimachinery/pkg/api/resource"
+	apiservercel "k8s.io/apiserver/pkg/cel"
+	"k8s.io/apiserver/pkg/cel/environment"
+
+	"keelson.dev/keelson/internal/quantitytext"
+)
+
+// The base environment shares the list of program options of StrictCostOpt and is created by its first user, which is
+// later than this.
+func init() {
+	list := environment.StrictCostOpt.ProgramOptions
+	list[0] = both(list[0], cel.CustomDecoratorV2(bound))
+}
+
+// both applies two options in sequence.
+func both[P any](first, second func(P) (P, error)) func(P) (P, error) {
+	return func(p P) (P, error) {
+		p, err := first(p)
+		if err != nil {
+			return p, err
+		}
+		return second(p)
+	}
+}
+
+// bound replaces calls of quantity and isQuantity.
+func bound(node interpreter.InterpretableV2) (interpreter.InterpretableV2, error) {
+	call, ok := node.(interpreter.InterpretableCall)
+	if !ok {
+		return node, nil
+	}
+	impl := toQuantity
+	switch call.OverloadID() {
+	case "string_to_quantity":
+	case "is_quantity_string":
+		impl = isQuantity
+	default:
+		return node, nil
+	}
+	return interpreter.NewCall(call.ID(), call.Function(), call.OverloadID(), call.Args(), impl), nil
+}
+
+// toQuantity parses a quantity within the bounds of quantitytext.
+func toQuantity(args ...ref.Val) ref.Val {
+	q, err := parse(args)
+	if err != nil {
+		return err
+	}
+	return apiservercel.Quantity{Quantity: &q}
+}
+
+// isQuantity reports whether toQuantity accepts the text.
+func isQuantity(args ...ref.Val) ref.Val {
+	if _, ok := args[0].Value().(string); !ok {
+		return types.MaybeNoSuchOverloadErr(args[0])
+	}
+	_, err := parse(args)
+	return types.Bool(err == nil)
+}
+
+// parse returns the quantity, or an error as a value.
+func parse(args []ref.Val) (resource.Quantity, ref.Val) {
+	text, ok := args[0].Value().(string)
+	if !ok {
+		return resource.Quantity{}, types.MaybeNoSuchOverloadErr(args[0])
+	}
+	if err := quantitytext.Check(text); err != nil {
+		return resource.Quantity{}, types.WrapErr(err)
+	}
+	q, err := resource.ParseQuantity(text)
+	if err != nil {
+		return q, types.WrapErr(err)
+	}
+	return q, nil
+}
