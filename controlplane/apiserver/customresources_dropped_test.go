@@ -40,6 +40,16 @@ func TestDefinitionWaitsForInstancesOfARemovedVersion(t *testing.T) {
 		return nil
 	})
 	r.ok(r.call(c, "GET", list, ""))
+	a := r.call(c, "GET", list+"/a", "")
+	for _, want := range []string{
+		`is of version \"v1\", which the CustomResourceDefinition no longer has; `,
+		`add version \"v1\" to spec.versions of CustomResourceDefinition \"lefts.left.example.com\" again ('served: false' is enough), `,
+		`or delete the object without regard to its finalizers ('kubectl delete lefts.left.example.com a -n short --wait=false')`,
+	} {
+		if a.code != 500 || !strings.Contains(a.body, want) || strings.Contains(a.body, "damaged") {
+			t.Errorf("no %s in %d %s", want, a.code, a.body)
+		}
+	}
 
 	r.ok(r.call(c, "DELETE", "/api/v1/namespaces/short", ""))
 	r.eventually(func() error {

@@ -126,7 +126,7 @@ func (c codec) read(data []byte) (api.Object, *api.Version, error) {
 	}
 	if kind != "" || apiVersion != "" {
 		if v = c.version(schema.FromAPIVersionAndKind(apiVersion, kind)); v == nil {
-			return nil, nil, fmt.Errorf("it is a %s of %s", kind, apiVersion)
+			return nil, nil, c.foreign(schema.FromAPIVersionAndKind(apiVersion, kind))
 		}
 	}
 	obj := v.New()
@@ -148,10 +148,25 @@ func (c codec) readJSON(data []byte) (api.Object, *api.Version, error) {
 		return obj, v, nil
 	}
 	if v = c.version(is); v == nil {
-		return nil, nil, fmt.Errorf("it is a %s of %s", is.Kind, is.GroupVersion())
+		return nil, nil, c.foreign(is)
 	}
 	obj = v.New()
 	return obj, v, decodeJSON(data, obj)
+}
+
+// droppedVersionError reports an object of the right kind that is stored in a version which the storage does not know.
+type droppedVersionError struct{ version schema.GroupVersionKind }
+
+func (e *droppedVersionError) Error() string {
+	return fmt.Sprintf("it is a %s of %s", e.version.Kind, e.version.GroupVersion())
+}
+
+// foreign returns the error for an object of a version or kind that the codec does not know.
+func (c codec) foreign(is schema.GroupVersionKind) error {
+	if is.GroupKind() == c.storage.Hub.GVK.GroupKind() {
+		return &droppedVersionError{is}
+	}
+	return fmt.Errorf("it is a %s of %s", is.Kind, is.GroupVersion())
 }
 
 // decodeJSON and encodeJSON ask objects that know their JSON directly: encoding/json would go over the text once more.

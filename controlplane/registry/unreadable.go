@@ -29,6 +29,8 @@ type Unreadable struct {
 	Revision  raftstore.Revision
 	Reason    string
 	Seen      time.Time // when this replica came upon it
+	// Dropped is the version of the stored value if its CustomResourceDefinition no longer has that version; otherwise "".
+	Dropped string
 
 	short string // the key below the storage's prefix
 }
@@ -90,6 +92,10 @@ func (u unreadables) within(f *filter) []*Unreadable {
 func (c *cache) unreadable(sc *storageCache, key string, it raftstore.Item, err error) *Unreadable {
 	u := &Unreadable{Kind: sc.face.Load(), Key: it.Key, Revision: it.Modified, Reason: err.Error(), Seen: time.Now(), short: key}
 	u.Namespace, u.Name = splitKey(sc.storage.Namespaced, key)
+	var dropped *droppedVersionError
+	if errors.As(err, &dropped) && u.Kind.Definition != "" {
+		u.Dropped = dropped.version.Version
+	}
 	c.log.Error("a stored object is unreadable and is left out", "key", it.Key, "revision", uint64(it.Modified), "error", err)
 	return u
 }
@@ -115,15 +121,28 @@ func (u *Unreadable) Remedy() string {
 	if u.Namespace != "" {
 		in = " -n " + u.Namespace
 	}
+	if u.Dropped != "" {
+		return fmt.Sprintf("add version %q to spec.versions of CustomResourceDefinition %q again ('served: false' is enough), "+
+			"or delete the object without regard to its finalizers ('kubectl delete %s %s%s --wait=false')",
+			u.Dropped, u.Kind.Definition, u.Kind.GroupResource(), u.Name, in)
+	}
 	return fmt.Sprintf("delete it ('kubectl delete %s %s%s --wait=false') and create it again, or restore a backup that has it whole",
 		u.Kind.Resource, u.Name, in)
+}
+
+// state describes what is wrong with the stored value.
+func (u *Unreadable) state() string {
+	if u.Dropped != "" {
+		return fmt.Sprintf("is of version %q, which the CustomResourceDefinition no longer has", u.Dropped)
+	}
+	return "is damaged: " + u.Reason
 }
 
 // error is the answer to whoever asks for the object itself.
 func (u *Unreadable) error() error {
 	return newStatus(http.StatusInternalServerError, metav1.StatusReasonInternalError, fmt.Sprintf(
-		"%s %q cannot be read: the value stored under %s at revision %d is damaged: %s; %s",
-		u.Kind.Resource, u.Name, u.Key, u.Revision, u.Reason, u.Remedy()), 0)
+		"%s %q cannot be read: the value stored under %s at revision %d %s; %s",
+		u.Kind.Resource, u.Name, u.Key, u.Revision, u.state(), u.Remedy()), 0)
 }
 
 // stub stands for the object where only its name matters.

@@ -24,7 +24,13 @@ func TestUnreadableAlarm(t *testing.T) {
 	a := unreadableAlarm(all)
 	if a.Kind != "unreadable" || a.Since != 1994 || !strings.HasPrefix(a.Message, "7 stored objects cannot be read") ||
 		!strings.Contains(a.Message, "/registry/configmaps/default/c4 (cut short), and 2 more") ||
-		!strings.Contains(a.Remedy, "kubectl delete configmaps c0 -n default") {
+		!strings.Contains(a.Remedy, "kubectl delete configmaps c0 -n default") ||
+		!strings.HasSuffix(a.Remedy, "; the same for the others") {
 		t.Errorf("the alarm is %+v", a)
+	}
+	all[6].Dropped = "v1"
+	const others = "; for the others, get each object ('kubectl get'): the error names its remedy"
+	if a := unreadableAlarm(all); !strings.HasSuffix(a.Remedy, others) {
+		t.Errorf("the objects have two remedies: %+v", a)
 	}
 }

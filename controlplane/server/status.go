@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -229,8 +230,12 @@ func unreadableAlarm(all []registry.Unreadable) api.ClusterAlarm {
 	out.Message = fmt.Sprintf("%d stored objects cannot be read and are left out of lists: %s", len(all),
 		strings.Join(names, ", "))
 	out.Remedy = all[0].Remedy()
-	if len(all) > 1 {
+	alike := func(u registry.Unreadable) bool { return (u.Dropped == "") == (all[0].Dropped == "") }
+	switch {
+	case len(all) > 1 && !slices.ContainsFunc(all, func(u registry.Unreadable) bool { return !alike(u) }):
 		out.Remedy += "; the same for the others"
+	case len(all) > 1:
+		out.Remedy += "; for the others, get each object ('kubectl get'): the error names its remedy"
 	}
 	return out
 }
