@@ -49,6 +49,28 @@ func TestHealthCheckNodePortIsReserved(t *testing.T) {
 	}
 }
 
+// The commit of a Service reserves the health check port that was picked for it by key, and the commit that no longer
+// needs the port releases it.
+func TestPickedHealthCheckNodePortIsReservedByKey(t *testing.T) {
+	r := start(t, nil)
+	ctx := within(t)
+	services := r.admin().CoreV1().Services("default")
+	svc, err := services.Create(ctx, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: corev1.ServiceSpec{
+		Type: corev1.ServiceTypeLoadBalancer, ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyLocal,
+		Ports: []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(80)}},
+	}}, metav1.CreateOptions{})
+	if err != nil || svc.Spec.HealthCheckNodePort == 0 {
+		t.Fatalf("%v %+v", err, svc)
+	}
+	value := fmt.Sprintf("TCP-%d", svc.Spec.HealthCheckNodePort)
+	r.await(func() bool { return r.cfg.Registry.Reserved("nodeports", value) })
+	svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyCluster
+	if _, err := services.Update(ctx, svc, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	r.await(func() bool { return !r.cfg.Registry.Reserved("nodeports", value) })
+}
+
 // A claim grows where its class says that volumes can, and is 403 elsewhere.
 func TestClaimGrowsWhereItsClassAllowsIt(t *testing.T) {
 	r := start(t, nil)
