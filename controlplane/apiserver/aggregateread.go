@@ -14,6 +14,7 @@ import (
 	"unicode"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/input"
@@ -135,6 +136,24 @@ func (a *aggregatedAnswer) Write(p []byte) (int, error) {
 // does not answer is stale.
 func (s *Server) DiscoverAggregated(ctx context.Context) []discovery.Remote {
 	return s.aggregation.Discover(ctx)
+}
+
+// aggregatedResources returns the resources, without subresources, of a kind that a server in the cluster serves. If the
+// server does not answer, its last answer counts.
+func (s *Server) aggregatedResources(ctx context.Context, gvk schema.GroupVersionKind) []metav1.APIResource {
+	var found []metav1.APIResource
+	for _, remote := range s.aggregation.Discover(ctx) {
+		if remote.GV != gvk.GroupVersion() {
+			continue
+		}
+		for _, res := range remote.Resources {
+			if res.Kind == gvk.Kind && !strings.Contains(res.Name, "/") {
+				res.Group, res.Version = gvk.Group, gvk.Version
+				found = append(found, res)
+			}
+		}
+	}
+	return found
 }
 
 // Refusal returns the message of a response that is not a success, in a few printable words.

@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"keelson.dev/keelson/controlplane/api"
@@ -66,6 +67,9 @@ type Config struct {
 	Signer func(ctx context.Context, u api.User, verb, signer string) bool
 	// Allowed is Authorized for any resource, and says why not.
 	Allowed func(ctx context.Context, u api.User, verb string, gvr schema.GroupVersionResource, subresource, namespace, name string) (bool, string)
+	// AggregatedResources returns the resources of a kind that a server in the cluster serves, with group and version and
+	// without subresources; nil = none.
+	AggregatedResources func(ctx context.Context, gvk schema.GroupVersionKind) []metav1.APIResource
 	// Plugins are those that run on request (Choose).
 	Plugins []string
 	// AllocateIP and AllocatePort pick free values for the object of an attempt (registry.AllocateClusterIP, AllocateNodePort).

@@ -2,6 +2,8 @@ package admission
 
 import (
 	"context"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -13,12 +15,12 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds"
 )
 
-// F82: an owner may block its deletion only through a version that is served.
+// F70: an owner may block its deletion only through a version that is served.
 func TestBlockingOwnersHaveAServedVersion(t *testing.T) {
 	table := kinds.All()
 	gadget := *table.ByGVK(corev1.SchemeGroupVersion.WithKind("ConfigMap"))
-	allow := func(context.Context, api.User, string, schema.GroupVersionResource, string, string, string) (bool, string) {
-		return true, ""
+	allow := func(_ context.Context, _ api.User, _ string, r schema.GroupVersionResource, _, _, _ string) (bool, string) {
+		return r.Resource != "*", ""
 	}
 	c := Config{Kinds: table, Allowed: allow}
 	block := true
@@ -41,5 +43,52 @@ func TestBlockingOwnersHaveAServedVersion(t *testing.T) {
 	const want = `cannot find RESTMapping for APIVersion v1 Kind ConfigMap: no matches for kind "ConfigMap" in version "v1"`
 	if err := attempt("ConfigMap"); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("the owner's version is not served: %v", err)
+	}
+}
+
+// F70: an owner whose kind only a server in the cluster serves may block its deletion. A user who may set all finalizers
+// may name owners of kinds that are not known.
+func TestBlockingOwnersOfAggregatedAndUnknownKinds(t *testing.T) {
+	table := kinds.All()
+	block := true
+	var asked []string
+	attempt := func(kind string, may ...string) error {
+		asked = nil
+		c := Config{Kinds: table,
+			Allowed: func(_ context.Context, _ api.User, verb string, r schema.GroupVersionResource,
+				sub, ns, name string) (bool, string) {
+				what := fmt.Sprintf("%s %s/%s/%s/%s of %q in %q", verb, r.Group, r.Version, r.Resource, sub, name, ns)
+				asked = append(asked, what)
+				return slices.Contains(may, what), "no rule"
+			},
+			AggregatedResources: func(_ context.Context, gvk schema.GroupVersionKind) []metav1.APIResource {
+				if gvk != (schema.GroupVersionKind{Group: "good.example.com", Version: "v1", Kind: "Flunder"}) {
+					return nil
+				}
+				return []metav1.APIResource{{Group: gvk.Group, Version: gvk.Version, Name: "flunders", Namespaced: true},
+					{Group: gvk.Group, Version: gvk.Version, Name: "allflunders"}}
+			}}
+		cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "c", Namespace: "default"}}
+		cm.OwnerReferences = []metav1.OwnerReference{
+			{APIVersion: "good.example.com/v1", Kind: kind, Name: "o", UID: "u", BlockOwnerDeletion: &block}}
+		k := table.ByGVK(corev1.SchemeGroupVersion.WithKind("ConfigMap"))
+		return ownerReferences(c)(t.Context(), &Attempt{Kind: k, Namespace: "default", Name: "c",
+			Request: &api.Request{Kind: k}, Operation: api.Create, Whole: cm})
+	}
+	const anything = `update */*/*/finalizers of "*" in ""`
+	one := `update good.example.com/v1/flunders/finalizers of "o" in "default"`
+	other := `update good.example.com/v1/allflunders/finalizers of "o" in ""`
+	if err := attempt("Flunder", one, other); err != nil || !slices.Equal(asked, []string{anything, one, other}) {
+		t.Errorf("%v after %q", err, asked)
+	}
+	const refusal = "a resource you can't set finalizers on: no rule"
+	if err := attempt("Flunder", one); err == nil || !strings.Contains(err.Error(), refusal) {
+		t.Errorf("without a right on each resource of the kind: %v", err)
+	}
+	if err := attempt("Nobody"); err == nil || !strings.Contains(err.Error(), "cannot find RESTMapping") {
+		t.Errorf("an unknown kind: %v", err)
+	}
+	if err := attempt("Nobody", anything); err != nil || !slices.Equal(asked, []string{anything}) {
+		t.Errorf("an unknown kind with the right on all finalizers: %v after %q", err, asked)
 	}
 }
