@@ -1,8 +1,10 @@
 package controllers_test
 
 import (
+	"errors"
 	"fmt"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -150,4 +152,66 @@ func TestBudgetsOverPodsWithoutScale(t *testing.T) {
 			})
 		})
 	}
+}
+
+// F14: a pod that was to be disrupted and is not deleted within two minutes has its condition reset. Conditions of an agent, of
+// pods that end and of pods that have ended stay.
+func TestStaleDisruptionTargetsAreReset(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		w := start(t, options{quiet: true})
+		evicted := corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue,
+			Reason: "EvictionByEvictionAPI", Message: "Eviction API: evicting", LastTransitionTime: metav1.Now()}
+		byAgent := evicted
+		byAgent.Reason = corev1.PodReasonTerminationByKubelet
+		for name, c := range map[string]corev1.PodCondition{"evicted": evicted, "byagent": byAgent, "ended": evicted} {
+			w.create(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+				Spec: corev1.PodSpec{SchedulerName: "none", Containers: []corev1.Container{{Name: "c", Image: "c:1"}}}})
+			w.eventually(name+" runs and has the condition", func() error {
+				p, err := client.Get[*corev1.Pod](w.ctx, w.admin, "default", name)
+				if err != nil {
+					return err
+				}
+				if len(p.Status.Conditions) == 0 {
+					return errors.New("it does not run")
+				}
+				p = p.DeepCopy()
+				p.Status.Conditions = append(p.Status.Conditions, c)
+				if name == "ended" {
+					p.Status.Phase = corev1.PodFailed
+				}
+				_, err = client.UpdateStatus(w.ctx, w.admin, p)
+				return err
+			})
+		}
+		target := func(name string) corev1.PodCondition {
+			p, err := client.Get[*corev1.Pod](w.ctx, w.admin, "default", name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, c := range p.Status.Conditions {
+				if c.Type == corev1.DisruptionTarget {
+					return c
+				}
+			}
+			t.Fatalf("pod %s has no condition: %+v", name, p.Status.Conditions)
+			return corev1.PodCondition{}
+		}
+		time.Sleep(2*time.Minute - 5*time.Second)
+		if c := target("evicted"); c.Status != corev1.ConditionTrue {
+			t.Errorf("too early: %+v", c)
+		}
+		w.eventually("the condition is reset", func() error {
+			if c := target("evicted"); c.Status != corev1.ConditionFalse || c.Reason != "" || c.Message != "" ||
+				c.LastTransitionTime.Sub(evicted.LastTransitionTime.Time) < 2*time.Minute-time.Second {
+				return fmt.Errorf("%+v", c)
+			}
+			return nil
+		})
+		w.atRest()
+		for _, name := range []string{"byagent", "ended"} {
+			if c := target(name); c.Status != corev1.ConditionTrue {
+				t.Errorf("pod %s: %+v", name, c)
+			}
+		}
+	})
 }

@@ -40,7 +40,13 @@ func New(d controllers.Deps) *controllers.Controller {
 		Workers: 1,
 		Watches: []controllers.Watch{
 			controllers.OnInformer(r.budgets, controllers.Self[*policyv1.PodDisruptionBudget]),
-			controllers.OnInformer(r.pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key { return r.budgetsOf(c.New) }),
+			controllers.OnInformer(r.pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key {
+				keys := r.budgetsOf(c.New)
+				if _, target := staleTarget(c.New, time.Time{}); target {
+					keys = append(keys, controllers.Key{Kind: podKey, Namespace: c.New.Namespace, Name: c.New.Name})
+				}
+				return keys
+			}),
 			controllers.OnInformer(r.deployments, func(c controllers.Change[*appsv1.Deployment]) []controllers.Key {
 				return r.budgetsIn(c.New.Namespace, nil)
 			}),
@@ -53,6 +59,7 @@ func New(d controllers.Deps) *controllers.Controller {
 		},
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{""}, Resources: []string{"pods", "replicationcontrollers"}, Verbs: read},
+			{APIGroups: []string{""}, Resources: []string{"pods/status"}, Verbs: []string{"update"}},
 			{APIGroups: []string{"apps"}, Resources: []string{"deployments", "replicasets", "statefulsets"}, Verbs: read},
 			{APIGroups: []string{"policy"}, Resources: []string{"poddisruptionbudgets"}, Verbs: read},
 			{APIGroups: []string{"policy"}, Resources: []string{"poddisruptionbudgets/status"}, Verbs: []string{"update"}},
@@ -94,6 +101,9 @@ type reconciler struct {
 }
 
 func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+	if key.Kind == podKey {
+		return r.resetStaleTarget(ctx, key)
+	}
 	b, ok := r.view.Get(key.Namespace, key.Name)
 	if !ok || b.DeletionTimestamp != nil {
 		return 0, nil
