@@ -30,6 +30,7 @@ type Limits struct {
 	Requests     int           // that run at one time; half of those files
 	Upgrades     int           // connections that became WebSockets or the like; an eighth of those files
 	Streams      int           // requests at one time on one connection of HTTP/2; 128
+	Resets       int           // streams that a connection of HTTP/2 over TLS may reset at once, and a tenth of it each second; 1000
 	HeaderBytes  int           // of a request's header; 64 KiB
 	AnswerHeader int64         // bytes of an answer's header; 256 KiB
 	Header       time.Duration // from the first byte, or the end of TLS, to the end of the header, and for the TLS handshake; 10 s
@@ -58,6 +59,7 @@ func (l Limits) complete() Limits {
 	set(&l.Requests, door.Share(1, 2))
 	set(&l.Upgrades, door.Share(1, 8))
 	set(&l.Streams, 128)
+	set(&l.Resets, 1000)
 	set(&l.HeaderBytes, 64<<10)
 	set(&l.Mirrored, 256)
 	last(&l.Header, 10*time.Second)
@@ -249,7 +251,12 @@ func (s *Server) listen(number uint16, protocol route.Protocol, l net.Listener) 
 			}
 			return nil, fmt.Errorf("no certificate for %q", hello.ServerName)
 		}}
-		serve = func() error { return p.server.ServeTLS(p.door, "", "") }
+		serve = func() error {
+			if err := limitResets(p.server, s.limits.Resets); err != nil {
+				return err
+			}
+			return p.server.ServeTLS(p.door, "", "")
+		}
 	} else {
 		p.server.Protocols.SetUnencryptedHTTP2(true)
 	}
