@@ -17,9 +17,12 @@ import (
 	"keelson.dev/keelson/controlplane/api/custom"
 )
 
-// maxDescents bounds how often a path may look at all that is below a place ("..", "[*]", a filter): each multiplies
-// the time that an object takes. A column of a path with more stays empty.
+// maxDescents bounds how often a path may look at all that is below a place ("..", "[*]", a slice, a filter): each
+// multiplies the time that an object takes. A column of a path with more stays empty.
 const maxDescents = 3
+
+// maxUnions bounds the commas of a path: n unions of two names each give 2^n results.
+const maxUnions = 8
 
 // column is a column of the table of a kind.
 type column struct {
@@ -91,7 +94,7 @@ func finder(path string) func(map[string]any) (any, bool) {
 			return at, true
 		}
 	}
-	if strings.Count(path, "..")+strings.Count(path, "*")+strings.Count(path, "?") > maxDescents {
+	if isCostly(path) {
 		return func(map[string]any) (any, bool) { return nil, false }
 	}
 	var mu sync.Mutex // a parsed path keeps where it is
@@ -120,6 +123,16 @@ func finder(path string) func(map[string]any) (any, bool) {
 		}
 		return found[0][0].Interface(), true
 	}
+}
+
+// isCostly reports whether a path may take more time than in proportion to a small power of the object's size. Braces
+// would end the path and begin another, or a loop.
+func isCostly(path string) bool {
+	descents := 0
+	for _, mark := range []string{"..", "*", "?", ":"} {
+		descents += strings.Count(path, mark)
+	}
+	return descents > maxDescents || strings.Count(path, ",") > maxUnions || strings.ContainsAny(path, "{}")
 }
 
 // simple says that a path is names with dots between them.
