@@ -65,6 +65,9 @@ type Kind struct {
 
 	// Default fills what the user left out. nil = nothing to fill.
 	Default func(Object)
+	// OwnedDefault fills the part of Default that belongs to the client that creates an object: what Default adds to it has
+	// no owner in managedFields. nil = all of Default belongs to the client.
+	OwnedDefault func(Object)
 	// PrepareCreate and PrepareUpdate drop what a client may not set (status on
 	// the main resource, spec on status) and keep the generation. nil = none.
 	PrepareCreate func(Object)

@@ -114,7 +114,7 @@ func (r *RevisedOwners[O]) Owned(owner O) []*corev1.Pod {
 func (r *RevisedOwners[O]) Truncate(ctx context.Context, owner O, h History, live func(*appsv1.ControllerRevision) bool) error {
 	limit := 10
 	if _, n := r.kind.History(owner); n != nil {
-		limit = int(*n)
+		limit = max(0, int(*n)) // the API accepts a negative limit of a StatefulSet
 	}
 	return r.Revisions.Truncate(ctx, h, live, limit)
 }

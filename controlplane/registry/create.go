@@ -137,8 +137,13 @@ func (w *write) tryCreate(ctx context.Context, obj api.Object, track func(api.Ob
 	k := w.req.Kind
 	k.SetTypeMeta(obj)
 	w.r.initMeta(obj)
-	w.complete("", obj)
+	if k.OwnedDefault != nil {
+		k.OwnedDefault(obj)
+	} else {
+		w.complete("", obj)
+	}
 	track(obj) // what admission adds belongs to nobody: an apply may not take it away
+	w.complete("", obj)
 	a := w.begin(api.Create, obj, nil)
 	if generated {
 		a.Name = ""

@@ -51,7 +51,10 @@ func families(s *corev1.Service, all []*discoveryv1.EndpointSlice) []discoveryv1
 func add(slice *discoveryv1.EndpointSlice, port string, ready, ending []netip.AddrPort) (_, _ []netip.AddrPort) {
 	is := func(b *bool, unset bool) bool { return b == nil && unset || b != nil && *b }
 	for _, p := range slice.Ports {
-		if p.Port == nil || p.Name == nil && port != "" || p.Name != nil && *p.Name != port || p.Protocol != nil && !TCP(*p.Protocol) {
+		if p.Port == nil || *p.Port < 1 || *p.Port > 65535 {
+			continue // the API accepts numbers that are no ports
+		}
+		if p.Name == nil && port != "" || p.Name != nil && *p.Name != port || p.Protocol != nil && !TCP(*p.Protocol) {
 			continue
 		}
 		for _, e := range slice.Endpoints {

@@ -335,7 +335,7 @@ func is(p *discoveryv1.EndpointPort, of *v1.ServicePort) bool {
 
 // portOf adds the SRV record of an endpoint's port, with its addresses.
 func (q *question) portOf(e *entry, ep *discoveryv1.Endpoint, p *discoveryv1.EndpointPort) {
-	if p.Port == nil {
+	if p.Port == nil || *p.Port < 1 || *p.Port > 65535 {
 		return
 	}
 	target := hostOf(ep, q.o.PodNames) + "." + e.key.Name + "." + e.key.Namespace + ".svc." + q.zone

@@ -17,8 +17,11 @@ func qualified(name resourcev1.QualifiedName, at *field.Path) field.ErrorList {
 	switch {
 	case !ok:
 		return deviceID(string(name), at)
-	case strings.Contains(id, "/"):
-		return field.ErrorList{field.Invalid(at, string(name), "must not contain more than one slash")}
+	case strings.Contains(id, "/"): // Kubernetes checks only the length of such a name
+		if most := resourcev1.DeviceMaxDomainLength + 1 + resourcev1.DeviceMaxIDLength; len(name) > most {
+			return field.ErrorList{field.TooLong(at, "", most)}
+		}
+		return nil
 	}
 	var errs field.ErrorList
 	if domain == "" {

@@ -260,9 +260,7 @@ func validateSlicePorts(ports []discoveryv1.EndpointPort, at *field.Path) field.
 		} else {
 			errs = append(errs, listed(*p.Protocol, here.Child("protocol"), corev1.ProtocolSCTP, corev1.ProtocolTCP, corev1.ProtocolUDP)...)
 		}
-		if p.Port != nil {
-			errs = append(errs, invalid(here.Child("port"), *p.Port, validation.IsValidPortNum(int(*p.Port)))...)
-		}
+		// Kubernetes accepts any number here. Whoever connects to the endpoints skips numbers that are not ports.
 	}
 	return errs
 }

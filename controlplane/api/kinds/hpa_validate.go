@@ -21,11 +21,14 @@ const (
 func validateAutoscalerSpec(s *autoscalingv2.HorizontalPodAutoscalerSpec, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	least := val(s.MinReplicas)
-	if s.MinReplicas != nil && least < 1 {
-		errs = append(errs, field.Invalid(at.Child("minReplicas"), least, "must be greater than or equal to 1"))
+	if least < 0 {
+		errs = append(errs, field.Invalid(at.Child("minReplicas"), least, "must be greater than or equal to 0"))
 	}
-	if s.MaxReplicas < 1 {
-		errs = append(errs, field.Invalid(at.Child("maxReplicas"), s.MaxReplicas, "must be greater than 0"))
+	switch {
+	case s.MaxReplicas == 0:
+		errs = append(errs, field.Required(at.Child("maxReplicas"), "must be set and greater than 0"))
+	case s.MaxReplicas < 0:
+		errs = append(errs, field.Invalid(at.Child("maxReplicas"), s.MaxReplicas, "must be greater than or equal to 1"))
 	}
 	if s.MinReplicas != nil && s.MaxReplicas < least {
 		errs = append(errs, field.Invalid(at.Child("maxReplicas"), s.MaxReplicas, "must be greater than or equal to `minReplicas`"))
@@ -38,11 +41,23 @@ func validateAutoscalerSpec(s *autoscalingv2.HorizontalPodAutoscalerSpec, at *fi
 	for i := range s.Metrics {
 		errs = append(errs, validateMetric(&s.Metrics[i], at.Child("metrics").Index(i))...)
 	}
+	if s.MinReplicas != nil && least == 0 && !MeasuresWithoutPods(s) {
+		errs = append(errs, field.Forbidden(at.Child("metrics"),
+			"must specify at least one Object or External metric to support scaling to zero replicas"))
+	}
 	if b := s.Behavior; b != nil {
 		errs = append(errs, validateScalingRules(b.ScaleUp, at.Child("behavior", "scaleUp"))...)
 		errs = append(errs, validateScalingRules(b.ScaleDown, at.Child("behavior", "scaleDown"))...)
 	}
 	return errs
+}
+
+// MeasuresWithoutPods reports whether an autoscaler has a metric whose value does not come from the pods of its target.
+// Only such an autoscaler can scale its target to zero and back.
+func MeasuresWithoutPods(s *autoscalingv2.HorizontalPodAutoscalerSpec) bool {
+	return slices.ContainsFunc(s.Metrics, func(m autoscalingv2.MetricSpec) bool {
+		return m.Type == autoscalingv2.ObjectMetricSourceType || m.Type == autoscalingv2.ExternalMetricSourceType
+	})
 }
 
 func validateAutoscalerStatus(current, desired int32) field.ErrorList {

@@ -141,9 +141,13 @@ func validateCompletionMode(s *batchv1.JobSpec, at *field.Path) field.ErrorList 
 	wrong := func(name string, n *int32, msg string, args ...any) {
 		errs = append(errs, field.Invalid(at.Child(name), *n, fmt.Sprintf(msg, args...)))
 	}
-	switch val(s.CompletionMode) {
+	mode := batchv1.NonIndexedCompletion
+	if s.CompletionMode != nil {
+		mode = *s.CompletionMode
+	}
+	switch mode {
 	case batchv1.IndexedCompletion:
-	case batchv1.NonIndexedCompletion, "":
+	case batchv1.NonIndexedCompletion:
 		if s.BackoffLimitPerIndex != nil {
 			wrong("backoffLimitPerIndex", s.BackoffLimitPerIndex, "requires indexed completion mode")
 		}
@@ -152,10 +156,9 @@ func validateCompletionMode(s *batchv1.JobSpec, at *field.Path) field.ErrorList 
 		}
 		return errs
 	default:
-		return field.ErrorList{field.NotSupported(at.Child("completionMode"), *s.CompletionMode,
+		return field.ErrorList{field.NotSupported(at.Child("completionMode"), mode,
 			[]batchv1.CompletionMode{batchv1.NonIndexedCompletion, batchv1.IndexedCompletion})}
 	}
-	const mode = batchv1.IndexedCompletion
 	if s.Completions == nil {
 		errs = append(errs, field.Required(at.Child("completions"), fmt.Sprintf("when completion mode is %s", mode)))
 	}

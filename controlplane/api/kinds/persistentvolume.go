@@ -43,7 +43,21 @@ func persistentVolumeKind() *api.Kind {
 			}
 		},
 	})
-	prepare(k, func(v *corev1.PersistentVolume) { v.Generation = 0 })
+	prepare(k, func(v *corev1.PersistentVolume) {
+		v.Generation = 0
+		if !v.CreationTimestamp.IsZero() {
+			v.Status.LastPhaseTransitionTime = v.CreationTimestamp.DeepCopy()
+		}
+	})
+	status := k.Subresources["status"]
+	keep := status.PrepareUpdate
+	status.PrepareUpdate = func(obj, old api.Object) {
+		keep(obj, old)
+		now, was := &obj.(*corev1.PersistentVolume).Status, &old.(*corev1.PersistentVolume).Status
+		if now.Phase == was.Phase && now.LastPhaseTransitionTime == nil {
+			now.LastPhaseTransitionTime = was.LastPhaseTransitionTime.DeepCopy()
+		}
+	}
 	check(k, validatePersistentVolume)
 	checkUpdate(k, func(obj, old *corev1.PersistentVolume) field.ErrorList {
 		spec := field.NewPath("spec")

@@ -24,6 +24,7 @@ func persistentVolumeClaimKind() *api.Kind {
 	}, func(l *corev1.PersistentVolumeClaimList) *[]corev1.PersistentVolumeClaim { return &l.Items })
 	k.ReturnsDeleted = true
 	k.Default = defaults(defaultClaim)
+	k.OwnedDefault = defaults(defaultOwnedClaim)
 	hasStatus(k, func(o *corev1.PersistentVolumeClaim) *corev1.PersistentVolumeClaimStatus { return &o.Status }, halves[*corev1.PersistentVolumeClaim]{
 		spec: func(c *corev1.PersistentVolumeClaim) any { return c.Spec },
 		keep: func(obj, old *corev1.PersistentVolumeClaim) { obj.Spec = *old.Spec.DeepCopy() },
@@ -50,9 +51,15 @@ func persistentVolumeClaimKind() *api.Kind {
 }
 
 func defaultClaim(c *corev1.PersistentVolumeClaim) {
+	defaultOwnedClaim(c)
+	oneSource(&c.Spec)
+}
+
+// defaultOwnedClaim fills the defaults that belong to the client. As in Kubernetes, a client that sets dataSource alone
+// does not own dataSourceRef.
+func defaultOwnedClaim(c *corev1.PersistentVolumeClaim) {
 	setDefault(&c.Status.Phase, corev1.ClaimPending)
 	setDefaultPtr(&c.Spec.VolumeMode, corev1.PersistentVolumeFilesystem)
-	oneSource(&c.Spec)
 	roundResources(c.Spec.Resources.Requests)
 	roundResources(c.Spec.Resources.Limits)
 }

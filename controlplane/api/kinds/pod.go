@@ -76,6 +76,7 @@ func podKind() *api.Kind {
 			"spec.hostNetwork":         strconv.FormatBool(p.Spec.HostNetwork),
 			"status.phase":             string(p.Status.Phase),
 			"status.podIP":             p.Status.PodIP,
+			"status.podIPs":            "", // Kubernetes accepts the label and compares with nothing
 			"status.nominatedNodeName": p.Status.NominatedNodeName,
 		}
 	})

@@ -104,7 +104,7 @@ status:
 func TestFieldSelectors(t *testing.T) {
 	set := func(o api.Object, name string) string { return All().ByType(o).Fields(o)[name] }
 	pod := load[*corev1.Pod](t, "{metadata: {name: a}, spec: {nodeName: w1, serviceAccountName: s, hostNetwork: true, containers: [{name: c, image: i}]}, status: {podIP: 1.2.3.4}}")
-	for name, want := range map[string]string{"spec.nodeName": "w1", "status.phase": "Pending", "status.podIP": "1.2.3.4", "spec.restartPolicy": "Always",
+	for name, want := range map[string]string{"spec.nodeName": "w1", "status.phase": "Pending", "status.podIP": "1.2.3.4", "status.podIPs": "", "spec.restartPolicy": "Always",
 		"spec.schedulerName": "default-scheduler", "spec.serviceAccountName": "s", "spec.hostNetwork": "true"} {
 		if got := set(pod, name); got != want {
 			t.Errorf("%s: %q, want %q", name, got, want)

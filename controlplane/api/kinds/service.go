@@ -37,6 +37,7 @@ func serviceKind() *api.Kind {
 	}, func(l *corev1.ServiceList) *[]corev1.Service { return &l.Items })
 	k.ReturnsDeleted = true
 	k.Default = defaults(defaultService)
+	k.OwnedDefault = defaults(defaultOwnedService)
 	hasStatus(k, func(o *corev1.Service) *corev1.ServiceStatus { return &o.Status }, halves[*corev1.Service]{
 		spec: func(s *corev1.Service) any { return s.Spec },
 		keep: func(obj, old *corev1.Service) { obj.Spec = *old.Spec.DeepCopy() },
@@ -72,6 +73,22 @@ func serviceKind() *api.Kind {
 }
 
 func defaultService(s *corev1.Service) {
+	defaultOwnedService(s)
+	spec := &s.Spec
+	if spec.Type == corev1.ServiceTypeExternalName {
+		return
+	}
+	if spec.ClusterIP == "" && len(spec.ClusterIPs) > 0 {
+		spec.ClusterIP = spec.ClusterIPs[0]
+	}
+	if spec.ClusterIP != "" && len(spec.ClusterIPs) == 0 {
+		spec.ClusterIPs = []string{spec.ClusterIP}
+	}
+}
+
+// defaultOwnedService fills the defaults that belong to the client. As in Kubernetes, a client that sets clusterIP alone
+// does not own clusterIPs.
+func defaultOwnedService(s *corev1.Service) {
 	spec := &s.Spec
 	setDefault(&spec.Type, corev1.ServiceTypeClusterIP)
 	setDefault(&spec.SessionAffinity, corev1.ServiceAffinityNone)
@@ -100,12 +117,6 @@ func defaultService(s *corev1.Service) {
 	setDefaultPtr(&spec.InternalTrafficPolicy, corev1.ServiceInternalTrafficPolicyCluster)
 	if spec.Type == corev1.ServiceTypeLoadBalancer {
 		setDefaultPtr(&spec.AllocateLoadBalancerNodePorts, true)
-	}
-	if spec.ClusterIP == "" && len(spec.ClusterIPs) > 0 {
-		spec.ClusterIP = spec.ClusterIPs[0]
-	}
-	if spec.ClusterIP != "" && len(spec.ClusterIPs) == 0 {
-		spec.ClusterIPs = []string{spec.ClusterIP}
 	}
 }
 

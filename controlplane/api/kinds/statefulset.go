@@ -9,6 +9,7 @@ import (
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
@@ -24,6 +25,12 @@ func statefulSetKind() *api.Kind {
 		func(s *appsv1.StatefulSet) *appsv1.StatefulSetStatus { return &s.Status })
 	check(k, func(s *appsv1.StatefulSet) field.ErrorList {
 		return append(validateStatefulSetSpec(&s.Spec, field.NewPath("spec")), switches(s, api.RestartAnnotation, api.RebalanceAnnotation)...)
+	})
+	k.ValidateCreate = onCreate(func(s *appsv1.StatefulSet) field.ErrorList { // the name is immutable
+		if s.Spec.ServiceName == "" {
+			return nil
+		}
+		return invalid(field.NewPath("spec", "serviceName"), s.Spec.ServiceName, validation.IsDNS1123Label(s.Spec.ServiceName))
 	})
 	checkUpdate(k, validateStatefulSetUpdate)
 	k.Subresources["status"].ValidateUpdate = func(obj, old api.Object) field.ErrorList {
@@ -87,7 +94,6 @@ func validateStatefulSetSpec(s *appsv1.StatefulSetSpec, at *field.Path) field.Er
 	}
 	errs = append(errs, nonNegative(val(s.Replicas), at.Child("replicas"))...)
 	errs = append(errs, nonNegative(s.MinReadySeconds, at.Child("minReadySeconds"))...)
-	errs = append(errs, nonNegative(val(s.RevisionHistoryLimit), at.Child("revisionHistoryLimit"))...)
 	if s.Ordinals != nil {
 		errs = append(errs, nonNegative(s.Ordinals.Start, at.Child("ordinals", "start"))...)
 	}

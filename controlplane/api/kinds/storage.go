@@ -34,8 +34,10 @@ func storageClassKind() *api.Kind {
 			errs = append(errs, invalid(at, c.Provisioner, validation.IsQualifiedName(strings.ToLower(c.Provisioner)))...)
 		}
 		errs = append(errs, validateParameters(c.Parameters, field.NewPath("parameters"))...)
-		errs = append(errs, oneOf(val(c.ReclaimPolicy), field.NewPath("reclaimPolicy"),
-			corev1.PersistentVolumeReclaimDelete, corev1.PersistentVolumeReclaimRetain)...)
+		if p := val(c.ReclaimPolicy); p != "" { // an empty policy leaves the volume its default, Retain
+			errs = append(errs, listed(p, field.NewPath("reclaimPolicy"),
+				corev1.PersistentVolumeReclaimDelete, corev1.PersistentVolumeReclaimRetain)...)
+		}
 		errs = append(errs, oneOf(val(c.VolumeBindingMode), field.NewPath("volumeBindingMode"),
 			storagev1.VolumeBindingImmediate, storagev1.VolumeBindingWaitForFirstConsumer)...)
 		return append(errs, validateTopologies(c.AllowedTopologies, field.NewPath("allowedTopologies"))...)

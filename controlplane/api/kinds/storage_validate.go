@@ -3,6 +3,7 @@ package kinds
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -52,7 +53,8 @@ func validateParameters(p map[string]string, at *field.Path) field.ErrorList {
 	return errs
 }
 
-// validateTopologies judges where a class makes volumes; two equal terms are one too many.
+// validateTopologies judges where a class makes volumes. Two equal terms are one too many; so is a term without
+// expressions, as in Kubernetes.
 func validateTopologies(terms []corev1.TopologySelectorTerm, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, t := range terms {
@@ -76,11 +78,9 @@ func validateTopologies(terms []corev1.TopologySelectorTerm, at *field.Path) fie
 			}
 			keys[e.Key] = true
 		}
-		for _, before := range terms[:i] {
-			if sameTopology(before, t) {
-				errs = append(errs, field.Duplicate(here, ""))
-				break
-			}
+		same := func(before corev1.TopologySelectorTerm) bool { return sameTopology(before, t) }
+		if len(t.MatchLabelExpressions) == 0 || slices.ContainsFunc(terms[:i], same) {
+			errs = append(errs, field.Duplicate(here, ""))
 		}
 	}
 	return errs
@@ -128,6 +128,10 @@ func validateCSIDriver(s *storagev1.CSIDriverSpec, spec *field.Path) field.Error
 	if p := s.NodeAllocatableUpdatePeriodSeconds; p != nil && *p < minNodeUpdatePeriod {
 		errs = append(errs, field.Invalid(spec.Child("nodeAllocatableUpdatePeriodSeconds"), *p,
 			fmt.Sprintf("must be greater than or equal to %d seconds", minNodeUpdatePeriod)))
+	}
+	if t := s.ServiceAccountTokenInSecrets; t != nil && len(s.TokenRequests) == 0 {
+		errs = append(errs, field.Invalid(spec.Child("serviceAccountTokenInSecrets"), *t,
+			"serviceAccountTokenInSecrets is set but no tokenRequests are specified"))
 	}
 	return errs
 }

@@ -90,7 +90,8 @@ func lastingWrongs(kind string) []wrong {
 		{"spec: {selector: {matchExpressions: [{key: a, operator: Near}]}}", "spec.selector.matchExpressions[0].operator: Invalid value: \"Near\": not a valid selector operator"},
 		{"spec: {selector: {matchExpressions: [{key: a, operator: In}]}}", "spec.selector.matchExpressions[0].values: Required value: must be specified when `operator` is 'In' or 'NotIn'"},
 		{"spec: {minReadySeconds: -1}", "spec.minReadySeconds: Invalid value: -1: must be greater than or equal to 0"},
-		{"spec: {revisionHistoryLimit: -1}", "spec.revisionHistoryLimit: Invalid value: -1: must be greater than or equal to 0"},
+		{"spec: {revisionHistoryLimit: -1}", map[bool]string{ // Kubernetes accepts any limit of a StatefulSet
+			false: "spec.revisionHistoryLimit: Invalid value: -1: must be greater than or equal to 0"}[kind == "statefulset"]},
 		{"spec: {template: {spec: {restartPolicy: Never}}}", `spec.template.spec.restartPolicy: Unsupported value: "Never": supported values: "Always"`},
 		{"spec: {template: {spec: {activeDeadlineSeconds: 5}}}", "spec.template.spec.activeDeadlineSeconds: Forbidden: activeDeadlineSeconds in "},
 		{"spec: {template: {spec: {containers: null}}}", "spec.template.spec.containers: Required value"},
@@ -240,8 +241,10 @@ func autoscalerWrongs() []wrong {
 	policy := func(s string) string { return rules("policies: [{" + s + "}]") }
 	const m0, up = "spec.metrics[0].", "spec.behavior.scaleUp."
 	return []wrong{
-		{"spec: {minReplicas: 0}", "spec.minReplicas: Invalid value: 0: must be greater than or equal to 1"},
-		{"spec: {maxReplicas: 0}", "spec.maxReplicas: Invalid value: 0: must be greater than 0; spec.maxReplicas: Invalid value: 0: must be greater than or equal to `minReplicas`"},
+		{"spec: {minReplicas: 0}", "spec.metrics: Forbidden: must specify at least one Object or External metric to support scaling to zero replicas"},
+		{"spec: {minReplicas: -1}", "spec.minReplicas: Invalid value: -1: must be greater than or equal to 0"},
+		{"spec: {maxReplicas: -1}", "spec.maxReplicas: Invalid value: -1: must be greater than or equal to 1; spec.maxReplicas: Invalid value: -1: must be greater than or equal to `minReplicas`"},
+		{"spec: {maxReplicas: 0}", "spec.maxReplicas: Required value: must be set and greater than 0; spec.maxReplicas: Invalid value: 0: must be greater than or equal to `minReplicas`"},
 		{"spec: {minReplicas: 3}", "spec.maxReplicas: Invalid value: 2: must be greater than or equal to `minReplicas`"},
 		{"spec: {scaleTargetRef: {kind: null}}", "spec.scaleTargetRef.kind: Required value"},
 		{"spec: {scaleTargetRef: {name: null}}", "spec.scaleTargetRef.name: Required value"},
@@ -283,7 +286,7 @@ const autoscaler = "{metadata: {name: a}, spec: {maxReplicas: 2, scaleTargetRef:
 func TestAutoscalerValidation(t *testing.T) {
 	rejects[*autoscalingv2.HorizontalPodAutoscaler](t, autoscaler, autoscalerWrongs())
 	rejects[*autoscalingv1.HorizontalPodAutoscaler](t, autoscaler, []wrong{
-		{"spec: {minReplicas: 0}", "spec.minReplicas: Invalid value: 0: must be greater than or equal to 1"},
+		{"spec: {minReplicas: 0}", "spec.metrics: Forbidden: must specify at least one Object or External metric to support scaling to zero replicas"},
 		{"spec: {targetCPUUtilizationPercentage: 0}", "spec.metrics[0].resource.target.averageUtilization: Invalid value: 0: must be greater than 0"},
 		{"metadata: {annotations: {autoscaling.alpha.kubernetes.io/metrics: '['}}", "metadata.annotations: Invalid value: autoscaling.alpha.kubernetes.io/metrics: unexpected end of JSON input"},
 		{`metadata: {annotations: {autoscaling.alpha.kubernetes.io/metrics: '[{"type":"Pods"}]'}}`, "spec.metrics[0].pods: Required value"},

@@ -10,8 +10,11 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/validation"
 	structural "k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
+	formats "k8s.io/apiextensions-apiserver/pkg/apiserver/validation"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	utilversion "k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/kube-openapi/pkg/validation/spec"
 
 	"keelson.dev/keelson/controlplane/api"
 )
@@ -144,11 +147,20 @@ func warnOfSchemas(ctx context.Context, now, was *apiextensions.CustomResourceDe
 	}
 }
 
+// formatVersion is the release of Kubernetes whose formats of strings are known.
+var formatVersion = utilversion.MajorMinor(1, 37)
+
 func schemaWarnings(c *apiextensions.CustomResourceDefinition) (out []string) {
 	if c == nil {
 		return nil
 	}
 	look := func(s *apiextensions.JSONSchemaProps) bool {
+		if f := s.Format; f != "" {
+			schema := &spec.Schema{SchemaProps: spec.SchemaProps{Format: f, Type: []string{s.Type}}}
+			if len(formats.GetUnrecognizedFormats(schema, formatVersion)) > 0 {
+				out = append(out, fmt.Sprintf("unrecognized format %q", f))
+			}
+		}
 		if s.XListType != nil && *s.XListType == "set" && s.Items != nil && s.Items.Schema != nil {
 			if t := s.Items.Schema.Type; t == "object" || t == "array" {
 				out = append(out, fmt.Sprintf("x-kubernetes-list-type: set for items of type %q is not supported by server-side apply or CEL validation rules", t))

@@ -40,7 +40,7 @@ func (d *Dialer) endpoints(ctx context.Context, namespace, service string, port 
 			continue
 		}
 		number := portOf(s, sp.Name)
-		if number == 0 {
+		if number < 1 || number > 65535 {
 			continue
 		}
 		for i := range s.Endpoints {

@@ -12,6 +12,8 @@ import (
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"keelson.dev/keelson/controlplane/api/kinds"
 )
 
 // Options are what holds for all autoscalers.
@@ -77,11 +79,24 @@ func bounds(h *autoscalingv2.HorizontalPodAutoscaler) (least, most int32) {
 	return least, h.Spec.MaxReplicas
 }
 
-// Measures says whether the metrics decide. They do not where the number of replicas is outside the bounds, or zero:
-// somebody has switched the target off.
+// Measures says whether the metrics decide. They do not where the number of replicas is outside the bounds, or where the
+// target is switched off.
 func Measures(h *autoscalingv2.HorizontalPodAutoscaler, t Target) bool {
 	least, most := bounds(h)
-	return t.Spec != 0 && t.Spec >= least && t.Spec <= most
+	return !switchedOff(h, t) && t.Spec >= least && t.Spec <= most
+}
+
+// switchedOff reports whether somebody else scaled the target to zero. What the autoscaler itself scaled to zero, it
+// scales up again.
+func switchedOff(h *autoscalingv2.HorizontalPodAutoscaler, t Target) bool {
+	if t.Spec != 0 {
+		return false
+	}
+	least, _ := bounds(h)
+	own := slices.ContainsFunc(h.Status.Conditions, func(c autoscalingv2.HorizontalPodAutoscalerCondition) bool {
+		return c.Type == autoscalingv2.ScaledToZero && c.Status == corev1.ConditionTrue
+	})
+	return !own || least == 0 && !kinds.MeasuresWithoutPods(&h.Spec)
 }
 
 // Plan decides the next step.
@@ -101,7 +116,7 @@ func Plan(s Snapshot) Step {
 	current := s.Target.Spec
 	desired := current
 	switch {
-	case current == 0:
+	case switchedOff(s.Autoscaler, s.Target):
 		s.condition(&step, autoscalingv2.ScalingActive, false, "ScalingDisabled",
 			"scaling is disabled since the replica count of the target is zero")
 		step.Status.CurrentMetrics = nil
@@ -146,6 +161,11 @@ func (s Snapshot) Rescaled(step Step, err error) Step {
 		fmt.Sprintf("New size: %d; reason: %s", step.Replicas, step.Reason)})
 	s.condition(&step, autoscalingv2.AbleToScale, true, "SucceededRescale",
 		fmt.Sprintf("the target was scaled to %d", step.Replicas))
+	if s.Target.Spec > 0 && step.Replicas == 0 {
+		s.condition(&step, autoscalingv2.ScaledToZero, true, "ScaledToZero", "the HPA controller scaled the workload to zero")
+	} else {
+		s.condition(&step, autoscalingv2.ScaledToZero, false, "NotScaledToZero", "the HPA controller did not scale the workload to zero")
+	}
 	at := metav1.NewTime(s.Now)
 	step.Status.LastScaleTime = &at
 	if by := step.Replicas - s.Target.Spec; by > 0 {

@@ -248,6 +248,11 @@ func TestPlan(t *testing.T) {
 		}
 	}
 	now, disabled := int32(0), autoscalingv2.DisabledPolicySelect
+	outside := []autoscalingv2.MetricSpec{ofOutside("average 1")}
+	zero := func(s *Snapshot) {
+		s.Autoscaler.Status.Conditions = []autoscalingv2.HorizontalPodAutoscalerCondition{
+			{Type: autoscalingv2.ScaledToZero, Status: corev1.ConditionTrue, Reason: "ScaledToZero"}}
+	}
 	at := func(before time.Duration, n int32) []Moment { return []Moment{{epoch.Add(-before), n}} }
 	for _, c := range []struct {
 		name    string
@@ -292,6 +297,19 @@ func TestPlan(t *testing.T) {
 		{name: "all fail", pods: "500 500", change: broken(0),
 			want: "stays +SucceededGetScale -FailedGetResourceMetric !FailedGetResourceMetric !FailedComputeMetricsReplicas"},
 		{name: "switched off", pods: "", want: "stays +SucceededGetScale -ScalingDisabled"},
+		{name: "switched off with a minimum of zero", metrics: outside, bounds: [2]int32{0, 9}, pods: "", values: []int64{3000},
+			want: "stays +SucceededGetScale -ScalingDisabled"},
+		{name: "down to zero", metrics: outside, bounds: [2]int32{0, 9}, pods: "0", values: []int64{0},
+			change: func(s *Snapshot) { s.History.Wanted = at(5*time.Minute, 1) },
+			want:   "0: All metrics below target +ReadyForNewScale +ValidMetricFound -DesiredWithinRange"},
+		{name: "up from zero", metrics: outside, bounds: [2]int32{0, 9}, pods: "", values: []int64{3000}, change: zero,
+			want: "3: external metric queue above target +ScaledToZero +ReadyForNewScale +ValidMetricFound -DesiredWithinRange"},
+		{name: "stays at zero", metrics: outside, bounds: [2]int32{0, 9}, pods: "", values: []int64{0}, change: zero,
+			want: "stays +ScaledToZero +ReadyForNewScale +ValidMetricFound -DesiredWithinRange"},
+		{name: "up from zero to a new minimum", bounds: [2]int32{2, 9}, pods: "", change: zero,
+			want: "2: Current number of replicas below Spec.MinReplicas +ScaledToZero +SucceededGetScale"},
+		{name: "zero without a metric that can leave it", bounds: [2]int32{0, 9}, pods: "", change: zero,
+			want: "stays +ScaledToZero +SucceededGetScale -ScalingDisabled"},
 		{name: "above the maximum", bounds: [2]int32{1, 1}, pods: "500 500", change: broken(0), want: "1: Current number of replicas above Spec.MaxReplicas +SucceededGetScale"},
 		{name: "below the minimum", bounds: [2]int32{3, 5}, pods: "500 500", change: broken(0), want: "3: Current number of replicas below Spec.MinReplicas +SucceededGetScale"},
 		{name: "no target", pods: "500", change: func(s *Snapshot) { s.TargetErr = errors.New("not found") }, want: "stays -FailedGetScale !FailedGetScale"},
