@@ -69,6 +69,8 @@ func TestFollowersShareAnInstance(t *testing.T) {
 	for _, n := range all {
 		n.close()
 	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	if len(w.folders) != 0 {
 		t.Errorf("%d watches are left", len(w.folders))
 	}
