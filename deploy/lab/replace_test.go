@@ -33,7 +33,8 @@ func TestProgramsOfOneHost(t *testing.T) {
 
 // What no host could run from is refused by name, before anything is stopped.
 func TestRefusedReplacements(t *testing.T) {
-	l, err := New(Config{ControlPlanes: 1, Workers: 1, BinDir: "/b"}, io.Discard)
+	// The lab of 'make up' may have power, and has fewer workers.
+	l, err := New(Config{ControlPlanes: 1, Workers: 20, BinDir: "/b"}, io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,9 +43,9 @@ func TestRefusedReplacements(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range []struct{ host, want string }{
-		{"w9", `no host "w9"`},
+		{"w99", `no host "w99"`},
 		{"registry", "neither a replica nor a worker"},
-		{"w1", "has no power"},
+		{"w20", "has no power"},
 	} {
 		if err := l.Replace(t.Context(), c.host, dir); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %s", c.host, err, c.want)

@@ -84,7 +84,7 @@ func TestOnlyTheAPITakesState(t *testing.T) {
 			continue
 		}
 		var ports []int
-		want := []int{53, 10250} // names, for its own pods, and the agent's own server
+		want := []int{53, 10250, 10256} // names, for its own pods, the agent's own server, and the health of Service rules
 		if h.Role == lab.RoleControlPlane {
 			want = []int{lab.APIPort, lab.FleetPort, lab.PeerPort}
 		}

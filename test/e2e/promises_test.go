@@ -83,7 +83,8 @@ func promises() []promise {
 		{name: "gate", spec: "schedulingGates: [{name: a.test/b}]", until: condition(v1.PodScheduled, "SchedulingGated")},
 		{name: "other-scheduler", spec: "schedulerName: mine", until: phase(v1.PodPending)},
 		{name: "readiness-gate", spec: "readinessGates: [{conditionType: a.test/ok}]", run: "sleep 1000", until: condition(v1.PodReady, "ReadinessGatesNotReady")},
-		{name: "host-sysctl", spec: "hostNetwork: true, securityContext: {sysctls: [{name: net.ipv4.tcp_syncookies, value: '1'}]}", until: failed("SysctlForbidden")},
+		// With hostNetwork the API refuses such a sysctl already.
+		{name: "unsafe-sysctl", spec: "securityContext: {sysctls: [{name: kernel.msgmax, value: '8192'}]}", until: failed("SysctlForbidden")},
 	}
 }
 
