@@ -1,9 +1,13 @@
 package crd
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
+
+	"keelson.dev/keelson/controlplane/api/custom"
+	"keelson.dev/keelson/controlplane/api/kinds"
 )
 
 // Paths of columns that multiply what they find are not evaluated; those that real definitions have are.
@@ -39,6 +43,28 @@ func TestColumnPathsAreBounded(t *testing.T) {
 	} {
 		if got, ok := finder(path)(object); !ok || got != want {
 			t.Errorf("%s: %v, %v", path, got, ok)
+		}
+	}
+}
+
+// Rules of schemas refuse quantities that take long to parse, as all other expressions do.
+func TestQuantitiesInRulesAreBounded(t *testing.T) {
+	c := fuzzed([]byte(`{"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","properties":{"a":{"type":"string"}},` +
+		`"x-kubernetes-validations":[{"rule":"quantity(self.a).isGreaterThan(quantity('0'))"}]}}}}}`))
+	d, err := define(c, definitions(kinds.All()), Hooks{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for value, want := range map[string]string{"1Gi": "", "1e-2000000000": "a quantity whose exponent has 10 digits"} {
+		o := d.kinds[0].New().(*custom.Object)
+		if _, err := o.DecodeJSON([]byte(`{"metadata":{"name":"a"},"spec":{"a":"`+value+`"}}`), true); err != nil {
+			t.Fatal(err)
+		}
+		o.Name, o.Namespace = "a", "default"
+		o.SetGroupVersionKind(d.kinds[0].GVK)
+		errs := d.kinds[0].Check(t.Context(), "", o, nil)
+		if (len(errs) > 0) != (want != "") || !strings.Contains(fmt.Sprint(errs), want) {
+			t.Errorf("%s: %v", value, errs)
 		}
 	}
 }
