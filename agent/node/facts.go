@@ -96,7 +96,7 @@ func (f *facts) node() *v1.Node {
 	return f.current
 }
 
-// again composes the facts anew from what is known of the machine, for a node that has reported nothing yet.
+// again composes the facts of a node that has reported nothing yet, from a new reading of the machine.
 func (f *facts) again() *v1.Node {
 	o := f.machine()
 	o.notReady = starting

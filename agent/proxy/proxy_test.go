@@ -374,7 +374,7 @@ func (r *refusing) Sync(ctx context.Context, b Base, ports iter.Seq[*Port]) erro
 	return errors.Join(r.err, r.recorder.Sync(ctx, b, ports))
 }
 
-// waiting is told of changes and rules.
+// waiting records changes and confirmed rules.
 type waiting struct {
 	mu      sync.Mutex
 	pending bool

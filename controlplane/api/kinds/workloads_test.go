@@ -484,23 +484,6 @@ func TestJobSelectsItsPods(t *testing.T) {
 	}
 }
 
-// The labels of a job that a client set get no tracking labels, not even if they equal the template's. F11
-func TestJobLabelsOfClientsStay(t *testing.T) {
-	const spec = "spec: {template: {metadata: {labels: {app: x}}, spec: {restartPolicy: Never, containers: [{name: c, image: i}]}}}"
-	for labels, want := range map[string]int{"{app: x}": 1, "{other: y}": 1, "{}": 5} {
-		j := load[*batchv1.Job](t, "{metadata: {name: a, labels: "+labels+"}, "+spec+"}")
-		j.UID = "u1"
-		All().ByType(j).PrepareCreate(j)
-		if len(j.Labels) != want || len(j.Spec.Template.Labels) != 5 {
-			t.Errorf("labels %s: %v, template %v", labels, j.Labels, j.Spec.Template.Labels)
-		}
-		delete(j.Labels, "app")
-		if j.Spec.Template.Labels["app"] != "x" {
-			t.Error("the job and its template share a map")
-		}
-	}
-}
-
 // What a report may not say of a job: an end without a reason, less than before, another end.
 func TestJobStatusUpdates(t *testing.T) {
 	j := load[*batchv1.Job](t, "{metadata: {name: a}, spec: {"+ending+"}}")

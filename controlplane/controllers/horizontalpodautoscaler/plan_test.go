@@ -237,6 +237,22 @@ func outcome(step Step) string {
 	return out
 }
 
+// comparePlan compares the outcome of a plan with the wanted one. The plan must not change the object that it is given.
+func comparePlan(t *testing.T, s Snapshot, want string) {
+	t.Helper()
+	before := s.Autoscaler.DeepCopy()
+	step := Plan(s)
+	if got := outcome(step); got != want {
+		t.Errorf("\n got %s\nwant %s", got, want)
+	}
+	if fmt.Sprint(before) != fmt.Sprint(s.Autoscaler) {
+		t.Error("the plan changed the object that it was given")
+	}
+	if len(step.Status.CurrentMetrics) > 0 && len(step.Status.CurrentMetrics) != len(s.Autoscaler.Spec.Metrics) {
+		t.Errorf("%d metrics in the status, want one of each", len(step.Status.CurrentMetrics))
+	}
+}
+
 func TestPlan(t *testing.T) {
 	cpu50 := percent(corev1.ResourceCPU, 50)
 	broken := func(i int) func(*Snapshot) {
@@ -331,17 +347,7 @@ func TestPlan(t *testing.T) {
 			if c.change != nil {
 				c.change(&s)
 			}
-			before := s.Autoscaler.DeepCopy()
-			step := Plan(s)
-			if got := outcome(step); got != c.want {
-				t.Errorf("\n got %s\nwant %s", got, c.want)
-			}
-			if fmt.Sprint(before) != fmt.Sprint(s.Autoscaler) {
-				t.Error("the plan changed the object that it was given")
-			}
-			if len(step.Status.CurrentMetrics) > 0 && len(step.Status.CurrentMetrics) != len(c.metrics) {
-				t.Errorf("%d metrics in the status, want one of each", len(step.Status.CurrentMetrics))
-			}
+			comparePlan(t, s, c.want)
 		})
 	}
 }
