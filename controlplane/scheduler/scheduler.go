@@ -69,7 +69,7 @@ type Scheduler struct {
 	volumes  *broadcast
 	devices  *broadcast
 
-	intake      sync.Mutex // held while a change of the informers is taken in
+	intake      sync.Mutex // held while a change of the informers is applied
 	unconfirmed unconfirmed
 	writer      atomic.Pointer[client.Client] // fenced with the leadership of the current Run
 	fence       atomic.Uint64                 // of the last Run

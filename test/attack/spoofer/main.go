@@ -146,7 +146,7 @@ func (s *socket) resolve(of netip.Addr) (mac net.HardwareAddr, err error) {
 	return mac, err
 }
 
-// handshake opens a TCP connection as a source. The target is told by ARP that the source is here.
+// handshake opens a TCP connection as a source. An ARP announcement tells the target its hardware address.
 func (s *socket) handshake(source, target netip.Addr, port uint16) error {
 	mac, err := s.resolve(target)
 	if err != nil {
