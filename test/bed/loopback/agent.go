@@ -2,8 +2,11 @@ package loopback
 
 import (
 	"context"
+	"encoding/binary"
+	"hash/fnv"
 	"log/slog"
 	"net"
+	"net/netip"
 	"path/filepath"
 	"sync"
 	"time"
@@ -76,6 +79,7 @@ func (a Agent) Run(ctx context.Context) error {
 // obey tells of each pod what a kubelet whose containers start and end at once would.
 func (a Agent) obey(ctx context.Context, s *session.Session) {
 	running, gone := map[types.UID]bool{}, map[types.UID]bool{}
+	started := 0 // pods, over the life of the agent
 	for kinds := range s.Changes(ctx) {
 		if _, pods := kinds["Pod"]; !pods {
 			continue
@@ -89,9 +93,10 @@ func (a Agent) obey(ctx context.Context, s *session.Session) {
 				s.PodGone(p.Namespace, p.Name, p.UID)
 			case p.DeletionTimestamp == nil && !running[p.UID]:
 				running[p.UID] = true
-				s.PodStatus(runs(p))
+				started++
+				s.PodStatus(runs(p, podAddress(s.Cluster().PodCIDR, p.UID, started)))
 				if a.Events {
-					s.Event(started(p, a.Name))
+					s.Event(startedEvent(p, a.Name))
 				}
 			}
 		}
@@ -108,11 +113,28 @@ func keep(of, there map[types.UID]bool) {
 	}
 }
 
+// podAddress returns an address for the n-th pod of a node, which no pod of another node has: the control plane refuses
+// those. It is of the reserved range 240.0.0.0/4, to which nothing is sent. The node's pod CIDR makes it unique; on a node
+// without one the pod's UID makes it unlikely that two pods have the same.
+func podAddress(podCIDR string, uid types.UID, n int) string {
+	const reserved = 240 << 24
+	of := uint32(n & 0xffff)
+	if cidr, err := netip.ParsePrefix(podCIDR); err == nil && cidr.Addr().Is4() {
+		node := binary.BigEndian.Uint32(cidr.Addr().AsSlice()) >> (32 - cidr.Bits())
+		of |= node & 0x7ff << 16
+	} else {
+		h := fnv.New32a()
+		_, _ = h.Write([]byte(uid))
+		of = 1<<27 | h.Sum32()&(1<<27-1)
+	}
+	return netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, reserved|of))).String()
+}
+
 // runs is what the agent reports of a pod whose containers run.
-func runs(p *v1.Pod) *v1.Pod {
+func runs(p *v1.Pod, ip string) *v1.Pod {
 	out := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name, UID: p.UID}}
 	now := metav1.Now()
-	out.Status = v1.PodStatus{Phase: v1.PodRunning, PodIP: "10.244.0.9", StartTime: &now, Conditions: []v1.PodCondition{
+	out.Status = v1.PodStatus{Phase: v1.PodRunning, PodIP: ip, StartTime: &now, Conditions: []v1.PodCondition{
 		{Type: v1.PodInitialized, Status: v1.ConditionTrue, LastTransitionTime: now},
 		{Type: v1.ContainersReady, Status: v1.ConditionTrue, LastTransitionTime: now},
 		{Type: v1.PodReady, Status: v1.ConditionTrue, LastTransitionTime: now},
@@ -125,8 +147,8 @@ func runs(p *v1.Pod) *v1.Pod {
 	return out
 }
 
-// started is the event that tells of it.
-func started(p *v1.Pod, node string) *v1.Event {
+// startedEvent returns the event of a pod that runs.
+func startedEvent(p *v1.Pod, node string) *v1.Event {
 	now := metav1.Now()
 	return &v1.Event{
 		ObjectMeta:     metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name + ".started"},
