@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -130,7 +131,9 @@ func leaderless(members []api.ClusterMember) string {
 	return "the replicas elect one: ask again in a second"
 }
 
+// printMembers prints the replicas in the order of their names: the order in which they became voters changes.
 func printMembers(w io.Writer, members []api.ClusterMember) error {
+	members = slices.SortedFunc(slices.Values(members), func(a, b api.ClusterMember) int { return strings.Compare(a.Name, b.Name) })
 	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
 	fmt.Fprintln(t, "REPLICA\tROLE\tADDRESS\tAPPLIED\tLAG\tHEARD\tDISK\tWATCHERS\tVERSION\tREADY")
 	for _, m := range members {
