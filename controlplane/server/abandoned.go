@@ -32,7 +32,7 @@ func decodeIdentity(raw []byte) (rec identityRecord, err error) {
 	return rec, nil
 }
 
-// identityIn returns the record in a state; the zero record where there is none that can be read.
+// identityIn returns the identity record of a state, or the zero record if it is absent or unreadable.
 func identityIn(v *mvcc.View) identityRecord {
 	it, ok := v.Get(identityKey)
 	if !ok {

@@ -31,7 +31,7 @@ type carried struct {
 	foreign bool             // the backup is of another cluster, the keys of whose removed replicas are good for nothing here
 	// revision is that of the data of before; 0 = not known.
 	revision raftstore.Revision
-	// identity is that of the data of before; zero = not known.
+	// identity is the identity of the previous data; zero = not known.
 	identity identityRecord
 }
 

@@ -67,7 +67,7 @@ func (h *handOvers) judge(ctx context.Context, rpc raft.RPC, req *raft.TimeoutNo
 	}
 }
 
-// late says why a hand-over is not of now, or cannot succeed; nil when it is to be obeyed.
+// late returns the reason why a leadership transfer is outdated or cannot succeed; nil = valid.
 func (h *handOvers) late(from string) error {
 	up := h.r.hints.raft.Load()
 	if up == nil {
