@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"net"
 	"net/http"
 	"net/netip"
 	"sync"
@@ -29,8 +30,8 @@ func overTLS(t *testing.T, backend netip.AddrPort) (*route.Table, *x509.CertPool
 	return table, roots
 }
 
-// Over TLS, a client that resets each request at once, but no faster than the server reads, receives GOAWAY when the bound on resets is exceeded, and others are
-// served.
+// Over TLS, a client that resets each request at once, but no faster than the server reads, receives GOAWAY when the
+// bound on resets is exceeded. Other clients are served.
 func TestAttackRapidResetOverTLS(t *testing.T) {
 	table, roots := overTLS(t, backend(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))
 	b := begin(t, Options{Limits: Limits{Resets: 200}}, table)
@@ -38,6 +39,34 @@ func TestAttackRapidResetOverTLS(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	resetUntilAway(t, c, "https")
+	client := b.client(443, roots, func(p *http.Protocols) { p.SetHTTP2(true) })
+	if got := ask(t, client, "GET", "https://a.x/", ""); got.code != 200 || got.proto != "HTTP/2.0" {
+		t.Errorf("another client: %d, %s", got.code, got.proto)
+	}
+}
+
+// Without TLS, resets of a connection of HTTP/2 are bounded as they are over TLS, and other clients are served.
+func TestAttackRapidResetWithoutTLS(t *testing.T) {
+	b := begin(t, Options{Limits: Limits{Resets: 200}}, to(at(backend(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))))
+	c, err := net.Dial("tcp", b.addrs[80])
+	if err != nil {
+		t.Fatal(err)
+	}
+	resetUntilAway(t, c, "http")
+	for proto, set := range map[string]func(p *http.Protocols){
+		"HTTP/2.0": func(p *http.Protocols) { p.SetUnencryptedHTTP2(true) },
+		"HTTP/1.1": nil,
+	} {
+		if got := ask(t, b.client(80, nil, set), "GET", "http://a.x/", ""); got.code != 200 || got.proto != proto {
+			t.Errorf("another client: %d, %s, want 200, %s", got.code, got.proto, proto)
+		}
+	}
+}
+
+// resetUntilAway resets requests on a connection until it receives GOAWAY, and fails the test when it receives none.
+func resetUntilAway(t *testing.T, c net.Conn, scheme string) {
+	t.Helper()
 	defer c.Close()
 	if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
 		t.Fatal(err)
@@ -51,7 +80,7 @@ func TestAttackRapidResetOverTLS(t *testing.T) {
 	}
 	var header bytes.Buffer
 	enc := hpack.NewEncoder(&header)
-	for _, h := range [][2]string{{":method", "GET"}, {":scheme", "https"}, {":authority", "a.x"}, {":path", "/"}} {
+	for _, h := range [][2]string{{":method", "GET"}, {":scheme", scheme}, {":authority", "a.x"}, {":path", "/"}} {
 		if err := enc.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}); err != nil {
 			t.Fatal(err)
 		}
@@ -98,14 +127,20 @@ func TestAttackRapidResetOverTLS(t *testing.T) {
 	if !away.Load() {
 		t.Errorf("no GOAWAY after %d resets", sent)
 	}
-	client := b.client(443, roots, func(p *http.Protocols) { p.SetHTTP2(true) })
-	if got := ask(t, client, "GET", "https://a.x/", ""); got.code != 200 || got.proto != "HTTP/2.0" {
-		t.Errorf("another client: %d, %s", got.code, got.proto)
-	}
 }
 
 // A client with 100 requests at one time on one connection is served, as is one that cancels as many as a browser does.
 func TestManyStreamsOverTLS(t *testing.T) {
+	holdStreams(t, 443, "https://a.x/", func(p *http.Protocols) { p.SetHTTP2(true) })
+}
+
+// The same holds for a client without TLS.
+func TestManyStreamsWithoutTLS(t *testing.T) {
+	holdStreams(t, 80, "http://a.x/", func(p *http.Protocols) { p.SetUnencryptedHTTP2(true) })
+}
+
+func holdStreams(t *testing.T, port uint16, url string, protocols func(*http.Protocols)) {
+	t.Helper()
 	const streams = 100
 	var arrived sync.WaitGroup
 	arrived.Add(streams)
@@ -118,10 +153,10 @@ func TestManyStreamsOverTLS(t *testing.T) {
 		arrived.Wait()
 	})))
 	b := begin(t, Options{}, table)
-	client := b.client(443, roots, func(p *http.Protocols) { p.SetHTTP2(true) })
+	client := b.client(port, roots, protocols)
 	for range 100 {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-		r, err := http.NewRequestWithContext(ctx, "GET", "https://a.x/canceled", nil)
+		r, err := http.NewRequestWithContext(ctx, "GET", url+"canceled", nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -133,7 +168,7 @@ func TestManyStreamsOverTLS(t *testing.T) {
 	var clients sync.WaitGroup
 	for range streams {
 		clients.Go(func() {
-			answer, err := client.Get("https://a.x/")
+			answer, err := client.Get(url)
 			if err != nil {
 				t.Error(err)
 				return

@@ -30,7 +30,7 @@ type Limits struct {
 	Requests     int           // that run at one time; half of those files
 	Upgrades     int           // connections that became WebSockets or the like; an eighth of those files
 	Streams      int           // requests at one time on one connection of HTTP/2; 128
-	Resets       int           // streams that a connection of HTTP/2 over TLS may reset at once, and a tenth of it each second; 1000
+	Resets       int           // streams that a connection of HTTP/2 may reset at once, and a tenth of it each second; 1000
 	HeaderBytes  int           // of a request's header; 64 KiB
 	AnswerHeader int64         // bytes of an answer's header; 256 KiB
 	Header       time.Duration // from the first byte, or the end of TLS, to the end of the header, and for the TLS handshake; 10 s
@@ -251,17 +251,17 @@ func (s *Server) listen(number uint16, protocol route.Protocol, l net.Listener) 
 			}
 			return nil, fmt.Errorf("no certificate for %q", hello.ServerName)
 		}}
-		serve = func() error {
-			if err := limitResets(p.server, s.limits.Resets); err != nil {
-				return err
-			}
-			return p.server.ServeTLS(p.door, "", "")
-		}
+		serve = func() error { return p.server.ServeTLS(p.door, "", "") }
 	} else {
 		p.server.Protocols.SetUnencryptedHTTP2(true)
 	}
+	limited := limitResets(p.server, s.limits.Resets)
 	go func() {
 		defer close(p.ended)
+		if limited != nil {
+			s.opts.Log.Error("a port is not served", "port", number, "err", limited)
+			return
+		}
 		if err := serve(); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
 			s.opts.Log.Error("a port is not served any more", "port", number, "err", err)
 		}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/binary"
+	"net"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -58,9 +59,9 @@ const (
 // pollKnown is how often a waiting request checks whether its client has proven who it is.
 const pollKnown = 10 * time.Millisecond
 
-// Conn is a TLS connection of HTTP/2 whose frames are counted while they are read.
+// Conn is a connection of HTTP/2 whose frames are counted while they are read.
 type Conn struct {
-	*tls.Conn
+	net.Conn
 	limits Limits
 	known  func() bool
 	now    func() time.Time
@@ -81,10 +82,26 @@ type Conn struct {
 	ended   chan struct{} // has room for one signal
 }
 
+// TLSConn is a Conn over TLS. An HTTP/2 server reads the state of TLS from it.
+type TLSConn struct {
+	*Conn
+	over *tls.Conn
+}
+
+// ConnectionState returns the state of TLS.
+func (c *TLSConn) ConnectionState() tls.ConnectionState { return c.over.ConnectionState() }
+
 // New returns the connection with its limits. known reports whether the client has proven who it is.
-func New(c *tls.Conn, known func() bool, l Limits) *Conn {
+func New(c *tls.Conn, known func() bool, l Limits) *TLSConn {
+	limited := NewWithoutTLS(c, known, l)
+	limited.skip = prefaceBytes
+	return &TLSConn{Conn: limited, over: c}
+}
+
+// NewWithoutTLS returns a connection without TLS, of which net/http has read the preface of HTTP/2, with its limits.
+func NewWithoutTLS(c net.Conn, known func() bool, l Limits) *Conn {
 	l = l.complete()
-	return &Conn{Conn: c, limits: l, known: known, now: time.Now, skip: prefaceBytes, resets: bucket{left: l.Resets},
+	return &Conn{Conn: c, limits: l, known: known, now: time.Now, resets: bucket{left: l.Resets},
 		control: bucket{left: l.Control}, ended: make(chan struct{}, 1), closedEarly: make(chan struct{})}
 }
 
