@@ -112,7 +112,7 @@ var table = []bug{
 	},
 	{
 		name: "follower serving before replay", file: "raftstore/replica/read.go",
-		old:     "			if err := r.fsm.line.wait(ctx, index); err != nil {",
+		old:     "			if err := r.fsm.line.wait(ctx, at.index); err != nil {",
 		new:     "			if err := ctx.Err(); err != nil {",
 		finder:  "./raftstore/replica:TestReadsWaitForReplay",
 		how:     "a replica that just started shows the state of its beginning",
