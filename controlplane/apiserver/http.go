@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"runtime/debug"
 	"strconv"
@@ -15,6 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/podaddress"
 	"keelson.dev/keelson/controlplane/apiserver/audit"
 	"keelson.dev/keelson/controlplane/apiserver/authn"
 	"keelson.dev/keelson/controlplane/apiserver/authz"
@@ -27,6 +29,9 @@ import (
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	began := s.cfg.Clock()
 	ctx, warnings := api.WithWarnings(r.Context())
+	if r.Method != http.MethodGet && strings.HasPrefix(r.URL.Path, "/api/v1/nodes") {
+		ctx = podaddress.WithSource(ctx, sourceOf(r))
+	}
 	r = r.WithContext(ctx)
 	out := &statusWriter{ResponseWriter: w, warnings: warnings}
 	out.Header().Set("Cache-Control", "no-cache, private")
@@ -45,6 +50,16 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	req = s.respond(out, r, began)
+}
+
+// sourceOf returns where the client's connection comes from.
+func sourceOf(r *http.Request) podaddress.Source {
+	remote, _ := netip.ParseAddrPort(r.RemoteAddr) // the zero address is unknown
+	var local netip.AddrPort
+	if a, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok {
+		local, _ = netip.ParseAddrPort(a.String())
+	}
+	return podaddress.SourceOf(remote.Addr(), local.Addr())
 }
 
 // respond answers everything but the questions for health, and has it recorded.

@@ -41,7 +41,8 @@ func TestNodeReportsAddresses(t *testing.T) {
 	a, b := node("a", podaddress.OwnNetwork, "192.168.1.1", "10.244.1.0/24", "fd00:1::/64"), node("b", podaddress.ForeignNetwork, "192.168.1.2")
 	victim := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "victim"}, Spec: corev1.PodSpec{NodeName: "b"},
 		Status: corev1.PodStatus{PodIP: "10.20.0.1"}}
-	x, err := podaddress.New(podaddress.Rules{Services: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}},
+	x, err := podaddress.New(podaddress.Rules{Services: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
+		Replicas: func() []netip.AddrPort { return []netip.AddrPort{netip.MustParseAddrPort("192.168.1.88:6443")} }},
 		newShownStore(t, a, b), newShownStore(t, victim), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -64,6 +65,9 @@ func TestNodeReportsAddresses(t *testing.T) {
 		{"b", pods + "other", `{"podIP":"192.168.1.1"}`, "is an address of node a"},
 		{"b", pods + "other", `{"podIP":"10.96.0.10"}`, "is in the range of Services 10.96.0.0/16"},
 		{"a", core + "nodes/a", `{"addresses":[{"type":"InternalIP","address":"10.20.0.1"}]}`, "it is the address of pod shop/victim of node b"},
+		{"b", core + "nodes/b", `{"addresses":[{"type":"InternalIP","address":"10.244.1.1"}]}`, "it is in the podCIDRs of node a"},
+		{"b", core + "nodes/b", `{"addresses":[{"type":"ExternalIP","address":"192.168.1.1"}]}`, "it is an address of node a"},
+		{"b", core + "nodes/b", `{"addresses":[{"type":"InternalIP","address":"10.96.0.9"}]}`, "it is in the range of Services 10.96.0.0/16"},
 	} {
 		got := write(c.node, c.path, c.status)
 		if got.code != 403 || !strings.Contains(got.body, c.why) {
@@ -75,6 +79,7 @@ func TestNodeReportsAddresses(t *testing.T) {
 		{"a", pods + "own", `{"phase":"Running"}`},
 		{"b", pods + "other", `{"podIP":"172.20.0.9"}`},
 		{"a", core + "nodes/a", `{"addresses":[{"type":"InternalIP","address":"192.168.1.77"}]}`},
+		{"a", core + "nodes/a", `{"addresses":[{"type":"InternalIP","address":"192.168.1.88"}]}`}, // of a replica on the client's machine
 	} {
 		if got := write(c.node, c.path, c.status); got.code != 200 {
 			t.Errorf("%s %s: %d %.400s", c.path, c.status, got.code, got.body)

@@ -223,6 +223,19 @@ func (i *Informers) waitFor(ctx context.Context, k *api.Kind, inf *informer) err
 	})
 }
 
+// WaitForChanges blocks until T's informer shows every change that was acknowledged before the call.
+func WaitForChanges[T api.Object](ctx context.Context, i *Informers) error {
+	var zero T
+	k := i.client.kinds.ByType(zero)
+	i.mu.Lock()
+	inf := i.byKind[k]
+	i.mu.Unlock()
+	if inf == nil {
+		return fmt.Errorf("there is no informer of %T", zero)
+	}
+	return i.waitFor(ctx, k, inf)
+}
+
 // newest is the revision of the last change to any object of the kind, of
 // everything acknowledged so far.
 func (i *Informers) newest(ctx context.Context, k *api.Kind) (uint64, error) {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/netip"
 	"strings"
 	"sync"
 	"time"
@@ -15,9 +16,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/podaddress"
 	"keelson.dev/keelson/controlplane/client"
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
 )
@@ -88,7 +91,7 @@ func (s *Server) Session(stream fleetv1.Fleet_SessionServer) error {
 	if s.revoked(node, certificateOf(stream.Context())) { // it came before the records were known
 		return errRevoked(node)
 	}
-	ctx, end := context.WithCancelCause(stream.Context())
+	ctx, end := context.WithCancelCause(podaddress.WithSource(stream.Context(), reportSource(stream.Context())))
 	defer end(nil)
 	sess := &session{
 		srv: s, node: node, cert: certificateOf(stream.Context()), log: s.cfg.Log.With("node", node),
@@ -129,6 +132,15 @@ func (s *Server) Session(stream fleetv1.Fleet_SessionServer) error {
 	defer s.leave(sess)
 	sess.log.Info("node joined", "epoch", sess.epoch, "replica", s.cfg.Replica)
 	return sess.run(ctx, stream, resumption{hello.ResumeRevision, digestOf(hello.PeersDigest)})
+}
+
+// reportSource returns where the node's connection comes from.
+func reportSource(ctx context.Context) podaddress.Source {
+	var local netip.AddrPort
+	if p, ok := peer.FromContext(ctx); ok && p.LocalAddr != nil {
+		local, _ = netip.ParseAddrPort(p.LocalAddr.String()) // the zero address is unknown
+	}
+	return podaddress.SourceOf(addressOf(ctx), local.Addr())
 }
 
 func errSuperseded(node string) error {

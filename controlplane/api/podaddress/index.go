@@ -214,10 +214,14 @@ func (x *Index) Machine(a netip.Addr) string {
 	if names, _ := x.nodes.IndexKeys(machineIndex, a.String()); len(names) > 0 {
 		return "node " + slices.Min(names)
 	}
-	if x.rules.Replicas != nil && slices.ContainsFunc(x.rules.Replicas(), func(r netip.AddrPort) bool { return r.Addr() == a }) {
+	if x.isReplica(a) {
 		return "a replica of the control plane"
 	}
 	return ""
+}
+
+func (x *Index) isReplica(a netip.Addr) bool {
+	return x.rules.Replicas != nil && slices.ContainsFunc(x.rules.Replicas(), func(r netip.AddrPort) bool { return r.Addr() == a })
 }
 
 // RangeOf implements Cluster.
@@ -320,65 +324,4 @@ func (x *Index) Peers(pods []*corev1.Pod) []*corev1.Pod {
 		}
 	}
 	return out
-}
-
-// JudgeReport returns an error when a node reports an address for its pod that the pod cannot have, or that a pod of
-// another node has. Addresses that the stored pod has are not judged again, nor are those of a pod that has ended.
-func (x *Index) JudgeReport(stored, reported *corev1.Pod) error {
-	if x == nil || hasEnded(&reported.Status) {
-		return nil
-	}
-	node := x.node(stored.Spec.NodeName)
-	had := Reported(&stored.Status)
-	all := Reported(&reported.Status)
-	if ip := (corev1.PodIP{IP: reported.Status.PodIP}); ip.IP != "" && !slices.Contains(all, ip) {
-		all = append(slices.Clone(all), ip)
-	}
-	for _, ip := range all {
-		if slices.Contains(had, ip) || !node.Known && stored.Spec.HostNetwork {
-			continue // a Node that is not seen yet has no addresses; who uses the pod's address judges it again
-		}
-		why := x.refusal(stored, node, ip.IP)
-		if a, ok := parse(ip.IP); why == "" && ok && !stored.Spec.HostNetwork {
-			if other := x.holder(a, node.Name); other != nil {
-				why = fmt.Sprintf("is the address of pod %s/%s of node %s", other.Namespace, other.Name, other.Spec.NodeName)
-			}
-		}
-		if why != "" {
-			return fmt.Errorf("node %q cannot report address %s in status.podIPs of pod %s/%s: it %s; "+
-				"report an address that the pod has", node.Name, ip.IP, stored.Namespace, stored.Name, why)
-		}
-	}
-	return nil
-}
-
-// JudgeMachine returns an error when a node reports an address as its own that a pod of another node has: the pod would
-// lose its place in Services and policies.
-func (x *Index) JudgeMachine(stored, reported *corev1.Node) error {
-	if x == nil {
-		return nil
-	}
-	var had []netip.Addr
-	if stored != nil {
-		had = NodeOf(stored).Addresses
-	}
-	for _, a := range NodeOf(reported).Addresses {
-		if slices.Contains(had, a) {
-			continue
-		}
-		if p := x.holder(a, reported.Name); p != nil {
-			return fmt.Errorf("node %q cannot report address %s in status.addresses: it is the address of pod %s/%s of node %s; "+
-				"report the addresses of its own machine", reported.Name, a, p.Namespace, p.Name, p.Spec.NodeName)
-		}
-	}
-	return nil
-}
-
-// NodeChanged reports whether a change of a Node may change which addresses of its pods count.
-func NodeChanged(old, now *corev1.Node) bool {
-	if old == nil || now == nil {
-		return true
-	}
-	a, b := NodeOf(old), NodeOf(now)
-	return a.Own != b.Own || !slices.Equal(a.PodCIDRs, b.PodCIDRs) || !slices.Equal(a.Addresses, b.Addresses)
 }

@@ -4,6 +4,7 @@
 package podaddress
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -34,6 +35,8 @@ type Rules struct {
 	MirrorPeers bool
 	// Replicas returns the addresses on which replicas of the control plane listen; nil = not known.
 	Replicas func() []netip.AddrPort
+	// Sync blocks until the informers of New show every change that was acknowledged before the call; nil = they do.
+	Sync func(ctx context.Context) error
 }
 
 // Node is what the rule reads of a Node.

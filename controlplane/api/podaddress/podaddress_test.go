@@ -149,12 +149,69 @@ func TestLyingNode(t *testing.T) {
 	}
 	put(t, w.pods, pod("calico", "old", "10.10.0.1"))
 	claimed := node("foreign", ForeignNetwork, "192.168.1.3 10.10.0.1")
-	if err := x.JudgeMachine(node("foreign", ForeignNetwork, "192.168.1.3"), claimed); err == nil ||
+	if err := x.JudgeMachine(t.Context(), node("foreign", ForeignNetwork, "192.168.1.3"), claimed); err == nil ||
 		!strings.Contains(err.Error(), "pod shop/calico of node old") {
 		t.Errorf("a node reports the address of another node's pod as its own: %v", err)
 	}
-	if err := x.JudgeMachine(claimed, claimed); err != nil {
+	if err := x.JudgeMachine(t.Context(), claimed, claimed); err != nil {
 		t.Errorf("an address that the stored Node has: %v", err)
+	}
+}
+
+// lost returns the Node as it is once its agent has been silent for too long.
+func lost(n *corev1.Node) *corev1.Node {
+	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown}}
+	return n
+}
+
+// external returns the Node with an ExternalIP.
+func external(n *corev1.Node, ip string) *corev1.Node {
+	n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeExternalIP, Address: ip})
+	return n
+}
+
+// A Node reports as its own no address that belongs to another part of the cluster. It keeps what is stored.
+func TestJudgeMachine(t *testing.T) {
+	far := SourceOf(netip.MustParseAddr("192.168.1.44"), netip.MustParseAddr("192.168.1.5"))
+	for _, c := range []struct {
+		name             string
+		stored, reported *corev1.Node
+		from             Source
+		want             string // "": it is accepted
+	}{
+		{"a free address", nil, node("fresh", OwnNetwork, "192.168.1.44"), far, ""},
+		{"another machine", nil, node("fresh", OwnNetwork, "192.168.1.2"), far,
+			`node "fresh" cannot report address 192.168.1.2 in status.addresses: it is an address of node own2; report the addresses of its own machine, ` +
+				"or delete Node own2 if its machine no longer exists"},
+		{"another machine as ExternalIP", nil, external(node("fresh", OwnNetwork, "192.168.1.44"), "192.168.1.2"), far, "is an address of node own2"},
+		{"the ExternalIP of another machine", nil, node("fresh", OwnNetwork, "203.0.113.1"), far, "is an address of node routed"},
+		{"an ExternalIP of two machines", nil, external(node("fresh", OwnNetwork, "192.168.1.44"), "203.0.113.1"), far, ""},
+		{"a machine that is lost", nil, node("fresh", OwnNetwork, "192.168.1.8"), far, ""},
+		{"a range of Services", nil, node("fresh", OwnNetwork, "10.96.0.10"), far, "is in the range of Services 10.96.0.0/16"},
+		{"a range of Services added later", nil, node("fresh", OwnNetwork, "10.112.0.10"), far, "is in the range of Services 10.112.0.0/16"},
+		{"podCIDR of another node", nil, node("fresh", OwnNetwork, "10.244.2.1"), far, "is in the podCIDRs of node own2"},
+		{"a pod of another node", nil, node("fresh", OwnNetwork, "10.10.0.1"), far, "is the address of pod shop/calico of node old"},
+		{"a replica", nil, node("fresh", OwnNetwork, "192.168.1.5"), far,
+			"is an address of a replica of the control plane, and the node connects from 192.168.1.44; " +
+				"report the addresses of its own machine, or connect to the replicas from this address"},
+		{"a replica, unknown source", nil, node("fresh", OwnNetwork, "192.168.1.5"), Source{}, "the node connects from an unknown address"},
+		{"a replica on the node's machine", nil, node("fresh", OwnNetwork, "192.168.1.5"), Source{Address: netip.MustParseAddr("192.168.1.5")}, ""},
+		{"a replica on the node's machine, by loopback", nil, node("fresh", OwnNetwork, "192.168.1.5"),
+			SourceOf(netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.1")), ""},
+		{"a replica on the node's machine, by a shared address", nil, node("fresh", OwnNetwork, "192.168.1.5"),
+			SourceOf(netip.MustParseAddr("192.168.1.99"), netip.MustParseAddr("::ffff:192.168.1.99")), ""},
+		{"loopback, which never counts", nil, node("fresh", OwnNetwork, "127.0.0.1"), far, ""},
+		{"an address that is stored", node("fresh", OwnNetwork, "192.168.1.2"), node("fresh", OwnNetwork, "192.168.1.2"), far, ""},
+		{"one more address", node("fresh", OwnNetwork, "192.168.1.44"), node("fresh", OwnNetwork, "192.168.1.44 192.168.1.2"), far, "is an address of node own2"},
+	} {
+		w, x := typical(t, Rules{})
+		put(t, w.pods, pod("calico", "old", "10.10.0.1"))
+		put(t, w.nodes, lost(node("gone", OwnNetwork, "192.168.1.8")))
+		put(t, w.nodes, external(node("routed", OwnNetwork, "192.168.1.10"), "203.0.113.1"))
+		err := x.JudgeMachine(WithSource(t.Context(), c.from), c.stored, c.reported)
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", c.name, err, c.want)
+		}
 	}
 }
 

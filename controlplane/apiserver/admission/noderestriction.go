@@ -30,9 +30,9 @@ func nodeRestriction(c Config) func(ctx context.Context, a *api.Attempt) error {
 		}
 		switch a.Kind.GVK.Group + "/" + a.Kind.Resource {
 		case "/pods":
-			return restrictPod(c, a, node)
+			return restrictPod(ctx, c, a, node)
 		case "/nodes":
-			return restrictNode(c, a, node)
+			return restrictNode(ctx, c, a, node)
 		case "/serviceaccounts":
 			if a.Facet == "token" {
 				return restrictToken(ctx, c.Cluster, a, node)
@@ -73,7 +73,7 @@ func restrictFinalizers(a *api.Attempt, node string) error {
 	return forbid(a, obj, fmt.Errorf("node %q is not allowed to modify finalizers", node))
 }
 
-func restrictPod(c Config, a *api.Attempt, node string) error {
+func restrictPod(ctx context.Context, c Config, a *api.Attempt, node string) error {
 	before, _ := a.Stored.(*corev1.Pod)
 	switch {
 	case a.Operation == api.Delete:
@@ -99,9 +99,7 @@ func restrictPod(c Config, a *api.Attempt, node string) error {
 			return forbid(a, before, fmt.Errorf("node %q cannot update resource claim statuses", node))
 		}
 		if now, ok := a.Whole.(*corev1.Pod); ok {
-			if err := c.podAddresses().JudgeReport(before, now); err != nil {
-				return forbid(a, before, err)
-			}
+			return c.judgePodAddresses(ctx, a, before, now)
 		}
 	}
 	return nil
@@ -137,7 +135,7 @@ var ownLabels = []string{
 	corev1.LabelOSStable, corev1.LabelArchStable, "beta.kubernetes.io/os", "beta.kubernetes.io/arch", corev1.LabelWindowsBuild,
 }
 
-func restrictNode(c Config, a *api.Attempt, node string) error {
+func restrictNode(ctx context.Context, c Config, a *api.Attempt, node string) error {
 	obj, old := a.Whole, a.Stored
 	if obj == nil {
 		return forbid(a, old, fmt.Errorf("node %q is not allowed to delete nodes", node))
@@ -162,8 +160,8 @@ func restrictNode(c Config, a *api.Attempt, node string) error {
 		return forbid(a, obj, fmt.Errorf("node %q is not allowed to choose its podCIDRs", node))
 	}
 	before, _ := old.(*corev1.Node)
-	if err := c.podAddresses().JudgeMachine(before, n); err != nil {
-		return forbid(a, obj, err)
+	if err := c.judgeMachineAddresses(ctx, a, before, n); err != nil {
+		return err
 	}
 	var bad []string
 	for key := range changedLabels(n.Labels, had) {

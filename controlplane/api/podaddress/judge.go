@@ -1,0 +1,200 @@
+package podaddress
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"keelson.dev/keelson/controlplane/api/podref"
+)
+
+// Source is where a node's report came from, as the replica that received it observed.
+type Source struct {
+	Address netip.Addr
+	Local   bool // the connection began on the replica's own machine
+}
+
+// SourceOf returns the source of a connection between two addresses.
+func SourceOf(remote, local netip.Addr) Source {
+	remote, local = remote.WithZone("").Unmap(), local.WithZone("").Unmap()
+	return Source{Address: remote, Local: remote.IsValid() && (remote.IsLoopback() || remote == local)}
+}
+
+type sourceKey struct{}
+
+// WithSource returns a context for a request that came from a source.
+func WithSource(ctx context.Context, s Source) context.Context {
+	return context.WithValue(ctx, sourceKey{}, s)
+}
+
+func sourceIn(ctx context.Context) Source {
+	s, _ := ctx.Value(sourceKey{}).(Source)
+	return s
+}
+
+// Sync blocks until the informers show every report that was acknowledged before the call.
+func (x *Index) Sync(ctx context.Context) error {
+	if x == nil || x.rules.Sync == nil {
+		return nil
+	}
+	return x.rules.Sync(ctx)
+}
+
+// Contested returns the new addresses of a pod's report that a pod of another node may report at the same moment. A
+// podCIDR belongs to one node with Keelson's network, so that no other node can report its addresses.
+func (x *Index) Contested(stored, reported *corev1.Pod) []netip.Addr {
+	if x == nil || hasEnded(&reported.Status) || stored.Spec.HostNetwork || podref.IsMirror(stored) || x.node(stored.Spec.NodeName).Own {
+		return nil
+	}
+	return parseAll(newAddresses(stored, reported))
+}
+
+// ContestedMachine returns the new addresses that a Node reports as its own.
+func (x *Index) ContestedMachine(stored, reported *corev1.Node) []netip.Addr {
+	if x == nil {
+		return nil
+	}
+	var had, out []netip.Addr
+	if stored != nil {
+		had = NodeOf(stored).Addresses
+	}
+	for _, a := range NodeOf(reported).Addresses {
+		if a.IsGlobalUnicast() && !slices.Contains(had, a) { // other addresses never count
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// newAddresses returns what a report adds to the addresses of the stored pod.
+func newAddresses(stored, reported *corev1.Pod) (out []corev1.PodIP) {
+	had := Reported(&stored.Status)
+	all := Reported(&reported.Status)
+	if ip := (corev1.PodIP{IP: reported.Status.PodIP}); ip.IP != "" && !slices.Contains(all, ip) {
+		all = append(slices.Clone(all), ip)
+	}
+	for _, ip := range all {
+		if !slices.Contains(had, ip) {
+			out = append(out, ip)
+		}
+	}
+	return out
+}
+
+func parseAll(all []corev1.PodIP) (out []netip.Addr) {
+	for _, ip := range all {
+		if a, ok := parse(ip.IP); ok {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// JudgeReport returns an error when a node reports an address for its pod that the pod cannot have, or that a pod of
+// another node has. Addresses that the stored pod has are not judged again, nor are those of a pod that has ended.
+func (x *Index) JudgeReport(stored, reported *corev1.Pod) error {
+	if x == nil || hasEnded(&reported.Status) {
+		return nil
+	}
+	node := x.node(stored.Spec.NodeName)
+	for _, ip := range newAddresses(stored, reported) {
+		if !node.Known && stored.Spec.HostNetwork {
+			continue // a Node that is not seen yet has no addresses; who uses the pod's address judges it again
+		}
+		why := x.refusal(stored, node, ip.IP)
+		if a, ok := parse(ip.IP); why == "" && ok && !stored.Spec.HostNetwork {
+			if other := x.holder(a, node.Name); other != nil {
+				why = fmt.Sprintf("is the address of pod %s/%s of node %s", other.Namespace, other.Name, other.Spec.NodeName)
+			}
+		}
+		if why != "" {
+			return fmt.Errorf("node %q cannot report address %s in status.podIPs of pod %s/%s: it %s; "+
+				"report an address that the pod has", node.Name, ip.IP, stored.Namespace, stored.Name, why)
+		}
+	}
+	return nil
+}
+
+// JudgeMachine returns an error when a node reports an address as its own that belongs to a Service range, the podCIDRs
+// of another node, another machine or a pod of another node. Addresses that the stored Node has are not judged again.
+func (x *Index) JudgeMachine(ctx context.Context, stored, reported *corev1.Node) error {
+	for _, a := range x.ContestedMachine(stored, reported) {
+		why, remedy := x.refuseMachine(a, reported, sourceIn(ctx))
+		if why != "" {
+			return fmt.Errorf("node %q cannot report address %s in status.addresses: it %s; %s", reported.Name, a, why, remedy)
+		}
+	}
+	return nil
+}
+
+// refuseMachine returns why a node cannot have an address, and a remedy; "" = it can.
+func (x *Index) refuseMachine(a netip.Addr, reported *corev1.Node, from Source) (why, remedy string) {
+	const ownAddresses = "report the addresses of its own machine"
+	if p, ok := x.ServiceRange(a); ok {
+		return fmt.Sprintf("is in the range of Services %s", p), ownAddresses
+	}
+	if other := x.RangeOf(a, reported.Name); other != "" {
+		return fmt.Sprintf("is in the podCIDRs of node %s", other), ownAddresses
+	}
+	if other := x.otherMachine(a, reported); other != "" {
+		return fmt.Sprintf("is an address of node %s", other), fmt.Sprintf("%s, or delete Node %s if its machine no longer exists", ownAddresses, other)
+	}
+	if x.isReplica(a) && !from.Local && !x.isReplica(from.Address) {
+		return fmt.Sprintf("is an address of a replica of the control plane, and the node connects from %s", from),
+			ownAddresses + ", or connect to the replicas from this address"
+	}
+	if p := x.holder(a, reported.Name); p != nil {
+		return fmt.Sprintf("is the address of pod %s/%s of node %s", p.Namespace, p.Name, p.Spec.NodeName), ownAddresses
+	}
+	return "", ""
+}
+
+// String returns the address.
+func (s Source) String() string {
+	if !s.Address.IsValid() {
+		return "an unknown address"
+	}
+	return s.Address.String()
+}
+
+// otherMachine returns another Node with an address; "" = none. A Node that is lost does not count: its machine may have
+// been replaced. Several Nodes may have one ExternalIP, that of a router.
+func (x *Index) otherMachine(a netip.Addr, reported *corev1.Node) string {
+	list, _ := x.nodes.ByIndex(machineIndex, a.String())
+	var names []string
+	for _, o := range list {
+		n, ok := o.(*corev1.Node)
+		if ok && n.Name != reported.Name && !isLost(n) && (hasInternal(n, a) || hasInternal(reported, a)) {
+			names = append(names, n.Name)
+		}
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	return slices.Min(names)
+}
+
+func isLost(n *corev1.Node) bool {
+	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionUnknown
+	})
+}
+
+func hasInternal(n *corev1.Node, a netip.Addr) bool {
+	return slices.ContainsFunc(n.Status.Addresses, func(at corev1.NodeAddress) bool {
+		have, ok := parse(at.Address)
+		return ok && have == a && at.Type == corev1.NodeInternalIP
+	})
+}
+
+// NodeChanged reports whether a change of a Node may change which addresses of its pods count.
+func NodeChanged(old, now *corev1.Node) bool {
+	if old == nil || now == nil {
+		return true
+	}
+	a, b := NodeOf(old), NodeOf(now)
+	return a.Own != b.Own || !slices.Equal(a.PodCIDRs, b.PodCIDRs) || !slices.Equal(a.Addresses, b.Addresses)
+}

@@ -1,0 +1,90 @@
+package admission
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"net/netip"
+	"slices"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"keelson.dev/keelson/controlplane/api"
+)
+
+// judgePodAddresses refuses a node's report of an address that its pod cannot have.
+func (c Config) judgePodAddresses(ctx context.Context, a *api.Attempt, stored, reported *corev1.Pod) error {
+	x := c.podAddresses()
+	if err := c.orderReports(ctx, a, x.Contested(stored, reported)); err != nil {
+		return err
+	}
+	if err := x.JudgeReport(stored, reported); err != nil {
+		return forbid(a, stored, err)
+	}
+	return nil
+}
+
+// judgeMachineAddresses refuses a node's report of an address as its own that belongs to another part of the cluster.
+func (c Config) judgeMachineAddresses(ctx context.Context, a *api.Attempt, stored, reported *corev1.Node) error {
+	x := c.podAddresses()
+	if err := c.orderReports(ctx, a, x.ContestedMachine(stored, reported)); err != nil {
+		return err
+	}
+	if err := x.JudgeMachine(ctx, stored, reported); err != nil {
+		return forbid(a, reported, err)
+	}
+	return nil
+}
+
+// addressLeases is how many Leases order the reports of addresses. An address always has the same Lease. Reports with
+// different Leases do not wait for each other.
+const addressLeases = 16
+
+// AddressLeasePrefix, with a number behind it, is the name of such a Lease in kube-system.
+const AddressLeasePrefix = "keelson-pod-addresses-"
+
+// orderReports orders all reports of an address, whichever replica receives them: a report changes the address's Lease in
+// its own commit, and requires that no other report has changed it since the judgment began. The attempt is repeated
+// otherwise. Every report that was committed before is known when orderReports returns.
+func (c Config) orderReports(ctx context.Context, a *api.Attempt, addresses []netip.Addr) error {
+	if len(addresses) == 0 || c.Kinds == nil {
+		return nil
+	}
+	kind := c.Kinds.ByType(&coordinationv1.Lease{})
+	if kind == nil {
+		return nil
+	}
+	var names []string
+	for _, address := range addresses {
+		h := fnv.New32a()
+		_, _ = h.Write(address.AsSlice()) // never fails
+		names = append(names, fmt.Sprint(AddressLeasePrefix, h.Sum32()%addressLeases))
+	}
+	slices.Sort(names)
+	for _, name := range slices.Compact(names) {
+		ref := api.Ref{Kind: kind, Namespace: metav1.NamespaceSystem, Name: name}
+		seen, ok := c.Cluster.Get(ctx, "leases", ref.Namespace, name)
+		if !ok {
+			seen = nil
+		}
+		a.Require(api.Check{Ref: ref, Seen: seen})
+		a.Write(api.Change{Ref: ref, Next: func(stored api.Object) (api.Object, error) { return countReport(ref, stored), nil }})
+	}
+	if err := c.podAddresses().Sync(ctx); err != nil {
+		return asStatus(fmt.Errorf("addresses that %s %q reports cannot be judged: %w; try again", a.Kind.GVK.Kind, a.Name, err))
+	}
+	return nil
+}
+
+// countReport returns the Lease after one more report.
+func countReport(ref api.Ref, stored api.Object) api.Object {
+	next := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: ref.Namespace, Name: ref.Name}}
+	if have, ok := stored.(*coordinationv1.Lease); ok {
+		next = have.DeepCopy()
+	}
+	next.Spec.LeaseTransitions = ptr.To((ptr.Deref(next.Spec.LeaseTransitions, 0) + 1) & (1<<31 - 1))
+	return next
+}
