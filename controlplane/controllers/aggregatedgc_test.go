@@ -89,6 +89,8 @@ func (s *shelf) Call(_ context.Context, method, path string, _ url.Values, body 
 		return nil, apierrors.NewNotFound(flunderResource.GroupResource(), path)
 	}
 	switch method {
+	case http.MethodGet:
+		return json.Marshal(o)
 	case http.MethodDelete:
 		var options metav1.DeleteOptions
 		if err := json.Unmarshal(body, &options); err != nil {
@@ -96,6 +98,9 @@ func (s *shelf) Call(_ context.Context, method, path string, _ url.Values, body 
 		}
 		if p := options.Preconditions; p == nil || *p.UID != o.UID || *p.ResourceVersion != o.ResourceVersion {
 			return nil, fmt.Errorf("preconditions %v", p)
+		}
+		if options.PropagationPolicy != nil && *options.PropagationPolicy == metav1.DeletePropagationForeground {
+			o.Finalizers = append(o.Finalizers, metav1.FinalizerDeleteDependents)
 		}
 		now := metav1.Now()
 		o.DeletionTimestamp = &now

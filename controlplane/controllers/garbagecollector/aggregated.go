@@ -23,6 +23,12 @@ import (
 // scanInterval is the time between two lists of the objects of aggregated APIs, which have no informers.
 const scanInterval = 30 * time.Second
 
+// Bounds of the lists of all resources of one group version: no server delays or fills the lists of others.
+const (
+	listTime  = 20 * time.Second
+	listBytes = 32 << 20
+)
+
 // scanKey is the key of the scan of aggregated APIs.
 var scanKey = controllers.Key{Kind: "keelson.aggregated-apis"}
 
@@ -30,11 +36,16 @@ var scanKey = controllers.Key{Kind: "keelson.aggregated-apis"}
 type aggregated struct {
 	apis controllers.AggregatedAPIs
 
-	lists sync.Mutex // held while the objects are listed
-	began time.Time  // of the last lists
+	lists chan struct{} // of one element, taken while the objects are listed
+	began time.Time     // of the last lists; lists guards it
 
 	mu    sync.Mutex
 	kinds map[schema.GroupResource]*aggregatedKind
+	owned map[types.UID][]dependent // the objects of all kinds by the UIDs of their owners
+}
+
+func newAggregated(apis controllers.AggregatedAPIs) *aggregated {
+	return &aggregated{apis: apis, lists: make(chan struct{}, 1), kinds: map[schema.GroupResource]*aggregatedKind{}}
 }
 
 // aggregatedKind is a resource with the verbs list and delete, and the objects of its last successful list.
@@ -50,32 +61,39 @@ func sourceOf(r controllers.AggregatedResource) source {
 }
 
 // dependents returns the objects of the last lists that name uid as an owner.
-func (a *aggregated) dependents(uid types.UID) (out []api.Object) {
+func (a *aggregated) dependents(uid types.UID) []dependent {
 	if a == nil {
 		return nil
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, k := range a.kinds {
-		for _, o := range k.objects {
-			if ownedBy(o, uid) {
-				out = append(out, o)
-			}
-		}
+	return a.owned[uid]
+}
+
+// listed returns the object of the last successful list of a resource that has the UID of an owner reference.
+func (a *aggregated) listed(r metav1.OwnerReference, gr schema.GroupResource) api.Object {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if k := a.kinds[gr]; k != nil && k.err == nil && k.objects[r.UID] != nil && k.objects[r.UID].GetName() == r.Name {
+		return k.objects[r.UID]
 	}
-	return out
+	return nil
 }
 
 // listAll returns all kinds with lists that began after the call, and has the dependents of objects that no longer exist
 // judged. Concurrent callers share the lists.
-func (c *collector) listAll(ctx context.Context, all sources) []*aggregatedKind {
+func (c *collector) listAll(ctx context.Context, all sources) ([]*aggregatedKind, error) {
 	a := c.aggregated
 	if a == nil {
-		return nil
+		return nil, nil
 	}
 	called := time.Now()
-	a.lists.Lock()
-	defer a.lists.Unlock()
+	select {
+	case a.lists <- struct{}{}:
+		defer func() { <-a.lists }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 	if !a.began.After(called) {
 		began := time.Now()
 		for _, uid := range a.refresh(ctx) {
@@ -85,7 +103,7 @@ func (c *collector) listAll(ctx context.Context, all sources) []*aggregatedKind 
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return slices.Collect(maps.Values(a.kinds))
+	return slices.Collect(maps.Values(a.kinds)), ctx.Err()
 }
 
 // refresh lists the resources that discovery shows, and returns the UIDs of objects that no longer exist. A kind whose
@@ -93,22 +111,22 @@ func (c *collector) listAll(ctx context.Context, all sources) []*aggregatedKind 
 func (a *aggregated) refresh(ctx context.Context) (gone []types.UID) {
 	found, unknown := a.apis.Discover(ctx)
 	fresh := map[schema.GroupResource]*aggregatedKind{}
+	servers := map[schema.GroupVersion][]*aggregatedKind{}
 	for _, r := range found {
 		gr := r.GroupVersionResource.GroupResource()
 		if fresh[gr] != nil || !r.Supports("list", "delete") {
 			continue
 		}
 		k := &aggregatedKind{source: sourceOf(r), objects: map[types.UID]api.Object{}}
-		var objs []api.Object
-		if objs, k.err = controllers.ListAggregated(ctx, a.apis, r, ""); k.err == nil {
-			for _, o := range objs {
-				if o.GetUID() != "" {
-					k.objects[o.GetUID()] = o
-				}
-			}
-		}
 		fresh[gr] = k
+		gv := r.GroupVersionResource.GroupVersion()
+		servers[gv] = append(servers[gv], k)
 	}
+	lists := slices.Collect(maps.Values(servers))
+	_ = controllers.InParallel(ctx, len(lists), func(ctx context.Context, i int) error {
+		a.list(ctx, lists[i])
+		return nil
+	})
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for gr, old := range a.kinds {
@@ -126,13 +144,47 @@ func (a *aggregated) refresh(ctx context.Context) (gone []types.UID) {
 			}
 		}
 	}
-	a.kinds = fresh
+	a.kinds, a.owned = fresh, map[types.UID][]dependent{}
+	for _, k := range fresh {
+		for _, o := range k.objects {
+			d := dependent{Object: o, kind: k.kind, aggregated: true}
+			for _, r := range o.GetOwnerReferences() {
+				if list := a.owned[r.UID]; len(list) == 0 || list[len(list)-1].Object != o {
+					a.owned[r.UID] = append(list, d)
+				}
+			}
+		}
+	}
 	return gone
+}
+
+// list lists the objects of all kinds of one group version.
+func (a *aggregated) list(ctx context.Context, kinds []*aggregatedKind) {
+	ctx, cancel := context.WithTimeout(ctx, listTime)
+	defer cancel()
+	left := listBytes
+	for _, k := range kinds {
+		var objs []api.Object
+		var used int
+		if objs, used, k.err = controllers.ListAggregated(ctx, a.apis, *k.aggregated, "", left); k.err != nil {
+			continue
+		}
+		left -= used
+		for _, o := range objs {
+			if o.GetUID() != "" {
+				k.objects[o.GetUID()] = o
+			}
+		}
+	}
 }
 
 // scanAggregated collects the objects of aggregated APIs, and has the dependents of those that are gone judged.
 func (c *collector) scanAggregated(ctx context.Context, all sources) {
-	for _, k := range c.listAll(ctx, all) {
+	kinds, err := c.listAll(ctx, all)
+	if err != nil {
+		return // the leadership has ended
+	}
+	for _, k := range kinds {
 		if k.err != nil {
 			c.term.Log.Warn("the objects of an aggregated API are not known: none is collected",
 				"resource", k.kind.GroupResource().String(), "err", k.err)
@@ -176,11 +228,13 @@ func (c *collector) reconcileAggregated(ctx context.Context, all sources, s sour
 	if err != nil {
 		return err
 	}
-	// A circle through two APIs is not searched for: a solid owner holds the object.
-	dependents := func() bool {
-		return len(all.dependents(obj.GetUID())) > 0 || len(c.aggregated.dependents(obj.GetUID())) > 0
+	held := true
+	if lostSome(owners) {
+		if held, err = c.held(ctx, all, s, obj); err != nil {
+			return err
+		}
 	}
-	switch v := Judge(obj, owners, true, dependents); {
+	switch v := Judge(obj, owners, held, func() bool { return c.hasDependents(all, obj) }); {
 	case v.Delete != "":
 		return c.delete(ctx, s, obj, v.Delete)
 	case len(v.Detach) > 0:
@@ -189,59 +243,79 @@ func (c *collector) reconcileAggregated(ctx context.Context, all sources, s sour
 	return nil
 }
 
-// ownerState returns the state of an owner whose kind the API of this cluster does not store. It is Absent only after the
-// owner's server has answered 404, or with another UID, and discovery shows after that answer that the server serves
-// the resource. Every other failure is Solid.
-func (a *aggregated) ownerState(ctx context.Context, s source, obj api.Object, r metav1.OwnerReference) OwnerState {
-	res, ok := a.find(ctx, r)
+// owner returns the state of an owner whose kind the API of this cluster does not store, and the owner if it exists. The
+// owner is Absent only after its server has answered 404, or with another UID, and discovery shows after that answer that
+// the server serves the resource. Every other failure is Solid. With cached, the last list may show that the owner exists.
+func (a *aggregated) owner(ctx context.Context, s source, obj api.Object, r metav1.OwnerReference, cached bool) Owner {
+	unanswered := Owner{Ref: r, State: Solid, Unanswered: true}
+	res, ok, stale := a.find(ctx, r)
 	if !ok || res.Namespaced && !s.kind.Namespaced || !res.Supports("get") {
-		return Solid
+		return Owner{Ref: r, State: Solid, Unanswered: stale}
 	}
 	namespace := obj.GetNamespace()
 	if !res.Namespaced {
 		namespace = ""
 	}
+	if o := a.listed(r, res.GroupVersionResource.GroupResource()); cached && o != nil && o.GetNamespace() == namespace {
+		return Owner{Ref: r, State: stateOf(o), Object: o}
+	}
 	body, err := a.apis.Call(ctx, http.MethodGet, res.Path(namespace, r.Name), nil, nil)
 	if err == nil {
-		var owner metav1.PartialObjectMetadata
-		if json.Unmarshal(body, &owner) != nil || owner.UID == "" || owner.Name != r.Name {
-			return Solid
+		owner := &metav1.PartialObjectMetadata{}
+		if json.Unmarshal(body, owner) != nil || owner.UID == "" || owner.Name != r.Name || owner.Namespace != namespace {
+			return unanswered
 		}
 		if owner.UID == r.UID {
-			return stateOf(&owner)
+			return Owner{Ref: r, State: stateOf(owner), Object: owner}
 		}
-		return Absent
+		return Owner{Ref: r, State: Absent}
 	}
 	if !apierrors.IsNotFound(err) {
-		return Solid
+		return unanswered
 	}
-	if again, ok := a.find(ctx, r); !ok || again.GroupVersionResource != res.GroupVersionResource {
-		return Solid
+	if again, ok, _ := a.find(ctx, r); !ok || again.GroupVersionResource != res.GroupVersionResource {
+		return unanswered
 	}
-	return Absent
+	return Owner{Ref: r, State: Absent}
 }
 
-// find returns the resource of an owner reference that discovery shows.
-func (a *aggregated) find(ctx context.Context, r metav1.OwnerReference) (controllers.AggregatedResource, bool) {
+// source returns the kind that an owner reference means, as discovery shows it.
+func (a *aggregated) source(ctx context.Context, r metav1.OwnerReference) (source, bool) {
+	if a == nil {
+		return source{}, false
+	}
+	res, ok, _ := a.find(ctx, r)
+	if !ok {
+		return source{}, false
+	}
+	return sourceOf(res), true
+}
+
+// find returns the resource of an owner reference that discovery shows. If it shows none, stale reports whether a server of
+// the reference's group does not answer.
+func (a *aggregated) find(ctx context.Context, r metav1.OwnerReference) (res controllers.AggregatedResource, ok, stale bool) {
 	gv, err := schema.ParseGroupVersion(r.APIVersion)
 	if err != nil {
-		return controllers.AggregatedResource{}, false
+		return res, false, false
 	}
-	found, _ := a.apis.Discover(ctx)
-	i := slices.IndexFunc(found, func(f controllers.AggregatedResource) bool {
-		return f.GroupVersionResource.Group == gv.Group && f.Kind == r.Kind
-	})
-	if i < 0 {
-		return controllers.AggregatedResource{}, false
+	found, unknown := a.apis.Discover(ctx)
+	for _, f := range found {
+		if f.GroupVersionResource.Group == gv.Group && f.Kind == r.Kind {
+			return f, true, false
+		}
 	}
-	return found[i], true
+	for u := range unknown {
+		stale = stale || u.Group == gv.Group
+	}
+	return res, false, stale
 }
 
 // orphanAggregated removes the references to owner from the objects of aggregated APIs. A known resource whose server does
 // not answer is an error: its objects would be collected once the owner is gone.
 func (c *collector) orphanAggregated(ctx context.Context, all sources, s source, owner api.Object) error {
-	var errs []error
-	for _, k := range c.listAll(ctx, all) {
+	kinds, err := c.listAll(ctx, all)
+	errs := []error{err}
+	for _, k := range kinds {
 		if s.kind.Namespaced && !k.kind.Namespaced {
 			continue
 		}

@@ -25,22 +25,29 @@ func (c *collector) foreground(ctx context.Context, all sources, s source, owner
 			}
 		}
 	}
-	if !MayGo(owner, all.holdingUp(s, owner)) {
+	cached := newBlockers(s.kind, owner, func(uid types.UID) []dependent {
+		return append(all.dependentsOf(uid), c.aggregated.dependents(uid)...)
+	})
+	if !MayGo(owner, cached.of) {
+		if cached.aggregated {
+			return controllers.Race("%s %s/%s still has dependents in an aggregated API",
+				s.kind.GVK.Kind, owner.GetNamespace(), owner.GetName())
+		}
 		return nil // each dependent that goes brings us back here
 	}
-	if c.isHeldByAggregated(owner, s.kind) {
-		return controllers.Race("%s %s/%s still has dependents in an aggregated API",
-			s.kind.GVK.Kind, owner.GetNamespace(), owner.GetName())
-	}
-	if s.aggregated == nil && c.listAll(ctx, all) != nil && c.isHeldByAggregated(owner, s.kind) {
-		return controllers.Race("%s %s/%s has new dependents in an aggregated API",
-			s.kind.GVK.Kind, owner.GetNamespace(), owner.GetName())
+	if s.aggregated == nil {
+		if _, err := c.listAll(ctx, all); err != nil {
+			return err
+		}
 	}
 	stored, err := c.stored(ctx, all, s, owner)
 	if err != nil {
 		return err
 	}
-	if !MayGo(owner, stored.holdingUp(s, owner)) {
+	live := newBlockers(s.kind, owner, func(uid types.UID) []dependent {
+		return append(slices.Clone(stored[uid]), c.aggregated.dependents(uid)...)
+	})
+	if !MayGo(owner, live.of) {
 		return controllers.Race("%s %s/%s still has dependents", s.kind.GVK.Kind, owner.GetNamespace(), owner.GetName())
 	}
 	if s.aggregated != nil {
@@ -51,34 +58,48 @@ func (c *collector) foreground(ctx context.Context, all sources, s source, owner
 	})
 }
 
-// isHeldByAggregated reports whether an object in the last lists of aggregated APIs holds up the deletion of owner.
-func (c *collector) isHeldByAggregated(owner api.Object, k *api.Kind) bool {
-	return slices.ContainsFunc(c.aggregated.dependents(owner.GetUID()), func(d api.Object) bool { return holdsUp(d, owner, k) })
-}
-
-// holdingUp returns the objects that hold up the deletion of one, beginning with owner, for MayGo.
-func (all sources) holdingUp(s source, owner api.Object) func(o api.Object) []api.Object {
-	kinds := map[types.UID]*api.Kind{owner.GetUID(): s.kind}
-	return func(o api.Object) (out []api.Object) {
-		for name, deps := range all.dependents(o.GetUID()) {
-			for _, d := range deps {
-				if holdsUp(d, o, kinds[o.GetUID()]) {
-					kinds[d.GetUID()] = all[name].kind
-					out = append(out, d)
-				}
-			}
-		}
-		return out
-	}
-}
-
-// storedObjects are all objects that name an owner, by that owner's UID, as the store has them.
-type storedObjects map[types.UID][]storedObject
-
-type storedObject struct {
+// dependent is an object that names an owner.
+type dependent struct {
 	api.Object
-	kind *api.Kind
+	kind       *api.Kind
+	aggregated bool // a server in the cluster stores the object
 }
+
+// blockers finds, for MayGo, the objects that hold up the deletion of an object, starting with an owner.
+type blockers struct {
+	dependents func(owner types.UID) []dependent
+	kinds      map[types.UID]*api.Kind // of the owner and of all objects found
+	aggregated bool                    // an object of an aggregated API was found
+}
+
+func newBlockers(kind *api.Kind, owner api.Object, dependents func(uid types.UID) []dependent) *blockers {
+	return &blockers{dependents: dependents, kinds: map[types.UID]*api.Kind{owner.GetUID(): kind}}
+}
+
+// of returns the objects that hold up the deletion of o, which is the owner or was returned before.
+func (b *blockers) of(o api.Object) (out []api.Object) {
+	for _, d := range b.dependents(o.GetUID()) {
+		if holdsUp(d.Object, o, b.kinds[o.GetUID()]) {
+			b.kinds[d.GetUID()] = d.kind
+			b.aggregated = b.aggregated || d.aggregated
+			out = append(out, d.Object)
+		}
+	}
+	return out
+}
+
+// dependentsOf returns the cached objects that name uid as an owner.
+func (all sources) dependentsOf(uid types.UID) (out []dependent) {
+	for name, deps := range all.dependents(uid) {
+		for _, d := range deps {
+			out = append(out, dependent{Object: d, kind: all[name].kind})
+		}
+	}
+	return out
+}
+
+// storedObjects are all stored objects that name an owner, by that owner's UID.
+type storedObjects map[types.UID][]dependent
 
 // stored lists what may depend on owner, directly or not.
 func (c *collector) stored(ctx context.Context, all sources, s source, owner api.Object) (storedObjects, error) {
@@ -102,22 +123,9 @@ func (c *collector) stored(ctx context.Context, all sources, s source, owner api
 		defer mu.Unlock()
 		for _, o := range objs {
 			for _, r := range o.GetOwnerReferences() {
-				out[r.UID] = append(out[r.UID], storedObject{Object: o, kind: deps[i].kind})
+				out[r.UID] = append(out[r.UID], dependent{Object: o, kind: deps[i].kind})
 			}
 		}
 		return nil
 	})
-}
-
-func (all storedObjects) holdingUp(s source, owner api.Object) func(o api.Object) []api.Object {
-	kinds := map[types.UID]*api.Kind{owner.GetUID(): s.kind}
-	return func(o api.Object) (out []api.Object) {
-		for _, d := range all[o.GetUID()] {
-			if holdsUp(d.Object, o, kinds[o.GetUID()]) {
-				kinds[d.GetUID()] = d.kind
-				out = append(out, d.Object)
-			}
-		}
-		return out
-	}
 }

@@ -127,7 +127,7 @@ func New(d controllers.Deps) *controllers.Controller {
 			c := &collector{term: t, living: g, absent: map[coordinates]bool{}, strangers: map[controllers.Key]time.Duration{},
 				reported: map[foreignOwner]bool{}}
 			if d.Aggregated != nil {
-				c.aggregated = &aggregated{apis: d.Aggregated, kinds: map[schema.GroupResource]*aggregatedKind{}}
+				c.aggregated = newAggregated(d.Aggregated)
 				t.Enqueue(scanKey)
 			}
 			return c.reconcile
@@ -288,16 +288,18 @@ func (c *collector) reconcile(ctx context.Context, k controllers.Key) (time.Dura
 			return 0, err
 		}
 	}
-	dependents := func() bool {
-		return len(all.dependents(obj.GetUID())) > 0 || len(c.aggregated.dependents(obj.GetUID())) > 0
-	}
-	switch v := Judge(obj, owners, held, dependents); {
+	switch v := Judge(obj, owners, held, func() bool { return c.hasDependents(all, obj) }); {
 	case v.Delete != "":
 		return 0, c.delete(ctx, s, obj, v.Delete)
 	case len(v.Detach) > 0:
 		return again, c.detach(ctx, s, obj, v.Detach...)
 	}
 	return again, nil
+}
+
+// hasDependents reports whether the caches or the last lists of aggregated APIs hold an object that names obj as an owner.
+func (c *collector) hasDependents(all sources, obj api.Object) bool {
+	return len(all.dependents(obj.GetUID())) > 0 || len(c.aggregated.dependents(obj.GetUID())) > 0
 }
 
 // later is when an object is looked at again that has an owner whose end nobody would tell of; 0 for others.
@@ -315,7 +317,8 @@ func (c *collector) later(k controllers.Key, unseen bool) time.Duration {
 	return c.strangers[k]
 }
 
-// held says whether an owner outside of obj's circle holds it. Where obj is in a circle the API is asked for every
+// held reports whether an owner outside of obj's circle holds it. It is an error if an aggregated server on the way does not
+// answer: obj could lose the reference to its last outer owner, and the circle would stay. Where obj is in a circle the API is asked for every
 // owner on the way: two members that lose their outer owners at once would each believe in the other's for as long
 // as the caches lag, and keep the circle for ever.
 func (c *collector) held(ctx context.Context, all sources, s source, obj api.Object) (bool, error) {
@@ -324,9 +327,19 @@ func (c *collector) held(ctx context.Context, all sources, s source, obj api.Obj
 		held, circular, err := Held(obj, func(o api.Object) ([]Owner, error) {
 			owners, _, err := c.owners(ctx, all, kinds[o.GetUID()], o, live)
 			for _, owner := range owners {
-				if owner.Object != nil {
-					kinds[owner.Ref.UID], _ = all.find(owner.Ref)
+				if owner.Unanswered {
+					return nil, controllers.Race("the server of owner %s %s does not answer", owner.Ref.Kind, owner.Ref.Name)
 				}
+				if owner.Object == nil {
+					continue
+				}
+				kind, ok := all.find(owner.Ref)
+				if !ok {
+					if kind, ok = c.aggregated.source(ctx, owner.Ref); !ok {
+						return nil, controllers.Race("discovery no longer shows %s %s", owner.Ref.APIVersion, owner.Ref.Kind)
+					}
+				}
+				kinds[owner.Ref.UID] = kind
 			}
 			return owners, err
 		})
@@ -347,7 +360,7 @@ func (c *collector) owners(ctx context.Context, all sources, s source, obj api.O
 	for _, r := range obj.GetOwnerReferences() {
 		o, ok := all.find(r)
 		if !ok && c.aggregated != nil {
-			out = append(out, Owner{Ref: r, State: c.aggregated.ownerState(ctx, s, obj, r)})
+			out = append(out, c.aggregated.owner(ctx, s, obj, r, !live))
 			unseen = true
 			continue
 		}

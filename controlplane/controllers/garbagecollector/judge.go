@@ -28,6 +28,8 @@ type Owner struct {
 	Ref    metav1.OwnerReference
 	State  OwnerState
 	Object api.Object // the owner itself where it exists and its kind is known
+	// Unanswered says that the owner's server did not answer, or not with the owner: State is Solid until it does.
+	Unanswered bool
 }
 
 // Verdict is what to do with an object because of its owners. The zero Verdict is nothing.

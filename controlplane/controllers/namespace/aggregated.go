@@ -17,9 +17,6 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// listLimit bounds how many remaining objects of an aggregated resource are listed at once.
-const listLimit = "500"
-
 // discoveryFailure is the group versions whose resources could not be discovered.
 type discoveryFailure map[schema.GroupVersion]error
 
@@ -116,20 +113,9 @@ func (r *reconciler) emptyResource(
 
 // listAggregated returns the metadata of the first objects of a resource.
 func (r *reconciler) listAggregated(ctx context.Context, path string) ([]api.Object, error) {
-	body, err := r.aggregated.Call(ctx, http.MethodGet, path, url.Values{"limit": {listLimit}}, nil)
+	objs, err := controllers.ListAggregatedPage(ctx, r.aggregated, path)
 	if apierrors.IsMethodNotSupported(err) {
 		return nil, nil
 	}
-	if err != nil {
-		return nil, err
-	}
-	var list metav1.PartialObjectMetadataList
-	if err := json.Unmarshal(body, &list); err != nil {
-		return nil, fmt.Errorf("decoding the list %s: %w", path, err)
-	}
-	out := make([]api.Object, len(list.Items))
-	for i := range list.Items {
-		out[i] = &list.Items[i]
-	}
-	return out, nil
+	return objs, err
 }
