@@ -90,8 +90,8 @@ type Kind struct {
 	// compare an object with what it was. facet is the subresource, "" the object itself; old is nil on create.
 	Check func(ctx context.Context, facet string, obj, old Object) field.ErrorList
 
-	// Answers say what becomes of each field: chain stage 4 refuses what is not built, and warns of what
-	// Kubernetes gives no effect. Package kinds sets them from the table of package fields.
+	// Answers say what becomes of each field: the registry removes what Kubernetes drops, chain stage 4 refuses what is
+	// not built, and warns of what Kubernetes gives no effect. Package kinds sets them from the table of package fields.
 	Answers *fields.Answers
 
 	// Columns and Row are the server-side Table: one cell per column.

@@ -51,7 +51,7 @@ func bodies() []body {
 }
 
 // TestEveryFieldHasAnAnswer is the law that what is accepted is done: each field of each served kind is honoured,
-// refused, inert or stored and said to be, no answer is about a field that is gone, and what is called refused is refused by the server
+// refused, dropped, inert or stored and said to be, no answer is about a field that is gone, and what is called refused is refused by the server
 // with the field's name and its sentence.
 func TestEveryFieldHasAnAnswer(t *testing.T) {
 	all := bodies()
@@ -89,20 +89,6 @@ func TestEveryFieldHasAnAnswer(t *testing.T) {
 	admin := r.adminHTTP()
 	for _, b := range all {
 		t.Run(strings.ReplaceAll(b.name, "/", "."), func(t *testing.T) { refusals(t, r, admin, b) })
-	}
-}
-
-// A query parameter whose effect is not built is refused by name; one without a meaning as well.
-func TestOptionsThatAreRefused(t *testing.T) {
-	r := start(t, nil)
-	const pods = "/api/v1/namespaces/default/pods"
-	for path, want := range map[string]string{
-		pods + "?shardSelector=shardRange(object.metadata.uid,'0x0','0x8')":         "shardSelector: Forbidden: lists and watches are not split",
-		pods + "?watch=1&shardSelector=shardRange(object.metadata.uid,'0x0','0x8')": "shardSelector: Forbidden: lists and watches are not split",
-	} {
-		if a := r.call(r.adminHTTP(), "GET", path, ""); a.code != http.StatusUnprocessableEntity || !strings.Contains(a.body, want) {
-			t.Errorf("%s: %d %s", path, a.code, a.body)
-		}
 	}
 }
 

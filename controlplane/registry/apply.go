@@ -35,7 +35,7 @@ func (w *write) apply(ctx context.Context, f facet) (obj runtime.Object, created
 	defer cancel()
 	for {
 		stored, _, err := w.change(ctx, w.updateStep(f, func(cur current) (proposal, error) {
-			obj, err := w.applyTo(fm, cur.obj, intent)
+			obj, err := w.applyTo(fm, cur.obj, w.withoutDropped(intent, cur.obj))
 			return proposal{obj: obj, op: api.Update}, err
 		}))
 		if err == nil {
@@ -62,7 +62,7 @@ func (w *write) apply(ctx context.Context, f facet) (obj runtime.Object, created
 func (w *write) applyNew(ctx context.Context, fm *managedfields.FieldManager, intent *unstructured.Unstructured) (api.Object, error) {
 	empty := w.req.Kind.New()
 	w.req.Kind.SetTypeMeta(empty)
-	obj, err := w.applyTo(fm, empty, intent)
+	obj, err := w.applyTo(fm, empty, w.withoutDropped(intent, empty))
 	if err != nil {
 		return nil, err
 	}
@@ -104,6 +104,16 @@ func (w *write) intent(want schema.GroupVersionKind) (*unstructured.Unstructured
 		}
 	}
 	return u, nil
+}
+
+// withoutDropped returns the intent without the fields that Kubernetes drops, so that the manager does not come to own them.
+func (w *write) withoutDropped(intent *unstructured.Unstructured, live api.Object) *unstructured.Unstructured {
+	if !w.req.Kind.Answers.DropsFields() {
+		return intent
+	}
+	out := intent.DeepCopy()
+	w.req.Kind.Answers.DropFrom(out.Object, live)
+	return out
 }
 
 // applyTo merges the intent into live, with the rules of field ownership.

@@ -142,6 +142,7 @@ func (w *write) tryCreate(ctx context.Context, obj api.Object, track func(api.Ob
 	} else {
 		w.complete("", obj)
 	}
+	k.Answers.Drop(obj, nil)
 	track(obj) // what admission adds belongs to nobody: an apply may not take it away
 	w.complete("", obj)
 	a := w.begin(api.Create, obj, nil)
@@ -155,6 +156,7 @@ func (w *write) tryCreate(ctx context.Context, obj api.Object, track func(api.Ob
 		obj = a.Whole
 		k.SetTypeMeta(obj)
 		w.complete("", obj)
+		k.Answers.Drop(obj, nil)
 	}
 	if k.CreateWarnings != nil && api.CollectsWarnings(ctx) {
 		for _, text := range k.CreateWarnings(obj) {

@@ -259,12 +259,13 @@ func (w *write) updateStep(f facet, propose func(cur current) (proposal, error))
 	}
 }
 
-// settle gives a wanted object what it cannot choose, and its defaults.
+// settle gives a wanted object what it cannot choose, and its defaults, and removes the fields that Kubernetes drops.
 func (w *write) settle(f facet, obj, old api.Object) {
 	w.req.Kind.SetTypeMeta(obj)
 	keepMeta(obj, old)
 	obj.SetResourceVersion(old.GetResourceVersion())
 	w.complete(f.name, obj)
+	w.req.Kind.Answers.Drop(obj, old)
 }
 
 // admitted is the proposed object as the mutating stage leaves it.

@@ -49,6 +49,7 @@ type finding struct {
 	path   string // "spec.containers[0].env[1]"
 	answer *Answer
 	value  any
+	place  reflect.Value // where the value stands, if the walker collects places
 }
 
 func (f finding) same(g finding) bool {
@@ -63,8 +64,9 @@ func (a *Answers) find(obj any) []finding {
 
 // walker walks one object along the few paths where something can be wrong.
 type walker struct {
-	at    []step
-	found []finding
+	at     []step
+	found  []finding
+	places bool // findings have places, and neither paths nor values
 }
 
 type step struct {
@@ -170,6 +172,10 @@ func (w *walker) keys(v reflect.Value, n *node) {
 }
 
 func (w *walker) note(a *Answer, v reflect.Value) {
+	if w.places {
+		w.found = append(w.found, finding{answer: a, place: v})
+		return
+	}
 	var path strings.Builder
 	for i, s := range w.at {
 		if i > 0 {
@@ -183,7 +189,7 @@ func (w *walker) note(a *Answer, v reflect.Value) {
 			path.WriteString("[" + strconv.Itoa(s.index) + "]")
 		}
 	}
-	w.found = append(w.found, finding{path.String(), a, v.Interface()})
+	w.found = append(w.found, finding{path: path.String(), answer: a, value: v.Interface()})
 }
 
 func anyMatches(patterns []string, v string) bool {

@@ -2,12 +2,13 @@
 //
 //	honoured  it has its documented effect
 //	refused   its effect is not built: a request that sets it is refused, with a sentence that says what to do
+//	dropped   Kubernetes 1.37 removes it from requests, because its feature gate is off by default; so does Keelson
 //	inert     Kubernetes itself gives it no effect, or none without something that is not part of a cluster
 //	stored    it is kept, judged and shown, and nothing acts on it yet: who sets it is told so by a warning
 //
 // The answers stand in answers/*.txt, by Go type, so that a type that occurs in many kinds (a pod's specification,
-// metadata, selectors) is answered once. Refusals are enforced from there (Answers.Check), so that none can be
-// forgotten; docs/compatibility.md is written from there. A field without an answer fails a test.
+// metadata, selectors) is answered once. Refusals and removals are enforced from there (Answers.Check, Answers.Drop), so
+// that none can be forgotten; docs/compatibility.md is written from there. A field without an answer fails a test.
 package fields
 
 import (
@@ -30,6 +31,7 @@ type State string
 const (
 	Honoured State = "honoured"
 	Refused  State = "refused"
+	Dropped  State = "dropped"
 	Inert    State = "inert"
 	Stored   State = "stored"
 )
@@ -37,9 +39,11 @@ const (
 // Answer is what becomes of a field, or of some of its values.
 type Answer struct {
 	State State
-	// Why is for the user of a refused field what to do, for an inert one the documented reason, for a stored one who
-	// does not act on it.
+	// Why is for the user of a refused or dropped field what to do, for an inert one the documented reason, for a stored
+	// one who does not act on it.
 	Why string
+	// Gate is the feature gate of Kubernetes that a dropped field is behind.
+	Gate string
 	// Warn tells the client of an inert or stored field that is set, by a warning header.
 	Warn bool
 	// Values are those that the answer is about; nil = every value that is set. A "*" at the end stands for any
@@ -93,6 +97,7 @@ var Load = sync.OnceValue(func() *Table {
 //	honoured: containers volumes          paths below it
 //	refused: hostUsers=false -- sentence  one value of a path
 //	refused: annotations[a/b] -- sentence one key of a map
+//	dropped EmptyDirVolumeMode: mode -- sentence  with the feature gate
 //	warned: ...                           inert, and the client is told
 //	stored: strategy -- sentence          the client is told
 //	stored: . -- sentence                 all of a kind but what its part of the file says otherwise: the client is told
@@ -128,13 +133,18 @@ func parseLine(answers map[string][]*Answer, source, line string) error {
 		return fmt.Errorf("%q is no answer about a type", line)
 	}
 	list, why, _ := strings.Cut(rest, " -- ")
-	a := Answer{State: State(word), Why: strings.TrimSpace(why), source: source}
+	word, gate, _ := strings.Cut(word, " ")
+	a := Answer{State: State(word), Why: strings.TrimSpace(why), Gate: gate, source: source}
 	switch {
+	case (a.State == Dropped) != (gate != ""):
+		return fmt.Errorf("a dropped field needs its feature gate, and no other field has one")
+	case a.State == Dropped && strings.ContainsAny(list, "=["):
+		return fmt.Errorf("a field is dropped with all its values and keys")
 	case word == "warned":
 		a.State, a.Warn = Inert, true
 	case a.State == Stored:
 		a.Warn = true
-	case a.State != Honoured && a.State != Refused && a.State != Inert:
+	case a.State != Honoured && a.State != Refused && a.State != Inert && a.State != Dropped:
 		return fmt.Errorf("%q is no state", word)
 	}
 	if (a.Why == "") != (a.State == Honoured) {

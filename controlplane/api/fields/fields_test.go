@@ -156,7 +156,7 @@ func object[T any](t *testing.T, text string) *T {
 
 // What is found is named as the user wrote it, and what is stored already excuses as much, no more.
 func TestCheck(t *testing.T) {
-	const responders = "evictionResponders: [{name: a}]"
+	const wholePod = "resources: {limits: {cpu: 1}}"
 	pod := func(spec string) *corev1.Pod { return object[corev1.Pod](t, "{spec: {"+spec+"}}") }
 	driver := func(spec string) *storagev1.CSIDriver { return object[storagev1.CSIDriver](t, "{spec: {"+spec+"}}") } // F110
 	for _, c := range []struct {
@@ -170,8 +170,8 @@ func TestCheck(t *testing.T) {
 		{"by value", pod("hostUsers: false"), nil, []string{"spec.hostUsers"}, 0},
 		{"by another value", pod("hostUsers: true"), nil, nil, 0},
 		{"empty but there", pod("volumes: [{name: v, rbd: {}}]"), nil, []string{"spec.volumes[0].rbd"}, 0},
-		{"template", object[appsv1.Deployment](t, "{spec: {template: {spec: {"+responders+"}}}}"), nil, []string{"spec.template.spec.evictionResponders"}, 0},
-		{"stored", pod(responders), pod(responders), nil, 0},
+		{"template", object[appsv1.Deployment](t, "{spec: {template: {spec: {"+wholePod+"}}}}"), nil, []string{"spec.template.spec.resources"}, 0},
+		{"stored", pod(wholePod), pod(wholePod), nil, 0},
 		{"stored in another place", pod("volumes: [{name: a, emptyDir: {}}, {name: v, rbd: {image: d}}]"), pod("volumes: [{name: v, rbd: {image: d}}]"), nil, 0},
 		{"stored once", pod("volumes: [{name: a, rbd: {image: d}}, {name: v, rbd: {image: d}}]"), pod("volumes: [{name: v, rbd: {image: d}}]"), []string{"spec.volumes[1].rbd"}, 0},
 		{"one of a list", pod("containers: [{name: a, securityContext: {appArmorProfile: {type: Localhost}}}, {name: b, securityContext: {appArmorProfile: {type: RuntimeDefault}}}]"), nil,

@@ -26,7 +26,8 @@ type Leaf struct {
 type Answers struct {
 	table  *Table
 	typ    reflect.Type
-	tree   *node // nil when every value is fine
+	tree   *node // of the refused fields and those that clients are warned of; nil when every value is fine
+	drops  *node // of the dropped fields; nil when there are none
 	stored *Answer
 }
 
@@ -53,6 +54,7 @@ type node struct {
 	rules []*Answer          // about the value here
 	keys  map[string]*Answer // about keys of the map here; a "*" at the end stands for any rest
 	edges []edge             // fields of the struct here
+	dict  bool               // the value is a map whose members have the edges
 }
 
 type edge struct {
@@ -63,6 +65,28 @@ type edge struct {
 
 func (n *node) empty() bool {
 	return n == nil || len(n.rules) == 0 && len(n.keys) == 0 && len(n.edges) == 0
+}
+
+// split returns the part of the tree below n that has only rules about dropped fields, or only the other rules.
+func (n *node) split(dropped bool) *node {
+	out := &node{dict: n.dict}
+	for _, a := range n.rules {
+		if (a.State == Dropped) == dropped {
+			out.rules = append(out.rules, a)
+		}
+	}
+	if !dropped {
+		out.keys = n.keys
+	}
+	for _, e := range n.edges {
+		if to := e.to.split(dropped); to != nil {
+			out.edges = append(out.edges, edge{e.index, e.name, to})
+		}
+	}
+	if out.empty() {
+		return nil
+	}
+	return out
 }
 
 // For returns the answers of the type of a value or of a (possibly nil) pointer to it. Fields that nobody has
@@ -79,10 +103,7 @@ func (t *Table) For(of any) *Answers {
 	}
 	c := &compiler{table: t}
 	n := c.visit(typ, c.begin(typ))
-	a := &Answers{table: t, typ: typ, stored: c.stored}
-	if !n.empty() {
-		a.tree = n
-	}
+	a := &Answers{table: t, typ: typ, stored: c.stored, tree: n.split(false), drops: n.split(true)}
 	t.compiled[typ] = a
 	return a
 }
@@ -155,7 +176,7 @@ func (c *compiler) visit(t reflect.Type, p place) *node {
 		if a.Values == nil && !p.withinStored(a, depth) {
 			p.inherited, p.from, p.depth = a, p.path, depth
 		}
-		if a.State == Refused || a.Warn {
+		if a.State == Refused || a.State == Dropped || a.Warn {
 			n.rules = append(n.rules, a)
 		}
 		if a.Values != nil {
@@ -175,13 +196,14 @@ func (c *compiler) visit(t reflect.Type, p place) *node {
 			continue
 		case reflect.Slice, reflect.Map:
 			if !opaque(elem) {
+				n.dict = n.dict || elem.Kind() == reflect.Map
 				elem, suffix = elem.Elem(), "[]"
 				continue
 			}
 		}
 		break
 	}
-	whole := p.inherited != nil && p.inherited.State == Refused
+	whole := p.inherited != nil && (p.inherited.State == Refused || p.inherited.State == Dropped)
 	if opaque(elem) || whole || slices.Contains(p.within, elem) {
 		c.leaves = append(c.leaves, p.leaf(p.path, p.from, p.inherited, t))
 		return n
@@ -221,9 +243,14 @@ func (c *compiler) keys(t reflect.Type, p *place, n *node) {
 }
 
 func (c *compiler) fields(t reflect.Type, p place, n *node) {
-	// What a type around says to be inert is so, whatever it is elsewhere. Otherwise a type that has answers
-	// answers for each of its fields; what is stored refuses what it refuses.
-	if answers := c.table.types[typeName(t)]; answers != nil && (p.inherited == nil || p.inherited.State != Inert) {
+	// What a type around says to be inert is so, whatever it is elsewhere, except that dropped fields are dropped.
+	// Otherwise a type that has answers answers for each of its fields; what is stored refuses what it refuses.
+	answers := c.table.types[typeName(t)]
+	switch inert := p.inherited != nil && p.inherited.State == Inert; {
+	case answers == nil:
+	case inert:
+		p.scopes = append(slices.Clip(p.scopes), scope{answers: onlyDropped(answers)})
+	default:
 		if p.inherited != nil && (p.inherited.State == Honoured || c.ofEveryKind(t, p)) {
 			p.inherited = nil
 		}
@@ -251,6 +278,17 @@ func (c *compiler) fields(t reflect.Type, p place, n *node) {
 			n.edges = append(n.edges, edge{i, name, to})
 		}
 	}
+}
+
+// onlyDropped returns the answers about dropped fields.
+func onlyDropped(answers map[string][]*Answer) map[string][]*Answer {
+	out := map[string][]*Answer{}
+	for path, list := range answers {
+		if list[0].State == Dropped {
+			out[path] = list
+		}
+	}
+	return out
 }
 
 // ofEveryKind says that a type is at the top of a kind what all kinds have, which is honoured in a stored kind too.

@@ -16,7 +16,7 @@ import (
 
 // Groups of pods that are scheduled together, and Workloads, which controllers make groups of. What Kubernetes has behind
 // the features CompositePodGroup, TopologyAwareWorkloadScheduling, DRAWorkloadResourceClaims and PodGroupPreemptionPolicy
-// is refused by the table of answers, as there without them; so nothing of it is judged here.
+// is dropped by the table of answers, as Kubernetes does without them; so nothing of it is judged here.
 
 // PodGroupProtection is the finalizer of a PodGroup that waits for its pods to end.
 const PodGroupProtection = "scheduling.k8s.io/podgroup-protection"

@@ -67,7 +67,9 @@ func listOptions(q url.Values, o *metav1.ListOptions, watch bool) error {
 		return apierrors.NewBadRequest(err.Error())
 	}
 	o.Watch = watch
-	if errs, _ := answers.Load().For(o).Check(o, nil); len(errs) > 0 {
+	known := answers.Load().For(o)
+	known.Drop(o, nil)
+	if errs, _ := known.Check(o, nil); len(errs) > 0 {
 		return invalid("ListOptions", errs)
 	}
 	var in metainternal.ListOptions

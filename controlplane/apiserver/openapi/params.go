@@ -52,7 +52,7 @@ var (
 		resourceVersionParam,
 		query("resourceVersionMatch", "string", "How resourceVersion is meant."),
 		query("sendInitialEvents", "boolean", "Begin a watch with the present state."),
-		query("shardSelector", "string", "Restrict the list to a shard. This server refuses the parameter."),
+		query("shardSelector", "string", "Restrict the list to a shard. This server ignores the parameter."),
 		query("timeoutSeconds", "integer", "End the call after this time."),
 	}
 	listParams = slices.Concat(selectParams, watchParams)

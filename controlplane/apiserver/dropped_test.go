@@ -1,0 +1,162 @@
+package apiserver
+
+import (
+	"encoding/json"
+	"net/http"
+	"reflect"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/yaml"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/fields"
+)
+
+// Every field that Kubernetes drops is accepted and absent from the created and from the applied object and from their
+// managedFields, without a warning.
+func TestDroppedFieldsAreAcceptedAndAbsent(t *testing.T) { // F37
+	r := start(t, nil)
+	admin := r.adminHTTP()
+	gates, accepted := map[string]bool{}, 0
+	for _, b := range bodies() {
+		for _, l := range b.answers.Leaves() {
+			if l.Answer == nil || l.Answer.State != fields.Dropped || b.sub != "" {
+				continue
+			}
+			gates[l.Answer.Gate] = true
+			if strings.HasPrefix(l.Path, "status.") && b.kind.Subresources["status"] != nil {
+				dropFromStatus(t, r, admin, b, l)
+				continue
+			}
+			for _, verb := range []string{"POST", "PATCH"} {
+				obj := validBody(t, b)
+				setDropped(t, obj, l)
+				if checkGone(t, r, admin, verb, endpoint(b), b, obj, l) {
+					accepted++
+				}
+			}
+		}
+	}
+	if len(gates) < 15 || accepted < 100 {
+		t.Errorf("%d requests were accepted; the dropped fields belong to the gates %v", accepted, gates)
+	}
+}
+
+func validBody(t *testing.T, b body) runtime.Object {
+	t.Helper()
+	obj := b.make()
+	text, ok := valid[b.name]
+	if more := droppable[b.name]; more != "" {
+		text, ok = more, true
+	}
+	if !ok {
+		t.Fatalf("there is no valid %s to start from", b.name)
+	}
+	if err := yaml.Unmarshal([]byte(text), obj); err != nil {
+		t.Fatal(err)
+	}
+	return obj
+}
+
+// podOfAll is a pod specification in which each type of a dropped field can be set without another fault.
+const podOfAll = `{containers: [{name: c, image: i}], initContainers: [{name: i, image: i, restartPolicy: Always}], volumes: [{name: v}]}`
+
+// droppable are valid objects of the kinds that test table valid lacks.
+var droppable = map[string]string{
+	"Pod":                   "{spec: " + podOfAll + "}",
+	"PodTemplate":           "{template: {spec: " + podOfAll + "}}",
+	"ReplicationController": "{spec: {selector: {a: b}, template: {metadata: {labels: {a: b}}, spec: " + podOfAll + "}}}",
+	"Deployment":            "{spec: {selector: {matchLabels: {a: b}}, template: {metadata: {labels: {a: b}}, spec: " + podOfAll + "}}}",
+	"ReplicaSet":            "{spec: {selector: {matchLabels: {a: b}}, template: {metadata: {labels: {a: b}}, spec: " + podOfAll + "}}}",
+	"StatefulSet":           "{spec: {serviceName: s, selector: {matchLabels: {a: b}}, template: {metadata: {labels: {a: b}}, spec: " + podOfAll + "}}}",
+	"DaemonSet":             "{spec: {selector: {matchLabels: {a: b}}, template: {metadata: {labels: {a: b}}, spec: " + podOfAll + "}}}",
+	"Job":                   "{spec: {template: {spec: " + strings.Replace(podOfAll, "{", "{restartPolicy: Never, ", 1) + "}}}",
+	"CronJob":               "{spec: {schedule: '0 0 * * *', jobTemplate: {spec: {template: {spec: " + strings.Replace(podOfAll, "{", "{restartPolicy: Never, ", 1) + "}}}}}",
+}
+
+// setDropped sets the field of a leaf. The rest of its parents may then be incomplete, as in a volume without a path.
+func setDropped(t *testing.T, obj runtime.Object, l fields.Leaf) {
+	t.Helper()
+	l.Path = strings.TrimSuffix(l.Path, "[]")
+	set(t, reflect.ValueOf(obj).Elem(), l)
+}
+
+// checkGone sends an object with a dropped field. The response may be an error about another field.
+func checkGone(t *testing.T, r *replica, admin *http.Client, verb, path string, b body, obj runtime.Object, l fields.Leaf) (accepted bool) {
+	t.Helper()
+	a := sendAs(t, r, admin, verb, path, b, obj)
+	name := l.Path[strings.LastIndex(l.Path, ".")+1:]
+	if a.code/100 == 2 {
+		if strings.Contains(a.body, `"`+name+`"`) && !isElsewhere(name, a.body) || strings.Contains(a.body, `"f:`+name+`"`) && name != alwaysShown {
+			t.Errorf("%s %s of %s: the response has the field: %.1600s", verb, l.Path, b.name, a.body)
+		}
+		if w := a.header.Values("Warning"); len(w) > 0 && strings.Contains(strings.Join(w, " "), name) {
+			t.Errorf("%s %s of %s: warnings %q", verb, l.Path, b.name, w)
+		}
+		return true
+	}
+	if a.code != http.StatusUnprocessableEntity || strings.Contains(a.body, "."+name) {
+		t.Errorf("%s %s of %s: %d %.600s", verb, l.Path, b.name, a.code, a.body)
+	}
+	return false
+}
+
+// alwaysShown is a dropped field that JSON of its type has even where the field is empty.
+const alwaysShown = "schedulingConstraints"
+
+// isElsewhere reports that a response has another field of the name of a dropped field, or the field as null.
+func isElsewhere(name, body string) bool {
+	others := map[string]string{"protocol": `"protocol":"TCP"`, alwaysShown: `"schedulingConstraints":null`}
+	return others[name] != "" && strings.Contains(body, others[name])
+}
+
+// sendAs sends an object as a dry run: created by POST, applied by PATCH.
+func sendAs(t *testing.T, r *replica, c *http.Client, verb, path string, b body, obj runtime.Object) answer {
+	t.Helper()
+	if verb == "POST" || verb == "PUT" {
+		return send(t, r, c, verb, path, b, obj)
+	}
+	obj.GetObjectKind().SetGroupVersionKind(b.kind.GVK)
+	name := "applied"
+	if fixed := particularNames[b.kind.GVK.Kind]; fixed != "" {
+		name = fixed
+	}
+	obj.(api.Object).SetName(name)
+	data, err := json.Marshal(obj)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.call(c, verb, path+"/"+name+"?dryRun=All&fieldManager=me", string(data), "Content-Type", "application/apply-patch+yaml")
+}
+
+// dropFromStatus updates the status of an object by a dropped field.
+func dropFromStatus(t *testing.T, r *replica, admin *http.Client, b body, l fields.Leaf) {
+	t.Helper()
+	obj := validBody(t, b)
+	made := obj.DeepCopyObject().(api.Object)
+	name := "field"
+	if fixed := particularNames[b.kind.GVK.Kind]; fixed != "" {
+		name = fixed
+	}
+	path := endpoint(b) + "/" + name
+	if r.call(admin, "GET", path, "").code == http.StatusNotFound {
+		made.SetName(name)
+		if b.kind.Namespaced {
+			made.SetNamespace("default")
+		}
+		r.must(made)
+	}
+	setDropped(t, obj, l)
+	checkGone(t, r, admin, "PUT", path+"/status", b, obj, l)
+}
+
+// A list that asks for a shard returns all objects, as in Kubernetes without ShardedListAndWatch.
+func TestShardSelectorIsIgnored(t *testing.T) { // F72
+	r := start(t, nil)
+	a := r.call(r.adminHTTP(), "GET", "/api/v1/namespaces/default/serviceaccounts?shardSelector=shardRange(object.metadata.uid,'0x0','0x8')", "")
+	if a.code != http.StatusOK || !strings.Contains(a.body, `"name":"default"`) || strings.Contains(a.body, "shardInfo") {
+		t.Errorf("%d %s", a.code, a.body)
+	}
+}
