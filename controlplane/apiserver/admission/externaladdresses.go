@@ -68,14 +68,12 @@ func externalAddresses(c Config) func(ctx context.Context, a *Attempt) error {
 				return asStatus(err)
 			}
 			errs = own.judge(svc, before)
-			if len(errs) == 0 {
-				if errs, err = boundNamespace(ctx, c, svc, before); err != nil {
-					return asStatus(err)
-				}
-			}
 		}
 		if len(errs) > 0 {
 			return apierrors.NewInvalid(a.Kind.GVK.GroupKind(), svc.Name, errs)
+		}
+		if pairs(svc) > pairs(before) {
+			boundNamespace(ctx, c, a, svc)
 		}
 		return nil
 	}
@@ -107,28 +105,33 @@ func boundPairs(svc, before *corev1.Service) field.ErrorList {
 		len(svc.Spec.ExternalIPs), len(svc.Spec.Ports), n, maxServicePairs))}
 }
 
-// boundNamespace refuses a Service that grows where its namespace has too many pairs.
-func boundNamespace(ctx context.Context, c Config, svc, before *corev1.Service) (field.ErrorList, error) {
-	n := pairs(svc)
-	if n <= pairs(before) {
-		return nil, nil
-	}
-	all, err := c.Cluster.List(ctx, "services", svc.Namespace, false)
-	if err != nil {
-		return nil, err
-	}
-	others := 0
-	for _, o := range all {
-		if s := o.(*corev1.Service); s.Name != svc.Name {
-			others += pairs(s)
+// boundNamespace makes the bound of the namespace a condition of the commit in which a Service gains pairs. The commit
+// writes the namespace without changing it. Of two commits that gain pairs at the same time, one therefore conflicts and
+// counts again.
+func boundNamespace(ctx context.Context, c Config, a *Attempt, svc *corev1.Service) {
+	next := func(stored api.Object) (api.Object, error) {
+		if stored == nil {
+			return nil, notFound("namespaces", a.Namespace)
 		}
+		// Not older than the namespace: every commit that gained pairs before has written the namespace.
+		all, err := c.Held(ctx, a.Kind, a.Namespace, stored.GetResourceVersion())
+		if err != nil {
+			return nil, asStatus(err)
+		}
+		others := 0
+		for _, o := range all {
+			if s := o.(*corev1.Service); s.Name != svc.Name {
+				others += pairs(s)
+			}
+		}
+		if n := pairs(svc); others+n > maxNamespacePairs {
+			return nil, apierrors.NewInvalid(a.Kind.GVK.GroupKind(), svc.Name, field.ErrorList{field.Forbidden(externalIPsField, fmt.Sprintf(
+				"this Service has %d pairs of an external address and a port, and the other Services of namespace %s have %d; "+
+					"a namespace may have %d: give fewer addresses or ports, or use another namespace", n, a.Namespace, others, maxNamespacePairs))})
+		}
+		return stored.DeepCopyObject().(api.Object), nil
 	}
-	if others+n <= maxNamespacePairs {
-		return nil, nil
-	}
-	return field.ErrorList{field.Forbidden(externalIPsField, fmt.Sprintf(
-		"this Service has %d pairs of an external address and a port, and the other Services of namespace %s have %d; "+
-			"a namespace may have %d: give fewer addresses or ports, or use another namespace", n, svc.Namespace, others, maxNamespacePairs))}, nil
+	a.Write(api.Change{Ref: api.Ref{Kind: c.Kinds.ByType(&corev1.Namespace{}), Name: a.Namespace}, Next: next})
 }
 
 // listening is a port of a machine of the cluster.

@@ -202,7 +202,19 @@ func TestExternalPairsAreBounded(t *testing.T) {
 		}
 		return out
 	}
-	admit := func(a *Attempt) error { return externalAddresses(c)(t.Context(), a) }
+	c.Held = w.held
+	admit := func(a *Attempt) error {
+		if err := externalAddresses(c)(t.Context(), a); err != nil {
+			return err
+		}
+		for _, change := range a.Changes() {
+			namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: change.Name}}
+			if _, err := change.Next(namespace); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 	for _, s := range []*corev1.Service{externalService("many-addresses", addresses(1000), ports(4)...), externalService("many-ports", addresses(4), ports(1000)...)} {
 		if err := admit(making(c.Kinds, s)); err != nil {
 			t.Errorf("%s: %v", s.Name, err)
