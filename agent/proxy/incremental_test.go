@@ -200,9 +200,22 @@ func drawService(t *rapid.T, name string, i int) *v1.Service {
 		if flip("external") {
 			s.Spec.ExternalIPs = []string{fmt.Sprintf("192.0.2.%d", rapid.IntRange(1, 3).Draw(t, "address")), "10.96.0.11"}
 		}
+		if flip("wide") { // has chains of addresses, also where two Services claim the same pair
+			for p := range int32(rapid.IntRange(2, 4).Draw(t, "ports")) {
+				s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: fmt.Sprint("wide", p), Port: 90 + p})
+			}
+			s.Spec.ExternalIPs = nil
+			from := rapid.IntRange(1, 4).Draw(t, "from")
+			for a := range rapid.IntRange(2, 6).Draw(t, "addresses") {
+				s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, fmt.Sprintf("192.0.2.%d", from+a))
+			}
+		}
 		if flip("balanced") {
 			s.Spec.Type = v1.ServiceTypeLoadBalancer
 			s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: fmt.Sprintf("192.0.2.%d", 2+i)}}
+			for _, ip := range s.Spec.ExternalIPs {
+				s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, v1.LoadBalancerIngress{IP: ip})
+			}
 			if flip("guarded") {
 				s.Spec.LoadBalancerSourceRanges = []string{"198.51.100.0/24"}
 			}
@@ -242,6 +255,9 @@ func drawSlice(t *rapid.T, svc, name string, v6 bool) *discoveryv1.EndpointSlice
 	out.Name = name
 	dns, port, udp := "dns", int32(5353), v1.ProtocolUDP
 	out.Ports = append(out.Ports, discoveryv1.EndpointPort{Name: &dns, Port: &port, Protocol: &udp})
+	for _, name := range []string{"wide0", "wide1", "wide2"} { // the fourth has no endpoint
+		out.Ports = append(out.Ports, discoveryv1.EndpointPort{Name: &name, Port: out.Ports[0].Port})
+	}
 	if v6 {
 		out.AddressType = discoveryv1.AddressTypeIPv6
 	}
@@ -278,6 +294,9 @@ func TestIncrementalIsFromScratch(t *testing.T) {
 			fresh := Compute(slices.Collect(maps.Values(d.services)), slices.Collect(maps.Values(d.parts)), testPlace)
 			if !maps.EqualFunc(m.Ports(), fresh.Ports(), (*Port).equal) {
 				t.Fatalf("step by step:\n%+v\nfrom nothing:\n%+v", m.Ports(), fresh.Ports())
+			}
+			if err := resolvesAll(ipt, m.Ports()); err != nil {
+				t.Fatalf("%v\n%s", err, text())
 			}
 			n2, dump2 := onFakes(nftDialect)
 			beside2, besideDump2 := onFakes(dialect{ipvsTable, besideIPVS, besideIPVSPort})

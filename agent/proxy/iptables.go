@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"os/exec"
 	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -23,12 +22,13 @@ type iptables struct{ tables []*iptFamily }
 // iptFamily is the rules of one address family.
 type iptFamily struct {
 	family
-	base    Base
-	built   bool
-	hairpin map[netip.Addr]int
-	text    map[string]int    // chain → how many rules it should have
-	seen    map[string]string // the same chains → what was shown of them at the last look, if they were not written since
-	run     func(ctx context.Context, input string, program string, args ...string) (string, error)
+	base     Base
+	built    bool
+	hairpin  map[netip.Addr]int
+	services map[string]map[string]*Port // Service → ID → port
+	text     map[string]int              // chain → how many rules it should have
+	seen     map[string]string           // the same chains → what was shown of them at the last look, if they were not written since
+	run      func(ctx context.Context, input string, program string, args ...string) (string, error)
 }
 
 func newIPTables() *iptables {
@@ -113,9 +113,13 @@ func (w *iptables) Sync(ctx context.Context, base Base, ports iter.Seq[*Port]) e
 func (t *iptFamily) sync(ctx context.Context, base Base, ports iter.Seq[*Port]) error {
 	t.built, t.base = false, base
 	t.hairpin, t.text, t.seen = map[netip.Addr]int{}, map[string]int{}, map[string]string{}
+	t.services = map[string]map[string]*Port{}
 	all := t.iptSkeleton(base)
 	for p := range ports {
 		t.add(all, p)
+	}
+	for service := range t.services {
+		t.addService(all, service)
 	}
 	for ip := range t.hairpin {
 		all.rule("nat", chainPostrouting, t.hairpinRule(ip))
@@ -138,12 +142,34 @@ func (t *iptFamily) sync(ctx context.Context, base Base, ports iter.Seq[*Port]) 
 	return nil
 }
 
-// add renders a port into a set of chains, and counts who may reach himself.
+// add renders a port into a set of chains, counts the pods that may reach themselves, and keeps the port.
 func (t *iptFamily) add(into iptRules, p *Port) {
-	local := t.ipt(into, p)
-	for _, ip := range local {
+	for _, ip := range t.ipt(into, p) {
 		t.hairpin[ip]++
 	}
+	service := p.serviceName()
+	if t.services[service] == nil {
+		t.services[service] = map[string]*Port{}
+	}
+	t.services[service][p.ID] = p
+}
+
+// remove renders a port into the set of chains that are replaced or deleted, and stops keeping the port.
+func (t *iptFamily) remove(into iptRules, p *Port) {
+	for _, ip := range t.ipt(into, p) {
+		if t.hairpin[ip]--; t.hairpin[ip] == 0 {
+			delete(t.hairpin, ip)
+		}
+	}
+	service := p.serviceName()
+	if delete(t.services[service], p.ID); len(t.services[service]) == 0 {
+		delete(t.services, service)
+	}
+}
+
+// addService renders the rules that the ports of a Service share.
+func (t *iptFamily) addService(into iptRules, service string) {
+	iptService(into, service, slices.Collect(maps.Values(t.services[service])))
 }
 
 // save reads what there is of ours: "table chain" → its rules, and the jumps to them from chains of the kernel.
@@ -202,17 +228,27 @@ func (w *iptables) Apply(ctx context.Context, changes []Change) error {
 func (t *iptFamily) change(changes []Change) string {
 	before := maps.Clone(t.hairpin)
 	old, now := iptRules{}, iptRules{}
+	services := map[string]bool{}
+	for _, c := range changes {
+		for _, p := range []*Port{c.Old, c.New} {
+			if p != nil {
+				services[p.serviceName()] = true
+			}
+		}
+	}
+	for service := range services {
+		t.addService(old, service)
+	}
 	for _, c := range changes {
 		if c.Old != nil {
-			for _, ip := range t.ipt(old, c.Old) {
-				if t.hairpin[ip]--; t.hairpin[ip] == 0 {
-					delete(t.hairpin, ip)
-				}
-			}
+			t.remove(old, c.Old)
 		}
 		if c.New != nil {
 			t.add(now, c.New)
 		}
+	}
+	for service := range services {
+		t.addService(now, service)
 	}
 	for _, ip := range slices.SortedFunc(maps.Keys(before), netip.Addr.Compare) {
 		if t.hairpin[ip] == 0 {
@@ -234,11 +270,19 @@ func (t *iptFamily) change(changes []Change) string {
 // changeTable writes one table's part. Chains that all share lose and gain single rules; chains of one port are written anew.
 func (t *iptFamily) changeTable(b *strings.Builder, table string, old, now iptRules) {
 	var heads, drops, adds, gone []string
+	setOf := func(rules []string) map[string]bool {
+		out := make(map[string]bool, len(rules))
+		for _, r := range rules {
+			out[r] = true
+		}
+		return out
+	}
 	for _, name := range slices.Sorted(maps.Keys(now[table])) {
 		rules := now[table][name]
 		if sharedChain(name) {
+			had := setOf(old[table][name])
 			for _, r := range rules {
-				if !slices.Contains(old[table][name], r) {
+				if !had[r] {
 					adds = append(adds, "-A "+name+" "+r)
 					t.text[table+" "+name]++
 					delete(t.seen, table+" "+name)
@@ -258,8 +302,9 @@ func (t *iptFamily) changeTable(b *strings.Builder, table string, old, now iptRu
 	}
 	for _, name := range slices.Sorted(maps.Keys(old[table])) {
 		if sharedChain(name) {
+			stays := setOf(now[table][name])
 			for _, r := range old[table][name] {
-				if !slices.Contains(now[table][name], r) {
+				if !stays[r] {
 					drops = append(drops, "-D "+name+" "+r)
 					t.text[table+" "+name]--
 					delete(t.seen, table+" "+name)
@@ -359,55 +404,4 @@ func (t *iptFamily) clean(ctx context.Context) error {
 	}
 	_, err = t.run(ctx, b.String(), t.program("-restore"), "--noflush", "-w", "5")
 	return err
-}
-
-// Counts implements Writer: the packets that came by the rules which lead to a Port's chains, of which each connection has
-// one, and by those that refuse.
-func (w *iptables) Counts(ctx context.Context) (Counts, error) {
-	out := newCounts()
-	for _, t := range w.tables {
-		if !t.built {
-			continue
-		}
-		for table, into := range map[string]map[Frontend]uint64{"nat": out.Connections, "filter": out.Unserved} {
-			text, err := t.run(ctx, "", t.program("-save"), "-c", "-t", table)
-			if err != nil {
-				return out, err
-			}
-			for line := range strings.SplitSeq(text, "\n") {
-				if at, n, ok := t.counter(line); ok {
-					into[at] += n
-				}
-			}
-		}
-	}
-	return out, nil
-}
-
-// counter reads a rule with its counters: [packets:bytes] -A KEELSON-SERVICES -d IP/32 -p tcp -m tcp --dport N -j ...
-func (f family) counter(line string) (at Frontend, n uint64, ok bool) {
-	words := strings.Fields(line)
-	if len(words) < 3 || words[1] != "-A" || !slices.Contains([]string{chainServices, chainNodePorts, chainRefusals, chainRefusedNode}, words[2]) {
-		return at, 0, false
-	}
-	packets, _, _ := strings.Cut(strings.TrimPrefix(words[0], "["), ":")
-	n, err := strconv.ParseUint(packets, 10, 64)
-	at.IP = netip.IPv4Unspecified()
-	if f.v6 {
-		at.IP = netip.IPv6Unspecified()
-	}
-	for i := 3; i+1 < len(words); i++ {
-		switch words[i] {
-		case "-d":
-			if p, err := netip.ParsePrefix(words[i+1]); err == nil {
-				at.IP = p.Addr()
-			}
-		case "-p":
-			at.Proto = words[i+1]
-		case "--dport":
-			port, _ := strconv.Atoi(words[i+1])
-			at.Port = int32(port)
-		}
-	}
-	return at, n, err == nil && at.Port > 0
 }

@@ -65,7 +65,8 @@ func (r iptRules) flat() map[string][]string {
 
 func sharedChain(name string) bool {
 	return !strings.HasPrefix(name, "KEELSON-SVC-") && !strings.HasPrefix(name, "KEELSON-OUT-") && !strings.HasPrefix(name, "KEELSON-EXT-") &&
-		!strings.HasPrefix(name, "KEELSON-LOC-") && !strings.HasPrefix(name, "KEELSON-SEP-") && !strings.HasPrefix(name, "KEELSON-FW-")
+		!strings.HasPrefix(name, "KEELSON-LOC-") && !strings.HasPrefix(name, "KEELSON-SEP-") && !strings.HasPrefix(name, "KEELSON-FW-") &&
+		!strings.HasPrefix(name, chainAddress)
 }
 
 // jump leads from a chain of the kernel to one of ours.
@@ -149,68 +150,41 @@ func matching(at Frontend) string {
 	return match
 }
 
-// ipt renders a port into chains, and returns the pods that may reach themselves through it. Pure.
+// ipt renders a port into chains, without the rules for external addresses (iptService), and returns the pods that may
+// reach themselves through it. Pure.
 func (t *iptFamily) ipt(into iptRules, p *Port) (local []netip.Addr) {
-	dispatch := func(at Frontend, to string) {
-		from := chainServices
-		if at.NodePort() {
-			from = chainNodePorts
-		}
-		into.rule("nat", from, matching(at)+` -m comment --comment "`+comment(p.Name)+`" -j `+to)
-	}
-	refuse := func(at Frontend, verdict string) {
-		from := chainRefusals
-		if at.NodePort() {
-			from = chainRefusedNode
-		}
-		if verdict == "goto "+chainSilent {
-			verdict = "DROP"
-		} else {
-			verdict = chainDeny
-		}
-		into.rule("filter", from, matching(at)+" -j "+verdict)
-	}
 	inside := t.choose(into, p, "SVC", p.Cluster)
 	for _, at := range p.Internal {
 		if inside == "" {
-			refuse(at, without(p.StayInside, p))
+			into.rule("filter", chainRefusals, matching(at)+" -j "+iptRefusal(without(p.StayInside, p)))
 		} else {
-			dispatch(at, inside)
+			into.rule("nat", chainServices, matching(at)+commented(p.Name)+" -j "+inside)
 		}
 	}
 	if len(p.External) > 0 {
-		t.outside(into, p, inside, dispatch, refuse)
-	}
-	if len(p.Guarded) > 0 {
-		fw := "KEELSON-FW-" + p.ID
-		for _, s := range p.Sources {
-			into.rule("mangle", fw, "-s "+s.String()+" -j RETURN")
-		}
-		into.rule("mangle", fw, "-j DROP")
-		for _, at := range p.Guarded {
-			into.rule("mangle", chainGuard, matching(at)+" -j "+fw)
-		}
+		t.outside(into, p, inside)
 	}
 	return distinctAddrs(p.local())
 }
 
-// outside renders external traffic.
-func (t *iptFamily) outside(into iptRules, p *Port, all string, dispatch, refuse func(Frontend, string)) {
+// outside renders the chains of external traffic, and the rules for node ports.
+func (t *iptFamily) outside(into iptRules, p *Port, all string) {
 	if !slices.Equal(p.Outside, p.Cluster) {
 		all = t.choose(into, p, "OUT", p.Outside)
 	}
-	ext := "KEELSON-EXT-" + p.ID
+	ext, refusal := p.iptOutside()
 	for _, at := range p.External {
-		switch {
-		case all == "":
-			refuse(at, without(p.KeepSource, p))
+		if !at.NodePort() {
 			continue
-		case p.KeepSource && len(p.Here) == 0:
-			refuse(at, "goto "+chainSilent)
 		}
-		dispatch(at, ext)
+		if ext != "" {
+			into.rule("nat", chainNodePorts, matching(at)+commented(p.Name)+" -j "+ext)
+		}
+		if refusal != "" {
+			into.rule("filter", chainRefusedNode, matching(at)+" -j "+refusal)
+		}
 	}
-	if all == "" {
+	if ext == "" {
 		return
 	}
 	if !p.KeepSource {

@@ -20,6 +20,10 @@ import (
 // ipvs writes virtual servers, whose addresses are held by an interface of its own. What IPVS cannot say (whose source
 // becomes the node's, what is refused, which clients may come) stands in a table of nftables.
 //
+// Each pair of an address and a port is a virtual server of its own: the kernel's other key is the whole mark of a packet,
+// and bits of the mark belong to masquerading, to the agent's connections to replicas, and to other programs. The API
+// bounds the pairs.
+//
 // Deviations from the other modes, which Kubernetes' own proxy has too: a Service with externalTrafficPolicy Local is served from this
 // node's endpoints for pods and the node as well.
 type ipvs struct {

@@ -27,11 +27,7 @@ func besideIPVSPort(f family, p *Port) piece {
 			add(mapServices, at, "goto "+chainMarked)
 		}
 	}
-	made := map[string]bool{}
-	for _, at := range p.Guarded {
-		out.own = append(out.own, f.guard(p, made)...)
-		add(mapFirewall, at, "goto fw-"+p.ID)
-	}
+	out.guard(p, add)
 	out.hairpin = p.local()
 	return out
 }

@@ -51,7 +51,8 @@ type Port struct {
 	External []Frontend // traffic from outside: node port, external and load balancer addresses
 	// Guarded are those of External that only clients of Sources may use.
 	Guarded []Frontend
-	Sources []netip.Prefix
+	Sources []netip.Prefix // shared by the ports of a Service
+	guard   *chain         // of nftables for Sources, shared likewise; nil where all clients may come
 	// Cluster are the backends of internal traffic, Outside those of external traffic that may go to any node, Here those
 	// on this node, where external traffic is to stay on it (KeepSource).
 	Cluster, Outside, Here []Backend
@@ -59,16 +60,18 @@ type Port struct {
 	Serving []Backend
 	// StayInside: internal traffic is to stay on the node (internalTrafficPolicy Local).
 	StayInside bool
+	// Wide: the Service has so many external frontends that the kernel does not keep the endpoints for each of them.
+	Wide bool
 	// KeepSource leaves the client's address on external traffic (externalTrafficPolicy Local).
 	KeepSource bool
 	Affinity   int32 // seconds for which a client stays with a backend; 0 = none
 }
 
 func (p *Port) equal(q *Port) bool {
-	return p.Name == q.Name && p.ID == q.ID && p.Proto == q.Proto && p.V6 == q.V6 && p.StayInside == q.StayInside &&
+	return p.Name == q.Name && p.ID == q.ID && p.Proto == q.Proto && p.V6 == q.V6 && p.StayInside == q.StayInside && p.Wide == q.Wide &&
 		p.KeepSource == q.KeepSource && p.Affinity == q.Affinity &&
 		slices.Equal(p.Internal, q.Internal) && slices.Equal(p.External, q.External) && slices.Equal(p.Guarded, q.Guarded) &&
-		slices.Equal(p.Sources, q.Sources) && slices.Equal(p.Cluster, q.Cluster) && slices.Equal(p.Outside, q.Outside) &&
+		p.guard.equal(q.guard) && slices.Equal(p.Cluster, q.Cluster) && slices.Equal(p.Outside, q.Outside) &&
 		slices.Equal(p.Here, q.Here) && slices.Equal(p.Serving, q.Serving)
 }
 
@@ -287,15 +290,15 @@ func (m *Model) settle(key types.NamespacedName, touched map[string]struct{}) {
 			m.health[key] = h
 		}
 	}
-	ids := make([]string, len(ports))
+	ids, kept := make([]string, len(ports)), make(map[string]bool, len(ports))
 	for i, p := range ports {
-		ids[i] = p.ID
+		ids[i], kept[p.ID] = p.ID, true
 		touched[p.ID] = struct{}{}
 		m.claims.move(m.wanted[p.ID], p, touched)
 		m.wanted[p.ID] = p
 	}
 	for _, id := range k.ids {
-		if !slices.Contains(ids, id) {
+		if !kept[id] {
 			touched[id] = struct{}{}
 			m.claims.move(m.wanted[id], nil, touched)
 			delete(m.wanted, id)

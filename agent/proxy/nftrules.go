@@ -61,6 +61,11 @@ type chain struct {
 	affinity int32 // seconds: a set of the chain's name remembers clients
 }
 
+// equal reports whether two chains that are named by their rules are the same. Either may be nil.
+func (c *chain) equal(d *chain) bool {
+	return c == d || c != nil && d != nil && c.name == d.name
+}
+
 // piece is what a Port needs in the kernel.
 type piece struct {
 	elements map[string][]element // by map
@@ -117,10 +122,7 @@ func (f family) render(p *Port) piece {
 			add(mapRefused, at, "goto "+chainSilent) // other nodes have backends: as documented, this one keeps silent
 		}
 	}
-	for _, at := range p.Guarded {
-		out.own = append(out.own, f.guard(p, chains)...)
-		add(mapFirewall, at, "goto fw-"+p.ID)
-	}
+	out.guard(p, add)
 	out.hairpin = p.local()
 	return out
 }
@@ -142,7 +144,7 @@ func (f family) balance(out *piece, p *Port, at Frontend, prefix string, to []Ba
 	if p.Affinity > 0 {
 		return f.sticky(out, p, prefix, to, made)
 	}
-	if prefix != internalPrefix && len(p.External) > maxMappedFrontends {
+	if prefix != internalPrefix && p.Wide {
 		return f.once(out, p, prefix, to, made)
 	}
 	m, key := mapFor(endpoints+at.Proto, at), strconv.Itoa(int(at.Port))
@@ -164,9 +166,12 @@ func (f family) balance(out *piece, p *Port, at Frontend, prefix string, to []Ba
 // internalPrefix begins the names of a Port's chains for cluster traffic.
 const internalPrefix = "svc-"
 
-// maxMappedFrontends is how many external frontends of a Port have their endpoints in the maps, each all of them. A Port with
-// more has a chain with its endpoints, so that the kernel keeps frontends plus endpoints and not their product.
-const maxMappedFrontends = 8
+// The bounds of external frontends that have their endpoints in the maps, each all of them. The ports of a Service with more
+// have a chain with their endpoints, so that the kernel keeps frontends plus endpoints and not their product.
+const (
+	maxMappedFrontends = 8  // of a port
+	maxMappedPairs     = 64 // of a Service
+)
 
 // once names the chain of a Port that chooses one of the endpoints for all external frontends.
 func (f family) once(out *piece, p *Port, prefix string, to []Backend, made map[string]bool) string {
@@ -244,17 +249,24 @@ func (f family) sticky(out *piece, p *Port, prefix string, to []Backend, made ma
 }
 
 // guard lets through the clients that a Service names.
-func (f family) guard(p *Port, made map[string]bool) []chain {
-	name := "fw-" + p.ID
-	if made[name] {
-		return nil
+func (out *piece) guard(p *Port, add func(m string, at Frontend, value string)) {
+	if len(p.Guarded) == 0 {
+		return
 	}
-	made[name] = true
+	out.shared = append(out.shared, *p.guard)
+	for _, at := range p.Guarded {
+		add(mapFirewall, at, "goto "+p.guard.name)
+	}
+}
+
+// guardChain returns the chain that drops packets of clients outside the ranges. Ports with the same ranges share it: its
+// name is made of them.
+func (f family) guardChain(ranges []netip.Prefix) *chain {
 	rule := "drop"
-	if len(p.Sources) > 0 {
-		rule = fmt.Sprintf("%s saddr != { %s } drop", f.ip, joined(p.Sources))
+	if len(ranges) > 0 {
+		rule = fmt.Sprintf("%s saddr != { %s } drop", f.ip, joined(ranges))
 	}
-	return []chain{{name: name, rules: []string{rule}}}
+	return &chain{name: "fw-" + short(rule), rules: []string{rule}}
 }
 
 func joined(all []netip.Prefix) string {
@@ -265,10 +277,13 @@ func joined(all []netip.Prefix) string {
 	return strings.Join(out, ", ")
 }
 
+// shortDigits is the length of what short returns.
+const shortDigits = 12
+
 // short is a name for something longer.
 func short(s string) string {
 	sum := sha256.Sum256([]byte(s))
-	return hex.EncodeToString(sum[:6])
+	return hex.EncodeToString(sum[:shortDigits/2])
 }
 
 // skeleton is the table without Services: maps, and base chains with their rules in order.

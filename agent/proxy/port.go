@@ -23,11 +23,12 @@ func portsOf(svc *v1.Service, parts map[string]*discoveryv1.EndpointSlice, at Pl
 	}
 	var out []*Port
 	for _, ip := range clusterIPs(svc) {
+		common := outsideOf(svc, ip.Is6())
 		for _, p := range svc.Spec.Ports {
 			if !sane(p) {
 				continue // one Service must not spoil the rules of all
 			}
-			out = append(out, servicePort(svc, p, ip, parts, at, reserved))
+			out = append(out, servicePort(svc, p, ip, common, parts, at, reserved))
 		}
 	}
 	return out
@@ -58,7 +59,7 @@ func clusterIPs(svc *v1.Service) []netip.Addr {
 	return out
 }
 
-func servicePort(svc *v1.Service, p v1.ServicePort, ip netip.Addr, parts map[string]*discoveryv1.EndpointSlice, at Place,
+func servicePort(svc *v1.Service, p v1.ServicePort, ip netip.Addr, common outside, parts map[string]*discoveryv1.EndpointSlice, at Place,
 	reserved *Reserved) *Port {
 	proto := strings.ToLower(string(cmp.Or(p.Protocol, v1.ProtocolTCP)))
 	out := &Port{Name: svc.Namespace + "/" + svc.Name + ":" + cmp.Or(p.Name, fmt.Sprint(p.Port)), Proto: proto, V6: ip.Is6()}
@@ -69,7 +70,7 @@ func servicePort(svc *v1.Service, p v1.ServicePort, ip netip.Addr, parts map[str
 	sum := sha256.Sum256([]byte(unique))
 	out.ID = hex.EncodeToString(sum[:6])
 	out.Internal = []Frontend{{ip, proto, p.Port}}
-	out.external(svc, p, reserved)
+	out.external(p, common, reserved)
 	if svc.Spec.SessionAffinity == v1.ServiceAffinityClientIP {
 		out.Affinity = defaultAffinity
 		if c := svc.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
@@ -83,36 +84,70 @@ func servicePort(svc *v1.Service, p v1.ServicePort, ip netip.Addr, parts map[str
 // maxAddresses returns how many external addresses of a Service are served on each of its ports.
 func maxAddresses(svc *v1.Service) int { return max(maxServicePairs/max(len(svc.Spec.Ports), 1), 1) }
 
-// external adds the frontends of traffic from outside, without those that are reserved.
-func (p *Port) external(svc *v1.Service, port v1.ServicePort, reserved *Reserved) {
-	most := maxAddresses(svc)
-	add := func(s string) (Frontend, bool) {
+// outside is the part of external frontends that the ports of a Service share, in one address family.
+type outside struct {
+	addresses []netip.Addr        // external and load balancer addresses, each once
+	balanced  map[netip.Addr]bool // those of a load balancer
+	most      int                 // addresses of a port
+	wide      bool                // Port.Wide
+	sources   []netip.Prefix      // clients that a load balancer lets through; nil = all
+	guard     *chain              // of nftables for them; nil where all clients may come
+}
+
+// outsideOf returns the external addresses of a Service and the clients that may use them.
+func outsideOf(svc *v1.Service, v6 bool) outside {
+	out := outside{balanced: map[netip.Addr]bool{}, most: maxAddresses(svc)}
+	has := map[netip.Addr]bool{}
+	add := func(s string) (netip.Addr, bool) {
 		ip, err := netip.ParseAddr(s)
-		if err != nil || ip.Is6() != p.V6 || ip.Is4In6() || ip.Zone() != "" ||
+		if err != nil || ip.Is6() != v6 || ip.Is4In6() || ip.Zone() != "" ||
 			ip.IsUnspecified() || ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsMulticast() {
-			return Frontend{}, false
+			return ip, false
 		}
-		f := Frontend{ip, p.Proto, port.Port}
-		if slices.Contains(p.External, f) {
-			return f, true
+		if !has[ip] {
+			has[ip] = true
+			out.addresses = append(out.addresses, ip)
 		}
-		if len(p.External) >= most || !reserved.serves(f) {
-			return Frontend{}, false
-		}
-		p.External = append(p.External, f)
-		return f, true
+		return ip, true
 	}
 	for _, a := range svc.Spec.ExternalIPs {
 		add(a)
 	}
 	if svc.Spec.Type == v1.ServiceTypeLoadBalancer {
-		p.Sources = sources(svc, p.V6)
+		out.sources = sources(svc, v6)
+	}
+	if out.sources != nil {
+		f := ipv4
+		if v6 {
+			f = ipv6
+		}
+		out.guard = f.guardChain(out.sources)
 	}
 	for _, in := range svc.Status.LoadBalancer.Ingress {
 		if in.IPMode != nil && *in.IPMode == v1.LoadBalancerIPModeProxy {
 			continue // the load balancer wants to see this traffic itself
 		}
-		if f, ok := add(in.IP); ok && p.Sources != nil && !slices.Contains(p.Guarded, f) {
+		if ip, ok := add(in.IP); ok {
+			out.balanced[ip] = true
+		}
+	}
+	out.wide = len(out.addresses) >= maxMappedFrontends || len(out.addresses)*len(svc.Spec.Ports) > maxMappedPairs
+	return out
+}
+
+// external adds the frontends of traffic from outside, without those that are reserved.
+func (p *Port) external(port v1.ServicePort, all outside, reserved *Reserved) {
+	p.Sources, p.guard, p.Wide = all.sources, all.guard, all.wide
+	for _, ip := range all.addresses {
+		if len(p.External) >= all.most {
+			break
+		}
+		f := Frontend{ip, p.Proto, port.Port}
+		if !reserved.serves(f) {
+			continue
+		}
+		p.External = append(p.External, f)
+		if all.sources != nil && all.balanced[ip] {
 			p.Guarded = append(p.Guarded, f)
 		}
 	}

@@ -355,34 +355,42 @@ func askWith(ctx context.Context, d net.Dialer, address string) string {
 
 // F117: what a node keeps for external addresses grows with their number times the ports, and not with the endpoints too.
 func TestExternalAddressesKeepEndpointsOnce(t *testing.T) {
-	elements := func(addresses, endpoints int) int {
-		svc := service("web", "10.96.0.10", 0, func(s *v1.Service) {
-			for i := range addresses {
-				s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, fmt.Sprintf("203.0.%d.%d", i/200, 1+i%200))
-			}
-		})
-		var all []discoveryv1.Endpoint
+	elements := func(addresses, ports, endpoints int) int {
+		svc, part := manyPairs("web", 0, addresses, ports)
+		part.Endpoints = nil
 		for i := range endpoints {
-			all = append(all, endpoint(fmt.Sprintf("10.244.%d.%d", i/200, 1+i%200), "w2", true, true, false))
+			part.Endpoints = append(part.Endpoints, endpoint(fmt.Sprintf("10.244.%d.%d", i/200, 1+i%200), "w2", true, true, false))
 		}
-		m := Compute([]*v1.Service{svc}, sliceList(slice("web", all...)), testPlace)
+		m := Compute([]*v1.Service{svc}, sliceList(part), testPlace)
 		n, dump := onFakes(nftDialect)
 		if err := n.Sync(t.Context(), testBase, maps.Values(m.Ports())); err != nil {
 			t.Fatal(err)
 		}
 		return strings.Count(dump(), "\nadd element ")
 	}
-	few, many := elements(20, 1), elements(20, 40)
-	if grown := many - few; grown > 100 {
-		t.Errorf("20 addresses: %d elements with 1 endpoint, %d with 40; want as many more as there are endpoints", few, many)
+	for _, test := range []struct{ addresses, ports int }{{20, 1}, {8, 20}} {
+		few, many := elements(test.addresses, test.ports, 1), elements(test.addresses, test.ports, 20)
+		// The cluster address of each port has its endpoints in a map.
+		if grown, most := many-few, 20*test.ports+20; grown > most {
+			t.Errorf("%d addresses, %d ports: %d elements with 1 endpoint, %d with 20; want at most %d more", test.addresses, test.ports, few, many, most)
+		}
 	}
 }
 
-// F117: a Service with many external addresses works at each of them, also while their number and the endpoints change.
+// F117 F118: a Service with many external addresses and several ports works at each of them, also while their number and the
+// endpoints change.
 func TestManyExternalAddressesInTheKernel(t *testing.T) {
-	if _, err := exec.LookPath("nft"); err != nil {
-		t.Skip("needs nft")
+	for mode, program := range map[Mode]string{ModeNFTables: "nft", ModeIPTables: "iptables"} {
+		t.Run(string(mode), func(t *testing.T) {
+			if _, err := exec.LookPath(program); err != nil {
+				t.Skip("needs " + program)
+			}
+			manyExternalAddresses(t, mode)
+		})
 	}
+}
+
+func manyExternalAddresses(t *testing.T, mode Mode) {
 	town := newTown(t)
 	do := func(f func() error) {
 		t.Helper()
@@ -391,7 +399,11 @@ func TestManyExternalAddressesInTheKernel(t *testing.T) {
 		}
 	}
 	do(func() error { return routeServices(testBase) })
-	w, m := newNFT(), NewModel(Place{Node: "w1"})
+	w, err := NewWriter(mode)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := NewModel(Place{Node: "w1"})
 	do(func() error { return w.Sync(t.Context(), testBase, maps.Values(m.Ports())) })
 	key := types.NamespacedName{Namespace: "default", Name: "web"}
 	for _, local := range []bool{false, true} {
@@ -401,6 +413,7 @@ func TestManyExternalAddressesInTheKernel(t *testing.T) {
 					for i := range n {
 						s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, fmt.Sprintf("192.0.2.%d", 1+i))
 					}
+					s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: "second", Port: 81}, v1.ServicePort{Name: "third", Port: 82})
 					s.Spec.Type = v1.ServiceTypeNodePort
 					if local {
 						s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
@@ -411,6 +424,9 @@ func TestManyExternalAddressesInTheKernel(t *testing.T) {
 					all = append(all, endpoint(dwellers[p].v4, dwellers[p].node, true, true, false))
 				}
 				part := slice("web", all...)
+				for _, name := range []string{"second", "third"} {
+					part.Ports = append(part.Ports, discoveryv1.EndpointPort{Name: &name, Port: part.Ports[0].Port})
+				}
 				m.Service(key, svc)
 				m.Slice(types.NamespacedName{Namespace: "default", Name: part.Name}, part)
 				changes := m.Settle()
@@ -423,7 +439,7 @@ func TestManyExternalAddressesInTheKernel(t *testing.T) {
 					return err
 				})
 				for _, kind := range []string{"external", "cluster", "node port"} {
-					for _, address := range map[string][]string{"external": {"192.0.2.1:80", "192.0.2.2:80", fmt.Sprintf("192.0.2.%d:80", n)}, "cluster": {"10.96.0.10:80"},
+					for _, address := range map[string][]string{"external": {"192.0.2.1:80", "192.0.2.2:81", fmt.Sprintf("192.0.2.%d:82", n)}, "cluster": {"10.96.0.10:80"},
 						"node port": {nodeV4 + ":30080"}}[kind] {
 						for _, client := range []string{"node", "outside"} {
 							if kind == "cluster" && client == "outside" {
@@ -436,6 +452,14 @@ func TestManyExternalAddressesInTheKernel(t *testing.T) {
 						}
 					}
 				}
+				do(func() error {
+					counts, err := w.Counts(t.Context())
+					of := map[bool]map[Frontend]uint64{true: counts.Connections, false: counts.Unserved}[len(pods) > 0]
+					if err == nil && countsByPort(m.Ports(), of)[label{"default/web:second", "tcp", "outside"}] == 0 {
+						err = fmt.Errorf("%d addresses, pods %v: packets to the second port are not counted: %v", n, pods, of)
+					}
+					return err
+				})
 			}
 		}
 	}
