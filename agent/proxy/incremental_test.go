@@ -207,7 +207,7 @@ func drawService(t *rapid.T, name string, i int) *v1.Service {
 			s.Spec.ExternalIPs = nil
 			from := rapid.IntRange(1, 4).Draw(t, "from")
 			for a := range rapid.IntRange(2, 6).Draw(t, "addresses") {
-				s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, fmt.Sprintf("192.0.2.%d", from+a))
+				s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, fmt.Sprintf("192.0.2.%d", from+a), fmt.Sprintf("2001:db8::%d", from+a))
 			}
 		}
 		if flip("balanced") {

@@ -411,24 +411,27 @@ func manyExternalAddresses(t *testing.T, mode Mode) {
 			for _, pods := range [][]string{{"a"}, {"a", "b", "c"}, nil} {
 				svc := service("web", "10.96.0.10", 30080, func(s *v1.Service) {
 					for i := range n {
-						s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, fmt.Sprintf("192.0.2.%d", 1+i))
+						s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, fmt.Sprintf("192.0.2.%d", 1+i), fmt.Sprintf("2001:db8::%d", 1+i))
 					}
 					s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: "second", Port: 81}, v1.ServicePort{Name: "third", Port: 82})
-					s.Spec.Type = v1.ServiceTypeNodePort
+					s.Spec.Type, s.Spec.ClusterIPs = v1.ServiceTypeNodePort, []string{"10.96.0.10", "fd00:96::10"}
 					if local {
 						s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
 					}
 				})
-				var all []discoveryv1.Endpoint
+				part, six := slice("web"), slice("web")
+				six.Name, six.AddressType = "web-6", discoveryv1.AddressTypeIPv6
 				for _, p := range pods {
-					all = append(all, endpoint(dwellers[p].v4, dwellers[p].node, true, true, false))
+					part.Endpoints = append(part.Endpoints, endpoint(dwellers[p].v4, dwellers[p].node, true, true, false))
+					six.Endpoints = append(six.Endpoints, endpoint(dwellers[p].v6, dwellers[p].node, true, true, false))
 				}
-				part := slice("web", all...)
 				for _, name := range []string{"second", "third"} {
 					part.Ports = append(part.Ports, discoveryv1.EndpointPort{Name: &name, Port: part.Ports[0].Port})
 				}
 				m.Service(key, svc)
+				six.Ports = part.Ports
 				m.Slice(types.NamespacedName{Namespace: "default", Name: part.Name}, part)
+				m.Slice(types.NamespacedName{Namespace: "default", Name: six.Name}, six)
 				changes := m.Settle()
 				do(func() error { return w.Apply(t.Context(), changes) })
 				do(func() error {
@@ -439,13 +442,14 @@ func manyExternalAddresses(t *testing.T, mode Mode) {
 					return err
 				})
 				for _, kind := range []string{"external", "cluster", "node port"} {
-					for _, address := range map[string][]string{"external": {"192.0.2.1:80", "192.0.2.2:81", fmt.Sprintf("192.0.2.%d:82", n)}, "cluster": {"10.96.0.10:80"},
+					for _, address := range map[string][]string{"external": {"192.0.2.1:80", "192.0.2.2:81", fmt.Sprintf("192.0.2.%d:82", n),
+						"[2001:db8::1]:80", fmt.Sprintf("[2001:db8::%d]:82", n)}, "cluster": {"10.96.0.10:80"},
 						"node port": {nodeV4 + ":30080"}}[kind] {
 						for _, client := range []string{"node", "outside"} {
 							if kind == "cluster" && client == "outside" {
 								continue
 							}
-							want := oracle(svc, map[string]*discoveryv1.EndpointSlice{"web": part}, client, kind, false)
+							want := oracle(svc, map[string]*discoveryv1.EndpointSlice{"web": part, "web-6": six}, client, kind, address[0] == '[')
 							if err := try(town.clients[client], address, want); err != nil {
 								t.Errorf("%d addresses, pods %v, local %v: from %s to %s: %v, want %s", n, pods, local, client, address, err, want)
 							}
