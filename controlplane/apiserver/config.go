@@ -80,6 +80,8 @@ type Config struct {
 	NodePorts        [2]int
 	// PodAddresses returns the judge of the addresses that nodes report for pods; nil, or a nil Index: all of them count.
 	PodAddresses func() *podaddress.Index
+	// AddressRefused is called when a node's report about a Pod or a Node is refused for an address; may be nil.
+	AddressRefused func(about api.Object, why error)
 
 	// LostNodeToleration is the tolerationSeconds that pods get which say nothing about lost and not ready nodes
 	// (default 300 s).

@@ -102,7 +102,7 @@ func New(cfg Config) *Server {
 	}
 	plugins := admission.Config{
 		Cluster: s.known, Kinds: cfg.Kinds, Held: cfg.Registry.Held, ServiceCIDR: cfg.ServiceCIDR, SecondServiceCIDR: cfg.SecondServiceCIDR, PodCIDRs: cfg.PodCIDRs, NodePorts: cfg.NodePorts, Clock: cfg.Clock,
-		ExternalIPRanges: cfg.ExternalIPRanges, ReplicaAddresses: cfg.ReplicaAddresses, PodAddresses: cfg.PodAddresses,
+		ExternalIPRanges: cfg.ExternalIPRanges, ReplicaAddresses: cfg.ReplicaAddresses, PodAddresses: cfg.PodAddresses, AddressRefused: cfg.AddressRefused,
 		LostNodeToleration: cfg.LostNodeToleration,
 		Plugins:            cfg.AdmissionPlugins, Allowed: s.known.may, AggregatedResources: s.aggregatedResources,
 		Authorized: s.known.authorized, Signer: s.known.signer, NodeOf: authz.NameOf, PodsOf: node.PodsOf, Bind: s.chain.verbs.BindByWrite,

@@ -134,7 +134,7 @@ func Identity(c *Controller) api.User {
 func (e *Engine) lead(ctx context.Context, c *Controller, fence uint64) error {
 	cl := e.deps.Client.As(e.identity(c)).Fenced(fence)
 	log := e.deps.Log.With("controller", c.Name)
-	events, stopEvents := recorder(ctx, cl, log, c.Name, e.deps.Replica)
+	events, stopEvents := NewRecorder(ctx, cl, log, c.Name, e.deps.Replica)
 	defer stopEvents()
 	keys := e.options.Metrics.queue(c.Name, e.deps.Clock())
 	defer keys.end()

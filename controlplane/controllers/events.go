@@ -16,9 +16,9 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// recorder writes Events through cl, in the background, repeats counted and floods bounded. A queue of events and what
+// NewRecorder returns a recorder that writes Events through cl, in the background, repeats counted and floods bounded. A queue of events and what
 // empties it take 80 KiB and two goroutines: they are begun with the first event, which many controllers never have.
-func recorder(ctx context.Context, cl *client.Client, log *slog.Logger, component, host string) (record.EventRecorder, func()) {
+func NewRecorder(ctx context.Context, cl *client.Client, log *slog.Logger, component, host string) (record.EventRecorder, func()) {
 	r := &lateRecorder{begin: func() (record.EventRecorder, func()) {
 		// The broadcaster must outlive the workers that use it; it is shut down after them.
 		b := record.NewBroadcaster(record.WithContext(context.WithoutCancel(ctx)))

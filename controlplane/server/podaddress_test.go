@@ -3,7 +3,10 @@ package server
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -119,4 +122,111 @@ func TestOneAddressReportedAtTwoReplicas(t *testing.T) {
 			return err
 		})
 	}
+}
+
+// A refused report of an address leaves a Warning Event on the pod, or on the Node, that names the address and the reason.
+// Repeated reports of a node leave few Events, and a dry run leaves none.
+func TestEventsOfRefusedAddresses(t *testing.T) {
+	p := newPlane(t, 1, nil)
+	admin, ctx := p.client("cp1"), context.Background()
+	for name, cidr := range map[string]string{"a": "10.244.7.0/24", "b": "10.244.8.0/24"} {
+		if _, err := admin.CoreV1().Nodes().Create(ctx, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name,
+			Annotations: map[string]string{podaddress.NetworkAnnotation: podaddress.OwnNetwork}},
+			Spec: v1.NodeSpec{PodCIDR: cidr, PodCIDRs: []string{cidr}}}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := admin.CoreV1().Pods("default").Create(ctx, &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web"},
+		Spec: v1.PodSpec{NodeName: "a", Containers: []v1.Container{{Name: "c", Image: "i"}}}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	thief := p.asNode("cp1", "a")
+	report := func(address string, o metav1.PatchOptions) error {
+		_, err := thief.CoreV1().Pods("default").Patch(ctx, "web", types.MergePatchType,
+			statusPatch(t, v1.PodStatus{PodIP: address, PodIPs: []v1.PodIP{{IP: address}}}), o, "status")
+		return err
+	}
+	refused := func(err error) {
+		t.Helper()
+		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "cannot report address") {
+			t.Fatalf("the report was not refused: %v", err)
+		}
+	}
+	eventually(t, func() error { // the authorizer knows the pod of the node
+		if err := report("10.244.8.9", metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}); err == nil || !strings.Contains(err.Error(), "cannot report address") {
+			return fmt.Errorf("a dry run of a report: %w", err)
+		}
+		return nil
+	})
+	refused(report("10.244.8.7", metav1.PatchOptions{}))
+	_, err := thief.CoreV1().Nodes().Patch(ctx, "a", types.MergePatchType, statusPatch(t, v1.NodeStatus{
+		Addresses: []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: "10.244.8.1"}}}), metav1.PatchOptions{}, "status")
+	refused(err)
+	for i := range 100 {
+		refused(report(fmt.Sprintf("10.244.8.%d", 100+i/2), metav1.PatchOptions{}))
+	}
+	var all []string
+	eventually(t, func() error {
+		list, err := admin.CoreV1().Events("default").List(ctx, metav1.ListOptions{FieldSelector: "reason=" + addressRefused})
+		if err != nil {
+			return err
+		}
+		all = nil
+		for _, e := range list.Items {
+			all = append(all, fmt.Sprintf("%s %s %s: %s", e.Type, e.InvolvedObject.Kind, e.InvolvedObject.Name, e.Message))
+		}
+		for _, want := range []string{
+			`Warning Pod web: node "a" cannot report address 10.244.8.7 in status.podIPs of pod default/web: it is not in the podCIDRs of node a (10.244.7.0/24); report an address that the pod has`,
+			`Warning Node a: node "a" cannot report address 10.244.8.1 in status.addresses: it is in the podCIDRs of node b; report the addresses of its own machine`,
+		} {
+			if !slices.Contains(all, want) {
+				return fmt.Errorf("no Event %q in %q", want, all)
+			}
+		}
+		return nil
+	})
+	if len(all) > addressEventsBurst+1 || slices.ContainsFunc(all, func(e string) bool { return strings.Contains(e, "10.244.8.9 ") }) {
+		t.Errorf("%d Events: %q", len(all), all)
+	}
+}
+
+// Events of refused addresses are bounded for each node, whatever other nodes do, and so is what is remembered of them.
+func TestAddressEventsAreBounded(t *testing.T) {
+	now := time.Unix(1000, 0)
+	var got []string
+	e := &addressEvents{now: func() time.Time { return now }, record: func(o api.Object, message string) { got = append(got, o.GetName()+" "+message) }}
+	pod := func(node, name string) *v1.Pod {
+		return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: v1.PodSpec{NodeName: node}}
+	}
+	expect := func(step string, want int) {
+		t.Helper()
+		if len(got) != want {
+			t.Errorf("%s: %d Events %q, want %d", step, len(got), got, want)
+		}
+		got = nil
+	}
+	for range 1000 {
+		e.refused(pod("a", "web"), errors.New("same"))
+	}
+	expect("one refusal again and again", 1)
+	for i := range 1000 {
+		e.refused(pod("a", "web"), fmt.Errorf("another %d", i))
+	}
+	expect("many refusals of a node", addressEventsBurst-1)
+	e.refused(pod("b", "web"), errors.New("same"))
+	e.refused(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "b"}}, errors.New("same"))
+	expect("another node", 2)
+	now = now.Add(addressEventAgain)
+	e.refused(pod("a", "web"), errors.New("same"))
+	expect("one refusal after some time", 1)
+	for i := range 3 * addressEventNodes {
+		e.refused(pod(fmt.Sprint("n", i), "web"), errors.New("same"))
+	}
+	if len(e.nodes) > addressEventNodes {
+		t.Errorf("%d nodes are remembered", len(e.nodes))
+	}
+	now = now.Add(addressEventAgain)
+	got = nil
+	e.refused(pod("late", "web"), errors.New("same"))
+	expect("a node after many others", 1)
 }

@@ -88,6 +88,8 @@ type Replica struct {
 	reloads    *prometheus.CounterVec
 	left       chan struct{} // closed when the group does not know this replica, or rightly so
 
+	addressEvents *addressEvents // records refusals of addresses that nodes report
+
 	authentication *authnfile.Authentication
 	authorization  *authzfile.Authorization
 
@@ -187,6 +189,7 @@ func (cfg Config) run(ctx context.Context, cluster Cluster, trust *pki.Trust) er
 		lifecycle.Part{Name: "apiserver", Run: func(all context.Context) error { return r.serve(ctx, all, end) }},
 		lifecycle.Part{Name: "informers", Run: r.runInformers},
 		lifecycle.Part{Name: "fleet", Run: r.fleet.Run},
+		lifecycle.Part{Name: "events of refused addresses", Run: r.recordAddressEvents},
 		lifecycle.Part{Name: "replicas", Run: r.peers.Run},
 		lifecycle.Part{Name: "guest", Run: r.beGuest},
 		lifecycle.Part{Name: "leader", Run: func(ctx context.Context) error { return r.store.Lead(ctx, r.lead) }},
@@ -214,7 +217,7 @@ func (r *Replica) runStore(ctx context.Context) error {
 // wire builds every part; nothing runs yet but the listeners, so that a taken
 // port is the first thing one hears of.
 func wire(cfg Config, cluster Cluster, trust *pki.Trust) (r *Replica, err error) {
-	r = &Replica{cfg: cfg, cluster: cluster, trust: trust, log: cfg.Log, timeline: api.NewTimeline(timelineStages), restarts: newRestarts(), queues: controllers.NewQueueMetrics(), left: make(chan struct{})}
+	r = &Replica{cfg: cfg, cluster: cluster, trust: trust, log: cfg.Log, timeline: api.NewTimeline(timelineStages), restarts: newRestarts(), addressEvents: &addressEvents{now: time.Now}, queues: controllers.NewQueueMetrics(), left: make(chan struct{})}
 	var f founder
 	if _, err := readJSON(filepath.Join(cfg.DataDir, foundersFile), &f); err != nil {
 		return nil, err
@@ -410,6 +413,7 @@ func (r *Replica) wireAPI(ln net.Listener, serving *pki.Rotator, all *api.Kinds)
 		ExternalIPRanges:  r.cfg.ExternalIPRanges,
 		ReplicaAddresses:  r.peers.listening,
 		PodAddresses:      func() *podaddress.Index { return r.addresses },
+		AddressRefused:    r.addressEvents.refused,
 		PodSecurity:       security,
 		AdmissionPlugins:  r.cfg.AdmissionPlugins,
 		MemoryLimit:       r.cfg.MemoryLimit,

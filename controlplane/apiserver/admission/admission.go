@@ -58,6 +58,9 @@ type Config struct {
 	ReplicaAddresses func() []netip.AddrPort
 	// PodAddresses returns the judge of the addresses that nodes report for pods; nil, or a nil Index: all of them count.
 	PodAddresses func() *podaddress.Index
+	// AddressRefused is called when a node's report about a Pod or a Node is refused for an address; nil = it is not called.
+	// The object may be shared.
+	AddressRefused func(about api.Object, why error)
 	// LostNodeToleration is how long pods that say nothing about it tolerate that their node is lost or not ready.
 	LostNodeToleration time.Duration
 	Clock              func() time.Time

@@ -22,7 +22,7 @@ func (c Config) judgePodAddresses(ctx context.Context, a *api.Attempt, stored, r
 		return err
 	}
 	if err := x.JudgeReport(stored, reported); err != nil {
-		return forbid(a, stored, err)
+		return c.refuseAddress(a, stored, err)
 	}
 	return nil
 }
@@ -34,9 +34,17 @@ func (c Config) judgeMachineAddresses(ctx context.Context, a *api.Attempt, store
 		return err
 	}
 	if err := x.JudgeMachine(ctx, stored, reported); err != nil {
-		return forbid(a, reported, err)
+		return c.refuseAddress(a, reported, err)
 	}
 	return nil
+}
+
+// refuseAddress returns the refusal of a report, and has it recorded.
+func (c Config) refuseAddress(a *api.Attempt, about api.Object, why error) error {
+	if c.AddressRefused != nil && !a.DryRun {
+		c.AddressRefused(about, why)
+	}
+	return forbid(a, about, why)
 }
 
 // addressLeases is how many Leases order the reports of addresses. An address always has the same Lease. Reports with
