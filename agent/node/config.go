@@ -95,6 +95,7 @@ type Config struct {
 	MaxPods              int64
 	PodPIDs              int64 // processes and threads that one pod may have; negative = no limit
 	SingleProcessOOMKill bool  // out of memory a container loses one process, not all
+	FailSwapOn           bool  // the agent does not start while the machine has active swap
 	KubeletPort          int32 // of the node's own HTTPS server; 0: there is none
 
 	// Network makes the pod network on top of the view; nil: only pods on the host's network run.
@@ -240,6 +241,7 @@ func Flags(fs *flag.FlagSet) *Config {
 	fs.Int64Var(&c.PodPIDs, "pod-max-pids", 4096, "how many processes and threads one pod may have; -1: no limit")
 	fs.BoolVar(&c.SingleProcessOOMKill, "single-process-oom-kill", false,
 		"when a container is out of memory, end the one process that the kernel chose and not all of them (with cgroup v1 it is always one)")
+	fs.BoolVar(&c.FailSwapOn, "fail-swap-on", false, "do not start while swap is on at this machine")
 	spokenFlag(fs, "kubelet-port", "port of the node's own HTTPS server: metrics, statistics and pods, as kubelet serves them; 0: none (default 10250)",
 		func(s string) error {
 			n, err := strconv.ParseUint(s, 10, 16)
@@ -321,6 +323,11 @@ func (c *Config) Complete() error {
 	}
 	if err := c.Check(); err != nil {
 		return err
+	}
+	if c.FailSwapOn {
+		if err := checkSwap(procSwaps); err != nil {
+			return err
+		}
 	}
 	if c.MaxPods == 0 {
 		c.MaxPods = 110

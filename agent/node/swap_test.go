@@ -1,0 +1,39 @@
+package node
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// --fail-swap-on keeps the agent from starting on a machine with active swap, as kubelet's setting of the name does.
+func TestFailSwapOn(t *testing.T) {
+	const header = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n"
+	for name, c := range map[string]struct {
+		swaps string
+		want  string // in the error; "" = none
+	}{
+		"no swap":          {header, ""},
+		"an empty file":    {"", ""},
+		"a partition":      {header + "/dev/sda2                               partition\t976892\t\t0\t\t-2\n", "swap is on at /dev/sda2: turn swap off with 'swapoff -a', or start the agent without --fail-swap-on"},
+		"two of them":      {header + "/dev/sda2 partition 1 0 -2\n/swapfile file 1 0 -3\n", "swap is on at /dev/sda2, /swapfile"},
+		"without the file": {"-", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "swaps")
+			if c.swaps != "-" {
+				if err := os.WriteFile(file, []byte(c.swaps), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			err := checkSwap(file)
+			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+				t.Errorf("got %v, want %q", err, c.want)
+			}
+		})
+	}
+	if c, err := configured(t, "fail-swap-on: true\n"); err != nil || !c.FailSwapOn {
+		t.Errorf("fail-swap-on in the file of settings: %v", err)
+	}
+}
