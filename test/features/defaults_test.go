@@ -26,7 +26,7 @@ type setting struct {
 	flag       string
 	restore    string // the value of the flag that restores Kubernetes' default; "" = no value does
 	by         string // what restores it, where that is no value of a flag
-	source     string // FILE: TEXT that holds a default without a flag
+	source     string // FILE: TEXT that holds a default without a flag; "" = there is no such place
 }
 
 const (
@@ -34,6 +34,7 @@ const (
 	manager   = "kube-controller-manager"
 	kubelet   = "kubelet"
 	kubeProxy = "kube-proxy"
+	scheduler = "kube-scheduler"
 )
 
 // differences are all differences of defaults that users may meet, in the order of the table.
@@ -71,10 +72,72 @@ var differences = []setting{
 		source: "agent/node/config.go: (with cgroup v1 it is always one)"},
 	{upstream: kubelet + " `healthzPort`, " + kubeProxy + " `--metrics-bind-address`", kubernetes: "10248, 10249", keelson: "10250",
 		means: ": `/healthz` and `/metrics` of the agent", program: "agent", flag: "kubelet-port"},
-	{upstream: "kube-scheduler `podInitialBackoffSeconds`", kubernetes: "1s", keelson: "0.1s",
+	{upstream: scheduler + " `podInitialBackoffSeconds`", kubernetes: "1s", keelson: "0.1s",
 		by: "run `--scheduler-config` with a file that has `podInitialBackoffSeconds: 1`", source: "controlplane/scheduler/queue.go: firstBackoff = 100 * time.Millisecond"},
+	{upstream: apiserver + " `--tls-min-version`", kubernetes: "VersionTLS12", keelson: "VersionTLS13",
+		source: "controlplane/pki/transport.go: MinVersion:     tls.VersionTLS13,"},
+	{upstream: apiserver + " `--http2-max-streams-per-connection`", kubernetes: "100", keelson: "250",
+		source: "controlplane/apiserver/server.go: MaxConcurrentStreams: 250"},
+	{upstream: apiserver + " `--service-account-extend-token-expiration`", kubernetes: "true", keelson: "false",
+		means: ": a pod's token is valid for the 3607 seconds that its volume asks for; the node renews it in time", source: "controlplane/apiserver/admission/serviceaccount.go: tokenSeconds = 3607"},
+	{upstream: apiserver + " `--enable-priority-and-fairness`", kubernetes: "true", keelson: "false",
+		means:  ": `--max-requests-inflight` and `--max-mutating-requests-inflight` bound all requests, and memory bounds those of one user",
+		source: "controlplane/apiserver/flow/flow.go: Read: 400, Write: 200"},
+	{upstream: apiserver + " `--allow-privileged`", kubernetes: "false", keelson: "true",
+		by:     "the label `pod-security.kubernetes.io/enforce: baseline` of namespaces, or agent `--pod-security baseline`",
+		source: "agent/node/config.go: (default privileged)"},
+	{upstream: apiserver + " `--encryption-provider-config`", kubernetes: "none: the store is in clear", keelson: "a new one in pki of the data folder",
+		means: ": the store is encrypted with this key", program: "init", flag: "encryption-keys", restore: "none"},
+	{upstream: "etcd `--election-timeout`", kubernetes: "1000 ms", keelson: "600ms", program: "run", flag: "heartbeat-timeout", restore: "1s"},
+	{upstream: manager + " `--legacy-service-account-token-clean-up-period`", kubernetes: "8760h", keelson: "never: tokens in Secrets stay",
+		source: "test/features/absent.txt: The cleaner of service account tokens in Secrets"},
+	{upstream: kubelet + " `failSwapOn`", kubernetes: "true", keelson: "false", program: "agent", flag: "fail-swap-on", by: "agent `--fail-swap-on=true`"},
+	{upstream: kubelet + " `memorySwap.swapBehavior`", kubernetes: "NoSwap", keelson: "containers with a memory limit do not swap, others may",
+		by: "no setting: turn the machine's swap off", source: "agent/oci/spec.go: Without a limit of its own swap counts as memory"},
+	{upstream: kubelet + " `serializeImagePulls`", kubernetes: "true", keelson: "false", means: ": images are pulled side by side, three layers of each at a time",
+		by: "no setting: one slow registry would hold up the pods of all others", source: "agent/image/layers.go: const parallelLayers = 3"},
+	{upstream: kubelet + " `registryPullQPS`, `registryBurst`", kubernetes: "5, 10", keelson: "no limit", means: "; containers that want one image share one pull",
+		by: "no setting: pods of a node start at once", source: "agent/image/pull.go: Concurrent pulls of one image"},
+	{upstream: kubelet + " `imagePullCredentialsVerificationPolicy`", kubernetes: "NeverVerifyPreloadedImages", keelson: "NeverVerify",
+		by: "a MutatingAdmissionPolicy that sets `imagePullPolicy: Always`", source: "controlplane/apiserver/admission/plugins.go: let a MutatingAdmissionPolicy set spec.containers[].imagePullPolicy to Always"},
+	{upstream: kubelet + " `eventRecordQPS`, `eventBurst`", kubernetes: "50, 100", keelson: "no limit of a node",
+		means: "; of a pod 25 at once and one more every 5 minutes, as in Kubernetes", by: "no setting: the limit of each pod bounds them",
+		source: "agent/pod/events.go: eventBurst  = 25\n\teventRefill = 5 * time.Minute"},
+	{upstream: kubelet + " `streamingConnectionIdleTimeout`", kubernetes: "4h", keelson: "none",
+		by: "no setting: keepalives end the sessions of clients and nodes that are gone", source: "controlplane/apiserver/stream/exec.go: const openStreams = 30 * time.Second"},
+	{upstream: kubelet + " `enableDebuggingHandlers`, `enableSystemLogHandler`, `enableProfilingHandler`, `enableDebugFlagsHandler`", kubernetes: "true", keelson: "false",
+		means: ": port 10250 serves health, metrics, statistics, the list of pods and the agent's own log", by: "no setting: `kubectl exec`, `logs` and `port-forward` go through the agent's own connection",
+		source: "agent/kubelet/kubelet.go: case \"/pods\", \"/pods/\", \"/runningpods\", \"/runningpods/\":"},
+	{upstream: kubelet + " `authorization.webhook.cacheAuthorizedTTL`", kubernetes: "5m", keelson: "2m", source: "agent/kubelet/who.go: allowedFor = 2 * time.Minute"},
+	{upstream: kubelet + " `rotateCertificates`, `serverTLSBootstrap`", kubernetes: "false", keelson: "true",
+		by: "no setting: a node without a valid certificate is lost", source: "agent/session/identity.go: leaf.NotBefore.Add(leaf.NotAfter.Sub(leaf.NotBefore) / 3 * 2)"},
+	{upstream: kubelet + " `nodeLeaseDurationSeconds`", kubernetes: "40", keelson: "none", means: ": the node's session is its heartbeat (`--node-monitor-grace-period`)",
+		by: "no setting: no other component waits for the Lease", source: "controlplane/fleet/record.go: coordinationv1.LeaseSpec{HolderIdentity: &node}"},
+	{upstream: kubelet + " `clusterDomain`", kubernetes: "none", keelson: "cluster.local", program: "init", flag: "cluster-domain"},
+	{upstream: kubelet + " `clusterDNS`", kubernetes: "none", keelson: "the address of Service kube-system/kube-dns", means: ", where there is one", program: "agent", flag: "cluster-dns"},
+	{upstream: kubelet + " `cgroupRoot`", kubernetes: "/", keelson: "/keelson", program: "agent", flag: "cgroup-root"},
+	{upstream: kubelet + " `maxOpenFiles`", kubernetes: "1000000", keelson: "1048576", by: "`LimitNOFILE=1000000` in the unit of the agent",
+		source: "deploy/install/keelson-agent.service: LimitNOFILE=1048576"},
+	{upstream: scheduler + " `parallelism`", kubernetes: "16", keelson: "1", means: ": nodes are filtered one after the other", source: "controlplane/scheduler/config/config.go: nodes are filtered one after the other"},
+	{upstream: scheduler + " DynamicResources `filterTimeout`", kubernetes: "10s", keelson: "2s", means: ", and 10s at most",
+		by: "run `--scheduler-config` with a file that has `filterTimeout: 10s` in the DynamicResourcesArgs", source: "controlplane/scheduler/plugins/dynamicresources/dynamicresources.go: DefaultSearch = 2 * time.Second"},
+	{upstream: kubeProxy + " `conntrack.tcpEstablishedTimeout`, `conntrack.tcpCloseWaitTimeout`, `conntrack.maxPerCore`, `conntrack.min`", kubernetes: "24h, 1h, 32768, 131072",
+		keelson: "those of the kernel", by: "the sysctls `net.netfilter.nf_conntrack_tcp_timeout_established=86400`, `net.netfilter.nf_conntrack_tcp_timeout_close_wait=3600` and `net.netfilter.nf_conntrack_max`"},
 	{upstream: kubeProxy + " `--proxy-mode`", kubernetes: "iptables", keelson: "nftables", program: "agent", flag: "proxy-mode", restore: "iptables"},
 	{upstream: kubeProxy + " `--nodeport-addresses`", kubernetes: "all addresses", keelson: "all but loopback", program: "agent", flag: "nodeport-addresses"},
+}
+
+// checkSource reports a default that has left its place, FILE: TEXT.
+func checkSource(t *testing.T, upstream, source, value string) {
+	t.Helper()
+	if source == "" {
+		return
+	}
+	file, text, _ := strings.Cut(source, ": ")
+	raw, err := os.ReadFile(filepath.Join(root, file))
+	if err != nil || !bytes.Contains(raw, []byte(text)) {
+		t.Errorf("%s: %s does not have the default %s any more (%v)", upstream, file, value, err)
+	}
 }
 
 // lookup returns the default, the help and a setter of a flag.
@@ -100,11 +163,7 @@ func lookup(t *testing.T, program, name string) (value, help string, set func(st
 func TestDefaultsThatDiffer(t *testing.T) {
 	for _, s := range differences {
 		if s.flag == "" {
-			file, text, _ := strings.Cut(s.source, ": ")
-			raw, err := os.ReadFile(filepath.Join(root, file))
-			if err != nil || !bytes.Contains(raw, []byte(text)) {
-				t.Errorf("%s: %s does not have the default %s any more (%v)", s.upstream, file, s.keelson, err)
-			}
+			checkSource(t, s.upstream, s.source, s.keelson)
 			continue
 		}
 		value, help, set := lookup(t, s.program, s.flag)
@@ -134,7 +193,7 @@ var upstreamDefaults = map[string]string{
 	"oidc-required-claim": "[]", "oidc-signing-algs": "[RS256]", "oidc-username-claim": "sub", "oidc-username-prefix": "", "requestheader-allowed-names": "[]",
 	"requestheader-client-ca-file": "", "requestheader-extra-headers-prefix": "[]", "requestheader-group-headers": "[]", "requestheader-uid-headers": "[]",
 	"requestheader-username-headers": "[]", "shutdown-delay-duration": "0s", "token-auth-file": "",
-	"max-pods": "110", "pod-max-pids": "-1", "seccomp-default": "false", "resolv-conf": "/etc/resolv.conf", "proxy-mode": "iptables", "nodeport-addresses": "",
+	"max-pods": "110", "pod-max-pids": "-1", "seccomp-default": "false", "fail-swap-on": "true", "resolv-conf": "/etc/resolv.conf", "proxy-mode": "iptables", "nodeport-addresses": "",
 }
 
 // A flag that has the name of a flag of Kubernetes has its default, or is in the table.
