@@ -30,7 +30,14 @@ func TestMain(m *testing.M) {
 	}
 	// A test that was started under nohup would hand its deafness to SIGHUP on to the processes that it starts.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
-	os.Exit(m.Run())
+	code := m.Run()
+	if dir := machineDir.Load(); dir != nil {
+		if err := os.RemoveAll(*dir); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
 }
 
 // process is a kctl that runs.

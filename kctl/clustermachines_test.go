@@ -12,6 +12,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/spf13/pflag"
@@ -19,17 +21,24 @@ import (
 	"keelson.dev/keelson/test/bed/sshd"
 )
 
-// machineProgram builds testdata/machine.
-func machineProgram(t *testing.T) string {
-	t.Helper()
-	to := filepath.Join(t.TempDir(), "machine")
+// machineDir is the folder of the program testdata/machine once a test has built it. TestMain removes the folder.
+var machineDir atomic.Pointer[string]
+
+// buildMachine builds testdata/machine once for all tests and returns its path.
+var buildMachine = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "kctl-machine-")
+	if err != nil {
+		return "", err
+	}
+	machineDir.Store(&dir)
+	to := filepath.Join(dir, "machine")
 	cmd := exec.Command("go", "build", "-o", to, "./testdata/machine")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("building testdata/machine: %v: %s", err, out)
+		return "", fmt.Errorf("building testdata/machine: %w: %s", err, out)
 	}
-	return to
-}
+	return to, nil
+})
 
 // folderMachine is a machine that is a folder, reached by ssh.
 type folderMachine struct {
@@ -59,12 +68,12 @@ func put(t *testing.T, path, content string, mode fs.FileMode) {
 	}
 }
 
-// newSite is one without machines. Who makes several has their program built once, and gives it.
-func newSite(t *testing.T, built ...string) *site {
+// newSite returns a site without machines.
+func newSite(t *testing.T) *site {
 	t.Helper()
-	program := strings.Join(built, "")
-	if program == "" {
-		program = machineProgram(t)
+	program, err := buildMachine()
+	if err != nil {
+		t.Fatal(err)
 	}
 	s := &site{t: t, dir: t.TempDir(), program: program, all: map[string]*folderMachine{}}
 	s.shared, s.file, s.release = filepath.Join(s.dir, "cluster"), filepath.Join(s.dir, "cluster.yaml"), filepath.Join(s.dir, "dist")

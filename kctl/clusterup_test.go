@@ -218,8 +218,7 @@ var everyPoint = flag.Bool("machines.everypoint", false, "cut 'kctl cluster up' 
 // What is cut off at any place of any script ends well with the next run: one cluster, all machines in it, nothing to do.
 func TestClusterUpCutOff(t *testing.T) {
 	hosts := []string{"cp1 192.0.2.11 controlplane", "cp2 192.0.2.12 controlplane,worker", "w1 192.0.2.21 worker , labels: {a: b}"}
-	program := machineProgram(t)
-	whole := newSite(t, program)
+	whole := newSite(t)
 	whole.write("", hosts...)
 	if said, err := whole.kctl("up"); err != nil {
 		t.Fatalf("%v\n%s", err, said)
@@ -231,7 +230,7 @@ func TestClusterUpCutOff(t *testing.T) {
 	}
 	failed := 0
 	for at := want.Calls; at > 0; at -= step {
-		s := newSite(t, program)
+		s := newSite(t)
 		s.write("", hosts...)
 		put(t, s.shared+".kill", fmt.Sprint(at), 0o600)
 		first, err := s.kctl("up")
