@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
@@ -16,6 +17,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -38,7 +41,21 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-func TestMain(m *testing.M) { privatemounts.Main(m) }
+func TestMain(m *testing.M) { privatemounts.Main(suite{m}) }
+
+// suite runs the tests and removes the programs that they have built.
+type suite struct{ *testing.M }
+
+func (s suite) Run() int {
+	code := s.M.Run()
+	if dir := programsDir.Load(); dir != nil {
+		if err := os.RemoveAll(*dir); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	return code
+}
 
 // bed is one node with real containers, images and volumes; only the network and the control plane are not real.
 type bed struct {
@@ -56,6 +73,10 @@ func newBed(t *testing.T) *bed {
 	if _, err := os.Stat("/bin/busybox"); err != nil {
 		t.Skip("needs /bin/busybox (Debian: busybox-static)")
 	}
+	programs, err := buildPrograms()
+	if err != nil {
+		t.Fatal(err)
+	}
 	// A short path: sockets are below it.
 	dir, err := os.MkdirTemp("", "knode-")
 	if err != nil {
@@ -67,7 +88,7 @@ func newBed(t *testing.T) *bed {
 	}
 	b := &bed{t: t, cluster: fake.NewCluster(), net: &fake.Network{}}
 	b.cfg = Config{NodeName: "w1", NodeIPs: []string{"192.0.2.1"}, StateDir: filepath.Join(dir, "s"), RunDir: filepath.Join(dir, "r"), LogDir: filepath.Join(dir, "l"), ArchivesDir: filepath.Join(dir, "a"),
-		RuntimeDir: filepath.Join(dir, "bin"), DevicePlugins: filepath.Join(dir, "d"), PodResources: filepath.Join(dir, "pr", "s"), CgroupRoot: "/keelson-test-" + hex.EncodeToString(id[:]), ResolvConf: os.DevNull, Session: b.cluster,
+		RuntimeDir: programs, DevicePlugins: filepath.Join(dir, "d"), PodResources: filepath.Join(dir, "pr", "s"), CgroupRoot: "/keelson-test-" + hex.EncodeToString(id[:]), ResolvConf: os.DevNull, Session: b.cluster,
 		DiskFloor: floor.Percent(1), InodeFloor: floor.Percent(1), // the disk of the test's machine may be full
 		Network: func(agent.Objects) agent.Network { return b.net }, Log: slog.New(slog.NewTextHandler(logWriter{t}, nil))}
 	t.Cleanup(func() {
@@ -76,7 +97,6 @@ func newBed(t *testing.T) *bed {
 			t.Error(err)
 		}
 	})
-	build(t, b.cfg.RuntimeDir)
 	archive(t, b.cfg.ArchivesDir)
 	b.start()
 	return b
@@ -89,7 +109,16 @@ func (w logWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func build(t *testing.T, dir string) {
+// programsDir is the folder of buildPrograms once there is one.
+var programsDir atomic.Pointer[string]
+
+// buildPrograms builds shim, pause and keelson-oci once for all tests and returns their folder.
+var buildPrograms = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "knode-bin-")
+	if err != nil {
+		return "", err
+	}
+	programsDir.Store(&dir)
 	for _, b := range [][]string{
 		{"CGO_ENABLED=0", "-ldflags=-s -w", "keelson-shim", "keelson.dev/keelson/cmd/shim"},
 		{"CGO_ENABLED=0", "-ldflags=-s -w -E main.start", "keelson-pause", "keelson.dev/keelson/cmd/pause"},
@@ -98,10 +127,11 @@ func build(t *testing.T, dir string) {
 		cmd := exec.Command("go", "build", "-trimpath", "-tags=seccomp,netgo,osusergo", b[1], "-o", filepath.Join(dir, b[2]), b[3])
 		cmd.Env = append(os.Environ(), b[0])
 		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("building %s: %v\n%s", b[2], err, out)
+			return "", fmt.Errorf("building %s: %w\n%s", b[2], err, out)
 		}
 	}
-}
+	return dir, nil
+})
 
 // archive writes an image "busybox:1" that is nothing but a shell.
 func archive(t *testing.T, dir string) {
