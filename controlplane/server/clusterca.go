@@ -73,14 +73,15 @@ func (k *keys) frontProxyCA() (*pki.CA, error) {
 // adminEvery is how often the age of the administrator's certificate is looked at.
 const adminEvery = time.Hour
 
-// keepAdmin renews the administrator's kubeconfig of the data folder before its certificate ends, until ctx ends. What fails
-// is tried again: the replica serves without that file.
-func (r *Replica) keepAdmin(ctx context.Context) error {
+// keepAdmin renews the administrator's kubeconfig of the data folder before its certificate expires, until ctx ends. It checks
+// the certificate's age each time that the interval has passed. A failed renewal is attempted again at the next check: the
+// replica serves without that file.
+func (r *Replica) keepAdmin(ctx context.Context, interval time.Duration) error {
 	for {
 		if err := r.renewAdmin(); err != nil {
 			r.log.Warn("the administrator's kubeconfig of this folder could not be renewed", "err", err)
 		}
-		if err := wait.Delay(ctx, adminEvery); err != nil {
+		if err := wait.Delay(ctx, interval); err != nil {
 			return err
 		}
 	}

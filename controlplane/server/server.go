@@ -181,7 +181,7 @@ func (cfg Config) run(ctx context.Context, cluster Cluster, trust *pki.Trust) er
 		lifecycle.Part{Name: "feature level", Run: r.level.Run},
 		lifecycle.Part{Name: "keys", Run: r.keys.Run},
 		lifecycle.Part{Name: "keys of the others", Run: r.watchKeys},
-		lifecycle.Part{Name: "administrator's kubeconfig", Run: r.keepAdmin},
+		lifecycle.Part{Name: "administrator's kubeconfig", Run: func(ctx context.Context) error { return r.keepAdmin(ctx, adminEvery) }},
 		lifecycle.Part{Name: "registry", Run: r.registry.Run},
 		lifecycle.Part{Name: "audit", Run: r.auditLog.Run},
 		lifecycle.Part{Name: "authentication", Run: r.authentication.Run},
