@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -116,23 +117,32 @@ type listed struct {
 	CgoFiles     []string
 }
 
+// listPackages returns the packages of the module. All tests share one run of `go list`.
 func listPackages(t *testing.T) []listed {
 	t.Helper()
+	all, err := modulePackages()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+var modulePackages = sync.OnceValues(func() ([]listed, error) {
 	out, err := exec.Command("go", "list", "-json=ImportPath,Imports,TestImports,XTestImports,CgoFiles", "./...").Output()
 	if err != nil {
-		t.Fatalf("go list: %v", err)
+		return nil, fmt.Errorf("go list: %w", err)
 	}
 	var all []listed
 	for dec := json.NewDecoder(strings.NewReader(string(out))); ; {
 		var p listed
 		if err := dec.Decode(&p); err == io.EOF {
-			return all
+			return all, nil
 		} else if err != nil {
-			t.Fatal(err)
+			return nil, fmt.Errorf("go list: %w", err)
 		}
 		all = append(all, p)
 	}
-}
+})
 
 func below(pkg, root string) bool {
 	if only, ok := strings.CutPrefix(root, "="); ok {
