@@ -72,7 +72,7 @@ func sorted(r *recorded) string {
 }
 
 // After any history of changes the table is the one that is made from nothing, and no change writes what it does not concern.
-func TestIncrementalIsFromScratch(t *testing.T) {
+func TestIncrementalPoliciesAreFromScratch(t *testing.T) {
 	for range 60 {
 		seed := rand.Uint64()
 		rnd := rand.New(rand.NewPCG(seed, 2))
