@@ -28,6 +28,15 @@ func Run(t *testing.T, fresh func(t *testing.T) Subject) {
 	}
 }
 
+// RunQuota checks what the contract of raftstore.Store says of a space quota, and nothing else.
+func RunQuota(t *testing.T, fresh func(t *testing.T) Subject) {
+	s := fresh(t)
+	if s.Quota == 0 {
+		t.Fatal("the store has no quota")
+	}
+	quota(t, s)
+}
+
 // part is one theme of the contract.
 type part struct {
 	name string
