@@ -61,8 +61,9 @@ fault: build ## break it in every way; DURATION=10m: the store for that long, SE
 	@scripts/test fault
 chaos: build ## leaders are killed, frozen, cut off and handed over under applies, watches, rollouts and Service requests; DURATION=5m, SEED=n has a run again
 	@scripts/test chaos
-soak: setup ## a control plane's memory before and after 10,000 pods came and went; ARGS="-soak.profiles=DIR" keeps what held it
+soak: setup ## a control plane's memory before and after 10,000 pods came and went, and tests with more repetitions than 'make test' has; ARGS="-soak.profiles=DIR" keeps what held the memory
 	@$(GO) test -count=1 -timeout 30m -v ./test/soak -run Churn -soak.pods=10000 $(ARGS)
+	@scripts/test repeated
 
 soak-idle: setup ## a control plane's memory in an hour in which nothing changes
 	@$(GO) test -count=1 -timeout 70m -v ./test/soak -run Idle -soak.idle=1h $(ARGS)

@@ -141,6 +141,48 @@ func TestWhatIsAloneStartsNoGoroutine(t *testing.T) {
 	}
 }
 
+// `make soak` runs tests with more repetitions than `make test` has. Each of these tests is declared in the package that
+// scripts/test names, and so is the flag for its repetitions.
+func TestRepeatedTestsAreDeclared(t *testing.T) {
+	makefile, err := os.ReadFile("Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !regexp.MustCompile(`(?m)^soak:.*\n(\t.*\n)*\t@scripts/test repeated\n`).Match(makefile) {
+		t.Error("Makefile: soak does not run scripts/test repeated")
+	}
+	script, err := os.ReadFile("scripts/test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, body, _ := strings.Cut(string(script), "\nrepeated() {\n")
+	body, _, _ = strings.Cut(body, "\n}\n")
+	lines := regexp.MustCompile(`raced_test .*\./(\S+) -run '\^(\w+)\$' -([a-z.]+)=`).FindAllStringSubmatch(body, -1)
+	if len(lines) != strings.Count(body, "\n")+1 {
+		t.Fatalf("scripts/test: repeated has lines of another form: want raced_test ./PACKAGE -run '^TEST$' -FLAG=VALUE:\n%s", body)
+	}
+	for _, m := range lines {
+		files, err := filepath.Glob(filepath.Join(m[1], "*_test.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var source strings.Builder
+		for _, file := range files {
+			data, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			source.Write(data)
+		}
+		if !strings.Contains(source.String(), "\nfunc "+m[2]+"(t *testing.T)") {
+			t.Errorf("scripts/test: repeated runs %s, which %s does not declare", m[2], m[1])
+		}
+		if !regexp.MustCompile(`flag\.\w+\("` + regexp.QuoteMeta(m[3]) + `",`).MatchString(source.String()) {
+			t.Errorf("scripts/test: repeated sets -%s, which the tests of %s do not define", m[3], m[1])
+		}
+	}
+}
+
 // modulesApart are the modules of their own that the part unit tests beside the packages of this module.
 var modulesApart = []string{"deploy/dist", "test/openapi/upstream"}
 

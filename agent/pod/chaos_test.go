@@ -3,6 +3,7 @@ package pod
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -20,11 +21,13 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
+var chaosSeeds = flag.Uint64("chaos.seeds", 3, "how many seeds TestChaos runs, each for an hour of virtual time")
+
 // TestChaos lets verbs fail, containers exit, pauses die and the agent restart at random over an hour of virtual
 // time. At most one instance of any container ever runs; when peace comes all pods are Ready; when they are deleted nothing is left.
 // F94, F101, F123, F125, P9, P15
 func TestChaos(t *testing.T) {
-	for seed := range uint64(8) {
+	for seed := range *chaosSeeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			virtual.Test(t, func(t *testing.T) { chaos(t, rand.New(rand.NewPCG(seed, 1))) })
 		})
