@@ -14,6 +14,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -158,7 +159,8 @@ func newWorld(t *testing.T, o options) *world {
 		Timeline: w.timeline, Replica: "cp1", ConfirmLeadership: w.confirmLeadership, Aggregated: o.aggregated,
 	}
 	addresses, err := podaddress.New(podaddress.Rules{Services: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}},
-		client.Informer[*corev1.Node](w.informers), client.Informer[*corev1.Pod](w.informers), nil)
+		client.Informer[*corev1.Node](w.informers), client.Informer[*corev1.Pod](w.informers),
+		client.Informer[*networkingv1.ServiceCIDR](w.informers))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/controlplane/api/podaddress"
@@ -96,5 +97,14 @@ func TestEndpointsOfReportedAddresses(t *testing.T) {
 			n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.168.1.1"}}
 		})
 		become("a node reports its address", "10.244.1.2", "10.244.9.5", "192.168.1.1")
+		pod("free", "foreign", "10.112.0.9", nil)
+		become("an address outside of all ranges", "10.112.0.9", "10.244.1.2", "10.244.9.5", "192.168.1.1")
+		more := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "more"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.112.0.0/16"}}}
+		w.create(more)
+		become("the address is in a new ServiceCIDR", "10.244.1.2", "10.244.9.5", "192.168.1.1")
+		if err := client.Delete[*networkingv1.ServiceCIDR](w.ctx, w.admin, "", more.Name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		become("the ServiceCIDR is gone", "10.112.0.9", "10.244.1.2", "10.244.9.5", "192.168.1.1")
 	})
 }

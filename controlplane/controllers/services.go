@@ -5,6 +5,7 @@ import (
 	"net/netip"
 
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/tools/cache"
@@ -43,8 +44,26 @@ func ServicesOfNode(services, pods cache.SharedIndexInformer, addresses *podaddr
 			concerned = append(concerned, addresses.Concerned(n)...)
 		}
 	}
-	var keys []Key
-	for _, p := range concerned {
+	return servicesOfPods(services, concerned)
+}
+
+// ServicesOfRange maps a ServiceCIDR's change to the Services whose endpoints it may alter: addresses of pods in a range of
+// Services do not count.
+func ServicesOfRange(services cache.SharedIndexInformer, addresses *podaddress.Index, c Change[*networkingv1.ServiceCIDR]) []Key {
+	if addresses == nil || c.Type == Updated && !podaddress.RangeChanged(c.Old, c.New) {
+		return nil
+	}
+	var concerned []*corev1.Pod
+	for _, r := range []*networkingv1.ServiceCIDR{c.Old, c.New} {
+		if r != nil {
+			concerned = append(concerned, addresses.ConcernedByRange(r)...)
+		}
+	}
+	return servicesOfPods(services, concerned)
+}
+
+func servicesOfPods(services cache.SharedIndexInformer, pods []*corev1.Pod) (keys []Key) {
+	for _, p := range pods {
 		keys = append(keys, ServicesOf(services, Change[*corev1.Pod]{Type: Added, New: p})...)
 	}
 	return keys

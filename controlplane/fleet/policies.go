@@ -67,22 +67,63 @@ func (v *view) addressesChanged(old, now *v1.Node) {
 	if old != nil && now != nil && !podaddress.NodeChanged(old, now) {
 		return
 	}
-	var changed []string
+	var concerned []*v1.Pod
 	for _, n := range []*v1.Node{old, now} {
-		if n == nil {
-			continue
-		}
-		for _, p := range v.addresses.Concerned(n) {
-			changed = append(changed, v.policies.Rejudge(p.Namespace, p.Name)...)
+		if n != nil {
+			concerned = append(concerned, v.addresses.Concerned(n)...)
 		}
 	}
 	pods, _ := v.stores[kindPod].ByIndex(podsByNode, cmp.Or(now, old).Name) // the index exists since newView
 	for _, o := range pods {
 		if p, ok := o.(*v1.Pod); ok {
-			changed = append(changed, v.policies.Rejudge(p.Namespace, p.Name)...)
+			concerned = append(concerned, p)
 		}
 	}
+	v.rejudge(concerned)
+}
+
+// rejudge has groups follow what of the pods' addresses counts now.
+func (v *view) rejudge(pods []*v1.Pod) {
+	var changed []string
+	for _, p := range pods {
+		changed = append(changed, v.policies.Rejudge(p.Namespace, p.Name)...)
+	}
 	v.groupsChanged(changed)
+}
+
+// rangeChanged has groups follow a ServiceCIDR: addresses of pods in a range of Services do not count.
+func (v *view) rangeChanged(old, now *networkingv1.ServiceCIDR) {
+	if old != nil && now != nil && !podaddress.RangeChanged(old, now) {
+		return
+	}
+	var concerned []*v1.Pod
+	for _, r := range []*networkingv1.ServiceCIDR{old, now} {
+		if r != nil {
+			concerned = append(concerned, v.addresses.ConcernedByRange(r)...)
+		}
+	}
+	v.rejudge(concerned)
+}
+
+// watchRanges has groups follow the ranges of Services, where addresses of pods are judged.
+func (v *view) watchRanges(i *client.Informers) {
+	if v.addresses == nil {
+		return
+	}
+	changed := func(old, now any) {
+		was, _ := object(old).(*networkingv1.ServiceCIDR)
+		is, _ := object(now).(*networkingv1.ServiceCIDR)
+		if was != nil || is != nil {
+			v.rangeChanged(was, is)
+		}
+	}
+	reg, err := client.Informer[*networkingv1.ServiceCIDR](i).AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: func(o any) { changed(nil, o) }, UpdateFunc: changed, DeleteFunc: func(o any) { changed(o, nil) },
+	})
+	if err != nil {
+		panic(fmt.Sprintf("fleet: watch ServiceCIDRs: %v", err)) // the informer has not started: this cannot fail
+	}
+	v.handlers = append(v.handlers, reg)
 }
 
 // watchNamespaces has groups follow the labels of namespaces.

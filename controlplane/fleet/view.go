@@ -79,6 +79,7 @@ func newView(i *client.Informers, addresses *podaddress.Index, g *gate, log *slo
 		v.handlers = append(v.handlers, reg)
 	}
 	v.watchNamespaces(i)
+	v.watchRanges(i)
 	return v
 }
 

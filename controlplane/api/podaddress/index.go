@@ -133,11 +133,30 @@ func (x *Index) Concerned(n *corev1.Node) []*corev1.Pod {
 	for _, a := range NodeOf(n).Addresses {
 		ranges = append(ranges, netip.PrefixFrom(a, a.BitLen()))
 	}
-	var out []*corev1.Pod
+	return slices.DeleteFunc(x.podsIn(ranges), func(p *corev1.Pod) bool { return p.Spec.NodeName == n.Name })
+}
+
+// ConcernedByRange returns the pods whose addresses may count no longer, or again, when a ServiceCIDR is as it is now or
+// is gone: those with an address in its ranges.
+func (x *Index) ConcernedByRange(c *networkingv1.ServiceCIDR) []*corev1.Pod {
+	if x == nil {
+		return nil
+	}
+	var ranges []netip.Prefix
+	for _, text := range c.Spec.CIDRs {
+		if p, err := netip.ParsePrefix(text); err == nil {
+			ranges = append(ranges, p.Masked())
+		}
+	}
+	return x.podsIn(ranges)
+}
+
+// podsIn returns the pods with an address in a range.
+func (x *Index) podsIn(ranges []netip.Prefix) (out []*corev1.Pod) {
 	for _, r := range ranges {
 		for _, o := range x.within(r) {
 			p, ok := o.(*corev1.Pod)
-			if ok && p.Spec.NodeName != n.Name && slices.ContainsFunc(Reported(&p.Status), func(ip corev1.PodIP) bool {
+			if ok && slices.ContainsFunc(Reported(&p.Status), func(ip corev1.PodIP) bool {
 				a, ok := parse(ip.IP)
 				return ok && r.Contains(a)
 			}) {
@@ -146,6 +165,11 @@ func (x *Index) Concerned(n *corev1.Node) []*corev1.Pod {
 		}
 	}
 	return out
+}
+
+// RangeChanged reports whether a change of a ServiceCIDR may change which addresses of pods count.
+func RangeChanged(old, now *networkingv1.ServiceCIDR) bool {
+	return old == nil || now == nil || !slices.Equal(old.Spec.CIDRs, now.Spec.CIDRs)
 }
 
 // within returns all pods with an address in a range, and others.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -143,6 +144,7 @@ func New(d controllers.Deps) *controllers.Controller {
 	services := client.Informer[*corev1.Service](d.Informers)
 	pods := client.Informer[*corev1.Pod](d.Informers)
 	nodes := client.Informer[*corev1.Node](d.Informers)
+	ranges := client.Informer[*networkingv1.ServiceCIDR](d.Informers)
 	objects := client.Informer[*corev1.Endpoints](d.Informers)
 	controllers.Index(pods, controllers.PodNodeIndex, controllers.PodNode)
 	return &controllers.Controller{
@@ -156,6 +158,9 @@ func New(d controllers.Deps) *controllers.Controller {
 			}),
 			controllers.OnInformer(nodes, func(c controllers.Change[*corev1.Node]) []controllers.Key {
 				return controllers.ServicesOfNode(services, pods, d.PodAddresses, c)
+			}),
+			controllers.OnInformer(ranges, func(c controllers.Change[*networkingv1.ServiceCIDR]) []controllers.Key {
+				return controllers.ServicesOfRange(services, d.PodAddresses, c)
 			}),
 		},
 		Rules: []rbacv1.PolicyRule{

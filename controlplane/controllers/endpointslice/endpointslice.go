@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/tools/cache"
@@ -28,6 +29,7 @@ func New(d controllers.Deps) *controllers.Controller {
 	services := client.Informer[*corev1.Service](d.Informers)
 	pods := client.Informer[*corev1.Pod](d.Informers)
 	nodes := client.Informer[*corev1.Node](d.Informers)
+	ranges := client.Informer[*networkingv1.ServiceCIDR](d.Informers)
 	objects := client.Informer[*discoveryv1.EndpointSlice](d.Informers)
 	controllers.Index(pods, controllers.PodNodeIndex, controllers.PodNode)
 	controllers.Index(objects, serviceIndex, managedBy(ManagedBy))
@@ -47,6 +49,9 @@ func New(d controllers.Deps) *controllers.Controller {
 			controllers.OnInformer(nodes, func(c controllers.Change[*corev1.Node]) []controllers.Key {
 				return slices.Concat(ofNode(services, pods, c), ofCapacity(services, stale, c),
 					controllers.ServicesOfNode(services, pods, d.PodAddresses, c))
+			}),
+			controllers.OnInformer(ranges, func(c controllers.Change[*networkingv1.ServiceCIDR]) []controllers.Key {
+				return controllers.ServicesOfRange(services, d.PodAddresses, c)
 			}),
 		},
 		Rules: []rbacv1.PolicyRule{
