@@ -33,11 +33,13 @@ type crowd struct {
 	address string
 	sources []lab.Host
 
-	called, spoke atomic.Int64 // how many have connected, and how many of them have said their word
-	mu            sync.Mutex
-	open          map[net.Conn]bool
-	most          int // of open
-	readers       sync.WaitGroup
+	// called counts connections, shook those that finished the handshake of TLS, and spoke those that have sent their
+	// word.
+	called, shook, spoke atomic.Int64
+	mu                   sync.Mutex
+	open                 map[net.Conn]bool
+	most                 int // of open
+	readers              sync.WaitGroup
 }
 
 func newCrowd(t *testing.T, replica string, port int, sources ...string) *crowd {
@@ -85,6 +87,10 @@ func (c *crowd) call(from lab.Host, word []byte) {
 		if spoken.HandshakeContext(ctx) != nil {
 			conn.Close()
 			return
+		}
+		c.shook.Add(1)
+		if limit, ok := ctx.Deadline(); ok {
+			_ = spoken.SetWriteDeadline(limit) // the replica may read no more
 		}
 		if _, err := spoken.Write(word); err != nil {
 			conn.Close()

@@ -1,0 +1,138 @@
+package attack
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/deploy/lab"
+	"keelson.dev/keelson/test/bed"
+)
+
+const (
+	floodConnections = 400
+	floodTime        = 5 * time.Second // of each flood, at least
+	floodRounds      = 8               // of these connections, at most
+	floodWrites      = 20              // through each replica, at least
+)
+
+// floodFrames returns what a connection without credentials sends: a greeting and many streams with so many headers
+// each, which it resets at once.
+func floodFrames(t *testing.T, streams, headers int) []byte {
+	t.Helper()
+	out, frames := greeting()
+	var block bytes.Buffer
+	encoder := hpack.NewEncoder(&block)
+	for i := range streams {
+		block.Reset()
+		fields := []hpack.HeaderField{{Name: ":method", Value: "POST"}, {Name: ":scheme", Value: "https"},
+			{Name: ":authority", Value: "x"}, {Name: ":path", Value: "/api/v1/namespaces/default/configmaps"}}
+		for range headers { // one byte each once the field is in the table
+			fields = append(fields, hpack.HeaderField{Name: "x", Value: "y"})
+		}
+		for _, f := range fields {
+			_ = encoder.WriteField(f) // a buffer takes everything
+		}
+		id := uint32(2*i + 1)
+		err := frames.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndHeaders: true})
+		if err == nil {
+			err = frames.WriteRSTStream(id, http2.ErrCodeCancel)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return out.Bytes()
+}
+
+// term returns the leader and its term.
+func term(t *testing.T) (string, uint64) {
+	t.Helper()
+	var status api.ClusterStatus
+	raw, err := bed.Client(t).CoreV1().RESTClient().Get().AbsPath(api.PathClusterStatus).DoRaw(context.Background())
+	if err == nil {
+		err = json.Unmarshal(raw, &status)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return status.Leader, status.Term
+}
+
+// Cost: 400 connections without credentials, from hosts of the cluster, each of which floods the leader's API by HTTP/2
+// and comes again when it was sent away. The leader leads on in its term, and every write through every replica is
+// acknowledged. The leader stays below its memory limit; what the floods add to live memory is in TestFloodsOfFrames.
+func TestLeaderUnderFloodsOfFrames(t *testing.T) {
+	begin(t)
+	led, before := term(t)
+	ns := bed.Namespace(t)
+	clients := map[string]kubernetes.Interface{}
+	for i := range replicas {
+		name := fmt.Sprintf("cp%d", i+1)
+		clients[name] = bed.ClientAt(t, name)
+	}
+	for _, f := range []struct {
+		name  string
+		frame []byte
+	}{
+		{"rapid reset", floodFrames(t, 5000, 0)},
+		{"rapid reset of many headers", floodFrames(t, 2000, 1400)},
+	} {
+		t.Run(f.name, func(t *testing.T) {
+			for range 20 { // a replica that has been at work: its garbage is no part of the attack
+				serves(t, led)
+			}
+			clearPeak(t, led)
+			had, began := resident(t, led), time.Now()
+			var attackers sync.WaitGroup
+			t.Cleanup(attackers.Wait)
+			c := newCrowd(t, led, lab.APIPort, "registry", "w1", "w2", "w3")
+			ended := make(chan struct{})
+			attackers.Go(func() {
+				defer close(ended)
+				for n := 0; n < floodRounds && (time.Since(began) < floodTime || c.shook.Load() < floodConnections); n++ {
+					c.come(floodConnections, floodConnections, func(int) []byte { return f.frame })
+				}
+			})
+			writes, slowest := 0, time.Duration(0)
+			for flooding := true; flooding || writes < floodWrites*replicas; writes++ {
+				select {
+				case <-ended:
+					flooding = false
+				default:
+				}
+				replica := fmt.Sprintf("cp%d", 1+writes%replicas)
+				ctx, cancel := context.WithTimeout(context.Background(), soon)
+				asked := time.Now()
+				_, err := clients[replica].CoreV1().ConfigMaps(ns).Create(ctx, proof(), metav1.CreateOptions{})
+				cancel()
+				if err != nil {
+					t.Fatalf("write %d, through %s: %v", writes, replica, err)
+				}
+				slowest = max(slowest, time.Since(asked))
+			}
+			grown := peak(t, led) - had
+			t.Logf("%d connections, %d of them flooded, in %v; %d writes, the slowest took %v; %s had %d MiB, and %d MiB more at most",
+				c.called.Load(), c.shook.Load(), time.Since(began).Round(time.Millisecond), writes, slowest, led, had/megabyte, grown/megabyte)
+			if n := c.shook.Load(); n < floodConnections {
+				t.Errorf("only %d connections flooded: this was no attack", n)
+			}
+			if top := peak(t, led); top > lab.ReplicaMemory {
+				t.Errorf("%s took %d MiB", led, top/megabyte)
+			}
+			if now, at := term(t); now != led || at != before {
+				t.Errorf("%s leads in term %d, before the flood %s led in term %d", now, at, led, before)
+			}
+		})
+	}
+}
