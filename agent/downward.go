@@ -36,7 +36,7 @@ func FieldValue(pod *v1.Pod, path string) (string, error) {
 		return quoted(pod.Labels), nil
 	case "metadata.annotations":
 		return quoted(pod.Annotations), nil
-	case "spec.nodeName":
+	case "spec.nodeName", "spec.host": // spec.host is its old name
 		return pod.Spec.NodeName, nil
 	case "spec.serviceAccountName":
 		return pod.Spec.ServiceAccountName, nil

@@ -2,7 +2,6 @@ package kinds
 
 import (
 	"fmt"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/validation"
@@ -51,6 +50,8 @@ func validateContainers(s *corev1.PodSpec, volumes map[string]corev1.VolumeSourc
 			role = sidecar
 		}
 		errs = append(errs, validateContainer(c, role, s, volumes, here)...)
+		// Init containers run one by one, so that each is judged alone; Kubernetes names the first.
+		errs = append(errs, validateUniquePorts(s.InitContainers[i:i+1], at.Child("initContainers"))...)
 	}
 	for i := range s.EphemeralContainers {
 		e, here := &s.EphemeralContainers[i], at.Child("ephemeralContainers").Index(i)
@@ -78,40 +79,50 @@ func hasContainer(s *corev1.PodSpec, name string) bool {
 func validateContainer(c *corev1.Container, role containerRole, s *corev1.PodSpec,
 	volumes map[string]corev1.VolumeSource, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	switch {
-	case c.Image == "":
+	if c.Image == "" {
 		errs = append(errs, field.Required(at.Child("image"), ""))
-	case strings.TrimSpace(c.Image) != c.Image:
-		errs = append(errs, field.Invalid(at.Child("image"), c.Image, "must not have leading or trailing whitespace"))
 	}
 	errs = append(errs, oneOf(c.ImagePullPolicy, at.Child("imagePullPolicy"), corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever)...)
 	errs = append(errs, requiredOf(c.TerminationMessagePolicy, at.Child("terminationMessagePolicy"),
 		corev1.TerminationMessageReadFile, corev1.TerminationMessageFallbackToLogsOnError)...)
-	errs = append(errs, validateRestarts(c, at)...)
+	if role != ephemeral {
+		errs = append(errs, validateRestarts(c, at)...)
+	}
 	errs = append(errs, validatePorts(c.Ports, at.Child("ports"))...)
 	errs = append(errs, validateEnv(c.Env, at.Child("env"))...)
 	errs = append(errs, validateEnvFrom(c.EnvFrom, at.Child("envFrom"))...)
 	errs = append(errs, validateMounts(c, volumes, at.Child("volumeMounts"))...)
 	errs = append(errs, validateDevices(c, volumes, at.Child("volumeDevices"))...)
 	errs = append(errs, validateResources(&c.Resources, at.Child("resources"))...)
-	errs = append(errs, validateContainerSecurity(c.SecurityContext, at.Child("securityContext"))...)
-	if role == ephemeral {
-		return append(errs, onlyDebug(c, at)...)
-	}
+	errs = append(errs, validateContainerSecurity(c.SecurityContext, s.HostUsers == nil || *s.HostUsers, at.Child("securityContext"))...)
 	errs = append(errs, validateResizePolicy(c.ResizePolicy, s.RestartPolicy, at.Child("resizePolicy"))...)
-	if role == initial && len(c.ResizePolicy) > 0 {
-		errs = append(errs, field.Invalid(at.Child("resizePolicy"), c.ResizePolicy, "must not be set for init containers"))
+	switch role {
+	case ephemeral:
+		return append(errs, onlyDebug(c, at)...)
+	case initial:
+		for i, p := range c.ResizePolicy {
+			if p.RestartPolicy == corev1.RestartContainer {
+				errs = append(errs, field.Invalid(at.Child("resizePolicy").Index(i).Child("restartPolicy"), p.RestartPolicy,
+					"must not be set to 'RestartContainer' for non-sidecar initContainers"))
+			}
+		}
 	}
 	return append(errs, validateHealth(c, role, s, at)...)
 }
 
 // onlyDebug refuses what a container that was added to a running pod cannot have.
 func onlyDebug(c *corev1.Container, at *field.Path) field.ErrorList {
-	return forbid(at, "cannot be set for an Ephemeral Container", map[string]bool{
+	const no = "cannot be set for an Ephemeral Container"
+	errs := forbid(at, no, map[string]bool{
 		"ports": len(c.Ports) > 0, "livenessProbe": c.LivenessProbe != nil, "readinessProbe": c.ReadinessProbe != nil,
 		"startupProbe": c.StartupProbe != nil, "lifecycle": c.Lifecycle != nil,
-		"resources": len(c.Resources.Limits)+len(c.Resources.Requests) > 0, "resizePolicy": len(c.ResizePolicy) > 0,
+		"resources":    len(c.Resources.Limits)+len(c.Resources.Requests)+len(c.Resources.Claims) > 0,
+		"resizePolicy": len(c.ResizePolicy) > 0, "restartPolicy": c.RestartPolicy != nil, "restartPolicyRules": len(c.RestartPolicyRules) > 0,
 	})
+	for i, m := range c.VolumeMounts {
+		errs = append(errs, forbid(at.Child("volumeMounts").Index(i), no, map[string]bool{"subPath": m.SubPath != "", "subPathExpr": m.SubPathExpr != ""})...)
+	}
+	return errs
 }
 
 func validatePorts(ports []corev1.ContainerPort, at *field.Path) field.ErrorList {
@@ -135,9 +146,6 @@ func validatePorts(ports []corev1.ContainerPort, at *field.Path) field.ErrorList
 		if p.HostPort != 0 {
 			errs = append(errs, invalid(here.Child("hostPort"), p.HostPort, utilvalidation.IsValidPortNum(int(p.HostPort)))...)
 		}
-		if p.HostIP != "" {
-			errs = append(errs, utilvalidation.IsValidIP(here.Child("hostIP"), p.HostIP)...)
-		}
 		errs = append(errs, validateProtocol(p.Protocol, here.Child("protocol"))...)
 	}
 	return errs
@@ -147,19 +155,26 @@ func validatePorts(ports []corev1.ContainerPort, at *field.Path) field.ErrorList
 // host ports that differ from the container's where both are the same stack.
 func validateHostPorts(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	seen := map[string]bool{}
 	for i := range s.Containers {
 		for j, p := range s.Containers[i].Ports {
 			here := at.Child("containers").Index(i).Child("ports").Index(j).Child("hostPort")
 			if s.HostNetwork && p.HostPort != 0 && p.HostPort != p.ContainerPort {
 				errs = append(errs, field.Invalid(here, p.HostPort, "must match `containerPort` when `hostNetwork` is true"))
 			}
-			if p.HostPort == 0 {
-				continue
-			}
+		}
+	}
+	return append(errs, validateUniquePorts(s.Containers, at.Child("containers"))...)
+}
+
+// validateUniquePorts finds host ports that are there twice.
+func validateUniquePorts(containers []corev1.Container, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	seen := map[string]bool{}
+	for i := range containers {
+		for j, p := range containers[i].Ports {
 			key := fmt.Sprintf("%s/%s/%d", p.Protocol, p.HostIP, p.HostPort)
-			if seen[key] {
-				errs = append(errs, field.Duplicate(here, key))
+			if p.HostPort != 0 && seen[key] {
+				errs = append(errs, field.Duplicate(at.Index(i).Child("ports").Index(j).Child("hostPort"), key))
 			}
 			seen[key] = true
 		}
@@ -182,7 +197,7 @@ func validateEnv(env []corev1.EnvVar, at *field.Path) field.ErrorList {
 		from := here.Child("valueFrom")
 		switch n := countSet(*e.ValueFrom); {
 		case n == 0:
-			errs = append(errs, field.Invalid(from, "", "must specify one of: `fieldRef`, `resourceFieldRef`, `configMapKeyRef` or `secretKeyRef`"))
+			errs = append(errs, field.Invalid(from, "", "must specify one of: `fieldRef`, `resourceFieldRef`, `configMapKeyRef`, `secretKeyRef` or `fileKeyRef`"))
 		case e.Value != "":
 			errs = append(errs, field.Invalid(from, "", "may not be specified when `value` is not empty"))
 		case n > 1:
@@ -192,7 +207,7 @@ func validateEnv(env []corev1.EnvVar, at *field.Path) field.ErrorList {
 			errs = append(errs, validateFieldRef(r, envFields, from.Child("fieldRef"))...)
 		}
 		if r := e.ValueFrom.ResourceFieldRef; r != nil {
-			errs = append(errs, validateResourceRef(r, from.Child("resourceFieldRef"))...)
+			errs = append(errs, validateResourceRef(r, false, from.Child("resourceFieldRef"))...)
 		}
 		if r := e.ValueFrom.ConfigMapKeyRef; r != nil {
 			errs = append(errs, validateKeyRef(r.Name, r.Key, from.Child("configMapKeyRef"))...)
@@ -200,8 +215,23 @@ func validateEnv(env []corev1.EnvVar, at *field.Path) field.ErrorList {
 		if r := e.ValueFrom.SecretKeyRef; r != nil {
 			errs = append(errs, validateKeyRef(r.Name, r.Key, from.Child("secretKeyRef"))...)
 		}
+		if r := e.ValueFrom.FileKeyRef; r != nil {
+			errs = append(errs, validateFileKey(r, from.Child("fileKeyRef"))...)
+		}
 	}
 	return errs
+}
+
+func validateFileKey(r *corev1.FileKeySelector, at *field.Path) field.ErrorList {
+	required := func(value, name string, errs field.ErrorList) field.ErrorList {
+		if value == "" {
+			return field.ErrorList{field.Required(at.Child(name), "")}
+		}
+		return errs
+	}
+	errs := required(r.Key, "key", invalid(at.Child("key"), r.Key, utilvalidation.IsRelaxedEnvVarName(r.Key)))
+	errs = append(errs, required(r.VolumeName, "volumeName", labelOf(r.VolumeName, at.Child("volumeName")))...)
+	return append(errs, required(r.Path, "path", noBacksteps(r.Path, at.Child("path")))...)
 }
 
 func validateKeyRef(name, key string, at *field.Path) field.ErrorList {
@@ -226,13 +256,21 @@ func validateEnvFrom(from []corev1.EnvFromSource, at *field.Path) field.ErrorLis
 			errs = append(errs, field.Invalid(at, "", "may not have more than one field specified at a time"))
 		}
 		if r := e.ConfigMapRef; r != nil {
-			errs = append(errs, requiredSubdomain(r.Name, here.Child("configMapRef", "name"))...)
+			errs = append(errs, requiredPrefix(r.Name, here.Child("configMapRef", "name"))...)
 		}
 		if r := e.SecretRef; r != nil {
-			errs = append(errs, requiredSubdomain(r.Name, here.Child("secretRef", "name"))...)
+			errs = append(errs, requiredPrefix(r.Name, here.Child("secretRef", "name"))...)
 		}
 	}
 	return errs
+}
+
+// requiredPrefix refuses a name that is empty or cannot begin a subdomain, which is all that Kubernetes requires in some places.
+func requiredPrefix(name string, at *field.Path) field.ErrorList {
+	if name == "" {
+		return field.ErrorList{field.Required(at, "")}
+	}
+	return invalid(at, name, validation.NameIsDNSSubdomain(name, true))
 }
 
 // requiredSubdomain refuses a name that is empty or not a subdomain.
@@ -243,7 +281,8 @@ func requiredSubdomain(name string, at *field.Path) field.ErrorList {
 	return invalid(at, name, validation.NameIsDNSSubdomain(name, false))
 }
 
-func validateContainerSecurity(c *corev1.SecurityContext, at *field.Path) field.ErrorList {
+// validateContainerSecurity judges a container's security context. hostUsers is true where the pod has no user namespace.
+func validateContainerSecurity(c *corev1.SecurityContext, hostUsers bool, at *field.Path) field.ErrorList {
 	if c == nil {
 		return nil
 	}
@@ -268,6 +307,9 @@ func validateContainerSecurity(c *corev1.SecurityContext, at *field.Path) field.
 	}
 	if c.ProcMount != nil {
 		errs = append(errs, listed(*c.ProcMount, at.Child("procMount"), corev1.DefaultProcMount, corev1.UnmaskedProcMount)...)
+		if hostUsers && *c.ProcMount == corev1.UnmaskedProcMount {
+			errs = append(errs, field.Invalid(at.Child("procMount"), c.ProcMount, "`hostUsers` must be false to use `Unmasked`"))
+		}
 	}
 	errs = append(errs, validateWindowsOptions(c.WindowsOptions, at.Child("windowsOptions"))...)
 	errs = append(errs, validateAppArmor(c.AppArmorProfile, at.Child("appArmorProfile"))...)

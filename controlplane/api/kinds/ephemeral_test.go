@@ -37,7 +37,7 @@ func TestEphemeralVolumeClaims(t *testing.T) {
 		})}, []string{meta + "name", meta + "finalizers"}},
 		{"no size", "web", []corev1.Volume{template(func(c *corev1.PersistentVolumeClaimTemplate) { c.Spec.Resources.Requests = nil })},
 			[]string{"spec.volumes[0].ephemeral.volumeClaimTemplate.spec.resources[storage]"}},
-		{"the same claim twice", "web", []corev1.Volume{template(nothing), named("web-tmp")}, []string{"spec.volumes[0]"}},
+		{"the same claim twice", "web", []corev1.Volume{template(nothing), named("web-tmp")}, []string{"spec.volumes[1].persistentVolumeClaim.claimName"}},
 		{"no name of a claim", "Web_1", []corev1.Volume{template(nothing)}, []string{"spec.volumes[0].name"}},
 	} {
 		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: c.pod}, Spec: corev1.PodSpec{Volumes: c.volumes}}

@@ -13,7 +13,7 @@ func narrowPlacement(now, was *corev1.PodSpec, spec *field.Path) field.ErrorList
 	for key, value := range was.NodeSelector {
 		if now.NodeSelector[key] != value {
 			errs = append(errs, field.Invalid(spec.Child("nodeSelector"), now.NodeSelector,
-				"only additions to nodeSelector are allowed (no mutations or deletions)"))
+				"only additions to spec.nodeSelector are allowed (no mutations or deletions)"))
 			break
 		}
 	}

@@ -6,10 +6,15 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-const noSecret = "chapAuthDiscovery and chapAuthSession take the name of a Secret with the user names and passwords"
+// longISCSIName is the fault of a volume whose name and portal are too long for the name of an interface.
+const (
+	longISCSIName     = "Total length of <volume name>:<iscsi.targetPortal> must be under 64 characters if iscsi.initiatorName is specified."
+	maxISCSIInterface = 64
+)
 
 // nodeNames are names of iSCSI nodes, which targets and initiators are: iqn, eui or naa, without what could not be a part of
 // a file's name.
@@ -21,21 +26,44 @@ var (
 // mostPortals of a target, at all of which a node logs in at once.
 const mostPortals = 32
 
-func validateInlineISCSI(s *corev1.ISCSIVolumeSource, volume string, at *field.Path) field.ErrorList {
+func validateInlineISCSI(s *corev1.ISCSIVolumeSource, at *field.Path) field.ErrorList {
 	errs := validateISCSI(&corev1.ISCSIPersistentVolumeSource{TargetPortal: s.TargetPortal, IQN: s.IQN, Lun: s.Lun, ISCSIInterface: s.ISCSIInterface,
-		Portals: s.Portals, InitiatorName: s.InitiatorName}, volume, at)
-	if (s.DiscoveryCHAPAuth || s.SessionCHAPAuth) && (s.SecretRef == nil || s.SecretRef.Name == "") {
-		errs = append(errs, field.Required(at.Child("secretRef"), noSecret))
+		Portals: s.Portals, InitiatorName: s.InitiatorName}, "must be valid format starting with iqn, eui, or naa", at)
+	if (s.DiscoveryCHAPAuth || s.SessionCHAPAuth) && s.SecretRef == nil {
+		errs = append(errs, field.Required(at.Child("secretRef"), ""))
 	}
 	return errs
 }
 
-// validateISCSI judges what volumes of pods and PersistentVolumes say in the same way. The volume's name is part of that of an
-// interface where initiatorName is set.
-func validateISCSI(s *corev1.ISCSIPersistentVolumeSource, volume string, at *field.Path) field.ErrorList {
-	errs := validateNodeName(s.IQN, at.Child("iqn"))
+// validateISCSIVolume judges a PersistentVolume of a target. Its name is part of that of an interface where initiatorName is
+// set. Here too, paths and texts are those of Kubernetes.
+func validateISCSIVolume(s *corev1.ISCSIPersistentVolumeSource, volume string, at *field.Path) field.ErrorList {
+	errs := validateISCSI(s, notISCSIName, at)
+	if s.InitiatorName != nil && len(s.TargetPortal)+1+len(volume) > maxISCSIInterface {
+		errs = append(errs, field.Invalid(at.Child("targetportal"), s.TargetPortal, longISCSIName))
+	}
+	switch {
+	case s.SecretRef == nil && (s.DiscoveryCHAPAuth || s.SessionCHAPAuth):
+		errs = append(errs, field.Required(at.Child("secretRef"), ""))
+	case s.SecretRef != nil && s.SecretRef.Name == "":
+		errs = append(errs, field.Required(at.Child("secretRef", "name"), ""))
+	}
+	return errs
+}
+
+const notISCSIName = "must be valid format"
+
+// validateISCSI judges what volumes of pods and PersistentVolumes say in the same way. otherKind is the fault of a name that is
+// of no kind.
+func validateISCSI(s *corev1.ISCSIPersistentVolumeSource, otherKind string, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if s.IQN == "" {
+		errs = append(errs, field.Required(at.Child("iqn"), ""))
+	} else {
+		errs = append(errs, validateNodeName(s.IQN, otherKind, at.Child("iqn"))...)
+	}
 	if s.TargetPortal == "" {
-		errs = append(errs, field.Required(at.Child("targetPortal"), "an IP address, or one with a port"))
+		errs = append(errs, field.Required(at.Child("targetPortal"), ""))
 	} else {
 		errs = append(errs, validatePortal(s.TargetPortal, at.Child("targetPortal"))...)
 	}
@@ -47,30 +75,25 @@ func validateISCSI(s *corev1.ISCSIPersistentVolumeSource, volume string, at *fie
 		}
 	}
 	if s.Lun < 0 || s.Lun > 255 {
-		errs = append(errs, field.Invalid(at.Child("lun"), s.Lun, "must be between 0 and 255, inclusive"))
+		errs = append(errs, field.Invalid(at.Child("lun"), s.Lun, utilvalidation.InclusiveRangeError(0, 255)))
 	}
 	if s.ISCSIInterface != "" && !iscsiInterfaces.MatchString(s.ISCSIInterface) {
 		errs = append(errs, field.Invalid(at.Child("iscsiInterface"), s.ISCSIInterface, "must be the name of an interface that iscsiadm has on the nodes, or default"))
 	}
-	if s.InitiatorName == nil {
-		return errs
-	}
-	errs = append(errs, validateNodeName(*s.InitiatorName, at.Child("initiatorName"))...)
-	if len(s.TargetPortal)+1+len(volume) > 64 {
-		errs = append(errs, field.Invalid(at.Child("targetPortal"), s.TargetPortal,
-			"targetPortal and the volume's name must have 63 characters together where initiatorName is set: they name an interface"))
+	if s.InitiatorName != nil {
+		errs = append(errs, validateNodeName(*s.InitiatorName, otherKind, at.Child("initiatorname"))...)
 	}
 	return errs
 }
 
-func validateNodeName(name string, at *field.Path) field.ErrorList {
+func validateNodeName(name, otherKind string, at *field.Path) field.ErrorList {
 	switch {
-	case name == "":
-		return field.ErrorList{field.Required(at, "a name such as iqn.2026-01.com.example:disks")}
+	case !strings.HasPrefix(name, "iqn") && !strings.HasPrefix(name, "eui") && !strings.HasPrefix(name, "naa"):
+		return field.ErrorList{field.Invalid(at, name, otherKind)}
 	case len(name) > 223:
 		return field.ErrorList{field.TooLong(at, "", 223)}
 	case !nodeNames.MatchString(name):
-		return field.ErrorList{field.Invalid(at, name, "must be valid format: iqn.YYYY-MM.DOMAIN:NAME, eui. with 16 hexadecimal digits, or naa. with 16 or 32")}
+		return field.ErrorList{field.Invalid(at, name, notISCSIName)}
 	}
 	return nil
 }

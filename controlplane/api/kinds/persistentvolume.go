@@ -170,10 +170,7 @@ func validatePVSource(s *corev1.PersistentVolumeSpec, volume string, spec *field
 		errs = append(errs, validateNFS(f, spec.Child("nfs"))...)
 	}
 	if d := s.ISCSI; d != nil {
-		errs = append(errs, validateISCSI(d, volume, spec.Child("iscsi"))...)
-		if (d.DiscoveryCHAPAuth || d.SessionCHAPAuth) && (d.SecretRef == nil || d.SecretRef.Name == "") {
-			errs = append(errs, field.Required(spec.Child("iscsi", "secretRef"), noSecret))
-		}
+		errs = append(errs, validateISCSIVolume(d, volume, spec.Child("iscsi"))...)
 	}
 	return errs
 }

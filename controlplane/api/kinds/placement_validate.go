@@ -3,9 +3,9 @@ package kinds
 import (
 	"fmt"
 	"slices"
-	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
@@ -62,7 +62,7 @@ func validateAffinity(a *corev1.Affinity, at *field.Path) field.ErrorList {
 		for i, p := range n.PreferredDuringSchedulingIgnoredDuringExecution {
 			term := here.Child("preferredDuringSchedulingIgnoredDuringExecution").Index(i)
 			errs = append(errs, validateWeight(p.Weight, term.Child("weight"))...)
-			errs = append(errs, validateNodeSelectorTerm(&p.Preference, term.Child("preference"))...)
+			errs = append(errs, validateNodeSelectorTerm(&p.Preference, true, term.Child("preference"))...)
 		}
 	}
 	if p := a.PodAffinity; p != nil {
@@ -90,19 +90,21 @@ func validateNodeSelector(s *corev1.NodeSelector, at *field.Path) field.ErrorLis
 	}
 	var errs field.ErrorList
 	for i := range s.NodeSelectorTerms {
-		errs = append(errs, validateNodeSelectorTerm(&s.NodeSelectorTerms[i], here.Index(i))...)
+		errs = append(errs, validateNodeSelectorTerm(&s.NodeSelectorTerms[i], false, here.Index(i))...)
 	}
 	return errs
 }
 
-func validateNodeSelectorTerm(t *corev1.NodeSelectorTerm, at *field.Path) field.ErrorList {
+// validateNodeSelectorTerm judges a term. As in Kubernetes, any value may be preferred, and a value that is compared need not
+// be a number: no node matches then.
+func validateNodeSelectorTerm(t *corev1.NodeSelectorTerm, preferred bool, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, r := range t.MatchExpressions {
 		here := at.Child("matchExpressions").Index(i)
 		errs = append(errs, validateNodeRequirement(r, here)...)
 		errs = append(errs, invalid(here.Child("key"), r.Key, utilvalidation.IsQualifiedName(r.Key))...)
 		for j, v := range r.Values {
-			if r.Operator != corev1.NodeSelectorOpGt && r.Operator != corev1.NodeSelectorOpLt {
+			if !preferred {
 				errs = append(errs, invalid(here.Child("values").Index(j), v, utilvalidation.IsValidLabelValue(v))...)
 			}
 		}
@@ -111,6 +113,10 @@ func validateNodeSelectorTerm(t *corev1.NodeSelectorTerm, at *field.Path) field.
 		here := at.Child("matchFields").Index(i)
 		if r.Key != metav1.ObjectNameField {
 			errs = append(errs, field.Invalid(here.Child("key"), r.Key, "not a valid field selector key"))
+		} else {
+			for j, v := range r.Values {
+				errs = append(errs, invalid(here.Child("values").Index(j), v, validation.NameIsDNSSubdomain(v, false))...)
+			}
 		}
 		if r.Operator != corev1.NodeSelectorOpIn && r.Operator != corev1.NodeSelectorOpNotIn {
 			errs = append(errs, field.Invalid(here.Child("operator"), r.Operator, "not a valid selector operator"))
@@ -134,9 +140,6 @@ func validateNodeRequirement(r corev1.NodeSelectorRequirement, at *field.Path) f
 	case corev1.NodeSelectorOpGt, corev1.NodeSelectorOpLt:
 		if len(r.Values) != 1 {
 			return field.ErrorList{field.Required(at.Child("values"), "must be specified single value when `operator` is 'Lt' or 'Gt'")}
-		}
-		if _, err := strconv.ParseInt(r.Values[0], 10, 64); err != nil {
-			return field.ErrorList{field.Invalid(at.Child("values").Index(0), r.Values[0], "must be an integer when `operator` is 'Lt' or 'Gt'")}
 		}
 	default:
 		return field.ErrorList{field.Invalid(at.Child("operator"), r.Operator, "not a valid selector operator")}

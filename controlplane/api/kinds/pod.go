@@ -41,13 +41,10 @@ func podKind() *api.Kind {
 		copyApparmor(o.(*corev1.Pod))
 		positiveGrace(&o.(*corev1.Pod).Spec)
 	}
-	prepareUpdate(k, func(obj, old *corev1.Pod) {
-		// A debug container is added through its subresource alone, and no client
-		// that knows nothing of it may lose it.
-		obj.Spec.EphemeralContainers = old.DeepCopy().Spec.EphemeralContainers
-	})
 	check(k, validatePod)
-	k.ValidateCreate = onCreate(validateApparmorMatch)
+	k.ValidateCreate = onCreate(func(p *corev1.Pod) field.ErrorList {
+		return append(validateSeccompMatch(p), validateApparmorMatch(p)...)
+	})
 	checkUpdate(k, validatePodUpdate)
 	status := k.Subresources["status"]
 	keepSpec := status.PrepareUpdate
@@ -55,12 +52,11 @@ func podKind() *api.Kind {
 		keepSpec(obj, old)
 		// Who owns a pod is no report of its node.
 		obj.SetOwnerReferences(old.GetOwnerReferences())
-		// The class follows from the spec, which cannot change in this way.
-		setDefault(&obj.(*corev1.Pod).Status.QOSClass, old.(*corev1.Pod).Status.QOSClass)
+		prepareStatus(&obj.(*corev1.Pod).Status, &old.(*corev1.Pod).Status)
 	}
 	status.ValidateUpdate = func(obj, old api.Object) field.ErrorList {
 		pod, was := obj.(*corev1.Pod), old.(*corev1.Pod)
-		return slices.Concat(metaUpdate(obj, old), validateMirrorUpdate(pod, was), validatePodStatusUpdate(pod, was))
+		return slices.Concat(metaUpdate(obj, old), validateMetaUpdate(pod, was), validatePodStatusUpdate(pod, was))
 	}
 	addPodSubresources(k)
 	k.GracePeriod = func(o api.Object, requested *int64) int64 { return podGracePeriod(o.(*corev1.Pod), requested) }
@@ -112,7 +108,10 @@ func addPodSubresources(k *api.Kind) {
 		},
 		ValidateUpdate: func(o, was api.Object) field.ErrorList {
 			obj, old := o.(*corev1.Pod), was.(*corev1.Pod)
-			return append(metaUpdate(obj, old), validateEphemeralUpdate(obj, old)...)
+			if _, mirror := old.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
+				return field.ErrorList{field.Forbidden(field.NewPath(""), "static pods do not support ephemeral containers")}
+			}
+			return slices.Concat(metaUpdate(obj, old), k.Judge(obj, old), validateMetaUpdate(obj, old), validateEphemeralUpdate(obj, old))
 		},
 	})
 	addSub(k, "resize", &api.Subresource{
@@ -120,6 +119,9 @@ func addPodSubresources(k *api.Kind) {
 		PrepareUpdate: func(obj, old api.Object) { keepAllButResources(obj.(*corev1.Pod), old.(*corev1.Pod)) },
 		ValidateUpdate: func(o, was api.Object) field.ErrorList {
 			obj, old := o.(*corev1.Pod), was.(*corev1.Pod)
+			if errs := validateResizable(old); len(errs) > 0 {
+				return errs
+			}
 			return slices.Concat(metaUpdate(obj, old), k.Judge(obj, old), validateResize(obj, old))
 		},
 	})

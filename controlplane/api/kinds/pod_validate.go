@@ -2,24 +2,59 @@ package kinds
 
 import (
 	"fmt"
+	"math"
 	"reflect"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/validation"
+	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
 func validatePod(p *corev1.Pod) field.ErrorList {
 	errs := validatePodSpec(&p.Spec, field.NewPath("spec"))
 	errs = append(errs, validateOwnClaims(p, field.NewPath("spec", "volumes"))...)
-	errs = append(errs, validateApparmorAnnotations(p.Annotations, &p.Spec, field.NewPath("metadata", "annotations"))...)
-	if value, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]; mirror && p.Spec.NodeName == "" {
-		errs = append(errs, field.Invalid(mirrorAnnotation(), value,
-			"must set spec.nodeName if mirror pod annotation is set"))
+	errs = append(errs, validatePodAnnotations(p.Annotations, &p.Spec, field.NewPath("metadata", "annotations"))...)
+	if _, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]; mirror && len(p.Spec.ResourceClaims) > 0 {
+		errs = append(errs, field.Forbidden(field.NewPath(""), "static pods do not support resource claims"))
+	}
+	return append(errs, validateOnlyPod(&p.Spec, field.NewPath("spec"))...)
+}
+
+// validateOnlyPod validates what templates may contain and pods may not.
+func validateOnlyPod(s *corev1.PodSpec, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for _, list := range []struct {
+		name       string
+		containers []corev1.Container
+	}{{"containers", s.Containers}, {"initContainers", s.InitContainers}} {
+		for i := range list.containers {
+			errs = append(errs, validateTrimmed(list.containers[i].Image, at.Child(list.name).Index(i).Child("image"))...)
+		}
+	}
+	for i := range s.EphemeralContainers {
+		errs = append(errs, validateTrimmed(s.EphemeralContainers[i].Image, at.Child("ephemeralContainers").Index(i).Child("image"))...)
+	}
+	for i := range s.Volumes {
+		if s.ServiceAccountName != "" || s.Volumes[i].Projected == nil {
+			continue
+		}
+		for j, source := range s.Volumes[i].Projected.Sources {
+			if source.ServiceAccountToken != nil {
+				errs = append(errs, field.Forbidden(at.Child("volumes").Index(i).Child("projected", "sources").Index(j).Child("serviceAccountToken"),
+					"must not be specified when serviceAccountName is not set"))
+			}
+		}
 	}
 	return errs
+}
+
+func validateTrimmed(image string, at *field.Path) field.ErrorList {
+	if strings.TrimSpace(image) != image {
+		return field.ErrorList{field.Invalid(at, image, "must not have leading or trailing whitespace")}
+	}
+	return nil
 }
 
 func mirrorAnnotation() *field.Path {
@@ -42,20 +77,20 @@ func validateMirrorUpdate(obj, old *corev1.Pod) field.ErrorList {
 
 const podUpdateRule = "pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`," +
 	"`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations)," +
-	"`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)," +
-	"`spec.nodeName` (once), `spec.schedulingGates` (only removals)"
+	"`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)"
 
 // validatePodUpdate lets little of a pod change: its containers are running.
 func validatePodUpdate(obj, old *corev1.Pod) field.ErrorList {
 	spec := field.NewPath("spec")
 	errs := append(validateMirrorUpdate(obj, old), validateApparmorUpdate(obj, old)...)
+	meta := len(errs)
 	if len(obj.Spec.Containers) != len(old.Spec.Containers) {
 		errs = append(errs, field.Forbidden(spec.Child("containers"), "pod updates may not add or remove containers"))
 	}
 	if len(obj.Spec.InitContainers) != len(old.Spec.InitContainers) {
 		errs = append(errs, field.Forbidden(spec.Child("initContainers"), "pod updates may not add or remove containers"))
 	}
-	if len(errs) > 0 {
+	if len(errs) > meta {
 		return errs
 	}
 	errs = append(errs, validateDeadlineUpdate(obj.Spec.ActiveDeadlineSeconds, old.Spec.ActiveDeadlineSeconds, spec.Child("activeDeadlineSeconds"))...)
@@ -82,14 +117,16 @@ func validatePodUpdate(obj, old *corev1.Pod) field.ErrorList {
 	if old.Spec.NodeName == "" { // F90: binding by patch
 		now.NodeName = ""
 	}
-	if changed := changedFields(*now, old.Spec); len(changed) > 0 {
-		errs = append(errs, field.Forbidden(spec, podUpdateRule+"; changed: "+strings.Join(changed, ", ")))
+	if changed := changedFields(*now, old.Spec, "spec."); len(changed) > 0 {
+		errs = append(errs, field.Forbidden(spec, podUpdateRule+"\nchanged: "+strings.Join(changed, ", ")))
 	}
 	return errs
 }
 
 func validateDeadlineUpdate(now, was *int64, at *field.Path) field.ErrorList {
 	switch {
+	case now != nil && (*now < 0 || *now > math.MaxInt32):
+		return field.ErrorList{field.Invalid(at, *now, utilvalidation.InclusiveRangeError(0, math.MaxInt32))}
 	case was == nil:
 		return nil
 	case now == nil:
@@ -117,8 +154,9 @@ func validateTolerationUpdate(now, was []corev1.Toleration, at *field.Path) fiel
 func validateGateUpdate(obj, old *corev1.Pod, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, g := range obj.Spec.SchedulingGates {
-		if !slices.Contains(old.Spec.SchedulingGates, g) {
-			errs = append(errs, field.Forbidden(at.Index(i), fmt.Sprintf("only deletion is allowed, but found new scheduling gate '%s'", g.Name)))
+		last := !slices.Contains(obj.Spec.SchedulingGates[i+1:], g)
+		if last && !slices.Contains(old.Spec.SchedulingGates, g) {
+			errs = append(errs, field.Forbidden(at.Index(i).Child("name"), fmt.Sprintf("only deletion is allowed, but found new scheduling gate '%s'", g.Name)))
 		}
 	}
 	return errs
@@ -126,7 +164,7 @@ func validateGateUpdate(obj, old *corev1.Pod, at *field.Path) field.ErrorList {
 
 func validateEphemeralUpdate(obj, old *corev1.Pod) field.ErrorList {
 	at := field.NewPath("spec", "ephemeralContainers")
-	errs := validatePodSpec(&obj.Spec, field.NewPath("spec"))
+	var errs field.ErrorList
 	now := map[string]corev1.EphemeralContainer{}
 	for i, c := range obj.Spec.EphemeralContainers {
 		now[c.Name] = c
@@ -135,41 +173,26 @@ func validateEphemeralUpdate(obj, old *corev1.Pod) field.ErrorList {
 			errs = append(errs, field.Forbidden(at.Index(i), "nodes of this cluster run no ephemeral containers; 'kubectl debug --copy-to' debugs a copy of the pod instead"))
 		}
 	}
-	for i, c := range old.Spec.EphemeralContainers {
+	for _, c := range old.Spec.EphemeralContainers {
 		switch n, ok := now[c.Name]; {
 		case !ok:
-			errs = append(errs, field.Forbidden(at.Index(i), fmt.Sprintf("existing ephemeral containers %q may not be removed", c.Name)))
+			errs = append(errs, field.Forbidden(at, fmt.Sprintf("existing ephemeral containers %q may not be removed\n", c.Name)))
 		case !semanticEqual(n, c):
-			errs = append(errs, field.Forbidden(at.Index(i), fmt.Sprintf("existing ephemeral containers %q may not be changed", c.Name)))
+			errs = append(errs, field.Forbidden(at, fmt.Sprintf("existing ephemeral containers %q may not be changed\nchanged: %s",
+				c.Name, strings.Join(changedFields(n.EphemeralContainerCommon, c.EphemeralContainerCommon, ""), ", "))))
 		}
 	}
 	return errs
 }
 
-func validatePodStatusUpdate(obj, old *corev1.Pod) field.ErrorList {
-	at := field.NewPath("status")
-	var errs field.ErrorList
-	if was := old.Status.QOSClass; was != "" && obj.Status.QOSClass != was {
-		errs = append(errs, field.Invalid(at.Child("qosClass"), obj.Status.QOSClass, "field is immutable"))
-	}
-	if was := old.Status.Phase; (was == corev1.PodSucceeded || was == corev1.PodFailed) && obj.Status.Phase != was &&
-		obj.Status.Phase != corev1.PodFailed && obj.Status.Phase != corev1.PodSucceeded {
-		errs = append(errs, field.Invalid(at.Child("phase"), obj.Status.Phase, fmt.Sprintf("a pod that has %s cannot run again", was)))
-	}
-	for i, ip := range obj.Status.PodIPs {
-		errs = append(errs, validation.IsValidIP(at.Child("podIPs").Index(i), ip.IP)...)
-	}
-	return append(errs, validateClaimStatuses(obj, at.Child("resourceClaimStatuses"))...)
-}
-
-// changedFields names the top-level fields of two values of one type that differ, as in JSON.
-func changedFields[T any](now, was T) []string {
+// changedFields names the top-level fields of two values of one type that differ, as in JSON, after the prefix.
+func changedFields[T any](now, was T, prefix string) []string {
 	a, b := reflect.ValueOf(now), reflect.ValueOf(was)
 	var out []string
 	for i := range a.NumField() {
 		if !semanticEqual(a.Field(i).Interface(), b.Field(i).Interface()) {
 			name, _, _ := strings.Cut(a.Type().Field(i).Tag.Get("json"), ",")
-			out = append(out, "spec."+name)
+			out = append(out, prefix+name)
 		}
 	}
 	return out

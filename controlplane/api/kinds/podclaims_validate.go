@@ -18,25 +18,27 @@ func validatePodClaims(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 		}
 		return invalid(at, *name, validation.NameIsDNSSubdomain(*name, false))
 	}
-	errs := each(s.ResourceClaims, -1, at.Child("resourceClaims"), func(c corev1.PodResourceClaim) string { return c.Name },
+	var names []string
+	errs := each(s.ResourceClaims, -1, at.Child("resourceClaims"), nil,
 		func(c corev1.PodResourceClaim, at *field.Path) field.ErrorList {
 			errs := labelOf(c.Name, at.Child("name"))
-			if c.Name == "" {
+			switch {
+			case c.Name == "":
 				errs = field.ErrorList{field.Required(at.Child("name"), "")}
+			case slices.Contains(names, c.Name):
+				errs = field.ErrorList{field.Duplicate(at.Child("name"), c.Name)}
+			default:
+				names = append(names, c.Name)
 			}
 			switch {
 			case c.ResourceClaimName != nil && c.ResourceClaimTemplateName != nil:
-				errs = append(errs, field.Invalid(at, c.Name, "at most one of `resourceClaimName` or `resourceClaimTemplateName` may be specified"))
+				errs = append(errs, field.Invalid(at, c, "at most one of `resourceClaimName` or `resourceClaimTemplateName` may be specified"))
 			case c.ResourceClaimName == nil && c.ResourceClaimTemplateName == nil:
-				errs = append(errs, field.Invalid(at, c.Name, "must specify one of: `resourceClaimName`, `resourceClaimTemplateName`"))
+				errs = append(errs, field.Invalid(at, c, "must specify one of: `resourceClaimName`, `resourceClaimTemplateName`"))
 			}
 			errs = append(errs, subdomain(c.ResourceClaimName, at.Child("resourceClaimName"))...)
 			return append(errs, subdomain(c.ResourceClaimTemplateName, at.Child("resourceClaimTemplateName"))...)
 		})
-	var names []string
-	for i := range s.ResourceClaims {
-		names = append(names, s.ResourceClaims[i].Name)
-	}
 	slices.Sort(names)
 	for _, list := range []struct {
 		name       string
@@ -51,7 +53,8 @@ func validatePodClaims(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 
 // validateClaimUses judges which of the pod's claims a container uses.
 func validateClaimUses(uses []corev1.ResourceClaim, names []string, at *field.Path) field.ErrorList {
-	return each(uses, -1, at, func(u corev1.ResourceClaim) string { return u.Name }, func(u corev1.ResourceClaim, at *field.Path) field.ErrorList {
+	errs := overlappingUses(uses, at)
+	return append(errs, each(uses, -1, at, nil, func(u corev1.ResourceClaim, at *field.Path) field.ErrorList {
 		if u.Name == "" {
 			return field.ErrorList{field.Required(at, "")}
 		}
@@ -70,17 +73,39 @@ func validateClaimUses(uses []corev1.ResourceClaim, names []string, at *field.Pa
 			errs = append(errs, labelOf(u.Request, at.Child("request"))...)
 		}
 		return errs
-	})
+	})...)
+}
+
+// overlappingUses finds uses of what an earlier use has already: the same request of a claim, or a claim as a whole.
+func overlappingUses(uses []corev1.ResourceClaim, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for i, u := range uses {
+		for _, earlier := range uses[:i] {
+			switch {
+			case u.Name == "" || u.Name != earlier.Name:
+			case earlier.Request == "" || u.Request == "":
+				errs = append(errs, field.Duplicate(at.Index(i), u.Name))
+			case u.Request == earlier.Request:
+				errs = append(errs, field.Duplicate(at.Index(i), u.Name+"/"+u.Request))
+			}
+		}
+	}
+	return errs
 }
 
 // validateClaimStatuses judges which claims a pod's status names: they are those of its entries.
 func validateClaimStatuses(p *corev1.Pod, at *field.Path) field.ErrorList {
-	return each(p.Status.ResourceClaimStatuses, -1, at, func(s corev1.PodResourceClaimStatus) string { return s.Name },
+	seen := map[string]bool{}
+	return each(p.Status.ResourceClaimStatuses, -1, at, nil,
 		func(s corev1.PodResourceClaimStatus, at *field.Path) field.ErrorList {
 			var errs field.ErrorList
 			if !slices.ContainsFunc(p.Spec.ResourceClaims, func(c corev1.PodResourceClaim) bool { return c.Name == s.Name }) {
 				errs = append(errs, field.Invalid(at.Child("name"), s.Name, "must match the name of an entry in `spec.resourceClaims`"))
 			}
+			if seen[s.Name] {
+				errs = append(errs, field.Duplicate(at.Child("name"), s.Name))
+			}
+			seen[s.Name] = true
 			if s.ResourceClaimName != nil {
 				errs = append(errs, invalid(at.Child("resourceClaimName"), *s.ResourceClaimName, validation.NameIsDNSSubdomain(*s.ResourceClaimName, false))...)
 			}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"regexp"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/validation"
@@ -24,7 +25,7 @@ const (
 func ValidatePodTemplate(t *corev1.PodTemplateSpec, at *field.Path) field.ErrorList {
 	errs := metavalidation.ValidateLabels(t.Labels, at.Child("labels"))
 	errs = append(errs, validation.ValidateAnnotations(t.Annotations, at.Child("annotations"))...)
-	errs = append(errs, validateApparmorAnnotations(t.Annotations, &t.Spec, at.Child("annotations"))...)
+	errs = append(errs, validatePodAnnotations(t.Annotations, &t.Spec, at.Child("annotations"))...)
 	errs = append(errs, validatePodSpec(&t.Spec, at.Child("spec"))...)
 	if len(t.Spec.EphemeralContainers) > 0 {
 		errs = append(errs, field.Forbidden(at.Child("spec", "ephemeralContainers"), "ephemeral containers not allowed in pod template"))
@@ -50,6 +51,8 @@ func validatePodSpec(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	errs = append(errs, validateHostname(s, at)...)
 	errs = append(errs, validateOS(s, at)...)
 	errs = append(errs, validatePodSecurity(s, at)...)
+	errs = append(errs, validateHostNamespaces(s, at)...)
+	errs = append(errs, validateFileKeyVolumes(s, at)...)
 	if d := s.ActiveDeadlineSeconds; d != nil && (*d < 1 || *d > math.MaxInt32) {
 		errs = append(errs, field.Invalid(at.Child("activeDeadlineSeconds"), *d, utilvalidation.InclusiveRangeError(1, math.MaxInt32)))
 	}
@@ -77,7 +80,7 @@ func validateSpecNames(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 		errs = append(errs, invalid(at.Child("runtimeClassName"), *n, validation.NameIsDNSSubdomain(*n, false))...)
 	}
 	if g, here := s.SchedulingGroup, at.Child("schedulingGroup"); g != nil && g.PodGroupName == nil {
-		errs = append(errs, field.Invalid(here, "", "must specify one of: `podGroupName`"))
+		errs = append(errs, field.Invalid(here.Child("podGroupName"), g.PodGroupName, "must specify one of: `podGroupName`"))
 	} else if g != nil {
 		here = here.Child("podGroupName")
 		errs = append(errs, invalid(here, *g.PodGroupName, validation.NameIsDNSSubdomain(*g.PodGroupName, false))...)
@@ -115,13 +118,13 @@ func validateDNS(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 		return errs
 	}
 	if len(c.Nameservers) > maxNameservers {
-		errs = append(errs, field.TooMany(here.Child("nameservers"), len(c.Nameservers), maxNameservers))
+		errs = append(errs, field.Invalid(here.Child("nameservers"), c.Nameservers, fmt.Sprintf("must not have more than %d nameservers", maxNameservers)))
 	}
 	for i, ns := range c.Nameservers {
 		errs = append(errs, utilvalidation.IsValidIP(here.Child("nameservers").Index(i), ns)...)
 	}
 	if len(c.Searches) > maxSearches {
-		errs = append(errs, field.TooMany(here.Child("searches"), len(c.Searches), maxSearches))
+		errs = append(errs, field.Invalid(here.Child("searches"), c.Searches, fmt.Sprintf("must not have more than %d search paths", maxSearches)))
 	}
 	chars := 0
 	for i, d := range c.Searches {
@@ -189,12 +192,6 @@ func validatePodSecurity(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	for i, g := range c.SupplementalGroups {
 		errs = append(errs, invalid(at.Child("supplementalGroups").Index(i), g, utilvalidation.IsValidGroupID(g))...)
 	}
-	if s.HostPID && isTrue(s.ShareProcessNamespace) {
-		errs = append(errs, field.Invalid(at.Child("shareProcessNamespace"), *s.ShareProcessNamespace, "ShareProcessNamespace and HostPID cannot both be enabled"))
-	}
-	if s.HostUsers != nil && !*s.HostUsers {
-		errs = append(errs, forbid(at, "when `hostUsers` is false", map[string]bool{"hostNetwork": s.HostNetwork, "hostPID": s.HostPID, "hostIPC": s.HostIPC})...)
-	}
 	errs = append(errs, validateSysctls(s, at.Child("sysctls"))...)
 	if p := c.SELinuxChangePolicy; p != nil {
 		errs = append(errs, listed(*p, at.Child("seLinuxChangePolicy"), corev1.SELinuxChangePolicyMountOption,
@@ -211,6 +208,45 @@ func validatePodSecurity(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	}
 	errs = append(errs, validateAppArmor(c.AppArmorProfile, at.Child("appArmorProfile"))...)
 	return append(errs, validateSeccomp(c.SeccompProfile, at.Child("seccompProfile"))...)
+}
+
+// validateHostNamespaces refuses namespaces of the node that exclude each other or a user namespace. As in Kubernetes, two
+// paths begin with a capital.
+func validateHostNamespaces(s *corev1.PodSpec, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if s.HostPID && isTrue(s.ShareProcessNamespace) {
+		errs = append(errs, field.Invalid(at.Child("shareProcessNamespace"), *s.ShareProcessNamespace, "ShareProcessNamespace and HostPID cannot both be enabled"))
+	}
+	if s.HostUsers == nil || *s.HostUsers {
+		return errs
+	}
+	errs = append(errs, forbid(at, "when `hostUsers` is false", map[string]bool{"hostNetwork": s.HostNetwork, "HostPID": s.HostPID, "HostIPC": s.HostIPC})...)
+	eachWhole(s, at, func(c *corev1.Container, at *field.Path) {
+		if len(c.VolumeDevices) > 0 {
+			errs = append(errs, field.Forbidden(at.Child("volumeDevices"), "when `hostUsers` is false"))
+		}
+	})
+	return errs
+}
+
+// validateFileKeyVolumes requires variables that are read from files to name a volume of the pod that is an emptyDir.
+func validateFileKeyVolumes(s *corev1.PodSpec, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	eachWhole(s, at, func(c *corev1.Container, at *field.Path) {
+		for i, e := range c.Env {
+			if e.ValueFrom == nil || e.ValueFrom.FileKeyRef == nil {
+				continue
+			}
+			name, here := e.ValueFrom.FileKeyRef.VolumeName, at.Child("env").Index(i).Child("valueFrom", "fileKeyRef", "volumeName")
+			n := slices.IndexFunc(s.Volumes, func(v corev1.Volume) bool { return v.Name == name })
+			if n < 0 {
+				errs = append(errs, field.NotFound(here, name))
+			} else if s.Volumes[n].EmptyDir == nil {
+				errs = append(errs, field.Invalid(here, name, "referenced volume must be of type emptyDir"))
+			}
+		}
+	})
+	return errs
 }
 
 // validateSysctls refuses kernel parameters of a namespace that the pod shares with its node.
@@ -251,10 +287,10 @@ func validateSeccomp(p *corev1.SeccompProfile, at *field.Path) field.ErrorList {
 	}
 	local := p.Type == corev1.SeccompProfileTypeLocalhost
 	switch {
-	case local && val(p.LocalhostProfile) == "":
+	case local && p.LocalhostProfile == nil:
 		errs = append(errs, field.Required(at.Child("localhostProfile"), "must be set when seccomp type is Localhost"))
 	case !local && p.LocalhostProfile != nil:
-		errs = append(errs, field.Invalid(at.Child("localhostProfile"), *p.LocalhostProfile, "can only be set when seccomp type is Localhost"))
+		errs = append(errs, field.Invalid(at.Child("localhostProfile"), p, "can only be set when seccomp type is Localhost"))
 	case local:
 		errs = append(errs, validateDescending(*p.LocalhostProfile, at.Child("localhostProfile"))...)
 	}

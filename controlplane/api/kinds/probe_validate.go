@@ -44,19 +44,7 @@ func validateProbe(p *corev1.Probe, once bool, at *field.Path) field.ErrorList {
 		return nil
 	}
 	var errs field.ErrorList
-	switch n := countSet(p.ProbeHandler); {
-	case n == 0:
-		errs = append(errs, field.Required(at, "must specify a handler type"))
-	case n > 1:
-		errs = append(errs, field.Forbidden(at, "may not specify more than 1 handler type"))
-	}
-	errs = append(errs, validateHandler(p.Exec, p.HTTPGet, p.TCPSocket, at)...)
-	if p.GRPC != nil {
-		errs = append(errs, invalid(at.Child("grpc", "port"), p.GRPC.Port, utilvalidation.IsValidPortNum(int(p.GRPC.Port)))...)
-		if m := p.GRPC.Mode; m != nil {
-			errs = append(errs, oneOf(*m, at.Child("grpc", "mode"), corev1.GRPCProbeModePlaintext, corev1.GRPCProbeModeTLS)...)
-		}
-	}
+	errs = append(errs, validateHandler(handlers{p.Exec, p.HTTPGet, p.TCPSocket, p.GRPC, nil}, nil, at)...)
 	errs = append(errs, nonNegative(p.InitialDelaySeconds, at.Child("initialDelaySeconds"))...)
 	errs = append(errs, nonNegative(p.TimeoutSeconds, at.Child("timeoutSeconds"))...)
 	errs = append(errs, nonNegative(p.PeriodSeconds, at.Child("periodSeconds"))...)
@@ -73,26 +61,31 @@ func validateProbe(p *corev1.Probe, once bool, at *field.Path) field.ErrorList {
 
 // validateHook judges a hook. A sleep fits into the pod's grace period, of which nil means an invalid pod.
 func validateHook(h *corev1.LifecycleHandler, grace *int64, at *field.Path) field.ErrorList {
-	var errs field.ErrorList
-	switch n := countSet(*h); {
-	case n == 0:
-		errs = append(errs, field.Required(at, "must specify a handler type"))
-	case n > 1:
-		errs = append(errs, field.Forbidden(at, "may not specify more than 1 handler type"))
-	}
-	if z := h.Sleep; z != nil && grace != nil && (z.Seconds < 0 || z.Seconds > *grace) {
-		errs = append(errs, field.Invalid(at.Child("sleep"), z.Seconds,
-			fmt.Sprintf("must be non-negative and less than terminationGracePeriodSeconds (%d)", *grace)))
-	}
-	return append(errs, validateHandler(h.Exec, h.HTTPGet, h.TCPSocket, at)...)
+	return validateHandler(handlers{h.Exec, h.HTTPGet, h.TCPSocket, nil, h.Sleep}, grace, at)
 }
 
-func validateHandler(exec *corev1.ExecAction, http *corev1.HTTPGetAction, tcp *corev1.TCPSocketAction, at *field.Path) field.ErrorList {
-	var errs field.ErrorList
-	if exec != nil && len(exec.Command) == 0 {
-		errs = append(errs, field.Required(at.Child("exec", "command"), ""))
-	}
-	if http != nil {
+// handlers are the ways in which a container is probed or told of the start and the end.
+type handlers struct {
+	exec  *corev1.ExecAction
+	http  *corev1.HTTPGetAction
+	tcp   *corev1.TCPSocketAction
+	grpc  *corev1.GRPCAction
+	sleep *corev1.SleepAction
+}
+
+// validateHandler judges the first handler and refuses further ones.
+func validateHandler(h handlers, grace *int64, at *field.Path) field.ErrorList {
+	first, errs := firstMember([]namedSource{{"exec", h.exec != nil}, {"httpGet", h.http != nil}, {"tcpSocket", h.tcp != nil},
+		{"grpc", h.grpc != nil}, {"sleep", h.sleep != nil}}, "handler", at)
+	switch first {
+	case "":
+		errs = append(errs, field.Required(at, "must specify a handler type"))
+	case "exec":
+		if len(h.exec.Command) == 0 {
+			errs = append(errs, field.Required(at.Child("exec", "command"), ""))
+		}
+	case "httpGet":
+		http := h.http
 		here := at.Child("httpGet")
 		if http.Path == "" {
 			errs = append(errs, field.Required(here.Child("path"), ""))
@@ -102,9 +95,18 @@ func validateHandler(exec *corev1.ExecAction, http *corev1.HTTPGetAction, tcp *c
 		for _, h := range http.HTTPHeaders {
 			errs = append(errs, invalid(here.Child("httpHeaders"), h.Name, utilvalidation.IsHTTPHeaderName(h.Name))...)
 		}
-	}
-	if tcp != nil {
-		errs = append(errs, validatePortNumOrName(tcp.Port, at.Child("tcpSocket", "port"))...)
+	case "tcpSocket":
+		errs = append(errs, validatePortNumOrName(h.tcp.Port, at.Child("tcpSocket", "port"))...)
+	case "grpc":
+		errs = append(errs, invalid(at.Child("grpc", "port"), h.grpc.Port, utilvalidation.IsValidPortNum(int(h.grpc.Port)))...)
+		if m := h.grpc.Mode; m != nil {
+			errs = append(errs, oneOf(*m, at.Child("grpc", "mode"), corev1.GRPCProbeModePlaintext, corev1.GRPCProbeModeTLS)...)
+		}
+	case "sleep":
+		if n := h.sleep.Seconds; grace != nil && (n < 0 || n > *grace) {
+			errs = append(errs, field.Invalid(at.Child("sleep"), n,
+				fmt.Sprintf("must be non-negative and less than terminationGracePeriodSeconds (%d)", *grace)))
+		}
 	}
 	return errs
 }

@@ -71,7 +71,7 @@ func TestResizeValidation(t *testing.T) {
 		{"a request above its limit", 5, request(0, "cpu", "300m"),
 			[]string{`spec.containers[0].resources.requests: Invalid value: "300m": must be less than or equal to cpu limit of 200m`}},
 		{"an init container", 5, func(p *corev1.Pod) { setResource(&p.Spec.InitContainers[0].Resources.Requests, "cpu", "20m") },
-			[]string{"spec.initContainers[0].resources: Forbidden: resources for non-sidecar init containers are immutable"}},
+			nil},
 		{"a request is removed", 5, func(p *corev1.Pod) {
 			delete(p.Spec.Containers[0].Resources.Requests, "memory")
 			delete(p.Spec.Containers[0].Resources.Limits, "memory")
@@ -84,7 +84,7 @@ func TestResizeValidation(t *testing.T) {
 		{"ephemeral storage of a sidecar", 5, func(p *corev1.Pod) {
 			setResource(&p.Spec.InitContainers[1].Resources.Requests, "ephemeral-storage", "1Gi")
 		},
-			[]string{"spec.initContainers[1]: Forbidden: only cpu and memory resources for sidecar containers are mutable"}},
+			[]string{"spec.initContainers[1]: Forbidden: only cpu and memory resources for init or sidecar containers are mutable"}},
 		{"the policy", 5, func(p *corev1.Pod) { p.Spec.Containers[1].ResizePolicy[0].RestartPolicy = corev1.RestartContainer }, []string{onlyThese}},
 		{"the policy is dropped", 5, func(p *corev1.Pod) { p.Spec.Containers[1].ResizePolicy = nil }, []string{onlyThese}},
 		{"another order", 5, func(p *corev1.Pod) { slices.Reverse(p.Spec.Containers) },
@@ -160,7 +160,7 @@ func TestResizePolicy(t *testing.T) {
 		{"[{resourceName: memory, restartPolicy: RestartContainer}]", "OnFailure", nil},
 		{"[{resourceName: memory, restartPolicy: NotRequired}]", "Never", nil},
 		{"[{resourceName: memory, restartPolicy: RestartContainer}]", "Never",
-			[]string{`spec.containers[0].resizePolicy: Invalid value: "RestartContainer": must be 'NotRequired' when ` + "`restartPolicy` is 'Never'"}},
+			[]string{`spec.containers[0].resizePolicy: Invalid value: "RestartContainer": must be 'NotRequired' when pod ` + "`restartPolicy` is 'Never'"}},
 		{"[{resourceName: cpu, restartPolicy: NotRequired}, {resourceName: cpu, restartPolicy: NotRequired}]", "Always",
 			[]string{`spec.containers[0].resizePolicy[1]: Duplicate value: "cpu"`}},
 		{"[{resourceName: ephemeral-storage, restartPolicy: NotRequired}]", "Always",
@@ -184,10 +184,11 @@ func TestResizePolicy(t *testing.T) {
 			t.Error("the policies are gone")
 		}
 	}
-	p := load[*corev1.Pod](t, "{metadata: {name: a}, spec: {initContainers: [{name: i, image: i, resizePolicy: [{resourceName: cpu, restartPolicy: NotRequired}]}], containers: [{name: c, image: i}]}}")
+	p := load[*corev1.Pod](t, "{metadata: {name: a}, spec: {initContainers: [{name: i, image: i, resizePolicy: [{resourceName: cpu, restartPolicy: NotRequired}, {resourceName: memory, restartPolicy: RestartContainer}]}], containers: [{name: c, image: i}]}}")
 	k := All().ByType(p)
 	k.Default(p)
-	if errs := k.Validate(p); len(errs) != 1 || errs[0].Field != "spec.initContainers[0].resizePolicy" || errs[0].Detail != "must not be set for init containers" {
+	if errs := k.Validate(p); len(errs) != 1 || errs[0].Field != "spec.initContainers[0].resizePolicy[1].restartPolicy" ||
+		errs[0].Detail != "must not be set to 'RestartContainer' for non-sidecar initContainers" {
 		t.Errorf("of an init container: %v", errs)
 	}
 }

@@ -42,14 +42,19 @@ func resized(wanted, old []corev1.Container) []corev1.Container {
 
 const onlyCPUAndMemory = "only cpu and memory resources are mutable"
 
-// validateResize says what a resize may not change; the whole is judged besides.
-func validateResize(obj, old *corev1.Pod) field.ErrorList {
+// validateResizable refuses to resize pods that are never resized, whatever is asked for.
+func validateResizable(old *corev1.Pod) field.ErrorList {
 	if _, mirror := old.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
 		return field.ErrorList{field.Forbidden(field.NewPath(""), "static pods cannot be resized")}
 	}
 	if old.Spec.OS != nil && old.Spec.OS.Name == corev1.Windows {
 		return field.ErrorList{field.Forbidden(field.NewPath(""), "windows pods cannot be resized")}
 	}
+	return nil
+}
+
+// validateResize says what a resize may not change; the whole is judged besides.
+func validateResize(obj, old *corev1.Pod) field.ErrorList {
 	spec := field.NewPath("spec")
 	var errs field.ErrorList
 	was := old.Status.QOSClass
@@ -70,16 +75,14 @@ func validateResize(obj, old *corev1.Pod) field.ErrorList {
 	errs = append(errs, validateResized(now.Containers, old.Spec.Containers, spec.Child("containers"))...)
 	for i := range now.InitContainers {
 		c, before, at := &now.InitContainers[i], &old.Spec.InitContainers[i], spec.Child("initContainers").Index(i)
-		if val(before.RestartPolicy) != corev1.ContainerRestartPolicyAlways {
-			if !semanticEqual(c.Resources, before.Resources) {
-				errs = append(errs, field.Forbidden(at.Child("resources"), "resources for non-sidecar init containers are immutable"))
-				c.Resources = before.Resources
-			}
-			continue
-		}
+		changed := !semanticEqual(*c, *before)
 		errs = append(errs, validateRemoved(&c.Resources, &before.Resources, at.Child("resources"))...)
 		if restoreCPUAndMemory(c, before); !semanticEqual(*c, *before) {
-			errs = append(errs, field.Forbidden(at, "only cpu and memory resources for sidecar containers are mutable"))
+			errs = append(errs, field.Forbidden(at, "only cpu and memory resources for init or sidecar containers are mutable"))
+		}
+		if changed && val(c.RestartPolicy) != corev1.ContainerRestartPolicyAlways && slices.ContainsFunc(c.ResizePolicy,
+			func(p corev1.ContainerResizePolicy) bool { return p.RestartPolicy == corev1.RestartContainer }) {
+			errs = append(errs, field.Forbidden(at, "non-sidecar init containers with a resize policy of RestartContainer cannot be resized"))
 		}
 	}
 	if len(errs) == 0 && !semanticEqual(*now, old.Spec) {
@@ -166,7 +169,7 @@ func validateResizePolicy(policies []corev1.ContainerResizePolicy, restarts core
 		errs = append(errs, oneOf(p.ResourceName, at, corev1.ResourceCPU, corev1.ResourceMemory)...)
 		errs = append(errs, oneOf(p.RestartPolicy, at, corev1.NotRequired, corev1.RestartContainer)...)
 		if restarts == corev1.RestartPolicyNever && p.RestartPolicy != corev1.NotRequired {
-			errs = append(errs, field.Invalid(at, p.RestartPolicy, "must be 'NotRequired' when `restartPolicy` is 'Never'"))
+			errs = append(errs, field.Invalid(at, p.RestartPolicy, "must be 'NotRequired' when pod `restartPolicy` is 'Never'"))
 		}
 	}
 	return errs

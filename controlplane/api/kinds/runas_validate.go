@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
@@ -17,8 +16,11 @@ const (
 	maxExitCodes    = 255
 )
 
-// maxHostname is what the kernel takes.
-const maxHostname = 64
+// maxHostname is what the kernel takes. maxAppArmorName is the longest path without its end.
+const (
+	maxHostname     = 64
+	maxAppArmorName = 4095
+)
 
 // validateRestarts judges a container's own restart policy and the rules that go before it.
 func validateRestarts(c *corev1.Container, at *field.Path) field.ErrorList {
@@ -56,32 +58,33 @@ func validateStopSignal(s *corev1.Signal, os *corev1.PodOS, at *field.Path) fiel
 	if s == nil {
 		return nil
 	}
-	if os == nil || os.Name == "" {
-		return field.ErrorList{field.Forbidden(at, "may only be set for pods that name their system in spec.os.name")}
+	if os == nil {
+		return field.ErrorList{field.Forbidden(at, "may not be set for containers with empty `spec.os.name`")}
 	}
-	if !isSignal(string(*s)) {
-		return field.ErrorList{field.NotSupported(at, *s, plainSignals)}
+	switch {
+	case os.Name == corev1.Windows && *s != corev1.SIGKILL && *s != corev1.SIGTERM:
+		return field.ErrorList{field.NotSupported(at, s, []corev1.Signal{corev1.SIGKILL, corev1.SIGTERM})}
+	case os.Name == corev1.Linux && !slices.Contains(linuxSignals, string(*s)):
+		return field.ErrorList{field.NotSupported(at, s, linuxSignals)}
 	}
 	return nil
 }
 
-var plainSignals = strings.Fields("SIGABRT SIGALRM SIGBUS SIGCHLD SIGCLD SIGCONT SIGFPE SIGHUP SIGILL SIGINT SIGIO SIGIOT SIGKILL " +
-	"SIGPIPE SIGPOLL SIGPROF SIGPWR SIGQUIT SIGRTMAX SIGRTMIN SIGSEGV SIGSTKFLT SIGSTOP SIGSYS SIGTERM SIGTRAP SIGTSTP SIGTTIN " +
-	"SIGTTOU SIGURG SIGUSR1 SIGUSR2 SIGVTALRM SIGWINCH SIGXCPU SIGXFSZ")
-
-// isSignal knows Linux's signals, those for programs' own use by their distance from the first or the last.
-func isSignal(s string) bool {
-	for prefix, most := range map[string]int{"SIGRTMINPLUS": 15, "SIGRTMAXMINUS": 14} {
-		if n, ok := strings.CutPrefix(s, prefix); ok {
-			for i := 1; i <= most; i++ {
-				if n == fmt.Sprint(i) {
-					return true
-				}
-			}
-		}
+// linuxSignals are the names of the signals of Linux, in order, with those for programs' own use by their distance from the
+// first or the last.
+var linuxSignals = func() []string {
+	all := strings.Fields("SIGABRT SIGALRM SIGBUS SIGCHLD SIGCLD SIGCONT SIGFPE SIGHUP SIGILL SIGINT SIGIO SIGIOT SIGKILL SIGPIPE SIGPOLL " +
+		"SIGPROF SIGPWR SIGQUIT SIGRTMAX SIGRTMIN SIGSEGV SIGSTKFLT SIGSTOP SIGSYS SIGTERM SIGTRAP SIGTSTP SIGTTIN SIGTTOU SIGURG SIGUSR1 " +
+		"SIGUSR2 SIGVTALRM SIGWINCH SIGXCPU SIGXFSZ")
+	for i := 1; i <= 15; i++ {
+		all = append(all, fmt.Sprintf("SIGRTMIN+%d", i))
 	}
-	return slices.Contains(plainSignals, s)
-}
+	for i := 1; i <= 14; i++ {
+		all = append(all, fmt.Sprintf("SIGRTMAX-%d", i))
+	}
+	slices.Sort(all)
+	return all
+}()
 
 // validateHostname judges a host name that takes the place of all else that names a pod.
 func validateHostname(s *corev1.PodSpec, at *field.Path) field.ErrorList {
@@ -94,10 +97,10 @@ func validateHostname(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 		errs = append(errs, field.TooLong(at, name, maxHostname))
 	}
 	if s.HostNetwork {
-		errs = append(errs, field.Forbidden(at, "may not be set when `hostNetwork` is true"))
+		errs = append(errs, field.Forbidden(at, "may not be specified when hostNetwork is true"))
 	}
 	if isTrue(s.SetHostnameAsFQDN) {
-		errs = append(errs, field.Forbidden(at, "may not be set when `setHostnameAsFQDN` is true"))
+		errs = append(errs, field.Forbidden(at, "may not be specified when setHostnameAsFQDN is true"))
 	}
 	return errs
 }
@@ -113,13 +116,17 @@ func validateAppArmor(p *corev1.AppArmorProfile, at *field.Path) field.ErrorList
 		corev1.AppArmorProfileTypeUnconfined)
 	local, name := p.Type == corev1.AppArmorProfileTypeLocalhost, val(p.LocalhostProfile)
 	switch {
-	case local && strings.TrimSpace(name) == "":
-		errs = append(errs, field.Required(at.Child("localhostProfile"), "must be set when AppArmor type is Localhost"))
+	case len(errs) > 0:
 	case local && strings.TrimSpace(name) != name:
 		errs = append(errs, field.Invalid(at.Child("localhostProfile"), name, "must not be padded with whitespace"))
+	case local && name == "":
+		errs = append(errs, field.Required(at.Child("localhostProfile"), "must be set when AppArmor type is Localhost"))
 	case !local && p.LocalhostProfile != nil:
 		errs = append(errs, field.Invalid(at.Child("localhostProfile"), name,
 			"can only be set when AppArmor type is Localhost"))
+	}
+	if local && len(name) > maxAppArmorName {
+		errs = append(errs, field.TooLong(at.Child("localhostProfile"), "", maxAppArmorName))
 	}
 	return errs
 }
@@ -148,32 +155,45 @@ func validateMountKind(m *corev1.VolumeMount, privileged bool, at *field.Path) f
 		errs = append(errs, field.Forbidden(here, "may only be specified when readOnly is true"))
 	}
 	if p := m.MountPropagation; p != nil && *p != corev1.MountPropagationNone {
-		errs = append(errs, field.Forbidden(here, "may only be specified when `mountPropagation` is None or not set"))
+		errs = append(errs, field.Forbidden(here, "may only be specified when mountPropagation is None or not specified"))
 	}
 	return errs
 }
 
-// validateResourceRef judges which resource of a container a variable or a file tells, and in which unit.
-func validateResourceRef(r *corev1.ResourceFieldSelector, at *field.Path) field.ErrorList {
-	if r.Resource == "" {
-		return field.ErrorList{field.Required(at.Child("resource"), "")}
+// resourceNames are the resources that a variable or a file can name, beside huge pages.
+var resourceNames = []string{"limits.cpu", "limits.ephemeral-storage", "limits.memory", "requests.cpu", "requests.ephemeral-storage", "requests.memory"}
+
+const byteUnits = "1 1k 1M 1G 1T 1P 1E 1Ki 1Mi 1Gi 1Ti 1Pi 1Ei"
+
+// validateResourceRef judges which resource of a container a variable or a file tells, and in which unit. file is true for
+// files, which name the container. As in Kubernetes, errors about the unit show the resource.
+func validateResourceRef(r *corev1.ResourceFieldSelector, file bool, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	_, kind, _ := strings.Cut(r.Resource, ".")
+	huge := strings.HasPrefix(r.Resource, "limits."+corev1.ResourceHugePagesPrefix) || strings.HasPrefix(r.Resource, "requests."+corev1.ResourceHugePagesPrefix)
+	known := slices.Contains(resourceNames, r.Resource)
+	switch {
+	case file && r.ContainerName == "":
+		errs = append(errs, field.Required(at.Child("containerName"), ""))
+	case r.Resource == "":
+		errs = append(errs, field.Required(at.Child("resource"), ""))
+	case !known && !huge:
+		errs = append(errs, field.NotSupported(at.Child("resource"), r.Resource, resourceNames))
 	}
-	side, name, _ := strings.Cut(r.Resource, ".")
-	plain := []string{"cpu", "memory", "ephemeral-storage"}
-	if side != "limits" && side != "requests" || !slices.Contains(plain, name) &&
-		!strings.HasPrefix(name, corev1.ResourceHugePagesPrefix) {
-		return field.ErrorList{field.NotSupported(at.Child("resource"), r.Resource,
-			[]string{"limits.cpu", "limits.ephemeral-storage", "limits.memory",
-				"requests.cpu", "requests.ephemeral-storage", "requests.memory"})}
+	if r.Divisor.IsZero() || !known && !huge {
+		return errs
 	}
-	units := strings.Fields("1 1k 1M 1G 1T 1P 1E 1Ki 1Mi 1Gi 1Ti 1Pi 1Ei")
-	if name == "cpu" {
-		units = strings.Fields("1m 1")
+	units, shown, of := byteUnits, strings.ReplaceAll(byteUnits, " ", ", "), kind
+	switch {
+	case kind == "cpu":
+		units, shown = "1m 1", "1m and 1"
+	case kind == "ephemeral-storage":
+		of = "local ephemeral storage"
+	case huge:
+		of = "hugepages"
 	}
-	if r.Divisor.IsZero() || slices.ContainsFunc(units,
-		func(u string) bool { return r.Divisor.Cmp(resource.MustParse(u)) == 0 }) {
-		return nil
+	if !slices.Contains(strings.Fields(units), r.Divisor.String()) {
+		errs = append(errs, field.Invalid(at.Child("divisor"), r.Resource, "only divisor's values "+shown+" are supported with the "+of+" resource"))
 	}
-	return field.ErrorList{field.Invalid(at.Child("divisor"), r.Divisor.String(),
-		"only divisor's values "+strings.Join(units, ", ")+" are supported with "+name)}
+	return errs
 }

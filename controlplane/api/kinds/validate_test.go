@@ -78,13 +78,13 @@ func TestPodValidation(t *testing.T) {
 		{"no such volume", with("volumeMounts: [{name: v, mountPath: /v}]"), []string{`spec.containers[0].volumeMounts[0].name: Not found: "v"`}},
 		{"same mount path", pod("volumes: [{name: v}], containers: [{name: c, image: i, volumeMounts: [{name: v, mountPath: /v}, {name: v, mountPath: /v}]}]"), []string{`spec.containers[0].volumeMounts[1].mountPath: Invalid value: "/v": must be unique`}},
 		{"sub path", pod("volumes: [{name: v}], containers: [{name: c, image: i, volumeMounts: [{name: v, mountPath: /v, subPath: a/../../b}]}]"), []string{`spec.containers[0].volumeMounts.subPath: Invalid value: "a/../../b": must not contain '..'`}},
-		{"two sources", pod("volumes: [{name: v, emptyDir: {}, hostPath: {path: /a}}], containers: [{name: c, image: i}]"), []string{"spec.volumes[0]: Forbidden: may not specify more than 1 volume type"}},
+		{"two sources", pod("volumes: [{name: v, emptyDir: {}, hostPath: {path: /a}}], containers: [{name: c, image: i}]"), []string{"spec.volumes[0].hostPath: Forbidden: may not specify more than 1 volume type"}},
 		{"same volume", pod("volumes: [{name: v}, {name: v}], containers: [{name: c, image: i}]"), []string{`spec.volumes[1].name: Duplicate value: "v"`}},
 		{"volume of nothing", pod("volumes: [{name: v, configMap: {}}], containers: [{name: c, image: i}]"), []string{"spec.volumes[0].configMap.name: Required value"}},
 		{"file mode", pod("volumes: [{name: v, secret: {secretName: s, defaultMode: 512}}], containers: [{name: c, image: i}]"), []string{"spec.volumes[0].secret.defaultMode: Invalid value: 512: must be a number between 0 and 0777"}},
-		{"short token", pod("volumes: [{name: v, projected: {sources: [{serviceAccountToken: {path: t, expirationSeconds: 60}}]}}], containers: [{name: c, image: i}]"), []string{"spec.volumes[0].projected.sources[0].serviceAccountToken.expirationSeconds: Invalid value: 60: may not specify a duration less than 10 minutes"}},
+		{"short token", pod("serviceAccountName: s, volumes: [{name: v, projected: {sources: [{serviceAccountToken: {path: t, expirationSeconds: 60}}]}}], containers: [{name: c, image: i}]"), []string{"spec.volumes[0].projected.sources[0].serviceAccountToken.expirationSeconds: Invalid value: 60: may not specify a duration less than 10 minutes"}},
 		{"probe of nothing", with("livenessProbe: {}"), []string{"spec.containers[0].livenessProbe: Required value: must specify a handler type"}},
-		{"probe of two", with("livenessProbe: {exec: {command: [a]}, tcpSocket: {port: 1}}"), []string{"spec.containers[0].livenessProbe: Forbidden: may not specify more than 1 handler type"}},
+		{"probe of two", with("livenessProbe: {exec: {command: [a]}, tcpSocket: {port: 1}}"), []string{"spec.containers[0].livenessProbe.tcpSocket: Forbidden: may not specify more than 1 handler type"}},
 		{"probe port", with("readinessProbe: {httpGet: {port: 0}}"), []string{"spec.containers[0].readinessProbe.httpGet.port: Invalid value: 0: must be between 1 and 65535, inclusive"}},
 		{"probe threshold", with("livenessProbe: {successThreshold: 2, tcpSocket: {port: 1}}"), []string{"spec.containers[0].livenessProbe.successThreshold: Invalid value: 2: must be 1"}},
 		{"readiness threshold", with("readinessProbe: {successThreshold: 2, tcpSocket: {port: 1}}"), nil},
@@ -193,7 +193,7 @@ func TestOtherValidation(t *testing.T) {
 	has(t, "NFS", judge[*corev1.PersistentVolume](t, "{metadata: {name: a}, spec: {accessModes: [ReadWriteMany], capacity: {storage: 1Gi}, nfs: {path: a}}}"),
 		"spec.nfs.server: Required value", `spec.nfs.path: Invalid value: "a": must be an absolute path`)
 	has(t, "NFS without a path", judge[*corev1.Pod](t, "{metadata: {name: a}, spec: {containers: [{name: a, image: a}], volumes: [{name: v, nfs: {server: files}}]}}"),
-		"spec.volumes[0].nfs.path: Required value")
+		"spec.volumes[0].nfs.path: Required value", `spec.volumes[0].nfs.path: Invalid value: "": must be an absolute path`)
 	has(t, "taints", judge[*corev1.Node](t, "{metadata: {name: a}, spec: {taints: [{key: a, effect: NoRun}, {key: b, effect: NoExecute}, {key: b, effect: NoExecute}]}}"),
 		`metadata.taints[0].effect: Unsupported value: "NoRun"`, "metadata.taints[2]: Duplicate value")
 	has(t, "class", judge[*storagev1.StorageClass](t, "{metadata: {name: a}}"), "provisioner: Required value")

@@ -31,7 +31,7 @@ func validateVolumes(volumes []corev1.Volume, at *field.Path) (map[string]corev1
 	var errs field.ErrorList
 	byName := make(map[string]corev1.VolumeSource, len(volumes))
 	for i := range volumes {
-		v, here := &volumes[i], at.Index(i)
+		v, here, before := &volumes[i], at.Index(i), len(errs)
 		switch _, twice := byName[v.Name]; {
 		case v.Name == "":
 			errs = append(errs, field.Required(here.Child("name"), ""))
@@ -40,67 +40,105 @@ func validateVolumes(volumes []corev1.Volume, at *field.Path) (map[string]corev1
 		default:
 			errs = append(errs, invalid(here.Child("name"), v.Name, utilvalidation.IsDNS1123Label(v.Name))...)
 		}
-		byName[v.Name] = v.VolumeSource
-		errs = append(errs, validateVolumeSource(&v.VolumeSource, here)...)
-		if d := v.ISCSI; d != nil {
-			errs = append(errs, validateInlineISCSI(d, v.Name, here.Child("iscsi"))...)
+		errs = append(errs, validateVolumeSource(&v.VolumeSource, v.Name, here)...)
+		if len(errs) == before { // mounts of another volume have nothing to refer to
+			byName[v.Name] = v.VolumeSource
 		}
 	}
 	return byName, errs
 }
 
-func validateVolumeSource(v *corev1.VolumeSource, at *field.Path) field.ErrorList {
-	var errs field.ErrorList
-	switch n := countSet(*v); {
-	case n == 0:
-		return field.ErrorList{field.Required(at, "must specify a volume type")}
-	case n > 1:
-		errs = append(errs, field.Forbidden(at, "may not specify more than 1 volume type"))
+// volumeSources are the sources of a volume in the order in which Kubernetes looks at them, by the names in its errors.
+func volumeSources(v *corev1.VolumeSource) []namedSource {
+	return []namedSource{
+		{"emptyDir", v.EmptyDir != nil}, {"hostPath", v.HostPath != nil}, {"gitRepo", v.GitRepo != nil},
+		{"gcePersistentDisk", v.GCEPersistentDisk != nil}, {"awsElasticBlockStore", v.AWSElasticBlockStore != nil},
+		{"secret", v.Secret != nil}, {"nfs", v.NFS != nil}, {"iscsi", v.ISCSI != nil}, {"glusterfs", v.Glusterfs != nil},
+		{"flocker", v.Flocker != nil}, {"persistentVolumeClaim", v.PersistentVolumeClaim != nil}, {"rbd", v.RBD != nil},
+		{"cinder", v.Cinder != nil}, {"cephFS", v.CephFS != nil}, {"quobyte", v.Quobyte != nil}, {"downwarAPI", v.DownwardAPI != nil},
+		{"fc", v.FC != nil}, {"flexVolume", v.FlexVolume != nil}, {"configMap", v.ConfigMap != nil}, {"azureFile", v.AzureFile != nil},
+		{"vsphereVolume", v.VsphereVolume != nil}, {"photonPersistentDisk", v.PhotonPersistentDisk != nil},
+		{"portworxVolume", v.PortworxVolume != nil}, {"azureDisk", v.AzureDisk != nil}, {"storageos", v.StorageOS != nil},
+		{"projected", v.Projected != nil}, {"scaleIO", v.ScaleIO != nil}, {"csi", v.CSI != nil}, {"ephemeral", v.Ephemeral != nil},
+		{"image", v.Image != nil},
 	}
-	switch {
-	case v.EmptyDir != nil:
+}
+
+// namedSource is a member of a union by its field's name.
+type namedSource struct {
+	name string
+	set  bool
+}
+
+// firstMember returns the first member that is set, which is the one that is validated, and refuses the further ones. what names
+// the union in errors.
+func firstMember(members []namedSource, what string, at *field.Path) (first string, errs field.ErrorList) {
+	for _, m := range members {
+		switch {
+		case !m.set:
+		case first == "":
+			first = m.name
+		default:
+			errs = append(errs, field.Forbidden(at.Child(m.name), "may not specify more than 1 "+what+" type"))
+		}
+	}
+	return first, errs
+}
+
+func validateVolumeSource(v *corev1.VolumeSource, name string, at *field.Path) field.ErrorList {
+	first, errs := firstMember(volumeSources(v), "volume", at)
+	switch first {
+	case "":
+		return field.ErrorList{field.Required(at, "must specify a volume type")}
+	case "emptyDir":
 		if s := v.EmptyDir.SizeLimit; s != nil && s.Sign() < 0 {
 			errs = append(errs, field.Forbidden(at.Child("emptyDir", "sizeLimit"), "SizeLimit field must be a valid resource quantity"))
 		}
-		if m := v.EmptyDir.Medium; m != corev1.StorageMediumDefault &&
-			!strings.HasPrefix(string(m), string(corev1.StorageMediumHugePages)) {
-			errs = append(errs, oneOf(m, at.Child("emptyDir", "medium"), corev1.StorageMediumMemory)...)
-		}
-	case v.HostPath != nil:
+	case "hostPath":
 		errs = append(errs, validateHostPath(v.HostPath, at.Child("hostPath"))...)
-	case v.Secret != nil:
+	case "secret":
 		errs = append(errs, validateNamedFiles(v.Secret.SecretName, "secretName", v.Secret.DefaultMode, v.Secret.Items, at.Child("secret"))...)
-	case v.ConfigMap != nil:
+	case "configMap":
 		errs = append(errs, validateNamedFiles(v.ConfigMap.Name, "name", v.ConfigMap.DefaultMode, v.ConfigMap.Items, at.Child("configMap"))...)
-	case v.DownwardAPI != nil:
+	case "downwarAPI":
 		errs = append(errs, validateMode(v.DownwardAPI.DefaultMode, at.Child("downwardAPI", "defaultMode"))...)
-		errs = append(errs, validateDownward(v.DownwardAPI.Items, at.Child("downwardAPI", "items"))...)
-	case v.PersistentVolumeClaim != nil:
+		errs = append(errs, validateDownward(v.DownwardAPI.Items, at.Child("downwardAPI"))...)
+	case "persistentVolumeClaim":
 		if v.PersistentVolumeClaim.ClaimName == "" {
 			errs = append(errs, field.Required(at.Child("persistentVolumeClaim", "claimName"), ""))
 		}
-	case v.Ephemeral != nil:
-		here := at.Child("ephemeral", "volumeClaimTemplate")
-		if v.Ephemeral.VolumeClaimTemplate == nil {
-			errs = append(errs, field.Required(here, ""))
-		} else {
-			errs = append(errs, validateOwnClaimMeta(&v.Ephemeral.VolumeClaimTemplate.ObjectMeta, here.Child("metadata"))...)
-			errs = append(errs, validateClaimSpec(&v.Ephemeral.VolumeClaimTemplate.Spec, here.Child("spec"))...)
-		}
-	case v.CSI != nil:
+	case "ephemeral":
+		errs = append(errs, validateOwnClaim(v.Ephemeral, at.Child("ephemeral", "volumeClaimTemplate"))...)
+	case "csi":
 		errs = append(errs, validateDriverName(v.CSI.Driver, at.Child("csi", "driver"))...)
-	case v.NFS != nil:
+		if r := v.CSI.NodePublishSecretRef; r != nil && r.Name == "" {
+			errs = append(errs, field.Required(at.Child("csi", "nodePublishSecretRef", "name"), ""))
+		}
+	case "nfs":
 		errs = append(errs, validateNFS(v.NFS, at.Child("nfs"))...)
-	case v.Projected != nil:
+	case "iscsi":
+		errs = append(errs, validateInlineISCSI(v.ISCSI, at.Child("iscsi"))...)
+	case "projected":
 		errs = append(errs, validateProjected(v.Projected, at.Child("projected"))...)
 	}
+	if d := v.ISCSI; d != nil && d.InitiatorName != nil && len(name)+1+len(d.TargetPortal) > maxISCSIInterface {
+		errs = append(errs, field.Invalid(at.Child("name"), name, longISCSIName))
+	}
 	return errs
+}
+
+func validateOwnClaim(e *corev1.EphemeralVolumeSource, at *field.Path) field.ErrorList {
+	if e.VolumeClaimTemplate == nil {
+		return field.ErrorList{field.Required(at, "")}
+	}
+	errs := validateOwnClaimMeta(&e.VolumeClaimTemplate.ObjectMeta, at.Child("metadata"))
+	return append(errs, validateClaimSpec(&e.VolumeClaimTemplate.Spec, at.Child("spec"))...)
 }
 
 // validateOwnClaimMeta lets a claim that is made for a pod have labels and annotations: all else is the pod's to say.
 func validateOwnClaimMeta(m *metav1.ObjectMeta, at *field.Path) field.ErrorList {
 	errs := validateTemplateMeta(m, at)
-	const no = "cannot be set for an ephemeral volume"
+	const no = "cannot be set"
 	for _, f := range []struct {
 		name string
 		set  bool
@@ -121,23 +159,24 @@ func validateOwnClaimMeta(m *metav1.ObjectMeta, at *field.Path) field.ErrorList 
 // validateOwnClaims judges the names of the claims that are made for a pod, which has a name of its own by now.
 func validateOwnClaims(p *corev1.Pod, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	named := map[string]bool{}
+	made := map[string]bool{}
 	for i := range p.Spec.Volumes {
-		if c := p.Spec.Volumes[i].PersistentVolumeClaim; c != nil {
-			named[c.ClaimName] = true
+		if p.Spec.Volumes[i].Ephemeral != nil {
+			made[p.Name+"-"+p.Spec.Volumes[i].Name] = true
 		}
 	}
 	for i := range p.Spec.Volumes {
 		v := &p.Spec.Volumes[i]
-		if v.Ephemeral == nil || p.Name == "" {
+		if c := v.PersistentVolumeClaim; c != nil && p.Name != "" && made[c.ClaimName] {
+			errs = append(errs, field.Invalid(at.Index(i).Child("persistentVolumeClaim", "claimName"), c.ClaimName,
+				"must not reference a PVC that gets created for an ephemeral volume"))
+		}
+		if v.Ephemeral == nil || p.Name == "" || v.Name == "" {
 			continue
 		}
 		claim := p.Name + "-" + v.Name
 		for _, wrong := range validation.NameIsDNSSubdomain(claim, false) {
 			errs = append(errs, field.Invalid(at.Index(i).Child("name"), v.Name, fmt.Sprintf("PVC name %q: %v", claim, wrong)))
-		}
-		if named[claim] {
-			errs = append(errs, field.Invalid(at.Index(i), claim, "conflicting PVC names: the same name is used by a persistentVolumeClaim volume"))
 		}
 	}
 	return errs
@@ -160,7 +199,8 @@ func validateNFS(n *corev1.NFSVolumeSource, at *field.Path) field.ErrorList {
 	}
 	if n.Path == "" {
 		errs = append(errs, field.Required(at.Child("path"), ""))
-	} else if !path.IsAbs(n.Path) {
+	}
+	if !path.IsAbs(n.Path) {
 		errs = append(errs, field.Invalid(at.Child("path"), n.Path, "must be an absolute path"))
 	}
 	return errs
@@ -202,94 +242,89 @@ func validateFilePath(p string, at *field.Path) field.ErrorList {
 		return field.ErrorList{field.Required(at, "")}
 	}
 	errs := validateDescending(p, at)
-	if strings.HasPrefix(p, "..") && len(errs) == 0 {
+	if strings.HasPrefix(p, "..") && !strings.HasPrefix(p, "../") {
 		errs = append(errs, field.Invalid(at, p, "must not start with '..'"))
 	}
 	return errs
 }
 
+// validateDownward judges the files of a downward API volume. As in Kubernetes, the errors name the volume and not the item.
 func validateDownward(items []corev1.DownwardAPIVolumeFile, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	for i, item := range items {
-		here := at.Index(i)
-		errs = append(errs, validateFilePath(item.Path, here.Child("path"))...)
-		errs = append(errs, validateMode(item.Mode, here.Child("mode"))...)
+	for _, item := range items {
+		errs = append(errs, validateFilePath(item.Path, at.Child("path"))...)
+		errs = append(errs, validateMode(item.Mode, at.Child("mode"))...)
 		switch {
-		case item.FieldRef == nil && item.ResourceFieldRef == nil:
-			errs = append(errs, field.Required(here, "one of fieldRef and resourceFieldRef is required"))
-		case item.FieldRef != nil && item.ResourceFieldRef != nil:
-			errs = append(errs, field.Invalid(here, "resource", "fieldRef and resourceFieldRef can not be specified simultaneously"))
 		case item.FieldRef != nil:
-			errs = append(errs, validateFieldRef(item.FieldRef, fileFields, here.Child("fieldRef"))...)
-		case item.ResourceFieldRef.ContainerName == "":
-			errs = append(errs, field.Required(here.Child("resourceFieldRef", "containerName"), ""))
+			errs = append(errs, validateFieldRef(item.FieldRef, fileFields, at.Child("fieldRef"))...)
+			if item.ResourceFieldRef != nil {
+				errs = append(errs, field.Invalid(at, "resource", "fieldRef and resourceFieldRef can not be specified simultaneously"))
+			}
+		case item.ResourceFieldRef != nil:
+			errs = append(errs, validateResourceRef(item.ResourceFieldRef, true, at.Child("resourceFieldRef"))...)
 		default:
-			errs = append(errs, validateResourceRef(item.ResourceFieldRef, here.Child("resourceFieldRef"))...)
+			errs = append(errs, field.Required(at, "one of fieldRef and resourceFieldRef is required"))
 		}
 	}
 	return errs
 }
 
 func validateFieldRef(r *corev1.ObjectFieldSelector, allowed []string, at *field.Path) field.ErrorList {
-	if r.FieldPath == "" {
+	unconverted := func(why string) field.ErrorList {
+		return field.ErrorList{field.Invalid(at.Child("fieldPath"), r.FieldPath, "error converting fieldPath: "+why)}
+	}
+	path, subscripted, key := r.FieldPath, strings.HasSuffix(r.FieldPath, "']"), ""
+	if subscripted {
+		path, key, subscripted = strings.Cut(strings.TrimSuffix(r.FieldPath, "']"), "['")
+	}
+	switch {
+	case r.FieldPath == "":
 		return field.ErrorList{field.Required(at.Child("fieldPath"), "")}
-	}
-	if r.APIVersion != "v1" {
-		return field.ErrorList{field.NotSupported(at.Child("apiVersion"), r.APIVersion, []string{"v1"})}
-	}
-	if key, ok := subscriptOf(r.FieldPath, "metadata.annotations"); ok {
+	case r.APIVersion != "v1":
+		return unconverted("unsupported pod version: " + r.APIVersion)
+	case subscripted && path == "metadata.annotations":
 		return invalid(at, strings.ToLower(key), utilvalidation.IsQualifiedName(strings.ToLower(key)))
-	}
-	if key, ok := subscriptOf(r.FieldPath, "metadata.labels"); ok {
+	case subscripted && path == "metadata.labels":
 		return invalid(at, key, utilvalidation.IsQualifiedName(key))
+	case subscripted:
+		return unconverted("field label does not support subscript: " + r.FieldPath)
+	case path == "spec.host": // the old name of spec.nodeName
+		path = "spec.nodeName"
+	case !slices.Contains(knownFields, path):
+		return unconverted("field label not supported: " + path)
 	}
-	if !slices.Contains(knownFields, r.FieldPath) {
-		return field.ErrorList{field.Invalid(at.Child("fieldPath"), r.FieldPath,
-			"error converting fieldPath: field label not supported: "+r.FieldPath)}
-	}
-	return oneOf(r.FieldPath, at.Child("fieldPath"), allowed...)
+	return oneOf(path, at.Child("fieldPath"), allowed...)
 }
 
 // knownFields are the fields of a pod that a reference can name anywhere. Each use allows some of them.
 var knownFields = strings.Fields("metadata.annotations metadata.labels metadata.name metadata.namespace metadata.uid spec.nodeName " +
 	"spec.restartPolicy spec.serviceAccountName spec.schedulerName status.phase status.hostIP status.hostIPs status.podIP status.podIPs")
 
-// subscriptOf returns the key of a path of the form prefix['key'].
-func subscriptOf(path, prefix string) (string, bool) {
-	key, ok := strings.CutPrefix(path, prefix+"['")
-	if !ok {
-		return "", false
-	}
-	return strings.CutSuffix(key, "']")
-}
-
 func validateProjected(p *corev1.ProjectedVolumeSource, at *field.Path) field.ErrorList {
 	errs := validateMode(p.DefaultMode, at.Child("defaultMode"))
 	errs = append(errs, validateProjectedPaths(p, at)...)
 	for i := range p.Sources {
 		s, here := &p.Sources[i], at.Child("sources").Index(i)
-		switch n := countSet(*s); {
-		case n == 0:
-			errs = append(errs, field.Required(here, "may not be empty"))
-			continue
-		case n > 1:
-			errs = append(errs, field.Forbidden(here, "may not specify more than 1 volume type"))
+		if countSet(*s) > 1 {
+			errs = append(errs, field.Forbidden(here, "may not specify more than 1 volume type per source"))
 		}
-		switch {
-		case s.Secret != nil:
-			errs = append(errs, validateNamedFiles(s.Secret.Name, "name", nil, s.Secret.Items, here.Child("secret"))...)
-		case s.ConfigMap != nil:
-			errs = append(errs, validateNamedFiles(s.ConfigMap.Name, "name", nil, s.ConfigMap.Items, here.Child("configMap"))...)
-		case s.DownwardAPI != nil:
-			errs = append(errs, validateDownward(s.DownwardAPI.Items, here.Child("downwardAPI", "items"))...)
-		case s.ServiceAccountToken != nil:
-			t, token := s.ServiceAccountToken, here.Child("serviceAccountToken")
+		if c := s.Secret; c != nil {
+			errs = append(errs, validateNamedFiles(c.Name, "name", nil, c.Items, here.Child("secret"))...)
+		}
+		if c := s.ConfigMap; c != nil {
+			errs = append(errs, validateNamedFiles(c.Name, "name", nil, c.Items, here.Child("configMap"))...)
+		}
+		if s.DownwardAPI != nil {
+			errs = append(errs, validateDownward(s.DownwardAPI.Items, here.Child("downwardAPI"))...)
+		}
+		if t := s.ServiceAccountToken; t != nil {
+			seconds := here.Child("serviceAccountToken", "expirationSeconds")
 			if n := val(t.ExpirationSeconds); n < minTokenSeconds {
-				errs = append(errs, field.Invalid(token.Child("expirationSeconds"), n, "may not specify a duration less than 10 minutes"))
+				errs = append(errs, field.Invalid(seconds, n, "may not specify a duration less than 10 minutes"))
 			} else if n > maxTokenSeconds {
-				errs = append(errs, field.Invalid(token.Child("expirationSeconds"), n, "may not specify a duration larger than 2^32 seconds"))
+				errs = append(errs, field.Invalid(seconds, n, "may not specify a duration larger than 2^32 seconds"))
 			}
-			errs = append(errs, validateFilePath(t.Path, token.Child("path"))...)
+			errs = append(errs, validateFilePath(t.Path, at.Child("path"))...) // Kubernetes names the volume
 		}
 	}
 	return errs
@@ -332,7 +367,10 @@ func validateProjectedPaths(p *corev1.ProjectedVolumeSource, at *field.Path) fie
 
 func validateMounts(c *corev1.Container, volumes map[string]corev1.VolumeSource, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	paths := map[string]bool{}
+	paths, names, devices := map[string]bool{}, map[string]bool{}, map[string]bool{}
+	for _, d := range c.VolumeDevices {
+		names[d.Name], devices[d.DevicePath] = true, true
+	}
 	for i, m := range c.VolumeMounts {
 		here := at.Index(i)
 		if m.Name == "" {
@@ -348,6 +386,12 @@ func validateMounts(c *corev1.Container, volumes map[string]corev1.VolumeSource,
 			errs = append(errs, field.Invalid(here.Child("mountPath"), m.MountPath, "must be unique"))
 		}
 		paths[m.MountPath] = true
+		if names[m.Name] {
+			errs = append(errs, field.Invalid(here.Child("name"), m.Name, "must not already exist in volumeDevices"))
+		}
+		if devices[m.MountPath] {
+			errs = append(errs, field.Invalid(here.Child("mountPath"), m.MountPath, "must not already exist as a path in volumeDevices"))
+		}
 		if m.SubPath != "" {
 			errs = append(errs, validateDescending(m.SubPath, at.Child("subPath"))...)
 		}
@@ -364,32 +408,43 @@ func validateMounts(c *corev1.Container, volumes map[string]corev1.VolumeSource,
 
 func validateDevices(c *corev1.Container, volumes map[string]corev1.VolumeSource, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	paths := map[string]bool{}
+	mounted, mounts := map[string]bool{}, map[string]bool{}
 	for _, m := range c.VolumeMounts {
-		paths[m.MountPath] = true
+		mounted[m.Name], mounts[m.MountPath] = true, true
 	}
+	names, paths := map[string]bool{}, map[string]bool{}
 	for i, d := range c.VolumeDevices {
-		here := at.Index(i)
+		name, path := at.Index(i).Child("name"), at.Index(i).Child("devicePath")
 		v, ok := volumes[d.Name]
-		switch {
-		case d.Name == "":
-			errs = append(errs, field.Required(here.Child("name"), ""))
-		case !ok:
-			errs = append(errs, field.NotFound(here.Child("name"), d.Name))
-		case v.PersistentVolumeClaim == nil && v.Ephemeral == nil:
-			errs = append(errs, field.Invalid(here.Child("name"), d.Name, "can only use volume source type of PersistentVolumeClaim or Ephemeral for block mode"))
+		if d.Name == "" {
+			errs = append(errs, field.Required(name, ""))
 		}
-		switch {
-		case d.DevicePath == "":
-			errs = append(errs, field.Required(here.Child("devicePath"), ""))
-		case paths[d.DevicePath]:
-			errs = append(errs, field.Invalid(here.Child("devicePath"), d.DevicePath, "must not already exist as a path in volumeMounts"))
-		default:
-			if len(noBacksteps(d.DevicePath, here.Child("devicePath"))) > 0 {
-				errs = append(errs, field.Invalid(here.Child("devicePath"), d.DevicePath, "can not contain backsteps ('..')"))
-			}
+		if names[d.Name] {
+			errs = append(errs, field.Invalid(name, d.Name, "must be unique"))
 		}
-		paths[d.DevicePath] = true
+		if !ok {
+			errs = append(errs, field.NotFound(name, d.Name))
+		} else if v.PersistentVolumeClaim == nil && v.Ephemeral == nil {
+			errs = append(errs, field.Invalid(name, d.Name, "can only use volume source type of PersistentVolumeClaim or Ephemeral for block mode"))
+		}
+		if d.DevicePath == "" {
+			errs = append(errs, field.Required(path, ""))
+		}
+		if paths[d.DevicePath] {
+			errs = append(errs, field.Invalid(path, d.DevicePath, "must be unique"))
+		}
+		if len(noBacksteps(d.DevicePath, path)) > 0 {
+			errs = append(errs, field.Invalid(path, d.DevicePath, "can not contain backsteps ('..')"))
+		} else {
+			paths[d.DevicePath] = true
+		}
+		if mounted[d.Name] {
+			errs = append(errs, field.Invalid(name, d.Name, "must not already exist in volumeMounts"))
+		}
+		if mounts[d.DevicePath] {
+			errs = append(errs, field.Invalid(path, d.DevicePath, "must not already exist as a path in volumeMounts"))
+		}
+		names[d.Name] = d.Name != ""
 	}
 	return errs
 }
