@@ -107,7 +107,8 @@ type Request struct {
 }
 
 // ErrKindExchanged is, besides a 503, what a request is answered whose Kind has been exchanged for another of its name,
-// as when a definition changes: the write was not made, and the same request with the kind of now is answered.
+// as when a definition changes: the write was not made, and the same request with the kind of now is answered. Besides a 404
+// it says that the Kind's definition was deleted: a definition that was recreated may make a Kind of the same name.
 var ErrKindExchanged = errors.New("the kind has been exchanged for another of its name")
 
 // Backend answers requests. The apiserver's chain implements it; the server

@@ -47,6 +47,12 @@ const historyKept = 256
 // start runs a replica with the bootstrap objects in it; change may adjust the configuration, opts the registry.
 func start(t testing.TB, change func(*Config), opts ...registry.Option) *replica {
 	t.Helper()
+	return startAdjusted(t, change, func(*Server) {}, opts...)
+}
+
+// startAdjusted is start with a server that is adjusted before it runs.
+func startAdjusted(t testing.TB, change func(*Config), adjust func(*Server), opts ...registry.Option) *replica {
+	t.Helper()
 	now := time.Now
 	trust, err := pki.NewTrust("test", now())
 	if err != nil {
@@ -83,6 +89,7 @@ func start(t testing.TB, change func(*Config), opts ...registry.Option) *replica
 	}
 	cfg.Validators = append(cfg.Validators, requireKinds(t))
 	r.Server = New(cfg)
+	adjust(r.Server)
 	ctx, cancel := context.WithCancel(context.Background())
 	registryDone := make(chan error, 1)
 	go func() { registryDone <- r.registry.Run(ctx) }()

@@ -73,9 +73,10 @@ func statusOf(err error) *metav1.Status {
 	return &status
 }
 
-// notServed is the answer about a kind that is not, or not any more.
-func notServed() *apierrors.StatusError {
-	return newStatus(http.StatusNotFound, metav1.StatusReasonNotFound, "the server could not find the requested resource", 0)
+// notServed returns the error for a kind that is not served, or whose definition no longer exists or was recreated. The API
+// answers the request with the kind of the newest definition if there is one (api.ErrKindExchanged).
+func notServed() error {
+	return &exchanged{newStatus(http.StatusNotFound, metav1.StatusReasonNotFound, "the server could not find the requested resource", 0)}
 }
 
 // notServed is the answer about a kind that is not served any more. One that has been exchanged for another of its name,

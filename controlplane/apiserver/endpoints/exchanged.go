@@ -16,7 +16,8 @@ const exchanges = 8
 
 // withKindOfNow answers a request, and does it again where its kind has been exchanged meanwhile for another of its
 // name: definitions change under the requests of clients, who see nothing of it. The request is then what it was when
-// it came, with the kind of now; whether that has the subresource and the scope is looked at again.
+// it came, with the kind of now; whether that has the subresource and the scope is looked at again. If the definition was
+// recreated, the kind of the new definition answers, as soon as this replica serves it.
 // Kinds without a definition are exchanged by nobody but a program that registers its own, so that bodies for them are
 // not kept (withBodyAgain): reads begin anew, writes are told to ask again.
 func (h *Handler) withKindOfNow(ctx context.Context, req *api.Request, answer func() error) error {
@@ -30,6 +31,13 @@ func (h *Handler) withKindOfNow(ctx context.Context, req *api.Request, answer fu
 			return err
 		}
 		now := h.Kinds.ByResource(came.Kind.GVR())
+		if came.Kind.Definition != "" && (now == nil || now == req.Kind) {
+			// The definition was deleted, and this replica may not serve the definition that was created after it yet.
+			if late := h.CatchUp(ctx); late != nil {
+				return late
+			}
+			now = h.Kinds.ByResource(came.Kind.GVR())
+		}
 		if now == nil || now == req.Kind || now.Hidden || now.Namespaced != came.Kind.Namespaced ||
 			came.Subresource != "" && now.Subresources[came.Subresource] == nil ||
 			!serves(now, Target{Namespace: came.Namespace, Name: came.Name, Subresource: came.Subresource}, came.Verb) {

@@ -101,19 +101,19 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, t Target, u api.
 	watching := isTrue(q, "watch")
 	verb := VerbOf(r.Method, t, watching)
 	kind := h.Kinds.ByResource(t.GVR)
-	if kind == nil && strings.Contains(t.GVR.Group, ".") {
+	if strings.Contains(t.GVR.Group, ".") && (kind == nil || kind.Definition != "" && !(has(kind, t) && serves(kind, t, verb))) {
 		if err := h.Backend.Unknown(r.Context(), u, verb, t); err != nil {
 			h.Error(w, r, err)
 			return nil
 		}
-		// A definition that somebody was told of on another replica may be on its way to this one.
+		// A definition that somebody was told of may be on its way to this replica, or not be served here yet.
 		if err := h.CatchUp(r.Context()); err != nil {
 			h.Error(w, r, err)
 			return nil
 		}
 		kind = h.Kinds.ByResource(t.GVR)
 	}
-	if kind == nil || kind.Hidden || t.Subresource != "" && kind.Subresources[t.Subresource] == nil || !kind.Namespaced && t.Namespace != "" {
+	if !has(kind, t) {
 		h.unknown(w, r, t, u, verb)
 		return nil
 	}

@@ -110,6 +110,11 @@ func RunsLong(method string, t Target, q url.Values) bool {
 	return VerbOf(method, t, isTrue(q, "watch")) == api.VerbWatch
 }
 
+// has reports whether the kind, which may be nil, has the target's scope and subresource.
+func has(k *api.Kind, t Target) bool {
+	return k != nil && !k.Hidden && (t.Subresource == "" || k.Subresources[t.Subresource] != nil) && (k.Namespaced || t.Namespace == "")
+}
+
 // serves says whether the kind (or its facet) knows the verb in the scope of the target.
 func serves(k *api.Kind, t Target, v api.Verb) bool {
 	if v == "" {
