@@ -52,15 +52,9 @@ func PodFrom(owner api.Object, ref metav1.OwnerReference, template *corev1.PodTe
 	return p
 }
 
-// Candidates are the pods that owner controls, and those that nobody controls and that have not ended.
+// Candidates returns the pods that owner controls, and those of its namespace without a controller.
 func (o *OwnedPods) Candidates(owner api.Object) []*corev1.Pod {
-	var out []*corev1.Pod
-	for _, p := range o.By(ControllerIndex, string(owner.GetUID()), OrphansOf(owner.GetNamespace())) {
-		if metav1.GetControllerOfNoCopy(p) != nil || !PodEnded(p) {
-			out = append(out, p)
-		}
-	}
-	return out
+	return o.By(ControllerIndex, string(owner.GetUID()), OrphansOf(owner.GetNamespace()))
 }
 
 // Active are those of pods that count: neither ended nor going.

@@ -3,7 +3,9 @@ package controllers
 import (
 	"context"
 	"fmt"
+	"slices"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -94,12 +96,14 @@ type Claims[T api.Object] struct {
 	Release []T // controlled by the owner but no longer matching: to be let go
 }
 
-// SortClaims decides ownership. An owner on its way out takes and releases nothing, and nothing that is going is taken.
-func SortClaims[T api.Object](owner api.Object, selector labels.Selector, candidates []T) Claims[T] {
+// SortClaims decides ownership: an object matches if it has the selector's labels and passes all filters. An owner that is
+// being deleted adopts and releases nothing, and no object that is being deleted is adopted.
+func SortClaims[T api.Object](owner api.Object, selector labels.Selector, candidates []T, filters ...func(T) bool) Claims[T] {
 	var c Claims[T]
 	leaving := owner.GetDeletionTimestamp() != nil
 	for _, obj := range candidates {
-		matches := selector.Matches(labels.Set(obj.GetLabels()))
+		matches := selector.Matches(labels.Set(obj.GetLabels())) &&
+			!slices.ContainsFunc(filters, func(passes func(T) bool) bool { return !passes(obj) })
 		ref := metav1.GetControllerOfNoCopy(obj)
 		switch {
 		case ref != nil && ref.UID != owner.GetUID():
@@ -116,8 +120,11 @@ func SortClaims[T api.Object](owner api.Object, selector labels.Selector, candid
 
 // Claim performs what SortClaims decided and returns what the owner controls afterwards.
 // Before it adopts it asks the API, not the cache, whether the owner is still there: T of
-// an owner recreated under the same name must not be taken for the old one.
-func Claim[O, T api.Object](ctx context.Context, c *client.Client, v *View[T], owner O, ref metav1.OwnerReference, claims Claims[T]) ([]T, error) {
+// an owner recreated under the same name must not be taken for the old one. An object that is gone is neither adopted nor
+// released. An adopted object gets the finalizers too, and a released object loses them.
+func Claim[O, T api.Object](
+	ctx context.Context, c *client.Client, v *View[T], owner O, ref metav1.OwnerReference, claims Claims[T], finalizers ...string,
+) ([]T, error) {
 	owned := claims.Owned
 	if len(claims.Adopt) > 0 {
 		fresh, err := client.Get[O](ctx, c, owner.GetNamespace(), owner.GetName())
@@ -130,8 +137,16 @@ func Claim[O, T api.Object](ctx context.Context, c *client.Client, v *View[T], o
 	}
 	for _, obj := range claims.Adopt {
 		took := obj.DeepCopyObject().(T)
-		took.SetOwnerReferences(append(took.GetOwnerReferences(), ref))
+		took.SetOwnerReferences(append(WithoutOwners(took.GetOwnerReferences(), owner.GetUID()), ref))
+		for _, f := range finalizers {
+			if !slices.Contains(took.GetFinalizers(), f) {
+				took.SetFinalizers(append(took.GetFinalizers(), f))
+			}
+		}
 		took, err := client.Update(ctx, c, took)
+		if apierrors.IsNotFound(err) {
+			continue
+		}
 		if err != nil {
 			return nil, fmt.Errorf("adopting %s for %s: %w", storeKey(obj), storeKey(owner), err)
 		}
@@ -141,7 +156,11 @@ func Claim[O, T api.Object](ctx context.Context, c *client.Client, v *View[T], o
 	for _, obj := range claims.Release {
 		free := obj.DeepCopyObject().(T)
 		free.SetOwnerReferences(WithoutOwners(free.GetOwnerReferences(), owner.GetUID()))
+		free.SetFinalizers(slices.DeleteFunc(free.GetFinalizers(), func(f string) bool { return slices.Contains(finalizers, f) }))
 		free, err := client.Update(ctx, c, free)
+		if apierrors.IsNotFound(err) {
+			continue
+		}
 		if err != nil {
 			return nil, fmt.Errorf("releasing %s from %s: %w", storeKey(obj), storeKey(owner), err)
 		}

@@ -86,11 +86,14 @@ func (i RevisedInformers[O]) Lead(t *Term) RevisedOwners[O] {
 	}
 }
 
-// Claim takes and releases those of the candidates, and the revisions, that concern an owner, and returns the pods
-// that it controls afterwards.
-func (r *RevisedOwners[O]) Claim(ctx context.Context, owner O, selector labels.Selector, candidates []*corev1.Pod) ([]*corev1.Pod, error) {
+// Claim adopts and releases pods and revisions for an owner, and returns the pods that the owner controls afterwards. A pod
+// matches if it has the selector's labels and passes all filters.
+func (r *RevisedOwners[O]) Claim(
+	ctx context.Context, owner O, selector labels.Selector, filters ...func(*corev1.Pod) bool,
+) ([]*corev1.Pod, error) {
 	ref := r.ref(owner)
-	pods, err := Claim[O](ctx, r.Term.Client, r.Pods.View, owner, ref, SortClaims(owner, selector, candidates))
+	claims := SortClaims(owner, selector, r.Pods.Candidates(owner), filters...)
+	pods, err := Claim[O](ctx, r.Term.Client, r.Pods.View, owner, ref, claims)
 	if err != nil {
 		return nil, err
 	}

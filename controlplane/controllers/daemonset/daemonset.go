@@ -103,7 +103,7 @@ func (r *reconciler) snapshot(ctx context.Context, set *appsv1.DaemonSet, select
 	s := Snapshot{Set: set, Nodes: controllers.CachedAll[*corev1.Node](r.nodes), Going: r.Pods.Going, Now: r.Term.Now()}
 	var h controllers.History
 	var err error
-	if s.Pods, err = r.Claim(ctx, set, selector, r.Pods.Candidates(set)); err != nil {
+	if s.Pods, err = r.Claim(ctx, set, selector); err != nil {
 		return s, h, err
 	}
 	if h, err = r.Sync(ctx, set); err != nil {

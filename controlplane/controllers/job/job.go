@@ -118,7 +118,7 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 		return 0, nil
 	}
 	owned, err := controllers.Claim[*batchv1.Job](ctx, r.term.Client, r.pods.View, j, ownerRef(j),
-		controllers.SortClaims(j, selector, r.pods.Candidates(j)))
+		controllers.SortClaims(j, selector, r.pods.Candidates(j)), batchv1.JobTrackingFinalizer)
 	if err != nil {
 		return 0, err
 	}

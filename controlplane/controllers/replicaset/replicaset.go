@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -72,6 +73,9 @@ func (r *reconciler[T]) reconcile(ctx context.Context, key controllers.Key) (tim
 	}
 	rs := r.kind.set(owner)
 	claims := controllers.SortClaims(owner, selector, r.pods.Candidates(owner))
+	// Pods that have ended or are being deleted are neither adopted nor released.
+	isInactive := func(p *corev1.Pod) bool { return controllers.PodEnded(p) || p.DeletionTimestamp != nil }
+	claims.Adopt, claims.Release = slices.DeleteFunc(claims.Adopt, isInactive), slices.DeleteFunc(claims.Release, isInactive)
 	owned, err := controllers.Claim[T](ctx, r.term.Client, r.pods.View, owner, r.kind.ref(owner), claims)
 	if err != nil {
 		return 0, err

@@ -118,15 +118,13 @@ func sooner(a, b time.Duration) time.Duration {
 // snapshot claims what belongs to the set and makes its template a revision.
 func (r *reconciler) snapshot(ctx context.Context, set *appsv1.StatefulSet, selector labels.Selector) (Snapshot, controllers.History, error) {
 	s := Snapshot{Set: set, Going: r.Pods.Going, Now: r.Term.Now()}
-	var candidates []*corev1.Pod
-	for _, p := range r.Pods.Candidates(set) {
-		if _, ok := ordinalOf(set, p.Name); ok {
-			candidates = append(candidates, p)
-		}
+	isMember := func(p *corev1.Pod) bool {
+		_, ok := ordinalOf(set, p.Name)
+		return ok
 	}
 	var h controllers.History
 	var err error
-	if s.Pods, err = r.Claim(ctx, set, selector, candidates); err != nil {
+	if s.Pods, err = r.Claim(ctx, set, selector, isMember); err != nil {
 		return s, h, err
 	}
 	if set.DeletionTimestamp != nil { // its history goes with it
