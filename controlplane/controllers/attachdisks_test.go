@@ -188,7 +188,7 @@ func (w *world) disksOn(nodes ...string) *disks {
 		running.Go(func() {
 			for ctx.Err() == nil {
 				w.mounts(ctx, d, n)
-				time.Sleep(50 * time.Millisecond) // of the bubble's own time
+				time.Sleep(250 * time.Millisecond) // of virtual time
 			}
 		})
 	}

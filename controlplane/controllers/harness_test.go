@@ -371,9 +371,16 @@ func (w *world) eventually(what string, cond func() error) {
 
 func (w *world) within(d time.Duration, what string, cond func() error) {
 	w.t.Helper()
+	w.checkEvery(5*time.Millisecond, d, what, cond)
+}
+
+// checkEvery waits at most a duration until cond returns nil, and calls cond once in each interval. In virtual time the number
+// of calls is all that waiting costs.
+func (w *world) checkEvery(interval, d time.Duration, what string, cond func() error) {
+	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.ctx, d)
 	defer cancel()
-	if err := wait.For(ctx, 5*time.Millisecond, cond); err != nil {
+	if err := wait.For(ctx, interval, cond); err != nil {
 		w.t.Fatalf("%s: %v", what, err)
 	}
 }

@@ -119,7 +119,7 @@ func (w *world) groupOf(kinds map[string]*api.Kind, name, app string) {
 // groupIs waits until a group is as wanted.
 func (w *world) groupIs(kinds map[string]*api.Kind, name string, is func(*groups.VolumeGroupSnapshot) error) {
 	w.t.Helper()
-	w.within(5*time.Minute, "group "+name, func() error {
+	w.checkEvery(100*time.Millisecond, 5*time.Minute, "group "+name, func() error {
 		g, err := controllers.GetTyped[groups.VolumeGroupSnapshot](w.ctx, w.admin, kinds["VolumeGroupSnapshot"], "default", name)
 		if err == nil {
 			err = is(g.Typed)
