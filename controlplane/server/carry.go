@@ -16,20 +16,20 @@ import (
 	"keelson.dev/keelson/raftstore/replica"
 )
 
-// A backup must not bring back who was shut out since. What was revoked is carried over from the data of before, where there
+// A backup must not bring back who was shut out since. What was revoked is carried over from the previous data, where there
 // is some; and no join token of the backup is good any more, for it may have been used up, or taken back, since. Nodes that joined since are
 // carried over likewise: they may have volumes, and have to be heard like the others.
 
 // carried is what a restore makes of the records by which nodes come in.
 type carried struct {
 	form    registry.Form
-	before  []*v1.Secret     // revocations in the data of before
+	before  []*v1.Secret     // revocations in the previous data
 	revoked []string         // nodes that are revoked now, and were not in the backup, or for less long
 	tokens  int              // that have ended
-	nodes   []raftstore.Item // Nodes in the data of before
+	nodes   []raftstore.Item // Nodes in the previous data
 	joined  []string         // those of them that are not in the backup
 	foreign bool             // the backup is of another cluster, the keys of whose removed replicas are good for nothing here
-	// revision is that of the data of before; 0 = not known.
+	// revision is that of the previous data; 0 = not known.
 	revision raftstore.Revision
 	// identity is the identity of the previous data; zero = not known.
 	identity identityRecord
@@ -87,7 +87,7 @@ func (c *carried) read(conf replica.Config) error {
 
 func nodeForm() registry.Form { return registry.FormOf(kinds.All().ByType(&v1.Node{}).Storage) }
 
-// strangers are the Nodes of the data of before that are not in a backup which was made earlier. They get a range for pods anew: theirs may
+// strangers are the Nodes of the previous data that are not in a backup which was made earlier. They get a range for pods anew: theirs may
 // have been another node's at the time of the backup.
 func (c *carried) strangers(v *mvcc.View) (ops []raftstore.Op, err error) {
 	if c.foreign || c.revision <= v.Revision() {
@@ -101,7 +101,7 @@ func (c *carried) strangers(v *mvcc.View) (ops []raftstore.Op, err error) {
 		obj, bad := form.Decode(it)
 		n, ok := obj.(*v1.Node)
 		if bad != nil || !ok {
-			continue // as in the store of before, nobody goes by it
+			continue // as in the previous store, nobody goes by it
 		}
 		unheardNode(n)
 		n.Spec.PodCIDR, n.Spec.PodCIDRs = "", nil
@@ -159,7 +159,7 @@ func (c *carried) amend(v *mvcc.View) (ops []raftstore.Op, err error) {
 	return slices.Concat(ops, joined, more), err
 }
 
-// carry reads what is carried over from the data of before, which is in the data folder, or where it was moved aside last. The
+// carry reads what is carried over from the previous data, which is in the data folder, or where it was moved aside last. The
 // error says why it is not known, or not for certain, what was revoked in the end.
 func (c Config) carry(conf replica.Config, replace bool, into *carried) error {
 	has, err := c.hasRaftData()
@@ -169,7 +169,7 @@ func (c Config) carry(conf replica.Config, replace bool, into *carried) error {
 	if has {
 		return into.read(conf)
 	}
-	missing := errors.New("there is no data of before here")
+	missing := errors.New("there is no previous data here")
 	aside, err := filepath.Glob(conf.DataDir + ".aside-*")
 	if err != nil || len(aside) == 0 {
 		return missing

@@ -174,7 +174,7 @@ func (d *identities) noteOlder(host, name, says string) {
 			return
 		}
 		was.first = time.Now()
-		d.log.Error("a replica of before the recovery or restore runs", "replica", name, "address", host, "says", says)
+		d.log.Error("an abandoned replica is running: the cluster was recovered or restored without it", "replica", name, "address", host, "says", says)
 	}
 	if name == "" {
 		name = was.name

@@ -138,13 +138,13 @@ type RestoreOptions struct {
 // Restored is what Restore did.
 type Restored struct {
 	Backup  disk.BackupInfo
-	Moved   string   // where the data of before is; "" when there was none
+	Moved   string   // the folder of the previous data; "" if there was none
 	Address string   // of this replica, for the others to ask
-	Revoked []string // nodes whose revocation was carried over from the data of before
+	Revoked []string // nodes whose revocation was carried over from the previous data
 	// Abandoned are the peer addresses of the replicas that were members, by name: their data must be replaced before they start.
 	Abandoned map[string]string
-	Joined    []string // nodes that joined since the backup was made, by the data of before: they are there, and have to be heard
-	Tokens    int      // join tokens of the backup, which are not good any more
+	Joined    []string // nodes that joined after the backup was made, from the previous data: each must report its volumes
+	Tokens    int      // join tokens of the backup, which are invalid
 	// Unread is why it is not known, or not for certain, who joined or was revoked since the backup was made; nil when it is.
 	Unread error
 }
@@ -247,12 +247,12 @@ func Restore(c Config, path string, o RestoreOptions) (Restored, error) {
 	to.Above = max(to.Above, with.revision)
 	if out.Backup, err = disk.Restore(conf.Disk(), in, to); err != nil {
 		if out.Moved != "" {
-			err = fmt.Errorf("%w (the data of before is in %s)", err, out.Moved)
+			err = fmt.Errorf("%w (the previous data is in %s)", err, out.Moved)
 		}
 		return out, err
 	}
 	out.Revoked, out.Joined, out.Tokens = with.revoked, with.joined, with.tokens
-	if err := keepLevel(c.DataDir, rec); err != nil { // it may be below that of the data of before
+	if err := keepLevel(c.DataDir, rec); err != nil { // it may be below that of the previous data
 		return out, err
 	}
 	return out, c.alone(conf)
@@ -408,7 +408,7 @@ func Recover(c Config, really bool) (Lost, error) {
 
 // Rebuilt is what Rebuild did.
 type Rebuilt struct {
-	Moved string   // where the data of before is; "" when there was none
+	Moved string   // the folder of the previous data; "" when there was none
 	Asks  []string // the replicas that the next start asks
 }
 

@@ -140,7 +140,7 @@ func TestBackupAndRestore(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(r.Moved); err != nil {
-		t.Errorf("the data of before: %v", err)
+		t.Errorf("the previous data: %v", err)
 	}
 	p.again("cp1")
 	p.holds("cp1", "a")

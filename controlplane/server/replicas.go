@@ -44,7 +44,10 @@ type replicas struct {
 	changed chan struct{}        // closed and replaced when list or ready changes
 }
 
-const probeEvery = time.Second
+const (
+	probeEvery = time.Second     // between the responses of all replicas and the next requests
+	probeTime  = 2 * time.Second // of a request that a replica answers at once
+)
 
 func newReplicas(self string, cluster Cluster, members func() []raftstore.Member, client func() *tls.Config, log *slog.Logger) *replicas {
 	r := &replicas{
@@ -71,7 +74,7 @@ func (r *replicas) renew() {
 	old := client.Clone()
 	old.NextProtos = []string{"http/1.1"}
 	quick := &http.Transport{TLSClientConfig: old, MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute}
-	was := r.clients.Swap(&replicaClients{http: &http.Client{Timeout: 2 * time.Second, Transport: identified{quick, r.ids}}, patient: &http.Client{Transport: identified{transport, r.ids}}})
+	was := r.clients.Swap(&replicaClients{http: &http.Client{Timeout: probeTime, Transport: identified{quick, r.ids}}, patient: &http.Client{Transport: identified{transport, r.ids}}})
 	if was != nil {
 		was.http.CloseIdleConnections()
 		was.patient.CloseIdleConnections()

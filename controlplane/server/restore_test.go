@@ -178,7 +178,7 @@ func TestRestoreBringsNobodyBack(t *testing.T) {
 		t.Errorf("tokens after the restore: %d, error %v", len(secrets.Items), err)
 	}
 
-	// Cut short after the data of before was moved aside, it is called again.
+	// Cut short after the previous data was moved aside, it is called again.
 	p.stop("cp1")
 	cfg := p.members["cp1"].cfg
 	conf, err := cfg.offlineStore(p.cluster)

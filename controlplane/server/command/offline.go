@@ -49,7 +49,7 @@ func restoreCommand() *cobra.Command {
 			w := c.OutOrStdout()
 			fmt.Fprintf(w, "restored %s\n", describe(r.Backup))
 			if r.Moved != "" {
-				fmt.Fprintf(w, "the data of before is in %s\n", r.Moved)
+				fmt.Fprintf(w, "the previous data is in %s\n", r.Moved)
 			}
 			tellCarried(w, r)
 			fmt.Fprintf(w, "Start this replica with 'keelson-controlplane run'. Every other replica starts again empty: stop it, run\n"+
@@ -257,7 +257,7 @@ func rebuildCommand() *cobra.Command {
 			}
 			w := c.OutOrStdout()
 			if r.Moved != "" {
-				fmt.Fprintf(w, "the data of before is in %s\n", r.Moved)
+				fmt.Fprintf(w, "the previous data is in %s\n", r.Moved)
 			}
 			fmt.Fprintf(w, "Start this replica with 'keelson-controlplane run': it asks %s for the data.\n", strings.Join(r.Asks, ", "))
 			return nil
