@@ -85,6 +85,7 @@ func TestServiceFamilies(t *testing.T) {
 				}
 				if x.addresses != "" {
 					s.Spec.ClusterIPs = strings.Split(x.addresses, ",")
+					s.Spec.ClusterIP = s.Spec.ClusterIPs[0]
 				}
 				got, err := services.Create(t.Context(), s, metav1.CreateOptions{})
 				said := ""

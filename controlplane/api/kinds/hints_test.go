@@ -30,7 +30,7 @@ func TestValidateTopology(t *testing.T) {
 	}
 	has(t, "one annotation by two names", validateService(modes("Auto", "Auto")))
 	has(t, "two annotations", validateService(modes("Auto", "Disabled")),
-		`metadata.annotations[service.kubernetes.io/topology-aware-hints]: Invalid value: "Auto": must match annotations[service.kubernetes.io/topology-mode] when both are specified`)
+		`metadata.annotations[service.kubernetes.io/topology-mode]: Invalid value: "Disabled": must match annotations[service.kubernetes.io/topology-aware-hints] when both are specified`)
 
 	slice := func(h discoveryv1.EndpointHints) *discoveryv1.EndpointSlice {
 		return &discoveryv1.EndpointSlice{AddressType: discoveryv1.AddressTypeIPv4,

@@ -139,7 +139,11 @@ func validateNodeUpdate(obj, old *corev1.Node) field.ErrorList {
 		errs = append(errs, field.Forbidden(spec.Child("podCIDRs"), "node updates may not change podCIDR except from \"\" to valid"))
 	}
 	if old.Spec.ProviderID != "" && obj.Spec.ProviderID != old.Spec.ProviderID {
-		errs = append(errs, field.Forbidden(spec.Child("providerID"), "node updates may not change providerID except from \"\" to valid"))
+		change := "modified"
+		if obj.Spec.ProviderID == "" {
+			change = "cleared"
+		}
+		errs = append(errs, field.Invalid(spec.Child("providerID"), nil, "field cannot be "+change+" once set"))
 	}
 	return errs
 }

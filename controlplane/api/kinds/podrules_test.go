@@ -105,3 +105,14 @@ func TestPodUpdateRules(t *testing.T) {
 			changed[*corev1.Pod]{sub: sub, change: func(*corev1.Pod) {}, want: "[]: Forbidden: " + want, generation: 1})
 	}
 }
+
+// The provider's ID of a node is for life, and each change of it has its own fault. F38
+func TestProviderIDStays(t *testing.T) {
+	id := func(text string) func(*corev1.Node) { return func(n *corev1.Node) { n.Spec.ProviderID = text } }
+	const at = "spec.providerID: Invalid value: null: field cannot be "
+	changes(t, "{metadata: {name: a}, spec: {providerID: x}}",
+		changed[*corev1.Node]{change: id("x")},
+		changed[*corev1.Node]{generation: 1, change: id("y"), want: at + "modified once set"},
+		changed[*corev1.Node]{generation: 1, change: id(""), want: at + "cleared once set"},
+	)
+}

@@ -78,9 +78,7 @@ func defaultService(s *corev1.Service) {
 	if spec.Type == corev1.ServiceTypeExternalName {
 		return
 	}
-	if spec.ClusterIP == "" && len(spec.ClusterIPs) > 0 {
-		spec.ClusterIP = spec.ClusterIPs[0]
-	}
+	// A client that sets clusterIPs alone is refused, as in Kubernetes.
 	if spec.ClusterIP != "" && len(spec.ClusterIPs) == 0 {
 		spec.ClusterIPs = []string{spec.ClusterIP}
 	}
@@ -155,7 +153,9 @@ func keepAllocated(obj, old *corev1.Service) {
 	defaultService(obj)
 	SyncClusterIPs(&obj.Spec, &old.Spec)
 	if NeedsClusterIP(obj) && NeedsClusterIP(old) && obj.Spec.ClusterIP == "" {
-		obj.Spec.ClusterIP, obj.Spec.ClusterIPs = old.Spec.ClusterIP, slices.Clone(old.Spec.ClusterIPs)
+		if obj.Spec.ClusterIP = old.Spec.ClusterIP; len(obj.Spec.ClusterIPs) == 0 {
+			obj.Spec.ClusterIPs = slices.Clone(old.Spec.ClusterIPs)
+		}
 	}
 	if NeedsNodePorts(obj) && usesNodePorts(old.Spec.Type) {
 		keepNodePorts(obj, old)

@@ -14,7 +14,7 @@ func TestServiceFieldsByType(t *testing.T) {
 	refuses[*corev1.Service](t,
 		bad{svc("type: ExternalName, externalName: example.com."), ""},
 		bad{svc("type: ExternalName, externalName: ."), "spec.externalName: Required value"},
-		bad{svc("type: ExternalName, externalName: A."), invalidText("spec.externalName", "A.", notSubdomain)},
+		bad{svc("type: ExternalName, externalName: A."), invalidText("spec.externalName", "A", notSubdomain)},
 		bad{svc("type: ExternalName, externalName: a, clusterIPs: [10.96.0.1], ipFamilies: [IPv4], ipFamilyPolicy: SingleStack"),
 			"spec.clusterIPs: Forbidden: " + external + "\nspec.ipFamilies: Forbidden: " + external + "\nspec.ipFamilyPolicy: Forbidden: " + external},
 		bad{svc("ports: [{port: 80}], loadBalancerClass: a/b, loadBalancerSourceRanges: [10.0.0.0/8], allocateLoadBalancerNodePorts: true"),
@@ -23,14 +23,25 @@ func TestServiceFieldsByType(t *testing.T) {
 		bad{svc("type: LoadBalancer, ports: [{port: 80}], loadBalancerClass: /b"),
 			invalidText("spec.loadBalancerClass", "/b", "prefix part must be non-empty")},
 		bad{svc("ports: [{port: 80, appProtocol: /b}]"), invalidText("spec.ports[0].appProtocol", "/b", "prefix part must be non-empty")},
+		bad{svc("ports: [{port: 80}], clusterIPs: [10.96.0.1]"),
+			"spec.clusterIPs: Invalid value: [\"10.96.0.1\"]: must be empty when `clusterIP` is not specified"},
+		bad{svc("ports: [{port: 80}], externalIPs: [127.0.0.1, 'fe80::1', 0.0.0.0, 224.0.0.1]"),
+			invalidText("spec.externalIPs[0]", "127.0.0.1", "may not be in the loopback range (127.0.0.0/8, ::1/128)") + "\n" +
+				invalidText("spec.externalIPs[1]", "fe80::1", "may not be in the link-local range (169.254.0.0/16, fe80::/10)") + "\n" +
+				invalidText("spec.externalIPs[2]", "0.0.0.0", "may not be unspecified (0.0.0.0)") + "\n" +
+				invalidText("spec.externalIPs[3]", "224.0.0.1", "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)")},
+		bad{svc("type: LoadBalancer, ports: [{port: 80}], loadBalancerSourceRanges: [' 10.0.0.0/8 ']"), ""},
+		bad{"{metadata: {name: a, annotations: {service.beta.kubernetes.io/load-balancer-source-ranges: x}}, spec: {ports: [{port: 80}]}}",
+			"metadata.annotations[service.beta.kubernetes.io/load-balancer-source-ranges]: Forbidden: " + balancer + "\n" +
+				invalidText("metadata.annotations[service.beta.kubernetes.io/load-balancer-source-ranges]", "x", "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)")},
 		bad{svc("ports: [{port: 80}], externalTrafficPolicy: Local"),
 			invalidText("spec.externalTrafficPolicy", "Local", "may only be set for externally-accessible services")},
 		bad{svc("ports: [{port: 80}], externalIPs: [192.0.2.1], externalTrafficPolicy: Local"), ""},
-		bad{svc("ports: [{port: 80}], clusterIPs: [10.96.0.1, 10.96.0.2]"),
+		bad{svc("ports: [{port: 80}], clusterIP: 10.96.0.1, clusterIPs: [10.96.0.1, 10.96.0.2]"),
 			`spec.clusterIPs: Invalid value: ["10.96.0.1","10.96.0.2"]: may specify no more than one IP for each IP family`},
-		bad{svc(`ports: [{port: 80}], clusterIPs: [10.96.0.1, "fd00::1", "fd00::2"]`),
+		bad{svc(`ports: [{port: 80}], clusterIP: 10.96.0.1, clusterIPs: [10.96.0.1, "fd00::1", "fd00::2"]`),
 			`spec.clusterIPs: Invalid value: ["10.96.0.1","fd00::1","fd00::2"]: may only hold up to 2 values`},
-		bad{svc("ports: [{port: 80}], clusterIPs: [None, 10.96.0.1]"),
+		bad{svc("ports: [{port: 80}], clusterIP: None, clusterIPs: [None, 10.96.0.1]"),
 			`spec.clusterIPs: Invalid value: ["None","10.96.0.1"]: 'None' must be the first and only value`},
 		bad{svc("ports: [{port: 80}], clusterIP: 10.96.0.1, ipFamilies: [IPv6, IPv6]"),
 			`spec.ipFamilies[1]: Duplicate value: "IPv6"` + "\n" +

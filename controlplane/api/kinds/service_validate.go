@@ -46,13 +46,53 @@ func validateService(s *corev1.Service) field.ErrorList {
 		at := spec.Child("externalIPs").Index(i)
 		if e := validation.IsValidIP(at, ip); len(e) > 0 {
 			errs = append(errs, e...)
-		} else if p := net.ParseIP(ip); p.IsUnspecified() || p.IsLoopback() || p.IsLinkLocalUnicast() || p.IsLinkLocalMulticast() {
-			errs = append(errs, field.Invalid(at, ip, "may not be an unspecified, loopback or link-local address"))
+		} else {
+			errs = append(errs, validateSpecialAddress(ip, at)...)
 		}
 	}
 	errs = append(errs, validateTopologyMode(s)...)
+	errs = append(errs, validateRangesAnnotation(s)...)
 	errs = append(errs, validateBalancerWish(s)...)
 	return append(errs, validateTrafficPolicies(&s.Spec, spec)...)
+}
+
+// validateSpecialAddress refuses an address that no client reaches through the network.
+func validateSpecialAddress(ip string, at *field.Path) field.ErrorList {
+	p := net.ParseIP(ip)
+	for _, r := range []struct {
+		in  bool
+		why string
+	}{
+		{p.IsUnspecified(), "may not be unspecified (" + ip + ")"},
+		{p.IsLoopback(), "may not be in the loopback range (127.0.0.0/8, ::1/128)"},
+		{p.IsLinkLocalUnicast(), "may not be in the link-local range (169.254.0.0/16, fe80::/10)"},
+		{p.IsLinkLocalMulticast(), "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)"},
+	} {
+		if r.in {
+			return field.ErrorList{field.Invalid(at, ip, r.why)}
+		}
+	}
+	return nil
+}
+
+// validateRangesAnnotation judges the annotation that the field loadBalancerSourceRanges has replaced.
+func validateRangesAnnotation(s *corev1.Service) field.ErrorList {
+	text, set := s.Annotations[corev1.AnnotationLoadBalancerSourceRangesKey]
+	if !set || len(s.Spec.LoadBalancerSourceRanges) > 0 {
+		return nil
+	}
+	at := field.NewPath("metadata", "annotations").Key(corev1.AnnotationLoadBalancerSourceRangesKey)
+	var errs field.ErrorList
+	if s.Spec.Type != corev1.ServiceTypeLoadBalancer {
+		errs = append(errs, field.Forbidden(at, "may only be used when `type` is 'LoadBalancer'"))
+	}
+	if text = strings.TrimSpace(text); text == "" {
+		return errs
+	}
+	for _, cidr := range strings.Split(text, ",") {
+		errs = append(errs, validation.IsValidCIDR(at, strings.TrimSpace(cidr))...)
+	}
+	return errs
 }
 
 // validateBalancerWish refuses what nobody could follow in the annotations by which a Service asks for addresses.
@@ -87,8 +127,8 @@ func validateTopologyMode(s *corev1.Service) field.ErrorList {
 	if !both || !ok || old == mode {
 		return nil
 	}
-	return field.ErrorList{field.Invalid(field.NewPath("metadata", "annotations").Key(corev1.DeprecatedAnnotationTopologyAwareHints), old,
-		fmt.Sprintf("must match annotations[%s] when both are specified", corev1.AnnotationTopologyMode))}
+	return field.ErrorList{field.Invalid(field.NewPath("metadata", "annotations").Key(corev1.AnnotationTopologyMode), mode,
+		fmt.Sprintf("must match annotations[%s] when both are specified", corev1.DeprecatedAnnotationTopologyAwareHints))}
 }
 
 func validateSessionAffinity(s *corev1.ServiceSpec, spec *field.Path) field.ErrorList {
@@ -118,7 +158,7 @@ func validateExternalName(s *corev1.ServiceSpec, spec *field.Path) field.ErrorLi
 	if name == "" {
 		return append(errs, field.Required(at, ""))
 	}
-	return append(errs, invalid(at, s.ExternalName, validation.IsDNS1123Subdomain(name))...)
+	return append(errs, invalid(at, name, validation.IsDNS1123Subdomain(name))...)
 }
 
 func validateClusterIPs(s *corev1.ServiceSpec, spec *field.Path) field.ErrorList {
@@ -225,7 +265,7 @@ func validateBalancerFields(s *corev1.ServiceSpec, spec *field.Path) field.Error
 	var errs field.ErrorList
 	ranges := spec.Child("LoadBalancerSourceRanges")
 	for i, cidr := range s.LoadBalancerSourceRanges {
-		errs = append(errs, validation.IsValidCIDR(ranges.Index(i), cidr)...)
+		errs = append(errs, validation.IsValidCIDR(ranges.Index(i), strings.TrimSpace(cidr))...)
 	}
 	class := spec.Child("loadBalancerClass")
 	if s.Type == corev1.ServiceTypeLoadBalancer {

@@ -35,8 +35,9 @@ func serviceAllocation(c Config) func(ctx context.Context, a *api.Attempt) error
 			keepFamilies(svc, before)
 			had = before.Spec.IPFamilies
 		}
-		if svc.Spec.ClusterIP == "" && len(svc.Spec.ClusterIPs) > 0 {
-			svc.Spec.ClusterIP = svc.Spec.ClusterIPs[0]
+		if svc.Spec.ClusterIP == "" && len(svc.Spec.ClusterIPs) > 0 && svc.Spec.Type != corev1.ServiceTypeExternalName {
+			return apierrors.NewInvalid(a.Kind.GVK.GroupKind(), svc.Name, field.ErrorList{field.Invalid(field.NewPath("spec", "clusterIPs"),
+				svc.Spec.ClusterIPs, "must be empty when `clusterIP` is not specified")})
 		}
 		if svc.Spec.ClusterIP != "" && len(svc.Spec.ClusterIPs) == 0 {
 			svc.Spec.ClusterIPs = []string{svc.Spec.ClusterIP}
@@ -69,8 +70,10 @@ func serviceAllocation(c Config) func(ctx context.Context, a *api.Attempt) error
 
 // keepAllocated carries over what an update leaves out but the Service still needs.
 func keepAllocated(svc, before *corev1.Service) {
-	if needsIP(svc) && needsIP(before) && svc.Spec.ClusterIP == "" && len(svc.Spec.ClusterIPs) == 0 {
-		svc.Spec.ClusterIP, svc.Spec.ClusterIPs = before.Spec.ClusterIP, slices.Clone(before.Spec.ClusterIPs)
+	if needsIP(svc) && needsIP(before) && svc.Spec.ClusterIP == "" {
+		if svc.Spec.ClusterIP = before.Spec.ClusterIP; len(svc.Spec.ClusterIPs) == 0 {
+			svc.Spec.ClusterIPs = slices.Clone(before.Spec.ClusterIPs)
+		}
 	}
 	if needsPorts(svc) && needsPorts(before) {
 		type port struct {

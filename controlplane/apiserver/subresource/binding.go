@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -87,6 +88,10 @@ func validBinding(b *corev1.Binding) field.ErrorList {
 	}
 	if b.Target.Name == "" {
 		errs = append(errs, field.Required(target.Child("name"), ""))
+	} else {
+		for _, why := range validation.NameIsDNSSubdomain(b.Target.Name, false) {
+			errs = append(errs, field.Invalid(target.Child("name"), b.Target.Name, why))
+		}
 	}
 	return errs
 }
