@@ -80,7 +80,7 @@ func build(t *testing.T, out string, args ...string) {
 
 // modules are what the runtime, the pod network and the Service rules need of a kernel: here nobody loads them on demand.
 var modules = []string{"overlay", "veth", "bridge", "br_netfilter", "nf_tables", "nf_conntrack_netlink", "nft_chain_nat", "nft_nat", "nft_masq", "nft_ct",
-	"nft_numgen", "nft_objref", "nft_reject_ipv4", "nft_reject_inet", "nft_fib_inet", "nft_redir", "nft_limit", "nft_hash", "wireguard", "loop", "ext4",
+	"nft_numgen", "nft_objref", "nft_reject_ipv4", "nft_reject_inet", "nft_fib_inet", "nft_redir", "nft_limit", "nft_hash", "nft_meta_bridge", "wireguard", "loop", "ext4",
 	"quota_v2", "xfs", "nfsv3", "nfsv4", "nfsd", "sd_mod", "iscsi_tcp", "target_core_file", "iscsi_target_mod"}
 
 // tools are programs of the host that go into the guest, with their libraries.
