@@ -2,6 +2,7 @@ package volume
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
@@ -48,5 +49,26 @@ func TestMountsCarryTheGroup(t *testing.T) {
 	if g := m["data"].Group; g == nil || *g != 4711 {
 		t.Errorf("the group of %+v is %v", m["data"], g)
 	}
+	must(t, v.UnmountAll(t.Context(), "u1"))
+}
+
+// A PersistentVolume that is a hostPath cannot be mounted with options: the pod's event names them, and without them it is mounted. F38
+func TestHostPathWithMountOptions(t *testing.T) {
+	v, c, dir := newVolumes(t)
+	claim := onDisk(c, v1.LocalVolumeSource{})
+	stored, _ := c.PersistentVolume("pv")
+	pv := stored.DeepCopy()
+	pv.Spec.PersistentVolumeSource = v1.PersistentVolumeSource{HostPath: &v1.HostPathVolumeSource{Path: dir}}
+	pv.Spec.MountOptions = []string{"ro"}
+	c.Put(pv)
+	const want = `persistentvolume "pv": mount options are not supported for this volume type: remove mountOptions`
+	if _, err := v.MountAll(t.Context(), pod("u1", claim)); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("with options: %v, want %s", err, want)
+	}
+	pv = pv.DeepCopy()
+	pv.Spec.MountOptions = nil
+	c.Put(pv)
+	_, err := v.MountAll(t.Context(), pod("u1", claim))
+	must(t, err)
 	must(t, v.UnmountAll(t.Context(), "u1"))
 }

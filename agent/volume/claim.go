@@ -108,6 +108,8 @@ func (v *Volumes) claimed(ctx context.Context, pod *v1.Pod, vol *v1.Volume, pvc 
 	switch s := &pv.Spec; {
 	case s.HostPath != nil && isBlock(pv):
 		return agent.Mount{}, fmt.Errorf("persistentvolume %q: a hostPath is given with volumeMode Filesystem: use local for a block device of the node", pv.Name)
+	case s.HostPath != nil && len(s.MountOptions) > 0:
+		return agent.Mount{}, fmt.Errorf("persistentvolume %q: mount options are not supported for this volume type: remove mountOptions", pv.Name)
 	case s.HostPath != nil:
 		m, err := hostPath(s.HostPath)
 		m.ReadOnly = readonly

@@ -1,6 +1,7 @@
 package kinds
 
 import (
+	"encoding/json"
 	"fmt"
 	"regexp"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	helpers "k8s.io/component-helpers/scheduling/corev1"
 	netutils "k8s.io/utils/net"
 
 	"keelson.dev/keelson/controlplane/api"
@@ -33,7 +35,7 @@ func nodeKind() *api.Kind {
 		if n.Spec.PodCIDR == "" && len(n.Spec.PodCIDRs) > 0 {
 			n.Spec.PodCIDR = n.Spec.PodCIDRs[0]
 		}
-		if n.Spec.PodCIDR != "" && len(n.Spec.PodCIDRs) == 0 {
+		if n.Spec.PodCIDR != "" && (len(n.Spec.PodCIDRs) == 0 || n.Spec.PodCIDRs[0] != n.Spec.PodCIDR) {
 			n.Spec.PodCIDRs = []string{n.Spec.PodCIDR}
 		}
 	})
@@ -47,12 +49,19 @@ func nodeKind() *api.Kind {
 			}
 		},
 	})
-	prepare(k, func(n *corev1.Node) { n.Generation = 0 })
+	prepare(k, func(n *corev1.Node) { n.Generation, n.Spec.ConfigSource, n.Status.Config = 0, nil, nil })
+	prepareUpdate(k, func(obj, old *corev1.Node) {
+		if old.Spec.ConfigSource == nil {
+			obj.Spec.ConfigSource = nil
+		}
+	})
 	check(k, validateNode)
 	checkUpdate(k, validateNodeUpdate)
 	status := k.Subresources["status"]
 	status.ValidateUpdate = func(obj, old api.Object) field.ErrorList {
-		return append(metaUpdate(obj, old), validateNodeStatus(obj.(*corev1.Node))...)
+		n := obj.(*corev1.Node)
+		errs := append(metaUpdate(obj, old), validateNodeAnnotations(n.Annotations, field.NewPath("metadata", "annotations"))...)
+		return append(append(errs, validateNodeStatus(n)...), validateNodeAddresses(n)...)
 	}
 	k.Columns = columns(nameCol, col("Status"), col("Roles"), ageCol, col("Version"),
 		wide("Internal-IP"), wide("External-IP"), wide("OS-Image"), wide("Kernel-Version"), wide("Container-Runtime"))
@@ -66,8 +75,9 @@ func nodeKind() *api.Kind {
 
 func validateNode(n *corev1.Node) field.ErrorList {
 	spec := field.NewPath("spec")
+	errs := validateNodeAnnotations(n.Annotations, field.NewPath("metadata", "annotations"))
 	// Kubernetes names the taints and the swap of a node in its metadata.
-	errs := validateTaints(n.Spec.Taints, field.NewPath("metadata", "taints"))
+	errs = append(errs, validateTaints(n.Spec.Taints, field.NewPath("metadata", "taints"))...)
 	if swap := n.Status.NodeInfo.Swap; swap != nil && swap.Capacity != nil && *swap.Capacity <= 0 {
 		errs = append(errs, field.Invalid(field.NewPath("metadata", "nodeSwapStatus", "capacity"), *swap.Capacity, "must be greater than zero"))
 	}
@@ -84,24 +94,61 @@ func validateNode(n *corev1.Node) field.ErrorList {
 			errs = append(errs, field.Invalid(spec.Child("podCIDRs"), n.Spec.PodCIDRs, "may specify no more than one CIDR for each IP family"))
 		}
 	}
-	if len(n.Spec.PodCIDRs) > 0 && n.Spec.PodCIDR != n.Spec.PodCIDRs[0] {
-		errs = append(errs, field.Invalid(spec.Child("podCIDR"), n.Spec.PodCIDR, "must be the first of podCIDRs"))
-	}
 	return append(errs, validateNodeStatus(n)...)
+}
+
+// taintsAnnotation held the taints of a node before the API had a field for them.
+const taintsAnnotation = "scheduler.alpha.kubernetes.io/taints"
+
+// validateNodeAnnotations validates the annotations that stood in for fields. Paths and texts are those of Kubernetes.
+func validateNodeAnnotations(annotations map[string]string, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if text := annotations[taintsAnnotation]; text != "" {
+		var taints []corev1.Taint
+		if err := json.Unmarshal([]byte(text), &taints); err != nil {
+			errs = append(errs, field.Invalid(at, taintsAnnotation, err.Error()))
+		} else {
+			errs = append(errs, validateTaints(taints, at.Child(taintsAnnotation))...)
+		}
+	}
+	avoid, err := helpers.GetAvoidPodsFromNodeAnnotations(annotations)
+	if err != nil {
+		return append(errs, field.Invalid(at.Child("AvoidPods"), corev1.PreferAvoidPodsAnnotationKey, err.Error()))
+	}
+	for i, entry := range avoid.PreferAvoidPods {
+		here := at.Child(corev1.PreferAvoidPodsAnnotationKey).Index(i).Child("PodSignature")
+		switch owner := entry.PodSignature.PodController; {
+		case owner == nil:
+			errs = append(errs, field.Required(here, ""))
+		case !val(owner.Controller):
+			errs = append(errs, field.Invalid(here.Child("PodController", "Controller"), false, "must point to a controller"))
+		}
+	}
+	return errs
 }
 
 func validateNodeStatus(n *corev1.Node) field.ErrorList {
 	status := field.NewPath("status")
 	errs := validateQuantities(n.Status.Capacity, status.Child("capacity"))
 	errs = append(errs, validateQuantities(n.Status.Allocatable, status.Child("allocatable"))...)
+	return append(errs, validateDeclaredFeatures(n.Status.DeclaredFeatures, status.Child("declaredFeatures"))...)
+}
+
+// validateNodeAddresses refuses an address that a node has twice. Kubernetes does so in updates alone, and shows its internal type.
+func validateNodeAddresses(n *corev1.Node) field.ErrorList {
+	type address struct {
+		Type    corev1.NodeAddressType
+		Address string
+	}
+	var errs field.ErrorList
 	seen := map[corev1.NodeAddress]bool{}
 	for i, a := range n.Status.Addresses {
 		if seen[a] {
-			errs = append(errs, field.Duplicate(status.Child("addresses").Index(i), a))
+			errs = append(errs, field.Duplicate(field.NewPath("status", "addresses").Index(i), address(a)))
 		}
 		seen[a] = true
 	}
-	return append(errs, validateDeclaredFeatures(n.Status.DeclaredFeatures, status.Child("declaredFeatures"))...)
+	return errs
 }
 
 var declaredFeature = regexp.MustCompile(`^[A-Z][A-Za-z0-9]*(/[A-Za-z][A-Za-z0-9]*)*$`)
@@ -134,7 +181,7 @@ func validateDeclaredFeatures(features []string, at *field.Path) field.ErrorList
 
 func validateNodeUpdate(obj, old *corev1.Node) field.ErrorList {
 	spec := field.NewPath("spec")
-	var errs field.ErrorList
+	errs := validateNodeAddresses(obj)
 	if len(old.Spec.PodCIDRs) > 0 && !slices.Equal(obj.Spec.PodCIDRs, old.Spec.PodCIDRs) && !addsFamily(obj.Spec.PodCIDRs, old.Spec.PodCIDRs) {
 		errs = append(errs, field.Forbidden(spec.Child("podCIDRs"), "node updates may not change podCIDR except from \"\" to valid"))
 	}
@@ -145,10 +192,14 @@ func validateNodeUpdate(obj, old *corev1.Node) field.ErrorList {
 		}
 		errs = append(errs, field.Invalid(spec.Child("providerID"), nil, "field cannot be "+change+" once set"))
 	}
+	if obj.Spec.DoNotUseExternalID != old.Spec.DoNotUseExternalID {
+		errs = append(errs, field.Forbidden(spec.Child("externalID"), "may not be updated"))
+	}
 	return errs
 }
 
-// addsFamily says that a node which had addresses of one family gets some of the other.
+// addsFamily reports whether a node with a range of one family gets a range of the other family. Kubernetes refuses this;
+// here a cluster gets its second family later.
 func addsFamily(cidrs, old []string) bool {
 	return len(old) == 1 && len(cidrs) == 2 && cidrs[0] == old[0] && strings.Contains(cidrs[0], ":") != strings.Contains(cidrs[1], ":")
 }

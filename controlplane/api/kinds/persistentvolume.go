@@ -59,25 +59,7 @@ func persistentVolumeKind() *api.Kind {
 		}
 	}
 	check(k, validatePersistentVolume)
-	checkUpdate(k, func(obj, old *corev1.PersistentVolume) field.ErrorList {
-		spec := field.NewPath("spec")
-		var errs field.ErrorList
-		source := obj.Spec.PersistentVolumeSource.DeepCopy()
-		if now, was := source.CSI, old.Spec.CSI; now != nil && was != nil && was.ControllerExpandSecretRef == nil {
-			now.ControllerExpandSecretRef = nil // it may be given later
-		}
-		if !semanticEqual(*source, old.Spec.PersistentVolumeSource) {
-			errs = append(errs, field.Forbidden(spec.Child("persistentvolumesource"), "spec.persistentvolumesource is immutable after creation"))
-		}
-		errs = append(errs, sameOr(obj.Spec.VolumeMode, old.Spec.VolumeMode, field.NewPath("volumeMode"))...)
-		if old.Spec.NodeAffinity != nil {
-			errs = append(errs, sameOr(obj.Spec.NodeAffinity, old.Spec.NodeAffinity, field.NewPath("nodeAffinity"))...)
-		}
-		if old.Spec.VolumeAttributesClassName != nil && obj.Spec.VolumeAttributesClassName == nil {
-			errs = append(errs, field.Forbidden(spec.Child("volumeAttributesClassName"), "update from non-nil value to nil is forbidden"))
-		}
-		return errs
-	})
+	checkUpdate(k, validatePersistentVolumeUpdate)
 	k.Columns = columns(nameCol, col("Capacity"), col("Access Modes"), col("Reclaim Policy"), col("Status"), col("Claim"),
 		col("StorageClass"), col("VolumeAttributesClass"), col("Reason"), ageCol, wide("VolumeMode"))
 	k.Row = row(func(v *corev1.PersistentVolume, now time.Time) []any {
@@ -131,46 +113,93 @@ func validatePersistentVolume(v *corev1.PersistentVolume) field.ErrorList {
 	return errs
 }
 
-func validatePVSource(s *corev1.PersistentVolumeSpec, volume string, spec *field.Path) field.ErrorList {
+func validatePersistentVolumeUpdate(obj, old *corev1.PersistentVolume) field.ErrorList {
+	spec := field.NewPath("spec")
 	var errs field.ErrorList
-	n := countSet(s.PersistentVolumeSource)
-	switch {
-	case n == 0:
+	source := obj.Spec.PersistentVolumeSource.DeepCopy()
+	if now, was := source.CSI, old.Spec.CSI; now != nil && was != nil && was.ControllerExpandSecretRef == nil {
+		now.ControllerExpandSecretRef = nil // it may be given later
+	}
+	if fields := changedFields(*source, old.Spec.PersistentVolumeSource, "spec."); len(fields) > 0 {
+		errs = append(errs, field.Forbidden(spec.Child("persistentvolumesource"),
+			"spec.persistentvolumesource is immutable after creation\nchanged: "+strings.Join(fields, ", ")))
+	}
+	errs = append(errs, sameOr(obj.Spec.VolumeMode, old.Spec.VolumeMode, field.NewPath("volumeMode"))...)
+	if was := old.Spec.NodeAffinity; was != nil && !semanticEqual(obj.Spec.NodeAffinity, renameBetaLabels(was, obj.Spec.NodeAffinity)) {
+		errs = append(errs, field.Invalid(field.NewPath("nodeAffinity"), obj.Spec.NodeAffinity,
+			validation.FieldImmutableErrorMsg+", except for updating from beta label to GA"))
+	}
+	if old.Spec.VolumeAttributesClassName != nil && obj.Spec.VolumeAttributesClassName == nil {
+		errs = append(errs, field.Forbidden(spec.Child("volumeAttributesClassName"), "update from non-nil value to nil is forbidden"))
+	}
+	return errs
+}
+
+// stableLabels are the labels of Nodes that replaced beta labels, by the beta label.
+var stableLabels = map[string]string{
+	corev1.LabelFailureDomainBetaZone: corev1.LabelTopologyZone, corev1.LabelFailureDomainBetaRegion: corev1.LabelTopologyRegion,
+	"beta.kubernetes.io/os": corev1.LabelOSStable, "beta.kubernetes.io/arch": corev1.LabelArchStable,
+	corev1.LabelInstanceType: corev1.LabelInstanceTypeStable,
+}
+
+// renameBetaLabels returns a copy of old in which each beta label has its stable name if now has that name at the same place.
+func renameBetaLabels(old, now *corev1.VolumeNodeAffinity) *corev1.VolumeNodeAffinity {
+	if old.Required == nil || now == nil || now.Required == nil {
+		return old
+	}
+	old = old.DeepCopy()
+	rename := func(was, is []corev1.NodeSelectorRequirement) {
+		for i := range min(len(was), len(is)) {
+			if stable := stableLabels[was[i].Key]; stable != "" && stable == is[i].Key {
+				was[i].Key = stable
+			}
+		}
+	}
+	was, is := old.Required.NodeSelectorTerms, now.Required.NodeSelectorTerms
+	for i := range min(len(was), len(is)) {
+		rename(was[i].MatchExpressions, is[i].MatchExpressions)
+		rename(was[i].MatchFields, is[i].MatchFields)
+	}
+	return old
+}
+
+// persistentSources are the sources of a PersistentVolume in the order in which Kubernetes looks at them, by the names in its errors.
+func persistentSources(s *corev1.PersistentVolumeSource) []namedSource {
+	return []namedSource{
+		{"hostPath", s.HostPath != nil}, {"gcePersistentDisk", s.GCEPersistentDisk != nil}, {"awsElasticBlockStore", s.AWSElasticBlockStore != nil},
+		{"glusterfs", s.Glusterfs != nil}, {"flocker", s.Flocker != nil}, {"nfs", s.NFS != nil}, {"rbd", s.RBD != nil}, {"quobyte", s.Quobyte != nil},
+		{"cephFS", s.CephFS != nil}, {"iscsi", s.ISCSI != nil}, {"cinder", s.Cinder != nil}, {"fc", s.FC != nil}, {"flexVolume", s.FlexVolume != nil},
+		{"azureFile", s.AzureFile != nil}, {"vsphereVolume", s.VsphereVolume != nil}, {"photonPersistentDisk", s.PhotonPersistentDisk != nil},
+		{"portworxVolume", s.PortworxVolume != nil}, {"azureDisk", s.AzureDisk != nil}, {"scaleIO", s.ScaleIO != nil}, {"local", s.Local != nil},
+		{"storageos", s.StorageOS != nil}, {"csi", s.CSI != nil},
+	}
+}
+
+func validatePVSource(s *corev1.PersistentVolumeSpec, volume string, spec *field.Path) field.ErrorList {
+	first, errs := firstMember(persistentSources(&s.PersistentVolumeSource), "volume", spec)
+	switch first {
+	case "":
 		errs = append(errs, field.Required(spec, "must specify a volume type"))
-	case n > 1:
-		errs = append(errs, field.Forbidden(spec, "may not specify more than 1 volume type"))
-	}
-	if h := s.HostPath; h != nil {
-		errs = append(errs, validateHostPath(h, spec.Child("hostPath"))...)
-	}
-	if l := s.Local; l != nil {
-		if l.Path == "" {
+	case "hostPath":
+		errs = append(errs, validateHostPath(s.HostPath, spec.Child("hostPath"))...)
+	case "local":
+		if s.Local.Path == "" {
 			errs = append(errs, field.Required(spec.Child("local", "path"), ""))
 		}
-		errs = append(errs, noBacksteps(l.Path, spec.Child("local", "path"))...)
+		errs = append(errs, noBacksteps(s.Local.Path, spec.Child("local", "path"))...)
 		if s.NodeAffinity == nil {
 			errs = append(errs, field.Required(spec.Child("nodeAffinity"), "Local volume requires node affinity"))
 		}
-	}
-	if c := s.CSI; c != nil {
-		errs = append(errs, validateDriverName(c.Driver, spec.Child("csi", "driver"))...)
-		if c.VolumeHandle == "" {
+	case "csi":
+		errs = append(errs, validateDriverName(s.CSI.Driver, spec.Child("csi", "driver"))...)
+		if s.CSI.VolumeHandle == "" {
 			errs = append(errs, field.Required(spec.Child("csi", "volumeHandle"), ""))
 		}
-		errs = append(errs, validateDriverSecrets(c, spec.Child("csi"))...)
-	}
-	switch block := s.VolumeMode != nil && *s.VolumeMode == corev1.PersistentVolumeBlock; {
-	case len(s.MountOptions) == 0:
-	case s.CSI == nil && s.NFS == nil && s.Local == nil && s.ISCSI == nil:
-		errs = append(errs, field.Forbidden(spec.Child("mountOptions"), "only local volumes and those of CSI drivers, NFS servers and iSCSI targets are mounted with options; leave the field out"))
-	case block && s.CSI == nil:
-		errs = append(errs, field.Forbidden(spec.Child("mountOptions"), "a volume with volumeMode Block is not mounted; leave the field out"))
-	}
-	if f := s.NFS; f != nil {
-		errs = append(errs, validateNFS(f, spec.Child("nfs"))...)
-	}
-	if d := s.ISCSI; d != nil {
-		errs = append(errs, validateISCSIVolume(d, volume, spec.Child("iscsi"))...)
+		errs = append(errs, validateDriverSecrets(s.CSI, spec.Child("csi"))...)
+	case "nfs":
+		errs = append(errs, validateNFS(s.NFS, spec.Child("nfs"))...)
+	case "iscsi":
+		errs = append(errs, validateISCSIVolume(s.ISCSI, volume, spec.Child("iscsi"))...)
 	}
 	return errs
 }

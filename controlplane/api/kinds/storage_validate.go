@@ -28,10 +28,11 @@ func validateDriverName(name string, at *field.Path) field.ErrorList {
 	if name == "" {
 		return field.ErrorList{field.Required(at, "")}
 	}
+	var errs field.ErrorList
 	if len(name) > maxDriverName {
-		return field.ErrorList{field.TooLong(at, name, maxDriverName)}
+		errs = append(errs, field.TooLong(at, name, maxDriverName))
 	}
-	return invalid(at, name, validation.IsDNS1123Subdomain(strings.ToLower(name)))
+	return append(errs, invalid(at, name, validation.IsDNS1123Subdomain(strings.ToLower(name)))...)
 }
 
 // validateParameters judges what a class hands to its driver.

@@ -182,13 +182,6 @@ func TestOtherValidation(t *testing.T) {
 		"spec: Required value: must specify a volume type")
 	has(t, "local", judge[*corev1.PersistentVolume](t, "{metadata: {name: a}, spec: {accessModes: [ReadWriteOnce], capacity: {storage: 1Gi}, local: {path: /a}}}"),
 		"spec.nodeAffinity: Required value: Local volume requires node affinity")
-	has(t, "mount options", judge[*corev1.PersistentVolume](t, "{metadata: {name: a}, spec: {accessModes: [ReadWriteOnce], capacity: {storage: 1Gi}, hostPath: {path: /a}, mountOptions: [ro]}}"),
-		"spec.mountOptions: Forbidden: only local volumes and those of CSI drivers, NFS servers and iSCSI targets are mounted with options")
-	local := "{metadata: {name: a}, spec: {accessModes: [ReadWriteOnce], capacity: {storage: 1Gi}, local: {path: /a}, mountOptions: [ro], " +
-		"nodeAffinity: {required: {nodeSelectorTerms: [{matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [w1]}]}]}}, volumeMode: "
-	has(t, "options of a folder", judge[*corev1.PersistentVolume](t, local+"Filesystem}}"))
-	has(t, "options of a block device", judge[*corev1.PersistentVolume](t, local+"Block}}"),
-		"spec.mountOptions: Forbidden: a volume with volumeMode Block is not mounted; leave the field out")
 	has(t, "options of NFS", judge[*corev1.PersistentVolume](t, "{metadata: {name: a}, spec: {accessModes: [ReadWriteMany], capacity: {storage: 1Gi}, nfs: {server: files, path: /a}, mountOptions: [nfsvers=4.1]}}"))
 	has(t, "NFS", judge[*corev1.PersistentVolume](t, "{metadata: {name: a}, spec: {accessModes: [ReadWriteMany], capacity: {storage: 1Gi}, nfs: {path: a}}}"),
 		"spec.nfs.server: Required value", `spec.nfs.path: Invalid value: "a": must be an absolute path`)

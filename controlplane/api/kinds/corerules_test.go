@@ -1,0 +1,91 @@
+package kinds
+
+import (
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// A PersistentVolume has one source, whose further ones are refused each; mount options are judged where it is mounted. F38
+func TestPersistentVolumeRules(t *testing.T) {
+	with := func(spec string) string {
+		return "{metadata: {name: a}, spec: {accessModes: [ReadWriteOnce], capacity: {storage: 1Gi}, " + spec + "}}"
+	}
+	const (
+		hosts  = "nodeAffinity: {required: {nodeSelectorTerms: [{matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [w1]}]}]}}, "
+		second = ": Forbidden: may not specify more than 1 volume type"
+	)
+	long := strings.Repeat("b", 300)
+	refuses[*corev1.PersistentVolume](t,
+		bad{with("nfs: {server: s, path: /a}, csi: {driver: ''}, iscsi: {}, hostPath: {path: /a}"),
+			"spec.nfs" + second + "\nspec.iscsi" + second + "\nspec.csi" + second},
+		bad{with("hostPath: {path: /a}, local: {path: ''}"), "spec.local" + second},
+		bad{with("csi: {driver: " + long + ", volumeHandle: h}"), "spec.csi.driver: Too long: may not be more than 63 bytes\n" +
+			invalidText("spec.csi.driver", long, "must be no more than 253 characters")},
+		bad{with("hostPath: {path: /a}, mountOptions: [ro]"), ""},
+		bad{with(hosts + "local: {path: /a}, volumeMode: Block, mountOptions: [ro]"), ""},
+	)
+	spec := func(f func(*corev1.PersistentVolumeSpec)) func(*corev1.PersistentVolume) {
+		return func(v *corev1.PersistentVolume) { f(&v.Spec) }
+	}
+	key := func(name string) func(*corev1.PersistentVolume) {
+		return spec(func(s *corev1.PersistentVolumeSpec) {
+			s.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0].Key = name
+		})
+	}
+	const (
+		source = "spec.persistentvolumesource: Forbidden: spec.persistentvolumesource is immutable after creation\nchanged: spec."
+		stays  = ": field is immutable, except for updating from beta label to GA"
+	)
+	changes(t, with("nodeAffinity: {required: {nodeSelectorTerms: [{matchExpressions: [{key: failure-domain.beta.kubernetes.io/zone, operator: Exists}]}]}}, csi: {driver: d, volumeHandle: h}"),
+		changed[*corev1.PersistentVolume]{generation: 1, change: spec(func(s *corev1.PersistentVolumeSpec) { s.CSI.VolumeHandle = "i" }), want: source + "csi"},
+		changed[*corev1.PersistentVolume]{generation: 1, change: spec(func(s *corev1.PersistentVolumeSpec) {
+			s.CSI, s.HostPath = nil, &corev1.HostPathVolumeSource{Path: "/a"}
+		}), want: source + "hostPath, spec.csi"},
+		changed[*corev1.PersistentVolume]{generation: 1, change: key("topology.kubernetes.io/zone")},
+		changed[*corev1.PersistentVolume]{generation: 1, change: key("topology.kubernetes.io/region"),
+			want: `nodeAffinity: Invalid value: {"required":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"topology.kubernetes.io/region","operator":"Exists"}]}]}}` + stays},
+		changed[*corev1.PersistentVolume]{generation: 1, change: spec(func(s *corev1.PersistentVolumeSpec) { s.NodeAffinity = nil }), want: "nodeAffinity: Invalid value: null" + stays},
+	)
+}
+
+// A Node's podCIDR is the first of its podCIDRs and wins over another one; both are given once. F38
+func TestNodeRules(t *testing.T) {
+	spec := func(text string) string { return "{metadata: {name: a}, spec: {" + text + "}}" }
+	annotated := func(key, value string) string {
+		return "{metadata: {name: a, annotations: {" + key + ": '" + value + "'}}}"
+	}
+	const avoid, taints = "scheduler.alpha.kubernetes.io/preferAvoidPods", "scheduler.alpha.kubernetes.io/taints"
+	refuses[*corev1.Node](t,
+		bad{spec("podCIDR: 10.9.0.0/24, podCIDRs: [10.1.0.0/24]"), ""},
+		bad{spec("podCIDR: 10.9.0.0/24, podCIDRs: [x]"), ""},
+		bad{spec("podCIDR: x, podCIDRs: [10.1.0.0/24]"), invalidText("spec.podCIDRs[0]", "x", "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)")},
+		bad{"{metadata: {name: a}, status: {addresses: [{type: InternalIP, address: 1.1.1.1}, {type: InternalIP, address: 1.1.1.1}]}}", ""},
+		bad{annotated(avoid, "x"), invalidText("metadata.annotations.AvoidPods", avoid, "invalid character 'x' looking for beginning of value")},
+		bad{annotated(avoid, `{"preferAvoidPods":[{"podSignature":{}},{"podSignature":{"podController":{"controller":false}}},{"podSignature":{"podController":{"controller":true}}}]}`),
+			"metadata.annotations." + avoid + "[0].PodSignature: Required value\n" +
+				"metadata.annotations." + avoid + "[1].PodSignature.PodController.Controller: Invalid value: false: must point to a controller"},
+		bad{annotated(taints, "x"), invalidText("metadata.annotations", taints, "invalid character 'x' looking for beginning of value")},
+		bad{annotated(taints, `[{"key":"k"}]`), "metadata.annotations." + taints + "[0].effect: Required value"},
+	)
+	ranges := func(first string, all ...string) func(*corev1.Node) {
+		return func(n *corev1.Node) { n.Spec.PodCIDR, n.Spec.PodCIDRs = first, all }
+	}
+	const once = `spec.podCIDRs: Forbidden: node updates may not change podCIDR except from "" to valid`
+	twice := func(n *corev1.Node) {
+		n.Status.Addresses = []corev1.NodeAddress{{Type: "InternalIP", Address: "1.1.1.1"}, {Type: "InternalIP", Address: "1.1.1.1"}}
+	}
+	const duplicate = `status.addresses[1]: Duplicate value: {"Type":"InternalIP","Address":"1.1.1.1"}`
+	changes(t, "{metadata: {name: a}, spec: {podCIDR: 10.1.0.0/24}}",
+		changed[*corev1.Node]{generation: 1, change: ranges("10.9.0.0/24", "10.1.0.0/24"), want: once},
+		changed[*corev1.Node]{generation: 1, change: ranges("10.1.0.0/24", "10.1.0.0/24", "fd00::/64")}, // a cluster's second family
+		changed[*corev1.Node]{change: ranges("10.1.0.0/24")},
+		changed[*corev1.Node]{generation: 1, change: ranges(""), want: once},
+		changed[*corev1.Node]{generation: 1, change: func(n *corev1.Node) { n.Spec.DoNotUseExternalID = "x" }, want: "spec.externalID: Forbidden: may not be updated"},
+		changed[*corev1.Node]{sub: "status", change: twice, want: duplicate},
+		changed[*corev1.Node]{sub: "status", change: func(n *corev1.Node) { n.Annotations = map[string]string{taints: "x"} },
+			want: invalidText("metadata.annotations", taints, "invalid character 'x' looking for beginning of value")},
+		changed[*corev1.Node]{change: func(n *corev1.Node) { n.Spec.ConfigSource = &corev1.NodeConfigSource{} }}, // dropped
+	)
+}
