@@ -60,6 +60,16 @@ func TestBinding(t *testing.T) {
 	if err := pods.Bind(ctx, &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: "p"}}, metav1.CreateOptions{}); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "target.name: Required value") {
 		t.Errorf("a binding to nowhere: %v", err)
 	}
+	for text, target := range map[string]corev1.ObjectReference{
+		`target.name: Invalid value: "Bad_Node": a lowercase RFC 1123 subdomain must consist of`: {Kind: "Node", Name: "Bad_Node"},
+		`target.name: Invalid value: "a/b": a lowercase RFC 1123 subdomain must consist of`:      {Name: "a/b"},
+		`target.kind: Unsupported value: "Pod": supported values: "Node", "<empty>"`:             {Kind: "Pod", Name: "Bad_Node"},
+	} {
+		err := pods.Bind(ctx, &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Target: target}, metav1.CreateOptions{})
+		if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), text) || target.Kind == "Pod" && strings.Contains(err.Error(), "target.name") {
+			t.Errorf("a binding to %+v: %v, want %s", target, err, text)
+		}
+	}
 	if err := pods.Bind(ctx, &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: "ghost"}, Target: corev1.ObjectReference{Name: "n"}}, metav1.CreateOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("a binding of nothing: %v", err)
 	}

@@ -89,3 +89,46 @@ func TestNodeRules(t *testing.T) {
 		changed[*corev1.Node]{change: func(n *corev1.Node) { n.Spec.ConfigSource = &corev1.NodeConfigSource{} }}, // dropped
 	)
 }
+
+// The cluster addresses of a Service are for life, except for the second one. F38
+func TestClusterIPsStay(t *testing.T) {
+	set := func(first string, all ...string) func(*corev1.Service) {
+		return func(s *corev1.Service) { s.Spec.ClusterIP, s.Spec.ClusterIPs = first, all }
+	}
+	one := func(first string, all ...string) func(*corev1.Service) {
+		return func(s *corev1.Service) {
+			set(first, all...)(s)
+			s.Spec.IPFamilyPolicy, s.Spec.IPFamilies = ptr(corev1.IPFamilyPolicySingleStack), s.Spec.IPFamilies[:1]
+		}
+	}
+	const (
+		has   = "{metadata: {name: a}, spec: {clusterIP: 10.96.0.1, clusterIPs: ["
+		stays = ": may not change once set"
+		at    = "spec.clusterIPs"
+	)
+	changes(t, has+"10.96.0.1], ports: [{port: 80}]}}",
+		changed[*corev1.Service]{change: set("10.96.0.2", "10.96.0.2"), want: at + `[0]: Invalid value: ["10.96.0.2"]` + stays, generation: 1},
+		changed[*corev1.Service]{change: set("10.96.0.2", "10.96.0.1"), want: at + `[0]: Invalid value: ["10.96.0.2"]` + stays, generation: 1},
+		changed[*corev1.Service]{change: set("10.96.0.1", "10.96.0.2"), generation: 1,
+			want: at + `: Invalid value: ["10.96.0.2"]: first value must match ` + "`clusterIP`\n" + at + `[0]: Invalid value: ["10.96.0.2"]` + stays},
+		changed[*corev1.Service]{change: set("None", "None"), want: at + `[0]: Invalid value: ["None"]` + stays, generation: 1},
+		changed[*corev1.Service]{change: set("")},
+		changed[*corev1.Service]{change: set("10.96.0.1", "10.96.0.1", "fd00::1"), generation: 1},
+		changed[*corev1.Service]{generation: 1, change: func(s *corev1.Service) {
+			s.Spec.Type, s.Spec.ExternalName = corev1.ServiceTypeExternalName, "a.b"
+		}},
+	)
+	changes(t, has+"10.96.0.1, 'fd00::1'], ipFamilies: [IPv4, IPv6], ipFamilyPolicy: RequireDualStack, ports: [{port: 80}]}}",
+		changed[*corev1.Service]{change: one("10.96.0.1", "10.96.0.1"), generation: 1},
+		changed[*corev1.Service]{change: set("10.96.0.1", "10.96.0.1"), generation: 1,
+			want: `spec.ipFamilyPolicy: Invalid value: "RequireDualStack": must be set to 'SingleStack' when releasing the secondary clusterIP`},
+		changed[*corev1.Service]{change: set("10.96.0.1", "10.96.0.1", "fd00::2"), want: at + `[1]: Invalid value: ["10.96.0.1","fd00::2"]` + stays, generation: 1},
+	)
+	changes(t, "{metadata: {name: a}, spec: {type: ExternalName, externalName: a.b}}",
+		changed[*corev1.Service]{generation: 1, change: func(s *corev1.Service) {
+			s.Spec.Type, s.Spec.Ports = corev1.ServiceTypeClusterIP, []corev1.ServicePort{{Port: 80}}
+			set("10.96.0.7", "10.96.0.7")(s)
+		}},
+		changed[*corev1.Service]{generation: 1, change: set("10.96.0.7", "10.96.0.7"), want: at + ": Forbidden: may not be set for ExternalName services"},
+	)
+}

@@ -107,7 +107,8 @@ func TestHealthCheckNodePort(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
 		{"good", lb(local + "healthCheckNodePort: 30002"), ""},
 		{"policy", lb("healthCheckNodePort: 30002"), "spec.healthCheckNodePort: Invalid value: 30002: may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'"},
-		{"range", lb(local + "healthCheckNodePort: 80"), "spec.healthCheckNodePort: Invalid value: 80: provided port is not in the valid range"},
+		{"any port", lb(local + "healthCheckNodePort: 80"), ""}, // the allocator has the range
+		{"no port", lb(local + "healthCheckNodePort: 70000"), "spec.healthCheckNodePort: Invalid value: 70000: must be between 1 and 65535, inclusive"},
 		{"own port", lb(local + "healthCheckNodePort: 30001"), "spec.healthCheckNodePort: Invalid value: 30001: provided port is already allocated"},
 	} {
 		want := []string{c.want}

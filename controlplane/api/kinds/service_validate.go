@@ -39,9 +39,7 @@ func validateService(s *corev1.Service) field.ErrorList {
 		errs = append(errs, field.Invalid(spec.Child("clusterIPs").Index(0), s.Spec.ClusterIPs[0],
 			fmt.Sprintf("may not be set to 'None' for %s services", s.Spec.Type)))
 	}
-	if !external {
-		errs = append(errs, validateClusterIPs(&s.Spec, spec)...)
-	}
+	errs = append(errs, ValidateClusterIPs(&s.Spec, spec)...)
 	for i, ip := range s.Spec.ExternalIPs {
 		at := spec.Child("externalIPs").Index(i)
 		if e := validation.IsValidIP(at, ip); len(e) > 0 {
@@ -161,7 +159,11 @@ func validateExternalName(s *corev1.ServiceSpec, spec *field.Path) field.ErrorLi
 	return append(errs, invalid(at, name, validation.IsDNS1123Subdomain(name))...)
 }
 
-func validateClusterIPs(s *corev1.ServiceSpec, spec *field.Path) field.ErrorList {
+// ValidateClusterIPs validates the cluster addresses and the IP families of a Service that is no ExternalName.
+func ValidateClusterIPs(s *corev1.ServiceSpec, spec *field.Path) field.ErrorList {
+	if s.Type == corev1.ServiceTypeExternalName {
+		return nil
+	}
 	at := spec.Child("clusterIPs")
 	errs := validateFamilies(s, spec)
 	switch {
@@ -293,9 +295,9 @@ func validateHealthPort(s *corev1.ServiceSpec, at *field.Path) field.ErrorList {
 		return nil
 	case !needsHealthPort(s):
 		return field.ErrorList{field.Invalid(at, n, "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'")}
-	case n < MinNodePort || n > MaxNodePort:
-		return field.ErrorList{field.Invalid(at, n,
-			fmt.Sprintf("provided port is not in the valid range. The range of valid ports is %d-%d", MinNodePort, MaxNodePort))}
+	}
+	if errs := invalid(at, n, validation.IsValidPortNum(int(n))); len(errs) > 0 {
+		return errs
 	}
 	for _, p := range s.Ports {
 		if p.NodePort == n && p.Protocol == corev1.ProtocolTCP {
@@ -305,6 +307,17 @@ func validateHealthPort(s *corev1.ServiceSpec, at *field.Path) field.ErrorList {
 	return nil
 }
 
+// internalPort is a port of a Service as Kubernetes shows it in faults, which is its internal type.
+type internalPort struct {
+	Name        string
+	Protocol    corev1.Protocol
+	AppProtocol *string
+	Port        int32
+	TargetPort  intstr.IntOrString
+	NodePort    int32
+}
+
+// validateServicePorts validates the ports of a Service. The range of node ports is known to the allocator alone.
 func validateServicePorts(s *corev1.ServiceSpec, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	names, ports, nodePorts := map[string]bool{}, map[string]bool{}, map[string]bool{}
@@ -327,7 +340,7 @@ func validateServicePorts(s *corev1.ServiceSpec, at *field.Path) field.ErrorList
 			errs = append(errs, invalid(here.Child("appProtocol"), *p.AppProtocol, validation.IsQualifiedName(*p.AppProtocol))...)
 		}
 		if key := fmt.Sprintf("%s-%d", p.Protocol, p.Port); ports[key] {
-			errs = append(errs, field.Duplicate(here, corev1.ServicePort{Protocol: p.Protocol, Port: p.Port}))
+			errs = append(errs, field.Duplicate(here, internalPort{Protocol: p.Protocol, Port: p.Port}))
 		} else {
 			ports[key] = true
 		}
@@ -344,9 +357,6 @@ func validateNodePort(t corev1.ServiceType, p corev1.ServicePort, seen map[strin
 		return field.ErrorList{field.Forbidden(at, "may not be used when `type` is 'ClusterIP'")}
 	case t == corev1.ServiceTypeExternalName:
 		return nil
-	case p.NodePort < MinNodePort || p.NodePort > MaxNodePort:
-		return field.ErrorList{field.Invalid(at, p.NodePort,
-			fmt.Sprintf("provided port is not in the valid range. The range of valid ports is %d-%d", MinNodePort, MaxNodePort))}
 	case seen[nodePortValue(p)]:
 		return field.ErrorList{field.Duplicate(at, p.NodePort)}
 	}

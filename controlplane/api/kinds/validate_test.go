@@ -134,10 +134,10 @@ func TestServiceValidation(t *testing.T) {
 		{"headless needs none", svc("clusterIP: None"), nil},
 		{"type", svc("type: Global, ports: [{port: 80}]"), []string{`spec.type: Unsupported value: "Global"`}},
 		{"port names", svc("ports: [{port: 80}, {port: 81, name: b}]"), []string{"spec.ports[0].name: Required value"}},
-		{"same port", svc("ports: [{port: 80, name: a}, {port: 80, name: b}]"), []string{"spec.ports[1]: Duplicate value"}},
+		{"same port", svc("ports: [{port: 80, name: a}, {port: 80, name: b}]"), []string{`spec.ports[1]: Duplicate value: {"Name":"","Protocol":"TCP","AppProtocol":null,"Port":80,"TargetPort":0,"NodePort":0}`}},
 		{"port", svc("ports: [{port: 0}]"), []string{"spec.ports[0].port: Invalid value: 0", "spec.ports[0].targetPort: Invalid value: 0"}},
 		{"node port of ClusterIP", svc("ports: [{port: 80, nodePort: 30080}]"), []string{"spec.ports[0].nodePort: Forbidden: may not be used when `type` is 'ClusterIP'"}},
-		{"node port range", svc("type: NodePort, ports: [{port: 80, nodePort: 80}]"), []string{"spec.ports[0].nodePort: Invalid value: 80: provided port is not in the valid range. The range of valid ports is 30000-32767"}},
+		{"any node port", svc("type: NodePort, ports: [{port: 80, nodePort: 80}]"), nil}, // the allocator has the range
 		{"same node port", svc("type: NodePort, ports: [{port: 80, nodePort: 30080, name: a}, {port: 81, nodePort: 30080, name: b}]"), []string{"spec.ports[1].nodePort: Duplicate value: 30080"}},
 		{"address", svc("clusterIP: 10.96.0, ports: [{port: 80}]"), []string{`spec.clusterIPs[0]: Invalid value: "10.96.0"`}},
 		{"external name", svc("type: ExternalName"), []string{"spec.externalName: Required value"}},

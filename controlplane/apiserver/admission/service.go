@@ -35,12 +35,12 @@ func serviceAllocation(c Config) func(ctx context.Context, a *api.Attempt) error
 			keepFamilies(svc, before)
 			had = before.Spec.IPFamilies
 		}
-		if svc.Spec.ClusterIP == "" && len(svc.Spec.ClusterIPs) > 0 && svc.Spec.Type != corev1.ServiceTypeExternalName {
-			return apierrors.NewInvalid(a.Kind.GVK.GroupKind(), svc.Name, field.ErrorList{field.Invalid(field.NewPath("spec", "clusterIPs"),
-				svc.Spec.ClusterIPs, "must be empty when `clusterIP` is not specified")})
-		}
 		if svc.Spec.ClusterIP != "" && len(svc.Spec.ClusterIPs) == 0 {
 			svc.Spec.ClusterIPs = []string{svc.Spec.ClusterIP}
+		}
+		// As in Kubernetes, faults of the addresses and families come before all others: the allocation needs valid ones.
+		if errs := kinds.ValidateClusterIPs(&svc.Spec, field.NewPath("spec")); len(errs) > 0 {
+			return apierrors.NewInvalid(a.Kind.GVK.GroupKind(), svc.Name, errs)
 		}
 		if errs := chooseFamilies(svc, serviceFamilies(c), had); len(errs) > 0 {
 			return apierrors.NewInvalid(a.Kind.GVK.GroupKind(), svc.Name, errs)
@@ -160,11 +160,28 @@ func inRange(svc *corev1.Service, stored api.Object, ranges []serviceRange, port
 				"failed to allocate IP %s: the provided IP (%s) is not in the valid range. The range of valid IPs is %s", ip, ip, strings.Join(cidr, ","))))
 		}
 	}
+	return append(errs, portsInRange(svc, before, ports)...)
+}
+
+// portsInRange refuses node ports and a health check port outside the range of the cluster. Ports that the stored Service has
+// stay its own.
+func portsInRange(svc, before *corev1.Service, ports [2]int) field.ErrorList {
+	if svc.Spec.Type != corev1.ServiceTypeNodePort && svc.Spec.Type != corev1.ServiceTypeLoadBalancer {
+		return nil // validation refuses their ports
+	}
+	var errs field.ErrorList
+	spec := field.NewPath("spec")
+	outside := func(n int32) bool { return n != 0 && (int(n) < ports[0] || int(n) > ports[1]) }
+	why := fmt.Sprintf("provided port is not in the valid range. The range of valid ports is %d-%d", ports[0], ports[1])
 	for i, p := range svc.Spec.Ports {
-		if p.NodePort != 0 && (int(p.NodePort) < ports[0] || int(p.NodePort) > ports[1]) {
-			errs = append(errs, field.Invalid(spec.Child("ports").Index(i).Child("nodePort"), p.NodePort, fmt.Sprintf(
-				"provided port is not in the valid range. The range of valid ports is %d-%d", ports[0], ports[1])))
+		kept := before != nil && slices.ContainsFunc(before.Spec.Ports, func(b corev1.ServicePort) bool { return b.NodePort == p.NodePort })
+		if outside(p.NodePort) && !kept {
+			errs = append(errs, field.Invalid(spec.Child("ports").Index(i).Child("nodePort"), p.NodePort, why))
 		}
+	}
+	// A change of the health check port is refused by validation.
+	if n := svc.Spec.HealthCheckNodePort; needsHealthPort(svc) && outside(n) && (before == nil || !needsHealthPort(before)) {
+		errs = append(errs, field.Invalid(spec.Child("healthCheckNodePort"), n, fmt.Sprintf("failed to allocate requested HealthCheck NodePort %d: %s", n, why)))
 	}
 	return errs
 }

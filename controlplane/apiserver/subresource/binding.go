@@ -86,9 +86,10 @@ func validBinding(b *corev1.Binding) field.ErrorList {
 	if k := b.Target.Kind; k != "" && k != "Node" {
 		errs = append(errs, field.NotSupported(target.Child("kind"), k, []string{"Node", "<empty>"}))
 	}
-	if b.Target.Name == "" {
+	switch k := b.Target.Kind; {
+	case b.Target.Name == "":
 		errs = append(errs, field.Required(target.Child("name"), ""))
-	} else {
+	case k == "" || k == "Node":
 		for _, why := range validation.NameIsDNSSubdomain(b.Target.Name, false) {
 			errs = append(errs, field.Invalid(target.Child("name"), b.Target.Name, why))
 		}
