@@ -110,6 +110,9 @@ func (r *Replica) RemoveMember(ctx context.Context, id string) error {
 	return nil
 }
 
+// answerGrace is how long the answer of a previous leader is awaited once there is another one.
+const answerGrace = time.Second
+
 // StepDown makes the leader hand leadership over, to the voter named or, with
 // "", to the one with the best log, from any replica. It returns who leads
 // afterwards. A leader makes one attempt for one call: it takes no proposals meanwhile.
@@ -145,7 +148,9 @@ func (r *Replica) StepDown(ctx context.Context, to string) (leader string, err e
 				if now != leader {
 					return "", raftstore.ErrNotLeader
 				}
-				during, end := until(ctx, moved) // another leader does not wait for the answer of the previous one
+				// Another leader waits a moment only for the answer of the previous one: a replica that lost its leadership
+				// before this call answers at once that it made no attempt.
+				during, end := untilAfter(ctx, moved, answerGrace)
 				defer end()
 				// Without WaitForReady a broken connection would look like an attempt whose answer was lost.
 				resp, err := c.TransferLeadership(during, &storev1.TransferLeadershipRequest{To: to}, grpc.WaitForReady(true))
@@ -376,7 +381,7 @@ func (r *Replica) removeHere(ctx context.Context, id string) error {
 	}
 	if id == r.cfg.Name {
 		// Another leader removes this one, so that writes do not wait for an election.
-		if err := r.transfer(ctx, "", "to be removed"); err != nil {
+		if _, err := r.transfer(ctx, "", "to be removed"); err != nil {
 			return err
 		}
 		return raftstore.ErrNotLeader
@@ -418,23 +423,18 @@ func (r *Replica) stepDownHere(ctx context.Context, to string) (string, error) {
 		return "", fmt.Errorf("%w: %s is the only voter: nobody could lead in its place", raftstore.ErrInvalid, r.cfg.Name)
 	}
 	if to == "" {
-		if err := r.TransferLeadership(ctx); err != nil {
-			return "", err
-		}
-	} else if err := r.handTo(ctx, to); err != nil {
-		return "", err
+		return r.transfer(ctx, "", "asked to step down")
 	}
-	leader, _ := r.role.leader()
-	return leader, nil
+	return r.handTo(ctx, to)
 }
 
-func (r *Replica) handTo(ctx context.Context, to string) error {
+func (r *Replica) handTo(ctx context.Context, to string) (leader string, err error) {
 	s, err := r.member(to)
 	if err != nil {
-		return err
+		return "", err
 	}
 	if s.Suffrage != raft.Voter {
-		return fmt.Errorf("%w: %s is a learner: promote it first", raftstore.ErrInvalid, to)
+		return "", fmt.Errorf("%w: %s is a learner: promote it first", raftstore.ErrInvalid, to)
 	}
 	return r.transfer(ctx, s.ID, "asked to step down")
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"time"
 
 	"github.com/hashicorp/raft"
 	"google.golang.org/protobuf/proto"
@@ -159,13 +160,27 @@ func (r *Replica) forward(ctx context.Context, batch []*item, address string, mo
 
 // until returns a context that also ends when the channel closes.
 func until(ctx context.Context, over <-chan struct{}) (context.Context, context.CancelFunc) {
+	return untilAfter(ctx, over, 0)
+}
+
+// untilAfter returns a context that also ends a time after the channel has closed.
+func untilAfter(ctx context.Context, over <-chan struct{}, grace time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
 		select {
 		case <-over:
-			cancel()
 		case <-ctx.Done():
+			return
 		}
+		if grace > 0 {
+			timer := time.NewTimer(grace)
+			defer timer.Stop()
+			select {
+			case <-timer.C:
+			case <-ctx.Done():
+			}
+		}
+		cancel()
 	}()
 	return ctx, cancel
 }

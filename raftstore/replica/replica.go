@@ -327,7 +327,7 @@ func (r *Replica) handOver() {
 	}
 	ctx, cancel := context.WithTimeout(r.ctx, transferTimeout)
 	defer cancel()
-	if err := r.transfer(ctx, "", "stopping"); err != nil {
+	if _, err := r.transfer(ctx, "", "stopping"); err != nil {
 		r.log.Warn("leadership not handed over", "error", err)
 	}
 }

@@ -38,17 +38,18 @@ func (r *Replica) TransferLeadership(ctx context.Context) error {
 	if err := r.up(ctx); err != nil {
 		return err
 	}
-	if err := r.transfer(ctx, "", "asked to step down"); err != nil {
+	if _, err := r.transfer(ctx, "", "asked to step down"); err != nil {
 		return fmt.Errorf("transferring leadership: %w", err)
 	}
 	return nil
 }
 
-// transfer hands leadership to a voter; "" is whoever has the best log. why is for the log.
-func (r *Replica) transfer(ctx context.Context, to raft.ServerID, why string) error {
+// transfer hands leadership to a voter; "" is whoever has the best log. why is for the log. It returns the first replica that
+// leads after this one.
+func (r *Replica) transfer(ctx context.Context, to raft.ServerID, why string) (leader string, err error) {
 	s, err := r.successor(ctx, to)
 	if err != nil {
-		return err
+		return "", err
 	}
 	done := make(chan error, 1)
 	over := r.roles.intend(fmt.Sprintf("%s: handing over to %s", why, s.ID))
@@ -60,23 +61,25 @@ func (r *Replica) transfer(ctx context.Context, to raft.ServerID, why string) er
 	select {
 	case err := <-done:
 		if err != nil {
-			return r.transferError(s, err)
+			if err = r.transferError(s, err); err != nil {
+				return "", err
+			}
 		}
 	case <-ctx.Done():
-		return ctx.Err()
+		return "", ctx.Err()
 	}
 	// Done when another is known to lead, so that callers may stop at once.
 	for {
 		id, _, moved := r.role.current()
 		if id != "" && id != r.cfg.Name {
-			return nil
+			return id, nil
 		}
 		select {
 		case <-moved:
 		case <-ctx.Done():
-			return ctx.Err()
+			return "", ctx.Err()
 		case <-r.ctx.Done():
-			return raftstore.ErrClosed
+			return "", raftstore.ErrClosed
 		}
 	}
 }
