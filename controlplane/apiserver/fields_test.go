@@ -93,8 +93,8 @@ func TestEveryFieldHasAnAnswer(t *testing.T) {
 }
 
 // freeTypes are named types of strings that users choose; which capabilities there are is the kernel's to say, and a
-// container with an unknown one does not start.
-var freeTypes = []string{"UID", "ResourceName", "FinalizerName", "SecretType", "PodConditionType", "NodeName", "Capability", "QualifiedName", "FullyQualifiedName"}
+// container with an unknown one does not start. An unknown medium of an emptyDir is the node's to refuse, as in Kubernetes.
+var freeTypes = []string{"StorageMedium", "UID", "ResourceName", "FinalizerName", "SecretType", "PodConditionType", "NodeName", "Capability", "QualifiedName", "FullyQualifiedName"}
 
 // fullPod has all around the fields of a pod that take one of some values, so that nothing else is wrong with it.
 const fullPod = `{spec: {os: {name: linux}, volumes: [{name: v, hostPath: {path: /x}}], initContainers: [{name: i, image: i,
