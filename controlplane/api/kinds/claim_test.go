@@ -19,8 +19,8 @@ func TestClaimGrowthStatus(t *testing.T) {
 	}
 	has(t, "growth", judged(claim("{phase: Bound, capacity: {storage: -1}, allocatedResources: {storage: -1, cpu: 1}, allocatedResourceStatuses: {'a b': NodeResizePending, storage: Grown}}"), old),
 		`status.capacity[storage]: Invalid value: -1: must be a valid resource quantity`,
-		`status.allocatedResourceStatus: Invalid value: "a b"`,
-		`status.allocatedResourceStatus: Unsupported value: "storage": supported values: "ControllerResizeInProgress"`,
+		`status.allocatedResourceStatuses: Invalid value: "a b"`,
+		`status.allocatedResourceStatuses: Unsupported value: "storage": supported values: "ControllerResizeInProgress"`,
 		`status.allocatedResources: Unsupported value: "cpu": supported values: "storage"`,
 		`status.allocatedResources[storage]: Invalid value: -1: must be a valid resource quantity`)
 }
@@ -58,7 +58,7 @@ func TestClaimsNameOtherAttributes(t *testing.T) {
 		{"gold", "nil", "", ""},
 		{"gold", "", "", ""},
 		{"gold", "nil", "silver", "spec.volumeAttributesClassName: Forbidden: update to nil is forbidden when status.currentVolumeAttributesClassName is not nil"},
-		{"gold", "", "silver", "spec.volumeAttributesClassName: Forbidden: update to an empty string is forbidden when status.currentVolumeAttributesClassName is not nil"},
+		{"gold", "", "silver", "spec.volumeAttributesClassName: Forbidden: update to empty string is forbidden when status.currentVolumeAttributesClassName is not nil"},
 	} {
 		errs := validateClaimUpdate(claim(one.to, one.has), claim(one.from, one.has))
 		if got := errs.ToAggregate(); (got == nil) != (one.want == "") || got != nil && got.Error() != one.want {

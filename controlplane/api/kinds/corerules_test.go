@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 )
 
 // A PersistentVolume has one source, whose further ones are refused each; mount options are judged where it is mounted. F38
@@ -130,5 +131,68 @@ func TestClusterIPsStay(t *testing.T) {
 			set("10.96.0.7", "10.96.0.7")(s)
 		}},
 		changed[*corev1.Service]{generation: 1, change: set("10.96.0.7", "10.96.0.7"), want: at + ": Forbidden: may not be set for ExternalName services"},
+	)
+}
+
+// The name of a kind that Kubernetes validates declaratively has at most 253 bytes. F38
+func TestLongNames(t *testing.T) {
+	long := strings.Repeat("a", 254)
+	const rest = "}, spec: {selector: {a: b}, template: {metadata: {labels: {a: b}}, spec: {containers: [{name: c, image: i}]}}}}"
+	refuses[*corev1.ReplicationController](t,
+		bad{"{metadata: {name: " + long[1:] + rest, ""},
+		bad{"{metadata: {name: " + long + rest, invalidText("metadata.name", long, "must be no more than 253 bytes")},
+	)
+	refuses[*resourcev1.DeviceClass](t, bad{"{metadata: {name: " + long + "}}", invalidText("metadata.name", long, "must be no more than 253 bytes")})
+}
+
+// A dataSource that is neither a claim nor a snapshot is dropped from a claim without dataSourceRef, and kept where it is stored. F38
+func TestUnknownDataSourcesAreDropped(t *testing.T) {
+	claim := func(rest string) string {
+		return "{metadata: {name: a}, spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}, " + rest + "}}"
+	}
+	group := "example.com"
+	for text, want := range map[string]string{
+		"dataSource: {kind: Backup, name: b, apiGroup: example.com}":                     "",
+		"dataSource: {kind: '', name: ''}":                                               "",
+		"dataSource: {kind: PersistentVolumeClaim, name: b, apiGroup: example.com}":      "",
+		"dataSource: {kind: PersistentVolumeClaim, name: b}":                             "PersistentVolumeClaim PersistentVolumeClaim",
+		"dataSource: {kind: VolumeSnapshot, name: b, apiGroup: snapshot.storage.k8s.io}": "VolumeSnapshot VolumeSnapshot",
+		"dataSourceRef: {kind: Backup, name: b, apiGroup: example.com}":                  "Backup Backup",
+	} {
+		c := load[*corev1.PersistentVolumeClaim](t, claim(text))
+		k := All().ByType(c)
+		k.PrepareCreate(c)
+		got := ""
+		if c.Spec.DataSource != nil && c.Spec.DataSourceRef != nil {
+			got = c.Spec.DataSource.Kind + " " + c.Spec.DataSourceRef.Kind
+		}
+		if errs := k.Judge(c, nil); got != want || len(errs) > 0 || got == "" && (c.Spec.DataSource != nil || c.Spec.DataSourceRef != nil) {
+			t.Errorf("%s: sources %q, want %q; faults %v", text, got, want, errs)
+		}
+	}
+	changes(t, claim("dataSourceRef: {kind: Backup, name: b, apiGroup: example.com}"),
+		changed[*corev1.PersistentVolumeClaim]{change: func(c *corev1.PersistentVolumeClaim) { c.Spec.DataSourceRef = nil }}, // an older client
+	)
+	const immutable = "spec: Forbidden: spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims"
+	changes(t, claim("volumeMode: Filesystem"),
+		changed[*corev1.PersistentVolumeClaim]{change: func(c *corev1.PersistentVolumeClaim) {
+			c.Spec.DataSource = &corev1.TypedLocalObjectReference{APIGroup: &group, Kind: "Backup", Name: "b"}
+		}},
+		changed[*corev1.PersistentVolumeClaim]{generation: 1, change: func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeAttributesClassName = ptr("") }, want: immutable},
+	)
+}
+
+// Quotas of huge pages have no scopes, and an Event of the core group may have any name that a path can have. F38
+func TestQuotaScopesAndEventNames(t *testing.T) {
+	const wrong = "unsupported scope applied to resource"
+	refuses[*corev1.ResourceQuota](t,
+		bad{"{metadata: {name: a}, spec: {hard: {hugepages-2Mi: 2Mi}, scopes: [Terminating]}}", `spec.scopes: Invalid value: ["Terminating"]: ` + wrong},
+		bad{"{metadata: {name: a}, spec: {hard: {requests.hugepages-2Mi: 2Mi}, scopes: [BestEffort]}}", `spec.scopes: Invalid value: ["BestEffort"]: ` + wrong},
+		bad{"{metadata: {name: a}, spec: {hard: {hugepages-2Mi: 2Mi}}}", ""},
+	)
+	const rest = ", namespace: default}, involvedObject: {kind: Pod, namespace: default}}"
+	refuses[*corev1.Event](t,
+		bad{"{metadata: {name: Pod_A.1" + rest, ""},
+		bad{"{metadata: {name: a/b" + rest, invalidText("metadata.name", "a/b", "may not contain '/'")},
 	)
 }

@@ -92,7 +92,7 @@ func resourceClaimTemplateKind(o *options) *api.Kind {
 
 func deviceClassKind(o *options) *api.Kind {
 	k := newKind(names{
-		gv: resourcev1.SchemeGroupVersion, kind: "DeviceClass", plural: "deviceclasses", singular: "deviceclass", global: true,
+		gv: resourcev1.SchemeGroupVersion, kind: "DeviceClass", plural: "deviceclasses", singular: "deviceclass", global: true, rule: longName,
 	}, func(l *resourcev1.DeviceClassList) *[]resourcev1.DeviceClass { return &l.Items })
 	k.ReturnsDeleted = true
 	countsGeneration(k, func(c *resourcev1.DeviceClass) any { return c.Spec })

@@ -20,6 +20,7 @@ const eventTTL = time.Hour
 func eventKind() *api.Kind {
 	k := newKind(names{
 		gv: corev1.SchemeGroupVersion, kind: "Event", putCreates: true, plural: "events", singular: "event", short: []string{"ev"},
+		rule: pathSegment, // clients of the older API may give any name
 	}, func(l *corev1.EventList) *[]corev1.Event { return &l.Items })
 	k.TTL = eventTTL
 	check(k, validateEvent)

@@ -11,6 +11,7 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	apiextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/api/validation/path"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,6 +31,14 @@ func pathSegment(name string, prefix bool) []string {
 		return path.IsValidPathSegmentPrefix(name)
 	}
 	return path.IsValidPathSegmentName(name)
+}
+
+// longName is the rule of subdomains of the kinds that Kubernetes validates declaratively, which count bytes.
+func longName(name string, prefix bool) []string {
+	if prefix {
+		return validation.NameIsDNSSubdomain(name, prefix)
+	}
+	return content.IsDNS1123Subdomain(name)
 }
 
 // checkMeta gives a kind the rules of metadata; checks of its own are added by check and checkUpdate.

@@ -35,7 +35,11 @@ func persistentVolumeClaimKind() *api.Kind {
 			}
 		},
 	})
-	prepare(k, func(c *corev1.PersistentVolumeClaim) { c.Generation = 0 })
+	prepare(k, func(c *corev1.PersistentVolumeClaim) {
+		c.Generation = 0
+		dropUnknownSource(&c.Spec, nil)
+	})
+	prepareUpdate(k, func(obj, old *corev1.PersistentVolumeClaim) { dropUnknownSource(&obj.Spec, &old.Spec) })
 	check(k, func(c *corev1.PersistentVolumeClaim) field.ErrorList {
 		return validateClaimSpec(&c.Spec, field.NewPath("spec"))
 	})
@@ -52,7 +56,30 @@ func persistentVolumeClaimKind() *api.Kind {
 
 func defaultClaim(c *corev1.PersistentVolumeClaim) {
 	defaultOwnedClaim(c)
-	oneSource(&c.Spec)
+	if c.Spec.DataSource == nil || isKnownSource(c.Spec.DataSource) {
+		oneSource(&c.Spec)
+	}
+}
+
+// isKnownSource reports whether dataSource names a claim or a snapshot, which it could name before dataSourceRef existed.
+func isKnownSource(s *corev1.TypedLocalObjectReference) bool {
+	switch s.Kind {
+	case "PersistentVolumeClaim":
+		return val(s.APIGroup) == ""
+	case "VolumeSnapshot":
+		return val(s.APIGroup) == "snapshot.storage.k8s.io"
+	}
+	return false
+}
+
+// dropUnknownSource drops a dataSource of another kind from a claim without dataSourceRef, as Kubernetes does. A claim that
+// is stored with a dataSource keeps it.
+func dropUnknownSource(s, old *corev1.PersistentVolumeClaimSpec) {
+	stored := old != nil && (old.DataSource != nil || old.DataSourceRef != nil)
+	if s.DataSource != nil && s.DataSourceRef == nil && !isKnownSource(s.DataSource) && !stored {
+		s.DataSource = nil
+	}
+	oneSource(s)
 }
 
 // defaultOwnedClaim fills the defaults that belong to the client. As in Kubernetes, a client that sets dataSource alone
@@ -156,7 +183,9 @@ func validateClaimUpdate(obj, old *corev1.PersistentVolumeClaim) field.ErrorList
 	if kept, ok := obj.Annotations[annotation]; kept != class && !(given && annotated && !ok) {
 		errs = append(errs, field.Invalid(field.NewPath("metadata", "annotations", annotation), kept, validation.FieldImmutableErrorMsg))
 	}
-	now.VolumeAttributesClassName = was.VolumeAttributesClassName
+	if obj.Status.Phase == corev1.ClaimBound {
+		now.VolumeAttributesClassName = was.VolumeAttributesClassName
+	}
 	newSize, oldSize := now.Resources.Requests[corev1.ResourceStorage], was.Resources.Requests[corev1.ResourceStorage]
 	if now.Resources.Requests != nil && obj.Status.Phase == corev1.ClaimBound {
 		now.Resources.Requests[corev1.ResourceStorage] = oldSize
@@ -183,7 +212,7 @@ func validateAttributesUpdate(obj, old *corev1.PersistentVolumeClaim, at *field.
 	case now == nil:
 		return field.ErrorList{field.Forbidden(at, "update to nil is forbidden when status.currentVolumeAttributesClassName is not nil")}
 	case *now == "":
-		return field.ErrorList{field.Forbidden(at, "update to an empty string is forbidden when status.currentVolumeAttributesClassName is not nil")}
+		return field.ErrorList{field.Forbidden(at, "update to empty string is forbidden when status.currentVolumeAttributesClassName is not nil")}
 	}
 	return nil
 }
@@ -207,7 +236,7 @@ func validateClaimGrowth(s *corev1.PersistentVolumeClaimStatus) field.ErrorList 
 	for _, name := range slices.Sorted(maps.Keys(s.Capacity)) {
 		usable(s.Capacity, name, at.Child("capacity"))
 	}
-	states := at.Child("allocatedResourceStatus") // as Kubernetes calls it here
+	states := at.Child("allocatedResourceStatuses")
 	for _, name := range slices.Sorted(maps.Keys(s.AllocatedResourceStatuses)) {
 		errs = append(errs, validateClaimResource(string(name), states)...)
 		if !slices.Contains(resizeStates, s.AllocatedResourceStatuses[name]) {

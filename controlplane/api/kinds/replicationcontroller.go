@@ -17,7 +17,7 @@ import (
 func replicationControllerKind() *api.Kind {
 	k := newKind(names{
 		gv: corev1.SchemeGroupVersion, kind: "ReplicationController", plural: "replicationcontrollers",
-		singular: "replicationcontroller", short: []string{"rc"}, all: true,
+		singular: "replicationcontroller", short: []string{"rc"}, all: true, rule: longName,
 	}, func(l *corev1.ReplicationControllerList) *[]corev1.ReplicationController { return &l.Items })
 	k.Default = defaults(defaultReplicationController)
 	k.Propagation = metav1.DeletePropagationOrphan // as it was before there was a garbage collector

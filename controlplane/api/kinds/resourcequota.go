@@ -149,11 +149,11 @@ func validateScope(
 	case corev1.ResourceQuotaScopeVolumeAttributesClass:
 		applies = []corev1.ResourceName{corev1.ResourcePersistentVolumeClaims, corev1.ResourceRequestsStorage}
 	default:
-		errs = append(errs, field.Invalid(at, shown, "unsupported scope"))
-		applies = quotaResources
+		return append(errs, field.Invalid(at, shown, "unsupported scope"))
 	}
 	for _, name := range sorted(hard) {
-		if slices.Contains(quotaResources, name) && !slices.Contains(applies, name) {
+		pages := strings.HasPrefix(string(name), corev1.ResourceHugePagesPrefix) || strings.HasPrefix(string(name), corev1.ResourceRequestsHugePagesPrefix)
+		if (pages || slices.Contains(quotaResources, name)) && !slices.Contains(applies, name) {
 			errs = append(errs, field.Invalid(all, shownAll, "unsupported scope applied to resource"))
 		}
 	}
