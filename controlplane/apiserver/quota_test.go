@@ -131,6 +131,15 @@ func TestQuotaOfAttributes(t *testing.T) {
 	for _, name := range []string{"a", "b"} {
 		r.must(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.PersistentVolumeClaimSpec{
 			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, Resources: corev1.VolumeResourceRequirements{Requests: quantities("storage", "2Gi")}}})
+		c, err := client.Get[*corev1.PersistentVolumeClaim](t.Context(), admin, "default", name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c = c.DeepCopy()
+		c.Status.Phase = corev1.ClaimBound // the class of a claim may change only then
+		if _, err := client.UpdateStatus(t.Context(), admin, c); err != nil {
+			t.Fatal(err)
+		}
 	}
 	names := func(claim, class string) string {
 		t.Helper()
