@@ -106,9 +106,9 @@ type Request struct {
 	Stages *StageTimer
 }
 
-// ErrKindExchanged is, besides a 503, what a request is answered whose Kind has been exchanged for another of its name,
-// as when a definition changes: the write was not made, and the same request with the kind of now is answered. Besides a 404
-// it says that the Kind's definition was deleted: a definition that was recreated may make a Kind of the same name.
+// ErrKindExchanged is joined to the error of a request whose Kind was replaced by another Kind of the same name, for example
+// because its CustomResourceDefinition changed. With status 503 nothing was written, and a retry with the current Kind can
+// succeed. With status 404 the definition was deleted; a recreated definition can add a Kind of the same name.
 var ErrKindExchanged = errors.New("the kind has been exchanged for another of its name")
 
 // Backend answers requests. The apiserver's chain implements it; the server

@@ -87,8 +87,8 @@ func (c *carried) read(conf replica.Config) error {
 
 func nodeForm() registry.Form { return registry.FormOf(kinds.All().ByType(&v1.Node{}).Storage) }
 
-// strangers are the Nodes of the previous data that are not in a backup which was made earlier. They get a range for pods anew: theirs may
-// have been another node's at the time of the backup.
+// strangers returns writes for the Nodes of the previous data that an earlier backup lacks. Each Node is written without its
+// podCIDR and gets a new one, because another Node of the backup can have the same podCIDR.
 func (c *carried) strangers(v *mvcc.View) (ops []raftstore.Op, err error) {
 	if c.foreign || c.revision <= v.Revision() {
 		return nil, nil

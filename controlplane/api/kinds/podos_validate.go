@@ -49,20 +49,6 @@ func eachContainer(s *corev1.PodSpec, at *field.Path, f func(name string, c *cor
 	}
 }
 
-// eachWhole calls f for every container of a pod with its path.
-func eachWhole(s *corev1.PodSpec, at *field.Path, f func(c *corev1.Container, at *field.Path)) {
-	for i := range s.InitContainers {
-		f(&s.InitContainers[i], at.Child("initContainers").Index(i))
-	}
-	for i := range s.Containers {
-		f(&s.Containers[i], at.Child("containers").Index(i))
-	}
-	for i := range s.EphemeralContainers {
-		c := corev1.Container(s.EphemeralContainers[i].EphemeralContainerCommon)
-		f(&c, at.Child("ephemeralContainers").Index(i))
-	}
-}
-
 // validateOS judges the operating system of a pod, and the fields that belong to the other one.
 func validateOS(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	errs := validateHostProcess(s, at)

@@ -221,7 +221,7 @@ func validateHostNamespaces(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 		return errs
 	}
 	errs = append(errs, forbid(at, "when `hostUsers` is false", map[string]bool{"hostNetwork": s.HostNetwork, "HostPID": s.HostPID, "HostIPC": s.HostIPC})...)
-	eachWhole(s, at, func(c *corev1.Container, at *field.Path) {
+	eachContainerOf(s, at, func(c *corev1.Container, at *field.Path) {
 		if len(c.VolumeDevices) > 0 {
 			errs = append(errs, field.Forbidden(at.Child("volumeDevices"), "when `hostUsers` is false"))
 		}
@@ -232,7 +232,7 @@ func validateHostNamespaces(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 // validateFileKeyVolumes requires variables that are read from files to name a volume of the pod that is an emptyDir.
 func validateFileKeyVolumes(s *corev1.PodSpec, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	eachWhole(s, at, func(c *corev1.Container, at *field.Path) {
+	eachContainerOf(s, at, func(c *corev1.Container, at *field.Path) {
 		for i, e := range c.Env {
 			if e.ValueFrom == nil || e.ValueFrom.FileKeyRef == nil {
 				continue

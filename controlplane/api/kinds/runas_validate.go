@@ -165,8 +165,8 @@ var resourceNames = []string{"limits.cpu", "limits.ephemeral-storage", "limits.m
 
 const byteUnits = "1 1k 1M 1G 1T 1P 1E 1Ki 1Mi 1Gi 1Ti 1Pi 1Ei"
 
-// validateResourceRef judges which resource of a container a variable or a file tells, and in which unit. file is true for
-// files, which name the container. As in Kubernetes, errors about the unit show the resource.
+// validateResourceRef validates the resource and the divisor of a resourceFieldRef. file is true for files of a downward API
+// volume, which require containerName. As in Kubernetes, errors about the divisor show the resource.
 func validateResourceRef(r *corev1.ResourceFieldSelector, file bool, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	_, kind, _ := strings.Cut(r.Resource, ".")

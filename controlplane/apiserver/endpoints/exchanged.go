@@ -10,16 +10,14 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// exchanges is how often a request begins anew because its kind was exchanged. Definitions change a few times at most
-// while one request is under way; who meets more is told to ask again.
+// exchanges is the maximum number of retries of a request whose kind was replaced. The error of the last retry is returned.
 const exchanges = 8
 
-// withKindOfNow answers a request, and does it again where its kind has been exchanged meanwhile for another of its
-// name: definitions change under the requests of clients, who see nothing of it. The request is then what it was when
-// it came, with the kind of now; whether that has the subresource and the scope is looked at again. If the definition was
-// recreated, the kind of the new definition answers, as soon as this replica serves it.
-// Kinds without a definition are exchanged by nobody but a program that registers its own, so that bodies for them are
-// not kept (withBodyAgain): reads begin anew, writes are told to ask again.
+// withKindOfNow serves a request, and retries it if its kind was replaced by another kind of the same name meanwhile.
+// A retry starts from the original request with the current kind, and checks the subresource and the scope again.
+// If the definition was recreated, the retry waits until this replica serves the new definition.
+// Bodies are kept only for kinds that have a definition (withBodyAgain). For other kinds reads are retried, and writes
+// return the error.
 func (h *Handler) withKindOfNow(ctx context.Context, req *api.Request, answer func() error) error {
 	came := *req
 	for n := 0; ; n++ {
