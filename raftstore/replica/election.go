@@ -142,9 +142,7 @@ func (s standing) less(o standing) bool {
 func (r *Replica) place(ctx context.Context, leader string, within time.Duration) (place int, since time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	var mine standing
-	mine.index, mine.term = r.lastEntry()
-	mine.id = r.cfg.Name
+	mine := r.ownStanding()
 	voters := r.voters()
 	type answer struct {
 		first bool

@@ -39,7 +39,8 @@ const (
 	accepts = 5
 	// endedAsk is how long the others have to look.
 	endedAsk = 2 * endedWithin
-	// endedTurn is for how long a voter keeps its word, and what the second best gives the best: time enough to be elected.
+	// endedTurn is for how long a voter keeps its word to a replica that still asks others, and the delay of a replica for each
+	// voter with a better log.
 	endedTurn = 50 * time.Millisecond
 	// lookers bounds how many others this replica looks for at once.
 	lookers = 4
@@ -71,14 +72,18 @@ func (r *Replica) watchProcess(ctx context.Context) error {
 
 // seesEnded looks, for another voter, whether the process of this replica's leader has ended, and gives it its word where
 // its log is not worse than this one's. Who has no vote is refused at once: nobody would elect it, and the word would be
-// kept from those who can be.
-func (r *Replica) seesEnded(ctx context.Context, leader string, asking standing) bool {
+// kept from those who can be. A voter that stands has looked a moment ago and a majority with it: its word is confirmed
+// without another look, for as long as an election may take.
+func (r *Replica) seesEnded(ctx context.Context, leader string, asking standing, stands bool) bool {
 	id, address, _ := r.role.current()
 	if id != leader || id == r.cfg.Name {
 		return false // it follows another, or none: then it has voted, or will
 	}
 	if !votes(r.voters(), asking.id) {
 		return false
+	}
+	if stands {
+		return !asking.less(r.ownStanding()) && r.word.keep(leader, asking.id, r.electionTurn())
 	}
 	select {
 	case r.looking <- struct{}{}:
@@ -89,10 +94,20 @@ func (r *Replica) seesEnded(ctx context.Context, leader string, asking standing)
 	if !r.ended(ctx, id, address) {
 		return false
 	}
+	return !asking.less(r.ownStanding()) && r.word.keep(leader, asking.id, endedTurn)
+}
+
+// ownStanding returns the name of this replica and the end of its log.
+func (r *Replica) ownStanding() standing {
 	mine := standing{id: r.cfg.Name}
 	mine.index, mine.term = r.lastEntry()
-	return !asking.less(mine) && r.word.keep(asking.id)
+	return mine
 }
+
+// electionTurn is for how long a voter keeps its word to a replica that stands for election. A busy machine may take hundreds of
+// milliseconds for the votes. If two replicas stood meanwhile, the votes could be split, and the next election would begin after
+// an election timeout only.
+func (r *Replica) electionTurn() time.Duration { return r.cfg.HeartbeatTimeout / 2 }
 
 // ended reports whether the process at an address refuses connections and has none of its own to this replica any more.
 func (r *Replica) ended(ctx context.Context, id, address string) bool {
@@ -142,11 +157,16 @@ func (r *Replica) standFor(ctx context.Context, leader string) {
 			return // nobody would elect it, or it could not vote for itself
 		}
 		majority := len(voters)/2 + 1
-		agree, better := r.agreeEnded(ctx, leader, voters, majority)
+		agree, better := r.agreeEnded(ctx, leader, voters, majority, false)
+		if agree >= majority && majority > 2 && r.word.keep(leader, r.cfg.Name, endedTurn) {
+			// Of three voters one has ended, and of the other two only the better one gets a word. Of more voters two can
+			// each get a majority if the words given to the first one expire before it is elected.
+			agree, better = r.agreeEnded(ctx, leader, voters, majority, true)
+		}
 		if r.raft.State() != raft.Follower || r.raft.LastContact() != heard || time.Since(heard) > r.cfg.HeartbeatTimeout*3/4 {
 			return
 		}
-		if agree >= majority && r.word.keep(r.cfg.Name) {
+		if agree >= majority && r.word.keep(leader, r.cfg.Name, r.electionTurn()) {
 			r.stand(leader, agree, len(voters))
 			return
 		}
@@ -161,6 +181,7 @@ func (r *Replica) standFor(ctx context.Context, leader string) {
 func (r *Replica) stand(leader string, agree, voters int) {
 	r.log.Info("the leader's process has ended: this replica stands for election", "leader", leader, "agree", agree, "voters", voters)
 	notYet := r.roles.intend("the process of leader " + leader + " has ended")
+	r.word.stand(leader)
 	req := &raft.TimeoutNowRequest{RPCHeader: r.header()}
 	var resp raft.TimeoutNowResponse
 	if err := r.trans.TimeoutNow(raft.ServerID(r.cfg.Name), raft.ServerAddress(r.address), req, &resp); err != nil {
@@ -169,16 +190,16 @@ func (r *Replica) stand(leader string, agree, voters int) {
 	}
 }
 
-// agreeEnded asks the other voters whether they see the leader's process ended and would have this replica in its place. It
-// counts this replica and those who do, and of those who have answered the ones with a better log.
-func (r *Replica) agreeEnded(ctx context.Context, leader string, voters []raft.Server, majority int) (agree, better int) {
+// agreeEnded asks the other voters whether they see the leader's process ended and would have this replica in its place or,
+// where this replica stands, whether they still would. It counts this replica and those who do, and of those who have
+// answered the ones with a better log.
+func (r *Replica) agreeEnded(ctx context.Context, leader string, voters []raft.Server, majority int, stands bool) (agree, better int) {
 	var asking sync.WaitGroup
 	defer asking.Wait()
 	ctx, cancel := context.WithTimeout(ctx, endedAsk)
 	defer cancel()
-	mine := standing{id: r.cfg.Name}
-	mine.index, mine.term = r.lastEntry()
-	req := &storev1.StateRequest{EndedLeader: leader, From: mine.id, LastIndex: mine.index, LastTerm: mine.term}
+	mine := r.ownStanding()
+	req := &storev1.StateRequest{EndedLeader: leader, From: mine.id, LastIndex: mine.index, LastTerm: mine.term, Stands: stands}
 	answers, asked := make(chan saying, len(voters)), 0
 	for _, v := range voters {
 		if id := string(v.ID); id == r.cfg.Name || id == leader {
@@ -230,21 +251,41 @@ func votes(voters []raft.Server, name string) bool {
 // word is whom this replica would have in the place of an ended leader: one for a while, so that no two of them take each
 // other's votes.
 type word struct {
-	mu    sync.Mutex
-	to    string
-	until time.Time
+	mu       sync.Mutex
+	leader   string // the ended leader
+	to       string
+	until    time.Time
+	replaces string // the leader in whose place this replica last stood for election
 }
 
-// keep gives the word, itself included, unless another has it.
-func (w *word) keep(to string) bool {
+// keep gives the word, itself included, for a duration, unless another has it in the place of the same leader. A word that
+// lasts longer already is not shortened.
+func (w *word) keep(leader, to string, turn time.Duration) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now := time.Now()
-	if w.to != to && now.Before(w.until) {
+	lasts := w.leader == leader && now.Before(w.until)
+	if lasts && w.to != to {
 		return false
 	}
-	w.to, w.until = to, now.Add(endedTurn)
+	if until := now.Add(turn); !lasts || until.After(w.until) {
+		w.leader, w.to, w.until = leader, to, until
+	}
 	return true
+}
+
+// stand records that this replica stands for election in the place of a leader.
+func (w *word) stand(leader string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.replaces = leader
+}
+
+// replaced returns the leader in whose place this replica last stood for election, or "".
+func (w *word) replaced() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.replaces
 }
 
 // callers counts the connections of raft that other replicas have to this one, by the names in their certificates.

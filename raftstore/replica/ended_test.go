@@ -88,6 +88,21 @@ func TestStandbyTakesNobodysWord(t *testing.T) {
 	commit(t, c.Replica("standby"), raftstore.Put("/b", nil))
 }
 
+// A replica that got the words of a majority and has followed another leader since does not stand for election: its candidacy
+// would depose the new leader.
+func TestLateCandidacyIsRefused(t *testing.T) {
+	c := storetest.NewCluster(t, 3, slowToMiss)
+	rev := commit(t, c.Replica(c.Leader()), raftstore.Put("/a", nil))
+	c.AwaitRevision(rev)
+	before := c.Replica(c.Leader()).Status()
+	late := c.Followers()[0]
+	c.Replica(late).StandInPlaceOf("r9")
+	commit(t, c.Replica(late), raftstore.Put("/b", nil))
+	if now := c.Replica(late).Status(); now.Leader != before.Leader || now.Term != before.Term {
+		t.Errorf("%s leads in term %d, want %s in term %d", now.Leader, now.Term, before.Leader, before.Term)
+	}
+}
+
 // The answers of a majority are enough: nobody waits for a voter whose process is frozen.
 func TestFrozenVoterIsNotWaitedFor(t *testing.T) {
 	agrees, ahead := replica.Saying{Ended: true}, replica.Saying{Better: true}

@@ -17,6 +17,9 @@ func (r *Replica) LooksEnded(ctx context.Context, leader string) bool {
 // StandFor is what a replica does that has seen its leader's process ended.
 func (r *Replica) StandFor(ctx context.Context, leader string) { r.standFor(ctx, leader) }
 
+// StandInPlaceOf makes this replica a candidate, as one does that has the words of a majority.
+func (r *Replica) StandInPlaceOf(leader string) { r.stand(leader, 2, 3) }
+
 // GivesWord has this replica answer another one that would be elected in the place of a leader.
 func (r *Replica) GivesWord(ctx context.Context, leader string, to *Replica) bool {
 	req := &storev1.StateRequest{EndedLeader: leader, From: to.cfg.Name}

@@ -79,7 +79,10 @@ func (h *handOvers) late(from string) error {
 		return fmt.Errorf("replica %s cannot vote for itself: a write has been waiting for its disk for %v: %q tells it to stand for election",
 			h.r.cfg.Name, took.Round(time.Millisecond), from)
 	}
-	if state == raft.Follower && (from == h.r.cfg.Name || from != "" && from == string(leader)) {
+	// This replica stands in the place of a leader that it still follows: if it has voted for another replica since, or follows
+	// one, its election could only depose the new leader.
+	follows := string(leader)
+	if state == raft.Follower && follows != "" && (from == follows || from == h.r.cfg.Name && h.r.word.replaced() == follows) {
 		return nil
 	}
 	return fmt.Errorf("replica %s is a %s and takes %q for the leader: %q tells it to stand for election", h.r.cfg.Name, roleName(state), string(leader), from)

@@ -199,7 +199,7 @@ func (s *peerServer) State(ctx context.Context, req *storev1.StateRequest) (*sto
 		resp.SilentUs = uint64(max(1, time.Since(s.r.raft.LastContact()).Microseconds()))
 	}
 	if leader := req.GetEndedLeader(); leader != "" {
-		resp.Ended = s.r.seesEnded(ctx, leader, standing{term: req.GetLastTerm(), index: req.GetLastIndex(), id: req.GetFrom()})
+		resp.Ended = s.r.seesEnded(ctx, leader, standing{term: req.GetLastTerm(), index: req.GetLastIndex(), id: req.GetFrom()}, req.GetStands())
 	}
 	if req.GetHash() {
 		h, at, err := s.r.hash(ctx, raftstore.Revision(req.GetRevision()))

@@ -2485,10 +2485,13 @@ type StateRequest struct {
 	Revision uint64                 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"` // the state to hash; 0 = the current one. Waited for when it is in the future
 	// The name of the leader whose process has ended, as the asking replica sees it: see whether it is so, and whether that
 	// one, whose log ends at this entry, may take its place. A release from before this was asked says no.
-	EndedLeader   string `protobuf:"bytes,3,opt,name=ended_leader,json=endedLeader,proto3" json:"ended_leader,omitempty"`
-	From          string `protobuf:"bytes,4,opt,name=from,proto3" json:"from,omitempty"`
-	LastIndex     uint64 `protobuf:"varint,5,opt,name=last_index,json=lastIndex,proto3" json:"last_index,omitempty"`
-	LastTerm      uint64 `protobuf:"varint,6,opt,name=last_term,json=lastTerm,proto3" json:"last_term,omitempty"`
+	EndedLeader string `protobuf:"bytes,3,opt,name=ended_leader,json=endedLeader,proto3" json:"ended_leader,omitempty"`
+	From        string `protobuf:"bytes,4,opt,name=from,proto3" json:"from,omitempty"`
+	LastIndex   uint64 `protobuf:"varint,5,opt,name=last_index,json=lastIndex,proto3" json:"last_index,omitempty"`
+	LastTerm    uint64 `protobuf:"varint,6,opt,name=last_term,json=lastTerm,proto3" json:"last_term,omitempty"`
+	// With ended_leader: a majority has agreed, and the asking replica stands for election if it is confirmed. The receiver
+	// does not look again, and gives no other replica its word until an election can have ended.
+	Stands        bool `protobuf:"varint,7,opt,name=stands,proto3" json:"stands,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2563,6 +2566,13 @@ func (x *StateRequest) GetLastTerm() uint64 {
 		return x.LastTerm
 	}
 	return 0
+}
+
+func (x *StateRequest) GetStands() bool {
+	if x != nil {
+		return x.Stands
+	}
+	return false
 }
 
 type StateResponse struct {
@@ -2889,7 +2899,7 @@ const file_proto_store_v1_store_proto_rawDesc = "" +
 	"\fAdmitRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\"\x0f\n" +
-	"\rAdmitResponse\"\xb1\x01\n" +
+	"\rAdmitResponse\"\xc9\x01\n" +
 	"\fStateRequest\x12\x12\n" +
 	"\x04hash\x18\x01 \x01(\bR\x04hash\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\x12!\n" +
@@ -2897,7 +2907,8 @@ const file_proto_store_v1_store_proto_rawDesc = "" +
 	"\x04from\x18\x04 \x01(\tR\x04from\x12\x1d\n" +
 	"\n" +
 	"last_index\x18\x05 \x01(\x04R\tlastIndex\x12\x1b\n" +
-	"\tlast_term\x18\x06 \x01(\x04R\blastTerm\"\xbc\x03\n" +
+	"\tlast_term\x18\x06 \x01(\x04R\blastTerm\x12\x16\n" +
+	"\x06stands\x18\a \x01(\bR\x06stands\"\xbc\x03\n" +
 	"\rStateResponse\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12#\n" +
