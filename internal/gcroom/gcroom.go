@@ -7,6 +7,9 @@
 // are rarer, as in a process with little to do, or when the heap is large,
 // everything is as usual and memory as small. It also knows when a process
 // begins to rest, which is when it can give memory back.
+//
+// Restrain bounds garbage more tightly for some seconds. Servers call it when a
+// client exceeds a limit, so that hostile clients cannot use the room for load.
 package gcroom
 
 import (
@@ -31,7 +34,27 @@ const (
 	pace = time.Second
 	// quiet is a time between collections that only a process with little to do has.
 	quiet = 30 * time.Second
+	// restraint is how long a call of Restrain lasts.
+	restraint = 10 * time.Second
+	// restrainedRoom is the garbage, in bytes, that may gather during a restraint.
+	restrainedRoom = 32 << 20
+	// least is the smallest limit in percent during a restraint. It bounds the processor time of
+	// collections.
+	least = 50
 )
+
+// restrain has room for one signal to run.
+var restrain = make(chan struct{}, 1)
+
+// Restrain bounds the garbage of this process to 32 MiB, or to half of the live heap where that is
+// more, for 10 s after the latest call. It never raises the limit, and it does not block. Without
+// Run it has no effect.
+func Restrain() {
+	select {
+	case restrain <- struct{}{}:
+	default:
+	}
+}
 
 // next is the limit in percent after a collection that followed the one before
 // within every and left live bytes, when room is how much garbage may gather
@@ -63,11 +86,11 @@ func Run(ctx context.Context, room uint64, rest func(worked bool)) {
 	}
 	collected := make(chan struct{}, 1)
 	notify(ctx.Done(), collected)
-	r.run(ctx, collected, rest)
+	r.run(ctx, collected, restrain, rest)
 }
 
-// run takes collections in, and rests, until ctx ends.
-func (r *rhythm) run(ctx context.Context, collected <-chan struct{}, rest func(worked bool)) {
+// run adjusts the limit after collections and on signals from restrain, and rests, until ctx ends.
+func (r *rhythm) run(ctx context.Context, collected, restrain <-chan struct{}, rest func(worked bool)) {
 	live := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
 	resting := time.NewTimer(quiet)
 	defer resting.Stop()
@@ -78,6 +101,9 @@ func (r *rhythm) run(ctx context.Context, collected <-chan struct{}, rest func(w
 			if r.collected(time.Now(), live[0].Value.Uint64()) {
 				resting.Reset(quiet)
 			}
+		case <-restrain:
+			metrics.Read(live)
+			r.restrain(time.Now(), live[0].Value.Uint64())
 		case <-resting.C:
 			worked := r.rests()
 			if rest != nil {
@@ -97,6 +123,7 @@ type rhythm struct {
 	worked  bool      // since it rested last
 	own     bool      // the next collection is that of the rest
 	last    time.Time // when there was a collection
+	until   time.Time // end of the restraint; zero when Restrain was never called
 }
 
 // collected takes a collection in that left live bytes; it is false when that was made by a rest.
@@ -108,8 +135,25 @@ func (r *rhythm) collected(now time.Time, live uint64) bool {
 		return false
 	}
 	r.worked = r.worked || every < quiet
-	r.set(next(r.percent, every, live, r.room))
+	percent := next(r.percent, every, live, r.room)
+	if now.Before(r.until) {
+		percent = min(percent, restrained(live))
+	}
+	r.set(percent)
 	return true
+}
+
+// restrain begins a restraint, or extends it. It lowers the limit at once: the next collection could
+// come too late.
+func (r *rhythm) restrain(now time.Time, live uint64) {
+	r.until = now.Add(restraint)
+	r.set(min(r.percent, restrained(live)))
+}
+
+// restrained returns the limit in percent during a restraint, where the latest collection left live
+// bytes.
+func restrained(live uint64) int {
+	return int(max(least, min(100*restrainedRoom/max(live, 1), most)))
 }
 
 // rests says whether the process has worked since it rested last. The limit is as usual from now on.

@@ -116,7 +116,7 @@ func TestRunRests(t *testing.T) {
 		go func() {
 			defer close(ended)
 			r := rhythm{percent: usual, room: mib, fixed: true, worked: true, last: began}
-			r.run(ctx, collected, func(worked bool) { rests = append(rests, fmt.Sprint(time.Since(began), worked)) })
+			r.run(ctx, collected, nil, func(worked bool) { rests = append(rests, fmt.Sprint(time.Since(began), worked)) })
 		}()
 		for _, after := range []time.Duration{time.Second, 30 * time.Second, 2 * time.Minute, time.Hour, time.Second} {
 			time.Sleep(after)
@@ -137,4 +137,65 @@ func current() int {
 	p := debug.SetGCPercent(100)
 	debug.SetGCPercent(p)
 	return p
+}
+
+// A restraint lowers the limit at once, keeps the limit low under load, and ends 10 s after the
+// latest call.
+func TestRestraint(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(usual))
+	now := time.Unix(0, 0)
+	r := rhythm{percent: usual, room: 192 * mib, last: now}
+	want := func(percent int, when string) {
+		t.Helper()
+		if r.percent != percent {
+			t.Errorf("%s: the limit is %d, want %d", when, r.percent, percent)
+		}
+	}
+	load := func(live uint64, d time.Duration) {
+		for end := now.Add(d); now.Before(end); {
+			now = now.Add(100 * time.Millisecond)
+			r.collected(now, live)
+		}
+	}
+	load(24*mib, 3*time.Second)
+	want(800, "under load")
+	r.restrain(now, 24*mib)
+	want(133, "at once")
+	load(24*mib, 5*time.Second)
+	want(133, "under load during a restraint")
+	load(100*mib, time.Second)
+	want(least, "with a large heap")
+	r.restrain(now, 24*mib)
+	want(least, "a second call does not raise the limit")
+	load(24*mib, 9*time.Second)
+	want(133, "9 s after the second call")
+	load(24*mib, 4*time.Second)
+	want(800, "after the restraint")
+}
+
+// Restrain reaches Run, and does not block without it.
+func TestRestrain(t *testing.T) {
+	t.Setenv("GOGC", "")
+	defer debug.SetGCPercent(debug.SetGCPercent(usual))
+	Restrain()
+	Restrain()
+	heap := make([]byte, 128*mib)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		Run(ctx, 1024*mib, nil)
+	}()
+	late := time.After(time.Minute)
+	for current() != least {
+		runtime.GC() // without a restraint, the limit is at least the usual one
+		select {
+		case <-late:
+			t.Fatalf("the limit is %d", current())
+		default:
+		}
+	}
+	cancel()
+	<-ended
+	runtime.KeepAlive(heap)
 }
