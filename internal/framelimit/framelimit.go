@@ -23,9 +23,13 @@ type Limits struct {
 	Wait time.Duration
 	// Resets and Control are how many resets, and how many frames that carry neither a request nor data, an
 	// unauthenticated client may send at once, and a tenth of it each second. Defaults 20 and 1000.
+	// A reset counts once more for each 256 encoded bytes of the latest request's headers, which
+	// can be as many fields. The first reset always passes: the budget may become negative.
 	Resets, Control float64
 	// KnownResets is Resets of an authenticated client. Default 2000.
 	KnownResets float64
+	// Exceeded, if not nil, is called when a connection exceeds a limit, once for each connection.
+	Exceeded func()
 }
 
 func (l Limits) complete() Limits {
@@ -51,10 +55,15 @@ const (
 	frameData    = 0
 	frameHeaders = 1
 	frameReset   = 3
+	frameMore    = 9 // CONTINUATION
 	flagEnd      = 1
 	frameHead    = 9
 	prefaceBytes = 24
 )
+
+// headerBytes is the size of encoded headers for which a reset of an unauthenticated client counts
+// once more.
+const headerBytes = 256
 
 // pollKnown is how often a waiting request checks whether its client has proven who it is.
 const pollKnown = 10 * time.Millisecond
@@ -71,6 +80,7 @@ type Conn struct {
 	head        [frameHead]byte
 	have        int
 	last        uint32 // highest stream of the client
+	block       int    // encoded bytes of the latest headers
 	resets      bucket
 	control     bucket
 	over        bool
@@ -131,6 +141,9 @@ func (c *Conn) Read(p []byte) (int, error) {
 		c.skip = int(c.head[0])<<16 | int(c.head[1])<<8 | int(c.head[2])
 		if !c.admit() {
 			c.over = true
+			if c.limits.Exceeded != nil {
+				c.limits.Exceeded()
+			}
 			clear(at[max(0, took-4):]) // a stream frame of stream 0 is a connection error
 			if took == frameHead {
 				at[3] = frameReset
@@ -146,16 +159,18 @@ func (c *Conn) admit() bool {
 	stream := binary.BigEndian.Uint32(c.head[5:]) &^ (1 << 31)
 	switch kind := c.head[3]; {
 	case kind == frameHeaders && stream > c.last:
-		c.last = stream
+		c.last, c.block = stream, c.skip
 		return known || c.wait()
 	case kind == frameReset && known:
-		return c.resets.take(c.now(), c.limits.KnownResets)
+		return c.resets.take(c.now(), c.limits.KnownResets, 1)
 	case kind == frameReset:
-		return c.resets.take(c.now(), c.limits.Resets)
+		return c.resets.take(c.now(), c.limits.Resets, 1+float64(c.block/headerBytes))
 	case kind == frameData && (c.skip > 0 || c.head[4]&flagEnd != 0), known:
 		return true
+	case kind == frameMore:
+		c.block += c.skip
 	}
-	return c.control.take(c.now(), c.limits.Control)
+	return c.control.take(c.now(), c.limits.Control, 1)
 }
 
 // isKnown reports whether the client has proven who it is, with the larger budget as soon as it has.
@@ -247,7 +262,9 @@ type bucket struct {
 	at   time.Time
 }
 
-func (b *bucket) take(now time.Time, size float64) bool {
+// take subtracts cost from the budget, which may become negative. It returns false, and subtracts
+// nothing, if less than 1 is left.
+func (b *bucket) take(now time.Time, size, cost float64) bool {
 	if !b.at.IsZero() {
 		b.left = min(size, b.left+now.Sub(b.at).Seconds()*size/10)
 	}
@@ -255,6 +272,6 @@ func (b *bucket) take(now time.Time, size float64) bool {
 	if b.left < 1 {
 		return false
 	}
-	b.left--
+	b.left -= cost
 	return true
 }

@@ -1,6 +1,9 @@
 package framelimit
 
 import (
+	"bytes"
+	"io"
+	"net"
 	"testing"
 	"time"
 )
@@ -49,4 +52,65 @@ func TestBudgets(t *testing.T) {
 	see(true, "a known client's requests", frame(frameHeaders, 0, 7, 10))
 	see(true, "a known client's requests", frame(frameHeaders, 0, 9, 10))
 	see(true, "a known client's ping", frame(6, 0, 0, 8))
+}
+
+// A reset of a request with many header fields costs an unauthenticated client as much as many
+// resets. The first reset always passes. An authenticated client pays the same for each reset.
+func TestResetsOfLargeHeaders(t *testing.T) {
+	now, known := time.Unix(1000, 0), false
+	c := NewWithoutTLS(nil, func() bool { return known }, Limits{Requests: 1, Resets: 20, KnownResets: 10})
+	c.now = func() time.Time { return now }
+	stream := uint32(1)
+	reset := func(headers ...int) bool {
+		t.Helper()
+		for i, n := range headers {
+			kind := byte(frameHeaders)
+			if i > 0 {
+				kind = frameMore
+			}
+			if c.head, c.skip = *frame(kind, 0, stream, n), n; !c.admit() {
+				t.Fatalf("the headers of stream %d are refused", stream)
+			}
+		}
+		c.end()
+		c.head, c.skip = *frame(frameReset, 0, stream, 4), 4
+		stream += 2
+		return c.admit()
+	}
+	resets := 0
+	for reset(600, 800, 100) { // 6 each
+		resets++
+	}
+	if resets != 4 {
+		t.Errorf("%d resets of 1,500 bytes of headers passed, want 4", resets)
+	}
+	now = now.Add(30 * time.Second)
+	if !reset(16<<10) || reset(10) {
+		t.Error("want one reset of 16 KiB of headers, and no other")
+	}
+	known = true
+	for i := range 10 {
+		if !reset(16 << 10) {
+			t.Errorf("reset %d of an authenticated client is refused", i+1)
+		}
+	}
+}
+
+// Exceeded is called once for a connection, however many frames follow.
+func TestExceeded(t *testing.T) {
+	client, server := net.Pipe()
+	defer client.Close()
+	defer server.Close()
+	called := 0
+	c := NewWithoutTLS(server, func() bool { return false }, Limits{Control: 2, Exceeded: func() { called++ }})
+	ping := append(frame(6, 0, 0, 8)[:], make([]byte, 8)...)
+	go func() { _, _ = client.Write(bytes.Repeat(ping, 5)) }()
+	for i, want := range []int{0, 0, 1, 1, 1} {
+		if _, err := io.ReadFull(c, make([]byte, len(ping))); err != nil {
+			t.Fatal(err)
+		}
+		if called != want {
+			t.Errorf("after ping %d, Exceeded was called %d times, want %d", i+1, called, want)
+		}
+	}
 }
