@@ -11,6 +11,7 @@ import (
 
 	"keelson.dev/keelson/internal/door"
 	"keelson.dev/keelson/internal/framelimit"
+	"keelson.dev/keelson/internal/gcroom"
 )
 
 // withoutEnd is the time limit of requests that net/http is given. Paces end them much earlier. With any limit, a stream
@@ -22,6 +23,7 @@ const withoutEnd = 10 * 365 * 24 * time.Hour
 // connections, that of golang.org/x/net, which is the same code, does.
 func limitFrames(srv *http.Server, limits framelimit.Limits) error {
 	h2 := &http2.Server{}
+	limits.Exceeded = gcroom.Restrain
 	srv.ReadTimeout, srv.WriteTimeout = withoutEnd, withoutEnd
 	srv.Handler = framelimit.Handler(srv.Handler)
 	if err := http2.ConfigureServer(srv, h2); err != nil {
