@@ -215,7 +215,7 @@ func TestAPIServiceStatusAlone(t *testing.T) {
 		return s
 	}
 	s := read()
-	if s.Spec.VersionPriority != 200 || s.Labels["a"] != "b" || len(s.Status.Conditions) != 1 || s.Status.Conditions[0].Reason != "Test" {
+	if s.Spec.VersionPriority != 200 || s.Labels["a"] != "" || len(s.Status.Conditions) != 1 || s.Status.Conditions[0].Reason != "Test" {
 		t.Errorf("%+v", s)
 	}
 	if a := b.call(b.adminHTTP(), "PATCH", path, `{"spec":{"versionPriority":8},"status":{"conditions":[]}}`, "Content-Type", "application/merge-patch+json"); a.code != 200 {

@@ -64,7 +64,7 @@ func TestHostileNode(t *testing.T) {
 	// What it may do, it can.
 	for _, a := range ownWork {
 		got := r.call(node, a.method, a.path, a.body, a.headers()...)
-		if got.code >= 300 || strings.Contains(got.body, "crown") || strings.Contains(got.body, "example.com/never\"]") {
+		if got.code >= 300 || strings.Contains(got.body, "crown") || strings.Contains(got.body, "example.com/never\"") {
 			t.Errorf("%s %s: %d %.200s", a.method, a.path, got.code, got.body)
 		}
 	}
@@ -101,6 +101,8 @@ var attemptsOnNodes = []attempt{
 	{"PATCH", core + "nodes/a", merge, `{"spec":{"taints":[{"key":"k","effect":"NoSchedule"}]}}`},
 	{"PATCH", core + "nodes/a", merge, `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Node","name":"b","uid":"u"}]}}`},
 	{"PATCH", core + "nodes/a", merge, `{"metadata":{"finalizers":["example.com/never"]}}`},
+	{"PATCH", core + "nodes/a/status", merge, `{"metadata":{"finalizers":["example.com/never"]}}`},
+	{"PATCH", core + "nodes/a/status", merge, `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Node","name":"b","uid":"u"}]}}`},
 	{"PATCH", core + "nodes/a", merge, `{"spec":{"podCIDR":"10.96.0.0/16","podCIDRs":["10.96.0.0/16"]}}`},
 }
 
@@ -134,6 +136,7 @@ var attemptsOnPods = []attempt{
 	{"PATCH", pods + "other/status", merge, `{"status":{"phase":"Failed"}}`},
 	{"PATCH", pods + "own", merge, `{"spec":{"containers":[{"name":"c","image":"evil"}]}}`},
 	{"PATCH", pods + "own/status", merge, `{"metadata":{"labels":{"app":"bank"}}}`},
+	{"PATCH", pods + "own/status", merge, `{"metadata":{"finalizers":["example.com/never"]}}`},
 	{"PATCH", pods + "own/ephemeralcontainers", merge, `{"spec":{"ephemeralContainers":[{"name":"e","image":"i","envFrom":[{"secretRef":{"name":"crown"}}]}]}}`},
 	{"PATCH", pods + "own/resize", merge, `{"spec":{"containers":[{"name":"c"}]}}`},
 	{"POST", pods + "own/binding", js, `{"apiVersion":"v1","kind":"Binding","target":{"kind":"Node","name":"b"}}`},
@@ -211,8 +214,7 @@ var ownWork = []attempt{
 	{"GET", core + "namespaces/default/secrets?fieldSelector=metadata.name%3Down-secret", "", ""},
 	{"GET", core + "pods?fieldSelector=spec.nodeName%3Da", "", ""},
 	{"PATCH", pods + "own/status", merge, `{"status":{"phase":"Running"}}`},
-	{"PATCH", core + "nodes/a/status", merge, `{"metadata":{"finalizers":["example.com/never"]}}`}, // which a status has no part in
-	{"PATCH", pods + "own/status", merge, `{"metadata":{"finalizers":["example.com/never"]}}`},
+	{"PATCH", pods + "own/status", merge, `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Node","name":"example.com/never","uid":"u"}]}}`}, // ignored
 	{"POST", pods + "own/eviction", js, `{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"own"}}`},
 	{"GET", claims + "/own-claim", "", ""},
 	{"POST", deviceSlices, js, sliceOf("a")},

@@ -33,6 +33,7 @@ func validatingPolicyKind(o *options) *api.Kind {
 			}
 		},
 	})
+	keepsMetadata(k)
 	check(k, func(p *admissionv1.ValidatingAdmissionPolicy) field.ErrorList { return validateValidatingPolicy(p, o) })
 	checkStatus(k, func(obj, _ *admissionv1.ValidatingAdmissionPolicy) field.ErrorList {
 		return validatePolicyStatus(&obj.Status, field.NewPath("status"))

@@ -41,6 +41,7 @@ func apiServiceKind() *api.Kind {
 		},
 	})
 	uncounted(k)
+	keepsMetadata(k)
 	check(k, validateAPIService)
 	checkStatus(k, func(s, _ *service) (errs field.ErrorList) {
 		for i, c := range s.Status.Conditions {

@@ -36,9 +36,10 @@ func daemonSetKind() *api.Kind {
 	checkUpdate(k, func(obj, old *appsv1.DaemonSet) field.ErrorList {
 		return sameOr(obj.Spec.Selector, old.Spec.Selector, field.NewPath("spec", "selector"))
 	})
+	validateMeta := k.Subresources["status"].ValidateUpdate
 	k.Subresources["status"].ValidateUpdate = func(obj, old api.Object) field.ErrorList {
 		now, was := &obj.(*appsv1.DaemonSet).Status, &old.(*appsv1.DaemonSet).Status
-		return append(metaUpdate(obj, old), validateDaemonSetStatus(now, was, field.NewPath("status"))...)
+		return append(validateMeta(obj, old), validateDaemonSetStatus(now, was, field.NewPath("status"))...)
 	}
 	k.Columns = columns(nameCol, numCol("Desired"), numCol("Current"), numCol("Ready"), numCol("Up-to-date"), numCol("Available"),
 		col("Node Selector"), ageCol, wide("Containers"), wide("Images"), wide("Selector"))

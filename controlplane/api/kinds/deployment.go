@@ -45,8 +45,9 @@ func deploymentKind() *api.Kind {
 		return sameOr(obj.Spec.Selector, old.Spec.Selector, field.NewPath("spec", "selector"))
 	})
 	status := k.Subresources["status"]
+	validateMeta := status.ValidateUpdate
 	status.ValidateUpdate = func(obj, old api.Object) field.ErrorList {
-		return append(metaUpdate(obj, old), validateDeploymentStatus(&obj.(*appsv1.Deployment).Status, field.NewPath("status"))...)
+		return append(validateMeta(obj, old), validateDeploymentStatus(&obj.(*appsv1.Deployment).Status, field.NewPath("status"))...)
 	}
 	addScale(k, scaled{
 		replicas: func(o api.Object) **int32 { return &o.(*appsv1.Deployment).Spec.Replicas },

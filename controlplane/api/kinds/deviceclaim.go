@@ -34,6 +34,7 @@ func resourceClaimKind(o *options) *api.Kind {
 			}
 		},
 	})
+	keepsMetadata(k)
 	prepare(k, func(c *resourcev1.ResourceClaim) { c.Generation = 0 })
 	// What is asked for never changes, so that it is judged once.
 	k.ValidateCreate = onCreate(func(c *resourcev1.ResourceClaim) field.ErrorList {

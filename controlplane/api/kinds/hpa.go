@@ -39,9 +39,10 @@ func autoscalerKinds() []*api.Kind {
 	check(k, func(h *autoscalingv2.HorizontalPodAutoscaler) field.ErrorList {
 		return validateAutoscalerSpec(&h.Spec, field.NewPath("spec"))
 	})
+	validateMeta := k.Subresources["status"].ValidateUpdate
 	k.Subresources["status"].ValidateUpdate = func(obj, old api.Object) field.ErrorList {
 		s := &obj.(*autoscalingv2.HorizontalPodAutoscaler).Status
-		return append(metaUpdate(obj, old), validateAutoscalerStatus(s.CurrentReplicas, s.DesiredReplicas)...)
+		return append(validateMeta(obj, old), validateAutoscalerStatus(s.CurrentReplicas, s.DesiredReplicas)...)
 	}
 	k.Columns = columns(nameCol, col("Reference"), col("Targets"), col("MinPods"), col("MaxPods"), col("Replicas"), ageCol)
 	k.Row = row(autoscalerRow)
@@ -90,9 +91,10 @@ func firstAutoscalerKind(hub *api.Kind) *api.Kind {
 		}
 		return validateAutoscalerSpec(&whole.Spec, field.NewPath("spec"))
 	})
+	validateMeta := k.Subresources["status"].ValidateUpdate
 	k.Subresources["status"].ValidateUpdate = func(obj, old api.Object) field.ErrorList {
 		s := &obj.(v1).Status
-		errs := append(metaUpdate(obj, old), validateAutoscalerStatus(s.CurrentReplicas, s.DesiredReplicas)...)
+		errs := append(validateMeta(obj, old), validateAutoscalerStatus(s.CurrentReplicas, s.DesiredReplicas)...)
 		if _, err := autoscalerFromV1(obj.(v1)); err != nil {
 			errs = append(errs, field.Invalid(field.NewPath("metadata", "annotations"), field.OmitValueType{}, err.Error()))
 		}

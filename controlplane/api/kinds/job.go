@@ -42,8 +42,9 @@ func jobKind() *api.Kind {
 	prepare(k, selectOwnPods)
 	check(k, validateJob)
 	checkUpdate(k, validateJobUpdate)
+	validateMeta := k.Subresources["status"].ValidateUpdate
 	k.Subresources["status"].ValidateUpdate = func(obj, old api.Object) field.ErrorList {
-		return append(metaUpdate(obj, old), validateJobStatusUpdate(obj.(*batchv1.Job), old.(*batchv1.Job))...)
+		return append(validateMeta(obj, old), validateJobStatusUpdate(obj.(*batchv1.Job), old.(*batchv1.Job))...)
 	}
 	k.Columns = columns(nameCol, col("Status"), col("Completions"), col("Duration"), ageCol,
 		wide("Containers"), wide("Images"), wide("Selector"))

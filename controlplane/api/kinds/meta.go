@@ -8,6 +8,7 @@ import (
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
+	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apiextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
@@ -97,6 +98,20 @@ func metaUpdate(obj, old api.Object) field.ErrorList {
 	return errs
 }
 
+// facetMetaUpdate returns the validation of the metadata in requests to subresources that replace the object. Subresources
+// do not run the validation of the whole object, which includes the finalizers.
+func facetMetaUpdate(gvk schema.GroupVersionKind) func(obj, old api.Object) field.ErrorList {
+	qualifies := qualifiesFinalizers(gvk) && gvk.Group != flowcontrolv1.GroupName && gvk.Kind != "CronJob"
+	return func(obj, old api.Object) field.ErrorList {
+		at := field.NewPath("metadata", "finalizers")
+		errs := append(validation.ValidateFinalizers(obj.GetFinalizers(), at), metaUpdate(obj, old)...)
+		if qualifies {
+			errs = append(errs, validateFinalizers(obj.GetFinalizers(), at)...)
+		}
+		return errs
+	}
+}
+
 // check adds f to what k validates.
 func check[P api.Object](k *api.Kind, f func(P) field.ErrorList) {
 	before := k.Validate
@@ -169,11 +184,23 @@ func hasStatus[P api.Object, S any](k *api.Kind, status func(P) *S, h halves[P])
 		PrepareUpdate: func(obj, old api.Object) {
 			h.keep(obj.(P), old.(P))
 			obj.SetGeneration(old.GetGeneration())
-			obj.SetOwnerReferences(old.GetOwnerReferences())
-			obj.SetFinalizers(old.GetFinalizers())
 		},
-		ValidateUpdate: metaUpdate,
+		ValidateUpdate: facetMetaUpdate(k.GVK),
 	})
+}
+
+// keepsMetadata makes requests to subresource "status" ignore labels, annotations, finalizers and owner references, as
+// Kubernetes does for some kinds. It must be called after hasStatus.
+func keepsMetadata(k *api.Kind) {
+	status := k.Subresources["status"]
+	before := status.PrepareUpdate
+	status.PrepareUpdate = func(obj, old api.Object) {
+		before(obj, old)
+		obj.SetLabels(old.GetLabels())
+		obj.SetAnnotations(old.GetAnnotations())
+		obj.SetFinalizers(old.GetFinalizers())
+		obj.SetOwnerReferences(old.GetOwnerReferences())
+	}
 }
 
 // countsGeneration gives a kind without a status generations: what spec returns of it is what a change is told by.

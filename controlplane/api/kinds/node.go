@@ -58,9 +58,10 @@ func nodeKind() *api.Kind {
 	check(k, validateNode)
 	checkUpdate(k, validateNodeUpdate)
 	status := k.Subresources["status"]
+	validateMeta := status.ValidateUpdate
 	status.ValidateUpdate = func(obj, old api.Object) field.ErrorList {
 		n := obj.(*corev1.Node)
-		errs := append(metaUpdate(obj, old), validateNodeAnnotations(n.Annotations, field.NewPath("metadata", "annotations"))...)
+		errs := append(validateMeta(obj, old), validateNodeAnnotations(n.Annotations, field.NewPath("metadata", "annotations"))...)
 		return append(append(errs, validateNodeStatus(n)...), validateNodeAddresses(n)...)
 	}
 	k.Columns = columns(nameCol, col("Status"), col("Roles"), ageCol, col("Version"),

@@ -54,9 +54,10 @@ func podKind() *api.Kind {
 		obj.SetOwnerReferences(old.GetOwnerReferences())
 		prepareStatus(&obj.(*corev1.Pod).Status, &old.(*corev1.Pod).Status)
 	}
+	validateMeta := status.ValidateUpdate
 	status.ValidateUpdate = func(obj, old api.Object) field.ErrorList {
 		pod, was := obj.(*corev1.Pod), old.(*corev1.Pod)
-		return slices.Concat(metaUpdate(obj, old), validateMetaUpdate(pod, was), validatePodStatusUpdate(pod, was))
+		return slices.Concat(validateMeta(obj, old), validateMetaUpdate(pod, was), validatePodStatusUpdate(pod, was))
 	}
 	addPodSubresources(k)
 	k.GracePeriod = func(o api.Object, requested *int64) int64 { return podGracePeriod(o.(*corev1.Pod), requested) }

@@ -51,6 +51,7 @@ func podGroupKind() *api.Kind {
 	specAndStatus(k, func(g *schedulingv1beta1.PodGroup) *schedulingv1beta1.PodGroupSpec { return &g.Spec },
 		func(g *schedulingv1beta1.PodGroup) *schedulingv1beta1.PodGroupStatus { return &g.Status })
 	uncounted(k)
+	keepsMetadata(k)
 	check(k, func(g *schedulingv1beta1.PodGroup) field.ErrorList {
 		at := field.NewPath("spec")
 		errs := validateWorkloadRef(g.Spec.WorkloadRef, at.Child("workloadRef"))

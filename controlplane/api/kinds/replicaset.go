@@ -23,10 +23,7 @@ func replicaSetKind() *api.Kind {
 	})
 	hasStatus(k, func(o *appsv1.ReplicaSet) *appsv1.ReplicaSetStatus { return &o.Status }, halves[*appsv1.ReplicaSet]{
 		spec: func(r *appsv1.ReplicaSet) any { return r.Spec },
-		keep: func(obj, old *appsv1.ReplicaSet) {
-			obj.Spec = *old.Spec.DeepCopy()
-			obj.Labels = old.Labels
-		},
+		keep: func(obj, old *appsv1.ReplicaSet) { obj.Spec = *old.Spec.DeepCopy() },
 		status: func(obj, old *appsv1.ReplicaSet) {
 			obj.Status = appsv1.ReplicaSetStatus{}
 			if old != nil {

@@ -26,8 +26,9 @@ func replicationControllerKind() *api.Kind {
 	check(k, func(r *corev1.ReplicationController) field.ErrorList {
 		return validateReplicationController(&r.Spec, field.NewPath("spec"))
 	})
+	validateMeta := k.Subresources["status"].ValidateUpdate
 	k.Subresources["status"].ValidateUpdate = func(obj, old api.Object) field.ErrorList {
-		return append(metaUpdate(obj, old), validateReplicationControllerStatus(&obj.(*corev1.ReplicationController).Status, field.NewPath("status"))...)
+		return append(validateMeta(obj, old), validateReplicationControllerStatus(&obj.(*corev1.ReplicationController).Status, field.NewPath("status"))...)
 	}
 	addScale(k, scaled{
 		replicas: func(o api.Object) **int32 { return &o.(*corev1.ReplicationController).Spec.Replicas },

@@ -34,9 +34,10 @@ func resourceQuotaKind() *api.Kind {
 		}
 		return field.ErrorList{field.Invalid(field.NewPath("spec", "scopes"), obj.Spec.Scopes, validation.FieldImmutableErrorMsg)}
 	})
+	validateMeta := k.Subresources["status"].ValidateUpdate
 	k.Subresources["status"].ValidateUpdate = func(obj, old api.Object) field.ErrorList {
 		s, at := &obj.(*corev1.ResourceQuota).Status, field.NewPath("status")
-		errs := append(metaUpdate(obj, old), validateQuotaResources(s.Hard, at.Child("hard"))...)
+		errs := append(validateMeta(obj, old), validateQuotaResources(s.Hard, at.Child("hard"))...)
 		return append(errs, validateQuotaResources(s.Used, at.Child("used"))...)
 	}
 	k.Columns = columns(nameCol, col("Request"), col("Limit"), ageCol)

@@ -31,6 +31,7 @@ func serviceCIDRKind() *api.Kind {
 		},
 	})
 	uncounted(k)
+	keepsMetadata(k)
 	check(k, func(c *networkingv1.ServiceCIDR) field.ErrorList {
 		return validateServiceCIDRs(c.Spec.CIDRs, field.NewPath("spec", "cidrs"))
 	})

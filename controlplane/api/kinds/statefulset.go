@@ -33,9 +33,10 @@ func statefulSetKind() *api.Kind {
 		return invalid(field.NewPath("spec", "serviceName"), s.Spec.ServiceName, validation.IsDNS1123Label(s.Spec.ServiceName))
 	})
 	checkUpdate(k, validateStatefulSetUpdate)
+	validateMeta := k.Subresources["status"].ValidateUpdate
 	k.Subresources["status"].ValidateUpdate = func(obj, old api.Object) field.ErrorList {
 		now, was := &obj.(*appsv1.StatefulSet).Status, &old.(*appsv1.StatefulSet).Status
-		return append(metaUpdate(obj, old), validateStatefulSetStatus(now, was, field.NewPath("status"))...)
+		return append(validateMeta(obj, old), validateStatefulSetStatus(now, was, field.NewPath("status"))...)
 	}
 	addScale(k, scaled{
 		replicas: func(o api.Object) **int32 { return &o.(*appsv1.StatefulSet).Spec.Replicas },

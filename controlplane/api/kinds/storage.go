@@ -148,6 +148,7 @@ func volumeAttachmentKind() *api.Kind {
 			}
 		},
 	})
+	keepsMetadata(k)
 	prepare(k, func(a *storagev1.VolumeAttachment) { a.Generation = 0 })
 	check(k, func(a *storagev1.VolumeAttachment) field.ErrorList {
 		return validateVolumeAttachment(&a.Spec, field.NewPath("spec"))

@@ -93,9 +93,10 @@ func TestPodSubresources(t *testing.T) {
 	got, wrong := update(t, stored, "status", func(p *corev1.Pod) {
 		p.Spec.NodeName = "w9"
 		p.Finalizers = []string{"a/b"}
+		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "n", UID: "u"}}
 		p.Status = corev1.PodStatus{Phase: corev1.PodRunning}
 	})
-	if wrong != nil || got.Spec.NodeName != "" || got.Finalizers != nil || got.Status.Phase != corev1.PodRunning ||
+	if wrong != nil || got.Spec.NodeName != "" || !slices.Equal(got.Finalizers, []string{"a/b"}) || got.OwnerReferences != nil || got.Status.Phase != corev1.PodRunning ||
 		got.Status.QOSClass != corev1.PodQOSBestEffort {
 		t.Errorf("status: %q, %+v", wrong, got)
 	}
