@@ -26,7 +26,7 @@ func TestFinalizerNames(t *testing.T) {
 	refuses[*corev1.Event](t, bad{"{metadata: {name: a, finalizers: [x]}, involvedObject: {kind: Pod}}", ""})
 	changes(t, "{metadata: {name: a}}", changed[*corev1.Namespace]{sub: "finalize",
 		change: func(ns *corev1.Namespace) { ns.Spec.Finalizers = []corev1.FinalizerName{"kubernetes", "nodomain"} },
-		want:   invalidText("spec.finalizers", "nodomain", notQualified)})
+		want:   invalidText("spec.finalizers[1]", "nodomain", notQualified)})
 }
 
 // F38: the content of each Secret type.

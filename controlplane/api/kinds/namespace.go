@@ -21,18 +21,15 @@ func namespaceKind() *api.Kind {
 	// Namespaces are not deleted by the dozen: each takes everything in it along.
 	k.Verbs = []string{"create", "delete", "get", "list", "patch", "update", "watch"}
 	k.Default = defaults(func(ns *corev1.Namespace) {
-		// Selectors of policies find a namespace by this label, so nobody may leave it out.
-		if ns.Name != "" {
-			if ns.Labels == nil {
-				ns.Labels = map[string]string{}
-			}
-			ns.Labels[corev1.LabelMetadataName] = ns.Name
-		}
+		labelWithName(ns)
 		setDefault(&ns.Status.Phase, corev1.NamespaceActive)
 	})
 	hasStatus(k, func(o *corev1.Namespace) *corev1.NamespaceStatus { return &o.Status }, halves[*corev1.Namespace]{
 		spec: func(ns *corev1.Namespace) any { return ns.Spec },
-		keep: func(obj, old *corev1.Namespace) { obj.Spec = *old.Spec.DeepCopy() },
+		keep: func(obj, old *corev1.Namespace) {
+			obj.Spec = *old.Spec.DeepCopy()
+			labelWithName(obj)
+		},
 		status: func(obj, old *corev1.Namespace) {
 			obj.Status = corev1.NamespaceStatus{Phase: corev1.NamespaceActive}
 			if old != nil {
@@ -45,26 +42,41 @@ func namespaceKind() *api.Kind {
 	})
 	prepare(k, func(ns *corev1.Namespace) {
 		ns.Generation = 0
-		// The registry keeps a namespace until the namespace controller has
-		// emptied it and written this away through subresource "finalize".
-		ns.Spec.Finalizers = []corev1.FinalizerName{corev1.FinalizerKubernetes}
+		// The registry keeps a terminating namespace until spec.finalizers is empty. The namespace controller removes
+		// this finalizer through subresource "finalize" when the namespace has no content.
+		if !slices.Contains(ns.Spec.Finalizers, corev1.FinalizerKubernetes) {
+			ns.Spec.Finalizers = append(ns.Spec.Finalizers, corev1.FinalizerKubernetes)
+		}
 	})
+	check(k, func(ns *corev1.Namespace) field.ErrorList {
+		// As in Kubernetes, these errors name the list and not the item.
+		var errs field.ErrorList
+		for _, f := range ns.Spec.Finalizers {
+			errs = append(errs, validateSpecFinalizer(f, field.NewPath("spec", "finalizers"))...)
+		}
+		return errs
+	})
+	checkStatus(k, func(obj, _ *corev1.Namespace) field.ErrorList { return validateNamespacePhase(obj) })
 	k.PrepareDelete = defaults(func(ns *corev1.Namespace) { ns.Status.Phase = corev1.NamespaceTerminating })
 	prepareUpdate(k, func(obj, old *corev1.Namespace) {
 		// A client that replaces the object with its own manifest must not take
 		// away what protects the contents.
 		obj.Spec.Finalizers = slices.Clone(old.Spec.Finalizers)
 	})
+	validateMeta := facetMetaUpdate(k.GVK)
 	addSub(k, "finalize", &api.Subresource{
 		Verbs: []string{"update"},
 		PrepareUpdate: func(o, was api.Object) {
 			obj, old := o.(*corev1.Namespace), was.(*corev1.Namespace)
-			want, version := obj.Spec.Finalizers, obj.ResourceVersion
-			*obj = *old.DeepCopy()
-			obj.Spec.Finalizers, obj.ResourceVersion = want, version
+			obj.Status, obj.Generation = *old.Status.DeepCopy(), old.Generation
+			labelWithName(obj)
 		},
 		ValidateUpdate: func(obj, old api.Object) field.ErrorList {
-			return append(metaUpdate(obj, old), validateNamespaceFinalizers(obj.(*corev1.Namespace))...)
+			errs := validateMeta(obj, old)
+			for i, f := range obj.(*corev1.Namespace).Spec.Finalizers {
+				errs = append(errs, validateSpecFinalizer(f, field.NewPath("spec", "finalizers").Index(i))...)
+			}
+			return errs
 		},
 	})
 	k.Columns = columns(nameCol, col("Status"), ageCol)
@@ -81,14 +93,32 @@ func namespaceKind() *api.Kind {
 	return k
 }
 
-// validateNamespaceFinalizers judges spec.finalizers. As in Kubernetes, its errors name the list, not the entry.
-func validateNamespaceFinalizers(ns *corev1.Namespace) field.ErrorList {
-	at := field.NewPath("spec", "finalizers")
-	var errs field.ErrorList
-	for _, f := range ns.Spec.Finalizers {
-		name := string(f)
-		errs = append(errs, invalid(at, name, utilvalidation.IsQualifiedName(name))...)
-		errs = append(errs, validateFinalizer(name, at)...)
+// labelWithName sets the label that holds the namespace's name. Selectors of policies select namespaces by it, so no
+// request can remove it.
+func labelWithName(ns *corev1.Namespace) {
+	if ns.Name == "" || ns.Labels[corev1.LabelMetadataName] == ns.Name {
+		return
 	}
-	return errs
+	if ns.Labels == nil {
+		ns.Labels = map[string]string{}
+	}
+	ns.Labels[corev1.LabelMetadataName] = ns.Name
+}
+
+func validateSpecFinalizer(f corev1.FinalizerName, at *field.Path) field.ErrorList {
+	name := string(f)
+	return append(invalid(at, name, utilvalidation.IsQualifiedName(name)), validateFinalizer(name, at)...)
+}
+
+// validateNamespacePhase refuses a phase that does not match deletionTimestamp. Its errors name the field "Phase", as in
+// Kubernetes.
+func validateNamespacePhase(ns *corev1.Namespace) field.ErrorList {
+	at, phase := field.NewPath("status", "Phase"), ns.Status.Phase
+	switch terminating := ns.DeletionTimestamp != nil; {
+	case terminating && phase != corev1.NamespaceTerminating:
+		return field.ErrorList{field.Invalid(at, phase, "may only be 'Terminating' if `deletionTimestamp` is not empty")}
+	case !terminating && phase != corev1.NamespaceActive:
+		return field.ErrorList{field.Invalid(at, phase, "may only be 'Active' if `deletionTimestamp` is empty")}
+	}
+	return nil
 }
