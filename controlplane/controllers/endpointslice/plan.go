@@ -103,9 +103,26 @@ func Reconcile(svc *corev1.Service, pods []*corev1.Pod, have []*discoveryv1.Endp
 			notes = append(notes, note)
 		}
 	}
-	plan := src.plan(wanted, have)
+	var owned, foreign []*discoveryv1.EndpointSlice
+	for _, s := range have {
+		switch {
+		case slices.ContainsFunc(s.OwnerReferences, src.isOwner):
+			owned = append(owned, s)
+		case s.DeletionTimestamp == nil:
+			foreign = append(foreign, s)
+		}
+	}
+	plan := src.plan(wanted, owned)
+	// Foreign slices are not reused: the garbage collector deletes the slices of a previous Service of the same name.
+	plan.Delete = append(plan.Delete, foreign...)
+	slices.SortFunc(plan.Delete, byName)
 	plan.Notes = notes
 	return plan
+}
+
+// isOwner reports whether an owner reference names the source.
+func (src *source) isOwner(ref metav1.OwnerReference) bool {
+	return ref.UID == src.owner.UID && ref.Kind == src.owner.Kind && ref.APIVersion == src.owner.APIVersion
 }
 
 // ofService is how the slices of a Service with a selector are marked.

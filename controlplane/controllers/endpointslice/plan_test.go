@@ -206,3 +206,29 @@ func TestSlicesFollowPods(t *testing.T) {
 		}
 	})
 }
+
+// F116: slices that the Service does not own are deleted and replaced, as in Kubernetes: the garbage collector deletes the
+// slices of a previous Service of the same name.
+func TestSlicesOfAnotherOwnerAreReplaced(t *testing.T) {
+	for about, disown := range map[string]func(s *discoveryv1.EndpointSlice){
+		"previous Service": func(s *discoveryv1.EndpointSlice) { s.OwnerReferences[0].UID = "previous" },
+		"another kind":     func(s *discoveryv1.EndpointSlice) { s.OwnerReferences[0].Kind = "Endpoints" },
+		"no owner":         func(s *discoveryv1.EndpointSlice) { s.OwnerReferences = nil },
+	} {
+		for _, pods := range [][]*corev1.Pod{nil, {pod(0, nil), pod(1, nil)}} {
+			svc := service(nil)
+			old := Reconcile(svc, pods, nil, Nodes{}).Create[0]
+			old.Name = "web-1"
+			kept := old.DeepCopy()
+			kept.OwnerReferences = append([]metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "n", UID: "n"}}, kept.OwnerReferences...)
+			if p := Reconcile(svc, pods, []*discoveryv1.EndpointSlice{kept}, Nodes{}); len(p.Create)+len(p.Update)+len(p.Delete) != 0 {
+				t.Errorf("%s: an owned slice is changed: %+v", about, p)
+			}
+			disown(old)
+			p := Reconcile(svc, pods, []*discoveryv1.EndpointSlice{old}, Nodes{})
+			if len(p.Create) != 1 || len(p.Update) != 0 || len(p.Delete) != 1 || p.Delete[0] != old || show(p.Create) != show([]*discoveryv1.EndpointSlice{old}) {
+				t.Errorf("%s, %d pods: created %d, updated %d, deleted %d", about, len(pods), len(p.Create), len(p.Update), len(p.Delete))
+			}
+		}
+	}
+}
