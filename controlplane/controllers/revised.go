@@ -25,6 +25,9 @@ type RevisedKind[O api.Object] struct {
 	Template func(O) *corev1.PodTemplateSpec
 	// History are the collisions of the status and the limit of the spec.
 	History func(O) (collisions, limit *int32)
+	// KeepsRevisions reports whether owners keep revisions that no longer match their selector, as StatefulSets do in
+	// Kubernetes. Other owners release them.
+	KeepsRevisions bool
 }
 
 // RevisedInformers are what a controller of a RevisedKind watches.
@@ -98,8 +101,28 @@ func (r *RevisedOwners[O]) Claim(
 		return nil, err
 	}
 	known := r.Revisions.By(ControllerIndex, string(owner.GetUID()), OrphansOf(owner.GetNamespace()))
-	_, err = Claim[O](ctx, r.Term.Client, r.Revisions.View, owner, ref, SortClaims(owner, selector, known))
+	revisions := SortClaims(owner, selector, known)
+	if r.kind.KeepsRevisions {
+		revisions = adoptRevisions(owner, selector, known)
+	}
+	_, err = Claim[O](ctx, r.Term.Client, r.Revisions.View, owner, ref, revisions)
 	return pods, err
+}
+
+// adoptRevisions returns the claims of an owner that adopts matching revisions without a controller, including revisions that
+// are being deleted, and releases none.
+func adoptRevisions(owner api.Object, selector labels.Selector, known []*appsv1.ControllerRevision) Claims[*appsv1.ControllerRevision] {
+	var c Claims[*appsv1.ControllerRevision]
+	for _, rev := range known {
+		switch {
+		case metav1.IsControlledBy(rev, owner):
+			c.Owned = append(c.Owned, rev)
+		case metav1.GetControllerOfNoCopy(rev) == nil && owner.GetDeletionTimestamp() == nil &&
+			rev.Namespace == owner.GetNamespace() && selector.Matches(labels.Set(rev.Labels)):
+			c.Adopt = append(c.Adopt, rev)
+		}
+	}
+	return c
 }
 
 // Sync makes the template of an owner its newest revision.

@@ -29,6 +29,7 @@ func New(d controllers.Deps) *controllers.Controller {
 		History: func(s *appsv1.StatefulSet) (collisions, limit *int32) {
 			return s.Status.CollisionCount, s.Spec.RevisionHistoryLimit
 		},
+		KeepsRevisions: true,
 	})
 	claims := client.Informer[*corev1.PersistentVolumeClaim](d.Informers)
 	return &controllers.Controller{
