@@ -197,6 +197,8 @@ pods and for the templates of all kinds. An object that is stored with a field o
 	for _, e := range answers(fields.Dropped) {
 		fmt.Fprintf(b, "| %s | %s | %s | %s |\n", e.kind, strings.Join(e.paths, ", "), e.answer.Gate, e.answer.Why)
 	}
+	b.WriteString("| PersistentVolumeClaim | `spec.dataSourceRef` that sets `namespace` | CrossNamespaceVolumeDataSource | " +
+		"a volume is filled from an object of the claim's namespace; import the snapshot there as a VolumeSnapshotContent. |\n")
 }
 
 // writeStored lists what is kept and shown only: whole kinds, and fields of others.

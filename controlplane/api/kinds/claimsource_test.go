@@ -32,3 +32,38 @@ func TestClaimsHaveOneSource(t *testing.T) {
 		}
 	}
 }
+
+// F110: a dataSourceRef with a namespace is dropped, unless the stored claim has a dataSourceRef. Its feature gate,
+// CrossNamespaceVolumeDataSource, is off by default in Kubernetes.
+func TestClaimsDropSourcesOfOtherNamespaces(t *testing.T) {
+	group, other, empty := "snapshot.storage.k8s.io", "other", ""
+	from := &corev1.TypedLocalObjectReference{APIGroup: &group, Kind: "VolumeSnapshot", Name: "a"}
+	ref := &corev1.TypedObjectReference{APIGroup: &group, Kind: "VolumeSnapshot", Name: "a"}
+	elsewhere := &corev1.TypedObjectReference{APIGroup: &group, Kind: "VolumeSnapshot", Name: "a", Namespace: &other}
+	nowhere := &corev1.TypedObjectReference{APIGroup: &group, Kind: "VolumeSnapshot", Name: "a", Namespace: &empty}
+	type spec = corev1.PersistentVolumeClaimSpec
+	for about, c := range map[string]struct{ set, want spec }{
+		"another namespace":       {spec{DataSourceRef: elsewhere}, spec{}},
+		"with dataSource":         {spec{DataSourceRef: elsewhere, DataSource: from}, spec{DataSourceRef: ref, DataSource: from}},
+		"without a namespace":     {spec{DataSourceRef: ref}, spec{DataSourceRef: ref, DataSource: from}},
+		"with an empty namespace": {spec{DataSourceRef: nowhere}, spec{DataSourceRef: nowhere, DataSource: from}},
+	} {
+		claim := &corev1.PersistentVolumeClaim{Spec: *c.set.DeepCopy()}
+		k := All().ByType(claim)
+		k.Default(claim)
+		k.PrepareCreate(claim)
+		changed, old := &corev1.PersistentVolumeClaim{Spec: *c.set.DeepCopy()}, &corev1.PersistentVolumeClaim{}
+		k.PrepareUpdate(changed, old)
+		for _, got := range []*corev1.PersistentVolumeClaim{claim, changed} {
+			if !semanticEqual(got.Spec.DataSource, c.want.DataSource) || !semanticEqual(got.Spec.DataSourceRef, c.want.DataSourceRef) {
+				t.Errorf("%s: %+v, %+v", about, got.Spec.DataSource, got.Spec.DataSourceRef)
+			}
+		}
+		stored := &corev1.PersistentVolumeClaim{Spec: spec{DataSourceRef: elsewhere.DeepCopy()}}
+		again := stored.DeepCopy()
+		k.PrepareUpdate(again, stored)
+		if !semanticEqual(again.Spec.DataSourceRef, elsewhere) {
+			t.Errorf("%s: an update of a stored claim left %+v", about, again.Spec.DataSourceRef)
+		}
+	}
+}

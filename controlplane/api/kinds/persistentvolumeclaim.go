@@ -37,9 +37,13 @@ func persistentVolumeClaimKind() *api.Kind {
 	})
 	prepare(k, func(c *corev1.PersistentVolumeClaim) {
 		c.Generation = 0
+		dropForeignSource(&c.Spec, nil)
 		dropUnknownSource(&c.Spec, nil)
 	})
-	prepareUpdate(k, func(obj, old *corev1.PersistentVolumeClaim) { dropUnknownSource(&obj.Spec, &old.Spec) })
+	prepareUpdate(k, func(obj, old *corev1.PersistentVolumeClaim) {
+		dropForeignSource(&obj.Spec, &old.Spec)
+		dropUnknownSource(&obj.Spec, &old.Spec)
+	})
 	check(k, func(c *corev1.PersistentVolumeClaim) field.ErrorList {
 		return validateClaimSpec(&c.Spec, field.NewPath("spec"))
 	})
@@ -70,6 +74,15 @@ func isKnownSource(s *corev1.TypedLocalObjectReference) bool {
 		return val(s.APIGroup) == "snapshot.storage.k8s.io"
 	}
 	return false
+}
+
+// dropForeignSource drops a dataSourceRef with a namespace, as Kubernetes does while CrossNamespaceVolumeDataSource is off.
+// A claim that is stored with a dataSourceRef keeps it. The whole field is dropped: without the namespace, it would name an
+// object of the claim's namespace.
+func dropForeignSource(s, old *corev1.PersistentVolumeClaimSpec) {
+	if ref := s.DataSourceRef; ref != nil && val(ref.Namespace) != "" && (old == nil || old.DataSourceRef == nil) {
+		s.DataSourceRef = nil
+	}
 }
 
 // dropUnknownSource drops a dataSource of another kind from a claim without dataSourceRef, as Kubernetes does. A claim that
