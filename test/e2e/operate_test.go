@@ -18,15 +18,15 @@ import (
 	"keelson.dev/keelson/test/pages"
 )
 
-// Every command of the page for those who run a cluster works, in its order, and says what the page shows.
+// Every command of the pages for those who run a cluster works, in reading order, and prints what the pages show.
 func TestOperatePage(t *testing.T) {
-	all, err := pages.Read("../../docs", "operate")
+	all, err := pages.ReadSubject("../../docs", "operate")
 	if err != nil {
 		t.Fatal(err)
 	}
 	all = slices.DeleteFunc(all, func(l pages.Line) bool { return !l.Boxed })
 	if len(all) < 20 {
-		t.Fatalf("the page has %d commands", len(all))
+		t.Fatalf("the pages have %d commands", len(all))
 	}
 	dir := t.TempDir()
 	t.Cleanup(func() { _, _ = bed.Try(t, bed.Lab().Config.BinDir+"/kctl", "uncordon", "w3") })
@@ -59,9 +59,9 @@ func TestOperatePage(t *testing.T) {
 	for i, c := range all {
 		switch {
 		case i >= len(parts)-1:
-			t.Fatalf("docs/operate.md, line %d: %s\n%s\n%v", c.Number, c.Text, parts[len(parts)-1], failed)
+			t.Fatalf("docs/%s.md, line %d: %s\n%s\n%v", c.Page, c.Number, c.Text, parts[len(parts)-1], failed)
 		case !c.Says(parts[i]):
-			t.Errorf("docs/operate.md, line %d: %s: it says\n%sand the page shows\n%s", c.Number, c.Text, parts[i], strings.Join(c.Shown, "\n"))
+			t.Errorf("docs/%s.md, line %d: %s: it says\n%sand the page shows\n%s", c.Page, c.Number, c.Text, parts[i], strings.Join(c.Shown, "\n"))
 		}
 	}
 	if failed != nil {

@@ -3,18 +3,32 @@
 package pages
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 )
 
-// Operators are the pages whose command lines all are accounted for.
-var Operators = []string{"install", "operate", "upgrade", "recover", "secure"}
+// Subject is a group of pages for operators. Every command line of these pages is accounted for.
+type Subject struct {
+	Name  string
+	Pages []string // relative to docs, without .md, in reading order
+}
+
+// Operators are the subjects whose command lines all are accounted for.
+var Operators = []Subject{
+	{"install", []string{"install"}},
+	{"operate", []string{"operate"}},
+	{"upgrade", []string{"upgrade"}},
+	{"recover", []string{"recover"}},
+	{"secure", []string{"secure"}},
+}
 
 // Line is a command line of a page.
 type Line struct {
-	Page   string // without .md
+	Page   string // relative to docs, without .md
 	Number int    // in the page, from 1
 	Text   string // without the comment behind it
 	Boxed  bool   // it stands in a box, not within a sentence
@@ -30,20 +44,45 @@ func Read(docs, page string) ([]Line, error) {
 	return Lines(page, string(raw)), nil
 }
 
+// ReadSubject reads all pages of the subject with that name, in reading order.
+func ReadSubject(docs, name string) ([]Line, error) {
+	i := slices.IndexFunc(Operators, func(s Subject) bool { return s.Name == name })
+	if i < 0 {
+		return nil, fmt.Errorf("test/pages has no subject %q", name)
+	}
+	var out []Line
+	for _, page := range Operators[i].Pages {
+		lines, err := Read(docs, page)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, lines...)
+	}
+	return out, nil
+}
+
 // What a sentence says in code is a command line where it begins with one of these and goes on.
 var command = regexp.MustCompile("`((?:sudo |[A-Z]+=\\S+ )*" +
 	`(?:kctl|keelson-controlplane|keelson-agent|systemctl|journalctl|make|vagrant|(?:\./)?install\.sh)` +
 	" [^`]+|/usr/lib/keelson/uninstall.sh[^`]*)`")
 
 // Lines reads a page. In a box that is marked as nothing every line is a command, but for what follows two spaces and a #; in one of a
-// console those behind a $, and what follows is what they say; boxes that are marked otherwise have none.
+// console those behind a $, and what follows is what they say; boxes that are marked otherwise have none. A box within a list is indented,
+// and its lines are read without that indentation.
 func Lines(page, text string) []Line {
 	var out []Line
 	box := false
-	kind := ""
+	kind, indent := "", ""
 	for i, line := range strings.Split(text, "\n") {
 		l := Line{Page: page, Number: i + 1, Boxed: box}
-		mark, isMark := strings.CutPrefix(line, "```")
+		bare := strings.TrimLeft(line, " ")
+		mark, isMark := strings.CutPrefix(bare, "```")
+		if isMark && !box {
+			indent = line[:len(line)-len(bare)]
+		}
+		if box {
+			line = strings.TrimPrefix(line, indent)
+		}
 		switch {
 		case isMark:
 			box, kind = !box, mark

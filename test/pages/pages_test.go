@@ -17,16 +17,20 @@ const docs = "../../docs"
 
 func TestPagesAreRead(t *testing.T) {
 	page := "text `kctl cluster up -f x` and `kctl` and `make it`\n```console\n$ a b\nNAME …\n…\nw1 … yes\n$ c\n```\n$ no command\n" +
-		"```\nd e   # why\nf \"#\"\n\n```\n```yaml\n$ nor this\n```\n```text\nnor this\n```\n"
+		"```\nd e   # why\nf \"#\"\n\n```\n```yaml\n$ nor this\n```\n```text\nnor this\n```\n" +
+		"1. step\n\n   ```console\n   $ g h\n   w1 … yes\n   ```\n2. step\n   ```\n   i j\n   ```\n`make k`\n"
 	all := Lines("p", page)
 	var texts []string
 	for _, l := range all {
 		texts = append(texts, strconv.Itoa(l.Number)+" "+l.Text)
 	}
-	if want := []string{"1 kctl cluster up -f x", "1 make it", "3 a b", "7 c", "11 d e", `12 f "#"`}; !slices.Equal(texts, want) {
+	if want := []string{"1 kctl cluster up -f x", "1 make it", "3 a b", "7 c", "11 d e", `12 f "#"`, "24 g h", "29 i j", "31 make k"}; !slices.Equal(texts, want) {
 		t.Fatalf("%q, want %q", texts, want)
 	}
-	if all[0].Boxed || !all[2].Boxed || !all[4].Boxed {
+	if !slices.Equal(all[6].Shown, []string{"w1 … yes"}) {
+		t.Errorf("a box within a list shows %q", all[6].Shown)
+	}
+	if all[0].Boxed || !all[2].Boxed || !all[4].Boxed || !all[7].Boxed || all[8].Boxed {
 		t.Errorf("boxes: %+v", all)
 	}
 	for output, want := range map[string]bool{
@@ -62,19 +66,19 @@ func TestEveryLineIsAccountedFor(t *testing.T) {
 		known[r.line] = r
 	}
 	seen := map[string]bool{}
-	for _, page := range Operators {
-		all, err := Read(docs, page)
+	for _, subject := range Operators {
+		all, err := ReadSubject(docs, subject.Name)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if len(all) < 10 {
-			t.Errorf("docs/%s.md has %d command lines: are its boxes read?", page, len(all))
+			t.Errorf("the pages of %s have %d command lines: are their boxes read?", subject.Name, len(all))
 		}
 		for _, l := range all {
 			if _, ok := known[l.Text]; ok {
 				seen[l.Text] = true
 			} else if l.Boxed || !slices.ContainsFunc(rows, func(r row) bool { return strings.HasPrefix(r.line, l.Text+" ") }) {
-				t.Errorf("docs/%s.md, line %d: %q is in no row of test/pages/rows_test.go: say which test runs it", page, l.Number, l.Text)
+				t.Errorf("docs/%s.md, line %d: %q is in no row of test/pages/rows_test.go: say which test runs it", l.Page, l.Number, l.Text)
 			}
 		}
 	}

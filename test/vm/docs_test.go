@@ -122,15 +122,18 @@ func (c *cluster) hostKey(name string) (string, error) {
 // long is for one command that puts programs on several machines.
 const long = 30 * time.Minute
 
-// line runs a command line of a page, at the site or on a machine. swaps are, in pairs, what the page has and what it is here.
-func (c *cluster) line(page, text, at string, swaps ...string) (string, error) {
-	all, err := pages.Read(filepath.Join("..", "..", "docs"), page)
+// line runs a command line of a page of a subject, at the site or on a machine. swaps are, in pairs, what the page has and what it is
+// here.
+func (c *cluster) line(subject, text, at string, swaps ...string) (string, error) {
+	all, err := pages.ReadSubject(filepath.Join("..", "..", "docs"), subject)
 	if err != nil {
 		return "", err
 	}
-	if !slices.ContainsFunc(all, func(l pages.Line) bool { return l.Text == text }) {
-		return "", fmt.Errorf("docs/%s.md has no line %q", page, text)
+	i := slices.IndexFunc(all, func(l pages.Line) bool { return l.Text == text })
+	if i < 0 {
+		return "", fmt.Errorf("no page of %s has the line %q", subject, text)
 	}
+	page := all[i].Page
 	for i := 0; i < len(swaps); i += 2 {
 		if !strings.Contains(text, swaps[i]) {
 			return "", fmt.Errorf("docs/%s.md: %q has no %q in it", page, text, swaps[i])
