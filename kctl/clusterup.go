@@ -21,7 +21,7 @@ import (
 // machineFile is the flag by which all verbs about machines know the cluster file.
 func machineFile(c *cobra.Command) *string {
 	f := ""
-	c.Flags().StringVarP(&f, "filename", "f", "cluster.yaml", "the cluster file (docs/install.md)")
+	c.Flags().StringVarP(&f, "filename", "f", "cluster.yaml", "the cluster file (docs/how-to/install-with-cluster-file.md)")
 	return &f
 }
 

@@ -19,7 +19,11 @@ type Subject struct {
 
 // Operators are the subjects whose command lines all are accounted for.
 var Operators = []Subject{
-	{"install", []string{"install"}},
+	{"install", []string{
+		"how-to/install-with-script", "how-to/install-with-package", "how-to/install-with-cluster-file", "how-to/run-standby-replicas",
+		"how-to/configure-firewalls", "how-to/use-an-outbound-proxy", "how-to/share-an-api-address", "how-to/test-on-virtual-machines",
+		"how-to/uninstall", "reference/ports", "reference/api-addresses", "reference/release", "reference/configuration",
+	}},
 	{"operate", []string{"operate"}},
 	{"upgrade", []string{"upgrade"}},
 	{"recover", []string{"recover"}},

@@ -23,7 +23,7 @@ const (
 // rows are all command lines of the pages for operators. What a sentence says by its first words alone, as 'kctl cluster up' for
 // 'kctl cluster up -f cluster.yaml', is that line.
 var rows = []row{
-	// install.md
+	// install
 	{line: "tar -xzf keelson-v1.0.0-linux-amd64.tar.gz && cd keelson-v1.0.0-linux-amd64", by: here},
 	{line: "sudo ./install.sh server --init --advertise-address 192.0.2.11 --init-flag=--replica-token-uses=2", by: here + ", TestPagesMakeThreeReplicas"},
 	{line: "sudo ./install.sh server --server 192.0.2.11 --token keelson1.controlplane...", by: here},

@@ -16,7 +16,7 @@ import (
 	"keelson.dev/keelson/test/pages"
 )
 
-// hosts are the machines of TestDocsOnMachines, in the order of their addresses, as docs/install.md has them.
+// hosts are the machines of TestDocsOnMachines, in the order of their addresses, as docs/how-to/install-with-cluster-file.md has them.
 var hosts = []string{"cp1", "cp2", "cp3", "cp4", "w1"}
 
 // What docs/install.md, operate.md, upgrade.md, recover.md and secure.md tell an operator to do, on machines with systemd and

@@ -87,7 +87,7 @@ func (c *cluster) settings() error {
 	return c.serves()
 }
 
-// unit gives a replica's unit what docs/install.md has in its box, at an editor that is a script. It runs on.
+// unit gives a replica's unit what docs/how-to/share-an-api-address.md has in its box, at an editor that is a script. It runs on.
 func (c *cluster) unit() error {
 	m := c.all[c.asked]
 	const drop = "[Service]\nCapabilityBoundingSet=CAP_NET_ADMIN CAP_NET_RAW\nRestrictAddressFamilies=AF_PACKET"

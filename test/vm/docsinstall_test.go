@@ -37,7 +37,7 @@ func token(said, role string) (string, error) {
 	return found, nil
 }
 
-// byHand makes a cluster as the first box of docs/install.md does.
+// byHand makes a cluster as the boxes of docs/how-to/install-with-script.md do.
 func (c *cluster) byHand() error {
 	if err := c.each(func(m *machine) error { return c.unpacked(m.name, thisRelease) }, "cp1", "cp2", "w1"); err != nil {
 		return err

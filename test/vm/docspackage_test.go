@@ -40,7 +40,7 @@ func (c *cluster) dpkgRefuses(page, text, release string) error {
 	return err
 }
 
-// byPackage makes a worker of a machine as docs/install.md has it for the package.
+// byPackage makes a worker of a machine as docs/how-to/install-with-package.md has it.
 func (c *cluster) byPackage() error {
 	if err := errors.Join(c.boot(packaged), c.allReady(c.replicas...)); err != nil {
 		return err

@@ -22,7 +22,7 @@ func TestPagesMakeThreeReplicas(t *testing.T) {
 	for _, c := range []struct{ page, begins string }{
 		{"../README", "keelson-controlplane init "},
 		{"../README", "sudo ./install.sh server --init "},
-		{"install", "sudo ./install.sh server --init "},
+		{"how-to/install-with-script", "sudo ./install.sh server --init "},
 	} {
 		t.Run(filepath.Base(c.page)+" "+c.begins, func(t *testing.T) {
 			all, err := pages.Read("../../../docs", c.page)

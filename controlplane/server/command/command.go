@@ -215,7 +215,7 @@ func runFlags(c *cobra.Command, version string) (judged func() (server.Config, e
 	identity(c, &cfg)
 	mayKnow(c)
 	c.Flags().StringVar(&cfg.SharedAPI, "api-address-shared", "",
-		"IPv4 address of the replicas' link that the leader adds to its machine and announces, so that the API has one that follows it (docs/install.md); the same on every replica")
+		"IPv4 address of the replicas' link that the leader adds to its machine and announces, so that the API has one that follows it (docs/how-to/share-an-api-address.md); the same on every replica")
 	c.Flags().IntVar(&eviction, "eviction-seconds", 15, "seconds after which pods leave a node that was lost, where they have no toleration that says otherwise")
 	c.Flags().StringVar(&cfg.AdmissionConfig, "admission-control-config-file", "",
 		"file with the defaults and exemptions of Pod Security: an AdmissionConfiguration or a PodSecurityConfiguration")

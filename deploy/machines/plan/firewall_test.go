@@ -67,7 +67,7 @@ func TestJudgeFirewalls(t *testing.T) {
 // uses it.
 const healthzPort = 10256
 
-// The ports that are judged are those that daemons have, and docs/install.md tells of all of them.
+// The ports that are judged are those that daemons have, and docs/reference/ports.md lists all of them.
 func TestPortsOfTheCode(t *testing.T) {
 	text := func(path string) string {
 		t.Helper()
@@ -88,7 +88,7 @@ func TestPortsOfTheCode(t *testing.T) {
 			t.Errorf("%s does not say %q", path, want)
 		}
 	}
-	_, table, _ := strings.Cut(text("docs/install.md"), "\n## Ports and firewalls\n")
+	_, table, _ := strings.Cut(text("docs/reference/ports.md"), "\n## Ports\n")
 	table, _, _ = strings.Cut(table, "\n## ")
 	var told []string
 	for line := range strings.Lines(table) {
@@ -99,6 +99,6 @@ func TestPortsOfTheCode(t *testing.T) {
 	both := machines.Host{Roles: []machines.Role{machines.ControlPlane, machines.Worker}}
 	want := append(ports(both), fmt.Sprintf("%d/udp", wireguardPort), fmt.Sprintf("%d/tcp", healthzPort), "30000-32767/tcp, /udp")
 	if !slices.Equal(told, want) {
-		t.Errorf("docs/install.md tells of %q, want %q", told, want)
+		t.Errorf("docs/reference/ports.md lists %q, want %q", told, want)
 	}
 }
