@@ -83,7 +83,7 @@ func labUp(streams genericiooptions.IOStreams) *cobra.Command {
 func labUpFlags(f *pflag.FlagSet, cfg *lab.Config) {
 	f.IntVar(&cfg.ControlPlanes, "control-planes", 3, "replicas of the control plane")
 	f.IntVar(&cfg.Standbys, "standbys", 0,
-		"further replicas, without a vote: with --control-plane-flag=--replace-dead-after=30s they take the places of those that die (docs/recover.md)")
+		"further replicas, without a vote: with --control-plane-flag=--replace-dead-after=30s they take the places of those that die (docs/how-to/replace-replicas-automatically.md)")
 	f.IntVar(&cfg.Workers, "workers", 3, "workers")
 	f.StringVar(&cfg.Listen, "listen", lab.Listen(),
 		"the address on this machine that leads to the API; without the flag, a lab of $"+lab.NameEnv+" takes the next port when this one is in use")

@@ -18,11 +18,11 @@ import (
 )
 
 // A replica stops serving within 5 seconds after it can reach a replica of a later incarnation, whatever it was doing when it
-// could not: docs/recover.md states this bound. F53
+// could not: docs/explanation/recovery.md states this bound. F53
 func TestReachableLaterIncarnationIsFoundInTime(t *testing.T) {
 	const bound = 5 * time.Second
 	if probeTime+probeEvery+probeTime > bound {
-		t.Errorf("a failed probe, the pause and a probe take %v, more than docs/recover.md states", probeTime+probeEvery+probeTime)
+		t.Errorf("a failed probe, the pause and a probe take %v, more than docs/explanation/recovery.md states", probeTime+probeEvery+probeTime)
 	}
 	for offset := 10 * time.Second; offset < 13*time.Second; offset += 130 * time.Millisecond {
 		virtual.Test(t, func(t *testing.T) {

@@ -88,7 +88,7 @@ func (o StoreOptions) electionAlarms(leaders int, now time.Time) []api.ClusterAl
 		Message: fmt.Sprintf("%d leaders in the last %.0f minutes: the replicas do not hear each other for longer than %s again and again, and everything waits for each election",
 			leaders, raftstore.LeadersWithin.Minutes(), within),
 		Remedy: "'role changed' in the replicas' logs names the silent ones: give their machines processors and disks of their own, " +
-			"or run every replica with a longer --heartbeat-timeout (docs/operating-the-store.md)",
+			"or run every replica with a longer --heartbeat-timeout (docs/explanation/leader-election.md)",
 	}}
 }
 

@@ -15,7 +15,7 @@ install.sh: installs Keelson on this machine, and starts it.
   --advertise-address IP  of a server: its address for users, agents and replicas (default: that of the default route)
   --node-ip IP            of an agent: the node's address (default: found out)
   --name NAME             of this replica or node (default: the host's name)
-  --standby               of a further server: it gets no vote until a replica dies, whose vote it takes (docs/recover.md)
+  --standby               of a further server: it gets no vote until a replica dies, whose vote it takes (docs/how-to/replace-replicas-automatically.md)
   --init-flag FLAG        of server --init: a flag of 'keelson-controlplane init', such as --cluster-cidr=10.1.0.0/16 (repeatable)
   --settings FILE         the daemon's whole file of settings, instead of what this script would write: names and addresses stand in it,
                           and an agent's servers. What was there before is kept beside it as NAME.yaml.before

@@ -24,9 +24,16 @@ var Operators = []Subject{
 		"how-to/configure-firewalls", "how-to/use-an-outbound-proxy", "how-to/share-an-api-address", "how-to/test-on-virtual-machines",
 		"how-to/uninstall", "reference/ports", "reference/api-addresses", "reference/release", "reference/configuration",
 	}},
-	{"operate", []string{"operate"}},
+	{"operate", []string{
+		"how-to/check-cluster-health", "how-to/maintain-a-worker", "how-to/maintain-a-control-plane-machine", "how-to/manage-join-tokens",
+		"how-to/renew-certificates", "how-to/back-up", "how-to/free-store-space", "reference/node-pressure", "how-to/debug-a-workload",
+		"how-to/collect-a-support-bundle",
+	}},
 	{"upgrade", []string{"upgrade"}},
-	{"recover", []string{"recover"}},
+	{"recover", []string{
+		"how-to/test-backups", "how-to/replace-a-replica", "how-to/replace-replicas-automatically", "how-to/recover-from-lost-quorum",
+		"how-to/restore-a-backup", "how-to/restore-a-deleted-object", "how-to/recover-from-lost-keys", "explanation/recovery",
+	}},
 	{"secure", []string{"secure"}},
 }
 

@@ -54,7 +54,7 @@ var rows = []row{
 	{line: "systemctl start keelson-agent", by: "TestAnAgentIsInstalledAndTakenAway, " + here},
 	{line: "systemctl set-property keelson.slice MemoryMax=...", by: here},
 
-	// operate.md
+	// operate
 	{line: "make up", why: "each test on a lab begins with it"},
 	{line: "kctl cluster status", by: page + ", " + here},
 	{line: "kctl get nodes", by: page + ", " + here},
@@ -110,7 +110,7 @@ var rows = []row{
 	{line: "sudo dpkg -i keelson-v1.1.0-linux-amd64.deb", by: here},
 	{line: "keelson-controlplane --version", by: here},
 
-	// recover.md
+	// recover
 	{line: "kctl cluster VERB", why: pattern},
 	{line: "keelson-controlplane VERB", why: pattern},
 	{line: "kctl cluster restore-drill", by: "TestRestoreDrill, " + here},

@@ -53,7 +53,7 @@ func TestDocsOnMachines(t *testing.T) {
 	c.step("keys: an exchange given up, and one to the end", c.exchangeKeys)
 	c.step("the cluster's CA: former kubeconfigs are refused", c.exchangeCA)
 	c.step("keys by hand, and no word more of removed replicas", c.keysByHand)
-	c.step("what docs/operate.md does on an ordinary day", c.ordinaryDay)
+	c.step("what the pages for operators do on an ordinary day", c.ordinaryDay)
 	c.step("a worker by the package alone", c.byPackage)
 	c.step("the next release's package: pods are untouched", c.upgradeByPackage)
 	c.step("a worker without power for good: out-of-service", c.offForGood)

@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// ordinaryDay runs the boxes of docs/operate.md, in their order, on one worker where the page has three. What they say test/e2e
+// ordinaryDay runs the boxes of the pages of operate, in their order, on one worker where the page has three. What they say test/e2e
 // compares with the page, on a lab as the page has it.
 func (c *cluster) ordinaryDay() error {
 	if err := c.allReady(c.replicas...); err != nil {

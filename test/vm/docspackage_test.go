@@ -166,7 +166,7 @@ func (c *cluster) upgradeByPackage() error {
 	return c.says("2", "get", "deployment", "packaged", "-o", "jsonpath={.status.readyReplicas}")
 }
 
-// offForGood is what docs/operate.md says of a worker that will not come back.
+// offForGood is what docs/how-to/maintain-a-worker.md says of a worker that will not come back.
 func (c *cluster) offForGood() error {
 	if err := c.allReady(c.replicas...); err != nil {
 		return err

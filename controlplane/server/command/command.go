@@ -141,7 +141,7 @@ func joinCommand() *cobra.Command {
 	}
 	identity(c, &cfg)
 	c.Flags().BoolVar(&cfg.Standby, "standby", false,
-		"join without a vote: this replica has everything and serves, and gets the vote of one that dies where the others run with --replace-dead-after (docs/recover.md)")
+		"join without a vote: this replica has everything and serves, and gets the vote of one that dies where the others run with --replace-dead-after (docs/how-to/replace-replicas-automatically.md)")
 	c.Flags().StringVar(&token, "token", "", "join token for a control-plane replica")
 	c.Flags().StringVar(&tokenFile, "token-file", "", "file that holds the join token; it is removed when the replica has joined")
 	c.Flags().StringArrayVar(&servers, "server", nil, "address of a replica, with the port at which it listens for agents when that is not 6444 (repeatable)")
@@ -279,7 +279,7 @@ func rebalanceFlag(c *cobra.Command, cfg *server.Config) (check func() error) {
 // replaceFlag adds the time after which a standby takes the place of a replica that is silent.
 func replaceFlag(c *cobra.Command, cfg *server.Config) (check func() error) {
 	c.Flags().DurationVar(&cfg.ReplaceDeadAfter, "replace-dead-after", 0,
-		"time for which a voting replica has to be silent for a standby to take its place (docs/recover.md); the same on every replica; 0 = never")
+		"time for which a voting replica has to be silent for a standby to take its place (docs/how-to/replace-replicas-automatically.md); the same on every replica; 0 = never")
 	return func() error {
 		if d := cfg.ReplaceDeadAfter; d != 0 && d < server.LeastReplaceDeadAfter {
 			return fmt.Errorf("--replace-dead-after %v: want at least %v, for a replica that is started anew is silent for a while and has to join anew once it was replaced; or 0 for never",
@@ -327,7 +327,7 @@ func storeFlags(c *cobra.Command, o *server.StoreOptions) (finish func() error) 
 	f.IntVar(&o.HistoryRevisions, "history-revisions", 20000, "revisions kept for watches that are behind")
 	f.DurationVar(&o.HistoryAge, "history-age", 5*time.Minute, "and for how long")
 	f.DurationVar(&o.Heartbeat, "heartbeat-timeout", server.DefaultHeartbeat,
-		"how long a leader may be silent before another is elected; more on machines or networks that stall, the same on every replica (docs/operating-the-store.md)")
+		"how long a leader may be silent before another is elected; more on machines or networks that stall, the same on every replica (docs/explanation/leader-election.md)")
 	f.DurationVar(&o.CompareEvery, "compare-interval", 10*time.Minute, "how often the leader compares the replicas' states; negative = never")
 	return func() (err error) {
 		if o.Quota, err = bytesOf("--store-quota", quota); err != nil {

@@ -72,7 +72,7 @@ func TestJudgeMounts(t *testing.T) {
 			}
 		})
 	}
-	// What is lost for good is made anew, as docs/recover.md has it.
+	// What is lost for good is made anew, as docs/how-to/replace-a-replica.md has it.
 	w := newWorld(aCluster(3, 1))
 	made(w)
 	empty("cp2")(w)

@@ -118,7 +118,7 @@ func Make(c machines.Cluster, facts map[string]machines.Facts, r Release, s Stat
 // InOrder are steps in the order in which they are done: uploads, replicas, agents, marks of nodes. Of replicas the one that makes the
 // cluster is the first; those that are there come before those that join, which need them, and standbys last: the group has all its
 // votes before somebody waits for one. Of those that are there the leader is the last: the group elects once, and a follower that
-// waits for less long than it did is not led by one whose pauses are still longer (docs/operating-the-store.md).
+// waits for less long than it did is not led by one whose pauses are still longer (docs/explanation/leader-election.md).
 func InOrder(steps []Step) []Step {
 	rank := func(s Step) int {
 		at := 10 * slices.Index([]Deed{Upload, ControlPlane, Agent, Mark}, s.Do)
