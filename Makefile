@@ -47,7 +47,7 @@ guest: build ## what needs cgroup v2 and every capability, on a kernel of its ow
 test-vm test-vm-docs: releases
 test-vm: ## Debian machines with systemd under qemu, installed from what 'make dist' makes: faults, and nothing left; no part of 'make test'; MACHINES="cp1 w1" has fewer than five
 	@scripts/test vm
-test-vm-docs: ## what docs/install, operate, upgrade, recover and secure tell to do, by their own command lines, on such machines; no part of 'make test'; KEEP=DIR keeps them
+test-vm-docs: ## the command lines of the pages about installation, operation, upgrades, recovery and security, on such machines; no part of 'make test'; KEEP=DIR keeps them
 	@scripts/test vmdocs
 releases: build
 	@rm -rf $(BIN)/dist $(BIN)/next && ARCHES=amd64 $(MAKE) --no-print-directory dist

@@ -212,7 +212,7 @@ func memberCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 			"lost is rebuilt in place: 'keelson-controlplane rebuild'.\n\n" +
 			"A member that is removed is let in no more with its own certificate. But every replica has the keys of the cluster on its\n" +
 			"disk. If that is in wrong hands, exchange them: 'kctl cluster rotate KIND' for each. 'kctl cluster certs' shows which of\n" +
-			"them are good still. See docs/secure.md.",
+			"them are good still. See docs/how-to/respond-to-a-leaked-key.md.",
 		Example: "  kctl cluster member remove cp2",
 		RunE: func(_ *cobra.Command, args []string) error {
 			var answer map[string]string

@@ -170,7 +170,7 @@ func ridOf(kinds []string) string {
 		ways = append(ways, "'kctl cluster rotate' "+strings.Join(exchanged, ", "))
 	}
 	if len(exchanged) < len(kinds) {
-		ways = append(ways, clusterSecret+" goes with a new cluster alone (docs/secure.md)")
+		ways = append(ways, clusterSecret+" goes with a new cluster alone (docs/how-to/respond-to-a-leaked-key.md)")
 	}
 	return strings.Join(ways, ", ")
 }

@@ -144,7 +144,7 @@ func releaseSaid(controlplane, agent string) (release string, level uint32, err 
 	n, err := strconv.ParseUint(digits, 10, 32)
 	if !ok || err != nil {
 		return "", 0, fmt.Errorf("keelson-controlplane of release %s does not say which feature level it understands: it is of a release before they did. "+
-			"Go host by host, agents last, as docs/upgrade.md says", release)
+			"Go host by host, agents last, as docs/how-to/upgrade-by-hand.md says", release)
 	}
 	ofAgent, ok := strings.CutPrefix(strings.TrimSpace(agent), "keelson-agent version ")
 	if !ok || ofAgent != release {

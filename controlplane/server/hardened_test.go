@@ -29,7 +29,7 @@ type hardened struct {
 // planted is what a Secret holds.
 const planted = "pL4nted-S3cret-at-rest"
 
-// The checklist of docs/secure.md, asked of a replica that was made and started with nothing but its address: what it leaves on
+// The checklist of docs/reference/hardening.md, asked of a replica that was made and started with nothing but its address: what it leaves on
 // its disk, and whom it lets do what. The names of the subtests are those in the document's table.
 func TestHardenedDefaults(t *testing.T) {
 	p := newPlane(t, 1, nil)

@@ -21,16 +21,16 @@ var row = regexp.MustCompile("(?m)^\\| `(/[^`]*)` \\| ([0-7]{4}) \\| both \\|")
 // system are folders that every machine has: the package brings none of its own rights to them.
 var system = map[string]bool{"/": true, "/etc": true, "/opt": true, "/usr": true, "/usr/bin": true, "/usr/lib": true, "/usr/lib/systemd": true, "/usr/lib/systemd/system": true}
 
-// What the package and the tarball bring has the modes and the owner that docs/secure.md says, in a table of which deploy/install
+// What the package and the tarball bring has the modes and the owner that docs/reference/files.md says, in a table of which deploy/install
 // asks the same of install.sh; and the package brings nothing that the table does not name.
 func TestModesOfWhatIsPacked(t *testing.T) {
-	doc, err := os.ReadFile("../../docs/secure.md")
+	doc, err := os.ReadFile("../../docs/reference/files.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	rows := row.FindAllSubmatch(doc, -1)
 	if len(rows) < 8 {
-		t.Fatalf("the table of files in docs/secure.md has %d rows", len(rows))
+		t.Fatalf("the table of files in docs/reference/files.md has %d rows", len(rows))
 	}
 	wants := func(at string, folder bool) (mode int64, ok bool) {
 		for _, r := range rows {
@@ -52,11 +52,11 @@ func TestModesOfWhatIsPacked(t *testing.T) {
 		at := strings.TrimPrefix(h.Name, r.name())
 		mode, ok := wants(at, h.Typeflag == tar.TypeDir)
 		if h.Typeflag == tar.TypeReg && !ok && at != "/install.sh" && at != "/uninstall.sh" {
-			t.Errorf("the tarball brings %s, which docs/secure.md does not name", at)
+			t.Errorf("the tarball brings %s, which docs/reference/files.md does not name", at)
 		}
 		// install.sh gives them the modes of the table; nobody but who unpacks may write to them before.
 		if h.Typeflag == tar.TypeReg && ok && h.Mode != mode || h.Mode&0o022 != 0 || h.Uid != 0 || h.Gid != 0 {
-			t.Errorf("%s of the tarball has mode %04o of %d:%d, and docs/secure.md says %04o", at, h.Mode, h.Uid, h.Gid, mode)
+			t.Errorf("%s of the tarball has mode %04o of %d:%d, and docs/reference/files.md says %04o", at, h.Mode, h.Uid, h.Gid, mode)
 		}
 	})
 	if _, err := exec.LookPath("dpkg-deb"); err != nil {
@@ -78,9 +78,9 @@ func TestModesOfWhatIsPacked(t *testing.T) {
 		seen[at] = true
 		switch {
 		case !ok:
-			t.Errorf("the package brings %s, which docs/secure.md does not name", at)
+			t.Errorf("the package brings %s, which docs/reference/files.md does not name", at)
 		case h.Mode != mode || h.Uname != "root" || h.Gname != "root" || h.Uid != 0 || h.Gid != 0 || h.Typeflag != tar.TypeReg && h.Typeflag != tar.TypeDir:
-			t.Errorf("%s of the package is a %c of mode %04o, of %s:%s: docs/secure.md says %04o, of root", at, h.Typeflag, h.Mode, h.Uname, h.Gname, mode)
+			t.Errorf("%s of the package is a %c of mode %04o, of %s:%s: docs/reference/files.md says %04o, of root", at, h.Typeflag, h.Mode, h.Uname, h.Gname, mode)
 		}
 	})
 	for _, must := range []string{"/etc/keelson", "/etc/keelson/agent.yaml", "/usr/lib/keelson/uninstall.sh", "/usr/bin/keelson-agent"} {

@@ -15,7 +15,7 @@ import (
 	"testing"
 )
 
-// listed is a row of the table of files in docs/secure.md.
+// listed is a row of the table of files in docs/reference/files.md.
 type listed struct {
 	path string // with * for any part of a name; a folder ends in /
 	mode fs.FileMode
@@ -25,10 +25,10 @@ type listed struct {
 
 var row = regexp.MustCompile("^\\| `(/[^`]*)` \\| ([0-7]{4}) \\| ([a-z. ]+) \\|")
 
-// table is that of docs/secure.md, of what one of the two installs.
+// table is that of docs/reference/files.md, of what one of the two installs.
 func table(t *testing.T, by string) []*listed {
 	t.Helper()
-	f, err := os.Open("../../docs/secure.md")
+	f, err := os.Open("../../docs/reference/files.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +46,7 @@ func table(t *testing.T, by string) []*listed {
 		all = append(all, &listed{path: m[1], mode: fs.FileMode(mode), by: m[3]})
 	}
 	if len(all) < 10 {
-		t.Fatalf("the table of files in docs/secure.md has %d rows for %s", len(all), by)
+		t.Fatalf("the table of files in docs/reference/files.md has %d rows for %s", len(all), by)
 	}
 	return all
 }
@@ -88,12 +88,12 @@ func (m *machine) hold(rows []*listed, before map[string]fs.FileInfo) {
 		}
 		r := find(rows, at, info.IsDir())
 		if r == nil {
-			m.t.Errorf("%s (%v) is written, and the table of docs/secure.md does not name it", at, info.Mode())
+			m.t.Errorf("%s (%v) is written, and the table of docs/reference/files.md does not name it", at, info.Mode())
 			continue
 		}
 		r.seen = true
 		if !info.IsDir() && !info.Mode().IsRegular() || info.Mode()&^fs.ModeDir != r.mode {
-			m.t.Errorf("%s has mode %v, and docs/secure.md says %v", at, info.Mode(), r.mode)
+			m.t.Errorf("%s has mode %v, and docs/reference/files.md says %v", at, info.Mode(), r.mode)
 		}
 		if s, ok := info.Sys().(*syscall.Stat_t); !ok || int(s.Uid) != os.Geteuid() || int(s.Gid) != os.Getegid() {
 			m.t.Errorf("%s is not of who installs, but of %v", at, info.Sys())
@@ -133,7 +133,7 @@ func (m *machine) under(umask, script string, args ...string) {
 	}
 }
 
-// What install.sh writes has the modes and the owner that docs/secure.md says, whatever the umask of who calls it and whatever the
+// What install.sh writes has the modes and the owner that docs/reference/files.md says, whatever the umask of who calls it and whatever the
 // rights in the folder of the release; there is nothing that the table does not name, and nothing in the table that is not written.
 // A further run takes back what has been opened to others.
 func TestModesOfWhatIsInstalled(t *testing.T) {
@@ -175,7 +175,7 @@ func TestModesOfWhatIsInstalled(t *testing.T) {
 	}
 	for _, r := range rows {
 		if !r.seen {
-			t.Errorf("docs/secure.md says that %s is written by %s: it is not", r.path, r.by)
+			t.Errorf("docs/reference/files.md says that %s is written by %s: it is not", r.path, r.by)
 		}
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"keelson.dev/keelson/test/bed"
 )
 
-// The rows of docs/secure.md's checklist that are about nodes: no port without a proof of who asks, and no key that others read.
+// The rows of docs/reference/hardening.md's checklist that are about nodes: no port without a proof of who asks, and no key that others read.
 func TestNodesAreHardened(t *testing.T) {
 	for _, w := range []string{"w1", "w2", "w3"} {
 		run := func(line string) string {

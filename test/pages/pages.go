@@ -29,12 +29,17 @@ var Operators = []Subject{
 		"how-to/renew-certificates", "how-to/back-up", "how-to/free-store-space", "reference/node-pressure", "how-to/debug-a-workload",
 		"how-to/collect-a-support-bundle",
 	}},
-	{"upgrade", []string{"upgrade"}},
+	{"upgrade", []string{
+		"how-to/upgrade-with-cluster-file", "how-to/upgrade-by-hand", "how-to/upgrade-a-lab", "explanation/upgrades", "reference/formats",
+	}},
 	{"recover", []string{
 		"how-to/test-backups", "how-to/replace-a-replica", "how-to/replace-replicas-automatically", "how-to/recover-from-lost-quorum",
 		"how-to/restore-a-backup", "how-to/restore-a-deleted-object", "how-to/recover-from-lost-keys", "explanation/recovery",
 	}},
-	{"secure", []string{"secure"}},
+	{"secure", []string{
+		"how-to/rotate-keys", "how-to/rotate-the-cluster-ca", "how-to/rotate-the-peer-ca-by-hand", "how-to/respond-to-a-leaked-key",
+		"reference/keys", "reference/hardening", "reference/files", "reference/limits", "explanation/node-trust",
+	}},
 }
 
 // Line is a command line of a page.

@@ -96,7 +96,7 @@ var rows = []row{
 	{line: "kctl cluster support-bundle bundle.tar.gz", by: page + ", " + here},
 	{line: "tar -tzf bundle.tar.gz", by: page + ", " + here},
 
-	// upgrade.md
+	// upgrade
 	{line: "kctl cluster upgrade -f cluster.yaml --to keelson-v1.1.0-linux-amd64.tar.gz --dry-run", by: "TestClusterUpgrade, " + here},
 	{line: "kctl cluster upgrade -f cluster.yaml --to keelson-v1.1.0-linux-amd64.tar.gz", by: "TestClusterUpgrade, TestMachines, " + here},
 	{line: "kctl cluster upgrade -f cluster.yaml --to ./dist --drain w1,w2 --skip cp3", by: "TestClusterUpgrade, " + here},
@@ -138,7 +138,7 @@ var rows = []row{
 	{line: "kctl cluster token create --names w1,w2 --replace", by: "TestRevokedNode, " + here},
 	{line: "sudo sh -c 'umask 077 && echo TOKEN >/var/lib/keelson/join-token' && sudo systemctl restart keelson-agent", by: "TestRevokedNode, " + here},
 
-	// secure.md
+	// secure
 	{line: "kctl cluster rotate service-account-key", by: "TestKeysRotate, " + here},
 	{line: "kctl cluster rotate cluster-ca", by: "TestTheCAIsExchangedUnderLoad, " + here},
 	{line: "kctl cluster rotate peers-ca", by: "TestKeysRotate, " + here},

@@ -19,7 +19,7 @@ import (
 // hosts are the machines of TestDocsOnMachines, in the order of their addresses, as docs/how-to/install-with-cluster-file.md has them.
 var hosts = []string{"cp1", "cp2", "cp3", "cp4", "w1"}
 
-// What docs/install.md, operate.md, upgrade.md, recover.md and secure.md tell an operator to do, on machines with systemd and
+// What the pages of install, operate, upgrade, recover and secure (test/pages) have an operator do, on machines with systemd and
 // cgroup v2, by the command lines that stand there: a cluster begun by hand and gone on with by 'kctl cluster up', a standby that gets
 // the vote of a machine without power, upgrades that drain and skip, the majority lost and recovered, keys exchanged, nodes revoked,
 // backups restored. test/pages says of every line of those pages which test runs it. F48, F53

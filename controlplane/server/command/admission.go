@@ -33,9 +33,9 @@ func pluginFlags(c *cobra.Command, cfg *server.Config) func() error {
 		"admission plugins that shall not run; those that Kubernetes runs by default always do")
 	var ranges, podRanges []string
 	c.Flags().StringSliceVar(&podRanges, "pod-address-ranges", nil,
-		"CIDRs of the addresses that pods may have, besides the podCIDRs of their node, on nodes with another network configuration than Keelson's (docs/secure.md); the same on every replica (default: any)")
+		"CIDRs of the addresses that pods may have, besides the podCIDRs of their node, on nodes with another network configuration than Keelson's (docs/explanation/node-trust.md); the same on every replica (default: any)")
 	c.Flags().BoolVar(&cfg.MirrorPodPeers, "mirror-pod-peers", false,
-		"whether mirror pods (of static pods) are endpoints of Services and peers of network policies; every node can create them with any labels (docs/secure.md)")
+		"whether mirror pods (of static pods) are endpoints of Services and peers of network policies; every node can create them with any labels (docs/explanation/node-trust.md)")
 	c.Flags().StringSliceVar(&ranges, "service-external-ip-ranges", nil,
 		"CIDRs of the addresses that Services may name in spec.externalIPs (docs/services.md); the same on every replica (default: all that the cluster does not use itself)")
 	return func() (err error) {
