@@ -75,7 +75,7 @@ var notAllowed = []rule{
 // leaves are the packages of k8s.io/apiserver that may be linked, each with what it costs the control plane's binary
 // (stripped, linux/amd64, k8s.io 1.37): expressions, and the form of configuration files. An idle replica's resident
 // memory grows by 2 to 5 MiB, of which below 1 MiB is not the file's; an environment takes 1 to 2 MiB when it is made.
-// docs/memory.md has what the other packages cost, and how that is measured.
+// docs/explanation/memory.md has what the other packages cost, and how that is measured.
 // Its generic server is not among them and may not become linked through another either.
 var leaves = map[string]string{
 	"pkg/cel":                           "with cel-go 6.3 MB: Kubernetes' types and functions in expressions",

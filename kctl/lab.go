@@ -95,7 +95,7 @@ func labUpFlags(f *pflag.FlagSet, cfg *lab.Config) {
 	f.IntVar(&cfg.EvictionSeconds, "eviction-seconds", 5, "seconds after which pods leave a node that was lost")
 	f.IntVar(&cfg.Links, "links", 1, "links on which the workers are in turn, with a router between that knows no pods")
 	f.StringVar(&cfg.Families, "families", lab.FamilyIPv4, "addresses of hosts, pods and Services: ipv4, dual (IPv4 first) or ipv6")
-	f.StringVar(&cfg.PodNetwork, "pod-network", "auto", "how pods of different workers reach each other: auto, routes, vxlan or wireguard (docs/network.md)")
+	f.StringVar(&cfg.PodNetwork, "pod-network", "auto", "how pods of different workers reach each other: auto, routes, vxlan or wireguard (docs/reference/pod-network.md)")
 	f.StringArrayVar(&cfg.ControlPlaneFlags, "control-plane-flag", nil,
 		"flag of 'keelson-controlplane run' that every replica has, such as --audit-log-maxsize=10 (repeatable)")
 	f.StringVar(&cfg.ControlPlaneFiles, "control-plane-files", "",

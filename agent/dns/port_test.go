@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// F101: what docs/dns.md says of others at the server's port: another address of the node is free, all addresses are for those
+// F101: what docs/reference/dns.md says of others at the server's port: another address of the node is free, all addresses are for those
 // who share ports as the server does, and questions for the server's address come to the server even then.
 func TestOthersAtThePort(t *testing.T) {
 	var err error

@@ -5,7 +5,7 @@ import (
 )
 
 // supported are the features, by the names that the project's conformance suite has for them, of classes of ours: the suite
-// asks a class for these and tests all of them. Those that are not among them stand in docs/gateway.md. In the order of the
+// asks a class for these and tests all of them. Those that are not among them stand in docs/reference/gateway.md. In the order of the
 // alphabet, as the specification wants them.
 var supported = []gw.FeatureName{
 	"GRPCRoute",

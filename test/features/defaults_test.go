@@ -220,10 +220,10 @@ func writeDifferences(b *bytes.Buffer) {
 	b.WriteString(`
 ## Defaults that differ from Kubernetes
 
-These settings have a default that differs from the one of Kubernetes 1.37. A flag that has the name of a Kubernetes flag and is not in
-this table has the default of Kubernetes. *run* and *init* are verbs of ` + "`keelson-controlplane`" + `, *agent* is ` + "`keelson-agent`" + `. Each flag is also a key of
-the program's file of settings. Give a flag of *run* the same value on every replica. ` + "`--eviction-seconds`" + ` applies to pods that are created
-afterwards, and a pod's own tolerations of ` + "`node.kubernetes.io/not-ready` and `node.kubernetes.io/unreachable`" + ` always win.
+These settings have a default that differs from that of Kubernetes 1.37. A flag with the name of a Kubernetes flag that is not in this table has the default
+of Kubernetes. *run* and *init* are commands of ` + "`keelson-controlplane`" + `, *agent* is ` + "`keelson-agent`" + `. Each flag is also a key of the program's
+[configuration file](configuration.md). Set a flag of *run* to the same value on every replica. ` + "`--eviction-seconds`" + ` applies to pods that are created
+afterwards. A pod's own tolerations of ` + "`node.kubernetes.io/not-ready` and `node.kubernetes.io/unreachable`" + ` have precedence.
 
 | setting of Kubernetes | its default | Keelson's default | restores the default of Kubernetes |
 |---|---|---|---|

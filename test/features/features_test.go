@@ -17,11 +17,11 @@ import (
 	"testing"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write docs/features.md anew")
+var rewrite = flag.Bool("rewrite", false, "write docs/reference/features.md anew")
 
 const (
 	root     = "../.."
-	document = root + "/docs/features.md"
+	document = root + "/docs/reference/features.md"
 )
 
 // row is a line of rows.txt; one without an id is a heading.
@@ -174,6 +174,6 @@ func TestFeaturesAreWhatTestsShow(t *testing.T) {
 	}
 	got, err := os.ReadFile(document)
 	if err != nil || !bytes.Equal(got, want) {
-		t.Errorf("docs/features.md is not what the tests say (%v): go test ./test/features -rewrite", err)
+		t.Errorf("docs/reference/features.md is not what the tests say (%v): go test ./test/features -rewrite", err)
 	}
 }

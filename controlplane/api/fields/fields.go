@@ -8,7 +8,7 @@
 //
 // The answers stand in answers/*.txt, by Go type, so that a type that occurs in many kinds (a pod's specification,
 // metadata, selectors) is answered once. Refusals and removals are enforced from there (Answers.Check, Answers.Drop), so
-// that none can be forgotten; docs/compatibility.md is written from there. A field without an answer fails a test.
+// that none can be forgotten; docs/reference/compatibility.md is written from there. A field without an answer fails a test.
 package fields
 
 import (

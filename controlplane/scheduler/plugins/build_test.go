@@ -214,7 +214,7 @@ func TestEveryPointIsNamed(t *testing.T) {
 
 // What the documentation calls absent cannot be enabled, and may be disabled.
 func TestDocumentedAbsence(t *testing.T) {
-	raw, err := os.ReadFile("../../../docs/scheduling.md")
+	raw, err := os.ReadFile("../../../docs/reference/scheduler.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -37,7 +37,7 @@ func pluginFlags(c *cobra.Command, cfg *server.Config) func() error {
 	c.Flags().BoolVar(&cfg.MirrorPodPeers, "mirror-pod-peers", false,
 		"whether mirror pods (of static pods) are endpoints of Services and peers of network policies; every node can create them with any labels (docs/explanation/node-trust.md)")
 	c.Flags().StringSliceVar(&ranges, "service-external-ip-ranges", nil,
-		"CIDRs of the addresses that Services may name in spec.externalIPs (docs/services.md); the same on every replica (default: all that the cluster does not use itself)")
+		"CIDRs of the addresses that Services may name in spec.externalIPs (docs/reference/services.md); the same on every replica (default: all that the cluster does not use itself)")
 	return func() (err error) {
 		if cfg.ExternalIPRanges, err = parseRanges("service-external-ip-ranges", ranges); err != nil {
 			return err

@@ -220,10 +220,10 @@ func runFlags(c *cobra.Command, version string) (judged func() (server.Config, e
 	c.Flags().StringVar(&cfg.AdmissionConfig, "admission-control-config-file", "",
 		"file with the defaults and exemptions of Pod Security: an AdmissionConfiguration or a PodSecurityConfiguration")
 	c.Flags().StringVar(&cfg.SchedulerConfig, "scheduler-config", "",
-		"file with the scheduler's profiles: a KubeSchedulerConfiguration (docs/scheduling.md); the same on every replica")
+		"file with the scheduler's profiles: a KubeSchedulerConfiguration (docs/how-to/configure-the-scheduler.md); the same on every replica")
 	rebalances := rebalanceFlag(c, &cfg)
 	replaces := replaceFlag(c, &cfg)
-	c.Flags().StringVar(&cfg.EntryImage, "entry-image", entryImage(version), "image of the proxies that serve Ingresses and Gateways (docs/ingress.md, docs/gateway.md)")
+	c.Flags().StringVar(&cfg.EntryImage, "entry-image", entryImage(version), "image of the proxies that serve Ingresses and Gateways (docs/reference/ingress.md, docs/reference/gateway.md)")
 	plugins := pluginFlags(c, &cfg)
 	auditFlags(c, &cfg.Audit)
 	access := accessFlags(c, &cfg)
@@ -267,7 +267,7 @@ func flagValues(c *cobra.Command) map[string]string {
 // rebalanceFlag adds the pace at which pods move on request.
 func rebalanceFlag(c *cobra.Command, cfg *server.Config) (check func() error) {
 	c.Flags().DurationVar(&cfg.RebalanceInterval, "rebalance-interval", time.Minute,
-		"time between two pods that move because their workload asks to be rebalanced (docs/scheduling.md)")
+		"time between two pods that move because their workload asks to be rebalanced (docs/how-to/rebalance-pods.md)")
 	return func() error {
 		if cfg.RebalanceInterval < time.Second {
 			return fmt.Errorf("--rebalance-interval %v: want at least 1s", cfg.RebalanceInterval)
