@@ -113,6 +113,7 @@ var rows = []row{
 	// recover
 	{line: "kctl cluster VERB", why: pattern},
 	{line: "keelson-controlplane VERB", why: pattern},
+	{line: "kctl cluster backup verify FILE", by: "TestBackupAndRestore", off: "it reads a file, whatever the machine"},
 	{line: "kctl cluster restore-drill", by: "TestRestoreDrill, " + here},
 	{line: "kctl cluster restore-drill --fresh", by: "TestRestoreDrill, " + here},
 	{line: "keelson-controlplane inspect", by: "TestReplicaRebuilt, TestOfflineVerbs, " + here},
