@@ -3,6 +3,7 @@ package pages
 import (
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -52,6 +53,32 @@ func brokenLinks(page, text string) []string {
 		}
 	}
 	return broken
+}
+
+// named matches the path of a page in a text outside docs. A path within a URL does not match.
+var named = regexp.MustCompile(`(?:^|[^/\w.])(docs/[\w/-]+\.md)`)
+
+// Help texts, errors, comments and documents outside docs name pages that exist.
+func TestNamedPagesExist(t *testing.T) {
+	out, err := exec.Command("git", "-C", "../..", "grep", "-I", "-n", "--untracked", "-E", `docs/[A-Za-z0-9_/-]+\.md`, "--", ":!docs/").Output()
+	if err != nil {
+		t.Fatalf("git grep: %v", err)
+	}
+	found := 0
+	for line := range strings.Lines(string(out)) {
+		for _, m := range named.FindAllStringSubmatch(line, -1) {
+			found++
+			if m[1] == "docs/specification.md" { // a page of github.com/kubernetes/dns
+				continue
+			}
+			if _, err := os.Stat(filepath.Join("../..", m[1])); err != nil {
+				t.Errorf("%.140s: %s does not exist", strings.TrimSpace(line), m[1])
+			}
+		}
+	}
+	if found < 20 {
+		t.Errorf("%d pages are named: are the texts read?", found)
+	}
 }
 
 // Links between pages lead to a file that exists and to one of its headings.
