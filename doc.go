@@ -1,3 +1,3 @@
 // Package keelson is the root of the module; it holds the import law as a test.
-// See ARCHITECTURE.md for the rooms of the house.
+// ARCHITECTURE.md is the map of the code.
 package keelson
