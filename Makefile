@@ -1,7 +1,9 @@
 # Keelson. The two commands of the README: make up, make test.
 SHELL := /bin/bash
 PREFIX ?= /usr/local
-VERSION ?= $(shell git describe --always --dirty 2>/dev/null || echo dev)
+ifndef VERSION
+VERSION := $(shell scripts/version)
+endif
 GO ?= $(shell scripts/setup go)
 export GO
 BIN := $(CURDIR)/bin
