@@ -155,15 +155,24 @@ func (r *release) bundle(w io.Writer) error {
 	return t.Close()
 }
 
-var numbered = regexp.MustCompile(`^v?[0-9]+\.[0-9]`)
+var (
+	numbered    = regexp.MustCompile(`^v?[0-9]+\.[0-9]`)
+	prerelease  = regexp.MustCompile(`^(v?[0-9.]+)-((?:alpha|beta|rc)[0-9.]*)`)
+	development = regexp.MustCompile(`^(v?[0-9.]+)-dev\b`)
+)
 
-// debVersion is the release's version in Debian's form. What has no number is older than everything that has one.
+// debVersion returns the release's version in Debian's form. In Debian's order, a build of development and a prerelease are
+// older than their release, and builds of development are ordered by the time of their commits. A version without a number
+// is older than every version with a number.
 func (r *release) debVersion() string {
-	v := strings.ReplaceAll(r.version, "-", "+")
+	when := r.when.Format("20060102150405")
+	v := development.ReplaceAllString(r.version, "${1}~dev."+when)
+	v = prerelease.ReplaceAllString(v, "$1~$2")
+	v = strings.ReplaceAll(v, "-", "+")
 	if numbered.MatchString(v) {
 		return strings.TrimPrefix(v, "v")
 	}
-	return "0~" + r.when.Format("20060102150405") + "." + v
+	return "0~" + when + "." + v
 }
 
 func (r *release) deb(w io.Writer, all []file) error {

@@ -151,6 +151,31 @@ func TestVersionsOfThePackage(t *testing.T) {
 	}
 }
 
+// dpkg orders the packages of a release's versions as people do: builds of development by the time of their commits, then
+// prereleases, then the release.
+func TestVersionsOfThePackageAreOrdered(t *testing.T) {
+	if _, err := exec.LookPath("dpkg"); err != nil {
+		t.Skip("dpkg is missing")
+	}
+	var before string
+	for i, version := range []string{"f382c97", "v1.1.9", "v1.2.0-dev+ffffffff", "v1.2.0-dev+00000000", "v1.2.0-dev+00000000-next", "v1.2.0-rc.1",
+		"v1.2.0-rc.2", "v1.2.0", "v1.2.0+00000000", "v1.2.1-dev+00000000"} {
+		r := release{version: version, when: time.Unix(1700000000+int64(i), 0).UTC()}
+		if version == "v1.2.0-dev+00000000-next" {
+			r.when = r.when.Add(-time.Second) // the same commit
+		}
+		if strings.ContainsAny(r.debVersion(), " _/") {
+			t.Errorf("%s: %q is no version of a package", version, r.debVersion())
+		}
+		if before != "" {
+			if out, err := exec.Command("dpkg", "--compare-versions", before, "lt", r.debVersion()).CombinedOutput(); err != nil {
+				t.Errorf("%s (%s) does not follow %s: %v %s", r.debVersion(), version, before, err, out)
+			}
+		}
+		before = r.debVersion()
+	}
+}
+
 func TestWhatCannotBePacked(t *testing.T) {
 	r := built(t, time.Now())
 	if err := os.WriteFile(filepath.Join(r.root, "usr/bin/script"), []byte("#!/bin/sh\n"), 0o755); err != nil {
