@@ -1,5 +1,6 @@
-# Keelson. The two commands of the README: make up, make test.
+# Builds, tests and measures Keelson. `make help` lists the targets; scripts/ has what they run.
 SHELL := /bin/bash
+.DEFAULT_GOAL := help
 PREFIX ?= /usr/local
 ifndef VERSION
 VERSION := $(shell scripts/version)
@@ -8,88 +9,99 @@ GO ?= $(shell scripts/setup go)
 export GO
 BIN := $(CURDIR)/bin
 LDFLAGS := -s -w -X main.version=$(VERSION) -X keelson.dev/keelson/kctl.Version=$(VERSION)
-# Without the pages of golang.org/x/net/trace, which nobody serves here: they render templates, which may call any method by
-# its name, and so no method of any type could be left out of a program. test/soak sees to it.
+# Leaves out the debug pages of golang.org/x/net/trace. They render templates, which may call any method by its name, and
+# therefore keep the linker from removing unused methods. test/soak checks this.
 TAGS := grpcnotrace
 
-.PHONY: dist releases test-vm test-vm-docs vm-up vm-down bench-net up down test build setup install images unit e2e attack clients upgrade guest fault chaos soak soak-idle bench bench-store bench-sched bench-api bench-node bench-storage bench-scale bench-failover proto fmt vet clean
+.PHONY: help up down build setup install dist releases clean proto fmt vet test unit e2e attack clients upgrade guest fault chaos soak soak-idle test-vm test-vm-docs vm-up vm-down bench bench-store bench-sched bench-api bench-node bench-storage bench-scale bench-failover bench-net bench-kubectl
 
-up: build ## a lab cluster with the example running; says so when it is up already, starts it again when it is down
+# A line "##@ TEXT" is a heading of the help. The text after ## of a target is its help.
+help: ## List the targets
+	@awk -f scripts/help.awk $(firstword $(MAKEFILE_LIST))
+
+##@ Run a cluster on this machine
+up: build ## Start a lab cluster with an example, or restart a stopped one
 	@scripts/up $(BIN) $(PREFIX)
-
-down: ## take the lab away
+down: ## Remove the lab cluster and the installed programs
 	@scripts/down $(BIN) $(PREFIX)
 
-test: build ## unit, integration and end-to-end tests
-	@scripts/test
-
-setup: ## what is missing of the machine's packages
-	@scripts/setup
-
-build: setup ## the binaries, the CNI plugins and the images, below bin/
+##@ Build
+build: setup ## Build the programs, the CNI plugins and the images in bin/
 	@scripts/build $(BIN) '$(VERSION)' '$(TAGS)' '$(LDFLAGS)'
-
-install: build ## the binaries to $(PREFIX)/bin
+setup: ## Install the packages that the build needs, or list the missing ones
+	@scripts/setup
+install: build ## Copy the programs to PREFIX/bin; PREFIX is /usr/local by default
 	@scripts/install $(BIN) $(PREFIX)
-
-dist: setup ## what machines are installed from, in bin/dist: tarballs, Debian packages, images, lists of parts, sums; ARCHES=amd64: not arm64
+dist: setup ## Build a release in bin/dist, for ARCHES="amd64 arm64"
 	@scripts/dist '$(VERSION)' '$(TAGS)' '$(LDFLAGS)'
-
-unit: ; @scripts/test unit
-e2e: build ; @scripts/test e2e
-attack: build ; @scripts/test attack
-clients: build ## Helm, an operator and client libraries of other languages against the lab
-	@scripts/test clients
-
-upgrade: build ## the release before becomes this one in a lab, and goes back, while it serves
-	@scripts/test upgrade
-
-guest: build ## what needs cgroup v2 and every capability, on a kernel of its own under qemu
-	@scripts/test guest
-test-vm test-vm-docs: releases
-test-vm: ## Debian machines with systemd under qemu, installed from what 'make dist' makes: faults, and nothing left; no part of 'make test'; MACHINES="cp1 w1" has fewer than five
-	@scripts/test vm
-test-vm-docs: ## the command lines of the pages about installation, operation, upgrades, recovery and security, on such machines; no part of 'make test'; KEEP=DIR keeps them
-	@scripts/test vmdocs
-releases: build
+releases: build ## Build the two releases that test-vm and test-vm-docs install
 	@rm -rf $(BIN)/dist $(BIN)/next && ARCHES=amd64 $(MAKE) --no-print-directory dist
 	@ARCHES=amd64 DIST=$(BIN)/next $(MAKE) --no-print-directory dist VERSION='$(VERSION)-next'
-vm-up: build ## Debian machines under qemu, left running for a person, with a cluster on them by 'kctl cluster up'; MACHINES="cp1 w1" says which
-	@rm -rf $(BIN)/dist && ARCHES=amd64 $(MAKE) --no-print-directory dist
-	@scripts/vm-up
-vm-down: ## take them away, with their disks
-	@scripts/vm-up down
-fault: build ## break it in every way; DURATION=10m: the store for that long, SEED=n: by another plan
+proto: ## Generate the Go code in proto/; needs protoc and its two Go plugins
+	protoc --go_out=. --go_opt=module=keelson.dev/keelson --go-grpc_out=. --go-grpc_opt=module=keelson.dev/keelson proto/*/v1/*.proto
+clean: ## Remove bin/
+	rm -rf $(BIN)
+
+##@ Check the code
+fmt: ## Format all Go files
+	gofmt -l -w .
+vet: ## Run go vet on all packages
+	$(GO) vet ./...
+
+##@ Test
+test: build ## Run the unit, integration and end-to-end tests
+	@scripts/test
+unit: ## Run the unit tests; PKG=internal/wait RUN=TestFor RACE=1 ARGS=-v runs some
+	@PKG='$(value PKG)' RUN='$(value RUN)' RACE='$(RACE)' ARGS='$(value ARGS)' scripts/test unit
+e2e: build ## Run the end-to-end tests in a lab cluster
+	@scripts/test e2e
+attack: build ## Run the tests with hostile clients, nodes and containers
+	@scripts/test attack
+clients: build ## Run Helm, an operator and client libraries against a lab cluster
+	@scripts/test clients
+upgrade: build ## Upgrade and downgrade a lab cluster between the previous release and this one
+	@scripts/test upgrade
+guest: build ## Run the tests for cgroup v2 and all capabilities, in a virtual machine
+	@scripts/test guest
+fault: build ## Run the fault tests; DURATION=10m SEED=n sets those of the store
 	@scripts/test fault
-chaos: build ## leaders are killed, frozen, cut off and handed over under applies, watches, rollouts and Service requests; DURATION=5m, SEED=n has a run again
+chaos: build ## Kill, freeze and cut off leaders under load; DURATION=5m SEED=n
 	@scripts/test chaos
-soak: setup ## a control plane's memory before and after 10,000 pods came and went, and tests with more repetitions than 'make test' has; ARGS="-soak.profiles=DIR" keeps what held the memory
+soak: setup ## Measure a control plane's memory across 10,000 pods, and repeat tests
 	@$(GO) test -count=1 -timeout 30m -v ./test/soak -run Churn -soak.pods=10000 $(ARGS)
 	@scripts/test repeated
-
-soak-idle: setup ## a control plane's memory in an hour in which nothing changes
+soak-idle: setup ## Measure a control plane's memory during one idle hour
 	@$(GO) test -count=1 -timeout 70m -v ./test/soak -run Idle -soak.idle=1h $(ARGS)
 
-bench: build ## a short form of every benchmark, as a table
+##@ Test on virtual machines
+test-vm: releases ## Test installation and faults on Debian machines; MACHINES="cp1 w1"
+	@scripts/test vm
+test-vm-docs: releases ## Run the command lines of the operators' pages on machines; KEEP=DIR
+	@scripts/test vmdocs
+vm-up: build ## Start Debian machines with a cluster and leave them running; MACHINES="cp1 w1"
+	@rm -rf $(BIN)/dist && ARCHES=amd64 $(MAKE) --no-print-directory dist
+	@scripts/vm-up
+vm-down: ## Remove the machines of vm-up with their disks
+	@scripts/vm-up down
+
+##@ Measure
+bench: build ## Run a short form of every benchmark and print a table
 	@scripts/bench
-bench-store: setup ## the store beside etcd, in full; ARGS="-help" tells the flags
+bench-store: setup ## Compare the store with etcd; ARGS=-help lists the flags
 	@scripts/bench store $(ARGS)
-bench-sched: setup ; @scripts/bench -only sched,bound $(ARGS) ## the scheduler alone, and pods created until bound in three replicas on loopback
-bench-api: build ; @scripts/bench -only api
-bench-node: build ; @scripts/bench -only node
-bench-storage: build ; @scripts/bench -only storage $(ARGS) ## a claim created until its pod is Ready beside a pod with an emptyDir, in turns and 100 at once
-bench-scale: setup ## a Deployment of 5,000 while leaders change, and a cluster of many nodes at rest, in churn and after its leader's death; ARGS="-nodes 4800 -pods 50000" its size
+bench-sched: setup ## Measure the scheduler alone, and pods from created to bound
+	@scripts/bench -only sched,bound $(ARGS)
+bench-api: build ## Measure the API server
+	@scripts/bench -only api
+bench-node: build ## Measure pod starts on a node
+	@scripts/bench -only node
+bench-storage: build ## Measure the time from a created claim to a ready pod
+	@scripts/bench -only storage $(ARGS)
+bench-scale: setup ## Measure thousands of nodes and pods; ARGS="-nodes 4800 -pods 50000"
 	@scripts/bench scale $(ARGS)
-bench-failover: setup ## the leader is killed under load, 100 times: how long until controllers, scheduler, agents and watches go on; ARGS="-kills 20" fewer
+bench-failover: setup ## Kill the leader under load, and measure the outage; ARGS="-kills 20"
 	@scripts/bench scale -only failover $(ARGS)
-bench-net: setup ## what Service rules cost, to write and to traffic; ARGS=dns: the agent's DNS beside CoreDNS; ARGS=policies: with 1,000 network policies beside none; ARGS="services -help" tells the flags
+bench-net: setup ## Measure Services; ARGS=dns: names; ARGS=policies: network policies
 	@scripts/bench net $(ARGS)
-bench-kubectl: ## how long kubectl takes to list 1,000 pods, to explain all of a pod, to apply 100 objects: medians, by version
+bench-kubectl: ## Measure kubectl list, explain and apply
 	@$(GO) test -count=1 -run '^$$' -bench Kubectl -benchtime 7x ./controlplane/apiserver
-
-fmt: ; gofmt -l -w .
-vet: ; $(GO) vet ./...
-clean: ; rm -rf $(BIN)
-
-proto: ## regenerate what is below proto/ (needs protoc, protoc-gen-go, protoc-gen-go-grpc)
-	protoc --go_out=. --go_opt=module=keelson.dev/keelson --go-grpc_out=. --go-grpc_opt=module=keelson.dev/keelson proto/*/v1/*.proto
