@@ -31,3 +31,10 @@ func (r *Replica) TellToStand(other *Replica) error {
 	var resp raft.TimeoutNowResponse
 	return r.trans.TimeoutNow(raft.ServerID(other.cfg.Name), raft.ServerAddress(other.address), &raft.TimeoutNowRequest{RPCHeader: r.header()}, &resp)
 }
+
+// Follows returns the leader that raft takes for its own, and whether raft is a candidate.
+func (r *Replica) Follows() (leader string, candidate bool) {
+	candidate = r.raft.State() == raft.Candidate
+	_, id := r.raft.LeaderWithID()
+	return string(id), candidate
+}

@@ -3,6 +3,7 @@ package replica
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -13,15 +14,29 @@ import (
 // lost and sent again, or because it was sent twice, would so depose the leader whom it has made, or another one. Therefore
 // raft hears of it here only while this replica follows who sends it, or where this replica has told itself (stand).
 
-// handOvers is a transport that refuses hand-overs that are not of now.
+// handOvers is a transport that refuses outdated hand-overs.
+//
+// raft handles heartbeats beside its main goroutine. One that it handles after it has obeyed a hand-over, and before it has
+// written its new term, makes the previous leader the leader of the candidate. If that election is lost, the candidate refuses
+// its vote to all others because it has a leader, until that leader is back. Heartbeats therefore wait meanwhile.
 type handOvers struct {
 	*silentWhenHung
-	r      *Replica
-	timely chan raft.RPC
+	r          *Replica
+	timely     chan raft.RPC
+	heartbeats sync.RWMutex // held to read while a heartbeat is handled, and to write from a hand-over to the new term
 }
 
 func newHandOvers(t *silentWhenHung, r *Replica) *handOvers {
 	return &handOvers{silentWhenHung: t, r: r, timely: make(chan raft.RPC)}
+}
+
+// SetHeartbeatHandler implements raft.Transport.
+func (h *handOvers) SetHeartbeatHandler(handle func(raft.RPC)) {
+	h.silentWhenHung.SetHeartbeatHandler(func(rpc raft.RPC) {
+		h.heartbeats.RLock()
+		defer h.heartbeats.RUnlock()
+		handle(rpc)
+	})
 }
 
 // Consumer implements raft.Transport.
@@ -58,12 +73,37 @@ func (h *handOvers) judge(ctx context.Context, rpc raft.RPC, req *raft.TimeoutNo
 		rpc.Respond(&raft.TimeoutNowResponse{}, err)
 		return
 	}
+	up := h.r.hints.raft.Load()
+	h.heartbeats.Lock()
+	defer h.heartbeats.Unlock()
+	term := up.CurrentTerm()
 	obeyed := make(chan raft.RPCResponse, 1)
 	h.pass(ctx, raft.RPC{Command: req, RespChan: obeyed})
 	select {
 	case a := <-obeyed:
 		rpc.Respond(a.Response, a.Error)
+		awaitTermAfter(ctx, up, term)
 	case <-ctx.Done():
+	}
+}
+
+// termPoll is how often a new term of raft is checked for.
+const termPoll = time.Millisecond
+
+// awaitTermAfter returns when raft, which has become a candidate in a term, has written the next term or is no longer a
+// candidate, or after writePatience: a candidate whose disk does not write cannot win.
+func awaitTermAfter(ctx context.Context, up *raft.Raft, term uint64) {
+	poll, late := time.NewTicker(termPoll), time.NewTimer(writePatience)
+	defer poll.Stop()
+	defer late.Stop()
+	for up.State() == raft.Candidate && up.CurrentTerm() == term {
+		select {
+		case <-poll.C:
+		case <-late.C:
+			return
+		case <-ctx.Done():
+			return
+		}
 	}
 }
 

@@ -169,3 +169,36 @@ func TestTransferIsAttemptedOnce(t *testing.T) {
 	release()
 	c.AwaitReady()
 }
+
+// A heartbeat that arrives between a hand-over and the candidate's new term does not make the previous leader the candidate's
+// leader: it would refuse its vote to all others if it lost.
+func TestCandidateHasNoLeader(t *testing.T) {
+	votes := make(map[string]*replica.HeldVotes)
+	c := storetest.NewCluster(t, 3, func(cfg *replica.Config) {
+		slowToMiss(cfg)
+		votes[cfg.Name] = new(replica.HeldVotes)
+		votes[cfg.Name].Put(cfg)
+	})
+	c.AwaitRevision(commit(t, c.Replica(c.Leader()), raftstore.Put("/a", nil)))
+	old, next := c.Leader(), c.Followers()[0]
+	term := c.Replica(old).Status().Term
+	release := votes[next].Hold()
+	defer release()
+	if err := c.Replica(old).TellToStand(c.Replica(next)); err != nil {
+		t.Fatal(err)
+	}
+	c.Await(next+" to become a candidate", func() bool { _, candidate := c.Replica(next).Follows(); return candidate })
+	handled := make(chan error, 1)
+	go func() { handled <- c.Replica(old).SpeakAsLeader(c.Replica(next), term) }()
+	select {
+	case <-handled:
+	case <-time.After(100 * time.Millisecond): // the heartbeat waits, or is late and has no effect
+		release()
+		<-handled
+	}
+	if leader, candidate := c.Replica(next).Follows(); candidate && leader != "" {
+		t.Errorf("%s is a candidate and follows %s", next, leader)
+	}
+	release()
+	commit(t, c.Replica(next), raftstore.Put("/b", nil))
+}
