@@ -155,7 +155,7 @@ func TestVersionsOfThePackage(t *testing.T) {
 // prereleases, then the release.
 func TestVersionsOfThePackageAreOrdered(t *testing.T) {
 	if _, err := exec.LookPath("dpkg"); err != nil {
-		t.Skip("dpkg is missing")
+		t.Skip("needs: dpkg, which compares versions of packages")
 	}
 	var before string
 	for i, version := range []string{"f382c97", "v1.1.9", "v1.2.0-dev+ffffffff", "v1.2.0-dev+00000000", "v1.2.0-dev+00000000-next", "v1.2.0-rc.1",

@@ -8,7 +8,8 @@ import (
 	"keelson.dev/keelson/test/bed"
 )
 
-// The rows of docs/reference/hardening.md's checklist that are about nodes: no port without a proof of who asks, and no key that others read.
+// Tests the rows about nodes in the checklist of docs/reference/hardening.md: every port authenticates its clients, and other users
+// cannot read the keys.
 func TestNodesAreHardened(t *testing.T) {
 	for _, w := range []string{"w1", "w2", "w3"} {
 		run := func(line string) string {

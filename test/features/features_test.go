@@ -17,7 +17,7 @@ import (
 	"testing"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write docs/reference/features.md anew")
+var rewrite = flag.Bool("rewrite", false, "regenerate docs/reference/features.md")
 
 const (
 	root     = "../.."

@@ -72,7 +72,7 @@ func TestJudgeMounts(t *testing.T) {
 			}
 		})
 	}
-	// What is lost for good is made anew, as docs/how-to/replace-a-replica.md has it.
+	// docs/how-to/replace-a-replica.md describes how a lost disk is replaced by an empty one.
 	w := newWorld(aCluster(3, 1))
 	made(w)
 	empty("cp2")(w)
