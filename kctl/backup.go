@@ -25,7 +25,7 @@ import (
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/internal/diskroom"
+	"keelson.dev/keelson/internal/diskheadroom"
 )
 
 func backupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
@@ -56,7 +56,7 @@ func backupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 					return errors.New("--recipient: want a recipient of age, age1...")
 				}
 			}
-			return backup(f, streams, args[0], to, diskroom.Place{Beside: beside})
+			return backup(f, streams, args[0], to, diskheadroom.Place{Beside: beside})
 		},
 	}
 	c.Flags().StringArrayVar(&to, "recipient", nil, "recipient of age, age1..., to whom the backup is sealed (repeatable)")
@@ -137,7 +137,7 @@ func printBackup(w io.Writer, path string, b api.ClusterBackup) error {
 // backup streams the state from a replica. Only a file that is whole gets its
 // name; what ends it early, a signal too, leaves nothing behind. A store on the same disk, which on names,
 // keeps the room that it needs.
-func backup(f cmdutil.Factory, streams genericiooptions.IOStreams, path string, to []string, on diskroom.Place) error {
+func backup(f cmdutil.Factory, streams genericiooptions.IOStreams, path string, to []string, on diskheadroom.Place) error {
 	if path == "-" {
 		// Nothing is to be tidied up: signals do what they always do.
 		n, err := receive(context.Background(), f, to, streams.Out, streams.ErrOut)

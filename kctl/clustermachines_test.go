@@ -18,7 +18,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"keelson.dev/keelson/test/bed/sshd"
+	"keelson.dev/keelson/test/testenv/sshd"
 )
 
 // machineDir is the folder of the program testdata/machine once a test has built it. TestMain removes the folder.

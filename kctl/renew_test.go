@@ -19,7 +19,7 @@ import (
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 
 	"keelson.dev/keelson/internal/wait"
-	"keelson.dev/keelson/test/bed/loopback"
+	"keelson.dev/keelson/test/testenv/loopback"
 )
 
 // oneReplica runs a cluster of one replica until the test ends, for two minutes at most.

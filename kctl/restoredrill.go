@@ -26,8 +26,8 @@ import (
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/internal/diskroom"
-	"keelson.dev/keelson/kctl/drill"
+	"keelson.dev/keelson/internal/diskheadroom"
+	"keelson.dev/keelson/kctl/restoretest"
 )
 
 // served is what 'keelson-controlplane backup serve -o json' says.
@@ -91,7 +91,7 @@ func restoreDrillCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) 
 			pass = append(pass, "--backup-s3-path-style")
 		}
 		if *fresh {
-			path, done, err := freshBackup(ctx, f, streams.ErrOut, diskroom.Place{Folder: cmp.Or(c.Flags().Lookup("work-dir").Value.String(), "/var/tmp"),
+			path, done, err := freshBackup(ctx, f, streams.ErrOut, diskheadroom.Place{Folder: cmp.Or(c.Flags().Lookup("work-dir").Value.String(), "/var/tmp"),
 				Beside: cmp.Or(c.Flags().Lookup("data-dir").Value.String(), defaultDataDir)})
 			if err != nil {
 				return err
@@ -117,14 +117,14 @@ func restoreDrillCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) 
 		if done, err := printJSON(streams.Out, *output, rows); done {
 			return errors.Join(err, verdict(rows))
 		}
-		return errors.Join(drill.Print(streams.Out, rows), verdict(rows))
+		return errors.Join(restoretest.Print(streams.Out, rows), verdict(rows))
 	}
 	return c
 }
 
 // freshBackup makes a backup now. Its file is locked: the one of a process that was killed is not, and the program that serves
 // backups removes it by its name when it is called next.
-func freshBackup(ctx context.Context, f cmdutil.Factory, progress io.Writer, in diskroom.Place) (path string, done func(), err error) {
+func freshBackup(ctx context.Context, f cmdutil.Factory, progress io.Writer, in diskheadroom.Place) (path string, done func(), err error) {
 	out, err := os.CreateTemp(in.Folder, api.TrialPrefix) // mode 0600
 	if err != nil {
 		return "", nil, fmt.Errorf("--work-dir: %w", err)
@@ -140,15 +140,15 @@ func freshBackup(ctx context.Context, f cmdutil.Factory, progress io.Writer, in 
 	return out.Name(), done, nil
 }
 
-func verdict(rows []drill.Row) error {
-	if drill.Good(rows) {
+func verdict(rows []restoretest.Row) error {
+	if restoretest.Good(rows) {
 		return nil
 	}
 	return errors.New("the drill has failed: what is served is not what the backup should hold")
 }
 
 // restoreDrill has a backup served, and compares kind by kind.
-func restoreDrill(ctx context.Context, f cmdutil.Factory, progress io.Writer, args []string, offline bool) ([]drill.Row, error) {
+func restoreDrill(ctx context.Context, f cmdutil.Factory, progress io.Writer, args []string, offline bool) ([]restoretest.Row, error) {
 	began := time.Now()
 	child, s, err := startServing(ctx, args)
 	if err != nil {
@@ -171,7 +171,7 @@ func restoreDrill(ctx context.Context, f cmdutil.Factory, progress io.Writer, ar
 			return nil, err
 		}
 	}
-	var rows []drill.Row
+	var rows []restoretest.Row
 	for _, k := range s.Backup.Kinds {
 		if k.Resource == "" || k.Hidden {
 			continue
@@ -221,14 +221,14 @@ func clientOf(cfg *rest.Config, err error) (rest.Interface, error) {
 }
 
 // drillKind reads a kind on both sides. live is nil where the cluster is not asked.
-func drillKind(ctx context.Context, k api.ClusterBackupKind, revision uint64, restored, live rest.Interface) drill.Row {
+func drillKind(ctx context.Context, k api.ClusterBackupKind, revision uint64, restored, live rest.Interface) restoretest.Row {
 	name := k.Resource
 	path := "/api/" + k.Version + "/" + k.Resource
 	if k.Group != "" {
 		name += "." + k.Group
 		path = "/apis/" + k.Group + "/" + k.Version + "/" + k.Resource
 	}
-	one := drill.Kind{Name: name, Held: k.Objects, Expiring: k.Expiring}
+	one := restoretest.Kind{Name: name, Held: k.Objects, Expiring: k.Expiring}
 	problem := func(where string, err error) {
 		if one.Problem == "" {
 			one.Problem = fmt.Sprintf("listing it %s: %v", where, err)
@@ -241,12 +241,12 @@ func drillKind(ctx context.Context, k api.ClusterBackupKind, revision uint64, re
 	if live != nil {
 		switch one.Live, err = listed(ctx, live, name, path); {
 		case apierrors.IsNotFound(err): // its definition was removed since, and all of its objects
-			one.Live = map[string]drill.Object{}
+			one.Live = map[string]restoretest.Object{}
 		case err != nil:
 			problem("in the cluster", err)
 		}
 	}
-	return drill.Compare(one, revision)
+	return restoretest.Compare(one, revision)
 }
 
 // mostPages bounds one list, with drillPage objects on each.
@@ -256,7 +256,7 @@ const (
 )
 
 // listed reads all objects of a path, page by page. A list whose pages have become too old is begun anew.
-func listed(ctx context.Context, c rest.Interface, resource, path string) (out map[string]drill.Object, err error) {
+func listed(ctx context.Context, c rest.Interface, resource, path string) (out map[string]restoretest.Object, err error) {
 	for range 3 {
 		if out, err = listOnce(ctx, c, resource, path); !apierrors.IsResourceExpired(err) {
 			break
@@ -265,8 +265,8 @@ func listed(ctx context.Context, c rest.Interface, resource, path string) (out m
 	return out, err
 }
 
-func listOnce(ctx context.Context, c rest.Interface, resource, path string) (map[string]drill.Object, error) {
-	out := map[string]drill.Object{}
+func listOnce(ctx context.Context, c rest.Interface, resource, path string) (map[string]restoretest.Object, error) {
+	out := map[string]restoretest.Object{}
 	next := ""
 	for range mostPages {
 		q := url.Values{"limit": {fmt.Sprint(drillPage)}}
@@ -287,7 +287,7 @@ func listOnce(ctx context.Context, c rest.Interface, resource, path string) (map
 			return nil, fmt.Errorf("unexpected answer: %w", err)
 		}
 		for _, item := range page.Items {
-			name, o, err := drill.Read(resource, item)
+			name, o, err := restoretest.Read(resource, item)
 			if err != nil {
 				return nil, err
 			}

@@ -17,7 +17,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"keelson.dev/keelson/internal/wholefile"
+	"keelson.dev/keelson/internal/durable"
 )
 
 // version of what is on disk. Fields are added under new names and never change their meaning; who reads skips those
@@ -64,7 +64,7 @@ func save(file string, content any) error {
 	if len(b) > maxRecord {
 		return fmt.Errorf("%d bytes: %d at most", len(b), maxRecord)
 	}
-	return wholefile.Write(file, b)
+	return durable.Write(file, b)
 }
 
 func read(file string, content any) error {

@@ -18,7 +18,7 @@ import (
 	dra "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"keelson.dev/keelson/agent"
-	"keelson.dev/keelson/internal/wholefile"
+	"keelson.dev/keelson/internal/durable"
 )
 
 // recordVersion is that of what is on disk. Fields are added under new names and never change their meaning; who reads
@@ -55,7 +55,7 @@ func (d *Devices) write(file string, r *record) error {
 		err = fmt.Errorf("%d bytes: %d at most", len(b), maxRecord)
 	}
 	if err == nil {
-		err = wholefile.Write(file, b)
+		err = durable.Write(file, b)
 	}
 	if err != nil {
 		return fmt.Errorf("writing down the devices of resourceclaim %s/%s: %w", r.Namespace, r.Name, err)

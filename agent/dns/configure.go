@@ -20,7 +20,7 @@ import (
 	"keelson.dev/keelson/agent/dns/corefile"
 	"keelson.dev/keelson/agent/dns/forward"
 	"keelson.dev/keelson/agent/dns/zone"
-	"keelson.dev/keelson/internal/within"
+	"keelson.dev/keelson/internal/safepath"
 )
 
 // The ConfigMap of the Corefile, as every installation of CoreDNS names it.
@@ -130,7 +130,7 @@ func (s *Server) files(cfg *corefile.Config, keys map[string]string) map[string]
 			from = s.cfg.ResolvConf
 		}
 		out[name] = ""
-		f, err := within.Regular(from)
+		f, err := safepath.Regular(from)
 		if err != nil {
 			return
 		}

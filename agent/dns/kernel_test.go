@@ -24,7 +24,7 @@ import (
 
 	"keelson.dev/keelson/agent/fake"
 	"keelson.dev/keelson/internal/wait"
-	"keelson.dev/keelson/test/bed/space"
+	"keelson.dev/keelson/test/testenv/space"
 )
 
 // pair joins a pod's namespace to the node's.

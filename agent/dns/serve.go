@@ -20,7 +20,7 @@ import (
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
 
-	"keelson.dev/keelson/internal/door"
+	"keelson.dev/keelson/internal/connlimit"
 )
 
 // The bounds of clients.
@@ -149,7 +149,7 @@ func (s *Server) start(ctx context.Context, f *front) {
 		f.done.Go(func() { s.packets(ctx, c, &f.done) })
 	}
 	f.done.Go(func() {
-		s.connections(ctx, door.New(f.tcp, door.Limits{All: maxConnections, PerSource: connectionsOfOne, Strangers: maxConnections, PerUnsure: connectionsOfOne}), &f.done)
+		s.connections(ctx, connlimit.New(f.tcp, connlimit.Limits{All: maxConnections, PerSource: connectionsOfOne, Strangers: maxConnections, PerUnsure: connectionsOfOne}), &f.done)
 	})
 }
 

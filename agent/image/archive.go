@@ -21,8 +21,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
 	"keelson.dev/keelson/agent"
-	"keelson.dev/keelson/internal/wholefile"
-	"keelson.dev/keelson/internal/within"
+	"keelson.dev/keelson/internal/durable"
+	"keelson.dev/keelson/internal/safepath"
 )
 
 // Annotations of an index that name an image.
@@ -46,7 +46,7 @@ func (s *Store) importFolder(ctx context.Context) {
 		return
 	}
 	done := map[string]archiveMark{}
-	_ = wholefile.ReadJSON(s.path("archives.json"), &done)
+	_ = durable.ReadJSON(s.path("archives.json"), &done)
 	changed := false
 	for _, e := range entries {
 		if e.IsDir() || strings.HasPrefix(e.Name(), ".") || ctx.Err() != nil {
@@ -165,7 +165,7 @@ func (s *Store) importArchive(ctx context.Context, file string) ([]string, error
 	if err != nil {
 		return nil, err
 	}
-	defer within.RemoveAll(filepath.Dir(tmp))
+	defer safepath.RemoveAll(filepath.Dir(tmp))
 	if err := extractArchive(ctx, file, tmp, s.limits); err != nil {
 		return nil, fmt.Errorf("%w: archive %s: %w", agent.ErrImageUnpack, file, err)
 	}

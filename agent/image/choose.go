@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"keelson.dev/keelson/internal/floor"
+	"keelson.dev/keelson/internal/reservedspace"
 )
 
 // leastIdle is how long an image stays after its last use, as kubelet's --minimum-image-ttl-duration has it: somebody
@@ -32,7 +32,7 @@ func (f fileSystem) inodes() fileSystem {
 // short says how much has to be removed. Nothing as long as there is half as much again as the floor; from there on as
 // much as brings it to twice the floor: with the default those are the 85 and 80 percent at which kubelet begins and
 // ends. A floor that is most of the disk gets as much above it as there can be.
-func (f fileSystem) short(keep floor.Floor) room {
+func (f fileSystem) short(keep reservedspace.Floor) room {
 	lack := func(size, free, floor int64) int64 {
 		above := min(floor, max(0, size-floor)/2)
 		if size <= 0 || floor <= 0 || free >= floor+above/2 {
@@ -45,7 +45,7 @@ func (f fileSystem) short(keep floor.Floor) room {
 }
 
 // pressed says that less than the floor is free.
-func (f fileSystem) pressed(keep floor.Floor) bool {
+func (f fileSystem) pressed(keep reservedspace.Floor) bool {
 	return f.size.bytes > 0 && f.free.bytes < keep.Of(f.size.bytes) ||
 		f.size.inodes > 0 && f.free.inodes < keep.Share(f.size.inodes)
 }

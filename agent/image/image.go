@@ -34,8 +34,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"keelson.dev/keelson/agent"
-	"keelson.dev/keelson/internal/floor"
-	"keelson.dev/keelson/internal/within"
+	"keelson.dev/keelson/internal/reservedspace"
+	"keelson.dev/keelson/internal/safepath"
 )
 
 // Config says where images live and how registries are reached.
@@ -52,9 +52,9 @@ type Config struct {
 
 	Limits Limits
 	// Floor is what has to stay free of the file system for the node not to count as short of disk: MakeRoom goes by it.
-	Floor floor.Floor
+	Floor reservedspace.Floor
 	// Inodes is the same of inodes, with a size as a number; the zero value is the share that Floor is.
-	Inodes floor.Floor
+	Inodes reservedspace.Floor
 }
 
 // Store implements agent.Images.
@@ -104,7 +104,7 @@ func (s *Store) Run(ctx context.Context) (err error) {
 	} else if err != nil {
 		return fmt.Errorf("prepare the image store: %w", err)
 	}
-	if err := within.RemoveAll(s.path("tmp")); err != nil {
+	if err := safepath.RemoveAll(s.path("tmp")); err != nil {
 		return fmt.Errorf("clear scratch of the image store: %w", err)
 	}
 	for _, dir := range []string{s.path("images"), s.path("layers"), s.path("containers"), s.path("tmp"), s.containerRecord("")} {

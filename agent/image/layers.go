@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"keelson.dev/keelson/agent"
-	"keelson.dev/keelson/internal/within"
+	"keelson.dev/keelson/internal/safepath"
 )
 
 // parallelLayers bounds how many layers of an image are fetched at once.
@@ -99,7 +99,7 @@ func (s *Store) unpackLayer(ctx context.Context, l v1.Layer, diff v1.Hash, chain
 	if err != nil {
 		return err
 	}
-	defer within.RemoveAll(filepath.Dir(tmp))
+	defer safepath.RemoveAll(filepath.Dir(tmp))
 	blob, err := l.Compressed()
 	if err != nil {
 		return fmt.Errorf("%w: %w", errFetch, err)
@@ -193,11 +193,11 @@ func mkdirTemp(dir, pattern string) (string, error) {
 
 // replaceFolder moves from to to, over what may be there.
 func replaceFolder(from, to string) error {
-	if err := within.RemoveAll(to); err != nil {
+	if err := safepath.RemoveAll(to); err != nil {
 		return err
 	}
 	if err := os.Rename(from, to); err != nil {
 		return err
 	}
-	return within.RemoveAll(filepath.Dir(from))
+	return safepath.RemoveAll(filepath.Dir(from))
 }

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"keelson.dev/keelson/internal/floor"
+	"keelson.dev/keelson/internal/reservedspace"
 )
 
 // Limits bound what an image can cost its node, whatever it says of itself. Zero fields mean the values named.
@@ -20,12 +20,12 @@ type Limits struct {
 	Names   int64 // bytes of memory for names that unpacking a layer has to remember; 64 MiB
 	Images  int   // unpacked at the same time; 4
 	// Free is what images leave of the file system, and of its inodes the same share; 5%.
-	Free floor.Floor
+	Free reservedspace.Floor
 }
 
 func (l Limits) orDefaults() Limits {
 	return Limits{Entries: cmp.Or(l.Entries, 1_000_000), Bytes: cmp.Or(l.Bytes, 64<<30), Names: cmp.Or(l.Names, 64<<20),
-		Free: cmp.Or(l.Free, floor.Percent(5)), Images: cmp.Or(l.Images, 4)}
+		Free: cmp.Or(l.Free, reservedspace.Percent(5)), Images: cmp.Or(l.Images, 4)}
 }
 
 const (

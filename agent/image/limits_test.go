@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"keelson.dev/keelson/internal/floor"
+	"keelson.dev/keelson/internal/reservedspace"
 )
 
 // A layer that wants more than a node gives ends with a word, soon, and leaves nothing behind.
@@ -99,7 +99,7 @@ func TestUnpackLeavesRoom(t *testing.T) {
 		if err := os.Mkdir(sub, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		u, err := newUnpacker(sub, Limits{Free: floor.Percent(25)}.orDefaults())
+		u, err := newUnpacker(sub, Limits{Free: reservedspace.Percent(25)}.orDefaults())
 		if err != nil {
 			t.Fatal(err)
 		}

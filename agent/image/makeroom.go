@@ -12,9 +12,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"keelson.dev/keelson/internal/floor"
-	"keelson.dev/keelson/internal/wholefile"
-	"keelson.dev/keelson/internal/within"
+	"keelson.dev/keelson/internal/durable"
+	"keelson.dev/keelson/internal/reservedspace"
+	"keelson.dev/keelson/internal/safepath"
 )
 
 // Removed is what MakeRoom did.
@@ -69,7 +69,7 @@ func (s *Store) MakeRoom(ctx context.Context, needed []string) (Removed, error) 
 // lacks is how much has to be removed.
 func (s *Store) lacks(fs fileSystem) room {
 	want := fs.short(s.cfg.Floor)
-	if s.cfg.Inodes != (floor.Floor{}) {
+	if s.cfg.Inodes != (reservedspace.Floor{}) {
 		want.inodes = fs.inodes().short(s.cfg.Inodes).bytes
 	}
 	return want
@@ -77,7 +77,7 @@ func (s *Store) lacks(fs fileSystem) room {
 
 // pressed says that less is free than has to be.
 func (s *Store) pressed(fs fileSystem) bool {
-	if s.cfg.Inodes == (floor.Floor{}) {
+	if s.cfg.Inodes == (reservedspace.Floor{}) {
 		return fs.pressed(s.cfg.Floor)
 	}
 	return fs.bytes().pressed(s.cfg.Floor) || fs.inodes().pressed(s.cfg.Inodes)
@@ -141,7 +141,7 @@ func (s *Store) removeUnused(needed []string, stood map[string]bool, want room) 
 	}
 	s.mu.Unlock()
 	for _, path := range aside {
-		if err := within.RemoveAll(path); err != nil { // the next start tries again
+		if err := safepath.RemoveAll(path); err != nil { // the next start tries again
 			failed = errors.Join(failed, fmt.Errorf("delete what is left of a removed image: %w", err))
 		}
 	}
@@ -174,7 +174,7 @@ func (s *Store) layerSizes() map[string]room {
 	entries, _ := os.ReadDir(s.path("layers"))
 	for _, e := range entries {
 		var l layer
-		if key, ok := strings.CutSuffix(e.Name(), ".json"); ok && wholefile.ReadJSON(s.path("layers", e.Name()), &l) == nil {
+		if key, ok := strings.CutSuffix(e.Name(), ".json"); ok && durable.ReadJSON(s.path("layers", e.Name()), &l) == nil {
 			out[key] = room{l.Bytes, l.Inodes}
 		}
 	}
@@ -189,7 +189,7 @@ func (s *Store) archived() (map[string]bool, error) {
 		return out, nil
 	}
 	marks := map[string]archiveMark{}
-	if err := wholefile.ReadJSON(s.path("archives.json"), &marks); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := durable.ReadJSON(s.path("archives.json"), &marks); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("read which images come from archives: %w", err)
 	}
 	for name, mark := range marks {

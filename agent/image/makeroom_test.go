@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"keelson.dev/keelson/internal/floor"
+	"keelson.dev/keelson/internal/reservedspace"
 	"keelson.dev/keelson/internal/virtual"
 )
 
@@ -29,7 +29,7 @@ func onSmallDisk(t *testing.T, keep int64, cfg Config) (*Store, func()) {
 		cfg.Root = filepath.Join(t.TempDir(), "images")
 		tmpfs(t, cfg.Root)
 	}
-	cfg.Floor, cfg.Limits.Free = floor.Bytes(keep), floor.Bytes(keep/2)
+	cfg.Floor, cfg.Limits.Free = reservedspace.Bytes(keep), reservedspace.Bytes(keep/2)
 	return open(t, cfg)
 }
 

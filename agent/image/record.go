@@ -12,8 +12,8 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"golang.org/x/sys/unix"
 
-	"keelson.dev/keelson/internal/wholefile"
-	"keelson.dev/keelson/internal/within"
+	"keelson.dev/keelson/internal/durable"
+	"keelson.dev/keelson/internal/safepath"
 )
 
 // image is what image.json holds, and the parsed config.
@@ -60,7 +60,7 @@ func (s *Store) load() error {
 		im, err := s.loadImage(e.Name())
 		if err != nil {
 			s.log.Warn("an image of the store is unusable and is dropped", "image", e.Name(), "error", err)
-			if err := within.RemoveAll(s.path("images", e.Name())); err != nil {
+			if err := safepath.RemoveAll(s.path("images", e.Name())); err != nil {
 				return err
 			}
 			continue
@@ -76,7 +76,7 @@ func (s *Store) load() error {
 	}
 	for _, e := range entries {
 		var c container
-		if err := wholefile.ReadJSON(s.containerRecord(e.Name()), &c); err != nil {
+		if err := durable.ReadJSON(s.containerRecord(e.Name()), &c); err != nil {
 			if err := s.discard(s.path("containers", e.Name())); err != nil {
 				return err
 			}
@@ -102,7 +102,7 @@ func (s *Store) load() error {
 
 func (s *Store) loadImage(hex string) (*image, error) {
 	im := &image{}
-	if err := wholefile.ReadJSON(s.path("images", hex, "image.json"), im); err != nil {
+	if err := durable.ReadJSON(s.path("images", hex, "image.json"), im); err != nil {
 		return nil, err
 	}
 	st, err := os.Stat(s.path("images", hex, "image.json"))
@@ -113,7 +113,7 @@ func (s *Store) loadImage(hex string) (*image, error) {
 	if hexOf(im.ID) != hex {
 		return nil, fmt.Errorf("it is of %s", im.ID)
 	}
-	if err := wholefile.ReadJSON(s.path("images", hex, "config.json"), &im.config); err != nil {
+	if err := durable.ReadJSON(s.path("images", hex, "config.json"), &im.config); err != nil {
 		return nil, err
 	}
 	for _, k := range im.Layers {
@@ -168,7 +168,7 @@ func (s *Store) discard(path string) error {
 	end := s.deleting.begin()
 	s.trash.Go(func() {
 		defer end()
-		if err := within.RemoveAll(to); err != nil {
+		if err := safepath.RemoveAll(to); err != nil {
 			s.log.Warn("scratch cannot be deleted; the next start tries again", "path", to, "error", err)
 		}
 	})
@@ -274,5 +274,5 @@ func saveContainer(path string, c container) error {
 	if err != nil {
 		return err
 	}
-	return wholefile.Replace(path, data)
+	return durable.Replace(path, data)
 }

@@ -17,7 +17,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"keelson.dev/keelson/agent"
-	"keelson.dev/keelson/internal/wholefile"
+	"keelson.dev/keelson/internal/durable"
 )
 
 func dockerTag(s string) (*name.Tag, error) {
@@ -113,7 +113,7 @@ func (s *Store) ImageFsInfo(ctx context.Context, q *cri.ImageFsInfoRequest) (*cr
 	var bytes, inodes uint64
 	for _, e := range entries {
 		var l layer
-		if strings.HasSuffix(e.Name(), ".json") && wholefile.ReadJSON(s.path("layers", e.Name()), &l) == nil {
+		if strings.HasSuffix(e.Name(), ".json") && durable.ReadJSON(s.path("layers", e.Name()), &l) == nil {
 			bytes += uint64(l.Bytes)
 			inodes += uint64(l.Inodes)
 		}

@@ -22,7 +22,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"keelson.dev/keelson/agent"
-	"keelson.dev/keelson/internal/door"
+	"keelson.dev/keelson/internal/connlimit"
 	"keelson.dev/keelson/internal/ttlcache"
 )
 
@@ -51,7 +51,7 @@ type Config struct {
 	Reach func(ctx context.Context, host string) Reach
 	Log   *slog.Logger // may be nil
 
-	connections door.Limits // of tests
+	connections connlimit.Limits // of tests
 }
 
 // Server is the HTTPS server of a node.
@@ -68,8 +68,8 @@ func New(cfg Config) *Server {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	if cfg.connections == (door.Limits{}) {
-		cfg.connections = door.Limits{All: 256, PerSource: 128, Strangers: 64, PerUnsure: 32}
+	if cfg.connections == (connlimit.Limits{}) {
+		cfg.connections = connlimit.Limits{All: 256, PerSource: 128, Strangers: 64, PerUnsure: 32}
 	}
 	return &Server{cfg: cfg, log: cfg.Log, verdicts: ttlcache.New[[32]byte, agent.Verdict](verdictSize),
 		answers: make(chan struct{}, maxAnswers), reviews: make(chan struct{}, maxReviews)}
@@ -87,7 +87,7 @@ func (s *Server) Run(ctx context.Context) error {
 
 // Serve is Run on a listener, which it closes.
 func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
-	front := door.New(ln, s.cfg.connections)
+	front := connlimit.New(ln, s.cfg.connections)
 	srv := &http.Server{
 		Handler:           s,
 		ReadHeaderTimeout: patience, ReadTimeout: answerTime, WriteTimeout: answerTime, IdleTimeout: idleTime,
@@ -95,7 +95,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 		ErrorLog:       slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 		TLSNextProto:   map[string]func(*http.Server, *tls.Conn, http.Handler){}, // HTTP/1.1 alone: a connection is one request
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			return context.WithValue(ctx, placeKey{}, door.Of(c))
+			return context.WithValue(ctx, placeKey{}, connlimit.Of(c))
 		},
 		BaseContext: func(net.Listener) context.Context { return ctx },
 	}
@@ -124,7 +124,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !s.admit(w, r) {
 		return
 	}
-	place, _ := r.Context().Value(placeKey{}).(*door.Conn)
+	place, _ := r.Context().Value(placeKey{}).(*connlimit.Conn)
 	place.Known()
 	select {
 	case s.answers <- struct{}{}:

@@ -27,7 +27,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/agent"
-	"keelson.dev/keelson/internal/door"
+	"keelson.dev/keelson/internal/connlimit"
 	"keelson.dev/keelson/internal/wait"
 )
 
@@ -310,7 +310,7 @@ func TestRevokedCertificateIsRefused(t *testing.T) {
 // do not pile up.
 func TestIdleConnections(t *testing.T) {
 	b := newBed(t, func(c *Config) {
-		c.connections = door.Limits{All: 256, PerSource: 128, Strangers: 64, PerUnsure: 32}
+		c.connections = connlimit.Limits{All: 256, PerSource: 128, Strangers: 64, PerUnsure: 32}
 	})
 	before := runtime.NumGoroutine()
 	for range 1000 {

@@ -10,7 +10,7 @@ import (
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
-	"keelson.dev/keelson/internal/wholefile"
+	"keelson.dev/keelson/internal/durable"
 )
 
 // KeyFile is the file of the node's own WireGuard key, in the agent's state folder.
@@ -40,7 +40,7 @@ func OpenKey(folder string) (wgtypes.Key, error) {
 	}
 	raw, err := json.Marshal(keyForm{keyVersion, key.String()})
 	if err == nil {
-		err = wholefile.Write(path, raw)
+		err = durable.Write(path, raw)
 	}
 	if err != nil {
 		return wgtypes.Key{}, fmt.Errorf("keeping the WireGuard key: %w", err)

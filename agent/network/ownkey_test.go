@@ -13,7 +13,7 @@ import (
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
-	"keelson.dev/keelson/internal/wholefile"
+	"keelson.dev/keelson/internal/durable"
 )
 
 // told waits for a new key to be told to both who need it.
@@ -49,7 +49,7 @@ func TestKeyIsReplaced(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := wholefile.Write(file, raw); err != nil {
+	if err := durable.Write(file, raw); err != nil {
 		t.Fatal(err)
 	}
 	if got := told(t, ctx, k); got != next {
@@ -66,7 +66,7 @@ func TestKeyIsReplaced(t *testing.T) {
 		t.Errorf("after the file was removed the key is %s, and the file's %v", made.PublicKey(), err)
 	}
 
-	if err := wholefile.Write(file, []byte("none")); err != nil {
+	if err := durable.Write(file, []byte("none")); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-ended; err == nil || !strings.Contains(err.Error(), "is no WireGuard key") {
@@ -75,7 +75,7 @@ func TestKeyIsReplaced(t *testing.T) {
 	if k.Key() != made {
 		t.Error("a file without a key changed it")
 	}
-	if err := wholefile.Write(file, raw); err != nil { // while nobody follows
+	if err := durable.Write(file, raw); err != nil { // while nobody follows
 		t.Fatal(err)
 	}
 	go follow()

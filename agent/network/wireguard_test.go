@@ -20,7 +20,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
-// needsWireGuard skips on a kernel without it: test/guest runs these tests on one that has it, and says there that it has to.
+// needsWireGuard skips on a kernel without it: test/qemuguest runs these tests on one that has it, and says there that it has to.
 func needsWireGuard(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -30,7 +30,7 @@ func needsWireGuard(t *testing.T) {
 		if os.Getenv("KEELSON_NEEDS_WIREGUARD") != "" {
 			t.Fatal(err)
 		}
-		t.Skipf("needs: a kernel with WireGuard, as test/guest boots: %v", err)
+		t.Skipf("needs: a kernel with WireGuard, as test/qemuguest boots: %v", err)
 	}
 }
 

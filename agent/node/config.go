@@ -25,8 +25,8 @@ import (
 	"keelson.dev/keelson/agent/oci"
 	"keelson.dev/keelson/agent/pod"
 	"keelson.dev/keelson/agent/proxy"
-	"keelson.dev/keelson/internal/floor"
-	"keelson.dev/keelson/internal/recent"
+	"keelson.dev/keelson/internal/logtail"
+	"keelson.dev/keelson/internal/reservedspace"
 	"keelson.dev/keelson/internal/saturate"
 )
 
@@ -75,11 +75,11 @@ type Config struct {
 	FenceAfter time.Duration
 	// StartUnconfirmedPods starts the pods of the checkpoint after a reboot before a control plane has confirmed them.
 	StartUnconfirmedPods bool
-	LocalVolumes         bool        // serve volumes on the node's own disk (driver local.csi.keelson.dev)
-	LocalVolumesLimit    int64       // bytes that they may have together; 0 = what the disk has
-	DiskFloor            floor.Floor // with less of its disk free the node is under pressure
-	InodeFloor           floor.Floor // with fewer inodes of the disk free it is, too; the zero value is Kubernetes' default
-	MemoryFloor          floor.Floor // with less memory available it is, too; the zero value is Kubernetes' default
+	LocalVolumes         bool                // serve volumes on the node's own disk (driver local.csi.keelson.dev)
+	LocalVolumesLimit    int64               // bytes that they may have together; 0 = what the disk has
+	DiskFloor            reservedspace.Floor // with less of its disk free the node is under pressure
+	InodeFloor           reservedspace.Floor // with fewer inodes of the disk free it is, too; the zero value is Kubernetes' default
+	MemoryFloor          reservedspace.Floor // with less memory available it is, too; the zero value is Kubernetes' default
 	Capacity             v1.ResourceList
 	Labels               map[string]string
 	Taints               []v1.Taint
@@ -135,7 +135,7 @@ type Config struct {
 
 	Log *slog.Logger
 	// Recent are the last lines of Log, which the node's API shows; nil = none.
-	Recent *recent.Lines
+	Recent *logtail.Lines
 	// Settings are the flags with their values, none of them a secret, which the node's API shows; nil = none.
 	Settings map[string]string
 }
@@ -267,8 +267,8 @@ func Flags(fs *flag.FlagSet) *Config {
 // roomFlags are those of what has to be left of the machine's disk and memory.
 func (c *Config) roomFlags(fs *flag.FlagSet) {
 	spokenFlag(fs, "disk-pressure-below", "free space of the disk of STATE-DIR below which the node counts as short of disk, takes no more pods and evicts some, a share or a size, "+
-		"such as 5% or 20Gi; volumes on the disk leave so much, images half of it, and those that nothing uses are removed while less than half as much again is free (default "+floor.Default.String()+")", func(s string) (err error) {
-		c.DiskFloor, err = floor.Parse(s)
+		"such as 5% or 20Gi; volumes on the disk leave so much, images half of it, and those that nothing uses are removed while less than half as much again is free (default "+reservedspace.Default.String()+")", func(s string) (err error) {
+		c.DiskFloor, err = reservedspace.Parse(s)
 		return err
 	})
 	spokenFlag(fs, "inode-pressure-below", "free inodes of the disk of STATE-DIR below which the node counts as short of disk as well, a share or a number, such as 3% or 50000; "+

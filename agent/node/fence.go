@@ -17,7 +17,7 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/session"
-	"keelson.dev/keelson/internal/wholefile"
+	"keelson.dev/keelson/internal/durable"
 )
 
 // What a node tells the control plane of attached volumes, as annotations of its facts.
@@ -136,7 +136,7 @@ func (f *fence) look() error {
 	if at := time.Duration(f.last.Load()); at >= f.saved+saveEvery || f.saved == 0 {
 		b, err := json.Marshal(lastHeard{Version: 1, Boot: f.boot, At: at})
 		if err == nil {
-			err = wholefile.Write(f.file, b)
+			err = durable.Write(f.file, b)
 		}
 		if err != nil {
 			return fmt.Errorf("noting when the control plane was heard last: %w", err)

@@ -14,7 +14,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 
 	"keelson.dev/keelson/agent"
-	"keelson.dev/keelson/internal/wholefile"
+	"keelson.dev/keelson/internal/durable"
 )
 
 // A fence that is longer than the previous one holds once the control plane has it. Before, the control
@@ -76,7 +76,7 @@ func (f *fence) current() time.Duration {
 // the node reports its fence.
 func (f *fence) begin() error {
 	var r reportedFence
-	err := wholefile.ReadJSON(f.reports, &r)
+	err := durable.ReadJSON(f.reports, &r)
 	known := err == nil && r.Boot == f.boot
 	if known && r.Confirmed && r.After == f.after {
 		return nil
@@ -96,7 +96,7 @@ func (f *fence) begin() error {
 func (f *fence) record(after time.Duration, confirmed bool) error {
 	b, err := json.Marshal(reportedFence{Version: reportedFenceVersion, Boot: f.boot, After: after, Confirmed: confirmed})
 	if err == nil {
-		err = wholefile.Write(f.reports, b)
+		err = durable.Write(f.reports, b)
 	}
 	if err != nil {
 		return fmt.Errorf("recording the fence that is reported to the control plane (--fence-after): %w", err)

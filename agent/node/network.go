@@ -13,9 +13,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"keelson.dev/keelson/agent"
-	"keelson.dev/keelson/agent/announce"
+	"keelson.dev/keelson/agent/apiproxy"
 	"keelson.dev/keelson/agent/dns"
-	"keelson.dev/keelson/agent/localapi"
+	"keelson.dev/keelson/agent/l2announce"
 	"keelson.dev/keelson/agent/network"
 	"keelson.dev/keelson/agent/proxy"
 	"keelson.dev/keelson/agent/proxyhealth"
@@ -89,7 +89,7 @@ func (c *Config) WithNetwork() error {
 		c.Extra["proxy health"] = answers.Run
 	}
 	if at, err := netip.ParseAddrPort(c.LocalAPI); err == nil { // none is none, and what is wrong was refused by Complete
-		c.Extra["local API"] = localapi.New(localapi.Config{Address: at, Log: log.With("part", "local API")}).Run
+		c.Extra["local API"] = apiproxy.New(apiproxy.Config{Address: at, Log: log.With("part", "local API")}).Run
 	}
 	if c.ownKey != nil {
 		c.Extra[partKey] = func(ctx context.Context, _ agent.Objects, _ agent.Reporter) error { return c.ownKey.Follow(ctx) }
@@ -127,7 +127,7 @@ func (c *Config) announcements(log *slog.Logger) func(context.Context, agent.Obj
 			return ctx.Err()
 		}
 	}
-	n := &announce.Announcer{Node: c.NodeName, Log: log.With("part", "announcements")}
+	n := &l2announce.Announcer{Node: c.NodeName, Log: log.With("part", "announcements")}
 	for _, s := range c.NodeIPs {
 		if ip, err := netip.ParseAddr(s); err == nil {
 			n.NodeIPs = append(n.NodeIPs, ip.Unmap())

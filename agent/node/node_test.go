@@ -21,7 +21,7 @@ import (
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/fake"
 	"keelson.dev/keelson/agent/probe"
-	"keelson.dev/keelson/internal/floor"
+	"keelson.dev/keelson/internal/reservedspace"
 )
 
 func fakeConfig(name, dir string) (Config, *fake.Cluster, *fake.Runtime) {
@@ -212,7 +212,7 @@ func TestDiskFloor(t *testing.T) {
 	}
 	for above, short := range map[int64]bool{1 << 20: false, total - 1: true} {
 		cfg, _, _ := fakeConfig("w1", t.TempDir())
-		cfg.Runtime, cfg.DiskFloor = nil, floor.Bytes(above)
+		cfg.Runtime, cfg.DiskFloor = nil, reservedspace.Bytes(above)
 		f := newFacts(&cfg)
 		n := f.node()
 		if got := condition(n, v1.NodeDiskPressure); (got.Status == v1.ConditionTrue) != short {

@@ -17,23 +17,23 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/eviction"
-	"keelson.dev/keelson/internal/floor"
+	"keelson.dev/keelson/internal/reservedspace"
 	"keelson.dev/keelson/internal/saturate"
 )
 
 // defaultMemoryFloor is Kubernetes' default.
-var defaultMemoryFloor = floor.Bytes(100 << 20)
+var defaultMemoryFloor = reservedspace.Bytes(100 << 20)
 
-func (c *Config) memoryFloor() floor.Floor {
-	if c.MemoryFloor == (floor.Floor{}) {
+func (c *Config) memoryFloor() reservedspace.Floor {
+	if c.MemoryFloor == (reservedspace.Floor{}) {
 		return defaultMemoryFloor
 	}
 	return c.MemoryFloor
 }
 
 // parseMemoryFloor reads how much memory has to be available.
-func parseMemoryFloor(text string) (floor.Floor, error) {
-	f, err := floor.Parse(text)
+func parseMemoryFloor(text string) (reservedspace.Floor, error) {
+	f, err := reservedspace.Parse(text)
 	if err != nil {
 		return f, fmt.Errorf("%q: want a size, such as 200Mi, or a share of the node's memory, 1%% to 99%%", text)
 	}
@@ -41,18 +41,18 @@ func parseMemoryFloor(text string) (floor.Floor, error) {
 }
 
 // defaultInodeFloor is Kubernetes' default.
-var defaultInodeFloor = floor.Percent(5)
+var defaultInodeFloor = reservedspace.Percent(5)
 
-func (c *Config) inodeFloor() floor.Floor {
-	if c.InodeFloor == (floor.Floor{}) {
+func (c *Config) inodeFloor() reservedspace.Floor {
+	if c.InodeFloor == (reservedspace.Floor{}) {
 		return defaultInodeFloor
 	}
 	return c.InodeFloor
 }
 
 // parseInodeFloor reads how many inodes have to be free.
-func parseInodeFloor(text string) (floor.Floor, error) {
-	f, err := floor.Parse(text)
+func parseInodeFloor(text string) (reservedspace.Floor, error) {
+	f, err := reservedspace.Parse(text)
 	if err != nil || strings.HasSuffix(text, "i") { // they are no bytes
 		return f, fmt.Errorf("%q: want a number, such as 50000, or a share of the disk's inodes, 1%% to 99%%", text)
 	}

@@ -23,7 +23,7 @@ import (
 	"keelson.dev/keelson/agent/fake"
 	"keelson.dev/keelson/agent/image"
 	"keelson.dev/keelson/csi/privatemounts"
-	"keelson.dev/keelson/internal/floor"
+	"keelson.dev/keelson/internal/reservedspace"
 	"keelson.dev/keelson/internal/virtual"
 )
 
@@ -181,7 +181,7 @@ func goesOfDisk(t *testing.T, archives string, short eviction.Signal, left int, 
 	h := &heir{t: t}
 	h.cfg, h.cluster, h.rt = fakeConfig("w1", t.TempDir())
 	smallDisk(t, h.cfg.StateDir, "64m,nr_inodes=2000")
-	h.cfg.DiskFloor, h.cfg.InodeFloor, h.cfg.LogDir = floor.Bytes(8<<20), floor.Bytes(200), filepath.Join(h.cfg.StateDir, "logs")
+	h.cfg.DiskFloor, h.cfg.InodeFloor, h.cfg.LogDir = reservedspace.Bytes(8<<20), reservedspace.Bytes(200), filepath.Join(h.cfg.StateDir, "logs")
 	root := filepath.Join(h.cfg.StateDir, "images")
 	h.disk = &realDisk{Runtime: h.rt, root: root, names: map[string]string{}, takes: map[string]map[string]int{
 		"job": {"layer": 4 << 20, "log": 2 << 20, "files": 150}, "large": {"layer": 12 << 20, "log": 1 << 20, "files": 400}, "small": {"layer": 3 << 20, "files": 50}},

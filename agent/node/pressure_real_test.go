@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/agent/eviction"
-	"keelson.dev/keelson/internal/floor"
+	"keelson.dev/keelson/internal/reservedspace"
 )
 
 // writer fills a folder and stays.
@@ -84,7 +84,7 @@ func TestRealMemoryPressure(t *testing.T) {
 	b := newBed(t)
 	b.stop()
 	b.cfg.Capacity = v1.ResourceList{v1.ResourceMemory: resource.MustParse("400Mi"), v1.ResourceCPU: resource.MustParse("2")}
-	b.cfg.MemoryFloor = floor.Bytes(300 << 20)
+	b.cfg.MemoryFloor = reservedspace.Bytes(300 << 20)
 	b.start()
 	asks := v1.ResourceList{v1.ResourceMemory: resource.MustParse("64Mi"), v1.ResourceCPU: resource.MustParse("100m")}
 	keep := filling("keep", v1.StorageMediumMemory, "16")
@@ -120,7 +120,7 @@ func TestRealDiskPressure(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	b.cfg.DiskFloor = floor.Bytes(100 << 20)
+	b.cfg.DiskFloor = reservedspace.Bytes(100 << 20)
 	b.start()
 	ended := realPod("ended", shell("app", "/bin/busybox dd if=/dev/zero of=/file bs=1048576 count=80 2>/dev/null"))
 	ended.Spec.RestartPolicy = v1.RestartPolicyNever

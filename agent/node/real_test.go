@@ -37,7 +37,7 @@ import (
 	"keelson.dev/keelson/agent/eviction"
 	"keelson.dev/keelson/agent/fake"
 	"keelson.dev/keelson/csi/privatemounts"
-	"keelson.dev/keelson/internal/floor"
+	"keelson.dev/keelson/internal/reservedspace"
 	"keelson.dev/keelson/internal/wait"
 )
 
@@ -89,7 +89,7 @@ func newBed(t *testing.T) *bed {
 	b := &bed{t: t, cluster: fake.NewCluster(), net: &fake.Network{}}
 	b.cfg = Config{NodeName: "w1", NodeIPs: []string{"192.0.2.1"}, StateDir: filepath.Join(dir, "s"), RunDir: filepath.Join(dir, "r"), LogDir: filepath.Join(dir, "l"), ArchivesDir: filepath.Join(dir, "a"),
 		RuntimeDir: programs, DevicePlugins: filepath.Join(dir, "d"), PodResources: filepath.Join(dir, "pr", "s"), CgroupRoot: "/keelson-test-" + hex.EncodeToString(id[:]), ResolvConf: os.DevNull, Session: b.cluster,
-		DiskFloor: floor.Percent(1), InodeFloor: floor.Percent(1), // the disk of the test's machine may be full
+		DiskFloor: reservedspace.Percent(1), InodeFloor: reservedspace.Percent(1), // the disk of the test's machine may be full
 		Network: func(agent.Objects) agent.Network { return b.net }, Log: slog.New(slog.NewTextHandler(logWriter{t}, nil))}
 	t.Cleanup(func() {
 		b.clean()

@@ -13,7 +13,7 @@ import (
 
 	"keelson.dev/keelson/agent/eviction"
 	"keelson.dev/keelson/agent/session"
-	"keelson.dev/keelson/internal/wholefile"
+	"keelson.dev/keelson/internal/durable"
 )
 
 // shortages keeps when the node was short of something last: what its conditions hold outlives the agent. The file is in the run
@@ -98,7 +98,7 @@ func (s *shortages) save(state eviction.State, r eviction.Reading, log *slog.Log
 	if short {
 		b, err := json.Marshal(l)
 		if err == nil {
-			err = wholefile.Write(s.file, b)
+			err = durable.Write(s.file, b)
 		}
 		if s.failed = err; err == nil {
 			s.told = false

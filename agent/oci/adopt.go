@@ -16,8 +16,8 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/oci/wire"
-	"keelson.dev/keelson/internal/wholefile"
-	"keelson.dev/keelson/internal/within"
+	"keelson.dev/keelson/internal/durable"
+	"keelson.dev/keelson/internal/safepath"
 )
 
 // adoptAtOnce bounds how many sandboxes are adopted side by side, and adoptPatience how long the start waits for all
@@ -99,7 +99,7 @@ func (r *Runtime) loadSandboxes() error {
 	}
 	for _, e := range entries {
 		s := &sandbox{}
-		err := wholefile.ReadJSON(filepath.Join(r.sandboxDir(e.Name()), "sandbox.json"), &s.rec)
+		err := durable.ReadJSON(filepath.Join(r.sandboxDir(e.Name()), "sandbox.json"), &s.rec)
 		if unreadable(err) {
 			return err
 		}
@@ -126,7 +126,7 @@ func (r *Runtime) loadContainers() error {
 	}
 	for _, e := range entries {
 		c := &ctr{ended: make(chan struct{})}
-		err := wholefile.ReadJSON(filepath.Join(r.containerDir(e.Name()), "container.json"), &c.rec)
+		err := durable.ReadJSON(filepath.Join(r.containerDir(e.Name()), "container.json"), &c.rec)
 		if unreadable(err) {
 			return err
 		}
@@ -351,12 +351,12 @@ func (r *Runtime) sweep(ctx context.Context) {
 		if err := unmountShm(path); err != nil {
 			return err
 		}
-		return within.RemoveAll(path)
+		return safepath.RemoveAll(path)
 	}, complain)
-	r.sweepFolder(r.etcDir(""), sandboxes, func(path, id string) error { return within.RemoveAll(path) }, complain)
+	r.sweepFolder(r.etcDir(""), sandboxes, func(path, id string) error { return safepath.RemoveAll(path) }, complain)
 	r.sweepFolder(r.netnsPath(""), sandboxes, func(path, id string) error { return removeNetns(path) }, complain)
 	for _, dir := range []string{r.containerDir(""), r.imageVolumes(""), r.libcontainerDir()} {
-		r.sweepFolder(dir, containers, func(path, id string) error { return within.RemoveAll(path) }, complain)
+		r.sweepFolder(dir, containers, func(path, id string) error { return safepath.RemoveAll(path) }, complain)
 	}
 }
 

@@ -47,7 +47,7 @@ func TestAppArmor(t *testing.T) {
 		t.Errorf("a profile that is not there: %v, want %q", err, want)
 	}
 	if !r.host.apparmor {
-		t.Log("the kernel has no AppArmor: that of test/guest has it")
+		t.Log("the kernel has no AppArmor: that of test/qemuguest has it")
 		return
 	}
 	for name, ref := range map[string]*cri.SecurityProfile{"unsaid": nil, "said": {ProfileType: cri.SecurityProfile_Unconfined},

@@ -13,8 +13,8 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/oci/wire"
+	"keelson.dev/keelson/internal/safepath"
 	"keelson.dev/keelson/internal/wait"
-	"keelson.dev/keelson/internal/within"
 )
 
 // StopContainer implements agent.Runtime: the stop signal, the timeout, SIGKILL.
@@ -173,7 +173,7 @@ func (r *Runtime) eraseContainer(ctx context.Context, c *ctr) error {
 		return err
 	}
 	for _, dir := range []string{filepath.Join(r.libcontainerDir(), id), r.imageVolumes(id)} {
-		if err := within.RemoveAll(dir); err != nil {
+		if err := safepath.RemoveAll(dir); err != nil {
 			return err
 		}
 	}
@@ -184,7 +184,7 @@ func (r *Runtime) eraseContainer(ctx context.Context, c *ctr) error {
 	if err := ignoreMissing(os.Remove(r.endFile(id))); err != nil {
 		return err
 	}
-	if err := within.RemoveAll(r.containerDir(id)); err != nil {
+	if err := safepath.RemoveAll(r.containerDir(id)); err != nil {
 		return err
 	}
 	r.mu.Lock()

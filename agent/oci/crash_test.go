@@ -15,8 +15,8 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"keelson.dev/keelson/internal/durable"
 	"keelson.dev/keelson/internal/wait"
-	"keelson.dev/keelson/internal/wholefile"
 )
 
 func TestAgentRestartTouchesNothing(t *testing.T) {
@@ -147,7 +147,7 @@ func TestRecordsDoNotEndContainers(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got containerRecord
-	if err := wholefile.ReadJSON(filepath.Join(r.containerDir("x"), "container.json"), &got); err != nil || got.State != ContainerRunning {
+	if err := durable.ReadJSON(filepath.Join(r.containerDir("x"), "container.json"), &got); err != nil || got.State != ContainerRunning {
 		t.Errorf("it says %q, %v", got.State, err)
 	}
 	if err := os.RemoveAll(r.containerDir("x")); err != nil {

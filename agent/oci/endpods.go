@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"keelson.dev/keelson/internal/durable"
 	"keelson.dev/keelson/internal/wait"
-	"keelson.dev/keelson/internal/wholefile"
 )
 
 // EndPods ends all pods of a runtime, for a machine that goes down while no agent runs: each container's first process is
@@ -41,7 +41,7 @@ func (r *Runtime) populated() []containerRecord {
 	entries, _ := os.ReadDir(r.containerDir(""))
 	for _, e := range entries {
 		var rec containerRecord
-		err := wholefile.ReadJSON(filepath.Join(r.containerDir(e.Name()), "container.json"), &rec)
+		err := durable.ReadJSON(filepath.Join(r.containerDir(e.Name()), "container.json"), &rec)
 		if err == nil && rec.ID == e.Name() && rec.Cgroup != "" && len(r.cgroups.procs(rec.Cgroup)) > 0 {
 			all = append(all, rec)
 		}

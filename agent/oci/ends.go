@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"keelson.dev/keelson/internal/wholefile"
+	"keelson.dev/keelson/internal/durable"
 )
 
 // How a container ended is kept on disk, too, until the container is removed: after a power cut nothing else of it is
@@ -140,7 +140,7 @@ func (r *Runtime) keepEnd(c *ctr) error {
 		return err
 	}
 	e.Started = rec.Started
-	err = wholefile.Replace(path, []byte(endText(e, note)))
+	err = durable.Replace(path, []byte(endText(e, note)))
 	if err == nil {
 		err = syncPath(path)
 	}

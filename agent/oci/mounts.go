@@ -18,7 +18,7 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/oci/bundle"
-	"keelson.dev/keelson/internal/within"
+	"keelson.dev/keelson/internal/safepath"
 )
 
 // Paths of /proc and /sys that tell or change too much, unless the request says
@@ -274,7 +274,7 @@ func (in *specInput) addSeccomp(b *bundle.Create) error {
 		ref := p.GetLocalhostRef()
 		// Requests may name the file below the folder, or with it.
 		ref = strings.TrimPrefix(ref, in.seccompDir+"/")
-		f, err := within.ReadRoot(in.seccompDir, ref)
+		f, err := safepath.ReadRoot(in.seccompDir, ref)
 		if err != nil {
 			return fmt.Errorf("seccomp profile %q: %w", ref, err)
 		}

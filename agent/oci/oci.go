@@ -25,7 +25,7 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/oci/bundle"
-	"keelson.dev/keelson/internal/wholefile"
+	"keelson.dev/keelson/internal/durable"
 )
 
 // Config says where the runtime keeps its things and what it is given.
@@ -200,7 +200,7 @@ func (r *Runtime) Written(containerID string) (own, shared []string) {
 	}
 	own = []string{r.imageVolumes(containerID)}
 	var b bundle.Create
-	if err := wholefile.ReadJSON(r.bundlePath(containerID), &b); err == nil && b.Overlay != nil {
+	if err := durable.ReadJSON(r.bundlePath(containerID), &b); err == nil && b.Overlay != nil {
 		own = append(own, b.Overlay.Upper)
 	}
 	return own, []string{r.etcDir(c.rec.Sandbox)}

@@ -16,7 +16,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"keelson.dev/keelson/agent/oci/bundle"
-	"keelson.dev/keelson/internal/wholefile"
+	"keelson.dev/keelson/internal/durable"
 )
 
 // recordVersion is written into records. Fields are added under new names and never change their meaning; who reads
@@ -91,7 +91,7 @@ func saveJSON(path string, v any) error {
 	if err != nil {
 		return err
 	}
-	if err := wholefile.Replace(path, data); err != nil {
+	if err := durable.Replace(path, data); err != nil {
 		return fmt.Errorf("save %s: %w", path, err)
 	}
 	return nil

@@ -14,7 +14,7 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/oci/wire"
-	"keelson.dev/keelson/internal/within"
+	"keelson.dev/keelson/internal/safepath"
 )
 
 // StopPodSandbox implements agent.Runtime: containers are killed, the network is
@@ -199,7 +199,7 @@ func (r *Runtime) dropSandbox(ctx context.Context, s *sandbox) error {
 		}
 	}
 	for _, dir := range []string{r.etcDir(id), r.sandboxDir(id)} {
-		if err := within.RemoveAll(dir); err != nil {
+		if err := safepath.RemoveAll(dir); err != nil {
 			return err
 		}
 	}

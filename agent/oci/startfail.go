@@ -4,7 +4,7 @@ import (
 	"strings"
 	"time"
 
-	"keelson.dev/keelson/internal/wholefile"
+	"keelson.dev/keelson/internal/durable"
 )
 
 // A command that cannot be executed fails the start of its container, as with containerd: the container ends with the
@@ -41,7 +41,7 @@ func initError(err error) string {
 func (r *Runtime) failStart(c *ctr) error {
 	now := time.Now().UnixNano()
 	e := exitRecord{Code: startErrorCode, Started: now, Finished: now}
-	if err := wholefile.Replace(r.exitFile(c.rec.ID), []byte(endText(e, ""))); err != nil {
+	if err := durable.Replace(r.exitFile(c.rec.ID), []byte(endText(e, ""))); err != nil {
 		return err
 	}
 	r.containerEnded(c, e)

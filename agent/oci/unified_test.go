@@ -111,7 +111,7 @@ func TestOtherDevices(t *testing.T) {
 func TestUnifiedHierarchy(t *testing.T) {
 	r := newRig(t)
 	if !r.cgroups.unified {
-		t.Skip("needs: cgroup v2 alone, which the machine of test/guest has")
+		t.Skip("needs: cgroup v2 alone, which the machine of test/qemuguest has")
 	}
 	sb, sc := r.sandbox(func(c *cri.PodSandboxConfig) { c.Linux.CgroupParent = "/" + burstable + "/poduid1" })
 	id := r.run(sb, sc, r.containerConfig("free", "cat /proc/self/cgroup; cat /sys/fs/cgroup/memory.max; echo 1 > /sys/fs/cgroup/memory.max; exec sleep 1000",

@@ -10,7 +10,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"keelson.dev/keelson/internal/wholefile"
+	"keelson.dev/keelson/internal/durable"
 )
 
 // After a reboot a pod of the checkpoint may have been replaced: its Node was deleted, it was deleted by
@@ -34,7 +34,7 @@ func (c *Config) confirmationFile() string {
 // to this agent or to an earlier one.
 func (c *Config) confirmedInBoot() bool {
 	var r confirmation
-	err := wholefile.ReadJSON(c.confirmationFile(), &r)
+	err := durable.ReadJSON(c.confirmationFile(), &r)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		c.Log.Warn("pods wait for a control plane, as after a reboot: the record of its confirmation is not readable",
 			"file", c.confirmationFile(), "err", err)
@@ -81,7 +81,7 @@ func (s *Set) recordConfirmation() {
 	}
 	b, err := json.Marshal(confirmation{Version: confirmationVersion, Boot: s.cfg.BootID})
 	if err == nil {
-		err = wholefile.Write(s.cfg.confirmationFile(), b)
+		err = durable.Write(s.cfg.confirmationFile(), b)
 	}
 	if err != nil {
 		s.cfg.Log.Error("an agent that is restarted without a control plane starts no pods that have ended: "+

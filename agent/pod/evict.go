@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/agent"
-	"keelson.dev/keelson/internal/wholefile"
+	"keelson.dev/keelson/internal/durable"
 )
 
 // Evictable are the pods that hold something and have not been told to go by Evict, with the resources that they were
@@ -249,7 +249,7 @@ func saveEviction(p agent.Paths, pod *v1.Pod, why Stop) error {
 	dir := directory(p, pod.UID)
 	data, err := json.Marshal(eviction{Version: evictionVersion, Reason: why.Reason, Message: why.Message, Disrupted: why.Disrupted})
 	if err == nil {
-		err = wholefile.Write(filepath.Join(dir, evictionFile), data)
+		err = durable.Write(filepath.Join(dir, evictionFile), data)
 	}
 	if err == nil {
 		err = syncFolder(dir)

@@ -16,7 +16,7 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/internal/filewatch"
-	"keelson.dev/keelson/internal/within"
+	"keelson.dev/keelson/internal/safepath"
 )
 
 // directory holds the worker's own files of a pod: hosts, termination messages, subPath mounts.
@@ -93,14 +93,14 @@ func (w *worker) hostsFile(pod *v1.Pod) (string, error) {
 		text = hostsText(pod, w.cfg.Objects.Cluster().Domain)
 	}
 	// Containers can write to the file: a larger one is not the wanted text, and is not read.
-	if old, err := within.ReadFile(file, int64(len(text))); err == nil && string(old) == text {
+	if old, err := safepath.ReadFile(file, int64(len(text))); err == nil && string(old) == text {
 		return file, nil
 	}
 	if err := os.MkdirAll(filepath.Dir(file), 0o750); err != nil {
 		return "", fmt.Errorf("writing the hosts file of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
 	// In place: the file is bind-mounted into containers that may be running.
-	if err := within.Overwrite(file, []byte(text), 0o644); err != nil {
+	if err := safepath.Overwrite(file, []byte(text), 0o644); err != nil {
 		return "", fmt.Errorf("writing the hosts file of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
 	return file, nil
@@ -188,7 +188,7 @@ func shareOfMessages(pod *v1.Pod) int {
 }
 
 func head(file string, limit int64) string {
-	f, err := within.Regular(file)
+	f, err := safepath.Regular(file)
 	if err != nil {
 		return ""
 	}
@@ -202,7 +202,7 @@ func head(file string, limit int64) string {
 
 // logTail is the text of the last lines of a CRI log.
 func logTail(file string) string {
-	f, err := within.Regular(file)
+	f, err := safepath.Regular(file)
 	if err != nil {
 		return ""
 	}

@@ -15,7 +15,7 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/fake"
-	"keelson.dev/keelson/internal/within"
+	"keelson.dev/keelson/internal/safepath"
 )
 
 // Programs look for the first line to learn who writes the file.
@@ -108,7 +108,7 @@ func TestHostsFileOfAHostileContainer(t *testing.T) {
 		if err := errors.Join(os.Remove(file), replace()); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := w.hostsFile(p); !errors.Is(err, within.ErrNotRegular) {
+		if _, err := w.hostsFile(p); !errors.Is(err, safepath.ErrNotRegular) {
 			t.Errorf("%s in place of the hosts file: %v", name, err)
 		}
 	}

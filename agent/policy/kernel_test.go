@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"keelson.dev/keelson/agent"
-	"keelson.dev/keelson/test/bed/space"
+	"keelson.dev/keelson/test/testenv/space"
 )
 
 func denyAll(namespace string) *networkingv1.NetworkPolicy {

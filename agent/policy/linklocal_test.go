@@ -13,7 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"keelson.dev/keelson/internal/wait"
-	"keelson.dev/keelson/test/bed/space"
+	"keelson.dev/keelson/test/testenv/space"
 )
 
 // linkLocal returns the link-local address of an interface.

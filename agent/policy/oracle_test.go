@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
-	"keelson.dev/keelson/test/bed/space"
+	"keelson.dev/keelson/test/testenv/space"
 )
 
 // permitted says by Kubernetes' words alone whether a connection may be made.

@@ -30,7 +30,7 @@ import (
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/fake"
 	"keelson.dev/keelson/internal/wait"
-	"keelson.dev/keelson/test/bed/space"
+	"keelson.dev/keelson/test/testenv/space"
 )
 
 // place is a machine of the test: a pod of the node, a pod of another node, or somebody else.

@@ -12,7 +12,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
-	"keelson.dev/keelson/test/bed/space"
+	"keelson.dev/keelson/test/testenv/space"
 )
 
 // F118: what Services have of IPVS goes, node ports at the node's own addresses too. Virtual servers of others stay: those elsewhere,

@@ -23,7 +23,7 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/fake"
-	"keelson.dev/keelson/test/bed/space"
+	"keelson.dev/keelson/test/testenv/space"
 )
 
 func addr(t *testing.T, ns netns.NsHandle, link, cidr, gateway string) {

@@ -24,7 +24,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"keelson.dev/keelson/test/bed/space"
+	"keelson.dev/keelson/test/testenv/space"
 )
 
 // town is a node with pods of its own and of another node, and a client outside, in both families.

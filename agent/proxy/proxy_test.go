@@ -22,7 +22,7 @@ import (
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/fake"
 	"keelson.dev/keelson/internal/wait"
-	"keelson.dev/keelson/test/bed/space"
+	"keelson.dev/keelson/test/testenv/space"
 )
 
 type inside = fake.Cluster

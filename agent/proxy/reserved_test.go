@@ -20,7 +20,7 @@ import (
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/agent/fake"
 	"keelson.dev/keelson/internal/agentport"
-	"keelson.dev/keelson/test/bed/space"
+	"keelson.dev/keelson/test/testenv/space"
 )
 
 // hostileReservation is a cluster with a replica beside an agent (10.89.0.11), a replica alone (10.89.0.12), a worker

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"keelson.dev/keelson/internal/clusterid"
-	"keelson.dev/keelson/internal/within"
+	"keelson.dev/keelson/internal/safepath"
 )
 
 // An agent records the latest incarnation of its cluster. It refuses replicas of an earlier
@@ -50,7 +50,7 @@ func newClusterIdentity(dir string) *clusterIdentity {
 
 // load reads the record; a missing file is no error.
 func (c *clusterIdentity) load() error {
-	data, err := within.ReadFile(c.file, maxIdentityFile)
+	data, err := safepath.ReadFile(c.file, maxIdentityFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

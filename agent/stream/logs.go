@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"keelson.dev/keelson/agent"
-	"keelson.dev/keelson/internal/within"
+	"keelson.dev/keelson/internal/safepath"
 )
 
 // errLimit ends a log after LimitBytes.
@@ -127,7 +127,7 @@ func tailStart(files []string, n int64) (index int, offset int64, err error) {
 
 // lastLines counts up to n lines from a file's end and returns where the first of them begins.
 func lastLines(file string, n int64) (found, offset int64, err error) {
-	f, err := within.Regular(file)
+	f, err := safepath.Regular(file)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -173,7 +173,7 @@ type reader struct {
 }
 
 func (r *reader) open(file string, offset int64) error {
-	f, err := within.Regular(file)
+	f, err := safepath.Regular(file)
 	if err != nil {
 		return err
 	}
@@ -244,7 +244,7 @@ func (r *reader) advance(ctx context.Context, each func([]byte) error) (moved bo
 		case newest:
 			return r.truncated(here)
 		}
-		f, err := within.Regular(next)
+		f, err := safepath.Regular(next)
 		if err != nil {
 			continue
 		}

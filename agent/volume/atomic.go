@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"keelson.dev/keelson/internal/within"
+	"keelson.dev/keelson/internal/safepath"
 )
 
 // The names inside a projected volume, as every application that watches one knows them.
@@ -140,7 +140,7 @@ func shows(version string, p payload, group *int64) bool {
 		if group != nil {
 			want |= 0o440
 		}
-		b, err := within.ReadFile(path, int64(len(f.data)))
+		b, err := safepath.ReadFile(path, int64(len(f.data)))
 		if err != nil {
 			return err
 		}

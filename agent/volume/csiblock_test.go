@@ -17,7 +17,7 @@ import (
 	"keelson.dev/keelson/agent/fake"
 	"keelson.dev/keelson/csi"
 	"keelson.dev/keelson/csi/local"
-	"keelson.dev/keelson/internal/floor"
+	"keelson.dev/keelson/internal/reservedspace"
 	"keelson.dev/keelson/internal/wait"
 )
 
@@ -158,7 +158,7 @@ func TestOwnBlockDevice(t *testing.T) {
 	socket := filepath.Join(dir, "plugins", local.DriverName, "csi.sock")
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	own := local.New(local.Config{Root: filepath.Join(dir, "data"), Socket: socket, NodeID: "w1", KeepFree: floor.Bytes(1 << 20)})
+	own := local.New(local.Config{Root: filepath.Join(dir, "data"), Socket: socket, NodeID: "w1", KeepFree: reservedspace.Bytes(1 << 20)})
 	go func() { done <- own.Run(ctx) }()
 	defer func() { cancel(); <-done }()
 	v.cfg.CSI = csi.NewRegistry(csi.RegistryConfig{Plugins: filepath.Join(dir, "plugins")})

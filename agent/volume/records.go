@@ -7,7 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"keelson.dev/keelson/internal/wholefile"
+	"keelson.dev/keelson/internal/durable"
 )
 
 // writeRecord puts on disk what is known of a volume of a pod, before anybody else hears of it: it is there whole or not at all.
@@ -16,7 +16,7 @@ func writeRecord(path string, r any) error {
 	if err != nil {
 		return err
 	}
-	return wholefile.Write(path, b)
+	return durable.Write(path, b)
 }
 
 // recordsIn reads the records of a folder, by their path. Those that go meanwhile are left out; one that cannot be read is an error,

@@ -15,7 +15,7 @@ import (
 
 	"keelson.dev/keelson/agent"
 	"keelson.dev/keelson/csi/local"
-	"keelson.dev/keelson/internal/wholefile"
+	"keelson.dev/keelson/internal/durable"
 )
 
 // unheardAnnotation is on a PersistentVolume of a backup that was restored until it is known that no node has it for a pod that is not in the
@@ -85,7 +85,7 @@ func (v *Volumes) mark(claim *v1.PersistentVolumeClaim, mine agent.ClaimHeld, un
 	if err != nil {
 		return err
 	}
-	if err := wholefile.Write(v.markFile(mine), b); err != nil {
+	if err := durable.Write(v.markFile(mine), b); err != nil {
 		return err
 	}
 	if !has {

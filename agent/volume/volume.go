@@ -46,7 +46,7 @@ import (
 	"keelson.dev/keelson/agent/volume/nfs"
 	"keelson.dev/keelson/csi"
 	"keelson.dev/keelson/internal/keylock"
-	"keelson.dev/keelson/internal/within"
+	"keelson.dev/keelson/internal/safepath"
 )
 
 // Config is what volumes need.
@@ -212,7 +212,7 @@ func (v *Volumes) UnmountAll(ctx context.Context, pod types.UID) error {
 			return fmt.Errorf("removing volumes of pod %s: %w", pod, err)
 		}
 		// With nothing mounted below, only what is the pod's own is deleted.
-		if err := within.RemoveAll(d); err != nil {
+		if err := safepath.RemoveAll(d); err != nil {
 			return fmt.Errorf("removing volumes of pod %s: %w", pod, err)
 		}
 	}

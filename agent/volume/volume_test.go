@@ -28,7 +28,7 @@ import (
 	"keelson.dev/keelson/csi"
 	"keelson.dev/keelson/csi/local"
 	"keelson.dev/keelson/csi/privatemounts"
-	"keelson.dev/keelson/internal/floor"
+	"keelson.dev/keelson/internal/reservedspace"
 	"keelson.dev/keelson/internal/wait"
 )
 
@@ -304,7 +304,7 @@ func withLocalDriver(t *testing.T, v *Volumes, dir string) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
-		done <- local.New(local.Config{Root: filepath.Join(dir, "data"), Socket: socket, NodeID: "w1", KeepFree: floor.Bytes(1 << 20)}).Run(ctx)
+		done <- local.New(local.Config{Root: filepath.Join(dir, "data"), Socket: socket, NodeID: "w1", KeepFree: reservedspace.Bytes(1 << 20)}).Run(ctx)
 	}()
 	t.Cleanup(func() { cancel(); <-done })
 	v.cfg.CSI = csi.NewRegistry(csi.RegistryConfig{Plugins: filepath.Join(dir, "plugins")})

@@ -21,8 +21,8 @@ import (
 	"keelson.dev/keelson/agent/volume/iscsi"
 	"keelson.dev/keelson/agent/volume/remote"
 	"keelson.dev/keelson/csi/local"
+	"keelson.dev/keelson/internal/logtail"
 	"keelson.dev/keelson/internal/memory"
-	"keelson.dev/keelson/internal/recent"
 )
 
 // version is set by the linker.
@@ -83,7 +83,7 @@ func main() {
 	if *verbose {
 		level = slog.LevelDebug
 	}
-	cfg.Recent = recent.New(node.RecentLog)
+	cfg.Recent = logtail.New(node.RecentLog)
 	cfg.Log = slog.New(slog.NewTextHandler(io.MultiWriter(os.Stderr, cfg.Recent), &slog.HandlerOptions{Level: level}))
 	if err := memory.Shield(memory.Daemon); err != nil {
 		cfg.Log.Warn("the agent cannot be shielded from the OOM killer", "error", err)

@@ -9,7 +9,7 @@ import (
 	"syscall"
 
 	"keelson.dev/keelson/controlplane/server/command"
-	"keelson.dev/keelson/internal/gcroom"
+	"keelson.dev/keelson/internal/gcheadroom"
 	"keelson.dev/keelson/internal/memory"
 )
 
@@ -19,7 +19,7 @@ var version = "dev"
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	go gcroom.Run(ctx, gcroom.Server, memory.Rest)
+	go gcheadroom.Run(ctx, gcheadroom.Server, memory.Rest)
 	if c, err := command.New(version).ExecuteContextC(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, command.Failure(c, err))
 		os.Exit(1)

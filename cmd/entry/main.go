@@ -24,8 +24,8 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/rest"
 
-	"keelson.dev/keelson/entry/live"
-	"keelson.dev/keelson/entry/serve"
+	"keelson.dev/keelson/ingressproxy/live"
+	"keelson.dev/keelson/ingressproxy/serve"
 )
 
 var version = "dev"

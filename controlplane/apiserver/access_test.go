@@ -23,10 +23,10 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	authnfile "keelson.dev/keelson/controlplane/apiserver/authn/config"
 	"keelson.dev/keelson/controlplane/apiserver/authn/issuer/issuertest"
-	authnfile "keelson.dev/keelson/controlplane/apiserver/authn/structured"
-	authzfile "keelson.dev/keelson/controlplane/apiserver/authz/structured"
-	"keelson.dev/keelson/controlplane/apiserver/expression"
+	authzfile "keelson.dev/keelson/controlplane/apiserver/authz/config"
+	"keelson.dev/keelson/controlplane/apiserver/cel"
 	"keelson.dev/keelson/controlplane/pki"
 )
 
@@ -76,7 +76,7 @@ func (a *access) service(name string, h http.HandlerFunc) string {
 func (a *access) start() *replica {
 	a.t.Helper()
 	log := slog.New(slog.DiscardHandler)
-	compilers := expression.New()
+	compilers := cel.New()
 	authentication, err := authnfile.Load(authnfile.Config{
 		Options: a.authn, Compilers: compilers, Audiences: []string{pki.DefaultIssuer}, Disallowed: []string{pki.DefaultIssuer},
 		Clock: time.Now, Log: log,

@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/authz"
 	"keelson.dev/keelson/controlplane/apiserver/discovery"
 	"keelson.dev/keelson/controlplane/apiserver/endpoints"
-	"keelson.dev/keelson/controlplane/apiserver/flow"
+	"keelson.dev/keelson/controlplane/apiserver/flowcontrol"
 	"keelson.dev/keelson/controlplane/apiserver/forward"
 )
 
@@ -73,17 +73,17 @@ func (s *Server) aggregated(w http.ResponseWriter, r *http.Request, u api.User) 
 		s.resources.Error(w, r, err)
 		return true
 	}
-	class, ctx, cancel := flow.Write, r.Context(), func() {}
+	class, ctx, cancel := flowcontrol.Write, r.Context(), func() {}
 	switch a.Verb {
 	case "watch":
-		class = flow.Watch
+		class = flowcontrol.Watch
 	case "get", "list":
-		class = flow.Read
+		class = flowcontrol.Read
 	}
 	if forward.Upgrades(r) {
-		class = flow.Watch // it lasts as long as both ends want
+		class = flowcontrol.Watch // it lasts as long as both ends want
 	}
-	if class != flow.Watch {
+	if class != flowcontrol.Watch {
 		ctx, cancel = context.WithTimeout(ctx, s.cfg.RequestTimeout)
 	}
 	defer cancel()
@@ -127,9 +127,9 @@ func (s *Server) describe(w http.ResponseWriter, r *http.Request, u api.User) bo
 		return s.openapi.Serve(w, r)
 	}
 	if remote, ok := s.aggregation.Document(r.Context(), path); ok {
-		p, err := s.gate.Enter(r.Context(), flow.Read, callerOf(u), proxied)
+		p, err := s.gate.Enter(r.Context(), flowcontrol.Read, callerOf(u), proxied)
 		if err != nil {
-			s.resources.Error(w, r, noRoom(err, flow.Read, callerOf(u)))
+			s.resources.Error(w, r, noRoom(err, flowcontrol.Read, callerOf(u)))
 			return true
 		}
 		defer p.Leave()

@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/api/input"
+	"keelson.dev/keelson/controlplane/api/decodelimits"
 	"keelson.dev/keelson/controlplane/apiserver/discovery"
 )
 
@@ -77,7 +77,7 @@ func (s *Server) CallAggregated(ctx context.Context, u api.User, method, path st
 	case a.code/100 != 2:
 		return a.body.Bytes(), a.code, nil
 	}
-	if err := input.CheckJSON(a.body.Bytes(), nil); err != nil {
+	if err := decodelimits.CheckJSON(a.body.Bytes(), nil); err != nil {
 		return nil, 0, fmt.Errorf("the server's answer: %w", err)
 	}
 	return a.body.Bytes(), a.code, nil

@@ -27,13 +27,13 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/admission"
 	"keelson.dev/keelson/controlplane/apiserver/audit"
 	"keelson.dev/keelson/controlplane/apiserver/authn"
-	authnfile "keelson.dev/keelson/controlplane/apiserver/authn/structured"
-	authzfile "keelson.dev/keelson/controlplane/apiserver/authz/structured"
-	"keelson.dev/keelson/controlplane/apiserver/expression"
+	authnfile "keelson.dev/keelson/controlplane/apiserver/authn/config"
+	authzfile "keelson.dev/keelson/controlplane/apiserver/authz/config"
+	"keelson.dev/keelson/controlplane/apiserver/cel"
 	"keelson.dev/keelson/controlplane/apiserver/podsecurity"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/controlplane/registry"
-	"keelson.dev/keelson/internal/door"
+	"keelson.dev/keelson/internal/connlimit"
 	"keelson.dev/keelson/internal/framelimit"
 )
 
@@ -51,7 +51,7 @@ type Config struct {
 	TLS      *tls.Config
 	// Connections bounds those of Listener; default half of the files that the process may open, and of those who
 	// have not authenticated as few as MemoryLimit has room for.
-	Connections door.Limits
+	Connections connlimit.Limits
 	ClientCAs   func() *x509.CertPool // nil = no certificate authenticates
 	// ClientSeen is told of each request by which certificate it was authenticated. It must not wait; may be nil.
 	ClientSeen func(leaf *x509.Certificate)
@@ -101,7 +101,7 @@ type Config struct {
 
 	Streams api.NodeStreams // nil = log, exec, attach and port-forward answer 503
 	// Expressions compiles the expressions of admission; default ones of its own.
-	Expressions *expression.Compilers
+	Expressions *cel.Compilers
 	// Nodes is the way to pods and nodes for webhooks, aggregated APIs and proxies; nil = they are dialled directly.
 	Nodes api.NodeDialer
 	// NodeTLS is how this API speaks to the HTTPS server of a node, which knows it by a certificate; nil = as to anybody's.
@@ -138,7 +138,7 @@ type Config struct {
 	Version version.Info // default: that of the Kubernetes modules in use
 
 	// MemoryLimit is what this process may take; how many requests and strangers are let in at once is derived from
-	// it (flow.ForMemory, door.Strangers). Default 2 GiB.
+	// it (flow.ForMemory, connlimit.Strangers). Default 2 GiB.
 	MemoryLimit int64
 
 	MaxBodyBytes   int64         // default 3 MiB
@@ -184,7 +184,7 @@ func (c *Config) defaults() {
 		c.Metrics = newRegistry()
 	}
 	if c.Expressions == nil {
-		c.Expressions = expression.New()
+		c.Expressions = cel.New()
 	}
 	if c.Clock == nil {
 		c.Clock = time.Now
@@ -210,7 +210,7 @@ func (c *Config) defaults() {
 		c.MemoryLimit = 2 << 30
 	}
 	if c.Connections.Strangers == 0 {
-		c.Connections.Strangers = min(door.Strangers(c.MemoryLimit), door.Share(1, 4))
+		c.Connections.Strangers = min(connlimit.Strangers(c.MemoryLimit), connlimit.Share(1, 4))
 	}
 	if c.MaxBodyBytes == 0 {
 		c.MaxBodyBytes = 3 << 20

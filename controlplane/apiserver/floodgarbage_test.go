@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"keelson.dev/keelson/internal/gcroom"
+	"keelson.dev/keelson/internal/gcheadroom"
 )
 
 // A connection that exceeds the limits of frames restrains the garbage of the process.
@@ -24,7 +24,7 @@ func TestFloodRestrainsGarbage(t *testing.T) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		gcroom.Run(ctx, gcroom.Server, nil)
+		gcheadroom.Run(ctx, gcheadroom.Server, nil)
 	}()
 	defer func() {
 		cancel()

@@ -12,7 +12,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/apiserver/endpoints"
-	"keelson.dev/keelson/controlplane/apiserver/flow"
+	"keelson.dev/keelson/controlplane/apiserver/flowcontrol"
 )
 
 // flowSchemasAge is how long an index of the FlowSchemas is used.
@@ -24,12 +24,12 @@ type flowIndex struct {
 }
 
 type timedSchemas struct {
-	schemas *flow.Schemas
+	schemas *flowcontrol.Schemas
 	made    time.Time
 }
 
 // schemas returns the index of the FlowSchemas, at most flowSchemasAge old. It is nil when they cannot be read.
-func (i *flowIndex) schemas(ctx context.Context, k *known, now time.Time) *flow.Schemas {
+func (i *flowIndex) schemas(ctx context.Context, k *known, now time.Time) *flowcontrol.Schemas {
 	c := i.current.Load()
 	if c != nil && now.Sub(c.made) < flowSchemasAge {
 		return c.schemas
@@ -52,7 +52,7 @@ func (i *flowIndex) schemas(ctx context.Context, k *known, now time.Time) *flow.
 			schemas = append(schemas, s)
 		}
 	}
-	c = &timedSchemas{flow.NewSchemas(schemas, levels), now}
+	c = &timedSchemas{flowcontrol.NewSchemas(schemas, levels), now}
 	i.current.Store(c)
 	return c.schemas
 }
@@ -60,7 +60,7 @@ func (i *flowIndex) schemas(ctx context.Context, k *known, now time.Time) *flow.
 // setFlowHeaders sets the headers that name the FlowSchema of a request and its PriorityLevelConfiguration. As in
 // Kubernetes, proxied requests, logs and streams have none. The FlowSchema bounds nothing here: package flow has the bounds.
 func (s *Server) setFlowHeaders(w http.ResponseWriter, r *http.Request, u api.User) {
-	f := &flow.Request{User: u.Name, Groups: u.Groups, Verb: strings.ToLower(r.Method), Path: r.URL.Path}
+	f := &flowcontrol.Request{User: u.Name, Groups: u.Groups, Verb: strings.ToLower(r.Method), Path: r.URL.Path}
 	if t, ok := endpoints.ParsePath(r.URL.Path); ok {
 		verb := endpoints.VerbOf(r.Method, t, strings.Contains(r.URL.RawQuery, "watch") && endpoints.Watches(r.URL.Query()))
 		if verb != api.VerbWatch && endpoints.RunsLong(r.Method, t, nil) {

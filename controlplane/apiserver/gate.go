@@ -13,7 +13,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/apiserver/endpoints"
-	"keelson.dev/keelson/controlplane/apiserver/flow"
+	"keelson.dev/keelson/controlplane/apiserver/flowcontrol"
 )
 
 // enter lets a request of an HTTP client in when there is room for it. What the
@@ -106,9 +106,9 @@ func (w endingWatch) Stop() {
 }
 
 type pass struct {
-	*flow.Pass
-	class  flow.Class
-	caller flow.Caller
+	*flowcontrol.Pass
+	class  flowcontrol.Class
+	caller flowcontrol.Caller
 }
 
 // Expect is endpoints.Pass.
@@ -117,28 +117,28 @@ func (p pass) Expect(ctx context.Context, bytes int64) error {
 }
 
 // noRoom is 429 with Retry-After.
-func noRoom(err error, class flow.Class, caller flow.Caller) error {
-	if !errors.Is(err, flow.ErrFull) {
+func noRoom(err error, class flowcontrol.Class, caller flowcontrol.Caller) error {
+	if !errors.Is(err, flowcontrol.ErrFull) {
 		return err
 	}
 	return apierrors.NewTooManyRequests(fmt.Sprintf("%v: this replica has no room for another %s request of %q now; try again, with fewer at once",
 		err, class, api.Clip(caller.Name, 128)), 1)
 }
 
-func classOf(r *api.Request) flow.Class {
+func classOf(r *api.Request) flowcontrol.Class {
 	switch r.Verb {
 	case api.VerbWatch, api.VerbConnect:
-		return flow.Watch
+		return flowcontrol.Watch
 	case api.VerbGet, api.VerbList:
-		return flow.Read
+		return flowcontrol.Read
 	}
-	return flow.Write
+	return flowcontrol.Write
 }
 
 // callerOf says on whose account a user's requests go. Room is kept for administrators and the parts of the control
 // plane; a node may use it, as far as one node needs.
-func callerOf(u api.User) flow.Caller {
-	return flow.Caller{Name: u.Name, Trusted: trusted(u), Node: asNode(u)}
+func callerOf(u api.User) flowcontrol.Caller {
+	return flowcontrol.Caller{Name: u.Name, Trusted: trusted(u), Node: asNode(u)}
 }
 
 func trusted(u api.User) bool {
@@ -154,7 +154,7 @@ func trusted(u api.User) bool {
 func asNode(u api.User) bool { return slices.Contains(u.Groups, api.GroupNodes) && !trusted(u) }
 
 // flowing shows what is under way.
-type flowing struct{ gate *flow.Gate }
+type flowing struct{ gate *flowcontrol.Gate }
 
 var (
 	inFlight = prometheus.NewDesc("apiserver_current_inflight_requests",
@@ -171,7 +171,7 @@ func (f flowing) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (f flowing) Collect(ch chan<- prometheus.Metric) {
-	for _, c := range []flow.Class{flow.Read, flow.Write, flow.Watch} {
+	for _, c := range []flowcontrol.Class{flowcontrol.Read, flowcontrol.Write, flowcontrol.Watch} {
 		n, no := f.gate.Stats(c)
 		ch <- prometheus.MustNewConstMetric(inFlight, prometheus.GaugeValue, float64(n), c.String())
 		ch <- prometheus.MustNewConstMetric(refusedAll, prometheus.CounterValue, float64(no), c.String())

@@ -15,7 +15,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/apiserver/endpoints"
-	"keelson.dev/keelson/controlplane/apiserver/flow"
+	"keelson.dev/keelson/controlplane/apiserver/flowcontrol"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/internal/wait"
 )
@@ -55,7 +55,7 @@ func TestWatchesOfOneUserAreBounded(t *testing.T) {
 		}
 		let++
 	}
-	if want := flow.ForMemory(1).Seats[flow.Watch] * 3 / 8; let != want || last.StatusCode != http.StatusTooManyRequests || last.Header.Get("Retry-After") != "1" {
+	if want := flowcontrol.ForMemory(1).Seats[flowcontrol.Watch] * 3 / 8; let != want || last.StatusCode != http.StatusTooManyRequests || last.Header.Get("Retry-After") != "1" {
 		t.Errorf("%d watches, want %d; then %d, Retry-After %q", let, want, last.StatusCode, last.Header.Get("Retry-After"))
 	}
 	for name, c := range map[string]*http.Client{"another user": cert("other"), "an administrator": r.adminHTTP()} {
@@ -76,7 +76,7 @@ func TestWatchesOfOneUserAreBounded(t *testing.T) {
 	soon, done := context.WithTimeout(t.Context(), time.Minute)
 	defer done()
 	if err := wait.For(soon, 10*time.Millisecond, func() error {
-		if n, _ := r.gate.Stats(flow.Watch); n > 2 {
+		if n, _ := r.gate.Stats(flowcontrol.Watch); n > 2 {
 			return fmt.Errorf("%d places are taken", n)
 		}
 		return nil
@@ -115,7 +115,7 @@ func TestOneNodeIsBounded(t *testing.T) {
 		}
 		held = append(held, p)
 	}
-	if most := flow.ForMemory(1).Seats[flow.Read] / 8; len(held) != most {
+	if most := flowcontrol.ForMemory(1).Seats[flowcontrol.Read] / 8; len(held) != most {
 		t.Errorf("one node has %d requests under way, want %d", len(held), most)
 	}
 	if err := list(hostile); !apierrors.IsTooManyRequests(err) {
@@ -158,14 +158,14 @@ func TestWatchesForANodeAreBounded(t *testing.T) {
 		}
 		running = append(running, w)
 	}
-	if most := flow.ForMemory(1).Seats[flow.Watch] / 8; len(running) != most {
+	if most := flowcontrol.ForMemory(1).Seats[flowcontrol.Watch] / 8; len(running) != most {
 		t.Errorf("one node has %d watches, want %d", len(running), most)
 	}
 	for _, w := range running {
 		w.Stop()
 	}
 	if err := wait.For(within(t), 10*time.Millisecond, func() error {
-		if n, _ := r.gate.Stats(flow.Watch); n != 0 {
+		if n, _ := r.gate.Stats(flowcontrol.Watch); n != 0 {
 			return fmt.Errorf("%d places are taken", n)
 		}
 		return nil

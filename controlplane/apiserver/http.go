@@ -21,7 +21,7 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/authn"
 	"keelson.dev/keelson/controlplane/apiserver/authz"
 	"keelson.dev/keelson/controlplane/apiserver/endpoints"
-	"keelson.dev/keelson/internal/door"
+	"keelson.dev/keelson/internal/connlimit"
 )
 
 // ServeHTTP is the way of every HTTP request: who asks (stage 1), as whom, for
@@ -162,7 +162,7 @@ func (s *Server) identify(r *http.Request) (u, sender api.User, err error) {
 	case err != nil:
 		return sender, sender, unauthorized("Unauthorized: " + err.Error())
 	default:
-		place, _ := r.Context().Value(doorKey{}).(*door.Conn)
+		place, _ := r.Context().Value(doorKey{}).(*connlimit.Conn)
 		place.Known()
 		s.shown.note(r, place)
 	}

@@ -9,9 +9,9 @@ import (
 
 	"golang.org/x/net/http2"
 
-	"keelson.dev/keelson/internal/door"
+	"keelson.dev/keelson/internal/connlimit"
 	"keelson.dev/keelson/internal/framelimit"
-	"keelson.dev/keelson/internal/gcroom"
+	"keelson.dev/keelson/internal/gcheadroom"
 )
 
 // withoutEnd is the time limit of requests that net/http is given. Paces end them much earlier. With any limit, a stream
@@ -23,7 +23,7 @@ const withoutEnd = 10 * 365 * 24 * time.Hour
 // connections, that of golang.org/x/net, which is the same code, does.
 func limitFrames(srv *http.Server, limits framelimit.Limits) error {
 	h2 := &http2.Server{}
-	limits.Exceeded = gcroom.Restrain
+	limits.Exceeded = gcheadroom.Restrain
 	srv.ReadTimeout, srv.WriteTimeout = withoutEnd, withoutEnd
 	srv.Handler = framelimit.Handler(srv.Handler)
 	if err := http2.ConfigureServer(srv, h2); err != nil {
@@ -34,7 +34,7 @@ func limitFrames(srv *http.Server, limits framelimit.Limits) error {
 		if base, ok := h.(interface{ BaseContext() context.Context }); ok { // net/http's own contract with x/net
 			ctx = base.BaseContext()
 		}
-		limited := framelimit.New(c, door.Of(c).IsKnown, limits)
+		limited := framelimit.New(c, connlimit.Of(c).IsKnown, limits)
 		h2.ServeConn(limited, &http2.ServeConnOpts{Context: limited.Context(ctx), Handler: h, BaseConfig: hs})
 	}
 	return nil

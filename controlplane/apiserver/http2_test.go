@@ -19,7 +19,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/pki"
-	"keelson.dev/keelson/internal/door"
+	"keelson.dev/keelson/internal/connlimit"
 	"keelson.dev/keelson/internal/memory/memtest"
 )
 
@@ -98,7 +98,7 @@ func TestFloodsOfFrames(t *testing.T) {
 	const connections, most = 400, 128 << 20
 	defer debug.SetGCPercent(debug.SetGCPercent(50))
 	r := start(t, func(c *Config) {
-		c.Connections = door.Limits{Strangers: 2 * connections, PerUnsure: 2 * connections}
+		c.Connections = connlimit.Limits{Strangers: 2 * connections, PerUnsure: 2 * connections}
 	})
 	admin := r.sameAdmin()
 	for _, f := range frameFloods(t) {

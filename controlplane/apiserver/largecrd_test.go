@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"keelson.dev/keelson/controlplane/api/input"
+	"keelson.dev/keelson/controlplane/api/decodelimits"
 	"keelson.dev/keelson/internal/wait"
 )
 
@@ -38,7 +38,7 @@ func largeDefinition(plural string, values int, mark string) map[string]any {
 		group := map[string]any{"type": "object", "description": text, "properties": fields, "required": []any{"field0"}}
 		groups[fmt.Sprintf("group%d", g)] = group
 		body, _ := json.Marshal(group)
-		made += input.Count(body).Values
+		made += decodelimits.Count(body).Values
 	}
 	root := map[string]any{"type": "object", "properties": map[string]any{"spec": map[string]any{"type": "object", "properties": groups}}}
 	kind := strings.ToUpper(plural[:1]) + plural[1:]

@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"keelson.dev/keelson/internal/door"
+	"keelson.dev/keelson/internal/connlimit"
 	"keelson.dev/keelson/internal/virtual"
 	"keelson.dev/keelson/internal/wait"
 )
@@ -208,7 +208,7 @@ func bodiesOfHTTP2(t *testing.T) {
 
 // Connections that nobody has authenticated neither grow without bound nor keep an administrator out.
 func TestIdleCrowd(t *testing.T) {
-	r := start(t, func(c *Config) { c.Connections = door.Limits{All: 64, Strangers: 32, PerUnsure: 16} })
+	r := start(t, func(c *Config) { c.Connections = connlimit.Limits{All: 64, Strangers: 32, PerUnsure: 16} })
 	kept := r.http(nil) // of one who was there before
 	r.call(kept, "GET", "/version", "", "Authorization", "Bearer alice-token")
 	var crowd []net.Conn

@@ -18,7 +18,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/apiserver/endpoints"
-	"keelson.dev/keelson/controlplane/apiserver/flow"
+	"keelson.dev/keelson/controlplane/apiserver/flowcontrol"
 	"keelson.dev/keelson/controlplane/apiserver/forward"
 	"keelson.dev/keelson/controlplane/apiserver/subresource"
 )
@@ -68,9 +68,9 @@ func (s *Server) proxyTo(w http.ResponseWriter, r *http.Request, u api.User, t e
 		w.WriteHeader(http.StatusMovedPermanently)
 		return nil
 	}
-	p, err := s.gate.Enter(r.Context(), flow.Watch, callerOf(u), proxied)
+	p, err := s.gate.Enter(r.Context(), flowcontrol.Watch, callerOf(u), proxied)
 	if err != nil {
-		return noRoom(err, flow.Watch, callerOf(u))
+		return noRoom(err, flowcontrol.Watch, callerOf(u))
 	}
 	defer p.Leave()
 	target, err := url.Parse(to.scheme + "://" + to.host + "/" + strings.TrimPrefix(rest, "/"))

@@ -13,7 +13,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/pki"
-	"keelson.dev/keelson/internal/door"
+	"keelson.dev/keelson/internal/connlimit"
 )
 
 // revokedEvery is how often connections are looked through for those whose certificate was revoked, or is by an authority
@@ -26,18 +26,18 @@ var errRevoked = errors.New("it was revoked")
 // shownConns are the connections to this API whose clients have shown a certificate.
 type shownConns struct {
 	mu     sync.Mutex
-	byConn map[*door.Conn]*x509.Certificate
+	byConn map[*connlimit.Conn]*x509.Certificate
 }
 
 // note remembers the connection of a request that shows a certificate.
-func (n *shownConns) note(r *http.Request, place *door.Conn) {
+func (n *shownConns) note(r *http.Request, place *connlimit.Conn) {
 	if place == nil || r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
 		return
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.byConn == nil {
-		n.byConn = make(map[*door.Conn]*x509.Certificate)
+		n.byConn = make(map[*connlimit.Conn]*x509.Certificate)
 	}
 	n.byConn[place] = r.TLS.PeerCertificates[0]
 }

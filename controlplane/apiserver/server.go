@@ -24,17 +24,17 @@ import (
 	"keelson.dev/keelson/controlplane/apiserver/audit"
 	"keelson.dev/keelson/controlplane/apiserver/authn"
 	"keelson.dev/keelson/controlplane/apiserver/authz"
-	authzfile "keelson.dev/keelson/controlplane/apiserver/authz/structured"
+	authzfile "keelson.dev/keelson/controlplane/apiserver/authz/config"
 	"keelson.dev/keelson/controlplane/apiserver/crd"
 	"keelson.dev/keelson/controlplane/apiserver/dialer"
 	"keelson.dev/keelson/controlplane/apiserver/discovery"
 	"keelson.dev/keelson/controlplane/apiserver/endpoints"
-	"keelson.dev/keelson/controlplane/apiserver/flow"
+	"keelson.dev/keelson/controlplane/apiserver/flowcontrol"
 	"keelson.dev/keelson/controlplane/apiserver/openapi"
 	"keelson.dev/keelson/controlplane/apiserver/podsecurity"
 	"keelson.dev/keelson/controlplane/apiserver/stream"
 	"keelson.dev/keelson/controlplane/apiserver/subresource"
-	"keelson.dev/keelson/internal/door"
+	"keelson.dev/keelson/internal/connlimit"
 	"keelson.dev/keelson/internal/lifecycle"
 )
 
@@ -59,7 +59,7 @@ type Server struct {
 	admitting      *admissionMetrics
 	authenticating *authenticationMetrics
 
-	gate    *flow.Gate
+	gate    *flowcontrol.Gate
 	flows   flowIndex
 	shown   shownConns
 	paths   *http.ServeMux
@@ -204,7 +204,7 @@ func (s *Server) surface() {
 	streams.Error = s.resources.Error
 	s.discovery = discovery.New(cfg.Kinds, s.resources)
 	s.openapi = openapi.New(cfg.Kinds, cfg.Version.GitVersion)
-	s.gate = flow.New(flow.ForMemory(cfg.MemoryLimit))
+	s.gate = flowcontrol.New(flowcontrol.ForMemory(cfg.MemoryLimit))
 	s.metrics = newMetrics(cfg.Metrics, cfg.Kinds, cfg.Version.GitVersion,
 		undecodable{cfg.Registry}, storedObjects{cfg.Kinds, cfg.Registry}, flowing{s.gate},
 		s.admitting.plugins, s.admitting.steps, s.authenticating.attempts, s.authenticating.duration)
@@ -288,7 +288,7 @@ func (s *Server) serveTLS(ctx context.Context) error {
 		HTTP2:       &http.HTTP2Config{MaxConcurrentStreams: 250, MaxReadFrameSize: 16 << 10},
 		BaseContext: func(net.Listener) context.Context { return requests },
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			return context.WithValue(authn.ConnContext(ctx, c), doorKey{}, door.Of(c))
+			return context.WithValue(authn.ConnContext(ctx, c), doorKey{}, connlimit.Of(c))
 		},
 		ErrorLog: slog.NewLogLogger(s.cfg.Log.Handler(), slog.LevelDebug),
 	}
@@ -296,7 +296,7 @@ func (s *Server) serveTLS(ctx context.Context) error {
 		return err
 	}
 	served := make(chan error, 1)
-	front := door.New(s.cfg.Listener, s.cfg.Connections)
+	front := connlimit.New(s.cfg.Listener, s.cfg.Connections)
 	go func() { served <- srv.ServeTLS(front, "", "") }()
 	select {
 	case err := <-served:

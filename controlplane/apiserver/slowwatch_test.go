@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/apiserver/flow"
+	"keelson.dev/keelson/controlplane/apiserver/flowcontrol"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/internal/wait"
 )
@@ -60,7 +60,7 @@ func TestWatchesThatDoNotReadAreCut(t *testing.T) {
 			}
 		}
 	}
-	if n, _ := r.gate.Stats(flow.Watch); n != 12 {
+	if n, _ := r.gate.Stats(flowcontrol.Watch); n != 12 {
 		t.Fatalf("%d watches run", n)
 	}
 	client := r.adminHTTP()
@@ -78,7 +78,7 @@ func TestWatchesThatDoNotReadAreCut(t *testing.T) {
 	soon, done := context.WithTimeout(t.Context(), usualPace.stall/2)
 	defer done()
 	if err := wait.For(soon, 50*time.Millisecond, func() error {
-		if n, _ := r.gate.Stats(flow.Watch); n > 0 {
+		if n, _ := r.gate.Stats(flowcontrol.Watch); n > 0 {
 			return fmt.Errorf("%d watches go on", n)
 		}
 		return nil

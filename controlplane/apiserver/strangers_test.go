@@ -9,14 +9,14 @@ import (
 
 	"golang.org/x/net/http2"
 
-	"keelson.dev/keelson/internal/door"
+	"keelson.dev/keelson/internal/connlimit"
 	"keelson.dev/keelson/internal/memory/memtest"
 )
 
 // A stranger announces a frame and sends nothing of it: no room is made for what has not come.
 func TestAnnouncedFrames(t *testing.T) {
 	const strangers = 100
-	r := start(t, func(c *Config) { c.Connections = door.Limits{Strangers: 2 * strangers, PerUnsure: 2 * strangers} })
+	r := start(t, func(c *Config) { c.Connections = connlimit.Limits{Strangers: 2 * strangers, PerUnsure: 2 * strangers} })
 	before := memtest.Live()
 	var all []net.Conn
 	for range strangers {
@@ -64,12 +64,12 @@ func TestAnnouncedFrames(t *testing.T) {
 
 // How many strangers there may be follows the memory limit, unless somebody says otherwise.
 func TestStrangersFollowTheMemoryLimit(t *testing.T) {
-	few, many, said := Config{MemoryLimit: 256 << 20}, Config{MemoryLimit: 8 << 30}, Config{Connections: door.Limits{Strangers: 7}}
+	few, many, said := Config{MemoryLimit: 256 << 20}, Config{MemoryLimit: 8 << 30}, Config{Connections: connlimit.Limits{Strangers: 7}}
 	few.defaults()
 	many.defaults()
 	said.defaults()
 	if few.Connections.Strangers != 128 || said.Connections.Strangers != 7 ||
-		many.Connections.Strangers != min(4096, door.Share(1, 4)) {
+		many.Connections.Strangers != min(4096, connlimit.Share(1, 4)) {
 		t.Errorf("%d, %d and %d strangers", few.Connections.Strangers, many.Connections.Strangers, said.Connections.Strangers)
 	}
 }

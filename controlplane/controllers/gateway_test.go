@@ -19,7 +19,7 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
 	"keelson.dev/keelson/controlplane/controllers/gateway"
-	"keelson.dev/keelson/test/bed/keypair"
+	"keelson.dev/keelson/test/testenv/keypair"
 )
 
 // gatewayKinds are the kinds of Gateway API as their definitions make them, without schemas.

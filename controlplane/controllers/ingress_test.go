@@ -19,8 +19,8 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
 	"keelson.dev/keelson/controlplane/controllers/ingress"
-	"keelson.dev/keelson/entry/pairs"
-	"keelson.dev/keelson/test/bed/keypair"
+	"keelson.dev/keelson/ingressproxy/pairs"
+	"keelson.dev/keelson/test/testenv/keypair"
 )
 
 func ingressClass(name, controller string) *networkingv1.IngressClass {

@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/managedfields"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/api/input"
+	"keelson.dev/keelson/controlplane/api/decodelimits"
 )
 
 // apply is server-side apply: the manager states the fields that it wants to own.
@@ -72,14 +72,14 @@ func (w *write) applyNew(ctx context.Context, fm *managedfields.FieldManager, in
 
 // intent reads the patch and checks that it speaks of the named object.
 func (w *write) intent(want schema.GroupVersionKind) (*unstructured.Unstructured, error) {
-	data, err := input.FromYAML(w.req.Patch)
-	if errors.Is(err, input.ErrTooMuch) {
+	data, err := decodelimits.FromYAML(w.req.Patch)
+	if errors.Is(err, decodelimits.ErrTooMuch) {
 		return nil, tooMuch(err)
 	}
 	if err != nil {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("error decoding YAML: %v", err))
 	}
-	if err := input.CheckJSON(data, w.req.Kind.New()); err != nil {
+	if err := decodelimits.CheckJSON(data, w.req.Kind.New()); err != nil {
 		return nil, tooMuch(err)
 	}
 	u := &unstructured.Unstructured{}

@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/api/input"
+	"keelson.dev/keelson/controlplane/api/decodelimits"
 	"keelson.dev/keelson/internal/jsonpatch"
 )
 
@@ -106,7 +106,7 @@ func (w *write) patchInto(ctx context.Context, old, next runtime.Object) error {
 	if err != nil {
 		return err
 	}
-	if err := input.CheckJSON(after, next); err != nil {
+	if err := decodelimits.CheckJSON(after, next); err != nil {
 		return tooMuch(fmt.Errorf("the patched object: %w", err))
 	}
 	return w.decodeStrictly(ctx, after, next)
@@ -117,7 +117,7 @@ func (w *write) patchInto(ctx context.Context, old, next runtime.Object) error {
 func (w *write) applyPatch(ctx context.Context, doc []byte, like runtime.Object) ([]byte, error) {
 	data := w.req.Patch
 	if w.req.PatchType != types.JSONPatchType { // whose operations have a limit of their own
-		if err := input.CheckJSON(data, nil); err != nil {
+		if err := decodelimits.CheckJSON(data, nil); err != nil {
 			return nil, tooMuch(err)
 		}
 	}

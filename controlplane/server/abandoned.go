@@ -20,7 +20,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/internal/clusterid"
-	"keelson.dev/keelson/internal/door"
+	"keelson.dev/keelson/internal/connlimit"
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/mvcc"
 )
@@ -121,7 +121,7 @@ func (c Config) serveAbandoned(ctx context.Context, cluster Cluster, rec abandon
 		ErrorLog: slog.NewLogLogger(c.Log.Handler(), slog.LevelDebug)}
 	served := make(chan error, 1)
 	go func() {
-		served <- srv.ServeTLS(door.New(ln, door.Limits{All: 256, Strangers: 128, PerUnsure: 32}), "", "")
+		served <- srv.ServeTLS(connlimit.New(ln, connlimit.Limits{All: 256, Strangers: 128, PerUnsure: 32}), "", "")
 	}()
 	select {
 	case err := <-served:

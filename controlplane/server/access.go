@@ -5,8 +5,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	authnfile "keelson.dev/keelson/controlplane/apiserver/authn/structured"
-	authzfile "keelson.dev/keelson/controlplane/apiserver/authz/structured"
+	authnfile "keelson.dev/keelson/controlplane/apiserver/authn/config"
+	authzfile "keelson.dev/keelson/controlplane/apiserver/authz/config"
 )
 
 // wireAccess reads what files and flags say of authentication and authorization; own is the issuer of this cluster's

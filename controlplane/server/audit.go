@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/controlplane/apiserver/audit"
-	"keelson.dev/keelson/controlplane/fleet"
+	"keelson.dev/keelson/controlplane/nodegateway"
 )
 
 // AuditOptions say what of the API's requests is recorded, and where.
@@ -92,7 +92,7 @@ func (r *Replica) wireAudit() (*audit.Auditor, error) {
 }
 
 // auditJoins records who asks at the agents' port to be let in.
-func (r *Replica) auditJoins(a fleet.Asked) (func(fleet.Answered), error) {
+func (r *Replica) auditJoins(a nodegateway.Asked) (func(nodegateway.Answered), error) {
 	_, record := r.auditor.Begin(context.Background(), audit.Origin{URI: a.Method, Source: a.Source, Received: a.Received})
 	if a.Token != "" {
 		record.Annotate("audit.keelson.dev/join-token", a.Token)
@@ -104,7 +104,7 @@ func (r *Replica) auditJoins(a fleet.Asked) (func(fleet.Answered), error) {
 	if err != nil {
 		return nil, err
 	}
-	return func(got fleet.Answered) {
+	return func(got nodegateway.Answered) {
 		if got.Reason != "" {
 			record.Annotate("audit.keelson.dev/reason", got.Reason)
 		}

@@ -15,7 +15,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/apiserver/audit"
-	"keelson.dev/keelson/controlplane/fleet"
+	"keelson.dev/keelson/controlplane/nodegateway"
 )
 
 // A replica records what is asked of it in its data folder, for nobody else to read: the writes of users and of its own
@@ -72,7 +72,7 @@ func (l *auditLines) Put(line []byte) error { _, err := l.Write(line); return er
 func TestJoinsAreInTheAuditLog(t *testing.T) {
 	var out auditLines
 	r := &Replica{auditor: audit.New(audit.Default(), &out, time.Now)}
-	join := func(a fleet.Asked, got fleet.Answered) {
+	join := func(a nodegateway.Asked, got nodegateway.Answered) {
 		t.Helper()
 		done, err := r.auditJoins(a)
 		if err != nil {
@@ -80,15 +80,15 @@ func TestJoinsAreInTheAuditLog(t *testing.T) {
 		}
 		done(got)
 	}
-	asked := fleet.Asked{
-		Method: "/keelson.fleet.v1.Enrollment/Enroll", User: fleet.UserOfToken("abc123"), Verb: "create", Resource: "nodes",
+	asked := nodegateway.Asked{
+		Method: "/keelson.fleet.v1.Enrollment/Enroll", User: nodegateway.UserOfToken("abc123"), Verb: "create", Resource: "nodes",
 		Subresource: "enrollment", Name: "w1", Token: "abc123", Source: "192.0.2.1", Received: time.Now(),
 	}
-	join(asked, fleet.Answered{})
+	join(asked, nodegateway.Answered{})
 	asked.User = api.User{Name: api.UserAnonymous}
 	const refused = 1000
 	for range refused {
-		join(asked, fleet.Answered{Err: status.Error(codes.Unauthenticated, "no"), Reason: "the token has expired"})
+		join(asked, nodegateway.Answered{Err: status.Error(codes.Unauthenticated, "no"), Reason: "the token has expired"})
 	}
 	var all []audit.Event
 	for raw := range bytes.Lines(out.Bytes()) {

@@ -6,9 +6,9 @@ import (
 	"time"
 
 	"keelson.dev/keelson/controlplane/apiserver/audit"
-	authnfile "keelson.dev/keelson/controlplane/apiserver/authn/structured"
-	authzfile "keelson.dev/keelson/controlplane/apiserver/authz/structured"
-	"keelson.dev/keelson/controlplane/apiserver/expression"
+	authnfile "keelson.dev/keelson/controlplane/apiserver/authn/config"
+	authzfile "keelson.dev/keelson/controlplane/apiserver/authz/config"
+	"keelson.dev/keelson/controlplane/apiserver/cel"
 	"keelson.dev/keelson/controlplane/apiserver/podsecurity"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/controlplane/scheduler"
@@ -27,7 +27,7 @@ func Check(cfg Config) error {
 
 // checkAccess reads what wireAccess does, and lets go of it.
 func (c Config) checkAccess() error {
-	compilers, own, log := expression.New(), []string{pki.DefaultIssuer}, slog.New(slog.DiscardHandler)
+	compilers, own, log := cel.New(), []string{pki.DefaultIssuer}, slog.New(slog.DiscardHandler)
 	_, who := authnfile.Load(authnfile.Config{
 		Options: c.Authentication, Compilers: compilers, Audiences: own, Disallowed: own, Clock: time.Now, Log: log,
 	})

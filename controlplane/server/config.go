@@ -16,12 +16,12 @@ import (
 	"strconv"
 	"time"
 
-	authnfile "keelson.dev/keelson/controlplane/apiserver/authn/structured"
-	authzfile "keelson.dev/keelson/controlplane/apiserver/authz/structured"
+	authnfile "keelson.dev/keelson/controlplane/apiserver/authn/config"
+	authzfile "keelson.dev/keelson/controlplane/apiserver/authz/config"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/controlplane/server/backups"
-	"keelson.dev/keelson/controlplane/sharedaddress"
-	"keelson.dev/keelson/internal/recent"
+	"keelson.dev/keelson/controlplane/vip"
+	"keelson.dev/keelson/internal/logtail"
 )
 
 // Config is what one replica is started with.
@@ -73,7 +73,7 @@ type Config struct {
 	// Flags are those of the daemon with their values, for /flagz.
 	Flags   map[string]string
 	Log     *slog.Logger
-	Recent  *recent.Lines // the last lines of Log, for support bundles; nil = none
+	Recent  *logtail.Lines // the last lines of Log, for support bundles; nil = none
 	Version string
 
 	// certificateLife replaces the life of this replica's own certificates; tests shorten it.
@@ -201,7 +201,7 @@ func (c Config) check() error {
 		return errors.New("--data-dir: a replica needs a folder for its data")
 	}
 	if c.SharedAPI != "" {
-		if _, err := sharedaddress.Check(c.SharedAPI, c.Advertise); err != nil {
+		if _, err := vip.Check(c.SharedAPI, c.Advertise); err != nil {
 			return err
 		}
 	}

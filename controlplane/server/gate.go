@@ -9,7 +9,7 @@ import (
 	"sync"
 
 	"keelson.dev/keelson/controlplane/pki"
-	"keelson.dev/keelson/internal/door"
+	"keelson.dev/keelson/internal/connlimit"
 )
 
 // errNotMember: a replica of this cluster by its certificate, but no member of the group.
@@ -97,7 +97,7 @@ func (g *gate) enter(cs tls.ConnectionState, conn net.Conn) error {
 	delete(g.refused, name)
 	if p, ok := conn.(*peerConn); ok && !p.closed {
 		g.open[p] = name
-		door.Of(p.Conn).Known()
+		connlimit.Of(p.Conn).Known()
 	}
 	return nil
 }
@@ -132,7 +132,7 @@ func (g *gate) sweep() {
 // listen makes the listener's connections known to the gate, and keeps those few
 // that nobody has let in yet.
 func (g *gate) listen(l net.Listener) net.Listener {
-	return &gateListener{door.New(l, door.Limits{All: door.Share(1, 8), Strangers: 128, PerUnsure: 32}), g}
+	return &gateListener{connlimit.New(l, connlimit.Limits{All: connlimit.Share(1, 8), Strangers: 128, PerUnsure: 32}), g}
 }
 
 type gateListener struct {

@@ -9,10 +9,10 @@ import (
 	"time"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/fleet"
+	"keelson.dev/keelson/controlplane/nodegateway"
 )
 
-func describeNodeCertificate(node string, c fleet.NodeCertificate) api.ClusterCertificate {
+func describeNodeCertificate(node string, c nodegateway.NodeCertificate) api.ClusterCertificate {
 	return api.ClusterCertificate{Use: c.Use, Holder: node, Node: true, Subject: api.NodeUserPrefix + node, Key: c.Key,
 		Begins: c.Begins.Unix(), Expires: c.Expires.Unix(), Renews: c.RenewsAt().Unix()}
 }
@@ -42,10 +42,10 @@ const notRenewedShown = 5
 
 // overdueAlarms is an alarm when nodes have not renewed certificates in time: a tenth of their life after they should have,
 // which is more than agents take to spread it. Of certificates that the agent does not tell of itself nothing is known.
-func overdueAlarms(of map[string][]fleet.NodeCertificate, now time.Time) []api.ClusterAlarm {
+func overdueAlarms(of map[string][]nodegateway.NodeCertificate, now time.Time) []api.ClusterAlarm {
 	type late struct {
 		node string
-		fleet.NodeCertificate
+		nodegateway.NodeCertificate
 		since time.Time
 	}
 	var all []late

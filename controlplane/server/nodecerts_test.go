@@ -8,30 +8,30 @@ import (
 	"time"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/fleet"
+	"keelson.dev/keelson/controlplane/nodegateway"
 )
 
 // A node that renews its certificate no more is an alarm before the certificate ends, wherever the node has its session; one
 // that is within its time is none, nor is one of which only an old connection tells. F51
 func TestNotRenewedAlarm(t *testing.T) {
 	now := time.Date(2026, 6, 1, 0, 0, 0, 0, time.UTC)
-	cert := func(use string, days, past int, told bool) fleet.NodeCertificate {
+	cert := func(use string, days, past int, told bool) nodegateway.NodeCertificate {
 		begins := now.AddDate(0, 0, -past)
-		return fleet.NodeCertificate{Use: use, Begins: begins, Expires: begins.AddDate(0, 0, days), Told: told}
+		return nodegateway.NodeCertificate{Use: use, Begins: begins, Expires: begins.AddDate(0, 0, days), Told: told}
 	}
 	for _, c := range []struct {
 		name string
-		of   map[string][]fleet.NodeCertificate
+		of   map[string][]nodegateway.NodeCertificate
 		want string // of the message; "" = there is no alarm
 	}{
 		{"none", nil, ""},
-		{"new ones", map[string][]fleet.NodeCertificate{"w1": {cert("agent", 365, 10, true), cert("serving", 30, 1, true)}}, ""},
-		{"about to be renewed", map[string][]fleet.NodeCertificate{"w1": {cert("agent", 365, 250, true), cert("serving", 30, 21, true)}}, ""},
-		{"an old connection", map[string][]fleet.NodeCertificate{"w1": {cert("agent", 365, 400, false)}}, ""},
-		{"its own", map[string][]fleet.NodeCertificate{"w1": {cert("agent", 365, 300, true), cert("serving", 30, 1, true)}},
+		{"new ones", map[string][]nodegateway.NodeCertificate{"w1": {cert("agent", 365, 10, true), cert("serving", 30, 1, true)}}, ""},
+		{"about to be renewed", map[string][]nodegateway.NodeCertificate{"w1": {cert("agent", 365, 250, true), cert("serving", 30, 21, true)}}, ""},
+		{"an old connection", map[string][]nodegateway.NodeCertificate{"w1": {cert("agent", 365, 400, false)}}, ""},
+		{"its own", map[string][]nodegateway.NodeCertificate{"w1": {cert("agent", 365, 300, true), cert("serving", 30, 1, true)}},
 			"1 certificates of nodes were not renewed in time: w1 (agent) ends 2026-08-05T00:00:00Z"},
-		{"its server's", map[string][]fleet.NodeCertificate{"w1": {cert("agent", 365, 10, true), cert("serving", 30, 24, true)}}, "w1 (serving) ends 2026-06-07"},
-		{"one that has ended", map[string][]fleet.NodeCertificate{"w2": {cert("agent", 365, 300, true)}, "w1": {cert("agent", 365, 366, true)}},
+		{"its server's", map[string][]nodegateway.NodeCertificate{"w1": {cert("agent", 365, 10, true), cert("serving", 30, 24, true)}}, "w1 (serving) ends 2026-06-07"},
+		{"one that has ended", map[string][]nodegateway.NodeCertificate{"w2": {cert("agent", 365, 300, true)}, "w1": {cert("agent", 365, 366, true)}},
 			"w1 (agent) ends 2026-05-31T00:00:00Z, w2 (agent) ends"},
 	} {
 		got := overdueAlarms(c.of, now)
@@ -44,9 +44,9 @@ func TestNotRenewedAlarm(t *testing.T) {
 			t.Errorf("%s: %+v, want %q", c.name, got[0], c.want)
 		}
 	}
-	many := map[string][]fleet.NodeCertificate{}
+	many := map[string][]nodegateway.NodeCertificate{}
 	for i := range 5000 {
-		many[fmt.Sprintf("w%d", i)] = []fleet.NodeCertificate{cert("agent", 365, 300, true)}
+		many[fmt.Sprintf("w%d", i)] = []nodegateway.NodeCertificate{cert("agent", 365, 300, true)}
 	}
 	got := overdueAlarms(many, now)
 	if len(got) != 1 || !strings.Contains(got[0].Message, "and 4995 more") || len(got[0].Message) > 1000 {

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/internal/diskroom"
+	"keelson.dev/keelson/internal/diskheadroom"
 	"keelson.dev/keelson/internal/wait"
 )
 
@@ -66,7 +66,7 @@ func ServeBackup(ctx context.Context, o ServeOptions, ready func(Served) error) 
 		return err
 	}
 	// A restored store takes what it holds, and as much again for its snapshot of that.
-	if err := (diskroom.Place{Folder: o.WorkDir, Beside: o.DataDir}).Has(2 * info.Bytes); err != nil {
+	if err := (diskheadroom.Place{Folder: o.WorkDir, Beside: o.DataDir}).Has(2 * info.Bytes); err != nil {
 		return fmt.Errorf("--work-dir: %w", err)
 	}
 	dir, release, err := guestFolder(o.WorkDir)

@@ -27,18 +27,18 @@ import (
 	"keelson.dev/keelson/controlplane/api/podaddress"
 	"keelson.dev/keelson/controlplane/apiserver"
 	"keelson.dev/keelson/controlplane/apiserver/audit"
-	authnfile "keelson.dev/keelson/controlplane/apiserver/authn/structured"
-	authzfile "keelson.dev/keelson/controlplane/apiserver/authz/structured"
-	"keelson.dev/keelson/controlplane/apiserver/expression"
+	authnfile "keelson.dev/keelson/controlplane/apiserver/authn/config"
+	authzfile "keelson.dev/keelson/controlplane/apiserver/authz/config"
+	"keelson.dev/keelson/controlplane/apiserver/cel"
 	"keelson.dev/keelson/controlplane/apiserver/podsecurity"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
-	"keelson.dev/keelson/controlplane/fleet"
+	"keelson.dev/keelson/controlplane/nodegateway"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/controlplane/registry"
 	"keelson.dev/keelson/controlplane/scheduler"
 	"keelson.dev/keelson/controlplane/server/backups"
-	"keelson.dev/keelson/controlplane/sharedaddress"
+	"keelson.dev/keelson/controlplane/vip"
 	"keelson.dev/keelson/internal/lifecycle"
 	"keelson.dev/keelson/raftstore/disk"
 	"keelson.dev/keelson/raftstore/replica"
@@ -59,14 +59,14 @@ type Replica struct {
 
 	kindsServed *api.Kinds
 	// expressions are compiled in environments that all parts share.
-	expressions *expression.Compilers
+	expressions *cel.Compilers
 
 	api        *apiserver.Server
 	client     *client.Client
 	informers  *client.Informers
 	addresses  *podaddress.Index
 	tokens     *pki.ServiceTokens
-	fleet      *fleet.Server
+	fleet      *nodegateway.Server
 	engine     *controllers.Engine
 	scheduler  *scheduler.Scheduler
 	peers      *replicas
@@ -158,7 +158,7 @@ func (cfg Config) run(ctx context.Context, cluster Cluster, trust *pki.Trust) er
 		cfg.wired(r)
 	}
 	if a := r.sharedAddress(); a != nil {
-		err := sharedaddress.Permitted()
+		err := vip.Permitted()
 		if err == nil {
 			err = a.Clear() // one that was killed may have left it
 		}
@@ -261,13 +261,13 @@ func wire(cfg Config, cluster Cluster, trust *pki.Trust) (r *Replica, err error)
 	if err := r.wireBackups(); err != nil {
 		return nil, err
 	}
-	r.expressions = expression.New()
+	r.expressions = cel.New()
 	all := kinds.All(kinds.Compiling(r.expressions.Admission().Judge))
 	r.kindsServed = all
 	r.registry = registry.New(r.store, all, registry.WithHistoryAge(conf.HistoryAge),
 		registry.WithHistory(0, registry.HistoryOf(r.cfg.MemoryLimit)),
 		registry.WithShortFields(func() bool { return r.level.seen.Load() >= levelShortFields }),
-		registry.WithCompanions(&corev1.Node{}, fleet.NodeCompanions),
+		registry.WithCompanions(&corev1.Node{}, nodegateway.NodeCompanions),
 		registry.WithCompanions(&corev1.Service{}, kinds.ServiceCompanions))
 	own := pki.Client(replicaUser+cfg.Name, api.GroupMasters)
 	own.Life = cfg.certificateLife
@@ -460,10 +460,10 @@ func (r *Replica) servingProfile() pki.Profile {
 }
 
 func (r *Replica) wireFleet(ln net.Listener) {
-	r.fleet = fleet.New(fleet.Config{
+	r.fleet = nodegateway.New(nodegateway.Config{
 		Replica: r.cfg.Name, Listener: ln, TLS: r.ca.Enrolment(r.servingProfile()),
 		Client: r.client, Informers: r.informers, PodAddresses: r.addresses,
-		Cluster:  fleet.Cluster{Name: r.cluster.Name, ClusterCIDR: r.cluster.ClusterCIDR, ServiceCIDR: r.cluster.ServiceCIDR, Domain: r.cluster.Domain},
+		Cluster:  nodegateway.Cluster{Name: r.cluster.Name, ClusterCIDR: r.cluster.ClusterCIDR, ServiceCIDR: r.cluster.ServiceCIDR, Domain: r.cluster.Domain},
 		TokenKey: r.trust.TokenKey(),
 		SignNode: func(node string, csr []byte, atLeast time.Time) ([]byte, error) {
 			now := time.Now()

@@ -11,15 +11,15 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"keelson.dev/keelson/controlplane/sharedaddress"
+	"keelson.dev/keelson/controlplane/vip"
 )
 
 // sharedAddress is the API's address that the leader has; nil = none is asked for.
-func (r *Replica) sharedAddress() *sharedaddress.Address {
+func (r *Replica) sharedAddress() *vip.Address {
 	if r.cfg.SharedAPI == "" {
 		return nil
 	}
-	return &sharedaddress.Address{IP: netip.MustParseAddr(r.cfg.SharedAPI), Own: netip.MustParseAddr(r.cfg.Advertise),
+	return &vip.Address{IP: netip.MustParseAddr(r.cfg.SharedAPI), Own: netip.MustParseAddr(r.cfg.Advertise),
 		Peers: r.peerAddresses, Confirm: r.leadsReady, Log: r.log.With("part", "shared address")}
 }
 

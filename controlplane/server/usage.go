@@ -14,12 +14,12 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/apiserver"
 	"keelson.dev/keelson/controlplane/controllers/horizontalpodautoscaler"
-	"keelson.dev/keelson/controlplane/fleet"
+	"keelson.dev/keelson/controlplane/nodegateway"
 )
 
 // metricsOf is the NodeMetrics of Nodes and the PodMetrics of pods of which the agents told something. Of a pod that
 // node is believed to which it is bound, and no other.
-func metricsOf(of []api.Object, used map[string]*fleet.NodeUsed, now time.Time) (out []api.Object) {
+func metricsOf(of []api.Object, used map[string]*nodegateway.NodeUsed, now time.Time) (out []api.Object) {
 	for _, o := range of {
 		switch o := o.(type) {
 		case *v1.Node:
@@ -49,7 +49,7 @@ func metaOf(o api.Object, now time.Time) metav1.ObjectMeta {
 		CreationTimestamp: metav1.NewTime(now)}
 }
 
-func usageOf(u fleet.Used) v1.ResourceList {
+func usageOf(u nodegateway.Used) v1.ResourceList {
 	return v1.ResourceList{
 		v1.ResourceCPU:    *resource.NewScaledQuantity(int64(u.CPU), resource.Nano),
 		v1.ResourceMemory: *resource.NewQuantity(int64(u.Memory), resource.BinarySI),

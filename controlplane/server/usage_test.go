@@ -15,18 +15,18 @@ import (
 	metricsv1beta1 "k8s.io/metrics/pkg/apis/metrics/v1beta1"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/fleet"
+	"keelson.dev/keelson/controlplane/nodegateway"
 )
 
 // Metrics are those of the objects that are stored, and a pod's are its own node's word: another node that names it
 // says nothing of it, and neither does one that names an earlier pod of the name.
 func TestMetricsAreOfWhatIsStored(t *testing.T) {
 	now := time.Unix(2000, 0)
-	u := fleet.Used{CPU: 250_000_000, Memory: 3 << 20, Window: 15 * time.Second}
-	claims := func(uid types.UID) map[types.UID][]fleet.ContainerUsed {
-		return map[types.UID][]fleet.ContainerUsed{uid: {{Name: "app", Used: u}}}
+	u := nodegateway.Used{CPU: 250_000_000, Memory: 3 << 20, Window: 15 * time.Second}
+	claims := func(uid types.UID) map[types.UID][]nodegateway.ContainerUsed {
+		return map[types.UID][]nodegateway.ContainerUsed{uid: {{Name: "app", Used: u}}}
 	}
-	used := map[string]*fleet.NodeUsed{
+	used := map[string]*nodegateway.NodeUsed{
 		"w1": {At: now.Add(-time.Second), Node: &u, Pods: claims("own")},
 		"w2": {At: now, Pods: claims("other")},
 	}

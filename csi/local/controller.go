@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"keelson.dev/keelson/internal/within"
+	"keelson.dev/keelson/internal/safepath"
 )
 
 // CreateVolume makes an image or a folder of the size asked for. The name is the id: asking again finds the same volume.
@@ -218,13 +218,13 @@ func (d *Driver) shownAt(id string) ([]string, error) {
 func (d *Driver) remove(id string, r record) error {
 	// First out of sight, so that half of a volume is never found under its name.
 	trash := filepath.Join(d.cfg.Root, ".deleted-"+id)
-	if err := within.RemoveAll(trash); err != nil {
+	if err := safepath.RemoveAll(trash); err != nil {
 		return err
 	}
 	if err := os.Rename(filepath.Join(d.cfg.Root, id), trash); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	if err := within.RemoveAll(trash); err != nil {
+	if err := safepath.RemoveAll(trash); err != nil {
 		return err
 	}
 	return d.discard(id, r)

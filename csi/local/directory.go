@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"keelson.dev/keelson/internal/mountoption"
-	"keelson.dev/keelson/internal/within"
+	"keelson.dev/keelson/internal/safepath"
 )
 
 // A volume of a class with "backing: directory" is the folder ROOT/.folders/ID, whose size a project quota of the disk holds:
@@ -241,7 +241,7 @@ func (d *Driver) emptyOne(ctx context.Context, project uint32) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		left, err := within.Empty(d.trash(project), removedAtOnce)
+		left, err := safepath.Empty(d.trash(project), removedAtOnce)
 		if err != nil {
 			return err
 		}

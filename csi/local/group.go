@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"keelson.dev/keelson/internal/wholefile"
+	"keelson.dev/keelson/internal/durable"
 )
 
 // groupsDir has the record of each group of snapshots, ID.json: written before the first of them is begun, again when all
@@ -58,7 +58,7 @@ func (d *Driver) keepGroup(id string, g group) error {
 		err = os.MkdirAll(filepath.Join(d.cfg.Root, groupsDir), 0o700)
 	}
 	if err == nil {
-		err = wholefile.Write(d.groupRecord(id), b)
+		err = durable.Write(d.groupRecord(id), b)
 	}
 	if err != nil {
 		return fmt.Errorf("record of the group of snapshots %s: %w", id, err)

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"keelson.dev/keelson/csi/privatemounts"
-	"keelson.dev/keelson/internal/floor"
+	"keelson.dev/keelson/internal/reservedspace"
 )
 
 var writer = &spec.VolumeCapability{AccessType: &spec.VolumeCapability_Mount{Mount: &spec.VolumeCapability_MountVolume{}},
@@ -61,7 +61,7 @@ func (b *bench) again(limit int64) {
 	if b.Driver != nil {
 		q = b.quotas
 	}
-	b.Driver = New(Config{Root: filepath.Join(b.dir, "volumes"), NodeID: "w1", Limit: limit, KeepFree: floor.Bytes(mib)})
+	b.Driver = New(Config{Root: filepath.Join(b.dir, "volumes"), NodeID: "w1", Limit: limit, KeepFree: reservedspace.Bytes(mib)})
 	if q != nil {
 		b.quotas = q
 	}

@@ -24,8 +24,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"keelson.dev/keelson/internal/floor"
 	"keelson.dev/keelson/internal/keylock"
+	"keelson.dev/keelson/internal/reservedspace"
 )
 
 // DriverName is the name by which PersistentVolumes and StorageClasses refer to the driver, unless it is given another.
@@ -42,7 +42,7 @@ type Config struct {
 	Root  string // folder of volumes, made when missing
 	Limit int64  // bytes that all volumes may have together; 0 = what the disk has
 	// KeepFree is what volumes leave of the disk: with less the node counts as short of disk.
-	KeepFree floor.Floor
+	KeepFree reservedspace.Floor
 	Socket   string // listened on
 	NodeID   string
 	// Listening is called once the driver answers; may be nil.

@@ -22,7 +22,7 @@ import (
 
 	"keelson.dev/keelson/csi"
 	"keelson.dev/keelson/csi/privatemounts"
-	"keelson.dev/keelson/internal/floor"
+	"keelson.dev/keelson/internal/reservedspace"
 	"keelson.dev/keelson/internal/wait"
 )
 
@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 
 // serve runs a driver until the test ends, or stop is called.
 func serve(t *testing.T, root, socket string) (stop func()) {
-	d := New(Config{Root: root, Socket: socket, NodeID: "w1", KeepFree: floor.Bytes(mib)})
+	d := New(Config{Root: root, Socket: socket, NodeID: "w1", KeepFree: reservedspace.Bytes(mib)})
 	if os.Getenv(sanityBacking) != "" && os.Getenv(sanityRoot) == "" {
 		d.quotas = newPaper(root)
 	}

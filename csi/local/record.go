@@ -7,7 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"keelson.dev/keelson/internal/wholefile"
+	"keelson.dev/keelson/internal/durable"
 )
 
 // A volume that was asked for has a record ROOT/.volumes/ID.json, written before anything is made of it and again when all of
@@ -88,7 +88,7 @@ func write(path string, r record) error {
 	if err != nil {
 		return err
 	}
-	return wholefile.Write(path, b)
+	return durable.Write(path, b)
 }
 
 // promised is what all volumes and snapshots may hold together, in bytes, and what of it the disk has not yet taken a block

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/crypto/ssh/knownhosts"
 
-	"keelson.dev/keelson/test/bed/sshd"
+	"keelson.dev/keelson/test/testenv/sshd"
 )
 
 // newSSHD is a server, and the host as which it is reached.

@@ -13,9 +13,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	gw "sigs.k8s.io/gateway-api/apis/v1"
 
-	"keelson.dev/keelson/entry/gateway"
-	entry "keelson.dev/keelson/entry/ingress"
-	"keelson.dev/keelson/entry/route"
+	"keelson.dev/keelson/ingressproxy/gateway"
+	entry "keelson.dev/keelson/ingressproxy/ingress"
+	"keelson.dev/keelson/ingressproxy/route"
 )
 
 // Entrances is what was read of what leads requests from outside to Services.

@@ -14,7 +14,7 @@ import (
 	gw "sigs.k8s.io/gateway-api/apis/v1"
 	"sigs.k8s.io/yaml"
 
-	"keelson.dev/keelson/test/bed/keypair"
+	"keelson.dev/keelson/test/testenv/keypair"
 )
 
 var rewrite = flag.Bool("rewrite", false, "write the transcripts anew")

@@ -12,9 +12,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gw "sigs.k8s.io/gateway-api/apis/v1"
 
-	"keelson.dev/keelson/entry/gateway"
-	entry "keelson.dev/keelson/entry/ingress"
-	"keelson.dev/keelson/entry/route"
+	"keelson.dev/keelson/ingressproxy/gateway"
+	entry "keelson.dev/keelson/ingressproxy/ingress"
+	"keelson.dev/keelson/ingressproxy/route"
 )
 
 // host is the target's as rules know it.

@@ -7,7 +7,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 
-	"keelson.dev/keelson/entry/ingress"
+	"keelson.dev/keelson/ingressproxy/ingress"
 )
 
 // ingress explains an Ingress that nobody serves, or not all of it.

@@ -13,12 +13,12 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // podProcesses is the kernel's count of a BestEffort pod's processes and threads on a host of the lab.
 func podProcesses(t *testing.T, host string, pod *v1.Pod) (int, error) {
-	tail := filepath.Join(bed.Host(t, host).CgroupPath(), "kubepods", "besteffort", "pod"+string(pod.UID), "pids.current")
+	tail := filepath.Join(testenv.Host(t, host).CgroupPath(), "kubepods", "besteffort", "pod"+string(pod.UID), "pids.current")
 	for _, root := range []string{"/sys/fs/cgroup/pids", "/sys/fs/cgroup"} {
 		if raw, err := os.ReadFile(filepath.Join(root, tail)); err == nil {
 			return strconv.Atoi(strings.TrimSpace(string(raw)))
@@ -30,7 +30,7 @@ func podProcesses(t *testing.T, host string, pod *v1.Pod) (int, error) {
 // A container that starts processes without end (one line of shell) ends at its pod's limit of 4096: the pod beside it
 // starts and execs as ever, the node stays ready, and the pod can be deleted.
 func TestForkBomb(t *testing.T) {
-	cs, ns := begin(t), bed.Namespace(t)
+	cs, ns := begin(t), testenv.Namespace(t)
 	const node, most = "w1", 4096
 	run := func(name, script string) {
 		t.Helper()
@@ -50,7 +50,7 @@ func TestForkBomb(t *testing.T) {
 		return p
 	}
 	run("bomb", "(while true; do sleep 1000 & done); exec sleep 1000")
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		n, err := podProcesses(t, node, get("bomb"))
 		if n > most {
 			t.Fatalf("the bomb has %d processes", n)
@@ -61,13 +61,13 @@ func TestForkBomb(t *testing.T) {
 		return err
 	})
 	run("neighbour", "sleep 1000")
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		if p := get("neighbour"); p.Status.Phase != v1.PodRunning {
 			return fmt.Errorf("the neighbour is %s", p.Status.Phase)
 		}
 		return nil
 	})
-	if out := bed.Kctl(t, "-n", ns, "exec", "neighbour", "--", "sh", "-c", "echo well"); strings.TrimSpace(out) != "well" {
+	if out := testenv.Kctl(t, "-n", ns, "exec", "neighbour", "--", "sh", "-c", "echo well"); strings.TrimSpace(out) != "well" {
 		t.Errorf("the neighbour says %q", out)
 	}
 	n, err := cs.CoreV1().Nodes().Get(context.Background(), node, metav1.GetOptions{})
@@ -82,7 +82,7 @@ func TestForkBomb(t *testing.T) {
 	if err := cs.CoreV1().Pods(ns).Delete(context.Background(), "bomb", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		if _, err := cs.CoreV1().Pods(ns).Get(context.Background(), "bomb", metav1.GetOptions{}); err == nil {
 			return errors.New("the bomb is still there")
 		}

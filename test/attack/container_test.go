@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 const toolsImage = "keelson.dev/tools:v1"
@@ -28,7 +28,7 @@ func hungry(name, script string) *v1.Pod {
 // their neighbour stays. An image cannot make the node wait, and what a pod wrote to is its own to answer for.
 func TestContainersThatFillTheDisk(t *testing.T) {
 	cs := begin(t)
-	ns := bed.Namespace(t)
+	ns := testenv.Namespace(t)
 	limit := v1.ResourceRequirements{Limits: v1.ResourceList{v1.ResourceEphemeralStorage: resource.MustParse("4Mi")}}
 	empty := func(p *v1.Pod, size string) {
 		q := resource.MustParse(size)
@@ -54,7 +54,7 @@ func TestContainersThatFillTheDisk(t *testing.T) {
 		if message == "" {
 			continue
 		}
-		bed.Eventually(t, 2*soon, func() error {
+		testenv.Eventually(t, 2*soon, func() error {
 			p, err := cs.CoreV1().Pods(ns).Get(context.Background(), name, metav1.GetOptions{})
 			if err != nil {
 				return err
@@ -69,7 +69,7 @@ func TestContainersThatFillTheDisk(t *testing.T) {
 	if err != nil || p.Status.Phase != v1.PodRunning {
 		t.Errorf("the pod within its limits is %s: %q, %v", p.Status.Phase, p.Status.Message, err)
 	}
-	if out := bed.Kctl(t, "-n", ns, "exec", "calm", "--", "head", "-n", "1", "/etc/hosts"); !strings.HasPrefix(out, "# Kubernetes-managed hosts file.") {
+	if out := testenv.Kctl(t, "-n", ns, "exec", "calm", "--", "head", "-n", "1", "/etc/hosts"); !strings.HasPrefix(out, "# Kubernetes-managed hosts file.") {
 		t.Errorf("its hosts file begins with %q", out)
 	}
 }

@@ -13,14 +13,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // Cost: three ConfigMaps that own each other, deleted in the foreground in a namespace that is deleted too.
 // The namespace goes all the same.
 func TestCircleOfOwners(t *testing.T) {
 	cs, ctx := begin(t), context.Background()
-	ns := bed.Namespace(t)
+	ns := testenv.Namespace(t)
 	maps := cs.CoreV1().ConfigMaps(ns)
 	var ring []*v1.ConfigMap
 	for i := range 3 {
@@ -45,7 +45,7 @@ func TestCircleOfOwners(t *testing.T) {
 	if err := cs.CoreV1().Namespaces().Delete(ctx, ns, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		_, err := cs.CoreV1().Namespaces().Get(ctx, ns, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil
@@ -75,23 +75,23 @@ func podsOf(cs kubernetes.Interface, ns string) (int, error) {
 // Cost: one object that asks for a million pods. Taken back, it is forgotten within seconds.
 func TestMillionReplicas(t *testing.T) {
 	cs, ctx := begin(t), context.Background()
-	ns := bed.Namespace(t)
+	ns := testenv.Namespace(t)
 	if _, err := cs.AppsV1().ReplicaSets(ns).Create(ctx, nowhere(1_000_000), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		if n, err := podsOf(cs, ns); err != nil || n < 500 {
 			return fmt.Errorf("%d pods, %v", n, err)
 		}
 		return nil
 	})
 	one := &autoscalingv1.Scale{ObjectMeta: metav1.ObjectMeta{Name: "many", Namespace: ns}, Spec: autoscalingv1.ScaleSpec{Replicas: 1}}
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		_, err := cs.AppsV1().ReplicaSets(ns).UpdateScale(ctx, "many", one, metav1.UpdateOptions{})
 		return err
 	})
 	began, most := time.Now(), 0
-	bed.Eventually(t, 2*soon, func() error {
+	testenv.Eventually(t, 2*soon, func() error {
 		n, err := podsOf(cs, ns)
 		if most = max(most, n); err != nil || n != 1 {
 			return fmt.Errorf("%d pods, %v", n, err)
@@ -105,7 +105,7 @@ func TestMillionReplicas(t *testing.T) {
 // gets, and the leader's other work goes on meanwhile.
 func TestServiceOfTheAPI(t *testing.T) {
 	cs, ctx := begin(t), context.Background()
-	ns := bed.Namespace(t)
+	ns := testenv.Namespace(t)
 	had, err := cs.CoreV1().Services("default").Get(ctx, "kubernetes", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -119,7 +119,7 @@ func TestServiceOfTheAPI(t *testing.T) {
 		if _, err := cs.CoreV1().Services(ns).Create(ctx, thief, metav1.CreateOptions{}); !apierrors.IsInvalid(err) {
 			t.Errorf("another Service asked for the address of the API: %v", err)
 		}
-		bed.Eventually(t, soon, func() error {
+		testenv.Eventually(t, soon, func() error {
 			now, err := cs.CoreV1().Services("default").Get(ctx, "kubernetes", metav1.GetOptions{})
 			if err == nil && now.Spec.ClusterIP != had.Spec.ClusterIP {
 				t.Fatalf("it came back at %s, it was at %s", now.Spec.ClusterIP, had.Spec.ClusterIP)
@@ -130,7 +130,7 @@ func TestServiceOfTheAPI(t *testing.T) {
 	if _, err := cs.AppsV1().ReplicaSets(ns).Create(ctx, nowhere(3), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		if n, err := podsOf(cs, ns); err != nil || n != 3 {
 			return fmt.Errorf("%d pods, %v", n, err)
 		}

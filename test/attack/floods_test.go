@@ -18,7 +18,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/deploy/lab"
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 const (
@@ -63,7 +63,7 @@ func floodFrames(t *testing.T, streams, headers int) []byte {
 // a process with 400 attackers may not run the dialing thread.
 func patientClient(t *testing.T, replica string) kubernetes.Interface {
 	t.Helper()
-	h, cfg := bed.Host(t, replica), bed.RestConfig(t)
+	h, cfg := testenv.Host(t, replica), testenv.RestConfig(t)
 	cfg.Host, cfg.QPS = "https://"+h.At(lab.APIPort), -1
 	cfg.Dial = func(ctx context.Context, _, address string) (net.Conn, error) {
 		for limit := time.Now().Add(30 * time.Second); ; {
@@ -85,7 +85,7 @@ func patientClient(t *testing.T, replica string) kubernetes.Interface {
 func term(t *testing.T) (string, uint64) {
 	t.Helper()
 	var status api.ClusterStatus
-	raw, err := bed.Client(t).CoreV1().RESTClient().Get().AbsPath(api.PathClusterStatus).DoRaw(context.Background())
+	raw, err := testenv.Client(t).CoreV1().RESTClient().Get().AbsPath(api.PathClusterStatus).DoRaw(context.Background())
 	if err == nil {
 		err = json.Unmarshal(raw, &status)
 	}
@@ -102,7 +102,7 @@ func term(t *testing.T) (string, uint64) {
 func TestLeaderUnderFloodsOfFrames(t *testing.T) {
 	begin(t)
 	led, before := term(t)
-	ns := bed.Namespace(t)
+	ns := testenv.Namespace(t)
 	clients := map[string]kubernetes.Interface{}
 	for i := range replicas {
 		name := fmt.Sprintf("cp%d", i+1)

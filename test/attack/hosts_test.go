@@ -9,14 +9,14 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // A container that makes its files huge before it restarts costs the agent no memory: the agent reads neither a sparse hosts file
 // nor a sparse termination message whole. The next instance gets the hosts file that the agent writes. F100
 func TestHugeFilesOfContainers(t *testing.T) {
 	const node, size, most = "w1", "4G", 256 << 20
-	cs, ns := begin(t), bed.Namespace(t)
+	cs, ns := begin(t), testenv.Namespace(t)
 	zero := int64(0)
 	grow := "truncate -s " + size + " /etc/hosts /etc/resolv.conf /dev/termination-log; exit 1"
 	script := "[ $(stat -c %s /etc/hosts) -lt 65536 ] || exit 7; [ -e /shared/grown ] && exec sleep 1000000; touch /shared/grown; " + grow
@@ -29,7 +29,7 @@ func TestHugeFilesOfContainers(t *testing.T) {
 	if _, err := cs.CoreV1().Pods(ns).Create(context.Background(), p, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	bed.Eventually(t, 2*soon, func() error {
+	testenv.Eventually(t, 2*soon, func() error {
 		p, err := cs.CoreV1().Pods(ns).Get(context.Background(), p.Name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -49,7 +49,7 @@ func TestHugeFilesOfContainers(t *testing.T) {
 	if now := daemons(t)[node]; now != pid {
 		t.Errorf("the agent %d was replaced by %d", pid, now)
 	}
-	if out := bed.Kctl(t, "-n", ns, "exec", p.Name, "--", "head", "-n", "1", "/etc/hosts"); !strings.HasPrefix(out, "# Kubernetes-managed hosts file.") {
+	if out := testenv.Kctl(t, "-n", ns, "exec", p.Name, "--", "head", "-n", "1", "/etc/hosts"); !strings.HasPrefix(out, "# Kubernetes-managed hosts file.") {
 		t.Errorf("the hosts file of the second instance begins with %q", out)
 	}
 }

@@ -15,13 +15,13 @@ import (
 	"k8s.io/client-go/rest"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // on runs a shell's line on a host and returns what it prints.
 func on(t *testing.T, host, line string) []byte {
 	t.Helper()
-	out, err := bed.Host(t, host).Command(context.Background(), "sh", "-c", line).Output()
+	out, err := testenv.Host(t, host).Command(context.Background(), "sh", "-c", line).Output()
 	if err != nil {
 		t.Fatalf("%s: %s: %v", host, line, err)
 	}
@@ -32,7 +32,7 @@ func on(t *testing.T, host, line string) []byte {
 func nodeConfig(t *testing.T, worker string) *rest.Config {
 	t.Helper()
 	stolen := on(t, worker, `cat "$(find /var/lib/keelson -name node.pem | head -1)"`)
-	conf := bed.RestConfig(t)
+	conf := testenv.RestConfig(t)
 	conf.CertFile, conf.KeyFile, conf.CertData, conf.KeyData = "", "", stolen, stolen
 	return conf
 }
@@ -51,7 +51,7 @@ func asNode(t *testing.T, worker string) kubernetes.Interface {
 // that no pod of the node names, and becomes nobody else; the attempts stand in the audit log of the replica that refused.
 func TestStolenNodeKey(t *testing.T) {
 	admin := begin(t)
-	ns, ctx := bed.Namespace(t), context.Background()
+	ns, ctx := testenv.Namespace(t), context.Background()
 	_, err := admin.CoreV1().Secrets(ns).Create(ctx, &v1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "crown"}, StringData: map[string]string{"k": "jewels"}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -86,7 +86,7 @@ func TestStolenNodeKey(t *testing.T) {
 	if err == nil {
 		t.Error("a token for a pod that there is not")
 	}
-	conf := bed.RestConfig(t)
+	conf := testenv.RestConfig(t)
 	conf.Impersonate.UserName = api.UserAPIServer
 	borrowed, err := kubernetes.NewForConfig(conf)
 	if err != nil {
@@ -95,7 +95,7 @@ func TestStolenNodeKey(t *testing.T) {
 	if _, err := borrowed.CoreV1().Secrets(ns).List(ctx, metav1.ListOptions{}); !apierrors.IsForbidden(err) {
 		t.Errorf("the apiserver's name without its group: %v", err)
 	}
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		logs := ""
 		for _, replica := range []string{"cp1", "cp2", "cp3"} {
 			logs += string(on(t, replica, "cat /var/lib/keelson/controlplane/audit/*.log | grep "+ns+" || true"))

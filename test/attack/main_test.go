@@ -23,7 +23,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/deploy/lab"
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 const (
@@ -51,14 +51,14 @@ func run(m *testing.M) int {
 			}
 		}()
 	}
-	return bed.Main(m)
+	return testenv.Main(m)
 }
 
 // begin bounds the lab's memory and checks, when the test ends, that the cluster has outlived it: no daemon has
 // ended, the leader is the same, and every replica serves a write.
 func begin(t *testing.T) kubernetes.Interface {
 	t.Helper()
-	if err := bed.Lab().LimitMemory(labMemory); err != nil {
+	if err := testenv.Lab().LimitMemory(labMemory); err != nil {
 		t.Fatal(err)
 	}
 	before, led := daemons(t), leader(t)
@@ -75,15 +75,15 @@ func begin(t *testing.T) kubernetes.Interface {
 			serves(t, fmt.Sprintf("cp%d", i))
 		}
 	})
-	return bed.Client(t)
+	return testenv.Client(t)
 }
 
 // leader is the name of the replica that leads.
 func leader(t *testing.T) string {
 	t.Helper()
 	var status api.ClusterStatus
-	bed.Eventually(t, soon, func() error {
-		raw, err := bed.Client(t).CoreV1().RESTClient().Get().AbsPath(api.PathClusterStatus).DoRaw(context.Background())
+	testenv.Eventually(t, soon, func() error {
+		raw, err := testenv.Client(t).CoreV1().RESTClient().Get().AbsPath(api.PathClusterStatus).DoRaw(context.Background())
 		if err != nil {
 			return err
 		}
@@ -102,7 +102,7 @@ func leader(t *testing.T) string {
 func daemons(t *testing.T) map[string]int {
 	t.Helper()
 	out := map[string]int{}
-	for _, h := range bed.Lab().Status(context.Background()) {
+	for _, h := range testenv.Lab().Status(context.Background()) {
 		out[h.Name] = h.PID
 	}
 	return out
@@ -111,11 +111,11 @@ func daemons(t *testing.T) map[string]int {
 // serves writes and removes an object through one replica, on connections of its own.
 func serves(t *testing.T, replica string) {
 	t.Helper()
-	cs := bed.ClientAt(t, replica)
+	cs := testenv.ClientAt(t, replica)
 	if own, ok := cs.CoreV1().RESTClient().(*rest.RESTClient); ok {
 		defer utilnet.CloseIdleConnectionsFor(own.Client.Transport)
 	}
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		ns := "kube-system"
 		made, err := cs.CoreV1().ConfigMaps(ns).Create(context.Background(), proof(), metav1.CreateOptions{})
 		if err != nil {
@@ -128,7 +128,7 @@ func serves(t *testing.T, replica string) {
 // resident is the resident memory of a host's daemon, in bytes.
 func resident(t *testing.T, host string) int64 {
 	t.Helper()
-	for _, h := range bed.Lab().Status(context.Background()) {
+	for _, h := range testenv.Lab().Status(context.Background()) {
 		if h.Name == host {
 			return h.RSS
 		}

@@ -24,7 +24,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"keelson.dev/keelson/deploy/lab"
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 const (
@@ -132,7 +132,7 @@ func newOverload(t *testing.T, ns string, config *rest.Config) *overload {
 		if err != nil {
 			t.Fatal(err)
 		}
-		h := bed.Host(t, fmt.Sprintf("cp%d", i))
+		h := testenv.Host(t, fmt.Sprintf("cp%d", i))
 		address := fmt.Sprintf("%s:%d", h.IP, lab.APIPort)
 		o.clients = append(o.clients, &http.Client{Transport: &http.Transport{
 			TLSClientConfig: conf, MaxIdleConnsPerHost: slowLists,

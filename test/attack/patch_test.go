@@ -16,14 +16,14 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // tenant is a user with all rights in a namespace of its own, and none elsewhere.
 func tenant(t *testing.T) (ns string, config *rest.Config) {
 	t.Helper()
-	cs, ctx := bed.Client(t), context.Background()
-	ns = bed.Namespace(t)
+	cs, ctx := testenv.Client(t), context.Background()
+	ns = testenv.Namespace(t)
 	sa := &v1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "tenant"}}
 	if _, err := cs.CoreV1().ServiceAccounts(ns).Create(ctx, sa, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -38,10 +38,10 @@ func tenant(t *testing.T) (ns string, config *rest.Config) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	admin := bed.RestConfig(t)
+	admin := testenv.RestConfig(t)
 	config = &rest.Config{Host: admin.Host, BearerToken: token.Status.Token, QPS: -1,
 		TLSClientConfig: rest.TLSClientConfig{CAData: admin.CAData, CAFile: admin.CAFile, ServerName: admin.ServerName}}
-	bed.Eventually(t, soon, func() error { // until the replica knows of the rights
+	testenv.Eventually(t, soon, func() error { // until the replica knows of the rights
 		own, err := kubernetes.NewForConfig(config)
 		if err == nil {
 			_, err = own.CoreV1().ConfigMaps(ns).List(ctx, metav1.ListOptions{Limit: 1})

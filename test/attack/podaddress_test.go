@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // report writes an address into the status of a pod of a node, as the node.
@@ -35,7 +35,7 @@ func report(thief kubernetes.Interface, ns, pod, address string) error {
 // machine, whatever it says of the node's network. A mirror pod with the right labels opens no policy and enters no Service.
 func TestStolenNodeKeyAddresses(t *testing.T) {
 	cs, ctx := begin(t), context.Background()
-	ns, thief := bed.Namespace(t), asNode(t, "w1")
+	ns, thief := testenv.Namespace(t), asNode(t, "w1")
 	victim := answering(t, cs, ns, "victim", "w2")
 	friend := onNode(t, cs, ns, "friend", "w2", toolsImage, "sh", "-c", "sleep 1000000")
 	attacker := onNode(t, cs, ns, "attacker", "w1", toolsImage, "sh", "-c", "sleep 1000000")
@@ -83,20 +83,20 @@ func TestStolenNodeKeyAddresses(t *testing.T) {
 		}
 		return report(thief, ns, "mirror-"+app, attacker)
 	}
-	kctl := filepath.Join(bed.Lab().Config.BinDir, "kctl")
+	kctl := filepath.Join(testenv.Lab().Config.BinDir, "kctl")
 	visitAs := func(pod string) error {
-		_, err := bed.Try(t, kctl, "-n", ns, "exec", pod, "--", "wget", "-T", "2", "-q", "-O", "-", "http://"+victim+":8080/")
+		_, err := testenv.Try(t, kctl, "-n", ns, "exec", pod, "--", "wget", "-T", "2", "-q", "-O", "-", "http://"+victim+":8080/")
 		return err
 	}
-	bed.Eventually(t, soon, func() error { return visitAs("friend") })
+	testenv.Eventually(t, soon, func() error { return visitAs("friend") })
 	for range 5 {
 		for _, app := range []string{"friend", "victim"} { // the node's own agent removes them again
-			bed.Eventually(t, soon, func() error { return mirror(app) })
+			testenv.Eventually(t, soon, func() error { return mirror(app) })
 		}
 		if visitAs("attacker") == nil {
 			t.Error("a mirror pod with the labels of a friend opens the policy to the thief's pod")
 		}
-		bed.Eventually(t, soon, func() error {
+		testenv.Eventually(t, soon, func() error {
 			list, err := cs.DiscoveryV1().EndpointSlices(ns).List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=shop"})
 			if err != nil {
 				return err

@@ -14,13 +14,13 @@ import (
 	"k8s.io/client-go/rest"
 
 	"keelson.dev/keelson/deploy/lab"
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // at leads a client to one replica, with connections of its own.
 func at(t *testing.T, replica string, conf *rest.Config) kubernetes.Interface {
 	t.Helper()
-	h := bed.Host(t, replica)
+	h := testenv.Host(t, replica)
 	conf = rest.CopyConfig(conf)
 	conf.Host = fmt.Sprintf("https://%s:%d", h.IP, lab.APIPort)
 	conf.Dial = func(ctx context.Context, _, address string) (net.Conn, error) { return h.Dial(ctx, address) }
@@ -55,8 +55,8 @@ func TestRevokedNode(t *testing.T) {
 		return l.Annotations["keelson.dev/session-epoch"]
 	}
 	before := epoch()
-	bed.Kctl(t, "cluster", "revoke", "node/"+node)
-	bed.Eventually(t, within, func() error {
+	testenv.Kctl(t, "cluster", "revoke", "node/"+node)
+	testenv.Eventually(t, within, func() error {
 		for i, cs := range thieves {
 			if _, err := cs.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{}); !apierrors.IsUnauthorized(err) {
 				return fmt.Errorf("%s answers a revoked certificate with %v", replicas[i], err)
@@ -64,14 +64,14 @@ func TestRevokedNode(t *testing.T) {
 		}
 		return nil
 	})
-	bed.Eventually(t, soon, func() error { return readiness(ctx, admin, node, "Unknown") })
+	testenv.Eventually(t, soon, func() error { return readiness(ctx, admin, node, "Unknown") })
 	if now := epoch(); now != before {
 		t.Errorf("a revoked node has opened a session: epoch %s, then %s", before, now)
 	}
-	token := strings.TrimSpace(bed.Kctl(t, "cluster", "token", "create", "--names", node, "--replace"))
+	token := strings.TrimSpace(testenv.Kctl(t, "cluster", "token", "create", "--names", node, "--replace"))
 	on(t, node, "umask 077 && echo "+token+" > /etc/keelson/.new && mv /etc/keelson/.new /etc/keelson/token")
-	bed.Eventually(t, soon, func() error { return readiness(ctx, admin, node, "True") })
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error { return readiness(ctx, admin, node, "True") })
+	testenv.Eventually(t, soon, func() error {
 		if out := on(t, node, "ls /etc/keelson"); strings.Contains(string(out), "token") {
 			return fmt.Errorf("the token lies on the node's disk: %s", out)
 		}

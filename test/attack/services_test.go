@@ -21,7 +21,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"keelson.dev/keelson/deploy/lab"
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // editor returns a client that may edit one namespace and nothing else.
@@ -37,7 +37,7 @@ func editor(t *testing.T, cs kubernetes.Interface, ns string) kubernetes.Interfa
 	if err != nil {
 		t.Fatal(err)
 	}
-	return bed.TokenClientAt(t, "cp1", token.Status.Token)
+	return testenv.TokenClientAt(t, "cp1", token.Status.Token)
 }
 
 // answering starts a pod of the hello image and returns its address.
@@ -50,7 +50,7 @@ func answering(t *testing.T, cs kubernetes.Interface, ns, name, node string) str
 		t.Fatal(err)
 	}
 	ip := ""
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		got, err := cs.CoreV1().Pods(ns).Get(context.Background(), name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -107,10 +107,10 @@ func requireReadyNodes(t *testing.T, cs kubernetes.Interface) {
 // its status, every node still reaches the replicas, the pod, and the pod by its Service; other ports of machines work.
 func TestServicesTakeNoTrafficOfTheCluster(t *testing.T) {
 	cs := begin(t)
-	own, theirs := bed.Namespace(t), bed.Namespace(t)
+	own, theirs := testenv.Namespace(t), testenv.Namespace(t)
 	ctx := context.Background()
 	hostile := editor(t, cs, own)
-	workers := []lab.Host{bed.Host(t, "w1"), bed.Host(t, "w2"), bed.Host(t, "w3")}
+	workers := []lab.Host{testenv.Host(t, "w1"), testenv.Host(t, "w2"), testenv.Host(t, "w3")}
 	victim := answering(t, cs, theirs, "victim", "w1")
 	answering(t, cs, own, "evil", "w2")
 	served, err := cs.CoreV1().Services(theirs).Create(ctx, exposing("victim", "victim", nil, 80), metav1.CreateOptions{})
@@ -120,8 +120,8 @@ func TestServicesTakeNoTrafficOfTheCluster(t *testing.T) {
 	clusterIP := served.Spec.ClusterIP
 
 	var replicaIPs []string
-	for _, name := range bed.Replicas() {
-		replicaIPs = append(replicaIPs, bed.Host(t, name).IP.String())
+	for _, name := range testenv.Replicas() {
+		replicaIPs = append(replicaIPs, testenv.Host(t, name).IP.String())
 	}
 	refused := func(s *v1.Service, want string) {
 		t.Helper()
@@ -130,7 +130,7 @@ func TestServicesTakeNoTrafficOfTheCluster(t *testing.T) {
 			t.Errorf("Service %s: %v, want 422 with %q", s.Name, err, want)
 		}
 	}
-	bed.Eventually(t, soon, func() error { // the role binding counts at every replica
+	testenv.Eventually(t, soon, func() error { // the role binding counts at every replica
 		_, err := hostile.CoreV1().Services(own).List(ctx, metav1.ListOptions{})
 		return err
 	})
@@ -167,7 +167,7 @@ func TestServicesTakeNoTrafficOfTheCluster(t *testing.T) {
 	for _, ip := range append([]string{victim, clusterIP, workers[0].IP.String(), spare}, replicaIPs...) {
 		made.Status.LoadBalancer.Ingress = append(made.Status.LoadBalancer.Ingress, v1.LoadBalancerIngress{IP: ip})
 	}
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		now, err := cs.CoreV1().Services(own).Get(ctx, made.Name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -177,7 +177,7 @@ func TestServicesTakeNoTrafficOfTheCluster(t *testing.T) {
 		return err
 	})
 	for _, from := range workers {
-		bed.Eventually(t, soon, func() error { // the honest addresses of both Services are served: so is all else that is
+		testenv.Eventually(t, soon, func() error { // the honest addresses of both Services are served: so is all else that is
 			for _, at := range []string{net.JoinHostPort(workers[0].IP.String(), strconv.Itoa(free)), spare + ":8080"} {
 				if _, err := visit(from, "http://"+at); err != nil {
 					return fmt.Errorf("from %s: %w", from.Name, err)
@@ -186,7 +186,7 @@ func TestServicesTakeNoTrafficOfTheCluster(t *testing.T) {
 			return nil
 		})
 		for _, ip := range replicaIPs {
-			bed.Eventually(t, soon, func() error { // a node of a new cluster learns the replicas one by one
+			testenv.Eventually(t, soon, func() error { // a node of a new cluster learns the replicas one by one
 				if got, err := visit(from, "https://"+net.JoinHostPort(ip, strconv.Itoa(lab.APIPort))+"/livez"); err != nil || got != "ok" {
 					return fmt.Errorf("from %s: the replica at %s answers %q: %v", from.Name, ip, got, err)
 				}

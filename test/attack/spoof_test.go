@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 const spooferImage = "keelson.dev/spoofer:v1"
@@ -27,7 +27,7 @@ func onNode(t *testing.T, cs kubernetes.Interface, ns, name, node, image string,
 		t.Fatal(err)
 	}
 	ip := ""
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		got, err := cs.CoreV1().Pods(ns).Get(context.Background(), name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -44,9 +44,9 @@ func onNode(t *testing.T, cs kubernetes.Interface, ns, name, node, image string,
 // node past a NetworkPolicy, and it does not draw another pod's traffic to itself by ARP.
 func TestPodsCannotSpoof(t *testing.T) {
 	cs := begin(t)
-	program := filepath.Join(bed.Build(t, "keelson.dev/keelson/test/attack/spoofer"), "spoofer")
-	bed.LoadImage(t, spooferImage, map[string]string{"spoofer": program}, "/spoofer")
-	ns, node := bed.Namespace(t), "w2"
+	program := filepath.Join(testenv.Build(t, "keelson.dev/keelson/test/attack/spoofer"), "spoofer")
+	testenv.LoadImage(t, spooferImage, map[string]string{"spoofer": program}, "/spoofer")
+	ns, node := testenv.Namespace(t), "w2"
 	attacker := onNode(t, cs, ns, "attacker", node, spooferImage, "/spoofer", "wait")
 	friend := onNode(t, cs, ns, "friend", node, toolsImage, "sh", "-c", "sleep 1000000")
 	victim := onNode(t, cs, ns, "victim", node, "keelson.dev/hello:v1")
@@ -58,15 +58,15 @@ func TestPodsCannotSpoof(t *testing.T) {
 	if _, err := cs.NetworkingV1().NetworkPolicies(ns).Create(context.Background(), only, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	kctl := filepath.Join(bed.Lab().Config.BinDir, "kctl")
+	kctl := filepath.Join(testenv.Lab().Config.BinDir, "kctl")
 	spoof := func(args ...string) string {
 		t.Helper()
-		return strings.TrimSpace(bed.Kctl(t, append([]string{"-n", ns, "exec", "attacker", "--", "/spoofer"}, args...)...))
+		return strings.TrimSpace(testenv.Kctl(t, append([]string{"-n", ns, "exec", "attacker", "--", "/spoofer"}, args...)...))
 	}
 	asFriend := func() (string, error) {
-		return bed.Try(t, kctl, "-n", ns, "exec", "friend", "--", "wget", "-T", "5", "-q", "-O", "-", "http://"+victim+":8080/")
+		return testenv.Try(t, kctl, "-n", ns, "exec", "friend", "--", "wget", "-T", "5", "-q", "-O", "-", "http://"+victim+":8080/")
 	}
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		if got := spoof("syn", attacker, victim, "8080"); got != "no answer" {
 			return fmt.Errorf("the policy is not in force: %s", got)
 		}
@@ -88,7 +88,7 @@ func TestPodsCannotSpoof(t *testing.T) {
 	}
 	poisoned := make(chan string, 1)
 	go func() {
-		out, err := bed.Try(t, kctl, "-n", ns, "exec", "attacker", "--", "/spoofer", "arp", friend, victim, "5")
+		out, err := testenv.Try(t, kctl, "-n", ns, "exec", "attacker", "--", "/spoofer", "arp", friend, victim, "5")
 		poisoned <- fmt.Sprint(strings.TrimSpace(out), " ", err)
 	}()
 	for range 5 {

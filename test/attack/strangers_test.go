@@ -25,7 +25,7 @@ import (
 
 	"keelson.dev/keelson/deploy/lab"
 	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // crowd is connections to one port of a replica on which nobody says who he is.
@@ -44,9 +44,9 @@ type crowd struct {
 
 func newCrowd(t *testing.T, replica string, port int, sources ...string) *crowd {
 	t.Helper()
-	c := &crowd{address: net.JoinHostPort(bed.Host(t, replica).IP.String(), strconv.Itoa(port)), open: map[net.Conn]bool{}}
+	c := &crowd{address: net.JoinHostPort(testenv.Host(t, replica).IP.String(), strconv.Itoa(port)), open: map[net.Conn]bool{}}
 	for _, name := range sources {
-		c.sources = append(c.sources, bed.Host(t, name))
+		c.sources = append(c.sources, testenv.Host(t, name))
 	}
 	t.Cleanup(c.leave)
 	return c
@@ -162,7 +162,7 @@ func halfSent() []byte {
 // sessions are the agents' by node: the replica and the epoch of each. All nodes must be ready.
 func sessions(t *testing.T) map[string][2]string {
 	t.Helper()
-	cs, ctx := bed.Client(t), context.Background()
+	cs, ctx := testenv.Client(t), context.Background()
 	nodes, err := cs.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -213,7 +213,7 @@ func TestHalfSentStreams(t *testing.T) {
 	took := time.Since(began)
 	serves(t, replica)
 	// What is not authenticated does not last.
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		if now, _ := c.held(); now > 0 {
 			return fmt.Errorf("%d half-sent streams last", now)
 		}
@@ -288,7 +288,7 @@ func TestIdleStrangers(t *testing.T) {
 		t.Errorf("%s has grown by %d MiB", replica, (top-had)/megabyte)
 	}
 	c.leave()
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		if left := files(t, replica); left > hadFiles+100 {
 			return fmt.Errorf("%s has %d files open, before the attack %d", replica, left, hadFiles)
 		}

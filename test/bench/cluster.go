@@ -15,8 +15,8 @@ import (
 
 	"keelson.dev/keelson/deploy/lab"
 	"keelson.dev/keelson/internal/wait"
-	"keelson.dev/keelson/test/bed/borrow"
 	"keelson.dev/keelson/test/bench/procfs"
+	"keelson.dev/keelson/test/testenv/borrow"
 )
 
 // cluster is what is measured: a lab, or with -kubeconfig an API alone.

@@ -24,8 +24,8 @@ import (
 
 	"keelson.dev/keelson/controlplane/server"
 	"keelson.dev/keelson/internal/wait"
-	"keelson.dev/keelson/test/bed/loopback"
 	"keelson.dev/keelson/test/bench/figures"
+	"keelson.dev/keelson/test/testenv/loopback"
 )
 
 const (

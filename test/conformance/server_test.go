@@ -28,7 +28,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/custom"
 	"keelson.dev/keelson/controlplane/api/kinds"
 	"keelson.dev/keelson/controlplane/apiserver"
-	"keelson.dev/keelson/controlplane/apiserver/expression"
+	"keelson.dev/keelson/controlplane/apiserver/cel"
 	"keelson.dev/keelson/controlplane/pki"
 	"keelson.dev/keelson/controlplane/registry"
 	"keelson.dev/keelson/raftstore/storetest"
@@ -125,7 +125,7 @@ func serve(ctx context.Context) (s *server, done func() error, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	compilers := expression.New()
+	compilers := cel.New()
 	s = &server{kinds: kinds.All(kinds.Compiling(compilers.Admission().Judge)), scheme: api.Scheme(), url: "https://" + ln.Addr().String()}
 	conf := &tls.Config{RootCAs: trust.Pool(), Certificates: []tls.Certificate{admin.TLS}}
 	s.client = &http.Client{Timeout: patience, Transport: &http.Transport{TLSClientConfig: conf, ForceAttemptHTTP2: true}}

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // measured is how long a change of a load may take until it is seen and acted on: a round of measuring, which is each 15 s
@@ -50,7 +50,7 @@ func (w world) autoscale(name string, most int32) {
 // awaitScale waits until an autoscaler has brought its target to so many replicas, all Ready.
 func (w world) awaitScale(name string, n int32) {
 	w.Helper()
-	bed.Eventually(w, measured, func() error {
+	testenv.Eventually(w, measured, func() error {
 		d, err := w.cs.AppsV1().Deployments(w.ns).Get(context.Background(), name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -75,15 +75,17 @@ func TestAutoscalingByCPU(t *testing.T) {
 	w.autoscale("load", 3)
 	first := w.waitReplicas("load", 1)[0].Name
 	tops := map[string]func(args ...string) (string, error){
-		"kctl": func(args ...string) (string, error) { return bed.Try(t, bed.Lab().Config.BinDir+"/kctl", args...) }}
-	for _, binary := range bed.StockKubectl() {
-		tops[binary] = func(args ...string) (string, error) { return bed.Try(t, binary, args...) }
+		"kctl": func(args ...string) (string, error) {
+			return testenv.Try(t, testenv.Lab().Config.BinDir+"/kctl", args...)
+		}}
+	for _, binary := range testenv.StockKubectl() {
+		tops[binary] = func(args ...string) (string, error) { return testenv.Try(t, binary, args...) }
 	}
 	if len(tops) < 2 {
 		t.Error("no stock kubectl on this machine")
 	}
 	for name, top := range tops {
-		bed.Eventually(t, measured, func() error {
+		testenv.Eventually(t, measured, func() error {
 			nodes, err := top("top", "node")
 			if err != nil || !strings.Contains(nodes, "w1") || strings.Contains(nodes, "unknown") {
 				return fmt.Errorf("%s top node: %w\n%s", name, err, nodes)
@@ -97,7 +99,7 @@ func TestAutoscalingByCPU(t *testing.T) {
 	}
 	w.within(first, "", "touch /tmp/load")
 	w.awaitScale("load", 3)
-	bed.Eventually(t, measured, func() error {
+	testenv.Eventually(t, measured, func() error {
 		out, err := w.cs.AutoscalingV2().HorizontalPodAutoscalers(w.ns).Get(context.Background(), "load", metav1.GetOptions{})
 		if err != nil {
 			return err

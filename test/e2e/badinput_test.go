@@ -16,7 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // F38 F39 F44: what cannot be accepted is refused with the object, the field and the reason, and nothing is stored.
@@ -44,7 +44,7 @@ func TestRefusals(t *testing.T) {
 			if err := os.WriteFile(file, []byte(c.yaml), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			out, err := bed.Try(t, bed.Lab().Config.BinDir+"/kctl", "-n", w.ns, "create", "-f", file)
+			out, err := testenv.Try(t, testenv.Lab().Config.BinDir+"/kctl", "-n", w.ns, "create", "-f", file)
 			if err == nil {
 				t.Fatalf("accepted: %s", out)
 			}
@@ -56,7 +56,7 @@ func TestRefusals(t *testing.T) {
 		})
 	}
 	for _, kind := range []string{"pods", "services", "deployments"} {
-		if out := bed.Kctl(t, "-n", w.ns, "get", kind, "-o", "name"); strings.TrimSpace(out) != "" {
+		if out := testenv.Kctl(t, "-n", w.ns, "get", kind, "-o", "name"); strings.TrimSpace(out) != "" {
 			t.Errorf("stored after all: %s", out)
 		}
 	}
@@ -64,7 +64,7 @@ func TestRefusals(t *testing.T) {
 
 // F5 F20 F27: a bad token is 401, no identity too; plain HTTP is refused in clear words.
 func TestStrangers(t *testing.T) {
-	cfg := rest.AnonymousClientConfig(bed.RestConfig(t))
+	cfg := rest.AnonymousClientConfig(testenv.RestConfig(t))
 	cfg.BearerToken = "not.a.token"
 	cs, err := newClient(cfg)
 	if err != nil {
@@ -73,7 +73,7 @@ func TestStrangers(t *testing.T) {
 	if _, err := cs.CoreV1().Pods("default").List(context.Background(), metav1.ListOptions{}); !apierrors.IsUnauthorized(err) {
 		t.Errorf("a bad token: %v, want 401", err)
 	}
-	conn, err := net.DialTimeout("tcp", bed.Lab().Config.Listen, soon)
+	conn, err := net.DialTimeout("tcp", testenv.Lab().Config.Listen, soon)
 	if err != nil {
 		t.Fatal(err)
 	}

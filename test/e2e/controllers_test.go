@@ -18,17 +18,17 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // line runs the stock kubectl, where the machine has one, in the test's namespace.
 func (w world) line(args ...string) string {
 	w.Helper()
-	path := filepath.Join(bed.Lab().Config.BinDir, "kctl")
-	if stock := bed.StockKubectl(); len(stock) > 0 {
+	path := filepath.Join(testenv.Lab().Config.BinDir, "kctl")
+	if stock := testenv.StockKubectl(); len(stock) > 0 {
 		path = stock[0]
 	}
-	return bed.Must(w, path, append([]string{"-n", w.ns}, args...)...)
+	return testenv.Must(w, path, append([]string{"-n", w.ns}, args...)...)
 }
 
 // applyFile applies a file of testdata with words replaced, and wants each object to be created without a warning.
@@ -62,7 +62,7 @@ func (w world) wants(out string, parts ...string) {
 // eventually waits until a line of kubectl prints what is wanted.
 func (w world) eventually(want string, args ...string) {
 	w.Helper()
-	bed.Eventually(w, soon, func() error {
+	testenv.Eventually(w, soon, func() error {
 		if got := strings.TrimSpace(w.line(args...)); got != want {
 			return fmt.Errorf("kubectl %s: %q, want %q", strings.Join(args, " "), got, want)
 		}
@@ -102,7 +102,7 @@ func (w world) arrivals(app string) func(last string) string {
 	}()
 	return func(last string) string {
 		w.Helper()
-		bed.Eventually(w, soon, func() error {
+		testenv.Eventually(w, soon, func() error {
 			mu.Lock()
 			defer mu.Unlock()
 			if !slices.Contains(out, "ready:"+last) {
@@ -218,7 +218,7 @@ func (w world) runsOn(app, version string, nodes ...string) {
 	for _, n := range nodes {
 		want[n] = version
 	}
-	bed.Eventually(w, soon, func() error {
+	testenv.Eventually(w, soon, func() error {
 		if have := w.on(app); !maps.Equal(have, want) {
 			return fmt.Errorf("%s runs on %v, want %v", app, have, want)
 		}
@@ -237,8 +237,8 @@ func TestDaemonSet(t *testing.T) {
 	w.runsOn("some", "-")
 
 	t.Cleanup(func() {
-		bed.Kctl(t, "label", "node", "w2", label+"-")
-		bed.Kctl(t, "uncordon", "w3")
+		testenv.Kctl(t, "label", "node", "w2", label+"-")
+		testenv.Kctl(t, "uncordon", "w3")
 	})
 	w.line("label", "node", "w2", label+"=yes")
 	w.runsOn("some", "-", "w2")
@@ -284,7 +284,7 @@ func TestJobs(t *testing.T) {
 	why := "jsonpath={.status.failed} {.status.conditions[?(@.type==\"Failed\")].reason}"
 	w.eventually("1 BackoffLimitExceeded", "get", "job", "fails", "-o", why)
 	w.eventually("1 PodFailurePolicy", "get", "job", "judged", "-o", why)
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		if _, err := w.cs.BatchV1().Jobs(w.ns).Get(context.Background(), "brief", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 			return fmt.Errorf("the job that is to go: %v", err)
 		}
@@ -302,7 +302,7 @@ func TestJobs(t *testing.T) {
 	// A CronJob makes a Job, and so does kubectl of it.
 	w.line("create", "job", "by-hand", "--from=cronjob/often")
 	w.line("wait", "--for=condition=complete", "job/by-hand", "--timeout=180s")
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		c, err := w.cs.BatchV1().CronJobs(w.ns).Get(context.Background(), "often", metav1.GetOptions{})
 		if err == nil && (c.Status.LastScheduleTime == nil || c.Status.LastSuccessfulTime == nil) {
 			err = fmt.Errorf("%+v", c.Status)
@@ -314,7 +314,7 @@ func TestJobs(t *testing.T) {
 	w.eventually("", "get", "cronjob/often", "-o", "jsonpath={.status.active}")
 	w.wants(w.line("get", "cronjob/often"), "SCHEDULE", "LAST SCHEDULE", "@every 2s", "True")
 	w.line("delete", "cronjob/often")
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		if out := w.line("get", "jobs", "-o", "name"); strings.Contains(out, "often-") {
 			return errors.New(out)
 		}

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 const (
@@ -93,8 +93,8 @@ func TestDevicePlugin(t *testing.T) {
 	}
 	w.waitEvent("byhand", "UnexpectedAdmissionError")
 	before := w.pod("two").Status.ContainerStatuses[0]
-	if bed.Owned() {
-		bed.Kctl(t, "lab", "restart", "--daemon", "w3")
+	if testenv.Owned() {
+		testenv.Kctl(t, "lab", "restart", "--daemon", "w3")
 		w.things("w3", 2, 2) // the plugin has registered again by itself
 	}
 	w.deletePod("one")
@@ -139,7 +139,7 @@ func (w world) sharesNothing() {
 // things waits until a node tells of so many devices, and so many that can be given out.
 func (w world) things(node string, capacity, allocatable int64) {
 	w.Helper()
-	bed.Eventually(w, soon, func() error {
+	testenv.Eventually(w, soon, func() error {
 		n, err := w.cs.CoreV1().Nodes().Get(context.Background(), node, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -155,9 +155,9 @@ func (w world) things(node string, capacity, allocatable int64) {
 // thingPlugin runs the plugin on a node.
 func (w world) thingPlugin(node string) {
 	w.Helper()
-	binary := filepath.Join(bed.Build(w, "keelson.dev/keelson/test/e2e/deviceplugin"), "deviceplugin")
-	bed.LoadImage(w, thingPluginImage, map[string]string{"plugin": binary}, "/plugin")
-	host := bed.Host(w, node)
+	binary := filepath.Join(testenv.Build(w, "keelson.dev/keelson/test/e2e/deviceplugin"), "deviceplugin")
+	testenv.LoadImage(w, thingPluginImage, map[string]string{"plugin": binary}, "/plugin")
+	host := testenv.Host(w, node)
 	if out, err := host.Command(context.Background(), "sh", "-c", "mkdir -p "+thingDir+" && echo driver > "+thingDir+"/driver").CombinedOutput(); err != nil {
 		w.Fatalf("%v: %s", err, out)
 	}

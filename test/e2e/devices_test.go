@@ -12,7 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 const (
@@ -62,7 +62,7 @@ func TestDevicesByClaims(t *testing.T) {
 		}
 		seen[c.Status.Allocation.Devices.Results[0].Device] = true
 		inside := func(container string) string {
-			return strings.TrimSpace(bed.Kctl(t, "-n", w.ns, "exec", name, "-c", container, "--", "sh", "-c", `echo "$GPU_OF"; test -c /dev/gpu && echo there || echo none`))
+			return strings.TrimSpace(testenv.Kctl(t, "-n", w.ns, "exec", name, "-c", container, "--", "sh", "-c", `echo "$GPU_OF"; test -c /dev/gpu && echo there || echo none`))
 		}
 		if got := inside(p.Spec.Containers[0].Name); got != claim+"\nthere" {
 			t.Errorf("pod %s: its container sees %q", name, got)
@@ -75,7 +75,7 @@ func TestDevicesByClaims(t *testing.T) {
 		t.Errorf("devices %v for two pods", seen)
 	}
 	user("three")
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		for _, c := range w.pod("three").Status.Conditions {
 			if c.Type == v1.PodScheduled && strings.Contains(c.Message, "cannot allocate all claims: 0 of 1 devices of class "+deviceClass) {
 				return nil
@@ -85,15 +85,15 @@ func TestDevicesByClaims(t *testing.T) {
 	})
 	w.deviceHealth("two", "HEALTHY", "Healthy")
 	w.deviceHealth("two", "UNHEALTHY", "Unhealthy")
-	if bed.Owned() {
-		bed.Kctl(t, "lab", "restart", "--daemon", "w3")
+	if testenv.Owned() {
+		testenv.Kctl(t, "lab", "restart", "--daemon", "w3")
 	}
 	w.deletePod("one")
 	w.waitPod("three", isReady)
 	for _, name := range []string{"two", "three"} {
 		w.deletePod(name)
 	}
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		list, err := w.cs.ResourceV1().ResourceClaims(w.ns).List(ctx, metav1.ListOptions{})
 		if err != nil || len(list.Items) > 0 {
 			return fmt.Errorf("%d claims, %v", len(list.Items), err)
@@ -101,13 +101,13 @@ func TestDevicesByClaims(t *testing.T) {
 		return nil
 	})
 	w.deletePod("driver")
-	bed.Eventually(t, 2*soon, func() error {
+	testenv.Eventually(t, 2*soon, func() error {
 		if _, err := w.cs.ResourceV1().ResourceSlices().Get(ctx, "w3-gpu", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 			return fmt.Errorf("devices are told of whose driver is gone: %v", err)
 		}
 		return nil
 	})
-	b, err := bed.Host(t, "w3").Command(ctx, "cat", deviceDriverDir+"/log").Output() // each is written before its answer
+	b, err := testenv.Host(t, "w3").Command(ctx, "cat", deviceDriverDir+"/log").Output() // each is written before its answer
 	out := string(b)
 	if err != nil || strings.Count(out, "\nprepare ") != 3 || strings.Count(out, "\nunprepare ") != 3 {
 		t.Errorf("the driver was asked (%v):\n%s", err, out)
@@ -125,10 +125,10 @@ func (w world) deviceHealth(pod, told string, want v1.ResourceHealthStatus) {
 		lines += fmt.Sprintf("gpu-%d %s 3600 as the driver says\n", i, told)
 	}
 	file := deviceDriverDir + "/health"
-	if out, err := bed.Host(w, "w3").Command(context.Background(), "sh", "-c", fmt.Sprintf("printf '%s' > %s.new && mv %s.new %s", lines, file, file, file)).CombinedOutput(); err != nil {
+	if out, err := testenv.Host(w, "w3").Command(context.Background(), "sh", "-c", fmt.Sprintf("printf '%s' > %s.new && mv %s.new %s", lines, file, file, file)).CombinedOutput(); err != nil {
 		w.Fatalf("%v: %s", err, out)
 	}
-	bed.Eventually(w, soon, func() error {
+	testenv.Eventually(w, soon, func() error {
 		for _, c := range w.pod(pod).Status.ContainerStatuses {
 			for _, s := range c.AllocatedResourcesStatus {
 				if s.Name == "claim:gpu" && len(s.Resources) == 1 && s.Resources[0].Health == want && *s.Resources[0].Message == "as the driver says" {
@@ -143,8 +143,8 @@ func (w world) deviceHealth(pod, told string, want v1.ResourceHealthStatus) {
 // deviceDriver runs the driver in a pod of a node.
 func (w world) deviceDriver(node string) {
 	w.Helper()
-	binary := filepath.Join(bed.Build(w, "keelson.dev/keelson/test/e2e/devicedriver"), "devicedriver")
-	bed.LoadImage(w, deviceDriverImage, map[string]string{"driver": binary}, "/driver")
+	binary := filepath.Join(testenv.Build(w, "keelson.dev/keelson/test/e2e/devicedriver"), "devicedriver")
+	testenv.LoadImage(w, deviceDriverImage, map[string]string{"driver": binary}, "/driver")
 	p := pod("driver", deviceDriverImage)
 	c := &p.Spec.Containers[0]
 	c.Command = nil
@@ -161,7 +161,7 @@ func (w world) deviceDriver(node string) {
 	w.createPod(p)
 	w.waitPod("driver", isReady)
 	w.Cleanup(func() {
-		_ = bed.Host(w, node).Command(context.Background(), "rm", "-rf", deviceDriverDir, "/var/lib/kubelet/plugins_registry/"+deviceDriver+"-reg.sock").Run()
+		_ = testenv.Host(w, node).Command(context.Background(), "rm", "-rf", deviceDriverDir, "/var/lib/kubelet/plugins_registry/"+deviceDriver+"-reg.sock").Run()
 	})
 }
 

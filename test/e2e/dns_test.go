@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/deploy/lab"
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // clusterDNS is the address of the cluster's DNS.
@@ -30,9 +30,9 @@ func (w world) clusterDNS() string {
 // resolves waits until a pod's own resolver answers args as want says.
 func (w world) resolves(pod, want string, args ...string) {
 	w.Helper()
-	kctl := filepath.Join(bed.Lab().Config.BinDir, "kctl")
-	bed.Eventually(w, soon, func() error {
-		out, _ := bed.Try(w, kctl, append([]string{"-n", w.ns, "exec", pod, "--", "nslookup"}, args...)...)
+	kctl := filepath.Join(testenv.Lab().Config.BinDir, "kctl")
+	testenv.Eventually(w, soon, func() error {
+		out, _ := testenv.Try(w, kctl, append([]string{"-n", w.ns, "exec", pod, "--", "nslookup"}, args...)...)
 		if !regexp.MustCompile(want).MatchString(out) {
 			return fmt.Errorf("nslookup %s:\n%s\nwant %s", strings.Join(args, " "), out, want)
 		}
@@ -87,7 +87,7 @@ func TestDNSRecords(t *testing.T) {
 	w.resolves("client", q(ip), strings.ReplaceAll(ip, ".", "-")+"."+w.ns+".pod.cluster.local")
 	w.resolves("client", "NXDOMAIN", "none."+w.ns+".svc.cluster.local")
 	w.resolves("client", q("169.254.20.10"), "web."+w.ns+".svc.cluster.local", "169.254.20.10")
-	if got := bed.Kctl(t, "-n", w.ns, "exec", "client", "--", "cat", "/etc/resolv.conf"); !strings.Contains(got, "nameserver "+dns+"\n") ||
+	if got := testenv.Kctl(t, "-n", w.ns, "exec", "client", "--", "cat", "/etc/resolv.conf"); !strings.Contains(got, "nameserver "+dns+"\n") ||
 		!strings.Contains(got, "search "+w.ns+".svc.cluster.local svc.cluster.local cluster.local") || !strings.Contains(got, "ndots:5") {
 		t.Errorf("the pod's resolv.conf: %s", got)
 	}
@@ -122,7 +122,7 @@ func TestDNSCorefile(t *testing.T) {
 	if _, err := maps.Update(context.Background(), cm, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		all, err := w.cs.CoreV1().Events(metav1.NamespaceSystem).List(context.Background(), metav1.ListOptions{FieldSelector: "involvedObject.name=coredns"})
 		if err != nil {
 			return err
@@ -150,10 +150,10 @@ func TestDNSOutlivesTheControlPlane(t *testing.T) {
 	w.waitPod("client", isReady)
 	name := "web." + w.ns + ".svc.cluster.local"
 	w.resolves("client", regexp.QuoteMeta(svc.Spec.ClusterIP), name)
-	node := bed.Host(t, "w1")
+	node := testenv.Host(t, "w1")
 	ask := func() {
 		t.Helper()
-		bed.Eventually(t, soon, func() error {
+		testenv.Eventually(t, soon, func() error {
 			out, err := node.Command(context.Background(), "busybox", "nslookup", name, dns).CombinedOutput()
 			if err != nil || !strings.Contains(string(out), svc.Spec.ClusterIP) {
 				return fmt.Errorf("%v: %s", err, out)
@@ -162,31 +162,31 @@ func TestDNSOutlivesTheControlPlane(t *testing.T) {
 		})
 	}
 	// An agent that starts alone knows what is in its checkpoint, which is written every few seconds.
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		return node.Command(context.Background(), "grep", "-q", svc.Spec.ClusterIP, "/var/lib/keelson/session/assignment.checkpoint").Run()
 	})
 	replicas := hostsOf(lab.RoleControlPlane)
 	for _, r := range replicas {
-		if err := bed.Lab().KillDaemon(context.Background(), r); err != nil {
+		if err := testenv.Lab().KillDaemon(context.Background(), r); err != nil {
 			t.Fatal(err)
 		}
 	}
 	defer func() {
 		for _, r := range replicas {
-			if err := bed.Lab().RestartDaemon(context.Background(), r); err != nil {
+			if err := testenv.Lab().RestartDaemon(context.Background(), r); err != nil {
 				t.Error(err)
 			}
 		}
-		bed.Eventually(t, 2*soon, func() error {
+		testenv.Eventually(t, 2*soon, func() error {
 			_, err := w.cs.CoreV1().Services(w.ns).Get(context.Background(), "web", metav1.GetOptions{})
 			return err
 		})
 	}()
 	ask()
-	if err := bed.Lab().KillDaemon(context.Background(), "w1"); err != nil {
+	if err := testenv.Lab().KillDaemon(context.Background(), "w1"); err != nil {
 		t.Fatal(err)
 	}
-	if err := bed.Lab().RestartDaemon(context.Background(), "w1"); err != nil {
+	if err := testenv.Lab().RestartDaemon(context.Background(), "w1"); err != nil {
 		t.Fatal(err)
 	}
 	ask()

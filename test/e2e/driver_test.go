@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 const (
@@ -46,16 +46,16 @@ func TestDriverInAPod(t *testing.T) {
 	}
 	add := func(word string) {
 		t.Helper()
-		bed.Kctl(t, "-n", w.ns, "exec", "writer", "--", "sh", "-c", "echo "+word+" >> /data/file")
+		testenv.Kctl(t, "-n", w.ns, "exec", "writer", "--", "sh", "-c", "echo "+word+" >> /data/file")
 	}
 	writer := user("writer", "echo first > /data/file; exec sleep 1000000")
 	w.within("writer", "first", "cat /data/file")
 	target := "/var/lib/kubelet/pods/" + string(writer.UID) + "/volumes/kubernetes.io~csi/" + w.ns + "-pooled/mount"
 	mount := w.mountAt("w3", target)
-	if bed.Owned() {
-		bed.Kctl(t, "lab", "restart", "--daemon", "w3")
-		bed.Eventually(t, soon, func() error {
-			return bed.Host(t, "w3").Command(context.Background(), "test", "-S", "/var/lib/kubelet/plugins_registry/"+podDriver+"-reg.sock").Run()
+	if testenv.Owned() {
+		testenv.Kctl(t, "lab", "restart", "--daemon", "w3")
+		testenv.Eventually(t, soon, func() error {
+			return testenv.Host(t, "w3").Command(context.Background(), "test", "-S", "/var/lib/kubelet/plugins_registry/"+podDriver+"-reg.sock").Run()
 		})
 		w.within("writer", "", "true")
 	}
@@ -64,7 +64,7 @@ func TestDriverInAPod(t *testing.T) {
 	if err := w.cs.CoreV1().Pods(w.ns).Delete(context.Background(), old.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		if now := w.pods("driver"); len(now) != 1 || now[0].UID == old.UID || !ready(&now[0]) {
 			return fmt.Errorf("there are %d pods of the driver, or the new one is not ready", len(now))
 		}
@@ -76,8 +76,8 @@ func TestDriverInAPod(t *testing.T) {
 		t.Errorf("the volume of the running pod was mounted anew: %s, was %s", now, mount)
 	}
 	w.deletePod("writer")
-	bed.Eventually(t, soon, func() error {
-		out, err := bed.Host(t, "w3").Command(context.Background(), "ls", "/var/lib/kubelet/pods/").Output()
+	testenv.Eventually(t, soon, func() error {
+		out, err := testenv.Host(t, "w3").Command(context.Background(), "ls", "/var/lib/kubelet/pods/").Output()
 		if err == nil && strings.Contains(string(out), string(writer.UID)) {
 			err = fmt.Errorf("left of the pod: %q", out)
 		}
@@ -95,9 +95,9 @@ func TestDriverInAPod(t *testing.T) {
 // loadDriver makes the image of the driver and its sidecars and loads it into the lab.
 func (w world) loadDriver() {
 	w.Helper()
-	sidecar := filepath.Join(bed.Build(w, "keelson.dev/keelson/test/e2e/sidecar"), "sidecar")
-	driver := filepath.Join(bed.Lab().Config.BinDir, "keelson-csi-local")
-	bed.LoadImage(w, podDriverImage, map[string]string{"driver": driver, "sidecar": sidecar}, "/driver")
+	sidecar := filepath.Join(testenv.Build(w, "keelson.dev/keelson/test/e2e/sidecar"), "sidecar")
+	driver := filepath.Join(testenv.Lab().Config.BinDir, "keelson-csi-local")
+	testenv.LoadImage(w, podDriverImage, map[string]string{"driver": driver, "sidecar": sidecar}, "/driver")
 }
 
 // driverPod is what the manifests of drivers have, for one node.
@@ -184,7 +184,7 @@ func (w world) csiDriver(name string, annotations map[string]string, attached bo
 // driverOn waits until the node says that the driver is there, or is not.
 func (w world) driverOn(node string, want bool) {
 	w.Helper()
-	bed.Eventually(w, soon, func() error {
+	testenv.Eventually(w, soon, func() error {
 		n, err := w.cs.StorageV1().CSINodes().Get(context.Background(), node, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -240,7 +240,7 @@ func (w world) volumeOf(driver, name string, mode v1.PersistentVolumeAccessMode)
 // mountAt is the id of what is mounted at a path of a host.
 func (w world) mountAt(host, path string) string {
 	w.Helper()
-	out, err := bed.Host(w, host).Command(context.Background(), "cat", "/proc/self/mountinfo").Output()
+	out, err := testenv.Host(w, host).Command(context.Background(), "cat", "/proc/self/mountinfo").Output()
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -258,7 +258,7 @@ func (w world) deletePod(name string) {
 	if err := w.cs.CoreV1().Pods(w.ns).Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
 		w.Fatal(err)
 	}
-	bed.Eventually(w, soon, func() error {
+	testenv.Eventually(w, soon, func() error {
 		_, err := w.cs.CoreV1().Pods(w.ns).Get(context.Background(), name, metav1.GetOptions{})
 		if !apierrors.IsNotFound(err) {
 			return fmt.Errorf("pod %s: %v", name, err)

@@ -25,14 +25,14 @@ import (
 
 	"keelson.dev/keelson/deploy/lab"
 	storev1 "keelson.dev/keelson/proto/store/v1"
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // listening are the TCP ports at which processes of a host listen for others than themselves.
 func listening(t *testing.T, host string) (ports []int) {
 	t.Helper()
 	for _, table := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
-		out, err := bed.Host(t, host).Command(t.Context(), "cat", table).Output()
+		out, err := testenv.Host(t, host).Command(t.Context(), "cat", table).Output()
 		if err != nil {
 			t.Fatalf("%s: %v", host, err)
 		}
@@ -63,13 +63,13 @@ func listening(t *testing.T, host string) (ports []int) {
 // nor the administrator nor a worker, by the API's own requests or by those of the store. Workers have no port of a store at all. F19
 func TestOnlyTheAPITakesState(t *testing.T) {
 	w := begin(t)
-	admin, err := rest.TLSConfigFor(bed.RestConfig(t))
+	admin, err := rest.TLSConfigFor(testenv.RestConfig(t))
 	if err != nil {
 		t.Fatal(err)
 	}
 	stranger := &tls.Config{InsecureSkipVerify: true} // whom it talks to is all the same to it
 	admin.InsecureSkipVerify = true
-	raw, err := bed.Host(t, "w1").Command(t.Context(), "cat", "/var/lib/keelson/session/node.pem").Output()
+	raw, err := testenv.Host(t, "w1").Command(t.Context(), "cat", "/var/lib/keelson/session/node.pem").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +79,7 @@ func TestOnlyTheAPITakesState(t *testing.T) {
 	}
 	worker := &tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{pair}}
 	asked := 0
-	for _, h := range bed.Hosts() {
+	for _, h := range testenv.Hosts() {
 		if h.Role == lab.RoleRegistry { // of images, for tests
 			continue
 		}
@@ -88,7 +88,7 @@ func TestOnlyTheAPITakesState(t *testing.T) {
 		if h.Role == lab.RoleControlPlane {
 			want = []int{lab.APIPort, lab.FleetPort, lab.PeerPort}
 		}
-		bed.Eventually(t, soon, func() error { // a pod of the test before may be about to end, and a daemon to begin
+		testenv.Eventually(t, soon, func() error { // a pod of the test before may be about to end, and a daemon to begin
 			if ports = listening(t, h.Name); !slices.Equal(ports, want) {
 				return fmt.Errorf("%s listens at %v, want %v", h.Name, ports, want)
 			}
@@ -109,7 +109,7 @@ func TestOnlyTheAPITakesState(t *testing.T) {
 			}
 		}
 	}
-	bed.Eventually(t, soon, func() error { // a controller makes the one that is to be there
+	testenv.Eventually(t, soon, func() error { // a controller makes the one that is to be there
 		list, err := w.cs.CoreV1().ConfigMaps(w.ns).List(context.Background(), metav1.ListOptions{})
 		if err == nil && (len(list.Items) != 1 || list.Items[0].Name != "kube-root-ca.crt") {
 			err = fmt.Errorf("there are %d objects", len(list.Items))
@@ -120,7 +120,7 @@ func TestOnlyTheAPITakesState(t *testing.T) {
 		t.Errorf("%d ports were asked", asked/3)
 	}
 	// and the same request is taken by the API: it is where it goes that keeps the others out
-	if got := w.post(bed.Host(t, "cp1"), lab.APIPort, admin); got != http.StatusCreated {
+	if got := w.post(testenv.Host(t, "cp1"), lab.APIPort, admin); got != http.StatusCreated {
 		t.Errorf("the API answers %d", got)
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // What the README shows of the example: it is applied, a port is forwarded to its Service, and it answers with a
@@ -20,7 +20,7 @@ import (
 func TestExampleAnswers(t *testing.T) {
 	w := begin(t)
 	k := func(args ...string) string {
-		return bed.Must(t, clients()["kctl"], append([]string{"-n", w.ns}, args...)...)
+		return testenv.Must(t, clients()["kctl"], append([]string{"-n", w.ns}, args...)...)
 	}
 	k("apply", "-f", filepath.Join("..", "..", "examples", "hello", "hello.yaml"))
 	k("rollout", "status", "deployment/hello", "--timeout=180s")
@@ -28,7 +28,7 @@ func TestExampleAnswers(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*soon)
 	defer cancel()
 	forward := exec.CommandContext(ctx, clients()["kctl"], "-n", w.ns, "port-forward", "service/hello", ":80")
-	forward.Env = append(os.Environ(), "KUBECONFIG="+bed.Lab().Config.Kubeconfig)
+	forward.Env = append(os.Environ(), "KUBECONFIG="+testenv.Lab().Config.Kubeconfig)
 	out, err := forward.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -45,7 +45,7 @@ func TestExampleAnswers(t *testing.T) {
 		t.Fatalf("port-forward says %q, %v", line, err)
 	}
 	address := strings.Fields(line)[2]
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		resp, err := http.Get("http://" + address + "/")
 		if err != nil {
 			return err

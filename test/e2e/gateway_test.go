@@ -17,7 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"keelson.dev/keelson/kctl/definitions"
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // gatewayAPI makes objects of Gateway API.
@@ -51,7 +51,7 @@ func (g gatewayAPI) make(t *testing.T, resource, kind, namespace, text string) {
 // says waits until the conditions of an object have the words, in any place of its status.
 func (g gatewayAPI) says(t *testing.T, resource, name string, words ...string) {
 	t.Helper()
-	bed.Eventually(t, 2*soon, func() error {
+	testenv.Eventually(t, 2*soon, func() error {
 		u, err := g.of(resource).Namespace(g.ns).Get(t.Context(), name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -93,7 +93,7 @@ func (w world) backends(t *testing.T, other string) {
 // that another namespace grants work there; what is refused says so; all goes with the Gateway.
 func TestGateway(t *testing.T) {
 	w := begin(t)
-	cluster, err := dynamic.NewForConfig(bed.RestConfig(t))
+	cluster, err := dynamic.NewForConfig(testenv.RestConfig(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,7 +101,7 @@ func TestGateway(t *testing.T) {
 	if err := definitions.Gateway.Install(t.Context(), cluster, func(definitions.Outcome) {}); err != nil {
 		t.Fatal(err)
 	}
-	outside := bed.Host(t, "registry")
+	outside := testenv.Host(t, "registry")
 	raw := outside.IP.As4()
 	raw[3] = 242
 	vip := netip.AddrFrom4(raw)
@@ -154,7 +154,7 @@ spec:
 	w.waitPod("one", isReady)
 	w.waitPod("two", isReady)
 
-	door := entrance{dial: bed.HTTP(outside).Transport.(*http.Transport).DialContext, at: vip.String()}
+	door := entrance{dial: testenv.HTTP(outside).Transport.(*http.Transport).DialContext, at: vip.String()}
 	door.expect(t, "http://a.example/", 200, "one", 0)
 	door.expect(t, "https://a.example/", 200, "one", 1)
 	door.expect(t, "http://a.example/lost", 500, "", 0)
@@ -176,7 +176,7 @@ spec:
 	if err := g.of("gateways").Namespace(w.ns).Delete(t.Context(), "web", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	bed.Eventually(t, 2*soon, func() error {
+	testenv.Eventually(t, 2*soon, func() error {
 		left, err := w.cs.CoreV1().Services("keelson-entry").List(t.Context(), metav1.ListOptions{LabelSelector: "gateway.networking.k8s.io/gateway-class-name=" + class})
 		if err == nil && len(left.Items) > 0 {
 			err = fmt.Errorf("%d Services are left", len(left.Items))
@@ -205,21 +205,21 @@ func asksOfRoutes(t *testing.T, door entrance) {
 		body, err := io.ReadAll(resp.Body)
 		return resp, string(body), err
 	}
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		resp, body, err := ask("http://a.example/", "side", "b")
 		if err == nil && !strings.Contains(body, "two") {
 			err = fmt.Errorf("with the header: %d %q", resp.StatusCode, body)
 		}
 		return err
 	})
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		resp, _, err := ask("http://a.example/")
 		if err == nil && resp.Header.Get("X-By") != "gateway" {
 			err = fmt.Errorf("the answer has header %v", resp.Header)
 		}
 		return err
 	})
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		resp, _, err := ask("http://a.example/old/x")
 		if err == nil && (resp.StatusCode != 301 || resp.Header.Get("Location") != "https://a.example/old/x") {
 			err = fmt.Errorf("the redirect is %d to %s", resp.StatusCode, resp.Header.Get("Location"))
@@ -227,7 +227,7 @@ func asksOfRoutes(t *testing.T, door entrance) {
 		return err
 	})
 	seen := map[string]bool{}
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		_, body, err := ask("http://split.example/")
 		for _, name := range []string{"one", "two"} {
 			seen[name] = seen[name] || strings.Contains(body, name)

@@ -9,14 +9,14 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // Every replica shows when a node was heard last, in its conditions and in its Lease, and time goes on there although
 // nothing is written. F115
 func TestHeartbeatsAreShown(t *testing.T) {
-	for i := range bed.Lab().Config.ControlPlanes {
-		cs := bed.ClientAt(t, fmt.Sprintf("cp%d", i+1))
+	for i := range testenv.Lab().Config.ControlPlanes {
+		cs := testenv.ClientAt(t, fmt.Sprintf("cp%d", i+1))
 		heard := func() (version string, node, lease time.Time) {
 			n, err := cs.CoreV1().Nodes().Get(context.Background(), "w1", metav1.GetOptions{})
 			if err != nil {
@@ -37,7 +37,7 @@ func TestHeartbeatsAreShown(t *testing.T) {
 			return l.ResourceVersion, node, lease
 		}
 		version, node, lease := heard()
-		bed.Eventually(t, soon, func() error {
+		testenv.Eventually(t, soon, func() error {
 			v, n, l := heard()
 			if v != version { // something was stored, as when a node has a new session: it is looked at anew
 				err := fmt.Errorf("a heartbeat was stored: revision %s, then %s", version, v)

@@ -14,7 +14,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"keelson.dev/keelson/deploy/lab"
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // hub is the lab's registry; images are read and written from inside its host.
@@ -24,7 +24,7 @@ type hub struct {
 }
 
 func (h hub) options() []remote.Option {
-	return []remote.Option{remote.WithTransport(bed.HTTP(h.Host).Transport)}
+	return []remote.Option{remote.WithTransport(testenv.HTTP(h.Host).Transport)}
 }
 
 func (h hub) reference(path string) name.Reference {
@@ -49,7 +49,7 @@ func (h hub) image(path string) v1image.Image {
 // that another tool has pushed. Both outlive the registry's process. F106
 func TestLoadedImages(t *testing.T) {
 	w := begin(t)
-	h := hub{t, bed.Host(t, "registry")}
+	h := hub{t, testenv.Host(t, "registry")}
 	img := h.image("hello:v1")
 	tag, err := name.NewTag("example.com/team/loaded:v1")
 	if err != nil {
@@ -59,20 +59,20 @@ func TestLoadedImages(t *testing.T) {
 	if err := tarball.WriteToFile(file, tag, img); err != nil {
 		t.Fatal(err)
 	}
-	if out := bed.Kctl(t, "lab", "load", file); !strings.Contains(out, "example.com/team/loaded:v1") {
+	if out := testenv.Kctl(t, "lab", "load", file); !strings.Contains(out, "example.com/team/loaded:v1") {
 		t.Errorf("lab load: %q", out)
 	}
 	if err := remote.Write(h.reference("team/pushed:v1"), img, h.options()...); err != nil {
 		t.Fatal(err)
 	}
-	if bed.Owned() {
-		bed.Kctl(t, "lab", "restart", "registry")
+	if testenv.Owned() {
+		testenv.Kctl(t, "lab", "restart", "registry")
 	}
 	for name, image := range map[string]string{"loaded": "example.com/team/loaded:v1", "pushed": "ghcr.io/team/pushed:v1"} {
 		w.createPod(pod(name, image))
 		w.waitPod(name, isReady)
 	}
-	if out, err := bed.Try(t, filepath.Join(bed.Lab().Config.BinDir, "kctl"), "lab", "load", "/etc/passwd"); err == nil ||
+	if out, err := testenv.Try(t, filepath.Join(testenv.Lab().Config.BinDir, "kctl"), "lab", "load", "/etc/passwd"); err == nil ||
 		!strings.Contains(out, "kctl lab load: reading /etc/passwd") {
 		t.Errorf("what is no archive: %v, %q", err, out)
 	}
@@ -93,8 +93,8 @@ func TestToolsFetch(t *testing.T) {
 		"http://web.example:8080/absent":  "wget: server returned error: HTTP/1.1 404 Not Found",
 		"http://127.0.0.1:1/":             "wget: can't connect to remote host",
 	} {
-		bed.Eventually(t, soon, func() error {
-			out, err := bed.Try(t, filepath.Join(bed.Lab().Config.BinDir, "kctl"), "-n", w.ns, "exec", "client", "--", "wget", "-T", "5", "-qO-", url)
+		testenv.Eventually(t, soon, func() error {
+			out, err := testenv.Try(t, filepath.Join(testenv.Lab().Config.BinDir, "kctl"), "-n", w.ns, "exec", "client", "--", "wget", "-T", "5", "-qO-", url)
 			if !strings.HasPrefix(out, want) || (err != nil) != strings.HasPrefix(want, "wget:") {
 				return fmt.Errorf("%s: %v, %q, want %q", url, err, out, want)
 			}
@@ -111,7 +111,7 @@ func TestEventsInOrder(t *testing.T) {
 	w.waitEvent("client", "Started")
 	req := w.cs.CoreV1().RESTClient().Get().AbsPath("/api/v1/namespaces/"+w.ns+"/events").
 		Param("fieldSelector", "involvedObject.name=client")
-	bed.Eventually(t, soon, func() error { // the scheduler's event and the agent's come by ways of their own
+	testenv.Eventually(t, soon, func() error { // the scheduler's event and the agent's come by ways of their own
 		var reasons []string
 		list := &v1.EventList{}
 		if err := req.Do(context.Background()).Into(list); err != nil {

@@ -16,8 +16,8 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"keelson.dev/keelson/test/bed"
-	"keelson.dev/keelson/test/bed/keypair"
+	"keelson.dev/keelson/test/testenv"
+	"keelson.dev/keelson/test/testenv/keypair"
 )
 
 // keyPair is a Secret for hosts, with a certificate of that serial number.
@@ -60,7 +60,7 @@ func (e entrance) get(url string) (code int, body string, serial int64, err erro
 
 func (e entrance) expect(t *testing.T, url string, code int, part string, serial int64) {
 	t.Helper()
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		got, body, shown, err := e.get(url)
 		if err == nil && (got != code || !strings.Contains(body, part) || shown != serial) {
 			err = fmt.Errorf("%s: %d %q by certificate %d, want %d %q by %d", url, got, body, shown, code, part, serial)
@@ -81,8 +81,8 @@ func hostRule(host string, paths ...networkingv1.HTTPIngressPath) networkingv1.I
 // traced waits until a trace from pod one to a URL has all the words.
 func (w world) traced(t *testing.T, url string, words ...string) {
 	t.Helper()
-	bed.Eventually(t, soon, func() error {
-		out, _ := bed.Try(t, clients()["kctl"], "-n", w.ns, "net", "trace", "one", url) // it fails where the way ends
+	testenv.Eventually(t, soon, func() error {
+		out, _ := testenv.Try(t, clients()["kctl"], "-n", w.ns, "net", "trace", "one", url) // it fails where the way ends
 		return lacking(out, words)
 	})
 }
@@ -91,7 +91,7 @@ func (w world) traced(t *testing.T, url string, words ...string) {
 // exchanged without a restart, a proxy that dies is missed by nobody who asks again, and all goes with the class.
 func TestIngress(t *testing.T) {
 	w := begin(t)
-	outside := bed.Host(t, "registry")
+	outside := testenv.Host(t, "registry")
 	raw := outside.IP.As4()
 	raw[3] = 241
 	vip := netip.AddrFrom4(raw)
@@ -128,7 +128,7 @@ func TestIngress(t *testing.T) {
 	}
 	w.waitPod("one", isReady)
 	w.waitPod("two", isReady)
-	dial := bed.HTTP(outside).Transport.(*http.Transport).DialContext
+	dial := testenv.HTTP(outside).Transport.(*http.Transport).DialContext
 	door := entrance{dial: dial, at: vip.String()}
 	door.expect(t, "http://one.example/", 200, "one", 0)
 	door.expect(t, "http://x.two.example/", 200, "two", 0)
@@ -137,8 +137,8 @@ func TestIngress(t *testing.T) {
 	door.expect(t, "http://elsewhere.example/", 404, "", 0)
 	door.expect(t, "https://one.example/", 200, "one", 1)
 	w.waitEvent("web", "NotServed", "Service lost does not exist")
-	bed.Eventually(t, soon, func() error {
-		out, err := bed.Try(t, clients()["kctl"], "-n", w.ns, "why", "ingress/web")
+	testenv.Eventually(t, soon, func() error {
+		out, err := testenv.Try(t, clients()["kctl"], "-n", w.ns, "why", "ingress/web")
 		if !strings.Contains(out, "Service lost does not exist") || strings.Contains(out, "Secret") {
 			return fmt.Errorf("why says: %v %s", err, out)
 		}
@@ -148,7 +148,7 @@ func TestIngress(t *testing.T) {
 		vip.String()+" is service keelson-entry/"+class, "pod "+w.ns+"/one on node", "nothing stands in the way")
 	w.traced(t, "http://one.example/lost", "Service lost does not exist", "stops at match")
 	w.traced(t, "http://one.example/other", "the nearest is ingress "+w.ns+"/web", "stops at match")
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		i, err := w.cs.NetworkingV1().Ingresses(w.ns).Get(t.Context(), "web", metav1.GetOptions{})
 		if err == nil && (len(i.Status.LoadBalancer.Ingress) != 1 || i.Status.LoadBalancer.Ingress[0].IP != vip.String()) {
 			err = fmt.Errorf("the status says %+v", i.Status.LoadBalancer.Ingress)
@@ -159,7 +159,7 @@ func TestIngress(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	entrance{dial: dial, at: bed.Host(t, "w1").IP.String()}.expect(t, fmt.Sprintf("http://one.example:%d/", service.Spec.Ports[0].NodePort), 200, "one", 0)
+	entrance{dial: dial, at: testenv.Host(t, "w1").IP.String()}.expect(t, fmt.Sprintf("http://one.example:%d/", service.Spec.Ports[0].NodePort), 200, "one", 0)
 
 	if _, err := secrets.Update(t.Context(), keyPair(t, 2, "one.example"), metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
@@ -180,7 +180,7 @@ func TestIngress(t *testing.T) {
 	if err := deleteClass(); err != nil {
 		t.Fatal(err)
 	}
-	bed.Eventually(t, 2*soon, func() error {
+	testenv.Eventually(t, 2*soon, func() error {
 		left, err := proxies.List(t.Context(), metav1.ListOptions{LabelSelector: "keelson.dev/ingress-class=" + class})
 		if err == nil && len(left.Items) > 0 {
 			err = fmt.Errorf("%d proxies are left", len(left.Items))

@@ -7,13 +7,13 @@ import (
 	"strings"
 	"testing"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // clients are kctl and the oldest and newest stock kubectl on the machine.
 func clients() map[string]string {
-	out := map[string]string{"kctl": filepath.Join(bed.Lab().Config.BinDir, "kctl")}
-	if stock := bed.StockKubectl(); len(stock) > 0 {
+	out := map[string]string{"kctl": filepath.Join(testenv.Lab().Config.BinDir, "kctl")}
+	if stock := testenv.StockKubectl(); len(stock) > 0 {
 		out[filepath.Base(stock[0])] = stock[0]
 		newest := stock[0]
 		for _, s := range stock {
@@ -56,7 +56,7 @@ func TestCommandLines(t *testing.T) {
 			if err := os.WriteFile(file, []byte(manifest), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			k := func(args ...string) string { return bed.Must(t, path, append([]string{"-n", w.ns}, args...)...) }
+			k := func(args ...string) string { return testenv.Must(t, path, append([]string{"-n", w.ns}, args...)...) }
 			wants := func(out string, parts ...string) {
 				t.Helper()
 				for _, p := range parts {
@@ -73,10 +73,10 @@ func TestCommandLines(t *testing.T) {
 			// Events and output come a moment after what they tell of.
 			for _, says := range [][]string{{"describe", "Status:", "Running", "Scheduled", "Successfully assigned", "Started"}, {"logs", "started\ngood morning\n"}} {
 				args := map[string][]string{"describe": {"describe", "pod", "one"}, "logs": {"logs", "one"}}[says[0]]
-				bed.Eventually(t, soon, func() error { return lacking(k(args...), says[1:]) })
+				testenv.Eventually(t, soon, func() error { return lacking(k(args...), says[1:]) })
 			}
 			wants(k("exec", "one", "--", "sh", "-c", "echo out; echo err >&2"), "out", "err")
-			if out, err := bed.Try(t, path, "-n", w.ns, "exec", "one", "--", "sh", "-c", "exit 7"); err == nil || !strings.Contains(fmt.Sprint(err, out), "7") {
+			if out, err := testenv.Try(t, path, "-n", w.ns, "exec", "one", "--", "sh", "-c", "exit 7"); err == nil || !strings.Contains(fmt.Sprint(err, out), "7") {
 				t.Errorf("exec that exits with 7: %v %s", err, out)
 			}
 			wants(k("explain", "pod.spec.containers"), "image")
@@ -100,9 +100,9 @@ func TestTraceShowsEveryStage(t *testing.T) {
 	w.createWeb(web("web", 1))
 	w.waitReplicas("web", 1)
 	var out string
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		var err error
-		if out, err = bed.Try(t, clients()["kctl"], "trace", "-n", w.ns, "deployment/web"); err != nil {
+		if out, err = testenv.Try(t, clients()["kctl"], "trace", "-n", w.ns, "deployment/web"); err != nil {
 			return fmt.Errorf("%w: %s", err, out)
 		}
 		for _, stage := range []string{

@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // F110: a blank disk of a node, as a local PersistentVolume, gets a file system when the first pod uses it. The next pod
@@ -26,8 +26,8 @@ func TestLocalDisk(t *testing.T) {
 	if err := os.Truncate(file, 64<<20); err != nil {
 		t.Fatal(err)
 	}
-	device := strings.TrimSpace(bed.Must(t, "losetup", "--find", "--show", file))
-	t.Cleanup(func() { bed.Must(t, "losetup", "--detach", device) })
+	device := strings.TrimSpace(testenv.Must(t, "losetup", "--find", "--show", file))
+	t.Cleanup(func() { testenv.Must(t, "losetup", "--detach", device) })
 	size := v1.ResourceList{v1.ResourceStorage: resource.MustParse("64Mi")}
 	pv := &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: w.ns}, Spec: v1.PersistentVolumeSpec{
 		Capacity: size, AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce}, PersistentVolumeReclaimPolicy: v1.PersistentVolumeReclaimRetain,
@@ -48,12 +48,12 @@ func TestLocalDisk(t *testing.T) {
 		if p := w.waitPod(one.name, isReady); p.Spec.NodeName != "w2" {
 			t.Errorf("pod %s runs on %s, its disk is at w2", one.name, p.Spec.NodeName)
 		}
-		if out := bed.Kctl(t, "-n", w.ns, "exec", one.name, "--", "sh", "-c", one.script); strings.TrimSpace(out) != one.want {
+		if out := testenv.Kctl(t, "-n", w.ns, "exec", one.name, "--", "sh", "-c", one.script); strings.TrimSpace(out) != one.want {
 			t.Errorf("pod %s: %q, want %q", one.name, out, one.want)
 		}
 		w.deletePod(one.name)
 	}
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		f, err := os.OpenFile(device, os.O_RDONLY|os.O_EXCL, 0) // which the kernel refuses of one that somebody has mounted
 		if err == nil {
 			err = f.Close()

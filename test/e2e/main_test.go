@@ -17,10 +17,10 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
-func TestMain(m *testing.M) { os.Exit(bed.Main(m)) }
+func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
 
 const (
 	hello = "keelson.dev/hello:v1"
@@ -85,7 +85,7 @@ type world struct {
 // begin gives a test its own namespace.
 func begin(t *testing.T) world {
 	t.Helper()
-	return world{t, bed.Client(t), bed.Namespace(t)}
+	return world{t, testenv.Client(t), testenv.Namespace(t)}
 }
 
 func (w world) createPod(p *v1.Pod) *v1.Pod {
@@ -151,7 +151,7 @@ func ready(p *v1.Pod) bool {
 func (w world) waitPod(name string, cond func(*v1.Pod) error) *v1.Pod {
 	w.Helper()
 	var last *v1.Pod
-	bed.Eventually(w, soon, func() error {
+	testenv.Eventually(w, soon, func() error {
 		p, err := w.cs.CoreV1().Pods(w.ns).Get(context.Background(), name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -173,7 +173,7 @@ func isReady(p *v1.Pod) error {
 func (w world) waitReplicas(app string, n int) []v1.Pod {
 	w.Helper()
 	var out []v1.Pod
-	bed.Eventually(w, soon, func() error {
+	testenv.Eventually(w, soon, func() error {
 		out = w.pods(app)
 		up := 0
 		for i := range out {
@@ -194,8 +194,8 @@ func (w world) waitReplicas(app string, n int) []v1.Pod {
 // script does may be done more than once.
 func (w world) within(pod, want, script string) {
 	w.Helper()
-	bed.Eventually(w, soon, func() error {
-		out, err := bed.Try(w, clients()["kctl"], "-n", w.ns, "exec", pod, "--", "sh", "-c", script)
+	testenv.Eventually(w, soon, func() error {
+		out, err := testenv.Try(w, clients()["kctl"], "-n", w.ns, "exec", pod, "--", "sh", "-c", script)
 		if err == nil && strings.Join(strings.Fields(out), " ") != want {
 			err = fmt.Errorf("want %q", want)
 		}
@@ -209,8 +209,8 @@ func (w world) within(pod, want, script string) {
 // says waits until what a command of kctl prints has all the words.
 func (w world) says(args []string, words ...string) (out string) {
 	w.Helper()
-	bed.Eventually(w, soon, func() (err error) {
-		if out, err = bed.Try(w, clients()["kctl"], args...); err != nil {
+	testenv.Eventually(w, soon, func() (err error) {
+		if out, err = testenv.Try(w, clients()["kctl"], args...); err != nil {
 			return fmt.Errorf("kctl %s: %w: %s", strings.Join(args, " "), err, out)
 		}
 		return lacking(out, words)
@@ -233,7 +233,7 @@ func lacking(text string, words []string) error {
 func (w world) waitEvent(object, reason string, words ...string) string {
 	w.Helper()
 	var message string
-	bed.Eventually(w, soon, func() error {
+	testenv.Eventually(w, soon, func() error {
 		l, err := w.cs.CoreV1().Events(w.ns).List(context.Background(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + object + ",reason=" + reason})
 		if err != nil {
 			return err

@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"keelson.dev/keelson/deploy/lab"
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // F102 F107 F108 F117: pods reach each other across nodes, through Services, and
@@ -39,23 +39,23 @@ func TestNetwork(t *testing.T) {
 	if len(nodes) < 2 {
 		t.Errorf("three replicas share the nodes %v: the scheduler does not spread", nodes)
 	}
-	bed.Eventually(t, soon, func() error {
-		out, err := bed.Try(t, bed.Lab().Config.BinDir+"/kctl", "-n", w.ns, "exec", "client", "--", "wget", "-q", "-O", "-", "http://"+svc.Spec.ClusterIP+"/")
+	testenv.Eventually(t, soon, func() error {
+		out, err := testenv.Try(t, testenv.Lab().Config.BinDir+"/kctl", "-n", w.ns, "exec", "client", "--", "wget", "-q", "-O", "-", "http://"+svc.Spec.ClusterIP+"/")
 		if err != nil {
 			return fmt.Errorf("pod to Service: %w: %s", err, out)
 		}
 		return nil
 	})
-	for _, h := range bed.Lab().Config.Hosts {
+	for _, h := range testenv.Lab().Config.Hosts {
 		if h.Role != lab.RoleWorker {
 			continue
 		}
-		bed.Eventually(t, soon, func() error {
-			_, err := fetch(bed.HTTP(bed.Host(t, "registry")), fmt.Sprintf("http://%s:%d/", h.IP, svc.Spec.Ports[0].NodePort))
+		testenv.Eventually(t, soon, func() error {
+			_, err := fetch(testenv.HTTP(testenv.Host(t, "registry")), fmt.Sprintf("http://%s:%d/", h.IP, svc.Spec.Ports[0].NodePort))
 			if err != nil {
 				return fmt.Errorf("outside to node port of %s: %w", h.Name, err)
 			}
-			_, err = fetch(bed.HTTP(bed.Host(t, h.Name)), "http://"+svc.Spec.ClusterIP+"/")
+			_, err = fetch(testenv.HTTP(testenv.Host(t, h.Name)), "http://"+svc.Spec.ClusterIP+"/")
 			if err != nil {
 				return fmt.Errorf("host %s to Service: %w", h.Name, err)
 			}
@@ -76,8 +76,8 @@ func TestEndpointsKeptByHand(t *testing.T) {
 		Addresses: []v1.EndpointAddress{{IP: pod.Status.PodIP}}, Ports: []v1.EndpointPort{{Name: "http", Port: 8080}}}}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	bed.Eventually(t, soon, func() error {
-		got, err := fetch(bed.HTTP(bed.Host(t, "w1")), "http://"+svc.Spec.ClusterIP+"/")
+	testenv.Eventually(t, soon, func() error {
+		got, err := fetch(testenv.HTTP(testenv.Host(t, "w1")), "http://"+svc.Spec.ClusterIP+"/")
 		if err == nil && !strings.Contains(got, pod.Name) {
 			err = fmt.Errorf("answered %q", got)
 		}
@@ -90,15 +90,15 @@ func TestPodReachesAPI(t *testing.T) {
 	w := begin(t)
 	w.createPod(sleeper("client"))
 	w.waitPod("client", isReady)
-	env := bed.Kctl(t, "-n", w.ns, "exec", "client", "--", "sh", "-c", "echo $KUBERNETES_SERVICE_HOST:$KUBERNETES_SERVICE_PORT; ls /var/run/secrets/kubernetes.io/serviceaccount")
+	env := testenv.Kctl(t, "-n", w.ns, "exec", "client", "--", "sh", "-c", "echo $KUBERNETES_SERVICE_HOST:$KUBERNETES_SERVICE_PORT; ls /var/run/secrets/kubernetes.io/serviceaccount")
 	for _, want := range []string{"10.96.0.1:443", "token", "ca.crt", "namespace"} {
 		if !strings.Contains(env, want) {
 			t.Errorf("%q is missing in the pod's view: %s", want, env)
 		}
 	}
 	// The API answers plain HTTP with a line that names it: proof of the way there without TLS in the image.
-	bed.Eventually(t, soon, func() error {
-		out, err := bed.Try(t, clients()["kctl"], "-n", w.ns, "exec", "client", "--", "sh", "-c", `printf 'GET /api HTTP/1.0\r\n\r\n' | nc -w 3 10.96.0.1 443`)
+	testenv.Eventually(t, soon, func() error {
+		out, err := testenv.Try(t, clients()["kctl"], "-n", w.ns, "exec", "client", "--", "sh", "-c", `printf 'GET /api HTTP/1.0\r\n\r\n' | nc -w 3 10.96.0.1 443`)
 		if err == nil && !strings.Contains(out, "HTTPS") {
 			err = errors.New("an unexpected answer")
 		}
@@ -107,8 +107,8 @@ func TestPodReachesAPI(t *testing.T) {
 		}
 		return nil
 	})
-	token := strings.TrimSpace(bed.Kctl(t, "-n", w.ns, "exec", "client", "--", "cat", "/var/run/secrets/kubernetes.io/serviceaccount/token"))
-	cfg := rest.AnonymousClientConfig(bed.RestConfig(t))
+	token := strings.TrimSpace(testenv.Kctl(t, "-n", w.ns, "exec", "client", "--", "cat", "/var/run/secrets/kubernetes.io/serviceaccount/token"))
+	cfg := rest.AnonymousClientConfig(testenv.RestConfig(t))
 	cfg.BearerToken = token
 	cs, err := newClient(cfg)
 	if err != nil {

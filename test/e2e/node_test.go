@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // patchNode merges a patch into a node; sub names a subresource.
@@ -59,7 +59,7 @@ func TestWhatNodesAreGiven(t *testing.T) {
 	// When there are none any more, what asks for them later is refused, and a refused pod shows no container that waits. (Of
 	// a resource that the node does not have at all it is for others to say who gets it, as with a kubelet.)
 	w.patchNode(node, `{"status":{"capacity":{"example.com/dongle":"0"}}}`, "status")
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		n, err := w.cs.CoreV1().Nodes().Get(context.Background(), node, metav1.GetOptions{})
 		if q, ok := n.Status.Allocatable["example.com/dongle"]; err == nil && (!ok || !q.IsZero()) {
 			err = fmt.Errorf("allocatable: %v", n.Status.Allocatable)

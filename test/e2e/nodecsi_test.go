@@ -13,7 +13,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // F110: a StatefulSet whose claims are block devices writes to its device, and the pod that is made again reads what the
@@ -37,7 +37,7 @@ func TestBlockDevices(t *testing.T) {
 	}
 	w.waitPod("raw-0", isReady)
 	sh := func(pod, script string) string {
-		return strings.TrimSpace(bed.Kctl(t, "-n", w.ns, "exec", pod, "--", "sh", "-c", script))
+		return strings.TrimSpace(testenv.Kctl(t, "-n", w.ns, "exec", pod, "--", "sh", "-c", script))
 	}
 	if out := sh("raw-0", "test -b /dev/disk && echo kept | dd of=/dev/disk bs=512 seek=2048 conv=sync,fsync 2>/dev/null && wc -c < /dev/disk"); out != fmt.Sprint(24<<20) {
 		t.Errorf("the device is %q", out)
@@ -91,8 +91,8 @@ func TestInlineVolume(t *testing.T) {
 	made := w.createPod(user)
 	w.waitEvent("user", "FailedMount", name, "looked for in")
 	const image = "example.com/storage/inline:v1"
-	program := filepath.Join(bed.Build(t, "keelson.dev/keelson/test/e2e/inlinedriver"), "inlinedriver")
-	bed.LoadImage(t, image, map[string]string{"driver": program}, "/driver")
+	program := filepath.Join(testenv.Build(t, "keelson.dev/keelson/test/e2e/inlinedriver"), "inlinedriver")
+	testenv.LoadImage(t, image, map[string]string{"driver": program}, "/driver")
 	dir, both := "/var/lib/keelson/plugins/"+name, ptr(v1.MountPropagationBidirectional)
 	host := func(name, path string) v1.Volume {
 		return v1.Volume{Name: name, VolumeSource: v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: path, Type: ptr(v1.HostPathDirectoryOrCreate)}}}
@@ -104,19 +104,19 @@ func TestInlineVolume(t *testing.T) {
 	w.createPod(driver)
 	w.waitPod("driver", isReady)
 	w.waitPod("user", isReady)
-	if out := bed.Kctl(t, "-n", w.ns, "exec", "user", "--", "cat", "/data/pod"); out != w.ns+"/user hello secret" {
+	if out := testenv.Kctl(t, "-n", w.ns, "exec", "user", "--", "cat", "/data/pod"); out != w.ns+"/user hello secret" {
 		t.Errorf("the volume says %q", out)
 	}
 	w.deletePod("user")
-	bed.Eventually(t, soon, func() error {
-		out, err := bed.Host(t, "w3").Command(ctx, "sh", "-c", "ls /var/lib/kubelet/pods; cat /proc/self/mountinfo").Output()
+	testenv.Eventually(t, soon, func() error {
+		out, err := testenv.Host(t, "w3").Command(ctx, "sh", "-c", "ls /var/lib/kubelet/pods; cat /proc/self/mountinfo").Output()
 		if err == nil && strings.Contains(string(out), string(made.UID)) {
 			err = fmt.Errorf("left of the pod: %s", out)
 		}
 		return err
 	})
 	w.deletePod("driver")
-	if err := bed.Host(t, "w3").Command(ctx, "rm", "-rf", dir).Run(); err != nil {
+	if err := testenv.Host(t, "w3").Command(ctx, "rm", "-rf", dir).Run(); err != nil {
 		t.Error(err)
 	}
 }

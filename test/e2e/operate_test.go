@@ -14,24 +14,24 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"keelson.dev/keelson/test/bed"
-	"keelson.dev/keelson/test/pages"
+	"keelson.dev/keelson/test/docpages"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // Every command of the pages for those who run a cluster works, in reading order, and prints what the pages show.
 func TestOperatePage(t *testing.T) {
-	all, err := pages.ReadSubject("../../docs", "operate")
+	all, err := docpages.ReadSubject("../../docs", "operate")
 	if err != nil {
 		t.Fatal(err)
 	}
-	all = slices.DeleteFunc(all, func(l pages.Line) bool { return !l.Boxed })
+	all = slices.DeleteFunc(all, func(l docpages.Line) bool { return !l.Boxed })
 	if len(all) < 20 {
 		t.Fatalf("the pages have %d commands", len(all))
 	}
 	dir := t.TempDir()
-	t.Cleanup(func() { _, _ = bed.Try(t, bed.Lab().Config.BinDir+"/kctl", "uncordon", "w3") })
-	bed.Eventually(t, soon, func() error { // pods of the tests before, which the page's drain would not take away
-		l, err := bed.Client(t).CoreV1().Pods("").List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=w3"})
+	t.Cleanup(func() { _, _ = testenv.Try(t, testenv.Lab().Config.BinDir+"/kctl", "uncordon", "w3") })
+	testenv.Eventually(t, soon, func() error { // pods of the tests before, which the page's drain would not take away
+		l, err := testenv.Client(t).CoreV1().Pods("").List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=w3"})
 		for i := range l.Items {
 			if p := &l.Items[i]; err == nil && metav1.GetControllerOf(p) == nil {
 				err = fmt.Errorf("pod %s/%s is on w3 and nobody would make it again", p.Namespace, p.Name)
@@ -50,8 +50,8 @@ func TestOperatePage(t *testing.T) {
 	defer cancel()
 	shell := exec.CommandContext(ctx, "sh")
 	shell.Stdin = strings.NewReader(script.String())
-	shell.Env = append(os.Environ(), "KUBECONFIG="+bed.Lab().Config.Kubeconfig,
-		"PATH="+bed.Lab().Config.BinDir+string(filepath.ListSeparator)+os.Getenv("PATH"))
+	shell.Env = append(os.Environ(), "KUBECONFIG="+testenv.Lab().Config.Kubeconfig,
+		"PATH="+testenv.Lab().Config.BinDir+string(filepath.ListSeparator)+os.Getenv("PATH"))
 	var out bytes.Buffer
 	shell.Stdout, shell.Stderr = &out, &out
 	failed := shell.Run()

@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // perNode counts the pods of an app that are Ready on each node, and lists those without a node.
@@ -41,7 +41,7 @@ func TestOneReplicaPerHost(t *testing.T) {
 		{TopologyKey: v1.LabelHostname, LabelSelector: d.Spec.Selector}}}}
 	w.createWeb(d)
 	var waiting []string
-	bed.Eventually(w, soon, func() error {
+	testenv.Eventually(w, soon, func() error {
 		var on map[string]int
 		on, waiting = w.perNode("apart")
 		if len(on) != 3 || len(waiting) != 2 || slices.Max([]int{on["w1"], on["w2"], on["w3"]}) != 1 {
@@ -134,7 +134,7 @@ func TestGang(t *testing.T) {
 			t.Errorf("pod %s has no node, and cgroups %q", p.Name, found)
 		}
 	}
-	bed.Eventually(w, soon, func() error { // which is written after what its pods are told
+	testenv.Eventually(w, soon, func() error { // which is written after what its pods are told
 		if c := placed(); c.Status != metav1.ConditionFalse {
 			return fmt.Errorf("the group says %+v", c)
 		}
@@ -147,7 +147,7 @@ func TestGang(t *testing.T) {
 	if on, _ := w.perNode("gang"); on["w1"] != 1 || on["w2"] != 1 || on["w3"] != 1 {
 		t.Errorf("ready on %v", on)
 	}
-	bed.Eventually(w, soon, func() error {
+	testenv.Eventually(w, soon, func() error {
 		if c := placed(); c.Status != metav1.ConditionTrue {
 			return fmt.Errorf("the group says %+v", c)
 		}

@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // policies is a test's namespace with a server, and clients that try to reach it.
@@ -46,8 +46,8 @@ func (p policies) asks(client, address string, reaches bool) {
 	if !ok {
 		ns, name = p.ns, client
 	}
-	bed.Eventually(p, soon, func() error {
-		out, err := bed.Try(p, bed.Lab().Config.BinDir+"/kctl", "-n", ns, "exec", name, "--", "wget", "-q", "-T", "2", "-O", "-", "http://"+address+"/")
+	testenv.Eventually(p, soon, func() error {
+		out, err := testenv.Try(p, testenv.Lab().Config.BinDir+"/kctl", "-n", ns, "exec", name, "--", "wget", "-q", "-T", "2", "-O", "-", "http://"+address+"/")
 		if reaches && err != nil {
 			return fmt.Errorf("%s to %s: %w: %s", client, address, err, out)
 		}
@@ -62,7 +62,7 @@ func (p policies) asks(client, address string, reaches bool) {
 // a Service and on one node as across nodes; and they hold before a pod does anything.
 func TestNetworkPolicies(t *testing.T) {
 	t.Parallel() // it waits for connections that nobody answers
-	p := policies{world: begin(t), other: bed.Namespace(t)}
+	p := policies{world: begin(t), other: testenv.Namespace(t)}
 	server := pod("server", hello)
 	server.Spec.NodeName = "w2"
 	server.Spec.Containers[0].Ports = []v1.ContainerPort{{Name: "http", ContainerPort: 8080}}
@@ -131,8 +131,8 @@ func (p policies) ingress(at string, everybody []string) {
 // counted looks at what is told of the server: which policy isolates it, and that packets were dropped for that.
 func (p policies) counted() {
 	p.Helper()
-	bed.Eventually(p, soon, func() error { // nodes read what they count now and then
-		out, err := bed.Try(p, bed.Lab().Config.BinDir+"/kctl", "-n", p.ns, "net", "policies", "-o", "json")
+	testenv.Eventually(p, soon, func() error { // nodes read what they count now and then
+		out, err := testenv.Try(p, testenv.Lab().Config.BinDir+"/kctl", "-n", p.ns, "net", "policies", "-o", "json")
 		if err != nil {
 			return fmt.Errorf("%w: %s", err, out)
 		}
@@ -192,8 +192,8 @@ func (p policies) firstPacket(at string) {
 	}
 	for _, c := range p.pods("eager") {
 		p.waitPod(c.Name, isReady)
-		bed.Eventually(p, soon, func() error {
-			out, err := bed.Try(p, bed.Lab().Config.BinDir+"/kctl", "-n", p.ns, "logs", c.Name)
+		testenv.Eventually(p, soon, func() error {
+			out, err := testenv.Try(p, testenv.Lab().Config.BinDir+"/kctl", "-n", p.ns, "logs", c.Name)
 			if err != nil {
 				return err
 			}

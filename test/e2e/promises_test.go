@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // promise is a pod with one special field, and what its program then sees. The program's output has to match want;
@@ -185,7 +185,7 @@ func TestPromisesAreKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.createService(front("other", v1.ServiceTypeClusterIP))
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		_, err := w.cs.CoreV1().ServiceAccounts(w.ns).Get(ctx, "default", metav1.GetOptions{})
 		return err
 	})
@@ -202,7 +202,7 @@ func TestPromisesAreKept(t *testing.T) {
 			}
 			if p.late != "" {
 				in.says([]string{"-n", w.ns, "logs", p.name}, p.late)
-				bed.Kctl(t, "-n", w.ns, "patch", "pod", p.name, "-p", `{"spec": {"activeDeadlineSeconds": 1}}`)
+				testenv.Kctl(t, "-n", w.ns, "patch", "pod", p.name, "-p", `{"spec": {"activeDeadlineSeconds": 1}}`)
 			}
 			in.waitPod(p.name, until)
 			if p.want == "" {

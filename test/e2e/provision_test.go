@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // wanting is a claim without a class: that which is the default.
@@ -54,16 +54,18 @@ func TestVolumesOutOfTheBox(t *testing.T) {
 		}
 		volumes[c.Spec.VolumeName] = true
 	}
-	sh := func(script string) string { return bed.Kctl(t, "-n", w.ns, "exec", "db-0", "--", "sh", "-c", script) }
+	sh := func(script string) string {
+		return testenv.Kctl(t, "-n", w.ns, "exec", "db-0", "--", "sh", "-c", script)
+	}
 	if out := sh("ls -A /data; echo kept > /data/file; sync; dd if=/dev/zero of=/data/large bs=1M count=30 2>&1 || true; rm /data/large"); !strings.Contains(out, "No space left") || strings.Contains(out, "lost+found") {
 		t.Errorf("writing 30 MiB to an empty volume of 24: %q", out)
 	}
 	node := w.pod("db-0").Spec.NodeName
-	h := bed.Host(t, node)
-	if err := bed.Lab().KillDaemon(ctx, node); err != nil {
+	h := testenv.Host(t, node)
+	if err := testenv.Lab().KillDaemon(ctx, node); err != nil {
 		t.Fatal(err)
 	}
-	if err := bed.Lab().RestartDaemon(ctx, node); err != nil {
+	if err := testenv.Lab().RestartDaemon(ctx, node); err != nil {
 		t.Fatal(err)
 	}
 	old := w.pod("db-0").UID
@@ -89,7 +91,7 @@ func TestVolumesOutOfTheBox(t *testing.T) {
 	if err := w.cs.AppsV1().StatefulSets(w.ns).Delete(ctx, "db", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		for name := range volumes {
 			if _, err := w.cs.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 				return fmt.Errorf("volume %s: %v", name, err)
@@ -113,7 +115,7 @@ func (w world) grows(claim, size string) {
 		[]byte(`{"spec": {"resources": {"requests": {"storage": "`+size+`"}}}}`), metav1.PatchOptions{}); err != nil {
 		w.Fatal(err)
 	}
-	bed.Eventually(w.T, soon, func() error {
+	testenv.Eventually(w.T, soon, func() error {
 		c, err := w.cs.CoreV1().PersistentVolumeClaims(w.ns).Get(ctx, claim, metav1.GetOptions{})
 		if err != nil || c.Status.Capacity.Storage().String() == size {
 			return err

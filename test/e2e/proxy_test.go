@@ -13,12 +13,12 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"keelson.dev/keelson/deploy/lab"
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // hostsOf lists the hosts of a role by name.
 func hostsOf(role lab.Role) (out []string) {
-	for _, h := range bed.Lab().Config.Hosts {
+	for _, h := range testenv.Lab().Config.Hosts {
 		if h.Role == role {
 			out = append(out, h.Name)
 		}
@@ -72,15 +72,15 @@ func TestProxyReachesPods(t *testing.T) {
 	}
 	of := &v1.ObjectReference{Kind: "Pod", Namespace: w.ns, Name: "on-w1"}
 	w.slice("by-hand", w.pod("on-w1").Status.PodIP, 8080, of)
-	w.slice("elsewhere", bed.Host(t, "w2").IP.String(), 8080, nil) // no pod's address as far as the slice says
+	w.slice("elsewhere", testenv.Host(t, "w2").IP.String(), 8080, nil) // no pod's address as far as the slice says
 	want["/services/web/proxy/"], want["/services/http:web:80/proxy/"], want["/services/web:http/proxy/"] = "on-", "on-", "on-"
 	want["/services/by-hand/proxy/"] = "on-w1"
 
 	for _, replica := range hostsOf(lab.RoleControlPlane) {
-		cs := bed.ClientAt(t, replica)
+		cs := testenv.ClientAt(t, replica)
 		for path, who := range want {
 			var got string
-			bed.Eventually(t, soon, func() (err error) { // this replica hears of the pods a moment later
+			testenv.Eventually(t, soon, func() (err error) { // this replica hears of the pods a moment later
 				got, err = w.proxied(cs, path)
 				return err
 			})
@@ -96,10 +96,10 @@ func TestProxyReachesPods(t *testing.T) {
 	}
 	kctl := clients()["kctl"]
 	raw := fmt.Sprintf("/api/v1/namespaces/%s/services/http:web:80/proxy/", w.ns)
-	if out := bed.Must(t, kctl, "get", "--raw", raw); !strings.Contains(out, "on-") {
+	if out := testenv.Must(t, kctl, "get", "--raw", raw); !strings.Contains(out, "on-") {
 		t.Errorf("kctl get --raw %s: %s", raw, out)
 	}
-	if out, err := bed.Try(t, kctl, "--as=nobody", "get", "--raw", raw); err == nil || !strings.Contains(out, `cannot get resource "services/proxy"`) {
+	if out, err := testenv.Try(t, kctl, "--as=nobody", "get", "--raw", raw); err == nil || !strings.Contains(out, `cannot get resource "services/proxy"`) {
 		t.Errorf("as nobody: %v %s", err, out)
 	}
 	w.clusterInfo(kctl)
@@ -116,7 +116,7 @@ func (w world) clusterInfo(kctl string) {
 		w.Fatal(err)
 	}
 	defer func() { _ = services.Delete(context.Background(), svc.Name, metav1.DeleteOptions{}) }()
-	out := bed.Must(w, kctl, "cluster-info")
+	out := testenv.Must(w, kctl, "cluster-info")
 	if path := "/api/v1/namespaces/kube-system/services/" + svc.Name + ":http/proxy"; !strings.Contains(out, path) {
 		w.Errorf("cluster-info does not name %s:\n%s", path, out)
 	}

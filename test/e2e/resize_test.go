@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // cgroupOf finds a pod's own cgroup in a hierarchy of this machine; "" is the only one, of cgroup v2.
@@ -88,7 +88,7 @@ func TestResizeInPlace(t *testing.T) {
 		}
 		return p
 	}
-	node, err := bed.Client(t).CoreV1().Nodes().Get(context.Background(), "w1", metav1.GetOptions{})
+	node, err := testenv.Client(t).CoreV1().Nodes().Get(context.Background(), "w1", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +99,7 @@ func TestResizeInPlace(t *testing.T) {
 	name := w.waitPod("grows", isReady).Spec.Containers[0].Name
 	resize := func(cpu, memory, cpuLimit, memoryLimit string) {
 		t.Helper()
-		bed.Kctl(t, "-n", w.ns, "patch", "pod", "grows", "--subresource", "resize", "-p", fmt.Sprintf(
+		testenv.Kctl(t, "-n", w.ns, "patch", "pod", "grows", "--subresource", "resize", "-p", fmt.Sprintf(
 			`{"spec":{"containers":[{"name":%q,"resources":{"requests":{"cpu":%q,"memory":%q},"limits":{"cpu":%q,"memory":%q}}}]}}`,
 			name, cpu, memory, cpuLimit, memoryLimit))
 	}
@@ -158,7 +158,7 @@ func TestResizeInPlace(t *testing.T) {
 	w.waitPod("neighbour", isReady)
 	resize(part(6), "16Mi", part(6), "48Mi")
 	pendingFor(v1.PodReasonDeferred, "Node didn't have enough resource: cpu, requested: ")
-	bed.Kctl(t, "-n", w.ns, "delete", "pod", "neighbour", "--grace-period=1")
+	testenv.Kctl(t, "-n", w.ns, "delete", "pod", "neighbour", "--grace-period=1")
 	cpu := resource.MustParse(part(6))
 	settled(cpu.String(), cpu.String(), "48Mi")
 

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // A pod of a RuntimeClass runs where the class says, its cgroup has room for the overhead on top of its containers'
@@ -67,7 +67,7 @@ func TestRuntimeClass(t *testing.T) {
 	if limits["memory"] != "100663296" || limits["cpu"] != "55000" {
 		t.Errorf("the pod's cgroup is limited to %v, want 96Mi and 550m", limits)
 	}
-	out := bed.Kctl(t, "-n", w.ns, "exec", "boxed", "--", "cat", "/proc/self/cgroup")
+	out := testenv.Kctl(t, "-n", w.ns, "exec", "boxed", "--", "cat", "/proc/self/cgroup")
 	if strings.TrimSpace(out) == "" {
 		t.Error("nothing runs in the pod")
 	}

@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // F115 F117: what a Service of type LoadBalancer says is so on the nodes, once somebody gave it an address: its clients, its
@@ -24,7 +24,7 @@ func TestLoadBalancerPolicies(t *testing.T) {
 	p := pod("web", hello)
 	p.Spec.NodeName, p.Labels = "w1", map[string]string{"app": "web"}
 	w.createPod(p)
-	outside, w1, w2 := bed.Host(t, "registry"), bed.Host(t, "w1"), bed.Host(t, "w2")
+	outside, w1, w2 := testenv.Host(t, "registry"), testenv.Host(t, "w1"), testenv.Host(t, "w2")
 	svc := front("web", v1.ServiceTypeLoadBalancer)
 	svc.Spec.Ports[0].Port = 8089
 	svc.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
@@ -40,7 +40,7 @@ func TestLoadBalancerPolicies(t *testing.T) {
 	}
 	patch(fmt.Sprintf(`{"status": {"loadBalancer": {"ingress": [{"ip": %q}]}}}`, w1.IP), "status")
 	w.waitPod("web", isReady)
-	client := bed.HTTP(outside)
+	client := testenv.HTTP(outside)
 	get := func(url string) (int, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
@@ -57,7 +57,7 @@ func TestLoadBalancerPolicies(t *testing.T) {
 	}
 	expect := func(what, url string, want int) {
 		t.Helper()
-		bed.Eventually(t, soon, func() error {
+		testenv.Eventually(t, soon, func() error {
 			got, err := get(url)
 			if want == 0 && err == nil {
 				err = errors.New("it answers")
@@ -96,7 +96,7 @@ func TestLoadBalancerPolicies(t *testing.T) {
 // pods there; one for which no address is left is told so, and takes the first that is free.
 func TestLoadBalancerAddresses(t *testing.T) {
 	w := begin(t)
-	outside := bed.Host(t, "registry")
+	outside := testenv.Host(t, "registry")
 	raw := outside.IP.As4()
 	raw[3] = 240
 	vip := netip.AddrFrom4(raw)
@@ -108,8 +108,8 @@ func TestLoadBalancerAddresses(t *testing.T) {
 	w.createService(front("web", v1.ServiceTypeLoadBalancer))
 	w.waitPod("web", isReady)
 	w.waitPod("client", isReady)
-	client := bed.HTTP(outside)
-	bed.Eventually(t, soon, func() error {
+	client := testenv.HTTP(outside)
+	testenv.Eventually(t, soon, func() error {
 		resp, err := client.Get("http://" + vip.String() + "/")
 		if err == nil {
 			err = resp.Body.Close()
@@ -127,8 +127,8 @@ func TestLoadBalancerAddresses(t *testing.T) {
 	kctl := clients()["kctl"]
 	w.says([]string{"-n", w.ns, "net", "trace", "client", vip.String() + ":80"}, "node "+node+" answers for it")
 	w.createService(front("second", v1.ServiceTypeLoadBalancer))
-	bed.Eventually(t, soon, func() error {
-		out, err := bed.Try(t, kctl, "-n", w.ns, "why", "service/second")
+	testenv.Eventually(t, soon, func() error {
+		out, err := testenv.Try(t, kctl, "-n", w.ns, "why", "service/second")
 		if !strings.Contains(out, "no IPv4 address is free in pool e2e") {
 			return fmt.Errorf("why says: %v %s", err, out)
 		}
@@ -137,7 +137,7 @@ func TestLoadBalancerAddresses(t *testing.T) {
 	if err := w.cs.CoreV1().Services(w.ns).Delete(t.Context(), "web", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		s, err := w.cs.CoreV1().Services(w.ns).Get(t.Context(), "second", metav1.GetOptions{})
 		if err == nil && (len(s.Status.LoadBalancer.Ingress) != 1 || s.Status.LoadBalancer.Ingress[0].IP != vip.String()) {
 			err = fmt.Errorf("second has %+v", s.Status.LoadBalancer.Ingress)

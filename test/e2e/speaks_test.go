@@ -26,7 +26,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"keelson.dev/keelson/kctl/definitions"
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // echoImage is the program of test/e2e/echo.
@@ -41,7 +41,7 @@ func (w world) talker() {
 	if out, err := build.CombinedOutput(); err != nil {
 		w.Fatalf("%v\n%s", err, out)
 	}
-	bed.LoadImage(w, echoImage, map[string]string{"echo": binary}, "/echo")
+	testenv.LoadImage(w, echoImage, map[string]string{"echo": binary}, "/echo")
 	w.createPod(pod("echo", echoImage))
 	s := front("echo", v1.ServiceTypeClusterIP)
 	for name, protocol := range map[string]string{"ws": "kubernetes.io/ws", "h2c": "kubernetes.io/h2c"} {
@@ -57,7 +57,7 @@ func (w world) talker() {
 // Gateway, from clients with TLS and without.
 func TestProxiesSpeak(t *testing.T) {
 	w := begin(t)
-	cluster, err := dynamic.NewForConfig(bed.RestConfig(t))
+	cluster, err := dynamic.NewForConfig(testenv.RestConfig(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +65,7 @@ func TestProxiesSpeak(t *testing.T) {
 		t.Fatal(err)
 	}
 	g := gatewayAPI{world: w, Interface: cluster}
-	outside := bed.Host(t, "registry")
+	outside := testenv.Host(t, "registry")
 	raw := outside.IP.As4()
 	w.pool(fmt.Sprintf("{addresses: [%d.%d.%d.243-%d.%d.%d.244], namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: keelson-entry}}}",
 		raw[0], raw[1], raw[2], raw[0], raw[1], raw[2]))
@@ -115,12 +115,12 @@ spec:
   rules: [{matches: [{method: {service: keelson.test.Echo}}], backendRefs: [{name: echo, port: 80}]}]`)
 	for who, name := range map[string]string{"ingress": class, "gateway": w.madeFor("talk")} {
 		t.Run(who, func(t *testing.T) {
-			door := entrance{dial: bed.HTTP(outside).Transport.(*http.Transport).DialContext, at: w.addressOf(t, name)}
+			door := entrance{dial: testenv.HTTP(outside).Transport.(*http.Transport).DialContext, at: w.addressOf(t, name)}
 			for _, secure := range []bool{false, true} {
 				door.plain(t, secure)
 				// Who asked before may have met the other proxy, which hears of routes at another time.
-				bed.Eventually(t, soon, func() error { return door.socket(t.Context(), secure) })
-				bed.Eventually(t, soon, func() error { return door.stream(t.Context(), secure) })
+				testenv.Eventually(t, soon, func() error { return door.socket(t.Context(), secure) })
+				testenv.Eventually(t, soon, func() error { return door.stream(t.Context(), secure) })
 			}
 		})
 	}
@@ -129,7 +129,7 @@ spec:
 // madeFor waits for the Service that is made for a Gateway of this namespace.
 func (w world) madeFor(gateway string) (name string) {
 	w.Helper()
-	bed.Eventually(w, soon, func() error {
+	testenv.Eventually(w, soon, func() error {
 		l, err := w.cs.CoreV1().Services("keelson-entry").List(w.Context(), metav1.ListOptions{LabelSelector: "gateway.networking.k8s.io/gateway-class-name=" + w.ns})
 		if err != nil || len(l.Items) != 1 {
 			return fmt.Errorf("Services of Gateway %s: %v", gateway, err)
@@ -143,7 +143,7 @@ func (w world) madeFor(gateway string) (name string) {
 // addressOf waits for the address of a Service before proxies.
 func (w world) addressOf(t *testing.T, name string) (ip string) {
 	t.Helper()
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		s, err := w.cs.CoreV1().Services("keelson-entry").Get(t.Context(), name, metav1.GetOptions{})
 		if err == nil && len(s.Status.LoadBalancer.Ingress) == 0 {
 			err = errors.New("it has no address")
@@ -176,7 +176,7 @@ func (e entrance) plain(t *testing.T, secure bool) {
 			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return e.reach(ctx, secure) }}}
 		scheme := map[bool]string{false: "http", true: "https"}[secure]
 		for path, behind := range map[string]string{"/": "HTTP/1.1", "/h2": "HTTP/2.0"} {
-			bed.Eventually(t, soon, func() error {
+			testenv.Eventually(t, soon, func() error {
 				resp, err := c.Get(scheme + "://talk.example" + path)
 				if err != nil {
 					return err

@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // F110: a claim bound to a volume, mounted through a CSI driver's socket; the data outlives the pod.
@@ -53,7 +53,7 @@ func TestClaimThroughCSI(t *testing.T) {
 	if _, err := w.cs.CoreV1().PersistentVolumeClaims(w.ns).Create(ctx, claim, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		c, err := w.cs.CoreV1().PersistentVolumeClaims(w.ns).Get(ctx, "data", metav1.GetOptions{})
 		v, err2 := w.cs.CoreV1().PersistentVolumes().Get(ctx, volume, metav1.GetOptions{})
 		if err := errors.Join(err, err2); err != nil {
@@ -79,7 +79,7 @@ func TestClaimThroughCSI(t *testing.T) {
 	if err := w.cs.CoreV1().Pods(w.ns).Delete(ctx, "writer", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		_, err := w.cs.CoreV1().Pods(w.ns).Get(ctx, "writer", metav1.GetOptions{})
 		if !apierrors.IsNotFound(err) {
 			return fmt.Errorf("pod writer: %v", err)
@@ -106,8 +106,8 @@ func TestDriverMountsReachTheNode(t *testing.T) {
 	w.waitPod("driver", isReady)
 	mounted := func(want bool) {
 		t.Helper()
-		bed.Eventually(t, soon, func() error {
-			out, err := bed.Host(t, "w3").Command(context.Background(), "cat", "/proc/self/mountinfo").Output()
+		testenv.Eventually(t, soon, func() error {
+			out, err := testenv.Host(t, "w3").Command(context.Background(), "cat", "/proc/self/mountinfo").Output()
 			if got := strings.Contains(string(out), " /var/lib/kubelet/pods/e2e "); err == nil && got != want {
 				err = fmt.Errorf("on the node it is mounted: %v, want %v", got, want)
 			}
@@ -149,7 +149,7 @@ func TestGenericEphemeralVolume(t *testing.T) {
 	}
 	w.within("worker", "here", "cat /data/file")
 	w.deletePod("worker")
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		_, err := w.cs.CoreV1().PersistentVolumeClaims(w.ns).Get(ctx, "worker-data", metav1.GetOptions{})
 		if !apierrors.IsNotFound(err) {
 			return fmt.Errorf("the claim: %v", err)
@@ -199,7 +199,7 @@ func TestClaimGrows(t *testing.T) {
 	if err := ask("3Gi"); err != nil {
 		t.Fatal(err)
 	}
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		c, err := w.cs.CoreV1().PersistentVolumeClaims(w.ns).Get(ctx, "grows", metav1.GetOptions{})
 		if err == nil && (c.Status.Capacity.Storage().String() != "3Gi" || len(c.Status.Conditions) > 0 || len(c.Status.AllocatedResourceStatuses) > 0) {
 			err = fmt.Errorf("the claim is %+v", c.Status)
@@ -219,7 +219,7 @@ func TestClaimGrows(t *testing.T) {
 func TestGroupOfSnapshots(t *testing.T) {
 	w := begin(t)
 	ctx := context.Background()
-	bed.Kctl(t, "snapshot", "install")
+	testenv.Kctl(t, "snapshot", "install")
 	claim := func(name string, from *v1.TypedLocalObjectReference) {
 		w.createClaim(name, v1.PersistentVolumeClaimSpec{AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce}, DataSource: from,
 			Resources: v1.VolumeResourceRequirements{Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse("16Mi")}}})
@@ -240,16 +240,16 @@ func TestGroupOfSnapshots(t *testing.T) {
 	// A number is written over the one before, in one piece: a file that is emptied first would be empty in some snapshots.
 	w.createPod(twice("writer", "i=0; while true; do i=$((i+1)); printf '%8d\\n' $i 1<> /data/n; printf '%8d\\n' $i 1<> /second/n; done", "one", "two"))
 	w.waitPod("writer", isReady)
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		var first, second int
-		_, err := fmt.Sscan(bed.Kctl(t, "-n", w.ns, "exec", "writer", "--", "sh", "-c", "cat /data/n /second/n 2>/dev/null; true"), &first, &second)
+		_, err := fmt.Sscan(testenv.Kctl(t, "-n", w.ns, "exec", "writer", "--", "sh", "-c", "cat /data/n /second/n 2>/dev/null; true"), &first, &second)
 		return err
 	})
 	w.applyFile("groupsnapshot.yaml", "LABEL", "writer")
-	bed.Kctl(t, "-n", w.ns, "wait", "--for=jsonpath={.status.readyToUse}=true", "--timeout=180s", "volumegroupsnapshot/both")
+	testenv.Kctl(t, "-n", w.ns, "wait", "--for=jsonpath={.status.readyToUse}=true", "--timeout=180s", "volumegroupsnapshot/both")
 	group := "snapshot.storage.k8s.io"
 	for _, name := range []string{"one", "two"} {
-		out := bed.Kctl(t, "-n", w.ns, "get", "volumesnapshot", "-o",
+		out := testenv.Kctl(t, "-n", w.ns, "get", "volumesnapshot", "-o",
 			`jsonpath={.items[?(@.spec.source.persistentVolumeClaimName=="`+name+`")].metadata.name}`)
 		claim("then-"+name, &v1.TypedLocalObjectReference{APIGroup: &group, Kind: "VolumeSnapshot", Name: strings.TrimSpace(out)})
 	}
@@ -257,17 +257,17 @@ func TestGroupOfSnapshots(t *testing.T) {
 	w.createPod(twice("reader", "cat /data/n /second/n; exec sleep 1000000", "then-one", "then-two"))
 	w.waitPod("reader", isReady)
 	var first, second int
-	bed.Eventually(t, soon, func() error {
-		_, err := fmt.Sscan(bed.Kctl(t, "-n", w.ns, "logs", "reader"), &first, &second)
+	testenv.Eventually(t, soon, func() error {
+		_, err := fmt.Sscan(testenv.Kctl(t, "-n", w.ns, "logs", "reader"), &first, &second)
 		return err
 	})
 	if first != second && first != second+1 {
 		t.Errorf("the volumes of one moment hold %d and %d", first, second)
 	}
 	w.deletePod("reader")
-	bed.Kctl(t, "-n", w.ns, "delete", "volumegroupsnapshot", "both", "--timeout=180s")
-	bed.Eventually(t, soon, func() error { // the group goes before the last of what it was made of
-		out := bed.Kctl(t, "get", "volumegroupsnapshotcontents,volumesnapshotcontents", "-o", "yaml")
+	testenv.Kctl(t, "-n", w.ns, "delete", "volumegroupsnapshot", "both", "--timeout=180s")
+	testenv.Eventually(t, soon, func() error { // the group goes before the last of what it was made of
+		out := testenv.Kctl(t, "get", "volumegroupsnapshotcontents,volumesnapshotcontents", "-o", "yaml")
 		if strings.Contains(out, "namespace: "+w.ns+"\n") {
 			return fmt.Errorf("left: %s", out)
 		}

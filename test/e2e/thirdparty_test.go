@@ -13,7 +13,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 const (
@@ -34,7 +34,7 @@ func (w world) installer(node string) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		w.Fatalf("building the plugin: %v\n%s", err, out)
 	}
-	bed.LoadImage(w, installerImage, map[string]string{"bin/busybox": "/bin/busybox", "cni/" + theirPlugin: plugin}, "/bin/busybox", "sh", "-c")
+	testenv.LoadImage(w, installerImage, map[string]string{"bin/busybox": "/bin/busybox", "cni/" + theirPlugin: plugin}, "/bin/busybox", "sh", "-c")
 	labels := map[string]string{"app": "theirs"}
 	d := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "theirs"}, Spec: appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: labels}}}
 	d.Spec.Template.Labels = labels
@@ -59,7 +59,7 @@ func (w world) installer(node string) {
 	if _, err := w.cs.AppsV1().DaemonSets(w.ns).Create(context.Background(), d, metav1.CreateOptions{}); err != nil {
 		w.Fatal(err)
 	}
-	host := bed.Host(w, node)
+	host := testenv.Host(w, node)
 	w.Cleanup(func() {
 		_ = host.Command(context.Background(), "rm", "-f", "/etc/cni/net.d/"+theirFile, "/opt/cni/bin/"+theirPlugin).Run()
 	})
@@ -82,8 +82,8 @@ func TestNetworkOfADaemonSet(t *testing.T) {
 	}
 	answers := func(name, address string) {
 		t.Helper()
-		bed.Eventually(t, soon, func() error {
-			out, err := fetch(bed.HTTP(bed.Host(t, node)), "http://"+address+":8080/")
+		testenv.Eventually(t, soon, func() error {
+			out, err := fetch(testenv.HTTP(testenv.Host(t, node)), "http://"+address+":8080/")
 			if err == nil && !strings.Contains(out, name) {
 				err = fmt.Errorf("it says %q", out)
 			}
@@ -99,7 +99,7 @@ func TestNetworkOfADaemonSet(t *testing.T) {
 		t.Fatalf("before there is another network a pod has %s", before)
 	}
 	w.installer(node)
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		d, err := w.cs.AppsV1().DaemonSets(w.ns).Get(context.Background(), "theirs", metav1.GetOptions{})
 		if err == nil && d.Status.NumberReady != 1 {
 			err = fmt.Errorf("DaemonSet theirs: %+v", d.Status)
@@ -112,8 +112,8 @@ func TestNetworkOfADaemonSet(t *testing.T) {
 	}
 	answers("during", during)
 	answers("before", before)
-	if bed.Owned() {
-		bed.Kctl(t, "lab", "restart", "--daemon", node)
+	if testenv.Owned() {
+		testenv.Kctl(t, "lab", "restart", "--daemon", node)
 		again := start("again")
 		if !theirs(again) {
 			t.Errorf("of a new agent a pod has %s", again)
@@ -124,7 +124,7 @@ func TestNetworkOfADaemonSet(t *testing.T) {
 	if err := w.cs.AppsV1().DaemonSets(w.ns).Delete(context.Background(), "theirs", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		// Terminating ones too: the hook that takes the configuration away is a part of that.
 		left, err := w.cs.CoreV1().Pods(w.ns).List(context.Background(), metav1.ListOptions{LabelSelector: "app=theirs"})
 		if err == nil && len(left.Items) > 0 {
@@ -140,11 +140,11 @@ func TestNetworkOfADaemonSet(t *testing.T) {
 		answers(name, address)
 	}
 	w.deletePod("during")
-	if bed.Owned() {
+	if testenv.Owned() {
 		w.deletePod("again")
 	}
-	bed.Eventually(t, soon, func() error {
-		out, err := bed.Host(t, node).Command(context.Background(), "sh", "-c", "ls /run/theirs/theirs | grep 198 || true; ip route | grep 198.51.100 || true").CombinedOutput()
+	testenv.Eventually(t, soon, func() error {
+		out, err := testenv.Host(t, node).Command(context.Background(), "sh", "-c", "ls /run/theirs/theirs | grep 198 || true; ip route | grep 198.51.100 || true").CombinedOutput()
 		if err == nil && len(out) > 0 {
 			err = fmt.Errorf("of the other network there is left: %s", out)
 		}

@@ -16,7 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 func fetch(c *http.Client, url string) (string, error) {
@@ -39,8 +39,8 @@ func TestRollingUpdateLosesNothing(t *testing.T) {
 	w.createWeb(web("web", 3))
 	w.waitReplicas("web", 3)
 	url := "http://" + svc.Spec.ClusterIP + "/"
-	client := bed.Patient(bed.Host(t, "w1"))
-	bed.Eventually(t, soon, func() error { _, err := fetch(client, url); return err })
+	client := testenv.Patient(testenv.Host(t, "w1"))
+	testenv.Eventually(t, soon, func() error { _, err := fetch(client, url); return err })
 
 	ctx, stop := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -63,9 +63,9 @@ func TestRollingUpdateLosesNothing(t *testing.T) {
 			}
 		})
 	}
-	bed.Kctl(t, "-n", w.ns, "set", "image", "deployment/web", "main=keelson.dev/hello:v2")
-	bed.Kctl(t, "-n", w.ns, "rollout", "status", "deployment/web", "--timeout=180s")
-	bed.Eventually(t, soon, func() error {
+	testenv.Kctl(t, "-n", w.ns, "set", "image", "deployment/web", "main=keelson.dev/hello:v2")
+	testenv.Kctl(t, "-n", w.ns, "rollout", "status", "deployment/web", "--timeout=180s")
+	testenv.Eventually(t, soon, func() error {
 		if n := len(w.pods("web")); n != 3 {
 			return fmt.Errorf("%d pods", n)
 		}
@@ -81,9 +81,9 @@ func TestRollingUpdateLosesNothing(t *testing.T) {
 	}
 	t.Logf("requests answered during the update: %v", versions)
 	// F67: the old ReplicaSet stays for history; undo brings v1 back.
-	bed.Kctl(t, "-n", w.ns, "rollout", "undo", "deployment/web")
-	bed.Kctl(t, "-n", w.ns, "rollout", "status", "deployment/web", "--timeout=180s")
-	bed.Eventually(t, soon, func() error {
+	testenv.Kctl(t, "-n", w.ns, "rollout", "undo", "deployment/web")
+	testenv.Kctl(t, "-n", w.ns, "rollout", "status", "deployment/web", "--timeout=180s")
+	testenv.Eventually(t, soon, func() error {
 		body, err := fetch(client, url)
 		if err == nil && !strings.Contains(body, "v1") {
 			err = fmt.Errorf("after undo: %s", body)
@@ -97,15 +97,15 @@ func TestScale(t *testing.T) {
 	w := begin(t)
 	w.createWeb(web("web", 1))
 	w.waitReplicas("web", 1)
-	bed.Kctl(t, "-n", w.ns, "scale", "deployment/web", "--replicas=4")
+	testenv.Kctl(t, "-n", w.ns, "scale", "deployment/web", "--replicas=4")
 	pods := w.waitReplicas("web", 4)
 	if err := w.cs.CoreV1().Pods(w.ns).Delete(context.Background(), pods[0].Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	w.waitReplicas("web", 4)
-	bed.Kctl(t, "-n", w.ns, "scale", "deployment/web", "--replicas=1")
+	testenv.Kctl(t, "-n", w.ns, "scale", "deployment/web", "--replicas=1")
 	w.waitReplicas("web", 1)
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		d, err := w.cs.AppsV1().Deployments(w.ns).Get(context.Background(), "web", metav1.GetOptions{})
 		if err == nil && (d.Status.Replicas != 1 || d.Status.AvailableReplicas != 1) {
 			err = fmt.Errorf("status %+v", d.Status)
@@ -128,7 +128,7 @@ func TestCascadeAndOrphan(t *testing.T) {
 	if err := w.cs.AppsV1().Deployments(w.ns).Delete(ctx, "kept", metav1.DeleteOptions{PropagationPolicy: ptr(metav1.DeletePropagationOrphan)}); err != nil {
 		t.Fatal(err)
 	}
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		rs, err := w.cs.AppsV1().ReplicaSets(w.ns).List(ctx, metav1.ListOptions{LabelSelector: "app=gone"})
 		if err != nil {
 			return err
@@ -139,7 +139,7 @@ func TestCascadeAndOrphan(t *testing.T) {
 		}
 		return err
 	})
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		_, err := w.cs.AppsV1().Deployments(w.ns).Get(ctx, "kept", metav1.GetOptions{})
 		if !apierrors.IsNotFound(err) {
 			return fmt.Errorf("deployment kept: %v", err)
@@ -189,7 +189,7 @@ func TestCrashLoop(t *testing.T) {
 	if last == nil || last.ExitCode != 3 || last.Reason != "Error" {
 		t.Errorf("last end: %+v, want Error with 3", last)
 	}
-	if out := bed.Kctl(t, "-n", w.ns, "logs", "crash", "--previous"); !strings.Contains(out, "about to fail") {
+	if out := testenv.Kctl(t, "-n", w.ns, "logs", "crash", "--previous"); !strings.Contains(out, "about to fail") {
 		t.Errorf("logs of the previous container: %q", out)
 	}
 	w.waitEvent("crash", "BackOff", "restarting failed container")
@@ -235,7 +235,7 @@ func TestReadinessGatesService(t *testing.T) {
 	svc := w.createService(front("web", v1.ServiceTypeClusterIP))
 	w.createWeb(d)
 	var name string
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		pods := w.pods("web")
 		if len(pods) != 1 || pods[0].Status.Phase != v1.PodRunning {
 			return fmt.Errorf("%d pods, want one that runs", len(pods))
@@ -243,11 +243,11 @@ func TestReadinessGatesService(t *testing.T) {
 		name = pods[0].Name
 		return nil
 	})
-	client := bed.HTTP(bed.Host(t, "w2"))
+	client := testenv.HTTP(testenv.Host(t, "w2"))
 	url := "http://" + svc.Spec.ClusterIP + "/"
 	reachable := func(want bool) {
 		t.Helper()
-		bed.Eventually(t, soon, func() error {
+		testenv.Eventually(t, soon, func() error {
 			if _, err := fetch(client, url); (err == nil) != want {
 				return fmt.Errorf("reachable: %v (%v), want %v", err == nil, err, want)
 			}
@@ -255,9 +255,9 @@ func TestReadinessGatesService(t *testing.T) {
 		})
 	}
 	reachable(false)
-	bed.Kctl(t, "-n", w.ns, "exec", name, "--", "touch", "/ready")
+	testenv.Kctl(t, "-n", w.ns, "exec", name, "--", "touch", "/ready")
 	reachable(true)
-	bed.Kctl(t, "-n", w.ns, "exec", name, "--", "rm", "/ready")
+	testenv.Kctl(t, "-n", w.ns, "exec", name, "--", "rm", "/ready")
 	reachable(false)
 	if n := w.pod(name).Status.ContainerStatuses[0].RestartCount; n != 0 {
 		t.Errorf("restarted %d times", n)

@@ -13,15 +13,15 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // F117: when the node that answers for an address of a load balancer is cut off, which looks to others as if its power were,
 // another one does within three seconds, before the node is called lost, and clients on the link that knew the old one reach the
 // pods there. When it is back, it stays with the new one.
 func TestAnnouncerCutOff(t *testing.T) {
-	ns, cs := bed.Namespace(t), bed.Client(t)
-	outside := bed.Host(t, "registry")
+	ns, cs := testenv.Namespace(t), testenv.Client(t)
+	outside := testenv.Host(t, "registry")
 	raw := outside.IP.As4()
 	raw[3] = 241
 	at := netip.AddrPortFrom(netip.AddrFrom4(raw), 80).String()
@@ -38,7 +38,7 @@ func TestAnnouncerCutOff(t *testing.T) {
 	}
 	answers := func(not string) (node string) {
 		t.Helper()
-		bed.Eventually(t, soon, func() error {
+		testenv.Eventually(t, soon, func() error {
 			s, err := cs.CoreV1().Services(ns).Get(t.Context(), "web", metav1.GetOptions{})
 			if err != nil {
 				return err
@@ -69,7 +69,7 @@ func TestAnnouncerCutOff(t *testing.T) {
 		p.Spec.Containers[0].Image, p.Spec.Containers[0].Command = "keelson.dev/hello:v1", nil
 		create(t, cs, ns, p)
 		waitPod(t, cs, ns, p.Name, running)
-		bed.Eventually(t, soon, knock)
+		testenv.Eventually(t, soon, knock)
 		longest := longestSilence(t, knock)
 		second := announcerCutOff(t, cs, first, answers, knock)
 		silence = longest()
@@ -80,7 +80,7 @@ func TestAnnouncerCutOff(t *testing.T) {
 		if err := cs.CoreV1().Pods(ns).Delete(t.Context(), p.Name, metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		bed.Eventually(t, soon, func() error {
+		testenv.Eventually(t, soon, func() error {
 			_, err := cs.CoreV1().Pods(ns).Get(t.Context(), p.Name, metav1.GetOptions{})
 			if !apierrors.IsNotFound(err) {
 				return fmt.Errorf("pod %s: %v", p.Name, err)
@@ -95,17 +95,17 @@ func TestAnnouncerCutOff(t *testing.T) {
 // announcerCutOff cuts a node off that answers for an address, and heals it once another does.
 func announcerCutOff(t *testing.T, cs kubernetes.Interface, first string, answers func(not string) string, knock func() error) (second string) {
 	t.Helper()
-	if err := bed.Lab().Partition(first); err != nil {
+	if err := testenv.Lab().Partition(first); err != nil {
 		t.Fatal(err)
 	}
 	healed := false
 	defer func() {
 		if !healed {
-			_ = bed.Lab().Heal(first)
+			_ = testenv.Lab().Heal(first)
 		}
 	}()
 	second = answers(first)
-	bed.Eventually(t, soon, knock)
+	testenv.Eventually(t, soon, knock)
 	n, err := cs.CoreV1().Nodes().Get(t.Context(), first, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -115,11 +115,11 @@ func announcerCutOff(t *testing.T, cs kubernetes.Interface, first string, answer
 			t.Logf("node %s is lost already: the machine was too busy to tell the difference", first)
 		}
 	}
-	if err := bed.Lab().Heal(first); err != nil {
+	if err := testenv.Lab().Heal(first); err != nil {
 		t.Fatal(err)
 	}
 	healed = true
-	bed.Eventually(t, soon, func() error { // it has a session, is heard again and Ready
+	testenv.Eventually(t, soon, func() error { // it has a session, is heard again and Ready
 		l, err := cs.CoordinationV1().Leases("kube-node-lease").Get(t.Context(), first, metav1.GetOptions{})
 		if err == nil && l.Annotations["keelson.dev/unheard-since"] != "" {
 			err = fmt.Errorf("%s is not heard yet", first)
@@ -130,7 +130,7 @@ func announcerCutOff(t *testing.T, cs kubernetes.Interface, first string, answer
 	if got := answers(""); got != second {
 		t.Errorf("%s answers after the link of %s was healed, not %s", got, first, second)
 	}
-	bed.Eventually(t, soon, knock)
+	testenv.Eventually(t, soon, knock)
 	return second
 }
 

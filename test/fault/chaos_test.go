@@ -19,10 +19,10 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"keelson.dev/keelson/internal/wait"
-	"keelson.dev/keelson/test/bed"
-	"keelson.dev/keelson/test/bed/stream"
 	"keelson.dev/keelson/test/bench/figures"
 	"keelson.dev/keelson/test/fault/chaos"
+	"keelson.dev/keelson/test/testenv"
+	"keelson.dev/keelson/test/testenv/stream"
 )
 
 var (
@@ -45,11 +45,11 @@ func TestChaos(t *testing.T) {
 	allReady(t)
 	plan := chaos.New(*chaosSeed, *chaosFor)
 	t.Logf("to have this again: make chaos SEED=%d DURATION=%s\n%s", *chaosSeed, *chaosFor, plan)
-	ns := bed.Namespace(t)
+	ns := testenv.Namespace(t)
 	ctx, end := context.WithCancel(context.Background())
-	load := &stream.Load{Names: bed.Replicas(), Clients: map[string]kubernetes.Interface{}, Namespace: ns, Call: chaosCall}
+	load := &stream.Load{Names: testenv.Replicas(), Clients: map[string]kubernetes.Interface{}, Namespace: ns, Call: chaosCall}
 	for _, r := range load.Names {
-		load.Clients[r] = bed.ClientAt(t, r)
+		load.Clients[r] = testenv.ClientAt(t, r)
 	}
 	served, rolled := &requests{}, &rollouts{load: load, ns: ns}
 	served.prepare(t, ns)
@@ -105,16 +105,16 @@ func strike(t *testing.T, load *stream.Load, a chaos.Act) time.Duration {
 	undo := func(context.Context, string) error { return nil }
 	switch a.Fault {
 	case chaos.Kill:
-		mustLab(t, bed.Lab().KillDaemon, victim)
-		undo = bed.Lab().Restart
+		mustLab(t, testenv.Lab().KillDaemon, victim)
+		undo = testenv.Lab().Restart
 	case chaos.Freeze:
-		mustLab(t, func(_ context.Context, h string) error { return bed.Lab().Pause(h) }, victim)
-		undo = func(_ context.Context, h string) error { return bed.Lab().Resume(h) }
+		mustLab(t, func(_ context.Context, h string) error { return testenv.Lab().Pause(h) }, victim)
+		undo = func(_ context.Context, h string) error { return testenv.Lab().Resume(h) }
 	case chaos.CutOff:
-		mustLab(t, func(_ context.Context, h string) error { return bed.Lab().Partition(h) }, victim)
-		undo = func(_ context.Context, h string) error { return bed.Lab().Heal(h) }
+		mustLab(t, func(_ context.Context, h string) error { return testenv.Lab().Partition(h) }, victim)
+		undo = func(_ context.Context, h string) error { return testenv.Lab().Heal(h) }
 	case chaos.HandOver:
-		bed.Eventually(t, soon, func() error { // who is to lead may lag behind for a moment
+		testenv.Eventually(t, soon, func() error { // who is to lead may lag behind for a moment
 			out, err := kctl(t, "cluster", "step-down")
 			if err != nil {
 				return fmt.Errorf("%w: %s", err, out)
@@ -164,19 +164,19 @@ type requests struct {
 func (r *requests) prepare(t *testing.T, ns string) {
 	t.Helper()
 	applyText(t, ns, deployment)
-	bed.Kctl(t, "-n", ns, "rollout", "status", "deployment/web", "--timeout=180s")
-	svc, err := bed.Client(t).CoreV1().Services(ns).Get(context.Background(), "web", metav1.GetOptions{})
+	testenv.Kctl(t, "-n", ns, "rollout", "status", "deployment/web", "--timeout=180s")
+	svc, err := testenv.Client(t).CoreV1().Services(ns).Get(context.Background(), "web", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	r.url = "http://" + net.JoinHostPort(svc.Spec.ClusterIP, "80") + "/"
 	for _, w := range []string{"w1", "w2"} {
-		bed.Eventually(t, soon, func() error { return get(bed.HTTP(bed.Host(t, w)), r.url) })
+		testenv.Eventually(t, soon, func() error { return get(testenv.HTTP(testenv.Host(t, w)), r.url) })
 	}
 }
 
 func (r *requests) run(t *testing.T, ctx context.Context, worker string) {
-	web := bed.Patient(bed.Host(t, worker))
+	web := testenv.Patient(testenv.Host(t, worker))
 	for wait.Delay(ctx, requestPace) == nil {
 		began := time.Now()
 		err := get(web, r.url)
@@ -200,7 +200,7 @@ type rollouts struct {
 func (r *rollouts) prepare(t *testing.T) {
 	t.Helper()
 	applyText(t, r.ns, strings.NewReplacer("name: web", "name: rolled", "app: web", "app: rolled").Replace(strings.Split(deployment, "---")[0]))
-	bed.Kctl(t, "-n", r.ns, "rollout", "status", "deployment/rolled", "--timeout=180s")
+	testenv.Kctl(t, "-n", r.ns, "rollout", "status", "deployment/rolled", "--timeout=180s")
 }
 
 // run changes the template and waits until all pods have it, until ctx ends; the last one still completes.
@@ -258,7 +258,7 @@ func applyText(t *testing.T, ns, text string) {
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	bed.Kctl(t, "-n", ns, "apply", "-f", path)
+	testenv.Kctl(t, "-n", ns, "apply", "-f", path)
 }
 
 // tellChaos prints the figures.

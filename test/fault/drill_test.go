@@ -12,29 +12,29 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // F52: a backup that was made while the cluster serves is restored for a trial on this machine and holds all that the cluster
 // has not changed since; the trial leaves nothing, and what a killed one has left goes at the next call.
 func TestRestoreDrill(t *testing.T) {
-	ns := bed.Namespace(t)
-	cs := bed.Client(t)
+	ns := testenv.Namespace(t)
+	cs := testenv.Client(t)
 	gone := configMap(t, cs, ns, "gone")
 	configMap(t, cs, ns, "kept")
 	work, file := t.TempDir(), filepath.Join(t.TempDir(), "backup")
-	bed.Kctl(t, "cluster", "backup", file)
+	testenv.Kctl(t, "cluster", "backup", file)
 	configMap(t, cs, ns, "later")
 	if err := cs.CoreV1().ConfigMaps(ns).Delete(context.Background(), gone.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	with := []string{"--work-dir", work, "--data-dir", dataDir(t, "cp1")}
-	if out := bed.Kctl(t, append([]string{"cluster", "backup", "inspect", file}, with...)...); !strings.Contains(out, "configmaps ") {
+	if out := testenv.Kctl(t, append([]string{"cluster", "backup", "inspect", file}, with...)...); !strings.Contains(out, "configmaps ") {
 		t.Errorf("inspect says nothing of ConfigMaps:\n%s", out)
 	}
 
 	left := killedServing(t, file, with)
-	out := bed.Kctl(t, append([]string{"cluster", "restore-drill", file, "-o", "json"}, with...)...)
+	out := testenv.Kctl(t, append([]string{"cluster", "restore-drill", file, "-o", "json"}, with...)...)
 	var rows []struct {
 		Name                                   string
 		Backup, Restored, Cluster, Same, Since int
@@ -59,8 +59,8 @@ func TestRestoreDrill(t *testing.T) {
 		t.Errorf("%s of the killed one is left: %v", left, err)
 	}
 
-	bed.Kctl(t, append([]string{"cluster", "restore-drill", "--fresh"}, with...)...)
-	bed.Kctl(t, append([]string{"cluster", "restore-drill", file, "--offline"}, with...)...)
+	testenv.Kctl(t, append([]string{"cluster", "restore-drill", "--fresh"}, with...)...)
+	testenv.Kctl(t, append([]string{"cluster", "restore-drill", file, "--offline"}, with...)...)
 	if out, err := kctl(t, "cluster", "restore-drill", file, "--work-dir", work, "--data-dir", "/none"); err == nil || !strings.Contains(out, "--encryption-keys names the key file") {
 		t.Errorf("without the key: %v: %s", err, out)
 	}
@@ -72,7 +72,7 @@ func TestRestoreDrill(t *testing.T) {
 // killedServing has a backup served and kills the process. It returns the folder that is left.
 func killedServing(t *testing.T, file string, with []string) string {
 	t.Helper()
-	cmd := exec.Command(filepath.Join(bed.Lab().Config.BinDir, "keelson-controlplane"), append([]string{"backup", "serve", file, "-o", "json"}, with...)...)
+	cmd := exec.Command(filepath.Join(testenv.Lab().Config.BinDir, "keelson-controlplane"), append([]string{"backup", "serve", file, "-o", "json"}, with...)...)
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)

@@ -22,14 +22,14 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"keelson.dev/keelson/deploy/lab"
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // At the end everything of the lab is killed at once: taking it down must leave nothing behind all the same.
-func TestMain(m *testing.M) { os.Exit(bed.Main(m, killEverything)) }
+func TestMain(m *testing.M) { os.Exit(testenv.Main(m, killEverything)) }
 
 func killEverything() error {
-	killed, err := bed.KillEverything()
+	killed, err := testenv.KillEverything()
 	if err == nil && killed == 0 {
 		err = errors.New("nothing of the lab was found to kill")
 	}
@@ -44,20 +44,20 @@ const soon = 3 * time.Minute // for a machine that is three times slower and doe
 func ptr[T any](v T) *T { return &v }
 
 func kctl(t *testing.T, args ...string) (string, error) {
-	return bed.Try(t, filepath.Join(bed.Lab().Config.BinDir, "kctl"), args...)
+	return testenv.Try(t, filepath.Join(testenv.Lab().Config.BinDir, "kctl"), args...)
 }
 
 // leader is the name of the replica that leads, and those of the others.
 func leader(t *testing.T) (string, []string) {
 	t.Helper()
-	return bed.Leader(t, soon)
+	return testenv.Leader(t, soon)
 }
 
 func allReady(t *testing.T) {
 	t.Helper()
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		var errs []error
-		for _, s := range bed.Lab().Status(context.Background()) {
+		for _, s := range testenv.Lab().Status(context.Background()) {
 			if s.Role == lab.RoleControlPlane && s.Ready != "yes" {
 				errs = append(errs, fmt.Errorf("replica %s: %s", s.Name, s.Ready))
 			}
@@ -68,7 +68,7 @@ func allReady(t *testing.T) {
 
 func nodesReady(t *testing.T, cs kubernetes.Interface, want map[string]v1.ConditionStatus) {
 	t.Helper()
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		l, err := cs.CoreV1().Nodes().List(context.Background(), metav1.ListOptions{})
 		if err != nil {
 			return err
@@ -92,9 +92,9 @@ type acknowledged struct {
 // F48 F53 F54: kill -9 the leader during a stream of creates through a surviving
 // replica: no call fails, nothing acknowledged is lost, and the pause is short.
 func TestLeaderKilledUnderCreates(t *testing.T) {
-	ns := bed.Namespace(t)
+	ns := testenv.Namespace(t)
 	victim, others := leader(t)
-	cs := bed.ClientAt(t, others[0])
+	cs := testenv.ClientAt(t, others[0])
 	ctx, stop := context.WithCancel(context.Background())
 	var mu sync.Mutex
 	var acked []acknowledged
@@ -118,18 +118,18 @@ func TestLeaderKilledUnderCreates(t *testing.T) {
 		})
 	}
 	count := func() int { mu.Lock(); defer mu.Unlock(); return len(acked) }
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		if n := count(); n < 200 {
 			return fmt.Errorf("%d creates", n)
 		}
 		return nil
 	})
 	killedAt := time.Now()
-	if err := bed.Lab().KillDaemon(context.Background(), victim); err != nil {
+	if err := testenv.Lab().KillDaemon(context.Background(), victim); err != nil {
 		t.Fatal(err)
 	}
 	before := count()
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		if n := count(); n < before+200 {
 			return fmt.Errorf("%d creates after the kill", n-before)
 		}
@@ -147,12 +147,12 @@ func TestLeaderKilledUnderCreates(t *testing.T) {
 	if gap > 15*time.Second {
 		t.Errorf("writes stood still for %s", gap)
 	}
-	if err := bed.Lab().Restart(context.Background(), victim); err != nil {
+	if err := testenv.Lab().Restart(context.Background(), victim); err != nil {
 		t.Fatal(err)
 	}
 	allReady(t)
 	for _, replica := range append(others, victim) {
-		checkHolds(t, bed.ClientAt(t, replica), ns, acked, replica)
+		checkHolds(t, testenv.ClientAt(t, replica), ns, acked, replica)
 	}
 }
 
@@ -191,7 +191,7 @@ func checkHolds(t *testing.T, cs kubernetes.Interface, ns string, acked []acknow
 func TestElectionsWithoutEndAreToldOf(t *testing.T) {
 	voters(t)
 	for range 10 {
-		bed.Eventually(t, soon, func() error { // who is to lead may lag behind for a moment
+		testenv.Eventually(t, soon, func() error { // who is to lead may lag behind for a moment
 			out, err := kctl(t, "cluster", "step-down")
 			if err != nil {
 				return fmt.Errorf("%w: %s", err, out)
@@ -199,7 +199,7 @@ func TestElectionsWithoutEndAreToldOf(t *testing.T) {
 			return nil
 		})
 	}
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		s, err := status(t)
 		if err != nil {
 			return err
@@ -211,15 +211,15 @@ func TestElectionsWithoutEndAreToldOf(t *testing.T) {
 		}
 		return fmt.Errorf("ten leaders one after the other, and the alarms are %+v", s.Alarms)
 	})
-	if out := bed.Kctl(t, "cluster", "status"); !strings.Contains(out, "leaders in the last 10 minutes") {
+	if out := testenv.Kctl(t, "cluster", "status"); !strings.Contains(out, "leaders in the last 10 minutes") {
 		t.Errorf("a person reads nothing of it:\n%s", out)
 	}
 }
 
 // F48 F52: kill -9 of all replicas at once and restart: nothing acknowledged is lost.
 func TestAllReplicasKilled(t *testing.T) {
-	ns := bed.Namespace(t)
-	cs := bed.Client(t)
+	ns := testenv.Namespace(t)
+	cs := testenv.Client(t)
 	var acked []acknowledged
 	for i := range 100 {
 		name := fmt.Sprintf("c-%d", i)
@@ -228,16 +228,16 @@ func TestAllReplicasKilled(t *testing.T) {
 		}
 		acked = append(acked, acknowledged{name, time.Now()})
 	}
-	eachReplica(t, bed.Lab().KillDaemon)
-	eachReplica(t, bed.Lab().Restart)
+	eachReplica(t, testenv.Lab().KillDaemon)
+	eachReplica(t, testenv.Lab().Restart)
 	allReady(t)
-	checkHolds(t, bed.Client(t), ns, acked, "any")
+	checkHolds(t, testenv.Client(t), ns, acked, "any")
 }
 
 func eachReplica(t *testing.T, do func(context.Context, string) error) {
 	t.Helper()
 	var wg sync.WaitGroup
-	for _, h := range bed.Lab().Config.Hosts {
+	for _, h := range testenv.Lab().Config.Hosts {
 		if h.Role == lab.RoleControlPlane {
 			wg.Go(func() {
 				if err := do(context.Background(), h.Name); err != nil {
@@ -268,7 +268,7 @@ func sleeper(name, node string, command ...string) *v1.Pod {
 func waitPod(t *testing.T, cs kubernetes.Interface, ns, name string, cond func(*v1.Pod) error) *v1.Pod {
 	t.Helper()
 	var last *v1.Pod
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		p, err := cs.CoreV1().Pods(ns).Get(context.Background(), name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -296,8 +296,8 @@ func create(t *testing.T, cs kubernetes.Interface, ns string, p *v1.Pod) {
 // P9 F125: kill -9 of an agent touches no container, and the exit code of one
 // that ended meanwhile is reported.
 func TestAgentKilled(t *testing.T) {
-	ns := bed.Namespace(t)
-	cs := bed.Client(t)
+	ns := testenv.Namespace(t)
+	cs := testenv.Client(t)
 	create(t, cs, ns, sleeper("stays", "w1"))
 	ends := sleeper("ends", "w1", "sh", "-c", "while [ ! -f /flag/go ]; do sleep 0.05; done; exit 42")
 	ends.Spec.RestartPolicy = v1.RestartPolicyNever
@@ -306,21 +306,21 @@ func TestAgentKilled(t *testing.T) {
 	create(t, cs, ns, ends)
 	stays := waitPod(t, cs, ns, "stays", running)
 	waitPod(t, cs, ns, "ends", running)
-	if err := bed.Lab().KillDaemon(context.Background(), "w1"); err != nil {
+	if err := testenv.Lab().KillDaemon(context.Background(), "w1"); err != nil {
 		t.Fatal(err)
 	}
-	w1 := bed.Host(t, "w1")
+	w1 := testenv.Host(t, "w1")
 	if out, err := w1.Command(context.Background(), "touch", "/run/flag-"+ns+"/go").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	bed.Eventually(t, soon, func() error { // the container has ended before the agent is back
+	testenv.Eventually(t, soon, func() error { // the container has ended before the agent is back
 		out, _ := w1.Command(context.Background(), "sh", "-c", "grep -ls flag/[g]o /proc/[0-9]*/cmdline | xargs -r cat | tr '\\0' ' '").Output()
 		if strings.Contains(string(out), "exit 42") {
 			return fmt.Errorf("still running: %s", out)
 		}
 		return nil
 	})
-	if err := bed.Lab().Restart(context.Background(), "w1"); err != nil {
+	if err := testenv.Lab().Restart(context.Background(), "w1"); err != nil {
 		t.Fatal(err)
 	}
 	got := waitPod(t, cs, ns, "ends", func(p *v1.Pod) error {
@@ -347,40 +347,40 @@ func TestAgentKilled(t *testing.T) {
 // P4 P7: a partitioned worker becomes NotReady, its pods are replaced elsewhere,
 // and after healing there is no duplicate.
 func TestWorkerPartitioned(t *testing.T) {
-	ns := bed.Namespace(t)
-	cs := bed.Client(t)
+	ns := testenv.Namespace(t)
+	cs := testenv.Client(t)
 	manifest := filepath.Join(t.TempDir(), "d.yaml")
 	if err := os.WriteFile(manifest, []byte(deployment), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	bed.Kctl(t, "-n", ns, "apply", "-f", manifest)
-	bed.Kctl(t, "-n", ns, "rollout", "status", "deployment/web", "--timeout=180s")
-	bed.Kctl(t, "cordon", "w1")
-	bed.Kctl(t, "cordon", "w2")
-	bed.Kctl(t, "-n", ns, "rollout", "restart", "deployment/web") // all on w3
-	bed.Kctl(t, "-n", ns, "rollout", "status", "deployment/web", "--timeout=180s")
-	bed.Kctl(t, "uncordon", "w1")
-	bed.Kctl(t, "uncordon", "w2")
+	testenv.Kctl(t, "-n", ns, "apply", "-f", manifest)
+	testenv.Kctl(t, "-n", ns, "rollout", "status", "deployment/web", "--timeout=180s")
+	testenv.Kctl(t, "cordon", "w1")
+	testenv.Kctl(t, "cordon", "w2")
+	testenv.Kctl(t, "-n", ns, "rollout", "restart", "deployment/web") // all on w3
+	testenv.Kctl(t, "-n", ns, "rollout", "status", "deployment/web", "--timeout=180s")
+	testenv.Kctl(t, "uncordon", "w1")
+	testenv.Kctl(t, "uncordon", "w2")
 	began := time.Now()
-	if err := bed.Lab().Partition("w3"); err != nil {
+	if err := testenv.Lab().Partition("w3"); err != nil {
 		t.Fatal(err)
 	}
 	healed := false
 	defer func() {
 		if !healed {
-			_ = bed.Lab().Heal("w3")
+			_ = testenv.Lab().Heal("w3")
 		}
 	}()
 	nodesReady(t, cs, map[string]v1.ConditionStatus{"w3": v1.ConditionUnknown})
 	t.Logf("NotReady after %s", time.Since(began).Round(10*time.Millisecond))
-	bed.Eventually(t, soon, func() error { return liveOn(cs, ns, "w3", 0, 2) })
+	testenv.Eventually(t, soon, func() error { return liveOn(cs, ns, "w3", 0, 2) })
 	t.Logf("replaced after %s", time.Since(began).Round(10*time.Millisecond))
-	if err := bed.Lab().Heal("w3"); err != nil {
+	if err := testenv.Lab().Heal("w3"); err != nil {
 		t.Fatal(err)
 	}
 	healed = true
 	nodesReady(t, cs, map[string]v1.ConditionStatus{"w3": v1.ConditionTrue})
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		l, err := cs.CoreV1().Pods(ns).List(context.Background(), metav1.ListOptions{LabelSelector: "app=web"})
 		if err == nil && len(l.Items) != 2 {
 			err = fmt.Errorf("%d pods after healing, want 2", len(l.Items))
@@ -388,8 +388,8 @@ func TestWorkerPartitioned(t *testing.T) {
 		return err
 	})
 	// Nothing of the replaced pods still runs on w3.
-	w3 := bed.Host(t, "w3")
-	bed.Eventually(t, soon, func() error {
+	w3 := testenv.Host(t, "w3")
+	testenv.Eventually(t, soon, func() error {
 		out, _ := w3.Command(context.Background(), "sh", "-c", "ls /run/keelson/netns 2>/dev/null | wc -l").Output()
 		l, err := cs.CoreV1().Pods("").List(context.Background(), metav1.ListOptions{FieldSelector: "spec.nodeName=w3"})
 		if err != nil {
@@ -448,14 +448,14 @@ spec:
 // F94 F122: with every control plane stopped, Service traffic goes on and a
 // container that exits is restarted.
 func TestControlPlaneGone(t *testing.T) {
-	ns := bed.Namespace(t)
-	cs := bed.Client(t)
+	ns := testenv.Namespace(t)
+	cs := testenv.Client(t)
 	manifest := filepath.Join(t.TempDir(), "d.yaml")
 	if err := os.WriteFile(manifest, []byte(deployment), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	bed.Kctl(t, "-n", ns, "apply", "-f", manifest)
-	bed.Kctl(t, "-n", ns, "rollout", "status", "deployment/web", "--timeout=180s")
+	testenv.Kctl(t, "-n", ns, "apply", "-f", manifest)
+	testenv.Kctl(t, "-n", ns, "rollout", "status", "deployment/web", "--timeout=180s")
 	again := sleeper("again", "w1", "sh", "-c", "echo up >> /flag/starts; while [ ! -f /flag/go ]; do sleep 0.05; done; rm /flag/go; exit 1")
 	again.Spec.Containers[0].VolumeMounts = []v1.VolumeMount{{Name: "flag", MountPath: "/flag"}}
 	folder := "/run/again-" + ns
@@ -466,14 +466,14 @@ func TestControlPlaneGone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w1 := bed.Host(t, "w1")
-	web := bed.Patient(w1)
+	w1 := testenv.Host(t, "w1")
+	web := testenv.Patient(w1)
 	url := "http://" + net.JoinHostPort(svc.Spec.ClusterIP, "80") + "/"
 	get := func() error { return get(web, url) }
-	bed.Eventually(t, soon, get)
-	eachReplica(t, bed.Lab().Stop)
+	testenv.Eventually(t, soon, get)
+	eachReplica(t, testenv.Lab().Stop)
 	defer func() {
-		eachReplica(t, bed.Lab().Restart)
+		eachReplica(t, testenv.Lab().Restart)
 		allReady(t)
 		waitPod(t, cs, ns, "again", func(p *v1.Pod) error {
 			if err := running(p); err != nil {
@@ -493,7 +493,7 @@ func TestControlPlaneGone(t *testing.T) {
 	if out, err := w1.Command(context.Background(), "touch", folder+"/go").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		out, err := w1.Command(context.Background(), "cat", folder+"/starts").Output()
 		if err == nil && strings.Count(string(out), "up") != 2 {
 			err = fmt.Errorf("started %d times, want 2", strings.Count(string(out), "up"))

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // Tests the rows about nodes in the checklist of docs/reference/hardening.md: every port authenticates its clients, and other users
@@ -13,7 +13,7 @@ import (
 func TestNodesAreHardened(t *testing.T) {
 	for _, w := range []string{"w1", "w2", "w3"} {
 		run := func(line string) string {
-			out, err := bed.Host(t, w).Command(context.Background(), "sh", "-c", line).CombinedOutput()
+			out, err := testenv.Host(t, w).Command(context.Background(), "sh", "-c", line).CombinedOutput()
 			if err != nil {
 				t.Errorf("%s: %s: %v: %s", w, line, err, out)
 			}

@@ -14,15 +14,15 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/kubernetes"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // The API at a worker's own loopback outlives every replica in turn: whoever asks there gets an answer all the time.
 func TestAPIOnEveryNode(t *testing.T) {
 	var clients []kubernetes.Interface
 	for _, worker := range []string{"w1", "w2"} {
-		h := bed.Host(t, worker)
-		cfg := bed.RestConfig(t)
+		h := testenv.Host(t, worker)
+		cfg := testenv.RestConfig(t)
 		cfg.Host = "https://127.0.0.1:6443" // which the replicas' certificates name
 		cfg.QPS, cfg.Burst = 100, 10
 		cfg.Dial = func(ctx context.Context, _, address string) (net.Conn, error) { return h.Dial(ctx, address) }
@@ -48,7 +48,7 @@ func TestAPIOnEveryNode(t *testing.T) {
 		answered.Lock()
 		from := slices.Clone(answered.calls)
 		answered.Unlock()
-		bed.Eventually(t, soon, func() error {
+		testenv.Eventually(t, soon, func() error {
 			answered.Lock()
 			defer answered.Unlock()
 			for i, calls := range answered.calls {
@@ -89,10 +89,10 @@ func TestAPIOnEveryNode(t *testing.T) {
 		})
 	}
 	more(20)
-	for _, replica := range bed.Replicas() {
-		mustLab(t, bed.Lab().Kill, replica)
+	for _, replica := range testenv.Replicas() {
+		mustLab(t, testenv.Lab().Kill, replica)
 		more(100)
-		mustLab(t, bed.Lab().Restart, replica)
+		mustLab(t, testenv.Lab().Restart, replica)
 		voters(t)
 		allReady(t)
 	}
@@ -100,7 +100,7 @@ func TestAPIOnEveryNode(t *testing.T) {
 	defer answered.Unlock()
 	t.Logf("%v calls at the workers' loopback while each replica was killed, %d cut off in their answer: the longest took %s",
 		answered.calls, answered.cut, answered.longest.Round(time.Millisecond))
-	if killed := len(bed.Replicas()); answered.cut > killed*len(clients) {
+	if killed := len(testenv.Replicas()); answered.cut > killed*len(clients) {
 		t.Errorf("%d answers were cut off by %d kills", answered.cut, killed)
 	}
 }

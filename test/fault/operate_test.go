@@ -22,7 +22,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/deploy/lab"
 	"keelson.dev/keelson/internal/wait"
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // The tests below are about what an operator does to the store. They come last:
@@ -40,7 +40,7 @@ func status(t *testing.T) (s api.ClusterStatus, err error) {
 // voters waits until all replicas of the lab are voters that keep up.
 func voters(t *testing.T) {
 	t.Helper()
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		s, err := status(t)
 		if err != nil {
 			return err
@@ -61,9 +61,9 @@ func voters(t *testing.T) {
 // offline runs a verb of the daemon's program on a replica's host.
 func offline(t *testing.T, host string, args ...string) (string, error) {
 	t.Helper()
-	program := filepath.Join(bed.Lab().Config.BinDir, "keelson-controlplane")
+	program := filepath.Join(testenv.Lab().Config.BinDir, "keelson-controlplane")
 	args = append([]string{program, args[0], "--name=" + host}, args[1:]...)
-	out, err := bed.Host(t, host).Command(context.Background(), args...).CombinedOutput()
+	out, err := testenv.Host(t, host).Command(context.Background(), args...).CombinedOutput()
 	t.Logf("%s: %s\n%s", host, strings.Join(args[1:], " "), out)
 	return string(out), err
 }
@@ -88,7 +88,7 @@ func mustLab(t *testing.T, do func(context.Context, string) error, hosts ...stri
 
 // dataDir is a replica's data folder as this machine sees it.
 func dataDir(t *testing.T, host string) string {
-	return filepath.Join(filepath.Dir(bed.Host(t, host).LogFile()), "lib", "controlplane")
+	return filepath.Join(filepath.Dir(testenv.Host(t, host).LogFile()), "lib", "controlplane")
 }
 
 func configMap(t *testing.T, cs kubernetes.Interface, ns, name string) *v1.ConfigMap {
@@ -116,7 +116,7 @@ func write(t *testing.T, ns string, replicas ...string) *writers {
 	w := &writers{stop: stop}
 	t.Cleanup(stop)
 	for i, replica := range replicas {
-		cs := bed.ClientAt(t, replica)
+		cs := testenv.ClientAt(t, replica)
 		w.wg.Go(func() {
 			for n := 0; ctx.Err() == nil; n++ {
 				name := fmt.Sprintf("w-%d-%d", i, n)
@@ -145,7 +145,7 @@ func (w *writers) sofar() []acknowledged {
 func (w *writers) more(t *testing.T, n int) {
 	t.Helper()
 	before := len(w.sofar())
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		if now := len(w.sofar()); now < before+n {
 			return fmt.Errorf("%d further writes, want %d", now-before, n)
 		}
@@ -167,7 +167,7 @@ func (w *writers) end(t *testing.T) []acknowledged {
 // Stepping down under writes fails no call. How long writes stand still is
 // logged; the benchmark measures it.
 func TestStepDownUnderWrites(t *testing.T) {
-	ns := bed.Namespace(t)
+	ns := testenv.Namespace(t)
 	w := write(t, ns, "cp1", "cp2", "cp3", "cp1")
 	for round := range 4 {
 		w.more(t, 100)
@@ -176,7 +176,7 @@ func TestStepDownUnderWrites(t *testing.T) {
 		if round%2 == 1 {
 			args = append(args, "--to", others[0])
 		}
-		out := bed.Kctl(t, args...)
+		out := testenv.Kctl(t, args...)
 		if !strings.Contains(out, "after "+was) || round%2 == 1 && !strings.HasPrefix(out, others[0]+" leads") {
 			t.Errorf("round %d: %s", round, out)
 		}
@@ -185,7 +185,7 @@ func TestStepDownUnderWrites(t *testing.T) {
 	}
 	acked := w.end(t)
 	for _, replica := range []string{"cp1", "cp2", "cp3"} {
-		checkHolds(t, bed.ClientAt(t, replica), ns, acked, replica)
+		checkHolds(t, testenv.ClientAt(t, replica), ns, acked, replica)
 	}
 }
 
@@ -193,7 +193,7 @@ func TestStepDownUnderWrites(t *testing.T) {
 func TestStatusOfAKilledLeader(t *testing.T) {
 	voters(t)
 	victim, others := leader(t)
-	cs := bed.ClientAt(t, others[0])
+	cs := testenv.ClientAt(t, others[0])
 	status := func() (s api.ClusterStatus, err error) {
 		raw, err := cs.CoreV1().RESTClient().Get().AbsPath(api.PathClusterStatus).DoRaw(context.Background())
 		if err == nil {
@@ -201,7 +201,7 @@ func TestStatusOfAKilledLeader(t *testing.T) {
 		}
 		return s, err
 	}
-	bed.Eventually(t, soon, func() error { // they ask each other once a second
+	testenv.Eventually(t, soon, func() error { // they ask each other once a second
 		s, err := status()
 		for _, m := range s.Members {
 			if m.Contact < 0 {
@@ -210,8 +210,8 @@ func TestStatusOfAKilledLeader(t *testing.T) {
 		}
 		return err
 	})
-	mustLab(t, bed.Lab().Kill, victim)
-	bed.Eventually(t, soon, func() error { // for some milliseconds nobody leads, and the others say so
+	mustLab(t, testenv.Lab().Kill, victim)
+	testenv.Eventually(t, soon, func() error { // for some milliseconds nobody leads, and the others say so
 		s, err := status()
 		for _, m := range s.Members {
 			if m.Name == victim && m.Ready == "yes" {
@@ -226,7 +226,7 @@ func TestStatusOfAKilledLeader(t *testing.T) {
 		}
 		return err
 	})
-	mustLab(t, bed.Lab().Restart, victim)
+	mustLab(t, testenv.Lab().Restart, victim)
 	voters(t)
 }
 
@@ -234,25 +234,25 @@ func TestStatusOfAKilledLeader(t *testing.T) {
 // is rebuilt from the others; a replica that was removed comes back the same way.
 // Writes go on all the while, and none fails.
 func TestReplicaRebuilt(t *testing.T) {
-	ns := bed.Namespace(t)
-	cs := bed.ClientAt(t, "cp1")
+	ns := testenv.Namespace(t)
+	cs := testenv.ClientAt(t, "cp1")
 	folder := filepath.Join(dataDir(t, "cp2"), "raft")
 	before := contents(t, folder)
 	mark := configMap(t, cs, ns, "a-name-to-be-damaged-on-disk").Name
-	bed.Eventually(t, soon, func() error {
-		_, err := bed.ClientAt(t, "cp2").CoreV1().ConfigMaps(ns).Get(context.Background(), mark, metav1.GetOptions{})
+	testenv.Eventually(t, soon, func() error {
+		_, err := testenv.ClientAt(t, "cp2").CoreV1().ConfigMaps(ns).Get(context.Background(), mark, metav1.GetOptions{})
 		return err
 	})
-	mustLab(t, bed.Lab().Stop, "cp2")
+	mustLab(t, testenv.Lab().Stop, "cp2")
 	damaged := spoil(t, folder, before)
-	mustLab(t, bed.Lab().Restart, "cp2")
-	bed.Eventually(t, soon, func() error { // it ends, and says why
-		for _, s := range bed.Lab().Status(context.Background()) {
+	mustLab(t, testenv.Lab().Restart, "cp2")
+	testenv.Eventually(t, soon, func() error { // it ends, and says why
+		for _, s := range testenv.Lab().Status(context.Background()) {
 			if s.Name == "cp2" && s.PID != 0 {
 				return errors.New("it runs on damaged data")
 			}
 		}
-		raw, err := os.ReadFile(bed.Host(t, "cp2").LogFile())
+		raw, err := os.ReadFile(testenv.Host(t, "cp2").LogFile())
 		if err == nil && !names(string(raw[max(0, len(raw)-2000):]), damaged) {
 			err = fmt.Errorf("it names none of %s", damaged)
 		}
@@ -263,14 +263,14 @@ func TestReplicaRebuilt(t *testing.T) {
 		t.Errorf("inspect of damaged data: %v", err)
 	}
 	mustOffline(t, "cp2", "rebuild")
-	mustLab(t, bed.Lab().Restart, "cp2")
+	mustLab(t, testenv.Lab().Restart, "cp2")
 	voters(t)
 	w.more(t, 20)
-	checkHolds(t, bed.ClientAt(t, "cp2"), ns, append(w.sofar(), acknowledged{name: mark}), "cp2")
+	checkHolds(t, testenv.ClientAt(t, "cp2"), ns, append(w.sofar(), acknowledged{name: mark}), "cp2")
 
-	bed.Kctl(t, "cluster", "member", "remove", "cp3")
-	mustLab(t, bed.Lab().Stop, "cp3")
-	bed.Eventually(t, soon, func() error { // the first attempts may still be led to cp3
+	testenv.Kctl(t, "cluster", "member", "remove", "cp3")
+	mustLab(t, testenv.Lab().Stop, "cp3")
+	testenv.Eventually(t, soon, func() error { // the first attempts may still be led to cp3
 		out, err := kctl(t, "cluster", "member", "remove", "cp3")
 		if err == nil || !strings.Contains(out, "no such member") {
 			return fmt.Errorf("removed twice: %v %s", err, out)
@@ -278,11 +278,11 @@ func TestReplicaRebuilt(t *testing.T) {
 		return nil
 	})
 	mustOffline(t, "cp3", "rebuild", "--server=10.89.0.11")
-	mustLab(t, bed.Lab().Restart, "cp3")
+	mustLab(t, testenv.Lab().Restart, "cp3")
 	killedAsNewcomer(t, "cp3")
 	voters(t)
 	w.more(t, 20)
-	checkHolds(t, bed.ClientAt(t, "cp3"), ns, append(w.end(t), acknowledged{name: mark}), "cp3")
+	checkHolds(t, testenv.ClientAt(t, "cp3"), ns, append(w.end(t), acknowledged{name: mark}), "cp3")
 }
 
 // killedAsNewcomer kills a replica when the group has just taken it in, before it knows that it has all that the group has, and starts it again.
@@ -300,10 +300,10 @@ func killedAsNewcomer(t *testing.T, host string) {
 	}); err != nil {
 		t.Fatalf("%s is not taken in: %v", host, err)
 	}
-	mustLab(t, bed.Lab().KillDaemon, host)
+	mustLab(t, testenv.Lab().KillDaemon, host)
 	_, err := os.Stat(mark)
 	t.Logf("%s was killed as a newcomer; it has caught up: %v", host, errors.Is(err, fs.ErrNotExist))
-	mustLab(t, bed.Lab().Restart, host)
+	mustLab(t, testenv.Lab().Restart, host)
 }
 
 // names says whether a text names one of the files.
@@ -359,33 +359,33 @@ func spoil(t *testing.T, folder string, before map[string][]byte) (damaged []str
 // Backup while serving, restore into a group of its own: the objects of the
 // backup are there, and who remembers the time before is told to list again.
 func TestBackupAndRestore(t *testing.T) {
-	ns := bed.Namespace(t)
-	cs := bed.ClientAt(t, "cp1")
+	ns := testenv.Namespace(t)
+	cs := testenv.ClientAt(t, "cp1")
 	kept := configMap(t, cs, ns, "kept")
 	file := filepath.Join(dataDir(t, "cp1"), "backup")
 	w := write(t, ns, "cp2", "cp3")
 	w.more(t, 50)
 	before := w.sofar()
-	bed.Kctl(t, "cluster", "backup", file)
+	testenv.Kctl(t, "cluster", "backup", file)
 	w.more(t, 10)
 	w.end(t)
 	t.Cleanup(func() { os.Remove(file) })
-	if out := bed.Kctl(t, "cluster", "backup", "verify", file); !strings.Contains(out, "whole") {
+	if out := testenv.Kctl(t, "cluster", "backup", "verify", file); !strings.Contains(out, "whole") {
 		t.Error(out)
 	}
 	late := configMap(t, cs, ns, "late")
 	if out, err := offline(t, "cp1", "restore", "--replace", "/var/lib/keelson/controlplane/backup"); err == nil || !strings.Contains(out, "in use") {
 		t.Errorf("restore beside a running daemon: %v", err)
 	}
-	eachReplica(t, bed.Lab().Stop)
+	eachReplica(t, testenv.Lab().Stop)
 	mustOffline(t, "cp1", "restore", "--replace", "/var/lib/keelson/controlplane/backup")
 	mustOffline(t, "cp2", "rebuild", "--server=10.89.0.11")
 	mustOffline(t, "cp3", "rebuild", "--server=10.89.0.11")
-	eachReplica(t, bed.Lab().Restart)
+	eachReplica(t, testenv.Lab().Restart)
 	allReady(t)
 	voters(t)
 	for _, replica := range []string{"cp1", "cp2", "cp3"} {
-		cs := bed.ClientAt(t, replica)
+		cs := testenv.ClientAt(t, replica)
 		checkHolds(t, cs, ns, append(before, acknowledged{name: kept.Name}), replica)
 		if _, err := cs.CoreV1().ConfigMaps(ns).Get(context.Background(), late.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 			t.Errorf("%s: what was written after the backup: %v", replica, err)
@@ -396,7 +396,7 @@ func TestBackupAndRestore(t *testing.T) {
 			}
 		}
 	}
-	nodesReady(t, bed.Client(t), map[string]v1.ConditionStatus{"w1": v1.ConditionTrue, "w2": v1.ConditionTrue, "w3": v1.ConditionTrue})
+	nodesReady(t, testenv.Client(t), map[string]v1.ConditionStatus{"w1": v1.ConditionTrue, "w2": v1.ConditionTrue, "w3": v1.ConditionTrue})
 }
 
 // watchFrom says how a watch from a version is refused.
@@ -416,13 +416,13 @@ func watchFrom(cs kubernetes.Interface, ns, version string) error {
 // Two of three disks lost: the third goes on alone, when told to, and new
 // replicas join it.
 func TestMajorityLost(t *testing.T) {
-	ns := bed.Namespace(t)
-	kept := configMap(t, bed.ClientAt(t, "cp1"), ns, "kept")
-	bed.Eventually(t, soon, func() error {
-		_, err := bed.ClientAt(t, "cp2").CoreV1().ConfigMaps(ns).Get(context.Background(), kept.Name, metav1.GetOptions{})
+	ns := testenv.Namespace(t)
+	kept := configMap(t, testenv.ClientAt(t, "cp1"), ns, "kept")
+	testenv.Eventually(t, soon, func() error {
+		_, err := testenv.ClientAt(t, "cp2").CoreV1().ConfigMaps(ns).Get(context.Background(), kept.Name, metav1.GetOptions{})
 		return err
 	})
-	eachReplica(t, bed.Lab().KillDaemon)
+	eachReplica(t, testenv.Lab().KillDaemon)
 	for _, lost := range []string{"cp1", "cp3"} {
 		if err := os.RemoveAll(dataDir(t, lost)); err != nil {
 			t.Fatal(err)
@@ -432,15 +432,15 @@ func TestMajorityLost(t *testing.T) {
 		t.Errorf("recover without the flag: %v", err)
 	}
 	mustOffline(t, "cp2", "recover", "--unsafe-lost-majority")
-	mustLab(t, bed.Lab().Restart, "cp2")
-	cs := bed.ClientAt(t, "cp2")
-	bed.Eventually(t, soon, func() error {
+	mustLab(t, testenv.Lab().Restart, "cp2")
+	cs := testenv.ClientAt(t, "cp2")
+	testenv.Eventually(t, soon, func() error {
 		_, err := cs.CoreV1().ConfigMaps(ns).Get(context.Background(), kept.Name, metav1.GetOptions{})
 		return err
 	})
 	configMap(t, cs, ns, "alone")
 	var token string
-	bed.Eventually(t, soon, func() error { // the way in has to find the only one that serves
+	testenv.Eventually(t, soon, func() error { // the way in has to find the only one that serves
 		out, err := kctl(t, "cluster", "token", "create", "--role", "controlplane", "--uses", "2")
 		if token = strings.TrimSpace(out); err != nil {
 			return fmt.Errorf("%w: %s", err, out)
@@ -448,11 +448,11 @@ func TestMajorityLost(t *testing.T) {
 		return nil
 	})
 	for _, lost := range []string{"cp1", "cp3"} {
-		mustOffline(t, lost, "join", "--advertise-address="+bed.Host(t, lost).IP.String(), "--token="+token, "--server="+bed.Host(t, "cp2").IP.String()+fmt.Sprintf(":%d", lab.FleetPort))
-		mustLab(t, bed.Lab().Restart, lost)
+		mustOffline(t, lost, "join", "--advertise-address="+testenv.Host(t, lost).IP.String(), "--token="+token, "--server="+testenv.Host(t, "cp2").IP.String()+fmt.Sprintf(":%d", lab.FleetPort))
+		mustLab(t, testenv.Lab().Restart, lost)
 	}
 	voters(t)
 	for _, replica := range []string{"cp1", "cp2", "cp3"} {
-		checkHolds(t, bed.ClientAt(t, replica), ns, []acknowledged{{name: "kept"}, {name: "alone"}}, replica)
+		checkHolds(t, testenv.ClientAt(t, replica), ns, []acknowledged{{name: "kept"}, {name: "alone"}}, replica)
 	}
 }

@@ -14,17 +14,17 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // The leader is stopped in good order while clients write through it and through the others: through the others no
 // call fails, and through itself none that it heard, but those that it listens to no more.
 func TestLeaderStoppedUnderWrites(t *testing.T) {
 	voters(t)
-	ns := bed.Namespace(t)
+	ns := testenv.Namespace(t)
 	victim, others := leader(t)
 	w := write(t, ns, others...)
-	cs := bed.ClientAt(t, victim)
+	cs := testenv.ClientAt(t, victim)
 	var written atomic.Int32
 	var at sync.WaitGroup
 	for n := range 4 {
@@ -50,15 +50,15 @@ func TestLeaderStoppedUnderWrites(t *testing.T) {
 	}
 	w.more(t, 100)
 	stopped := time.Now()
-	mustLab(t, bed.Lab().Stop, victim)
+	mustLab(t, testenv.Lab().Stop, victim)
 	at.Wait()
 	w.more(t, 100)
 	acked := w.end(t)
 	t.Logf("%d creates through %s; the longest time without one through the others was %s",
 		written.Load(), victim, longestGap(acked, stopped).Round(time.Millisecond))
 	for _, replica := range others {
-		checkHolds(t, bed.ClientAt(t, replica), ns, acked, replica)
+		checkHolds(t, testenv.ClientAt(t, replica), ns, acked, replica)
 	}
-	mustLab(t, bed.Lab().Restart, victim)
+	mustLab(t, testenv.Lab().Restart, victim)
 	voters(t)
 }

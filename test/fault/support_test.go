@@ -15,13 +15,13 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // A support bundle of a real cluster has logs and metrics of every replica and node, and nothing of the secrets that lie in
 // it: keys of the cluster, tokens, Secrets, ConfigMaps, and what pods are given.
 func TestSupportBundle(t *testing.T) {
-	ctx, ns, cs := context.Background(), bed.Namespace(t), bed.Client(t)
+	ctx, ns, cs := context.Background(), testenv.Namespace(t), testenv.Client(t)
 	const planted = "pL4nted-S3cret-of-the-bundle"
 	secret := &v1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}, StringData: map[string]string{"k": planted}}
 	config := &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "c"}, Data: map[string]string{"k": planted}}
@@ -38,7 +38,7 @@ func TestSupportBundle(t *testing.T) {
 		t.Fatal(err)
 	}
 	secrets := map[string]string{"what was planted": planted, "the same in base64": base64.StdEncoding.EncodeToString([]byte(planted)),
-		"a join token": strings.TrimSpace(bed.Kctl(t, "cluster", "token", "create"))}
+		"a join token": strings.TrimSpace(testenv.Kctl(t, "cluster", "token", "create"))}
 	for _, key := range []string{"ca.key", "sa.key", "store.keys", "encryption.key"} {
 		raw, err := os.ReadFile(filepath.Join(dataDir(t, "cp1"), "pki", key))
 		if err != nil {
@@ -54,7 +54,7 @@ func TestSupportBundle(t *testing.T) {
 		secrets[key] = longest
 	}
 	file := filepath.Join(t.TempDir(), "b.tar.gz")
-	bed.Kctl(t, "cluster", "support-bundle", file)
+	testenv.Kctl(t, "cluster", "support-bundle", file)
 	raw, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)

@@ -33,8 +33,8 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/server/command"
 	"keelson.dev/keelson/internal/wait"
-	"keelson.dev/keelson/test/bed/loopback"
-	"keelson.dev/keelson/test/bed/stream"
+	"keelson.dev/keelson/test/testenv/loopback"
+	"keelson.dev/keelson/test/testenv/stream"
 )
 
 const asReplica = "KEELSON_TEST_REPLICA"

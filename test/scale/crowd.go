@@ -17,7 +17,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"keelson.dev/keelson/agent/session"
-	"keelson.dev/keelson/test/bed/loopback"
+	"keelson.dev/keelson/test/testenv/loopback"
 )
 
 // crowd is agents that share a process.

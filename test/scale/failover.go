@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"keelson.dev/keelson/internal/wait"
-	"keelson.dev/keelson/test/bed/stream"
 	"keelson.dev/keelson/test/bench/figures"
+	"keelson.dev/keelson/test/testenv/stream"
 )
 
 const (

@@ -17,8 +17,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"keelson.dev/keelson/internal/wait"
-	"keelson.dev/keelson/test/bed/loopback"
-	"keelson.dev/keelson/test/bed/stream"
+	"keelson.dev/keelson/test/testenv/loopback"
+	"keelson.dev/keelson/test/testenv/stream"
 )
 
 const (

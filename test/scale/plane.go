@@ -20,8 +20,8 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/internal/wait"
-	"keelson.dev/keelson/test/bed/loopback"
 	"keelson.dev/keelson/test/bench/procfs"
+	"keelson.dev/keelson/test/testenv/loopback"
 )
 
 const (

@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"keelson.dev/keelson/controlplane/server"
-	"keelson.dev/keelson/test/bed/loopback"
+	"keelson.dev/keelson/test/testenv/loopback"
 )
 
 // shape is what a cluster consists of.

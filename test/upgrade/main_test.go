@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"keelson.dev/keelson/deploy/lab"
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // previous is the folder of the programs of the release before.
@@ -38,7 +38,7 @@ func run(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	return bed.MainOn(func(c *lab.Config) {
+	return testenv.MainOn(func(c *lab.Config) {
 		c.Workers, c.Programs = 2, previous
 		c.EvictionSeconds = 300 // a node whose agent was stopped keeps its pods
 		c.ControlPlaneFlags = []string{"--shutdown-delay-duration=" + shutdownDelay.String()}

@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"keelson.dev/keelson/internal/wait"
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 const (
@@ -55,7 +55,7 @@ func (l *life) prepare() {
 	l.asked = &requests{url: "http://" + svc.Spec.ClusterIP + "/"}
 	l.create("old-w1", "w1")
 	var names []string
-	bed.Eventually(l, soon, func() error {
+	testenv.Eventually(l, soon, func() error {
 		pods, err := l.cs.CoreV1().Pods(l.ns).List(l.Context(), metav1.ListOptions{LabelSelector: "app=web"})
 		if err != nil {
 			return err
@@ -76,7 +76,7 @@ func (l *life) prepare() {
 		l.old[name] = containersOf(l.pod(name))
 	}
 	for _, node := range []string{"w1", "w2"} {
-		bed.Eventually(l, soon, func() error { return l.asked.ask(l.Context(), bed.HTTP(bed.Host(l, node))) })
+		testenv.Eventually(l, soon, func() error { return l.asked.ask(l.Context(), testenv.HTTP(testenv.Host(l, node))) })
 	}
 }
 
@@ -100,7 +100,7 @@ func (l *life) create(name, node string) {
 
 func (l *life) ready(name string) {
 	l.Helper()
-	bed.Eventually(l, soon, func() error {
+	testenv.Eventually(l, soon, func() error {
 		if p := l.pod(name); !isReady(p) {
 			return fmt.Errorf("pod %s is not Ready: %+v", name, p.Status.ContainerStatuses)
 		}
@@ -139,17 +139,17 @@ func (l *life) serves(node string) (made string) {
 // answers has a command run in a pod, its log read, and the Service asked from within by its name.
 func (l *life) answers(name string) {
 	l.Helper()
-	if out := bed.Kctl(l, "-n", l.ns, "exec", name, "-c", "shell", "--", "sh", "-c", "echo $((6*7))"); strings.TrimSpace(out) != "42" {
+	if out := testenv.Kctl(l, "-n", l.ns, "exec", name, "-c", "shell", "--", "sh", "-c", "echo $((6*7))"); strings.TrimSpace(out) != "42" {
 		l.Errorf("exec in %s: %q", name, out)
 	}
-	bed.Eventually(l, soon, func() error { // it may have begun, and said nothing yet
-		if out := bed.Kctl(l, "-n", l.ns, "logs", name, "-c", "shell"); !strings.Contains(out, "this is "+name) {
+	testenv.Eventually(l, soon, func() error { // it may have begun, and said nothing yet
+		if out := testenv.Kctl(l, "-n", l.ns, "logs", name, "-c", "shell"); !strings.Contains(out, "this is "+name) {
 			return fmt.Errorf("logs of %s: %q", name, out)
 		}
 		return nil
 	})
-	bed.Eventually(l, soon, func() error {
-		out, err := bed.Try(l, l.kctl(), "-n", l.ns, "exec", name, "-c", "shell", "--", "wget", "-T", "5", "-qO-", "http://web/")
+	testenv.Eventually(l, soon, func() error {
+		out, err := testenv.Try(l, l.kctl(), "-n", l.ns, "exec", name, "-c", "shell", "--", "wget", "-T", "5", "-qO-", "http://web/")
 		if err != nil || !strings.Contains(out, "hello from ") {
 			return fmt.Errorf("the Service, asked by %s: %w: %s", name, errors.Join(err), out)
 		}
@@ -164,12 +164,12 @@ func (l *life) goesOn(name, node string) {
 	l.answers(name)
 	before := l.pod(name)
 	times := restarts(before, "web")
-	client := bed.HTTP(bed.Host(l, node))
+	client := testenv.HTTP(testenv.Host(l, node))
 	resp, err := client.Get("http://" + before.Status.PodIP + ":8080/exit?code=7")
 	if err == nil {
 		resp.Body.Close()
 	}
-	bed.Eventually(l, soon, func() error {
+	testenv.Eventually(l, soon, func() error {
 		p := l.pod(name)
 		for _, c := range p.Status.ContainerStatuses {
 			end := c.LastTerminationState.Terminated
@@ -206,7 +206,7 @@ func idOf(p *v1.Pod, container string) string {
 func (l *life) untouched() {
 	l.Helper()
 	for name, was := range l.old {
-		bed.Eventually(l, soon, func() error { // what was started again stays so, and what is not ready may be again
+		testenv.Eventually(l, soon, func() error { // what was started again stays so, and what is not ready may be again
 			p := l.pod(name)
 			now := containersOf(p)
 			for c, before := range was {

@@ -16,8 +16,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/test/bed"
-	"keelson.dev/keelson/test/bed/stream"
+	"keelson.dev/keelson/test/testenv"
+	"keelson.dev/keelson/test/testenv/stream"
 )
 
 const soon = 3 * time.Minute // for a machine that is three times slower and does other work; nothing here measures time
@@ -39,15 +39,15 @@ type life struct {
 // a Service from both nodes: no call fails, no write is lost, watches that begin again miss nothing, and no container of the
 // pods that were there before ends. F48
 func TestUpgradeAndBack(t *testing.T) {
-	if c := bed.Lab().Config; c.Programs != previous || len(c.ControlPlaneFlags) == 0 {
+	if c := testenv.Lab().Config; c.Programs != previous || len(c.ControlPlaneFlags) == 0 {
 		t.Fatal("the lab that is up was made without the release before: take it down with 'kctl lab down', so that one is made")
 	}
-	l := &life{T: t, cs: bed.Client(t), ns: bed.Namespace(t), now: bed.Lab().Config.BinDir}
+	l := &life{T: t, cs: testenv.Client(t), ns: testenv.Namespace(t), now: testenv.Lab().Config.BinDir}
 	l.prepare()
 	ctx, end := context.WithCancel(context.Background())
 	l.load = &stream.Load{Names: []string{"a", "b", "c"}, Clients: map[string]kubernetes.Interface{}, Namespace: l.ns, Call: 20 * time.Second}
 	for _, name := range l.load.Names { // each by connections of its own to whichever replica is ready
-		l.load.Clients[name] = bed.Client(t)
+		l.load.Clients[name] = testenv.Client(t)
 	}
 	defer l.load.Wait()
 	defer end()
@@ -59,7 +59,7 @@ func TestUpgradeAndBack(t *testing.T) {
 	calm, stop := context.WithCancel(ctx)
 	defer stop()
 	for _, node := range []string{"w1", "w2"} {
-		beside.Go(func() { l.asked.run(calm, bed.Patient(bed.Host(t, node))) })
+		beside.Go(func() { l.asked.run(calm, testenv.Patient(testenv.Host(t, node))) })
 	}
 	for _, step := range []struct {
 		name string
@@ -134,22 +134,22 @@ func (l *life) put(from, to string) {
 
 // replicaAndBack exchanges one replica, finds that the level is held and what needs it refused, and goes back.
 func (l *life) replicaAndBack() {
-	_, others := bed.Leader(l, soon)
+	_, others := testenv.Leader(l, soon)
 	first := others[0]
 	l.replace(first, l.now)
 	status := l.status()
 	if status.FeatureLevel != 1 {
 		l.Errorf("level %d while two replicas are of the release before", status.FeatureLevel)
 	}
-	bed.Eventually(l, soon, func() error { // replicas ask each other now and then what they are
-		if out := bed.Kctl(l, "cluster", "status"); !strings.Contains(out, "level    1; 2 waits for ") {
+	testenv.Eventually(l, soon, func() error { // replicas ask each other now and then what they are
+		if out := testenv.Kctl(l, "cluster", "status"); !strings.Contains(out, "level    1; 2 waits for ") {
 			return fmt.Errorf("cluster status:\n%s", out)
 		}
 		return nil
 	})
 	// The new replica leads, too.
-	bed.Eventually(l, soon, func() error { // who is to lead may lag behind for a moment
-		out, err := bed.Try(l, l.kctl(), "cluster", "step-down", "--to", first)
+	testenv.Eventually(l, soon, func() error { // who is to lead may lag behind for a moment
+		out, err := testenv.Try(l, l.kctl(), "cluster", "step-down", "--to", first)
 		if err != nil && !strings.Contains(out, "leads already") {
 			return fmt.Errorf("%w: %s", err, out)
 		}
@@ -159,7 +159,7 @@ func (l *life) replicaAndBack() {
 	if err != nil {
 		l.Fatal(err)
 	}
-	err = bed.ClientAt(l, first).CoreV1().RESTClient().Post().AbsPath(api.PathClusterKeys).SetHeader("Content-Type", "application/json").
+	err = testenv.ClientAt(l, first).CoreV1().RESTClient().Post().AbsPath(api.PathClusterKeys).SetHeader("Content-Type", "application/json").
 		Body(body).Do(l.Context()).Error()
 	if err == nil || !strings.Contains(err.Error(), "an exchange of keys needs feature level 2, and the cluster is at level 1") {
 		l.Errorf("an exchange of keys while releases are mixed: %v", err)
@@ -174,15 +174,15 @@ func (l *life) replicaAndBack() {
 
 // replicas exchanges all replicas as a user does, with agents of the release before.
 func (l *life) replicas() {
-	leader, _ := bed.Leader(l, soon)
-	plan := bed.Kctl(l, "lab", "upgrade", "--to", l.now, "--skip", "w1,w2", "--dry-run")
+	leader, _ := testenv.Leader(l, soon)
+	plan := testenv.Kctl(l, "lab", "upgrade", "--to", l.now, "--skip", "w1,w2", "--dry-run")
 	lines := strings.Split(strings.TrimSpace(plan), "\n")
 	if len(lines) != 4 || !strings.HasPrefix(lines[2], leader+" hands the lead over to ") || !strings.HasPrefix(lines[3], "replica "+leader+":") {
 		l.Errorf("plan:\n%s", plan)
 	}
-	out := bed.Kctl(l, "lab", "upgrade", "--to", l.now, "--skip", "w1,w2")
+	out := testenv.Kctl(l, "lab", "upgrade", "--to", l.now, "--skip", "w1,w2")
 	l.Log(out)
-	bed.Eventually(l, soon, func() error {
+	testenv.Eventually(l, soon, func() error {
 		if s := l.status(); s.FeatureLevel < 2 || len(s.Alarms) > 0 {
 			return fmt.Errorf("level %d, alarms %+v", s.FeatureLevel, s.Alarms)
 		}
@@ -195,15 +195,15 @@ func (l *life) replicas() {
 
 // refused has a replica of the release before started after the level has risen.
 func (l *life) refused() {
-	_, others := bed.Leader(l, soon)
-	err := bed.Lab().Replace(l.Context(), others[0], previous)
+	_, others := testenv.Leader(l, soon)
+	err := testenv.Lab().Replace(l.Context(), others[0], previous)
 	want := "the cluster stores forms of feature level 2"
 	if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "and this release understands levels up to 1: start the release that the other replicas run, or one after it") {
 		l.Errorf("the release before after the level has risen: %v", err)
 	}
 	l.replace(others[0], l.now)
 	// Of the release before the upgrade cannot know whether it could be gone back to.
-	out, err := bed.Try(l, l.kctl(), "lab", "upgrade", "--to", previous)
+	out, err := testenv.Try(l, l.kctl(), "lab", "upgrade", "--to", previous)
 	if err == nil || !strings.Contains(out, "does not say which feature level it understands") {
 		l.Errorf("%v: %s", err, out)
 	}
@@ -211,7 +211,7 @@ func (l *life) refused() {
 
 // agents exchanges the agents, the first time for one that ends as it starts.
 func (l *life) agents() {
-	out, err := bed.Try(l, l.kctl(), "lab", "upgrade", "--to", l.broken())
+	out, err := testenv.Try(l, l.kctl(), "lab", "upgrade", "--to", l.broken())
 	if err == nil || !strings.Contains(out, "stopped at this step: node w1: programs exchanged, pods stay") || !strings.Contains(out, "the agent of w1 ended") {
 		l.Fatalf("an agent that does not start: %v\n%s", err, out)
 	}
@@ -220,15 +220,15 @@ func (l *life) agents() {
 	}
 	l.untouched()
 	// The agent that starts is the first thing to be exchanged. Then a pod that nobody would make again is in the way.
-	out, err = bed.Try(l, l.kctl(), "lab", "upgrade", "--to", l.now, "--drain", "w2")
+	out, err = testenv.Try(l, l.kctl(), "lab", "upgrade", "--to", l.now, "--drain", "w2")
 	if err == nil || !strings.Contains(out, "node w1: programs exchanged") || !strings.Contains(out, "stopped at this step: node w2: drained: draining node w2: cannot delete") {
 		l.Fatalf("a drain with a bare pod in its way: %v\n%s", err, out)
 	}
 	if n := l.node("w2"); n.Spec.Unschedulable || len(n.Annotations["keelson.dev/upgrade-drain"]) > 0 {
 		l.Errorf("w2 stays cordoned: %+v %v", n.Spec, n.Annotations)
 	}
-	bed.Kctl(l, "-n", l.ns, "delete", "pod", "--field-selector", "spec.nodeName=w2", "-l", "made=here")
-	out = bed.Kctl(l, "lab", "upgrade", "--to", l.now, "--drain", "w2")
+	testenv.Kctl(l, "-n", l.ns, "delete", "pod", "--field-selector", "spec.nodeName=w2", "-l", "made=here")
+	out = testenv.Kctl(l, "lab", "upgrade", "--to", l.now, "--drain", "w2")
 	l.Log(out)
 	for _, want := range []string{"node w2: drained", "node w2: takes pods again", "every replica and node has the programs"} {
 		if !strings.Contains(out, want) {
@@ -242,7 +242,7 @@ func (l *life) agents() {
 	l.serves("w2")
 	l.untouched()
 	l.goesOn("old-w1", "w1")
-	if out := bed.Kctl(l, "lab", "upgrade", "--to", l.now, "--dry-run"); !strings.Contains(out, "there is nothing to do") {
+	if out := testenv.Kctl(l, "lab", "upgrade", "--to", l.now, "--dry-run"); !strings.Contains(out, "there is nothing to do") {
 		l.Errorf("what is done is to be done again:\n%s", out)
 	}
 }
@@ -283,14 +283,14 @@ func (l *life) release(n *v1.Node) string { return n.Status.NodeInfo.ContainerRu
 
 func (l *life) replace(host, dir string) {
 	l.Helper()
-	if err := bed.Lab().Replace(l.Context(), host, dir); err != nil {
+	if err := testenv.Lab().Replace(l.Context(), host, dir); err != nil {
 		l.Fatal(err)
 	}
 }
 
 func (l *life) status() (s api.ClusterStatus) {
 	l.Helper()
-	if err := json.Unmarshal([]byte(bed.Kctl(l, "cluster", "status", "-o", "json")), &s); err != nil {
+	if err := json.Unmarshal([]byte(testenv.Kctl(l, "cluster", "status", "-o", "json")), &s); err != nil {
 		l.Fatal(err)
 	}
 	return s

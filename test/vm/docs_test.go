@@ -13,16 +13,16 @@ import (
 	"time"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/test/pages"
+	"keelson.dev/keelson/test/docpages"
 )
 
 // hosts are the machines of TestDocsOnMachines, in the order of their addresses, as docs/how-to/install-with-cluster-file.md has them.
 var hosts = []string{"cp1", "cp2", "cp3", "cp4", "w1"}
 
-// What the pages of install, operate, upgrade, recover and secure (test/pages) have an operator do, on machines with systemd and
+// What the pages of install, operate, upgrade, recover and secure (test/docpages) have an operator do, on machines with systemd and
 // cgroup v2, by the command lines that stand there: a cluster begun by hand and gone on with by 'kctl cluster up', a standby that gets
 // the vote of a machine without power, upgrades that drain and skip, the majority lost and recovered, keys exchanged, nodes revoked,
-// backups restored. test/pages says of every line of those pages which test runs it. F48, F53
+// backups restored. test/docpages says of every line of those pages which test runs it. F48, F53
 func TestDocsOnMachines(t *testing.T) {
 	if os.Getenv("KEELSON_VM") == "" {
 		t.Skip("it boots machines in software, for minutes: 'make test-vm-docs' runs it")
@@ -125,11 +125,11 @@ const long = 30 * time.Minute
 // line runs a command line of a page of a subject, at the site or on a machine. swaps are, in pairs, what the page has and what it is
 // here.
 func (c *cluster) line(subject, text, at string, swaps ...string) (string, error) {
-	all, err := pages.ReadSubject(filepath.Join("..", "..", "docs"), subject)
+	all, err := docpages.ReadSubject(filepath.Join("..", "..", "docs"), subject)
 	if err != nil {
 		return "", err
 	}
-	i := slices.IndexFunc(all, func(l pages.Line) bool { return l.Text == text })
+	i := slices.IndexFunc(all, func(l docpages.Line) bool { return l.Text == text })
 	if i < 0 {
 		return "", fmt.Errorf("no page of %s has the line %q", subject, text)
 	}

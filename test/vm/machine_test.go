@@ -18,8 +18,8 @@ import (
 	"github.com/vishvananda/netns"
 
 	"keelson.dev/keelson/internal/wait"
-	"keelson.dev/keelson/test/bed/space"
-	"keelson.dev/keelson/test/bed/ticks"
+	"keelson.dev/keelson/test/testenv/space"
+	"keelson.dev/keelson/test/testenv/tscrate"
 )
 
 // maxAnswer bounds what is read of one command.
@@ -106,7 +106,7 @@ func (m *machine) on(ctx context.Context) error {
 	qemu := exec.Command(filepath.Join(m.scripts, "vm-machine"), m.name, m.address, m.dir, "vm-"+m.name, m.key, m.release)
 	qemu.Stderr = said
 	qemu.SysProcAttr = &syscall.SysProcAttr{Setsid: m.kept}
-	if khz, ok := ticks.KHz(); ok {
+	if khz, ok := tscrate.KHz(); ok {
 		qemu.Env = append(os.Environ(), fmt.Sprintf("KEELSON_TSC_KHZ=%d", khz))
 	}
 	if err := space.In(m.network, qemu.Start); err != nil {

@@ -16,7 +16,7 @@ import (
 
 	"github.com/vishvananda/netns"
 
-	"keelson.dev/keelson/test/bed/space"
+	"keelson.dev/keelson/test/testenv/space"
 )
 
 // site is where a person sits who makes a cluster of the machines: a folder with a key, the cluster file and the kubeconfig, on

@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"keelson.dev/keelson/internal/wholefile"
+	"keelson.dev/keelson/internal/durable"
 )
 
 // stateFile is in the folder that a target has for an interface.
@@ -60,7 +60,7 @@ func (s State) save(dir string) error {
 	if err != nil {
 		return err
 	}
-	return wholefile.Write(filepath.Join(dir, stateFile), b)
+	return durable.Write(filepath.Join(dir, stateFile), b)
 }
 
 // portals are those of the state whose names can be read.

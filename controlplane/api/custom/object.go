@@ -16,7 +16,7 @@ import (
 	kjson "sigs.k8s.io/json"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/api/input"
+	"keelson.dev/keelson/controlplane/api/decodelimits"
 )
 
 // Object is one custom object.
@@ -168,11 +168,11 @@ func unsignZeros(v any) any {
 // DecodeJSON implements api.JSONDecoder. Integers are int64 where they fit, and all other numbers float64, as in
 // Kubernetes. Of the content only duplicate fields are told: which fields there are is a matter of the schema.
 func (o *Object) DecodeJSON(data []byte, strict bool) ([]error, error) {
-	if len(data) > input.MaxBytes {
-		return nil, fmt.Errorf("%w: %d bytes, at most %d are read", input.ErrTooMuch, len(data), input.MaxBytes)
+	if len(data) > decodelimits.MaxBytes {
+		return nil, fmt.Errorf("%w: %d bytes, at most %d are read", decodelimits.ErrTooMuch, len(data), decodelimits.MaxBytes)
 	}
-	if input.Count(data).Deep() {
-		return nil, input.TooDeep()
+	if decodelimits.Count(data).Deep() {
+		return nil, decodelimits.TooDeep()
 	}
 	var content map[string]any
 	var told []error

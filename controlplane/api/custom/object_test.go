@@ -12,7 +12,7 @@ import (
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/api/input"
+	"keelson.dev/keelson/controlplane/api/decodelimits"
 )
 
 const widget = `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"a","namespace":"n","labels":{"l":"1"}},` +
@@ -113,7 +113,7 @@ func TestNoObjects(t *testing.T) {
 		`{"metadata":[]}`:            "cannot unmarshal",
 		`{"metadata":"x"}`:           "cannot unmarshal",
 		`{"a":` + nested(2000) + `}`: "nested more than",
-		`{"a":"` + strings.Repeat("x", input.MaxBytes) + `"}`: "at most",
+		`{"a":"` + strings.Repeat("x", decodelimits.MaxBytes) + `"}`: "at most",
 	} {
 		// Directly: encoding/json asks only once it has read a whole document.
 		if err := (&Object{}).UnmarshalJSON([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {

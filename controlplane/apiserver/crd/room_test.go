@@ -11,12 +11,12 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/custom"
+	"keelson.dev/keelson/internal/lrucache"
 	"keelson.dev/keelson/internal/memory/memtest"
-	"keelson.dev/keelson/internal/room"
 )
 
 // ruled is a version with so many rules in CEL, of which the last wants n to be number.
-func ruled(t testing.TB, in *room.Room, number, rules int) *version {
+func ruled(t testing.TB, in *lrucache.Room, number, rules int) *version {
 	t.Helper()
 	fields := map[string]apiextensionsv1.JSONSchemaProps{"n": {Type: "integer"}}
 	var all apiextensionsv1.ValidationRules
@@ -54,12 +54,12 @@ func (v *version) judged(t testing.TB, n int) field.ErrorList {
 // by what the heap has grown. The rules of all hold afterwards, those that were dropped too.
 func TestManyRulesAreNotKept(t *testing.T) {
 	const most, definitions, rules = 2 << 20, 60, 20
-	in := room.New(most)
+	in := lrucache.New(most)
 	all := make([]*version, definitions)
 	for i := range all {
 		all[i] = ruled(t, in, i, rules)
 	}
-	ruled(t, room.New(0), 0, rules).judged(t, 0) // what the libraries keep for all
+	ruled(t, lrucache.New(0), 0, rules).judged(t, 0) // what the libraries keep for all
 	before := memtest.Live()
 	for i, v := range all {
 		if errs := v.judged(t, i); len(errs) > 0 {
@@ -81,7 +81,7 @@ func TestManyRulesAreNotKept(t *testing.T) {
 
 // The rules hold while they are dropped and made again under those who use them.
 func TestRulesHoldWhileTheyAreDropped(t *testing.T) {
-	in := room.New(1) // each new one drops all others
+	in := lrucache.New(1) // each new one drops all others
 	all := make([]*version, 6)
 	for i := range all {
 		all[i] = ruled(t, in, i, 2)

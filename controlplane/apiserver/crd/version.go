@@ -23,8 +23,8 @@ import (
 	apiservercel "k8s.io/apiserver/pkg/cel"
 
 	"keelson.dev/keelson/controlplane/api/custom"
-	_ "keelson.dev/keelson/controlplane/apiserver/expression/celquantity" // bounds quantities in the rules of schemas
-	"keelson.dev/keelson/internal/room"
+	_ "keelson.dev/keelson/controlplane/apiserver/cel/celquantity" // bounds quantities in the rules of schemas
+	"keelson.dev/keelson/internal/lrucache"
 )
 
 // version is one version of a definition. It never changes; what is compiled of it is made when it is asked for, and kept
@@ -59,9 +59,9 @@ const roomForSchemas = 32 << 20
 
 // schemas is the room of this process. What is compiled of schemas takes many times what they do, and most definitions are
 // seldom used: it is made again for others when an object needs it.
-var schemas = room.New(roomForSchemas)
+var schemas = lrucache.New(roomForSchemas)
 
-func newVersion(c *apiextensionsv1.CustomResourceDefinition, i int, in *room.Room) *version {
+func newVersion(c *apiextensionsv1.CustomResourceDefinition, i int, in *lrucache.Room) *version {
 	v := &version{
 		gvk:  schema.GroupVersionKind{Group: c.Spec.Group, Version: c.Spec.Versions[i].Name, Kind: c.Status.AcceptedNames.Kind},
 		spec: &c.Spec.Versions[i], keep: c.Spec.PreserveUnknownFields,
@@ -70,7 +70,7 @@ func newVersion(c *apiextensionsv1.CustomResourceDefinition, i int, in *room.Roo
 	if s := v.spec.Schema; s != nil && s.OpenAPIV3Schema != nil {
 		long = int64(s.OpenAPIV3Schema.Size())
 	}
-	v.structural = room.Keep(in, func() (*structural.Structural, int64, error) {
+	v.structural = lrucache.Keep(in, func() (*structural.Structural, int64, error) {
 		props, err := v.props()
 		if err != nil || props == nil {
 			return nil, leastBytes, err
@@ -78,7 +78,7 @@ func newVersion(c *apiextensionsv1.CustomResourceDefinition, i int, in *room.Roo
 		s, err := structural.NewStructural(props)
 		return s, leastBytes + structuralTimes*long, err
 	})
-	v.rules = room.Keep(in, func() (*rules, int64, error) {
+	v.rules = lrucache.Keep(in, func() (*rules, int64, error) {
 		r, n, err := v.compile()
 		return r, leastBytes + rulesTimes*long + int64(n)*ruleBytes, err
 	})

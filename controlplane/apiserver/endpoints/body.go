@@ -16,7 +16,7 @@ import (
 	kjson "sigs.k8s.io/json"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/api/input"
+	"keelson.dev/keelson/controlplane/api/decodelimits"
 )
 
 // readBody reads a request's body up to limit bytes; more is a 413.
@@ -66,14 +66,14 @@ func (d *decoder) decode(ctx context.Context, data []byte, media string, want sc
 	switch media {
 	case mediaProto:
 		if raw, e := rawMessage(data); e == nil {
-			err = input.CheckProto(raw, into)
+			err = decodelimits.CheckProto(raw, into)
 		}
 		if err == nil {
 			found, err = d.decodeProto(data, want, into)
 		}
 	case mediaCBOR:
-		if data, err = input.FromCBOR(data); err == nil {
-			err = input.CheckJSON(data, into)
+		if data, err = decodelimits.FromCBOR(data); err == nil {
+			err = decodelimits.CheckJSON(data, into)
 		}
 		if err == nil {
 			found, strict, err = decodeJSON(data, into, validation != metav1.FieldValidationIgnore)
@@ -81,7 +81,7 @@ func (d *decoder) decode(ctx context.Context, data []byte, media string, want sc
 	case mediaYAML:
 		var duplicates error
 		if data, duplicates, err = fromYAML(data, validation != metav1.FieldValidationIgnore); err == nil {
-			err = input.CheckJSON(data, into)
+			err = decodelimits.CheckJSON(data, into)
 		}
 		if err == nil {
 			found, strict, err = decodeJSON(data, into, validation != metav1.FieldValidationIgnore)
@@ -90,11 +90,11 @@ func (d *decoder) decode(ctx context.Context, data []byte, media string, want sc
 			}
 		}
 	default:
-		if err = input.CheckJSON(data, into); err == nil {
+		if err = decodelimits.CheckJSON(data, into); err == nil {
 			found, strict, err = decodeJSON(data, into, validation != metav1.FieldValidationIgnore)
 		}
 	}
-	if errors.Is(err, input.ErrTooMuch) {
+	if errors.Is(err, decodelimits.ErrTooMuch) {
 		return apierrors.NewRequestEntityTooLargeError(err.Error())
 	}
 	if err != nil {
@@ -149,9 +149,9 @@ func decodeJSON(data []byte, into runtime.Object, wantStrict bool) (found schema
 
 func fromYAML(data []byte, strict bool) (out []byte, duplicates, err error) {
 	if strict {
-		out, duplicates, err = input.FromYAMLStrict(data)
+		out, duplicates, err = decodelimits.FromYAMLStrict(data)
 	} else {
-		out, err = input.FromYAML(data)
+		out, err = decodelimits.FromYAML(data)
 	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("yaml parse error: %w", err)

@@ -16,7 +16,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/custom"
-	"keelson.dev/keelson/controlplane/api/input"
+	"keelson.dev/keelson/controlplane/api/decodelimits"
 )
 
 // cborMark is the tag around everything that is CBOR of Kubernetes, by which it is told from other texts.
@@ -217,8 +217,8 @@ func (h *Handler) cborStream(v *viewer, l *api.ObjectList) (*listStream, error) 
 
 // applyCBOR makes an apply in CBOR one in JSON, which is YAML too.
 func applyCBOR(req *api.Request) error {
-	data, err := input.FromCBOR(req.Patch)
-	if errors.Is(err, input.ErrTooMuch) {
+	data, err := decodelimits.FromCBOR(req.Patch)
+	if errors.Is(err, decodelimits.ErrTooMuch) {
 		return apierrors.NewRequestEntityTooLargeError(err.Error())
 	}
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/decodelimits"
 	answers "keelson.dev/keelson/controlplane/api/fields"
-	"keelson.dev/keelson/controlplane/api/input"
 )
 
 // decodeOptions fills the options of the request's verb from the query.
@@ -108,7 +108,7 @@ func fieldValidation(req *api.Request) string {
 // plain is a body as JSON.
 func plain(data []byte, media string) ([]byte, error) {
 	if media == mediaCBOR {
-		return input.FromCBOR(data)
+		return decodelimits.FromCBOR(data)
 	}
 	out, _, err := fromYAML(data, false)
 	return out, err
@@ -117,7 +117,7 @@ func plain(data []byte, media string) ([]byte, error) {
 // deleteOptions reads the body of a delete over what the query said.
 func (h *Handler) deleteOptions(data []byte, media string, req *api.Request) error {
 	if len(data) > 0 {
-		if err := input.CheckJSON(data, &req.Delete); err != nil && media == mediaJSON {
+		if err := decodelimits.CheckJSON(data, &req.Delete); err != nil && media == mediaJSON {
 			return apierrors.NewRequestEntityTooLargeError(err.Error())
 		}
 		if media == mediaProto {
@@ -127,7 +127,7 @@ func (h *Handler) deleteOptions(data []byte, media string, req *api.Request) err
 		} else {
 			if media == mediaYAML || media == mediaCBOR {
 				out, err := plain(data, media)
-				if errors.Is(err, input.ErrTooMuch) {
+				if errors.Is(err, decodelimits.ErrTooMuch) {
 					return apierrors.NewRequestEntityTooLargeError(err.Error())
 				}
 				if err != nil {

@@ -15,7 +15,7 @@ import (
 	kjson "sigs.k8s.io/json"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/api/input"
+	"keelson.dev/keelson/controlplane/api/decodelimits"
 )
 
 // checkPatchFields finds fields that a patch has twice, and unknown fields of a JSON patch. It returns an error for them with
@@ -29,7 +29,7 @@ func checkPatchFields(ctx context.Context, req *api.Request) error {
 	if req.PatchType == types.ApplyYAMLPatchType {
 		return checkApplyFields(ctx, req.Patch, validation)
 	}
-	if req.PatchType == types.ApplyCBORPatchType || input.CheckJSON(req.Patch, nil) != nil {
+	if req.PatchType == types.ApplyCBORPatchType || decodelimits.CheckJSON(req.Patch, nil) != nil {
 		return nil
 	}
 	found := strictPatchErrors(req)
@@ -75,14 +75,14 @@ func strictPatchErrors(req *api.Request) []error {
 
 // checkApplyFields finds the duplicate fields of an applied configuration, with their lines.
 func checkApplyFields(ctx context.Context, patch []byte, validation string) error {
-	if text := bytes.TrimSpace(patch); len(text) > 0 && text[0] == '{' && input.CheckJSON(text, nil) == nil {
+	if text := bytes.TrimSpace(patch); len(text) > 0 && text[0] == '{' && decodelimits.CheckJSON(text, nil) == nil {
 		var fields map[string]any
 		// JSON, which most clients send, is read much faster than YAML.
 		if found, err := kjson.UnmarshalStrict(text, &fields, kjson.DisallowDuplicateFields); err == nil && len(found) == 0 {
 			return nil
 		}
 	}
-	_, duplicates, err := input.FromYAMLStrict(patch)
+	_, duplicates, err := decodelimits.FromYAMLStrict(patch)
 	if err != nil || duplicates == nil {
 		return nil
 	}

@@ -1,4 +1,4 @@
-// Package gateway serves the GatewayClasses of Keelson's own controller: it writes what entry/gateway judges into the
+// Package gateway serves the GatewayClasses of Keelson's own controller: it writes what ingressproxy/gateway judges into the
 // statuses of classes, Gateways and routes, and keeps the proxies that serve them.
 //
 // The proxies run in a namespace of their own and not in the Gateway's: whoever may make pods in a namespace has the
@@ -29,8 +29,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/custom"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
-	"keelson.dev/keelson/entry/gateway"
-	"keelson.dev/keelson/entry/pairs"
+	"keelson.dev/keelson/ingressproxy/gateway"
+	"keelson.dev/keelson/ingressproxy/pairs"
 )
 
 // settle is when kinds are looked at again that were defined a moment ago, and again when it is seen to that what served

@@ -18,7 +18,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
-	"keelson.dev/keelson/entry/gateway"
+	"keelson.dev/keelson/ingressproxy/gateway"
 )
 
 // provide makes what serves a Gateway, or takes it away where nothing is to be served.

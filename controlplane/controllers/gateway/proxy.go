@@ -16,7 +16,7 @@ import (
 	gw "sigs.k8s.io/gateway-api/apis/v1"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/entry/gateway"
+	"keelson.dev/keelson/ingressproxy/gateway"
 )
 
 // Namespace is where the proxies run.

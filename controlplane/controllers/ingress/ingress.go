@@ -1,5 +1,5 @@
 // Package ingress runs a proxy for each IngressClass of controller keelson.dev/ingress, and tells the Ingresses of such
-// classes their addresses and what is wrong with them. What Ingresses mean stands in entry/ingress, which the proxy and
+// classes their addresses and what is wrong with them. What Ingresses mean stands in ingressproxy/ingress, which the proxy and
 // this controller share.
 package ingress
 
@@ -25,8 +25,8 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
-	"keelson.dev/keelson/entry/ingress"
-	"keelson.dev/keelson/entry/pairs"
+	"keelson.dev/keelson/ingressproxy/ingress"
+	"keelson.dev/keelson/ingressproxy/pairs"
 )
 
 // DefaultImage is that of proxies of no release, which bin/images/entry.tar has beside that of its own.
@@ -410,18 +410,18 @@ func (c *controller) forget(key controllers.Key) {
 	delete(c.told, key)
 }
 
-// Service implements entry/ingress.World.
+// Service implements ingressproxy/ingress.World.
 func (c *controller) Service(namespace, name string) *corev1.Service {
 	s, _ := controllers.Cached[*corev1.Service](c.services, namespace, name)
 	return s
 }
 
-// Slices implements entry/ingress.World.
+// Slices implements ingressproxy/ingress.World.
 func (c *controller) Slices(namespace, service string) []*discoveryv1.EndpointSlice {
 	return controllers.CachedBy[*discoveryv1.EndpointSlice](c.slices, sliceIndex, namespace+"/"+service)
 }
 
-// Secret implements entry/ingress.World.
+// Secret implements ingressproxy/ingress.World.
 func (c *controller) Secret(namespace, name string) *corev1.Secret {
 	s, _ := controllers.Cached[*corev1.Secret](c.secrets, namespace, name)
 	return s

@@ -13,7 +13,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/client"
 	"keelson.dev/keelson/controlplane/controllers"
-	"keelson.dev/keelson/entry/ingress"
+	"keelson.dev/keelson/ingressproxy/ingress"
 )
 
 // givePairs writes the key pairs that the Ingresses of a class name into the Secrets that its proxies mount. It goes before

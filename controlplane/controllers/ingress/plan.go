@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/entry/ingress"
+	"keelson.dev/keelson/ingressproxy/ingress"
 )
 
 const (

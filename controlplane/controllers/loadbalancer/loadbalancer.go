@@ -1,5 +1,5 @@
 // Package loadbalancer gives Services of type LoadBalancer addresses of the configured pools (allocate.go), and says
-// which node answers for them on its link (announce.go). The agents of those nodes do (agent/announce).
+// which node answers for them on its link (announce.go). The agents of those nodes do (agent/l2announce).
 package loadbalancer
 
 import (

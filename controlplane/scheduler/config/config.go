@@ -16,7 +16,7 @@ import (
 	file "k8s.io/kube-scheduler/config/v1"
 	kjson "sigs.k8s.io/json"
 
-	"keelson.dev/keelson/controlplane/api/input"
+	"keelson.dev/keelson/controlplane/api/decodelimits"
 	"keelson.dev/keelson/internal/filewatch"
 )
 
@@ -82,7 +82,7 @@ func Parse(data []byte) (*Config, error) {
 	if len(data) > maxBytes {
 		return nil, fmt.Errorf("it is larger than %d bytes", maxBytes)
 	}
-	text, duplicates, err := input.FromYAMLStrict(data)
+	text, duplicates, err := decodelimits.FromYAMLStrict(data)
 	if err = errors.Join(err, duplicates); err != nil {
 		return nil, err
 	}

@@ -10,20 +10,20 @@ import (
 	"testing"
 	"time"
 
-	"keelson.dev/keelson/internal/diskroom"
+	"keelson.dev/keelson/internal/diskheadroom"
 	"keelson.dev/keelson/internal/virtual"
 )
 
 const gib = 1 << 30
 
 // diskOf is a disk of 100 GiB on which the store lies, and the folder of backups as well if it is the same one.
-func diskOf(folder string, same bool, free func() int64) diskroom.Place {
-	return diskroom.Place{Folder: folder, Beside: "/store", Look: func(path string) (diskroom.Usage, error) {
+func diskOf(folder string, same bool, free func() int64) diskheadroom.Place {
+	return diskheadroom.Place{Folder: folder, Beside: "/store", Look: func(path string) (diskheadroom.Usage, error) {
 		device := uint64(1)
 		if path != "/store" && !same {
 			device = 2
 		}
-		return diskroom.Usage{Device: device, Free: free(), Total: 100 * gib}, nil
+		return diskheadroom.Usage{Device: device, Free: free(), Total: 100 * gib}, nil
 	}}
 }
 
@@ -52,7 +52,7 @@ func TestRoomForTheStore(t *testing.T) {
 				t.Fatal(err)
 			}
 			virtual.Test(t, func(t *testing.T) {
-				s := &store{content: strings.Repeat("state", diskroom.Step/4)}
+				s := &store{content: strings.Repeat("state", diskheadroom.Step/4)}
 				k, err := New(Config{Options: Options{Schedule: "@daily", Folder: dir, Keep: 9}, Cluster: "prod", ID: "prod-1a2b", Replica: "cp1", Write: s.write, Store: "/store"})
 				if err != nil {
 					t.Fatal(err)

@@ -15,7 +15,7 @@ import (
 	"syscall"
 	"time"
 
-	"keelson.dev/keelson/internal/diskroom"
+	"keelson.dev/keelson/internal/diskheadroom"
 	"keelson.dev/keelson/raftstore/disk"
 )
 
@@ -36,12 +36,12 @@ type folder struct {
 	id     string // of the cluster
 	// disk is the folder's, and maybe the store's: a store that finds its disk full ends its replica, and backups that go by one
 	// schedule would fill those of all replicas in the same minute.
-	disk diskroom.Place
+	disk diskheadroom.Place
 }
 
 func newFolder(c Config) folder {
 	return folder{path: c.Folder, prefix: c.ID + "_" + c.Replica + "_", before: c.Cluster + "_" + c.Replica + "_", id: c.ID,
-		disk: diskroom.Place{Folder: c.Folder, Beside: c.Store}}
+		disk: diskheadroom.Place{Folder: c.Folder, Beside: c.Store}}
 }
 
 // one is a backup in a folder.

@@ -15,7 +15,7 @@ import (
 
 	"github.com/minio/minio-go/v7"
 
-	"keelson.dev/keelson/internal/diskroom"
+	"keelson.dev/keelson/internal/diskheadroom"
 	"keelson.dev/keelson/raftstore/disk"
 )
 
@@ -176,7 +176,7 @@ func lookInBucket(ctx context.Context, s S3) (out []Found, err error) {
 
 // Fetch writes a backup that Look has named to w, which is a file on a disk, as long as there is room. It may take an hour at
 // most.
-func Fetch(ctx context.Context, o Options, f Found, on diskroom.Place, w io.Writer) error {
+func Fetch(ctx context.Context, o Options, f Found, on diskheadroom.Place, w io.Writer) error {
 	if err := on.Has(f.Size); err != nil {
 		return err
 	}

@@ -3,8 +3,8 @@ package command
 import (
 	"github.com/spf13/cobra"
 
-	authnfile "keelson.dev/keelson/controlplane/apiserver/authn/structured"
-	authzfile "keelson.dev/keelson/controlplane/apiserver/authz/structured"
+	authnfile "keelson.dev/keelson/controlplane/apiserver/authn/config"
+	authzfile "keelson.dev/keelson/controlplane/apiserver/authz/config"
 	"keelson.dev/keelson/controlplane/server"
 )
 

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"testing"
 
-	"keelson.dev/keelson/test/pages"
+	"keelson.dev/keelson/test/docpages"
 )
 
 // What the pages say first, by hand or with install.sh, makes a cluster whose printed token lets in both further replicas of a
@@ -25,11 +25,11 @@ func TestPagesMakeThreeReplicas(t *testing.T) {
 		{"how-to/install-with-script", "sudo ./install.sh server --init "},
 	} {
 		t.Run(filepath.Base(c.page)+" "+c.begins, func(t *testing.T) {
-			all, err := pages.Read("../../../docs", c.page)
+			all, err := docpages.Read("../../../docs", c.page)
 			if err != nil {
 				t.Fatal(err)
 			}
-			n := slices.IndexFunc(all, func(l pages.Line) bool { return l.Boxed && strings.HasPrefix(l.Text, c.begins) })
+			n := slices.IndexFunc(all, func(l docpages.Line) bool { return l.Boxed && strings.HasPrefix(l.Text, c.begins) })
 			if n < 0 {
 				t.Fatalf("%s.md has no line that begins with %q", c.page, c.begins)
 			}

@@ -16,8 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"keelson.dev/keelson/controlplane/server"
+	"keelson.dev/keelson/internal/logtail"
 	"keelson.dev/keelson/internal/memory"
-	"keelson.dev/keelson/internal/recent"
 )
 
 // New returns the command tree.
@@ -175,7 +175,7 @@ func runCommand(version string) *cobra.Command {
 		if debug, _ := c.Flags().GetBool("debug"); debug {
 			level = slog.LevelDebug
 		}
-		cfg.Recent = recent.New(recentLog)
+		cfg.Recent = logtail.New(recentLog)
 		cfg.Log = slog.New(slog.NewTextHandler(io.MultiWriter(os.Stderr, cfg.Recent), &slog.HandlerOptions{Level: level})).With("replica", cfg.Name)
 		cfg.Flags = flagValues(c)
 		memory.Limit(cfg.MemoryLimit)

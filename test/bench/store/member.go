@@ -17,7 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 
-	"keelson.dev/keelson/internal/gcroom"
+	"keelson.dev/keelson/internal/gcheadroom"
 	"keelson.dev/keelson/internal/memory"
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/disk"
@@ -50,7 +50,7 @@ func serveMember(ctx context.Context, s drive.Setup, lines *drive.Lines) error {
 	}
 	ctx, cancel := signal.NotifyContext(ctx, syscall.SIGTERM) // to end in an orderly way, as a daemon
 	defer cancel()
-	go gcroom.Run(ctx, gcroom.Server, memory.Rest) // as keelson-controlplane does
+	go gcheadroom.Run(ctx, gcheadroom.Server, memory.Rest) // as keelson-controlplane does
 	ended := make(chan error, 1)
 	go func() { ended <- r.Run(ctx) }()
 	door, err := net.Listen("tcp", s.Door)

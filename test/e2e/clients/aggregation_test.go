@@ -19,7 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 const wardle = "/apis/wardle.example.com/v1alpha1"
@@ -32,12 +32,12 @@ type sample struct {
 
 func (s sample) kctl(args ...string) string {
 	s.Helper()
-	return bed.Kctl(s, append([]string{"-n", s.ns}, args...)...)
+	return testenv.Kctl(s, append([]string{"-n", s.ns}, args...)...)
 }
 
 func (s sample) try(args ...string) (string, error) {
 	s.Helper()
-	return bed.Try(s, filepath.Join(bed.Lab().Config.BinDir, "kctl"), append([]string{"-n", s.ns}, args...)...)
+	return testenv.Try(s, filepath.Join(testenv.Lab().Config.BinDir, "kctl"), append([]string{"-n", s.ns}, args...)...)
 }
 
 // apply puts a manifest into the test's namespace.
@@ -58,12 +58,12 @@ func (s sample) install() {
 	if err != nil {
 		s.Fatal(err)
 	}
-	bed.LoadImage(s, "example.com/sample-apiserver:v1", map[string]string{"sample-apiserver": program(s.T, "sample-apiserver")}, "/sample-apiserver")
-	bed.LoadImage(s, "example.com/etcd:v1", files, "/usr/bin/etcd", "--data-dir=/data/etcd")
+	testenv.LoadImage(s, "example.com/sample-apiserver:v1", map[string]string{"sample-apiserver": program(s.T, "sample-apiserver")}, "/sample-apiserver")
+	testenv.LoadImage(s, "example.com/etcd:v1", files, "/usr/bin/etcd", "--data-dir=/data/etcd")
 	cert, key := selfSigned(s.T, fmt.Sprintf("api.%s.svc", s.ns))
 	secret := &v1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "wardle-certs"}, Type: v1.SecretTypeTLS,
 		Data: map[string][]byte{v1.TLSCertKey: cert, v1.TLSPrivateKeyKey: key}}
-	if _, err := bed.Client(s).CoreV1().Secrets(s.ns).Create(context.Background(), secret, metav1.CreateOptions{}); err != nil {
+	if _, err := testenv.Client(s).CoreV1().Secrets(s.ns).Create(context.Background(), secret, metav1.CreateOptions{}); err != nil {
 		s.Fatal(err)
 	}
 	manifest, err := os.ReadFile("testdata/wardle.yaml")
@@ -80,13 +80,13 @@ func (s sample) install() {
 				s.Logf("%s:\n%s", strings.Join(what, " "), out)
 			}
 		}
-		bed.Kctl(s, "delete", "--ignore-not-found", "apiservice", "v1alpha1.wardle.example.com")
-		bed.Kctl(s, "delete", "--ignore-not-found", "clusterrolebinding", s.ns+":system:auth-delegator", s.ns+"-aggregated-apiserver")
-		bed.Kctl(s, "delete", "--ignore-not-found", "clusterrole", s.ns+"-aggregated-apiserver")
-		bed.Kctl(s, "-n", "kube-system", "delete", "--ignore-not-found", "rolebinding", s.ns+"-auth-reader")
+		testenv.Kctl(s, "delete", "--ignore-not-found", "apiservice", "v1alpha1.wardle.example.com")
+		testenv.Kctl(s, "delete", "--ignore-not-found", "clusterrolebinding", s.ns+":system:auth-delegator", s.ns+"-aggregated-apiserver")
+		testenv.Kctl(s, "delete", "--ignore-not-found", "clusterrole", s.ns+"-aggregated-apiserver")
+		testenv.Kctl(s, "-n", "kube-system", "delete", "--ignore-not-found", "rolebinding", s.ns+"-auth-reader")
 	})
 	text := strings.ReplaceAll(string(manifest), "caBundle: CA", "caBundle: "+base64.StdEncoding.EncodeToString(cert))
-	bed.Kctl(s, "apply", "-f", s.file(strings.ReplaceAll(text, "NAMESPACE", s.ns))) // of several namespaces
+	testenv.Kctl(s, "apply", "-f", s.file(strings.ReplaceAll(text, "NAMESPACE", s.ns))) // of several namespaces
 }
 
 // F15: Kubernetes' sample API server, as it is released, is part of the API: found in discovery, asked by kctl through
@@ -94,12 +94,12 @@ func (s sample) install() {
 // its pod is away it is said to be unavailable; when its APIService is deleted its group is no more.
 func TestSampleAPIServer(t *testing.T) {
 	etcd := filepath.Dir(filepath.Dir(filepath.Dir(program(t, "etcd/usr/bin/etcd"))))
-	s := sample{t, bed.Namespace(t), etcd}
+	s := sample{t, testenv.Namespace(t), etcd}
 	s.install()
 	s.kctl("wait", "--for=condition=Available", "apiservice/v1alpha1.wardle.example.com", "--timeout=180s")
 	for _, want := range []string{"flunders", "fischers"} {
-		bed.Eventually(t, soon, func() error { // another replica may ask the server for what it has a moment later
-			out, err := bed.Try(t, filepath.Join(bed.Lab().Config.BinDir, "kctl"), "api-resources", "--cached=false", "--api-group=wardle.example.com")
+		testenv.Eventually(t, soon, func() error { // another replica may ask the server for what it has a moment later
+			out, err := testenv.Try(t, filepath.Join(testenv.Lab().Config.BinDir, "kctl"), "api-resources", "--cached=false", "--api-group=wardle.example.com")
 			if err == nil && !strings.Contains(out, want) {
 				err = fmt.Errorf("%s is not among the resources:\n%s", want, out)
 			}
@@ -107,7 +107,7 @@ func TestSampleAPIServer(t *testing.T) {
 		})
 	}
 	s.everywhere(func(replica string, cs kubernetes.Interface) { // any of them may be the one that is asked below
-		bed.Eventually(t, soon, func() error {
+		testenv.Eventually(t, soon, func() error {
 			_, err := cs.Discovery().ServerResourcesForGroupVersion("wardle.example.com/v1alpha1")
 			if err == nil {
 				_, err = cs.CoreV1().RESTClient().Get().AbsPath(s.flunders("")).DoRaw(context.Background())
@@ -126,15 +126,15 @@ func TestSampleAPIServer(t *testing.T) {
 			t.Errorf("through %s: %v %s", replica, err, got)
 		}
 	})
-	bed.Eventually(t, soon, func() error { // each replica asks the server for its documents by itself
+	testenv.Eventually(t, soon, func() error { // each replica asks the server for its documents by itself
 		out, err := s.try("explain", "flunders.spec")
 		if err != nil || !strings.Contains(out, "referenceType") {
 			return fmt.Errorf("explained as %v\n%s", err, out)
 		}
 		return nil
 	})
-	bed.Eventually(t, soon, func() error {
-		got, err := bed.Client(t).CoreV1().RESTClient().Get().AbsPath("/openapi/v2").SetHeader("Accept", "application/json").DoRaw(context.Background())
+	testenv.Eventually(t, soon, func() error {
+		got, err := testenv.Client(t).CoreV1().RESTClient().Get().AbsPath("/openapi/v2").SetHeader("Accept", "application/json").DoRaw(context.Background())
 		if err != nil || !strings.Contains(string(got), `"`+wardle+`/namespaces/{namespace}/flunders"`) {
 			return fmt.Errorf("OpenAPI v2 has no flunders: %w (%d bytes)", err, len(got))
 		}
@@ -144,7 +144,7 @@ func TestSampleAPIServer(t *testing.T) {
 	s.away()
 	s.kctl("delete", "apiservice", "v1alpha1.wardle.example.com")
 	s.everywhere(func(replica string, cs kubernetes.Interface) {
-		bed.Eventually(t, soon, func() error {
+		testenv.Eventually(t, soon, func() error {
 			groups, err := cs.Discovery().ServerGroups()
 			if err == nil && strings.Contains(fmt.Sprint(groups.Groups), "wardle") {
 				err = errors.New("the group is still there")
@@ -164,8 +164,8 @@ func (s sample) flunders(rest string) string {
 // everywhere does f with a client of each replica.
 func (s sample) everywhere(f func(replica string, cs kubernetes.Interface)) {
 	s.Helper()
-	for _, replica := range bed.Replicas() {
-		f(replica, bed.ClientAt(s, replica))
+	for _, replica := range testenv.Replicas() {
+		f(replica, testenv.ClientAt(s, replica))
 	}
 }
 
@@ -187,7 +187,7 @@ func (s sample) verbs() {
 		s.Errorf("the deleted one: %v %s", err, out)
 	}
 	s.apply("apiVersion: wardle.example.com/v1alpha1\nkind: Fischer\nmetadata: {name: " + s.ns + "}\ndisallowedFlunders: [banned]\n")
-	bed.Eventually(s, soon, func() error { // it hears of the Fischer a moment later
+	testenv.Eventually(s, soon, func() error { // it hears of the Fischer a moment later
 		out, err := s.try("create", "--dry-run=server", "-f", s.file(fmt.Sprintf(flunder, "banned")))
 		if err == nil || !strings.Contains(out, "this name may not be used, please change the resource name") {
 			return fmt.Errorf("not refused by the server's admission: %v %s", err, out)
@@ -209,7 +209,7 @@ func (s sample) watches() {
 	s.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), soon)
 	defer cancel()
-	body, err := bed.Client(s).CoreV1().RESTClient().Get().AbsPath(s.flunders("")).Param("watch", "1").
+	body, err := testenv.Client(s).CoreV1().RESTClient().Get().AbsPath(s.flunders("")).Param("watch", "1").
 		Param("resourceVersion", "0").Stream(ctx) // from the server's cache: etcd 3.4 cannot tell it that it is up to date
 	if err != nil {
 		s.Fatal(err)
@@ -235,20 +235,20 @@ func (s sample) delegates() {
 	}
 	s.kctl("create", "role", "reader", "--verb=get,list", "--resource=flunders.wardle.example.com")
 	s.kctl("create", "rolebinding", "reader", "--role=reader", "--user=alice", "--serviceaccount="+s.ns+":default")
-	bed.Eventually(s, soon, func() error {
+	testenv.Eventually(s, soon, func() error {
 		if out, err := s.try("--as=alice", "get", "flunder", "first"); err != nil {
 			return fmt.Errorf("who may: %w %s", err, out)
 		}
 		return nil
 	})
-	bed.Eventually(s, soon, func() error {
+	testenv.Eventually(s, soon, func() error {
 		out, err := s.try("logs", "deployment/wardle-server", "-c", "wardle-server")
 		if err != nil || !strings.Contains(out, `"user":{"username":"alice"`) {
 			return fmt.Errorf("the server did not hear of alice: %v %s", err, out)
 		}
 		return nil
 	})
-	pods, err := bed.Client(s).CoreV1().Pods(s.ns).List(context.Background(), metav1.ListOptions{LabelSelector: "apiserver=true"})
+	pods, err := testenv.Client(s).CoreV1().Pods(s.ns).List(context.Background(), metav1.ListOptions{LabelSelector: "apiserver=true"})
 	if err != nil || len(pods.Items) == 0 {
 		s.Fatal("no pod of the server: ", err)
 	}
@@ -256,7 +256,7 @@ func (s sample) delegates() {
 		var got int
 		var said string
 		token := s.token(account)
-		bed.Eventually(s, soon, func() (err error) {
+		testenv.Eventually(s, soon, func() (err error) {
 			got, said, err = past(s, &pods.Items[0], s.flunders(""), token)
 			if err == nil && got != code { // refusals are remembered for a while
 				err = fmt.Errorf("%s: %d %s", account, got, said)
@@ -271,7 +271,7 @@ func (s sample) delegates() {
 
 func (s sample) token(account string) string {
 	s.Helper()
-	r, err := bed.Client(s).CoreV1().ServiceAccounts(s.ns).CreateToken(context.Background(), account, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	r, err := testenv.Client(s).CoreV1().ServiceAccounts(s.ns).CreateToken(context.Background(), account, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -280,7 +280,7 @@ func (s sample) token(account string) string {
 
 // past asks the server from its node, without the API.
 func past(t testing.TB, pod *v1.Pod, path, token string) (int, string, error) {
-	c := bed.HTTP(bed.Host(t, pod.Spec.NodeName))
+	c := testenv.HTTP(testenv.Host(t, pod.Spec.NodeName))
 	c.Transport.(*http.Transport).TLSClientConfig = &tls.Config{InsecureSkipVerify: true}
 	req, err := http.NewRequest(http.MethodGet, "https://"+pod.Status.PodIP+path, nil)
 	if err != nil {
@@ -301,7 +301,7 @@ func (s sample) away() {
 	s.Helper()
 	s.kctl("scale", "deployment/wardle-server", "--replicas=0")
 	s.kctl("wait", "--for=condition=Available=False", "apiservice/v1alpha1.wardle.example.com", "--timeout=180s")
-	bed.Eventually(s, soon, func() error { // it may have ended before its endpoint went, and is no more to be reached first
+	testenv.Eventually(s, soon, func() error { // it may have ended before its endpoint went, and is no more to be reached first
 		got, err := s.try("get", "apiservice", "v1alpha1.wardle.example.com", "-o", `jsonpath={.status.conditions[?(@.type=="Available")].reason}`)
 		if got != "MissingEndpoints" {
 			err = fmt.Errorf("unavailable because of %q (%v)", got, err)
@@ -309,7 +309,7 @@ func (s sample) away() {
 		return err
 	})
 	s.everywhere(func(replica string, cs kubernetes.Interface) {
-		bed.Eventually(s, soon, func() error {
+		testenv.Eventually(s, soon, func() error {
 			_, err := cs.CoreV1().RESTClient().Get().AbsPath(s.flunders("")).DoRaw(context.Background())
 			var status apierrors.APIStatus
 			if !apierrors.IsServiceUnavailable(err) || !errors.As(err, &status) || !strings.Contains(fmt.Sprint(status.Status().Details), "service unavailable") {
@@ -323,7 +323,7 @@ func (s sample) away() {
 	})
 	s.kctl("scale", "deployment/wardle-server", "--replicas=1")
 	s.kctl("wait", "--for=condition=Available", "apiservice/v1alpha1.wardle.example.com", "--timeout=180s")
-	bed.Eventually(s, soon, func() error { // a replica may hear of the pod later than the one that said so
+	testenv.Eventually(s, soon, func() error { // a replica may hear of the pod later than the one that said so
 		out, err := s.try("get", "flunders")
 		if err != nil {
 			return fmt.Errorf("%w: %s", err, out)

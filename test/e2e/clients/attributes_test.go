@@ -6,21 +6,21 @@ import (
 	"strings"
 	"testing"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // F110: a driver without a resizer and a provisioner of its own gets its volumes made with the attributes of a
 // VolumeAttributesClass, and changed to those of another, by the control plane through the agent of its node.
 func TestVolumeAttributes(t *testing.T) {
 	t.Parallel()
-	b := beside{T: t, ns: bed.Namespace(t)}
+	b := beside{T: t, ns: testenv.Namespace(t)}
 	b.driver = b.ns + ".csi.example"
 	b.loadDriver()
 	t.Cleanup(func() {
 		if t.Failed() {
 			b.tell()
 		}
-		bed.Kctl(t, append([]string{"delete", "--ignore-not-found"}, b.global()...)...)
+		testenv.Kctl(t, append([]string{"delete", "--ignore-not-found"}, b.global()...)...)
 	})
 	b.apply(b.read("testdata/csidriver.yaml"))
 	b.kctl("annotate", "csidriver", b.driver, "keelson.dev/served-by=agent")
@@ -52,7 +52,7 @@ func (b beside) tier(claim, class, tier string) {
 	volume := b.kctl("get", "pvc/"+claim, "-o", "jsonpath={.spec.volumeName}")
 	b.becomes(b.driver+"-"+class, "pv/"+volume, ".spec.volumeAttributesClassName")
 	id := b.kctl("get", "pv/"+volume, "-o", "jsonpath={.spec.csi.volumeHandle}")
-	out, err := bed.Host(b, sidecarNode).Command(b.Context(), "cat", "/var/lib/kubelet/plugins/"+b.driver+"/tiers/"+id).CombinedOutput()
+	out, err := testenv.Host(b, sidecarNode).Command(b.Context(), "cat", "/var/lib/kubelet/plugins/"+b.driver+"/tiers/"+id).CombinedOutput()
 	if err != nil || string(out) != tier {
 		b.Errorf("the volume of claim %s is of tier %q on its node, not %s: %v", claim, out, tier, err)
 	}
@@ -72,7 +72,7 @@ func (b beside) modifies(volume string) {
 	b.tier("now", "fast", "fast")
 	names("odd")
 	b.becomes("Infeasible", "pvc/now", ".status.modifyVolumeStatus.status")
-	bed.Eventually(b, soon, func() error { // by events, which come after the status
+	testenv.Eventually(b, soon, func() error { // by events, which come after the status
 		out, err := b.try("why", "pvc/now")
 		if !strings.Contains(out, `there is no tier "sideways"`) {
 			return fmt.Errorf("why the volume does not change: %v\n%s", err, out)

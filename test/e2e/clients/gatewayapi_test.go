@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"keelson.dev/keelson/kctl/definitions"
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // echoImages are the images that the suite's manifests name: its echo program in two releases, and a DNS server that only
@@ -31,7 +31,7 @@ var echoImages = []string{"registry.k8s.io/gateway-api/echo-basic:v1.5.1", "regi
 func TestGatewayAPI(t *testing.T) {
 	t.Parallel() // beside TestCommunitySidecars, which waits most of the time
 	suite, echo := program(t, "gateway-conformance"), program(t, "echo-basic")
-	cluster, err := dynamic.NewForConfig(bed.RestConfig(t))
+	cluster, err := dynamic.NewForConfig(testenv.RestConfig(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,15 +39,15 @@ func TestGatewayAPI(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, image := range echoImages {
-		bed.LoadImage(t, image, map[string]string{"echo-basic": echo}, "/echo-basic")
+		testenv.LoadImage(t, image, map[string]string{"echo-basic": echo}, "/echo-basic")
 	}
-	outside := bed.Host(t, "registry")
+	outside := testenv.Host(t, "registry")
 	address := func(last byte) netip.Addr {
 		raw := outside.IP.As4()
 		raw[3] = last
 		return netip.AddrFrom4(raw)
 	}
-	maps := bed.Client(t).CoreV1().ConfigMaps("kube-system")
+	maps := testenv.Client(t).CoreV1().ConfigMaps("kube-system")
 	if _, err := maps.Create(t.Context(), &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "load-balancer-pools"}, Data: map[string]string{
 		"conformance": fmt.Sprintf("{addresses: [%s-%s], namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: keelson-entry}}}", address(200), address(240)),
 	}}, metav1.CreateOptions{}); err != nil {
@@ -61,7 +61,7 @@ func TestGatewayAPI(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = classes.Delete(context.Background(), "conformance", metav1.DeleteOptions{}) })
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		c, err := classes.Get(t.Context(), "conformance", metav1.GetOptions{})
 		if err == nil && c.Object["status"] == nil {
 			err = fmt.Errorf("the class has no status")
@@ -92,12 +92,12 @@ func TestGatewayAPI(t *testing.T) {
 // kubeconfigAt is the administrator's, for a client that reaches a replica itself.
 func kubeconfigAt(t *testing.T, replica string) string {
 	t.Helper()
-	c, err := clientcmd.LoadFromFile(bed.Lab().Config.Kubeconfig)
+	c, err := clientcmd.LoadFromFile(testenv.Lab().Config.Kubeconfig)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, cl := range c.Clusters {
-		cl.Server = fmt.Sprintf("https://%s:6443", bed.Host(t, replica).IP)
+		cl.Server = fmt.Sprintf("https://%s:6443", testenv.Host(t, replica).IP)
 	}
 	file := filepath.Join(t.TempDir(), "kubeconfig")
 	if err := clientcmd.WriteToFile(*c, file); err != nil {

@@ -12,7 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // helm runs one of the Helm programs for a test, with folders of its own and no plugins.
@@ -24,7 +24,7 @@ type helm struct {
 }
 
 func (h helm) command(args ...string) *exec.Cmd {
-	cmd := exec.Command(h.path, append([]string{"-n", h.ns, "--kubeconfig", bed.Lab().Config.Kubeconfig}, args...)...)
+	cmd := exec.Command(h.path, append([]string{"-n", h.ns, "--kubeconfig", testenv.Lab().Config.Kubeconfig}, args...)...)
 	cmd.Env = append(os.Environ(), "HELM_CACHE_HOME="+h.home, "HELM_CONFIG_HOME="+h.home, "HELM_DATA_HOME="+h.home)
 	return cmd
 }
@@ -43,12 +43,12 @@ func (h helm) run(args ...string) string {
 func TestHelm(t *testing.T) {
 	for _, version := range []string{"helm3", "helm4"} {
 		t.Run(version, func(t *testing.T) {
-			h := helm{t, program(t, version), bed.Namespace(t), t.TempDir()}
+			h := helm{t, program(t, version), testenv.Namespace(t), t.TempDir()}
 			chart, err := filepath.Abs("testdata/chart")
 			if err != nil {
 				t.Fatal(err)
 			}
-			cs, ctx := bed.Client(t), context.Background()
+			cs, ctx := testenv.Client(t), context.Background()
 			greeting := func() string {
 				c, err := cs.CoreV1().ConfigMaps(h.ns).Get(ctx, "shop-motd", metav1.GetOptions{})
 				if err != nil {

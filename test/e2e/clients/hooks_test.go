@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // hook is one webhook of a configuration. It is about the namespaces that selector selects.
@@ -65,8 +65,8 @@ func configure(t testing.TB, kind, ns, name string, hooks []hook) {
 	for _, h := range hooks {
 		text += h.yaml(ns)
 	}
-	bed.Kctl(t, "apply", "-f", written(t, text))
-	t.Cleanup(func() { bed.Kctl(t, "delete", kind, name+"."+ns) })
+	testenv.Kctl(t, "apply", "-f", written(t, text))
+	t.Cleanup(func() { testenv.Kctl(t, "delete", kind, name+"."+ns) })
 }
 
 // written is a file with a manifest.
@@ -94,16 +94,16 @@ func install(t testing.TB, replicas int) *servers {
 	t.Helper()
 	loadHooks.Lock()
 	if !hooksLoaded {
-		bed.LoadImage(t, "example.com/hooks:v1", map[string]string{"hooks": filepath.Join(bed.Build(t, "keelson.dev/keelson/test/e2e/clients/hooks"), "hooks")}, "/hooks")
+		testenv.LoadImage(t, "example.com/hooks:v1", map[string]string{"hooks": filepath.Join(testenv.Build(t, "keelson.dev/keelson/test/e2e/clients/hooks"), "hooks")}, "/hooks")
 		hooksLoaded = true
 	}
 	loadHooks.Unlock()
-	s := &servers{TB: t, ns: bed.Namespace(t)}
+	s := &servers{TB: t, ns: testenv.Namespace(t)}
 	cert, key := selfSigned(t, fmt.Sprintf("hooks.%s.svc", s.ns))
 	s.ca = cert
 	secret := &v1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "hooks-certs"}, Type: v1.SecretTypeTLS,
 		Data: map[string][]byte{v1.TLSCertKey: cert, v1.TLSPrivateKeyKey: key}}
-	if _, err := bed.Client(t).CoreV1().Secrets(s.ns).Create(context.Background(), secret, metav1.CreateOptions{}); err != nil {
+	if _, err := testenv.Client(t).CoreV1().Secrets(s.ns).Create(context.Background(), secret, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	s.apply("testdata/hooks.yaml", "REPLICAS", fmt.Sprint(replicas))
@@ -115,9 +115,9 @@ func install(t testing.TB, replicas int) *servers {
 // served waits until every replica knows of so many ready pods of a Service: a Deployment may say that it is complete a moment before.
 func served(t testing.TB, ns, service string, pods int) {
 	t.Helper()
-	for _, replica := range bed.Replicas() {
-		slices := bed.ClientAt(t, replica).DiscoveryV1().EndpointSlices(ns)
-		bed.Eventually(t, soon, func() error {
+	for _, replica := range testenv.Replicas() {
+		slices := testenv.ClientAt(t, replica).DiscoveryV1().EndpointSlices(ns)
+		testenv.Eventually(t, soon, func() error {
 			// What it knows by itself is what it asks webhooks by.
 			list, err := slices.List(context.Background(), metav1.ListOptions{ResourceVersion: "0", LabelSelector: discoveryv1.LabelServiceName + "=" + service})
 			if err != nil {
@@ -141,7 +141,7 @@ func served(t testing.TB, ns, service string, pods int) {
 
 func (s *servers) kctl(args ...string) string {
 	s.Helper()
-	return bed.Kctl(s, append([]string{"-n", s.ns}, args...)...)
+	return testenv.Kctl(s, append([]string{"-n", s.ns}, args...)...)
 }
 
 // apply puts a manifest of testdata into the namespace, in which TESTS_OWN stands for it.
@@ -157,7 +157,7 @@ func (s *servers) apply(file string, replace ...string) {
 // label puts labels on a namespace.
 func label(t testing.TB, ns, labels string) {
 	t.Helper()
-	_, err := bed.Client(t).CoreV1().Namespaces().Patch(context.Background(), ns, types.MergePatchType,
+	_, err := testenv.Client(t).CoreV1().Namespaces().Patch(context.Background(), ns, types.MergePatchType,
 		[]byte(`{"metadata":{"labels":`+labels+`}}`), metav1.PatchOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -175,7 +175,7 @@ const (
 // kctl runs the command line in a namespace and returns what it says, and whether it failed.
 func try(t testing.TB, ns string, args ...string) (string, error) {
 	t.Helper()
-	return bed.Try(t, filepath.Join(bed.Lab().Config.BinDir, "kctl"), append([]string{"-n", ns}, args...)...)
+	return testenv.Try(t, filepath.Join(testenv.Lab().Config.BinDir, "kctl"), append([]string{"-n", ns}, args...)...)
 }
 
 // F36: an injector of sidecars, in pods behind a Service, adds a container, one that prepares it and a volume to the pods
@@ -183,13 +183,13 @@ func try(t testing.TB, ns string, args ...string) (string, error) {
 func TestSidecarInjection(t *testing.T) {
 	t.Parallel()
 	s := install(t, 1)
-	meshed, bare := bed.Namespace(t), bed.Namespace(t)
+	meshed, bare := testenv.Namespace(t), testenv.Namespace(t)
 	mutating(t, meshed, "injector", hook{from: s, path: "/inject", rules: aboutPods, more: "reinvocationPolicy: IfNeeded",
 		selector: "{matchLabels: {sidecar.example.com/injection: " + meshed + "}}"})
 	label(t, meshed, `{"sidecar.example.com/injection":"`+meshed+`"}`)
-	for _, replica := range bed.Replicas() { // any of them may be the one that makes a pod, and each hears of the webhook by itself
-		pods, probe := bed.ClientAt(t, replica).CoreV1().Pods(meshed), onePod("probe")
-		bed.Eventually(t, soon, func() error {
+	for _, replica := range testenv.Replicas() { // any of them may be the one that makes a pod, and each hears of the webhook by itself
+		pods, probe := testenv.ClientAt(t, replica).CoreV1().Pods(meshed), onePod("probe")
+		testenv.Eventually(t, soon, func() error {
 			p, err := pods.Create(context.Background(), probe, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 			if err == nil && len(p.Spec.Containers) != 2 {
 				err = fmt.Errorf("%s has not heard of the injector", replica)
@@ -203,31 +203,31 @@ func TestSidecarInjection(t *testing.T) {
 	unlabelled := strings.NewReplacer(", labels: {app: NAME}", "", "NAME", "lone").Replace(plain)
 	free := strings.NewReplacer("{app: NAME}", `{sidecar.example.com/inject: "false"}`, "NAME", "free").Replace(plain)
 	for ns, manifests := range map[string][]string{meshed: {web, unlabelled, free}, bare: {strings.ReplaceAll(plain, "NAME", "one")}} {
-		bed.Kctl(t, "-n", ns, "apply", "-f", written(t, strings.Join(manifests, "---\n")))
-		bed.Kctl(t, "-n", ns, "wait", "--for=condition=Ready", "pods", "--all", "--timeout=180s")
+		testenv.Kctl(t, "-n", ns, "apply", "-f", written(t, strings.Join(manifests, "---\n")))
+		testenv.Kctl(t, "-n", ns, "wait", "--for=condition=Ready", "pods", "--all", "--timeout=180s")
 	}
-	bed.Kctl(t, "-n", meshed, "rollout", "status", "deployment/web", "--timeout=180s")
+	testenv.Kctl(t, "-n", meshed, "rollout", "status", "deployment/web", "--timeout=180s")
 	const shape = "jsonpath={range .items[*]}{.metadata.labels.app}:{.spec.initContainers[*].name}/{.spec.containers[*].name}/" +
 		"{.status.initContainerStatuses[*].state.terminated.reason}/{.status.containerStatuses[*].ready} {end}"
 	sidecar := "proxy-init/main proxy/Completed/true true"
 	wanting := []string{"-n", meshed, "get", "pods", "-l", "!sidecar.example.com/inject", "--sort-by=.metadata.labels.app", "-o", shape}
-	if got, want := bed.Kctl(t, wanting...), fmt.Sprintf(":%s web:%s web:%s ", sidecar, sidecar, sidecar); got != want {
+	if got, want := testenv.Kctl(t, wanting...), fmt.Sprintf(":%s web:%s web:%s ", sidecar, sidecar, sidecar); got != want {
 		t.Errorf("the pods are %q, want %q", got, want)
 	}
 	const parts = "jsonpath={.spec.containers[*].name}/{.spec.initContainers[*].name}"
-	if got := bed.Kctl(t, "-n", meshed, "get", "pods", "free", "-o", parts); got != "main/" {
+	if got := testenv.Kctl(t, "-n", meshed, "get", "pods", "free", "-o", parts); got != "main/" {
 		t.Errorf("the pod that did not want it has %q", got)
 	}
-	if got := bed.Kctl(t, "-n", bare, "get", "pods", "-o", shape); got != "one:/main//true " {
+	if got := testenv.Kctl(t, "-n", bare, "get", "pods", "-o", shape); got != "one:/main//true " {
 		t.Errorf("in another namespace there is %q", got)
 	}
-	bed.Eventually(t, soon, func() error {
-		if got := bed.Kctl(t, "-n", meshed, "logs", "deployment/web", "-c", "proxy"); !strings.HasSuffix(got, "redirect\n") {
+	testenv.Eventually(t, soon, func() error {
+		if got := testenv.Kctl(t, "-n", meshed, "logs", "deployment/web", "-c", "proxy"); !strings.HasSuffix(got, "redirect\n") {
 			return fmt.Errorf("the sidecar says %q", got)
 		}
 		return nil
 	})
-	got := bed.Kctl(t, "-n", meshed, "get", "pods", "-l", "sidecar.example.com/status=injected", "-o", "name")
+	got := testenv.Kctl(t, "-n", meshed, "get", "pods", "-l", "sidecar.example.com/status=injected", "-o", "name")
 	if strings.Count(got, "pod/") != 3 {
 		t.Errorf("labelled by the injector: %s", got)
 	}

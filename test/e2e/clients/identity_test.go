@@ -17,7 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // carol is whom the token service knows by the token "carol-s".
@@ -115,14 +115,14 @@ authorizers:
 // file has it asked about; when it cannot be asked it is as the file says.
 func TestServicesThatKnowUsers(t *testing.T) {
 	t.Parallel()
-	ns := bed.Namespace(t)
+	ns := testenv.Namespace(t)
 	tokensAsked, stopTokens := tokens(t)
 	policyAsked, stopPolicy := policy(t)
 	outside.say(t, "authorization.yaml", policyFile(ns, "NoOpinion"))
 	grant(t, ns)
-	for _, replica := range bed.Replicas() { // the file is followed: then RBAC is not asked about config maps
-		cs := bed.TokenClientAt(t, replica, "carol-s")
-		bed.Eventually(t, soon, func() error {
+	for _, replica := range testenv.Replicas() { // the file is followed: then RBAC is not asked about config maps
+		cs := testenv.TokenClientAt(t, replica, "carol-s")
+		testenv.Eventually(t, soon, func() error {
 			_, err := cs.CoreV1().ConfigMaps(ns).List(context.Background(), metav1.ListOptions{})
 			return err
 		})
@@ -130,7 +130,7 @@ func TestServicesThatKnowUsers(t *testing.T) {
 		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "tea and secrets") {
 			t.Errorf("%s: what the service denies and RBAC allows: %v", replica, err)
 		}
-		bed.Eventually(t, soon, func() error { // each replica hears of the rights by itself
+		testenv.Eventually(t, soon, func() error { // each replica hears of the rights by itself
 			_, err := cs.CoreV1().Services(ns).List(context.Background(), metav1.ListOptions{})
 			if err != nil {
 				err = fmt.Errorf("%s: what RBAC allows and the service has no opinion of: %w", replica, err)
@@ -151,12 +151,12 @@ func TestServicesThatKnowUsers(t *testing.T) {
 	is(t, "a token about which the service cannot be asked", "dave-s", "")
 	for _, token := range []string{"carol-s", "mallory-s"} {
 		n := len(tokensAsked.where(func(q *authenticationv1.TokenReview) bool { return q.Spec.Token == token }))
-		if n != len(bed.Replicas()) {
-			t.Errorf("%d replicas asked about %s %d times", len(bed.Replicas()), token, n)
+		if n != len(testenv.Replicas()) {
+			t.Errorf("%d replicas asked about %s %d times", len(testenv.Replicas()), token, n)
 		}
 	}
-	for _, replica := range bed.Replicas() {
-		cs := bed.TokenClientAt(t, replica, "carol-s")
+	for _, replica := range testenv.Replicas() {
+		cs := testenv.TokenClientAt(t, replica, "carol-s")
 		for range 2 {
 			if _, err := cs.CoreV1().ConfigMaps(ns).List(context.Background(), metav1.ListOptions{}); err != nil {
 				t.Error(err)
@@ -166,8 +166,8 @@ func TestServicesThatKnowUsers(t *testing.T) {
 	lists := len(policyAsked.where(func(q *authorizationv1.SubjectAccessReview) bool {
 		return q.Spec.ResourceAttributes.Verb == "list" && q.Spec.ResourceAttributes.Resource == "configmaps"
 	}))
-	if lists != len(bed.Replicas()) || before == 0 {
-		t.Errorf("%d replicas asked %d times whether config maps may be listed", len(bed.Replicas()), lists)
+	if lists != len(testenv.Replicas()) || before == 0 {
+		t.Errorf("%d replicas asked %d times whether config maps may be listed", len(testenv.Replicas()), lists)
 	}
 	stopPolicy()
 	failures(t, ns)
@@ -182,7 +182,7 @@ func TestServicesThatKnowUsers(t *testing.T) {
 // grant has RBAC allow carol to read Secrets and Services.
 func grant(t *testing.T, ns string) {
 	t.Helper()
-	rbac := bed.Client(t).RbacV1()
+	rbac := testenv.Client(t).RbacV1()
 	_, err := rbac.Roles(ns).Create(context.Background(), &rbacv1.Role{
 		ObjectMeta: metav1.ObjectMeta{Name: "reader"},
 		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"secrets", "services"}, Verbs: []string{"list", "get"}}},
@@ -201,8 +201,8 @@ func grant(t *testing.T, ns string) {
 // failures shows both policies for a service that cannot be asked.
 func failures(t *testing.T, ns string) {
 	t.Helper()
-	for _, replica := range bed.Replicas() {
-		cs := bed.TokenClientAt(t, replica, "carol-s")
+	for _, replica := range testenv.Replicas() {
+		cs := testenv.TokenClientAt(t, replica, "carol-s")
 		if _, err := cs.CoreV1().Services(ns).Get(context.Background(), "x", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 			t.Errorf("%s: with NoOpinion what RBAC allows is %v", replica, err)
 		}
@@ -211,15 +211,15 @@ func failures(t *testing.T, ns string) {
 		}
 	}
 	outside.say(t, "authorization.yaml", policyFile(ns, "Deny"))
-	for _, replica := range bed.Replicas() {
-		cs := bed.TokenClientAt(t, replica, "carol-s")
-		bed.Eventually(t, soon, func() error {
+	for _, replica := range testenv.Replicas() {
+		cs := testenv.TokenClientAt(t, replica, "carol-s")
+		testenv.Eventually(t, soon, func() error {
 			if _, err := cs.CoreV1().Services(ns).Get(context.Background(), "x", metav1.GetOptions{}); !apierrors.IsForbidden(err) {
 				return fmt.Errorf("%s: with Deny what RBAC allows is %w", replica, err)
 			}
 			return nil
 		})
-		services := bed.ClientAt(t, replica).CoreV1().Services(ns)
+		services := testenv.ClientAt(t, replica).CoreV1().Services(ns)
 		if _, err := services.Get(context.Background(), "x", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 			t.Errorf("%s: with Deny an administrator has %v", replica, err)
 		}
@@ -230,9 +230,9 @@ func failures(t *testing.T, ns string) {
 func identity(t *testing.T, ns string, policyAsked *records[authorizationv1.SubjectAccessReview]) {
 	t.Helper()
 	admitted := recorder(t, ns)
-	for _, replica := range bed.Replicas() { // any of them may be the one that a command line asks
-		probe, maps := configMap("probe-"+replica), bed.ClientAt(t, replica).CoreV1().ConfigMaps(ns)
-		bed.Eventually(t, soon, func() error {
+	for _, replica := range testenv.Replicas() { // any of them may be the one that a command line asks
+		probe, maps := configMap("probe-"+replica), testenv.ClientAt(t, replica).CoreV1().ConfigMaps(ns)
+		testenv.Eventually(t, soon, func() error {
 			_, err := maps.Create(context.Background(), probe, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 			if err == nil && len(admitted.where(func(r *admissionv1.AdmissionRequest) bool { return r.Name == probe.Name })) == 0 {
 				err = fmt.Errorf("%s has not heard of the webhook", replica)
@@ -247,7 +247,7 @@ func identity(t *testing.T, ns string, policyAsked *records[authorizationv1.Subj
 			t.Fatalf("%s: %v\n%s", filepath.Base(program), err, out)
 		}
 		var seen []authenticationv1.UserInfo
-		bed.Eventually(t, soon, func() error { // the log is written behind the request
+		testenv.Eventually(t, soon, func() error { // the log is written behind the request
 			seen = audited(t, name)
 			if len(seen) == 0 {
 				return fmt.Errorf("no audit record is about %s", name)

@@ -6,13 +6,13 @@ import (
 	"strings"
 	"testing"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // commandLines are kctl, and the oldest and the newest stock kubectl of the machine.
 func commandLines() []string {
-	out := []string{filepath.Join(bed.Lab().Config.BinDir, "kctl")}
-	stock := bed.StockKubectl()
+	out := []string{filepath.Join(testenv.Lab().Config.BinDir, "kctl")}
+	stock := testenv.StockKubectl()
 	if len(stock) == 0 {
 		return out
 	}
@@ -30,14 +30,14 @@ func as(t testing.TB, program, token string, args ...string) (string, error) {
 	t.Helper()
 	dir := t.TempDir()
 	ca, nothing := filepath.Join(dir, "ca.pem"), filepath.Join(dir, "kubeconfig")
-	for file, content := range map[string][]byte{ca: bed.RestConfig(t).CAData, nothing: nil} {
+	for file, content := range map[string][]byte{ca: testenv.RestConfig(t).CAData, nothing: nil} {
 		if err := os.WriteFile(file, content, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	args = append([]string{"--kubeconfig", nothing, "--server", "https://" + bed.Lab().Config.Listen,
+	args = append([]string{"--kubeconfig", nothing, "--server", "https://" + testenv.Lab().Config.Listen,
 		"--certificate-authority", ca, "--token", token}, args...)
-	return bed.Try(t, program, args...)
+	return testenv.Try(t, program, args...)
 }
 
 // whoami has a command line say who one is by a token.

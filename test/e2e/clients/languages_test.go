@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // tea is a CRD for the objects that the programs make.
@@ -45,11 +45,11 @@ func TestClientsOfOtherLanguages(t *testing.T) {
 			if err := os.WriteFile(file, []byte(strings.ReplaceAll(tea, "GROUP", c.group)), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			bed.Kctl(t, "apply", "-f", file)
-			t.Cleanup(func() { bed.Kctl(t, "delete", "-f", file) })
-			bed.Kctl(t, "wait", "--for=condition=Established", "crd/teas."+c.group, "--timeout=180s")
+			testenv.Kctl(t, "apply", "-f", file)
+			t.Cleanup(func() { testenv.Kctl(t, "delete", "-f", file) })
+			testenv.Kctl(t, "wait", "--for=condition=Established", "crd/teas."+c.group, "--timeout=180s")
 			cmd := exec.Command("timeout", "300", c.program, filepath.Join("testdata", c.script))
-			cmd.Env = append(os.Environ(), "KUBECONFIG="+bed.Lab().Config.Kubeconfig, "NAMESPACE="+bed.Namespace(t),
+			cmd.Env = append(os.Environ(), "KUBECONFIG="+testenv.Lab().Config.Kubeconfig, "NAMESPACE="+testenv.Namespace(t),
 				"CLIENT_FOLDER="+libraries)
 			out, err := cmd.CombinedOutput()
 			if err != nil || !strings.HasSuffix(string(out), "all is well\n") {

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"keelson.dev/keelson/deploy/lab"
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
@@ -27,7 +27,7 @@ func run(m *testing.M) int {
 		return 1
 	}
 	defer os.RemoveAll(folder)
-	return bed.MainWith(accessFlags, folder, m)
+	return testenv.MainWith(accessFlags, folder, m)
 }
 
 const soon = 3 * time.Minute // for a machine that is three times slower and does other work; nothing here measures time

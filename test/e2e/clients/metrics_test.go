@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"keelson.dev/keelson/deploy/lab"
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // metricsImage is the image that metrics-server's own manifests name.
@@ -31,26 +31,26 @@ const metricsImage = "gcr.io/k8s-staging-metrics-server/metrics-server:master"
 func TestMetricsServer(t *testing.T) {
 	server := program(t, "metrics-server")
 	manifests := filepath.Join(filepath.Dir(server), "metrics-server-manifests")
-	ns := bed.Namespace(t)
-	bed.LoadImage(t, metricsImage, map[string]string{"metrics-server": server}, "/metrics-server")
+	ns := testenv.Namespace(t)
+	testenv.LoadImage(t, metricsImage, map[string]string{"metrics-server": server}, "/metrics-server")
 	t.Cleanup(func() {
 		if t.Failed() {
 			for _, what := range [][]string{{"logs", "deployment/metrics-server", "--tail=20"}, {"describe", "pod", "-l", "k8s-app=metrics-server"}} {
-				out, _ := bed.Try(t, filepath.Join(bed.Lab().Config.BinDir, "kctl"), append([]string{"-n", "kube-system"}, what...)...)
+				out, _ := testenv.Try(t, filepath.Join(testenv.Lab().Config.BinDir, "kctl"), append([]string{"-n", "kube-system"}, what...)...)
 				t.Logf("%s:\n%s", strings.Join(what, " "), out)
 			}
 		}
-		bed.Kctl(t, "delete", "--ignore-not-found", "-k", manifests)
+		testenv.Kctl(t, "delete", "--ignore-not-found", "-k", manifests)
 	})
-	bed.Kctl(t, "apply", "-k", manifests)
+	testenv.Kctl(t, "apply", "-k", manifests)
 	burn(t, ns, "busy", "while :; do :; done")
 	burn(t, ns, "asleep", "exec sleep 100000")
 	nodesAnswer(t)
 	strangers(t, ns)
-	bed.Kctl(t, "wait", "--for=condition=Available", "apiservice/v1beta1.metrics.k8s.io", "--timeout=200s")
-	bed.Eventually(t, soon, func() error { return topNodes(t) })
-	bed.Eventually(t, soon, func() error { return topPods(t, ns) })
-	bed.Kctl(t, "auth", "can-i", "list", "pods.metrics.k8s.io") // discovered
+	testenv.Kctl(t, "wait", "--for=condition=Available", "apiservice/v1beta1.metrics.k8s.io", "--timeout=200s")
+	testenv.Eventually(t, soon, func() error { return topNodes(t) })
+	testenv.Eventually(t, soon, func() error { return topPods(t, ns) })
+	testenv.Kctl(t, "auth", "can-i", "list", "pods.metrics.k8s.io") // discovered
 }
 
 // burn runs a script in a pod that may use a tenth of a processor.
@@ -60,7 +60,7 @@ func burn(t *testing.T, ns, name, script string) {
 		Name: "app", Image: "keelson.dev/tools:v1", Command: []string{"sh", "-c", script},
 		Resources: v1.ResourceRequirements{Limits: v1.ResourceList{v1.ResourceCPU: resource.MustParse("100m")}},
 	}}}}
-	if _, err := bed.Client(t).CoreV1().Pods(ns).Create(context.Background(), pod, metav1.CreateOptions{}); err != nil {
+	if _, err := testenv.Client(t).CoreV1().Pods(ns).Create(context.Background(), pod, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -68,7 +68,7 @@ func burn(t *testing.T, ns, name, script string) {
 // nodesAnswer asks each node's own server through the API, without naming a port.
 func nodesAnswer(t *testing.T) {
 	t.Helper()
-	for _, h := range bed.Lab().Config.Hosts {
+	for _, h := range testenv.Lab().Config.Hosts {
 		if h.Role != lab.RoleWorker {
 			continue
 		}
@@ -76,8 +76,8 @@ func nodesAnswer(t *testing.T) {
 			"metrics/resource": "\nnode_cpu_usage_seconds_total ", "stats/summary": `"nodeName":"` + h.Name + `"`,
 			"metrics": "\nprocess_resident_memory_bytes ", "healthz": "ok", "pods": `"kind":"PodList"`,
 		} {
-			bed.Eventually(t, soon, func() error { // a node that has just come has its certificate signed first
-				out, err := bed.Try(t, filepath.Join(bed.Lab().Config.BinDir, "kctl"), "get", "--raw", "/api/v1/nodes/"+h.Name+"/proxy/"+path)
+			testenv.Eventually(t, soon, func() error { // a node that has just come has its certificate signed first
+				out, err := testenv.Try(t, filepath.Join(testenv.Lab().Config.BinDir, "kctl"), "get", "--raw", "/api/v1/nodes/"+h.Name+"/proxy/"+path)
 				if err != nil || !strings.Contains(out, want) {
 					return fmt.Errorf("%s of %s: %w %.300s", path, h.Name, err, out)
 				}
@@ -91,21 +91,21 @@ func nodesAnswer(t *testing.T) {
 // in nobody whom it does not know, nor one who has no right.
 func strangers(t *testing.T, ns string) {
 	t.Helper()
-	nodes, err := bed.Client(t).CoreV1().Nodes().List(context.Background(), metav1.ListOptions{})
+	nodes, err := testenv.Client(t).CoreV1().Nodes().List(context.Background(), metav1.ListOptions{})
 	if err != nil || len(nodes.Items) == 0 {
 		t.Fatal("no nodes: ", err)
 	}
 	node := nodes.Items[0]
-	cfg := bed.RestConfig(t)
+	cfg := testenv.RestConfig(t)
 	if err := rest.LoadTLSFiles(cfg); err != nil {
 		t.Fatal(err)
 	}
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(cfg.CAData)
-	c := bed.HTTP(bed.Host(t, nodes.Items[len(nodes.Items)-1].Name)) // from another node
+	c := testenv.HTTP(testenv.Host(t, nodes.Items[len(nodes.Items)-1].Name)) // from another node
 	c.Transport.(*http.Transport).TLSClientConfig = &tls.Config{RootCAs: pool}
-	bed.Kctl(t, "-n", ns, "create", "serviceaccount", "poor")
-	token, err := bed.Client(t).CoreV1().ServiceAccounts(ns).CreateToken(context.Background(), "poor", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	testenv.Kctl(t, "-n", ns, "create", "serviceaccount", "poor")
+	token, err := testenv.Client(t).CoreV1().ServiceAccounts(ns).CreateToken(context.Background(), "poor", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +118,7 @@ func strangers(t *testing.T, ns string) {
 		if bearer != "" {
 			req.Header.Set("Authorization", "Bearer "+bearer)
 		}
-		bed.Eventually(t, soon, func() error { // the node may ask a replica that has not heard of the account yet, and remembers its verdict for a while
+		testenv.Eventually(t, soon, func() error { // the node may ask a replica that has not heard of the account yet, and remembers its verdict for a while
 			resp, err := c.Do(req)
 			if err != nil {
 				return fmt.Errorf("%s: %w", at, err)
@@ -145,7 +145,7 @@ func address(n *v1.Node) string {
 // top reads the lines of `kctl top` without their heading, by their first word.
 func top(t *testing.T, args ...string) (map[string][]string, error) {
 	t.Helper()
-	out, err := bed.Try(t, filepath.Join(bed.Lab().Config.BinDir, "kctl"), append([]string{"top"}, args...)...)
+	out, err := testenv.Try(t, filepath.Join(testenv.Lab().Config.BinDir, "kctl"), append([]string{"top"}, args...)...)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s", err, out)
 	}
@@ -173,7 +173,7 @@ func topNodes(t *testing.T) error {
 		return err
 	}
 	workers := 0
-	for _, h := range bed.Lab().Config.Hosts {
+	for _, h := range testenv.Lab().Config.Hosts {
 		if h.Role != lab.RoleWorker {
 			continue
 		}

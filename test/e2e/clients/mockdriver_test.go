@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // called is what Kubernetes' mock driver writes down of a call.
@@ -55,7 +55,7 @@ func (b beside) calls(handle string) (methods []string) {
 // once, and says so: a third waits for one of them to go.
 func TestDriverOfKubernetes(t *testing.T) {
 	t.Parallel()
-	b := beside{T: t, ns: bed.Namespace(t), programs: program(t, "csi-sidecars")}
+	b := beside{T: t, ns: testenv.Namespace(t), programs: program(t, "csi-sidecars")}
 	b.driver = b.ns + ".mock.example"
 	b.installMock()
 	for _, name := range []string{"one", "two", "three"} {
@@ -69,7 +69,7 @@ func TestDriverOfKubernetes(t *testing.T) {
 	}
 	b.sh("one", "echo kept > /data/file && cat /data/file")
 	b.user("three", "three")
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		out, err := b.try("get", "events", "--field-selector=involvedObject.name=three,reason=FailedScheduling", "-o", "jsonpath={.items[*].message}")
 		if err != nil || !strings.Contains(out, "exceed max volume count") {
 			return fmt.Errorf("the pod with one volume too many: %q, %w", out, err)
@@ -95,8 +95,8 @@ func TestDriverOfKubernetes(t *testing.T) {
 func (b beside) installMock() {
 	b.Helper()
 	const image = "example.com/csi/mock:v1"
-	sidecar := filepath.Join(bed.Build(b, "keelson.dev/keelson/test/e2e/sidecar"), "sidecar")
-	bed.LoadImage(b, image, map[string]string{"driver": filepath.Join(b.programs, "mockdriver"), "sidecar": sidecar}, "/driver")
+	sidecar := filepath.Join(testenv.Build(b, "keelson.dev/keelson/test/e2e/sidecar"), "sidecar")
+	testenv.LoadImage(b, image, map[string]string{"driver": filepath.Join(b.programs, "mockdriver"), "sidecar": sidecar}, "/driver")
 	b.Cleanup(func() {
 		if b.Failed() {
 			for _, what := range [][]string{{"logs", "driver-0", "-c", "driver", "--tail=80"}, {"get", "events"}, {"get", "pv,pvc,volumeattachments,csinodes,pods", "-o", "wide"}} {
@@ -104,12 +104,12 @@ func (b beside) installMock() {
 				b.Logf("%s:\n%s", strings.Join(what, " "), out)
 			}
 		}
-		bed.Kctl(b, append([]string{"delete", "--ignore-not-found"}, b.global()...)...)
+		testenv.Kctl(b, append([]string{"delete", "--ignore-not-found"}, b.global()...)...)
 	})
 	b.apply(b.read("testdata/csidriver.yaml"), "example.com/csi/attaching:v1", image, "--node-id=$(KUBE_NODE_NAME)", "--attach-limit=2, -v=3",
 		"metadata: {name: DRIVER}\nspec: {attach", `metadata: {name: `+b.driver+`, annotations: {keelson.dev/served-by: agent}}`+"\nspec: {attach")
 	b.kctl("rollout", "status", "statefulset/driver", "--timeout=100s")
-	bed.Eventually(b, soon, func() error {
+	testenv.Eventually(b, soon, func() error {
 		out, err := b.try("get", "csinode/"+sidecarNode, "-o", "jsonpath={.spec.drivers[*].name}")
 		if err != nil || !strings.Contains(out, b.driver) {
 			return fmt.Errorf("drivers of %s: %q, %w", sidecarNode, out, err)

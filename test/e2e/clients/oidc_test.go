@@ -19,7 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/controlplane/apiserver/authn/issuer/issuertest"
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // What the replicas are told of the two issuers.
@@ -84,7 +84,7 @@ func (l login) ann(change map[string]any) map[string]any {
 // comesAs asks a replica whom a token is for; "" = nobody.
 func comesAs(t testing.TB, replica, token string) (authenticationv1.UserInfo, error) {
 	t.Helper()
-	review, err := bed.TokenClientAt(t, replica, token).AuthenticationV1().SelfSubjectReviews().
+	review, err := testenv.TokenClientAt(t, replica, token).AuthenticationV1().SelfSubjectReviews().
 		Create(context.Background(), &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
 	if apierrors.IsUnauthorized(err) {
 		return authenticationv1.UserInfo{}, nil
@@ -98,8 +98,8 @@ func comesAs(t testing.TB, replica, token string) (authenticationv1.UserInfo, er
 // becomes waits until a token is good for a user at every replica; "" = it is refused with 401.
 func becomes(t testing.TB, what, token, user string) {
 	t.Helper()
-	for _, replica := range bed.Replicas() {
-		bed.Eventually(t, soon, func() error {
+	for _, replica := range testenv.Replicas() {
+		testenv.Eventually(t, soon, func() error {
 			u, err := comesAs(t, replica, token)
 			if err == nil && u.Username != user {
 				err = fmt.Errorf("%s takes %s as one for %q, want %q", replica, what, u.Username, user)
@@ -112,7 +112,7 @@ func becomes(t testing.TB, what, token, user string) {
 // is checks whom every replica takes a token for, now.
 func is(t testing.TB, what, token, user string) {
 	t.Helper()
-	for _, replica := range bed.Replicas() {
+	for _, replica := range testenv.Replicas() {
 		if u, err := comesAs(t, replica, token); err != nil || u.Username != user {
 			t.Errorf("%s takes %s as one for %q, want %q: %v", replica, what, u.Username, user, err)
 		}
@@ -130,7 +130,7 @@ func TestOpenIDConnect(t *testing.T) {
 	becomes(t, "ann's token", ann, "people:ann@example.org")
 	is(t, "a token of an issuer that nobody trusts", robot, "")
 	is(t, "a token for the other audience", l.people.Token(l.ann(map[string]any{"aud": []string{"kubectl", "x"}})), "people:ann@example.org")
-	for _, replica := range bed.Replicas() {
+	for _, replica := range testenv.Replicas() {
 		u, err := comesAs(t, replica, ann)
 		if got := fmt.Sprintf("%s %v %v", u.UID, u.Groups, u.Extra["example.org/department"]); err != nil ||
 			got != "17 [people:tea people:cups system:authenticated] [kitchen]" {
@@ -215,9 +215,9 @@ func (l login) signed(alg jose.SignatureAlgorithm, key any) string {
 // refusesTheFile waits until every replica has counted a file that it cannot take.
 func (l login) refusesTheFile() {
 	l.Helper()
-	for _, replica := range bed.Replicas() {
-		cs := bed.ClientAt(l, replica)
-		bed.Eventually(l, soon, func() error {
+	for _, replica := range testenv.Replicas() {
+		cs := testenv.ClientAt(l, replica)
+		testenv.Eventually(l, soon, func() error {
 			raw, err := cs.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(context.Background())
 			if err != nil {
 				return err

@@ -13,7 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // operator is the operator of this folder, running as two pods.
@@ -24,12 +24,12 @@ type operator struct {
 
 func (o operator) kctl(args ...string) string {
 	o.Helper()
-	return bed.Kctl(o, append([]string{"-n", o.ns}, args...)...)
+	return testenv.Kctl(o, append([]string{"-n", o.ns}, args...)...)
 }
 
 func (o operator) try(args ...string) (string, error) {
 	o.Helper()
-	return bed.Try(o, filepath.Join(bed.Lab().Config.BinDir, "kctl"), append([]string{"-n", o.ns}, args...)...)
+	return testenv.Try(o, filepath.Join(testenv.Lab().Config.BinDir, "kctl"), append([]string{"-n", o.ns}, args...)...)
 }
 
 // apply returns what the command says of a manifest, in which TESTS_OWN stands for the test's own.
@@ -50,11 +50,11 @@ func (o operator) shop(path string) string {
 // install puts the operator into the cluster with a certificate for its Service.
 func (o operator) install() {
 	o.Helper()
-	bed.LoadImage(o, "example.com/operator:v1", map[string]string{"operator": program(o.T, "operator")}, "/operator")
+	testenv.LoadImage(o, "example.com/operator:v1", map[string]string{"operator": program(o.T, "operator")}, "/operator")
 	cert, key := selfSigned(o.T, fmt.Sprintf("operator.%s.svc", o.ns))
 	secret := &v1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "operator-certs"}, Type: v1.SecretTypeTLS,
 		Data: map[string][]byte{v1.TLSCertKey: cert, v1.TLSPrivateKeyKey: key}}
-	if _, err := bed.Client(o).CoreV1().Secrets(o.ns).Create(context.Background(), secret, metav1.CreateOptions{}); err != nil {
+	if _, err := testenv.Client(o).CoreV1().Secrets(o.ns).Create(context.Background(), secret, metav1.CreateOptions{}); err != nil {
 		o.Fatal(err)
 	}
 	manifest, err := os.ReadFile("testdata/operator.yaml")
@@ -66,8 +66,8 @@ func (o operator) install() {
 		o.Fatalf("%v\n%s", err, out)
 	}
 	o.Cleanup(func() {
-		bed.Kctl(o, "delete", "mutatingwebhookconfigurations,validatingwebhookconfigurations", "shops.example.com")
-		bed.Kctl(o, "delete", "crd", "shops.example.com")
+		testenv.Kctl(o, "delete", "mutatingwebhookconfigurations,validatingwebhookconfigurations", "shops.example.com")
+		testenv.Kctl(o, "delete", "crd", "shops.example.com")
 	})
 	o.kctl("rollout", "status", "deployment/operator", "--timeout=180s")
 	served(o, o.ns, "operator", 2)
@@ -77,7 +77,7 @@ func (o operator) install() {
 // by way of the agents' tunnel, two versions are one object by its conversion webhook, its finalizer holds up a deletion
 // until it has done its work, and when the leader is killed the other one takes over.
 func TestOperator(t *testing.T) {
-	o := operator{t, bed.Namespace(t)}
+	o := operator{t, testenv.Namespace(t)}
 	o.install()
 	const corner = "apiVersion: example.com/v1\nkind: Shop\nmetadata: {name: corner}\nspec: {replicas: 2}\n"
 	if out, err := o.apply(corner); err != nil {
@@ -86,7 +86,7 @@ func TestOperator(t *testing.T) {
 	if got := o.shop(".spec.greeting"); got != "hello from corner" {
 		t.Errorf("the defaulting webhook left greeting %q", got)
 	}
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		if got := o.shop(".status.readyReplicas"); got != "2" {
 			return fmt.Errorf("%s replicas are ready", got)
 		}
@@ -101,11 +101,11 @@ func TestOperator(t *testing.T) {
 	o.warns()
 	o.failover()
 	o.kctl("delete", "shop", "corner", "--timeout=180s")
-	ctx, cs := context.Background(), bed.Client(t)
+	ctx, cs := context.Background(), testenv.Client(t)
 	if _, err := cs.CoreV1().ConfigMaps(o.ns).Get(ctx, "corner-receipt", metav1.GetOptions{}); err != nil {
 		t.Errorf("the shop is gone and there is no receipt: %v", err)
 	}
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		if _, err := cs.AppsV1().Deployments(o.ns).Get(ctx, "corner", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 			return fmt.Errorf("the Deployment of the shop that is gone: %v", err)
 		}
@@ -148,14 +148,14 @@ func (o operator) failover() {
 	o.Helper()
 	leader := o.shop(".status.leader")
 	o.kctl("delete", "pod", leader, "--grace-period=0", "--force")
-	bed.Eventually(o, soon, func() error { // webhooks are still asked of the pod that is gone, for a moment
+	testenv.Eventually(o, soon, func() error { // webhooks are still asked of the pod that is gone, for a moment
 		out, err := o.try("scale", "shop", "corner", "--replicas=3")
 		if err != nil {
 			return fmt.Errorf("%w: %s", err, out)
 		}
 		return nil
 	})
-	bed.Eventually(o, soon, func() error {
+	testenv.Eventually(o, soon, func() error {
 		if ready, now := o.shop(".status.readyReplicas"), o.shop(".status.leader"); ready != "3" || now == leader {
 			return fmt.Errorf("%s ready replicas by %s, it was %s", ready, now, leader)
 		}

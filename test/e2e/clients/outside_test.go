@@ -19,7 +19,7 @@ import (
 	"testing"
 	"time"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // accessFlags have the lab's replicas follow the files of the folder that they see as /etc/keelson.
@@ -91,7 +91,7 @@ func (w *world) write(name, text string) error {
 // say changes a file of the replicas until the test ends.
 func (w *world) say(t *testing.T, name, text string) {
 	t.Helper()
-	if !slices.Equal(bed.Lab().Config.ControlPlaneFlags, accessFlags) || bed.Lab().Config.ControlPlaneFiles != w.folder {
+	if !slices.Equal(testenv.Lab().Config.ControlPlaneFlags, accessFlags) || testenv.Lab().Config.ControlPlaneFiles != w.folder {
 		missing(t, "the lab that is up was made without the files of these tests: take it down with 'kctl lab down', so that one is made")
 	}
 	before, err := os.ReadFile(filepath.Join(w.folder, name))
@@ -125,7 +125,7 @@ func (w *world) kubeconfig(port int, path string) string {
 // listen takes one of the ports outside of the cluster.
 func (w *world) listen(t *testing.T, port int) net.Listener {
 	t.Helper()
-	l, err := bed.Host(t, outsideHost).Listen(fmt.Sprintf("%s:%d", outsideIP, port))
+	l, err := testenv.Host(t, outsideHost).Listen(fmt.Sprintf("%s:%d", outsideIP, port))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // pieces of the objects that the policies judge.
@@ -25,7 +25,7 @@ const (
 // words, by parameters that may change; another one writes a label that is missing. What keeps to them runs.
 func TestPolicies(t *testing.T) {
 	t.Parallel()
-	ns := bed.Namespace(t)
+	ns := testenv.Namespace(t)
 	raw, err := os.ReadFile("testdata/policies.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -33,9 +33,9 @@ func TestPolicies(t *testing.T) {
 	policies := strings.ReplaceAll(string(raw), "TESTS_OWN", ns)
 	programs := commandLines()
 	newest := programs[len(programs)-1]
-	bed.Must(t, newest, "-n", ns, "apply", "-f", written(t, policies))
-	t.Cleanup(func() { bed.Kctl(t, "-n", ns, "delete", "-f", written(t, policies)) })
-	if out := bed.Must(t, newest, "-n", ns, "apply", "-f", written(t, policies)); strings.Contains(out, "configured") {
+	testenv.Must(t, newest, "-n", ns, "apply", "-f", written(t, policies))
+	t.Cleanup(func() { testenv.Kctl(t, "-n", ns, "delete", "-f", written(t, policies)) })
+	if out := testenv.Must(t, newest, "-n", ns, "apply", "-f", written(t, policies)); strings.Contains(out, "configured") {
 		t.Errorf("applied again:\n%s", out)
 	}
 	object := func(form, name, labels, image, limits string) string {
@@ -52,8 +52,8 @@ func TestPolicies(t *testing.T) {
 			"a large one": {object(judged, "c", "{}", "keelson.dev/hello:v1", "{memory: 2Gi}"), denied("limits", "a container has less than 1Gi")},
 			"no label":    {object(team, "d", "{a: b}", "", ""), denied("labels", "every deployment names its team")},
 		} {
-			bed.Eventually(t, soon, func() error {
-				out, err := bed.Try(t, program, "-n", ns, "apply", "--dry-run=server", "-f", c.file)
+			testenv.Eventually(t, soon, func() error {
+				out, err := testenv.Try(t, program, "-n", ns, "apply", "--dry-run=server", "-f", c.file)
 				if err == nil || !strings.Contains(out, c.want) {
 					return fmt.Errorf("%s: %s: %v, want %q in\n%s", filepath.Base(program), what, err, c.want, out)
 				}
@@ -64,7 +64,7 @@ func TestPolicies(t *testing.T) {
 	if out, err := try(t, ns, "apply", "-f", object(judged, "audited", "{}", "docker.io/library/nginx:1", "{memory: 32Mi}")); err == nil {
 		t.Errorf("not refused:\n%s", out)
 	}
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		for _, line := range auditLines(t, "registry."+ns) {
 			var e struct{ Annotations map[string]string }
 			if json.Unmarshal(line, &e) == nil && e.Annotations["registry."+ns+"/foreign"] == "docker.io/library/nginx:1" {
@@ -73,22 +73,22 @@ func TestPolicies(t *testing.T) {
 		}
 		return errors.New("no audit record has the policy's annotation")
 	})
-	bed.Kctl(t, "-n", ns, "apply", "-f", object(team, "named", "{team: kitchen}", "", ""))
-	bed.Eventually(t, soon, func() error { // from when every replica knows the policy that writes
-		bed.Kctl(t, "-n", ns, "apply", "-f", object(judged, "good", "{}", "keelson.dev/hello:v1", "{memory: 32Mi}"))
-		if got := bed.Kctl(t, "-n", ns, "get", "pod", "good", "-o", "jsonpath={.metadata.labels.team}"); got != "nobody" {
-			bed.Kctl(t, "-n", ns, "delete", "pod", "good", "--timeout=180s")
+	testenv.Kctl(t, "-n", ns, "apply", "-f", object(team, "named", "{team: kitchen}", "", ""))
+	testenv.Eventually(t, soon, func() error { // from when every replica knows the policy that writes
+		testenv.Kctl(t, "-n", ns, "apply", "-f", object(judged, "good", "{}", "keelson.dev/hello:v1", "{memory: 32Mi}"))
+		if got := testenv.Kctl(t, "-n", ns, "get", "pod", "good", "-o", "jsonpath={.metadata.labels.team}"); got != "nobody" {
+			testenv.Kctl(t, "-n", ns, "delete", "pod", "good", "--timeout=180s")
 			return fmt.Errorf("the label that is missing was written as %q", got)
 		}
 		return nil
 	})
-	bed.Kctl(t, "-n", ns, "apply", "-f", object(judged, "mine", "{team: kitchen}", "keelson.dev/hello:v1", "{memory: 32Mi}"))
-	bed.Kctl(t, "-n", ns, "wait", "--for=condition=Ready", "pods", "good", "mine", "--timeout=180s")
-	if got := bed.Kctl(t, "-n", ns, "get", "pod", "mine", "-o", "jsonpath={.metadata.labels.team}"); got != "kitchen" {
+	testenv.Kctl(t, "-n", ns, "apply", "-f", object(judged, "mine", "{team: kitchen}", "keelson.dev/hello:v1", "{memory: 32Mi}"))
+	testenv.Kctl(t, "-n", ns, "wait", "--for=condition=Ready", "pods", "good", "mine", "--timeout=180s")
+	if got := testenv.Kctl(t, "-n", ns, "get", "pod", "mine", "-o", "jsonpath={.metadata.labels.team}"); got != "kitchen" {
 		t.Errorf("the label that was there became %q", got)
 	}
-	bed.Kctl(t, "-n", ns, "patch", "configmap", "allowed", "--type=merge", "-p", `{"data":{"registry":"docker.io/"}}`)
-	bed.Eventually(t, soon, func() error {
+	testenv.Kctl(t, "-n", ns, "patch", "configmap", "allowed", "--type=merge", "-p", `{"data":{"registry":"docker.io/"}}`)
+	testenv.Eventually(t, soon, func() error {
 		out, err := try(t, ns, "apply", "--dry-run=server", "-f", object(judged, "e", "{}", "keelson.dev/hello:v1", "{memory: 32Mi}"))
 		if err == nil || !strings.Contains(out, denied("registry", "images come from docker.io/, not: keelson.dev/hello:v1")) {
 			return fmt.Errorf("with another parameter: %v\n%s", err, out)

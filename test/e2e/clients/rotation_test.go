@@ -18,20 +18,20 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // presents waits until every pod of the servers has a certificate.
 func (s *servers) presents(cert []byte) {
 	s.Helper()
 	want, _ := pem.Decode(cert)
-	pods, err := bed.Client(s).CoreV1().Pods(s.ns).List(context.Background(), metav1.ListOptions{LabelSelector: "app=hooks"})
+	pods, err := testenv.Client(s).CoreV1().Pods(s.ns).List(context.Background(), metav1.ListOptions{LabelSelector: "app=hooks"})
 	if err != nil {
 		s.Fatal(err)
 	}
 	for _, p := range pods.Items {
-		node := bed.Host(s, p.Spec.NodeName)
-		bed.Eventually(s, soon, func() error {
+		node := testenv.Host(s, p.Spec.NodeName)
+		testenv.Eventually(s, soon, func() error {
 			conn, err := node.Dial(context.Background(), p.Status.PodIP+":8443")
 			if err != nil {
 				return err
@@ -57,23 +57,23 @@ func (s *servers) trust(ns, name string, certs ...[]byte) {
 		all = append(all, c...)
 	}
 	patch := fmt.Sprintf(`[{"op":"replace","path":"/webhooks/0/clientConfig/caBundle","value":%q}]`, base64.StdEncoding.EncodeToString(all))
-	bed.Kctl(s, "patch", "validatingwebhookconfiguration", name+"."+ns, "--type=json", "-p", patch)
+	testenv.Kctl(s, "patch", "validatingwebhookconfiguration", name+"."+ns, "--type=json", "-p", patch)
 }
 
 // F41: the certificate of a webhook that fails closed is exchanged while it is in use: with both in the caBundle for the
 // time between, no write fails at any replica.
 func TestWebhookCertificateRotation(t *testing.T) {
 	t.Parallel()
-	s, ns := install(t, 2), bed.Namespace(t)
+	s, ns := install(t, 2), testenv.Namespace(t)
 	first := s.ca
 	validating(t, ns, "rotated", hook{from: s, path: "/allow", rules: aboutMaps, more: "failurePolicy: Fail"})
 	stop := make(chan struct{})
 	var writers sync.WaitGroup
-	writes := make([]atomic.Int64, len(bed.Replicas())) // of each replica
+	writes := make([]atomic.Int64, len(testenv.Replicas())) // of each replica
 	end := sync.OnceFunc(func() { close(stop); writers.Wait() })
 	t.Cleanup(end)
-	for i, replica := range bed.Replicas() {
-		maps := bed.ClientAt(t, replica).CoreV1().ConfigMaps(ns)
+	for i, replica := range testenv.Replicas() {
+		maps := testenv.ClientAt(t, replica).CoreV1().ConfigMaps(ns)
 		writers.Go(func() {
 			for {
 				select {
@@ -91,9 +91,9 @@ func TestWebhookCertificateRotation(t *testing.T) {
 	}
 	cert, key := selfSigned(t, fmt.Sprintf("hooks.%s.svc", s.ns))
 	more := func() { // writes at every replica since
-		for i, replica := range bed.Replicas() {
+		for i, replica := range testenv.Replicas() {
 			from := writes[i].Load()
-			bed.Eventually(t, soon, func() error {
+			testenv.Eventually(t, soon, func() error {
 				if n := writes[i].Load() - from; n < 10 && !t.Failed() {
 					return fmt.Errorf("%d writes through %s", n, replica)
 				}
@@ -106,7 +106,7 @@ func TestWebhookCertificateRotation(t *testing.T) {
 	more()
 	data, err := json.Marshal(map[string]any{"data": map[string][]byte{v1.TLSCertKey: cert, v1.TLSPrivateKeyKey: key}})
 	if err == nil {
-		_, err = bed.Client(t).CoreV1().Secrets(s.ns).
+		_, err = testenv.Client(t).CoreV1().Secrets(s.ns).
 			Patch(context.Background(), "hooks-certs", types.MergePatchType, data, metav1.PatchOptions{})
 	}
 	if err != nil {
@@ -118,7 +118,7 @@ func TestWebhookCertificateRotation(t *testing.T) {
 	more()
 	end()
 	s.trust(ns, "rotated", first) // and without the time between it is refused, as it should be
-	for _, replica := range bed.Replicas() {
+	for _, replica := range testenv.Replicas() {
 		createEventually(t, ns, replica, func(_ *v1.ConfigMap, err error) error {
 			if !apierrors.IsInternalError(err) || !strings.Contains(err.Error(), "certificate") {
 				return fmt.Errorf("%s with the former certificate's authority: %w", replica, err)
@@ -126,7 +126,7 @@ func TestWebhookCertificateRotation(t *testing.T) {
 			return nil
 		})
 	}
-	for i, replica := range bed.Replicas() {
+	for i, replica := range testenv.Replicas() {
 		t.Logf("%d writes through %s while the certificate was exchanged", writes[i].Load(), replica)
 	}
 }
@@ -134,8 +134,8 @@ func TestWebhookCertificateRotation(t *testing.T) {
 // P29: a webhook on everything that fails closed does not lock the cluster out when its only pod goes: the cluster's
 // own parts bring the pod back in its namespace, nodes stay ready, and everything else waits for it.
 func TestWebhookOnEverything(t *testing.T) {
-	s, ns := install(t, 1), bed.Namespace(t)
-	cs := bed.Client(t)
+	s, ns := install(t, 1), testenv.Namespace(t)
+	cs := testenv.Client(t)
 	pods, err := cs.CoreV1().Pods(s.ns).List(context.Background(), metav1.ListOptions{})
 	if err != nil || len(pods.Items) != 1 {
 		t.Fatalf("%d pods: %v", len(pods.Items), err)
@@ -150,7 +150,7 @@ func TestWebhookOnEverything(t *testing.T) {
 		t.Fatal(err)
 	}
 	n, held := 0, false
-	bed.Eventually(t, soon, func() error { // people wait for it
+	testenv.Eventually(t, soon, func() error { // people wait for it
 		n++
 		_, err := cs.CoreV1().ConfigMaps(ns).Create(context.Background(), configMap(fmt.Sprint("m-", n)), metav1.CreateOptions{})
 		if refused(err) {
@@ -165,7 +165,7 @@ func TestWebhookOnEverything(t *testing.T) {
 		}
 		return errors.Join(fmt.Errorf("nobody was held up: %w", err), listed)
 	})
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		n++
 		_, err := cs.CoreV1().ConfigMaps(ns).Create(context.Background(), configMap(fmt.Sprint("m-", n)), metav1.CreateOptions{})
 		return err

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"syscall"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // deviceSize prints how large a pod's device is.
@@ -143,7 +143,7 @@ func (b beside) away() {
 	b.gonePods("driver-0")
 	b.kctl("delete", "--wait=false", "pod/raw", "pod/raw-again", "pod/own", "pod/writer")
 	for _, pod := range []string{"raw", "raw-again", "own"} {
-		bed.Eventually(b, soon, func() error {
+		testenv.Eventually(b, soon, func() error {
 			out, err := b.try("why", "pod/"+pod)
 			if !strings.Contains(out, "a volume cannot be unmounted") || !strings.Contains(out, b.driver) {
 				return fmt.Errorf("why pod %s stays: %v\n%s", pod, err, out)
@@ -168,7 +168,7 @@ func (b beside) attachmentOf(claim string) string {
 
 func (b beside) gonePods(names ...string) {
 	b.Helper()
-	bed.Eventually(b, soon, func() error {
+	testenv.Eventually(b, soon, func() error {
 		out, err := b.try("get", "pods", "-o", "jsonpath={.items[*].metadata.name}")
 		for _, name := range names {
 			for _, there := range strings.Fields(out) {
@@ -193,8 +193,8 @@ func (b beside) unmounted(handles []string) {
 	if len(handles) == 0 {
 		b.Error("there were no volumes")
 	}
-	bed.Eventually(b, soon, func() error {
-		out, err := bed.Host(b, sidecarNode).Command(b.Context(), "sh", "-c",
+	testenv.Eventually(b, soon, func() error {
+		out, err := testenv.Host(b, sidecarNode).Command(b.Context(), "sh", "-c",
 			"cat /proc/self/mountinfo && { cat /sys/block/loop*/loop/backing_file 2>/dev/null || true; }").Output() // there may be no loop device
 		for _, h := range append(handles, b.driver) { // which is in the paths where volumes are staged
 			for line := range strings.Lines(string(out)) {

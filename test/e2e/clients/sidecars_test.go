@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // sidecarNode has the driver, and all that wants to be at its socket.
@@ -34,12 +34,12 @@ type beside struct {
 
 func (b beside) kctl(args ...string) string {
 	b.Helper()
-	return strings.TrimSpace(bed.Kctl(b, append([]string{"-n", b.ns}, args...)...))
+	return strings.TrimSpace(testenv.Kctl(b, append([]string{"-n", b.ns}, args...)...))
 }
 
 func (b beside) try(args ...string) (string, error) {
 	b.Helper()
-	out, err := bed.Try(b, filepath.Join(bed.Lab().Config.BinDir, "kctl"), append([]string{"-n", b.ns}, args...)...)
+	out, err := testenv.Try(b, filepath.Join(testenv.Lab().Config.BinDir, "kctl"), append([]string{"-n", b.ns}, args...)...)
 	return strings.TrimSpace(out), err
 }
 
@@ -62,7 +62,7 @@ func (b beside) read(file string) string {
 // becomes waits until something of an object has a value.
 func (b beside) becomes(want, object, path string) {
 	b.Helper()
-	bed.Eventually(b, soon, func() error {
+	testenv.Eventually(b, soon, func() error {
 		out, err := b.try("get", object, "-o", "jsonpath={"+path+"}")
 		if err != nil || out != want {
 			return fmt.Errorf("%s of %s is %q, not %q: %v", path, object, out, want, err)
@@ -74,7 +74,7 @@ func (b beside) becomes(want, object, path string) {
 // gone waits until nothing of a kind names the driver.
 func (b beside) gone(kind string) {
 	b.Helper()
-	bed.Eventually(b, soon, func() error {
+	testenv.Eventually(b, soon, func() error {
 		out, err := b.try("get", kind, "-o", "yaml")
 		if err != nil && !strings.Contains(out, "not found") || err == nil && strings.Contains(out, b.driver) {
 			return fmt.Errorf("left of %s: %v %.2000s", kind, err, out)
@@ -86,7 +86,7 @@ func (b beside) gone(kind string) {
 // loadDriver makes the image of the driver: with its registrar and the programs of the file system, as such images have them.
 func (b beside) loadDriver() {
 	b.Helper()
-	dir := bed.Build(b, "keelson.dev/keelson/test/e2e/clients/attachingdriver", "keelson.dev/keelson/test/e2e/sidecar")
+	dir := testenv.Build(b, "keelson.dev/keelson/test/e2e/clients/attachingdriver", "keelson.dev/keelson/test/e2e/sidecar")
 	files := map[string]string{"driver": filepath.Join(dir, "attachingdriver"), "sidecar": filepath.Join(dir, "sidecar")}
 	library := regexp.MustCompile(`/[^ ]+`)
 	for _, tool := range []string{"mkfs.ext4", "e2fsck", "resize2fs"} {
@@ -100,7 +100,7 @@ func (b beside) loadDriver() {
 			files[l[1:]] = l
 		}
 	}
-	bed.LoadImage(b, "example.com/csi/attaching:v1", files, "/driver")
+	testenv.LoadImage(b, "example.com/csi/attaching:v1", files, "/driver")
 }
 
 // install puts the driver into the cluster, and the programs with the rights and kinds that they are released with.
@@ -112,20 +112,20 @@ func (b beside) install() {
 		if b.Failed() {
 			b.tell()
 		}
-		bed.Kctl(b, append([]string{"delete", "--ignore-not-found"}, b.global()...)...)
-		bed.Kctl(b, "delete", "--ignore-not-found", "-k", crds)
+		testenv.Kctl(b, append([]string{"delete", "--ignore-not-found"}, b.global()...)...)
+		testenv.Kctl(b, "delete", "--ignore-not-found", "-k", crds)
 		for _, s := range sidecarImages {
 			b.kctl("delete", "--ignore-not-found", "-f", b.rights(s.name))
 		}
 	})
-	bed.Kctl(b, "apply", "-k", crds)
-	bed.Kctl(b, "wait", "--for=condition=Established", "--timeout=180s", "crd/volumesnapshots.snapshot.storage.k8s.io",
+	testenv.Kctl(b, "apply", "-k", crds)
+	testenv.Kctl(b, "wait", "--for=condition=Established", "--timeout=180s", "crd/volumesnapshots.snapshot.storage.k8s.io",
 		"crd/volumesnapshotcontents.snapshot.storage.k8s.io", "crd/volumesnapshotclasses.snapshot.storage.k8s.io")
 	b.apply(b.read("testdata/csidriver.yaml"), "podInfoOnMount: false", "podInfoOnMount: true, fsGroupPolicy: File", "[Persistent]", "[Persistent, Ephemeral]")
 	b.apply(b.read("testdata/csiattributes.yaml"))
 	for _, s := range sidecarImages {
 		image := "registry.k8s.io/sig-storage/" + s.name + ":" + s.release
-		bed.LoadImage(b, image, map[string]string{s.name: filepath.Join(b.programs, s.name)}, "/"+s.name)
+		testenv.LoadImage(b, image, map[string]string{s.name: filepath.Join(b.programs, s.name)}, "/"+s.name)
 		b.kctl("apply", "-f", b.rights(s.name))
 		b.apply(b.read("testdata/csisidecar.yaml"), "SIDECAR", s.name, "IMAGE", image, "ARGS", s.args)
 	}
@@ -138,8 +138,8 @@ func (b beside) install() {
 // noFiles waits until there are no files in folders of the driver's node.
 func (b beside) noFiles(dirs ...string) {
 	b.Helper()
-	bed.Eventually(b, soon, func() error {
-		out, err := bed.Host(b, sidecarNode).Command(b.Context(), append(append([]string{"find"}, dirs...), "-type", "f")...).CombinedOutput()
+	testenv.Eventually(b, soon, func() error {
+		out, err := testenv.Host(b, sidecarNode).Command(b.Context(), append(append([]string{"find"}, dirs...), "-type", "f")...).CombinedOutput()
 		if err != nil || len(out) > 0 {
 			return fmt.Errorf("left on the node: %q, %v", out, err)
 		}
@@ -197,7 +197,7 @@ func (b beside) sh(pod, script string) string {
 // themselves.
 func TestCommunitySidecars(t *testing.T) {
 	t.Parallel() // it waits for a lease most of the time
-	b := beside{T: t, ns: bed.Namespace(t), programs: program(t, "csi-sidecars")}
+	b := beside{T: t, ns: testenv.Namespace(t), programs: program(t, "csi-sidecars")}
 	b.driver = b.ns + ".csi.example"
 	began := time.Now()
 	b.install()
@@ -282,14 +282,14 @@ func (b beside) waits() {
 	b.ready("second")
 	b.made("wait")
 	b.becomes(sidecarNode, "pod/second", ".spec.nodeName")
-	bed.Eventually(b, soon, func() error { // it may have done its last work while it ended
+	testenv.Eventually(b, soon, func() error { // it may have done its last work while it ended
 		now, err := holder()
 		if err == nil && (now == first || now == "") {
 			err = fmt.Errorf("the lease is held by %q, and was by %q", now, first)
 		}
 		return err
 	})
-	bed.Eventually(b, soon, func() error {
+	testenv.Eventually(b, soon, func() error {
 		out, err := b.try("get", "events", "--field-selector=involvedObject.name=vast,reason=FailedScheduling", "-o", "jsonpath={.items[*].message}")
 		if err != nil || !strings.Contains(out, "did not have enough free storage") {
 			return fmt.Errorf("the pod that no node has room for: %q, %w", out, err)
@@ -307,7 +307,7 @@ func (b beside) grows(volume string) {
 	b.kctl("patch", "pvc/now", "--type=merge", "-p", `{"spec": {"resources": {"requests": {"storage": "40Mi"}}}}`)
 	b.becomes("40Mi", "pv/"+volume, ".spec.capacity.storage")
 	b.kctl("delete", "pod/writer")
-	bed.Eventually(b, soon, func() error {
+	testenv.Eventually(b, soon, func() error {
 		out, err := b.try("get", "volumeattachments", "-o", "yaml")
 		if err != nil || strings.Contains(out, volume) {
 			return fmt.Errorf("volume %s is still attached: %v", volume, err)
@@ -378,13 +378,13 @@ func (b beside) removes() {
 	b.noFiles(dir)
 	b.unmounted(handles)
 	b.kctl("delete", "deployment,statefulset", "--all")
-	bed.Eventually(b, soon, func() error {
+	testenv.Eventually(b, soon, func() error {
 		if out := b.kctl("get", "pods", "-o", "name"); out != "" {
 			return errors.New("pods are still there: " + out)
 		}
 		return nil
 	})
-	if out, err := bed.Host(b, sidecarNode).Command(b.Context(), "rm", "-rf", dir).CombinedOutput(); err != nil {
+	if out, err := testenv.Host(b, sidecarNode).Command(b.Context(), "rm", "-rf", dir).CombinedOutput(); err != nil {
 		b.Errorf("%s: %v", out, err)
 	}
 }

@@ -16,7 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 func configMap(name string) *v1.ConfigMap {
@@ -26,9 +26,9 @@ func configMap(name string) *v1.ConfigMap {
 // createEventually creates a config map as soon as a replica knows what was configured a moment ago, of which cond judges.
 func createEventually(t testing.TB, ns, replica string, cond func(*v1.ConfigMap, error) error) {
 	t.Helper()
-	maps := bed.ClientAt(t, replica).CoreV1().ConfigMaps(ns)
+	maps := testenv.ClientAt(t, replica).CoreV1().ConfigMaps(ns)
 	n := 0
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		n++
 		return cond(maps.Create(context.Background(), configMap(fmt.Sprintf("%s-%d", replica, n)), metav1.CreateOptions{}))
 	})
@@ -38,10 +38,10 @@ func createEventually(t testing.TB, ns, replica string, cond func(*v1.ConfigMap,
 // them denies is denied, with its name and words; one that would change something has failed, and what it says is ignored.
 func TestValidatingWebhooksSideBySide(t *testing.T) {
 	t.Parallel()
-	s, ns := install(t, 1), bed.Namespace(t)
+	s, ns := install(t, 1), testenv.Namespace(t)
 	t.Run("together", func(t *testing.T) { together(t, s, ns) })
 	validating(t, ns, "tamper", hook{from: s, path: "/tamper", rules: aboutMaps})
-	for _, replica := range bed.Replicas() {
+	for _, replica := range testenv.Replicas() {
 		createEventually(t, ns, replica, func(_ *v1.ConfigMap, err error) error {
 			if !apierrors.IsInternalError(err) || !strings.Contains(err.Error(), "validating webhook may not return response.patch") {
 				return fmt.Errorf("%s: a validating webhook that sends a patch: %w", replica, err)
@@ -52,7 +52,7 @@ func TestValidatingWebhooksSideBySide(t *testing.T) {
 	validating(t, ns, "deny", hook{name: "no", from: s, path: "/deny", rules: aboutMaps},
 		hook{name: "yes", from: s, path: "/allow", rules: aboutMaps})
 	denied := fmt.Sprintf(`admission webhook "no.%s.example.com" denied the request: never`, ns)
-	for _, replica := range bed.Replicas() {
+	for _, replica := range testenv.Replicas() {
 		createEventually(t, ns, replica, func(_ *v1.ConfigMap, err error) error {
 			if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), denied) {
 				return fmt.Errorf("%s: what one of three denies: %w", replica, err)
@@ -70,10 +70,10 @@ func together(t *testing.T, s *servers, ns string) {
 	}
 	validating(t, ns, "together", append(all, hook{name: "tamper", from: s, path: "/tamper", rules: aboutMaps, more: "failurePolicy: Ignore"})...)
 	n := 0
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		n++
 		m := &v1.ConfigMap{}
-		got := bed.ClientAt(t, bed.Replicas()[0]).CoreV1().RESTClient().Post().Namespace(ns).Resource("configmaps").
+		got := testenv.ClientAt(t, testenv.Replicas()[0]).CoreV1().RESTClient().Post().Namespace(ns).Resource("configmaps").
 			Body(configMap(fmt.Sprintf("together-%d", n))).Do(context.Background())
 		if err := got.Into(m); apierrors.IsForbidden(err) {
 			t.Fatal(err)
@@ -103,13 +103,13 @@ const (
 // back its constraints are in force again.
 func TestPolicyEngine(t *testing.T) {
 	t.Parallel()
-	s, ns := install(t, 1), bed.Namespace(t)
+	s, ns := install(t, 1), testenv.Namespace(t)
 	s.apply("testdata/constraints.yaml")
 	t.Cleanup(func() {
-		bed.Kctl(t, "delete", "crd", "requiredlimits.policy.example.com")
-		bed.Kctl(t, "delete", "clusterrole,clusterrolebinding", s.ns+"-constraints")
+		testenv.Kctl(t, "delete", "crd", "requiredlimits.policy.example.com")
+		testenv.Kctl(t, "delete", "clusterrole,clusterrolebinding", s.ns+"-constraints")
 	})
-	bed.Kctl(t, "wait", "--for=condition=Established", "crd/requiredlimits.policy.example.com", "--timeout=180s")
+	testenv.Kctl(t, "wait", "--for=condition=Established", "crd/requiredlimits.policy.example.com", "--timeout=180s")
 	label(t, s.ns, `{"policy.example.com/ignore":"engine"}`)
 	label(t, ns, `{"policy.example.com/of":"`+ns+`"}`)
 	label(t, s.ns, `{"policy.example.com/of":"`+ns+`"}`)
@@ -117,15 +117,15 @@ func TestPolicyEngine(t *testing.T) {
 		selector: "{matchLabels: {policy.example.com/of: " + ns + "}, " +
 			"matchExpressions: [{key: policy.example.com/ignore, operator: DoesNotExist}]}"})
 	constraint := func(name, limit, action string) {
-		bed.Kctl(t, "apply", "-f", written(t, strings.NewReplacer("NAME", name, "LIMIT", limit, "ACTION", action).Replace(mustLimit)))
+		testenv.Kctl(t, "apply", "-f", written(t, strings.NewReplacer("NAME", name, "LIMIT", limit, "ACTION", action).Replace(mustLimit)))
 	}
 	constraint("must-have-memory", "memory", "deny")
 	constraint("should-have-cpu", "cpu", "warn")
 	denied := fmt.Sprintf(`admission webhook "hook.%s.example.com" denied the request: `, ns) +
 		"[must-have-memory] all containers must have resource limits: main has none of memory"
-	for _, replica := range bed.Replicas() { // any of them may be the one that is asked below
-		bed.Eventually(t, soon, func() error {
-			_, err := bed.ClientAt(t, replica).CoreV1().Pods(ns).Create(context.Background(), onePod("bad"), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	for _, replica := range testenv.Replicas() { // any of them may be the one that is asked below
+		testenv.Eventually(t, soon, func() error {
+			_, err := testenv.ClientAt(t, replica).CoreV1().Pods(ns).Create(context.Background(), onePod("bad"), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 			if !apierrors.IsForbidden(err) {
 				return fmt.Errorf("%s: what the engine denies: %w", replica, err)
 			}
@@ -133,8 +133,8 @@ func TestPolicyEngine(t *testing.T) {
 		})
 	}
 	for _, program := range commandLines() {
-		bed.Eventually(t, soon, func() error {
-			out, err := bed.Try(t, program, "-n", ns, "apply", "-f", written(t, strings.ReplaceAll(unlimited, "NAME", "bad")))
+		testenv.Eventually(t, soon, func() error {
+			out, err := testenv.Try(t, program, "-n", ns, "apply", "-f", written(t, strings.ReplaceAll(unlimited, "NAME", "bad")))
 			if err == nil || !strings.Contains(out, denied) || !strings.Contains(out, "Forbidden") {
 				return fmt.Errorf("%s: %v, want %q in\n%s", filepath.Base(program), err, denied, out)
 			}
@@ -142,20 +142,20 @@ func TestPolicyEngine(t *testing.T) {
 		})
 	}
 	audit(t, ns)
-	out := bed.Kctl(t, "-n", ns, "apply", "-f", written(t, strings.ReplaceAll(limited, "NAME", "good")))
+	out := testenv.Kctl(t, "-n", ns, "apply", "-f", written(t, strings.ReplaceAll(limited, "NAME", "good")))
 	if !strings.Contains(out, "Warning: [should-have-cpu]") {
 		t.Errorf("the other constraint does not warn:\n%s", out)
 	}
-	if out := bed.Kctl(t, "get", "constraints"); !strings.Contains(out, "must-have-memory   deny") {
+	if out := testenv.Kctl(t, "get", "constraints"); !strings.Contains(out, "must-have-memory   deny") {
 		t.Errorf("the constraints are shown as\n%s", out)
 	}
 	s.kctl("run", "exempt", "--image=keelson.dev/hello:v1")
 
 	s.kctl("scale", "deployment/hooks", "--replicas=0")
 	s.kctl("wait", "--for=delete", "pods", "-l", "app=hooks", "--timeout=180s")
-	for _, replica := range bed.Replicas() {
-		bed.Eventually(t, soon, func() error {
-			_, err := bed.ClientAt(t, replica).CoreV1().Pods(ns).Create(context.Background(), onePod("late"), metav1.CreateOptions{})
+	for _, replica := range testenv.Replicas() {
+		testenv.Eventually(t, soon, func() error {
+			_, err := testenv.ClientAt(t, replica).CoreV1().Pods(ns).Create(context.Background(), onePod("late"), metav1.CreateOptions{})
 			if !apierrors.IsInternalError(err) || !strings.Contains(err.Error(), fmt.Sprintf(`failed calling webhook "hook.%s.example.com"`, ns)) {
 				return fmt.Errorf("%s without the engine: %w", replica, err)
 			}
@@ -165,7 +165,7 @@ func TestPolicyEngine(t *testing.T) {
 	s.kctl("run", "exempt-too", "--image=keelson.dev/hello:v1")
 	s.kctl("scale", "deployment/hooks", "--replicas=1")
 	s.kctl("rollout", "status", "deployment/hooks", "--timeout=180s")
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		out, err := try(t, ns, "apply", "-f", written(t, strings.ReplaceAll(unlimited, "NAME", "bad")))
 		if err == nil || !strings.Contains(out, denied) {
 			return fmt.Errorf("with the engine again: %v\n%s", err, out)
@@ -183,7 +183,7 @@ func onePod(name string) *v1.Pod {
 func audit(t *testing.T, ns string) {
 	t.Helper()
 	key := fmt.Sprintf("hook.%s.example.com/denied-by", ns)
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		for _, line := range auditLines(t, ns) {
 			var e struct{ Annotations map[string]string }
 			if json.Unmarshal(line, &e) == nil && e.Annotations[key] == "must-have-memory" {
@@ -197,8 +197,8 @@ func audit(t *testing.T, ns string) {
 // auditLines are the records of all replicas in which a word stands.
 func auditLines(t testing.TB, word string) (out [][]byte) {
 	t.Helper()
-	for _, replica := range bed.Replicas() {
-		path := filepath.Join(filepath.Dir(bed.Host(t, replica).LogFile()), "lib/controlplane/audit/audit.log")
+	for _, replica := range testenv.Replicas() {
+		path := filepath.Join(filepath.Dir(testenv.Host(t, replica).LogFile()), "lib/controlplane/audit/audit.log")
 		f, err := os.Open(path)
 		if errors.Is(err, os.ErrNotExist) {
 			continue // the replica has not been asked for anything that is recorded

@@ -19,7 +19,7 @@ import (
 	dra "k8s.io/kubelet/pkg/apis/dra/v1"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"keelson.dev/keelson/internal/wholefile"
+	"keelson.dev/keelson/internal/durable"
 )
 
 func main() {
@@ -154,7 +154,7 @@ func (d *driver) describe(c *dra.Claim) error {
 	if err != nil {
 		return err
 	}
-	return wholefile.Replace(d.file(c), b)
+	return durable.Replace(d.file(c), b)
 }
 
 // NodeUnprepareResources implements the plugin service.

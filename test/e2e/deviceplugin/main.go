@@ -25,7 +25,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"keelson.dev/keelson/internal/wholefile"
+	"keelson.dev/keelson/internal/durable"
 )
 
 func main() {
@@ -325,7 +325,7 @@ func (p *plugin) describe() error {
 	if err != nil {
 		return err
 	}
-	return wholefile.Replace(filepath.Join(p.cdi, p.name+".json"), b)
+	return durable.Replace(filepath.Join(p.cdi, p.name+".json"), b)
 }
 
 // PreStartContainer implements the plugin service.

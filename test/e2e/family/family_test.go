@@ -15,19 +15,19 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"keelson.dev/keelson/deploy/lab"
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 const soon = 2 * time.Minute
 
 func TestMain(m *testing.M) {
-	os.Exit(bed.MainOn(func(c *lab.Config) { c.ControlPlanes, c.Workers = 1, 2 }, m))
+	os.Exit(testenv.MainOn(func(c *lab.Config) { c.ControlPlanes, c.Workers = 1, 2 }, m))
 }
 
 // pod runs a server and a shell on a worker.
 func pod(t *testing.T, ns, name, worker string) *v1.Pod {
 	t.Helper()
-	cs, zero := bed.Client(t), int64(0)
+	cs, zero := testenv.Client(t), int64(0)
 	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": "web"}}, Spec: v1.PodSpec{NodeName: worker, TerminationGracePeriodSeconds: &zero,
 		Containers: []v1.Container{{Name: "web", Image: "keelson.dev/hello:v1", ReadinessProbe: &v1.Probe{PeriodSeconds: 1,
 			ProbeHandler: v1.ProbeHandler{HTTPGet: &v1.HTTPGetAction{Path: "/healthz", Port: intstr.FromInt32(8080)}}}},
@@ -36,7 +36,7 @@ func pod(t *testing.T, ns, name, worker string) *v1.Pod {
 		t.Fatal(err)
 	}
 	var got *v1.Pod
-	bed.Eventually(t, soon, func() (err error) {
+	testenv.Eventually(t, soon, func() (err error) {
 		got, err = cs.CoreV1().Pods(ns).Get(t.Context(), name, metav1.GetOptions{})
 		if err == nil && !slices.ContainsFunc(got.Status.Conditions, func(c v1.PodCondition) bool { return c.Type == v1.PodReady && c.Status == v1.ConditionTrue }) {
 			err = fmt.Errorf("pod %s: %+v", name, got.Status)
@@ -48,8 +48,8 @@ func pod(t *testing.T, ns, name, worker string) *v1.Pod {
 
 func reaches(t *testing.T, from *v1.Pod, address string, port int, want string) {
 	t.Helper()
-	bed.Eventually(t, soon, func() error {
-		out, err := bed.Try(t, bed.Lab().Config.BinDir+"/kctl", "-n", from.Namespace, "exec", from.Name, "-c", "ask", "--", "sh", "-c",
+	testenv.Eventually(t, soon, func() error {
+		out, err := testenv.Try(t, testenv.Lab().Config.BinDir+"/kctl", "-n", from.Namespace, "exec", from.Name, "-c", "ask", "--", "sh", "-c",
 			fmt.Sprintf(`printf 'GET / HTTP/1.0\r\n\r\n' | nc -w 3 %s %d`, address, port))
 		if err == nil && !strings.Contains(out, want) {
 			err = errors.New("another answer")
@@ -64,23 +64,23 @@ func reaches(t *testing.T, from *v1.Pod, address string, port int, want string) 
 // F108 F117: after the verb add-family on the replica, nodes have ranges of both families and new pods addresses of both, also
 // between nodes whose link has IPv4 alone; pods of before run on as they are, and a Service has what it asks for.
 func TestSecondFamilyIsAdded(t *testing.T) {
-	if !bed.Owned() {
+	if !testenv.Owned() {
 		t.Skip("a family stays: not on a lab that was up before")
 	}
-	cs, ns := bed.Client(t), bed.Namespace(t)
+	cs, ns := testenv.Client(t), testenv.Namespace(t)
 	old := pod(t, ns, "old", "w1")
-	replica := bed.Host(t, "cp1")
-	if err := bed.Lab().Stop(t.Context(), "cp1"); err != nil {
+	replica := testenv.Host(t, "cp1")
+	if err := testenv.Lab().Stop(t.Context(), "cp1"); err != nil {
 		t.Fatal(err)
 	}
-	out, err := replica.Command(t.Context(), bed.Lab().Config.BinDir+"/keelson-controlplane", "add-family", "--cluster-cidr="+lab.ClusterCIDR6, "--service-cidr="+lab.ServiceCIDR6).CombinedOutput()
+	out, err := replica.Command(t.Context(), testenv.Lab().Config.BinDir+"/keelson-controlplane", "add-family", "--cluster-cidr="+lab.ClusterCIDR6, "--service-cidr="+lab.ServiceCIDR6).CombinedOutput()
 	if err != nil {
 		t.Fatalf("add-family: %v: %s", err, out)
 	}
-	if err := bed.Lab().Restart(t.Context(), "cp1"); err != nil {
+	if err := testenv.Lab().Restart(t.Context(), "cp1"); err != nil {
 		t.Fatal(err)
 	}
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		nodes, err := cs.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			return err
@@ -95,7 +95,7 @@ func TestSecondFamilyIsAdded(t *testing.T) {
 	var young []*v1.Pod
 	for _, w := range []string{"w1", "w2"} {
 		// Its agent may learn a moment later than the Node says it.
-		bed.Eventually(t, soon, func() error {
+		testenv.Eventually(t, soon, func() error {
 			p := pod(t, ns, fmt.Sprintf("young-%s-%d", w, time.Now().UnixNano()), w)
 			if len(p.Status.PodIPs) != 2 {
 				return fmt.Errorf("pod %s has %v", p.Name, p.Status.PodIPs)
@@ -116,7 +116,7 @@ func TestSecondFamilyIsAdded(t *testing.T) {
 	}
 	both := v1.IPFamilyPolicyRequireDualStack
 	var svc *v1.Service
-	bed.Eventually(t, soon, func() (err error) {
+	testenv.Eventually(t, soon, func() (err error) {
 		svc, err = cs.CoreV1().Services(ns).Create(t.Context(), &v1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: v1.ServiceSpec{
 			IPFamilyPolicy: &both, Selector: map[string]string{"app": "web"}, Ports: []v1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080)}}}}, metav1.CreateOptions{})
 		return err

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"keelson.dev/keelson/deploy/lab"
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 const (
@@ -25,7 +25,7 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	os.Exit(bed.MainOn(func(c *lab.Config) { c.Links, c.Families = 2, lab.FamilyIPv6 }, m))
+	os.Exit(testenv.MainOn(func(c *lab.Config) { c.Links, c.Families = 2, lab.FamilyIPv6 }, m))
 }
 
 // get asks for a page without a resolver, which some C libraries want for an address as well.
@@ -35,10 +35,10 @@ func get(address string, port int) string {
 
 // F107 F108 F117: three replicas and workers on two links have IPv6 alone; pods reach each other, Services and the API.
 func TestClusterOfIPv6(t *testing.T) {
-	if bed.Lab().Config.Families != lab.FamilyIPv6 {
+	if testenv.Lab().Config.Families != lab.FamilyIPv6 {
 		t.Skip("the lab that is up has IPv4: take it away with 'kctl lab down'")
 	}
-	cs, ns := bed.Client(t), bed.Namespace(t)
+	cs, ns := testenv.Client(t), testenv.Namespace(t)
 	zero := int64(0)
 	var pods []*v1.Pod
 	for _, w := range []string{"w1", "w2", "w3"} {
@@ -50,7 +50,7 @@ func TestClusterOfIPv6(t *testing.T) {
 		if _, err := cs.CoreV1().Pods(ns).Create(t.Context(), p, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		bed.Eventually(t, soon, func() error {
+		testenv.Eventually(t, soon, func() error {
 			got, err := cs.CoreV1().Pods(ns).Get(t.Context(), p.Name, metav1.GetOptions{})
 			if err == nil && (got.Status.Phase != v1.PodRunning || !got.Status.ContainerStatuses[0].Ready) {
 				err = fmt.Errorf("pod %s: %+v", p.Name, got.Status)
@@ -73,8 +73,8 @@ func TestClusterOfIPv6(t *testing.T) {
 	}
 	within := func(p *v1.Pod, command, want string) {
 		t.Helper()
-		bed.Eventually(t, soon, func() error {
-			out, err := bed.Try(t, bed.Lab().Config.BinDir+"/kctl", "-n", ns, "exec", p.Name, "-c", "ask", "--", "sh", "-c", command)
+		testenv.Eventually(t, soon, func() error {
+			out, err := testenv.Try(t, testenv.Lab().Config.BinDir+"/kctl", "-n", ns, "exec", p.Name, "-c", "ask", "--", "sh", "-c", command)
 			if err == nil && !strings.Contains(out, want) {
 				err = errors.New("another answer")
 			}
@@ -91,19 +91,19 @@ func TestClusterOfIPv6(t *testing.T) {
 		within(p, get(svc.Spec.ClusterIP, 80), "web-")
 		within(p, `printf 'GET /api HTTP/1.0\r\n\r\n' | nc -w 3 "$KUBERNETES_SERVICE_HOST" "$KUBERNETES_SERVICE_PORT"`, "HTTPS")
 	}
-	registry := bed.Host(t, "registry")
+	registry := testenv.Host(t, "registry")
 	for _, w := range []string{"w1", "w2"} {
-		h := bed.Host(t, w)
-		bed.Eventually(t, soon, func() error {
-			res, err := bed.HTTP(registry).Get("http://" + h.At(int(svc.Spec.Ports[0].NodePort)) + "/")
+		h := testenv.Host(t, w)
+		testenv.Eventually(t, soon, func() error {
+			res, err := testenv.HTTP(registry).Get("http://" + h.At(int(svc.Spec.Ports[0].NodePort)) + "/")
 			if err == nil {
 				err = res.Body.Close()
 			}
 			return err
 		})
 	}
-	bed.Eventually(t, soon, func() error {
-		if logs := bed.Kctl(t, "-n", ns, "logs", "web-w2", "-c", "web"); logs == "" {
+	testenv.Eventually(t, soon, func() error {
+		if logs := testenv.Kctl(t, "-n", ns, "logs", "web-w2", "-c", "web"); logs == "" {
 			return errors.New("no log of a pod comes through")
 		}
 		return nil

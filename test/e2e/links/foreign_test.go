@@ -10,7 +10,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 const theirs = `{"cniVersion":"1.0.0","name":"theirs","plugins":[{"type":"bridge","bridge":"theirs0","isGateway":true,
@@ -22,11 +22,11 @@ const theirs = `{"cniVersion":"1.0.0","name":"theirs","plugins":[{"type":"bridge
 func TestAnotherNetworkByItsFile(t *testing.T) {
 	needs(t)
 	const file = "/etc/cni/net.d/10-theirs.conflist"
-	cs, ns := bed.Client(t), bed.Namespace(t)
-	t.Cleanup(func() { _ = bed.Host(t, "w3").Command(context.Background(), "rm", "-f", file).Run() })
+	cs, ns := testenv.Client(t), testenv.Namespace(t)
+	t.Cleanup(func() { _ = testenv.Host(t, "w3").Command(context.Background(), "rm", "-f", file).Run() })
 	put := func(text string) {
 		t.Helper()
-		cmd := bed.Host(t, "w3").Command(t.Context(), "sh", "-c", "cat > "+file+".new && mv "+file+".new "+file)
+		cmd := testenv.Host(t, "w3").Command(t.Context(), "sh", "-c", "cat > "+file+".new && mv "+file+".new "+file)
 		cmd.Stdin = strings.NewReader(text)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
@@ -40,7 +40,7 @@ func TestAnotherNetworkByItsFile(t *testing.T) {
 		if _, err := cs.CoreV1().Pods(ns).Create(t.Context(), p, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		bed.Eventually(t, soon, func() error {
+		testenv.Eventually(t, soon, func() error {
 			got, err := cs.CoreV1().Pods(ns).Get(t.Context(), name, metav1.GetOptions{})
 			if err == nil && got.Status.Phase != v1.PodRunning {
 				err = fmt.Errorf("pod %s: %+v", name, got.Status)
@@ -54,7 +54,7 @@ func TestAnotherNetworkByItsFile(t *testing.T) {
 	}
 	ready := func(want string) {
 		t.Helper()
-		bed.Eventually(t, soon, func() error {
+		testenv.Eventually(t, soon, func() error {
 			n, err := cs.CoreV1().Nodes().Get(t.Context(), "w3", metav1.GetOptions{})
 			if err != nil {
 				return err
@@ -77,7 +77,7 @@ func TestAnotherNetworkByItsFile(t *testing.T) {
 	if at := start("other"); !strings.HasPrefix(at, "198.51.100.") {
 		t.Errorf("on the other network: %s", at)
 	}
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		if left := kernel(); left != "" {
 			return errors.New("of the own network there is still " + left)
 		}
@@ -91,14 +91,14 @@ func TestAnotherNetworkByItsFile(t *testing.T) {
 	if at := start("again"); !strings.HasPrefix(at, "10.244.") {
 		t.Errorf("on the own network again: %s", at)
 	}
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		if have := kernel(); !strings.Contains(have, "keelson-vx") || !strings.Contains(have, "unreachable 10.244.0.0/16") {
 			return errors.New("of the own network there is only " + have)
 		}
 		return nil
 	})
-	bed.Kctl(t, "-n", ns, "delete", "pod", "own", "other", "again")
-	bed.Eventually(t, soon, func() error {
+	testenv.Kctl(t, "-n", ns, "delete", "pod", "own", "other", "again")
+	testenv.Eventually(t, soon, func() error {
 		if left := on(t, "w3", "sh", "-c", "ls /run/theirs/theirs | grep 198 || true; ip -o link show master theirs0"); left != "" {
 			return errors.New("left: " + left)
 		}

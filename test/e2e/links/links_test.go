@@ -19,7 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"keelson.dev/keelson/deploy/lab"
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 const (
@@ -29,13 +29,13 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	os.Exit(bed.MainOn(func(c *lab.Config) { c.ControlPlanes, c.Links, c.Families = 1, 2, lab.FamilyDual }, m))
+	os.Exit(testenv.MainOn(func(c *lab.Config) { c.ControlPlanes, c.Links, c.Families = 1, 2, lab.FamilyDual }, m))
 }
 
 // needs skips on a lab that was up before and is another one.
 func needs(t *testing.T) {
 	t.Helper()
-	if c := bed.Lab().Config; c.Links < 2 || c.Families != lab.FamilyDual {
+	if c := testenv.Lab().Config; c.Links < 2 || c.Families != lab.FamilyDual {
 		t.Skip("the lab that is up has one link, or one family: take it away with 'kctl lab down'")
 	}
 }
@@ -43,7 +43,7 @@ func needs(t *testing.T) {
 // serve has a pod that serves and one that asks on each worker, and returns them by the worker.
 func serve(t *testing.T, ns string) (servers, askers map[string]*v1.Pod) {
 	t.Helper()
-	cs := bed.Client(t)
+	cs := testenv.Client(t)
 	servers, askers = map[string]*v1.Pod{}, map[string]*v1.Pod{}
 	for _, w := range []string{"w1", "w2", "w3"} {
 		for name, into := range map[string]map[string]*v1.Pod{"web": servers, "ask": askers} {
@@ -60,7 +60,7 @@ func serve(t *testing.T, ns string) (servers, askers map[string]*v1.Pod) {
 			if _, err := cs.CoreV1().Pods(ns).Create(t.Context(), p, metav1.CreateOptions{}); err != nil {
 				t.Fatal(err)
 			}
-			bed.Eventually(t, soon, func() error {
+			testenv.Eventually(t, soon, func() error {
 				got, err := cs.CoreV1().Pods(ns).Get(t.Context(), p.Name, metav1.GetOptions{})
 				if err != nil {
 					return err
@@ -83,7 +83,7 @@ func ask(t *testing.T, from *v1.Pod, address string, port int, want string) erro
 	if strings.Contains(host, ":") {
 		host = "[" + host + "]"
 	}
-	out, err := bed.Try(t, bed.Lab().Config.BinDir+"/kctl", "-n", from.Namespace, "exec", from.Name, "--", "wget", "-T", "2", "-q", "-O", "-", fmt.Sprintf("http://%s:%d/", host, port))
+	out, err := testenv.Try(t, testenv.Lab().Config.BinDir+"/kctl", "-n", from.Namespace, "exec", from.Name, "--", "wget", "-T", "2", "-q", "-O", "-", fmt.Sprintf("http://%s:%d/", host, port))
 	if err == nil && !strings.Contains(out, want) {
 		err = errors.New("another answer")
 	}
@@ -96,7 +96,7 @@ func ask(t *testing.T, from *v1.Pod, address string, port int, want string) erro
 // on runs a command on a host.
 func on(t *testing.T, host string, args ...string) string {
 	t.Helper()
-	out, err := bed.Host(t, host).Command(t.Context(), args...).CombinedOutput()
+	out, err := testenv.Host(t, host).Command(t.Context(), args...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v on %s: %v: %s", args, host, err, out)
 	}
@@ -107,7 +107,7 @@ func on(t *testing.T, host string, args ...string) string {
 // own environment tells them, and by Services of both families; the router between the links carries no pod's address.
 func TestPodsOfBothFamiliesAcrossLinks(t *testing.T) {
 	needs(t)
-	ns := bed.Namespace(t)
+	ns := testenv.Namespace(t)
 	servers, askers := serve(t, ns)
 	for w, a := range askers {
 		want := map[string]string{}
@@ -117,13 +117,13 @@ func TestPodsOfBothFamiliesAcrossLinks(t *testing.T) {
 		for _, ip := range a.Status.HostIPs {
 			want["HOSTS"] += "," + ip.IP
 		}
-		env := bed.Kctl(t, "-n", ns, "exec", a.Name, "--", "sh", "-c", "echo $IPS; echo $HOSTS")
+		env := testenv.Kctl(t, "-n", ns, "exec", a.Name, "--", "sh", "-c", "echo $IPS; echo $HOSTS")
 		if len(a.Status.PodIPs) != 2 || len(a.Status.HostIPs) != 2 || strings.TrimSpace(env) != want["IPS"][1:]+"\n"+want["HOSTS"][1:] {
 			t.Errorf("pod %s has %v on %v, and sees %q", a.Name, a.Status.PodIPs, a.Status.HostIPs, env)
 		}
 		for other, s := range servers {
 			for _, ip := range s.Status.PodIPs {
-				bed.Eventually(t, soon, func() error {
+				testenv.Eventually(t, soon, func() error {
 					if err := ask(t, a, ip.IP, 8080, s.Name); err != nil {
 						return fmt.Errorf("from %s to %s: %w", w, other, err)
 					}
@@ -135,15 +135,15 @@ func TestPodsOfBothFamiliesAcrossLinks(t *testing.T) {
 	if routes := on(t, "w1", "ip", "route", "show", "proto", "75"); !strings.Contains(routes, "dev keelson-vx") || !strings.Contains(routes, "via 10.89.0.103 dev eth0") {
 		t.Errorf("w1 shares a link with w3 and none with w2, and has the routes\n%s", routes)
 	}
-	bed.Eventually(t, soon, func() error {
-		ranges, err := bed.Client(t).NetworkingV1().ServiceCIDRs().Get(t.Context(), "kubernetes", metav1.GetOptions{})
+	testenv.Eventually(t, soon, func() error {
+		ranges, err := testenv.Client(t).NetworkingV1().ServiceCIDRs().Get(t.Context(), "kubernetes", metav1.GetOptions{})
 		if err == nil && (!slices.Equal(ranges.Spec.CIDRs, []string{lab.ServiceCIDR, lab.ServiceCIDR6}) || !meta.IsStatusConditionTrue(ranges.Status.Conditions, "Ready")) {
 			err = fmt.Errorf("the ranges of Services: %+v", ranges)
 		}
 		return err
 	})
 	both := v1.IPFamilyPolicyRequireDualStack
-	svc, err := bed.Client(t).CoreV1().Services(ns).Create(t.Context(), &v1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: v1.ServiceSpec{
+	svc, err := testenv.Client(t).CoreV1().Services(ns).Create(t.Context(), &v1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: v1.ServiceSpec{
 		IPFamilyPolicy: &both, Selector: map[string]string{"app": "web"}, Ports: []v1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(8080)}}}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -151,8 +151,8 @@ func TestPodsOfBothFamiliesAcrossLinks(t *testing.T) {
 	if len(svc.Spec.ClusterIPs) != 2 {
 		t.Fatalf("the Service has %v", svc.Spec.ClusterIPs)
 	}
-	bed.Eventually(t, soon, func() error {
-		slices, err := bed.Client(t).DiscoveryV1().EndpointSlices(ns).List(t.Context(), metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=web"})
+	testenv.Eventually(t, soon, func() error {
+		slices, err := testenv.Client(t).DiscoveryV1().EndpointSlices(ns).List(t.Context(), metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=web"})
 		if err != nil {
 			return err
 		}
@@ -167,7 +167,7 @@ func TestPodsOfBothFamiliesAcrossLinks(t *testing.T) {
 	})
 	for _, ip := range svc.Spec.ClusterIPs {
 		for _, a := range askers {
-			bed.Eventually(t, soon, func() error { return ask(t, a, ip, 80, "web-") })
+			testenv.Eventually(t, soon, func() error { return ask(t, a, ip, 80, "web-") })
 		}
 	}
 }
@@ -176,50 +176,50 @@ func TestPodsOfBothFamiliesAcrossLinks(t *testing.T) {
 // on the others.
 func TestWorkersComeAndGo(t *testing.T) {
 	needs(t)
-	if !bed.Owned() {
+	if !testenv.Owned() {
 		t.Skip("a worker is lost for good: not on a lab that was up before")
 	}
-	ns := bed.Namespace(t)
+	ns := testenv.Namespace(t)
 	servers, askers := serve(t, ns)
-	if err := bed.Lab().Partition("w2"); err != nil {
+	if err := testenv.Lab().Partition("w2"); err != nil {
 		t.Fatal(err)
 	}
 	if err := ask(t, askers["w1"], servers["w2"].Status.PodIP, 8080, "web-w2"); err == nil {
 		t.Error("a pod behind a cut cable was reached")
 	}
-	if err := bed.Lab().Heal("w2"); err != nil {
+	if err := testenv.Lab().Heal("w2"); err != nil {
 		t.Fatal(err)
 	}
 	for _, ip := range servers["w2"].Status.PodIPs {
-		bed.Eventually(t, soon, func() error { return ask(t, askers["w1"], ip.IP, 8080, "web-w2") })
+		testenv.Eventually(t, soon, func() error { return ask(t, askers["w1"], ip.IP, 8080, "web-w2") })
 	}
-	bed.Eventually(t, soon, func() error { return ask(t, askers["w3"], servers["w1"].Status.PodIP, 8080, "web-w1") })
+	testenv.Eventually(t, soon, func() error { return ask(t, askers["w3"], servers["w1"].Status.PodIP, 8080, "web-w1") })
 
 	gone := netip.MustParseAddr(servers["w2"].Status.PodIP)
-	if err := bed.Lab().Kill(t.Context(), "w2"); err != nil {
+	if err := testenv.Lab().Kill(t.Context(), "w2"); err != nil {
 		t.Fatal(err)
 	}
 	if routes := on(t, "w1", "ip", "route", "get", gone.String()); !strings.Contains(routes, "keelson-vx") {
 		t.Errorf("the route to a worker that may come back is %q", routes)
 	}
-	if err := bed.Client(t).CoreV1().Nodes().Delete(context.Background(), "w2", metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+	if err := testenv.Client(t).CoreV1().Nodes().Delete(context.Background(), "w2", metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		t.Fatal(err)
 	}
 	for _, w := range []string{"w1", "w3"} {
-		bed.Eventually(t, soon, func() error {
+		testenv.Eventually(t, soon, func() error {
 			routes := on(t, w, "sh", "-c", "ip route show proto 75; ip -6 route show proto 75; ip -o link")
 			if strings.Contains(routes, "keelson-vx") {
 				return fmt.Errorf("left on %s: %s", w, routes)
 			}
 			return nil
 		})
-		bed.Eventually(t, soon, func() error {
-			out, err := bed.Host(t, w).Command(t.Context(), "ip", "route", "get", gone.String()).CombinedOutput()
+		testenv.Eventually(t, soon, func() error {
+			out, err := testenv.Host(t, w).Command(t.Context(), "ip", "route", "get", gone.String()).CombinedOutput()
 			if err == nil || !strings.Contains(string(out), "No route to host") {
 				return fmt.Errorf("a packet to a pod that is gone: %v: %s", err, out)
 			}
 			return nil
 		})
 	}
-	bed.Eventually(t, soon, func() error { return ask(t, askers["w1"], servers["w3"].Status.PodIP, 8080, "web-w3") })
+	testenv.Eventually(t, soon, func() error { return ask(t, askers["w1"], servers["w3"].Status.PodIP, 8080, "web-w3") })
 }

@@ -20,7 +20,7 @@ import (
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 
 	"keelson.dev/keelson/deploy/lab"
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // The extender is a server of this process, on a host of the lab that is neither a replica nor a worker.
@@ -58,7 +58,7 @@ func run(m *testing.M) int {
 		return 1
 	}
 	defer os.RemoveAll(folder)
-	return bed.MainWith(flags, folder, m)
+	return testenv.MainWith(flags, folder, m)
 }
 
 const soon = 2 * time.Minute // for a machine that is three times slower and does other work; nothing here measures time
@@ -66,10 +66,10 @@ const soon = 2 * time.Minute // for a machine that is three times slower and doe
 // begin gives a test its own namespace in a lab with the flags.
 func begin(t *testing.T) (kubernetes.Interface, string) {
 	t.Helper()
-	if !slices.Equal(bed.Lab().Config.ControlPlaneFlags, flags) {
+	if !slices.Equal(testenv.Lab().Config.ControlPlaneFlags, flags) {
 		t.Fatal("the lab that is up was made without the flags of these tests: take it down with 'kctl lab down', so that one is made")
 	}
-	return bed.Client(t), bed.Namespace(t)
+	return testenv.Client(t), testenv.Namespace(t)
 }
 
 // sleeper is a pod that asks for so much of a processor.
@@ -83,7 +83,7 @@ func sleeper(name, cpu string) *v1.Pod {
 // nodeOf waits until the pod is Ready and says where it is.
 func nodeOf(t *testing.T, cs kubernetes.Interface, namespace, name string) (node string) {
 	t.Helper()
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		p, err := cs.CoreV1().Pods(namespace).Get(context.Background(), name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -108,7 +108,7 @@ type extender struct {
 
 func (e *extender) serve(t *testing.T, leaves string) {
 	t.Helper()
-	l, err := bed.Host(t, outsideHost).Listen(fmt.Sprintf("%s:%d", outsideIP, extenderPort))
+	l, err := testenv.Host(t, outsideHost).Listen(fmt.Sprintf("%s:%d", outsideIP, extenderPort))
 	if err != nil {
 		t.Fatal(err)
 	}

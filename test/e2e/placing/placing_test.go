@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes"
 
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 func amounts(name v1.ResourceName, amount string) v1.ResourceList {
@@ -56,7 +56,7 @@ func TestExtender(t *testing.T) {
 	if _, err := cs.CoreV1().Pods(ns).Create(ctx, p, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		p, err := cs.CoreV1().Pods(ns).Get(ctx, "sent", metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -110,7 +110,7 @@ func TestRebalance(t *testing.T) {
 			continue
 		}
 		drained[p.Name] = true
-		bed.Eventually(t, soon, func() error { // the budget lets one go at a time
+		testenv.Eventually(t, soon, func() error { // the budget lets one go at a time
 			return cs.PolicyV1().Evictions(ns).Evict(ctx, &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: p.Name, Namespace: ns}})
 		})
 	}
@@ -128,7 +128,7 @@ func TestRebalance(t *testing.T) {
 		}
 	}
 	var events *v1.EventList
-	bed.Eventually(t, soon, func() (err error) { // they tell of what has been done
+	testenv.Eventually(t, soon, func() (err error) { // they tell of what has been done
 		events, err = cs.CoreV1().Events(ns).List(ctx, metav1.ListOptions{FieldSelector: "reason=Rebalanced,involvedObject.kind=Pod"})
 		if err == nil && len(events.Items) < 2 {
 			err = fmt.Errorf("%d events", len(events.Items))
@@ -165,7 +165,7 @@ func webPods(t *testing.T, cs kubernetes.Interface, ns string) []v1.Pod {
 // awaitSpread waits until as many pods as that are ready on the workers, and no others are there.
 func awaitSpread(t *testing.T, cs kubernetes.Interface, ns, want string) {
 	t.Helper()
-	bed.Eventually(t, 2*soon, func() error {
+	testenv.Eventually(t, 2*soon, func() error {
 		on := map[string]int{}
 		for _, p := range webPods(t, cs, ns) {
 			if !ready(&p) || p.DeletionTimestamp != nil {

@@ -16,8 +16,8 @@ import (
 	"time"
 
 	"keelson.dev/keelson/raftstore"
-	"keelson.dev/keelson/test/bed/lossy"
-	"keelson.dev/keelson/test/bed/storeproc"
+	"keelson.dev/keelson/test/testenv/lossy"
+	"keelson.dev/keelson/test/testenv/storeproc"
 )
 
 var (

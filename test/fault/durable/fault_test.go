@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"keelson.dev/keelson/test/bed/lossy"
-	"keelson.dev/keelson/test/bed/storeproc"
+	"keelson.dev/keelson/test/testenv/lossy"
+	"keelson.dev/keelson/test/testenv/storeproc"
 )
 
 // synced are the files that a replica syncs while it takes commits.

@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"keelson.dev/keelson/raftstore"
-	"keelson.dev/keelson/test/bed/lossy"
-	"keelson.dev/keelson/test/bed/storeproc"
+	"keelson.dev/keelson/test/testenv/lossy"
+	"keelson.dev/keelson/test/testenv/storeproc"
 )
 
 // solo is a group of one on a lossy disk, made for the first time or again.

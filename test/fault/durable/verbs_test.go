@@ -15,8 +15,8 @@ import (
 	"keelson.dev/keelson/raftstore/disk"
 	"keelson.dev/keelson/raftstore/replica"
 	"keelson.dev/keelson/raftstore/storetest"
-	"keelson.dev/keelson/test/bed/lossy"
-	"keelson.dev/keelson/test/bed/storeproc"
+	"keelson.dev/keelson/test/testenv/lossy"
+	"keelson.dev/keelson/test/testenv/storeproc"
 )
 
 // verb is something that is done to the data of a replica that does not run,

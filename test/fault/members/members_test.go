@@ -18,8 +18,8 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/deploy/lab"
-	"keelson.dev/keelson/test/bed"
-	"keelson.dev/keelson/test/bed/stream"
+	"keelson.dev/keelson/test/testenv"
+	"keelson.dev/keelson/test/testenv/stream"
 )
 
 const (
@@ -28,14 +28,14 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	os.Exit(bed.MainOn(func(c *lab.Config) {
+	os.Exit(testenv.MainOn(func(c *lab.Config) {
 		c.Standbys, c.Workers, c.ControlPlaneFlags = 1, 2, []string{replaceFlag}
 	}, m))
 }
 
 func needsStandby(t *testing.T) {
 	t.Helper()
-	if c := bed.Lab().Config; c.Standbys != 1 || !slices.Contains(c.ControlPlaneFlags, replaceFlag) {
+	if c := testenv.Lab().Config; c.Standbys != 1 || !slices.Contains(c.ControlPlaneFlags, replaceFlag) {
 		t.Skipf("the lab that is up has no standby and no %s", replaceFlag)
 	}
 }
@@ -51,7 +51,7 @@ func status(t *testing.T) (s api.ClusterStatus, err error) {
 
 func kctl(t *testing.T, args ...string) (string, error) {
 	t.Helper()
-	return bed.Try(t, filepath.Join(bed.Lab().Config.BinDir, "kctl"), args...)
+	return testenv.Try(t, filepath.Join(testenv.Lab().Config.BinDir, "kctl"), args...)
 }
 
 // find is a member by its name.
@@ -69,7 +69,7 @@ func find(s api.ClusterStatus, name string) (api.ClusterMember, bool) {
 func TestADeadReplicaIsReplaced(t *testing.T) {
 	needsStandby(t)
 	var s api.ClusterStatus
-	bed.Eventually(t, patience, func() (err error) {
+	testenv.Eventually(t, patience, func() (err error) {
 		if s, err = status(t); err != nil {
 			return err
 		}
@@ -83,10 +83,10 @@ func TestADeadReplicaIsReplaced(t *testing.T) {
 	})
 	i := slices.IndexFunc(s.Members, func(m api.ClusterMember) bool { return m.Voter && !m.Leader && m.Name != "cp1" }) // init's files are cp1's
 	dead := s.Members[i].Name
-	load := &stream.Load{Clients: map[string]kubernetes.Interface{}, Namespace: bed.Namespace(t), Call: 20 * time.Second}
-	for _, name := range bed.Replicas() {
+	load := &stream.Load{Clients: map[string]kubernetes.Interface{}, Namespace: testenv.Namespace(t), Call: 20 * time.Second}
+	for _, name := range testenv.Replicas() {
 		load.Names = append(load.Names, name)
-		load.Clients[name] = bed.ClientAt(t, name)
+		load.Clients[name] = testenv.ClientAt(t, name)
 	}
 	ctx, end := context.WithCancel(t.Context())
 	defer load.Wait()
@@ -96,10 +96,10 @@ func TestADeadReplicaIsReplaced(t *testing.T) {
 	}
 	load.Strike(dead)
 	killed := time.Now()
-	if err := bed.Lab().KillDaemon(ctx, dead); err != nil {
+	if err := testenv.Lab().KillDaemon(ctx, dead); err != nil {
 		t.Fatal(err)
 	}
-	bed.Eventually(t, patience, func() error {
+	testenv.Eventually(t, patience, func() error {
 		s, err := status(t)
 		if err != nil {
 			return err
@@ -110,7 +110,7 @@ func TestADeadReplicaIsReplaced(t *testing.T) {
 		return nil
 	})
 	t.Logf("%s was replaced %.1f s after its death", dead, time.Since(killed).Seconds())
-	bed.Eventually(t, patience, func() error { // what is wrong still is looked at now and then
+	testenv.Eventually(t, patience, func() error { // what is wrong still is looked at now and then
 		said, err := kctl(t, "cluster", "status")
 		if err != nil || !strings.Contains(said, "cp4 has the vote of "+dead+" since ") || !strings.Contains(said, "replaces a voter that has not answered for 30s; every voter answers; there is no standby") {
 			return fmt.Errorf("%v\n%s", err, said)
@@ -137,11 +137,11 @@ func comesBack(t *testing.T, dead string) {
 	for _, name := range others {
 		before[name] = len(logOf(t, name))
 	}
-	if err := bed.Lab().RestartDaemon(t.Context(), dead); err != nil {
+	if err := testenv.Lab().RestartDaemon(t.Context(), dead); err != nil {
 		t.Fatal(err)
 	}
 	want := "replica " + dead + " was removed from the group at "
-	bed.Eventually(t, patience, func() error {
+	testenv.Eventually(t, patience, func() error {
 		if !strings.Contains(logOf(t, dead), want) {
 			return errors.New("it does not say that it was removed")
 		}
@@ -162,7 +162,7 @@ func comesBack(t *testing.T, dead string) {
 
 func logOf(t *testing.T, name string) string {
 	t.Helper()
-	raw, err := os.ReadFile(bed.Host(t, name).LogFile())
+	raw, err := os.ReadFile(testenv.Host(t, name).LogFile())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,24 +172,24 @@ func logOf(t *testing.T, name string) string {
 // joinsAnew makes of the dead one what its last sentence asks for.
 func joinsAnew(t *testing.T, dead string) {
 	t.Helper()
-	if err := bed.Lab().Stop(t.Context(), dead); err != nil {
+	if err := testenv.Lab().Stop(t.Context(), dead); err != nil {
 		t.Fatal(err)
 	}
-	data := filepath.Join(bed.Host(t, dead).DataDir(), "controlplane")
+	data := filepath.Join(testenv.Host(t, dead).DataDir(), "controlplane")
 	if err := os.Rename(data, data+".aside"); err != nil {
 		t.Fatal(err)
 	}
-	token := strings.TrimSpace(bed.Kctl(t, "cluster", "token", "create", "--role", "controlplane"))
-	h, first := bed.Host(t, dead), bed.Host(t, "cp1")
-	join := h.Command(t.Context(), filepath.Join(bed.Lab().Config.BinDir, "keelson-controlplane"), "join", "--standby", "--name="+dead,
+	token := strings.TrimSpace(testenv.Kctl(t, "cluster", "token", "create", "--role", "controlplane"))
+	h, first := testenv.Host(t, dead), testenv.Host(t, "cp1")
+	join := h.Command(t.Context(), filepath.Join(testenv.Lab().Config.BinDir, "keelson-controlplane"), "join", "--standby", "--name="+dead,
 		"--advertise-address="+h.IP.String(), "--token="+token, "--server="+first.At(lab.FleetPort))
 	if out, err := join.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	if err := bed.Lab().Restart(t.Context(), dead); err != nil {
+	if err := testenv.Lab().Restart(t.Context(), dead); err != nil {
 		t.Fatal(err)
 	}
-	bed.Eventually(t, patience, func() error {
+	testenv.Eventually(t, patience, func() error {
 		s, err := status(t)
 		if err != nil {
 			return err

@@ -30,8 +30,8 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/deploy/lab"
 	"keelson.dev/keelson/internal/wait"
-	"keelson.dev/keelson/test/bed"
-	"keelson.dev/keelson/test/bed/stream"
+	"keelson.dev/keelson/test/testenv"
+	"keelson.dev/keelson/test/testenv/stream"
 )
 
 const callerImage = "keelson.dev/caller:v1"
@@ -63,9 +63,9 @@ func authorities(file string) (*x509.CertPool, int, error) {
 // ca.crt again.
 func (e *exchange) bearer(replica, token string) kubernetes.Interface {
 	e.Helper()
-	h := bed.Host(e, replica)
+	h := testenv.Host(e, replica)
 	conf := &tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true, VerifyConnection: func(cs tls.ConnectionState) error {
-		pool, _, err := authorities(bed.Lab().Config.Kubeconfig)
+		pool, _, err := authorities(testenv.Lab().Config.Kubeconfig)
 		if err == nil {
 			_, err = cs.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: pool, DNSName: h.IP.String()})
 		}
@@ -97,8 +97,8 @@ func (e *exchange) token() string {
 // callers makes a pod on each worker that asks the API with what it has in its files, behind a Service.
 func (e *exchange) callers() {
 	e.Helper()
-	program := filepath.Join(bed.Build(e, "keelson.dev/keelson/test/fault/members/caller"), "caller")
-	bed.LoadImage(e, callerImage, map[string]string{"caller": program}, "/caller")
+	program := filepath.Join(testenv.Build(e, "keelson.dev/keelson/test/fault/members/caller"), "caller")
+	testenv.LoadImage(e, callerImage, map[string]string{"caller": program}, "/caller")
 	grace := int64(0)
 	for _, node := range []string{"w1", "w2"} {
 		p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "caller-" + node, Labels: map[string]string{"app": "caller"}}, Spec: v1.PodSpec{NodeName: node, TerminationGracePeriodSeconds: &grace,
@@ -114,7 +114,7 @@ func (e *exchange) callers() {
 		e.Fatal(err)
 	}
 	e.svc = "http://" + svc.Spec.ClusterIP + "/"
-	bed.Eventually(e, patience, func() error {
+	testenv.Eventually(e, patience, func() error {
 		var err error
 		e.pods, err = e.containers()
 		if err == nil && len(e.pods) != 2 {
@@ -150,8 +150,8 @@ func (e *exchange) told() (out []told) {
 			e.Fatal(err)
 		}
 		var one told
-		bed.Eventually(e, patience, func() error {
-			return get(e.Context(), bed.HTTP(bed.Host(e, p.Spec.NodeName)), "http://"+net.JoinHostPort(p.Status.PodIP, "8080")+"/", &one)
+		testenv.Eventually(e, patience, func() error {
+			return get(e.Context(), testenv.HTTP(testenv.Host(e, p.Spec.NodeName)), "http://"+net.JoinHostPort(p.Status.PodIP, "8080")+"/", &one)
 		})
 		out = append(out, one)
 	}
@@ -220,7 +220,7 @@ func keys(t *testing.T) (all api.ClusterKeys, err error) {
 
 func (e *exchange) awaits(step string) {
 	e.Helper()
-	bed.Eventually(e, patience, func() error {
+	testenv.Eventually(e, patience, func() error {
 		all, err := keys(e.T)
 		if err == nil && all.Rotation.Step != step {
 			err = fmt.Errorf("it is at %s and waits for %s", all.Rotation.Step, strings.Join(all.Waiting, "; "))
@@ -232,7 +232,7 @@ func (e *exchange) awaits(step string) {
 // with is a copy of the lab's kubeconfig as it is now.
 func (e *exchange) copied(name string) string {
 	e.Helper()
-	raw, err := os.ReadFile(bed.Lab().Config.Kubeconfig)
+	raw, err := os.ReadFile(testenv.Lab().Config.Kubeconfig)
 	if err != nil {
 		e.Fatal(err)
 	}
@@ -248,12 +248,12 @@ func (e *exchange) copied(name string) string {
 // not is refused; what replicas and agents show and keep is by the new CA alone, and the pods are the same containers. F51 F94
 func TestTheCAIsExchangedUnderLoad(t *testing.T) {
 	needsStandby(t)
-	e := &exchange{T: t, cs: bed.Client(t), ns: bed.Namespace(t)}
+	e := &exchange{T: t, cs: testenv.Client(t), ns: testenv.Namespace(t)}
 	e.callers()
 	former, renewed := e.copied("former"), e.copied("renewed")
 	token := e.token()
 	load := &stream.Load{Clients: map[string]kubernetes.Interface{}, Namespace: e.ns, Call: 20 * time.Second}
-	for _, name := range bed.Replicas() {
+	for _, name := range testenv.Replicas() {
 		load.Names = append(load.Names, name)
 		load.Clients[name] = e.bearer(name, token)
 	}
@@ -267,21 +267,21 @@ func TestTheCAIsExchangedUnderLoad(t *testing.T) {
 	calls, stop := context.WithCancel(ctx)
 	var asking sync.WaitGroup
 	for _, node := range []string{"w1", "w2"} {
-		asking.Go(func() { service.run(calls, bed.Patient(bed.Host(t, node)), e.svc) })
+		asking.Go(func() { service.run(calls, testenv.Patient(testenv.Host(t, node)), e.svc) })
 	}
 	defer asking.Wait()
 	defer stop()
 
 	began := time.Now()
-	t.Logf("%s", bed.Kctl(t, "cluster", "rotate", "cluster-ca", "--keep=1h")) // it renews the kubeconfig in use, too
+	t.Logf("%s", testenv.Kctl(t, "cluster", "rotate", "cluster-ca", "--keep=1h")) // it renews the kubeconfig in use, too
 	e.awaits("wait")
-	if _, n, err := authorities(bed.Lab().Config.Kubeconfig); err != nil || n != 2 {
+	if _, n, err := authorities(testenv.Lab().Config.Kubeconfig); err != nil || n != 2 {
 		t.Fatalf("the kubeconfig in use has %d authorities at the step wait, %v", n, err)
 	}
 	if out, err := kctl(t, "--kubeconfig="+renewed, "cluster", "renew"); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	bed.Eventually(t, patience, func() error { // pods have both in ca.crt
+	testenv.Eventually(t, patience, func() error { // pods have both in ca.crt
 		for _, one := range e.told() {
 			if one.Authorities != 2 {
 				return fmt.Errorf("a pod has %d authorities in ca.crt", one.Authorities)
@@ -289,12 +289,12 @@ func TestTheCAIsExchangedUnderLoad(t *testing.T) {
 		}
 		return nil
 	})
-	bed.Kctl(t, "cluster", "rotate", "--force") // what the former has signed is waited for no more
+	testenv.Kctl(t, "cluster", "rotate", "--force") // what the former has signed is waited for no more
 	e.awaits("done")
 	t.Logf("the exchange took %.1f s", time.Since(began).Seconds())
 	stop()
 	asking.Wait()
-	e.cs = bed.Client(t) // the one of before believes the former CA alone
+	e.cs = testenv.Client(t) // the one of before believes the former CA alone
 	e.verdict(ctx, load, &service)
 	e.refused(former)
 	if out, err := kctl(t, "--kubeconfig="+renewed, "get", "nodes"); err != nil {
@@ -354,7 +354,7 @@ func (e *exchange) refused(file string) {
 // signedByTheNew looks at what ports show and what agents keep.
 func (e *exchange) signedByTheNew() {
 	e.Helper()
-	pool, n, err := authorities(bed.Lab().Config.Kubeconfig)
+	pool, n, err := authorities(testenv.Lab().Config.Kubeconfig)
 	if err != nil || n != 1 {
 		e.Fatalf("the kubeconfig has %d authorities after the exchange, %v", n, err)
 	}
@@ -369,10 +369,10 @@ func (e *exchange) signedByTheNew() {
 			}
 		}
 	}
-	for _, h := range bed.Hosts() {
+	for _, h := range testenv.Hosts() {
 		ports := map[lab.Role][]int{lab.RoleControlPlane: {lab.APIPort, lab.FleetPort}, lab.RoleWorker: {10250}}[h.Role]
 		for _, port := range ports {
-			bed.Eventually(e, patience, func() error {
+			testenv.Eventually(e, patience, func() error {
 				if err := shows(e.Context(), h, port, pool); err != nil {
 					return fmt.Errorf("%s at port %d: %w", h.Name, port, err)
 				}
@@ -380,7 +380,7 @@ func (e *exchange) signedByTheNew() {
 			})
 		}
 		if h.Role == lab.RoleWorker {
-			bed.Eventually(e, patience, func() error { return keeps(h, pool) }) // an agent gives the former up when it hears of that
+			testenv.Eventually(e, patience, func() error { return keeps(h, pool) }) // an agent gives the former up when it hears of that
 		}
 	}
 }

@@ -23,8 +23,8 @@ import (
 
 	"keelson.dev/keelson/deploy/lab"
 	"keelson.dev/keelson/internal/wait"
-	"keelson.dev/keelson/test/bed"
 	"keelson.dev/keelson/test/fault/attachdriver/journal"
+	"keelson.dev/keelson/test/testenv"
 )
 
 const (
@@ -51,7 +51,7 @@ type attach struct {
 // out-of-service taint a volume moves at once. A pod that wants a volume that another node has is told so. Meanwhile agents,
 // drivers and leaders are killed at each step of the lives of other volumes, their growth, snapshots and restores. F110
 func TestAttachedVolumesMove(t *testing.T) {
-	a := attach{t, bed.Client(t), bed.Namespace(t), t.TempDir()}
+	a := attach{t, testenv.Client(t), testenv.Namespace(t), t.TempDir()}
 	since := time.Now()
 	phase := func(name string) { t.Logf("%s after %s", name, time.Since(since).Round(10*time.Millisecond)) }
 	a.install()
@@ -102,14 +102,14 @@ func TestAttachedVolumesMove(t *testing.T) {
 	a.cutPower(victim)
 	ready(t, a.cs, false, victim)
 	began = time.Now()
-	bed.Kctl(t, "taint", "node", victim, "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute")
+	testenv.Kctl(t, "taint", "node", victim, "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute")
 	again := a.running("db-0", moved[0].UID, promised)
 	t.Logf("db-0: from the out-of-service taint of %s until it is ready on %s: %s", victim, again.Spec.NodeName, time.Since(began).Round(10*time.Millisecond))
 	if took := time.Since(began); took > time.Duration(stays)*time.Second {
 		t.Errorf("with the out-of-service taint that took %s, and without it pods leave a lost node after %d s", took, stays)
 	}
 	a.starts("db-0", 3)
-	bed.Kctl(t, "taint", "node", victim, "node.kubernetes.io/out-of-service-")
+	testenv.Kctl(t, "taint", "node", victim, "node.kubernetes.io/out-of-service-")
 	a.powerOn(victim)
 	ready(t, a.cs, true, victim)
 	a.nothingLeft(moved[0])
@@ -135,8 +135,8 @@ func TestAttachedVolumesMove(t *testing.T) {
 // install runs the driver on all nodes, each process with the folder that they share.
 func (a attach) install() {
 	a.Helper()
-	program := filepath.Join(bed.Build(a, "keelson.dev/keelson/test/fault/attachdriver"), "attachdriver")
-	bed.LoadImage(a, driverImage, map[string]string{"driver": program}, "/driver")
+	program := filepath.Join(testenv.Build(a, "keelson.dev/keelson/test/fault/attachdriver"), "attachdriver")
+	testenv.LoadImage(a, driverImage, map[string]string{"driver": program}, "/driver")
 	ctx, storage, yes := context.Background(), a.cs.StorageV1(), true
 	if _, err := storage.CSIDrivers().Create(ctx, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: driverName,
 		Annotations: map[string]string{"keelson.dev/served-by": "agent"}}}, metav1.CreateOptions{}); err != nil {
@@ -180,7 +180,7 @@ func (a attach) class(name string, parameters map[string]string) {
 // registered waits until so many nodes have the driver.
 func (a attach) registered(want int) {
 	a.Helper()
-	bed.Eventually(a, soon, func() error {
+	testenv.Eventually(a, soon, func() error {
 		l, err := a.cs.StorageV1().CSINodes().List(context.Background(), metav1.ListOptions{})
 		if err != nil {
 			return err
@@ -275,8 +275,8 @@ func (a attach) becomes(name string, before types.UID, within time.Duration) (p 
 // starts checks how often the pod has been started, by what its data say.
 func (a attach) starts(name string, want int) {
 	a.Helper()
-	bed.Eventually(a, soon, func() error { // it is ready when its program has begun, and that writes then
-		out, err := bed.Try(a, filepath.Join(bed.Lab().Config.BinDir, "kctl"), "-n", a.ns, "exec", name, "--", "cat", "/data/starts")
+	testenv.Eventually(a, soon, func() error { // it is ready when its program has begun, and that writes then
+		out, err := testenv.Try(a, filepath.Join(testenv.Lab().Config.BinDir, "kctl"), "-n", a.ns, "exec", name, "--", "cat", "/data/starts")
 		if err != nil || out != strings.Repeat(name+"\n", want) {
 			return fmt.Errorf("the data of %s say %q, want %d starts: %v", name, out, want, err)
 		}
@@ -299,7 +299,7 @@ func (a attach) refusedByName(has *v1.Pod, other string) {
 	}
 	want := fmt.Sprintf("Multi-Attach error for volume %q: its access modes let one node have it, and node %s has it for pod %s/%s: it moves when that pod is gone",
 		claim.Spec.VolumeName, has.Spec.NodeName, a.ns, has.Name)
-	bed.Eventually(a, soon, func() error {
+	testenv.Eventually(a, soon, func() error {
 		l, err := a.cs.CoreV1().Events(a.ns).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=second,reason=FailedAttachVolume"})
 		if err != nil {
 			return err
@@ -337,7 +337,7 @@ func (a attach) goneIs(pod string) {
 
 func (a attach) gone(what string, get func() error) {
 	a.Helper()
-	bed.Eventually(a, soon, func() error {
+	testenv.Eventually(a, soon, func() error {
 		if err := get(); !apierrors.IsNotFound(err) {
 			return fmt.Errorf("%s: %v", what, err)
 		}
@@ -348,11 +348,11 @@ func (a attach) gone(what string, get func() error) {
 // cutPower takes a node's power without a word to anybody.
 func (a attach) cutPower(node string) {
 	a.Helper()
-	if err := bed.Lab().Partition(node); err != nil {
+	if err := testenv.Lab().Partition(node); err != nil {
 		a.Fatal(err)
 	}
 	a.Cleanup(func() { a.powerOn(node) })
-	if err := bed.Lab().Kill(context.Background(), node); err != nil {
+	if err := testenv.Lab().Kill(context.Background(), node); err != nil {
 		a.Fatal(err)
 	}
 	if err := journal.Locked(a.shared, func() error { return journal.Write(a.shared, journal.Line{What: journal.PowerCut, Node: node}) }); err != nil {
@@ -363,12 +363,12 @@ func (a attach) cutPower(node string) {
 // powerOn gives a node its power again; one that has it keeps it.
 func (a attach) powerOn(node string) {
 	a.Helper()
-	for _, s := range bed.Lab().Status(context.Background()) {
+	for _, s := range testenv.Lab().Status(context.Background()) {
 		if s.Name == node && s.PID != 0 {
 			return
 		}
 	}
-	if err := bed.Lab().Restart(context.Background(), node); err != nil {
+	if err := testenv.Lab().Restart(context.Background(), node); err != nil {
 		a.Error(err)
 	}
 }
@@ -381,8 +381,8 @@ func (a attach) nothingLeft(p *v1.Pod) {
 	if err != nil {
 		a.Fatal(err)
 	}
-	bed.Eventually(a, soon, func() error {
-		out, err := bed.Host(a, p.Spec.NodeName).Command(context.Background(), "sh", "-c", "ls /var/lib/kubelet/pods; cat /proc/self/mountinfo").Output()
+	testenv.Eventually(a, soon, func() error {
+		out, err := testenv.Host(a, p.Spec.NodeName).Command(context.Background(), "sh", "-c", "ls /var/lib/kubelet/pods; cat /proc/self/mountinfo").Output()
 		if err == nil && (bytes.Contains(out, []byte(p.UID)) || bytes.Contains(out, []byte("/"+claim.Spec.VolumeName+"/data "))) {
 			err = fmt.Errorf("node %s has something of %s (%s): %s", p.Spec.NodeName, p.Name, p.UID, out)
 		}
@@ -395,8 +395,8 @@ func (a attach) uninstall() {
 	a.Helper()
 	ctx := context.Background()
 	for _, name := range []string{"db-0", "db-1"} {
-		bed.Eventually(a, soon, func() error { // leaders were killed just now
-			out, err := bed.Try(a, filepath.Join(bed.Lab().Config.BinDir, "kctl"), "-n", a.ns, "exec", name, "--", "touch", "/data/end")
+		testenv.Eventually(a, soon, func() error { // leaders were killed just now
+			out, err := testenv.Try(a, filepath.Join(testenv.Lab().Config.BinDir, "kctl"), "-n", a.ns, "exec", name, "--", "touch", "/data/end")
 			if err != nil {
 				return fmt.Errorf("%w: %s", err, out)
 			}
@@ -406,7 +406,7 @@ func (a attach) uninstall() {
 	if err := a.cs.AppsV1().StatefulSets(a.ns).Delete(ctx, "db", metav1.DeleteOptions{}); err != nil {
 		a.Fatal(err)
 	}
-	bed.Eventually(a, soon, func() error {
+	testenv.Eventually(a, soon, func() error {
 		l, err := a.cs.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
@@ -432,7 +432,7 @@ func (a attach) uninstall() {
 		}
 		return err
 	})
-	for _, h := range bed.Hosts() {
+	for _, h := range testenv.Hosts() {
 		if h.Role == lab.RoleWorker {
 			if err := h.Command(ctx, "rm", "-rf", "/var/lib/keelson/plugins/"+driverName).Run(); err != nil {
 				a.Error(err)

@@ -18,10 +18,10 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"keelson.dev/keelson/internal/wait"
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
-func TestMain(m *testing.M) { os.Exit(bed.MainOf(5, m)) }
+func TestMain(m *testing.M) { os.Exit(testenv.MainOf(5, m)) }
 
 const (
 	soon = 3 * time.Minute // for a machine that is three times slower and does other work
@@ -34,7 +34,7 @@ const (
 // A switch that cuts off three of five workers for 30 s evicts nothing, and nothing when they are back; of one
 // worker that is cut off alone the pods are replaced, in the same cluster.
 func TestASwitchThatCutsOffMostWorkers(t *testing.T) {
-	cs, ns := bed.Client(t), bed.Namespace(t)
+	cs, ns := testenv.Client(t), testenv.Namespace(t)
 	lost := []string{"w1", "w2", "w3"}
 	deploy(t, cs, ns, 10)
 	before := running(t, cs, ns, 10)
@@ -61,7 +61,7 @@ func TestASwitchThatCutsOffMostWorkers(t *testing.T) {
 
 	plugged = unplug(t, "w1")
 	began = time.Now()
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		for uid, p := range pods(t, cs, ns) {
 			if _, old := before[uid]; old && p.Spec.NodeName == "w1" && p.DeletionTimestamp == nil {
 				return fmt.Errorf("%s is still on w1, which is lost alone", p.Name)
@@ -107,7 +107,7 @@ func pods(t *testing.T, cs kubernetes.Interface, ns string) map[types.UID]v1.Pod
 // running waits until so many pods run, and no others are there.
 func running(t *testing.T, cs kubernetes.Interface, ns string, n int) (out map[types.UID]v1.Pod) {
 	t.Helper()
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		out = pods(t, cs, ns)
 		for _, p := range out {
 			ok := slices.ContainsFunc(p.Status.Conditions, func(c v1.PodCondition) bool { return c.Type == v1.PodReady && c.Status == v1.ConditionTrue })
@@ -151,14 +151,14 @@ func unplug(t *testing.T, workers ...string) (plug func()) {
 		}
 		in = true
 		for _, w := range workers {
-			if err := bed.Lab().Heal(w); err != nil {
+			if err := testenv.Lab().Heal(w); err != nil {
 				t.Error(err)
 			}
 		}
 	}
 	t.Cleanup(plug)
 	for _, w := range workers {
-		if err := bed.Lab().Partition(w); err != nil {
+		if err := testenv.Lab().Partition(w); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -168,7 +168,7 @@ func unplug(t *testing.T, workers ...string) (plug func()) {
 // ready waits until these nodes are ready, or are not.
 func ready(t *testing.T, cs kubernetes.Interface, want bool, nodes ...string) {
 	t.Helper()
-	bed.Eventually(t, soon, func() error {
+	testenv.Eventually(t, soon, func() error {
 		for _, name := range nodes {
 			n, err := cs.CoreV1().Nodes().Get(context.Background(), name, metav1.GetOptions{})
 			if err != nil {

@@ -23,7 +23,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"keelson.dev/keelson/deploy/lab"
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 // eachStep takes a volume through its life, and strikes at each of its steps before the driver makes the call; and another one,
@@ -71,8 +71,8 @@ func (a attach) life(fault, when string, strike func(node string)) {
 	l.at("NodePublishVolume")
 	a.running(l.name, "", soon)
 	l.quietly(func() error {
-		bed.Eventually(a, soon, func() error { // its node's agent may have begun just now, and have no session yet
-			out, err := bed.Try(a, filepath.Join(bed.Lab().Config.BinDir, "kctl"), "-n", a.ns, "exec", l.name, "--", "sh", "-c", "echo kept > /data/file")
+		testenv.Eventually(a, soon, func() error { // its node's agent may have begun just now, and have no session yet
+			out, err := testenv.Try(a, filepath.Join(testenv.Lab().Config.BinDir, "kctl"), "-n", a.ns, "exec", l.name, "--", "sh", "-c", "echo kept > /data/file")
 			if err != nil {
 				return fmt.Errorf("%w: %s", err, out)
 			}
@@ -138,7 +138,7 @@ func (l life) snapshot(when string) (restored string) {
 		return err
 	})
 	l.at("CreateSnapshot")
-	bed.Eventually(l, soon, func() error {
+	testenv.Eventually(l, soon, func() error {
 		s, err := snapshots.Get(ctx, l.name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -160,7 +160,7 @@ func (l life) snapshot(when string) (restored string) {
 		_, err := snapshots.Get(ctx, l.name, metav1.GetOptions{})
 		return err
 	})
-	bed.Eventually(l, soon, func() error {
+	testenv.Eventually(l, soon, func() error {
 		c, err := l.cs.CoreV1().PersistentVolumeClaims(l.ns).Get(ctx, l.name+"-restored", metav1.GetOptions{})
 		if err == nil && c.Status.Phase != v1.ClaimBound {
 			err = fmt.Errorf("claim %s is %+v", c.Name, c.Status)
@@ -168,12 +168,12 @@ func (l life) snapshot(when string) (restored string) {
 		return err
 	})
 	l.kept(restored)
-	bed.Eventually(l, soon, func() error {
+	testenv.Eventually(l, soon, func() error {
 		left, err := filepath.Glob(filepath.Join(l.shared, "snapshots", "*"+l.name+"-*"))
 		if err != nil || len(left) > 0 {
 			return fmt.Errorf("the driver has snapshots of the life %s: %q, %v", l.name, left, err)
 		}
-		out, err := bed.Try(l, filepath.Join(bed.Lab().Config.BinDir, "kctl"), "get", "volumesnapshotcontents", "-o", "yaml")
+		out, err := testenv.Try(l, filepath.Join(testenv.Lab().Config.BinDir, "kctl"), "get", "volumesnapshotcontents", "-o", "yaml")
 		if err != nil || strings.Contains(out, l.name+"-pvc-") {
 			return fmt.Errorf("contents of snapshots are left: %v %s", err, out)
 		}
@@ -184,7 +184,7 @@ func (l life) snapshot(when string) (restored string) {
 
 func (l life) snapshots() dynamic.ResourceInterface {
 	l.Helper()
-	c, err := dynamic.NewForConfig(bed.RestConfig(l))
+	c, err := dynamic.NewForConfig(testenv.RestConfig(l))
 	if err != nil {
 		l.Fatal(err)
 	}
@@ -194,14 +194,14 @@ func (l life) snapshots() dynamic.ResourceInterface {
 // installSnapshots has the cluster serve snapshots, and makes a class of them for the driver.
 func (a attach) installSnapshots() {
 	a.Helper()
-	bed.Kctl(a, "snapshot", "install", "--class", "")
+	testenv.Kctl(a, "snapshot", "install", "--class", "")
 	file := filepath.Join(a.TempDir(), "class.yaml")
 	if err := os.WriteFile(file, []byte("{apiVersion: snapshot.storage.k8s.io/v1, kind: VolumeSnapshotClass, metadata: {name: "+driverName+"}, driver: "+driverName+
 		", deletionPolicy: Delete}"), 0o600); err != nil {
 		a.Fatal(err)
 	}
-	bed.Kctl(a, "apply", "-f", file)
-	a.Cleanup(func() { bed.Kctl(a, "delete", "-f", file) })
+	testenv.Kctl(a, "apply", "-f", file)
+	a.Cleanup(func() { testenv.Kctl(a, "delete", "-f", file) })
 }
 
 // grow has a claim that is in use grow, and waits until it has.
@@ -213,7 +213,7 @@ func (l life) grow(claim, size string, meanwhile func()) {
 		return err
 	})
 	meanwhile()
-	bed.Eventually(l, soon, func() error {
+	testenv.Eventually(l, soon, func() error {
 		c, err := claims.Get(ctx, claim, metav1.GetOptions{})
 		if err == nil && (c.Status.Capacity.Storage().String() != size || len(c.Status.Conditions) > 0) {
 			err = fmt.Errorf("claim %s is %+v", claim, c.Status)
@@ -246,7 +246,7 @@ func (l life) at(step string) {
 func (l life) atWith(step string, strike func(node string)) {
 	l.Helper()
 	hold, held, node := filepath.Join(l.shared, "hold", l.name+"."+step), filepath.Join(l.shared, "held", l.name+"."+step), ""
-	bed.Eventually(l, soon, func() error {
+	testenv.Eventually(l, soon, func() error {
 		b, err := os.ReadFile(held)
 		if err != nil {
 			return fmt.Errorf("%s step %s: %w", l.name, step, err)
@@ -267,7 +267,7 @@ func (a attach) nothingOf(volume string) {
 	a.Helper()
 	ctx := context.Background()
 	_, claim, _ := strings.Cut(volume, "-pvc-")
-	bed.Eventually(a, soon, func() error {
+	testenv.Eventually(a, soon, func() error {
 		if _, err := os.Stat(filepath.Join(a.shared, "volumes", volume)); !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("the driver has %s: %v", volume, err)
 		}
@@ -298,7 +298,7 @@ func (a attach) nothingOf(volume string) {
 				return fmt.Errorf("node %s speaks of it: %s", n.Name, said)
 			}
 		}
-		for _, s := range bed.Lab().Status(ctx) {
+		for _, s := range testenv.Lab().Status(ctx) {
 			if s.Role != lab.RoleWorker || s.PID == 0 {
 				continue
 			}
@@ -328,10 +328,10 @@ func (a attach) killAgent(node string) {
 	a.Helper()
 	strikes.Lock()
 	defer strikes.Unlock()
-	if err := bed.Lab().KillDaemon(context.Background(), node); err != nil {
+	if err := testenv.Lab().KillDaemon(context.Background(), node); err != nil {
 		a.Fatal(err)
 	}
-	if err := bed.Lab().RestartDaemon(context.Background(), node); err != nil {
+	if err := testenv.Lab().RestartDaemon(context.Background(), node); err != nil {
 		a.Fatal(err)
 	}
 }
@@ -341,7 +341,7 @@ func (a attach) killDriver(node string) {
 	a.Helper()
 	ctx, pods, now := context.Background(), a.cs.CoreV1().Pods(a.ns), int64(0)
 	var list *v1.PodList
-	bed.Eventually(a, soon, func() (err error) { // the one before may have been killed just now
+	testenv.Eventually(a, soon, func() (err error) { // the one before may have been killed just now
 		list, err = pods.List(ctx, metav1.ListOptions{LabelSelector: "app=driver", FieldSelector: "spec.nodeName=" + node})
 		if err == nil && len(list.Items) == 0 {
 			err = fmt.Errorf("no driver on %s", node)
@@ -357,6 +357,6 @@ func (a attach) killDriver(node string) {
 
 func (a attach) killLeader(string) {
 	a.Helper()
-	name, _ := bed.Leader(a, soon)
+	name, _ := testenv.Leader(a, soon)
 	a.killAgent(name)
 }

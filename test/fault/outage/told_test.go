@@ -18,7 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 var rewrite = flag.Bool("rewrite", false, "write the transcript in testdata anew")
@@ -32,7 +32,7 @@ type question struct {
 // kctl is what a command says, also one that ends with an error because something is wrong.
 func (a attach) kctl(args ...string) string {
 	a.Helper()
-	out, err := bed.Try(a, filepath.Join(bed.Lab().Config.BinDir, "kctl"), append([]string{"-n", a.ns}, args...)...)
+	out, err := testenv.Try(a, filepath.Join(testenv.Lab().Config.BinDir, "kctl"), append([]string{"-n", a.ns}, args...)...)
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
 		a.Fatal(err)
@@ -45,7 +45,7 @@ func (a attach) told(has *v1.Pod, other string, questions []question) {
 	a.Helper()
 	const file = "testdata/claims.txt"
 	var claim *v1.PersistentVolumeClaim
-	bed.Eventually(a, soon, func() (err error) {
+	testenv.Eventually(a, soon, func() (err error) {
 		claim, err = a.cs.CoreV1().PersistentVolumeClaims(a.ns).Get(context.Background(), "data-"+has.Name, metav1.GetOptions{})
 		return err
 	})
@@ -62,7 +62,7 @@ func (a attach) told(has *v1.Pod, other string, questions []question) {
 	}
 	var all strings.Builder
 	for _, q := range questions {
-		bed.Eventually(a, soon, func() error {
+		testenv.Eventually(a, soon, func() error {
 			if out := a.kctl("why", "pvc/"+q.claim); !strings.Contains(out, q.until) {
 				return fmt.Errorf("%s: no %q in %s", q.about, q.until, out)
 			}
@@ -83,7 +83,7 @@ func (a attach) told(has *v1.Pod, other string, questions []question) {
 		a.Fatal(err)
 	}
 	for _, q := range questions { // events of several controllers come in no order
-		bed.Eventually(a, soon, func() error {
+		testenv.Eventually(a, soon, func() error {
 			if got := ask(q); !strings.Contains(string(want), got) {
 				return errors.New("the transcript differs (-rewrite writes " + file + "):\n" + got)
 			}
@@ -215,7 +215,7 @@ func (a attach) refusedByDriver(has *v1.Pod, other string) {
 		a.Fatal(err)
 	}
 	want := fmt.Sprintf("because  FailedPrecondition: node %s has volume %s\n", has.Spec.NodeName, claim.Spec.VolumeName)
-	bed.Eventually(a, soon, func() error {
+	testenv.Eventually(a, soon, func() error {
 		if out := a.kctl("why", "pvc/"+claim.Name); !strings.Contains(out, "cannot be attached to node "+other) || !strings.Contains(out, want) {
 			return fmt.Errorf("want %q, are told: %s", want, out)
 		}

@@ -13,8 +13,8 @@ import (
 	"testing"
 
 	"keelson.dev/keelson/deploy/lab"
-	"keelson.dev/keelson/test/bed"
-	"keelson.dev/keelson/test/bed/borrow"
+	"keelson.dev/keelson/test/testenv"
+	"keelson.dev/keelson/test/testenv/borrow"
 )
 
 // What this program is started as, by itself.
@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	case labMaker:
 		os.Exit(makeLab())
 	case otherTests:
-		os.Exit(bed.Main(m))
+		os.Exit(testenv.Main(m))
 	}
 	if os.Geteuid() != 0 {
 		fmt.Println("skipped: a lab needs root")

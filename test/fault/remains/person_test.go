@@ -20,7 +20,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"keelson.dev/keelson/deploy/lab"
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 const (
@@ -53,7 +53,7 @@ func newPerson(t *testing.T) *person {
 	t.Cleanup(func() {
 		if t.Failed() {
 			if l, err := lab.Open(nil); err == nil {
-				bed.DaemonLogs(p.Output(), l)
+				testenv.DaemonLogs(p.Output(), l)
 			}
 		}
 		p.must("lab", "down")
@@ -106,7 +106,7 @@ func (p *person) cutOff(seen func() bool) {
 	if err := cmd.Start(); err != nil {
 		p.Fatal(err)
 	}
-	bed.Eventually(p.T, soon, func() error {
+	testenv.Eventually(p.T, soon, func() error {
 		if !seen() {
 			return errors.New("'lab up' has not come so far")
 		}
@@ -188,7 +188,7 @@ func (p *person) podsRun(before map[string]string) map[string]string {
 	p.Helper()
 	cs := p.client()
 	var now map[string]string
-	bed.Eventually(p.T, soon, func() error {
+	testenv.Eventually(p.T, soon, func() error {
 		list, err := cs.CoreV1().Pods("default").List(p.Context(), metav1.ListOptions{LabelSelector: "app=web"})
 		if err != nil {
 			return err
@@ -255,7 +255,7 @@ func (p *person) reboot() {
 	for _, root := range []string{"/sys/fs/cgroup/*/keelson-lab", "/sys/fs/cgroup/keelson-lab"} {
 		found, _ := filepath.Glob(root)
 		for _, dir := range found {
-			bed.Eventually(p.T, soon, func() error { return removeGroups(dir) })
+			testenv.Eventually(p.T, soon, func() error { return removeGroups(dir) })
 		}
 	}
 	if left := lab.Leftovers(); len(left) != 1 {
@@ -270,8 +270,8 @@ func (p *person) loseWayIn() {
 	if err != nil {
 		p.Fatal(err)
 	}
-	bed.Eventually(p.T, soon, func() error {
-		if bed.KillGroup("forwarder"); there.WayIn() {
+	testenv.Eventually(p.T, soon, func() error {
+		if testenv.KillGroup("forwarder"); there.WayIn() {
 			return errors.New("the supervisor outlives SIGKILL")
 		}
 		return nil

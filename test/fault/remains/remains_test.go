@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"keelson.dev/keelson/deploy/lab"
-	"keelson.dev/keelson/test/bed"
-	"keelson.dev/keelson/test/bed/borrow"
+	"keelson.dev/keelson/test/testenv"
+	"keelson.dev/keelson/test/testenv/borrow"
 )
 
 // A person's lab outlives the death of everything: 'lab up' has all of it again, after SIGKILL, after a reboot, and when it
@@ -110,7 +110,7 @@ func startLabMaker(t *testing.T) *exec.Cmd {
 // killAll kills every process of the lab.
 func killAll(t *testing.T) {
 	t.Helper()
-	n, err := bed.KillEverything()
+	n, err := testenv.KillEverything()
 	if least := 4; err != nil || n < least { // a replica, the registry, the supervisor and its forwarder
 		t.Fatalf("killed %d processes of the lab, want all of %d and more: %v", n, least, err)
 	}

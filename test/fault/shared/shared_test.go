@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"keelson.dev/keelson/internal/wait"
-	"keelson.dev/keelson/test/bed"
+	"keelson.dev/keelson/test/testenv"
 )
 
 const (
@@ -28,16 +28,16 @@ const (
 	patience = 3 * time.Minute
 )
 
-func TestMain(m *testing.M) { os.Exit(bed.MainWith([]string{flag}, "", m)) }
+func TestMain(m *testing.M) { os.Exit(testenv.MainWith([]string{flag}, "", m)) }
 
 // The API is asked at the shared address from a worker while the leader is killed, frozen, cut off and stopped in good order: it
 // answers again each time, by another replica; what a replica that was lost had of the address goes, and one that is stopped leaves nothing.
 func TestAddressFollowsTheLeader(t *testing.T) {
-	if flags := bed.Lab().Config.ControlPlaneFlags; len(flags) == 0 || flags[0] != flag {
+	if flags := testenv.Lab().Config.ControlPlaneFlags; len(flags) == 0 || flags[0] != flag {
 		t.Skipf("the lab that is up has no %s", flag)
 	}
-	w1 := bed.Host(t, "w1")
-	cfg := bed.RestConfig(t)
+	w1 := testenv.Host(t, "w1")
+	cfg := testenv.RestConfig(t)
 	tlsCfg, err := rest.TLSConfigFor(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -55,8 +55,8 @@ func TestAddressFollowsTheLeader(t *testing.T) {
 		}
 		return nil
 	}
-	bed.Eventually(t, patience, ask)
-	lab := bed.Lab()
+	testenv.Eventually(t, patience, ask)
+	lab := testenv.Lab()
 	gap := map[string]time.Duration{}
 	for _, f := range []struct {
 		name     string
@@ -67,8 +67,8 @@ func TestAddressFollowsTheLeader(t *testing.T) {
 		{"cut off", lab.Partition, lab.Heal},
 		{"stop", func(h string) error { return stopInUse(t, h, tlsCfg) }, func(h string) error { return lab.Restart(t.Context(), h) }},
 	} {
-		leader, _ := bed.Leader(t, patience)
-		bed.Eventually(t, patience, func() error { return only(t, leader) })
+		leader, _ := testenv.Leader(t, patience)
+		testenv.Eventually(t, patience, func() error { return only(t, leader) })
 		var answers gaps
 		ctx, stop := context.WithCancel(t.Context())
 		var asking sync.WaitGroup
@@ -77,7 +77,7 @@ func TestAddressFollowsTheLeader(t *testing.T) {
 				answers.note(ask())
 			}
 		})
-		bed.Eventually(t, patience, func() error {
+		testenv.Eventually(t, patience, func() error {
 			if n := answers.since(time.Time{}); n < 20 {
 				return fmt.Errorf("%d answers", n)
 			}
@@ -87,7 +87,7 @@ func TestAddressFollowsTheLeader(t *testing.T) {
 		if err := f.do(leader); err != nil {
 			t.Fatal(err)
 		}
-		bed.Eventually(t, patience, func() error {
+		testenv.Eventually(t, patience, func() error {
 			if n := answers.since(began); n < 50 {
 				return fmt.Errorf("%d answers since", n)
 			}
@@ -97,8 +97,8 @@ func TestAddressFollowsTheLeader(t *testing.T) {
 		if err := f.undo(leader); err != nil {
 			t.Fatal(err)
 		}
-		bed.Eventually(t, patience, func() error {
-			now, _ := bed.Leader(t, patience)
+		testenv.Eventually(t, patience, func() error {
+			now, _ := testenv.Leader(t, patience)
 			return only(t, now)
 		})
 		stop()
@@ -110,7 +110,7 @@ func TestAddressFollowsTheLeader(t *testing.T) {
 	if gap["stop"] > gap["freeze"] {
 		t.Errorf("a leader that is stopped in good order is missed for %s, one that hangs for %s", gap["stop"], gap["freeze"])
 	}
-	leader, _ := bed.Leader(t, patience)
+	leader, _ := testenv.Leader(t, patience)
 	if err := lab.Stop(t.Context(), leader); err != nil {
 		t.Fatal(err)
 	}
@@ -120,14 +120,14 @@ func TestAddressFollowsTheLeader(t *testing.T) {
 	if err := lab.Restart(t.Context(), leader); err != nil {
 		t.Fatal(err)
 	}
-	bed.Eventually(t, patience, ask)
+	testenv.Eventually(t, patience, ask)
 }
 
 // stopInUse stops the leader while a request at the shared address is under way, as one that follows a log is for hours. It ends
 // when another replica leads.
 func stopInUse(t *testing.T, leader string, tlsCfg *tls.Config) error {
 	t.Helper()
-	w1 := bed.Host(t, "w1")
+	w1 := testenv.Host(t, "w1")
 	body, send := io.Pipe()
 	web := http.Client{Transport: &http.Transport{TLSClientConfig: tlsCfg,
 		DialContext: func(ctx context.Context, _, at string) (net.Conn, error) { return w1.Dial(ctx, at) }}}
@@ -146,9 +146,9 @@ func stopInUse(t *testing.T, leader string, tlsCfg *tls.Config) error {
 		return fmt.Errorf("a request at the shared address: %w", err)
 	}
 	stopped := make(chan error, 1)
-	go func() { stopped <- bed.Lab().Stop(t.Context(), leader) }()
-	bed.Eventually(t, patience, func() error {
-		if now, _ := bed.Leader(t, patience); now == leader {
+	go func() { stopped <- testenv.Lab().Stop(t.Context(), leader) }()
+	testenv.Eventually(t, patience, func() error {
+		if now, _ := testenv.Leader(t, patience); now == leader {
 			return fmt.Errorf("%s leads still", leader)
 		}
 		return nil
@@ -161,7 +161,7 @@ func stopInUse(t *testing.T, leader string, tlsCfg *tls.Config) error {
 func has(t *testing.T, host string, want bool) error {
 	t.Helper()
 	// Not as a process of the host, which may be frozen.
-	out, err := exec.CommandContext(t.Context(), "nsenter", "--net="+bed.Host(t, host).NetNS(), "ip", "-4", "address").CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), "nsenter", "--net="+testenv.Host(t, host).NetNS(), "ip", "-4", "address").CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("%w: %s", err, out)
 	}
@@ -174,7 +174,7 @@ func has(t *testing.T, host string, want bool) error {
 // only fails unless one replica alone has it.
 func only(t *testing.T, leader string) error {
 	t.Helper()
-	for _, r := range bed.Replicas() {
+	for _, r := range testenv.Replicas() {
 		if err := has(t, r, r == leader); err != nil {
 			return err
 		}

@@ -9,7 +9,7 @@ import (
 
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/storetest/linear"
-	"keelson.dev/keelson/test/bed/storeproc"
+	"keelson.dev/keelson/test/testenv/storeproc"
 )
 
 // door is a replica from one start of its process to the end of it. The client

@@ -11,7 +11,7 @@ import (
 
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/storetest/nemesis"
-	"keelson.dev/keelson/test/bed/storeproc"
+	"keelson.dev/keelson/test/testenv/storeproc"
 )
 
 // patience bounds what must succeed once faults have passed, far beyond what

@@ -21,7 +21,7 @@ import (
 	"keelson.dev/keelson/raftstore"
 	"keelson.dev/keelson/raftstore/storetest/linear"
 	"keelson.dev/keelson/raftstore/storetest/nemesis"
-	"keelson.dev/keelson/test/bed/storeproc"
+	"keelson.dev/keelson/test/testenv/storeproc"
 )
 
 var (

@@ -5,7 +5,7 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"keelson.dev/keelson/test/bed/storeproc"
+	"keelson.dev/keelson/test/testenv/storeproc"
 )
 
 // The group has three replicas at low tide and five at high.

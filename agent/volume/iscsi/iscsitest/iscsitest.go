@@ -1,6 +1,6 @@
 //go:build linux
 
-// Package iscsitest has the kernel be an iSCSI target, and iscsid run, for tests. It takes a machine of its own, as test/guest
+// Package iscsitest has the kernel be an iSCSI target, and iscsid run, for tests. It takes a machine of its own, as test/qemuguest
 // makes one: targets, sessions and devices are seen by all of a machine, and the kernel has them in its first network
 // namespace alone.
 package iscsitest
@@ -30,7 +30,7 @@ const Needed = "KEELSON_NEEDS_ISCSI"
 func Need(t testing.TB) {
 	t.Helper()
 	if os.Getenv(Needed) == "" {
-		t.Skip("needs: a machine of its own, whose kernel is an iSCSI target: TestGuest of test/guest makes one")
+		t.Skip("needs: a machine of its own, whose kernel is an iSCSI target: TestGuest of test/qemuguest makes one")
 	}
 }
 

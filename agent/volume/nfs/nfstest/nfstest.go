@@ -1,6 +1,6 @@
 //go:build linux
 
-// Package nfstest has the kernel serve folders by NFS version 4, for tests. It takes a machine of its own, as test/guest
+// Package nfstest has the kernel serve folders by NFS version 4, for tests. It takes a machine of its own, as test/qemuguest
 // makes one: what a kernel serves is seen by all of the machine.
 package nfstest
 
@@ -25,7 +25,7 @@ const Needed = "KEELSON_NEEDS_NFS"
 func Need(t testing.TB) {
 	t.Helper()
 	if os.Getenv(Needed) == "" {
-		t.Skip("needs: a machine of its own, whose kernel serves NFS: TestGuest of test/guest makes one")
+		t.Skip("needs: a machine of its own, whose kernel serves NFS: TestGuest of test/qemuguest makes one")
 	}
 }
 

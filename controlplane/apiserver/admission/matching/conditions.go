@@ -5,28 +5,28 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/google/cel-go/cel"
+	celgo "github.com/google/cel-go/cel"
 	"github.com/google/cel-go/common/types"
 	arv1 "k8s.io/api/admissionregistration/v1"
 
-	"keelson.dev/keelson/controlplane/apiserver/expression"
+	"keelson.dev/keelson/controlplane/apiserver/cel"
 )
 
 // Conditions are expressions that all must be true for somebody to be asked.
 type Conditions struct {
 	list     []arv1.MatchCondition
-	scope    *expression.Scope
-	programs []*expression.Program
+	scope    *cel.Scope
+	programs []*cel.Program
 	faults   []error
 }
 
 // NewConditions compiles conditions in a scope.
-func NewConditions(list []arv1.MatchCondition, scope *expression.Scope) *Conditions {
+func NewConditions(list []arv1.MatchCondition, scope *cel.Scope) *Conditions {
 	c := &Conditions{
-		list: list, scope: scope, programs: make([]*expression.Program, len(list)), faults: make([]error, len(list)),
+		list: list, scope: scope, programs: make([]*cel.Program, len(list)), faults: make([]error, len(list)),
 	}
 	for i, condition := range list {
-		p, err := scope.Compile(condition.Expression, cel.BoolType)
+		p, err := scope.Compile(condition.Expression, celgo.BoolType)
 		if err != nil {
 			err = errors.New("compilation error: " + err.Error())
 		}
@@ -37,11 +37,11 @@ func NewConditions(list []arv1.MatchCondition, scope *expression.Scope) *Conditi
 
 // Met says whether all are true. One that is false decides, whatever the others are; otherwise those that cannot be
 // evaluated are an error.
-func (c *Conditions) Met(ctx context.Context, in *expression.Input) (bool, error) {
+func (c *Conditions) Met(ctx context.Context, in *cel.Input) (bool, error) {
 	if len(c.list) == 0 {
 		return true, nil
 	}
-	e := c.scope.Evaluate(ctx, in, expression.ConditionBudget)
+	e := c.scope.Evaluate(ctx, in, cel.ConditionBudget)
 	var faults []error
 	for i, p := range c.programs {
 		if p == nil {
@@ -50,7 +50,7 @@ func (c *Conditions) Met(ctx context.Context, in *expression.Input) (bool, error
 		}
 		out, err := e.Eval(ctx, p)
 		switch {
-		case errors.Is(err, expression.ErrBudget):
+		case errors.Is(err, cel.ErrBudget):
 			return false, err
 		case err != nil:
 			faults = append(faults, fmt.Errorf("%w (match condition %s)", err, c.list[i].Name))

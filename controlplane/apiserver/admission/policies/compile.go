@@ -3,12 +3,12 @@ package policies
 import (
 	"errors"
 
-	"github.com/google/cel-go/cel"
+	celgo "github.com/google/cel-go/cel"
 	"github.com/google/cel-go/common/types"
 	arv1 "k8s.io/api/admissionregistration/v1"
 
 	"keelson.dev/keelson/controlplane/apiserver/admission/matching"
-	"keelson.dev/keelson/controlplane/apiserver/expression"
+	"keelson.dev/keelson/controlplane/apiserver/cel"
 )
 
 // source is what a policy of either kind says.
@@ -34,7 +34,7 @@ type policy struct {
 
 // programs is what is compiled of a policy, all in one scope. It never changes.
 type programs struct {
-	scope      *expression.Scope
+	scope      *cel.Scope
 	conditions *matching.Conditions
 	main       []compiled // one for each validation or mutation
 	messages   []compiled // one for each validation; empty where it has none
@@ -43,13 +43,13 @@ type programs struct {
 
 // compiled is an expression, or why it is none.
 type compiled struct {
-	program *expression.Program
+	program *cel.Program
 	err     error
 }
 
 func (p *Policies) newPolicy(s source, m *arv1.MatchResources) *policy {
 	out := &policy{source: s, of: p, criteria: matching.OfPolicy(m)}
-	out.compiled = expression.Keep(p.cfg.Expressions, func() (*programs, *expression.Scope) {
+	out.compiled = cel.Keep(p.cfg.Expressions, func() (*programs, *cel.Scope) {
 		c := out.compile()
 		return c, c.scope
 	})
@@ -59,14 +59,14 @@ func (p *Policies) newPolicy(s source, m *arv1.MatchResources) *policy {
 func (p *policy) ignores() bool { return p.failure != nil && *p.failure == arv1.Ignore }
 
 // declared is what expressions of the policy may use.
-func (p *policy) declared() expression.Declared {
-	return expression.Declared{Params: p.param != nil, Authorizer: true}
+func (p *policy) declared() cel.Declared {
+	return cel.Declared{Params: p.param != nil, Authorizer: true}
 }
 
-func variables(of []arv1.Variable) []expression.Variable {
-	out := make([]expression.Variable, len(of))
+func variables(of []arv1.Variable) []cel.Variable {
+	out := make([]cel.Variable, len(of))
 	for i, v := range of {
-		out[i] = expression.Variable{Name: v.Name, Expression: v.Expression}
+		out[i] = cel.Variable{Name: v.Name, Expression: v.Expression}
 	}
 	return out
 }
@@ -74,14 +74,14 @@ func variables(of []arv1.Variable) []expression.Variable {
 // The types of what patches evaluate to.
 var (
 	applyType = types.NewObjectType("Object")
-	patchType = cel.ListType(types.NewObjectType("JSONPatch"))
+	patchType = celgo.ListType(types.NewObjectType("JSONPatch"))
 )
 
 func (p *policy) compile() *programs {
 	d := p.declared()
 	out := &programs{scope: p.of.cfg.Expressions.NewScope(d, variables(p.variables))}
 	out.conditions = matching.NewConditions(p.conditions, out.scope)
-	make := func(text string, d expression.Declared, results ...*cel.Type) compiled {
+	make := func(text string, d cel.Declared, results ...*celgo.Type) compiled {
 		program, err := out.scope.CompileWith(text, d, results...)
 		if err != nil {
 			err = errors.New("compilation error: " + err.Error())
@@ -91,15 +91,15 @@ func (p *policy) compile() *programs {
 	said := d
 	said.Authorizer = false
 	for _, v := range p.validations {
-		out.main = append(out.main, make(v.Expression, d, cel.BoolType))
+		out.main = append(out.main, make(v.Expression, d, celgo.BoolType))
 		message := compiled{}
 		if v.MessageExpression != "" {
-			message = make(v.MessageExpression, said, cel.StringType)
+			message = make(v.MessageExpression, said, celgo.StringType)
 		}
 		out.messages = append(out.messages, message)
 	}
 	for _, a := range p.annotations {
-		out.published = append(out.published, make(a.ValueExpression, d, cel.StringType, cel.NullType))
+		out.published = append(out.published, make(a.ValueExpression, d, celgo.StringType, celgo.NullType))
 	}
 	d.Patches = true
 	for _, m := range p.mutations {

@@ -8,7 +8,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/apiserver/admission/matching"
-	"keelson.dev/keelson/controlplane/apiserver/expression"
+	"keelson.dev/keelson/controlplane/apiserver/cel"
 )
 
 // evaluator makes the input of expressions about one attempt.
@@ -30,7 +30,7 @@ func (p *Policies) evaluator(ctx context.Context, a *matching.Attempt) *evaluato
 }
 
 // input is the attempt as it is looked at, with a parameter; param may be nil.
-func (e *evaluator) input(ctx context.Context, t matching.Target, param api.Object) (*expression.Input, error) {
+func (e *evaluator) input(ctx context.Context, t matching.Target, param api.Object) (*cel.Input, error) {
 	v, err := e.view(ctx, t)
 	if err != nil {
 		return nil, err
@@ -41,7 +41,7 @@ func (e *evaluator) input(ctx context.Context, t matching.Target, param api.Obje
 		}
 		e.looked = true
 	}
-	in := &expression.Input{
+	in := &cel.Input{
 		Object: v.Object, Old: v.Old, Request: e.attempt.Request(t), Namespace: e.home, User: e.attempt.User, Authorizer: e.authz,
 	}
 	if param != nil {

@@ -14,12 +14,12 @@ import (
 
 	"keelson.dev/keelson/controlplane/api/kinds"
 	"keelson.dev/keelson/controlplane/apiserver/admission/matching"
-	"keelson.dev/keelson/controlplane/apiserver/expression"
+	"keelson.dev/keelson/controlplane/apiserver/cel"
 	"keelson.dev/keelson/internal/memory/memtest"
 )
 
 // crowd are policies, each alone. Each denies with its number the pods whose name is not good.
-func crowd(t testing.TB, in *expression.Admission, policies int) []*Policies {
+func crowd(t testing.TB, in *cel.Admission, policies int) []*Policies {
 	t.Helper()
 	out := make([]*Policies, policies)
 	cluster := objects{"namespaces//default": &corev1.Namespace{}}
@@ -62,7 +62,7 @@ func (p *Policies) decided(t testing.TB, number int) {
 // estimate and by what the heap has grown. All decide rightly afterwards, those that were dropped too.
 func TestManyPoliciesAreNotKept(t *testing.T) {
 	const most, policies = 2 << 20, 300
-	in := expression.Within(most).Admission()
+	in := cel.Within(most).Admission()
 	all := crowd(t, in, policies)
 	crowd(t, in, 1)[0].decided(t, 0) // the environments, and what the libraries keep for all
 	before := memtest.Live()
@@ -83,7 +83,7 @@ func TestManyPoliciesAreNotKept(t *testing.T) {
 
 // Decisions are right while policies are dropped and compiled again under those who use them.
 func TestPoliciesDecideWhileTheyAreDropped(t *testing.T) {
-	in := expression.Within(1).Admission() // each new one drops all others
+	in := cel.Within(1).Admission() // each new one drops all others
 	all := crowd(t, in, 5)
 	var using sync.WaitGroup
 	for g := range 6 {

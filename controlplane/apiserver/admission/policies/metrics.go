@@ -8,7 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"keelson.dev/keelson/controlplane/apiserver/expression"
+	"keelson.dev/keelson/controlplane/apiserver/cel"
 )
 
 // metrics count under Kubernetes' names.
@@ -61,7 +61,7 @@ func errorType(err error) string {
 	switch {
 	case err == nil:
 		return "no_error"
-	case errors.Is(err, expression.ErrBudget):
+	case errors.Is(err, cel.ErrBudget):
 		return "out_of_budget"
 	case strings.HasPrefix(err.Error(), "compilation error: "):
 		return "compile_error"

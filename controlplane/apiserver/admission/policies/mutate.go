@@ -15,7 +15,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/apiserver/admission/matching"
-	"keelson.dev/keelson/controlplane/apiserver/expression"
+	"keelson.dev/keelson/controlplane/apiserver/cel"
 )
 
 // mutation is one attempt on its way through the mutating policies.
@@ -128,7 +128,7 @@ func (m *mutation) apply(ctx context.Context, p *policy, of *programs, i int, t 
 	if c.err != nil {
 		return c.err
 	}
-	value, err := of.scope.Evaluate(ctx, in, expression.Budget).Eval(ctx, c.program)
+	value, err := of.scope.Evaluate(ctx, in, cel.Budget).Eval(ctx, c.program)
 	if err != nil {
 		return err
 	}

@@ -22,7 +22,7 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/value"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/api/input"
+	"keelson.dev/keelson/controlplane/api/decodelimits"
 	"keelson.dev/keelson/controlplane/apiserver/admission/matching"
 	"keelson.dev/keelson/internal/jsonpatch"
 )
@@ -50,7 +50,7 @@ func (m *mutation) jsonPatch(ctx context.Context, t matching.Target, before runt
 	if err != nil {
 		return nil, err
 	}
-	data, err := jsonpatch.Apply(ctx, doc, patch, input.MaxBytes)
+	data, err := jsonpatch.Apply(ctx, doc, patch, decodelimits.MaxBytes)
 	if err != nil && strings.HasPrefix(err.Error(), "testing value ") {
 		return nil, nil
 	}
@@ -66,7 +66,7 @@ func (m *mutation) decode(t matching.Target, before runtime.Object, data []byte)
 	if next == nil {
 		return nil, fmt.Errorf("%v is not served", t.Kind)
 	}
-	if err := input.CheckJSON(data, next); err != nil {
+	if err := decodelimits.CheckJSON(data, next); err != nil {
 		return nil, err
 	}
 	told, err := api.DecodeJSON(data, next, true)

@@ -19,7 +19,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/apiserver/admission/matching"
-	"keelson.dev/keelson/controlplane/apiserver/expression"
+	"keelson.dev/keelson/controlplane/apiserver/cel"
 )
 
 // Objects are where parameters are read. What they return is shared.
@@ -34,7 +34,7 @@ type Config struct {
 	Versions    matching.Versions
 	Cluster     matching.Cluster
 	Params      Objects
-	Expressions *expression.Admission
+	Expressions *cel.Admission
 	// Authorizer answers the questions of expressions, for one request.
 	Authorizer func(ctx context.Context) authorizer.UnconditionalAuthorizer
 	// Types is the schema of a kind's objects, for ApplyConfiguration.

@@ -23,7 +23,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds"
 	"keelson.dev/keelson/controlplane/apiserver/admission/matching"
-	"keelson.dev/keelson/controlplane/apiserver/expression"
+	"keelson.dev/keelson/controlplane/apiserver/cel"
 	"keelson.dev/keelson/internal/memory/memtest"
 )
 
@@ -63,7 +63,7 @@ var converter = sync.OnceValue(func() managedfields.TypeConverter {
 })
 
 // environments are shared: each takes a while to make.
-var environments = sync.OnceValue(func() *expression.Admission { return expression.New().Admission() })
+var environments = sync.OnceValue(func() *cel.Admission { return cel.New().Admission() })
 
 func newPolicies(t testing.TB, in objects) *Policies {
 	t.Helper()

@@ -18,7 +18,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/custom"
 	"keelson.dev/keelson/controlplane/apiserver/admission/matching"
-	"keelson.dev/keelson/controlplane/apiserver/expression"
+	"keelson.dev/keelson/controlplane/apiserver/cel"
 )
 
 // maxTypes is how many kinds a policy is checked against.
@@ -26,14 +26,14 @@ const maxTypes = 10
 
 // Check says what is wrong with the expressions of a policy over the types that its rules name without wildcards. It
 // changes nothing about what the policy does.
-func Check(p *arv1.ValidatingAdmissionPolicy, kinds *api.Kinds, compiler *expression.Admission) []arv1.ExpressionWarning {
+func Check(p *arv1.ValidatingAdmissionPolicy, kinds *api.Kinds, compiler *cel.Admission) []arv1.ExpressionWarning {
 	of := subjects(p, kinds)
 	types := make([]*apiservercel.DeclType, len(of))
 	for i, k := range of {
 		types[i] = typeOf(k)
 	}
 	params := typeOf(paramKind(p, kinds))
-	d := expression.Declared{Params: p.Spec.ParamKind != nil, Authorizer: true}
+	d := cel.Declared{Params: p.Spec.ParamKind != nil, Authorizer: true}
 	check := func(field, text string) (out []arv1.ExpressionWarning) {
 		var found []string
 		for i, k := range of {

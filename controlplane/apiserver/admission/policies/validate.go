@@ -19,7 +19,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/apiserver/admission/matching"
-	"keelson.dev/keelson/controlplane/apiserver/expression"
+	"keelson.dev/keelson/controlplane/apiserver/cel"
 )
 
 // Bounds of what policies say.
@@ -119,7 +119,7 @@ func (v *validation) policy(ctx context.Context, b *bound) error {
 }
 
 // evaluate evaluates a policy for one binding and parameter.
-func (v *validation) evaluate(ctx context.Context, p *policy, b *binding, in *expression.Input) {
+func (v *validation) evaluate(ctx context.Context, p *policy, b *binding, in *cel.Input) {
 	c := p.compiled()
 	met, err := c.conditions.Met(ctx, in)
 	if err != nil {
@@ -129,16 +129,16 @@ func (v *validation) evaluate(ctx context.Context, p *policy, b *binding, in *ex
 	if !met {
 		return
 	}
-	e := c.scope.Evaluate(ctx, in, expression.Budget)
+	e := c.scope.Evaluate(ctx, in, cel.Budget)
 	for i := range p.validations {
 		start := time.Now()
 		found := v.validate(ctx, p, c, i, e)
 		v.decide(ctx, p, b, i, found, time.Since(start))
-		if errors.Is(found.err, expression.ErrBudget) {
+		if errors.Is(found.err, cel.ErrBudget) {
 			return
 		}
 	}
-	e = c.scope.Evaluate(ctx, in, expression.Budget)
+	e = c.scope.Evaluate(ctx, in, cel.Budget)
 	for i := range p.annotations {
 		v.annotate(ctx, p, b, c.published[i], p.annotations[i].Key, e)
 	}
@@ -151,7 +151,7 @@ type verdict struct {
 	reason  metav1.StatusReason
 }
 
-func (v *validation) validate(ctx context.Context, p *policy, of *programs, i int, e *expression.Evaluation) verdict {
+func (v *validation) validate(ctx context.Context, p *policy, of *programs, i int, e *cel.Evaluation) verdict {
 	c, said := of.main[i], p.validations[i]
 	if c.err != nil {
 		return verdict{err: c.err}
@@ -169,7 +169,7 @@ func (v *validation) validate(ctx context.Context, p *policy, of *programs, i in
 	}
 	if m := of.messages[i]; m.program != nil {
 		text, err := e.Eval(ctx, m.program)
-		if errors.Is(err, expression.ErrBudget) {
+		if errors.Is(err, cel.ErrBudget) {
 			return verdict{err: fmt.Errorf("failed messageExpression: %w", err)}
 		}
 		if err == nil {
@@ -228,7 +228,7 @@ func (v *validation) decide(ctx context.Context, p *policy, b *binding, i int, f
 
 // annotate evaluates one annotation for the audit record. One that cannot be evaluated denies, unless failures are
 // ignored.
-func (v *validation) annotate(ctx context.Context, p *policy, b *binding, c compiled, key string, e *expression.Evaluation) {
+func (v *validation) annotate(ctx context.Context, p *policy, b *binding, c compiled, key string, e *cel.Evaluation) {
 	err := c.err
 	if err == nil {
 		out, e := e.Eval(ctx, c.program)

@@ -16,7 +16,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/apiserver/admission/matching"
-	"keelson.dev/keelson/controlplane/apiserver/expression"
+	"keelson.dev/keelson/controlplane/apiserver/cel"
 )
 
 // failure is a webhook that could not be asked, or whose answer is none.
@@ -62,7 +62,7 @@ func (a *attempt) concerns(ctx context.Context, h *hook) (*seen, error) {
 	if err != nil || h.conditions == nil {
 		return v, err
 	}
-	in := &expression.Input{Object: v.Object, Old: v.Old, Request: a.Request(v.Target), User: a.User}
+	in := &cel.Input{Object: v.Object, Old: v.Old, Request: a.Request(v.Target), User: a.User}
 	if a.of.cfg.Authorizer != nil {
 		in.Authorizer = a.of.cfg.Authorizer(ctx)
 	}

@@ -17,7 +17,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/apiserver/admission/matching"
-	"keelson.dev/keelson/controlplane/apiserver/expression"
+	"keelson.dev/keelson/controlplane/apiserver/cel"
 	"keelson.dev/keelson/controlplane/apiserver/webhook"
 )
 
@@ -81,8 +81,8 @@ func (w *Webhooks) hook(configuration string, from *arv1.ValidatingWebhook) *hoo
 	}
 	if len(from.MatchConditions) > 0 {
 		list := from.MatchConditions
-		h.conditions = expression.Keep(w.cfg.Expressions, func() (*matching.Conditions, *expression.Scope) {
-			s := w.cfg.Expressions.NewScope(expression.Declared{Authorizer: true}, nil)
+		h.conditions = cel.Keep(w.cfg.Expressions, func() (*matching.Conditions, *cel.Scope) {
+			s := w.cfg.Expressions.NewScope(cel.Declared{Authorizer: true}, nil)
 			return matching.NewConditions(list, s), s
 		})
 	}

@@ -30,7 +30,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/api/kinds"
 	"keelson.dev/keelson/controlplane/apiserver/admission/matching"
-	"keelson.dev/keelson/controlplane/apiserver/expression"
+	"keelson.dev/keelson/controlplane/apiserver/cel"
 )
 
 // authority signs the certificates of the servers of one test.
@@ -151,7 +151,7 @@ func newWebhooks(t testing.TB, change ...func(*Config)) *Webhooks {
 	t.Helper()
 	c := Config{
 		Versions: matching.Versions{Kinds: kinds.All()}, Cluster: cluster{"default": nil, "hooks": nil},
-		Expressions: expression.New().Admission(), Metrics: prometheus.NewRegistry(),
+		Expressions: cel.New().Admission(), Metrics: prometheus.NewRegistry(),
 		Log: slog.New(slog.DiscardHandler),
 	}
 	for _, f := range change {

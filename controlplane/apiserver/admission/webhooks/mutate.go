@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/api/input"
+	"keelson.dev/keelson/controlplane/api/decodelimits"
 	"keelson.dev/keelson/controlplane/apiserver/admission/matching"
 	"keelson.dev/keelson/internal/jsonpatch"
 )
@@ -101,7 +101,7 @@ func (a *attempt) patched(ctx context.Context, h *hook, v *seen, patch []byte) (
 	if err != nil {
 		return nil, apierrors.NewInternalError(err)
 	}
-	data, err := jsonpatch.Apply(ctx, doc.object, patch, input.MaxBytes)
+	data, err := jsonpatch.Apply(ctx, doc.object, patch, decodelimits.MaxBytes)
 	switch {
 	case errors.Is(err, jsonpatch.ErrMalformed):
 		return nil, &failure{h.name, fmt.Errorf("received undecodable patch in webhook response: %w", err), 503}
@@ -114,7 +114,7 @@ func (a *attempt) patched(ctx context.Context, h *hook, v *seen, patch []byte) (
 	if next == nil {
 		return nil, apierrors.NewInternalError(fmt.Errorf("%v is not served", v.Kind))
 	}
-	if err := input.CheckJSON(data, next); err != nil {
+	if err := decodelimits.CheckJSON(data, next); err != nil {
 		return nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("admission webhook %q: %v", h.name, err))
 	}
 	if _, err := api.DecodeJSON(data, next, false); err != nil {

@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"keelson.dev/keelson/controlplane/api"
-	"keelson.dev/keelson/controlplane/api/input"
+	"keelson.dev/keelson/controlplane/api/decodelimits"
 	"keelson.dev/keelson/controlplane/apiserver/admission/matching"
 )
 
@@ -86,7 +86,7 @@ func readAnswer(data []byte, version string, uid types.UID, mutating bool) (*ans
 	if len(review.Response) == 0 || string(review.Response) == "null" {
 		return nil, errors.New("webhook response was absent")
 	}
-	if err := input.CheckJSON(review.Response, nil); err != nil {
+	if err := decodelimits.CheckJSON(review.Response, nil); err != nil {
 		return nil, err
 	}
 	a := &answer{}

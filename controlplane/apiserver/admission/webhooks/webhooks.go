@@ -18,7 +18,7 @@ import (
 
 	"keelson.dev/keelson/controlplane/api"
 	"keelson.dev/keelson/controlplane/apiserver/admission/matching"
-	"keelson.dev/keelson/controlplane/apiserver/expression"
+	"keelson.dev/keelson/controlplane/apiserver/cel"
 )
 
 // Services are ways to what stands behind a Service, whatever the address.
@@ -30,8 +30,8 @@ type Services interface {
 type Config struct {
 	Versions    matching.Versions
 	Cluster     matching.Cluster
-	Services    Services              // nil = webhooks behind a Service cannot be called
-	Expressions *expression.Admission // compiles match conditions
+	Services    Services       // nil = webhooks behind a Service cannot be called
+	Expressions *cel.Admission // compiles match conditions
 	// Authorizer answers the questions of match conditions, for one request.
 	Authorizer func(ctx context.Context) authorizer.UnconditionalAuthorizer
 	// Own says that a user is a part of the cluster itself, whose writes may be what brings a webhook back.

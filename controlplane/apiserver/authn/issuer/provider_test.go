@@ -13,7 +13,7 @@ import (
 	authenticationcel "k8s.io/apiserver/pkg/authentication/cel"
 
 	"keelson.dev/keelson/controlplane/apiserver/authn/issuer/issuertest"
-	"keelson.dev/keelson/controlplane/apiserver/expression"
+	"keelson.dev/keelson/controlplane/apiserver/cel"
 )
 
 // provider is an issuer and those who look for it.
@@ -60,7 +60,7 @@ func (p *provider) undiscovered(change func(*apiserver.JWTAuthenticator)) *Issue
 	return i
 }
 
-func (p *provider) compiler() authenticationcel.Compiler { return expression.New().Authentication() }
+func (p *provider) compiler() authenticationcel.Compiler { return cel.New().Authentication() }
 
 func ecKey(t *testing.T) *ecdsa.PrivateKey {
 	t.Helper()

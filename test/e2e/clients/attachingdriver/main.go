@@ -20,7 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"keelson.dev/keelson/csi/local"
-	"keelson.dev/keelson/internal/floor"
+	"keelson.dev/keelson/internal/reservedspace"
 )
 
 // ticketKey is in what attaching says; its value is the volume and the node.
@@ -169,7 +169,7 @@ func main() {
 		return
 	}
 	// The machine of the lab may have less free than a tenth of its disk: the lab's agents keep as little free.
-	cfg := local.Config{KeepFree: floor.Percent(1), Log: slog.New(slog.NewTextHandler(os.Stderr, nil))}
+	cfg := local.Config{KeepFree: reservedspace.Percent(1), Log: slog.New(slog.NewTextHandler(os.Stderr, nil))}
 	flag.StringVar(&cfg.Name, "name", "", "name of the driver")
 	flag.StringVar(&cfg.NodeID, "node-id", "", "name of this node")
 	flag.StringVar(&cfg.Socket, "socket", "/csi/csi.sock", "socket to listen on")

@@ -1,0 +1,156 @@
+package l2announce
+
+import (
+	"encoding/binary"
+	"net"
+	"net/netip"
+)
+
+// The frames are few and short, and what comes in is checked byte by byte against the documents that define them; a
+// library would bring packages for sockets and the rest of both protocols along.
+
+// The lengths of what is read and written, in bytes, without the header of the link.
+const (
+	arpLength     = 28 // RFC 826, for Ethernet and IPv4
+	headerLength  = 40 // of IPv6, RFC 8200
+	nsLength      = 24 // of a neighbour solicitation without options, RFC 4861
+	naLength      = 32 // of an advertisement with the link-layer address
+	longestPacket = 1500
+)
+
+// Numbers of the protocols.
+const (
+	arpRequest, arpReply = 1, 2
+	etherIPv4            = 0x0800
+	nextICMPv6           = 58
+	icmpNS, icmpNA       = 135, 136
+	optionSource         = 1
+	optionTarget         = 2
+	flagSolicited        = 0x40
+	flagOverride         = 0x20
+)
+
+// question is somebody who wants to know where an address is.
+type question struct {
+	target netip.Addr
+	from   netip.Addr       // unspecified: it wants to know whether it may have the address itself
+	mac    net.HardwareAddr // to answer to
+}
+
+// parseARP reads an ARP request. ok is false for whatever else it is.
+func parseARP(b []byte) (q question, ok bool) {
+	if len(b) < arpLength || binary.BigEndian.Uint16(b[0:]) != 1 || binary.BigEndian.Uint16(b[2:]) != etherIPv4 ||
+		b[4] != 6 || b[5] != 4 || binary.BigEndian.Uint16(b[6:]) != arpRequest {
+		return question{}, false
+	}
+	q = question{
+		target: netip.AddrFrom4([4]byte(b[24:28])), from: netip.AddrFrom4([4]byte(b[14:18])),
+		mac: net.HardwareAddr(append([]byte(nil), b[8:14]...)),
+	}
+	if q.mac[0]&1 != 0 || q.target == q.from { // a group asks, or somebody announces an address
+		return question{}, false
+	}
+	return q, true
+}
+
+// arp builds a packet of ARP that says that an address is at mac.
+func arp(operation uint16, mac net.HardwareAddr, address netip.Addr, toMAC net.HardwareAddr, to netip.Addr) []byte {
+	b := make([]byte, arpLength)
+	binary.BigEndian.PutUint16(b[0:], 1)
+	binary.BigEndian.PutUint16(b[2:], etherIPv4)
+	b[4], b[5] = 6, 4
+	binary.BigEndian.PutUint16(b[6:], operation)
+	copy(b[8:14], mac)
+	copy(b[14:18], address.AsSlice())
+	copy(b[18:24], toMAC)
+	copy(b[24:28], to.AsSlice())
+	return b
+}
+
+// parseNS reads an IPv6 packet with a neighbour solicitation, which is valid by section 7.1.1 of RFC 4861; mac is where
+// its frame came from.
+func parseNS(b []byte, mac net.HardwareAddr) (q question, ok bool) {
+	if len(b) < headerLength+nsLength || b[0]>>4 != 6 || b[6] != nextICMPv6 || b[7] != 255 || len(mac) != 6 {
+		return question{}, false
+	}
+	length := int(binary.BigEndian.Uint16(b[4:]))
+	if length < nsLength || headerLength+length > len(b) {
+		return question{}, false
+	}
+	body := b[headerLength : headerLength+length]
+	from, to := netip.AddrFrom16([16]byte(b[8:24])), netip.AddrFrom16([16]byte(b[24:40]))
+	target := netip.AddrFrom16([16]byte(body[8:24]))
+	if body[0] != icmpNS || body[1] != 0 || target.IsMulticast() || from.IsMulticast() || checksum(from, to, body) != 0 {
+		return question{}, false
+	}
+	for rest := body[nsLength:]; len(rest) > 0; {
+		if len(rest) < 2 || rest[1] == 0 || int(rest[1])*8 > len(rest) {
+			return question{}, false
+		}
+		if rest[0] == optionSource && from.IsUnspecified() {
+			return question{}, false
+		}
+		rest = rest[int(rest[1])*8:]
+	}
+	if from.IsUnspecified() && to != groupOf(target) || mac[0]&1 != 0 {
+		return question{}, false
+	}
+	return question{target: target, from: from, mac: append(net.HardwareAddr(nil), mac...)}, true
+}
+
+// advertisement builds an IPv6 packet that says that an address is at mac. to is who asked; invalid: everybody on the link.
+func advertisement(address netip.Addr, mac net.HardwareAddr, to netip.Addr) []byte {
+	flags := byte(flagOverride | flagSolicited)
+	if !to.IsValid() || to.IsUnspecified() {
+		flags, to = flagOverride, allNodes
+	}
+	b := make([]byte, headerLength+naLength)
+	b[0] = 6 << 4
+	binary.BigEndian.PutUint16(b[4:], naLength)
+	b[6], b[7] = nextICMPv6, 255
+	copy(b[8:24], address.AsSlice())
+	copy(b[24:40], to.AsSlice())
+	body := b[headerLength:]
+	body[0], body[4] = icmpNA, flags
+	copy(body[8:24], address.AsSlice())
+	body[24], body[25] = optionTarget, 1
+	copy(body[26:32], mac)
+	binary.BigEndian.PutUint16(body[2:], checksum(address, to, body))
+	return b
+}
+
+// allNodes is the group of all nodes of a link.
+var allNodes = netip.MustParseAddr("ff02::1")
+
+// groupOf is the group in which who wants to know an address asks (RFC 4291, section 2.7.1).
+func groupOf(a netip.Addr) netip.Addr {
+	raw := a.As16()
+	return netip.AddrFrom16([16]byte{0: 0xff, 1: 0x02, 11: 1, 12: 0xff, 13: raw[13], 14: raw[14], 15: raw[15]})
+}
+
+// groupMAC is the link's address of a group.
+func groupMAC(group netip.Addr) net.HardwareAddr {
+	raw := group.As16()
+	return net.HardwareAddr{0x33, 0x33, raw[12], raw[13], raw[14], raw[15]}
+}
+
+// checksum is that of ICMPv6 (RFC 4443, section 2.3); 0 for a message that has the right one in it.
+func checksum(from, to netip.Addr, body []byte) uint16 {
+	sum := uint32(len(body)) + nextICMPv6
+	add := func(b []byte) {
+		for i := 0; i+1 < len(b); i += 2 {
+			sum += uint32(binary.BigEndian.Uint16(b[i:]))
+		}
+		if len(b)%2 == 1 {
+			sum += uint32(b[len(b)-1]) << 8
+		}
+	}
+	a, z := from.As16(), to.As16()
+	add(a[:])
+	add(z[:])
+	add(body)
+	for sum>>16 != 0 {
+		sum = sum&0xffff + sum>>16
+	}
+	return ^uint16(sum)
+}

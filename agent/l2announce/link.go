@@ -1,0 +1,280 @@
+package l2announce
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
+)
+
+// What is read of a link at most: more than hosts that live on one have to ask. What is beyond it waits in the kernel,
+// which drops what does not fit; who asks asks again.
+const (
+	readsAtOnce = 500
+	readsWindow = 50 * time.Millisecond
+)
+
+// link answers on one interface.
+//
+// Goroutines: one reads each socket; they end with the sockets.
+type link struct {
+	name  string
+	index int
+	mac   net.HardwareAddr
+	log   *slog.Logger
+
+	arp, ndp *os.File // raw sockets; either may be nil until an address of its family is there
+	groups   int      // a socket that is a member of the groups in which others ask; -1 = none
+	member   map[netip.Addr]int
+
+	held    atomic.Pointer[map[netip.Addr]bool]
+	readers sync.WaitGroup
+}
+
+func newLink(name string, index int, mac net.HardwareAddr, log *slog.Logger) *link {
+	l := &link{name: name, index: index, mac: mac, log: log.With("link", name), groups: -1, member: map[netip.Addr]int{}}
+	l.held.Store(&map[netip.Addr]bool{})
+	return l
+}
+
+// hold makes the link answer for these addresses and no others. For one for which it cannot it does not, until it is called again.
+func (l *link) hold(ctx context.Context, want map[netip.Addr]bool) error {
+	before, held := *l.held.Load(), make(map[netip.Addr]bool, len(want))
+	var errs []error
+	for a := range want {
+		if !before[a] {
+			if err := l.begin(ctx, a); err != nil {
+				errs = append(errs, fmt.Errorf("answering for %s on %s: %w", a, l.name, err))
+				continue
+			}
+		}
+		held[a] = true
+	}
+	l.held.Store(&held)
+	for a := range before {
+		if !want[a] && a.Is6() {
+			l.leave(groupOf(a))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// answers says whether the link does for an address.
+func (l *link) answers(a netip.Addr) bool { return (*l.held.Load())[a] }
+
+// begin opens what an address needs.
+func (l *link) begin(ctx context.Context, a netip.Addr) (err error) {
+	if a.Is4() {
+		if l.arp == nil {
+			if l.arp, err = open(l.index, unix.ETH_P_ARP, arpFilter); err == nil {
+				l.readers.Go(func() { l.read(ctx, l.arp, l.answerARP) })
+			}
+		}
+		return err
+	}
+	if l.ndp == nil {
+		if l.ndp, err = open(l.index, unix.ETH_P_IPV6, nsFilter); err != nil {
+			return err
+		}
+		l.readers.Go(func() { l.read(ctx, l.ndp, l.answerNS) })
+	}
+	return l.join(groupOf(a))
+}
+
+// join makes the interface take what is asked in a group, and tells switches that look.
+func (l *link) join(group netip.Addr) error {
+	if l.member[group] > 0 {
+		l.member[group]++
+		return nil
+	}
+	if l.groups < 0 {
+		fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return fmt.Errorf("making a socket for groups: %w", err)
+		}
+		l.groups = fd
+	}
+	err := unix.SetsockoptIPv6Mreq(l.groups, unix.IPPROTO_IPV6, unix.IPV6_JOIN_GROUP, &unix.IPv6Mreq{Multiaddr: group.As16(), Interface: uint32(l.index)})
+	if err != nil && !errors.Is(err, unix.EADDRINUSE) {
+		return fmt.Errorf("joining group %s: %w", group, err)
+	}
+	l.member[group] = 1
+	return nil
+}
+
+func (l *link) leave(group netip.Addr) {
+	if l.member[group]--; l.member[group] > 0 {
+		return
+	}
+	delete(l.member, group)
+	if l.groups >= 0 { // an interface that is gone has no groups
+		_ = unix.SetsockoptIPv6Mreq(l.groups, unix.IPPROTO_IPV6, unix.IPV6_LEAVE_GROUP, &unix.IPv6Mreq{Multiaddr: group.As16(), Interface: uint32(l.index)})
+	}
+}
+
+// close ends everything of the link, and returns when its readers have.
+func (l *link) close() {
+	for _, f := range []*os.File{l.arp, l.ndp} {
+		if f != nil {
+			f.Close()
+		}
+	}
+	if l.groups >= 0 {
+		unix.Close(l.groups)
+	}
+	l.readers.Wait()
+}
+
+// open makes a socket for packets of a protocol on an interface. The kernel makes and takes the frames' headers.
+func open(index int, protocol uint16, filter []bpf.Instruction) (*os.File, error) {
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("making a raw socket: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "packets")
+	raw, err := bpf.Assemble(filter)
+	if err == nil {
+		program := make([]unix.SockFilter, len(raw))
+		for i, r := range raw {
+			program[i] = unix.SockFilter{Code: r.Op, Jt: r.Jt, Jf: r.Jf, K: r.K}
+		}
+		err = unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]})
+	}
+	if err == nil { // after the filter: nothing comes before it is bound
+		err = unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: bigEndian(protocol), Ifindex: index})
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("preparing a raw socket: %w", err)
+	}
+	return f, nil
+}
+
+func bigEndian(n uint16) uint16 {
+	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, n))
+}
+
+// What the kernel lets through: questions of others. The agent is not woken for anything else.
+var (
+	arpFilter = []bpf.Instruction{
+		bpf.LoadExtension{Num: bpf.ExtType},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.PACKET_OUTGOING, SkipTrue: 3},
+		bpf.LoadAbsolute{Off: 6, Size: 2},
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: arpRequest, SkipTrue: 1},
+		bpf.RetConstant{Val: longestPacket},
+		bpf.RetConstant{Val: 0},
+	}
+	nsFilter = []bpf.Instruction{
+		bpf.LoadExtension{Num: bpf.ExtType},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.PACKET_OUTGOING, SkipTrue: 5},
+		bpf.LoadAbsolute{Off: 6, Size: 2}, // the next header and the hop limit
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: nextICMPv6<<8 | 255, SkipTrue: 3},
+		bpf.LoadAbsolute{Off: headerLength, Size: 1},
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: icmpNS, SkipTrue: 1},
+		bpf.RetConstant{Val: longestPacket},
+		bpf.RetConstant{Val: 0},
+	}
+)
+
+// read hands packets over until the socket is closed.
+func (l *link) read(ctx context.Context, f *os.File, answer func(packet []byte, mac net.HardwareAddr)) {
+	conn, err := f.SyscallConn()
+	if err != nil {
+		return
+	}
+	buf := make([]byte, longestPacket)
+	began, reads := time.Now(), 0
+	for {
+		var n int
+		var from unix.Sockaddr
+		var failed error
+		err := conn.Read(func(fd uintptr) bool {
+			n, from, failed = unix.Recvfrom(int(fd), buf, 0)
+			return !errors.Is(failed, unix.EAGAIN)
+		})
+		if err != nil || ctx.Err() != nil {
+			return
+		}
+		if reads++; reads > readsAtOnce {
+			rest := time.NewTimer(time.Until(began.Add(readsWindow)))
+			select {
+			case <-rest.C:
+			case <-ctx.Done():
+				rest.Stop()
+				return
+			}
+		}
+		if time.Since(began) >= readsWindow {
+			began, reads = time.Now(), 0
+		}
+		switch {
+		case failed == nil:
+			if at, ok := from.(*unix.SockaddrLinklayer); ok && at.Halen == 6 {
+				answer(buf[:n], net.HardwareAddr(at.Addr[:6]))
+			}
+		case errors.Is(failed, unix.ENXIO) || errors.Is(failed, unix.EBADF):
+			return
+		default: // the interface is down, for one: the next look finds out; each such read counts as one
+		}
+	}
+}
+
+func (l *link) answerARP(packet []byte, _ net.HardwareAddr) {
+	if q, ok := parseARP(packet); ok && (*l.held.Load())[q.target] {
+		l.send(l.arp, unix.ETH_P_ARP, arp(arpReply, l.mac, q.target, q.mac, q.from), q.mac)
+	}
+}
+
+func (l *link) answerNS(packet []byte, mac net.HardwareAddr) {
+	q, ok := parseNS(packet, mac)
+	if !ok || !(*l.held.Load())[q.target] {
+		return
+	}
+	to := q.mac
+	if q.from.IsUnspecified() {
+		to = groupMAC(allNodes)
+	}
+	l.send(l.ndp, unix.ETH_P_IPV6, advertisement(q.target, l.mac, q.from), to)
+}
+
+// tell says to everybody on the link that an address is here. ARP has two forms of that, and not all hosts heed both.
+func (l *link) tell(a netip.Addr) {
+	if a.Is6() {
+		l.send(l.ndp, unix.ETH_P_IPV6, advertisement(a, l.mac, netip.Addr{}), groupMAC(allNodes))
+		return
+	}
+	everybody := net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
+	l.send(l.arp, unix.ETH_P_ARP, arp(arpRequest, l.mac, a, make(net.HardwareAddr, 6), a), everybody)
+	l.send(l.arp, unix.ETH_P_ARP, arp(arpReply, l.mac, a, everybody, a), everybody)
+}
+
+// send writes a packet, or drops it where the link does not take it now: who wants to know asks again.
+func (l *link) send(f *os.File, protocol uint16, packet []byte, to net.HardwareAddr) {
+	if f == nil {
+		return
+	}
+	conn, err := f.SyscallConn()
+	if err != nil {
+		return
+	}
+	at := &unix.SockaddrLinklayer{Protocol: bigEndian(protocol), Ifindex: l.index, Halen: 6}
+	copy(at.Addr[:], to)
+	err = conn.Control(func(fd uintptr) {
+		if err := unix.Sendto(int(fd), packet, unix.MSG_DONTWAIT, at); err != nil {
+			l.log.Debug("a packet was not sent", "err", err)
+		}
+	})
+	if err != nil {
+		l.log.Debug("a packet was not sent", "err", err)
+	}
+}

@@ -1,0 +1,38 @@
+package l2announce
+
+import (
+	"log/slog"
+	"net/netip"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"keelson.dev/keelson/test/testenv/space"
+)
+
+// F117: a link that could not begin to answer for an address does not claim to, says so each time, and begins when it can.
+func TestBeginsWhenItCan(t *testing.T) {
+	h := hosts(t, "w1")["w1"]
+	want := map[netip.Addr]bool{vip4: true, vip6: true}
+	l := newLink("eth0", 1<<30, h.mac, slog.New(slog.NewTextHandler(t.Output(), nil)))
+	err := space.In(h.ns, func() error {
+		for range 2 {
+			if err := l.hold(t.Context(), want); err == nil || l.answers(vip4) || l.answers(vip6) {
+				t.Errorf("on an interface that there is not: %v, answers %v %v", err, l.answers(vip4), l.answers(vip6))
+			}
+		}
+		on, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		l.index = on.Attrs().Index
+		return l.hold(t.Context(), want)
+	})
+	defer l.close()
+	if err != nil || !l.answers(vip4) || !l.answers(vip6) {
+		t.Errorf("%v, answers %v %v", err, l.answers(vip4), l.answers(vip6))
+	}
+	if err := space.In(h.ns, func() error { return l.hold(t.Context(), nil) }); err != nil || l.answers(vip4) || len(l.member) > 0 {
+		t.Errorf("%v, answers %v, groups %v", err, l.answers(vip4), l.member)
+	}
+}

@@ -1,0 +1,193 @@
+package decodelimits
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"strings"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"keelson.dev/keelson/internal/quantitytext"
+)
+
+// MaxQuantity is how many bytes a quantity may have.
+const MaxQuantity = quantitytext.MaxBytes
+
+var quantityType = reflect.TypeFor[resource.Quantity]()
+
+// CheckQuantities refuses a JSON text with a quantity beyond the bounds of quantitytext, in a field that is one in the Go type of into. It does not
+// check that the text is JSON.
+func CheckQuantities(data []byte, into any) error {
+	if into == nil || !hasLongNumber(data) {
+		return nil
+	}
+	t := reflect.TypeOf(into)
+	if !holdsQuantity(t) {
+		return nil
+	}
+	q := quantities{dec: json.NewDecoder(bytes.NewReader(data))}
+	q.dec.UseNumber()
+	return q.value(t, "", 0)
+}
+
+// hasLongNumber reports whether a string or number of the text may be a quantity beyond the bounds.
+func hasLongNumber(data []byte) bool {
+	for i := 0; i < len(data); i++ {
+		switch c := data[i]; {
+		case c == '"':
+			end := endOfString(data, i)
+			text := data[i+1 : min(end, len(data))]
+			if mayBeNumber(text) && (len(text) >= MaxQuantity || bytes.IndexByte(text, '\\') >= 0 ||
+				quantitytext.HasLongExponent(string(text))) {
+				return true
+			}
+			i = end
+		case c == '-' || c >= '0' && c <= '9':
+			from := i
+			for i < len(data) && isNumberByte(data[i]) {
+				i++
+			}
+			if i-from > MaxQuantity || quantitytext.HasLongExponent(string(data[from:i])) {
+				return true
+			}
+			i--
+		}
+	}
+	return false
+}
+
+func isNumberByte(c byte) bool {
+	return c >= '0' && c <= '9' || c == '.' || c == '-' || c == '+' || c == 'e' || c == 'E'
+}
+
+// mayBeNumber reports whether a text begins as a quantity does, or may do so once it is unescaped.
+func mayBeNumber(text []byte) bool {
+	text = bytes.TrimLeft(text, " \t\r\n")
+	return len(text) > 0 && (isNumberByte(text[0]) || text[0] == '\\' || text[0] >= 0x80)
+}
+
+// quantities walks a text along with a type.
+type quantities struct{ dec *json.Decoder }
+
+// value reads the next value, which becomes one of type t; nil is a type without quantities.
+func (q *quantities) value(t reflect.Type, path string, depth int) error {
+	for t != nil && t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	token, err := q.dec.Token()
+	if err != nil || depth > MaxDepth {
+		return nil // which is the decoder's to say
+	}
+	switch v := token.(type) {
+	case string:
+		return checkQuantity(t, path, strings.TrimSpace(v))
+	case json.Number:
+		return checkQuantity(t, path, string(v))
+	case json.Delim:
+		return q.inside(v, t, path, depth)
+	}
+	return nil
+}
+
+func checkQuantity(t reflect.Type, path, text string) error {
+	if t != quantityType {
+		return nil
+	}
+	if err := quantitytext.Check(text); err != nil {
+		return fmt.Errorf("%w: %s: %w", ErrTooMuch, strings.TrimPrefix(path, "."), err)
+	}
+	return nil
+}
+
+// inside reads the members or items of an object or list that was opened.
+func (q *quantities) inside(open json.Delim, t reflect.Type, path string, depth int) error {
+	for i := 0; q.dec.More(); i++ {
+		if open == '[' {
+			var of reflect.Type
+			if t != nil && (t.Kind() == reflect.Slice || t.Kind() == reflect.Array) {
+				of = t.Elem()
+			}
+			if err := q.value(of, fmt.Sprintf("%s[%d]", path, i), depth+1); err != nil {
+				return err
+			}
+			continue
+		}
+		key, err := q.dec.Token()
+		if err != nil {
+			return nil
+		}
+		name, _ := key.(string)
+		var of reflect.Type
+		switch {
+		case t == nil:
+		case t.Kind() == reflect.Map:
+			of = t.Elem()
+		case t.Kind() == reflect.Struct:
+			of = fieldType(t, name)
+		}
+		if err := q.value(of, path+"."+name, depth+1); err != nil {
+			return err
+		}
+	}
+	_, _ = q.dec.Token()
+	return nil
+}
+
+// fieldType returns the type of the field of a struct that has the name in JSON, nil if there is none.
+func fieldType(t reflect.Type, name string) reflect.Type {
+	for i := range t.NumField() {
+		f := t.Field(i)
+		tag, options, _ := strings.Cut(f.Tag.Get("json"), ",")
+		switch {
+		case tag == name && tag != "":
+			return f.Type
+		case f.Anonymous && (tag == "" || strings.Contains(options, "inline")):
+			inner := f.Type
+			for inner.Kind() == reflect.Pointer {
+				inner = inner.Elem()
+			}
+			if inner.Kind() == reflect.Struct {
+				if found := fieldType(inner, name); found != nil {
+					return found
+				}
+			}
+		}
+	}
+	return nil
+}
+
+var quantityByType sync.Map // of bool, by reflect.Type
+
+// holdsQuantity reports whether the type has a quantity somewhere below.
+func holdsQuantity(t reflect.Type) bool {
+	if known, ok := quantityByType.Load(t); ok {
+		return known.(bool)
+	}
+	out := quantityBelow(t, map[reflect.Type]bool{})
+	quantityByType.Store(t, out)
+	return out
+}
+
+func quantityBelow(t reflect.Type, seen map[reflect.Type]bool) bool {
+	switch {
+	case t == quantityType:
+		return true
+	case seen[t]:
+		return false
+	}
+	seen[t] = true
+	switch t.Kind() {
+	case reflect.Pointer, reflect.Slice, reflect.Array, reflect.Map:
+		return quantityBelow(t.Elem(), seen)
+	case reflect.Struct:
+		for i := range t.NumField() {
+			if quantityBelow(t.Field(i).Type, seen) {
+				return true
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,179 @@
+// Package config makes authentication what files and flags say, under the names that Kubernetes' apiserver has for
+// them, and follows the files: what is written while a replica runs takes effect, and what cannot be read changes nothing.
+package config
+
+import (
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apiserver/pkg/apis/apiserver"
+	"k8s.io/apiserver/pkg/apis/apiserver/install"
+	"k8s.io/apiserver/pkg/apis/apiserver/validation"
+	authenticationcel "k8s.io/apiserver/pkg/authentication/cel"
+
+	"keelson.dev/keelson/controlplane/apiserver/authn/issuer"
+	"keelson.dev/keelson/internal/filewatch"
+)
+
+// Options are what an operator may say. The zero value adds nothing, and lets strangers be system:anonymous.
+type Options struct {
+	ConfigFile string // --authentication-config
+	Anonymous  *bool  // --anonymous-auth; nil = not said
+	OIDC       OIDC
+
+	TokenFile       string        // --token-auth-file
+	WebhookConfig   string        // --authentication-token-webhook-config-file
+	WebhookVersion  string        // --authentication-token-webhook-version
+	WebhookTTL      time.Duration // --authentication-token-webhook-cache-ttl
+	BootstrapTokens bool          // --enable-bootstrap-token-auth
+	RequestHeader   RequestHeader
+}
+
+// Defaults are those of the flags.
+func Defaults() Options {
+	return Options{
+		WebhookVersion: "v1beta1", WebhookTTL: 2 * time.Minute,
+		OIDC: OIDC{UsernameClaim: "sub", SigningAlgs: []string{"RS256"}},
+	}
+}
+
+// OIDC is one issuer, said by flags.
+type OIDC struct {
+	IssuerURL, ClientID, CAFile   string
+	UsernameClaim, UsernamePrefix string
+	GroupsClaim, GroupsPrefix     string
+	SigningAlgs                   []string
+	RequiredClaims                map[string]string
+}
+
+// RequestHeader is whom to believe about whom it has authenticated.
+type RequestHeader struct {
+	ClientCAFile                                             string
+	AllowedNames                                             []string
+	UsernameHeaders, UIDHeaders, GroupHeaders, ExtraPrefixes []string
+}
+
+// Check names the flag that is wrong, or goes with none.
+func (o *Options) Check() error {
+	if o.ConfigFile != "" && o.OIDC.used() {
+		return errors.New("--authentication-config and --oidc-* flags say the same in two places: " +
+			"write the issuer into the file")
+	}
+	if o.OIDC.used() && (o.OIDC.IssuerURL == "" || o.OIDC.ClientID == "") {
+		return errors.New("--oidc-issuer-url and --oidc-client-id go together, and the other --oidc-* flags with them")
+	}
+	if h := &o.RequestHeader; h.ClientCAFile == "" {
+		if len(h.AllowedNames)+len(h.UsernameHeaders)+len(h.UIDHeaders)+len(h.GroupHeaders)+len(h.ExtraPrefixes) > 0 {
+			return errors.New("--requestheader-* flags need --requestheader-client-ca-file, by which a proxy proves itself")
+		}
+	} else if len(h.UsernameHeaders) == 0 {
+		return errors.New("--requestheader-client-ca-file needs --requestheader-username-headers, such as X-Remote-User")
+	}
+	if o.WebhookTTL < 0 {
+		return fmt.Errorf("--authentication-token-webhook-cache-ttl %v: want 0 or more", o.WebhookTTL)
+	}
+	return nil
+}
+
+func (o *OIDC) used() bool {
+	return o.IssuerURL+o.ClientID+o.CAFile+o.UsernamePrefix+o.GroupsClaim+o.GroupsPrefix != "" || len(o.RequiredClaims) > 0
+}
+
+// authenticator is what the flags say in the form of the file.
+func (o *OIDC) authenticator() (apiserver.JWTAuthenticator, error) {
+	a := apiserver.JWTAuthenticator{Issuer: apiserver.Issuer{URL: o.IssuerURL, Audiences: []string{o.ClientID}}}
+	if o.CAFile != "" {
+		ca, err := filewatch.Read(o.CAFile, maxFile)
+		if err != nil {
+			return a, fmt.Errorf("--oidc-ca-file: %w", err)
+		}
+		if !x509.NewCertPool().AppendCertsFromPEM(ca) {
+			return a, fmt.Errorf("--oidc-ca-file: no certificate is in %s", o.CAFile)
+		}
+		a.Issuer.CertificateAuthority = string(ca)
+	}
+	prefix := o.UsernamePrefix
+	switch {
+	case prefix == "-":
+		prefix = ""
+	case prefix == "" && o.UsernameClaim != "email":
+		prefix = o.IssuerURL + "#"
+	}
+	a.ClaimMappings.Username = apiserver.PrefixedClaimOrExpression{Claim: o.UsernameClaim, Prefix: &prefix}
+	if o.GroupsClaim != "" {
+		a.ClaimMappings.Groups = apiserver.PrefixedClaimOrExpression{Claim: o.GroupsClaim, Prefix: &o.GroupsPrefix}
+	}
+	for _, claim := range slices.Sorted(maps.Keys(o.RequiredClaims)) {
+		a.ClaimValidationRules = append(a.ClaimValidationRules,
+			apiserver.ClaimValidationRule{Claim: claim, RequiredValue: o.RequiredClaims[claim]})
+	}
+	return a, nil
+}
+
+// maxFile bounds a configuration file.
+const maxFile = 4 << 20
+
+// reader reads configuration files.
+type reader struct {
+	compiler   authenticationcel.Compiler
+	disallowed []string
+	clock      func() time.Time
+	log        *slog.Logger
+}
+
+// decoder decodes strictly: a field that nobody knows is a mistake.
+func decoder() runtime.Decoder {
+	scheme := runtime.NewScheme()
+	install.Install(scheme)
+	return serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDecoder()
+}
+
+// read reads and checks an AuthenticationConfiguration.
+func (r *reader) read(path string) (*apiserver.AuthenticationConfiguration, error) {
+	data, err := filewatch.Read(path, maxFile)
+	if err != nil {
+		return nil, err
+	}
+	if len(strings.TrimSpace(string(data))) == 0 {
+		return nil, fmt.Errorf("%s is empty: want an AuthenticationConfiguration", path)
+	}
+	obj, err := runtime.Decode(decoder(), data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	c, ok := obj.(*apiserver.AuthenticationConfiguration)
+	if !ok {
+		return nil, fmt.Errorf("%s holds a %T: want an AuthenticationConfiguration", path, obj)
+	}
+	if err := validation.ValidateAuthenticationConfiguration(r.compiler, c, r.disallowed).ToAggregate(); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return c, nil
+}
+
+// issuers makes the issuers of a configuration; those that are configured as before are the former ones.
+func (r *reader) issuers(c *apiserver.AuthenticationConfiguration, algorithms []string, former []configured) ([]configured, error) {
+	var out []configured
+	for n, j := range c.JWT {
+		if at := slices.IndexFunc(former, func(f configured) bool { return f.sameAs(j) }); at >= 0 {
+			out = append(out, former[at])
+			continue
+		}
+		i, err := issuer.New(issuer.Config{
+			JWT: j, Compiler: r.compiler, Algorithms: algorithms, Disallowed: r.disallowed, Clock: r.clock, Log: r.log,
+		})
+		if err != nil {
+			return nil, fmt.Errorf("jwt[%d]: %w", n, err)
+		}
+		out = append(out, configured{conf: j, Issuer: i})
+	}
+	return out, nil
+}

@@ -1,0 +1,236 @@
+package cel
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/google/cel-go/cel"
+	celast "github.com/google/cel-go/common/ast"
+	"k8s.io/apimachinery/pkg/util/version"
+	celconfig "k8s.io/apiserver/pkg/apis/cel"
+	apiservercel "k8s.io/apiserver/pkg/cel"
+	"k8s.io/apiserver/pkg/cel/common"
+	"k8s.io/apiserver/pkg/cel/environment"
+	"k8s.io/apiserver/pkg/cel/library"
+	"k8s.io/apiserver/pkg/cel/mutation"
+
+	"keelson.dev/keelson/internal/lrucache"
+)
+
+// Declared says which of the variables that are not always there an expression of admission may use.
+type Declared struct {
+	Params     bool // params
+	Authorizer bool // authorizer and authorizer.requestResource
+	Patches    bool // the types Object and JSONPatch
+
+	typedObject, typedParams bool // declared elsewhere, with their types
+}
+
+// Admission compiles the expressions of match conditions and admission policies. The environments are made when the
+// first expression needs them. Safe for concurrent use.
+type Admission struct {
+	base    func() *environment.EnvSet
+	devices func() (*devices, error)
+	room    *lrucache.Room // of what is compiled
+
+	mu   sync.Mutex
+	envs map[Declared]*cel.Env
+}
+
+// Admission returns the compiler of admission's expressions.
+func (c *Compilers) Admission() *Admission { return c.admission }
+
+// Variable is an expression with a name: others see its value as variables.<name>.
+type Variable struct {
+	Name, Expression string
+}
+
+// Program is a compiled expression.
+type Program struct {
+	Expression string
+	Output     *cel.Type
+	program    cel.Program
+}
+
+// Scope compiles expressions that share variables.
+type Scope struct {
+	of        *Admission
+	declared  Declared
+	object    *apiservercel.DeclType // what is known of the object's type; nil = nothing
+	params    *apiservercel.DeclType
+	variables *apiservercel.DeclType // nil = there are none
+	programs  map[string]*variable
+	envs      map[Declared]*cel.Env // with the variables and types
+	size      int64                 // of the programs, by estimate
+}
+
+type variable struct {
+	program *Program
+	err     error
+}
+
+// NewScope compiles the variables, each of which sees those before it. A variable that does not compile is an error of
+// the expressions that use it.
+func (a *Admission) NewScope(d Declared, variables []Variable) *Scope {
+	s := &Scope{of: a, declared: d, programs: make(map[string]*variable, len(variables))}
+	s.add(variables, true)
+	return s
+}
+
+func (s *Scope) add(variables []Variable, programs bool) {
+	if len(variables) == 0 {
+		return
+	}
+	s.variables = apiservercel.NewObjectType("kubernetes.variables", map[string]*apiservercel.DeclField{})
+	for _, v := range variables {
+		p, err := s.compile(v.Expression, s.declared, programs)
+		s.programs[v.Name] = &variable{p, err}
+		out := apiservercel.DynType
+		if err == nil {
+			out = declType(p.Output)
+		}
+		s.variables.Fields[v.Name] = apiservercel.NewDeclField(v.Name, out, true, nil, nil)
+	}
+}
+
+// Compile compiles an expression that must evaluate to one of the types; none = any.
+func (s *Scope) Compile(text string, results ...*cel.Type) (*Program, error) {
+	return s.CompileWith(text, s.declared, results...)
+}
+
+// CompileWith is Compile for an expression that may use other things than the variables do.
+func (s *Scope) CompileWith(text string, d Declared, results ...*cel.Type) (*Program, error) {
+	return s.compile(text, d, true, results...)
+}
+
+func (s *Scope) compile(text string, d Declared, program bool, results ...*cel.Type) (*Program, error) {
+	env, err := s.env(d)
+	if err != nil {
+		return nil, fmt.Errorf("unexpected error loading CEL environment: %w", err)
+	}
+	ast, issues := env.Compile(text)
+	if issues != nil {
+		return nil, fmt.Errorf("compilation failed: %s", issues)
+	}
+	if err := oneOf(ast.OutputType(), results); err != nil {
+		return nil, err
+	}
+	p := &Program{Expression: text, Output: ast.OutputType()}
+	if !program {
+		return p, nil
+	}
+	if p.program, err = env.Program(ast, cel.InterruptCheckFrequency(celconfig.CheckFrequency)); err != nil {
+		return nil, fmt.Errorf("program instantiation failed: %w", err)
+	}
+	s.size += programBytes + nodeBytes*celast.MaxID(ast.NativeRep())
+	return p, nil
+}
+
+func oneOf(t *cel.Type, want []*cel.Type) error {
+	if len(want) == 0 {
+		return nil
+	}
+	for _, w := range want {
+		if t.IsExactType(w) {
+			return nil
+		}
+	}
+	if len(want) == 1 {
+		return fmt.Errorf("must evaluate to %v but got %v", want[0], t)
+	}
+	return fmt.Errorf("must evaluate to one of %v but got %v", want, t)
+}
+
+func (s *Scope) env(d Declared) (*cel.Env, error) {
+	d.typedObject, d.typedParams = s.object != nil, s.params != nil
+	if env := s.envs[d]; env != nil {
+		return env, nil
+	}
+	env, err := s.of.env(d)
+	if err != nil || s.variables == nil && s.object == nil && s.params == nil {
+		return env, err
+	}
+	var types []*apiservercel.DeclType
+	var options []cel.EnvOption
+	for name, t := range map[string]*apiservercel.DeclType{
+		"variables": s.variables, "object": s.object, "params": s.params,
+	} {
+		if t == nil {
+			continue
+		}
+		types = append(types, t)
+		options = append(options, cel.Variable(name, t.CelType()))
+		if name == "object" {
+			options = append(options, cel.Variable("oldObject", t.CelType()))
+		}
+	}
+	provided, err := apiservercel.NewDeclTypeProvider(types...).EnvOptions(env.CELTypeProvider())
+	if err != nil {
+		return nil, err
+	}
+	if env, err = env.Extend(append(provided, options...)...); err != nil {
+		return nil, err
+	}
+	if s.envs == nil {
+		s.envs = make(map[Declared]*cel.Env, 2)
+	}
+	s.envs[d] = env
+	return env, nil
+}
+
+// env makes the environment for expressions that may use these things, once.
+func (a *Admission) env(d Declared) (*cel.Env, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if env := a.envs[d]; env != nil {
+		return env, nil
+	}
+	request, namespace := requestType(), namespaceType()
+	options := []cel.EnvOption{
+		cel.Variable("namespaceObject", namespace.CelType()), cel.Variable("request", request.CelType()),
+	}
+	if !d.typedObject {
+		options = append(options, cel.Variable("object", cel.DynType), cel.Variable("oldObject", cel.DynType))
+	}
+	if d.Params && !d.typedParams {
+		options = append(options, cel.Variable("params", cel.DynType))
+	}
+	if d.Authorizer {
+		options = append(options, cel.Variable("authorizer", library.AuthorizerType),
+			cel.Variable("authorizer.requestResource", library.ResourceCheckType))
+	}
+	set, err := a.base().Extend(environment.VersionedOptions{
+		IntroducedVersion: version.MajorMinor(1, 0), EnvOptions: options,
+		DeclTypes: []*apiservercel.DeclType{namespace, request},
+	}, environment.StrictCostOpt)
+	if err == nil && d.Patches { // on top of the declared types, whose provider would hide these
+		set, err = set.Extend(environment.VersionedOptions{
+			IntroducedVersion: version.MajorMinor(1, 0), EnvOptions: []cel.EnvOption{
+				common.ResolverEnvOption(&mutation.DynamicTypeResolver{}), environment.UnversionedLib(library.JSONPatch),
+			},
+		})
+	}
+	if err != nil {
+		return nil, err
+	}
+	if a.envs == nil {
+		a.envs = make(map[Declared]*cel.Env)
+	}
+	a.envs[d] = set.StoredExpressionsEnv()
+	return a.envs[d], nil
+}
+
+// Check is what a compiler says of an expression over an object and parameters of these types (nil = unknown); "" =
+// nothing. The variables are checked in the same types. Nothing of it is kept.
+func (a *Admission) Check(text string, d Declared, variables []Variable, object, params *apiservercel.DeclType) (string, error) {
+	s := &Scope{of: a, declared: d, object: object, params: params, programs: map[string]*variable{}}
+	s.add(variables, false)
+	env, err := s.env(d)
+	if err != nil {
+		return "", err
+	}
+	if _, issues := env.Compile(text); issues != nil {
+		return issues.String(), nil
+	}
+	return "", nil
+}

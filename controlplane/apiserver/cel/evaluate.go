@@ -1,0 +1,173 @@
+package cel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/google/cel-go/common/types"
+	"github.com/google/cel-go/common/types/ref"
+	"github.com/google/cel-go/interpreter"
+	admissionv1 "k8s.io/api/admission/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	celconfig "k8s.io/apiserver/pkg/apis/cel"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/cel/common"
+	"k8s.io/apiserver/pkg/cel/lazy"
+	"k8s.io/apiserver/pkg/cel/library"
+
+	"keelson.dev/keelson/controlplane/api"
+	"keelson.dev/keelson/controlplane/api/custom"
+)
+
+// Budgets of what evaluations may cost, as Kubernetes has them: about a second and a quarter of one.
+const (
+	Budget          = celconfig.RuntimeCELCostBudget
+	ConditionBudget = celconfig.RuntimeCELCostBudgetMatchConditions
+)
+
+// ErrBudget says that an evaluation has cost what it may. Nothing more is evaluated.
+var ErrBudget = errors.New("validation failed due to running out of cost budget, no further validation rules will be run")
+
+// Input is what expressions of admission see. Objects are shared and stay as they are.
+type Input struct {
+	Object, Old any // nil = null
+	Params      any // nil = null
+	Request     *admissionv1.AdmissionRequest
+	Namespace   *corev1.Namespace // nil = null
+	User        api.User
+	Authorizer  authorizer.UnconditionalAuthorizer // nil = there is none
+}
+
+// Evaluation is one evaluation of the expressions of a scope over an input. It is for one goroutine.
+type Evaluation struct {
+	scope  *Scope
+	left   int64
+	spent  int64 // by variables, since it was looked at last
+	values map[string]any
+}
+
+// Evaluate begins an evaluation; its expressions together may cost as much as budget.
+func (s *Scope) Evaluate(ctx context.Context, in *Input, budget int64) *Evaluation {
+	e := &Evaluation{scope: s, left: budget, values: map[string]any{
+		"object": value(in.Object), "oldObject": value(in.Old), "params": value(in.Params),
+		"request": common.SchemalessTypedToVal(in.Request), "namespaceObject": namespaceValue(in.Namespace),
+	}}
+	if in.Authorizer != nil {
+		info := &user.DefaultInfo{Name: in.User.Name, UID: in.User.UID, Groups: in.User.Groups, Extra: in.User.Extra}
+		e.values["authorizer"] = library.NewAuthorizerVal(info, in.Authorizer)
+		e.values["authorizer.requestResource"] = library.NewResourceAuthorizerVal(info, in.Authorizer, resource{in.Request})
+	}
+	if s.variables != nil {
+		vars := lazy.NewMapValue(s.variables)
+		for name, v := range s.programs {
+			vars.Append(name, func(*lazy.MapValue) ref.Val { return e.variable(ctx, name, v) })
+		}
+		e.values["variables"] = vars
+	}
+	return e
+}
+
+// Left is what may still be spent; it goes to the next evaluation where two share a budget.
+func (e *Evaluation) Left() int64 { return e.left }
+
+// ResolveName implements interpreter.Activation.
+func (e *Evaluation) ResolveName(name string) (any, bool) {
+	v, ok := e.values[name]
+	return v, ok
+}
+
+// Parent implements interpreter.Activation.
+func (e *Evaluation) Parent() interpreter.Activation { return nil }
+
+// Eval evaluates one expression. An error is ErrBudget, after which nothing is evaluated, or the expression's own.
+func (e *Evaluation) Eval(ctx context.Context, p *Program) (ref.Val, error) {
+	if e.left < 0 {
+		return nil, ErrBudget
+	}
+	out, details, err := p.program.ContextEval(ctx, e)
+	cost := e.spent
+	e.spent = 0
+	if details == nil || details.ActualCost() == nil {
+		e.left = -1
+		return nil, fmt.Errorf("runtime cost could not be calculated for expression: %v, no further expression will be run",
+			p.Expression)
+	}
+	cost = sum(cost, *details.ActualCost())
+	if cost > e.left {
+		e.left = -1
+		return nil, ErrBudget
+	}
+	e.left -= cost
+	if err != nil {
+		return nil, fmt.Errorf("expression '%v' resulted in error: %w", p.Expression, err)
+	}
+	return out, nil
+}
+
+func sum(a int64, b uint64) int64 {
+	if b > math.MaxInt64-uint64(a) {
+		return math.MaxInt64
+	}
+	return a + int64(b)
+}
+
+func (e *Evaluation) variable(ctx context.Context, name string, v *variable) ref.Val {
+	if e.spent > e.left {
+		return types.WrapErr(ErrBudget)
+	}
+	if v.err != nil {
+		return types.NewErr("composited variable %q fails to compile: %v", name, v.err)
+	}
+	out, details, err := v.program.program.ContextEval(ctx, e)
+	if details == nil || details.ActualCost() == nil {
+		return types.NewErr("unable to calculate cost of variable %q", name)
+	}
+	e.spent = sum(e.spent, *details.ActualCost())
+	if err != nil {
+		return types.NewErr("composited variable %q fails to evaluate: %v", name, err)
+	}
+	return out
+}
+
+// value is an object as expressions see it: as its JSON.
+func value(obj any) ref.Val {
+	o, ok := obj.(*custom.Object)
+	if !ok || o == nil {
+		return common.SchemalessTypedToVal(obj)
+	}
+	plain := make(map[string]any, len(o.Content)+3)
+	for name, v := range o.Content {
+		plain[name] = v
+	}
+	plain["apiVersion"], plain["kind"], plain["metadata"] = o.APIVersion, o.Kind, &o.ObjectMeta
+	return common.SchemalessTypedToVal(plain)
+}
+
+// namespaceValue shows of a namespace what its declared type has.
+func namespaceValue(ns *corev1.Namespace) ref.Val {
+	if ns == nil {
+		return types.NullValue
+	}
+	shown := &corev1.Namespace{Spec: ns.Spec, Status: ns.Status, ObjectMeta: metav1.ObjectMeta{
+		Name: ns.Name, GenerateName: ns.GenerateName, Namespace: ns.Namespace, UID: ns.UID,
+		ResourceVersion: ns.ResourceVersion, Generation: ns.Generation, CreationTimestamp: ns.CreationTimestamp,
+		DeletionTimestamp: ns.DeletionTimestamp, DeletionGracePeriodSeconds: ns.DeletionGracePeriodSeconds,
+		Labels: ns.Labels, Annotations: ns.Annotations, Finalizers: ns.Finalizers,
+	}}
+	return common.SchemalessTypedToVal(shown)
+}
+
+// resource is what authorizer.requestResource asks about: what the client asked for.
+type resource struct{ r *admissionv1.AdmissionRequest }
+
+func (r resource) GetName() string        { return r.r.Name }
+func (r resource) GetNamespace() string   { return r.r.Namespace }
+func (r resource) GetSubresource() string { return r.r.RequestSubResource }
+func (r resource) GetResource() schema.GroupVersionResource {
+	return schema.GroupVersionResource(*r.r.RequestResource)
+}

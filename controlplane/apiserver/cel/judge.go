@@ -1,0 +1,93 @@
+package cel
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/google/cel-go/cel"
+	"github.com/google/cel-go/common/types"
+	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"keelson.dev/keelson/controlplane/api/kinds"
+)
+
+// Judge compiles the expressions of an object that is written: it is the kinds.Compile of policies, webhooks and device
+// classes and claims. The environments are made when the first such object comes.
+func (a *Admission) Judge(list []kinds.Expression) field.ErrorList {
+	var errs field.ErrorList
+	wrong := func(e kinds.Expression, err error) {
+		switch {
+		case errors.Is(err, errTooComplex):
+			errs = append(errs, field.Forbidden(e.At, err.Error()))
+		case err != nil:
+			errs = append(errs, field.Invalid(e.At, e.Text, err.Error()))
+		}
+	}
+	d := Declared{Params: len(list) > 0 && list[0].Params, Authorizer: true}
+	var variables []Variable
+	for _, e := range list {
+		if e.Use == kinds.Variable {
+			variables = append(variables, Variable{Name: e.Name, Expression: e.Text})
+		}
+	}
+	plain, scope := a.NewScope(d, nil), a.NewScope(d, variables)
+	device := deviceJudge{of: a}
+	patches, silent := d, d
+	patches.Patches, silent.Authorizer = true, false
+	for _, e := range list {
+		var err error
+		switch e.Use {
+		case kinds.Variable:
+			err = scope.programs[e.Name].err
+		case kinds.MatchCondition:
+			_, err = plain.Compile(e.Text, cel.BoolType)
+		case kinds.Validation:
+			_, err = scope.Compile(e.Text, cel.BoolType)
+		case kinds.Message:
+			_, err = scope.CompileWith(e.Text, silent, cel.StringType)
+		case kinds.AuditAnnotation:
+			_, err = scope.Compile(e.Text, cel.StringType, cel.NullType)
+		case kinds.ApplyMutation:
+			_, err = scope.CompileWith(e.Text, patches, types.NewObjectType("Object"))
+		case kinds.PatchMutation:
+			_, err = scope.CompileWith(e.Text, patches, cel.ListType(types.NewObjectType("JSONPatch")))
+		case kinds.DeviceSelector, kinds.DerivedValue:
+			err = device.judge(e)
+		}
+		wrong(e, err)
+	}
+	return errs
+}
+
+// deviceJudge judges the expressions over devices of one object.
+type deviceJudge struct {
+	of      *Admission
+	derived uint64 // what the derived values cost together
+}
+
+// judge refuses what does not compile and what costs too much: each selector may cost so much, and all derived values
+// together. Who is over that is refused once.
+func (j *deviceJudge) judge(e kinds.Expression) error {
+	d, err := j.of.devices()
+	if err != nil {
+		return fmt.Errorf("unexpected error loading CEL environment: %w", err)
+	}
+	cost, err := d.judge(e.Text, e.Use == kinds.DeviceSelector)
+	if err != nil {
+		return err
+	}
+	if e.Use == kinds.DeviceSelector {
+		if cost > resourcev1.CELSelectorExpressionMaxCost {
+			return errTooComplex
+		}
+		return nil
+	}
+	const most = resourcev1.DeviceClaimDerivedAttributeCELMaxCost
+	before := j.derived
+	j.derived += min(cost, most+1)
+	if before <= most && j.derived > most {
+		return errTooComplex
+	}
+	return nil
+}

@@ -1,0 +1,107 @@
+package flowcontrol
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Request is what FlowSchemas match: the user and either a resource or the path of a URL.
+type Request struct {
+	User   string
+	Groups []string
+	Verb   string // of a resource, or the HTTP method in lower case
+	// Path is the path of a URL that names no resource. It is empty where Resource is set.
+	Path string
+
+	APIGroup    string
+	Resource    string
+	Subresource string
+	Namespace   string // "" for cluster-scoped requests
+}
+
+// Flow names the FlowSchema that matches a request and the PriorityLevelConfiguration that the schema refers to. The UID
+// of a level that does not exist is empty.
+type Flow struct {
+	Schema, Level types.UID
+}
+
+// Schemas is an index of FlowSchemas in the order in which they are matched. It is immutable.
+type Schemas struct {
+	ordered []*flowcontrolv1.FlowSchema
+	levels  map[string]types.UID
+}
+
+// NewSchemas returns the index of the schemas and levels, which must not be modified afterwards. A schema with a lower
+// matchingPrecedence comes first; among equal ones the name decides, as in Kubernetes.
+func NewSchemas(schemas []*flowcontrolv1.FlowSchema, levels map[string]types.UID) *Schemas {
+	ordered := slices.SortedFunc(slices.Values(schemas), func(a, b *flowcontrolv1.FlowSchema) int {
+		return cmp.Or(cmp.Compare(a.Spec.MatchingPrecedence, b.Spec.MatchingPrecedence), cmp.Compare(a.Name, b.Name))
+	})
+	return &Schemas{ordered: ordered, levels: levels}
+}
+
+// Match returns the flow of the first schema that matches the request; found is false when no schema does.
+func (s *Schemas) Match(r *Request) (f Flow, found bool) {
+	for _, schema := range s.ordered {
+		for i := range schema.Spec.Rules {
+			if matchesRules(&schema.Spec.Rules[i], r) {
+				return Flow{Schema: schema.UID, Level: s.levels[schema.Spec.PriorityLevelConfiguration.Name]}, true
+			}
+		}
+	}
+	return Flow{}, false
+}
+
+// matchesRules reports whether one of the subjects and one of the rules for resources or URLs match.
+func matchesRules(rules *flowcontrolv1.PolicyRulesWithSubjects, r *Request) bool {
+	if !slices.ContainsFunc(rules.Subjects, func(s flowcontrolv1.Subject) bool { return matchesSubject(&s, r) }) {
+		return false
+	}
+	if r.Resource != "" {
+		return slices.ContainsFunc(rules.ResourceRules, func(rule flowcontrolv1.ResourcePolicyRule) bool { return matchesResource(&rule, r) })
+	}
+	return slices.ContainsFunc(rules.NonResourceRules, func(rule flowcontrolv1.NonResourcePolicyRule) bool {
+		return containsOrAll(rule.Verbs, r.Verb) && slices.ContainsFunc(rule.NonResourceURLs, func(url string) bool { return matchesURL(url, r.Path) })
+	})
+}
+
+func matchesSubject(s *flowcontrolv1.Subject, r *Request) bool {
+	switch {
+	case s.Kind == flowcontrolv1.SubjectKindUser && s.User != nil:
+		return s.User.Name == flowcontrolv1.NameAll || s.User.Name == r.User
+	case s.Kind == flowcontrolv1.SubjectKindGroup && s.Group != nil:
+		return s.Group.Name == flowcontrolv1.NameAll || slices.Contains(r.Groups, s.Group.Name)
+	case s.Kind == flowcontrolv1.SubjectKindServiceAccount && s.ServiceAccount != nil:
+		name, ok := strings.CutPrefix(r.User, "system:serviceaccount:"+s.ServiceAccount.Namespace+":")
+		return ok && (s.ServiceAccount.Name == flowcontrolv1.NameAll || s.ServiceAccount.Name == name)
+	}
+	return false
+}
+
+func matchesResource(rule *flowcontrolv1.ResourcePolicyRule, r *Request) bool {
+	resource := r.Resource
+	if r.Subresource != "" {
+		resource += "/" + r.Subresource
+	}
+	if !containsOrAll(rule.Verbs, r.Verb) || !containsOrAll(rule.Resources, resource) || !containsOrAll(rule.APIGroups, r.APIGroup) {
+		return false
+	}
+	if r.Namespace == "" {
+		return rule.ClusterScope
+	}
+	return containsOrAll(rule.Namespaces, r.Namespace)
+}
+
+// matchesURL reports whether a path is the URL of a rule, or below it where the URL ends with an asterisk.
+func matchesURL(url, path string) bool {
+	prefix, below := strings.CutSuffix(url, "*")
+	return url == path || below && strings.HasPrefix(path, prefix)
+}
+
+func containsOrAll(list []string, s string) bool {
+	return slices.Contains(list, s) || slices.Contains(list, "*")
+}

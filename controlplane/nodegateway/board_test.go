@@ -1,0 +1,184 @@
+package nodegateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"keelson.dev/keelson/internal/virtual"
+	"keelson.dev/keelson/internal/wait"
+)
+
+func service(i int) key { return key{kindService, "default", fmt.Sprint("s", i)} }
+
+func serviceNotice(i int, uid string, gone bool) notice {
+	n := notice{key: service(i), uid: types.UID(uid)}
+	if !gone {
+		n.wire = []byte{0}
+	}
+	return n
+}
+
+// since is all that a board tells.
+func since(b *board, at uint64) (all []notice, now uint64, err error) {
+	now, _, err = b.read(reader{at: at, take: func(n *notice) { all = append(all, *n) }})
+	return all, now, err
+}
+
+// A reader is told of what has changed since it read last, once each, and who begins of what there is.
+func TestBoard(t *testing.T) {
+	b := newBoard(2)
+	read := func(at uint64, want ...string) uint64 {
+		t.Helper()
+		posts, now, err := since(b, at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := map[string]bool{}
+		for _, p := range posts {
+			got[p.key.name+"="+string(p.uid)] = true
+		}
+		if len(posts) != len(want) {
+			t.Errorf("since %d: %v, want %v", at, got, want)
+		}
+		for _, w := range want {
+			if !got[w] {
+				t.Errorf("since %d: %v, want %v", at, got, want)
+			}
+		}
+		return now
+	}
+	put := func(i int, uid string, gone bool) { b.put(serviceNotice(i, uid, gone)) }
+	read(0)
+	put(1, "a", false)
+	put(2, "b", false)
+	at := read(0, "s1=a", "s2=b")
+	read(at)
+	put(1, "a", false)
+	put(1, "a", false)
+	at = read(at, "s1=a")
+	put(2, "b", true)
+	read(0, "s1=a")
+	read(at, "s2=b")
+	put(2, "c", false) // of the same name: nothing is gone any more
+	read(0, "s1=a", "s2=c")
+	read(at, "s2=c")
+	if b.gone.Len() != 0 || b.order.Len() != 2 {
+		t.Errorf("%d posts, %d of them gone", b.order.Len(), b.gone.Len())
+	}
+}
+
+// Deletions are remembered in a bounded number. Who has not read for longer must begin anew, and nobody else.
+func TestBoardForgetsDeletions(t *testing.T) {
+	b := newBoard(3)
+	b.put(serviceNotice(0, "0", false))
+	_, before, _ := since(b, 0)
+	for i := 1; i <= 1000; i++ {
+		_, at, _ := since(b, 0)
+		b.put(serviceNotice(i, "x", false))
+		b.put(serviceNotice(i, "x", true))
+		if posts, _, err := since(b, at); err != nil || len(posts) != 1 {
+			t.Fatalf("who has just read is told of %d posts, %v", len(posts), err)
+		}
+	}
+	if len(b.posts) != 4 || b.order.Len() != 4 || b.gone.Len() != 3 {
+		t.Errorf("%d posts in %d places, %d of them gone", len(b.posts), b.order.Len(), b.gone.Len())
+	}
+	if _, _, err := since(b, before); !errors.Is(err, errBehind) {
+		t.Errorf("who has missed deletions is told %v", err)
+	}
+	if posts, _, err := since(b, 0); err != nil || len(posts) != 1 {
+		t.Errorf("who begins is told of %d posts, %v", len(posts), err)
+	}
+}
+
+// A wave after a pause goes out at once; those that are asked for meanwhile are one, which goes out later the more
+// sessions there are. None that was asked for is forgotten.
+func TestWaves(t *testing.T) {
+	for _, c := range []struct {
+		sessions int
+		next     time.Duration // from the first wave to the second
+	}{{10, 20 * time.Millisecond}, {500, time.Second}, {100000, 2 * time.Second}} {
+		virtual.Test(t, func(t *testing.T) {
+			var w waves
+			var sent []time.Duration
+			began := time.Now()
+			wave := func() int { sent = append(sent, time.Since(began)); return c.sessions }
+			w.ask(wave)
+			for range 100 {
+				w.ask(wave)
+			}
+			time.Sleep(time.Minute)
+			virtual.Wait()
+			if len(sent) != 2 || sent[0] != 0 || sent[1] != c.next {
+				t.Errorf("%d sessions: waves at %v, want 0 and %v", c.sessions, sent, c.next)
+			}
+			w.ask(wave)
+			if len(sent) != 3 || sent[2] != time.Minute {
+				t.Errorf("%d sessions: after a pause waves at %v", c.sessions, sent)
+			}
+			time.Sleep(time.Minute)
+		})
+	}
+}
+
+// A session keeps of what every node holds how far it has read, in a cluster of any size.
+func TestAssignmentDoesNotGrowWithTheCluster(t *testing.T) {
+	w := newWorld(mostGone)
+	for i := range 1000 {
+		w.set(service(i), &v1.Service{})
+	}
+	told := func(c change) (n int) {
+		for _, set := range sets(t, c, false) {
+			n += len(set.Upserts)
+		}
+		return n
+	}
+	a := newAssignment("w1", w, resumption{})
+	if c, err := a.step(nil); err != nil || told(c) != 1000 {
+		t.Fatalf("%d objects, %v", told(c), err)
+	}
+	if len(a.held) != 0 || len(a.refs) != 0 {
+		t.Errorf("the session remembers %d objects and %d references", len(a.held), len(a.refs))
+	}
+	w.set(service(7), &v1.Service{})
+	w.remove(service(8))
+	if c, err := a.step(nil); err != nil || told(c) != 1 || len(c.deletes) != 1 {
+		t.Errorf("%d and %d objects, %v", told(c), len(c.deletes), err)
+	}
+}
+
+// P20: a session that an EndpointSlice wakes tells its agent the slice's revision with it: that of before would have the proxies say
+// that they show less than they do, and pods wait in front of the gate until its bound.
+func TestRevisionOfASliceIsKnownBeforeAnybodyWakes(t *testing.T) {
+	v := &view{board: newBoard(2), enc: newEncodings(), gate: newGate(time.Second)}
+	s := sliceOf(map[types.UID]bool{gatedPod: true})
+	s.Namespace, s.Name, s.ResourceVersion = "default", "a", "7"
+	v.mu.Lock() // held by no session: who wakes them waits here
+	woken := make(chan struct{})
+	go func() {
+		v.changed(kindEndpointSlice, nil, s)
+		close(woken)
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	err := wait.For(ctx, time.Millisecond, func() error {
+		if rev := v.routed.Load(); rev != 7 {
+			return fmt.Errorf("revision %d", rev)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	v.mu.Unlock()
+	<-woken
+	if v.gate.members[keyOf(kindEndpointSlice, s)] == nil {
+		t.Error("the gate does not know the slice")
+	}
+}

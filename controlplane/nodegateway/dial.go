@@ -1,0 +1,113 @@
+package nodegateway
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
+)
+
+// DialNode implements api.NodeDialer.
+func (s *Server) DialNode(ctx context.Context, node string, pod types.UID, address string, port int32) (net.Conn, error) {
+	// The tunnel outlives ctx, which bounds the dialling only.
+	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, end)
+	conn, err := s.dialNode(life, end, node, &fleetv1.DialAsk{PodUid: string(pod), Address: address, Port: port})
+	if err == nil && !stop() {
+		conn.Close()
+		err = ctx.Err()
+	}
+	if err != nil {
+		end()
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return nil, fmt.Errorf("dial tcp %s by way of node %s: %w", net.JoinHostPort(address, fmt.Sprint(port)), node, err)
+	}
+	return conn, nil
+}
+
+func (s *Server) dialNode(life context.Context, end func(), node string, ask *fleetv1.DialAsk) (net.Conn, error) {
+	t, err := s.open(life, node, &fleetv1.TunnelAsk{Kind: &fleetv1.TunnelAsk_Dial{Dial: ask}})
+	if err != nil {
+		return nil, err
+	}
+	first := make(chan error, 1)
+	go func() {
+		f, err := t.recv()
+		switch {
+		case err != nil:
+		case f.GetExit() != nil:
+			if err = exit(f.GetExit()); err == nil {
+				err = fmt.Errorf("node %s ended the tunnel", node)
+			}
+		default:
+			if d, ok := f.Kind.(*fleetv1.TunnelFrame_Data); !ok || len(d.Data) > 0 {
+				err = fmt.Errorf("node %s did not say that it is connected", node)
+			}
+		}
+		first <- err
+	}()
+	select {
+	case err = <-first:
+	case <-life.Done():
+		err = life.Err()
+	}
+	if err != nil {
+		t.close()
+		return nil, err
+	}
+	near, far := net.Pipe()
+	go func() {
+		defer end()
+		carry(t, far)
+	}()
+	return &tunnelConn{Conn: near, remote: tunnelAddr(net.JoinHostPort(ask.Address, fmt.Sprint(ask.Port)))}, nil
+}
+
+// carry carries bytes between an open tunnel and a connection until either ends, and ends both.
+func carry(t *tunnel, conn net.Conn) {
+	var once sync.Once
+	finish := func() { once.Do(func() { t.close(); conn.Close() }) }
+	defer finish()
+	go func() {
+		defer finish()
+		for {
+			buf := make([]byte, frameBytes)
+			n, err := conn.Read(buf)
+			if n > 0 && t.send(&fleetv1.TunnelFrame{Kind: &fleetv1.TunnelFrame_Data{Data: buf[:n]}}) != nil {
+				return
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	for {
+		f, err := t.recv()
+		if err != nil || f.GetExit() != nil {
+			return
+		}
+		if _, err := conn.Write(f.GetData()); err != nil {
+			return
+		}
+	}
+}
+
+// tunnelConn is one end of a pipe, with the address at the other end of the tunnel.
+type tunnelConn struct {
+	net.Conn
+	remote tunnelAddr
+}
+
+// RemoteAddr implements net.Conn.
+func (c *tunnelConn) RemoteAddr() net.Addr { return c.remote }
+
+type tunnelAddr string
+
+func (tunnelAddr) Network() string  { return "tcp" }
+func (a tunnelAddr) String() string { return string(a) }

@@ -1,0 +1,265 @@
+package nodegateway
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+
+	"keelson.dev/keelson/internal/connlimit"
+	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
+)
+
+// What one who shows no node's certificate gets: enrolment, and little of everything.
+const (
+	handshakePatience = 5 * time.Second // from the connection to the end of the TLS handshake
+	enrollPatience    = 5 * time.Second // and from there to the end of the connection
+	enrollMessage     = 16 << 10        // a token, names, and a signing request of 1 or 2 KiB
+	enrollStreams     = 2
+	enrollWindow      = 64 << 10
+	enrollBuffer      = 4 << 10
+)
+
+const (
+	maxHeaders = 8 << 10 // of a stream, a node's as well
+	// streamWindow is what a node may send on a stream, such as the output of an exec, before it is read; connWindow on all.
+	streamWindow = 1 << 20
+	connWindow   = 4 << 20
+	// sessionBuffer is read at once: reports are small, and there are thousands of connections on which nothing comes.
+	sessionBuffer = 4 << 10
+)
+
+// Connections is what a door in front of agents lets in by default: a fourth of
+// the files that the process may open, and few strangers.
+func Connections() connlimit.Limits {
+	return connlimit.Limits{All: connlimit.Share(3, 8), Strangers: 256, PerUnsure: 64}
+}
+
+// serve takes connections and hands each, once it has shown who it is, to the
+// service for it: nodes to the fleet's, everyone else to that of enrolment. The
+// two share nothing but the port, so that nobody without a certificate can use
+// up what agents need.
+func (s *Server) serve(ctx context.Context) error {
+	d := connlimit.New(s.cfg.Listener, s.cfg.Connections)
+	nodes, strangers := newHall(d.Addr()), newHall(d.Addr())
+	conf := s.cfg.TLS.Clone()
+	conf.NextProtos = []string{"h2"}
+
+	fleet, enrollment := s.fleetService(), s.enrollmentService()
+	stop := context.AfterFunc(ctx, func() {
+		close(s.stopping)
+		d.Close()
+		fleet.Stop()
+		enrollment.Stop()
+	})
+	defer stop()
+	ended := make(chan error, 2)
+	go func() { ended <- fleet.Serve(nodes) }()
+	go func() { ended <- enrollment.Serve(strangers) }()
+
+	err := s.admit(ctx, d, conf, nodes, strangers)
+	nodes.Close()
+	strangers.Close()
+	d.Close()
+	fleet.Stop()
+	enrollment.Stop()
+	<-ended
+	<-ended
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return fmt.Errorf("serve agents on %s: %w", s.cfg.Listener.Addr(), err)
+}
+
+func (s *Server) fleetService() *grpc.Server {
+	g := grpc.NewServer(
+		grpc.Creds(shown{}), grpc.StreamInterceptor(s.identified), grpc.UnaryInterceptor(s.identifiedCall),
+		grpc.MaxRecvMsgSize(maxUp), grpc.MaxSendMsgSize(maxMessage), grpc.WaitForHandlers(true),
+		grpc.MaxConcurrentStreams(sessionStreams), grpc.MaxHeaderListSize(maxHeaders), grpc.InTapHandle(s.tap),
+		// Windows that grow are measured with a ping after what is received, which is what thousands of heartbeats are.
+		grpc.StaticStreamWindowSize(streamWindow), grpc.StaticConnWindowSize(connWindow), grpc.ReadBufferSize(sessionBuffer),
+		// A node that vanished without a word is noticed by its silence, or by the kernel (vanished); these find programs that
+		// hang. They cost much more than the kernel's own questions.
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 5 * time.Second}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 2 * time.Second, PermitWithoutStream: true}),
+	)
+	fleetv1.RegisterFleetServer(g, s)
+	fleetv1.RegisterEnrollmentServer(g, s) // a node whose certificate is good may ask for another all the same
+	return g
+}
+
+func (s *Server) enrollmentService() *grpc.Server {
+	g := grpc.NewServer(
+		grpc.Creds(shown{}),
+		grpc.MaxRecvMsgSize(enrollMessage), grpc.MaxSendMsgSize(maxMessage), grpc.WaitForHandlers(true),
+		grpc.MaxConcurrentStreams(enrollStreams), grpc.MaxHeaderListSize(maxHeaders),
+		grpc.InitialWindowSize(enrollWindow), grpc.InitialConnWindowSize(enrollWindow),
+		grpc.ReadBufferSize(enrollBuffer), grpc.WriteBufferSize(enrollBuffer),
+		grpc.ConnectionTimeout(enrollPatience),
+		grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error { return s.unfit(stream.Context()) }),
+	)
+	fleetv1.RegisterEnrollmentServer(g, s)
+	return g
+}
+
+// admit accepts connections until the listener fails; handshakes run side by side.
+func (s *Server) admit(ctx context.Context, d *connlimit.Door, conf *tls.Config, nodes, strangers *hall) error {
+	for {
+		c, err := d.Accept()
+		if err != nil {
+			return err
+		}
+		s.children.Go(func() {
+			noticeVanished(c)
+			t := tls.Server(c, conf)
+			limit, cancel := context.WithTimeout(ctx, handshakePatience)
+			defer cancel()
+			if err := t.HandshakeContext(limit); err != nil {
+				t.Close()
+				return
+			}
+			if node, cert, ok := nodeOfConnection(t.ConnectionState()); ok {
+				s.visitors.enter(node, t, cert) // before the look: a revocation that comes now finds it
+				leave := func() { s.visitors.leave(node, t) }
+				if s.visitors.many(node) {
+					s.cfg.Log.Warn("connection refused: the node has too many", "node", node, "address", c.RemoteAddr(), "most", maxConnections)
+					leave()
+					t.Close()
+					return
+				}
+				if !s.revoked(node, cert) && s.cfg.CA.Verifies(cert) == nil {
+					connlimit.Of(t).Known()
+					s.cfg.Log.Debug("agent connected", "node", node, "address", c.RemoteAddr())
+					nodes.enter(shownConn{Conn: t, left: leave})
+					return
+				}
+				leave()
+			}
+			// However the time is spent, it ends.
+			end := time.AfterFunc(enrollPatience, func() { c.Close() })
+			strangers.enter(shownConn{Conn: t, end: end})
+		})
+	}
+}
+
+// vanished has the kernel find connections whose other end is gone without a word, within five seconds.
+var vanished = net.KeepAliveConfig{Enable: true, Idle: 2 * time.Second, Interval: time.Second, Count: 3}
+
+func noticeVanished(c net.Conn) {
+	if d := connlimit.Of(c); d != nil {
+		c = d.Conn
+	}
+	if k, ok := c.(interface {
+		SetKeepAliveConfig(net.KeepAliveConfig) error
+	}); ok {
+		_ = k.SetKeepAliveConfig(vanished) // a connection that has ended says so to who reads
+	}
+}
+
+func nodeOfConnection(cs tls.ConnectionState) (string, *x509.Certificate, bool) {
+	if len(cs.VerifiedChains) == 0 {
+		return "", nil, false
+	}
+	cert := cs.VerifiedChains[0][0]
+	node, ok := nodeOfCertificate(cert)
+	return node, cert, ok
+}
+
+// shownConn is a connection whose handshake is done.
+type shownConn struct {
+	*tls.Conn
+	end  *time.Timer // may be nil
+	left func()      // may be nil
+}
+
+// Close implements net.Conn.
+func (c shownConn) Close() error {
+	if c.end != nil {
+		c.end.Stop()
+	}
+	if c.left != nil {
+		c.left()
+	}
+	return c.Conn.Close()
+}
+
+// shown are the credentials of connections whose handshake is done.
+type shown struct{}
+
+var errServesOnly = errors.New("fleet: these credentials are for serving")
+
+// ServerHandshake implements credentials.TransportCredentials.
+func (shown) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	t, ok := c.(shownConn)
+	if !ok {
+		return nil, nil, fmt.Errorf("fleet: %T has not been through the door", c)
+	}
+	return c, credentials.TLSInfo{
+		State:          t.ConnectionState(),
+		CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity},
+	}, nil
+}
+
+// ClientHandshake implements credentials.TransportCredentials.
+func (shown) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, errServesOnly
+}
+
+// Info implements credentials.TransportCredentials.
+func (shown) Info() credentials.ProtocolInfo {
+	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
+}
+
+// Clone implements credentials.TransportCredentials.
+func (s shown) Clone() credentials.TransportCredentials { return s }
+
+// OverrideServerName implements credentials.TransportCredentials.
+func (shown) OverrideServerName(string) error { return errServesOnly }
+
+// hall is a listener whose connections are handed to it.
+type hall struct {
+	addr   net.Addr
+	conns  chan net.Conn
+	closed chan struct{}
+	once   sync.Once
+}
+
+func newHall(addr net.Addr) *hall {
+	return &hall{addr: addr, conns: make(chan net.Conn), closed: make(chan struct{})}
+}
+
+// enter hands a connection over, or closes it when nobody takes any more.
+func (h *hall) enter(c net.Conn) {
+	select {
+	case h.conns <- c:
+	case <-h.closed:
+		c.Close()
+	}
+}
+
+// Accept implements net.Listener.
+func (h *hall) Accept() (net.Conn, error) {
+	select {
+	case c := <-h.conns:
+		return c, nil
+	case <-h.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close implements net.Listener.
+func (h *hall) Close() error {
+	h.once.Do(func() { close(h.closed) })
+	return nil
+}
+
+// Addr implements net.Listener.
+func (h *hall) Addr() net.Addr { return h.addr }

@@ -1,0 +1,51 @@
+package nodegateway
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"keelson.dev/keelson/internal/clusterid"
+)
+
+// A replica sends its identity to agents, and refuses an agent that has seen a later incarnation
+// of its cluster. An agent of a release without identities, and one that sends nonsense, is
+// served. F53
+func TestAgentOfALaterIncarnationIsRefused(t *testing.T) {
+	own, known := clusterid.Identity{Cluster: "c", Incarnation: 5}, true
+	s := &Server{cfg: Config{Replica: "cp2", Identity: func() (clusterid.Identity, bool) { return own, known }}}
+	for _, c := range []struct {
+		what, sends string
+		refused     bool
+	}{
+		{"release without identities", "", false},
+		{"agent of an earlier incarnation", "c/0", false},
+		{"agent of this incarnation", "c/5", false},
+		{"agent of a later incarnation", "c/6", true},
+		{"agent of another cluster", "d/6", false},
+		{"nonsense", "c/six", false},
+		{"incarnation beyond the bound", "c/18446744073709551615", false},
+	} {
+		ctx := context.Background()
+		if c.sends != "" {
+			ctx = metadata.NewIncomingContext(ctx, metadata.Pairs(clusterid.Key, c.sends))
+		}
+		var sent metadata.MD
+		err := s.compareIdentity(ctx, func(md metadata.MD) error { sent = md; return nil })
+		if refused := status.Code(err) == codes.FailedPrecondition && strings.Contains(err.Error(), "cp2"); refused != c.refused || !refused && err != nil {
+			t.Errorf("%s: %v", c.what, err)
+		}
+		if got := strings.Join(sent.Get(clusterid.Key), ","); got != "c/5" {
+			t.Errorf("%s: received %q", c.what, got)
+		}
+	}
+	known = false
+	err := s.compareIdentity(context.Background(), func(metadata.MD) error { t.Error("an identity that is not known was sent"); return nil })
+	if err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,73 @@
+package nodegateway
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"keelson.dev/keelson/internal/virtual"
+)
+
+// Nodes of a large cluster say less often that they live, and are waited for longer; what they have to come back is less, so
+// that a node that is silent is lost after the same time everywhere.
+func TestPace(t *testing.T) {
+	for _, c := range []struct {
+		nodes         int
+		beat, silence time.Duration
+	}{{0, time.Second, 4 * time.Second}, {1000, time.Second, 4 * time.Second}, {3000, 2 * time.Second, 6 * time.Second},
+		{5000, 3 * time.Second, 8 * time.Second}, {1 << 20, 3 * time.Second, 8 * time.Second}} {
+		beat, silence := paceOf(time.Second, 4*time.Second, c.nodes)
+		if beat != c.beat || silence != c.silence {
+			t.Errorf("%d nodes: each %s, given up after %s; want %s and %s", c.nodes, beat, silence, c.beat, c.silence)
+		}
+		s := &Server{cfg: Config{Suspect: 4 * time.Second, Grace: 5 * time.Second}}
+		if lost := silence + s.graceAfter(silence); lost != 9*time.Second {
+			t.Errorf("%d nodes: one that is silent is lost after %s, want 9s", c.nodes, lost)
+		}
+	}
+	s := &Server{cfg: Config{Suspect: 4 * time.Second, Grace: 5 * time.Second}}
+	if got := s.graceAfter(0); got != 5*time.Second {
+		t.Errorf("whose connection broke has %s to come back", got)
+	}
+}
+
+// So many sessions begin at once; the next waits for its turn, and is told when there is none. One that does not end its
+// turn loses it.
+func TestTurns(t *testing.T) {
+	virtual.Test(t, func(t *testing.T) {
+		turns := make(turns, 2)
+		ctx := context.Background()
+		first, err := turns.take(ctx, time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := turns.take(ctx, time.Second); err != nil { // and keeps it
+			t.Fatal(err)
+		}
+		if _, err := turns.take(ctx, time.Second); status.Code(err) != codes.Unavailable {
+			t.Errorf("without a turn: %v", err)
+		}
+		first()
+		first()
+		end, err := turns.take(ctx, time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(joinSlot)
+		virtual.Wait()
+		end()
+		if len(turns) != 0 {
+			t.Errorf("%d turns are taken at the end", len(turns))
+		}
+		cancelled, cancel := context.WithCancel(ctx)
+		cancel()
+		turns <- struct{}{}
+		turns <- struct{}{}
+		if _, err := turns.take(cancelled, time.Second); err == nil {
+			t.Error("a turn for one who has gone")
+		}
+	})
+}

@@ -1,0 +1,125 @@
+package gateway
+
+import (
+	"fmt"
+	"slices"
+
+	gw "sigs.k8s.io/gateway-api/apis/v1"
+
+	"keelson.dev/keelson/ingressproxy/route"
+)
+
+// httpFilters are the filters of a rule or of one of its backends.
+func (w *World) httpFilters(r *Route, at int, field string, filters []gw.HTTPRouteFilter, of *rule) (out route.Filters, p *problem) {
+	seen := map[gw.HTTPRouteFilterType]bool{}
+	for i, f := range filters {
+		where := fmt.Sprintf("%s[%d]", field, i)
+		if seen[f.Type] && f.Type != gw.HTTPRouteFilterRequestMirror {
+			return out, problemf(gw.RouteReasonIncompatibleFilters, "%s: there is one of type %s already", where, f.Type)
+		}
+		seen[f.Type] = true
+		switch {
+		case f.Type == gw.HTTPRouteFilterRequestHeaderModifier && f.RequestHeaderModifier != nil:
+			out.Request = headers(f.RequestHeaderModifier)
+		case f.Type == gw.HTTPRouteFilterResponseHeaderModifier && f.ResponseHeaderModifier != nil:
+			out.Response = headers(f.ResponseHeaderModifier)
+		case f.Type == gw.HTTPRouteFilterRequestRedirect && f.RequestRedirect != nil:
+			out.Redirect, p = redirect(f.RequestRedirect)
+		case f.Type == gw.HTTPRouteFilterURLRewrite && f.URLRewrite != nil:
+			out.Rewrite = &route.Rewrite{Host: deref(f.URLRewrite.Hostname, "")}
+			out.Rewrite.Path, p = pathChange(f.URLRewrite.Path)
+		case f.Type == gw.HTTPRouteFilterRequestMirror && f.RequestMirror != nil:
+			if m, ok := w.mirror(r, fmt.Sprintf("spec.rules[%d].%s", at, where), f.RequestMirror, of); ok {
+				out.Mirrors = append(out.Mirrors, m)
+			}
+		default:
+			p = problemf(gw.RouteReasonUnsupportedValue, "filters of type %s are not supported", f.Type)
+		}
+		if p != nil {
+			return out, problemf(p.reason, "%s: %s", where, p.message)
+		}
+	}
+	if out.Redirect != nil && out.Rewrite != nil {
+		return out, problemf(gw.RouteReasonIncompatibleFilters, "%s: RequestRedirect and URLRewrite exclude each other", field)
+	}
+	return out, nil
+}
+
+func headers(f *gw.HTTPHeaderFilter) route.Headers {
+	list := func(in []gw.HTTPHeader) []route.Header {
+		var out []route.Header
+		for _, h := range in {
+			out = append(out, route.Header{Name: string(h.Name), Value: h.Value})
+		}
+		return out
+	}
+	return route.Headers{Remove: slices.Clone(f.Remove), Set: list(f.Set), Add: list(f.Add)}
+}
+
+func redirect(f *gw.HTTPRequestRedirectFilter) (out *route.Redirect, p *problem) {
+	out = &route.Redirect{Host: deref(f.Hostname, ""), Scheme: deref(f.Scheme, "")}
+	if s := out.Scheme; s != "" && s != "http" && s != "https" {
+		return out, problemf(gw.RouteReasonUnsupportedValue, "scheme %q is not known", s)
+	}
+	if f.Port != nil {
+		out.Port = uint16(*f.Port)
+	}
+	if f.StatusCode != nil {
+		if out.Status = *f.StatusCode; !slices.Contains([]int{301, 302, 303, 307, 308}, out.Status) {
+			return out, problemf(gw.RouteReasonUnsupportedValue, "statusCode %d is no redirect", out.Status)
+		}
+	}
+	out.Path, p = pathChange(f.Path)
+	return out, p
+}
+
+func pathChange(m *gw.HTTPPathModifier) (*route.PathChange, *problem) {
+	if m == nil {
+		return nil, nil
+	}
+	switch {
+	case m.Type == gw.FullPathHTTPPathModifier && m.ReplaceFullPath != nil:
+		return &route.PathChange{Value: *m.ReplaceFullPath}, nil
+	case m.Type == gw.PrefixMatchHTTPPathModifier && m.ReplacePrefixMatch != nil:
+		return &route.PathChange{Value: *m.ReplacePrefixMatch, Prefix: true}, nil
+	}
+	return nil, problemf(gw.RouteReasonUnsupportedValue, "path of type %q is not supported", m.Type)
+}
+
+// prefixed refuses the replacement of a prefix where a match has none.
+func prefixed(f route.Filters, matches []route.Match) *problem {
+	var changes []*route.PathChange
+	if f.Redirect != nil {
+		changes = append(changes, f.Redirect.Path)
+	}
+	if f.Rewrite != nil {
+		changes = append(changes, f.Rewrite.Path)
+	}
+	for _, c := range changes {
+		if c != nil && c.Prefix && slices.ContainsFunc(matches, func(m route.Match) bool { return m.Path.Kind != route.Prefix }) {
+			return problemf(gw.RouteReasonUnsupportedValue, "ReplacePrefixMatch needs matches of type PathPrefix")
+		}
+	}
+	return nil
+}
+
+// mirror is a mirror of requests; ok is false when its reference leads nowhere.
+func (w *World) mirror(r *Route, field string, f *gw.HTTPRequestMirrorFilter, of *rule) (out route.Mirror, ok bool) {
+	t, p := w.target(r, f.BackendRef)
+	if p != nil {
+		r.unresolved(field, p)
+		return out, false
+	}
+	of.targets = append(of.targets, t)
+	out.Pool = t.key()
+	switch {
+	case f.Fraction != nil:
+		out.Numerator, out.Denominator = share(f.Fraction.Numerator), 100
+		if f.Fraction.Denominator != nil {
+			out.Denominator = share(*f.Fraction.Denominator)
+		}
+	case f.Percent != nil:
+		out.Numerator, out.Denominator = share(*f.Percent), 100
+	}
+	return out, true
+}

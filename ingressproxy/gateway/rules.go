@@ -1,0 +1,318 @@
+package gateway
+
+import (
+	"fmt"
+	"math"
+	"net/http"
+	"net/url"
+	"regexp"
+	"slices"
+	"time"
+
+	gw "sigs.k8s.io/gateway-api/apis/v1"
+
+	"keelson.dev/keelson/ingressproxy/route"
+)
+
+// rule is one rule of a route as the proxy has it, without hosts, and the pools that it names.
+type rule struct {
+	route.Rule
+	targets []target
+	lost    bool // it is not known which requests it is for
+}
+
+// refusedRule is what a client is told where a rule could not be served as it was asked for.
+const refusedRule = http.StatusInternalServerError
+
+// translate makes the rules of a route.
+func (w *World) translate(r *Route) {
+	if d := r.common.UseDefaultGateways; d != "" && d != gw.GatewayDefaultScopeNone {
+		r.refused = problemf(gw.RouteReasonUnsupportedValue, "spec.useDefaultGateways: default Gateways are not supported; leave it out")
+		return
+	}
+	count := 0
+	var first *problem
+	each := func(i int, name string, out rule, p *problem) {
+		count++
+		out.Name = fmt.Sprintf("%s/%s/%s/%s", lower(r.kind), r.meta.Namespace, r.meta.Name, name)
+		if p != nil {
+			r.dropped = append(r.dropped, fmt.Sprintf("%d (%s)", i, p.message))
+			if first == nil {
+				first = problemf(p.reason, "spec.rules[%d]: %s", i, p.message)
+			}
+			// Requests that it was for must not fall to another rule.
+			out = rule{Rule: route.Rule{Name: out.Name, Matches: out.Matches, Answer: refusedRule}, lost: out.lost}
+		}
+		r.rules = append(r.rules, out)
+	}
+	if r.HTTP != nil {
+		for i := range r.HTTP.Spec.Rules {
+			spec := &r.HTTP.Spec.Rules[i]
+			out, p := w.httpRule(r, i, spec)
+			each(i, deref(spec.Name, fmt.Sprint(i)), out, p)
+		}
+	} else {
+		for i := range r.GRPC.Spec.Rules {
+			spec := &r.GRPC.Spec.Rules[i]
+			out, p := w.grpcRule(r, i, spec)
+			each(i, deref(spec.Name, fmt.Sprint(i)), out, p)
+		}
+	}
+	if len(r.dropped) == count && first != nil {
+		r.refused = first
+	}
+}
+
+func lower(kind string) string {
+	if kind == httpRoute {
+		return "httproute"
+	}
+	return "grpcroute"
+}
+
+func (w *World) httpRule(r *Route, at int, spec *gw.HTTPRouteRule) (out rule, p *problem) {
+	if out.Matches, p = httpMatches(spec.Matches); p != nil {
+		out.lost = true
+		return out, p
+	}
+	if spec.Retry != nil {
+		return out, problemf(gw.RouteReasonUnsupportedValue, "retry is not supported; leave it out")
+	}
+	if spec.SessionPersistence != nil {
+		return out, problemf(gw.RouteReasonUnsupportedValue, "sessionPersistence is not supported; leave it out")
+	}
+	if out.Timeouts, p = timeouts(spec.Timeouts); p != nil {
+		return out, p
+	}
+	if out.Filters, p = w.httpFilters(r, at, "filters", spec.Filters, &out); p != nil {
+		return out, p
+	}
+	if p = prefixed(out.Filters, out.Matches); p != nil {
+		return out, p
+	}
+	for i, b := range spec.BackendRefs {
+		filters, p := w.httpFilters(r, at, fmt.Sprintf("backendRefs[%d].filters", i), b.Filters, &out)
+		if p == nil {
+			p = prefixed(filters, out.Matches)
+		}
+		if p != nil {
+			return out, p
+		}
+		w.backend(r, at, i, b.BackendRef, filters, &out)
+	}
+	return out, nil
+}
+
+// backend adds a backend to a rule: one whose reference leads nowhere answers its share with an error.
+func (w *World) backend(r *Route, of, at int, ref gw.BackendRef, filters route.Filters, out *rule) {
+	weight := uint32(1)
+	if ref.Weight != nil {
+		weight = uint32(max(0, *ref.Weight))
+	}
+	b := route.Backend{Weight: weight, Filters: filters}
+	t, p := w.target(r, ref.BackendObjectReference)
+	if p != nil {
+		r.unresolved(fmt.Sprintf("spec.rules[%d].backendRefs[%d]", of, at), p)
+		b.Answer = http.StatusInternalServerError
+		if r.kind == grpcRoute {
+			b.Answer = http.StatusServiceUnavailable // which gRPC knows as UNAVAILABLE
+		}
+	} else {
+		b.Pool = t.key()
+		out.targets = append(out.targets, t)
+	}
+	out.Backends = append(out.Backends, b)
+}
+
+// unresolved notes the first reference that leads nowhere.
+func (r *Route) unresolved(field string, p *problem) {
+	if r.resolved == nil {
+		r.resolved = problemf(p.reason, "%s: %s", field, p.message)
+	}
+}
+
+func httpMatches(matches []gw.HTTPRouteMatch) ([]route.Match, *problem) {
+	var out []route.Match
+	for i, m := range matches {
+		var to route.Match
+		if m.Path != nil {
+			kind, value := deref(m.Path.Type, string(gw.PathMatchPathPrefix)), "/"
+			if m.Path.Value != nil {
+				value = *m.Path.Value
+			}
+			switch gw.PathMatchType(kind) {
+			case gw.PathMatchExact, gw.PathMatchPathPrefix:
+				if gw.PathMatchType(kind) == gw.PathMatchExact {
+					to.Path.Kind = route.Exact
+				}
+				decoded, err := url.PathUnescape(value)
+				if err != nil {
+					return nil, problemf(gw.RouteReasonUnsupportedValue, "matches[%d].path: %v", i, err)
+				}
+				to.Path.Value = decoded
+			case gw.PathMatchRegularExpression:
+				if err := route.CheckRegex(value); err != nil {
+					return nil, problemf(gw.RouteReasonUnsupportedValue, "matches[%d].path: %v", i, err)
+				}
+				to.Path = route.PathMatch{Kind: route.Regex, Value: value}
+			default:
+				return nil, problemf(gw.RouteReasonUnsupportedValue, "matches[%d].path.type: %q is not known", i, kind)
+			}
+		}
+		if m.Method != nil {
+			to.Method = string(*m.Method)
+		}
+		for _, h := range m.Headers {
+			v, p := valueMatch(fmt.Sprintf("matches[%d].headers", i), string(h.Name), h.Value, deref(h.Type, "Exact"))
+			if p != nil {
+				return nil, p
+			}
+			v.Name = http.CanonicalHeaderKey(v.Name)
+			to.Headers = addOnce(to.Headers, v)
+		}
+		for _, q := range m.QueryParams {
+			v, p := valueMatch(fmt.Sprintf("matches[%d].queryParams", i), string(q.Name), q.Value, deref(q.Type, "Exact"))
+			if p != nil {
+				return nil, p
+			}
+			to.Query = addOnce(to.Query, v)
+		}
+		out = append(out, to)
+	}
+	return out, nil
+}
+
+// addOnce adds a match: of several with one name the first counts.
+func addOnce(list []route.ValueMatch, v route.ValueMatch) []route.ValueMatch {
+	if slices.ContainsFunc(list, func(have route.ValueMatch) bool { return have.Name == v.Name }) {
+		return list
+	}
+	return append(list, v)
+}
+
+func valueMatch(field, name, value, kind string) (route.ValueMatch, *problem) {
+	v := route.ValueMatch{Name: name, Value: value}
+	switch kind {
+	case "Exact":
+	case "RegularExpression":
+		v.Regex = true
+		if err := route.CheckRegex(value); err != nil {
+			return v, problemf(gw.RouteReasonUnsupportedValue, "%s %s: %v", field, name, err)
+		}
+	default:
+		return v, problemf(gw.RouteReasonUnsupportedValue, "%s %s: type %q is not known", field, name, kind)
+	}
+	return v, nil
+}
+
+func timeouts(t *gw.HTTPRouteTimeouts) (out route.Timeouts, p *problem) {
+	if t == nil {
+		return out, nil
+	}
+	read := func(name string, d *gw.Duration) time.Duration {
+		if d == nil || p != nil {
+			return 0
+		}
+		out, err := time.ParseDuration(string(*d))
+		if err != nil || out < 0 {
+			p = problemf(gw.RouteReasonUnsupportedValue, "timeouts.%s: %q is no duration", name, *d)
+		}
+		return out
+	}
+	out.Request, out.Backend = read("request", t.Request), read("backendRequest", t.BackendRequest)
+	return out, p
+}
+
+// grpcPath is the path of a method match. Where a part is left open, it comes after what says more: a service counts
+// more than a method, and either more than nothing.
+func grpcPath(m *gw.GRPCMethodMatch) (route.PathMatch, *problem) {
+	if m == nil {
+		return route.PathMatch{Kind: route.LateRegex, Value: ".*"}, nil
+	}
+	service, method := deref(m.Service, ""), deref(m.Method, "")
+	switch kind := deref(m.Type, string(gw.GRPCMethodMatchExact)); gw.GRPCMethodMatchType(kind) {
+	case gw.GRPCMethodMatchExact:
+		switch {
+		case service != "" && method != "":
+			return route.PathMatch{Kind: route.Exact, Value: "/" + service + "/" + method}, nil
+		case service != "":
+			return route.PathMatch{Value: "/" + service}, nil
+		case method != "":
+			return route.PathMatch{Kind: route.LateRegex, Value: "/[^/]+/" + regexp.QuoteMeta(method)}, nil
+		}
+		return route.PathMatch{Kind: route.LateRegex, Value: ".*"}, nil
+	case gw.GRPCMethodMatchRegularExpression:
+		part := func(s string) string {
+			if s == "" {
+				return "[^/]+"
+			}
+			return "(?:" + s + ")"
+		}
+		value := "/" + part(service) + "/" + part(method)
+		for _, s := range []string{service, method, value} {
+			if err := route.CheckRegex(s); err != nil {
+				return route.PathMatch{}, problemf(gw.RouteReasonUnsupportedValue, "method: %v", err)
+			}
+		}
+		if service == "" {
+			return route.PathMatch{Kind: route.LateRegex, Value: value}, nil
+		}
+		return route.PathMatch{Kind: route.Regex, Value: value}, nil
+	default:
+		return route.PathMatch{}, problemf(gw.RouteReasonUnsupportedValue, "method.type: %q is not known", kind)
+	}
+}
+
+func (w *World) grpcRule(r *Route, at int, spec *gw.GRPCRouteRule) (out rule, p *problem) {
+	matches := spec.Matches
+	if len(matches) == 0 {
+		matches = []gw.GRPCRouteMatch{{}}
+	}
+	for i, m := range matches {
+		to := route.Match{}
+		if to.Path, p = grpcPath(m.Method); p != nil {
+			out.lost = true
+			return out, problemf(p.reason, "matches[%d].%s", i, p.message)
+		}
+		for _, h := range m.Headers {
+			v, p := valueMatch(fmt.Sprintf("matches[%d].headers", i), string(h.Name), h.Value, deref(h.Type, "Exact"))
+			if p != nil {
+				out.lost = true
+				return out, p
+			}
+			v.Name = http.CanonicalHeaderKey(v.Name)
+			to.Headers = addOnce(to.Headers, v)
+		}
+		out.Matches = append(out.Matches, to)
+	}
+	if spec.SessionPersistence != nil {
+		return out, problemf(gw.RouteReasonUnsupportedValue, "sessionPersistence is not supported; leave it out")
+	}
+	if out.Filters, p = w.httpFilters(r, at, "filters", asHTTP(spec.Filters), &out); p != nil {
+		return out, p
+	}
+	for i, b := range spec.BackendRefs {
+		filters, p := w.httpFilters(r, at, fmt.Sprintf("backendRefs[%d].filters", i), asHTTP(b.Filters), &out)
+		if p != nil {
+			return out, p
+		}
+		w.backend(r, at, i, b.BackendRef, filters, &out)
+	}
+	if len(out.Backends) == 0 {
+		out.Answer = http.StatusServiceUnavailable
+	}
+	return out, nil
+}
+
+// asHTTP are the filters of a GRPCRoute, each of which an HTTPRoute has by the same name.
+func asHTTP(filters []gw.GRPCRouteFilter) []gw.HTTPRouteFilter {
+	out := make([]gw.HTTPRouteFilter, len(filters))
+	for i, f := range filters {
+		out[i] = gw.HTTPRouteFilter{Type: gw.HTTPRouteFilterType(f.Type), RequestHeaderModifier: f.RequestHeaderModifier,
+			ResponseHeaderModifier: f.ResponseHeaderModifier, RequestMirror: f.RequestMirror, ExtensionRef: f.ExtensionRef}
+	}
+	return out
+}
+
+// share is a number as a denominator or numerator of a mirror.
+func share(n int32) uint32 { return uint32(min(max(0, int64(n)), math.MaxInt32)) }

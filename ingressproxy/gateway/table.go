@@ -1,0 +1,64 @@
+package gateway
+
+import (
+	"slices"
+
+	gw "sigs.k8s.io/gateway-api/apis/v1"
+
+	"keelson.dev/keelson/ingressproxy/route"
+)
+
+// Table is what the proxy of one Gateway serves.
+func (j *Judgement) Table(namespace, name string) *route.Table {
+	t := &route.Table{Pools: map[string]route.Pool{}}
+	i := slices.IndexFunc(j.Gateways, func(g *Gateway) bool { return g.Object.Namespace == namespace && g.Object.Name == name })
+	if i < 0 || j.Gateways[i].refused != nil {
+		return t
+	}
+	for _, l := range j.Gateways[i].Listeners {
+		if !l.Served() {
+			continue
+		}
+		out := route.Listener{Name: namespace + "/" + name + "/" + l.Name(), Port: uint16(l.spec.Port), Protocol: route.HTTP, Host: l.host}
+		if l.spec.Protocol == gw.HTTPSProtocolType {
+			out.Protocol = route.HTTPS
+			l.offer(&out)
+		}
+		for _, a := range l.attached {
+			for _, r := range a.route.rules {
+				if r.lost {
+					continue
+				}
+				served := r.Rule
+				served.Hosts = a.hosts
+				out.Rules = append(out.Rules, served)
+				for _, p := range r.targets {
+					if _, ok := t.Pools[p.key()]; !ok {
+						t.Pools[p.key()] = j.world.pool(p)
+					}
+				}
+			}
+		}
+		t.Listeners = append(t.Listeners, out)
+	}
+	return t
+}
+
+// offer puts the certificates of a listener into a table: each for the names that it is for, the first for all others.
+func (l *Listener) offer(to *route.Listener) {
+	to.Default = l.pairs[0]
+	if len(l.pairs) == 1 {
+		return
+	}
+	for _, pair := range l.pairs {
+		c := route.Certificate{Pair: pair}
+		if pair.Leaf != nil {
+			for _, n := range pair.Leaf.DNSNames {
+				if h, err := route.ParseHost(n, route.OneLabel); err == nil {
+					c.Hosts = append(c.Hosts, h)
+				}
+			}
+		}
+		to.Certificates = append(to.Certificates, c)
+	}
+}

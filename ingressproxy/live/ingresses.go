@@ -1,0 +1,21 @@
+package live
+
+import (
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"keelson.dev/keelson/ingressproxy/ingress"
+	"keelson.dev/keelson/ingressproxy/pairs"
+	"keelson.dev/keelson/ingressproxy/route"
+)
+
+// Ingresses serves the Ingresses of a class.
+func Ingresses(class string) Source {
+	keys := &pairs.Keys{}
+	return Source{
+		kinds: []kind{services, slices, {"ingresses", []schema.GroupVersion{networkingv1.SchemeGroupVersion}, &networkingv1.Ingress{}}},
+		table: func(o *Objects) *route.Table {
+			return ingress.Translate(class, list[*networkingv1.Ingress](o.by["ingresses"]), o, keys)
+		},
+	}
+}

@@ -1,0 +1,24 @@
+package lrucache
+
+import "testing"
+
+// What is used stays, and what is not goes.
+func TestUsedValuesStay(t *testing.T) {
+	in := New(10)
+	made := map[int]int{}
+	value := func(i int) func() (int, error) {
+		return Keep(in, func() (int, int64, error) { made[i]++; return i, 4, nil })
+	}
+	often := value(0)
+	for i := 1; i < 20; i++ {
+		if _, err := often(); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := value(i)(); got != i || err != nil {
+			t.Fatal(got, err)
+		}
+	}
+	if made[0] > 2 {
+		t.Errorf("what is used all the time was made %d times", made[0])
+	}
+}

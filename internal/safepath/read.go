@@ -1,0 +1,71 @@
+//go:build linux
+
+package safepath
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrTooLarge is the error for a file that is larger than the caller's limit.
+var ErrTooLarge = errors.New("file too large")
+
+// ReadFile returns the content of the regular file at path. It follows no link in the last element of path, never
+// blocks, and never reads more than limit bytes: a larger file is ErrTooLarge. Use it for every file that a container,
+// an image or a volume can write.
+func ReadFile(path string, limit int64) ([]byte, error) {
+	f, err := Regular(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if st.Size() > limit {
+		return nil, fmt.Errorf("%s: %w: %d bytes, at most %d are read", path, ErrTooLarge, st.Size(), limit)
+	}
+	b, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err != nil {
+		return nil, err
+	}
+	if int64(len(b)) > limit {
+		return nil, fmt.Errorf("%s: %w: at most %d bytes are read", path, ErrTooLarge, limit)
+	}
+	return b, nil
+}
+
+// Overwrite replaces the content of the regular file at path in place, so that containers that have it mounted see the
+// new content. A missing file is created. It follows no link in the last element of path, writes to nothing but a regular
+// file, and never blocks: a file with a lease of another process is unix.EAGAIN.
+func Overwrite(path string, content []byte, mode fs.FileMode) error {
+	f, err := openToWrite(path, mode)
+	if err != nil {
+		return err
+	}
+	err = f.Truncate(0)
+	if err == nil {
+		_, err = f.Write(content)
+	}
+	return errors.Join(err, f.Close())
+}
+
+// openToWrite opens the regular file at path for writing, or creates it.
+func openToWrite(path string, mode fs.FileMode) (*os.File, error) {
+	const flags = unix.O_WRONLY | unix.O_NOFOLLOW | unix.O_NONBLOCK
+	held, err := hold(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return os.OpenFile(path, flags|os.O_CREATE|os.O_EXCL, mode)
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer held.Close()
+	return os.OpenFile(Path(held), unix.O_WRONLY|unix.O_NONBLOCK, 0)
+}

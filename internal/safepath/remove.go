@@ -1,0 +1,149 @@
+//go:build linux
+
+package safepath
+
+import (
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// removeDepth is how deep RemoveAll goes with a descriptor for each level.
+const removeDepth = 64
+
+// RemoveAll removes path and all that is in it, as os.RemoveAll does, of which nobody else makes more meanwhile. It
+// holds few descriptors and names at a time, however deep somebody has nested folders: what lies deeper than it goes is
+// moved up first. No link is followed, and nothing is removed from another mount.
+func RemoveAll(path string) error {
+	err := unix.Unlink(path)
+	if err == nil || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
+		return nil
+	}
+	if !errors.Is(err, unix.EISDIR) {
+		return &os.PathError{Op: "remove", Path: path, Err: err}
+	}
+	fd, err := unix.Open(path, removeFlags, 0)
+	if err != nil {
+		return &os.PathError{Op: "remove", Path: path, Err: err}
+	}
+	r := remover{top: os.NewFile(uintptr(fd), path)}
+	defer r.top.Close()
+	if err := r.empty(r.top, 1); err != nil {
+		return err
+	}
+	if err := unix.Rmdir(path); err != nil && !errors.Is(err, unix.ENOENT) {
+		return &os.PathError{Op: "remove", Path: path, Err: err}
+	}
+	return nil
+}
+
+// Empty removes what is in the folder path, as RemoveAll does, and the folder stays. It ends when it has removed as many
+// names as most says, and the folders that those were the last in; left says that there is more. A folder that is not there is empty.
+func Empty(path string, most int) (left bool, err error) {
+	fd, err := unix.Open(path, removeFlags, 0)
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	if err != nil {
+		return false, &os.PathError{Op: "empty", Path: path, Err: err}
+	}
+	r := remover{top: os.NewFile(uintptr(fd), path), most: most}
+	defer r.top.Close()
+	if err := r.empty(r.top, 1); errors.Is(err, errEnough) {
+		return true, nil
+	} else if err != nil {
+		return false, err
+	}
+	return false, nil
+}
+
+// errEnough says that as many names are removed as were to be.
+var errEnough = errors.New("enough is removed")
+
+const removeFlags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC
+
+type remover struct {
+	top   *os.File
+	moved int // folders moved up
+	most  int // how many names are removed; 0 = all
+	names int // removed
+}
+
+// empty removes what is in a folder. What cannot be removed is in the error, and all the rest is gone.
+func (r *remover) empty(f *os.File, depth int) error {
+	for {
+		if _, err := f.Seek(0, io.SeekStart); err != nil {
+			return err
+		}
+		removed := 0
+		var failed error
+		for {
+			names, err := f.Readdirnames(256)
+			for _, n := range names {
+				if r.most > 0 && r.names >= r.most {
+					return errEnough
+				}
+				switch err := r.remove(f, n, depth); {
+				case errors.Is(err, errEnough):
+					return err
+				case err != nil:
+					failed = err
+				default:
+					removed++
+					r.names++
+				}
+			}
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if err != nil {
+				return err
+			}
+		}
+		// Removing moves names about in a folder that is being read: it is empty when a whole reading found nothing.
+		if removed == 0 {
+			return failed
+		}
+	}
+}
+
+// remove removes one name of a folder, or moves it up.
+func (r *remover) remove(f *os.File, name string, depth int) error {
+	parent := int(f.Fd())
+	fail := func(err error) error {
+		if err == nil || errors.Is(err, unix.ENOENT) {
+			return nil
+		}
+		return &os.PathError{Op: "remove", Path: filepath.Join(f.Name(), name), Err: err}
+	}
+	err := unix.Unlinkat(parent, name, 0)
+	if !errors.Is(err, unix.EISDIR) {
+		return fail(err)
+	}
+	if err = unix.Unlinkat(parent, name, unix.AT_REMOVEDIR); !errors.Is(err, unix.ENOTEMPTY) {
+		return fail(err)
+	}
+	if depth == removeDepth {
+		for {
+			r.moved++
+			err := unix.Renameat2(parent, name, int(r.top.Fd()), ".deep-"+strconv.Itoa(r.moved), unix.RENAME_NOREPLACE)
+			if !errors.Is(err, unix.EEXIST) {
+				return fail(err)
+			}
+		}
+	}
+	fd, err := unix.Openat(parent, name, removeFlags, 0)
+	if err != nil {
+		return fail(err)
+	}
+	sub := os.NewFile(uintptr(fd), filepath.Join(f.Name(), name))
+	defer sub.Close()
+	if err := r.empty(sub, depth+1); err != nil {
+		return err
+	}
+	return fail(unix.Unlinkat(parent, name, unix.AT_REMOVEDIR))
+}

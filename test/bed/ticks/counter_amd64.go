@@ -1,4 +1,0 @@
-package ticks
-
-// counter reads the time stamp counter.
-func counter() uint64

@@ -1,5 +1,0 @@
-//go:build !amd64
-
-package ticks
-
-func counter() uint64 { return 0 }

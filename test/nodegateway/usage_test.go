@@ -1,0 +1,75 @@
+package nodegateway_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"keelson.dev/keelson/agent"
+	fleetv1 "keelson.dev/keelson/proto/fleet/v1"
+)
+
+func usedBy(cpu uint64) *agent.NodeUsed {
+	u := agent.Used{CPU: cpu, Memory: 1 << 20, Window: 15 * time.Second}
+	return &agent.NodeUsed{At: time.Now(), Node: &u, Pods: []agent.PodUsed{
+		{UID: "u1", Containers: []agent.ContainerUsed{{Name: "app", Used: u}}}}}
+}
+
+// knows waits until a replica knows what a node used.
+func (b *bed) knows(replica, node string, cpu uint64) {
+	b.t.Helper()
+	b.eventually(fmt.Sprintf("%s knows what %s used", replica, node), func() error {
+		got := b.replicas[replica].fleet.Used()[node]
+		if got == nil || got.Node == nil || got.Node.CPU != cpu || len(got.Pods["u1"]) != 1 {
+			return fmt.Errorf("it has %+v", got)
+		}
+		return nil
+	})
+}
+
+// Every replica is told what a node used, the one with its session and the others, and one that begins later too: each
+// answers for all nodes.
+func TestEveryReplicaKnowsTheUsage(t *testing.T) {
+	b := newBed(t, "cp1", "cp2")
+	n := b.join("w1", nil)
+	b.awaitReady("w1", "True")
+	n.Used(usedBy(250))
+	b.knows("cp1", "w1", 250)
+	b.knows("cp2", "w1", 250)
+	b.kill("cp2")
+	b.start("cp2")
+	b.knows("cp2", "w1", 250)
+}
+
+// A hand-made agent that says wrong things is told from others, and its stream goes on: what comes after is heard.
+func TestWrongUsageIsDropped(t *testing.T) {
+	b := newBed(t, "cp1")
+	c := b.raw("w1", b.replicas["cp1"].address)
+	s, err := c.Standby(b.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	say := func(m *fleetv1.StandbyUp) {
+		t.Helper()
+		if err := s.Send(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	say(&fleetv1.StandbyUp{Kind: &fleetv1.StandbyUp_Hello{Hello: &fleetv1.StandbyHello{NodeName: "w1"}}})
+	used := func(cpu uint64, pods int) *fleetv1.StandbyUp {
+		u := &fleetv1.Used{CpuNano: cpu, Memory: 1, WindowNano: 1}
+		m := &fleetv1.NodeUsage{Node: u}
+		for i := range pods {
+			m.Pods = append(m.Pods, &fleetv1.PodUsage{Uid: fmt.Sprintf("u%d", i+1), Containers: []*fleetv1.ContainerUsage{{Name: "c", Used: u}}})
+		}
+		return &fleetv1.StandbyUp{Kind: &fleetv1.StandbyUp_Usage{Usage: m}}
+	}
+	say(&fleetv1.StandbyUp{}) // of a release that says more
+	say(used(1<<63, 1))
+	say(used(5, 50_000))
+	say(used(7, 1))
+	b.knows("cp1", "w1", 7)
+	if got := b.replicas["cp1"].fleet.Used(); len(got) != 1 {
+		t.Errorf("what is known: %v", got)
+	}
+}

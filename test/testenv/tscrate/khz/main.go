@@ -1,0 +1,14 @@
+// Command khz prints the frequency of this machine's time stamp counter in kHz, for scripts; nothing where it is not known.
+package main
+
+import (
+	"fmt"
+
+	"keelson.dev/keelson/test/testenv/tscrate"
+)
+
+func main() {
+	if khz, ok := tscrate.KHz(); ok {
+		fmt.Println(khz)
+	}
+}
