@@ -56,7 +56,7 @@ func backupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 					return errors.New("--recipient: want a recipient of age, age1...")
 				}
 			}
-			return backup(f, streams, args[0], to, diskheadroom.Place{Beside: beside})
+			return backup(f, streams, args[0], to, diskheadroom.Target{ProtectedPath: beside})
 		},
 	}
 	c.Flags().StringArrayVar(&to, "recipient", nil, "recipient of age, age1..., to whom the backup is sealed (repeatable)")
@@ -137,7 +137,7 @@ func printBackup(w io.Writer, path string, b api.ClusterBackup) error {
 // backup streams the state from a replica. Only a file that is whole gets its
 // name; what ends it early, a signal too, leaves nothing behind. A store on the same disk, which on names,
 // keeps the room that it needs.
-func backup(f cmdutil.Factory, streams genericiooptions.IOStreams, path string, to []string, on diskheadroom.Place) error {
+func backup(f cmdutil.Factory, streams genericiooptions.IOStreams, path string, to []string, on diskheadroom.Target) error {
 	if path == "-" {
 		// Nothing is to be tidied up: signals do what they always do.
 		n, err := receive(context.Background(), f, to, streams.Out, streams.ErrOut)
@@ -152,11 +152,11 @@ func backup(f cmdutil.Factory, streams genericiooptions.IOStreams, path string, 
 	if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
 		former = info.Size()
 	}
-	on.Folder = filepath.Dir(path)
+	on.Dir = filepath.Dir(path)
 	if real, err := filepath.EvalSymlinks(path); err == nil {
-		on.Folder = filepath.Dir(real) // the file is written there
+		on.Dir = filepath.Dir(real) // the file is written there
 	}
-	if err := on.Has(former); err != nil {
+	if err := on.CheckFree(former); err != nil {
 		return fmt.Errorf("no backup to %s: %w", path, err)
 	}
 	out, err := createBackup(path, len(to) > 0)

@@ -21,13 +21,13 @@ import (
 // A backup that a drill makes for itself on a replica's machine leaves the store the room that it needs, or goes again.
 func TestFreshBackupLeavesRoom(t *testing.T) {
 	p := newPlane()
-	p.backup = append(bytes.Clone(p.backup), make([]byte, 2*diskheadroom.Step)...)
+	p.backup = append(bytes.Clone(p.backup), make([]byte, 2*diskheadroom.CheckInterval)...)
 	server := httptest.NewServer(p)
 	defer server.Close()
 	flags := genericclioptions.NewConfigFlags(false)
 	flags.APIServer = &server.URL
 	dir, free := t.TempDir(), int64(1<<30)
-	in := diskheadroom.Place{Folder: dir, Beside: dir, Look: func(string) (diskheadroom.Usage, error) { return diskheadroom.Usage{Free: free, Total: 2 << 30}, nil }}
+	in := diskheadroom.Target{Dir: dir, ProtectedPath: dir, Stat: func(string) (diskheadroom.Usage, error) { return diskheadroom.Usage{Free: free, Total: 2 << 30}, nil }}
 	path, done, err := freshBackup(t.Context(), cmdutil.NewFactory(flags), io.Discard, in)
 	if err != nil {
 		t.Fatal(err)
@@ -47,7 +47,7 @@ func TestFreshBackupLeavesRoom(t *testing.T) {
 // the former would not fit, and ends on the way otherwise. The refusal names file, room and remedy, and nothing of the backup stays.
 func TestBackupLeavesRoomForTheStore(t *testing.T) {
 	p := newPlane()
-	p.backup = append(bytes.Clone(p.backup), make([]byte, 2*diskheadroom.Step)...)
+	p.backup = append(bytes.Clone(p.backup), make([]byte, 2*diskheadroom.CheckInterval)...)
 	asked := 0
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked++
@@ -77,7 +77,7 @@ func TestBackupLeavesRoomForTheStore(t *testing.T) {
 				t.Fatal(err)
 			}
 			asked = 0
-			on := diskheadroom.Place{Beside: "/store", Look: func(at string) (diskheadroom.Usage, error) {
+			on := diskheadroom.Target{ProtectedPath: "/store", Stat: func(at string) (diskheadroom.Usage, error) {
 				u := diskheadroom.Usage{Device: 1, Free: c.free[0] << 20, Total: 2 << 30}
 				if at == "/store" {
 					return u, nil

@@ -91,8 +91,8 @@ func restoreDrillCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) 
 			pass = append(pass, "--backup-s3-path-style")
 		}
 		if *fresh {
-			path, done, err := freshBackup(ctx, f, streams.ErrOut, diskheadroom.Place{Folder: cmp.Or(c.Flags().Lookup("work-dir").Value.String(), "/var/tmp"),
-				Beside: cmp.Or(c.Flags().Lookup("data-dir").Value.String(), defaultDataDir)})
+			path, done, err := freshBackup(ctx, f, streams.ErrOut, diskheadroom.Target{Dir: cmp.Or(c.Flags().Lookup("work-dir").Value.String(), "/var/tmp"),
+				ProtectedPath: cmp.Or(c.Flags().Lookup("data-dir").Value.String(), defaultDataDir)})
 			if err != nil {
 				return err
 			}
@@ -124,8 +124,8 @@ func restoreDrillCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) 
 
 // freshBackup makes a backup now. Its file is locked: the one of a process that was killed is not, and the program that serves
 // backups removes it by its name when it is called next.
-func freshBackup(ctx context.Context, f cmdutil.Factory, progress io.Writer, in diskheadroom.Place) (path string, done func(), err error) {
-	out, err := os.CreateTemp(in.Folder, api.TrialPrefix) // mode 0600
+func freshBackup(ctx context.Context, f cmdutil.Factory, progress io.Writer, in diskheadroom.Target) (path string, done func(), err error) {
+	out, err := os.CreateTemp(in.Dir, api.TrialPrefix) // mode 0600
 	if err != nil {
 		return "", nil, fmt.Errorf("--work-dir: %w", err)
 	}

@@ -130,7 +130,7 @@ func (s *Server) files(cfg *corefile.Config, keys map[string]string) map[string]
 			from = s.cfg.ResolvConf
 		}
 		out[name] = ""
-		f, err := safepath.Regular(from)
+		f, err := safepath.OpenRegular(from)
 		if err != nil {
 			return
 		}

@@ -22,6 +22,6 @@ func (f *front) page(ctx context.Context, l net.Listener, port uint16, path stri
 	f.done.Go(func() {
 		stop := context.AfterFunc(ctx, func() { srv.Close() })
 		defer stop()
-		_ = srv.Serve(connlimit.New(l, connlimit.Limits{All: 32, PerSource: 16, Strangers: 32, PerUnsure: 16})) // it ends when it is closed
+		_ = srv.Serve(connlimit.New(l, connlimit.Limits{Total: 32, PerSource: 16, Unauthenticated: 32, UnauthenticatedPerSource: 16})) // it ends when it is closed
 	})
 }

@@ -149,7 +149,7 @@ func (s *Server) start(ctx context.Context, f *front) {
 		f.done.Go(func() { s.packets(ctx, c, &f.done) })
 	}
 	f.done.Go(func() {
-		s.connections(ctx, connlimit.New(f.tcp, connlimit.Limits{All: maxConnections, PerSource: connectionsOfOne, Strangers: maxConnections, PerUnsure: connectionsOfOne}), &f.done)
+		s.connections(ctx, connlimit.New(f.tcp, connlimit.Limits{Total: maxConnections, PerSource: connectionsOfOne, Unauthenticated: maxConnections, UnauthenticatedPerSource: connectionsOfOne}), &f.done)
 	})
 }
 

@@ -32,7 +32,7 @@ func (f fileSystem) inodes() fileSystem {
 // short says how much has to be removed. Nothing as long as there is half as much again as the floor; from there on as
 // much as brings it to twice the floor: with the default those are the 85 and 80 percent at which kubelet begins and
 // ends. A floor that is most of the disk gets as much above it as there can be.
-func (f fileSystem) short(keep reservedspace.Floor) room {
+func (f fileSystem) short(keep reservedspace.Amount) room {
 	lack := func(size, free, floor int64) int64 {
 		above := min(floor, max(0, size-floor)/2)
 		if size <= 0 || floor <= 0 || free >= floor+above/2 {
@@ -40,14 +40,14 @@ func (f fileSystem) short(keep reservedspace.Floor) room {
 		}
 		return floor + above - free
 	}
-	return room{bytes: lack(f.size.bytes, f.free.bytes, keep.Of(f.size.bytes)),
-		inodes: lack(f.size.inodes, f.free.inodes, keep.Share(f.size.inodes))}
+	return room{bytes: lack(f.size.bytes, f.free.bytes, keep.BytesOf(f.size.bytes)),
+		inodes: lack(f.size.inodes, f.free.inodes, keep.CountOf(f.size.inodes))}
 }
 
 // pressed says that less than the floor is free.
-func (f fileSystem) pressed(keep reservedspace.Floor) bool {
-	return f.size.bytes > 0 && f.free.bytes < keep.Of(f.size.bytes) ||
-		f.size.inodes > 0 && f.free.inodes < keep.Share(f.size.inodes)
+func (f fileSystem) pressed(keep reservedspace.Amount) bool {
+	return f.size.bytes > 0 && f.free.bytes < keep.BytesOf(f.size.bytes) ||
+		f.size.inodes > 0 && f.free.inodes < keep.CountOf(f.size.inodes)
 }
 
 // candidate is an image as the choice of what is removed sees it.

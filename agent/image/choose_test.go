@@ -16,21 +16,21 @@ func TestHowShortADiskIs(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		fs      fileSystem
-		keep    reservedspace.Floor
+		keep    reservedspace.Amount
 		want    room
 		pressed bool
 	}{
-		{"enough is free", at(15, 50), reservedspace.Floor{}, room{}, false},
-		{"a little less", at(14, 50), reservedspace.Floor{}, room{bytes: 60}, false},
-		{"below the floor", at(9, 50), reservedspace.Floor{}, room{bytes: 110}, true},
-		{"nothing", at(0, 50), reservedspace.Floor{}, room{bytes: 200}, true},
-		{"inodes", at(50, 5), reservedspace.Floor{}, room{inodes: 150}, true},
+		{"enough is free", at(15, 50), reservedspace.Amount{}, room{}, false},
+		{"a little less", at(14, 50), reservedspace.Amount{}, room{bytes: 60}, false},
+		{"below the floor", at(9, 50), reservedspace.Amount{}, room{bytes: 110}, true},
+		{"nothing", at(0, 50), reservedspace.Amount{}, room{bytes: 200}, true},
+		{"inodes", at(50, 5), reservedspace.Amount{}, room{inodes: 150}, true},
 		{"both", at(1, 1), reservedspace.Percent(2), room{bytes: 30, inodes: 30}, true},
 		{"a size says nothing of inodes", at(4, 1), reservedspace.Bytes(50), room{bytes: 60}, true},
 		{"most of the disk is to stay free", at(60, 90), reservedspace.Percent(80), room{bytes: 300}, true},
 		{"more than the disk is to stay free", at(60, 90), reservedspace.Bytes(2000), room{bytes: 1400}, true},
-		{"a file system without inodes", fileSystem{size: room{bytes: 1000}, free: room{bytes: 500}}, reservedspace.Floor{}, room{}, false},
-		{"one that says nothing", fileSystem{}, reservedspace.Floor{}, room{}, false},
+		{"a file system without inodes", fileSystem{size: room{bytes: 1000}, free: room{bytes: 500}}, reservedspace.Amount{}, room{}, false},
+		{"one that says nothing", fileSystem{}, reservedspace.Amount{}, room{}, false},
 	} {
 		if got := c.fs.short(c.keep); got != c.want {
 			t.Errorf("%s: %+v is to be removed, want %+v", c.name, got, c.want)

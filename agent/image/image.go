@@ -52,9 +52,9 @@ type Config struct {
 
 	Limits Limits
 	// Floor is what has to stay free of the file system for the node not to count as short of disk: MakeRoom goes by it.
-	Floor reservedspace.Floor
+	Floor reservedspace.Amount
 	// Inodes is the same of inodes, with a size as a number; the zero value is the share that Floor is.
-	Inodes reservedspace.Floor
+	Inodes reservedspace.Amount
 }
 
 // Store implements agent.Images.

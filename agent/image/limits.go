@@ -20,7 +20,7 @@ type Limits struct {
 	Names   int64 // bytes of memory for names that unpacking a layer has to remember; 64 MiB
 	Images  int   // unpacked at the same time; 4
 	// Free is what images leave of the file system, and of its inodes the same share; 5%.
-	Free reservedspace.Floor
+	Free reservedspace.Amount
 }
 
 func (l Limits) orDefaults() Limits {
@@ -104,8 +104,8 @@ func (m *meter) room(n int64) error {
 		return err
 	}
 	const often = 64 << 20
-	free := int64(st.Bavail)*st.Bsize - m.limits.Free.Of(int64(st.Blocks)*st.Bsize)
-	inodes := int64(st.Ffree) - m.limits.Free.Share(int64(st.Files))
+	free := int64(st.Bavail)*st.Bsize - m.limits.Free.BytesOf(int64(st.Blocks)*st.Bsize)
+	inodes := int64(st.Ffree) - m.limits.Free.CountOf(int64(st.Files))
 	if n > free || st.Files > 0 && inodes < 1 {
 		return fmt.Errorf("%d bytes do not fit: %s of the disk stays free: %w", n, m.limits.Free, unix.ENOSPC)
 	}

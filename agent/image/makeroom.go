@@ -69,7 +69,7 @@ func (s *Store) MakeRoom(ctx context.Context, needed []string) (Removed, error) 
 // lacks is how much has to be removed.
 func (s *Store) lacks(fs fileSystem) room {
 	want := fs.short(s.cfg.Floor)
-	if s.cfg.Inodes != (reservedspace.Floor{}) {
+	if s.cfg.Inodes != (reservedspace.Amount{}) {
 		want.inodes = fs.inodes().short(s.cfg.Inodes).bytes
 	}
 	return want
@@ -77,7 +77,7 @@ func (s *Store) lacks(fs fileSystem) room {
 
 // pressed says that less is free than has to be.
 func (s *Store) pressed(fs fileSystem) bool {
-	if s.cfg.Inodes == (reservedspace.Floor{}) {
+	if s.cfg.Inodes == (reservedspace.Amount{}) {
 		return fs.pressed(s.cfg.Floor)
 	}
 	return fs.bytes().pressed(s.cfg.Floor) || fs.inodes().pressed(s.cfg.Inodes)

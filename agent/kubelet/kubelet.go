@@ -69,7 +69,7 @@ func New(cfg Config) *Server {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	if cfg.connections == (connlimit.Limits{}) {
-		cfg.connections = connlimit.Limits{All: 256, PerSource: 128, Strangers: 64, PerUnsure: 32}
+		cfg.connections = connlimit.Limits{Total: 256, PerSource: 128, Unauthenticated: 64, UnauthenticatedPerSource: 32}
 	}
 	return &Server{cfg: cfg, log: cfg.Log, verdicts: ttlcache.New[[32]byte, agent.Verdict](verdictSize),
 		answers: make(chan struct{}, maxAnswers), reviews: make(chan struct{}, maxReviews)}
@@ -95,7 +95,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 		ErrorLog:       slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 		TLSNextProto:   map[string]func(*http.Server, *tls.Conn, http.Handler){}, // HTTP/1.1 alone: a connection is one request
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			return context.WithValue(ctx, placeKey{}, connlimit.Of(c))
+			return context.WithValue(ctx, placeKey{}, connlimit.FromConn(c))
 		},
 		BaseContext: func(net.Listener) context.Context { return ctx },
 	}
@@ -125,7 +125,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	place, _ := r.Context().Value(placeKey{}).(*connlimit.Conn)
-	place.Known()
+	place.MarkAuthenticated()
 	select {
 	case s.answers <- struct{}{}:
 		defer func() { <-s.answers }()

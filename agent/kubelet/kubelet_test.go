@@ -310,7 +310,7 @@ func TestRevokedCertificateIsRefused(t *testing.T) {
 // do not pile up.
 func TestIdleConnections(t *testing.T) {
 	b := newBed(t, func(c *Config) {
-		c.connections = connlimit.Limits{All: 256, PerSource: 128, Strangers: 64, PerUnsure: 32}
+		c.connections = connlimit.Limits{Total: 256, PerSource: 128, Unauthenticated: 64, UnauthenticatedPerSource: 32}
 	})
 	before := runtime.NumGoroutine()
 	for range 1000 {

@@ -40,12 +40,12 @@ func (k *OwnKey) Key() wgtypes.Key { return *k.key.Load() }
 func (k *OwnKey) Changed() <-chan struct{} { return k.forOthers }
 
 // Follow takes what the file says whenever it changes, until ctx ends or it holds no key: the last one stays in force then.
-func (k *OwnKey) Follow(ctx context.Context) error { return k.follow(ctx, filewatch.Every) }
+func (k *OwnKey) Follow(ctx context.Context) error { return k.follow(ctx, filewatch.PollInterval) }
 
 func (k *OwnKey) follow(ctx context.Context, every time.Duration) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	mark := filewatch.MarkOf(filepath.Join(k.folder, KeyFile)) // from before the reading
+	mark := filewatch.TakeSnapshot(filepath.Join(k.folder, KeyFile)) // from before the reading
 	if err := k.again(); err != nil {
 		return err
 	}

@@ -75,11 +75,11 @@ type Config struct {
 	FenceAfter time.Duration
 	// StartUnconfirmedPods starts the pods of the checkpoint after a reboot before a control plane has confirmed them.
 	StartUnconfirmedPods bool
-	LocalVolumes         bool                // serve volumes on the node's own disk (driver local.csi.keelson.dev)
-	LocalVolumesLimit    int64               // bytes that they may have together; 0 = what the disk has
-	DiskFloor            reservedspace.Floor // with less of its disk free the node is under pressure
-	InodeFloor           reservedspace.Floor // with fewer inodes of the disk free it is, too; the zero value is Kubernetes' default
-	MemoryFloor          reservedspace.Floor // with less memory available it is, too; the zero value is Kubernetes' default
+	LocalVolumes         bool                 // serve volumes on the node's own disk (driver local.csi.keelson.dev)
+	LocalVolumesLimit    int64                // bytes that they may have together; 0 = what the disk has
+	DiskFloor            reservedspace.Amount // with less of its disk free the node is under pressure
+	InodeFloor           reservedspace.Amount // with fewer inodes of the disk free it is, too; the zero value is Kubernetes' default
+	MemoryFloor          reservedspace.Amount // with less memory available it is, too; the zero value is Kubernetes' default
 	Capacity             v1.ResourceList
 	Labels               map[string]string
 	Taints               []v1.Taint

@@ -460,13 +460,13 @@ func (f *facts) resources() (capacity, allocatable v1.ResourceList) {
 	}
 	allocatable = capacity.DeepCopy()
 	if d, ok := allocatable[v1.ResourceEphemeralStorage]; ok {
-		allocatable[v1.ResourceEphemeralStorage] = *resource.NewQuantity(max(0, d.Value()-f.cfg.DiskFloor.Of(d.Value())), resource.BinarySI)
+		allocatable[v1.ResourceEphemeralStorage] = *resource.NewQuantity(max(0, d.Value()-f.cfg.DiskFloor.BytesOf(d.Value())), resource.BinarySI)
 	}
 	for name, q := range f.cfg.Capacity {
 		capacity[name], allocatable[name] = q, q
 	}
 	if m, ok := allocatable[v1.ResourceMemory]; ok {
-		allocatable[v1.ResourceMemory] = *resource.NewQuantity(max(0, saturate.Value(&m)-f.cfg.memoryFloor().Of(saturate.Value(&m))), resource.BinarySI)
+		allocatable[v1.ResourceMemory] = *resource.NewQuantity(max(0, saturate.Value(&m)-f.cfg.memoryFloor().BytesOf(saturate.Value(&m))), resource.BinarySI)
 	}
 	return capacity, allocatable
 }

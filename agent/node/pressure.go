@@ -24,15 +24,15 @@ import (
 // defaultMemoryFloor is Kubernetes' default.
 var defaultMemoryFloor = reservedspace.Bytes(100 << 20)
 
-func (c *Config) memoryFloor() reservedspace.Floor {
-	if c.MemoryFloor == (reservedspace.Floor{}) {
+func (c *Config) memoryFloor() reservedspace.Amount {
+	if c.MemoryFloor == (reservedspace.Amount{}) {
 		return defaultMemoryFloor
 	}
 	return c.MemoryFloor
 }
 
 // parseMemoryFloor reads how much memory has to be available.
-func parseMemoryFloor(text string) (reservedspace.Floor, error) {
+func parseMemoryFloor(text string) (reservedspace.Amount, error) {
 	f, err := reservedspace.Parse(text)
 	if err != nil {
 		return f, fmt.Errorf("%q: want a size, such as 200Mi, or a share of the node's memory, 1%% to 99%%", text)
@@ -43,15 +43,15 @@ func parseMemoryFloor(text string) (reservedspace.Floor, error) {
 // defaultInodeFloor is Kubernetes' default.
 var defaultInodeFloor = reservedspace.Percent(5)
 
-func (c *Config) inodeFloor() reservedspace.Floor {
-	if c.InodeFloor == (reservedspace.Floor{}) {
+func (c *Config) inodeFloor() reservedspace.Amount {
+	if c.InodeFloor == (reservedspace.Amount{}) {
 		return defaultInodeFloor
 	}
 	return c.InodeFloor
 }
 
 // parseInodeFloor reads how many inodes have to be free.
-func parseInodeFloor(text string) (reservedspace.Floor, error) {
+func parseInodeFloor(text string) (reservedspace.Amount, error) {
 	f, err := reservedspace.Parse(text)
 	if err != nil || strings.HasSuffix(text, "i") { // they are no bytes
 		return f, fmt.Errorf("%q: want a number, such as 50000, or a share of the disk's inodes, 1%% to 99%%", text)
@@ -61,7 +61,7 @@ func parseInodeFloor(text string) (reservedspace.Floor, error) {
 
 // checkInodeFloor refuses to run a node that would be short of inodes, however few its pods took.
 func (c *Config) checkInodeFloor(total int64) error {
-	if least := c.inodeFloor().Of(total); least >= total {
+	if least := c.inodeFloor().BytesOf(total); least >= total {
 		return fmt.Errorf("--inode-pressure-below is %s, and the disk of %s has %d inodes: all pods would be evicted, for ever; give less", c.inodeFloor(), c.StateDir, total)
 	}
 	return nil
@@ -69,7 +69,7 @@ func (c *Config) checkInodeFloor(total int64) error {
 
 // checkMemoryFloor refuses to run a node that would be short of memory, however little its pods took.
 func (c *Config) checkMemoryFloor(total int64) error {
-	if least := c.memoryFloor().Of(total); least >= total {
+	if least := c.memoryFloor().BytesOf(total); least >= total {
 		return fmt.Errorf("--memory-pressure-below is %s, and the node has %d MiB of memory: all pods would be evicted, for ever; give less", c.memoryFloor(), total>>20)
 	}
 	return nil
@@ -77,7 +77,7 @@ func (c *Config) checkMemoryFloor(total int64) error {
 
 // checkDiskFloor does so for the disk.
 func (c *Config) checkDiskFloor(total int64) error {
-	if least := c.DiskFloor.Of(total); least >= total {
+	if least := c.DiskFloor.BytesOf(total); least >= total {
 		return fmt.Errorf("--disk-pressure-below is %s, and the disk of %s has %d MiB: all pods would be evicted, for ever; give less", c.DiskFloor, c.StateDir, total>>20)
 	}
 	return nil
@@ -166,16 +166,16 @@ func levels(cfg *Config) (out [eviction.Signals]eviction.Level) {
 	if capacity, own := cfg.Capacity[v1.ResourceMemory]; own {
 		// A configured capacity is a share of the machine: what counts is what this node's pods have taken of it.
 		if used, err := cgroupMemory(cfg.CgroupRoot); err == nil {
-			out[eviction.Memory] = eviction.Level{Left: saturate.Value(&capacity) - used, Floor: cfg.memoryFloor().Of(saturate.Value(&capacity)), Known: true}
+			out[eviction.Memory] = eviction.Level{Left: saturate.Value(&capacity) - used, Floor: cfg.memoryFloor().BytesOf(saturate.Value(&capacity)), Known: true}
 		}
 	} else if total, left, err := memory(); err == nil {
-		out[eviction.Memory] = eviction.Level{Left: left, Floor: cfg.memoryFloor().Of(total), Known: true}
+		out[eviction.Memory] = eviction.Level{Left: left, Floor: cfg.memoryFloor().BytesOf(total), Known: true}
 	}
 	if total, left, err := disk(cfg.StateDir); err == nil {
-		out[eviction.Disk] = eviction.Level{Left: left, Floor: cfg.DiskFloor.Of(total), Known: true}
+		out[eviction.Disk] = eviction.Level{Left: left, Floor: cfg.DiskFloor.BytesOf(total), Known: true}
 	}
 	if total, left, err := inodes(cfg.StateDir); err == nil && total > 0 {
-		out[eviction.Inodes] = eviction.Level{Left: left, Floor: cfg.inodeFloor().Of(total), Known: true}
+		out[eviction.Inodes] = eviction.Level{Left: left, Floor: cfg.inodeFloor().BytesOf(total), Known: true}
 	}
 	return out
 }

@@ -426,7 +426,7 @@ func TestMemoryFloor(t *testing.T) {
 	if err != nil || left < 200*mib {
 		t.Skipf("the machine is short of memory itself: %d bytes, %v", left, err)
 	}
-	for above, short := range map[reservedspace.Floor]bool{{}: false, reservedspace.Bytes(mib): false, reservedspace.Bytes(total - 1): true} {
+	for above, short := range map[reservedspace.Amount]bool{{}: false, reservedspace.Bytes(mib): false, reservedspace.Bytes(total - 1): true} {
 		cfg, _, _ := fakeConfig("w1", t.TempDir())
 		cfg.Runtime, cfg.MemoryFloor = nil, above
 		n := newFacts(&cfg).node()
@@ -437,10 +437,10 @@ func TestMemoryFloor(t *testing.T) {
 			t.Errorf("of %d bytes no %s can be left: %v", cfg.memoryOfNode(), cfg.memoryFloor(), cfg.checkMemoryFloor(total))
 		}
 		const want = "--memory-pressure-below is 100Mi, and the node has 64 MiB of memory"
-		if err := cfg.checkMemoryFloor(64 * mib); above == (reservedspace.Floor{}) && (err == nil || !strings.Contains(err.Error(), want)) {
+		if err := cfg.checkMemoryFloor(64 * mib); above == (reservedspace.Amount{}) && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Error(err)
 		}
-		if got, want := n.Status.Allocatable.Memory().Value(), total-cfg.memoryFloor().Of(total); got != want {
+		if got, want := n.Status.Allocatable.Memory().Value(), total-cfg.memoryFloor().BytesOf(total); got != want {
 			t.Errorf("pods may have %d, want %d", got, want)
 		}
 	}
@@ -519,7 +519,7 @@ func TestInodeFloor(t *testing.T) {
 	if err != nil || left < 1000 {
 		t.Skipf("the machine's disk has %d of %d inodes, %v", left, total, err)
 	}
-	for above, short := range map[reservedspace.Floor]bool{{}: left < total/100*5, reservedspace.Bytes(10): false, reservedspace.Bytes(total - 1): true} {
+	for above, short := range map[reservedspace.Amount]bool{{}: left < total/100*5, reservedspace.Bytes(10): false, reservedspace.Bytes(total - 1): true} {
 		cfg, _, _ := fakeConfig("w1", t.TempDir())
 		cfg.Runtime, cfg.DiskFloor, cfg.InodeFloor = nil, reservedspace.Bytes(1), above
 		if got := condition(newFacts(&cfg).node(), v1.NodeDiskPressure); (got.Status == v1.ConditionTrue) != short {
@@ -527,8 +527,8 @@ func TestInodeFloor(t *testing.T) {
 		}
 	}
 	var cfg Config
-	if err := cfg.checkInodeFloor(1000); err != nil || cfg.inodeFloor().Of(1000) != 50 {
-		t.Errorf("%d of 1,000, %v", cfg.inodeFloor().Of(1000), err)
+	if err := cfg.checkInodeFloor(1000); err != nil || cfg.inodeFloor().BytesOf(1000) != 50 {
+		t.Errorf("%d of 1,000, %v", cfg.inodeFloor().BytesOf(1000), err)
 	}
 	cfg.InodeFloor = reservedspace.Bytes(1000)
 	const want = "--inode-pressure-below is 1000, and the disk of  has 1000 inodes"
@@ -551,7 +551,7 @@ func TestFloorAboveTheDisk(t *testing.T) {
 	if err := cfg.checkDiskFloor(21 << 30); err != nil {
 		t.Error(err)
 	}
-	if cfg.DiskFloor = (reservedspace.Floor{}); cfg.checkDiskFloor(1<<30) != nil {
+	if cfg.DiskFloor = (reservedspace.Amount{}); cfg.checkDiskFloor(1<<30) != nil {
 		t.Error(cfg.checkDiskFloor(1 << 30))
 	}
 }

@@ -16,10 +16,10 @@ const DefaultConfig = "/etc/keelson/agent.yaml"
 
 // lists are the flags whose keys are lists in the file.
 var lists = map[string]settings.Kind{
-	"server": settings.Many, "node-ip": settings.Many, "insecure-registry": settings.Many, "registry-mirror": settings.Many,
-	"nodeport-addresses": settings.Many, "source-check-exempt-namespaces": settings.Many, "cluster-dns": settings.Many, "runtime-handler": settings.Many,
-	"capacity": settings.Joined, "node-labels": settings.Joined, "taints": settings.Joined,
-	"wireguard-port": settings.Number, "kubelet-port": settings.Number,
+	"server": settings.List, "node-ip": settings.List, "insecure-registry": settings.List, "registry-mirror": settings.List,
+	"nodeport-addresses": settings.List, "source-check-exempt-namespaces": settings.List, "cluster-dns": settings.List, "runtime-handler": settings.List,
+	"capacity": settings.JoinedList, "node-labels": settings.JoinedList, "taints": settings.JoinedList,
+	"wireguard-port": settings.Integer, "kubelet-port": settings.Integer,
 }
 
 // Configured declares --config on what Flags has declared, says in each flag's help how it is called elsewhere, and returns what
@@ -28,11 +28,11 @@ func Configured(fs *flag.FlagSet) (apply func() error) {
 	fs.VisitAll(func(f *flag.Flag) { f.Usage = settings.Usage(f.Name, f.Usage) })
 	file := settings.File{Path: DefaultConfig}
 	spokenFlag(fs, "config", "file of settings, key: value; one that is named must exist, '' is none (default "+DefaultConfig+")", func(s string) error {
-		file = settings.File{Path: s, Must: true}
+		file = settings.File{Path: s, Required: true}
 		return nil
 	})
 	return func() error {
-		return settings.Apply(settings.OfFlagSet(fs, lists, "config"), file, settings.FromEnvironment)
+		return settings.Apply(settings.FromFlagSet(fs, lists, "config"), file, settings.FromEnvironment)
 	}
 }
 

@@ -100,10 +100,10 @@ func TestWhichKeysAreLists(t *testing.T) {
 	fs.VisitAll(func(f *flag.Flag) {
 		_, several := f.Value.(list)
 		several = several || strings.Contains(f.Usage, "repeatable") || strings.Contains(f.Usage, ",...")
-		if k, ok := lists[f.Name]; several && !ok || ok && !several && k == settings.Many {
+		if k, ok := lists[f.Name]; several && !ok || ok && !several && k == settings.List {
 			t.Errorf("--%s can be given several times: %v; its key is a list: %v", f.Name, several, ok)
 		}
-		if f.Name != "config" && !strings.Contains(f.Usage, "[key "+f.Name+", "+settings.Environment(f.Name)+"]") {
+		if f.Name != "config" && !strings.Contains(f.Usage, "[key "+f.Name+", "+settings.EnvironmentName(f.Name)+"]") {
 			t.Errorf("--%s does not say how it is called elsewhere: %s", f.Name, f.Usage)
 		}
 	})

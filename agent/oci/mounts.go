@@ -274,7 +274,7 @@ func (in *specInput) addSeccomp(b *bundle.Create) error {
 		ref := p.GetLocalhostRef()
 		// Requests may name the file below the folder, or with it.
 		ref = strings.TrimPrefix(ref, in.seccompDir+"/")
-		f, err := safepath.ReadRoot(in.seccompDir, ref)
+		f, err := safepath.OpenRegularInRoot(in.seccompDir, ref)
 		if err != nil {
 			return fmt.Errorf("seccomp profile %q: %w", ref, err)
 		}

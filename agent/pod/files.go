@@ -188,7 +188,7 @@ func shareOfMessages(pod *v1.Pod) int {
 }
 
 func head(file string, limit int64) string {
-	f, err := safepath.Regular(file)
+	f, err := safepath.OpenRegular(file)
 	if err != nil {
 		return ""
 	}
@@ -202,7 +202,7 @@ func head(file string, limit int64) string {
 
 // logTail is the text of the last lines of a CRI log.
 func logTail(file string) string {
-	f, err := safepath.Regular(file)
+	f, err := safepath.OpenRegular(file)
 	if err != nil {
 		return ""
 	}

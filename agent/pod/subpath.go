@@ -67,7 +67,7 @@ func (b *BindSubPaths) Bind(ctx context.Context, target, volume, sub string) (st
 	if err := mountPoint(target, f.dir); err != nil {
 		return "", err
 	}
-	if err := unix.Mount(safepath.Path(f.held), target, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+	if err := unix.Mount(safepath.ProcPath(f.held), target, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
 		return "", fmt.Errorf("binding subPath %q: %w", sub, err)
 	}
 	return target, nil
@@ -139,12 +139,12 @@ func (b *BindSubPaths) ask(ctx context.Context, volume, sub string) (found, erro
 
 // findSubPath opens a subPath, which it makes as a folder when there is nothing.
 func findSubPath(volume, sub string) (found, error) {
-	held, err := safepath.Beneath(volume, sub)
+	held, err := safepath.OpenBeneath(volume, sub)
 	if errors.Is(err, fs.ErrNotExist) {
 		if err := makeSubPath(volume, sub); err != nil {
 			return found{}, fmt.Errorf("making subPath %q: %w", sub, err)
 		}
-		held, err = safepath.Beneath(volume, sub)
+		held, err = safepath.OpenBeneath(volume, sub)
 	}
 	if err != nil {
 		return found{}, fmt.Errorf("subPath %q: %w", sub, err)

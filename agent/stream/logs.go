@@ -127,7 +127,7 @@ func tailStart(files []string, n int64) (index int, offset int64, err error) {
 
 // lastLines counts up to n lines from a file's end and returns where the first of them begins.
 func lastLines(file string, n int64) (found, offset int64, err error) {
-	f, err := safepath.Regular(file)
+	f, err := safepath.OpenRegular(file)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -173,7 +173,7 @@ type reader struct {
 }
 
 func (r *reader) open(file string, offset int64) error {
-	f, err := safepath.Regular(file)
+	f, err := safepath.OpenRegular(file)
 	if err != nil {
 		return err
 	}
@@ -244,7 +244,7 @@ func (r *reader) advance(ctx context.Context, each func([]byte) error) (moved bo
 		case newest:
 			return r.truncated(here)
 		}
-		f, err := safepath.Regular(next)
+		f, err := safepath.OpenRegular(next)
 		if err != nil {
 			continue
 		}

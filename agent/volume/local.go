@@ -38,7 +38,7 @@ func (v *Volumes) local(ctx context.Context, pod *v1.Pod, name string, pv *v1.Pe
 		return m, nil
 	case device:
 		m.HostPath, m.IsFile = place, false
-		bits, _ := mountoption.Sort(pv.Spec.MountOptions)
+		bits, _ := mountoption.SplitFlags(pv.Spec.MountOptions)
 		m.ReadOnly = readonly || bits&unix.MS_RDONLY != 0
 		err = v.mountDisk(ctx, place, pv, st)
 	case len(pv.Spec.MountOptions) > 0:
@@ -61,7 +61,7 @@ func (v *Volumes) local(ctx context.Context, pod *v1.Pod, name string, pv *v1.Pe
 // volume's options, and says whether they make it read-only. It is never there without them.
 func (v *Volumes) bindFolder(place string, pv *v1.PersistentVolume, st os.FileInfo) (readonly bool, err error) {
 	path := pv.Spec.Local.Path
-	attr, rest := mountoption.Bind(pv.Spec.MountOptions)
+	attr, rest := mountoption.SplitBindAttributes(pv.Spec.MountOptions)
 	if len(rest) > 0 {
 		return false, fmt.Errorf("%s is no block device but a part of a file system that is mounted already, which cannot have the mount options %q: "+
 			"take them out of mountOptions (a folder can have ro, nosuid, nodev, noexec, noatime, nodiratime, relatime, strictatime and what undoes them)",

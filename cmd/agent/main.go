@@ -85,7 +85,7 @@ func main() {
 	}
 	cfg.Recent = logtail.New(node.RecentLog)
 	cfg.Log = slog.New(slog.NewTextHandler(io.MultiWriter(os.Stderr, cfg.Recent), &slog.HandlerOptions{Level: level}))
-	if err := memory.Shield(memory.Daemon); err != nil {
+	if err := memory.SetOOMScore(memory.DaemonOOMScore); err != nil {
 		cfg.Log.Warn("the agent cannot be shielded from the OOM killer", "error", err)
 	}
 	if removes != nil {

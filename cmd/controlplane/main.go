@@ -19,7 +19,7 @@ var version = "dev"
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	go gcheadroom.Run(ctx, gcheadroom.Server, memory.Rest)
+	go gcheadroom.Run(ctx, gcheadroom.ServerHeadroom, memory.ReleaseUnused)
 	if c, err := command.New(version).ExecuteContextC(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, command.Failure(c, err))
 		os.Exit(1)

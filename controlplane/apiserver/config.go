@@ -209,8 +209,8 @@ func (c *Config) defaults() {
 	if c.MemoryLimit == 0 {
 		c.MemoryLimit = 2 << 30
 	}
-	if c.Connections.Strangers == 0 {
-		c.Connections.Strangers = min(connlimit.Strangers(c.MemoryLimit), connlimit.Share(1, 4))
+	if c.Connections.Unauthenticated == 0 {
+		c.Connections.Unauthenticated = min(connlimit.UnauthenticatedLimit(c.MemoryLimit), connlimit.OpenFilesShare(1, 4))
 	}
 	if c.MaxBodyBytes == 0 {
 		c.MaxBodyBytes = 3 << 20

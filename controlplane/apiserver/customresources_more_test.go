@@ -199,7 +199,7 @@ func manyDefinitions(t *testing.T, n, properties int, most int64) {
 	for i := range docs {
 		docs[i] = manyOf(t, i, properties)
 	}
-	before := memtest.Live()
+	before := memtest.LiveHeap()
 	goroutines := runtime.NumGoroutine()
 	for _, doc := range docs {
 		r.ok(r.call(c, "POST", definitionsPath, doc, "Content-Type", "application/json"))
@@ -211,7 +211,7 @@ func manyDefinitions(t *testing.T, n, properties int, most int64) {
 		}
 		return nil
 	})
-	grown := memtest.Live() - before
+	grown := memtest.LiveHeap() - before
 	t.Logf("%d definitions of %d bytes: %.1f MiB of heap, %d goroutines", n, len(docs[0]), float64(grown)/(1<<20), runtime.NumGoroutine()-goroutines)
 	if grown > most {
 		t.Errorf("%d definitions of %d bytes take %d MiB", n, len(docs[0]), grown>>20)

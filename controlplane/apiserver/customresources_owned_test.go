@@ -179,7 +179,7 @@ func TestIdleDefinitionsOfALeader(t *testing.T) {
 	r.leadAll()
 	c := r.adminHTTP()
 	r.establish(c, freely("left.example.com", "lefts", "Left", "Namespaced"))
-	heap, goroutines := memtest.Live(), runtime.NumGoroutine()
+	heap, goroutines := memtest.LiveHeap(), runtime.NumGoroutine()
 	const n = 500
 	for i := range n {
 		r.ok(r.call(c, "POST", definitionsPath, changed(t, crontabs, "metadata/name", fmt.Sprintf("c%d.stable.example.com", i), "spec/names",
@@ -197,7 +197,7 @@ func TestIdleDefinitionsOfALeader(t *testing.T) {
 	r.ok(r.call(c, "POST", configMapsPath, owned("v1", "ConfigMap", "of-a", owner), js...))
 	r.ok(r.call(c, "DELETE", lefts+"/a", ""))
 	r.gone(c, configMapsPath+"/of-a")
-	more, grown := runtime.NumGoroutine()-goroutines, memtest.Live()-heap
+	more, grown := runtime.NumGoroutine()-goroutines, memtest.LiveHeap()-heap
 	t.Logf("%d definitions on the leader: %d MiB of heap, %d goroutines", n, grown>>20, more)
 	if grown > 60<<20 {
 		t.Errorf("%d definitions take %d MiB", n, grown>>20)

@@ -24,7 +24,7 @@ func TestFloodRestrainsGarbage(t *testing.T) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		gcheadroom.Run(ctx, gcheadroom.Server, nil)
+		gcheadroom.Run(ctx, gcheadroom.ServerHeadroom, nil)
 	}()
 	defer func() {
 		cancel()

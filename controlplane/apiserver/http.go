@@ -163,7 +163,7 @@ func (s *Server) identify(r *http.Request) (u, sender api.User, err error) {
 		return sender, sender, unauthorized("Unauthorized: " + err.Error())
 	default:
 		place, _ := r.Context().Value(doorKey{}).(*connlimit.Conn)
-		place.Known()
+		place.MarkAuthenticated()
 		s.shown.note(r, place)
 	}
 	u, err = s.impersonate(r, sender)

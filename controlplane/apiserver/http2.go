@@ -34,7 +34,7 @@ func limitFrames(srv *http.Server, limits framelimit.Limits) error {
 		if base, ok := h.(interface{ BaseContext() context.Context }); ok { // net/http's own contract with x/net
 			ctx = base.BaseContext()
 		}
-		limited := framelimit.New(c, connlimit.Of(c).IsKnown, limits)
+		limited := framelimit.New(c, connlimit.FromConn(c).IsAuthenticated, limits)
 		h2.ServeConn(limited, &http2.ServeConnOpts{Context: limited.Context(ctx), Handler: h, BaseConfig: hs})
 	}
 	return nil

@@ -98,7 +98,7 @@ func TestFloodsOfFrames(t *testing.T) {
 	const connections, most = 400, 128 << 20
 	defer debug.SetGCPercent(debug.SetGCPercent(50))
 	r := start(t, func(c *Config) {
-		c.Connections = connlimit.Limits{Strangers: 2 * connections, PerUnsure: 2 * connections}
+		c.Connections = connlimit.Limits{Unauthenticated: 2 * connections, UnauthenticatedPerSource: 2 * connections}
 	})
 	admin := r.sameAdmin()
 	for _, f := range frameFloods(t) {
@@ -114,7 +114,7 @@ func TestFloodsOfFrames(t *testing.T) {
 				}
 				all = append(all, c)
 			}
-			before := memtest.Live()
+			before := memtest.LiveHeap()
 			var away, goAway atomic.Int64 // connections that the server ended, and those that received why
 			var clients sync.WaitGroup
 			began := time.Now()
@@ -138,7 +138,7 @@ func TestFloodsOfFrames(t *testing.T) {
 				asked := time.Now()
 				r.ok(r.call(admin, "GET", oneMap, ""))
 				slowest = max(slowest, time.Since(asked))
-				peak = max(peak, memtest.Live()-before)
+				peak = max(peak, memtest.LiveHeap()-before)
 			}
 			for _, c := range all {
 				c.Close()

@@ -208,7 +208,9 @@ func bodiesOfHTTP2(t *testing.T) {
 
 // Connections that nobody has authenticated neither grow without bound nor keep an administrator out.
 func TestIdleCrowd(t *testing.T) {
-	r := start(t, func(c *Config) { c.Connections = connlimit.Limits{All: 64, Strangers: 32, PerUnsure: 16} })
+	r := start(t, func(c *Config) {
+		c.Connections = connlimit.Limits{Total: 64, Unauthenticated: 32, UnauthenticatedPerSource: 16}
+	})
 	kept := r.http(nil) // of one who was there before
 	r.call(kept, "GET", "/version", "", "Authorization", "Bearer alice-token")
 	var crowd []net.Conn

@@ -50,7 +50,7 @@ func (n *shownConns) sweep(gone func(*x509.Certificate) bool) {
 		if gone(cert) {
 			c.Close()
 		}
-		if c.Closed() {
+		if c.IsClosed() {
 			delete(n.byConn, c)
 		}
 	}

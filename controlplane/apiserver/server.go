@@ -288,7 +288,7 @@ func (s *Server) serveTLS(ctx context.Context) error {
 		HTTP2:       &http.HTTP2Config{MaxConcurrentStreams: 250, MaxReadFrameSize: 16 << 10},
 		BaseContext: func(net.Listener) context.Context { return requests },
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			return context.WithValue(authn.ConnContext(ctx, c), doorKey{}, connlimit.Of(c))
+			return context.WithValue(authn.ConnContext(ctx, c), doorKey{}, connlimit.FromConn(c))
 		},
 		ErrorLog: slog.NewLogLogger(s.cfg.Log.Handler(), slog.LevelDebug),
 	}

@@ -16,8 +16,10 @@ import (
 // A stranger announces a frame and sends nothing of it: no room is made for what has not come.
 func TestAnnouncedFrames(t *testing.T) {
 	const strangers = 100
-	r := start(t, func(c *Config) { c.Connections = connlimit.Limits{Strangers: 2 * strangers, PerUnsure: 2 * strangers} })
-	before := memtest.Live()
+	r := start(t, func(c *Config) {
+		c.Connections = connlimit.Limits{Unauthenticated: 2 * strangers, UnauthenticatedPerSource: 2 * strangers}
+	})
+	before := memtest.LiveHeap()
 	var all []net.Conn
 	for range strangers {
 		c, err := tls.Dial("tcp", r.addr, &tls.Config{RootCAs: r.trust.Pool(), ServerName: "127.0.0.1", NextProtos: []string{"h2"}})
@@ -56,7 +58,7 @@ func TestAnnouncedFrames(t *testing.T) {
 			}
 		}
 	}
-	if grown := memtest.Live() - before; grown > strangers*128<<10 {
+	if grown := memtest.LiveHeap() - before; grown > strangers*128<<10 {
 		t.Errorf("%d strangers, each with nine bytes of a frame, take %d KiB", strangers, grown>>10)
 	}
 	runtime.KeepAlive(all)
@@ -64,12 +66,12 @@ func TestAnnouncedFrames(t *testing.T) {
 
 // How many strangers there may be follows the memory limit, unless somebody says otherwise.
 func TestStrangersFollowTheMemoryLimit(t *testing.T) {
-	few, many, said := Config{MemoryLimit: 256 << 20}, Config{MemoryLimit: 8 << 30}, Config{Connections: connlimit.Limits{Strangers: 7}}
+	few, many, said := Config{MemoryLimit: 256 << 20}, Config{MemoryLimit: 8 << 30}, Config{Connections: connlimit.Limits{Unauthenticated: 7}}
 	few.defaults()
 	many.defaults()
 	said.defaults()
-	if few.Connections.Strangers != 128 || said.Connections.Strangers != 7 ||
-		many.Connections.Strangers != min(4096, connlimit.Share(1, 4)) {
-		t.Errorf("%d, %d and %d strangers", few.Connections.Strangers, many.Connections.Strangers, said.Connections.Strangers)
+	if few.Connections.Unauthenticated != 128 || said.Connections.Unauthenticated != 7 ||
+		many.Connections.Unauthenticated != min(4096, connlimit.OpenFilesShare(1, 4)) {
+		t.Errorf("%d, %d and %d strangers", few.Connections.Unauthenticated, many.Connections.Unauthenticated, said.Connections.Unauthenticated)
 	}
 }

@@ -40,7 +40,7 @@ const (
 // Connections is what a door in front of agents lets in by default: a fourth of
 // the files that the process may open, and few strangers.
 func Connections() connlimit.Limits {
-	return connlimit.Limits{All: connlimit.Share(3, 8), Strangers: 256, PerUnsure: 64}
+	return connlimit.Limits{Total: connlimit.OpenFilesShare(3, 8), Unauthenticated: 256, UnauthenticatedPerSource: 64}
 }
 
 // serve takes connections and hands each, once it has shown who it is, to the
@@ -111,7 +111,7 @@ func (s *Server) enrollmentService() *grpc.Server {
 }
 
 // admit accepts connections until the listener fails; handshakes run side by side.
-func (s *Server) admit(ctx context.Context, d *connlimit.Door, conf *tls.Config, nodes, strangers *hall) error {
+func (s *Server) admit(ctx context.Context, d *connlimit.Limiter, conf *tls.Config, nodes, strangers *hall) error {
 	for {
 		c, err := d.Accept()
 		if err != nil {
@@ -136,7 +136,7 @@ func (s *Server) admit(ctx context.Context, d *connlimit.Door, conf *tls.Config,
 					return
 				}
 				if !s.revoked(node, cert) && s.cfg.CA.Verifies(cert) == nil {
-					connlimit.Of(t).Known()
+					connlimit.FromConn(t).MarkAuthenticated()
 					s.cfg.Log.Debug("agent connected", "node", node, "address", c.RemoteAddr())
 					nodes.enter(shownConn{Conn: t, left: leave})
 					return
@@ -154,7 +154,7 @@ func (s *Server) admit(ctx context.Context, d *connlimit.Door, conf *tls.Config,
 var vanished = net.KeepAliveConfig{Enable: true, Idle: 2 * time.Second, Interval: time.Second, Count: 3}
 
 func noticeVanished(c net.Conn) {
-	if d := connlimit.Of(c); d != nil {
+	if d := connlimit.FromConn(c); d != nil {
 		c = d.Conn
 	}
 	if k, ok := c.(interface {

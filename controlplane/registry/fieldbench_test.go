@@ -45,7 +45,7 @@ func BenchmarkPodsInCache(b *testing.B) {
 		b.Run(fmt.Sprint("short=", short), func(b *testing.B) {
 			e := newEnv(b, WithShortFields(func() bool { return short }))
 			e.create(pod("default", "first"))
-			before := memtest.Live()
+			before := memtest.LiveHeap()
 			for i := range pods {
 				e.create(pod("default", fmt.Sprint("p", i)))
 			}
@@ -53,7 +53,7 @@ func BenchmarkPodsInCache(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			live := memtest.Live() - before
+			live := memtest.LiveHeap() - before
 			s := e.cache.routes.Load().byKind[e.kinds.ByType(pod("", ""))]
 			it := s.get(objectKey(s.kind, "default", "p1"))
 			b.ReportAllocs()

@@ -121,7 +121,7 @@ func (c Config) serveAbandoned(ctx context.Context, cluster Cluster, rec abandon
 		ErrorLog: slog.NewLogLogger(c.Log.Handler(), slog.LevelDebug)}
 	served := make(chan error, 1)
 	go func() {
-		served <- srv.ServeTLS(connlimit.New(ln, connlimit.Limits{All: 256, Strangers: 128, PerUnsure: 32}), "", "")
+		served <- srv.ServeTLS(connlimit.New(ln, connlimit.Limits{Total: 256, Unauthenticated: 128, UnauthenticatedPerSource: 32}), "", "")
 	}()
 	select {
 	case err := <-served:

@@ -97,7 +97,7 @@ func (g *gate) enter(cs tls.ConnectionState, conn net.Conn) error {
 	delete(g.refused, name)
 	if p, ok := conn.(*peerConn); ok && !p.closed {
 		g.open[p] = name
-		connlimit.Of(p.Conn).Known()
+		connlimit.FromConn(p.Conn).MarkAuthenticated()
 	}
 	return nil
 }
@@ -132,7 +132,7 @@ func (g *gate) sweep() {
 // listen makes the listener's connections known to the gate, and keeps those few
 // that nobody has let in yet.
 func (g *gate) listen(l net.Listener) net.Listener {
-	return &gateListener{connlimit.New(l, connlimit.Limits{All: connlimit.Share(1, 8), Strangers: 128, PerUnsure: 32}), g}
+	return &gateListener{connlimit.New(l, connlimit.Limits{Total: connlimit.OpenFilesShare(1, 8), Unauthenticated: 128, UnauthenticatedPerSource: 32}), g}
 }
 
 type gateListener struct {

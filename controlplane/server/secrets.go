@@ -46,7 +46,7 @@ func (s *secrets) Run(ctx context.Context) error {
 func (s *secrets) follow(ctx context.Context, hup <-chan os.Signal) error {
 	look := time.NewTicker(secretsEvery)
 	defer look.Stop()
-	seen := filewatch.MarkOf(s.options.Keys)
+	seen := filewatch.TakeSnapshot(s.options.Keys)
 	said, saidOfKeys := "", ""
 	for {
 		asked := false
@@ -58,7 +58,7 @@ func (s *secrets) follow(ctx context.Context, hup <-chan os.Signal) error {
 		case <-look.C:
 		}
 		said = s.readAuthorities(said)
-		if now := filewatch.MarkOf(s.options.Keys); s.options.Keys != "" && (asked || !now.Equal(seen)) {
+		if now := filewatch.TakeSnapshot(s.options.Keys); s.options.Keys != "" && (asked || !now.Equal(seen)) {
 			if asked {
 				saidOfKeys = ""
 			}

@@ -66,7 +66,7 @@ func ServeBackup(ctx context.Context, o ServeOptions, ready func(Served) error) 
 		return err
 	}
 	// A restored store takes what it holds, and as much again for its snapshot of that.
-	if err := (diskheadroom.Place{Folder: o.WorkDir, Beside: o.DataDir}).Has(2 * info.Bytes); err != nil {
+	if err := (diskheadroom.Target{Dir: o.WorkDir, ProtectedPath: o.DataDir}).CheckFree(2 * info.Bytes); err != nil {
 		return fmt.Errorf("--work-dir: %w", err)
 	}
 	dir, release, err := guestFolder(o.WorkDir)

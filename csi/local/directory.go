@@ -241,7 +241,7 @@ func (d *Driver) emptyOne(ctx context.Context, project uint32) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		left, err := safepath.Empty(d.trash(project), removedAtOnce)
+		left, err := safepath.RemoveContents(d.trash(project), removedAtOnce)
 		if err != nil {
 			return err
 		}
@@ -305,7 +305,7 @@ func (d *Driver) stageDirectory(id string, r record, path string, flags []string
 // bindFlags sorts out the options that a folder can be mounted with: those that are of a mount, and not of a file system.
 func bindFlags(flags []string) (uintptr, error) {
 	const ofMounts = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_NOATIME | unix.MS_NODIRATIME | unix.MS_RELATIME
-	bits, rest := mountoption.Sort(flags)
+	bits, rest := mountoption.SplitFlags(flags)
 	if bits&^ofMounts != 0 || len(rest) > 0 {
 		return 0, fmt.Errorf("mount options %q: a folder (%s: %s) can have ro, nosuid, nodev, noexec, noatime, nodiratime and relatime",
 			strings.Join(flags, ","), backingParam, backingDirectory)

@@ -191,7 +191,7 @@ func mountImage(ctx context.Context, image, path string, flags []string) error {
 			return fmt.Errorf("growing the file system in %s: %w", image, err)
 		}
 	}
-	bits, rest := mountoption.Sort(flags)
+	bits, rest := mountoption.SplitFlags(flags)
 	try := func() error { return unix.Mount(l.Name(), path, "ext4", bits, strings.Join(rest, ",")) }
 	if err = try(); err != nil && !errors.Is(err, unix.EINVAL) {
 		if mend := tool(ctx, "e2fsck", "-p", l.Name()); mend != nil && !mended(mend) {

@@ -42,7 +42,7 @@ type Config struct {
 	Root  string // folder of volumes, made when missing
 	Limit int64  // bytes that all volumes may have together; 0 = what the disk has
 	// KeepFree is what volumes leave of the disk: with less the node counts as short of disk.
-	KeepFree reservedspace.Floor
+	KeepFree reservedspace.Amount
 	Socket   string // listened on
 	NodeID   string
 	// Listening is called once the driver answers; may be nil.

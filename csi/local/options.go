@@ -16,7 +16,7 @@ import (
 // fitsImage says which mount options a volume cannot be mounted with, before there is one: its pods would wait for ever.
 func fitsImage(caps []*csi.VolumeCapability) error {
 	for _, c := range caps {
-		_, rest := mountoption.Sort(c.GetMount().GetMountFlags())
+		_, rest := mountoption.SplitFlags(c.GetMount().GetMountFlags())
 		if err := known("ext4", rest); err != nil {
 			return status.Errorf(codes.InvalidArgument, "%v: correct the mountOptions of the claim's StorageClass", err)
 		}

@@ -55,7 +55,7 @@ func (d *Driver) room() (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	free := int64(fs.Bavail)*fs.Bsize - d.cfg.KeepFree.Of(int64(fs.Blocks)*fs.Bsize) - open
+	free := int64(fs.Bavail)*fs.Bsize - d.cfg.KeepFree.BytesOf(int64(fs.Blocks)*fs.Bsize) - open
 	if d.cfg.Limit > 0 {
 		free = min(free, d.cfg.Limit-sum)
 	}

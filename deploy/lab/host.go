@@ -156,7 +156,7 @@ func (l *Lab) start(h Host) error { return l.spawn(h, l.daemon(h), h.LogFile(), 
 // diskEnv: the hosts of a lab share the disk of a machine that is not theirs. That nine tenths of it, or of its inodes, are in use
 // says nothing of the lab, and all of its workers would say at once that they are short of disk. Releases that do not know it go by
 // the tenth. The environment of who starts the lab comes first.
-var diskEnv = []string{settings.Environment("disk-pressure-below") + "=1%", settings.Environment("inode-pressure-below") + "=1%"}
+var diskEnv = []string{settings.EnvironmentName("disk-pressure-below") + "=1%", settings.EnvironmentName("inode-pressure-below") + "=1%"}
 
 // spawn starts a daemon as a process of its own session whose output goes to a
 // log file, and remembers its pid.

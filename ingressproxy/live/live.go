@@ -95,9 +95,9 @@ func Run(ctx context.Context, c Config) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer f.running.Wait()
 	defer cancel()
-	seen := filewatch.MarkOf(f.Certificates, filepath.Join(f.Certificates, "..data"))
+	seen := filewatch.TakeSnapshot(f.Certificates, filepath.Join(f.Certificates, "..data"))
 	f.running.Go(func() {
-		_ = filewatch.Follow(ctx, filewatch.Every, seen, func() { f.files.forget(); f.tell() })
+		_ = filewatch.Follow(ctx, filewatch.PollInterval, seen, func() { f.files.forget(); f.tell() })
 	})
 	looked := time.NewTicker(look)
 	defer looked.Stop()

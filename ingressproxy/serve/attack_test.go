@@ -103,7 +103,7 @@ func TestAttackTakesNothing(t *testing.T) {
 			}
 		}
 	}))
-	b := begin(t, Options{Limits: Limits{Connections: connlimit.Limits{Stall: 200 * time.Millisecond}}}, to(at(endless)))
+	b := begin(t, Options{Limits: Limits{Connections: connlimit.Limits{WriteTimeout: 200 * time.Millisecond}}}, to(at(endless)))
 	b.dial("GET / HTTP/1.1\r\nHost: a.x\r\n\r\n")
 	select {
 	case <-gone:
@@ -114,7 +114,7 @@ func TestAttackTakesNothing(t *testing.T) {
 
 // Silent connections are few, and do not keep those out who ask something.
 func TestAttackManyConnections(t *testing.T) {
-	b := begin(t, Options{Limits: Limits{Connections: connlimit.Limits{All: 40, PerSource: 40, Strangers: 8, PerUnsure: 8}}}, to(at(named(t, "one"))))
+	b := begin(t, Options{Limits: Limits{Connections: connlimit.Limits{Total: 40, PerSource: 40, Unauthenticated: 8, UnauthenticatedPerSource: 8}}}, to(at(named(t, "one"))))
 	for range 100 {
 		b.dial("")
 	}

@@ -42,7 +42,7 @@ func (s *Server) serve(port uint16, w http.ResponseWriter, r *http.Request) {
 	s.going.Add(1)
 	defer s.going.Done()
 	place, _ := r.Context().Value(doorKey{}).(*connlimit.Conn)
-	place.Known()
+	place.MarkAuthenticated()
 	begun := time.Now()
 	answer := &recorder{ResponseWriter: w}
 	x := &exchange{Server: s, state: s.now.Load(), port: port, in: r, client: clientOf(r), out: answer}

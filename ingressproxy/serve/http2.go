@@ -24,7 +24,7 @@ func limitResets(srv *http.Server, resets int) error {
 	if err := http2.ConfigureServer(srv, h2); err != nil {
 		return fmt.Errorf("configuring HTTP/2: %w", err)
 	}
-	limits := framelimit.Limits{KnownResets: float64(resets)}
+	limits := framelimit.Limits{AuthenticatedResets: float64(resets)}
 	known := func() bool { return true }
 	srv.TLSNextProto[http2.NextProtoTLS] = func(hs *http.Server, c *tls.Conn, h http.Handler) {
 		h2.ServeConn(framelimit.New(c, known, limits), serveOptions(hs, h))

@@ -43,8 +43,8 @@ type Limits struct {
 }
 
 func (l Limits) complete() Limits {
-	if l.Connections.All == 0 {
-		l.Connections.All = connlimit.Share(1, 8)
+	if l.Connections.Total == 0 {
+		l.Connections.Total = connlimit.OpenFilesShare(1, 8)
 	}
 	set := func(v *int, d int) {
 		if *v == 0 {
@@ -56,8 +56,8 @@ func (l Limits) complete() Limits {
 			*v = d
 		}
 	}
-	set(&l.Requests, connlimit.Share(1, 2))
-	set(&l.Upgrades, connlimit.Share(1, 8))
+	set(&l.Requests, connlimit.OpenFilesShare(1, 2))
+	set(&l.Upgrades, connlimit.OpenFilesShare(1, 8))
 	set(&l.Streams, 128)
 	set(&l.Resets, 1000)
 	set(&l.HeaderBytes, 64<<10)
@@ -123,7 +123,7 @@ type state struct {
 type port struct {
 	number   uint16
 	protocol route.Protocol
-	door     *connlimit.Door
+	door     *connlimit.Limiter
 	server   *http.Server
 	ended    chan struct{}
 }
@@ -238,7 +238,7 @@ func (s *Server) listen(number uint16, protocol route.Protocol, l net.Listener) 
 		// What clients do wrong is counted, and is no news to who reads the log.
 		ErrorLog: log.New(io.Discard, "", 0),
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			return context.WithValue(ctx, doorKey{}, connlimit.Of(c))
+			return context.WithValue(ctx, doorKey{}, connlimit.FromConn(c))
 		},
 	}
 	p.server.Protocols.SetHTTP1(true)

@@ -59,12 +59,12 @@ func (i Identity) Before(other Identity) bool {
 
 // Next returns the incarnation of a cluster that is recovered or restored now, where known is the
 // largest known one.
-func Next(known uint64, now time.Time) uint64 {
-	return min(max(known+1, uint64(max(0, now.UnixMilli()))), maxIncarnation)
+func Next(latest uint64, now time.Time) uint64 {
+	return min(max(latest+1, uint64(max(0, now.UnixMilli()))), maxIncarnation)
 }
 
-// Started returns the time of the recovery or restore, as text.
-func (i Identity) Started() string {
+// StartTime returns the time of the recovery or restore, as text.
+func (i Identity) StartTime() string {
 	return time.UnixMilli(int64(i.Incarnation)).UTC().Format(time.RFC3339)
 }
 
@@ -77,5 +77,5 @@ type AbandonedError struct {
 func (e *AbandonedError) Error() string {
 	return fmt.Sprintf("replica %s has data of cluster %s from before its recovery or restore of %s and is abandoned: use another replica, "+
 		"and on the machine of this one stop it and run 'keelson-controlplane rebuild --server ADDRESS-OF-A-RECOVERED-REPLICA'",
-		e.Replica, e.Newest.Cluster, e.Newest.Started())
+		e.Replica, e.Newest.Cluster, e.Newest.StartTime())
 }

@@ -12,22 +12,22 @@ import (
 // Conn is a connection that came through a Door.
 type Conn struct {
 	net.Conn
-	door   *Door
-	source netip.Prefix
-	since  time.Time
+	limiter *Limiter
+	source  netip.Prefix
+	since   time.Time
 
-	place *list.Element // in the door's book; nil when it left. Guarded by door.mu
-	known bool          // guarded by door.mu
+	element       *list.Element // in the door's book; nil when it left. Guarded by door.mu
+	authenticated bool          // guarded by door.mu
 
-	mu    sync.Mutex
-	outer time.Time // the write deadline that the user has set
+	mu           sync.Mutex
+	userDeadline time.Time // the write deadline that the user has set
 }
 
-// Of finds the connection of a Door below c, as below a *tls.Conn; nil when there is none.
-func Of(c net.Conn) *Conn {
+// FromConn finds the connection of a Door below c, as below a *tls.Conn; nil when there is none.
+func FromConn(c net.Conn) *Conn {
 	for c != nil {
-		if own, ok := c.(*Conn); ok {
-			return own
+		if limited, ok := c.(*Conn); ok {
+			return limited
 		}
 		below, ok := c.(interface{ NetConn() net.Conn })
 		if !ok {
@@ -38,58 +38,58 @@ func Of(c net.Conn) *Conn {
 	return nil
 }
 
-// Known says that the other end has proven who it is: it does not count as a
+// MarkAuthenticated says that the other end has proven who it is: it does not count as a
 // stranger any more. It may be called on nil and more than once.
-func (c *Conn) Known() {
+func (c *Conn) MarkAuthenticated() {
 	if c == nil {
 		return
 	}
-	d := c.door
+	d := c.limiter
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if c.known || c.place == nil {
+	if c.authenticated || c.element == nil {
 		return
 	}
 	s := d.sources[c.source]
-	s.strangers.Remove(c.place)
-	d.strangers--
-	c.known, c.place = true, s.known.PushBack(c)
+	s.unauthenticated.Remove(c.element)
+	d.unauthenticated--
+	c.authenticated, c.element = true, s.authenticated.PushBack(c)
 }
 
-// IsKnown reports whether Known was called. A nil connection is known.
-func (c *Conn) IsKnown() bool {
+// IsAuthenticated reports whether Known was called. A nil connection is known.
+func (c *Conn) IsAuthenticated() bool {
 	if c == nil {
 		return true
 	}
-	c.door.mu.Lock()
-	defer c.door.mu.Unlock()
-	return c.known
+	c.limiter.mu.Lock()
+	defer c.limiter.mu.Unlock()
+	return c.authenticated
 }
 
-// Closed says whether the connection has left the door's book.
-func (c *Conn) Closed() bool {
-	c.door.mu.Lock()
-	defer c.door.mu.Unlock()
-	return c.place == nil
+// IsClosed says whether the connection has left the door's book.
+func (c *Conn) IsClosed() bool {
+	c.limiter.mu.Lock()
+	defer c.limiter.mu.Unlock()
+	return c.element == nil
 }
 
 // Close implements net.Conn.
 func (c *Conn) Close() error {
-	c.door.mu.Lock()
-	c.door.forget(c)
-	c.door.mu.Unlock()
+	c.limiter.mu.Lock()
+	c.limiter.removeConn(c)
+	c.limiter.mu.Unlock()
 	return c.Conn.Close()
 }
 
-// piece is how much must be taken within one Stall.
-const piece = 32 << 10
+// writeChunk is how much must be taken within one Stall.
+const writeChunk = 32 << 10
 
 // Write implements net.Conn. It fails when the other end takes nothing of what is
 // written for a Stall; a connection on which nothing is written may be idle for ever.
 func (c *Conn) Write(p []byte) (n int, err error) {
 	for {
-		part := p[n:min(n+piece, len(p))]
-		if err := c.arm(); err != nil {
+		part := p[n:min(n+writeChunk, len(p))]
+		if err := c.armWriteDeadline(); err != nil {
 			return n, err
 		}
 		m, err := c.Conn.Write(part)
@@ -100,13 +100,13 @@ func (c *Conn) Write(p []byte) (n int, err error) {
 	}
 }
 
-// arm sets the deadline of the next write: that of the user, or a Stall when it is earlier.
-func (c *Conn) arm() error {
+// armWriteDeadline sets the deadline of the next write: that of the user, or a Stall when it is earlier.
+func (c *Conn) armWriteDeadline() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	at := time.Now().Add(c.door.limits.Stall)
-	if !c.outer.IsZero() && c.outer.Before(at) {
-		at = c.outer
+	at := time.Now().Add(c.limiter.limits.WriteTimeout)
+	if !c.userDeadline.IsZero() && c.userDeadline.Before(at) {
+		at = c.userDeadline
 	}
 	return c.Conn.SetWriteDeadline(at)
 }
@@ -114,9 +114,9 @@ func (c *Conn) arm() error {
 // SetWriteDeadline implements net.Conn.
 func (c *Conn) SetWriteDeadline(t time.Time) error {
 	c.mu.Lock()
-	c.outer = t
+	c.userDeadline = t
 	c.mu.Unlock()
-	return c.arm()
+	return c.armWriteDeadline()
 }
 
 // SetDeadline implements net.Conn.
@@ -127,9 +127,9 @@ func (c *Conn) SetDeadline(t time.Time) error {
 	return c.SetWriteDeadline(t)
 }
 
-// openFiles is how many files this process may open. The runtime of Go has raised
+// maxOpenFiles is how many files this process may open. The runtime of Go has raised
 // it to the hard limit at the start.
-func openFiles() uint64 {
+func maxOpenFiles() uint64 {
 	var lim syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &lim); err != nil {
 		return 1024

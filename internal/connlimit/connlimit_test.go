@@ -11,14 +11,14 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// bed is a door on a loopback address and those who come to it from addresses of their own.
-type bed struct {
+// testLimiter is a door on a loopback address and those who come to it from addresses of their own.
+type testLimiter struct {
 	t *testing.T
-	*Door
-	ours map[net.Conn]net.Conn // by the other end
+	*Limiter
+	serverConns map[net.Conn]net.Conn // by the other end
 }
 
-func newBed(t *testing.T, l Limits) *bed {
+func newTestLimiter(t *testing.T, l Limits) *testLimiter {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -26,11 +26,11 @@ func newBed(t *testing.T, l Limits) *bed {
 	}
 	d := New(ln, l)
 	t.Cleanup(func() { d.Close() })
-	return &bed{t, d, map[net.Conn]net.Conn{}}
+	return &testLimiter{t, d, map[net.Conn]net.Conn{}}
 }
 
-// come connects from 127.0.0.N; age is since when the connection is taken to be there.
-func (b *bed) come(n int, age time.Duration) (theirs net.Conn, ours *Conn) {
+// connect connects from 127.0.0.N; age is since when the connection is taken to be there.
+func (b *testLimiter) connect(n int, age time.Duration) (theirs net.Conn, ours *Conn) {
 	b.t.Helper()
 	dial := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(n))}}
 	theirs, err := dial.Dial("tcp", b.Addr().String())
@@ -42,10 +42,10 @@ func (b *bed) come(n int, age time.Duration) (theirs net.Conn, ours *Conn) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	b.ours[theirs] = inner
-	c := &Conn{Conn: inner, door: b.Door, source: sourceOf(inner.RemoteAddr()), since: time.Now().Add(-age)}
+	b.serverConns[theirs] = inner
+	c := &Conn{Conn: inner, limiter: b.Limiter, source: sourcePrefix(inner.RemoteAddr()), since: time.Now().Add(-age)}
 	b.t.Cleanup(func() { c.Close() })
-	out, ok := b.admit(c)
+	out, ok := b.admitConn(c)
 	for _, o := range out {
 		o.Close()
 	}
@@ -56,21 +56,21 @@ func (b *bed) come(n int, age time.Duration) (theirs net.Conn, ours *Conn) {
 	return theirs, c
 }
 
-// open says whether the door has left its end of a connection open. The other end hears of it a moment later, and no read
+// isOpen says whether the door has left its end of a connection open. The other end hears of it a moment later, and no read
 // with a deadline tells for sure: the deadline may be over before the read has begun.
-func (b *bed) open(theirs net.Conn) bool {
+func (b *testLimiter) isOpen(theirs net.Conn) bool {
 	b.t.Helper()
-	c := b.ours[theirs]
+	c := b.serverConns[theirs]
 	return c != nil && c.SetDeadline(time.Time{}) == nil
 }
 
 // A source that comes too often loses its own oldest connections, and nobody else's.
 func TestStrangersOfOneSource(t *testing.T) {
-	b := newBed(t, Limits{All: 100, Strangers: 20, PerUnsure: 4})
-	other, _ := b.come(9, time.Hour)
+	b := newTestLimiter(t, Limits{Total: 100, Unauthenticated: 20, UnauthenticatedPerSource: 4})
+	other, _ := b.connect(9, time.Hour)
 	var mine []net.Conn
 	for range 10 {
-		c, ours := b.come(2, time.Minute)
+		c, ours := b.connect(2, time.Minute)
 		if ours == nil {
 			// Old ones make way, so that a user behind the same address gets in.
 			t.Fatal("refused, though there were old strangers")
@@ -78,11 +78,11 @@ func TestStrangersOfOneSource(t *testing.T) {
 		mine = append(mine, c)
 	}
 	for i, c := range mine {
-		if want := i >= 6; b.open(c) != want {
+		if want := i >= 6; b.isOpen(c) != want {
 			t.Errorf("connection %d of the source is open: %v", i, !want)
 		}
 	}
-	if !b.open(other) {
+	if !b.isOpen(other) {
 		t.Error("the connection of another source was closed")
 	}
 	if all, strangers := b.Len(); all != 5 || strangers != 5 || b.Shed() != 6 {
@@ -92,11 +92,11 @@ func TestStrangersOfOneSource(t *testing.T) {
 
 // Those that have just come are not driven out by others of their source.
 func TestYoungStrangersStay(t *testing.T) {
-	b := newBed(t, Limits{All: 100, Strangers: 20, PerUnsure: 4})
+	b := newTestLimiter(t, Limits{Total: 100, Unauthenticated: 20, UnauthenticatedPerSource: 4})
 	for range 4 {
-		b.come(2, 0)
+		b.connect(2, 0)
 	}
-	if _, ours := b.come(2, 0); ours != nil {
+	if _, ours := b.connect(2, 0); ours != nil {
 		t.Error("a fifth was taken")
 	}
 	if all, _ := b.Len(); all != 4 {
@@ -106,24 +106,24 @@ func TestYoungStrangersStay(t *testing.T) {
 
 // When there are too many strangers in all, the source with the most of them gives way.
 func TestStrangersOfManySources(t *testing.T) {
-	b := newBed(t, Limits{All: 100, Strangers: 8, PerUnsure: 6})
-	_, friend := b.come(5, time.Hour)
-	friend.Known()
+	b := newTestLimiter(t, Limits{Total: 100, Unauthenticated: 8, UnauthenticatedPerSource: 6})
+	_, friend := b.connect(5, time.Hour)
+	friend.MarkAuthenticated()
 	var first net.Conn
 	for i := range 5 {
-		c, _ := b.come(2, time.Hour-time.Duration(i)*time.Minute)
+		c, _ := b.connect(2, time.Hour-time.Duration(i)*time.Minute)
 		if i == 0 {
 			first = c
 		}
 	}
 	for range 3 {
-		b.come(3, 0)
+		b.connect(3, 0)
 	}
-	late, ours := b.come(4, 0)
-	if ours == nil || !b.open(late) {
+	late, ours := b.connect(4, 0)
+	if ours == nil || !b.isOpen(late) {
 		t.Fatal("a source of its own is not taken in")
 	}
-	if b.open(first) {
+	if b.isOpen(first) {
 		t.Error("the oldest of the largest source is still there")
 	}
 	if all, strangers := b.Len(); all != 9 || strangers != 8 {
@@ -133,55 +133,55 @@ func TestStrangersOfManySources(t *testing.T) {
 
 // A crowd in which each comes from a place of its own is let in one after the other.
 func TestCrowdOfSources(t *testing.T) {
-	b := newBed(t, Limits{All: 100, Strangers: 4, PerUnsure: 2})
+	b := newTestLimiter(t, Limits{Total: 100, Unauthenticated: 4, UnauthenticatedPerSource: 2})
 	var first *Conn
 	for n := range 4 {
-		_, c := b.come(2+n, 0)
+		_, c := b.connect(2+n, 0)
 		if n == 0 {
 			first = c
 		}
 	}
-	if _, late := b.come(9, 0); late != nil {
+	if _, late := b.connect(9, 0); late != nil {
 		t.Error("one who has just come was sent away for another")
 	}
-	first.Known()
-	if _, late := b.come(9, 0); late == nil {
+	first.MarkAuthenticated()
+	if _, late := b.connect(9, 0); late == nil {
 		t.Error("there is room now")
 	}
 }
 
 // Full of connections that are known, a door has room for another source, as long as one has more than its share.
 func TestFullOfKnown(t *testing.T) {
-	b := newBed(t, Limits{All: 10, PerSource: 10, Strangers: 8, PerUnsure: 8})
+	b := newTestLimiter(t, Limits{Total: 10, PerSource: 10, Unauthenticated: 8, UnauthenticatedPerSource: 8})
 	var newest net.Conn
 	for range 10 {
-		c, ours := b.come(2, 0)
-		ours.Known()
-		ours.Known()
+		c, ours := b.connect(2, 0)
+		ours.MarkAuthenticated()
+		ours.MarkAuthenticated()
 		newest = c
 	}
-	if _, ours := b.come(2, 0); ours != nil {
+	if _, ours := b.connect(2, 0); ours != nil {
 		t.Error("the source that has everything got more")
 	}
-	if _, ours := b.come(3, 0); ours == nil {
+	if _, ours := b.connect(3, 0); ours == nil {
 		t.Error("another source was refused")
 	}
-	if b.open(newest) {
+	if b.isOpen(newest) {
 		t.Error("nobody made way for it")
 	}
 }
 
 // What has left is forgotten, whoever closed it, and closing twice counts once.
 func TestForgets(t *testing.T) {
-	b := newBed(t, Limits{})
+	b := newTestLimiter(t, Limits{})
 	for i := range 20 {
-		_, c := b.come(2+i%3, 0)
+		_, c := b.connect(2+i%3, 0)
 		if i%2 == 0 {
-			c.Known()
+			c.MarkAuthenticated()
 		}
 		c.Close()
 		c.Close()
-		c.Known()
+		c.MarkAuthenticated()
 	}
 	if all, strangers := b.Len(); all != 0 || strangers != 0 || len(b.sources) != 0 {
 		t.Errorf("%d connections, %d strangers, %d sources", all, strangers, len(b.sources))
@@ -193,23 +193,23 @@ func TestForgets(t *testing.T) {
 func TestStall(t *testing.T) {
 	const stall = 200 * time.Millisecond
 	virtual.Test(t, func(t *testing.T) {
-		d := New(nil, Limits{Stall: stall})
+		d := New(nil, Limits{WriteTimeout: stall})
 		pair := func() (theirs net.Conn, ours *Conn) {
 			theirs, inner := net.Pipe()
 			t.Cleanup(func() { theirs.Close(); inner.Close() })
-			return theirs, &Conn{Conn: inner, door: d}
+			return theirs, &Conn{Conn: inner, limiter: d}
 		}
 		_, deaf := pair()
 		began := time.Now()
-		if _, err := deaf.Write(make([]byte, 2*piece)); !errors.Is(err, os.ErrDeadlineExceeded) || time.Since(began) != stall {
+		if _, err := deaf.Write(make([]byte, 2*writeChunk)); !errors.Is(err, os.ErrDeadlineExceeded) || time.Since(began) != stall {
 			t.Errorf("writing to one that does not read: %v after %v", err, time.Since(began))
 		}
 		theirs, slow := pair()
-		const much = 20 * piece
+		const much = 20 * writeChunk
 		read := make(chan int)
 		go func() {
 			n := 0
-			for buf := make([]byte, piece); n < much; {
+			for buf := make([]byte, writeChunk); n < much; {
 				time.Sleep(stall * 3 / 4)
 				m, err := theirs.Read(buf)
 				if n += m; err != nil {
@@ -241,13 +241,13 @@ func TestStall(t *testing.T) {
 // How many strangers there may be follows the memory there is.
 func TestStrangersFollowMemory(t *testing.T) {
 	for limit, want := range map[int64]int{0: 128, 256 << 20: 128, 2 << 30: 1024, 1 << 40: 4096} {
-		n := Strangers(limit)
-		if n != want || limit > 256<<20 && int64(n)*strangerMemory > limit/16 {
+		n := UnauthenticatedLimit(limit)
+		if n != want || limit > 256<<20 && int64(n)*unauthenticatedConnMemory > limit/16 {
 			t.Errorf("of %d bytes: %d strangers, want %d", limit, n, want)
 		}
 	}
 	for strangers, want := range map[int]int{16: 16, 128: 32, 1024: 256} {
-		if got := (Limits{All: 1 << 16, Strangers: strangers}).complete().PerUnsure; got != want {
+		if got := (Limits{Total: 1 << 16, Unauthenticated: strangers}).fillDefaults().UnauthenticatedPerSource; got != want {
 			t.Errorf("of %d strangers %d may be of one source, want %d", strangers, got, want)
 		}
 	}
@@ -258,13 +258,13 @@ func TestSource(t *testing.T) {
 		"192.0.2.1:80": "192.0.2.1/32", "[::ffff:192.0.2.1]:80": "192.0.2.1/32",
 		"[2001:db8:1:2:3:4:5:6]:80": "2001:db8:1:2::/64", "[fe80::1%eth0]:80": "fe80::/64", "pipe": "invalid Prefix",
 	} {
-		if got := sourceOf(named(in)); fmt.Sprint(got) != want {
+		if got := sourcePrefix(stringAddr(in)); fmt.Sprint(got) != want {
 			t.Errorf("%s: %s, want %s", in, got, want)
 		}
 	}
 }
 
-type named string
+type stringAddr string
 
-func (n named) Network() string { return "" }
-func (n named) String() string  { return string(n) }
+func (n stringAddr) Network() string { return "" }
+func (n stringAddr) String() string  { return string(n) }

@@ -10,12 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Place is where something large is to be written.
-type Place struct {
-	Folder string // in which it will be; it may be missing yet
-	Beside string // path whose disk is not to be filled; "" = there is none, and so it is where nothing has the path
+// Target is where something large is to be written.
+type Target struct {
+	Dir           string // in which it will be; it may be missing yet
+	ProtectedPath string // path whose disk is not to be filled; "" = there is none, and so it is where nothing has the path
 
-	Look func(path string) (Usage, error) // replaces the kernel's word in tests
+	Stat func(path string) (Usage, error) // replaces the kernel's word in tests
 }
 
 // Usage is what is left of the file system on which a path is, in bytes.
@@ -25,36 +25,36 @@ type Usage struct {
 }
 
 const (
-	leastReserve = 1 << 30
-	mostReserve  = 10 << 30
-	// Step is how much is written at most before the file system is asked again.
-	Step = 16 << 20
+	minReserve = 1 << 30
+	maxReserve = 10 << 30
+	// CheckInterval is how much is written at most before the file system is asked again.
+	CheckInterval = 16 << 20
 )
 
-// reserve is what stays free of a disk that is not to be filled: a twentieth, from 1 to 10 GiB, and of a small disk no more than a tenth.
-func reserve(total int64) int64 { return min(max(total/20, leastReserve), mostReserve, total/10) }
+// reservedBytes is what stays free of a disk that is not to be filled: a twentieth, from 1 to 10 GiB, and of a small disk no more than a tenth.
+func reservedBytes(total int64) int64 { return min(max(total/20, minReserve), maxReserve, total/10) }
 
-// Has says why there is no room for so many bytes. Where nobody can tell, there is.
-func (p Place) Has(need int64) error {
-	look := p.Look
-	if look == nil {
-		look = usageOf
+// CheckFree says why there is no room for so many bytes. Where nobody can tell, there is.
+func (p Target) CheckFree(need int64) error {
+	stat := p.Stat
+	if stat == nil {
+		stat = diskUsage
 	}
-	have, err := look(existing(p.Folder))
-	if err != nil || have.Total == 0 { // some file systems do not say how large they are, and look full
+	usage, err := stat(nearestExisting(p.Dir))
+	if err != nil || usage.Total == 0 { // some file systems do not say how large they are, and look full
 		return nil // whoever writes there is told
 	}
-	if p.Beside != "" {
-		if beside, err := look(p.Beside); err == nil && beside.Device == have.Device {
-			if keep := reserve(have.Total); have.Free-need < keep {
+	if p.ProtectedPath != "" {
+		if protected, err := stat(p.ProtectedPath); err == nil && protected.Device == usage.Device {
+			if reserved := reservedBytes(usage.Total); usage.Free-need < reserved {
 				return fmt.Errorf("%s: %s more are to be written, %s are free, and %s lies on that disk, of which %s stay free: remove what is not needed there, or choose a folder on another disk",
-					p.Folder, inMiB(need), inMiB(have.Free), p.Beside, inMiB(keep))
+					p.Dir, inMiB(need), inMiB(usage.Free), p.ProtectedPath, inMiB(reserved))
 			}
 			return nil
 		}
 	}
-	if need > have.Free {
-		return fmt.Errorf("%s: %s more are to be written, and %s are free: remove what is not needed there, or choose a folder on another disk", p.Folder, inMiB(need), inMiB(have.Free))
+	if need > usage.Free {
+		return fmt.Errorf("%s: %s more are to be written, and %s are free: remove what is not needed there, or choose a folder on another disk", p.Dir, inMiB(need), inMiB(usage.Free))
 	}
 	return nil
 }
@@ -62,27 +62,27 @@ func (p Place) Has(need int64) error {
 func inMiB(n int64) string { return fmt.Sprintf("%d MiB", (n+1<<20-1)>>20) }
 
 // Writer writes to w for as long as there is room.
-func (p Place) Writer(w io.Writer) io.Writer { return &sparing{w: w, at: p} }
+func (p Target) Writer(w io.Writer) io.Writer { return &headroomWriter{w: w, target: p} }
 
-type sparing struct {
-	w     io.Writer
-	at    Place
-	since int64 // bytes that were written since the file system was asked
+type headroomWriter struct {
+	w         io.Writer
+	target    Target
+	unchecked int64 // bytes that were written since the file system was asked
 }
 
 // Write implements io.Writer.
-func (s *sparing) Write(p []byte) (int, error) {
-	if s.since += int64(len(p)); s.since >= Step {
-		if err := s.at.Has(s.since); err != nil {
+func (s *headroomWriter) Write(p []byte) (int, error) {
+	if s.unchecked += int64(len(p)); s.unchecked >= CheckInterval {
+		if err := s.target.CheckFree(s.unchecked); err != nil {
 			return 0, err
 		}
-		s.since = 0
+		s.unchecked = 0
 	}
 	return s.w.Write(p)
 }
 
-// existing is a path, or the folder in which it is to be made.
-func existing(path string) string {
+// nearestExisting is a path, or the folder in which it is to be made.
+func nearestExisting(path string) string {
 	for {
 		if _, err := os.Stat(path); !os.IsNotExist(err) || path == filepath.Dir(path) {
 			return path
@@ -91,8 +91,8 @@ func existing(path string) string {
 	}
 }
 
-// usageOf asks the kernel about a path.
-func usageOf(path string) (Usage, error) {
+// diskUsage asks the kernel about a path.
+func diskUsage(path string) (Usage, error) {
 	var at unix.Stat_t
 	if err := unix.Stat(path, &at); err != nil {
 		return Usage{}, err

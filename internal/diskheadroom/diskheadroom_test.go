@@ -34,7 +34,7 @@ func TestHas(t *testing.T) {
 			}
 			return Usage{Device: 1, Free: c.free, Total: c.total}, nil
 		}
-		err := Place{Folder: "/backups", Beside: c.beside, Look: look}.Has(c.need)
+		err := Target{Dir: "/backups", ProtectedPath: c.beside, Stat: look}.CheckFree(c.need)
 		if (err == nil) != (c.says == "") || err != nil && (!strings.Contains(err.Error(), c.says) || !strings.HasPrefix(err.Error(), "/backups: ")) {
 			t.Errorf("%s: %v, want %q", name, err, c.says)
 		}
@@ -45,8 +45,8 @@ func TestHas(t *testing.T) {
 func TestWriter(t *testing.T) {
 	free := int64(gib)
 	var to bytes.Buffer
-	w := Place{Folder: "/b", Look: func(string) (Usage, error) { return Usage{Free: free, Total: gib}, nil }}.Writer(&to)
-	part := make([]byte, Step/2)
+	w := Target{Dir: "/b", Stat: func(string) (Usage, error) { return Usage{Free: free, Total: gib}, nil }}.Writer(&to)
+	part := make([]byte, CheckInterval/2)
 	for i := range 3 {
 		if _, err := w.Write(part); err != nil {
 			t.Fatalf("part %d: %v", i, err)
@@ -61,21 +61,21 @@ func TestWriter(t *testing.T) {
 // The kernel tells of a folder that is still to be made what it tells of the one in which that will be.
 func TestUsage(t *testing.T) {
 	dir := t.TempDir()
-	there, err := usageOf(dir)
+	there, err := diskUsage(dir)
 	if err != nil || there.Total <= 0 || there.Free > there.Total {
 		t.Fatalf("it is %+v, %v", there, err)
 	}
-	if later, err := usageOf(existing(filepath.Join(dir, "a", "b"))); err != nil || later.Device != there.Device || later.Total != there.Total {
+	if later, err := diskUsage(nearestExisting(filepath.Join(dir, "a", "b"))); err != nil || later.Device != there.Device || later.Total != there.Total {
 		t.Errorf("it is %+v, %v, want %+v", later, err, there)
 	}
-	if _, err := usageOf("/dev/null/below"); err == nil {
+	if _, err := diskUsage("/dev/null/below"); err == nil {
 		t.Errorf("of what cannot be it says %v", err)
 	}
 	huge := there.Total + 1
-	if err := (Place{Folder: filepath.Join(dir, "a"), Beside: dir}).Has(huge); err == nil || !strings.Contains(err.Error(), dir+" lies on that disk") {
+	if err := (Target{Dir: filepath.Join(dir, "a"), ProtectedPath: dir}).CheckFree(huge); err == nil || !strings.Contains(err.Error(), dir+" lies on that disk") {
 		t.Errorf("beside what is there: %v", err)
 	}
-	if err := (Place{Folder: dir, Beside: filepath.Join(dir, "none")}).Has(huge); err == nil || strings.Contains(err.Error(), "lies on that disk") {
+	if err := (Target{Dir: dir, ProtectedPath: filepath.Join(dir, "none")}).CheckFree(huge); err == nil || strings.Contains(err.Error(), "lies on that disk") {
 		t.Errorf("beside what is not there: %v", err)
 	}
 }

@@ -11,33 +11,33 @@ import (
 	"time"
 )
 
-// Every is how often files are looked at.
-const Every = 2 * time.Second
+// PollInterval is how often files are looked at.
+const PollInterval = 2 * time.Second
 
 // Follow calls changed after each look at which one of the files is not as it was at the look before, until ctx ends.
 // Whoever reads the files must begin with a Mark from before that reading. Without files nothing is looked at.
-func Follow(ctx context.Context, every time.Duration, last Mark, changed func()) error {
-	if last.empty() {
+func Follow(ctx context.Context, every time.Duration, last Snapshot, changed func()) error {
+	if last.hasNoPath() {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	look := time.NewTicker(every)
-	defer look.Stop()
+	ticker := time.NewTicker(every)
+	defer ticker.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-look.C:
+		case <-ticker.C:
 		}
-		if now := MarkOf(last.paths...); !now.Equal(last) {
+		if now := TakeSnapshot(last.paths...); !now.Equal(last) {
 			last = now
 			changed()
 		}
 	}
 }
 
-// Mark is how files looked at a time.
-type Mark struct {
+// Snapshot is how files looked at a time.
+type Snapshot struct {
 	paths  []string
 	stamps []stamp
 }
@@ -48,23 +48,23 @@ type stamp struct {
 	inode   uint64
 }
 
-// MarkOf looks at files; "" is none.
-func MarkOf(paths ...string) Mark {
-	m := Mark{paths: paths, stamps: make([]stamp, len(paths))}
+// TakeSnapshot looks at files; "" is none.
+func TakeSnapshot(paths ...string) Snapshot {
+	m := Snapshot{paths: paths, stamps: make([]stamp, len(paths))}
 	for i, p := range paths {
 		if p != "" {
-			m.stamps[i] = stampOf(p)
+			m.stamps[i] = stampFile(p)
 		}
 	}
 	return m
 }
 
-func (m Mark) empty() bool {
+func (m Snapshot) hasNoPath() bool {
 	return !slices.ContainsFunc(m.paths, func(p string) bool { return p != "" })
 }
 
 // Equal says whether the same files are as they were.
-func (m Mark) Equal(o Mark) bool {
+func (m Snapshot) Equal(o Snapshot) bool {
 	for i := range m.stamps {
 		if m.stamps[i] != o.stamps[i] {
 			return false
@@ -73,8 +73,8 @@ func (m Mark) Equal(o Mark) bool {
 	return true
 }
 
-// stampOf changes when a file does, also when another takes its name; it is zero for one that is not there.
-func stampOf(path string) (s stamp) {
+// stampFile changes when a file does, also when another takes its name; it is zero for one that is not there.
+func stampFile(path string) (s stamp) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return s
@@ -87,7 +87,7 @@ func stampOf(path string) (s stamp) {
 }
 
 // Read reads a regular file of at most max bytes.
-func Read(path string, max int64) ([]byte, error) {
+func Read(path string, limit int64) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe must not hold the caller
 	if err != nil {
 		return nil, err
@@ -100,12 +100,12 @@ func Read(path string, max int64) ([]byte, error) {
 	if !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("%s is not a regular file", path)
 	}
-	data, err := io.ReadAll(io.LimitReader(f, max+1))
+	data, err := io.ReadAll(io.LimitReader(f, limit+1))
 	if err != nil {
 		return nil, fmt.Errorf("reading %s: %w", path, err)
 	}
-	if int64(len(data)) > max {
-		return nil, fmt.Errorf("%s is larger than %d bytes", path, max)
+	if int64(len(data)) > limit {
+		return nil, fmt.Errorf("%s is larger than %d bytes", path, limit)
 	}
 	return data, nil
 }

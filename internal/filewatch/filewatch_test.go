@@ -19,18 +19,18 @@ func write(t *testing.T, path, text string) {
 func TestChangesAreTold(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	write(t, path, "one")
-	before := MarkOf(path, "")
+	before := TakeSnapshot(path, "")
 	write(t, path, "another")
-	told := make(chan struct{})
+	signaled := make(chan struct{})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- Follow(ctx, time.Millisecond, before, func() { told <- struct{}{} })
+		done <- Follow(ctx, time.Millisecond, before, func() { signaled <- struct{}{} })
 	}()
 	expect := func(what string) {
 		t.Helper()
 		select {
-		case <-told:
+		case <-signaled:
 		case <-time.After(time.Minute):
 			t.Fatalf("%s: nothing was told", what)
 		}

@@ -26,13 +26,13 @@ type Limits struct {
 	// A reset counts once more for each 256 encoded bytes of the latest request's headers, which
 	// can be as many fields. The first reset always passes: the budget may become negative.
 	Resets, Control float64
-	// KnownResets is Resets of an authenticated client. Default 2000.
-	KnownResets float64
+	// AuthenticatedResets is Resets of an authenticated client. Default 2000.
+	AuthenticatedResets float64
 	// Exceeded, if not nil, is called when a connection exceeds a limit, once for each connection.
 	Exceeded func()
 }
 
-func (l Limits) complete() Limits {
+func (l Limits) fillDefaults() Limits {
 	if l.Requests == 0 {
 		l.Requests = 1
 	}
@@ -46,73 +46,73 @@ func (l Limits) complete() Limits {
 	}
 	set(&l.Resets, 20)
 	set(&l.Control, 1000)
-	set(&l.KnownResets, 2000)
+	set(&l.AuthenticatedResets, 2000)
 	return l
 }
 
 // Types, flags and sizes of RFC 9113.
 const (
-	frameData    = 0
-	frameHeaders = 1
-	frameReset   = 3
-	frameMore    = 9 // CONTINUATION
-	flagEnd      = 1
-	frameHead    = 9
-	prefaceBytes = 24
+	frameData         = 0
+	frameHeaders      = 1
+	frameReset        = 3
+	frameContinuation = 9 // CONTINUATION
+	flagEnd           = 1
+	frameHead         = 9
+	prefaceBytes      = 24
 )
 
 // headerBytes is the size of encoded headers for which a reset of an unauthenticated client counts
 // once more.
 const headerBytes = 256
 
-// pollKnown is how often a waiting request checks whether its client has proven who it is.
-const pollKnown = 10 * time.Millisecond
+// authPollInterval is how often a waiting request checks whether its client has proven who it is.
+const authPollInterval = 10 * time.Millisecond
 
 // Conn is a connection of HTTP/2 whose frames are counted while they are read.
 type Conn struct {
 	net.Conn
-	limits Limits
-	known  func() bool
-	now    func() time.Time
+	limits        Limits
+	authenticated func() bool
+	now           func() time.Time
 
 	// The reader's state; reads of a connection do not overlap.
-	skip        int // bytes of the preface or of a payload that are left
-	head        [frameHead]byte
-	have        int
-	last        uint32 // highest stream of the client
-	block       int    // encoded bytes of the latest headers
-	resets      bucket
-	control     bucket
-	over        bool
-	wasKnown    bool
-	closedEarly chan struct{} // closed by Close
-	closing     sync.Once
+	bytesToSkip      int // bytes of the preface or of a payload that are left
+	head             [frameHead]byte
+	headRead         int
+	lastStream       uint32 // highest stream of the client
+	latestHeaders    int    // encoded bytes of the latest headers
+	resets           bucket
+	control          bucket
+	exceeded         bool
+	wasAuthenticated bool
+	closedEarly      chan struct{} // closed by Close
+	closing          sync.Once
 
-	running atomic.Int64
-	ended   chan struct{} // has room for one signal
+	runningRequests atomic.Int64
+	requestEnded    chan struct{} // has room for one signal
 }
 
 // TLSConn is a Conn over TLS. An HTTP/2 server reads the state of TLS from it.
 type TLSConn struct {
 	*Conn
-	over *tls.Conn
+	tlsConn *tls.Conn
 }
 
 // ConnectionState returns the state of TLS.
-func (c *TLSConn) ConnectionState() tls.ConnectionState { return c.over.ConnectionState() }
+func (c *TLSConn) ConnectionState() tls.ConnectionState { return c.tlsConn.ConnectionState() }
 
 // New returns the connection with its limits. known reports whether the client has proven who it is.
-func New(c *tls.Conn, known func() bool, l Limits) *TLSConn {
-	limited := NewWithoutTLS(c, known, l)
-	limited.skip = prefaceBytes
-	return &TLSConn{Conn: limited, over: c}
+func New(c *tls.Conn, authenticated func() bool, l Limits) *TLSConn {
+	limited := NewWithoutTLS(c, authenticated, l)
+	limited.bytesToSkip = prefaceBytes
+	return &TLSConn{Conn: limited, tlsConn: c}
 }
 
 // NewWithoutTLS returns a connection without TLS, of which net/http has read the preface of HTTP/2, with its limits.
-func NewWithoutTLS(c net.Conn, known func() bool, l Limits) *Conn {
-	l = l.complete()
-	return &Conn{Conn: c, limits: l, known: known, now: time.Now, resets: bucket{left: l.Resets},
-		control: bucket{left: l.Control}, ended: make(chan struct{}, 1), closedEarly: make(chan struct{})}
+func NewWithoutTLS(c net.Conn, authenticated func() bool, l Limits) *Conn {
+	l = l.fillDefaults()
+	return &Conn{Conn: c, limits: l, authenticated: authenticated, now: time.Now, resets: bucket{remaining: l.Resets},
+		control: bucket{remaining: l.Control}, requestEnded: make(chan struct{}, 1), closedEarly: make(chan struct{})}
 }
 
 // Close implements net.Conn.
@@ -124,81 +124,81 @@ func (c *Conn) Close() error {
 // Read implements net.Conn. The frame that exceeds a limit is turned into one that the server answers with GOAWAY.
 func (c *Conn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
-	for rest := p[:n]; len(rest) > 0 && !c.over; {
-		if c.skip > 0 {
-			pass := min(c.skip, len(rest))
-			c.skip, rest = c.skip-pass, rest[pass:]
+	for rest := p[:n]; len(rest) > 0 && !c.exceeded; {
+		if c.bytesToSkip > 0 {
+			pass := min(c.bytesToSkip, len(rest))
+			c.bytesToSkip, rest = c.bytesToSkip-pass, rest[pass:]
 			continue
 		}
-		took := copy(c.head[c.have:], rest)
-		c.have += took
-		at := rest[:took]
-		rest = rest[took:]
-		if c.have < frameHead {
+		copied := copy(c.head[c.headRead:], rest)
+		c.headRead += copied
+		part := rest[:copied]
+		rest = rest[copied:]
+		if c.headRead < frameHead {
 			break
 		}
-		c.have = 0
-		c.skip = int(c.head[0])<<16 | int(c.head[1])<<8 | int(c.head[2])
-		if !c.admit() {
-			c.over = true
+		c.headRead = 0
+		c.bytesToSkip = int(c.head[0])<<16 | int(c.head[1])<<8 | int(c.head[2])
+		if !c.admitFrame() {
+			c.exceeded = true
 			if c.limits.Exceeded != nil {
 				c.limits.Exceeded()
 			}
-			clear(at[max(0, took-4):]) // a stream frame of stream 0 is a connection error
-			if took == frameHead {
-				at[3] = frameReset
+			clear(part[max(0, copied-4):]) // a stream frame of stream 0 is a connection error
+			if copied == frameHead {
+				part[3] = frameReset
 			}
 		}
 	}
 	return n, err
 }
 
-// admit counts the frame whose head was read; false means that the connection has to end.
-func (c *Conn) admit() bool {
-	known := c.isKnown()
+// admitFrame counts the frame whose head was read; false means that the connection has to end.
+func (c *Conn) admitFrame() bool {
+	authenticated := c.isAuthenticated()
 	stream := binary.BigEndian.Uint32(c.head[5:]) &^ (1 << 31)
 	switch kind := c.head[3]; {
-	case kind == frameHeaders && stream > c.last:
-		c.last, c.block = stream, c.skip
-		return known || c.wait()
-	case kind == frameReset && known:
-		return c.resets.take(c.now(), c.limits.KnownResets, 1)
+	case kind == frameHeaders && stream > c.lastStream:
+		c.lastStream, c.latestHeaders = stream, c.bytesToSkip
+		return authenticated || c.awaitRequestSlot()
+	case kind == frameReset && authenticated:
+		return c.resets.spend(c.now(), c.limits.AuthenticatedResets, 1)
 	case kind == frameReset:
-		return c.resets.take(c.now(), c.limits.Resets, 1+float64(c.block/headerBytes))
-	case kind == frameData && (c.skip > 0 || c.head[4]&flagEnd != 0), known:
+		return c.resets.spend(c.now(), c.limits.Resets, 1+float64(c.latestHeaders/headerBytes))
+	case kind == frameData && (c.bytesToSkip > 0 || c.head[4]&flagEnd != 0), authenticated:
 		return true
-	case kind == frameMore:
-		c.block += c.skip
+	case kind == frameContinuation:
+		c.latestHeaders += c.bytesToSkip
 	}
-	return c.control.take(c.now(), c.limits.Control, 1)
+	return c.control.spend(c.now(), c.limits.Control, 1)
 }
 
-// isKnown reports whether the client has proven who it is, with the larger budget as soon as it has.
-func (c *Conn) isKnown() bool {
-	if !c.wasKnown && c.known() {
-		c.wasKnown = true
-		c.resets = bucket{left: c.limits.KnownResets}
+// isAuthenticated reports whether the client has proven who it is, with the larger budget as soon as it has.
+func (c *Conn) isAuthenticated() bool {
+	if !c.wasAuthenticated && c.authenticated() {
+		c.wasAuthenticated = true
+		c.resets = bucket{remaining: c.limits.AuthenticatedResets}
 	}
-	return c.wasKnown
+	return c.wasAuthenticated
 }
 
-// wait blocks the connection's reader until another request may begin.
-func (c *Conn) wait() bool {
-	if c.begin() {
+// awaitRequestSlot blocks the connection's reader until another request may begin.
+func (c *Conn) awaitRequestSlot() bool {
+	if c.startRequest() {
 		return true
 	}
 	limit := time.NewTimer(c.limits.Wait)
 	defer limit.Stop()
-	poll := time.NewTicker(pollKnown)
+	poll := time.NewTicker(authPollInterval)
 	defer poll.Stop()
 	for {
 		select {
-		case <-c.ended:
-			if c.begin() {
+		case <-c.requestEnded:
+			if c.startRequest() {
 				return true
 			}
 		case <-poll.C:
-			if c.isKnown() {
+			if c.isAuthenticated() {
 				return true
 			}
 		case <-limit.C:
@@ -209,20 +209,20 @@ func (c *Conn) wait() bool {
 	}
 }
 
-// begin counts a request if there is room for it.
-func (c *Conn) begin() bool {
-	if c.running.Load() >= int64(c.limits.Requests) {
+// startRequest counts a request if there is room for it.
+func (c *Conn) startRequest() bool {
+	if c.runningRequests.Load() >= int64(c.limits.Requests) {
 		return false
 	}
-	c.running.Add(1)
+	c.runningRequests.Add(1)
 	return true
 }
 
-// end counts that a request has ended.
-func (c *Conn) end() {
-	c.running.Add(-1)
+// finishRequest counts that a request has ended.
+func (c *Conn) finishRequest() {
+	c.runningRequests.Add(-1)
 	select {
-	case c.ended <- struct{}{}:
+	case c.requestEnded <- struct{}{}:
 	default:
 	}
 }
@@ -247,10 +247,10 @@ func Handler(h http.Handler) http.Handler {
 		}
 		defer func() {
 			r.Header, r.Trailer, r.RequestURI = nil, nil, ""
-			if !c.known() {
+			if !c.authenticated() {
 				_ = http.NewResponseController(w).Flush()
 			}
-			c.end()
+			c.finishRequest()
 		}()
 		h.ServeHTTP(w, r)
 	})
@@ -258,20 +258,20 @@ func Handler(h http.Handler) http.Handler {
 
 // bucket is a budget that fills up by a tenth of its size each second.
 type bucket struct {
-	left float64
-	at   time.Time
+	remaining float64
+	updated   time.Time
 }
 
-// take subtracts cost from the budget, which may become negative. It returns false, and subtracts
+// spend subtracts cost from the budget, which may become negative. It returns false, and subtracts
 // nothing, if less than 1 is left.
-func (b *bucket) take(now time.Time, size, cost float64) bool {
-	if !b.at.IsZero() {
-		b.left = min(size, b.left+now.Sub(b.at).Seconds()*size/10)
+func (b *bucket) spend(now time.Time, size, cost float64) bool {
+	if !b.updated.IsZero() {
+		b.remaining = min(size, b.remaining+now.Sub(b.updated).Seconds()*size/10)
 	}
-	b.at = now
-	if b.left < 1 {
+	b.updated = now
+	if b.remaining < 1 {
 		return false
 	}
-	b.left -= cost
+	b.remaining -= cost
 	return true
 }

@@ -8,57 +8,57 @@ import (
 	"time"
 )
 
-// frame is the head of a frame with a payload of n bytes.
-func frame(kind, flags byte, stream uint32, n int) *[frameHead]byte {
+// frameHeader is the head of a frame with a payload of n bytes.
+func frameHeader(kind, flags byte, stream uint32, n int) *[frameHead]byte {
 	return &[frameHead]byte{byte(n >> 16), byte(n >> 8), byte(n), kind, flags, byte(stream >> 24), byte(stream >> 16), byte(stream >> 8), byte(stream)}
 }
 
 // Budgets refill, data and trailers cost nothing, and a client that has proven who it is gets more.
 func TestBudgets(t *testing.T) {
 	now, known := time.Unix(1000, 0), false
-	c := New(nil, func() bool { return known }, Limits{Requests: 1, Resets: 3, Control: 3, KnownResets: 10, Wait: time.Nanosecond})
+	c := New(nil, func() bool { return known }, Limits{Requests: 1, Resets: 3, Control: 3, AuthenticatedResets: 10, Wait: time.Nanosecond})
 	c.now = func() time.Time { return now }
 	see := func(want bool, what string, head *[frameHead]byte) {
 		t.Helper()
-		c.head, c.skip = *head, int(head[2])
-		if got := c.admit(); got != want {
+		c.head, c.bytesToSkip = *head, int(head[2])
+		if got := c.admitFrame(); got != want {
 			t.Errorf("%s: %v", what, got)
 		}
 	}
-	see(true, "a request", frame(frameHeaders, 0, 1, 10))
-	see(true, "its trailers", frame(frameHeaders, flagEnd, 1, 10))
-	see(false, "another before the first has ended", frame(frameHeaders, 0, 3, 10))
-	c.end()
-	see(true, "another after that", frame(frameHeaders, 0, 5, 10))
+	see(true, "a request", frameHeader(frameHeaders, 0, 1, 10))
+	see(true, "its trailers", frameHeader(frameHeaders, flagEnd, 1, 10))
+	see(false, "another before the first has ended", frameHeader(frameHeaders, 0, 3, 10))
+	c.finishRequest()
+	see(true, "another after that", frameHeader(frameHeaders, 0, 5, 10))
 	for range 5 {
-		see(true, "data", frame(frameData, 0, 1, 10))
-		see(true, "the end of data", frame(frameData, flagEnd, 1, 0))
+		see(true, "data", frameHeader(frameData, 0, 1, 10))
+		see(true, "the end of data", frameHeader(frameData, flagEnd, 1, 0))
 	}
-	see(true, "a ping", frame(6, 0, 0, 8))
-	see(true, "data without data", frame(frameData, 0, 1, 0))
-	see(false, "a ping beyond the budget", frame(6, 0, 0, 8))
+	see(true, "a ping", frameHeader(6, 0, 0, 8))
+	see(true, "data without data", frameHeader(frameData, 0, 1, 0))
+	see(false, "a ping beyond the budget", frameHeader(6, 0, 0, 8))
 	for range 3 {
-		see(true, "a reset", frame(frameReset, 0, 1, 4))
+		see(true, "a reset", frameHeader(frameReset, 0, 1, 4))
 	}
-	see(false, "a reset beyond the budget", frame(frameReset, 0, 1, 4))
+	see(false, "a reset beyond the budget", frameHeader(frameReset, 0, 1, 4))
 	now = now.Add(4 * time.Second) // a tenth of three a second
-	see(true, "a reset later", frame(frameReset, 0, 1, 4))
-	see(false, "another", frame(frameReset, 0, 1, 4))
+	see(true, "a reset later", frameHeader(frameReset, 0, 1, 4))
+	see(false, "another", frameHeader(frameReset, 0, 1, 4))
 	known = true
 	for range 10 {
-		see(true, "a reset of a known client", frame(frameReset, 0, 1, 4))
+		see(true, "a reset of a known client", frameHeader(frameReset, 0, 1, 4))
 	}
-	see(false, "one too many", frame(frameReset, 0, 1, 4))
-	see(true, "a known client's requests", frame(frameHeaders, 0, 7, 10))
-	see(true, "a known client's requests", frame(frameHeaders, 0, 9, 10))
-	see(true, "a known client's ping", frame(6, 0, 0, 8))
+	see(false, "one too many", frameHeader(frameReset, 0, 1, 4))
+	see(true, "a known client's requests", frameHeader(frameHeaders, 0, 7, 10))
+	see(true, "a known client's requests", frameHeader(frameHeaders, 0, 9, 10))
+	see(true, "a known client's ping", frameHeader(6, 0, 0, 8))
 }
 
 // A reset of a request with many header fields costs an unauthenticated client as much as many
 // resets. The first reset always passes. An authenticated client pays the same for each reset.
 func TestResetsOfLargeHeaders(t *testing.T) {
 	now, known := time.Unix(1000, 0), false
-	c := NewWithoutTLS(nil, func() bool { return known }, Limits{Requests: 1, Resets: 20, KnownResets: 10})
+	c := NewWithoutTLS(nil, func() bool { return known }, Limits{Requests: 1, Resets: 20, AuthenticatedResets: 10})
 	c.now = func() time.Time { return now }
 	stream := uint32(1)
 	reset := func(headers ...int) bool {
@@ -66,16 +66,16 @@ func TestResetsOfLargeHeaders(t *testing.T) {
 		for i, n := range headers {
 			kind := byte(frameHeaders)
 			if i > 0 {
-				kind = frameMore
+				kind = frameContinuation
 			}
-			if c.head, c.skip = *frame(kind, 0, stream, n), n; !c.admit() {
+			if c.head, c.bytesToSkip = *frameHeader(kind, 0, stream, n), n; !c.admitFrame() {
 				t.Fatalf("the headers of stream %d are refused", stream)
 			}
 		}
-		c.end()
-		c.head, c.skip = *frame(frameReset, 0, stream, 4), 4
+		c.finishRequest()
+		c.head, c.bytesToSkip = *frameHeader(frameReset, 0, stream, 4), 4
 		stream += 2
-		return c.admit()
+		return c.admitFrame()
 	}
 	resets := 0
 	for reset(600, 800, 100) { // 6 each
@@ -103,7 +103,7 @@ func TestExceeded(t *testing.T) {
 	defer server.Close()
 	called := 0
 	c := NewWithoutTLS(server, func() bool { return false }, Limits{Control: 2, Exceeded: func() { called++ }})
-	ping := append(frame(6, 0, 0, 8)[:], make([]byte, 8)...)
+	ping := append(frameHeader(6, 0, 0, 8)[:], make([]byte, 8)...)
 	go func() { _, _ = client.Write(bytes.Repeat(ping, 5)) }()
 	for i, want := range []int{0, 0, 1, 1, 1} {
 		if _, err := io.ReadFull(c, make([]byte, len(ping))); err != nil {

@@ -21,53 +21,53 @@ import (
 	"time"
 )
 
-// Server is the room of a process that serves: under load as much garbage may
+// ServerHeadroom is the room of a process that serves: under load as much garbage may
 // gather, as it may anyway where the live heap is larger than that.
-const Server = 192 << 20
+const ServerHeadroom = 192 << 20
 
 const (
-	usual = 100 // GOGC
-	// most bounds the limit whatever the room: a heap of a few megabytes gains
+	defaultPercent = 100 // GOGC
+	// maxPercent bounds the limit whatever the room: a heap of a few megabytes gains
 	// nothing beyond.
-	most = 800
-	// pace is the time between collections that is aimed at.
-	pace = time.Second
-	// quiet is a time between collections that only a process with little to do has.
-	quiet = 30 * time.Second
-	// restraint is how long a call of Restrain lasts.
-	restraint = 10 * time.Second
-	// restrainedRoom is the garbage, in bytes, that may gather during a restraint.
-	restrainedRoom = 32 << 20
-	// least is the smallest limit in percent during a restraint. It bounds the processor time of
+	maxPercent = 800
+	// targetInterval is the time between collections that is aimed at.
+	targetInterval = time.Second
+	// idleInterval is a time between collections that only a process with little to do has.
+	idleInterval = 30 * time.Second
+	// restraintDuration is how long a call of Restrain lasts.
+	restraintDuration = 10 * time.Second
+	// restrainedGarbage is the garbage, in bytes, that may gather during a restraint.
+	restrainedGarbage = 32 << 20
+	// minPercent is the smallest limit in percent during a restraint. It bounds the processor time of
 	// collections.
-	least = 50
+	minPercent = 50
 )
 
-// restrain has room for one signal to run.
-var restrain = make(chan struct{}, 1)
+// restrainSignal has room for one signal to run.
+var restrainSignal = make(chan struct{}, 1)
 
 // Restrain bounds the garbage of this process to 32 MiB, or to half of the live heap where that is
 // more, for 10 s after the latest call. It never raises the limit, and it does not block. Without
 // Run it has no effect.
 func Restrain() {
 	select {
-	case restrain <- struct{}{}:
+	case restrainSignal <- struct{}{}:
 	default:
 	}
 }
 
-// next is the limit in percent after a collection that followed the one before
+// nextPercent is the limit in percent after a collection that followed the one before
 // within every and left live bytes, when room is how much garbage may gather
 // where that is more than usual.
-func next(now int, every time.Duration, live, room uint64) int {
-	if every >= quiet {
-		return usual
+func nextPercent(now int, interval time.Duration, live, headroom uint64) int {
+	if interval >= idleInterval {
+		return defaultPercent
 	}
-	want := float64(now) * float64(pace) / float64(max(every, time.Millisecond))
-	allowed := max(usual, 100*float64(room)/float64(max(live, 1)))
+	want := float64(now) * float64(targetInterval) / float64(max(interval, time.Millisecond))
+	allowed := max(defaultPercent, 100*float64(headroom)/float64(max(live, 1)))
 	// By half of the way: one short pause between collections says little.
 	want = (float64(now) + want) / 2
-	return int(max(usual, min(want, allowed, most)))
+	return int(max(defaultPercent, min(want, allowed, maxPercent)))
 }
 
 // Run adjusts the limit of this process until ctx ends, then restores it. room
@@ -79,35 +79,35 @@ func next(now int, every time.Duration, live, room uint64) int {
 // that time then, and memory that held more. It is false after the collections
 // by which the runtime looks through a process with little to do, every two
 // minutes. rest may collect, once, where worked is true.
-func Run(ctx context.Context, room uint64, rest func(worked bool)) {
-	r := rhythm{percent: usual, worked: true, room: room, fixed: os.Getenv("GOGC") != "", last: time.Now()}
+func Run(ctx context.Context, headroom uint64, onIdle func(worked bool)) {
+	r := tuner{percent: defaultPercent, worked: true, headroom: headroom, fixed: os.Getenv("GOGC") != "", lastCollection: time.Now()}
 	if !r.fixed {
-		defer debug.SetGCPercent(debug.SetGCPercent(usual))
+		defer debug.SetGCPercent(debug.SetGCPercent(defaultPercent))
 	}
 	collected := make(chan struct{}, 1)
-	notify(ctx.Done(), collected)
-	r.run(ctx, collected, restrain, rest)
+	notifyCollections(ctx.Done(), collected)
+	r.adjust(ctx, collected, restrainSignal, onIdle)
 }
 
-// run adjusts the limit after collections and on signals from restrain, and rests, until ctx ends.
-func (r *rhythm) run(ctx context.Context, collected, restrain <-chan struct{}, rest func(worked bool)) {
+// adjust adjusts the limit after collections and on signals from restrain, and rests, until ctx ends.
+func (r *tuner) adjust(ctx context.Context, collected, restrain <-chan struct{}, onIdle func(worked bool)) {
 	live := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
-	resting := time.NewTimer(quiet)
-	defer resting.Stop()
+	idleTimer := time.NewTimer(idleInterval)
+	defer idleTimer.Stop()
 	for {
 		select {
 		case <-collected:
 			metrics.Read(live)
-			if r.collected(time.Now(), live[0].Value.Uint64()) {
-				resting.Reset(quiet)
+			if r.recordCollection(time.Now(), live[0].Value.Uint64()) {
+				idleTimer.Reset(idleInterval)
 			}
 		case <-restrain:
 			metrics.Read(live)
-			r.restrain(time.Now(), live[0].Value.Uint64())
-		case <-resting.C:
-			worked := r.rests()
-			if rest != nil {
-				rest(worked)
+			r.startRestraint(time.Now(), live[0].Value.Uint64())
+		case <-idleTimer.C:
+			worked := r.startIdle()
+			if onIdle != nil {
+				onIdle(worked)
 			}
 		case <-ctx.Done():
 			return
@@ -115,55 +115,55 @@ func (r *rhythm) run(ctx context.Context, collected, restrain <-chan struct{}, r
 	}
 }
 
-// rhythm is how a process collects.
-type rhythm struct {
-	percent int       // the limit now
-	room    uint64    // bytes of garbage
-	fixed   bool      // the limit is the environment's
-	worked  bool      // since it rested last
-	own     bool      // the next collection is that of the rest
-	last    time.Time // when there was a collection
-	until   time.Time // end of the restraint; zero when Restrain was never called
+// tuner is how a process collects.
+type tuner struct {
+	percent        int       // the limit now
+	headroom       uint64    // bytes of garbage
+	fixed          bool      // the limit is the environment's
+	worked         bool      // since it rested last
+	ownCollection  bool      // the next collection is that of the rest
+	lastCollection time.Time // when there was a collection
+	restraintEnd   time.Time // end of the restraint; zero when Restrain was never called
 }
 
-// collected takes a collection in that left live bytes; it is false when that was made by a rest.
-func (r *rhythm) collected(now time.Time, live uint64) bool {
-	every := now.Sub(r.last)
-	r.last = now
-	if r.own {
-		r.own = false
+// recordCollection takes a collection in that left live bytes; it is false when that was made by a rest.
+func (r *tuner) recordCollection(now time.Time, live uint64) bool {
+	interval := now.Sub(r.lastCollection)
+	r.lastCollection = now
+	if r.ownCollection {
+		r.ownCollection = false
 		return false
 	}
-	r.worked = r.worked || every < quiet
-	percent := next(r.percent, every, live, r.room)
-	if now.Before(r.until) {
-		percent = min(percent, restrained(live))
+	r.worked = r.worked || interval < idleInterval
+	percent := nextPercent(r.percent, interval, live, r.headroom)
+	if now.Before(r.restraintEnd) {
+		percent = min(percent, restrainedPercent(live))
 	}
-	r.set(percent)
+	r.setPercent(percent)
 	return true
 }
 
-// restrain begins a restraint, or extends it. It lowers the limit at once: the next collection could
+// startRestraint begins a restraint, or extends it. It lowers the limit at once: the next collection could
 // come too late.
-func (r *rhythm) restrain(now time.Time, live uint64) {
-	r.until = now.Add(restraint)
-	r.set(min(r.percent, restrained(live)))
+func (r *tuner) startRestraint(now time.Time, live uint64) {
+	r.restraintEnd = now.Add(restraintDuration)
+	r.setPercent(min(r.percent, restrainedPercent(live)))
 }
 
-// restrained returns the limit in percent during a restraint, where the latest collection left live
+// restrainedPercent returns the limit in percent during a restraint, where the latest collection left live
 // bytes.
-func restrained(live uint64) int {
-	return int(max(least, min(100*restrainedRoom/max(live, 1), most)))
+func restrainedPercent(live uint64) int {
+	return int(max(minPercent, min(100*restrainedGarbage/max(live, 1), maxPercent)))
 }
 
-// rests says whether the process has worked since it rested last. The limit is as usual from now on.
-func (r *rhythm) rests() (worked bool) {
-	worked, r.worked, r.own = r.worked, false, r.worked
-	r.set(usual)
+// startIdle says whether the process has worked since it rested last. The limit is as usual from now on.
+func (r *tuner) startIdle() (worked bool) {
+	worked, r.worked, r.ownCollection = r.worked, false, r.worked
+	r.setPercent(defaultPercent)
 	return worked
 }
 
-func (r *rhythm) set(percent int) {
+func (r *tuner) setPercent(percent int) {
 	if percent != r.percent && !r.fixed {
 		r.percent = percent
 		debug.SetGCPercent(percent)
@@ -173,8 +173,8 @@ func (r *rhythm) set(percent int) {
 // sentinel is collected by each collection.
 type sentinel struct{ _ [16]byte }
 
-// notify tells of every collection until done.
-func notify(done <-chan struct{}, collected chan<- struct{}) {
+// notifyCollections tells of every collection until done.
+func notifyCollections(done <-chan struct{}, collected chan<- struct{}) {
 	runtime.SetFinalizer(new(sentinel), func(*sentinel) {
 		select {
 		case <-done:
@@ -182,6 +182,6 @@ func notify(done <-chan struct{}, collected chan<- struct{}) {
 		case collected <- struct{}{}:
 		default:
 		}
-		notify(done, collected)
+		notifyCollections(done, collected)
 	})
 }

@@ -26,20 +26,20 @@ func TestNext(t *testing.T) {
 		{"frequent ones get more", 100, 200 * time.Millisecond, 100 * mib, 1000 * mib, 250, 350},
 		{"no more than the room", 100, 50 * time.Millisecond, 100 * mib, 192 * mib, 192, 192},
 		{"a large heap has room as usual", 100, 50 * time.Millisecond, 200 * mib, 192 * mib, 100, 100},
-		{"a small heap is bounded too", 700, time.Millisecond, mib, 192 * mib, most, most},
-		{"nothing lives", 100, 0, 0, mib, most, most},
+		{"a small heap is bounded too", 700, time.Millisecond, mib, 192 * mib, maxPercent, maxPercent},
+		{"nothing lives", 100, 0, 0, mib, maxPercent, maxPercent},
 		{"when they are rare again it falls", 400, 10 * time.Second, 40 * mib, 192 * mib, 200, 230},
-		{"the pace aimed at is kept", 300, pace, 40 * mib, 192 * mib, 300, 300},
+		{"the pace aimed at is kept", 300, targetInterval, 40 * mib, 192 * mib, 300, 300},
 	} {
-		if got := next(c.now, c.every, c.live, c.room); got < c.low || got > c.high {
+		if got := nextPercent(c.now, c.every, c.live, c.room); got < c.low || got > c.high {
 			t.Errorf("%s: %d, want %d to %d", c.what, got, c.low, c.high)
 		}
 	}
 	percent := 800
 	for range 12 {
-		percent = next(percent, time.Minute, 40*mib, 192*mib)
+		percent = nextPercent(percent, time.Minute, 40*mib, 192*mib)
 	}
-	if percent != usual {
+	if percent != defaultPercent {
 		t.Errorf("after minutes of quiet the limit is %d", percent)
 	}
 }
@@ -56,7 +56,7 @@ func TestRun(t *testing.T) {
 		Run(ctx, 256*mib, nil)
 	}()
 	late := time.After(time.Minute)
-	for current() == 100 {
+	for currentPercent() == 100 {
 		runtime.GC()
 		select {
 		case <-late:
@@ -66,7 +66,7 @@ func TestRun(t *testing.T) {
 	}
 	cancel()
 	<-ended
-	if now := current(); now != 100 {
+	if now := currentPercent(); now != 100 {
 		t.Errorf("the limit is %d afterwards", now)
 	}
 }
@@ -74,34 +74,34 @@ func TestRun(t *testing.T) {
 // A process rests half a minute after it worked, and gives memory back then; by what it collects for that it has not
 // worked again. After the collections of a process with little to do it rests too, and has not worked.
 func TestRests(t *testing.T) {
-	defer debug.SetGCPercent(debug.SetGCPercent(usual))
-	r, now := rhythm{percent: usual, room: 192 * mib, worked: true, last: time.Unix(0, 0)}, time.Unix(0, 0)
+	defer debug.SetGCPercent(debug.SetGCPercent(defaultPercent))
+	r, now := tuner{percent: defaultPercent, headroom: 192 * mib, worked: true, lastCollection: time.Unix(0, 0)}, time.Unix(0, 0)
 	after := func(d time.Duration) bool {
 		now = now.Add(d)
-		return r.collected(now, 10*mib)
+		return r.recordCollection(now, 10*mib)
 	}
 	for range 20 {
 		if !after(10 * time.Millisecond) {
 			t.Fatal("a collection under load is none")
 		}
 	}
-	if r.percent != most {
+	if r.percent != maxPercent {
 		t.Errorf("the limit is %d under load", r.percent)
 	}
-	if !r.rests() || r.percent != usual {
+	if !r.startIdle() || r.percent != defaultPercent {
 		t.Errorf("it rests as one that has not worked, with a limit of %d", r.percent)
 	}
-	if after(quiet + time.Millisecond) {
+	if after(idleInterval + time.Millisecond) {
 		t.Error("the rest's own collection is taken for one of work")
 	}
-	if !after(2*time.Minute) || r.rests() || r.percent != usual {
+	if !after(2*time.Minute) || r.startIdle() || r.percent != defaultPercent {
 		t.Errorf("the runtime's own looking through is work: %+v", r)
 	}
-	if !after(2*time.Minute) || r.rests() {
+	if !after(2*time.Minute) || r.startIdle() {
 		t.Error("and so is the next")
 	}
 	after(time.Minute)
-	if after(time.Second); !r.rests() {
+	if after(time.Second); !r.startIdle() {
 		t.Error("work after a rest is none")
 	}
 }
@@ -115,8 +115,8 @@ func TestRunRests(t *testing.T) {
 		var rests []string
 		go func() {
 			defer close(ended)
-			r := rhythm{percent: usual, room: mib, fixed: true, worked: true, last: began}
-			r.run(ctx, collected, nil, func(worked bool) { rests = append(rests, fmt.Sprint(time.Since(began), worked)) })
+			r := tuner{percent: defaultPercent, headroom: mib, fixed: true, worked: true, lastCollection: began}
+			r.adjust(ctx, collected, nil, func(worked bool) { rests = append(rests, fmt.Sprint(time.Since(began), worked)) })
 		}()
 		for _, after := range []time.Duration{time.Second, 30 * time.Second, 2 * time.Minute, time.Hour, time.Second} {
 			time.Sleep(after)
@@ -132,8 +132,8 @@ func TestRunRests(t *testing.T) {
 	})
 }
 
-// current is the limit now. Reading it sets it, for a moment, to itself.
-func current() int {
+// currentPercent is the limit now. Reading it sets it, for a moment, to itself.
+func currentPercent() int {
 	p := debug.SetGCPercent(100)
 	debug.SetGCPercent(p)
 	return p
@@ -142,9 +142,9 @@ func current() int {
 // A restraint lowers the limit at once, keeps the limit low under load, and ends 10 s after the
 // latest call.
 func TestRestraint(t *testing.T) {
-	defer debug.SetGCPercent(debug.SetGCPercent(usual))
+	defer debug.SetGCPercent(debug.SetGCPercent(defaultPercent))
 	now := time.Unix(0, 0)
-	r := rhythm{percent: usual, room: 192 * mib, last: now}
+	r := tuner{percent: defaultPercent, headroom: 192 * mib, lastCollection: now}
 	want := func(percent int, when string) {
 		t.Helper()
 		if r.percent != percent {
@@ -154,19 +154,19 @@ func TestRestraint(t *testing.T) {
 	load := func(live uint64, d time.Duration) {
 		for end := now.Add(d); now.Before(end); {
 			now = now.Add(100 * time.Millisecond)
-			r.collected(now, live)
+			r.recordCollection(now, live)
 		}
 	}
 	load(24*mib, 3*time.Second)
 	want(800, "under load")
-	r.restrain(now, 24*mib)
+	r.startRestraint(now, 24*mib)
 	want(133, "at once")
 	load(24*mib, 5*time.Second)
 	want(133, "under load during a restraint")
 	load(100*mib, time.Second)
-	want(least, "with a large heap")
-	r.restrain(now, 24*mib)
-	want(least, "a second call does not raise the limit")
+	want(minPercent, "with a large heap")
+	r.startRestraint(now, 24*mib)
+	want(minPercent, "a second call does not raise the limit")
 	load(24*mib, 9*time.Second)
 	want(133, "9 s after the second call")
 	load(24*mib, 4*time.Second)
@@ -176,7 +176,7 @@ func TestRestraint(t *testing.T) {
 // Restrain reaches Run, and does not block without it.
 func TestRestrain(t *testing.T) {
 	t.Setenv("GOGC", "")
-	defer debug.SetGCPercent(debug.SetGCPercent(usual))
+	defer debug.SetGCPercent(debug.SetGCPercent(defaultPercent))
 	Restrain()
 	Restrain()
 	heap := make([]byte, 128*mib)
@@ -187,11 +187,11 @@ func TestRestrain(t *testing.T) {
 		Run(ctx, 1024*mib, nil)
 	}()
 	late := time.After(time.Minute)
-	for current() != least {
+	for currentPercent() != minPercent {
 		runtime.GC() // without a restraint, the limit is at least the usual one
 		select {
 		case <-late:
-			t.Fatalf("the limit is %d", current())
+			t.Fatalf("the limit is %d", currentPercent())
 		default:
 		}
 	}

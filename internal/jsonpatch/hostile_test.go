@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-func repeated(n int, op func(i int) string) string {
+func repeatOperation(n int, op func(i int) string) string {
 	ops := make([]string, n)
 	for i := range ops {
 		ops[i] = op(i)
@@ -17,52 +17,52 @@ func repeated(n int, op func(i int) string) string {
 	return "[" + strings.Join(ops, ",") + "]"
 }
 
-func list(n int, item string) string {
+func repeatItem(n int, item string) string {
 	return "[" + strings.TrimSuffix(strings.Repeat(item+",", n), ",") + "]"
 }
 
 // Hostile are patches of at most 3 MiB that ask for much, with the document that suits them.
-func hostile() map[string]struct{ doc, patch string } {
+func hostilePatches() map[string]struct{ doc, patch string } {
 	text := strings.Repeat("x", 1<<20)
 	nested := strings.Repeat(`{"a":`, 9000) + "1" + strings.Repeat("}", 9000)
 	deeper := "/a" + strings.Repeat("/a", 900)
 	return map[string]struct{ doc, patch string }{
-		"copies that double":                  {`{"a":["` + text + `"]}`, repeated(30, func(int) string { return `{"op":"copy","from":"/a","path":"/a/-"}` })},
-		"copies of a small thing that double": {`{"a":[1]}`, repeated(10000, func(int) string { return `{"op":"copy","from":"/a","path":"/a/-"}` })},
-		"copies of the document into itself":  {`{"a":{}}`, repeated(10000, func(i int) string { return fmt.Sprintf(`{"op":"copy","from":"","path":"/a/x%d"}`, i) })},
-		"copies that replace each other": {`{"a":` + list(15000, `{}`) + `}`, repeated(9000, func(i int) string {
+		"copies that double":                  {`{"a":["` + text + `"]}`, repeatOperation(30, func(int) string { return `{"op":"copy","from":"/a","path":"/a/-"}` })},
+		"copies of a small thing that double": {`{"a":[1]}`, repeatOperation(10000, func(int) string { return `{"op":"copy","from":"/a","path":"/a/-"}` })},
+		"copies of the document into itself":  {`{"a":{}}`, repeatOperation(10000, func(i int) string { return fmt.Sprintf(`{"op":"copy","from":"","path":"/a/x%d"}`, i) })},
+		"copies that replace each other": {`{"a":` + repeatItem(15000, `{}`) + `}`, repeatOperation(9000, func(i int) string {
 			return []string{`{"op":"copy","from":"/a","path":"/b"}`, `{"op":"add","path":"/b/0","value":1}`}[i%2]
 		})},
-		"inserts at the front of a long list": {`{"a":` + list(100000, "1") + `}`, repeated(10000, func(i int) string {
+		"inserts at the front of a long list": {`{"a":` + repeatItem(100000, "1") + `}`, repeatOperation(10000, func(i int) string {
 			return []string{`{"op":"add","path":"/a/0","value":1}`, `{"op":"remove","path":"/a/0"}`}[i%2]
 		})},
-		"a list too long to open": {`{"a":` + list(700000, "1") + `}`, `[{"op":"add","path":"/a/0","value":1}]`},
-		"tests of a large object": {`{"a":{"b":"` + text + `","c":1}}`, repeated(10000, func(int) string {
+		"a list too long to open": {`{"a":` + repeatItem(700000, "1") + `}`, `[{"op":"add","path":"/a/0","value":1}]`},
+		"tests of a large object": {`{"a":{"b":"` + text + `","c":1}}`, repeatOperation(10000, func(int) string {
 			return `{"op":"test","path":"/a","value":{"b":"` + `\u0078` + `","c":1}}`
 		})},
-		"tests that hold": {`{"a":{"b":"` + text[:1000] + `","c":1}}`, repeated(2900, func(int) string {
+		"tests that hold": {`{"a":{"b":"` + text[:1000] + `","c":1}}`, repeatOperation(2900, func(int) string {
 			return `{"op":"test","path":"/a","value":{"c":1.0,"b":"` + text[:1000] + `"}}`
 		})},
-		"a deep value gone down again and again": {`{"a":` + nested + `}`, repeated(1000, func(i int) string {
+		"a deep value gone down again and again": {`{"a":` + nested + `}`, repeatOperation(1000, func(i int) string {
 			return []string{`{"op":"copy","from":"/a","path":"/b"}`, `{"op":"add","path":"/b` + deeper[2:] + `","value":1}`}[i%2]
 		})},
-		"values that nest": {`{}`, repeated(300, func(int) string {
+		"values that nest": {`{}`, repeatOperation(300, func(int) string {
 			return `{"op":"add","path":"` + "/a" + `","value":` + nested[:9000*5] + `1` + strings.Repeat("}", 9000)[:9000] + `}`
 		})[:3<<20]},
-		"moves to and fro": {`{"a":{"b":"` + text + `"}}`, repeated(10000, func(i int) string {
+		"moves to and fro": {`{"a":{"b":"` + text + `"}}`, repeatOperation(10000, func(i int) string {
 			return []string{`{"op":"move","from":"/a","path":"/c"}`, `{"op":"move","from":"/c","path":"/a"}`}[i%2]
 		})},
-		"too many operations":  {`{}`, list(1<<20-1, `{}`)},
-		"growing by operation": {`{"a":{}}`, repeated(10000, func(i int) string { return fmt.Sprintf(`{"op":"add","path":"/a/k%d","value":"%s"}`, i, text[:200]) })},
+		"too many operations":  {`{}`, repeatItem(1<<20-1, `{}`)},
+		"growing by operation": {`{"a":{}}`, repeatOperation(10000, func(i int) string { return fmt.Sprintf(`{"op":"add","path":"/a/k%d","value":"%s"}`, i, text[:200]) })},
 	}
 }
 
 // Any patch ends within a second, allocates little beside its own text and the
 // document's, and what it makes is not larger than what may be stored.
 func TestHostilePatches(t *testing.T) {
-	for name, c := range hostile() {
+	for name, c := range hostilePatches() {
 		t.Run(name, func(t *testing.T) {
-			bounded(t, c.doc, c.patch, func(doc, patch []byte) ([]byte, error) { return Apply(t.Context(), doc, patch, roomy) })
+			checkBounds(t, c.doc, c.patch, func(doc, patch []byte) ([]byte, error) { return Apply(t.Context(), doc, patch, sizeLimit) })
 		})
 	}
 	nested := func(n int) string { return strings.Repeat(`{"a":`, n) + "1" + strings.Repeat("}", n) }
@@ -79,12 +79,12 @@ func TestHostilePatches(t *testing.T) {
 		"many in both":    {many, many},
 	} {
 		t.Run("merge "+name, func(t *testing.T) {
-			bounded(t, c.doc, c.patch, func(doc, patch []byte) ([]byte, error) { return Merge(t.Context(), doc, patch, roomy) })
+			checkBounds(t, c.doc, c.patch, func(doc, patch []byte) ([]byte, error) { return Merge(t.Context(), doc, patch, sizeLimit) })
 		})
 	}
 }
 
-func bounded(t *testing.T, doc, patch string, apply func(doc, patch []byte) ([]byte, error)) {
+func checkBounds(t *testing.T, doc, patch string, apply func(doc, patch []byte) ([]byte, error)) {
 	t.Helper()
 	if len(patch) > 3<<20+100 {
 		t.Fatalf("the patch has %d bytes", len(patch))
@@ -101,7 +101,7 @@ func bounded(t *testing.T, doc, patch string, apply func(doc, patch []byte) ([]b
 	if grown > 32<<20 {
 		t.Errorf("it allocated %d MiB", grown>>20)
 	}
-	if len(out) > max(roomy, len(doc)) {
+	if len(out) > max(sizeLimit, len(doc)) {
 		t.Errorf("the result has %d bytes", len(out))
 	}
 	if err != nil && !errors.Is(err, ErrTooLarge) && !errors.Is(err, ErrMalformed) && !strings.Contains(err.Error(), "test failed") {

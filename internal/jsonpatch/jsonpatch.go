@@ -42,27 +42,27 @@ type operation struct {
 
 // Apply returns doc, which must be valid JSON, after the operations of a JSON patch.
 // most is how many bytes the result may have, or as many as doc has when that is more.
-func Apply(ctx context.Context, doc, patch []byte, most int) ([]byte, error) {
-	ops, err := parse(patch)
+func Apply(ctx context.Context, doc, patch []byte, maxBytes int) ([]byte, error) {
+	ops, err := parseOperations(patch)
 	if err != nil {
 		return nil, err
 	}
-	t := newTree(doc, most)
+	t := newTree(doc, maxBytes)
 	for i := range ops {
 		if err := ctx.Err(); err != nil {
 			return nil, fmt.Errorf("applying a JSON patch: %w", err)
 		}
-		if err := t.do(&ops[i]); err != nil {
+		if err := t.applyOperation(&ops[i]); err != nil {
 			return nil, err
 		}
 	}
-	return t.text(), nil
+	return t.encode(), nil
 }
 
-func (t *tree) text() []byte { return t.root.write(make([]byte, 0, t.bytes)) }
+func (t *tree) encode() []byte { return t.root.appendText(make([]byte, 0, t.bytes)) }
 
-// parse reads the operations one by one, so that too many are not held at once.
-func parse(patch []byte) ([]operation, error) {
+// parseOperations reads the operations one by one, so that too many are not held at once.
+func parseOperations(patch []byte) ([]operation, error) {
 	dec := json.NewDecoder(bytes.NewReader(patch))
 	if open, err := dec.Token(); err != nil || open != json.Delim('[') {
 		return nil, fmt.Errorf("%w: a JSON patch is a list of operations", ErrMalformed)
@@ -90,23 +90,23 @@ func parse(patch []byte) ([]operation, error) {
 	return ops, nil
 }
 
-func (t *tree) do(op *operation) error {
-	path, err := tokens(op.Op, "path", op.Path)
+func (t *tree) applyOperation(op *operation) error {
+	path, err := splitPointer(op.Op, "path", op.Path)
 	if err != nil {
 		return err
 	}
 	value := node{text: string(bytes.TrimSpace(op.Value))}
 	switch op.Op {
 	case "add":
-		err = t.put(path, value, true)
+		err = t.setValue(path, value, true)
 	case "replace":
-		err = t.put(path, value, false)
+		err = t.setValue(path, value, false)
 	case "remove":
-		_, err = t.remove(path)
+		_, err = t.removeValue(path)
 	case "test":
-		err = t.test(path, value)
+		err = t.testValue(path, value)
 	case "copy", "move":
-		err = t.transfer(op, path)
+		err = t.copyOrMove(op, path)
 	default:
 		return fmt.Errorf("%q is no operation of a JSON patch", op.Op)
 	}
@@ -120,34 +120,34 @@ func (t *tree) do(op *operation) error {
 	return err
 }
 
-func (t *tree) transfer(op *operation, path []string) error {
-	from, err := tokens(op.Op, "from", op.From)
+func (t *tree) copyOrMove(op *operation, path []string) error {
+	from, err := splitPointer(op.Op, "from", op.From)
 	if err != nil {
 		return err
 	}
 	if op.Op == "copy" {
-		source, err := t.find(from)
+		source, err := t.valueAt(from)
 		if err != nil {
 			return fmt.Errorf("from %q: %w", *op.From, err)
 		}
-		return t.put(path, source, true)
+		return t.setValue(path, source, true)
 	}
 	if *op.Path == *op.From {
-		_, err := t.find(from)
+		_, err := t.valueAt(from)
 		return err
 	}
 	if strings.HasPrefix(*op.Path, *op.From+"/") {
 		return fmt.Errorf("from %q: a value cannot be moved into itself", *op.From)
 	}
-	taken, err := t.remove(from)
+	removed, err := t.removeValue(from)
 	if err != nil {
 		return fmt.Errorf("from %q: %w", *op.From, err)
 	}
-	return t.put(path, taken, true)
+	return t.setValue(path, removed, true)
 }
 
-// tokens splits a JSON pointer.
-func tokens(op, field string, pointer *string) ([]string, error) {
+// splitPointer splits a JSON pointer.
+func splitPointer(op, field string, pointer *string) ([]string, error) {
 	if pointer == nil {
 		return nil, fmt.Errorf("%s operation has no %q", op, field)
 	}
@@ -155,7 +155,7 @@ func tokens(op, field string, pointer *string) ([]string, error) {
 		return nil, nil
 	}
 	if (*pointer)[0] != '/' {
-		return nil, fmt.Errorf("%s operation: %s %q does not begin with a slash", op, field, clip(*pointer))
+		return nil, fmt.Errorf("%s operation: %s %q does not begin with a slash", op, field, truncateToken(*pointer))
 	}
 	if strings.Count(*pointer, "/") > maxDepth {
 		return nil, fmt.Errorf("%w: a %s with more than %d parts", ErrTooLarge, field, maxDepth)
@@ -169,7 +169,7 @@ func tokens(op, field string, pointer *string) ([]string, error) {
 	return parts, nil
 }
 
-func clip(s string) string {
+func truncateToken(s string) string {
 	if len(s) > 100 {
 		return s[:100] + " ..."
 	}
@@ -182,35 +182,35 @@ var (
 	errAbsent = errors.New("missing value")
 )
 
-// descend opens everything on the way to the parent of the last token and returns the way.
-func (t *tree) descend(path []string) ([]*box, error) {
+// openPath opens everything on the way to the parent of the last token and returns the way.
+func (t *tree) openPath(path []string) ([]*collection, error) {
 	at := t.root
-	var way []*box
+	var way []*collection
 	for i := 0; ; i++ {
-		b, err := t.open(at)
+		b, err := t.openNode(at)
 		if err != nil {
 			return nil, err
 		}
 		if b == nil {
-			return nil, fmt.Errorf("%w: %q is inside of what is no object and no list", errMissing, clip(path[i]))
+			return nil, fmt.Errorf("%w: %q is inside of what is no object and no list", errMissing, truncateToken(path[i]))
 		}
-		if at.box == nil {
-			t.replaceBy(way, path[:i], node{box: b}, b.bytes-at.size())
+		if at.collection == nil {
+			t.replaceOpened(way, path[:i], node{collection: b}, b.bytes-at.textSize())
 		}
 		way = append(way, b)
 		if i == len(path)-1 {
 			return way, nil
 		}
-		if at, err = b.get(path[i]); errors.Is(err, errAbsent) {
-			return nil, fmt.Errorf("%w: there is no %q on the way", errMissing, clip(path[i]))
+		if at, err = b.child(path[i]); errors.Is(err, errAbsent) {
+			return nil, fmt.Errorf("%w: there is no %q on the way", errMissing, truncateToken(path[i]))
 		} else if err != nil {
 			return nil, err
 		}
 	}
 }
 
-// replaceBy puts the opened form of a value into its place.
-func (t *tree) replaceBy(way []*box, path []string, n node, by int) {
+// replaceOpened puts the opened form of a value into its place.
+func (t *tree) replaceOpened(way []*collection, path []string, n node, by int) {
 	t.bytes += by // at most what it was: whitespace goes
 	if len(way) == 0 {
 		t.root = n
@@ -218,36 +218,36 @@ func (t *tree) replaceBy(way []*box, path []string, n node, by int) {
 	}
 	last := way[len(way)-1]
 	if token := path[len(path)-1]; last.list {
-		i, _ := last.index(token, len(last.items)-1) // get has found it
+		i, _ := last.parseIndex(token, len(last.items)-1) // get has found it
 		last.items[i] = n
 	} else {
-		last.members[quote(token)] = n
+		last.members[quoteString(token)] = n
 	}
 	for _, b := range way {
 		b.bytes += by
 	}
 }
 
-func (b *box) get(token string) (node, error) {
+func (b *collection) child(token string) (node, error) {
 	if b.list {
-		i, err := b.index(token, len(b.items)-1)
+		i, err := b.parseIndex(token, len(b.items)-1)
 		if err != nil {
 			return node{}, err
 		}
 		return b.items[i], nil
 	}
-	n, ok := b.members[quote(token)]
+	n, ok := b.members[quoteString(token)]
 	if !ok {
-		return node{}, fmt.Errorf("%w: there is no %q", errAbsent, clip(token))
+		return node{}, fmt.Errorf("%w: there is no %q", errAbsent, truncateToken(token))
 	}
 	return n, nil
 }
 
-// index reads a place in a list; negative ones count from the end, as everywhere in Kubernetes.
-func (b *box) index(token string, last int) (int, error) {
+// parseIndex reads a place in a list; negative ones count from the end, as everywhere in Kubernetes.
+func (b *collection) parseIndex(token string, last int) (int, error) {
 	i, err := strconv.Atoi(token)
 	if err != nil || strconv.Itoa(i) != token {
-		return 0, fmt.Errorf("%q is no index of a list", clip(token))
+		return 0, fmt.Errorf("%q is no index of a list", truncateToken(token))
 	}
 	if i < 0 {
 		i += last + 1
@@ -258,105 +258,105 @@ func (b *box) index(token string, last int) (int, error) {
 	return i, nil
 }
 
-func (t *tree) find(path []string) (node, error) {
+func (t *tree) valueAt(path []string) (node, error) {
 	if len(path) == 0 {
 		return t.root, nil
 	}
-	way, err := t.descend(path)
+	way, err := t.openPath(path)
 	if err != nil {
 		return node{}, err
 	}
-	return way[len(way)-1].get(path[len(path)-1])
+	return way[len(way)-1].child(path[len(path)-1])
 }
 
-func (t *tree) test(path []string, want node) error {
-	have, err := t.find(path)
+func (t *tree) testValue(path []string, want node) error {
+	have, err := t.valueAt(path)
 	if errors.Is(err, errAbsent) && want.text == "null" {
 		return nil // what an object leaves out is null, to clients of Kubernetes
 	}
 	if err != nil {
 		return err
 	}
-	same, err := t.equal(have, want)
+	same, err := t.equalValues(have, want)
 	if err == nil && !same {
 		err = errors.New("test failed")
 	}
 	return err
 }
 
-// put adds or replaces a value. Its copy is made when it is known to fit.
-func (t *tree) put(path []string, n node, adding bool) error {
+// setValue adds or replaces a value. Its copy is made when it is known to fit.
+func (t *tree) setValue(path []string, n node, adding bool) error {
 	if len(path) == 0 {
-		if err := t.grow(n.size() - t.bytes); err != nil {
+		if err := t.growBy(n.textSize() - t.bytes); err != nil {
 			return err
 		}
-		c, err := t.clone(n)
+		c, err := t.copyNode(n)
 		t.root = c
 		return err
 	}
-	way, err := t.descend(path)
+	way, err := t.openPath(path)
 	if err != nil {
 		return err
 	}
 	token, b := path[len(path)-1], way[len(way)-1]
 	if b.list && adding {
-		return t.insert(way, token, n)
+		return t.insertItem(way, token, n)
 	}
-	by := n.size()
-	switch old, err := b.get(token); {
+	by := n.textSize()
+	switch old, err := b.child(token); {
 	case err == nil:
-		by -= old.size()
+		by -= old.textSize()
 	case b.list:
 		return err
 	default: // also for replace: clients of Kubernetes replace members that an object leaves out
-		by += len(quote(token)) + 1 + min(len(b.members), 1)
+		by += len(quoteString(token)) + 1 + min(len(b.members), 1)
 	}
-	if err := t.grow(by); err != nil {
+	if err := t.growBy(by); err != nil {
 		return err
 	}
-	if n, err = t.clone(n); err != nil {
+	if n, err = t.copyNode(n); err != nil {
 		return err
 	}
-	if err := t.charge(0, 1); err != nil {
+	if err := t.chargeWork(0, 1); err != nil {
 		return err
 	}
-	b.set(token, n)
+	b.setChild(token, n)
 	for _, b := range way {
 		b.bytes += by
 	}
 	return nil
 }
 
-func (b *box) set(token string, n node) {
+func (b *collection) setChild(token string, n node) {
 	if b.list {
-		i, _ := b.index(token, len(b.items)-1)
+		i, _ := b.parseIndex(token, len(b.items)-1)
 		b.items[i] = n
 		return
 	}
 	if b.members == nil {
 		b.members = make(map[string]node)
 	}
-	b.members[quote(token)] = n
+	b.members[quoteString(token)] = n
 }
 
-func (t *tree) insert(way []*box, token string, n node) error {
+func (t *tree) insertItem(way []*collection, token string, n node) error {
 	b := way[len(way)-1]
 	i := len(b.items)
 	if token != "-" {
 		var err error
-		if i, err = b.index(token, len(b.items)); err != nil {
+		if i, err = b.parseIndex(token, len(b.items)); err != nil {
 			return err
 		}
 	}
-	by := n.size() + min(len(b.items), 1)
-	if err := t.grow(by); err != nil {
+	by := n.textSize() + min(len(b.items), 1)
+	if err := t.growBy(by); err != nil {
 		return err
 	}
-	n, err := t.clone(n)
+	n, err := t.copyNode(n)
 	if err != nil {
 		return err
 	}
-	if err := t.charge(shiftWork*(len(b.items)-i), 1); err != nil {
+	if err := t.chargeWork(shiftWork*(len(b.items)-i), 1); err != nil {
 		return err
 	}
 	b.items = append(b.items, node{})
@@ -368,30 +368,30 @@ func (t *tree) insert(way []*box, token string, n node) error {
 	return nil
 }
 
-func (t *tree) remove(path []string) (node, error) {
+func (t *tree) removeValue(path []string) (node, error) {
 	if len(path) == 0 {
 		return node{}, errors.New("the whole document cannot be removed")
 	}
-	way, err := t.descend(path)
+	way, err := t.openPath(path)
 	if err != nil {
 		return node{}, err
 	}
 	token, b := path[len(path)-1], way[len(way)-1]
-	n, err := b.get(token)
+	n, err := b.child(token)
 	if err != nil {
 		return node{}, err
 	}
-	by := n.size()
+	by := n.textSize()
 	if b.list {
-		i, _ := b.index(token, len(b.items)-1)
-		if err := t.charge(shiftWork*(len(b.items)-i), 0); err != nil {
+		i, _ := b.parseIndex(token, len(b.items)-1)
+		if err := t.chargeWork(shiftWork*(len(b.items)-i), 0); err != nil {
 			return node{}, err
 		}
 		b.items = append(b.items[:i], b.items[i+1:]...)
 		by += min(len(b.items), 1)
 	} else {
-		delete(b.members, quote(token))
-		by += len(quote(token)) + 1 + min(len(b.members), 1)
+		delete(b.members, quoteString(token))
+		by += len(quoteString(token)) + 1 + min(len(b.members), 1)
 	}
 	t.bytes -= by
 	for _, b := range way {

@@ -14,9 +14,9 @@ import (
 	oracle "gopkg.in/evanphx/json-patch.v4"
 )
 
-const roomy = 3 << 20
+const sizeLimit = 3 << 20
 
-func same(t *testing.T, a, b []byte) bool {
+func equalJSON(t *testing.T, a, b []byte) bool {
 	t.Helper()
 	var x, y any
 	if err := json.Unmarshal(a, &x); err != nil {
@@ -55,8 +55,8 @@ func TestOperations(t *testing.T) {
 		{`{"a":[1,2,3]}`, `[{"op":"move","from":"/a/0","path":"/a/0"}]`, `{"a":[1,2,3]}`},
 		{`{ "a" : [ 1 , 2 ] , "b" : { } }`, `[{"op":"add","path":"/b/c","value": [ ] },{"op":"remove","path":"/a/0"}]`, `{"a":[2],"b":{"c":[]}}`},
 	} {
-		got, err := Apply(t.Context(), []byte(c.doc), []byte(c.patch), roomy)
-		if err != nil || !same(t, got, []byte(c.want)) {
+		got, err := Apply(t.Context(), []byte(c.doc), []byte(c.patch), sizeLimit)
+		if err != nil || !equalJSON(t, got, []byte(c.want)) {
 			t.Errorf("%s with %s: %s, %v, want %s", c.doc, c.patch, got, err, c.want)
 		}
 	}
@@ -90,7 +90,7 @@ func TestRefusals(t *testing.T) {
 		`[{"op":"add","path":"/` + strings.Repeat("/", 2000):        ErrMalformed,
 		`[{"op":"add","path":"` + strings.Repeat("/", 2000) + `"}]`: ErrTooLarge,
 	} {
-		got, err := Apply(t.Context(), []byte(doc), []byte(patch), roomy)
+		got, err := Apply(t.Context(), []byte(doc), []byte(patch), sizeLimit)
 		if err == nil || want != nil && !errors.Is(err, want) || want == nil && (errors.Is(err, ErrMalformed) || errors.Is(err, ErrTooLarge)) {
 			t.Errorf("%.80s: %s, %v, want %v", patch, got, err, want)
 		}
@@ -101,10 +101,10 @@ func TestRefusals(t *testing.T) {
 func TestApplyStopsWithItsCaller(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Apply(ctx, []byte(`{}`), []byte(`[{"op":"add","path":"/a","value":1}]`), roomy); !errors.Is(err, context.Canceled) {
+	if _, err := Apply(ctx, []byte(`{}`), []byte(`[{"op":"add","path":"/a","value":1}]`), sizeLimit); !errors.Is(err, context.Canceled) {
 		t.Errorf("applied: %v", err)
 	}
-	if _, err := Merge(ctx, []byte(`{}`), []byte(`{"a":1}`), roomy); !errors.Is(err, context.Canceled) {
+	if _, err := Merge(ctx, []byte(`{}`), []byte(`{"a":1}`), sizeLimit); !errors.Is(err, context.Canceled) {
 		t.Errorf("merged: %v", err)
 	}
 }
@@ -122,22 +122,22 @@ func TestMerge(t *testing.T) {
 		{`{}`, `{"a":{"bb":{"ccc":null}}}`, `{"a":{"bb":{}}}`},
 		{`{"a":[1]}`, `{"a":{"b":{"c":1,"d":null}}}`, `{"a":{"b":{"c":1}}}`},
 	} {
-		got, err := Merge(t.Context(), []byte(c.doc), []byte(c.patch), roomy)
-		if err != nil || !same(t, got, []byte(c.want)) {
+		got, err := Merge(t.Context(), []byte(c.doc), []byte(c.patch), sizeLimit)
+		if err != nil || !equalJSON(t, got, []byte(c.want)) {
 			t.Errorf("%s with %s: %s, %v, want %s", c.doc, c.patch, got, err, c.want)
 		}
 	}
 	for _, bad := range []string{`[]`, `null`, `{"a"`, ``, `5`} {
-		if _, err := Merge(t.Context(), []byte(`{}`), []byte(bad), roomy); !errors.Is(err, ErrMalformed) {
+		if _, err := Merge(t.Context(), []byte(`{}`), []byte(bad), sizeLimit); !errors.Is(err, ErrMalformed) {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}
 }
 
-// random makes documents and patches out of few names, so that they meet.
-type random struct{ *rand.Rand }
+// patchGenerator makes documents and patches out of few names, so that they meet.
+type patchGenerator struct{ *rand.Rand }
 
-func (r random) value(depth int) string {
+func (r patchGenerator) randomValue(depth int) string {
 	n := r.IntN(6)
 	if depth == 0 {
 		n = r.IntN(4)
@@ -150,21 +150,21 @@ func (r random) value(depth int) string {
 	case 2, 4:
 		var items []string
 		for range r.IntN(4) {
-			items = append(items, r.value(max(depth-1, 0)))
+			items = append(items, r.randomValue(max(depth-1, 0)))
 		}
 		return "[" + strings.Join(items, ", ") + "]"
 	default:
 		var members []string
 		for _, k := range []string{"a", "b", "c"} {
 			if r.IntN(2) == 0 {
-				members = append(members, fmt.Sprintf("%q :%s", k, r.value(max(depth-1, 0))))
+				members = append(members, fmt.Sprintf("%q :%s", k, r.randomValue(max(depth-1, 0))))
 			}
 		}
 		return "{" + strings.Join(members, ",") + "}"
 	}
 }
 
-func (r random) path() string {
+func (r patchGenerator) randomPath() string {
 	var b strings.Builder
 	for range 1 + r.IntN(3) {
 		b.WriteString("/" + []string{"a", "b", "c", "0", "1", "-"}[r.IntN(6)])
@@ -176,12 +176,12 @@ func (r random) path() string {
 func TestAgreesWithAnother(t *testing.T) {
 	applied := 0
 	for seed := range uint64(20000) {
-		r := random{rand.New(rand.NewPCG(seed, 7))}
-		doc := `{"a":` + r.value(3) + `,"b":` + r.value(2) + `}`
+		r := patchGenerator{rand.New(rand.NewPCG(seed, 7))}
+		doc := `{"a":` + r.randomValue(3) + `,"b":` + r.randomValue(2) + `}`
 		var ops []string
 		for range 1 + r.IntN(4) {
 			op := []string{"add", "replace", "remove", "copy", "move"}[r.IntN(5)]
-			ops = append(ops, fmt.Sprintf(`{"op":%q,"path":%q,"from":%q,"value":%s}`, op, r.path(), r.path(), r.value(2)))
+			ops = append(ops, fmt.Sprintf(`{"op":%q,"path":%q,"from":%q,"value":%s}`, op, r.randomPath(), r.randomPath(), r.randomValue(2)))
 		}
 		patch := "[" + strings.Join(ops, ",") + "]"
 		theirs, err := oracle.DecodePatch([]byte(patch))
@@ -189,27 +189,27 @@ func TestAgreesWithAnother(t *testing.T) {
 			t.Fatal(err)
 		}
 		want, oracleErr := theirs.Apply([]byte(doc))
-		got, err := Apply(t.Context(), []byte(doc), []byte(patch), roomy)
+		got, err := Apply(t.Context(), []byte(doc), []byte(patch), sizeLimit)
 		if err == nil {
 			checkSize(t, doc, patch)
 		}
 		// The other one moves a value into itself and finds values inside of null; refusing more is no disagreement.
 		if err == nil && oracleErr == nil {
 			applied++
-			if !same(t, got, want) {
+			if !equalJSON(t, got, want) {
 				t.Fatalf("%s with %s: %s, the other %s", doc, patch, got, want)
 			}
 		} else if err == nil {
 			t.Fatalf("%s with %s: %s, the other refuses: %v", doc, patch, got, oracleErr)
 		}
-		change := r.value(3)
+		change := r.randomValue(3)
 		if !strings.HasPrefix(change, "{") {
 			continue
 		}
 		if want, err = oracle.MergePatch([]byte(doc), []byte(change)); err != nil {
 			t.Fatal(err)
 		}
-		if got, err = Merge(t.Context(), []byte(doc), []byte(change), roomy); err != nil || !same(t, withoutNulls(t, got), withoutNulls(t, want)) {
+		if got, err = Merge(t.Context(), []byte(doc), []byte(change), sizeLimit); err != nil || !equalJSON(t, withoutNulls(t, got), withoutNulls(t, want)) {
 			t.Fatalf("%s merged with %s: %s, %v, the other %s", doc, change, got, err, want)
 		}
 	}
@@ -251,17 +251,17 @@ func withoutNulls(t *testing.T, data []byte) []byte {
 
 func checkSize(t *testing.T, doc, patch string) {
 	t.Helper()
-	ops, err := parse([]byte(patch))
+	ops, err := parseOperations([]byte(patch))
 	if err != nil {
 		t.Fatal(err)
 	}
-	tr := newTree([]byte(doc), roomy)
+	tr := newTree([]byte(doc), sizeLimit)
 	for i := range ops {
-		if err := tr.do(&ops[i]); err != nil {
+		if err := tr.applyOperation(&ops[i]); err != nil {
 			t.Fatal(err)
 		}
-		if n := len(tr.text()); n != tr.bytes || n != tr.root.size() {
-			t.Fatalf("%s with %s: after operation %d it has %d bytes, %d are counted, %d at the root", doc, patch, i, n, tr.bytes, tr.root.size())
+		if n := len(tr.encode()); n != tr.bytes || n != tr.root.textSize() {
+			t.Fatalf("%s with %s: after operation %d it has %d bytes, %d are counted, %d at the root", doc, patch, i, n, tr.bytes, tr.root.textSize())
 		}
 	}
 }

@@ -8,46 +8,46 @@ import (
 )
 
 // Merge returns doc, which must be a JSON object, after a merge patch. most is as for Apply.
-func Merge(ctx context.Context, doc, patch []byte, most int) ([]byte, error) {
+func Merge(ctx context.Context, doc, patch []byte, maxBytes int) ([]byte, error) {
 	if !json.Valid(patch) {
 		return nil, fmt.Errorf("%w: not JSON", ErrMalformed)
 	}
-	t := newTree(doc, most)
-	changes := newTree(patch, most).root
+	t := newTree(doc, maxBytes)
+	changes := newTree(patch, maxBytes).root
 	if !changes.isObject() {
 		return nil, fmt.Errorf("%w: the patch is not a JSON object", ErrMalformed)
 	}
 	if !t.root.isObject() {
 		return nil, errors.New("a merge patch applies to an object only")
 	}
-	b, err := t.open(t.root)
+	b, err := t.openNode(t.root)
 	if err != nil {
 		return nil, err
 	}
-	t.bytes += b.bytes - t.root.size()
-	t.root = node{box: b}
-	if err := t.merge(ctx, b, changes, 0); err != nil {
+	t.bytes += b.bytes - t.root.textSize()
+	t.root = node{collection: b}
+	if err := t.mergeObject(ctx, b, changes, 0); err != nil {
 		return nil, err
 	}
-	return t.text(), nil
+	return t.encode(), nil
 }
 
-// merge puts the changes into an opened object.
-func (t *tree) merge(ctx context.Context, into *box, changes node, depth int) error {
+// mergeObject puts the changes into an opened object.
+func (t *tree) mergeObject(ctx context.Context, into *collection, changes node, depth int) error {
 	if depth > maxDepth {
 		return fmt.Errorf("%w: it is more than %d objects deep", ErrTooLarge, maxDepth)
 	}
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("applying a merge patch: %w", err)
 	}
-	from, err := t.open(changes)
+	from, err := t.openNode(changes)
 	if err != nil {
 		return err
 	}
 	for key, change := range from.members { // what goes makes room for what comes
 		if old, there := into.members[key]; there && change.text == "null" {
 			delete(into.members, key)
-			by := len(key) + 1 + old.size() + min(len(into.members), 1)
+			by := len(key) + 1 + old.textSize() + min(len(into.members), 1)
 			into.bytes -= by
 			t.bytes -= by
 		}
@@ -63,16 +63,16 @@ func (t *tree) merge(ctx context.Context, into *box, changes node, depth int) er
 				}
 				old = into.members[key]
 			}
-			before := old.size()
-			inner, err := t.open(old)
+			before := old.textSize()
+			inner, err := t.openNode(old)
 			if err != nil {
 				return err
 			}
-			into.members[key] = node{box: inner}
-			if old.box == nil {
+			into.members[key] = node{collection: inner}
+			if old.collection == nil {
 				t.bytes += inner.bytes - before
 			}
-			if err := t.merge(ctx, inner, change, depth+1); err != nil {
+			if err := t.mergeObject(ctx, inner, change, depth+1); err != nil {
 				return err
 			}
 			into.bytes += inner.bytes - before
@@ -85,17 +85,17 @@ func (t *tree) merge(ctx context.Context, into *box, changes node, depth int) er
 	return nil
 }
 
-func (t *tree) setMember(into *box, key string, n node) error {
-	by := n.size()
+func (t *tree) setMember(into *collection, key string, n node) error {
+	by := n.textSize()
 	if old, there := into.members[key]; there {
-		by -= old.size()
+		by -= old.textSize()
 	} else {
 		by += len(key) + 1 + min(len(into.members), 1)
 	}
-	if err := t.grow(by); err != nil {
+	if err := t.growBy(by); err != nil {
 		return err
 	}
-	if err := t.charge(0, 1); err != nil {
+	if err := t.chargeWork(0, 1); err != nil {
 		return err
 	}
 	if into.members == nil {

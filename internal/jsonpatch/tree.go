@@ -8,29 +8,29 @@ import (
 
 // node is a value: its text, or what it was opened into.
 type node struct {
-	text string
-	box  *box
+	text       string
+	collection *collection
 }
 
-// box is an opened list or object. Keys are in quotes, in one form for each key.
-type box struct {
+// collection is an opened list or object. Keys are in quotes, in one form for each key.
+type collection struct {
 	list    bool
 	members map[string]node
 	items   []node
 	bytes   int // of its text, whitespace left out
 }
 
-// size is the length of the value's text. It is known without writing it.
-func (n node) size() int {
-	if n.box != nil {
-		return n.box.bytes
+// textSize is the length of the value's text. It is known without writing it.
+func (n node) textSize() int {
+	if n.collection != nil {
+		return n.collection.bytes
 	}
 	return len(n.text)
 }
 
 func (n node) isObject() bool {
-	if n.box != nil {
-		return !n.box.list
+	if n.collection != nil {
+		return !n.collection.list
 	}
 	return strings.HasPrefix(n.text, "{")
 }
@@ -38,19 +38,19 @@ func (n node) isObject() bool {
 // tree is a document under work. Values are opened one level at a time, where an
 // operation goes; everything else stays text and is shared by its copies.
 type tree struct {
-	root  node
-	bytes int // of the whole document
-	most  int // what bytes may become
-	nodes int // values that were opened or copied
-	work  int // bytes that were looked through, and what costs as much
+	root     node
+	bytes    int // of the whole document
+	maxBytes int // what bytes may become
+	nodes    int // values that were opened or copied
+	work     int // bytes that were looked through, and what costs as much
 }
 
-func newTree(doc []byte, most int) *tree {
+func newTree(doc []byte, maxBytes int) *tree {
 	text := strings.TrimSpace(string(doc))
-	return &tree{root: node{text: text}, bytes: len(text), most: max(most, len(text))}
+	return &tree{root: node{text: text}, bytes: len(text), maxBytes: max(maxBytes, len(text))}
 }
 
-func (t *tree) charge(work, nodes int) error {
+func (t *tree) chargeWork(work, nodes int) error {
 	t.work += work
 	t.nodes += nodes
 	switch {
@@ -62,21 +62,21 @@ func (t *tree) charge(work, nodes int) error {
 	return nil
 }
 
-// grow counts a change of the document's size, before it is made.
-func (t *tree) grow(by int) error {
-	if t.bytes+by > t.most {
-		return fmt.Errorf("%w: the result would have %d bytes, at most %d are possible", ErrTooLarge, t.bytes+by, t.most)
+// growBy counts a change of the document's size, before it is made.
+func (t *tree) growBy(by int) error {
+	if t.bytes+by > t.maxBytes {
+		return fmt.Errorf("%w: the result would have %d bytes, at most %d are possible", ErrTooLarge, t.bytes+by, t.maxBytes)
 	}
 	t.bytes += by
 	return nil
 }
 
-// open makes a box of a list or object. The node itself is not changed.
-func (t *tree) open(n node) (*box, error) {
-	if n.box != nil {
-		return n.box, nil
+// openNode makes a box of a list or object. The node itself is not changed.
+func (t *tree) openNode(n node) (*collection, error) {
+	if n.collection != nil {
+		return n.collection, nil
 	}
-	if err := t.charge(len(n.text), 0); err != nil {
+	if err := t.chargeWork(len(n.text), 0); err != nil {
 		return nil, err
 	}
 	switch {
@@ -88,24 +88,24 @@ func (t *tree) open(n node) (*box, error) {
 	return nil, nil
 }
 
-func (t *tree) openObject(text string) (*box, error) {
-	b := &box{bytes: 2}
+func (t *tree) openObject(text string) (*collection, error) {
+	b := &collection{bytes: 2}
 	s := scanner{text: text, at: 1}
-	for s.more() {
-		key := canonical(s.value())
-		s.skip() // the colon
-		if err := t.charge(0, 1); err != nil {
+	for s.hasMore() {
+		key := canonicalString(s.nextValue())
+		s.skipSeparators() // the colon
+		if err := t.chargeWork(0, 1); err != nil {
 			return nil, err
 		}
 		if b.members == nil {
 			b.members = make(map[string]node)
 		}
-		v := node{text: s.value()}
+		v := node{text: s.nextValue()}
 		if old, twice := b.members[key]; twice {
-			b.bytes -= old.size() + len(key) + 2
+			b.bytes -= old.textSize() + len(key) + 2
 		}
 		b.members[key] = v
-		b.bytes += len(key) + 2 + v.size()
+		b.bytes += len(key) + 2 + v.textSize()
 	}
 	if len(b.members) > 0 {
 		b.bytes-- // one comma less than members
@@ -113,16 +113,16 @@ func (t *tree) openObject(text string) (*box, error) {
 	return b, nil
 }
 
-func (t *tree) openList(text string) (*box, error) {
-	b := &box{list: true, bytes: 2}
+func (t *tree) openList(text string) (*collection, error) {
+	b := &collection{list: true, bytes: 2}
 	s := scanner{text: text, at: 1}
-	for s.more() {
-		if err := t.charge(0, 1); err != nil {
+	for s.hasMore() {
+		if err := t.chargeWork(0, 1); err != nil {
 			return nil, err
 		}
-		v := node{text: s.value()}
+		v := node{text: s.nextValue()}
 		b.items = append(b.items, v)
-		b.bytes += v.size() + 1
+		b.bytes += v.textSize() + 1
 	}
 	if len(b.items) > 0 {
 		b.bytes--
@@ -130,74 +130,74 @@ func (t *tree) openList(text string) (*box, error) {
 	return b, nil
 }
 
-// clone is a copy that shares nothing but text.
-func (t *tree) clone(n node) (node, error) {
-	if n.box == nil {
+// copyNode is a copy that shares nothing but text.
+func (t *tree) copyNode(n node) (node, error) {
+	if n.collection == nil {
 		return n, nil
 	}
-	count := len(n.box.items) + len(n.box.members)
-	if err := t.charge(cloneWork*count, count); err != nil {
+	count := len(n.collection.items) + len(n.collection.members)
+	if err := t.chargeWork(cloneWork*count, count); err != nil {
 		return node{}, err
 	}
-	out := &box{list: n.box.list, bytes: n.box.bytes}
+	out := &collection{list: n.collection.list, bytes: n.collection.bytes}
 	var err error
-	if n.box.list {
-		out.items = make([]node, len(n.box.items))
-		for i, c := range n.box.items {
-			if out.items[i], err = t.clone(c); err != nil {
+	if n.collection.list {
+		out.items = make([]node, len(n.collection.items))
+		for i, c := range n.collection.items {
+			if out.items[i], err = t.copyNode(c); err != nil {
 				return node{}, err
 			}
 		}
-		return node{box: out}, nil
+		return node{collection: out}, nil
 	}
-	out.members = make(map[string]node, len(n.box.members))
-	for k, c := range n.box.members {
-		if out.members[k], err = t.clone(c); err != nil {
+	out.members = make(map[string]node, len(n.collection.members))
+	for k, c := range n.collection.members {
+		if out.members[k], err = t.copyNode(c); err != nil {
 			return node{}, err
 		}
 	}
-	return node{box: out}, nil
+	return node{collection: out}, nil
 }
 
-// write appends the text of a value.
-func (n node) write(to []byte) []byte {
-	if n.box == nil {
+// appendText appends the text of a value.
+func (n node) appendText(to []byte) []byte {
+	if n.collection == nil {
 		return append(to, n.text...)
 	}
-	if n.box.list {
+	if n.collection.list {
 		to = append(to, '[')
-		for i, c := range n.box.items {
+		for i, c := range n.collection.items {
 			if i > 0 {
 				to = append(to, ',')
 			}
-			to = c.write(to)
+			to = c.appendText(to)
 		}
 		return append(to, ']')
 	}
 	to = append(to, '{')
 	first := true
-	for k, c := range n.box.members {
+	for k, c := range n.collection.members {
 		if !first {
 			to = append(to, ',')
 		}
 		first = false
 		to = append(to, k...)
 		to = append(to, ':')
-		to = c.write(to)
+		to = c.appendText(to)
 	}
 	return append(to, '}')
 }
 
-// equal says whether two values mean the same: objects in any order, numbers by value.
-func (t *tree) equal(a, b node) (bool, error) {
-	if a.box == nil && b.box == nil && a.text == b.text {
+// equalValues says whether two values mean the same: objects in any order, numbers by value.
+func (t *tree) equalValues(a, b node) (bool, error) {
+	if a.collection == nil && b.collection == nil && a.text == b.text {
 		return true, nil
 	}
-	left, err := t.open(a)
+	left, err := t.openNode(a)
 	if err != nil {
 		return false, err
 	}
-	right, err := t.open(b)
+	right, err := t.openNode(b)
 	if err != nil {
 		return false, err
 	}
@@ -209,7 +209,7 @@ func (t *tree) equal(a, b node) (bool, error) {
 		return false, nil
 	}
 	for i := range left.items {
-		if same, err := t.equal(left.items[i], right.items[i]); err != nil || !same {
+		if same, err := t.equalValues(left.items[i], right.items[i]); err != nil || !same {
 			return false, err
 		}
 	}
@@ -218,7 +218,7 @@ func (t *tree) equal(a, b node) (bool, error) {
 		if !ok {
 			return false, nil
 		}
-		if same, err := t.equal(v, other); err != nil || !same {
+		if same, err := t.equalValues(v, other); err != nil || !same {
 			return false, err
 		}
 	}
@@ -230,7 +230,7 @@ func equalScalars(a, b string) bool {
 		return a == b
 	}
 	if a[0] == '"' || b[0] == '"' {
-		return a[0] == b[0] && canonical(a) == canonical(b)
+		return a[0] == b[0] && canonicalString(a) == canonicalString(b)
 	}
 	var x, y any
 	if json.Unmarshal([]byte(a), &x) != nil || json.Unmarshal([]byte(b), &y) != nil {
@@ -242,8 +242,8 @@ func equalScalars(a, b string) bool {
 	return x == y
 }
 
-// canonical is the one form of a string's text: nothing is escaped that need not be.
-func canonical(text string) string {
+// canonicalString is the one form of a string's text: nothing is escaped that need not be.
+func canonicalString(text string) string {
 	if !strings.Contains(text, `\`) {
 		return text
 	}
@@ -251,12 +251,12 @@ func canonical(text string) string {
 	if json.Unmarshal([]byte(text), &s) != nil {
 		return text
 	}
-	return quote(s)
+	return quoteString(s)
 }
 
 const hex = "0123456789abcdef"
 
-func quote(s string) string {
+func quoteString(s string) string {
 	var b strings.Builder
 	b.Grow(len(s) + 2)
 	b.WriteByte('"')
@@ -283,8 +283,8 @@ type scanner struct {
 	at   int
 }
 
-// skip passes whitespace and one comma or colon.
-func (s *scanner) skip() {
+// skipSeparators passes whitespace and one comma or colon.
+func (s *scanner) skipSeparators() {
 	for ; s.at < len(s.text); s.at++ {
 		switch s.text[s.at] {
 		case ' ', '\t', '\r', '\n', ',', ':':
@@ -294,19 +294,19 @@ func (s *scanner) skip() {
 	}
 }
 
-// more says whether another value follows.
-func (s *scanner) more() bool {
-	s.skip()
+// hasMore says whether another value follows.
+func (s *scanner) hasMore() bool {
+	s.skipSeparators()
 	return s.at < len(s.text) && s.text[s.at] != '}' && s.text[s.at] != ']'
 }
 
-// value returns the text of the next value.
-func (s *scanner) value() string {
+// nextValue returns the text of the next value.
+func (s *scanner) nextValue() string {
 	from, depth := s.at, 0
 	for s.at < len(s.text) {
 		switch s.text[s.at] {
 		case '"':
-			s.pastString()
+			s.skipString()
 			if depth == 0 {
 				return s.text[from:s.at]
 			}
@@ -331,7 +331,7 @@ func (s *scanner) value() string {
 	return s.text[from:]
 }
 
-func (s *scanner) pastString() {
+func (s *scanner) skipString() {
 	for s.at++; s.at < len(s.text); s.at++ {
 		switch s.text[s.at] {
 		case '\\':

@@ -14,37 +14,37 @@ import (
 // A part that fails is begun again after minRestart, then after twice as long with every failure up to maxRestart.
 // One that has run for settled begins with minRestart again.
 const (
-	minRestart = 100 * time.Millisecond
-	maxRestart = 30 * time.Second
-	settled    = time.Minute
+	minRestart  = 100 * time.Millisecond
+	maxRestart  = 30 * time.Second
+	stableAfter = time.Minute
 )
 
 // Supervise runs every part by itself until ctx ends and all have returned. One that returns early, or panics, is
 // begun again after a delay, while the others go on; failed is told of it.
-func Supervise(ctx context.Context, failed func(part string, err error, again time.Duration), parts ...Part) {
+func Supervise(ctx context.Context, onFailure func(part string, err error, delay time.Duration), parts ...Part) {
 	var wg sync.WaitGroup
 	for _, p := range parts {
-		wg.Go(func() { supervise(ctx, failed, p) })
+		wg.Go(func() { supervisePart(ctx, onFailure, p) })
 	}
 	wg.Wait()
 }
 
-func supervise(ctx context.Context, failed func(part string, err error, again time.Duration), p Part) {
+func supervisePart(ctx context.Context, onFailure func(part string, err error, delay time.Duration), p Part) {
 	retry := backoff.Backoff{Min: minRestart, Max: maxRestart}
 	for {
 		began := time.Now()
-		err := guarded(ctx, p)
+		err := runRecovering(ctx, p)
 		if ctx.Err() != nil {
 			return
 		}
 		if err == nil {
 			err = errors.New("ended unexpectedly")
 		}
-		if time.Since(began) >= settled {
+		if time.Since(began) >= stableAfter {
 			retry.Reset()
 		}
 		delay := retry.Next()
-		failed(p.Name, err, delay)
+		onFailure(p.Name, err, delay)
 		t := time.NewTimer(delay)
 		select {
 		case <-t.C:
@@ -55,8 +55,8 @@ func supervise(ctx context.Context, failed func(part string, err error, again ti
 	}
 }
 
-// guarded turns a panic of the part's own goroutine into an error.
-func guarded(ctx context.Context, p Part) (err error) {
+// runRecovering turns a panic of the part's own goroutine into an error.
+func runRecovering(ctx context.Context, p Part) (err error) {
 	defer func() {
 		if x := recover(); x != nil {
 			err = fmt.Errorf("panic: %v\n%s", x, debug.Stack())

@@ -64,7 +64,7 @@ func TestSuperviseForgetsOldFailures(t *testing.T) {
 		n := 0
 		Supervise(ctx, func(_ string, _ error, again time.Duration) { last = again }, Part{"p", func(ctx context.Context) error {
 			if n++; n == 10 {
-				time.Sleep(2 * settled)
+				time.Sleep(2 * stableAfter)
 			}
 			if n == 11 {
 				cancel()

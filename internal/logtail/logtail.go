@@ -9,22 +9,22 @@ import (
 // Lines keeps whole lines, the newest, within so many bytes. The zero value keeps nothing. It is an io.Writer that never
 // fails, safe for concurrent use.
 type Lines struct {
-	most int
+	maxBytes int
 
 	mu   sync.Mutex
 	kept []byte
 }
 
 // New keeps so many bytes at most.
-func New(most int) *Lines { return &Lines{most: most} }
+func New(maxBytes int) *Lines { return &Lines{maxBytes: maxBytes} }
 
 // Write implements io.Writer.
 func (l *Lines) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.kept = append(l.kept, p...)
-	if len(l.kept) > l.most+l.most/2 || cap(l.kept) > 2*l.most+len(p) {
-		l.kept = bytes.Clone(tail(l.kept, l.most))
+	if len(l.kept) > l.maxBytes+l.maxBytes/2 || cap(l.kept) > 2*l.maxBytes+len(p) {
+		l.kept = bytes.Clone(lastLines(l.kept, l.maxBytes))
 	}
 	return len(p), nil
 }
@@ -36,15 +36,15 @@ func (l *Lines) Bytes() []byte {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return bytes.Clone(tail(l.kept, l.most))
+	return bytes.Clone(lastLines(l.kept, l.maxBytes))
 }
 
-// tail is the end of a text from the beginning of a line on, of so many bytes at most.
-func tail(text []byte, most int) []byte {
-	if len(text) <= most {
+// lastLines is the end of a text from the beginning of a line on, of so many bytes at most.
+func lastLines(text []byte, maxBytes int) []byte {
+	if len(text) <= maxBytes {
 		return text
 	}
-	cut := len(text) - most
+	cut := len(text) - maxBytes
 	if text[cut-1] == '\n' {
 		return text[cut:]
 	}

@@ -6,96 +6,96 @@ import (
 	"sync/atomic"
 )
 
-// Room bounds what is kept of many values by the sum of their sizes, which are estimates. Safe for concurrent use.
-type Room struct {
-	most int64
+// Budget bounds what is kept of many values by the sum of their sizes, which are estimates. Safe for concurrent use.
+type Budget struct {
+	maxBytes int64
 
 	mu    sync.Mutex
-	queue []keeper // in the order in which they came
-	taken int64
+	queue []evictable // in the order in which they came
+	used  int64
 }
 
 // New returns a room for so many bytes.
-func New(most int64) *Room { return &Room{most: most} }
+func New(maxBytes int64) *Budget { return &Budget{maxBytes: maxBytes} }
 
-// Taken is what the kept values take, by estimate, and how many they are.
-func (r *Room) Taken() (bytes int64, values int) {
+// Used is what the kept values take, by estimate, and how many they are.
+func (r *Budget) Used() (bytes int64, values int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.taken, len(r.queue)
+	return r.used, len(r.queue)
 }
 
-// keeper is what a room drops.
-type keeper interface {
-	// rest says that nobody has used it since it was last asked.
-	rest() bool
-	// drop forgets it, and returns what it took.
-	drop() int64
+// evictable is what a room drops.
+type evictable interface {
+	// clearUsed says that nobody has used it since it was last asked.
+	clearUsed() bool
+	// evict forgets it, and returns what it took.
+	evict() int64
 }
 
-// add takes something in, and drops before what came first. What has been used since it came, or since it was last looked
+// addEntry takes something in, and drops before what came first. What has been used since it came, or since it was last looked
 // at, waits once more. One that is larger than the room is there alone.
-func (r *Room) add(k keeper, size int64) {
+func (r *Budget) addEntry(k evictable, size int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for again := len(r.queue); r.taken+size > r.most && len(r.queue) > 0; again-- {
+	for again := len(r.queue); r.used+size > r.maxBytes && len(r.queue) > 0; again-- {
 		first := r.queue[0]
 		r.queue[0] = nil
-		if r.queue = r.queue[1:]; again > 0 && !first.rest() {
+		if r.queue = r.queue[1:]; again > 0 && !first.clearUsed() {
 			r.queue = append(r.queue, first)
 			continue
 		}
-		r.taken -= first.drop()
+		r.used -= first.evict()
 	}
 	r.queue = append(r.queue, k)
-	r.taken += size
+	r.used += size
 }
 
-// compiled is a value that is made when it is needed, by one of those who need it, and kept while there is room.
-type compiled[T any] struct {
-	room *Room
-	make func() (value T, size int64, err error)
+// lazyValue is a value that is made when it is needed, by one of those who need it, and kept while there is room.
+type lazyValue[T any] struct {
+	budget  *Budget
+	compute func() (value T, size int64, err error)
 
-	making sync.Mutex
-	kept   atomic.Pointer[made[T]]
+	computing sync.Mutex
+	cached    atomic.Pointer[cachedValue[T]]
 }
 
-type made[T any] struct {
+type cachedValue[T any] struct {
 	value T
 	size  int64 // by estimate
 	err   error
 	used  atomic.Bool
 }
 
-// Keep returns what gets a value, made again by f whenever it is no longer kept.
-func Keep[T any](in *Room, f func() (value T, size int64, err error)) func() (T, error) {
-	c := &compiled[T]{room: in, make: f}
-	return c.get
+// Memoize returns what gets a value, made again by f whenever it is no longer kept.
+func Memoize[T any](budget *Budget, f func() (value T, size int64, err error)) func() (T, error) {
+	c := &lazyValue[T]{budget: budget, compute: f}
+	return c.value
 }
 
-func (c *compiled[T]) get() (T, error) {
-	m := c.kept.Load()
+func (c *lazyValue[T]) value() (T, error) {
+	m := c.cached.Load()
 	if m == nil {
-		m = c.again()
+		m = c.computeOnce()
 	} else if !m.used.Load() {
 		m.used.Store(true)
 	}
 	return m.value, m.err
 }
 
-func (c *compiled[T]) again() *made[T] {
-	c.making.Lock()
-	defer c.making.Unlock()
-	if m := c.kept.Load(); m != nil {
+func (c *lazyValue[T]) computeOnce() *cachedValue[T] {
+	c.computing.Lock()
+	defer c.computing.Unlock()
+	if m := c.cached.Load(); m != nil {
 		return m
 	}
-	m := &made[T]{}
-	m.value, m.size, m.err = c.make()
-	c.kept.Store(m)
-	c.room.add(c, m.size)
+	m := &cachedValue[T]{}
+	m.value, m.size, m.err = c.compute()
+	c.cached.Store(m)
+	c.budget.addEntry(c, m.size)
 	return m
 }
 
-func (c *compiled[T]) rest() bool { return !c.kept.Load().used.Swap(false) }
+func (c *lazyValue[T]) clearUsed() bool { return !c.cached.Load().used.Swap(false) }
 
-func (c *compiled[T]) drop() int64 { return c.kept.Swap(nil).size }
+func (c *lazyValue[T]) evict() int64 { return c.cached.Swap(nil).size }

@@ -7,7 +7,7 @@ func TestUsedValuesStay(t *testing.T) {
 	in := New(10)
 	made := map[int]int{}
 	value := func(i int) func() (int, error) {
-		return Keep(in, func() (int, int64, error) { made[i]++; return i, 4, nil })
+		return Memoize(in, func() (int, int64, error) { made[i]++; return i, 4, nil })
 	}
 	often := value(0)
 	for i := 1; i < 20; i++ {

@@ -17,10 +17,10 @@ import (
 
 // Available is the memory of the machine, or what the control groups of this
 // process leave of it.
-func Available() (int64, error) { return available("/") }
+func Available() (int64, error) { return availableUnder("/") }
 
-func available(root string) (int64, error) {
-	total, err := machine(filepath.Join(root, "proc/meminfo"))
+func availableUnder(root string) (int64, error) {
+	total, err := machineMemory(filepath.Join(root, "proc/meminfo"))
 	if err != nil {
 		return 0, err
 	}
@@ -38,7 +38,7 @@ func available(root string) (int64, error) {
 		}
 		// The limits of all groups above hold as well.
 		for path = filepath.Clean("/" + path); ; path = filepath.Dir(path) {
-			if n, ok := limitOf(filepath.Join(root, "sys/fs/cgroup", path, "memory.max")); ok {
+			if n, ok := cgroupLimit(filepath.Join(root, "sys/fs/cgroup", path, "memory.max")); ok {
 				total = min(total, n)
 			}
 			if path == "/" {
@@ -49,7 +49,7 @@ func available(root string) (int64, error) {
 	return total, nil
 }
 
-func machine(file string) (int64, error) {
+func machineMemory(file string) (int64, error) {
 	f, err := os.Open(file)
 	if err != nil {
 		return 0, fmt.Errorf("reading the machine's memory: %w", err)
@@ -67,8 +67,8 @@ func machine(file string) (int64, error) {
 	return 0, fmt.Errorf("reading the machine's memory: %s has no MemTotal", file)
 }
 
-// limitOf reads a memory.max; ok is false when there is none or it is "max".
-func limitOf(file string) (n int64, ok bool) {
+// cgroupLimit reads a memory.max; ok is false when there is none or it is "max".
+func cgroupLimit(file string) (n int64, ok bool) {
 	raw, err := os.ReadFile(file)
 	if err != nil {
 		return 0, false
@@ -77,27 +77,27 @@ func limitOf(file string) (n int64, ok bool) {
 	return n, err == nil
 }
 
-// Limit makes the garbage collector work harder the closer this process comes to
+// SetLimit makes the garbage collector work harder the closer this process comes to
 // limit bytes. A tenth is left for what is not of the Go runtime: mapped files,
 // the kernel's part. A GOMEMLIMIT in the environment is left alone.
-func Limit(limit int64) {
+func SetLimit(limit int64) {
 	if os.Getenv("GOMEMLIMIT") == "" && limit > 0 {
 		debug.SetMemoryLimit(limit - limit/10)
 	}
 }
 
-// Limited is the limit that is set, ok is false without one.
-func Limited() (limit int64, ok bool) {
+// CurrentLimit is the limit that is set, ok is false without one.
+func CurrentLimit() (limit int64, ok bool) {
 	limit = debug.SetMemoryLimit(-1)
 	return limit, limit != math.MaxInt64
 }
 
-// Daemon is the OOM score of a daemon: below that of any pod (-997 and more), and of the parents of their processes
+// DaemonOOMScore is the OOM score of a daemon: below that of any pod (-997 and more), and of the parents of their processes
 // (-998).
-const Daemon = -999
+const DaemonOOMScore = -999
 
-// Shield sets this process' OOM score. Without CAP_SYS_RESOURCE it cannot be lowered: that is an error, and no harm.
-func Shield(score int) error {
+// SetOOMScore sets this process' OOM score. Without CAP_SYS_RESOURCE it cannot be lowered: that is an error, and no harm.
+func SetOOMScore(score int) error {
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(score)), 0); err != nil {
 		return fmt.Errorf("setting oom_score_adj to %d: %w", score, err)
 	}

@@ -29,7 +29,7 @@ func TestAvailable(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if got, err := available(root); err != nil || got != c.want {
+		if got, err := availableUnder(root); err != nil || got != c.want {
 			t.Errorf("%s: %d, %v, want %d", name, got, err, c.want)
 		}
 	}
@@ -42,8 +42,8 @@ func TestLimit(t *testing.T) {
 	before := debug.SetMemoryLimit(-1)
 	defer debug.SetMemoryLimit(before)
 	t.Setenv("GOMEMLIMIT", "")
-	Limit(10 << 30)
-	if got, ok := Limited(); !ok || got != 9<<30 {
+	SetLimit(10 << 30)
+	if got, ok := CurrentLimit(); !ok || got != 9<<30 {
 		t.Errorf("the limit is %d", got)
 	}
 }
@@ -58,10 +58,10 @@ func TestShield(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := Shield(now); err != nil {
+	if err := SetOOMScore(now); err != nil {
 		t.Error(err)
 	}
-	if err := Shield(-2000); err == nil {
+	if err := SetOOMScore(-2000); err == nil {
 		t.Error("a score that there is not was set")
 	}
 }

@@ -12,21 +12,21 @@ import (
 	"syscall"
 )
 
-// Rest gives back to the kernel what a process does not need that has little to do: with worked, freed memory of the
+// ReleaseUnused gives back to the kernel what a process does not need that has little to do: with worked, freed memory of the
 // heap, for one collection; and always the pages of the program's own file. See Unmap. That the latter failed is no
 // harm and is not told.
-func Rest(worked bool) {
+func ReleaseUnused(worked bool) {
 	if worked {
 		debug.FreeOSMemory()
 	}
-	_ = Unmap()
+	_ = UnmapProgram()
 }
 
-// Unmap takes the pages of the program's file that cannot be written out of this process' memory: code, constants, the
+// UnmapProgram takes the pages of the program's file that cannot be written out of this process' memory: code, constants, the
 // runtime's tables. They stay in the kernel's page cache, where they count for nobody and are the first to go when
 // memory is short, and what is used comes back by a minor fault, 64 KiB at a time. Most of what is mapped after a start
 // is never used again: the functions that initialize a package once, and what lies within 64 KiB of them.
-func Unmap() error {
+func UnmapProgram() error {
 	program, err := os.Readlink("/proc/self/exe")
 	if err != nil {
 		return fmt.Errorf("reading the program's name: %w", err)
@@ -36,7 +36,7 @@ func Unmap() error {
 		return fmt.Errorf("reading what is mapped: %w", err)
 	}
 	var failed []error
-	for _, m := range ofProgram(raw, program) {
+	for _, m := range programMappings(raw, program) {
 		if _, _, errno := syscall.Syscall(syscall.SYS_MADVISE, m.start, m.end-m.start, syscall.MADV_DONTNEED); errno != 0 {
 			failed = append(failed, fmt.Errorf("unmapping %x-%x of %s: %w", m.start, m.end, program, errno))
 		}
@@ -47,9 +47,9 @@ func Unmap() error {
 // mapping is a range of addresses, end exclusive.
 type mapping struct{ start, end uintptr }
 
-// ofProgram are the private mappings of a file in /proc/PID/maps that cannot be written, so that nothing of theirs is
+// programMappings are the private mappings of a file in /proc/PID/maps that cannot be written, so that nothing of theirs is
 // in memory alone.
-func ofProgram(maps []byte, file string) (out []mapping) {
+func programMappings(maps []byte, file string) (out []mapping) {
 	for lines := bufio.NewScanner(bytes.NewReader(maps)); lines.Scan(); {
 		// 00400000-02261000 r-xp 00000000 fe:00 1234567                /usr/bin/program (deleted)
 		f := strings.Fields(lines.Text())

@@ -20,7 +20,7 @@ func TestMappingsOfTheProgram(t *testing.T) {
 7fffa0000000-7fffa0002000 r-xp 00000000 00:00 0          [vdso]
 `
 	want := []mapping{{0x400000, 0x2261000}, {0x2261000, 0x442d000}}
-	if got := ofProgram([]byte(maps), "/usr/bin/keelson controlplane"); !reflect.DeepEqual(got, want) {
+	if got := programMappings([]byte(maps), "/usr/bin/keelson controlplane"); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %x, want %x", got, want)
 	}
 }
@@ -38,30 +38,30 @@ func TestUnmap(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, m := range ofProgram(maps, program) {
+	for _, m := range programMappings(maps, program) {
 		if _, _, errno := syscall.Syscall(syscall.SYS_MADVISE, m.start, m.end-m.start, populateRead); errno != 0 {
 			t.Fatalf("mapping all of this program: %v", errno)
 		}
 	}
-	before := fileBacked(t)
+	before := fileBackedBytes(t)
 	if before < 1<<20 {
 		t.Fatalf("%d bytes of files are mapped", before)
 	}
-	if err := Unmap(); err != nil {
+	if err := UnmapProgram(); err != nil {
 		t.Fatal(err)
 	}
-	after := fileBacked(t)
+	after := fileBackedBytes(t)
 	t.Logf("%d KiB of files are mapped, %d before", after>>10, before>>10)
 	// This program is small, and what it uses comes back at once, with what lies around it.
 	if after > before*3/4 {
 		t.Errorf("%d bytes of files are mapped, %d before", after, before)
 	}
-	Rest(true)
-	Rest(false)
+	ReleaseUnused(true)
+	ReleaseUnused(false)
 }
 
-// fileBacked is how much of files this process has in memory, in bytes.
-func fileBacked(t *testing.T) int {
+// fileBackedBytes is how much of files this process has in memory, in bytes.
+func fileBackedBytes(t *testing.T) int {
 	t.Helper()
 	raw, err := os.ReadFile("/proc/self/status")
 	if err != nil {

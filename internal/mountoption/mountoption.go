@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// flags are the options that the kernel knows for every file system; the later of two that contradict each other counts.
-var flags = map[string]struct{ set, clear uintptr }{
+// mountFlags are the options that the kernel knows for every file system; the later of two that contradict each other counts.
+var mountFlags = map[string]struct{ set, clear uintptr }{
 	"ro": {set: unix.MS_RDONLY}, "rw": {clear: unix.MS_RDONLY},
 	"nosuid": {set: unix.MS_NOSUID}, "suid": {clear: unix.MS_NOSUID},
 	"nodev": {set: unix.MS_NODEV}, "dev": {clear: unix.MS_NODEV},
@@ -24,30 +24,30 @@ var flags = map[string]struct{ set, clear uintptr }{
 	"lazytime": {set: unix.MS_LAZYTIME}, "nolazytime": {clear: unix.MS_LAZYTIME},
 }
 
-// idle are options that say something to the programs which mount by /etc/fstab, and nothing to the kernel.
-var idle = []string{"defaults", "auto", "noauto", "user", "nouser", "users", "nousers", "owner", "group", "_netdev", "nofail"}
+// fstabOptions are options that say something to the programs which mount by /etc/fstab, and nothing to the kernel.
+var fstabOptions = []string{"defaults", "auto", "noauto", "user", "nouser", "users", "nousers", "owner", "group", "_netdev", "nofail"}
 
-// Sort sorts options, each of which may be several with commas between them. What the file system itself reads comes in
+// SplitFlags sorts options, each of which may be several with commas between them. What the file system itself reads comes in
 // the order in which it was given.
-func Sort(given []string) (bits uintptr, rest []string) {
-	for _, list := range given {
-		for one := range strings.SplitSeq(list, ",") {
-			one = strings.TrimSpace(one)
-			f, known := flags[one]
+func SplitFlags(options []string) (bits uintptr, rest []string) {
+	for _, list := range options {
+		for option := range strings.SplitSeq(list, ",") {
+			option = strings.TrimSpace(option)
+			f, known := mountFlags[option]
 			switch {
 			case known:
 				bits = bits&^f.clear | f.set
-			case !means(one):
+			case !isMountOption(option):
 			default:
-				rest = append(rest, one)
+				rest = append(rest, option)
 			}
 		}
 	}
 	return bits, rest
 }
 
-// own are the options that a mount has for itself, where what is mounted is mounted elsewhere too.
-var own = map[string]struct{ set, clear uint64 }{
+// bindAttributes are the options that a mount has for itself, where what is mounted is mounted elsewhere too.
+var bindAttributes = map[string]struct{ set, clear uint64 }{
 	"ro": {set: unix.MOUNT_ATTR_RDONLY}, "rw": {clear: unix.MOUNT_ATTR_RDONLY},
 	"nosuid": {set: unix.MOUNT_ATTR_NOSUID}, "suid": {clear: unix.MOUNT_ATTR_NOSUID},
 	"nodev": {set: unix.MOUNT_ATTR_NODEV}, "dev": {clear: unix.MOUNT_ATTR_NODEV},
@@ -59,27 +59,27 @@ var own = map[string]struct{ set, clear uint64 }{
 	"nodiratime":  {set: unix.MOUNT_ATTR_NODIRATIME}, "diratime": {clear: unix.MOUNT_ATTR_NODIRATIME},
 }
 
-// Bind sorts options of a bind mount, as Sort does: what such a mount has for itself, for mount_setattr(2), which sets after it
+// SplitBindAttributes sorts options of a bind mount, as Sort does: what such a mount has for itself, for mount_setattr(2), which sets after it
 // has cleared; and those that are the file system's, which is mounted already.
-func Bind(given []string) (a unix.MountAttr, rest []string) {
-	for _, list := range given {
-		for one := range strings.SplitSeq(list, ",") {
-			one = strings.TrimSpace(one)
-			o, known := own[one]
+func SplitBindAttributes(options []string) (a unix.MountAttr, rest []string) {
+	for _, list := range options {
+		for option := range strings.SplitSeq(list, ",") {
+			option = strings.TrimSpace(option)
+			o, known := bindAttributes[option]
 			switch {
 			case known:
 				a.Attr_set = a.Attr_set&^o.clear | o.set
 				a.Attr_clr |= o.clear
-			case !means(one):
+			case !isMountOption(option):
 			default:
-				rest = append(rest, one)
+				rest = append(rest, option)
 			}
 		}
 	}
 	return a, rest
 }
 
-// means says that an option says something to the kernel or to a file system.
-func means(one string) bool {
-	return one != "" && !slices.Contains(idle, one) && !strings.HasPrefix(one, "x-") && !strings.HasPrefix(one, "comment=")
+// isMountOption says that an option says something to the kernel or to a file system.
+func isMountOption(option string) bool {
+	return option != "" && !slices.Contains(fstabOptions, option) && !strings.HasPrefix(option, "x-") && !strings.HasPrefix(option, "comment=")
 }

@@ -20,7 +20,7 @@ func TestSort(t *testing.T) {
 		"data=journal, nodev commit=3":    {unix.MS_NODEV, "data=journal commit=3"},
 		"_netdev,x-systemd.requires=a,,b": {0, "b"},
 	} {
-		bits, rest := Sort(strings.Split(given, " "))
+		bits, rest := SplitFlags(strings.Split(given, " "))
 		if got := strings.Join(rest, " "); bits != want.bits || got != want.rest || slices.Contains(rest, "") {
 			t.Errorf("%q: %#x %q, want %#x %q", given, bits, got, want.bits, want.rest)
 		}
@@ -41,7 +41,7 @@ func TestBind(t *testing.T) {
 		"noatime relatime":         {clear: unix.MOUNT_ATTR__ATIME},
 		"nodev,data=journal,async": {set: unix.MOUNT_ATTR_NODEV, rest: "data=journal async"},
 	} {
-		a, rest := Bind(strings.Split(given, " "))
+		a, rest := SplitBindAttributes(strings.Split(given, " "))
 		if got := strings.Join(rest, " "); a.Attr_set != want.set || a.Attr_clr != want.clear || got != want.rest {
 			t.Errorf("%q: %#x %#x %q, want %#x %#x %q", given, a.Attr_set, a.Attr_clr, got, want.set, want.clear, want.rest)
 		}

@@ -11,11 +11,11 @@ import (
 )
 
 const (
-	answerLimit  = 5 * time.Second // for one response of the kernel
-	answerSize   = 8 << 10         // bytes of it; the kernel sends fewer than 100
-	headerSize   = unix.SizeofNlMsghdr
-	genmsgSize   = 4 // struct nfgenmsg
-	attrHeadSize = unix.SizeofNlAttr
+	responseTimeout = 5 * time.Second // for one response of the kernel
+	responseSize    = 8 << 10         // bytes of it; the kernel sends fewer than 100
+	headerSize      = unix.SizeofNlMsghdr
+	genmsgSize      = 4 // struct nfgenmsg
+	attrHeadSize    = unix.SizeofNlAttr
 )
 
 // Generation returns the number of the last nftables transaction in the caller's network namespace. Every transaction of
@@ -26,7 +26,7 @@ func Generation() (uint32, error) {
 		return 0, fmt.Errorf("reading the generation of nftables: socket: %w", err)
 	}
 	defer unix.Close(fd)
-	limit := unix.NsecToTimeval(answerLimit.Nanoseconds())
+	limit := unix.NsecToTimeval(responseTimeout.Nanoseconds())
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit); err != nil {
 		return 0, fmt.Errorf("reading the generation of nftables: %w", err)
 	}
@@ -37,7 +37,7 @@ func Generation() (uint32, error) {
 	if err := unix.Sendto(fd, request, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return 0, fmt.Errorf("reading the generation of nftables: %w", err)
 	}
-	response := make([]byte, answerSize)
+	response := make([]byte, responseSize)
 	n, _, err := unix.Recvfrom(fd, response, 0)
 	if err != nil {
 		return 0, fmt.Errorf("reading the generation of nftables: %w", err)

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// response returns a message of the kernel with these attributes, each a number and a value of 4 bytes.
-func response(kind uint16, attrs ...uint32) []byte {
+// kernelResponse returns a message of the kernel with these attributes, each a number and a value of 4 bytes.
+func kernelResponse(kind uint16, attrs ...uint32) []byte {
 	out := make([]byte, headerSize+genmsgSize)
 	for i := 0; i+1 < len(attrs); i += 2 {
 		out = binary.NativeEndian.AppendUint16(out, 8)
@@ -23,14 +23,14 @@ func response(kind uint16, attrs ...uint32) []byte {
 // The generation is read from a response whatever other attributes it has, and what has none is an error.
 func TestParseGeneration(t *testing.T) {
 	const gen = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN
-	if got, err := parseGeneration(response(gen, 2, 99, unix.NFTA_GEN_ID, 17, 3, 5)); err != nil || got != 17 {
+	if got, err := parseGeneration(kernelResponse(gen, 2, 99, unix.NFTA_GEN_ID, 17, 3, 5)); err != nil || got != 17 {
 		t.Errorf("generation %d, %v; want 17", got, err)
 	}
 	refused := make([]byte, headerSize+genmsgSize)
 	binary.NativeEndian.PutUint16(refused[4:], unix.NLMSG_ERROR)
 	binary.NativeEndian.PutUint32(refused[headerSize:], ^uint32(unix.EPERM)+1)
-	for name, raw := range map[string][]byte{"empty": nil, "no attribute": response(gen), "another attribute": response(gen, 2, 9),
-		"cut attribute": response(gen, unix.NFTA_GEN_ID, 7)[:headerSize+genmsgSize+6], "error": refused} {
+	for name, raw := range map[string][]byte{"empty": nil, "no attribute": kernelResponse(gen), "another attribute": kernelResponse(gen, 2, 9),
+		"cut attribute": kernelResponse(gen, unix.NFTA_GEN_ID, 7)[:headerSize+genmsgSize+6], "error": refused} {
 		if got, err := parseGeneration(raw); err == nil {
 			t.Errorf("%s: generation %d without an error", name, got)
 		}

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Floor is what stays free. The zero value is Default, which is a disk's.
-type Floor struct {
+// Amount is what stays free. The zero value is Default, which is a disk's.
+type Amount struct {
 	percent int64
 	bytes   int64
 }
@@ -17,18 +17,18 @@ type Floor struct {
 var Default = Percent(10)
 
 // Percent is a share of a disk, 1 to 99.
-func Percent(n int64) Floor { return Floor{percent: n} }
+func Percent(n int64) Amount { return Amount{percent: n} }
 
 // Bytes is a size, above zero.
-func Bytes(n int64) Floor { return Floor{bytes: n} }
+func Bytes(n int64) Amount { return Amount{bytes: n} }
 
 // Parse reads a share, such as 10%, or whole bytes with one of the units Ki, Mi, Gi and Ti or none, such as 2Gi.
-func Parse(text string) (Floor, error) {
+func Parse(text string) (Amount, error) {
 	if share, ok := strings.CutSuffix(text, "%"); ok {
 		if n, err := strconv.ParseInt(share, 10, 64); err == nil && n >= 1 && n <= 99 {
 			return Percent(n), nil
 		}
-		return Floor{}, fmt.Errorf("%q: want 1%% to 99%%", text)
+		return Amount{}, fmt.Errorf("%q: want 1%% to 99%%", text)
 	}
 	number, shift := text, 0
 	for i, unit := range units {
@@ -39,42 +39,42 @@ func Parse(text string) (Floor, error) {
 	if n, err := strconv.ParseInt(number, 10, 64); err == nil && n >= 1 && n <= 1<<(62-shift) {
 		return Bytes(n << shift), nil
 	}
-	return Floor{}, fmt.Errorf("%q: want a share of the disk, such as 10%%, or a size, such as 2Gi", text)
+	return Amount{}, fmt.Errorf("%q: want a share of the disk, such as 10%%, or a size, such as 2Gi", text)
 }
 
 var units = []string{"Ki", "Mi", "Gi", "Ti"}
 
-// Of is what stays free of a disk of so many bytes.
-func (f Floor) Of(total int64) int64 {
+// BytesOf is what stays free of a disk of so many bytes.
+func (f Amount) BytesOf(total int64) int64 {
 	switch {
 	case f.bytes > 0:
 		return f.bytes
 	case f.percent > 0:
 		return total / 100 * f.percent
 	default:
-		return Default.Of(total)
+		return Default.BytesOf(total)
 	}
 }
 
-// Share is what stays free of so many things that are no bytes, inodes say: of those a size says nothing.
-func (f Floor) Share(total int64) int64 {
+// CountOf is what stays free of so many things that are no bytes, inodes say: of those a size says nothing.
+func (f Amount) CountOf(total int64) int64 {
 	if f.bytes > 0 {
 		return 0
 	}
-	return f.Of(total)
+	return f.BytesOf(total)
 }
 
 // Half is half of it.
-func (f Floor) Half() Floor {
-	if f == (Floor{}) {
+func (f Amount) Half() Amount {
+	if f == (Amount{}) {
 		f = Default
 	}
-	return Floor{percent: (f.percent + 1) / 2, bytes: (f.bytes + 1) / 2}
+	return Amount{percent: (f.percent + 1) / 2, bytes: (f.bytes + 1) / 2}
 }
 
 // String is how Parse reads it.
-func (f Floor) String() string {
-	if f == (Floor{}) {
+func (f Amount) String() string {
+	if f == (Amount{}) {
 		f = Default
 	}
 	if f.bytes == 0 {

@@ -9,10 +9,10 @@ func TestFloor(t *testing.T) {
 		"10%": 100 << 30, "1%": 10 << 30, "99%": 990 << 30, "2Gi": 2 << 30, "512Mi": 512 << 20, "3Ti": 3 << 40, "100": 100, "7Ki": 7 << 10,
 	} {
 		f, err := Parse(text)
-		if err != nil || f.Of(disk) != want || f.String() != text {
-			t.Errorf("%s: %v, %d of %d, want %d", text, err, f.Of(disk), int64(disk), want)
+		if err != nil || f.BytesOf(disk) != want || f.String() != text {
+			t.Errorf("%s: %v, %d of %d, want %d", text, err, f.BytesOf(disk), int64(disk), want)
 		}
-		if again, err := Parse(f.Half().String()); err != nil || again != f.Half() || again.Of(disk) > f.Of(disk) {
+		if again, err := Parse(f.Half().String()); err != nil || again != f.Half() || again.BytesOf(disk) > f.BytesOf(disk) {
 			t.Errorf("half of %s: %s, %v", text, f.Half(), err)
 		}
 	}
@@ -21,10 +21,10 @@ func TestFloor(t *testing.T) {
 			t.Errorf("%q is read as %s", text, f)
 		}
 	}
-	if f := (Floor{}); f.String() != "10%" || f.Of(disk) != 100<<30 || f.Share(1000) != 100 || f.Half() != Percent(5) {
-		t.Errorf("none: %s, %d, %d, %s", f, f.Of(disk), f.Share(1000), f.Half())
+	if f := (Amount{}); f.String() != "10%" || f.BytesOf(disk) != 100<<30 || f.CountOf(1000) != 100 || f.Half() != Percent(5) {
+		t.Errorf("none: %s, %d, %d, %s", f, f.BytesOf(disk), f.CountOf(1000), f.Half())
 	}
-	if n := Bytes(1 << 30).Share(1000); n != 0 {
+	if n := Bytes(1 << 30).CountOf(1000); n != 0 {
 		t.Errorf("of 1,000 inodes a size keeps %d", n)
 	}
 }

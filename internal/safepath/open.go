@@ -17,23 +17,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tries bounds how often a look-up is repeated that a rename on the way has disturbed.
-const tries = 16
+// maxLookups bounds how often a look-up is repeated that a rename on the way has disturbed.
+const maxLookups = 16
 
-// Root finds name as a process does whose root is dir: absolute links and ".." stay below it. The file can be asked
+// OpenInRoot finds name as a process does whose root is dir: absolute links and ".." stay below it. The file can be asked
 // for its status, and named by Path; it cannot be read.
-func Root(dir, name string) (*os.File, error) { return openBeneath(dir, name, unix.RESOLVE_IN_ROOT) }
+func OpenInRoot(dir, name string) (*os.File, error) {
+	return openResolved(dir, name, unix.RESOLVE_IN_ROOT)
+}
 
-// Beneath finds name below dir. A link that leads out of dir is an error, and so is an absolute one.
-func Beneath(dir, name string) (*os.File, error) { return openBeneath(dir, name, unix.RESOLVE_BENEATH) }
+// OpenBeneath finds name below dir. A link that leads out of dir is an error, and so is an absolute one.
+func OpenBeneath(dir, name string) (*os.File, error) {
+	return openResolved(dir, name, unix.RESOLVE_BENEATH)
+}
 
-func openBeneath(dir, name string, how uint64) (*os.File, error) {
+func openResolved(dir, name string, how uint64) (*os.File, error) {
 	root, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: dir, Err: err}
 	}
 	defer unix.Close(root)
-	for range tries {
+	for range maxLookups {
 		fd, err := unix.Openat2(root, name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC,
 			Resolve: how | unix.RESOLVE_NO_MAGICLINKS})
 		if err == nil {
@@ -46,15 +50,15 @@ func openBeneath(dir, name string, how uint64) (*os.File, error) {
 	return nil, &fs.PathError{Op: "open", Path: name, Err: unix.EAGAIN}
 }
 
-// Path names what f holds, whatever its own name leads to by now.
-func Path(f *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(f.Fd())) }
+// ProcPath names what f holds, whatever its own name leads to by now.
+func ProcPath(f *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(f.Fd())) }
 
 // ErrNotRegular says that a name is no regular file, which alone is read.
 var ErrNotRegular = errors.New("not a regular file")
 
-// ReadRoot opens the regular file that name leads to in the root dir.
-func ReadRoot(dir, name string) (*os.File, error) {
-	held, err := Root(dir, name)
+// OpenRegularInRoot opens the regular file that name leads to in the root dir.
+func OpenRegularInRoot(dir, name string) (*os.File, error) {
+	held, err := OpenInRoot(dir, name)
 	if err != nil {
 		return nil, err
 	}
@@ -66,22 +70,22 @@ func ReadRoot(dir, name string) (*os.File, error) {
 	if !st.Mode().IsRegular() {
 		return nil, fmt.Errorf("%s: %w", name, ErrNotRegular)
 	}
-	return os.OpenFile(Path(held), os.O_RDONLY|unix.O_NONBLOCK, 0)
+	return os.OpenFile(ProcPath(held), os.O_RDONLY|unix.O_NONBLOCK, 0)
 }
 
-// Regular opens the regular file at path for reading, and neither what a link there leads to nor anything else. It does
+// OpenRegular opens the regular file at path for reading, and neither what a link there leads to nor anything else. It does
 // not wait for a process that holds a lease on the file: the error is then unix.EAGAIN.
-func Regular(path string) (*os.File, error) {
-	held, err := hold(path)
+func OpenRegular(path string) (*os.File, error) {
+	held, err := openRegularPath(path)
 	if err != nil {
 		return nil, err
 	}
 	defer held.Close()
-	return os.OpenFile(Path(held), os.O_RDONLY|unix.O_NONBLOCK, 0)
+	return os.OpenFile(ProcPath(held), os.O_RDONLY|unix.O_NONBLOCK, 0)
 }
 
-// hold returns an O_PATH descriptor of the regular file at path. A link, FIFO or device is ErrNotRegular.
-func hold(path string) (*os.File, error) {
+// openRegularPath returns an O_PATH descriptor of the regular file at path. A link, FIFO or device is ErrNotRegular.
+func openRegularPath(path string) (*os.File, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: path, Err: err}

@@ -37,7 +37,7 @@ func TestReadRoot(t *testing.T) {
 		"etc/out": fs.ErrNotExist, "etc/none": fs.ErrNotExist, "etc/magic": fs.ErrNotExist, "etc/loop": unix.ELOOP,
 		"etc/fifo": ErrNotRegular, "etc/to-fifo": ErrNotRegular, "etc": ErrNotRegular,
 	} {
-		f, err := ReadRoot(dir, name)
+		f, err := OpenRegularInRoot(dir, name)
 		if !errors.Is(err, want) {
 			t.Errorf("%s: %v, want %v", name, err, want)
 		}
@@ -60,14 +60,14 @@ func TestBeneath(t *testing.T) {
 		}
 	}
 	for name, ok := range map[string]bool{"sub": true, "link": true, "fifo": true, "absolute": false, "sub/up": false, "..": false} {
-		f, err := Beneath(dir, name)
+		f, err := OpenBeneath(dir, name)
 		if ok != (err == nil) || !ok && !errors.Is(err, unix.EXDEV) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if err == nil {
 			// What was found stays the same thing when the name is given to another.
 			if err := os.Rename(filepath.Join(dir, name), filepath.Join(dir, "moved")); err == nil {
-				if _, err := os.Stat(Path(f)); err != nil {
+				if _, err := os.Stat(ProcPath(f)); err != nil {
 					t.Errorf("%s: %v", name, err)
 				}
 				if err := os.Rename(filepath.Join(dir, "moved"), filepath.Join(dir, name)); err != nil {
@@ -87,7 +87,7 @@ func TestRegular(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]error{"file": nil, "link": ErrNotRegular, "fifo": ErrNotRegular, ".": ErrNotRegular, "none": fs.ErrNotExist} {
-		f, err := Regular(filepath.Join(dir, name))
+		f, err := OpenRegular(filepath.Join(dir, name))
 		if !errors.Is(err, want) {
 			t.Errorf("%s: %v, want %v", name, err, want)
 		}

@@ -19,7 +19,7 @@ var ErrTooLarge = errors.New("file too large")
 // blocks, and never reads more than limit bytes: a larger file is ErrTooLarge. Use it for every file that a container,
 // an image or a volume can write.
 func ReadFile(path string, limit int64) ([]byte, error) {
-	f, err := Regular(path)
+	f, err := OpenRegular(path)
 	if err != nil {
 		return nil, err
 	}
@@ -45,7 +45,7 @@ func ReadFile(path string, limit int64) ([]byte, error) {
 // new content. A missing file is created. It follows no link in the last element of path, writes to nothing but a regular
 // file, and never blocks: a file with a lease of another process is unix.EAGAIN.
 func Overwrite(path string, content []byte, mode fs.FileMode) error {
-	f, err := openToWrite(path, mode)
+	f, err := openForWriting(path, mode)
 	if err != nil {
 		return err
 	}
@@ -56,10 +56,10 @@ func Overwrite(path string, content []byte, mode fs.FileMode) error {
 	return errors.Join(err, f.Close())
 }
 
-// openToWrite opens the regular file at path for writing, or creates it.
-func openToWrite(path string, mode fs.FileMode) (*os.File, error) {
+// openForWriting opens the regular file at path for writing, or creates it.
+func openForWriting(path string, mode fs.FileMode) (*os.File, error) {
 	const flags = unix.O_WRONLY | unix.O_NOFOLLOW | unix.O_NONBLOCK
-	held, err := hold(path)
+	held, err := openRegularPath(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return os.OpenFile(path, flags|os.O_CREATE|os.O_EXCL, mode)
 	}
@@ -67,5 +67,5 @@ func openToWrite(path string, mode fs.FileMode) (*os.File, error) {
 		return nil, err
 	}
 	defer held.Close()
-	return os.OpenFile(Path(held), unix.O_WRONLY|unix.O_NONBLOCK, 0)
+	return os.OpenFile(ProcPath(held), unix.O_WRONLY|unix.O_NONBLOCK, 0)
 }

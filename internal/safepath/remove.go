@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// removeDepth is how deep RemoveAll goes with a descriptor for each level.
-const removeDepth = 64
+// maxOpenDepth is how deep RemoveAll goes with a descriptor for each level.
+const maxOpenDepth = 64
 
 // RemoveAll removes path and all that is in it, as os.RemoveAll does, of which nobody else makes more meanwhile. It
 // holds few descriptors and names at a time, however deep somebody has nested folders: what lies deeper than it goes is
@@ -32,7 +32,7 @@ func RemoveAll(path string) error {
 	}
 	r := remover{top: os.NewFile(uintptr(fd), path)}
 	defer r.top.Close()
-	if err := r.empty(r.top, 1); err != nil {
+	if err := r.removeContents(r.top, 1); err != nil {
 		return err
 	}
 	if err := unix.Rmdir(path); err != nil && !errors.Is(err, unix.ENOENT) {
@@ -41,9 +41,9 @@ func RemoveAll(path string) error {
 	return nil
 }
 
-// Empty removes what is in the folder path, as RemoveAll does, and the folder stays. It ends when it has removed as many
+// RemoveContents removes what is in the folder path, as RemoveAll does, and the folder stays. It ends when it has removed as many
 // names as most says, and the folders that those were the last in; left says that there is more. A folder that is not there is empty.
-func Empty(path string, most int) (left bool, err error) {
+func RemoveContents(path string, limit int) (remaining bool, err error) {
 	fd, err := unix.Open(path, removeFlags, 0)
 	if errors.Is(err, unix.ENOENT) {
 		return false, nil
@@ -51,9 +51,9 @@ func Empty(path string, most int) (left bool, err error) {
 	if err != nil {
 		return false, &os.PathError{Op: "empty", Path: path, Err: err}
 	}
-	r := remover{top: os.NewFile(uintptr(fd), path), most: most}
+	r := remover{top: os.NewFile(uintptr(fd), path), limit: limit}
 	defer r.top.Close()
-	if err := r.empty(r.top, 1); errors.Is(err, errEnough) {
+	if err := r.removeContents(r.top, 1); errors.Is(err, errLimitReached) {
 		return true, nil
 	} else if err != nil {
 		return false, err
@@ -61,20 +61,20 @@ func Empty(path string, most int) (left bool, err error) {
 	return false, nil
 }
 
-// errEnough says that as many names are removed as were to be.
-var errEnough = errors.New("enough is removed")
+// errLimitReached says that as many names are removed as were to be.
+var errLimitReached = errors.New("enough is removed")
 
 const removeFlags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC
 
 type remover struct {
-	top   *os.File
-	moved int // folders moved up
-	most  int // how many names are removed; 0 = all
-	names int // removed
+	top     *os.File
+	moved   int // folders moved up
+	limit   int // how many names are removed; 0 = all
+	removed int // removed
 }
 
-// empty removes what is in a folder. What cannot be removed is in the error, and all the rest is gone.
-func (r *remover) empty(f *os.File, depth int) error {
+// removeContents removes what is in a folder. What cannot be removed is in the error, and all the rest is gone.
+func (r *remover) removeContents(f *os.File, depth int) error {
 	for {
 		if _, err := f.Seek(0, io.SeekStart); err != nil {
 			return err
@@ -84,17 +84,17 @@ func (r *remover) empty(f *os.File, depth int) error {
 		for {
 			names, err := f.Readdirnames(256)
 			for _, n := range names {
-				if r.most > 0 && r.names >= r.most {
-					return errEnough
+				if r.limit > 0 && r.removed >= r.limit {
+					return errLimitReached
 				}
-				switch err := r.remove(f, n, depth); {
-				case errors.Is(err, errEnough):
+				switch err := r.removeEntry(f, n, depth); {
+				case errors.Is(err, errLimitReached):
 					return err
 				case err != nil:
 					failed = err
 				default:
 					removed++
-					r.names++
+					r.removed++
 				}
 			}
 			if errors.Is(err, io.EOF) {
@@ -111,8 +111,8 @@ func (r *remover) empty(f *os.File, depth int) error {
 	}
 }
 
-// remove removes one name of a folder, or moves it up.
-func (r *remover) remove(f *os.File, name string, depth int) error {
+// removeEntry removes one name of a folder, or moves it up.
+func (r *remover) removeEntry(f *os.File, name string, depth int) error {
 	parent := int(f.Fd())
 	fail := func(err error) error {
 		if err == nil || errors.Is(err, unix.ENOENT) {
@@ -127,7 +127,7 @@ func (r *remover) remove(f *os.File, name string, depth int) error {
 	if err = unix.Unlinkat(parent, name, unix.AT_REMOVEDIR); !errors.Is(err, unix.ENOTEMPTY) {
 		return fail(err)
 	}
-	if depth == removeDepth {
+	if depth == maxOpenDepth {
 		for {
 			r.moved++
 			err := unix.Renameat2(parent, name, int(r.top.Fd()), ".deep-"+strconv.Itoa(r.moved), unix.RENAME_NOREPLACE)
@@ -142,7 +142,7 @@ func (r *remover) remove(f *os.File, name string, depth int) error {
 	}
 	sub := os.NewFile(uintptr(fd), filepath.Join(f.Name(), name))
 	defer sub.Close()
-	if err := r.empty(sub, depth+1); err != nil {
+	if err := r.removeContents(sub, depth+1); err != nil {
 		return err
 	}
 	return fail(unix.Unlinkat(parent, name, unix.AT_REMOVEDIR))

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nest makes folders in one another, with a file and a link out in each.
-func nest(t *testing.T, dir string, depth int, outside string) {
+// makeNestedDirs makes folders in one another, with a file and a link out in each.
+func makeNestedDirs(t *testing.T, dir string, depth int, outside string) {
 	t.Helper()
 	at, err := unix.Open(dir, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	for i := 0; i < depth && err == nil; i++ {
@@ -44,7 +44,7 @@ func TestRemoveAllOfDeepFolders(t *testing.T) {
 		if err := os.MkdirAll(sub, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		nest(t, sub, 500, outside)
+		makeNestedDirs(t, sub, 500, outside)
 	}
 	for i := range 2000 { // more names than are read at once
 		if err := os.WriteFile(filepath.Join(dir, "file"+strconv.Itoa(i)), nil, 0o600); err != nil {
@@ -127,7 +127,7 @@ func TestEmpty(t *testing.T) {
 	empty := func(names int) (steps int) {
 		for left := true; left; steps++ {
 			var err error
-			if left, err = Empty(dir, most); err != nil || steps > names {
+			if left, err = RemoveContents(dir, most); err != nil || steps > names {
 				t.Fatalf("after %d steps: %v", steps, err)
 			}
 		}
@@ -136,8 +136,8 @@ func TestEmpty(t *testing.T) {
 		}
 		return steps
 	}
-	nest(t, dir, removeDepth+20, "/nowhere")
-	if steps, least := empty(3*(removeDepth+20)), (removeDepth+20)*2/most; steps < least {
+	makeNestedDirs(t, dir, maxOpenDepth+20, "/nowhere")
+	if steps, least := empty(3*(maxOpenDepth+20)), (maxOpenDepth+20)*2/most; steps < least {
 		t.Errorf("it took %d steps, not %d at least", steps, least)
 	}
 	for i := range 4*most + 1 {
@@ -148,7 +148,7 @@ func TestEmpty(t *testing.T) {
 	if steps := empty(4*most + 1); steps != 5 {
 		t.Errorf("it took %d steps", steps)
 	}
-	if left, err := Empty(filepath.Join(dir, "none"), 1); left || err != nil {
+	if left, err := RemoveContents(filepath.Join(dir, "none"), 1); left || err != nil {
 		t.Errorf("what is not there: %v, %v", left, err)
 	}
 }

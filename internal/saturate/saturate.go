@@ -33,7 +33,7 @@ func Sub(a, b int64) int64 {
 
 // Mul returns a * b.
 func Mul(a, b int64) int64 {
-	high, low := bits.Mul64(magnitude(a), magnitude(b))
+	high, low := bits.Mul64(absolute(a), absolute(b))
 	negative := (a < 0) != (b < 0)
 	switch {
 	case negative && (high > 0 || low >= 1<<63):
@@ -58,7 +58,7 @@ func MulDiv(a, b, c int64) int64 {
 	return math.MaxInt64
 }
 
-func magnitude(a int64) uint64 {
+func absolute(a int64) uint64 {
 	if a < 0 {
 		return -uint64(a)
 	}

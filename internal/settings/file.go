@@ -12,33 +12,33 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// entry is what a file says of one key.
-type entry struct {
+// fileEntry is what a file says of one key.
+type fileEntry struct {
 	line   int
 	values []string
 }
 
-// read is what a file says, by key.
-func read(flags []Flag, file File) (map[string]entry, error) {
+// readEntries is what a file says, by key.
+func readEntries(flags []Flag, file File) (map[string]fileEntry, error) {
 	if file.Path == "" {
 		return nil, nil
 	}
-	content, err := contentOf(file.Path)
-	if errors.Is(err, fs.ErrNotExist) && !file.Must {
+	content, err := readBounded(file.Path)
+	if errors.Is(err, fs.ErrNotExist) && !file.Required {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reading the configuration: %w", err)
 	}
-	entries, err := parse(flags, content)
+	entries, err := parseEntries(flags, content)
 	if err != nil {
 		return nil, fmt.Errorf("%s%w", file.Path, err)
 	}
 	return entries, nil
 }
 
-// contentOf reads a regular file of bounded size: nothing that never ends, and nothing that waits for somebody to write.
-func contentOf(path string) ([]byte, error) {
+// readBounded reads a regular file of bounded size: nothing that never ends, and nothing that waits for somebody to write.
+func readBounded(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, err
@@ -61,8 +61,8 @@ func contentOf(path string) ([]byte, error) {
 	return content, nil
 }
 
-// parse judges a file by the flags. Its errors begin with what comes after the file's name.
-func parse(flags []Flag, content []byte) (map[string]entry, error) {
+// parseEntries judges a file by the flags. Its errors begin with what comes after the file's name.
+func parseEntries(flags []Flag, content []byte) (map[string]fileEntry, error) {
 	if n := bytes.Count(content, []byte("[")) + bytes.Count(content, []byte("{")); n > 1000 {
 		return nil, fmt.Errorf(": %d brackets: no configuration has so many", n)
 	}
@@ -88,52 +88,52 @@ func parse(flags []Flag, content []byte) (map[string]entry, error) {
 	for _, f := range flags {
 		known[f.Name] = f
 	}
-	out := map[string]entry{}
+	out := map[string]fileEntry{}
 	for i := 0; i < len(top.Content); i += 2 {
 		key, value := top.Content[i], top.Content[i+1]
 		f, ok := known[key.Value]
 		if key.Kind != yaml.ScalarNode || !ok {
-			return nil, fmt.Errorf(", line %d: unknown key %s%s", key.Line, shown(key.Value), nearest(key.Value, flags))
+			return nil, fmt.Errorf(", line %d: unknown key %s%s", key.Line, quoteTruncated(key.Value), suggestKey(key.Value, flags))
 		}
 		if first, again := out[f.Name]; again {
 			return nil, fmt.Errorf(", line %d: key %s is there twice: it stands in line %d already", key.Line, f.Name, first.line)
 		}
-		values, err := valuesOf(f.Kind, value)
+		values, err := nodeValues(f.Kind, value)
 		if err != nil {
 			return nil, fmt.Errorf(", line %d: %s: %w", value.Line, f.Name, err)
 		}
-		out[f.Name] = entry{line: key.Line, values: values}
+		out[f.Name] = fileEntry{line: key.Line, values: values}
 	}
 	return out, nil
 }
 
-// valuesOf are the texts that a flag of this kind is set to.
-func valuesOf(kind Kind, n *yaml.Node) ([]string, error) {
-	if kind != Many && kind != Joined {
-		text, err := scalar(kind, n)
+// nodeValues are the texts that a flag of this kind is set to.
+func nodeValues(kind Kind, n *yaml.Node) ([]string, error) {
+	if kind != List && kind != JoinedList {
+		text, err := scalarText(kind, n)
 		return []string{text}, err
 	}
 	if n.Kind != yaml.SequenceNode {
-		return nil, fmt.Errorf("want a list such as [a, b], not %s", called(n))
+		return nil, fmt.Errorf("want a list such as [a, b], not %s", describeNode(n))
 	}
 	var values []string
 	for _, below := range n.Content {
-		text, err := scalar(Text, below)
+		text, err := scalarText(Text, below)
 		if err != nil {
 			return nil, err
 		}
 		if strings.ContainsRune(text, ',') {
-			return nil, fmt.Errorf("%s: want an entry of the list for each of these", shown(text))
+			return nil, fmt.Errorf("%s: want an entry of the list for each of these", quoteTruncated(text))
 		}
 		values = append(values, text)
 	}
-	if kind == Joined && len(values) > 0 {
+	if kind == JoinedList && len(values) > 0 {
 		values = []string{strings.Join(values, ",")}
 	}
 	return values, nil
 }
 
-func scalar(kind Kind, n *yaml.Node) (string, error) {
+func scalarText(kind Kind, n *yaml.Node) (string, error) {
 	if n.Kind == yaml.ScalarNode {
 		switch n.Tag {
 		case "!!str", "!!float", "!!timestamp":
@@ -141,20 +141,20 @@ func scalar(kind Kind, n *yaml.Node) (string, error) {
 				return n.Value, nil
 			}
 		case "!!int":
-			if kind == Text || kind == Number {
+			if kind == Text || kind == Integer {
 				return n.Value, nil
 			}
 		case "!!bool":
-			if kind == Truth {
+			if kind == Bool {
 				return n.Value, nil
 			}
 		}
 	}
-	return "", fmt.Errorf("want %s, not %s", kind, called(n))
+	return "", fmt.Errorf("want %s, not %s", kind, describeNode(n))
 }
 
-// called says what a value is.
-func called(n *yaml.Node) string {
+// describeNode says what a value is.
+func describeNode(n *yaml.Node) string {
 	switch n.Kind {
 	case yaml.SequenceNode:
 		return "a list"
@@ -167,29 +167,29 @@ func called(n *yaml.Node) string {
 	case "!!null":
 		return "nothing (to have the default, leave the key out)"
 	case "!!str":
-		return "the text " + shown(n.Value)
+		return "the text " + quoteTruncated(n.Value)
 	case "!!bool":
 		return n.Value + " (in quotes it is text)"
 	}
-	return shown(n.Value)
+	return quoteTruncated(n.Value)
 }
 
-// shown is a text of bounded length in quotes.
-func shown(text string) string {
+// quoteTruncated is a text of bounded length in quotes.
+func quoteTruncated(text string) string {
 	if len(text) > 64 {
 		return fmt.Sprintf("%.64q...", text)
 	}
 	return fmt.Sprintf("%q", text)
 }
 
-// nearest names the key that was meant, if one is near.
-func nearest(key string, flags []Flag) string {
+// suggestKey names the key that was meant, if one is near.
+func suggestKey(key string, flags []Flag) string {
 	best, least := "", 4
 	if len(key) > 64 {
 		return ""
 	}
 	for _, f := range flags {
-		if d := distance(strings.ToLower(strings.ReplaceAll(key, "_", "-")), f.Name); d < least {
+		if d := editDistance(strings.ToLower(strings.ReplaceAll(key, "_", "-")), f.Name); d < least {
 			best, least = f.Name, d
 		}
 	}
@@ -199,8 +199,8 @@ func nearest(key string, flags []Flag) string {
 	return ": the nearest is " + best
 }
 
-// distance is how many letters have to be put in, taken out or changed to make one word of the other.
-func distance(a, b string) int {
+// editDistance is how many letters have to be put in, taken out or changed to make one word of the other.
+func editDistance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {
 		row[j] = j

@@ -16,11 +16,11 @@ const MaxSize = 1 << 20
 type Kind int
 
 const (
-	Text   Kind = iota // text, or a number as it is written
-	Truth              // true or false
-	Number             // a whole number
-	Many               // a list, of which each is set after the other
-	Joined             // a list that is set as one text, with commas between
+	Text       Kind = iota // text, or a number as it is written
+	Bool                   // true or false
+	Integer                // a whole number
+	List                   // a list, of which each is set after the other
+	JoinedList             // a list that is set as one text, with commas between
 )
 
 func (k Kind) String() string {
@@ -31,42 +31,42 @@ func (k Kind) String() string {
 type Flag struct {
 	Name string
 	Kind Kind
-	// Given says that the command line has it: then nothing else counts.
-	Given bool
+	// OnCommandLine says that the command line has it: then nothing else counts.
+	OnCommandLine bool
 	// Set gives it a value; nil: the key may stand in the file, and this command has no use for it.
 	Set func(string) error
 }
 
-// Environment is the name of a flag in the environment.
-func Environment(flag string) string {
+// EnvironmentName is the name of a flag in the environment.
+func EnvironmentName(flag string) string {
 	return "KEELSON_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
 // Usage is what a flag's help says, and in the end how the flag is called elsewhere.
 func Usage(flag, usage string) string {
-	return usage + " [key " + flag + ", " + Environment(flag) + "]"
+	return usage + " [key " + flag + ", " + EnvironmentName(flag) + "]"
 }
 
 // File is a configuration file: "" is none. One that was asked for by its name must exist; that at the default path need not.
 type File struct {
-	Path string
-	Must bool
+	Path     string
+	Required bool
 }
 
 // Apply sets what the command line has not: by the environment, which lookup reads, else by the file. All of the file is judged,
 // also what does not count, before anything is set.
-func Apply(flags []Flag, file File, lookup func(string) (string, bool)) error {
-	entries, err := read(flags, file)
+func Apply(flags []Flag, file File, lookupEnv func(string) (string, bool)) error {
+	entries, err := readEntries(flags, file)
 	if err != nil {
 		return err
 	}
 	for _, f := range flags {
-		if f.Given || f.Set == nil {
+		if f.OnCommandLine || f.Set == nil {
 			continue
 		}
-		name := Environment(f.Name)
-		if text, ok := lookup(name); ok && text != "" { // an empty one is none: so a unit can take one back
-			for _, value := range apart(f.Kind, text) {
+		name := EnvironmentName(f.Name)
+		if text, ok := lookupEnv(name); ok && text != "" { // an empty one is none: so a unit can take one back
+			for _, value := range splitValues(f.Kind, text) {
 				if err := f.Set(value); err != nil {
 					return fmt.Errorf("%s in the environment: %w", name, err)
 				}
@@ -86,9 +86,9 @@ func Apply(flags []Flag, file File, lookup func(string) (string, bool)) error {
 	return nil
 }
 
-// apart are the values of a text in the environment.
-func apart(kind Kind, text string) []string {
-	if kind != Many {
+// splitValues are the values of a text in the environment.
+func splitValues(kind Kind, text string) []string {
+	if kind != List {
 		return []string{text}
 	}
 	var out []string

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// daemon is a small set of flags of every kind.
-type daemon struct {
+// daemonFlags is a small set of flags of every kind.
+type daemonFlags struct {
 	name  string
 	loud  bool
 	pods  int64
@@ -23,7 +23,7 @@ type daemon struct {
 	marks string
 }
 
-func flagsOf(d *daemon, args ...string) []Flag {
+func flagsOf(d *daemonFlags, args ...string) []Flag {
 	fs := flag.NewFlagSet("daemon", flag.ContinueOnError)
 	fs.StringVar(&d.name, "node-name", "default", "")
 	fs.BoolVar(&d.loud, "loud", true, "")
@@ -41,11 +41,11 @@ func flagsOf(d *daemon, args ...string) []Flag {
 	if err := fs.Parse(args); err != nil {
 		panic(err)
 	}
-	return append(OfFlagSet(fs, map[string]Kind{"server": Many, "marks": Joined}, "config"),
-		Flag{Name: "of-another-verb", Kind: Number})
+	return append(FromFlagSet(fs, map[string]Kind{"server": List, "marks": JoinedList}, "config"),
+		Flag{Name: "of-another-verb", Kind: Integer})
 }
 
-func environment(of map[string]string) func(string) (string, bool) {
+func lookupIn(of map[string]string) func(string) (string, bool) {
 	return func(name string) (string, bool) { v, ok := of[name]; return v, ok }
 }
 
@@ -55,24 +55,24 @@ func TestTheNearestSourceCounts(t *testing.T) {
 	if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	whole := daemon{"file", false, 7, 5 * time.Second, []string{"a", "b"}, "k=v,l=w"}
-	with := func(change func(*daemon)) daemon { d := whole; change(&d); return d }
+	whole := daemonFlags{"file", false, 7, 5 * time.Second, []string{"a", "b"}, "k=v,l=w"}
+	with := func(change func(*daemonFlags)) daemonFlags { d := whole; change(&d); return d }
 	for _, c := range []struct {
 		name string
 		args []string
 		env  map[string]string
-		want daemon
+		want daemonFlags
 	}{
 		{"the file", nil, nil, whole},
 		{"the environment before the file", nil, map[string]string{"KEELSON_NODE_NAME": "env", "KEELSON_SERVER": "x, y", "KEELSON_MARKS": "m=1,n=2", "KEELSON_LOUD": "true", "KEELSON_OTHER": "1"},
-			with(func(d *daemon) { d.name, d.hosts, d.marks, d.loud = "env", []string{"x", "y"}, "m=1,n=2", true })},
+			with(func(d *daemonFlags) { d.name, d.hosts, d.marks, d.loud = "env", []string{"x", "y"}, "m=1,n=2", true })},
 		{"an empty one in the environment is none", nil, map[string]string{"KEELSON_NODE_NAME": ""}, whole},
 		{"flags before both", []string{"--node-name=flag", "--server=z", "--max-pods=1"}, map[string]string{"KEELSON_NODE_NAME": "env", "KEELSON_SERVER": "x"},
-			with(func(d *daemon) { d.name, d.hosts, d.pods = "flag", []string{"z"}, 1 })},
+			with(func(d *daemonFlags) { d.name, d.hosts, d.pods = "flag", []string{"z"}, 1 })},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			var got daemon
-			if err := Apply(flagsOf(&got, c.args...), File{Path: path, Must: true}, environment(c.env)); err != nil {
+			var got daemonFlags
+			if err := Apply(flagsOf(&got, c.args...), File{Path: path, Required: true}, lookupIn(c.env)); err != nil {
 				t.Fatal(err)
 			}
 			if !reflect.DeepEqual(got, c.want) {
@@ -121,8 +121,8 @@ func TestWhatIsWrongInAFile(t *testing.T) {
 		if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		var d daemon
-		err := Apply(flagsOf(&d), File{Path: path}, environment(nil))
+		var d daemonFlags
+		err := Apply(flagsOf(&d), File{Path: path}, lookupIn(nil))
 		if err == nil || !strings.Contains(err.Error(), strings.ReplaceAll(want, "FILE", path)) {
 			t.Errorf("%.60q: %v\nwant %s", file, err, want)
 		} else if len(err.Error()) > 500 {
@@ -143,14 +143,14 @@ func TestWhichFilesMustExist(t *testing.T) {
 	}{
 		{File{}, ""},
 		{File{Path: filepath.Join(dir, "none")}, ""},
-		{File{Path: filepath.Join(dir, "none"), Must: true}, "reading the configuration: stat " + dir + "/none: no such file"},
-		{File{Path: empty, Must: true}, ""},
+		{File{Path: filepath.Join(dir, "none"), Required: true}, "reading the configuration: stat " + dir + "/none: no such file"},
+		{File{Path: empty, Required: true}, ""},
 		{File{Path: dir}, dir + " is no regular file"},
 		{File{Path: pipe}, pipe + " is no regular file"}, // nobody will ever write into it
 		{File{Path: "/dev/zero"}, "/dev/zero is no regular file"},
 	} {
-		var d daemon
-		err := Apply(flagsOf(&d), c.file, environment(nil))
+		var d daemonFlags
+		err := Apply(flagsOf(&d), c.file, lookupIn(nil))
 		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%+v: %v, want %q", c.file, err, c.want)
 		}
@@ -158,8 +158,8 @@ func TestWhichFilesMustExist(t *testing.T) {
 			t.Errorf("%+v: the name is %q", c.file, d.name)
 		}
 	}
-	var d daemon
-	if err := Apply(flagsOf(&d), File{}, environment(map[string]string{"KEELSON_MAX_PODS": "x"})); err == nil || !strings.HasPrefix(err.Error(), "KEELSON_MAX_PODS in the environment: ") {
+	var d daemonFlags
+	if err := Apply(flagsOf(&d), File{}, lookupIn(map[string]string{"KEELSON_MAX_PODS": "x"})); err == nil || !strings.HasPrefix(err.Error(), "KEELSON_MAX_PODS in the environment: ") {
 		t.Errorf("a wrong number in the environment: %v", err)
 	}
 }
@@ -170,8 +170,8 @@ func FuzzFile(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, content []byte) {
-		var d daemon
-		entries, err := parse(flagsOf(&d), content)
+		var d daemonFlags
+		entries, err := parseEntries(flagsOf(&d), content)
 		if err != nil && (entries != nil || err.Error() == "") {
 			t.Fatalf("%v together with %v", entries, err)
 		}
@@ -209,9 +209,9 @@ func TestHostileFilesAreAnsweredSoon(t *testing.T) {
 		"tabs": "a:\n" + strings.Repeat("\t", half), "comments": strings.Repeat("#\n", half),
 	} {
 		t.Run(name, func(t *testing.T) {
-			var d daemon
+			var d daemonFlags
 			began := processorTime(t)
-			_, err := parse(flagsOf(&d), []byte(content))
+			_, err := parseEntries(flagsOf(&d), []byte(content))
 			if took := processorTime(t) - began; took > 5*time.Second {
 				t.Errorf("took %v", took)
 			}

@@ -5,9 +5,9 @@ import (
 	"slices"
 )
 
-// OfFlagSet are the flags of the standard library's set, which was parsed. Those that are lists are named: a flag does not say so
+// FromFlagSet are the flags of the standard library's set, which was parsed. Those that are lists are named: a flag does not say so
 // itself. What is in except has no key.
-func OfFlagSet(fs *flag.FlagSet, kinds map[string]Kind, except ...string) []Flag {
+func FromFlagSet(fs *flag.FlagSet, kinds map[string]Kind, except ...string) []Flag {
 	given := map[string]bool{}
 	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
 	var out []Flag
@@ -15,7 +15,7 @@ func OfFlagSet(fs *flag.FlagSet, kinds map[string]Kind, except ...string) []Flag
 		if slices.Contains(except, f.Name) {
 			return
 		}
-		out = append(out, Flag{Name: f.Name, Kind: kindOf(f, kinds), Given: given[f.Name],
+		out = append(out, Flag{Name: f.Name, Kind: kindOf(f, kinds), OnCommandLine: given[f.Name],
 			Set: func(s string) error { return fs.Set(f.Name, s) }})
 	})
 	return out
@@ -28,9 +28,9 @@ func kindOf(f *flag.Flag, kinds map[string]Kind) Kind {
 	if g, ok := f.Value.(flag.Getter); ok {
 		switch g.Get().(type) {
 		case bool:
-			return Truth
+			return Bool
 		case int, int64, uint, uint64:
-			return Number
+			return Integer
 		}
 	}
 	return Text

@@ -9,7 +9,7 @@ import (
 
 // Cache is safe for use by many. Keys are what the answers cost little beside: hashes, say.
 type Cache[K comparable, V any] struct {
-	max int64
+	maxBytes int64
 
 	mu    sync.Mutex
 	used  int64
@@ -18,18 +18,18 @@ type Cache[K comparable, V any] struct {
 }
 
 type entry[K comparable, V any] struct {
-	key   K
-	value V
-	bytes int64
-	until time.Time
+	key     K
+	value   V
+	bytes   int64
+	expires time.Time
 }
 
-// overhead is what an entry takes beside what its owner says.
-const overhead = 256
+// entryOverhead is what an entry takes beside what its owner says.
+const entryOverhead = 256
 
 // New returns a cache whose entries take at most max bytes.
-func New[K comparable, V any](max int64) *Cache[K, V] {
-	return &Cache[K, V]{max: max, byKey: make(map[K]*list.Element), order: list.New()}
+func New[K comparable, V any](maxBytes int64) *Cache[K, V] {
+	return &Cache[K, V]{maxBytes: maxBytes, byKey: make(map[K]*list.Element), order: list.New()}
 }
 
 // Get returns the value that was put for key and is still good at now.
@@ -41,8 +41,8 @@ func (c *Cache[K, V]) Get(key K, now time.Time) (v V, ok bool) {
 		return v, false
 	}
 	e := at.Value.(*entry[K, V])
-	if !now.Before(e.until) {
-		c.remove(at)
+	if !now.Before(e.expires) {
+		c.removeElement(at)
 		return v, false
 	}
 	c.order.MoveToFront(at)
@@ -51,20 +51,20 @@ func (c *Cache[K, V]) Get(key K, now time.Time) (v V, ok bool) {
 
 // Put remembers a value of so many bytes until then. One that is larger than a hundredth of the cache is not
 // remembered: it would push out what many ask for.
-func (c *Cache[K, V]) Put(key K, v V, bytes int64, until time.Time) {
-	bytes += overhead
+func (c *Cache[K, V]) Put(key K, v V, bytes int64, expires time.Time) {
+	bytes += entryOverhead
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if at := c.byKey[key]; at != nil {
-		c.remove(at)
+		c.removeElement(at)
 	}
-	if bytes > c.max/100 {
+	if bytes > c.maxBytes/100 {
 		return
 	}
-	for c.used+bytes > c.max {
-		c.remove(c.order.Back())
+	for c.used+bytes > c.maxBytes {
+		c.removeElement(c.order.Back())
 	}
-	c.byKey[key] = c.order.PushFront(&entry[K, V]{key: key, value: v, bytes: bytes, until: until})
+	c.byKey[key] = c.order.PushFront(&entry[K, V]{key: key, value: v, bytes: bytes, expires: expires})
 	c.used += bytes
 }
 
@@ -84,7 +84,7 @@ func (c *Cache[K, V]) Clear() {
 	c.used = 0
 }
 
-func (c *Cache[K, V]) remove(at *list.Element) {
+func (c *Cache[K, V]) removeElement(at *list.Element) {
 	e := c.order.Remove(at).(*entry[K, V])
 	delete(c.byKey, e.key)
 	c.used -= e.bytes

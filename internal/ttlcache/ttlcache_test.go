@@ -24,8 +24,8 @@ func TestEntriesEnd(t *testing.T) {
 
 // However much is put, the bytes stay within the bound, and what is asked for stays longest.
 func TestBytesAreBounded(t *testing.T) {
-	const max = 100 << 10
-	c := New[int, int](max)
+	const maxBytes = 100 << 10
+	c := New[int, int](maxBytes)
 	at := time.Unix(1000, 0)
 	c.Put(-1, 0, 100, at.Add(time.Hour))
 	for i := range 10_000 {
@@ -33,15 +33,15 @@ func TestBytesAreBounded(t *testing.T) {
 		if _, ok := c.Get(-1, at); !ok {
 			t.Fatalf("what is asked for all the time went after %d others", i)
 		}
-		if c.used > max {
+		if c.used > maxBytes {
 			t.Fatalf("%d bytes after %d entries", c.used, i)
 		}
 	}
-	if n := c.Len(); n < 100 || n > max/overhead {
+	if n := c.Len(); n < 100 || n > maxBytes/entryOverhead {
 		t.Errorf("%d entries", n)
 	}
 	before := c.Len()
-	if c.Put(-2, 0, max/2, at.Add(time.Hour)); c.Len() != before {
+	if c.Put(-2, 0, maxBytes/2, at.Add(time.Hour)); c.Len() != before {
 		t.Error("an entry of half the cache was remembered")
 	}
 	c.Clear()

@@ -2,4 +2,4 @@
 
 package virtual
 
-const raced = false
+const raceDetectorEnabled = false

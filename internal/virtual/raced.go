@@ -2,4 +2,4 @@
 
 package virtual
 
-const raced = true
+const raceDetectorEnabled = true

@@ -15,9 +15,9 @@ import (
 // Test is synctest.Test.
 func Test(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
-	if raced {
-		enter()
-		defer leave()
+	if raceDetectorEnabled {
+		enterBubble()
+		defer leaveBubble()
 	}
 	synctest.Test(t, f)
 }
@@ -31,7 +31,7 @@ var bubbles struct {
 	processors int // when there are none
 }
 
-func enter() {
+func enterBubble() {
 	bubbles.Lock()
 	defer bubbles.Unlock()
 	if bubbles.n++; bubbles.n == 1 {
@@ -39,7 +39,7 @@ func enter() {
 	}
 }
 
-func leave() {
+func leaveBubble() {
 	bubbles.Lock()
 	defer bubbles.Unlock()
 	if bubbles.n--; bubbles.n == 0 {

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// longest is how long a condition that is slow is left alone at most, where the interval is not longer.
-const longest = time.Second
+// maxPause is how long a condition that is slow is left alone at most, where the interval is not longer.
+const maxPause = time.Second
 
 // For calls cond every interval, the first time at once, until it returns nil. One that takes longer than half of the interval
 // is left alone for as long as it took, so that asking does not keep busy, by itself, those whose work it waits for.
@@ -23,19 +23,19 @@ func For(ctx context.Context, interval time.Duration, cond func() error) error {
 		if err == nil {
 			return nil
 		}
-		if last == nil || !cutOff(ctx, err) {
+		if last == nil || !isContextEnd(ctx, err) {
 			last = err
 		}
 		took := time.Since(began)
-		_ = Delay(ctx, max(interval-took, min(took, longest)))
+		_ = Delay(ctx, max(interval-took, min(took, maxPause)))
 		if ctx.Err() != nil { // also when the next time has come as well: cond may have ended ctx because it is sure
 			return fmt.Errorf("%w; last: %w", context.Cause(ctx), last)
 		}
 	}
 }
 
-// cutOff says whether an error is no more than that ctx has ended.
-func cutOff(ctx context.Context, err error) bool {
+// isContextEnd says whether an error is no more than that ctx has ended.
+func isContextEnd(ctx context.Context, err error) bool {
 	return ctx.Err() != nil &&
 		(errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx)))
 }

@@ -102,7 +102,7 @@ func role() (asked bool, err error) {
 	defer stop()
 	switch os.Getenv(asRole) {
 	case roleReplica:
-		go gcheadroom.Run(ctx, gcheadroom.Server, memory.Rest)
+		go gcheadroom.Run(ctx, gcheadroom.ServerHeadroom, memory.ReleaseUnused)
 		_, err = command.New("scale").ExecuteContextC(ctx)
 		return true, err
 	case roleCrowd:
@@ -125,7 +125,7 @@ func (o options) check() error {
 			return fmt.Errorf("-%s %d: want 1 or more", flag, n)
 		}
 	}
-	if most := nodegateway.Connections().All; o.nodes+joiningAtOnce*o.processes > most && slices.Contains(o.only, partFleet) {
+	if most := nodegateway.Connections().Total; o.nodes+joiningAtOnce*o.processes > most && slices.Contains(o.only, partFleet) {
 		return fmt.Errorf("-nodes %d: a replica that may open so few files takes %d connections of agents: raise the limit (ulimit -n)", o.nodes, most)
 	}
 	if o.rest <= 0 || o.churn <= 0 {

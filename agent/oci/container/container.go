@@ -136,7 +136,7 @@ func process(p *specs.Process, s Streams) (*libcontainer.Process, error) {
 // opener opens regular files of the image at root; links stay inside, absolute ones too.
 func opener(root string) func(string) (io.ReadCloser, error) {
 	return func(name string) (io.ReadCloser, error) {
-		f, err := safepath.ReadRoot(root, name)
+		f, err := safepath.OpenRegularInRoot(root, name)
 		if err != nil {
 			return nil, err // not the file: it would be an io.ReadCloser that is not nil
 		}
@@ -146,7 +146,7 @@ func opener(root string) func(string) (io.ReadCloser, error) {
 
 // fillVolume copies what the image has at inside into the empty folder host.
 func fillVolume(root, inside, host string) error {
-	held, err := safepath.Root(root, inside)
+	held, err := safepath.OpenInRoot(root, inside)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
@@ -154,7 +154,7 @@ func fillVolume(root, inside, host string) error {
 		return err
 	}
 	defer held.Close()
-	sub, err := os.OpenRoot(safepath.Path(held))
+	sub, err := os.OpenRoot(safepath.ProcPath(held))
 	if err != nil {
 		return err
 	}

@@ -67,7 +67,7 @@ func (m Mount) Do(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	bits, rest := mountoption.Sort(m.Flags)
+	bits, rest := mountoption.SplitFlags(m.Flags)
 	kind, err := m.kind(has)
 	if err != nil {
 		return err

@@ -31,7 +31,7 @@ type Declared struct {
 type Admission struct {
 	base    func() *environment.EnvSet
 	devices func() (*devices, error)
-	room    *lrucache.Room // of what is compiled
+	room    *lrucache.Budget // of what is compiled
 
 	mu   sync.Mutex
 	envs map[Declared]*cel.Env

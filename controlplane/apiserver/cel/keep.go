@@ -17,7 +17,7 @@ const (
 // Keep returns what gets a value made of the expressions of a scope. It is compiled again by f whenever it is no longer
 // kept; what the value refers to must be compiled in that scope, or it is not counted.
 func Keep[T any](a *Admission, f func() (T, *Scope)) func() T {
-	get := lrucache.Keep(a.room, func() (T, int64, error) {
+	get := lrucache.Memoize(a.room, func() (T, int64, error) {
 		v, s := f()
 		s.envs = nil // only the compiler needs them
 		return v, scopeBytes + s.size, nil
@@ -29,4 +29,4 @@ func Keep[T any](a *Admission, f func() (T, *Scope)) func() T {
 }
 
 // Kept is what all kept values take, by estimate, and how many they are.
-func (a *Admission) Kept() (bytes int64, values int) { return a.room.Taken() }
+func (a *Admission) Kept() (bytes int64, values int) { return a.room.Used() }

@@ -16,7 +16,7 @@ import (
 )
 
 // ruled is a version with so many rules in CEL, of which the last wants n to be number.
-func ruled(t testing.TB, in *lrucache.Room, number, rules int) *version {
+func ruled(t testing.TB, in *lrucache.Budget, number, rules int) *version {
 	t.Helper()
 	fields := map[string]apiextensionsv1.JSONSchemaProps{"n": {Type: "integer"}}
 	var all apiextensionsv1.ValidationRules
@@ -60,14 +60,14 @@ func TestManyRulesAreNotKept(t *testing.T) {
 		all[i] = ruled(t, in, i, rules)
 	}
 	ruled(t, lrucache.New(0), 0, rules).judged(t, 0) // what the libraries keep for all
-	before := memtest.Live()
+	before := memtest.LiveHeap()
 	for i, v := range all {
 		if errs := v.judged(t, i); len(errs) > 0 {
 			t.Fatal(errs)
 		}
 	}
-	grown := memtest.Live() - before
-	taken, kept := in.Taken()
+	grown := memtest.LiveHeap() - before
+	taken, kept := in.Used()
 	t.Logf("%d definitions of %d rules: %.1f MiB of heap; %d values are kept, %.1f MiB by estimate", definitions, rules, float64(grown)/(1<<20), kept, float64(taken)/(1<<20))
 	if taken > most || grown > 2*most || kept >= 2*definitions {
 		t.Errorf("the heap has grown by %d, %d are taken of %d by %d values", grown, taken, most, kept)
@@ -101,7 +101,7 @@ func TestRulesHoldWhileTheyAreDropped(t *testing.T) {
 		})
 	}
 	using.Wait()
-	if _, kept := in.Taken(); kept > 1 {
+	if _, kept := in.Used(); kept > 1 {
 		t.Errorf("%d values are kept in a room for one", kept)
 	}
 }

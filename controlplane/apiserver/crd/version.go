@@ -61,7 +61,7 @@ const roomForSchemas = 32 << 20
 // seldom used: it is made again for others when an object needs it.
 var schemas = lrucache.New(roomForSchemas)
 
-func newVersion(c *apiextensionsv1.CustomResourceDefinition, i int, in *lrucache.Room) *version {
+func newVersion(c *apiextensionsv1.CustomResourceDefinition, i int, in *lrucache.Budget) *version {
 	v := &version{
 		gvk:  schema.GroupVersionKind{Group: c.Spec.Group, Version: c.Spec.Versions[i].Name, Kind: c.Status.AcceptedNames.Kind},
 		spec: &c.Spec.Versions[i], keep: c.Spec.PreserveUnknownFields,
@@ -70,7 +70,7 @@ func newVersion(c *apiextensionsv1.CustomResourceDefinition, i int, in *lrucache
 	if s := v.spec.Schema; s != nil && s.OpenAPIV3Schema != nil {
 		long = int64(s.OpenAPIV3Schema.Size())
 	}
-	v.structural = lrucache.Keep(in, func() (*structural.Structural, int64, error) {
+	v.structural = lrucache.Memoize(in, func() (*structural.Structural, int64, error) {
 		props, err := v.props()
 		if err != nil || props == nil {
 			return nil, leastBytes, err
@@ -78,7 +78,7 @@ func newVersion(c *apiextensionsv1.CustomResourceDefinition, i int, in *lrucache
 		s, err := structural.NewStructural(props)
 		return s, leastBytes + structuralTimes*long, err
 	})
-	v.rules = lrucache.Keep(in, func() (*rules, int64, error) {
+	v.rules = lrucache.Memoize(in, func() (*rules, int64, error) {
 		r, n, err := v.compile()
 		return r, leastBytes + rulesTimes*long + int64(n)*ruleBytes, err
 	})

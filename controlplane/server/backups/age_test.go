@@ -152,13 +152,13 @@ func TestSealedToBucket(t *testing.T) {
 		t.Fatalf("there are %v, %v", found, err)
 	}
 	var raw bytes.Buffer
-	if err := Fetch(t.Context(), Options{S3: s.s3}, found[0], diskheadroom.Place{}, &raw); err != nil {
+	if err := Fetch(t.Context(), Options{S3: s.s3}, found[0], diskheadroom.Target{}, &raw); err != nil {
 		t.Fatal(err)
 	}
 	if text, err := opened(t, write(t, raw.String(), 0o600), id); err != nil || text != state {
 		t.Errorf("%d bytes come back of %d, %v", len(text), len(state), err)
 	}
-	if err := Fetch(t.Context(), Options{S3: s.s3}, Found{Name: "of/ours/none"}, diskheadroom.Place{}, io.Discard); err == nil {
+	if err := Fetch(t.Context(), Options{S3: s.s3}, Found{Name: "of/ours/none"}, diskheadroom.Target{}, io.Discard); err == nil {
 		t.Error("what is not there was fetched")
 	}
 }

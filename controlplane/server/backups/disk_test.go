@@ -17,8 +17,8 @@ import (
 const gib = 1 << 30
 
 // diskOf is a disk of 100 GiB on which the store lies, and the folder of backups as well if it is the same one.
-func diskOf(folder string, same bool, free func() int64) diskheadroom.Place {
-	return diskheadroom.Place{Folder: folder, Beside: "/store", Look: func(path string) (diskheadroom.Usage, error) {
+func diskOf(folder string, same bool, free func() int64) diskheadroom.Target {
+	return diskheadroom.Target{Dir: folder, ProtectedPath: "/store", Stat: func(path string) (diskheadroom.Usage, error) {
 		device := uint64(1)
 		if path != "/store" && !same {
 			device = 2
@@ -52,13 +52,13 @@ func TestRoomForTheStore(t *testing.T) {
 				t.Fatal(err)
 			}
 			virtual.Test(t, func(t *testing.T) {
-				s := &store{content: strings.Repeat("state", diskheadroom.Step/4)}
+				s := &store{content: strings.Repeat("state", diskheadroom.CheckInterval/4)}
 				k, err := New(Config{Options: Options{Schedule: "@daily", Folder: dir, Keep: 9}, Cluster: "prod", ID: "prod-1a2b", Replica: "cp1", Write: s.write, Store: "/store"})
 				if err != nil {
 					t.Fatal(err)
 				}
 				f := k.target.(*apart)
-				if f.disk.Folder != dir || f.disk.Beside != "/store" {
+				if f.disk.Dir != dir || f.disk.ProtectedPath != "/store" {
 					t.Errorf("the disk is %+v", f.disk)
 				}
 				f.disk = diskOf(dir, c.same, func() int64 {

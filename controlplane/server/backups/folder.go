@@ -36,12 +36,12 @@ type folder struct {
 	id     string // of the cluster
 	// disk is the folder's, and maybe the store's: a store that finds its disk full ends its replica, and backups that go by one
 	// schedule would fill those of all replicas in the same minute.
-	disk diskheadroom.Place
+	disk diskheadroom.Target
 }
 
 func newFolder(c Config) folder {
 	return folder{path: c.Folder, prefix: c.ID + "_" + c.Replica + "_", before: c.Cluster + "_" + c.Replica + "_", id: c.ID,
-		disk: diskheadroom.Place{Folder: c.Folder, Beside: c.Store}}
+		disk: diskheadroom.Target{Dir: c.Folder, ProtectedPath: c.Store}}
 }
 
 // one is a backup in a folder.
@@ -130,7 +130,7 @@ func (f folder) write(ctx context.Context, at time.Time, content func(context.Co
 	if err := os.MkdirAll(f.path, 0o700); err != nil {
 		return 0, err
 	}
-	if err := f.disk.Has(f.likely(ctx, at)); err != nil {
+	if err := f.disk.CheckFree(f.likely(ctx, at)); err != nil {
 		return 0, fmt.Errorf("--backup-folder: %w", err)
 	}
 	path := f.name(at)

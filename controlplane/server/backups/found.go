@@ -176,8 +176,8 @@ func lookInBucket(ctx context.Context, s S3) (out []Found, err error) {
 
 // Fetch writes a backup that Look has named to w, which is a file on a disk, as long as there is room. It may take an hour at
 // most.
-func Fetch(ctx context.Context, o Options, f Found, on diskheadroom.Place, w io.Writer) error {
-	if err := on.Has(f.Size); err != nil {
+func Fetch(ctx context.Context, o Options, f Found, on diskheadroom.Target, w io.Writer) error {
+	if err := on.CheckFree(f.Size); err != nil {
 		return err
 	}
 	w = on.Writer(w)

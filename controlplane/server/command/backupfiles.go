@@ -123,7 +123,7 @@ func (n *newest) chosen(ctx context.Context, args []string, dataDir, workDir str
 		return "", nil, err
 	}
 	done = func() error { return errors.Join(os.Remove(f.Name()), f.Close()) }
-	if err := backups.Fetch(ctx, n.place, found, diskheadroom.Place{Folder: workDir, Beside: dataDir}, f); err != nil {
+	if err := backups.Fetch(ctx, n.place, found, diskheadroom.Target{Dir: workDir, ProtectedPath: dataDir}, f); err != nil {
 		return "", nil, errors.Join(err, done())
 	}
 	return f.Name(), done, nil
@@ -282,7 +282,7 @@ func fetch(c *cobra.Command, place backups.Options, b backups.Found, dataDir, pa
 	if err != nil {
 		return err
 	}
-	err = backups.Fetch(c.Context(), place, b, diskheadroom.Place{Folder: filepath.Dir(path), Beside: dataDir}, f)
+	err = backups.Fetch(c.Context(), place, b, diskheadroom.Target{Dir: filepath.Dir(path), ProtectedPath: dataDir}, f)
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return errors.Join(err, os.Remove(path))
 	}

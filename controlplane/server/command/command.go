@@ -178,8 +178,8 @@ func runCommand(version string) *cobra.Command {
 		cfg.Recent = logtail.New(recentLog)
 		cfg.Log = slog.New(slog.NewTextHandler(io.MultiWriter(os.Stderr, cfg.Recent), &slog.HandlerOptions{Level: level})).With("replica", cfg.Name)
 		cfg.Flags = flagValues(c)
-		memory.Limit(cfg.MemoryLimit)
-		if err := memory.Shield(memory.Daemon); err != nil {
+		memory.SetLimit(cfg.MemoryLimit)
+		if err := memory.SetOOMScore(memory.DaemonOOMScore); err != nil {
 			cfg.Log.Warn("this replica cannot be shielded from the OOM killer", "error", err)
 		}
 		return server.Run(c.Context(), cfg)

@@ -37,7 +37,7 @@ func configured(root *cobra.Command) {
 			f := settings.Flag{Name: k.name, Kind: k.kind}
 			if takes(keys, c, k.name) {
 				any = true
-				f.Given = c.Flags().Changed(k.name)
+				f.OnCommandLine = c.Flags().Changed(k.name)
 				f.Set = func(s string) error { return c.Flags().Set(k.name, s) }
 			}
 			flags = append(flags, f)
@@ -45,7 +45,7 @@ func configured(root *cobra.Command) {
 		if !any {
 			return nil
 		}
-		return settings.Apply(flags, settings.File{Path: path, Must: c.Flags().Changed("config")}, settings.FromEnvironment)
+		return settings.Apply(flags, settings.File{Path: path, Required: c.Flags().Changed("config")}, settings.FromEnvironment)
 	}
 }
 
@@ -84,11 +84,11 @@ func takes(keys []key, c *cobra.Command, name string) bool {
 func kindOf(f *pflag.Flag) settings.Kind {
 	switch f.Value.Type() {
 	case "bool":
-		return settings.Truth
+		return settings.Bool
 	case "int", "int32", "int64", "uint", "uint16", "uint32", "uint64":
-		return settings.Number
+		return settings.Integer
 	case "stringSlice", "stringArray", "stringToString":
-		return settings.Many
+		return settings.List
 	}
 	return settings.Text
 }

@@ -97,7 +97,7 @@ func TestHelpNamesTheKeys(t *testing.T) {
 				t.Errorf("%s takes --%s as %v, another verb as %v", c.Name(), k.name, kindOf(f), k.kind)
 			}
 		}
-		if k.name == "help" || k.name == "config" || strings.HasPrefix(settings.Environment(k.name), "KEELSON_LAB") {
+		if k.name == "help" || k.name == "config" || strings.HasPrefix(settings.EnvironmentName(k.name), "KEELSON_LAB") {
 			t.Errorf("%s is no key", k.name)
 		}
 	}

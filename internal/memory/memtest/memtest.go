@@ -3,9 +3,9 @@ package memtest
 
 import "runtime"
 
-// Live is how many bytes of the heap are in use after the collector has been through, twice: what has a finalizer goes
+// LiveHeap is how many bytes of the heap are in use after the collector has been through, twice: what has a finalizer goes
 // with the second time only.
-func Live() int64 {
+func LiveHeap() int64 {
 	runtime.GC()
 	runtime.GC()
 	var m runtime.MemStats

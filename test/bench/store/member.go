@@ -50,7 +50,7 @@ func serveMember(ctx context.Context, s drive.Setup, lines *drive.Lines) error {
 	}
 	ctx, cancel := signal.NotifyContext(ctx, syscall.SIGTERM) // to end in an orderly way, as a daemon
 	defer cancel()
-	go gcheadroom.Run(ctx, gcheadroom.Server, memory.Rest) // as keelson-controlplane does
+	go gcheadroom.Run(ctx, gcheadroom.ServerHeadroom, memory.ReleaseUnused) // as keelson-controlplane does
 	ended := make(chan error, 1)
 	go func() { ended <- r.Run(ctx) }()
 	door, err := net.Listen("tcp", s.Door)

@@ -175,7 +175,7 @@ func whoIsEndedFirst(t *testing.T, l *lab.Lab) {
 	expectScore(t, "a shim or pause", -998, processes(t, "shims", ""))
 	for _, h := range l.Status(t.Context()) {
 		if h.Role != lab.RoleRegistry {
-			expectScore(t, "the daemon of "+h.Name, memory.Daemon, []int{h.PID})
+			expectScore(t, "the daemon of "+h.Name, memory.DaemonOOMScore, []int{h.PID})
 		}
 	}
 	for file, want := range map[string]string{"cpu.weight": "1600", "cp1/cpu.weight": "400", "cp1/system/cpu.weight": "400", "w1/system/cpu.weight": "400",

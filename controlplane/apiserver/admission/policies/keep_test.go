@@ -65,11 +65,11 @@ func TestManyPoliciesAreNotKept(t *testing.T) {
 	in := cel.Within(most).Admission()
 	all := crowd(t, in, policies)
 	crowd(t, in, 1)[0].decided(t, 0) // the environments, and what the libraries keep for all
-	before := memtest.Live()
+	before := memtest.LiveHeap()
 	for i, p := range all {
 		p.decided(t, i)
 	}
-	grown := memtest.Live() - before
+	grown := memtest.LiveHeap() - before
 	taken, kept := in.Kept()
 	t.Logf("%d policies: %.1f MiB of heap; %d are kept, %.1f MiB by estimate", policies, float64(grown)/(1<<20), kept, float64(taken)/(1<<20))
 	if taken > most || grown > 2*most || kept == 0 || kept >= policies {

@@ -368,7 +368,7 @@ func TestMemoryOfManyPolicies(t *testing.T) {
 	if err := p.Validate(t.Context(), podAttempt()); err != nil {
 		t.Fatal(err)
 	}
-	before := memtest.Live()
+	before := memtest.LiveHeap()
 	for i := range 1000 {
 		name := fmt.Sprintf("p%d", i)
 		v := policyOf(name, arv1.Validation{Expression: "variables.names.all(n, n != '" + name + "')"})
@@ -376,11 +376,11 @@ func TestMemoryOfManyPolicies(t *testing.T) {
 		p.add(v)
 		p.add(bindingOf(name))
 	}
-	idle := memtest.Live()
+	idle := memtest.LiveHeap()
 	if err := p.Validate(t.Context(), podAttempt()); err != nil {
 		t.Fatal(err)
 	}
-	used := memtest.Live()
+	used := memtest.LiveHeap()
 	t.Logf("1,000 policies: %d KiB unused, %d KiB used", (idle-before)>>10, (used-before)>>10)
 	if idle-before > 8<<20 || used-before > 256<<20 {
 		t.Errorf("1,000 policies take %d KiB, and %d KiB when they are used", (idle-before)>>10, (used-before)>>10)

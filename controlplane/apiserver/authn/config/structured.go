@@ -41,7 +41,7 @@ type Authentication struct {
 	log     *slog.Logger
 	reader  reader
 	now     atomic.Pointer[state]
-	mark    filewatch.Mark
+	mark    filewatch.Snapshot
 	reloads atomic.Pointer[func(ok bool)]
 	faults  *rate.Limiter // of those that are logged
 	// every is between looks at the files, patience how long new issuers may take to be discovered before what was good
@@ -56,7 +56,7 @@ type state struct {
 	tokens     *authn.Static
 	webhook    *authn.Webhook
 	service    *webhook.Service
-	way        filewatch.Mark // the file that leads to the service
+	way        filewatch.Snapshot // the file that leads to the service
 	requestCAs *x509.CertPool
 }
 
@@ -83,12 +83,12 @@ func Load(c Config) (*Authentication, error) {
 	}
 	a := &Authentication{
 		options: c.Options, aud: c.Audiences, clock: c.Clock, log: c.Log,
-		every: filewatch.Every, patience: 10 * time.Second, faults: rate.NewLimiter(1, 5),
+		every: filewatch.PollInterval, patience: 10 * time.Second, faults: rate.NewLimiter(1, 5),
 	}
 	a.reader.compiler, a.reader.disallowed = c.Compilers.Authentication(), c.Disallowed
 	a.reader.clock, a.reader.log = c.Clock, c.Log
 	o := &c.Options
-	a.mark = filewatch.MarkOf(o.ConfigFile, o.TokenFile, o.WebhookConfig, o.RequestHeader.ClientCAFile, o.OIDC.CAFile)
+	a.mark = filewatch.TakeSnapshot(o.ConfigFile, o.TokenFile, o.WebhookConfig, o.RequestHeader.ClientCAFile, o.OIDC.CAFile)
 	s, err := a.read(nil)
 	if err != nil {
 		return nil, err
@@ -132,7 +132,7 @@ func (a *Authentication) read(former *state) (*state, error) {
 // have said: other files change more often, and everybody's token would be asked about again.
 func (a *Authentication) readWebhook(s, former *state) (err error) {
 	o := &a.options
-	s.way = filewatch.MarkOf(o.WebhookConfig)
+	s.way = filewatch.TakeSnapshot(o.WebhookConfig)
 	if former != nil && former.way.Equal(s.way) {
 		s.service, s.webhook = former.service, former.webhook
 		return nil

@@ -96,7 +96,7 @@ type Config struct {
 // know the cluster.
 type Authorization struct {
 	conf    Config
-	mark    filewatch.Mark
+	mark    filewatch.Snapshot
 	every   time.Duration // between looks at the files; tests shorten it
 	plan    *plan
 	builtin map[string]authz.Authorizer
@@ -122,8 +122,8 @@ func Load(c Config) (*Authorization, error) {
 	if err := c.Options.Check(); err != nil {
 		return nil, err
 	}
-	a := &Authorization{conf: c, every: filewatch.Every}
-	a.mark = filewatch.MarkOf(c.Options.ConfigFile, c.Options.PolicyFile, c.Options.WebhookConfig)
+	a := &Authorization{conf: c, every: filewatch.PollInterval}
+	a.mark = filewatch.TakeSnapshot(c.Options.ConfigFile, c.Options.PolicyFile, c.Options.WebhookConfig)
 	var err error
 	a.plan, err = a.read()
 	return a, err
