@@ -17,35 +17,37 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// AggregatedAPIs reaches the group versions that servers in the cluster serve: those of APIServices with a Service.
+// AggregatedAPIs gives access to the group versions that API servers in the cluster serve: those of
+// APIServices that name a Service.
 type AggregatedAPIs interface {
-	// Discover returns the resources of these group versions, and the group versions whose resources are not known because the
-	// server does not answer.
+	// Discover returns the resources of these group versions. The map holds the group versions
+	// whose API server does not respond, with the error.
 	Discover(ctx context.Context) ([]AggregatedResource, map[schema.GroupVersion]error)
-	// Call sends a request to a path, which is escaped, and returns the JSON body of the response. A response that is not a
-	// success is an error of package apierrors with its code. The body of a PATCH is a JSON merge patch. No fence stops a
-	// call: Term.ConfirmLeadership precedes every call that changes something.
+	// Call sends a request to an escaped path and returns the JSON body of the response. An
+	// unsuccessful response is returned as an error of package apierrors with the status code of
+	// the response. The body of a PATCH is a JSON merge patch. Calls are not fenced: the caller
+	// must call Term.ConfirmLeadership before every call that changes an object.
 	Call(ctx context.Context, method, path string, query url.Values, body []byte) ([]byte, error)
 }
 
-// AggregatedResource is a resource, without subresources, of an aggregated API.
+// AggregatedResource is a resource of an aggregated API. Subresources are not included.
 type AggregatedResource struct {
 	schema.GroupVersionResource
 	metav1.APIResource
 }
 
-// Bounds of one list of an aggregated resource.
+// Limits of one list of an aggregated resource.
 const (
 	aggregatedPage     = 500
-	maxAggregatedPages = 1000 // a server may return smaller pages
+	maxAggregatedPages = 1000 // a server may return pages smaller than requested
 	maxAggregatedList  = 50000
 
-	// objectMemory is what a listed object takes besides its texts.
+	// objectMemory is the estimated memory of a listed object, in bytes, without its strings.
 	objectMemory = 400
 )
 
-// Path returns the escaped path of an object, of all objects of a namespace when name is empty, and of all objects when
-// namespace is empty too.
+// Path returns the escaped path of one object. With an empty name it returns the path of the list
+// of a namespace. With an empty namespace and name it returns the path of the list of all objects.
 func (r AggregatedResource) Path(namespace, name string) string {
 	path := "/apis/" + r.GroupVersionResource.Group + "/" + r.GroupVersionResource.Version
 	if r.GroupVersionResource.Group == "" {
@@ -61,14 +63,15 @@ func (r AggregatedResource) Path(namespace, name string) string {
 	return path
 }
 
-// Supports reports whether the resource has all of these verbs.
+// Supports reports whether the resource supports all of these verbs.
 func (r AggregatedResource) Supports(verbs ...string) bool {
 	return !slices.ContainsFunc(verbs, func(v string) bool { return !slices.Contains(r.Verbs, v) })
 }
 
-// ListAggregated returns of all objects of a resource, or of one namespace unless it is empty, the metadata that decides about
-// their deletion, and about how much memory it takes. It never returns a part of the objects: a list with more than maxBytes
-// of such metadata, or with too many objects or pages, is an error.
+// ListAggregated returns the metadata of all objects of a resource in a namespace that matters for
+// deletion, and its estimated memory in bytes. An empty namespace selects all namespaces.
+// ListAggregated never returns a partial list: it returns an error if the metadata exceeds
+// maxBytes, or if the list exceeds the limit of objects or pages.
 func ListAggregated(
 	ctx context.Context, a AggregatedAPIs, r AggregatedResource, namespace string, maxBytes int,
 ) (objs []api.Object, bytes int, err error) {
@@ -90,17 +93,18 @@ func ListAggregated(
 		case next == "":
 			return objs, bytes, nil
 		case len(objs) == before:
-			return nil, 0, fmt.Errorf("listing %s: a page without objects names another page", path)
+			return nil, 0, fmt.Errorf("listing %s: a page without objects has a continue token", path)
 		}
 		query.Set("continue", next)
 	}
 	return nil, 0, fmt.Errorf("listing %s: there are more than %d pages with %d objects", path, maxAggregatedPages, len(objs))
 }
 
-// errEnough ends the decoding of a page.
+// errEnough stops decoding a page that has more than aggregatedPage objects.
 var errEnough = errors.New("there are more objects")
 
-// ListAggregatedPage returns the metadata of the first objects at the path of a list, at most a page of them.
+// ListAggregatedPage returns the deletion metadata of the first objects in the list at path, at
+// most aggregatedPage objects.
 func ListAggregatedPage(ctx context.Context, a AggregatedAPIs, path string) ([]api.Object, error) {
 	var objs []api.Object
 	_, err := listPage(ctx, a, path, url.Values{"limit": {strconv.Itoa(aggregatedPage)}}, func(o *metav1.PartialObjectMetadata) error {
@@ -116,7 +120,8 @@ func ListAggregatedPage(ctx context.Context, a AggregatedAPIs, path string) ([]a
 	return objs, nil
 }
 
-// listPage calls add with each object of one page of a list until add fails, and returns the token of the next page.
+// listPage calls add with each object of one page until add returns an error. It returns the
+// continue token of the next page.
 func listPage(
 	ctx context.Context, a AggregatedAPIs, path string, query url.Values, add func(*metav1.PartialObjectMetadata) error,
 ) (next string, err error) {
@@ -130,7 +135,8 @@ func listPage(
 	return next, nil
 }
 
-// decodeList decodes a list one object after the other: a short text may hold very many objects.
+// decodeList decodes a list object by object, because a short JSON text may contain very many
+// objects.
 func decodeList(dec *json.Decoder, add func(*metav1.PartialObjectMetadata) error) (next string, err error) {
 	if err := expect(dec, '{'); err != nil {
 		return "", err
@@ -186,7 +192,8 @@ func expect(dec *json.Decoder, want json.Delim) error {
 	return err
 }
 
-// ownership returns an object with the part of o's metadata that decides about its deletion.
+// ownership returns a new object with the parts of o's metadata that garbage collection and
+// namespace deletion need.
 func ownership(o *metav1.PartialObjectMetadata) *metav1.PartialObjectMetadata {
 	return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
 		Namespace: o.Namespace, Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion,

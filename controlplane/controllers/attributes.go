@@ -6,10 +6,11 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// AttributesClassIndex has claims by the classes of attributes that they have, are to have, or are being changed to.
+// AttributesClassIndex indexes PersistentVolumeClaims by the VolumeAttributesClasses that they
+// request, that they have, or that they are being changed to.
 const AttributesClassIndex = "keelson.attributesClass"
 
-// AttributesClassesOf is the function of that index.
+// AttributesClassesOf is the index function of AttributesClassIndex.
 func AttributesClassesOf(o api.Object) []string {
 	if c, ok := o.(*corev1.PersistentVolumeClaim); ok {
 		return api.AttributesClasses(c)

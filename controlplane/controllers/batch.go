@@ -7,27 +7,30 @@ import (
 	"sync/atomic"
 )
 
-// maxParallel bounds how many calls of InParallel run at once: enough to fill the
-// store's commit batches, few enough that one controller leaves room for others.
+// maxParallel is the maximum number of concurrent calls of InParallel. It fills the store's commit
+// batches and leaves capacity for other controllers.
 const maxParallel = 256
 
-// maxBatch is the largest batch: after so many calls at most it is asked again whether more are wanted.
+// maxBatch is the maximum number of calls between two calls of want.
 const maxBatch = 500
 
-// atOnce is how many calls of a batch run at once: enough to fill the store's commit batches. Each goroutine makes several
-// calls, for what a new one costs is the growth of its stack, which goes deep in a call of the API.
+// atOnce is the number of concurrent calls of a batch. It fills the store's commit batches. Each
+// goroutine makes several calls, because a new goroutine must grow its stack for the deep call
+// chain of the API.
 const atOnce = 128
 
-// SlowStart calls do, one call first and with each that succeeds one more at a time, up to atOnce, until as many have
-// succeeded as want says. want is asked after every maxBatch calls at the latest: what is wanted may have changed
-// meanwhile. After a failure no further call begins, so that there are at most twice as many calls as succeeded, and one:
-// a quota or an admission refusal then costs few calls, not all. It returns how many calls succeeded and the first error.
+// SlowStart calls do until want() calls have been started. It starts with one concurrent call and
+// allows one more after each success, up to atOnce. It calls want again after at most maxBatch
+// calls, because the required number may change. After a failure it starts no further call. The
+// number of calls is therefore at most twice the number of successes plus one, so a refusal by
+// quota or admission costs few calls. SlowStart returns the number of successful calls and the
+// first error.
 func SlowStart(ctx context.Context, want func() int, do func(ctx context.Context, i int) error) (int, error) {
 	var (
 		wg                   sync.WaitGroup
 		calls, ends          = make(chan int), make(chan error, atOnce)
 		workers, begun, done int
-		wanted, asked        int // as want said last, and how many had begun then
+		wanted, asked        int // last result of want, and the number of started calls at that time
 		first                error
 	)
 	defer func() { close(calls); wg.Wait() }()
@@ -64,8 +67,8 @@ func SlowStart(ctx context.Context, want func() int, do func(ctx context.Context
 	}
 }
 
-// InBatches calls do in batches of 500 calls, until as many have been made as want says, which is asked before
-// every batch. It goes on after failures and returns the first.
+// InBatches calls do until want() calls have been made, in batches of at most maxBatch calls. It
+// calls want before each batch. It continues after failures and returns the first error.
 func InBatches(ctx context.Context, want func() int, do func(ctx context.Context, i int) error) error {
 	var first error
 	for made := 0; ctx.Err() == nil; {
@@ -81,7 +84,8 @@ func InBatches(ctx context.Context, want func() int, do func(ctx context.Context
 	return cmp.Or(first, ctx.Err())
 }
 
-// batch makes the calls from..from+n, atOnce at a time, and returns how many failed, and the first error.
+// batch calls do for from to from+n-1, atOnce calls at a time. It returns the number of failures
+// and the first error.
 func batch(ctx context.Context, from, n int, do func(ctx context.Context, i int) error) (failed int, first error) {
 	errs := make([]error, n)
 	var next atomic.Int64
@@ -103,8 +107,8 @@ func batch(ctx context.Context, from, n int, do func(ctx context.Context, i int)
 	return failed, first
 }
 
-// InParallel calls do for every i below n, a bounded number at once, and returns
-// the first error after all have returned.
+// InParallel calls do for every i from 0 to n-1, at most maxParallel calls at a time. It returns
+// the first error after all calls have returned.
 func InParallel(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
 	var (
 		wg    sync.WaitGroup

@@ -1,11 +1,10 @@
-// Package controllers is the engine that every controller runs on: a work
-// queue fed by informers, workers, views that read their own writes, slow-start
-// batches, ownership, events and stage records. Each folder below holds one
-// controller: a pure function from what is cached to what shall be written, and
-// a thin loop that writes it.
+// Package controllers is the engine that every controller runs on: a work queue fed by informers,
+// workers, views that include their own writes, slow-start batches, ownership, events and trace
+// stages. Each directory below it holds one controller: a pure function that computes the writes
+// from the cached objects, and a thin loop that performs them.
 //
-// A controller is data. Constructors take Deps, register the indexes they need
-// on the (not yet running) informers and start nothing:
+// A controller is data. Constructors take Deps, register the indexes that they need on the
+// informers, which must not run yet, and start nothing:
 //
 //	deployment.New(d)                  serviceaccount.New(d, roots)
 //	replicaset.New(d)                  nodelifecycle.New(d)
@@ -34,7 +33,7 @@
 //	ingress.New(d, ingress.Options{})
 //	horizontalpodautoscaler.New(d, source, horizontalpodautoscaler.Defaults)
 //
-// Engine.Run runs them for one leadership.
+// Engine.Run runs the controllers during one leadership.
 package controllers
 
 import (
@@ -50,10 +49,11 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// Key names what a reconcile is about. Kind is empty where a controller has one sort of key.
+// Key identifies the object of a reconcile. Kind is empty in a controller whose keys all have the
+// same kind.
 type Key struct{ Kind, Namespace, Name string }
 
-// String prints kind/namespace/name without the empty parts.
+// String returns kind/namespace/name without the empty parts.
 func (k Key) String() string {
 	s := k.Name
 	if k.Namespace != "" {
@@ -65,73 +65,75 @@ func (k Key) String() string {
 	return s
 }
 
-// KeyOf is the key of the object itself.
+// KeyOf returns the key of an object, without its kind.
 func KeyOf(o api.Object) Key { return Key{Namespace: o.GetNamespace(), Name: o.GetName()} }
 
-// Reconcile brings what key names closer to what is desired, judging by state alone.
-// It is never called for one key twice at once. again asks for another call after that long,
-// 0 for none; after an error the call is repeated with growing delays.
+// Reconcile moves the object that key identifies toward its desired state. It decides by the
+// current state alone, not by the change that queued the key. It is never called concurrently for
+// the same key. again is the delay after which it is called again, or 0. After an error it is
+// called again with exponential backoff.
 type Reconcile func(ctx context.Context, key Key) (again time.Duration, err error)
 
-// Controller is one controller as data.
+// Controller describes one controller.
 type Controller struct {
-	Name    string // "replicaset-controller": also its service account and the source of its events
+	Name    string // "replicaset-controller"; also the name of its service account and the source of its events
 	Workers int
 	Watches []Watch
-	// Every watches kinds that are known only at run time; nil = none.
+	// Dynamic watches kinds that are only known at run time. nil watches no such kinds.
 	Every *Every
-	// Renewed returns what is closed when all keys are to be looked at again, for something else than an object has changed;
-	// nil = never.
+	// Renewed returns a channel. When the channel is closed, all keys are queued again, because an
+	// input other than an API object has changed. nil disables this.
 	Renewed func() <-chan struct{}
-	// Rules are the rights that it needs: those of the cluster role "system:controller:NAME".
+	// Rules are the permissions that the controller needs. They are the rules of the cluster role
+	// "system:controller:NAME".
 	Rules []rbacv1.PolicyRule
-	// Lead is called once per leadership. Whatever the returned function remembers
-	// dies with the leadership.
+	// Lead is called once per leadership and returns the Reconcile function of that leadership. The
+	// state of the returned function is discarded when the leadership ends.
 	Lead func(t *Term) Reconcile
 }
 
-// ChangeType says what happened to an object.
+// ChangeType is the type of a change of an object.
 type ChangeType int
 
-// The sorts of changes.
+// The types of changes.
 const (
 	Added ChangeType = iota
 	Updated
 	Deleted
 )
 
-// Change is what an informer saw. Old is nil (the zero T) unless Type is Updated.
+// Change is a change that an informer delivered. Old is the zero T unless Type is Updated.
 type Change[T any] struct {
 	Type     ChangeType
 	New, Old T
 }
 
-// Watch maps the changes of one kind to keys. Losing a change must not matter
-// for where things end up, only for how soon.
+// Watch maps the changes of one kind to keys. A lost change may delay a reconcile, but it must not
+// affect the final state.
 type Watch struct {
 	Informer cache.SharedIndexInformer
 	keys     func(t ChangeType, obj, old any) []Key
 }
 
-// Every maps the changes of all kinds that have an informer to keys, also of those that get one while the controller
-// leads. As with a Watch, losing a change must not matter for where things end up; the kinds that are there may change
-// between two calls of a reconcile.
+// Every maps the changes of all kinds that have an informer to keys. Kinds that get an informer
+// during the leadership are included. A lost change may delay a reconcile, but it must not affect
+// the final state. The set of kinds may change between two calls of Reconcile.
 type Every struct {
 	Now  func() *client.Informed
 	Keys func(k *api.Kind, c Change[api.Object]) []Key
 }
 
-// watch is that of one kind.
+// watch returns the Watch of one kind.
 func (e *Every) watch(one client.KindInformer) Watch {
 	return OnInformer(one.Informer, func(c Change[api.Object]) []Key { return e.Keys(one.Kind, c) })
 }
 
-// On watches T.
+// On returns a Watch for the objects of type T.
 func On[T api.Object](i *client.Informers, keys func(c Change[T]) []Key) Watch {
 	return OnInformer(client.Informer[T](i), keys)
 }
 
-// OnInformer watches the objects of an informer, all of which must be T.
+// OnInformer returns a Watch for the objects of an informer. All objects must be of type T.
 func OnInformer[T api.Object](inf cache.SharedIndexInformer, keys func(c Change[T]) []Key) Watch {
 	return Watch{Informer: inf, keys: func(t ChangeType, obj, old any) []Key {
 		c := Change[T]{Type: t}
@@ -149,24 +151,26 @@ func OnInformer[T api.Object](inf cache.SharedIndexInformer, keys func(c Change[
 // Self maps a change to the key of the changed object.
 func Self[T api.Object](c Change[T]) []Key { return []Key{KeyOf(c.New)} }
 
-// Deps are what constructors take. Client has no identity and no fence yet.
+// Deps are the parameters of the controllers' constructors. Client has no user and no fence; the
+// engine sets both.
 type Deps struct {
 	Client    *client.Client
 	Informers *client.Informers
 	Log       *slog.Logger
-	Now       func() time.Time // nil = time.Now
+	Now       func() time.Time // nil means time.Now
 	Timeline  *api.Timeline    // may be nil
-	Replica   string           // this replica's name, for stage records: "cp1"
-	// ConfirmLeadership returns nil when a majority has confirmed, after the call began, that this replica leads in the term of
-	// the fence. nil = no leadership is ever confirmed.
+	Replica   string           // name of this replica in trace stages, for example "cp1"
+	// ConfirmLeadership returns nil when, after the start of the call, a quorum has confirmed that
+	// this replica leads in the term of the fence. If it is nil, no leadership can be confirmed.
 	ConfirmLeadership func(ctx context.Context, fence uint64) error
-	// Aggregated reaches the APIs of servers in the cluster; nil = there are none.
+	// Aggregated gives access to aggregated APIs. nil means that the cluster has none.
 	Aggregated AggregatedAPIs
-	// PodAddresses judges the addresses of pods as endpoints of Services; nil = all of them count.
+	// PodAddresses decides which pod addresses may be endpoints of Services. nil accepts all
+	// addresses.
 	PodAddresses *podaddress.Index
 }
 
-// Clock returns Now or time.Now.
+// Clock returns Now, or time.Now if Now is nil.
 func (d Deps) Clock() func() time.Time {
 	if d.Now != nil {
 		return d.Now
@@ -174,7 +178,8 @@ func (d Deps) Clock() func() time.Time {
 	return time.Now
 }
 
-// Cached returns the cached object, shared: copy before modifying.
+// Cached returns an object from the informer's cache. The object is shared: copy it before
+// modifying it.
 func Cached[T api.Object](inf cache.SharedIndexInformer, namespace, name string) (T, bool) {
 	key := name
 	if namespace != "" {
@@ -189,12 +194,13 @@ func Cached[T api.Object](inf cache.SharedIndexInformer, namespace, name string)
 	return obj, ok
 }
 
-// CachedAll returns all cached objects, shared.
+// CachedAll returns all cached objects. The objects are shared: copy them before modifying them.
 func CachedAll[T api.Object](inf cache.SharedIndexInformer) []T {
 	return typed[T](inf.GetIndexer().List())
 }
 
-// CachedBy returns the cached objects under a value of an index, shared.
+// CachedBy returns the cached objects that an index holds under a value. The objects are shared. It
+// panics if the index has not been added.
 func CachedBy[T api.Object](inf cache.SharedIndexInformer, index, value string) []T {
 	list, err := inf.GetIndexer().ByIndex(index, value)
 	if err != nil {
@@ -213,8 +219,8 @@ func typed[T api.Object](list []any) []T {
 	return out
 }
 
-// Index adds an index to an informer unless another controller has added it already.
-// Indexes of one name must have one meaning in all controllers.
+// Index adds an index to an informer unless the informer already has an index of that name. All
+// controllers must use the same index function for one name.
 func Index(inf cache.SharedIndexInformer, name string, values func(o api.Object) []string) {
 	if _, ok := inf.GetIndexer().GetIndexers()[name]; ok {
 		return

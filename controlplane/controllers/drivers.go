@@ -20,22 +20,24 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// ServedByAnnotation with the value "agent" on a CSIDriver says that the cluster itself has the driver's volumes made,
-// grown and deleted, by calls that the agents pass on to the driver's socket. A driver with a provisioner of its own has
-// no such annotation, and is left to that.
+// ServedByAnnotation with the value "agent" on a CSIDriver means that the cluster itself
+// provisions, expands and deletes the driver's volumes. The agents forward the calls to the
+// driver's socket. A driver with its own provisioner has no such annotation, and the cluster leaves
+// the work to that provisioner.
 const (
 	ServedByAnnotation = "keelson.dev/served-by"
 	ServedByAgent      = "agent"
 )
 
-// Which Secret the driver of a volume is given when the volume's attributes are changed, in annotations of its
-// PersistentVolume: provisioners write them, and who has attributes changed reads them.
+// Annotations of a PersistentVolume that name the Secret for ControllerModifyVolume. Provisioners
+// write them. The volumeattributes controller reads them.
 const (
 	ModifySecretName      = "volume.kubernetes.io/controller-modify-secret-name"
 	ModifySecretNamespace = "volume.kubernetes.io/controller-modify-secret-namespace"
 )
 
-// SecretFor is what a Secret holds, as drivers are given it; nothing where none is named.
+// SecretFor returns the data of a Secret in the form that CSI calls take. It returns nil if ref is
+// nil.
 func SecretFor(ctx context.Context, c *client.Client, ref *corev1.SecretReference) (map[string]string, error) {
 	if ref == nil {
 		return nil, nil
@@ -51,12 +53,14 @@ func SecretFor(ctx context.Context, c *client.Client, ref *corev1.SecretReferenc
 	return out, nil
 }
 
-// Served says that the cluster itself does a driver's work; nil is a driver without an object.
+// Served reports whether the cluster itself does a driver's controller work. d is nil for a driver
+// without a CSIDriver object; the result is then false.
 func Served(d *storagev1.CSIDriver) bool {
 	return d != nil && d.Annotations[ServedByAnnotation] == ServedByAgent
 }
 
-// ServedVolume says that the cluster itself does the work of the driver of a volume; nil is no volume.
+// ServedVolume reports whether the cluster itself does the controller work of a volume's CSI
+// driver. It returns false if v is nil or is not a CSI volume.
 func ServedVolume(drivers cache.SharedIndexInformer, v *corev1.PersistentVolume) bool {
 	if v == nil || v.Spec.CSI == nil {
 		return false
@@ -65,7 +69,8 @@ func ServedVolume(drivers cache.SharedIndexInformer, v *corev1.PersistentVolume)
 	return Served(d)
 }
 
-// DriverOn is what a node says of a driver; nil when it has none of that name.
+// DriverOn returns the entry of a driver in a CSINode. It returns nil if the node does not have the
+// driver.
 func DriverOn(n *storagev1.CSINode, driver string) *storagev1.CSINodeDriver {
 	if n == nil {
 		return nil
@@ -77,7 +82,8 @@ func DriverOn(n *storagev1.CSINode, driver string) *storagev1.CSINodeDriver {
 	return &n.Spec.Drivers[i]
 }
 
-// Segments are where a driver says that a node is, from the node's labels; nil for a driver that does not care.
+// Segments returns the topology of a node for a driver: the node's labels under the driver's
+// topology keys. It returns nil for a driver without topology keys.
 func Segments(d *storagev1.CSINodeDriver, node *corev1.Node) map[string]string {
 	if d == nil || node == nil || len(d.TopologyKeys) == 0 {
 		return nil
@@ -89,9 +95,9 @@ func Segments(d *storagev1.CSINodeDriver, node *corev1.Node) map[string]string {
 	return out
 }
 
-// Unlabelled is the label that a node lacks of those by which a driver says where it is; "" when it has them all. The
-// driver and the labels come in two objects: one may be known before the other, and what is decided by half of them stays
-// wrong.
+// Unlabelled returns the first topology key of a driver that is missing from the node's labels, or
+// "". The CSINode and the Node are separate objects and one may be cached before the other. A
+// decision by incomplete labels would not be corrected later.
 func Unlabelled(d *storagev1.CSINodeDriver, node *corev1.Node) string {
 	if d == nil || node == nil {
 		return ""
@@ -104,17 +110,16 @@ func Unlabelled(d *storagev1.CSINodeDriver, node *corev1.Node) string {
 	return ""
 }
 
-// ErrNoNode says that no node of the cluster reaches a volume.
+// ErrNoNode means that no node of the cluster can reach a volume.
 var ErrNoNode = errors.New("no node of the cluster reaches the volume")
 
-// Answers says that a node is heard: calls of its drivers reach them.
+// Answers reports whether a node's Ready condition is true. Driver calls can then reach the node.
 func Answers(n *corev1.Node) bool {
 	c := NodeCondition(n, corev1.NodeReady)
 	return c != nil && c.Status == corev1.ConditionTrue
 }
 
-// NodeReaching finds a node that reaches a CSI volume and has its driver: the first by name, of those that answer if there
-// are any.
+// NodeReaching returns the first node of NodesReaching.
 func NodeReaching(v *corev1.PersistentVolume, csiNodes, nodes cache.SharedIndexInformer) (string, error) {
 	all, err := NodesReaching(v, csiNodes, nodes)
 	if err != nil {
@@ -123,8 +128,8 @@ func NodeReaching(v *corev1.PersistentVolume, csiNodes, nodes cache.SharedIndexI
 	return all[0], nil
 }
 
-// NodesReaching lists the nodes that reach a CSI volume and have its driver, by name, those that do not answer last; without
-// an error there is one.
+// NodesReaching returns the nodes that can reach a CSI volume and have its driver. Ready nodes come
+// first; each part is sorted by name. Without an error the list has at least one node.
 func NodesReaching(v *corev1.PersistentVolume, csiNodes, nodes cache.SharedIndexInformer) (found []string, err error) {
 	reaches := ""
 	var silent []string
@@ -154,11 +159,13 @@ func NodesReaching(v *corev1.PersistentVolume, csiNodes, nodes cache.SharedIndex
 		v.Spec.CSI.Driver, reaches, reaches)
 }
 
-// mostNodes is how many nodes are asked for a volume that does not say where it is.
+// mostNodes is the maximum number of nodes that Reaching calls.
 const mostNodes = 32
 
-// Reaching has something done by the driver of a volume on the nodes that reach it, one after the other until one knows the
-// volume: those written by hand may not say on which node they are. It returns the node that was asked last.
+// Reaching calls do for the nodes that can reach a volume, in turn, until a node's driver returns
+// another result than NotFound. A PersistentVolume that a user wrote may have no node affinity, so
+// several nodes may have to be tried. It returns the last node that it called and the error of that
+// call.
 func Reaching(v *corev1.PersistentVolume, csiNodes, nodes cache.SharedIndexInformer, do func(node string) error) (node string, err error) {
 	all, err := NodesReaching(v, csiNodes, nodes)
 	if err != nil {
@@ -172,8 +179,8 @@ func Reaching(v *corev1.PersistentVolume, csiNodes, nodes cache.SharedIndexInfor
 	return node, err
 }
 
-// Modifies says why a driver on a node cannot be asked to give volumes the attributes of a class; the error has a code of
-// gRPC, Unimplemented where the driver does not do that at all.
+// Modifies returns an error if a driver on a node cannot modify volume attributes. The error has a
+// gRPC code: Unimplemented if the driver lacks the capability MODIFY_VOLUME.
 func Modifies(ctx context.Context, calls *LeaderDrivers, node, driver string) error {
 	res, err := DriverController(calls, node, driver).ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
 	if err != nil {
@@ -187,19 +194,20 @@ func Modifies(ctx context.Context, calls *LeaderDrivers, node, driver string) er
 	return status.Errorf(codes.Unimplemented, "CSI driver %s gives volumes no attributes of a VolumeAttributesClass: it does not have the capability MODIFY_VOLUME; name no class, or use a driver that has it", driver)
 }
 
-// WrongAttributes says that a class of attributes is another driver's.
+// WrongAttributes returns the error for a VolumeAttributesClass that belongs to another driver.
 func WrongAttributes(class *storagev1.VolumeAttributesClass, driver string) error {
 	return status.Errorf(codes.InvalidArgument, "VolumeAttributesClass %s is of CSI driver %s, and the volume is of %s: name a class of that driver", class.Name, class.DriverName, driver)
 }
 
-// LeaderDrivers calls CSI drivers on nodes under one leadership. No fence stops a driver: every call is preceded by a linearizable
-// read in the term of the leadership, so that a leader that was replaced calls none. Only Term.Drivers makes one.
+// LeaderDrivers calls CSI drivers on nodes during one leadership. Driver calls are not fenced.
+// Therefore every call is preceded by a linearizable read in the term of the leadership, so that a
+// replaced leader makes no call. Term.Drivers is the only constructor.
 type LeaderDrivers struct {
 	calls   api.NodeDrivers
 	confirm func(context.Context) error
 }
 
-// Drivers returns the drivers as this leadership may call them; nil when there are none.
+// Drivers returns the CSI drivers for calls during this leadership. It returns nil if calls is nil.
 func (t *Term) Drivers(calls api.NodeDrivers) *LeaderDrivers {
 	if calls == nil {
 		return nil
@@ -212,23 +220,23 @@ func (t *Term) Drivers(calls api.NodeDrivers) *LeaderDrivers {
 	}}
 }
 
-// DriverController calls the Controller service of a driver on a node.
+// DriverController returns a client of the Controller service of a driver on a node.
 func DriverController(calls *LeaderDrivers, node, driver string) csi.ControllerClient {
 	return csi.NewControllerClient(onNode{calls, node, driver})
 }
 
-// DriverGroups calls the GroupController service of a driver on a node.
+// DriverGroups returns a client of the GroupController service of a driver on a node.
 func DriverGroups(calls *LeaderDrivers, node, driver string) csi.GroupControllerClient {
 	return csi.NewGroupControllerClient(onNode{calls, node, driver})
 }
 
-// DriverNode calls the Node service of a driver on a node, as far as the node's agent passes such calls on: for the growth
-// of volumes that it has mounted, of which it knows where they are.
+// DriverNode returns a client of the Node service of a driver on a node. The agent forwards only
+// calls that expand volumes that the node has mounted, and inserts the paths of those volumes.
 func DriverNode(calls *LeaderDrivers, node, driver string) csi.NodeClient {
 	return csi.NewNodeClient(onNode{calls, node, driver})
 }
 
-// onNode is a connection whose calls the node's agent passes on.
+// onNode is a gRPC connection whose calls the node's agent forwards to the driver.
 type onNode struct {
 	calls        *LeaderDrivers
 	node, driver string
@@ -238,7 +246,7 @@ func (c onNode) Invoke(ctx context.Context, method string, q, answer any, _ ...g
 	in, ok := q.(proto.Message)
 	out, ok2 := answer.(proto.Message)
 	if !ok || !ok2 {
-		return fmt.Errorf("call %s of CSI driver %s: %T is no message", method, c.driver, q)
+		return fmt.Errorf("call %s of CSI driver %s: %T is not a protobuf message", method, c.driver, q)
 	}
 	b, err := proto.Marshal(in)
 	if err != nil {
@@ -254,10 +262,11 @@ func (c onNode) Invoke(ctx context.Context, method string, q, answer any, _ ...g
 }
 
 func (c onNode) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
-	return nil, status.Error(codes.Unimplemented, "drivers are called, and do not stream")
+	return nil, status.Error(codes.Unimplemented, "streaming calls of CSI drivers are not supported")
 }
 
-// Refused says of the error of a call that it was not made, or changed nothing and is not under way.
+// Refused reports whether the error of a driver call means that the call was not made, or changed
+// nothing and is not in progress.
 func Refused(err error) bool {
 	var missing *api.DriverMissing
 	if errors.As(err, &missing) {
@@ -274,13 +283,15 @@ func Refused(err error) bool {
 	return true
 }
 
-// Exhausted says that a driver has no room on its node, or that the node has no such driver: it may go well elsewhere.
+// Exhausted reports whether a driver has no capacity on its node, or whether the node lacks the
+// driver. Another node may succeed.
 func Exhausted(err error) bool {
 	var missing *api.DriverMissing
 	return errors.As(err, &missing) || status.Code(err) == codes.ResourceExhausted
 }
 
-// Words are what an error of a driver says to a user.
+// Words returns the text of a driver's error for events and conditions: the gRPC code and message,
+// if the error has them.
 func Words(err error) string {
 	var said interface{ GRPCStatus() *status.Status }
 	if errors.As(err, &said) {

@@ -19,8 +19,8 @@ import (
 	"keelson.dev/keelson/internal/lifecycle"
 )
 
-// Delays of a failing key, the period after which every cached object is looked at
-// again, and how often views are swept.
+// Retry delays of a failing key, the resync period, and the period at which views drop expired
+// entries.
 const (
 	minRetry      = 5 * time.Millisecond
 	maxRetry      = 60 * time.Second
@@ -28,15 +28,15 @@ const (
 	sweepPeriod   = 5 * time.Second
 )
 
-// Options of an Engine. The zero value is right for production.
+// Options configures an Engine. The zero value is right for production.
 type Options struct {
-	// OwnIdentity lets each controller act as service account kube-system/NAME
-	// instead of system:kube-controller-manager.
+	// OwnIdentity lets each controller act as service account kube-system/NAME instead of
+	// system:kube-controller-manager.
 	OwnIdentity bool
-	// Resync is how often all keys are queued again from the caches, without a
-	// call to the API; 0 = 10 minutes. A lost notification delays by this at most.
+	// Resync is the period at which all keys are queued again from the caches, without an API call.
+	// 0 means 10 minutes. It bounds the delay that a lost notification causes.
 	Resync time.Duration
-	// Metrics show the queues; nil = nobody looks.
+	// Metrics receives the metrics of the queues. nil creates metrics that are not registered.
 	Metrics *QueueMetrics
 }
 
@@ -47,7 +47,7 @@ type Engine struct {
 	controllers []*Controller
 }
 
-// NewEngine returns an engine for the controllers. Nothing runs until Run.
+// NewEngine returns an engine for the controllers. It starts nothing.
 func NewEngine(d Deps, o Options, cs ...*Controller) *Engine {
 	if o.Resync == 0 {
 		o.Resync = defaultResync
@@ -58,9 +58,10 @@ func NewEngine(d Deps, o Options, cs ...*Controller) *Engine {
 	return &Engine{deps: d, options: o, controllers: cs}
 }
 
-// Parts are the controllers, each of which runs until its context, the leadership, ends and all its workers have
-// returned. The informers must run and be synced. fence is the raft term of the leadership: no write of a controller
-// applies in a later one. A part that fails may be run again.
+// Parts returns one part per controller. A part runs until its context, which is that of the
+// leadership, is canceled and all its workers have returned. The informers must be running and
+// synced. fence is the raft term of the leadership: the store rejects a controller's writes in a
+// later term. A failed part may be run again.
 func (e *Engine) Parts(fence uint64) []lifecycle.Part {
 	var out []lifecycle.Part
 	for _, c := range e.controllers {
@@ -69,7 +70,8 @@ func (e *Engine) Parts(fence uint64) []lifecycle.Part {
 	return out
 }
 
-// Run runs every controller until ctx ends. One that fails is begun again, while the others go on.
+// Run runs every controller until ctx is canceled. A failed controller is restarted while the
+// others continue.
 func (e *Engine) Run(ctx context.Context, fence uint64) error {
 	lifecycle.Supervise(ctx, func(name string, err error, again time.Duration) {
 		e.deps.Log.Error("a controller failed and is begun again", "controller", name, "error", err, "after", again)
@@ -77,22 +79,23 @@ func (e *Engine) Run(ctx context.Context, fence uint64) error {
 	return ctx.Err()
 }
 
-// Term is one leadership of one controller: its fenced client, and where it records.
+// Term is one leadership of one controller. It has the controller's fenced client, recorders and
+// clock.
 type Term struct {
 	Client   *client.Client
 	Events   record.EventRecorder
 	Log      *slog.Logger
 	Now      func() time.Time
 	Timeline *api.Timeline
-	Actor    string // "replicaset-controller/cp1"
+	Actor    string // for example "replicaset-controller/cp1"
 
-	confirm   func(context.Context) error // see ConfirmLeadership; nil = never
+	confirm   func(context.Context) error // see ConfirmLeadership; nil means that leadership cannot be confirmed
 	queue     workqueue.TypedRateLimitingInterface[Key]
-	keys      *queue // what is in it
+	keys      *queue // the keys of queue, for metrics
 	observers map[cache.SharedIndexInformer][]observer
 }
 
-// observer is a View without its type.
+// observer is a View without its type parameter.
 type observer interface {
 	observed(t ChangeType, obj any)
 	expired() []any
@@ -102,19 +105,20 @@ func (t *Term) observe(inf cache.SharedIndexInformer, o observer) {
 	t.observers[inf] = append(t.observers[inf], o)
 }
 
-// ConfirmLeadership returns nil when a majority has confirmed, after the call began, that this leadership goes on. It precedes every
-// action that no fence stops: calls of CSI drivers, and changes in services outside the store.
+// ConfirmLeadership returns nil when, after the start of the call, a quorum has confirmed that this
+// leadership continues. Callers must call it before every action that is not fenced: calls of CSI
+// drivers, and changes in services outside the store.
 func (t *Term) ConfirmLeadership(ctx context.Context) error {
 	if t.confirm == nil {
-		return errors.New("the leadership cannot be confirmed")
+		return errors.New("leadership cannot be confirmed: no confirmation is configured")
 	}
 	return t.confirm(ctx)
 }
 
-// Enqueue asks for a reconcile of key.
+// Enqueue queues key for a reconcile.
 func (t *Term) Enqueue(key Key) { t.queue.Add(key) }
 
-// identity is who a controller is to authorization and in events.
+// identity returns the user as which a controller makes its API calls.
 func (e *Engine) identity(c *Controller) api.User {
 	if !e.options.OwnIdentity {
 		return api.User{Name: api.UserController, Groups: []string{api.GroupAuthenticated}}
@@ -122,7 +126,7 @@ func (e *Engine) identity(c *Controller) api.User {
 	return Identity(c)
 }
 
-// Identity is the service account of a controller.
+// Identity returns the service account of a controller as a user.
 func Identity(c *Controller) api.User {
 	return api.User{
 		Name:   api.ServiceAccountPrefix + "kube-system:" + c.Name,
@@ -130,7 +134,8 @@ func Identity(c *Controller) api.User {
 	}
 }
 
-// lead runs one controller for one leadership.
+// lead runs one controller during one leadership. It returns when ctx is canceled and all workers
+// have returned.
 func (e *Engine) lead(ctx context.Context, c *Controller, fence uint64) error {
 	cl := e.deps.Client.As(e.identity(c)).Fenced(fence)
 	log := e.deps.Log.With("controller", c.Name)
@@ -175,7 +180,7 @@ func (e *Engine) lead(ctx context.Context, c *Controller, fence uint64) error {
 	return ctx.Err()
 }
 
-// next reconciles one key. It returns false when the queue has shut down.
+// next reconciles the next key of the queue. It returns false when the queue has shut down.
 func (e *Engine) next(ctx context.Context, t *Term, reconcile Reconcile) bool {
 	key, down := t.queue.Get()
 	if down {
@@ -192,7 +197,7 @@ func (e *Engine) next(ctx context.Context, t *Term, reconcile Reconcile) bool {
 	case err != nil:
 		level := slog.LevelError
 		if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || errors.Is(err, errRace) {
-			level = slog.LevelDebug // someone was faster; the cache will tell
+			level = slog.LevelDebug // another client wrote first; the cache will show its write
 		}
 		t.Log.Log(ctx, level, "reconcile", "key", key.String(), "retries", t.queue.NumRequeues(key), "error", err)
 		t.keys.retries.Inc()
@@ -207,15 +212,17 @@ func (e *Engine) next(ctx context.Context, t *Term, reconcile Reconcile) bool {
 	return true
 }
 
-// errRace marks an error that only says that the cache was behind.
-var errRace = errors.New("the cache was behind")
+// errRace marks an error that only means that the cache was stale.
+var errRace = errors.New("the cache was stale")
 
-// Race wraps an error that is a matter of timing: retried like any other, not logged as one.
+// Race returns an error that is caused by a stale cache. The engine retries it like any other
+// error, but logs it at debug level.
 func Race(format string, args ...any) error {
 	return fmt.Errorf("%w: %w", errRace, fmt.Errorf(format, args...))
 }
 
-// guarded turns a panic into an error: one bad object must not take the leader down.
+// guarded calls reconcile and turns a panic into an error, so that one malformed object does not
+// stop the leader.
 func guarded(ctx context.Context, reconcile Reconcile, key Key) (again time.Duration, err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -16,8 +16,10 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// NewRecorder returns a recorder that writes Events through cl, in the background, repeats counted and floods bounded. A queue of events and what
-// empties it take 80 KiB and two goroutines: they are begun with the first event, which many controllers never have.
+// NewRecorder returns a recorder that writes Events through cl in the background, and a function
+// that shuts it down. Repeated events are counted and event floods are limited. The event queue and
+// its consumers cost 80 KiB and two goroutines, so they are started with the first event. Many
+// controllers never record one.
 func NewRecorder(ctx context.Context, cl *client.Client, log *slog.Logger, component, host string) (record.EventRecorder, func()) {
 	r := &lateRecorder{begin: func() (record.EventRecorder, func()) {
 		// The broadcaster must outlive the workers that use it; it is shut down after them.
@@ -28,7 +30,7 @@ func NewRecorder(ctx context.Context, cl *client.Client, log *slog.Logger, compo
 	return r, r.shutdown
 }
 
-// lateRecorder begins a recorder when the first event is recorded.
+// lateRecorder starts a recorder when the first event is recorded.
 type lateRecorder struct {
 	begin func() (record.EventRecorder, func())
 
@@ -38,7 +40,8 @@ type lateRecorder struct {
 	ended bool
 }
 
-// recorder is nil where none was begun before the shutdown.
+// recorder returns the recorder and starts it if necessary. It returns nil after a shutdown that
+// preceded the first event.
 func (r *lateRecorder) recorder() record.EventRecorder {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -76,8 +79,8 @@ func (r *lateRecorder) AnnotatedEventf(obj runtime.Object, annotations map[strin
 	}
 }
 
-// eventSink stores what the broadcaster has correlated. An Event that cannot be
-// stored is logged here and forgotten: it never holds up or fails anything.
+// eventSink stores the events that the broadcaster has aggregated. An Event that cannot be stored
+// is logged and dropped: it never blocks or fails a reconcile.
 type eventSink struct {
 	ctx    context.Context
 	client *client.Client
@@ -86,7 +89,7 @@ type eventSink struct {
 
 func (s eventSink) Create(e *corev1.Event) (*corev1.Event, error) {
 	got, err := client.Create(s.ctx, s.client, e)
-	if apierrors.IsAlreadyExists(err) { // two of one object in one tick of the clock, of which the name is made
+	if apierrors.IsAlreadyExists(err) { // the name contains the clock time; two events of one object in one clock tick have the same name
 		e.Name += "." + rand.String(5)
 		got, err = client.Create(s.ctx, s.client, e)
 	}
@@ -100,7 +103,7 @@ func (s eventSink) Update(e *corev1.Event) (*corev1.Event, error) {
 func (s eventSink) Patch(old *corev1.Event, data []byte) (*corev1.Event, error) {
 	got, err := client.Patch[*corev1.Event](s.ctx, s.client, old.Namespace, old.Name, "", types.StrategicMergePatchType, data)
 	if apierrors.IsNotFound(err) {
-		return got, err // expired: the broadcaster makes a new one
+		return got, err // the Event has expired: the broadcaster creates a new Event
 	}
 	return s.lost(old)(got, err)
 }

@@ -12,11 +12,12 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// Eviction is a pod's deletion by a taint, which no budget holds up: reason and message of the pod's condition
-// DisruptionTarget, and the reason of the event.
+// Eviction is the deletion of a pod because of a taint. PodDisruptionBudgets do not apply. Reason
+// and Message are those of the pod's condition DisruptionTarget; Event is the reason of the event.
 type Eviction struct{ Reason, Message, Event string }
 
-// Evict marks a pod for deletion, with the reason in its status first. A pod that is gone needs none.
+// Evict sets the condition DisruptionTarget in the pod's status and then deletes the pod. It
+// returns nil if the pod no longer exists.
 func (e Eviction) Evict(ctx context.Context, t *Term, pods *View[*corev1.Pod], p *corev1.Pod) error {
 	next := p.DeepCopy()
 	next.Status.Conditions = append(
@@ -28,7 +29,7 @@ func (e Eviction) Evict(ctx context.Context, t *Term, pods *View[*corev1.Pod], p
 	case apierrors.IsNotFound(err):
 		return nil
 	case err != nil:
-		return fmt.Errorf("noting why pod %s/%s is deleted: %w", p.Namespace, p.Name, err)
+		return fmt.Errorf("setting condition DisruptionTarget of pod %s/%s before its eviction: %w", p.Namespace, p.Name, err)
 	}
 	pods.Wrote(next)
 	t.Events.Eventf(p, corev1.EventTypeNormal, e.Event, "Marking for deletion Pod %s/%s", p.Namespace, p.Name)

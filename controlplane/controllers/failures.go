@@ -8,9 +8,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Replacements paces the replacing of pods that failed in a place that is always the same: an ordinal of a
-// StatefulSet, a node of a DaemonSet. There the failed pod is deleted for its successor's sake, so that nothing in the
-// API remembers how many went before. The zero value is ready.
+// Replacements delays the replacement of failed pods in a fixed place: an ordinal of a StatefulSet,
+// or a node of a DaemonSet. A failed pod there is deleted before its successor is created, so the
+// API does not show how many pods failed before. The zero value is ready for use.
 type Replacements struct {
 	mu     sync.Mutex
 	failed map[string]failures
@@ -19,11 +19,12 @@ type Replacements struct {
 type failures struct {
 	pod   types.UID
 	count int
-	seen  time.Time // when the pod was found to have failed
+	seen  time.Time // when the controller first observed that the pod had failed
 }
 
-// Wait says how long the failed pod p of a place is to stay before it is replaced: the first not at all, further ones
-// 2 s, doubling to 5 min, until none has failed there for twice as long as the last pause and two minutes.
+// Wait returns how long the failed pod p must remain before it is replaced. The first failed pod of
+// a place is replaced at once. Further delays double from 2 s to 5 min. The count starts again when
+// no pod has failed in the place for twice the last delay plus two minutes.
 func (r *Replacements) Wait(place string, p *corev1.Pod, now time.Time) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -51,7 +52,7 @@ func (f failures) pause() time.Duration {
 
 func (r *Replacements) memory(f failures) time.Duration { return 2*f.pause() + 2*time.Minute }
 
-// sweep forgets places where nothing has failed for long.
+// sweep removes the records of places whose retention has passed.
 func (r *Replacements) sweep(now time.Time) {
 	for place, f := range r.failed {
 		if now.Sub(f.seen) > r.memory(f) {

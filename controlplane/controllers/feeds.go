@@ -9,21 +9,22 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// feeds join the informers of one controller to its queue. They belong to one goroutine after another: that which
-// begins the leadership, then run, then that which ends it.
+// feeds connects the informers of one controller to its queue. It is not safe for concurrent use:
+// lead calls it first, then the goroutine of run, then lead again.
 type feeds struct {
 	term  *Term
 	every *Every
-	again func() <-chan struct{} // see Controller.Renewed
+	again func() <-chan struct{} // see Controller.RequeueAll
 	byInf map[cache.SharedIndexInformer]*feed
 }
 
-// feed is one informer. There is one handler for each, so that views have observed a change before its keys are queued.
+// feed is the event handler of one informer. Each informer has a single handler, so that all views
+// have processed a change before its keys are queued.
 type feed struct {
 	term      *Term
 	observers []observer
 	keys      []func(ChangeType, any, any) []Key
-	fixed     bool // one of the controller's Watches or views: it stays
+	fixed     bool // the informer is in the controller's Watches or has views: its feed is never removed
 	remove    func()
 }
 
@@ -52,7 +53,8 @@ func (f *feeds) watch(w Watch) *feed {
 	return one
 }
 
-// attach registers the handlers. changed is closed when there are other kinds; it is nil where nobody asked for them.
+// attach registers the event handlers. The channel is closed when the set of dynamic kinds changes.
+// It is nil for a controller without a Every.
 func (f *feeds) attach() (changed <-chan struct{}, err error) {
 	if f.every != nil {
 		now := f.every.Now()
@@ -69,7 +71,7 @@ func (f *feeds) attach() (changed <-chan struct{}, err error) {
 	return changed, nil
 }
 
-// follow registers handlers for kinds that have come and removes those of kinds that have gone.
+// follow registers handlers for added kinds and removes the handlers of removed kinds.
 func (f *feeds) follow() (changed <-chan struct{}) {
 	now := f.every.Now()
 	present := make(map[cache.SharedIndexInformer]bool, len(now.Kinds))
@@ -79,8 +81,8 @@ func (f *feeds) follow() (changed <-chan struct{}) {
 			continue
 		}
 		if err := f.watch(f.every.watch(one)).attach(one.Informer); err != nil {
-			// It has ended already: the next change will say so.
-			f.term.Log.Debug("a kind is not watched", "kind", one.Kind.GVK.String(), "error", err)
+			// The informer has stopped already: the next change of the kinds removes it.
+			f.term.Log.Debug("kind cannot be watched: its informer has stopped", "kind", one.Kind.GVK.String(), "error", err)
 		}
 	}
 	for inf, one := range f.byInf {
@@ -98,7 +100,8 @@ func (f *feeds) detach() {
 	}
 }
 
-// run follows the kinds, sweeps views and resyncs until ctx ends.
+// run follows the dynamic kinds, drops expired entries of views, and queues all keys at every
+// resync. It returns when ctx is canceled.
 func (f *feeds) run(ctx context.Context, resync time.Duration, changed <-chan struct{}) {
 	sweep := time.NewTicker(sweepPeriod)
 	defer sweep.Stop()
@@ -110,7 +113,7 @@ func (f *feeds) run(ctx context.Context, resync time.Duration, changed <-chan st
 	}
 	renewed := again()
 	if renewed != nil {
-		f.everything() // something may have been renewed since Lead
+		f.everything() // the inputs may have changed since Lead
 	}
 	for {
 		select {
@@ -135,7 +138,7 @@ func (f *feeds) run(ctx context.Context, resync time.Duration, changed <-chan st
 	}
 }
 
-// everything queues the keys of all objects that are cached.
+// everything queues the keys of all cached objects.
 func (f *feeds) everything() {
 	for inf, one := range f.byInf {
 		for _, obj := range inf.GetIndexer().List() {
@@ -168,11 +171,12 @@ func (f *feed) detach() {
 	}
 }
 
-// deliver hands one change on. An object over which a controller stumbles is lost to that controller only.
+// deliver passes one change to the views and queues its keys. It recovers a panic: a malformed
+// object is lost only to this controller.
 func (f *feed) deliver(t ChangeType, obj, old any) {
 	defer func() {
 		if p := recover(); p != nil {
-			f.term.Log.Error("a change was not understood", "panic", p, "stack", string(debug.Stack()))
+			f.term.Log.Error("handling a change panicked; the change is dropped", "panic", p, "stack", string(debug.Stack()))
 		}
 	}()
 	for _, o := range f.observers {

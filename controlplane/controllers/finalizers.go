@@ -12,8 +12,9 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// Finalizers are the finalizers that an object shall have: with mark while it is not being deleted,
-// without once it is and inUse is false.
+// Finalizers returns the finalizers that an object must have and whether they differ from its
+// current finalizers. An object that is not being deleted has mark. An object that is being deleted
+// loses mark once inUse is false.
 func Finalizers(o metav1.Object, mark string, inUse bool) (want []string, changed bool) {
 	have := o.GetFinalizers()
 	marked := slices.Contains(have, mark)
@@ -26,7 +27,8 @@ func Finalizers(o metav1.Object, mark string, inUse bool) (want []string, change
 	return have, false
 }
 
-// Protect writes the finalizers of an object that must not go while it is in use, when they are to change.
+// Protect adds a protection finalizer to an object, or removes it from an object that is being
+// deleted and not in use. It writes only if the finalizers change.
 func Protect[T api.Object](ctx context.Context, c *client.Client, obj T, finalizer string, inUse bool) error {
 	want, changed := Finalizers(obj, finalizer, inUse)
 	if !changed {

@@ -15,11 +15,12 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// MaxEvents is how many pods of one scaling are told about by an Event each. No more would be kept of one object
-// anyway, and thousands cost as much as the pods.
+// MaxEvents is the maximum number of pods of one scaling operation for which an Event is recorded.
+// The event recorder would drop further events of the same object, and thousands of events cost as
+// much as the pods.
 const MaxEvents = 25
 
-// OwnedPods is a view of pods through which a controller makes and deletes those of its owners.
+// Owned is a view of pods through which a controller creates and deletes the pods of its owners.
 type OwnedPods struct {
 	*View[*corev1.Pod]
 	term *Term
@@ -30,8 +31,8 @@ func OwnedPodsOf(t *Term, pods cache.SharedIndexInformer) *OwnedPods {
 	return &OwnedPods{View: ViewOf[*corev1.Pod](t, pods), term: t}
 }
 
-// PodFrom is a pod of a template: owned by owner, with the trace of the apply that asked for it, its name to be
-// completed by the API.
+// PodFrom returns a pod created from a template. It is controlled by owner and has the trace
+// context of the owner. The API completes its name.
 func PodFrom(owner api.Object, ref metav1.OwnerReference, template *corev1.PodTemplateSpec) *corev1.Pod {
 	t := template.DeepCopy()
 	p := &corev1.Pod{
@@ -46,18 +47,19 @@ func PodFrom(owner api.Object, ref metav1.OwnerReference, template *corev1.PodTe
 		Spec: t.Spec,
 	}
 	if len(validation.IsDNS1123Subdomain(p.GenerateName+"x")) > 0 {
-		p.GenerateName = owner.GetName() // one character from too long: the API shortens it
+		p.GenerateName = owner.GetName() // with a name prefix of the maximum length, the API shortens the prefix
 	}
 	CopyTrace(p, owner)
 	return p
 }
 
-// Candidates returns the pods that owner controls, and those of its namespace without a controller.
+// Candidates returns the pods that owner controls, and the pods of its namespace that have no
+// controller.
 func (o *OwnedPods) Candidates(owner api.Object) []*corev1.Pod {
 	return o.By(ControllerIndex, string(owner.GetUID()), OrphansOf(owner.GetNamespace()))
 }
 
-// Active are those of pods that count: neither ended nor going.
+// Active returns the pods that are neither terminal nor being deleted.
 func (o *OwnedPods) Active(pods []*corev1.Pod) []*corev1.Pod {
 	var out []*corev1.Pod
 	for _, p := range pods {
@@ -68,8 +70,9 @@ func (o *OwnedPods) Active(pods []*corev1.Pod) []*corev1.Pod {
 	return out
 }
 
-// Create makes a pod for owner. The caller gives pod away; the one that is returned is shared. tell says whether an Event
-// tells of success; a failure is always told of, but the end of the namespace and of the leadership.
+// Create creates a pod for owner. The caller must not use pod afterwards; the returned pod is
+// shared. recordEvent selects whether success is recorded as an Event. A failure is always
+// recorded, except when the namespace is being deleted or the leadership has ended.
 func (o *OwnedPods) Create(ctx context.Context, owner api.Object, pod *corev1.Pod, tell bool) (*corev1.Pod, error) {
 	start := o.term.Now()
 	made, err := client.CreateGiven(ctx, o.term.Client, pod)
@@ -87,7 +90,8 @@ func (o *OwnedPods) Create(ctx context.Context, owner api.Object, pod *corev1.Po
 	return made, nil
 }
 
-// Delete deletes a pod of owner; that it is gone already is no error. tell as with Create.
+// Delete deletes a pod of owner. A pod that no longer exists is not an error. recordEvent selects
+// whether success is recorded as an Event.
 func (o *OwnedPods) Delete(ctx context.Context, owner api.Object, pod *corev1.Pod, tell bool) error {
 	o.Deleting(pod)
 	err := client.Delete[*corev1.Pod](ctx, o.term.Client, pod.Namespace, pod.Name, ByUID(pod))
@@ -98,7 +102,7 @@ func (o *OwnedPods) Delete(ctx context.Context, owner api.Object, pod *corev1.Po
 		}
 		return nil
 	case apierrors.IsNotFound(err):
-		return nil // gone is what was wanted; the informer will say so
+		return nil // the pod no longer exists; the informer will deliver its deletion
 	}
 	o.Kept(pod)
 	if ctx.Err() == nil && !apierrors.IsConflict(err) {
@@ -107,13 +111,14 @@ func (o *OwnedPods) Delete(ctx context.Context, owner api.Object, pod *corev1.Po
 	return fmt.Errorf("deleting pod %s of %s %s: %w", storeKey(pod), controllerKind(pod), storeKey(owner), err)
 }
 
-// NamespaceEnds says whether a write was refused because its namespace is being deleted: nothing will be wanted there
-// again.
+// NamespaceEnds reports whether a write was refused because its namespace is being deleted. No
+// further object is needed in that namespace.
 func NamespaceEnds(err error) bool {
 	return apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause)
 }
 
-// controllerKind is the kind of an object's controller in lower case, for errors: "replicaset".
+// controllerKind returns the lower-case kind of an object's controller for error messages, for
+// example "replicaset".
 func controllerKind(o metav1.Object) string {
 	if ref := metav1.GetControllerOfNoCopy(o); ref != nil {
 		return strings.ToLower(ref.Kind)

@@ -16,11 +16,12 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// ControllerIndex finds objects by the UID of their controlling owner, and those
-// without one under OrphansOf(namespace).
+// ControllerIndex indexes objects by the UID of their controller. Objects without a controller are
+// under OrphansOf(namespace).
 const ControllerIndex = "keelson.controller"
 
-// OrphansOf is the value of ControllerIndex under which a namespace's uncontrolled objects stand.
+// OrphansOf returns the value of ControllerIndex for the objects of a namespace that have no
+// controller.
 func OrphansOf(namespace string) string { return "orphans/" + namespace }
 
 // IndexControllers adds ControllerIndex to an informer.
@@ -33,9 +34,10 @@ func IndexControllers(inf cache.SharedIndexInformer) {
 	})
 }
 
-// OwnersOf maps the change of an object to the owners of one kind that it concerns: its controller before and after,
-// or, when it has none, those that would adopt it. selector is that of an owner; nothing is adopted by an owner
-// without one.
+// OwnersOf returns a function that maps the change of an object to the keys of the affected owners
+// of one kind. These are the object's controllers before and after the change. For an object
+// without a controller they are the owners that would adopt it. selector returns the selector of an
+// owner; an owner whose selector is nil or empty adopts nothing.
 func OwnersOf[O, T api.Object](owners cache.SharedIndexInformer, kind schema.GroupKind, selector func(O) labels.Selector) func(Change[T]) []Key {
 	return func(c Change[T]) []Key {
 		var keys []Key
@@ -61,7 +63,8 @@ func OwnersOf[O, T api.Object](owners cache.SharedIndexInformer, kind schema.Gro
 	}
 }
 
-// sameController says whether two states of an object have the same controller, or none.
+// sameController reports whether two versions of an object have the same controller, or both have
+// none.
 func sameController(a, b api.Object) bool {
 	was, is := metav1.GetControllerOfNoCopy(a), metav1.GetControllerOfNoCopy(b)
 	if was == nil || is == nil {
@@ -70,7 +73,8 @@ func sameController(a, b api.Object) bool {
 	return was.UID == is.UID
 }
 
-// GroupOf is the API group of an owner, in whatever version it is referred to.
+// GroupOf returns the API group of an owner reference, regardless of its version. It returns "" for
+// an invalid API version.
 func GroupOf(ref *metav1.OwnerReference) string {
 	gv, err := schema.ParseGroupVersion(ref.APIVersion)
 	if err != nil {
@@ -79,8 +83,8 @@ func GroupOf(ref *metav1.OwnerReference) string {
 	return gv.Group
 }
 
-// SelectorOf is the selector of an owner; nil for one that is not valid or selects everything, which validation
-// refuses: it must not claim a whole namespace.
+// SelectorOf returns the selector of an owner. It returns nil for a selector that is invalid or
+// selects everything. Validation refuses such selectors; they must not claim a whole namespace.
 func SelectorOf(s *metav1.LabelSelector) labels.Selector {
 	selector, err := metav1.LabelSelectorAsSelector(s)
 	if err != nil || selector.Empty() {
@@ -89,15 +93,16 @@ func SelectorOf(s *metav1.LabelSelector) labels.Selector {
 	return selector
 }
 
-// Claims says to whom candidates belong.
+// Claims holds the candidates that an owner has, adopts and releases.
 type Claims[T api.Object] struct {
-	Owned   []T // controlled by the owner and matching its selector
-	Adopt   []T // matching, controlled by nobody: to be taken
-	Release []T // controlled by the owner but no longer matching: to be let go
+	Owned   []T // controlled by the owner, and match its selector
+	Adopt   []T // match, and have no controller: to be adopted
+	Release []T // controlled by the owner, but no longer match: to be released
 }
 
-// SortClaims decides ownership: an object matches if it has the selector's labels and passes all filters. An owner that is
-// being deleted adopts and releases nothing, and no object that is being deleted is adopted.
+// SortClaims decides which candidates an owner has, adopts and releases. An object matches if it
+// matches the selector and passes all filters. An owner that is being deleted adopts and releases
+// nothing. An object that is being deleted is not adopted.
 func SortClaims[T api.Object](owner api.Object, selector labels.Selector, candidates []T, filters ...func(T) bool) Claims[T] {
 	var c Claims[T]
 	leaving := owner.GetDeletionTimestamp() != nil
@@ -118,10 +123,10 @@ func SortClaims[T api.Object](owner api.Object, selector labels.Selector, candid
 	return c
 }
 
-// Claim performs what SortClaims decided and returns what the owner controls afterwards.
-// Before it adopts it asks the API, not the cache, whether the owner is still there: T of
-// an owner recreated under the same name must not be taken for the old one. An object that is gone is neither adopted nor
-// released. An adopted object gets the finalizers too, and a released object loses them.
+// Claim performs the adoptions and releases of an Claims and returns the objects that the owner
+// controls afterwards. Before adopting it reads the owner from the API, not from the cache, because
+// the owner may have been recreated under the same name. An object that no longer exists is
+// skipped. An adopted object also gets the finalizers; a released object loses them.
 func Claim[O, T api.Object](
 	ctx context.Context, c *client.Client, v *View[T], owner O, ref metav1.OwnerReference, claims Claims[T], finalizers ...string,
 ) ([]T, error) {
@@ -132,7 +137,7 @@ func Claim[O, T api.Object](
 			return nil, fmt.Errorf("reading %s before adopting: %w", storeKey(owner), err)
 		}
 		if fresh.GetUID() != owner.GetUID() || fresh.GetDeletionTimestamp() != nil {
-			return nil, Race("%s is gone or going, adopting nothing", storeKey(owner))
+			return nil, Race("%s no longer exists or is being deleted: adopting nothing", storeKey(owner))
 		}
 	}
 	for _, obj := range claims.Adopt {
@@ -169,7 +174,7 @@ func Claim[O, T api.Object](
 	return owned, nil
 }
 
-// WithoutOwners returns refs without those to the UIDs.
+// WithoutOwners returns refs without the references to the UIDs.
 func WithoutOwners(refs []metav1.OwnerReference, uids ...types.UID) []metav1.OwnerReference {
 	var out []metav1.OwnerReference
 next:
@@ -184,8 +189,8 @@ next:
 	return out
 }
 
-// ByUID is the precondition that makes a deletion hit the object that was looked
-// at, not one that took its name since.
+// ByUID returns delete options with a UID precondition: they delete o, but not a later object of
+// the same name.
 func ByUID(o metav1.Object) metav1.DeleteOptions {
 	uid := o.GetUID()
 	return metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}

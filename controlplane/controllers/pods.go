@@ -10,7 +10,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// PodNodeIndex finds pods by the node that they are bound to ("" = none yet).
+// PodNodeIndex indexes pods by the node to which they are bound. Unbound pods are under "".
 const PodNodeIndex = "keelson.node"
 
 // PodNode is the index function of PodNodeIndex.
@@ -21,11 +21,12 @@ func PodNode(o api.Object) []string {
 	return nil
 }
 
-// PodClaimIndex finds pods by the claims that they mount, as namespace/name.
+// PodClaimIndex indexes pods by the PersistentVolumeClaims that they mount, as namespace/name.
 const PodClaimIndex = "keelson.claim"
 
-// PodClaims are the claims that a pod mounts, as namespace/name, those made for its ephemeral volumes too. As a function
-// of any object it is that of PodClaimIndex.
+// PodClaims returns the PersistentVolumeClaims that a pod mounts, as namespace/name. The claims of
+// its ephemeral volumes are included. It is the index function of PodClaimIndex, and returns nil
+// for any other object.
 func PodClaims(o api.Object) []string {
 	p, ok := o.(*corev1.Pod)
 	if !ok {
@@ -43,10 +44,11 @@ func PodClaims(o api.Object) []string {
 	return out
 }
 
-// PodGroupIndex finds pods by the PodGroup that they name, as namespace/name.
+// PodGroupIndex indexes pods by the PodGroup that they name, as namespace/name.
 const PodGroupIndex = "keelson.podgroup"
 
-// PodGroups is the PodGroup that a pod names, as namespace/name. As a function of any object it is that of PodGroupIndex.
+// PodGroups returns the PodGroup that a pod names, as namespace/name. It is the index function of
+// PodGroupIndex, and returns nil for any other object.
 func PodGroups(o api.Object) []string {
 	p, ok := o.(*corev1.Pod)
 	if !ok || p.Spec.SchedulingGroup == nil || p.Spec.SchedulingGroup.PodGroupName == nil {
@@ -55,10 +57,10 @@ func PodGroups(o api.Object) []string {
 	return []string{p.Namespace + "/" + *p.Spec.SchedulingGroup.PodGroupName}
 }
 
-// NamespaceIndex finds objects by namespace. Every informer of package client has it.
+// NamespaceIndex indexes objects by namespace. Every informer of package client has it.
 const NamespaceIndex = cache.NamespaceIndex
 
-// PodCondition returns the pod's condition of a type; nil when it has none.
+// PodCondition returns the pod's condition of a type, or nil.
 func PodCondition(p *corev1.Pod, t corev1.PodConditionType) *corev1.PodCondition {
 	for i := range p.Status.Conditions {
 		if p.Status.Conditions[i].Type == t {
@@ -68,18 +70,19 @@ func PodCondition(p *corev1.Pod, t corev1.PodConditionType) *corev1.PodCondition
 	return nil
 }
 
-// PodReady says whether the pod's Ready condition is true.
+// PodReady reports whether the pod's Ready condition is true.
 func PodReady(p *corev1.Pod) bool {
 	c := PodCondition(p, corev1.PodReady)
 	return c != nil && c.Status == corev1.ConditionTrue
 }
 
-// PodEnded says whether the pod ran to its end.
+// PodEnded reports whether the pod's phase is Succeeded or Failed.
 func PodEnded(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 }
 
-// HowEnded is in words how a pod ran to its end: "Failed: Evicted: the node was low on memory".
+// HowEnded returns the phase, reason and message of a terminal pod: "Failed: Evicted: the node was
+// low on memory".
 func HowEnded(p *corev1.Pod) string {
 	out := string(p.Status.Phase)
 	for _, s := range []string{p.Status.Reason, p.Status.Message} {
@@ -90,8 +93,8 @@ func HowEnded(p *corev1.Pod) string {
 	return out
 }
 
-// PodAvailable says whether the pod has been ready for minReadySeconds; if it only
-// has to stay ready, wait says how long still.
+// PodAvailable reports whether the pod has been ready for minReadySeconds. If the pod is ready but
+// not available yet, wait is the remaining time.
 func PodAvailable(p *corev1.Pod, minReadySeconds int32, now time.Time) (available bool, wait time.Duration) {
 	c := PodCondition(p, corev1.PodReady)
 	if c == nil || c.Status != corev1.ConditionTrue {
@@ -104,7 +107,7 @@ func PodAvailable(p *corev1.Pod, minReadySeconds int32, now time.Time) (availabl
 	return left <= 0, max(0, left)
 }
 
-// NodeCondition returns the node's condition of a type; nil when it has none.
+// NodeCondition returns the node's condition of a type, or nil.
 func NodeCondition(n *corev1.Node, t corev1.NodeConditionType) *corev1.NodeCondition {
 	for i := range n.Status.Conditions {
 		if n.Status.Conditions[i].Type == t {
@@ -114,7 +117,7 @@ func NodeCondition(n *corev1.Node, t corev1.NodeConditionType) *corev1.NodeCondi
 	return nil
 }
 
-// Tolerates says whether a toleration speaks of a taint.
+// Tolerates reports whether a toleration matches a taint.
 func Tolerates(tol *corev1.Toleration, t *corev1.Taint) bool {
 	if tol.Effect != "" && tol.Effect != t.Effect || tol.Key != "" && tol.Key != t.Key {
 		return false
@@ -128,7 +131,7 @@ func Tolerates(tol *corev1.Toleration, t *corev1.Taint) bool {
 	return false
 }
 
-// TrueFirst compares for sorting: what holds comes before what does not.
+// TrueFirst is a comparison function that orders true before false.
 func TrueFirst(a, b bool) int {
 	switch {
 	case a == b:

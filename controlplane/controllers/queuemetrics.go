@@ -9,14 +9,15 @@ import (
 	"k8s.io/client-go/util/workqueue"
 )
 
-// QueueMetrics show the controllers' queues under Kubernetes' names, with the names that its controller manager gives
-// them. What changes by itself is computed when it is asked for: an idle queue costs nothing.
+// QueueMetrics exports the metrics of the controllers' work queues. Metric names and queue names
+// are those of Kubernetes' controller manager. Gauges are computed when they are collected, so an
+// idle queue costs nothing.
 type QueueMetrics struct {
 	adds, retries  *prometheus.CounterVec
 	queued, worked *prometheus.HistogramVec
 
 	mu     sync.Mutex
-	queues map[string]*queue // by the name that is shown
+	queues map[string]*queue // by exported queue name
 }
 
 var (
@@ -28,7 +29,7 @@ var (
 		"How long the key has been worked on that has been so longest.", queueLabels, nil)
 )
 
-// NewQueueMetrics returns metrics that are to be registered.
+// NewQueueMetrics returns metrics that the caller must register.
 func NewQueueMetrics() *QueueMetrics {
 	counter := func(name, help string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, queueLabels)
@@ -38,10 +39,10 @@ func NewQueueMetrics() *QueueMetrics {
 			Name: name, Help: help, Buckets: prometheus.ExponentialBuckets(10e-9, 10, 12)}, queueLabels)
 	}
 	return &QueueMetrics{
-		adds:    counter("workqueue_adds_total", "Keys that were put into the queue."),
-		retries: counter("workqueue_retries_total", "Keys that were put off to be worked on again."),
-		queued:  times("workqueue_queue_duration_seconds", "How long keys waited for a worker."),
-		worked:  times("workqueue_work_duration_seconds", "How long keys were worked on."),
+		adds:    counter("workqueue_adds_total", "Number of keys added to the queue."),
+		retries: counter("workqueue_retries_total", "Number of keys queued again after an error or a requested delay."),
+		queued:  times("workqueue_queue_duration_seconds", "Time in seconds that keys waited for a worker."),
+		worked:  times("workqueue_work_duration_seconds", "Time in seconds that processing a key took."),
 		queues:  map[string]*queue{},
 	}
 }
@@ -71,7 +72,8 @@ func (m *QueueMetrics) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// queueNames are those of Kubernetes' controller manager that do not follow from the controller's name.
+// queueNames maps controllers to the queue names of Kubernetes' controller manager. It holds only
+// names that cannot be derived from the controller's name.
 var queueNames = map[string]string{
 	"endpointslice-controller":           "endpoint_slice",
 	"generic-garbage-collector":          "garbage_collector_attempt_to_delete",
@@ -89,7 +91,8 @@ func queueName(controller string) string {
 	return strings.TrimSuffix(controller, "-controller")
 }
 
-// queue begins the queue of a controller's leadership in the place of that of the last one.
+// queue creates the queue of a controller's leadership. It replaces the queue of the previous
+// leadership in the metrics.
 func (m *QueueMetrics) queue(controller string, now func() time.Time) *queue {
 	name := queueName(controller)
 	q := &queue{
@@ -102,14 +105,14 @@ func (m *QueueMetrics) queue(controller string, now func() time.Time) *queue {
 	return q
 }
 
-// queue holds the keys that wait, in their order, and knows those that are worked on.
+// queue holds the waiting keys in order and the keys that workers are processing.
 type queue struct {
 	clock          func() time.Time
 	adds, retries  prometheus.Counter
 	queued, worked prometheus.Observer
 	mu             sync.Mutex
 	waiting        []waitingKey
-	running        map[Key]time.Time // since when
+	running        map[Key]time.Time // start of processing
 }
 
 type waitingKey struct {
@@ -137,7 +140,7 @@ func (q *queue) Len() int {
 	return len(q.waiting)
 }
 
-// Pop implements workqueue.Queue. It is asked only while something waits.
+// Pop implements workqueue.Queue. It must only be called if the queue is not empty.
 func (q *queue) Pop() Key {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -151,7 +154,7 @@ func (q *queue) Pop() Key {
 	return one.key
 }
 
-// done is called when a worker has ended with a key.
+// done records that a worker has finished a key.
 func (q *queue) done(k Key) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -161,14 +164,15 @@ func (q *queue) done(k Key) {
 	}
 }
 
-// end forgets what nobody works on any more: the leadership has ended.
+// end removes all keys when the leadership ends.
 func (q *queue) end() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.waiting, q.running = nil, map[Key]time.Time{}
 }
 
-// now is what waits, and what is worked on: how long in all, and the longest.
+// now returns the number of waiting keys, the total time of the keys in progress, and the longest
+// of these times.
 func (q *queue) now() (depth int, all, longest time.Duration) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -11,21 +11,23 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// How long nothing is created after a pod was refused by its node: doubling from round to round.
+// Bounds of the delay after nodes refused pods. It doubles from round to round.
 const (
 	firstRefusal = 2 * time.Second
 	mostRefusal  = 5 * time.Minute
 )
 
-// Refusals are the pods of one owner that their nodes refused one round after the other. Without a pause an owner
-// whose pods the scheduler sends to a node that will not have them would make a failed pod with every breath.
+// Refusals summarizes how often nodes refused the pods of one owner, in consecutive rounds. A
+// kubelet refuses a pod at admission. Without a delay, an owner whose pods are always bound to a
+// refusing node would create failed pods in a loop.
 type Refusals struct {
-	Rounds int           // 0 = none, or pods started since
-	Last   *corev1.Pod   // refused last
-	Wait   time.Duration // how long to create nothing
+	Rounds int           // 0 means that no pod was refused, or that pods have started since
+	Last   *corev1.Pod   // the last refused pod
+	Wait   time.Duration // how long no pod may be created
 }
 
-// Allow says how many of n wanted pods to create now. From the second round on it is one, to try.
+// Allow returns how many of n wanted pods may be created now. From the second round on it is at
+// most one.
 func (r Refusals) Allow(n int) int {
 	switch {
 	case r.Wait > 0:
@@ -36,9 +38,9 @@ func (r Refusals) Allow(n int) int {
 	return n
 }
 
-// CountRefusals judges by the pods of an owner alone, so that a new leader comes to the same result. Pods that were
-// created while nothing should have been are of the same round. A pod that starts ends the count, and so does a
-// pause longer than the longest that this asks for.
+// CountRefusals computes the Refusals from the pods of an owner alone, so that a new leader
+// computes the same result. Pods that were created during the delay belong to the same round. The
+// count is reset by a pod that starts, and by a pause of more than twice the maximum delay.
 func CountRefusals(pods []*corev1.Pod, now time.Time) Refusals {
 	if !slices.ContainsFunc(pods, refused) {
 		return Refusals{}
@@ -46,7 +48,7 @@ func CountRefusals(pods []*corev1.Pod, now time.Time) Refusals {
 	pods = slices.Clone(pods)
 	slices.SortStableFunc(pods, func(a, b *corev1.Pod) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
 	var r Refusals
-	var latest time.Time // creation of the last pod that was refused or may still be
+	var latest time.Time // creation time of the last pod that was refused or may still be refused
 	for _, p := range pods {
 		created := p.CreationTimestamp.Time
 		switch {
@@ -70,7 +72,8 @@ func CountRefusals(pods []*corev1.Pod, now time.Time) Refusals {
 	return r
 }
 
-// RefusalLog remembers of which round of refusals an owner has been told last. The zero value is ready.
+// RefusalLog records the last round of refusals that was reported for each owner. The zero value is
+// ready for use.
 type RefusalLog struct {
 	mu   sync.Mutex
 	told map[Key]refusalRound
@@ -81,14 +84,14 @@ type refusalRound struct {
 	at     int64
 }
 
-// Forget drops what is known of an owner that is gone.
+// Forget removes the record of an owner that no longer exists.
 func (l *RefusalLog) Forget(key Key) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.told, key)
 }
 
-// isNew says whether key has not been told of the round yet.
+// isNew records the round for key and reports whether it differs from the recorded round.
 func (l *RefusalLog) isNew(key Key, r Refusals) bool {
 	now := refusalRound{number: r.Rounds, at: r.Last.CreationTimestamp.Unix()}
 	l.mu.Lock()
@@ -101,8 +104,8 @@ func (l *RefusalLog) isNew(key Key, r Refusals) bool {
 	return was != now
 }
 
-// Tell says in an Event, once a round, that nodes refuse the pods of owner, and returns the same as an error for its
-// status; nil where none was refused.
+// Report returns an error for the owner's status if nodes refuse its pods, and nil otherwise. It
+// records the error as an Event once per round.
 func (l *RefusalLog) Tell(t *Term, owner api.Object, key Key, r Refusals) error {
 	if r.Rounds == 0 {
 		l.Forget(key)
@@ -121,13 +124,14 @@ func pause(rounds int) time.Duration {
 	return min(firstRefusal<<min(rounds-1, 16), mostRefusal)
 }
 
-// refused says whether the pod ended on its node before any of its containers ran. So do pods that tolerate the taint of a
-// node under pressure, which then says that it has evicted them; one that was evicted later has run.
+// refused reports whether the pod failed on its node before any of its containers ran. A node under
+// resource pressure also refuses pods that tolerate its taint, and reports the reason Evicted. A
+// pod that was evicted while running is not refused.
 func refused(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodFailed && p.Spec.NodeName != "" && p.DeletionTimestamp == nil && p.Status.Reason != "" && !started(p)
 }
 
-// started says whether a container of the pod has run.
+// started reports whether a container of the pod has run.
 func started(p *corev1.Pod) bool {
 	if p.Status.Phase == corev1.PodRunning || p.Status.Phase == corev1.PodSucceeded {
 		return true

@@ -15,28 +15,28 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// RevisedKind is a kind whose objects keep pods of a template and remember its older versions as ControllerRevisions:
-// StatefulSets and DaemonSets.
+// RevisedKind describes a kind whose objects create pods from a template and store older templates
+// as ControllerRevisions: StatefulSet or DaemonSet.
 type RevisedKind[O api.Object] struct {
 	GVK      schema.GroupVersionKind
 	Resource string // "statefulsets"
 	Word     string // for errors: "stateful set"
 	Selector func(O) *metav1.LabelSelector
 	Template func(O) *corev1.PodTemplateSpec
-	// History are the collisions of the status and the limit of the spec.
+	// History returns the collision count of the status and the revision history limit of the spec.
 	History func(O) (collisions, limit *int32)
-	// KeepsRevisions reports whether owners keep revisions that no longer match their selector, as StatefulSets do in
-	// Kubernetes. Other owners release them.
+	// KeepsRevisions reports whether owners keep revisions that no longer match their selector, as
+	// StatefulSets do in Kubernetes. Other owners release them.
 	KeepsRevisions bool
 }
 
-// RevisedInformers are what a controller of a RevisedKind watches.
+// RevisedInformers holds the informers of a controller of a RevisedKind.
 type RevisedInformers[O api.Object] struct {
 	Owners, Pods, Revisions cache.SharedIndexInformer
 	kind                    RevisedKind[O]
 }
 
-// RevisedFrom takes the informers of a kind and adds the indexes that they need.
+// RevisedFrom returns the informers of a kind and adds the indexes that they need.
 func RevisedFrom[O api.Object](d Deps, k RevisedKind[O]) RevisedInformers[O] {
 	i := RevisedInformers[O]{
 		Owners: client.Informer[O](d.Informers), Pods: client.Informer[*corev1.Pod](d.Informers),
@@ -47,7 +47,8 @@ func RevisedFrom[O api.Object](d Deps, k RevisedKind[O]) RevisedInformers[O] {
 	return i
 }
 
-// Watches map the changes of owners, and of their pods and revisions, to the owners.
+// Watches returns watches that map changes of owners, pods and revisions to the owners. They are
+// appended to more.
 func (i RevisedInformers[O]) Watches(more ...Watch) []Watch {
 	group, selector := i.kind.GVK.GroupKind(), func(o O) labels.Selector { return SelectorOf(i.kind.Selector(o)) }
 	return append(more,
@@ -57,7 +58,7 @@ func (i RevisedInformers[O]) Watches(more ...Watch) []Watch {
 	)
 }
 
-// Rules are the rights that keeping pods and revisions takes.
+// Rules returns the permissions for managing pods and revisions. They are appended to more.
 func (i RevisedInformers[O]) Rules(more ...rbacv1.PolicyRule) []rbacv1.PolicyRule {
 	group := []string{i.kind.GVK.Group}
 	return append(more,
@@ -69,7 +70,8 @@ func (i RevisedInformers[O]) Rules(more ...rbacv1.PolicyRule) []rbacv1.PolicyRul
 	)
 }
 
-// RevisedOwners are the owners of a kind with what they keep, for one leadership.
+// RevisedOwners gives access to the owners of a kind, their pods and their revisions during one
+// leadership.
 type RevisedOwners[O api.Object] struct {
 	Term      *Term
 	Owners    *View[O]
@@ -89,8 +91,8 @@ func (i RevisedInformers[O]) Lead(t *Term) RevisedOwners[O] {
 	}
 }
 
-// Claim adopts and releases pods and revisions for an owner, and returns the pods that the owner controls afterwards. A pod
-// matches if it has the selector's labels and passes all filters.
+// Claim adopts and releases pods and revisions for an owner. It returns the pods that the owner
+// controls afterwards. A pod matches if it matches the selector and passes all filters.
 func (r *RevisedOwners[O]) Claim(
 	ctx context.Context, owner O, selector labels.Selector, filters ...func(*corev1.Pod) bool,
 ) ([]*corev1.Pod, error) {
@@ -109,8 +111,8 @@ func (r *RevisedOwners[O]) Claim(
 	return pods, err
 }
 
-// adoptRevisions returns the claims of an owner that adopts matching revisions without a controller, including revisions that
-// are being deleted, and releases none.
+// adoptRevisions returns the decision for an owner that adopts matching revisions without a
+// controller, including revisions that are being deleted, and releases none.
 func adoptRevisions(owner api.Object, selector labels.Selector, known []*appsv1.ControllerRevision) Claims[*appsv1.ControllerRevision] {
 	var c Claims[*appsv1.ControllerRevision]
 	for _, rev := range known {
@@ -125,18 +127,19 @@ func adoptRevisions(owner api.Object, selector labels.Selector, known []*appsv1.
 	return c
 }
 
-// Sync makes the template of an owner its newest revision.
+// Sync makes the template of an owner its newest revision and returns the history.
 func (r *RevisedOwners[O]) Sync(ctx context.Context, owner O) (History, error) {
 	collisions, _ := r.kind.History(owner)
 	return r.Revisions.Sync(ctx, Revised{Owner: owner, Ref: r.ref(owner), Template: r.kind.Template(owner), Collisions: collisions})
 }
 
-// Owned are the pods of an owner as they are after this reconcile's own writes.
+// Owned returns the pods of an owner, including the writes of this reconcile.
 func (r *RevisedOwners[O]) Owned(owner O) []*corev1.Pod {
 	return r.Pods.By(ControllerIndex, string(owner.GetUID()))
 }
 
-// Truncate forgets the oldest revisions that are not live, beyond the owner's limit.
+// Truncate deletes the oldest revisions that are not live, beyond the owner's revision history
+// limit.
 func (r *RevisedOwners[O]) Truncate(ctx context.Context, owner O, h History, live func(*appsv1.ControllerRevision) bool) error {
 	limit := 10
 	if _, n := r.kind.History(owner); n != nil {

@@ -23,7 +23,8 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// Revisions keeps the history of the pod templates of a controller's owners, as ControllerRevisions.
+// Revisions stores the history of the pod templates of a controller's owners as
+// ControllerRevisions.
 type Revisions struct {
 	*View[*appsv1.ControllerRevision]
 	term *Term
@@ -39,17 +40,17 @@ type Revised struct {
 	Owner      api.Object
 	Ref        metav1.OwnerReference
 	Template   *corev1.PodTemplateSpec
-	Collisions *int32 // of its status
+	Collisions *int32 // status.collisionCount
 }
 
-// History is what is known of the templates of an owner.
+// History is the revision history of an owner.
 type History struct {
 	All        []*appsv1.ControllerRevision // oldest first
-	Update     *appsv1.ControllerRevision   // of the template as it is now
+	Update     *appsv1.ControllerRevision   // the revision of the current template
 	Collisions *int32
 }
 
-// Named finds a revision by its name; nil when there is none.
+// Named returns the revision of a name, or nil.
 func (h History) Named(name string) *appsv1.ControllerRevision {
 	for _, r := range h.All {
 		if r.Name == name {
@@ -59,8 +60,8 @@ func (h History) Named(name string) *appsv1.ControllerRevision {
 	return nil
 }
 
-// Sync makes the newest revision of o that of its template and returns the history. A template that is asked for again
-// becomes the newest once more, under the name that it had.
+// Sync makes the template of o its newest revision and returns the history. An older revision with
+// the same template becomes the newest revision and keeps its name.
 func (v *Revisions) Sync(ctx context.Context, o Revised) (History, error) {
 	h := History{All: v.of(o.Owner), Collisions: o.Collisions}
 	var next int64 = 1
@@ -88,7 +89,8 @@ func (v *Revisions) Sync(ctx context.Context, o Revised) (History, error) {
 	return h, v.create(ctx, o, &h, next)
 }
 
-// create stores the template as a new revision, under another name where the name is that of another template.
+// create stores the template as a new revision. If another template already has the name, it
+// increments the collision count and uses another name.
 func (v *Revisions) create(ctx context.Context, o Revised, h *History, number int64) error {
 	for {
 		r := newRevision(o, number, h.Collisions)
@@ -118,7 +120,7 @@ func (v *Revisions) create(ctx context.Context, o Revised, h *History, number in
 	}
 }
 
-// of are the revisions of an owner, oldest first.
+// of returns the revisions of an owner, oldest first.
 func (v *Revisions) of(owner api.Object) []*appsv1.ControllerRevision {
 	all := v.By(ControllerIndex, string(owner.GetUID()))
 	slices.SortFunc(all, func(a, b *appsv1.ControllerRevision) int {
@@ -127,7 +129,8 @@ func (v *Revisions) of(owner api.Object) []*appsv1.ControllerRevision {
 	return all
 }
 
-// Truncate deletes the oldest revisions that are not live, until limit of those remain.
+// Truncate deletes the oldest revisions that are not live until at most limit of the revisions that
+// are not live remain.
 func (v *Revisions) Truncate(ctx context.Context, h History, live func(*appsv1.ControllerRevision) bool, limit int) error {
 	var spare []*appsv1.ControllerRevision
 	for _, r := range h.All {
@@ -146,8 +149,8 @@ func (v *Revisions) Truncate(ctx context.Context, h History, live func(*appsv1.C
 	return nil
 }
 
-// newRevision is a template as a revision: a patch that makes an owner's template this one, which is what
-// `kubectl rollout undo` applies.
+// newRevision returns a template as a revision. Its data is a patch that sets an owner's template;
+// `kubectl rollout undo` applies this patch.
 func newRevision(o Revised, number int64, collisions *int32) *appsv1.ControllerRevision {
 	data := templatePatch(o.Template)
 	h := fnv.New32a()
@@ -176,7 +179,7 @@ func newRevision(o Revised, number int64, collisions *int32) *appsv1.ControllerR
 	return r
 }
 
-// templatePatch is the strategic merge patch that replaces an owner's template.
+// templatePatch returns the strategic merge patch that replaces an owner's template.
 func templatePatch(t *corev1.PodTemplateSpec) []byte {
 	var template map[string]any
 	data, err := json.Marshal(t)
@@ -193,8 +196,8 @@ func templatePatch(t *corev1.PodTemplateSpec) []byte {
 	return data
 }
 
-// TemplateOf reads the template that a revision holds; with the defaults of this release, which may have come to
-// know more fields than the one that stored it.
+// TemplateOf returns the template that a revision holds, with the defaults of this release. This
+// release may have more fields than the release that stored the revision.
 func TemplateOf(r *appsv1.ControllerRevision) (*corev1.PodTemplateSpec, error) {
 	var patch struct {
 		Spec struct {
@@ -208,7 +211,8 @@ func TemplateOf(r *appsv1.ControllerRevision) (*corev1.PodTemplateSpec, error) {
 	return &patch.Spec.Template, nil
 }
 
-// HoldsTemplate says whether a revision holds this template. What it means counts, not how it was written.
+// HoldsTemplate reports whether a revision holds this template. It compares semantically, with
+// defaults applied.
 func HoldsTemplate(r *appsv1.ControllerRevision, t *corev1.PodTemplateSpec) bool {
 	have, err := TemplateOf(r)
 	return err == nil && equality.Semantic.DeepEqual(have, t)

@@ -13,8 +13,8 @@ import (
 	"keelson.dev/keelson/controlplane/api/podaddress"
 )
 
-// ServicesOf maps a pod's change to the Services whose endpoints it may alter. An
-// update that leaves everything an endpoint shows alone maps to none.
+// ServicesOf maps a pod's change to the keys of the Services whose endpoints it may affect. It
+// returns nil for an update that changes nothing that endpoints contain.
 func ServicesOf(services cache.SharedIndexInformer, c Change[*corev1.Pod]) []Key {
 	if c.Type == Updated && c.Old != nil && sameEndpoint(c.Old, c.New) {
 		return nil
@@ -32,8 +32,8 @@ func ServicesOf(services cache.SharedIndexInformer, c Change[*corev1.Pod]) []Key
 	return keys
 }
 
-// ServicesOfNode maps a node's change to the Services whose endpoints it may alter by which addresses of pods count. The
-// pods' informer needs PodNodeIndex.
+// ServicesOfNode maps a node's change to the keys of the Services whose endpoints it may affect:
+// the change may determine which pod addresses are accepted. The pods' informer needs PodNodeIndex.
 func ServicesOfNode(services, pods cache.SharedIndexInformer, addresses *podaddress.Index, c Change[*corev1.Node]) []Key {
 	if addresses == nil || c.Type == Updated && c.Old != nil && !podaddress.NodeChanged(c.Old, c.New) {
 		return nil
@@ -47,8 +47,8 @@ func ServicesOfNode(services, pods cache.SharedIndexInformer, addresses *podaddr
 	return servicesOfPods(services, concerned)
 }
 
-// ServicesOfRange maps a ServiceCIDR's change to the Services whose endpoints it may alter: addresses of pods in a range of
-// Services do not count.
+// ServicesOfRange maps a ServiceCIDR's change to the keys of the Services whose endpoints it may
+// affect. Pod addresses in a ServiceCIDR are not accepted as endpoints.
 func ServicesOfRange(services cache.SharedIndexInformer, addresses *podaddress.Index, c Change[*networkingv1.ServiceCIDR]) []Key {
 	if addresses == nil || c.Type == Updated && !podaddress.RangeChanged(c.Old, c.New) {
 		return nil
@@ -69,7 +69,7 @@ func servicesOfPods(services cache.SharedIndexInformer, pods []*corev1.Pod) (key
 	return keys
 }
 
-// Selected are the pods that a Service selects. The pods' informer needs NamespaceIndex.
+// Selected returns the pods that a Service selects. The pods' informer needs NamespaceIndex.
 func Selected(pods cache.SharedIndexInformer, svc *corev1.Service) []*corev1.Pod {
 	sel := labels.SelectorFromSet(svc.Spec.Selector)
 	var out []*corev1.Pod
@@ -81,9 +81,9 @@ func Selected(pods cache.SharedIndexInformer, svc *corev1.Service) []*corev1.Pod
 	return out
 }
 
-// sameEndpoint compares what endpoints show of a pod.
+// sameEndpoint reports whether two versions of a pod have the same endpoint data.
 func sameEndpoint(a, b *corev1.Pod) bool {
-	if a == b { // a resync looks at everything
+	if a == b { // a resync: process every object
 		return false
 	}
 	if a.Status.PodIP != b.Status.PodIP || len(a.Status.PodIPs) != len(b.Status.PodIPs) ||
@@ -100,7 +100,8 @@ func sameEndpoint(a, b *corev1.Pod) bool {
 	return labels.Equals(a.Labels, b.Labels)
 }
 
-// PodAddress is the pod's address of a family.
+// PodAddress returns the pod's first address of an IP family. It returns false if the pod has no
+// such address.
 func PodAddress(p *corev1.Pod, ipv6 bool) (string, bool) {
 	ips := p.Status.PodIPs
 	if len(ips) == 0 {
@@ -114,7 +115,8 @@ func PodAddress(p *corev1.Pod, ipv6 bool) (string, bool) {
 	return "", false
 }
 
-// TargetPort is the number of a Service port's target on a pod.
+// TargetPort returns the number of a Service port's target on a pod. It returns false if the pod
+// has no container port of that name and protocol.
 func TargetPort(p *corev1.Pod, sp *corev1.ServicePort) (int32, bool) {
 	if sp.TargetPort.Type == intstr.Int {
 		return cmp.Or(sp.TargetPort.IntVal, sp.Port), true

@@ -15,18 +15,21 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// SnapshotGroup is the API group of snapshots, whose kinds a cluster has once somebody has brought their definitions.
+// SnapshotGroup is the API group of VolumeSnapshots. A cluster has its kinds once their
+// CustomResourceDefinitions are installed.
 const SnapshotGroup = "snapshot.storage.k8s.io"
 
-// GroupSnapshotGroup is the API group of groups of snapshots, whose kinds come with those of snapshots.
+// GroupSnapshotGroup is the API group of VolumeGroupSnapshots. Its CustomResourceDefinitions are
+// installed with those of VolumeSnapshots.
 const GroupSnapshotGroup = "groupsnapshot.storage.k8s.io"
 
-// ReachedFromAnnotation says from which nodes data are reached, as the node affinity of a volume in JSON: on a
-// VolumeSnapshotContent those of the snapshot, on a claim those of what its volume is to be made of. The scheduler goes
-// by that of a claim.
+// ReachedFromAnnotation holds a node affinity of a volume in JSON: the nodes that can reach data.
+// On a VolumeSnapshotContent it applies to the snapshot. On a PersistentVolumeClaim it applies to
+// the data source of the claim's volume; the scheduler then binds the pod to one of these nodes.
 const ReachedFromAnnotation = "keelson.dev/reached-from"
 
-// SnapshotKind is a kind of snapshots, or of groups of them, by its name, nil where none is served.
+// SnapshotKind returns the kind of snapshots or group snapshots with a name. It returns nil if the
+// kind is not served.
 func SnapshotKind(c *client.Client, name string) *api.Kind {
 	for _, k := range c.Kinds().Table().Stored() {
 		if IsSnapshotKind(k) && k.GVK.Kind == name {
@@ -36,8 +39,9 @@ func SnapshotKind(c *client.Client, name string) *api.Kind {
 	return nil
 }
 
-// IsSnapshotKind says whether a kind is one of snapshots, or of groups of them. Groups are stored as v1beta2, which v1 has
-// the form of, by the definitions of external-snapshotter 8.7; those of v1beta1 have another.
+// IsSnapshotKind reports whether a kind belongs to snapshots or group snapshots in a supported
+// version. The definitions of external-snapshotter 8.7 store group snapshots as v1beta2, which has
+// the same form as v1. v1beta1 has another form and is not supported.
 func IsSnapshotKind(k *api.Kind) bool {
 	switch k.GVK.Group {
 	case SnapshotGroup:
@@ -48,13 +52,14 @@ func IsSnapshotKind(k *api.Kind) bool {
 	return false
 }
 
-// Stored is an object as its Go type, and as it is stored: with fields that the type does not know.
+// Stored is a custom object and its conversion to a Go type. Object also holds fields that the Go
+// type lacks.
 type Stored[T any] struct {
 	Object *custom.Object
 	Typed  *T
 }
 
-// TypedOf reads an object as a Go type.
+// TypedOf converts an object to a Go type.
 func TypedOf[T any](o *custom.Object) (s Stored[T], err error) {
 	m, err := o.Map()
 	if err == nil {
@@ -93,7 +98,8 @@ func ListTyped[T any](ctx context.Context, c *client.Client, k *api.Kind, namesp
 	return out, nil
 }
 
-// ReachedFrom reads a node affinity from an annotation; nil where every node will do.
+// ReachedFrom returns the node affinity in an object's ReachedFromAnnotation. It returns nil if
+// every node can reach the data.
 func ReachedFrom(o metav1.Object) (*corev1.VolumeNodeAffinity, error) {
 	text := o.GetAnnotations()[ReachedFromAnnotation]
 	if text == "" {
@@ -106,7 +112,7 @@ func ReachedFrom(o metav1.Object) (*corev1.VolumeNodeAffinity, error) {
 	return a, nil
 }
 
-// IsReady says whether volumes can be made of a snapshot by what its object says.
+// IsReady reports whether volumes can be created from a snapshot, by the snapshot's status.
 func IsReady(s *snap.VolumeSnapshot) bool {
 	return s.Status != nil && s.Status.ReadyToUse != nil && *s.Status.ReadyToUse && s.Status.BoundVolumeSnapshotContentName != nil
 }

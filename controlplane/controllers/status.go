@@ -13,18 +13,18 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// statusPause is how long at least passes between two writes of one object's status. While a thousand pods become
-// ready, each of which changes it, what a reader sees is this old at most.
+// statusPause is the minimum time between two status writes of one object. While a thousand pods
+// become ready, the status of their owner is at most this old.
 const statusPause = 50 * time.Millisecond
 
-// StatusPace spaces the status writes of a controller's objects. The zero value is ready.
+// StatusPace spaces the status writes of a controller's objects. The zero value is ready for use.
 type StatusPace struct {
 	mu   sync.Mutex
 	last map[types.UID]time.Time
 }
 
-// Wait says how long the status of an object is to be left alone still. 0 means that it may be written, and counts as
-// written.
+// Reserve returns how long the status of an object must not be written. 0 means that the caller may
+// write now; the write is then recorded at now.
 func (p *StatusPace) Wait(uid types.UID, now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -33,7 +33,7 @@ func (p *StatusPace) Wait(uid types.UID, now time.Time) time.Duration {
 			return left
 		}
 	}
-	for other, last := range p.last { // those of one pause remain, which are few
+	for other, last := range p.last { // only the objects written within the last interval remain
 		if now.Sub(last) > statusPause {
 			delete(p.last, other)
 		}
@@ -45,21 +45,22 @@ func (p *StatusPace) Wait(uid types.UID, now time.Time) time.Duration {
 	return 0
 }
 
-// StatusWriter writes the statuses of a controller's objects, spaced.
+// StatusWriter writes the statuses of a controller's objects, spaced by StatusPace.
 type StatusWriter[T api.Object] struct {
 	term *Term
 	view *View[T]
-	word string // of the kind, for errors: "stateful set"
+	word string // the kind in error messages: "stateful set"
 	pace StatusPace
 }
 
-// NewStatusWriter returns a writer for the objects of a view.
+// NewStatusWriter returns a writer for the objects of a view. word is the kind in error messages.
 func NewStatusWriter[T api.Object](t *Term, view *View[T], word string) *StatusWriter[T] {
 	return &StatusWriter[T]{term: t, view: view, word: word}
 }
 
-// Write stores next, a copy with another status. wait says that it was written only just now: nothing is stored, and
-// the status is to be judged again after that long. That the object is gone is no error.
+// Write stores next, a copy of an object with a new status. If wait is not 0, the status was
+// written recently and nothing is stored: the caller must compute the status again after wait. An
+// object that no longer exists is not an error.
 func (w *StatusWriter[T]) Write(ctx context.Context, next T) (stored T, wait time.Duration, err error) {
 	if wait := w.pace.Wait(next.GetUID(), w.term.Now()); wait > 0 {
 		return next, wait, nil
@@ -68,7 +69,8 @@ func (w *StatusWriter[T]) Write(ctx context.Context, next T) (stored T, wait tim
 	return stored, 0, err
 }
 
-// WriteNow is Write without a pause: for what would be forgotten by then.
+// WriteNow is Write without a delay, for a status that the controller could not compute again
+// later.
 func (w *StatusWriter[T]) WriteNow(ctx context.Context, next T) (stored T, err error) {
 	w.pace.Wait(next.GetUID(), w.term.Now())
 	return w.put(ctx, next)

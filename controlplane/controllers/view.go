@@ -11,21 +11,21 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// ownWriteBound is how long an own write is believed although the informer has
-// not shown it. It is a net under the net: a relist can swallow the event of an
-// object that came and went.
+// ownWriteBound is how long a View uses its own write although the informer has not delivered it.
+// It is a safeguard: a relist may skip the event of an object that was created and deleted in
+// between.
 const ownWriteBound = 30 * time.Second
 
-// View is an informer's cache that reads its owner's writes: an object created
-// or updated through the API is seen at once, in the version that the API
-// returned, and an object on which a deletion was asked counts as going. A
-// controller that decides by a View does not create twice because its cache lags.
+// View is an informer's cache that includes the writes of its controller. An object that was
+// created or updated through the API is visible at once, in the version that the API returned. An
+// object whose deletion was requested counts as being deleted. A controller that decides by a View
+// does not create objects twice because its cache is stale.
 type View[T api.Object] struct {
 	inf cache.SharedIndexInformer
 	now func() time.Time
 
 	mu      sync.Mutex
-	seen    uint64 // the newest revision that the informer has delivered
+	seen    uint64 // newest revision that the informer has delivered
 	pending map[string]ownWrite[T]
 	going   map[types.UID]goingObject[T]
 }
@@ -52,33 +52,33 @@ func ViewOf[T api.Object](t *Term, inf cache.SharedIndexInformer) *View[T] {
 	return v
 }
 
-// Wrote remembers an object as the API returned it.
+// Wrote adds an object, as the API returned it, to the view.
 func (v *View[T]) Wrote(obj T) {
 	rev := revision(obj)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if rev <= v.seen {
-		return // the informer was faster than the answer
+		return // the informer delivered the object before the response arrived
 	}
 	v.pending[storeKey(obj)] = ownWrite[T]{obj: obj, revision: rev, expires: v.now().Add(ownWriteBound)}
 }
 
-// Deleting remembers that obj is about to be deleted. Call it before the call to
-// the API, and Kept when that call fails.
+// Deleting records that obj is about to be deleted. Call it before the delete request, and Kept if
+// that request fails.
 func (v *View[T]) Deleting(obj T) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.going[obj.GetUID()] = goingObject[T]{obj: obj, expires: v.now().Add(ownWriteBound)}
 }
 
-// Kept takes Deleting back.
+// Kept undoes Deleting.
 func (v *View[T]) Kept(obj T) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	delete(v.going, obj.GetUID())
 }
 
-// Going says whether obj is being deleted, by its own metadata or because Deleting said so.
+// Going reports whether obj is being deleted, by its metadata or by Deleting.
 func (v *View[T]) Going(obj T) bool {
 	if obj.GetDeletionTimestamp() != nil {
 		return true
@@ -89,7 +89,7 @@ func (v *View[T]) Going(obj T) bool {
 	return ok
 }
 
-// Get returns one object, shared.
+// Get returns one object. The object is shared: copy it before modifying it.
 func (v *View[T]) Get(namespace, name string) (T, bool) {
 	obj, ok := Cached[T](v.inf, namespace, name)
 	key := name
@@ -104,12 +104,12 @@ func (v *View[T]) Get(namespace, name string) (T, bool) {
 	return obj, ok
 }
 
-// All returns every object, shared.
+// All returns every object. The objects are shared.
 func (v *View[T]) All() []T {
 	return v.merge(func() []T { return CachedAll[T](v.inf) }, func(T) bool { return true })
 }
 
-// By returns the objects under any of the values of an index, shared.
+// By returns the objects that an index holds under any of the values. The objects are shared.
 func (v *View[T]) By(index string, values ...string) []T {
 	f := v.inf.GetIndexer().GetIndexers()[index]
 	cached := func() []T {
@@ -132,8 +132,9 @@ func (v *View[T]) By(index string, values ...string) []T {
 	})
 }
 
-// merge lays own writes over what is cached. The own writes are picked first: a
-// write that the cache takes in meanwhile is then found there, newer or equal.
+// merge returns the cached objects, replaced by newer own writes. It copies the own writes before
+// it lists the cache: a write that reaches the cache in between is then in the list, in the same or
+// a newer version.
 func (v *View[T]) merge(list func() []T, match func(T) bool) []T {
 	v.mu.Lock()
 	own := make(map[string]ownWrite[T], len(v.pending))
@@ -170,7 +171,7 @@ func (v *View[T]) merge(list func() []T, match func(T) bool) []T {
 	return out
 }
 
-// observed is called for every delivery of the informer, before keys are queued.
+// observed is called for every change that the informer delivers, before keys are queued.
 func (v *View[T]) observed(t ChangeType, o any) {
 	obj, ok := o.(T)
 	if !ok {
@@ -189,7 +190,7 @@ func (v *View[T]) observed(t ChangeType, o any) {
 	}
 }
 
-// expired drops what has waited too long and returns the objects concerned.
+// expired removes expired entries and returns their objects.
 func (v *View[T]) expired() []any {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -212,7 +213,7 @@ func (v *View[T]) expired() []any {
 	return out
 }
 
-// revision is the resourceVersion as the number that it is in this store.
+// revision returns the resourceVersion as a number, or 0 if it is not a number.
 func revision(o api.Object) uint64 {
 	n, err := strconv.ParseUint(o.GetResourceVersion(), 10, 64)
 	if err != nil {
