@@ -19,9 +19,9 @@ import (
 
 // Options of the controller.
 type Options struct {
-	// Sign signs a permitted request with the cluster's authority as it is at the time of the call.
+	// Sign signs a permitted request with the cluster's current CA.
 	Sign func(r *x509.CertificateRequest, usage x509.KeyUsage, extended []x509.ExtKeyUsage, life time.Duration, now time.Time) (chain []byte, err error)
-	// Reserved are organizations that no certificate may name.
+	// Reserved are organizations that no requested certificate may contain.
 	Reserved []string
 }
 
@@ -52,7 +52,7 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 	}
 }
 
-// reconciler is the thin shell of one leadership.
+// reconciler performs the writes of one leadership.
 type reconciler struct {
 	term    *controllers.Term
 	options Options
@@ -83,11 +83,11 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	}
 }
 
-// act returns the request as it is written, nil when it is not.
+// act performs an action and returns the written request, or nil if it wrote none.
 func (r *reconciler) act(ctx context.Context, deed Deed, c *request) (*request, error) {
 	if deed == Remove {
 		o := controllers.ByUID(c)
-		o.Preconditions.ResourceVersion = &c.ResourceVersion // who decides at this moment is not passed over
+		o.Preconditions.ResourceVersion = &c.ResourceVersion // a concurrent decision must not be lost
 		return nil, client.Delete[*request](ctx, r.term.Client, "", c.Name, o)
 	}
 	asked, err := parse(c.Spec.Request)
@@ -110,7 +110,7 @@ func (r *reconciler) act(ctx context.Context, deed Deed, c *request) (*request, 
 	return client.UpdateStatus(ctx, r.term.Client, next)
 }
 
-// review approves the request of a node whose maker has a right to it.
+// review approves the request of a node if its requester has one of the necessary permissions.
 func (r *reconciler) review(ctx context.Context, c *request, asked *x509.CertificateRequest) (*request, error) {
 	for _, right := range Rights(c, asked) {
 		allowed, err := r.allowed(ctx, c, right)
@@ -131,7 +131,7 @@ func (r *reconciler) review(ctx context.Context, c *request, asked *x509.Certifi
 	return nil, nil
 }
 
-// allowed asks whether the maker of a request may create that part of requests.
+// allowed reports whether the requester may create this subresource of CertificateSigningRequests.
 func (r *reconciler) allowed(ctx context.Context, c *request, part string) (bool, error) {
 	ask := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
 		User: c.Spec.Username, UID: c.Spec.UID, Groups: c.Spec.Groups,
@@ -147,7 +147,7 @@ func (r *reconciler) allowed(ctx context.Context, c *request, part string) (bool
 	}
 	answer, err := client.Create(ctx, r.term.Client, ask)
 	if err != nil {
-		return false, fmt.Errorf("reviewing what %s may: %w", c.Spec.Username, err)
+		return false, fmt.Errorf("reviewing the access of user %s: %w", c.Spec.Username, err)
 	}
 	return answer.Status.Allowed, nil
 }

@@ -1,5 +1,5 @@
-// Package certificate decides about requests for certificates: it approves those of nodes for themselves where roles
-// let it, signs what was approved for the signers that come with the cluster, and removes requests that are done.
+// Package certificate handles CertificateSigningRequests. It approves node client requests if RBAC
+// permits it, signs approved requests for the signers of the cluster, and deletes old requests.
 package certificate
 
 import (
@@ -11,27 +11,27 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 )
 
-// How long requests are kept, as by Kubernetes: once decided, and while nobody has decided. One that was approved and
-// has no certificate waits for its signer, which need not be of this cluster. Kubernetes' documentation says an hour of
-// approved requests, and its controller counts that from the certificate and keeps those without one for ever: here a
-// signer has a day.
+// How long requests are kept: decided requests, and requests without a decision, as in Kubernetes.
+// An approved request without a certificate waits for its signer, which may be outside the cluster.
+// Kubernetes' documentation says that approved requests are kept for an hour; its controller counts
+// that hour from the certificate, and keeps requests without one forever. Here a signer has a day.
 const (
 	decidedKept = time.Hour
 	pendingKept = 24 * time.Hour
 )
 
-// Deed is what is to be done with a request.
+// Deed is the next action for a request.
 type Deed string
 
-// The deeds.
+// The actions.
 const (
-	Wait   Deed = "wait"   // for somebody, or until its time is over
-	Review Deed = "review" // whether roles let it be approved
+	Wait   Deed = "wait"   // wait for a decision, or until the request expires
+	Review Deed = "review" // check whether RBAC permits the approval
 	Sign   Deed = "sign"
 	Remove Deed = "remove"
 )
 
-// Plan says what to do with a request now, and when it is to be looked at again.
+// Plan returns the next action for a request, and when to plan again.
 func Plan(c *certificatesv1.CertificateSigningRequest, now time.Time) (deed Deed, again time.Duration) {
 	left := deadline(c).Sub(now)
 	if left <= 0 {
@@ -43,13 +43,14 @@ func Plan(c *certificatesv1.CertificateSigningRequest, now time.Time) (deed Deed
 		return Sign, left
 	case c.Spec.SignerName == certificatesv1.KubeAPIServerClientKubeletSignerName && len(c.Status.Certificate) == 0 &&
 		!has(c, certificatesv1.CertificateApproved) && !has(c, certificatesv1.CertificateDenied) && !has(c, certificatesv1.CertificateFailed):
-		// Roles may change while it waits: the longer it has waited, the rarer it is looked at.
+		// Permissions may change while the request waits. The longer it has waited, the less often
+		// it is checked.
 		return Review, min(left, max(time.Second, min(5*time.Minute, now.Sub(c.CreationTimestamp.Time)/4)))
 	}
 	return Wait, left
 }
 
-// deadline is until when a request is kept.
+// deadline returns when a request is deleted.
 func deadline(c *certificatesv1.CertificateSigningRequest) time.Time {
 	until := c.CreationTimestamp.Add(pendingKept)
 	for _, k := range c.Status.Conditions {
@@ -77,7 +78,7 @@ func deadline(c *certificatesv1.CertificateSigningRequest) time.Time {
 	return until
 }
 
-// expires is when the first certificate of a chain does.
+// expires returns when the first certificate of a chain expires.
 func expires(chain []byte) (time.Time, bool) {
 	block, _ := pem.Decode(chain)
 	if block == nil {
@@ -94,8 +95,9 @@ func has(c *certificatesv1.CertificateSigningRequest, t certificatesv1.RequestCo
 	return slices.ContainsFunc(c.Status.Conditions, func(k certificatesv1.CertificateSigningRequestCondition) bool { return k.Type == t })
 }
 
-// Rights are the rights by one of which a request of a node is approved, to create a part of requests: that for its own
-// name, when it asks for that, and that for any node.
+// Rights returns the subresources of which the requester must be allowed to create one, so that the
+// request of a node is approved. selfnodeclient is sufficient only for a request for the
+// requester's own name.
 func Rights(c *certificatesv1.CertificateSigningRequest, r *x509.CertificateRequest) []string {
 	if c.Spec.SignerName != certificatesv1.KubeAPIServerClientKubeletSignerName || nodeClient(r, c.Spec.Usages) != nil {
 		return nil

@@ -14,13 +14,13 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Lives of certificates: the longest, which is also that of requests that ask for none, and the shortest.
+// Lifetimes of certificates: the maximum, which is also the default, and the minimum.
 const (
 	longestLife  = 365 * 24 * time.Hour
 	shortestLife = 10 * time.Minute
 )
 
-// signers are those that come with the cluster, and what each permits.
+// signers maps the signers of the cluster to the checks of their requests.
 var signers = map[string]func(r *x509.CertificateRequest, usages []certificatesv1.KeyUsage) error{
 	certificatesv1.KubeAPIServerClientSignerName: func(_ *x509.CertificateRequest, usages []certificatesv1.KeyUsage) error {
 		return permitUsages(certificatesv1.UsageClientAuth, false, usages)
@@ -29,8 +29,8 @@ var signers = map[string]func(r *x509.CertificateRequest, usages []certificatesv
 	certificatesv1.KubeletServingSignerName:             nodeServing,
 }
 
-// Permitted says why the signer of that name may not sign; nil when it may. reserved are organizations that no
-// certificate may name.
+// Permitted returns an error if the signer of that name must not sign the request. reserved are
+// organizations that no certificate may contain.
 func Permitted(signer string, r *x509.CertificateRequest, usages []certificatesv1.KeyUsage, reserved []string) error {
 	permits, ok := signers[signer]
 	if !ok {
@@ -44,7 +44,8 @@ func Permitted(signer string, r *x509.CertificateRequest, usages []certificatesv
 	return permits(r, usages)
 }
 
-// nodeClient permits what an agent needs to be known to the API as its node.
+// nodeClient checks a request for a client certificate with which an agent authenticates as its
+// node.
 func nodeClient(r *x509.CertificateRequest, usages []certificatesv1.KeyUsage) error {
 	if err := nodeSubject(r); err != nil {
 		return err
@@ -58,7 +59,8 @@ func nodeClient(r *x509.CertificateRequest, usages []certificatesv1.KeyUsage) er
 	return first(noMailNorURI(r), permitUsages(certificatesv1.UsageClientAuth, true, usages))
 }
 
-// nodeServing permits what the HTTPS server of a node needs. Whether the names are the node's is for who approves to say.
+// nodeServing checks a request for the certificate of a node's HTTPS server. The approver must
+// verify that the names belong to the node.
 func nodeServing(r *x509.CertificateRequest, usages []certificatesv1.KeyUsage) error {
 	if err := nodeSubject(r); err != nil {
 		return err
@@ -89,8 +91,8 @@ func noMailNorURI(r *x509.CertificateRequest) error {
 	return nil
 }
 
-// permitUsages permits a purpose, which must be there, to sign with the key, and to encipher keys with it. A node's
-// certificates must be good to sign with.
+// permitUsages checks the usages: purpose is required, and digital signature and key encipherment
+// are allowed. If signs is true, digital signature is required too, as for a node's certificates.
 func permitUsages(purpose certificatesv1.KeyUsage, signs bool, usages []certificatesv1.KeyUsage) error {
 	allowed := []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageKeyEncipherment, purpose}
 	for _, u := range usages {
@@ -110,7 +112,7 @@ func permitUsages(purpose certificatesv1.KeyUsage, signs bool, usages []certific
 	return nil
 }
 
-// first is the first of the errors.
+// first returns the first error that is not nil.
 func first(errs ...error) error {
 	for _, err := range errs {
 		if err != nil {
@@ -120,7 +122,7 @@ func first(errs ...error) error {
 	return nil
 }
 
-// x509Usages are the usages of a permitted request as certificates have them.
+// x509Usages converts the usages of a permitted request to those of a certificate.
 func x509Usages(usages []certificatesv1.KeyUsage) (usage x509.KeyUsage, extended []x509.ExtKeyUsage) {
 	for _, u := range usages {
 		switch u {
@@ -137,7 +139,7 @@ func x509Usages(usages []certificatesv1.KeyUsage) (usage x509.KeyUsage, extended
 	return usage, extended
 }
 
-// Life is how long a certificate is good for that was asked for with these seconds.
+// Life returns the lifetime of a certificate for the requested number of seconds.
 func Life(seconds *int32) time.Duration {
 	if seconds == nil {
 		return longestLife
@@ -145,7 +147,7 @@ func Life(seconds *int32) time.Duration {
 	return min(max(time.Duration(*seconds)*time.Second, shortestLife), longestLife)
 }
 
-// parse reads the request, which validation has read already.
+// parse parses a request. Validation has already accepted it.
 func parse(request []byte) (*x509.CertificateRequest, error) {
 	block, _ := pem.Decode(request)
 	if block == nil {
