@@ -1,4 +1,5 @@
-// Package clusterroleaggregation gives cluster roles with an aggregation rule the rules of those that they select.
+// Package clusterroleaggregation copies the rules of selected cluster roles to cluster roles with
+// an aggregation rule.
 package clusterroleaggregation
 
 import (
@@ -18,8 +19,9 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Plan returns the rules that role shall have, and whether it has others: those of all roles that its rule selects,
-// in the order of their names, each rule once. A role does not select itself, nor does one without a rule change.
+// Plan returns the rules that role must have, and whether they differ from its rules. They are the
+// rules of all selected roles in the order of the roles' names, without duplicates. A role never
+// selects itself. A role without an aggregation rule is not changed.
 func Plan(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole) (rules []rbacv1.PolicyRule, changed bool) {
 	if role.AggregationRule == nil {
 		return nil, false
@@ -35,13 +37,13 @@ func Plan(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole) (rules []rbacv1.P
 	return rules, len(rules) != len(role.Rules) || len(rules) > 0 && !reflect.DeepEqual(rules, role.Rules)
 }
 
-// selected are the roles that any of the selectors matches, by name.
+// selected returns the roles that match any of the selectors, sorted by name.
 func selected(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole) []*rbacv1.ClusterRole {
 	var out []*rbacv1.ClusterRole
 	for i := range role.AggregationRule.ClusterRoleSelectors {
 		s, err := metav1.LabelSelectorAsSelector(&role.AggregationRule.ClusterRoleSelectors[i])
 		if err != nil {
-			continue // which validation refuses
+			continue // validation refuses invalid selectors
 		}
 		for _, one := range all {
 			if one.Name != role.Name && s.Matches(labels.Set(one.Labels)) && !slices.Contains(out, one) {
@@ -69,7 +71,7 @@ func New(d controllers.Deps) *controllers.Controller {
 			return keys
 		})},
 		Rules: []rbacv1.PolicyRule{
-			// What roles grant is passed on and not held.
+			// The verb escalate permits granting rules that the controller does not have.
 			{
 				APIGroups: []string{rbacv1.GroupName}, Resources: []string{"clusterroles"},
 				Verbs: []string{"escalate", "get", "list", "update", "watch"},
