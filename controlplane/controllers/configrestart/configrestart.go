@@ -21,7 +21,8 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// settle is how long a change is waited with for others: who applies a folder changes several objects one after the other.
+// settle is how long to wait for further changes after a change. A user who applies a directory
+// changes several objects one after the other.
 const settle = 2 * time.Second
 
 // workload is a kind whose pods are replaced when its template changes.
@@ -52,7 +53,7 @@ func workloadOf[T api.Object](d controllers.Deps, kind string, template func(T) 
 	return w
 }
 
-// refIndex finds the workloads that refer to an object: "namespace/configmaps/name".
+// refIndex indexes workloads by the objects to which they refer: "namespace/configmaps/name".
 const refIndex = "config-restart"
 
 func asked(o api.Object) bool {
@@ -94,7 +95,8 @@ func New(d controllers.Deps) *controllers.Controller {
 	return c
 }
 
-// referred has the workloads looked at that refer to an object whose contents have changed.
+// referred returns a Watch that maps an object whose contents have changed to the workloads that
+// refer to it.
 func referred[T api.Object](inf cache.SharedIndexInformer, resource string, all []workload, contents func(T) string) controllers.Watch {
 	return controllers.OnInformer(inf, func(c controllers.Change[T]) (keys []controllers.Key) {
 		for _, w := range all {
@@ -117,7 +119,7 @@ type restarts struct {
 
 func (r *restarts) lead(t *controllers.Term) controllers.Reconcile {
 	var mu sync.Mutex
-	since := map[controllers.Key]time.Time{} // of changes that are waited with
+	since := map[controllers.Key]time.Time{} // start of the wait for further changes
 	return func(ctx context.Context, key controllers.Key) (time.Duration, error) {
 		w := r.byKind[key.Kind]
 		o, ok := controllers.Cached[api.Object](w.informer, key.Namespace, key.Name)
@@ -162,7 +164,7 @@ func (r *restarts) lead(t *controllers.Term) controllers.Reconcile {
 	}
 }
 
-// state is what is known of the objects now.
+// state returns the current state of the objects.
 func (r *restarts) state(namespace string, refs []Ref) State {
 	s := State{}
 	for _, ref := range refs {
@@ -178,7 +180,7 @@ func (r *restarts) state(namespace string, refs []Ref) State {
 	return s
 }
 
-// changes are the objects whose contents are others now.
+// changes returns the objects whose contents have changed.
 func changes(seen, next State) (names []string) {
 	for _, ref := range next.refs() {
 		if was := seen[ref]; was != "" && was != next[ref] {
@@ -188,8 +190,8 @@ func changes(seen, next State) (names []string) {
 	return names
 }
 
-// patch notes what was seen, and changes the template with it where pods are to be replaced, of the workload as it was
-// looked at.
+// patch returns a patch that stores the seen state. If replace is true it also changes the
+// template, so that the pods are replaced. The patch applies only to the version o of the workload.
 func patch(o api.Object, next State, replace bool) []byte {
 	body := map[string]any{"metadata": map[string]any{
 		"resourceVersion": o.GetResourceVersion(), "uid": o.GetUID(), "annotations": map[string]string{api.ConfigSeenAnnotation: next.String()}}}
@@ -200,7 +202,7 @@ func patch(o api.Object, next State, replace bool) []byte {
 	}
 	raw, err := json.Marshal(body)
 	if err != nil {
-		panic(fmt.Sprintf("configrestart: a patch of strings: %v", err))
+		panic(fmt.Sprintf("configrestart: encoding a patch: %v", err))
 	}
 	return raw
 }

@@ -1,5 +1,5 @@
-// Package configrestart replaces the pods of workloads, on request, when what the ConfigMaps and Secrets hold that they
-// refer to has changed.
+// Package configrestart replaces the pods of workloads that request it when the ConfigMaps or
+// Secrets to which they refer have changed.
 package configrestart
 
 import (
@@ -17,11 +17,11 @@ import (
 	"keelson.dev/keelson/controlplane/api/podref"
 )
 
-// Ref is an object that a template refers to: "configmaps/web", "secrets/web".
+// Ref is an object to which a template refers: "configmaps/web", "secrets/web".
 type Ref string
 
-// Refs are the ConfigMaps and Secrets of which containers see the contents. What only the node uses (credentials of
-// image registries and volumes) is none of them.
+// Refs returns the ConfigMaps and Secrets whose contents are visible to containers. Objects that
+// only the node uses, such as credentials of image registries and volumes, are not included.
 func Refs(namespace string, t *corev1.PodTemplateSpec) []Ref {
 	found := map[Ref]bool{}
 	for r := range podref.Of(&corev1.Pod{ObjectMeta: t.ObjectMeta, Spec: t.Spec}) {
@@ -41,15 +41,16 @@ func shown(path string) bool {
 	return false
 }
 
-// State is what is known of each object: a digest of its contents, "" where there is none.
+// State maps each object to a digest of its contents, or to "" if the object does not exist.
 type State map[Ref]string
 
-// digests are short: they tell versions of an object apart, and nothing rests on more.
+// digestBytes is the length of a digest. It is short, because digests only distinguish versions of
+// an object.
 const digestBytes = 10
 
 func digest(h hash.Hash) string { return hex.EncodeToString(h.Sum(nil)[:digestBytes]) }
 
-// OfConfigMap is the digest of what a ConfigMap holds.
+// OfConfigMap returns the digest of a ConfigMap's contents.
 func OfConfigMap(m *corev1.ConfigMap) string {
 	h := sha256.New()
 	for _, k := range slices.Sorted(maps.Keys(m.Data)) {
@@ -64,8 +65,8 @@ func OfConfigMap(m *corev1.ConfigMap) string {
 	return digest(h)
 }
 
-// OfSecret is the digest of what a Secret holds. Who may read a workload and not the Secret does not find out by trying
-// what it may hold: the Secret's uid, which is not told either, is the key.
+// OfSecret returns the digest of a Secret's contents. It is keyed with the Secret's UID. A user who
+// can read the workload but not the Secret can therefore not test guesses of its contents.
 func OfSecret(s *corev1.Secret) string {
 	h := hmac.New(sha256.New, []byte(s.UID))
 	for _, k := range slices.Sorted(maps.Keys(s.Data)) {
@@ -82,12 +83,13 @@ func put(h hash.Hash, s string) {
 	h.Write([]byte(s))
 }
 
-// maxRefs bounds what is kept with a workload: what it refers to beyond that, in the order of names, restarts nothing.
+// maxRefs is the maximum number of references that are stored with a workload. Further references,
+// in the order of names, cause no restart.
 const maxRefs = 200
 
-// Plan says what a workload has seen once this is done, and whether its pods are to be replaced for it: when an object
-// holds something else than it did. One that is gone replaces none, for pods that are made without it might not start,
-// and neither does one that comes for the first time: what needed it has waited for it.
+// Plan returns the new state of a workload, and whether its pods must be replaced because an object
+// has changed. A deleted object causes no replacement, because new pods might not start without it.
+// A created object causes none either, because the pods that need it have waited for it.
 func Plan(refs []Ref, seen, now State) (next State, replace bool) {
 	next = State{}
 	for _, r := range refs[:min(len(refs), maxRefs)] {
@@ -105,7 +107,7 @@ func Plan(refs []Ref, seen, now State) (next State, replace bool) {
 	return next, replace
 }
 
-// String is the form in which a state is kept: "configmaps/a=0123456789,secrets/b=".
+// String returns the stored form of a state: "configmaps/a=0123456789,secrets/b=".
 func (s State) String() string {
 	var b strings.Builder
 	for i, r := range s.refs() {
@@ -119,7 +121,7 @@ func (s State) String() string {
 
 func (s State) refs() []Ref { return slices.Sorted(maps.Keys(s)) }
 
-// Parse reads the form back. What is none is left out: that object counts as new.
+// Parse parses the form of String. It skips invalid parts: their objects count as new.
 func Parse(text string) State {
 	s := State{}
 	for part := range strings.SplitSeq(text, ",") {
