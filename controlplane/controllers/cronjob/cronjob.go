@@ -24,7 +24,7 @@ func New(d controllers.Deps) *controllers.Controller {
 	crons := client.Informer[*batchv1.CronJob](d.Informers)
 	jobs := client.Informer[*batchv1.Job](d.Informers)
 	controllers.IndexControllers(jobs)
-	none := func(*batchv1.CronJob) labels.Selector { return nil } // it adopts nothing
+	none := func(*batchv1.CronJob) labels.Selector { return nil } // it adopts no jobs
 	return &controllers.Controller{
 		Name:    "cronjob-controller",
 		Workers: 5,
@@ -46,7 +46,7 @@ func New(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-// reconciler is the thin shell of one leadership.
+// reconciler performs the writes of one leadership.
 type reconciler struct {
 	term   *controllers.Term
 	crons  *controllers.View[*batchv1.CronJob]
@@ -68,14 +68,14 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	r.tell(key, c, step.Events)
 	ran, failure := r.perform(ctx, c, step)
 	if controllers.NamespaceEnds(failure) {
-		return 0, nil // nothing will ever be wanted here again
+		return 0, nil // no object is needed in a terminating namespace
 	}
 	s.Jobs = r.owned(c)
 	wait, err := r.writeStatus(ctx, s, ran)
 	if err != nil || wait > 0 {
 		return wait, errors.Join(failure, err)
 	}
-	// Only what the status has taken in may go.
+	// Only jobs that the status includes may be deleted.
 	for _, j := range Past(s) {
 		failure = errors.Join(failure, r.delete(ctx, c, j))
 	}
@@ -86,7 +86,8 @@ func (r *reconciler) owned(c *batchv1.CronJob) []*batchv1.Job {
 	return r.jobs.By(controllers.ControllerIndex, string(c.UID))
 }
 
-// perform makes the job of a step, after those are gone that it replaces. ran is the time that is dealt with.
+// perform creates the job of a step, after it has deleted the jobs that the new job replaces. ran
+// is the scheduled time that was handled.
 func (r *reconciler) perform(ctx context.Context, c *batchv1.CronJob, step Step) (ran *time.Time, err error) {
 	if step.Run == nil {
 		return nil, nil
@@ -114,8 +115,8 @@ func (r *reconciler) perform(ctx context.Context, c *batchv1.CronJob, step Step)
 	return step.Run, nil
 }
 
-// collided looks at the job that has the wanted name. One of the cron job's was made for the same minute; another's
-// keeps this one from running, which is told of.
+// collided handles a job that already has the wanted name. A job of this cron job was created for
+// the same minute. Any other job prevents the run, which is recorded as an event.
 func (r *reconciler) collided(ctx context.Context, c *batchv1.CronJob, want *batchv1.Job, at *time.Time) (*time.Time, error) {
 	have, err := client.Get[*batchv1.Job](ctx, r.term.Client, want.Namespace, want.Name)
 	if err != nil {
@@ -125,7 +126,7 @@ func (r *reconciler) collided(ctx context.Context, c *batchv1.CronJob, want *bat
 		r.jobs.Wrote(have)
 		return at, nil
 	}
-	err = fmt.Errorf("job %s exists and is not of this cron job: delete or rename it", want.Name)
+	err = fmt.Errorf("job %s exists and does not belong to this cron job: delete or rename it", want.Name)
 	r.term.Events.Eventf(c, corev1.EventTypeWarning, "FailedCreate", "Error creating job: %v", err)
 	return nil, controllers.Race("cron job %s/%s: %w", c.Namespace, c.Name, err)
 }
@@ -149,7 +150,7 @@ func (r *reconciler) delete(ctx context.Context, c *batchv1.CronJob, j *batchv1.
 	return fmt.Errorf("deleting job %s/%s of cron job %s: %w", j.Namespace, j.Name, c.Name, err)
 }
 
-// writeStatus writes the status where it changed, judged after this reconcile's own writes.
+// writeStatus writes the status if it changed. It is computed after the writes of this reconcile.
 func (r *reconciler) writeStatus(ctx context.Context, s Snapshot, ran *time.Time) (wait time.Duration, err error) {
 	status, events := Status(s, ran)
 	if equality.Semantic.DeepEqual(status, s.CronJob.Status) {
@@ -170,8 +171,8 @@ func (r *reconciler) writeStatus(ctx context.Context, s Snapshot, ran *time.Time
 	return wait, err
 }
 
-// tell records those of the events that were not among those of the last time: what stays as it is is told once. A cron
-// job that is gone (nil) is forgotten.
+// tell records the events that were not among the events of the last call. For a deleted cron job
+// (nil) it clears the record.
 func (r *reconciler) tell(key controllers.Key, c *batchv1.CronJob, events []Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

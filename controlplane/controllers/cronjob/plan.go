@@ -1,4 +1,4 @@
-// Package cronjob starts the Jobs of CronJobs when their time has come.
+// Package cronjob starts the Jobs of CronJobs at their scheduled times.
 package cronjob
 
 import (
@@ -19,27 +19,28 @@ import (
 
 var kind = batchv1.SchemeGroupVersion.WithKind("CronJob")
 
-// Snapshot is what a plan is made of.
+// Snapshot is the input of Plan.
 type Snapshot struct {
 	CronJob *batchv1.CronJob
-	Jobs    []*batchv1.Job // that it controls
+	Jobs    []*batchv1.Job // the jobs that the cron job controls
 	Going   func(*batchv1.Job) bool
 	Now     time.Time
-	Local   *time.Location // of schedules that name no zone
+	Local   *time.Location // time zone of schedules without one
 }
 
-// Step is what to do next, in this order: jobs that others replace, the new job, the status, and jobs of the past.
+// Step lists the next writes, in this order: jobs to delete because they are replaced, the new job,
+// the status, and old jobs to delete.
 type Step struct {
 	Replace []*batchv1.Job
-	Run     *time.Time // when the job was to start that is to be made now
+	Run     *time.Time // scheduled time of the job to create
 	Events  []Event
 	Again   time.Duration
 }
 
-// Event is what is told of a cron job, once for as long as it stays the same.
+// Event is an event of a cron job. It is recorded once while it stays the same.
 type Event struct{ Type, Reason, Message string }
 
-// Plan decides the next step.
+// Plan computes the next step.
 func Plan(s Snapshot) Step {
 	var step Step
 	c := s.CronJob
@@ -73,7 +74,8 @@ func Plan(s Snapshot) Step {
 	return step
 }
 
-// start decides what becomes of the newest time that has come. Older ones that were missed are never made up for.
+// start decides what to do for the latest scheduled time that has passed. Earlier missed times are
+// skipped.
 func (s Snapshot) start(step *Step, t times, from, due time.Time) {
 	c := s.CronJob
 	if d := c.Spec.StartingDeadlineSeconds; d != nil {
@@ -110,13 +112,13 @@ func (s Snapshot) start(step *Step, t times, from, due time.Time) {
 	step.Run = &due
 }
 
-// longest is the longest deadline in seconds that a duration holds.
+// longest is the longest deadline in seconds that a time.Duration can hold.
 const longest = int64(1<<63-1) / int64(time.Second)
 
 func (step *Step) tell(e *Event) { step.Events = append(step.Events, *e) }
 
-// since is the time after which nothing has been started yet. A job that was made tells it even when its controller
-// came no further than that.
+// since returns the time after which no run has been started. A job that exists counts even if the
+// status does not include it yet.
 func (s Snapshot) since() time.Time {
 	if last := s.lastRun(); last != nil {
 		return last.Time
@@ -124,8 +126,8 @@ func (s Snapshot) since() time.Time {
 	return s.CronJob.CreationTimestamp.Time
 }
 
-// lastRun is the newest time for which a job was made; nil when there was none. An annotation that claims a time to come
-// is not the controller's.
+// lastRun returns the latest scheduled time for which a job was created, or nil. It ignores
+// annotations with a future time, which this controller does not write.
 func (s Snapshot) lastRun() *metav1.Time {
 	last := s.CronJob.Status.LastScheduleTime
 	for _, j := range s.Jobs {
@@ -136,14 +138,15 @@ func (s Snapshot) lastRun() *metav1.Time {
 	return last
 }
 
-// counts says whether a job is one that runs for its cron job: it has been made for a time of the schedule, or stands in
-// the status, and is not over.
+// counts reports whether an unfinished job is a run of its cron job: it has a scheduled time, or
+// the status lists it.
 func (s Snapshot) counts(j *batchv1.Job) bool {
 	_, made := scheduled(j)
 	return over(j) == nil && (made || listed(s.CronJob, j.UID))
 }
 
-// scheduled is the time of the schedule that a job was made for; one that was made by hand has none.
+// scheduled returns the scheduled time of a job. It returns false for a job that was created
+// manually.
 func scheduled(j *batchv1.Job) (time.Time, bool) {
 	at, err := time.Parse(time.RFC3339, j.Annotations[batchv1.CronJobScheduledTimestampAnnotation])
 	return at, err == nil
@@ -153,7 +156,7 @@ func listed(c *batchv1.CronJob, uid types.UID) bool {
 	return slices.ContainsFunc(c.Status.Active, func(r corev1.ObjectReference) bool { return r.UID == uid })
 }
 
-// over is the condition by which a job has ended; nil while it has not.
+// over returns the condition Complete or Failed of a finished job, or nil.
 func over(j *batchv1.Job) *batchv1.JobCondition {
 	for i := range j.Status.Conditions {
 		c := &j.Status.Conditions[i]
@@ -164,7 +167,8 @@ func over(j *batchv1.Job) *batchv1.JobCondition {
 	return nil
 }
 
-// newJob is the job for a time. Its name is that of the minute, so that it cannot be made twice.
+// newJob returns the job for a scheduled time. Its name contains the minute, so that it cannot be
+// created twice.
 func newJob(c *batchv1.CronJob, at time.Time) *batchv1.Job {
 	t := c.Spec.JobTemplate.DeepCopy()
 	j := &batchv1.Job{
@@ -181,8 +185,8 @@ func newJob(c *batchv1.CronJob, at time.Time) *batchv1.Job {
 	return j
 }
 
-// Status is the status of a cron job with these jobs, and what is to be told of how it came to it. ran is the time that
-// was dealt with just now, by whichever job.
+// Status returns the status of a cron job with these jobs, and the events of the change. ran is the
+// scheduled time that this reconcile handled.
 func Status(s Snapshot, ran *time.Time) (batchv1.CronJobStatus, []Event) {
 	c := s.CronJob
 	out := batchv1.CronJobStatus{LastScheduleTime: s.lastRun(), LastSuccessfulTime: c.Status.LastSuccessfulTime}
@@ -190,7 +194,7 @@ func Status(s Snapshot, ran *time.Time) (batchv1.CronJobStatus, []Event) {
 		out.LastScheduleTime = &metav1.Time{Time: *ran}
 	}
 	if equality.Semantic.DeepEqual(out.LastScheduleTime, c.Status.LastScheduleTime) {
-		out.LastScheduleTime = c.Status.LastScheduleTime // the same in its zone of then
+		out.LastScheduleTime = c.Status.LastScheduleTime // keep the same time in its previous time zone
 	}
 	known := map[types.UID]*batchv1.Job{}
 	jobs := slices.Clone(s.Jobs)
@@ -221,7 +225,7 @@ func Status(s Snapshot, ran *time.Time) (batchv1.CronJobStatus, []Event) {
 	return out, events
 }
 
-// reference is how a status names a job: as it did before, where it did.
+// reference returns the reference to a job in the status. It keeps an existing reference.
 func (s Snapshot) reference(j *batchv1.Job) corev1.ObjectReference {
 	for _, r := range s.CronJob.Status.Active {
 		if r.UID == j.UID {
@@ -232,7 +236,7 @@ func (s Snapshot) reference(j *batchv1.Job) corev1.ObjectReference {
 		Namespace: j.Namespace, Name: j.Name, UID: j.UID, ResourceVersion: j.ResourceVersion}
 }
 
-// Past are the jobs that are over and more than are to be kept, the oldest first.
+// Past returns the finished jobs that exceed the history limits, the oldest first.
 func Past(s Snapshot) []*batchv1.Job {
 	var well, badly []*batchv1.Job
 	for _, j := range s.Jobs {

@@ -10,13 +10,13 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds"
 )
 
-// times are the times of a schedule in a zone.
+// times are the times of a schedule in a time zone.
 type times struct {
 	schedule cron.Schedule
 	zone     *time.Location
 }
 
-// timesOf reads a schedule. The error is an Event's reason and message.
+// timesOf parses a schedule. The error is returned as an Event.
 func timesOf(c *batchv1.CronJob, local *time.Location) (times, *Event) {
 	t := times{zone: local}
 	if name := c.Spec.TimeZone; name != nil {
@@ -33,10 +33,11 @@ func timesOf(c *batchv1.CronJob, local *time.Location) (times, *Event) {
 	return t, nil
 }
 
-// next is the first time after another; the zero time where there is none within five years.
+// next returns the first scheduled time after another time. It returns the zero time if there is
+// none within five years.
 func (t times) next(after time.Time) time.Time { return t.schedule.Next(after.In(t.zone)) }
 
-// every is the distance of times that are counted from the last one; 0 for those of the calendar.
+// every returns the interval of an @every schedule, or 0 for other schedules.
 func (t times) every() time.Duration {
 	if s, ok := t.schedule.(cron.ConstantDelaySchedule); ok {
 		return s.Delay
@@ -44,8 +45,8 @@ func (t times) every() time.Duration {
 	return 0
 }
 
-// last is the newest time after from that is not after now; ok is false where there is none. However long ago from is,
-// it takes a few dozen steps.
+// last returns the latest scheduled time in (from, now]. ok is false if there is none. It takes a
+// few dozen steps, however long ago from is.
 func (t times) last(from, now time.Time) (last time.Time, ok bool) {
 	first := t.next(from)
 	if first.IsZero() || first.After(now) {
@@ -54,7 +55,8 @@ func (t times) last(from, now time.Time) (last time.Time, ok bool) {
 	if d := t.every(); d > 0 {
 		return first.Add(now.Sub(first) / d * d), true
 	}
-	// That the next time after x has come holds for every x before the newest one, and for none from it on.
+	// For times before the latest scheduled time, the next scheduled time has passed. For later
+	// times it has not.
 	low, high := from.Unix(), now.Unix()
 	for high-low > 1 {
 		mid := low + (high-low)/2
@@ -67,10 +69,10 @@ func (t times) last(from, now time.Time) (last time.Time, ok bool) {
 	return time.Unix(high, 0).In(t.zone), true
 }
 
-// many is how many times may have been missed before it is told of.
+// many is the number of missed times from which a warning is recorded.
 const many = 100
 
-// tooMany says whether more than so many times have come after from.
+// tooMany reports whether more than many scheduled times lie between from and now.
 func (t times) tooMany(from, now time.Time) bool {
 	if d := t.every(); d > 0 {
 		return now.Sub(from)/d > many
