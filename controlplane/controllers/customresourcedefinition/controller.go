@@ -21,7 +21,8 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// lookAgain is when a definition is looked at again whose objects are not gone, or not served here, yet.
+// lookAgain is the retry interval of a definition whose objects still exist or are not served by
+// this replica yet.
 const lookAgain = time.Second
 
 // New returns the controller.
@@ -29,7 +30,7 @@ func New(d controllers.Deps) *controllers.Controller {
 	definitions := client.Informer[*v1.CustomResourceDefinition](d.Informers)
 	return &controllers.Controller{
 		Name: "customresourcedefinition-controller",
-		// Names are given to whoever comes first, which takes one hand.
+		// Names are accepted in the order of requests, which requires a single worker.
 		Workers: 1,
 		Watches: []controllers.Watch{controllers.OnInformer(definitions, func(c controllers.Change[*v1.CustomResourceDefinition]) []controllers.Key {
 			var keys []controllers.Key
@@ -60,14 +61,15 @@ func New(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-// reconciler is the thin shell of one leadership.
+// reconciler performs the writes of one leadership.
 type reconciler struct {
 	term  *controllers.Term
 	view  *controllers.View[*v1.CustomResourceDefinition]
 	kinds *api.Kinds
 
-	// What was found about the schemas of the definition that was last looked at: each is looked at several times in a
-	// row, as its status changes, and a schema may have thousands of properties.
+	// looked caches the result of nonStructural for the last definition. Each definition is
+	// reconciled several times in a row as its status changes, and a schema may have thousands of
+	// properties.
 	looked struct {
 		uid        types.UID
 		generation int64
@@ -75,7 +77,8 @@ type reconciler struct {
 	}
 }
 
-// schemas is nonStructural of a definition. There is one worker.
+// schemas returns nonStructural of a definition from the cache. It is not safe for concurrent use;
+// the controller has one worker.
 func (r *reconciler) schemas(c *v1.CustomResourceDefinition) *v1.CustomResourceDefinitionCondition {
 	if l := &r.looked; l.uid != c.UID || l.generation != c.Generation {
 		l.uid, l.generation, l.found = c.UID, c.Generation, nonStructural(c)
@@ -99,7 +102,7 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	return 0, r.write(ctx, c, status(c, taken, r.schemas(c), metav1.NewTime(r.term.Now())))
 }
 
-// builtIn adds the names of the kinds that are always there.
+// builtIn adds the names of the built-in kinds.
 func (r *reconciler) builtIn(group string, t Taken) {
 	for _, k := range r.kinds.All() {
 		if k.GVK.Group != group || k.Definition != "" {
@@ -133,7 +136,7 @@ func (r *reconciler) write(ctx context.Context, c *v1.CustomResourceDefinition, 
 	return nil
 }
 
-// finalize deletes the objects of a definition, and lets it go when there are none left.
+// finalize deletes the objects of a definition, and removes its finalizer when no objects are left.
 func (r *reconciler) finalize(ctx context.Context, c *v1.CustomResourceDefinition) (time.Duration, error) {
 	if apihelpers.IsCRDConditionTrue(c, v1.Established) {
 		left, err := r.empty(ctx, c)
@@ -161,13 +164,14 @@ func (r *reconciler) finalize(ctx context.Context, c *v1.CustomResourceDefinitio
 	return 0, nil
 }
 
-// empty deletes what there is of a definition's objects and counts what is still there. Objects that cannot be read, because
-// the definition lacks their version or they are damaged, are an error: their finalizers are not known.
+// empty deletes the objects of a definition and returns how many still exist. It returns an error
+// if objects cannot be read, because the definition lacks their version or they are damaged: their
+// finalizers are then unknown.
 func (r *reconciler) empty(ctx context.Context, c *v1.CustomResourceDefinition) (left int, err error) {
 	stored := r.kinds.Table().Stored()
 	i := slices.IndexFunc(stored, func(k *api.Kind) bool { return k.Definition == c.Name })
 	if i < 0 {
-		return 1, nil // not served here yet
+		return 1, nil // not served by this replica yet
 	}
 	k := stored[i]
 	objs, err := r.term.Client.ListWhole(ctx, k, "")

@@ -1,5 +1,5 @@
-// Package customresourcedefinition accepts the names of custom resource definitions, tells in their conditions what
-// became of them, and empties those that are being deleted.
+// Package customresourcedefinition accepts the names of CustomResourceDefinitions, maintains their
+// conditions, and deletes the objects of definitions that are being deleted.
 package customresourcedefinition
 
 import (
@@ -17,10 +17,11 @@ import (
 	"keelson.dev/keelson/controlplane/api/custom"
 )
 
-// Taken are the names of a group that others have: resources with their singular and short names, and kinds with lists.
+// Taken holds the names of a group that other definitions or built-in kinds use. Resources includes
+// singular and short names; Kinds includes list kinds.
 type Taken struct{ Resources, Kinds map[string]bool }
 
-// TakenBy are the names that other definitions of the group have been accepted with.
+// TakenBy returns the accepted names of other definitions in the group.
 func TakenBy(c *v1.CustomResourceDefinition, all []*v1.CustomResourceDefinition) Taken {
 	t := Taken{Resources: map[string]bool{}, Kinds: map[string]bool{}}
 	for _, other := range all {
@@ -36,19 +37,19 @@ func TakenBy(c *v1.CustomResourceDefinition, all []*v1.CustomResourceDefinition)
 	return t
 }
 
-// Status is the status that a definition shall have: the names that it may have, and the conditions.
+// Status returns the new status of a definition: its accepted names and conditions.
 func Status(c *v1.CustomResourceDefinition, t Taken, now metav1.Time) v1.CustomResourceDefinitionStatus {
 	return status(c, t, nonStructural(c), now)
 }
 
-// status is Status with what is to be said of the schemas, if anything is.
+// status is Status with a precomputed condition about the schemas, which may be nil.
 func status(c *v1.CustomResourceDefinition, t Taken, schemas *v1.CustomResourceDefinitionCondition, now metav1.Time) v1.CustomResourceDefinitionStatus {
 	next := withStatus(c)
 	accepted := names(next, t)
 	accepted.LastTransitionTime = now
 	set(next, accepted)
 	switch established := apihelpers.IsCRDConditionTrue(next, v1.Established); {
-	case established: // for good: later names may be refused, the first ones stay
+	case established: // permanent: later names may be refused, but the first names stay accepted
 	case accepted.Status == v1.ConditionTrue:
 		set(next, v1.CustomResourceDefinitionCondition{Type: v1.Established, Status: v1.ConditionTrue, LastTransitionTime: now,
 			Reason: "InitialNamesAccepted", Message: "the initial names have been accepted"})
@@ -70,14 +71,15 @@ func status(c *v1.CustomResourceDefinition, t Taken, schemas *v1.CustomResourceD
 	return next.Status
 }
 
-// withStatus is a copy of a definition of which only the status is its own: schemas of thousands of properties are shared.
+// withStatus returns a copy of a definition with its own status. The copy shares the spec, because
+// schemas may have thousands of properties.
 func withStatus(c *v1.CustomResourceDefinition) *v1.CustomResourceDefinition {
 	next := *c
 	next.Status = *c.Status.DeepCopy()
 	return &next
 }
 
-// set is apihelpers.SetCRDCondition, which keeps the time of a condition that says the same as before.
+// set sets a condition. It keeps the transition time if the status does not change.
 func set(c *v1.CustomResourceDefinition, to v1.CustomResourceDefinitionCondition) {
 	c.Status.Conditions = slices.Clone(c.Status.Conditions)
 	i := slices.IndexFunc(c.Status.Conditions, func(h v1.CustomResourceDefinitionCondition) bool { return h.Type == to.Type })
@@ -91,7 +93,8 @@ func set(c *v1.CustomResourceDefinition, to v1.CustomResourceDefinitionCondition
 	c.Status.Conditions[i] = to
 }
 
-// names accepts what is free of the names that are wanted, and says in the condition what is not.
+// names accepts the requested names that are free. It returns condition NamesAccepted with the
+// names that are not.
 func names(c *v1.CustomResourceDefinition, t Taken) v1.CustomResourceDefinitionCondition {
 	want, have := &c.Spec.Names, &c.Status.AcceptedNames
 	out := v1.CustomResourceDefinitionCondition{Type: v1.NamesAccepted, Status: v1.ConditionTrue,
@@ -141,7 +144,8 @@ func names(c *v1.CustomResourceDefinition, t Taken) v1.CustomResourceDefinitionC
 	return out
 }
 
-// approval tells whether a group that is the Kubernetes project's has its word for it; nil for other groups.
+// approval returns the condition KubernetesAPIApprovalPolicyConformant for a protected group of the
+// Kubernetes project. It returns nil for other groups.
 func approval(c *v1.CustomResourceDefinition) *v1.CustomResourceDefinitionCondition {
 	if !apihelpers.IsProtectedCommunityGroup(c.Spec.Group) {
 		return nil
@@ -163,7 +167,8 @@ func approval(c *v1.CustomResourceDefinition) *v1.CustomResourceDefinitionCondit
 	return out
 }
 
-// nonStructural tells what of the schemas is not structural, which only old definitions are; nil when all is.
+// nonStructural returns the condition NonStructuralSchema, or nil if all schemas are structural.
+// Only old definitions have other schemas.
 func nonStructural(c *v1.CustomResourceDefinition) *v1.CustomResourceDefinitionCondition {
 	var errs field.ErrorList
 	if c.Spec.PreserveUnknownFields {
