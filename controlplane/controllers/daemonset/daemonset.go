@@ -40,7 +40,7 @@ func New(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-// ofNode maps the change of a node to the sets for whose pods it makes a difference.
+// ofNode maps the change of a node to the sets whose pods it affects.
 func ofNode(sets cache.SharedIndexInformer, c controllers.Change[*corev1.Node]) []controllers.Key {
 	if c.Type == controllers.Updated && maps.Equal(c.Old.Labels, c.New.Labels) && equality.Semantic.DeepEqual(c.Old.Spec.Taints, c.New.Spec.Taints) {
 		return nil
@@ -61,7 +61,7 @@ func ofNode(sets cache.SharedIndexInformer, c controllers.Change[*corev1.Node]) 
 	return keys
 }
 
-// reconciler is the thin shell of one leadership.
+// reconciler performs the writes of one leadership.
 type reconciler struct {
 	controllers.RevisedOwners[*appsv1.DaemonSet]
 	nodes cache.SharedIndexInformer
@@ -78,7 +78,7 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	}
 	s, history, err := r.snapshot(ctx, set, selector)
 	if controllers.NamespaceEnds(err) {
-		return 0, nil // nothing will ever be wanted here again
+		return 0, nil // no object is needed in a terminating namespace
 	}
 	if err != nil {
 		return 0, err
@@ -98,7 +98,8 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	return again, errors.Join(failure, err)
 }
 
-// snapshot claims what belongs to the set and makes its template a revision.
+// snapshot adopts and releases pods, makes the set's template a revision, and returns the snapshot
+// for Plan.
 func (r *reconciler) snapshot(ctx context.Context, set *appsv1.DaemonSet, selector labels.Selector) (Snapshot, controllers.History, error) {
 	s := Snapshot{Set: set, Nodes: controllers.CachedAll[*corev1.Node](r.nodes), Going: r.Pods.Going, Now: r.Term.Now()}
 	var h controllers.History
@@ -113,7 +114,7 @@ func (r *reconciler) snapshot(ctx context.Context, set *appsv1.DaemonSet, select
 	return s, h, nil
 }
 
-// perform makes the writes of the next step. again says when to look once more.
+// perform plans and performs the next step. again is the delay until the next reconcile, or 0.
 func (r *reconciler) perform(ctx context.Context, s Snapshot) (again time.Duration, err error) {
 	step := Plan(s)
 	again = step.Again
@@ -143,7 +144,7 @@ func (r *reconciler) perform(ctx context.Context, s Snapshot) (again time.Durati
 	return again, errors.Join(failure, err)
 }
 
-// forget forgets revisions of which there are no pods any more.
+// forget deletes excess revisions that no pod uses.
 func (r *reconciler) forget(ctx context.Context, s Snapshot, h controllers.History) error {
 	live := map[string]bool{}
 	for _, p := range s.Pods {
@@ -154,7 +155,7 @@ func (r *reconciler) forget(ctx context.Context, s Snapshot, h controllers.Histo
 	})
 }
 
-// writeStatus writes the status where it changed, judged after this reconcile's own writes.
+// writeStatus writes the status if it changed. It is computed after the writes of this reconcile.
 func (r *reconciler) writeStatus(ctx context.Context, s Snapshot, h controllers.History) (time.Duration, error) {
 	status, again := Status(s, h.Collisions)
 	if equality.Semantic.DeepEqual(status, s.Set.Status) {

@@ -11,7 +11,8 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// tolerations are those that every daemon pod has besides its own: it belongs to its node, whatever the node's state.
+// tolerations returns the tolerations that every daemon pod gets in addition to its own. A daemon
+// pod runs on its node regardless of the node's conditions.
 func tolerations(hostNetwork bool) []corev1.Toleration {
 	out := []corev1.Toleration{
 		{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute},
@@ -28,7 +29,7 @@ func tolerations(hostNetwork bool) []corev1.Toleration {
 	return out
 }
 
-// template is the set's template with the tolerations of daemon pods.
+// template returns the set's template with the tolerations of daemon pods.
 func template(set *appsv1.DaemonSet) *corev1.PodTemplateSpec {
 	t := set.Spec.Template.DeepCopy()
 	for _, add := range tolerations(t.Spec.HostNetwork) {
@@ -43,7 +44,7 @@ func template(set *appsv1.DaemonSet) *corev1.PodTemplateSpec {
 	return t
 }
 
-// newPod is the pod for a node. The scheduler binds it, to that node alone.
+// newPod returns the pod for a node. The scheduler can bind it to that node only.
 func newPod(set *appsv1.DaemonSet, t *corev1.PodTemplateSpec, hash, node string) *corev1.Pod {
 	p := controllers.PodFrom(set, ownerRef(set), t)
 	if p.Labels == nil {
@@ -57,10 +58,12 @@ func newPod(set *appsv1.DaemonSet, t *corev1.PodTemplateSpec, hash, node string)
 	return p
 }
 
-// extensionsTemplateGeneration is the label by which pods were told apart before there were revisions.
+// extensionsTemplateGeneration is the label that distinguished templates before there were
+// revisions.
 const extensionsTemplateGeneration = "pod-template-generation"
 
-// pin adds to a pod's required node affinity that it is this node. Terms that name nodes themselves lose to it.
+// pin sets a pod's required node affinity to this node. It replaces the terms of the template,
+// which Wants has checked.
 func pin(p *corev1.Pod, node string) {
 	if p.Spec.Affinity == nil {
 		p.Spec.Affinity = &corev1.Affinity{}
@@ -74,7 +77,8 @@ func pin(p *corev1.Pod, node string) {
 	}}}
 }
 
-// nodeOf is the node of a daemon pod: that which it runs on, or is made for.
+// nodeOf returns the node of a daemon pod: the node to which it is bound, or for which it was
+// created.
 func nodeOf(p *corev1.Pod) string {
 	if p.Spec.NodeName != "" {
 		return p.Spec.NodeName
@@ -91,8 +95,8 @@ func nodeOf(p *corev1.Pod) string {
 	return ""
 }
 
-// Wants says of a node whether the pods of a template are to run there, and whether one that runs there already may
-// stay: a taint that only keeps new pods away lets it.
+// Wants reports whether the pods of a template must run on a node, and whether an existing pod may
+// stay there. A taint with the effect NoSchedule only prevents new pods.
 func Wants(t *corev1.PodTemplateSpec, n *corev1.Node) (run, stay bool) {
 	if t.Spec.NodeName != "" && t.Spec.NodeName != n.Name {
 		return false, false

@@ -1,4 +1,4 @@
-// Package daemonset keeps one pod of a DaemonSet on every node that it is meant for.
+// Package daemonset maintains one pod of a DaemonSet on every eligible node.
 package daemonset
 
 import (
@@ -20,35 +20,35 @@ func ownerRef(set *appsv1.DaemonSet) metav1.OwnerReference {
 	return *metav1.NewControllerRef(set, kind)
 }
 
-// Snapshot is what a plan is made of.
+// Snapshot is the input of Plan.
 type Snapshot struct {
 	Set   *appsv1.DaemonSet
 	Nodes []*corev1.Node
-	Pods  []*corev1.Pod // that it controls
+	Pods  []*corev1.Pod // the pods that the set controls
 	Going func(*corev1.Pod) bool
-	Hash  string // of the template as it is now
+	Hash  string // hash of the current template
 	Now   time.Time
 }
 
-// Step is what to do next.
+// Step lists the next writes.
 type Step struct {
-	Create []string      // nodes to make a pod for
-	Delete []*corev1.Pod // that are too many, of an older template, or where none belongs
-	Failed []*corev1.Pod // that have ended, for whom a successor will be made
-	Again  time.Duration // when a pod will have been ready for long enough; 0 = nothing to wait for
+	Create []string      // nodes for which a pod must be created
+	Delete []*corev1.Pod // excess pods, pods of an older template, and pods on nodes that are not eligible
+	Failed []*corev1.Pod // terminal pods that will be replaced
+	Again  time.Duration // time until a pod becomes available; 0 means no pod is about to
 }
 
-// place is one node and what is there.
+// place is one node with its pods of the set.
 type place struct {
 	name        string
 	run, stay   bool
-	going       bool          // a pod of the set is on its way out
-	recent, old *corev1.Pod   // of the newest template, and of an older one: the oldest of each
-	excess      []*corev1.Pod // further ones
+	going       bool          // a pod of the set is terminating
+	recent, old *corev1.Pod   // oldest pod of the newest template, and oldest pod of an older template
+	excess      []*corev1.Pod // further pods
 	failed      []*corev1.Pod
 }
 
-// look says what is on each node of which there is anything to say, in the order of the names.
+// look returns all nodes with their pods, sorted by name.
 func (s Snapshot) look() []*place {
 	t := template(s.Set)
 	places := make(map[string]*place, len(s.Nodes))
@@ -57,14 +57,14 @@ func (s Snapshot) look() []*place {
 		places[n.Name] = &place{name: n.Name, run: run, stay: stay}
 	}
 	pods := slices.Clone(s.Pods)
-	slices.SortFunc(pods, func(a, b *corev1.Pod) int { // of two the one that runs, then the older
+	slices.SortFunc(pods, func(a, b *corev1.Pod) int { // prefer the pod that is bound, then the older pod
 		return cmp.Or(controllers.TrueFirst(a.Spec.NodeName != "", b.Spec.NodeName != ""),
 			a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 	})
 	for _, p := range pods {
 		at := places[nodeOf(p)]
 		switch {
-		case at == nil: // the pods of nodes that are gone are collected by others
+		case at == nil: // other controllers delete the pods of deleted nodes
 		case s.Going(p):
 			at.going = true
 		case controllers.PodEnded(p):
@@ -85,8 +85,8 @@ func (s Snapshot) look() []*place {
 	return out
 }
 
-// Plan decides the next step: pods where they are missing, none where they do not belong, and of a newer template as
-// far as the strategy lets it.
+// Plan computes the next step: it creates missing pods, deletes pods on nodes that are not
+// eligible, and replaces pods of older templates as the strategy permits.
 func Plan(s Snapshot) Step {
 	var step Step
 	if s.Set.DeletionTimestamp != nil {
@@ -108,7 +108,8 @@ func Plan(s Snapshot) Step {
 	return step
 }
 
-// keep sees to it that a node has one pod, or none. Where an update surges, one of each template may be there.
+// keep plans one pod for an eligible node, and none for other nodes. With surge, a pod of each
+// template may run at the same time.
 func (s Snapshot) keep(step *Step, at *place, surges bool) {
 	switch {
 	case !at.stay:
@@ -150,8 +151,8 @@ func (step *Step) wait(d time.Duration) {
 	}
 }
 
-// replace deletes old pods, so that not more than away nodes are without an available one. Those that are not
-// available cost nothing.
+// replace deletes old pods so that at most away nodes lack an available pod. Unavailable pods are
+// deleted at once.
 func (s Snapshot) replace(step *Step, places []*place, away int) {
 	var candidates []*corev1.Pod
 	gone := 0
@@ -182,8 +183,8 @@ func (s Snapshot) replace(step *Step, places []*place, away int) {
 	step.Delete = append(step.Delete, candidates[:min(len(candidates), max(0, away-gone))]...)
 }
 
-// surge makes new pods beside old ones, on so many nodes at a time. An old one that is not available makes room for
-// its successor at once.
+// surge creates new pods while old pods run, on at most most nodes at a time. A node whose old pod
+// is unavailable gets its new pod at once.
 func (s Snapshot) surge(step *Step, places []*place, most int) {
 	var candidates []string
 	for _, at := range places {
@@ -207,7 +208,8 @@ func (s Snapshot) surge(step *Step, places []*place, most int) {
 	step.Create = append(step.Create, candidates[:min(len(candidates), max(0, most))]...)
 }
 
-// bounds are how many pods an update may add and take away at a time, of so many nodes; at least one of both.
+// bounds returns how many pods an update may add and make unavailable at a time. At least one of
+// them is positive.
 func bounds(set *appsv1.DaemonSet, places []*place) (surge, away int) {
 	wanted := 0
 	for _, at := range places {
@@ -236,7 +238,8 @@ func bounds(set *appsv1.DaemonSet, places []*place) (surge, away int) {
 	return surge, away
 }
 
-// Status is the status of a set with these pods. again says when a ready pod will have become available.
+// Status returns the status of a set with these pods. again is the time until a ready pod becomes
+// available.
 func Status(s Snapshot, collisions *int32) (out appsv1.DaemonSetStatus, again time.Duration) {
 	out = appsv1.DaemonSetStatus{ObservedGeneration: s.Set.Generation, CollisionCount: collisions, Conditions: s.Set.Status.Conditions}
 	var step Step
