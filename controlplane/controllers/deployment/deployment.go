@@ -54,8 +54,8 @@ func New(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-// ofPod maps the end of a pod to a Deployment that waits for it, and one that does not come up to a Deployment that is
-// to be rolled back then.
+// ofPod maps a pod that ended to the key of a Recreate Deployment that waits for it. It maps a
+// crashing pod to the key of a Deployment with automatic rollback.
 func ofPod(deployments, sets cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) []controllers.Key {
 	ends := c.Type == controllers.Deleted || !alive(c.New)
 	if !ends && !crashLoops(c.New) {
@@ -79,7 +79,7 @@ func ofPod(deployments, sets cache.SharedIndexInformer, c controllers.Change[*co
 	return []controllers.Key{controllers.KeyOf(d)}
 }
 
-// reconciler is the thin shell of one leadership.
+// reconciler performs the writes of one leadership.
 type reconciler struct {
 	term        *controllers.Term
 	deployments *controllers.View[*appsv1.Deployment]
@@ -114,7 +114,7 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	did, failure := r.perform(ctx, d, step)
 	switch {
 	case apierrors.HasStatusCause(failure, corev1.NamespaceTerminatingCause):
-		return 0, nil // nothing will ever be wanted here again
+		return 0, nil // no object is needed in a terminating namespace
 	case failure != nil && did == nil:
 		return 0, failure
 	}
@@ -122,9 +122,9 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	return again, errors.Join(failure, err)
 }
 
-// oldPodsAlive says whether a pod of the ReplicaSets has not ended yet. The cache
-// can only say yes; before it is no, the API is asked: a pod may have been created
-// that the cache has not seen.
+// oldPodsAlive reports whether a pod of the ReplicaSets is not terminal. A cached pod is sufficient
+// for true. Before it returns false it lists the pods from the API, because a pod may not be cached
+// yet.
 func (r *reconciler) oldPodsAlive(ctx context.Context, old []*appsv1.ReplicaSet) (bool, error) {
 	if len(old) == 0 {
 		return false, nil
@@ -150,7 +150,7 @@ func (r *reconciler) oldPodsAlive(ctx context.Context, old []*appsv1.ReplicaSet)
 	return false, nil
 }
 
-// perform makes the step's writes to ReplicaSets and says what they mean for the rollout.
+// perform writes the step's ReplicaSets and returns what they mean for the condition Progressing.
 func (r *reconciler) perform(ctx context.Context, d *appsv1.Deployment, step Step) (*Progress, error) {
 	if step.Create != nil {
 		return r.create(ctx, d, step.Create)
@@ -193,8 +193,9 @@ func (r *reconciler) create(ctx context.Context, d *appsv1.Deployment, want *app
 	return &Progress{Reason: reasonCreateFailed, Message: message, Failed: true}, fmt.Errorf("creating replica set %s/%s: %w", want.Namespace, want.Name, err)
 }
 
-// collided looks at the ReplicaSet that has the wanted name. Is it ours with our
-// template, the cache was behind; otherwise the hash collides and the next one is taken.
+// collided handles a ReplicaSet that already has the wanted name. If it belongs to this Deployment
+// and has its template, the cache was stale. Otherwise the hashes collide, and it increments the
+// collision count so that the next hash differs.
 func (r *reconciler) collided(ctx context.Context, d *appsv1.Deployment, want *appsv1.ReplicaSet) error {
 	rs, err := client.Get[*appsv1.ReplicaSet](ctx, r.term.Client, want.Namespace, want.Name)
 	if err != nil {
@@ -212,10 +213,10 @@ func (r *reconciler) collided(ctx context.Context, d *appsv1.Deployment, want *a
 	next.Status.CollisionCount = &n
 	next, err = client.UpdateStatus(ctx, r.term.Client, next)
 	if err != nil {
-		return fmt.Errorf("counting a hash collision of deployment %s/%s: %w", d.Namespace, d.Name, err)
+		return fmt.Errorf("incrementing the collision count of deployment %s/%s: %w", d.Namespace, d.Name, err)
 	}
 	r.deployments.Wrote(next)
-	return controllers.Race("replica set name %s/%s is taken by another", want.Namespace, want.Name)
+	return controllers.Race("another object has the replica set name %s/%s", want.Namespace, want.Name)
 }
 
 func (r *reconciler) update(ctx context.Context, d *appsv1.Deployment, u Update) error {
@@ -233,8 +234,8 @@ func (r *reconciler) update(ctx context.Context, d *appsv1.Deployment, u Update)
 	return nil
 }
 
-// writeStatus writes the revision annotation and the status where they changed,
-// judged after this reconcile's own writes.
+// writeStatus writes the revision annotation and the status if they changed. It computes them after
+// the writes of this reconcile.
 func (r *reconciler) writeStatus(ctx context.Context, d *appsv1.Deployment, step Step, did *Progress) (time.Duration, error) {
 	if step.Revision != 0 && revisionOf(d) != step.Revision {
 		next := d.DeepCopy()

@@ -1,5 +1,5 @@
-// Package deployment rolls a Deployment's pods from one template to the next, by
-// deciding how many replicas each of its ReplicaSets has.
+// Package deployment rolls a Deployment's pods from one template to the next. It decides how many
+// replicas each ReplicaSet of the Deployment has.
 package deployment
 
 import (
@@ -12,35 +12,35 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Snapshot is what a Deployment is judged by.
+// Snapshot is the input of Plan.
 type Snapshot struct {
 	Deployment *appsv1.Deployment
-	Sets       []*appsv1.ReplicaSet // those that it controls
-	// OldPodsAlive says whether a pod of a former template has not ended yet.
-	// Only strategy Recreate asks.
+	Sets       []*appsv1.ReplicaSet // the ReplicaSets that the Deployment controls
+	// OldPodsAlive reports whether a pod of an old template is not terminal. Only strategy Recreate
+	// calls it.
 	OldPodsAlive func(old []*appsv1.ReplicaSet) (bool, error)
 }
 
-// Step is the next move: one creation, or updates, or deletions, never two of these.
-// The status is judged after it was made.
+// Step is the next step: one creation, or updates, or deletions, but never two of these. The status
+// is computed after the step.
 type Step struct {
 	Create *appsv1.ReplicaSet
 	Update []Update
 	Delete []*appsv1.ReplicaSet
-	// Revision that the Deployment shall be annotated with; 0 = leave it.
+	// Revision is the new revision annotation of the Deployment; 0 leaves it unchanged.
 	Revision int64
-	// Found names the ReplicaSet of the template when it was there already and
-	// has not been reported as progress yet.
+	// Found names the existing ReplicaSet of the template if it has not been reported as progress
+	// yet.
 	Found string
 }
 
-// Update is a changed copy of a ReplicaSet and the size that it had.
+// Update is a changed copy of a ReplicaSet and its previous size.
 type Update struct {
 	Set *appsv1.ReplicaSet
 	Was int32
 }
 
-// planner collects a step; copies are made on the first change of a ReplicaSet.
+// planner builds a step. It copies a ReplicaSet on its first change.
 type planner struct {
 	d       *appsv1.Deployment
 	current *appsv1.ReplicaSet
@@ -49,9 +49,8 @@ type planner struct {
 	step    Step
 }
 
-// Plan decides the next move. It never asks for more pods than desired plus
-// surge, nor for fewer available ones than desired minus unavailable.
-// The only error is that of OldPodsAlive.
+// Plan computes the next step. It never plans more pods than desired plus maxSurge, nor fewer
+// available pods than desired minus maxUnavailable. It returns an error only if OldPodsAlive does.
 func Plan(s Snapshot) (Step, error) {
 	p := &planner{d: s.Deployment, changed: map[string]int{}}
 	if p.d.DeletionTimestamp != nil {
@@ -93,7 +92,7 @@ func (p *planner) edit(rs *appsv1.ReplicaSet) *appsv1.ReplicaSet {
 	return c
 }
 
-// resize sets the replicas of rs when they differ.
+// resize sets the replicas of rs if they differ.
 func (p *planner) resize(rs *appsv1.ReplicaSet, n int32) {
 	if specReplicas(rs) == n {
 		return
@@ -103,8 +102,9 @@ func (p *planner) resize(rs *appsv1.ReplicaSet, n int32) {
 	setScaleAnnotations(c, p.d)
 }
 
-// roll takes one step of a rolling update: first the current template up, when
-// that is not possible the former ones down, and when all is done old history goes.
+// roll plans one step of a rolling update. It scales up the ReplicaSet of the current template
+// first. If that is not possible it scales down old ReplicaSets. When the rollout is complete it
+// deletes old history.
 func (p *planner) roll() {
 	if !p.ensureCurrent() {
 		return
@@ -119,7 +119,8 @@ func (p *planner) roll() {
 	}
 }
 
-// recreate takes all former pods away, waits until they have ended, then creates.
+// recreate scales all old ReplicaSets to zero, waits until their pods have ended, and then creates
+// pods of the current template.
 func (p *planner) recreate(s Snapshot) error {
 	for _, rs := range p.old {
 		p.resize(rs, 0)
@@ -145,8 +146,8 @@ func (p *planner) recreate(s Snapshot) error {
 	return nil
 }
 
-// ensureCurrent plans the creation of the current template's ReplicaSet, or the
-// upkeep of its annotations. It says whether there is one already.
+// ensureCurrent plans the creation of the current template's ReplicaSet, or the update of its
+// annotations. It reports whether the ReplicaSet exists.
 func (p *planner) ensureCurrent() bool {
 	if p.current == nil {
 		rs := newSet(p.d, p.old, 0)
@@ -177,7 +178,7 @@ func (p *planner) ensureCurrent() bool {
 	return true
 }
 
-// sizeFor is how many replicas the current template's ReplicaSet may have now.
+// sizeFor returns how many replicas the current template's ReplicaSet may have now.
 func (p *planner) sizeFor(rs *appsv1.ReplicaSet) int32 {
 	want := replicas(p.d.Spec.Replicas)
 	if p.d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType {
@@ -195,15 +196,16 @@ func (p *planner) sizeFor(rs *appsv1.ReplicaSet) int32 {
 	return have + max(0, min(room, want-have))
 }
 
-// shrinkOld scales the former ReplicaSets down by as much as availability allows:
-// pods that are not available first, since they serve nobody.
+// shrinkOld scales old ReplicaSets down as far as availability permits. Unavailable pods are
+// removed first, because they serve no traffic.
 func (p *planner) shrinkOld() {
 	if sum(p.old, specReplicas) == 0 {
 		return
 	}
 	_, unavailable := bounds(p.d)
 	least := replicas(p.d.Spec.Replicas) - unavailable
-	// What the current one still misses counts as unavailable: it was made room for already.
+	// Pods that the current ReplicaSet still lacks count as unavailable: room was already made for
+	// them.
 	spare := sum(p.all(), specReplicas) - least - max(0, specReplicas(p.current)-availableOf(p.current))
 	if spare <= 0 {
 		return
@@ -229,7 +231,8 @@ func (p *planner) shrinkOld() {
 	}
 }
 
-// cleanUp deletes former ReplicaSets that are empty and beyond the history limit, lowest revision first.
+// cleanUp deletes old ReplicaSets that are empty and exceed the history limit, lowest revision
+// first.
 func (p *planner) cleanUp() {
 	if p.d.Spec.RevisionHistoryLimit == nil {
 		return
@@ -247,5 +250,5 @@ func (p *planner) cleanUp() {
 	}
 }
 
-// alive says whether a pod may still run: Recreate waits for it.
+// alive reports whether a pod may still run. Strategy Recreate waits for it.
 func alive(p *corev1.Pod) bool { return !controllers.PodEnded(p) }

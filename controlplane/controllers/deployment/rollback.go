@@ -13,18 +13,20 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// CompletedAnnotation is the revision whose rollout was complete last, kept on Deployments that ask to be rolled back.
+// CompletedAnnotation is the revision of the last complete rollout. It is set on Deployments with
+// automatic rollback.
 const CompletedAnnotation = "keelson.dev/completed-revision"
 
-// crashes is how often a container has been restarted when its pod counts as one that will not come up.
+// crashes is the restart count from which a container in CrashLoopBackOff makes its pod count as
+// failed.
 const crashes = 3
 
-// rollsBack says whether a Deployment asks to be set back to its last complete revision when a rollout fails.
+// rollsBack reports whether a Deployment has automatic rollback to its last complete revision.
 func rollsBack(d *appsv1.Deployment) bool {
 	return d.Annotations[api.RollbackAnnotation] == "true" && d.DeletionTimestamp == nil
 }
 
-// crashLoops says whether a container of the pod ends again and again.
+// crashLoops reports whether a container of the pod is in CrashLoopBackOff and has restarted often.
 func crashLoops(p *corev1.Pod) bool {
 	for _, list := range [][]corev1.ContainerStatus{p.Status.InitContainerStatuses, p.Status.ContainerStatuses} {
 		for _, s := range list {
@@ -36,7 +38,7 @@ func crashLoops(p *corev1.Pod) bool {
 	return false
 }
 
-// Completed is the revision to remember as complete, where it is not remembered yet; 0 = none.
+// Completed returns the revision to store as complete, or 0 if there is nothing to store.
 func Completed(d *appsv1.Deployment, sets []*appsv1.ReplicaSet) int64 {
 	current, _ := split(d, sets)
 	if !rollsBack(d) || current == nil || !complete(d, d.Status) || lastCompleted(d) == revisionOf(current) {
@@ -53,9 +55,10 @@ func lastCompleted(d *appsv1.Deployment) int64 {
 	return n
 }
 
-// Rollback is the ReplicaSet of the last complete revision, and why the rollout of the current one is given up; nil
-// while it is not. crashing names a pod of the current template that ends again and again. Only a status that speaks of
-// the template as it is counts, and there is no way back from the last complete revision itself.
+// Rollback returns the ReplicaSet of the last complete revision and the reason if the current
+// rollout has failed, and nil otherwise. crashing names a crashing pod of the current template, or
+// is empty. A status of an older generation is ignored, and the last complete revision itself is
+// not rolled back.
 func Rollback(d *appsv1.Deployment, sets []*appsv1.ReplicaSet, crashing string) (to *appsv1.ReplicaSet, why string) {
 	current, old := split(d, sets)
 	last := lastCompleted(d)
@@ -79,8 +82,8 @@ func Rollback(d *appsv1.Deployment, sets []*appsv1.ReplicaSet, crashing string) 
 	return nil, ""
 }
 
-// giveUp remembers what is complete and sets the template back where the rollout has failed. It returns whether the
-// Deployment was changed: then the rest is for the next time.
+// giveUp stores the last complete revision, or resets the template if the rollout has failed. It
+// returns whether the Deployment was changed; the caller must then end this reconcile.
 func (r *reconciler) giveUp(ctx context.Context, d *appsv1.Deployment, sets []*appsv1.ReplicaSet) (bool, error) {
 	if !rollsBack(d) {
 		return false, nil
@@ -88,7 +91,7 @@ func (r *reconciler) giveUp(ctx context.Context, d *appsv1.Deployment, sets []*a
 	next := d.DeepCopy()
 	if n := Completed(d, sets); n != 0 {
 		next.Annotations = with(next.Annotations, CompletedAnnotation, fmt.Sprint(n))
-		return true, r.change(ctx, next, "remembering the complete revision of")
+		return true, r.change(ctx, next, "storing the complete revision of")
 	}
 	to, why := Rollback(d, sets, r.crashing(d, sets))
 	if to == nil {
@@ -112,7 +115,7 @@ func (r *reconciler) change(ctx context.Context, next *appsv1.Deployment, what s
 	return nil
 }
 
-// crashing names a pod of the current template that ends again and again; "" = there is none.
+// crashing returns the name of a crashing pod of the current template, or "".
 func (r *reconciler) crashing(d *appsv1.Deployment, sets []*appsv1.ReplicaSet) string {
 	current, _ := split(d, sets)
 	if current == nil {

@@ -8,8 +8,8 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 )
 
-// resized says whether the Deployment's size differs from the one that an active
-// ReplicaSet was last sized for: a scaling, not a rollout.
+// resized reports whether the Deployment's replicas differ from those for which an active
+// ReplicaSet was last sized. The change is then a scaling, not a rollout.
 func (p *planner) resized() bool {
 	for _, rs := range p.all() {
 		if specReplicas(rs) == 0 {
@@ -22,8 +22,8 @@ func (p *planner) resized() bool {
 	return false
 }
 
-// scale brings the ReplicaSets to the Deployment's size without moving the
-// rollout: the only active one takes it all, several share in proportion.
+// scale sizes the ReplicaSets for the Deployment's replicas without advancing the rollout. A single
+// active ReplicaSet gets all replicas; several share them in proportion.
 func (p *planner) scale() {
 	want := replicas(p.d.Spec.Replicas)
 	var active []*appsv1.ReplicaSet
@@ -56,7 +56,7 @@ func (p *planner) scale() {
 	p.scaleInProportion(active, want)
 }
 
-// latest is the ReplicaSet of the current template, or the newest there is.
+// latest returns the ReplicaSet of the current template, or else the newest.
 func (p *planner) latest() *appsv1.ReplicaSet {
 	if p.current != nil {
 		return p.current
@@ -67,7 +67,7 @@ func (p *planner) latest() *appsv1.ReplicaSet {
 	return nil
 }
 
-// annotateSize notes the Deployment's size on a ReplicaSet that has the right replicas already.
+// annotateSize records the Deployment's size on a ReplicaSet whose replicas are already right.
 func (p *planner) annotateSize(rs *appsv1.ReplicaSet) {
 	c := rs.DeepCopy()
 	if setScaleAnnotations(c, p.d) {
@@ -75,8 +75,8 @@ func (p *planner) annotateSize(rs *appsv1.ReplicaSet) {
 	}
 }
 
-// saturated says whether the current template has all its pods available: what
-// the others still have is then superfluous.
+// saturated reports whether all pods of the current template are available. Pods of other templates
+// are then superfluous.
 func (p *planner) saturated() bool {
 	want := replicas(p.d.Spec.Replicas)
 	if p.current == nil {
@@ -86,8 +86,8 @@ func (p *planner) saturated() bool {
 	return ok && n == want && specReplicas(p.current) == want && p.current.Status.AvailableReplicas == want
 }
 
-// scaleInProportion spreads the difference over the active ReplicaSets by their
-// share; growing favours the largest and newest, shrinking the largest and oldest.
+// scaleInProportion divides the difference among the active ReplicaSets in proportion to their
+// sizes. Scaling up prefers the largest and newest, scaling down the largest and oldest.
 func (p *planner) scaleInProportion(active []*appsv1.ReplicaSet, want int32) {
 	surge, _ := bounds(p.d)
 	allowed := want + surge
@@ -113,15 +113,15 @@ func (p *planner) scaleInProportion(active []*appsv1.ReplicaSet, want int32) {
 			spent += part
 		}
 	}
-	size[0] = max(0, size[0]+diff-spent) // what rounding has left over
+	size[0] = max(0, size[0]+diff-spent) // the remainder of rounding
 	for i, rs := range active {
 		p.resize(rs, size[i])
 		p.annotateSize(rs)
 	}
 }
 
-// share is the part of diff that rs takes: in proportion to the size for which it
-// was last annotated, never beyond what others have left.
+// share returns the part of diff for rs: in proportion to the size for which it was last annotated,
+// and at most the part that is left.
 func share(rs *appsv1.ReplicaSet, most, diff, spent int32) int32 {
 	was, ok := annotated(rs, MaxReplicasAnnotation)
 	if !ok || was == 0 {

@@ -20,7 +20,7 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Annotations that kubectl and this controller agree on.
+// Annotations that kubectl and this controller share.
 const (
 	RevisionAnnotation        = "deployment.kubernetes.io/revision"
 	RevisionHistoryAnnotation = "deployment.kubernetes.io/revision-history"
@@ -28,7 +28,7 @@ const (
 	MaxReplicasAnnotation     = "deployment.kubernetes.io/max-replicas"
 )
 
-// notCopied are the annotations that a ReplicaSet does not take over from its Deployment.
+// notCopied are the annotations that are not copied from a Deployment to its ReplicaSets.
 var notCopied = map[string]bool{
 	corev1.LastAppliedConfigAnnotation: true,
 	RevisionAnnotation:                 true,
@@ -42,7 +42,7 @@ var notCopied = map[string]bool{
 	api.RebalanceAnnotation:            true,
 	api.RebalancedAnnotation:           true,
 	CompletedAnnotation:                true,
-	api.TraceParentAnnotation:          true, // set beside another change, never as one
+	api.TraceParentAnnotation:          true, // copied by CopyTrace together with other changes
 }
 
 func replicas(n *int32) int32 {
@@ -62,13 +62,13 @@ func sum(sets []*appsv1.ReplicaSet, f func(*appsv1.ReplicaSet) int32) int32 {
 
 func specReplicas(rs *appsv1.ReplicaSet) int32 { return replicas(rs.Spec.Replicas) }
 
-// present is how many pods of rs there are or may be at any moment: those that it
-// is still to delete count until its status says that they are gone.
+// present returns the maximum number of pods that rs may have now. Pods that it must delete count
+// until its status shows that they are gone.
 func present(rs *appsv1.ReplicaSet) int32 { return max(specReplicas(rs), rs.Status.Replicas) }
 
-// settled says whether every status speaks of the size that its ReplicaSet was last
-// given. Until then there may be more pods than either number says: a replica set
-// that was made smaller before anyone counted what it had created.
+// settled reports whether every status has observed the current size of its ReplicaSet. Otherwise
+// there may be more pods than spec or status show, for example after a ReplicaSet was scaled down
+// before its created pods were counted.
 func settled(sets []*appsv1.ReplicaSet) bool {
 	for _, rs := range sets {
 		if rs.Status.ObservedGeneration < rs.Generation {
@@ -78,14 +78,14 @@ func settled(sets []*appsv1.ReplicaSet) bool {
 	return true
 }
 
-// availableOf is how many pods of rs are surely available: never more than it is
-// meant to have, because those beyond are about to be deleted and its status may not say so yet.
+// availableOf returns how many pods of rs are certainly available. It is at most the desired
+// number, because excess pods are about to be deleted and the status may not show it yet.
 func availableOf(rs *appsv1.ReplicaSet) int32 {
 	return min(rs.Status.AvailableReplicas, specReplicas(rs))
 }
 
-// bounds resolves maxSurge (rounded up) and maxUnavailable (rounded down). Both
-// zero would never move, so then one pod may be unavailable.
+// bounds returns maxSurge, rounded up, and maxUnavailable, rounded down. If both are zero the
+// rollout could not progress, so maxUnavailable is then one.
 func bounds(d *appsv1.Deployment) (surge, unavailable int32) {
 	if d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType {
 		return 0, 0
@@ -110,7 +110,7 @@ func bounds(d *appsv1.Deployment) (surge, unavailable int32) {
 	return int32(up), int32(min(down, want))
 }
 
-// oldestFirst sorts a copy by creation, then name.
+// oldestFirst returns a copy sorted by creation time, then name.
 func oldestFirst(sets []*appsv1.ReplicaSet) []*appsv1.ReplicaSet {
 	sets = slices.Clone(sets)
 	slices.SortFunc(sets, func(a, b *appsv1.ReplicaSet) int {
@@ -119,8 +119,8 @@ func oldestFirst(sets []*appsv1.ReplicaSet) []*appsv1.ReplicaSet {
 	return sets
 }
 
-// split finds the ReplicaSet of the current template (the oldest, should there be
-// two) and the others, oldest first. current is nil when there is none.
+// split returns the ReplicaSet of the current template (the oldest if there are two) and the
+// others, oldest first. current is nil if there is none.
 func split(d *appsv1.Deployment, sets []*appsv1.ReplicaSet) (current *appsv1.ReplicaSet, old []*appsv1.ReplicaSet) {
 	for _, rs := range oldestFirst(sets) {
 		if current == nil && sameTemplate(&rs.Spec.Template, &d.Spec.Template) {
@@ -132,7 +132,7 @@ func split(d *appsv1.Deployment, sets []*appsv1.ReplicaSet) (current *appsv1.Rep
 	return current, old
 }
 
-// sameTemplate compares two templates apart from the hash label.
+// sameTemplate compares two templates without the hash label.
 func sameTemplate(a, b *corev1.PodTemplateSpec) bool {
 	strip := func(t *corev1.PodTemplateSpec) *corev1.PodTemplateSpec {
 		if _, ok := t.Labels[appsv1.DefaultDeploymentUniqueLabelKey]; !ok {
@@ -145,8 +145,8 @@ func sameTemplate(a, b *corev1.PodTemplateSpec) bool {
 	return equality.Semantic.DeepEqual(strip(a), strip(b))
 }
 
-// TemplateHash names a template: equal templates have equal hashes, and a
-// collision is escaped by counting up.
+// TemplateHash returns the hash of a template. Equal templates have equal hashes for the same
+// collision count.
 func TemplateHash(t *corev1.PodTemplateSpec, collisions *int32) string {
 	h := fnv.New32a()
 	data, err := json.Marshal(t)
@@ -160,7 +160,7 @@ func TemplateHash(t *corev1.PodTemplateSpec, collisions *int32) string {
 	return rand.SafeEncodeString(strconv.FormatUint(uint64(h.Sum32()), 10))
 }
 
-// newSet is the ReplicaSet for the current template with n replicas.
+// newSet returns the ReplicaSet for the current template with n replicas.
 func newSet(d *appsv1.Deployment, old []*appsv1.ReplicaSet, n int32) *appsv1.ReplicaSet {
 	t := d.Spec.Template.DeepCopy()
 	hash := TemplateHash(&d.Spec.Template, d.Status.CollisionCount)
@@ -191,7 +191,7 @@ var kind = appsv1.SchemeGroupVersion.WithKind("Deployment")
 
 func ownerRef(d *appsv1.Deployment) metav1.OwnerReference { return *metav1.NewControllerRef(d, kind) }
 
-// with returns a copy of m in which k is v.
+// with returns a copy of m in which k maps to v.
 func with(m map[string]string, k, v string) map[string]string {
 	out := make(map[string]string, len(m)+1)
 	for mk, mv := range m {
@@ -209,7 +209,7 @@ func revisionOf(o metav1.Object) int64 {
 	return n
 }
 
-// nextRevision is one above every revision among the old ReplicaSets.
+// nextRevision returns one more than the highest revision of the old ReplicaSets.
 func nextRevision(old []*appsv1.ReplicaSet) int64 {
 	var top int64
 	for _, rs := range old {
@@ -218,9 +218,9 @@ func nextRevision(old []*appsv1.ReplicaSet) int64 {
 	return top + 1
 }
 
-// annotate copies the Deployment's annotations and raises the revision; it says
-// whether anything changed. A ReplicaSet that comes back (a rollback) remembers
-// the revisions that it was before.
+// annotate copies the Deployment's annotations and raises the revision. It reports whether anything
+// changed. A ReplicaSet that becomes current again records its previous revisions in the revision
+// history.
 func annotate(rs *appsv1.ReplicaSet, d *appsv1.Deployment, revision int64) bool {
 	changed := false
 	set := func(k, v string) {
@@ -247,8 +247,8 @@ func annotate(rs *appsv1.ReplicaSet, d *appsv1.Deployment, revision int64) bool 
 	return changed
 }
 
-// setScaleAnnotations notes the Deployment's size, from which a later scaling in
-// the middle of a rollout is told and made proportional.
+// setScaleAnnotations records the Deployment's size. A later scaling during a rollout is detected
+// by it and made proportional.
 func setScaleAnnotations(rs *appsv1.ReplicaSet, d *appsv1.Deployment) bool {
 	surge, _ := bounds(d)
 	desired := fmt.Sprint(replicas(d.Spec.Replicas))
@@ -260,7 +260,7 @@ func setScaleAnnotations(rs *appsv1.ReplicaSet, d *appsv1.Deployment) bool {
 	return true
 }
 
-// annotated reads a number from an annotation.
+// annotated parses an annotation as a number. It returns false if that fails.
 func annotated(rs *appsv1.ReplicaSet, key string) (int32, bool) {
 	n, err := strconv.ParseInt(rs.Annotations[key], 10, 32)
 	return int32(n), err == nil

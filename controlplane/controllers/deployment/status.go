@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Reasons of conditions, as clients of Kubernetes look for them.
+// Reasons of conditions; clients of Kubernetes match them.
 const (
 	reasonCreated      = "NewReplicaSetCreated"
 	reasonFound        = "FoundNewReplicaSet"
@@ -23,14 +23,14 @@ const (
 	reasonResumed      = "DeploymentResumed"
 )
 
-// Progress is what this reconcile did that counts as progress or failure in itself.
+// Progress is the result of this reconcile's writes for the condition Progressing.
 type Progress struct {
 	Reason, Message string
 	Failed          bool
 }
 
-// Status judges a Deployment by its ReplicaSets. again says when the progress
-// deadline will have passed; 0 when no clock is running.
+// Status computes the status of a Deployment from its ReplicaSets. again is the time until the
+// progress deadline, or 0 if no deadline applies.
 func Status(d *appsv1.Deployment, sets []*appsv1.ReplicaSet, did *Progress, now time.Time) (s appsv1.DeploymentStatus, again time.Duration) {
 	current, _ := split(d, sets)
 	s = *d.Status.DeepCopy()
@@ -50,7 +50,8 @@ func Status(d *appsv1.Deployment, sets []*appsv1.ReplicaSet, did *Progress, now 
 	return s, again
 }
 
-// terminating are how many pods are on their way out; nil while the status of a ReplicaSet does not tell yet.
+// terminating returns the number of terminating pods, or nil if a ReplicaSet's status does not have
+// it yet.
 func terminating(sets []*appsv1.ReplicaSet) *int32 {
 	var n int32
 	for _, rs := range sets {
@@ -75,7 +76,8 @@ func setAvailable(d *appsv1.Deployment, s *appsv1.DeploymentStatus, now time.Tim
 	setCondition(s, c, now, false)
 }
 
-// setFailure shows a ReplicaSet's failure to create pods, the current one's first.
+// setFailure copies the ReplicaFailure condition of a ReplicaSet. The current ReplicaSet has
+// precedence.
 func setFailure(sets []*appsv1.ReplicaSet, current *appsv1.ReplicaSet, s *appsv1.DeploymentStatus) {
 	var found *appsv1.ReplicaSetCondition
 	for _, rs := range sets {
@@ -94,8 +96,8 @@ func setFailure(sets []*appsv1.ReplicaSet, current *appsv1.ReplicaSet, s *appsv1
 	}, found.LastTransitionTime.Time, false)
 }
 
-// setProgressing keeps condition Progressing: what was done, what moved since the
-// last status, whether it is all done, or how long nothing moved.
+// setProgressing updates the condition Progressing: by this reconcile's writes, by progress since
+// the last status, by completion, or by the progress deadline.
 func setProgressing(d *appsv1.Deployment, current *appsv1.ReplicaSet, s *appsv1.DeploymentStatus, did *Progress, now time.Time) time.Duration {
 	if !hasDeadline(d) {
 		removeCondition(s, appsv1.DeploymentProgressing)
@@ -120,7 +122,7 @@ func setProgressing(d *appsv1.Deployment, current *appsv1.ReplicaSet, s *appsv1.
 		return 0
 	}
 	if have != nil && have.Reason == reasonAvailable && s.Replicas == s.UpdatedReplicas && did == nil {
-		return 0 // the rollout was completed; a lost pod since is no rollout
+		return 0 // the rollout is complete; a pod lost afterwards does not start a rollout
 	}
 	subject := fmt.Sprintf("Deployment %q", d.Name)
 	if current != nil {
@@ -143,7 +145,7 @@ func setProgressing(d *appsv1.Deployment, current *appsv1.ReplicaSet, s *appsv1.
 
 func pausedOrResumed(d *appsv1.Deployment, have *appsv1.DeploymentCondition, progressing func(corev1.ConditionStatus, string, string, bool)) {
 	switch {
-	case have != nil && have.Reason == reasonTimedOut: // that it was stuck stays visible
+	case have != nil && have.Reason == reasonTimedOut: // keep the timeout visible
 	case d.Spec.Paused && (have == nil || have.Reason != reasonPaused):
 		progressing(corev1.ConditionUnknown, reasonPaused, "Deployment is paused", true)
 	case !d.Spec.Paused:
@@ -151,20 +153,21 @@ func pausedOrResumed(d *appsv1.Deployment, have *appsv1.DeploymentCondition, pro
 	}
 }
 
-// complete says whether every pod is of the current template and available, and no other pod is left.
+// complete reports whether all pods have the current template and are available, and no other pod
+// is left.
 func complete(d *appsv1.Deployment, s appsv1.DeploymentStatus) bool {
 	want := replicas(d.Spec.Replicas)
 	return s.UpdatedReplicas == want && s.Replicas == want && s.AvailableReplicas == want && s.ObservedGeneration >= d.Generation
 }
 
-// moved says whether the rollout came closer to its end between two statuses.
+// moved reports whether the rollout advanced between two statuses.
 func moved(was, is appsv1.DeploymentStatus) bool {
 	return is.UpdatedReplicas > was.UpdatedReplicas ||
 		is.Replicas-is.UpdatedReplicas < was.Replicas-was.UpdatedReplicas ||
 		is.ReadyReplicas > was.ReadyReplicas || is.AvailableReplicas > was.AvailableReplicas
 }
 
-// hasDeadline says whether progress is watched; the largest number means that it is not.
+// hasDeadline reports whether the progress deadline applies; the largest number disables it.
 func hasDeadline(d *appsv1.Deployment) bool {
 	return d.Spec.ProgressDeadlineSeconds != nil && *d.Spec.ProgressDeadlineSeconds != math.MaxInt32
 }
@@ -199,8 +202,9 @@ func condition(s appsv1.DeploymentStatus, t appsv1.DeploymentConditionType) *app
 	return nil
 }
 
-// setCondition replaces the condition of c's type. The transition time moves only with the status; renew stamps the update
-// time although status and reason are what they were, which keeps a progress deadline from passing.
+// setCondition replaces the condition of c's type. The transition time changes only with the
+// status. renew updates the update time even if status and reason are equal, which restarts the
+// progress deadline.
 func setCondition(s *appsv1.DeploymentStatus, c appsv1.DeploymentCondition, now time.Time, renew bool) {
 	stamp := metav1.NewTime(now)
 	have := condition(*s, c.Type)
