@@ -19,7 +19,8 @@ import (
 var eviction = controllers.Eviction{Reason: "DeletionByDeviceTaintManager",
 	Message: "Device taint manager: deleting due to NoExecute taint of a device", Event: "DeviceTaintManagerEviction"}
 
-// poolIndex finds slices by their pool, and claims by the pools of their devices, as driver/pool.
+// poolIndex indexes ResourceSlices by their pool, and ResourceClaims by the pools of their devices,
+// as driver/pool.
 const poolIndex = "keelson.devicepool"
 
 func poolOf(driver, pool string) string { return driver + "/" + pool }
@@ -63,7 +64,7 @@ func New(d controllers.Deps) *controllers.Controller {
 			}),
 			controllers.OnInformer(slices, func(c controllers.Change[*resourcev1.ResourceSlice]) []controllers.Key {
 				if c.Type == controllers.Deleted || !evicts(c.New) {
-					return nil // whoever waits for a taint looks again when its time has come
+					return nil // claims that wait for a taint are reconciled again when its time has passed
 				}
 				var keys []controllers.Key
 				for _, claim := range controllers.CachedBy[*resourcev1.ResourceClaim](claims, poolIndex, poolOf(c.New.Spec.Driver, c.New.Spec.Pool.Name)) {
@@ -85,7 +86,7 @@ func New(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-// evicts says whether a device of the slice has a taint that pods must go for.
+// evicts reports whether a device of the slice has a NoExecute taint.
 func evicts(s *resourcev1.ResourceSlice) bool {
 	for i := range s.Spec.Devices {
 		for j := range s.Spec.Devices[i].Taints {
@@ -126,7 +127,7 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	return 0, nil
 }
 
-// taints are those of a device; none when it is gone.
+// taints returns the taints of a device, or nil if the device does not exist.
 func (r *reconciler) taints(driver, pool, device string) []resourcev1.DeviceTaint {
 	for _, s := range Newest(controllers.CachedBy[*resourcev1.ResourceSlice](r.slices, poolIndex, poolOf(driver, pool))) {
 		for i := range s.Spec.Devices {
@@ -138,8 +139,8 @@ func (r *reconciler) taints(driver, pool, device string) []resourcev1.DeviceTain
 	return nil
 }
 
-// evict deletes a pod that a claim is reserved for. One that the cache does not know is asked for: the scheduler, which
-// reserves, may be faster.
+// evict deletes a pod for which a claim is reserved. It reads a pod that is not cached from the
+// API, because the scheduler's reservation may be ahead of the cache.
 func (r *reconciler) evict(ctx context.Context, namespace string, user resourcev1.ResourceClaimConsumerReference) error {
 	p, ok := r.pods.Get(namespace, user.Name)
 	if !ok || p.UID != user.UID {
@@ -149,7 +150,7 @@ func (r *reconciler) evict(ctx context.Context, namespace string, user resourcev
 		case apierrors.IsNotFound(err):
 			return nil
 		case err != nil:
-			return fmt.Errorf("looking for pod %s/%s, whose device is tainted: %w", namespace, user.Name, err)
+			return fmt.Errorf("reading pod %s/%s, whose device is tainted: %w", namespace, user.Name, err)
 		}
 	}
 	if p.UID != user.UID || controllers.PodEnded(p) || r.pods.Going(p) {

@@ -1,5 +1,5 @@
-// Package devicetainteviction deletes pods whose devices have a NoExecute taint that their claim does not tolerate, or no
-// longer.
+// Package devicetainteviction deletes pods whose devices have a NoExecute taint that their claim
+// does not tolerate, or no longer tolerates.
 package devicetainteviction
 
 import (
@@ -9,8 +9,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 )
 
-// Eviction says when the pods that use a claim must go: at once or in the past = now. evict is false when they may stay
-// for ever. Whoever has a device as its administrator goes like the others.
+// Eviction returns when the pods that use a claim must be deleted; a time in the past means now.
+// evict is false if they may stay. Claims with admin access are treated like other claims.
 func Eviction(c *resourcev1.ResourceClaim, taints func(driver, pool, device string) []resourcev1.DeviceTaint) (at time.Time, evict bool) {
 	if c.Status.Allocation == nil {
 		return time.Time{}, false
@@ -37,7 +37,7 @@ func Eviction(c *resourcev1.ResourceClaim, taints func(driver, pool, device stri
 	return at, evict
 }
 
-// tolerated says how long a taint is borne: the shortest time that a toleration of it names.
+// tolerated returns how long a taint is tolerated: the shortest time of the matching tolerations.
 func tolerated(list []resourcev1.DeviceToleration, t resourcev1.DeviceTaint) (stay time.Duration, forever bool) {
 	forever = true
 	matches := false
@@ -56,8 +56,8 @@ func tolerated(list []resourcev1.DeviceToleration, t resourcev1.DeviceTaint) (st
 	return stay, matches && forever
 }
 
-// Newest are the slices of a pool that count: those of its last generation. A driver that replaces them writes one after
-// the other.
+// Newest returns the slices of a pool that belong to its latest generation. A driver replaces the
+// slices of a pool one after the other.
 func Newest(pool []*resourcev1.ResourceSlice) (out []*resourcev1.ResourceSlice) {
 	for _, s := range pool {
 		switch {
