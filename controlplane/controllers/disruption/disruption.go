@@ -77,7 +77,7 @@ type informers struct {
 	budgets, pods, sets, deployments, stateful, replicated cache.SharedIndexInformer
 }
 
-// budgetsOf are the budgets that cover a pod.
+// budgetsOf returns the keys of the budgets that select a pod.
 func (r informers) budgetsOf(p *corev1.Pod) []controllers.Key {
 	return r.budgetsIn(p.Namespace, func(s labels.Selector) bool { return s.Matches(labels.Set(p.Labels)) })
 }
@@ -93,7 +93,7 @@ func (r informers) budgetsIn(namespace string, covers func(labels.Selector) bool
 	return keys
 }
 
-// reconciler is the thin shell of one leadership.
+// reconciler performs the writes of one leadership.
 type reconciler struct {
 	informers
 	term *controllers.Term
@@ -110,7 +110,7 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	}
 	selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
 	if err != nil {
-		return 0, nil // validation has let it pass: nothing will mend it but its author
+		return 0, nil // only a change of the budget can fix an invalid selector
 	}
 	var pods []*corev1.Pod
 	for _, p := range controllers.CachedBy[*corev1.Pod](r.pods, controllers.NamespaceIndex, b.Namespace) {
@@ -136,7 +136,7 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 		return 0, fmt.Errorf("reading PodDisruptionBudget %s/%s: %w", b.Namespace, b.Name, err)
 	}
 	if unknown != nil {
-		again = unknownAgain // the controller may come to exist, which starts no reconcile
+		again = unknownAgain // the controller may be created later, which starts no reconcile
 	}
 	if equality.Semantic.DeepEqual(status, b.Status) {
 		return again, nil
@@ -161,8 +161,9 @@ const unmanagedMessage = "Pods selected by this PodDisruptionBudget (selector: %
 // unknownAgain is the time until a budget is reconciled again whose pods have a controller of unknown scale.
 const unknownAgain = 30 * time.Second
 
-// scale returns how many pods a controller requests, or nil if it does not exist. The Deployment of a ReplicaSet counts
-// for all its ReplicaSets. Controllers without a cache are read from the API.
+// scale returns how many pods a controller requests, or nil if it does not exist. For a ReplicaSet
+// of a Deployment it returns the scale of the Deployment. Controllers without a cache are read from
+// the API.
 func (r *reconciler) scale(ctx context.Context, namespace string, c *metav1.OwnerReference) (*kinds.PodScale, error) {
 	k, err := kinds.ScaleKind(r.term.Client.Kinds(), c)
 	if err != nil {

@@ -1,6 +1,6 @@
-// Package disruption keeps the status of PodDisruptionBudgets: how many of their
-// pods are healthy and how many evictions they still allow. Evictions themselves
-// count anew (apiserver/subresource): the status is for people and tools to read.
+// Package disruption maintains the status of PodDisruptionBudgets: how many of their pods are
+// healthy and how many evictions are allowed. Evictions compute these numbers again
+// (apiserver/subresource); the status is for users and tools.
 package disruption
 
 import (
@@ -15,12 +15,14 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// disruptionLife is how long an evicted pod counts as going although nothing deletes it; the same as evictions say.
+// disruptionLife is how long an evicted pod counts as being deleted before its deletion is
+// observed. Evictions use the same value.
 const disruptionLife = 2 * time.Minute
 
-// Status returns the status of a budget over the pods that it selects. expected is how many there should be; if that is
-// unknown, no disruption is allowed and the condition names the reason. again is the time after which a pod that was
-// evicted and never deleted counts as staying; 0 = never.
+// Status returns the status of a budget over the pods that it selects. expected is the expected
+// number of pods. If unknown is not nil, that number is unknown: no disruption is allowed and the
+// condition has the reason. again is the time after which an evicted pod that was never deleted
+// counts as staying; 0 means never.
 func Status(b *policyv1.PodDisruptionBudget, pods []*corev1.Pod, expected int, unknown error,
 	now time.Time) (s policyv1.PodDisruptionBudgetStatus, again time.Duration, err error) {
 	s = *b.Status.DeepCopy()
@@ -39,7 +41,7 @@ func Status(b *policyv1.PodDisruptionBudget, pods []*corev1.Pod, expected int, u
 	healthy := 0
 	for _, p := range pods {
 		if p.DeletionTimestamp != nil {
-			continue // what was spent for it is spent
+			continue // the pod already counts as disrupted
 		}
 		if at, spent := b.Status.DisruptedPods[p.Name]; spent {
 			if left := at.Add(disruptionLife).Sub(now); left > 0 {
