@@ -1,5 +1,5 @@
-// Package endpoints keeps the legacy Endpoints object of every Service with a
-// selector, for clients that do not read EndpointSlices yet.
+// Package endpoints maintains the legacy Endpoints object of every Service with a selector, for
+// clients that do not read EndpointSlices.
 package endpoints
 
 import (
@@ -32,7 +32,7 @@ const (
 	overCapacityReason = "truncated"
 )
 
-// Desired is the Endpoints object of a Service with these selected pods.
+// Desired returns the Endpoints object of a Service with these selected pods.
 func Desired(svc *corev1.Service, pods []*corev1.Pod) *corev1.Endpoints {
 	e := &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{
 		Namespace: svc.Namespace, Name: svc.Name, Labels: map[string]string{}, Annotations: map[string]string{},
@@ -50,7 +50,7 @@ func Desired(svc *corev1.Service, pods []*corev1.Pod) *corev1.Endpoints {
 	addresses := 0
 	pods = slices.Clone(pods)
 	slices.SortFunc(pods, func(a, b *corev1.Pod) int {
-		// Should not all fit, then the ready ones do.
+		// If the pods exceed the limit, ready pods have precedence.
 		return cmp.Or(-cmp.Compare(rank(a), rank(b)), cmp.Compare(a.Name, b.Name))
 	})
 	for _, p := range pods {
@@ -88,7 +88,8 @@ func rank(p *corev1.Pod) int {
 	return 0
 }
 
-// address describes a pod; one that has ended, has no address or is going (and is not to be published) has none.
+// address returns the address of a pod. It returns false for a pod that is terminal, has no
+// address, or is terminating in a Service that does not publish not-ready addresses.
 func address(svc *corev1.Service, p *corev1.Pod, ipv6 bool) (corev1.EndpointAddress, bool) {
 	if controllers.PodEnded(p) || p.DeletionTimestamp != nil && !svc.Spec.PublishNotReadyAddresses {
 		return corev1.EndpointAddress{}, false
@@ -107,7 +108,7 @@ func address(svc *corev1.Service, p *corev1.Pod, ipv6 bool) (corev1.EndpointAddr
 	return a, true
 }
 
-// ports are the Service's ports on a pod and a string that is equal for equal ports.
+// ports returns the Service's ports on a pod, and a string that is equal for equal ports.
 func ports(svc *corev1.Service, p *corev1.Pod) ([]corev1.EndpointPort, string) {
 	var out []corev1.EndpointPort
 	var key strings.Builder
@@ -176,7 +177,7 @@ func New(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-// reconciler is the thin shell of one leadership.
+// reconciler performs the writes of one leadership.
 type reconciler struct {
 	term           *controllers.Term
 	services, pods cache.SharedIndexInformer
@@ -225,7 +226,7 @@ func (r *reconciler) write(ctx context.Context, e *corev1.Endpoints, how func(co
 	return nil
 }
 
-// delete removes the object of a Service that is gone.
+// delete deletes the object of a Service that no longer exists.
 func (r *reconciler) delete(ctx context.Context, e *corev1.Endpoints) error {
 	if err := client.Delete[*corev1.Endpoints](ctx, r.term.Client, e.Namespace, e.Name, controllers.ByUID(e)); err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("deleting endpoints %s/%s of a service that is gone: %w", e.Namespace, e.Name, err)
