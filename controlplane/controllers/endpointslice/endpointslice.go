@@ -21,7 +21,7 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// serviceIndex finds slices by namespace/service.
+// serviceIndex indexes EndpointSlices by namespace/service.
 const serviceIndex = "keelson.service"
 
 // New returns the EndpointSlice controller.
@@ -68,7 +68,7 @@ func New(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-// managedBy indexes the slices of a controller by namespace/service.
+// managedBy returns an index function: the slices of one controller by namespace/service.
 func managedBy(who string) func(o api.Object) []string {
 	return func(o api.Object) []string {
 		l := o.GetLabels()
@@ -79,7 +79,7 @@ func managedBy(who string) func(o api.Object) []string {
 	}
 }
 
-// ofNode maps a node whose zone changed to the Services with pods there.
+// ofNode maps a node whose zone changed to the Services that have pods on it.
 func ofNode(services, pods cache.SharedIndexInformer, c controllers.Change[*corev1.Node]) []controllers.Key {
 	zone := c.New.Labels[corev1.LabelTopologyZone]
 	if c.Type == controllers.Updated && c.Old != nil && zone == c.Old.Labels[corev1.LabelTopologyZone] || c.Type != controllers.Updated && zone == "" {
@@ -92,7 +92,7 @@ func ofNode(services, pods cache.SharedIndexInformer, c controllers.Change[*core
 	return keys
 }
 
-// reconciler is the thin shell of one leadership.
+// reconciler performs the writes of one leadership.
 type reconciler struct {
 	term                  *controllers.Term
 	services, pods, nodes cache.SharedIndexInformer
@@ -105,10 +105,10 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	svc, ok := controllers.Cached[*corev1.Service](r.services, key.Namespace, key.Name)
 	if !ok || svc.DeletionTimestamp != nil {
 		r.topology.news(key, "")
-		return 0, nil // the garbage collector takes the slices of a Service that is gone
+		return 0, nil // the garbage collector deletes the slices of a deleted Service
 	}
 	if len(svc.Spec.Selector) == 0 || svc.Spec.Type == corev1.ServiceTypeExternalName {
-		return 0, nil // its slices are somebody else's
+		return 0, nil // another controller or a user manages its slices
 	}
 	pods := r.addresses.Peers(controllers.Selected(r.pods, svc))
 	have := standing(r.slices, serviceIndex, key.Namespace+"/"+key.Name)
@@ -124,7 +124,7 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	return 0, err
 }
 
-// tell makes Events of what is new about a Service's hints.
+// tell records Events for a Service's hints if they differ from the last recorded hints.
 func (r *reconciler) tell(key controllers.Key, svc *corev1.Service, notes []Note) {
 	text := ""
 	for _, n := range notes {
@@ -148,7 +148,7 @@ func (r *reconciler) zones(pods []*corev1.Pod) map[string]string {
 	return zones
 }
 
-// perform writes the plan, and notes of each pod when it has become a ready endpoint.
+// perform writes the plan, and records a trace stage for each pod that has become a ready endpoint.
 func (r *reconciler) perform(ctx context.Context, svc *corev1.Service, plan Plan, pods []*corev1.Pod, have []*discoveryv1.EndpointSlice) error {
 	start := r.term.Now()
 	trace(plan, pods, have)
@@ -159,8 +159,8 @@ func (r *reconciler) perform(ctx context.Context, svc *corev1.Service, plan Plan
 	return err
 }
 
-// write writes the plan for a Service: first what adds endpoints, last what takes slices away, so that an address that
-// moves between slices is never in none.
+// write writes the plan of a Service. Writes that add endpoints come first and deletions last, so
+// that an address that moves between slices is always in a slice.
 func write(ctx context.Context, t *controllers.Term, view *controllers.View[*discoveryv1.EndpointSlice], service string, plan Plan) error {
 	var errs []error
 	for _, s := range plan.Create {
@@ -192,13 +192,13 @@ func write(ctx context.Context, t *controllers.Term, view *controllers.View[*dis
 	return errors.Join(errs...)
 }
 
-// standing are the slices of an index that are not on their way out.
+// standing returns the slices of an index that are not being deleted.
 func standing(view *controllers.View[*discoveryv1.EndpointSlice], index, key string) []*discoveryv1.EndpointSlice {
 	return slices.DeleteFunc(slices.Clone(view.By(index, key)), view.Going)
 }
 
-// trace ties each slice that is written anyway to the apply of a pod that it newly
-// offers, so that proxies can tell when they route to it.
+// trace copies the trace context of a newly ready pod to each slice that is written anyway. Proxies
+// can then record when they route to the pod.
 func trace(plan Plan, pods []*corev1.Pod, have []*discoveryv1.EndpointSlice) {
 	was := readyUIDs(have)
 	byUID := make(map[string]*corev1.Pod, len(pods))
@@ -206,7 +206,7 @@ func trace(plan Plan, pods []*corev1.Pod, have []*discoveryv1.EndpointSlice) {
 		byUID[string(p.UID)] = p
 	}
 	for _, s := range append(slices.Clone(plan.Create), plan.Update...) {
-		delete(s.Annotations, api.TraceParentAnnotation) // that of an earlier change
+		delete(s.Annotations, api.TraceParentAnnotation) // the trace of an earlier change
 		for uid := range readyUIDs([]*discoveryv1.EndpointSlice{s}) {
 			if p := byUID[uid]; p != nil && !was[uid] {
 				controllers.CopyTrace(s, p)
@@ -215,7 +215,7 @@ func trace(plan Plan, pods []*corev1.Pod, have []*discoveryv1.EndpointSlice) {
 	}
 }
 
-// recordReady notes for each pod that has just become a ready endpoint when it did.
+// recordReady records a trace stage for each pod that has just become a ready endpoint.
 func (r *reconciler) recordReady(plan Plan, pods []*corev1.Pod, have []*discoveryv1.EndpointSlice, start time.Time) {
 	if r.term.Timeline == nil {
 		return

@@ -14,24 +14,26 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// Nodes are what slices say and hints need of nodes.
+// Nodes is the node data that slices and hints need.
 type Nodes struct {
-	Zone map[string]string // of each node
-	// CPU is what the zones have, in thousandths; nil where it cannot be told, which is when a node has no zone or no CPU.
+	Zone map[string]string // by node name
+	// CPU is the allocatable CPU of each zone in thousandths. It is nil if it cannot be computed
+	// because a node has no zone or no CPU.
 	CPU map[string]int64
 }
 
-// The reasons of the Events by which a Service is told of its hints.
+// The reasons of Events about a Service's hints.
 const (
 	hintsEnabled  = "TopologyAwareHintsEnabled"
 	hintsDisabled = "TopologyAwareHintsDisabled"
 )
 
-// Note is an Event about the hints of a Service; the zero one is none.
+// Note is an Event about the hints of a Service. The zero Note is no Event.
 type Note struct{ Type, Reason, Message string }
 
-// spread says that a Service's annotation asks for endpoints to be shared out among zones; trafficDistribution does
-// not count then. The older annotation goes before the newer one, as in Kubernetes.
+// spread reports whether a Service's annotation requests that endpoints are allocated to zones.
+// trafficDistribution is then ignored. As in Kubernetes, the deprecated annotation has precedence
+// over the current one.
 func spread(svc *corev1.Service) bool {
 	mode, ok := svc.Annotations[corev1.DeprecatedAnnotationTopologyAwareHints]
 	if !ok {
@@ -40,7 +42,7 @@ func spread(svc *corev1.Service) bool {
 	return mode == "Auto" || mode == "auto"
 }
 
-// spreadIndex finds the Services whose endpoints are shared out.
+// spreadIndex indexes the Services whose endpoints are allocated to zones.
 const spreadIndex = "keelson.spread"
 
 func spreadKey(o api.Object) []string {
@@ -50,7 +52,8 @@ func spreadKey(o api.Object) []string {
 	return nil
 }
 
-// near is the hint that trafficDistribution asks for: a ready endpoint is for its own zone, or for its own node first.
+// near returns the hints for spec.trafficDistribution: a ready endpoint is for its own zone and,
+// with PreferSameNode, for its own node.
 func near(svc *corev1.Service, e *discoveryv1.Endpoint) *discoveryv1.EndpointHints {
 	if !deref(e.Conditions.Ready) || spread(svc) {
 		return nil
@@ -74,9 +77,9 @@ func near(svc *corev1.Service, e *discoveryv1.Endpoint) *discoveryv1.EndpointHin
 	return &hints
 }
 
-// shareOut gives the ready endpoints of a family hints so that each zone gets its part of them, by the CPUs that it
-// has. A zone may have a fifth too few for its part: what the slices say now stays while that is so, and few of them are
-// written.
+// shareOut sets zone hints on the ready endpoints of a family, in proportion to the CPUs of the
+// zones. A zone may have up to a fifth less than its share. While that holds, existing hints are
+// kept, so that few slices are written.
 func (a addresses) shareOut(family discoveryv1.AddressType, have []*discoveryv1.EndpointSlice, cpu map[string]int64) Note {
 	now := map[string]string{}
 	for _, s := range have {
@@ -96,10 +99,10 @@ func (a addresses) shareOut(family discoveryv1.AddressType, have []*discoveryv1.
 	if len(now) > 0 {
 		return Note{}
 	}
-	return Note{corev1.EventTypeNormal, hintsEnabled, fmt.Sprintf("%s endpoints are shared out among %d zones", family, len(cpu))}
+	return Note{corev1.EventTypeNormal, hintsEnabled, fmt.Sprintf("%s endpoints are allocated to %d zones", family, len(cpu))}
 }
 
-// ready are the ready endpoints of a family, in order.
+// ready returns the ready endpoints of a family, sorted by identity.
 func (a addresses) ready(family discoveryv1.AddressType) []*discoveryv1.Endpoint {
 	var out []*discoveryv1.Endpoint
 	for g, c := range a {
@@ -113,7 +116,7 @@ func (a addresses) ready(family discoveryv1.AddressType) []*discoveryv1.Endpoint
 	return out
 }
 
-// unshared says why endpoints cannot be shared out; empty where they can.
+// unshared returns why endpoints cannot be allocated to zones, or "".
 func unshared(ready []*discoveryv1.Endpoint, cpu map[string]int64) string {
 	switch {
 	case cpu == nil:
@@ -123,7 +126,7 @@ func unshared(ready []*discoveryv1.Endpoint, cpu map[string]int64) string {
 	case len(ready) < len(cpu):
 		return fmt.Sprintf("there are %d ready endpoints for %d zones", len(ready), len(cpu))
 	case slices.ContainsFunc(ready, func(e *discoveryv1.Endpoint) bool { return deref(e.Zone) == "" }):
-		return "an endpoint is in no zone"
+		return "an endpoint has no zone"
 	}
 	sum := 0
 	for _, least := range leastOf(len(ready), cpu) {
@@ -135,14 +138,15 @@ func unshared(ready []*discoveryv1.Endpoint, cpu map[string]int64) string {
 	return ""
 }
 
-// leastOf is how many of n endpoints each zone must have: its part divided by 1.2, up to the next whole one.
+// leastOf returns the minimum number of endpoints of each zone if n endpoints are allocated: the
+// zone's share divided by 1.2, rounded up.
 func leastOf(n int, cpu map[string]int64) map[string]int {
 	var total int64
 	for _, c := range cpu {
 		total = saturate.Add(total, c)
 	}
 	out := map[string]int{}
-	for zone, c := range cpu { // ceil(n·c·5 / total·6), in numbers that no cluster is too large for
+	for zone, c := range cpu { // ceil(n·c·5 / (total·6)), with integers that cannot overflow
 		num := new(big.Int).Mul(big.NewInt(int64(n)*5), big.NewInt(c))
 		den := new(big.Int).Mul(big.NewInt(6), big.NewInt(total))
 		num.Add(num, den).Sub(num, big.NewInt(1))
@@ -151,7 +155,8 @@ func leastOf(n int, cpu map[string]int64) map[string]int {
 	return out
 }
 
-// partsOf divides n endpoints: to each zone the least, and each that is left to the zone that lacks most of its part.
+// partsOf divides n endpoints among zones. Each zone gets its minimum. Each remaining endpoint goes
+// to the zone that is furthest below its share.
 func partsOf(n int, cpu map[string]int64) map[string]int {
 	var total int64
 	for _, c := range cpu {
@@ -170,9 +175,10 @@ func partsOf(n int, cpu map[string]int64) map[string]int {
 	return parts
 }
 
-// allot says for which zone each endpoint is. Who has a hint keeps it and who has none is for its own zone, as long as
-// no zone has too few by that. Else all are for their own zone, but for those of which a zone has more than its part:
-// first those go from it that went before, to where they went.
+// allot returns the zone of each endpoint. An endpoint keeps its hinted zone; an endpoint without a
+// hint gets its own zone. If that gives a zone less than its minimum, all endpoints are allocated
+// again. Each endpoint then gets its own zone, up to the zone's part. Endpoints above that part go
+// to other zones; endpoints that were in another zone before stay there.
 func allot(ready []*discoveryv1.Endpoint, now map[string]string, cpu map[string]int64) map[*discoveryv1.Endpoint]string {
 	out, count := map[*discoveryv1.Endpoint]string{}, map[string]int{}
 	for _, e := range ready {
@@ -211,7 +217,8 @@ func allot(ready []*discoveryv1.Endpoint, now map[string]string, cpu map[string]
 		return *e.Zone
 	}
 	take(stays)
-	// Who is elsewhere already stays there, where its own zone cannot have all of its own.
+	// An endpoint that is already in another zone stays there if its own zone cannot hold all of
+	// its endpoints.
 	take(func(e *discoveryv1.Endpoint) string {
 		if now[identity(*e)] == "" || room[*e.Zone] > 0 {
 			return *e.Zone
@@ -225,8 +232,9 @@ func allot(ready []*discoveryv1.Endpoint, now map[string]string, cpu map[string]
 	return out
 }
 
-// zoneCPUs adds up what ready nodes have in each zone; nil where a node tells of no zone or no CPU. Control-plane nodes
-// do not count, as people keep pods from them.
+// cpus returns the total allocatable CPU of the ready nodes of each zone. It returns nil if a node
+// has no zone or no CPU. Control-plane nodes do not count, because workloads usually do not run on
+// them.
 func zoneCPUs(nodes []*corev1.Node) map[string]int64 {
 	out := map[string]int64{}
 	for _, n := range nodes {
@@ -242,7 +250,8 @@ func zoneCPUs(nodes []*corev1.Node) map[string]int64 {
 	return out
 }
 
-// capacity is what a node counts for.
+// capacity returns a node's zone, whether it is a control-plane node, whether it is ready, and its
+// CPU.
 func capacity(n *corev1.Node) (zone string, excluded, ready bool, cpu int64) {
 	_, plane := n.Labels["node-role.kubernetes.io/control-plane"]
 	_, master := n.Labels["node-role.kubernetes.io/master"]
@@ -252,7 +261,7 @@ func capacity(n *corev1.Node) (zone string, excluded, ready bool, cpu int64) {
 	return n.Labels[corev1.LabelTopologyZone], plane || master, ready, saturate.MilliValue(n.Status.Allocatable.Cpu())
 }
 
-// sameCapacity says that two states of a node count alike for how much a zone has.
+// sameCapacity reports whether two versions of a node contribute the same to the CPU of a zone.
 func sameCapacity(a, b *corev1.Node) bool {
 	zoneA, exA, readyA, cpuA := capacity(a)
 	zoneB, exB, readyB, cpuB := capacity(b)

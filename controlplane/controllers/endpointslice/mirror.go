@@ -16,24 +16,25 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// MirroredBy is the value of the label that marks slices as mirrors of Endpoints.
+// MirroredBy is the value of the managed-by label of slices that mirror Endpoints.
 const MirroredBy = "endpointslicemirroring-controller.k8s.io"
 
-// MaxMirrored is how many addresses of one subset are mirrored, ready ones first.
+// MaxMirrored is the maximum number of addresses of one subset that are mirrored. Ready addresses
+// come first.
 const MaxMirrored = 1000
 
-// What keeps Endpoints from being mirrored, and what their mirrors do not show.
+// Labels and annotations of Endpoints that are not mirrored, and the index of their mirrors.
 const (
-	endpointsManagedBy = "endpoints.kubernetes.io/managed-by" // they are made of pods, as the Service's own slices are
+	endpointsManagedBy = "endpoints.kubernetes.io/managed-by" // set on Endpoints that are computed from pods
 	leaderAnnotation   = "control-plane.alpha.kubernetes.io/leader"
 	mirrorIndex        = "keelson.mirrored-service"
 )
 
-// Skipped counts the addresses of Endpoints that no slice shows.
+// Skipped counts the addresses of Endpoints that no slice contains.
 type Skipped struct{ TooMany, Invalid int }
 
-// mirrors says whether the Endpoints of a Service are copied into slices: those that somebody keeps by hand, of a
-// Service that selects no pods.
+// mirrors reports whether the Endpoints of a Service are copied to slices: Endpoints that a user
+// manages, of a Service without a selector.
 func mirrors(svc *corev1.Service, e *corev1.Endpoints) bool {
 	_, ours := e.Labels[endpointsManagedBy]
 	_, election := e.Annotations[leaderAnnotation]
@@ -41,7 +42,8 @@ func mirrors(svc *corev1.Service, e *corev1.Endpoints) bool {
 		!ours && !election && e.Labels[discoveryv1.LabelSkipMirror] != "true"
 }
 
-// Mirror compares the addresses of Endpoints with the slices that mirror them.
+// Mirror compares the addresses of Endpoints with the slices that mirror them and returns the
+// necessary writes.
 func Mirror(e *corev1.Endpoints, have []*discoveryv1.EndpointSlice) (Plan, Skipped) {
 	labels, annotations := map[string]string{}, map[string]string{}
 	maps.Copy(labels, e.Labels)
@@ -66,7 +68,7 @@ func (s *Skipped) add(more Skipped) {
 	s.TooMany, s.Invalid = s.TooMany+more.TooMany, s.Invalid+more.Invalid
 }
 
-// mirror adds what a subset has.
+// mirror adds the addresses of a subset, and returns the number of addresses that it skipped.
 func (a addresses) mirror(s *corev1.EndpointSubset) Skipped {
 	ports := make([]discoveryv1.EndpointPort, 0, len(s.Ports))
 	for i := range s.Ports {
@@ -105,7 +107,7 @@ func (a addresses) mirror(s *corev1.EndpointSubset) Skipped {
 	return skipped
 }
 
-// NewMirror returns the controller that mirrors Endpoints which somebody keeps by hand.
+// NewMirror returns the controller that mirrors Endpoints that users manage.
 func NewMirror(d controllers.Deps) *controllers.Controller {
 	services := client.Informer[*corev1.Service](d.Informers)
 	objects := client.Informer[*corev1.Endpoints](d.Informers)
@@ -138,7 +140,7 @@ func NewMirror(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-// mirror is the thin shell of one leadership.
+// mirror performs the writes of one leadership.
 type mirror struct {
 	term              *controllers.Term
 	services, objects cache.SharedIndexInformer
@@ -159,11 +161,11 @@ func (m *mirror) reconcile(ctx context.Context, key controllers.Key) (time.Durat
 	}
 	if skipped.Invalid > 0 {
 		m.term.Events.Eventf(e, corev1.EventTypeWarning, "InvalidIPAddress",
-			"%d addresses are no IP addresses and are not mirrored to EndpointSlices", skipped.Invalid)
+			"%d addresses are not valid IP addresses and are not mirrored to EndpointSlices", skipped.Invalid)
 	}
 	if skipped.TooMany > 0 {
 		m.term.Events.Eventf(e, corev1.EventTypeWarning, "TooManyAddressesToMirror",
-			"%d addresses are not mirrored to EndpointSlices: those are %d of a subset at most", skipped.TooMany, MaxMirrored)
+			"%d addresses are not mirrored to EndpointSlices: at most %d addresses of a subset are mirrored", skipped.TooMany, MaxMirrored)
 	}
 	return 0, write(ctx, m.term, m.slices, name, plan)
 }

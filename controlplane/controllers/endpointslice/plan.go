@@ -1,6 +1,6 @@
-// Package endpointslice keeps the EndpointSlices of Services: of one with a selector
-// which of its pods' addresses serve, which are ready, which are on their way out; of
-// one without what somebody wrote into its Endpoints (mirror.go).
+// Package endpointslice maintains the EndpointSlices of Services. For a Service with a selector
+// they contain the addresses of its pods with the conditions ready, serving and terminating. For a
+// Service without a selector they mirror Endpoints that a user manages (mirror.go).
 package endpointslice
 
 import (
@@ -19,37 +19,37 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// ManagedBy is the value of the label that marks slices as this controller's.
+// ManagedBy is the value of the managed-by label of this controller's slices.
 const ManagedBy = "endpointslice-controller.k8s.io"
 
-// MaxEndpoints is how many endpoints a slice holds at most.
+// MaxEndpoints is the maximum number of endpoints in a slice.
 const MaxEndpoints = 100
 
-// Plan is what to write so that the slices say what the pods are.
+// Plan lists the writes that make the slices match the pods.
 type Plan struct {
 	Create []*discoveryv1.EndpointSlice
 	Update []*discoveryv1.EndpointSlice
 	Delete []*discoveryv1.EndpointSlice
-	Notes  []Note // what is to be told of hints
+	Notes  []Note // Events about hints
 }
 
-// group is what must be equal for endpoints to share a slice.
+// group is the key of endpoints that may share a slice.
 type group struct {
 	family discoveryv1.AddressType
 	ports  string // canonical form of the ports
 }
 
-// source is whose addresses slices show, and how they are marked as such.
+// source is the object whose addresses the slices contain, with the metadata of the slices.
 type source struct {
-	namespace, name string // the name is that of the Service, and begins those of the slices
+	namespace, name string // name is the name of the Service and the prefix of the names of the slices
 	owner           metav1.OwnerReference
 	labels          map[string]string
-	annotations     map[string]string // nil leaves those of a slice alone
+	annotations     map[string]string // nil leaves a slice's annotations unchanged
 	families        []discoveryv1.AddressType
-	empty           bool // one slice without endpoints says of a family that there is nobody
+	empty           bool // a family without endpoints has one empty slice
 }
 
-// addresses are what a source has, in groups.
+// addresses holds the endpoints of a source by group.
 type addresses map[group]*content
 
 type content struct {
@@ -58,7 +58,7 @@ type content struct {
 	known     map[string]bool // by identity
 }
 
-// add adds an endpoint that is not there yet.
+// add adds an endpoint unless it is present.
 func (a addresses) add(family discoveryv1.AddressType, ports []discoveryv1.EndpointPort, e discoveryv1.Endpoint) {
 	g := group{family, canonical(ports)}
 	if a[g] == nil {
@@ -79,8 +79,8 @@ func (a addresses) has(f discoveryv1.AddressType) bool {
 	return false
 }
 
-// Reconcile compares a Service's pods with its slices. Endpoints stay in the slice
-// in which they are; a change touches as few slices as possible.
+// Reconcile compares a Service's pods with its slices and returns the necessary writes. Endpoints
+// stay in their slice, so that a change writes as few slices as possible.
 func Reconcile(svc *corev1.Service, pods []*corev1.Pod, have []*discoveryv1.EndpointSlice, nodes Nodes) Plan {
 	src, wanted := ofService(svc), addresses{}
 	for _, pod := range pods {
@@ -125,7 +125,7 @@ func (src *source) isOwner(ref metav1.OwnerReference) bool {
 	return ref.UID == src.owner.UID && ref.Kind == src.owner.Kind && ref.APIVersion == src.owner.APIVersion
 }
 
-// ofService is how the slices of a Service with a selector are marked.
+// ofService returns the source for a Service with a selector.
 func ofService(svc *corev1.Service) source {
 	labels := map[string]string{}
 	for k, v := range svc.Labels {
@@ -143,7 +143,7 @@ func ofService(svc *corev1.Service) source {
 	}
 }
 
-// plan compares what is wanted with the slices that there are.
+// plan compares the wanted endpoints with the existing slices and returns the necessary writes.
 func (src *source) plan(wanted addresses, have []*discoveryv1.EndpointSlice) Plan {
 	byGroup := map[group][]*discoveryv1.EndpointSlice{}
 	var plan Plan
@@ -171,7 +171,7 @@ func (src *source) plan(wanted addresses, have []*discoveryv1.EndpointSlice) Pla
 	return plan
 }
 
-// oneEmpty keeps exactly one empty slice of a family without endpoints.
+// oneEmpty plans exactly one empty slice for a family without endpoints.
 func (src *source) oneEmpty(family discoveryv1.AddressType, byGroup map[group][]*discoveryv1.EndpointSlice, plan *Plan) {
 	var have []*discoveryv1.EndpointSlice
 	for g, list := range byGroup {
@@ -193,8 +193,8 @@ func (src *source) oneEmpty(family discoveryv1.AddressType, byGroup map[group][]
 	}
 }
 
-// fill brings the slices of one group to the wanted endpoints: what is there is
-// kept in place or refreshed, what is new goes where there is room, then into new slices.
+// fill plans the slices of one group. Existing endpoints stay in their slice or are updated there.
+// New endpoints go to existing slices with free capacity, then to new slices.
 func (p *Plan) fill(src *source, g group, c *content, have []*discoveryv1.EndpointSlice) {
 	wanted := c.endpoints
 	slices.SortFunc(wanted, func(a, b discoveryv1.Endpoint) int { return cmp.Compare(identity(a), identity(b)) })
@@ -231,7 +231,7 @@ func (p *Plan) fill(src *source, g group, c *content, have []*discoveryv1.Endpoi
 		}
 	}
 	for i := range drafts {
-		// Fill what is written anyway first, then what has room.
+		// Fill slices that are written anyway first, then other slices with free capacity.
 		if n := min(len(rest), MaxEndpoints-len(drafts[i].slice.Endpoints)); n > 0 && (drafts[i].changed || len(rest) > 0) {
 			drafts[i].slice.Endpoints = append(drafts[i].slice.Endpoints, rest[:n]...)
 			drafts[i].changed = true
@@ -253,8 +253,8 @@ func (p *Plan) fill(src *source, g group, c *content, have []*discoveryv1.Endpoi
 	}
 }
 
-// recycle turns a deletion and a creation of one family into one update: one
-// write instead of two, and never a moment without endpoints.
+// recycle replaces a deletion and a creation of the same family by one update. This saves a write,
+// and endpoints are available at all times.
 func (p *Plan) recycle() {
 	var create []*discoveryv1.EndpointSlice
 	for _, c := range p.Create {
@@ -285,7 +285,7 @@ func (p *Plan) sort() {
 
 func byName(a, b *discoveryv1.EndpointSlice) int { return cmp.Compare(a.Name, b.Name) }
 
-// identity tells endpoints apart across refreshes: the pod behind it and its address.
+// identity identifies an endpoint across updates: by the UID of its pod and its addresses.
 func identity(e discoveryv1.Endpoint) string {
 	uid := ""
 	if e.TargetRef != nil {
@@ -294,13 +294,13 @@ func identity(e discoveryv1.Endpoint) string {
 	return uid + "/" + strings.Join(e.Addresses, ",")
 }
 
-// Serves says whether a pod stands in its Service's slices at all: it has an
-// address and has not ended. One that is going stays until it has gone.
+// Serves reports whether a pod belongs in its Service's slices: it has an address and is not
+// terminal. A terminating pod stays until it is deleted.
 func Serves(p *corev1.Pod) bool {
 	return !controllers.PodEnded(p) && (p.Status.PodIP != "" || len(p.Status.PodIPs) > 0)
 }
 
-// addressTypes are the families in which a Service is served.
+// addressTypes returns the IP families of a Service.
 func addressTypes(svc *corev1.Service) []discoveryv1.AddressType {
 	var out []discoveryv1.AddressType
 	for _, f := range svc.Spec.IPFamilies {
@@ -316,7 +316,8 @@ func addressTypes(svc *corev1.Service) []discoveryv1.AddressType {
 	return out
 }
 
-// endpoint describes a pod as one address of a family.
+// endpoint returns the endpoint of a pod for a family. It returns false if the pod has no address
+// of the family.
 func endpoint(svc *corev1.Service, p *corev1.Pod, family discoveryv1.AddressType, zones map[string]string) (discoveryv1.Endpoint, bool) {
 	address, ok := controllers.PodAddress(p, family == discoveryv1.AddressTypeIPv6)
 	if !ok {
@@ -343,8 +344,8 @@ func endpoint(svc *corev1.Service, p *corev1.Pod, family discoveryv1.AddressType
 	return e, true
 }
 
-// podPorts are the Service's ports as they are on this pod. A named port that the
-// pod does not have is left out.
+// podPorts returns the Service's ports with the port numbers of a pod. It omits a named port that
+// the pod does not have.
 func podPorts(svc *corev1.Service, p *corev1.Pod) []discoveryv1.EndpointPort {
 	out := []discoveryv1.EndpointPort{}
 	for i := range svc.Spec.Ports {
@@ -359,7 +360,7 @@ func podPorts(svc *corev1.Service, p *corev1.Pod) []discoveryv1.EndpointPort {
 	return out
 }
 
-// canonical writes ports so that equal sets are equal strings.
+// canonical returns a string that is equal for equal sets of ports.
 func canonical(ports []discoveryv1.EndpointPort) string {
 	parts := make([]string, 0, len(ports))
 	for _, p := range ports {
@@ -377,7 +378,7 @@ func deref[T any](p *T) T {
 	return *p
 }
 
-// slice is a new one of the source.
+// slice returns a new slice of the source.
 func (src *source) slice(family discoveryv1.AddressType, ports []discoveryv1.EndpointPort, endpoints []discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
 	if ports == nil {
 		ports = []discoveryv1.EndpointPort{}
@@ -395,7 +396,7 @@ func (src *source) slice(family discoveryv1.AddressType, ports []discoveryv1.End
 	return s
 }
 
-// mark gives a slice the labels and annotations of its source; it says whether any changed.
+// mark sets the labels and annotations of the source on a slice. It reports whether any changed.
 func (src *source) mark(s *discoveryv1.EndpointSlice) bool {
 	changed := false
 	if !equality.Semantic.DeepEqual(src.labels, s.Labels) {

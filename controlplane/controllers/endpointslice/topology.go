@@ -10,14 +10,14 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// topology is what one leadership knows of zones, and what it told of them.
+// topology caches the CPU of zones and the last recorded hint Events during one leadership.
 type topology struct {
 	nodes cache.SharedIndexInformer
-	stale *atomic.Bool // a zone has more or less than before
+	stale *atomic.Bool // the CPU of a zone has changed
 
 	mu   sync.Mutex
 	cpu  map[string]int64
-	said map[controllers.Key]string // what was last told of a Service
+	said map[controllers.Key]string // last recorded Events of each Service
 }
 
 func newTopology(nodes cache.SharedIndexInformer, stale *atomic.Bool) *topology {
@@ -25,7 +25,7 @@ func newTopology(nodes cache.SharedIndexInformer, stale *atomic.Bool) *topology 
 	return &topology{nodes: nodes, stale: stale, said: map[controllers.Key]string{}}
 }
 
-// cpus are what the zones have now. Nobody changes the map.
+// cpus returns the current CPU of the zones. Callers must not modify the map.
 func (t *topology) cpus() map[string]int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -39,7 +39,8 @@ func (t *topology) cpus() map[string]int64 {
 	return t.cpu
 }
 
-// news says whether something has not just been told of a Service.
+// news reports whether text differs from the last recorded Events of a Service, and records it. An
+// empty text removes the record and returns false.
 func (t *topology) news(key controllers.Key, text string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -54,7 +55,8 @@ func (t *topology) news(key controllers.Key, text string) bool {
 	return true
 }
 
-// ofCapacity maps a node by which a zone has more or less than before to the Services that are shared out by that.
+// ofCapacity maps a node change that affects a zone's CPU to the Services whose endpoints are
+// allocated to zones.
 func ofCapacity(services cache.SharedIndexInformer, stale *atomic.Bool, c controllers.Change[*corev1.Node]) []controllers.Key {
 	if c.Type == controllers.Updated && c.Old != nil && sameCapacity(c.Old, c.New) {
 		return nil
