@@ -1,5 +1,5 @@
-// Package ephemeralvolume makes the claims of pods' ephemeral volumes. A claim belongs to its pod, and garbage collection
-// removes it with that.
+// Package ephemeralvolume creates the claims of pods' ephemeral volumes. A pod owns its claims, and
+// garbage collection deletes them with the pod.
 package ephemeralvolume
 
 import (
@@ -17,10 +17,11 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Conflict is a volume whose claim's name is taken by a claim that was not made for the pod.
+// Conflict is a volume for whose claim another claim already has the name.
 type Conflict struct{ Volume, Why string }
 
-// Plan says which claims a pod lacks, and which it cannot have. claim finds one in the pod's namespace.
+// Plan returns the claims that a pod lacks, and the volumes whose claim cannot be created. claim
+// returns a claim of the pod's namespace.
 func Plan(p *corev1.Pod, claim func(name string) (*corev1.PersistentVolumeClaim, bool)) (missing []*corev1.PersistentVolumeClaim, taken []Conflict) {
 	if p.DeletionTimestamp != nil || controllers.PodEnded(p) {
 		return nil, nil
@@ -107,7 +108,8 @@ func hasEphemeral(p *corev1.Pod) bool {
 	return false
 }
 
-// reconcile makes what is missing. Where a name is taken, the deletion of that claim leads here again.
+// reconcile creates missing claims. If another claim has the name, its deletion queues the pod
+// again.
 func reconcile(ctx context.Context, t *controllers.Term, view *controllers.View[*corev1.PersistentVolumeClaim], p *corev1.Pod) error {
 	missing, taken := Plan(p, func(name string) (*corev1.PersistentVolumeClaim, bool) { return view.Get(p.Namespace, name) })
 	for _, c := range taken {
@@ -116,7 +118,7 @@ func reconcile(ctx context.Context, t *controllers.Term, view *controllers.View[
 	for _, c := range missing {
 		made, err := client.Create(ctx, t.Client, c)
 		switch {
-		case apierrors.IsAlreadyExists(err): // whose it is, the cache will tell
+		case apierrors.IsAlreadyExists(err): // the cache will show to which pod the claim belongs
 			return controllers.Race("claim %s/%s of pod %s: %w", c.Namespace, c.Name, p.Name, err)
 		case err != nil:
 			t.Events.Eventf(p, corev1.EventTypeWarning, "FailedBinding", "ephemeral volume of claim %s: %v", c.Name, err)
