@@ -20,10 +20,12 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// scanInterval is the time between two lists of the objects of aggregated APIs, which have no informers.
+// scanInterval is the time between two lists of the objects of aggregated APIs. These APIs have no
+// informers.
 const scanInterval = 30 * time.Second
 
-// Bounds of the lists of all resources of one group version: no server delays or fills the lists of others.
+// Limits of the lists of all resources of one group version, so that one server cannot delay the
+// lists of other servers or use up their memory.
 const (
 	listTime  = 20 * time.Second
 	listBytes = 32 << 20
@@ -36,8 +38,8 @@ var scanKey = controllers.Key{Kind: "keelson.aggregated-apis"}
 type aggregated struct {
 	apis controllers.AggregatedAPIs
 
-	lists chan struct{} // of one element, taken while the objects are listed
-	began time.Time     // of the last lists; lists guards it
+	lists chan struct{} // semaphore of capacity one, held while objects are listed
+	began time.Time     // start of the last lists; guarded by lists
 
 	mu    sync.Mutex
 	kinds map[schema.GroupResource]*aggregatedKind
@@ -52,7 +54,7 @@ func newAggregated(apis controllers.AggregatedAPIs) *aggregated {
 type aggregatedKind struct {
 	source
 	objects map[types.UID]api.Object
-	err     error // of the last list; nil = the objects are complete
+	err     error // error of the last list; nil means that objects is complete
 }
 
 func sourceOf(r controllers.AggregatedResource) source {
@@ -60,7 +62,7 @@ func sourceOf(r controllers.AggregatedResource) source {
 		GVK: r.GroupVersionResource.GroupVersion().WithKind(r.Kind)}}
 }
 
-// dependents returns the objects of the last lists that name uid as an owner.
+// dependents returns the objects of the last lists that have uid as an owner.
 func (a *aggregated) dependents(uid types.UID) []dependent {
 	if a == nil {
 		return nil
@@ -70,7 +72,8 @@ func (a *aggregated) dependents(uid types.UID) []dependent {
 	return a.owned[uid]
 }
 
-// listed returns the object of the last successful list of a resource that has the UID of an owner reference.
+// listed returns the object of an owner reference from the last list of its resource. It returns
+// nil if that list failed or has no object of that name and UID.
 func (a *aggregated) listed(r metav1.OwnerReference, gr schema.GroupResource) api.Object {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -80,8 +83,8 @@ func (a *aggregated) listed(r metav1.OwnerReference, gr schema.GroupResource) ap
 	return nil
 }
 
-// listAll returns all kinds with lists that began after the call, and has the dependents of objects that no longer exist
-// judged. Concurrent callers share the lists.
+// listAll returns all kinds, with lists that were started after the call. It queues the dependents
+// of objects that no longer exist. Concurrent callers share the lists.
 func (c *collector) listAll(ctx context.Context, all sources) ([]*aggregatedKind, error) {
 	a := c.aggregated
 	if a == nil {
@@ -106,8 +109,8 @@ func (c *collector) listAll(ctx context.Context, all sources) ([]*aggregatedKind
 	return slices.Collect(maps.Values(a.kinds)), ctx.Err()
 }
 
-// refresh lists the resources that discovery shows, and returns the UIDs of objects that no longer exist. A kind whose
-// server does not answer keeps the objects of its last list.
+// refresh lists all resources in discovery and returns the UIDs of objects that no longer exist. A
+// kind whose server does not respond keeps the objects of its last list.
 func (a *aggregated) refresh(ctx context.Context) (gone []types.UID) {
 	found, unknown := a.apis.Discover(ctx)
 	fresh := map[schema.GroupResource]*aggregatedKind{}
@@ -178,7 +181,8 @@ func (a *aggregated) list(ctx context.Context, kinds []*aggregatedKind) {
 	}
 }
 
-// scanAggregated collects the objects of aggregated APIs, and has the dependents of those that are gone judged.
+// scanAggregated lists the objects of aggregated APIs, deletes those whose owners are gone, and
+// queues the dependents of objects that no longer exist.
 func (c *collector) scanAggregated(ctx context.Context, all sources) {
 	kinds, err := c.listAll(ctx, all)
 	if err != nil {
@@ -195,7 +199,7 @@ func (c *collector) scanAggregated(ctx context.Context, all sources) {
 				return
 			}
 			if err := c.reconcileAggregated(ctx, all, k.source, o); err != nil {
-				c.term.Log.Warn("collecting an object of an aggregated API", "resource", k.kind.GroupResource().String(),
+				c.term.Log.Warn("collecting an object of an aggregated API failed", "resource", k.kind.GroupResource().String(),
 					"object", o.GetNamespace()+"/"+o.GetName(), "err", err)
 			}
 		}
@@ -210,7 +214,8 @@ func (c *collector) enqueueDependents(all sources, uid types.UID) {
 	}
 }
 
-// reconcileAggregated does to an object of an aggregated API what reconcile does to others.
+// reconcileAggregated does for an object of an aggregated API what reconcile does for other
+// objects.
 func (c *collector) reconcileAggregated(ctx context.Context, all sources, s source, obj api.Object) error {
 	if obj.GetDeletionTimestamp() != nil {
 		switch {
@@ -243,9 +248,10 @@ func (c *collector) reconcileAggregated(ctx context.Context, all sources, s sour
 	return nil
 }
 
-// owner returns the state of an owner whose kind the API of this cluster does not store, and the owner if it exists. The
-// owner is Absent only after its server has answered 404, or with another UID, and discovery shows after that answer that
-// the server serves the resource. Every other failure is Solid. With cached, the last list may show that the owner exists.
+// owner returns the state of an owner whose kind this API does not store, and the owner if it
+// exists. The state is Absent only if its server has returned 404 or an object with another UID,
+// and if discovery still contains the resource afterwards. After any other failure the state is
+// Solid. If cached is true, the last list may also show that the owner exists.
 func (a *aggregated) owner(ctx context.Context, s source, obj api.Object, r metav1.OwnerReference, cached bool) Owner {
 	unanswered := Owner{Ref: r, State: Solid, Unanswered: true}
 	res, ok, stale := a.find(ctx, r)
@@ -279,7 +285,7 @@ func (a *aggregated) owner(ctx context.Context, s source, obj api.Object, r meta
 	return Owner{Ref: r, State: Absent}
 }
 
-// source returns the kind that an owner reference means, as discovery shows it.
+// source returns the kind of an owner reference from discovery.
 func (a *aggregated) source(ctx context.Context, r metav1.OwnerReference) (source, bool) {
 	if a == nil {
 		return source{}, false
@@ -291,8 +297,8 @@ func (a *aggregated) source(ctx context.Context, r metav1.OwnerReference) (sourc
 	return sourceOf(res), true
 }
 
-// find returns the resource of an owner reference that discovery shows. If it shows none, stale reports whether a server of
-// the reference's group does not answer.
+// find returns the resource of an owner reference from discovery. If there is none, stale reports
+// whether a server of the reference's group does not respond.
 func (a *aggregated) find(ctx context.Context, r metav1.OwnerReference) (res controllers.AggregatedResource, ok, stale bool) {
 	gv, err := schema.ParseGroupVersion(r.APIVersion)
 	if err != nil {
@@ -310,8 +316,9 @@ func (a *aggregated) find(ctx context.Context, r metav1.OwnerReference) (res con
 	return res, false, stale
 }
 
-// orphanAggregated removes the references to owner from the objects of aggregated APIs. A known resource whose server does
-// not answer is an error: its objects would be collected once the owner is gone.
+// orphanAggregated removes the references to owner from the objects of aggregated APIs. It returns
+// an error for a known resource whose server does not respond, because its objects would be deleted
+// once the owner is gone.
 func (c *collector) orphanAggregated(ctx context.Context, all sources, s source, owner api.Object) error {
 	kinds, err := c.listAll(ctx, all)
 	errs := []error{err}
@@ -320,7 +327,7 @@ func (c *collector) orphanAggregated(ctx context.Context, all sources, s source,
 			continue
 		}
 		if k.err != nil {
-			errs = append(errs, fmt.Errorf("%s to orphan those of %s/%s: %w",
+			errs = append(errs, fmt.Errorf("listing %s to orphan the dependents of %s/%s: %w",
 				k.kind.GroupResource(), owner.GetNamespace(), owner.GetName(), k.err))
 			continue
 		}
@@ -354,7 +361,7 @@ func (c *collector) deleteAggregated(ctx context.Context, s source, obj api.Obje
 	})
 }
 
-// callAggregated changes an object after it has confirmed the leadership.
+// callAggregated confirms the leadership and then changes an object.
 func (c *collector) callAggregated(ctx context.Context, method string, s source, obj api.Object, body any) error {
 	text, err := json.Marshal(body)
 	if err != nil {

@@ -10,19 +10,19 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Objects may own each other in a circle, of any length. A circle counts as one object:
+// Ownership may be circular. A circle of any length is treated like one object:
 //
-//   - what holds it are the owners of its members that are no members. When the last of these is gone, the
-//     circle is collected. One that never had any stays, as an object without an owner does;
-//   - deleting one member takes the others along, since each of them loses an owner;
-//   - deleted in the foreground, its members wait for what depends on the circle, but not for each other.
+//   - It is held by owners of its members that are not members. When the last of these is gone, the circle is deleted. A circle that never had such an owner stays, like an object without an owner.
+//   - Deleting one member deletes the other members, because each of them loses an owner.
+//   - In foreground deletion its members wait for the dependents of the circle, but not for each other.
 
-// maxCircle bounds how many owners are visited to judge one object. Members of a larger circle are taken for held:
-// they let a lost owner go and stay, until one of them is deleted.
+// maxCircle is the maximum number of owners that are visited to judge one object. Members of a
+// larger circle count as held: they lose references to absent owners and stay until one of them is
+// deleted.
 const maxCircle = 1000
 
-// Held says whether an owner that exists, and is no member of obj's circle, holds a member of it.
-// circular says that obj is in a circle at all.
+// Held reports whether an existing owner outside of obj's circle holds a member of the circle.
+// circular reports whether obj is in a circle.
 func Held(obj api.Object, ownersOf func(o api.Object) ([]Owner, error)) (held, circular bool, err error) {
 	owners := map[types.UID][]Owner{}
 	children := map[types.UID][]types.UID{}
@@ -60,8 +60,9 @@ func Held(obj api.Object, ownersOf func(o api.Object) ([]Owner, error)) (held, c
 	return false, circular, nil
 }
 
-// MayGo says whether an owner that is being deleted in the foreground has nothing left to wait for: all that it
-// waits for, by way of others too, waits for it in turn. dependentsOf are the objects that hold up the deletion of one.
+// MayGo reports whether an owner in foreground deletion has nothing left to wait for. That is so if
+// everything that it waits for, directly or not, waits for the owner in turn. dependentsOf returns
+// the objects that block the deletion of an object.
 func MayGo(owner api.Object, dependentsOf func(o api.Object) []api.Object) bool {
 	owners := map[types.UID][]types.UID{}
 	seen := map[types.UID]bool{owner.GetUID(): true}
@@ -80,11 +81,12 @@ func MayGo(owner api.Object, dependentsOf func(o api.Object) []api.Object) bool 
 			}
 		}
 	}
-	// What is in the owner's circle waits for the owner: it is above the owner as well as below.
+	// Objects in the owner's circle wait for the owner: they are both its dependents and its
+	// owners.
 	return len(reach(owner.GetUID(), owners)) == len(seen)
 }
 
-// reach is from and all that edges lead to from there.
+// reach returns from and all nodes that are reachable from it along edges.
 func reach(from types.UID, edges map[types.UID][]types.UID) map[types.UID]bool {
 	found := map[types.UID]bool{from: true}
 	queue := []types.UID{from}
@@ -101,14 +103,15 @@ func reach(from types.UID, edges map[types.UID][]types.UID) map[types.UID]bool {
 	return found
 }
 
-// refersTo says whether r means owner. A reference that bears its UID but another kind or name does not.
+// refersTo reports whether r refers to owner. A reference with its UID but another kind or name
+// does not.
 func refersTo(r metav1.OwnerReference, owner api.Object, k *api.Kind) bool {
 	gv, err := schema.ParseGroupVersion(r.APIVersion)
 	return err == nil && r.UID == owner.GetUID() && r.Name == owner.GetName() && r.Kind == k.GVK.Kind &&
 		gv.Group == k.GVK.Group
 }
 
-// holdsUp says whether d is a dependent of owner, an object of kind k, that asks owner to wait for it.
+// holdsUp reports whether d is a dependent with blockOwnerDeletion of owner, an object of kind k.
 func holdsUp(d, owner api.Object, k *api.Kind) bool {
 	if k.Namespaced && d.GetNamespace() != owner.GetNamespace() {
 		return false

@@ -13,13 +13,14 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// foreground has the dependents of an owner that waits for them judged, and lets it go when none holds it up.
-// The API is asked before that: a dependent that the caches have not seen yet would outlive its owner.
+// foreground queues the dependents of an owner in foreground deletion, and removes the owner's
+// finalizer when no dependent blocks it. Before that it lists the dependents from the API: a
+// dependent that is not cached yet would outlive its owner.
 func (c *collector) foreground(ctx context.Context, all sources, s source, owner api.Object) error {
 	for name, deps := range all.dependents(owner.GetUID()) {
 		for _, d := range deps {
-			// One that is being deleted comes back by itself when something about it changes. To ask
-			// for it again would send the members of a circle round for ever.
+			// A dependent that is being deleted is queued when it changes. Queuing it here would
+			// make the members of a circle queue each other forever.
 			if d.GetDeletionTimestamp() == nil {
 				c.term.Enqueue(key(name, d))
 			}
@@ -33,7 +34,7 @@ func (c *collector) foreground(ctx context.Context, all sources, s source, owner
 			return controllers.Race("%s %s/%s still has dependents in an aggregated API",
 				s.kind.GVK.Kind, owner.GetNamespace(), owner.GetName())
 		}
-		return nil // each dependent that goes brings us back here
+		return nil // the deletion of each dependent queues this owner again
 	}
 	if s.aggregated == nil {
 		if _, err := c.listAll(ctx, all); err != nil {
@@ -58,14 +59,15 @@ func (c *collector) foreground(ctx context.Context, all sources, s source, owner
 	})
 }
 
-// dependent is an object that names an owner.
+// dependent is an object that has an owner reference.
 type dependent struct {
 	api.Object
 	kind       *api.Kind
-	aggregated bool // a server in the cluster stores the object
+	aggregated bool // stored by an aggregated API server
 }
 
-// blockers finds, for MayGo, the objects that hold up the deletion of an object, starting with an owner.
+// blockers finds the objects that block the deletion of an object, for MayGo. It starts with an
+// owner.
 type blockers struct {
 	dependents func(owner types.UID) []dependent
 	kinds      map[types.UID]*api.Kind // of the owner and of all objects found
@@ -76,7 +78,8 @@ func newBlockers(kind *api.Kind, owner api.Object, dependents func(uid types.UID
 	return &blockers{dependents: dependents, kinds: map[types.UID]*api.Kind{owner.GetUID(): kind}}
 }
 
-// of returns the objects that hold up the deletion of o, which is the owner or was returned before.
+// of returns the objects that block the deletion of o. o must be the owner or an object that of has
+// returned.
 func (b *blockers) of(o api.Object) (out []api.Object) {
 	for _, d := range b.dependents(o.GetUID()) {
 		if holdsUp(d.Object, o, b.kinds[o.GetUID()]) {
@@ -88,7 +91,7 @@ func (b *blockers) of(o api.Object) (out []api.Object) {
 	return out
 }
 
-// dependentsOf returns the cached objects that name uid as an owner.
+// dependentsOf returns the cached objects that have uid as an owner.
 func (all sources) dependentsOf(uid types.UID) (out []dependent) {
 	for name, deps := range all.dependents(uid) {
 		for _, d := range deps {
@@ -98,10 +101,10 @@ func (all sources) dependentsOf(uid types.UID) (out []dependent) {
 	return out
 }
 
-// storedObjects are all stored objects that name an owner, by that owner's UID.
+// storedObjects maps the UID of an owner to all stored objects that refer to it.
 type storedObjects map[types.UID][]dependent
 
-// stored lists what may depend on owner, directly or not.
+// stored lists the objects that may depend on owner, directly or not.
 func (c *collector) stored(ctx context.Context, all sources, s source, owner api.Object) (storedObjects, error) {
 	var deps []source
 	for _, dep := range all {

@@ -12,8 +12,8 @@ import (
 // foreignOwner is a reference to an owner in another namespace.
 type foreignOwner struct{ dependent, owner types.UID }
 
-// reportForeignOwner records a Warning Event of obj, once per leadership, if the owner that r names exists in another
-// namespace than obj: such a reference is not valid. o is the owner's kind.
+// reportForeignOwner records a Warning Event of obj, once per leadership, if the owner that r names
+// exists in another namespace than obj. Such a reference is invalid. o is the owner's kind.
 func (c *collector) reportForeignOwner(all sources, s source, obj api.Object, o source, r metav1.OwnerReference) {
 	if !o.kind.Namespaced || o.informer == nil || !all.isElsewhere(o, obj.GetNamespace(), r) {
 		return

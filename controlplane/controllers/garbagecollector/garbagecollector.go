@@ -22,36 +22,38 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// ownerIndex finds objects by the UIDs of all their owners.
+// ownerIndex indexes objects by the UIDs of all their owners.
 const ownerIndex = "keelson.owner"
 
-// An object with an owner of a kind that is not known, or of whose end nobody may tell, is looked at again: soon at first, for
-// the kind or the owner may have come just now, and then ever less often.
+// Bounds of the delay after which an object is judged again that has an owner of an unknown kind,
+// or an owner whose deletion may not be observed. The delay is short at first, because the kind or
+// the owner may just have been created, and then doubles.
 const (
 	minStrangerRetry = time.Second
 	maxStrangerRetry = 5 * time.Minute
 )
 
-// source is one kind and its informer; nil where no object of the kind has been seen.
+// source is a kind and its informer. informer is nil if no object of the kind has been seen.
 type source struct {
 	kind     *api.Kind
 	informer cache.SharedIndexInformer
 
-	aggregated *controllers.AggregatedResource // nil = the API of this cluster stores the kind
+	aggregated *controllers.AggregatedResource // nil means that this API stores the kind
 }
 
-// sources are all collected kinds by their group and resource. They never change.
+// sources holds all collectable kinds by their group and resource. It is immutable.
 type sources map[string]source
 
-// living is where the sources of the moment are: kinds come and go.
+// living returns the current sources. Kinds are added and removed at run time.
 type living struct {
 	kinds *client.EveryKind
 	now   atomic.Pointer[drawn]
-	heard sync.Map // of *api.Kind: of which the collector has been told a change
+	heard sync.Map // set of *api.Kind: kinds of which the collector has received a change
 }
 
-// follows says whether the end of an object of a kind that its cache has would be told of. An informer that began with its
-// kind's first object has one before anybody listens to it.
+// follows reports whether the collector receives the deletion of a cached object of a kind. The
+// informer of a custom resource may cache its first object before the collector's handler is
+// registered.
 func (g *living) follows(k *api.Kind) bool {
 	if k.Definition == "" {
 		return true
@@ -60,7 +62,7 @@ func (g *living) follows(k *api.Kind) bool {
 	return ok
 }
 
-// told notes that changes of a kind are listened to.
+// told records that the collector receives changes of a kind.
 func (g *living) told(k *api.Kind) {
 	if !g.follows(k) {
 		g.heard.Store(k, true)
@@ -72,7 +74,7 @@ type drawn struct {
 	sources
 }
 
-// sources are those of now. Who judges takes them once.
+// sources returns the current sources. A decision must use the result of a single call.
 func (g *living) sources() sources {
 	of := g.kinds.Now()
 	if d := g.now.Load(); d != nil && d.of == of {
@@ -95,7 +97,7 @@ func (g *living) sources() sources {
 	return all
 }
 
-// collected says that objects of a kind may be owners or owned. Events are neither.
+// collected reports whether objects of a kind may be owners or dependents. Events are neither.
 func collected(k *api.Kind) bool { return k.Resource != "events" }
 
 // byOwners indexes objects by the UIDs of their owners.
@@ -109,7 +111,7 @@ func byOwners(inf cache.SharedIndexInformer) {
 	})
 }
 
-// New returns the garbage collector over all stored kinds but Events.
+// New returns the garbage collector of all stored kinds except Events.
 func New(d controllers.Deps) *controllers.Controller {
 	g := &living{kinds: client.Every(d.Informers, collected, byOwners)}
 	return &controllers.Controller{
@@ -139,8 +141,8 @@ func key(name string, o metav1.Object) controllers.Key {
 	return controllers.Key{Kind: name, Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
-// keys maps a change to what may have to be collected because of it: the object
-// itself, when it is gone its dependents, and owners that wait for it.
+// keys maps a change to the keys of the objects that may have to be deleted because of it. These
+// are the object itself, the dependents of a deleted object, and owners that wait for the object.
 func (all sources) keys(name string, c controllers.Change[api.Object]) []controllers.Key {
 	var out []controllers.Key
 	switch {
@@ -163,7 +165,7 @@ func (all sources) keys(name string, c controllers.Change[api.Object]) []control
 	return out
 }
 
-// relevant says whether an update can change a verdict.
+// relevant reports whether an update can change a verdict.
 func relevant(a, b api.Object) bool {
 	return a == b || a.GetUID() != b.GetUID() ||
 		(a.GetDeletionTimestamp() == nil) != (b.GetDeletionTimestamp() == nil) ||
@@ -171,7 +173,7 @@ func relevant(a, b api.Object) bool {
 		!equality.Semantic.DeepEqual(a.GetOwnerReferences(), b.GetOwnerReferences())
 }
 
-// waitingOwners are the cached owners that are being deleted in the foreground.
+// waitingOwners returns the keys of the cached owners that are in foreground deletion.
 func (all sources) waitingOwners(o api.Object) []controllers.Key {
 	var out []controllers.Key
 	for _, r := range o.GetOwnerReferences() {
@@ -186,7 +188,7 @@ func (all sources) waitingOwners(o api.Object) []controllers.Key {
 	return out
 }
 
-// dependents are the cached objects that name uid as an owner, by kind.
+// dependents returns the cached objects that have uid as an owner, by kind.
 func (all sources) dependents(uid types.UID) map[string][]api.Object {
 	out := map[string][]api.Object{}
 	for name, s := range all {
@@ -200,7 +202,7 @@ func (all sources) dependents(uid types.UID) map[string][]api.Object {
 	return out
 }
 
-// find returns the kind that a reference means, whatever its version.
+// find returns the kind of an owner reference, regardless of its version.
 func (all sources) find(r metav1.OwnerReference) (source, bool) {
 	gv, err := schema.ParseGroupVersion(r.APIVersion)
 	if err != nil {
@@ -214,7 +216,7 @@ func (all sources) find(r metav1.OwnerReference) (source, bool) {
 	return source{}, false
 }
 
-// cached returns the owner that r means if the cache holds it with r's UID.
+// cached returns the owner of r if the cache holds it with the UID of r.
 func (s source) cached(namespace string, r metav1.OwnerReference) (api.Object, bool) {
 	if !s.kind.Namespaced {
 		namespace = ""
@@ -229,29 +231,31 @@ func (s source) cached(namespace string, r metav1.OwnerReference) (api.Object, b
 	return o, true
 }
 
-// collector is the thin shell of one leadership.
+// collector performs the writes of one leadership.
 type collector struct {
 	term   *controllers.Term
 	living *living
 
 	mu     sync.Mutex
-	absent map[coordinates]bool // owners verified to be gone; a UID never comes back
-	// strangers are how long objects with owners of unknown kinds, or of whose end nobody may tell, were left in peace last.
+	absent map[coordinates]bool // owners verified to be absent; a UID is never reused
+	// strangers holds the last recheck delay of objects that have an owner of an unknown kind, or
+	// an owner whose deletion may not be observed.
 	strangers map[controllers.Key]time.Duration
-	reported  map[foreignOwner]bool // references that an Event has named
+	reported  map[foreignOwner]bool // references for which an Event was recorded
 
-	aggregated *aggregated // nil = no server in the cluster serves an API
+	aggregated *aggregated // nil means that the cluster has no aggregated API
 }
 
-// coordinates are all that a reference says of an owner. The UID alone would not do: a reference that bears the UID
-// of an object under another name means nothing that exists, and says nothing about that object.
+// coordinates identify an owner as a reference does. The UID alone is not sufficient: a reference
+// with the UID of an object under another name refers to nothing, and its absence says nothing
+// about that object.
 type coordinates struct {
 	kind            schema.GroupResource
 	namespace, name string
 	uid             types.UID
 }
 
-// maxAbsent bounds the memory of owners that are gone, and that of objects with owners of unknown kinds.
+// maxAbsent is the maximum number of entries of collector.absent, strangers and reported.
 const maxAbsent = 10000
 
 func (c *collector) reconcile(ctx context.Context, k controllers.Key) (time.Duration, error) {
@@ -302,7 +306,8 @@ func (c *collector) hasDependents(all sources, obj api.Object) bool {
 	return len(all.dependents(obj.GetUID())) > 0 || len(c.aggregated.dependents(obj.GetUID())) > 0
 }
 
-// later is when an object is looked at again that has an owner whose end nobody would tell of; 0 for others.
+// later returns when to judge an object again that has an owner whose deletion may not be observed.
+// It returns 0 for other objects.
 func (c *collector) later(k controllers.Key, unseen bool) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -317,10 +322,11 @@ func (c *collector) later(k controllers.Key, unseen bool) time.Duration {
 	return c.strangers[k]
 }
 
-// held reports whether an owner outside of obj's circle holds it. It is an error if an aggregated server on the way does not
-// answer: obj could lose the reference to its last outer owner, and the circle would stay. Where obj is in a circle the API is asked for every
-// owner on the way: two members that lose their outer owners at once would each believe in the other's for as long
-// as the caches lag, and keep the circle for ever.
+// held reports whether an owner outside of obj's circle holds it. It returns an error if the server
+// of an owner on the way does not respond: obj could lose the reference to its last outer owner,
+// and the circle would stay. If obj is in a circle, every owner on the way is read from the API.
+// Otherwise two members that lose their outer owners at the same time could each rely on the stale
+// cached owner of the other, and the circle would stay forever.
 func (c *collector) held(ctx context.Context, all sources, s source, obj api.Object) (bool, error) {
 	for _, live := range []bool{false, true} {
 		kinds := map[types.UID]source{obj.GetUID(): s}
@@ -336,7 +342,7 @@ func (c *collector) held(ctx context.Context, all sources, s source, obj api.Obj
 				kind, ok := all.find(owner.Ref)
 				if !ok {
 					if kind, ok = c.aggregated.source(ctx, owner.Ref); !ok {
-						return nil, controllers.Race("discovery no longer shows %s %s", owner.Ref.APIVersion, owner.Ref.Kind)
+						return nil, controllers.Race("discovery no longer contains %s %s", owner.Ref.APIVersion, owner.Ref.Kind)
 					}
 				}
 				kinds[owner.Ref.UID] = kind
@@ -353,9 +359,9 @@ func (c *collector) held(ctx context.Context, all sources, s source, obj api.Obj
 	return true, nil
 }
 
-// owners looks every owner up, in the cache first unless live; that one is absent is
-// believed only after the API has said so. unseen says that a kind is unknown, or that an owner is there of whose end
-// nobody may tell: the cache has not seen it yet, or is not listened to.
+// owners returns the state of every owner of obj. It uses the cache first unless live is true. An
+// owner counts as absent only if the API confirms it. unseen reports that a kind is unknown, or
+// that an existing owner's deletion may not be observed.
 func (c *collector) owners(ctx context.Context, all sources, s source, obj api.Object, live bool) (out []Owner, unseen bool, err error) {
 	for _, r := range obj.GetOwnerReferences() {
 		o, ok := all.find(r)
@@ -372,7 +378,7 @@ func (c *collector) owners(ctx context.Context, all sources, s source, obj api.O
 			unseen = true
 			continue
 		}
-		follows := c.living.follows(o.kind) // before the cache is asked
+		follows := c.living.follows(o.kind) // before the cache is read
 		owner, ok := o.cached(obj.GetNamespace(), r)
 		if !ok || live {
 			owner, err = c.lookUp(ctx, o, obj.GetNamespace(), r)
@@ -396,7 +402,7 @@ func (c *collector) owners(ctx context.Context, all sources, s source, obj api.O
 	return out, unseen, nil
 }
 
-// lookUp asks the API about an owner; nil is that there is none.
+// lookUp reads an owner from the API. It returns nil if the owner does not exist.
 func (c *collector) lookUp(ctx context.Context, o source, namespace string, r metav1.OwnerReference) (api.Object, error) {
 	if !o.kind.Namespaced {
 		namespace = ""
@@ -410,12 +416,12 @@ func (c *collector) lookUp(ctx context.Context, o source, namespace string, r me
 	}
 	got, err := c.term.Client.Do(ctx, &api.Request{Verb: api.VerbGet, Kind: o.kind, Namespace: namespace, Name: r.Name})
 	if err != nil && !apierrors.IsNotFound(err) {
-		return nil, fmt.Errorf("looking for owner %s %s/%s: %w", r.Kind, namespace, r.Name, err)
+		return nil, fmt.Errorf("reading owner %s %s/%s: %w", r.Kind, namespace, r.Name, err)
 	}
 	if err == nil {
 		owner, ok := got.(api.Object)
 		if !ok {
-			return nil, fmt.Errorf("looking for owner %s %s/%s: answer is a %T", r.Kind, namespace, r.Name, got)
+			return nil, fmt.Errorf("reading owner %s %s/%s: the response is a %T", r.Kind, namespace, r.Name, got)
 		}
 		if owner.GetUID() == r.UID {
 			return owner, nil
@@ -449,7 +455,7 @@ func (c *collector) delete(ctx context.Context, s source, obj api.Object, policy
 	return nil
 }
 
-// update writes a changed copy at the version that was judged.
+// update writes a changed copy of the version that was judged.
 func (c *collector) update(ctx context.Context, s source, obj api.Object, change func(o api.Object)) error {
 	whole, err := s.kind.Whole(obj)
 	if err != nil {
@@ -466,7 +472,8 @@ func (c *collector) update(ctx context.Context, s source, obj api.Object, change
 	return nil
 }
 
-// detach removes exactly these references: two may bear the same UID, and one of them be wrong.
+// detach removes exactly these references. Two references may have the same UID, and one of them
+// may be wrong.
 func (c *collector) detach(ctx context.Context, s source, obj api.Object, lost ...metav1.OwnerReference) error {
 	kept := slices.DeleteFunc(slices.Clone(obj.GetOwnerReferences()), func(r metav1.OwnerReference) bool {
 		return slices.ContainsFunc(lost, func(l metav1.OwnerReference) bool {
@@ -479,8 +486,8 @@ func (c *collector) detach(ctx context.Context, s source, obj api.Object, lost .
 	return c.update(ctx, s, obj, func(o api.Object) { o.SetOwnerReferences(kept) })
 }
 
-// orphan frees the dependents of an owner, then lets it go. The dependents are
-// asked from the API: one that a cache has not seen yet would be collected later.
+// orphan removes the references of an owner's dependents, then the owner's finalizer. The
+// dependents are listed from the API: a dependent that is not cached yet would be deleted later.
 func (c *collector) orphan(ctx context.Context, all sources, s source, owner api.Object) error {
 	var errs []error
 	for _, dep := range all {
@@ -507,7 +514,7 @@ func (c *collector) orphanKind(ctx context.Context, dep source, owner api.Object
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("listing %s to orphan those of %s/%s: %w", dep.kind.Resource, owner.GetNamespace(), owner.GetName(), err)
+		return fmt.Errorf("listing %s to orphan the dependents of %s/%s: %w", dep.kind.Resource, owner.GetNamespace(), owner.GetName(), err)
 	}
 	mine := objs[:0:0]
 	for _, o := range objs {

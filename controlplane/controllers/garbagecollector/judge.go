@@ -1,7 +1,6 @@
-// Package garbagecollector deletes what belonged to objects that are gone, and
-// carries out the propagation policies foreground and orphan. The graph of
-// owners is not kept: it is the informers' caches, indexed by owner UID, so it
-// cannot drift from them.
+// Package garbagecollector deletes the dependents of objects that no longer exist, and implements
+// the propagation policies foreground and orphan. It stores no owner graph: it uses the informers'
+// caches, indexed by owner UID, so the graph cannot become inconsistent with them.
 package garbagecollector
 
 import (
@@ -13,39 +12,42 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// OwnerState is what is known of one owner of an object.
+// OwnerState is the state of one owner of an object.
 type OwnerState int
 
 // States of an owner.
 const (
-	Solid   OwnerState = iota // exists, or cannot be judged: the object stays
-	Absent                    // verified to be gone
-	Waiting                   // being deleted in the foreground: waits for its dependents
+	Solid   OwnerState = iota // exists, or its state is unknown: the object stays
+	Absent                    // verified not to exist
+	Waiting                   // in foreground deletion: waits for its dependents
 )
 
-// Owner is one reference and its state.
+// Owner is one owner reference and its state.
 type Owner struct {
 	Ref    metav1.OwnerReference
 	State  OwnerState
-	Object api.Object // the owner itself where it exists and its kind is known
-	// Unanswered says that the owner's server did not answer, or not with the owner: State is Solid until it does.
+	Object api.Object // the owner, if it exists and its kind is known
+	// Unanswered means that the owner's server did not respond, or returned an invalid object.
+	// State is then Solid.
 	Unanswered bool
 }
 
-// Verdict is what to do with an object because of its owners. The zero Verdict is nothing.
+// Verdict is the decision about an object by the state of its owners. The zero Verdict means no
+// change.
 type Verdict struct {
-	Detach []metav1.OwnerReference    // references to remove, since another owner holds the object
-	Delete metav1.DeletionPropagation // "" = do not delete
+	Detach []metav1.OwnerReference    // references to remove, because another owner holds the object
+	Delete metav1.DeletionPropagation // "" means do not delete
 }
 
-// lostSome says whether some owners are lost and some are not: only then it matters who holds the object.
+// lostSome reports whether some owners are lost and some are not. Only then it matters which owner
+// holds the object.
 func lostSome(owners []Owner) bool {
 	solid := func(o Owner) bool { return o.State == Solid }
 	return slices.ContainsFunc(owners, solid) && slices.ContainsFunc(owners, func(o Owner) bool { return !solid(o) })
 }
 
-// Judge decides about an object that is not being deleted. held is what Held says of it. dependents says whether
-// others depend on it; it is asked only where that matters.
+// Judge decides about an object that is not being deleted. held is the result of Held. dependents
+// reports whether other objects depend on it; Judge calls it only if the result matters.
 func Judge(obj metav1.Object, owners []Owner, held bool, dependents func() bool) Verdict {
 	var solid, waiting int
 	var lost []metav1.OwnerReference
@@ -75,7 +77,7 @@ func Judge(obj metav1.Object, owners []Owner, held bool, dependents func() bool)
 	return Verdict{Delete: metav1.DeletePropagationBackground}
 }
 
-// stateOf judges an owner that exists with the UID of the reference.
+// stateOf returns the state of an owner that exists with the UID of the reference.
 func stateOf(owner metav1.Object) OwnerState {
 	if owner.GetDeletionTimestamp() != nil && slices.Contains(owner.GetFinalizers(), metav1.FinalizerDeleteDependents) {
 		return Waiting
@@ -92,7 +94,7 @@ func ownedBy(o metav1.Object, uid types.UID) bool {
 	return false
 }
 
-// without returns a copy of list that lacks s.
+// without returns a copy of list without s.
 func without(list []string, s string) []string {
 	return slices.DeleteFunc(slices.Clone(list), func(x string) bool { return x == s })
 }
