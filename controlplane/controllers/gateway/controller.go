@@ -1,9 +1,11 @@
-// Package gateway serves the GatewayClasses of Keelson's own controller: it writes what ingressproxy/gateway judges into the
-// statuses of classes, Gateways and routes, and keeps the proxies that serve them.
+// Package gateway serves the GatewayClasses of Keelson's own controller. It writes the results of
+// package ingressproxy/gateway to the statuses of classes, Gateways and routes, and manages the
+// proxies that serve them.
 //
-// The proxies run in a namespace of their own and not in the Gateway's: whoever may make pods in a namespace has the
-// rights of every ServiceAccount there, and a proxy reads Services and routes of all namespaces. It reads no Secrets:
-// it is given the certificates that its Gateway may refer to, and no others.
+// The proxies run in a separate namespace, not in the Gateway's. A user who can create pods in a
+// namespace has the permissions of every ServiceAccount there, and a proxy reads Services and
+// routes of all namespaces. A proxy reads no Secrets: it is given only the certificates to which
+// its Gateway may refer.
 package gateway
 
 import (
@@ -33,22 +35,23 @@ import (
 	"keelson.dev/keelson/ingressproxy/pairs"
 )
 
-// settle is when kinds are looked at again that were defined a moment ago, and again when it is seen to that what served
-// Gateways of a kind that went without a word goes as well.
+// settle is the retry delay while the informer of a new kind is not synced. again is the interval
+// at which proxies of Gateways are removed whose deletion was not observed.
 const (
 	settle = time.Second
 	again  = time.Minute
 )
 
-// all is the one key: what a Gateway's status says depends on routes and grants of all namespaces.
+// all is the only key: the status of a Gateway depends on routes and grants of all namespaces.
 var all = []controllers.Key{{Name: "all"}}
 
-// DefaultImage is that of proxies of no release, which bin/images/entry.tar has beside that of its own.
+// DefaultImage is the image of proxies of a development build. bin/images/entry.tar contains it
+// beside the image of the release.
 const DefaultImage = "keelson.dev/entry:dev"
 
 // Options of New.
 type Options struct {
-	Image string // of the proxies; "" = DefaultImage
+	Image string // image of the proxies; "" means DefaultImage
 }
 
 // New returns the controller.
@@ -87,7 +90,7 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 	}
 }
 
-// ours says whether a kind is one of Gateway API that this controller reads.
+// ours reports whether a kind belongs to the Gateway API and this controller reads it.
 func ours(k *api.Kind) bool {
 	if k.GVK.Group != gw.GroupName {
 		return false
@@ -99,7 +102,7 @@ func ours(k *api.Kind) bool {
 	return false
 }
 
-// when wakes the controller for changes of a kind while there is a Gateway.
+// when returns a Watch that is active while a Gateway exists.
 func when[T api.Object](asked *atomic.Bool, inf cache.SharedIndexInformer) controllers.Watch {
 	return controllers.OnInformer(inf, func(controllers.Change[T]) []controllers.Key {
 		if !asked.Load() {
@@ -114,13 +117,13 @@ type informers struct {
 	kinds                                                         *client.EveryKind
 }
 
-// decoded is an object as its Go type, and the revision that it was made of.
+// decoded is an object converted to its Go type, and the revision of the object.
 type decoded struct {
 	revision string
 	object   any
 }
 
-// reconciler is the thin shell of one leadership. There is one worker.
+// reconciler performs the writes of one leadership. It has one worker.
 type reconciler struct {
 	term    *controllers.Term
 	inf     informers
@@ -130,7 +133,8 @@ type reconciler struct {
 	read    map[types.UID]decoded
 }
 
-// kinds are the kinds of Gateway API that the cluster has, by name; ok is false while one is not known whole.
+// kinds returns the cluster's kinds of the Gateway API, by name. ok is false while an informer is
+// not synced.
 func (r *reconciler) kinds() (found map[string]client.KindInformer, ok bool) {
 	found, ok = map[string]client.KindInformer{}, true
 	for _, one := range r.inf.kinds.Now().Kinds {
@@ -184,7 +188,7 @@ func (r *reconciler) reconcile(ctx context.Context, _ controllers.Key) (time.Dur
 	return 0, errors.Join(errs...)
 }
 
-// decode reads the objects of a kind, those that did not change since the last time by what was made of them then.
+// decode converts the objects of a kind. It reuses the conversion of objects that have not changed.
 func decode[T any](r *reconciler, before map[types.UID]decoded, one client.KindInformer, into *[]*T) error {
 	if one.Kind == nil {
 		return nil
@@ -198,7 +202,8 @@ func decode[T any](r *reconciler, before map[types.UID]decoded, one client.KindI
 			}
 			out := new(T)
 			if err := runtime.DefaultUnstructuredConverter.FromUnstructured(m, out); err != nil {
-				// Its definition has let it in: it is of another release, and of no use to this one.
+				// The installed definition accepted the object: it belongs to another version of
+				// the Gateway API and is ignored.
 				r.term.Log.Warn("an object is not understood", "kind", one.Kind.GVK.String(), "object", controllers.KeyOf(o), "err", err)
 				continue
 			}
@@ -210,7 +215,8 @@ func decode[T any](r *reconciler, before map[types.UID]decoded, one client.KindI
 	return nil
 }
 
-// writeStatus writes a status that is another one. What changes meanwhile is looked at again by its own event.
+// writeStatus writes a status if it changed. It skips objects that have changed in the meantime;
+// their events queue the key again.
 func writeStatus[S any](ctx context.Context, r *reconciler, one client.KindInformer, o metav1.Object, have, want S) error {
 	if equality.Semantic.DeepEqual(have, want) {
 		return nil
@@ -221,7 +227,7 @@ func writeStatus[S any](ctx context.Context, r *reconciler, one client.KindInfor
 	}
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&want)
 	if err != nil {
-		return fmt.Errorf("the status of %s %s: %w", one.Kind.GVK.Kind, controllers.KeyOf(stored), err)
+		return fmt.Errorf("converting the status of %s %s: %w", one.Kind.GVK.Kind, controllers.KeyOf(stored), err)
 	}
 	next := stored.DeepCopy()
 	next.Set("status", content)

@@ -21,7 +21,8 @@ import (
 	"keelson.dev/keelson/ingressproxy/gateway"
 )
 
-// provide makes what serves a Gateway, or takes it away where nothing is to be served.
+// provide creates or updates the proxy of a Gateway. It deletes the proxy of a Gateway that serves
+// no listener.
 func (r *reconciler) provide(ctx context.Context, w *gateway.World, g *gateway.Gateway) error {
 	ports := g.Serves()
 	if len(ports) == 0 {
@@ -53,7 +54,7 @@ func (r *reconciler) provide(ctx context.Context, w *gateway.World, g *gateway.G
 				func(have *corev1.Secret) bool { return equality.Semantic.DeepEqual(o.Data, have.Data) })
 		case *appsv1.Deployment:
 			err = ensure(ctx, r, r.inf.deployments, o, func(next, want *appsv1.Deployment) {
-				count := next.Spec.Replicas // how many there are is somebody else's to choose
+				count := next.Spec.Replicas // users or autoscalers choose the number of replicas
 				next.Spec = want.Spec
 				next.Spec.Replicas = count
 			}, func(have *appsv1.Deployment) bool {
@@ -65,7 +66,7 @@ func (r *reconciler) provide(ctx context.Context, w *gateway.World, g *gateway.G
 	return errors.Join(errs...)
 }
 
-// ensure makes an object, or makes it again what it was to be.
+// ensure creates an object, or updates it if it differs from its specification.
 func ensure[T api.Object](ctx context.Context, r *reconciler, inf cache.SharedIndexInformer, want T, into func(next, want T), same func(have T) bool) error {
 	have, ok := controllers.Cached[T](inf, want.GetNamespace(), want.GetName())
 	if !ok {
@@ -86,7 +87,8 @@ func ensure[T api.Object](ctx context.Context, r *reconciler, inf cache.SharedIn
 	next.SetLabels(want.GetLabels())
 	notes := want.GetAnnotations()
 	for k, v := range have.GetAnnotations() {
-		// Other controllers note there what they did; what a Gateway once asked for goes.
+		// Keep annotations of other controllers; remove annotations that the Gateway no longer
+		// requests.
 		if _, ours := notes[k]; !ours && (strings.Contains(k, "kubernetes.io/") || strings.HasPrefix(k, "keelson.dev/")) {
 			notes[k] = v
 		}
@@ -98,7 +100,7 @@ func ensure[T api.Object](ctx context.Context, r *reconciler, inf cache.SharedIn
 	return nil
 }
 
-// remove takes away what was made for a Gateway.
+// remove deletes the objects of a Gateway's proxy.
 func (r *reconciler) remove(ctx context.Context, name string) error {
 	return errors.Join(
 		drop[*appsv1.Deployment](ctx, r, r.inf.deployments, name), drop[*corev1.Service](ctx, r, r.inf.services, name),
@@ -119,8 +121,8 @@ func drop[T api.Object](ctx context.Context, r *reconciler, inf cache.SharedInde
 	return nil
 }
 
-// sweep takes away what was made for Gateways that are gone. It believes the store alone: a kind whose objects are not
-// known here would look like one without any.
+// sweep deletes the proxies of Gateways that no longer exist. It confirms that with the API: a kind
+// whose informer has not started looks as if it had no objects.
 func (r *reconciler) sweep(ctx context.Context, j *gateway.Judgement, kinds map[string]client.KindInformer) error {
 	wanted := map[string]bool{}
 	for _, g := range j.Gateways {
@@ -138,10 +140,10 @@ func (r *reconciler) sweep(ctx context.Context, j *gateway.Judgement, kinds map[
 			namespace, object, _ := strings.Cut(of, "/")
 			_, err := r.term.Client.Do(ctx, &api.Request{Verb: api.VerbGet, Kind: k, Namespace: namespace, Name: object})
 			if err == nil && kinds["Gateway"].Kind == nil {
-				continue // its informer has not begun
+				continue // its informer has not started
 			}
 			if err != nil && !apierrors.IsNotFound(err) {
-				errs = append(errs, fmt.Errorf("looking for Gateway %s: %w", of, err))
+				errs = append(errs, fmt.Errorf("reading Gateway %s: %w", of, err))
 				continue
 			}
 		}
@@ -150,7 +152,7 @@ func (r *reconciler) sweep(ctx context.Context, j *gateway.Judgement, kinds map[
 	return errors.Join(errs...)
 }
 
-// gatewayKind is the kind of Gateways, nil where none is served.
+// gatewayKind returns the kind of Gateways, or nil if it is not served.
 func (r *reconciler) gatewayKind() *api.Kind {
 	for _, k := range r.term.Client.Kinds().Table().Stored() {
 		if k.GVK.Group == gw.GroupName && k.GVK.Kind == "Gateway" {
@@ -160,7 +162,8 @@ func (r *reconciler) gatewayKind() *api.Kind {
 	return nil
 }
 
-// collect finds the names of what was made for Gateways that are not wanted, and the Gateway of each.
+// collect adds to gone the names of proxy objects whose Gateway is not wanted, with the Gateway of
+// each.
 func collect(inf cache.SharedIndexInformer, wanted map[string]bool, gone map[string]string) {
 	list, _ := inf.GetIndexer().ByIndex(cache.NamespaceIndex, Namespace)
 	for _, found := range list {
@@ -173,7 +176,7 @@ func collect(inf cache.SharedIndexInformer, wanted map[string]bool, gone map[str
 	}
 }
 
-// serving is what is known of a Gateway's proxies.
+// serving returns the state of a Gateway's proxies.
 func (r *reconciler) serving(g *gateway.Gateway, failed error) (s gateway.Serving) {
 	name := nameOf(g.Object.Namespace, g.Object.Name)
 	if failed != nil {
@@ -192,12 +195,12 @@ func (r *reconciler) serving(g *gateway.Gateway, failed error) (s gateway.Servin
 		}
 	}
 	if len(s.Addresses) == 0 {
-		s.Unaddressed = fmt.Sprintf("Service %s/%s of type LoadBalancer has no address: is there a pool of addresses? 'kubectl describe service -n %s %s' says more",
+		s.Unaddressed = fmt.Sprintf("Service %s/%s of type LoadBalancer has no address: check that a pool of addresses is configured; for details: kubectl describe service -n %s %s",
 			Namespace, name, Namespace, name)
 	}
 	d, ok := controllers.Cached[*appsv1.Deployment](r.inf.deployments, Namespace, name)
 	if s.Waiting == "" && (!ok || d.Status.AvailableReplicas == 0) {
-		s.Waiting = fmt.Sprintf("no pod of Deployment %s/%s is ready: 'kctl why deployment/%s -n %s' says why", Namespace, name, name, Namespace)
+		s.Waiting = fmt.Sprintf("no pod of Deployment %s/%s is ready; for the reason: kctl why deployment/%s -n %s", Namespace, name, name, Namespace)
 	}
 	return s
 }

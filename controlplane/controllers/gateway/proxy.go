@@ -19,21 +19,23 @@ import (
 	"keelson.dev/keelson/ingressproxy/gateway"
 )
 
-// Namespace is where the proxies run.
+// Namespace is the namespace of the proxies.
 const Namespace = "keelson-entry"
 
 const (
-	// ofLabel is on everything that is made for Gateways; its value is the name of what is made.
+	// ofLabel is on all objects of a proxy; its value is the name of the object.
 	ofLabel = "keelson.dev/gateway"
-	// gatewayNote is the Gateway, as namespace/name, and madeOf a digest of what an object was made as.
+	// gatewayNote is the Gateway, as namespace/name. madeOf is a digest of the specification of the
+	// created object.
 	gatewayNote = "keelson.dev/for-gateway"
 	madeOf      = "keelson.dev/made-of"
-	// statusPort is where a proxy says whether it is ready: no listener can have it.
+	// statusPort is the port of a proxy's readiness endpoint: no listener may use it.
 	statusPort = 10254
 	replicas   = 2
 )
 
-// nameOf is the name of what is made for a Gateway: a DNS label, which Gateways' names need not be.
+// nameOf returns the name of the objects of a Gateway's proxy. It is a DNS label, which the name of
+// a Gateway need not be.
 func nameOf(namespace, name string) string {
 	sum := sha256.Sum256([]byte(namespace + "/" + name))
 	head := []byte(name)
@@ -45,7 +47,8 @@ func nameOf(namespace, name string) string {
 	return "gw-" + string(head[:min(len(head), 40)]) + "-" + hex.EncodeToString(sum[:5])
 }
 
-// proxy is what is made for a Gateway that listens on ports, with the Secret of its certificates.
+// proxy returns the objects of the proxy of a Gateway that listens on ports, including the Secret
+// with its certificates.
 func proxy(g *gateway.Gateway, ports []int32, image string, certificates map[string][]byte) []api.Object {
 	o := g.Object
 	name := nameOf(o.Namespace, o.Name)
@@ -92,7 +95,7 @@ func proxy(g *gateway.Gateway, ports []int32, image string, certificates map[str
 		ObjectMeta: metav1.ObjectMeta{Labels: maps.Clone(labels), Annotations: maps.Clone(notes)},
 		Spec: corev1.PodSpec{
 			ServiceAccountName: name, TerminationGracePeriodSeconds: &grace,
-			// A port below 1024 is a listener's as any other.
+			// Listeners may use ports below 1024.
 			SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: &yes, RunAsUser: &user, RunAsGroup: &user, FSGroup: &user,
 				SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 				Sysctls:        []corev1.Sysctl{{Name: "net.ipv4.ip_unprivileged_port_start", Value: "0"}}},
@@ -124,7 +127,7 @@ func proxy(g *gateway.Gateway, ports []int32, image string, certificates map[str
 	return out
 }
 
-// labelValue is a name as a label, shortened where it is too long for one.
+// labelValue returns a name as a label value, shortened if it is too long.
 func labelValue(name string) string {
 	if len(name) <= 63 {
 		return name
@@ -133,7 +136,7 @@ func labelValue(name string) string {
 	return name[:52] + "-" + hex.EncodeToString(sum[:5])
 }
 
-// digest tells what an object was made as.
+// digest returns a digest of an object's specification.
 func digest(o api.Object) string {
 	data, err := json.Marshal(o)
 	if err != nil {
