@@ -7,12 +7,13 @@ import (
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 )
 
-// History is what an autoscaler did and wanted within the longest time that its rules look back. It is never stored:
-// with a new leadership it begins with the replicas that are there, which holds a scale down for a whole window.
+// History holds an autoscaler's recommendations and scalings for as long as its rules may need
+// them. It is not stored. A new leadership starts with the current replicas as the only
+// recommendation, which delays a scale-down by a whole stabilization window.
 type History struct {
-	Wanted  []Moment // the recommendations, before rules
-	Added   []Moment // by how much the target was scaled up
-	Removed []Moment // by how much the target was scaled down
+	Wanted  []Moment // the recommendations before rules are applied
+	Added   []Moment // numbers of added replicas
+	Removed []Moment // numbers of removed replicas
 }
 
 // Moment is a number of replicas at a time.
@@ -21,14 +22,15 @@ type Moment struct {
 	N  int32
 }
 
-// memory is how long anything is remembered: the longest window and the longest period that are valid are below it.
+// memory is the retention of a History. Valid stabilization windows and policy periods are at most
+// this long.
 const memory = time.Hour
 
-// most is how many moments are remembered of each sort: an hour of recommendations with room for those that an event
-// causes in between.
+// most is the maximum number of moments in each list: an hour of recommendations, with a reserve
+// for those that events cause in between.
 const most = 1024
 
-// with is the moments and one more, without those that no rule can ask for. It does not change the given ones.
+// with returns list with m appended, without expired moments. It does not modify list.
 func with(list []Moment, m Moment) []Moment {
 	out := make([]Moment, 0, len(list)+1)
 	for _, old := range list {
@@ -40,7 +42,7 @@ func with(list []Moment, m Moment) []Moment {
 	return out[max(0, len(out)-most):]
 }
 
-// since adds up what lies within a period before now.
+// since returns the sum of the moments within period before now.
 func since(list []Moment, period time.Duration, now time.Time) (n int64) {
 	for _, m := range list {
 		if m.At.After(now.Add(-period)) {
@@ -50,15 +52,16 @@ func since(list []Moment, period time.Duration, now time.Time) (n int64) {
 	return n
 }
 
-// rules are the rules of one direction with everything filled in.
+// rules are the scaling rules of one direction, with defaults applied.
 type rules struct {
 	window   time.Duration
 	choose   autoscalingv2.ScalingPolicySelect
 	policies []autoscalingv2.HPAScalingPolicy
 }
 
-// rulesOf are the rules of both directions. An object that was stored with rules has them filled in; one without has
-// the documented ones: down any number after five minutes, up the double or four more every 15 seconds.
+// rulesOf returns the rules of both directions. A stored behavior has its defaults applied already.
+// Without a behavior the documented defaults apply: scale down by any number after five minutes;
+// scale up to double or by four pods every 15 seconds.
 func rulesOf(b *autoscalingv2.HorizontalPodAutoscalerBehavior, o Options) (down, up rules) {
 	double := autoscalingv2.HPAScalingPolicy{Type: autoscalingv2.PercentScalingPolicy, Value: 100, PeriodSeconds: 15}
 	four := autoscalingv2.HPAScalingPolicy{Type: autoscalingv2.PodsScalingPolicy, Value: 4, PeriodSeconds: 15}
@@ -87,7 +90,7 @@ func (r *rules) set(h *autoscalingv2.HPAScalingRules) {
 	}
 }
 
-// toleranceOf is the tolerance of both directions.
+// toleranceOf returns the tolerance of both directions.
 func toleranceOf(b *autoscalingv2.HorizontalPodAutoscalerBehavior, o Options) tolerance {
 	t := tolerance{down: o.Tolerance, up: o.Tolerance}
 	if b == nil {
@@ -102,8 +105,9 @@ func toleranceOf(b *autoscalingv2.HorizontalPodAutoscalerBehavior, o Options) to
 	return t
 }
 
-// stabilize is the wanted number as far as the windows let it: no more than everything that was wanted within the window
-// of scaling up asks for, no less than anything within that of scaling down does.
+// stabilize limits the wanted number by the recommendations in the stabilization windows. It scales
+// up to at most the lowest recommendation in the scale-up window. It scales down to at least the
+// highest recommendation in the scale-down window.
 func stabilize(wanted, current int32, past []Moment, down, up rules, now time.Time) int32 {
 	least, highest := wanted, wanted
 	for _, m := range past {
@@ -117,7 +121,7 @@ func stabilize(wanted, current int32, past []Moment, down, up rules, now time.Ti
 	return min(max(current, least), highest)
 }
 
-// ceiling is the largest number that the policies of scaling up allow now; it is never below current.
+// ceiling returns the largest number that the scale-up policies permit now. It is at least current.
 func (r rules) ceiling(current int32, h History, now time.Time) int32 {
 	limit := r.limit(current, h, now, func(start, value int64, percent bool) int64 {
 		if percent {
@@ -133,7 +137,7 @@ func (r rules) ceiling(current int32, h History, now time.Time) int32 {
 	return int32(min(math.MaxInt32, max(int64(current), limit)))
 }
 
-// floor is the smallest number that the policies of scaling down allow now; it is never above current.
+// floor returns the smallest number that the scale-down policies permit now. It is at most current.
 func (r rules) floor(current int32, h History, now time.Time) int32 {
 	limit := r.limit(current, h, now, func(start, value int64, percent bool) int64 {
 		if percent {
@@ -149,7 +153,8 @@ func (r rules) floor(current int32, h History, now time.Time) int32 {
 	return int32(max(0, min(int64(current), limit)))
 }
 
-// limit is what the chosen one of the policies allows, each counted from the number at the beginning of its period.
+// limit returns the limit of the policy that choose selects. Each policy counts from the number of
+// replicas at the start of its period.
 func (r rules) limit(current int32, h History, now time.Time, apply func(start, value int64, percent bool) int64,
 	choose func(a, b int64) int64) int64 {
 	if r.choose == autoscalingv2.DisabledPolicySelect || len(r.policies) == 0 {

@@ -23,22 +23,24 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Period is how often each autoscaler is judged.
+// Period is the interval at which each autoscaler is evaluated.
 const Period = 15 * time.Second
 
-// Source is where metrics are read. All values are in thousandths of the metric's unit. Every call ends with its context.
+// Source reads metrics. All values are in thousandths of the metric's unit. Every call returns when
+// its context is canceled.
 type Source interface {
-	// Resource is what each of the pods uses of a resource: in one container, or in all of them with "".
+	// Resource returns the usage of a resource by each pod: by one container, or by all containers
+	// if container is "".
 	Resource(ctx context.Context, namespace string, of labels.Selector, name corev1.ResourceName, container string) (Samples, error)
-	// Pods is a metric of each of the pods.
+	// Pods returns a metric of each pod.
 	Pods(ctx context.Context, namespace string, of labels.Selector, m autoscalingv2.MetricIdentifier) (Samples, error)
-	// Object is a metric of one object.
+	// Object returns a metric of one object.
 	Object(ctx context.Context, namespace string, of autoscalingv2.CrossVersionObjectReference, m autoscalingv2.MetricIdentifier) (int64, error)
-	// External is a metric from outside the cluster: the sum of all that match.
+	// External returns the sum of all matching values of a metric from outside the cluster.
 	External(ctx context.Context, namespace string, m autoscalingv2.MetricIdentifier) (int64, error)
 }
 
-// New returns the controller of autoscalers, which reads metrics from source.
+// New returns the controller of HorizontalPodAutoscalers. It reads metrics from source.
 func New(d controllers.Deps, source Source, o Options) *controllers.Controller {
 	autoscalers := client.Informer[*autoscalingv2.HorizontalPodAutoscaler](d.Informers)
 	pods := client.Informer[*corev1.Pod](d.Informers)
@@ -65,7 +67,8 @@ func New(d controllers.Deps, source Source, o Options) *controllers.Controller {
 	}
 }
 
-// specChanges leaves out changes of the status, which are this controller's own: they would undo its period.
+// specChanges ignores changes of the status. The controller itself makes them, and they would
+// shorten its period.
 func specChanges(c controllers.Change[*autoscalingv2.HorizontalPodAutoscaler]) []controllers.Key {
 	if c.Type == controllers.Updated && c.Old.UID == c.New.UID && c.Old.Generation == c.New.Generation {
 		return nil
@@ -73,14 +76,14 @@ func specChanges(c controllers.Change[*autoscalingv2.HorizontalPodAutoscaler]) [
 	return []controllers.Key{controllers.KeyOf(c.New)}
 }
 
-// memo is what is remembered of one autoscaler for as long as the leadership lasts.
+// memo is the state of one autoscaler during the leadership.
 type memo struct {
 	uid      types.UID
 	history  History
-	selector labels.Selector // of its target; nil = not known
+	selector labels.Selector // selector of the target; nil means unknown
 }
 
-// reconciler is the thin shell of one leadership.
+// reconciler performs the reads and writes of one leadership.
 type reconciler struct {
 	term    *controllers.Term
 	source  Source
@@ -132,7 +135,7 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	return Period, nil
 }
 
-// look fills in what the selector of the target selects, and what was measured.
+// look adds the pods of the target and the readings of the metrics to the snapshot.
 func (r *reconciler) look(ctx context.Context, key controllers.Key, s *Snapshot) {
 	if s.Target.Selector == "" {
 		return
@@ -172,7 +175,7 @@ func (r *reconciler) measure(ctx context.Context, namespace string, of labels.Se
 	return out
 }
 
-// remembered is the past of an autoscaler; another of the same name has none.
+// remembered returns the history of an autoscaler. It is empty for another object of the same name.
 func (r *reconciler) remembered(key controllers.Key, uid types.UID) History {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -192,8 +195,8 @@ func (r *reconciler) remember(key controllers.Key, h History) {
 	r.known[key] = m
 }
 
-// sharing notes the selector of an autoscaler's target and names the other autoscalers whose targets select some of the
-// same pods.
+// sharing records the selector of an autoscaler's target. It returns the names of other autoscalers
+// whose targets select some of the same pods.
 func (r *reconciler) sharing(key controllers.Key, uid types.UID, selector labels.Selector, pods []*corev1.Pod) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -213,7 +216,7 @@ func (r *reconciler) sharing(key controllers.Key, uid types.UID, selector labels
 	return names
 }
 
-// scaleOf reads the scale of the target.
+// scaleOf returns the kind and the scale of the target.
 func (r *reconciler) scaleOf(ctx context.Context, h *autoscalingv2.HorizontalPodAutoscaler) (*api.Kind, *autoscalingv1.Scale, error) {
 	ref := h.Spec.ScaleTargetRef
 	kind, err := kindOf(r.term.Client.Kinds(), ref)
@@ -234,7 +237,8 @@ func (r *reconciler) scaleOf(ctx context.Context, h *autoscalingv2.HorizontalPod
 	return kind, scale, nil
 }
 
-// kindOf is the kind that a reference means, in the version that it names where that is served, or in another.
+// kindOf returns the kind of a reference. If the reference's version is not served it returns
+// another version of the kind.
 func kindOf(kinds *api.Kinds, ref autoscalingv2.CrossVersionObjectReference) (*api.Kind, error) {
 	gv, err := schema.ParseGroupVersion(ref.APIVersion)
 	if err != nil {
@@ -251,7 +255,8 @@ func kindOf(kinds *api.Kinds, ref autoscalingv2.CrossVersionObjectReference) (*a
 	return nil, fmt.Errorf("no matches for kind %q in group %q", ref.Kind, gv.Group)
 }
 
-// write asks the target for another number of replicas, unless somebody else has changed it since it was read.
+// write updates the target's replicas. It fails with a conflict if the target has changed since
+// scale was read.
 func (r *reconciler) write(ctx context.Context, kind *api.Kind, namespace string, scale *autoscalingv1.Scale, replicas int32) error {
 	next := scale.DeepCopy()
 	next.Spec.Replicas = replicas

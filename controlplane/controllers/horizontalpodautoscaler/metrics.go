@@ -10,15 +10,15 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// proposal is what one metric calls for.
+// proposal is the number of replicas that one metric requires.
 type proposal struct {
 	replicas int32
-	name     string // of the metric, for people
+	name     string // description of the metric
 	status   autoscalingv2.MetricStatus
 	err      error
 }
 
-// failureReason is that of the event and the condition where a metric cannot be used.
+// failureReason returns the reason of the event and the condition for a metric that cannot be used.
 func failureReason(t autoscalingv2.MetricSourceType) string {
 	switch t {
 	case autoscalingv2.ResourceMetricSourceType, autoscalingv2.ContainerResourceMetricSourceType, autoscalingv2.PodsMetricSourceType,
@@ -28,7 +28,7 @@ func failureReason(t autoscalingv2.MetricSourceType) string {
 	return "InvalidMetricSourceType"
 }
 
-// propose is what a metric calls for, by what was read of it.
+// propose returns the proposal of a metric for a reading.
 func (s Snapshot) propose(m *autoscalingv2.MetricSpec, r Reading) proposal {
 	p := proposal{status: autoscalingv2.MetricStatus{Type: m.Type}}
 	if r.Err != nil {
@@ -63,7 +63,7 @@ func (s Snapshot) propose(m *autoscalingv2.MetricSpec, r Reading) proposal {
 	return p
 }
 
-// proposeResource is for a resource of pods, or of one container of each.
+// proposeResource computes the proposal of a resource of pods, or of one container of each pod.
 func (s Snapshot) proposeResource(p *proposal, name corev1.ResourceName, container string, t autoscalingv2.MetricTarget, r Reading,
 	now *autoscalingv2.MetricValueStatus) {
 	if t.AverageUtilization == nil {
@@ -86,7 +86,7 @@ func (s Snapshot) proposeResource(p *proposal, name corev1.ResourceName, contain
 	now.AverageUtilization, now.AverageValue = &u.percent, milli(u.average)
 }
 
-// proposeAverage is for the average of what pods use.
+// proposeAverage computes the proposal of a target average per pod.
 func (s Snapshot) proposeAverage(p *proposal, name corev1.ResourceName, t autoscalingv2.MetricTarget, r Reading,
 	now *autoscalingv2.MetricValueStatus) {
 	if t.AverageValue == nil {
@@ -102,7 +102,7 @@ func (s Snapshot) proposeAverage(p *proposal, name corev1.ResourceName, t autosc
 	now.AverageValue = milli(u.average)
 }
 
-// proposeValue is for one value of the target as a whole, of an object or from outside the cluster.
+// proposeValue computes the proposal of a single value, of an object or from outside the cluster.
 func (s Snapshot) proposeValue(p *proposal, t autoscalingv2.MetricTarget, r Reading, now *autoscalingv2.MetricValueStatus) {
 	tolerance := toleranceOf(s.Autoscaler.Spec.Behavior, s.Options)
 	switch {

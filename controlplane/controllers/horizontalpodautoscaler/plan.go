@@ -1,5 +1,6 @@
-// Package horizontalpodautoscaler scales workloads to their load: from what metrics say, a number of replicas that would
-// bring them to their targets, then what the windows and policies of the autoscaler leave of it.
+// Package horizontalpodautoscaler scales workloads by their load. It computes the number of
+// replicas that brings the metrics to their targets, and limits it by the stabilization windows,
+// policies and bounds of the autoscaler.
 package horizontalpodautoscaler
 
 import (
@@ -16,61 +17,61 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds"
 )
 
-// Options are what holds for all autoscalers.
+// Options apply to all autoscalers.
 type Options struct {
-	Tolerance              float64       // how far a ratio may be from 1 before it changes anything
-	CPUInitialization      time.Duration // how long after its start a pod's use of CPU may be that of its start
-	InitialReadiness       time.Duration // within this after its start, a pod that is not ready was never ready
-	DownscaleStabilization time.Duration // the window of scaling down where an autoscaler has none
+	Tolerance              float64       // maximum deviation of a ratio from 1 that causes no scaling
+	CPUInitialization      time.Duration // time after the start of a pod in which its CPU usage may be startup load
+	InitialReadiness       time.Duration // a pod that became unready within this time after its start was never ready
+	DownscaleStabilization time.Duration // scale-down window of an autoscaler that specifies none
 }
 
-// Defaults are those of Kubernetes.
+// Defaults are the defaults of Kubernetes.
 var Defaults = Options{Tolerance: 0.1, CPUInitialization: 5 * time.Minute, InitialReadiness: 30 * time.Second,
 	DownscaleStabilization: 5 * time.Minute}
 
-// Target is what the scale of the target says.
+// Target is the scale of the target.
 type Target struct {
 	Spec, Status int32
 	Selector     string
 }
 
-// Reading is what was read of one of the metrics of an autoscaler.
+// Reading is the result of reading one metric of an autoscaler.
 type Reading struct {
 	Samples Samples // of pods: Resource, ContainerResource, Pods
 	Value   int64   // of Object and External, in thousandths
 	Err     error
 }
 
-// Snapshot is all that a plan judges by.
+// Snapshot is the input of Plan.
 type Snapshot struct {
 	Autoscaler *autoscalingv2.HorizontalPodAutoscaler
 	Target     Target
-	TargetErr  error         // why the target cannot be read; then Target says nothing
-	Pods       []*corev1.Pod // what the target's selector selects
-	PodsErr    error         // why the selector selects nothing: it is wrong
+	TargetErr  error         // error of reading the target; Target is then invalid
+	Pods       []*corev1.Pod // pods that the target's selector matches
+	PodsErr    error         // error of parsing the selector
 	Shared     []string      // other autoscalers whose targets select some of the same pods
-	Readings   []Reading     // one of each of spec.metrics; unused unless Measures
+	Readings   []Reading     // one per element of spec.metrics; unused unless Measures returns true
 	History    History
 	Options    Options
 	Now        time.Time
 }
 
-// Event is one to record on the autoscaler.
+// Event is an event of the autoscaler.
 type Event struct{ Type, Reason, Message string }
 
-// Step is what to do now.
+// Step is the next step.
 type Step struct {
 	Rescale  bool
-	Replicas int32  // what to write to the scale, if Rescale
-	Reason   string // why, for people
+	Replicas int32  // the number to write to the scale if Rescale is true
+	Reason   string // description of the reason
 	Status   autoscalingv2.HorizontalPodAutoscalerStatus
 	Events   []Event
 	History  History
-	// Failure is what keeps the autoscaler from judging, nil if nothing does.
+	// Failure is the error that prevents the autoscaler from scaling, or nil.
 	Failure error
 }
 
-// bounds are the fewest and most replicas.
+// bounds returns the minimum and maximum replicas.
 func bounds(h *autoscalingv2.HorizontalPodAutoscaler) (least, most int32) {
 	least = 1
 	if h.Spec.MinReplicas != nil {
@@ -79,15 +80,15 @@ func bounds(h *autoscalingv2.HorizontalPodAutoscaler) (least, most int32) {
 	return least, h.Spec.MaxReplicas
 }
 
-// Measures says whether the metrics decide. They do not where the number of replicas is outside the bounds, or where the
-// target is switched off.
+// Measures reports whether the metrics decide the number of replicas. They do not if the number is
+// outside the bounds or scaling is disabled.
 func Measures(h *autoscalingv2.HorizontalPodAutoscaler, t Target) bool {
 	least, most := bounds(h)
 	return !switchedOff(h, t) && t.Spec >= least && t.Spec <= most
 }
 
-// switchedOff reports whether somebody else scaled the target to zero. What the autoscaler itself scaled to zero, it
-// scales up again.
+// switchedOff reports whether a user scaled the target to zero. A target that the autoscaler itself
+// scaled to zero is scaled up again.
 func switchedOff(h *autoscalingv2.HorizontalPodAutoscaler, t Target) bool {
 	if t.Spec != 0 {
 		return false
@@ -99,7 +100,7 @@ func switchedOff(h *autoscalingv2.HorizontalPodAutoscaler, t Target) bool {
 	return !own || least == 0 && !kinds.MeasuresWithoutPods(&h.Spec)
 }
 
-// Plan decides the next step.
+// Plan computes the next step.
 func Plan(s Snapshot) Step {
 	step := Step{Status: *s.Autoscaler.Status.DeepCopy(), History: s.History}
 	step.Status.ObservedGeneration = new(s.Autoscaler.Generation)
@@ -146,7 +147,7 @@ func Plan(s Snapshot) Step {
 	return step
 }
 
-// Rescaled is the step after its number was written, or could not be.
+// Rescaled returns the step after its scale was written. err is the error of that write.
 func (s Snapshot) Rescaled(step Step, err error) Step {
 	step.Events = slices.Clip(step.Events)
 	if err != nil {
@@ -176,8 +177,9 @@ func (s Snapshot) Rescaled(step Step, err error) Step {
 	return step
 }
 
-// measure is the largest number that a metric calls for, and which does. A metric that cannot be read is left out where
-// the others call for more; it keeps the target from being scaled down, for it might have called for more.
+// measure returns the largest number of replicas that a metric requires, and the name of the
+// metric. A metric that cannot be read is ignored if other metrics require a scale-up. It prevents
+// a scale-down, because it might require more replicas.
 func (s Snapshot) measure(step *Step) (wanted int32, name string, err error) {
 	if err := s.selectable(step); err != nil {
 		return 0, "", err
@@ -223,7 +225,7 @@ func (s Snapshot) reading(i int) Reading {
 	return Reading{Err: errNoSamples}
 }
 
-// selectable says why the pods of the target cannot be told from others.
+// selectable returns an error if the target's selector does not identify its pods.
 func (s Snapshot) selectable(step *Step) error {
 	var err error
 	reason, event := "InvalidSelector", "InvalidSelector"
@@ -243,13 +245,13 @@ func (s Snapshot) selectable(step *Step) error {
 	return err
 }
 
-// restrain is what windows, policies and bounds leave of the wanted number.
+// restrain limits the wanted number by the stabilization windows, policies and bounds.
 func (s Snapshot) restrain(step *Step, wanted int32) int32 {
 	current := s.Target.Spec
 	least, most := bounds(s.Autoscaler)
 	down, up := rulesOf(s.Autoscaler.Spec.Behavior, s.Options)
 	past := s.History.Wanted
-	if len(past) == 0 { // begun now: what is there is what was wanted
+	if len(past) == 0 { // a new leadership: the current number counts as the last recommendation
 		past = with(nil, Moment{s.Now, current})
 	}
 	step.History.Wanted = with(past, Moment{s.Now, wanted})
@@ -294,7 +296,7 @@ func (s *Step) warn(reason, format string, args ...any) {
 	s.Events = append(s.Events, Event{corev1.EventTypeWarning, reason, fmt.Sprintf(format, args...)})
 }
 
-// condition sets a condition; its time moves only when its status does.
+// condition sets a condition. The transition time changes only with the status.
 func (s Snapshot) condition(step *Step, t autoscalingv2.HorizontalPodAutoscalerConditionType, is bool, reason, message string) {
 	c := autoscalingv2.HorizontalPodAutoscalerCondition{Type: t, Status: corev1.ConditionFalse, Reason: reason, Message: message,
 		LastTransitionTime: metav1.NewTime(s.Now), ObservedGeneration: new(s.Autoscaler.Generation)}

@@ -12,25 +12,26 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// Sample is one measured value. Value is in thousandths of the metric's unit, as resource.Quantity.MilliValue tells it.
+// Sample is one measured value. Value is in thousandths of the metric's unit, as
+// resource.Quantity.MilliValue returns it.
 type Sample struct {
 	Value  int64
 	At     time.Time
-	Window time.Duration // what At ends; 0 = a value of one moment
+	Window time.Duration // measurement interval that ends at At; 0 means an instantaneous value
 }
 
-// Samples are measured values by the name of the pod.
+// Samples are measured values by pod name.
 type Samples map[string]Sample
 
-// tolerance is how far a ratio may be from 1 in either direction before it changes anything.
+// tolerance is the maximum deviation of a ratio from 1, in each direction, that causes no scaling.
 type tolerance struct{ down, up float64 }
 
 func (t tolerance) covers(ratio float64) bool { return 1-t.down <= ratio && ratio <= 1+t.up }
 
-// count is a number of replicas out of a product, rounded up, within what an int32 holds.
+// count rounds a product up to a number of replicas, within the range of an int32.
 func count(f float64) int32 {
 	switch f = math.Ceil(f); {
-	case !(f > 0): // also what is not a number
+	case !(f > 0): // also NaN
 		return 0
 	case f >= math.MaxInt32:
 		return math.MaxInt32
@@ -38,17 +39,18 @@ func count(f float64) int32 {
 	return int32(f)
 }
 
-// errNoSamples is told where no pod of the target has a sample that counts.
+// errNoSamples is returned if no pod of the target has a usable sample.
 var errNoSamples = errors.New("no metrics of the target's pods: they may not be ready, or none are collected yet")
 
-// sorted are the pods of a target by what is known of them.
+// sorted divides the pods of a target by their samples.
 type sorted struct {
-	ready   []*corev1.Pod // have a sample that counts
-	unready []*corev1.Pod // too young for their sample to say anything
+	ready   []*corev1.Pod // have a usable sample
+	unready []*corev1.Pod // too young: their sample is not usable
 	missing []*corev1.Pod // have no sample
 }
 
-// sortPods sorts pods. Those that end or have failed are in none of the lists: their load moves to others.
+// sortPods divides pods by their samples. Terminating and failed pods are in none of the lists,
+// because their load moves to other pods.
 func sortPods(pods []*corev1.Pod, samples Samples, resource corev1.ResourceName, now time.Time, o Options) sorted {
 	var s sorted
 	for _, p := range pods {
@@ -68,9 +70,10 @@ func sortPods(pods []*corev1.Pod, samples Samples, resource corev1.ResourceName,
 	return s
 }
 
-// starting says whether a pod's use of CPU is still that of its start. Within the initialization period that is so until
-// a whole window was measured while it was ready; after it, only of a pod that became unready within the initial
-// readiness delay, which is taken for one that was never ready.
+// starting reports whether a pod's CPU usage is still startup load. Within the initialization
+// period that is so until a whole measurement interval passed while the pod was ready. After that
+// period it is so only for a pod that became unready within the initial readiness delay; such a pod
+// counts as never ready.
 func starting(p *corev1.Pod, s Sample, now time.Time, o Options) bool {
 	ready := controllers.PodCondition(p, corev1.PodReady)
 	if ready == nil || p.Status.StartTime == nil {
@@ -83,28 +86,29 @@ func starting(p *corev1.Pod, s Sample, now time.Time, o Options) bool {
 	return ready.Status == corev1.ConditionFalse && start.Add(o.InitialReadiness).After(changed)
 }
 
-// usage is what a set of pods uses against what it should.
+// usage is the usage of a set of pods relative to its target.
 type usage struct {
 	ratio   float64
-	average int64 // of a pod, thousandths
-	percent int32 // of the requests; only of utilizations
+	average int64 // per pod, in thousandths
+	percent int32 // percentage of the requests; only for utilization
 }
 
-// load is one metric of pods with a target: what it is worth in replicas.
+// load is one metric of pods with a target. It computes the replicas that the metric requires.
 type load struct {
 	current int32
 	sorted
 	samples   Samples
 	tolerance tolerance
-	// measure is the usage of these pods, by name, which use these amounts.
+	// measure returns the usage of pods from their values, by pod name.
 	measure func(use map[string]int64) (usage, error)
-	// full is what a pod without a sample is taken to use where that keeps the others from being removed.
+	// full returns the value assumed for a pod without a sample if the ratio is below 1, to limit a
+	// scale-down.
 	full func(p *corev1.Pod) int64
 }
 
-// replicas is the number that brings the ratio to 1. Pods of which nothing is known are taken to use nothing where the
-// others call for more, and all they should where the others call for less: what is not known never makes the change
-// larger, and never turns it around.
+// replicas returns the number that brings the ratio to 1. A pod without a sample counts as unused
+// if the other pods require a scale-up, and as fully used if they require a scale-down. Missing
+// samples therefore never enlarge a change and never reverse it.
 func (l load) replicas() (int32, usage, error) {
 	use := map[string]int64{}
 	for _, p := range l.ready {
@@ -152,7 +156,7 @@ func (l load) replicas() (int32, usage, error) {
 	return n, known, nil
 }
 
-// averageOf measures against a target for the average of a pod.
+// averageOf returns a measure function for a target average per pod.
 func averageOf(target int64) func(map[string]int64) (usage, error) {
 	return func(use map[string]int64) (usage, error) {
 		if target <= 0 {
@@ -165,7 +169,7 @@ func averageOf(target int64) func(map[string]int64) (usage, error) {
 
 var errTarget = errors.New("the target must be greater than zero")
 
-// utilizationOf measures against a target in percent of what the pods request.
+// utilizationOf returns a measure function for a target in percent of the pods' requests.
 func utilizationOf(percent int32, requests map[string]int64) func(map[string]int64) (usage, error) {
 	return func(use map[string]int64) (usage, error) {
 		if percent <= 0 {
@@ -193,14 +197,14 @@ func sum(values map[string]int64) float64 {
 	return s
 }
 
-// whole drops the part behind the point, within what an int64 holds.
+// whole truncates to an integer within the range of an int64.
 func whole(f float64) int64 {
 	const edge = 1 << 62
 	return int64(min(edge, max(-edge, f)))
 }
 
-// requestsOf is what each pod requests of a resource, in thousandths: the whole pod, or one container of it. A pod that
-// does not say leaves the utilization undefined, which is an error and not zero.
+// requestsOf returns the request of each pod, or of one container of each pod, for a resource in
+// thousandths. A missing request makes the utilization undefined and is an error.
 func requestsOf(pods []*corev1.Pod, container string, resource corev1.ResourceName) (map[string]int64, error) {
 	out := make(map[string]int64, len(pods))
 	for _, p := range pods {
@@ -229,7 +233,7 @@ func requestsOf(pods []*corev1.Pod, container string, resource corev1.ResourceNa
 	return out, nil
 }
 
-// runningContainers are those that run as long as the pod: init containers that restart always are among them.
+// runningContainers returns the containers that run as long as the pod, including sidecars.
 func runningContainers(p *corev1.Pod) []*corev1.Container {
 	var out []*corev1.Container
 	for i := range p.Spec.InitContainers {
@@ -243,7 +247,7 @@ func runningContainers(p *corev1.Pod) []*corev1.Container {
 	return out
 }
 
-// byValue is the number of replicas for one value that shrinks as replicas are added.
+// byValue returns the number of replicas for one value that decreases as replicas are added.
 func byValue(value, target int64, current int32, pods []*corev1.Pod, t tolerance) (int32, error) {
 	if target <= 0 {
 		return 0, errTarget
@@ -267,7 +271,8 @@ func byValue(value, target int64, current int32, pods []*corev1.Pod, t tolerance
 	return count(ratio * float64(ready)), nil
 }
 
-// byShare is the number of replicas for one value of which each replica shall have so much; average is what each has now.
+// byShare returns the number of replicas for a value of which each replica gets target. average is
+// the current value per replica.
 func byShare(value, target int64, replicas int32, t tolerance) (n int32, average int64, err error) {
 	if target <= 0 {
 		return 0, 0, errTarget

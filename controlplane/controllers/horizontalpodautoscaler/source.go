@@ -20,21 +20,22 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// ErrNotRegistered says that no APIService points a group version to a server in the cluster.
+// ErrNotRegistered means that no APIService names a Service for a group version.
 var ErrNotRegistered = errors.New("no APIService points it to a Service")
 
-// APIs is a Source that reads metrics as everybody else does: resources from metrics.k8s.io, which a metrics-server
-// answers where one is installed and this API where none is, the others from the servers of custom.metrics.k8s.io and
-// external.metrics.k8s.io.
+// APIs is a Source that reads metrics through the API. It reads resources from metrics.k8s.io: from
+// an installed metrics-server or, without one, from this API. It reads other metrics from the
+// servers of custom.metrics.k8s.io and external.metrics.k8s.io.
 type APIs struct {
 	Client *client.Client
-	// Read reads a path of a server that an APIService names, ErrNotRegistered where none does. What it returns is bounded.
+	// Read reads a path of an aggregated API server. It returns ErrNotRegistered if no APIService
+	// names a server. The size of the result is limited.
 	Read func(ctx context.Context, path string, query url.Values) ([]byte, error)
 }
 
 var _ Source = (*APIs)(nil)
 
-// aMinute is the window of a custom metric whose server does not tell it.
+// aMinute is the window of a custom metric whose server returns no window.
 const aMinute = time.Minute
 
 // Resource implements Source.
@@ -60,8 +61,8 @@ func (a *APIs) Resource(ctx context.Context, namespace string, of labels.Selecto
 	return out, nil
 }
 
-// sumOf is what the containers use of a resource, or one of them; found says that there is such a container. A pod of
-// which one container is not measured is not measured.
+// sumOf returns the usage of a resource by all containers, or by one container. found reports
+// whether such a container exists. measured is false if one of the containers has no value.
 func sumOf(all []metricsv1beta1.ContainerMetrics, name corev1.ResourceName, container string) (value int64, measured, found bool) {
 	for _, c := range all {
 		if container != "" && c.Name != container {
@@ -77,7 +78,7 @@ func sumOf(all []metricsv1beta1.ContainerMetrics, name corev1.ResourceName, cont
 	return value, found, found
 }
 
-// podMetrics are those of the pods: of an installed metrics-server, or of this API.
+// podMetrics returns the metrics of the pods, from an installed metrics-server or from this API.
 func (a *APIs) podMetrics(ctx context.Context, namespace string, of labels.Selector) ([]metricsv1beta1.PodMetrics, error) {
 	body, err := a.Read(ctx, "/apis/metrics.k8s.io/v1beta1/namespaces/"+url.PathEscape(namespace)+"/pods", selecting("labelSelector", of.String()))
 	if err == nil {
@@ -97,7 +98,7 @@ func (a *APIs) podMetrics(ctx context.Context, namespace string, of labels.Selec
 	return out, nil
 }
 
-// decodePodMetrics reads a list of a server that may say anything.
+// decodePodMetrics decodes a list from an untrusted server.
 func decodePodMetrics(body []byte) ([]metricsv1beta1.PodMetrics, error) {
 	var list struct {
 		Items []struct {
@@ -147,7 +148,7 @@ func (v *value) sample() Sample {
 	return s
 }
 
-// quantity is one that a server wrote, which may not cost more to read than to send.
+// quantity is a quantity from an untrusted server. It refuses values that are expensive to parse.
 type quantity struct{ resource.Quantity }
 
 func (q *quantity) UnmarshalJSON(b []byte) error {
@@ -203,7 +204,7 @@ func (a *APIs) object(ctx context.Context, namespace string, of autoscalingv2.Cr
 	return saturate.MilliValue(&items[0].Value), nil
 }
 
-// custom reads a path of custom.metrics.k8s.io, in the newest version that is registered.
+// custom reads a path of custom.metrics.k8s.io, in the newest registered version.
 func (a *APIs) custom(ctx context.Context, path, of string, m autoscalingv2.MetricIdentifier) ([]value, error) {
 	metric, err := metav1.LabelSelectorAsSelector(m.Selector)
 	if err != nil {
@@ -263,7 +264,7 @@ func decodeValues(body []byte) ([]value, error) {
 	return list.Items, nil
 }
 
-// selecting is a query of names and values, without those that are empty.
+// selecting returns a query of name and value pairs, without empty values.
 func selecting(pairs ...string) url.Values {
 	q := url.Values{}
 	for i := 0; i+1 < len(pairs); i += 2 {
