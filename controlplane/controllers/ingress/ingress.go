@@ -1,6 +1,6 @@
-// Package ingress runs a proxy for each IngressClass of controller keelson.dev/ingress, and tells the Ingresses of such
-// classes their addresses and what is wrong with them. What Ingresses mean stands in ingressproxy/ingress, which the proxy and
-// this controller share.
+// Package ingress runs a proxy for each IngressClass of controller keelson.dev/ingress. It writes
+// the addresses of such Ingresses to their status and records their problems as events. Package
+// ingressproxy/ingress interprets Ingresses; the proxy and this controller share it.
 package ingress
 
 import (
@@ -29,12 +29,13 @@ import (
 	"keelson.dev/keelson/ingressproxy/pairs"
 )
 
-// DefaultImage is that of proxies of no release, which bin/images/entry.tar has beside that of its own.
+// DefaultImage is the image of proxies of a development build. bin/images/entry.tar contains it
+// beside the image of the release.
 const DefaultImage = "keelson.dev/entry:dev"
 
 // Options of New.
 type Options struct {
-	Image string // "" = DefaultImage
+	Image string // "" means DefaultImage
 }
 
 // The kinds of keys.
@@ -43,7 +44,8 @@ const (
 	ingressKey = "Ingress"
 )
 
-// calm is how long an Ingress must have had a problem before it is told: what is applied together comes one after the other.
+// calm is how long a problem of an Ingress must last before an event reports it. Objects that are
+// applied together are created one after the other.
 const calm = 3 * time.Second
 
 type controller struct {
@@ -54,11 +56,11 @@ type controller struct {
 
 	mu   sync.Mutex
 	told map[controllers.Key]told
-	left map[string]map[string]bool // by class: Secrets that its proxies have no room for
+	left map[string]map[string]bool // by class: Secrets that exceed the capacity of its proxies
 	keys pairs.Keys
 }
 
-// told is what an Ingress is known to suffer from.
+// told is the last known problem of an Ingress.
 type told struct {
 	problems string
 	since    time.Time
@@ -106,7 +108,7 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 	}
 }
 
-// sliceIndex is of EndpointSlices, by namespace/service.
+// sliceIndex indexes EndpointSlices by namespace/service.
 const sliceIndex = "ingress/slices-by-service"
 
 func (c *controller) watches() []controllers.Watch {
@@ -122,7 +124,7 @@ func (c *controller) watches() []controllers.Watch {
 			return append(class(ch.New.Name), c.ingressKeys(func(i *networkingv1.Ingress) bool { return ingress.ClassOf(i) == ch.New.Name })...)
 		}),
 		controllers.OnInformer(c.ingresses, func(ch controllers.Change[*networkingv1.Ingress]) []controllers.Key {
-			keys := append(class(ingress.ClassOf(ch.New)), keyOf(ch.New)) // the class gives its proxies the key pairs
+			keys := append(class(ingress.ClassOf(ch.New)), keyOf(ch.New)) // the class provides its proxies with the key pairs
 			if ch.Type == controllers.Updated && ingress.ClassOf(ch.Old) != ingress.ClassOf(ch.New) {
 				keys = append(keys, class(ingress.ClassOf(ch.Old))...)
 			}
@@ -179,7 +181,7 @@ func (c *controller) ingressKeys(of func(*networkingv1.Ingress) bool) []controll
 	return keys
 }
 
-// naming are the Ingresses of a namespace; most clusters have few, and most namespaces none.
+// naming returns the keys of all Ingresses of a namespace. Most namespaces have none.
 func (c *controller) naming(namespace string) []controllers.Key {
 	list, err := c.ingresses.GetIndexer().ByIndex(cache.NamespaceIndex, namespace)
 	if err != nil {
@@ -194,7 +196,7 @@ func (c *controller) naming(namespace string) []controllers.Key {
 	return keys
 }
 
-// securedBy are the Ingresses that name a Secret.
+// securedBy returns the Ingresses that name a Secret.
 func (c *controller) securedBy(s *corev1.Secret) (out []*networkingv1.Ingress) {
 	for _, i := range controllers.CachedAll[*networkingv1.Ingress](c.ingresses) {
 		if i.Namespace == s.Namespace && slices.ContainsFunc(i.Spec.TLS, func(t networkingv1.IngressTLS) bool { return t.SecretName == s.Name }) {
@@ -224,7 +226,7 @@ func (c *controller) lead(t *controllers.Term) controllers.Reconcile {
 	}
 }
 
-// leading is the controller in one leadership.
+// leading is the controller during one leadership.
 type leading struct {
 	*controller
 	t               *controllers.Term
@@ -235,7 +237,8 @@ type leading struct {
 	seen            *controllers.View[*networkingv1.Ingress]
 }
 
-// class makes what a class needs. What a class needed that is gone belongs to it, and garbage collection removes it.
+// class creates and updates the objects of a class. Garbage collection deletes the objects of a
+// deleted class.
 func (l *leading) class(ctx context.Context, name string) error {
 	class, ok := controllers.Cached[*networkingv1.IngressClass](l.classes, "", name)
 	if !ok || class.DeletionTimestamp != nil || class.Spec.Controller != ingress.Controller {
@@ -259,7 +262,7 @@ func (l *leading) class(ctx context.Context, name string) error {
 	}
 	err := ensure(ctx, l.t, class, l.madeServices, want.Service, func(have, want *corev1.Service) {
 		have.Spec.Type, have.Spec.Selector = want.Spec.Type, want.Spec.Selector
-		for i := range want.Spec.Ports { // node ports stay
+		for i := range want.Spec.Ports { // keep node ports
 			for _, p := range have.Spec.Ports {
 				if p.Name == want.Spec.Ports[i].Name {
 					want.Spec.Ports[i].NodePort = p.NodePort
@@ -277,7 +280,7 @@ func (l *leading) class(ctx context.Context, name string) error {
 	return ensure(ctx, l.t, class, l.madeBudgets, want.Budget, func(have, want *policyv1.PodDisruptionBudget) { have.Spec = want.Spec })
 }
 
-// drop takes away what was made for a class and is not wanted any more.
+// drop deletes an object of a class that is no longer needed.
 func drop[T api.Object](ctx context.Context, t *controllers.Term, class *networkingv1.IngressClass, view *controllers.View[T], name string) error {
 	o, ok := view.Get(Namespace, name)
 	if !ok || !metav1.IsControlledBy(o, class) || view.Going(o) {
@@ -290,7 +293,7 @@ func drop[T api.Object](ctx context.Context, t *controllers.Term, class *network
 	return nil
 }
 
-// home makes the namespace and the account.
+// home creates the namespace and the ServiceAccount of the proxies.
 func (l *leading) home(ctx context.Context) error {
 	if _, ok := controllers.Cached[*corev1.ServiceAccount](l.accounts, Namespace, Account); ok {
 		return nil
@@ -306,7 +309,7 @@ func (l *leading) home(ctx context.Context) error {
 	return nil
 }
 
-// ensure creates an object, or changes it where it was made as something else.
+// ensure creates an object, or updates it if its specification has changed since it was created.
 func ensure[T api.Object](ctx context.Context, t *controllers.Term, class *networkingv1.IngressClass, view *controllers.View[T], want T, change func(have, want T)) error {
 	what := fmt.Sprintf("%T %s/%s", want, want.GetNamespace(), want.GetName())
 	what = what[strings.LastIndexByte(what[:strings.IndexByte(what, ' ')], '.')+1:]
@@ -324,7 +327,7 @@ func ensure[T api.Object](ctx context.Context, t *controllers.Term, class *netwo
 		return nil
 	}
 	if view.Going(have) {
-		return nil // its end leads here again
+		return nil // its deletion queues the class again
 	}
 	if !metav1.IsControlledBy(have, class) {
 		t.Events.Eventf(class, corev1.EventTypeWarning, "NameTaken", "%s is there and does not belong to this class: delete it, or name the class otherwise", what)
@@ -350,7 +353,7 @@ func ensure[T api.Object](ctx context.Context, t *controllers.Term, class *netwo
 	return nil
 }
 
-// ingress tells an Ingress where it is reached, and what is wrong with it.
+// ingress writes an Ingress's addresses to its status and records its problems.
 func (l *leading) ingress(ctx context.Context, key controllers.Key) (again time.Duration, err error) {
 	i, ok := l.seen.Get(key.Namespace, key.Name)
 	if !ok || i.DeletionTimestamp != nil {

@@ -16,8 +16,8 @@ import (
 	"keelson.dev/keelson/ingressproxy/ingress"
 )
 
-// givePairs writes the key pairs that the Ingresses of a class name into the Secrets that its proxies mount. It goes before
-// the proxies, so that one that begins has them.
+// givePairs writes the key pairs of a class's Ingresses to the Secrets that its proxies mount. It
+// runs before the proxies are created, so that new proxies have the key pairs.
 func (l *leading) givePairs(ctx context.Context, class *networkingv1.IngressClass) error {
 	given, left := ingress.Given(class.Name, controllers.CachedAll[*networkingv1.Ingress](l.ingresses), l.controller, &l.keys)
 	var errs []error
@@ -40,7 +40,7 @@ func (l *leading) givePairs(ctx context.Context, class *networkingv1.IngressClas
 	return errors.Join(errs...)
 }
 
-// give makes a Secret, or has it hold what it shall: what somebody changes in it is put right.
+// give creates a Secret, or restores its data after any change.
 func (l *leading) give(ctx context.Context, class *networkingv1.IngressClass, want *corev1.Secret) error {
 	have, ok := l.madeSecrets.Get(want.Namespace, want.Name)
 	var stored *corev1.Secret
@@ -68,7 +68,8 @@ func (l *leading) give(ctx context.Context, class *networkingv1.IngressClass, wa
 	return nil
 }
 
-// unplaced says of the key pairs of an Ingress that its class's proxies have no room for them.
+// unplaced returns a message for each key pair of an Ingress that exceeds the capacity of its
+// class's proxies.
 func (l *leading) unplaced(i *networkingv1.Ingress) (out []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

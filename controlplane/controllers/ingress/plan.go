@@ -18,26 +18,29 @@ import (
 )
 
 const (
-	// Namespace is where proxies run, and Account their ServiceAccount there: the subject of the default
-	// ClusterRoleBinding "keelson:ingress-proxy".
+	// Namespace is the namespace of the proxies, and Account their ServiceAccount: the subject of
+	// the default ClusterRoleBinding "keelson:ingress-proxy".
 	Namespace = "keelson-entry"
 	Account   = "entry"
-	// madeAnnotation keeps a digest of what was made, so that what others change stays until something else is wanted.
+	// madeAnnotation holds a digest of the created specification. Changes by users are kept until
+	// the specification itself changes.
 	madeAnnotation = "keelson.dev/made-as"
-	// classLabel is on everything that is made for a class.
+	// classLabel is on all objects of a class.
 	classLabel = "keelson.dev/ingress-class"
-	// pairsFolder is where proxies find their key pairs.
+	// pairsFolder is the directory where proxies read their key pairs.
 	pairsFolder = "/certificates"
 )
 
-// Made are the objects that serve one IngressClass. All are named after it and belong to it: they go with it.
+// Made are the objects of one IngressClass. They have its name, and it owns them: they are deleted
+// with it.
 type Made struct {
 	Deployment *appsv1.Deployment
 	Service    *corev1.Service
-	Budget     *policyv1.PodDisruptionBudget // nil where one node has all pods
+	Budget     *policyv1.PodDisruptionBudget // nil with a single replica
 }
 
-// PlanPairs are the Secrets of key pairs that the proxies of a class mount, by their shard; nil where a shard is empty.
+// PlanPairs returns the Secrets of key pairs that the proxies of a class mount, by shard. The entry
+// of an empty shard is nil.
 func PlanPairs(class *networkingv1.IngressClass, given [ingress.Shards]map[string][]byte) (out [ingress.Shards]*corev1.Secret) {
 	for i, data := range given {
 		if len(data) > 0 {
@@ -58,7 +61,7 @@ func labelsOf(class string) map[string]string {
 	return map[string]string{"app.kubernetes.io/name": "keelson-entry", classLabel: class}
 }
 
-// Plan is what a class needs in a cluster of that many nodes.
+// Plan returns the objects of a class in a cluster with a number of nodes.
 func Plan(class *networkingv1.IngressClass, image string, nodes int) Made {
 	labels, meta := labelsOf(class.Name), metaOf(class)
 	selector := &metav1.LabelSelector{MatchLabels: labels}
@@ -93,12 +96,13 @@ func Plan(class *networkingv1.IngressClass, image string, nodes int) Made {
 func digest(o api.Object, spec any) {
 	text, err := json.Marshal(spec)
 	if err != nil {
-		panic("ingress: a spec that was just made is no JSON: " + err.Error())
+		panic("ingress: encoding a generated spec as JSON: " + err.Error())
 	}
 	o.SetAnnotations(map[string]string{madeAnnotation: fmt.Sprintf("%x", sha256.Sum256(text))[:16]})
 }
 
-// podSpec runs a proxy without any privilege: low ports are opened to it by its own network namespace.
+// podSpec returns the pod of a proxy without privileges. A sysctl of its network namespace permits
+// it to open low ports.
 func podSpec(class, image string, selector *metav1.LabelSelector) corev1.PodSpec {
 	no, yes, grace := false, true, int64(45)
 	nobody := int64(65534)
@@ -142,7 +146,7 @@ func podSpec(class, image string, selector *metav1.LabelSelector) corev1.PodSpec
 	}
 }
 
-// Addresses are what the status of an Ingress says of the Service before its proxies.
+// Addresses returns the load balancer status of an Ingress from the Service of its proxies.
 func Addresses(s *corev1.Service) []networkingv1.IngressLoadBalancerIngress {
 	var out []networkingv1.IngressLoadBalancerIngress
 	for _, in := range s.Status.LoadBalancer.Ingress {
