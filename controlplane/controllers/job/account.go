@@ -10,22 +10,25 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// mostUncounted is how many ended pods are counted at a time: their UIDs stand in the status meanwhile.
+// mostUncounted is the maximum number of terminal pods that are counted at a time. The status holds
+// their UIDs meanwhile.
 const mostUncounted = 500
 
-// Snapshot is what is known of a job.
+// Snapshot is the input of Plan.
 type Snapshot struct {
 	Job   *batchv1.Job
-	Pods  []*corev1.Pod // that it controls, ended and going ones too
+	Pods  []*corev1.Pod // the pods that the job controls, including terminal and terminating pods
 	Going func(*corev1.Pod) bool
 	Now   time.Time
 }
 
-// account is the state of a job's counting.
+// account computes the counts of a job's status.
 //
-// A pod that ends is counted once, whoever is killed when: its finalizer keeps it, its UID (or index) is stored in the
-// status first, then the finalizer is taken off, and only then does it move from the list of UIDs to the number. A UID
-// in the list whose pod has no finalizer any more, or is gone, has been taken off by us, so it is counted then.
+// Each terminal pod is counted exactly once, even if the controller or a node crashes at any point.
+// The finalizer keeps the pod. First its UID (or index) is stored in the status, then the finalizer
+// is removed, and only then the UID is replaced by an incremented count. A UID in the status whose
+// pod has no finalizer or no longer exists was therefore released by this controller, and is
+// counted.
 type account struct {
 	Snapshot
 	status batchv1.JobStatus
@@ -33,11 +36,11 @@ type account struct {
 	done, lost indexes // indexes that have succeeded and failed
 	release    []*corev1.Pod
 	active     []*corev1.Pod
-	going      int // pods on their way out that have not ended
-	waiting    int // that have ended and are not counted yet
+	going      int // pods that are terminating but have not ended
+	waiting    int // pods that have ended but are not counted yet
 }
 
-// newAccount settles what has been counted before.
+// newAccount returns an account that includes the counts of earlier reconciles.
 func newAccount(s Snapshot) *account {
 	a := &account{Snapshot: s, status: *s.Job.Status.DeepCopy()}
 	if indexed(s.Job) {
@@ -68,7 +71,7 @@ func newAccount(s Snapshot) *account {
 	return a
 }
 
-// observe sorts the pods into those that are at work, on their way out, and ended.
+// observe divides the pods into active, terminating and ended.
 func (a *account) observe() {
 	for _, p := range a.Pods {
 		switch {
@@ -81,7 +84,7 @@ func (a *account) observe() {
 	}
 }
 
-// failed says whether a pod counts as one that failed, or will once it is counted.
+// failed reports whether a pod counts as failed, or will once it is counted.
 func (a *account) failed(p *corev1.Pod) bool {
 	if p.Status.Phase == corev1.PodFailed {
 		return true
@@ -89,12 +92,12 @@ func (a *account) failed(p *corev1.Pod) bool {
 	if p.Status.Phase != corev1.PodSucceeded && over(p) {
 		return true
 	}
-	// One that is deleted may never come to the end of its life where anybody sees it.
+	// The end of a deleted pod may never be observed.
 	return !waitsForEnd(a.Job) && p.DeletionTimestamp != nil && p.Status.Phase != corev1.PodSucceeded
 }
 
-// count takes in the pods that have ended. ending says that the job is over, so that what is still there ends with
-// it: failing says how.
+// count counts the pods that have ended. ending means that the job is finishing, so that its
+// remaining pods end with it. failing means that it is failing.
 func (a *account) count(ending, failing bool) {
 	u := a.status.UncountedTerminatedPods
 	a.waiting = 0
@@ -132,7 +135,7 @@ func (a *account) countOne(p *corev1.Pod, u *batchv1.UncountedTerminatedPods, en
 		if !indexed(a.Job) {
 			u.Succeeded = append(u.Succeeded, p.UID)
 		} else if known {
-			a.done = a.done.add(i) // the index says that it was counted
+			a.done = a.done.add(i) // the index records that the pod was counted
 		}
 	case a.failed(p) || failing:
 		v := judge(a.Job, p)
@@ -144,7 +147,7 @@ func (a *account) countOne(p *corev1.Pod, u *batchv1.UncountedTerminatedPods, en
 			case out:
 				a.lost = a.lost.add(i)
 			case !ending && !a.replaced(p, i):
-				a.waiting++ // its successor reads from it how many failed before
+				a.waiting++ // its successor reads the failure count from this pod
 				return
 			}
 		}
@@ -155,7 +158,7 @@ func (a *account) countOne(p *corev1.Pod, u *batchv1.UncountedTerminatedPods, en
 	a.release = append(a.release, p)
 }
 
-// replaced says whether a later pod of the index is there.
+// replaced reports whether a later pod of the index exists.
 func (a *account) replaced(p *corev1.Pod, index int) bool {
 	counted, ignored := failuresOf(p)
 	return slices.ContainsFunc(a.Pods, func(o *corev1.Pod) bool {
@@ -164,7 +167,7 @@ func (a *account) replaced(p *corev1.Pod, index int) bool {
 	})
 }
 
-// failures are how many pods have failed, those included whose counting is under way.
+// failures returns the number of failed pods, including those in status.uncountedTerminatedPods.
 func (a *account) failures() int {
 	return int(a.status.Failed) + len(a.status.UncountedTerminatedPods.Failed)
 }
@@ -176,20 +179,21 @@ func (a *account) successes() int {
 	return int(a.status.Succeeded) + len(a.status.UncountedTerminatedPods.Succeeded)
 }
 
-// counting says whether pods are being counted still.
+// counting reports whether some pods are not fully counted yet.
 func (a *account) counting() bool {
 	u := a.status.UncountedTerminatedPods
 	return a.waiting+len(a.release)+len(u.Succeeded)+len(u.Failed) > 0
 }
 
-// How long no pod is made after one has failed: doubling with each further failure since the last success.
+// Bounds of the delay after a pod failed. It doubles with each further failure since the last
+// success.
 const (
 	firstBackoff = 10 * time.Second
 	mostBackoff  = 10 * time.Minute
 )
 
-// backoff says how long to make no pod, judging by the pods that are there: a new leader comes to the same result.
-// index restricts it to the pods of one index; -1 = all.
+// backoff returns how long no pod may be created. It is computed from the existing pods, so that a
+// new leader computes the same result. index selects the pods of one index; -1 selects all pods.
 func (a *account) backoff(index int) time.Duration {
 	var past []*corev1.Pod
 	for _, p := range a.Pods {
@@ -212,7 +216,7 @@ func (a *account) backoff(index int) time.Duration {
 	return max(0, min(pause, ended(past[0]).Add(pause).Sub(a.Now)))
 }
 
-// condition returns a condition of the status that is true; nil when there is none.
+// condition returns the condition of type t if it is true, and nil otherwise.
 func condition(s *batchv1.JobStatus, t batchv1.JobConditionType) *batchv1.JobCondition {
 	for i := range s.Conditions {
 		if c := &s.Conditions[i]; c.Type == t && c.Status == corev1.ConditionTrue {
@@ -222,7 +226,7 @@ func condition(s *batchv1.JobStatus, t batchv1.JobConditionType) *batchv1.JobCon
 	return nil
 }
 
-// say sets a condition. It returns whether it was another before.
+// say sets a condition and reports whether it changed.
 func (a *account) say(t batchv1.JobConditionType, status corev1.ConditionStatus, reason, message string) bool {
 	c := batchv1.JobCondition{Type: t, Status: status, Reason: reason, Message: message,
 		LastProbeTime: metav1.NewTime(a.Now), LastTransitionTime: metav1.NewTime(a.Now)}
@@ -238,7 +242,7 @@ func (a *account) say(t batchv1.JobConditionType, status corev1.ConditionStatus,
 		return true
 	}
 	if status == corev1.ConditionFalse {
-		return false // what is not there need not be denied
+		return false // an absent condition is not added as false
 	}
 	a.status.Conditions = append(a.status.Conditions, c)
 	return true

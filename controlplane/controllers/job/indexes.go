@@ -6,13 +6,14 @@ import (
 	"strings"
 )
 
-// indexes is a set of completion indexes, as ranges in ascending order that neither overlap nor touch.
+// indexes is a set of completion indexes. It consists of ranges in ascending order that neither
+// overlap nor touch.
 type indexes []span
 
-type span struct{ from, to int } // both are in it
+type span struct{ from, to int } // both inclusive
 
-// parseIndexes reads "1,3-5,7", leaving out what is not below limit. What cannot be read is left out: validation
-// refuses it.
+// parseIndexes parses "1,3-5,7". It drops indexes that are not below limit. It skips parts that are
+// invalid; validation refuses them.
 func parseIndexes(text string, limit int) indexes {
 	var out indexes
 	for part := range strings.SplitSeq(text, ",") {
@@ -34,7 +35,7 @@ func parseIndexes(text string, limit int) indexes {
 	return out
 }
 
-// with is the set and a range.
+// with returns the set with a range added.
 func (x indexes) with(s span) indexes {
 	var out indexes
 	placed := false
@@ -80,7 +81,8 @@ func (x indexes) count() int {
 	return n
 }
 
-// String is the form of a status: "1,3-5,7". Two neighbours are written apart, as Kubernetes does.
+// String returns the form in a status: "1,3-5,7". Two adjacent indexes are written separately, as
+// in Kubernetes.
 func (x indexes) String() string {
 	var b strings.Builder
 	for i, s := range x {
@@ -100,7 +102,7 @@ func (x indexes) String() string {
 	return b.String()
 }
 
-// missing are the first n indexes below limit that none of the sets has.
+// missing returns the first n indexes below limit that no set contains.
 func missing(n, limit int, sets ...indexes) []int {
 	var out []int
 	for i := 0; i < limit && len(out) < n; {

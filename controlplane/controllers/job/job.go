@@ -20,7 +20,8 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// orphan is the sort of key that names a pod whose job is gone, and whose finalizer nobody else takes off.
+// orphan is the kind of the key of a pod whose job no longer exists. Only this controller can
+// remove its finalizer.
 const orphan = "Pod"
 
 // New returns the Job controller.
@@ -64,12 +65,13 @@ func selector(j *batchv1.Job) labels.Selector {
 	return controllers.SelectorOf(j.Spec.Selector)
 }
 
-// othersManage says whether a job is left to a controller of the user's.
+// othersManage reports whether spec.managedBy names another controller.
 func othersManage(j *batchv1.Job) bool {
 	return j.Spec.ManagedBy != nil && *j.Spec.ManagedBy != batchv1.JobControllerName
 }
 
-// ofJob maps the change of a job to it, and its end to the pods that it leaves behind.
+// ofJob maps the change of a job to its key. A deleted job is also mapped to the keys of its
+// remaining pods.
 func ofJob(pods cache.SharedIndexInformer, c controllers.Change[*batchv1.Job]) []controllers.Key {
 	keys := []controllers.Key{controllers.KeyOf(c.New)}
 	if c.Type == controllers.Deleted {
@@ -86,7 +88,7 @@ func orphanKey(p *corev1.Pod) controllers.Key {
 	return controllers.Key{Kind: orphan, Namespace: p.Namespace, Name: p.Name}
 }
 
-// hasJob says whether the job that controls a pod is there.
+// hasJob reports whether the job that controls a pod exists in the cache.
 func hasJob(jobs cache.SharedIndexInformer, p *corev1.Pod) bool {
 	ref := metav1.GetControllerOfNoCopy(p)
 	if ref == nil || ref.Kind != kind.Kind || controllers.GroupOf(ref) != kind.Group {
@@ -96,7 +98,7 @@ func hasJob(jobs cache.SharedIndexInformer, p *corev1.Pod) bool {
 	return ok && j.UID == ref.UID
 }
 
-// reconciler is the thin shell of one leadership.
+// reconciler performs the writes of one leadership.
 type reconciler struct {
 	term *controllers.Term
 	jobs *controllers.View[*batchv1.Job]
@@ -128,13 +130,14 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	}
 	failure := r.movePods(ctx, j, &step)
 	if controllers.NamespaceEnds(failure) {
-		failure = nil // no pod will ever be wanted again; those that are there are still counted
+		failure = nil // no pod can be created any more; existing pods are still counted
 	}
 	stored, wait, err := r.writeStatus(ctx, j, step)
 	if err != nil || wait > 0 {
 		return wait, errors.Join(failure, err)
 	}
-	// The stored condition tells the next reconcile that these pods are not to be replaced.
+	// Pods are deleted after the condition is stored: the next reconcile then does not replace
+	// them.
 	failure = errors.Join(failure, r.endPods(ctx, j, step.End))
 	for _, e := range step.Events {
 		r.term.Events.Event(stored, e.Type, e.Reason, e.Message)
@@ -143,15 +146,15 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 		return r.free(ctx, step.Release[i])
 	})
 	if err == nil && len(step.Release) > 0 {
-		return time.Millisecond, failure // what was counted is settled
+		return time.Millisecond, failure // the next reconcile turns the released UIDs into counts
 	}
 	return step.Again, errors.Join(failure, err)
 }
 
-// movePods makes and deletes pods. What fails is taken out of the numbers of the status.
+// movePods creates and deletes pods. It subtracts failed creations from the status.
 func (r *reconciler) movePods(ctx context.Context, j *batchv1.Job, step *Step) error {
 	var errs []error
-	// Those that are too many do not count as failed: their finalizer goes first.
+	// Excess pods do not count as failed: their finalizer is removed first.
 	errs = append(errs, controllers.InBatches(ctx, func() int { return len(step.Delete) }, func(ctx context.Context, i int) error {
 		p := step.Delete[i]
 		if err := r.free(ctx, p); err != nil {
@@ -167,14 +170,15 @@ func (r *reconciler) movePods(ctx context.Context, j *batchv1.Job, step *Step) e
 	return errors.Join(append(errs, err)...)
 }
 
-// endPods deletes the pods that end with the job, which are counted.
+// endPods deletes the pods that end with the job. They are counted.
 func (r *reconciler) endPods(ctx context.Context, j *batchv1.Job, pods []*corev1.Pod) error {
 	return controllers.InBatches(ctx, func() int { return len(pods) }, func(ctx context.Context, i int) error {
 		return r.pods.Delete(ctx, j, pods[i], i < controllers.MaxEvents)
 	})
 }
 
-// wanted is how many of the planned pods are wanted still: the job may have changed while they are being made.
+// wanted returns how many of the planned pods are still wanted. It is 0 if the job has changed in
+// the meantime.
 func (r *reconciler) wanted(j *batchv1.Job, step *Step) int {
 	now, ok := r.jobs.Get(j.Namespace, j.Name)
 	if !ok || now.UID != j.UID || now.Generation != j.Generation || now.DeletionTimestamp != nil {
@@ -183,7 +187,7 @@ func (r *reconciler) wanted(j *batchv1.Job, step *Step) int {
 	return len(step.Create)
 }
 
-// free takes off the finalizer that has held a pod until it was counted.
+// free removes the finalizer that keeps a pod until it is counted.
 func (r *reconciler) free(ctx context.Context, p *corev1.Pod) error {
 	if !tracked(p) {
 		return nil
@@ -194,20 +198,20 @@ func (r *reconciler) free(ctx context.Context, p *corev1.Pod) error {
 	case apierrors.IsNotFound(err):
 		return nil
 	case err != nil:
-		return fmt.Errorf("letting pod %s/%s go: %w", p.Namespace, p.Name, err)
+		return fmt.Errorf("removing the finalizer of pod %s/%s: %w", p.Namespace, p.Name, err)
 	}
 	r.pods.Wrote(next)
 	return nil
 }
 
-// freeOrphan lets a pod go whose job is no more.
+// freeOrphan removes the finalizer of a pod whose job no longer exists.
 func (r *reconciler) freeOrphan(ctx context.Context, key controllers.Key) error {
 	p, ok := r.pods.Get(key.Namespace, key.Name)
 	if !ok || !tracked(p) {
 		return nil
 	}
 	if ref := metav1.GetControllerOfNoCopy(p); ref != nil && ref.Kind == kind.Kind && controllers.GroupOf(ref) == kind.Group {
-		// Asked of the API: a cache that is behind must not lose a job its count.
+		// Read the job from the API: with a stale cache the pod would not be counted.
 		j, err := client.Get[*batchv1.Job](ctx, r.term.Client, p.Namespace, ref.Name)
 		if err == nil && j.UID == ref.UID || err != nil && !apierrors.IsNotFound(err) {
 			return err
@@ -216,11 +220,12 @@ func (r *reconciler) freeOrphan(ctx context.Context, key controllers.Key) error 
 	return r.free(ctx, p)
 }
 
-// unrecorded is how long a job outlives its time while its cron job's status does not know of it yet.
+// unrecorded is the retry delay of an expired job whose run the status of its CronJob does not
+// contain yet.
 const unrecorded = time.Second
 
-// expire deletes a job that has been over for as long as it was to be kept. One that a cron job made stays until the
-// status there says that its time has been dealt with: without both the same run would be made again.
+// expire deletes a job whose TTL has passed. A job of a CronJob stays until the CronJob's
+// lastScheduleTime includes its run. Otherwise the CronJob would start the same run again.
 func (r *reconciler) expire(ctx context.Context, j *batchv1.Job) (again time.Duration, err error) {
 	ref := metav1.GetControllerOfNoCopy(j)
 	at, err := time.Parse(time.RFC3339, j.Annotations[batchv1.CronJobScheduledTimestampAnnotation])
@@ -241,12 +246,13 @@ func (r *reconciler) deleteExpired(ctx context.Context, j *batchv1.Job) error {
 	policy := metav1.DeletePropagationForeground
 	o.PropagationPolicy, o.Preconditions.ResourceVersion = &policy, &j.ResourceVersion
 	if err := client.Delete[*batchv1.Job](ctx, r.term.Client, j.Namespace, j.Name, o); err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("deleting job %s/%s, whose time to live is over: %w", j.Namespace, j.Name, err)
+		return fmt.Errorf("deleting job %s/%s after its ttlSecondsAfterFinished: %w", j.Namespace, j.Name, err)
 	}
 	return nil
 }
 
-// writeStatus stores the status. wait says that it has to wait, and with it all that follows from it.
+// writeStatus stores the status. If wait is not 0, the status was not stored, and the caller must
+// not perform the writes that depend on it.
 func (r *reconciler) writeStatus(ctx context.Context, j *batchv1.Job, step Step) (stored *batchv1.Job, wait time.Duration, err error) {
 	if equality.Semantic.DeepEqual(step.Status, j.Status) {
 		return j, 0, nil

@@ -1,4 +1,4 @@
-// Package job runs Jobs: pods until so many have succeeded.
+// Package job runs Jobs: it creates pods until enough of them have succeeded.
 package job
 
 import (
@@ -13,23 +13,23 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Step is what to do next, in this order: Delete and Create, then the status, then End, then the finalizers of what the
-// status has counted.
+// Step lists the next writes, in this order: Delete and Create, then Status, then End, then the
+// finalizers of the pods in Release.
 type Step struct {
-	Delete  []*corev1.Pod // too many: not counted
-	End     []*corev1.Pod // that end with the job: counted
+	Delete  []*corev1.Pod // excess pods: not counted
+	End     []*corev1.Pod // pods that end with the job: counted
 	Create  []Creation
 	Status  batchv1.JobStatus
 	Release []*corev1.Pod
 	Events  []Event
 	Again   time.Duration
-	Expired bool // the job is to be deleted
+	Expired bool // the TTL has passed: delete the job
 }
 
-// Event is what is told of a job.
+// Event is an event of a job.
 type Event struct{ Type, Reason, Message string }
 
-// Plan decides the next step.
+// Plan computes the next step.
 func Plan(s Snapshot) Step {
 	j := s.Job
 	if over := cmp.Or(condition(&j.Status, batchv1.JobComplete), condition(&j.Status, batchv1.JobFailed)); over != nil {
@@ -73,7 +73,7 @@ func Plan(s Snapshot) Step {
 	return step
 }
 
-// resume marks a job that was suspended as resumed: it starts again, and with it its deadline.
+// resume marks a suspended job as resumed. It sets a new start time, which restarts the deadline.
 func (a *account) resume(step *Step) {
 	if !a.say(batchv1.JobSuspended, corev1.ConditionFalse, "JobResumed", "Job resumed") {
 		return
@@ -83,7 +83,7 @@ func (a *account) resume(step *Step) {
 	a.status.StartTime = &now
 }
 
-// verdict says whether the job is to end, and how. Failures are judged before successes.
+// verdict decides whether the job fails or succeeds. Failures have precedence over successes.
 func (a *account) verdict(step *Step) {
 	j := a.Job
 	for _, p := range a.Pods {
@@ -96,7 +96,7 @@ func (a *account) verdict(step *Step) {
 		}
 	}
 	limit := valueOr(j.Spec.BackoffLimit, 6)
-	again := 0 // of containers, which count where pods outlive them
+	again := 0 // restarts of containers; they count if pods restart their containers
 	if j.Spec.Template.Spec.RestartPolicy == corev1.RestartPolicyOnFailure {
 		for _, p := range a.Pods {
 			if p.Status.Phase == corev1.PodRunning || p.Status.Phase == corev1.PodPending {
@@ -139,10 +139,10 @@ func (a *account) fail(step *Step, reason, message string) {
 	if a.say(batchv1.JobFailureTarget, corev1.ConditionTrue, reason, message) {
 		step.Events = append(step.Events, Event{corev1.EventTypeWarning, reason, message})
 	}
-	a.count(true, true) // what counts as failed now that the job has
+	a.count(true, true) // count again: more pods count as failed now that the job fails
 }
 
-// end says that the job is over once no pod of it is left that has not ended and been counted.
+// end sets the final condition once all pods of the job have ended and are counted.
 func (a *account) end(step *Step, failing, met *batchv1.JobCondition) {
 	if a.going > 0 || a.counting() {
 		return
@@ -169,7 +169,8 @@ func (step *Step) wait(d time.Duration) {
 	}
 }
 
-// finished is the step of a job that is over: it may have had its time, and no pod of it is held back.
+// finished plans the step of a finished job: it releases its pods, and deletes the job after its
+// TTL.
 func finished(s Snapshot, over *batchv1.JobCondition) Step {
 	step := Step{Status: s.Job.Status}
 	for _, p := range s.Pods {
@@ -185,7 +186,7 @@ func finished(s Snapshot, over *batchv1.JobCondition) Step {
 	return step
 }
 
-// manage makes as many pods as are wanted, or deletes what is too much.
+// manage creates missing pods or deletes excess pods.
 func (a *account) manage(step *Step) {
 	j := a.Job
 	if suspended(j) {
@@ -207,7 +208,7 @@ func (a *account) manage(step *Step) {
 			want = min(parallelism(j), c-a.successes()-a.lost.count())
 		}
 	} else if a.successes() > 0 {
-		want = min(want, len(keep)) // the work is done: those at work may end
+		want = min(want, len(keep)) // the work is done: active pods may finish
 	}
 	if len(keep) > want {
 		step.Delete = append(step.Delete, leastMissed(keep)[:len(keep)-max(0, want)]...)
@@ -233,7 +234,7 @@ func (a *account) manage(step *Step) {
 	}
 }
 
-// createIndexes makes pods for the first indexes that have none and are not done.
+// createIndexes plans pods for the first indexes that have no pod and are not finished.
 func (a *account) createIndexes(step *Step, keep []*corev1.Pod, more int) {
 	var busy indexes
 	for _, p := range keep {
@@ -272,7 +273,8 @@ func (a *account) createIndexes(step *Step, keep []*corev1.Pod, more int) {
 	}
 }
 
-// failuresBefore are how many pods of an index have failed so far, as its last one says.
+// failuresBefore returns how many pods of an index have failed so far, from the annotations of its
+// last failed pod.
 func (a *account) failuresBefore(index int) (counted, ignored int) {
 	for _, p := range a.Pods {
 		if indexOf(p) != index || !a.failed(p) {
@@ -291,7 +293,8 @@ func (a *account) failuresBefore(index int) (counted, ignored int) {
 	return counted, ignored
 }
 
-// oneOfEach divides the active pods of an indexed job into one for each index that is still to do, and the others.
+// oneOfEach divides the active pods of an indexed job into one pod for each unfinished index, and
+// excess pods.
 func (a *account) oneOfEach() (keep, excess []*corev1.Pod) {
 	seen := map[int]bool{}
 	for _, p := range slices.Backward(leastMissed(a.active)) {
@@ -307,7 +310,7 @@ func (a *account) oneOfEach() (keep, excess []*corev1.Pod) {
 	return keep, excess
 }
 
-// leastMissed sorts a copy of pods: those first that have come least far.
+// leastMissed returns the pods sorted by progress, least progress first.
 func leastMissed(pods []*corev1.Pod) []*corev1.Pod {
 	rank := func(p *corev1.Pod) int {
 		switch {

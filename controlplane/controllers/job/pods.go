@@ -25,7 +25,8 @@ func perIndex(j *batchv1.Job) bool { return indexed(j) && j.Spec.BackoffLimitPer
 
 func suspended(j *batchv1.Job) bool { return j.Spec.Suspend != nil && *j.Spec.Suspend }
 
-// completions is how many pods must succeed; -1 where the pods themselves find out when the work is done.
+// completions returns how many pods must succeed. It returns -1 if the job completes when any pod
+// succeeds and all have ended.
 func completions(j *batchv1.Job) int { return valueOr(j.Spec.Completions, -1) }
 
 func parallelism(j *batchv1.Job) int { return valueOr(j.Spec.Parallelism, 1) }
@@ -37,16 +38,17 @@ func valueOr(p *int32, otherwise int) int {
 	return int(*p)
 }
 
-// waitsForEnd says that a pod that is being deleted is neither failed nor replaced before it has ended.
+// waitsForEnd reports whether a terminating pod counts as failed, and is replaced, only after it
+// has ended.
 func waitsForEnd(j *batchv1.Job) bool {
 	p := j.Spec.PodReplacementPolicy
 	return p != nil && *p == batchv1.Failed || p == nil && j.Spec.PodFailurePolicy != nil
 }
 
-// tracked says whether a pod is held back until it has been counted.
+// tracked reports whether a pod has the finalizer that keeps it until it is counted.
 func tracked(p *corev1.Pod) bool { return slices.Contains(p.Finalizers, batchv1.JobTrackingFinalizer) }
 
-// indexOf is the completion index of a pod; -1 for one that has none.
+// indexOf returns the completion index of a pod, or -1.
 func indexOf(p *corev1.Pod) int {
 	n, err := strconv.Atoi(p.Annotations[batchv1.JobCompletionIndexAnnotation])
 	if err != nil || n < 0 {
@@ -55,20 +57,21 @@ func indexOf(p *corev1.Pod) int {
 	return n
 }
 
-// failuresOf are how many pods of its index had failed before a pod was made: those that count, and those that do not.
+// failuresOf returns how many pods of the index had failed before this pod was created: counted and
+// ignored failures.
 func failuresOf(p *corev1.Pod) (counted, ignored int) {
 	counted, _ = strconv.Atoi(p.Annotations[batchv1.JobIndexFailureCountAnnotation])
 	ignored, _ = strconv.Atoi(p.Annotations[batchv1.JobIndexIgnoredFailureCountAnnotation])
 	return counted, ignored
 }
 
-// Creation is a pod to make.
+// Creation is a pod to create.
 type Creation struct {
-	Index           int // -1 = the job has no indexes
-	Failed, Ignored int // pods of the index before
+	Index           int // -1 means that the job has no indexes
+	Failed, Ignored int // failures of the index so far
 }
 
-// indexVariable is where a container of an indexed job reads its index.
+// indexVariable is the environment variable that holds the index of a pod of an indexed job.
 const indexVariable = "JOB_COMPLETION_INDEX"
 
 func newPod(j *batchv1.Job, c Creation) *corev1.Pod {
@@ -99,7 +102,8 @@ func newPod(j *batchv1.Job, c Creation) *corev1.Pod {
 	return p
 }
 
-// podPrefix is how the names of an index' pods begin; shortened so that the index is not what the API cuts off.
+// podPrefix returns the name prefix of the pods of an index. It shortens the job's name, so that
+// the API does not cut off the index.
 func podPrefix(job, index string) string {
 	const most = 58 // the API adds five characters
 	prefix := job + "-" + index + "-"
@@ -117,12 +121,13 @@ func set(m map[string]string, k, v string) map[string]string {
 	return m
 }
 
-// over says whether a pod runs no more: it has ended, or its node has confirmed its deletion, or it had none.
+// over reports whether a pod no longer runs: it is terminal, or its node has confirmed its
+// deletion, or it had no node.
 func over(p *corev1.Pod) bool {
 	return controllers.PodEnded(p) || p.DeletionTimestamp != nil && p.DeletionGracePeriodSeconds != nil && *p.DeletionGracePeriodSeconds == 0
 }
 
-// ended is when a pod ended, as well as it can be told.
+// ended returns the best known time at which a pod ended.
 func ended(p *corev1.Pod) time.Time {
 	var at time.Time
 	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
@@ -142,7 +147,7 @@ func ended(p *corev1.Pod) time.Time {
 	return p.CreationTimestamp.Time
 }
 
-// restarts are how often containers of a pod that goes on have been started again.
+// restarts returns the total restart count of a pod's containers.
 func restarts(p *corev1.Pod) int {
 	n := 0
 	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {

@@ -9,13 +9,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// verdict is what a job's failure policy says of a pod that has failed.
+// verdict is the result of a job's pod failure policy for a failed pod.
 type verdict struct {
-	action batchv1.PodFailurePolicyAction // Count where no rule says otherwise
-	why    string                         // the rule, in words; "" where none matched
+	action batchv1.PodFailurePolicyAction // Count if no rule matches
+	why    string                         // description of the matching rule, or ""
 }
 
-// judge says what becomes of a job by the failure of one of its pods: the first rule that matches decides.
+// judge returns what a failed pod means for its job: the action of the first matching rule.
 func judge(j *batchv1.Job, p *corev1.Pod) verdict {
 	if j.Spec.PodFailurePolicy == nil {
 		return verdict{action: batchv1.PodFailurePolicyActionCount}
@@ -62,7 +62,7 @@ func byCondition(patterns []batchv1.PodFailurePolicyOnPodConditionsPattern, p *c
 	return ""
 }
 
-// succeeds says in words which rule of a job's success policy is met by the indexes that have succeeded; "" for none.
+// succeeds returns a description of the success policy rule that the succeeded indexes meet, or "".
 func succeeds(j *batchv1.Job, done indexes) string {
 	if j.Spec.SuccessPolicy == nil {
 		return ""
@@ -84,7 +84,7 @@ func succeeds(j *batchv1.Job, done indexes) string {
 	return ""
 }
 
-// both are the indexes that are in two sets.
+// both returns the indexes that are in both sets.
 func both(a, b indexes) indexes {
 	var out indexes
 	for _, s := range a {
