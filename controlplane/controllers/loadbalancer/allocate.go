@@ -17,11 +17,12 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// patience is for how long a Service without a class may wait, where there are no pools, before it is told so: another
-// controller may give it an address.
+// patience is how long a Service without a class waits for an address from another controller.
+// After that an event reports that there are no pools.
 const patience = 15 * time.Second
 
-// pools are those of the ConfigMap; a refusal says why they cannot be read, which admission does not let happen.
+// pools returns the pools of the ConfigMap. It returns an error if they are invalid, which
+// admission prevents.
 func (r *reconciler) pools() ([]*balancer.Pool, error) {
 	c, ok := controllers.Cached[*corev1.ConfigMap](r.configs, balancer.Namespace, balancer.ConfigMap)
 	if !ok {
@@ -46,15 +47,15 @@ func (r *reconciler) removable(key controllers.Key) []*networkingv1.IPAddress {
 	return out
 }
 
-// deletionPending reports whether a deletion of the IPAddress was requested and not confirmed: it may still be committed, so
-// no Service may use the address before another deletion has succeeded.
+// deletionPending reports whether a deletion of the IPAddress was requested and not confirmed. It
+// may still be committed, so no Service may use the address before another deletion has succeeded.
 func (r *reconciler) deletionPending(a *networkingv1.IPAddress) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.unconfirmed[a.Name] == a.UID
 }
 
-// free says whether nobody but the Service has an address.
+// free reports whether no node and no other Service has an address.
 func (r *reconciler) free(key controllers.Key, a netip.Addr) bool {
 	if held, ok := r.held.Get("", a.String()); ok {
 		if by, ours := holder(held); !ours || by != key || r.held.Going(held) || r.deletionPending(held) {
@@ -68,8 +69,9 @@ func (r *reconciler) free(key controllers.Key, a netip.Addr) bool {
 	return !slices.ContainsFunc(others, func(s *corev1.Service) bool { return controllers.KeyOf(s) != key })
 }
 
-// allocate gives a Service its addresses: it reserves them, writes the status, and gives back what is not wanted any
-// more. Whoever is stopped in between leaves reservations that the next call finds by the Service's name.
+// allocate allocates addresses for a Service: it reserves them, writes the status, and releases
+// addresses that are no longer needed. If it is interrupted, the next call finds the reservations
+// by the Service's name. foreign reports that another controller manages the Service's addresses.
 func (r *reconciler) allocate(ctx context.Context, s *corev1.Service) (now *corev1.Service, foreign bool, again time.Duration, err error) {
 	key := controllers.KeyOf(s)
 	pools, broken := r.pools()
@@ -93,7 +95,7 @@ func (r *reconciler) allocate(ctx context.Context, s *corev1.Service) (now *core
 		stored, err := client.UpdateStatus(ctx, r.term.Client, next)
 		if err != nil {
 			if apierrors.IsNotFound(err) {
-				err = controllers.Race("service %s is gone", key)
+				err = controllers.Race("service %s no longer exists", key)
 			}
 			return s, false, 0, fmt.Errorf("writing the status of service %s: %w", key, err)
 		}
@@ -115,7 +117,7 @@ func (r *reconciler) allocate(ctx context.Context, s *corev1.Service) (now *core
 	return s, false, 0, nil
 }
 
-// reserve chooses the addresses of a Service and makes their IPAddresses.
+// reserve chooses the addresses of a Service and creates their IPAddresses.
 func (r *reconciler) reserve(ctx context.Context, s *corev1.Service, pools []*balancer.Pool, labels map[string]string) (balancer.Answer, bool, error) {
 	key := controllers.KeyOf(s)
 	r.allocating.Lock()
@@ -127,7 +129,7 @@ func (r *reconciler) reserve(ctx context.Context, s *corev1.Service, pools []*ba
 			reserved = append(reserved, ip)
 		}
 	}
-	slices.SortFunc(reserved, func(a, b netip.Addr) int { // what its status names goes before what was reserved in vain
+	slices.SortFunc(reserved, func(a, b netip.Addr) int { // addresses in the status have precedence over unused reservations
 		in := func(a netip.Addr) int { return slices.Index(append(given(s), a), a) }
 		return in(a) - in(b)
 	})
@@ -142,7 +144,7 @@ func (r *reconciler) reserve(ctx context.Context, s *corev1.Service, pools []*ba
 		}
 		made, err := client.Create(ctx, r.term.Client, Reservation(s, a))
 		if apierrors.IsAlreadyExists(err) {
-			return balancer.Answer{}, false, controllers.Race("address %s was taken in this moment", a)
+			return balancer.Answer{}, false, controllers.Race("address %s was reserved concurrently", a)
 		}
 		if err != nil {
 			return balancer.Answer{}, false, fmt.Errorf("reserving address %s for service %s: %w", a, key, err)
@@ -155,7 +157,8 @@ func (r *reconciler) reserve(ctx context.Context, s *corev1.Service, pools []*ba
 	return answer, false, nil
 }
 
-// lonely tells a Service that there are no pools, once, when nobody else has given it an address for a while.
+// lonely records an event, once, that there are no pools, if no other controller has provided an
+// address for a while.
 func (r *reconciler) lonely(s *corev1.Service, answer balancer.Answer) (again time.Duration) {
 	if left := patience - r.term.Now().Sub(s.CreationTimestamp.Time); left > 0 {
 		return left
@@ -171,7 +174,8 @@ func (r *reconciler) lonely(s *corev1.Service, answer balancer.Answer) (again ti
 	return 0
 }
 
-// release gives back all that is reserved for a Service that is gone or wants none, which the API confirms.
+// release deletes the reservations of a Service that no longer exists or needs no address. It
+// confirms that with the API first.
 func (r *reconciler) release(ctx context.Context, key controllers.Key) error {
 	r.mu.Lock()
 	delete(r.told, key)
@@ -183,7 +187,7 @@ func (r *reconciler) release(ctx context.Context, key controllers.Key) error {
 	s, err := client.Get[*corev1.Service](ctx, r.term.Client, key.Namespace, key.Name)
 	switch {
 	case err == nil && balancer.Ours(s):
-		return controllers.Race("service %s is back", key)
+		return controllers.Race("service %s needs an address again", key)
 	case err != nil && !apierrors.IsNotFound(err):
 		return fmt.Errorf("reading service %s: %w", key, err)
 	}
@@ -195,7 +199,7 @@ func (r *reconciler) release(ctx context.Context, key controllers.Key) error {
 	return nil
 }
 
-// remove deletes an IPAddress. After an error it is not reserved for its Service again.
+// remove deletes an IPAddress. After an error the address is not reserved for its Service again.
 func (r *reconciler) remove(ctx context.Context, a *networkingv1.IPAddress) error {
 	r.held.Deleting(a)
 	err := client.Delete[*networkingv1.IPAddress](ctx, r.term.Client, "", a.Name, controllers.ByUID(a))
@@ -208,7 +212,7 @@ func (r *reconciler) remove(ctx context.Context, a *networkingv1.IPAddress) erro
 	r.mu.Unlock()
 	if failed {
 		r.held.Kept(a)
-		return fmt.Errorf("giving back address %s: %w", a.Name, err)
+		return fmt.Errorf("releasing address %s: %w", a.Name, err)
 	}
 	return nil
 }

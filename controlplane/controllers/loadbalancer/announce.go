@@ -16,8 +16,9 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// announce sees that a node that is fit answers for a Service. Who answers goes on as long as it is fit, also when others
-// have less to do: each move ends connections.
+// announce ensures that a suitable node announces the addresses of a Service. The current node
+// stays while it is suitable, even if other nodes announce fewer Services, because each move breaks
+// connections.
 func (r *reconciler) announce(ctx context.Context, s *corev1.Service) error {
 	addresses := given(s)
 	if len(addresses) == 0 {
@@ -38,7 +39,7 @@ func (r *reconciler) announce(ctx context.Context, s *corev1.Service) error {
 	if why != "" {
 		next = Pick(key, r.candidates(key, only))
 		if next == "" && only == nil {
-			next = now // who is only suspected may still answer
+			next = now // the current node is only suspected to have failed and may still announce
 		}
 	}
 	moved, err := r.assign(ctx, s, next)
@@ -49,7 +50,7 @@ func (r *reconciler) announce(ctx context.Context, s *corev1.Service) error {
 	for _, a := range addresses {
 		named = append(named, a.String())
 	}
-	if message := fmt.Sprintf("node %s answers for %s now", next, strings.Join(named, " and ")); now == "" || now == next {
+	if message := fmt.Sprintf("node %s announces %s now", next, strings.Join(named, " and ")); now == "" || now == next {
 		r.term.Events.Event(s, corev1.EventTypeNormal, "Announced", message)
 	} else {
 		r.term.Events.Eventf(s, corev1.EventTypeNormal, "AnnouncementMoved", "%s, no longer %s: %s", message, now, why)
@@ -57,7 +58,8 @@ func (r *reconciler) announce(ctx context.Context, s *corev1.Service) error {
 	return nil
 }
 
-// candidates are the nodes that may answer for a Service, those in only where that is not nil.
+// candidates returns the nodes that may announce a Service. If only is not nil it restricts the
+// nodes.
 func (r *reconciler) candidates(key controllers.Key, only map[string]bool) []Candidate {
 	var out []Candidate
 	nodes := controllers.CachedAll[*corev1.Node](r.nodes)
@@ -77,7 +79,8 @@ func (r *reconciler) candidates(key controllers.Key, only map[string]bool) []Can
 	return out
 }
 
-// seed counts who answers as the cache has it, for Services of which nothing was written in this term.
+// seed reads the current announcers from the cache, for Services that this leadership has not
+// written yet.
 func (r *reconciler) seed() {
 	services := controllers.CachedBy[*corev1.Service](r.services, serviceIndex, allOurs)
 	r.mu.Lock()
@@ -93,7 +96,8 @@ func (r *reconciler) seed() {
 	}
 }
 
-// answers is the node that answers for a Service: who was chosen last, also where somebody took the annotation away.
+// answers returns the node that announces a Service: the node that was written last, even if a user
+// has removed the annotation.
 func (r *reconciler) answers(s *corev1.Service) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -103,7 +107,7 @@ func (r *reconciler) answers(s *corev1.Service) string {
 	return s.Annotations[balancer.AnnouncedBy]
 }
 
-// place remembers who answers for a Service.
+// place records which node announces a Service.
 func (r *reconciler) place(key controllers.Key, node string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -124,7 +128,8 @@ func (r *reconciler) placed(key controllers.Key, node string) {
 	r.load[node]++
 }
 
-// assign writes who answers for a Service; "" = nobody. It says whether that is new.
+// assign writes which node announces a Service; "" means none. It reports whether the annotation
+// changed.
 func (r *reconciler) assign(ctx context.Context, s *corev1.Service, node string) (bool, error) {
 	key := controllers.KeyOf(s)
 	r.place(key, node)

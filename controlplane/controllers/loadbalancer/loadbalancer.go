@@ -1,5 +1,6 @@
-// Package loadbalancer gives Services of type LoadBalancer addresses of the configured pools (allocate.go), and says
-// which node answers for them on its link (announce.go). The agents of those nodes do (agent/l2announce).
+// Package loadbalancer allocates addresses of the configured pools to Services of type LoadBalancer
+// (allocate.go), and chooses which node announces them on its link (announce.go). The agents of
+// those nodes announce the addresses (agent/l2announce).
 package loadbalancer
 
 import (
@@ -27,20 +28,20 @@ import (
 
 // Indexes of the informers that this controller reads.
 const (
-	// serviceIndex finds Services: see balanced.
+	// serviceIndex indexes Services, see balanced.
 	serviceIndex = "keelson.balanced"
-	// heldIndex finds IPAddresses by the Service that they are reserved for.
+	// heldIndex indexes IPAddresses by the Service for which they are reserved.
 	heldIndex = "keelson.balanced-by"
-	// nodeAddressIndex finds Nodes by their addresses.
+	// nodeAddressIndex indexes Nodes by their addresses.
 	nodeAddressIndex = "keelson.node-address"
-	// sliceIndex finds EndpointSlices by their Service.
+	// sliceIndex indexes EndpointSlices by their Service.
 	sliceIndex = "keelson.slice-of"
 )
 
 // Values of serviceIndex.
 const (
-	allOurs = "ours"    // those that get their addresses here
-	pending = "pending" // those of them that have less than they want
+	allOurs = "ours"    // Services whose addresses this controller allocates
+	pending = "pending" // those of them that lack addresses
 )
 
 func atAddress(a string) string  { return "address/" + a }
@@ -77,7 +78,7 @@ func refused(s *corev1.Service) bool {
 	return false
 }
 
-// caches are the informers that the controller reads.
+// caches holds the informers that the controller reads.
 type caches struct {
 	services, addresses, nodes, leases, slices, namespaces, configs cache.SharedIndexInformer
 }
@@ -90,7 +91,7 @@ func (c caches) keys(value string) []controllers.Key {
 	return out
 }
 
-// fit says why a node is not to answer; "" = it may.
+// fit returns why a node may not announce addresses, or "".
 func (c caches) fit(node string) string {
 	n, ok := controllers.Cached[*corev1.Node](c.nodes, "", node)
 	if !ok {
@@ -100,7 +101,7 @@ func (c caches) fit(node string) string {
 	return Fit(n, l)
 }
 
-// misplaced are the Services for which no node answers that is fit to.
+// misplaced returns the Services that no suitable node announces.
 func (c caches) misplaced() []controllers.Key {
 	var out []controllers.Key
 	for _, s := range controllers.CachedBy[*corev1.Service](c.services, serviceIndex, allOurs) {
@@ -132,7 +133,7 @@ func New(d controllers.Deps) *controllers.Controller {
 	})
 	return &controllers.Controller{
 		Name:    "load-balancer-controller",
-		Workers: 8, // a node that falls silent may answer for many Services
+		Workers: 8, // a node that fails may announce many Services
 		Watches: c.watches(),
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{""}, Resources: []string{"services"}, Verbs: []string{"get", "list", "patch", "watch"}},
@@ -154,7 +155,7 @@ func New(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-// watches map what changes to the Services that it concerns.
+// watches returns watches that map changes to the affected Services.
 func (c caches) watches() []controllers.Watch {
 	return []controllers.Watch{
 		controllers.OnInformer(c.services, func(n controllers.Change[*corev1.Service]) []controllers.Key {
@@ -217,7 +218,7 @@ func (c caches) watches() []controllers.Watch {
 	}
 }
 
-// addressesOf are the addresses of a node's machine.
+// addressesOf returns the addresses of a node's machine.
 func addressesOf(n *corev1.Node) []string {
 	var out []string
 	for _, a := range balancer.OfMachine(n) {
@@ -226,24 +227,25 @@ func addressesOf(n *corev1.Node) []string {
 	return out
 }
 
-// reconciler is the thin shell of one leadership.
+// reconciler performs the writes of one leadership.
 type reconciler struct {
 	caches
 	term *controllers.Term
 	view *controllers.View[*corev1.Service]
 	held *controllers.View[*networkingv1.IPAddress]
 
-	allocating sync.Mutex            // held from the choice of an address to its reservation, so that two do not race for one
-	after      map[string]netip.Addr // of each pool, the address that was given out last
+	allocating sync.Mutex            // held from the choice of an address to its reservation, so that two workers do not choose the same address
+	after      map[string]netip.Addr // the last allocated address of each pool
 
 	mu   sync.Mutex
-	told map[controllers.Key]bool   // of having no pool
-	by   map[controllers.Key]string // who answers, as it was written last
-	load map[string]int             // for how many Services a node answers
-	// unconfirmed are the IPAddresses, by name, whose deletion returned an error: it may still be committed.
+	told map[controllers.Key]bool   // Services for which an event about missing pools was recorded
+	by   map[controllers.Key]string // the announcing node of each Service, as last written
+	load map[string]int             // the number of Services that a node announces
+	// unconfirmed holds the IPAddresses, by name, whose deletion returned an error: it may still be
+	// committed.
 	unconfirmed map[string]types.UID
 
-	seeded bool // by and load know what was written before this term
+	seeded bool // by and load include what was written before this term
 }
 
 func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
@@ -253,7 +255,7 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 		r.place(key, "")
 		return 0, r.release(ctx, key)
 	case s.DeletionTimestamp != nil:
-		return 0, nil // it has what it has until it is gone
+		return 0, nil // it keeps its addresses until it is deleted
 	case !balancer.Ours(s):
 		if err := r.release(ctx, key); err != nil {
 			return 0, err
@@ -271,7 +273,7 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	return again, r.announce(ctx, s)
 }
 
-// forget takes what was written of a Service that wants no address any more.
+// forget removes the condition and the annotation of a Service that no longer needs an address.
 func (r *reconciler) forget(ctx context.Context, s *corev1.Service) error {
 	if meta.FindStatusCondition(s.Status.Conditions, balancer.Condition) != nil {
 		next := s.DeepCopy()

@@ -21,15 +21,16 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Reservation is the IPAddress that says that a Service has an address of a pool. Its name is the address: the store
-// keeps a name once, so that no two Services have one address.
+// Reservation returns the IPAddress that reserves an address for a Service. Its name is the
+// address: names are unique in the store, so two Services cannot have one address.
 func Reservation(s *corev1.Service, a netip.Addr) *networkingv1.IPAddress {
 	out := kinds.AddressOf(s, a.String())
 	out.Labels[networkingv1.LabelManagedBy] = balancer.Allocator
 	return out
 }
 
-// holder is the Service for which an IPAddress reserves an address; ok is false where it is not of this allocator.
+// holder returns the Service for which an IPAddress reserves an address. ok is false if the
+// IPAddress does not belong to this allocator.
 func holder(a *networkingv1.IPAddress) (key controllers.Key, ok bool) {
 	ref := a.Spec.ParentRef
 	if a.Labels[networkingv1.LabelManagedBy] != balancer.Allocator || ref == nil || ref.Group != "" || ref.Resource != "services" {
@@ -38,7 +39,7 @@ func holder(a *networkingv1.IPAddress) (key controllers.Key, ok bool) {
 	return controllers.Key{Namespace: ref.Namespace, Name: ref.Name}, true
 }
 
-// given are the addresses that the status of a Service names.
+// given returns the addresses in the status of a Service.
 func given(s *corev1.Service) []netip.Addr {
 	var out []netip.Addr
 	for _, in := range s.Status.LoadBalancer.Ingress {
@@ -49,8 +50,9 @@ func given(s *corev1.Service) []netip.Addr {
 	return out
 }
 
-// has are the addresses that a Service has: those that are reserved for it, and of its status those that a pool has or,
-// where it names our class, all. foreign says that somebody else gives it addresses.
+// has returns the addresses of a Service: its reservations, and the addresses of its status that
+// belong to a pool. If the Service names our class, all addresses of its status count. foreign
+// reports that another controller manages its addresses.
 func has(s *corev1.Service, reserved []netip.Addr, pools []*balancer.Pool, free func(netip.Addr) bool) (out []netip.Addr, foreign bool) {
 	out = slices.Clone(reserved)
 	for _, a := range given(s) {
@@ -58,13 +60,13 @@ func has(s *corev1.Service, reserved []netip.Addr, pools []*balancer.Pool, free 
 			continue
 		}
 		if balancer.Asked(s) || balancer.PoolOf(pools, a) != nil {
-			out = append(out, a) // its reservation was taken away
+			out = append(out, a) // its reservation was deleted
 		}
 	}
 	return out, len(out) == 0 && len(s.Status.LoadBalancer.Ingress) > 0 && !balancer.Asked(s)
 }
 
-// Status is what the status of a Service shall be.
+// Status returns the new status of a Service.
 func Status(s *corev1.Service, answer balancer.Answer, pools []*balancer.Pool, now metav1.Time) corev1.ServiceStatus {
 	out := *s.Status.DeepCopy()
 	mode := corev1.LoadBalancerIPModeVIP
@@ -90,7 +92,7 @@ func Status(s *corev1.Service, answer balancer.Answer, pools []*balancer.Pool, n
 	return out
 }
 
-// news is the Event that tells what a status says anew; "" where it says nothing new.
+// news returns the Event for a change of the condition. The reason is "" if there is none.
 func news(before, after corev1.ServiceStatus) (eventType, reason, message string) {
 	a, b := meta.FindStatusCondition(before.Conditions, balancer.Condition), meta.FindStatusCondition(after.Conditions, balancer.Condition)
 	if b == nil || a != nil && a.Reason == b.Reason && a.Message == b.Message {
@@ -103,13 +105,14 @@ func news(before, after corev1.ServiceStatus) (eventType, reason, message string
 	return eventType, b.Reason, b.Message
 }
 
-// sameStatus compares what this controller writes of a status.
+// sameStatus compares the statuses.
 func sameStatus(a, b corev1.ServiceStatus) bool { return equality.Semantic.DeepEqual(a, b) }
 
-// Fit says why a node is not to answer for addresses; "" = it may. lease is its session record, nil where there is none.
+// Fit returns why a node may not announce addresses, or "". lease is the node's session record, or
+// nil.
 func Fit(n *corev1.Node, lease *coordinationv1.Lease) string {
 	if n == nil || n.DeletionTimestamp != nil {
-		return "it is gone"
+		return "the node no longer exists"
 	}
 	if c := controllers.NodeCondition(n, corev1.NodeReady); c == nil || c.Status != corev1.ConditionTrue {
 		return "it is not Ready"
@@ -132,14 +135,14 @@ func Fit(n *corev1.Node, lease *coordinationv1.Lease) string {
 	return ""
 }
 
-// Candidate is a node that may answer.
+// Candidate is a node that may announce a Service.
 type Candidate struct {
 	Node string
-	Load int // Services for which it answers
+	Load int // number of Services that it announces
 }
 
-// Pick chooses the node with the least to answer for. Among equals the Service's name decides, so that Services that are
-// made at once on several leaders in turn do not all meet at one node.
+// Pick chooses the node that announces the fewest Services. Among equal nodes a hash of the
+// Service's name decides, so that Services created at the same time are spread.
 func Pick(service controllers.Key, among []Candidate) string {
 	weigh := func(c Candidate) uint64 {
 		sum := sha256.Sum256([]byte(service.String() + " " + c.Node))
@@ -153,7 +156,7 @@ func Pick(service controllers.Key, among []Candidate) string {
 	}).Node
 }
 
-// withEndpoints are the nodes that have ready endpoints of a Service.
+// withEndpoints returns the nodes that have ready endpoints of a Service.
 func withEndpoints(slices []*discoveryv1.EndpointSlice) map[string]bool {
 	out := map[string]bool{}
 	for _, part := range slices {
@@ -166,7 +169,7 @@ func withEndpoints(slices []*discoveryv1.EndpointSlice) map[string]bool {
 	return out
 }
 
-// local says that only nodes with endpoints take connections from outside.
+// local reports whether only nodes with endpoints accept external connections.
 func local(s *corev1.Service) bool {
 	return s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 }
