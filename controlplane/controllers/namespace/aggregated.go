@@ -17,7 +17,7 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// discoveryFailure is the group versions whose resources could not be discovered.
+// discoveryFailure holds the group versions whose resources could not be discovered.
 type discoveryFailure map[schema.GroupVersion]error
 
 // Error returns upstream's message of condition NamespaceDeletionDiscoveryFailure.
@@ -36,7 +36,8 @@ func isDiscoveryFailure(err error) bool {
 	return ok
 }
 
-// emptyAggregated deletes the contents that aggregated APIs have of a namespace, and returns what is left.
+// emptyAggregated deletes a namespace's objects of aggregated APIs and returns the remaining
+// objects.
 func (r *reconciler) emptyAggregated(ctx context.Context, ns string) (left []Content, failures []error) {
 	if r.aggregated == nil {
 		return nil, nil
@@ -45,7 +46,7 @@ func (r *reconciler) emptyAggregated(ctx context.Context, ns string) (left []Con
 	if len(unknown) > 0 {
 		failures = append(failures, discoveryFailure(unknown))
 	}
-	done := map[schema.GroupResource]bool{} // of a resource with several versions, one is enough
+	done := map[schema.GroupResource]bool{} // one version of each resource is sufficient
 	for _, res := range resources {
 		gr := res.GroupVersionResource.GroupResource()
 		if !res.Namespaced || !slices.Contains(res.Verbs, "delete") || done[gr] {
@@ -63,8 +64,8 @@ func (r *reconciler) emptyAggregated(ctx context.Context, ns string) (left []Con
 	return left, failures
 }
 
-// emptyResource deletes the objects of one aggregated resource, at once where the server can, and returns the objects that
-// are left.
+// emptyResource deletes the objects of one aggregated resource, with deletecollection if the server
+// supports it. It returns the remaining objects.
 func (r *reconciler) emptyResource(
 	ctx context.Context, res controllers.AggregatedResource, ns string,
 ) ([]api.Object, error) {

@@ -19,8 +19,8 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// lookAgain is when a namespace that something holds is looked at again although
-// nothing that is watched has changed.
+// lookAgain is the retry interval of a namespace that still has contents if no watched object
+// changes.
 const lookAgain = 5 * time.Second
 
 // New returns the namespace controller.
@@ -32,7 +32,7 @@ func New(d controllers.Deps) *controllers.Controller {
 		}
 		return []controllers.Key{{Name: c.New.Name}}
 	})}
-	// Nothing holds an event, and there are many.
+	// Events have no finalizers and are many.
 	wanted := func(k *api.Kind) bool { return k.Namespaced && k.Resource != "events" }
 	contents := client.Every(d.Informers, wanted, func(cache.SharedIndexInformer) {})
 	left := func(_ *api.Kind, c controllers.Change[api.Object]) []controllers.Key {
@@ -63,13 +63,13 @@ func New(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-// reconciler is the thin shell of one leadership.
+// reconciler performs the writes of one leadership.
 type reconciler struct {
 	term       *controllers.Term
 	kind       *api.Kind
 	namespaces cache.SharedIndexInformer
 	kinds      *api.Kinds
-	aggregated controllers.AggregatedAPIs // nil = there are none
+	aggregated controllers.AggregatedAPIs // nil means that there are none
 }
 
 func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
@@ -84,8 +84,8 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	return lookAgain, errors.Join(r.writeStatus(ctx, ns, left, failures), errors.Join(failures...))
 }
 
-// empty deletes the contents, pods first: what they mount and call stays until
-// they have stopped. It asks the API, not a cache, for what is left.
+// empty deletes the contents of a namespace. Pods are deleted first: the objects that they use stay
+// until the pods have stopped. It lists the remaining objects from the API, not from a cache.
 func (r *reconciler) empty(ctx context.Context, ns string) (left []Content, failures []error) {
 	isPod := func(k *api.Kind) bool { return k.Resource == "pods" && k.GVK.Group == "" }
 	for _, pods := range []bool{true, false} {
@@ -112,7 +112,7 @@ func (r *reconciler) empty(ctx context.Context, ns string) (left []Content, fail
 	return left, failures
 }
 
-// emptyKind deletes what is there of one kind and returns what is still there afterwards.
+// emptyKind deletes the objects of one kind and returns the remaining objects.
 func (r *reconciler) emptyKind(ctx context.Context, k *api.Kind, ns string) ([]api.Object, error) {
 	objs, err := r.list(ctx, k, ns)
 	if err != nil || len(objs) == 0 {
@@ -141,7 +141,7 @@ func (r *reconciler) list(ctx context.Context, k *api.Kind, ns string) ([]api.Ob
 	return objs, nil
 }
 
-// finalize takes this controller's finalizer away, upon which the namespace goes.
+// finalize removes this controller's finalizer, which completes the deletion of the namespace.
 func (r *reconciler) finalize(ctx context.Context, ns *corev1.Namespace) error {
 	next := ns.DeepCopy()
 	next.Spec.Finalizers = slices.DeleteFunc(next.Spec.Finalizers, func(f corev1.FinalizerName) bool { return f == corev1.FinalizerKubernetes })

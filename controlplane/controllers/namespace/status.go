@@ -1,4 +1,4 @@
-// Package namespace empties namespaces that are being deleted and lets them go.
+// Package namespace deletes the contents of terminating namespaces and then finalizes them.
 package namespace
 
 import (
@@ -13,17 +13,17 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Content is what is left of one kind.
+// Content holds the remaining objects of one kind.
 type Content struct {
 	Resource string // "configmaps", "deployments.apps"
 	Objects  []api.Object
 }
 
-// namesShown bounds how many of the remaining objects a condition names.
+// namesShown is the maximum number of remaining objects that a condition names.
 const namesShown = 3
 
-// Status is the status of a terminating namespace: why it is not gone yet, down
-// to the names of what holds it and the finalizers that hold those.
+// Status returns the status of a terminating namespace. Its conditions show why the namespace still
+// exists, with the names of remaining objects and their finalizers.
 func Status(ns *corev1.Namespace, left []Content, failures []error, now time.Time) corev1.NamespaceStatus {
 	s := *ns.Status.DeepCopy()
 	s.Phase = corev1.NamespaceTerminating
@@ -73,7 +73,8 @@ func Status(ns *corev1.Namespace, left []Content, failures []error, now time.Tim
 	return s
 }
 
-// describe counts and names what is left: "configmaps. has 1 resource instances (settings)".
+// describe returns counts and names of the remaining objects: "configmaps. has 1 resource instances
+// (settings)".
 func describe(left []Content) string {
 	var parts []string
 	for _, c := range left {
@@ -102,7 +103,7 @@ func names(objs []api.Object) string {
 	return strings.Join(out, ", ")
 }
 
-// describeFinalizers counts the objects that each finalizer holds.
+// describeFinalizers returns the number of objects with each finalizer.
 func describeFinalizers(left []Content) string {
 	count := map[string]int{}
 	for _, c := range left {
