@@ -1,4 +1,4 @@
-// Package nodecidr gives every node its own part of the pod network.
+// Package nodecidr assigns each node its block of the pod network.
 package nodecidr
 
 import (
@@ -8,13 +8,13 @@ import (
 	"net/netip"
 )
 
-// Range is a part of the pod network that is cut into blocks of one size, one per node.
+// Range is a prefix of the pod network that is divided into blocks of equal size, one per node.
 type Range struct {
 	cluster netip.Prefix
 	bits    int // prefix length of a block
 }
 
-// NewRange cuts cluster into blocks with the prefix length nodeBits.
+// NewRange divides cluster into blocks with the prefix length nodeBits.
 func NewRange(cluster netip.Prefix, nodeBits int) (Range, error) {
 	cluster = cluster.Masked()
 	switch {
@@ -28,16 +28,16 @@ func NewRange(cluster netip.Prefix, nodeBits int) (Range, error) {
 	return Range{cluster: cluster, bits: nodeBits}, nil
 }
 
-// String shows the range as it was configured.
+// String returns the range and the size of its blocks.
 func (r Range) String() string { return fmt.Sprintf("%s in blocks of /%d", r.cluster, r.bits) }
 
-// Size is the number of blocks.
+// Size returns the number of blocks.
 func (r Range) Size() int { return 1 << (r.bits - r.cluster.Bits()) }
 
-// Block is the i-th block.
+// Block returns the i-th block.
 func (r Range) Block(i int) netip.Prefix {
 	a := r.cluster.Addr().As16()
-	// The block number stands directly above the bits inside a block.
+	// The block number is stored directly above the bits inside a block.
 	shift := 128 - r.bits
 	if r.cluster.Addr().Is4() {
 		shift = 32 - r.bits
@@ -66,9 +66,10 @@ func shiftLeft(n uint64, by int) (hi, lo uint64) {
 	return n >> (64 - by), n << by
 }
 
-// Next is the first free block at or after position from, wrapping around. Taken says whether a node has the block at a
-// position; wide are blocks of nodes that reach over several. ok is false when none is free. Starting behind the newest
-// allocation lets a freed block rest: routes to the node that had it may still be there.
+// Next returns the first free block at or after position from, wrapping around. taken reports
+// whether a node has the block at a position. wide are prefixes of nodes that span several blocks.
+// ok is false if no block is free. Callers start after the newest allocation: a freed block is then
+// reused late, because routes to its previous node may still exist.
 func (r Range) Next(taken func(position int) bool, wide []netip.Prefix, from int) (block netip.Prefix, position int, ok bool) {
 	under := func(i int) bool {
 		for _, w := range wide {
@@ -86,13 +87,14 @@ func (r Range) Next(taken func(position int) bool, wide []netip.Prefix, from int
 	return netip.Prefix{}, 0, false
 }
 
-// place says at which position of the range a prefix lies; wide when it reaches over several.
+// place returns the position of a prefix in the range. wide reports that the prefix spans several
+// blocks. in is false if it does not overlap the range.
 func (r Range) place(p netip.Prefix) (position int, wide, in bool) {
 	first, last, in := r.span(p)
 	return first, last > first, in
 }
 
-// span is the first and last position that a prefix touches.
+// span returns the first and last position that a prefix overlaps.
 func (r Range) span(p netip.Prefix) (first, last int, in bool) {
 	if !p.IsValid() || !p.Masked().Overlaps(r.cluster) {
 		return 0, 0, false
@@ -107,7 +109,7 @@ func (r Range) span(p netip.Prefix) (first, last int, in bool) {
 	return first, first + 1<<(r.bits-p.Bits()) - 1, true
 }
 
-// position is the number of the block in which an address lies.
+// position returns the number of the block that contains an address.
 func (r Range) position(a netip.Addr) int {
 	b, c := a.As16(), r.cluster.Addr().As16()
 	hi, lo := binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])

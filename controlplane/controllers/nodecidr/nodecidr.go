@@ -21,18 +21,18 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// retryFull is when a node for which no block was free is looked at again.
+// retryFull is the retry interval of a node for which no block was free.
 const retryFull = time.Minute
 
 // Options of the allocator.
 type Options struct {
-	// ClusterCIDR is the pod network: one prefix, or one of each family with a comma between.
+	// ClusterCIDR is the pod network: one prefix, or one of each family separated by a comma.
 	ClusterCIDR string
-	// NodeBits4 and NodeBits6 are the prefix lengths of a node's blocks; 0 = 24 and 64.
+	// NodeBits4 and NodeBits6 are the prefix lengths of a node's blocks; 0 means 24 and 64.
 	NodeBits4, NodeBits6 int
 }
 
-// Ranges cuts the pod network.
+// Ranges divides the pod network into ranges, one per family.
 func (o Options) Ranges() ([]Range, error) {
 	var out []Range
 	for _, s := range strings.Split(o.ClusterCIDR, ",") {
@@ -53,9 +53,8 @@ func (o Options) Ranges() ([]Range, error) {
 	return out, nil
 }
 
-// New returns the allocator of node CIDRs: one block of each range for every
-// node. A pod network that cannot be cut is a programming error (check Ranges
-// where it is configured) and panics.
+// New returns the allocator of node CIDRs: it assigns one block of each range to every node. It
+// panics if the pod network is invalid; callers must check Ranges where the network is configured.
 func New(d controllers.Deps, o Options) *controllers.Controller {
 	ranges, err := o.Ranges()
 	if err != nil {
@@ -65,7 +64,7 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 	controllers.Index(nodes, byBlock, func(o api.Object) []string { return blocksOf(o.(*corev1.Node), ranges) })
 	return &controllers.Controller{
 		Name:    "node-ipam-controller",
-		Workers: 1, // two at once could choose the same block
+		Workers: 1, // two workers could choose the same block
 		Watches: []controllers.Watch{controllers.OnInformer(nodes, func(c controllers.Change[*corev1.Node]) []controllers.Key {
 			if c.Type == controllers.Deleted || len(Missing(c.New, ranges)) == 0 {
 				return nil
@@ -84,8 +83,8 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 	}
 }
 
-// byBlock finds nodes by what they have of the ranges: by the range and the position of a block, or, those with a block that
-// reaches over several, under wideBlocks. Somebody set such a block by hand: they are few.
+// byBlock indexes nodes by the range and the position of their blocks. Nodes with a prefix that
+// spans several blocks are under wideBlocks. Such prefixes are set manually and are rare.
 const (
 	byBlock    = "pod-network-block"
 	wideBlocks = "wide"
@@ -93,7 +92,7 @@ const (
 
 func blockKey(rng, position int) string { return strconv.Itoa(rng) + "/" + strconv.Itoa(position) }
 
-// blocksOf is where byBlock finds a node.
+// blocksOf is the index function of byBlock.
 func blocksOf(n *corev1.Node, ranges []Range) []string {
 	var out []string
 	for _, p := range Used([]*corev1.Node{n}) {
@@ -110,26 +109,28 @@ func blocksOf(n *corev1.Node, ranges []Range) []string {
 	return slices.Compact(out)
 }
 
-// reconciler is the thin shell of one leadership. The blocks that nodes have are read from the nodes each time; next only
-// says where to look first.
+// reconciler performs the writes of one leadership. The blocks in use are read from the nodes each
+// time; next only determines where the search starts.
 type reconciler struct {
 	term   *controllers.Term
 	ranges []Range
 	next   []int
 	nodes  *controllers.View[*corev1.Node]
-	// offered are the blocks of the writes whose outcome the view does not show yet, by the name of the node.
+	// offered holds, by node name, the blocks of writes whose outcome the view does not show yet.
 	offered map[string]offer
 }
 
-// offer is the blocks that a write gives to a node. The write applies only to the version of the Node that it names:
-// while the view shows this version, the write may still be committed, whatever its caller was answered.
+// offer holds the blocks that a write assigns to a node. The write applies only to the version of
+// the Node that it names. While the view shows this version, the write may still be committed, even
+// if the call returned an error.
 type offer struct {
 	uid       types.UID
 	version   string
-	positions map[int]int // of a block, by the index of its range
+	positions map[int]int // position of a block, by the index of its range
 }
 
-// settleOffers drops the offers whose outcome the view shows: the Node has another version, or is gone.
+// settleOffers drops the offers whose outcome the view shows: the Node has another version, or no
+// longer exists.
 func (r *reconciler) settleOffers() {
 	maps.DeleteFunc(r.offered, func(name string, o offer) bool {
 		n, ok := r.nodes.Get("", name)
@@ -186,14 +187,14 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	case apierrors.IsNotFound(err):
 		return 0, nil
 	case err != nil:
-		return 0, fmt.Errorf("giving node %s its pod CIDR: %w", key.Name, err)
+		return 0, fmt.Errorf("assigning a pod CIDR to node %s: %w", key.Name, err)
 	}
 	r.nodes.Wrote(node)
 	return 0, nil
 }
 
-// Missing are the ranges, by their place, of whose family a node has no block yet: all of a new one's, the second one's
-// when a cluster has got a second family.
+// Missing returns the indexes of the ranges for whose family a node has no block: all ranges for a
+// new node, and the second range after a cluster has become dual-stack.
 func Missing(n *corev1.Node, ranges []Range) []int {
 	has := map[bool]bool{}
 	for _, p := range Used([]*corev1.Node{n}) {
@@ -208,7 +209,7 @@ func Missing(n *corev1.Node, ranges []Range) []int {
 	return out
 }
 
-// Used are the blocks that nodes have.
+// Used returns the blocks of nodes.
 func Used(nodes []*corev1.Node) []netip.Prefix {
 	var out []netip.Prefix
 	for _, n := range nodes {
