@@ -9,13 +9,13 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// EvictionAnnotation on a pod says after how many seconds on a lost or not ready
-// node it is replaced, whatever its tolerations say; "never" keeps it.
+// EvictionAnnotation on a pod is the number of seconds after which the pod is evicted from a lost
+// or not ready node. It overrides the pod's tolerations; "never" disables the eviction.
 const EvictionAnnotation = "keelson.dev/eviction-seconds"
 
-// Eviction says when a pod must leave a node with these taints: at once or in the
-// past = now. evict is false when it may stay for ever. The time of taints for lost
-// and not ready nodes runs from since at the earliest.
+// Eviction returns when a pod must leave a node with these taints; a time in the past means now.
+// evict is false if the pod may stay. For taints of lost and not ready nodes, the toleration time
+// starts at since at the earliest.
 func Eviction(p *corev1.Pod, taints []corev1.Taint, since time.Time) (at time.Time, evict bool) {
 	for i := range taints {
 		t := &taints[i]
@@ -45,8 +45,8 @@ func isLost(t *corev1.Taint) bool {
 	return t.Key == corev1.TaintNodeNotReady || t.Key == corev1.TaintNodeUnreachable
 }
 
-// tolerated says how long a pod stays beside a taint. What it says of lost nodes itself, and what admission has
-// said for it, counts alike.
+// tolerated returns how long a pod may stay on a node with a taint. EvictionAnnotation has
+// precedence over the pod's tolerations, including those that admission added.
 func tolerated(p *corev1.Pod, t *corev1.Taint) (stay time.Duration, forever bool) {
 	if v, ok := p.Annotations[EvictionAnnotation]; ok && isLost(t) {
 		if v == "never" {
@@ -56,7 +56,7 @@ func tolerated(p *corev1.Pod, t *corev1.Taint) (stay time.Duration, forever bool
 			return time.Duration(n) * time.Second, false
 		}
 	}
-	for i := range p.Spec.Tolerations { // the first that speaks of the taint counts, as in Kubernetes
+	for i := range p.Spec.Tolerations { // the first toleration that matches the taint applies, as in Kubernetes
 		if tol := &p.Spec.Tolerations[i]; controllers.Tolerates(tol, t) {
 			if tol.TolerationSeconds == nil {
 				return 0, true
@@ -67,8 +67,8 @@ func tolerated(p *corev1.Pod, t *corev1.Taint) (stay time.Duration, forever bool
 	return 0, false
 }
 
-// NotReady returns a pod's status with condition Ready false; changed is false
-// when it was so already. The agent of a lost node cannot say it.
+// NotReady returns a pod's status with condition Ready set to false. changed is false if it was not
+// true before. The agent of a lost node cannot report this.
 func NotReady(p *corev1.Pod, now time.Time) (s corev1.PodStatus, changed bool) {
 	c := controllers.PodCondition(p, corev1.PodReady)
 	if c == nil || c.Status != corev1.ConditionTrue {

@@ -16,7 +16,7 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// The two sorts of keys.
+// The kinds of keys.
 const (
 	nodeKey = "node"
 	podKey  = "pod"
@@ -24,13 +24,13 @@ const (
 
 var eviction = controllers.Eviction{Reason: "DeletionByTaintManager", Message: "Taint manager: deleting due to NoExecute taint", Event: "TaintManagerEviction"}
 
-// New returns the node lifecycle controller. It reads condition Ready of nodes;
-// Unknown is written there by whoever watches over the nodes' sessions.
+// New returns the node lifecycle controller. It reads condition Ready of nodes. The node gateway
+// sets that condition to Unknown when a node's session is lost.
 func New(d controllers.Deps) *controllers.Controller {
 	nodes := client.Informer[*corev1.Node](d.Informers)
 	pods := client.Informer[*corev1.Pod](d.Informers)
 	controllers.Index(pods, controllers.PodNodeIndex, controllers.PodNode)
-	changed := &atomic.Bool{} // since the pace was last brought up to date
+	changed := &atomic.Bool{} // a node has changed since the last update of the pace
 	return &controllers.Controller{
 		Name:    "node-controller",
 		Workers: 16,
@@ -58,7 +58,7 @@ func New(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-// ofNode maps a node to itself and, when its taints or readiness changed, to its pods.
+// ofNode maps a node to its key and, if its taints or readiness changed, to the keys of its pods.
 func ofNode(pods cache.SharedIndexInformer, c controllers.Change[*corev1.Node]) []controllers.Key {
 	if c.Type == controllers.Deleted {
 		return nil
@@ -76,7 +76,7 @@ func ofNode(pods cache.SharedIndexInformer, c controllers.Change[*corev1.Node]) 
 	return keys
 }
 
-// ofPod maps a pod to itself when its node is in trouble.
+// ofPod maps a pod to its key if its node has trouble.
 func ofPod(nodes cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) []controllers.Key {
 	if c.Type == controllers.Deleted || c.New.Spec.NodeName == "" {
 		return nil
@@ -87,7 +87,8 @@ func ofPod(nodes cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) [
 	return []controllers.Key{{Kind: podKey, Namespace: c.New.Namespace, Name: c.New.Name}}
 }
 
-// troubled says whether a node's pods may have to be touched.
+// troubled reports whether a node is not ready or has a NoExecute taint, so that its pods may have
+// to be changed or evicted.
 func troubled(n *corev1.Node) bool {
 	if readiness(n) != corev1.ConditionTrue {
 		return true
@@ -100,7 +101,7 @@ func troubled(n *corev1.Node) bool {
 	return false
 }
 
-// reconciler is the thin shell of one leadership.
+// reconciler performs the writes of one leadership.
 type reconciler struct {
 	term     *controllers.Term
 	nodes    cache.SharedIndexInformer
@@ -110,13 +111,13 @@ type reconciler struct {
 	pods     *controllers.View[*corev1.Pod]
 
 	mu     sync.Mutex
-	looked time.Time // when the pace was brought up to date
+	looked time.Time // last update of the pace
 }
 
-// lookPeriod is when the pace is brought up to date although no change of a node was seen.
+// lookPeriod is the interval at which the pace is updated if no node has changed.
 const lookPeriod = 5 * time.Second
 
-// look brings the pace up to date.
+// look updates the pace if a node has changed or lookPeriod has passed.
 func (r *reconciler) look(now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -130,11 +131,11 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	if key.Kind == nodeKey {
 		return 0, r.node(ctx, key.Name)
 	}
-	r.look(r.term.Now()) // at all nodes, which matters to pods alone
+	r.look(r.term.Now()) // the state of all nodes matters only for pods
 	return r.pod(ctx, key)
 }
 
-// node keeps a node's taints.
+// node updates a node's taints.
 func (r *reconciler) node(ctx context.Context, name string) error {
 	n, ok := r.nodeView.Get("", name)
 	if !ok || n.DeletionTimestamp != nil {
@@ -176,7 +177,8 @@ func reasonOf(taint string) string {
 	return "NotReady"
 }
 
-// pod takes a pod of a node in trouble out of its Services and, in time, deletes it.
+// pod marks a pod of a node with trouble as not ready, which removes it from its Services, and
+// evicts it when its toleration time has passed.
 func (r *reconciler) pod(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	p, ok := r.pods.Get(key.Namespace, key.Name)
 	if !ok || p.Spec.NodeName == "" || controllers.PodEnded(p) {
@@ -184,7 +186,7 @@ func (r *reconciler) pod(ctx context.Context, key controllers.Key) (time.Duratio
 	}
 	n, ok := controllers.Cached[*corev1.Node](r.nodes, "", p.Spec.NodeName)
 	if !ok {
-		return 0, nil // a node that is gone is the pod collector's matter
+		return 0, nil // podgc deletes the pods of deleted nodes
 	}
 	now := r.term.Now()
 	if readiness(n) != corev1.ConditionTrue && controllers.NodeCondition(n, corev1.NodeReady) != nil {
@@ -196,7 +198,7 @@ func (r *reconciler) pod(ctx context.Context, key controllers.Key) (time.Duratio
 				return 0, nil
 			}
 			if err != nil {
-				return 0, fmt.Errorf("marking pod %s/%s of node %s not ready: %w", p.Namespace, p.Name, n.Name, err)
+				return 0, fmt.Errorf("marking pod %s/%s of node %s as not ready: %w", p.Namespace, p.Name, n.Name, err)
 			}
 			r.pods.Wrote(next)
 			p = next
@@ -205,7 +207,8 @@ func (r *reconciler) pod(ctx context.Context, key controllers.Key) (time.Duratio
 	if r.pods.Going(p) {
 		return 0, nil
 	}
-	// The taints that the node shall have: one that is ready again may still bear those of a lost one for a moment.
+	// Use the taints that the node must have: a node that is ready again may briefly keep the
+	// taints of a lost node.
 	at, evict := Eviction(p, Taints(n, now), r.pace.Since(n))
 	switch {
 	case !evict:

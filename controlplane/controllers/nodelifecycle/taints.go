@@ -1,6 +1,6 @@
-// Package nodelifecycle draws the consequences of a node's condition: taints that
-// keep new pods away, pods of a lost node out of their Services, and in the end
-// their deletion, so that they are replaced elsewhere.
+// Package nodelifecycle acts on a node's conditions. It sets taints that keep new pods away, marks
+// the pods of a lost node as not ready, and finally evicts them, so that they are replaced on other
+// nodes.
 package nodelifecycle
 
 import (
@@ -14,7 +14,8 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// conditionTaints maps a condition that is true to the key of its NoSchedule taint.
+// conditionTaints maps conditions to the keys of the NoSchedule taints that a node has while the
+// condition is true.
 var conditionTaints = []struct {
 	condition corev1.NodeConditionType
 	key       string
@@ -25,16 +26,16 @@ var conditionTaints = []struct {
 	{corev1.NodeNetworkUnavailable, corev1.TaintNodeNetworkUnavailable},
 }
 
-// managed are the taints that this controller alone sets and removes.
+// managed are the taints that only this controller sets and removes.
 var managed = map[string]bool{
 	corev1.TaintNodeNotReady: true, corev1.TaintNodeUnreachable: true, corev1.TaintNodeUnschedulable: true,
 	corev1.TaintNodeMemoryPressure: true, corev1.TaintNodeDiskPressure: true,
 	corev1.TaintNodePIDPressure: true, corev1.TaintNodeNetworkUnavailable: true,
 }
 
-// Taints are the taints that a node shall have: those of others as they are, ours
-// as its conditions ask. A taint that stays keeps the time at which it was added,
-// because evictions are counted from there.
+// Taints returns the taints that a node must have: unmanaged taints as they are, and managed taints
+// by its conditions. A taint that stays keeps its time, because eviction times are measured from
+// it.
 func Taints(n *corev1.Node, now time.Time) []corev1.Taint {
 	var out []corev1.Taint
 	for _, t := range n.Spec.Taints {
@@ -57,7 +58,7 @@ func Taints(n *corev1.Node, now time.Time) []corev1.Taint {
 	switch readiness(n) {
 	case corev1.ConditionFalse:
 		add(corev1.TaintNodeNotReady, corev1.TaintEffectNoSchedule)
-		if controllers.NodeCondition(n, corev1.NodeReady) != nil { // one that has never reported has no pods to evict
+		if controllers.NodeCondition(n, corev1.NodeReady) != nil { // a node that has never reported has no pods to evict
 			add(corev1.TaintNodeNotReady, corev1.TaintEffectNoExecute)
 		}
 	case corev1.ConditionUnknown:
@@ -75,7 +76,7 @@ func Taints(n *corev1.Node, now time.Time) []corev1.Taint {
 	return out
 }
 
-// readiness is the status of condition Ready; a node without one is not ready.
+// readiness returns the status of condition Ready. A node without the condition is not ready.
 func readiness(n *corev1.Node) corev1.ConditionStatus {
 	if c := controllers.NodeCondition(n, corev1.NodeReady); c != nil {
 		return c.Status
@@ -83,7 +84,7 @@ func readiness(n *corev1.Node) corev1.ConditionStatus {
 	return corev1.ConditionFalse
 }
 
-// sameTaints compares regardless of order.
+// sameTaints compares taints regardless of order.
 func sameTaints(a, b []corev1.Taint) bool {
 	order := func(list []corev1.Taint) []corev1.Taint {
 		list = slices.Clone(list)

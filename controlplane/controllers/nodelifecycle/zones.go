@@ -7,11 +7,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// When many nodes are lost at once it is more likely that something between them and here has failed than that all of
-// these machines have. Pods of lost nodes are therefore evicted at the pace that Kubernetes documents, zone by zone:
-// the pods of one node every 10 seconds; where more than two nodes and 55% of a zone are lost, of one node every 100
-// seconds in a zone of more than 50 nodes and none in a smaller one; none at all while every zone is lost as a whole. A
-// zone that is lost as a whole while others are not goes at the first pace: its pods have somewhere to go.
+// If many nodes are lost at once, a network failure is more likely than a failure of all these
+// machines. Pods of lost nodes are therefore evicted at the rate that Kubernetes documents, zone by
+// zone. Normally the pods of one node are evicted every 10 seconds. If more than two nodes and at
+// least 55% of a zone are lost, the interval is 100 seconds in a zone of more than 50 nodes, and no
+// pods are evicted in a smaller zone. No pods are evicted while all zones are lost completely. If a
+// zone is lost completely while another zone is not, the normal rate applies, because its pods can
+// run elsewhere.
 const (
 	evictEvery       = 10 * time.Second
 	evictSlowlyEvery = 100 * time.Second
@@ -20,35 +22,35 @@ const (
 	smallZone        = 50
 )
 
-// lookAgain is when evictions that are held up are considered again although no node has changed.
+// lookAgain is the retry interval of delayed evictions if no node has changed.
 const lookAgain = 10 * time.Second
 
-// Pace says when the pods of which lost node may be evicted. The times that their tolerations give run again from the
-// end of a disruption, and from the beginning of a leadership, so that nodes that come back one after the other lose
-// nothing, and a fail-over by itself costs no pod.
+// Pace decides when the pods of a lost node may be evicted. Toleration times start again at the end
+// of a disruption and at the start of a leadership. Nodes that return one after the other therefore
+// lose no pods, and a failover alone evicts none.
 type Pace struct {
 	mu    sync.Mutex
 	zones map[string]*zone
 }
 
-// zone is what is known of the nodes of one zone.
+// zone is the state of one zone.
 type zone struct {
 	ready, lost int
-	every       time.Duration   // between two nodes; 0 = none at all
-	next        time.Time       // when another node may be admitted
+	every       time.Duration   // interval between two nodes; 0 disables evictions
+	next        time.Time       // when the next node may be admitted
 	admitted    map[string]bool // lost nodes whose pods may be evicted
-	since       time.Time       // when evictions were last begun to be allowed again
+	since       time.Time       // when evictions were last enabled again
 }
 
-// NewPace returns a pace that knows no nodes yet.
+// NewPace returns a Pace without nodes.
 func NewPace() *Pace { return &Pace{zones: map[string]*zone{}} }
 
-// zoneOf names the zone of a node; nodes without labels are one zone.
+// zoneOf returns the zone of a node. Nodes without labels form one zone.
 func zoneOf(n *corev1.Node) string {
 	return n.Labels[corev1.LabelTopologyRegion] + "/" + n.Labels[corev1.LabelTopologyZone]
 }
 
-// Look takes in all nodes as they are now.
+// Look updates the zones from all nodes.
 func (p *Pace) Look(nodes []*corev1.Node, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -69,7 +71,7 @@ func (p *Pace) Look(nodes []*corev1.Node, now time.Time) {
 			lost[n.Name] = true
 		}
 	}
-	all := true // every zone is lost as a whole
+	all := true // all zones are lost completely
 	for name, z := range p.zones {
 		if z.ready+z.lost == 0 {
 			delete(p.zones, name)
@@ -87,7 +89,7 @@ func (p *Pace) Look(nodes []*corev1.Node, now time.Time) {
 	}
 }
 
-// pace is the time between two nodes that the state of the zone asks for.
+// pace returns the interval between two nodes for the state of the zone.
 func (z *zone) pace(all bool) time.Duration {
 	total := z.ready + z.lost
 	switch {
@@ -101,7 +103,7 @@ func (z *zone) pace(all bool) time.Duration {
 	return 0
 }
 
-// turn changes the pace. What was admitted at another pace is not any more.
+// turn changes the interval. Nodes that were admitted at another interval are no longer admitted.
 func (z *zone) turn(every time.Duration, now time.Time) {
 	if every == z.every {
 		return
@@ -116,7 +118,7 @@ func (z *zone) turn(every time.Duration, now time.Time) {
 	z.every = every
 }
 
-// Since says from when on the time of a lost node's pods runs at the earliest.
+// Since returns the earliest start of the toleration times of a lost node's pods.
 func (p *Pace) Since(n *corev1.Node) time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -126,8 +128,8 @@ func (p *Pace) Since(n *corev1.Node) time.Time {
 	return time.Time{}
 }
 
-// Admit says whether the due pods of a lost node may be evicted now, and if not when to ask again. A node that was
-// admitted stays so until it is ready again or the pace changes.
+// Admit reports whether the pods of a lost node may be evicted now, or else when to ask again. An
+// admitted node stays admitted until it is ready again or the interval changes.
 func (p *Pace) Admit(n *corev1.Node, now time.Time) (ok bool, again time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
