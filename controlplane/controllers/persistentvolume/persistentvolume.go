@@ -19,13 +19,13 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// The two sorts of keys.
+// The kinds of keys.
 const (
 	claimKey  = "claim"
 	volumeKey = "volume"
 )
 
-// Indexes: volumes by the claim they refer to, claims that are not bound yet.
+// Indexes: volumes by the claim to which they refer, and claims that are not bound yet.
 const (
 	claimRefIndex = "keelson.claimref"
 	unboundIndex  = "keelson.unbound"
@@ -94,7 +94,8 @@ func keyOf(c *corev1.PersistentVolumeClaim) controllers.Key {
 	return controllers.Key{Kind: claimKey, Namespace: c.Namespace, Name: c.Name}
 }
 
-// ofClaim maps a claim to itself, its volume and the volumes that refer to it.
+// ofClaim maps a claim to its key, and to the keys of its volume and of the volumes that refer to
+// it.
 func ofClaim(volumes cache.SharedIndexInformer, c controllers.Change[*corev1.PersistentVolumeClaim]) []controllers.Key {
 	var keys []controllers.Key
 	if c.Type != controllers.Deleted {
@@ -109,7 +110,8 @@ func ofClaim(volumes cache.SharedIndexInformer, c controllers.Change[*corev1.Per
 	return keys
 }
 
-// ofVolume maps a volume to itself, its claim and, when it can be had, to the claims that want one.
+// ofVolume maps a volume to its key and its claim's key. If the volume is available it is also
+// mapped to all unbound claims.
 func ofVolume(c controllers.Change[*corev1.PersistentVolume], unbound func() []controllers.Key) []controllers.Key {
 	keys := []controllers.Key{{Kind: volumeKey, Name: c.New.Name}}
 	if ref := c.New.Spec.ClaimRef; ref != nil {
@@ -121,7 +123,7 @@ func ofVolume(c controllers.Change[*corev1.PersistentVolume], unbound func() []c
 	return keys
 }
 
-// binder is the thin shell of one leadership.
+// binder performs the writes of one leadership.
 type binder struct {
 	term    *controllers.Term
 	claims  *controllers.View[*corev1.PersistentVolumeClaim]
@@ -163,7 +165,7 @@ func (b *binder) claim(ctx context.Context, key controllers.Key) error {
 		c = next
 	}
 	if d, _ := controllers.Cached[*storagev1.CSIDriver](b.drivers, "", a.Provisioner); controllers.Served(d) {
-		a.Event = "" // who is to make the volume is the cluster itself, which says how far it is
+		a.Event = "" // the cluster itself provisions the volume and records its own events
 	}
 	if a.Event != "" && (c.Status.Phase != a.Phase || a.Phase == corev1.ClaimPending) {
 		b.term.Events.Event(c, a.Event, a.Reason, a.Message)
@@ -179,9 +181,9 @@ func (b *binder) claim(ctx context.Context, key controllers.Key) error {
 	return b.claimStatus(ctx, c, status)
 }
 
-// bind makes the four writes of a binding, those that are still to be made. The
-// volume comes first and is the lock: whoever holds it finishes, after a crash
-// too. The claim's mark comes last before its status: from then on the binding is for good.
+// bind performs the remaining writes of a binding, at most four. The volume is written first and
+// serves as the lock: a binding whose volume is written is always completed, even after a crash.
+// The annotation of the claim is written before its status. From then on the binding is permanent.
 func (b *binder) bind(ctx context.Context, v *corev1.PersistentVolume, c *corev1.PersistentVolumeClaim) error {
 	next, changed, err := BoundVolume(v, c)
 	if err != nil {
@@ -207,7 +209,7 @@ func (b *binder) bind(ctx context.Context, v *corev1.PersistentVolume, c *corev1
 	if c.Status.Phase != corev1.ClaimBound || status.Capacity == nil {
 		status.Capacity = v.Spec.Capacity
 	}
-	if c.Status.Phase != corev1.ClaimBound { // from then on it is who changes the volume that says what it has
+	if c.Status.Phase != corev1.ClaimBound { // after the binding, the volumeattributes controller updates this field
 		status.CurrentVolumeAttributesClassName = v.Spec.VolumeAttributesClassName
 	}
 	return b.claimStatus(ctx, bound, status)
@@ -235,8 +237,8 @@ func (b *binder) volume(ctx context.Context, name string) error {
 	return b.volumePhase(ctx, v, a)
 }
 
-// claimOf is the claim that a volume refers to, by name and UID. That it is gone
-// is believed only when the API says so: a volume released by mistake is data lost.
+// claimOf returns the claim of a volume's claimRef, by name and UID, or nil. It confirms with the
+// API that a claim no longer exists, because releasing a volume by mistake loses data.
 func (b *binder) claimOf(ctx context.Context, v *corev1.PersistentVolume) (*corev1.PersistentVolumeClaim, error) {
 	ref := v.Spec.ClaimRef
 	if ref == nil || ref.UID == "" {
@@ -246,14 +248,14 @@ func (b *binder) claimOf(ctx context.Context, v *corev1.PersistentVolume) (*core
 		return c, nil
 	}
 	if v.Status.Phase == corev1.VolumeReleased || v.Status.Phase == corev1.VolumeFailed {
-		return nil, nil // was asked before; a UID does not come back
+		return nil, nil // this was confirmed before; a UID is never reused
 	}
 	c, err := client.Get[*corev1.PersistentVolumeClaim](ctx, b.term.Client, ref.Namespace, ref.Name)
 	switch {
 	case apierrors.IsNotFound(err) || err == nil && c.UID != ref.UID:
 		return nil, nil
 	case err != nil:
-		return nil, fmt.Errorf("looking for claim %s/%s of volume %s: %w", ref.Namespace, ref.Name, v.Name, err)
+		return nil, fmt.Errorf("reading claim %s/%s of volume %s: %w", ref.Namespace, ref.Name, v.Name, err)
 	}
 	return c, nil
 }

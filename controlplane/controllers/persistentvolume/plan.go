@@ -1,5 +1,5 @@
-// Package persistentvolume binds claims to volumes, both sides, and releases and
-// reclaims volumes whose claim is gone.
+// Package persistentvolume binds claims and volumes to each other, and releases volumes whose claim
+// no longer exists.
 package persistentvolume
 
 import (
@@ -17,13 +17,13 @@ import (
 // defaultClassAnnotation marks the class of claims that name none.
 const defaultClassAnnotation = "storageclass.kubernetes.io/is-default-class"
 
-// ClaimAction is what to do about a claim.
+// ClaimAction is the next action for a claim.
 type ClaimAction struct {
-	Bind        *corev1.PersistentVolume          // bind to this one, or finish doing so
-	Phase       corev1.PersistentVolumeClaimPhase // to set when nothing is bound; "" = leave it
-	Class       string                            // to assign, for a claim without one
-	Provisioner string                            // who is to make a volume: goes into annotations
-	Event       string                            // event type; "" = none
+	Bind        *corev1.PersistentVolume          // volume to bind, or whose binding must be completed
+	Phase       corev1.PersistentVolumeClaimPhase // phase of a claim that is not bound; "" leaves it unchanged
+	Class       string                            // class to assign to a claim without a class
+	Provisioner string                            // provisioner that must create the volume, for the claim's annotations
+	Event       string                            // event type; "" means no event
 	Reason      string
 	Message     string
 }
@@ -36,7 +36,7 @@ func lost(reason, message string) ClaimAction {
 	return ClaimAction{Phase: corev1.ClaimLost, Event: corev1.EventTypeWarning, Reason: reason, Message: message}
 }
 
-// PlanClaim decides about a claim by all volumes and classes.
+// PlanClaim decides the next action for a claim from all volumes and classes.
 func PlanClaim(claim *corev1.PersistentVolumeClaim, volumes []*corev1.PersistentVolume, classes []*storagev1.StorageClass) ClaimAction {
 	if metav1.HasAnnotation(claim.ObjectMeta, volume.AnnBindCompleted) {
 		return planBound(claim, find(volumes, claim.Spec.VolumeName))
@@ -55,7 +55,8 @@ func PlanClaim(claim *corev1.PersistentVolumeClaim, volumes []*corev1.Persistent
 	return planFree(claim, volumes, classes)
 }
 
-// planBound looks after a claim that was bound once: never is it given another volume.
+// planBound handles a claim whose binding was completed. It never binds the claim to another
+// volume.
 func planBound(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) ClaimAction {
 	switch {
 	case claim.Spec.VolumeName == "":
@@ -84,7 +85,7 @@ func planChosen(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume)
 	return pending(corev1.EventTypeWarning, "FailedBinding", "volume %q already bound to a different claim.", v.Name)
 }
 
-// unfit says why a volume cannot serve a claim; "" when it can.
+// unfit returns why a volume does not match a claim, or "".
 func unfit(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) string {
 	have, want := v.Spec.Capacity[corev1.ResourceStorage], claim.Spec.Resources.Requests[corev1.ResourceStorage]
 	switch {
@@ -102,7 +103,7 @@ func unfit(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) stri
 	return ""
 }
 
-// planFree finds the smallest volume that fits, or says what is waited for.
+// planFree binds the smallest matching volume, or reports what the claim waits for.
 func planFree(claim *corev1.PersistentVolumeClaim, volumes []*corev1.PersistentVolume, classes []*storagev1.StorageClass) ClaimAction {
 	name := volume.GetPersistentVolumeClaimClass(claim)
 	i := slices.IndexFunc(classes, func(c *storagev1.StorageClass) bool { return c.Name == name })
@@ -140,8 +141,8 @@ func planFree(claim *corev1.PersistentVolumeClaim, volumes []*corev1.PersistentV
 	return a
 }
 
-// withMade is a claim as it was when the volume was made that is already its own, if there is one: if it has named another
-// class of attributes since, the volume is changed to that once it is bound.
+// withMade returns a claim with the attributes class of the volume that was provisioned for it, if
+// there is one. A class that the claim has named since is applied after the binding.
 func withMade(claim *corev1.PersistentVolumeClaim, volumes []*corev1.PersistentVolume) *corev1.PersistentVolumeClaim {
 	i := slices.IndexFunc(volumes, func(v *corev1.PersistentVolume) bool {
 		return v.Spec.ClaimRef != nil && v.Spec.ClaimRef.UID == claim.UID && metav1.HasAnnotation(v.ObjectMeta, volume.AnnDynamicallyProvisioned)
@@ -154,7 +155,7 @@ func withMade(claim *corev1.PersistentVolumeClaim, volumes []*corev1.PersistentV
 	return &was
 }
 
-// defaultClass is the newest class marked as default; nil when there is none.
+// defaultClass returns the newest class marked as default, or nil.
 func defaultClass(classes []*storagev1.StorageClass) *storagev1.StorageClass {
 	var found *storagev1.StorageClass
 	for _, c := range classes {
@@ -177,55 +178,55 @@ func find(volumes []*corev1.PersistentVolume, name string) *corev1.PersistentVol
 	return volumes[i]
 }
 
-// VolumeAction is what to do about a volume.
+// VolumeAction is the next action for a volume.
 type VolumeAction struct {
-	Phase   corev1.PersistentVolumePhase // to set; "" = leave it
-	Reason  string                       // of phase Failed
+	Phase   corev1.PersistentVolumePhase // phase to set; "" leaves it unchanged
+	Reason  string                       // reason of phase Failed
 	Message string
-	Unbind  bool // let go of a claim that has chosen another volume
-	Claim   bool // the claim has to move first: look at it
+	Unbind  bool // remove the reference to a claim that is bound to another volume
+	Claim   bool // the claim must be reconciled first
 }
 
-// PlanVolume decides about a volume by the claim that its claimRef means: nil when that
-// claim does not exist (any more) with the UID of the reference.
+// PlanVolume decides the next action for a volume. claim is the claim of its claimRef, or nil if no
+// claim with that UID exists.
 func PlanVolume(v *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) VolumeAction {
 	ref := v.Spec.ClaimRef
 	switch {
 	case ref == nil:
 		return VolumeAction{Phase: corev1.VolumeAvailable}
 	case ref.UID == "":
-		return VolumeAction{Phase: corev1.VolumeAvailable, Claim: true} // kept for a claim that may come
+		return VolumeAction{Phase: corev1.VolumeAvailable, Claim: true} // reserved for a claim that may be created later
 	case claim == nil:
 		return released(v)
 	case claim.Spec.VolumeName == v.Name:
 		return VolumeAction{Phase: corev1.VolumeBound}
 	case claim.Spec.VolumeName == "":
-		return VolumeAction{Claim: true} // half bound: the claim's turn
+		return VolumeAction{Claim: true} // partly bound: reconcile the claim
 	case metav1.HasAnnotation(v.ObjectMeta, volume.AnnDynamicallyProvisioned) && v.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete:
-		return released(v) // was made for a claim that took another one meanwhile
+		return released(v) // it was provisioned for a claim that is bound to another volume
 	}
 	return VolumeAction{Unbind: true}
 }
 
-// released is a volume that has lost its claim. Its data is never given to
-// another claim: it stays, or its provisioner deletes both data and object.
+// released returns the action for a volume whose claim no longer exists. Its data is never given to
+// another claim: the volume stays, or its provisioner deletes data and object.
 func released(v *corev1.PersistentVolume) VolumeAction {
 	switch {
 	case v.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRecycle:
 		return VolumeAction{Phase: corev1.VolumeFailed, Reason: "VolumeFailedRecycle",
 			Message: "No recycler plugin found for the volume!"}
 	case v.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete && !metav1.HasAnnotation(v.ObjectMeta, volume.AnnDynamicallyProvisioned):
-		return VolumeAction{Phase: corev1.VolumeFailed, Reason: "VolumeFailedDelete", Message: "nobody provisioned this volume, so nobody can delete its data"}
+		return VolumeAction{Phase: corev1.VolumeFailed, Reason: "VolumeFailedDelete", Message: "the volume was not provisioned dynamically, so no provisioner can delete its data"}
 	}
 	return VolumeAction{Phase: corev1.VolumeReleased}
 }
 
-// BoundVolume is v bound to claim; changed is false when it is so already.
+// BoundVolume returns v bound to claim. changed is false if it is bound already.
 func BoundVolume(v *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) (next *corev1.PersistentVolume, changed bool, err error) {
 	return volume.GetBindVolumeToClaim(v, claim)
 }
 
-// BoundClaim is claim bound to v, its binding marked as complete.
+// BoundClaim returns claim bound to v, with its binding marked as complete.
 func BoundClaim(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) (next *corev1.PersistentVolumeClaim, changed bool) {
 	next = claim.DeepCopy()
 	if next.Spec.VolumeName != v.Name {
@@ -240,8 +241,8 @@ func BoundClaim(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume)
 	return next, changed
 }
 
-// Unbound is v without the claim that does not want it; what a user wrote there
-// himself stays, for the claim to be created anew.
+// Unbound returns v without its reference to the claim. A reference that a user wrote stays,
+// without the UID, so that a recreated claim can be bound.
 func Unbound(v *corev1.PersistentVolume) *corev1.PersistentVolume {
 	next := v.DeepCopy()
 	if metav1.HasAnnotation(next.ObjectMeta, volume.AnnBoundByController) {
