@@ -1,6 +1,6 @@
-// Package podgc removes pods that nobody else will: those of nodes that no longer
-// exist, those that were deleted before they had a node, those on machines that
-// an operator has declared dead, and the oldest finished ones beyond a limit.
+// Package podgc deletes pods that no other component deletes: pods of nodes that no longer exist,
+// pods that were deleted before they had a node, pods on machines with the taint out-of-service,
+// and the oldest terminated pods beyond a limit.
 package podgc
 
 import (
@@ -23,7 +23,7 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// The two sorts of keys: a pod, and all finished pods together.
+// The kinds of keys: a pod, and all terminated pods together.
 const (
 	podKey      = "pod"
 	finishedKey = "finished"
@@ -31,16 +31,16 @@ const (
 
 // Options of the controller.
 type Options struct {
-	// Finished is how many pods that ran to their end are kept; 0 = 12500.
+	// Finished is the maximum number of terminated pods; 0 means 12500.
 	Finished int
-	// Quarantine is how long a node must be absent before its pods are removed; 0 = 40 s.
+	// Quarantine is how long a node must be absent before its pods are deleted; 0 means 40 s.
 	Quarantine time.Duration
 }
 
-// Why says why a pod is to be removed by force.
+// Why is the reason why a pod is deleted by force.
 type Why string
 
-// Reasons; empty for a pod that stays.
+// The reasons; Stays means that the pod is not deleted.
 const (
 	Stays        Why = ""
 	Orphaned     Why = "PodGC: node no longer exists"
@@ -48,7 +48,7 @@ const (
 	OutOfService Why = "PodGC: node is out of service"
 )
 
-// Judge decides about one pod. node is nil when its node does not exist.
+// Judge returns why one pod is deleted. node is nil if its node does not exist.
 func Judge(p *corev1.Pod, node *corev1.Node) Why {
 	switch {
 	case p.Spec.NodeName == "" && p.DeletionTimestamp != nil:
@@ -63,7 +63,7 @@ func Judge(p *corev1.Pod, node *corev1.Node) Why {
 	return Stays
 }
 
-// Surplus are the finished pods beyond the limit, evicted ones first, then the oldest.
+// Surplus returns the terminated pods beyond the limit, evicted pods first, then the oldest.
 func Surplus(pods []*corev1.Pod, limit int) []*corev1.Pod {
 	var finished []*corev1.Pod
 	for _, p := range pods {
@@ -87,7 +87,7 @@ func Surplus(pods []*corev1.Pod, limit int) []*corev1.Pod {
 	return finished[:len(finished)-limit]
 }
 
-// New returns the pod collector.
+// New returns the pod garbage collector.
 func New(d controllers.Deps, o Options) *controllers.Controller {
 	o.Finished = cmp.Or(o.Finished, 12500)
 	o.Quarantine = cmp.Or(o.Quarantine, 40*time.Second)
@@ -126,7 +126,7 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 				pods:    controllers.ViewOf[*corev1.Pod](t, pods),
 				missing: missing,
 			}
-			missing.clear() // nobody has watched since the last leadership
+			missing.clear() // absences were not observed since the last leadership
 			return r.reconcile
 		},
 	}
@@ -151,7 +151,7 @@ func ofPod(nodes cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) [
 	return keys
 }
 
-// reconciler is the thin shell of one leadership.
+// reconciler performs the writes of one leadership.
 type reconciler struct {
 	term     *controllers.Term
 	options  Options
@@ -162,17 +162,19 @@ type reconciler struct {
 	missing *absences
 }
 
-// absences are the nodes that are not there, and since when that is known. It ends as soon as the informer sees the
-// node: one that comes and goes begins a new quarantine every time.
+// absences records which nodes are absent, and since when that is known. A record is removed when
+// the informer delivers the node: a node that exists in between starts a new quarantine.
 type absences struct {
 	mu    sync.Mutex
 	since map[string]time.Time
 }
 
-// maxAbsences bounds them: any name can be written into a pod. Beyond it those that ended long ago are forgotten.
+// maxAbsences is the maximum number of records, because users can write any node name into a pod.
+// At the limit, records older than two quarantines are removed.
 const maxAbsences = 10_000
 
-// begin returns since when the node is missing, from now at the latest.
+// begin returns when the absence of a node started. It starts now if the node was not absent
+// before.
 func (a *absences) begin(node string, now time.Time, quarantine time.Duration) time.Time {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -222,12 +224,12 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	return 0, r.remove(ctx, p, why)
 }
 
-// quarantine says how long a node that the cache lacks must still be waited for.
-// At its end the API has the last word.
+// quarantine returns how long to wait for a node that is not cached. At the end of the quarantine
+// it confirms with the API that the node does not exist.
 func (r *reconciler) quarantine(ctx context.Context, node string) (time.Duration, error) {
 	now := r.term.Now()
 	since := r.missing.begin(node, now, r.options.Quarantine)
-	if _, back := controllers.Cached[*corev1.Node](r.nodes, "", node); back { // it came between the look and the note
+	if _, back := controllers.Cached[*corev1.Node](r.nodes, "", node); back { // the node was created between the two lookups
 		r.missing.end(node)
 		return 0, controllers.Race("node %s has come back", node)
 	}
@@ -239,13 +241,14 @@ func (r *reconciler) quarantine(ctx context.Context, node string) (time.Duration
 	case apierrors.IsNotFound(err):
 		return 0, nil
 	case err != nil:
-		return 0, fmt.Errorf("looking for node %s: %w", node, err)
+		return 0, fmt.Errorf("reading node %s: %w", node, err)
 	}
 	r.missing.end(node)
-	return 0, controllers.Race("node %s exists, the cache did not know", node)
+	return 0, controllers.Race("node %s exists, but the cache was stale", node)
 }
 
-// remove ends a pod by force: no agent will confirm that it has stopped.
+// remove marks a pod as failed and deletes it without a grace period, because no agent will confirm
+// that it has stopped.
 func (r *reconciler) remove(ctx context.Context, p *corev1.Pod, why Why) error {
 	if !controllers.PodEnded(p) {
 		next := p.DeepCopy()
@@ -261,7 +264,7 @@ func (r *reconciler) remove(ctx context.Context, p *corev1.Pod, why Why) error {
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("marking pod %s/%s failed: %w", p.Namespace, p.Name, err)
+			return fmt.Errorf("marking pod %s/%s as failed: %w", p.Namespace, p.Name, err)
 		}
 		r.pods.Wrote(next)
 	}
@@ -278,7 +281,7 @@ func (r *reconciler) delete(ctx context.Context, p *corev1.Pod, why string) erro
 	return nil
 }
 
-// finished removes finished pods beyond the limit.
+// finished deletes terminated pods beyond the limit.
 func (r *reconciler) finished(ctx context.Context) error {
 	if len(r.informer.GetIndexer().ListKeys()) <= r.options.Finished {
 		return nil
