@@ -1,4 +1,5 @@
-// Package podgroupprotection keeps a PodGroup until the pods that name it have ended: its deletion waits behind a finalizer.
+// Package podgroupprotection protects a PodGroup from deletion with a finalizer until the pods that
+// name it have ended.
 package podgroupprotection
 
 import (
@@ -44,7 +45,7 @@ func New(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-// ofPod maps a pod that ended to its group, if that waits for it.
+// ofPod maps a pod that ended to its group if the group is being deleted.
 func ofPod(groups cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) []controllers.Key {
 	if c.Type != controllers.Deleted && !controllers.PodEnded(c.New) {
 		return nil
@@ -59,7 +60,7 @@ func ofPod(groups cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) 
 	return keys
 }
 
-// reconciler is the thin shell of one leadership.
+// reconciler performs the writes of one leadership.
 type reconciler struct {
 	term         *controllers.Term
 	groups, pods cache.SharedIndexInformer
@@ -77,7 +78,8 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	return 0, controllers.Protect(ctx, r.term.Client, g, kinds.PodGroupProtection, inUse)
 }
 
-// inUse asks the cache, and before it says no the API: a pod may have come that the cache has not seen.
+// inUse reports whether a pod still needs a group that is being deleted. Before it returns false it
+// lists the pods from the API, because a pod may not be cached yet.
 func (r *reconciler) inUse(ctx context.Context, g *schedulingv1beta1.PodGroup) (bool, error) {
 	if g.DeletionTimestamp == nil || !slices.Contains(g.Finalizers, kinds.PodGroupProtection) {
 		return false, nil
