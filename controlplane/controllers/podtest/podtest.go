@@ -1,4 +1,4 @@
-// Package podtest plays the part of nodes in tests of plans: pods become ready, fail and go.
+// Package podtest simulates nodes in tests of plans: pods become ready, fail and are deleted.
 package podtest
 
 import (
@@ -9,14 +9,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Ready is the condition of a pod that has been ready since then.
+// Ready returns the conditions of a pod that has been ready since a time.
 func Ready(since time.Time) []corev1.PodCondition {
 	return []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(since)}}
 }
 
-// Live lets an hour's worth of things happen to pods before now: those that are going may be gone, those that are
-// pending may be ready, and one in so many of the others fails (0 = none). moved says whether anything happened or
-// still will.
+// Live simulates an hour before now. Terminating pods may be deleted, and pending pods may become
+// ready. One in fails of the other pods fails; 0 means none. moved reports whether something
+// happened or is still pending.
 func Live(pods []*corev1.Pod, now time.Time, rnd *rand.Rand, fails int) (out []*corev1.Pod, moved bool) {
 	for _, p := range pods {
 		switch {
@@ -38,8 +38,8 @@ func Live(pods []*corev1.Pod, now time.Time, rnd *rand.Rand, fails int) (out []*
 	return out, moved
 }
 
-// SetState gives a pod one of the states that tests name: "" is ready since an hour, "fresh" since 10 seconds,
-// "starting", "going" (and ready, where it was), "failed".
+// SetState sets one of the states that tests name: "" is ready for an hour, "fresh" for 10 seconds,
+// "starting" is pending, "going" is terminating with unchanged conditions, and "failed" is failed.
 func SetState(p *corev1.Pod, state string, now time.Time) {
 	p.Status.Phase = corev1.PodRunning
 	switch state {
