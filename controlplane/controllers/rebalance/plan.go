@@ -1,4 +1,5 @@
-// Package rebalance moves pods, on request and slowly, to where the scheduler would place them now.
+// Package rebalance evicts pods of workloads that request it, slowly, so that the scheduler places
+// them on better nodes.
 package rebalance
 
 import (
@@ -18,71 +19,75 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// How much better another node must be for a pod that may stay where it is: by the scheduler's score, and by hundredths
-// of the node in use where it is only about room.
+// MinGain is the minimum score difference for a move that no rule requires. MinFuller is the
+// minimum difference of node utilization, in percentage points, for a move that only improves
+// utilization.
 const (
 	MinGain   = 10
 	MinFuller = 10.0
 )
 
-// MostWeighed is how many pods are weighed in one round.
+// MostWeighed is the maximum number of pods that are evaluated in one round.
 const MostWeighed = 64
 
-// systemCritical is the least priority of pods that the cluster itself needs.
+// systemCritical is the minimum priority of pods that the cluster itself needs.
 const systemCritical = 2_000_000_000
 
-// Verdict is what the scheduler says of a pod that runs, were it pending and not where it is. Parts of a node in use are
-// in hundredths of what it has, of processor or memory, whichever is scarcer.
+// Verdict is the scheduler's result for a running pod, as if it were pending and its node did not
+// have it. Utilizations are percentages of the scarcer of CPU and memory.
 type Verdict struct {
-	// Passed over: why nothing is said of the pod; "" = it was weighed.
+	// Passed is why the pod was not evaluated, or "".
 	Passed string
-	// Stays is why its node would not take it again; "" = it would.
+	// Stays is why its node would not accept the pod again, or "".
 	Stays string
-	// Best are the nodes that are as good as any, and Gain how much higher than its node they are rated.
+	// Best are the nodes with the highest score. Gain is the difference between that score and the
+	// score of the pod's node.
 	Best []string
 	Gain int64
-	// Full is the pod's node in use with it, and Left without it; There is the fullest of the best with it.
+	// Full is the utilization of the pod's node with the pod, and Left without it. There is the
+	// highest utilization of the best nodes with the pod.
 	Full, Left, There float64
 }
 
-// Trial is the cluster in thought.
+// Trial evaluates moves in a simulated cluster.
 type Trial interface {
-	// Weigh says where the pod would go if it were pending.
+	// Weigh returns where the scheduler would place the pod if it were pending.
 	Weigh(ctx context.Context, pod *corev1.Pod) (Verdict, error)
-	// Harms names a pod whose rules would be broken by the move; "" = none.
+	// Harms returns the name of a pod whose rules the move would break, or "".
 	Harms(ctx context.Context, pod *corev1.Pod, to string) (string, error)
 }
 
-// Workload is something that asks to be rebalanced, at a time when one of its pods may go.
+// Workload is a workload that requests rebalancing and can spare a pod now.
 type Workload struct {
 	Kind   string
 	Object api.Object
 	Pods   []*corev1.Pod
 }
 
-// Move is one pod that is to be evicted.
+// Move is one pod to evict.
 type Move struct {
 	Workload Workload
 	Pod      *corev1.Pod
-	To       string // where the scheduler would place it
+	To       string // the node where the scheduler would place it
 	Why      string
 }
 
-// Surroundings are what a choice goes by besides the scheduler's word.
+// Surroundings are the inputs of Choose other than the scheduler's results.
 type Surroundings struct {
 	Now      time.Time
-	Interval time.Duration // for how long a pod must have been ready
+	Interval time.Duration // minimum time for which a pod must have been ready
 	Budgets  []*policyv1.PodDisruptionBudget
 	Zone     func(node string) string
-	Skip     map[types.UID]time.Time // pods that are left alone until then
+	Skip     map[types.UID]time.Time // pods that must not be moved before a time
 }
 
-// Choose finds the pod that gains most by moving: those that may not be where they are before the others, then those
-// whose like are many at one place. It is nil when no pod shall move.
+// Choose returns the pod that gains most by moving, or nil. Pods that their node would not accept
+// again come first, then pods of workloads that are spread unevenly.
 //
-// A cluster that does not change comes to rest, because each move makes the first of these less that it changes: the
-// number of pods that their node would not take again, how uneven the replicas of a workload lie over zones, then over
-// nodes, and how full nodes are, the fullest compared first.
+// A cluster that does not change reaches a stable state, because each move decreases a measure. The
+// measures are, in this order: the number of pods that their node would not accept again, the
+// unevenness of workloads over zones, then over nodes, and the utilization of nodes, the highest
+// first.
 func Choose(ctx context.Context, t Trial, list []Workload, s Surroundings) (*Move, error) {
 	type rated struct {
 		move Move
@@ -120,7 +125,8 @@ func Choose(ctx context.Context, t Trial, list []Workload, s Surroundings) (*Mov
 	return nil, nil
 }
 
-// harmful says whether the move would break another pod's rules at one of the nodes that the scheduler may choose.
+// harmful reports whether the move would break another pod's rules on one of the nodes that the
+// scheduler may choose.
 func harmful(ctx context.Context, t Trial, p *corev1.Pod, nodes []string) (bool, error) {
 	for _, node := range nodes {
 		if harmed, err := t.Harms(ctx, p, node); err != nil || harmed != "" {
@@ -130,7 +136,7 @@ func harmful(ctx context.Context, t Trial, p *corev1.Pod, nodes []string) (bool,
 	return false, nil
 }
 
-// Unmovable says why a pod stays where it is, whatever the scheduler says; "" = it may move.
+// Unmovable returns why a pod must not be moved, regardless of the scheduler's result, or "".
 func Unmovable(p *corev1.Pod, s Surroundings) string {
 	ready := controllers.PodCondition(p, corev1.PodReady)
 	switch {
@@ -159,7 +165,7 @@ func Unmovable(p *corev1.Pod, s Surroundings) string {
 	return unaffordable(p, s.Budgets)
 }
 
-// unaffordable says which disruption budget keeps the pod.
+// unaffordable returns which PodDisruptionBudget prevents the move, or "".
 func unaffordable(p *corev1.Pod, budgets []*policyv1.PodDisruptionBudget) string {
 	covering := 0
 	for _, b := range budgets {
@@ -177,14 +183,15 @@ func unaffordable(p *corev1.Pod, budgets []*policyv1.PodDisruptionBudget) string
 	return ""
 }
 
-// Ranks of reasons, the weightiest first.
+// Ranks of reasons, the most important first.
 const (
 	rankRule = iota
 	rankSpread
 	rankRoom
 )
 
-// Judge says where a pod shall go and why; "" = it stays. Each of the nodes that the scheduler may choose must be better.
+// Judge returns where a pod should move, and why. to is "" if the pod stays. All nodes that the
+// scheduler may choose must be better.
 func Judge(w Workload, p *corev1.Pod, v Verdict, zone func(string) string) (to, why string, rank int) {
 	here := p.Spec.NodeName
 	if v.Passed != "" || len(v.Best) == 0 || slices.Contains(v.Best, here) {
@@ -197,7 +204,7 @@ func Judge(w Workload, p *corev1.Pod, v Verdict, zone func(string) string) (to, 
 	if v.Gain < MinGain {
 		return "", "", 0
 	}
-	even := false // spread as before, at one of the nodes
+	even := false // the spread stays equal on at least one of the nodes
 	for _, node := range v.Best {
 		switch crowd(w.Pods, here, node, zone) {
 		case 1:
@@ -215,15 +222,15 @@ func Judge(w Workload, p *corev1.Pod, v Verdict, zone func(string) string) (to, 
 	return "", "", 0
 }
 
-// crowd says whether a workload's pods are more even (-1), as even (0) or less even (1) over zones, and if these are
-// as before over nodes, when one moves.
+// crowd returns whether a move makes the spread of a workload's pods more even (-1), equal (0) or
+// less even (1). It compares zones first, then nodes.
 func crowd(pods []*corev1.Pod, from, to string, zone func(string) string) int {
 	level := func(of func(string) string) int {
 		a, b := of(from), of(to)
 		if a == b {
 			return 0
 		}
-		more := 0 // how many more are at a
+		more := 0 // number of pods at a minus number of pods at b
 		for _, p := range pods {
 			switch of(p.Spec.NodeName) {
 			case a:

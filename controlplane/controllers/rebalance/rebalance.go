@@ -22,18 +22,18 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// DefaultInterval is the pace: at least so long is between two evictions, in the whole cluster.
+// DefaultInterval is the minimum time between two evictions in the whole cluster.
 const DefaultInterval = time.Minute
 
-// patience is for how many intervals others wait with a workload whose pod does not become ready again, and for how many
-// a pod is left alone whose eviction was refused.
+// patience is a number of intervals: how long the cluster waits for the replacement of an evicted
+// pod, and how long a pod whose eviction was refused is left alone.
 const patience = 10
 
-// Options of the controller.
+// Options configures the controller.
 type Options struct {
-	// Trial takes the cluster as it is now.
+	// Trial returns a simulation of the current cluster.
 	Trial func() (Trial, error)
-	// Interval is the pace; 0 = DefaultInterval.
+	// Interval is the minimum time between two evictions; 0 means DefaultInterval.
 	Interval time.Duration
 }
 
@@ -52,7 +52,7 @@ func workloadOf[T api.Object](d controllers.Deps, kind string) workload {
 		}}
 }
 
-// asks says whether pods of the workload shall be moved. ReplicaSets of Deployments do not ask by themselves.
+// asks reports whether pods of the workload may be moved. ReplicaSets of Deployments are excluded.
 func asks(o api.Object) bool {
 	if o.GetAnnotations()[api.RebalanceAnnotation] != "true" || o.GetDeletionTimestamp() != nil {
 		return false
@@ -61,7 +61,7 @@ func asks(o api.Object) bool {
 	return !isSet || metav1.GetControllerOf(o) == nil
 }
 
-// all is the one key: pods move one at a time in the whole cluster.
+// all is the only key: pods are moved one at a time in the whole cluster.
 var all = controllers.Key{Name: "cluster"}
 
 // New returns the controller.
@@ -91,7 +91,7 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 	for _, w := range r.kinds {
 		c.Watches = append(c.Watches, controllers.OnInformer(w.informer, func(c controllers.Change[api.Object]) []controllers.Key {
 			if c.Type == controllers.Deleted || !asks(c.New) || c.Type == controllers.Updated && asks(c.Old) {
-				return nil // whoever asked before is looked at at every interval
+				return nil // workloads that already requested it are evaluated at every interval
 			}
 			return []controllers.Key{all}
 		}))
@@ -105,14 +105,14 @@ type rebalancing struct {
 	pods, nodes, budgets cache.SharedIndexInformer
 }
 
-// round is what one leadership remembers.
+// round is the state of one leadership.
 type round struct {
 	*rebalancing
 	term *controllers.Term
-	last time.Time               // of an eviction
+	last time.Time               // time of the last eviction
 	skip map[types.UID]time.Time // pods whose eviction was refused
-	from string                  // the workload that the next round begins after
-	turn int                     // of rounds: of more pods than are weighed in one, others are in each
+	from string                  // ID of the workload after which the next round starts
+	turn int                     // number of rounds; it selects which pods of a large workload are evaluated
 }
 
 func (r *rebalancing) lead(t *controllers.Term) controllers.Reconcile {
@@ -120,11 +120,11 @@ func (r *rebalancing) lead(t *controllers.Term) controllers.Reconcile {
 	return func(ctx context.Context, _ controllers.Key) (time.Duration, error) { return one.reconcile(ctx) }
 }
 
-// asking is a workload that asks.
+// asking is a workload that requests rebalancing.
 type asking struct {
 	workload
 	object api.Object
-	pods   []*corev1.Pod // also those that are going
+	pods   []*corev1.Pod // including terminating pods
 	moved  time.Time     // when a pod of it was last chosen
 }
 
@@ -149,7 +149,8 @@ func (r *round) reconcile(ctx context.Context) (time.Duration, error) {
 	return interval, r.move(ctx, *move)
 }
 
-// asking lists who asks, those first whose turn it is.
+// asking returns the workloads that request rebalancing, starting after the last evaluated
+// workload.
 func (r *round) asking() []asking {
 	var out []asking
 	for _, w := range r.kinds {
@@ -159,19 +160,19 @@ func (r *round) asking() []asking {
 			}
 			at, err := time.Parse(time.RFC3339, o.GetAnnotations()[api.RebalancedAnnotation])
 			if err != nil {
-				at = time.Time{} // not ours, or none yet
+				at = time.Time{} // missing or invalid annotation
 			}
 			out = append(out, asking{w, o, r.podsOf(o), at})
 		}
 	}
 	slices.SortFunc(out, func(a, b asking) int { return cmp.Compare(a.id(), b.id()) })
 	i, _ := slices.BinarySearchFunc(out, r.from, func(a asking, id string) int {
-		return cmp.Or(cmp.Compare(a.id(), id), -1) // after the one itself
+		return cmp.Or(cmp.Compare(a.id(), id), -1) // after the workload itself
 	})
 	return append(out[i:len(out):len(out)], out[:i]...)
 }
 
-// podsOf are the pods that a workload owns and that did not run to their end.
+// podsOf returns the pods of a workload that are not terminal.
 func (r *round) podsOf(o api.Object) (out []*corev1.Pod) {
 	owners := []types.UID{o.GetUID()}
 	if _, ok := o.(*appsv1.Deployment); ok {
@@ -193,8 +194,8 @@ func (r *round) podsOf(o api.Object) (out []*corev1.Pod) {
 	return out
 }
 
-// wait is how long to rest: an interval since the last eviction of any leader, and until the pod that was evicted has a
-// successor, within patience.
+// wait returns how long to wait: one interval since the last eviction of any leader, and until the
+// evicted pod has a replacement, but at most patience intervals.
 func (r *round) wait(list []asking, now time.Time) time.Duration {
 	last := slices.MaxFunc(list, func(a, b asking) int { return a.moved.Compare(b.moved) })
 	interval, since := r.options.Interval, r.last
@@ -210,7 +211,7 @@ func (r *round) wait(list []asking, now time.Time) time.Duration {
 	return 0
 }
 
-// choose asks the scheduler about the pods of those that can spare one.
+// choose evaluates the pods of the workloads that can spare one.
 func (r *round) choose(ctx context.Context, list []asking, now time.Time) (*Move, error) {
 	for uid, until := range r.skip {
 		if !until.After(now) {
@@ -242,7 +243,7 @@ func (r *round) choose(ctx context.Context, list []asking, now time.Time) (*Move
 	return Choose(ctx, t, able, s)
 }
 
-// turned is a list that begins elsewhere.
+// turned returns a list that starts at another element.
 func turned(pods []*corev1.Pod, by int) []*corev1.Pod {
 	if len(pods) <= MostWeighed {
 		return pods
@@ -258,8 +259,9 @@ func (r *round) zone(node string) string {
 	return ""
 }
 
-// move notes with the workload that a pod of it goes, and evicts it then: whoever leads next keeps the pace. A crash
-// between the two costs an interval.
+// move records the move in the workload's annotation and then evicts the pod. A new leader
+// therefore keeps the interval. A crash between the two writes delays the next move by one
+// interval.
 func (r *round) move(ctx context.Context, m Move) error {
 	o := m.Workload.Object
 	i := slices.IndexFunc(r.kinds, func(w workload) bool { return w.kind == m.Workload.Kind })
@@ -268,13 +270,13 @@ func (r *round) move(ctx context.Context, m Move) error {
 	note, err := json.Marshal(map[string]any{"metadata": map[string]any{"resourceVersion": o.GetResourceVersion(), "uid": o.GetUID(),
 		"annotations": map[string]string{api.RebalancedAnnotation: now.UTC().Format(time.RFC3339)}}})
 	if err != nil {
-		return fmt.Errorf("making a note for %s: %w", o.GetName(), err)
+		return fmt.Errorf("encoding the annotation of %s: %w", o.GetName(), err)
 	}
 	if err := r.kinds[i].patch(ctx, r.term.Client, o.GetNamespace(), o.GetName(), note); err != nil {
 		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 			return controllers.Race("%s %s: %w", m.Workload.Kind, o.GetName(), err)
 		}
-		return fmt.Errorf("noting with %s %s/%s that a pod moves: %w", m.Workload.Kind, o.GetNamespace(), o.GetName(), err)
+		return fmt.Errorf("recording the move of a pod in %s %s/%s: %w", m.Workload.Kind, o.GetNamespace(), o.GetName(), err)
 	}
 	p := m.Pod
 	by := controllers.ByUID(p)
@@ -282,11 +284,11 @@ func (r *round) move(ctx context.Context, m Move) error {
 		&policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}, DeleteOptions: &by})
 	switch {
 	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
-		return nil // gone or another one: the next round sees
+		return nil // deleted or replaced: the next round evaluates again
 	case err != nil:
 		r.skip[p.UID] = now.Add(patience * r.options.Interval)
 		if apierrors.IsTooManyRequests(err) {
-			return nil // its budget was spent by another
+			return nil // another client used up the disruption budget
 		}
 		return fmt.Errorf("evicting pod %s/%s: %w", p.Namespace, p.Name, err)
 	}

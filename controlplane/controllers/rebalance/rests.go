@@ -11,8 +11,9 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Unsettled says why no pod of a workload may go now: it is not as it should be, or may not miss one. "" = one may.
-// Pods are all that it owns, also those that are going.
+// Unsettled returns why no pod of a workload may be evicted now: it is not in its desired state, or
+// cannot spare a pod. It returns "" if a pod may be evicted. pods are all pods of the workload,
+// including terminating pods.
 func Unsettled(o api.Object, pods []*corev1.Pod) string {
 	want, behind, keeps := wanted(o)
 	switch {
@@ -38,7 +39,8 @@ func Unsettled(o api.Object, pods []*corev1.Pod) string {
 	return ""
 }
 
-// wanted is how many pods a workload asks for, whether it is not yet what it is told to be, and why it may miss none.
+// wanted returns how many pods a workload requests, whether its status is behind its spec, and why
+// it cannot spare a pod, or "".
 func wanted(o api.Object) (want int, behind bool, keeps string) {
 	number := func(n *int32) int {
 		if n == nil {
