@@ -11,17 +11,18 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// kind is a sort of object that keeps a number of pods. What is decided about it is decided about it as a ReplicaSet.
+// kind describes a kind whose objects manage a number of pods. Decisions about its objects are made
+// on their ReplicaSet form.
 type kind[T api.Object] struct {
 	gvk        schema.GroupVersionKind
 	resource   string
-	controller string // its name
+	controller string // controller name
 	word       string // for errors
 	selector   func(T) labels.Selector
 	set        func(T) *appsv1.ReplicaSet // shares memory with the object
 	withStatus func(T, appsv1.ReplicaSetStatus) T
 
-	terminating bool // its status tells of pods that are on their way out
+	terminating bool // its status has terminatingReplicas
 }
 
 func (k kind[T]) ref(o T) metav1.OwnerReference { return *metav1.NewControllerRef(o, k.gvk) }

@@ -1,4 +1,4 @@
-// Package replicaset keeps the number of pods that a ReplicaSet asks for.
+// Package replicaset maintains the number of pods that a ReplicaSet requests.
 package replicaset
 
 import (
@@ -16,15 +16,15 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Scaling is what to do about the pods of a ReplicaSet. At most one field is set.
+// Scaling is the next change of a ReplicaSet's pods. At most one field is set.
 type Scaling struct {
 	Create int
 	Delete []*corev1.Pod
 }
 
-// PlanScaling compares the wanted number of replicas with the active pods. related
-// counts, per node, the pods of all ReplicaSets of the same Deployment: of two
-// equal pods the one whose node is more crowded goes first.
+// PlanScaling compares the wanted number of replicas with the active pods. related counts, per
+// node, the pods of all ReplicaSets of the same Deployment. Of two otherwise equal pods, the pod on
+// the node with more related pods is deleted first.
 func PlanScaling(rs *appsv1.ReplicaSet, active []*corev1.Pod, related map[string]int, now time.Time) Scaling {
 	if rs.DeletionTimestamp != nil {
 		return Scaling{}
@@ -46,7 +46,8 @@ func replicas(rs *appsv1.ReplicaSet) int32 {
 	return *rs.Spec.Replicas
 }
 
-// deletionCost is the annotation by which a user ranks pods: lower goes first.
+// deletionCost returns the annotation with which a user ranks pods: pods with a lower cost are
+// deleted first.
 func deletionCost(p *corev1.Pod) int {
 	v, ok := p.Annotations[corev1.PodDeletionCost]
 	if !ok {
@@ -61,10 +62,10 @@ func deletionCost(p *corev1.Pod) int {
 
 var phaseRank = map[corev1.PodPhase]int{corev1.PodPending: 0, corev1.PodUnknown: 1, corev1.PodRunning: 2}
 
-// rankForDeletion sorts a copy of pods, the one that is missed least first: unbound,
-// pending, not ready, cheap by annotation, on a crowded node, ready for a shorter
-// time, restarted more often, newer. Times are compared by their order of
-// magnitude, so that among pods of about the same age the choice is not always the newest.
+// rankForDeletion returns the pods in the order in which they should be deleted. The criteria are,
+// in this order: unbound, pending, not ready, lower deletion cost, more related pods on the node,
+// ready for a shorter time, more restarts, newer. Times are compared by their order of magnitude,
+// so that among pods of about the same age the newest is not always chosen.
 func rankForDeletion(pods []*corev1.Pod, related map[string]int, now time.Time) []*corev1.Pod {
 	pods = slices.Clone(pods)
 	slices.SortStableFunc(pods, func(a, b *corev1.Pod) int {
@@ -83,7 +84,7 @@ func rankForDeletion(pods []*corev1.Pod, related map[string]int, now time.Time) 
 	return pods
 }
 
-// magnitude is the binary logarithm of an age in seconds.
+// magnitude returns the binary logarithm of an age in seconds.
 func magnitude(d time.Duration) int {
 	n := 0
 	for s := int64(d / time.Second); s > 0; s >>= 1 {
@@ -107,9 +108,9 @@ func restarts(p *corev1.Pod) int32 {
 	return n
 }
 
-// Status is the status of rs with these active pods, and so many that are on their way out; failure is the error of this
-// reconcile's creations or deletions, nil when there was none. again says when a
-// ready pod will have become available.
+// Status returns the status of rs with these active pods and a number of terminating pods. failure
+// is the error of this reconcile's creations or deletions. again is the time until a ready pod
+// becomes available.
 func Status(rs *appsv1.ReplicaSet, active []*corev1.Pod, going int32, failure error, now time.Time) (s appsv1.ReplicaSetStatus, again time.Duration) {
 	s = *rs.Status.DeepCopy()
 	s.Replicas, s.FullyLabeledReplicas, s.ReadyReplicas, s.AvailableReplicas = int32(len(active)), 0, 0, 0
@@ -134,7 +135,8 @@ func Status(rs *appsv1.ReplicaSet, active []*corev1.Pod, going int32, failure er
 	return s, again
 }
 
-// failureCondition keeps ReplicaFailure while a creation or deletion fails, and drops it otherwise.
+// failureCondition returns the conditions with ReplicaFailure if failure is not nil, and without it
+// otherwise.
 func failureCondition(rs *appsv1.ReplicaSet, active int, failure error, now time.Time) []appsv1.ReplicaSetCondition {
 	var out []appsv1.ReplicaSetCondition
 	var have *appsv1.ReplicaSetCondition

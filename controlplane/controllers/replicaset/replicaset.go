@@ -50,7 +50,7 @@ func newController[T api.Object](d controllers.Deps, k kind[T]) *controllers.Con
 	}
 }
 
-// reconciler is the thin shell of one leadership.
+// reconciler performs the writes of one leadership.
 type reconciler[T api.Object] struct {
 	kind kind[T]
 	term *controllers.Term
@@ -73,7 +73,7 @@ func (r *reconciler[T]) reconcile(ctx context.Context, key controllers.Key) (tim
 	}
 	rs := r.kind.set(owner)
 	claims := controllers.SortClaims(owner, selector, r.pods.Candidates(owner))
-	// Pods that have ended or are being deleted are neither adopted nor released.
+	// Terminal and terminating pods are neither adopted nor released.
 	isInactive := func(p *corev1.Pod) bool { return controllers.PodEnded(p) || p.DeletionTimestamp != nil }
 	claims.Adopt, claims.Release = slices.DeleteFunc(claims.Adopt, isInactive), slices.DeleteFunc(claims.Release, isInactive)
 	owned, err := controllers.Claim[T](ctx, r.term.Client, r.pods.View, owner, r.kind.ref(owner), claims)
@@ -104,7 +104,7 @@ func (r *reconciler[T]) reconcile(ctx context.Context, key controllers.Key) (tim
 	return again, errors.Join(failure, err)
 }
 
-// related counts active pods per node over all sets with the same controller.
+// related returns the number of active pods per node over all sets with the same controller.
 func (r *reconciler[T]) related(owner T) map[string]int {
 	uids := []string{string(owner.GetUID())}
 	if ref := metav1.GetControllerOfNoCopy(owner); ref != nil {
@@ -120,14 +120,15 @@ func (r *reconciler[T]) related(owner T) map[string]int {
 	return count
 }
 
-// A scaling is interrupted after a while, so that the status shows how far it has come, and goes on after goOn.
+// A scaling is interrupted after maxScaling, so that the status shows its progress, and continues
+// after goOn.
 const (
 	maxScaling = time.Second
 	goOn       = time.Millisecond
 )
 
-// scale performs a plan that was made with so many active pods. Before every batch it looks again at what is wanted.
-// more says that it was interrupted.
+// scale performs a plan that was computed for a number of active pods. It reads the wanted number
+// again before every batch. more reports that it was interrupted.
 func (r *reconciler[T]) scale(ctx context.Context, owner T, plan Scaling, active int) (more bool, err error) {
 	began := r.term.Now()
 	wanted := func() int {
@@ -150,7 +151,7 @@ func (r *reconciler[T]) scale(ctx context.Context, owner T, plan Scaling, active
 				return err
 			})
 		if controllers.NamespaceEnds(err) {
-			return false, nil // no pod will ever be wanted again
+			return false, nil // no pod can be created in a terminating namespace
 		}
 		return more, err
 	}
@@ -161,7 +162,7 @@ func (r *reconciler[T]) scale(ctx context.Context, owner T, plan Scaling, active
 	return more, err
 }
 
-// terminating are how many of pods are on their way out and have not ended.
+// terminating returns how many of the pods are terminating and not terminal.
 func (r *reconciler[T]) terminating(pods []*corev1.Pod) (n int32) {
 	for _, p := range pods {
 		if r.pods.Going(p) && !controllers.PodEnded(p) {
@@ -171,7 +172,7 @@ func (r *reconciler[T]) terminating(pods []*corev1.Pod) (n int32) {
 	return n
 }
 
-// writeStatus writes the status when it changed, judged after this reconcile's own writes.
+// writeStatus writes the status if it changed. It is computed after the writes of this reconcile.
 func (r *reconciler[T]) writeStatus(ctx context.Context, owner T, failure error) (time.Duration, error) {
 	rs := r.kind.set(owner)
 	owned := r.pods.By(controllers.ControllerIndex, string(owner.GetUID()))
