@@ -16,40 +16,41 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// maxNames is how many names are tried for a claim. They are spelled by the pod's UID: that somebody has one of them is
-// chance or intent.
+// maxNames is the maximum number of names that are tried for a claim. The names are derived from
+// the pod's UID, so a collision is very unlikely unless it is intended.
 const maxNames = 8
 
-// maxBase leaves room for the five letters that follow it in the name of a claim.
+// maxBase leaves five characters for the suffix of a claim's name.
 const maxBase = 63 - 5
 
-// Missing is a claim of a pod that is to be made.
+// Missing is a claim of a pod that must be created.
 type Missing struct {
-	Entry string // of spec.resourceClaims
+	Entry string // name of the entry in spec.resourceClaims
 	Claim *resourcev1.ResourceClaim
 }
 
-// Trouble is a claim of a pod that cannot be made as things are.
+// Trouble is a claim of a pod that cannot be created.
 type Trouble struct{ Entry, Why string }
 
-// PodPlan is what a pod lacks.
+// PodPlan lists the next writes for a pod.
 type PodPlan struct {
 	Missing  []Missing
 	Troubles []Trouble
-	// Statuses is what status.resourceClaimStatuses has to say; nil when it says so already, or cannot yet.
+	// Statuses is the new status.resourceClaimStatuses. It is nil if it is current or not complete
+	// yet.
 	Statuses []corev1.PodResourceClaimStatus
-	// Reserve are claims that have their devices and are to be kept for the pod, which nobody schedules: it was
-	// created with a node.
+	// Reserve are allocated claims that must be reserved for the pod. The scheduler does not do
+	// this for a pod that was created with a node.
 	Reserve []*resourcev1.ResourceClaim
 }
 
-// Cluster is what plans look up, in the namespace of what they are for.
+// Cluster looks up claims and templates in one namespace.
 type Cluster struct {
 	Claim    func(name string) (*resourcev1.ResourceClaim, bool)
 	Template func(name string) (*resourcev1.ResourceClaimTemplate, bool)
 }
 
-// PlanPod says what a pod lacks.
+// PlanPod computes the next writes for a pod.
 func PlanPod(p *corev1.Pod, c Cluster) PodPlan {
 	var plan PodPlan
 	if p.DeletionTimestamp != nil || controllers.PodEnded(p) {
@@ -72,7 +73,7 @@ func PlanPod(p *corev1.Pod, c Cluster) PodPlan {
 		}
 	}
 	if len(plan.Missing)+len(plan.Troubles) > 0 {
-		return plan // all are named at once
+		return plan // the status is written once, with all claims
 	}
 	if !resourceclaim.PodStatusEqual(statuses, p.Status.ResourceClaimStatuses) {
 		plan.Statuses = statuses
@@ -84,7 +85,8 @@ func PlanPod(p *corev1.Pod, c Cluster) PodPlan {
 	return plan
 }
 
-// claimOf finds the claim of an entry with a template, or says which one to make, or why that cannot be.
+// claimOf returns the name of the claim for an entry with a template, or the claim to create, or
+// the reason why it cannot be created.
 func (c Cluster) claimOf(p *corev1.Pod, entry *corev1.PodResourceClaim) (name string, made *resourcev1.ResourceClaim, trouble string) {
 	for _, s := range p.Status.ResourceClaimStatuses {
 		if s.Name != entry.Name || s.ResourceClaimName == nil {
@@ -115,7 +117,8 @@ func (c Cluster) claimOf(p *corev1.Pod, entry *corev1.PodResourceClaim) (name st
 	return "", nil, "the names that a claim of this pod could have are all taken by others: delete those claims"
 }
 
-// claimName is that of a claim of a pod: the same however often it is asked for, so that no claim is made twice.
+// claimName returns the name of a pod's claim. The name is deterministic, so that no claim is
+// created twice.
 func claimName(p *corev1.Pod, entry string, try int) string {
 	base := p.Name + "-" + entry + "-"
 	if len(base) > maxBase {
@@ -142,7 +145,7 @@ func claimFor(p *corev1.Pod, entry, name string, t *resourcev1.ResourceClaimTemp
 	return c
 }
 
-// unreserved are the claims of a pod that have devices and are not kept for it.
+// unreserved returns the claims of a pod that are allocated but not reserved for it.
 func (c Cluster) unreserved(p *corev1.Pod) []*resourcev1.ResourceClaim {
 	var out []*resourcev1.ResourceClaim
 	for name, own := range resourceclaim.PodClaims(p) {
@@ -158,17 +161,18 @@ func (c Cluster) unreserved(p *corev1.Pod) []*resourcev1.ResourceClaim {
 	return out
 }
 
-// User is what is known of a pod that a claim names.
+// User is the state of a pod to which a claim refers.
 type User int
 
-// The pod that has the name and UID may need the claim still; or it will not; or there is none.
+// UserGone means that no pod of the name and UID exists. UserDone means that the pod no longer
+// needs the claim, and UserThere that it may need it.
 const (
 	UserGone User = iota
 	UserDone
 	UserThere
 )
 
-// JudgeUser says whether a pod needs its claims. p is nil when there is none of the name.
+// JudgeUser returns whether a pod needs its claims. p is nil if no pod of the name exists.
 func JudgeUser(p *corev1.Pod, uid string) User {
 	switch {
 	case p == nil || string(p.UID) != uid:
@@ -179,29 +183,30 @@ func JudgeUser(p *corev1.Pod, uid string) User {
 	return UserThere
 }
 
-// Step is what is to be done next about a claim.
+// Step is the next step for a claim.
 type Step int
 
-// The steps. A claim is looked at again after each.
+// The steps. The claim is planned again after each step.
 const (
 	Nothing    Step = iota
-	WriteState      // the status of Next
-	Unprotect       // Next, without the finalizer
-	Remove          // the claim was made for a pod that will not run
+	WriteState      // write the status of Next
+	Unprotect       // write Next, which lacks the finalizer
+	Remove          // delete the claim: its pod will not run
 )
 
-// ClaimPlan is what to do about a claim.
+// ClaimPlan is the next write for a claim.
 type ClaimPlan struct {
 	Step Step
 	Next *resourcev1.ResourceClaim
 }
 
-// PlanClaim says what a claim needs now: users that have ended are forgotten, devices that nobody uses are given back, and
-// a claim that belongs to a pod which will not run is removed. user asks for a pod in the claim's namespace.
+// PlanClaim computes the next step for a claim. It removes reservations of pods that have ended,
+// then deallocates unused devices, and deletes a claim that was created for a pod that will not
+// run. user returns the state of a pod in the claim's namespace.
 func PlanClaim(c *resourcev1.ResourceClaim, user func(name, uid string) User) ClaimPlan {
 	var valid []resourcev1.ResourceClaimConsumerReference
 	for _, r := range c.Status.ReservedFor {
-		// What is not a pod, others have to take away.
+		// Reservations of other objects are removed by other controllers.
 		if r.APIGroup != "" || r.Resource != "pods" || user(r.Name, string(r.UID)) == UserThere {
 			valid = append(valid, r)
 		}
@@ -235,7 +240,7 @@ func PlanClaim(c *resourcev1.ResourceClaim, user func(name, uid string) User) Cl
 	return ClaimPlan{}
 }
 
-// owningPod is the pod that a claim was made for.
+// owningPod returns the name and UID of the pod for which a claim was created.
 func owningPod(c *resourcev1.ResourceClaim) (name, uid string) {
 	if ref := metav1.GetControllerOfNoCopy(c); ref != nil && ref.Kind == "Pod" && ref.APIVersion == "v1" {
 		return ref.Name, string(ref.UID)

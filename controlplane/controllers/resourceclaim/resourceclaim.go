@@ -1,6 +1,6 @@
-// Package resourceclaim makes the ResourceClaims that pods ask for by templates, names them in the pods' statuses, and takes
-// claims back from pods that have ended: their reservation, the devices when nobody uses them any more, and the claim
-// itself where it was made for one pod.
+// Package resourceclaim creates the ResourceClaims that pods request by templates, and writes their
+// names to the pods' statuses. When pods end it removes their reservations, deallocates unused
+// devices, and deletes claims that were created for one pod.
 package resourceclaim
 
 import (
@@ -21,13 +21,14 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// The two sorts of keys.
+// The kinds of keys.
 const (
 	podKey   = "pod"
 	claimKey = "claim"
 )
 
-// claimsIndex finds pods by their claims, as namespace/name, and by the templates of those, as template:namespace/name.
+// claimsIndex indexes pods by their claims, as namespace/name, and by the templates of their
+// claims, as template:namespace/name.
 const claimsIndex = "keelson.resourceclaim"
 
 func claimsOf(o api.Object) []string {
@@ -77,7 +78,7 @@ func New(d controllers.Deps) *controllers.Controller {
 				return append(keys, keyOf(claimKey, c.New.Namespace, c.New.Name))
 			}),
 			controllers.OnInformer(templates, func(c controllers.Change[*resourcev1.ResourceClaimTemplate]) []controllers.Key {
-				if c.Type != controllers.Added { // they do not change
+				if c.Type != controllers.Added { // templates are immutable
 					return nil
 				}
 				return users("template:" + c.New.Namespace + "/" + c.New.Name)
@@ -101,8 +102,7 @@ func New(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-// ofPod: what a pod lacks is looked at when it comes, has got a node or has changed what it says of its claims; when it
-// ends or goes, its claims are.
+// ofPod maps a pod to its key, and a deleted or ended pod also to the keys of its claims.
 func ofPod(c controllers.Change[*corev1.Pod]) []controllers.Key {
 	p := c.New
 	if len(p.Spec.ResourceClaims) == 0 {
@@ -156,11 +156,11 @@ func (r *reconciler) cluster(namespace string) Cluster {
 	}
 }
 
-// pod makes what a pod lacks, and then says in its status what it has.
+// pod creates missing claims of a pod, and then writes their names to the pod's status.
 func (r *reconciler) pod(ctx context.Context, p *corev1.Pod) error {
 	cluster := r.cluster(p.Namespace)
 	plan := PlanPod(p, cluster)
-	for _, t := range plan.Troubles { // the claim or the template that mends it leads here again
+	for _, t := range plan.Troubles { // creating the claim or the template queues the pod again
 		r.term.Events.Eventf(p, corev1.EventTypeWarning, "FailedResourceClaimCreation", "PodResourceClaim %s: %s", t.Entry, t.Why)
 	}
 	for _, m := range plan.Missing {
@@ -169,7 +169,7 @@ func (r *reconciler) pod(ctx context.Context, p *corev1.Pod) error {
 		}
 	}
 	if len(plan.Missing) > 0 && len(plan.Troubles) == 0 {
-		plan = PlanPod(p, cluster) // the view has seen them made
+		plan = PlanPod(p, cluster) // the view includes the created claims
 	}
 	if plan.Statuses != nil {
 		next := p.DeepCopy()
@@ -200,7 +200,7 @@ func (r *reconciler) pod(ctx context.Context, p *corev1.Pod) error {
 func (r *reconciler) make(ctx context.Context, p *corev1.Pod, m Missing) error {
 	made, err := client.Create(ctx, r.term.Client, m.Claim)
 	switch {
-	case apierrors.IsAlreadyExists(err): // whose it is, the cache will tell
+	case apierrors.IsAlreadyExists(err): // the cache will show to which pod the claim belongs
 		return controllers.Race("claim %s/%s of pod %s: %w", m.Claim.Namespace, m.Claim.Name, p.Name, err)
 	case err != nil:
 		r.term.Events.Eventf(p, corev1.EventTypeWarning, "FailedResourceClaimCreation", "PodResourceClaim %s: %v", m.Entry, err)
@@ -210,7 +210,7 @@ func (r *reconciler) make(ctx context.Context, p *corev1.Pod, m Missing) error {
 	return nil
 }
 
-// claim takes one step with a claim; again says that another may follow.
+// claim performs one step for a claim. again reports that another step may follow.
 func (r *reconciler) claim(ctx context.Context, c *resourcev1.ResourceClaim) (again bool, err error) {
 	if r.claims.Going(c) && c.DeletionTimestamp == nil {
 		return false, nil
@@ -246,7 +246,8 @@ func (r *reconciler) claim(ctx context.Context, c *resourcev1.ResourceClaim) (ag
 	return false, nil
 }
 
-// user looks a pod up in the cache, and asks for one that is not there: the scheduler may be faster than the cache.
+// user returns the state of a pod. It reads a pod that is not cached from the API, because the
+// scheduler may be ahead of the cache.
 func (r *reconciler) user(ctx context.Context, namespace, name, uid string) (User, error) {
 	p, ok := controllers.Cached[*corev1.Pod](r.podCache, namespace, name)
 	if !ok || string(p.UID) != uid {
@@ -255,20 +256,20 @@ func (r *reconciler) user(ctx context.Context, namespace, name, uid string) (Use
 		case apierrors.IsNotFound(err):
 			return UserGone, nil
 		case err != nil:
-			return UserThere, fmt.Errorf("looking for pod %s/%s, which has claims: %w", namespace, name, err)
+			return UserThere, fmt.Errorf("reading pod %s/%s, which uses claims: %w", namespace, name, err)
 		}
 		p = now
 	}
 	return JudgeUser(p, uid), nil
 }
 
-// write stores a claim's status, and takes in what the API says of it.
+// write stores a claim's status and records the result.
 func (r *reconciler) write(ctx context.Context, next *resourcev1.ResourceClaim) error {
 	stored, err := client.UpdateStatus(ctx, r.term.Client, next)
 	return r.wrote(next, stored, err)
 }
 
-// wrote takes in what the API says of a write. What is gone needs none.
+// wrote records the stored claim in the view. A claim that no longer exists is not an error.
 func (r *reconciler) wrote(next, stored *resourcev1.ResourceClaim, err error) error {
 	switch {
 	case apierrors.IsNotFound(err):
