@@ -1,7 +1,7 @@
-// Package resourcequota counts what the quotas of a namespace are about. Admission enters what each write adds or takes
-// in the write's own commit; counting anew is for quotas that are new or bound something else, for what goes without a
-// write of its own (a kind, an object that cannot be read, a pod whose time to end is over), and for what somebody wrote
-// into a status.
+// Package resourcequota recounts the usage of quotas. Normally admission records each change of
+// usage in the commit of the write itself. A recount is needed for quotas that are new or have a
+// new spec. It is also needed for changes without such a write: the removal of a kind, objects that
+// cannot be read, pods whose grace period has passed, and manual changes of a quota's status.
 package resourcequota
 
 import (
@@ -22,12 +22,12 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Objects lists the objects of a resource in the quota's namespace, as of the quota's revision or later; ok is false for
-// a resource that there is not.
+// Objects lists the objects of a resource in the quota's namespace, at the quota's revision or
+// later. ok is false for a resource that does not exist.
 type Objects func(of schema.GroupResource) (list []api.Object, ok bool, err error)
 
-// Plan is the status that a quota shall have, whether it has another, and after how long to look again: pods that are
-// being deleted count for nothing once their time is over.
+// Plan returns the status that a quota must have, whether it differs from its status, and the delay
+// until the next recount. Terminating pods no longer count once their grace period has passed.
 func Plan(q *corev1.ResourceQuota, now time.Time, objects Objects) (
 	status corev1.ResourceQuotaStatus, changed bool, again time.Duration, err error,
 ) {
@@ -53,7 +53,7 @@ func Plan(q *corev1.ResourceQuota, now time.Time, objects Objects) (
 	return status, !equality.Semantic.DeepEqual(status, q.Status), again, nil
 }
 
-// namespaceIndex finds quotas by namespace.
+// namespaceIndex indexes quotas by namespace.
 const namespaceIndex = "keelson.namespace"
 
 // New returns the controller.
@@ -79,11 +79,12 @@ func New(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-// counted says whether objects of a kind can be counted: those that end by themselves are not.
+// counted reports whether objects of a kind can be counted. Kinds whose objects expire cannot.
 func counted(k *api.Kind) bool { return k.Namespaced && !k.Virtual && k.TTL == 0 }
 
-// concerned are the quotas that may have to be counted anew after a change. What comes and changes is entered by its own
-// commit; what goes may have been judged by a replica that did not know the quota yet.
+// concerned returns the quotas that may need a recount after a change. Creations and updates are
+// recorded by their own commit. A deletion may have been processed by a replica that did not know
+// the quota yet.
 func concerned(quotas cache.SharedIndexInformer, k *api.Kind, c controllers.Change[api.Object]) []controllers.Key {
 	if c.Type != controllers.Deleted && !marked(c) {
 		return nil
@@ -97,7 +98,7 @@ func concerned(quotas cache.SharedIndexInformer, k *api.Kind, c controllers.Chan
 	return keys
 }
 
-// marked says that a pod has begun to end, or has ended.
+// marked reports whether an update marks a pod as terminating or terminal.
 func marked(c controllers.Change[api.Object]) bool {
 	pod, ok := c.New.(*corev1.Pod)
 	if !ok || c.Type != controllers.Updated {
@@ -107,7 +108,7 @@ func marked(c controllers.Change[api.Object]) bool {
 	return !ok || (pod.DeletionTimestamp != nil) != (was.DeletionTimestamp != nil) || controllers.PodEnded(pod) != controllers.PodEnded(was)
 }
 
-// reconciler is the thin shell of one leadership.
+// reconciler performs the writes of one leadership.
 type reconciler struct {
 	term   *controllers.Term
 	quotas *controllers.View[*corev1.ResourceQuota]
@@ -134,15 +135,16 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	}
 	next := q.DeepCopy()
 	next.Status = status
-	// It is written over the state that was looked at only: what is counted has changed since if that has.
+	// The write applies only to the version that was counted: if the quota has changed, the counted
+	// usage may have changed too.
 	stored, err := client.UpdateStatus(ctx, r.term.Client, next)
 	switch {
 	case apierrors.IsNotFound(err):
 		return 0, nil
 	case apierrors.IsConflict(err):
-		return time.Millisecond * 20, nil // the quota's next state is on its way to the cache
+		return time.Millisecond * 20, nil // the quota's new version will soon be cached
 	case err != nil:
-		return 0, fmt.Errorf("writing what is used of quota %s: %w", key, err)
+		return 0, fmt.Errorf("writing the usage of quota %s: %w", key, err)
 	}
 	r.quotas.Wrote(stored)
 	return again, nil
