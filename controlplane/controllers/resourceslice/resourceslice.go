@@ -1,6 +1,7 @@
-// Package resourceslice removes ResourceSlices that nobody keeps any more: those of drivers that the agent of their node
-// cannot ask, for longer than a restart takes, and those of nodes that no longer exist. Otherwise pods would be placed
-// where nothing can prepare their devices.
+// Package resourceslice deletes ResourceSlices that no driver maintains any more. These are the
+// slices of drivers that have been unregistered on their node for longer than a restart takes, and
+// of nodes that no longer exist. Otherwise the scheduler would place pods where no driver can
+// prepare their devices.
 package resourceslice
 
 import (
@@ -23,27 +24,29 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Drivers is the annotation of a Node in which its agent names the DRA drivers that it can ask, with commas.
+// Drivers is the annotation of a Node in which its agent lists the registered DRA drivers,
+// separated by commas.
 const Drivers = "keelson.dev/dra-drivers"
 
-// Grace is for how long a driver or a node must have been away, as a kubelet has it.
+// Grace is how long a driver or a node must have been absent, as in the kubelet.
 const Grace = 30 * time.Second
 
-// nodeIndex finds slices by their node.
+// nodeIndex indexes slices by their node.
 const nodeIndex = "resourceslice-node"
 
-// Why says why a driver's slices of a node count as left behind; empty when they do not.
+// Why is the reason why a driver's slices on a node are deleted.
 type Why string
 
-// The reasons.
+// The reasons; Kept means that the slices are not deleted.
 const (
 	Kept       Why = ""
 	NoNode     Why = "their node no longer exists"
 	DriverGone Why = "their driver is not registered on the node"
 )
 
-// Judge decides about the slices of a driver on a node, nil when there is none. An agent that names no drivers at all is of an
-// earlier release, or has never been heard. Pure.
+// Judge returns why the slices of a driver on a node are deleted. node is nil if the Node does not
+// exist. An agent without the annotation is of an earlier release or has never connected; the
+// slices are then kept.
 func Judge(node *corev1.Node, driver string) Why {
 	if node == nil {
 		return NoNode
@@ -96,16 +99,16 @@ func New(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-// cleaner is the thin shell of one leadership.
+// cleaner performs the writes of one leadership.
 type cleaner struct {
 	term          *controllers.Term
 	slices, nodes cache.SharedIndexInformer
 
 	mu    sync.Mutex
-	since map[string]map[string]time.Time // when it was first seen that nobody keeps them: by node and driver
+	since map[string]map[string]time.Time // when the absence was first observed, by node and driver
 }
 
-// reconcile looks at all slices of a node.
+// reconcile deletes the abandoned slices of a node after Grace.
 func (c *cleaner) reconcile(ctx context.Context, key controllers.Key) (again time.Duration, err error) {
 	node, _ := controllers.Cached[*corev1.Node](c.nodes, "", key.Name)
 	all := controllers.CachedBy[*resourcev1.ResourceSlice](c.slices, nodeIndex, key.Name)
@@ -122,14 +125,15 @@ func (c *cleaner) reconcile(ctx context.Context, key controllers.Key) (again tim
 		}
 		err := client.Delete[*resourcev1.ResourceSlice](ctx, c.term.Client, "", s.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &s.UID}})
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-			return 0, fmt.Errorf("removing resourceslice %s of driver %s on node %s: %w", s.Name, s.Spec.Driver, key.Name, err)
+			return 0, fmt.Errorf("deleting ResourceSlice %s of driver %s on node %s: %w", s.Name, s.Spec.Driver, key.Name, err)
 		}
-		c.term.Log.Info("a ResourceSlice is removed", "resourceslice", s.Name, "driver", s.Spec.Driver, "node", key.Name, "because", left[s.Spec.Driver])
+		c.term.Log.Info("deleted an abandoned ResourceSlice", "resourceslice", s.Name, "driver", s.Spec.Driver, "node", key.Name, "because", left[s.Spec.Driver])
 	}
 	return again, nil
 }
 
-// due are the drivers of a node whose slices have been left behind for long enough; the others are looked at again after a time.
+// due returns the drivers of a node whose slices have been abandoned for Grace. again is the time
+// until the next driver is overdue.
 func (c *cleaner) due(node string, left map[string]Why, now time.Time) (due map[string]bool, again time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
