@@ -1,6 +1,6 @@
-// Package serviceaccount gives every namespace what its pods expect: service
-// account "default", and the cluster's root certificates in ConfigMap kube-root-ca.crt. It fills the Secrets that ask
-// for the token of an account.
+// Package serviceaccount provides every namespace with the service account "default", and with the
+// cluster's root certificates in ConfigMap kube-root-ca.crt. It also fills Secrets that request a
+// service account token.
 package serviceaccount
 
 import (
@@ -19,7 +19,7 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Names of what every namespace has.
+// Names of the objects in every namespace.
 const (
 	DefaultAccount = "default"
 	RootCAMap      = "kube-root-ca.crt"
@@ -28,15 +28,15 @@ const (
 
 const rootCADescription = "The certificates by which clients inside the cluster verify its API server."
 
-// Needs is what a namespace lacks.
+// Needs lists the writes for a namespace.
 type Needs struct {
 	Account *corev1.ServiceAccount // to create
 	Create  *corev1.ConfigMap
 	Update  *corev1.ConfigMap
 }
 
-// Plan compares a namespace with what it shall have. account says whether it has its
-// default account; ca is its root certificate map, nil when it has none.
+// Plan compares a namespace with its required objects. account reports whether its default account
+// exists. ca is its root certificate ConfigMap, or nil.
 func Plan(ns *corev1.Namespace, account bool, ca *corev1.ConfigMap, pem string) Needs {
 	var n Needs
 	if ns.DeletionTimestamp != nil || ns.Status.Phase == corev1.NamespaceTerminating {
@@ -62,13 +62,13 @@ func Plan(ns *corev1.Namespace, account bool, ca *corev1.ConfigMap, pem string) 
 	return n
 }
 
-// Roots are the cluster's root certificates, which may change.
+// Roots provides the cluster's root certificates, which may change.
 type Roots interface {
 	PEM() []byte
-	Changed() <-chan struct{} // closed when PEM is another than at the time of the call
+	Changed() <-chan struct{} // returns a channel that is closed when PEM changes after the call
 }
 
-// Fixed are root certificates that never change.
+// Fixed is Roots that never change.
 type Fixed []byte
 
 // PEM implements Roots.
@@ -124,7 +124,7 @@ func New(d controllers.Deps, roots Roots) *controllers.Controller {
 	}
 }
 
-// ofMember maps something in a namespace to that namespace if it is one of ours.
+// ofMember maps an object to its namespace if ours is true.
 func ofMember(namespace string, ours bool) []controllers.Key {
 	if !ours {
 		return nil
@@ -145,7 +145,7 @@ func write[T interface {
 	stored, err := how(ctx, t.Client, obj)
 	switch {
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) || apierrors.IsAlreadyExists(err):
-		return nil // nobody needs it, or the informer brings it in a moment
+		return nil // the namespace is terminating, or the informer will deliver the existing object
 	case err != nil:
 		return fmt.Errorf("writing %s of namespace %s: %w", name, namespace, err)
 	}

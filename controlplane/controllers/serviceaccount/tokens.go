@@ -18,13 +18,13 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Sign makes the token of an account that a Secret of its namespace shall hold.
+// Sign returns a token of an account for a Secret of the account's namespace.
 type Sign func(account *corev1.ServiceAccount, secret string) (string, error)
 
-// accountIndex finds Secrets for tokens by their account, as namespace/name.
+// accountIndex indexes token Secrets by their account, as namespace/name.
 const accountIndex = "keelson.token-account"
 
-// accountOf is the name of the account whose token a Secret is for, "" when it is for none.
+// accountOf returns the name of the account whose token a Secret requests, or "".
 func accountOf(s *corev1.Secret) string {
 	if s.Type != corev1.SecretTypeServiceAccountToken {
 		return ""
@@ -32,14 +32,16 @@ func accountOf(s *corev1.Secret) string {
 	return s.Annotations[corev1.ServiceAccountNameKey]
 }
 
-// Represents says whether a Secret is for a token of this very account, which may have had another of its name before it.
+// Represents reports whether a Secret is for this account, and not for a deleted account of the
+// same name.
 func Represents(s *corev1.Secret, account *corev1.ServiceAccount) bool {
 	uid := s.Annotations[corev1.ServiceAccountUIDKey]
 	return accountOf(s) == account.Name && (uid == "" || uid == string(account.UID))
 }
 
-// PlanToken is a Secret with what it lacks of the root certificates, its namespace and its account's UID, nil when it
-// lacks nothing. token says whether it lacks a token too.
+// PlanToken returns a copy of a Secret with the current root certificates, its namespace and its
+// account's UID, or nil if the Secret is complete. token reports whether the copy still needs a
+// token.
 func PlanToken(s *corev1.Secret, account *corev1.ServiceAccount, caPEM []byte) (next *corev1.Secret, token bool) {
 	token = len(s.Data[corev1.ServiceAccountTokenKey]) == 0
 	if !token && len(s.Data[corev1.ServiceAccountNamespaceKey]) > 0 && bytes.Equal(s.Data[corev1.ServiceAccountRootCAKey], caPEM) {
@@ -58,8 +60,8 @@ func PlanToken(s *corev1.Secret, account *corev1.ServiceAccount, caPEM []byte) (
 	return next, token
 }
 
-// NewTokens returns the controller that fills the Secrets which ask for an account's token, and deletes those whose
-// account is gone.
+// NewTokens returns the controller that fills the Secrets which request an account's token, and
+// deletes Secrets whose account no longer exists.
 func NewTokens(d controllers.Deps, roots Roots, sign Sign) *controllers.Controller {
 	secrets := client.Informer[*corev1.Secret](d.Informers)
 	accounts := client.Informer[*corev1.ServiceAccount](d.Informers)
@@ -99,7 +101,7 @@ func NewTokens(d controllers.Deps, roots Roots, sign Sign) *controllers.Controll
 	}
 }
 
-// tokens is the thin shell of one leadership.
+// tokens performs the writes of one leadership.
 type tokens struct {
 	term              *controllers.Term
 	secrets, accounts cache.SharedIndexInformer
@@ -122,8 +124,8 @@ func (r *tokens) reconcile(ctx context.Context, key controllers.Key) (time.Durat
 	return 0, r.fill(ctx, s, account)
 }
 
-// account is that of a Secret, nil when it is gone. Before it says so it asks the API: the cache may not have seen the
-// account yet.
+// account returns the account of a Secret, or nil if it does not exist. It confirms that with the
+// API, because the account may not be cached yet.
 func (r *tokens) account(ctx context.Context, s *corev1.Secret) (*corev1.ServiceAccount, error) {
 	if a, ok := controllers.Cached[*corev1.ServiceAccount](r.accounts, s.Namespace, accountOf(s)); ok && Represents(s, a) {
 		return a, nil
@@ -138,13 +140,13 @@ func (r *tokens) account(ctx context.Context, s *corev1.Secret) (*corev1.Service
 	return a, nil
 }
 
-// drop deletes a Secret as it was judged. One that has changed comes again.
+// drop deletes exactly the version of a Secret that was judged. A changed Secret is queued again.
 func (r *tokens) drop(ctx context.Context, s *corev1.Secret) error {
 	err := client.Delete[*corev1.Secret](ctx, r.term.Client, s.Namespace, s.Name, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &s.UID, ResourceVersion: &s.ResourceVersion},
 	})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-		return fmt.Errorf("deleting Secret %s/%s, whose service account is gone: %w", s.Namespace, s.Name, err)
+		return fmt.Errorf("deleting Secret %s/%s, whose service account no longer exists: %w", s.Namespace, s.Name, err)
 	}
 	return nil
 }
@@ -157,7 +159,7 @@ func (r *tokens) fill(ctx context.Context, s *corev1.Secret, account *corev1.Ser
 	if token {
 		text, err := r.sign(account, s.Name)
 		if err != nil {
-			return fmt.Errorf("making a token for Secret %s/%s: %w", s.Namespace, s.Name, err)
+			return fmt.Errorf("creating a token for Secret %s/%s: %w", s.Namespace, s.Name, err)
 		}
 		next.Data[corev1.ServiceAccountTokenKey] = []byte(text)
 	}
