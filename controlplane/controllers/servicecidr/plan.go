@@ -1,5 +1,6 @@
-// Package servicecidr keeps the ranges and the addresses of Services: ServiceCIDRs are ready and do not go while an
-// address needs them (servicecidr.go), and each address of a Service has its IPAddress (repair.go).
+// Package servicecidr maintains the ranges and addresses of Services. ServiceCIDRs become ready,
+// and are kept while an address needs them (servicecidr.go). Each cluster IP of a Service has its
+// IPAddress (repair.go).
 package servicecidr
 
 import (
@@ -16,19 +17,21 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds"
 )
 
-// Finalizer holds a ServiceCIDR until no address needs it.
+// Finalizer keeps a ServiceCIDR until no address needs it.
 const Finalizer = "networking.k8s.io/service-cidr-finalizer"
 
-// grace is how old an IPAddress without its Service gets: the Service may be on its way to a cache.
+// grace is the minimum age at which an IPAddress without a Service is deleted. A new Service may
+// not be cached yet.
 const grace = time.Minute
 
-// Step is what a ServiceCIDR needs next. One write is made at a time; the next look finds what is left.
+// Step is the next write for a ServiceCIDR.
 type Step struct {
-	Finalizers []string // nil leaves them
+	Finalizers []string // nil leaves them unchanged
 	Ready      *metav1.Condition
 }
 
-// Next says what a ServiceCIDR needs. needed says that an address would be in no range without it.
+// Next returns the next step for a ServiceCIDR. needed means that some address would be in no range
+// without it.
 func Next(c *networkingv1.ServiceCIDR, needed bool) Step {
 	marked := slices.Contains(c.Finalizers, Finalizer)
 	switch {
@@ -37,7 +40,7 @@ func Next(c *networkingv1.ServiceCIDR, needed bool) Step {
 	case c.DeletionTimestamp == nil:
 		message := "Services get addresses from it"
 		if slices.ContainsFunc(kinds.RangesOf(c), func(p netip.Prefix) bool { return p.Addr().Is6() }) {
-			message = "Services get IPv4 addresses from it, and none of IPv6, which they do not have"
+			message = "Services are assigned IPv4 addresses of this range. IPv6 addresses are not assigned"
 		}
 		return Step{Ready: changed(c, metav1.ConditionTrue, "Ready", message)}
 	case !marked:
@@ -49,7 +52,7 @@ func Next(c *networkingv1.ServiceCIDR, needed bool) Step {
 	return Step{Finalizers: slices.DeleteFunc(slices.Clone(c.Finalizers), func(f string) bool { return f == Finalizer })}
 }
 
-// changed is the condition, nil where the ServiceCIDR has it.
+// changed returns the condition Ready, or nil if the ServiceCIDR already has it.
 func changed(c *networkingv1.ServiceCIDR, status metav1.ConditionStatus, reason, message string) *metav1.Condition {
 	have := meta.FindStatusCondition(c.Status.Conditions, networkingv1.ServiceCIDRConditionReady)
 	if have != nil && have.Status == status && have.Reason == reason && have.Message == message {
@@ -58,7 +61,7 @@ func changed(c *networkingv1.ServiceCIDR, status metav1.ConditionStatus, reason,
 	return &metav1.Condition{Type: networkingv1.ServiceCIDRConditionReady, Status: status, Reason: reason, Message: message}
 }
 
-// Needed says whether an address is in c and in no other ServiceCIDR that stays.
+// Needed reports whether an address is in c and in no other ServiceCIDR that is not being deleted.
 func Needed(c *networkingv1.ServiceCIDR, all []*networkingv1.ServiceCIDR, addresses []netip.Addr) bool {
 	own := kinds.RangesOf(c)
 	var others []netip.Prefix
@@ -70,15 +73,15 @@ func Needed(c *networkingv1.ServiceCIDR, all []*networkingv1.ServiceCIDR, addres
 	return slices.ContainsFunc(addresses, func(a netip.Addr) bool { return kinds.InRanges(a, own) && !kinds.InRanges(a, others) })
 }
 
-// Fault is what is wrong with an address of a Service.
+// Fault is a problem with an address or a port of a Service.
 type Fault struct {
 	Reason, Message string // of the Event
-	Create          bool   // the IPAddress is to be made
-	Replace         bool   // the one that there is says something wrong
+	Create          bool   // create the IPAddress
+	Replace         bool   // replace the existing IPAddress, which is wrong
 }
 
-// Judge compares an address of a Service with the IPAddress that there is, nil for none. ranges are all that ServiceCIDRs
-// name. parent is the Service that the IPAddress names, nil for none.
+// Judge compares a cluster IP of a Service with its IPAddress, which may be nil. ranges are the
+// ranges of all ServiceCIDRs. parent is the Service that the IPAddress names, or nil.
 func Judge(svc *corev1.Service, address string, ranges []netip.Prefix, have *networkingv1.IPAddress, parent *corev1.Service) Fault {
 	ip, err := netip.ParseAddr(address)
 	family := corev1.IPv4Protocol

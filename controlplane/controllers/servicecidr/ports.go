@@ -11,7 +11,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/kinds"
 )
 
-// portIndex finds Services by the node ports that they have: "TCP-30080".
+// portIndex indexes Services by their node ports, for example "TCP-30080".
 const portIndex = "keelson.nodeport"
 
 // nodePorts is the index function of portIndex.
@@ -27,10 +27,10 @@ func nodePorts(o api.Object) []string {
 	return out
 }
 
-// JudgePorts says what is wrong with the node ports of a Service; sharing are the Services that have a port. A port is
-// reserved by the commit that gives it to a Service, so that there is none that is not allocated: two have one, or one is
-// out of the range, where a Service is older than reservations. Neither can be mended without a change that somebody
-// relies on.
+// JudgePorts returns the problems of a Service's node ports. sharing returns the Services that have
+// a port. A commit that assigns a port also reserves it, so every port is allocated. Two Services
+// can have one port, or a port can be out of range, only if a Service is older than port
+// reservations. Neither is repaired, because clients may rely on the port.
 func JudgePorts(svc *corev1.Service, sharing func(port string) []*corev1.Service) (out []Fault) {
 	for _, p := range kinds.NodePorts(svc) {
 		if p.Port < kinds.MinNodePort || p.Port > kinds.MaxNodePort {
@@ -41,7 +41,7 @@ func JudgePorts(svc *corev1.Service, sharing func(port string) []*corev1.Service
 		if len(all) < 2 {
 			continue
 		}
-		// The one that had it first keeps it.
+		// The Service that had the port first keeps it.
 		first := slices.MinFunc(all, func(a, b *corev1.Service) int {
 			return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 		})

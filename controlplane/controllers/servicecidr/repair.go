@@ -20,19 +20,20 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// The sorts of keys.
+// The kinds of keys.
 const (
 	serviceKey = "service"
 	addressKey = "address"
 	portsKey   = "ports"
 )
 
-// addressIndex finds Services by the addresses that they have.
+// addressIndex indexes Services by their cluster IPs.
 const addressIndex = "keelson.address"
 
-// NewRepair returns the controller that mends what does not fit between Services and IPAddresses. What a commit writes
-// fits: there is something to mend of Services that are older than their IPAddresses, that a replica of the release
-// before wrote, and when somebody changes IPAddresses by hand.
+// NewRepair returns the controller that repairs inconsistencies between Services and IPAddresses. A
+// commit writes both consistently. Repairs are needed for Services that are older than their
+// IPAddresses or were written by a replica of an older release, and after manual changes of
+// IPAddresses.
 func NewRepair(d controllers.Deps) *controllers.Controller {
 	cidrs := client.Informer[*networkingv1.ServiceCIDR](d.Informers)
 	addresses := client.Informer[*networkingv1.IPAddress](d.Informers)
@@ -73,7 +74,7 @@ func NewRepair(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-// repair is the thin shell of one leadership.
+// repair performs the writes of one leadership.
 type repair struct {
 	term                       *controllers.Term
 	cidrs, addresses, services cache.SharedIndexInformer
@@ -93,7 +94,7 @@ func (r *repair) reconcile(ctx context.Context, key controllers.Key) (time.Durat
 	}
 	ranges := r.ranges()
 	if len(ranges) == 0 {
-		return time.Second, nil // the default ServiceCIDR is on its way
+		return time.Second, nil // the default ServiceCIDR is being created
 	}
 	var errs []error
 	for _, address := range kinds.ClusterAddresses(svc) {
@@ -105,7 +106,7 @@ func (r *repair) reconcile(ctx context.Context, key controllers.Key) (time.Durat
 	return 0, errors.Join(errs...)
 }
 
-// ports tells of what is wrong with a Service's node ports.
+// ports records the problems of a Service's node ports as events.
 func (r *repair) ports(svc *corev1.Service) {
 	for _, f := range JudgePorts(svc, func(port string) []*corev1.Service {
 		return controllers.CachedBy[*corev1.Service](r.services, portIndex, port)
@@ -122,7 +123,7 @@ func (r *repair) ranges() []netip.Prefix {
 	return out
 }
 
-// parent is the Service that an IPAddress names.
+// parent returns the cached Service that an IPAddress names, or nil.
 func (r *repair) parent(a *networkingv1.IPAddress) *corev1.Service {
 	if a == nil || a.Spec.ParentRef == nil || a.Spec.ParentRef.Group != "" || a.Spec.ParentRef.Resource != "services" {
 		return nil
@@ -134,7 +135,8 @@ func (r *repair) parent(a *networkingv1.IPAddress) *corev1.Service {
 	return svc
 }
 
-// mend judges an address again by what the API has now: caches of two kinds are not of one moment.
+// mend judges an address again by the API's current objects and repairs it. The caches of two kinds
+// may have different revisions.
 func (r *repair) mend(ctx context.Context, cached *corev1.Service, address string, ranges []netip.Prefix) error {
 	svc, err := client.Get[*corev1.Service](ctx, r.term.Client, cached.Namespace, cached.Name)
 	if apierrors.IsNotFound(err) || err == nil && !slices.Contains(kinds.ClusterAddresses(svc), address) {
@@ -175,7 +177,7 @@ func (r *repair) remove(ctx context.Context, a *networkingv1.IPAddress) error {
 	return nil
 }
 
-// orphan removes an IPAddress of the allocator's whose Service has not got the address, once it is old enough.
+// orphan deletes an IPAddress whose Service does not have the address, once it is old enough.
 func (r *repair) orphan(ctx context.Context, address string) (time.Duration, error) {
 	a, ok := controllers.Cached[*networkingv1.IPAddress](r.addresses, "", address)
 	if !ok || a.Labels[networkingv1.LabelManagedBy] != kinds.IPAllocator || a.DeletionTimestamp != nil {

@@ -21,18 +21,19 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// lookAgain is how often the default ServiceCIDR is looked for.
+// lookAgain is the interval at which the default ServiceCIDR is checked.
 const lookAgain = time.Minute
 
-// defaultKey is about the default ServiceCIDR.
+// defaultKey is the key of the default ServiceCIDR.
 var defaultKey = controllers.Key{Kind: "default", Name: kinds.DefaultServiceCIDR}
 
-// New returns the controller of ServiceCIDRs. serviceCIDR is the range that the cluster was made with.
+// New returns the controller of ServiceCIDRs. serviceCIDR is the range with which the cluster was
+// created.
 func New(d controllers.Deps, serviceCIDR string) *controllers.Controller {
 	cidrs := client.Informer[*networkingv1.ServiceCIDR](d.Informers)
 	addresses := client.Informer[*networkingv1.IPAddress](d.Informers)
 	services := client.Informer[*corev1.Service](d.Informers)
-	ending := func() []controllers.Key { // those that wait for an address to go
+	ending := func() []controllers.Key { // ServiceCIDRs that wait for an address to be released
 		var keys []controllers.Key
 		for _, c := range controllers.CachedAll[*networkingv1.ServiceCIDR](cidrs) {
 			if c.DeletionTimestamp != nil {
@@ -70,7 +71,7 @@ func New(d controllers.Deps, serviceCIDR string) *controllers.Controller {
 	}
 }
 
-// ranges is the thin shell of one leadership.
+// ranges performs the writes of one leadership.
 type ranges struct {
 	term    *controllers.Term
 	cidrs   cache.SharedIndexInformer
@@ -95,7 +96,8 @@ func (r *ranges) reconcile(ctx context.Context, key controllers.Key) (time.Durat
 	return 0, r.perform(ctx, c, Next(c, needed))
 }
 
-// ensure makes the default ServiceCIDR, and gives it the range of a family that the cluster has got since.
+// ensure creates the default ServiceCIDR. It adds the second range after the cluster has become
+// dual-stack.
 func (r *ranges) ensure(ctx context.Context) error {
 	cidrs := strings.Split(r.cluster, ",")
 	for i := range cidrs {
@@ -108,7 +110,7 @@ func (r *ranges) ensure(ctx context.Context) error {
 		next := have.DeepCopy()
 		next.Spec.CIDRs = cidrs
 		if _, err := client.Update(ctx, r.term.Client, next); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
-			return fmt.Errorf("giving the default ServiceCIDR the range %s: %w", cidrs[1], err)
+			return fmt.Errorf("adding range %s to the default ServiceCIDR: %w", cidrs[1], err)
 		}
 		return nil
 	}
@@ -120,8 +122,9 @@ func (r *ranges) ensure(ctx context.Context) error {
 	return nil
 }
 
-// needed asks the API, not the cache: who takes an address requires the ServiceCIDR to be as it was before its deletion
-// began, so what is listed now is all that there will be.
+// needed reports whether an address needs the ServiceCIDR. It lists from the API, not from the
+// cache. An allocation requires the ServiceCIDR in its version before the deletion, so no later
+// allocation can use it.
 func (r *ranges) needed(ctx context.Context, c *networkingv1.ServiceCIDR) (bool, error) {
 	all, err := client.List[*networkingv1.ServiceCIDR](ctx, r.term.Client, "", metav1.ListOptions{})
 	if err != nil {
@@ -142,7 +145,7 @@ func (r *ranges) needed(ctx context.Context, c *networkingv1.ServiceCIDR) (bool,
 	if err != nil {
 		return false, fmt.Errorf("listing Services: %w", err)
 	}
-	for _, s := range services { // one that an older replica made may have no IPAddress yet
+	for _, s := range services { // a Service that an older replica wrote may have no IPAddress yet
 		for _, a := range kinds.ClusterAddresses(s) {
 			used = append(used, netip.MustParseAddr(a))
 		}
