@@ -44,8 +44,9 @@ func (r *reconciler) reportOtherController(set *appsv1.StatefulSet, pod string, 
 	}
 }
 
-// makeClaims makes the claims of an ordinal that are missing. One that is being deleted would take its data
-// along: no pod is made until it is gone.
+// makeClaims creates the missing claims of an ordinal. It returns an error while one of the claims
+// is being deleted: the pod would lose its data, so it must not be created before the claim is
+// gone.
 func (r *reconciler) makeClaims(ctx context.Context, set *appsv1.StatefulSet, ordinal int) error {
 	for _, want := range newClaims(set, ordinal) {
 		have, ok := r.claims.Get(want.Namespace, want.Name)
@@ -98,12 +99,13 @@ func (r *reconciler) tendClaims(ctx context.Context, s Snapshot) error {
 	return errors.Join(errs...)
 }
 
-// releaseClaims sets the owners of the claims of a pod that is about to be deleted, if the pod is condemned.
+// releaseClaims sets the owners of the claims of a pod that is about to be deleted, if the set is
+// scaled down below the pod.
 func (r *reconciler) releaseClaims(ctx context.Context, s Snapshot, p *corev1.Pod) error {
 	ordinal, _ := ordinalOf(s.Set, p.Name)
 	from := first(s.Set)
 	if ordinal >= from && ordinal < from+replicas(s.Set) {
-		return nil // it is replaced
+		return nil // the pod is replaced
 	}
 	return r.setOwners(ctx, s.Set, ordinal, p)
 }

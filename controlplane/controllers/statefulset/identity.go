@@ -18,7 +18,7 @@ func ownerRef(set *appsv1.StatefulSet) metav1.OwnerReference {
 	return *metav1.NewControllerRef(set, kind)
 }
 
-// first is the ordinal of a set's first pod.
+// first returns the ordinal of a set's first pod.
 func first(set *appsv1.StatefulSet) int {
 	if set.Spec.Ordinals == nil {
 		return 0
@@ -37,7 +37,8 @@ func podName(set *appsv1.StatefulSet, ordinal int) string {
 	return set.Name + "-" + strconv.Itoa(ordinal)
 }
 
-// ordinalOf is the ordinal that a pod's name has in a set; ok is false for a name that the set gives to no pod.
+// ordinalOf returns the ordinal of a pod name in a set. ok is false if the set does not create pods
+// of that name.
 func ordinalOf(set *appsv1.StatefulSet, pod string) (ordinal int, ok bool) {
 	digits, ok := strings.CutPrefix(pod, set.Name+"-")
 	if !ok {
@@ -47,12 +48,12 @@ func ordinalOf(set *appsv1.StatefulSet, pod string) (ordinal int, ok bool) {
 	return n, err == nil && n >= 0 && podName(set, n) == pod
 }
 
-// claimName is the name of the claim that a pod has of a template.
+// claimName returns the name of a pod's claim for a template.
 func claimName(set *appsv1.StatefulSet, template *corev1.PersistentVolumeClaim, ordinal int) string {
 	return template.Name + "-" + podName(set, ordinal)
 }
 
-// newPod is the pod of an ordinal by the template of a revision.
+// newPod returns the pod of an ordinal with the template of a revision.
 func newPod(set *appsv1.StatefulSet, template *corev1.PodTemplateSpec, revision string, ordinal int) *corev1.Pod {
 	p := controllers.PodFrom(set, ownerRef(set), template)
 	p.GenerateName, p.Name = "", podName(set, ordinal)
@@ -65,7 +66,7 @@ func newPod(set *appsv1.StatefulSet, template *corev1.PodTemplateSpec, revision 
 	return p
 }
 
-// identity are the labels by which a pod of a set is known.
+// identity returns the labels that identify a pod of a set.
 func identity(set *appsv1.StatefulSet, ordinal int) map[string]string {
 	return map[string]string{
 		appsv1.StatefulSetPodNameLabel: podName(set, ordinal),
@@ -73,7 +74,7 @@ func identity(set *appsv1.StatefulSet, ordinal int) map[string]string {
 	}
 }
 
-// identified says whether a pod has the labels and the claims of its ordinal.
+// identified reports whether a pod has the labels of its ordinal.
 func identified(set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) bool {
 	for k, v := range identity(set, ordinal) {
 		if p.Labels[k] != v {
@@ -83,7 +84,8 @@ func identified(set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) bool {
 	return true
 }
 
-// identify gives a pod the labels of its ordinal and, while it is being made, the claims too.
+// identify sets the labels of its ordinal on a pod. On a pod that is not created yet it also sets
+// the volumes of its claims.
 func identify(set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) {
 	if p.Labels == nil {
 		p.Labels = map[string]string{}
@@ -101,7 +103,7 @@ func identify(set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) {
 			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claimName(set, t, ordinal)},
 		}})
 	}
-	for _, v := range p.Spec.Volumes { // a claim's template hides a volume of its name
+	for _, v := range p.Spec.Volumes { // a claim template replaces a volume of the same name
 		if !own[v.Name] {
 			volumes = append(volumes, v)
 		}
@@ -109,7 +111,7 @@ func identify(set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) {
 	p.Spec.Volumes = volumes
 }
 
-// newClaims are the claims of an ordinal.
+// newClaims returns the claims of an ordinal.
 func newClaims(set *appsv1.StatefulSet, ordinal int) []*corev1.PersistentVolumeClaim {
 	var out []*corev1.PersistentVolumeClaim
 	for i := range set.Spec.VolumeClaimTemplates {

@@ -1,4 +1,5 @@
-// Package statefulset keeps the pods of StatefulSets: each with a name, a place in the order and claims of its own.
+// Package statefulset manages the pods of StatefulSets. Each pod has a stable name, an ordinal and
+// its own claims.
 package statefulset
 
 import (
@@ -12,32 +13,33 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Snapshot is what a plan is made of.
+// Snapshot is the input of Plan.
 type Snapshot struct {
 	Set     *appsv1.StatefulSet
-	Pods    []*corev1.Pod // that it controls
+	Pods    []*corev1.Pod // the pods that the set controls
 	Going   func(*corev1.Pod) bool
-	Current string // revision that a rollout comes from; that of Update when there is none under way
+	Current string // revision before the current rollout; equal to Update if no rollout is in progress
 	Update  string // revision of the template
 	Now     time.Time
 }
 
-// Step is what to do next. Whatever cannot be done yet is looked at again when a pod changes.
+// Step lists the next writes. Writes that are not possible yet are planned again when a pod
+// changes.
 type Step struct {
 	Create  []Creation
-	Replace []*corev1.Pod // that have ended, for whom a successor will be made
-	Delete  []*corev1.Pod // that are too many, or of an older revision
-	Label   []*corev1.Pod // that lack the labels of their ordinal
-	Again   time.Duration // when a pod will have been ready for long enough; 0 = nothing to wait for
+	Replace []*corev1.Pod // terminal pods that will be replaced
+	Delete  []*corev1.Pod // excess pods, or pods of an older revision
+	Label   []*corev1.Pod // pods that lack the labels of their ordinal
+	Again   time.Duration // time until a pod becomes available; 0 means no pod is about to
 }
 
-// Creation is a pod to make.
+// Creation is a pod to create.
 type Creation struct {
 	Ordinal int
-	Current bool // by the revision that a rollout comes from, not by the newest
+	Current bool // use the revision before the rollout, not the newest
 }
 
-// state is one pod of a set as the plan sees it.
+// state is the state of one pod of a set.
 type state struct {
 	pod       *corev1.Pod
 	ordinal   int
@@ -45,7 +47,7 @@ type state struct {
 	ended     bool
 	ready     bool
 	available bool
-	wait      time.Duration // until it is available, if it only has to stay ready
+	wait      time.Duration // time until it is available if it stays ready
 }
 
 func (s Snapshot) look(p *corev1.Pod, ordinal int) *state {
@@ -57,7 +59,8 @@ func (s Snapshot) look(p *corev1.Pod, ordinal int) *state {
 	return st
 }
 
-// sort divides the pods into those of the wanted ordinals, by their place, and those that are too many, the highest first.
+// sort divides the pods into the pods of the wanted ordinals, in order, and excess pods, the
+// highest ordinal first. Entries of missing pods are nil.
 func (s Snapshot) sort() (wanted, condemned []*state) {
 	from := first(s.Set)
 	wanted = make([]*state, replicas(s.Set))
@@ -75,8 +78,9 @@ func (s Snapshot) sort() (wanted, condemned []*state) {
 	return wanted, condemned
 }
 
-// Plan decides the next step. Ordered sets make one pod after the other, each when all before it are available, and
-// remove the highest first, each when all others are; an update replaces pods from the highest down to the partition.
+// Plan computes the next step. An ordered set creates pods one at a time, each when all lower pods
+// are available. It deletes the highest pod first, each when all other pods are available. An
+// update replaces pods from the highest down to the partition.
 func Plan(s Snapshot) Step {
 	var step Step
 	if s.Set.DeletionTimestamp != nil {
@@ -98,7 +102,7 @@ func Plan(s Snapshot) Step {
 	return step
 }
 
-// fill makes the first pod that is missing. It returns true when all wanted pods are available.
+// fill plans the first missing pod. It returns true if all wanted pods are available.
 func (s Snapshot) fill(step *Step, wanted []*state) bool {
 	for i, st := range wanted {
 		switch {
@@ -117,12 +121,12 @@ func (s Snapshot) fill(step *Step, wanted []*state) bool {
 	return true
 }
 
-// shrink removes the highest pod that is too many. It returns true when there is none.
+// shrink deletes the highest excess pod. It returns true if there is none.
 func (s Snapshot) shrink(step *Step, condemned []*state) bool {
 	if len(condemned) == 0 {
 		return true
 	}
-	lowest := condemned[len(condemned)-1] // all wanted ones are well, so it is the first one that may not be
+	lowest := condemned[len(condemned)-1] // all wanted pods are available, so only this excess pod may be unavailable
 	for _, st := range slices.Backward(condemned) {
 		if !st.available {
 			lowest = st
@@ -138,7 +142,7 @@ func (s Snapshot) shrink(step *Step, condemned []*state) bool {
 	return false
 }
 
-// parallel makes and removes all pods at once, and updates as far as maxUnavailable allows.
+// parallel creates and deletes all pods at once, and updates as many as maxUnavailable permits.
 func (s Snapshot) parallel(step *Step, wanted, condemned []*state) {
 	for i, st := range wanted {
 		switch {
@@ -156,9 +160,9 @@ func (s Snapshot) parallel(step *Step, wanted, condemned []*state) {
 	s.update(step, wanted, true)
 }
 
-// update replaces pods of older revisions, from the highest down to the partition. Not more than maxUnavailable pods
-// are unavailable at a time; one that is so already costs nothing more. Unless outOfOrder, a pod waits until those
-// above it are done.
+// update replaces pods of older revisions, from the highest down to the partition. At most
+// maxUnavailable pods are unavailable at a time; replacing an unavailable pod does not add to that.
+// Unless outOfOrder is true, a pod waits until all higher pods are updated.
 func (s Snapshot) update(step *Step, wanted []*state, outOfOrder bool) {
 	if s.Set.Spec.UpdateStrategy.Type != appsv1.RollingUpdateStatefulSetStrategyType {
 		return
@@ -210,7 +214,7 @@ func (s Snapshot) creation(place int) Creation {
 
 func revisionOf(p *corev1.Pod) string { return p.Labels[appsv1.ControllerRevisionHashLabelKey] }
 
-// partition is the place below which an update leaves pods alone.
+// partition returns the index below which an update leaves pods unchanged.
 func partition(set *appsv1.StatefulSet) int {
 	if u := set.Spec.UpdateStrategy.RollingUpdate; u != nil && u.Partition != nil {
 		return int(*u.Partition)
@@ -218,7 +222,8 @@ func partition(set *appsv1.StatefulSet) int {
 	return 0
 }
 
-// maxUnavailable is how many pods an update may take away at a time: at least one.
+// maxUnavailable returns how many pods an update may make unavailable at a time. It is at least
+// one.
 func maxUnavailable(set *appsv1.StatefulSet) int {
 	u := set.Spec.UpdateStrategy.RollingUpdate
 	if u == nil || u.MaxUnavailable == nil {
@@ -231,7 +236,8 @@ func maxUnavailable(set *appsv1.StatefulSet) int {
 	return max(1, n)
 }
 
-// Status is the status of a set with these pods. again says when a ready pod will have become available.
+// Status returns the status of a set with these pods. again is the time until a ready pod becomes
+// available.
 func Status(s Snapshot, collisions *int32) (out appsv1.StatefulSetStatus, again time.Duration) {
 	out = appsv1.StatefulSetStatus{
 		ObservedGeneration: s.Set.Generation, CollisionCount: collisions,

@@ -65,7 +65,7 @@ func ofClaim(sets cache.SharedIndexInformer, c controllers.Change[*corev1.Persis
 	return keys
 }
 
-// reconciler is the thin shell of one leadership.
+// reconciler performs the writes of one leadership.
 type reconciler struct {
 	controllers.RevisedOwners[*appsv1.StatefulSet]
 	claims *controllers.View[*corev1.PersistentVolumeClaim]
@@ -82,7 +82,7 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	}
 	snapshot, history, err := r.snapshot(ctx, set, selector)
 	if controllers.NamespaceEnds(err) {
-		return 0, nil // nothing will ever be wanted here again
+		return 0, nil // no object is needed in a terminating namespace
 	}
 	if err != nil {
 		return 0, err
@@ -108,7 +108,7 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	return sooner(again, wait), errors.Join(failure, err)
 }
 
-// sooner is the shorter of two waits, of which 0 is none.
+// sooner returns the shorter of two delays; 0 means no delay.
 func sooner(a, b time.Duration) time.Duration {
 	if a == 0 || b != 0 && b < a {
 		return b
@@ -116,7 +116,8 @@ func sooner(a, b time.Duration) time.Duration {
 	return a
 }
 
-// snapshot claims what belongs to the set and makes its template a revision.
+// snapshot adopts and releases pods, makes the set's template a revision, and returns the snapshot
+// for Plan.
 func (r *reconciler) snapshot(ctx context.Context, set *appsv1.StatefulSet, selector labels.Selector) (Snapshot, controllers.History, error) {
 	s := Snapshot{Set: set, Going: r.Pods.Going, Now: r.Term.Now()}
 	isMember := func(p *corev1.Pod) bool {
@@ -128,7 +129,7 @@ func (r *reconciler) snapshot(ctx context.Context, set *appsv1.StatefulSet, sele
 	if s.Pods, err = r.Claim(ctx, set, selector, isMember); err != nil {
 		return s, h, err
 	}
-	if set.DeletionTimestamp != nil { // its history goes with it
+	if set.DeletionTimestamp != nil { // its history is deleted with it
 		s.Current, s.Update = set.Status.CurrentRevision, set.Status.UpdateRevision
 		return s, controllers.History{Collisions: set.Status.CollisionCount}, nil
 	}
@@ -142,7 +143,7 @@ func (r *reconciler) snapshot(ctx context.Context, set *appsv1.StatefulSet, sele
 	return s, h, nil
 }
 
-// perform makes the writes of the next step. again says when to look once more.
+// perform plans and performs the next step. again is the delay until the next reconcile, or 0.
 func (r *reconciler) perform(ctx context.Context, s Snapshot, h controllers.History) (again time.Duration, err error) {
 	step := Plan(s)
 	again = step.Again
@@ -171,7 +172,7 @@ func (r *reconciler) perform(ctx context.Context, s Snapshot, h controllers.Hist
 		}
 	}
 	return again, controllers.InBatches(ctx, func() int { return len(step.Delete) }, func(ctx context.Context, i int) error {
-		if err := r.releaseClaims(ctx, s, step.Delete[i]); err != nil { // before the pod, whose deletion deletes them
+		if err := r.releaseClaims(ctx, s, step.Delete[i]); err != nil { // before the pod: the deletion of the pod deletes its claims
 			return err
 		}
 		return r.Pods.Delete(ctx, s.Set, step.Delete[i], i < controllers.MaxEvents)
@@ -184,13 +185,13 @@ func (r *reconciler) label(ctx context.Context, set *appsv1.StatefulSet, p *core
 	identify(set, next, ordinal)
 	next, err := client.Update(ctx, r.Term.Client, next)
 	if err != nil {
-		return fmt.Errorf("labelling pod %s/%s of stateful set %s: %w", p.Namespace, p.Name, set.Name, err)
+		return fmt.Errorf("labeling pod %s/%s of stateful set %s: %w", p.Namespace, p.Name, set.Name, err)
 	}
 	r.Pods.Wrote(next)
 	return nil
 }
 
-// create makes a pod after the claims that it names.
+// create creates a pod after its claims.
 func (r *reconciler) create(ctx context.Context, s Snapshot, h controllers.History, c Creation, tell bool) error {
 	if r.awaitsStaleClaim(s.Set, c.Ordinal) {
 		return nil // the deletion of the claim starts the next reconcile
@@ -215,7 +216,7 @@ func (r *reconciler) create(ctx context.Context, s Snapshot, h controllers.Histo
 	return err
 }
 
-// writeStatus writes the status where it changed, judged after this reconcile's own writes.
+// writeStatus writes the status if it changed. It is computed after the writes of this reconcile.
 func (r *reconciler) writeStatus(ctx context.Context, s Snapshot, h controllers.History) (time.Duration, error) {
 	status, again := Status(s, h.Collisions)
 	if equality.Semantic.DeepEqual(status, s.Set.Status) {
