@@ -24,42 +24,45 @@ import (
 )
 
 const (
-	// finalizer holds an attachment from before its driver is first called until the driver has taken the volume away.
+	// finalizer keeps a VolumeAttachment from before the first driver call until the driver has
+	// unpublished the volume.
 	finalizer = "keelson.dev/attached"
-	// foreign begins the finalizers of drivers' own attachers.
+	// foreign is the prefix of the finalizers of external attachers.
 	foreign = "external-attacher/"
-	// publishedAnnotation is what the driver was asked for: by that it is undone, whatever has become of the volume and of
-	// the node meanwhile.
+	// publishedAnnotation holds the parameters of the ControllerPublishVolume call.
+	// ControllerUnpublishVolume uses the same parameters, even if the volume or the node has
+	// changed or been deleted since.
 	publishedAnnotation = "keelson.dev/published"
-	// mostNodes is how many nodes are asked to reach a driver.
+	// mostNodes is the maximum number of nodes through which a driver is called.
 	mostNodes = 8
 )
 
-// published is what the annotation says. Fields may be added; those that are unknown are ignored.
+// published is the content of publishedAnnotation. Fields may be added; unknown fields are ignored.
 type published struct {
 	Handle string                  `json:"handle"`
 	NodeID string                  `json:"nodeID"`
 	Secret *corev1.SecretReference `json:"secret,omitempty"`
 }
 
-// errand is what an attachment needs of the control plane as its attacher.
+// errand is the next action of the control plane as the attacher of a VolumeAttachment.
 type errand int
 
 const (
 	nothing errand = iota
-	hold           // note what will be asked
+	hold           // record the parameters of the publish call
 	publish
 	unpublish
-	clash // an attacher of the driver's own is at work as well
+	clash // an external attacher of the driver is active too
 )
 
-// duty decides about an attachment of a driver.
+// duty returns the next action for an attachment. served reports whether the cluster is the
+// attacher of the driver.
 func duty(a *storagev1.VolumeAttachment, served bool) errand {
 	held := slices.Contains(a.Finalizers, finalizer)
 	others := slices.ContainsFunc(a.Finalizers, func(f string) bool { return strings.HasPrefix(f, foreign) })
 	switch {
 	case a.DeletionTimestamp != nil && held:
-		return unpublish // also where the driver is served by another now: who has asked undoes it
+		return unpublish // also if the driver has another attacher now: the attacher that published must unpublish
 	case a.DeletionTimestamp != nil || !served:
 		return nothing
 	case others && !held:
@@ -72,7 +75,8 @@ func duty(a *storagev1.VolumeAttachment, served bool) errand {
 	return publish
 }
 
-// serve is what an attacher does for one attachment; again is when to look once more without a change, 0 = never.
+// serve performs the attacher's next action for one attachment. again is the delay until the next
+// attempt if nothing changes; 0 means never.
 func (r *reconciler) serve(ctx context.Context, name string) (again time.Duration, err error) {
 	a, ok := r.attachments.Get("", name)
 	switch {
@@ -87,7 +91,7 @@ func (r *reconciler) serve(ctx context.Context, name string) (again time.Duratio
 		return 0, r.hold(ctx, a)
 	case publish:
 		for _, k := range r.ofAttachment(a) {
-			if r.state(k.Namespace, k.Name).doubt(a.Spec.NodeName, &Step{}) != "" { // its pods are told why
+			if r.state(k.Namespace, k.Name).doubt(a.Spec.NodeName, &Step{}) != "" { // the pods get the reason from tell
 				return unheardAgain, nil
 			}
 		}
@@ -95,7 +99,7 @@ func (r *reconciler) serve(ctx context.Context, name string) (again time.Duratio
 	case unpublish:
 		n, _ := controllers.Cached[*corev1.Node](r.nodes, "", a.Spec.NodeName)
 		if h := r.silences.host(a.Spec.NodeName, n, r.term.Now()); n != nil && api.Unheard(n) && !h.Fenced {
-			return unheardAgain, nil // it has not said whether it uses the volume
+			return unheardAgain, nil // the node has not reported yet whether it uses the volume
 		}
 		return 0, r.unpublish(ctx, a)
 	case clash:
@@ -105,7 +109,7 @@ func (r *reconciler) serve(ctx context.Context, name string) (again time.Duratio
 	return 0, nil
 }
 
-// grant attaches a volume for which nobody has anything to do.
+// grant marks the attachment of a volume that needs no driver call, such as iSCSI, as attached.
 func (r *reconciler) grant(ctx context.Context, a *storagev1.VolumeAttachment) error {
 	if a.Status.Attached || a.DeletionTimestamp != nil {
 		return nil
@@ -115,7 +119,8 @@ func (r *reconciler) grant(ctx context.Context, a *storagev1.VolumeAttachment) e
 	return r.wrote(client.UpdateStatus(ctx, r.term.Client, next))
 }
 
-// hold notes what the driver will be asked for, before it is.
+// hold stores the parameters of the publish call in the attachment, with the finalizer, before the
+// driver is called.
 func (r *reconciler) hold(ctx context.Context, a *storagev1.VolumeAttachment) error {
 	v, ok := controllers.Cached[*corev1.PersistentVolume](r.volumes, "", volumeOf(a))
 	if !ok || v.Spec.CSI == nil || v.Spec.CSI.Driver != a.Spec.Attacher {
@@ -136,7 +141,7 @@ func (r *reconciler) hold(ctx context.Context, a *storagev1.VolumeAttachment) er
 	return r.wrote(client.Update(ctx, r.term.Client, next))
 }
 
-// wrote remembers an attachment as it is now, and has it looked at again.
+// wrote records the stored attachment in the view and queues its keys.
 func (r *reconciler) wrote(a *storagev1.VolumeAttachment, err error) error {
 	if err != nil {
 		return err
@@ -149,7 +154,8 @@ func (r *reconciler) wrote(a *storagev1.VolumeAttachment, err error) error {
 	return nil
 }
 
-// noted is what an attachment's annotation says, with the secret that it names.
+// noted returns the content of the attachment's publishedAnnotation and the data of the Secret that
+// it names.
 func (r *reconciler) noted(ctx context.Context, a *storagev1.VolumeAttachment) (published, map[string]string, error) {
 	var p published
 	if err := json.Unmarshal([]byte(a.Annotations[publishedAnnotation]), &p); err != nil {
@@ -162,11 +168,11 @@ func (r *reconciler) noted(ctx context.Context, a *storagev1.VolumeAttachment) (
 	return p, out, nil
 }
 
-// publish has the driver attach a volume.
+// publish calls ControllerPublishVolume and marks the attachment as attached.
 func (r *reconciler) publish(ctx context.Context, a *storagev1.VolumeAttachment) error {
 	v, ok := controllers.Cached[*corev1.PersistentVolume](r.volumes, "", volumeOf(a))
 	if !ok || v.Spec.CSI == nil {
-		return nil // the attachment goes as well
+		return nil // the attachment will be deleted too
 	}
 	p, secrets, err := r.noted(ctx, a)
 	if err != nil {
@@ -179,7 +185,7 @@ func (r *reconciler) publish(ctx context.Context, a *storagev1.VolumeAttachment)
 			return err
 		}
 		if !able(can, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME) {
-			res = &csi.ControllerPublishVolumeResponse{} // nothing is to be done for it
+			res = &csi.ControllerPublishVolumeResponse{} // the driver has no publish step
 			return nil
 		}
 		readonly := v.Spec.CSI.ReadOnly && able(can, csi.ControllerServiceCapability_RPC_PUBLISH_READONLY)
@@ -195,7 +201,7 @@ func (r *reconciler) publish(ctx context.Context, a *storagev1.VolumeAttachment)
 	return r.wrote(client.UpdateStatus(ctx, r.term.Client, next))
 }
 
-// unpublish has the driver take a volume away, and lets the attachment go.
+// unpublish calls ControllerUnpublishVolume and removes the finalizer of the attachment.
 func (r *reconciler) unpublish(ctx context.Context, a *storagev1.VolumeAttachment) error {
 	p, secrets, err := r.noted(ctx, a)
 	if err != nil {
@@ -207,7 +213,7 @@ func (r *reconciler) unpublish(ctx context.Context, a *storagev1.VolumeAttachmen
 			return err
 		}
 		_, err = driver.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: p.Handle, NodeId: p.NodeID, Secrets: secrets})
-		if status.Code(err) == codes.NotFound { // volume or node are no more
+		if status.Code(err) == codes.NotFound { // the volume or the node no longer exists
 			return nil
 		}
 		return err
@@ -220,7 +226,7 @@ func (r *reconciler) unpublish(ctx context.Context, a *storagev1.VolumeAttachmen
 	return r.wrote(client.Update(ctx, r.term.Client, next))
 }
 
-// failed writes into an attachment why it is not done, and returns that.
+// failed writes an error to the attachment's status and returns the error.
 func (r *reconciler) failed(ctx context.Context, a *storagev1.VolumeAttachment, err error) error {
 	words := controllers.Words(err)
 	next := a.DeepCopy()
@@ -243,7 +249,8 @@ func (r *reconciler) failed(ctx context.Context, a *storagev1.VolumeAttachment, 
 	return fmt.Errorf("volume %s on node %s: %w", volumeOf(a), a.Spec.NodeName, err)
 }
 
-// ask calls the driver by way of the first node that reaches it. One that was reached has the last word.
+// ask calls the driver through the first node that reaches it. It tries the next node only if the
+// driver is missing on a node; any other error is final.
 func (r *reconciler) ask(a *storagev1.VolumeAttachment, call func(csi.ControllerClient) error) error {
 	nodes := r.ways(a)
 	if len(nodes) == 0 {
@@ -258,13 +265,14 @@ func (r *reconciler) ask(a *storagev1.VolumeAttachment, call func(csi.Controller
 		err = fmt.Errorf("node %s: %w", node, err)
 		var missing *api.DriverMissing
 		if !errors.As(err, &missing) {
-			break // the next try begins where it can
+			break // the next attempt starts again with the first node
 		}
 	}
 	return err
 }
 
-// ways are the ready nodes with the driver: first the one that it is about, then those that reach the volume.
+// ways returns the ready nodes that have the driver. The attachment's own node comes first, then
+// nodes that reach the volume, then other nodes.
 func (r *reconciler) ways(a *storagev1.VolumeAttachment) []string {
 	v, _ := controllers.Cached[*corev1.PersistentVolume](r.volumes, "", volumeOf(a))
 	rank := func(n *corev1.Node) int {
@@ -291,7 +299,8 @@ func (r *reconciler) ways(a *storagev1.VolumeAttachment) []string {
 	return out
 }
 
-// abilities are what a driver's Controller service can do; one without such a service can do nothing.
+// abilities returns the capabilities of a driver's Controller service. They are empty for a driver
+// without this service.
 func abilities(ctx context.Context, driver csi.ControllerClient) (*csi.ControllerGetCapabilitiesResponse, error) {
 	can, err := driver.ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
 	if status.Code(err) == codes.Unimplemented {
@@ -304,7 +313,7 @@ func able(c *csi.ControllerGetCapabilitiesResponse, t csi.ControllerServiceCapab
 	return slices.ContainsFunc(c.GetCapabilities(), func(x *csi.ControllerServiceCapability) bool { return x.GetRpc().GetType() == t })
 }
 
-// capability is how a volume will be used.
+// capability returns the CSI capability for the access modes and volume mode of a volume.
 func capability(v *corev1.PersistentVolume, can *csi.ControllerGetCapabilitiesResponse) *csi.VolumeCapability {
 	mode := csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
 	has := func(m corev1.PersistentVolumeAccessMode) bool { return slices.Contains(v.Spec.AccessModes, m) }

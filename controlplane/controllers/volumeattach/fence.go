@@ -18,33 +18,35 @@ import (
 )
 
 const (
-	// margin is what a lost node has beyond its own limit, to end its pods and to unmount. It has been silent for a while
-	// before it is called lost at all, which comes on top.
+	// margin is added to the node's own limit, so that a lost node can stop its pods and unmount. A
+	// node is lost only after it has been silent for a while, which gives more time.
 	margin = 5 * time.Second
-	// absence is after which a Node that was deleted counts as fenced, unless its fence takes longer: its certificate was
-	// revoked with it, and its agent is heard by nobody.
+	// absence is the time after which a deleted Node counts as fenced, unless its reported fence is
+	// longer. Its certificate was revoked with the deletion, so its agent cannot connect.
 	absence = 40 * time.Second
-	// maxSilent bounds what is remembered of nodes that are not heard.
+	// maxSilent is the maximum number of silent nodes that are recorded.
 	maxSilent = 10_000
 )
 
-// silences are the nodes that are lost or not there, and since when that is known. A leader begins with none: clocks of
-// others are not believed. What a node says of itself ends it.
+// silences records which nodes are lost or deleted, and since when this leader has observed it. A
+// new leader starts without records, because it does not trust the clocks of other machines. A
+// report of the node removes its record.
 type silences struct {
 	mu    sync.Mutex
 	since map[string]time.Time
-	// reported is the fence (api.AnnotationFencesAfter) that each node reported last, also where the
-	// Node was deleted since.
+	// reported holds the last fence (api.AnnotationFencesAfter) that each node reported. The entry
+	// of a deleted Node is kept.
 	reported map[string]string
 }
 
-// lost says that nobody has a session with a node.
+// lost reports whether no replica has a session with a node.
 func lost(n *corev1.Node) bool {
 	c := controllers.NodeCondition(n, corev1.NodeReady)
 	return c != nil && c.Status == corev1.ConditionUnknown
 }
 
-// heard is called for every change of a node, so that one that came back for a moment begins anew.
+// heard is called for every change of a node. A node that was ready in between starts a new
+// silence.
 func (s *silences) heard(n *corev1.Node) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -54,14 +56,14 @@ func (s *silences) heard(n *corev1.Node) {
 	}
 }
 
-// report notes the fence that a node reports. The lock is held.
+// report records the fence that a node reports. s.mu must be held.
 func (s *silences) report(n *corev1.Node) {
 	after, reports := n.Annotations[api.AnnotationFencesAfter]
 	if !reports {
 		delete(s.reported, n.Name)
 		return
 	}
-	if s.reported == nil || len(s.reported) >= maxSilent && s.reported[n.Name] == "" { // the attachments keep it as well
+	if s.reported == nil || len(s.reported) >= maxSilent && s.reported[n.Name] == "" { // the attachments store the fence too
 		s.reported = map[string]string{}
 	}
 	s.reported[n.Name] = after
@@ -73,7 +75,7 @@ func (s *silences) clear() {
 	clear(s.since)
 }
 
-// begin is since when a node is silent, from now at the latest.
+// begin returns when the node's silence started. It starts now if the node was not silent before.
 func (s *silences) begin(node string, now time.Time) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -91,7 +93,8 @@ func (s *silences) begin(node string, now time.Time) time.Time {
 	return now
 }
 
-// host judges a node; n is nil when there is none of that name. Then kept are the fences that attachments to it keep.
+// host returns whether a node is fenced, or when it will be. n is nil if the Node does not exist;
+// kept are then the fences that its attachments store.
 func (s *silences) host(name string, n *corev1.Node, now time.Time, kept ...string) Host {
 	h := Host{Node: n}
 	var limit time.Duration
@@ -120,9 +123,9 @@ func (s *silences) host(name string, n *corev1.Node, now time.Time, kept ...stri
 	return h
 }
 
-// goneLimit returns the time from the deletion of a Node until it counts as fenced: the longest of the
-// fences that are known of it, and absence at least. fences is false where its agent never ends pods by
-// itself.
+// goneLimit returns the time from the deletion of a Node until it counts as fenced: the longest
+// known fence of the node, and at least absence. fences is false if the node's agent never stops
+// pods by itself.
 func (s *silences) goneLimit(name string, kept []string) (limit time.Duration, fences bool) {
 	s.mu.Lock()
 	if after, reported := s.reported[name]; reported {
@@ -140,7 +143,7 @@ func (s *silences) goneLimit(name string, kept []string) (limit time.Duration, f
 	return limit, true
 }
 
-// keptFences are the fences that the attachments to a node keep.
+// keptFences returns the fences that the attachments of a node store.
 func (r *reconciler) keptFences(node string) (kept []string) {
 	for _, a := range r.attachments.By(byNode, node) {
 		if after, keeps := a.Annotations[api.AnnotationNodeFencesAfter]; keeps {
@@ -150,7 +153,8 @@ func (r *reconciler) keptFences(node string) (kept []string) {
 	return kept
 }
 
-// host judges a node by its object and, where that was deleted, by its attachments.
+// host assesses a node by its Node object. For a deleted Node it uses the fences that the
+// attachments store.
 func (r *reconciler) host(name string, now time.Time) Host {
 	n, ok := controllers.Cached[*corev1.Node](r.nodes, "", name)
 	if !ok {
@@ -159,7 +163,7 @@ func (r *reconciler) host(name string, now time.Time) Host {
 	return r.silences.host(name, n, now)
 }
 
-// keepFences writes the fences of nodes into their attachments, which outlive the nodes.
+// keepFences writes the fences of nodes to their attachments, because attachments outlive Nodes.
 func (r *reconciler) keepFences(ctx context.Context, in State) error {
 	for _, a := range in.Attachments {
 		n := in.Hosts[a.Spec.NodeName].Node
@@ -169,7 +173,7 @@ func (r *reconciler) keepFences(ctx context.Context, in State) error {
 		if _, changed := api.KeepFence(a, n); !changed {
 			continue
 		}
-		n, err := client.Get[*corev1.Node](ctx, r.term.Client, "", n.Name) // the cache may be behind the attachment
+		n, err := client.Get[*corev1.Node](ctx, r.term.Client, "", n.Name) // the cached Node may be older than the attachment
 		if apierrors.IsNotFound(err) {
 			continue
 		}
@@ -181,38 +185,42 @@ func (r *reconciler) keepFences(ctx context.Context, in State) error {
 			continue
 		}
 		if err := r.wrote(client.Update(ctx, r.term.Client, next)); err != nil {
-			return fmt.Errorf("keeping the fence of node %s in VolumeAttachment %s: %w", n.Name, a.Name, err)
+			return fmt.Errorf("storing the fence of node %s in VolumeAttachment %s: %w", n.Name, a.Name, err)
 		}
 	}
 	return nil
 }
 
-// keepsFence returns a check for list: the attachment to the node has the fence that the node reports.
+// keepsFence returns a check for list. The check fails if the attachment stores another fence than
+// the node reports.
 func (r *reconciler) keepsFence(in State, node string) func(*corev1.Node) error {
 	return func(n *corev1.Node) error {
 		a, ok := r.attachments.Get("", api.AttachmentName(in.Handle, in.Attacher, node))
 		if !ok {
-			return nil // it is not listed for long
+			return nil // the volume will soon be removed from the node's status
 		}
 		if _, behind := api.KeepFence(a, n); behind {
-			return controllers.Race("node %s reports another --fence-after than VolumeAttachment %s keeps", node, a.Name)
+			return controllers.Race("node %s reports another --fence-after than VolumeAttachment %s stores", node, a.Name)
 		}
 		return nil
 	}
 }
 
-// A restored store may not know a node that joined after the backup was made, and that has volumes. Its agent comes to the control plane,
-// which makes its Node and hears what it has; or it does not, and then it ends the pods with attached volumes by itself, as any agent does
-// that hears nothing. So it is waited as long as the slowest agent of which the store knows takes for that, within these bounds.
+// A restored store may lack a node that joined after the backup and that has volumes attached.
+// Either the node's agent connects, and the control plane creates its Node and receives its list of
+// volumes. Or the agent does not connect, and then it stops its pods with attached volumes by
+// itself, like any disconnected agent. The wait is therefore the longest fence of all nodes in the
+// store, within these bounds.
 const (
 	leastStrange = time.Minute
 	mostStrange  = 10 * time.Minute
 )
 
-// unmark takes the mark of a restore away.
+// unmark is the merge patch that removes the restore mark.
 var unmark = fmt.Appendf(nil, `{"metadata":{"annotations":{%q:null}}}`, api.AnnotationUnheard)
 
-// strangersWait is for how long nodes are waited for that the store does not know: from when the leader first looks, by its own clock.
+// strangersWait measures how long to wait for nodes that a restored store lacks. The wait starts
+// with the first call of left and uses the leader's own clock.
 type strangersWait struct {
 	once sync.Once
 	till time.Time
@@ -229,7 +237,8 @@ func (s *strangersWait) left(now time.Time, nodes cache.SharedIndexInformer) tim
 	return max(0, s.till.Sub(now))
 }
 
-// removePod ends a pod of a fenced node, of which its agent will not say that it has ended.
+// removePod marks a pod of a fenced node as failed and deletes it by force, because its agent
+// cannot confirm that it has stopped.
 func (r *reconciler) removePod(ctx context.Context, p *corev1.Pod) error {
 	message := fmt.Sprintf("node %s is lost, and has ended the pod by itself or will before it uses volumes again", p.Spec.NodeName)
 	next := p.DeepCopy()

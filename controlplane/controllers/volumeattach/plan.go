@@ -13,49 +13,52 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// Host is what is known of a node that has a volume or shall have it.
+// Host is the state of a node that has a volume or is to get it.
 type Host struct {
-	Node *corev1.Node // nil: it is no part of the cluster any more
-	// Fenced says that nothing on the node uses the volume, or ever will before it has heard the control plane, whatever its
-	// object says; otherwise Fences is when that may be so, 0 where it will not be by itself.
+	Node *corev1.Node // nil if the Node does not exist
+	// Fenced means that nothing on the node uses the volume, and nothing will before the node has
+	// connected to the control plane again. Otherwise Fences is the time until that is so, or 0 if
+	// it will not happen by itself.
 	Fenced bool
 	Fences time.Duration
 }
 
-// User is a pod that uses a volume, has a node and has not ended, with the PersistentVolume by which it has it.
+// User is a pod that uses a volume, is bound to a node and is not terminal. Volume is the
+// PersistentVolume through which it uses the volume.
 type User struct {
 	Pod    *corev1.Pod
 	Volume *corev1.PersistentVolume
 }
 
-// State is one volume, which an attacher knows by one handle: all by which is decided who has it. More than one PersistentVolume
-// may show it: each promises what its access modes say, and it is attached to a node once.
+// State is the state of one volume, which is identified by an attacher and a handle. Plan decides
+// by this state alone. Several PersistentVolumes may refer to the volume. Each has its own access
+// modes, but the volume is attached to a node only once.
 type State struct {
 	Attacher, Handle string
-	Volumes          []*corev1.PersistentVolume // none: gone
-	Required         bool                       // volumes of its driver are attached
+	Volumes          []*corev1.PersistentVolume // empty if all were deleted
+	Required         bool                       // the driver requires attachment
 	Users            []User
 	Attachments      []*storagev1.VolumeAttachment
 	Hosts            map[string]Host
-	// Strangers is for how long a node that the store does not know may have the volume, since a backup was restored.
+	// Strangers is how long a node that a restored store lacks may still have the volume.
 	Strangers time.Duration
 }
 
-// Refusal says why a pod's node does not get the volume.
+// Refusal is the reason why a pod's node does not get the volume.
 type Refusal struct {
 	Pod     *corev1.Pod
 	Message string
 }
 
-// Step is what shall be done for a volume.
+// Step lists the writes for one volume.
 type Step struct {
-	Attach  []User                        // whose nodes get it
-	Detach  []*storagev1.VolumeAttachment // those that go
-	Listed  []string                      // nodes whose status shall say that they have it
-	Remove  []*corev1.Pod                 // pods of fenced nodes, which wait for nobody but their node
+	Attach  []User                        // users whose nodes get the volume
+	Detach  []*storagev1.VolumeAttachment // attachments to delete
+	Listed  []string                      // nodes whose status.volumesAttached must contain the volume
+	Remove  []*corev1.Pod                 // terminating pods of fenced nodes, which only their node could confirm
 	Refused []Refusal
-	Settled []*corev1.PersistentVolume // by which no stranger has it any more: they lose the mark of a restore
-	Again   time.Duration              // when to look again without a change; 0 = never
+	Settled []*corev1.PersistentVolume // volumes that no unrecorded node can have any more: they lose the restore mark
+	Again   time.Duration              // delay until the next plan if nothing changes; 0 means never
 }
 
 func (s *Step) again(d time.Duration) {
@@ -64,15 +67,16 @@ func (s *Step) again(d time.Duration) {
 	}
 }
 
-// unheardAgain is after which a volume is looked at again that waits for nodes which have not been heard.
+// unheardAgain is the retry delay of a volume that waits for nodes that have not connected since a
+// restore.
 const unheardAgain = 3 * time.Second
 
-// Plan decides about one volume. A volume for one node goes to the oldest pod that wants it, and to another node's only
-// when no attachment is left.
+// Plan computes the next step for one volume. A single-node volume goes to the oldest pod that
+// needs it. It goes to another node only after all its attachments are gone.
 func Plan(in State) Step {
 	var out Step
 	wanted := in.wanted(&out)
-	taken := map[string]bool{} // nodes that have it, or are about to lose it
+	taken := map[string]bool{} // nodes that have the volume, including those about to lose it
 	leaving := map[string]bool{}
 	for _, a := range in.Attachments {
 		node := a.Spec.NodeName
@@ -112,10 +116,10 @@ func Plan(in State) Step {
 	return out
 }
 
-// settle ends the time in which strangers may have the volume.
+// settle adds to the step the volumes whose wait for unrecorded nodes is over.
 func (in State) settle(out *Step) {
 	for _, v := range in.Volumes {
-		if !api.Unheard(v) || api.SinglePod(v) { // which keeps it for longer
+		if !api.Unheard(v) || api.SinglePod(v) { // single-pod volumes keep the mark for longer, see sole
 			continue
 		}
 		switch {
@@ -129,8 +133,9 @@ func (in State) settle(out *Step) {
 	}
 }
 
-// stranger says why a node does not get the volume that a node may have which the store does not know; "" = there is none. Who says that
-// he has it himself is not kept from it.
+// stranger returns why a node does not get a volume that a node which the restored store lacks may
+// have. It returns "" if no such node is possible. A node that reports the volume itself gets it
+// without waiting.
 func (in State) stranger(node string, out *Step) string {
 	if h := in.Hosts[node]; h.Node != nil && !api.Unheard(h.Node) {
 		if holds, told := api.Holds(h.Node, in.name()); holds && told {
@@ -149,7 +154,8 @@ func (in State) stranger(node string, out *Step) string {
 	return ""
 }
 
-// joining is a node that has just been made and has not said which volumes it uses; "" = none.
+// joining returns the first node that has just joined and has not reported which volumes it uses.
+// It returns "" if there is none.
 func (in State) joining() (first string) {
 	for node, h := range in.Hosts {
 		if h.Node != nil && !h.Fenced && api.Joining(h.Node) && (first == "" || node < first) {
@@ -159,8 +165,9 @@ func (in State) joining() (first string) {
 	return first
 }
 
-// forbids says which PersistentVolume lets one node have the volume when a pod of another wants it, and which node has it; "" when
-// that is losing it. The one that shows it to the pod counts, and so do those by which other nodes have it.
+// forbids returns the PersistentVolume whose access modes forbid that the pod's node gets the
+// volume too, and the node that has the volume. The node is "" if it is losing the volume. The
+// PersistentVolume of the pod counts, and those through which other nodes have the volume.
 func (in State) forbids(u User, taken, leaving map[string]bool) (rule *corev1.PersistentVolume, other string) {
 	if api.SingleNode(u.Volume) && len(taken) > 0 {
 		return u.Volume, holder(taken, leaving)
@@ -176,7 +183,8 @@ func (in State) forbids(u User, taken, leaving map[string]bool) (rule *corev1.Pe
 	return rule, ""
 }
 
-// shownOn are the PersistentVolumes by which a node has the volume: those of its pods, and where none is left that of the attachment.
+// shownOn returns the PersistentVolumes through which a node has the volume: those of its pods or,
+// without pods, that of its attachment.
 func (in State) shownOn(node string) (by []*corev1.PersistentVolume) {
 	for _, u := range in.Users {
 		if u.Pod.Spec.NodeName == node {
@@ -194,7 +202,7 @@ func (in State) shownOn(node string) (by []*corev1.PersistentVolume) {
 	return by
 }
 
-// wanted are the nodes that shall have the volume, each with the oldest of its pods.
+// wanted returns the nodes that must have the volume, each with the oldest of its pods.
 func (in State) wanted(out *Step) map[string]User {
 	wanted := map[string]User{}
 	if !in.Required {
@@ -203,7 +211,7 @@ func (in State) wanted(out *Step) map[string]User {
 	for _, u := range in.Users {
 		p, node := u.Pod, u.Pod.Spec.NodeName
 		if p.DeletionTimestamp != nil && in.attachedTo(node) {
-			// Its node would have to say that it has ended, and cannot.
+			// Only its node could confirm that it has stopped, and the node is not connected.
 			if h := in.Hosts[node]; h.Fenced {
 				out.Remove = append(out.Remove, p)
 			} else {
@@ -217,9 +225,11 @@ func (in State) wanted(out *Step) map[string]User {
 	return wanted
 }
 
-// doubt says which other node has the volume, or may have it, although no attachment says so; "" = none. It is so where the store
-// knows less than it did, since a backup was restored: until a node has said what it has mounted, and while it has that, nobody else
-// gets what one node may have. It ends by itself what has no pod; with one it keeps the volume, and is the one that gets it.
+// doubt returns why another node has the volume, or may have it, without an attachment; "" if there
+// is none. After a restore, the store may lack attachments. A single-node volume is not given to a
+// node until every other node has reported its mounts, and while another node has it mounted. A
+// node unmounts a volume that has no pod by itself. A node that has a pod for the volume keeps it
+// and gets the attachment.
 func (in State) doubt(node string, out *Step) string {
 	if !slices.ContainsFunc(in.Volumes, api.SingleNode) {
 		return ""
@@ -245,13 +255,14 @@ func (in State) doubt(node string, out *Step) string {
 	if h := in.Hosts[first]; h.Fences > 0 {
 		out.again(h.Fences)
 	} else if api.Unheard(h.Node) {
-		out.again(unheardAgain) // one that is heard does not say for which volumes it has been waited
+		out.again(unheardAgain) // a connected node does not report how long it has waited for volumes
 	}
 	return why
 }
 
-// strays says that a node has the volume by its own word, and no attachment to it is known. Where an agent of a release that does not
-// tell what it has from what it waits for has a pod of the volume, it is taken to wait.
+// strays reports whether a node reports the volume without having an attachment. An agent of an
+// older release does not distinguish mounted volumes from volumes that it waits for. If such a node
+// has a pod for the volume, it counts as waiting.
 func (in State) strays(node string) bool {
 	h := in.Hosts[node]
 	if h.Node == nil || h.Fenced || in.attachedTo(node) {
@@ -261,9 +272,10 @@ func (in State) strays(node string) bool {
 	return holds && (told || in.userOn(node) == nil)
 }
 
-// yields says that an attachment of a node that waits goes, since another one has the volume and a pod for it: as after a backup was
-// restored that knows of the first node's turn, and not of the other's that came next. Nothing is taken from a node by it: it
-// has not been told that it has the volume, and says that it does not.
+// yields reports whether an attachment is deleted because another node has the volume mounted and
+// has a pod for it. This happens after a restore to a time when the volume was attached to the
+// first node. The first node loses nothing: the volume is not in its status, and it reports that it
+// does not have it.
 func (in State) yields(a *storagev1.VolumeAttachment) bool {
 	node := a.Spec.NodeName
 	h := in.Hosts[node]
@@ -283,7 +295,7 @@ func (in State) yields(a *storagev1.VolumeAttachment) bool {
 	})
 }
 
-// userOn is the oldest pod of a node that uses the volume; nil = none.
+// userOn returns the oldest pod of a node that uses the volume, or nil.
 func (in State) userOn(node string) *corev1.Pod {
 	on := slices.DeleteFunc(slices.Clone(in.Users), func(u User) bool { return u.Pod.Spec.NodeName != node })
 	if len(on) == 0 {
@@ -292,7 +304,7 @@ func (in State) userOn(node string) *corev1.Pod {
 	return slices.MinFunc(on, older).Pod
 }
 
-// listed says whether a node has been told that it has the volume.
+// listed reports whether a node's status.volumesAttached contains the volume.
 func (in State) listed(node string) bool {
 	h := in.Hosts[node]
 	return h.Node != nil && slices.ContainsFunc(h.Node.Status.VolumesAttached, func(a corev1.AttachedVolume) bool { return a.Name == in.name() })
@@ -302,14 +314,15 @@ func (in State) attachedTo(node string) bool {
 	return slices.ContainsFunc(in.Attachments, func(a *storagev1.VolumeAttachment) bool { return a.Spec.NodeName == node })
 }
 
-// held says that a volume that no pod needs is to stay where it is, since the node has not unmounted it.
+// held reports whether a volume that no pod needs must stay attached because the node has not
+// unmounted it.
 func (in State) held(a *storagev1.VolumeAttachment, out *Step) bool {
 	h := in.Hosts[a.Spec.NodeName]
 	if h.Fenced {
 		return false
 	}
 	if h.Node != nil && api.Unheard(h.Node) {
-		out.again(cmp.Or(h.Fences, unheardAgain)) // what it uses is of the time of the backup
+		out.again(cmp.Or(h.Fences, unheardAgain)) // its status.volumesInUse dates from the backup
 		return true
 	}
 	if h.Node != nil && !slices.Contains(h.Node.Status.VolumesInUse, in.name()) {
@@ -319,10 +332,10 @@ func (in State) held(a *storagev1.VolumeAttachment, out *Step) bool {
 	return true
 }
 
-// name is how the status of a Node names the volume.
+// name returns the name of the volume in the status of a Node.
 func (in State) name() corev1.UniqueVolumeName { return api.AttachedName(in.Attacher, in.Handle) }
 
-// holder is a node that has the volume and keeps it; "" when those that have it are losing it.
+// holder returns the first node that has the volume and is not losing it, or "".
 func holder(taken, leaving map[string]bool) string {
 	best := ""
 	for n := range taken {
@@ -333,7 +346,8 @@ func holder(taken, leaving map[string]bool) string {
 	return best
 }
 
-// multi says to a pod who has the volume, and by what it is no other's: rule lets one node have it.
+// multi returns the event message for a pod that does not get the volume. It names the node that
+// has the volume, and the PersistentVolume rule whose access modes allow only one node.
 func (in State) multi(u User, rule *corev1.PersistentVolume, node string, has User) string {
 	h, known := in.Hosts[node]
 	gone := known && h.Node == nil
@@ -360,7 +374,8 @@ func (in State) multi(u User, rule *corev1.PersistentVolume, node string, has Us
 	return fmt.Sprintf("Multi-Attach error for volume %q: %s%s one node have it, and %s", u.Volume.Name, in.alike(u, node), whose, why)
 }
 
-// alike names the PersistentVolume by which a node has the volume, where it is not the pod's own.
+// alike names the PersistentVolume through which the other node has the volume, if it differs from
+// the pod's. It returns "" otherwise.
 func (in State) alike(u User, node string) string {
 	by := in.shownOn(node)
 	if len(by) == 0 || slices.Contains(by, u.Volume) {

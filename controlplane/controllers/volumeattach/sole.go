@@ -15,21 +15,25 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// A volume of access mode ReadWriteOncePod may be one that is not attached, as a folder of a file server is: then nobody but the scheduler keeps
-// it to one pod, and it knows the pods of the store alone. One that was restored may lack the pod that has the volume, on whichever node. So
-// such volumes have the mark of the restore, with which no node mounts them for a pod that did not have them there before, until every node has
-// said which pods have what, and those have ended that are not in the store.
+// A volume with access mode ReadWriteOncePod may be one that is not attached, such as a directory
+// of a file server. Then only the scheduler ensures that one pod uses it, and the scheduler knows
+// only the pods in the store. A restored store may lack the pod that has the volume, on any node.
+// Such volumes therefore have the restore mark. While a volume has the mark, a node mounts it only
+// for a pod that already had it there. The mark is removed when every node has reported its pods'
+// volumes and the pods that are not in the store have stopped.
 
-// sole is such a volume, with what is known of who has it.
+// sole is a volume for a single pod, with the pods and nodes that may have it.
 type sole struct {
 	Volume    *corev1.PersistentVolume
-	Users     []User         // the pods of its claim that have a node and have not ended
-	Nodes     []*corev1.Node // those that may have it, perhaps twice
+	Users     []User         // the pods of its claim that are bound to a node and are not terminal
+	Nodes     []*corev1.Node // nodes that may have it; may contain duplicates
 	Strangers time.Duration
 }
 
-// waits says for which node a volume waits, and why; "" = for none any more. Only who says that a node is out of service, or deletes it, knows that
-// nothing on it uses the volume: a node ends pods by itself for the sake of attached volumes alone.
+// waits returns for which node a volume waits, and why. It returns "" if the wait is over. A lost
+// node does not count as fenced here, because an agent stops pods by itself only if they use
+// attached volumes. Only the taint out-of-service or the deletion of the Node shows that nothing on
+// the node uses the volume.
 func (s sole) waits() string {
 	first, why := "", ""
 	for _, n := range s.Nodes {
@@ -51,7 +55,8 @@ func (s sole) waits() string {
 	return why
 }
 
-// holder is a pod that has the volume by the word of its node, and is none of the pods of the store there.
+// holder returns the UID of a pod that has the volume according to its node, but that the store
+// does not have on that node.
 func (s sole) holder(n *corev1.Node) (pod string, held bool) {
 	list, all := api.ClaimsHeld(n)
 	if all {
@@ -66,7 +71,7 @@ func (s sole) holder(n *corev1.Node) (pod string, held bool) {
 	return "", false
 }
 
-// ofSole is the key of a volume that has the mark and is one pod's.
+// ofSole returns the key of a single-pod volume with the restore mark.
 func ofSole(v *corev1.PersistentVolume) []controllers.Key {
 	if api.SinglePod(v) && api.Unheard(v) {
 		return []controllers.Key{{Kind: soleKey, Name: v.Name}}
@@ -74,21 +79,22 @@ func ofSole(v *corev1.PersistentVolume) []controllers.Key {
 	return nil
 }
 
-// settleSole takes the mark off a volume that nobody has who is not in the store, and tells the pods that wait for that.
+// settleSole removes the mark from a volume that no unknown pod can have. Otherwise it records an
+// event for the waiting pods.
 func (r *reconciler) settleSole(ctx context.Context, name string) (time.Duration, error) {
 	v, ok := controllers.Cached[*corev1.PersistentVolume](r.volumes, "", name)
 	if !ok || len(ofSole(v)) == 0 {
 		return 0, nil
 	}
 	s := sole{Volume: v, Users: r.users(v), Strangers: r.wait.left(r.term.Now(), r.nodes)}
-	for _, use := range []string{unheard, joining, claiming} { // of the others nobody waits for any
+	for _, use := range []string{unheard, joining, claiming} { // other nodes cannot have the volume
 		s.Nodes = append(s.Nodes, controllers.CachedBy[*corev1.Node](r.nodes, byUse, use)...)
 	}
 	why := s.waits()
 	if why == "" {
 		return 0, r.settle(ctx, v)
 	}
-	if _, _, attached := api.Attachable(v); !attached { // else its pods are told of who has it by what attaches it
+	if _, _, attached := api.Attachable(v); !attached { // pods of an attached volume get the reason from tell
 		for _, u := range s.Users {
 			r.once(u, corev1.EventTypeWarning, "FailedAttachVolume", fmt.Sprintf("volume %q is one pod's, and %s", v.Name, why))
 		}
@@ -96,11 +102,11 @@ func (r *reconciler) settleSole(ctx context.Context, name string) (time.Duration
 	return unheardAgain, nil
 }
 
-// settle takes the mark of a restore off a volume.
+// settle removes the restore mark from a volume.
 func (r *reconciler) settle(ctx context.Context, v *corev1.PersistentVolume) error {
 	_, err := client.Patch[*corev1.PersistentVolume](ctx, r.term.Client, "", v.Name, "", types.MergePatchType, unmark)
 	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("taking the mark of a restore off persistentvolume %s: %w", v.Name, err)
+		return fmt.Errorf("removing the restore mark from PersistentVolume %s: %w", v.Name, err)
 	}
 	return nil
 }

@@ -1,10 +1,13 @@
-// Package volumeattach decides which nodes have which volumes: it makes and deletes the VolumeAttachments that the
-// attacher of a CSI driver serves, and keeps what Nodes say is attached to them. For drivers without an attacher of their
-// own (controllers.Served) it is the attacher too, and for iSCSI volumes, which a node logs in to by itself once it has them.
+// Package volumeattach decides which volumes are attached to which nodes. It creates and deletes
+// the VolumeAttachments that the attacher of a CSI driver serves, and maintains
+// status.volumesAttached of Nodes. It is also the attacher of drivers that have no attacher of
+// their own (controllers.Served) and of iSCSI volumes, where the node itself logs in after the
+// attachment.
 //
-// Who mounts and who takes away agree by the Node's object, which both write: a node tells in status.volumesInUse what it
-// is about to mount, and mounts what one revision of the object has there and in status.volumesAttached; a volume is
-// taken out of the latter, by a write that fails when the object has changed, before its attachment is deleted.
+// The Node object coordinates mounting with detaching; both sides write it. A node first adds a
+// volume to status.volumesInUse. It mounts only volumes that one revision of the Node has both
+// there and in status.volumesAttached. Before an attachment is deleted, the volume is removed from
+// status.volumesAttached, by a write that fails if the Node has changed.
 package volumeattach
 
 import (
@@ -29,34 +32,39 @@ import (
 	"keelson.dev/keelson/internal/keylock"
 )
 
-// The sorts of keys: a volume, by its attacher (as namespace) and its handle, a VolumeAttachment that the control plane itself serves, and
-// a PersistentVolume for one pod that has the mark of a restore. Whatever shows a volume is looked at together, so that no two workers give
-// it to two nodes.
+// The kinds of keys. volumeKey is a volume, with its attacher as namespace and its handle as name.
+// attachmentKey is a VolumeAttachment that the control plane serves. soleKey is a single-pod
+// PersistentVolume with the restore mark. All PersistentVolumes of one volume share a key, so that
+// two workers never attach it to two nodes.
 const (
 	volumeKey     = "volume"
 	attachmentKey = "attachment"
 	soleKey       = "sole"
 )
 
-// Indexes of VolumeAttachments, the first also of PersistentVolumes, and of Nodes by what they use.
+// Indexes. byVolume indexes VolumeAttachments and PersistentVolumes; byNode indexes
+// VolumeAttachments. byUse indexes Nodes by the volumes that they use.
 const (
 	byVolume = "keelson.attachedVolume"
 	byNode   = "keelson.attachedNode"
 	byUse    = "keelson.volumeInUse"
 )
 
-// unheard is among what a Node uses that has not said it: anything. No volume is named like that. Nor like joining, which is among what one
-// uses that has never said it, or claiming, of whose pods some have claims for themselves.
+// Values of byUse that are not volume names. unheard stands for a Node that has not reported since
+// a restore. joining stands for a Node that has never reported. claiming stands for a Node some of
+// whose pods hold single-pod claims.
 const (
 	unheard  = "unheard"
 	joining  = "joining"
 	claiming = "claiming"
 )
 
-// handleAnnotation keeps the handle of an attached volume, which its PersistentVolume may not outlive.
+// handleAnnotation stores the handle of an attached volume, because the attachment may outlive its
+// PersistentVolume.
 const handleAnnotation = "keelson.dev/volume-handle"
 
-// New returns the controller. Without calls no driver is served, and attachers of their own are still told what to do.
+// New returns the controller. If calls is nil, the controller is not the attacher of any driver,
+// but external attachers still get their VolumeAttachments.
 func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 	r := &reconciler{silences: &silences{since: map[string]time.Time{}},
 		informers: informers{
@@ -125,7 +133,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 	}
 }
 
-// informers are what is watched.
+// informers holds the informers of the controller.
 type informers struct {
 	claims, volumes, pods, nodes, drivers, csiNodes, attachments cache.SharedIndexInformer
 }
@@ -188,14 +196,15 @@ func (i informers) watches(silences *silences) []controllers.Watch {
 	}
 }
 
-// sameHost says that nothing has changed of a node by which volumes are attached and detached.
+// sameHost reports whether two versions of a node are equal in everything that affects attachment.
 func sameHost(a, b *corev1.Node) bool {
 	return lost(a) == lost(b) && api.OutOfService(a) == api.OutOfService(b) && a.Annotations[api.AnnotationFencesAfter] == b.Annotations[api.AnnotationFencesAfter] &&
 		a.Annotations[api.AnnotationVolumesHeld] == b.Annotations[api.AnnotationVolumesHeld] &&
 		api.Unheard(a) == api.Unheard(b) && slices.Equal(a.Status.VolumesInUse, b.Status.VolumesInUse) && slices.Equal(a.Status.VolumesAttached, b.Status.VolumesAttached)
 }
 
-// keysOf is the volume that a PersistentVolume shows, where it is one that is attached.
+// keysOf returns the key of the volume to which a PersistentVolume refers, if that volume is
+// attached to nodes.
 func keysOf(v *corev1.PersistentVolume) []controllers.Key {
 	if attacher, handle, ok := api.Attachable(v); ok {
 		return keysFor(attacher, handle)
@@ -207,7 +216,7 @@ func keysFor(attacher, handle string) []controllers.Key {
 	return []controllers.Key{{Kind: volumeKey, Namespace: attacher, Name: handle}}
 }
 
-// indexed are keys as values of an index, which no name of an object is.
+// indexed returns keys as index values. They differ from all object names.
 func indexed(keys []controllers.Key) (values []string) {
 	for _, k := range keys {
 		values = append(values, k.String())
@@ -220,7 +229,8 @@ func (i informers) ofVolume(name string) []controllers.Key {
 	return keysOf(v)
 }
 
-// ofAttachment is the volume that an attachment is about: also one that has no PersistentVolume any more.
+// ofAttachment returns the key of an attachment's volume, even if its PersistentVolume no longer
+// exists.
 func (i informers) ofAttachment(a *storagev1.VolumeAttachment) []controllers.Key {
 	if handle, says := a.Annotations[handleAnnotation]; says {
 		return keysFor(a.Spec.Attacher, handle)
@@ -228,7 +238,7 @@ func (i informers) ofAttachment(a *storagev1.VolumeAttachment) []controllers.Key
 	return i.ofVolume(volumeOf(a))
 }
 
-// volumeOf is the PersistentVolume that an attachment is about.
+// volumeOf returns the name of an attachment's PersistentVolume.
 func volumeOf(o api.Object) string {
 	if a, ok := o.(*storagev1.VolumeAttachment); ok && a.Spec.Source.PersistentVolumeName != nil {
 		return *a.Spec.Source.PersistentVolumeName
@@ -236,7 +246,7 @@ func volumeOf(o api.Object) string {
 	return ""
 }
 
-// ofPod are the volumes that a pod's claims are bound to.
+// ofPod returns the keys of the volumes to which a pod's claims are bound.
 func (i informers) ofPod(p *corev1.Pod) []controllers.Key {
 	if p.Spec.NodeName == "" {
 		return nil
@@ -250,7 +260,7 @@ func (i informers) ofPod(p *corev1.Pod) []controllers.Key {
 	return keys
 }
 
-// reconciler is the thin shell of one leadership.
+// reconciler performs the writes of one leadership.
 type reconciler struct {
 	informers
 	term        *controllers.Term
@@ -263,7 +273,7 @@ type reconciler struct {
 	wait    strangersWait
 
 	mu   sync.Mutex
-	told map[types.UID]string // what pods were told last
+	told map[types.UID]string // the last event of each pod and volume
 }
 
 func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (again time.Duration, err error) {
@@ -281,7 +291,7 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (again 
 	return again, err
 }
 
-// state gathers what is known of a volume.
+// state collects the state of a volume from the caches.
 func (r *reconciler) state(attacher, handle string) State {
 	in := State{Attacher: attacher, Handle: handle, Hosts: map[string]Host{}}
 	at := indexed(keysFor(attacher, handle))
@@ -318,12 +328,13 @@ func (r *reconciler) state(attacher, handle string) State {
 	return in
 }
 
-// ours says that an attachment has the name that this controller gives. Others are whose they are.
+// ours reports whether an attachment has the name that this controller gives. Other attachments are
+// left alone.
 func (in State) ours(a *storagev1.VolumeAttachment) bool {
 	return a.Spec.Attacher == in.Attacher && a.Name == api.AttachmentName(in.Handle, in.Attacher, a.Spec.NodeName)
 }
 
-// users are the pods on nodes that use what a PersistentVolume shows.
+// users returns the pods on nodes that use a PersistentVolume.
 func (r *reconciler) users(v *corev1.PersistentVolume) (users []User) {
 	ref := v.Spec.ClaimRef
 	if ref == nil {
@@ -341,7 +352,7 @@ func (r *reconciler) users(v *corev1.PersistentVolume) (users []User) {
 	return users
 }
 
-// volume brings the attachments of one volume closer to what its pods need.
+// volume moves the attachments of one volume toward the needs of its pods.
 func (r *reconciler) volume(ctx context.Context, attacher, handle string) (time.Duration, error) {
 	in := r.state(attacher, handle)
 	step := Plan(in)
@@ -377,7 +388,7 @@ func (r *reconciler) volume(ctx context.Context, attacher, handle string) (time.
 	return step.Again, nil
 }
 
-// attach asks for a volume to be attached to the node of a pod.
+// attach creates the VolumeAttachment of a volume for a pod's node.
 func (r *reconciler) attach(ctx context.Context, in State, u User) error {
 	v, node := u.Volume, u.Pod.Spec.NodeName
 	a := &storagev1.VolumeAttachment{
@@ -396,11 +407,11 @@ func (r *reconciler) attach(ctx context.Context, in State, u User) error {
 	return nil
 }
 
-// detach takes a volume from a node, first in what its Node says.
+// detach removes a volume from the Node's status and then deletes its attachment.
 func (r *reconciler) detach(ctx context.Context, in State, a *storagev1.VolumeAttachment) error {
 	node, name := a.Spec.NodeName, in.name()
 	err := r.list(ctx, node, name, false, func(n *corev1.Node) error {
-		waits := false // for a volume that another has, and was never told that it has it: nothing is taken from it
+		waits := false // the node waits for a volume that another node has, and the volume was never in its status: it loses nothing
 		if holds, told := api.Holds(n, name); told && !holds {
 			waits = !listed(n, name)
 		}
@@ -418,7 +429,8 @@ func (r *reconciler) detach(ctx context.Context, in State, a *storagev1.VolumeAt
 	return nil
 }
 
-// list writes into a Node's status whether it has a volume. What check says of the object is so until that is written.
+// list adds a volume to a Node's status.volumesAttached or removes it. The write fails if the Node
+// has changed since check accepted it.
 func (r *reconciler) list(ctx context.Context, node string, name corev1.UniqueVolumeName, has bool, check func(*corev1.Node) error) error {
 	if n, ok := controllers.Cached[*corev1.Node](r.nodes, "", node); ok && has && listed(n, name) {
 		return nil
@@ -452,7 +464,7 @@ func listed(n *corev1.Node, name corev1.UniqueVolumeName) bool {
 	return slices.ContainsFunc(n.Status.VolumesAttached, func(v corev1.AttachedVolume) bool { return v.Name == name })
 }
 
-// tell says to pods what becomes of the volume, once for each news.
+// tell records the attachment results as events of the pods. It does not repeat an event.
 func (r *reconciler) tell(in State, step Step) {
 	refused := map[types.UID]string{}
 	for _, x := range step.Refused {
@@ -475,11 +487,11 @@ func (r *reconciler) tell(in State, step Step) {
 	}
 }
 
-// maxTold bounds what is remembered of what pods were told.
+// maxTold is the maximum number of recorded events.
 const maxTold = 50_000
 
-// once records an event of a pod's volume unless the pod was told the same last. A pod that runs is not told anew by each
-// leader.
+// once records an event of a pod's volume unless the last event was the same. A new leader does not
+// repeat the success event of a running pod.
 func (r *reconciler) once(u User, kind, reason, message string) {
 	p, key := u.Pod, types.UID(string(u.Pod.UID)+"/"+u.Volume.Name)
 	r.mu.Lock()
