@@ -1,9 +1,10 @@
-// Package volumeattributes gives the volumes of claims the attributes of the VolumeAttributesClass that their claims name.
-// Volumes of drivers that the agents serve (controllers.Served) it has their driver change, by the agent of a node that
-// reaches them; those of other drivers are left to the resizer that comes with the driver.
+// Package volumeattributes applies to volumes the VolumeAttributesClass that their claims name. For
+// drivers that the agents serve (controllers.Served) it calls the driver through the agent of a
+// node that can reach the volume. For other drivers the driver's own resizer does this.
 //
-// What a driver is asked for stands in the claim's status before it is asked: who leads next asks for the same again, and
-// goes on to what the claim names by then only once the driver has answered.
+// The target class is stored in the claim's status before the driver is called. A new leader
+// repeats the call for that class. It applies a class that the claim names later only after the
+// driver has answered.
 package volumeattributes
 
 import (
@@ -21,23 +22,24 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// infeasibleFor is how long a class is not asked for again that a driver has said it cannot apply.
+// infeasibleFor is the retry delay after a driver has reported that it cannot apply a class.
 const infeasibleFor = 5 * time.Minute
 
-// Step is what to do next about a claim. At most one of Status and Modify is set.
+// Step is the next step for a claim. At most one of Status and Modify is set.
 type Step struct {
 	Status *corev1.PersistentVolumeClaimStatus
-	// Modify: the driver is to give the volume the attributes of this class. Every call can be repeated.
+	// Modify is the class that the driver must apply to the volume. The call can be repeated.
 	Modify *storagev1.VolumeAttributesClass
-	// After is when to look again.
+	// After is the delay until the next plan.
 	After time.Duration
-	// Event is told of once what is written has been written; without a Status it says what is waited for.
+	// The event is recorded after the writes. Without a Status it reports what the claim waits for.
 	Warning         bool
 	Reason, Message string
 }
 
-// Plan decides the next step of a claim with the volume that it is bound to; nil where there is none. classes finds
-// VolumeAttributesClasses, served says that the volume's driver is.
+// Plan computes the next step of a claim. v is its bound volume or nil. classes returns a
+// VolumeAttributesClass by name. served reports whether this controller modifies the volumes of the
+// driver.
 func Plan(c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, classes func(name string) *storagev1.VolumeAttributesClass, served bool, now time.Time) Step {
 	if v == nil || c.DeletionTimestamp != nil || c.Status.Phase != corev1.ClaimBound || c.Spec.VolumeName != v.Name ||
 		v.Spec.ClaimRef == nil || v.Spec.ClaimRef.UID != c.UID {
@@ -54,14 +56,15 @@ func Plan(c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, classes f
 	}
 	asked := state != nil && state.Status == corev1.PersistentVolumeClaimModifyVolumeInProgress
 	if asked && !answered(c) {
-		// What the driver was asked for may be under way: first that, then what the claim names by now.
+		// The call for the stored class may still be in progress: finish it before applying the
+		// class that the claim names now.
 		if class := classes(state.TargetVolumeAttributesClassName); class != nil {
 			return Step{Modify: class}
 		}
 	}
-	never := state != nil && state.Status == corev1.PersistentVolumeClaimModifyVolumePending // was a driver asked
+	never := state != nil && state.Status == corev1.PersistentVolumeClaimModifyVolumePending // the driver was not called
 	if want == "" || want == has && never {
-		return settled(c, c.Status.CurrentVolumeAttributesClassName, "VolumeModifyCanceled", fmt.Sprintf("volume %s stays as it is", v.Name))
+		return settled(c, c.Status.CurrentVolumeAttributesClassName, "VolumeModifyCanceled", fmt.Sprintf("volume %s is not modified", v.Name))
 	}
 	class := classes(want)
 	if class == nil {
@@ -83,7 +86,7 @@ func Plan(c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, classes f
 	return begun(c, v.Name, want, now)
 }
 
-// begun is the step before a driver is asked for the attributes of a class.
+// begun returns the step that stores the target class before the driver is called.
 func begun(c *corev1.PersistentVolumeClaim, volume, class string, now time.Time) Step {
 	s := c.Status.DeepCopy()
 	s.ModifyVolumeStatus = &corev1.ModifyVolumeStatus{TargetVolumeAttributesClassName: class, Status: corev1.PersistentVolumeClaimModifyVolumeInProgress}
@@ -92,7 +95,7 @@ func begun(c *corev1.PersistentVolumeClaim, volume, class string, now time.Time)
 	return Step{Status: s, Reason: "VolumeModify", Message: fmt.Sprintf("volume %s gets the attributes of VolumeAttributesClass %s", volume, class)}
 }
 
-// pending is the step of a claim whose class is not there.
+// pending returns the step of a claim whose class does not exist.
 func pending(c *corev1.PersistentVolumeClaim, class string) Step {
 	step := Step{Warning: true, Reason: "VolumeModifyFailed", Message: fmt.Sprintf("VolumeAttributesClass %q does not exist: make it, or have the claim name another", class)}
 	s := c.Status.DeepCopy()
@@ -104,12 +107,12 @@ func pending(c *corev1.PersistentVolumeClaim, class string) Step {
 	return step
 }
 
-// Modified is the step after a driver has given a volume the attributes of a class.
+// Modified returns the step after a driver has applied a class to a volume.
 func Modified(c *corev1.PersistentVolumeClaim, volume, class string) Step {
 	return settled(c, &class, "VolumeModifySuccessful", fmt.Sprintf("volume %s has the attributes of VolumeAttributesClass %s", volume, class))
 }
 
-// Failed is the step after a driver said no to a class, or did not say.
+// Failed returns the step after a driver call failed or its result is unknown.
 func Failed(c *corev1.PersistentVolumeClaim, class string, err error, code codes.Code, now time.Time) Step {
 	switch code {
 	case codes.InvalidArgument, codes.Unimplemented:
@@ -125,7 +128,7 @@ func Failed(c *corev1.PersistentVolumeClaim, class string, err error, code codes
 	return told(c, s, class, err)
 }
 
-// refused is the step of a claim whose class cannot be had, as it is.
+// refused returns the step of a claim whose class the driver cannot apply.
 func refused(c *corev1.PersistentVolumeClaim, class string, err error, code codes.Code, now time.Time) Step {
 	s := c.Status.DeepCopy()
 	s.ModifyVolumeStatus = &corev1.ModifyVolumeStatus{TargetVolumeAttributesClassName: class, Status: corev1.PersistentVolumeClaimModifyVolumeInfeasible}
@@ -135,14 +138,14 @@ func refused(c *corev1.PersistentVolumeClaim, class string, err error, code code
 }
 
 func told(c *corev1.PersistentVolumeClaim, s *corev1.PersistentVolumeClaimStatus, class string, err error) Step {
-	step := Step{Warning: true, Reason: "VolumeModifyFailed", Message: fmt.Sprintf("VolumeAttributesClass %s is not applied: %s", class, controllers.Words(err))}
+	step := Step{Warning: true, Reason: "VolumeModifyFailed", Message: fmt.Sprintf("VolumeAttributesClass %s could not be applied: %s", class, controllers.Words(err))}
 	if !equality.Semantic.DeepEqual(*s, c.Status) {
 		step.Status = s
 	}
 	return step
 }
 
-// settled takes away what the status says of a volume that is being changed.
+// settled returns the step that sets the current class and removes the status of the modification.
 func settled(c *corev1.PersistentVolumeClaim, has *string, reason, message string) Step {
 	s := c.Status.DeepCopy()
 	s.ModifyVolumeStatus, s.CurrentVolumeAttributesClassName = nil, has
@@ -150,7 +153,8 @@ func settled(c *corev1.PersistentVolumeClaim, has *string, reason, message strin
 	return Step{Status: s, Reason: reason, Message: message}
 }
 
-// answered says that the last answer of the driver about a claim that is being changed was final: nothing is under way.
+// answered reports whether the driver's last error was final, so that no modification is in
+// progress.
 func answered(c *corev1.PersistentVolumeClaim) bool {
 	return slices.ContainsFunc(c.Status.Conditions, func(e corev1.PersistentVolumeClaimCondition) bool {
 		if e.Type != corev1.PersistentVolumeClaimVolumeModifyVolumeError || e.Status != corev1.ConditionTrue {
@@ -165,7 +169,7 @@ func answered(c *corev1.PersistentVolumeClaim) bool {
 	})
 }
 
-// final says of a code that what it answers is not under way any more.
+// final reports whether a gRPC code means that the call is no longer in progress.
 func final(code codes.Code) bool {
 	switch code {
 	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.ResourceExhausted, codes.Aborted, codes.Unknown, codes.Internal:
@@ -174,7 +178,7 @@ func final(code codes.Code) bool {
 	return true
 }
 
-// since is when a claim was last told of a failure.
+// since returns when the last failure was recorded in a claim's conditions.
 func since(c *corev1.PersistentVolumeClaim) time.Time {
 	for _, e := range c.Status.Conditions {
 		if e.Type == corev1.PersistentVolumeClaimVolumeModifyVolumeError {
@@ -188,7 +192,7 @@ func ofModifying(c corev1.PersistentVolumeClaimCondition) bool {
 	return c.Type == corev1.PersistentVolumeClaimVolumeModifyVolumeError || c.Type == corev1.PersistentVolumeClaimVolumeModifyingVolume
 }
 
-// condition has a condition be true; one that says the same already stays as it is.
+// condition sets a condition to true. It keeps a condition with the same reason and message.
 func condition(s *corev1.PersistentVolumeClaimStatus, kind corev1.PersistentVolumeClaimConditionType, reason, words string, now time.Time) {
 	next := corev1.PersistentVolumeClaimCondition{Type: kind, Status: corev1.ConditionTrue, Reason: reason, Message: words, LastTransitionTime: metav1.NewTime(now)}
 	i := slices.IndexFunc(s.Conditions, func(c corev1.PersistentVolumeClaimCondition) bool { return c.Type == kind })

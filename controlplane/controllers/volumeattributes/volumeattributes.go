@@ -20,7 +20,7 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// New returns the controller. Without calls no driver is served.
+// New returns the controller. If calls is nil, it calls no driver.
 func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 	i := d.Informers
 	claims, volumes := client.Informer[*corev1.PersistentVolumeClaim](i), client.Informer[*corev1.PersistentVolume](i)
@@ -38,7 +38,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 				}
 				return keys
 			}),
-			// What is not done yet is tried again by itself.
+			// These informers are only read; unfinished modifications are retried.
 			controllers.OnInformer(volumes, func(controllers.Change[*corev1.PersistentVolume]) []controllers.Key { return nil }),
 			controllers.OnInformer(drivers, func(controllers.Change[*storagev1.CSIDriver]) []controllers.Key { return nil }),
 			controllers.OnInformer(csiNodes, func(controllers.Change[*storagev1.CSINode]) []controllers.Key { return nil }),
@@ -60,7 +60,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 	}
 }
 
-// modifier is the thin shell of one leadership.
+// modifier performs the writes of one leadership.
 type modifier struct {
 	term    *controllers.Term
 	calls   *controllers.LeaderDrivers
@@ -70,7 +70,7 @@ type modifier struct {
 	classes, drivers, csiNodes, nodes cache.SharedIndexInformer
 
 	mu   sync.Mutex
-	told map[controllers.Key]string // what claims wait for, as it was told of
+	told map[controllers.Key]string // the last recorded waiting event of each claim
 }
 
 func (m *modifier) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
@@ -108,7 +108,7 @@ func (m *modifier) class(name string) *storagev1.VolumeAttributesClass {
 	return c
 }
 
-// note writes what a claim is to be told, and tells of it.
+// note writes the step's status and records its event.
 func (m *modifier) note(ctx context.Context, c *corev1.PersistentVolumeClaim, step Step) error {
 	if step.Status != nil {
 		next := c.DeepCopy()
@@ -129,12 +129,13 @@ func (m *modifier) note(ctx context.Context, c *corev1.PersistentVolumeClaim, st
 	return nil
 }
 
-// modify has the driver give a volume the attributes of a class. What the volume has then its object says before its claim.
+// modify calls the driver to apply a class to a volume. It updates the PersistentVolume before the
+// claim's status.
 func (m *modifier) modify(ctx context.Context, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, class *storagev1.VolumeAttributesClass) error {
 	node := ""
 	secrets, err := controllers.SecretFor(ctx, m.term.Client, secretOf(v))
 	if err != nil {
-		err = errors.New(err.Error()) // that there is none is no race of this claim's
+		err = errors.New(err.Error()) // drop the error type: a missing Secret is not a race of this claim
 	} else {
 		node, err = m.ask(ctx, v, class, secrets)
 	}
@@ -147,7 +148,7 @@ func (m *modifier) modify(ctx context.Context, c *corev1.PersistentVolumeClaim, 
 			return noted
 		}
 		if s := step.Status; s != nil && s.ModifyVolumeStatus.Status == corev1.PersistentVolumeClaimModifyVolumeInfeasible {
-			return nil // it is tried again by the clock, or when the claim names another
+			return nil // it is retried after infeasibleFor, or when the claim names another class
 		}
 		return err
 	}
@@ -162,7 +163,7 @@ func (m *modifier) modify(ctx context.Context, c *corev1.PersistentVolumeClaim, 
 	return m.note(ctx, c, Modified(c, v.Name, class.Name))
 }
 
-// ask calls the driver on a node that reaches the volume.
+// ask calls ControllerModifyVolume on a node that can reach the volume.
 func (m *modifier) ask(ctx context.Context, v *corev1.PersistentVolume, class *storagev1.VolumeAttributesClass, secrets map[string]string) (node string, err error) {
 	driver := v.Spec.CSI.Driver
 	return controllers.Reaching(v, m.csiNodes, m.nodes, func(node string) error {
@@ -175,7 +176,7 @@ func (m *modifier) ask(ctx context.Context, v *corev1.PersistentVolume, class *s
 	})
 }
 
-// secretOf is the Secret that a driver is given when it changes a volume: its own for that, or that for growing.
+// secretOf returns the Secret for ControllerModifyVolume, or else the Secret for expansion.
 func secretOf(v *corev1.PersistentVolume) *corev1.SecretReference {
 	name, namespace := v.Annotations[controllers.ModifySecretName], v.Annotations[controllers.ModifySecretNamespace]
 	if name == "" || namespace == "" {
@@ -184,7 +185,8 @@ func secretOf(v *corev1.PersistentVolume) *corev1.SecretReference {
 	return &corev1.SecretReference{Namespace: namespace, Name: name}
 }
 
-// isNew says whether a claim waits for something else than it was told of, or does not wait.
+// isNew reports whether a claim waits for another reason than the last recorded one, or does not
+// wait.
 func (m *modifier) isNew(key controllers.Key, waits string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
