@@ -1,5 +1,6 @@
-// Package volumecapacity keeps CSIStorageCapacity objects: how much room the drivers that the agents serve
-// (controllers.Served) have for new volumes of each class, on each node. The scheduler goes by them.
+// Package volumecapacity maintains CSIStorageCapacity objects. They hold the capacity for new
+// volumes of each class on each node, for drivers that the agents serve (controllers.Served). The
+// scheduler uses them.
 package volumecapacity
 
 import (
@@ -27,20 +28,21 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Namespace is where the objects are.
+// Namespace is the namespace of the objects.
 const Namespace = metav1.NamespaceSystem
 
-// nodeLabel names the node that an object is about; managedLabel says that this controller keeps it.
+// nodeLabel names the node of an object. managedLabel marks objects of this controller.
 const (
 	nodeLabel    = "keelson.dev/node"
 	managedLabel = "csi.storage.k8s.io/managed-by"
 	manager      = "keelson"
 )
 
-// asked is how often a node is asked at least; with many nodes it is rarer, so that the cluster asks 20 a second.
+// asked is the minimum interval between two queries of a node. With many nodes it is longer, so
+// that the cluster makes at most 20 queries per second.
 const asked = time.Minute
 
-// New returns the controller. Without calls no driver is served.
+// New returns the controller. If calls is nil, it calls no driver.
 func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 	i := d.Informers
 	nodes, csiNodes := client.Informer[*corev1.Node](i), client.Informer[*storagev1.CSINode](i)
@@ -72,7 +74,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 				}
 				return nil
 			}),
-			// A volume that comes or goes takes or leaves room.
+			// Creating or deleting a volume changes the capacity.
 			controllers.OnInformer(volumes, func(c controllers.Change[*corev1.PersistentVolume]) []controllers.Key {
 				if c.Type == controllers.Updated || c.New.Spec.CSI == nil {
 					return nil
@@ -102,7 +104,8 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 	}
 }
 
-// onNodes are the nodes that a volume's affinity names by driver topology with the node's name as value.
+// onNodes returns the keys of all values in a volume's node affinity. A driver topology usually has
+// the node's name as its value.
 func onNodes(v *corev1.PersistentVolume) []controllers.Key {
 	var keys []controllers.Key
 	if v.Spec.NodeAffinity == nil || v.Spec.NodeAffinity.Required == nil {
@@ -118,7 +121,7 @@ func onNodes(v *corev1.PersistentVolume) []controllers.Key {
 	return keys
 }
 
-// keeper is the thin shell of one leadership.
+// keeper performs the calls and writes of one leadership.
 type keeper struct {
 	term   *controllers.Term
 	calls  *controllers.LeaderDrivers
@@ -143,8 +146,8 @@ func (k *keeper) reconcile(ctx context.Context, key controllers.Key) (time.Durat
 		asks = true
 		o, err := k.ask(ctx, node, d, class)
 		if err != nil {
-			failed = fmt.Errorf("room for volumes of StorageClass %s on node %s: %w", class.Name, node.Name, err)
-			o = nil // what was known stays until the node answers
+			failed = fmt.Errorf("capacity for volumes of StorageClass %s on node %s: %w", class.Name, node.Name, err)
+			o = nil // keep the known capacity until the node responds
 		}
 		want[name(node.Name, class.Name)] = o
 	}
@@ -158,7 +161,7 @@ func (k *keeper) reconcile(ctx context.Context, key controllers.Key) (time.Durat
 		switch {
 		case !ok:
 			err = client.Delete[*storagev1.CSIStorageCapacity](ctx, k.term.Client, o.Namespace, o.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &o.UID}})
-		case next != nil && !equality.Semantic.DeepEqual(o.NodeTopology, next.NodeTopology): // which cannot be changed
+		case next != nil && !equality.Semantic.DeepEqual(o.NodeTopology, next.NodeTopology): // immutable: recreate the object
 			if err = client.Delete[*storagev1.CSIStorageCapacity](ctx, k.term.Client, o.Namespace, o.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &o.UID}}); err == nil {
 				want[o.Name] = next
 			}
@@ -194,14 +197,14 @@ func same(a, b *storagev1.CSIStorageCapacity) bool {
 		a.Annotations[api.NoRoomAnnotation] == b.Annotations[api.NoRoomAnnotation]
 }
 
-// reserved begins the parameters of classes that are not for drivers.
+// reserved is the prefix of class parameters that are not passed to drivers.
 const reserved = "csi.storage.k8s.io/"
 
-// longestReason is how much of a driver's words is kept, in bytes.
+// longestReason is the maximum length of a driver's message that is stored, in bytes.
 const longestReason = 512
 
-// ask asks the driver of a node how much room it has for volumes of a class. One that answers FailedPrecondition can make
-// none there, for a reason that the object says.
+// ask calls GetCapacity for a class on a node. If the driver returns FailedPrecondition, it can
+// create no volume there: the capacity is then 0, and an annotation holds the reason.
 func (k *keeper) ask(ctx context.Context, node *corev1.Node, d *storagev1.CSINodeDriver, class *storagev1.StorageClass) (*storagev1.CSIStorageCapacity, error) {
 	segments := controllers.Segments(d, node)
 	params := maps.Clone(class.Parameters)
@@ -229,15 +232,15 @@ func (k *keeper) ask(ctx context.Context, node *corev1.Node, d *storagev1.CSINod
 	return o, nil
 }
 
-// name is that of the object about a class on a node.
+// name returns the name of the object for a class on a node.
 func name(node, class string) string {
 	h := fnv.New64a()
 	fmt.Fprintf(h, "%s\x00%s", node, class)
 	return fmt.Sprintf("csisc-%016x", h.Sum64())
 }
 
-// quantity is a capacity with its six highest bits, the rest rounded away: free space moves all the time, and nobody
-// decides by a hundredth of it.
+// quantity rounds a capacity down to its six most significant bits. Free space changes all the
+// time, and small changes do not affect decisions.
 func quantity(n int64) *resource.Quantity {
 	if n < 0 {
 		n = 0
