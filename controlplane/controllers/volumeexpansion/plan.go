@@ -1,7 +1,8 @@
-// Package volumeexpansion grows the volumes of claims that ask for more. Volumes of drivers that the agents serve
-// (controllers.Served) it has their driver grow, by the agent of a node that reaches them; those of other drivers are left
-// to the resizer that comes with the driver, which keeps the claim's states until what is left is the nodes' part. That is
-// asked of the agents of all nodes where pods use the volume, for every driver; while there is none the claim waits.
+// Package volumeexpansion expands the volumes of claims that request more storage. For drivers that
+// the agents serve (controllers.Served) it calls the driver through the agent of a node that can
+// reach the volume. For other drivers the driver's own resizer does that part and maintains the
+// claim's status. The expansion on nodes is then requested from the agents of all nodes where pods
+// use the volume, for every driver. The claim waits while there is no such node.
 package volumeexpansion
 
 import (
@@ -15,20 +16,20 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Step is what to do next about a claim. At most one of Status, Grow and OnNodes is set.
+// Step is the next step for a claim. At most one of Status, Grow and OnNodes is set.
 type Step struct {
 	Status *corev1.PersistentVolumeClaimStatus
-	// Grow: the driver is to make the volume as large as the claim asks for. Every call can be repeated: what it answers is
-	// noted afterwards, and until then the step is the same.
+	// Grow means that the driver must expand the volume to the requested size. The call can be
+	// repeated: its result is stored afterwards, and until then the step is the same.
 	Grow bool
-	// OnNodes: what nodes have of the volume is to grow after it.
+	// OnNodes means that the nodes must expand the volume.
 	OnNodes bool
-	// Event is told of once what is written has been written.
+	// The event is recorded after the writes.
 	Reason, Message string
 }
 
-// Plan decides the next step of a claim with the volume that it is bound to; nil where there is none. served says that
-// the volume's driver is.
+// Plan computes the next step of a claim. v is its bound volume or nil. served reports whether this
+// controller expands the volumes of the driver.
 func Plan(c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, served bool, now time.Time) Step {
 	if v == nil || c.DeletionTimestamp != nil || c.Status.Phase != corev1.ClaimBound || c.Spec.VolumeName != v.Name ||
 		v.Spec.ClaimRef == nil || v.Spec.ClaimRef.UID != c.UID {
@@ -37,7 +38,7 @@ func Plan(c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, served bo
 	want, has, size := c.Spec.Resources.Requests[corev1.ResourceStorage], c.Status.Capacity[corev1.ResourceStorage], v.Spec.Capacity[corev1.ResourceStorage]
 	state := c.Status.AllocatedResourceStatuses[corev1.ResourceStorage]
 	if v.Spec.CSI != nil && onNodes(c) && size.Cmp(has) > 0 && want.Cmp(size) <= 0 {
-		return Step{OnNodes: true} // whoever has made the volume larger
+		return Step{OnNodes: true} // regardless of which controller expanded the volume
 	}
 	switch {
 	case v.Spec.CSI == nil || !served:
@@ -46,22 +47,22 @@ func Plan(c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, served bo
 		}
 		return Step{Reason: "ExternalExpanding", Message: fmt.Sprintf("waiting for an external controller to expand volume %s to %s: %s", v.Name, want.String(), who(v))}
 	case want.Cmp(has) <= 0:
-		return settled(c, c.Status.Capacity) // it has enough, or what it asked for was taken back
+		return settled(c, c.Status.Capacity) // it has enough storage, or the request was reduced
 	case state == corev1.PersistentVolumeClaimNodeResizeInfeasible && want.Cmp(size) <= 0:
-		return Step{} // no node can do it: another size may be asked for
+		return Step{} // no node can expand it: a user may request another size
 	case state != corev1.PersistentVolumeClaimControllerResizeInProgress && state != corev1.PersistentVolumeClaimControllerResizeInfeasible ||
 		!equality.Semantic.DeepEqual(c.Status.AllocatedResources[corev1.ResourceStorage], want):
-		return Step{Status: resizing(c, now), Reason: "Resizing", Message: fmt.Sprintf("volume %s grows to %s", v.Name, want.String())}
+		return Step{Status: resizing(c, now), Reason: "Resizing", Message: fmt.Sprintf("expanding volume %s to %s", v.Name, want.String())}
 	}
 	return Step{Grow: true}
 }
 
-// onNodes says that a claim waits for nodes.
+// onNodes reports whether a claim waits for expansion on nodes.
 func onNodes(c *corev1.PersistentVolumeClaim) bool {
 	switch c.Status.AllocatedResourceStatuses[corev1.ResourceStorage] {
 	case corev1.PersistentVolumeClaimNodeResizePending, corev1.PersistentVolumeClaimNodeResizeInProgress:
 		return true
-	case "": // a resizer from before there were such states
+	case "": // a resizer older than allocatedResourceStatuses
 		return slices.ContainsFunc(c.Status.Conditions, func(c corev1.PersistentVolumeClaimCondition) bool {
 			return c.Type == corev1.PersistentVolumeClaimFileSystemResizePending && c.Status == corev1.ConditionTrue
 		})
@@ -69,7 +70,8 @@ func onNodes(c *corev1.PersistentVolumeClaim) bool {
 	return false
 }
 
-// Grown is the step after the driver has made a volume as large as it is now. byNodes says that nodes have to follow.
+// Grown returns the step after the driver has expanded the volume to its current size. byNodes
+// means that nodes must expand it too.
 func Grown(c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, byNodes bool, now time.Time) Step {
 	size := v.Spec.Capacity[corev1.ResourceStorage]
 	if byNodes {
@@ -83,8 +85,9 @@ func Grown(c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, byNodes 
 	return step
 }
 
-// Failed is the step after a driver said no, as far as its words change what the claim tells: to the control plane, or to
-// a node. infeasible says that asking again for as much is in vain.
+// Failed returns the step after a driver call failed, if it changes the claim's status. byNode
+// selects the conditions of node expansion. infeasible means that the same request will always
+// fail.
 func Failed(c *corev1.PersistentVolumeClaim, byNode, infeasible bool, words string, now time.Time) Step {
 	s := c.Status.DeepCopy()
 	kind, never := corev1.PersistentVolumeClaimControllerResizeError, corev1.PersistentVolumeClaimControllerResizeInfeasible
@@ -108,7 +111,8 @@ func state(s *corev1.PersistentVolumeClaimStatus, to corev1.ClaimResourceStatus)
 	s.AllocatedResourceStatuses[corev1.ResourceStorage] = to
 }
 
-// condition has a condition be true, in the place of what else was said of the growth but that it goes on.
+// condition sets a condition to true. It removes other conditions of the expansion, except the one
+// that shows that the expansion continues.
 func condition(s *corev1.PersistentVolumeClaimStatus, kind corev1.PersistentVolumeClaimConditionType, words string, now time.Time) {
 	keep := func(t corev1.PersistentVolumeClaimConditionType) bool {
 		if kind == corev1.PersistentVolumeClaimNodeResizeError {
@@ -129,15 +133,15 @@ func condition(s *corev1.PersistentVolumeClaimStatus, kind corev1.PersistentVolu
 	s.Conditions = append(out, next)
 }
 
-// who is to grow a volume that this cluster does not.
+// who returns which controller must expand a volume that this controller does not expand.
 func who(v *corev1.PersistentVolume) string {
 	if v.Spec.CSI != nil {
-		return "that of CSI driver " + v.Spec.CSI.Driver
+		return "the resizer of CSI driver " + v.Spec.CSI.Driver
 	}
 	return "nothing in this cluster grows volumes of its kind"
 }
 
-// resizing is the claim's status while its volume grows.
+// resizing returns the claim's status while its volume is expanded.
 func resizing(c *corev1.PersistentVolumeClaim, now time.Time) *corev1.PersistentVolumeClaimStatus {
 	s := c.Status.DeepCopy()
 	s.AllocatedResources = with(s.AllocatedResources, c.Spec.Resources.Requests[corev1.ResourceStorage])
@@ -146,7 +150,8 @@ func resizing(c *corev1.PersistentVolumeClaim, now time.Time) *corev1.Persistent
 	return s
 }
 
-// settled takes away what the status says of a volume that grows, for one that has a capacity.
+// settled returns the step that sets the capacity of a claim and removes the status of its
+// expansion.
 func settled(c *corev1.PersistentVolumeClaim, capacity corev1.ResourceList) Step {
 	s := c.Status.DeepCopy()
 	s.Capacity = with(s.Capacity, capacity[corev1.ResourceStorage])

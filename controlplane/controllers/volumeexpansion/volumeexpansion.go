@@ -24,7 +24,7 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// New returns the controller. Without calls no driver is served.
+// New returns the controller. If calls is nil, it calls no driver.
 func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 	drivers, csiNodes := client.Informer[*storagev1.CSIDriver](d.Informers), client.Informer[*storagev1.CSINode](d.Informers)
 	nodes := client.Informer[*corev1.Node](d.Informers)
@@ -49,7 +49,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 				return []controllers.Key{{Namespace: ref.Namespace, Name: ref.Name}}
 			}),
 			controllers.OnInformer(pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key { return waitingFor(claims, c) }),
-			// What is not done yet is tried again by itself.
+			// These informers are only read; unfinished expansions are retried.
 			controllers.OnInformer(drivers, func(controllers.Change[*storagev1.CSIDriver]) []controllers.Key { return nil }),
 			controllers.OnInformer(csiNodes, func(controllers.Change[*storagev1.CSINode]) []controllers.Key { return nil }),
 			controllers.OnInformer(nodes, func(controllers.Change[*corev1.Node]) []controllers.Key { return nil }),
@@ -71,7 +71,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 	}
 }
 
-// waitingFor maps a pod that has its volumes to those of its claims that wait for a node.
+// waitingFor maps a running pod to those of its claims that wait for expansion on a node.
 func waitingFor(claims cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) (keys []controllers.Key) {
 	if c.Type == controllers.Deleted || !mounts(c.New) {
 		return nil
@@ -85,12 +85,12 @@ func waitingFor(claims cache.SharedIndexInformer, c controllers.Change[*corev1.P
 	return keys
 }
 
-// mounts says that a pod's node has its volumes: its containers run.
+// mounts reports whether a pod's node has mounted its volumes: its containers run.
 func mounts(p *corev1.Pod) bool {
 	return p.Spec.NodeName != "" && p.Status.Phase == corev1.PodRunning
 }
 
-// grower is the thin shell of one leadership.
+// grower performs the writes of one leadership.
 type grower struct {
 	term  *controllers.Term
 	calls *controllers.LeaderDrivers
@@ -101,7 +101,7 @@ type grower struct {
 	volumes *controllers.View[*corev1.PersistentVolume]
 
 	mu   sync.Mutex
-	told map[controllers.Key]string // what claims wait for, as it was told of
+	told map[controllers.Key]string // the last recorded waiting event of each claim
 }
 
 func (g *grower) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
@@ -117,7 +117,7 @@ func (g *grower) reconcile(ctx context.Context, key controllers.Key) (time.Durat
 		waits = step.Message
 	}
 	if !g.isNew(key, waits) {
-		return 0, nil // it goes on waiting, or there is nothing to do
+		return 0, nil // it still waits for the same reason, or there is nothing to do
 	}
 	var err error
 	switch {
@@ -132,12 +132,12 @@ func (g *grower) reconcile(ctx context.Context, key controllers.Key) (time.Durat
 		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 			return 0, controllers.Race("%s: %w", key, err)
 		}
-		return 0, fmt.Errorf("growing the volume of claim %s: %w", key, err)
+		return 0, fmt.Errorf("expanding the volume of claim %s: %w", key, err)
 	}
 	return 0, nil
 }
 
-// note writes what a claim is to be told, and tells of it.
+// note writes the step's status and records its event.
 func (g *grower) note(ctx context.Context, c *corev1.PersistentVolumeClaim, step Step) error {
 	if step.Status != nil {
 		next := c.DeepCopy()
@@ -152,7 +152,7 @@ func (g *grower) note(ctx context.Context, c *corev1.PersistentVolumeClaim, step
 	return nil
 }
 
-// grow has the driver grow a volume to what the claim asks for, and notes what it has then.
+// grow calls the driver to expand a volume to the requested size, and stores the new size.
 func (g *grower) grow(ctx context.Context, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) error {
 	got, byNodes, err := g.expand(ctx, c, v)
 	if err != nil {
@@ -168,12 +168,13 @@ func (g *grower) grow(ctx context.Context, c *corev1.PersistentVolumeClaim, v *c
 	return g.note(ctx, c, Grown(c, v, byNodes, g.term.Now()))
 }
 
-// expand calls the driver.
+// expand calls ControllerExpandVolume. It returns the new size and whether nodes must expand the
+// volume too.
 func (g *grower) expand(ctx context.Context, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) (got resource.Quantity, byNodes bool, err error) {
 	want := c.Spec.Resources.Requests[corev1.ResourceStorage]
 	q := &csi.ControllerExpandVolumeRequest{VolumeId: v.Spec.CSI.VolumeHandle, CapacityRange: &csi.CapacityRange{RequiredBytes: saturate.Value(&want)}}
 	if q.Secrets, err = controllers.SecretFor(ctx, g.term.Client, v.Spec.CSI.ControllerExpandSecretRef); err != nil {
-		return got, false, errors.New(err.Error()) // that there is none is no race of this claim's
+		return got, false, errors.New(err.Error()) // drop the error type: a missing Secret is not a race of this claim
 	}
 	if v.Spec.VolumeMode != nil && *v.Spec.VolumeMode == corev1.PersistentVolumeBlock {
 		q.VolumeCapability = &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
@@ -187,7 +188,7 @@ func (g *grower) expand(ctx context.Context, c *corev1.PersistentVolumeClaim, v 
 	switch {
 	case err != nil && node == "":
 		return got, false, err
-	case status.Code(err) == codes.Unimplemented: // it grows volumes on nodes alone
+	case status.Code(err) == codes.Unimplemented: // the driver only supports expansion on nodes
 		return want, true, nil
 	case err != nil:
 		return got, false, fmt.Errorf("node %s: %w", node, err)
@@ -197,8 +198,9 @@ func (g *grower) expand(ctx context.Context, c *corev1.PersistentVolumeClaim, v 
 	return want, res.GetNodeExpansionRequired(), nil
 }
 
-// growOnNodes has every node where pods use the volume make use of all of it. While there is none, the claim waits: the
-// node that mounts it next does so, and is asked then.
+// growOnNodes calls NodeExpandVolume on every node where a running pod uses the volume. Without
+// such a node the claim waits. The next node that mounts the volume expands it then, and is called
+// for confirmation.
 func (g *grower) growOnNodes(ctx context.Context, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) error {
 	if g.calls == nil {
 		return nil
@@ -226,7 +228,8 @@ func (g *grower) growOnNodes(ctx context.Context, c *corev1.PersistentVolumeClai
 	return g.note(ctx, c, step)
 }
 
-// failed tells of a driver's no, and returns it.
+// failed records an event about a failed call and returns the error. It also writes the error to
+// the claim's status if it is final.
 func (g *grower) failed(ctx context.Context, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, byNode bool, err error) error {
 	words := fmt.Sprintf("resize volume %s failed: %s", v.Name, controllers.Words(err))
 	g.term.Events.Event(c, corev1.EventTypeWarning, "VolumeResizeFailed", words)
@@ -239,7 +242,7 @@ func (g *grower) failed(ctx context.Context, c *corev1.PersistentVolumeClaim, v 
 	return err
 }
 
-// said says of an error that a driver has answered, and will say again of the same call.
+// said reports whether the driver has answered, so that the same call would return the same error.
 func said(err error) bool {
 	switch status.Code(err) {
 	case codes.Unknown, codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Aborted:
@@ -248,7 +251,7 @@ func said(err error) bool {
 	return true
 }
 
-// infeasible says of an error that it will be the same however often the driver is asked for as much.
+// infeasible reports whether the driver can never fulfil the same request.
 func infeasible(err error) bool {
 	switch status.Code(err) {
 	case codes.InvalidArgument, codes.OutOfRange, codes.NotFound:
@@ -257,7 +260,8 @@ func infeasible(err error) bool {
 	return false
 }
 
-// isNew says whether a claim waits for something else than it was told of, or does not wait.
+// isNew reports whether a claim waits for another reason than the last recorded one, or does not
+// wait.
 func (g *grower) isNew(key controllers.Key, waits string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -269,7 +273,7 @@ func (g *grower) isNew(key controllers.Key, waits string) bool {
 	return waits == "" || waits != before
 }
 
-// wrote shows a view what was written through it: what comes next is decided by that.
+// wrote returns a function that records a written object in the view.
 func wrote[T api.Object](v *controllers.View[T]) func(o T, err error) error {
 	return func(o T, err error) error {
 		if err == nil {
