@@ -1,5 +1,6 @@
-// Package volumeprotection keeps claims that a pod uses, volumes that are bound and classes of attributes that a claim or a
-// volume names from vanishing: their deletion waits behind a finalizer.
+// Package volumeprotection protects objects from deletion with a finalizer while they are in use:
+// claims that a pod uses, bound volumes, and VolumeAttributesClasses that a claim or a volume
+// names.
 package volumeprotection
 
 import (
@@ -27,18 +28,19 @@ const (
 	ClassFinalizer  = "kubernetes.io/vac-protection"
 )
 
-// The sorts of keys.
+// The kinds of keys.
 const (
 	claimKey  = "claim"
 	volumeKey = "volume"
 	classKey  = "class"
 )
 
-// classIndex has volumes by the class of attributes that they have.
+// classIndex indexes volumes by their VolumeAttributesClass.
 const classIndex = "keelson.attributesClassOfVolume"
 
-// Uses says whether a pod has the claim mounted or may mount it: it has a node and has not ended. The claim of an
-// ephemeral volume is used by the pod that it was made for, and not by a later one of the same name.
+// Uses reports whether a pod has mounted the claim or may mount it: the pod is bound to a node and
+// is not terminal. The claim of an ephemeral volume is used by the pod for which it was created,
+// and not by a later pod of the same name.
 func Uses(p *corev1.Pod, claim *corev1.PersistentVolumeClaim) bool {
 	if p.Spec.NodeName == "" || controllers.PodEnded(p) || p.Namespace != claim.Namespace {
 		return false
@@ -91,7 +93,7 @@ func New(d controllers.Deps) *controllers.Controller {
 	}
 }
 
-// ofPod maps a pod that lets go of its claims to those that wait for it.
+// ofPod maps a pod that ended to those of its claims that are being deleted.
 func ofPod(claims cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) []controllers.Key {
 	if c.Type != controllers.Deleted && !controllers.PodEnded(c.New) {
 		return nil
@@ -106,7 +108,7 @@ func ofPod(claims cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) 
 	return keys
 }
 
-// reconciler is the thin shell of one leadership.
+// reconciler performs the writes of one leadership.
 type reconciler struct {
 	term                           *controllers.Term
 	claims, volumes, pods, classes cache.SharedIndexInformer
@@ -134,7 +136,8 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	return 0, controllers.Protect(ctx, r.term.Client, c, ClaimFinalizer, inUse)
 }
 
-// inUse asks the cache, and before it says no the API: a pod may have come that the cache has not seen.
+// inUse reports whether a pod uses a claim that is being deleted. Before it returns false it lists
+// the pods from the API, because a pod may not be cached yet.
 func (r *reconciler) inUse(ctx context.Context, c *corev1.PersistentVolumeClaim) (bool, error) {
 	if c.DeletionTimestamp == nil || !slices.Contains(c.Finalizers, ClaimFinalizer) {
 		return false, nil
@@ -157,7 +160,8 @@ func classOf(v *corev1.PersistentVolume) []string {
 	return []string{*v.Spec.VolumeAttributesClassName}
 }
 
-// freed maps what does not name classes of attributes any more to those of them that wait for it.
+// freed maps the change of an object to the VolumeAttributesClasses that it no longer names and
+// that are being deleted.
 func freed[T api.Object](classes cache.SharedIndexInformer, c controllers.Change[T], names func(T) []string) (keys []controllers.Key) {
 	var were []string
 	switch c.Type {
@@ -175,7 +179,8 @@ func freed[T api.Object](classes cache.SharedIndexInformer, c controllers.Change
 	return keys
 }
 
-// class protects a class of attributes. As with claims, the API is asked before it is let go.
+// class updates the finalizer of a VolumeAttributesClass. As with claims, it lists from the API
+// before it removes the finalizer.
 func (r *reconciler) class(ctx context.Context, name string) error {
 	class, ok := controllers.Cached[*storagev1.VolumeAttributesClass](r.classes, "", name)
 	if !ok {
