@@ -14,14 +14,14 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// cloningFinalizer is on claims whose volume is being copied, as other provisioners have it: one that is deleted meanwhile
-// stays until its copies are made.
+// cloningFinalizer is on claims whose volume is being cloned, as with other provisioners. A claim
+// that is deleted meanwhile stays until its clones are created.
 const cloningFinalizer = "provisioner.storage.kubernetes.io/cloning-protection"
 
-// ofSource is an index of claims by the claim, of their namespace, that their volume is to be a copy of.
+// ofSource indexes claims by the claim, as namespace/name, from which their volume is to be cloned.
 const ofSource = "keelson.claimsOfSource"
 
-// cloned is the name of the claim of which a claim's volume is to be a copy; "" of none.
+// cloned returns the name of the claim from which a claim's volume is to be cloned, or "".
 func cloned(c *corev1.PersistentVolumeClaim) string {
 	if from := c.Spec.DataSource; from != nil && from.Kind == "PersistentVolumeClaim" && (from.APIGroup == nil || *from.APIGroup == "") {
 		return from.Name
@@ -36,7 +36,7 @@ func sourcesOf(o api.Object) []string {
 	return nil
 }
 
-// keysOfClaim are a claim, and that of which its volume is to be a copy: it may be let go of.
+// keysOfClaim returns the keys of a claim and of its clone source, whose protection may end.
 func keysOfClaim(c *corev1.PersistentVolumeClaim) []controllers.Key {
 	keys := []controllers.Key{{Kind: claimKey, Namespace: c.Namespace, Name: c.Name}}
 	if from := cloned(c); from != "" {
@@ -45,7 +45,7 @@ func keysOfClaim(c *corev1.PersistentVolumeClaim) []controllers.Key {
 	return keys
 }
 
-// hold protects the claim of which a claim's volume is to be a copy, before the driver is asked for that.
+// hold adds the finalizer to the clone source of a claim, before the driver is called.
 func (p *provisioner) hold(ctx context.Context, c *corev1.PersistentVolumeClaim) error {
 	name := cloned(c)
 	if name == "" {
@@ -65,7 +65,7 @@ func (p *provisioner) hold(ctx context.Context, c *corev1.PersistentVolumeClaim)
 	return p.updateClaim(ctx, next)
 }
 
-// sourceGone says that the claim of which a claim's volume was to be a copy does not exist any more.
+// sourceGone reports whether the clone source of a claim no longer exists.
 func (p *provisioner) sourceGone(ctx context.Context, c *corev1.PersistentVolumeClaim) bool {
 	name := cloned(c)
 	if name == "" {
@@ -75,8 +75,9 @@ func (p *provisioner) sourceGone(ctx context.Context, c *corev1.PersistentVolume
 	return apierrors.IsNotFound(err)
 }
 
-// copying says that a claim keeps the one of which its volume is to be a copy: its driver has been, or is about to be, asked.
-// One that has not begun keeps a claim only while that is not being deleted: it will not begin then.
+// copying reports whether claim c needs its clone source from: the driver has been called for c, or
+// is about to be. A claim for which provisioning has not started needs its source only while the
+// source is not being deleted, because provisioning will not start after that.
 func copying(c, from *corev1.PersistentVolumeClaim) bool {
 	if cloned(c) != from.Name || c.Namespace != from.Namespace {
 		return false
@@ -85,8 +86,9 @@ func copying(c, from *corev1.PersistentVolumeClaim) bool {
 	return begun || from.DeletionTimestamp == nil && c.DeletionTimestamp == nil && c.Spec.VolumeName == ""
 }
 
-// unhold lets go of a claim of which no copy is being made any more. Before that the API is asked. Claims with volumes of
-// other drivers are their provisioner's.
+// unhold removes the finalizer from a claim that is no longer being cloned. Before that it lists
+// the claims from the API. It leaves claims alone whose volume belongs to a driver with its own
+// provisioner.
 func (p *provisioner) unhold(ctx context.Context, c *corev1.PersistentVolumeClaim) error {
 	if !slices.Contains(c.Finalizers, cloningFinalizer) {
 		return nil
@@ -102,7 +104,7 @@ func (p *provisioner) unhold(ctx context.Context, c *corev1.PersistentVolumeClai
 	}
 	live, err := client.List[*corev1.PersistentVolumeClaim](ctx, p.term.Client, c.Namespace, metav1.ListOptions{})
 	if err != nil {
-		return fmt.Errorf("listing the claims that may be made of claim %s/%s: %w", c.Namespace, c.Name, err)
+		return fmt.Errorf("listing the claims that may be cloned from claim %s/%s: %w", c.Namespace, c.Name, err)
 	}
 	if slices.ContainsFunc(live, keeps) {
 		return nil
@@ -119,8 +121,8 @@ func (p *provisioner) unhold(ctx context.Context, c *corev1.PersistentVolumeClai
 	return nil
 }
 
-// othersVolume says that the volume of a claim is of a driver with a provisioner of its own. One that is not known yet is
-// asked for.
+// othersVolume reports whether the volume of a claim belongs to a driver with its own provisioner.
+// It reads a volume that is not cached from the API.
 func (p *provisioner) othersVolume(ctx context.Context, c *corev1.PersistentVolumeClaim) (bool, error) {
 	name := c.Spec.VolumeName
 	if name == "" {

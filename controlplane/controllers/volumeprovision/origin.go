@@ -17,19 +17,20 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// origin is what a claim's volume is to be made of; both handles are "" for an empty volume.
+// origin is the source of the data of a claim's volume. Both handles are "" for an empty volume.
 type origin struct {
 	snapshot, volume string
-	from             *corev1.VolumeNodeAffinity // nil: every node reaches it
+	from             *corev1.VolumeNodeAffinity // nil means that every node can reach the data
 }
 
-// reaches says whether a node does.
+// reaches reports whether a node can reach the data.
 func (o origin) reaches(n *corev1.Node) bool {
 	v := &corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{NodeAffinity: o.from}}
 	return volume.CheckNodeAffinity(v, n.Labels) == nil
 }
 
-// populated says that somebody else fills the volume of a claim: what it is to be made of is no snapshot and no claim.
+// populated reports whether a volume populator fills the volume of a claim: its data source is
+// neither a snapshot nor a claim.
 func populated(c *corev1.PersistentVolumeClaim) bool {
 	from, ref := c.Spec.DataSource, c.Spec.DataSourceRef
 	if from == nil {
@@ -42,7 +43,8 @@ func populated(c *corev1.PersistentVolumeClaim) bool {
 	return !(group == snap.GroupName && from.Kind == "VolumeSnapshot" || group == "" && from.Kind == "PersistentVolumeClaim")
 }
 
-// origin finds what a claim's volume is to be made of, or says why that cannot be.
+// origin returns the data source of a claim's volume, or an error that explains why it cannot be
+// used.
 func (p *provisioner) origin(ctx context.Context, c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) (origin, error) {
 	switch from := c.Spec.DataSource; {
 	case from == nil:
@@ -75,7 +77,7 @@ func (p *provisioner) ofSnapshot(ctx context.Context, c *corev1.PersistentVolume
 	t := content.Typed
 	switch {
 	case t.Spec.VolumeSnapshotRef.UID != s.Typed.UID || t.Status == nil || t.Status.SnapshotHandle == nil:
-		return o, fmt.Errorf("VolumeSnapshotContent %s is not that of VolumeSnapshot %s", t.Name, name)
+		return o, fmt.Errorf("VolumeSnapshotContent %s does not belong to VolumeSnapshot %s", t.Name, name)
 	case t.Spec.Driver != class.Provisioner:
 		return o, fmt.Errorf("VolumeSnapshot %s is one of CSI driver %s, and StorageClass %s is of %s: use a class of that driver", name, t.Spec.Driver, class.Name, class.Provisioner)
 	case t.Spec.SourceVolumeMode != nil && *t.Spec.SourceVolumeMode != modeOf(c) && t.Annotations["snapshot.storage.kubernetes.io/allow-volume-mode-change"] != "true":
@@ -112,7 +114,7 @@ func (p *provisioner) ofClaim(ctx context.Context, c *corev1.PersistentVolumeCla
 	return origin{volume: v.Spec.CSI.VolumeHandle, from: v.Spec.NodeAffinity}, fits(c, "PersistentVolumeClaim "+name, &size)
 }
 
-// fits says why a volume is too small for what it is to hold.
+// fits returns an error if the requested volume is too small for its data.
 func fits(c *corev1.PersistentVolumeClaim, what string, size *resource.Quantity) error {
 	if want := c.Spec.Resources.Requests[corev1.ResourceStorage]; size != nil && want.Cmp(*size) < 0 {
 		return fmt.Errorf("the claim wants %s, and %s has %s: request that or more", want.String(), what, size.String())
@@ -127,7 +129,8 @@ func modeOf(c *corev1.PersistentVolumeClaim) corev1.PersistentVolumeMode {
 	return corev1.PersistentVolumeFilesystem
 }
 
-// place notes on a claim from which nodes its data are reached, which the scheduler goes by; done says that it stands there.
+// place writes to a claim which nodes can reach its data, for the scheduler. done reports that the
+// annotation is already current.
 func (p *provisioner) place(ctx context.Context, c *corev1.PersistentVolumeClaim, o origin) (done bool, err error) {
 	if o.from == nil {
 		return true, nil

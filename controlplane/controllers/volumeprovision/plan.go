@@ -1,10 +1,12 @@
-// Package volumeprovision makes volumes for claims, and deletes those whose claim is gone, with CSI drivers that have no
-// provisioner of their own (controllers.Served): the agent of a node passes the calls on to the driver's socket.
+// Package volumeprovision creates volumes for claims and deletes released volumes, for CSI drivers
+// that have no provisioner of their own (controllers.Served). The agent of a node forwards the
+// calls to the driver's socket.
 //
-// A volume is never lost sight of. Before a driver is first called for a claim, the claim gets a finalizer and an
-// annotation that says which driver is asked, on which node and with which parameters; both go when the PersistentVolume
-// is there, or when the driver has no such volume. The PersistentVolume keeps a finalizer until the driver has deleted
-// the volume. Every call can be repeated: a volume's name follows from its claim's UID.
+// No volume is leaked. Before a driver is first called for a claim, the claim gets a finalizer and
+// an annotation with the driver, the node and the parameters. Both are removed when the
+// PersistentVolume exists, or when the driver has no such volume. The PersistentVolume keeps a
+// finalizer until the driver has deleted the volume. Every call can be repeated, because the
+// volume's name is derived from the claim's UID.
 package volumeprovision
 
 import (
@@ -27,34 +29,35 @@ import (
 )
 
 const (
-	// ClaimFinalizer is on claims for which a driver has been, or is about to be, asked for a volume.
+	// ClaimFinalizer is on claims for which a driver has been called, or is about to be called.
 	ClaimFinalizer = "keelson.dev/provisioning"
 	// begunAnnotation holds a begun as JSON.
 	begunAnnotation = "keelson.dev/provisioning"
-	// VolumeFinalizer is what provisioners put on their volumes.
+	// VolumeFinalizer is the finalizer that provisioners put on their volumes.
 	VolumeFinalizer = "external-provisioner.volume.kubernetes.io/finalizer"
-	// reserved begins the parameters of a class that are for who calls the driver.
+	// reserved is the prefix of class parameters that are for the caller of the driver.
 	reserved    = "csi.storage.k8s.io/"
 	fsTypeParam = reserved + "fstype"
 )
 
-// begun is what a driver is asked for.
+// begun holds the parameters of the driver call for a claim.
 type begun struct {
 	Driver     string            `json:"driver"`
 	Node       string            `json:"node"`
 	Parameters map[string]string `json:"parameters,omitempty"`
-	Segments   map[string]string `json:"segments,omitempty"` // where the node is
-	Snapshot   string            `json:"snapshot,omitempty"` // the driver's id of what the volume is to be made of
+	Segments   map[string]string `json:"segments,omitempty"` // topology of the node
+	Snapshot   string            `json:"snapshot,omitempty"` // the driver's ID of the data source
 	Volume     string            `json:"volume,omitempty"`
 	Options    []string          `json:"mountOptions,omitempty"`
-	// Class is the claim's VolumeAttributesClass, Mutable what that says.
+	// Class is the claim's VolumeAttributesClass, and Mutable its parameters.
 	Class   string            `json:"class,omitempty"`
 	Mutable map[string]string `json:"mutable,omitempty"`
-	// Secrets are those that the driver is given, by sort of call: the claim's annotations may be others later.
+	// Secrets are the Secrets for the driver, by kind of call. They are stored because the claim's
+	// annotations may change.
 	Secrets secrets `json:"secrets,omitempty"`
 }
 
-// begunFor reads what was begun for a claim; nil when nothing was.
+// begunFor returns the begun of a claim, or nil.
 func begunFor(c *corev1.PersistentVolumeClaim) (*begun, error) {
 	if !slices.Contains(c.Finalizers, ClaimFinalizer) {
 		return nil, nil
@@ -66,27 +69,29 @@ func begunFor(c *corev1.PersistentVolumeClaim) (*begun, error) {
 	return b, nil
 }
 
-// volumeName is that of the volume made for a claim.
+// volumeName returns the name of the volume for a claim.
 func volumeName(c *corev1.PersistentVolumeClaim) string { return "pvc-" + string(c.UID) }
 
-// of says whether a driver is asked for what a class says; one that is made anew, or changed, may say something else.
+// of reports whether the provision has the parameters of a class. The class may have been changed
+// or recreated since.
 func (b *begun) of(class *storagev1.StorageClass) bool {
 	return b.Driver == class.Provisioner && maps.Equal(b.Parameters, class.Parameters) && slices.Equal(b.Options, class.MountOptions)
 }
 
-// What is to be done for a claim.
+// act is the next action for a claim.
 type act int
 
 const (
 	nothing act = iota
-	begin       // choose a node and note it
-	create      // ask the driver, and make the PersistentVolume
-	undo        // have the driver delete what it may have made
-	finish      // take the note away: the PersistentVolume is there
+	begin       // choose a node and record it
+	create      // call the driver and create the PersistentVolume
+	undo        // make the driver delete the volume that it may have created
+	finish      // the PersistentVolume exists: remove the annotation
 )
 
-// plan decides about a claim. made says that the PersistentVolume of its name is there; class is the claim's, nil when
-// there is none; served says that the class' driver is.
+// plan returns the next action for a claim. noted means that the claim has a begun, and made that
+// its PersistentVolume exists. class is the claim's class or nil. served reports whether this
+// controller provisions for the driver of the class.
 func plan(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, noted, made, served bool) act {
 	wanted := c.DeletionTimestamp == nil && c.Spec.VolumeName == "" && class != nil && served &&
 		c.Annotations[volume.AnnStorageProvisioner] == class.Provisioner && volume.GetPersistentVolumeClaimClass(c) == class.Name &&
@@ -104,12 +109,12 @@ func plan(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, noted,
 	return begin
 }
 
-// waits says that volumes of a class are made where a pod is to run.
+// waits reports whether volumes of a class are created where a pod is to run.
 func waits(class *storagev1.StorageClass) bool {
 	return class.VolumeBindingMode != nil && *class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer
 }
 
-// noted is a claim with the note of what is begun for it.
+// noted returns a copy of a claim with the finalizer and the annotation.
 func noted(c *corev1.PersistentVolumeClaim, b begun) (*corev1.PersistentVolumeClaim, error) {
 	text, err := json.Marshal(b)
 	if err != nil {
@@ -123,7 +128,8 @@ func noted(c *corev1.PersistentVolumeClaim, b begun) (*corev1.PersistentVolumeCl
 	return next, nil
 }
 
-// unnoted is a claim without it. elsewhere has the scheduler choose another node.
+// unnoted returns a copy of a claim without the finalizer and the annotation. With elsewhere the
+// scheduler chooses another node.
 func unnoted(c *corev1.PersistentVolumeClaim, elsewhere bool) *corev1.PersistentVolumeClaim {
 	next := c.DeepCopy()
 	delete(next.Annotations, begunAnnotation)
@@ -134,7 +140,7 @@ func unnoted(c *corev1.PersistentVolumeClaim, elsewhere bool) *corev1.Persistent
 	return next
 }
 
-// unknownParameter names a parameter of a class that nobody here understands; "" when there is none.
+// unknownParameter returns a reserved class parameter that is not supported, or "".
 func unknownParameter(class *storagev1.StorageClass) string {
 	for _, k := range slices.Sorted(maps.Keys(class.Parameters)) {
 		if strings.HasPrefix(k, reserved) && k != fsTypeParam && !namesSecret(k) {
@@ -144,7 +150,7 @@ func unknownParameter(class *storagev1.StorageClass) string {
 	return ""
 }
 
-// request is what the driver is asked for a claim.
+// request returns the CreateVolume request of a claim.
 func request(c *corev1.PersistentVolumeClaim, b *begun) *csi.CreateVolumeRequest {
 	size := c.Spec.Resources.Requests[corev1.ResourceStorage]
 	most := c.Spec.Resources.Limits[corev1.ResourceStorage]
@@ -191,7 +197,7 @@ func capability(c *corev1.PersistentVolumeClaim, mode corev1.PersistentVolumeAcc
 	return out
 }
 
-// volumeOf is the PersistentVolume of what a driver has made for a claim.
+// volumeOf returns the PersistentVolume for a volume that a driver created for a claim.
 func volumeOf(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, b *begun, v *csi.Volume) *corev1.PersistentVolume {
 	size := c.Spec.Resources.Requests[corev1.ResourceStorage]
 	if v.GetCapacityBytes() > 0 {
@@ -232,16 +238,16 @@ func volumeOf(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, b 
 	return pv
 }
 
-// What is to be done about a volume that was made for a claim.
+// end is the next action for a volume that was created for a claim.
 type end int
 
 const (
 	leave  end = iota
-	forget     // let the object go, and leave the data to whoever kept them
-	remove     // have the driver delete it, then let the object go
+	forget     // remove the finalizer and retain the data
+	remove     // make the driver delete the volume, then remove the finalizer
 )
 
-// planVolume decides about a volume of a served driver.
+// planVolume returns the next action for a volume of a driver for which this controller provisions.
 func planVolume(v *corev1.PersistentVolume) end {
 	ours := slices.Contains(v.Finalizers, VolumeFinalizer)
 	if !metav1.HasAnnotation(v.ObjectMeta, volume.AnnDynamicallyProvisioned) || v.Spec.CSI == nil ||
@@ -259,8 +265,9 @@ func planVolume(v *corev1.PersistentVolume) end {
 	return leave
 }
 
-// choose finds the node for a claim: that which the scheduler chose or, for a class that does not wait, the one with most
-// room of those that the class allows and that answer, or of all if none does. why says what is in the way of all.
+// choose returns the provision on the chosen node. With a class that waits, the scheduler has
+// chosen the node. Otherwise it is the node with the largest free capacity among the nodes that the
+// class allows; ready nodes have precedence. why is the reason if no node is suitable.
 func choose(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, nodes []candidate) (b begun, why string) {
 	b = begun{Driver: class.Provisioner, Parameters: class.Parameters, Options: class.MountOptions}
 	selected := c.Annotations[volume.AnnSelectedNode]
@@ -299,7 +306,7 @@ type candidate struct {
 	room   int64 // bytes, as far as known
 }
 
-// before says that a node is asked rather than another.
+// before reports whether n is chosen rather than o.
 func (n candidate) before(o candidate) bool {
 	if a := controllers.Answers(n.node); a != controllers.Answers(o.node) {
 		return a
@@ -307,7 +314,8 @@ func (n candidate) before(o candidate) bool {
 	return n.room > o.room || n.room == o.room && n.node.Name < o.node.Name
 }
 
-// allowed says whether a node is within the topologies of a class; none allow every node.
+// allowed reports whether a node is within the allowed topologies of a class. An empty list allows
+// every node.
 func allowed(terms []corev1.TopologySelectorTerm, labels map[string]string) bool {
 	if len(terms) == 0 {
 		return true

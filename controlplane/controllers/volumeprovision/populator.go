@@ -12,17 +12,18 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// populatorGroup is the API group of VolumePopulators, which a cluster has once somebody has brought their definition.
+// populatorGroup is the API group of VolumePopulators. A cluster serves it once their
+// CustomResourceDefinition is installed.
 const populatorGroup = "populator.storage.k8s.io"
 
-// populator is a VolumePopulator: somebody fills volumes of what is of this kind.
+// populator is a VolumePopulator: it means that a populator is installed for a kind of data source.
 type populator struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
 	SourceKind        metav1.GroupKind `json:"sourceKind"`
 }
 
-// sourceOf is what a claim's volume is to be filled from, by the field that takes all kinds.
+// sourceOf returns the data source of a claim, from dataSourceRef if it is set.
 func sourceOf(c *corev1.PersistentVolumeClaim) (kind metav1.GroupKind, name string) {
 	group, from := (*string)(nil), c.Spec.DataSource
 	if ref := c.Spec.DataSourceRef; ref != nil {
@@ -36,7 +37,7 @@ func sourceOf(c *corev1.PersistentVolumeClaim) (kind metav1.GroupKind, name stri
 	return kind, name
 }
 
-// leave tells a claim who is to fill its volume, and when there is nobody.
+// leave records an event about the populator that must fill a claim's volume, or about its absence.
 func (p *provisioner) leave(ctx context.Context, c *corev1.PersistentVolumeClaim) error {
 	if c.DeletionTimestamp != nil || c.Spec.VolumeName != "" {
 		return nil

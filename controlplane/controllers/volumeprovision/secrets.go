@@ -16,8 +16,9 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Secrets that a class names by two parameters, <reserved><one of these>-secret-name and -namespace, each for one sort of
-// call. The first is for those that it names none for.
+// Kinds of driver calls for which a class may name a Secret. The two parameters are
+// <reserved><kind>secret-name and -namespace. forAny applies to calls for which the class names no
+// Secret.
 const (
 	forAny          = ""
 	forProvisioning = "provisioner-"
@@ -31,7 +32,7 @@ const (
 
 var secretCalls = []string{forAny, forProvisioning, forAttaching, forStaging, forPublishing, forGrowing, forNodeGrowing, forModifying}
 
-// Which Secret volumes are deleted with, in annotations of their PersistentVolume.
+// Annotations of a PersistentVolume that name the Secret for its deletion.
 const (
 	deletionSecretName      = "volume.kubernetes.io/provisioner-deletion-secret-name"
 	deletionSecretNamespace = "volume.kubernetes.io/provisioner-deletion-secret-namespace"
@@ -41,7 +42,7 @@ func secretParams(call string) (name, namespace string) {
 	return reserved + call + "secret-name", reserved + call + "secret-namespace"
 }
 
-// namesSecret says that a parameter is about a Secret.
+// namesSecret reports whether a parameter names a Secret or its namespace.
 func namesSecret(parameter string) bool {
 	return slices.ContainsFunc(secretCalls, func(call string) bool {
 		name, namespace := secretParams(call)
@@ -49,7 +50,8 @@ func namesSecret(parameter string) bool {
 	})
 }
 
-// secretFor is the Secret for a sort of call about a claim's volume; nil where a class names none.
+// secretFor returns the Secret for a kind of call about a claim's volume. It returns nil if the
+// class names none.
 func secretFor(call string, parameters map[string]string, c *corev1.PersistentVolumeClaim) (*corev1.SecretReference, error) {
 	nameParam, namespaceParam := secretParams(call)
 	name, namespace := parameters[nameParam], parameters[namespaceParam]
@@ -61,7 +63,8 @@ func secretFor(call string, parameters map[string]string, c *corev1.PersistentVo
 	case name == "" || namespace == "":
 		return nil, fmt.Errorf("there is one of the parameters %s and %s: both belong together", nameParam, namespaceParam)
 	}
-	// Whoever writes claims chooses their names and annotations, and must not choose in which namespace a Secret is read.
+	// Users who write claims choose their names and annotations. They must not choose the namespace
+	// in which a Secret is read.
 	known := map[string]string{"pv.name": volumeName(c), "pvc.namespace": c.Namespace}
 	namespace, err := filled(namespaceParam, namespace, known)
 	if err != nil {
@@ -78,12 +81,12 @@ func secretFor(call string, parameters map[string]string, c *corev1.PersistentVo
 		return nil, err
 	}
 	if len(validation.IsDNS1123Subdomain(name)) > 0 {
-		return nil, fmt.Errorf("parameter %s says %.253q, which is no name of a Secret", nameParam, name)
+		return nil, fmt.Errorf("parameter %s is %.253q, which is not a valid Secret name", nameParam, name)
 	}
 	return &corev1.SecretReference{Namespace: namespace, Name: name}, nil
 }
 
-// filled has a parameter's variables replaced.
+// filled replaces the variables in a parameter.
 func filled(parameter, text string, known map[string]string) (string, error) {
 	var missing []string
 	out := os.Expand(text, func(k string) string {
@@ -95,12 +98,12 @@ func filled(parameter, text string, known map[string]string) (string, error) {
 	})
 	if len(missing) > 0 {
 		return "", fmt.Errorf("parameter %s has %s, which is not known for claim and parameter: there are ${pv.name} and ${pvc.namespace}, "+
-			"and in names also ${pvc.name} and ${pvc.annotations['KEY']}, where the claim has that annotation", parameter, strings.Join(missing, ", "))
+			"and in names also ${pvc.name} and ${pvc.annotations['KEY']} if the claim has that annotation", parameter, strings.Join(missing, ", "))
 	}
 	return out, nil
 }
 
-// secrets are all those of a claim's volume.
+// secrets are the Secrets of a claim's volume by kind of call.
 type secrets map[string]*corev1.SecretReference
 
 func secretsOf(parameters map[string]string, c *corev1.PersistentVolumeClaim) (secrets, error) {
@@ -117,7 +120,7 @@ func secretsOf(parameters map[string]string, c *corev1.PersistentVolumeClaim) (s
 	return out, nil
 }
 
-// on notes on a volume which Secrets its driver is given.
+// on writes the Secrets for the driver to a volume.
 func (s secrets) on(v *corev1.PersistentVolume) {
 	csi := v.Spec.CSI
 	csi.ControllerPublishSecretRef, csi.NodeStageSecretRef, csi.NodePublishSecretRef = s[forAttaching], s[forStaging], s[forPublishing]
@@ -132,17 +135,17 @@ func (s secrets) on(v *corev1.PersistentVolume) {
 	}
 }
 
-// given is what a driver is given of a Secret when it makes a volume.
+// given returns the data of a Secret for CreateVolume.
 func (p *provisioner) given(ctx context.Context, ref *corev1.SecretReference) (map[string]string, error) {
 	out, err := controllers.SecretFor(ctx, p.term.Client, ref)
 	if err != nil {
-		return nil, errors.New(err.Error()) // that there is none is no race of this claim's
+		return nil, errors.New(err.Error()) // drop the error type: a missing Secret is not a race of this claim
 	}
 	return out, nil
 }
 
-// givenStill is what a driver is given of a Secret when a volume goes: a Secret that has gone before does not keep it here,
-// and whether the driver needs it, it says.
+// givenStill returns the data of a Secret for the deletion of a volume. It returns nil if the
+// Secret no longer exists; the driver then decides whether it needs the Secret.
 func (p *provisioner) givenStill(ctx context.Context, ref *corev1.SecretReference) (map[string]string, error) {
 	out, err := controllers.SecretFor(ctx, p.term.Client, ref)
 	if apierrors.IsNotFound(err) {
@@ -151,7 +154,7 @@ func (p *provisioner) givenStill(ctx context.Context, ref *corev1.SecretReferenc
 	return out, err
 }
 
-// deletionSecret is the Secret that a volume is deleted with; nil where there is none.
+// deletionSecret returns the Secret for the deletion of a volume, or nil.
 func deletionSecret(v *corev1.PersistentVolume) *corev1.SecretReference {
 	name, namespace := v.Annotations[deletionSecretName], v.Annotations[deletionSecretNamespace]
 	if name == "" || namespace == "" {

@@ -25,16 +25,16 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// The two sorts of keys.
+// The kinds of keys.
 const (
 	claimKey  = "claim"
 	volumeKey = "volume"
 )
 
-// ofVolume is an index of VolumeAttachments.
+// ofVolume indexes VolumeAttachments by the name of their PersistentVolume.
 const ofVolume = "keelson.attachmentsOfVolume"
 
-// New returns the controller. Without calls no driver is served.
+// New returns the controller. If calls is nil, it provisions for no driver.
 func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 	i := d.Informers
 	claims, volumes := client.Informer[*corev1.PersistentVolumeClaim](i), client.Informer[*corev1.PersistentVolume](i)
@@ -81,7 +81,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 				if c.Type != controllers.Updated || maps.Equal(c.Old.Labels, c.New.Labels) {
 					return nil
 				}
-				return unbound() // by its labels drivers say where it is
+				return unbound() // a node's labels determine its topology
 			}),
 			controllers.OnInformer(capacities, func(controllers.Change[*storagev1.CSIStorageCapacity]) []controllers.Key { return nil }),
 			controllers.OnInformer(attachments, func(c controllers.Change[*storagev1.VolumeAttachment]) []controllers.Key {
@@ -109,7 +109,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 	}
 }
 
-// provisioner is the thin shell of one leadership.
+// provisioner performs the writes of one leadership.
 type provisioner struct {
 	term    *controllers.Term
 	calls   *controllers.LeaderDrivers
@@ -179,10 +179,10 @@ func (p *provisioner) claim(ctx context.Context, key controllers.Key) error {
 	return nil
 }
 
-// begin chooses a node and notes it.
+// begin chooses a node for a claim and records the parameters of the driver call.
 func (p *provisioner) begin(ctx context.Context, c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) error {
 	if k := unknownParameter(class); k != "" {
-		return p.failed(c, fmt.Errorf("parameter %s of StorageClass %s is not served for drivers that the agents serve: leave it out", k, class.Name))
+		return p.failed(c, fmt.Errorf("parameter %s of StorageClass %s is not supported for drivers that the agents serve: remove it", k, class.Name))
 	}
 	given, err := secretsOf(class.Parameters, c)
 	if err != nil {
@@ -199,7 +199,7 @@ func (p *provisioner) begin(ctx context.Context, c *corev1.PersistentVolumeClaim
 	reach := slices.DeleteFunc(slices.Clone(nodes), func(n candidate) bool { return !o.reaches(n.node) })
 	b, why := choose(c, class, reach)
 	if why != "" && len(reach) < len(nodes) {
-		why = "what the volume is to be made of is on other nodes: its claim's annotation " + controllers.ReachedFromAnnotation + " says on which; " + why
+		why = "what the volume is to be made of is on other nodes: its claim's annotation " + controllers.ReachedFromAnnotation + " of the claim lists them; " + why
 	}
 	b.Snapshot, b.Volume, b.Secrets = o.snapshot, o.volume, given
 	if why != "" {
@@ -221,7 +221,7 @@ func (p *provisioner) begin(ctx context.Context, c *corev1.PersistentVolumeClaim
 	return p.updateClaim(ctx, next)
 }
 
-// attributes puts what the claim's class of attributes says to what a driver is asked for.
+// attributes adds the claim's VolumeAttributesClass and its parameters to the provision.
 func (p *provisioner) attributes(ctx context.Context, c *corev1.PersistentVolumeClaim, b *begun) error {
 	if c.Spec.VolumeAttributesClassName == nil || *c.Spec.VolumeAttributesClassName == "" {
 		return nil
@@ -241,7 +241,7 @@ func (p *provisioner) attributes(ctx context.Context, c *corev1.PersistentVolume
 	return nil
 }
 
-// candidates are the nodes with the driver of a class.
+// candidates returns the nodes with the driver of a class.
 func (p *provisioner) candidates(class *storagev1.StorageClass) []candidate {
 	rooms := controllers.CachedAll[*storagev1.CSIStorageCapacity](p.capacities)
 	var out []candidate
@@ -265,7 +265,7 @@ func (p *provisioner) candidates(class *storagev1.StorageClass) []candidate {
 	return out
 }
 
-// segments are where the driver says now that the node is on which something was begun; nil where that is not known.
+// segments returns the current topology of the node of a provision, or nil if it is unknown.
 func (p *provisioner) segments(b *begun) map[string]string {
 	has, _ := controllers.Cached[*storagev1.CSINode](p.csiNodes, "", b.Node)
 	node, _ := controllers.Cached[*corev1.Node](p.nodes, "", b.Node)
@@ -275,9 +275,9 @@ func (p *provisioner) segments(b *begun) map[string]string {
 	return nil
 }
 
-// way is the node by which a driver is asked about what was begun on one. A driver that does not tell where nodes are has its
-// volumes nowhere in particular: where that node is lost or gone, another one is as good. ok is false when it is gone, and
-// there is no other.
+// way returns the node through which the driver of a provision is called. The volumes of a driver
+// without topology can be reached from any node: if the recorded node is not ready or was deleted,
+// another node is used. ok is false if the node was deleted and no other node can be used.
 func (p *provisioner) way(b *begun) (node string, ok bool) {
 	n, ok := controllers.Cached[*corev1.Node](p.nodes, "", b.Node)
 	if ok && controllers.Answers(n) || len(b.Segments) > 0 {
@@ -296,17 +296,17 @@ func (p *provisioner) way(b *begun) (node string, ok bool) {
 	return slices.Min(others), true
 }
 
-// create asks the driver and makes the PersistentVolume. Both may be repeated.
+// create calls CreateVolume and creates the PersistentVolume. Both can be repeated.
 func (p *provisioner) create(ctx context.Context, c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, b *begun) error {
 	if !b.of(class) {
-		return p.undo(ctx, c, b) // and begin anew, by what the class says now
+		return p.undo(ctx, c, b) // then start again with the current class
 	}
 	node, ok := p.way(b)
 	if !ok {
-		p.term.Events.Event(c, corev1.EventTypeWarning, "ProvisioningFailed", fmt.Sprintf("node %s, on which volume %s was being made, is gone", b.Node, volumeName(c)))
+		p.term.Events.Event(c, corev1.EventTypeWarning, "ProvisioningFailed", fmt.Sprintf("node %s, on which volume %s was being created, no longer exists", b.Node, volumeName(c)))
 		return p.updateClaim(ctx, unnoted(c, waits(class)))
 	}
-	if at := p.segments(b); at != nil && !maps.Equal(at, b.Segments) { // begun before that was known
+	if at := p.segments(b); at != nil && !maps.Equal(at, b.Segments) { // the topology was not known when provisioning started
 		next := *b
 		next.Segments = at
 		moved, err := noted(c, next)
@@ -327,10 +327,10 @@ func (p *provisioner) create(ctx context.Context, c *corev1.PersistentVolumeClai
 	case err != nil && controllers.Exhausted(err):
 		err = p.failed(c, fmt.Errorf("StorageClass %q: %s", class.Name, controllers.Words(err)))
 		if waits(class) {
-			return p.updateClaim(ctx, unnoted(c, true)) // the scheduler's turn
+			return p.updateClaim(ctx, unnoted(c, true)) // the scheduler chooses another node
 		}
 		if b.Snapshot != "" || b.Volume != "" {
-			return err // its data are where they are
+			return err // the data can be reached from this node only
 		}
 		next, why := choose(c, class, p.candidates(class))
 		if why != "" || next.Node == b.Node {
@@ -345,29 +345,29 @@ func (p *provisioner) create(ctx context.Context, c *corev1.PersistentVolumeClai
 	case err != nil:
 		why := p.failed(c, fmt.Errorf("StorageClass %q: node %s: %s", class.Name, node, controllers.Words(err)))
 		if status.Code(err) == codes.NotFound && p.sourceGone(ctx, c) {
-			return p.updateClaim(ctx, unnoted(c, waits(class))) // it was deleted before it was held
+			return p.updateClaim(ctx, unnoted(c, waits(class))) // the source was deleted before it was protected
 		}
 		return why
 	case res.GetVolume().GetVolumeId() == "":
-		return p.failed(c, fmt.Errorf("StorageClass %q: CSI driver %s made a volume without an id", class.Name, b.Driver))
+		return p.failed(c, fmt.Errorf("StorageClass %q: CSI driver %s returned a volume without an ID", class.Name, b.Driver))
 	}
 	pv, err := client.Create(ctx, p.term.Client, volumeOf(c, class, b, res.GetVolume()))
 	if apierrors.IsAlreadyExists(err) {
 		pv, err = client.Get[*corev1.PersistentVolume](ctx, p.term.Client, "", volumeName(c))
 	}
 	if err != nil {
-		return p.failed(c, fmt.Errorf("PersistentVolume %s could not be made: %w", volumeName(c), err))
+		return p.failed(c, fmt.Errorf("creating PersistentVolume %s: %w", volumeName(c), err))
 	}
 	p.volumes.Wrote(pv)
 	p.term.Events.Event(c, corev1.EventTypeNormal, "ProvisioningSucceeded", "Successfully provisioned volume "+pv.Name)
 	return p.updateClaim(ctx, unnoted(c, false))
 }
 
-// undo has the driver delete what it may have made for a claim that wants it no more. What it has made it says when it is
-// asked again: only then is its id known.
+// undo makes the driver delete the volume that it may have created for a claim that no longer needs
+// it. It repeats CreateVolume first, because only the response contains the volume's ID.
 func (p *provisioner) undo(ctx context.Context, c *corev1.PersistentVolumeClaim, b *begun) error {
 	pv, err := client.Get[*corev1.PersistentVolume](ctx, p.term.Client, "", volumeName(c))
-	if err == nil { // it was made all the same, and is the binder's to release
+	if err == nil { // the PersistentVolume was created after all; the binder releases it
 		p.volumes.Wrote(pv)
 		return p.updateClaim(ctx, unnoted(c, false))
 	}
@@ -376,7 +376,7 @@ func (p *provisioner) undo(ctx context.Context, c *corev1.PersistentVolumeClaim,
 	}
 	node, ok := p.way(b)
 	if !ok {
-		return p.updateClaim(ctx, unnoted(c, false)) // with all that is on it
+		return p.updateClaim(ctx, unnoted(c, false)) // the node was deleted with its data
 	}
 	q := request(c, b)
 	if q.Secrets, err = p.givenStill(ctx, b.Secrets[forProvisioning]); err != nil {
@@ -395,7 +395,7 @@ func (p *provisioner) undo(ctx context.Context, c *corev1.PersistentVolumeClaim,
 	return p.updateClaim(ctx, unnoted(c, false))
 }
 
-// failed tells a claim why it has no volume, and returns that.
+// failed records an event about a failed provisioning and returns the error.
 func (p *provisioner) failed(c *corev1.PersistentVolumeClaim, err error) error {
 	p.term.Events.Event(c, corev1.EventTypeWarning, "ProvisioningFailed", "failed to provision volume: "+err.Error())
 	return fmt.Errorf("volume of claim %s/%s: %w", c.Namespace, c.Name, err)
@@ -406,7 +406,7 @@ func (p *provisioner) volume(ctx context.Context, name string) error {
 	if !ok || v.Spec.CSI == nil || !p.served(v.Spec.CSI.Driver) || planVolume(v) == leave {
 		return nil
 	}
-	// Data are deleted by what is so now, not by what was seen last.
+	// Decide the deletion of data by the current object, not by the cached one.
 	v, err := client.Get[*corev1.PersistentVolume](ctx, p.term.Client, "", name)
 	if err != nil {
 		return err
@@ -450,8 +450,8 @@ func (p *provisioner) volume(ctx context.Context, name string) error {
 	return nil
 }
 
-// deleteVolume has a driver delete a volume. gone is false when nobody can, and nobody has said that the object shall go,
-// and while the volume is attached to a node: it is deleted when it has been taken from there.
+// deleteVolume calls DeleteVolume. gone is false while the volume is attached to a node. gone is
+// also false if no node can reach the volume, unless a user has deleted the PersistentVolume.
 func (p *provisioner) deleteVolume(ctx context.Context, v *corev1.PersistentVolume) (gone bool, err error) {
 	if len(controllers.CachedBy[*storagev1.VolumeAttachment](p.attachments, ofVolume, v.Name)) > 0 {
 		return false, nil
@@ -462,7 +462,7 @@ func (p *provisioner) deleteVolume(ctx context.Context, v *corev1.PersistentVolu
 		return true, nil
 	case errors.Is(err, controllers.ErrNoNode):
 		p.term.Events.Event(v, corev1.EventTypeWarning, "VolumeFailedDelete",
-			"the node that has the volume is no part of the cluster any more: delete this object (kubectl delete pv "+v.Name+") to forget it")
+			"the node that has the volume is no part of the cluster any more: delete this object (kubectl delete pv "+v.Name+") to remove it from the cluster")
 		return false, nil
 	case err != nil:
 		return false, err
