@@ -20,13 +20,13 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// content has the driver take, look at or delete what a content stands for.
+// content takes, checks or deletes the snapshot of a content through its driver.
 func (r *reconciler) content(ctx context.Context, c content) (time.Duration, error) {
 	switch {
 	case goes(c.Typed) && slices.Contains(c.Typed.Finalizers, contentFinalizer):
 		return r.remove(ctx, c)
 	case c.Typed.DeletionTimestamp != nil, c.Typed.Spec.VolumeSnapshotRef.UID == "", metav1.HasAnnotation(c.Object.ObjectMeta, beingDeleted):
-		return 0, nil // as long as a snapshot has it, or none has it yet
+		return 0, nil // a snapshot still uses it, or no snapshot is bound to it yet
 	case c.Typed.Status != nil && c.Typed.Status.ReadyToUse != nil && *c.Typed.Status.ReadyToUse:
 		return 0, r.mark(ctx, ofSnapshots, c.Object, false)
 	case c.Typed.Spec.Source.SnapshotHandle != nil:
@@ -35,7 +35,7 @@ func (r *reconciler) content(ctx context.Context, c content) (time.Duration, err
 	return r.take(ctx, c)
 }
 
-// take asks the driver for a snapshot, again until it is ready.
+// take calls CreateSnapshot, and repeats the call until the snapshot is ready.
 func (r *reconciler) take(ctx context.Context, c content) (time.Duration, error) {
 	q, err := r.request(ctx, c)
 	if err != nil {
@@ -49,16 +49,16 @@ func (r *reconciler) take(ctx context.Context, c content) (time.Duration, error)
 		if err := r.mark(ctx, ofSnapshots, c.Object, true); err != nil {
 			return 0, err
 		}
-		return time.Millisecond, nil // and go on by what is stored
+		return time.Millisecond, nil // continue with the stored version
 	}
 	res, err := controllers.DriverController(r.calls, nodes[0], c.Typed.Spec.Driver).CreateSnapshot(ctx, q)
 	switch {
 	case status.Code(err) == codes.Aborted:
-		return poll, nil // it is being made
+		return poll, nil // the driver is creating the snapshot
 	case err != nil:
 		return 0, r.refused(ctx, ofSnapshots, c.Object, fmt.Errorf("node %s: %s", nodes[0], controllers.Words(err)))
 	case res.GetSnapshot().GetSnapshotId() == "":
-		return 0, r.refused(ctx, ofSnapshots, c.Object, errors.New("the driver made a snapshot without an id"))
+		return 0, r.refused(ctx, ofSnapshots, c.Object, errors.New("the driver returned a snapshot without an ID"))
 	}
 	if err := r.writeStatus(ctx, c.Object, contentStatus(res.GetSnapshot())); err != nil {
 		return 0, err
@@ -82,7 +82,7 @@ func contentStatus(s *csi.Snapshot) *snap.VolumeSnapshotContentStatus {
 	return out
 }
 
-// request is what a driver is asked for.
+// request returns the CreateSnapshot request of a content.
 func (r *reconciler) request(ctx context.Context, c content) (*csi.CreateSnapshotRequest, error) {
 	q := &csi.CreateSnapshotRequest{Name: driverName(c.Typed), SourceVolumeId: *c.Typed.Spec.Source.VolumeHandle}
 	var err error
@@ -93,8 +93,8 @@ func (r *reconciler) request(ctx context.Context, c content) (*csi.CreateSnapsho
 	return q, err
 }
 
-// find looks for a snapshot that somebody made without the cluster, on every node that has the driver: where it is
-// is noted.
+// find looks for a pre-provisioned snapshot on every node that has the driver, and records from
+// which nodes it can be reached.
 func (r *reconciler) find(ctx context.Context, c content) (time.Duration, error) {
 	nodes, err := r.reaching(c.Object, c.Typed.Spec.Driver)
 	if err != nil {
@@ -107,7 +107,7 @@ func (r *reconciler) find(ctx context.Context, c content) (time.Duration, error)
 	handle := *c.Typed.Spec.Source.SnapshotHandle
 	for _, name := range nodes {
 		res, err := controllers.DriverController(r.calls, name, c.Typed.Spec.Driver).ListSnapshots(ctx, &csi.ListSnapshotsRequest{SnapshotId: handle, Secrets: secrets})
-		if status.Code(err) == codes.Unimplemented { // who cannot list is believed
+		if status.Code(err) == codes.Unimplemented { // a driver that cannot list snapshots: the snapshot is assumed to exist
 			yes := true
 			return 0, r.writeStatus(ctx, c.Object, &snap.VolumeSnapshotContentStatus{SnapshotHandle: &handle, ReadyToUse: &yes})
 		}
@@ -127,7 +127,7 @@ func (r *reconciler) found(ctx context.Context, c content, name string, s *csi.S
 	node, _ := controllers.Cached[*corev1.Node](r.nodes, "", name)
 	on, _ := controllers.Cached[*storagev1.CSINode](r.csiNodes, "", name)
 	d := controllers.DriverOn(on, c.Typed.Spec.Driver)
-	if missing := controllers.Unlabelled(d, node); missing != "" { // where it is reached from is written once
+	if missing := controllers.Unlabelled(d, node); missing != "" { // the reachable nodes are written only once
 		return again, r.refused(ctx, ofSnapshots, c.Object, fmt.Errorf("node %s has no label %s, by which CSI driver %s says where it is: the driver's registration sets it",
 			name, missing, c.Typed.Spec.Driver))
 	}
@@ -154,8 +154,8 @@ func (r *reconciler) found(ctx context.Context, c content, name string, s *csi.S
 	return 0, nil
 }
 
-// remove has the driver delete a snapshot where that is the policy, and lets the content go. A snapshot that was being
-// made is asked for once more: only then is it known.
+// remove deletes the snapshot if the deletion policy is Delete, and removes the content's
+// finalizer.
 func (r *reconciler) remove(ctx context.Context, c content) (time.Duration, error) {
 	var err error
 	if c.Typed.Spec.DeletionPolicy == snap.VolumeSnapshotContentDelete && !metav1.HasAnnotation(c.Object.ObjectMeta, inGroup) {
@@ -164,7 +164,8 @@ func (r *reconciler) remove(ctx context.Context, c content) (time.Duration, erro
 	return r.removed(ctx, ofSnapshots, c.Object, err)
 }
 
-// delete has the driver delete the snapshot of a content.
+// delete calls DeleteSnapshot. If the snapshot's handle is not known because its creation was
+// interrupted, it repeats CreateSnapshot to get the handle.
 func (r *reconciler) delete(ctx context.Context, c content) error {
 	handle := ""
 	switch {
@@ -173,11 +174,11 @@ func (r *reconciler) delete(ctx context.Context, c content) error {
 	case c.Typed.Spec.Source.SnapshotHandle != nil:
 		handle = *c.Typed.Spec.Source.SnapshotHandle
 	case !metav1.HasAnnotation(c.Object.ObjectMeta, beingCreated):
-		return nil // nobody was asked
+		return nil // the driver was never called
 	}
 	nodes, err := r.reaching(c.Object, c.Typed.Spec.Driver)
 	if errors.Is(err, controllers.ErrNoNode) {
-		return nil // it went with its nodes
+		return nil // the snapshot was lost with its nodes
 	}
 	if err != nil {
 		return err
@@ -194,7 +195,7 @@ func (r *reconciler) delete(ctx context.Context, c content) error {
 		}
 		res, err := driver.CreateSnapshot(ctx, q)
 		if err != nil && controllers.Refused(err) {
-			return nil // there is none
+			return nil // the snapshot does not exist
 		}
 		if err != nil {
 			return err

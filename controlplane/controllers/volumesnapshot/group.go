@@ -20,7 +20,7 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// groupNamed brings a group to its content and its snapshots.
+// groupNamed reconciles a group snapshot: it binds its content and creates its member snapshots.
 func (r *reconciler) groupNamed(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	if !r.binds() {
 		return 0, nil
@@ -55,7 +55,7 @@ func (r *reconciler) groupNamed(ctx context.Context, key controllers.Key) (time.
 	return r.groupTold(ctx, g, *c)
 }
 
-// groupGiven is the content that a group names.
+// groupGiven returns the pre-provisioned content that a group names, bound to the group.
 func (r *reconciler) groupGiven(ctx context.Context, g group) (*groupContent, error) {
 	name := *g.Typed.Spec.Source.VolumeGroupSnapshotContentName
 	c, err := contentNamed[groups.VolumeGroupSnapshotContent](ctx, r, ofGroups, name)
@@ -72,7 +72,8 @@ func (r *reconciler) groupGiven(ctx context.Context, g group) (*groupContent, er
 	return &bound, err
 }
 
-// groupDynamic makes the content of a group of claims unless it is there. The claims stay until the group is taken.
+// groupDynamic returns the content of a group of claims and creates it if necessary. It protects
+// the claims until the group is taken.
 func (r *reconciler) groupDynamic(ctx context.Context, g group) (group, *groupContent, error) {
 	c, err := contentNamed[groups.VolumeGroupSnapshotContent](ctx, r, ofGroups, groupContentName(g.Typed.UID))
 	if err != nil {
@@ -82,7 +83,7 @@ func (r *reconciler) groupDynamic(ctx context.Context, g group) (group, *groupCo
 		return g, c, groupBelongs(g.Typed, c.Typed)
 	}
 	if g.Typed.Status != nil && g.Typed.Status.BoundVolumeGroupSnapshotContentName != nil {
-		return g, nil, fmt.Errorf("VolumeGroupSnapshotContent %s is gone: somebody deleted it", *g.Typed.Status.BoundVolumeGroupSnapshotContentName)
+		return g, nil, fmt.Errorf("VolumeGroupSnapshotContent %s no longer exists: it was deleted while it was in use", *g.Typed.Status.BoundVolumeGroupSnapshotContentName)
 	}
 	claims, volumes, err := r.groupSources(ctx, g.Typed)
 	if err != nil {
@@ -119,7 +120,7 @@ func (r *reconciler) groupDynamic(ctx context.Context, g group) (group, *groupCo
 	return g, &stored, err
 }
 
-// groupSources are the claims of a group with their volumes.
+// groupSources returns the claims of a group and their volumes.
 func (r *reconciler) groupSources(ctx context.Context, g *groups.VolumeGroupSnapshot) ([]*corev1.PersistentVolumeClaim, []*corev1.PersistentVolume, error) {
 	all, err := client.List[*corev1.PersistentVolumeClaim](ctx, r.term.Client, g.Namespace, metav1.ListOptions{})
 	if err != nil {
@@ -140,8 +141,8 @@ func (r *reconciler) groupSources(ctx context.Context, g *groups.VolumeGroupSnap
 	return claims, volumes, nil
 }
 
-// oneNode refuses claims whose volumes no node reaches together, by name. It is asked for drivers that the agents serve:
-// others' programs may be anywhere.
+// oneNode returns an error if no node reaches all volumes of the claims. It checks only drivers
+// that the agents serve; other drivers may run anywhere.
 func (r *reconciler) oneNode(driver string, claims []*corev1.PersistentVolumeClaim, volumes []*corev1.PersistentVolume) error {
 	if !r.served(driver) {
 		return nil
@@ -174,7 +175,7 @@ func firstOf(nodes []string) string {
 	return nodes[0]
 }
 
-// groupTold makes the snapshots of a group that was taken, and has it say how far it is.
+// groupTold creates the member snapshots of a group that was taken, and updates the group's status.
 func (r *reconciler) groupTold(ctx context.Context, g group, c groupContent) (time.Duration, error) {
 	no := false
 	next := &groups.VolumeGroupSnapshotStatus{}
@@ -199,7 +200,7 @@ func (r *reconciler) groupTold(ctx context.Context, g group, c groupContent) (ti
 	}
 	if !equality.Semantic.DeepEqual(g.Typed.Status, next) {
 		if *next.ReadyToUse && (g.Typed.Status == nil || g.Typed.Status.ReadyToUse == nil || !*g.Typed.Status.ReadyToUse) {
-			r.event(g.Object, corev1.EventTypeNormal, "GroupSnapshotReady", fmt.Sprintf("Group of snapshots %s is ready to use", controllers.KeyOf(g.Object)))
+			r.event(g.Object, corev1.EventTypeNormal, "GroupSnapshotReady", fmt.Sprintf("Group snapshot %s is ready to use", controllers.KeyOf(g.Object)))
 		}
 		if err := r.writeStatus(ctx, g.Object, next); err != nil {
 			return 0, err
@@ -211,7 +212,8 @@ func (r *reconciler) groupTold(ctx context.Context, g group, c groupContent) (ti
 	return wait, r.groupRelease(ctx, g.Typed.Namespace)
 }
 
-// groupMembers makes the snapshots of a group unless they are there; ready says that all can be used.
+// groupMembers creates the missing member snapshots of a group. ready reports whether all of them
+// are ready to use.
 func (r *reconciler) groupMembers(ctx context.Context, g group, c groupContent) (ready bool, err error) {
 	ready = true
 	var claims map[string]string
@@ -232,7 +234,7 @@ func (r *reconciler) groupMembers(ctx context.Context, g group, c groupContent) 
 			return false, err
 		}
 		if !ownedBy(s.Typed, g.Typed.UID) {
-			return false, fmt.Errorf("VolumeSnapshot %s is none of group %s: delete it", s.Typed.Name, g.Typed.Name)
+			return false, fmt.Errorf("VolumeSnapshot %s does not belong to group %s: delete it", s.Typed.Name, g.Typed.Name)
 		}
 		if err := r.createContent(ctx, memberContentOf(s.Typed, c.Typed, info.SnapshotHandle)); err != nil {
 			return false, err
@@ -242,7 +244,7 @@ func (r *reconciler) groupMembers(ctx context.Context, g group, c groupContent) 
 	return ready, nil
 }
 
-// claimsOf are the claims that are held while something is taken of them, by their volumes' names at their driver.
+// claimsOf returns the names of the protected claims of a driver, by volume handle.
 func (r *reconciler) claimsOf(ctx context.Context, namespace, driver string) (map[string]string, error) {
 	all, err := client.List[*corev1.PersistentVolumeClaim](ctx, r.term.Client, namespace, metav1.ListOptions{})
 	if err != nil {
@@ -264,7 +266,7 @@ func (r *reconciler) claimsOf(ctx context.Context, namespace, driver string) (ma
 	return out, nil
 }
 
-// groupRelease takes the protection off claims of which nothing is being taken any more.
+// groupRelease removes the protection of claims that no snapshot or group still needs.
 func (r *reconciler) groupRelease(ctx context.Context, namespace string) error {
 	all, err := client.List[*corev1.PersistentVolumeClaim](ctx, r.term.Client, namespace, metav1.ListOptions{})
 	if err != nil {
@@ -280,7 +282,7 @@ func (r *reconciler) groupRelease(ctx context.Context, namespace string) error {
 	return nil
 }
 
-// heldByGroup says whether a group of a claim is still to be taken.
+// heldByGroup reports whether a claim belongs to a group that has not been taken yet.
 func (r *reconciler) heldByGroup(ctx context.Context, claim *corev1.PersistentVolumeClaim) (bool, error) {
 	k := r.kind("VolumeGroupSnapshot")
 	if k == nil {
@@ -302,7 +304,8 @@ func (r *reconciler) heldByGroup(ctx context.Context, claim *corev1.PersistentVo
 	return false, nil
 }
 
-// staysWithGroup says whether a snapshot that is being deleted is one of a group that is not: then it stays.
+// staysWithGroup reports whether a snapshot that is being deleted belongs to a group that is not
+// being deleted. Such a snapshot stays.
 func (r *reconciler) staysWithGroup(ctx context.Context, s snapshot) (bool, error) {
 	k := r.kind("VolumeGroupSnapshot")
 	if k == nil || !slices.Contains(s.Typed.Finalizers, memberFinalizer) {
@@ -319,13 +322,14 @@ func (r *reconciler) staysWithGroup(ctx context.Context, s snapshot) (bool, erro
 		if err != nil {
 			return false, err
 		}
-		r.event(s.Object, corev1.EventTypeWarning, "SnapshotDeletePending", "it is one of VolumeGroupSnapshot "+o.Name+", and goes with that: delete the group")
+		r.event(s.Object, corev1.EventTypeWarning, "SnapshotDeletePending", "the snapshot belongs to VolumeGroupSnapshot "+o.Name+" and is deleted with it: delete the group")
 		return true, nil
 	}
 	return false, nil
 }
 
-// groupDeleted lets a group go: its snapshots first, then its content, unless that is to be kept.
+// groupDeleted finalizes a group that is being deleted: it deletes the member snapshots first, then
+// the content if its deletion policy is Delete.
 func (r *reconciler) groupDeleted(ctx context.Context, g group) (time.Duration, error) {
 	if !slices.Contains(g.Typed.Finalizers, groupFinalizer) {
 		return 0, nil
@@ -347,7 +351,7 @@ func (r *reconciler) groupDeleted(ctx context.Context, g group) (time.Duration, 
 		}
 	}
 	if left {
-		return again, nil // until they are gone, which wakes this
+		return again, nil // the deletion of each member queues this group again
 	}
 	name := groupContentName(g.Typed.UID)
 	if g.Typed.Spec.Source.VolumeGroupSnapshotContentName != nil {
@@ -371,7 +375,7 @@ func (r *reconciler) groupDeleted(ctx context.Context, g group) (time.Duration, 
 	return 0, r.groupRelease(ctx, g.Typed.Namespace)
 }
 
-// deleteObject deletes an object of a kind of snapshots, that one and none of its name.
+// deleteObject deletes an object of a snapshot kind, with its UID as precondition.
 func (r *reconciler) deleteObject(ctx context.Context, o *custom.Object) error {
 	k := r.kind(o.Kind)
 	if k == nil {

@@ -19,7 +19,7 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// groupContentNamed has the driver take, find or delete what the content of a group stands for.
+// groupContentNamed takes, finds or deletes the group snapshot of a content through its driver.
 func (r *reconciler) groupContentNamed(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	c, err := controllers.GetTyped[groups.VolumeGroupSnapshotContent](ctx, r.term.Client, r.kind("VolumeGroupSnapshotContent"), "", key.Name)
 	if apierrors.IsNotFound(err) {
@@ -41,7 +41,7 @@ func (r *reconciler) groupContentNamed(ctx context.Context, key controllers.Key)
 	case c.Typed.DeletionTimestamp != nil:
 		return r.groupRemove(ctx, c)
 	case c.Typed.Spec.VolumeGroupSnapshotRef.UID == "":
-		return 0, nil // none has it yet
+		return 0, nil // no group is bound to it yet
 	case had != nil && had.ReadyToUse != nil && *had.ReadyToUse:
 		return 0, r.mark(ctx, ofGroups, c.Object, false)
 	case c.Typed.Spec.Source.GroupSnapshotHandles != nil:
@@ -50,7 +50,8 @@ func (r *reconciler) groupContentNamed(ctx context.Context, key controllers.Key)
 	return r.groupTake(ctx, c)
 }
 
-// groupOrphaned deletes a content whose group is gone for good, where that is its policy.
+// groupOrphaned deletes a content with deletion policy Delete whose group no longer exists. It
+// reports whether it did.
 func (r *reconciler) groupOrphaned(ctx context.Context, c groupContent) (bool, error) {
 	ref := c.Typed.Spec.VolumeGroupSnapshotRef
 	if ref.UID == "" || c.Typed.DeletionTimestamp != nil || c.Typed.Spec.DeletionPolicy != snap.VolumeSnapshotContentDelete {
@@ -63,7 +64,8 @@ func (r *reconciler) groupOrphaned(ctx context.Context, c groupContent) (bool, e
 	return true, r.deleteObject(ctx, c.Object)
 }
 
-// groupTake asks the driver for a group, again until it is ready.
+// groupTake calls CreateVolumeGroupSnapshot, and repeats the call until the group snapshot is
+// ready.
 func (r *reconciler) groupTake(ctx context.Context, c groupContent) (time.Duration, error) {
 	q, err := r.groupRequest(ctx, c)
 	if err != nil {
@@ -77,22 +79,22 @@ func (r *reconciler) groupTake(ctx context.Context, c groupContent) (time.Durati
 		return 0, r.refused(ctx, ofGroups, c.Object, err)
 	}
 	if !metav1.HasAnnotation(c.Object.ObjectMeta, groupBeingCreated) {
-		return time.Millisecond, r.mark(ctx, ofGroups, c.Object, true) // and go on by what is stored
+		return time.Millisecond, r.mark(ctx, ofGroups, c.Object, true) // continue with the stored version
 	}
 	res, err := controllers.DriverGroups(r.calls, nodes[0], c.Typed.Spec.Driver).CreateVolumeGroupSnapshot(ctx, q)
 	switch {
 	case status.Code(err) == codes.Aborted:
-		return poll, nil // it is being made
+		return poll, nil // the driver is creating the group snapshot
 	case err != nil:
 		return 0, r.refused(ctx, ofGroups, c.Object, fmt.Errorf("node %s: %s", nodes[0], controllers.Words(err)))
 	}
 	return r.groupTaken(ctx, c, res.GetGroupSnapshot())
 }
 
-// groupTaken has a content say what the driver made.
+// groupTaken writes the driver's result to the content's status.
 func (r *reconciler) groupTaken(ctx context.Context, c groupContent, g *csi.VolumeGroupSnapshot) (time.Duration, error) {
 	if g.GetGroupSnapshotId() == "" || len(g.GetSnapshots()) == 0 || len(g.GetSnapshots()) > mostInGroup {
-		return 0, r.refused(ctx, ofGroups, c.Object, fmt.Errorf("the driver answered with group %q of %d snapshots", g.GetGroupSnapshotId(), len(g.GetSnapshots())))
+		return 0, r.refused(ctx, ofGroups, c.Object, fmt.Errorf("the driver returned group snapshot %q with %d snapshots", g.GetGroupSnapshotId(), len(g.GetSnapshots())))
 	}
 	id, ready := g.GetGroupSnapshotId(), g.GetReadyToUse()
 	at := metav1.NewTime(r.term.Now().Truncate(time.Second))
@@ -116,7 +118,7 @@ func (r *reconciler) groupTaken(ctx context.Context, c groupContent, g *csi.Volu
 	return poll, nil
 }
 
-// groups says why a driver on a node takes no groups.
+// groups returns an error if a driver on a node does not support group snapshots.
 func (r *reconciler) groups(ctx context.Context, node, driver string) error {
 	res, err := controllers.DriverGroups(r.calls, node, driver).GroupControllerGetCapabilities(ctx, &csi.GroupControllerGetCapabilitiesRequest{})
 	if err != nil && status.Code(err) != codes.Unimplemented {
@@ -130,7 +132,7 @@ func (r *reconciler) groups(ctx context.Context, node, driver string) error {
 	return fmt.Errorf("CSI driver %s takes no groups of snapshots: it does not have the capability CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT; take a VolumeSnapshot of each claim", driver)
 }
 
-// groupRequest is what a driver is asked for.
+// groupRequest returns the CreateVolumeGroupSnapshot request of a content.
 func (r *reconciler) groupRequest(ctx context.Context, c groupContent) (*csi.CreateVolumeGroupSnapshotRequest, error) {
 	q := &csi.CreateVolumeGroupSnapshotRequest{Name: groupDriverName(c.Typed.Spec.VolumeGroupSnapshotRef.UID), SourceVolumeIds: c.Typed.Spec.Source.VolumeHandles}
 	var err error
@@ -141,7 +143,7 @@ func (r *reconciler) groupRequest(ctx context.Context, c groupContent) (*csi.Cre
 	return q, err
 }
 
-// groupFind looks for a group that somebody made without the cluster, on every node that has the driver.
+// groupFind looks for a pre-provisioned group snapshot on every node that has the driver.
 func (r *reconciler) groupFind(ctx context.Context, c groupContent) (time.Duration, error) {
 	nodes, err := r.reaching(c.Object, c.Typed.Spec.Driver)
 	if err != nil {
@@ -166,8 +168,9 @@ func (r *reconciler) groupFind(ctx context.Context, c groupContent) (time.Durati
 	return again, r.refused(ctx, ofGroups, c.Object, fmt.Errorf("CSI driver %s has no group of snapshots %s on any node", c.Typed.Spec.Driver, given.VolumeGroupSnapshotHandle))
 }
 
-// groupRemove has the driver delete a group where that is the policy, and lets the content go. The snapshots in the group
-// have gone before, unless somebody deleted the content itself: then they stay, and so does it.
+// groupRemove deletes the group snapshot if the deletion policy is Delete, and removes the
+// content's finalizer. The member snapshots were deleted before. If a user deleted the content
+// itself, the content stays while its group exists.
 func (r *reconciler) groupRemove(ctx context.Context, c groupContent) (time.Duration, error) {
 	if !slices.Contains(c.Typed.Finalizers, groupContentFinalizer) {
 		return 0, nil
@@ -175,7 +178,7 @@ func (r *reconciler) groupRemove(ctx context.Context, c groupContent) (time.Dura
 	ref := c.Typed.Spec.VolumeGroupSnapshotRef
 	if g, err := controllers.GetTyped[groups.VolumeGroupSnapshot](ctx, r.term.Client, r.kind("VolumeGroupSnapshot"), ref.Namespace, ref.Name); err == nil {
 		if g.Typed.UID == ref.UID && g.Typed.DeletionTimestamp == nil {
-			r.event(c.Object, corev1.EventTypeWarning, "GroupSnapshotDeletePending", "VolumeGroupSnapshot "+ref.Namespace+"/"+ref.Name+" has it: delete that")
+			r.event(c.Object, corev1.EventTypeWarning, "GroupSnapshotDeletePending", "VolumeGroupSnapshot "+ref.Namespace+"/"+ref.Name+" uses this content: delete the group snapshot")
 			return again, nil
 		}
 	} else if !apierrors.IsNotFound(err) {
@@ -188,8 +191,8 @@ func (r *reconciler) groupRemove(ctx context.Context, c groupContent) (time.Dura
 	return r.removed(ctx, ofGroups, c.Object, err)
 }
 
-// groupDelete has the driver delete the group of a content. One that was being made is asked for once more: only then is
-// it known.
+// groupDelete calls DeleteVolumeGroupSnapshot. If the handle is not known because the creation was
+// interrupted, it repeats CreateVolumeGroupSnapshot to get the handle.
 func (r *reconciler) groupDelete(ctx context.Context, c groupContent) error {
 	q := &csi.DeleteVolumeGroupSnapshotRequest{}
 	switch {
@@ -201,11 +204,11 @@ func (r *reconciler) groupDelete(ctx context.Context, c groupContent) error {
 	case c.Typed.Spec.Source.GroupSnapshotHandles != nil:
 		q.GroupSnapshotId, q.SnapshotIds = c.Typed.Spec.Source.GroupSnapshotHandles.VolumeGroupSnapshotHandle, c.Typed.Spec.Source.GroupSnapshotHandles.VolumeSnapshotHandles
 	case !metav1.HasAnnotation(c.Object.ObjectMeta, groupBeingCreated):
-		return nil // nobody was asked
+		return nil // the driver was never called
 	}
 	nodes, err := r.reaching(c.Object, c.Typed.Spec.Driver)
 	if errors.Is(err, controllers.ErrNoNode) {
-		return nil // it went with its nodes
+		return nil // the group snapshot was lost with its nodes
 	}
 	if err != nil {
 		return err
@@ -221,7 +224,7 @@ func (r *reconciler) groupDelete(ctx context.Context, c groupContent) error {
 		}
 		res, err := driver.CreateVolumeGroupSnapshot(ctx, ask)
 		if err != nil && controllers.Refused(err) {
-			return nil // there is none
+			return nil // the group snapshot does not exist
 		}
 		if err != nil {
 			return err

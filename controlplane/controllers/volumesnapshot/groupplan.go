@@ -17,7 +17,7 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Names that all programs which serve groups of snapshots agree upon.
+// Names that all implementations of group snapshots share.
 const (
 	groupPrefix = "groupsnapshot.storage.kubernetes.io/"
 
@@ -34,23 +34,25 @@ const (
 	groupSecretNamespaceParam = reserved + "group-snapshotter-secret-namespace"
 )
 
-// inGroup on a VolumeSnapshotContent names the VolumeGroupSnapshotContent with whose data its own come and go.
+// inGroup on a VolumeSnapshotContent names the VolumeGroupSnapshotContent to which its data belong.
 const inGroup = "keelson.dev/snapshot-group"
 
-// mostInGroup bounds the claims of a group: all their writers wait while it is taken.
+// mostInGroup is the maximum number of claims in a group. All writers of the claims wait while the
+// group snapshot is taken.
 const mostInGroup = 64
 
-// groupContentName is that of the content made for a group, groupDriverName what the driver is told.
+// groupContentName returns the name of the content of a group. groupDriverName returns the name in
+// the CSI request.
 func groupContentName(uid types.UID) string { return "groupsnapcontent-" + string(uid) }
 func groupDriverName(uid types.UID) string  { return "groupsnapshot-" + string(uid) }
 
-// memberName is that of the snapshot of a volume in a group, and of its content where that is not known by a claim. It
-// follows from the group and the driver's name of the snapshot.
+// memberName returns the name of the snapshot of a volume in a group, and of its content if the
+// claim is unknown. It is derived from the group's UID and the snapshot handle.
 func memberName(group types.UID, handle string) string {
 	return fmt.Sprintf("snapshot-%x", sha256.Sum256([]byte(string(group)+"\x00"+handle)))[:49]
 }
 
-// selected are the claims that a group is of, by name.
+// selected returns the claims that a group selects, sorted by name.
 func selected(g *groups.VolumeGroupSnapshot, all []*corev1.PersistentVolumeClaim) ([]*corev1.PersistentVolumeClaim, error) {
 	selector, err := metav1.LabelSelectorAsSelector(g.Spec.Source.Selector)
 	if err != nil {
@@ -66,13 +68,13 @@ func selected(g *groups.VolumeGroupSnapshot, all []*corev1.PersistentVolumeClaim
 	case len(out) == 0:
 		return nil, fmt.Errorf("no PersistentVolumeClaim of namespace %s has the labels %s", g.Namespace, selector)
 	case len(out) > mostInGroup:
-		return nil, fmt.Errorf("%d PersistentVolumeClaims have the labels %s: %d can be in a group", len(out), selector, mostInGroup)
+		return nil, fmt.Errorf("%d PersistentVolumeClaims match the labels %s: a group may have at most %d", len(out), selector, mostInGroup)
 	}
 	slices.SortFunc(out, func(a, b *corev1.PersistentVolumeClaim) int { return strings.Compare(a.Name, b.Name) })
 	return out, nil
 }
 
-// oneDriver is the driver of all volumes of a group.
+// oneDriver returns the common driver of all volumes of a group, or an error.
 func oneDriver(claims []*corev1.PersistentVolumeClaim, volumes []*corev1.PersistentVolume) (string, error) {
 	for i, v := range volumes {
 		if err := source(claims[i], v); err != nil {
@@ -86,10 +88,11 @@ func oneDriver(claims []*corev1.PersistentVolumeClaim, volumes []*corev1.Persist
 	return volumes[0].Spec.CSI.Driver, nil
 }
 
-// mostTerms bounds the terms of the affinity of a group.
+// mostTerms is the maximum number of node selector terms of a group.
 const mostTerms = 64
 
-// together is the affinity of the nodes that reach all of some volumes; nil where every node does.
+// together returns the affinity of the nodes that reach all volumes. It returns nil if every node
+// does.
 func together(volumes []*corev1.PersistentVolume) (*corev1.VolumeNodeAffinity, error) {
 	var all []corev1.NodeSelectorTerm
 	seen := map[string]bool{}
@@ -102,7 +105,7 @@ func together(volumes []*corev1.PersistentVolume) (*corev1.VolumeNodeAffinity, e
 		if err != nil {
 			return nil, err
 		}
-		if seen[string(text)] { // most are of one node, and say the same
+		if seen[string(text)] { // most volumes are local to one node and have the same terms
 			continue
 		}
 		seen[string(text)] = true
@@ -127,7 +130,7 @@ func together(volumes []*corev1.PersistentVolume) (*corev1.VolumeNodeAffinity, e
 	return &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: all}}, nil
 }
 
-// groupContentOf is the content made for a group.
+// groupContentOf returns the content for a group.
 func groupContentOf(g *groups.VolumeGroupSnapshot, c class, volumes []*corev1.PersistentVolume) (*groups.VolumeGroupSnapshotContent, error) {
 	out := &groups.VolumeGroupSnapshotContent{
 		ObjectMeta: metav1.ObjectMeta{Name: groupContentName(g.UID), Finalizers: []string{groupContentFinalizer}},
@@ -147,14 +150,14 @@ func groupContentOf(g *groups.VolumeGroupSnapshot, c class, volumes []*corev1.Pe
 	return out, ofGroups.note(&out.ObjectMeta, c, g, from)
 }
 
-// groupBelongs says why a content that a group names is not its own.
+// groupBelongs returns an error if a content that a group names does not belong to the group.
 func groupBelongs(g *groups.VolumeGroupSnapshot, c *groups.VolumeGroupSnapshotContent) error {
 	made := c.Spec.Source.GroupSnapshotHandles == nil && g.Spec.Source.VolumeGroupSnapshotContentName != nil
 	return ofGroups.belongs(g, c, c.Spec.VolumeGroupSnapshotRef, made)
 }
 
-// memberOf is the snapshot of a volume in a group, which goes with the group. claim is that of the volume, "" where it is
-// not known.
+// memberOf returns the snapshot of a volume in a group. It is deleted with the group. claim is the
+// claim of the volume, or "" if it is unknown.
 func memberOf(g *groups.VolumeGroupSnapshot, info groups.VolumeSnapshotInfo, claim string) *snap.VolumeSnapshot {
 	yes, name := true, memberName(g.UID, info.SnapshotHandle)
 	s := &snap.VolumeSnapshot{ObjectMeta: metav1.ObjectMeta{Namespace: g.Namespace, Name: name,
@@ -167,8 +170,8 @@ func memberOf(g *groups.VolumeGroupSnapshot, info groups.VolumeSnapshotInfo, cla
 	return s
 }
 
-// memberContentOf is the content of a snapshot in a group. It is as one that somebody made by hand: its data are there, and
-// they go with the group's.
+// memberContentOf returns the content of a member snapshot. It has the form of a pre-provisioned
+// content: its data exist and are deleted with the group's.
 func memberContentOf(s *snap.VolumeSnapshot, c *groups.VolumeGroupSnapshotContent, handle string) *snap.VolumeSnapshotContent {
 	name := contentName(s)
 	if s.Spec.Source.VolumeSnapshotContentName != nil {
@@ -185,13 +188,13 @@ func memberContentOf(s *snap.VolumeSnapshot, c *groups.VolumeGroupSnapshotConten
 	if v, ok := c.Annotations[controllers.ReachedFromAnnotation]; ok {
 		out.Annotations[controllers.ReachedFromAnnotation] = v
 	}
-	if v, ok := c.Annotations[groupSecretName]; ok { // with which the driver is asked for it
+	if v, ok := c.Annotations[groupSecretName]; ok { // the driver's call for the group used this Secret
 		out.Annotations[secretName], out.Annotations[secretNamespace] = v, c.Annotations[groupSecretNamespace]
 	}
 	return out
 }
 
-// ownedBy says whether a snapshot is one of a group.
+// ownedBy reports whether a snapshot is a member of a group.
 func ownedBy(s *snap.VolumeSnapshot, uid types.UID) bool {
 	return slices.ContainsFunc(s.OwnerReferences, func(o metav1.OwnerReference) bool { return o.UID == uid })
 }

@@ -24,13 +24,13 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// naming is what snapshots and groups of them call the same things.
+// naming holds the names that differ between snapshots and group snapshots.
 type naming struct {
-	kind           string // that of their classes and contents begins with it
-	thing          string // in sentences
-	field, ref     string // of spec: which names a class, and by which a content says whose it is
-	handle         string // of a content's spec: what somebody took without the cluster
-	claims, of     string // what a content is made for, and whose driver is meant
+	kind           string // prefix of the names of the class and content kinds
+	thing          string // noun in messages
+	field, ref     string // fields of spec: the class of a snapshot, and the snapshot of a content
+	handle         string // field of a content's spec: the handle of a pre-provisioned snapshot
+	claims, of     string // parts of messages: the source of a content, and the volumes whose driver is meant
 	owner, content string // variables in the names of Secrets
 
 	// Annotations of classes and contents, the finalizer of contents, parameters of classes.
@@ -48,10 +48,10 @@ var (
 		beingCreated: groupBeingCreated, finalizer: groupContentFinalizer, nameParam: groupSecretNameParam, namespaceParam: groupSecretNamespaceParam}
 )
 
-// event is the reason of an event: what happens to one of either kind.
+// event returns the reason of an event: "Snapshot" or "GroupSnapshot" followed by what.
 func (n naming) event(what string) string { return strings.TrimPrefix(n.kind, "Volume") + what }
 
-// class is one of either kind.
+// class is a VolumeSnapshotClass or a VolumeGroupSnapshotClass.
 type class struct {
 	name, driver            string
 	policy                  snap.DeletionPolicy
@@ -66,7 +66,7 @@ func groupClassOf(c *groups.VolumeGroupSnapshotClass) class {
 	return class{c.Name, c.Driver, c.DeletionPolicy, c.Annotations, c.Parameters}
 }
 
-// classFor finds the class that is named, or the driver's default.
+// classFor returns the named class or, if named is empty, the driver's default class.
 func (n naming) classFor(named *string, driver string, all []class) (class, error) {
 	if named != nil && *named != "" {
 		i := slices.IndexFunc(all, func(c class) bool { return c.name == *named })
@@ -87,7 +87,7 @@ func (n naming) classFor(named *string, driver string, all []class) (class, erro
 	}
 	switch len(defaults) {
 	case 0:
-		return class{}, fmt.Errorf("no %sClass is the default of CSI driver %s: name one in spec.%s, or annotate one with %s=true", n.kind, driver, n.field, n.defaultClass)
+		return class{}, fmt.Errorf("no %sClass is the default of CSI driver %s: name a class in spec.%s, or annotate a class with %s=true", n.kind, driver, n.field, n.defaultClass)
 	case 1:
 		return defaults[0], nil
 	}
@@ -95,7 +95,7 @@ func (n naming) classFor(named *string, driver string, all []class) (class, erro
 	return class{}, fmt.Errorf("%sClasses %s are all the default of CSI driver %s: name one in spec.%s, or leave the annotation to one", n.kind, strings.Join(names, ", "), driver, n.field)
 }
 
-// chosen is the class by which something of a driver's volumes is taken.
+// chosen returns the class of a snapshot: the named class, or the default class of the driver.
 func chosen[T any](ctx context.Context, r *reconciler, n naming, named *string, driver string, of func(*T) class) (class, error) {
 	list, err := controllers.ListTyped[T](ctx, r.term.Client, r.kind(n.kind+"Class"), "")
 	if err != nil {
@@ -108,7 +108,7 @@ func chosen[T any](ctx context.Context, r *reconciler, n naming, named *string, 
 	return n.classFor(named, driver, all)
 }
 
-// withClass has an owner name the class that was chosen, unless it names one.
+// withClass writes the name of the chosen class to a snapshot that names no class.
 func withClass[T any](ctx context.Context, r *reconciler, n naming, s controllers.Stored[T], named *string, c class) (controllers.Stored[T], error) {
 	if named != nil {
 		return s, nil
@@ -116,7 +116,7 @@ func withClass[T any](ctx context.Context, r *reconciler, n naming, s controller
 	return changed(ctx, r, s, func(o *custom.Object) { o.Content["spec"].(map[string]any)[n.field] = c.name })
 }
 
-// parameters are those of the class that a content names, as the driver is told of them.
+// parameters returns the parameters of a content's class that are passed to the driver.
 func parameters[T any](ctx context.Context, r *reconciler, n naming, name *string, of func(*T) class) (map[string]string, error) {
 	if name == nil {
 		return nil, nil
@@ -128,7 +128,8 @@ func parameters[T any](ctx context.Context, r *reconciler, n naming, name *strin
 	return n.told(of(c.Typed))
 }
 
-// told are the parameters that the driver is told of. What begins with csi.storage.k8s.io/ is for who calls it.
+// told returns the parameters of a class that are passed to the driver. Parameters with the prefix
+// csi.storage.k8s.io/ are for the caller.
 func (n naming) told(c class) (map[string]string, error) {
 	out := map[string]string{}
 	for _, k := range slices.Sorted(maps.Keys(c.parameters)) {
@@ -136,13 +137,14 @@ func (n naming) told(c class) (map[string]string, error) {
 		case !strings.HasPrefix(k, reserved):
 			out[k] = c.parameters[k]
 		case k != n.nameParam && k != n.namespaceParam:
-			return nil, fmt.Errorf("parameter %s of %sClass %s is not served for drivers that the agents serve: leave it out", k, n.kind, c.name)
+			return nil, fmt.Errorf("parameter %s of %sClass %s is not supported for drivers that the agents serve: remove it", k, n.kind, c.name)
 		}
 	}
 	return out, nil
 }
 
-// note puts on a content that is made for an owner which Secret its driver is given, and from which nodes it is reached.
+// note sets the annotations of a new content: the Secret for its driver, and the nodes that can
+// reach the snapshot.
 func (n naming) note(content *metav1.ObjectMeta, c class, owner metav1.Object, from *corev1.VolumeNodeAffinity) error {
 	name, namespace := c.parameters[n.nameParam], c.parameters[n.namespaceParam]
 	if (name == "") != (namespace == "") {
@@ -168,7 +170,8 @@ func (n naming) note(content *metav1.ObjectMeta, c class, owner metav1.Object, f
 	return nil
 }
 
-// belongs says why a content that an owner names is not its own. made is one that was made for claims, and not for who names it.
+// belongs returns an error if a content that a snapshot names does not belong to it. made means
+// that the content was created dynamically, and not for the snapshot that names it.
 func (n naming) belongs(owner, content metav1.Object, ref corev1.ObjectReference, made bool) error {
 	c := n.kind + "Content " + content.GetName()
 	switch {
@@ -184,7 +187,7 @@ func (n naming) belongs(owner, content metav1.Object, ref corev1.ObjectReference
 	return nil
 }
 
-// contentNamed reads a content; nil when there is none.
+// contentNamed reads a content. It returns nil if the content does not exist.
 func contentNamed[T any](ctx context.Context, r *reconciler, n naming, name string) (*controllers.Stored[T], error) {
 	c, err := controllers.GetTyped[T](ctx, r.term.Client, r.kind(n.kind+"Content"), "", name)
 	if apierrors.IsNotFound(err) {
@@ -193,7 +196,7 @@ func contentNamed[T any](ctx context.Context, r *reconciler, n naming, name stri
 	return &c, err
 }
 
-// bind has a content be the owner's alone, and stay until its data are seen to.
+// bind binds a content to its owner and adds the finalizer that protects its data.
 func bind[T any](ctx context.Context, r *reconciler, n naming, c controllers.Stored[T], ref corev1.ObjectReference, owner types.UID) (controllers.Stored[T], error) {
 	if ref.UID != "" && slices.Contains(c.Object.Finalizers, n.finalizer) {
 		return c, nil
@@ -206,7 +209,8 @@ func bind[T any](ctx context.Context, r *reconciler, n naming, c controllers.Sto
 	})
 }
 
-// volumeOf is the volume of a claim that something is to be taken of.
+// volumeOf returns the volume of a claim, or an error if the claim cannot be the source of a
+// snapshot.
 func (r *reconciler) volumeOf(ctx context.Context, claim *corev1.PersistentVolumeClaim) (v *corev1.PersistentVolume, err error) {
 	if claim.Spec.VolumeName != "" {
 		if v, err = client.Get[*corev1.PersistentVolume](ctx, r.term.Client, "", claim.Spec.VolumeName); err != nil {
@@ -216,7 +220,7 @@ func (r *reconciler) volumeOf(ctx context.Context, claim *corev1.PersistentVolum
 	return v, source(claim, v)
 }
 
-// hold has a claim stay until what is to be taken of it is.
+// hold adds the finalizer that keeps a claim until its snapshot is taken.
 func (r *reconciler) hold(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
 	if slices.Contains(claim.Finalizers, claimFinalizer) {
 		return nil
@@ -227,7 +231,8 @@ func (r *reconciler) hold(ctx context.Context, claim *corev1.PersistentVolumeCla
 	return err
 }
 
-// secrets are what a driver is given for a content; nothing where no Secret is named.
+// secrets returns the data of the Secret for the driver of a content, or nil if the content names
+// no Secret.
 func (r *reconciler) secrets(ctx context.Context, n naming, o *custom.Object, driver string) (map[string]string, error) {
 	namespace, name := o.Annotations[n.secretNamespace], o.Annotations[n.secretName]
 	if name == "" {
@@ -240,7 +245,8 @@ func (r *reconciler) secrets(ctx context.Context, n naming, o *custom.Object, dr
 	return out, nil
 }
 
-// reaching are the nodes by whose driver what a content stands for is taken, found or deleted.
+// reaching returns the nodes through whose driver the snapshot of a content is taken, found or
+// deleted.
 func (r *reconciler) reaching(o *custom.Object, driver string) ([]string, error) {
 	from, err := controllers.ReachedFrom(o)
 	if err != nil {
@@ -251,7 +257,7 @@ func (r *reconciler) reaching(o *custom.Object, driver string) ([]string, error)
 	return controllers.NodesReaching(v, r.csiNodes, r.nodes)
 }
 
-// mark notes on a content that a driver is being asked, or takes the note away.
+// mark sets or removes the annotation that a driver is creating the snapshot of a content.
 func (r *reconciler) mark(ctx context.Context, n naming, o *custom.Object, on bool) error {
 	if metav1.HasAnnotation(o.ObjectMeta, n.beingCreated) == on {
 		return nil
@@ -266,7 +272,8 @@ func (r *reconciler) mark(ctx context.Context, n naming, o *custom.Object, on bo
 	return err
 }
 
-// refused tells a content and its owner why it is not taken, and returns that.
+// refused writes the reason why a snapshot was not taken to the content's status and an event. It
+// returns the reason as an error.
 func (r *reconciler) refused(ctx context.Context, n naming, o *custom.Object, cause error) error {
 	if err := r.says(ctx, o, n.event("CreationFailed"), n.thing+" is not taken: "+cause.Error()); err != nil {
 		return err
@@ -274,7 +281,7 @@ func (r *reconciler) refused(ctx context.Context, n naming, o *custom.Object, ca
 	return fmt.Errorf("%s %s: %w", o.Kind, o.Name, cause)
 }
 
-// removed lets a content go, unless its driver was to delete what it stands for and, as err says, has not.
+// removed removes the content's finalizer if err is nil. Otherwise it reports the failed deletion.
 func (r *reconciler) removed(ctx context.Context, n naming, o *custom.Object, err error) (time.Duration, error) {
 	switch {
 	case err == nil:
@@ -286,7 +293,7 @@ func (r *reconciler) removed(ctx context.Context, n naming, o *custom.Object, er
 	return 0, fmt.Errorf("deleting the %s of %s %s: %w", n.thing, o.Kind, o.Name, err)
 }
 
-// leave lets a content go of which the driver has nothing any more, or is to keep it.
+// leave removes the finalizer of a content whose data were deleted or are retained.
 func (r *reconciler) leave(ctx context.Context, n naming, o *custom.Object) error {
 	_, err := r.write(ctx, o, func(o *custom.Object) {
 		delete(o.Annotations, n.beingCreated)
@@ -298,7 +305,8 @@ func (r *reconciler) leave(ctx context.Context, n naming, o *custom.Object) erro
 	return err
 }
 
-// says has an object, and an event of it, say what is in its way. What else its status has stays.
+// says writes an error to an object's status and records it as an event. Other fields of the status
+// are not changed.
 func (r *reconciler) says(ctx context.Context, o *custom.Object, reason, message string) error {
 	r.event(o, corev1.EventTypeWarning, reason, message)
 	had, _, err := unstructured.NestedMap(o.Content, "status")

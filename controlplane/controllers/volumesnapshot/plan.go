@@ -1,12 +1,15 @@
-// Package volumesnapshot does two things for snapshots of volumes (snapshot.storage.k8s.io/v1), which elsewhere are two
-// programs. It binds VolumeSnapshots and VolumeSnapshotContents, where the definition of VolumeSnapshots says that the
-// control plane does (ServedBy): who brings a controller of his own brings definitions without that. And it has drivers
-// take and delete snapshots which have no snapshotter of their own (controllers.Served). Groups of snapshots
-// (groupsnapshot.storage.k8s.io) it serves likewise, and makes the snapshot of each claim in a group.
+// Package volumesnapshot does two things for volume snapshots (snapshot.storage.k8s.io/v1), for
+// which other clusters run two programs. It binds VolumeSnapshots to VolumeSnapshotContents if the
+// CustomResourceDefinition of VolumeSnapshots asks for it (ServedBy). A cluster with its own
+// snapshot controller installs definitions without that annotation. And it takes and deletes
+// snapshots for drivers that have no snapshotter of their own (controllers.Served). It does the
+// same for group snapshots (groupsnapshot.storage.k8s.io), and creates the member snapshot of each
+// claim in a group.
 //
-// No snapshot is lost sight of. Before a driver is first called, the content has a finalizer and says that a snapshot is
-// being made; a content that goes meanwhile stays until the driver has said what it made, and has deleted it. Names follow
-// from UIDs, so that every call and every write can be repeated.
+// No snapshot is leaked. Before a driver is first called, the content has a finalizer and an
+// annotation that a snapshot is being created. A content that is deleted in the meantime stays
+// until the driver has returned the snapshot and deleted it. Names are derived from UIDs, so that
+// every call and every write can be repeated.
 package volumesnapshot
 
 import (
@@ -19,15 +22,16 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// ServedBy on the definition of VolumeSnapshots, with the value ControlPlane, has this controller bind them.
+// ServedBy on the definition of VolumeSnapshots, with the value ControlPlane, makes this controller
+// bind them.
 const (
 	ServedBy     = controllers.ServedByAnnotation
 	ControlPlane = "control-plane"
-	// Definition is the name of that definition.
+	// Definition is the name of that CustomResourceDefinition.
 	Definition = "volumesnapshots." + controllers.SnapshotGroup
 )
 
-// Names that all programs which serve snapshots agree upon.
+// Names that all implementations of snapshots share.
 const (
 	prefix = "snapshot.storage.kubernetes.io/"
 
@@ -47,14 +51,15 @@ const (
 	secretNamespaceParam = reserved + "snapshotter-secret-namespace"
 )
 
-// contentName is that of the content made for a snapshot, driverName what the driver is told.
+// contentName returns the name of the content of a snapshot. driverName returns the name in the CSI
+// request.
 func contentName(s *snap.VolumeSnapshot) string { return "snapcontent-" + string(s.UID) }
 
 func driverName(c *snap.VolumeSnapshotContent) string {
 	return "snapshot-" + string(c.Spec.VolumeSnapshotRef.UID)
 }
 
-// source is the volume of the claim that a snapshot is to be of.
+// source returns an error if no snapshot can be taken of a claim and its volume.
 func source(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) error {
 	switch {
 	case claim.DeletionTimestamp != nil:
@@ -71,7 +76,7 @@ func source(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) err
 	return nil
 }
 
-// contentOf is the content made for a snapshot of a claim.
+// contentOf returns the content for a snapshot of a claim.
 func contentOf(s *snap.VolumeSnapshot, c class, v *corev1.PersistentVolume) (*snap.VolumeSnapshotContent, error) {
 	mode := corev1.PersistentVolumeFilesystem
 	if v.Spec.VolumeMode != nil {
@@ -88,19 +93,19 @@ func contentOf(s *snap.VolumeSnapshot, c class, v *corev1.PersistentVolume) (*sn
 	return out, ofSnapshots.note(&out.ObjectMeta, c, s, v.Spec.NodeAffinity)
 }
 
-// belongs says why a content that a snapshot names is not its own.
+// belongs returns an error if a content that a snapshot names does not belong to the snapshot.
 func belongs(s *snap.VolumeSnapshot, c *snap.VolumeSnapshotContent) error {
 	made := c.Spec.Source.SnapshotHandle == nil && s.Spec.Source.VolumeSnapshotContentName != nil
 	return ofSnapshots.belongs(s, c, c.Spec.VolumeSnapshotRef, made)
 }
 
-// goes says whether the data of a content that is being deleted are its driver's to delete, if its policy is that: nobody
-// has them any more.
+// goes reports whether a content is being deleted and no snapshot uses its data any more. The
+// driver may then delete the data if the deletion policy is Delete.
 func goes(c *snap.VolumeSnapshotContent) bool {
 	return c.DeletionTimestamp != nil && (c.Spec.VolumeSnapshotRef.UID == "" || metav1.HasAnnotation(c.ObjectMeta, beingDeleted))
 }
 
-// isSourceOf says whether a claim is having its volume made of a snapshot.
+// isSourceOf reports whether a snapshot is the data source of a claim that has no volume yet.
 func isSourceOf(s *snap.VolumeSnapshot, c *corev1.PersistentVolumeClaim) bool {
 	from := c.Spec.DataSource
 	return c.Namespace == s.Namespace && c.Spec.VolumeName == "" && from != nil && from.Kind == "VolumeSnapshot" &&

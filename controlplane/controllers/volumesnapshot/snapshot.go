@@ -21,7 +21,7 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// snapshot brings a snapshot to its content, and has it say what that says.
+// snapshot binds a snapshot to its content and copies the content's status.
 func (r *reconciler) snapshot(ctx context.Context, s snapshot) (_ time.Duration, err error) {
 	if s.Typed.DeletionTimestamp != nil {
 		return r.deleted(ctx, s)
@@ -52,7 +52,7 @@ func (r *reconciler) snapshot(ctx context.Context, s snapshot) (_ time.Duration,
 	return 0, r.told(ctx, s, c)
 }
 
-// given is the content that a snapshot names.
+// given returns the pre-provisioned content that a snapshot names, bound to the snapshot.
 func (r *reconciler) given(ctx context.Context, s snapshot) (*snap.VolumeSnapshotContent, error) {
 	name := *s.Typed.Spec.Source.VolumeSnapshotContentName
 	c, err := contentNamed[snap.VolumeSnapshotContent](ctx, r, ofSnapshots, name)
@@ -69,7 +69,8 @@ func (r *reconciler) given(ctx context.Context, s snapshot) (*snap.VolumeSnapsho
 	return bound.Typed, err
 }
 
-// dynamic makes the content of a snapshot of a claim unless it is there. The snapshot is as it was written on the way.
+// dynamic returns the content of a snapshot of a claim and creates it if necessary. It also returns
+// the snapshot as it was last written.
 func (r *reconciler) dynamic(ctx context.Context, s snapshot) (snapshot, *snap.VolumeSnapshotContent, error) {
 	c, err := contentNamed[snap.VolumeSnapshotContent](ctx, r, ofSnapshots, contentName(s.Typed))
 	if err != nil {
@@ -82,7 +83,7 @@ func (r *reconciler) dynamic(ctx context.Context, s snapshot) (snapshot, *snap.V
 		return s, nil, errors.New("its group has not made its VolumeSnapshotContent yet")
 	}
 	if s.Typed.Status != nil && s.Typed.Status.BoundVolumeSnapshotContentName != nil {
-		return s, nil, fmt.Errorf("VolumeSnapshotContent %s is gone: somebody deleted it", *s.Typed.Status.BoundVolumeSnapshotContentName)
+		return s, nil, fmt.Errorf("VolumeSnapshotContent %s no longer exists: it was deleted while it was in use", *s.Typed.Status.BoundVolumeSnapshotContentName)
 	}
 	name := *s.Typed.Spec.Source.PersistentVolumeClaimName
 	claim, err := client.Get[*corev1.PersistentVolumeClaim](ctx, r.term.Client, s.Typed.Namespace, name)
@@ -118,7 +119,7 @@ func (r *reconciler) createContent(ctx context.Context, c *snap.VolumeSnapshotCo
 	return err
 }
 
-// create makes an object of a kind of snapshots without a status.
+// create creates an object of a snapshot kind without a status.
 func (r *reconciler) create(ctx context.Context, kind string, typed metav1.Object) (*custom.Object, error) {
 	k := r.kind(kind)
 	if k == nil {
@@ -141,7 +142,8 @@ func (r *reconciler) create(ctx context.Context, kind string, typed metav1.Objec
 	return made.(*custom.Object), nil
 }
 
-// told has a snapshot say what its content does, and lets go of a claim that is no longer needed.
+// told copies the content's status to the snapshot, and removes the protection of a claim that is
+// no longer needed.
 func (r *reconciler) told(ctx context.Context, s snapshot, c *snap.VolumeSnapshotContent) error {
 	next := statusOf(s.Typed, c)
 	if !equality.Semantic.DeepEqual(s.Typed.Status, next) {
@@ -158,7 +160,7 @@ func (r *reconciler) told(ctx context.Context, s snapshot, c *snap.VolumeSnapsho
 	return r.release(ctx, s.Typed)
 }
 
-// statusOf is what a snapshot says of its content.
+// statusOf returns the status of a snapshot for its content.
 func statusOf(s *snap.VolumeSnapshot, c *snap.VolumeSnapshotContent) *snap.VolumeSnapshotStatus {
 	next := &snap.VolumeSnapshotStatus{}
 	if s.Status != nil {
@@ -190,7 +192,7 @@ func statusOf(s *snap.VolumeSnapshot, c *snap.VolumeSnapshotContent) *snap.Volum
 	return next
 }
 
-// release takes the protection off a claim of which no snapshot is being taken any more.
+// release removes the protection of a snapshot's claim if no other snapshot still needs it.
 func (r *reconciler) release(ctx context.Context, of *snap.VolumeSnapshot) error {
 	name := of.Spec.Source.PersistentVolumeClaimName
 	if name == nil {
@@ -199,8 +201,8 @@ func (r *reconciler) release(ctx context.Context, of *snap.VolumeSnapshot) error
 	return r.letGo(ctx, of.Namespace, *name, func(o *snap.VolumeSnapshot) bool { return o.UID != of.UID && o.DeletionTimestamp == nil })
 }
 
-// claim lets go of a claim of which no snapshot is being taken: those that go let go of it themselves, unless somebody took
-// their own protection away.
+// claim removes the protection of a claim that no snapshot needs. Normally a deleted snapshot does
+// that, but a user may have removed the snapshot's own finalizers.
 func (r *reconciler) claim(ctx context.Context, key controllers.Key) error {
 	c, ok := controllers.Cached[*corev1.PersistentVolumeClaim](r.claims, key.Namespace, key.Name)
 	if !ok || !slices.Contains(c.Finalizers, claimFinalizer) || !r.binds() {
@@ -209,7 +211,8 @@ func (r *reconciler) claim(ctx context.Context, key controllers.Key) error {
 	return r.letGo(ctx, key.Namespace, key.Name, func(*snap.VolumeSnapshot) bool { return true })
 }
 
-// letGo takes the protection off a claim of which none of the snapshots that count is still to be taken.
+// letGo removes the protection of a claim unless one of the snapshots selected by counts, or a
+// group, still has to be taken from it.
 func (r *reconciler) letGo(ctx context.Context, namespace, name string, counts func(*snap.VolumeSnapshot) bool) error {
 	claim, err := client.Get[*corev1.PersistentVolumeClaim](ctx, r.term.Client, namespace, name)
 	if apierrors.IsNotFound(err) || err == nil && !slices.Contains(claim.Finalizers, claimFinalizer) {
@@ -237,7 +240,8 @@ func (r *reconciler) letGo(ctx context.Context, namespace, name string, counts f
 	return err
 }
 
-// deleted lets a snapshot go: its content first, unless that is to be kept.
+// deleted finalizes a snapshot that is being deleted. It deletes the content first, unless the
+// deletion policy is Retain.
 func (r *reconciler) deleted(ctx context.Context, s snapshot) (time.Duration, error) {
 	if !slices.Contains(s.Typed.Finalizers, boundFinalizer) && !slices.Contains(s.Typed.Finalizers, sourceFinalizer) {
 		return 0, nil
@@ -251,7 +255,7 @@ func (r *reconciler) deleted(ctx context.Context, s snapshot) (time.Duration, er
 	}
 	for _, c := range claims {
 		if isSourceOf(s.Typed, c) {
-			r.event(s.Object, corev1.EventTypeWarning, "SnapshotDeletePending", "the volume of claim "+c.Name+" is to be made of this snapshot, which goes after that")
+			r.event(s.Object, corev1.EventTypeWarning, "SnapshotDeletePending", "the volume of claim "+c.Name+": it is deleted after the claim's volume has been created")
 			return again, nil
 		}
 	}
@@ -266,7 +270,7 @@ func (r *reconciler) deleted(ctx context.Context, s snapshot) (time.Duration, er
 	if c != nil && c.Typed.Spec.VolumeSnapshotRef.UID == s.Typed.UID {
 		stays, err := r.doomed(ctx, *c)
 		if err != nil || !stays && c.Typed.Spec.DeletionPolicy == snap.VolumeSnapshotContentDelete {
-			return again, err // until it is gone, which wakes this
+			return again, err // the deletion of the content queues this snapshot again
 		}
 	}
 	if err := r.release(ctx, s.Typed); err != nil {
@@ -278,7 +282,8 @@ func (r *reconciler) deleted(ctx context.Context, s snapshot) (time.Duration, er
 	return 0, err
 }
 
-// doomed notes on a content that its snapshot goes, and deletes it where that is its policy; stays says that it is not.
+// doomed annotates a content whose snapshot is being deleted, and deletes it if its deletion policy
+// is Delete. stays reports that the policy is Retain.
 func (r *reconciler) doomed(ctx context.Context, c content) (stays bool, err error) {
 	o := c.Object
 	if !metav1.HasAnnotation(o.ObjectMeta, beingDeleted) {
@@ -295,7 +300,7 @@ func (r *reconciler) doomed(ctx context.Context, c content) (stays bool, err err
 	return false, r.deleteObject(ctx, o)
 }
 
-// bound has a content go whose snapshot is gone for good.
+// bound deletes a content whose snapshot no longer exists, according to its deletion policy.
 func (r *reconciler) bound(ctx context.Context, c content) (content, error) {
 	ref := c.Typed.Spec.VolumeSnapshotRef
 	if ref.UID == "" || metav1.HasAnnotation(c.Object.ObjectMeta, beingDeleted) && c.Typed.DeletionTimestamp != nil {

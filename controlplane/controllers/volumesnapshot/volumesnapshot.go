@@ -22,7 +22,7 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// The sorts of keys.
+// The kinds of keys.
 const (
 	snapshotKey = "snapshot"
 	contentKey  = "content"
@@ -33,13 +33,14 @@ const (
 )
 
 const (
-	// poll is how often a driver is asked again for a snapshot that is not ready.
+	// poll is the interval at which a driver is called again for a snapshot that is not ready.
 	poll = 5 * time.Second
-	// again is how often what waits for others is looked at, besides their events.
+	// again is the retry interval of objects that wait for other objects, in addition to their
+	// events.
 	again = 15 * time.Second
 )
 
-// New returns the controller. Without calls no driver is served.
+// New returns the controller. If calls is nil, it calls no driver.
 func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 	i := d.Informers
 	claims, drivers := client.Informer[*corev1.PersistentVolumeClaim](i), client.Informer[*storagev1.CSIDriver](i)
@@ -107,7 +108,8 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 	}
 }
 
-// keysOf are the keys that a changed object wakes: its own, of a content that of its snapshot, and of a snapshot the claim's.
+// keysOf returns the keys that a changed object affects: its own key, the snapshot of a content,
+// and the claim of a snapshot.
 func keysOf(k *api.Kind, o *custom.Object) []controllers.Key {
 	switch k.GVK.Kind {
 	case "VolumeSnapshot":
@@ -152,7 +154,8 @@ func keysOf(k *api.Kind, o *custom.Object) []controllers.Key {
 	return nil
 }
 
-// reconciler is the thin shell of one leadership. Snapshots are few: what decides is read from the API, and no cache lags.
+// reconciler performs the writes of one leadership. Snapshots are few, so decisions read from the
+// API instead of a cache.
 type reconciler struct {
 	term  *controllers.Term
 	calls *controllers.LeaderDrivers
@@ -224,7 +227,7 @@ func (r *reconciler) kind(name string) *api.Kind {
 	return controllers.SnapshotKind(r.term.Client, name)
 }
 
-// binds says whether snapshots and contents are bound by this controller.
+// binds reports whether this controller binds snapshots and contents.
 func (r *reconciler) binds() bool {
 	d, ok := controllers.Cached[*extensionsv1.CustomResourceDefinition](r.definitions, "", Definition)
 	return ok && d.Annotations[ServedBy] == ControlPlane
@@ -235,7 +238,8 @@ func (r *reconciler) served(driver string) bool {
 	return r.calls != nil && controllers.Served(d)
 }
 
-// write stores an object whose metadata or spec was changed; what its type does not know stays.
+// write stores a change of an object's metadata or spec. Fields that the Go type lacks are
+// preserved.
 func (r *reconciler) write(ctx context.Context, o *custom.Object, change func(*custom.Object)) (*custom.Object, error) {
 	next := o.DeepCopy()
 	change(next)
@@ -250,7 +254,8 @@ func (r *reconciler) write(ctx context.Context, o *custom.Object, change func(*c
 	return out.(*custom.Object), nil
 }
 
-// changed is what is stored after a change of its metadata or spec, and before it where that fails.
+// changed stores a change of an object's metadata or spec and returns the stored object. If that
+// fails, it returns the object before the change.
 func changed[T any](ctx context.Context, r *reconciler, s controllers.Stored[T], change func(*custom.Object)) (controllers.Stored[T], error) {
 	o, err := r.write(ctx, s.Object, change)
 	if err != nil {
@@ -263,11 +268,11 @@ func changed[T any](ctx context.Context, r *reconciler, s controllers.Stored[T],
 	return next, nil
 }
 
-// writeStatus stores another status.
+// writeStatus stores a new status.
 func (r *reconciler) writeStatus(ctx context.Context, o *custom.Object, status any) error {
 	m, err := runtime.DefaultUnstructuredConverter.ToUnstructured(status)
 	if err != nil {
-		return fmt.Errorf("the status of %s %s: %w", o.Kind, controllers.KeyOf(o), err)
+		return fmt.Errorf("converting the status of %s %s: %w", o.Kind, controllers.KeyOf(o), err)
 	}
 	return r.putStatus(ctx, o, m)
 }
