@@ -1,0 +1,93 @@
+package helptext
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// Errors returns the texts of the errors that the production code below a folder makes with fmt.Errorf and errors.New, by
+// file and in the order of the source. Constants and calls within a text are shown as their source in angle brackets.
+func Errors(t *testing.T, root string) string {
+	t.Helper()
+	var b strings.Builder
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && d.Name() == "testdata":
+			return filepath.SkipDir
+		case d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go"):
+			return nil
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		if texts := errorTexts(file); len(texts) > 0 {
+			fmt.Fprintf(&b, "=== %s\n%s\n", filepath.ToSlash(path), strings.Join(texts, ""))
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// errorTexts returns the error texts of a file, one line each.
+func errorTexts(file *ast.File) (texts []string) {
+	ast.Inspect(file, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.CallExpr:
+			if name := sourceOf(n.Fun); (name == "fmt.Errorf" || name == "errors.New") && len(n.Args) > 0 {
+				texts = append(texts, textOf(n.Args[0])+"\n")
+			}
+		case *ast.CompositeLit: // formError{...}
+			if strings.HasSuffix(sourceOf(n.Type), "formError") && len(n.Elts) == 1 {
+				texts = append(texts, textOf(n.Elts[0])+"\n")
+			}
+		}
+		return true
+	})
+	return texts
+}
+
+// textOf returns the text of an expression: that of its literals, and its source for what has a value only at run time.
+func textOf(e ast.Expr) string {
+	switch e := e.(type) {
+	case *ast.BasicLit:
+		if s, err := strconv.Unquote(e.Value); err == nil {
+			return s
+		}
+	case *ast.BinaryExpr:
+		return textOf(e.X) + textOf(e.Y)
+	case *ast.ParenExpr:
+		return textOf(e.X)
+	case *ast.CallExpr:
+		if sourceOf(e.Fun) == "fmt.Sprintf" {
+			return textOf(e.Args[0])
+		}
+		return "<" + sourceOf(e.Fun) + "()>"
+	}
+	return "<" + sourceOf(e) + ">"
+}
+
+// sourceOf returns a name or a qualified name.
+func sourceOf(e ast.Expr) string {
+	switch e := e.(type) {
+	case *ast.Ident:
+		return e.Name
+	case *ast.SelectorExpr:
+		return sourceOf(e.X) + "." + e.Sel.Name
+	case *ast.StarExpr:
+		return sourceOf(e.X)
+	}
+	return "..."
+}
