@@ -33,15 +33,30 @@ func backupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 	toFile, beside := "", ""
 	c := &cobra.Command{
 		Use:   "backup FILE",
-		Short: "Write the state of the store to a file while the cluster serves",
-		Long: "Write the state of the store to a file, as new as a read at this moment. The file is whole and checked when it has\n" +
-			"its name; until then it is FILE.partial, which goes when the backup fails or is interrupted. An older backup of that\n" +
-			"name is replaced at that moment; a file that is no backup is not. '-' writes to the standard output.\n" +
-			"'keelson-controlplane restore' makes a cluster of it. The keys of the cluster (pki in the data folder) are not in it:\n" +
-			"keep them apart and safe. It is sealed as the store is, or by age where recipients are named: then an identity of theirs\n" +
-			"opens it, and no key of the cluster.",
-		Example: "  kctl cluster backup /backups/today\n  kctl cluster backup - | ssh vault 'cat > today'\n  kctl cluster backup verify /backups/today\n" +
-			"  kctl cluster backup /backups/today --recipient age1...",
+		Short: "Back up the store to a file while the cluster serves requests",
+		Long: "Back up the store to a file while the cluster serves requests. The backup is as recent as a read\n" +
+			"at the time of the call.\n" +
+			"\n" +
+			"The backup is written to FILE.partial. It is renamed to FILE after it is complete and its checksum\n" +
+			"is verified. If the backup fails or is interrupted, FILE.partial is removed. An existing backup\n" +
+			"FILE is replaced by the rename. An existing file that is not a backup is never replaced. If FILE\n" +
+			"is '-', the backup is written to standard output.\n" +
+			"\n" +
+			"The cluster's CA and keys (pki in the data directory of each replica) are not part of the backup.\n" +
+			"Store a copy of them in another safe place. A backup is encrypted with the store's key, or with\n" +
+			"age if a recipient is given. A backup encrypted with age can be read only with an identity of one\n" +
+			"of its recipients. To restore a backup, see 'kctl cluster restore --help'.",
+		Example: "  # Back up the store to a file\n" +
+			"  kctl cluster backup /backups/today\n" +
+			"\n" +
+			"  # Back up the store to another machine\n" +
+			"  kctl cluster backup - | ssh vault 'cat > today'\n" +
+			"\n" +
+			"  # Encrypt the backup with age\n" +
+			"  kctl cluster backup /backups/today --recipient age1...\n" +
+			"\n" +
+			"  # Verify a backup\n" +
+			"  kctl cluster backup verify /backups/today",
 		Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			if toFile != "" {
@@ -59,15 +74,20 @@ func backupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 			return backup(f, streams, args[0], to, diskheadroom.Target{ProtectedPath: beside})
 		},
 	}
-	c.Flags().StringArrayVar(&to, "recipient", nil, "recipient of age, age1..., to whom the backup is sealed (repeatable)")
-	c.Flags().StringVar(&toFile, "recipients-file", "", "file of such recipients, one per line")
-	c.Flags().StringVar(&beside, "data-dir", defaultDataDir, "data folder of a replica on this machine, whose disk a backup does not fill")
+	c.Flags().StringArrayVar(&to, "recipient", nil, "age recipient (age1...) that can decrypt the backup (repeatable)")
+	c.Flags().StringVar(&toFile, "recipients-file", "", "file of age recipients that can decrypt the backup, one per line")
+	c.Flags().StringVar(&beside, "data-dir", defaultDataDir, "data directory of a replica on this machine; the backup fails rather than use the disk headroom of that "+
+		"replica")
 	verify := &cobra.Command{
 		Use:   "verify FILE",
-		Short: "Check that a backup is whole, and show what is in it",
-		Long: "Check that a backup is whole, and show what is in it. The program of the daemon does it where it stands beside kctl;\n" +
-			"elsewhere, and for an encrypted one without --encryption-keys, the file is sent to a replica, which stores nothing of it.",
-		Example:            "  kctl cluster backup verify /backups/today\n  kctl cluster backup verify --encryption-keys /etc/keelson/keys /backups/today",
+		Short: "Verify that a backup is complete, and show a summary",
+		Long: "Verify that a backup is complete, and show its cluster, revision, size and format.\n" +
+			"\n" +
+			"If keelson-controlplane is installed beside kctl, the backup is verified on this machine.\n" +
+			"Otherwise kctl sends the file to a replica, which does not store it. An encrypted backup is also\n" +
+			"sent to a replica unless --encryption-keys is given, because replicas have the keys.",
+		Example: "  kctl cluster backup verify /backups/today\n" +
+			"  kctl cluster backup verify --encryption-keys /etc/keelson/keys /backups/today",
 		DisableFlagParsing: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, cancel := interruptible()
@@ -82,12 +102,12 @@ func backupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 		},
 	}
 	c.AddCommand(verify, inspectBackupCommand(f, streams))
-	for _, v := range [][2]string{
-		{"list", "List the backups in the folder or bucket where replicas put them"},
-		{"fetch", "Bring a backup from the bucket or folder to a file"},
-		{"serve", "Serve what a backup holds on loopback, for a look"},
+	for _, v := range [][3]string{
+		{"list", "List the backups in the directory or bucket to which replicas write them", "backup list --backup-folder /backups"},
+		{"fetch", "Copy a backup from the directory or bucket to a file", "backup fetch /root/newest"},
+		{"serve", "Serve the API of a backup on this machine's loopback address", "backup serve /backups/today"},
 	} {
-		c.AddCommand(daemonVerb(v[0], v[1], "backup"))
+		c.AddCommand(daemonVerb(v[0], v[1], v[2], "backup"))
 	}
 	return c
 }
@@ -95,10 +115,12 @@ func backupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 func inspectBackupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "inspect [FILE]",
-		Short: "Show what is in a backup, kind by kind, and change nothing",
-		Long: "Show what is in a backup: of which cluster and when, its revision, what it needs to be opened, and how many objects of\n" +
-			"each kind it holds. The program of the daemon does it where it stands beside kctl; elsewhere the file is sent to a replica,\n" +
-			"which stores nothing of it.",
+		Short: "Inspect a backup: its cluster, its revision and the number of objects of each kind",
+		Long: "Inspect a backup: show its cluster, its time, its revision, the key that it requires, and the\n" +
+			"number of objects of each kind. Nothing is changed.\n" +
+			"\n" +
+			"If keelson-controlplane is installed beside kctl, the backup is read on this machine. Otherwise\n" +
+			"kctl sends the file to a replica, which does not store it.",
 		Example:            "  kctl cluster backup inspect /backups/today\n  kctl cluster backup inspect /backups/today --encryption-keys /etc/keelson/keys",
 		DisableFlagParsing: true,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -20,18 +20,23 @@ import (
 func certsCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "certs",
-		Short: "Show the certificates of replicas and nodes, and when they end",
-		Long: "Show the authorities that the replicas believe, the certificates of replicas and nodes, and when they end. Certificates\n" +
-			"renew themselves at RENEWS. An authority does not: that of 'cluster' is exchanged by 'kctl cluster rotate cluster-ca', that\n" +
-			"of 'replicas' by 'kctl cluster rotate peers-ca', and while that goes on, this shows which replica believes which and which signs. Below stand the keys that have no end, and\n" +
-			"how far the exchange of one is. KEY is the beginning of the SHA-256 of the\n" +
-			"public key. Of the nodes only those are known that are connected: 'agent' is what a node shows to replicas, 'serving' what\n" +
-			"its own HTTPS server shows. Of an agent of an earlier release the certificate is shown with which it connected.",
+		Short: "Show the certificates and keys of replicas and nodes, and when they expire",
+		Long: "Show the CAs that the replicas trust, the certificates of replicas and nodes, and when they\n" +
+			"expire. Certificates are renewed automatically at RENEWS. CAs are not: rotate the CA of 'cluster'\n" +
+			"with 'kctl cluster rotate cluster-ca', and the CA of 'replicas' with 'kctl cluster rotate\n" +
+			"peers-ca'. During a rotation, the table shows which replica trusts which CA and which CA signs.\n" +
+			"KEY is the first part of the SHA-256 digest of the public key.\n" +
+			"\n" +
+			"Only nodes that are connected are shown. For a node, 'agent' is its client certificate and\n" +
+			"'serving' is the certificate of its HTTPS server. For an agent of an earlier release, only the\n" +
+			"certificate with which it connected is shown.\n" +
+			"\n" +
+			"A second table shows the keys that do not expire, and the state of a key rotation.",
 		Example: "  kctl cluster certs\n  kctl cluster certs --nodes\n  kctl cluster certs -o json",
 		Args:    cobra.NoArgs,
 	}
 	output := outputFlag(c)
-	nodes := c.Flags().Bool("nodes", false, "list each node's certificates, not only the one of each use that ends first")
+	nodes := c.Flags().Bool("nodes", false, "list all certificates of every node, not only the first to expire of each use")
 	c.RunE = func(*cobra.Command, []string) error {
 		var all api.ClusterCertificates
 		if err := ask(f, "GET", api.PathClusterCertificates, nil, &all); err != nil {

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 
@@ -22,28 +21,41 @@ import (
 func clusterCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "cluster",
-		Short: "Machines of a cluster, replicas of the control plane, its store, join tokens",
-		Long: "Machines of a cluster, replicas of the control plane, its store, join tokens.\n\n" +
-			"up, add, remove and reset are about the machines of a cluster file, and reach them by ssh. status, certs, rotate, renew,\n" +
-			"step-down, member, backup, restore-drill, support-bundle, compact and token ask the API of a running cluster. The others\n" +
-			"work on the disk of a control-plane machine, as 'keelson-controlplane' of the same name does, while its daemon is stopped.",
-		Example: "  kctl cluster up -f cluster.yaml\n  kctl cluster status\n  kctl cluster backup /backups/today\n  kctl cluster token create --role node",
+		Short: "Manage a cluster: its machines, control-plane replicas, store, backups, keys and join tokens",
+		Long: "Manage a cluster: its machines, control-plane replicas, store, backups, keys and join tokens.\n" +
+			"\n" +
+			"Commands for the machines of a cluster file, which kctl reaches by ssh:\n" +
+			"  up, add, remove, reset, upgrade\n" +
+			"\n" +
+			"Commands for a running cluster, which kctl reaches through its API:\n" +
+			"  status, certs, rotate, renew, revoke, step-down, member, backup, restore-drill, support-bundle,\n" +
+			"  compact, token\n" +
+			"\n" +
+			"Commands for the replica on this machine, whose daemon must be stopped:\n" +
+			"  init, join, restore, recover, rebuild, convert-log, keys, peer-ca, inspect\n" +
+			"\n" +
+			"The last group requires keelson-controlplane beside kctl, and runs its command of the same name.",
+		Example: "  kctl cluster up -f cluster.yaml\n" +
+			"  kctl cluster status\n" +
+			"  kctl cluster backup /backups/today\n" +
+			"  kctl cluster token create --role node",
 	}
 	c.AddCommand(upCommand(streams), upgradeCommand(streams), addCommand(streams), removeCommand(streams), resetCommand(streams))
 	group(c, statusCommand(f, streams), certsCommand(f, streams), rotateCommand(f, streams), renewCommand(f, streams), stepDownCommand(f, streams), memberCommand(f, streams),
 		backupCommand(f, streams), restoreDrillCommand(f, streams), supportCommand(f, streams), compactCommand(f, streams), tokenCommand(f, streams), revokeCommand(f, streams))
-	for _, v := range [][2]string{
-		{"init", "Make a new cluster on this machine, its first replica"},
-		{"join", "Make this machine a further replica of a cluster"},
-		{"restore", "Make the store of this machine's replica from a backup"},
-		{"recover", "Go on alone after the majority of the replicas was lost (unsafe)"},
-		{"rebuild", "Let this machine's replica take its data from the others again"},
-		{"convert-log", "Change the log store of this machine's replica"},
-		{"keys", "Keys that encrypt the store on disk"},
-		{"peer-ca", "The authority of the connections between replicas"},
-		{"inspect", "Show what is in the data folder of this machine's replica"},
+	for _, v := range [][3]string{
+		{"init", "Create a cluster, with its first replica on this machine", "init --advertise-address 192.0.2.11 --cluster-name prod"},
+		{"join", "Join this machine to a cluster as a control-plane replica",
+			"join --advertise-address 192.0.2.12 --token-file /root/token --server 192.0.2.11"},
+		{"restore", "Restore the store of this machine's replica from a backup", "restore /backups/today --replace"},
+		{"recover", "Recover a cluster that has lost its quorum, with this replica alone (unsafe)", "recover"},
+		{"rebuild", "Rebuild the data of this machine's replica from the other replicas", "rebuild --server 192.0.2.12"},
+		{"convert-log", "Convert the log of this machine's replica to another format", "convert-log --to wal"},
+		{"keys", "Manage the key file that encrypts the store on disk", "keys list /etc/keelson/keys"},
+		{"peer-ca", "Manage the CA of the connections between replicas", "peer-ca list"},
+		{"inspect", "Inspect the data directory of this machine's replica", "inspect"},
 	} {
-		c.AddCommand(daemonVerb(v[0], v[1]))
+		c.AddCommand(daemonVerb(v[0], v[1], v[2]))
 	}
 	return c
 }
@@ -51,12 +63,13 @@ func clusterCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 // daemonProgram is the daemon's program beside kctl.
 func daemonProgram() string { return filepath.Join(binDir(), "keelson-controlplane") }
 
-// daemonVerb hands a verb that works on this machine's disk to the daemon's own program. below are the words in front of it.
-func daemonVerb(name, short string, below ...string) *cobra.Command {
-	path := slices.Concat(below, []string{name})
+// daemonVerb returns a command that runs a command of the daemon's program, which works on this machine's disk. parents
+// are the names of the commands above it, below kctl cluster.
+func daemonVerb(name, short, example string, parents ...string) *cobra.Command {
+	path := slices.Concat(parents, []string{name})
 	return &cobra.Command{
 		Use: name, Short: short, DisableFlagParsing: true,
-		Example: fmt.Sprintf("  kctl cluster %s --help", strings.Join(path, " ")),
+		Example: "  " + daemonAsKctl + " " + example,
 		RunE: func(_ *cobra.Command, args []string) error {
 			return becomeDaemonVerb(append(slices.Clone(path), args...))
 		},
@@ -79,11 +92,23 @@ func tokenCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 	var q api.ClusterToken
 	create := &cobra.Command{
 		Use:   "create",
-		Short: "Make a token with which a node or a replica joins",
-		Long: "Make a token with which a node or a replica joins. It works once, or once per name, unless --uses says otherwise. A node\n" +
-			"cannot take the name of a Node that exists, unless the token states the name and --replace.",
-		Example: "  kctl cluster token create --uses 20\n  kctl cluster token create --names w1,w2\n" +
-			"  kctl cluster token create --names w1 --replace\n  kctl cluster token create --role controlplane",
+		Short: "Create a token with which nodes or replicas join",
+		Long: "Create a token with which nodes or replicas join, and print it. A token can be used once, or once\n" +
+			"per name if --names is given, unless --uses is set.\n" +
+			"\n" +
+			"A machine that joins cannot take the name of an existing Node, unless the token was created with\n" +
+			"that name in --names and with --replace.",
+		Example: "  # Allow 20 nodes to join\n" +
+			"  kctl cluster token create --uses 20\n" +
+			"\n" +
+			"  # Allow the nodes w1 and w2 to join\n" +
+			"  kctl cluster token create --names w1,w2\n" +
+			"\n" +
+			"  # Allow a new machine to take the name of the existing Node w1\n" +
+			"  kctl cluster token create --names w1 --replace\n" +
+			"\n" +
+			"  # Allow a control-plane replica to join\n" +
+			"  kctl cluster token create --role controlplane",
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			var answer api.ClusterTokenResult
@@ -94,12 +119,14 @@ func tokenCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 			return nil
 		},
 	}
-	create.Flags().StringVar(&q.Role, "role", "node", "node or controlplane")
-	create.Flags().StringVar(&q.TTL, "ttl", "", "how long the token is good for (default 24h for nodes, 1h for replicas)")
-	create.Flags().IntVar(&q.Uses, "uses", 0, "how many may join with it (default 1, or one per name)")
-	create.Flags().StringSliceVar(&q.Names, "names", nil, "names of those who may join with it (default: any)")
-	create.Flags().BoolVar(&q.Replace, "replace", false, "let it take over Nodes of these names that exist")
-	c := &cobra.Command{Use: "token", Short: "Join tokens", Example: create.Example + "\n  kctl cluster token list\n  kctl cluster token delete prv72v"}
+	create.Flags().StringVar(&q.Role, "role", "node", "what can join with the token: node or controlplane")
+	create.Flags().StringVar(&q.TTL, "ttl", "", "how long the token is valid (default 24h for nodes, 1h for replicas)")
+	create.Flags().IntVar(&q.Uses, "uses", 0, "how many nodes or replicas can join with the token (default 1, or 1 per name)")
+	create.Flags().StringSliceVar(&q.Names, "names", nil, "names of the nodes or replicas that can join with the token (default any)")
+	create.Flags().BoolVar(&q.Replace, "replace", false, "allow the nodes in --names to take the names of existing Nodes")
+	c := &cobra.Command{Use: "token", Short: "Manage join tokens", Example: "  kctl cluster token create --role node\n" +
+		"  kctl cluster token list\n" +
+		"  kctl cluster token delete prv72v"}
 	flagWords(create, "role", fixed("node", "controlplane"))
 	return group(c, create, tokenListCommand(f, streams), tokenDeleteCommand(f, streams))
 }
@@ -153,7 +180,7 @@ func stamp(ms int64) string { return time.UnixMilli(ms).UTC().Format(time.RFC333
 // outputFlag is -o json, for verbs that print a table otherwise.
 func outputFlag(c *cobra.Command) *string {
 	o := ""
-	c.Flags().StringVarP(&o, "output", "o", "", "json prints what the API answers")
+	c.Flags().StringVarP(&o, "output", "o", "", "output format: json prints the API's response; empty prints text")
 	return &o
 }
 

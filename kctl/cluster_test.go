@@ -265,7 +265,7 @@ func TestVerifyAtServer(t *testing.T) {
 	got += transcript(t, p, "backup verify "+filepath.Join(dir, "damaged"))
 	for _, want := range []string{
 		"today: whole. Cluster prod-0123456789abcdef at revision 4211 of 2023-11-14T22:13:20Z, 1532 keys, 2.0 MiB, format 2",
-		"open absent: no such file", "Check that a backup is whole", "/damaged: raftstore: backup is corrupt: frame 3 at byte 4096",
+		"open absent: no such file", "Verify that a backup is complete", "/damaged: raftstore: backup is corrupt: frame 3 at byte 4096",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%q is missing in:\n%s", want, got)

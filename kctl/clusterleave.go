@@ -22,18 +22,29 @@ func removeCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	lost, dryRun := false, false
 	c := &cobra.Command{
 		Use:   "remove NAME",
-		Short: "Take a machine of the file out of the cluster, by ssh",
-		Long: "Take a machine of the file out of the cluster, by ssh: its pods leave it, as disruption budgets let them, while its node is ready;\n" +
-			"its replica leaves the group; Keelson is taken off it, with all data; its Node is deleted. It is refused when the control plane\n" +
-			"would lose its majority. What was cut off goes on when it is run again. Afterwards, take the machine out of the file, or 'up'\n" +
-			"takes it in again.\n" +
-			"A replica whose vote a standby has got while it was away is taken off its machine like this, too; it comes back as a standby.",
-		Example: "  kctl cluster remove w3 -f cluster.yaml\n  kctl cluster remove cp2 -f cluster.yaml --lost",
-		Args:    cobra.ExactArgs(1),
+		Short: "Remove a machine of a cluster file from the cluster, by ssh",
+		Long: "Remove a machine of a cluster file from the cluster, by ssh:\n" +
+			"\n" +
+			"  1. The node is drained while it is Ready. PodDisruptionBudgets are respected.\n" +
+			"  2. Its replica leaves the raft cluster.\n" +
+			"  3. Keelson is uninstalled from the machine, with all data.\n" +
+			"  4. Its Node is deleted.\n" +
+			"\n" +
+			"The command refuses to remove a replica if the control plane would lose its quorum. If the command\n" +
+			"is interrupted, run it again to continue. Afterwards, delete the machine from the cluster file.\n" +
+			"Otherwise 'kctl cluster up' adds the machine again.\n" +
+			"\n" +
+			"A replica whose vote was given to a standby while it was down is also removed in this way. Added\n" +
+			"again, it is a standby.",
+		Example: "  kctl cluster remove w3 -f cluster.yaml\n" +
+			"\n" +
+			"  # Remove a replica whose machine no longer exists\n" +
+			"  kctl cluster remove cp2 -f cluster.yaml --lost",
+		Args: cobra.ExactArgs(1),
 	}
 	file := machineFile(c)
-	c.Flags().BoolVar(&lost, "lost", false, "the machine is gone for good: nothing is done on it, and its pods end with its Node")
-	c.Flags().BoolVar(&dryRun, "dry-run", false, "show what would be done, and change nothing")
+	c.Flags().BoolVar(&lost, "lost", false, "the machine no longer exists: delete its member and its Node without contacting the machine")
+	c.Flags().BoolVar(&dryRun, "dry-run", false, "print the steps without running them")
 	c.RunE = func(_ *cobra.Command, args []string) error {
 		ctx, cancel := interruptible()
 		defer cancel()
@@ -108,14 +119,19 @@ func resetCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	confirmed := ""
 	c := &cobra.Command{
 		Use:   "reset",
-		Short: "Take a whole cluster off its machines, by ssh",
-		Long: "Take a whole cluster off its machines, by ssh: pods, data, programs, settings, everything, for good. It asks for the cluster's\n" +
-			"name. What cannot be taken away of one machine keeps no other from it; run again, it goes on.",
-		Example: "  kctl cluster reset -f cluster.yaml",
-		Args:    cobra.NoArgs,
+		Short: "Uninstall a whole cluster from its machines, by ssh",
+		Long: "Uninstall a whole cluster from its machines, by ssh. All pods, data, programs and settings are\n" +
+			"deleted permanently. The command asks for the name of the cluster first.\n" +
+			"\n" +
+			"A failure on one machine does not stop the others. Run the command again to continue.",
+		Example: "  kctl cluster reset -f cluster.yaml\n" +
+			"\n" +
+			"  # Without a prompt, for scripts\n" +
+			"  kctl cluster reset -f cluster.yaml --yes-remove prod",
+		Args: cobra.NoArgs,
 	}
 	file := machineFile(c)
-	c.Flags().StringVar(&confirmed, "yes-remove", "", "the cluster's name, for scripts: then it is not asked for")
+	c.Flags().StringVar(&confirmed, "yes-remove", "", "name of the cluster to uninstall, which replaces the prompt (for scripts)")
 	c.RunE = func(*cobra.Command, []string) error {
 		ctx, cancel := interruptible()
 		defer cancel()

@@ -21,7 +21,7 @@ import (
 // machineFile is the flag by which all verbs about machines know the cluster file.
 func machineFile(c *cobra.Command) *string {
 	f := ""
-	c.Flags().StringVarP(&f, "filename", "f", "cluster.yaml", "the cluster file (docs/how-to/install-with-cluster-file.md)")
+	c.Flags().StringVarP(&f, "filename", "f", "cluster.yaml", "path of the cluster file (docs/how-to/install-with-cluster-file.md)")
 	return &f
 }
 
@@ -36,26 +36,38 @@ type raising struct {
 
 func (r *raising) flags(c *cobra.Command) {
 	f := c.Flags()
-	f.StringVar(&r.release, "release", "", "folder of 'make dist', or tarball or URL of a release, instead of the file's")
-	f.BoolVar(&r.dryRun, "dry-run", false, "show what would be done, and change nothing")
-	f.StringVar(&r.kubeconfig, "kubeconfig-out", "", "where an administrator's kubeconfig is written (default ~/.kube/keelson-NAME)")
-	f.BoolVar(&r.merge, "merge", false, "put the kubeconfig into ~/.kube/config, or the first file of $KUBECONFIG, under the cluster's name")
+	f.StringVar(&r.release, "release", "", "release to install instead of the cluster file's: a directory made by 'make dist', a tarball, or a URL")
+	f.BoolVar(&r.dryRun, "dry-run", false, "print the steps without running them")
+	f.StringVar(&r.kubeconfig, "kubeconfig-out", "", "file to which the administrator's kubeconfig is written (default ~/.kube/keelson-NAME)")
+	f.BoolVar(&r.merge, "merge", false, "add the kubeconfig to ~/.kube/config, or to the first file of $KUBECONFIG, under the cluster's name")
 }
 
 func upCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	var r raising
 	c := &cobra.Command{
 		Use:   "up",
-		Short: "Make a cluster of the machines of a file, by ssh",
-		Long: "Make a cluster of the machines of a file, by ssh. All machines are looked at first, side by side; where something is wrong\n" +
-			"that keeps the cluster from being made, it is said with what to do, and nothing is changed. Run again, it changes only what\n" +
-			"differs from the file and the release; what was cut off goes on. Machines that are not in the file are not touched, and\n" +
-			"none is removed: 'kctl cluster remove' does that.\n\n" +
-			"Roles of a machine are controlplane or standby, and worker. A standby has a replica without a vote, which gets that of a replica\n" +
-			"that dies (after replace-dead-after of the file, 10m where it does not say), and keeps it: the file says how many votes there\n" +
-			"are, the cluster who has them. The dead one, back, is refused until 'kctl cluster remove' has emptied it, and is a standby then.",
-		Example: "  kctl cluster up -f cluster.yaml --dry-run\n  kctl cluster up -f cluster.yaml\n  kctl cluster up -f cluster.yaml --release ./keelson-v1.1.0-linux-amd64.tar.gz",
-		Args:    cobra.NoArgs,
+		Short: "Create or update a cluster on the machines of a cluster file, by ssh",
+		Long: "Create or update a cluster on the machines of a cluster file, by ssh.\n" +
+			"\n" +
+			"All machines are checked first, in parallel. If a check fails, the problem and its remedy are\n" +
+			"printed and nothing is changed. If the cluster exists, only differences from the file and the\n" +
+			"release are applied. If the command was interrupted, run it again to continue. Machines that are\n" +
+			"not in the file are not changed and not removed: see 'kctl cluster remove'.\n" +
+			"\n" +
+			"A machine has the role controlplane or standby, the role worker, or one of the first two and\n" +
+			"worker. A standby is a replica without a vote. It gets the vote of a replica that was unreachable\n" +
+			"for replace-dead-after (in the cluster file, default 10m), and keeps it. The file sets the number\n" +
+			"of votes; the cluster chooses the replicas that have them. A replaced replica that returns is\n" +
+			"refused. Remove it with 'kctl cluster remove'. Added again, it is a standby.",
+		Example: "  # Check the machines and print the steps\n" +
+			"  kctl cluster up -f cluster.yaml --dry-run\n" +
+			"\n" +
+			"  # Create or update the cluster\n" +
+			"  kctl cluster up -f cluster.yaml\n" +
+			"\n" +
+			"  # Install a release from a tarball\n" +
+			"  kctl cluster up -f cluster.yaml --release ./keelson-v1.1.0-linux-amd64.tar.gz",
+		Args: cobra.NoArgs,
 	}
 	file := machineFile(c)
 	r.flags(c)
@@ -72,10 +84,15 @@ func addCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	r := raising{newOnly: true}
 	c := &cobra.Command{
 		Use:   "add [NAME...]",
-		Short: "Take new machines of the file into the cluster, by ssh",
-		Long: "Take new machines of the file into the cluster, by ssh: those that are not part of it yet, or of them those that are named.\n" +
-			"No other machine is changed: 'kctl cluster up' does this and all else.",
-		Example: "  kctl cluster add -f cluster.yaml\n  kctl cluster add -f cluster.yaml w4 w5\n  kctl cluster add -f cluster.yaml cp4   # with roles: [standby] in the file: a replica without a vote",
+		Short: "Add new machines of a cluster file to the cluster, by ssh",
+		Long: "Add machines of a cluster file to the cluster, by ssh: those given by NAME, or all that are not\n" +
+			"yet part of the cluster. No other machine is changed. 'kctl cluster up' adds machines too, and\n" +
+			"also updates the others.",
+		Example: "  kctl cluster add -f cluster.yaml\n" +
+			"  kctl cluster add -f cluster.yaml w4 w5\n" +
+			"\n" +
+			"  # Add a replica without a vote, which has roles: [standby] in the file\n" +
+			"  kctl cluster add -f cluster.yaml cp4",
 	}
 	file := machineFile(c)
 	r.flags(c)

@@ -30,15 +30,17 @@ func upgradeCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	var u machineUpgrade
 	c := &cobra.Command{
 		Use:   "upgrade --to RELEASE",
-		Short: "Bring the machines of a file to another release, by ssh, while the cluster serves",
-		Long: "Bring the machines of a file to another release, by ssh, while the cluster serves. The machines are looked at first, and the\n" +
-			"release is put on all of them.\n\n" + upgradeOrder,
+		Short: "Upgrade the machines of a cluster file to another release, by ssh",
+		Long: "Upgrade the machines of a cluster file to another release, by ssh, while the cluster serves\n" +
+			"requests. All machines are checked first, and the release is copied to all of them.\n" +
+			"\n" +
+			upgradeOrder,
 		Example: "  kctl cluster upgrade -f cluster.yaml --to ./keelson-v1.1.0-linux-amd64.tar.gz --dry-run\n" +
 			"  kctl cluster upgrade -f cluster.yaml --to ./dist --drain w1,w2",
 		Args: cobra.NoArgs,
 	}
 	file := machineFile(c)
-	c.Flags().StringVar(&u.to, "to", "", "folder of 'make dist', or tarball or URL of the release")
+	c.Flags().StringVar(&u.to, "to", "", "release to install: a directory made by 'make dist', a tarball, or a URL")
 	u.add(c.Flags())
 	c.RunE = func(*cobra.Command, []string) error {
 		u.file = *file

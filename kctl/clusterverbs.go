@@ -19,9 +19,10 @@ import (
 
 func statusCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	c := &cobra.Command{
-		Use:     "status",
-		Short:   "Show the replicas, the leader and the store",
-		Long:    "Show the replicas, the leader and the store. LAG is how many committed log entries a replica has yet to apply.",
+		Use:   "status",
+		Short: "Show the replicas, the leader, the store and the alarms",
+		Long: "Show the replicas, the leader, the store and the alarms. LAG is the number of committed log entries\n" +
+			"that a replica has not applied yet.",
 		Example: "  kctl cluster status\n  kctl cluster status -o json",
 		Args:    cobra.NoArgs,
 	}
@@ -191,13 +192,14 @@ func ago(d time.Duration) string {
 func memberCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "member",
-		Short: "Members of the raft group",
-		Long: "Members of the raft group: the replicas that vote. A new one is made on its own machine, by\n" +
-			"'keelson-controlplane join' with a token of 'kctl cluster token create --role controlplane'.",
+		Short: "Manage the members of the raft cluster",
+		Long: "Manage the members of the raft cluster, which are the control-plane replicas. A new member joins\n" +
+			"with 'keelson-controlplane join' on its own machine. The token for it is created by\n" +
+			"'kctl cluster token create --role controlplane'.",
 		Example: "  kctl cluster member list\n  kctl cluster member remove cp2",
 	}
 	list := &cobra.Command{
-		Use: "list", Short: "List the members", Args: cobra.NoArgs,
+		Use: "list", Short: "List the members of the raft cluster", Args: cobra.NoArgs,
 		Example: "  kctl cluster member list\n  kctl cluster member list -o json",
 	}
 	output := outputFlag(list)
@@ -205,14 +207,18 @@ func memberCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 		return show(f, streams, *output, "GET", api.PathClusterMembers, nil, new([]api.ClusterMember), printMembers)
 	}
 	remove := &cobra.Command{
-		Use: "remove NAME", Short: "Take a replica out of the group for good", Args: cobra.ExactArgs(1),
-		Long: "Take a replica out of the group for good. It is refused when those that are left and answer would be no majority:\n" +
-			"a replica that does not answer is removed before one that does, and after the loss of the majority there is only\n" +
-			"'keelson-controlplane recover'. A replica that is stopped for a while need not be removed, and one whose disk was\n" +
-			"lost is rebuilt in place: 'keelson-controlplane rebuild'.\n\n" +
-			"A member that is removed is let in no more with its own certificate. But every replica has the keys of the cluster on its\n" +
-			"disk. If that is in wrong hands, exchange them: 'kctl cluster rotate KIND' for each. 'kctl cluster certs' shows which of\n" +
-			"them are good still. See docs/how-to/respond-to-a-leaked-key.md.",
+		Use: "remove NAME", Short: "Remove a replica from the raft cluster permanently", Args: cobra.ExactArgs(1),
+		Long: "Remove a replica from the raft cluster permanently.\n" +
+			"\n" +
+			"The command is refused if the reachable replicas would no longer be a quorum. Therefore remove\n" +
+			"an unreachable replica before a reachable one. If the quorum is already lost, see\n" +
+			"'kctl cluster recover --help'. Do not remove a replica that is only stopped for a while. If only\n" +
+			"its disk was lost, see 'kctl cluster rebuild --help'.\n" +
+			"\n" +
+			"The certificate of a removed replica is rejected. However, every replica has a copy of the\n" +
+			"cluster's CA and keys on its disk. If that disk may be read by others, rotate each of them with\n" +
+			"'kctl cluster rotate'. 'kctl cluster certs' shows the keys of removed replicas that are still\n" +
+			"valid. See docs/how-to/respond-to-a-leaked-key.md.",
 		Example: "  kctl cluster member remove cp2",
 		RunE: func(_ *cobra.Command, args []string) error {
 			var answer map[string]string
@@ -232,9 +238,10 @@ func memberCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 func stepDownCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	to := ""
 	c := &cobra.Command{
-		Use:     "step-down",
-		Short:   "Let another replica lead",
-		Long:    "Let another replica lead, before work on the leader's machine. No call fails; writes pause for some milliseconds.",
+		Use:   "step-down",
+		Short: "Transfer leadership to another replica",
+		Long: "Transfer leadership to another replica, for example before maintenance of the leader's machine.\n" +
+			"No request fails. Writes pause for some milliseconds.",
 		Example: "  kctl cluster step-down\n  kctl cluster step-down --to cp2",
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
@@ -246,7 +253,7 @@ func stepDownCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cob
 			return nil
 		},
 	}
-	c.Flags().StringVar(&to, "to", "", "the replica that is to lead (default: the one with the best log)")
+	c.Flags().StringVar(&to, "to", "", "name of the replica that becomes the leader (default: the replica with the most recent log)")
 	flagWords(c, "to", memberNames(f))
 	return c
 }
@@ -255,9 +262,10 @@ func compactCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 	revision := uint64(0)
 	c := &cobra.Command{
 		Use:   "compact",
-		Short: "Forget old revisions now",
-		Long: "Forget old revisions now. The store does so by itself, by age, by number and when its quota is used up.\n" +
-			"Watches that are behind the revision begin again with a list.",
+		Short: "Delete old revisions from the watch history",
+		Long: "Delete old revisions from the watch history now. The store also does this automatically, by age, by\n" +
+			"number of revisions, and when its quota is used up. Watches that need a deleted revision list\n" +
+			"their objects again.",
 		Example: "  kctl cluster compact\n  kctl cluster compact --revision 120000",
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
@@ -269,17 +277,19 @@ func compactCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 			return nil
 		},
 	}
-	c.Flags().Uint64Var(&revision, "revision", 0, "the last revision to forget (default: all but the current state)")
+	c.Flags().Uint64Var(&revision, "revision", 0, "last revision to delete (default: all but the current one)")
 	return c
 }
 
 func revokeCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "revoke node/NAME",
-		Short: "Make the certificates of a node good for nothing",
-		Long: "Make the certificates of a node good for nothing: its sessions and its calls of the API end within seconds on every\n" +
-			"replica, and it cannot renew. Its pods stay on it, unseen, and are replaced elsewhere as those of a lost node. Deleting\n" +
-			"the Node does the same. It comes back with a token of 'kctl cluster token create --names NAME --replace'.",
+		Short: "Revoke the certificates of a node",
+		Long: "Revoke the certificates of a node. Its connections and API requests end within seconds on every\n" +
+			"replica, and it cannot renew its certificates. Its pods keep running on the machine, but the\n" +
+			"cluster replaces them as it replaces the pods of a lost node. Deleting the Node has the same\n" +
+			"effect. The machine can join again with a token of\n" +
+			"'kctl cluster token create --names NAME --replace'.",
 		Example:           "  kctl cluster revoke node/w1",
 		ValidArgsFunction: words(nodeNames(f)),
 		Args:              cobra.ExactArgs(1),

@@ -23,7 +23,7 @@ var gatewayClasses = schema.GroupVersionResource{Group: "gateway.networking.k8s.
 func gatewayCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	c := &cobra.Command{
 		Use:     "gateway",
-		Short:   "Gateway API: HTTP and gRPC from outside of the cluster",
+		Short:   "Manage Gateway API: HTTP and gRPC routes from outside the cluster",
 		Example: "  kctl gateway install",
 	}
 	return group(c, gatewayInstallCommand(f, streams))
@@ -32,12 +32,20 @@ func gatewayCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 func gatewayInstallCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "install",
-		Short: "Have the cluster serve Gateway API, with a class of its own",
-		Long: "Have the cluster serve the kinds of Gateway API " + definitions.Gateway.Release + " (GatewayClass, Gateway, HTTPRoute, GRPCRoute,\n" +
-			"ReferenceGrant) and make a GatewayClass of Keelson's own controller. Definitions that the cluster has in a newer\n" +
-			"release or another channel stay as they are; older ones of the standard channel are replaced. It may be run again.\n\n" +
-			"'kctl delete crd' takes a kind away again, with all its objects.",
-		Example: "  kctl gateway install\n  kctl gateway install --class public\n  kctl gateway install --class ''   # the kinds alone",
+		Short: "Install the kinds of Gateway API and a GatewayClass",
+		Long: "Install the CustomResourceDefinitions of Gateway API " +
+			definitions.Gateway.Release +
+			" (GatewayClass, Gateway,\n" +
+			"HTTPRoute, GRPCRoute, ReferenceGrant), and create a GatewayClass of Keelson's controller.\n" +
+			"An existing definition of a newer release or of another channel is not changed. An older one of\n" +
+			"the standard channel is upgraded. The command can be run again.\n" +
+			"\n" +
+			"'kctl delete crd' deletes a kind and all of its objects.",
+		Example: "  kctl gateway install\n" +
+			"  kctl gateway install --class public\n" +
+			"\n" +
+			"  # Install the kinds without a GatewayClass\n" +
+			"  kctl gateway install --class ''",
 	}
 	return installs(c, f, streams, definitions.Gateway, "keelson", "the GatewayClass", func(ctx context.Context, cluster dynamic.Interface, class string) error {
 		return makeGatewayClass(ctx, cluster, streams, class)

@@ -26,7 +26,7 @@ const mostInstalling = time.Minute
 // flag gives.
 func installs(c *cobra.Command, f cmdutil.Factory, streams genericiooptions.IOStreams, kinds definitions.Bundle, name, classes string,
 	then func(ctx context.Context, cluster dynamic.Interface, name string) error) *cobra.Command {
-	class := c.Flags().String("class", name, "the name of "+classes+"; an empty one makes none")
+	class := c.Flags().String("class", name, "name of "+classes+" to create; if empty, none is created")
 	c.Args = cobra.NoArgs
 	c.RunE = func(*cobra.Command, []string) error {
 		ctx, cancel := interruptible()

@@ -19,23 +19,28 @@ import (
 func labCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "lab",
-		Short: "A whole cluster on this machine, and faults in it",
-		Long: "A lab is a cluster of namespaces on one Linux machine: replicas of the control plane and workers\n" +
-			"as hosts on a private bridge with no route out, running the real binaries.\n\n" +
-			"A machine has one lab, and others beside it by a name in $" + lab.NameEnv + ", which every command then needs:\n" +
-			"hosts, disks, kubeconfig (~/.kube/keelson-lab@NAME) and the address that leads to the API are the named lab's own.\n" +
-			"Its address is a free port of 127.0.0.1; 'kctl lab up' prints address and kubeconfig.",
+		Short: "Run a whole cluster on this machine, and inject faults",
+		Long: "A lab is a cluster on one Linux machine. Its hosts are network namespaces on a private bridge\n" +
+			"without a route to other networks: replicas of the control plane, and workers. All hosts run the\n" +
+			"real programs.\n" +
+			"\n" +
+			"A machine has one default lab. More labs can run beside it: set $" +
+			lab.NameEnv +
+			" to the name of a lab for\n" +
+			"every command. Each named lab has its own hosts, disks, kubeconfig (~/.kube/keelson-lab@NAME) and\n" +
+			"API address, which is a free port of 127.0.0.1. 'kctl lab up' prints the address and the\n" +
+			"kubeconfig.",
 		Example: "  kctl lab up\n  KEELSON_LAB=second kctl lab up\n  kctl lab status\n  kctl lab kill --daemon cp1\n  kctl lab partition w2\n  kctl lab heal w2\n  kctl lab down",
 	}
 	group(c, labUp(streams), labDown(streams), labStatus(streams), labExec(streams), labLoad(streams))
 	c.AddCommand(labRestart(streams), labKill(streams), labReplace(streams), labUpgrade(streams))
-	c.AddCommand(labVerb(streams, "stop HOST", "End a host's daemon in good order", (*lab.Lab).Stop))
+	c.AddCommand(labVerb(streams, "stop HOST", "Stop a host's daemon gracefully", (*lab.Lab).Stop))
 	plain := func(f func(*lab.Lab, string) error) func(*lab.Lab, context.Context, string) error {
 		return func(l *lab.Lab, _ context.Context, h string) error { return f(l, h) }
 	}
-	c.AddCommand(labVerb(streams, "pause HOST", "Freeze every process of a host ('heal' lets them go on)", plain((*lab.Lab).Pause)))
-	c.AddCommand(labVerb(streams, "partition HOST", "Unplug a host's cable", plain((*lab.Lab).Partition)))
-	c.AddCommand(labVerb(streams, "heal HOST", "Plug the cable in again and thaw the host", plain((*lab.Lab).Heal)))
+	c.AddCommand(labVerb(streams, "pause HOST", "Freeze all processes of a host; 'heal' resumes them", plain((*lab.Lab).Pause)))
+	c.AddCommand(labVerb(streams, "partition HOST", "Disconnect a host from the network", plain((*lab.Lab).Partition)))
+	c.AddCommand(labVerb(streams, "heal HOST", "Reconnect a host to the network, and resume its processes", plain((*lab.Lab).Heal)))
 	c.AddCommand(labSupervise(), labForward(), labRegistry())
 	return c
 }
@@ -56,13 +61,13 @@ func labUp(streams genericiooptions.IOStreams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "up",
 		Short: "Start a lab and wait until it is ready",
-		Long: "Start a lab and wait until it is ready. One that is down (the machine was started anew, or everything of it was\n" +
-			"killed) is started again from the disks of its hosts, with all that it held, and then takes no other flags than\n" +
-			"it was made with.\n\n" +
-			"kubectl and kctl keep for six hours which kinds the API at an address serves;\n" +
-			"'up' and 'down' take away what they keep of the lab's address (in $KUBECACHEDIR or ~/.kube/cache/discovery), so that the\n" +
-			"kinds of an earlier lab are not taken for those of this one. Where others use the lab too, or --cache-dir, they call\n" +
-			"'kubectl api-resources' once after 'up', which asks anew.",
+		Long: "Start a lab and wait until it is ready. A lab that is down, for example after a reboot of the\n" +
+			"machine, is started again from the disks of its hosts, with all of its objects. Such a lab cannot\n" +
+			"be started with flags other than those with which it was created.\n" +
+			"\n" +
+			"kubectl and kctl cache the kinds of an API server for six hours. 'up' and 'down' delete that\n" +
+			"discovery cache for the lab's address (in $KUBECACHEDIR or ~/.kube/cache/discovery). Other users\n" +
+			"of the lab, and users of --cache-dir, refresh their discovery cache with 'kubectl api-resources'.",
 		Example: "  kctl lab up\n  kctl lab up --workers 5 --memory 1Gi\n" +
 			"  kctl lab up --control-plane-files ./access --control-plane-flag --authentication-config=/etc/keelson/authn.yaml",
 		Args: cobra.NoArgs,
@@ -81,32 +86,35 @@ func labUp(streams genericiooptions.IOStreams) *cobra.Command {
 }
 
 func labUpFlags(f *pflag.FlagSet, cfg *lab.Config) {
-	f.IntVar(&cfg.ControlPlanes, "control-planes", 3, "replicas of the control plane")
+	f.IntVar(&cfg.ControlPlanes, "control-planes", 3, "number of control-plane replicas with a vote")
 	f.IntVar(&cfg.Standbys, "standbys", 0,
-		"further replicas, without a vote: with --control-plane-flag=--replace-dead-after=30s they take the places of those that die (docs/how-to/replace-replicas-automatically.md)")
+		"number of control-plane replicas without a vote; with --control-plane-flag=--replace-dead-after=30s "+
+			"they replace unreachable voters (docs/how-to/replace-replicas-automatically.md)")
 	f.IntVar(&cfg.Workers, "workers", 3, "workers")
 	f.StringVar(&cfg.Listen, "listen", lab.Listen(),
-		"the address on this machine that leads to the API; without the flag, a lab of $"+lab.NameEnv+" takes the next port when this one is in use")
-	f.StringVar(&cfg.BinDir, "bin-dir", binDir(), "folder of the daemons")
-	f.StringVar(&cfg.CNIBinDir, "cni-bin-dir", filepath.Join(binDir(), "cni"), "folder of the CNI plugins")
-	f.StringVar(&cfg.ImageDir, "image-dir", filepath.Join(binDir(), "images"), "folder of image archives that workers and registry hold from the start")
-	f.StringVar(&cfg.CPU, "cpu", "4", "CPUs that a worker reports")
-	f.StringVar(&cfg.Memory, "memory", "2Gi", "memory that a worker reports")
-	f.IntVar(&cfg.EvictionSeconds, "eviction-seconds", 5, "seconds after which pods leave a node that was lost")
-	f.IntVar(&cfg.Links, "links", 1, "links on which the workers are in turn, with a router between that knows no pods")
-	f.StringVar(&cfg.Families, "families", lab.FamilyIPv4, "addresses of hosts, pods and Services: ipv4, dual (IPv4 first) or ipv6")
-	f.StringVar(&cfg.PodNetwork, "pod-network", "auto", "how pods of different workers reach each other: auto, routes, vxlan or wireguard (docs/reference/pod-network.md)")
+		"address on this machine that leads to the API; by default, a lab of $"+lab.NameEnv+" uses the next free port")
+	f.StringVar(&cfg.BinDir, "bin-dir", binDir(), "directory of the daemons' programs")
+	f.StringVar(&cfg.CNIBinDir, "cni-bin-dir", filepath.Join(binDir(), "cni"), "directory of the CNI plugins")
+	f.StringVar(&cfg.ImageDir, "image-dir", filepath.Join(binDir(), "images"), "directory of image archives that are loaded into the workers and the lab's registry")
+	f.StringVar(&cfg.CPU, "cpu", "4", "CPU capacity that each worker reports")
+	f.StringVar(&cfg.Memory, "memory", "2Gi", "memory capacity that each worker reports")
+	f.IntVar(&cfg.EvictionSeconds, "eviction-seconds", 5, "seconds after which pods are evicted from a lost node")
+	f.IntVar(&cfg.Links, "links", 1, "number of network links; the workers are distributed over them, and a router that has no routes to pods "+
+		"connects them")
+	f.StringVar(&cfg.Families, "families", lab.FamilyIPv4, "address families of hosts, pods and Services: ipv4, dual (IPv4 first) or ipv6")
+	f.StringVar(&cfg.PodNetwork, "pod-network", "auto", "network between pods of different workers: auto, routes, vxlan or wireguard (docs/reference/pod-network.md)")
 	f.StringArrayVar(&cfg.ControlPlaneFlags, "control-plane-flag", nil,
-		"flag of 'keelson-controlplane run' that every replica has, such as --audit-log-maxsize=10 (repeatable)")
+		"flag of 'keelson-controlplane run' for every replica, such as --audit-log-maxsize=10 (repeatable)")
 	f.StringVar(&cfg.ControlPlaneFiles, "control-plane-files", "",
-		"folder of this machine that every replica sees as /etc/keelson; what is changed in it is read again where the replica follows the file")
-	f.StringVar(&cfg.Kubeconfig, "kubeconfig-out", LabKubeconfig(), "where the kubeconfig is written")
+		"directory of this machine that is mounted as /etc/keelson on every replica; changes take effect if the "+
+			"replica reloads that file")
+	f.StringVar(&cfg.Kubeconfig, "kubeconfig-out", LabKubeconfig(), "file to which the kubeconfig is written")
 }
 
 func labDown(streams genericiooptions.IOStreams) *cobra.Command {
 	return &cobra.Command{
 		Use:     "down",
-		Short:   "Take the lab away, with everything it made",
+		Short:   "Delete the lab and everything that it created",
 		Example: "  kctl lab down",
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
@@ -135,7 +143,7 @@ func labDown(streams genericiooptions.IOStreams) *cobra.Command {
 func labStatus(streams genericiooptions.IOStreams) *cobra.Command {
 	return &cobra.Command{
 		Use:     "status",
-		Short:   "Show the lab's hosts; fails when there is no lab, or it is down",
+		Short:   "Show the lab's hosts; fails if there is no lab or it is down",
 		Example: "  kctl lab status",
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
@@ -154,7 +162,7 @@ func labStatus(streams genericiooptions.IOStreams) *cobra.Command {
 func labExec(streams genericiooptions.IOStreams) *cobra.Command {
 	return &cobra.Command{
 		Use:                "exec HOST COMMAND [ARG...]",
-		Short:              "Run a command inside a host's namespaces",
+		Short:              "Run a command in the namespaces of a host",
 		Example:            "  kctl lab exec w1 ip route\n  kctl lab exec w1 nft list ruleset",
 		Args:               cobra.MinimumNArgs(2),
 		ValidArgsFunction:  words(labHosts),
@@ -207,26 +215,30 @@ func labVerb(streams genericiooptions.IOStreams, use, short string, do func(*lab
 
 func labKill(streams genericiooptions.IOStreams) *cobra.Command {
 	daemon := false
-	c := labVerb(streams, "kill HOST", "Cut a host's power, or kill -9 its daemon alone", func(l *lab.Lab, ctx context.Context, h string) error {
+	c := labVerb(streams, "kill HOST", "Cut the power of a host, or kill only its daemon", func(l *lab.Lab, ctx context.Context, h string) error {
 		if daemon {
 			return l.KillDaemon(ctx, h)
 		}
 		return l.Kill(ctx, h)
 	})
-	c.Example = "  kctl lab kill cp1\n  kctl lab kill --daemon w1"
-	c.Flags().BoolVar(&daemon, "daemon", false, "kill the daemon only; containers stay")
+	c.Example = "  kctl lab kill cp1\n" +
+		"  kctl lab kill --daemon w1"
+	c.Flags().BoolVar(&daemon, "daemon", false, "kill only the host's daemon; its containers keep running")
 	return c
 }
 
 func labLoad(streams genericiooptions.IOStreams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "load FILE...",
-		Short: "Put images from archives into the lab's registry",
-		Long: "Put images from archives into the lab's registry. A file is a tar of an OCI layout or what 'docker save' writes, plain\n" +
-			"or compressed with gzip; a folder is an OCI layout. The workers ask that registry first for every image, so pods name\n" +
-			"the images as the archive does (imagePullPolicy Always and IfNotPresent).\n\n" +
-			"Any tool that pushes works too, from inside the registry's host, for example\n" +
-			"  kctl lab exec registry skopeo copy --dest-tls-verify=false docker-archive:/root/app.tar docker://10.89.0.5:5000/app:v1",
+		Short: "Load images from archives into the lab's registry",
+		Long: "Load images from archives into the lab's registry. FILE is a tar of an OCI layout or a file of\n" +
+			"'docker save', plain or compressed with gzip, or a directory with an OCI layout. The workers pull\n" +
+			"every image from that registry first. Pods therefore use the names of the images in the archive,\n" +
+			"with imagePullPolicy Always or IfNotPresent.\n" +
+			"\n" +
+			"Any tool that pushes images works too, inside the registry's host. For example:\n" +
+			"  kctl lab exec registry skopeo copy --dest-tls-verify=false docker-archive:/root/app.tar " +
+			"docker://10.89.0.5:5000/app:v1",
 		Example: "  docker save example.com/app:v1 -o app.tar && kctl lab load app.tar\n  kctl lab load app.tar.gz ./oci-layout",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -252,28 +264,30 @@ func labLoad(streams genericiooptions.IOStreams) *cobra.Command {
 
 func labRestart(streams genericiooptions.IOStreams) *cobra.Command {
 	daemon := false
-	c := labVerb(streams, "restart HOST", "Start a host again, or its daemon alone",
+	c := labVerb(streams, "restart HOST", "Restart a host, or only its daemon",
 		func(l *lab.Lab, ctx context.Context, h string) error {
 			if daemon {
 				return l.RestartDaemon(ctx, h)
 			}
 			return l.Restart(ctx, h)
 		})
-	c.Long = "Start a host again: with power and cable after 'kill', its daemon after 'kill --daemon' or 'stop'. A daemon that runs\n" +
-		"is stopped in good order first. With --daemon the host must have power: only its daemon is started again."
+	c.Long = "Restart a host. After 'kill', its power and its network are restored. After 'kill --daemon' or\n" +
+		"'stop', its daemon is started. A running daemon is stopped gracefully first. With --daemon, only\n" +
+		"the daemon is restarted, and the host must have power."
 	c.Example = "  kctl lab restart cp1\n  kctl lab restart --daemon w1"
-	c.Flags().BoolVar(&daemon, "daemon", false, "restart the daemon only; containers stay")
+	c.Flags().BoolVar(&daemon, "daemon", false, "restart only the host's daemon; its containers keep running")
 	return c
 }
 
 func labReplace(streams genericiooptions.IOStreams) *cobra.Command {
 	dir := ""
-	c := labVerb(streams, "replace HOST", "Have a host run the programs of another folder",
+	c := labVerb(streams, "replace HOST", "Run the programs of another directory on a host",
 		func(l *lab.Lab, ctx context.Context, h string) error { return l.Replace(ctx, h, dir) })
-	c.Long = "Have a host run the programs of another folder from now on: its daemon is stopped in good order and started from there;\n" +
-		"containers stay. It waits until the replica or the node is ready. Without --bin it is the lab's own folder again."
+	c.Long = "Run the programs of another directory on a host. Its daemon is stopped gracefully and started from\n" +
+		"that directory. Containers keep running. The command waits until the replica or the node is ready.\n" +
+		"Without --bin, the host runs the programs of the lab's own directory again."
 	c.Example = "  kctl lab replace cp1 --bin /root/keelson/bin\n  kctl lab replace w1"
-	c.Flags().StringVar(&dir, "bin", "", "folder of the programs (default: the lab's own)")
+	c.Flags().StringVar(&dir, "bin", "", "directory of the programs (default: the lab's own)")
 	return c
 }
 

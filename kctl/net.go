@@ -27,7 +27,7 @@ const mostBehind = 100
 func netCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	c := &cobra.Command{
 		Use:     "net",
-		Short:   "Look into the cluster's network",
+		Short:   "Inspect the cluster's network",
 		Example: "  kctl net trace web-0 db:5432\n  kctl net services -A\n  kctl net policies -A",
 	}
 	group(c, netTraceCommand(f, streams), netServicesCommand(f, streams), netPoliciesCommand(f, streams))
@@ -37,23 +37,40 @@ func netCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Co
 func netTraceCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "trace POD SERVICE|NAME|ADDRESS[:PORT][/PROTOCOL]|URL",
-		Short: "Follow a connection from a pod, and say where it stops",
-		Long: "Follow a connection from a pod step by step: what the name means in that pod, which address that is, where the\n" +
-			"Service's rule leads, which endpoints are ready, the way to their nodes, and what the NetworkPolicies of both\n" +
-			"sides say. A host or URL that an Ingress or a Gateway serves is followed through its proxies: which class or Gateway,\n" +
-			"listener, certificate and rule it meets, and the way to the proxies and from them to the pods. It judges what the\n" +
-			"cluster says of itself and sends no packet. For a host outside of the cluster the agent of the pod's node is asked (with\n" +
-			"get on nodes/proxy) whether the name resolves there and whether there is a route.\n\n" +
-			"Exit codes: 0 nothing stands in the way, 1 the question could not be answered (no such pod, no cluster),\n" +
-			"2 the connection stops, or some connections do.",
-		Example: "  kctl net trace web-0 db                       # the Service db of the same namespace\n" +
-			"  kctl net trace -n shop web-0 db.data:5432     # a port of one of another namespace\n" +
-			"  kctl net trace web-0 10.244.1.7:8080          # a pod's, Service's or node's address\n" +
-			"  kctl net trace web-0 https://shop.example/cart  # through an Ingress or a Gateway\n" +
+		Short: "Trace a connection from a pod, and show where it fails",
+		Long: "Trace a connection from a pod step by step. No packet is sent. The trace shows:\n" +
+			"\n" +
+			"  - the addresses to which the name resolves in the pod\n" +
+			"  - the rules of the Service, and its ready endpoints\n" +
+			"  - the routes to the nodes of the endpoints\n" +
+			"  - the NetworkPolicies of both sides\n" +
+			"\n" +
+			"For a host or URL that an Ingress or a Gateway serves, the trace includes the class or Gateway, the\n" +
+			"listener, the certificate, the rule, and the connections to and from the ingress proxies.\n" +
+			"\n" +
+			"The trace is computed from the objects of the cluster. For a host outside the cluster, kctl asks\n" +
+			"the agent of the pod's node whether the name resolves and whether a route exists. This requires\n" +
+			"the verb get on nodes/proxy.\n" +
+			"\n" +
+			"Exit codes: 0 the connection is possible; 1 the trace failed (no such pod, no cluster); 2 the\n" +
+			"connection fails, or some of the connections fail.",
+		Example: "  # The Service db in the namespace of the pod\n" +
+			"  kctl net trace web-0 db\n" +
+			"\n" +
+			"  # A port of a Service in another namespace\n" +
+			"  kctl net trace -n shop web-0 db.data:5432\n" +
+			"\n" +
+			"  # The address of a pod, a Service or a node\n" +
+			"  kctl net trace web-0 10.244.1.7:8080\n" +
+			"\n" +
+			"  # A URL that an Ingress or a Gateway serves\n" +
+			"  kctl net trace web-0 https://shop.example/cart\n" +
+			"\n" +
+			"  # Another protocol\n" +
 			"  kctl net trace web-0 kube-dns.kube-system:53/udp -o json",
 	}
 	output := outputFlag(c)
-	domain := c.Flags().String("cluster-domain", "cluster.local", "the domain of the cluster's names")
+	domain := c.Flags().String("cluster-domain", "cluster.local", "DNS domain of the cluster")
 	c.Args = func(c *cobra.Command, args []string) error {
 		if len(args) == 1 { // the form of the argument that is there, before the missing one
 			if _, err := podArgument(args[0]); err != nil {

@@ -46,13 +46,21 @@ type Dropped struct {
 func netPoliciesCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "policies [POD]",
-		Short: "Show which pods NetworkPolicies isolate, by which, and how many packets were dropped for that",
-		Long: "Show which pods NetworkPolicies isolate, by which policies in each direction, and how many packets were dropped\n" +
-			"because none of them lets the connection through. Each node counts for its own pods, since the pod has its address\n" +
-			"or its rules were made anew; a client that tries again is counted again.\n\n" +
-			"Exit codes: 0 all nodes were read, 1 the question could not be answered, 2 some nodes could not be read.",
-		Example: "  kctl net policies                # of the namespace\n" +
-			"  kctl net policies -A             # of all\n" +
+		Short: "Show the pods that NetworkPolicies isolate, and how many packets were dropped",
+		Long: "Show the pods that NetworkPolicies isolate, the policies that isolate them in each direction, and\n" +
+			"how many packets were dropped because no policy allows the connection.\n" +
+			"\n" +
+			"Each node counts the packets of its own pods, from the time when the pod got its address or its\n" +
+			"rules were rebuilt. A client that retries is counted again.\n" +
+			"\n" +
+			"Exit codes: 0 all nodes were read; 1 the request failed; 2 some nodes could not be read.",
+		Example: "  # In the current namespace\n" +
+			"  kctl net policies\n" +
+			"\n" +
+			"  # In all namespaces\n" +
+			"  kctl net policies -A\n" +
+			"\n" +
+			"  # For one pod, as JSON\n" +
 			"  kctl net policies -n shop db-0 -o json",
 	}
 	output := outputFlag(c)

@@ -49,17 +49,24 @@ type ServiceUse struct {
 func netServicesCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "services [NAME]",
-		Short: "Show what Services were used: connections by where clients are, and packets that met no endpoint",
-		Long: "Show what Services were used. Each node counts the connections for which it chose an endpoint, and the packets that\n" +
-			"met a Service without an endpoint for them, since its rules were made; it is asked now, and counts nothing more for\n" +
-			"being asked. An address that nobody used for a day begins anew.\n\n" +
-			"Exit codes: 0 all nodes were read, 1 the question could not be answered, 2 some nodes could not be read.",
-		Example: "  kctl net services                # of the namespace\n" +
-			"  kctl net services -A             # of all\n" +
-			"  kctl net services -n shop db --nodes   # a row for each node that counted something",
+		Short: "Show the connections to Services by source, and the packets without an endpoint",
+		Long: "Show how Services were used. Each node counts the connections for which it chose an endpoint, and\n" +
+			"the packets to a Service that had no endpoint for them. The counters start when the node's rules\n" +
+			"are built. The counters of an address that was not used for a day start again at 0. Reading\n" +
+			"the counters does not change them.\n" +
+			"\n" +
+			"Exit codes: 0 all nodes were read; 1 the request failed; 2 some nodes could not be read.",
+		Example: "  # In the current namespace\n" +
+			"  kctl net services\n" +
+			"\n" +
+			"  # In all namespaces\n" +
+			"  kctl net services -A\n" +
+			"\n" +
+			"  # One Service, with a row for each node\n" +
+			"  kctl net services -n shop db --nodes",
 	}
 	output := outputFlag(c)
-	perNode := c.Flags().Bool("nodes", false, "a row for each node that counted something")
+	perNode := c.Flags().Bool("nodes", false, "show a row for each node that counted packets or connections")
 	return asksNodes(c, f, streams, "service", "Services", func(ctx context.Context, cs kubernetes.Interface, ns, name string) ([]string, error) {
 		services, err := readUses(ctx, cs, ns, name)
 		if err != nil {
@@ -82,7 +89,7 @@ func netServicesCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 // which nodes could not be read, and why: the exit code says so.
 func asksNodes(c *cobra.Command, f cmdutil.Factory, streams genericiooptions.IOStreams, one, many string,
 	show func(ctx context.Context, cs kubernetes.Interface, ns, name string) (unread []string, err error)) *cobra.Command {
-	everywhere := c.Flags().BoolP("all-namespaces", "A", false, many+" of all namespaces")
+	everywhere := c.Flags().BoolP("all-namespaces", "A", false, "list the "+many+" of all namespaces")
 	c.Args = cobra.MaximumNArgs(1)
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		ns, _, err := f.ToRawKubeConfigLoader().Namespace()

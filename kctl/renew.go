@@ -21,11 +21,13 @@ import (
 func renewCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "renew",
-		Short: "Renew the kubeconfig in use: its authorities and its client certificate",
-		Long: "Renew the kubeconfig in use. Its current context gets the authorities that the cluster believes now, and in the place of\n" +
-			"its client certificate a new one of the same name, groups and life, by the CA that signs now. A user with a token keeps\n" +
-			"it. Do so wherever a kubeconfig of an administrator lies once 'kctl cluster rotate cluster-ca' is at the step wait, and\n" +
-			"again when it is done, so that the former CA goes.",
+		Short: "Renew the CAs and the client certificate of the kubeconfig in use",
+		Long: "Renew the current context of the kubeconfig in use. The CAs that the cluster currently trusts are\n" +
+			"written to it. Its client certificate is replaced by a new one with the same name, groups and\n" +
+			"lifetime, signed by the current CA. A user with a token keeps the token.\n" +
+			"\n" +
+			"Run this command for every administrator's kubeconfig when 'kctl cluster rotate cluster-ca' is in\n" +
+			"the step wait. Run it again when the rotation is done, to remove the previous CA.",
 		Example: "  kctl cluster renew\n  kctl cluster renew --kubeconfig other.kubeconfig",
 		Args:    cobra.NoArgs,
 		RunE:    func(*cobra.Command, []string) error { return renewKubeconfig(f, streams) },

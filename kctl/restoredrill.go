@@ -39,41 +39,57 @@ type served struct {
 
 // handedOn are the flags of a drill that 'keelson-controlplane backup serve' takes.
 var handedOn = [][2]string{
-	{"encryption-keys", "file of keys that opens the backup (default: that of this machine's replica)"},
-	{"identity", "file of an age identity, for a backup that is sealed by age"},
-	{"data-dir", "folder of this machine's replica (default: /var/lib/keelson/controlplane)"},
-	{"work-dir", "folder in which the backup is unpacked for as long as the drill runs (default: /var/tmp)"},
-	{"backup-folder", "folder of which the newest backup is taken, where no FILE is named"},
-	{"backup-cluster", "ID of the cluster whose newest backup is taken (default: of the one that is asked, with --offline of the data folder's)"},
-	{"backup-s3", "bucket of which the newest backup is taken, s3://BUCKET/PREFIX"},
-	{"backup-s3-endpoint", "its server"},
-	{"backup-s3-region", "its region"},
-	{"backup-s3-credentials", "file with the key for it"},
-	{"backup-s3-ca", "file of the authorities that its server's certificate may be of"},
-	{"config", "file of settings in which the above may stand (default: /etc/keelson/controlplane.yaml)"},
+	{"encryption-keys", "key file that decrypts the backup (default: the key file of the replica on this machine)"},
+	{"identity", "file with an age identity, for a backup that is encrypted with age"},
+	{"data-dir", "data directory of the replica on this machine (default /var/lib/keelson/controlplane)"},
+	{"work-dir", "directory to which the backup is unpacked for the duration of the test (default /var/tmp)"},
+	{"backup-folder", "directory from which the newest backup is used if no FILE is given"},
+	{"backup-cluster", "ID of the cluster whose newest backup is used (default: the cluster of the kubeconfig; with --offline, " +
+		"that of the data directory)"},
+	{"backup-s3", "S3 bucket from which the newest backup is used if no FILE is given, as s3://BUCKET/PREFIX"},
+	{"backup-s3-endpoint", "URL of the S3 server of the backups"},
+	{"backup-s3-region", "region of the S3 bucket of the backups"},
+	{"backup-s3-credentials", "file with the access key for the S3 bucket of the backups"},
+	{"backup-s3-ca", "file with the CA certificates that are trusted for the S3 server of the backups"},
+	{"config", "configuration file with values for these flags (default /etc/keelson/controlplane.yaml)"},
 }
 
 func restoreDrillCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "restore-drill [FILE]",
-		Short: "Restore a backup for a trial, and compare it with the cluster",
-		Long: "Restore a backup, the newest where no FILE is named, into a replica of its own on this machine's loopback, read everything\n" +
-			"that it serves, and compare: with what the backup says that it holds, and with the cluster. An object that the cluster has\n" +
-			"not changed since must be in the backup and say the same. SAME counts those, SINCE what was made, changed or removed after\n" +
-			"the backup. The exit code is 0 when nothing is wrong.\n\n" +
-			"Nothing of the cluster is touched, and the trial is gone in the end; what a killed one has left goes at the next call. It\n" +
-			"reads all objects of the cluster, Secrets too. It runs on any machine that has keelson-controlplane beside kctl or in $PATH, the\n" +
-			"key of the backup (--encryption-keys, a copy of pki/store.keys of a replica, or --identity), and, unless --offline, a kubeconfig.",
-		Example: "  kctl cluster restore-drill\n  kctl cluster restore-drill /backups/today\n  kctl cluster restore-drill --fresh\n" +
+		Short: "Test a backup: restore it on this machine and compare it with the cluster",
+		Long: "Test a backup: restore it into a temporary replica on this machine's loopback address, and read\n" +
+			"all of its objects. Without FILE, the newest backup is tested. The objects are compared with the\n" +
+			"backup's own counts and with the cluster. An object that has not changed in the cluster since the\n" +
+			"backup must be in the backup with the same content.\n" +
+			"\n" +
+			"SAME counts the objects that are equal. SINCE counts the objects that were created, changed or\n" +
+			"deleted after the backup. The exit code is 0 if the backup is correct.\n" +
+			"\n" +
+			"The cluster is not changed, and the temporary replica is deleted at the end. If the command is\n" +
+			"killed, the next call deletes it. The command reads all objects of the cluster, including Secrets.\n" +
+			"It requires keelson-controlplane beside kctl or in $PATH, and a kubeconfig unless --offline is\n" +
+			"given. It also requires the key of the backup: a copy of a replica's pki/store.keys for\n" +
+			"--encryption-keys, or an age identity for --identity.",
+		Example: "  # Test the newest backup\n" +
+			"  kctl cluster restore-drill\n" +
+			"\n" +
+			"  # Test a backup file\n" +
+			"  kctl cluster restore-drill /backups/today\n" +
+			"\n" +
+			"  # Create a backup now and test it\n" +
+			"  kctl cluster restore-drill --fresh\n" +
+			"\n" +
+			"  # Test a backup without access to the cluster\n" +
 			"  kctl cluster restore-drill /backups/today --offline",
 		Args: cobra.MaximumNArgs(1),
 	}
 	for _, h := range handedOn {
 		c.Flags().String(h[0], "", h[1])
 	}
-	c.Flags().Bool("backup-s3-path-style", false, "its name is in the path and not in the server's name")
-	offline := c.Flags().Bool("offline", false, "compare with the backup alone, where there is no cluster to ask")
-	fresh := c.Flags().Bool("fresh", false, "make a backup now and take that")
+	c.Flags().Bool("backup-s3-path-style", false, "put the name of the S3 bucket in the path of the URL, not in the host name")
+	offline := c.Flags().Bool("offline", false, "compare the backup only with its own counts, without access to the cluster")
+	fresh := c.Flags().Bool("fresh", false, "create a backup now and test it")
 	output := outputFlag(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
 		ctx, cancel := interruptible()

@@ -39,13 +39,16 @@ func Command(args []string) *cobra.Command {
 	root.Use = "kctl"
 	root.SilenceErrors, root.SilenceUsage = true, true
 	root.Short = "kctl controls a Keelson cluster"
-	root.Long = "kctl controls a Keelson cluster: every command of kubectl, and verbs for the cluster itself.\n\n" +
-		"  kctl lab       a whole cluster on this machine, and faults in it\n" +
-		"  kctl trace     where the time of an apply went\n" +
-		"  kctl net trace follow a connection from a pod, and say where it stops\n" +
-		"  kctl gateway   have the cluster serve Gateway API\n" +
-		"  kctl why       why an object is not as it should be, and what mends it\n" +
-		"  kctl cluster   replicas of the control plane, its store, backups, join tokens"
+	root.Long = "kctl controls a Keelson cluster. It has every command of kubectl, and these commands for the\n" +
+		"cluster itself:\n" +
+		"\n" +
+		"  kctl cluster   Manage machines, control-plane replicas, backups, keys and join tokens\n" +
+		"  kctl why       Explain why an object is not healthy, and how to repair it\n" +
+		"  kctl trace     Show the time that each stage of an apply took\n" +
+		"  kctl net       Trace connections; show the use of Services and NetworkPolicies\n" +
+		"  kctl gateway   Install Gateway API\n" +
+		"  kctl snapshot  Install volume snapshots\n" +
+		"  kctl lab       Run a whole cluster on this machine, and inject faults"
 	f := cmdutil.NewFactory(cmdutil.NewMatchVersionFlags(flags))
 	replace(root, versionCommand(f, streams))
 	root.AddCommand(labCommand(streams), traceCommand(f, streams), whyCommand(f, streams), netCommand(f, streams), gatewayCommand(f, streams), snapshotCommand(f, streams), clusterCommand(f, streams))
@@ -105,7 +108,7 @@ func versionCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 	clientOnly := false
 	c := &cobra.Command{
 		Use:     "version",
-		Short:   "Print the version of kctl and of the cluster",
+		Short:   "Print the versions of kctl and of the cluster",
 		Example: "  kctl version\n  kctl version --client",
 		RunE: func(*cobra.Command, []string) error {
 			fmt.Fprintf(streams.Out, "kctl:     %s\n", Version)
@@ -125,7 +128,7 @@ func versionCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 			return nil
 		},
 	}
-	c.Flags().BoolVar(&clientOnly, "client", false, "print kctl's version only")
+	c.Flags().BoolVar(&clientOnly, "client", false, "print only the version of kctl")
 	return c
 }
 

@@ -26,30 +26,46 @@ func rotateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 	status := false
 	c := &cobra.Command{
 		Use:   "rotate cluster-ca|peers-ca|service-account-key|encryption-key",
-		Short: "Exchange a key that all replicas share, while they serve",
-		Long: "Exchange a key that all replicas share, while they serve. The cluster does it by itself, in steps, and goes on after the\n" +
-			"death of any replica:\n\n" +
-			"  trust    every replica believes the new key beside the former one\n" +
-			"  use      every replica signs, or seals, with the new key\n" +
-			"  wait     what the former key has signed is believed on: of service-account-key 25 hours, of cluster-ca 24, or --keep\n" +
-			"  serve    of cluster-ca: the API shows a certificate by the new one\n" +
-			"  forget   every replica gives up the former key\n\n" +
-			"It begins only when all replicas answer, and waits for one that does not; --status names whom. Tokens in Secrets have no\n" +
-			"end: they are signed anew at the end of the step wait, and copies of them elsewhere are good no more.\n" +
-			"Of cluster-ca every node takes part as well; one that is away holds it up, by name. Until the step serve who knows the\n" +
-			"former CA alone reaches the API; users whose certificates by it are in use are named. The kubeconfig in use is renewed\n" +
-			"once the new CA signs; others by 'kctl cluster renew' where they are.",
-		Example: "  kctl cluster rotate peers-ca\n  kctl cluster rotate cluster-ca\n  kctl cluster rotate service-account-key --keep 2h\n  kctl cluster rotate --status\n" +
-			"  kctl cluster rotate --abort\n  kctl cluster rotate --dismiss cp3",
+		Short: "Rotate a CA or key of the cluster without downtime",
+		Long: "Rotate a CA or key of the cluster without downtime. The cluster runs the rotation in steps, and\n" +
+			"continues it after the failure of any replica:\n" +
+			"\n" +
+			"  trust    every replica trusts the new key in addition to the previous one\n" +
+			"  use      every replica signs or encrypts with the new key\n" +
+			"  wait     the previous key stays trusted while its signatures are in use (see --keep)\n" +
+			"  serve    only for cluster-ca: the API serves a certificate of the new CA\n" +
+			"  forget   every replica deletes the previous key\n" +
+			"\n" +
+			"A rotation starts only if all replicas are reachable, and waits for a replica that becomes\n" +
+			"unreachable. --status shows its name. Tokens in Secrets do not expire: they are signed again at\n" +
+			"the end of the step wait, and copies of the previous tokens become invalid.\n" +
+			"\n" +
+			"A rotation of cluster-ca also waits for every node, and --status shows the nodes that delay it.\n" +
+			"Clients that trust only the previous CA can reach the API until the step serve. --status shows the\n" +
+			"users whose certificates of the previous CA are in use. The kubeconfig in use is renewed when the\n" +
+			"new CA signs. Renew every other kubeconfig with 'kctl cluster renew'.",
+		Example: "  kctl cluster rotate peers-ca\n" +
+			"  kctl cluster rotate cluster-ca\n" +
+			"  kctl cluster rotate service-account-key --keep 2h\n" +
+			"\n" +
+			"  # Show the keys and the state of the rotation\n" +
+			"  kctl cluster rotate --status\n" +
+			"\n" +
+			"  # Abort the rotation before the new key is used\n" +
+			"  kctl cluster rotate --abort\n" +
+			"\n" +
+			"  # Stop listing the keys of the removed replica cp3\n" +
+			"  kctl cluster rotate --dismiss cp3",
 		Args:      cobra.MaximumNArgs(1),
 		ValidArgs: keyKinds,
 	}
 	output := outputFlag(c)
-	c.Flags().BoolVar(&status, "status", false, "show the keys and the exchange of one that is under way")
-	c.Flags().BoolVar(&q.Abort, "abort", false, "give up the exchange that is under way, before the new key is used")
-	c.Flags().BoolVar(&q.Force, "force", false, "do not wait for what the former key has signed, nor for nodes that are away, nor, once all believe the new key, for replicas that do not answer")
-	c.Flags().StringVar(&q.Dismiss, "dismiss", "", "name a removed replica no more: what it had of the keys is destroyed")
-	c.Flags().StringVar(&q.Keep, "keep", "", "for how long what the former key has signed is believed (default 25h, of cluster-ca 24h)")
+	c.Flags().BoolVar(&status, "status", false, "show the keys, and the state of a rotation that is in progress")
+	c.Flags().BoolVar(&q.Abort, "abort", false, "abort the rotation that is in progress; possible until the new key is used")
+	c.Flags().BoolVar(&q.Force, "force", false, "do not wait for the lifetime of previous signatures or for unreachable nodes; once all replicas trust "+
+		"the new key, do not wait for unreachable replicas")
+	c.Flags().StringVar(&q.Dismiss, "dismiss", "", "name of a removed replica whose keys are no longer listed, because its disk was destroyed")
+	c.Flags().StringVar(&q.Keep, "keep", "", "how long the previous key stays trusted (default 25h for service-account-key, 24h for cluster-ca)")
 	c.RunE = func(_ *cobra.Command, args []string) error {
 		if len(args) == 1 {
 			q.Kind = args[0]

@@ -30,7 +30,7 @@ const (
 func snapshotCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	c := &cobra.Command{
 		Use:     "snapshot",
-		Short:   "Snapshots of volumes",
+		Short:   "Manage snapshots of volumes",
 		Example: "  kctl snapshot install",
 	}
 	return group(c, snapshotInstallCommand(f, streams))
@@ -39,15 +39,27 @@ func snapshotCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cob
 func snapshotInstallCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "install",
-		Short: "Have the cluster serve snapshots of volumes, with a class for the nodes' own disks",
-		Long: "Have the cluster serve VolumeSnapshot, VolumeSnapshotContent and VolumeSnapshotClass (snapshot.storage.k8s.io/v1, release " +
-			definitions.Snapshot.Release + "),\n" +
-			"and VolumeGroupSnapshot, VolumeGroupSnapshotContent and VolumeGroupSnapshotClass (groupsnapshot.storage.k8s.io/v1);\n" +
-			"and make a class of either for the driver " + localDriver + ", its default. Definitions that the cluster has\n" +
-			"already and that were not made by this command stay as they are: a snapshot controller may go by them. To have the\n" +
-			"control plane go by them: kctl annotate crd volumesnapshots.snapshot.storage.k8s.io keelson.dev/served-by=control-plane\n\n" +
-			"'kctl delete crd' takes a kind away again, with all its objects.",
-		Example: "  kctl snapshot install\n  kctl snapshot install --class nightly\n  kctl snapshot install --class ''   # the kinds alone",
+		Short: "Install the kinds of volume snapshots, and default classes for local volumes",
+		Long: "Install the CustomResourceDefinitions of volume snapshots, release " +
+			definitions.Snapshot.Release +
+			": VolumeSnapshot,\n" +
+			"VolumeSnapshotContent and VolumeSnapshotClass (snapshot.storage.k8s.io/v1), and\n" +
+			"VolumeGroupSnapshot, VolumeGroupSnapshotContent and VolumeGroupSnapshotClass\n" +
+			"(groupsnapshot.storage.k8s.io/v1). A default VolumeSnapshotClass and a default\n" +
+			"VolumeGroupSnapshotClass are created for the driver " +
+			localDriver +
+			".\n" +
+			"\n" +
+			"Existing definitions that this command did not create are not changed, because another snapshot\n" +
+			"controller may use them. To let the control plane serve them, run:\n" +
+			"  kctl annotate crd volumesnapshots.snapshot.storage.k8s.io keelson.dev/served-by=control-plane\n" +
+			"\n" +
+			"'kctl delete crd' deletes a kind and all of its objects.",
+		Example: "  kctl snapshot install\n" +
+			"  kctl snapshot install --class nightly\n" +
+			"\n" +
+			"  # Install the kinds without classes\n" +
+			"  kctl snapshot install --class ''",
 	}
 	const both = "the VolumeSnapshotClass and the VolumeGroupSnapshotClass"
 	return installs(c, f, streams, definitions.Snapshot, "standard", both, func(ctx context.Context, cluster dynamic.Interface, class string) error {

@@ -48,17 +48,21 @@ var supportKinds = []string{
 func supportCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "support-bundle [FILE]",
-		Short: "Collect what helps to find out what is wrong into one file, without secrets",
-		Long: "Collect what helps to find out what is wrong into one file, FILE.tar.gz or one named after the time: versions, status,\n" +
-			"alarms, certificates' ends, settings, metrics and the last lines of the logs of all replicas and agents, Nodes, Events and\n" +
-			"workloads. Secrets and ConfigMaps are not read. Values of environment variables, commands, arguments, annotations and\n" +
-			"parameters are taken out, and of every text what looks like a key, a token or a password. CONTENTS.txt in it says what\n" +
-			"it has, and what is missing and why. Look through it before you hand it on: names, addresses and images are in it.",
+		Short: "Collect diagnostic data of the cluster in one file, without secrets",
+		Long: "Collect diagnostic data of the cluster in one file. The default name of FILE contains the time.\n" +
+			"\n" +
+			"The file contains versions, the status, alarms, the expiry of certificates, settings, metrics, and\n" +
+			"the last log lines of all replicas and agents. It also contains Nodes, Events and workloads.\n" +
+			"Secrets and ConfigMaps are not read. Values of environment variables, commands, arguments,\n" +
+			"annotations and parameters are removed. Texts that look like a key, a token or a password are\n" +
+			"removed too. CONTENTS.txt in the file lists what it contains, and what is missing and why.\n" +
+			"\n" +
+			"Review the file before you share it: it contains names, addresses and images.",
 		Example: "  kctl cluster support-bundle\n  kctl cluster support-bundle /tmp/bundle.tar.gz --nodes w1,w2",
 		Args:    cobra.MaximumNArgs(1),
 	}
-	nodes := c.Flags().StringSlice("nodes", nil, "the nodes whose agents are asked (default: 50 at most, those that are not Ready first)")
-	limit := c.Flags().Duration("timeout", 2*time.Minute, "how long it may take; what has not answered by then is missing in it")
+	nodes := c.Flags().StringSlice("nodes", nil, "names of the nodes whose agents are asked (default: at most 50 nodes, nodes that are not Ready first)")
+	limit := c.Flags().Duration("timeout", 2*time.Minute, "time limit of the command; data that is not received in time is missing from the file")
 	c.RunE = func(_ *cobra.Command, args []string) error {
 		ctx, cancel := interruptible()
 		defer cancel()

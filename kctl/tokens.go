@@ -63,9 +63,9 @@ func tokenListCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *co
 	var output *string
 	c := &cobra.Command{
 		Use:   "list",
-		Short: "Show which tokens there are, what is left of each, and who joined with it",
-		Long: "Show which join tokens there are, what is left of each, and who joined with it. The tokens themselves are known to\n" +
-			"nobody but who made them: the cluster has a hash.",
+		Short: "List the join tokens, their remaining uses, and the nodes and replicas that used them",
+		Long: "List the join tokens, their remaining uses, and the nodes and replicas that joined with them. The\n" +
+			"token itself is printed only when it is created: the cluster stores a hash.",
 		Example: "  kctl cluster token list\n  kctl cluster token list -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
@@ -149,9 +149,10 @@ func few(names []string) string {
 func tokenDeleteCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "delete ID...",
-		Short: "Make tokens good for nothing; who joined with them stays",
-		Long: "Make tokens good for nothing, by their ID or as they were printed. Who joined with them stays: 'kctl cluster revoke' is for\n" +
-			"nodes, and 'kctl cluster member remove' for replicas.",
+		Short: "Delete join tokens; nodes and replicas that joined with them stay",
+		Long: "Delete join tokens, given by their ID or as a whole token. No node or replica can join with a\n" +
+			"deleted token. Nodes and replicas that joined with it stay. To remove them, see\n" +
+			"'kctl cluster revoke' for nodes and 'kctl cluster member remove' for replicas.",
 		Example: "  kctl cluster token delete prv72v",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {

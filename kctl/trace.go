@@ -25,9 +25,10 @@ func traceCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 	output := ""
 	c := &cobra.Command{
 		Use:   "trace (TYPE/NAME | TYPE NAME)",
-		Short: "Show where the time of an apply went, stage by stage",
-		Long: "Show the waterfall of the apply from which an object descends: every stage as it was measured\n" +
-			"by the component that did it, with its start after the request was received and its duration.",
+		Short: "Show the time that each stage of an apply took",
+		Long: "Show the stages of the apply that created or changed an object, directly or through its owners.\n" +
+			"Each stage is measured by the component that ran it. Its start is relative to the time when the\n" +
+			"API received the request.",
 		Example: "  kctl trace deployment/hello\n  kctl trace pod hello-7d4b9c-x2x4z -o json",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -52,7 +53,7 @@ func traceCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 		},
 	}
 	c.ValidArgsFunction = kubectlcompletion.ResourceTypeAndNameCompletionFunc(f)
-	c.Flags().StringVarP(&output, "output", "o", "", "json prints the stage records themselves")
+	c.Flags().StringVarP(&output, "output", "o", "", "output format: json prints the records of the stages; empty prints text")
 	flagWords(c, "output", fixed("json"))
 	return c
 }

@@ -33,24 +33,31 @@ type upgradeFlags struct {
 }
 
 func (u *upgradeFlags) add(f *pflag.FlagSet) {
-	f.StringSliceVar(&u.goal.Drain, "drain", nil, "nodes that are drained first, one at a time; all: every node (default: none, pods stay)")
-	f.StringSliceVar(&u.goal.Skip, "skip", nil, "replicas and nodes that are left as they are")
-	f.BoolVar(&u.dryRun, "dry-run", false, "show the steps, and do none")
-	f.DurationVar(&u.patience, "patience", 2*time.Minute, "how long a replica or node may take to become well after its step")
+	f.StringSliceVar(&u.goal.Drain, "drain", nil, "names of the nodes that are drained before their upgrade, one at a time, or 'all' (default: none, pods "+
+		"keep running)")
+	f.StringSliceVar(&u.goal.Skip, "skip", nil, "names of the replicas and nodes that are not upgraded")
+	f.BoolVar(&u.dryRun, "dry-run", false, "print the steps without running them")
+	f.DurationVar(&u.patience, "patience", 2*time.Minute, "how long to wait for a replica or node to become healthy after its upgrade")
 }
 
-const upgradeOrder = "Replicas are exchanged one after the other, those without a vote first, the leader last and after it has handed over; then\n" +
-	"the agents, under whose pods nothing moves unless --drain says so. It stops at the first that is not well, and goes on from\n" +
-	"there when it is run again.\n" +
-	"It goes back to an earlier release in the same way, as long as the feature level has not risen ('kctl cluster status')."
+const upgradeOrder = "Replicas are upgraded one at a time: first those without a vote, last the leader, after it has\n" +
+	"transferred its leadership. Then the agents are upgraded. Their pods keep running, unless --drain\n" +
+	"is given. The upgrade stops at the first replica or node that does not become healthy. Run the\n" +
+	"command again to continue.\n" +
+	"\n" +
+	"A downgrade to an earlier release works in the same way, as long as the feature level has not been\n" +
+	"raised. 'kctl cluster status' shows the feature level."
 
 func labUpgrade(streams genericiooptions.IOStreams) *cobra.Command {
 	var u upgradeFlags
 	dir := ""
 	c := &cobra.Command{
-		Use:     "upgrade --to DIR",
-		Short:   "Exchange the programs of all replicas and workers, while the cluster serves",
-		Long:    "Exchange the programs of all replicas and workers for those of another folder, while the cluster serves.\n\n" + upgradeOrder,
+		Use:   "upgrade --to DIR",
+		Short: "Upgrade the programs of all replicas and workers of the lab",
+		Long: "Upgrade all replicas and workers of the lab to the programs of another directory, while the\n" +
+			"cluster serves requests.\n" +
+			"\n" +
+			upgradeOrder,
 		Example: "  kctl lab upgrade --to /root/keelson/bin --dry-run\n  kctl lab upgrade --to /root/keelson/bin --drain w1,w2",
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
@@ -81,7 +88,7 @@ func labUpgrade(streams genericiooptions.IOStreams) *cobra.Command {
 			return u.run(ctx, &upgraded{clusterDoor: &apiDoor{cs, streams.Out}, replica: place, agent: place}, streams.Out)
 		},
 	}
-	c.Flags().StringVar(&dir, "to", "", "folder of the programs")
+	c.Flags().StringVar(&dir, "to", "", "directory of the new programs")
 	u.add(c.Flags())
 	return c
 }

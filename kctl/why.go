@@ -28,15 +28,24 @@ const exitFound = 2
 func whyCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "why (TYPE/NAME | TYPE NAME)",
-		Short: "Explain why an object is not as it should be, with the command that would mend it",
-		Long: "Explain in words why an object is not as it should be: a pod that has no node or does not run, a Deployment,\n" +
-			"ReplicaSet, StatefulSet, DaemonSet or Job that does not come on, with its pods, a Service or an\n" +
-			"EndpointSlice without traffic, a PersistentVolumeClaim without a volume, a HorizontalPodAutoscaler\n" +
-			"that does not scale, a Namespace that does not go, a Node that is not Ready or cannot be drained, a PodDisruptionBudget that\n" +
-			"allows no eviction, and for other kinds what the deletion waits for and which conditions do not hold.\n\n" +
-			"It reads only what the explanation needs, with your rights, and names what you may not read.\n\n" +
-			"Exit codes: 0 nothing is wrong, 1 the question could not be answered (no such kind or object,\n" +
-			"no cluster), 2 something is wrong.",
+		Short: "Explain why an object is not healthy, and show the command that repairs it",
+		Long: "Explain why an object is not healthy, and show the command that repairs it:\n" +
+			"\n" +
+			"  - a pod that is not scheduled or does not run\n" +
+			"  - a Deployment, ReplicaSet, StatefulSet, DaemonSet or Job that makes no progress\n" +
+			"  - a Service or an EndpointSlice without traffic\n" +
+			"  - a PersistentVolumeClaim without a volume\n" +
+			"  - a HorizontalPodAutoscaler that does not scale\n" +
+			"  - a Namespace that is not deleted\n" +
+			"  - a Node that is not Ready or cannot be drained\n" +
+			"  - a PodDisruptionBudget that allows no eviction\n" +
+			"\n" +
+			"For objects of other kinds, it shows what blocks their deletion and which conditions are not met.\n" +
+			"The command reads only the objects that it needs, with your permissions, and lists the objects\n" +
+			"that you may not read.\n" +
+			"\n" +
+			"Exit codes: 0 nothing is wrong; 1 the command failed (no such kind or object, no cluster);\n" +
+			"2 something is wrong.",
 		Example: "  kctl why deployment/hello\n  kctl why pod/hello-7d4b9c-x2x4z\n  kctl why pod hello-7d4b9c-x2x4z -o json\n  kctl why -n shop pod/db-0",
 		Args:    cobra.MinimumNArgs(1),
 	}
