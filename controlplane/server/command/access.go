@@ -28,45 +28,46 @@ func authenticationFlags(c *cobra.Command, o *authnfile.Options) (anonymous *boo
 	*o = authnfile.Defaults()
 	f := c.Flags()
 	f.StringVar(&o.ConfigFile, "authentication-config", "",
-		"file with an AuthenticationConfiguration: issuers of OIDC tokens, and where anonymous requests may come; read again when it changes")
-	anonymous = f.Bool("anonymous-auth", true, "let requests without credentials be system:anonymous")
+		"file with an AuthenticationConfiguration: OIDC issuers, and the paths that allow anonymous requests; "+
+			"reloaded when it changes")
+	anonymous = f.Bool("anonymous-auth", true, "allow requests without credentials as the user system:anonymous")
 	f.StringVar(&o.OIDC.IssuerURL, "oidc-issuer-url", "",
-		"URL of an issuer of OIDC tokens; --authentication-config says more")
-	f.StringVar(&o.OIDC.ClientID, "oidc-client-id", "", "audience of that issuer's tokens")
+		"URL of the issuer of OIDC tokens; for more issuers or options, use --authentication-config")
+	f.StringVar(&o.OIDC.ClientID, "oidc-client-id", "", "client ID that OIDC tokens must have as their audience")
 	f.StringVar(&o.OIDC.CAFile, "oidc-ca-file", "",
-		"file with the authority of that issuer's certificate (default: the system's)")
-	f.StringVar(&o.OIDC.UsernameClaim, "oidc-username-claim", o.OIDC.UsernameClaim, "claim that is the user name")
+		"file with the CA certificates of the OIDC issuer (default: the system's)")
+	f.StringVar(&o.OIDC.UsernameClaim, "oidc-username-claim", o.OIDC.UsernameClaim, "claim of OIDC tokens that is used as the user name")
 	f.StringVar(&o.OIDC.UsernamePrefix, "oidc-username-prefix", "",
-		"what stands before that issuer's user names, - for nothing (default: the issuer's URL and #, nothing for claim email)")
-	f.StringVar(&o.OIDC.GroupsClaim, "oidc-groups-claim", "", "claim with the groups")
-	f.StringVar(&o.OIDC.GroupsPrefix, "oidc-groups-prefix", "", "what stands before that issuer's groups")
+		"prefix of the user names of OIDC tokens; '-' for none (default: the issuer's URL and '#'; none for the claim email)")
+	f.StringVar(&o.OIDC.GroupsClaim, "oidc-groups-claim", "", "claim of OIDC tokens that is used as the user's groups")
+	f.StringVar(&o.OIDC.GroupsPrefix, "oidc-groups-prefix", "", "prefix of the groups of OIDC tokens")
 	f.StringSliceVar(&o.OIDC.SigningAlgs, "oidc-signing-algs", o.OIDC.SigningAlgs,
-		"algorithms by which that issuer may sign")
+		"signature algorithms that are accepted for OIDC tokens")
 	f.StringToStringVar(&o.OIDC.RequiredClaims, "oidc-required-claim", nil,
-		"key=value that a token of that issuer must claim (repeatable)")
+		"key=value of a claim that OIDC tokens must have (repeatable)")
 	f.StringVar(&o.TokenFile, "token-auth-file", "",
-		"file of static tokens, in lines of token,user,uid,\"group1,group2\"; read again when it changes")
+		"file of static tokens, with lines of token,user,uid,\"group1,group2\"; reloaded when it changes")
 	f.StringVar(&o.WebhookConfig, "authentication-token-webhook-config-file", "",
-		"kubeconfig of a service that answers TokenReviews")
+		"kubeconfig of a webhook that authenticates bearer tokens with TokenReviews")
 	f.StringVar(&o.WebhookVersion, "authentication-token-webhook-version", o.WebhookVersion,
-		"version of TokenReview that it speaks: v1 or v1beta1")
+		"API version of the TokenReviews sent to the authentication webhook: v1 or v1beta1")
 	f.DurationVar(&o.WebhookTTL, "authentication-token-webhook-cache-ttl", o.WebhookTTL,
-		"for how long its answers are remembered")
+		"how long responses of the authentication webhook are cached")
 	f.BoolVar(&o.BootstrapTokens, "enable-bootstrap-token-auth", false,
-		"let Secrets of type bootstrap.kubernetes.io/token in kube-system authenticate")
+		"allow authentication with Secrets of type bootstrap.kubernetes.io/token in kube-system")
 	h := &o.RequestHeader
 	f.StringVar(&h.ClientCAFile, "requestheader-client-ca-file", "",
-		"file with the authority of proxies that are believed about whom they authenticated")
+		"file with the CA certificates of authenticating proxies, whose user headers are trusted")
 	f.StringSliceVar(&h.AllowedNames, "requestheader-allowed-names", nil,
-		"common names of those proxies (default: any of that authority)")
+		"common names of the client certificates of authenticating proxies (default: any that the CA has signed)")
 	f.StringSliceVar(&h.UsernameHeaders, "requestheader-username-headers", nil,
-		"headers with the user name, such as X-Remote-User")
+		"request headers in which an authenticating proxy sends the user name, such as X-Remote-User")
 	f.StringSliceVar(&h.UIDHeaders, "requestheader-uid-headers", nil,
-		"headers with the user's uid, such as X-Remote-Uid")
+		"request headers in which an authenticating proxy sends the user's uid, such as X-Remote-Uid")
 	f.StringSliceVar(&h.GroupHeaders, "requestheader-group-headers", nil,
-		"headers with the groups, such as X-Remote-Group")
+		"request headers in which an authenticating proxy sends the user's groups, such as X-Remote-Group")
 	f.StringSliceVar(&h.ExtraPrefixes, "requestheader-extra-headers-prefix", nil,
-		"how headers with further attributes begin, such as X-Remote-Extra-")
+		"prefixes of request headers in which an authenticating proxy sends extra attributes, such as X-Remote-Extra-")
 	return anonymous
 }
 
@@ -74,17 +75,17 @@ func authorizationFlags(c *cobra.Command, o *authzfile.Options) {
 	*o = authzfile.Defaults()
 	f := c.Flags()
 	f.StringVar(&o.ConfigFile, "authorization-config", "",
-		"file with an AuthorizationConfiguration: which authorizers are asked in which order; read again when it changes")
+		"file with an AuthorizationConfiguration: the authorizers in order; reloaded when it changes")
 	f.StringSliceVar(&o.Modes, "authorization-mode", nil,
 		"authorizers in order: Node, RBAC, ABAC, Webhook, AlwaysAllow, AlwaysDeny (default Node,RBAC)")
 	f.StringVar(&o.PolicyFile, "authorization-policy-file", "",
-		"file with a policy a line, for ABAC; read again when it changes")
+		"file with one ABAC policy per line, for the authorizer ABAC; reloaded when it changes")
 	f.StringVar(&o.WebhookConfig, "authorization-webhook-config-file", "",
-		"kubeconfig of a service that answers SubjectAccessReviews, for mode Webhook")
+		"kubeconfig of a webhook that handles SubjectAccessReviews, for the authorizer Webhook")
 	f.StringVar(&o.WebhookVersion, "authorization-webhook-version", o.WebhookVersion,
-		"version of SubjectAccessReview that it speaks: v1 or v1beta1")
+		"API version of the SubjectAccessReviews sent to the authorization webhook: v1 or v1beta1")
 	f.DurationVar(&o.AuthorizedTTL, "authorization-webhook-cache-authorized-ttl", o.AuthorizedTTL,
-		"for how long its permissions are remembered")
+		"how long responses of the authorization webhook that allow a request are cached")
 	f.DurationVar(&o.UnauthorizedTTL, "authorization-webhook-cache-unauthorized-ttl", o.UnauthorizedTTL,
-		"for how long its other answers are remembered")
+		"how long responses of the authorization webhook that do not allow a request are cached")
 }

@@ -28,16 +28,20 @@ func parseRanges(flag string, texts []string) (out []netip.Prefix, err error) {
 func pluginFlags(c *cobra.Command, cfg *server.Config) func() error {
 	var enable, disable []string
 	c.Flags().StringSliceVar(&enable, "enable-admission-plugins", nil,
-		"admission plugins that run besides those that always do: "+strings.Join(admission.OnRequest, ", "))
+		"admission plugins to enable in addition to those that are always enabled: "+
+			strings.Join(admission.OnRequest, ", "))
 	c.Flags().StringSliceVar(&disable, "disable-admission-plugins", nil,
-		"admission plugins that shall not run; those that Kubernetes runs by default always do")
+		"admission plugins to disable; plugins that Kubernetes enables by default cannot be disabled")
 	var ranges, podRanges []string
 	c.Flags().StringSliceVar(&podRanges, "pod-address-ranges", nil,
-		"CIDRs of the addresses that pods may have, besides the podCIDRs of their node, on nodes with another network configuration than Keelson's (docs/explanation/node-trust.md); the same on every replica (default: any)")
+		"CIDRs of the addresses that pods may have in addition to their node's podCIDRs, for nodes with a CNI "+
+			"plugin other than Keelson's (docs/explanation/node-trust.md); must be the same on every replica (default: any address)")
 	c.Flags().BoolVar(&cfg.MirrorPodPeers, "mirror-pod-peers", false,
-		"whether mirror pods (of static pods) are endpoints of Services and peers of network policies; every node can create them with any labels (docs/explanation/node-trust.md)")
+		"use mirror pods (of static pods) as endpoints of Services and peers of network policies; every node can "+
+			"create such pods with any labels (docs/explanation/node-trust.md)")
 	c.Flags().StringSliceVar(&ranges, "service-external-ip-ranges", nil,
-		"CIDRs of the addresses that Services may name in spec.externalIPs (docs/reference/services.md); the same on every replica (default: all that the cluster does not use itself)")
+		"CIDRs of the addresses that are allowed in spec.externalIPs of Services (docs/reference/services.md); must be the "+
+			"same on every replica (default: all that the cluster itself does not use)")
 	return func() (err error) {
 		if cfg.ExternalIPRanges, err = parseRanges("service-external-ip-ranges", ranges); err != nil {
 			return err

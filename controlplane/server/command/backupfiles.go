@@ -28,9 +28,10 @@ import (
 func backupCommand(version string) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "backup",
-		Short: "Look at backups: what is in one, which there are; serve one for a look",
-		Long: "Look at backups: what is in one, which there are; serve one for a look. Without a FILE the newest of this cluster\n" +
-			"counts in the folder or bucket where replicas put their backups, as flags, environment or the file of settings say.",
+		Short: "List, inspect, fetch and serve backups",
+		Long: "List, inspect, fetch and serve backups. Without FILE, the newest backup of this cluster is used. It\n" +
+			"is read from the directory or bucket to which replicas write their backups. That place is set by\n" +
+			"flags, by the environment or by the configuration file.",
 		Example: "  keelson-controlplane backup list\n  keelson-controlplane backup inspect /backups/today\n  keelson-controlplane backup serve",
 	}
 	c.AddCommand(backupInspectCommand(), backupListCommand(), backupFetchCommand(), backupServeCommand(version))
@@ -45,13 +46,13 @@ type opener struct {
 
 func (o *opener) flags(c *cobra.Command) {
 	c.Flags().StringVar(&o.store.Keys, "encryption-keys", "",
-		"file of keys, for a backup that is encrypted (default: pki/store.keys of the data folder, where there is one)")
+		"key file for an encrypted backup (default: pki/store.keys of the data directory, if it exists)")
 	identityFlag(c, &o.store.Identity)
-	c.Flags().StringVar(&o.dataDir, "data-dir", defaultDataDir, "folder of this machine's replica")
+	c.Flags().StringVar(&o.dataDir, "data-dir", defaultDataDir, "data directory of this machine's replica")
 }
 
 func identityFlag(c *cobra.Command, to *string) {
-	c.Flags().StringVar(to, "identity", "", "file of an age identity, mode 0600, for a backup that is sealed by age")
+	c.Flags().StringVar(to, "identity", "", "file with an age identity (mode 0600), for a backup that is encrypted with age")
 }
 
 // ready takes the keys of this machine's replica where no others are named.
@@ -81,7 +82,8 @@ type newest struct {
 func (n *newest) flags(c *cobra.Command) {
 	placeFlags(c, &n.place)
 	c.Flags().StringVar(&n.cluster, "backup-cluster", "",
-		"ID of the cluster whose newest is taken, where backups of several are there (default: that of the data folder)")
+		"ID of the cluster whose newest backup is used, if there are backups of several clusters (default: the "+
+			"cluster of the data directory)")
 }
 
 // find looks for it. What the time in a name makes unlikely is told, since it counts as the oldest.
@@ -131,7 +133,7 @@ func (n *newest) chosen(ctx context.Context, args []string, dataDir, workDir str
 
 // workDirFlag says where large files are for a while. /tmp is in memory on many machines.
 func workDirFlag(c *cobra.Command) *string {
-	return c.Flags().String("work-dir", "/var/tmp", "folder in which the backup is unpacked for as long as this runs")
+	return c.Flags().String("work-dir", "/var/tmp", "directory to which the backup is unpacked; its copy is removed when the command exits")
 }
 
 func backupInspectCommand() *cobra.Command {
@@ -140,10 +142,12 @@ func backupInspectCommand() *cobra.Command {
 	output := ""
 	c := &cobra.Command{
 		Use:   "inspect [FILE]",
-		Short: "Show what is in a backup, and change nothing",
-		Long: "Show what is in a backup: of which cluster and when, its revision, what it needs to be opened, and how many objects of\n" +
-			"each kind it holds. The whole file is read and checked. Of a file that is sealed under a key which is not there, what\n" +
-			"its head says is shown, and the exit code is not 0.",
+		Short: "Inspect a backup: its cluster, its revision and the number of objects of each kind",
+		Long: "Inspect a backup: show its cluster, its time, its revision, the key that it requires, and the\n" +
+			"number of objects of each kind. The whole file is read and verified. Nothing is changed.\n" +
+			"\n" +
+			"If the key of an encrypted backup is not available, only the header of the backup is shown and the\n" +
+			"exit code is not 0.",
 		Example: "  keelson-controlplane backup inspect /backups/today\n  keelson-controlplane backup inspect -o json",
 		Args:    cobra.MaximumNArgs(1),
 	}
@@ -165,7 +169,7 @@ func backupInspectCommand() *cobra.Command {
 	}
 	o.flags(c)
 	n.flags(c)
-	c.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	c.Flags().StringVarP(&output, "output", "o", "text", "output format: text or json")
 	return c
 }
 
@@ -221,7 +225,7 @@ func backupListCommand() *cobra.Command {
 	var place backups.Options
 	c := &cobra.Command{
 		Use:     "list",
-		Short:   "List the backups in the folder or bucket, the newest first",
+		Short:   "List the backups in the directory or bucket, newest first",
 		Example: "  keelson-controlplane backup list\n  keelson-controlplane backup list --backup-folder /backups",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -247,7 +251,7 @@ func backupFetchCommand() *cobra.Command {
 	name, dataDir := "", ""
 	c := &cobra.Command{
 		Use:     "fetch FILE",
-		Short:   "Bring a backup from the bucket or folder to a file, the newest where no --backup names one",
+		Short:   "Copy a backup from the directory or bucket to a file; the newest without --backup",
 		Example: "  keelson-controlplane backup fetch /root/newest\n  keelson-controlplane backup fetch /root/b --backup prod/ID_cp1_20260401T020000Z.backup",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -271,8 +275,8 @@ func backupFetchCommand() *cobra.Command {
 		},
 	}
 	n.flags(c)
-	c.Flags().StringVar(&name, "backup", "", "its name, as 'backup list' shows it")
-	c.Flags().StringVar(&dataDir, "data-dir", defaultDataDir, "folder of this machine's replica")
+	c.Flags().StringVar(&name, "backup", "", "name of the backup to copy, as printed by 'backup list' (default: the newest)")
+	c.Flags().StringVar(&dataDir, "data-dir", defaultDataDir, "data directory of this machine's replica")
 	return c
 }
 
@@ -296,11 +300,14 @@ func backupServeCommand(version string) *cobra.Command {
 	output, stdin, debug := "", false, false
 	c := &cobra.Command{
 		Use:   "serve [FILE]",
-		Short: "Serve what a backup holds on loopback, for a look, until interrupted",
-		Long: "Restore a backup into a folder that is made for it, and serve the API of it on 127.0.0.1 until interrupted. It is a\n" +
-			"replica of its own, with new keys: nothing of the cluster is touched, no controller runs, no node can join, and what is\n" +
-			"written to it is gone with it. So an object that was deleted can be read again with kubectl. 'kctl cluster restore-drill'\n" +
-			"compares it with the cluster. The folder goes in the end; one that a killed process has left goes at the next call.",
+		Short: "Serve the API of a backup on this machine's loopback address until interrupted",
+		Long: "Restore a backup into a temporary directory, and serve its API on 127.0.0.1 until interrupted.\n" +
+			"Use it, for example, to read a deleted object with kubectl. 'kctl cluster restore-drill' compares a\n" +
+			"backup with the cluster.\n" +
+			"\n" +
+			"The temporary replica has new keys, runs no controllers, and accepts no nodes. The cluster is not\n" +
+			"changed. Writes to the temporary replica are lost when it exits, because its directory is removed.\n" +
+			"If the command is killed, the next call removes the directory.",
 		Example: "  keelson-controlplane backup serve /backups/today\n  keelson-controlplane backup serve",
 		Args:    cobra.MaximumNArgs(1),
 	}
@@ -329,9 +336,9 @@ func backupServeCommand(version string) *cobra.Command {
 	}
 	o.flags(c)
 	n.flags(c)
-	c.Flags().StringVarP(&output, "output", "o", "text", "text or json")
-	c.Flags().BoolVar(&stdin, "until-stdin-ends", false, "end when the standard input does, too")
-	c.Flags().BoolVar(&debug, "debug", false, "log more")
+	c.Flags().StringVarP(&output, "output", "o", "text", "output format: text or json")
+	c.Flags().BoolVar(&stdin, "until-stdin-ends", false, "also exit when standard input ends")
+	c.Flags().BoolVar(&debug, "debug", false, "log debug messages")
 	return c
 }
 

@@ -24,10 +24,12 @@ import (
 func New(version string) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "keelson-controlplane",
-		Short: "One replica of a Keelson control plane",
-		Long: "One replica of a Keelson control plane: a raft-replicated store, the Kubernetes API over it,\n" +
-			"and, on the leader, controllers and scheduler.\n\n" +
-			"What is no flag on the command line is asked of the environment, then of the file --config.",
+		Short: "Run and maintain one replica of a Keelson control plane",
+		Long: "Run and maintain one replica of a Keelson control plane: a store that is replicated with raft, the\n" +
+			"Kubernetes API, and, on the leader, the controllers and the scheduler.\n" +
+			"\n" +
+			"A setting that is not given by a flag is read from the environment, or else from the configuration\n" +
+			"file (--config).",
 		Example:       "  keelson-controlplane init --advertise-address 192.0.2.11\n  keelson-controlplane run",
 		Version:       version,
 		SilenceErrors: true, SilenceUsage: true,
@@ -47,14 +49,14 @@ const defaultDataDir = "/var/lib/keelson/controlplane"
 func identity(c *cobra.Command, cfg *server.Config) {
 	host, _ := os.Hostname()
 	f := c.Flags()
-	f.StringVar(&cfg.Name, "name", host, "name of this replica; it never changes")
-	f.StringVar(&cfg.DataDir, "data-dir", defaultDataDir, "folder of this replica's data")
-	f.StringVar(&cfg.Advertise, "advertise-address", "", "IP address under which users, agents and replicas reach this replica")
+	f.StringVar(&cfg.Name, "name", host, "name of this replica; it must never change")
+	f.StringVar(&cfg.DataDir, "data-dir", defaultDataDir, "data directory of this replica")
+	f.StringVar(&cfg.Advertise, "advertise-address", "", "IP address at which clients, agents and other replicas reach this replica")
 }
 
 // mayKnow says of a verb that the data folder tells it the address.
 func mayKnow(c *cobra.Command) {
-	c.Flags().Lookup("advertise-address").Usage += " (default: the address that it had last, or with which 'init' or 'join' made the folder)"
+	c.Flags().Lookup("advertise-address").Usage += " (default: the address of the last run, or the address given to 'init' or 'join')"
 }
 
 func initCommand() *cobra.Command {
@@ -64,7 +66,7 @@ func initCommand() *cobra.Command {
 	var output string
 	c := &cobra.Command{
 		Use:     "init",
-		Short:   "Make a new cluster: its keys, its configuration, the first join tokens",
+		Short:   "Create a cluster: its keys, its configuration, its first replica and its first join tokens",
 		Example: "  keelson-controlplane init --advertise-address 192.0.2.11 --cluster-name prod",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -88,15 +90,15 @@ func initCommand() *cobra.Command {
 	identity(c, &cfg)
 	f := c.Flags()
 	f.StringVar(&cluster.Name, "cluster-name", "keelson", "name of the cluster")
-	f.StringVar(&cluster.ClusterCIDR, "cluster-cidr", "10.244.0.0/16", "addresses of pods: a prefix, or one of IPv4 and one of IPv6 with a comma between, the first family in front")
-	f.StringVar(&cluster.ServiceCIDR, "service-cidr", "10.96.0.0/16", "addresses of Services, of the same families in the same order")
+	f.StringVar(&cluster.ClusterCIDR, "cluster-cidr", "10.244.0.0/16", "address range of pods: one CIDR, or an IPv4 and an IPv6 CIDR separated by a comma, the primary family first")
+	f.StringVar(&cluster.ServiceCIDR, "service-cidr", "10.96.0.0/16", "address range of Services: one CIDR for each family of --cluster-cidr, in the same order")
 	f.StringVar(&cluster.Domain, "cluster-domain", "cluster.local", "DNS domain of the cluster")
-	f.IntVar(&founding.NodeTokenUses, "node-token-uses", 100, "how many workers may join with the token that is printed")
-	f.IntVar(&founding.ReplicaTokenUses, "replica-token-uses", 1, "how many further replicas may join with the token that is printed")
-	f.StringVar(&founding.KubeconfigServer, "kubeconfig-server", "", "the API's URL in the kubeconfig (default: this replica)")
-	f.StringVar(&cfg.Store.Keys, "encryption-keys", "", "file of keys that encrypt the stores of all replicas, which the operator then hands to each of them; "+
-		"'none' leaves them in clear (default: a new one in pki of the data folder, which joining replicas receive)")
-	f.StringVarP(&output, "output", "o", "text", "text or json")
+	f.IntVar(&founding.NodeTokenUses, "node-token-uses", 100, "how many workers can join with the node token that is printed")
+	f.IntVar(&founding.ReplicaTokenUses, "replica-token-uses", 1, "how many replicas can join with the replica token that is printed")
+	f.StringVar(&founding.KubeconfigServer, "kubeconfig-server", "", "URL of the API in the administrator's kubeconfig (default: this replica)")
+	f.StringVar(&cfg.Store.Keys, "encryption-keys", "", "key file that encrypts the stores of all replicas, which you copy to each replica; 'none' disables "+
+		"encryption (default: a new one in pki of the data folder, which joining replicas receive)")
+	f.StringVarP(&output, "output", "o", "text", "output format: text or json")
 	return c
 }
 
@@ -112,10 +114,12 @@ func joinCommand() *cobra.Command {
 	var token, tokenFile string
 	var servers []string
 	c := &cobra.Command{
-		Use:     "join",
-		Short:   "Make this machine a further replica of a cluster",
-		Example: "  keelson-controlplane join --advertise-address 192.0.2.12 --token keelson1.controlplane... --server 192.0.2.11",
-		Args:    cobra.NoArgs,
+		Use:   "join",
+		Short: "Join this machine to a cluster as a control-plane replica",
+		Example: "  keelson-controlplane join --advertise-address 192.0.2.12 --token-file /root/token --server 192.0.2.11\n" +
+			"  keelson-controlplane join --advertise-address 192.0.2.12 --token keelson1.controlplane... --server " +
+			"192.0.2.11",
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if tokenFile != "" && token == "" {
 				raw, err := os.ReadFile(tokenFile)
@@ -141,10 +145,11 @@ func joinCommand() *cobra.Command {
 	}
 	identity(c, &cfg)
 	c.Flags().BoolVar(&cfg.Standby, "standby", false,
-		"join without a vote: this replica has everything and serves, and gets the vote of one that dies where the others run with --replace-dead-after (docs/how-to/replace-replicas-automatically.md)")
+		"join as a standby, which serves requests but has no vote; it replaces an unreachable voter if the other "+
+			"replicas run with --replace-dead-after (docs/how-to/replace-replicas-automatically.md)")
 	c.Flags().StringVar(&token, "token", "", "join token for a control-plane replica")
-	c.Flags().StringVar(&tokenFile, "token-file", "", "file that holds the join token; it is removed when the replica has joined")
-	c.Flags().StringArrayVar(&servers, "server", nil, "address of a replica, with the port at which it listens for agents when that is not 6444 (repeatable)")
+	c.Flags().StringVar(&tokenFile, "token-file", "", "file with the join token for a control-plane replica; it is removed after the replica has joined")
+	c.Flags().StringArrayVar(&servers, "server", nil, "address of a replica of the cluster, with its port for agents if that is not 6444 (repeatable)")
 	return c
 }
 
@@ -158,8 +163,9 @@ func runCommand(version string) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "run",
 		Short: "Run this replica",
-		Long: "Run this replica. On SIGTERM it hands leadership over and ends; on SIGHUP it reads the encryption keys again\n" +
-			"(as it does by itself when their file changes). Certificates renew themselves.",
+		Long: "Run this replica. On SIGTERM it transfers its leadership and exits. On SIGHUP it reloads the key\n" +
+			"file of the store, which it also does when that file changes. Certificates are renewed\n" +
+			"automatically.",
 		Example: "  keelson-controlplane run\n" +
 			"  keelson-controlplane run --store-quota 4Gi --encryption-keys /etc/keelson/keys\n" +
 			"  keelson-controlplane run --backup-schedule '30 2 * * *' --backup-folder /backups",
@@ -190,10 +196,10 @@ func runCommand(version string) *cobra.Command {
 func checkCommand(version string) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "check",
-		Short: "Say what is wrong with the settings of run, and do nothing else",
-		Long: "Say what 'run' would refuse of the file of settings, the environment and the command line, of which it takes the same flags,\n" +
-			"and of the files that these name. Nobody is asked over the network.\n" +
-			"The replica is not touched: it may run, or not be there yet, if the settings have its address.",
+		Short: "Check the settings of 'run' without starting the replica",
+		Long: "Check the settings of 'run' without starting the replica: the configuration file, the environment,\n" +
+			"the flags, which are those of 'run', and the files that they refer to. No network connection is\n" +
+			"made. The replica may be running. It need not exist yet if the settings contain its address.",
 		Example: "  keelson-controlplane check --config /etc/keelson/controlplane.yaml",
 		Args:    cobra.NoArgs,
 	}
@@ -215,25 +221,29 @@ func runFlags(c *cobra.Command, version string) (judged func() (server.Config, e
 	identity(c, &cfg)
 	mayKnow(c)
 	c.Flags().StringVar(&cfg.SharedAPI, "api-address-shared", "",
-		"IPv4 address of the replicas' link that the leader adds to its machine and announces, so that the API has one that follows it (docs/how-to/share-an-api-address.md); the same on every replica")
-	c.Flags().IntVar(&eviction, "eviction-seconds", 15, "seconds after which pods leave a node that was lost, where they have no toleration that says otherwise")
+		"virtual IPv4 address of the API, which the leader adds to its machine and announces on the replicas' "+
+			"link (docs/how-to/share-an-api-address.md); must be the same on every replica")
+	c.Flags().IntVar(&eviction, "eviction-seconds", 15, "seconds after which pods are evicted from a lost node, unless their tolerations set another time")
 	c.Flags().StringVar(&cfg.AdmissionConfig, "admission-control-config-file", "",
-		"file with the defaults and exemptions of Pod Security: an AdmissionConfiguration or a PodSecurityConfiguration")
+		"file with the defaults and exemptions of Pod Security admission: an AdmissionConfiguration or a "+
+			"PodSecurityConfiguration")
 	c.Flags().StringVar(&cfg.SchedulerConfig, "scheduler-config", "",
-		"file with the scheduler's profiles: a KubeSchedulerConfiguration (docs/how-to/configure-the-scheduler.md); the same on every replica")
+		"file with the profiles of the scheduler: a KubeSchedulerConfiguration (docs/how-to/configure-the-scheduler.md); must be the "+
+			"same on every replica")
 	rebalances := rebalanceFlag(c, &cfg)
 	replaces := replaceFlag(c, &cfg)
-	c.Flags().StringVar(&cfg.EntryImage, "entry-image", entryImage(version), "image of the proxies that serve Ingresses and Gateways (docs/reference/ingress.md, docs/reference/gateway.md)")
+	c.Flags().StringVar(&cfg.EntryImage, "entry-image", entryImage(version), "image of the ingress proxies, which serve Ingresses and Gateways (docs/reference/ingress.md, docs/reference/gateway.md)")
 	plugins := pluginFlags(c, &cfg)
 	auditFlags(c, &cfg.Audit)
 	access := accessFlags(c, &cfg)
 	keeping := backupFlags(c, &cfg.Backups)
 	c.Flags().DurationVar(&cfg.ShutdownDelay, "shutdown-delay-duration", defaultShutdownDelay,
-		"for how long a replica that was told to end still answers, not ready, so that nobody sends it more")
-	c.Flags().Bool("debug", false, "log more")
+		"how long a replica that is shutting down serves requests while it reports that it is not ready")
+	c.Flags().Bool("debug", false, "log debug messages")
 	finish := storeFlags(c, &cfg.Store)
 	var limit string
-	c.Flags().StringVar(&limit, "memory-limit", "", "memory that this replica may take: what it keeps is bounded by it, and what it takes on at once (default: half of the machine's or control group's)")
+	c.Flags().StringVar(&limit, "memory-limit", "", "memory limit of this replica, which bounds its caches and its concurrent requests (default: half of the "+
+		"memory of the machine or control group)")
 	return func() (server.Config, error) {
 		if eviction < 0 {
 			return cfg, fmt.Errorf("--eviction-seconds %d: want 0 or more", eviction)
@@ -267,7 +277,7 @@ func flagValues(c *cobra.Command) map[string]string {
 // rebalanceFlag adds the pace at which pods move on request.
 func rebalanceFlag(c *cobra.Command, cfg *server.Config) (check func() error) {
 	c.Flags().DurationVar(&cfg.RebalanceInterval, "rebalance-interval", time.Minute,
-		"time between two pods that move because their workload asks to be rebalanced (docs/how-to/rebalance-pods.md)")
+		"minimum time between two pods that are moved because their workload requests rebalancing (docs/how-to/rebalance-pods.md)")
 	return func() error {
 		if cfg.RebalanceInterval < time.Second {
 			return fmt.Errorf("--rebalance-interval %v: want at least 1s", cfg.RebalanceInterval)
@@ -279,7 +289,8 @@ func rebalanceFlag(c *cobra.Command, cfg *server.Config) (check func() error) {
 // replaceFlag adds the time after which a standby takes the place of a replica that is silent.
 func replaceFlag(c *cobra.Command, cfg *server.Config) (check func() error) {
 	c.Flags().DurationVar(&cfg.ReplaceDeadAfter, "replace-dead-after", 0,
-		"time for which a voting replica has to be silent for a standby to take its place (docs/how-to/replace-replicas-automatically.md); the same on every replica; 0 = never")
+		"how long a voting replica must be unreachable before a standby replaces it (docs/how-to/replace-replicas-automatically.md); 0 "+
+			"disables the replacement; must be the same on every replica")
 	return func() error {
 		if d := cfg.ReplaceDeadAfter; d != 0 && d < server.LeastReplaceDeadAfter {
 			return fmt.Errorf("--replace-dead-after %v: want at least %v, for a replica that is started anew is silent for a while and has to join anew once it was replaced; or 0 for never",
@@ -309,12 +320,14 @@ func memoryLimit(flag string) (int64, error) {
 func auditFlags(c *cobra.Command, o *server.AuditOptions) {
 	*o = server.DefaultAudit()
 	f := c.Flags()
-	f.StringVar(&o.PolicyFile, "audit-policy-file", "", "audit.k8s.io/v1 Policy of what is recorded (default: every request that changes something or is refused, without bodies)")
-	f.StringVar(&o.LogPath, "audit-log-path", "", "file of the records, - for standard output (default: audit/audit.log in the data folder)")
-	f.IntVar(&o.MaxSize, "audit-log-maxsize", o.MaxSize, "megabytes of an audit log file before the next one is begun")
-	f.IntVar(&o.MaxBackups, "audit-log-maxbackup", o.MaxBackups, "how many older audit log files are kept; 0 keeps all")
-	f.IntVar(&o.MaxAge, "audit-log-maxage", o.MaxAge, "days for which older audit log files are kept; 0 keeps them for ever")
-	f.StringVar(&o.Mode, "audit-log-mode", o.Mode, "batch (no request waits for the log, lost records are counted) or blocking-strict (what cannot be recorded is refused)")
+	f.StringVar(&o.PolicyFile, "audit-policy-file", "",
+		"file with the audit policy, audit.k8s.io/v1 (default: every request that changes something or is refused, without bodies)")
+	f.StringVar(&o.LogPath, "audit-log-path", "", "file of the audit log, '-' for standard output (default: audit/audit.log in the data directory)")
+	f.IntVar(&o.MaxSize, "audit-log-maxsize", o.MaxSize, "maximum size of an audit log file in megabytes before it is rotated")
+	f.IntVar(&o.MaxBackups, "audit-log-maxbackup", o.MaxBackups, "maximum number of old audit log files to keep; 0 keeps all")
+	f.IntVar(&o.MaxAge, "audit-log-maxage", o.MaxAge, "maximum age of old audit log files in days; 0 keeps them forever")
+	f.StringVar(&o.Mode, "audit-log-mode", o.Mode, "mode of the audit log: batch (requests do not wait; lost records are counted) or blocking-strict (a "+
+		"request that cannot be recorded is rejected)")
 }
 
 // storeFlags adds what an operator may choose of a running store. finish reads the sizes.
@@ -322,13 +335,14 @@ func storeFlags(c *cobra.Command, o *server.StoreOptions) (finish func() error) 
 	diskFlags(c, o)
 	var quota, snapshot string
 	f := c.Flags()
-	f.StringVar(&quota, "store-quota", "8Gi", "size of objects and their history at which the store takes nothing new")
-	f.StringVar(&snapshot, "snapshot-bytes", "64Mi", "size of the log after which a snapshot is taken")
-	f.IntVar(&o.HistoryRevisions, "history-revisions", 20000, "revisions kept for watches that are behind")
-	f.DurationVar(&o.HistoryAge, "history-age", 5*time.Minute, "and for how long")
+	f.StringVar(&quota, "store-quota", "8Gi", "maximum size of the store, with its watch history; above it, the store rejects new data")
+	f.StringVar(&snapshot, "snapshot-bytes", "64Mi", "size of the raft log after which a snapshot is taken")
+	f.IntVar(&o.HistoryRevisions, "history-revisions", 20000, "maximum number of revisions in the watch history")
+	f.DurationVar(&o.HistoryAge, "history-age", 5*time.Minute, "maximum age of revisions in the watch history")
 	f.DurationVar(&o.Heartbeat, "heartbeat-timeout", server.DefaultHeartbeat,
-		"how long a leader may be silent before another is elected; more on machines or networks that stall, the same on every replica (docs/explanation/leader-election.md)")
-	f.DurationVar(&o.CompareEvery, "compare-interval", 10*time.Minute, "how often the leader compares the replicas' states; negative = never")
+		"how long a leader may be unreachable before another is elected; increase it on slow machines or "+
+			"networks (docs/explanation/leader-election.md); must be the same on every replica")
+	f.DurationVar(&o.CompareEvery, "compare-interval", 10*time.Minute, "interval at which the leader compares the state of the replicas; a negative value disables it")
 	return func() (err error) {
 		if o.Quota, err = bytesOf("--store-quota", quota); err != nil {
 			return err
@@ -350,8 +364,9 @@ func storeFlags(c *cobra.Command, o *server.StoreOptions) (finish func() error) 
 
 // diskFlags adds what every verb must know to read the store on this machine's disk.
 func diskFlags(c *cobra.Command, o *server.StoreOptions) {
-	c.Flags().StringVar(&o.LogStore, "log-store", "", "what keeps the log: bolt or wal (default: what is there, bolt for a new one; 'convert-log' changes it)")
-	c.Flags().StringVar(&o.Keys, "encryption-keys", "", "file of keys that encrypt the store on disk (default: pki/store.keys of the data folder, where there is one)")
+	c.Flags().StringVar(&o.LogStore, "log-store", "", "format of the raft log: bolt or wal (default: the existing format, or bolt for a new log; 'convert-log' "+
+		"changes it)")
+	c.Flags().StringVar(&o.Keys, "encryption-keys", "", "key file that encrypts the store on disk (default: pki/store.keys of the data directory, if it exists)")
 }
 
 // bytesOf reads a size such as 512Mi.

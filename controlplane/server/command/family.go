@@ -14,10 +14,13 @@ func addFamilyCommand() *cobra.Command {
 	var pods, services string
 	c := &cobra.Command{
 		Use:   "add-family --cluster-cidr PREFIX --service-cidr PREFIX",
-		Short: "Give a cluster of one address family the other one as well",
-		Long: "Give pods and Services of a cluster that was made with one address family addresses of the other one as well. Stop the\n" +
-			"daemon of a replica, run this verb there, start the daemon again, and go on with the next replica: with the same ranges.\n" +
-			"Pods that run keep what they have, new ones get both. Services get a second address when their ipFamilyPolicy asks for it.",
+		Short: "Add a second address family to a cluster",
+		Long: "Add a second address family to a cluster with one address family, so that pods and Services can\n" +
+			"have IPv4 and IPv6 addresses.\n" +
+			"\n" +
+			"For one replica after the other: stop its daemon, run this command with the same ranges, and start\n" +
+			"its daemon. Running pods keep their addresses. New pods get an address of each family. A Service\n" +
+			"gets a second address if its ipFamilyPolicy requests it.",
 		Example: "  keelson-controlplane add-family --cluster-cidr fd00:10:244::/48 --service-cidr fd00:10:96::/112",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -33,8 +36,8 @@ func addFamilyCommand() *cobra.Command {
 			return nil
 		},
 	}
-	c.Flags().StringVar(&cfg.DataDir, "data-dir", defaultDataDir, "folder of this replica's data")
-	c.Flags().StringVar(&pods, "cluster-cidr", "", "addresses of pods, of the family that the cluster lacks")
-	c.Flags().StringVar(&services, "service-cidr", "", "addresses of Services, of the same family")
+	c.Flags().StringVar(&cfg.DataDir, "data-dir", defaultDataDir, "data directory of this replica")
+	c.Flags().StringVar(&pods, "cluster-cidr", "", "address range of pods in the second family")
+	c.Flags().StringVar(&services, "service-cidr", "", "address range of Services in the second family")
 	return c
 }

@@ -32,14 +32,21 @@ func restoreCommand() *cobra.Command {
 	var o server.RestoreOptions
 	c := &cobra.Command{
 		Use:   "restore FILE",
-		Short: "Make the store of this replica from a backup",
-		Long: "Make this replica the first of a new group that holds what the backup holds. Stop the daemons of all replicas first:\n" +
-			"while another one answers, it refuses. Nodes that were revoked since the backup was made stay revoked, as far as the\n" +
-			"data here tells, and join tokens of the backup are not good any more.\n" +
-			"The whole backup is verified before anything is changed. The cluster's keys come from this data folder: after the\n" +
-			"loss of all of it, 'init' makes new ones, and workers join with new tokens.",
+		Short: "Restore the store of this replica from a backup",
+		Long: "Restore the store from a backup, and make this replica the first member of a new raft cluster.\n" +
+			"\n" +
+			"Stop the daemons of all replicas first. The command is refused while another replica is reachable.\n" +
+			"The whole backup is verified before anything is changed. The cluster's keys are read from the data\n" +
+			"directory of this replica. If they are lost, create new keys with 'init'; workers then need new\n" +
+			"join tokens.\n" +
+			"\n" +
+			"Nodes that were revoked after the backup stay revoked, as far as the existing data shows. Join\n" +
+			"tokens in the backup become invalid.",
 		Example: "  keelson-controlplane restore /backups/today --replace\n" +
-			"  keelson-controlplane init --advertise-address 192.0.2.11 && keelson-controlplane restore /backups/today --any-cluster",
+			"\n" +
+			"  # Restore a backup after the loss of all keys\n" +
+			"  keelson-controlplane init --advertise-address 192.0.2.11\n" +
+			"  keelson-controlplane restore /backups/today --any-cluster",
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			r, err := server.Restore(cfg, args[0], o)
@@ -59,13 +66,13 @@ func restoreCommand() *cobra.Command {
 		},
 	}
 	offline(c, &cfg)
-	c.Flags().BoolVar(&o.AnyCluster, "any-cluster", false, "also take a backup of another cluster")
+	c.Flags().BoolVar(&o.AnyCluster, "any-cluster", false, "allow a backup of another cluster")
 	c.Flags().StringVar(&o.BackupKeys, "backup-keys", "",
-		"file of keys for a backup that another cluster, or this one long ago, has encrypted")
+		"key file of the backup, if it was encrypted by another cluster or with a key that is no longer in use")
 	identityFlag(c, &o.Identity)
 	c.Flags().BoolVar(&o.Beside, "leave-others-behind", false,
-		"also restore while other replicas answer: two clusters with the same keys are there then")
-	c.Flags().BoolVar(&o.Replace, "replace", false, "move the data of this replica aside, where there is some")
+		"restore although other replicas are reachable; they continue as a second cluster with the same keys")
+	c.Flags().BoolVar(&o.Replace, "replace", false, "move existing data of this replica aside")
 	return c
 }
 
@@ -110,7 +117,7 @@ func verifyCommand() *cobra.Command {
 	dataDir := ""
 	c := &cobra.Command{
 		Use:     "verify FILE",
-		Short:   "Check that a backup is whole, and show what is in it",
+		Short:   "Verify that a backup is complete, and show a summary",
 		Example: "  keelson-controlplane verify /backups/today\n  keelson-controlplane verify /backups/today --encryption-keys /etc/keelson/keys",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -128,9 +135,9 @@ func verifyCommand() *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&o.Keys, "encryption-keys", "",
-		"file of keys, for a backup that is encrypted (default: pki/store.keys of the data folder, where there is one)")
+		"key file for an encrypted backup (default: pki/store.keys of the data directory, if it exists)")
 	identityFlag(c, &o.Identity)
-	c.Flags().StringVar(&dataDir, "data-dir", defaultDataDir, "folder of this machine's replica")
+	c.Flags().StringVar(&dataDir, "data-dir", defaultDataDir, "data directory of this machine's replica")
 	return c
 }
 
@@ -206,12 +213,19 @@ func recoverCommand() *cobra.Command {
 	really := false
 	c := &cobra.Command{
 		Use:   "recover",
-		Short: "Go on alone after the majority of the replicas was lost (unsafe)",
-		Long: "Make this replica the only member of its group, with what is on its disk. Use it when the disks of the majority are\n" +
-			"lost for good, and no fresh backup is better: what only they had is lost, though it was acknowledged. Run it on ONE\n" +
-			"replica: that whose last entry has the highest term and then the highest number ('inspect' shows them). Never start\n" +
-			"the others again with their old data. It says what it finds and asks for the name of the cluster; where nobody can be\n" +
-			"asked it needs --unsafe-lost-majority. While so many members answer that they and this one are a majority it refuses.",
+		Short: "Recover a cluster that has lost its quorum, with this replica alone (unsafe)",
+		Long: "Recover a cluster that has lost its quorum: make this replica the only member of the raft cluster,\n" +
+			"with the data on its disk.\n" +
+			"\n" +
+			"WARNING: Writes that only the lost replicas had are lost, although they were acknowledged. Use this\n" +
+			"command only if the disks of a majority are permanently lost and no recent backup is better.\n" +
+			"\n" +
+			"Run it on one replica only: the one whose last log entry has the highest term, and among these the\n" +
+			"highest index. 'inspect' shows both. Never start the other replicas with their old data again.\n" +
+			"\n" +
+			"The command prints what it found, and asks for the name of the cluster. Without a terminal, it\n" +
+			"requires --unsafe-lost-majority. It is refused while this replica and the reachable members are a\n" +
+			"quorum.",
 		Example: "  keelson-controlplane inspect\n  keelson-controlplane recover\n  keelson-controlplane recover --unsafe-lost-majority",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -235,7 +249,8 @@ func recoverCommand() *cobra.Command {
 		},
 	}
 	offline(c, &cfg)
-	c.Flags().BoolVar(&really, "unsafe-lost-majority", false, "the majority is lost for good; without it, only say what would be lost")
+	c.Flags().BoolVar(&really, "unsafe-lost-majority", false, "recover without a prompt, because a majority is permanently lost; without this flag and a terminal, "+
+		"only print what would be lost")
 	return c
 }
 
@@ -244,10 +259,12 @@ func rebuildCommand() *cobra.Command {
 	var servers []string
 	c := &cobra.Command{
 		Use:   "rebuild",
-		Short: "Let this replica take its data from the others again",
-		Long: "Let this replica take its data from the others again, when its own is corrupt or gone. What is there is moved aside.\n" +
-			"At the next start the replica is taken out of the group, so that it does not vote without the log it had, and is\n" +
-			"taken in again as a newcomer. The others must be a majority.",
+		Short: "Rebuild the data of this replica from the other replicas",
+		Long: "Rebuild the data of this replica from the other replicas, if its own data is corrupt or lost.\n" +
+			"Existing data is moved aside.\n" +
+			"\n" +
+			"At the next start, this replica is removed from the raft cluster, so that it cannot vote without\n" +
+			"its previous log. It then joins again as a new replica. The other replicas must have a quorum.",
 		Example: "  keelson-controlplane rebuild\n  keelson-controlplane rebuild --server 192.0.2.12",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -264,7 +281,7 @@ func rebuildCommand() *cobra.Command {
 		},
 	}
 	offline(c, &cfg)
-	c.Flags().StringArrayVar(&servers, "server", nil, "address of a replica to ask (repeatable; default: those that it knew last)")
+	c.Flags().StringArrayVar(&servers, "server", nil, "address of a replica from which the data is copied (repeatable; default: the last known replicas)")
 	return c
 }
 
@@ -273,9 +290,10 @@ func convertCommand() *cobra.Command {
 	to := ""
 	c := &cobra.Command{
 		Use:   "convert-log --to wal|bolt",
-		Short: "Change the log store of this replica",
-		Long: "Change the log store of this replica: bolt is one file with an index, wal a row of segments, which writes less.\n" +
-			"A crash on the way leaves the old one or the new one. Each replica may have its own.",
+		Short: "Convert the raft log of this replica to another format",
+		Long: "Convert the raft log of this replica to another format: bolt is one file with an index; wal is a\n" +
+			"sequence of segment files, which writes less to the disk. If the conversion is interrupted, the\n" +
+			"log is complete in the old or in the new format. Replicas can have different formats.",
 		Example: "  keelson-controlplane convert-log --to wal",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -294,17 +312,19 @@ func convertCommand() *cobra.Command {
 		},
 	}
 	offline(c, &cfg)
-	c.Flags().StringVar(&to, "to", "", "wal or bolt")
+	c.Flags().StringVar(&to, "to", "", "format of the raft log: wal or bolt")
 	return c
 }
 
 func keysCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "keys",
-		Short: "Keys that encrypt the store on disk",
-		Long: "Keys that encrypt the store on disk. A key file belongs on every replica, the same on each, and its loss is the loss of\n" +
-			"the data: keep a copy elsewhere. To change keys: 'keys add', copy the file to every replica (a running one reads it by\n" +
-			"itself), and take the old line out when no backup needs it any more.",
+		Short: "Manage the key file that encrypts the store on disk",
+		Long: "Manage the key file that encrypts the store on disk. Every replica needs the same key file. If it\n" +
+			"is lost, the data is lost: keep a copy in another place.\n" +
+			"\n" +
+			"To change the key, run 'keys add' and copy the file to every replica. Running replicas reload it.\n" +
+			"Remove the line of the previous key when no backup needs it any longer.",
 		Example: "  keelson-controlplane keys init /etc/keelson/keys\n  keelson-controlplane keys add /etc/keelson/keys\n  keelson-controlplane keys list /etc/keelson/keys",
 	}
 	id := ""
@@ -319,14 +339,14 @@ func keysCommand() *cobra.Command {
 			},
 		}
 	}
-	initial := verb("init", "Make a key file with one key", func(w io.Writer, path, id string) error {
+	initial := verb("init", "Create a key file with one key", func(w io.Writer, path, id string) error {
 		if err := disk.NewKeyFile(path, id); err != nil {
 			return err
 		}
 		fmt.Fprintf(w, "%s holds key %s. Copy it to every replica, and start them with --encryption-keys %s\n", path, id, path)
 		return nil
 	})
-	add := verb("add", "Add a key, which encrypts from now on", func(w io.Writer, path, id string) error {
+	add := verb("add", "Add a key, which encrypts all new data", func(w io.Writer, path, id string) error {
 		if err := disk.AddKey(path, id); err != nil {
 			return err
 		}
@@ -334,9 +354,9 @@ func keysCommand() *cobra.Command {
 		return nil
 	})
 	for _, v := range []*cobra.Command{initial, add} {
-		v.Flags().StringVar(&id, "id", "", "name of the key (default: from the time)")
+		v.Flags().StringVar(&id, "id", "", "name of the new key (default: the current time)")
 	}
-	list := verb("list", "List the keys of a file, without their secrets", func(w io.Writer, path, _ string) error {
+	list := verb("list", "List the keys of a key file, without their secrets", func(w io.Writer, path, _ string) error {
 		k, err := disk.LoadKeyring(path)
 		if err != nil {
 			return err
@@ -359,9 +379,10 @@ func keysCommand() *cobra.Command {
 func inspectCommand() *cobra.Command {
 	var cfg server.Config
 	c := &cobra.Command{
-		Use:     "inspect",
-		Short:   "Show what is in the data folder of this replica",
-		Long:    "Show what is in the data folder of this replica, and change nothing. What is damaged is named.",
+		Use:   "inspect",
+		Short: "Inspect the data directory of this replica",
+		Long: "Inspect the data directory of this replica: show its members, its log, its snapshots and its keys.\n" +
+			"Damaged files are listed. Nothing is changed.",
 		Example: "  keelson-controlplane inspect",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {

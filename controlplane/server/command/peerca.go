@@ -18,14 +18,22 @@ import (
 func peerCACommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "peer-ca",
-		Short: "The authority of the connections between replicas",
-		Long: "The authority of the connections between replicas, which is the cluster's CA at first. A replica that was removed has\n" +
-			"the key of that: give the others a new authority when its machine is not yours any more. Certificates under the\n" +
-			"authority renew themselves; this is for the authority itself. Running replicas follow within seconds.",
-		Example: "  keelson-controlplane peer-ca make FILE     # once; copy the file to every replica\n" +
-			"  keelson-controlplane peer-ca trust FILE    # on every replica, then\n" +
-			"  keelson-controlplane peer-ca use FILE      # on every replica, then\n" +
-			"  keelson-controlplane peer-ca forget        # on every replica: the former authority counts no more",
+		Short: "Manage the CA of the connections between replicas",
+		Long: "Manage the CA of the connections between replicas, which initially is the cluster's CA. A removed\n" +
+			"replica has a copy of that CA's key. If its machine is no longer trusted, create a new CA for the\n" +
+			"other replicas. Running replicas reload the CA within seconds. The certificates that the CA signs\n" +
+			"are renewed automatically.",
+		Example: "  # Create a CA once, and copy the file to every replica\n" +
+			"  keelson-controlplane peer-ca make FILE\n" +
+			"\n" +
+			"  # On every replica: trust the new CA\n" +
+			"  keelson-controlplane peer-ca trust FILE\n" +
+			"\n" +
+			"  # When all replicas trust it, on every replica: use it\n" +
+			"  keelson-controlplane peer-ca use FILE\n" +
+			"\n" +
+			"  # When all replicas use it, on every replica: stop trusting the previous CA\n" +
+			"  keelson-controlplane peer-ca forget",
 	}
 	var cfg server.Config
 	verb := func(use, short string, args cobra.PositionalArgs, do func(w io.Writer, args []string) error) {
@@ -34,10 +42,10 @@ func peerCACommand() *cobra.Command {
 			RunE: func(c *cobra.Command, args []string) error { return do(c.OutOrStdout(), args) },
 		}
 		v.Example = "  keelson-controlplane peer-ca " + use
-		v.Flags().StringVar(&cfg.DataDir, "data-dir", defaultDataDir, "folder of this replica's data")
+		v.Flags().StringVar(&cfg.DataDir, "data-dir", defaultDataDir, "data directory of this replica")
 		c.AddCommand(v)
 	}
-	verb("make FILE", "Make a new authority", cobra.ExactArgs(1), func(w io.Writer, args []string) error {
+	verb("make FILE", "Create a CA", cobra.ExactArgs(1), func(w io.Writer, args []string) error {
 		cluster, err := server.Identity(cfg)
 		if err != nil {
 			return err
@@ -48,21 +56,21 @@ func peerCACommand() *cobra.Command {
 		}
 		return err
 	})
-	verb("trust FILE", "Believe in an authority too", cobra.ExactArgs(1), func(w io.Writer, args []string) error {
+	verb("trust FILE", "Trust a CA in addition to the current one", cobra.ExactArgs(1), func(w io.Writer, args []string) error {
 		cert, err := pki.TrustPeerCA(server.TrustFolder(cfg), args[0])
 		if err == nil {
 			fmt.Fprintf(w, "this replica believes %s too\n", short(cert))
 		}
 		return err
 	})
-	verb("use FILE", "Let an authority sign this replica's certificates", cobra.ExactArgs(1), func(w io.Writer, args []string) error {
+	verb("use FILE", "Sign this replica's certificates with a CA", cobra.ExactArgs(1), func(w io.Writer, args []string) error {
 		cert, err := pki.UsePeerCA(server.TrustFolder(cfg), args[0])
 		if err == nil {
 			fmt.Fprintf(w, "%s signs this replica's certificates; the former authority is still believed\n", short(cert))
 		}
 		return err
 	})
-	verb("forget", "Believe in the authority in use alone", cobra.NoArgs, func(w io.Writer, _ []string) error {
+	verb("forget", "Stop trusting all CAs but the current one", cobra.NoArgs, func(w io.Writer, _ []string) error {
 		if err := pki.ForgetPeerCAs(server.TrustFolder(cfg)); err != nil {
 			return err
 		}
@@ -72,7 +80,7 @@ func peerCACommand() *cobra.Command {
 		}
 		return err
 	})
-	verb("list", "List the authorities", cobra.NoArgs, func(w io.Writer, _ []string) error {
+	verb("list", "List the trusted CAs", cobra.NoArgs, func(w io.Writer, _ []string) error {
 		trust, err := pki.Load(server.TrustFolder(cfg))
 		if err != nil {
 			return err

@@ -17,7 +17,7 @@ var lasting = []string{"run", "init", "join"}
 
 // configured gives every verb what the environment and the file say. Other verbs than the lasting ones take what they share with run.
 func configured(root *cobra.Command) {
-	root.PersistentFlags().String("config", DefaultConfig, "file of settings, key: value; one that is named must exist, '' is none")
+	root.PersistentFlags().String("config", DefaultConfig, "configuration file with lines of 'key: value'; the default file may be missing; '' reads no file")
 	keys := keysOf(root)
 	for _, c := range all(root) {
 		c.Flags().VisitAll(func(f *pflag.Flag) {
