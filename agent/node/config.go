@@ -168,96 +168,110 @@ func Flags(fs *flag.FlagSet) *Config {
 	if err != nil {
 		host = "" // then --node-name has to be given: Complete says so
 	}
-	fs.Var(list{&c.Servers}, "server", "fleet address of a control-plane replica, HOST:PORT (repeatable)")
-	fs.StringVar(&c.Token, "token", "", "join token; needed until the node has its certificate")
-	fs.StringVar(&c.TokenFile, "token-file", "", "file that holds the join token; it is removed once the node has its certificate")
+	fs.Var(list{&c.Servers}, "server", "address of a control-plane replica for agents, HOST:PORT (repeatable)")
+	fs.StringVar(&c.Token, "token", "", "join token; required until the node has its certificate")
+	fs.StringVar(&c.TokenFile, "token-file", "", "file with the join token; it is removed after the node has received its certificate")
 	fs.StringVar(&c.NodeName, "node-name", strings.ToLower(host), "name of this node")
-	fs.Var(list{&c.NodeIPs}, "node-ip", "address of this node; found out when not given")
-	fs.StringVar(&c.StateDir, "state-dir", "/var/lib/keelson", "folder that survives a reboot")
-	fs.StringVar(&c.RunDir, "run-dir", "/run/keelson", "folder that a reboot empties")
-	fs.StringVar(&c.LogDir, "log-dir", "/var/log/pods", "folder of container logs")
+	fs.Var(list{&c.NodeIPs}, "node-ip", "IP address of this node (repeatable; default: detected)")
+	fs.StringVar(&c.StateDir, "state-dir", "/var/lib/keelson", "directory for state that persists across reboots")
+	fs.StringVar(&c.RunDir, "run-dir", "/run/keelson", "directory for state that is cleared at reboot")
+	fs.StringVar(&c.LogDir, "log-dir", "/var/log/pods", "directory of container logs")
 	fs.StringVar(&c.LogLinksDir, "log-links-dir", "/var/log/containers",
-		"folder in which log shippers find a link to the log of each container; empty: no links")
-	fs.StringVar(&c.CgroupRoot, "cgroup-root", "/keelson", "cgroup below which all pods live")
-	fs.StringVar(&c.CNIConfDir, "cni-conf-dir", "/etc/cni/net.d", "folder of network configurations; one in it wins over Keelson's own")
-	fs.StringVar(&c.CNIBinDir, "cni-bin-dir", "/opt/cni/bin", "folder of CNI plugins")
-	spokenFlag(fs, "pod-network", "how pods reach those of other nodes: routes to nodes on the same link and VXLAN to all others (auto), routes alone (routes), "+
-		"VXLAN alone (vxlan) or WireGuard, which encrypts (wireguard); the same on all nodes (default auto)", func(s string) (err error) {
+		"directory in which a link to the log of each container is created, for log shippers; empty disables the links")
+	fs.StringVar(&c.CgroupRoot, "cgroup-root", "/keelson", "cgroup below which all pods run")
+	fs.StringVar(&c.CNIConfDir, "cni-conf-dir", "/etc/cni/net.d", "directory of CNI configurations; a configuration in it is used instead of Keelson's pod network")
+	fs.StringVar(&c.CNIBinDir, "cni-bin-dir", "/opt/cni/bin", "directory of CNI plugins")
+	spokenFlag(fs, "pod-network", "network between pods of different nodes: auto (routes to nodes on the same link, VXLAN to all others), "+
+		"routes, vxlan, or wireguard (encrypted); must be the same on all nodes (default auto)", func(s string) (err error) {
 		c.podNetwork, err = network.ParseMode(s)
 		return err
 	})
 	c.wireguard.Port = network.DefaultWireGuardPort
-	spokenFlag(fs, "wireguard-port", fmt.Sprintf("UDP port of WireGuard between nodes; the same on all nodes (default %d)", network.DefaultWireGuardPort),
+	spokenFlag(fs, "wireguard-port", fmt.Sprintf("UDP port of WireGuard; must be the same on all nodes (default %d)", network.DefaultWireGuardPort),
 		func(s string) error { return c.setWireGuardPort(s) })
-	spokenFlag(fs, "wireguard-keepalive", "how often a node says something to each other one by WireGuard, such as 25s, where a firewall between forgets who spoke; "+
-		"0: only when pods do (default 0)", func(s string) error { return c.setKeepalive(s) })
-	fs.StringVar(&c.ArchivesDir, "archives-dir", "", "folder of image archives to import (default STATE-DIR/images.d)")
-	fs.StringVar(&c.RuntimeDir, "runtime-dir", "", "folder of keelson-shim, keelson-oci and keelson-pause (default: that of this program)")
+	spokenFlag(fs, "wireguard-keepalive", "interval of WireGuard keepalives to all other nodes, such as 25s, if a firewall between the nodes drops "+
+		"idle connections; 0 disables keepalives (default 0)", func(s string) error { return c.setKeepalive(s) })
+	fs.StringVar(&c.ArchivesDir, "archives-dir", "", "directory of image archives to import (default STATE-DIR/images.d)")
+	fs.StringVar(&c.RuntimeDir, "runtime-dir", "", "directory of keelson-shim, keelson-oci and keelson-pause (default: the directory of this program)")
 	fs.StringVar(&c.KubeletDir, "kubelet-dir", "/var/lib/kubelet",
-		"folder where CSI drivers and device plugins find kubelet's: plugins, plugins_registry, pods and device-plugins")
+		"directory in which CSI drivers and device plugins expect kubelet's directories plugins, "+
+			"plugins_registry, pods and device-plugins")
 	fs.StringVar(&c.PluginRegistration, "plugin-registration-dir", "",
-		"folder where drivers and plugins wait to be registered (default KUBELET-DIR/plugins_registry)")
+		"directory in which CSI drivers and plugins register (default KUBELET-DIR/plugins_registry)")
 	fs.BoolVar(&c.StartUnconfirmedPods, "start-unconfirmed-pods", false,
-		"after a reboot of the machine start all pods of the checkpoint before a control plane has confirmed that they are "+
-			"assigned to this node: a pod that was replaced meanwhile runs twice until then; false starts only pods of "+
-			"DaemonSets and static pods")
-	fs.DurationVar(&c.FenceAfter, "fence-after", 20*time.Second, "end pods with attached volumes when no control plane that can write has been heard for so long, whole seconds: then other nodes may have the volumes; 0 = never, and then a lost node's volumes move only when somebody says that it is out of service; "+
-		"a longer time than before holds once the control plane has received it")
-	fs.BoolVar(&c.LocalVolumes, "local-volumes", true, "serve volumes on this node's own disk, below STATE-DIR/local-volumes (driver local.csi.keelson.dev)")
+		"after a reboot of the machine, start all pods of the checkpoint before the control plane has confirmed "+
+			"that they are assigned to this node; a pod that was replaced in the meantime then runs twice. If false, "+
+			"only pods of DaemonSets and static pods are started")
+	fs.DurationVar(&c.FenceAfter, "fence-after", 20*time.Second,
+		"time without contact to a writable control plane after which pods with attached volumes are stopped, so "+
+			"that other nodes can use the volumes; whole seconds; 0 disables this, and the volumes of a lost node "+
+			"then move only after the node is marked out of service; a longer time takes effect after the control "+
+			"plane has received it")
+	fs.BoolVar(&c.LocalVolumes, "local-volumes", true, "provide volumes on this node's own disk in STATE-DIR/local-volumes (driver local.csi.keelson.dev)")
 	c.roomFlags(fs)
-	fs.Var(list{&c.InsecureRegistries}, "insecure-registry", "registry HOST[:PORT] spoken to over plain HTTP (repeatable)")
-	spokenFlag(fs, "registry-mirror", "REGISTRY=HOST[:PORT]: a host that is asked for the images of a registry before the registry itself; "+
-		"* stands for every registry that is not named (repeatable, tried in order)", func(s string) error { return c.addMirror(s) })
+	fs.Var(list{&c.InsecureRegistries}, "insecure-registry", "registry, HOST[:PORT], that is accessed over plain HTTP (repeatable)")
+	spokenFlag(fs, "registry-mirror", "mirror of a registry, REGISTRY=HOST[:PORT], from which images are pulled first; REGISTRY '*' stands for "+
+		"all registries without a mirror of their own (repeatable, tried in order)", func(s string) error { return c.addMirror(s) })
 	fs.BoolVar(&c.NetworkPolicy, "network-policy", true,
-		"put network policies in force; false leaves that to another product (one with a configuration in --cni-conf-dir does it by itself)")
-	spokenFlag(fs, "source-check-exempt-namespaces", "namespaces whose pods may send under IP and hardware addresses that are not their own, NAMESPACE,..., "+
-		"for VRRP, VPN servers and routers; * is all namespaces (repeatable; default: none)", func(s string) error { return c.addSourceExempt(s) })
-	fs.BoolVar(&c.SeccompDefault, "seccomp-default", false, "give containers without a seccomp profile the runtime's default")
-	spokenFlag(fs, "pod-security", "most that pods may ask for on this node: privileged, baseline or restricted, with :VERSION if need be (default privileged)",
+		"enforce network policies; set to false if another product enforces them, unless that product has a "+
+			"configuration in --cni-conf-dir")
+	spokenFlag(fs, "source-check-exempt-namespaces", "namespaces, NAMESPACE,..., whose pods may send packets from IP and MAC addresses other than their own, "+
+		"for VRRP, VPN servers and routers; '*' stands for all namespaces (repeatable; default: none)", func(s string) error { return c.addSourceExempt(s) })
+	fs.BoolVar(&c.SeccompDefault, "seccomp-default", false, "use the runtime's default seccomp profile for containers without a profile")
+	spokenFlag(fs, "pod-security", "least restrictive Pod Security level that this node accepts: privileged, baseline or restricted, "+
+		"optionally with :VERSION (default privileged)",
 		func(s string) (err error) {
 			c.PodSecurity, err = pod.ParseCeiling(s)
 			return err
 		})
 	c.ProxyMode = proxy.ModeNFTables
-	spokenFlag(fs, "proxy-mode", "what Service rules are written in: nftables, iptables, ipvs, or none where somebody else makes Services reachable; "+
-		"rules of another mode are removed (default nftables)", func(s string) (err error) {
+	spokenFlag(fs, "proxy-mode", "mode of the rules for Services: nftables, iptables, ipvs, or none if another product provides Services; "+
+		"rules of other modes are removed (default nftables)", func(s string) (err error) {
 		c.ProxyMode, err = proxy.ParseMode(s)
 		return err
 	})
-	spokenFlag(fs, "nodeport-addresses", "ranges of the node's addresses at which node ports are served, CIDR,... (repeatable; default: all but loopback)",
+	spokenFlag(fs, "nodeport-addresses", "CIDRs,... of the node's addresses that accept connections to node ports (repeatable; default: all but "+
+		"loopback)",
 		func(s string) error { return c.addNodePortAddresses(s) })
 	fs.StringVar(&c.ProxyHealthz, "proxy-healthz-address", fmt.Sprintf(":%d", proxyHealthzPort),
-		"address where load balancers in front of nodes ask whether the node serves Services (/healthz, /livez), [ADDRESS]:PORT; "+
-			"none: nowhere, as with --proxy-mode=none")
-	fs.Var(list{&c.ClusterDNS}, "cluster-dns", "DNS server of the cluster for pods (repeatable; default: the address of Service kube-system/kube-dns, where there is one)")
+		"address, [ADDRESS]:PORT, of the health endpoints /healthz and /livez for load balancers in front of the "+
+			"nodes; none disables them, as does --proxy-mode=none")
+	fs.Var(list{&c.ClusterDNS}, "cluster-dns", "DNS server for pods (repeatable; default: the address of Service kube-system/kube-dns, if it exists)")
 	fs.StringVar(&c.DNSLocal, "dns-local-address", dns.LinkLocal.String(),
-		"address of this node at which the agent's DNS is served besides that of Service kube-system/kube-dns; none: only there")
+		"address of this node at which the agent's DNS server also listens, in addition to the address of "+
+			"Service kube-system/kube-dns; none disables it")
 	fs.StringVar(&c.LocalAPI, "local-api-address", "127.0.0.1:6443",
-		"address of this node's loopback, ADDRESS:PORT, from where connections are led on to a replica of the API that is ready; none: there is no such")
-	fs.StringVar(&c.ResolvConf, "resolv-conf", "/etc/resolv.conf", "resolver configuration that pods inherit; of servers at loopback, which no pod reaches, those that systemd-resolved asks")
+		"loopback address, ADDRESS:PORT, at which the agent proxies connections to a ready API server; none "+
+			"disables the proxy")
+	fs.StringVar(&c.ResolvConf, "resolv-conf", "/etc/resolv.conf",
+		"resolver configuration for pods; if it has only servers at loopback addresses, those of "+
+			"systemd-resolved are used")
 	spokenFlag(fs, "runtime-handler",
-		"another name by which RuntimeClasses may ask for this node's runtime; it has keelson and runc anyway (repeatable)", c.addHandler)
-	fs.Int64Var(&c.MaxPods, "max-pods", 110, "how many pods the node takes")
-	fs.Int64Var(&c.PodPIDs, "pod-max-pids", 4096, "how many processes and threads one pod may have; -1: no limit")
+		"additional handler name of RuntimeClasses for this node's runtime, which always has the names keelson "+
+			"and runc (repeatable)", c.addHandler)
+	fs.Int64Var(&c.MaxPods, "max-pods", 110, "maximum number of pods on this node")
+	fs.Int64Var(&c.PodPIDs, "pod-max-pids", 4096, "maximum number of processes and threads of a pod; -1 for no limit")
 	fs.BoolVar(&c.SingleProcessOOMKill, "single-process-oom-kill", false,
-		"when a container is out of memory, end the one process that the kernel chose and not all of them (with cgroup v1 it is always one)")
-	fs.BoolVar(&c.FailSwapOn, "fail-swap-on", false, "do not start while swap is on at this machine")
-	spokenFlag(fs, "kubelet-port", "port of the node's own HTTPS server: metrics, statistics and pods, as kubelet serves them; 0: none (default 10250)",
+		"when a container is out of memory, kill only the process that the kernel selects, and not all of its "+
+			"processes (with cgroup v1 it is always one)")
+	fs.BoolVar(&c.FailSwapOn, "fail-swap-on", false, "refuse to start if swap is enabled on this machine")
+	spokenFlag(fs, "kubelet-port", "port of the node's HTTPS server, which serves health, metrics, statistics and pods as kubelet does; 0 "+
+		"disables it (default 10250)",
 		func(s string) error {
 			n, err := strconv.ParseUint(s, 10, 16)
 			c.KubeletPort = int32(n)
 			return err
 		})
 	c.KubeletPort = 10250
-	spokenFlag(fs, "capacity", "resources to report instead of the machine's: cpu=2,memory=4Gi", func(s string) (err error) {
+	spokenFlag(fs, "capacity", "resources that this node reports instead of the machine's, such as cpu=2,memory=4Gi", func(s string) (err error) {
 		c.Capacity, err = parseResources(s)
 		return err
 	})
-	spokenFlag(fs, "node-labels", "labels of the node: KEY=VALUE,...", func(s string) (err error) {
+	spokenFlag(fs, "node-labels", "labels of the Node, KEY=VALUE,...", func(s string) (err error) {
 		c.Labels, err = parseLabels(s)
 		return err
 	})
-	spokenFlag(fs, "taints", "taints of the node: KEY[=VALUE]:EFFECT,...", func(s string) (err error) {
+	spokenFlag(fs, "taints", "taints of the Node, KEY[=VALUE]:EFFECT,...", func(s string) (err error) {
 		c.Taints, err = parseTaints(s)
 		return err
 	})
@@ -266,22 +280,30 @@ func Flags(fs *flag.FlagSet) *Config {
 
 // roomFlags are those of what has to be left of the machine's disk and memory.
 func (c *Config) roomFlags(fs *flag.FlagSet) {
-	spokenFlag(fs, "disk-pressure-below", "free space of the disk of STATE-DIR below which the node counts as short of disk, takes no more pods and evicts some, a share or a size, "+
-		"such as 5% or 20Gi; volumes on the disk leave so much, images half of it, and those that nothing uses are removed while less than half as much again is free (default "+reservedspace.Default.String()+")", func(s string) (err error) {
+	spokenFlag(fs, "disk-pressure-below", "free space on the disk of STATE-DIR below which the node has disk pressure, accepts no pods and evicts "+
+		"pods, as a percentage or a size, such as 5% or 20Gi. Local volumes keep this much free, and images half "+
+		"of it. Unused images are deleted if less than 1.5 times this much is free (default "+
+		reservedspace.Default.String()+
+		")", func(s string) (err error) {
 		c.DiskFloor, err = reservedspace.Parse(s)
 		return err
 	})
-	spokenFlag(fs, "inode-pressure-below", "free inodes of the disk of STATE-DIR below which the node counts as short of disk as well, a share or a number, such as 3% or 50000; "+
-		"images that nothing uses are removed while less than half as much again is free (default "+defaultInodeFloor.String()+")", func(s string) (err error) {
+	spokenFlag(fs, "inode-pressure-below", "free inodes on the disk of STATE-DIR below which the node has disk pressure, as a percentage or a "+
+		"number, such as 3% or 50000. Unused images are deleted if less than 1.5 times this many are free (default "+
+		defaultInodeFloor.String()+
+		")", func(s string) (err error) {
 		c.InodeFloor, err = parseInodeFloor(s)
 		return err
 	})
-	spokenFlag(fs, "memory-pressure-below", "available memory below which the node counts as short of memory: it takes no more pods that request none, and evicts pods "+
-		"until there is enough, a size or a share, such as 500Mi or 5% (default "+defaultMemoryFloor.String()+")", func(s string) (err error) {
+	spokenFlag(fs, "memory-pressure-below", "available memory below which the node has memory pressure, accepts no pods without memory requests, and "+
+		"evicts pods until enough memory is available; as a size or a percentage, such as 500Mi or 5% (default "+
+		defaultMemoryFloor.String()+
+		")", func(s string) (err error) {
 		c.MemoryFloor, err = parseMemoryFloor(s)
 		return err
 	})
-	spokenFlag(fs, "local-volumes-limit", "how much all of them may have together, such as 100Gi (default: what the disk has, but for what --disk-pressure-below keeps)", func(s string) error {
+	spokenFlag(fs, "local-volumes-limit", "maximum total size of the local volumes, such as 100Gi (default: the size of the disk without the space "+
+		"that --disk-pressure-below reserves)", func(s string) error {
 		q, err := resource.ParseQuantity(s)
 		if err != nil || q.Sign() <= 0 {
 			return fmt.Errorf("%q is no size above zero", s)

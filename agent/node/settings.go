@@ -27,7 +27,9 @@ var lists = map[string]settings.Kind{
 func Configured(fs *flag.FlagSet) (apply func() error) {
 	fs.VisitAll(func(f *flag.Flag) { f.Usage = settings.Usage(f.Name, f.Usage) })
 	file := settings.File{Path: DefaultConfig}
-	spokenFlag(fs, "config", "file of settings, key: value; one that is named must exist, '' is none (default "+DefaultConfig+")", func(s string) error {
+	spokenFlag(fs, "config", "configuration file with lines of 'key: value'; the default file may be missing; '' reads no file (default "+
+		DefaultConfig+
+		")", func(s string) error {
 		file = settings.File{Path: s, Required: true}
 		return nil
 	})

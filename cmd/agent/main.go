@@ -61,7 +61,7 @@ func main() {
 		return
 	}
 	cfg := node.Flags(flag.CommandLine)
-	verbose := flag.Bool("verbose", false, "log every action")
+	verbose := verboseFlag(flag.CommandLine)
 	apply := node.Configured(flag.CommandLine)
 	flag.Usage = usage
 	flag.Parse()
@@ -71,7 +71,7 @@ func main() {
 	}
 	goesDown := flag.NArg() == 1 && flag.Arg(0) == "end-pods"
 	if flag.NArg() > 0 && removes == nil && !goesDown {
-		fail(2, "unexpected argument "+flag.Arg(0)+": there are check, which judges settings, remove-volumes and remove-network, for a node that leaves its cluster, and end-pods, for a machine that goes down; see --help")
+		fail(2, "unexpected argument "+flag.Arg(0)+": the commands are check, end-pods, remove-network and remove-volumes: see 'keelson-agent --help'")
 	}
 	if removes == nil {
 		if err := apply(); err != nil {
@@ -123,7 +123,7 @@ func check(args []string) error {
 	fs := flag.NewFlagSet("keelson-agent check", flag.ContinueOnError)
 	fs.SetOutput(io.Discard) // the error says it
 	cfg := node.Flags(fs)
-	fs.Bool("verbose", false, "")
+	verboseFlag(fs)
 	apply := node.Configured(fs)
 	err := fs.Parse(args)
 	if errors.Is(err, flag.ErrHelp) {
@@ -142,22 +142,35 @@ func check(args []string) error {
 	return cfg.Check()
 }
 
-func usage() {
-	out := flag.CommandLine.Output()
-	fmt.Fprint(out, `Runs the pods of one Linux machine.
+// verboseFlag declares the flag that makes the agent log debug messages.
+func verboseFlag(fs *flag.FlagSet) *bool { return fs.Bool("verbose", false, "log debug messages") }
 
+// usageText is the help of the agent above that of its flags.
+const usageText = `keelson-agent runs the pods of one Linux machine.
+
+Usage:
+  keelson-agent [FLAGS]                 run the agent
+  keelson-agent check [FLAGS]           check the settings without starting the agent
+  keelson-agent [FLAGS] end-pods        stop all pods after the agent has stopped, before the machine
+                                        shuts down (keelson-pods.service runs this command)
+  keelson-agent [FLAGS] remove-network  remove the pod network, if the node leaves its cluster
+  keelson-agent [FLAGS] remove-volumes  remove iSCSI sessions and their records, if the node leaves its
+                                        cluster and its volumes are unmounted
+  keelson-agent --version               print the version
+
+Examples:
   keelson-agent --server 192.0.2.11:6444 --token-file /var/lib/keelson/token
   keelson-agent --config /etc/keelson/agent.yaml
-  keelson-agent check                 # says what is wrong with its settings, and does nothing else; it takes the same flags
-  keelson-agent remove-volumes        # of a node that leaves its cluster, when its volumes are unmounted: iSCSI sessions and their records
-  keelson-agent remove-network        # of a node that leaves its cluster
-  keelson-agent end-pods              # of a machine that goes down, when the agent has ended; keelson-pods.service does it
-  keelson-agent --version
+  keelson-agent check --config /etc/keelson/agent.yaml
 
-What is no flag on the command line is asked of the environment, then of the file --config: each flag's help ends with
-its key in the file and its name in the environment.
+A setting that is not given by a flag is read from the environment, or else from the configuration
+file (--config). The help of each flag ends with its key in the file and its environment variable.
 
-`)
+Flags:
+`
+
+func usage() {
+	fmt.Fprint(flag.CommandLine.Output(), usageText)
 	flag.PrintDefaults()
 }
 

@@ -64,7 +64,7 @@ func Flags(set *flag.FlagSet) string {
 }
 
 func writeFlag(b *strings.Builder, name, kind, value, usage string) {
-	fmt.Fprintf(b, "  %s %s", name, kind)
+	b.WriteString(strings.TrimSuffix("  "+name+" "+kind, " "))
 	if value != "" && value != "[]" && value != "false" && value != "0" && value != "0s" {
 		fmt.Fprintf(b, " (default %s)", value)
 	}
