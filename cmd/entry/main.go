@@ -40,27 +40,53 @@ func main() {
 	}
 }
 
+// usageText is the help of the proxy above that of its flags.
+const usageText = `keelson-entry is the ingress proxy. The control plane runs it in pods, for an IngressClass or a Gateway.
+
+Usage:
+  keelson-entry --ingress-class NAME [FLAGS]
+  keelson-entry --gateway NAMESPACE/NAME [FLAGS]
+
+Flags:
+`
+
+// options are the values of the flags.
+type options struct {
+	class, gateway, certificates, status, trustedProxies string
+	accessLog                                            bool
+	linger                                               time.Duration
+}
+
+// proxyFlags declares the flags.
+func proxyFlags(f *flag.FlagSet) *options {
+	o := &options{}
+	f.StringVar(&o.class, "ingress-class", "", "name of the IngressClass whose Ingresses are served")
+	f.StringVar(&o.gateway, "gateway", "", "Gateway that is served, as NAMESPACE/NAME")
+	f.StringVar(&o.certificates, "certificates", "/certificates", "directory in which the control plane puts TLS certificates and keys")
+	f.StringVar(&o.status, "status-address", ":10254", "address of /healthz, /readyz and /metrics")
+	f.BoolVar(&o.accessLog, "access-log", false, "log a line for each request")
+	f.StringVar(&o.trustedProxies, "trusted-proxies", "", "comma-separated CIDRs of proxies whose X-Forwarded headers are trusted")
+	f.DurationVar(&o.linger, "linger", 5*time.Second,
+		"how long connections are accepted after SIGTERM, until other components no longer route traffic to this proxy")
+	return o
+}
+
 func run(ctx context.Context, log *slog.Logger, args []string) error {
 	f := flag.NewFlagSet("keelson-entry", flag.ContinueOnError)
-	class := f.String("ingress-class", "", "serve the Ingresses of this IngressClass")
-	of := f.String("gateway", "", "serve this Gateway, as NAMESPACE/NAME")
-	certificates := f.String("certificates", "/certificates", "folder of the key pairs that the control plane has put there")
-	status := f.String("status-address", ":10254", "where /healthz, /readyz and /metrics are")
-	access := f.Bool("access-log", false, "write a line for each request")
-	trusted := f.String("trusted-proxies", "", "prefixes, with commas between, whose X-Forwarded headers are believed")
-	linger := f.Duration("linger", 5*time.Second, "how long connections are taken after SIGTERM, while the way here is forgotten elsewhere")
+	f.Usage = func() { fmt.Fprint(f.Output(), usageText); f.PrintDefaults() }
+	o := proxyFlags(f)
 	if err := f.Parse(args); err != nil {
 		return fmt.Errorf("reading the flags: %w", err)
 	}
-	namespace, name, isName := strings.Cut(*of, "/")
-	if (*class == "") == (*of == "") || *of != "" && (!isName || namespace == "" || name == "") || f.NArg() > 0 {
-		return errors.New("usage: keelson-entry --ingress-class NAME | --gateway NAMESPACE/NAME [--certificates FOLDER] [--access-log] [--trusted-proxies PREFIX,...] [--status-address :PORT] [--linger DURATION]")
+	namespace, name, isName := strings.Cut(o.gateway, "/")
+	if (o.class == "") == (o.gateway == "") || o.gateway != "" && (!isName || namespace == "" || name == "") || f.NArg() > 0 {
+		return errors.New("exactly one of --ingress-class NAME and --gateway NAMESPACE/NAME is required, without arguments: see 'keelson-entry --help'")
 	}
-	opts := serve.Options{Log: log, Linger: *linger}
-	if *access {
+	opts := serve.Options{Log: log, Linger: o.linger}
+	if o.accessLog {
 		opts.Access = log
 	}
-	for text := range strings.SplitSeq(*trusted, ",") {
+	for text := range strings.SplitSeq(o.trustedProxies, ",") {
 		if text = strings.TrimSpace(text); text == "" {
 			continue
 		}
@@ -76,25 +102,25 @@ func run(ctx context.Context, log *slog.Logger, args []string) error {
 	}
 	api.UserAgent = "keelson-entry/" + version
 	s := serve.New(opts)
-	log.Info("starting", "version", version, "class", *class, "gateway", *of)
+	log.Info("starting", "version", version, "class", o.class, "gateway", o.gateway)
 	g, ctx := errgroup.WithContext(ctx)
-	pages := statusServer(*status, s)
+	pages := statusServer(o.status, s)
 	served := make(chan struct{})
 	g.Go(func() error { defer close(served); return s.Run(ctx) })
 	g.Go(func() error {
-		source := live.Ingresses(*class)
-		if *of != "" {
-			own, err := portOf(*status)
+		source := live.Ingresses(o.class)
+		if o.gateway != "" {
+			own, err := portOf(o.status)
 			if err != nil {
 				return fmt.Errorf("--status-address: %w", err)
 			}
 			source = live.Gateway(namespace, name, []int32{own})
 		}
-		return live.Run(ctx, live.Config{API: api, Source: source, Certificates: *certificates, Swap: s.Swap, Log: log})
+		return live.Run(ctx, live.Config{API: api, Source: source, Certificates: o.certificates, Swap: s.Swap, Log: log})
 	})
 	g.Go(func() error {
 		if err := pages.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
-			return fmt.Errorf("serving %s: %w", *status, err)
+			return fmt.Errorf("serving %s: %w", o.status, err)
 		}
 		return nil
 	})
