@@ -24,10 +24,10 @@ func main() {
 	}
 	host, _ := os.Hostname() // --node-id is there for machines without one
 	cfg := local.Config{Log: log}
-	flag.StringVar(&cfg.Name, "name", local.DriverName, "name of the driver")
-	flag.StringVar(&cfg.Root, "root", "/var/lib/keelson/local-volumes", "folder that holds the volumes")
-	flag.StringVar(&cfg.Socket, "socket", "/var/lib/keelson/plugins/"+local.DriverName+"/csi.sock", "socket to listen on")
-	flag.StringVar(&cfg.NodeID, "node-id", host, "name of this node")
+	flag.StringVar(&cfg.Name, "name", local.DriverName, "name of the CSI driver")
+	flag.StringVar(&cfg.Root, "root", "/var/lib/keelson/local-volumes", "directory of the volumes")
+	flag.StringVar(&cfg.Socket, "socket", "/var/lib/keelson/plugins/"+local.DriverName+"/csi.sock", "path of the Unix socket on which the driver listens")
+	flag.StringVar(&cfg.NodeID, "node-id", host, "name of the node on which the driver runs")
 	flag.Parse()
 	if cfg.NodeID == "" || flag.NArg() > 0 {
 		log.Error("usage: keelson-csi-local [--name NAME] [--root DIR] [--socket PATH] --node-id NAME")
