@@ -68,7 +68,7 @@ func backupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 			}
 			for _, r := range to {
 				if !strings.HasPrefix(r, "age1") { // perhaps an identity, which must not be sent
-					return errors.New("--recipient: want a recipient of age, age1...")
+					return errors.New("--recipient: want an age recipient, which starts with age1")
 				}
 			}
 			return backup(f, streams, args[0], to, diskheadroom.Target{ProtectedPath: beside})
@@ -179,7 +179,7 @@ func backup(f cmdutil.Factory, streams genericiooptions.IOStreams, path string, 
 		on.Dir = filepath.Dir(real) // the file is written there
 	}
 	if err := on.CheckFree(former); err != nil {
-		return fmt.Errorf("no backup to %s: %w", path, err)
+		return fmt.Errorf("cannot back up to %s: %w", path, err)
 	}
 	out, err := createBackup(path, len(to) > 0)
 	if err != nil {
@@ -195,9 +195,9 @@ func backup(f cmdutil.Factory, streams genericiooptions.IOStreams, path string, 
 		fmt.Fprintf(streams.ErrOut, "%s: %s, checked\n", path, size(n))
 		return nil
 	case errors.As(context.Cause(ctx), &stopped):
-		err = fmt.Errorf("%w after %s: %s is not written", stopped, size(n), path)
+		err = fmt.Errorf("%w after %s: %s was not written", stopped, size(n), path)
 	default:
-		err = fmt.Errorf("no backup to %s: %w", path, err)
+		err = fmt.Errorf("cannot back up to %s: %w", path, err)
 	}
 	return errors.Join(err, out.drop())
 }
@@ -217,7 +217,7 @@ func recipientsIn(path string) (out []string, err error) {
 	defer f.Close()
 	text, err := io.ReadAll(io.LimitReader(f, maxRecipients+1))
 	if err == nil && len(text) > maxRecipients {
-		err = fmt.Errorf("%s has more than %d bytes", path, maxRecipients)
+		err = fmt.Errorf("%s is larger than %d bytes", path, maxRecipients)
 	}
 	if err != nil {
 		return nil, err
@@ -227,13 +227,13 @@ func recipientsIn(path string) (out []string, err error) {
 		switch {
 		case line == "" || strings.HasPrefix(line, "#"):
 		case !strings.HasPrefix(line, "age1"): // perhaps an identity, which must not be sent
-			return nil, fmt.Errorf("%s: a line is no recipient of age, age1...", path)
+			return nil, fmt.Errorf("%s: a line is not an age recipient, which starts with age1", path)
 		default:
 			out = append(out, line)
 		}
 	}
 	if len(out) == 0 {
-		return nil, fmt.Errorf("%s names no recipient", path)
+		return nil, fmt.Errorf("%s contains no recipient", path)
 	}
 	return out, nil
 }
@@ -242,19 +242,19 @@ func recipientsIn(path string) (out []string, err error) {
 func receive(ctx context.Context, f cmdutil.Factory, to []string, w, progress io.Writer) (int64, error) {
 	resp, err := stream(ctx, f, api.PathClusterBackup, url.Values{"recipient": to}, nil)
 	if err != nil {
-		return 0, fmt.Errorf("asking for a backup: %w", err)
+		return 0, fmt.Errorf("requesting a backup: %w", err)
 	}
 	defer resp.Body.Close()
 	sum := sha256.New()
 	n, err := io.Copy(io.MultiWriter(w, sum), &reporting{r: resp.Body, w: progress, next: time.Now().Add(reportEvery)})
 	if err != nil {
-		return n, fmt.Errorf("the backup broke off after %s: %w", size(n), err)
+		return n, fmt.Errorf("the backup was interrupted after %s: %w", size(n), err)
 	}
 	switch want := resp.Trailer.Get(api.HeaderBackupSum); {
 	case want == "":
-		return n, fmt.Errorf("the backup broke off after %s: its checksum is missing", size(n))
+		return n, fmt.Errorf("the backup was interrupted after %s: its checksum is missing", size(n))
 	case want != hex.EncodeToString(sum.Sum(nil)):
-		return n, errors.New("the backup was damaged on its way: its checksum is another one")
+		return n, errors.New("the backup was damaged in transit: its checksum does not match")
 	}
 	return n, nil
 }
@@ -316,7 +316,7 @@ func describedByServer(ctx context.Context, f cmdutil.Factory, path string) (b a
 	}
 	defer resp.Body.Close()
 	if err := json.NewDecoder(io.LimitReader(resp.Body, describedBytes)).Decode(&b); err != nil {
-		return b, fmt.Errorf("%s: unexpected answer: %w", path, err)
+		return b, fmt.Errorf("%s: unexpected response: %w", path, err)
 	}
 	return b, nil
 }

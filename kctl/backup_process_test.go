@@ -180,7 +180,7 @@ func TestInterruptedBackup(t *testing.T) {
 				t.Fatal(err)
 			}
 			code, said := p.ended(t)
-			if code != c.code || !strings.HasPrefix(said, "kctl cluster backup: stopped by a signal ("+c.signal.String()+") after ") || !strings.HasSuffix(said, path+" is not written") {
+			if code != c.code || !strings.HasPrefix(said, "kctl cluster backup: stopped by a signal ("+c.signal.String()+") after ") || !strings.HasSuffix(said, path+" was not written") {
 				t.Errorf("exit code %d, %q", code, said)
 			}
 			only(t, dir, "today", c.before)
@@ -215,7 +215,7 @@ func TestBackupsToOneName(t *testing.T) {
 	path := filepath.Join(dir, "today")
 	killed := startKctl(t, url, "cluster", "backup", path)
 	underWay(t, path)
-	if code, said := startKctl(t, url, "cluster", "backup", path).ended(t); code != 1 || !strings.Contains(said, "another backup to "+path+" is under way") {
+	if code, said := startKctl(t, url, "cluster", "backup", path).ended(t); code != 1 || !strings.Contains(said, "another backup to "+path+" is in progress") {
 		t.Errorf("a second one at the same time: exit code %d, %q", code, said)
 	}
 	_ = killed.Process.Kill()
@@ -256,7 +256,7 @@ func TestBackupWhoseConnectionBreaks(t *testing.T) {
 	defer broken.Close()
 	dir := t.TempDir()
 	code, said := startKctl(t, broken.URL, "cluster", "backup", filepath.Join(dir, "today")).ended(t)
-	if code != 1 || !strings.Contains(said, "the backup broke off after 17.6 KiB") {
+	if code != 1 || !strings.Contains(said, "the backup was interrupted after 17.6 KiB") {
 		t.Errorf("exit code %d, %q", code, said)
 	}
 	only(t, dir, "today", "")
@@ -312,8 +312,8 @@ func TestBackupOverWhatIsThere(t *testing.T) {
 	}
 	for name, want := range map[string]string{
 		"backup": "", "empty": "", "link": "", "new": "",
-		"kubeconfig": "is there already and is no backup", "short": "is there already and is no backup",
-		"folder": "is no file", "trap": "too many levels of symbolic links", "absent/today": "no such file or directory",
+		"kubeconfig": "exists and is not a backup", "short": "exists and is not a backup",
+		"folder": "is not a regular file", "trap": "too many levels of symbolic links", "absent/today": "no such file or directory",
 	} {
 		code, said := startKctl(t, server.URL, "cluster", "backup", in(name)).ended(t)
 		if ok := want == ""; (code == 0) != ok || !strings.Contains(said, want) {

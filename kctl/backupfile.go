@@ -54,7 +54,7 @@ func replaceable(path string, byAge bool) error {
 		return err
 	}
 	if !info.Mode().IsRegular() {
-		return fmt.Errorf("%s is no file", path)
+		return fmt.Errorf("%s is not a regular file", path)
 	}
 	in, err := os.Open(path)
 	if err != nil {
@@ -70,7 +70,7 @@ func replaceable(path string, byAge bool) error {
 	case byAge && string(head) == ageMagic:
 		return nil
 	case err == nil || err == io.ErrUnexpectedEOF:
-		return fmt.Errorf("%s is there already and is no backup: choose another name, or remove it", path)
+		return fmt.Errorf("%s exists and is not a backup: choose another name, or remove it", path)
 	default:
 		return err
 	}
@@ -81,7 +81,7 @@ func replaceable(path string, byAge bool) error {
 func (b *backupFile) claim() error {
 	// A file system that has no locks keeps nobody off, and is no reason to fail.
 	if err := syscall.Flock(int(b.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); errors.Is(err, syscall.EWOULDBLOCK) {
-		return fmt.Errorf("another backup to %s is under way", b.path)
+		return fmt.Errorf("another backup to %s is in progress", b.path)
 	}
 	mine, err := b.Stat()
 	if err != nil {
@@ -89,10 +89,10 @@ func (b *backupFile) claim() error {
 	}
 	named, err := os.Lstat(b.Name())
 	if err != nil || !os.SameFile(mine, named) {
-		return fmt.Errorf("another backup to %s has just ended: try again", b.path) // this file may be that one
+		return fmt.Errorf("another backup to %s has just finished: try again", b.path) // this file may be that one
 	}
 	if !mine.Mode().IsRegular() {
-		return fmt.Errorf("%s is no file", b.Name())
+		return fmt.Errorf("%s is not a regular file", b.Name())
 	}
 	return errors.Join(b.Chmod(0o600), b.Truncate(0)) // as secret as the cluster
 }

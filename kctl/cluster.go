@@ -83,7 +83,7 @@ const daemonAsKctl = "kctl cluster"
 func becomeDaemonVerb(args []string) error {
 	program := daemonProgram()
 	if _, err := os.Stat(program); err != nil {
-		return fmt.Errorf("cluster %s works on a control-plane machine: %w: install keelson-controlplane beside kctl", args[0], err)
+		return fmt.Errorf("'cluster %s' runs on a control-plane machine only: %w: install keelson-controlplane beside kctl", args[0], err)
 	}
 	return syscall.Exec(program, append([]string{daemonAsKctl}, args...), os.Environ())
 }
@@ -158,7 +158,7 @@ func askWithin(ctx context.Context, f cmdutil.Factory, verb, path string, body, 
 		return err
 	}
 	if err := json.Unmarshal(raw, answer); err != nil {
-		return fmt.Errorf("%s %s: unexpected answer: %w", verb, path, err)
+		return fmt.Errorf("%s %s: unexpected response: %w", verb, path, err)
 	}
 	return nil
 }
@@ -194,5 +194,5 @@ func printJSON(w io.Writer, output string, v any) (done bool, err error) {
 		enc.SetIndent("", "  ")
 		return true, enc.Encode(v)
 	}
-	return true, fmt.Errorf("-o %s: want json, or nothing for a table", output)
+	return true, fmt.Errorf("unknown output format -o %s: want json, or leave -o out for text", output)
 }

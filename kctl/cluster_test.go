@@ -196,10 +196,10 @@ func TestBackup(t *testing.T) {
 		"no checksum": {func(*aPlane) func(http.ResponseWriter) { return func(http.ResponseWriter) {} }, "its checksum is missing"},
 		"broken off": {func(*aPlane) func(http.ResponseWriter) {
 			return func(http.ResponseWriter) { panic(http.ErrAbortHandler) }
-		}, "the backup broke off"},
+		}, "the backup was interrupted"},
 		"damaged": {func(*aPlane) func(http.ResponseWriter) {
 			return func(w http.ResponseWriter) { w.Header().Set(api.HeaderBackupSum, strings.Repeat("0", 64)) }
-		}, "damaged on its way"},
+		}, "damaged in transit"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newPlane()
@@ -239,7 +239,7 @@ func TestBackupKeepsTheLast(t *testing.T) {
 		t.Fatal(err)
 	}
 	got = transcript(t, p, "backup "+filepath.Join(dir, "today"), "backup /dev/null", "backup "+filepath.Join(dir, "missing/today"), "backup -")
-	for _, want := range []string{"broke off", "/dev/null is no file", "no such file or directory"} {
+	for _, want := range []string{"the backup was interrupted", "/dev/null is not a regular file", "no such file or directory"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%q is missing in:\n%s", want, got)
 		}

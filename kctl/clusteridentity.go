@@ -129,7 +129,7 @@ func (k *knownIdentity) record() error {
 	}
 	c := all.Clusters[k.entry]
 	if c == nil {
-		return fmt.Errorf("cluster entry %q is gone", k.entry)
+		return fmt.Errorf("cluster entry %q no longer exists", k.entry)
 	}
 	if c.Extensions == nil {
 		c.Extensions = map[string]runtime.Object{}

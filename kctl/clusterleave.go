@@ -68,20 +68,21 @@ func removeMachine(ctx context.Context, out io.Writer, file, name string, lost, 
 		}
 	}
 	if len(asked) == 0 || len(asked) == 1 && asked[0] == name {
-		return fmt.Errorf("%s has the only replica of the file: 'kctl cluster reset' takes the whole cluster away", name)
+		return fmt.Errorf("%s has the only replica in the cluster file: to remove the whole cluster, use 'kctl cluster reset'", name)
 	}
 	site, seen := execute.Reach(ctx, c, out, asked...)
 	defer site.Close()
 	site.Apart = name
 	if one := seen[name]; !lost && one.Err != nil {
-		return fmt.Errorf("%w\nnothing was changed. When the machine is gone for good: --lost", one.Err)
+		return fmt.Errorf("%w\n"+
+			"nothing was changed. If the machine no longer exists, use --lost", one.Err)
 	}
 	if err := inCluster(c, site.Facts()); err != nil {
 		return err
 	}
 	state, err := site.State(ctx)
 	if err != nil {
-		return fmt.Errorf("nothing was changed, since the cluster does not answer: %w", err)
+		return fmt.Errorf("nothing was changed, because the cluster does not respond: %w", err)
 	}
 	steps, err := plan.Remove(c, name, site.Facts()[name], state, lost)
 	if err != nil {
@@ -89,7 +90,7 @@ func removeMachine(ctx context.Context, out io.Writer, file, name string, lost, 
 	}
 	switch {
 	case len(steps) == 0:
-		fmt.Fprintf(out, "nothing to do: %s is no part of the cluster, and has nothing of Keelson's\n", name)
+		fmt.Fprintf(out, "nothing to do: %s is not part of the cluster, and Keelson is not installed on it\n", name)
 	case dryRun:
 		fmt.Fprintln(out, "what would be done:")
 		plan.Show(out, steps)
@@ -97,9 +98,9 @@ func removeMachine(ctx context.Context, out io.Writer, file, name string, lost, 
 		if err := site.Remove(ctx, steps); err != nil {
 			return interrupted(ctx, err)
 		}
-		fmt.Fprintf(out, "%s is no part of the cluster any more: take it out of %s, or 'kctl cluster up' takes it in again\n", name, file)
+		fmt.Fprintf(out, "%s was removed from the cluster: delete it from %s. Otherwise 'kctl cluster up' adds it again\n", name, file)
 		if slices.ContainsFunc(steps, func(s plan.Step) bool { return s.Do == plan.Leave }) {
-			fmt.Fprintln(out, "'kctl cluster up' then tells the agents. It has had the cluster's keys: if its disk may be in wrong hands, 'kctl cluster rotate --help'")
+			fmt.Fprintln(out, "Run 'kctl cluster up' to update the agents. The machine had a copy of the cluster's keys: if others may read its disk, see 'kctl cluster rotate --help'")
 		}
 	}
 	return nil
@@ -146,13 +147,13 @@ func resetMachines(ctx context.Context, in io.Reader, out io.Writer, file, confi
 		return err
 	}
 	if confirmed == "" {
-		fmt.Fprintf(out, "This takes the cluster %s off %d machines, with all its data. Its name, to go on: ", c.Name, len(c.Hosts))
+		fmt.Fprintf(out, "This removes the cluster %s from %d machines, and deletes all of its data. Type its name to continue: ", c.Name, len(c.Hosts))
 		line, _ := bufio.NewReader(io.LimitReader(in, 1024)).ReadString('\n')
 		fmt.Fprintln(out)
 		confirmed = strings.TrimSpace(line)
 	}
 	if confirmed != c.Name {
-		return fmt.Errorf("nothing was changed: that is not the cluster's name, %s", c.Name)
+		return fmt.Errorf("nothing was changed: the name of the cluster is %s", c.Name)
 	}
 	site, seen := execute.Reach(ctx, c, out)
 	defer site.Close()
@@ -174,7 +175,8 @@ func resetMachines(ctx context.Context, in io.Reader, out io.Writer, file, confi
 	}
 	workers, rest := plan.Reset(c, site.Facts())
 	if err := errors.Join(site.Reset(ctx, workers, rest), errors.Join(missing...)); err != nil {
-		return interrupted(ctx, fmt.Errorf("something is left of the cluster:\n%w", err))
+		return interrupted(ctx, fmt.Errorf("parts of the cluster were not removed:\n"+
+			"%w", err))
 	}
 	if to := machinesKubeconfig(c.Name); raw != nil {
 		if is, err := os.ReadFile(to); err == nil && sameCluster(is, raw) {
@@ -184,6 +186,6 @@ func resetMachines(ctx context.Context, in io.Reader, out io.Writer, file, confi
 			fmt.Fprintf(out, "removed %s\n", to)
 		}
 	}
-	fmt.Fprintf(out, "nothing is left of the cluster %s on %d machines\n", c.Name, len(c.Hosts))
+	fmt.Fprintf(out, "the cluster %s was removed from %d machines\n", c.Name, len(c.Hosts))
 	return nil
 }

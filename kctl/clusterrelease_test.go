@@ -39,14 +39,14 @@ func TestClusterKeepsItsRelease(t *testing.T) {
 			t.Errorf("%s %v: the cluster is %+v, and was %+v", verb, args, is, before)
 		}
 	}
-	const goesBack = "nothing was changed: cp1 runs release v2, and DIR/cluster.yaml names v1, which is not known to be a later one: have 'release' in the file name v2; " +
-		"where v1 is meant, 'kctl cluster upgrade --to DIR/dist' goes to it, or give it with --release"
+	const goesBack = "nothing was changed: cp1 runs release v2, and DIR/cluster.yaml requires v1, which is not known to be later. To keep the running release, " +
+		"set 'release' in the file to v2. To install v1, run 'kctl cluster upgrade --to DIR/dist', or set --release"
 	refused(goesBack, "up")
 	refused(goesBack, "up", "--dry-run")
 	hosts = append(hosts, "w2 192.0.2.22 worker")
 	s.write("", hosts...)
 	refused(goesBack, "add")
-	refused("release v1-old understands feature levels up to 1, and the cluster stores forms of level 2: no replica starts with it", "up", "--release="+old)
+	refused("release v1-old supports feature levels up to 1, and the cluster's store has level 2: no replica of that release can start", "up", "--release="+old)
 	if said, err := s.kctl("add", "--release="+next); err != nil || s.cluster().Runs["w2 keelson-agent"] != "v2" {
 		t.Errorf("%v\n%s", err, said)
 	}

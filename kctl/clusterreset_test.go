@@ -39,7 +39,7 @@ func TestClusterReset(t *testing.T) {
 	put(t, at, string(script), 0o755)
 	for _, again := range []bool{false, true} {
 		said, err := s.kctl("reset", "prod")
-		if err != nil || !strings.Contains(said, "nothing is left of the cluster prod") || strings.Contains(said, "uninstall") == again {
+		if err != nil || !strings.Contains(said, "the cluster prod was removed from") || strings.Contains(said, "uninstall") == again {
 			t.Errorf("again (%v): %v\n%s", again, err, said)
 		}
 	}

@@ -120,7 +120,7 @@ func (r *raising) run(ctx context.Context, out io.Writer) error {
 		where = r.release
 	}
 	if where == "" {
-		return fmt.Errorf("%s names no release, and --release is not given: want a folder of 'make dist', a tarball or a URL", r.file)
+		return fmt.Errorf("%s has no release, and --release is missing: want a directory made by 'make dist', a tarball, or a URL", r.file)
 	}
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -167,8 +167,9 @@ func (r *raising) forward(site *execute.Site, rel plan.Release, steps []plan.Ste
 	if machine == "" || r.release != "" {
 		return nil
 	}
-	return fmt.Errorf("nothing was changed: %s runs release %s, and %s names %s, which is not known to be a later one: have 'release' in the file name %s; "+
-		"where %s is meant, 'kctl cluster upgrade --to %s' goes to it, or give it with --release",
+	return fmt.Errorf("nothing was changed: %s runs release %s, and %s requires %s, which is not known to be later. To keep "+
+		"the running release, set 'release' in the file to %s. To install %s, run 'kctl cluster upgrade --to "+
+		"%s', or set --release",
 		machine, runs, r.file, rel.Version, runs, rel.Version, site.Cluster.Release)
 }
 
@@ -192,10 +193,11 @@ func install(ctx context.Context, site *execute.Site, rel plan.Release, state pl
 	}
 	level, err := understands(ctx, site, steps[i], rel.Version)
 	if err == nil && level < state.Level {
-		err = fmt.Errorf("release %s understands feature levels up to %d, and the cluster stores forms of level %d: no replica starts with it. Name the release that the others run, or a later one", rel.Version, level, state.Level)
+		err = fmt.Errorf("release %s supports feature levels up to %d, and the cluster's store has level %d: no replica of that "+
+			"release can start. Use the release of the running replicas, or a later one", rel.Version, level, state.Level)
 	}
 	if err != nil {
-		return fmt.Errorf("the release lies on the machines, and nothing else was changed: %w", err)
+		return fmt.Errorf("the release was copied to the machines, and nothing else was changed: %w", err)
 	}
 	return site.Install(ctx, rest)
 }
@@ -203,7 +205,7 @@ func install(ctx context.Context, site *execute.Site, rel plan.Release, state pl
 // interrupted is the error of work that a person has stopped: what comes of it is not the machines' doing.
 func interrupted(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
-		return fmt.Errorf("%w: what was begun may go on there for a while; run it again to go on", cause)
+		return fmt.Errorf("%w: commands on the machines may still be running; run this command again to continue", cause)
 	}
 	return err
 }
@@ -222,21 +224,23 @@ func (r *raising) plan(ctx context.Context, out io.Writer, site *execute.Site, s
 		plan.ShowFindings(out, found)
 	}
 	if n := len(plan.Grave(found)); n > 0 {
-		return nil, state, fmt.Errorf("nothing was changed: %d of what is said above has to be mended first", n)
+		return nil, state, fmt.Errorf("nothing was changed: correct the problems above first (%d)", n)
 	}
 	if !r.newOnly {
 		return plan.Make(site.Cluster, site.Facts(), rel, state), state, nil
 	}
 	if founder != "" {
-		return nil, state, errors.New("nothing was changed: no machine of the file has a replica yet, so there is no cluster to add to: 'kctl cluster up' makes it")
+		return nil, state, errors.New("nothing was changed: no machine of the file has a replica, so there is no cluster to add machines to: " +
+			"create it with 'kctl cluster up'")
 	}
 	if !state.Known {
-		return nil, state, errors.New("nothing was changed: the cluster does not answer, and takes nobody in: 'kctl cluster up' starts what is not running")
+		return nil, state, errors.New("nothing was changed: the cluster does not respond, and cannot add machines: 'kctl cluster up' starts " +
+			"the replicas")
 	}
 	names := plan.New(site.Cluster, site.Facts())
 	for _, name := range r.names {
 		if !slices.Contains(names, name) {
-			return nil, state, fmt.Errorf("nothing was changed: %s is part of the cluster already: 'kctl cluster up' brings it to what the file says", name)
+			return nil, state, fmt.Errorf("nothing was changed: %s is already part of the cluster: to update it, use 'kctl cluster up'", name)
 		}
 	}
 	if len(r.names) > 0 {

@@ -53,7 +53,7 @@ func upgradeCommand(streams genericiooptions.IOStreams) *cobra.Command {
 
 func (u *machineUpgrade) run(ctx context.Context, out io.Writer) error {
 	if u.to == "" {
-		return errors.New("--to is missing: a folder of 'make dist', a tarball or a URL")
+		return errors.New("--to is missing: want a directory made by 'make dist', a tarball, or a URL")
 	}
 	c, err := machines.Load(u.file)
 	if err != nil {
@@ -117,7 +117,7 @@ func (u *machineUpgrade) inFile(out io.Writer, c machines.Cluster, rel plan.Rele
 func (u *machineUpgrade) fits(ctx context.Context, c machines.Cluster, door clusterDoor) error {
 	status, nodes, err := door.look(ctx)
 	if err != nil {
-		return fmt.Errorf("the cluster does not answer, and can only be upgraded while it does: %w", err)
+		return fmt.Errorf("the cluster does not respond, and can be upgraded only while it does: %w", err)
 	}
 	s := stateOf(status, nodes)
 	var strangers []string
@@ -133,7 +133,7 @@ func (u *machineUpgrade) fits(ctx context.Context, c machines.Cluster, door clus
 		check(n.Name, func(h machines.Host) bool { return h.Is(machines.Worker) })
 	}
 	if len(strangers) > 0 {
-		return fmt.Errorf("%s: part of the cluster, and not of %s: name them there, or leave them as they are with --skip", strings.Join(strangers, ", "), u.file)
+		return fmt.Errorf("%s: part of the cluster, but not in %s: add them to the file, or leave them at their release with --skip", strings.Join(strangers, ", "), u.file)
 	}
 	return nil
 }
@@ -169,7 +169,7 @@ func understands(ctx context.Context, site *execute.Site, step plan.Step, versio
 	}
 	said, level, err := releaseSaid(controlplane, agent)
 	if err == nil && said != bare(version) {
-		err = fmt.Errorf("its programs say that they are of release %s", said)
+		err = fmt.Errorf("its programs have release %s", said)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", step.Files[0].Name, err)
@@ -181,10 +181,11 @@ func understands(ctx context.Context, site *execute.Site, step plan.Step, versio
 func installOn(ctx context.Context, site *execute.Site, steps []plan.Step, d plan.Deed, host string) error {
 	i := slices.IndexFunc(steps, func(s plan.Step) bool { return s.Machine == host && s.Do == d })
 	if i < 0 {
-		return fmt.Errorf("%s has what the release has, and its daemon does not say so: see 'journalctl -u keelson-*' there", host)
+		return fmt.Errorf("%s has the programs of the release, but its daemon does not report that release: see 'journalctl -u "+
+			"keelson-*' on that machine", host)
 	}
 	if steps[i].Begin != "" {
-		return fmt.Errorf("%s is not part of the cluster yet: 'kctl cluster add' takes it in", host)
+		return fmt.Errorf("%s is not part of the cluster: add it with 'kctl cluster add'", host)
 	}
 	return site.Install(ctx, steps[i:i+1])
 }

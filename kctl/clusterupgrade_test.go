@@ -133,7 +133,7 @@ func TestClusterUpgradeStops(t *testing.T) {
 	}
 	// A machine that the file does not name cannot be reached.
 	s.write("", "cp1 192.0.2.11 controlplane", "w1 192.0.2.21 worker")
-	if said, err := s.kctl("upgrade", "--to", dist); err == nil || !strings.Contains(err.Error(), "nothing was changed: w2: part of the cluster, and not of") {
+	if said, err := s.kctl("upgrade", "--to", dist); err == nil || !strings.Contains(err.Error(), "nothing was changed: w2: part of the cluster, but not in") {
 		t.Errorf("%v\n%s", err, said)
 	}
 	if said, err := s.kctl("upgrade", "--to", dist, "--skip", "w2"); err != nil {

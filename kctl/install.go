@@ -60,7 +60,7 @@ func makeClass(ctx context.Context, cluster dynamic.Interface, streams genericio
 	if apierrors.IsAlreadyExists(err) {
 		verdict, err = "unchanged", refuse()
 	} else if err != nil {
-		err = fmt.Errorf("making %s %s: %w", class.GetKind(), class.GetName(), err)
+		err = fmt.Errorf("creating %s %s: %w", class.GetKind(), class.GetName(), err)
 	}
 	if err == nil {
 		fmt.Fprintf(streams.Out, "%s/%s %s\n", strings.ToLower(class.GetKind()), class.GetName(), verdict)

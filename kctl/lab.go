@@ -132,7 +132,7 @@ func labDown(streams genericiooptions.IOStreams) *cobra.Command {
 				return err
 			}
 			if left := lab.Leftovers(); len(left) > 0 {
-				return fmt.Errorf("lab: still there: %v", left)
+				return fmt.Errorf("lab: not removed: %v", left)
 			}
 			fmt.Fprintln(streams.Out, "the lab is down; nothing of it is left")
 			return nil
@@ -180,7 +180,7 @@ func labExec(streams genericiooptions.IOStreams) *cobra.Command {
 				args = args[1:]
 			}
 			if len(args) < 2 {
-				return errors.New("no command follows the \"--\": kctl lab exec HOST COMMAND [ARG...]")
+				return errors.New("a command is missing after \"--\": kctl lab exec HOST COMMAND [ARG...]")
 			}
 			cmd := h.Command(context.Background(), args[1:]...)
 			cmd.Stdin, cmd.Stdout, cmd.Stderr = streams.In, streams.Out, streams.ErrOut

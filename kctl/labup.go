@@ -112,5 +112,6 @@ func sameFlags(is, want lab.Config, flags *pflag.FlagSet) error {
 }
 
 func otherFlag(name string, is, want any) error {
-	return fmt.Errorf("lab: the lab that is there was made with --%s %v, not %v: leave the flag out, or take the lab away with 'kctl lab down' first", name, is, want)
+	return fmt.Errorf("lab: the existing lab was created with --%s %v, not %v: leave out the flag, or delete the lab first "+
+		"with 'kctl lab down'", name, is, want)
 }

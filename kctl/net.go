@@ -94,7 +94,7 @@ func netTraceCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cob
 		}
 		pod, ok := typed(info.Object).(*corev1.Pod)
 		if !ok {
-			return fmt.Errorf("%s is no pod", info.ObjectName())
+			return fmt.Errorf("%s is not a pod", info.ObjectName())
 		}
 		cs, err := f.KubernetesClientSet()
 		if err != nil {

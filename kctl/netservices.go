@@ -252,7 +252,7 @@ func eachSample(r io.Reader, metrics []string, take func(metric string, labels m
 		}
 		labels, value, ok := parseSample(rest)
 		if !ok {
-			return fmt.Errorf("its metrics have a line that cannot be read: %.120q", lines.Text())
+			return fmt.Errorf("the node's metrics contain a line that cannot be parsed: %.120q", lines.Text())
 		}
 		take(metric, labels, value)
 	}

@@ -20,7 +20,7 @@ import (
 const noCluster = "localhost:8080"
 
 // otherKubeconfig is the remedy where the address of the API may be the wrong one.
-const otherKubeconfig = "name another kubeconfig with KUBECONFIG or --kubeconfig"
+const otherKubeconfig = "set another kubeconfig with KUBECONFIG or --kubeconfig"
 
 // The forms in which Go's network code reports that the API cannot be reached. The first group is the address or name.
 var (
@@ -41,11 +41,11 @@ func withoutAPI(text string) string {
 	}
 	for _, form := range []*regexp.Regexp{refusedText, refusedDial} {
 		if m := form.FindStringSubmatch(text); m != nil {
-			return fmt.Sprintf("no API answers at %s (connection refused): start the control plane there ('kctl lab up' in a lab), or %s", m[1], otherKubeconfig)
+			return fmt.Sprintf("no API server responds at %s (connection refused): start the control plane there ('kctl lab up' in a lab), or %s", m[1], otherKubeconfig)
 		}
 	}
 	if m := silentDial.FindStringSubmatch(text); m != nil {
-		return fmt.Sprintf("no API answers at %s (%s): check the routes and firewalls between this machine and the control plane, or %s",
+		return fmt.Sprintf("no API server responds at %s (%s): check the routes and firewalls between this machine and the control plane, or %s",
 			m[1], m[2], otherKubeconfig)
 	}
 	return ""
@@ -53,16 +53,16 @@ func withoutAPI(text string) string {
 
 // unconfigured returns why no kubeconfig names a cluster, and what to do.
 func unconfigured() string {
-	const remedy = "'kctl lab up' starts one on this machine, or name one with KUBECONFIG or --kubeconfig"
+	const remedy = "start one on this machine with 'kctl lab up', or set KUBECONFIG or --kubeconfig"
 	files := filepath.SplitList(os.Getenv(clientcmd.RecommendedConfigPathEnvVar))
 	missing := slices.DeleteFunc(slices.Clone(files), func(file string) bool { _, err := os.Stat(file); return err == nil })
 	switch {
 	case len(files) > 0 && len(missing) == len(files):
-		return fmt.Sprintf("KUBECONFIG names %s, which does not exist, so that nothing says where the cluster is: %s", strings.Join(missing, " and "), remedy)
+		return fmt.Sprintf("KUBECONFIG is %s, which does not exist, so no cluster is configured: %s", strings.Join(missing, " and "), remedy)
 	case len(files) > 0:
-		return fmt.Sprintf("KUBECONFIG names %s, which has no cluster in its current context: %s", strings.Join(files, " and "), remedy)
+		return fmt.Sprintf("KUBECONFIG is %s, which has no cluster in its current context: %s", strings.Join(files, " and "), remedy)
 	}
-	return "nothing says where the cluster is: " + remedy
+	return "no cluster is configured: " + remedy
 }
 
 // withoutAPIOf returns the text of an error in which the failure to reach the API is one sentence. An answer of the API stays

@@ -61,7 +61,7 @@ func renewKubeconfig(f cmdutil.Factory, streams genericiooptions.IOStreams) erro
 		authorities++
 	}
 	if authorities == 0 || certified && len(got.Certificate) == 0 {
-		return errors.New("the cluster's answer lacks a certificate: the kubeconfig is as it was")
+		return errors.New("the cluster's response has no certificate: the kubeconfig was not changed")
 	}
 	cluster.CertificateAuthorityData, cluster.CertificateAuthority = got.CA, ""
 	if certified {
@@ -83,7 +83,7 @@ func renewKubeconfig(f cmdutil.Factory, streams genericiooptions.IOStreams) erro
 func inUse(c *clientcmdapi.Config) (*clientcmdapi.Cluster, *clientcmdapi.AuthInfo, error) {
 	at := c.Contexts[c.CurrentContext]
 	if at == nil || c.Clusters[at.Cluster] == nil || c.AuthInfos[at.AuthInfo] == nil {
-		return nil, nil, fmt.Errorf("context %q of the kubeconfig names no cluster and user of it", c.CurrentContext)
+		return nil, nil, fmt.Errorf("context %q of the kubeconfig refers to a cluster or a user that does not exist in it", c.CurrentContext)
 	}
 	return c.Clusters[at.Cluster], c.AuthInfos[at.AuthInfo], nil
 }

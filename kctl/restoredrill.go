@@ -95,7 +95,7 @@ func restoreDrillCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) 
 		ctx, cancel := interruptible()
 		defer cancel()
 		if *fresh && (len(args) > 0 || *offline) {
-			return errors.New("--fresh takes a backup of the cluster now: it goes neither with a FILE nor with --offline")
+			return errors.New("--fresh creates a backup of the running cluster: it cannot be used with FILE or --offline")
 		}
 		var pass []string
 		for _, h := range handedOn {
@@ -151,7 +151,7 @@ func freshBackup(ctx context.Context, f cmdutil.Factory, progress io.Writer, in 
 	}
 	if err != nil {
 		done()
-		return "", nil, fmt.Errorf("making a backup: %w", err)
+		return "", nil, fmt.Errorf("creating a backup: %w", err)
 	}
 	return out.Name(), done, nil
 }
@@ -160,7 +160,7 @@ func verdict(rows []restoretest.Row) error {
 	if restoretest.Good(rows) {
 		return nil
 	}
-	return errors.New("the drill has failed: what is served is not what the backup should hold")
+	return errors.New("the restore test failed: the restored objects differ from those that the backup should contain")
 }
 
 // restoreDrill has a backup served, and compares kind by kind.
@@ -203,7 +203,7 @@ func restoreDrill(ctx context.Context, f cmdutil.Factory, progress io.Writer, ar
 // clusterAsked is the status of the cluster that a backup is compared with.
 func clusterAsked(ctx context.Context, f cmdutil.Factory) (s api.ClusterStatus, err error) {
 	if err := askWithin(ctx, f, "GET", api.PathClusterStatus, nil, &s); err != nil {
-		return s, fmt.Errorf("asking the cluster: %w: with --offline the backup is compared with itself alone", err)
+		return s, fmt.Errorf("reading the status of the cluster: %w: use --offline to test the backup without the cluster", err)
 	}
 	return s, nil
 }
@@ -216,9 +216,10 @@ func ofThisCluster(ctx context.Context, f cmdutil.Factory, b api.ClusterBackup) 
 	}
 	switch {
 	case s.ID != b.Cluster:
-		return fmt.Errorf("the backup is of cluster %s, and the kubeconfig leads to %s: say --offline, or name the kubeconfig", b.Cluster, s.ID)
+		return fmt.Errorf("the backup is of cluster %s, and the kubeconfig is for %s: use --offline, or another kubeconfig", b.Cluster, s.ID)
 	case s.Revision < b.Revision || s.Revision > b.Revision+1<<32:
-		return fmt.Errorf("the backup is of revision %d and the cluster is at %d: it was restored from another backup meanwhile; say --offline", b.Revision, s.Revision)
+		return fmt.Errorf("the backup has revision %d and the cluster has revision %d: the cluster was restored from another "+
+			"backup in the meantime; use --offline", b.Revision, s.Revision)
 	}
 	return nil
 }
@@ -300,7 +301,7 @@ func listOnce(ctx context.Context, c rest.Interface, resource, path string) (map
 			Items []json.RawMessage `json:"items"`
 		}
 		if err := json.Unmarshal(raw, &page); err != nil {
-			return nil, fmt.Errorf("unexpected answer: %w", err)
+			return nil, fmt.Errorf("unexpected response: %w", err)
 		}
 		for _, item := range page.Items {
 			name, o, err := restoretest.Read(resource, item)
@@ -313,7 +314,7 @@ func listOnce(ctx context.Context, c rest.Interface, resource, path string) (map
 			return out, nil
 		}
 	}
-	return nil, fmt.Errorf("it goes on after %d pages", mostPages)
+	return nil, fmt.Errorf("the list does not end after %d pages", mostPages)
 }
 
 // serving is a process that serves a backup for as long as this one holds its standard input.
@@ -366,7 +367,7 @@ func startServing(ctx context.Context, args []string) (*serving, served, error) 
 	var out served
 	if err := json.Unmarshal(line, &out); err != nil {
 		s.end()
-		return nil, served{}, fmt.Errorf("what serves the backup says something unexpected: %w", err)
+		return nil, served{}, fmt.Errorf("unexpected output of 'keelson-controlplane backup serve': %w", err)
 	}
 	return s, out, nil
 }
@@ -380,8 +381,9 @@ func drillProgram() (string, error) {
 	if path, err := exec.LookPath(filepath.Base(beside)); err == nil {
 		return path, nil
 	}
-	return "", fmt.Errorf("a restore drill serves the backup with the program keelson-controlplane, which is neither %s nor in $PATH: "+
-		"copy the program of the cluster's release there, and name the key file of the backup with --encryption-keys or --identity", beside)
+	return "", fmt.Errorf("a restore test requires the program keelson-controlplane, which is neither %s nor in $PATH: copy the "+
+		"program of the cluster's release to this machine, and set the key file of the backup with "+
+		"--encryption-keys or --identity", beside)
 }
 
 // withKeyHint adds to an error of a machine without the key of a backup where that key is.

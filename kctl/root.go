@@ -122,7 +122,7 @@ func versionCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 			d.Invalidate()
 			v, err := d.ServerVersion()
 			if err != nil {
-				return fmt.Errorf("asking the cluster for its version: %w", err)
+				return fmt.Errorf("reading the cluster's version: %w", err)
 			}
 			fmt.Fprintf(streams.Out, "cluster:  %s (%s)\n", v.GitVersion, v.Platform)
 			return nil

@@ -74,14 +74,14 @@ func rotateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 		verb, body := "POST", any(q)
 		switch {
 		case status && (q != api.ClusterRotate{}):
-			return fmt.Errorf("--status stands alone")
+			return fmt.Errorf("--status cannot be combined with other flags or a key")
 		case status:
 			verb, body = "GET", nil
 		case q.Dismiss != "" && q != api.ClusterRotate{Dismiss: q.Dismiss}:
-			return fmt.Errorf("--dismiss stands alone")
+			return fmt.Errorf("--dismiss cannot be combined with other flags or a key")
 		case q.Dismiss != "":
 		case q == api.ClusterRotate{}, q.Kind == "" && !q.Abort && !q.Force:
-			return fmt.Errorf("say which key: %s; or --status", strings.Join(keyKinds, ", "))
+			return fmt.Errorf("the key to rotate is missing: want %s, or --status", strings.Join(keyKinds, ", "))
 		}
 		if err := show(f, streams, *output, verb, api.PathClusterKeys, body, &all, printKeys); err != nil || *output != "" || q.Kind != clusterCA || q.Abort {
 			return err

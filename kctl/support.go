@@ -85,7 +85,7 @@ func supportCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 			return context.Cause(ctx)
 		}
 		if len(b.files) == 0 {
-			return fmt.Errorf("nothing could be collected: %s", b.missing["status.json"])
+			return fmt.Errorf("no data could be collected: %s", b.missing["status.json"])
 		}
 		if err := b.write(name); err != nil {
 			return err
@@ -143,7 +143,7 @@ func (b *bundle) ask(ctx context.Context, verb, path string, body []byte) ([]byt
 	defer in.Close()
 	raw, err := io.ReadAll(io.LimitReader(in, 4*supportPart))
 	if err == nil && len(raw) == 4*supportPart {
-		err = fmt.Errorf("it has more than %d bytes", 4*supportPart)
+		err = fmt.Errorf("the response is larger than %d bytes", 4*supportPart)
 	}
 	return raw, err
 }
@@ -177,7 +177,7 @@ func (b *bundle) text(ctx context.Context, name, path string) {
 func (b *bundle) agentSettings(ctx context.Context, name, path string) {
 	raw, err := b.ask(ctx, "GET", path, nil)
 	if apierrors.IsNotFound(err) {
-		err = fmt.Errorf("the agent is of a release before, which tells no settings, or there is no such node: %w", err)
+		err = fmt.Errorf("the agent is of an earlier release, which does not report its settings, or the node does not exist: %w", err)
 	}
 	if err != nil {
 		b.miss(name, err)
@@ -295,7 +295,7 @@ func (b *bundle) nodes(ctx context.Context, named []string) []string {
 	}
 	all := append(bad, good...)
 	if more := len(all) - mostNodes; more > 0 {
-		b.miss("nodes/", fmt.Errorf("%d agents were not asked: --nodes names others", more))
+		b.miss("nodes/", fmt.Errorf("%d agents were not asked: select nodes with --nodes", more))
 		all = all[:mostNodes]
 	}
 	return all

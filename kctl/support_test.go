@@ -120,7 +120,7 @@ func TestSupportBundle(t *testing.T) {
 			t.Errorf("%s does not say %q:\n%s", name, want, files[name])
 		}
 	}
-	if _, missing, _ := strings.Cut(files["CONTENTS.txt"], "Missing:"); !strings.Contains(missing, "nodes/w3/settings.txt\tthe agent is of a release before") {
+	if _, missing, _ := strings.Cut(files["CONTENTS.txt"], "Missing:"); !strings.Contains(missing, "nodes/w3/settings.txt\tthe agent is of an earlier release") {
 		t.Errorf("of an agent of the release before it says:%s", missing)
 	}
 	for _, p := range supportKinds {

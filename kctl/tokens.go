@@ -168,7 +168,7 @@ func tokenDeleteCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 				}
 				s, err := secrets.Get(context.Background(), tokenSecrets+ids[i], metav1.GetOptions{})
 				if apierrors.IsNotFound(err) || err == nil && s.Type != tokenSecretsType {
-					return fmt.Errorf("there is no join token %q: 'kctl cluster token list' shows which there are", ids[i])
+					return fmt.Errorf("join token %q does not exist: 'kctl cluster token list' lists the join tokens", ids[i])
 				} else if err != nil {
 					return err
 				}
@@ -190,12 +190,12 @@ func tokenID(arg string) (string, error) {
 	if strings.Contains(arg, ".") { // keelson1.ROLE.ID.SECRET.PIN
 		parts := strings.Split(arg, ".")
 		if len(parts) != 5 || parts[0] != "keelson1" {
-			return "", fmt.Errorf("this is no join token: want the ID of one, as 'kctl cluster token list' shows it, or the whole of it")
+			return "", fmt.Errorf("not a join token: want its ID, as printed by 'kctl cluster token list', or the whole token")
 		}
 		id = parts[2]
 	}
 	if id == "" || len(id) > 32 || strings.ContainsFunc(id, func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') }) {
-		return "", fmt.Errorf("this is no ID of a join token: want small letters and digits, as 'kctl cluster token list' shows them")
+		return "", fmt.Errorf("not the ID of a join token: want lower-case letters and digits, as printed by 'kctl cluster token list'")
 	}
 	return id, nil
 }

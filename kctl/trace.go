@@ -70,7 +70,7 @@ func oneObject(f cmdutil.Factory, verb string, args []string) (*resource.Info, e
 		return nil, err
 	}
 	if len(infos) != 1 {
-		return nil, fmt.Errorf("%s one object, the arguments name %d: give TYPE/NAME", verb, len(infos))
+		return nil, fmt.Errorf("%s one object, and the arguments select %d: want TYPE/NAME", verb, len(infos))
 	}
 	return infos[0], nil
 }
@@ -90,14 +90,14 @@ func timelineOf(ctx context.Context, f cmdutil.Factory, info *resource.Info) ([]
 	}
 	raw, err := rest.RESTClient().Get().AbsPath(path).DoRaw(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("asking for the timeline of %s: %w", info.ObjectName(), err)
+		return nil, fmt.Errorf("requesting the timeline of %s: %w", info.ObjectName(), err)
 	}
 	var stages []api.Stage
 	if err := json.Unmarshal(raw, &stages); err != nil {
 		return nil, fmt.Errorf("reading the timeline of %s: %w", info.ObjectName(), err)
 	}
 	if len(stages) == 0 {
-		return nil, fmt.Errorf("no replica remembers the apply of %s: timelines are kept in memory, the newest only",
+		return nil, fmt.Errorf("no replica has a timeline of the apply of %s: replicas keep only the newest timelines, in memory",
 			info.ObjectName())
 	}
 	return stages, nil

@@ -62,7 +62,7 @@ func labUpgrade(streams genericiooptions.IOStreams) *cobra.Command {
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if dir == "" {
-				return errors.New("--to is missing: the folder of the programs")
+				return errors.New("--to is missing: want the directory of the new programs")
 			}
 			l, err := usableLab(streams)
 			if err != nil {
@@ -145,17 +145,17 @@ func releaseSaid(controlplane, agent string) (release string, level uint32, err 
 	first, rest, _ := strings.Cut(controlplane, "\n")
 	release, ok := strings.CutPrefix(first, "keelson-controlplane version ")
 	if !ok || release == "" {
-		return "", 0, fmt.Errorf("keelson-controlplane does not say which release it is, but %q", first)
+		return "", 0, fmt.Errorf("keelson-controlplane does not report its release, but %q", first)
 	}
 	digits, ok := strings.CutPrefix(strings.TrimSpace(rest), "feature level ")
 	n, err := strconv.ParseUint(digits, 10, 32)
 	if !ok || err != nil {
-		return "", 0, fmt.Errorf("keelson-controlplane of release %s does not say which feature level it understands: it is of a release before they did. "+
-			"Go host by host, agents last, as docs/how-to/upgrade-by-hand.md says", release)
+		return "", 0, fmt.Errorf("keelson-controlplane of release %s is too old to report its feature level. Upgrade one host after the "+
+			"other, agents last: see docs/how-to/upgrade-by-hand.md", release)
 	}
 	ofAgent, ok := strings.CutPrefix(strings.TrimSpace(agent), "keelson-agent version ")
 	if !ok || ofAgent != release {
-		return "", 0, fmt.Errorf("keelson-controlplane is of release %s, and keelson-agent says %q: want one release", release, strings.TrimSpace(agent))
+		return "", 0, fmt.Errorf("keelson-controlplane is of release %s, and keelson-agent reports %q: want the same release", release, strings.TrimSpace(agent))
 	}
 	return bare(release), uint32(n), nil
 }
@@ -273,7 +273,8 @@ func (s *upgraded) Drain(ctx context.Context, node string) error {
 	}
 	if err := s.evict(ctx, node); err != nil {
 		undo := s.patchNode(context.WithoutCancel(ctx), node, cordoned, drainNothing)
-		return errors.Join(fmt.Errorf("draining node %s: %w. Drain it by hand ('kctl drain --help' has flags for such pods), or leave it out of --drain", node, err), undo)
+		return errors.Join(fmt.Errorf("draining node %s: %w. Drain the node yourself ('kctl drain --help' lists flags for such pods), or leave "+
+			"it out of --drain", node, err), undo)
 	}
 	return s.patchNode(ctx, node, true, drainDone+before)
 }
@@ -286,7 +287,7 @@ func (s *upgraded) node(ctx context.Context, name string) (*v1.Node, error) {
 		}
 	}
 	if err == nil {
-		err = fmt.Errorf("there is no node %s any more", name)
+		err = fmt.Errorf("node %s no longer exists", name)
 	}
 	return nil, err
 }

@@ -17,12 +17,12 @@ func TestReleaseSaid(t *testing.T) {
 		t.Errorf("%s %d %v", release, level, err)
 	}
 	for _, c := range []struct{ controlplane, agent, want string }{
-		{"keelson-controlplane version v1\n", "", "release v1 does not say which feature level it understands"},
-		{"keelson-controlplane version v1\nfeature level many\n", "", "does not say which feature level"},
-		{"usage", "", `does not say which release it is, but "usage"`},
-		{"", "", "does not say which release it is"},
-		{"keelson-controlplane version v1\nfeature level 2\n", "keelson-agent version v2\n", `is of release v1, and keelson-agent says "keelson-agent version v2": want one release`},
-		{"keelson-controlplane version v1\nfeature level 2\n", "", "want one release"},
+		{"keelson-controlplane version v1\n", "", "release v1 is too old to report its feature level"},
+		{"keelson-controlplane version v1\nfeature level many\n", "", "is too old to report its feature level"},
+		{"usage", "", `does not report its release, but "usage"`},
+		{"", "", "does not report its release"},
+		{"keelson-controlplane version v1\nfeature level 2\n", "keelson-agent version v2\n", `is of release v1, and keelson-agent reports "keelson-agent version v2": want the same release`},
+		{"keelson-controlplane version v1\nfeature level 2\n", "", "want the same release"},
 	} {
 		if _, _, err := releaseSaid(c.controlplane, c.agent); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%q, %q: %v; want %s", c.controlplane, c.agent, err, c.want)

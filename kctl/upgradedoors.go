@@ -28,10 +28,10 @@ type apiDoor struct {
 func (d *apiDoor) look(ctx context.Context) (status api.ClusterStatus, _ []v1.Node, err error) {
 	raw, err := d.cs.CoreV1().RESTClient().Get().AbsPath(api.PathClusterStatus).DoRaw(ctx)
 	if err != nil {
-		return status, nil, fmt.Errorf("asking for the cluster's status: %w", err)
+		return status, nil, fmt.Errorf("reading the cluster's status: %w", err)
 	}
 	if err := json.Unmarshal(raw, &status); err != nil {
-		return status, nil, fmt.Errorf("the cluster's status: %w", err)
+		return status, nil, fmt.Errorf("parsing the cluster's status: %w", err)
 	}
 	nodes, err := d.cs.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -78,7 +78,7 @@ func (d siteDoor) look(ctx context.Context) (status api.ClusterStatus, nodes []v
 		return status, nil, err
 	}
 	if err := json.Unmarshal([]byte(raw), &status); err != nil {
-		return status, nil, fmt.Errorf("what 'kctl cluster status' says: %w", err)
+		return status, nil, fmt.Errorf("parsing the output of 'kctl cluster status': %w", err)
 	}
 	if raw, err = d.site.Kctl(ctx, siteAsk, "get", "nodes", "-o", upgradeNodes, "--request-timeout=30s"); err != nil {
 		return status, nil, err
@@ -94,7 +94,7 @@ func parseUpgradeNodes(raw string) (nodes []v1.Node, err error) {
 			continue
 		}
 		if len(cells) != 7 {
-			return nil, fmt.Errorf("what 'kctl get nodes' says: a line of %d parts, want 7: %.100s", len(cells), line)
+			return nil, fmt.Errorf("parsing the output of 'kctl get nodes': a line has %d fields, want 7: %.100s", len(cells), line)
 		}
 		n := v1.Node{ObjectMeta: metav1.ObjectMeta{Name: cells[0], Annotations: map[string]string{drainMark: cells[2]}}}
 		n.Status.NodeInfo.ContainerRuntimeVersion, n.Spec.Unschedulable = cells[1], cells[3] == "true"
@@ -104,7 +104,7 @@ func parseUpgradeNodes(raw string) (nodes []v1.Node, err error) {
 			}
 			var c v1.NodeCondition
 			if err := json.Unmarshal([]byte(cell), &c); err != nil {
-				return nil, fmt.Errorf("what 'kctl get nodes' says of %s: %w", n.Name, err)
+				return nil, fmt.Errorf("parsing the output of 'kctl get nodes' for node %s: %w", n.Name, err)
 			}
 			n.Status.Conditions = append(n.Status.Conditions, c)
 		}

@@ -40,11 +40,11 @@ func unknownCommand(c *cobra.Command, word string) error {
 	if c.SuggestionsMinimumDistance <= 0 {
 		c.SuggestionsMinimumDistance = 2
 	}
-	remedy := fmt.Sprintf("'%s --help' lists them", c.CommandPath())
+	remedy := fmt.Sprintf("'%s --help' lists the commands", c.CommandPath())
 	if near := c.SuggestionsFor(word); len(near) > 0 {
 		remedy = "did you mean " + strings.Join(near, " or ") + "?"
 	}
-	return fmt.Errorf("there is no command %q: %s", word, remedy)
+	return fmt.Errorf("unknown command %q: %s", word, remedy)
 }
 
 // formError reports an argument of a wrong form and names the accepted ones.
@@ -72,10 +72,10 @@ func plainArguments(c *cobra.Command) {
 		more := slices.Clone(args)
 		for range 2 {
 			if more = append(more, "x"); judge(c, more) == nil {
-				return fmt.Errorf("an argument is missing: %s", usage)
+				return fmt.Errorf("missing argument: %s", usage)
 			}
 		}
-		return fmt.Errorf("%q is an argument too many: %s", args[len(args)-1], usage)
+		return fmt.Errorf("unexpected argument %q: %s", args[len(args)-1], usage)
 	}
 }
 
@@ -101,8 +101,9 @@ func otherCA(text string) string {
 	return otherCAHint
 }
 
-const otherCAHint = "\nThe kubeconfig in use does not believe the CA of this API: the cluster's CA was exchanged and 'kctl cluster renew' not run in time, or it is\n" +
-	"another cluster's. The replica that made the cluster keeps one that is good as admin.kubeconfig in its data folder."
+const otherCAHint = "\nThe kubeconfig in use does not trust the CA of this API. Either the cluster's CA was rotated and 'kctl cluster renew'\n" +
+	"was not run in time, or this is the API of another cluster. The replica that created the cluster keeps a valid\n" +
+	"kubeconfig: admin.kubeconfig in its data directory."
 
 func isOwn(c *cobra.Command) bool {
 	for ; c.HasParent(); c = c.Parent() {

@@ -28,23 +28,23 @@ func run(line string) (code int, said string) {
 // A word that is no command is an error, at every depth, and names where to look; errors of our verbs begin with kctl.
 func TestUnknownCommands(t *testing.T) {
 	for line, want := range map[string]string{
-		"lab foo":              `kctl lab: there is no command "foo": 'kctl lab --help' lists them`,
-		"lab statsu":           `kctl lab: there is no command "statsu": did you mean status?`,
-		"cluster foo":          `kctl cluster: there is no command "foo": 'kctl cluster --help' lists them`,
-		"cluster member foo":   `kctl cluster member: there is no command "foo"`,
-		"cluster token foo":    `kctl cluster token: there is no command "foo"`,
-		"lab restart":          `kctl lab restart: an argument is missing: kctl lab restart HOST`,
+		"lab foo":              `kctl lab: unknown command "foo": 'kctl lab --help' lists the commands`,
+		"lab statsu":           `kctl lab: unknown command "statsu": did you mean status?`,
+		"cluster foo":          `kctl cluster: unknown command "foo": 'kctl cluster --help' lists the commands`,
+		"cluster member foo":   `kctl cluster member: unknown command "foo"`,
+		"cluster token foo":    `kctl cluster token: unknown command "foo"`,
+		"lab restart":          `kctl lab restart: missing argument: kctl lab restart HOST`,
 		"lab up --colour":      `kctl lab up: unknown flag: --colour`,
 		"cluster restore":      `kctl cluster restore: `,
-		"cluster step-down no": `kctl cluster step-down: "no" is an argument too many: kctl cluster step-down`,
-		"trace":                `kctl trace: an argument is missing: kctl trace (TYPE/NAME | TYPE NAME)`,
-		"why":                  `kctl why: an argument is missing: kctl why (TYPE/NAME | TYPE NAME)`,
-		"net foo":              `kctl net: there is no command "foo": 'kctl net --help' lists them`,
-		"net trace web-0":      `kctl net trace: an argument is missing: kctl net trace POD SERVICE|NAME|ADDRESS[:PORT][/PROTOCOL]|URL`,
-		"net trace p db:x":     `kctl net trace: target "db:x": "x" is no port: a number from 1 to 65535`,
-		"lab kill a b":         `kctl lab kill: "b" is an argument too many: kctl lab kill HOST`,
-		"lab load":             `kctl lab load: an argument is missing: kctl lab load FILE...`,
-		"lab exec w1":          `kctl lab exec: an argument is missing: kctl lab exec HOST COMMAND [ARG...]`,
+		"cluster step-down no": `kctl cluster step-down: unexpected argument "no": kctl cluster step-down`,
+		"trace":                `kctl trace: missing argument: kctl trace (TYPE/NAME | TYPE NAME)`,
+		"why":                  `kctl why: missing argument: kctl why (TYPE/NAME | TYPE NAME)`,
+		"net foo":              `kctl net: unknown command "foo": 'kctl net --help' lists the commands`,
+		"net trace web-0":      `kctl net trace: missing argument: kctl net trace POD SERVICE|NAME|ADDRESS[:PORT][/PROTOCOL]|URL`,
+		"net trace p db:x":     `kctl net trace: target "db:x": invalid port "x": want a number from 1 to 65535`,
+		"lab kill a b":         `kctl lab kill: unexpected argument "b": kctl lab kill HOST`,
+		"lab load":             `kctl lab load: missing argument: kctl lab load FILE...`,
+		"lab exec w1":          `kctl lab exec: missing argument: kctl lab exec HOST COMMAND [ARG...]`,
 		"foo":                  `error: unknown command "foo" for "kctl"`,
 	} {
 		code, said := run(line)
@@ -54,7 +54,7 @@ func TestUnknownCommands(t *testing.T) {
 	}
 	// The process as a whole: what Main makes of it.
 	p := startKctl(t, "http://127.0.0.1:1", "lab", "foo")
-	if code, said := p.ended(t); code != 1 || !strings.HasPrefix(said, "kctl lab: there is no command") {
+	if code, said := p.ended(t); code != 1 || !strings.HasPrefix(said, "kctl lab: unknown command") {
 		t.Errorf("kctl lab foo: exit code %d, %q", code, said)
 	}
 	for _, line := range []string{"lab", "cluster", "cluster member", "lab --help"} {
@@ -139,9 +139,9 @@ func TestFailure(t *testing.T) {
 // Without a kubeconfig the error is one sentence that says how to get a cluster, and names a kubeconfig that does not exist.
 func TestWithoutACluster(t *testing.T) {
 	missing := t.TempDir() + "/none"
-	const remedy = "'kctl lab up' starts one on this machine, or name one with KUBECONFIG or --kubeconfig"
+	const remedy = "start one on this machine with 'kctl lab up', or set KUBECONFIG or --kubeconfig"
 	for kubeconfig, want := range map[string]string{
-		missing: "kctl cluster status: KUBECONFIG names " + missing + ", which does not exist, so that nothing says where the cluster is: " + remedy,
+		missing: "kctl cluster status: KUBECONFIG is " + missing + ", which does not exist, so no cluster is configured: " + remedy,
 	} {
 		t.Setenv("KUBECONFIG", kubeconfig)
 		if code, said := run("cluster status"); code != 1 || strings.TrimSpace(said) != want {
@@ -154,8 +154,8 @@ func TestWithoutACluster(t *testing.T) {
 // what other programs report, stay as they are.
 func TestErrorsWithoutAnAPI(t *testing.T) {
 	t.Setenv("KUBECONFIG", "")
-	const other = "or name another kubeconfig with KUBECONFIG or --kubeconfig"
-	refused := "no API answers at 192.0.2.1:6443 (connection refused): start the control plane there ('kctl lab up' in a lab), " + other
+	const other = "or set another kubeconfig with KUBECONFIG or --kubeconfig"
+	refused := "no API server responds at 192.0.2.1:6443 (connection refused): start the control plane there ('kctl lab up' in a lab), " + other
 	unknown := "the host api.invalid of the API does not resolve (no such host): correct the server in the kubeconfig or the DNS of this machine, " + other
 	dial := func(cause string) error {
 		return &url.Error{Op: "Get", URL: "https://192.0.2.1:6443/api", Err: errors.New(cause)}
@@ -170,9 +170,9 @@ func TestErrorsWithoutAnAPI(t *testing.T) {
 		"unknown host":                    {dial("dial tcp: lookup api.invalid on 192.0.2.53:53: no such host"), unknown},
 		"unknown host, by the hosts file": {dial("dial tcp: lookup api.invalid: no such host"), unknown},
 		"no route": {dial("dial tcp 192.0.2.1:6443: connect: no route to host"),
-			"no API answers at 192.0.2.1:6443 (no route to host): check the routes and firewalls between this machine and the control plane, " + other},
+			"no API server responds at 192.0.2.1:6443 (no route to host): check the routes and firewalls between this machine and the control plane, " + other},
 		"silence": {dial("dial tcp 192.0.2.1:6443: i/o timeout"),
-			"no API answers at 192.0.2.1:6443 (i/o timeout): check the routes and firewalls between this machine and the control plane, " + other},
+			"no API server responds at 192.0.2.1:6443 (i/o timeout): check the routes and firewalls between this machine and the control plane, " + other},
 		"another program's": {errors.New("cp1: dial tcp 192.0.2.1:22: connect: connection refused"), "cp1: dial tcp 192.0.2.1:22: connect: connection refused"},
 		"an answer of the API": {apierrors.NewInternalError(dial("dial tcp 192.0.2.1:443: connect: connection refused")),
 			`Internal error occurred: Get "https://192.0.2.1:6443/api": dial tcp 192.0.2.1:443: connect: connection refused`},
@@ -186,8 +186,8 @@ func TestErrorsWithoutAnAPI(t *testing.T) {
 		"Unable to connect to the server: dial tcp: lookup api.invalid: no such host\n":                     "error: " + unknown,
 		`error: error validating "x.yaml": error validating data: failed to download openapi: Get "https://192.0.2.1:6443/openapi/v2?timeout=32s": ` +
 			"dial tcp 192.0.2.1:6443: connect: connection refused; if you choose to ignore these errors, turn validation off with --validate=false": "error: " + refused,
-		"The connection to the server localhost:8080 was refused - did you specify the right host or port?": "error: nothing says where the cluster is: " +
-			"'kctl lab up' starts one on this machine, or name one with KUBECONFIG or --kubeconfig",
+		"The connection to the server localhost:8080 was refused - did you specify the right host or port?": "error: no cluster is configured: " +
+			"start one on this machine with 'kctl lab up', or set KUBECONFIG or --kubeconfig",
 		"Unable to connect to the server: net/http: TLS handshake timeout": "Unable to connect to the server: net/http: TLS handshake timeout",
 		`Error from server (InternalError): failed calling webhook: Post "https://a.b.svc:443/": dial tcp 192.0.2.9:443: connect: connection refused`: "" +
 			`Error from server (InternalError): failed calling webhook: Post "https://a.b.svc:443/": dial tcp 192.0.2.9:443: connect: connection refused`,

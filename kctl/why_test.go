@@ -148,7 +148,7 @@ func TestWhy(t *testing.T) {
 			want: []string{"2 nodes: Insufficient cpu\n", "not judged, for you may not read: nodes, pods in all namespaces\n"}},
 		{line: "why pod/none", fails: true, want: []string{"kctl why: ", "not found"}},
 		{line: "why thing/none", fails: true, want: []string{`kctl why: the server doesn't have a resource type "thing"`}},
-		{line: "why pod/runs pod/waits", fails: true, want: []string{"why explains one object, the arguments name 2: give TYPE/NAME"}},
+		{line: "why pod/runs pod/waits", fails: true, want: []string{"why explains one object, and the arguments select 2: want TYPE/NAME"}},
 		{line: "why pod/runs -o yaml", fails: true, want: []string{"-o yaml: want json"}},
 		{line: "trace pod/runs", want: []string{"stored", "\nnow: Running and Ready since 5h\n"}},
 		{line: "trace pod/waits", want: []string{"stored", "\nnow: pod default/waits has no node\nmore: kctl -n default why pod"}},

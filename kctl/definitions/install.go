@@ -117,5 +117,5 @@ func served(ctx context.Context, cluster dynamic.ResourceInterface, name string)
 			why = fmt.Sprintf("%v: %v", m["reason"], m["message"])
 		}
 	}
-	return fmt.Errorf("its kind is not served: %s", why)
+	return fmt.Errorf("the kind is not served: %s", why)
 }

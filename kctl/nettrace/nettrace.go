@@ -106,7 +106,7 @@ func ParseTarget(s string) (Target, error) {
 	if has && rest != "svc" && rest != "service" && rest != "services" {
 		t.Proto = corev1.Protocol(strings.ToUpper(proto))
 		if t.Proto != corev1.ProtocolTCP && t.Proto != corev1.ProtocolUDP && t.Proto != corev1.ProtocolSCTP {
-			return t, fmt.Errorf("target %q: %q is no protocol (tcp, udp, sctp): want %s", s, proto, TargetForms)
+			return t, fmt.Errorf("target %q: unknown protocol %q (tcp, udp, sctp): want %s", s, proto, TargetForms)
 		}
 		t.Host = rest
 	} else if has {
@@ -118,12 +118,12 @@ func ParseTarget(s string) (Target, error) {
 	if i := strings.LastIndexByte(t.Host, ':'); i >= 0 {
 		var port uint16
 		if _, err := fmt.Sscanf(t.Host[i+1:], "%d", &port); err != nil || port == 0 || fmt.Sprint(port) != t.Host[i+1:] {
-			return t, fmt.Errorf("target %q: %q is no port: a number from 1 to 65535", s, t.Host[i+1:])
+			return t, fmt.Errorf("target %q: invalid port %q: want a number from 1 to 65535", s, t.Host[i+1:])
 		}
 		t.Host, t.Port = strings.Trim(t.Host[:i], "[]"), int32(port)
 	}
 	if t.Host == "" {
-		return t, fmt.Errorf("target %q names no host", s)
+		return t, fmt.Errorf("target %q has no host", s)
 	}
 	return t, nil
 }
@@ -131,14 +131,14 @@ func ParseTarget(s string) (Target, error) {
 func parseURL(s string) (t Target, err error) {
 	u, err := url.Parse(s)
 	if err != nil {
-		return t, fmt.Errorf("target %q is no URL: %w", s, err)
+		return t, fmt.Errorf("target %q is not a URL: %w", s, err)
 	}
 	t = Target{Scheme: strings.ToLower(u.Scheme), Host: u.Hostname(), Path: u.RequestURI(), Proto: corev1.ProtocolTCP}
 	switch {
 	case t.Scheme != "http" && t.Scheme != "https":
-		return t, fmt.Errorf("target %q: scheme %q is neither http nor https", s, u.Scheme)
+		return t, fmt.Errorf("target %q: unknown scheme %q: want http or https", s, u.Scheme)
 	case t.Host == "":
-		return t, fmt.Errorf("target %q names no host", s)
+		return t, fmt.Errorf("target %q has no host", s)
 	}
 	port := u.Port()
 	if port == "" {
@@ -146,7 +146,7 @@ func parseURL(s string) (t Target, err error) {
 	}
 	n, err := strconv.ParseUint(port, 10, 16)
 	if err != nil || n == 0 {
-		return t, fmt.Errorf("target %q: %q is no port: a number from 1 to 65535", s, port)
+		return t, fmt.Errorf("target %q: invalid port %q: want a number from 1 to 65535", s, port)
 	}
 	t.Port = int32(n)
 	return t, nil

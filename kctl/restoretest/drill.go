@@ -138,7 +138,7 @@ func Read(resource string, item []byte) (name string, o Object, err error) {
 	d := json.NewDecoder(bytes.NewReader(item))
 	d.UseNumber()
 	if err := d.Decode(&obj); err != nil {
-		return "", o, fmt.Errorf("an item of the list: %w", err)
+		return "", o, fmt.Errorf("reading an item of the list: %w", err)
 	}
 	meta, _ := obj["metadata"].(map[string]any)
 	text := func(key string) string { s, _ := meta[key].(string); return s }

@@ -204,7 +204,7 @@ func (l *life) refused() {
 	l.replace(others[0], l.now)
 	// Of the release before the upgrade cannot know whether it could be gone back to.
 	out, err := testenv.Try(l, l.kctl(), "lab", "upgrade", "--to", previous)
-	if err == nil || !strings.Contains(out, "does not say which feature level it understands") {
+	if err == nil || !strings.Contains(out, "is too old to report its feature level") {
 		l.Errorf("%v: %s", err, out)
 	}
 }

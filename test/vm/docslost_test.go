@@ -131,7 +131,7 @@ func (c *cluster) back() error {
 	if out, err := c.line("install", "kctl cluster up -f cluster.yaml", "site"); err == nil || !strings.Contains(out+err.Error(), refused) {
 		return fmt.Errorf("'kctl cluster up' does not refuse %s, which %s: %s (%w)", n.Dead, refused, out, err)
 	}
-	if err := c.lineSays(n.Dead+" is no part of the cluster any more", "install", "kctl cluster remove cp1", "site", "cp1", n.Dead); err != nil {
+	if err := c.lineSays(n.Dead+" was removed from the cluster", "install", "kctl cluster remove cp1", "site", "cp1", n.Dead); err != nil {
 		return err
 	}
 	if err := c.lineSays("standby "+n.Dead+" is ready", "install", "kctl cluster up -f cluster.yaml", "site"); err != nil {

@@ -279,7 +279,7 @@ func (c *cluster) add() error {
 }
 
 func (c *cluster) removeWorker() error {
-	if err := c.verb("w2 is no part of the cluster any more", "remove", "w2"); err != nil {
+	if err := c.verb("w2 was removed from the cluster", "remove", "w2"); err != nil {
 		return err
 	}
 	if out, err := c.kctl("get", "nodes", "-o", "name"); err != nil || strings.TrimSpace(out) != "node/w1" {
@@ -308,7 +308,7 @@ func (c *cluster) removeReplica() error {
 	}
 	name := s.Leader // the one of which it is hardest
 	c.askAnother(name)
-	if err := c.verb(name+" is no part of the cluster any more", "remove", name); err != nil {
+	if err := c.verb(name+" was removed from the cluster", "remove", name); err != nil {
 		return err
 	}
 	left := slices.DeleteFunc(c.first(), func(n string) bool { return n == name })
@@ -337,7 +337,7 @@ func (c *cluster) untouched(name string) error {
 }
 
 func (c *cluster) reset() error {
-	if err := c.verbWith("vm\n", "nothing is left of the cluster vm", "reset"); err != nil {
+	if err := c.verbWith("vm\n", "the cluster vm was removed from", "reset"); err != nil {
 		return err
 	}
 	return c.each(func(m *machine) error { return c.untouched(m.name) }, slices.Collect(func(yield func(string) bool) {
