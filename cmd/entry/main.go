@@ -54,10 +54,13 @@ Flags:
 type options struct {
 	class, gateway, certificates, status, trustedProxies string
 	accessLog                                            bool
-	linger                                               time.Duration
+	shutdownDelay                                        time.Duration
 }
 
-// proxyFlags declares the flags.
+// shutdownDelay is the default of --shutdown-delay-duration.
+const shutdownDelay = 5 * time.Second
+
+// proxyFlags declares the flags that the help lists.
 func proxyFlags(f *flag.FlagSet) *options {
 	o := &options{}
 	f.StringVar(&o.class, "ingress-class", "", "name of the IngressClass whose Ingresses are served")
@@ -66,15 +69,28 @@ func proxyFlags(f *flag.FlagSet) *options {
 	f.StringVar(&o.status, "status-address", ":10254", "address of /healthz, /readyz and /metrics")
 	f.BoolVar(&o.accessLog, "access-log", false, "log a line for each request")
 	f.StringVar(&o.trustedProxies, "trusted-proxies", "", "comma-separated CIDRs of proxies whose X-Forwarded headers are trusted")
-	f.DurationVar(&o.linger, "linger", 5*time.Second,
+	f.DurationVar(&o.shutdownDelay, "shutdown-delay-duration", shutdownDelay,
 		"how long connections are accepted after SIGTERM, until other components no longer route traffic to this proxy")
 	return o
 }
 
+// previousFlagNames declares the previous names of renamed flags, which stay valid for one release. The help does not list
+// them.
+func previousFlagNames(f *flag.FlagSet, o *options) {
+	f.DurationVar(&o.shutdownDelay, "linger", shutdownDelay, "previous name of --shutdown-delay-duration")
+}
+
 func run(ctx context.Context, log *slog.Logger, args []string) error {
 	f := flag.NewFlagSet("keelson-entry", flag.ContinueOnError)
-	f.Usage = func() { fmt.Fprint(f.Output(), usageText); f.PrintDefaults() }
+	f.Usage = func() {
+		visible := flag.NewFlagSet(f.Name(), flag.ContinueOnError)
+		visible.SetOutput(f.Output())
+		proxyFlags(visible)
+		fmt.Fprint(f.Output(), usageText)
+		visible.PrintDefaults()
+	}
 	o := proxyFlags(f)
+	previousFlagNames(f, o)
 	if err := f.Parse(args); err != nil {
 		return fmt.Errorf("reading the flags: %w", err)
 	}
@@ -82,7 +98,7 @@ func run(ctx context.Context, log *slog.Logger, args []string) error {
 	if (o.class == "") == (o.gateway == "") || o.gateway != "" && (!isName || namespace == "" || name == "") || f.NArg() > 0 {
 		return errors.New("exactly one of --ingress-class NAME and --gateway NAMESPACE/NAME is required, without arguments: see 'keelson-entry --help'")
 	}
-	opts := serve.Options{Log: log, Linger: o.linger}
+	opts := serve.Options{Log: log, Linger: o.shutdownDelay}
 	if o.accessLog {
 		opts.Access = log
 	}
