@@ -73,7 +73,7 @@ func TestRemovedShown(t *testing.T) {
 		want  string
 	}{
 		{[]string{"cluster-ca", "cluster-secret", "peers-ca"}, "good still: cluster-ca, cluster-secret, peers-ca. If its disk may be in wrong hands 'kctl cluster rotate' cluster-ca, peers-ca, " +
-			"cluster-secret goes with a new cluster alone (docs/how-to/respond-to-a-leaked-key.md); 'kctl cluster rotate --dismiss cp3' when it is wiped\n"},
+			"cluster-secret goes with a new cluster alone (docs/how-to/respond-to-a-leaked-key.md); 'kctl cluster rotate --clear-removed cp3' when it is wiped\n"},
 		{[]string{"cluster-secret"}, "If its disk may be in wrong hands cluster-secret goes with a new cluster alone (docs/how-to/respond-to-a-leaked-key.md); "},
 		{[]string{"peers-ca"}, "If its disk may be in wrong hands 'kctl cluster rotate' peers-ca; "}, // by a release that names no secret
 	} {

@@ -28,8 +28,8 @@ func clusterCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 			"  up, add, remove, reset, upgrade\n" +
 			"\n" +
 			"Commands for a running cluster, which kctl reaches through its API:\n" +
-			"  status, certs, rotate, renew, revoke, step-down, member, backup, restore-drill, support-bundle,\n" +
-			"  compact, token\n" +
+			"  status, certs, rotate, renew, revoke, transfer-leader, member, backup, restore-test,\n" +
+			"  support-bundle, compact, token\n" +
 			"\n" +
 			"Commands for the replica on this machine, whose daemon must be stopped:\n" +
 			"  init, join, restore, recover, rebuild, convert-log, keys, peer-ca, inspect\n" +
@@ -41,8 +41,8 @@ func clusterCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 			"  kctl cluster token create --role node",
 	}
 	c.AddCommand(upCommand(streams), upgradeCommand(streams), addCommand(streams), removeCommand(streams), resetCommand(streams))
-	group(c, statusCommand(f, streams), certsCommand(f, streams), rotateCommand(f, streams), renewCommand(f, streams), stepDownCommand(f, streams), memberCommand(f, streams),
-		backupCommand(f, streams), restoreDrillCommand(f, streams), supportCommand(f, streams), compactCommand(f, streams), tokenCommand(f, streams), revokeCommand(f, streams))
+	group(c, statusCommand(f, streams), certsCommand(f, streams), rotateCommand(f, streams), renewCommand(f, streams), transferLeaderCommand(f, streams), withPreviousName(transferLeaderCommand(f, streams), "step-down"), memberCommand(f, streams),
+		backupCommand(f, streams), restoreTestCommand(f, streams), withPreviousName(restoreTestCommand(f, streams), "restore-drill"), supportCommand(f, streams), compactCommand(f, streams), tokenCommand(f, streams), revokeCommand(f, streams))
 	for _, v := range [][3]string{
 		{"init", "Create a cluster, with its first replica on this machine", "init --advertise-address 192.0.2.11 --cluster-name prod"},
 		{"join", "Join this machine to a cluster as a control-plane replica",

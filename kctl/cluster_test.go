@@ -159,7 +159,7 @@ func TestClusterVerbs(t *testing.T) {
 	t.Run("verbs", func(t *testing.T) {
 		got = transcript(t, p, "status", "member list", "member list -o json", "member list -o yaml",
 			"member remove cp3", "member remove cp2", "member remove cp9", "member remove",
-			"step-down", "step-down --to cp2", "step-down --to cp1", "compact", "compact --revision 99999", "compact --revision -1",
+			"transfer-leader", "transfer-leader --to cp2", "step-down --to cp1", "compact", "compact --revision 99999", "compact --revision -1",
 			"stauts", "member delete", "token", "token rename")
 	})
 	golden(t, "cluster.txt", got)

@@ -160,7 +160,7 @@ func mergeKubeconfig(raw []byte, to, name string) error {
 		return fmt.Errorf("reading %s: %w", to, err)
 	}
 	if old := into.Clusters[name]; old != nil && !bytes.Equal(old.CertificateAuthorityData, from.Clusters[c.Cluster].CertificateAuthorityData) {
-		return fmt.Errorf("%s contains another cluster %s: rename it, delete it ('kctl config delete-cluster %s'), or leave out --merge", to, name, name)
+		return fmt.Errorf("%s contains another cluster %s: rename it, delete it ('kctl config delete-cluster %s'), or leave out --merge-kubeconfig", to, name, name)
 	}
 	user := name + "-admin"
 	if into.Clusters[name] == nil || !userUntil(into.AuthInfos[user]).After(userUntil(from.AuthInfos[c.AuthInfo])) {

@@ -39,7 +39,8 @@ func (r *raising) flags(c *cobra.Command) {
 	f.StringVar(&r.release, "release", "", "release to install instead of the cluster file's: a directory made by 'make dist', a tarball, or a URL")
 	f.BoolVar(&r.dryRun, "dry-run", false, "print the steps without running them")
 	f.StringVar(&r.kubeconfig, "kubeconfig-out", "", "file to which the administrator's kubeconfig is written (default ~/.kube/keelson-NAME)")
-	f.BoolVar(&r.merge, "merge", false, "add the kubeconfig to ~/.kube/config, or to the first file of $KUBECONFIG, under the cluster's name")
+	f.BoolVar(&r.merge, "merge-kubeconfig", false, "add the kubeconfig to ~/.kube/config, or to the first file of $KUBECONFIG, under the cluster's name")
+	previousFlagName(f, "merge-kubeconfig", "merge")
 }
 
 func upCommand(streams genericiooptions.IOStreams) *cobra.Command {

@@ -235,14 +235,14 @@ func memberCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 	return group(c, list, remove)
 }
 
-func stepDownCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+func transferLeaderCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	to := ""
 	c := &cobra.Command{
-		Use:   "step-down",
+		Use:   "transfer-leader",
 		Short: "Transfer leadership to another replica",
 		Long: "Transfer leadership to another replica, for example before maintenance of the leader's machine.\n" +
 			"No request fails. Writes pause for some milliseconds.",
-		Example: "  kctl cluster step-down\n  kctl cluster step-down --to cp2",
+		Example: "  kctl cluster transfer-leader\n  kctl cluster transfer-leader --to cp2",
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			var r api.ClusterStepDownResult

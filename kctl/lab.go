@@ -30,7 +30,7 @@ func labCommand(streams genericiooptions.IOStreams) *cobra.Command {
 			"every command. Each named lab has its own hosts, disks, kubeconfig (~/.kube/keelson-lab@NAME) and\n" +
 			"API address, which is a free port of 127.0.0.1. 'kctl lab up' prints the address and the\n" +
 			"kubeconfig.",
-		Example: "  kctl lab up\n  KEELSON_LAB=second kctl lab up\n  kctl lab status\n  kctl lab kill --daemon cp1\n  kctl lab partition w2\n  kctl lab heal w2\n  kctl lab down",
+		Example: "  kctl lab up\n  KEELSON_LAB=second kctl lab up\n  kctl lab status\n  kctl lab kill --daemon cp1\n  kctl lab partition w2\n  kctl lab restore w2\n  kctl lab down",
 	}
 	group(c, labUp(streams), labDown(streams), labStatus(streams), labExec(streams), labLoad(streams))
 	c.AddCommand(labRestart(streams), labKill(streams), labReplace(streams), labUpgrade(streams))
@@ -38,9 +38,12 @@ func labCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	plain := func(f func(*lab.Lab, string) error) func(*lab.Lab, context.Context, string) error {
 		return func(l *lab.Lab, _ context.Context, h string) error { return f(l, h) }
 	}
-	c.AddCommand(labVerb(streams, "pause HOST", "Freeze all processes of a host; 'heal' resumes them", plain((*lab.Lab).Pause)))
+	c.AddCommand(labVerb(streams, "pause HOST", "Freeze all processes of a host; 'restore' resumes them", plain((*lab.Lab).Pause)))
 	c.AddCommand(labVerb(streams, "partition HOST", "Disconnect a host from the network", plain((*lab.Lab).Partition)))
-	c.AddCommand(labVerb(streams, "heal HOST", "Reconnect a host to the network, and resume its processes", plain((*lab.Lab).Heal)))
+	restore := func() *cobra.Command {
+		return labVerb(streams, "restore HOST", "Reconnect a host to the network, and resume its processes", plain((*lab.Lab).Heal))
+	}
+	c.AddCommand(restore(), withPreviousName(restore(), "heal"))
 	c.AddCommand(labSupervise(), labForward(), labRegistry())
 	return c
 }

@@ -54,9 +54,9 @@ var handedOn = [][2]string{
 	{"config", "configuration file with values for these flags (default /etc/keelson/controlplane.yaml)"},
 }
 
-func restoreDrillCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
+func restoreTestCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
 	c := &cobra.Command{
-		Use:   "restore-drill [FILE]",
+		Use:   "restore-test [FILE]",
 		Short: "Test a backup: restore it on this machine and compare it with the cluster",
 		Long: "Test a backup: restore it into a temporary replica on this machine's loopback address, and read\n" +
 			"all of its objects. Without FILE, the newest backup is tested. The objects are compared with the\n" +
@@ -72,16 +72,16 @@ func restoreDrillCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) 
 			"given. It also requires the key of the backup: a copy of a replica's pki/store.keys for\n" +
 			"--encryption-keys, or an age identity for --identity.",
 		Example: "  # Test the newest backup\n" +
-			"  kctl cluster restore-drill\n" +
+			"  kctl cluster restore-test\n" +
 			"\n" +
 			"  # Test a backup file\n" +
-			"  kctl cluster restore-drill /backups/today\n" +
+			"  kctl cluster restore-test /backups/today\n" +
 			"\n" +
 			"  # Create a backup now and test it\n" +
-			"  kctl cluster restore-drill --fresh\n" +
+			"  kctl cluster restore-test --fresh\n" +
 			"\n" +
 			"  # Test a backup without access to the cluster\n" +
-			"  kctl cluster restore-drill /backups/today --offline",
+			"  kctl cluster restore-test /backups/today --offline",
 		Args: cobra.MaximumNArgs(1),
 	}
 	for _, h := range handedOn {

@@ -32,7 +32,7 @@ func rotateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 			"\n" +
 			"  trust    every replica trusts the new key in addition to the previous one\n" +
 			"  use      every replica signs or encrypts with the new key\n" +
-			"  wait     the previous key stays trusted while its signatures are in use (see --keep)\n" +
+			"  wait     the previous key stays trusted while its signatures are in use (see --grace-period)\n" +
 			"  serve    only for cluster-ca: the API serves a certificate of the new CA\n" +
 			"  forget   every replica deletes the previous key\n" +
 			"\n" +
@@ -46,7 +46,7 @@ func rotateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 			"new CA signs. Renew every other kubeconfig with 'kctl cluster renew'.",
 		Example: "  kctl cluster rotate peers-ca\n" +
 			"  kctl cluster rotate cluster-ca\n" +
-			"  kctl cluster rotate service-account-key --keep 2h\n" +
+			"  kctl cluster rotate service-account-key --grace-period 2h\n" +
 			"\n" +
 			"  # Show the keys and the state of the rotation\n" +
 			"  kctl cluster rotate --status\n" +
@@ -55,7 +55,7 @@ func rotateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 			"  kctl cluster rotate --abort\n" +
 			"\n" +
 			"  # Stop listing the keys of the removed replica cp3\n" +
-			"  kctl cluster rotate --dismiss cp3",
+			"  kctl cluster rotate --clear-removed cp3",
 		Args:      cobra.MaximumNArgs(1),
 		ValidArgs: keyKinds,
 	}
@@ -64,8 +64,10 @@ func rotateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 	c.Flags().BoolVar(&q.Abort, "abort", false, "abort the rotation that is in progress; possible until the new key is used")
 	c.Flags().BoolVar(&q.Force, "force", false, "do not wait for the lifetime of previous signatures or for unreachable nodes; once all replicas trust "+
 		"the new key, do not wait for unreachable replicas")
-	c.Flags().StringVar(&q.Dismiss, "dismiss", "", "name of a removed replica whose keys are no longer listed, because its disk was destroyed")
-	c.Flags().StringVar(&q.Keep, "keep", "", "how long the previous key stays trusted (default 25h for service-account-key, 24h for cluster-ca)")
+	c.Flags().StringVar(&q.Dismiss, "clear-removed", "", "name of a removed replica whose keys are no longer listed, because its disk was destroyed")
+	c.Flags().StringVar(&q.Keep, "grace-period", "", "how long the previous key stays trusted (default 25h for service-account-key, 24h for cluster-ca)")
+	previousFlagName(c.Flags(), "clear-removed", "dismiss")
+	previousFlagName(c.Flags(), "grace-period", "keep")
 	c.RunE = func(_ *cobra.Command, args []string) error {
 		if len(args) == 1 {
 			q.Kind = args[0]
@@ -78,7 +80,7 @@ func rotateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra
 		case status:
 			verb, body = "GET", nil
 		case q.Dismiss != "" && q != api.ClusterRotate{Dismiss: q.Dismiss}:
-			return fmt.Errorf("--dismiss cannot be combined with other flags or a key")
+			return fmt.Errorf("--clear-removed cannot be combined with other flags or a key")
 		case q.Dismiss != "":
 		case q == api.ClusterRotate{}, q.Kind == "" && !q.Abort && !q.Force:
 			return fmt.Errorf("the key to rotate is missing: want %s, or --status", strings.Join(keyKinds, ", "))
@@ -169,7 +171,7 @@ func printKeys(w io.Writer, all api.ClusterKeys) error {
 		}
 	}
 	for _, gone := range all.Removed {
-		fmt.Fprintf(w, "%s was removed %s and has had keys that are good still: %s. If its disk may be in wrong hands %s; 'kctl cluster rotate --dismiss %[1]s' when it is wiped\n",
+		fmt.Fprintf(w, "%s was removed %s and has had keys that are good still: %s. If its disk may be in wrong hands %s; 'kctl cluster rotate --clear-removed %[1]s' when it is wiped\n",
 			gone.Name, stamp(gone.At), strings.Join(gone.Kinds, ", "), ridOf(gone.Kinds))
 	}
 	return printRotation(w, all)

@@ -37,7 +37,8 @@ func (u *upgradeFlags) add(f *pflag.FlagSet) {
 		"keep running)")
 	f.StringSliceVar(&u.goal.Skip, "skip", nil, "names of the replicas and nodes that are not upgraded")
 	f.BoolVar(&u.dryRun, "dry-run", false, "print the steps without running them")
-	f.DurationVar(&u.patience, "patience", 2*time.Minute, "how long to wait for a replica or node to become healthy after its upgrade")
+	f.DurationVar(&u.patience, "health-timeout", 2*time.Minute, "how long to wait for a replica or node to become healthy after its upgrade")
+	previousFlagName(f, "health-timeout", "patience")
 }
 
 const upgradeOrder = "Replicas are upgraded one at a time: first those without a vote, last the leader, after it has\n" +

@@ -114,6 +114,7 @@ func parseUpgradeNodes(raw string) (nodes []v1.Node, err error) {
 }
 
 func (d siteDoor) stepDown(ctx context.Context, to string) error {
+	// The machine may have kctl of an earlier release, which has only the previous name of transfer-leader.
 	_, err := d.site.Kctl(ctx, siteAsk, "cluster", "step-down", "--to", to)
 	return err
 }

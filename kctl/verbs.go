@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 
@@ -33,6 +34,24 @@ func group(c *cobra.Command, commands ...*cobra.Command) *cobra.Command {
 	}
 	c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
 	return c
+}
+
+// withPreviousName gives a command its previous name and hides it. Each renamed command has such a second command for one
+// release.
+func withPreviousName(c *cobra.Command, name string) *cobra.Command {
+	current := c.Name()
+	c.Use = name + strings.TrimPrefix(c.Use, current)
+	c.Example = strings.ReplaceAll(c.Example, " "+current, " "+name)
+	c.Hidden = true
+	return c
+}
+
+// previousFlagName adds a hidden flag that sets the value of the flag name. It has the flag's previous name, which stays
+// valid for one release.
+func previousFlagName(flags *pflag.FlagSet, name, previous string) {
+	f := *flags.Lookup(name)
+	f.Name, f.Shorthand, f.Hidden = previous, "", true
+	flags.AddFlag(&f)
 }
 
 // unknownCommand names what was meant, or where to look.

@@ -28,24 +28,25 @@ func run(line string) (code int, said string) {
 // A word that is no command is an error, at every depth, and names where to look; errors of our verbs begin with kctl.
 func TestUnknownCommands(t *testing.T) {
 	for line, want := range map[string]string{
-		"lab foo":              `kctl lab: unknown command "foo": 'kctl lab --help' lists the commands`,
-		"lab statsu":           `kctl lab: unknown command "statsu": did you mean status?`,
-		"cluster foo":          `kctl cluster: unknown command "foo": 'kctl cluster --help' lists the commands`,
-		"cluster member foo":   `kctl cluster member: unknown command "foo"`,
-		"cluster token foo":    `kctl cluster token: unknown command "foo"`,
-		"lab restart":          `kctl lab restart: missing argument: kctl lab restart HOST`,
-		"lab up --colour":      `kctl lab up: unknown flag: --colour`,
-		"cluster restore":      `kctl cluster restore: `,
-		"cluster step-down no": `kctl cluster step-down: unexpected argument "no": kctl cluster step-down`,
-		"trace":                `kctl trace: missing argument: kctl trace (TYPE/NAME | TYPE NAME)`,
-		"why":                  `kctl why: missing argument: kctl why (TYPE/NAME | TYPE NAME)`,
-		"net foo":              `kctl net: unknown command "foo": 'kctl net --help' lists the commands`,
-		"net trace web-0":      `kctl net trace: missing argument: kctl net trace POD SERVICE|NAME|ADDRESS[:PORT][/PROTOCOL]|URL`,
-		"net trace p db:x":     `kctl net trace: target "db:x": invalid port "x": want a number from 1 to 65535`,
-		"lab kill a b":         `kctl lab kill: unexpected argument "b": kctl lab kill HOST`,
-		"lab load":             `kctl lab load: missing argument: kctl lab load FILE...`,
-		"lab exec w1":          `kctl lab exec: missing argument: kctl lab exec HOST COMMAND [ARG...]`,
-		"foo":                  `error: unknown command "foo" for "kctl"`,
+		"lab foo":                    `kctl lab: unknown command "foo": 'kctl lab --help' lists the commands`,
+		"lab statsu":                 `kctl lab: unknown command "statsu": did you mean status?`,
+		"cluster foo":                `kctl cluster: unknown command "foo": 'kctl cluster --help' lists the commands`,
+		"cluster member foo":         `kctl cluster member: unknown command "foo"`,
+		"cluster token foo":          `kctl cluster token: unknown command "foo"`,
+		"lab restart":                `kctl lab restart: missing argument: kctl lab restart HOST`,
+		"lab up --colour":            `kctl lab up: unknown flag: --colour`,
+		"cluster restore":            `kctl cluster restore: `,
+		"cluster step-down no":       `kctl cluster step-down: unexpected argument "no": kctl cluster step-down`,
+		"cluster transfer-leader no": `kctl cluster transfer-leader: unexpected argument "no": kctl cluster transfer-leader`,
+		"trace":                      `kctl trace: missing argument: kctl trace (TYPE/NAME | TYPE NAME)`,
+		"why":                        `kctl why: missing argument: kctl why (TYPE/NAME | TYPE NAME)`,
+		"net foo":                    `kctl net: unknown command "foo": 'kctl net --help' lists the commands`,
+		"net trace web-0":            `kctl net trace: missing argument: kctl net trace POD SERVICE|NAME|ADDRESS[:PORT][/PROTOCOL]|URL`,
+		"net trace p db:x":           `kctl net trace: target "db:x": invalid port "x": want a number from 1 to 65535`,
+		"lab kill a b":               `kctl lab kill: unexpected argument "b": kctl lab kill HOST`,
+		"lab load":                   `kctl lab load: missing argument: kctl lab load FILE...`,
+		"lab exec w1":                `kctl lab exec: missing argument: kctl lab exec HOST COMMAND [ARG...]`,
+		"foo":                        `error: unknown command "foo" for "kctl"`,
 	} {
 		code, said := run(line)
 		if code != 1 || !strings.HasPrefix(said, want) {
@@ -68,13 +69,14 @@ func TestUnknownCommands(t *testing.T) {
 func TestCompletion(t *testing.T) {
 	_, url := slowPlane(t)
 	for line, want := range map[string][]string{
-		"lab re":                       {"replace", "restart"},
-		"cluster member remove ":       {"cp1", "cp2", "cp3", "cp4"},
-		"cluster member remove cp3":    {"cp3"},
-		"cluster step-down --to ":      {"cp1", "cp2", "cp3", "cp4"},
-		"cluster token create --role ": {"controlplane", "node"},
-		"trace deployment/hello -o ":   {"json"},
-		"cluster revoke node/":         {"node/w1", "node/w2"},
+		"lab re":                        {"replace", "restart", "restore"},
+		"cluster member remove ":        {"cp1", "cp2", "cp3", "cp4"},
+		"cluster member remove cp3":     {"cp3"},
+		"cluster step-down --to ":       {"cp1", "cp2", "cp3", "cp4"},
+		"cluster transfer-leader --to ": {"cp1", "cp2", "cp3", "cp4"},
+		"cluster token create --role ":  {"controlplane", "node"},
+		"trace deployment/hello -o ":    {"json"},
+		"cluster revoke node/":          {"node/w1", "node/w2"},
 	} {
 		words := strings.Split(line, " ")
 		root := Command([]string{"kctl"})

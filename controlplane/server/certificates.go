@@ -189,9 +189,9 @@ func expiringAlarms(all []api.ClusterCertificate, now time.Time) (out []api.Clus
 		case c.Use == useCluster && !c.Signs:
 			remedy = "'kctl cluster rotate --status' says what the exchange waits for"
 		case c.Use == usePeers && !c.Signs:
-			remedy = fmt.Sprintf("'keelson-controlplane peer-ca forget' on %s, once every replica uses another one", c.Holder)
+			remedy = fmt.Sprintf("'keelson-controlplane peer-ca prune' on %s, once every replica uses another one", c.Holder)
 		case c.Use == usePeers:
-			remedy = "'kctl cluster rotate peers-ca', or by hand 'keelson-controlplane peer-ca make', then trust, use and forget on every replica"
+			remedy = "'kctl cluster rotate peers-ca', or by hand 'keelson-controlplane peer-ca create', then trust, use and prune on every replica"
 		}
 		out = append(out, api.ClusterAlarm{Kind: "expiring", Member: c.Holder, Since: ends.Add(-endsSoon).UnixMilli(), Remedy: remedy,
 			Message: fmt.Sprintf("the authority %s (%s, key %s) ends %s", c.Subject, c.Use, c.Key, ends.UTC().Format(time.RFC3339))})

@@ -118,7 +118,7 @@ func (r *Replica) takeBack(ctx context.Context, note *removalNote, refused error
 			continue
 		}
 		if err != nil {
-			r.log.Error("a replica stays a member, and 'kctl cluster certs' tells that it was removed: 'kctl cluster rotate --dismiss NAME' mends that, unless another one of the name was",
+			r.log.Error("a replica stays a member, and 'kctl cluster certs' tells that it was removed: 'kctl cluster rotate --clear-removed NAME' mends that, unless another one of the name was",
 				"name", note.gone.Name, "err", err)
 		}
 		return

@@ -41,10 +41,10 @@ func (c *cluster) backups() error {
 	if _, err := c.line("recover", "keelson-controlplane backup fetch /root/newest", at, "/root/newest", "/root/fetched"); err != nil {
 		return err
 	}
-	if _, err := c.line("recover", "kctl cluster restore-drill", at); err != nil {
+	if _, err := c.line("recover", "kctl cluster restore-test", at); err != nil {
 		return err
 	}
-	if _, err := c.line("recover", "kctl cluster restore-drill --fresh", at); err != nil {
+	if _, err := c.line("recover", "kctl cluster restore-test --fresh", at); err != nil {
 		return err
 	}
 	if _, err := c.kctl("create", "configmap", "in-the-backup", "--from-literal=a=kept"); err != nil {
@@ -56,7 +56,7 @@ func (c *cluster) backups() error {
 	if err := c.lineSays("configmaps", "operate", "kctl cluster backup inspect today", at, "today", "/var/backups/keelson/by-hand"); err != nil {
 		return err
 	}
-	if _, err := c.line("operate", "kctl cluster restore-drill today", at, "today", "/var/backups/keelson/by-hand"); err != nil {
+	if _, err := c.line("operate", "kctl cluster restore-test today", at, "today", "/var/backups/keelson/by-hand"); err != nil {
 		return err
 	}
 	if _, err := m.run("cp /var/backups/keelson/by-hand /root/newest"); err != nil {

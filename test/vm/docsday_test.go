@@ -22,7 +22,7 @@ func (c *cluster) ordinaryDay() error {
 		does("node/w1 drained", "kctl drain w3 --ignore-daemonsets --delete-emptydir-data", "w3", "w1"),
 		does("SchedulingDisabled", "kctl get node w3", "w3", "w1"),
 		does("node/w1 uncordoned", "kctl uncordon w3", "w3", "w1"),
-		does("leads now", "kctl cluster step-down"),
+		does("leads now", "kctl cluster transfer-leader"),
 		c.follows,
 		does("cp1", "kctl cluster member list"),
 		does("", "token=$(kctl cluster token create --names w9 --ttl 1h)", "--ttl 1h)", `--ttl 1h) && echo "$token" >token`),

@@ -47,7 +47,7 @@ func (c *cluster) exchangeKeys() error {
 		return err
 	}
 	text := "kctl cluster rotate service-account-key"
-	if _, err := c.line("secure", text, "site", text, text+" --keep 0s"); err != nil {
+	if _, err := c.line("secure", text, "site", text, text+" --grace-period 0s"); err != nil {
 		return err
 	}
 	if err := c.exchanged("service-account-key", "done"); err != nil {
@@ -80,13 +80,13 @@ func (c *cluster) exchangeCA() error {
 	if err := os.WriteFile(filepath.Join(c.site.dir, "leaked"), raw, 0o600); err != nil {
 		return err
 	}
-	if _, err := c.line("secure", "kctl cluster rotate cluster-ca --keep 0s", "site"); err != nil {
+	if _, err := c.line("secure", "kctl cluster rotate cluster-ca --grace-period 0s", "site"); err != nil {
 		return err
 	}
 	if err := until(func() error {
 		_, err := c.line("secure", "kctl cluster renew", "site")
 		if err != nil && strings.Contains(err.Error(), "not run in time") {
-			// With --keep 0s it may be over before the next renewal: then a replica's is taken, as the error says.
+			// With --grace-period 0s it may be over before the next renewal: then a replica's is taken, as the error says.
 			err = c.takeKubeconfig(c.replicas[0])
 		}
 		return errors.Join(err, c.lineSays("exchange of cluster-ca: done", "secure", "kctl cluster rotate --status", "site"))
@@ -122,7 +122,7 @@ func (c *cluster) keysByHand() error {
 	if _, err := first.run("rm -f " + file); err != nil {
 		return err
 	}
-	if err := c.lineSays("holds a new authority", "secure", "keelson-controlplane peer-ca make FILE", first.name, "FILE", file); err != nil {
+	if err := c.lineSays("holds a new authority", "secure", "keelson-controlplane peer-ca create FILE", first.name, "FILE", file); err != nil {
 		return err
 	}
 	key, err := first.run("stat -c %a " + file + " && cat " + file)
@@ -133,7 +133,7 @@ func (c *cluster) keysByHand() error {
 	if mode != "600" {
 		return fmt.Errorf("%s has the mode %s", file, mode)
 	}
-	for _, text := range []string{"keelson-controlplane peer-ca trust FILE", "keelson-controlplane peer-ca use FILE", "keelson-controlplane peer-ca forget"} {
+	for _, text := range []string{"keelson-controlplane peer-ca trust FILE", "keelson-controlplane peer-ca use FILE", "keelson-controlplane peer-ca prune"} {
 		for _, name := range c.replicas {
 			if _, err := c.all[name].run("umask 077; cat >" + file + " <<'EOT'\n" + key + "\nEOT"); err != nil {
 				return err
@@ -170,7 +170,7 @@ func (c *cluster) keysByHand() error {
 		return fmt.Errorf("nobody was removed: %s", told)
 	}
 	for _, name := range gone {
-		if _, err := c.line("secure", "kctl cluster rotate --dismiss NAME", "site", "NAME", name[1]); err != nil {
+		if _, err := c.line("secure", "kctl cluster rotate --clear-removed NAME", "site", "NAME", name[1]); err != nil {
 			return err
 		}
 	}

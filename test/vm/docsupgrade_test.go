@@ -7,7 +7,7 @@ import (
 )
 
 // patient is a command line of an upgrade with what a person adds whose machines are slow.
-func patient(text string) string { return text + " --patience " + soon.String() }
+func patient(text string) string { return text + " --health-timeout " + soon.String() }
 
 // pods are the example's, by their UIDs.
 func (c *cluster) pods() (string, error) {
@@ -95,7 +95,7 @@ func (c *cluster) upgradeByHand() error {
 		s, err := c.status()
 		if err == nil && s.Leader == "cp3" {
 			err = errors.New("cp3 leads")
-			_, err2 := c.line("upgrade", "kctl cluster step-down", "site")
+			_, err2 := c.line("upgrade", "kctl cluster transfer-leader", "site")
 			err = errors.Join(err, err2)
 		}
 		return err
@@ -130,7 +130,7 @@ func (c *cluster) upgradeByHand() error {
 	if after, err := c.running(); err != nil || after != before {
 		return fmt.Errorf("the agent of before left\n%s\nof\n%s (%w)", after, before, err)
 	}
-	return c.lineSays("leads now", "upgrade", "kctl cluster step-down", "site")
+	return c.lineSays("leads now", "upgrade", "kctl cluster transfer-leader", "site")
 }
 
 // upgradeRest goes on where something is left to do, which is the worker.

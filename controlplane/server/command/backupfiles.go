@@ -302,7 +302,7 @@ func backupServeCommand(version string) *cobra.Command {
 		Use:   "serve [FILE]",
 		Short: "Serve the API of a backup on this machine's loopback address until interrupted",
 		Long: "Restore a backup into a temporary directory, and serve its API on 127.0.0.1 until interrupted.\n" +
-			"Use it, for example, to read a deleted object with kubectl. 'kctl cluster restore-drill' compares a\n" +
+			"Use it, for example, to read a deleted object with kubectl. 'kctl cluster restore-test' compares a\n" +
 			"backup with the cluster.\n" +
 			"\n" +
 			"The temporary replica has new keys, runs no controllers, and accepts no nodes. The cluster is not\n" +

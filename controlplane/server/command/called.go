@@ -39,6 +39,16 @@ func Failure(c *cobra.Command, err error) string {
 	return fmt.Sprintf("%s: %v", programName, err)
 }
 
+// withPreviousName gives a command its previous name and hides it. Each renamed command has such a second command for one
+// release.
+func withPreviousName(c *cobra.Command, name string) *cobra.Command {
+	current := c.Name()
+	c.Use = name + strings.TrimPrefix(c.Use, current)
+	c.Example = strings.ReplaceAll(c.Example, " "+current, " "+name)
+	c.Hidden = true
+	return c
+}
+
 // group makes a command that only holds others: alone it shows its help, and a word that is none of its commands is
 // an error. Without this cobra shows the help for any word, and the program exits with 0.
 func group(c *cobra.Command) *cobra.Command {

@@ -35,7 +35,8 @@ func New(version string) *cobra.Command {
 		SilenceErrors: true, SilenceUsage: true,
 	}
 	root.AddCommand(initCommand(), joinCommand(), runCommand(version), checkCommand(version),
-		restoreCommand(), verifyCommand(), recoverCommand(), rebuildCommand(), convertCommand(), group(backupCommand(version)), group(keysCommand()), group(peerCACommand()), inspectCommand(), addFamilyCommand())
+		restoreCommand(), verifyCommand(), recoverCommand(), rebuildCommand(), convertCommand(), group(backupCommand(version)), group(keysCommand()), group(peerCACommand()), inspectCommand(), addFamilyCommand(),
+		withPreviousName(addFamilyCommand(), "add-family"))
 	// The second line is what an upgrade goes by: no replica goes back below the level of what is stored.
 	// It is no template's: one that is set by name brings every method of every type into the program.
 	root.Version = fmt.Sprintf("%s\nfeature level %d", version, server.FeatureLevel)

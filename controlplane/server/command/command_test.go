@@ -168,10 +168,10 @@ func TestPeerCA(t *testing.T) {
 			t.Errorf("after %v: %s, want %s", args, got, want)
 		}
 	}
-	step("keelson-ca@keelson signs", "make", file, at)
+	step("keelson-ca@keelson signs", "create", file, at)
 	step("keelson-ca@keelson signs, keelson-ca@keelson-peers believed", "trust", file, at)
 	step("keelson-ca@keelson-peers signs, keelson-ca@keelson-peers believed, keelson-ca@keelson believed", "use", file, at)
-	step("keelson-ca@keelson-peers signs", "forget", at)
+	step("keelson-ca@keelson-peers signs", "prune", at)
 	if _, err := run("peer-ca", "use", filepath.Join(dir, "cluster.json"), at); err == nil {
 		t.Error("a file that is no authority was taken")
 	}

@@ -13,7 +13,7 @@ func addFamilyCommand() *cobra.Command {
 	var cfg server.Config
 	var pods, services string
 	c := &cobra.Command{
-		Use:   "add-family --cluster-cidr PREFIX --service-cidr PREFIX",
+		Use:   "add-address-family --cluster-cidr PREFIX --service-cidr PREFIX",
 		Short: "Add a second address family to a cluster",
 		Long: "Add a second address family to a cluster with one address family, so that pods and Services can\n" +
 			"have IPv4 and IPv6 addresses.\n" +
@@ -21,7 +21,7 @@ func addFamilyCommand() *cobra.Command {
 			"For one replica after the other: stop its daemon, run this command with the same ranges, and start\n" +
 			"its daemon. Running pods keep their addresses. New pods get an address of each family. A Service\n" +
 			"gets a second address if its ipFamilyPolicy requests it.",
-		Example: "  keelson-controlplane add-family --cluster-cidr fd00:10:244::/48 --service-cidr fd00:10:96::/112",
+		Example: "  keelson-controlplane add-address-family --cluster-cidr fd00:10:244::/48 --service-cidr fd00:10:96::/112",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if pods == "" || services == "" {

@@ -21,6 +21,31 @@ func TestHelpTexts(t *testing.T) {
 	helptext.Golden(t, "testdata/help.golden", got, *rewrite)
 }
 
+// Each renamed verb accepts its previous name, which the help does not list.
+func TestPreviousNames(t *testing.T) {
+	root := New("v1")
+	for previous, line := range map[string]string{
+		"peer-ca make":   "peer-ca create",
+		"peer-ca forget": "peer-ca prune",
+		"add-family":     "add-address-family",
+	} {
+		was, rest, err := root.Find(strings.Fields(previous))
+		is, rest2, err2 := root.Find(strings.Fields(line))
+		if err != nil || err2 != nil || len(rest)+len(rest2) > 0 {
+			t.Fatalf("%s: %v %v", previous, err, err2)
+		}
+		if was == is || !was.Hidden || is.Hidden || was.Short != is.Short || was.Flags().FlagUsages() != is.Flags().FlagUsages() {
+			t.Errorf("%s is not a hidden second %s", previous, line)
+		}
+	}
+	dir := founded(t)
+	for _, args := range [][]string{{"make", dir + "/authority"}, {"trust", dir + "/authority"}, {"use", dir + "/authority"}, {"forget"}} {
+		if _, err := run(append([]string{"peer-ca", "--data-dir=" + dir}, args...)...); err != nil {
+			t.Errorf("peer-ca %v: %v", args, err)
+		}
+	}
+}
+
 // The texts of all errors that the command line makes itself, by file.
 func TestErrorTexts(t *testing.T) {
 	helptext.Golden(t, "testdata/errors.golden", helptext.Errors(t, "."), *rewrite)

@@ -24,7 +24,7 @@ func peerCACommand() *cobra.Command {
 			"other replicas. Running replicas reload the CA within seconds. The certificates that the CA signs\n" +
 			"are renewed automatically.",
 		Example: "  # Create a CA once, and copy the file to every replica\n" +
-			"  keelson-controlplane peer-ca make FILE\n" +
+			"  keelson-controlplane peer-ca create FILE\n" +
 			"\n" +
 			"  # On every replica: trust the new CA\n" +
 			"  keelson-controlplane peer-ca trust FILE\n" +
@@ -33,19 +33,25 @@ func peerCACommand() *cobra.Command {
 			"  keelson-controlplane peer-ca use FILE\n" +
 			"\n" +
 			"  # When all replicas use it, on every replica: stop trusting the previous CA\n" +
-			"  keelson-controlplane peer-ca forget",
+			"  keelson-controlplane peer-ca prune",
 	}
 	var cfg server.Config
-	verb := func(use, short string, args cobra.PositionalArgs, do func(w io.Writer, args []string) error) {
+	newVerb := func(use, short string, args cobra.PositionalArgs, do func(w io.Writer, args []string) error) *cobra.Command {
 		v := &cobra.Command{
 			Use: use, Short: short, Args: args,
 			RunE: func(c *cobra.Command, args []string) error { return do(c.OutOrStdout(), args) },
 		}
 		v.Example = "  keelson-controlplane peer-ca " + use
 		v.Flags().StringVar(&cfg.DataDir, "data-dir", defaultDataDir, "data directory of this replica")
-		c.AddCommand(v)
+		return v
 	}
-	verb("make FILE", "Create a CA", cobra.ExactArgs(1), func(w io.Writer, args []string) error {
+	verb := func(use, short string, args cobra.PositionalArgs, do func(w io.Writer, args []string) error, previousNames ...string) {
+		c.AddCommand(newVerb(use, short, args, do))
+		for _, name := range previousNames {
+			c.AddCommand(withPreviousName(newVerb(use, short, args, do), name))
+		}
+	}
+	verb("create FILE", "Create a CA", cobra.ExactArgs(1), func(w io.Writer, args []string) error {
 		cluster, err := server.Identity(cfg)
 		if err != nil {
 			return err
@@ -55,7 +61,7 @@ func peerCACommand() *cobra.Command {
 			fmt.Fprintf(w, "%s holds a new authority: %s\n", args[0], short(cert))
 		}
 		return err
-	})
+	}, "make")
 	verb("trust FILE", "Trust a CA in addition to the current one", cobra.ExactArgs(1), func(w io.Writer, args []string) error {
 		cert, err := pki.TrustPeerCA(server.TrustFolder(cfg), args[0])
 		if err == nil {
@@ -70,7 +76,7 @@ func peerCACommand() *cobra.Command {
 		}
 		return err
 	})
-	verb("forget", "Stop trusting all CAs but the current one", cobra.NoArgs, func(w io.Writer, _ []string) error {
+	verb("prune", "Stop trusting all CAs except the current one", cobra.NoArgs, func(w io.Writer, _ []string) error {
 		if err := pki.ForgetPeerCAs(server.TrustFolder(cfg)); err != nil {
 			return err
 		}
@@ -79,7 +85,7 @@ func peerCACommand() *cobra.Command {
 			fmt.Fprintf(w, "this replica believes %s alone\n", short(trust.PeerAuthorities()[0]))
 		}
 		return err
-	})
+	}, "forget")
 	verb("list", "List the trusted CAs", cobra.NoArgs, func(w io.Writer, _ []string) error {
 		trust, err := pki.Load(server.TrustFolder(cfg))
 		if err != nil {

@@ -81,10 +81,11 @@ func TestHelpNamesTheKeys(t *testing.T) {
 	root := New("test")
 	keys := keysOf(root)
 	for verb, want := range map[string][2]string{
-		"run":        {"[key store-quota, KEELSON_STORE_QUOTA]", "KEELSON_CONFIG"},
-		"init":       {"[key cluster-cidr, KEELSON_CLUSTER_CIDR]", "KEELSON_OUTPUT"},
-		"restore":    {"[key data-dir, KEELSON_DATA_DIR]", "KEELSON_REPLACE"},
-		"add-family": {"[key data-dir, KEELSON_DATA_DIR]", "KEELSON_CLUSTER_CIDR"}, // the ranges of init are not the lacking ones
+		"run":                {"[key store-quota, KEELSON_STORE_QUOTA]", "KEELSON_CONFIG"},
+		"init":               {"[key cluster-cidr, KEELSON_CLUSTER_CIDR]", "KEELSON_OUTPUT"},
+		"restore":            {"[key data-dir, KEELSON_DATA_DIR]", "KEELSON_REPLACE"},
+		"add-address-family": {"[key data-dir, KEELSON_DATA_DIR]", "KEELSON_CLUSTER_CIDR"}, // the ranges of init are not the lacking ones
+		"add-family":         {"[key data-dir, KEELSON_DATA_DIR]", "KEELSON_CLUSTER_CIDR"}, // its previous name
 	} {
 		out, err := run(verb, "--help")
 		if err != nil || !strings.Contains(out, want[0]) || strings.Contains(out, want[1]) {
