@@ -5,12 +5,14 @@ package qemuguest
 import (
 	"context"
 	"flag"
+	"fmt"
 	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -180,15 +182,43 @@ var guests = map[string]guest{
 }
 
 func TestGuest(t *testing.T) {
+	var failures failureList
+	// The guests run in parallel: the failures of the guest that ends first are logged again after those of the other.
+	t.Cleanup(func() {
+		for _, failure := range failures.all() {
+			t.Log(failure)
+		}
+	})
 	for name, g := range guests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			g.run(t)
+			g.run(t, &failures)
 		})
 	}
 }
 
-func (g guest) run(t *testing.T) {
+// failureList collects the failures of guests that run in parallel.
+type failureList struct {
+	mu       sync.Mutex
+	failures []string
+}
+
+// report fails the test of a guest and adds the failure to the list.
+func (l *failureList) report(t *testing.T, failure string) {
+	t.Helper()
+	t.Error(failure)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.failures = append(l.failures, t.Name()+": "+failure)
+}
+
+func (l *failureList) all() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.failures)
+}
+
+func (g guest) run(t *testing.T, failures *failureList) {
 	qemu, k := needs(t)
 	dir := t.TempDir()
 	m := &machine{kernel: k, dir: dir, modules: modules, files: map[string]string{"/bin/busybox": "/bin/busybox"}}
@@ -235,25 +265,24 @@ func (g guest) run(t *testing.T) {
 			ended[r.Program] = *r.Exit
 		}
 		if r.Fault != "" {
-			t.Errorf("the guest: %s", r.Fault)
+			failures.report(t, "the guest: "+r.Fault)
 		}
 	})
 	if r, ok := clock.rate(); ok && (r < 0.8 || r > 1.25) {
-		t.Errorf("the guest's clock ran %.2f times as fast as the host's: nothing that waited in it waited for as long as it should", r)
+		failures.report(t, fmt.Sprintf("the guest's clock ran %.2f times as fast as the host's: its time limits are wrong by this factor", r))
 	}
 	fails := func(status int) bool { return status != 0 }
 	if err != nil || t.Failed() || slices.ContainsFunc(slices.Collect(maps.Values(ended)), fails) {
 		t.Logf("the kernel said:\n%s", console)
 	}
 	if err != nil {
-		t.Error(err)
+		failures.report(t, err.Error())
 	}
-	// Last, where who reads the end of it finds what matters.
 	for _, p := range m.plan.Programs {
 		if status, ok := ended[p.Name]; !ok {
-			t.Errorf("%s has not ended; its last lines:\n%s", p.Name, strings.Join(said[p.Name].last, "\n"))
+			failures.report(t, fmt.Sprintf("program %q has not ended; its last lines:\n%s", p.Name, strings.Join(said[p.Name].last, "\n")))
 		} else if fails(status) {
-			t.Errorf("%s: exit status %d; what failed:\n%s", p.Name, status, said[p.Name].failed())
+			failures.report(t, fmt.Sprintf("program %q: exit status %d; its failed tests:\n%s", p.Name, status, said[p.Name].failed()))
 		}
 	}
 }
