@@ -117,27 +117,29 @@ func (d driver) ControllerPublishVolume(_ context.Context, q *csi.ControllerPubl
 			return err
 		}
 		switch has, err := holder(dir); {
-		case err != nil || has == q.GetNodeId():
+		case err != nil:
 			return err
-		case has != "":
+		case has == "":
+			if err := os.WriteFile(filepath.Join(dir, "holder"), []byte(q.GetNodeId()), 0o600); err != nil {
+				return err
+			}
+		case has != q.GetNodeId():
 			return status.Errorf(codes.FailedPrecondition, "node %s has volume %s", has, q.GetVolumeId())
 		}
-		if err := os.WriteFile(filepath.Join(dir, "holder"), []byte(q.GetNodeId()), 0o600); err != nil {
-			return err
-		}
-		return journal.Write(d.shared, journal.Line{What: journal.Attached, Node: q.GetNodeId(), Volume: q.GetVolumeId()})
+		return journal.Record(d.shared, journal.Line{What: journal.Attached, Node: q.GetNodeId(), Volume: q.GetVolumeId()})
 	})
 }
 
 func (d driver) ControllerUnpublishVolume(_ context.Context, q *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
 	return &csi.ControllerUnpublishVolumeResponse{}, d.of(q.GetVolumeId(), func(dir string) error {
-		if has, err := holder(dir); err != nil || has != q.GetNodeId() {
+		has, err := holder(dir)
+		if err == nil && has == q.GetNodeId() {
+			err = os.Remove(filepath.Join(dir, "holder"))
+		}
+		if err != nil {
 			return err
 		}
-		if err := os.Remove(filepath.Join(dir, "holder")); err != nil {
-			return err
-		}
-		return journal.Write(d.shared, journal.Line{What: journal.Detached, Node: q.GetNodeId(), Volume: q.GetVolumeId()})
+		return journal.Record(d.shared, journal.Line{What: journal.Detached, Node: q.GetNodeId(), Volume: q.GetVolumeId()})
 	})
 }
 
@@ -186,16 +188,19 @@ func (d driver) NodePublishVolume(_ context.Context, q *csi.NodePublishVolumeReq
 
 // mount has a folder at another path too, once.
 func (d driver) mount(volume, from, at string) error {
-	if mounted, err := isMounted(at); err != nil || mounted {
+	mounted, err := isMounted(at)
+	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(at, 0o750); err != nil {
-		return err
+	if !mounted {
+		if err := os.MkdirAll(at, 0o750); err != nil {
+			return err
+		}
+		if err := unix.Mount(from, at, "", unix.MS_BIND, ""); err != nil {
+			return err
+		}
 	}
-	if err := unix.Mount(from, at, "", unix.MS_BIND, ""); err != nil {
-		return err
-	}
-	return journal.Write(d.shared, journal.Line{What: journal.Mounted, Node: d.node, Volume: volume, Path: at})
+	return journal.Record(d.shared, journal.Line{What: journal.Mounted, Node: d.node, Volume: volume, Path: at})
 }
 
 func isMounted(path string) (bool, error) {
@@ -214,13 +219,10 @@ func (d driver) NodeUnstageVolume(_ context.Context, q *csi.NodeUnstageVolumeReq
 func (d driver) unmount(volume, at string) error {
 	return d.of(volume, func(string) error {
 		err := unix.Unmount(at, 0)
-		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) { // it is none, or not there
-			return nil
-		}
-		if err != nil {
+		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) { // those: nothing is mounted there
 			return err
 		}
-		return journal.Write(d.shared, journal.Line{What: journal.Unmount, Node: d.node, Volume: volume, Path: at})
+		return journal.Record(d.shared, journal.Line{What: journal.Unmount, Node: d.node, Volume: volume, Path: at})
 	})
 }
 

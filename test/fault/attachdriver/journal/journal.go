@@ -90,44 +90,95 @@ func Read(dir string) ([]Line, error) {
 	return out, nil
 }
 
-// Wrong says what must not have been: a volume attached to two nodes, mounted where it is not attached, or taken from a
-// node that had it mounted and power.
+// Record writes a line unless the journal has its effect already. A driver records every completed call, also one that found
+// nothing to do: the process of an earlier call may have been killed between the change and its line. The caller holds
+// Locked and has checked that the volume is in the state of the line.
+func Record(dir string, l Line) error {
+	lines, err := Read(dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	volumes := newState()
+	for _, earlier := range lines {
+		volumes.apply(earlier)
+	}
+	if volumes.has(l) {
+		return nil
+	}
+	return Write(dir, l)
+}
+
+// state is where volumes are attached and mounted after the lines of a journal.
+type state struct {
+	attached map[string]string // node by volume
+	mounts   map[string][]Line // by volume
+}
+
+func newState() state { return state{map[string]string{}, map[string][]Line{}} }
+
+// apply changes the state by a line, whether or not the line is allowed in it.
+func (s state) apply(l Line) {
+	switch l.What {
+	case Attached:
+		s.attached[l.Volume] = l.Node
+	case Detached:
+		if s.attached[l.Volume] == l.Node {
+			delete(s.attached, l.Volume)
+		}
+	case Mounted:
+		s.mounts[l.Volume] = append(s.mounts[l.Volume], l)
+	case Unmount:
+		s.mounts[l.Volume] = slices.DeleteFunc(s.mounts[l.Volume], func(m Line) bool { return m.Node == l.Node && m.Path == l.Path })
+	case PowerCut:
+		for v := range s.mounts {
+			s.mounts[v] = slices.DeleteFunc(s.mounts[v], func(m Line) bool { return m.Node == l.Node })
+		}
+	}
+}
+
+// has reports whether a line would change nothing.
+func (s state) has(l Line) bool {
+	mounted := slices.ContainsFunc(s.mounts[l.Volume], func(m Line) bool { return m.Node == l.Node && m.Path == l.Path })
+	switch l.What {
+	case Attached:
+		return s.attached[l.Volume] == l.Node
+	case Detached:
+		return s.attached[l.Volume] != l.Node
+	case Mounted:
+		return mounted
+	case Unmount:
+		return !mounted
+	}
+	return false
+}
+
+// Wrong returns the violations in a journal: a volume attached to two nodes, mounted on a node to which it is not attached,
+// or detached from a node that had it mounted and had power.
 func Wrong(lines []Line) (wrong []string) {
-	attached := map[string]string{}
-	mounts := map[string][]Line{} // of a volume
+	volumes := newState()
 	no := func(l Line, format string, args ...any) {
 		wrong = append(wrong, l.String()+": "+fmt.Sprintf(format, args...))
 	}
 	for _, l := range lines {
-		at := attached[l.Volume]
+		at := volumes.attached[l.Volume]
 		switch l.What {
 		case Attached:
 			if at != "" && at != l.Node {
 				no(l, "it is attached to %s", at)
 			}
-			attached[l.Volume] = l.Node
 		case Detached:
-			if at != l.Node {
-				continue // once more
-			}
-			if m := mounts[l.Volume]; len(m) > 0 {
+			if m := volumes.mounts[l.Volume]; at == l.Node && len(m) > 0 {
 				no(l, "it is mounted on %s at %s", m[0].Node, m[0].Path)
 			}
-			delete(attached, l.Volume)
 		case Mounted:
 			if at != l.Node {
 				no(l, "it is attached to %q", at)
 			}
-			mounts[l.Volume] = append(mounts[l.Volume], l)
-		case Unmount:
-			mounts[l.Volume] = slices.DeleteFunc(mounts[l.Volume], func(m Line) bool { return m.Node == l.Node && m.Path == l.Path })
-		case PowerCut:
-			for v := range mounts {
-				mounts[v] = slices.DeleteFunc(mounts[v], func(m Line) bool { return m.Node == l.Node })
-			}
+		case Unmount, PowerCut:
 		default:
 			no(l, "nobody knows what that is")
 		}
+		volumes.apply(l)
 	}
 	return wrong
 }

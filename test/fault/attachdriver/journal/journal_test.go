@@ -18,9 +18,8 @@ func TestWrong(t *testing.T) {
 		{"unheard of", "stolen w1", "nobody knows"},
 	} {
 		dir := t.TempDir()
-		for line := range strings.SplitSeq(c.lines, ", ") {
-			what, node, _ := strings.Cut(line, " ")
-			if err := Write(dir, Line{What: strings.ReplaceAll(what, "-", " "), Node: node, Volume: "v", Path: "/p"}); err != nil {
+		for _, l := range parseLines(c.lines) {
+			if err := Write(dir, l); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -33,4 +32,54 @@ func TestWrong(t *testing.T) {
 			t.Errorf("%s: %q, want %q", c.about, wrong, c.want)
 		}
 	}
+}
+
+// A call that finds nothing to do writes the line of an earlier call whose process was killed before it could, and writes
+// no line twice.
+func TestRecord(t *testing.T) {
+	const power = "power-cut w1"
+	for _, c := range []struct{ about, lines, record, want string }{
+		{"the first line", "", "attached w1", "attached w1"},
+		{"attached, and no line", "", "attached w1, attached w1", "attached w1"},
+		{"detached, and no line", "attached w1", "detached w1, detached w1", "attached w1, detached w1"},
+		{"mounted, and no line", "attached w1", "mounted w1, mounted w1", "attached w1, mounted w1"},
+		{"unmounted, and no line", "attached w1, mounted w1", "unmounted w1, unmounted w1", "attached w1, mounted w1, unmounted w1"},
+		{"never attached there", "attached w1", "detached w2", "attached w1"},
+		{"never mounted there", "attached w1, mounted w1", "unmounted w2", "attached w1, mounted w1"},
+		{"mounts end with the power", "attached w1, mounted w1, " + power, "unmounted w1", "attached w1, mounted w1, " + power},
+		{"mounted again after it", "attached w1, mounted w1, " + power, "mounted w1", "attached w1, mounted w1, " + power + ", mounted w1"},
+	} {
+		dir := t.TempDir()
+		for _, l := range parseLines(c.lines) {
+			if err := Write(dir, l); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, l := range parseLines(c.record) {
+			if err := Record(dir, l); err != nil {
+				t.Fatal(err)
+			}
+		}
+		lines, err := Read(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, l := range lines {
+			got = append(got, strings.ReplaceAll(l.What, " ", "-")+" "+l.Node)
+		}
+		if got := strings.Join(got, ", "); got != c.want {
+			t.Errorf("%s: the journal has %q, want %q", c.about, got, c.want)
+		}
+	}
+}
+
+// parseLines returns the lines of volume v and path /p in "WHAT NODE, WHAT NODE".
+func parseLines(text string) (lines []Line) {
+	for line := range strings.SplitSeq(text, ", ") {
+		if what, node, ok := strings.Cut(line, " "); ok {
+			lines = append(lines, Line{What: strings.ReplaceAll(what, "-", " "), Node: node, Volume: "v", Path: "/p"})
+		}
+	}
+	return lines
 }
