@@ -144,7 +144,7 @@ func TestIngressPairs(t *testing.T) {
 		}
 		return out
 	}
-	certificate, key := pairs.Files("default", "pair")
+	certificate, key := pairs.FileNames("default", "pair")
 	is := func(what string, of map[string][]byte) {
 		t.Helper()
 		w.eventually(what, func() error {

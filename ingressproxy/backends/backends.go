@@ -1,4 +1,4 @@
-// Package backends says at which addresses a port of a Service is served.
+// Package backends computes the endpoint addresses of a port of a Service.
 package backends
 
 import (
@@ -9,17 +9,18 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// TCP says whether a protocol is TCP, which is also what none means.
-func TCP(p corev1.Protocol) bool { return p == corev1.ProtocolTCP || p == "" }
+// IsTCP reports whether a protocol is TCP, which is also the default of an empty protocol.
+func IsTCP(p corev1.Protocol) bool { return p == corev1.ProtocolTCP || p == "" }
 
-// Of is the endpoints behind a port of a Service, in order of their addresses: the ready ones or, where there are none, those
-// that end and still serve. An endpoint of two families is in one: the Service's first of which there are any.
-func Of(s *corev1.Service, port *corev1.ServicePort, all []*discoveryv1.EndpointSlice) []netip.AddrPort {
-	for _, family := range families(s, all) {
+// Endpoints returns the addresses of the endpoints of a Service port, sorted. If no endpoint is
+// ready, it returns those that are terminating and still serving. All addresses are of one family:
+// the first of the Service's families that has endpoints.
+func Endpoints(s *corev1.Service, port *corev1.ServicePort, all []*discoveryv1.EndpointSlice) []netip.AddrPort {
+	for _, family := range addressFamilies(s, all) {
 		var ready, ending []netip.AddrPort
 		for _, slice := range all {
 			if slice.AddressType == family {
-				ready, ending = add(slice, port.Name, ready, ending)
+				ready, ending = appendEndpoints(slice, port.Name, ready, ending)
 			}
 		}
 		out := ready
@@ -34,8 +35,9 @@ func Of(s *corev1.Service, port *corev1.ServicePort, all []*discoveryv1.Endpoint
 	return nil
 }
 
-// families are those of a Service, the first one in front.
-func families(s *corev1.Service, all []*discoveryv1.EndpointSlice) []discoveryv1.AddressType {
+// addressFamilies returns the address types of a Service in its order of preference, followed by
+// other types for which it has EndpointSlices.
+func addressFamilies(s *corev1.Service, all []*discoveryv1.EndpointSlice) []discoveryv1.AddressType {
 	var out []discoveryv1.AddressType
 	for _, f := range s.Spec.IPFamilies {
 		out = append(out, discoveryv1.AddressType(f))
@@ -48,20 +50,20 @@ func families(s *corev1.Service, all []*discoveryv1.EndpointSlice) []discoveryv1
 	return out
 }
 
-func add(slice *discoveryv1.EndpointSlice, port string, ready, ending []netip.AddrPort) (_, _ []netip.AddrPort) {
+func appendEndpoints(slice *discoveryv1.EndpointSlice, port string, ready, ending []netip.AddrPort) (_, _ []netip.AddrPort) {
 	is := func(b *bool, unset bool) bool { return b == nil && unset || b != nil && *b }
 	for _, p := range slice.Ports {
 		if p.Port == nil || *p.Port < 1 || *p.Port > 65535 {
-			continue // the API accepts numbers that are no ports
+			continue // the API accepts numbers that are not valid ports
 		}
-		if p.Name == nil && port != "" || p.Name != nil && *p.Name != port || p.Protocol != nil && !TCP(*p.Protocol) {
+		if p.Name == nil && port != "" || p.Name != nil && *p.Name != port || p.Protocol != nil && !IsTCP(*p.Protocol) {
 			continue
 		}
 		for _, e := range slice.Endpoints {
 			if len(e.Addresses) == 0 {
 				continue
 			}
-			addr, err := netip.ParseAddr(e.Addresses[0]) // all addresses of an endpoint lead to the same place
+			addr, err := netip.ParseAddr(e.Addresses[0]) // all addresses of an endpoint are equivalent
 			if err != nil {
 				continue
 			}

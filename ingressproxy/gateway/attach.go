@@ -10,12 +10,13 @@ import (
 	"keelson.dev/keelson/ingressproxy/route"
 )
 
-// reasonHostnameConflict is for a route that another of the other kind leaves no host to.
+// reasonHostnameConflict is the reason for a route whose hosts all belong to a route of the other
+// kind (HTTPRoute or GRPCRoute).
 const reasonHostnameConflict gw.RouteConditionReason = "HostnameConflict"
 
-// attach attaches a route to the listeners that a reference means, and says why there is none. Routes come in the order
-// of their precedence.
-func (w *World) attach(g *Gateway, r *Route, ref gw.ParentReference) *problem {
+// attachRoute attaches a route to the listeners that a parent reference selects. It returns the
+// reason if no listener can be attached to. Routes must be passed in their order of precedence.
+func (w *World) attachRoute(g *Gateway, r *Route, ref gw.ParentReference) *problem {
 	var meant, allowed, matching []*Listener
 	for _, l := range g.Listeners {
 		if ref.SectionName != nil && *ref.SectionName != "" && *ref.SectionName != l.spec.Name {
@@ -27,25 +28,25 @@ func (w *World) attach(g *Gateway, r *Route, ref gw.ParentReference) *problem {
 		meant = append(meant, l)
 	}
 	if len(meant) == 0 {
-		return problemf(gw.RouteReasonNoMatchingParent, "the Gateway has no listener that the reference means%s", section(ref))
+		return problemf(gw.RouteReasonNoMatchingParent, "the Gateway has no listener that matches the reference%s", sectionSuffix(ref))
 	}
 	for _, l := range meant {
-		if l.takes(r.kind) && w.from(g, l, r.meta.Namespace) {
+		if l.allowsKind(r.kind) && w.allowsNamespace(g, l, r.meta.Namespace) {
 			allowed = append(allowed, l)
 		}
 	}
 	if len(allowed) == 0 {
-		return problemf(gw.RouteReasonNotAllowedByListeners, "no listener allows a %s of namespace %s%s", r.kind, r.meta.Namespace, section(ref))
+		return problemf(gw.RouteReasonNotAllowedByListeners, "no listener allows a %s of namespace %s%s", r.kind, r.meta.Namespace, sectionSuffix(ref))
 	}
 	hosts := map[*Listener][]route.Host{}
 	for _, l := range allowed {
-		if both, ok := common(l.host, r.hostnames); ok {
+		if both, ok := commonHosts(l.host, r.hostnames); ok {
 			matching = append(matching, l)
 			hosts[l] = both
 		}
 	}
 	if len(matching) == 0 {
-		return problemf(gw.RouteReasonNoMatchingListenerHostname, "no listener that allows it has a hostname in common with %s", joined(r.hostnames))
+		return problemf(gw.RouteReasonNoMatchingListenerHostname, "no listener that allows the route has a hostname in common with %s", joinHostnames(r.hostnames))
 	}
 	if r.refused != nil {
 		return r.refused
@@ -53,27 +54,27 @@ func (w *World) attach(g *Gateway, r *Route, ref gw.ParentReference) *problem {
 	var other *Route
 	attached := false
 	for _, l := range matching {
-		if o := l.otherKind(r, hosts[l]); o != nil {
+		if o := l.conflictingRoute(r, hosts[l]); o != nil {
 			other = o
 			continue
 		}
-		l.add(r, hosts[l])
+		l.addAttachment(r, hosts[l])
 		attached = true
 	}
 	if !attached {
-		return problemf(reasonHostnameConflict, "%s, which is older or comes first in the alphabet, has the same hosts: HTTPRoutes and GRPCRoutes do not share a host", other)
+		return problemf(reasonHostnameConflict, "%s, which has precedence, has the same hosts: an HTTPRoute and a GRPCRoute cannot share a host", other)
 	}
 	return nil
 }
 
-func section(ref gw.ParentReference) string {
+func sectionSuffix(ref gw.ParentReference) string {
 	if ref.SectionName == nil {
 		return ""
 	}
 	return " (sectionName " + string(*ref.SectionName) + ")"
 }
 
-func joined(names []gw.Hostname) string {
+func joinHostnames(names []gw.Hostname) string {
 	out := make([]string, len(names))
 	for i, n := range names {
 		out[i] = string(n)
@@ -81,20 +82,21 @@ func joined(names []gw.Hostname) string {
 	return strings.Join(out, ", ")
 }
 
-// from says whether a listener allows routes of a namespace.
-func (w *World) from(g *Gateway, l *Listener, namespace string) bool {
+// allowsNamespace reports whether a listener allows routes of a namespace.
+func (w *World) allowsNamespace(g *Gateway, l *Listener, namespace string) bool {
 	if l.namespaces == nil {
 		return namespace == g.Object.Namespace
 	}
 	if l.namespaces.Empty() {
-		return true // all
+		return true // all namespaces
 	}
 	has, ok := w.Namespace(namespace)
 	return ok && l.namespaces.Matches(labels.Set(has))
 }
 
-// common are the hosts of a route below a listener's; none is all of them.
-func common(listener route.Host, names []gw.Hostname) (hosts []route.Host, ok bool) {
+// commonHosts returns the hosts that a listener and a route have in common. A route without
+// hostnames has all hosts of the listener, for which hosts is empty.
+func commonHosts(listener route.Host, names []gw.Hostname) (hosts []route.Host, ok bool) {
 	if len(names) == 0 {
 		return nil, true
 	}
@@ -110,8 +112,9 @@ func common(listener route.Host, names []gw.Hostname) (hosts []route.Host, ok bo
 	return hosts, len(hosts) > 0
 }
 
-// otherKind is a route of the other kind that is attached already and has a host in common.
-func (l *Listener) otherKind(r *Route, hosts []route.Host) *Route {
+// conflictingRoute returns a route of the other kind (HTTPRoute or GRPCRoute) that is already
+// attached and has a host in common, or nil.
+func (l *Listener) conflictingRoute(r *Route, hosts []route.Host) *Route {
 	every := func(h []route.Host) []route.Host {
 		if len(h) == 0 {
 			return []route.Host{l.host}
@@ -133,8 +136,8 @@ func (l *Listener) otherKind(r *Route, hosts []route.Host) *Route {
 	return nil
 }
 
-// add attaches a route once, whatever the number of its references.
-func (l *Listener) add(r *Route, hosts []route.Host) {
+// addAttachment attaches a route to the listener. Attaching the same route again has no effect.
+func (l *Listener) addAttachment(r *Route, hosts []route.Host) {
 	for _, a := range l.attached {
 		if a.route == r {
 			return

@@ -6,8 +6,8 @@ import (
 	"keelson.dev/keelson/ingressproxy/pairs"
 )
 
-// Certificates are the key pairs of a Gateway's listeners as the files that its proxy is given (pairs.Files). Pairs to
-// which the Gateway may not refer are not among them.
+// Certificates returns the key pairs of the Gateway's listeners as files for its proxy, with the
+// names of pairs.FileNames. It omits key pairs that the Gateway is not allowed to refer to.
 func Certificates(w *World, g *Gateway) map[string][]byte {
 	out := map[string][]byte{}
 	for _, l := range g.Listeners {
@@ -15,12 +15,12 @@ func Certificates(w *World, g *Gateway) map[string][]byte {
 			continue
 		}
 		for _, ref := range l.spec.TLS.CertificateRefs {
-			if _, p := w.certificate(g.Object.Namespace, ref); p != nil {
+			if _, p := w.resolveCertificateRef(g.Object.Namespace, ref); p != nil {
 				continue
 			}
-			namespace := deref(ref.Namespace, g.Object.Namespace)
+			namespace := stringOr(ref.Namespace, g.Object.Namespace)
 			s := w.Secret(namespace, string(ref.Name))
-			certificate, key := pairs.Files(namespace, string(ref.Name))
+			certificate, key := pairs.FileNames(namespace, string(ref.Name))
 			out[certificate], out[key] = s.Data[corev1.TLSCertKey], s.Data[corev1.TLSPrivateKeyKey]
 		}
 	}

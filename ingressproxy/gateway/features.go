@@ -4,10 +4,10 @@ import (
 	gw "sigs.k8s.io/gateway-api/apis/v1"
 )
 
-// supported are the features, by the names that the project's conformance suite has for them, of classes of ours: the suite
-// asks a class for these and tests all of them. Those that are not among them stand in docs/reference/gateway.md. In the order of the
-// alphabet, as the specification wants them.
-var supported = []gw.FeatureName{
+// supportedFeatures are the features that Keelson's classes report, by their names in the Gateway
+// API conformance suite. The suite tests every reported feature. docs/reference/gateway.md lists
+// the unsupported features. The specification requires alphabetical order.
+var supportedFeatures = []gw.FeatureName{
 	"GRPCRoute",
 	"GRPCRouteNamedRouteRule",
 	"Gateway",
@@ -42,12 +42,13 @@ var supported = []gw.FeatureName{
 	"ReferenceGrant",
 }
 
-// features are those of a class's status; none of a class that is not served.
-func features(refused *problem) (out []gw.SupportedFeature) {
+// classFeatures returns the features for the status of a class. A class that is not accepted has
+// none.
+func classFeatures(refused *problem) (out []gw.SupportedFeature) {
 	if refused != nil {
 		return nil
 	}
-	for _, name := range supported {
+	for _, name := range supportedFeatures {
 		out = append(out, gw.SupportedFeature{Name: name})
 	}
 	return out

@@ -9,27 +9,27 @@ import (
 	"keelson.dev/keelson/ingressproxy/route"
 )
 
-// httpFilters are the filters of a rule or of one of its backends.
-func (w *World) httpFilters(r *Route, at int, field string, filters []gw.HTTPRouteFilter, of *rule) (out route.Filters, p *problem) {
+// httpFilters translates the filters of a rule, or of one of its backends.
+func (w *World) httpFilters(r *Route, at int, field string, filters []gw.HTTPRouteFilter, of *translatedRule) (out route.Filters, p *problem) {
 	seen := map[gw.HTTPRouteFilterType]bool{}
 	for i, f := range filters {
 		where := fmt.Sprintf("%s[%d]", field, i)
 		if seen[f.Type] && f.Type != gw.HTTPRouteFilterRequestMirror {
-			return out, problemf(gw.RouteReasonIncompatibleFilters, "%s: there is one of type %s already", where, f.Type)
+			return out, problemf(gw.RouteReasonIncompatibleFilters, "%s: an earlier filter also has type %s", where, f.Type)
 		}
 		seen[f.Type] = true
 		switch {
 		case f.Type == gw.HTTPRouteFilterRequestHeaderModifier && f.RequestHeaderModifier != nil:
-			out.Request = headers(f.RequestHeaderModifier)
+			out.Request = headerChanges(f.RequestHeaderModifier)
 		case f.Type == gw.HTTPRouteFilterResponseHeaderModifier && f.ResponseHeaderModifier != nil:
-			out.Response = headers(f.ResponseHeaderModifier)
+			out.Response = headerChanges(f.ResponseHeaderModifier)
 		case f.Type == gw.HTTPRouteFilterRequestRedirect && f.RequestRedirect != nil:
-			out.Redirect, p = redirect(f.RequestRedirect)
+			out.Redirect, p = translateRedirect(f.RequestRedirect)
 		case f.Type == gw.HTTPRouteFilterURLRewrite && f.URLRewrite != nil:
-			out.Rewrite = &route.Rewrite{Host: deref(f.URLRewrite.Hostname, "")}
-			out.Rewrite.Path, p = pathChange(f.URLRewrite.Path)
+			out.Rewrite = &route.Rewrite{Host: stringOr(f.URLRewrite.Hostname, "")}
+			out.Rewrite.Path, p = translatePathChange(f.URLRewrite.Path)
 		case f.Type == gw.HTTPRouteFilterRequestMirror && f.RequestMirror != nil:
-			if m, ok := w.mirror(r, fmt.Sprintf("spec.rules[%d].%s", at, where), f.RequestMirror, of); ok {
+			if m, ok := w.translateMirror(r, fmt.Sprintf("spec.rules[%d].%s", at, where), f.RequestMirror, of); ok {
 				out.Mirrors = append(out.Mirrors, m)
 			}
 		default:
@@ -45,7 +45,7 @@ func (w *World) httpFilters(r *Route, at int, field string, filters []gw.HTTPRou
 	return out, nil
 }
 
-func headers(f *gw.HTTPHeaderFilter) route.Headers {
+func headerChanges(f *gw.HTTPHeaderFilter) route.Headers {
 	list := func(in []gw.HTTPHeader) []route.Header {
 		var out []route.Header
 		for _, h := range in {
@@ -56,24 +56,24 @@ func headers(f *gw.HTTPHeaderFilter) route.Headers {
 	return route.Headers{Remove: slices.Clone(f.Remove), Set: list(f.Set), Add: list(f.Add)}
 }
 
-func redirect(f *gw.HTTPRequestRedirectFilter) (out *route.Redirect, p *problem) {
-	out = &route.Redirect{Host: deref(f.Hostname, ""), Scheme: deref(f.Scheme, "")}
+func translateRedirect(f *gw.HTTPRequestRedirectFilter) (out *route.Redirect, p *problem) {
+	out = &route.Redirect{Host: stringOr(f.Hostname, ""), Scheme: stringOr(f.Scheme, "")}
 	if s := out.Scheme; s != "" && s != "http" && s != "https" {
-		return out, problemf(gw.RouteReasonUnsupportedValue, "scheme %q is not known", s)
+		return out, problemf(gw.RouteReasonUnsupportedValue, "scheme %q is not supported", s)
 	}
 	if f.Port != nil {
 		out.Port = uint16(*f.Port)
 	}
 	if f.StatusCode != nil {
 		if out.Status = *f.StatusCode; !slices.Contains([]int{301, 302, 303, 307, 308}, out.Status) {
-			return out, problemf(gw.RouteReasonUnsupportedValue, "statusCode %d is no redirect", out.Status)
+			return out, problemf(gw.RouteReasonUnsupportedValue, "statusCode %d is not a redirect", out.Status)
 		}
 	}
-	out.Path, p = pathChange(f.Path)
+	out.Path, p = translatePathChange(f.Path)
 	return out, p
 }
 
-func pathChange(m *gw.HTTPPathModifier) (*route.PathChange, *problem) {
+func translatePathChange(m *gw.HTTPPathModifier) (*route.PathChange, *problem) {
 	if m == nil {
 		return nil, nil
 	}
@@ -86,8 +86,8 @@ func pathChange(m *gw.HTTPPathModifier) (*route.PathChange, *problem) {
 	return nil, problemf(gw.RouteReasonUnsupportedValue, "path of type %q is not supported", m.Type)
 }
 
-// prefixed refuses the replacement of a prefix where a match has none.
-func prefixed(f route.Filters, matches []route.Match) *problem {
+// checkPrefixReplacement refuses a ReplacePrefixMatch filter if a match is not of type PathPrefix.
+func checkPrefixReplacement(f route.Filters, matches []route.Match) *problem {
 	var changes []*route.PathChange
 	if f.Redirect != nil {
 		changes = append(changes, f.Redirect.Path)
@@ -103,23 +103,24 @@ func prefixed(f route.Filters, matches []route.Match) *problem {
 	return nil
 }
 
-// mirror is a mirror of requests; ok is false when its reference leads nowhere.
-func (w *World) mirror(r *Route, field string, f *gw.HTTPRequestMirrorFilter, of *rule) (out route.Mirror, ok bool) {
-	t, p := w.target(r, f.BackendRef)
+// translateMirror translates a mirror filter; ok is false if its backend reference cannot be
+// resolved.
+func (w *World) translateMirror(r *Route, field string, f *gw.HTTPRequestMirrorFilter, of *translatedRule) (out route.Mirror, ok bool) {
+	t, p := w.resolveBackendRef(r, f.BackendRef)
 	if p != nil {
-		r.unresolved(field, p)
+		r.recordUnresolvedRef(field, p)
 		return out, false
 	}
 	of.targets = append(of.targets, t)
-	out.Pool = t.key()
+	out.Pool = t.poolKey()
 	switch {
 	case f.Fraction != nil:
-		out.Numerator, out.Denominator = share(f.Fraction.Numerator), 100
+		out.Numerator, out.Denominator = nonNegative(f.Fraction.Numerator), 100
 		if f.Fraction.Denominator != nil {
-			out.Denominator = share(*f.Fraction.Denominator)
+			out.Denominator = nonNegative(*f.Fraction.Denominator)
 		}
 	case f.Percent != nil:
-		out.Numerator, out.Denominator = share(*f.Percent), 100
+		out.Numerator, out.Denominator = nonNegative(*f.Percent), 100
 	}
 	return out, true
 }

@@ -30,7 +30,7 @@ var rewrite = flag.Bool("rewrite", false, "write the transcripts anew")
 
 var testTime = metav1.NewTime(time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC))
 
-// cluster is objects by kind.
+// cluster holds objects by kind.
 type cluster struct {
 	World
 	namespaces map[string]map[string]string
@@ -68,7 +68,7 @@ func (c *cluster) world() *World {
 	return &c.World
 }
 
-// add adds an object. Objects are as old as the order in which they come, by minutes, unless they say.
+// add adds an object. Its default age follows the order of the calls, one minute apart.
 func (c *cluster) add(t *testing.T, data []byte) {
 	t.Helper()
 	var head metav1.TypeMeta
@@ -148,7 +148,8 @@ func readCluster(t *testing.T, path string) *cluster {
 	}
 }
 
-// Clusters as files, what the statuses say of them and what the proxies serve. -rewrite writes them anew.
+// Each file is a cluster; the transcript has the statuses and what the proxies serve. -rewrite
+// updates the transcripts.
 func TestTranscripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.yaml")
 	if err != nil || len(files) == 0 {
@@ -172,7 +173,7 @@ func TestTranscripts(t *testing.T) {
 			if got != string(want) {
 				t.Errorf("got:\n%s\nwant:\n%s", got, want)
 			}
-			if _, wrong := route.Compile(Judge(c.world()).Table("default", "g")); len(wrong) > 0 {
+			if _, wrong := route.Compile(Evaluate(c.world()).Table("default", "g")); len(wrong) > 0 {
 				t.Errorf("the table does not compile: %v", wrong)
 			}
 		})
@@ -192,11 +193,11 @@ func transcript(w *World) string {
 			conditions("  ", ClassStatus(c, testTime).Conditions)
 		}
 	}
-	j := Judge(w)
-	address := Serving{Addresses: []gw.GatewayStatusAddress{{Value: "192.0.2.1"}}}
+	j := Evaluate(w)
+	address := ProxyState{Addresses: []gw.GatewayStatusAddress{{Value: "192.0.2.1"}}}
 	for _, g := range j.Gateways {
 		s := g.Status(address, testTime)
-		fmt.Fprintf(&b, "Gateway %s ports %v\n", g.Object.Name, g.Serves())
+		fmt.Fprintf(&b, "Gateway %s ports %v\n", g.Object.Name, g.ServedPorts())
 		conditions("  ", s.Conditions)
 		for _, l := range s.Listeners {
 			var kinds []string
@@ -210,7 +211,7 @@ func transcript(w *World) string {
 	for _, r := range j.Routes {
 		fmt.Fprintln(&b, r)
 		for _, p := range r.Status(testTime).Parents {
-			fmt.Fprintf(&b, "  parent %s %s by %s\n", p.ParentRef.Name, deref(p.ParentRef.SectionName, "-"), p.ControllerName)
+			fmt.Fprintf(&b, "  parent %s %s by %s\n", p.ParentRef.Name, stringOr(p.ParentRef.SectionName, "-"), p.ControllerName)
 			conditions("    ", p.Conditions)
 		}
 	}
@@ -259,7 +260,7 @@ func printTable(b *strings.Builder, name string, t *route.Table) {
 	}
 }
 
-// more are filters, if there are any.
+// more formats the filters, if there are any.
 func more(f route.Filters) string {
 	if reflect.ValueOf(f).IsZero() {
 		return ""

@@ -8,7 +8,8 @@ import (
 	"keelson.dev/keelson/ingressproxy/route"
 )
 
-// What says more of a method comes first, wherever it stands: the service before the method, and both before nothing.
+// More specific method matches come first, whatever their order: the service before the method, and
+// both before neither.
 func TestGRPCPrecedence(t *testing.T) {
 	c := &cluster{namespaces: map[string]map[string]string{}}
 	c.add(t, []byte("kind: GatewayClass\nmetadata: {name: k}\nspec: {controllerName: keelson.dev/gateway}"))
@@ -23,7 +24,7 @@ spec:
   - {name: method, matches: [{method: {method: AVeryLongMethod}}]}
   - {name: service, matches: [{method: {service: s.S}}]}
   - {name: both, matches: [{method: {service: s.S, method: Get}}]}`))
-	x, wrong := route.Compile(Judge(c.world()).Table("default", "g"))
+	x, wrong := route.Compile(Evaluate(c.world()).Table("default", "g"))
 	if len(wrong) > 0 {
 		t.Fatal(wrong)
 	}

@@ -13,41 +13,44 @@ import (
 	"keelson.dev/keelson/ingressproxy/route"
 )
 
-// Listener is one listener as it is served.
+// Listener is a listener of a Gateway, with its evaluation.
 type Listener struct {
 	spec       *gw.Listener
 	host       route.Host
 	kinds      []gw.RouteGroupKind
-	namespaces labels.Selector // of namespaces whose routes are allowed; nil: the Gateway's own
+	namespaces labels.Selector // selects the namespaces of allowed routes; nil: only the Gateway's own
 
-	accepted   *problem // what is not supported
-	conflicted *problem
-	resolved   *problem // what its references lack
-	keyless    bool     // no certificate is to be had
-	overlaps   []string // listeners in TLS with hosts of its own
+	notAccepted        *problem // unsupported settings
+	conflict           *problem
+	unresolvedRef      *problem // the first problem with its references
+	withoutCertificate bool     // HTTPS without any usable certificate
+	overlaps           []string // HTTPS listeners with overlapping hosts
 
 	pairs    []*tls.Certificate
 	attached []attachment
 }
 
-// attachment is a route at a listener, and the hosts that both have; none is all of the listener's.
+// attachment is a route attached to a listener, and the hosts that both have in common. No hosts
+// means all hosts of the listener.
 type attachment struct {
 	route *Route
 	hosts []route.Host
 }
 
-// Served says whether the proxy has the listener.
-func (l *Listener) Served() bool { return l.accepted == nil && l.conflicted == nil && !l.keyless }
+// Served reports whether the proxy serves the listener.
+func (l *Listener) Served() bool {
+	return l.notAccepted == nil && l.conflict == nil && !l.withoutCertificate
+}
 
-// Port is where it listens.
+// Port returns the port of the listener.
 func (l *Listener) Port() int32 { return l.spec.Port }
 
-// Name is its name.
+// Name returns the name of the listener.
 func (l *Listener) Name() string { return string(l.spec.Name) }
 
-// refusedGateway says what of a Gateway, other than its listeners, cannot be served.
-func refusedGateway(o *gw.Gateway, class *gw.GatewayClass) *problem {
-	if p := refusedClass(class); p != nil {
+// gatewayProblem returns why a Gateway cannot be served, apart from its listeners, or nil.
+func gatewayProblem(o *gw.Gateway, class *gw.GatewayClass) *problem {
+	if p := classProblem(class); p != nil {
 		return problemf(gw.GatewayReasonInvalidParameters, "GatewayClass %s: %s", class.Name, p.message)
 	}
 	s := &o.Spec
@@ -55,11 +58,11 @@ func refusedGateway(o *gw.Gateway, class *gw.GatewayClass) *problem {
 		return problemf(gw.GatewayReasonInvalidParameters, "spec.infrastructure.parametersRef: this class takes no parameters; leave it out")
 	}
 	for i, a := range s.Addresses {
-		if t := deref(a.Type, string(gw.IPAddressType)); t != string(gw.IPAddressType) {
+		if t := stringOr(a.Type, string(gw.IPAddressType)); t != string(gw.IPAddressType) {
 			return problemf(gw.GatewayReasonUnsupportedAddress, "spec.addresses[%d]: type %s is not supported; use %s", i, t, gw.IPAddressType)
 		}
 	}
-	if s.AllowedListeners != nil && s.AllowedListeners.Namespaces != nil && deref(s.AllowedListeners.Namespaces.From, "None") != "None" {
+	if s.AllowedListeners != nil && s.AllowedListeners.Namespaces != nil && stringOr(s.AllowedListeners.Namespaces.From, "None") != "None" {
 		return problemf(gw.GatewayReasonInvalid, "spec.allowedListeners: ListenerSets are not supported; leave it out")
 	}
 	if s.TLS != nil && s.TLS.Backend != nil {
@@ -71,15 +74,16 @@ func refusedGateway(o *gw.Gateway, class *gw.GatewayClass) *problem {
 	return nil
 }
 
-// Address is the first address that a Gateway asks for, "" for any. One is all that it can have.
+// Address returns the first address that the Gateway requests, or "" for any address. Only one
+// address is supported.
 func (g *Gateway) Address() string {
-	if asked := g.addresses(); len(asked) > 0 {
+	if asked := g.requestedAddresses(); len(asked) > 0 {
 		return asked[0]
 	}
 	return ""
 }
 
-func (g *Gateway) addresses() (out []string) {
+func (g *Gateway) requestedAddresses() (out []string) {
 	for _, a := range g.Object.Spec.Addresses {
 		if a.Value != "" {
 			out = append(out, a.Value)
@@ -88,51 +92,51 @@ func (g *Gateway) addresses() (out []string) {
 	return out
 }
 
-// refusedClass says what of a class cannot be served.
-func refusedClass(c *gw.GatewayClass) *problem {
+// classProblem returns why a GatewayClass is not accepted, or nil.
+func classProblem(c *gw.GatewayClass) *problem {
 	if c.Spec.ParametersRef != nil {
 		return problemf(gw.GatewayClassReasonInvalidParameters, "spec.parametersRef: this controller takes no parameters; leave it out")
 	}
 	return nil
 }
 
-// listeners judges the listeners of a Gateway, each by itself and against the others.
-func (w *World) listeners(o *gw.Gateway) []*Listener {
+// judgeListeners evaluates the listeners of a Gateway and their conflicts with each other.
+func (w *World) judgeListeners(o *gw.Gateway) []*Listener {
 	out := make([]*Listener, 0, len(o.Spec.Listeners))
 	for i := range o.Spec.Listeners {
-		out = append(out, w.listener(o, &o.Spec.Listeners[i]))
+		out = append(out, w.judgeListener(o, &o.Spec.Listeners[i]))
 	}
 	for i, a := range out {
 		for _, b := range out[i+1:] {
-			confront(a, b)
+			detectConflict(a, b)
 		}
 	}
 	return out
 }
 
-func (w *World) listener(o *gw.Gateway, spec *gw.Listener) *Listener {
+func (w *World) judgeListener(o *gw.Gateway, spec *gw.Listener) *Listener {
 	l := &Listener{spec: spec}
 	var err error
-	if l.host, err = route.ParseHost(deref(spec.Hostname, ""), route.AnyLabels); err != nil {
-		l.accepted = problemf(gw.ListenerReasonUnsupportedValue, "hostname: %v", err)
+	if l.host, err = route.ParseHost(stringOr(spec.Hostname, ""), route.AnyLabels); err != nil {
+		l.notAccepted = problemf(gw.ListenerReasonUnsupportedValue, "hostname: %v", err)
 	}
 	switch spec.Protocol {
 	case gw.HTTPProtocolType:
 	case gw.HTTPSProtocolType:
-		w.secure(o, l)
+		w.loadCertificates(o, l)
 	default:
-		l.accepted = problemf(gw.ListenerReasonUnsupportedProtocol, "protocol %s is not supported: use HTTP or HTTPS", spec.Protocol)
+		l.notAccepted = problemf(gw.ListenerReasonUnsupportedProtocol, "protocol %s is not supported: use HTTP or HTTPS", spec.Protocol)
 		return l
 	}
 	if slices.Contains(w.Reserved, spec.Port) {
-		l.accepted = problemf(gw.ListenerReasonPortUnavailable, "port %d is the proxy's own: use another", spec.Port)
+		l.notAccepted = problemf(gw.ListenerReasonPortUnavailable, "port %d is reserved for the proxy: use another port", spec.Port)
 	}
-	l.allow(spec.AllowedRoutes)
+	l.setAllowedRoutes(spec.AllowedRoutes)
 	return l
 }
 
-// allow judges which routes a listener of HTTP or HTTPS takes.
-func (l *Listener) allow(allowed *gw.AllowedRoutes) {
+// setAllowedRoutes evaluates which kinds and namespaces of routes a listener allows.
+func (l *Listener) setAllowedRoutes(allowed *gw.AllowedRoutes) {
 	group := gw.Group(gw.GroupName)
 	supported := []gw.RouteGroupKind{{Group: &group, Kind: httpRoute}, {Group: &group, Kind: grpcRoute}}
 	if allowed == nil || len(allowed.Kinds) == 0 {
@@ -141,23 +145,23 @@ func (l *Listener) allow(allowed *gw.AllowedRoutes) {
 		var unknown []string
 		for _, k := range allowed.Kinds {
 			i := slices.IndexFunc(supported, func(s gw.RouteGroupKind) bool {
-				return s.Kind == k.Kind && deref(k.Group, gw.GroupName) == gw.GroupName
+				return s.Kind == k.Kind && stringOr(k.Group, gw.GroupName) == gw.GroupName
 			})
 			if i < 0 {
 				unknown = append(unknown, string(k.Kind))
-			} else if !l.takes(string(k.Kind)) {
+			} else if !l.allowsKind(string(k.Kind)) {
 				l.kinds = append(l.kinds, supported[i])
 			}
 		}
-		if len(unknown) > 0 && l.resolved == nil {
-			l.resolved = problemf(gw.ListenerReasonInvalidRouteKinds, "allowedRoutes.kinds: a listener of %s has no routes of kind %s, but HTTPRoute and GRPCRoute",
+		if len(unknown) > 0 && l.unresolvedRef == nil {
+			l.unresolvedRef = problemf(gw.ListenerReasonInvalidRouteKinds, "allowedRoutes.kinds: a listener with protocol %s does not support %s: use HTTPRoute or GRPCRoute",
 				l.spec.Protocol, strings.Join(unknown, ", "))
 		}
 	}
 	if allowed == nil || allowed.Namespaces == nil {
 		return
 	}
-	switch from := deref(allowed.Namespaces.From, string(gw.NamespacesFromSame)); gw.FromNamespaces(from) {
+	switch from := stringOr(allowed.Namespaces.From, string(gw.NamespacesFromSame)); gw.FromNamespaces(from) {
 	case gw.NamespacesFromSame:
 	case gw.NamespacesFromAll:
 		l.namespaces = labels.Everything()
@@ -165,48 +169,48 @@ func (l *Listener) allow(allowed *gw.AllowedRoutes) {
 		var err error
 		if l.namespaces, err = metav1.LabelSelectorAsSelector(allowed.Namespaces.Selector); err != nil {
 			l.namespaces = labels.Nothing()
-			l.accepted = problemf(gw.ListenerReasonUnsupportedValue, "allowedRoutes.namespaces.selector: %v", err)
+			l.notAccepted = problemf(gw.ListenerReasonUnsupportedValue, "allowedRoutes.namespaces.selector: %v", err)
 		}
 	default:
 		l.namespaces = labels.Nothing()
 		if from != string(gw.NamespacesFromNone) {
-			l.accepted = problemf(gw.ListenerReasonUnsupportedValue, "allowedRoutes.namespaces.from: %q is not known", from)
+			l.notAccepted = problemf(gw.ListenerReasonUnsupportedValue, "allowedRoutes.namespaces.from: %q is not known", from)
 		}
 	}
 }
 
-func (l *Listener) takes(kind string) bool {
+func (l *Listener) allowsKind(kind string) bool {
 	return slices.ContainsFunc(l.kinds, func(k gw.RouteGroupKind) bool { return string(k.Kind) == kind })
 }
 
-// secure reads the certificates of a listener of HTTPS.
-func (w *World) secure(o *gw.Gateway, l *Listener) {
+// loadCertificates resolves the certificates of an HTTPS listener.
+func (w *World) loadCertificates(o *gw.Gateway, l *Listener) {
 	t := l.spec.TLS
 	if v := frontendValidation(o, l.spec.Port); v != nil {
-		l.accepted = problemf(gw.ListenerReasonUnsupportedValue, "spec.tls.frontend: certificates of clients cannot be validated; leave it out")
+		l.notAccepted = problemf(gw.ListenerReasonUnsupportedValue, "spec.tls.frontend: certificates of clients cannot be validated; leave it out")
 	}
 	if t == nil {
-		l.accepted = problemf(gw.ListenerReasonUnsupportedValue, "tls: a listener of HTTPS has certificateRefs")
+		l.notAccepted = problemf(gw.ListenerReasonUnsupportedValue, "tls: an HTTPS listener needs certificateRefs")
 		return
 	}
-	if mode := deref(t.Mode, string(gw.TLSModeTerminate)); mode != string(gw.TLSModeTerminate) {
-		l.accepted = problemf(gw.ListenerReasonUnsupportedValue, "tls.mode: %s is not supported with HTTPS; use %s", mode, gw.TLSModeTerminate)
+	if mode := stringOr(t.Mode, string(gw.TLSModeTerminate)); mode != string(gw.TLSModeTerminate) {
+		l.notAccepted = problemf(gw.ListenerReasonUnsupportedValue, "tls.mode: %s is not supported with HTTPS; use %s", mode, gw.TLSModeTerminate)
 	}
 	if len(t.Options) > 0 {
-		l.accepted = problemf(gw.ListenerReasonUnsupportedValue, "tls.options: none are supported; leave them out")
+		l.notAccepted = problemf(gw.ListenerReasonUnsupportedValue, "tls.options: none are supported; leave them out")
 	}
 	for i, ref := range t.CertificateRefs {
-		pair, p := w.certificate(o.Namespace, ref)
-		if p != nil && l.resolved == nil {
-			l.resolved = problemf(p.reason, "tls.certificateRefs[%d]: %s", i, p.message)
+		pair, p := w.resolveCertificateRef(o.Namespace, ref)
+		if p != nil && l.unresolvedRef == nil {
+			l.unresolvedRef = problemf(p.reason, "tls.certificateRefs[%d]: %s", i, p.message)
 		}
 		if p == nil {
 			l.pairs = append(l.pairs, pair)
 		}
 	}
-	l.keyless = len(l.pairs) == 0
-	if l.keyless && l.resolved == nil {
-		l.resolved = problemf(gw.ListenerReasonInvalidCertificateRef, "tls.certificateRefs: there is none")
+	l.withoutCertificate = len(l.pairs) == 0
+	if l.withoutCertificate && l.unresolvedRef == nil {
+		l.unresolvedRef = problemf(gw.ListenerReasonInvalidCertificateRef, "tls.certificateRefs: an HTTPS listener needs at least one")
 	}
 }
 
@@ -222,42 +226,43 @@ func frontendValidation(o *gw.Gateway, port gw.PortNumber) *gw.FrontendTLSValida
 	return o.Spec.TLS.Frontend.Default.Validation
 }
 
-// certificate follows a reference of a Gateway to a Secret.
-func (w *World) certificate(namespace string, ref gw.SecretObjectReference) (*tls.Certificate, *problem) {
-	if group, kind := deref(ref.Group, ""), deref(ref.Kind, "Secret"); group != "" || kind != "Secret" {
-		return nil, problemf(gw.ListenerReasonInvalidCertificateRef, "a certificate is in a Secret, not in a %s of group %q", kind, group)
+// resolveCertificateRef returns the key pair of the Secret that a Gateway refers to.
+func (w *World) resolveCertificateRef(namespace string, ref gw.SecretObjectReference) (*tls.Certificate, *problem) {
+	if group, kind := stringOr(ref.Group, ""), stringOr(ref.Kind, "Secret"); group != "" || kind != "Secret" {
+		return nil, problemf(gw.ListenerReasonInvalidCertificateRef, "certificateRefs must refer to a Secret, not to a %s of group %q", kind, group)
 	}
-	in := deref(ref.Namespace, namespace)
-	if in != namespace && !w.granted("Gateway", namespace, "Secret", in, string(ref.Name)) {
-		return nil, problemf(gw.ListenerReasonRefNotPermitted, "no ReferenceGrant in namespace %s lets Gateways of namespace %s refer to Secret %s",
+	in := stringOr(ref.Namespace, namespace)
+	if in != namespace && !w.grantsReference("Gateway", namespace, "Secret", in, string(ref.Name)) {
+		return nil, problemf(gw.ListenerReasonRefNotPermitted, "no ReferenceGrant in namespace %s allows Gateways of namespace %s to refer to Secret %s",
 			in, namespace, ref.Name)
 	}
 	s := w.Secret(in, string(ref.Name))
 	if s == nil {
 		return nil, problemf(gw.ListenerReasonInvalidCertificateRef, "Secret %s/%s does not exist", in, ref.Name)
 	}
-	pair, err := w.Keys.Of(s)
+	pair, err := w.Keys.KeyPair(s)
 	if err != nil {
-		return nil, problemf(gw.ListenerReasonInvalidCertificateRef, "Secret %s/%s holds no key pair in tls.crt and tls.key: %v", in, ref.Name, err)
+		return nil, problemf(gw.ListenerReasonInvalidCertificateRef, "Secret %s/%s has no valid key pair in tls.crt and tls.key: %v", in, ref.Name, err)
 	}
 	return pair, nil
 }
 
-// confront says which of two listeners stand in each other's way: both do, or none.
-func confront(a, b *Listener) {
-	if a.spec.Port != b.spec.Port || unsupported(a) || unsupported(b) {
+// detectConflict marks both listeners if they conflict. HTTPS listeners whose hosts overlap are
+// recorded as overlapping.
+func detectConflict(a, b *Listener) {
+	if a.spec.Port != b.spec.Port || hasUnsupportedProtocol(a) || hasUnsupportedProtocol(b) {
 		return
 	}
 	conflict := func(l, other *Listener) {
-		if l.conflicted != nil {
+		if l.conflict != nil {
 			return
 		}
 		if l.spec.Protocol != other.spec.Protocol {
-			l.conflicted = problemf(gw.ListenerReasonProtocolConflict, "port %d has listener %s of protocol %s as well",
+			l.conflict = problemf(gw.ListenerReasonProtocolConflict, "port %d is also used by listener %s with protocol %s",
 				l.spec.Port, other.spec.Name, other.spec.Protocol)
 			return
 		}
-		l.conflicted = problemf(gw.ListenerReasonHostnameConflict, "listener %s has port %d and hostname %s as well", other.spec.Name, l.spec.Port, l.host)
+		l.conflict = problemf(gw.ListenerReasonHostnameConflict, "listener %s also has port %d and hostname %s", other.spec.Name, l.spec.Port, l.host)
 	}
 	if a.spec.Protocol != b.spec.Protocol || a.host == b.host {
 		conflict(a, b)
@@ -270,6 +275,6 @@ func confront(a, b *Listener) {
 	}
 }
 
-func unsupported(l *Listener) bool {
-	return l.accepted != nil && l.accepted.reason == string(gw.ListenerReasonUnsupportedProtocol)
+func hasUnsupportedProtocol(l *Listener) bool {
+	return l.notAccepted != nil && l.notAccepted.reason == string(gw.ListenerReasonUnsupportedProtocol)
 }

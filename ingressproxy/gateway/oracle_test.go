@@ -26,7 +26,8 @@ func pick[T any](r *rand.Rand, list []T) T { return list[r.IntN(len(list))] }
 
 func ptr[T any](v T) *T { return &v }
 
-// someWorld is a Gateway and routes. The rule i of route r is found by a header that its answer sets.
+// someWorld returns a random Gateway and routes. Each rule sets a response header that identifies
+// it.
 func someWorld(r *rand.Rand) *cluster {
 	c := &cluster{namespaces: map[string]map[string]string{"default": {}, "other": {"in": "1"}}}
 	c.Classes = []*gw.GatewayClass{{ObjectMeta: metav1.ObjectMeta{Name: "k"}, Spec: gw.GatewayClassSpec{ControllerName: Controller}}}
@@ -79,7 +80,8 @@ func someWorld(r *rand.Rand) *cluster {
 	return c
 }
 
-// below says whether a name is one of a hostname's, and how well it fits: characters that are no asterisk, then all.
+// below reports whether a name matches a hostname, and how specific the hostname is: characters
+// without asterisks, then all.
 func below(name, host string) (fits bool, weight int) {
 	switch {
 	case host == "":
@@ -90,7 +92,7 @@ func below(name, host string) (fits bool, weight int) {
 	return name == host, 1000
 }
 
-// expected tries everything, as the specification's sentences go.
+// expected returns the rule that the specification selects, by testing every rule.
 func expected(c *cluster, port int32, name, path, method string, header, query bool) (rule string) {
 	g := c.Gateways[0]
 	var chosen *gw.Listener
@@ -100,9 +102,9 @@ func expected(c *cluster, port int32, name, path, method string, header, query b
 		indistinct := false
 		for k := range g.Spec.Listeners {
 			o := &g.Spec.Listeners[k]
-			indistinct = indistinct || k != i && o.Port == l.Port && deref(o.Hostname, "") == deref(l.Hostname, "")
+			indistinct = indistinct || k != i && o.Port == l.Port && stringOr(o.Hostname, "") == stringOr(l.Hostname, "")
 		}
-		if fits, weight := below(name, deref(l.Hostname, "")); l.Port == port && !indistinct && fits && weight > best {
+		if fits, weight := below(name, stringOr(l.Hostname, "")); l.Port == port && !indistinct && fits && weight > best {
 			chosen, best = l, weight
 		}
 	}
@@ -132,7 +134,7 @@ func expected(c *cluster, port int32, name, path, method string, header, query b
 		}
 		hosts := o.Spec.Hostnames
 		if len(hosts) == 0 {
-			hosts = []gw.Hostname{gw.Hostname(deref(chosen.Hostname, ""))}
+			hosts = []gw.Hostname{gw.Hostname(stringOr(chosen.Hostname, ""))}
 		}
 		for _, h := range hosts {
 			fits, weight := below(name, string(h))
@@ -142,9 +144,9 @@ func expected(c *cluster, port int32, name, path, method string, header, query b
 			if h == "" || len(o.Spec.Hostnames) == 0 {
 				weight = 0
 			}
-			if lh := deref(chosen.Hostname, ""); lh != "" && len(o.Spec.Hostnames) > 0 {
+			if lh := stringOr(chosen.Hostname, ""); lh != "" && len(o.Spec.Hostnames) > 0 {
 				_, other := below(name, lh)
-				weight = max(weight, other) // the narrower of both
+				weight = max(weight, other) // the more specific of both
 			}
 			for i, spec := range o.Spec.Rules {
 				m := spec.Matches[0]
@@ -176,7 +178,8 @@ func expected(c *cluster, port int32, name, path, method string, header, query b
 
 func equal(a, b []int) bool { return fmt.Sprint(a) == fmt.Sprint(b) }
 
-// earlier says whether a rule stands before another: by namespace and name of the route, then by place.
+// earlier reports whether a rule precedes another: by namespace and name of the route, then by
+// index.
 func earlier(o *gw.HTTPRoute, i int, than string) bool {
 	at := strings.LastIndexByte(than, '/')
 	name := fmt.Sprintf("httproute/%s/%s", o.Namespace, o.Name)
@@ -186,13 +189,13 @@ func earlier(o *gw.HTTPRoute, i int, than string) bool {
 	return fmt.Sprint(i) < than[at+1:]
 }
 
-// Random Gateways and routes: every request that tells them apart goes where the specification's sentences, tried one by
-// one, send it.
+// For random Gateways and routes, every distinguishing request is handled by the rule that the
+// specification selects.
 func TestAgainstOracle(t *testing.T) {
 	for seed := range uint64(400) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		c := someWorld(r)
-		x, wrong := route.Compile(Judge(c.world()).Table("default", "g"))
+		x, wrong := route.Compile(Evaluate(c.world()).Table("default", "g"))
 		if len(wrong) > 0 {
 			t.Fatalf("seed %d: %v", seed, wrong)
 		}

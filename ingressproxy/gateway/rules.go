@@ -14,48 +14,49 @@ import (
 	"keelson.dev/keelson/ingressproxy/route"
 )
 
-// rule is one rule of a route as the proxy has it, without hosts, and the pools that it names.
-type rule struct {
+// translatedRule is a rule of a route in the proxy's form, without hosts, and the backends that it
+// uses.
+type translatedRule struct {
 	route.Rule
-	targets []target
-	lost    bool // it is not known which requests it is for
+	targets     []backendTarget
+	unmatchable bool // its matches are unknown, so that it cannot be served
 }
 
-// refusedRule is what a client is told where a rule could not be served as it was asked for.
-const refusedRule = http.StatusInternalServerError
+// droppedRuleStatus is the status code for requests that a dropped rule matches.
+const droppedRuleStatus = http.StatusInternalServerError
 
-// translate makes the rules of a route.
-func (w *World) translate(r *Route) {
+// translateRoute translates the rules of a route.
+func (w *World) translateRoute(r *Route) {
 	if d := r.common.UseDefaultGateways; d != "" && d != gw.GatewayDefaultScopeNone {
 		r.refused = problemf(gw.RouteReasonUnsupportedValue, "spec.useDefaultGateways: default Gateways are not supported; leave it out")
 		return
 	}
 	count := 0
 	var first *problem
-	each := func(i int, name string, out rule, p *problem) {
+	each := func(i int, name string, out translatedRule, p *problem) {
 		count++
-		out.Name = fmt.Sprintf("%s/%s/%s/%s", lower(r.kind), r.meta.Namespace, r.meta.Name, name)
+		out.Name = fmt.Sprintf("%s/%s/%s/%s", kindPrefix(r.kind), r.meta.Namespace, r.meta.Name, name)
 		if p != nil {
 			r.dropped = append(r.dropped, fmt.Sprintf("%d (%s)", i, p.message))
 			if first == nil {
 				first = problemf(p.reason, "spec.rules[%d]: %s", i, p.message)
 			}
-			// Requests that it was for must not fall to another rule.
-			out = rule{Rule: route.Rule{Name: out.Name, Matches: out.Matches, Answer: refusedRule}, lost: out.lost}
+			// Requests for the dropped rule must not fall through to another rule.
+			out = translatedRule{Rule: route.Rule{Name: out.Name, Matches: out.Matches, Answer: droppedRuleStatus}, unmatchable: out.unmatchable}
 		}
 		r.rules = append(r.rules, out)
 	}
 	if r.HTTP != nil {
 		for i := range r.HTTP.Spec.Rules {
 			spec := &r.HTTP.Spec.Rules[i]
-			out, p := w.httpRule(r, i, spec)
-			each(i, deref(spec.Name, fmt.Sprint(i)), out, p)
+			out, p := w.translateHTTPRule(r, i, spec)
+			each(i, stringOr(spec.Name, fmt.Sprint(i)), out, p)
 		}
 	} else {
 		for i := range r.GRPC.Spec.Rules {
 			spec := &r.GRPC.Spec.Rules[i]
-			out, p := w.grpcRule(r, i, spec)
-			each(i, deref(spec.Name, fmt.Sprint(i)), out, p)
+			out, p := w.translateGRPCRule(r, i, spec)
+			each(i, stringOr(spec.Name, fmt.Sprint(i)), out, p)
 		}
 	}
 	if len(r.dropped) == count && first != nil {
@@ -63,16 +64,16 @@ func (w *World) translate(r *Route) {
 	}
 }
 
-func lower(kind string) string {
+func kindPrefix(kind string) string {
 	if kind == httpRoute {
 		return "httproute"
 	}
 	return "grpcroute"
 }
 
-func (w *World) httpRule(r *Route, at int, spec *gw.HTTPRouteRule) (out rule, p *problem) {
+func (w *World) translateHTTPRule(r *Route, at int, spec *gw.HTTPRouteRule) (out translatedRule, p *problem) {
 	if out.Matches, p = httpMatches(spec.Matches); p != nil {
-		out.lost = true
+		out.unmatchable = true
 		return out, p
 	}
 	if spec.Retry != nil {
@@ -81,53 +82,54 @@ func (w *World) httpRule(r *Route, at int, spec *gw.HTTPRouteRule) (out rule, p 
 	if spec.SessionPersistence != nil {
 		return out, problemf(gw.RouteReasonUnsupportedValue, "sessionPersistence is not supported; leave it out")
 	}
-	if out.Timeouts, p = timeouts(spec.Timeouts); p != nil {
+	if out.Timeouts, p = translateTimeouts(spec.Timeouts); p != nil {
 		return out, p
 	}
 	if out.Filters, p = w.httpFilters(r, at, "filters", spec.Filters, &out); p != nil {
 		return out, p
 	}
-	if p = prefixed(out.Filters, out.Matches); p != nil {
+	if p = checkPrefixReplacement(out.Filters, out.Matches); p != nil {
 		return out, p
 	}
 	for i, b := range spec.BackendRefs {
 		filters, p := w.httpFilters(r, at, fmt.Sprintf("backendRefs[%d].filters", i), b.Filters, &out)
 		if p == nil {
-			p = prefixed(filters, out.Matches)
+			p = checkPrefixReplacement(filters, out.Matches)
 		}
 		if p != nil {
 			return out, p
 		}
-		w.backend(r, at, i, b.BackendRef, filters, &out)
+		w.addBackend(r, at, i, b.BackendRef, filters, &out)
 	}
 	return out, nil
 }
 
-// backend adds a backend to a rule: one whose reference leads nowhere answers its share with an error.
-func (w *World) backend(r *Route, of, at int, ref gw.BackendRef, filters route.Filters, out *rule) {
+// addBackend adds a backend to a rule. If its reference cannot be resolved, its share of the
+// requests gets an error status.
+func (w *World) addBackend(r *Route, of, at int, ref gw.BackendRef, filters route.Filters, out *translatedRule) {
 	weight := uint32(1)
 	if ref.Weight != nil {
 		weight = uint32(max(0, *ref.Weight))
 	}
 	b := route.Backend{Weight: weight, Filters: filters}
-	t, p := w.target(r, ref.BackendObjectReference)
+	t, p := w.resolveBackendRef(r, ref.BackendObjectReference)
 	if p != nil {
-		r.unresolved(fmt.Sprintf("spec.rules[%d].backendRefs[%d]", of, at), p)
+		r.recordUnresolvedRef(fmt.Sprintf("spec.rules[%d].backendRefs[%d]", of, at), p)
 		b.Answer = http.StatusInternalServerError
 		if r.kind == grpcRoute {
-			b.Answer = http.StatusServiceUnavailable // which gRPC knows as UNAVAILABLE
+			b.Answer = http.StatusServiceUnavailable // mapped to UNAVAILABLE by gRPC clients
 		}
 	} else {
-		b.Pool = t.key()
+		b.Pool = t.poolKey()
 		out.targets = append(out.targets, t)
 	}
 	out.Backends = append(out.Backends, b)
 }
 
-// unresolved notes the first reference that leads nowhere.
-func (r *Route) unresolved(field string, p *problem) {
-	if r.resolved == nil {
-		r.resolved = problemf(p.reason, "%s: %s", field, p.message)
+// recordUnresolvedRef records the first reference of a route that cannot be resolved.
+func (r *Route) recordUnresolvedRef(field string, p *problem) {
+	if r.unresolvedRef == nil {
+		r.unresolvedRef = problemf(p.reason, "%s: %s", field, p.message)
 	}
 }
 
@@ -136,7 +138,7 @@ func httpMatches(matches []gw.HTTPRouteMatch) ([]route.Match, *problem) {
 	for i, m := range matches {
 		var to route.Match
 		if m.Path != nil {
-			kind, value := deref(m.Path.Type, string(gw.PathMatchPathPrefix)), "/"
+			kind, value := stringOr(m.Path.Type, string(gw.PathMatchPathPrefix)), "/"
 			if m.Path.Value != nil {
 				value = *m.Path.Value
 			}
@@ -163,7 +165,7 @@ func httpMatches(matches []gw.HTTPRouteMatch) ([]route.Match, *problem) {
 			to.Method = string(*m.Method)
 		}
 		for _, h := range m.Headers {
-			v, p := valueMatch(fmt.Sprintf("matches[%d].headers", i), string(h.Name), h.Value, deref(h.Type, "Exact"))
+			v, p := valueMatch(fmt.Sprintf("matches[%d].headers", i), string(h.Name), h.Value, stringOr(h.Type, "Exact"))
 			if p != nil {
 				return nil, p
 			}
@@ -171,7 +173,7 @@ func httpMatches(matches []gw.HTTPRouteMatch) ([]route.Match, *problem) {
 			to.Headers = addOnce(to.Headers, v)
 		}
 		for _, q := range m.QueryParams {
-			v, p := valueMatch(fmt.Sprintf("matches[%d].queryParams", i), string(q.Name), q.Value, deref(q.Type, "Exact"))
+			v, p := valueMatch(fmt.Sprintf("matches[%d].queryParams", i), string(q.Name), q.Value, stringOr(q.Type, "Exact"))
 			if p != nil {
 				return nil, p
 			}
@@ -182,7 +184,7 @@ func httpMatches(matches []gw.HTTPRouteMatch) ([]route.Match, *problem) {
 	return out, nil
 }
 
-// addOnce adds a match: of several with one name the first counts.
+// addOnce adds a match, unless the list has one with the same name: the first one counts.
 func addOnce(list []route.ValueMatch, v route.ValueMatch) []route.ValueMatch {
 	if slices.ContainsFunc(list, func(have route.ValueMatch) bool { return have.Name == v.Name }) {
 		return list
@@ -205,7 +207,7 @@ func valueMatch(field, name, value, kind string) (route.ValueMatch, *problem) {
 	return v, nil
 }
 
-func timeouts(t *gw.HTTPRouteTimeouts) (out route.Timeouts, p *problem) {
+func translateTimeouts(t *gw.HTTPRouteTimeouts) (out route.Timeouts, p *problem) {
 	if t == nil {
 		return out, nil
 	}
@@ -215,7 +217,7 @@ func timeouts(t *gw.HTTPRouteTimeouts) (out route.Timeouts, p *problem) {
 		}
 		out, err := time.ParseDuration(string(*d))
 		if err != nil || out < 0 {
-			p = problemf(gw.RouteReasonUnsupportedValue, "timeouts.%s: %q is no duration", name, *d)
+			p = problemf(gw.RouteReasonUnsupportedValue, "timeouts.%s: %q is not a duration", name, *d)
 		}
 		return out
 	}
@@ -223,14 +225,15 @@ func timeouts(t *gw.HTTPRouteTimeouts) (out route.Timeouts, p *problem) {
 	return out, p
 }
 
-// grpcPath is the path of a method match. Where a part is left open, it comes after what says more: a service counts
-// more than a method, and either more than nothing.
+// grpcPath returns the path match of a gRPC method match. Matches that omit a part come after more
+// specific matches: a service is more specific than a method, and a method is more specific than
+// neither.
 func grpcPath(m *gw.GRPCMethodMatch) (route.PathMatch, *problem) {
 	if m == nil {
 		return route.PathMatch{Kind: route.LateRegex, Value: ".*"}, nil
 	}
-	service, method := deref(m.Service, ""), deref(m.Method, "")
-	switch kind := deref(m.Type, string(gw.GRPCMethodMatchExact)); gw.GRPCMethodMatchType(kind) {
+	service, method := stringOr(m.Service, ""), stringOr(m.Method, "")
+	switch kind := stringOr(m.Type, string(gw.GRPCMethodMatchExact)); gw.GRPCMethodMatchType(kind) {
 	case gw.GRPCMethodMatchExact:
 		switch {
 		case service != "" && method != "":
@@ -263,7 +266,7 @@ func grpcPath(m *gw.GRPCMethodMatch) (route.PathMatch, *problem) {
 	}
 }
 
-func (w *World) grpcRule(r *Route, at int, spec *gw.GRPCRouteRule) (out rule, p *problem) {
+func (w *World) translateGRPCRule(r *Route, at int, spec *gw.GRPCRouteRule) (out translatedRule, p *problem) {
 	matches := spec.Matches
 	if len(matches) == 0 {
 		matches = []gw.GRPCRouteMatch{{}}
@@ -271,13 +274,13 @@ func (w *World) grpcRule(r *Route, at int, spec *gw.GRPCRouteRule) (out rule, p 
 	for i, m := range matches {
 		to := route.Match{}
 		if to.Path, p = grpcPath(m.Method); p != nil {
-			out.lost = true
+			out.unmatchable = true
 			return out, problemf(p.reason, "matches[%d].%s", i, p.message)
 		}
 		for _, h := range m.Headers {
-			v, p := valueMatch(fmt.Sprintf("matches[%d].headers", i), string(h.Name), h.Value, deref(h.Type, "Exact"))
+			v, p := valueMatch(fmt.Sprintf("matches[%d].headers", i), string(h.Name), h.Value, stringOr(h.Type, "Exact"))
 			if p != nil {
-				out.lost = true
+				out.unmatchable = true
 				return out, p
 			}
 			v.Name = http.CanonicalHeaderKey(v.Name)
@@ -288,15 +291,15 @@ func (w *World) grpcRule(r *Route, at int, spec *gw.GRPCRouteRule) (out rule, p 
 	if spec.SessionPersistence != nil {
 		return out, problemf(gw.RouteReasonUnsupportedValue, "sessionPersistence is not supported; leave it out")
 	}
-	if out.Filters, p = w.httpFilters(r, at, "filters", asHTTP(spec.Filters), &out); p != nil {
+	if out.Filters, p = w.httpFilters(r, at, "filters", httpFiltersOf(spec.Filters), &out); p != nil {
 		return out, p
 	}
 	for i, b := range spec.BackendRefs {
-		filters, p := w.httpFilters(r, at, fmt.Sprintf("backendRefs[%d].filters", i), asHTTP(b.Filters), &out)
+		filters, p := w.httpFilters(r, at, fmt.Sprintf("backendRefs[%d].filters", i), httpFiltersOf(b.Filters), &out)
 		if p != nil {
 			return out, p
 		}
-		w.backend(r, at, i, b.BackendRef, filters, &out)
+		w.addBackend(r, at, i, b.BackendRef, filters, &out)
 	}
 	if len(out.Backends) == 0 {
 		out.Answer = http.StatusServiceUnavailable
@@ -304,8 +307,8 @@ func (w *World) grpcRule(r *Route, at int, spec *gw.GRPCRouteRule) (out rule, p 
 	return out, nil
 }
 
-// asHTTP are the filters of a GRPCRoute, each of which an HTTPRoute has by the same name.
-func asHTTP(filters []gw.GRPCRouteFilter) []gw.HTTPRouteFilter {
+// httpFiltersOf converts the filters of a GRPCRoute to the HTTPRoute filters with the same names.
+func httpFiltersOf(filters []gw.GRPCRouteFilter) []gw.HTTPRouteFilter {
 	out := make([]gw.HTTPRouteFilter, len(filters))
 	for i, f := range filters {
 		out[i] = gw.HTTPRouteFilter{Type: gw.HTTPRouteFilterType(f.Type), RequestHeaderModifier: f.RequestHeaderModifier,
@@ -314,5 +317,5 @@ func asHTTP(filters []gw.GRPCRouteFilter) []gw.HTTPRouteFilter {
 	return out
 }
 
-// share is a number as a denominator or numerator of a mirror.
-func share(n int32) uint32 { return uint32(min(max(0, int64(n)), math.MaxInt32)) }
+// nonNegative converts n to a numerator or denominator of a mirror; negative values become 0.
+func nonNegative(n int32) uint32 { return uint32(min(max(0, int64(n)), math.MaxInt32)) }

@@ -11,67 +11,71 @@ import (
 	gw "sigs.k8s.io/gateway-api/apis/v1"
 )
 
-// most conditions and parents that the kinds hold, by their definitions.
+// Limits of condition messages and route parents in the definitions of the kinds.
 const (
-	mostMessage = 32 << 10
-	mostParents = 32
+	maxMessageBytes = 32 << 10
+	maxParents      = 32
 )
 
-// Serving is what is known of the proxies of a Gateway.
-type Serving struct {
-	// Waiting is why no proxy serves what the Gateway says; "" when one does.
+// ProxyState is the state of the proxies of a Gateway.
+type ProxyState struct {
+	// Waiting is the reason why no proxy serves the current spec of the Gateway yet; "" if one
+	// does.
 	Waiting string
-	// Addresses are those under which clients reach it.
+	// Addresses are the addresses where clients reach the Gateway.
 	Addresses []gw.GatewayStatusAddress
-	// Unaddressed is why there are none.
+	// Unaddressed is the reason why there are no addresses.
 	Unaddressed string
 }
 
-// conditions are set into a list; what others have put there stays.
+// conditions sets conditions in a list. Conditions of other types in the list stay.
 type conditions struct {
 	list       []metav1.Condition
 	generation int64
 	now        metav1.Time
 }
 
-// set sets a condition: by is nil where it is as it should be.
-func (c *conditions) set(kind string, holds bool, reason, message string) {
+// setBool sets a condition to True or False.
+func (c *conditions) setBool(kind string, holds bool, reason, message string) {
 	status := metav1.ConditionFalse
 	if holds {
 		status = metav1.ConditionTrue
 	}
-	c.put(kind, status, reason, message)
+	c.setCondition(kind, status, reason, message)
 }
 
-func (c *conditions) put(kind string, status metav1.ConditionStatus, reason, message string) {
-	if len(message) > mostMessage {
-		message = message[:mostMessage]
+func (c *conditions) setCondition(kind string, status metav1.ConditionStatus, reason, message string) {
+	if len(message) > maxMessageBytes {
+		message = message[:maxMessageBytes]
 	}
 	meta.SetStatusCondition(&c.list, metav1.Condition{Type: kind, Status: status, Reason: reason, Message: strings.ToValidUTF8(message, "?"),
 		ObservedGeneration: c.generation, LastTransitionTime: c.now})
 }
 
-// judged sets a condition that is true unless there is a problem.
-func judged[T, R ~string](c *conditions, kind T, p *problem, reason R, message string) {
+// setUnlessProblem sets a condition to True with reason and message, or to False with those of the
+// problem.
+func setUnlessProblem[T, R ~string](c *conditions, kind T, p *problem, reason R, message string) {
 	if p != nil {
-		c.set(string(kind), false, p.reason, p.message)
+		c.setBool(string(kind), false, p.reason, p.message)
 		return
 	}
-	c.set(string(kind), true, string(reason), message)
+	c.setBool(string(kind), true, string(reason), message)
 }
 
-// ClassStatus is the status of a class of ours; it shares nothing with the class.
+// ClassStatus returns the status of a GatewayClass of Keelson's controller. It shares no memory
+// with the class.
 func ClassStatus(o *gw.GatewayClass, now metav1.Time) gw.GatewayClassStatus {
 	out := *o.Status.DeepCopy()
 	c := &conditions{list: out.Conditions, generation: o.Generation, now: now}
-	refused := refusedClass(o)
-	judged(c, gw.GatewayClassConditionStatusAccepted, refused, gw.GatewayClassReasonAccepted, "Gateways of this class are served")
-	out.Conditions, out.SupportedFeatures = c.list, features(refused)
+	refused := classProblem(o)
+	setUnlessProblem(c, gw.GatewayClassConditionStatusAccepted, refused, gw.GatewayClassReasonAccepted, "Gateways of this class are served")
+	out.Conditions, out.SupportedFeatures = c.list, classFeatures(refused)
 	return out
 }
 
-// Serves says whether a proxy is to run for the Gateway, and on which ports.
-func (g *Gateway) Serves() (ports []int32) {
+// ServedPorts returns the ports of the served listeners, sorted. It is empty if no proxy is to run
+// for the Gateway.
+func (g *Gateway) ServedPorts() (ports []int32) {
 	if g.refused != nil {
 		return nil
 	}
@@ -84,8 +88,8 @@ func (g *Gateway) Serves() (ports []int32) {
 	return ports
 }
 
-// Status is the Gateway's; it shares nothing with the Gateway.
-func (g *Gateway) Status(s Serving, now metav1.Time) gw.GatewayStatus {
+// Status returns the status of the Gateway. It shares no memory with the Gateway.
+func (g *Gateway) Status(s ProxyState, now metav1.Time) gw.GatewayStatus {
 	o := g.Object
 	out := *o.Status.DeepCopy()
 	c := &conditions{list: out.Conditions, generation: o.Generation, now: now}
@@ -98,17 +102,17 @@ func (g *Gateway) Status(s Serving, now metav1.Time) gw.GatewayStatus {
 	none := problemf(gw.GatewayReasonListenersNotValid, "no listener can be served: see their conditions")
 	switch {
 	case g.refused != nil:
-		c.set(string(gw.GatewayConditionAccepted), false, g.refused.reason, g.refused.message)
-	case g.accepted() == 0:
-		c.set(string(gw.GatewayConditionAccepted), false, none.reason, none.message)
+		c.setBool(string(gw.GatewayConditionAccepted), false, g.refused.reason, g.refused.message)
+	case g.acceptedListeners() == 0:
+		c.setBool(string(gw.GatewayConditionAccepted), false, none.reason, none.message)
 	case len(bad) > 0:
-		c.set(string(gw.GatewayConditionAccepted), true, string(gw.GatewayReasonListenersNotValid),
+		c.setBool(string(gw.GatewayConditionAccepted), true, string(gw.GatewayReasonListenersNotValid),
 			fmt.Sprintf("served without listeners %s: see their conditions", strings.Join(bad, ", ")))
 	default:
-		c.set(string(gw.GatewayConditionAccepted), true, string(gw.GatewayReasonAccepted), "every listener is served")
+		c.setBool(string(gw.GatewayConditionAccepted), true, string(gw.GatewayReasonAccepted), "every listener is served")
 	}
-	programmed := g.programmed(s)
-	judged(c, gw.GatewayConditionProgrammed, programmed, gw.GatewayReasonProgrammed, "a proxy serves it")
+	programmed := g.programmedProblem(s)
+	setUnlessProblem(c, gw.GatewayConditionProgrammed, programmed, gw.GatewayReasonProgrammed, "a proxy serves the Gateway")
 	out.Conditions = c.list
 	out.Addresses = nil
 	if g.refused == nil {
@@ -117,48 +121,49 @@ func (g *Gateway) Status(s Serving, now metav1.Time) gw.GatewayStatus {
 	out.AttachedListenerSets = nil
 	out.Listeners = nil
 	for _, l := range g.Listeners {
-		out.Listeners = append(out.Listeners, l.status(g, programmed, o.Status.Listeners, now))
+		out.Listeners = append(out.Listeners, l.listenerStatus(g, programmed, o.Status.Listeners, now))
 	}
 	return out
 }
 
-// accepted is the number of listeners that could be served if their certificates were there.
-func (g *Gateway) accepted() (n int) {
+// acceptedListeners returns the number of listeners that are accepted and have no conflict, with or
+// without certificates.
+func (g *Gateway) acceptedListeners() (n int) {
 	for _, l := range g.Listeners {
-		if l.accepted == nil && l.conflicted == nil {
+		if l.notAccepted == nil && l.conflict == nil {
 			n++
 		}
 	}
 	return n
 }
 
-// programmed says why no proxy serves the Gateway.
-func (g *Gateway) programmed(s Serving) *problem {
+// programmedProblem returns why no proxy serves the Gateway, or nil.
+func (g *Gateway) programmedProblem(s ProxyState) *problem {
 	switch {
 	case g.refused != nil:
 		return problemf(gw.GatewayReasonInvalid, "it is not accepted: %s", g.refused.message)
-	case len(g.Serves()) == 0:
+	case len(g.ServedPorts()) == 0:
 		return problemf(gw.GatewayReasonInvalid, "no listener can be served: see their conditions")
-	case len(g.addresses()) > 1:
-		return problemf(gw.GatewayReasonAddressNotUsable, "spec.addresses: a Gateway can have one address, not %d", len(g.addresses()))
+	case len(g.requestedAddresses()) > 1:
+		return problemf(gw.GatewayReasonAddressNotUsable, "spec.addresses: a Gateway can have one address, not %d", len(g.requestedAddresses()))
 	case len(s.Addresses) == 0 && g.Address() == "":
 		return problemf(gw.GatewayReasonAddressNotAssigned, "%s", s.Unaddressed)
 	case g.Address() != "" && !slices.ContainsFunc(s.Addresses, func(a gw.GatewayStatusAddress) bool { return a.Value == g.Address() }):
-		return problemf(gw.GatewayReasonAddressNotUsable, "address %s could not be had%s", g.Address(), unaddressed(s))
+		return problemf(gw.GatewayReasonAddressNotUsable, "address %s could not be assigned%s", g.Address(), addressReasonSuffix(s))
 	case s.Waiting != "":
 		return problemf(gw.GatewayReasonPending, "%s", s.Waiting)
 	}
 	return nil
 }
 
-func unaddressed(s Serving) string {
+func addressReasonSuffix(s ProxyState) string {
 	if len(s.Addresses) > 0 || s.Unaddressed == "" {
 		return ""
 	}
 	return ": " + s.Unaddressed
 }
 
-func (l *Listener) status(g *Gateway, programmed *problem, before []gw.ListenerStatus, now metav1.Time) gw.ListenerStatus {
+func (l *Listener) listenerStatus(g *Gateway, programmed *problem, before []gw.ListenerStatus, now metav1.Time) gw.ListenerStatus {
 	out := gw.ListenerStatus{Name: l.spec.Name, SupportedKinds: slices.Clone(l.kinds)}
 	if out.SupportedKinds == nil {
 		out.SupportedKinds = []gw.RouteGroupKind{}
@@ -168,28 +173,28 @@ func (l *Listener) status(g *Gateway, programmed *problem, before []gw.ListenerS
 	if i := slices.IndexFunc(before, func(b gw.ListenerStatus) bool { return b.Name == l.spec.Name }); i >= 0 {
 		c.list = slices.Clone(before[i].Conditions)
 	}
-	accepted := l.accepted
+	accepted := l.notAccepted
 	if accepted == nil {
-		accepted = l.conflicted
+		accepted = l.conflict
 	}
-	judged(c, gw.ListenerConditionAccepted, accepted, gw.ListenerReasonAccepted, "the listener can be served")
-	if l.conflicted != nil {
-		c.set(string(gw.ListenerConditionConflicted), true, l.conflicted.reason, l.conflicted.message)
+	setUnlessProblem(c, gw.ListenerConditionAccepted, accepted, gw.ListenerReasonAccepted, "the listener can be served")
+	if l.conflict != nil {
+		c.setBool(string(gw.ListenerConditionConflicted), true, l.conflict.reason, l.conflict.message)
 	} else {
-		c.set(string(gw.ListenerConditionConflicted), false, string(gw.ListenerReasonNoConflicts), "no other listener has the same port and hosts")
+		c.setBool(string(gw.ListenerConditionConflicted), false, string(gw.ListenerReasonNoConflicts), "no other listener has the same port and hosts")
 	}
-	judged(c, gw.ListenerConditionResolvedRefs, l.resolved, gw.ListenerReasonResolvedRefs, "every reference leads somewhere")
+	setUnlessProblem(c, gw.ListenerConditionResolvedRefs, l.unresolvedRef, gw.ListenerReasonResolvedRefs, "all references are resolved")
 	switch {
 	case !l.Served():
-		c.set(string(gw.ListenerConditionProgrammed), false, string(gw.ListenerReasonInvalid), "it cannot be served")
+		c.setBool(string(gw.ListenerConditionProgrammed), false, string(gw.ListenerReasonInvalid), "the listener cannot be served")
 	case programmed != nil:
-		c.set(string(gw.ListenerConditionProgrammed), false, string(gw.ListenerReasonPending), programmed.message)
+		c.setBool(string(gw.ListenerConditionProgrammed), false, string(gw.ListenerReasonPending), programmed.message)
 	default:
-		c.set(string(gw.ListenerConditionProgrammed), true, string(gw.ListenerReasonProgrammed), "a proxy serves it")
+		c.setBool(string(gw.ListenerConditionProgrammed), true, string(gw.ListenerReasonProgrammed), "a proxy serves the Gateway")
 	}
 	if len(l.overlaps) > 0 {
-		c.set(string(gw.ListenerConditionOverlappingTLSConfig), true, string(gw.ListenerReasonOverlappingHostnames),
-			fmt.Sprintf("hosts overlap with those of listeners %s on port %d: clients that reuse connections may come to the wrong one",
+		c.setBool(string(gw.ListenerConditionOverlappingTLSConfig), true, string(gw.ListenerReasonOverlappingHostnames),
+			fmt.Sprintf("hosts overlap with those of listeners %s on port %d: clients that reuse connections may reach the wrong listener",
 				strings.Join(l.overlaps, ", "), l.spec.Port))
 	} else {
 		meta.RemoveStatusCondition(&c.list, string(gw.ListenerConditionOverlappingTLSConfig))
@@ -198,8 +203,8 @@ func (l *Listener) status(g *Gateway, programmed *problem, before []gw.ListenerS
 	return out
 }
 
-// Status is the route's: the words of other controllers as they are, and ours for the Gateways that it names. It shares
-// nothing with the route.
+// Status returns the status of the route: the entries of other controllers unchanged, and Keelson's
+// for the Gateways that the route refers to. It shares no memory with the route.
 func (r *Route) Status(now metav1.Time) gw.RouteStatus {
 	out := gw.RouteStatus{Parents: []gw.RouteParentStatus{}}
 	var ours []gw.RouteParentStatus
@@ -211,17 +216,17 @@ func (r *Route) Status(now metav1.Time) gw.RouteStatus {
 		}
 	}
 	for _, p := range r.parents {
-		if len(out.Parents) >= mostParents {
+		if len(out.Parents) >= maxParents {
 			break
 		}
 		c := &conditions{generation: r.meta.Generation, now: now}
 		if i := slices.IndexFunc(ours, func(b gw.RouteParentStatus) bool { return equality.Semantic.DeepEqual(b.ParentRef, p.ref) }); i >= 0 {
 			c.list = ours[i].Conditions
 		}
-		judged(c, gw.RouteConditionAccepted, p.refused, gw.RouteReasonAccepted, "the Gateway has attached it")
-		judged(c, gw.RouteConditionResolvedRefs, r.resolved, gw.RouteReasonResolvedRefs, "every reference leads somewhere")
+		setUnlessProblem(c, gw.RouteConditionAccepted, p.refused, gw.RouteReasonAccepted, "the route is attached to the Gateway")
+		setUnlessProblem(c, gw.RouteConditionResolvedRefs, r.unresolvedRef, gw.RouteReasonResolvedRefs, "all references are resolved")
 		if p.refused == nil && len(r.dropped) > 0 {
-			c.set(string(gw.RouteConditionPartiallyInvalid), true, string(gw.RouteReasonUnsupportedValue),
+			c.setBool(string(gw.RouteConditionPartiallyInvalid), true, string(gw.RouteReasonUnsupportedValue),
 				"Dropped Rule: "+strings.Join(r.dropped, ", "))
 		} else {
 			meta.RemoveStatusCondition(&c.list, string(gw.RouteConditionPartiallyInvalid))
@@ -231,10 +236,10 @@ func (r *Route) Status(now metav1.Time) gw.RouteStatus {
 	return out
 }
 
-// Said is the status that the route has.
-func (r *Route) Said() gw.RouteStatus { return *r.status }
+// StoredStatus returns the status in the route object.
+func (r *Route) StoredStatus() gw.RouteStatus { return *r.status }
 
-// Object is the route's metadata.
+// Object returns the HTTPRoute or GRPCRoute.
 func (r *Route) Object() metav1.ObjectMetaAccessor {
 	if r.HTTP != nil {
 		return r.HTTP

@@ -8,8 +8,9 @@ import (
 	"keelson.dev/keelson/ingressproxy/route"
 )
 
-// Table is what the proxy of one Gateway serves.
-func (j *Judgement) Table(namespace, name string) *route.Table {
+// Table returns the table for the proxy of one Gateway. It is empty if the Gateway cannot be
+// served.
+func (j *Evaluation) Table(namespace, name string) *route.Table {
 	t := &route.Table{Pools: map[string]route.Pool{}}
 	i := slices.IndexFunc(j.Gateways, func(g *Gateway) bool { return g.Object.Namespace == namespace && g.Object.Name == name })
 	if i < 0 || j.Gateways[i].refused != nil {
@@ -22,19 +23,19 @@ func (j *Judgement) Table(namespace, name string) *route.Table {
 		out := route.Listener{Name: namespace + "/" + name + "/" + l.Name(), Port: uint16(l.spec.Port), Protocol: route.HTTP, Host: l.host}
 		if l.spec.Protocol == gw.HTTPSProtocolType {
 			out.Protocol = route.HTTPS
-			l.offer(&out)
+			l.addCertificatesTo(&out)
 		}
 		for _, a := range l.attached {
 			for _, r := range a.route.rules {
-				if r.lost {
+				if r.unmatchable {
 					continue
 				}
 				served := r.Rule
 				served.Hosts = a.hosts
 				out.Rules = append(out.Rules, served)
 				for _, p := range r.targets {
-					if _, ok := t.Pools[p.key()]; !ok {
-						t.Pools[p.key()] = j.world.pool(p)
+					if _, ok := t.Pools[p.poolKey()]; !ok {
+						t.Pools[p.poolKey()] = j.world.poolOf(p)
 					}
 				}
 			}
@@ -44,8 +45,9 @@ func (j *Judgement) Table(namespace, name string) *route.Table {
 	return t
 }
 
-// offer puts the certificates of a listener into a table: each for the names that it is for, the first for all others.
-func (l *Listener) offer(to *route.Listener) {
+// addCertificatesTo adds the certificates of l to a listener of a table: each for its DNS names,
+// and the first as the default.
+func (l *Listener) addCertificatesTo(to *route.Listener) {
 	to.Default = l.pairs[0]
 	if len(l.pairs) == 1 {
 		return

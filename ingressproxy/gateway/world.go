@@ -1,8 +1,9 @@
-// Package gateway says what Gateway API's objects mean: which listeners a Gateway has, which routes are attached to
-// them, what the proxy does with a request, and what the status of each object says of it. It is pure: the control
-// plane writes the statuses and the proxy serves the table, both by the same judgement.
+// Package gateway evaluates Gateway API objects: the listeners of a Gateway, the routes attached to
+// them, the handling of a request, and the status of each object. It is pure. The control plane
+// writes the statuses and the proxy serves the table; both use the same evaluation.
 //
-// What is not supported is refused in the status with the specification's reason, and not served.
+// Unsupported settings are refused in the status with the specification's reason, and are not
+// served.
 package gateway
 
 import (
@@ -19,16 +20,16 @@ import (
 	"keelson.dev/keelson/ingressproxy/pairs"
 )
 
-// Controller is the controllerName of the classes that Keelson serves.
+// Controller is the controllerName of the GatewayClasses that Keelson serves.
 const Controller = "keelson.dev/gateway"
 
-// The kinds of routes.
+// The supported kinds of routes.
 const (
 	httpRoute = "HTTPRoute"
 	grpcRoute = "GRPCRoute"
 )
 
-// World is what the cluster says. Nothing in it is changed.
+// World is the input of Evaluate: the objects of the cluster. They are not modified.
 type World struct {
 	Classes    []*gw.GatewayClass
 	Gateways   []*gw.Gateway // of any class
@@ -36,36 +37,36 @@ type World struct {
 	GRPCRoutes []*gw.GRPCRoute
 	Grants     []*gw.ReferenceGrant
 
-	// Namespace gives the labels of a namespace; ok is false when there is none.
+	// Namespace returns the labels of a namespace; ok is false if it does not exist.
 	Namespace func(name string) (labels map[string]string, ok bool)
-	// Service and Secret give nil when there is none.
+	// Service and Secret return nil if the object does not exist.
 	Service func(namespace, name string) *corev1.Service
 	Secret  func(namespace, name string) *corev1.Secret
-	// Slices are the EndpointSlices of a Service. Only Table asks for them.
+	// Slices returns the EndpointSlices of a Service. Only Evaluation.Table calls it.
 	Slices func(namespace, service string) []*discoveryv1.EndpointSlice
-	// Reserved are ports that the proxy has for itself.
+	// Reserved are ports that the proxy uses itself.
 	Reserved []int32
-	// Keys keeps key pairs that were read before; nil reads them each time.
-	Keys *pairs.Keys
+	// Keys caches parsed key pairs; nil parses them each time.
+	Keys *pairs.Cache
 }
 
-// Judgement is what is so in a World.
-type Judgement struct {
-	Gateways []*Gateway // those of Keelson's classes
-	Routes   []*Route   // those that name one of them, the older first
+// Evaluation is the result of Evaluate.
+type Evaluation struct {
+	Gateways []*Gateway // the Gateways of Keelson's classes
+	Routes   []*Route   // the routes that refer to one of Gateways or have a status of Keelson's, oldest first
 	world    *World
 }
 
-// Gateway is one Gateway as it is served.
+// Gateway is a Gateway with its evaluation.
 type Gateway struct {
 	Object    *gw.Gateway
-	Listeners []*Listener // as in the spec
-	refused   *problem    // the whole of it
+	Listeners []*Listener // in the order of the spec
+	refused   *problem    // why the whole Gateway is not served
 }
 
-// Route is an HTTPRoute or a GRPCRoute.
+// Route is an HTTPRoute or a GRPCRoute with its evaluation. One of HTTP and GRPC is set.
 type Route struct {
-	HTTP *gw.HTTPRoute // or
+	HTTP *gw.HTTPRoute
 	GRPC *gw.GRPCRoute
 
 	kind      string
@@ -74,52 +75,54 @@ type Route struct {
 	hostnames []gw.Hostname
 	status    *gw.RouteStatus
 
-	rules    []rule
-	resolved *problem // the first reference that leads nowhere
-	refused  *problem // the whole of it
-	dropped  []string // the rules that are not served
-	parents  []parent
+	rules         []translatedRule
+	unresolvedRef *problem // the first reference that cannot be resolved
+	refused       *problem // why the whole route is not served
+	dropped       []string // numbers and reasons of rules that are not served
+	parents       []parent
 }
 
-// parent is a reference to a Gateway of ours, and what became of it.
+// parent is a reference of a route to a Gateway of Keelson's, and why the route is not attached to
+// it.
 type parent struct {
 	ref     gw.ParentReference
 	refused *problem
 }
 
-// problem is why something is not as it was asked for.
+// problem is the reason and message of a condition that is not as requested.
 type problem struct{ reason, message string }
 
 func problemf[R ~string](reason R, format string, args ...any) *problem {
 	return &problem{reason: string(reason), message: fmt.Sprintf(format, args...)}
 }
 
-// Judge works out what is so. One Gateway's listeners and routes do not depend on other Gateways.
-func Judge(w *World) *Judgement {
-	j := &Judgement{world: w}
+// Evaluate evaluates the objects of a World. The listeners and routes of a Gateway do not depend on
+// other Gateways.
+func Evaluate(w *World) *Evaluation {
+	j := &Evaluation{world: w}
 	ours := map[types.NamespacedName]*Gateway{}
 	for _, o := range w.Gateways {
-		class := w.class(string(o.Spec.GatewayClassName))
+		class := w.findClass(string(o.Spec.GatewayClassName))
 		if class == nil || class.Spec.ControllerName != Controller {
 			continue
 		}
-		g := &Gateway{Object: o, refused: refusedGateway(o, class)}
-		g.Listeners = w.listeners(o)
+		g := &Gateway{Object: o, refused: gatewayProblem(o, class)}
+		g.Listeners = w.judgeListeners(o)
 		ours[types.NamespacedName{Namespace: o.Namespace, Name: o.Name}] = g
 		j.Gateways = append(j.Gateways, g)
 	}
-	for _, r := range w.routes() {
+	for _, r := range w.sortedRoutes() {
 		named := false
 		for _, ref := range r.common.ParentRefs {
-			g := ours[types.NamespacedName{Namespace: deref(ref.Namespace, r.meta.Namespace), Name: string(ref.Name)}]
-			if g == nil || deref(ref.Group, gw.GroupName) != gw.GroupName || deref(ref.Kind, "Gateway") != "Gateway" {
+			g := ours[types.NamespacedName{Namespace: stringOr(ref.Namespace, r.meta.Namespace), Name: string(ref.Name)}]
+			if g == nil || stringOr(ref.Group, gw.GroupName) != gw.GroupName || stringOr(ref.Kind, "Gateway") != "Gateway" {
 				continue
 			}
 			if !named {
-				w.translate(r)
+				w.translateRoute(r)
 				named = true
 			}
-			r.parents = append(r.parents, parent{ref: ref, refused: w.attach(g, r, ref)})
+			r.parents = append(r.parents, parent{ref: ref, refused: w.attachRoute(g, r, ref)})
 		}
 		if named || r.hasStatus() {
 			j.Routes = append(j.Routes, r)
@@ -128,7 +131,7 @@ func Judge(w *World) *Judgement {
 	return j
 }
 
-func (w *World) class(name string) *gw.GatewayClass {
+func (w *World) findClass(name string) *gw.GatewayClass {
 	for _, c := range w.Classes {
 		if c.Name == name {
 			return c
@@ -137,8 +140,9 @@ func (w *World) class(name string) *gw.GatewayClass {
 	return nil
 }
 
-// routes are all routes in the order of the specification: the older first, then by namespace and name.
-func (w *World) routes() []*Route {
+// sortedRoutes returns all routes in the specification's order of precedence: oldest first, then by
+// namespace and name.
+func (w *World) sortedRoutes() []*Route {
 	out := make([]*Route, 0, len(w.HTTPRoutes)+len(w.GRPCRoutes))
 	for _, o := range w.HTTPRoutes {
 		out = append(out, &Route{HTTP: o, kind: httpRoute, meta: &o.ObjectMeta, common: &o.Spec.CommonRouteSpec,
@@ -155,16 +159,18 @@ func (w *World) routes() []*Route {
 	return out
 }
 
-// hasStatus says whether the route has words of ours that may have to go.
+// hasStatus reports whether the stored status has entries of Keelson's controller, which may have
+// to be removed.
 func (r *Route) hasStatus() bool {
 	return slices.ContainsFunc(r.status.Parents, func(p gw.RouteParentStatus) bool { return p.ControllerName == Controller })
 }
 
-// String is the route's kind, namespace and name.
+// String returns the route's kind, namespace, and name.
 func (r *Route) String() string { return r.kind + " " + r.meta.Namespace + "/" + r.meta.Name }
 
-// granted says whether an object of a kind of Gateway API may refer to one of the core group in another namespace.
-func (w *World) granted(kind, from, toKind, to, name string) bool {
+// grantsReference reports whether a ReferenceGrant allows a Gateway API object to refer to an
+// object of the core group in another namespace.
+func (w *World) grantsReference(kind, from, toKind, to, name string) bool {
 	for _, g := range w.Grants {
 		if g.Namespace != to {
 			continue
@@ -182,8 +188,8 @@ func (w *World) granted(kind, from, toKind, to, name string) bool {
 	return false
 }
 
-// deref is what a pointer to some sort of string points at, or a default.
-func deref[S ~string](p *S, without string) string {
+// stringOr returns the string that p points to, or the default if p is nil.
+func stringOr[S ~string](p *S, without string) string {
 	if p == nil {
 		return without
 	}

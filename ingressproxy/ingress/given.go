@@ -10,23 +10,26 @@ import (
 	"keelson.dev/keelson/ingressproxy/pairs"
 )
 
-// Shards is how many Secrets at most hold the key pairs that the proxies of one class are given.
-const Shards = 8
+// MaxShards is the maximum number of Secrets that hold the key pairs of one class.
+const MaxShards = 8
 
-// mostPair bounds one pair in bytes, so that nobody takes much of the room that all Ingresses of a class share.
-const mostPair = 64 << 10
+// maxPairBytes is the maximum size of one key pair, so that one Ingress cannot use up the space
+// that all Ingresses of a class share.
+const maxPairBytes = 64 << 10
 
-// ShardName is the name of such a Secret.
+// ShardName returns the name of the Secret that holds a shard of the key pairs of a class.
 func ShardName(class string, shard int) string { return fmt.Sprintf("%s-pairs-%d", class, shard) }
 
-// Given are the key pairs of the Ingresses of a class as the files that its proxies are given (pairs.Files), Shard by
-// shard; an empty one needs no Secret. There is room for the older Ingresses' first: left are the Secrets, by namespace
-// and name, for which there is none. A pair keeps its shard while others come, so that one change writes one Secret.
-func Given(class string, all []*networkingv1.Ingress, w World, keys *pairs.Keys) (given [Shards]map[string][]byte, left map[string]bool) {
+// SecretShards distributes the key pairs of the Ingresses of a class over the Secrets that the
+// proxies mount. Each shard maps file names (pairs.FileNames) to content; an empty shard needs no
+// Secret. Older Ingresses are placed first; left contains the Secrets, as namespace/name, for which
+// no space remains. A key pair keeps its shard when others are added, so that one change writes one
+// Secret.
+func SecretShards(class string, all []*networkingv1.Ingress, w World, keys *pairs.Cache) (given [MaxShards]map[string][]byte, left map[string]bool) {
 	left = map[string]bool{}
-	var used [Shards]int
+	var used [MaxShards]int
 	placed := map[string]bool{}
-	for _, i := range ofClass(class, all) {
+	for _, i := range ingressesOfClass(class, all) {
 		for _, t := range i.Spec.TLS {
 			name := i.Namespace + "/" + t.SecretName
 			if t.SecretName == "" || placed[name] || left[name] {
@@ -46,20 +49,21 @@ func Given(class string, all []*networkingv1.Ingress, w World, keys *pairs.Keys)
 			if given[shard] == nil {
 				given[shard] = map[string][]byte{}
 			}
-			certificate, key := pairs.Files(i.Namespace, t.SecretName)
+			certificate, key := pairs.FileNames(i.Namespace, t.SecretName)
 			given[shard][certificate], given[shard][key] = s.Data[corev1.TLSCertKey], s.Data[corev1.TLSPrivateKeyKey]
 		}
 	}
 	return given, left
 }
 
-// shardFor is the shard of a pair: the one that its name says, or the next with room.
-func shardFor(name string, size int, used *[Shards]int) (int, bool) {
+// shardFor returns the shard of a key pair: the shard that the hash of its name selects, or the
+// next one with enough space.
+func shardFor(name string, size int, used *[MaxShards]int) (int, bool) {
 	h := fnv.New32a()
 	h.Write([]byte(name))
-	first := int(h.Sum32() % Shards)
-	for n := range Shards {
-		if at := (first + n) % Shards; used[at]+size <= corev1.MaxSecretSize {
+	first := int(h.Sum32() % MaxShards)
+	for n := range MaxShards {
+		if at := (first + n) % MaxShards; used[at]+size <= corev1.MaxSecretSize {
 			return at, true
 		}
 	}

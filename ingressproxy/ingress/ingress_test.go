@@ -82,7 +82,7 @@ func TestTranslate(t *testing.T) {
 	younger.Name, younger.CreationTimestamp = "a-rival", metav1.Now()
 	other := older.DeepCopy()
 	*other.Spec.IngressClassName, other.Name = "other", "other"
-	var keys pairs.Keys
+	var keys pairs.Cache
 	table := Translate("own", []*networkingv1.Ingress{younger, older, other}, w, &keys)
 	x, wrong := route.Compile(table)
 	if len(wrong) > 0 {
@@ -164,7 +164,7 @@ func TestProblems(t *testing.T) {
 	}
 }
 
-// Endpoints that end serve as long as there are no others.
+// Terminating endpoints serve only while there are no ready ones.
 func TestEndingEndpointsAreTheLastResort(t *testing.T) {
 	w := shop(t)
 	for _, s := range w.slices["shop/web"] {
@@ -174,7 +174,7 @@ func TestEndingEndpointsAreTheLastResort(t *testing.T) {
 		}
 	}
 	web := w.services["shop/web"]
-	p, err := Pool(web, &web.Spec.Ports[0], w.slices["shop/web"])
+	p, err := NewPool(web, &web.Spec.Ports[0], w.slices["shop/web"])
 	if err != nil || len(p.Endpoints) != 1 || p.Endpoints[0].String() != "10.0.0.3:8080" {
 		t.Errorf("%+v, %v", p, err)
 	}

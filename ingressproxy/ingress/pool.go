@@ -10,8 +10,9 @@ import (
 	"keelson.dev/keelson/ingressproxy/route"
 )
 
-// Pool is the endpoints behind a port of a Service. The error is about the port's appProtocol.
-func Pool(s *corev1.Service, port *corev1.ServicePort, slicesOf []*discoveryv1.EndpointSlice) (route.Pool, error) {
+// NewPool returns the pool of endpoints of a Service port. It returns an error if the appProtocol
+// of the port is not supported.
+func NewPool(s *corev1.Service, port *corev1.ServicePort, slicesOf []*discoveryv1.EndpointSlice) (route.Pool, error) {
 	p := route.Pool{ByClient: s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP}
 	if port.AppProtocol != nil {
 		switch *port.AppProtocol {
@@ -21,9 +22,9 @@ func Pool(s *corev1.Service, port *corev1.ServicePort, slicesOf []*discoveryv1.E
 		case "https", "kubernetes.io/wss":
 			p.Protocol = route.TLS
 		default:
-			return p, fmt.Errorf("its appProtocol %q is none of http, https, grpc, kubernetes.io/h2c, kubernetes.io/ws, kubernetes.io/wss: its requests are answered 503", *port.AppProtocol)
+			return p, fmt.Errorf("its appProtocol %q is none of http, https, grpc, kubernetes.io/h2c, kubernetes.io/ws, kubernetes.io/wss: its requests get status 503", *port.AppProtocol)
 		}
 	}
-	p.Endpoints = backends.Of(s, port, slicesOf)
+	p.Endpoints = backends.Endpoints(s, port, slicesOf)
 	return p, nil
 }

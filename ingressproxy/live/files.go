@@ -14,47 +14,48 @@ import (
 	"keelson.dev/keelson/internal/filewatch"
 )
 
-// mostFile bounds a key pair's file, in bytes: a Secret is not larger.
-const mostFile = 1 << 20
+// maxFileBytes is the maximum size of a key pair's file in bytes, the same as of a Secret.
+const maxFileBytes = 1 << 20
 
-// files are the key pairs of a folder, each read once until the folder has changed.
-type files struct {
+// certificateFiles reads key pairs from a folder and caches them until the folder changes.
+type certificateFiles struct {
 	folder string
 
-	mu   sync.Mutex
-	read map[types.NamespacedName]*corev1.Secret // nil: there is none
+	mu    sync.Mutex
+	cache map[types.NamespacedName]*corev1.Secret // nil: there is no key pair
 }
 
-// forget has all files read anew.
-func (f *files) forget() {
+// clearCache discards the cached files, so that they are read again.
+func (f *certificateFiles) clearCache() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.read = nil
+	f.cache = nil
 }
 
-// secret is a Secret of what the folder has of it, nil where that is no pair.
-func (f *files) secret(namespace, name string) *corev1.Secret {
-	f.mu.Lock() // held while files are read: what was read before forget is not kept after it
+// cachedSecret returns the key pair of a Secret from the folder as a Secret, or nil if there is
+// none.
+func (f *certificateFiles) cachedSecret(namespace, name string) *corev1.Secret {
+	f.mu.Lock() // held while files are read, so that clearCache cannot be followed by an older result
 	defer f.mu.Unlock()
 	key := types.NamespacedName{Namespace: namespace, Name: name}
-	if s, ok := f.read[key]; ok {
+	if s, ok := f.cache[key]; ok {
 		return s
 	}
-	if f.read == nil {
-		f.read = map[types.NamespacedName]*corev1.Secret{}
+	if f.cache == nil {
+		f.cache = map[types.NamespacedName]*corev1.Secret{}
 	}
-	s := f.load(key)
-	f.read[key] = s
+	s := f.loadSecret(key)
+	f.cache[key] = s
 	return s
 }
 
-func (f *files) load(of types.NamespacedName) *corev1.Secret {
-	certificate, key := pairs.Files(of.Namespace, of.Name)
-	crt, err := filewatch.Read(filepath.Join(f.folder, certificate), mostFile)
+func (f *certificateFiles) loadSecret(of types.NamespacedName) *corev1.Secret {
+	certificate, key := pairs.FileNames(of.Namespace, of.Name)
+	crt, err := filewatch.Read(filepath.Join(f.folder, certificate), maxFileBytes)
 	if err != nil {
 		return nil
 	}
-	private, err := filewatch.Read(filepath.Join(f.folder, key), mostFile)
+	private, err := filewatch.Read(filepath.Join(f.folder, key), maxFileBytes)
 	if err != nil {
 		return nil
 	}
@@ -62,7 +63,7 @@ func (f *files) load(of types.NamespacedName) *corev1.Secret {
 	sum.Write(crt)
 	sum.Write(private)
 	return &corev1.Secret{
-		// The UID is only for those that keep what they have read; the revision changes with the content.
+		// The UID is the key of pairs.Cache; the resource version changes with the content.
 		ObjectMeta: metav1.ObjectMeta{Namespace: of.Namespace, Name: of.Name, UID: types.UID(of.String()), ResourceVersion: hex.EncodeToString(sum.Sum(nil))},
 		Type:       corev1.SecretTypeTLS,
 		Data:       map[string][]byte{corev1.TLSCertKey: crt, corev1.TLSPrivateKeyKey: private},

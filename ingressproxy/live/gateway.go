@@ -10,51 +10,52 @@ import (
 	"keelson.dev/keelson/ingressproxy/route"
 )
 
-// beta is where ReferenceGrants were before v1, with the same fields.
+// gatewayV1Beta1 is the older version of ReferenceGrant, with the same fields as v1.
 var (
-	v1   = schema.GroupVersion{Group: gw.GroupName, Version: "v1"}
-	beta = schema.GroupVersion{Group: gw.GroupName, Version: "v1beta1"}
+	gatewayV1      = schema.GroupVersion{Group: gw.GroupName, Version: "v1"}
+	gatewayV1Beta1 = schema.GroupVersion{Group: gw.GroupName, Version: "v1beta1"}
 )
 
-// Gateway serves one Gateway and its routes. Reserved are ports that the proxy has for itself.
+// Gateway returns the source of one Gateway and its routes. Reserved are ports that the proxy uses
+// itself.
 func Gateway(namespace, name string, reserved []int32) Source {
-	keys := &pairs.Keys{}
+	keys := &pairs.Cache{}
 	return Source{
 		kinds: []kind{
-			services, slices,
+			services, endpointSlices,
 			{"namespaces", []schema.GroupVersion{corev1.SchemeGroupVersion}, &corev1.Namespace{}},
-			{"gatewayclasses", []schema.GroupVersion{v1}, &gw.GatewayClass{}},
-			{"gateways", []schema.GroupVersion{v1}, &gw.Gateway{}},
-			{"httproutes", []schema.GroupVersion{v1}, &gw.HTTPRoute{}},
-			{"grpcroutes", []schema.GroupVersion{v1}, &gw.GRPCRoute{}},
-			{"referencegrants", []schema.GroupVersion{v1, beta}, &gw.ReferenceGrant{}},
+			{"gatewayclasses", []schema.GroupVersion{gatewayV1}, &gw.GatewayClass{}},
+			{"gateways", []schema.GroupVersion{gatewayV1}, &gw.Gateway{}},
+			{"httproutes", []schema.GroupVersion{gatewayV1}, &gw.HTTPRoute{}},
+			{"grpcroutes", []schema.GroupVersion{gatewayV1}, &gw.GRPCRoute{}},
+			{"referencegrants", []schema.GroupVersion{gatewayV1, gatewayV1Beta1}, &gw.ReferenceGrant{}},
 		},
 		table: func(o *Objects) *route.Table {
-			if o.by["gateways"] == nil { // without the Gateway's own kind nothing can be known
+			if o.informers["gateways"] == nil { // Gateway API is not installed
 				return nil
 			}
-			w := o.gateways(namespace, name)
+			w := o.gatewayWorld(namespace, name)
 			w.Reserved, w.Keys = reserved, keys
-			return gateway.Judge(w).Table(namespace, name)
+			return gateway.Evaluate(w).Table(namespace, name)
 		},
 	}
 }
 
-// gateways is what the informers know. Of Gateways it has the proxy's own.
-func (o *Objects) gateways(namespace, name string) *gateway.World {
+// gatewayWorld returns the objects of the informers. Its only Gateway is the proxy's own.
+func (o *Objects) gatewayWorld(namespace, name string) *gateway.World {
 	w := &gateway.World{
-		Classes: list[*gw.GatewayClass](o.by["gatewayclasses"]), HTTPRoutes: list[*gw.HTTPRoute](o.by["httproutes"]),
-		GRPCRoutes: list[*gw.GRPCRoute](o.by["grpcroutes"]), Grants: list[*gw.ReferenceGrant](o.by["referencegrants"]),
+		Classes: listObjects[*gw.GatewayClass](o.informers["gatewayclasses"]), HTTPRoutes: listObjects[*gw.HTTPRoute](o.informers["httproutes"]),
+		GRPCRoutes: listObjects[*gw.GRPCRoute](o.informers["grpcroutes"]), Grants: listObjects[*gw.ReferenceGrant](o.informers["referencegrants"]),
 		Service: o.Service, Slices: o.Slices, Secret: o.Secret,
 		Namespace: func(name string) (map[string]string, bool) {
-			n := get[*corev1.Namespace](o.by["namespaces"], name)
+			n := getObject[*corev1.Namespace](o.informers["namespaces"], name)
 			if n == nil {
 				return nil, false
 			}
 			return n.Labels, true
 		},
 	}
-	if g := get[*gw.Gateway](o.by["gateways"], namespace+"/"+name); g != nil {
+	if g := getObject[*gw.Gateway](o.informers["gateways"], namespace+"/"+name); g != nil {
 		w.Gateways = []*gw.Gateway{g}
 	}
 	return w

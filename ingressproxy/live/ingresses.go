@@ -9,13 +9,13 @@ import (
 	"keelson.dev/keelson/ingressproxy/route"
 )
 
-// Ingresses serves the Ingresses of a class.
+// Ingresses returns the source of the Ingresses of a class.
 func Ingresses(class string) Source {
-	keys := &pairs.Keys{}
+	keys := &pairs.Cache{}
 	return Source{
-		kinds: []kind{services, slices, {"ingresses", []schema.GroupVersion{networkingv1.SchemeGroupVersion}, &networkingv1.Ingress{}}},
+		kinds: []kind{services, endpointSlices, {"ingresses", []schema.GroupVersion{networkingv1.SchemeGroupVersion}, &networkingv1.Ingress{}}},
 		table: func(o *Objects) *route.Table {
-			return ingress.Translate(class, list[*networkingv1.Ingress](o.by["ingresses"]), o, keys)
+			return ingress.Translate(class, listObjects[*networkingv1.Ingress](o.informers["ingresses"]), o, keys)
 		},
 	}
 }

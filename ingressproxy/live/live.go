@@ -1,6 +1,6 @@
-// Package live keeps a proxy's table what the objects of the cluster say. It watches the API with the rights of its pod's
-// ServiceAccount; while the API cannot be reached, the last table is served. Key pairs are files that the control plane
-// has put there: no right to any Secret is needed.
+// Package live builds the table of a proxy from the objects of the cluster. It watches the API with
+// the rights of its pod's ServiceAccount. While the API cannot be reached, the last table is
+// served. The control plane provides key pairs as files, so no right to read Secrets is needed.
 package live
 
 import (
@@ -27,53 +27,55 @@ import (
 	"keelson.dev/keelson/internal/filewatch"
 )
 
-// Config of Run.
+// Config configures Run.
 type Config struct {
 	API    *rest.Config
 	Source Source
-	// Certificates is the folder of the files that pairs.Files names.
+	// Certificates is the folder with the files that pairs.FileNames names.
 	Certificates string
 	Swap         func(*route.Table) []error
 	Log          *slog.Logger
 }
 
-// Source is what tables are made of, and how: Ingresses or Gateway.
+// Source is the kinds to watch, and the function that builds a table from their objects. Ingresses
+// and Gateway return one.
 type Source struct {
 	kinds []kind
-	// table makes one of all that is known; nil while too little is.
+	// table builds a table from the current objects; nil if required kinds are missing.
 	table func(*Objects) *route.Table
 }
 
-// kind is what is watched of the API. Kinds of Gateway API may be missing, and may be served in an older version only.
+// kind is a kind that is watched. Kinds of Gateway API may be missing, or available in an older
+// version only.
 type kind struct {
 	name     string
 	versions []schema.GroupVersion
-	of       runtime.Object
+	object   runtime.Object
 }
 
-// services and slices are what every table is made of.
+// services and endpointSlices are part of every table.
 var (
-	services = kind{"services", []schema.GroupVersion{corev1.SchemeGroupVersion}, &corev1.Service{}}
-	slices   = kind{"endpointslices", []schema.GroupVersion{discoveryv1.SchemeGroupVersion}, &discoveryv1.EndpointSlice{}}
+	services       = kind{"services", []schema.GroupVersion{corev1.SchemeGroupVersion}, &corev1.Service{}}
+	endpointSlices = kind{"endpointslices", []schema.GroupVersion{discoveryv1.SchemeGroupVersion}, &discoveryv1.EndpointSlice{}}
 )
 
 const (
-	// settle is how long changes are gathered before they become one table.
-	settle = 50 * time.Millisecond
-	// look is how often it is looked whether the cluster has kinds by now that it did not have.
-	look = 10 * time.Second
-	// bySlice is the index of EndpointSlices by their Service.
-	bySlice = "service"
+	// batchDelay is how long changes are collected before a table is built.
+	batchDelay = 50 * time.Millisecond
+	// discoveryInterval is how often the API is checked for kinds that were missing.
+	discoveryInterval = 10 * time.Second
+	// serviceIndex is the index of EndpointSlices by Service.
+	serviceIndex = "service"
 )
 
-// Objects are what is known of the cluster. They are an ingress.World.
+// Objects gives access to the objects of the cluster. It implements ingress.World.
 type Objects struct {
-	by    map[string]cache.SharedIndexInformer // of kinds that are served
-	files *files
+	informers map[string]cache.SharedIndexInformer // of available kinds
+	files     *certificateFiles
 }
 
-// follower has the informers.
-type follower struct {
+// watcher runs the informers.
+type watcher struct {
 	Config
 	Objects
 	scheme  *runtime.Scheme
@@ -81,32 +83,33 @@ type follower struct {
 	running sync.WaitGroup
 }
 
-// Run gives Swap a table when all objects are known, and another after each change, until ctx ends.
+// Run calls Swap with a table when all objects are available, and after each change, until ctx is
+// canceled.
 func Run(ctx context.Context, c Config) error {
-	f := &follower{Config: c, scheme: runtime.NewScheme(), changed: make(chan struct{}, 1),
-		Objects: Objects{by: map[string]cache.SharedIndexInformer{}, files: &files{folder: c.Certificates}}}
+	f := &watcher{Config: c, scheme: runtime.NewScheme(), changed: make(chan struct{}, 1),
+		Objects: Objects{informers: map[string]cache.SharedIndexInformer{}, files: &certificateFiles{folder: c.Certificates}}}
 	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme, gw.Install} {
 		if err := add(f.scheme); err != nil {
 			return fmt.Errorf("registering types: %w", err)
 		}
 	}
-	f.scheme.AddKnownTypes(beta, &gw.ReferenceGrant{}, &gw.ReferenceGrantList{})
-	metav1.AddToGroupVersion(f.scheme, beta)
+	f.scheme.AddKnownTypes(gatewayV1Beta1, &gw.ReferenceGrant{}, &gw.ReferenceGrantList{})
+	metav1.AddToGroupVersion(f.scheme, gatewayV1Beta1)
 	ctx, cancel := context.WithCancel(ctx)
 	defer f.running.Wait()
 	defer cancel()
 	seen := filewatch.TakeSnapshot(f.Certificates, filepath.Join(f.Certificates, "..data"))
 	f.running.Go(func() {
-		_ = filewatch.Follow(ctx, filewatch.PollInterval, seen, func() { f.files.forget(); f.tell() })
+		_ = filewatch.Follow(ctx, filewatch.PollInterval, seen, func() { f.files.clearCache(); f.signalChange() })
 	})
-	looked := time.NewTicker(look)
+	looked := time.NewTicker(discoveryInterval)
 	defer looked.Stop()
 	for {
-		whole, err := f.watch(ctx)
+		whole, err := f.startMissingInformers(ctx)
 		if err != nil && ctx.Err() == nil {
-			f.Log.Warn("the kinds of the cluster are not known", "err", err)
+			f.Log.Warn("reading the kinds of the API failed", "err", err)
 		}
-		if err == nil && f.synced(ctx) {
+		if err == nil && f.waitForSync(ctx) {
 			if table := f.Source.table(&f.Objects); table != nil {
 				for _, err := range f.Swap(table) {
 					f.Log.Warn("a part of the table is not served", "err", err)
@@ -123,10 +126,10 @@ func Run(ctx context.Context, c Config) error {
 		case <-again:
 		case <-f.changed:
 		}
-		select { // what is applied together comes one after the other
+		select { // objects that are applied together arrive one after the other
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(settle):
+		case <-time.After(batchDelay):
 		}
 		select {
 		case <-f.changed:
@@ -135,32 +138,33 @@ func Run(ctx context.Context, c Config) error {
 	}
 }
 
-func (f *follower) tell() {
+func (f *watcher) signalChange() {
 	select {
 	case f.changed <- struct{}{}:
 	default:
 	}
 }
 
-// watch begins to follow the kinds that are served; whole says that none is missing.
-func (f *follower) watch(ctx context.Context) (whole bool, err error) {
+// startMissingInformers starts the informers of available kinds that have none. whole reports
+// whether every kind is available.
+func (f *watcher) startMissingInformers(ctx context.Context) (whole bool, err error) {
 	whole = true
 	served := map[schema.GroupVersion]map[string]bool{}
 	for _, k := range f.Source.kinds {
-		if f.by[k.name] != nil {
+		if f.informers[k.name] != nil {
 			continue
 		}
 		found := false
 		for _, gv := range k.versions {
 			if served[gv] == nil && gv.Group == gw.GroupName {
-				if served[gv], err = f.served(ctx, gv); err != nil {
+				if served[gv], err = f.servedResources(ctx, gv); err != nil {
 					return false, err
 				}
 			}
 			if gv.Group == gw.GroupName && !served[gv][k.name] {
 				continue
 			}
-			if err := f.follow(ctx, k.name, gv, k.of); err != nil {
+			if err := f.startInformer(ctx, k.name, gv, k.object); err != nil {
 				return false, err
 			}
 			found = true
@@ -171,8 +175,8 @@ func (f *follower) watch(ctx context.Context) (whole bool, err error) {
 	return whole, nil
 }
 
-// client is one for a version of a group.
-func (f *follower) client(gv schema.GroupVersion) (*rest.RESTClient, error) {
+// clientForVersion returns a REST client for a group and version.
+func (f *watcher) clientForVersion(gv schema.GroupVersion) (*rest.RESTClient, error) {
 	c := rest.CopyConfig(f.API)
 	c.GroupVersion, c.APIPath, c.NegotiatedSerializer = &gv, "/apis", serializer.NewCodecFactory(f.scheme).WithoutConversion()
 	if gv.Group == "" {
@@ -188,21 +192,22 @@ func (f *follower) client(gv schema.GroupVersion) (*rest.RESTClient, error) {
 	return client, nil
 }
 
-// served are the resources of a version, none where it is not served.
-func (f *follower) served(ctx context.Context, gv schema.GroupVersion) (map[string]bool, error) {
-	client, err := f.client(gv)
+// servedResources returns the resources of a group and version. It is empty if the version is not
+// served.
+func (f *watcher) servedResources(ctx context.Context, gv schema.GroupVersion) (map[string]bool, error) {
+	client, err := f.clientForVersion(gv)
 	if err != nil {
 		return nil, err
 	}
 	out := map[string]bool{}
 	list := &metav1.APIResourceList{}
-	result := client.Get().AbsPath("/apis", gv.Group, gv.Version).Timeout(look).Do(ctx)
+	result := client.Get().AbsPath("/apis", gv.Group, gv.Version).Timeout(discoveryInterval).Do(ctx)
 	var code int
 	if result.StatusCode(&code); code == 404 {
 		return out, nil
 	}
 	if err := result.Into(list); err != nil {
-		return nil, fmt.Errorf("asking what %s has: %w", gv, err)
+		return nil, fmt.Errorf("discovering the resources of %s: %w", gv, err)
 	}
 	for _, r := range list.APIResources {
 		out[r.Name] = true
@@ -210,13 +215,13 @@ func (f *follower) served(ctx context.Context, gv schema.GroupVersion) (map[stri
 	return out, nil
 }
 
-func (f *follower) follow(ctx context.Context, name string, gv schema.GroupVersion, of runtime.Object) error {
-	client, err := f.client(gv)
+func (f *watcher) startInformer(ctx context.Context, name string, gv schema.GroupVersion, of runtime.Object) error {
+	client, err := f.clientForVersion(gv)
 	if err != nil {
 		return err
 	}
 	source := cache.NewFilteredListWatchFromClient(client, name, metav1.NamespaceAll, func(*metav1.ListOptions) {})
-	i := cache.NewSharedIndexInformer(source, of, 0, cache.Indexers{bySlice: func(o any) ([]string, error) {
+	i := cache.NewSharedIndexInformer(source, of, 0, cache.Indexers{serviceIndex: func(o any) ([]string, error) {
 		s, ok := o.(*discoveryv1.EndpointSlice)
 		if !ok || s.Labels[discoveryv1.LabelServiceName] == "" {
 			return nil, nil
@@ -232,19 +237,20 @@ func (f *follower) follow(ctx context.Context, name string, gv schema.GroupVersi
 	if err != nil {
 		return fmt.Errorf("following %s: %w", name, err)
 	}
-	tell := func(any) { f.tell() }
+	tell := func(any) { f.signalChange() }
 	if _, err := i.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: tell, UpdateFunc: func(_, o any) { tell(o) }, DeleteFunc: tell}); err != nil {
 		return fmt.Errorf("following %s: %w", name, err)
 	}
-	f.by[name] = i
+	f.informers[name] = i
 	f.running.Go(func() { i.RunWithContext(ctx) })
 	return nil
 }
 
-// synced waits until what is followed is known.
-func (f *follower) synced(ctx context.Context) bool {
-	all := make([]cache.InformerSynced, 0, len(f.by))
-	for _, i := range f.by {
+// waitForSync waits until all informers have listed their objects. It returns false if ctx is
+// canceled.
+func (f *watcher) waitForSync(ctx context.Context) bool {
+	all := make([]cache.InformerSynced, 0, len(f.informers))
+	for _, i := range f.informers {
 		all = append(all, i.HasSynced)
 	}
 	return cache.WaitForCacheSync(ctx.Done(), all...)

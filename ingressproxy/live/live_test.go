@@ -29,7 +29,7 @@ import (
 	"keelson.dev/keelson/test/testenv/loopback"
 )
 
-// bed is a control plane, and a proxy's tables.
+// bed is a control plane with the tables of a proxy.
 type bed struct {
 	t       *testing.T
 	ctx     context.Context
@@ -37,7 +37,7 @@ type bed struct {
 	tables  chan *route.Table
 }
 
-// create makes an object of Gateway API.
+// create creates an object of Gateway API.
 func (b *bed) create(resource, text string) {
 	b.t.Helper()
 	u := &unstructured.Unstructured{}
@@ -57,7 +57,7 @@ func (b *bed) create(resource, text string) {
 	}
 }
 
-// await waits for a table of which a word is true.
+// await waits for a table that meets a condition.
 func (b *bed) await(what string, is func(*route.Table) bool) {
 	b.t.Helper()
 	var last *route.Table
@@ -73,7 +73,8 @@ func (b *bed) await(what string, is func(*route.Table) bool) {
 	}
 }
 
-// begin has a control plane, and a proxy that follows it with the rights of a ServiceAccount of the proxies.
+// begin starts a control plane, and a proxy that follows it with the rights of the proxies'
+// ServiceAccount.
 func begin(t *testing.T, account string, source Source) (b *bed, plane, proxy *kubernetes.Clientset, folder string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -120,7 +121,7 @@ func begin(t *testing.T, account string, source Source) (b *bed, plane, proxy *k
 	return b, plane, proxy, folder
 }
 
-// readsNoSecret asks the API itself, of every namespace and of the proxies' own.
+// readsNoSecret checks that the proxy can read no Secret, in any namespace and in its own.
 func readsNoSecret(t *testing.T, b *bed, proxy *kubernetes.Clientset) {
 	t.Helper()
 	for _, namespace := range []string{"", "default", "keelson-entry", "kube-system"} {
@@ -137,7 +138,7 @@ func readsNoSecret(t *testing.T, b *bed, proxy *kubernetes.Clientset) {
 	}
 }
 
-// A proxy follows the Ingresses of its class and its key pairs, with the rights that it has, which are to no Secret.
+// A proxy follows the Ingresses of its class and its key pairs without the right to read Secrets.
 func TestFollowsIngresses(t *testing.T) {
 	b, plane, proxy, folder := begin(t, "entry", Ingresses("own"))
 	b.await("no rules", func(t *route.Table) bool { return len(t.Listeners) == 2 && len(t.Listeners[0].Rules) == 0 })
@@ -174,7 +175,7 @@ func TestFollowsIngresses(t *testing.T) {
 	readsNoSecret(t, b, proxy)
 }
 
-// A proxy follows its Gateway, with the rights that proxies have.
+// A proxy follows its Gateway with the rights of the proxies.
 func TestFollowsAGateway(t *testing.T) {
 	b, cs, proxy, dir := begin(t, "gw-x", Gateway("default", "web", nil))
 	ctx, cluster := b.ctx, b.cluster
@@ -218,19 +219,19 @@ spec:
 	readsNoSecret(t, b, proxy)
 }
 
-// Files that are none, too large, or a pipe are no certificate.
+// Missing files, files that are too large, and pipes are not accepted as certificates.
 func TestHostileCertificates(t *testing.T) {
 	dir := t.TempDir()
-	f := &files{folder: dir}
-	if f.secret("a", "b") != nil {
+	f := &certificateFiles{folder: dir}
+	if f.cachedSecret("a", "b") != nil {
 		t.Error("a Secret of nothing")
 	}
 	writePair(t, dir, "a", "b")
-	if f.secret("a", "b") != nil {
+	if f.cachedSecret("a", "b") != nil {
 		t.Error("files are read though nobody said that they changed")
 	}
-	f.forget()
-	first := f.secret("a", "b")
+	f.clearCache()
+	first := f.cachedSecret("a", "b")
 	if first == nil {
 		t.Fatal("no Secret of a pair")
 	}
@@ -238,11 +239,11 @@ func TestHostileCertificates(t *testing.T) {
 	if err != nil || len(files) != 1 {
 		t.Fatal(files, err)
 	}
-	if err := os.WriteFile(files[0], make([]byte, mostFile+1), 0o600); err != nil {
+	if err := os.WriteFile(files[0], make([]byte, maxFileBytes+1), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	f.forget()
-	if f.secret("a", "b") != nil {
+	f.clearCache()
+	if f.cachedSecret("a", "b") != nil {
 		t.Error("a key of more than a MiB was read")
 	}
 }

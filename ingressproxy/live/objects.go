@@ -6,26 +6,26 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Service finds a Service, or nil.
+// Service returns a Service, or nil.
 func (o *Objects) Service(namespace, name string) *corev1.Service {
-	return get[*corev1.Service](o.by["services"], namespace+"/"+name)
+	return getObject[*corev1.Service](o.informers["services"], namespace+"/"+name)
 }
 
-// Slices are the EndpointSlices of a Service.
+// Slices returns the EndpointSlices of a Service.
 func (o *Objects) Slices(namespace, service string) (out []*discoveryv1.EndpointSlice) {
-	found, _ := o.by["endpointslices"].GetIndexer().ByIndex(bySlice, namespace+"/"+service)
+	found, _ := o.informers["endpointslices"].GetIndexer().ByIndex(serviceIndex, namespace+"/"+service)
 	for _, s := range found {
 		out = append(out, s.(*discoveryv1.EndpointSlice))
 	}
 	return out
 }
 
-// Secret is the Secret whose key pair the control plane has given this proxy, nil where it has not.
+// Secret returns the Secret whose key pair the control plane has provided to this proxy, or nil.
 func (o *Objects) Secret(namespace, name string) *corev1.Secret {
-	return o.files.secret(namespace, name)
+	return o.files.cachedSecret(namespace, name)
 }
 
-func list[T any](i cache.SharedIndexInformer) (out []T) {
+func listObjects[T any](i cache.SharedIndexInformer) (out []T) {
 	if i == nil {
 		return nil
 	}
@@ -37,7 +37,7 @@ func list[T any](i cache.SharedIndexInformer) (out []T) {
 	return out
 }
 
-func get[T any](i cache.SharedIndexInformer, key string) (out T) {
+func getObject[T any](i cache.SharedIndexInformer, key string) (out T) {
 	if o, ok, _ := i.GetStore().GetByKey(key); ok {
 		out, _ = o.(T)
 	}

@@ -11,11 +11,11 @@ import (
 	"keelson.dev/keelson/test/testenv/keypair"
 )
 
-// writePair writes a key pair as the control plane hands one to a proxy.
+// writePair writes a key pair in the form that the control plane provides to a proxy.
 func writePair(t *testing.T, dir, namespace, name string) {
 	t.Helper()
 	data := keypair.Data(t, "a.example")
-	certificate, key := pairs.Files(namespace, name)
+	certificate, key := pairs.FileNames(namespace, name)
 	for file, pem := range map[string][]byte{certificate: data[corev1.TLSCertKey], key: data[corev1.TLSPrivateKeyKey]} {
 		if err := os.WriteFile(filepath.Join(dir, file), pem, 0o600); err != nil {
 			t.Fatal(err)

@@ -1,6 +1,7 @@
-// Package pairs is how key pairs come to proxies: the control plane writes those that a proxy may serve into Secrets of the
-// proxies' own namespace, under the names of Files, and the proxy's pod mounts them. No proxy has a right to any Secret.
-// It is pure.
+// Package pairs defines how TLS key pairs reach the proxies. The control plane copies the key pairs
+// that a proxy may use into Secrets in the namespace of the proxies, with FileNames as keys. The
+// proxy pod mounts these Secrets, so no proxy has the right to read any Secret through the API. The
+// package is pure.
 package pairs
 
 import (
@@ -13,48 +14,50 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Files are the names of the files that hold the pair of a Secret. The names of both may be longer than a file's.
-func Files(namespace, name string) (certificate, key string) {
+// FileNames returns the names of the two files that hold the key pair of a Secret. The names are
+// hashes, because a namespace and a name together can exceed the length of a file name.
+func FileNames(namespace, name string) (certificate, key string) {
 	sum := sha256.Sum256([]byte(namespace + "/" + name))
 	at := hex.EncodeToString(sum[:16])
 	return at + ".crt", at + ".key"
 }
 
-// Keys remembers the key pairs of Secrets by their UID and revision: reading one costs more than everything else that is
-// worked out. The zero value is ready, and nil reads each time.
-type Keys struct {
-	mu   sync.Mutex
-	kept map[types.UID]keptPair
+// Cache caches parsed key pairs of Secrets by UID and resource version, because parsing is the most
+// expensive part of an evaluation. It is safe for concurrent use. The zero value is ready for use;
+// a nil Cache parses each time.
+type Cache struct {
+	mu      sync.Mutex
+	entries map[types.UID]cacheEntry
 }
 
-type keptPair struct {
+type cacheEntry struct {
 	revision string
 	pair     *tls.Certificate
 	err      error
 }
 
-// mostKeys bounds what Keys remembers; beyond it, it begins anew.
-const mostKeys = 4096
+// maxCachedPairs is the maximum number of entries of a Cache. A full Cache is emptied.
+const maxCachedPairs = 4096
 
-// Of reads the key pair of a Secret.
-func (k *Keys) Of(s *corev1.Secret) (*tls.Certificate, error) {
+// KeyPair returns the parsed key pair of a Secret.
+func (k *Cache) KeyPair(s *corev1.Secret) (*tls.Certificate, error) {
 	if k == nil || s.UID == "" {
-		return read(s)
+		return parseKeyPair(s)
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if have, ok := k.kept[s.UID]; ok && have.revision == s.ResourceVersion {
+	if have, ok := k.entries[s.UID]; ok && have.revision == s.ResourceVersion {
 		return have.pair, have.err
 	}
-	if k.kept == nil || len(k.kept) >= mostKeys {
-		k.kept = map[types.UID]keptPair{}
+	if k.entries == nil || len(k.entries) >= maxCachedPairs {
+		k.entries = map[types.UID]cacheEntry{}
 	}
-	pair, err := read(s)
-	k.kept[s.UID] = keptPair{revision: s.ResourceVersion, pair: pair, err: err}
+	pair, err := parseKeyPair(s)
+	k.entries[s.UID] = cacheEntry{revision: s.ResourceVersion, pair: pair, err: err}
 	return pair, err
 }
 
-func read(s *corev1.Secret) (*tls.Certificate, error) {
+func parseKeyPair(s *corev1.Secret) (*tls.Certificate, error) {
 	pair, err := tls.X509KeyPair(s.Data[corev1.TLSCertKey], s.Data[corev1.TLSPrivateKeyKey])
 	if err != nil {
 		return nil, err

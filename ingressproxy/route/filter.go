@@ -8,8 +8,9 @@ import (
 	"strings"
 )
 
-// Choose picks a backend by weight; n is any number, evenly random. ok is false when all weights are 0.
-func Choose(backends []Backend, n uint64) (b *Backend, ok bool) {
+// ChooseBackend returns a backend with a probability proportional to its weight; n is a uniformly
+// random number. ok is false when the sum of the weights is 0.
+func ChooseBackend(backends []Backend, n uint64) (b *Backend, ok bool) {
 	var total uint64
 	for i := range backends {
 		total += uint64(backends[i].Weight)
@@ -28,13 +29,14 @@ func Choose(backends []Backend, n uint64) (b *Backend, ok bool) {
 	return nil, false
 }
 
-// Chosen says whether a request is mirrored; n is any number, evenly random.
-func (m Mirror) Chosen(n uint64) bool {
+// Samples reports whether this request is one of the mirrored requests; n is a uniformly random
+// number.
+func (m Mirror) Samples(n uint64) bool {
 	return m.Denominator == 0 || n%uint64(m.Denominator) < uint64(m.Numerator)
 }
 
-// Apply changes a header.
-func (h Headers) Apply(to http.Header) {
+// ModifyHeader removes, sets, and adds header fields, in this order.
+func (h Headers) ModifyHeader(to http.Header) {
 	for _, name := range h.Remove {
 		to.Del(name)
 	}
@@ -46,7 +48,8 @@ func (h Headers) Apply(to http.Header) {
 	}
 }
 
-// Location is where a redirect sends a request that came to a port by scheme; prefix is Found.Prefix.
+// Location returns the URL for the Location header of the redirect. scheme and port are those of
+// the listener that received the request; prefix is Found.Prefix.
 func (d *Redirect) Location(r *http.Request, scheme string, port uint16, prefix string) string {
 	u := url.URL{Scheme: scheme, RawQuery: r.URL.RawQuery, Path: r.URL.Path, RawPath: r.URL.RawPath}
 	if d.Scheme != "" {
@@ -56,24 +59,24 @@ func (d *Redirect) Location(r *http.Request, scheme string, port uint16, prefix 
 	case d.Port != 0:
 		port = d.Port
 	case d.Scheme != "":
-		port = wellKnown(d.Scheme)
+		port = defaultPort(d.Scheme)
 	}
 	host := d.Host
 	if host == "" {
-		host = HostOf(r.Host)
+		host = NormalizeHost(r.Host)
 	}
-	if port != 0 && port != wellKnown(u.Scheme) {
+	if port != 0 && port != defaultPort(u.Scheme) {
 		u.Host = net.JoinHostPort(host, strconv.Itoa(int(port)))
 	} else if strings.Contains(host, ":") {
 		u.Host = "[" + host + "]"
 	} else {
 		u.Host = host
 	}
-	d.Path.Apply(&u, prefix)
+	d.Path.RewritePath(&u, prefix)
 	return u.String()
 }
 
-func wellKnown(scheme string) uint16 {
+func defaultPort(scheme string) uint16 {
 	switch scheme {
 	case "http":
 		return 80
@@ -83,22 +86,23 @@ func wellKnown(scheme string) uint16 {
 	return 0
 }
 
-// Code is the redirect's status.
-func (d *Redirect) Code() int {
+// StatusCode returns the status code of the redirect; the default is 302.
+func (d *Redirect) StatusCode() int {
 	if d.Status == 0 {
 		return http.StatusFound
 	}
 	return d.Status
 }
 
-// Apply changes a URL's path; nil changes nothing. What of the path stays keeps its escapes.
-func (c *PathChange) Apply(u *url.URL, prefix string) {
+// RewritePath replaces the path of u, or the part of it that matched prefix. A nil PathChange
+// changes nothing. The remaining part of the path keeps its percent-encoding.
+func (c *PathChange) RewritePath(u *url.URL, prefix string) {
 	if c == nil {
 		return
 	}
 	path := c.Value
 	if c.Prefix {
-		rest := after(u.EscapedPath(), prefix)
+		rest := pathAfterPrefix(u.EscapedPath(), prefix)
 		path = strings.TrimRight((&url.URL{Path: c.Value}).EscapedPath(), "/")
 		if rest != "" {
 			path += "/" + strings.TrimPrefix(rest, "/")
@@ -117,8 +121,8 @@ func (c *PathChange) Apply(u *url.URL, prefix string) {
 	u.Path, u.RawPath = path, ""
 }
 
-// after is what of an escaped path follows a decoded prefix.
-func after(escaped, prefix string) string {
+// pathAfterPrefix returns the part of a percent-encoded path that follows prefix, which is decoded.
+func pathAfterPrefix(escaped, prefix string) string {
 	for n := len(strings.TrimRight(prefix, "/")); n > 0 && escaped != ""; n-- {
 		width := 1
 		if escaped[0] == '%' {

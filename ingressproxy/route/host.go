@@ -6,26 +6,28 @@ import (
 	"strings"
 )
 
-// Wild says which labels may stand in front of a host's name.
-type Wild uint8
+// Wildcard states which subdomains of its name a Host includes.
+type Wildcard uint8
 
 const (
-	// None: the name itself.
-	None Wild = iota
-	// OneLabel: exactly one, as Ingress has it.
+	// NoWildcard includes only the name itself.
+	NoWildcard Wildcard = iota
+	// OneLabel includes names with exactly one more label, as an Ingress does.
 	OneLabel
-	// AnyLabels: one or more, as Gateway API has it.
+	// AnyLabels includes names with one or more additional labels, as Gateway API does.
 	AnyLabels
 )
 
-// Host is a name in small letters without a port, or all names below it. The zero value is every host.
+// Host is a lower-case host name without a port, or a wildcard for names below it. The zero value
+// matches every host.
 type Host struct {
-	Name string
-	Wild Wild
+	Name     string
+	Wildcard Wildcard
 }
 
-// ParseHost reads "", "*", "a.example" or "*.example"; wild says what the asterisk stands for. An asterisk elsewhere is refused.
-func ParseHost(s string, wild Wild) (Host, error) {
+// ParseHost parses "", "*", "a.example", or "*.example"; wild is the meaning of the leading
+// asterisk. It returns an error if an asterisk is anywhere else.
+func ParseHost(s string, wild Wildcard) (Host, error) {
 	name := strings.ToLower(s)
 	if name == "" || name == "*" {
 		return Host{}, nil
@@ -33,10 +35,10 @@ func ParseHost(s string, wild Wild) (Host, error) {
 	name = strings.TrimSuffix(name, ".")
 	below, isWild := strings.CutPrefix(name, "*.")
 	if strings.Contains(below, "*") || below == "" || name == "*" || strings.ContainsAny(below, "/: ") {
-		return Host{}, fmt.Errorf("host %q is no DNS name, with or without \"*.\" in front", s)
+		return Host{}, fmt.Errorf("host %q is not a DNS name, with or without \"*.\" in front", s)
 	}
 	if isWild {
-		return Host{Name: below, Wild: wild}, nil
+		return Host{Name: below, Wildcard: wild}, nil
 	}
 	return Host{Name: name}, nil
 }
@@ -45,50 +47,52 @@ func (h Host) String() string {
 	if h.Name == "" {
 		return "*"
 	}
-	if h.Wild != None {
+	if h.Wildcard != NoWildcard {
 		return "*." + h.Name
 	}
 	return h.Name
 }
 
-// Matches says whether name, as HostOf gives it, is one of this host's.
+// Matches reports whether the host includes name, which NormalizeHost must have returned.
 func (h Host) Matches(name string) bool {
 	if h.Name == "" {
 		return true
 	}
-	if h.Wild == None {
+	if h.Wildcard == NoWildcard {
 		return name == h.Name
 	}
 	labels, ok := strings.CutSuffix(name, "."+h.Name)
 	if !ok || labels == "" {
 		return false
 	}
-	return h.Wild == AnyLabels || !strings.Contains(labels, ".")
+	return h.Wildcard == AnyLabels || !strings.Contains(labels, ".")
 }
 
-// Intersect is the hosts that are both h's and other's: a route's host under a listener's. ok is false when there are none.
+// Intersect returns the host names that both h and other include, for example those of a route and
+// its listener. ok is false when there are none.
 func (h Host) Intersect(other Host) (both Host, ok bool) {
 	switch {
 	case other.Name == "":
 		return h, true
 	case h.Name == "":
 		return other, true
-	case h.Wild == None:
+	case h.Wildcard == NoWildcard:
 		return h, other.Matches(h.Name)
-	case other.Wild == None:
+	case other.Wildcard == NoWildcard:
 		return other, h.Matches(other.Name)
 	case h.Name == other.Name:
-		return Host{Name: h.Name, Wild: min(h.Wild, other.Wild)}, true
+		return Host{Name: h.Name, Wildcard: min(h.Wildcard, other.Wildcard)}, true
 	}
 	wide, narrow := h, other
 	if len(wide.Name) > len(narrow.Name) {
 		wide, narrow = narrow, wide
 	}
-	return narrow, wide.Wild == AnyLabels && strings.HasSuffix(narrow.Name, "."+wide.Name)
+	return narrow, wide.Wildcard == AnyLabels && strings.HasSuffix(narrow.Name, "."+wide.Name)
 }
 
-// HostOf is a request's host, of its Host header or :authority, as rules know it: in small letters, without port or last dot.
-func HostOf(authority string) string {
+// NormalizeHost returns the host of a Host header or :authority in the form that Host.Matches
+// requires: lower case, without port and trailing dot.
+func NormalizeHost(authority string) string {
 	if !strings.Contains(authority, ":") {
 		return strings.TrimSuffix(strings.ToLower(authority), ".")
 	}
@@ -106,37 +110,40 @@ func HostOf(authority string) string {
 	return strings.TrimSuffix(strings.ToLower(name), ".")
 }
 
-// byHost finds what was put under hosts that match a name, the most specific first, without looking at the others.
-type byHost[T any] struct {
-	exact map[string]T
-	one   map[string]T
-	many  map[string]T
-	all   T
-	any   bool
+// hostMap stores values by Host. A lookup by name visits the matching hosts, most specific first,
+// without scanning the others.
+type hostMap[T any] struct {
+	exact        map[string]T
+	oneLabel     map[string]T
+	anyLabels    map[string]T
+	everyHost    T
+	hasEveryHost bool
 }
 
-func newByHost[T any]() *byHost[T] {
-	return &byHost[T]{exact: map[string]T{}, one: map[string]T{}, many: map[string]T{}}
+func newHostMap[T any]() *hostMap[T] {
+	return &hostMap[T]{exact: map[string]T{}, oneLabel: map[string]T{}, anyLabels: map[string]T{}}
 }
 
-// update replaces what stands under a host by what change makes of it (the zero value at first).
-func (b *byHost[T]) update(h Host, change func(T) T) {
+// updateHost replaces the value of a host by the result of change, which receives the previous
+// value or the zero value.
+func (b *hostMap[T]) updateHost(h Host, change func(T) T) {
 	if h.Name == "" {
-		b.all, b.any = change(b.all), true
+		b.everyHost, b.hasEveryHost = change(b.everyHost), true
 		return
 	}
 	m := b.exact
-	switch h.Wild {
+	switch h.Wildcard {
 	case OneLabel:
-		m = b.one
+		m = b.oneLabel
 	case AnyLabels:
-		m = b.many
+		m = b.anyLabels
 	}
 	m[h.Name] = change(m[h.Name])
 }
 
-// each calls yield with what stands under hosts that match name, until it says false.
-func (b *byHost[T]) each(name string, yield func(T) bool) {
+// eachMatch calls yield with the value of each host that matches name, most specific first, until
+// yield returns false.
+func (b *hostMap[T]) eachMatch(name string, yield func(T) bool) {
 	if v, ok := b.exact[name]; ok && !yield(v) {
 		return
 	}
@@ -149,14 +156,14 @@ func (b *byHost[T]) each(name string, yield func(T) bool) {
 		if rest = after; label == "" && first {
 			continue
 		}
-		if v, ok := b.one[rest]; ok && first && !yield(v) {
+		if v, ok := b.oneLabel[rest]; ok && first && !yield(v) {
 			return
 		}
-		if v, ok := b.many[rest]; ok && !yield(v) {
+		if v, ok := b.anyLabels[rest]; ok && !yield(v) {
 			return
 		}
 	}
-	if b.any {
-		yield(b.all)
+	if b.hasEveryHost {
+		yield(b.everyHost)
 	}
 }

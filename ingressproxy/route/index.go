@@ -11,8 +11,9 @@ import (
 	"strings"
 )
 
-// Index answers what a Table says of a request. Its cost grows with the labels of the host and the elements of the
-// path, with the expressions of the matching hosts, and with rules that have one host and one path; not with the table.
+// Index is a Table in a form for fast lookups. The cost of a lookup grows with the labels of the
+// host, the elements of the path, the regular expressions of the matching hosts, and the rules that
+// share one host and path. It does not grow with the size of the table.
 type Index struct {
 	table *Table
 	ports map[uint16]*portIndex
@@ -20,52 +21,54 @@ type Index struct {
 
 type portIndex struct {
 	protocol  Protocol
-	listeners *byHost[*listenerIndex]
+	listeners *hostMap[*listenerIndex]
 }
 
 type listenerIndex struct {
 	listener *Listener
-	rules    *byHost[*paths]
-	certs    *byHost[*tls.Certificate]
+	rules    *hostMap[*pathIndex]
+	certs    *hostMap[*tls.Certificate]
 }
 
-// paths are the matches of one host, by path. Of each path the entries stand in the order in which they are asked.
-type paths struct {
-	exact  map[string][]*entry
-	regex  []*entry
-	prefix map[string][]*entry
-	late   []*entry
+// pathIndex holds the entries of one host by path. The entries of each path are in the order in
+// which they are tried.
+type pathIndex struct {
+	exact     map[string][]*entry
+	regex     []*entry
+	prefix    map[string][]*entry
+	lateRegex []*entry
 }
 
-// entry is one match of one rule.
+// entry is one compiled match of one rule.
 type entry struct {
-	rule    *Rule
-	match   *Match
-	place   int
-	path    *regexp.Regexp
-	headers []*regexp.Regexp
-	query   []*regexp.Regexp
+	rule       *Rule
+	match      *Match
+	ruleNumber int
+	path       *regexp.Regexp
+	headers    []*regexp.Regexp
+	query      []*regexp.Regexp
 }
 
-// Found is the rule for a request and the match that was true of it.
+// Found is the rule for a request, and the match of the rule that the request met.
 type Found struct {
 	Listener *Listener
 	Rule     *Rule
 	Match    *Match
 }
 
-// Prefix is the path prefix that the request was found by, "/" when it was another kind of match.
+// Prefix returns the matched path prefix, or "/" if the match was not a prefix match.
 func (f Found) Prefix() string {
 	if f.Match == nil || f.Match.Path.Kind != Prefix {
 		return "/"
 	}
-	return prefixOf(f.Match.Path.Value)
+	return normalizePrefix(f.Match.Path.Value)
 }
 
-var everything = Match{}
+var matchAll = Match{}
 
-// Compile makes the index of a table. What is wrong in it (an expression that is none, two protocols on a port) is
-// told by errors that name rule or listener; that match or listener is left out, and all others are served.
+// Compile builds the index of a table. A match that cannot be compiled, and a listener that
+// conflicts with an earlier one on its port, are left out. Each causes an error that names the rule
+// or listener; everything else is served.
 func Compile(t *Table) (*Index, []error) {
 	x := &Index{table: t, ports: map[uint16]*portIndex{}}
 	var wrong []error
@@ -73,15 +76,15 @@ func Compile(t *Table) (*Index, []error) {
 		l := &t.Listeners[i]
 		p := x.ports[l.Port]
 		if p == nil {
-			p = &portIndex{protocol: l.Protocol, listeners: newByHost[*listenerIndex]()}
+			p = &portIndex{protocol: l.Protocol, listeners: newHostMap[*listenerIndex]()}
 			x.ports[l.Port] = p
 		}
 		if p.protocol != l.Protocol {
-			wrong = append(wrong, fmt.Errorf("listener %s: port %d speaks %s already", l.Name, l.Port, p.protocol))
+			wrong = append(wrong, fmt.Errorf("listener %s: port %d already has protocol %s", l.Name, l.Port, p.protocol))
 			continue
 		}
 		taken := false
-		p.listeners.update(l.Host, func(there *listenerIndex) *listenerIndex {
+		p.listeners.updateHost(l.Host, func(there *listenerIndex) *listenerIndex {
 			if there != nil {
 				taken = true
 				return there
@@ -91,17 +94,17 @@ func Compile(t *Table) (*Index, []error) {
 			return li
 		})
 		if taken {
-			wrong = append(wrong, fmt.Errorf("listener %s: another has port %d and host %s", l.Name, l.Port, l.Host))
+			wrong = append(wrong, fmt.Errorf("listener %s: another listener has port %d and host %s", l.Name, l.Port, l.Host))
 		}
 	}
 	return x, wrong
 }
 
 func compileListener(l *Listener) (*listenerIndex, []error) {
-	li := &listenerIndex{listener: l, rules: newByHost[*paths](), certs: newByHost[*tls.Certificate]()}
+	li := &listenerIndex{listener: l, rules: newHostMap[*pathIndex](), certs: newHostMap[*tls.Certificate]()}
 	for _, c := range l.Certificates {
 		for _, h := range c.Hosts {
-			li.certs.update(h, func(there *tls.Certificate) *tls.Certificate {
+			li.certs.updateHost(h, func(there *tls.Certificate) *tls.Certificate {
 				if there != nil {
 					return there
 				}
@@ -110,7 +113,7 @@ func compileListener(l *Listener) (*listenerIndex, []error) {
 		}
 	}
 	var wrong []error
-	var sets []*paths
+	var sets []*pathIndex
 	for i := range l.Rules {
 		r := &l.Rules[i]
 		matches := make([]*Match, 0, len(r.Matches))
@@ -118,7 +121,7 @@ func compileListener(l *Listener) (*listenerIndex, []error) {
 			matches = append(matches, &r.Matches[m])
 		}
 		if len(matches) == 0 {
-			matches = append(matches, &everything)
+			matches = append(matches, &matchAll)
 		}
 		hosts := r.Hosts
 		if len(hosts) == 0 {
@@ -131,105 +134,105 @@ func compileListener(l *Listener) (*listenerIndex, []error) {
 				continue
 			}
 			for _, h := range hosts {
-				li.rules.update(h, func(p *paths) *paths {
+				li.rules.updateHost(h, func(p *pathIndex) *pathIndex {
 					if p == nil {
-						p = &paths{exact: map[string][]*entry{}, prefix: map[string][]*entry{}}
+						p = &pathIndex{exact: map[string][]*entry{}, prefix: map[string][]*entry{}}
 						sets = append(sets, p)
 					}
-					p.add(e)
+					p.addEntry(e)
 					return p
 				})
 			}
 		}
 	}
 	for _, p := range sets {
-		p.sort()
+		p.sortEntries()
 	}
 	return li, wrong
 }
 
 func compileMatch(r *Rule, m *Match, place int) (*entry, error) {
-	e := &entry{rule: r, match: m, place: place}
+	e := &entry{rule: r, match: m, ruleNumber: place}
 	var err error
 	if m.Path.Kind == Regex || m.Path.Kind == LateRegex {
-		if e.path, err = whole(m.Path.Value); err != nil {
+		if e.path, err = compileFullMatch(m.Path.Value); err != nil {
 			return nil, fmt.Errorf("path: %w", err)
 		}
 	}
-	if e.headers, err = expressions(m.Headers); err != nil {
+	if e.headers, err = compileValueRegexes(m.Headers); err != nil {
 		return nil, fmt.Errorf("header %w", err)
 	}
-	if e.query, err = expressions(m.Query); err != nil {
+	if e.query, err = compileValueRegexes(m.Query); err != nil {
 		return nil, fmt.Errorf("query parameter %w", err)
 	}
 	return e, nil
 }
 
-func expressions(values []ValueMatch) ([]*regexp.Regexp, error) {
+func compileValueRegexes(values []ValueMatch) ([]*regexp.Regexp, error) {
 	out := make([]*regexp.Regexp, len(values))
 	for i, v := range values {
 		if !v.Regex {
 			continue
 		}
 		var err error
-		if out[i], err = whole(v.Value); err != nil {
+		if out[i], err = compileFullMatch(v.Value); err != nil {
 			return nil, fmt.Errorf("%s: %w", v.Name, err)
 		}
 	}
 	return out, nil
 }
 
-// whole compiles an expression that has to match all of a text.
-func whole(expression string) (*regexp.Regexp, error) {
+// compileFullMatch compiles a regular expression that must match the whole text.
+func compileFullMatch(expression string) (*regexp.Regexp, error) {
 	if _, err := regexp.Compile(expression); err != nil {
 		return nil, fmt.Errorf("expression %q: %w", expression, err)
 	}
 	return regexp.Compile(`^(?:` + expression + `)$`)
 }
 
-// CheckRegex says whether an expression may stand in a match.
+// CheckRegex returns an error if expression cannot be used in a match.
 func CheckRegex(expression string) error {
-	_, err := whole(expression)
+	_, err := compileFullMatch(expression)
 	return err
 }
 
-func prefixOf(path string) string {
+func normalizePrefix(path string) string {
 	if path = strings.TrimRight(path, "/"); path == "" {
 		return "/"
 	}
 	return path
 }
 
-func (p *paths) add(e *entry) {
+func (p *pathIndex) addEntry(e *entry) {
 	switch e.match.Path.Kind {
 	case Exact:
 		p.exact[e.match.Path.Value] = append(p.exact[e.match.Path.Value], e)
 	case Regex:
 		p.regex = append(p.regex, e)
 	case LateRegex:
-		p.late = append(p.late, e)
+		p.lateRegex = append(p.lateRegex, e)
 	default:
-		key := prefixOf(e.match.Path.Value)
+		key := normalizePrefix(e.match.Path.Value)
 		p.prefix[key] = append(p.prefix[key], e)
 	}
 }
 
-func (p *paths) sort() {
-	for _, list := range [][]*entry{p.regex, p.late} {
+func (p *pathIndex) sortEntries() {
+	for _, list := range [][]*entry{p.regex, p.lateRegex} {
 		slices.SortStableFunc(list, func(a, b *entry) int {
-			return cmp.Or(cmp.Compare(len(b.match.Path.Value), len(a.match.Path.Value)), order(a, b))
+			return cmp.Or(cmp.Compare(len(b.match.Path.Value), len(a.match.Path.Value)), compareEntries(a, b))
 		})
 	}
 	for _, m := range []map[string][]*entry{p.exact, p.prefix} {
 		for _, list := range m {
-			slices.SortStableFunc(list, order)
+			slices.SortStableFunc(list, compareEntries)
 		}
 	}
 }
 
-// order is that of entries with one host and one path: those with a method first, then with more headers, then with
-// more query parameters, then the earlier rule.
-func order(a, b *entry) int {
+// compareEntries orders the entries of one host and path: those with a method first, then those
+// with more headers, then those with more query parameters, then by rule number.
+func compareEntries(a, b *entry) int {
 	method := func(e *entry) int {
 		if e.match.Method != "" {
 			return 1
@@ -240,14 +243,14 @@ func order(a, b *entry) int {
 		cmp.Compare(method(b), method(a)),
 		cmp.Compare(len(b.match.Headers), len(a.match.Headers)),
 		cmp.Compare(len(b.match.Query), len(a.match.Query)),
-		cmp.Compare(a.place, b.place),
+		cmp.Compare(a.ruleNumber, b.ruleNumber),
 	)
 }
 
-// Table is what the index was made of.
+// Table returns the table from which the index was compiled.
 func (x *Index) Table() *Table { return x.table }
 
-// Ports are those of all listeners, with what they speak.
+// Ports returns the protocol of each port that has a listener.
 func (x *Index) Ports() map[uint16]Protocol {
 	out := make(map[uint16]Protocol, len(x.ports))
 	for port, p := range x.ports {
@@ -256,30 +259,32 @@ func (x *Index) Ports() map[uint16]Protocol {
 	return out
 }
 
-// Listener is the one that answers for a host (HostOf) on a port, nil when there is none.
+// Listener returns the listener that serves a host on a port, or nil. NormalizeHost must have
+// returned host.
 func (x *Index) Listener(port uint16, host string) *Listener {
-	if li := x.listener(port, host); li != nil {
+	if li := x.listenerForHost(port, host); li != nil {
 		return li.listener
 	}
 	return nil
 }
 
-func (x *Index) listener(port uint16, host string) (out *listenerIndex) {
+func (x *Index) listenerForHost(port uint16, host string) (out *listenerIndex) {
 	if p := x.ports[port]; p != nil {
-		p.listeners.each(host, func(li *listenerIndex) bool { out = li; return false })
+		p.listeners.eachMatch(host, func(li *listenerIndex) bool { out = li; return false })
 	}
 	return out
 }
 
-// Certificate is the key pair for a client that asks for a server name ("" when for none), nil when there is none.
+// Certificate returns the key pair for the server name of a TLS client, or nil. An empty name
+// stands for a client that sends no server name.
 func (x *Index) Certificate(port uint16, name string) (pair *tls.Certificate) {
-	name = HostOf(name)
-	li := x.listener(port, name)
+	name = NormalizeHost(name)
+	li := x.listenerForHost(port, name)
 	if li == nil {
 		return nil
 	}
 	if name != "" {
-		li.certs.each(name, func(c *tls.Certificate) bool { pair = c; return false })
+		li.certs.eachMatch(name, func(c *tls.Certificate) bool { pair = c; return false })
 	}
 	if pair == nil {
 		pair = li.listener.Default
@@ -287,16 +292,17 @@ func (x *Index) Certificate(port uint16, name string) (pair *tls.Certificate) {
 	return pair
 }
 
-// Match finds the rule for a request that came to a port. ok is false when no rule is for it.
+// Match returns the rule for a request that arrived on a port. ok is false when no rule matches;
+// Found.Listener is set if a listener serves the host.
 func (x *Index) Match(port uint16, r *http.Request) (f Found, ok bool) {
-	host := HostOf(r.Host)
-	li := x.listener(port, host)
+	host := NormalizeHost(r.Host)
+	li := x.listenerForHost(port, host)
 	if li == nil {
 		return Found{}, false
 	}
-	q := &question{r: r}
-	li.rules.each(host, func(p *paths) bool {
-		if e := p.find(q); e != nil {
+	q := &matchRequest{r: r}
+	li.rules.eachMatch(host, func(p *pathIndex) bool {
+		if e := p.findEntry(q); e != nil {
 			f, ok = Found{Listener: li.listener, Rule: e.rule, Match: e.match}, true
 		}
 		return !ok
@@ -305,61 +311,62 @@ func (x *Index) Match(port uint16, r *http.Request) (f Found, ok bool) {
 	return f, ok
 }
 
-// question is a request whose query is read once, when the first rule asks for it.
-type question struct {
+// matchRequest is a request whose query is parsed when the first rule needs it, and only once.
+type matchRequest struct {
 	r     *http.Request
 	query url.Values
 }
 
-func (p *paths) find(q *question) *entry {
+func (p *pathIndex) findEntry(q *matchRequest) *entry {
 	path := q.r.URL.Path
 	if path == "" {
 		path = "/"
 	}
-	if e := first(p.exact[path], q); e != nil {
+	if e := firstMatchingEntry(p.exact[path], q); e != nil {
 		return e
 	}
-	if e := expression(p.regex, path, q); e != nil {
+	if e := firstRegexMatch(p.regex, path, q); e != nil {
 		return e
 	}
-	for at := prefixOf(path); ; {
-		if e := first(p.prefix[at], q); e != nil {
+	for at := normalizePrefix(path); ; {
+		if e := firstMatchingEntry(p.prefix[at], q); e != nil {
 			return e
 		}
 		if at == "/" {
-			return expression(p.late, path, q)
+			return firstRegexMatch(p.lateRegex, path, q)
 		}
-		at = prefixOf(at[:strings.LastIndexByte(at, '/')+1])
+		at = normalizePrefix(at[:strings.LastIndexByte(at, '/')+1])
 	}
 }
 
-func expression(list []*entry, path string, q *question) *entry {
+func firstRegexMatch(list []*entry, path string, q *matchRequest) *entry {
 	for _, e := range list {
-		if e.path.MatchString(path) && e.holds(q) {
+		if e.path.MatchString(path) && e.matchesBesidesPath(q) {
 			return e
 		}
 	}
 	return nil
 }
 
-func first(list []*entry, q *question) *entry {
+func firstMatchingEntry(list []*entry, q *matchRequest) *entry {
 	for _, e := range list {
-		if e.holds(q) {
+		if e.matchesBesidesPath(q) {
 			return e
 		}
 	}
 	return nil
 }
 
-// holds says whether all but the path is true of a request.
-func (e *entry) holds(q *question) bool {
+// matchesBesidesPath reports whether the request meets every condition of the match except the
+// path.
+func (e *entry) matchesBesidesPath(q *matchRequest) bool {
 	m := e.match
 	if m.Method != "" && m.Method != q.r.Method {
 		return false
 	}
 	for i, h := range m.Headers {
 		values := q.r.Header.Values(h.Name)
-		if len(values) == 0 || !h.is(strings.Join(values, ","), e.headers[i]) {
+		if len(values) == 0 || !h.matchesValue(strings.Join(values, ","), e.headers[i]) {
 			return false
 		}
 	}
@@ -368,14 +375,14 @@ func (e *entry) holds(q *question) bool {
 			q.query = q.r.URL.Query()
 		}
 		values := q.query[p.Name]
-		if len(values) == 0 || !p.is(values[0], e.query[i]) {
+		if len(values) == 0 || !p.matchesValue(values[0], e.query[i]) {
 			return false
 		}
 	}
 	return true
 }
 
-func (v ValueMatch) is(value string, expression *regexp.Regexp) bool {
+func (v ValueMatch) matchesValue(value string, expression *regexp.Regexp) bool {
 	if expression != nil {
 		return expression.MatchString(value)
 	}

@@ -11,8 +11,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// rank is how specific a match is for a request, by the sentences of Gateway API; bigger is asked first.
-// It is written apart from the index, over all rules.
+// rank is the specificity of a match for a request according to Gateway API; larger ranks are tried
+// first. It is independent of the index.
 type rank [8]int
 
 func (a rank) above(b rank) bool {
@@ -30,11 +30,11 @@ func oracleHost(h Host, name string) (rank2 int, ok bool) {
 	switch {
 	case h.Name == "":
 		return 0, true
-	case h.Wild == None:
+	case h.Wildcard == NoWildcard:
 		return 1 << 20, name == h.Name
 	case len(labels) <= len(want) || strings.Join(labels[len(labels)-len(want):], ".") != h.Name:
 		return 0, false
-	case h.Wild == OneLabel:
+	case h.Wildcard == OneLabel:
 		return 2*len(h.Name) + 1, len(labels) == len(want)+1
 	}
 	return 2 * len(h.Name), true
@@ -120,8 +120,8 @@ func oracle(l *Listener, r *http.Request) (best *Rule, which *Match) {
 var (
 	someHost = rapid.Custom(func(t *rapid.T) Host {
 		return Host{
-			Name: rapid.SampledFrom([]string{"a.x", "x", "b.a.x", "c.b.a.x", "y", "a.y"}).Draw(t, "name"),
-			Wild: Wild(rapid.IntRange(0, 2).Draw(t, "wild")),
+			Name:     rapid.SampledFrom([]string{"a.x", "x", "b.a.x", "c.b.a.x", "y", "a.y"}).Draw(t, "name"),
+			Wildcard: Wildcard(rapid.IntRange(0, 2).Draw(t, "wild")),
 		}
 	})
 	somePath  = rapid.SampledFrom([]string{"/", "/a", "/a/", "/a/b", "/a/b/", "/ab", "/a/b/c", "/a//b", "//a", "/b"})
@@ -165,7 +165,7 @@ func someRequest(t *rapid.T) *http.Request {
 	return r
 }
 
-// The rule that is found is the one that Gateway API's sentences on precedence name.
+// The index selects the rule that Gateway API's precedence selects.
 func TestMatchIsTheOraclesChoice(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		rules := rapid.SliceOfN(someRule, 1, 12).Draw(t, "rules")
@@ -188,7 +188,7 @@ func TestMatchIsTheOraclesChoice(t *testing.T) {
 	})
 }
 
-// What is both one host's and another's is what matches both.
+// The intersection of two hosts matches exactly the names that both match.
 func TestIntersectIsBoth(t *testing.T) {
 	names := []string{"x", "a.x", "b.a.x", "c.b.a.x", "d.c.b.a.x", "y", "a.y", "z.a.y"}
 	rapid.Check(t, func(t *rapid.T) {

@@ -14,7 +14,7 @@ import (
 func TestParseHost(t *testing.T) {
 	for s, want := range map[string]Host{
 		"": {}, "*": {}, "A.Example": {Name: "a.example"}, "a.example.": {Name: "a.example"},
-		"*.a.example": {Name: "a.example", Wild: OneLabel},
+		"*.a.example": {Name: "a.example", Wildcard: OneLabel},
 	} {
 		if got, err := ParseHost(s, OneLabel); err != nil || got != want {
 			t.Errorf("%q: %+v, %v", s, got, err)
@@ -31,13 +31,13 @@ func TestHostOf(t *testing.T) {
 	for authority, want := range map[string]string{
 		"a.b": "a.b", "A.b.": "a.b", "a.b:80": "a.b", "A.B.:80": "a.b", "[::1]:80": "::1", "[::1]": "::1", "::1": "::1", "": "", ":80": "", "[": "[",
 	} {
-		if got := HostOf(authority); got != want {
+		if got := NormalizeHost(authority); got != want {
 			t.Errorf("%q: %q, want %q", authority, got, want)
 		}
 	}
 }
 
-// One rule's or listener's fault is told and costs the others nothing.
+// A faulty rule or listener is reported and does not affect the others.
 func TestCompileTellsFaults(t *testing.T) {
 	x, wrong := Compile(&Table{Listeners: []Listener{
 		{Name: "l", Port: 80, Protocol: HTTP, Rules: []Rule{
@@ -78,7 +78,7 @@ func TestCertificateByName(t *testing.T) {
 	fallback := &tls.Certificate{}
 	x, wrong := Compile(&Table{Listeners: []Listener{
 		{Name: "all", Port: 443, Protocol: HTTPS, Default: fallback, Certificates: []Certificate{
-			cert("exact", Host{Name: "a.x"}), cert("later", Host{Name: "a.x"}), cert("one", Host{Name: "x", Wild: OneLabel}), cert("many", Host{Name: "x", Wild: AnyLabels}),
+			cert("exact", Host{Name: "a.x"}), cert("later", Host{Name: "a.x"}), cert("one", Host{Name: "x", Wildcard: OneLabel}), cert("many", Host{Name: "x", Wildcard: AnyLabels}),
 		}},
 		{Name: "own", Port: 443, Protocol: HTTPS, Host: Host{Name: "own.y"}, Certificates: []Certificate{cert("own", Host{Name: "own.y"})}},
 		{Name: "bare", Port: 443, Protocol: HTTPS, Host: Host{Name: "bare.y"}},
@@ -105,7 +105,7 @@ func TestChooseByWeight(t *testing.T) {
 	backends := []Backend{{Pool: "a", Weight: 1}, {Pool: "none"}, {Pool: "b", Weight: 3}}
 	count := map[string]int{}
 	for n := range uint64(400) {
-		b, ok := Choose(backends, n)
+		b, ok := ChooseBackend(backends, n)
 		if !ok {
 			t.Fatal("none is chosen")
 		}
@@ -114,23 +114,23 @@ func TestChooseByWeight(t *testing.T) {
 	if count["a"] != 100 || count["b"] != 300 || count["none"] != 0 {
 		t.Errorf("%v", count)
 	}
-	if b, ok := Choose([]Backend{{Pool: "a"}}, 7); ok {
+	if b, ok := ChooseBackend([]Backend{{Pool: "a"}}, 7); ok {
 		t.Errorf("%+v is chosen by weight 0", b)
 	}
-	if !(Mirror{}).Chosen(5) || (Mirror{Numerator: 1, Denominator: 4}).Chosen(1) || !(Mirror{Numerator: 2, Denominator: 4}).Chosen(9) {
+	if !(Mirror{}).Samples(5) || (Mirror{Numerator: 1, Denominator: 4}).Samples(1) || !(Mirror{Numerator: 2, Denominator: 4}).Samples(9) {
 		t.Error("mirrors are chosen otherwise")
 	}
 }
 
 func TestHeaders(t *testing.T) {
 	h := http.Header{"A": {"1"}, "B": {"1"}, "C": {"1"}}
-	Headers{Remove: []string{"a"}, Set: []Header{{"b", "2"}}, Add: []Header{{"c", "2"}, {"a", "3"}}}.Apply(h)
+	Headers{Remove: []string{"a"}, Set: []Header{{"b", "2"}}, Add: []Header{{"c", "2"}, {"a", "3"}}}.ModifyHeader(h)
 	if got, want := fmt.Sprint(h), "map[A:[3] B:[2] C:[1 2]]"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 }
 
-// The table of Gateway API's HTTPPathModifier, and escapes.
+// The table of Gateway API's HTTPPathModifier, and percent-encoded paths.
 func TestPathChange(t *testing.T) {
 	for _, c := range []struct{ path, prefix, value, want string }{
 		{"/foo/bar", "/foo", "/xyz", "/xyz/bar"},
@@ -149,13 +149,13 @@ func TestPathChange(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		(&PathChange{Value: c.value, Prefix: true}).Apply(u, c.prefix)
+		(&PathChange{Value: c.value, Prefix: true}).RewritePath(u, c.prefix)
 		if got := u.EscapedPath(); got != c.want {
 			t.Errorf("%s without %s and with %q: %s, want %s", c.path, c.prefix, c.value, got, c.want)
 		}
 	}
 	u := &url.URL{Path: "/a/b"}
-	(&PathChange{Value: "/all"}).Apply(u, "/a")
+	(&PathChange{Value: "/all"}).RewritePath(u, "/a")
 	if u.Path != "/all" {
 		t.Errorf("the whole path becomes %s", u.Path)
 	}
@@ -182,12 +182,12 @@ func TestRedirect(t *testing.T) {
 			t.Errorf("%+v of %s: %s, want %s", c.d, c.target, got, c.want)
 		}
 	}
-	if (&Redirect{}).Code() != 302 || (&Redirect{Status: 308}).Code() != 308 {
+	if (&Redirect{}).StatusCode() != 302 || (&Redirect{Status: 308}).StatusCode() != 308 {
 		t.Error("another status")
 	}
 }
 
-// What a request costs does not grow with the hosts of the table.
+// The cost of a request does not grow with the number of hosts in the table.
 func BenchmarkMatch(b *testing.B) {
 	for _, hosts := range []int{10, 10_000} {
 		var rules []Rule

@@ -1,6 +1,6 @@
-// Package route says what a proxy in front of Services does with a request: a Table is made of Ingresses or of
-// Gateways and their routes by a translator, compiled once into an Index, and asked for each request.
-// It is pure: no sockets, no clocks, and what is random is an argument.
+// Package route decides how a proxy handles a request. The ingress and gateway packages translate
+// API objects to a Table. Compile turns the Table into an Index, which is queried for each request.
+// The package is pure: it has no sockets and no clock, and random numbers are arguments.
 package route
 
 import (
@@ -10,147 +10,163 @@ import (
 	"time"
 )
 
-// Table is all that a proxy serves at one moment. Who has made one never changes it afterwards: readers share it.
+// Table is everything that a proxy serves at one time. A table must not be changed after it was
+// built, because readers share it.
 type Table struct {
-	// Listeners with one port share its socket; they then have one Protocol, and the most specific Host decides
-	// which of them a request is for.
+	// Listeners with the same port share its socket and must have the same Protocol. The most
+	// specific Host decides which of them receives a request.
 	Listeners []Listener
-	// Pools are the endpoints that backends name, by key. A pool keeps its key from table to table, so that
-	// what was learnt of its endpoints is kept too.
+	// Pools are the endpoints of backends, by key. A pool must keep its key from table to table, so
+	// that the proxy keeps the failure state of its endpoints.
 	Pools map[string]Pool
 }
 
-// Protocol is what a listener speaks with clients.
+// Protocol is the protocol between clients and a listener.
 type Protocol string
 
 const (
-	// HTTP is HTTP/1.1, and HTTP/2 for who begins with it (h2c).
+	// HTTP is HTTP/1.1, or HTTP/2 for clients that start with its preface (h2c).
 	HTTP Protocol = "HTTP"
-	// HTTPS is the same in TLS, the version agreed on by ALPN.
+	// HTTPS is HTTP/1.1 or HTTP/2 over TLS, negotiated by ALPN.
 	HTTPS Protocol = "HTTPS"
 )
 
-// Listener is a port, and the hosts it answers for there.
+// Listener is a port and the hosts that are served on it.
 type Listener struct {
-	// Name tells listeners apart in a table: "http", "shop/gateway/https".
+	// Name identifies the listener in a table, for example "http" or "shop/gateway/https".
 	Name     string
 	Port     uint16
 	Protocol Protocol
-	// Host bounds which requests are for this listener; the zero value is every host.
+	// Host limits the requests of this listener; the zero value is every host.
 	Host Host
-	// Certificates are offered by the name that a client asks for (SNI), the most specific Host first, among equals
-	// the earlier; a listener of HTTPS without any fails every handshake.
+	// Certificates are selected by the client's server name (SNI): the most specific Host, then the
+	// earlier certificate. An HTTPS listener without certificates and Default fails every
+	// handshake.
 	Certificates []Certificate
-	// Default is offered to clients that ask for no name or one that no certificate is for; nil: they are refused.
+	// Default is used for clients that send no server name, or one without a certificate. If it is
+	// nil, their handshakes fail.
 	Default *tls.Certificate
-	// Rules are asked by the most specific host, path, method, headers and query, as Gateway API orders them;
-	// among equals the earlier wins. A translator puts older routes first, then those earlier in the alphabet.
+	// Rules are ordered by specificity as in Gateway API: host, path, method, headers, query. Among
+	// equal rules, the earlier one wins. A translator lists older routes first, then in
+	// alphabetical order.
 	Rules []Rule
 }
 
-// Certificate is a key pair and the names for which it is offered.
+// Certificate is a key pair and the host names that it is used for.
 type Certificate struct {
 	Hosts []Host
 	Pair  *tls.Certificate
 }
 
-// Rule is what happens to requests of Hosts that one of Matches is true of.
+// Rule describes how requests are handled that have one of Hosts and meet one of Matches.
 type Rule struct {
-	// Name is whose rule it is, for logs and metrics: "ingress/shop/web", "httproute/shop/web/0".
+	// Name identifies the object of the rule in logs and metrics, for example "ingress/shop/web" or
+	// "httproute/shop/web/0".
 	Name string
-	// Hosts: none is every host that the listener answers for.
+	// Hosts are the hosts of the rule; empty means every host of the listener.
 	Hosts []Host
-	// Matches: none is every request. Each counts by itself in the order of rules.
+	// Matches are alternatives, each with its own place in the order of rules. Empty means every
+	// request.
 	Matches  []Match
 	Filters  Filters
 	Backends []Backend
 	Timeouts Timeouts
-	// Answer is given instead of asking a backend, unless Filters redirect; 0: none.
+	// Answer is a status code that is returned without contacting a backend, unless Filters
+	// redirect; 0 means none.
 	Answer int
 }
 
-// Timeouts of 0 are none.
+// Timeouts are limits in time; 0 means no limit.
 type Timeouts struct {
-	// Request is from the request's header to the end of the answer; Backend is for each try at an endpoint.
+	// Request is the limit from the request header to the end of the response. Backend is the limit
+	// for each attempt at an endpoint.
 	Request, Backend time.Duration
 }
 
-// PathKind says how PathMatch.Value is compared.
+// PathKind states how a request path is compared with PathMatch.Value.
 type PathKind uint8
 
 const (
-	// Prefix compares whole elements: /a is a prefix of /a, /a/ and /a/b, and not of /ab. The zero PathMatch is every path.
+	// Prefix compares whole path elements: /a is a prefix of /a, /a/, and /a/b, but not of /ab. The
+	// zero PathMatch matches every path.
 	Prefix PathKind = iota
 	Exact
-	// Regex is an RE2 expression for the whole path. It comes after Exact and before Prefix, longer ones first.
+	// Regex is an RE2 expression for the whole path. It is tried after Exact and before Prefix,
+	// longer expressions first.
 	Regex
-	// LateRegex is such an expression that comes after Prefix, longer ones first.
+	// LateRegex is an RE2 expression for the whole path that is tried after Prefix, longer
+	// expressions first.
 	LateRegex
 )
 
-// PathMatch is asked of the decoded path.
+// PathMatch is a condition on the decoded path.
 type PathMatch struct {
 	Kind  PathKind
 	Value string
 }
 
-// ValueMatch is true of a header or query parameter that is there and has that value; an expression (RE2) is for the whole value.
-// Of a query parameter the first value counts, of a header all of them joined by commas.
+// ValueMatch is the condition that a header or query parameter is present and has a value. A
+// regular expression (RE2) must match the whole value. Of a query parameter, the first value is
+// compared; of a header, all values joined by commas.
 type ValueMatch struct {
 	Name  string
 	Value string
 	Regex bool
 }
 
-// Match is true where all that it says is.
+// Match is a set of conditions that a request must all meet.
 type Match struct {
 	Path PathMatch
-	// Method is in capitals; "": any.
+	// Method is in upper case; "" matches any method.
 	Method  string
 	Headers []ValueMatch
 	Query   []ValueMatch
 }
 
-// Backend is where a share of a rule's requests goes, by Weight among the weights of all; a rule whose weights are all 0 answers 500.
+// Backend receives a share of the requests of a rule: its Weight divided by the sum of all weights.
+// If all weights of a rule are 0, its requests get status 500.
 type Backend struct {
-	// Pool is a key of Table.Pools. A pool without endpoints answers 503.
+	// Pool is a key of Table.Pools. Requests for a pool without endpoints get status 503.
 	Pool   string
 	Weight uint32
-	// Filters are applied after those of the rule. Redirects and mirrors work here too.
+	// Filters are applied after the filters of the rule, and may also redirect and mirror.
 	Filters Filters
-	// Answer is given for this share instead of asking Pool; 0: none. Gateway API wants 500 for references to nothing.
+	// Answer is a status code that is returned for this share without contacting Pool; 0 means
+	// none. Gateway API requires 500 for a reference to an object that does not exist.
 	Answer int
 }
 
-// BackendProtocol is what endpoints of a pool speak.
+// BackendProtocol is the protocol of the endpoints of a pool.
 type BackendProtocol string
 
 const (
-	// HTTP1 is HTTP/1.1, with upgrades. The zero value is the same.
+	// HTTP1 is HTTP/1.1, including upgrades. The zero value means the same.
 	HTTP1 BackendProtocol = "http"
-	// H2C is HTTP/2 without TLS, as gRPC servers speak it.
+	// H2C is HTTP/2 without TLS, as gRPC servers use it.
 	H2C BackendProtocol = "h2c"
-	// TLS is HTTP/2 or HTTP/1.1 in TLS, by ALPN.
+	// TLS is HTTP/2 or HTTP/1.1 over TLS, negotiated by ALPN.
 	TLS BackendProtocol = "https"
 )
 
-// Pool is a set of endpoints that are as good as each other.
+// Pool is a set of interchangeable endpoints.
 type Pool struct {
 	Protocol  BackendProtocol
 	Endpoints []netip.AddrPort
-	// Verify says whom to expect behind TLS; nil: whoever answers.
+	// Verify states how certificates of TLS endpoints are verified; nil disables verification.
 	Verify *Verify
-	// ByClient sends one client's requests to one endpoint while the endpoints stay the same.
+	// ByClient sends all requests of a client to one endpoint while the set of endpoints does not
+	// change.
 	ByClient bool
 }
 
-// Verify is how an endpoint's certificate is judged: for ServerName, which is also asked for, by Roots (nil: the system's).
+// Verify states how the certificate of an endpoint is verified: for ServerName, which is also sent
+// as SNI, with Roots (nil: the roots of the system).
 type Verify struct {
 	ServerName string
 	Roots      *x509.CertPool
 }
 
-// Filters change requests and answers on their way.
+// Filters modify, redirect, or mirror a request, and modify its response.
 type Filters struct {
 	Request, Response Headers
 	Redirect          *Redirect
@@ -158,40 +174,41 @@ type Filters struct {
 	Mirrors           []Mirror
 }
 
-// Header is one header's name and value.
+// Header is the name and value of a header field.
 type Header struct{ Name, Value string }
 
-// Headers are applied in this order: removed, set, added.
+// Headers are changes of header fields, applied in the order Remove, Set, Add.
 type Headers struct {
 	Remove []string
 	Set    []Header
 	Add    []Header
 }
 
-// Redirect is an answer that sends the client elsewhere: what is empty stays as the client asked for it.
+// Redirect is a redirect response. An empty field keeps that part of the request's URL.
 type Redirect struct {
 	Scheme string
 	Host   string
-	// Port 0: the scheme's own when Scheme is given, or else the listener's.
+	// Port 0 means the default port of Scheme, or the port of the listener if Scheme is empty.
 	Port uint16
 	Path *PathChange
-	// Status 0: 302.
+	// Status 0 means 302.
 	Status int
 }
 
-// Rewrite changes what the backend is asked for.
+// Rewrite changes the host and path of the request to the backend.
 type Rewrite struct {
 	Host string
 	Path *PathChange
 }
 
-// PathChange replaces the whole path, or the prefix that the rule's match has found.
+// PathChange replaces the whole path or, if Prefix is set, the prefix that the rule has matched.
 type PathChange struct {
 	Value  string
 	Prefix bool
 }
 
-// Mirror sends a copy of requests to a pool whose answers are thrown away: Numerator of Denominator of them; a denominator of 0 is all.
+// Mirror sends copies of requests to a pool and discards the responses. Numerator/Denominator is
+// the mirrored fraction; a Denominator of 0 means all requests.
 type Mirror struct {
 	Pool                   string
 	Numerator, Denominator uint32

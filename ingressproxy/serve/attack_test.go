@@ -20,7 +20,7 @@ import (
 	"keelson.dev/keelson/internal/connlimit"
 )
 
-// dial connects to port 80 and writes.
+// dial connects to port 80 and writes a text.
 func (b *bed) dial(text string) net.Conn {
 	b.t.Helper()
 	c, err := net.Dial("tcp", b.addrs[80])
@@ -35,8 +35,8 @@ func (b *bed) dial(text string) net.Conn {
 	return c
 }
 
-// answer is the status that comes on a connection, 0 when it is closed without one; a connection that stays open and says
-// nothing fails the test.
+// answer returns the status code of the response on a connection, or 0 if it is closed without one.
+// The test fails if the connection stays open without a response.
 func (b *bed) answer(c net.Conn) int {
 	b.t.Helper()
 	r, err := http.ReadResponse(bufio.NewReader(c), nil)
@@ -58,12 +58,12 @@ func TestAttackHeaderTooLarge(t *testing.T) {
 	}
 }
 
-// A header that comes in crumbs, or not at all, and a body that stops coming end with their time.
+// Request headers and bodies that arrive too slowly or not at all end with their timeouts.
 func TestAttackSlow(t *testing.T) {
 	limits := Limits{Header: time.Second, Idle: time.Second, BodyIdle: 100 * time.Millisecond}
 	b := begin(t, Options{Limits: limits}, to(at(backend(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, err := io.Copy(io.Discard, r.Body); err != nil {
-			<-r.Context().Done() // a backend that answers half a body is heard
+			<-r.Context().Done() // a backend that responds after half of the body
 		}
 	})))))
 	for name, text := range map[string]string{"nothing": "", "half a header": "GET / HTTP/1.1\r\nHost: a"} {
@@ -71,7 +71,8 @@ func TestAttackSlow(t *testing.T) {
 			t.Errorf("%s: %d", name, code)
 		}
 	}
-	// Who is that late itself, as this test on a busy machine, is closed without an answer as well: it comes again.
+	// On a busy machine, this test can itself be too late, and the connection is closed without a
+	// response. Then it retries.
 	code := 0
 	for range 5 {
 		if code = b.answer(b.dial("POST / HTTP/1.1\r\nHost: a.x\r\nContent-Length: 100\r\n\r\nhalf")); code != 0 {
@@ -92,7 +93,7 @@ func TestAttackSlow(t *testing.T) {
 	}
 }
 
-// Who takes nothing of an answer does not hold it for ever.
+// A client that does not read its response does not block it forever.
 func TestAttackTakesNothing(t *testing.T) {
 	gone := make(chan struct{})
 	endless := backend(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -112,7 +113,7 @@ func TestAttackTakesNothing(t *testing.T) {
 	}
 }
 
-// Silent connections are few, and do not keep those out who ask something.
+// The number of idle connections is limited, and they do not block clients that send requests.
 func TestAttackManyConnections(t *testing.T) {
 	b := begin(t, Options{Limits: Limits{Connections: connlimit.Limits{Total: 40, PerSource: 40, Unauthenticated: 8, UnauthenticatedPerSource: 8}}}, to(at(named(t, "one"))))
 	for range 100 {
@@ -133,7 +134,7 @@ func TestAttackManyConnections(t *testing.T) {
 	}
 }
 
-// More requests than the proxy runs at one time are refused, not queued.
+// Requests above the limit are refused, not queued.
 func TestAttackManyRequests(t *testing.T) {
 	release, arrived := make(chan struct{}), make(chan struct{}, 10)
 	b := begin(t, Options{Limits: Limits{Requests: 2}}, to(at(backend(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
@@ -150,7 +151,7 @@ func TestAttackManyRequests(t *testing.T) {
 	close(release)
 }
 
-// Requests of HTTP/2 that are reset as soon as they are made do not pile up, and end their connection.
+// HTTP/2 requests that are reset at once do not accumulate, and their connection is closed.
 func TestAttackRapidReset(t *testing.T) {
 	var most atomic.Int64
 	var b *bed
@@ -202,7 +203,7 @@ func TestAttackRapidReset(t *testing.T) {
 	}
 }
 
-// An upgrade to HTTP/2 or TLS would carry requests past the rules.
+// An upgrade to HTTP/2 or TLS must not bypass the rules.
 func TestAttackTunnel(t *testing.T) {
 	seen := make(chan http.Header, 10)
 	b := begin(t, Options{}, to(at(backend(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { seen <- r.Header.Clone() })))))
@@ -220,7 +221,7 @@ func TestAttackTunnel(t *testing.T) {
 	}
 }
 
-// Two readings of where a request ends are refused or made one before a backend sees them.
+// Ambiguous message lengths are refused or normalized before they reach a backend.
 func TestAttackSmuggling(t *testing.T) {
 	var asked atomic.Int32
 	b := begin(t, Options{}, to(at(backend(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -244,7 +245,7 @@ func TestAttackSmuggling(t *testing.T) {
 	}
 }
 
-// A backend cannot make the proxy keep what it likes.
+// A backend cannot make the proxy buffer unlimited data.
 func TestAttackByBackend(t *testing.T) {
 	b := begin(t, Options{Limits: Limits{AnswerHeader: 8 << 10}}, to(at(backend(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Big", strings.Repeat("x", 64<<10))
@@ -254,7 +255,7 @@ func TestAttackByBackend(t *testing.T) {
 	}
 }
 
-// Bodies have no bound, and are not kept.
+// Bodies have no size limit and are not buffered.
 func TestLargeBody(t *testing.T) {
 	const size = 64 << 20
 	b := begin(t, Options{}, to(at(backend(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -275,12 +276,12 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { return len(p), nil }
 
-// What a request costs through the proxy, beside one that goes straight to the backend.
+// The cost of a request through the proxy, compared with a direct one.
 func BenchmarkProxied(b *testing.B) {
 	addr := named(b, "one")
 	s := New(Options{Log: slog.New(slog.DiscardHandler)})
 	s.Swap(to(at(addr)))
-	front := backend(b, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.serve(80, w, r) }))
+	front := backend(b, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.handleRequest(80, w, r) }))
 	for name, target := range map[string]string{"direct": addr.String(), "proxied": front.String()} {
 		b.Run(name, func(b *testing.B) {
 			c := &http.Client{}

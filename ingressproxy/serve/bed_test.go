@@ -25,7 +25,7 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// bed is a server whose ports are somewhere on loopback.
+// bed is a server with ports on loopback.
 type bed struct {
 	*Server
 	t     *testing.T
@@ -79,7 +79,7 @@ func (b *bed) wait(cond func() error) {
 	}
 }
 
-// client reaches a port of the server under any name.
+// client returns a client that reaches a port of the server under any host name.
 func (b *bed) client(port uint16, roots *x509.CertPool, set func(*http.Protocols)) *http.Client {
 	tr := &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -127,7 +127,7 @@ func ask(t testing.TB, c *http.Client, method, url, body string, header ...strin
 	return said{answer.StatusCode, string(text), answer.Header, answer.Proto}
 }
 
-// backend serves on loopback and says where.
+// backend starts a server on loopback and returns its address.
 func backend(t testing.TB, h http.Handler) netip.AddrPort {
 	t.Helper()
 	s := httptest.NewServer(h)
@@ -135,7 +135,7 @@ func backend(t testing.TB, h http.Handler) netip.AddrPort {
 	return netip.MustParseAddrPort(s.Listener.Addr().String())
 }
 
-// named answers with its name and what it was asked.
+// named starts a backend that responds with its name and the request.
 func named(t testing.TB, name string) netip.AddrPort {
 	return backend(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
@@ -150,7 +150,7 @@ func named(t testing.TB, name string) netip.AddrPort {
 	}))
 }
 
-// closed is an address where nobody listens.
+// closed returns an address without a listener.
 func closed(t testing.TB) netip.AddrPort {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -160,7 +160,7 @@ func closed(t testing.TB) netip.AddrPort {
 	return netip.MustParseAddrPort(l.Addr().String())
 }
 
-// to is a table of one rule for everything.
+// to returns a table with one rule for everything.
 func to(p route.Pool, change ...func(*route.Rule)) *route.Table {
 	rule := route.Rule{Name: "r", Backends: []route.Backend{{Pool: "p", Weight: 1}}}
 	for _, c := range change {
@@ -171,7 +171,7 @@ func to(p route.Pool, change ...func(*route.Rule)) *route.Table {
 
 func at(addrs ...netip.AddrPort) route.Pool { return route.Pool{Endpoints: addrs} }
 
-// certificate is a self-signed key pair, and the roots that believe it.
+// certificate returns a self-signed key pair, and a pool that trusts it.
 func certificate(t testing.TB, serial int64, hosts ...string) (*tls.Certificate, *x509.CertPool) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

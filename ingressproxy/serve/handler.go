@@ -22,70 +22,71 @@ import (
 	"keelson.dev/keelson/internal/connlimit"
 )
 
-// exchange is one request on its way.
+// exchange is one request that is being handled.
 type exchange struct {
 	*Server
-	state  *state
-	port   uint16
-	in     *http.Request
-	client netip.Addr
-	found  route.Found
-	shares []*route.Filters // of the rule, then of the backend
-	pool   *pool
-	out    *recorder
-	slow   atomic.Bool // the body stopped coming
-	stop   func()      // ends a Read of the request's body that waits
+	state        *servedTable
+	port         uint16
+	request      *http.Request
+	client       netip.Addr
+	match        route.Found
+	filters      []*route.Filters // filters of the rule, then of the backend
+	pool         *pool
+	response     *recorder
+	bodyStalled  atomic.Bool // the request body exceeded Limits.BodyIdle
+	stopBodyRead func()      // interrupts a Read of the request body that waits
 }
 
-// serve answers a request that came to a port.
-func (s *Server) serve(port uint16, w http.ResponseWriter, r *http.Request) {
-	s.going.Add(1)
-	defer s.going.Done()
-	place, _ := r.Context().Value(doorKey{}).(*connlimit.Conn)
+// handleRequest handles a request that arrived on a port.
+func (s *Server) handleRequest(port uint16, w http.ResponseWriter, r *http.Request) {
+	s.running.Add(1)
+	defer s.running.Done()
+	place, _ := r.Context().Value(connKey{}).(*connlimit.Conn)
 	place.MarkAuthenticated()
 	begun := time.Now()
 	answer := &recorder{ResponseWriter: w}
-	x := &exchange{Server: s, state: s.now.Load(), port: port, in: r, client: clientOf(r), out: answer}
-	defer func() { x.note(answer, time.Since(begun)) }()
+	x := &exchange{Server: s, state: s.current.Load(), port: port, request: r, client: clientAddress(r), response: answer}
+	defer func() { x.recordRequest(answer, time.Since(begun)) }()
 	select {
 	case s.requests <- struct{}{}:
 		defer func() { <-s.requests }()
 	default:
-		x.fail(answer, http.StatusServiceUnavailable, "too many requests run at this proxy")
+		x.respondError(answer, http.StatusServiceUnavailable, "the proxy is handling too many requests")
 		return
 	}
-	if code, why := x.refused(); code != 0 {
-		x.fail(answer, code, why)
+	if code, why := x.checkRequest(); code != 0 {
+		x.respondError(answer, code, why)
 		return
 	}
 	var ok bool
-	if x.found, ok = x.state.index.Match(port, r); !ok {
-		x.fail(answer, http.StatusNotFound, "nothing is served for this host and path")
+	if x.match, ok = x.state.index.Match(port, r); !ok {
+		x.respondError(answer, http.StatusNotFound, "no rule matches this host and path")
 		return
 	}
-	x.follow(answer)
+	x.applyRule(answer)
 }
 
-// refused says what no rule is asked about.
-func (x *exchange) refused() (code int, why string) {
-	r := x.in
+// checkRequest returns an error status for requests that must not reach any rule, or 0.
+func (x *exchange) checkRequest() (code int, why string) {
+	r := x.request
 	switch {
 	case r.Method == http.MethodConnect:
-		return http.StatusMethodNotAllowed, "this is no forward proxy"
-	case climbs(r.URL.Path):
+		return http.StatusMethodNotAllowed, "this is not a forward proxy"
+	case hasDotSegments(r.URL.Path):
 		// A rule for /public must not lead to /public/../private.
-		return http.StatusBadRequest, "the path has elements . or .."
+		return http.StatusBadRequest, "the path contains . or .. elements"
 	case r.TLS != nil:
-		// HTTP/2 clients use a connection for every host that its certificate names; another listener may have other rules for them.
-		asked := x.state.index.Listener(x.port, route.HostOf(r.TLS.ServerName))
-		if asked != x.state.index.Listener(x.port, route.HostOf(r.Host)) {
+		// HTTP/2 clients reuse a connection for every host of its certificate. Another listener may
+		// have other rules for the host.
+		asked := x.state.index.Listener(x.port, route.NormalizeHost(r.TLS.ServerName))
+		if asked != x.state.index.Listener(x.port, route.NormalizeHost(r.Host)) {
 			return http.StatusMisdirectedRequest, "this connection is for another host"
 		}
 	}
 	return 0, ""
 }
 
-func climbs(path string) bool {
+func hasDotSegments(path string) bool {
 	if !strings.Contains(path, "/.") {
 		return false
 	}
@@ -97,128 +98,131 @@ func climbs(path string) bool {
 	return false
 }
 
-// follow does what the rule says.
-func (x *exchange) follow(w *recorder) {
-	rule := x.found.Rule
-	x.shares = []*route.Filters{&rule.Filters}
-	if x.redirected(w, &rule.Filters) {
+// applyRule applies the matched rule: it redirects, responds, or forwards the request to a backend.
+func (x *exchange) applyRule(w *recorder) {
+	rule := x.match.Rule
+	x.filters = []*route.Filters{&rule.Filters}
+	if x.sendRedirect(w, &rule.Filters) {
 		return
 	}
 	if rule.Answer != 0 {
-		x.fail(w, rule.Answer, http.StatusText(rule.Answer))
+		x.respondError(w, rule.Answer, http.StatusText(rule.Answer))
 		return
 	}
-	b, ok := route.Choose(rule.Backends, rand.Uint64())
+	b, ok := route.ChooseBackend(rule.Backends, rand.Uint64())
 	if !ok {
-		x.fail(w, http.StatusInternalServerError, "no backend has a share of these requests")
+		x.respondError(w, http.StatusInternalServerError, "all backends of the rule have weight 0")
 		return
 	}
-	x.shares = append(x.shares, &b.Filters)
-	if x.redirected(w, &b.Filters) {
+	x.filters = append(x.filters, &b.Filters)
+	if x.sendRedirect(w, &b.Filters) {
 		return
 	}
 	if b.Answer != 0 {
-		x.fail(w, b.Answer, http.StatusText(b.Answer))
+		x.respondError(w, b.Answer, http.StatusText(b.Answer))
 		return
 	}
 	if x.pool = x.state.pools[b.Pool]; x.pool == nil || len(x.pool.endpoints) == 0 {
-		x.fail(w, http.StatusServiceUnavailable, "no endpoint is ready")
+		x.respondError(w, http.StatusServiceUnavailable, "no endpoint is ready")
 		return
 	}
-	r := x.in
+	r := x.request
 	if upgrade := r.Header.Get("Upgrade"); upgrade != "" {
-		if !upgradable(r) {
-			// A backend that took h2c here would be given requests that no rule has seen.
+		if !isUpgradable(r) {
+			// A backend that accepted h2c here would receive requests that were not matched against
+			// the rules.
 			r.Header.Del("Upgrade")
 		} else {
 			select {
 			case x.upgrades <- struct{}{}:
 				defer func() { <-x.upgrades }()
 			default:
-				x.fail(w, http.StatusServiceUnavailable, "too many connections are upgraded at this proxy")
+				x.respondError(w, http.StatusServiceUnavailable, "the proxy has too many upgraded connections")
 				return
 			}
 		}
 	}
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	defer context.AfterFunc(x.hard, cancel)()
+	defer context.AfterFunc(x.abortCtx, cancel)()
 	if limit := rule.Timeouts.Request; limit > 0 && r.Header.Get("Upgrade") == "" {
 		ctx, cancel = context.WithTimeout(ctx, limit)
 		defer cancel()
 	}
 	r = r.WithContext(ctx)
 	x.watchBody(w, r)
-	x.mirror(r)
-	x.proxy().ServeHTTP(w, r)
+	x.mirrorRequest(r)
+	x.reverseProxy().ServeHTTP(w, r)
 }
 
-// upgradable says whether a request may become a connection of another kind.
-func upgradable(r *http.Request) bool {
+// isUpgradable reports whether a request may upgrade its connection to another protocol. HTTP and
+// TLS are excluded.
+func isUpgradable(r *http.Request) bool {
 	kind := strings.ToLower(r.Header.Get("Upgrade"))
 	return r.ProtoMajor == 1 && kind != "h2c" && !strings.HasPrefix(kind, "tls") && !strings.HasPrefix(kind, "http") && !strings.Contains(kind, ",")
 }
 
-func (x *exchange) redirected(w http.ResponseWriter, f *route.Filters) bool {
+func (x *exchange) sendRedirect(w http.ResponseWriter, f *route.Filters) bool {
 	if f.Redirect == nil {
 		return false
 	}
-	w.Header().Set("Location", f.Redirect.Location(x.in, x.scheme(), x.port, x.found.Prefix()))
-	w.WriteHeader(f.Redirect.Code())
+	w.Header().Set("Location", f.Redirect.Location(x.request, x.clientScheme(), x.port, x.match.Prefix()))
+	w.WriteHeader(f.Redirect.StatusCode())
 	return true
 }
 
-func (x *exchange) scheme() string {
-	if x.in.TLS != nil {
+func (x *exchange) clientScheme() string {
+	if x.request.TLS != nil {
 		return "https"
 	}
 	return "http"
 }
 
-// proxy hands the request to the pool.
-func (x *exchange) proxy() *httputil.ReverseProxy {
+// reverseProxy returns a proxy that forwards the request to the pool.
+func (x *exchange) reverseProxy() *httputil.ReverseProxy {
 	return &httputil.ReverseProxy{
-		Rewrite:        x.rewrite,
-		Transport:      x.pool.try(x),
+		Rewrite:        x.rewriteRequest,
+		Transport:      x.pool.roundTripper(x),
 		FlushInterval:  -1,
 		BufferPool:     &x.buffers,
 		ErrorLog:       log.New(io.Discard, "", 0),
-		ModifyResponse: x.answered,
-		ErrorHandler:   func(w http.ResponseWriter, r *http.Request, err error) { x.explain(w, r, err) },
+		ModifyResponse: x.modifyResponse,
+		ErrorHandler:   func(w http.ResponseWriter, r *http.Request, err error) { x.handleProxyError(w, r, err) },
 	}
 }
 
-func (x *exchange) rewrite(p *httputil.ProxyRequest) {
+func (x *exchange) rewriteRequest(p *httputil.ProxyRequest) {
 	out := p.Out
 	out.Host = p.In.Host
-	x.forwarded(out.Header)
-	out.URL.Scheme = x.pool.scheme()
-	out.URL.Host = "endpoint" // try puts an endpoint's address here
-	x.filter(out, x.shares)
+	x.setForwardedHeaders(out.Header)
+	out.URL.Scheme = x.pool.backendScheme()
+	out.URL.Host = "endpoint" // tryEndpoint replaces it by the address of an endpoint
+	x.applyFilters(out, x.filters)
 }
 
-// filter changes a request for a backend.
-func (x *exchange) filter(out *http.Request, filters []*route.Filters) {
+// applyFilters modifies the headers, host, and path of a request to a backend.
+func (x *exchange) applyFilters(out *http.Request, filters []*route.Filters) {
 	for _, f := range filters {
-		f.Request.Apply(out.Header)
+		f.Request.ModifyHeader(out.Header)
 		if rewrite := f.Rewrite; rewrite != nil {
 			if rewrite.Host != "" {
 				out.Host = rewrite.Host
 			}
-			rewrite.Path.Apply(out.URL, x.found.Prefix())
+			rewrite.Path.RewritePath(out.URL, x.match.Prefix())
 		}
 	}
 }
 
-// forwarded tells the backend who asks, and how.
-func (x *exchange) forwarded(h http.Header) {
+// setForwardedHeaders sets X-Forwarded-* and X-Real-Ip. Existing values are kept only from trusted
+// proxies.
+func (x *exchange) setForwardedHeaders(h http.Header) {
 	for name := range h {
 		if name == "Forwarded" || strings.HasPrefix(name, "X-Forwarded-") {
 			h.Del(name)
 		}
 	}
-	if x.trusted() {
-		for name, values := range x.in.Header {
+	if x.isTrustedProxy() {
+		for name, values := range x.request.Header {
 			if strings.HasPrefix(name, "X-Forwarded-") {
 				h[name] = slices.Clone(values)
 			}
@@ -234,7 +238,7 @@ func (x *exchange) forwarded(h http.Header) {
 	}
 	h.Set("X-Forwarded-For", client)
 	for name, value := range map[string]string{
-		"X-Forwarded-Host": x.in.Host, "X-Forwarded-Proto": x.scheme(), "X-Forwarded-Port": strconv.Itoa(int(x.port)),
+		"X-Forwarded-Host": x.request.Host, "X-Forwarded-Proto": x.clientScheme(), "X-Forwarded-Port": strconv.Itoa(int(x.port)),
 	} {
 		if h.Get(name) == "" {
 			h.Set(name, value)
@@ -242,7 +246,7 @@ func (x *exchange) forwarded(h http.Header) {
 	}
 }
 
-func (x *exchange) trusted() bool {
+func (x *exchange) isTrustedProxy() bool {
 	for _, p := range x.opts.Trusted {
 		if p.Contains(x.client) {
 			return true
@@ -251,7 +255,7 @@ func (x *exchange) trusted() bool {
 	return false
 }
 
-func clientOf(r *http.Request) netip.Addr {
+func clientAddress(r *http.Request) netip.Addr {
 	at, err := netip.ParseAddrPort(r.RemoteAddr)
 	if err != nil {
 		return netip.IPv4Unspecified()
@@ -259,40 +263,41 @@ func clientOf(r *http.Request) netip.Addr {
 	return at.Addr().Unmap().WithZone("")
 }
 
-func (x *exchange) answered(answer *http.Response) error {
+func (x *exchange) modifyResponse(answer *http.Response) error {
 	if answer.StatusCode == http.StatusSwitchingProtocols {
-		x.out.code = answer.StatusCode // it is written past the recorder
+		x.response.code = answer.StatusCode // the response to an upgrade bypasses the recorder
 	}
-	for _, f := range x.shares {
-		f.Response.Apply(answer.Header)
+	for _, f := range x.filters {
+		f.Response.ModifyHeader(answer.Header)
 	}
 	return nil
 }
 
-// explain answers a request that no endpoint has answered.
-func (x *exchange) explain(w http.ResponseWriter, r *http.Request, err error) {
+// handleProxyError responds to a request for which no endpoint has returned a response.
+func (x *exchange) handleProxyError(w http.ResponseWriter, r *http.Request, err error) {
 	var network net.Error
 	answer := w.(*recorder)
 	switch {
-	case x.slow.Load():
-		x.fail(answer, http.StatusRequestTimeout, "the request's body stopped coming")
-	case x.in.Context().Err() != nil:
-		answer.code = statusGone
-		panic(http.ErrAbortHandler) // without it a client that has only stopped sending would be told that all is well
+	case x.bodyStalled.Load():
+		x.respondError(answer, http.StatusRequestTimeout, "timeout while reading the request body")
+	case x.request.Context().Err() != nil:
+		answer.code = statusClientClosed
+		panic(http.ErrAbortHandler) // abort the connection, so that a client that has only half-closed it does not see a complete response
 	case errors.Is(err, errRefused):
-		x.fail(answer, http.StatusBadGateway, "no endpoint could be connected to")
+		x.respondError(answer, http.StatusBadGateway, "no endpoint accepts connections")
 	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &network) && network.Timeout():
-		x.fail(answer, http.StatusGatewayTimeout, "the backend did not answer in time")
+		x.respondError(answer, http.StatusGatewayTimeout, "the backend did not respond in time")
 	default:
-		x.fail(answer, http.StatusBadGateway, "the backend's answer was cut off or is no HTTP")
+		x.respondError(answer, http.StatusBadGateway, "the backend's response is incomplete or not HTTP")
 	}
 	x.opts.Log.Debug("a request failed", "rule", x.ruleName(), "host", r.Host, "err", err)
 }
 
-// statusGone is noted, never sent, when the client did not wait for the answer.
-const statusGone = 499
+// statusClientClosed is recorded, and never sent, if the client closed the connection before the
+// response.
+const statusClientClosed = 499
 
-func (x *exchange) fail(w http.ResponseWriter, code int, why string) {
+func (x *exchange) respondError(w http.ResponseWriter, code int, why string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(code)
@@ -300,28 +305,28 @@ func (x *exchange) fail(w http.ResponseWriter, code int, why string) {
 }
 
 func (x *exchange) ruleName() string {
-	if x.found.Rule == nil {
+	if x.match.Rule == nil {
 		return ""
 	}
-	return x.found.Rule.Name
+	return x.match.Rule.Name
 }
 
-func (x *exchange) note(w *recorder, took time.Duration) {
-	x.metrics.note(x.ruleName(), w.code, took)
+func (x *exchange) recordRequest(w *recorder, took time.Duration) {
+	x.metrics.observeRequest(x.ruleName(), w.code, took)
 	if x.opts.Access != nil {
-		x.opts.Access.Info("request", "client", x.client, "method", x.in.Method, "host", x.in.Host, "path", x.in.URL.Path,
-			"proto", x.in.Proto, "code", w.code, "bytes", w.bytes, "took", took, "rule", x.ruleName())
+		x.opts.Access.Info("request", "client", x.client, "method", x.request.Method, "host", x.request.Host, "path", x.request.URL.Path,
+			"proto", x.request.Proto, "code", w.code, "bytes", w.bytes, "took", took, "rule", x.ruleName())
 	}
 }
 
-// recorder keeps what was answered.
+// recorder records the status code and size of a response.
 type recorder struct {
 	http.ResponseWriter
 	code  int
 	bytes int64
 }
 
-// Unwrap is for http.ResponseController.
+// Unwrap is used by http.ResponseController.
 func (w *recorder) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 func (w *recorder) WriteHeader(code int) {
@@ -340,42 +345,44 @@ func (w *recorder) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// watchBody gives each piece of a body in HTTP/1.1 its time. Streams of HTTP/2 may be silent for as long as they like,
-// as calls of gRPC are: they are few per connection, and a dead peer's connection is closed.
+// watchBody limits the time between two parts of an HTTP/1.1 request body. HTTP/2 streams have no
+// such limit, because gRPC calls may be idle for any time. Their number per connection is bounded,
+// and the connection of an unresponsive peer is closed.
 func (x *exchange) watchBody(w http.ResponseWriter, r *http.Request) {
 	if r.Body == nil || r.Body == http.NoBody {
 		return
 	}
 	if r.ProtoMajor != 1 {
-		x.stop = func() { x.in.Body.Close() }
+		x.stopBodyRead = func() { x.request.Body.Close() }
 		return
 	}
-	timed := &timedBody{ReadCloser: r.Body, at: http.NewResponseController(w), limit: x.limits.BodyIdle, slow: &x.slow}
-	r.Body, x.stop = timed, timed.stop // Close would wait for the Read
+	timed := &timedBody{ReadCloser: r.Body, controller: http.NewResponseController(w), limit: x.limits.BodyIdle, stalled: &x.bodyStalled}
+	r.Body, x.stopBodyRead = timed, timed.stopRead // Close would wait for the Read
 }
 
 type timedBody struct {
 	io.ReadCloser
-	at    *http.ResponseController
-	limit time.Duration
-	slow  *atomic.Bool
+	controller *http.ResponseController
+	limit      time.Duration
+	stalled    *atomic.Bool
 }
 
 func (b *timedBody) Read(p []byte) (int, error) {
-	if err := b.at.SetReadDeadline(time.Now().Add(b.limit)); err != nil {
+	if err := b.controller.SetReadDeadline(time.Now().Add(b.limit)); err != nil {
 		return 0, err
 	}
 	n, err := b.ReadCloser.Read(p)
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		b.slow.Store(true)
+		b.stalled.Store(true)
 		return n, err
 	}
 	if err != nil {
-		// The server goes on reading, to learn that the client has left; that has no bound in time.
-		b.at.SetReadDeadline(time.Time{})
+		// The server continues to read, to detect that the client has closed the connection. That
+		// read has no deadline.
+		b.controller.SetReadDeadline(time.Time{})
 	}
 	return n, err
 }
 
-// stop ends a Read that waits for the client. Nothing more is read of the connection.
-func (b *timedBody) stop() { _ = b.at.SetReadDeadline(time.Unix(1, 0)) }
+// stopRead interrupts a Read that waits for the client. The connection cannot be read afterwards.
+func (b *timedBody) stopRead() { _ = b.controller.SetReadDeadline(time.Unix(1, 0)) }

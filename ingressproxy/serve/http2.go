@@ -12,13 +12,15 @@ import (
 	"keelson.dev/keelson/internal/framelimit"
 )
 
-// withoutTLS is net/http's key for connections of HTTP/2 without TLS in Server.TLSNextProto. It passes them as a *tls.Conn
-// whose NetConn has the method UnencryptedNetConn, after it has read the preface.
-const withoutTLS = "unencrypted_http2"
+// protoUnencryptedHTTP2 is net/http's key in Server.TLSNextProto for HTTP/2 without TLS. After it
+// has read the preface, net/http passes such a connection as a *tls.Conn whose NetConn has a method
+// UnencryptedNetConn.
+const protoUnencryptedHTTP2 = "unencrypted_http2"
 
-// limitResets reads the server's HTTP/2 connections, over TLS and without TLS, through a bound on stream resets. net/http's
-// own HTTP/2 accepts no wrapped connections; that of golang.org/x/net, which is the same code, does. Only resets are
-// bounded: fast downloads need many window updates, and the server itself bounds streams and what it queues in response.
+// limitResets limits stream resets on the server's HTTP/2 connections, with and without TLS.
+// net/http's own HTTP/2 does not accept wrapped connections; golang.org/x/net, which has the same
+// code, does. Only resets are limited: fast downloads need many window updates, and the server
+// itself limits streams and queued responses.
 func limitResets(srv *http.Server, resets int) error {
 	h2 := &http2.Server{}
 	if err := http2.ConfigureServer(srv, h2); err != nil {
@@ -29,7 +31,7 @@ func limitResets(srv *http.Server, resets int) error {
 	srv.TLSNextProto[http2.NextProtoTLS] = func(hs *http.Server, c *tls.Conn, h http.Handler) {
 		h2.ServeConn(framelimit.New(c, known, limits), serveOptions(hs, h))
 	}
-	srv.TLSNextProto[withoutTLS] = func(hs *http.Server, c *tls.Conn, h http.Handler) {
+	srv.TLSNextProto[protoUnencryptedHTTP2] = func(hs *http.Server, c *tls.Conn, h http.Handler) {
 		inner, ok := c.NetConn().(interface{ UnencryptedNetConn() net.Conn })
 		if !ok {
 			return // net/http closes the connection
@@ -41,10 +43,10 @@ func limitResets(srv *http.Server, resets int) error {
 	return nil
 }
 
-// serveOptions returns how a connection is served to which net/http has given a handler.
+// serveOptions returns the x/net options for a connection and handler that net/http passed.
 func serveOptions(hs *http.Server, h http.Handler) *http2.ServeConnOpts {
 	ctx := context.Background()
-	if base, ok := h.(interface{ BaseContext() context.Context }); ok { // net/http's own contract with x/net
+	if base, ok := h.(interface{ BaseContext() context.Context }); ok { // an internal contract between net/http and x/net
 		ctx = base.BaseContext()
 	}
 	return &http2.ServeConnOpts{Context: ctx, Handler: h, BaseConfig: hs}

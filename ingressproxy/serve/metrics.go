@@ -9,18 +9,18 @@ import (
 	"keelson.dev/keelson/ingressproxy/route"
 )
 
-// metrics of a server; those by rule go with the rule.
+// metrics holds the metrics of a server. The series of a rule are deleted with the rule.
 type metrics struct {
-	server     *Server
-	requests   *prometheus.CounterVec
-	seconds    *prometheus.HistogramVec
-	refused    prometheus.Counter
-	again      prometheus.Counter
-	unmirrored prometheus.Counter
-	open       *prometheus.Desc
-	shed       *prometheus.Desc
-	running    *prometheus.Desc
-	upgraded   *prometheus.Desc
+	server             *Server
+	requests           *prometheus.CounterVec
+	seconds            *prometheus.HistogramVec
+	refusedConnections prometheus.Counter
+	retries            prometheus.Counter
+	mirrorsLost        prometheus.Counter
+	open               *prometheus.Desc
+	shed               *prometheus.Desc
+	running            *prometheus.Desc
+	upgraded           *prometheus.Desc
 }
 
 func newMetrics(s *Server) *metrics {
@@ -33,24 +33,24 @@ func newMetrics(s *Server) *metrics {
 	return &metrics{
 		server: s,
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "keelson_entry_requests_total", Help: "Requests that were answered, by rule (empty: none matched) and status; 499: the client left.",
+			Name: "keelson_entry_requests_total", Help: "Handled requests, by rule (empty: none matched) and status code; 499: the client closed the connection.",
 		}, []string{"rule", "code"}),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "keelson_entry_request_seconds", Help: "From a request's header to the end of its answer.", Buckets: prometheus.ExponentialBuckets(0.001, 4, 8),
+			Name: "keelson_entry_request_seconds", Help: "Time from a request's header to the end of its response.", Buckets: prometheus.ExponentialBuckets(0.001, 4, 8),
 		}, []string{"rule"}),
-		refused:    counter("keelson_entry_refused_connections_total", "Connections that endpoints did not take; such an endpoint is passed over for 0.5 to 30 s."),
-		again:      counter("keelson_entry_retries_total", "Requests that were offered to another endpoint."),
-		unmirrored: counter("keelson_entry_mirrors_lost_total", "Copies that were not sent, or not answered."),
-		open:       desc("keelson_entry_connections", "Connections of clients.", "port"),
-		shed:       desc("keelson_entry_connections_shed_total", "Connections that were closed or not taken because there were too many.", "port"),
-		running:    desc("keelson_entry_requests_running", "Requests that run."),
-		upgraded:   desc("keelson_entry_upgraded_connections", "Connections that became WebSockets or the like."),
+		refusedConnections: counter("keelson_entry_refused_connections_total", "Connections refused by endpoints; such an endpoint is avoided for 0.5 to 30 s."),
+		retries:            counter("keelson_entry_retries_total", "Requests retried on another endpoint."),
+		mirrorsLost:        counter("keelson_entry_mirrors_lost_total", "Mirrored copies that were not sent or got no response."),
+		open:               desc("keelson_entry_connections", "Open client connections.", "port"),
+		shed:               desc("keelson_entry_connections_shed_total", "Connections closed or refused because there were too many.", "port"),
+		running:            desc("keelson_entry_requests_running", "Requests in progress."),
+		upgraded:           desc("keelson_entry_upgraded_connections", "Upgraded connections, such as WebSockets."),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (m *metrics) Describe(out chan<- *prometheus.Desc) {
-	for _, c := range []prometheus.Collector{m.requests, m.seconds, m.refused, m.again, m.unmirrored} {
+	for _, c := range []prometheus.Collector{m.requests, m.seconds, m.refusedConnections, m.retries, m.mirrorsLost} {
 		c.Describe(out)
 	}
 	for _, d := range []*prometheus.Desc{m.open, m.shed, m.running, m.upgraded} {
@@ -60,7 +60,7 @@ func (m *metrics) Describe(out chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (m *metrics) Collect(out chan<- prometheus.Metric) {
-	for _, c := range []prometheus.Collector{m.requests, m.seconds, m.refused, m.again, m.unmirrored} {
+	for _, c := range []prometheus.Collector{m.requests, m.seconds, m.refusedConnections, m.retries, m.mirrorsLost} {
 		c.Collect(out)
 	}
 	s := m.server
@@ -70,21 +70,21 @@ func (m *metrics) Collect(out chan<- prometheus.Metric) {
 	defer s.mu.Unlock()
 	for number, p := range s.ports {
 		label := strconv.Itoa(int(number))
-		all, _ := p.door.Len()
+		all, _ := p.limiter.Len()
 		out <- prometheus.MustNewConstMetric(m.open, prometheus.GaugeValue, float64(all), label)
-		out <- prometheus.MustNewConstMetric(m.shed, prometheus.CounterValue, float64(p.door.Shed()), label)
+		out <- prometheus.MustNewConstMetric(m.shed, prometheus.CounterValue, float64(p.limiter.Shed()), label)
 	}
 }
 
-func (m *metrics) note(rule string, code int, took time.Duration) {
+func (m *metrics) observeRequest(rule string, code int, took time.Duration) {
 	m.requests.WithLabelValues(rule, strconv.Itoa(code)).Inc()
 	if code != 101 {
 		m.seconds.WithLabelValues(rule).Observe(took.Seconds())
 	}
 }
 
-// forget drops what is known of rules that are no more.
-func (m *metrics) forget(before, now *route.Table) {
+// deleteRemovedRules deletes the series of rules that are in before and not in now.
+func (m *metrics) deleteRemovedRules(before, now *route.Table) {
 	there := map[string]bool{}
 	for _, l := range now.Listeners {
 		for _, r := range l.Rules {

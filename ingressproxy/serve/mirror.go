@@ -13,16 +13,17 @@ import (
 	"keelson.dev/keelson/ingressproxy/route"
 )
 
-// mirrorTimeout bounds a copy and its answer, which nobody waits for.
+// mirrorTimeout is the maximum time for a mirrored request and its response.
 const mirrorTimeout = 30 * time.Second
 
-// mirror sends copies of a request where the rule says, once its body has come; the request itself never waits for them.
-// A copy is left out, and counted, when its body is too large or too many copies run.
-func (x *exchange) mirror(r *http.Request) {
+// mirrorRequest sends copies of a request to the mirrors of its rule, after its body was read
+// completely. The request itself is not delayed. A copy is omitted, and counted, if its body is too
+// large or too many copies are in progress.
+func (x *exchange) mirrorRequest(r *http.Request) {
 	var to []route.Mirror
-	for _, f := range x.shares {
+	for _, f := range x.filters {
 		for _, m := range f.Mirrors {
-			if m.Chosen(rand.Uint64()) {
+			if m.Samples(rand.Uint64()) {
 				to = append(to, m)
 			}
 		}
@@ -33,46 +34,46 @@ func (x *exchange) mirror(r *http.Request) {
 	copied := r.Clone(context.WithoutCancel(r.Context()))
 	copied.RequestURI = ""
 	if r.Body == nil || r.Body == http.NoBody || r.ContentLength == 0 {
-		x.send(copied, to, nil)
+		x.sendMirrors(copied, to, nil)
 		return
 	}
-	r.Body = &teed{ReadCloser: r.Body, room: x.limits.MirrorBytes, full: func(body []byte) { x.send(copied, to, body) },
-		over: func() { x.metrics.unmirrored.Add(float64(len(to))) }}
+	r.Body = &teeBody{ReadCloser: r.Body, limit: x.limits.MirrorBytes, onComplete: func(body []byte) { x.sendMirrors(copied, to, body) },
+		onTooLarge: func() { x.metrics.mirrorsLost.Add(float64(len(to))) }}
 }
 
-func (x *exchange) send(r *http.Request, to []route.Mirror, body []byte) {
+func (x *exchange) sendMirrors(r *http.Request, to []route.Mirror, body []byte) {
 	for _, m := range to {
 		pool := x.state.pools[m.Pool]
 		select {
 		case x.mirrors <- struct{}{}:
 		default:
-			x.metrics.unmirrored.Inc()
+			x.metrics.mirrorsLost.Inc()
 			continue
 		}
-		x.going.Go(func() {
+		x.running.Go(func() {
 			defer func() { <-x.mirrors }()
-			if pool == nil || !x.copyTo(pool, r, body) {
-				x.metrics.unmirrored.Inc()
+			if pool == nil || !x.sendMirror(pool, r, body) {
+				x.metrics.mirrorsLost.Inc()
 			}
 		})
 	}
 }
 
-func (x *exchange) copyTo(pool *pool, r *http.Request, body []byte) bool {
-	ctx, cancel := context.WithTimeout(x.hard, mirrorTimeout)
+func (x *exchange) sendMirror(pool *pool, r *http.Request, body []byte) bool {
+	ctx, cancel := context.WithTimeout(x.abortCtx, mirrorTimeout)
 	defer cancel()
 	out := r.Clone(ctx)
-	for _, name := range hopByHop(out.Header) {
+	for _, name := range hopByHopHeaders(out.Header) {
 		out.Header.Del(name)
 	}
-	x.forwarded(out.Header)
-	out.URL.Scheme, out.URL.Host = pool.scheme(), "endpoint"
-	x.filter(out, x.shares)
+	x.setForwardedHeaders(out.Header)
+	out.URL.Scheme, out.URL.Host = pool.backendScheme(), "endpoint"
+	x.applyFilters(out, x.filters)
 	out.Body, out.ContentLength, out.TransferEncoding = nil, 0, nil
 	if len(body) > 0 {
 		out.Body, out.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 	}
-	answer, err := (&attempt{x: x, pool: pool}).RoundTrip(out)
+	answer, err := (&retryTransport{exchange: x, pool: pool}).RoundTrip(out)
 	if err != nil {
 		return false
 	}
@@ -81,8 +82,9 @@ func (x *exchange) copyTo(pool *pool, r *http.Request, body []byte) bool {
 	return err == nil
 }
 
-// hopByHop are the headers that are meant for this proxy alone (RFC 9110, section 7.6.1).
-func hopByHop(h http.Header) []string {
+// hopByHopHeaders returns the header fields that apply to one connection only (RFC 9110, section
+// 7.6.1).
+func hopByHopHeaders(h http.Header) []string {
 	names := []string{"Connection", "Proxy-Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Te", "Trailer", "Transfer-Encoding", "Upgrade"}
 	for _, line := range h["Connection"] {
 		for name := range strings.SplitSeq(line, ",") {
@@ -92,34 +94,35 @@ func hopByHop(h http.Header) []string {
 	return names
 }
 
-// teed keeps what is read of a body until it has ended, or is too large.
-type teed struct {
+// teeBody copies a body while it is read. It calls onComplete at the end of the body, or onTooLarge
+// if the body exceeds limit bytes.
+type teeBody struct {
 	io.ReadCloser
-	room int64
-	full func([]byte)
-	over func()
+	limit      int64
+	onComplete func([]byte)
+	onTooLarge func()
 
-	mu   sync.Mutex
-	kept []byte
-	done bool
+	mu     sync.Mutex
+	copied []byte
+	done   bool
 }
 
-func (t *teed) Read(p []byte) (int, error) {
+func (t *teeBody) Read(p []byte) (int, error) {
 	n, err := t.ReadCloser.Read(p)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.done {
 		return n, err
 	}
-	if int64(len(t.kept)+n) > t.room {
-		t.done, t.kept = true, nil
-		t.over()
+	if int64(len(t.copied)+n) > t.limit {
+		t.done, t.copied = true, nil
+		t.onTooLarge()
 		return n, err
 	}
-	t.kept = append(t.kept, p[:n]...)
+	t.copied = append(t.copied, p[:n]...)
 	if err == io.EOF {
 		t.done = true
-		t.full(t.kept)
+		t.onComplete(t.copied)
 	}
 	return n, err
 }

@@ -11,25 +11,26 @@ import (
 	"keelson.dev/keelson/ingressproxy/route"
 )
 
-// pool is the endpoints of one route.Pool, and what is known of each.
+// pool holds the endpoints of a route.Pool and their state.
 type pool struct {
 	route.Pool
 	transport *http.Transport
 	endpoints []*endpoint
 }
 
-// endpoint keeps its place in memory from table to table.
+// endpoint is the state of one endpoint. The same value is used in successive tables.
 type endpoint struct {
 	addr    netip.AddrPort
 	pending atomic.Int64
-	// failures is how many connections failed one after the other; none is tried before until (nanoseconds since 1970)
-	// while there are other endpoints.
-	failures atomic.Int32
-	until    atomic.Int64
+	// failures is the number of consecutive failed connections. Until avoidUntil (Unix time in
+	// nanoseconds), the endpoint is used only if there is no other.
+	failures   atomic.Int32
+	avoidUntil atomic.Int64
 }
 
-// renewed is the pool as a new table has it; p may be nil.
-func (p *pool) renewed(now route.Pool, transport *http.Transport) *pool {
+// updatedPool returns a pool with the endpoints of now, and keeps the state of endpoints that p has
+// too. p may be nil.
+func (p *pool) updatedPool(now route.Pool, transport *http.Transport) *pool {
 	next := &pool{Pool: now, transport: transport, endpoints: make([]*endpoint, 0, len(now.Endpoints))}
 	known := map[netip.AddrPort]*endpoint{}
 	if p != nil {
@@ -47,33 +48,34 @@ func (p *pool) renewed(now route.Pool, transport *http.Transport) *pool {
 	return next
 }
 
-func (p *pool) scheme() string {
+func (p *pool) backendScheme() string {
 	if p.Protocol == route.TLS {
 		return "https"
 	}
 	return "http"
 }
 
-// pick chooses an endpoint that was not tried: of two at random the one with less to do, or by the client where the pool
-// says so. Those that refused connections lately are passed over while there are others.
-func (p *pool) pick(client netip.Addr, tried []*endpoint, now time.Time) *endpoint {
+// pickEndpoint returns an endpoint that is not in tried, or nil. With client affinity, the client
+// determines it; otherwise it is the less busy of two random ones. Endpoints that recently refused
+// connections are used only if there are no others.
+func (p *pool) pickEndpoint(client netip.Addr, tried []*endpoint, now time.Time) *endpoint {
 	if len(p.endpoints) == 0 {
 		return nil
 	}
-	usable := func(e *endpoint) bool { return e.until.Load() <= now.UnixNano() && !slices.Contains(tried, e) }
+	usable := func(e *endpoint) bool { return e.avoidUntil.Load() <= now.UnixNano() && !slices.Contains(tried, e) }
 	untried := func(e *endpoint) bool { return !slices.Contains(tried, e) }
 	for _, fits := range []func(*endpoint) bool{usable, untried} {
 		if p.ByClient {
-			if e := p.byClient(client, fits); e != nil {
+			if e := p.endpointForClient(client, fits); e != nil {
 				return e
 			}
 			continue
 		}
-		first := p.from(rand.IntN(len(p.endpoints)), fits)
+		first := p.firstFitting(rand.IntN(len(p.endpoints)), fits)
 		if first == nil {
 			continue
 		}
-		if other := p.from(rand.IntN(len(p.endpoints)), fits); other.pending.Load() < first.pending.Load() {
+		if other := p.firstFitting(rand.IntN(len(p.endpoints)), fits); other.pending.Load() < first.pending.Load() {
 			return other
 		}
 		return first
@@ -81,8 +83,8 @@ func (p *pool) pick(client netip.Addr, tried []*endpoint, now time.Time) *endpoi
 	return nil
 }
 
-// from is the first that fits, beginning at a place.
-func (p *pool) from(place int, fits func(*endpoint) bool) *endpoint {
+// firstFitting returns the first endpoint that fits, starting at an index, or nil.
+func (p *pool) firstFitting(place int, fits func(*endpoint) bool) *endpoint {
 	for i := range p.endpoints {
 		if e := p.endpoints[(place+i)%len(p.endpoints)]; fits(e) {
 			return e
@@ -91,17 +93,19 @@ func (p *pool) from(place int, fits func(*endpoint) bool) *endpoint {
 	return nil
 }
 
-// seed must be the same for all replicas of the proxy, so that a client keeps its endpoint whichever of them it meets.
-const seed = 0x6b65656c736f6e
+// affinitySeed must be equal in all replicas of the proxy, so that they select the same endpoint
+// for a client.
+const affinitySeed = 0x6b65656c736f6e
 
-// byClient is rendezvous hashing: an endpoint that comes or goes moves only the clients that are its own.
-func (p *pool) byClient(client netip.Addr, fits func(*endpoint) bool) (best *endpoint) {
+// endpointForClient selects an endpoint by rendezvous hashing: adding or removing an endpoint moves
+// only the clients of that endpoint.
+func (p *pool) endpointForClient(client netip.Addr, fits func(*endpoint) bool) (best *endpoint) {
 	var top uint64
 	for _, e := range p.endpoints {
 		if !fits(e) {
 			continue
 		}
-		h := uint64(seed)
+		h := uint64(affinitySeed)
 		for _, b := range append(client.AsSlice(), e.addr.String()...) {
 			h = (h ^ uint64(b)) * 0x100000001b3
 		}
@@ -115,17 +119,17 @@ func (p *pool) byClient(client netip.Addr, fits func(*endpoint) bool) (best *end
 	return best
 }
 
-// longest is how long an endpoint that refuses connections is passed over at most.
-const longest = 30 * time.Second
+// maxAvoidance is the longest time for which an endpoint that refuses connections is avoided.
+const maxAvoidance = 30 * time.Second
 
-func (e *endpoint) failed(now time.Time) {
+func (e *endpoint) recordDialFailure(now time.Time) {
 	n := min(e.failures.Add(1), 7)
-	e.until.Store(now.Add(min(longest, 250*time.Millisecond<<n)).UnixNano())
+	e.avoidUntil.Store(now.Add(min(maxAvoidance, 250*time.Millisecond<<n)).UnixNano())
 }
 
-func (e *endpoint) works() {
+func (e *endpoint) clearFailures() {
 	if e.failures.Load() != 0 {
 		e.failures.Store(0)
-		e.until.Store(0)
+		e.avoidUntil.Store(0)
 	}
 }

@@ -1,6 +1,7 @@
-// Package serve is the data plane of the proxy in front of Services: it listens, finds the rule of each request in the
-// table that it was given last, and hands the request to an endpoint. Tables are swapped while requests run; none is
-// disturbed by it. Whatever a client can make large or slow has a bound here (Limits).
+// Package serve is the data plane of the ingress proxy. It listens, finds the rule of each request
+// in the current table, and forwards the request to an endpoint. A table can be replaced while
+// requests run, without affecting them. Limits bounds everything that a client can make large or
+// slow.
 package serve
 
 import (
@@ -24,25 +25,26 @@ import (
 	"keelson.dev/keelson/internal/connlimit"
 )
 
-// Limits bound what clients and backends may take. Zero values mean the defaults.
+// Limits bounds the resources that clients and backends can use. A zero value means the default,
+// which is given after the semicolon.
 type Limits struct {
-	Connections  connlimit.Limits // of each port; All defaults to an eighth of the files that the process may open
-	Requests     int              // that run at one time; half of those files
-	Upgrades     int              // connections that became WebSockets or the like; an eighth of those files
-	Streams      int              // requests at one time on one connection of HTTP/2; 128
-	Resets       int              // streams that a connection of HTTP/2 may reset at once, and a tenth of it each second; 1000
-	HeaderBytes  int              // of a request's header; 64 KiB
-	AnswerHeader int64            // bytes of an answer's header; 256 KiB
-	Header       time.Duration    // from the first byte, or the end of TLS, to the end of the header, and for the TLS handshake; 10 s
-	Idle         time.Duration    // between the requests of a connection; 75 s
-	BodyIdle     time.Duration    // between two pieces of a body in HTTP/1.1, and for a dead peer of HTTP/2; 60 s
-	Dial         time.Duration    // to connect to an endpoint; 3 s
-	Drain        time.Duration    // for requests that run when the server ends; 25 s
-	Mirrored     int              // copies that run at one time; 256
-	MirrorBytes  int64            // of a body that is mirrored; 1 MiB. A request with a larger one has no copy
+	Connections  connlimit.Limits // per port; All is an eighth of the process's file limit
+	Requests     int              // concurrent requests; half of the file limit
+	Upgrades     int              // upgraded connections, such as WebSockets; an eighth of the file limit
+	Streams      int              // concurrent streams of an HTTP/2 connection; 128
+	Resets       int              // burst of stream resets of an HTTP/2 connection, refilled at a tenth per second; 1000
+	HeaderBytes  int              // bytes of a request header; 64 KiB
+	AnswerHeader int64            // bytes of a response header; 256 KiB
+	Header       time.Duration    // TLS handshake, and receipt of a request header; 10 s
+	Idle         time.Duration    // idle time between requests of a connection; 75 s
+	BodyIdle     time.Duration    // between parts of an HTTP/1.1 body, and until an HTTP/2 peer is pinged; 60 s
+	Dial         time.Duration    // connecting to an endpoint; 3 s
+	Drain        time.Duration    // for running requests when the server stops; 25 s
+	Mirrored     int              // concurrent mirrored copies; 256
+	MirrorBytes  int64            // size of a mirrored body; 1 MiB. Larger requests are not mirrored
 }
 
-func (l Limits) complete() Limits {
+func (l Limits) withDefaults() Limits {
 	if l.Connections.Total == 0 {
 		l.Connections.Total = connlimit.OpenFilesShare(1, 8)
 	}
@@ -76,18 +78,19 @@ func (l Limits) complete() Limits {
 	return l
 }
 
-// Options of a Server; Log is required.
+// Options configures a Server; Log is required.
 type Options struct {
 	Log    *slog.Logger
 	Limits Limits
-	// Listen opens a port; nil: on all addresses.
+	// Listen opens a port; nil listens on all addresses.
 	Listen func(port uint16) (net.Listener, error)
-	// Trusted are the proxies whose X-Forwarded-For is believed and prolonged. Everyone else's is thrown away.
+	// Trusted are the addresses of proxies whose X-Forwarded-* headers are kept and extended. They
+	// are removed from all other requests.
 	Trusted []netip.Prefix
-	// Access gets a line for each request; nil: nobody does.
+	// Access receives one line per request; nil disables the access log.
 	Access *slog.Logger
-	// Linger is how long connections are still taken after Run's context has ended, while load balancers
-	// learn that this server goes; those that are there are told to go elsewhere after their next request.
+	// Linger is how long connections are still accepted after Run's context is canceled, until load
+	// balancers have removed this server. Keep-alive is disabled during this time.
 	Linger time.Duration
 }
 
@@ -95,27 +98,27 @@ type Options struct {
 type Server struct {
 	opts     Options
 	limits   Limits
-	now      atomic.Pointer[state]
+	current  atomic.Pointer[servedTable]
 	changed  chan struct{}
 	metrics  *metrics
-	buffers  buffers
+	buffers  bufferPool
 	requests chan struct{}
 	upgrades chan struct{}
 	mirrors  chan struct{}
-	hard     context.Context // ends when what still runs is cut off
-	cut      context.CancelFunc
+	abortCtx context.Context // canceled when the remaining requests are aborted
+	abort    context.CancelFunc
 
-	swap       sync.Mutex // one Swap at a time
-	transports transports
+	swapMu     sync.Mutex // serializes Swap
+	transports transportCache
 
-	mu    sync.Mutex
-	ports map[uint16]*port
-	ready bool
-	going sync.WaitGroup // handlers, also of hijacked connections, and ports that end
+	mu      sync.Mutex
+	ports   map[uint16]*port
+	ready   bool
+	running sync.WaitGroup // handlers, including those of hijacked connections, and ports that are stopping
 }
 
-// state is what one table became.
-type state struct {
+// servedTable is a compiled table with the state of its endpoints.
+type servedTable struct {
 	index *route.Index
 	pools map[string]*pool
 }
@@ -123,44 +126,45 @@ type state struct {
 type port struct {
 	number   uint16
 	protocol route.Protocol
-	door     *connlimit.Limiter
+	limiter  *connlimit.Limiter
 	server   *http.Server
-	ended    chan struct{}
+	stopped  chan struct{}
 }
 
-// New makes a server that answers 404 until the first Swap.
+// New returns a server that responds with 404 until the first Swap.
 func New(o Options) *Server {
 	if o.Listen == nil {
 		o.Listen = func(port uint16) (net.Listener, error) { return net.Listen("tcp", fmt.Sprintf(":%d", port)) }
 	}
-	s := &Server{opts: o, limits: o.Limits.complete(), changed: make(chan struct{}, 1), ports: map[uint16]*port{}}
-	s.hard, s.cut = context.WithCancel(context.Background())
+	s := &Server{opts: o, limits: o.Limits.withDefaults(), changed: make(chan struct{}, 1), ports: map[uint16]*port{}}
+	s.abortCtx, s.abort = context.WithCancel(context.Background())
 	s.requests = make(chan struct{}, s.limits.Requests)
 	s.upgrades = make(chan struct{}, s.limits.Upgrades)
 	s.mirrors = make(chan struct{}, s.limits.Mirrored)
 	s.transports.limits = s.limits
 	s.metrics = newMetrics(s)
 	empty, _ := route.Compile(&route.Table{})
-	s.now.Store(&state{index: empty, pools: map[string]*pool{}})
+	s.current.Store(&servedTable{index: empty, pools: map[string]*pool{}})
 	return s
 }
 
-// Collector has the server's metrics.
+// Collector returns the server's metrics.
 func (s *Server) Collector() prometheus.Collector { return s.metrics }
 
-// Swap serves a table from the next request on. The errors are those of route.Compile; all else of the table is served.
+// Swap replaces the table for all requests that arrive afterwards. It returns the errors of
+// route.Compile; the rest of the table is served.
 func (s *Server) Swap(t *route.Table) []error {
-	s.swap.Lock()
-	defer s.swap.Unlock()
+	s.swapMu.Lock()
+	defer s.swapMu.Unlock()
 	index, wrong := route.Compile(t)
-	before := s.now.Load()
-	next := &state{index: index, pools: make(map[string]*pool, len(t.Pools))}
+	before := s.current.Load()
+	next := &servedTable{index: index, pools: make(map[string]*pool, len(t.Pools))}
 	for key, p := range t.Pools {
-		next.pools[key] = before.pools[key].renewed(p, s.transports.of(p))
+		next.pools[key] = before.pools[key].updatedPool(p, s.transports.transportFor(p))
 	}
-	s.now.Store(next)
-	s.transports.keep(next.pools)
-	s.metrics.forget(before.index.Table(), t)
+	s.current.Store(next)
+	s.transports.closeUnused(next.pools)
+	s.metrics.deleteRemovedRules(before.index.Table(), t)
 	select {
 	case s.changed <- struct{}{}:
 	default:
@@ -168,25 +172,27 @@ func (s *Server) Swap(t *route.Table) []error {
 	return wrong
 }
 
-// Ready says whether every port of the table is listened on, after the first Swap and before the end.
+// Ready reports whether the server listens on every port of the table. It is false before the first
+// Swap and after Run's context was canceled.
 func (s *Server) Ready() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.ready
 }
 
-// Run listens where the table says until ctx ends, and then until running requests have ended or Limits.Drain is over.
+// Run listens on the ports of the current table until ctx is canceled. It then waits until running
+// requests have finished, at most for Limits.Drain after Linger.
 func (s *Server) Run(ctx context.Context) error {
-	defer s.cut()
-	defer s.transports.keep(nil)
+	defer s.abort()
+	defer s.transports.closeUnused(nil)
 	for {
 		var again <-chan time.Time
-		if !s.open() {
+		if !s.reconcilePorts() {
 			again = time.After(time.Second)
 		}
 		select {
 		case <-ctx.Done():
-			s.drain()
+			s.drainPorts()
 			return ctx.Err()
 		case <-s.changed:
 		case <-again:
@@ -194,16 +200,17 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 }
 
-// open makes the ports those of the table; ok is false when one could not be opened.
-func (s *Server) open() (ok bool) {
-	wanted := s.now.Load().index.Ports()
+// reconcilePorts opens and closes ports so that they match the table; ok is false if a port could
+// not be opened.
+func (s *Server) reconcilePorts() (ok bool) {
+	wanted := s.current.Load().index.Ports()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for number, p := range s.ports {
 		if wanted[number] != p.protocol {
 			delete(s.ports, number)
-			p.door.Close()
-			s.going.Go(func() { s.end(p) })
+			p.limiter.Close()
+			s.running.Go(func() { s.shutdownPort(p) })
 		}
 	}
 	ok = true
@@ -213,21 +220,21 @@ func (s *Server) open() (ok bool) {
 		}
 		l, err := s.opts.Listen(number)
 		if err != nil {
-			s.opts.Log.Error("a port cannot be listened on", "port", number, "err", err)
+			s.opts.Log.Error("listening on a port failed", "port", number, "err", err)
 			ok = false
 			continue
 		}
-		s.ports[number] = s.listen(number, protocol, l)
+		s.ports[number] = s.servePort(number, protocol, l)
 	}
 	s.ready = ok && len(wanted) > 0
 	return ok
 }
 
-// listen serves a port.
-func (s *Server) listen(number uint16, protocol route.Protocol, l net.Listener) *port {
-	p := &port{number: number, protocol: protocol, door: connlimit.New(l, s.limits.Connections), ended: make(chan struct{})}
+// servePort starts to serve a port.
+func (s *Server) servePort(number uint16, protocol route.Protocol, l net.Listener) *port {
+	p := &port{number: number, protocol: protocol, limiter: connlimit.New(l, s.limits.Connections), stopped: make(chan struct{})}
 	p.server = &http.Server{
-		Handler:           http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.serve(number, w, r) }),
+		Handler:           http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.handleRequest(number, w, r) }),
 		ReadHeaderTimeout: s.limits.Header,
 		IdleTimeout:       s.limits.Idle,
 		MaxHeaderBytes:    s.limits.HeaderBytes,
@@ -235,53 +242,53 @@ func (s *Server) listen(number uint16, protocol route.Protocol, l net.Listener) 
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams: s.limits.Streams, SendPingTimeout: s.limits.BodyIdle, PingTimeout: 15 * time.Second, WriteByteTimeout: s.limits.BodyIdle,
 		},
-		// What clients do wrong is counted, and is no news to who reads the log.
+		// Errors of clients are counted in metrics and not logged.
 		ErrorLog: log.New(io.Discard, "", 0),
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			return context.WithValue(ctx, doorKey{}, connlimit.FromConn(c))
+			return context.WithValue(ctx, connKey{}, connlimit.FromConn(c))
 		},
 	}
 	p.server.Protocols.SetHTTP1(true)
-	serve := func() error { return p.server.Serve(p.door) }
+	serve := func() error { return p.server.Serve(p.limiter) }
 	if protocol == route.HTTPS {
 		p.server.Protocols.SetHTTP2(true)
 		p.server.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
-			if c := s.now.Load().index.Certificate(number, hello.ServerName); c != nil {
+			if c := s.current.Load().index.Certificate(number, hello.ServerName); c != nil {
 				return c, nil
 			}
 			return nil, fmt.Errorf("no certificate for %q", hello.ServerName)
 		}}
-		serve = func() error { return p.server.ServeTLS(p.door, "", "") }
+		serve = func() error { return p.server.ServeTLS(p.limiter, "", "") }
 	} else {
 		p.server.Protocols.SetUnencryptedHTTP2(true)
 	}
 	limited := limitResets(p.server, s.limits.Resets)
 	go func() {
-		defer close(p.ended)
+		defer close(p.stopped)
 		if limited != nil {
 			s.opts.Log.Error("a port is not served", "port", number, "err", limited)
 			return
 		}
 		if err := serve(); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
-			s.opts.Log.Error("a port is not served any more", "port", number, "err", err)
+			s.opts.Log.Error("serving a port failed", "port", number, "err", err)
 		}
 	}()
 	return p
 }
 
-type doorKey struct{}
+type connKey struct{}
 
-// end lets a port's requests finish while there is time, and cuts off the others.
-func (s *Server) end(p *port) {
-	ctx, cancel := context.WithTimeout(s.hard, s.limits.Drain)
+// shutdownPort waits for the requests of a port for at most Limits.Drain, and aborts the rest.
+func (s *Server) shutdownPort(p *port) {
+	ctx, cancel := context.WithTimeout(s.abortCtx, s.limits.Drain)
 	defer cancel()
 	if err := p.server.Shutdown(ctx); err != nil {
 		p.server.Close()
 	}
-	<-p.ended
+	<-p.stopped
 }
 
-func (s *Server) drain() {
+func (s *Server) drainPorts() {
 	s.mu.Lock()
 	s.ready = false
 	ports := s.ports
@@ -293,12 +300,12 @@ func (s *Server) drain() {
 	if s.opts.Linger > 0 {
 		<-time.After(s.opts.Linger)
 	}
-	timer := time.AfterFunc(s.limits.Drain, s.cut)
+	timer := time.AfterFunc(s.limits.Drain, s.abort)
 	defer timer.Stop()
 	var ending sync.WaitGroup
 	for _, p := range ports {
-		ending.Go(func() { s.end(p) })
+		ending.Go(func() { s.shutdownPort(p) })
 	}
 	ending.Wait()
-	s.going.Wait()
+	s.running.Wait()
 }

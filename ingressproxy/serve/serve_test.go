@@ -75,7 +75,7 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// Who is trusted may say for whom it asks.
+// The X-Forwarded headers of a trusted proxy are kept.
 func TestTrustedProxy(t *testing.T) {
 	b := begin(t, Options{Trusted: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}, to(at(named(t, "one"))))
 	got := ask(t, b.client(80, nil, nil), "GET", "http://a.x/", "", "X-Forwarded-For", "1.2.3.4", "X-Forwarded-Proto", "https")
@@ -84,7 +84,7 @@ func TestTrustedProxy(t *testing.T) {
 	}
 }
 
-// Certificates go by the name that is asked for, and a new one is there for the next connection.
+// Certificates are selected by server name, and a new certificate is used for the next connection.
 func TestTLSByNameAndSwapped(t *testing.T) {
 	one, oneRoots := certificate(t, 1, "a.x")
 	two, twoRoots := certificate(t, 2, "*.y")
@@ -92,7 +92,7 @@ func TestTLSByNameAndSwapped(t *testing.T) {
 	table := func(a *tls.Certificate) *route.Table {
 		all := to(at(named(t, "one")))
 		all.Listeners[0].Name, all.Listeners[0].Port, all.Listeners[0].Protocol = "https", 443, route.HTTPS
-		all.Listeners[0].Certificates = []route.Certificate{{Hosts: []route.Host{{Name: "a.x"}}, Pair: a}, {Hosts: []route.Host{{Name: "y", Wild: route.OneLabel}}, Pair: two}}
+		all.Listeners[0].Certificates = []route.Certificate{{Hosts: []route.Host{{Name: "a.x"}}, Pair: a}, {Hosts: []route.Host{{Name: "y", Wildcard: route.OneLabel}}, Pair: two}}
 		return all
 	}
 	b := begin(t, Options{}, table(one))
@@ -117,7 +117,7 @@ func TestTLSByNameAndSwapped(t *testing.T) {
 	}
 }
 
-// A connection that was made for one listener serves no other, whose rules and certificates are its own.
+// A connection to one listener serves no other listener, which has its own rules and certificates.
 func TestMisdirected(t *testing.T) {
 	one, roots := certificate(t, 1, "a.x", "b.x")
 	p := at(named(t, "one"))
@@ -173,7 +173,7 @@ func TestWebSocket(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.swap(to(at())) // an open connection does not go with its rule
+	b.swap(to(at())) // an open connection is not closed with its rule
 	for _, size := range []int{1, 100_000} {
 		want := bytes.Repeat([]byte("x"), size)
 		if err := c.WriteMessage(websocket.BinaryMessage, want); err != nil {
@@ -197,7 +197,7 @@ func (raw) Marshal(v any) ([]byte, error)   { return *v.(*[]byte), nil }
 func (raw) Unmarshal(p []byte, v any) error { *v.(*[]byte) = bytes.Clone(p); return nil }
 func (raw) Name() string                    { return "raw" }
 
-// calls is a server of gRPC that echoes every message, and ends with a trailer and a status.
+// calls starts a gRPC server that echoes every message, and ends with a trailer and a status.
 func calls(t testing.TB) netip.AddrPort {
 	s := grpc.NewServer(grpc.ForceServerCodec(raw{}), grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
 		stream.SetTrailer(metadata.Pairs("tail", "1"))
@@ -219,8 +219,8 @@ func calls(t testing.TB) netip.AddrPort {
 	return netip.MustParseAddrPort(l.Addr().String())
 }
 
-// Messages go both ways while a call runs; its trailer and status arrive, over TLS and without, whether the client has ended its
-// side or not.
+// Messages go both ways during a call. Its trailer and status arrive, with and without TLS, whether
+// the client has closed its side or not.
 func TestGRPC(t *testing.T) {
 	pair, roots := certificate(t, 1, "a.x")
 	table := to(route.Pool{Protocol: route.H2C, Endpoints: []netip.AddrPort{calls(t)}})
@@ -267,7 +267,7 @@ func TestGRPC(t *testing.T) {
 	}
 }
 
-// No request fails while tables come and go and endpoints with them.
+// No request fails while tables and their endpoints change.
 func TestSwapUnderLoad(t *testing.T) {
 	one, two, three := named(t, "one"), named(t, "two"), named(t, "three")
 	pools := []route.Pool{at(one, two), at(two, three), at(three), at(one, three, two)}
@@ -313,7 +313,7 @@ func TestSwapUnderLoad(t *testing.T) {
 	t.Logf("%d requests during 300 swaps", asked.Load())
 }
 
-// An endpoint that takes no connections costs no request anything, whatever its method, and is passed over.
+// An endpoint that refuses connections fails no request, whatever its method, and is avoided.
 func TestDeadEndpoint(t *testing.T) {
 	b := begin(t, Options{}, to(at(closed(t), named(t, "alive"), closed(t))))
 	c := b.client(80, nil, nil)
@@ -349,7 +349,7 @@ func value(t *testing.T, b *bed, name string) (sum float64) {
 	return sum
 }
 
-// A request that a backend has dropped is asked again only where that does no harm.
+// A request that a backend has dropped is retried only if it is safe.
 func TestOnlySafeRequestsAreAskedTwice(t *testing.T) {
 	var asked atomic.Int32
 	drops := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -486,14 +486,14 @@ func TestByClient(t *testing.T) {
 		addrs = append(addrs, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 80))
 	}
 	var none *pool
-	all := none.renewed(route.Pool{Endpoints: addrs, ByClient: true}, nil)
-	fewer := all.renewed(route.Pool{Endpoints: addrs[1:], ByClient: true}, nil)
+	all := none.updatedPool(route.Pool{Endpoints: addrs, ByClient: true}, nil)
+	fewer := all.updatedPool(route.Pool{Endpoints: addrs[1:], ByClient: true}, nil)
 	count := map[*endpoint]int{}
 	for i := range 1000 {
 		client := netip.AddrFrom4([4]byte{192, 0, byte(i >> 8), byte(i)})
-		e := all.pick(client, nil, time.Now())
+		e := all.pickEndpoint(client, nil, time.Now())
 		count[e]++
-		if other := fewer.pick(client, nil, time.Now()); e.addr != addrs[0] && other != e {
+		if other := fewer.pickEndpoint(client, nil, time.Now()); e.addr != addrs[0] && other != e {
 			t.Fatalf("%s moved from %s to %s", client, e.addr, other.addr)
 		}
 	}

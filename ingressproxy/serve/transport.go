@@ -14,32 +14,34 @@ import (
 	"keelson.dev/keelson/ingressproxy/route"
 )
 
-// transports are the connections to endpoints: one set for each way to speak with them.
-type transports struct {
-	limits Limits
-	by     map[manner]*http.Transport
+// transportCache holds the connections to endpoints: one transport for each protocol and
+// verification.
+type transportCache struct {
+	limits     Limits
+	transports map[transportKey]*http.Transport
 }
 
-type manner struct {
+type transportKey struct {
 	protocol route.BackendProtocol
 	verify   route.Verify
-	checked  bool
+	verified bool
 }
 
-// of is called under Server.swap, as keep is.
-func (t *transports) of(p route.Pool) *http.Transport {
-	m := manner{protocol: p.Protocol}
+// transportFor returns the transport for a pool. The caller must hold Server.swapMu, as for
+// closeUnused.
+func (t *transportCache) transportFor(p route.Pool) *http.Transport {
+	m := transportKey{protocol: p.Protocol}
 	if m.protocol == "" {
 		m.protocol = route.HTTP1
 	}
 	if p.Verify != nil && m.protocol == route.TLS {
-		m.verify, m.checked = *p.Verify, true
+		m.verify, m.verified = *p.Verify, true
 	}
-	if have := t.by[m]; have != nil {
+	if have := t.transports[m]; have != nil {
 		return have
 	}
-	if t.by == nil {
-		t.by = map[manner]*http.Transport{}
+	if t.transports == nil {
+		t.transports = map[transportKey]*http.Transport{}
 	}
 	dialer := &net.Dialer{Timeout: t.limits.Dial}
 	made := &http.Transport{
@@ -62,97 +64,101 @@ func (t *transports) of(p route.Pool) *http.Transport {
 	case route.TLS:
 		made.Protocols.SetHTTP1(true)
 		made.Protocols.SetHTTP2(true)
-		// Without Verify the pod is whom the API server names at that address, and encryption all that is wanted.
-		made.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: !m.checked, ServerName: m.verify.ServerName, RootCAs: m.verify.Roots}
+		// Without Verify, TLS only encrypts: the API server is trusted for the address of the
+		// endpoint.
+		made.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: !m.verified, ServerName: m.verify.ServerName, RootCAs: m.verify.Roots}
 	default:
 		made.Protocols.SetHTTP1(true)
 	}
-	t.by[m] = made
+	t.transports[m] = made
 	return made
 }
 
-// keep closes the idle connections of all transports but those of pools. Requests that run end as they would have.
-func (t *transports) keep(pools map[string]*pool) {
+// closeUnused closes the idle connections of all transports that no pool uses. Running requests are
+// not affected.
+func (t *transportCache) closeUnused(pools map[string]*pool) {
 	used := map[*http.Transport]bool{}
 	for _, p := range pools {
 		used[p.transport] = true
 	}
-	for m, made := range t.by {
+	for m, made := range t.transports {
 		if !used[made] {
 			made.CloseIdleConnections()
-			delete(t.by, m)
+			delete(t.transports, m)
 		}
 	}
 }
 
-// tries is how many endpoints a request is offered to.
-const tries = 3
+// maxTries is the maximum number of endpoints that are tried for a request.
+const maxTries = 3
 
-var errRefused = errors.New("no endpoint could be connected to")
+var errRefused = errors.New("no endpoint accepts connections")
 
-// attempt is the http.RoundTripper of one request.
-type attempt struct {
-	x    *exchange
-	pool *pool
+// retryTransport is the http.RoundTripper of one request.
+type retryTransport struct {
+	exchange *exchange
+	pool     *pool
 }
 
-func (p *pool) try(x *exchange) http.RoundTripper { return &attempt{x: x, pool: p} }
+func (p *pool) roundTripper(x *exchange) http.RoundTripper {
+	return &retryTransport{exchange: x, pool: p}
+}
 
-// RoundTrip offers a request to endpoints until one has it. It is offered again when nothing of it was sent, or when
-// it has no body and its method promises that asking twice does no harm.
-func (a *attempt) RoundTrip(r *http.Request) (*http.Response, error) {
+// RoundTrip sends a request to endpoints until one responds. It retries if nothing of the request
+// was sent, or if the request has no body and its method is GET, HEAD, or OPTIONS.
+func (a *retryTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	var tried []*endpoint
 	for {
-		e := a.pool.pick(a.x.client, tried, time.Now())
+		e := a.pool.pickEndpoint(a.exchange.client, tried, time.Now())
 		if e == nil {
 			return nil, errRefused
 		}
 		tried = append(tried, e)
-		answer, err := a.once(r, e)
+		answer, err := a.tryEndpoint(r, e)
 		if err == nil {
-			e.works()
+			e.clearFailures()
 			return answer, nil
 		}
 		if r.Context().Err() != nil {
 			return nil, err
 		}
-		unsent := dialing(err)
+		unsent := isDialError(err)
 		if unsent {
-			e.failed(time.Now())
-			a.x.metrics.refused.Inc()
+			e.recordDialFailure(time.Now())
+			a.exchange.metrics.refusedConnections.Inc()
 		}
 		again := unsent || r.Body == nil && (r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodOptions) &&
 			!errors.Is(err, context.DeadlineExceeded)
 		if !again {
 			return nil, err
 		}
-		if len(tried) == tries || len(tried) == len(a.pool.endpoints) {
+		if len(tried) == maxTries || len(tried) == len(a.pool.endpoints) {
 			if unsent {
 				return nil, fmt.Errorf("%w: %w", errRefused, err)
 			}
 			return nil, err
 		}
-		a.x.metrics.again.Inc()
+		a.exchange.metrics.retries.Inc()
 	}
 }
 
-func dialing(err error) bool {
+func isDialError(err error) bool {
 	var op *net.OpError
 	return errors.As(err, &op) && op.Op == "dial"
 }
 
-func (a *attempt) once(r *http.Request, e *endpoint) (*http.Response, error) {
+func (a *retryTransport) tryEndpoint(r *http.Request, e *endpoint) (*http.Response, error) {
 	ctx, cancel := r.Context(), context.CancelFunc(func() {})
-	if limit := a.x.backendTimeout(); limit > 0 && r.Header.Get("Upgrade") == "" {
+	if limit := a.exchange.backendTimeout(); limit > 0 && r.Header.Get("Upgrade") == "" {
 		ctx, cancel = context.WithTimeout(ctx, limit)
 	}
 	out := r.WithContext(ctx)
 	target := *r.URL
 	target.Host = e.addr.String()
 	out.URL = &target
-	body := &kept{}
+	body := &requestBody{}
 	if r.Body != nil {
-		body.Reader, body.stop = r.Body, a.x.stop
+		body.Reader, body.stop = r.Body, a.exchange.stopBodyRead
 		out.Body = body
 	}
 	e.pending.Add(1)
@@ -168,47 +174,49 @@ func (a *attempt) once(r *http.Request, e *endpoint) (*http.Response, error) {
 		}
 		return nil, fmt.Errorf("endpoint %s: %w", e.addr, err)
 	}
-	body.answered()
+	body.markAnswered()
 	if both, ok := answer.Body.(io.ReadWriteCloser); ok {
-		answer.Body = &counted2{ReadWriteCloser: both, done: done}
+		answer.Body = &upgradedBody{ReadWriteCloser: both, done: done}
 	} else {
-		answer.Body = &counted{ReadCloser: answer.Body, done: done}
+		answer.Body = &responseBody{ReadCloser: answer.Body, done: done}
 	}
 	return answer, nil
 }
 
-func (x *exchange) backendTimeout() time.Duration { return x.found.Rule.Timeouts.Backend }
+func (x *exchange) backendTimeout() time.Duration { return x.match.Rule.Timeouts.Backend }
 
-// kept is a body that a failed try does not close. Once there is an answer, closing it ends a Read that waits: a backend that
-// has said all it had to say while its client may still speak, as calls of gRPC end, would else not be heard to its end.
-type kept struct {
+// requestBody is a request body that stays open when an attempt fails. After a response, Close
+// interrupts a Read that waits. Otherwise the end of the response would not be forwarded while the
+// client can still send, as in gRPC calls.
+type requestBody struct {
 	io.Reader
 	stop func()
 
-	mu                  sync.Mutex
-	given, closed, over bool
+	mu                      sync.Mutex
+	answered, closed, ended bool
 }
 
-func (k *kept) Read(p []byte) (int, error) {
+func (k *requestBody) Read(p []byte) (int, error) {
 	n, err := k.Reader.Read(p)
 	if err != nil {
 		k.mu.Lock()
-		k.over = true
+		k.ended = true
 		k.mu.Unlock()
 	}
 	return n, err
 }
 
-// Close implements io.Closer; it stops a body only that has an answer and goes on.
-func (k *kept) Close() error { return k.note(&k.closed) }
+// Close implements io.Closer. It interrupts the body only if there is a response and the body has
+// not ended.
+func (k *requestBody) Close() error { return k.setFlag(&k.closed) }
 
-func (k *kept) answered() { _ = k.note(&k.given) }
+func (k *requestBody) markAnswered() { _ = k.setFlag(&k.answered) }
 
-func (k *kept) note(what *bool) error {
+func (k *requestBody) setFlag(what *bool) error {
 	k.mu.Lock()
 	*what = true
-	stop := k.given && k.closed && !k.over && k.stop != nil
-	k.over = k.over || stop
+	stop := k.answered && k.closed && !k.ended && k.stop != nil
+	k.ended = k.ended || stop
 	k.mu.Unlock()
 	if stop {
 		k.stop()
@@ -216,36 +224,36 @@ func (k *kept) note(what *bool) error {
 	return nil
 }
 
-// counted is an answer's body that tells when it ends.
-type counted struct {
+// responseBody is a response body that calls done when it is closed.
+type responseBody struct {
 	io.ReadCloser
 	done func()
 }
 
-func (c *counted) Close() error {
+func (c *responseBody) Close() error {
 	defer c.done()
 	return c.ReadCloser.Close()
 }
 
-// counted2 is the same of a connection that was upgraded.
-type counted2 struct {
+// upgradedBody is the body of an upgraded connection that calls done when it is closed.
+type upgradedBody struct {
 	io.ReadWriteCloser
 	done func()
 }
 
-func (c *counted2) Close() error {
+func (c *upgradedBody) Close() error {
 	defer c.done()
 	return c.ReadWriteCloser.Close()
 }
 
-// buffers are what bodies are copied through.
-type buffers struct{ pool sync.Pool }
+// bufferPool provides the buffers for copying bodies.
+type bufferPool struct{ pool sync.Pool }
 
-func (b *buffers) Get() []byte {
+func (b *bufferPool) Get() []byte {
 	if p, ok := b.pool.Get().(*[]byte); ok {
 		return *p
 	}
 	return make([]byte, 32<<10)
 }
 
-func (b *buffers) Put(p []byte) { b.pool.Put(&p) }
+func (b *bufferPool) Put(p []byte) { b.pool.Put(&p) }

@@ -53,7 +53,7 @@ const (
 type door struct {
 	class   string                 // of Ingresses, or
 	gateway *gateway.Gateway       // with
-	judged  *gateway.Judgement     // all that is so of Gateways
+	judged  *gateway.Evaluation    // all that is so of Gateways
 	service *corev1.Service        // in front of the proxies; nil: it is not made
 	table   func() *route.Table    // what the proxies serve
 	problem func() (says string)   // why nothing is served; "" = it is
@@ -135,12 +135,12 @@ func (x *tracer) doors() (out []*door) {
 				return entry.Problems(c.ingress, w)
 			}})
 	}
-	judged := gateway.Judge(&gateway.World{Classes: e.GatewayClasses, Gateways: e.Gateways, HTTPRoutes: e.HTTPRoutes, GRPCRoutes: e.GRPCRoutes, Grants: e.Grants,
+	judged := gateway.Evaluate(&gateway.World{Classes: e.GatewayClasses, Gateways: e.Gateways, HTTPRoutes: e.HTTPRoutes, GRPCRoutes: e.GRPCRoutes, Grants: e.Grants,
 		Namespace: w.labels, Service: w.Service, Secret: w.Secret, Slices: w.Slices, Reserved: []int32{proxyStatus}})
 	for _, g := range judged.Gateways {
 		d := &door{gateway: g, judged: judged, table: func() *route.Table { return judged.Table(g.Object.Namespace, g.Object.Name) },
 			problem: func() string {
-				return denied(g.Status(gateway.Serving{}, metav1.Time{}).Conditions, string(gw.GatewayConditionAccepted))
+				return denied(g.Status(gateway.ProxyState{}, metav1.Time{}).Conditions, string(gw.GatewayConditionAccepted))
 			},
 			wrong: func(c claim) []string { return wrongRoute(c.route, g) }}
 		for i := range x.Services {
@@ -188,7 +188,7 @@ func wrongRoute(r *gateway.Route, g *gateway.Gateway) (out []string) {
 }
 
 // names says whether a host in an object means a name; every host does not name it.
-func names(host, name string, wild route.Wild) bool {
+func names(host, name string, wild route.Wildcard) bool {
 	h, err := route.ParseHost(host, wild)
 	return err == nil && h != (route.Host{}) && h.Matches(name)
 }

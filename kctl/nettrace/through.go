@@ -18,7 +18,7 @@ import (
 )
 
 // host is the target's as rules know it.
-func (x *tracer) host() string { return route.HostOf(x.target.Host) }
+func (x *tracer) host() string { return route.NormalizeHost(x.target.Host) }
 
 // entered are scheme and port by which the target enters.
 func (x *tracer) entered() (scheme string, port uint16) {
@@ -222,7 +222,7 @@ func (x *tracer) sni() string {
 
 // unserved says of each listener of a Gateway where it is, and why it is not served.
 func (x *tracer) unserved(d *door) (out []string) {
-	status := d.gateway.Status(gateway.Serving{}, metav1.Time{})
+	status := d.gateway.Status(gateway.ProxyState{}, metav1.Time{})
 	for i, l := range d.gateway.Object.Spec.Listeners {
 		says := fmt.Sprintf("listener %s: port %d, %s", l.Name, l.Port, l.Protocol)
 		if l.Hostname != nil {

@@ -129,7 +129,7 @@ type reconciler struct {
 	inf     informers
 	options Options
 	asked   *atomic.Bool
-	keys    pairs.Keys
+	keys    pairs.Cache
 	read    map[types.UID]decoded
 }
 
@@ -159,7 +159,7 @@ func (r *reconciler) reconcile(ctx context.Context, _ controllers.Key) (time.Dur
 	if err != nil {
 		return 0, err
 	}
-	j := gateway.Judge(w)
+	j := gateway.Evaluate(w)
 	r.asked.Store(len(j.Gateways) > 0)
 	now := metav1.NewTime(r.term.Now())
 	var errs []error

@@ -24,7 +24,7 @@ import (
 // provide creates or updates the proxy of a Gateway. It deletes the proxy of a Gateway that serves
 // no listener.
 func (r *reconciler) provide(ctx context.Context, w *gateway.World, g *gateway.Gateway) error {
-	ports := g.Serves()
+	ports := g.ServedPorts()
 	if len(ports) == 0 {
 		return r.remove(ctx, nameOf(g.Object.Namespace, g.Object.Name))
 	}
@@ -123,7 +123,7 @@ func drop[T api.Object](ctx context.Context, r *reconciler, inf cache.SharedInde
 
 // sweep deletes the proxies of Gateways that no longer exist. It confirms that with the API: a kind
 // whose informer has not started looks as if it had no objects.
-func (r *reconciler) sweep(ctx context.Context, j *gateway.Judgement, kinds map[string]client.KindInformer) error {
+func (r *reconciler) sweep(ctx context.Context, j *gateway.Evaluation, kinds map[string]client.KindInformer) error {
 	wanted := map[string]bool{}
 	for _, g := range j.Gateways {
 		wanted[nameOf(g.Object.Namespace, g.Object.Name)] = true
@@ -177,7 +177,7 @@ func collect(inf cache.SharedIndexInformer, wanted map[string]bool, gone map[str
 }
 
 // serving returns the state of a Gateway's proxies.
-func (r *reconciler) serving(g *gateway.Gateway, failed error) (s gateway.Serving) {
+func (r *reconciler) serving(g *gateway.Gateway, failed error) (s gateway.ProxyState) {
 	name := nameOf(g.Object.Namespace, g.Object.Name)
 	if failed != nil {
 		s.Waiting = failed.Error()

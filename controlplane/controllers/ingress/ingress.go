@@ -57,7 +57,7 @@ type controller struct {
 	mu   sync.Mutex
 	told map[controllers.Key]told
 	left map[string]map[string]bool // by class: Secrets that exceed the capacity of its proxies
-	keys pairs.Keys
+	keys pairs.Cache
 }
 
 // told is the last known problem of an Ingress.

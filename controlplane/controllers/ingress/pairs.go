@@ -19,7 +19,7 @@ import (
 // givePairs writes the key pairs of a class's Ingresses to the Secrets that its proxies mount. It
 // runs before the proxies are created, so that new proxies have the key pairs.
 func (l *leading) givePairs(ctx context.Context, class *networkingv1.IngressClass) error {
-	given, left := ingress.Given(class.Name, controllers.CachedAll[*networkingv1.Ingress](l.ingresses), l.controller, &l.keys)
+	given, left := ingress.SecretShards(class.Name, controllers.CachedAll[*networkingv1.Ingress](l.ingresses), l.controller, &l.keys)
 	var errs []error
 	for i, want := range PlanPairs(class, given) {
 		if want == nil {
@@ -77,7 +77,7 @@ func (l *leading) unplaced(i *networkingv1.Ingress) (out []string) {
 	for _, t := range i.Spec.TLS {
 		if left[i.Namespace+"/"+t.SecretName] {
 			out = append(out, fmt.Sprintf("Secret %s of tls is not served: the key pairs of older Ingresses of class %s fill the %d MiB that its proxies are given. Give some of them a class of their own.",
-				t.SecretName, ingress.ClassOf(i), ingress.Shards))
+				t.SecretName, ingress.ClassOf(i), ingress.MaxShards))
 		}
 	}
 	return out

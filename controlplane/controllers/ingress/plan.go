@@ -41,7 +41,7 @@ type Made struct {
 
 // PlanPairs returns the Secrets of key pairs that the proxies of a class mount, by shard. The entry
 // of an empty shard is nil.
-func PlanPairs(class *networkingv1.IngressClass, given [ingress.Shards]map[string][]byte) (out [ingress.Shards]*corev1.Secret) {
+func PlanPairs(class *networkingv1.IngressClass, given [ingress.MaxShards]map[string][]byte) (out [ingress.MaxShards]*corev1.Secret) {
 	for i, data := range given {
 		if len(data) > 0 {
 			meta := metaOf(class)
@@ -110,7 +110,7 @@ func podSpec(class, image string, selector *metav1.LabelSelector) corev1.PodSpec
 		return corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: path, Port: intstr.FromString("status")}}
 	}
 	given := &corev1.ProjectedVolumeSource{}
-	for i := range ingress.Shards {
+	for i := range ingress.MaxShards {
 		given.Sources = append(given.Sources, corev1.VolumeProjection{Secret: &corev1.SecretProjection{
 			LocalObjectReference: corev1.LocalObjectReference{Name: ingress.ShardName(class, i)}, Optional: &yes}})
 	}
