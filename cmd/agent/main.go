@@ -28,10 +28,10 @@ import (
 // version is set by the linker.
 var version = "dev"
 
-// podsGrace is how long pods have to end when the machine goes down.
+// podsGrace is the grace period of pods when the machine shuts down.
 const podsGrace = 30 * time.Second
 
-// removals are the arguments of a node that leaves its cluster, each with what it takes away.
+// removals are the arguments for a node that leaves its cluster, each with its function.
 var removals = map[string]func(*node.Config) error{
 	"remove-network": func(*node.Config) error { return errors.Join(network.Remove(context.Background()), proxy.Remove()) },
 	"remove-volumes": func(c *node.Config) error {
@@ -65,7 +65,7 @@ func main() {
 	apply := node.Configured(flag.CommandLine)
 	flag.Usage = usage
 	flag.Parse()
-	var removes func(*node.Config) error // of a node that leaves its cluster; whatever its settings say
+	var removes func(*node.Config) error // set for a node that leaves its cluster; its settings are not required
 	if flag.NArg() == 1 {
 		removes = removals[flag.Arg(0)]
 	}
@@ -117,11 +117,11 @@ func main() {
 	}
 }
 
-// check judges the settings that an agent with this command line would have. What it says is that of an agent that starts: it can be
-// asked before a file of settings takes the place of one that is good.
+// check validates the settings that an agent with this command line would have. It prints the same
+// as a starting agent, so that a settings file can be checked before it replaces a valid one.
 func check(args []string) error {
 	fs := flag.NewFlagSet("keelson-agent check", flag.ContinueOnError)
-	fs.SetOutput(io.Discard) // the error says it
+	fs.SetOutput(io.Discard) // the error contains the message
 	cfg := node.Flags(fs)
 	verboseFlag(fs)
 	apply := node.Configured(fs)

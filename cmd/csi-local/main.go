@@ -22,7 +22,7 @@ func main() {
 		}
 		return
 	}
-	host, _ := os.Hostname() // --node-id is there for machines without one
+	host, _ := os.Hostname() // --node-id is for machines without a hostname
 	cfg := local.Config{Log: log}
 	flag.StringVar(&cfg.Name, "name", local.DriverName, "name of the CSI driver")
 	flag.StringVar(&cfg.Root, "root", "/var/lib/keelson/local-volumes", "directory of the volumes")

@@ -1,13 +1,12 @@
 //go:build linux
 
-// Command keelson-oci creates one container or executes one process and ends:
+// Command keelson-oci creates one container, or executes one process, and exits:
 //
 //	keelson-oci create|exec REQUEST-FILE [tty]
 //
-// It is started by a shim with the container's streams as descriptors 3 to 5 and,
-// with "tty", the socket that receives it as descriptor 6. On standard output
-// it answers with the pid and a line of JSON, or with 0 and the error. libcontainer
-// starts it once more, as "init", inside the container.
+// A shim starts it with the container's streams as file descriptors 3 to 5 and, with "tty", the
+// socket that receives the terminal as descriptor 6. It prints the PID and a line of JSON, or 0 and
+// the error, to standard output. libcontainer starts it again, as "init", inside the container.
 package main
 
 import (

@@ -1,8 +1,8 @@
 // Command pause holds a pod's namespaces open and does nothing else.
 //
-// Linked with -ldflags '-E main.start' the process begins in start, a few lines
-// of assembly, and the Go runtime is never set up: it costs 15 KiB instead of
-// 500. Linked without, main does the same in Go.
+// Linked with -ldflags '-E main.start', the process starts in start, a few lines of assembly, and
+// the Go runtime is never initialized: it uses 15 KiB of memory instead of 500. Linked without it,
+// main does the same in Go.
 package main
 
 import (
@@ -10,12 +10,12 @@ import (
 	"syscall"
 )
 
-// start is the entry of the process when linked with -E main.start.
+// start is the entry point of the process if it is linked with -E main.start.
 func start()
 
 func main() {
-	// As first process of a shared process namespace pause inherits orphans:
-	// ignoring SIGCHLD lets the kernel reap them.
+	// As the first process of a shared PID namespace, pause inherits orphans. Ignoring SIGCHLD
+	// makes the kernel reap them.
 	signal.Ignore(syscall.SIGCHLD)
 	for {
 		_ = syscall.Pause()

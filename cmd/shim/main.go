@@ -1,8 +1,8 @@
-// Command keelson-shim is the parent of one pod's processes. It is started by the
-// agent with its listening socket as descriptor 3 and takes no flags; with the
-// argument "pause" it is its own helper, which becomes the pod's pause process.
+// Command keelson-shim is the parent of one pod's processes. The agent starts it with its listening
+// socket as file descriptor 3 and without flags. With the argument "pause" it is its own helper,
+// which becomes the pod's pause process.
 //
-// It imports neither os nor fmt: there is one for every pod.
+// It imports neither os nor fmt to save memory, because every pod has one.
 package main
 
 import (
@@ -24,7 +24,7 @@ func main() {
 	}
 }
 
-// arguments is os.Args without package os.
+// arguments returns os.Args without importing package os.
 func arguments() []string {
 	fd, err := syscall.Open("/proc/self/cmdline", syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
 	if err != nil {
