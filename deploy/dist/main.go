@@ -1,5 +1,6 @@
-// Command dist packs what 'make dist' has built for one architecture: a tarball, a Debian package, the images that a cluster needs
-// itself, a list of what is in the programs (CycloneDX). The same input gives the same bytes, whenever and wherever.
+// Command dist packages the output of 'make dist' for one architecture: a tarball, a Debian
+// package, the images that a cluster needs itself, and a software bill of materials (CycloneDX).
+// The same input always gives the same bytes.
 //
 //	dist -root bin/dist/amd64 -install deploy/install -images entry.tar -out bin/dist -arch amd64 -version v1.2.3 -epoch 1700000000
 //	dist -sums bin/dist -version v1.2.3
@@ -13,14 +14,14 @@ import (
 	"time"
 )
 
-// release is what is packed.
+// release is the release to package.
 type release struct {
 	version string
 	arch    string
 	root    string // folder with usr/bin and opt/cni/bin
-	install string // folder with units, settings and scripts
+	install string // folder with units, settings, and scripts
 	images  []string
-	linked  []string // NAME=LIBRARY@VERSION: of C, which Go's build information does not know
+	linked  []string // NAME=LIBRARY@VERSION of C libraries, which Go's build information does not contain
 	out     string
 	when    time.Time
 }

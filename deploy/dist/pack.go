@@ -20,15 +20,15 @@ import (
 	"github.com/goreleaser/nfpm/v2/files"
 )
 
-// file is one of those that a machine gets.
+// file is a file that is installed on a machine.
 type file struct {
 	source string
-	at     string // on the machine
+	at     string // path on the machine
 	mode   fs.FileMode
-	config bool // the operator's: an upgrade leaves it
+	config bool // a configuration file, which an upgrade does not overwrite
 }
 
-// beside says where what is no program goes.
+// beside lists the installed files that are not programs.
 var beside = []struct {
 	name, at string
 	mode     fs.FileMode
@@ -42,12 +42,12 @@ var beside = []struct {
 	{"keelson.slice", "/usr/lib/systemd/system/keelson.slice", 0o644, false},
 }
 
-// scripts lie at the top of the tarball. The one that takes all away stays on the machine.
+// scripts are at the top of the tarball. uninstall.sh is also installed.
 var scripts = []string{"install.sh", "uninstall.sh"}
 
 const uninstallAt = "/usr/lib/keelson/uninstall.sh"
 
-// name is what every file of the release begins with.
+// name returns the prefix of the names of the release's files.
 func (r *release) name() string { return "keelson-" + r.version + "-linux-" + r.arch }
 
 func (r *release) pack() error {
@@ -74,7 +74,7 @@ func (r *release) pack() error {
 	return nil
 }
 
-// files are all, in the order of their places.
+// files returns all installed files, ordered by their path.
 func (r *release) files() ([]file, error) {
 	var all []file
 	for _, dir := range []string{"usr/bin", "opt/cni/bin"} {
@@ -96,7 +96,7 @@ func (r *release) files() ([]file, error) {
 	return all, nil
 }
 
-// tarball has everything below one folder, with the scripts at its top.
+// tarball writes all files below one folder, with the scripts at its top.
 func (r *release) tarball(w io.Writer, all []file) error {
 	zip, err := gzip.NewWriterLevel(w, gzip.BestCompression)
 	if err != nil {
@@ -144,7 +144,8 @@ func (r *release) addFile(t *tar.Writer, source, name string, mode fs.FileMode) 
 	return err
 }
 
-// bundle has the archives of images: an agent imports what it finds of them in images.d of its state folder.
+// bundle writes a tar of the image archives. An agent imports the archives in the folder images.d
+// of its state folder.
 func (r *release) bundle(w io.Writer) error {
 	t := tar.NewWriter(w)
 	for _, image := range r.images {
@@ -161,9 +162,9 @@ var (
 	development = regexp.MustCompile(`^(v?[0-9.]+)-dev\b`)
 )
 
-// debVersion returns the release's version in Debian's form. In Debian's order, a build of development and a prerelease are
-// older than their release, and builds of development are ordered by the time of their commits. A version without a number
-// is older than every version with a number.
+// debVersion returns the release's version in Debian's form. In Debian's order, a development build
+// and a prerelease are older than their release, and development builds are ordered by the time of
+// their commits. A version without a number is older than every version with a number.
 func (r *release) debVersion() string {
 	when := r.when.Format("20060102150405")
 	v := development.ReplaceAllString(r.version, "${1}~dev."+when)
@@ -187,7 +188,7 @@ func (r *release) deb(w io.Writer, all []file) error {
 	info.Scripts.PostInstall = filepath.Join(r.install, "deb", "postinst")
 	info.Scripts.PreRemove = filepath.Join(r.install, "deb", "prerm")
 	info.Scripts.PostRemove = filepath.Join(r.install, "deb", "postrm")
-	// The folder of settings is root's alone, as what is in it.
+	// Only root can read the settings folder, because the settings may contain secrets.
 	info.Contents = append(info.Contents, &files.Content{Type: files.TypeDir, Destination: "/etc/keelson",
 		FileInfo: &files.ContentFileInfo{Owner: "root", Group: "root", Mode: 0o700, MTime: r.when}})
 	for _, f := range append(all, file{source: filepath.Join(r.install, "uninstall.sh"), at: uninstallAt, mode: 0o755}) {
@@ -201,7 +202,7 @@ func (r *release) deb(w io.Writer, all []file) error {
 	return deb.Default.Package(info, w)
 }
 
-// checksums writes SHA256SUMS of what a folder has of a version.
+// checksums writes SHA256SUMS of the files of a version in a folder.
 func checksums(dir, version string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -237,7 +238,7 @@ func sumOf(path string) ([]byte, error) {
 	return h.Sum(nil), nil
 }
 
-// whole makes a file that is there whole or not at all.
+// whole writes a file completely or not at all.
 func whole(path string, write func(io.Writer) error) error {
 	f, err := os.Create(path + ".new")
 	if err != nil {

@@ -16,18 +16,19 @@ import (
 	"strings"
 )
 
-// program is one of those that a release brings, and what it says of itself.
+// program is a program of the release with its build information.
 type program struct {
-	ref  string // where it is: "file:/usr/bin/kctl", "image:entry.tar/keelson-entry"
+	ref  string // its location: "file:/usr/bin/kctl" or "image:entry.tar/keelson-entry"
 	name string
 	sum  [sha256.Size]byte
 	info *buildinfo.BuildInfo
 }
 
-// own is the module of Keelson. What is in it, or in a module below it, has the release's version and is no part of its own.
+// own is Keelson's module. Code in this module or in a module below it has the release's version
+// and is not a component of its own.
 const own = "keelson.dev/keelson"
 
-// programs are those of the machine, among all its files, and those in the images.
+// programs returns the programs among the installed files and in the images.
 func (r *release) programs(all []file) ([]program, error) {
 	var found []program
 	for _, f := range all {
@@ -63,8 +64,8 @@ func read(ref string, content []byte) (program, error) {
 	return p, nil
 }
 
-// inImages are the programs in the layers of an archive of images. The archive's other parts, which describe the layers, are not
-// compressed.
+// inImages returns the programs in the layers of an image archive. The other parts of the archive,
+// which describe the layers, are not compressed.
 func inImages(archive string) ([]program, error) {
 	f, err := os.Open(archive)
 	if err != nil {
@@ -99,7 +100,7 @@ func inImages(archive string) ([]program, error) {
 	return found, err
 }
 
-// eachFile has see see the files of a tar archive, but no folders and links.
+// eachFile calls see for the regular files of a tar archive.
 func eachFile(archive io.Reader, see func(*tar.Header, io.Reader) error) error {
 	for t := tar.NewReader(archive); ; {
 		h, err := t.Next()
@@ -115,7 +116,8 @@ func eachFile(archive io.Reader, see func(*tar.Header, io.Reader) error) error {
 	}
 }
 
-// foreign is the module that a program's own code is of, where somebody else has written it: nil of Keelson's, and of what is in no module.
+// foreign returns the module of a program that is not Keelson's own, or nil. A program without a
+// module also has none.
 func (p *program) foreign() *debug.Module {
 	if m := p.info.Main; m.Path != "" && m.Path != own && !strings.HasPrefix(m.Path, own+"/") {
 		return replacement(&m)
@@ -123,7 +125,7 @@ func (p *program) foreign() *debug.Module {
 	return nil
 }
 
-// modules are all that a program is built from but for Keelson's.
+// modules returns all modules that a program is built from, except Keelson's.
 func (p *program) modules() []*debug.Module {
 	all := []*debug.Module{{Path: "stdlib", Version: p.info.GoVersion}}
 	if m := p.foreign(); m != nil {

@@ -11,7 +11,8 @@ import (
 	cdx "github.com/CycloneDX/cyclonedx-go"
 )
 
-// bom says which modules and libraries of C each program is made of, as the programs say themselves, in CycloneDX's JSON.
+// bom writes the software bill of materials in CycloneDX's JSON: the modules and C libraries of
+// each program, according to its build information.
 func (r *release) bom(w io.Writer, all []file) error {
 	programs, err := r.programs(all)
 	if err != nil {
@@ -43,7 +44,7 @@ func (r *release) bom(w io.Writer, all []file) error {
 	bom := cdx.NewBOM()
 	bom.Metadata = &cdx.Metadata{Timestamp: r.when.Format(time.RFC3339), Component: &product}
 	seed := sha256.Sum256([]byte(r.name() + fmt.Sprint(r.when.Unix())))
-	seed[6], seed[8] = seed[6]&0x0f|0x80, seed[8]&0x3f|0x80 // a UUID of version 8: of a kind of one's own
+	seed[6], seed[8] = seed[6]&0x0f|0x80, seed[8]&0x3f|0x80 // a UUID of version 8 (custom)
 	bom.SerialNumber = fmt.Sprintf("urn:uuid:%x-%x-%x-%x-%x", seed[:4], seed[4:6], seed[6:8], seed[8:10], seed[10:16])
 	list, dependencies := []cdx.Component{}, []cdx.Dependency{}
 	for _, ref := range sorted(components) {
@@ -59,7 +60,7 @@ func (r *release) bom(w io.Writer, all []file) error {
 	return cdx.NewBOMEncoder(w, cdx.BOMFileFormatJSON).SetPretty(true).Encode(bom)
 }
 
-// libraries are those of C, by the program that is linked to them.
+// libraries returns the C libraries by the program that is linked to them.
 func (r *release) libraries(programs []program) (map[string][]cdx.Component, error) {
 	all := map[string][]cdx.Component{}
 	for _, l := range r.linked {
@@ -76,7 +77,7 @@ func (r *release) libraries(programs []program) (map[string][]cdx.Component, err
 	return all, nil
 }
 
-// library is a part of a program: of Go (golang) or of C (generic).
+// library returns the component for a part of a program: of Go (golang) or of C (generic).
 func library(kind, name, version string) cdx.Component {
 	url := "pkg:" + kind + "/" + name + "@" + version
 	return cdx.Component{BOMRef: url, Type: cdx.ComponentTypeLibrary, Name: name, Version: version, PackageURL: url}
