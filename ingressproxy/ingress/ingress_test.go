@@ -152,7 +152,7 @@ func TestProblems(t *testing.T) {
 		{withTLS(`hosts: [a.x, q.w.x], secretName: good`), ""},
 		{withTLS(`hosts: [c.x], secretName: good`), "The certificate in Secret good is not for host c.x"},
 		{withTLS(`hosts: [a.x], secretName: lost`), "Secret lost of tls does not exist"},
-		{withTLS(`hosts: [a.x], secretName: broken`), "Secret broken of tls holds no key pair that fits"},
+		{withTLS(`hosts: [a.x], secretName: broken`), "Secret broken of tls has no valid key pair"},
 		{withTLS(`hosts: [a.x], secretName: opaque`), "Secret opaque of tls is of type Opaque"},
 		{withTLS(`hosts: [a.x]`), "tls without secretName"},
 		{`{metadata: {namespace: shop, name: i, annotations: {keelson.dev/redirect-to-https: maybe}}}`, "is \"maybe\""},
