@@ -1,6 +1,5 @@
-// Package cni holds what Keelson adds to the Container Network Interface: its
-// own network configuration, used where an operator has put no other, and the
-// rule by which one is chosen.
+// Package cni contains Keelson's own CNI network configuration, and the selection of an operator's
+// configuration.
 package cni
 
 import (
@@ -19,22 +18,23 @@ import (
 const (
 	Name    = "keelson"
 	Bridge  = "keelson0"
-	Version = "1.1.0" // of the CNI specification: the first with GC
+	Version = "1.1.0" // of the CNI specification: the first version with GC
 )
 
-// Options are what the own configuration depends on.
+// Options are the inputs of Keelson's own configuration.
 type Options struct {
-	PodCIDRs []netip.Prefix // of this node, one of each family that its pods have, the first family's first
-	IPAMDir  string         // where host-local keeps addresses; emptied by a reboot, as the pods are
-	MTU      int            // 0 = that of the link
-	// Ports adds the portmap plugin: pods without host ports save an exec without it.
-	Ports bool
+	PodCIDRs []netip.Prefix // of this node, one per address family of its pods, the primary family first
+	IPAMDir  string         // state of host-local; cleared by a reboot, like the pods
+	MTU      int            // 0: the MTU of the link
+	// HostPorts adds the portmap plugin. Without it, pods without host ports save one plugin
+	// execution.
+	HostPorts bool
 }
 
 type plugin map[string]any
 
-// Conflist renders Keelson's own configuration list: bridge with host-local
-// addresses, and portmap where asked for.
+// Conflist returns Keelson's own configuration list: bridge with host-local addresses, and
+// optionally portmap.
 func Conflist(o Options) ([]byte, error) {
 	if len(o.PodCIDRs) == 0 {
 		return nil, errors.New("cni: the node has no pod CIDR")
@@ -46,7 +46,7 @@ func Conflist(o Options) ([]byte, error) {
 		out := "0.0.0.0/0"
 		if p.Addr().Is6() {
 			out = "::/0"
-			all["rangeEnd"] = beforeLast(p).String() // the last one is the node's own end of the tunnel to others
+			all["rangeEnd"] = lastButOne(p).String() // the last address is this node's end of the tunnel
 		}
 		ranges = append(ranges, []plugin{all})
 		routes = append(routes, plugin{"dst": out})
@@ -59,14 +59,14 @@ func Conflist(o Options) ([]byte, error) {
 		bridge["mtu"] = o.MTU
 	}
 	plugins := []plugin{bridge}
-	if o.Ports {
+	if o.HostPorts {
 		plugins = append(plugins, plugin{"type": "portmap", "backend": "nftables", "snat": true, "capabilities": plugin{"portMappings": true}})
 	}
 	return json.Marshal(plugin{"cniVersion": Version, "name": Name, "plugins": plugins})
 }
 
-// beforeLast is the last address but one of an IPv6 range.
-func beforeLast(p netip.Prefix) netip.Addr {
+// lastButOne returns the second to last address of an IPv6 range.
+func lastButOne(p netip.Prefix) netip.Addr {
 	raw := p.Masked().Addr().As16()
 	for i := p.Bits(); i < 128; i++ {
 		raw[i/8] |= 1 << (7 - i%8)
@@ -74,9 +74,10 @@ func beforeLast(p netip.Prefix) netip.Addr {
 	return netip.AddrFrom16(raw).Prev()
 }
 
-// Foreign returns the path of the configuration an operator (or another network
-// product) has put into dir: the first *.conflist, *.conf or *.json by name; "" when there is none.
-func Foreign(dir string) (string, error) {
+// FindOperatorConfig returns the path of the network configuration that an operator or a network
+// product has installed in dir: the first *.conflist, *.conf, or *.json in alphabetical order, or
+// "".
+func FindOperatorConfig(dir string) (string, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", nil

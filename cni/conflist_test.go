@@ -12,7 +12,7 @@ import (
 // F107: the own configuration is one that libcni accepts, with the plugins in order.
 func TestConflist(t *testing.T) {
 	for _, ports := range []bool{false, true} {
-		raw, err := Conflist(Options{PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.3.0/24"), netip.MustParsePrefix("fd44:0:0:3::/64")}, IPAMDir: "/run/x", Ports: ports, MTU: 1450})
+		raw, err := Conflist(Options{PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.3.0/24"), netip.MustParsePrefix("fd44:0:0:3::/64")}, IPAMDir: "/run/x", HostPorts: ports, MTU: 1450})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -36,7 +36,7 @@ func TestConflist(t *testing.T) {
 // F109: a third party's configuration wins, the first by name.
 func TestForeign(t *testing.T) {
 	dir := t.TempDir()
-	if p, err := Foreign(filepath.Join(dir, "absent")); p != "" || err != nil {
+	if p, err := FindOperatorConfig(filepath.Join(dir, "absent")); p != "" || err != nil {
 		t.Fatalf("absent folder: %q, %v", p, err)
 	}
 	for _, n := range []string{"README", ".hidden.conf", "20-b.conflist", "10-a.conf"} {
@@ -44,7 +44,7 @@ func TestForeign(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if p, err := Foreign(dir); err != nil || filepath.Base(p) != "10-a.conf" {
+	if p, err := FindOperatorConfig(dir); err != nil || filepath.Base(p) != "10-a.conf" {
 		t.Fatalf("got %q, %v", p, err)
 	}
 }

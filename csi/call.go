@@ -12,12 +12,13 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// MaxCall bounds the request and the answer of a call that is passed on, in bytes.
+// MaxCall is the maximum size of the request and of the response of a forwarded call, in bytes.
 const MaxCall = 1 << 20
 
-// Call passes one call of the Identity, the Controller or the GroupController service on to a driver of this node, encoded as it is. Calls of
-// the Node service are the node's own and are refused. timeout 0, and what is longer than two minutes, is two minutes.
-// The error is ErrNoDriver with where the driver was looked for, or what gRPC says.
+// Call forwards one call of the Identity, Controller, or GroupController service to a driver of
+// this node. The request and response are encoded messages. Calls of the Node service are refused,
+// because only this node makes them. A timeout of 0, or of more than two minutes, means two
+// minutes. The error is ErrNoDriver with the searched folders, or a gRPC status.
 func (r *Registry) Call(ctx context.Context, driver, method string, request []byte, timeout time.Duration) ([]byte, error) {
 	service := method[:strings.LastIndex(method, "/")+1]
 	if !slices.Contains([]string{"/csi.v1.Controller/", "/csi.v1.GroupController/", "/csi.v1.Identity/"}, service) {
@@ -30,20 +31,20 @@ func (r *Registry) Call(ctx context.Context, driver, method string, request []by
 	if err != nil {
 		return nil, err
 	}
-	if timeout <= 0 || timeout > callLimit {
-		timeout = callLimit
+	if timeout <= 0 || timeout > callTimeout {
+		timeout = callTimeout
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	var out []byte
-	err = d.conn.Invoke(ctx, method, &request, &out, grpc.ForceCodec(encoded{}), grpc.MaxCallRecvMsgSize(MaxCall), grpc.MaxCallSendMsgSize(MaxCall))
+	err = d.conn.Invoke(ctx, method, &request, &out, grpc.ForceCodec(rawCodec{}), grpc.MaxCallRecvMsgSize(MaxCall), grpc.MaxCallSendMsgSize(MaxCall))
 	return out, err
 }
 
-// encoded passes on what is encoded already.
-type encoded struct{}
+// rawCodec is a gRPC codec for messages that are already encoded.
+type rawCodec struct{}
 
-func (encoded) Marshal(v any) ([]byte, error) {
+func (rawCodec) Marshal(v any) ([]byte, error) {
 	b, ok := v.(*[]byte)
 	if !ok {
 		return nil, fmt.Errorf("a call passed on holds %T", v)
@@ -51,7 +52,7 @@ func (encoded) Marshal(v any) ([]byte, error) {
 	return *b, nil
 }
 
-func (encoded) Unmarshal(data []byte, v any) error {
+func (rawCodec) Unmarshal(data []byte, v any) error {
 	b, ok := v.(*[]byte)
 	if !ok {
 		return fmt.Errorf("a call passed on holds %T", v)
@@ -60,4 +61,4 @@ func (encoded) Unmarshal(data []byte, v any) error {
 	return nil
 }
 
-func (encoded) Name() string { return "proto" }
+func (rawCodec) Name() string { return "proto" }

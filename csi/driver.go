@@ -1,6 +1,6 @@
-// Package csi speaks with Container Storage Interface drivers on a node: a client of
-// their Identity and Node services, and a registry that finds them by their sockets.
-// It knows nothing of pods; csi/local is a driver of our own.
+// Package csi is a client for the Identity and Node services of Container Storage Interface
+// drivers, and a registry that finds drivers by their sockets. It has no knowledge of pods. Package
+// csi/local is a driver of this project.
 package csi
 
 import (
@@ -17,31 +17,32 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// callLimit bounds one call: a driver that hangs must not hang its pods for ever. The next try is the retry.
-const callLimit = 2 * time.Minute
+// callTimeout limits one call, so that a driver that hangs does not block its pods forever. The
+// caller retries.
+const callTimeout = 2 * time.Minute
 
-// askLimit bounds the questions of who a driver is.
-const askLimit = 10 * time.Second
+// queryTimeout limits queries about the driver itself.
+const queryTimeout = 10 * time.Second
 
-// Driver is one CSI driver on this node. Safe for concurrent use.
+// Driver is a connection to a CSI driver on this node. It is safe for concurrent use.
 type Driver struct {
 	Name   string
 	NodeID string
-	// Topology are the segments the driver reports for this node.
+	// Topology contains the topology segments that the driver reports for this node.
 	Topology map[string]string
-	// MaxVolumes is how many volumes the node can hold; 0 = no limit known.
+	// MaxVolumes is the maximum number of volumes on the node; 0 means no known limit.
 	MaxVolumes int64
 
-	socket  string
-	conn    *grpc.ClientConn
-	node    spec.NodeClient
-	stages  bool // volumes are staged before they are published
-	fsGroup bool // the driver applies the group itself
-	shares  bool // the driver tells a volume of one pod from one of several pods of the node
-	grows   bool // what the driver grows on the node has to be grown there
-	counts  bool // the driver says how full volumes are
-	judges  bool // the driver says so of CSI 1.12 and before whether volumes are well
-	health  bool // the driver says so of CSI 1.13 and later
+	socket        string
+	conn          *grpc.ClientConn
+	node          spec.NodeClient
+	canStage      bool // STAGE_UNSTAGE_VOLUME: volumes are staged before they are published
+	canMountGroup bool // VOLUME_MOUNT_GROUP: the driver applies FSGroup itself
+	canMultiWrite bool // SINGLE_NODE_MULTI_WRITER: the driver supports the single-node access modes
+	canExpand     bool // EXPAND_VOLUME: volumes must also be expanded on the node
+	canStats      bool // GET_VOLUME_STATS: the driver reports volume usage
+	canCondition  bool // VOLUME_CONDITION (CSI 1.12 and earlier): the driver reports volume health
+	canHealth     bool // GET_VOLUME_HEALTH (CSI 1.13 and later)
 
 	mu    sync.Mutex
 	locks map[string]*volumeLock
@@ -52,15 +53,15 @@ type volumeLock struct {
 	users int
 }
 
-// Volume is one volume as a pod uses it.
+// Volume is a volume as one pod uses it.
 type Volume struct {
 	ID             string
-	StagingPath    string // "" = it is published without being staged
-	TargetPath     string // a folder, or of a block device a file
-	Block          bool   // it is given as a block device: FSType, MountFlags and FSGroup mean nothing
+	StagingPath    string // "": the volume is published without staging
+	TargetPath     string // a folder, or a file for a block device
+	Block          bool   // the volume is a block device; FSType, MountFlags, and FSGroup are ignored
 	FSType         string
 	MountFlags     []string
-	AccessMode     string // "ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"
+	AccessMode     string // "ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", or "ReadWriteOncePod"
 	ReadOnly       bool
 	FSGroup        *int64
 	VolumeContext  map[string]string
@@ -69,22 +70,22 @@ type Volume struct {
 	PublishSecrets map[string]string
 }
 
-// Dial asks the driver behind a unix socket who it is and what it can do.
+// Dial connects to the driver at a Unix socket and reads its name and capabilities.
 func Dial(ctx context.Context, socket string) (*Driver, error) {
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return nil, fmt.Errorf("CSI driver at %s: %w", socket, err)
 	}
 	d := &Driver{socket: socket, conn: conn, node: spec.NewNodeClient(conn), locks: map[string]*volumeLock{}}
-	if err := d.identify(ctx); err != nil {
+	if err := d.loadCapabilities(ctx); err != nil {
 		conn.Close()
 		return nil, fmt.Errorf("CSI driver at %s: %w", socket, err)
 	}
 	return d, nil
 }
 
-func (d *Driver) identify(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, askLimit)
+func (d *Driver) loadCapabilities(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
 	info, err := spec.NewIdentityClient(d.conn).GetPluginInfo(ctx, &spec.GetPluginInfoRequest{})
 	if err != nil {
@@ -105,81 +106,82 @@ func (d *Driver) identify(ctx context.Context) error {
 	can := func(t spec.NodeServiceCapability_RPC_Type) bool {
 		return slices.ContainsFunc(c.GetCapabilities(), func(x *spec.NodeServiceCapability) bool { return x.GetRpc().GetType() == t })
 	}
-	d.stages = can(spec.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME)
-	d.fsGroup = can(spec.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP)
-	d.shares = can(spec.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER)
-	d.grows = can(spec.NodeServiceCapability_RPC_EXPAND_VOLUME)
-	d.counts = can(spec.NodeServiceCapability_RPC_GET_VOLUME_STATS)
-	d.judges = can(volumeCondition)
-	d.health = can(spec.NodeServiceCapability_RPC_GET_VOLUME_HEALTH)
+	d.canStage = can(spec.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME)
+	d.canMountGroup = can(spec.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP)
+	d.canMultiWrite = can(spec.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER)
+	d.canExpand = can(spec.NodeServiceCapability_RPC_EXPAND_VOLUME)
+	d.canStats = can(spec.NodeServiceCapability_RPC_GET_VOLUME_STATS)
+	d.canCondition = can(volumeCondition)
+	d.canHealth = can(spec.NodeServiceCapability_RPC_GET_VOLUME_HEALTH)
 	return nil
 }
 
-// answers says that the driver still listens at its socket.
-func (d *Driver) answers(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(ctx, askLimit)
+// isAlive reports whether the driver still serves its socket.
+func (d *Driver) isAlive(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
 	info, err := spec.NewIdentityClient(d.conn).GetPluginInfo(ctx, &spec.GetPluginInfoRequest{})
 	return err == nil && info.GetName() == d.Name
 }
 
-// Close ends the connection.
+// Close closes the connection.
 func (d *Driver) Close() error { return d.conn.Close() }
 
-// Stages says whether volumes are staged before they are published.
-func (d *Driver) Stages() bool { return d.stages }
+// Stages reports whether volumes are staged before they are published.
+func (d *Driver) Stages() bool { return d.canStage }
 
-// AppliesGroup says that the driver makes the volume belong to the FSGroup itself.
-func (d *Driver) AppliesGroup() bool { return d.fsGroup }
+// AppliesGroup reports whether the driver applies FSGroup itself.
+func (d *Driver) AppliesGroup() bool { return d.canMountGroup }
 
-// Stage prepares a volume on the node; nothing to do for drivers that do not stage. Idempotent.
+// Stage prepares a volume on the node. It does nothing for drivers that do not stage. It is
+// idempotent.
 func (d *Driver) Stage(ctx context.Context, v Volume) error {
-	if !d.stages {
+	if !d.canStage {
 		return nil
 	}
-	return d.call(ctx, v.ID, "NodeStageVolume", func(ctx context.Context) error {
-		_, err := d.node.NodeStageVolume(ctx, &spec.NodeStageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.StagingPath, VolumeCapability: d.capability(v),
+	return d.callForVolume(ctx, v.ID, "NodeStageVolume", func(ctx context.Context) error {
+		_, err := d.node.NodeStageVolume(ctx, &spec.NodeStageVolumeRequest{VolumeId: v.ID, StagingTargetPath: v.StagingPath, VolumeCapability: d.volumeCapability(v),
 			VolumeContext: v.VolumeContext, PublishContext: v.PublishContext, Secrets: v.StageSecrets})
 		return err
 	})
 }
 
-// Publish mounts a staged volume at TargetPath. Idempotent.
+// Publish mounts a staged volume at TargetPath. It is idempotent.
 func (d *Driver) Publish(ctx context.Context, v Volume) error {
-	return d.call(ctx, v.ID, "NodePublishVolume", func(ctx context.Context) error {
-		q := &spec.NodePublishVolumeRequest{VolumeId: v.ID, TargetPath: v.TargetPath, VolumeCapability: d.capability(v), Readonly: v.ReadOnly,
+	return d.callForVolume(ctx, v.ID, "NodePublishVolume", func(ctx context.Context) error {
+		q := &spec.NodePublishVolumeRequest{VolumeId: v.ID, TargetPath: v.TargetPath, VolumeCapability: d.volumeCapability(v), Readonly: v.ReadOnly,
 			VolumeContext: v.VolumeContext, PublishContext: v.PublishContext, Secrets: v.PublishSecrets}
-		if d.stages {
-			q.StagingTargetPath = v.StagingPath // "" for a volume that a pod has for itself
+		if d.canStage {
+			q.StagingTargetPath = v.StagingPath // "" for an inline volume
 		}
 		_, err := d.node.NodePublishVolume(ctx, q)
 		return err
 	})
 }
 
-// Unpublish unmounts what Publish mounted. Idempotent.
+// Unpublish unmounts a volume that Publish mounted. It is idempotent.
 func (d *Driver) Unpublish(ctx context.Context, id, target string) error {
-	return d.call(ctx, id, "NodeUnpublishVolume", func(ctx context.Context) error {
+	return d.callForVolume(ctx, id, "NodeUnpublishVolume", func(ctx context.Context) error {
 		_, err := d.node.NodeUnpublishVolume(ctx, &spec.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target})
 		return err
 	})
 }
 
-// Unstage undoes Stage. Idempotent.
+// Unstage undoes Stage. It is idempotent.
 func (d *Driver) Unstage(ctx context.Context, id, staging string) error {
-	if !d.stages {
+	if !d.canStage {
 		return nil
 	}
-	return d.call(ctx, id, "NodeUnstageVolume", func(ctx context.Context) error {
+	return d.callForVolume(ctx, id, "NodeUnstageVolume", func(ctx context.Context) error {
 		_, err := d.node.NodeUnstageVolume(ctx, &spec.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging})
 		return err
 	})
 }
 
-// IsUnknownVolume says of an error that the driver does not know the volume (any more).
+// IsUnknownVolume reports whether err means that the driver has no such volume (any longer).
 func IsUnknownVolume(err error) bool { return status.Code(err) == codes.NotFound }
 
-func (d *Driver) capability(v Volume) *spec.VolumeCapability {
+func (d *Driver) volumeCapability(v Volume) *spec.VolumeCapability {
 	mode := spec.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
 	switch v.AccessMode {
 	case "ReadOnlyMany":
@@ -187,11 +189,11 @@ func (d *Driver) capability(v Volume) *spec.VolumeCapability {
 	case "ReadWriteMany":
 		mode = spec.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
 	case "ReadWriteOncePod":
-		if d.shares {
+		if d.canMultiWrite {
 			mode = spec.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
 		}
 	default:
-		if d.shares {
+		if d.canMultiWrite {
 			mode = spec.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
 		}
 	}
@@ -201,18 +203,19 @@ func (d *Driver) capability(v Volume) *spec.VolumeCapability {
 		return out
 	}
 	m := &spec.VolumeCapability_MountVolume{FsType: v.FSType, MountFlags: v.MountFlags}
-	if d.fsGroup && v.FSGroup != nil {
+	if d.canMountGroup && v.FSGroup != nil {
 		m.VolumeMountGroup = fmt.Sprint(*v.FSGroup)
 	}
 	out.AccessType = &spec.VolumeCapability_Mount{Mount: m}
 	return out
 }
 
-// call runs one verb of a volume; the specification asks callers for one at a time for each volume.
-func (d *Driver) call(ctx context.Context, volume, verb string, f func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, callLimit)
+// callForVolume runs one call for a volume. It runs at most one call per volume at a time, as the
+// specification requires.
+func (d *Driver) callForVolume(ctx context.Context, volume, verb string, f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	unlock, err := d.lock(ctx, volume)
+	unlock, err := d.lockVolume(ctx, volume)
 	if err != nil {
 		return fmt.Errorf("CSI driver %s: %s of volume %s: waiting for an earlier call: %w", d.Name, verb, volume, err)
 	}
@@ -223,7 +226,7 @@ func (d *Driver) call(ctx context.Context, volume, verb string, f func(context.C
 	return nil
 }
 
-func (d *Driver) lock(ctx context.Context, volume string) (unlock func(), err error) {
+func (d *Driver) lockVolume(ctx context.Context, volume string) (unlock func(), err error) {
 	d.mu.Lock()
 	l := d.locks[volume]
 	if l == nil {

@@ -10,24 +10,27 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// maxSockets is how many sockets of a registration folder are looked at.
+// maxSockets is the maximum number of sockets of a registration folder that are scanned.
 const maxSockets = 256
 
-// Folder is a registration folder (kubelet's plugins_registry) looked at for plugins of one kind.
-type Folder struct {
-	Dir  string // "" = there is none
-	Kind string // as registration.DRAPlugin
-	// Came judges and takes over what registers at a socket; its error is told to the plugin.
-	Came func(ctx context.Context, socket string, info *registration.PluginInfo) error
-	Gone func(socket string) // what came there is no more; safe when nothing did
-	Log  *slog.Logger
+// RegistrationFolder watches a plugin registration folder (the kubelet's plugins_registry) for
+// plugins of one kind.
+type RegistrationFolder struct {
+	Dir  string // "": there is none
+	Kind string // for example registration.DRAPlugin
+	// OnRegister validates and accepts a plugin that registers at a socket. Its error is reported
+	// to the plugin.
+	OnRegister func(ctx context.Context, socket string, info *registration.PluginInfo) error
+	OnRemove   func(socket string) // OnRemove is called when a plugin is gone; it must accept sockets that never registered
+	Log        *slog.Logger
 
 	scanning sync.Mutex
-	seen     map[string]string // id of the socket's file, by socket
+	seen     map[string]string // file ID of the socket, by path
 }
 
-// Scan looks at the folder once. What does not answer is logged and tried again at the next scan.
-func (f *Folder) Scan(ctx context.Context) {
+// Scan scans the folder once. Sockets that do not respond are logged, and tried again by the next
+// scan.
+func (f *RegistrationFolder) Scan(ctx context.Context) {
 	if f.Dir == "" {
 		return
 	}
@@ -44,7 +47,7 @@ func (f *Folder) Scan(ctx context.Context) {
 	for s := range f.seen {
 		if !slices.Contains(sockets, s) {
 			delete(f.seen, s)
-			f.Gone(s)
+			f.OnRemove(s)
 		}
 	}
 	for _, s := range sockets {
@@ -53,10 +56,10 @@ func (f *Folder) Scan(ctx context.Context) {
 			continue
 		}
 		if _, err := Register(ctx, s, f.Kind, func(ctx context.Context, info *registration.PluginInfo) error {
-			return f.Came(ctx, s, info)
+			return f.OnRegister(ctx, s, info)
 		}); err != nil {
 			f.Log.Warn("plugin does not register", "kind", f.Kind, "socket", s, "err", err)
-			f.Gone(s) // what was behind it before, or came and does not know that it did
+			f.OnRemove(s) // the previous plugin at the socket, or one whose registration status was lost
 			continue
 		}
 		if f.seen == nil {

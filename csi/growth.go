@@ -6,16 +6,17 @@ import (
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 )
 
-// Grows says that the driver has a part in the growth of volumes on the node.
-func (d *Driver) Grows() bool { return d.grows }
+// ExpandsVolumes reports whether volumes must also be expanded on the node.
+func (d *Driver) ExpandsVolumes() bool { return d.canExpand }
 
-// Expand has the driver make a volume that is published at TargetPath use all of its size, which is size bytes at least.
-// Idempotent. got is what it has then, 0 where the driver does not say.
+// Expand calls NodeExpandVolume for a volume that is published at TargetPath, so that it uses its
+// full size of at least size bytes. It is idempotent. got is the resulting size, or 0 if the driver
+// does not report it.
 func (d *Driver) Expand(ctx context.Context, v Volume, size int64, secrets map[string]string) (got int64, err error) {
-	err = d.call(ctx, v.ID, "NodeExpandVolume", func(ctx context.Context) error {
-		q := &spec.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: v.TargetPath, VolumeCapability: d.capability(v),
+	err = d.callForVolume(ctx, v.ID, "NodeExpandVolume", func(ctx context.Context) error {
+		q := &spec.NodeExpandVolumeRequest{VolumeId: v.ID, VolumePath: v.TargetPath, VolumeCapability: d.volumeCapability(v),
 			CapacityRange: &spec.CapacityRange{RequiredBytes: size}, Secrets: secrets}
-		if d.stages {
+		if d.canStage {
 			q.StagingTargetPath = v.StagingPath
 		}
 		res, err := d.node.NodeExpandVolume(ctx, q)

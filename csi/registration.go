@@ -13,45 +13,45 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// plugin is what a registration socket said.
-type plugin struct {
-	id       string // of the socket that said it
-	endpoint string // the driver's socket; "" for what is no CSI driver
+// registeredPlugin is the result of a registration.
+type registeredPlugin struct {
+	id       string // file ID of the registration socket
+	endpoint string // the driver's socket; "" if it is not a CSI driver
 	name     string
 }
 
-// registrations asks the sockets of the registration folder for the drivers behind them.
-func (r *Registry) registrations(ctx context.Context, found map[string]string) {
+// scanRegistrations adds the drivers behind the sockets of the registration folder to found.
+func (r *Registry) scanRegistrations(ctx context.Context, found map[string]string) {
 	socks, err := filepath.Glob(filepath.Join(r.cfg.Registration, "*.sock"))
 	if err != nil {
 		return
 	}
-	for s := range r.told {
+	for s := range r.registered {
 		if !slices.Contains(socks, s) {
-			delete(r.told, s)
+			delete(r.registered, s)
 		}
 	}
 	for _, s := range socks {
-		id := fileID(s)
+		id := socketFileID(s)
 		if id == "" {
 			continue
 		}
-		p, ok := r.told[s]
+		p, ok := r.registered[s]
 		if !ok || p.id != id {
 			var is bool
 			is, err = Register(ctx, s, registration.CSIPlugin, func(ctx context.Context, info *registration.PluginInfo) (err error) {
-				p, err = usable(ctx, info)
+				p, err = checkDriver(ctx, info)
 				return err
 			})
 			if !is {
-				p = plugin{}
+				p = registeredPlugin{}
 			}
 			if err != nil {
 				r.cfg.Log.Warn("plugin does not register", "socket", s, "err", err)
 				continue
 			}
 			p.id = id
-			r.told[s] = p
+			r.registered[s] = p
 		}
 		if p.endpoint != "" {
 			found[p.endpoint] = p.name
@@ -59,8 +59,9 @@ func (r *Registry) registrations(ctx context.Context, found map[string]string) {
 	}
 }
 
-// Register asks what is behind a registration socket. What is of the kind is looked at whether it can be used, and told:
-// who registers a plugin waits for that answer, and ends and begins again when it is no. is is false for another kind.
+// Register runs the kubelet's plugin registration at a socket. For a plugin of the kind, it calls
+// usable and reports the result to the plugin: registrars wait for this status, and exit and
+// restart if it is negative. is is false for a plugin of another kind.
 func Register(ctx context.Context, socket, kind string, usable func(context.Context, *registration.PluginInfo) error) (is bool, err error) {
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -90,27 +91,27 @@ func Register(ctx context.Context, socket, kind string, usable func(context.Cont
 	return true, err
 }
 
-// FileID tells one socket file from the next of the same name; "" when there is none.
-func FileID(path string) string { return fileID(path) }
+// FileID returns an ID that distinguishes successive socket files of one path; "" if there is none.
+func FileID(path string) string { return socketFileID(path) }
 
-// usable dials the driver that registers and looks whether it is what it was registered as.
-func usable(ctx context.Context, info *registration.PluginInfo) (plugin, error) {
+// checkDriver connects to the driver that registers, and compares its name with the registered one.
+func checkDriver(ctx context.Context, info *registration.PluginInfo) (registeredPlugin, error) {
 	one := func(v string) bool { v = strings.TrimPrefix(v, "v"); return v == "1" || strings.HasPrefix(v, "1.") }
 	if !slices.ContainsFunc(info.GetSupportedVersions(), one) {
-		return plugin{}, fmt.Errorf("CSI driver %s speaks versions %q of the interface, none of which is 1.x", info.GetName(),
+		return registeredPlugin{}, fmt.Errorf("CSI driver %s speaks versions %q of the interface, none of which is 1.x", info.GetName(),
 			info.GetSupportedVersions())
 	}
-	p := plugin{endpoint: filepath.Clean(strings.TrimPrefix(info.GetEndpoint(), "unix://")), name: info.GetName()}
+	p := registeredPlugin{endpoint: filepath.Clean(strings.TrimPrefix(info.GetEndpoint(), "unix://")), name: info.GetName()}
 	if !filepath.IsAbs(p.endpoint) {
-		return plugin{}, fmt.Errorf("CSI driver %s registers with the endpoint %q: it has to be the path of a socket on the node", p.name, info.GetEndpoint())
+		return registeredPlugin{}, fmt.Errorf("CSI driver %s registers with the endpoint %q: it has to be the path of a socket on the node", p.name, info.GetEndpoint())
 	}
 	d, err := Dial(ctx, p.endpoint)
 	if err != nil {
-		return plugin{}, err
+		return registeredPlugin{}, err
 	}
 	defer d.Close()
 	if d.Name != p.name {
-		return plugin{}, fmt.Errorf("CSI driver at %s calls itself %s, registered as %s", p.endpoint, d.Name, p.name)
+		return registeredPlugin{}, fmt.Errorf("CSI driver at %s calls itself %s, registered as %s", p.endpoint, d.Name, p.name)
 	}
 	return p, nil
 }

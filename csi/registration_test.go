@@ -63,7 +63,7 @@ func TestRegistration(t *testing.T) {
 		if len(told) > 0 {
 			t.Error("told twice")
 		}
-		if d := r.get("a.example.com"); d == nil || d.socket != socket {
+		if d := r.driverByName("a.example.com"); d == nil || d.socket != socket {
 			t.Errorf("registered is %+v, want one at %s", d, socket)
 		}
 	}
@@ -117,7 +117,7 @@ func TestTwoDriversOfOneName(t *testing.T) {
 			first, stop := serve(t, plugins, "a.example.com")
 			r := NewRegistry(RegistryConfig{Plugins: plugins})
 			r.Scan(t.Context())
-			d := r.get("a.example.com")
+			d := r.driverByName("a.example.com")
 			other, _ := serve(t, t.TempDir(), "a.example.com")
 			// In a folder before the first one's, so that it is looked at first.
 			if err := os.Mkdir(filepath.Join(plugins, "0"), 0o755); err != nil {
@@ -129,7 +129,7 @@ func TestTwoDriversOfOneName(t *testing.T) {
 			}
 			for range 3 {
 				r.Scan(t.Context())
-				if r.get("a.example.com") != d {
+				if r.driverByName("a.example.com") != d {
 					t.Fatal("the driver in use was exchanged")
 				}
 			}
@@ -144,7 +144,7 @@ func TestTwoDriversOfOneName(t *testing.T) {
 			}
 			r.Scan(t.Context())
 			r.Scan(t.Context())
-			if got := r.get("a.example.com"); got == nil || got.socket != moved {
+			if got := r.driverByName("a.example.com"); got == nil || got.socket != moved {
 				t.Errorf("in use is %+v, want the one at %s", got, moved)
 			}
 		})

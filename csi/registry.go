@@ -14,32 +14,32 @@ import (
 	"time"
 )
 
-// ErrNoDriver says that no driver of that name runs on the node.
+// ErrNoDriver is returned if no driver with the name runs on the node.
 var ErrNoDriver = errors.New("driver name not found in the list of registered CSI drivers")
 
-// RegistryConfig says where drivers are looked for.
+// RegistryConfig configures where drivers are searched.
 type RegistryConfig struct {
-	Plugins      string // folders NAME/csi.sock below it are drivers
-	Registration string // sockets below it speak the kubelet's plugin registration; "" = none
+	Plugins      string // drivers are at NAME/csi.sock below it
+	Registration string // sockets below it use the kubelet's plugin registration; "": none
 	Every        time.Duration
 	Log          *slog.Logger // may be nil
 }
 
-// Registry knows the drivers of this node.
+// Registry finds the CSI drivers of this node.
 type Registry struct {
 	cfg RegistryConfig
 
-	scanning sync.Mutex // one scan at a time
-	mu       sync.Mutex
-	drivers  map[string]*Driver // by name
-	identity map[string]string  // socket → inode and time of the file that was dialled
-	told     map[string]plugin  // registration sockets that were answered; of the scan
-	refused  map[string]string  // socket → fileID of drivers whose name another one has
-	changed  chan struct{}
-	looked   bool // a scan has ended
+	scanning   sync.Mutex // serializes scans
+	mu         sync.Mutex
+	drivers    map[string]*Driver          // by name
+	identity   map[string]string           // socket → file ID of the connected socket
+	registered map[string]registeredPlugin // registration sockets that were handled
+	refused    map[string]string           // socket → file ID of drivers with a name that is in use
+	changed    chan struct{}
+	scanned    bool // a scan has finished
 }
 
-// NewRegistry starts nothing.
+// NewRegistry returns a registry. It starts nothing.
 func NewRegistry(cfg RegistryConfig) *Registry {
 	if cfg.Every == 0 {
 		cfg.Every = 5 * time.Second
@@ -47,11 +47,11 @@ func NewRegistry(cfg RegistryConfig) *Registry {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Registry{cfg: cfg, drivers: map[string]*Driver{}, identity: map[string]string{}, told: map[string]plugin{},
+	return &Registry{cfg: cfg, drivers: map[string]*Driver{}, identity: map[string]string{}, registered: map[string]registeredPlugin{},
 		refused: map[string]string{}, changed: make(chan struct{}, 1)}
 }
 
-// Run looks for drivers that come and go until ctx ends.
+// Run scans for added and removed drivers until ctx is canceled.
 func (r *Registry) Run(ctx context.Context) error {
 	t := time.NewTicker(r.cfg.Every)
 	defer t.Stop()
@@ -72,14 +72,15 @@ func (r *Registry) Run(ctx context.Context) error {
 	}
 }
 
-// Changed delivers a note after drivers came or went, and after the first look.
+// Changed returns a channel that is signaled when drivers were added or removed, and after the
+// first scan.
 func (r *Registry) Changed() <-chan struct{} { return r.changed }
 
-// Drivers lists what is registered, by name; nil until the folders have been looked at for the first time.
+// Drivers returns the registered drivers by name, or nil before the first scan.
 func (r *Registry) Drivers() []*Driver {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.looked {
+	if !r.scanned {
 		return nil
 	}
 	out := []*Driver{}
@@ -89,14 +90,14 @@ func (r *Registry) Drivers() []*Driver {
 	return out
 }
 
-// Driver returns a driver, looking for it now when it is not known yet. The error is ErrNoDriver with the name and where
-// it was looked for.
+// Driver returns a driver. It scans if the driver is not registered yet. The error is ErrNoDriver
+// with the name and the searched folders.
 func (r *Registry) Driver(ctx context.Context, name string) (*Driver, error) {
-	if d := r.get(name); d != nil {
+	if d := r.driverByName(name); d != nil {
 		return d, nil
 	}
 	r.Scan(ctx)
-	if d := r.get(name); d != nil {
+	if d := r.driverByName(name); d != nil {
 		return d, nil
 	}
 	where := filepath.Join(r.cfg.Plugins, "*", "csi.sock")
@@ -106,35 +107,36 @@ func (r *Registry) Driver(ctx context.Context, name string) (*Driver, error) {
 	return nil, fmt.Errorf("%w: %s (looked for in %s)", ErrNoDriver, name, where)
 }
 
-// Known returns a driver that has been found, and nil where there is none of that name.
-func (r *Registry) Known(name string) *Driver { return r.get(name) }
+// FoundDriver returns a driver that a scan has found, or nil. It does not scan.
+func (r *Registry) FoundDriver(name string) *Driver { return r.driverByName(name) }
 
-func (r *Registry) get(name string) *Driver {
+func (r *Registry) driverByName(name string) *Driver {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.drivers[name]
 }
 
-// Scan looks at the folders once. What does not answer is logged and tried again at the next scan.
+// Scan scans the folders once. Drivers that do not respond are logged, and tried again by the next
+// scan.
 func (r *Registry) Scan(ctx context.Context) {
 	r.scanning.Lock()
 	defer r.scanning.Unlock()
-	found := map[string]string{} // socket → name it has to have, "" = any
+	found := map[string]string{} // socket → required name, "": any
 	if socks, err := filepath.Glob(filepath.Join(r.cfg.Plugins, "*", "csi.sock")); err == nil {
 		for _, s := range socks {
 			found[s] = ""
 		}
 	}
 	if r.cfg.Registration != "" {
-		r.registrations(ctx, found)
+		r.scanRegistrations(ctx, found)
 	}
-	changed := r.drop(found)
+	changed := r.dropMissing(found)
 	for _, socket := range slices.Sorted(maps.Keys(found)) {
-		changed = r.look(ctx, socket, found[socket]) || changed
+		changed = r.probeSocket(ctx, socket, found[socket]) || changed
 	}
 	r.mu.Lock()
-	changed = changed || !r.looked
-	r.looked = true
+	changed = changed || !r.scanned
+	r.scanned = true
 	r.mu.Unlock()
 	if changed {
 		select {
@@ -144,9 +146,10 @@ func (r *Registry) Scan(ctx context.Context) {
 	}
 }
 
-// look asks who is behind a socket, unless that is known. name is the one it has to have, "" = any.
-func (r *Registry) look(ctx context.Context, socket, name string) (changed bool) {
-	id := fileID(socket)
+// probeSocket connects to the driver at a socket unless it is already connected. name is the
+// required name; "" means any.
+func (r *Registry) probeSocket(ctx context.Context, socket, name string) (changed bool) {
+	id := socketFileID(socket)
 	r.mu.Lock()
 	known := id == "" || r.identity[socket] == id || r.refused[socket] == id
 	r.mu.Unlock()
@@ -162,7 +165,7 @@ func (r *Registry) look(ctx context.Context, socket, name string) (changed bool)
 		r.cfg.Log.Warn("CSI driver does not answer", "socket", socket, "err", err)
 		return false
 	}
-	if old := r.get(d.Name); old != nil && old.answers(ctx) {
+	if old := r.driverByName(d.Name); old != nil && old.isAlive(ctx) {
 		r.cfg.Log.Warn("two CSI drivers have one name: the one that was first stays", "driver", d.Name, "socket",
 			old.socket, "other", socket)
 		d.Close()
@@ -184,28 +187,28 @@ func (r *Registry) look(ctx context.Context, socket, name string) (changed bool)
 	return true
 }
 
-// drop forgets drivers whose socket is gone or was made anew.
-func (r *Registry) drop(found map[string]string) (changed bool) {
+// dropMissing removes drivers whose socket file is gone or was replaced.
+func (r *Registry) dropMissing(found map[string]string) (changed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for name, d := range r.drivers {
-		if _, ok := found[d.socket]; ok && fileID(d.socket) == r.identity[d.socket] {
+		if _, ok := found[d.socket]; ok && socketFileID(d.socket) == r.identity[d.socket] {
 			continue
 		}
 		r.cfg.Log.Info("CSI driver is gone", "driver", name)
 		d.Close()
 		delete(r.identity, d.socket)
 		delete(r.drivers, name)
-		clear(r.refused) // one of them may have its name
+		clear(r.refused) // one of them may have the same name
 		changed = true
 	}
 	maps.DeleteFunc(r.refused, func(socket, _ string) bool { _, ok := found[socket]; return !ok })
 	return changed
 }
 
-// fileID tells one socket file from the next of the same name; "" when there is none. Times that
-// mere use changes have no part in it: a connection to a socket is an access of its file.
-func fileID(path string) string {
+// socketFileID returns an ID that distinguishes successive socket files of one path; "" if there is
+// none. It does not depend on times that a connection changes.
+func socketFileID(path string) string {
 	st, err := os.Stat(path)
 	if err != nil || st.Mode()&os.ModeSocket == 0 {
 		return ""

@@ -73,7 +73,7 @@ func TestRegistry(t *testing.T) {
 	}
 	socket, stop := serve(t, dir, "a.example.com")
 	r.Scan(t.Context())
-	first := r.get("a.example.com")
+	first := r.driverByName("a.example.com")
 	if first == nil || first.NodeID != "here" || !note() {
 		t.Fatalf("found %+v, and a note is due", first)
 	}
@@ -96,14 +96,14 @@ func TestRegistry(t *testing.T) {
 			t.Fatal(what, err)
 		}
 		r.Scan(t.Context())
-		if r.get("a.example.com") != first || note() {
+		if r.driverByName("a.example.com") != first || note() {
 			t.Errorf("after %s the driver is another one", what)
 		}
 	}
 	stop() // removes the socket
 	serve(t, dir, "a.example.com")
 	r.Scan(t.Context())
-	if again := r.get("a.example.com"); again == nil || again == first || !note() {
+	if again := r.driverByName("a.example.com"); again == nil || again == first || !note() {
 		t.Errorf("after a restart: %v, want a new connection and a note", again)
 	}
 	if err := os.Remove(socket); err != nil {

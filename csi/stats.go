@@ -9,39 +9,39 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// Stats is what a driver says of a published volume.
+// Stats is the usage and health of a published volume.
 type Stats struct {
-	Bytes, Inodes *Usage // nil where the driver does not say
-	// Trouble is what is wrong with the volume, in the driver's words; "" = nothing that it knows of.
-	Trouble string
+	Bytes, Inodes *Usage // nil if the driver does not report it
+	// Problem describes what is wrong with the volume; "" if the driver reports no problem.
+	Problem string
 }
 
-// Usage is how full a volume is.
+// Usage is the usage of a volume.
 type Usage struct{ Total, Available, Used uint64 }
 
-// Counts says that the driver tells how full volumes are.
-func (d *Driver) Counts() bool { return d.counts }
+// ReportsUsage reports whether the driver reports volume usage.
+func (d *Driver) ReportsUsage() bool { return d.canStats }
 
-// Judges says that the driver tells whether volumes are well.
-func (d *Driver) Judges() bool { return d.health || d.judges && d.counts }
+// ReportsHealth reports whether the driver reports volume health.
+func (d *Driver) ReportsHealth() bool { return d.canHealth || d.canCondition && d.canStats }
 
-// Stats asks how full a volume is, and whether it is well. It does not wait for other calls about the volume: reading is
-// no change.
+// Stats returns the usage and health of a volume. It does not wait for other calls for the volume,
+// because it changes nothing.
 func (d *Driver) Stats(ctx context.Context, id, target, staging string) (*Stats, error) {
-	ctx, cancel := context.WithTimeout(ctx, askLimit)
+	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
-	if !d.stages {
+	if !d.canStage {
 		staging = ""
 	}
 	out := &Stats{}
-	if d.health {
+	if d.canHealth {
 		res, err := d.node.NodeGetVolumeHealth(ctx, &spec.NodeGetVolumeHealthRequest{VolumeId: id, VolumePublishPath: target, StagingTargetPath: staging})
 		if err != nil {
 			return nil, fmt.Errorf("CSI driver %s: NodeGetVolumeHealth of volume %s: %w", d.Name, id, err)
 		}
-		out.Trouble = trouble(res.GetVolumeHealth())
+		out.Problem = healthMessage(res.GetVolumeHealth())
 	}
-	if !d.counts {
+	if !d.canStats {
 		return out, nil
 	}
 	res, err := d.node.NodeGetVolumeStats(ctx, &spec.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: target, StagingTargetPath: staging})
@@ -49,7 +49,7 @@ func (d *Driver) Stats(ctx context.Context, id, target, staging string) (*Stats,
 		return nil, fmt.Errorf("CSI driver %s: NodeGetVolumeStats of volume %s: %w", d.Name, id, err)
 	}
 	for _, u := range res.GetUsage() {
-		one := &Usage{Total: least(u.GetTotal()), Available: least(u.GetAvailable()), Used: least(u.GetUsed())}
+		one := &Usage{Total: nonNegative(u.GetTotal()), Available: nonNegative(u.GetAvailable()), Used: nonNegative(u.GetUsed())}
 		switch u.GetUnit() {
 		case spec.VolumeUsage_BYTES:
 			out.Bytes = one
@@ -57,18 +57,18 @@ func (d *Driver) Stats(ctx context.Context, id, target, staging string) (*Stats,
 			out.Inodes = one
 		}
 	}
-	if d.judges && !d.health {
-		out.Trouble = condition(res.ProtoReflect().GetUnknown())
+	if d.canCondition && !d.canHealth {
+		out.Problem = legacyCondition(res.ProtoReflect().GetUnknown())
 	}
-	out.Trouble = out.Trouble[:min(len(out.Trouble), maxTrouble)]
+	out.Problem = out.Problem[:min(len(out.Problem), maxProblemBytes)]
 	return out, nil
 }
 
-// maxTrouble is how much of a driver's words is passed on, in bytes.
-const maxTrouble = 1024
+// maxProblemBytes is the maximum size of a driver's message.
+const maxProblemBytes = 1024
 
-// trouble words what is wrong with a volume.
-func trouble(h *spec.VolumeHealth) string {
+// healthMessage formats the health statuses of a volume.
+func healthMessage(h *spec.VolumeHealth) string {
 	var all []string
 	for _, e := range h.GetHealthStatuses() {
 		text := e.GetStatus().String() + " (" + e.GetReason() + ")"
@@ -78,19 +78,19 @@ func trouble(h *spec.VolumeHealth) string {
 		all = append(all, text)
 	}
 	text := strings.Join(all, "; ")
-	return text[:min(len(text), maxTrouble)]
+	return text[:min(len(text), maxProblemBytes)]
 }
 
-// What CSI 1.12 and before had for the health of volumes, and 1.13 took out: capability VOLUME_CONDITION, and field 2 of
-// NodeGetVolumeStatsResponse, which is a message of a bool (abnormal) and a string.
+// Volume health in CSI 1.12 and earlier, which CSI 1.13 removed: capability VOLUME_CONDITION, and
+// field 2 of NodeGetVolumeStatsResponse, a message of a bool (abnormal) and a string.
 const (
-	volumeCondition      spec.NodeServiceCapability_RPC_Type = 4
-	conditionField                                           = 2
-	abnormalField, words                                     = 1, 2
+	volumeCondition             spec.NodeServiceCapability_RPC_Type = 4
+	conditionField                                                  = 2
+	abnormalField, messageField                                     = 1, 2
 )
 
-// condition reads that field; "" where a volume is well.
-func condition(unknown []byte) string {
+// legacyCondition returns the message of that field, or "" if the volume is healthy.
+func legacyCondition(unknown []byte) string {
 	for len(unknown) > 0 {
 		num, kind, n := protowire.ConsumeTag(unknown)
 		if n < 0 {
@@ -102,7 +102,7 @@ func condition(unknown []byte) string {
 			if n < 0 {
 				return ""
 			}
-			return conditionOf(b)
+			return parseCondition(b)
 		}
 		if n = protowire.ConsumeFieldValue(num, kind, unknown); n < 0 {
 			return ""
@@ -112,7 +112,7 @@ func condition(unknown []byte) string {
 	return ""
 }
 
-func conditionOf(b []byte) string {
+func parseCondition(b []byte) string {
 	abnormal, text := false, ""
 	for len(b) > 0 {
 		num, kind, n := protowire.ConsumeTag(b)
@@ -124,7 +124,7 @@ func conditionOf(b []byte) string {
 		case num == abnormalField && kind == protowire.VarintType:
 			v, _ := protowire.ConsumeVarint(b)
 			abnormal = v != 0
-		case num == words && kind == protowire.BytesType:
+		case num == messageField && kind == protowire.BytesType:
 			s, _ := protowire.ConsumeBytes(b)
 			text = string(s)
 		}
@@ -142,5 +142,5 @@ func conditionOf(b []byte) string {
 	return text
 }
 
-// least reads a number that a driver may have got wrong.
-func least(n int64) uint64 { return uint64(max(n, 0)) }
+// nonNegative converts a number of a driver; negative numbers become 0.
+func nonNegative(n int64) uint64 { return uint64(max(n, 0)) }

@@ -122,9 +122,9 @@ func (m *Manager) register(q *api.RegisterRequest) error {
 }
 
 // registrations is the folder where plugins wait for the agent to come.
-func (m *Manager) registrations() *csi.Folder {
-	return &csi.Folder{Dir: m.cfg.Registration, Kind: registration.DevicePlugin, Log: m.cfg.Log,
-		Came: func(_ context.Context, socket string, info *registration.PluginInfo) error {
+func (m *Manager) registrations() *csi.RegistrationFolder {
+	return &csi.RegistrationFolder{Dir: m.cfg.Registration, Kind: registration.DevicePlugin, Log: m.cfg.Log,
+		OnRegister: func(_ context.Context, socket string, info *registration.PluginInfo) error {
 			if !slices.ContainsFunc(info.GetSupportedVersions(), func(v string) bool { return slices.Contains(api.SupportedVersions[:], v) }) {
 				return fmt.Errorf("device plugin %s speaks %q, of which none is %s", shortened(info.GetName()),
 					info.GetSupportedVersions(), api.Version)
@@ -143,7 +143,7 @@ func (m *Manager) registrations() *csi.Folder {
 			m.sockets[socket] = p
 			return nil
 		},
-		Gone: func(socket string) {
+		OnRemove: func(socket string) {
 			m.mu.Lock()
 			defer m.mu.Unlock()
 			if p := m.sockets[socket]; p != nil {

@@ -29,7 +29,7 @@ const scanEvery = 5 * time.Second
 
 // registry knows the DRA drivers of this node by the sockets at which they register, as they do with a kubelet.
 type registry struct {
-	folder csi.Folder
+	folder csi.RegistrationFolder
 	log    *slog.Logger
 
 	health *health
@@ -56,7 +56,7 @@ type plugin struct {
 func newRegistry(dir string, log *slog.Logger) *registry {
 	r := &registry{log: log, known: map[string]*plugin{}}
 	r.health = newHealth(r.watchers.Tell)
-	r.folder = csi.Folder{Dir: dir, Kind: registration.DRAPlugin, Came: r.came, Gone: r.gone, Log: log}
+	r.folder = csi.RegistrationFolder{Dir: dir, Kind: registration.DRAPlugin, OnRegister: r.came, OnRemove: r.gone, Log: log}
 	return r
 }
 

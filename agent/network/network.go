@@ -135,7 +135,7 @@ func (s *statuses) of(list string, ask func() error) error {
 
 // list is the configuration in force: a foreign one, else our own.
 func (n *Network) list(ports bool) (*libcni.NetworkConfigList, error) {
-	path, err := cni.Foreign(n.cfg.ConfDir)
+	path, err := cni.FindOperatorConfig(n.cfg.ConfDir)
 	if err != nil {
 		return nil, err
 	}
@@ -156,7 +156,7 @@ func (n *Network) list(ports bool) (*libcni.NetworkConfigList, error) {
 	if l := n.cache[key]; l != nil {
 		return l, nil
 	}
-	raw, err := cni.Conflist(cni.Options{PodCIDRs: cidrs, MTU: mtu, IPAMDir: n.ipamDir(), Ports: ports})
+	raw, err := cni.Conflist(cni.Options{PodCIDRs: cidrs, MTU: mtu, IPAMDir: n.ipamDir(), HostPorts: ports})
 	if err != nil {
 		return nil, err
 	}

@@ -14,7 +14,7 @@ import (
 // configuration is in folder conf, and no sandbox recorded below folder run was attached with another one. It returns
 // false when a folder cannot be read.
 func AllOwn(conf, run string) bool {
-	if path, err := cni.Foreign(conf); err != nil || path != "" {
+	if path, err := cni.FindOperatorConfig(conf); err != nil || path != "" {
 		return false
 	}
 	// libcni names the file of an attachment NETWORK-SANDBOX-INTERFACE.

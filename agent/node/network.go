@@ -32,7 +32,7 @@ func (c *Config) WithNetwork() error {
 			return err
 		}
 	}
-	foreign := func() bool { path, err := cni.Foreign(c.CNIConfDir); return err == nil && path != "" }
+	foreign := func() bool { path, err := cni.FindOperatorConfig(c.CNIConfDir); return err == nil && path != "" }
 	c.foreignNetwork = foreign
 	c.ownPods = func() bool { return network.AllOwn(c.CNIConfDir, filepath.Join(c.RunDir, "cni")) }
 	routes := &network.Routes{Node: c.NodeName, Mode: c.podNetwork, Encryption: c.wireguard, OwnKey: c.ownKey, Foreign: foreign, Log: log.With("part", "network")}

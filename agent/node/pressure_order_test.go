@@ -143,7 +143,7 @@ func filled(t *testing.T, dir, called string, size, files int) {
 // the pod that has most: each only when there is too little without it, room or inodes. All of it is on a real disk, with the store
 // of images and all records. F95
 func TestWhatGoesOfAShortDisk(t *testing.T) {
-	privatemounts.Need(t)
+	privatemounts.SkipUnlessPrivate(t)
 	for name, c := range map[string]struct {
 		short       eviction.Signal
 		image, left int // of the one that has ended, and of the disk, in KiB or files

@@ -127,7 +127,7 @@ func TestNextAgentEndsWhatWasEvicted(t *testing.T) {
 }
 
 func nextAgentEnds(t *testing.T, short eviction.Signal) {
-	privatemounts.Need(t)
+	privatemounts.SkipUnlessPrivate(t)
 	virtual.Test(t, func(t *testing.T) {
 		h := &heir{t: t}
 		h.cfg, h.cluster, h.rt = fakeConfig("w1", t.TempDir())

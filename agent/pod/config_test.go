@@ -390,7 +390,7 @@ func TestResolversOfTheNodesLoopback(t *testing.T) {
 
 // A subPath is mounted from inside its volume or not at all, and what was bound stays what it was.
 func TestSubPaths(t *testing.T) {
-	privatemounts.Need(t)
+	privatemounts.SkipUnlessPrivate(t)
 	dir := t.TempDir()
 	vol, target := filepath.Join(dir, "vol"), filepath.Join(dir, "target")
 	write := func(path, text string) {

@@ -34,7 +34,7 @@ func growsOnNode(pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim) bool 
 // growPublished has a volume that has grown while nobody used it used in full before its pod sees it. What fails is
 // tried again by the control plane, which tells the claim: a pod does not wait for a larger volume.
 func (v *Volumes) growPublished(ctx context.Context, d *csi.Driver, s source, cv csi.Volume) {
-	if !s.growing || !d.Grows() {
+	if !s.growing || !d.ExpandsVolumes() {
 		return
 	}
 	secrets, err := v.driverSecret(s.expandSecret)
@@ -79,7 +79,7 @@ func (v *Volumes) grow(ctx context.Context, driver, handle string, size int64) (
 		return 0, status.Errorf(codes.Unavailable, "volume %s of CSI driver %s is not mounted on this node", handle, driver)
 	}
 	d, err := v.cfg.CSI.Driver(ctx, driver)
-	if err != nil || !d.Grows() {
+	if err != nil || !d.ExpandsVolumes() {
 		return 0, err // a driver that does nothing on nodes has done all there is
 	}
 	cv, err := v.describe(pod, s, r)

@@ -19,7 +19,7 @@ import (
 
 // loopDevice is a block device of 32 MiB with nothing on it.
 func loopDevice(t *testing.T) (path string) {
-	privatemounts.Need(t)
+	privatemounts.SkipUnlessPrivate(t)
 	file := filepath.Join(t.TempDir(), "disk")
 	must(t, os.WriteFile(file, nil, 0o600))
 	must(t, os.Truncate(file, 32<<20))
@@ -117,7 +117,7 @@ func TestLocalDisksThatAreNotBlank(t *testing.T) {
 // what is mounted in it, for its pods and nobody else; what is mounted in the folder stays when a pod goes. F110
 func TestLocalFoldersWithMountOptions(t *testing.T) {
 	v, c, _ := newVolumes(t)
-	privatemounts.Need(t)
+	privatemounts.SkipUnlessPrivate(t)
 	dir := t.TempDir()
 	below := filepath.Join(dir, "below")
 	must(t, os.Mkdir(below, 0o755))

@@ -138,8 +138,8 @@ func (v *Volumes) askHealth(ctx context.Context, told map[string]string) {
 				continue
 			}
 			files = append(files, file)
-			d := v.cfg.CSI.Known(r.Driver)
-			if d == nil || !d.Judges() {
+			d := v.cfg.CSI.FoundDriver(r.Driver)
+			if d == nil || !d.ReportsHealth() {
 				continue
 			}
 			st, err := d.Stats(ctx, r.Volume, r.Target, stagedAt(r))
@@ -147,10 +147,10 @@ func (v *Volumes) askHealth(ctx context.Context, told map[string]string) {
 				v.cfg.Log.Debug("whether a volume is well is not known", "volume", r.Volume, "err", err)
 				continue
 			}
-			if st.Trouble != "" && told[file] != st.Trouble {
-				v.cfg.Report(v.event(pod, "VolumeConditionAbnormal", fmt.Sprintf("volume %s of CSI driver %s: %s", r.Volume, r.Driver, st.Trouble)))
+			if st.Problem != "" && told[file] != st.Problem {
+				v.cfg.Report(v.event(pod, "VolumeConditionAbnormal", fmt.Sprintf("volume %s of CSI driver %s: %s", r.Volume, r.Driver, st.Problem)))
 			}
-			told[file] = st.Trouble
+			told[file] = st.Problem
 		}
 	}
 	for file := range told {
@@ -192,7 +192,7 @@ func (v *Volumes) Disk(ctx context.Context, uid types.UID, volume string) (disk 
 		return disk, false, nil
 	}
 	var st *csi.Stats
-	if d := v.cfg.CSI.Known(r.Driver); d != nil && d.Counts() {
+	if d := v.cfg.CSI.FoundDriver(r.Driver); d != nil && d.ReportsUsage() {
 		if st, err = d.Stats(ctx, r.Volume, r.Target, stagedAt(r)); err != nil {
 			return disk, false, err
 		}

@@ -44,7 +44,7 @@ func main() {
 		return
 	}
 	if len(os.Args) == 2 && os.Args[1] == local.GuardCommand {
-		if err := local.Guard(); err != nil {
+		if err := local.RunThawGuard(); err != nil {
 			fail(1, err.Error())
 		}
 		return

@@ -16,7 +16,7 @@ import (
 func main() {
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	if len(os.Args) == 2 && os.Args[1] == local.GuardCommand {
-		if err := local.Guard(); err != nil {
+		if err := local.RunThawGuard(); err != nil {
 			log.Error(err.Error())
 			os.Exit(1)
 		}

@@ -13,7 +13,7 @@ import (
 // Whatever is interrupted is taken in the end, once each and in order; any other error ends it.
 func TestAllocatedInPieces(t *testing.T) {
 	type call struct{ at, n int64 }
-	whole, rest := call{0, 2*piece + 5}, call{2 * piece, 5}
+	whole, rest := call{0, 2*allocationStep + 5}, call{2 * allocationStep, 5}
 	for name, c := range map[string]struct {
 		answers []error // the last one is that of all that follow
 		want    []call
@@ -21,13 +21,13 @@ func TestAllocatedInPieces(t *testing.T) {
 	}{
 		"at once":                {[]error{nil}, []call{whole}, nil},
 		"full":                   {[]error{unix.ENOSPC}, []call{whole}, unix.ENOSPC},
-		"interrupted once":       {[]error{unix.EINTR, nil}, []call{whole, {0, piece}, {piece, piece}, rest}, nil},
-		"a piece, too":           {[]error{unix.EINTR, nil, unix.EINTR, unix.EINTR, nil}, []call{whole, {0, piece}, {piece, piece}, {piece, piece}, {piece, piece}, rest}, nil},
-		"full after interrupted": {[]error{unix.EINTR, nil, unix.ENOSPC}, []call{whole, {0, piece}, {piece, piece}}, unix.ENOSPC},
+		"interrupted once":       {[]error{unix.EINTR, nil}, []call{whole, {0, allocationStep}, {allocationStep, allocationStep}, rest}, nil},
+		"a piece, too":           {[]error{unix.EINTR, nil, unix.EINTR, unix.EINTR, nil}, []call{whole, {0, allocationStep}, {allocationStep, allocationStep}, {allocationStep, allocationStep}, {allocationStep, allocationStep}, rest}, nil},
+		"full after interrupted": {[]error{unix.EINTR, nil, unix.ENOSPC}, []call{whole, {0, allocationStep}, {allocationStep, allocationStep}}, unix.ENOSPC},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got []call
-			err := inPieces(whole.n, func(at, n int64) error {
+			err := allocateInSteps(whole.n, func(at, n int64) error {
 				got = append(got, call{at, n})
 				return c.answers[min(len(got), len(c.answers))-1]
 			})
@@ -45,7 +45,7 @@ func TestAllocatedThroughSignals(t *testing.T) {
 		t.Skipf("needs: the right to mount: %v", err)
 	}
 	defer func() { must(t, unix.Unmount(dir, 0)) }()
-	const size = 2*piece + 5*mib
+	const size = 2*allocationStep + 5*mib
 	interrupted := func(take func(f *os.File) error) (err error) {
 		f, err := os.Create(filepath.Join(dir, "f"))
 		must(t, err)
@@ -78,7 +78,7 @@ func TestAllocatedThroughSignals(t *testing.T) {
 		return nil
 	}
 	for range 5 {
-		if err := interrupted(func(f *os.File) error { return allocate(f, size) }); err != nil {
+		if err := interrupted(func(f *os.File) error { return allocateBlocks(f, size) }); err != nil {
 			t.Fatalf("%d bytes with signals meanwhile: %v", int64(size), err)
 		}
 	}

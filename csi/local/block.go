@@ -15,7 +15,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// wantsBlock says whether a volume is wanted as a block device. It is one or a file system, for its whole life.
+// wantsBlock reports whether a volume is requested as a block device. A volume is a block device or
+// a file system for its whole life; a mix is an error.
 func wantsBlock(caps ...*csi.VolumeCapability) (bool, error) {
 	blocks := 0
 	for _, c := range caps {
@@ -29,8 +30,9 @@ func wantsBlock(caps ...*csi.VolumeCapability) (bool, error) {
 	return blocks > 0, nil
 }
 
-// rightSort says that a volume is wanted as what it is not.
-func rightSort(id string, r record, sized bool, want *csi.VolumeCapability) error {
+// checkVolumeMode returns an error if the requested mode (block device or mount) differs from the
+// mode of the volume.
+func checkVolumeMode(id string, r volumeRecord, sized bool, want *csi.VolumeCapability) error {
 	block := want.GetBlock() != nil
 	switch {
 	case !sized && block:
@@ -45,14 +47,14 @@ func rightSort(id string, r record, sized bool, want *csi.VolumeCapability) erro
 	return nil
 }
 
-// makeBlank makes the file that holds a block device: zeros, all of whose blocks are its own from the beginning.
-func makeBlank(path string, size int64) error {
-	return makeFile(path, size, func(*os.File) error { return nil })
+// createBlankFile creates the backing file of a block device: zeros, with all blocks allocated.
+func createBlankFile(path string, size int64) error {
+	return createAllocatedFile(path, size, func(*os.File) error { return nil })
 }
 
-// makeFile makes a file all of whose blocks are its own from the beginning: a volume never finds the disk full before it is
-// full itself. fill puts something in it.
-func makeFile(path string, size int64, fill func(*os.File) error) (err error) {
+// createAllocatedFile creates a file with all blocks allocated, so that a volume never finds the
+// disk full before it is full itself. fill writes the initial content.
+func createAllocatedFile(path string, size int64, fill func(*os.File) error) (err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
@@ -61,7 +63,7 @@ func makeFile(path string, size int64, fill func(*os.File) error) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	if err := allocate(f, size); err != nil {
+	if err := allocateBlocks(f, size); err != nil {
 		return fmt.Errorf("taking %d bytes of the disk: %w", size, err)
 	}
 	if err := fill(f); err != nil {
@@ -70,9 +72,10 @@ func makeFile(path string, size int64, fill func(*os.File) error) (err error) {
 	return f.Sync()
 }
 
-// hold has a loop device show an image until release, whether anybody has it open or not.
-func hold(image string) error {
-	l, _, err := attach(image)
+// keepLoopDevice attaches a loop device to an image, and keeps it attached until detachLoopDevice,
+// even while nothing has it open.
+func keepLoopDevice(image string) error {
+	l, _, err := ensureLoopDevice(image)
 	if err != nil {
 		return err
 	}
@@ -91,9 +94,10 @@ func hold(image string) error {
 	return nil
 }
 
-// release takes the loop device from an image. One that somebody still has open goes when he closes it, and is an error.
-func release(image string) error {
-	l, err := attached(image)
+// detachLoopDevice detaches the loop device of an image. If the device is still open, it is
+// detached when it is closed, and an error is returned.
+func detachLoopDevice(image string) error {
+	l, err := findLoopDevice(image)
 	if errors.Is(err, os.ErrNotExist) || l == nil && err == nil {
 		return nil
 	}
@@ -105,16 +109,16 @@ func release(image string) error {
 	if err = errors.Join(err, l.Close()); err != nil && !errors.Is(err, unix.ENXIO) {
 		return fmt.Errorf("taking %s away: %w", name, err)
 	}
-	if l, err = attached(image); l != nil {
+	if l, err = findLoopDevice(image); l != nil {
 		l.Close()
 		return fmt.Errorf("%s is still open somewhere on the node", name)
 	}
 	return err
 }
 
-// bindDevice shows the device of an image at a path, once however often it is asked.
+// bindDevice bind-mounts the loop device of an image at a path. It is idempotent.
 func bindDevice(image, target string) error {
-	l, err := attached(image)
+	l, err := findLoopDevice(image)
 	if err != nil {
 		return err
 	}
@@ -146,7 +150,7 @@ func bindDevice(image, target string) error {
 	return nil
 }
 
-// isDevice says whether a path is a loop device of a number.
+// isDevice reports whether a path is the loop device with a number.
 func isDevice(path string, number uint64) (bool, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
@@ -155,23 +159,23 @@ func isDevice(path string, number uint64) (bool, error) {
 	return st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev == unix.Mkdev(loopMajor, uint32(number)), nil
 }
 
-// publishBlock shows a staged block device at the target path.
+// publishBlock publishes a staged block device at the target path.
 func (d *Driver) publishBlock(q *csi.NodePublishVolumeRequest) error {
 	id := q.GetVolumeId()
 	if q.GetVolumeCapability().GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER {
-		if other, err := d.deviceElsewhere(id, q.GetTargetPath()); err != nil || other != "" {
+		if other, err := d.otherDeviceMount(id, q.GetTargetPath()); err != nil || other != "" {
 			return status.Errorf(codes.FailedPrecondition, "volume %s is for one pod and is published at %s already (%v)", id, other, err)
 		}
 	}
-	if err := bindDevice(d.image(id), q.GetTargetPath()); err != nil {
+	if err := bindDevice(d.imageFile(id), q.GetTargetPath()); err != nil {
 		return status.Errorf(codes.Internal, "publishing volume %s: %v", id, err)
 	}
 	return nil
 }
 
-// deviceElsewhere finds where else a volume's device is shown; "" when nowhere.
-func (d *Driver) deviceElsewhere(id, target string) (string, error) {
-	l, err := attached(d.image(id))
+// otherDeviceMount returns another path where the device of a volume is mounted, or "".
+func (d *Driver) otherDeviceMount(id, target string) (string, error) {
+	l, err := findLoopDevice(d.imageFile(id))
 	if l == nil || err != nil {
 		return "", err
 	}
@@ -188,10 +192,11 @@ func (d *Driver) deviceElsewhere(id, target string) (string, error) {
 	return "", err
 }
 
-// NodeExpandVolume implements the Node service: the file system of a mounted volume takes all of what the volume has.
+// NodeExpandVolume implements the Node service. It grows the file system of a mounted volume to the
+// size of the volume.
 func (d *Driver) NodeExpandVolume(_ context.Context, q *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
 	id := q.GetVolumeId()
-	dir, err := d.folder(id)
+	dir, err := d.volumeFolder(id)
 	if err != nil {
 		return nil, err
 	}
@@ -199,29 +204,29 @@ func (d *Driver) NodeExpandVolume(_ context.Context, q *csi.NodeExpandVolumeRequ
 		return nil, status.Error(codes.InvalidArgument, "volume path is missing")
 	}
 	defer d.locks.Lock(id)()
-	r, sized, err := d.exists(id, dir)
+	r, sized, err := d.findVolume(id, dir)
 	if err != nil {
 		return nil, err
 	}
-	if !sized { // a folder has the room of its disk
+	if !sized { // the size of a folder is not limited
 		return &csi.NodeExpandVolumeResponse{CapacityBytes: q.GetCapacityRange().GetRequiredBytes()}, nil
 	}
 	if want := q.GetCapacityRange().GetRequiredBytes(); want > r.Size {
 		return nil, status.Errorf(codes.OutOfRange, "volume %s has %d bytes, and %d are wanted: it is to be made larger first", id, r.Size, want)
 	}
 	if r.Backing == backingDirectory {
-		if err := d.holdTo(r); err != nil {
+		if err := d.setSizeLimit(r); err != nil {
 			return nil, status.Errorf(codes.FailedPrecondition, "growing volume %s on node %s: %v", id, d.cfg.NodeID, err)
 		}
 		return &csi.NodeExpandVolumeResponse{CapacityBytes: r.Size}, nil
 	}
-	if err := growImage(d.image(id), r.Size); err != nil {
-		return nil, d.failed("growing volume "+id, err)
+	if err := growImage(d.imageFile(id), r.Size); err != nil {
+		return nil, d.statusError("growing volume "+id, err)
 	}
 	return &csi.NodeExpandVolumeResponse{CapacityBytes: r.Size}, nil
 }
 
-// deviceSize is that of the block device at a path.
+// deviceSize returns the size of the block device at a path.
 func deviceSize(path string) (int64, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {

@@ -27,7 +27,7 @@ type blocks struct {
 
 func (b blocks) stage() error {
 	_, err := b.NodeStageVolume(b.t.Context(), &spec.NodeStageVolumeRequest{VolumeId: "b", StagingTargetPath: b.staging, VolumeCapability: device,
-		VolumeContext: map[string]string{sizedContext: "true"}})
+		VolumeContext: map[string]string{sizedContextKey: "true"}})
 	return err
 }
 
@@ -53,7 +53,7 @@ func TestBlockDevice(t *testing.T) {
 	b.staging = filepath.Join(b.dir, "staging")
 	target := filepath.Join(b.dir, "target")
 	must(t, os.Mkdir(b.staging, 0o750))
-	t.Cleanup(func() { _ = unbind(target); _ = release(b.image("b")) })
+	t.Cleanup(func() { _ = unmountAll(target); _ = detachLoopDevice(b.imageFile("b")) })
 	for range 2 {
 		_, err := b.CreateVolume(t.Context(), &spec.CreateVolumeRequest{Name: "b", VolumeCapabilities: []*spec.VolumeCapability{device},
 			CapacityRange: &spec.CapacityRange{RequiredBytes: 20 * mib}})
@@ -98,7 +98,7 @@ func TestBlockDevice(t *testing.T) {
 	if err != nil || len(stats.Usage) != 1 || stats.Usage[0].Total != 32*mib {
 		t.Errorf("stats: %v, %v", stats, err)
 	}
-	l, err := attached(b.image("b")) // which opens the device, as who has it open does
+	l, err := findLoopDevice(b.imageFile("b")) // which opens the device, as who has it open does
 	must(t, err)
 	for range 2 {
 		must(t, b.unpublish(target))
@@ -122,7 +122,7 @@ func TestBlockDevice(t *testing.T) {
 	for range 2 {
 		must(t, b.unstage())
 	}
-	if l, err := attached(b.image("b")); l != nil || err != nil {
+	if l, err := findLoopDevice(b.imageFile("b")); l != nil || err != nil {
 		t.Errorf("a loop device is left: %v, %v", l, err)
 	}
 	must(t, b.delete("b"))
@@ -131,7 +131,7 @@ func TestBlockDevice(t *testing.T) {
 
 // F110: csi-sanity with block devices. It runs once in a process.
 func TestSanityOfBlockDevices(t *testing.T) {
-	privatemounts.Need(t)
+	privatemounts.SkipUnlessPrivate(t)
 	c := exec.Command("/proc/self/exe", "-test.run=^TestSanity$", "-test.v")
 	c.Env = append(os.Environ(), sanityAccess+"=block")
 	if out, err := c.CombinedOutput(); err != nil || !bytes.Contains(out, []byte("--- PASS: TestSanity")) {

@@ -14,28 +14,29 @@ import (
 	"keelson.dev/keelson/internal/safepath"
 )
 
-// CreateVolume makes an image or a folder of the size asked for. The name is the id: asking again finds the same volume.
+// CreateVolume creates an image or a folder of the requested size. The name is the volume ID, so
+// that a repeated call finds the same volume.
 func (d *Driver) CreateVolume(ctx context.Context, q *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
-	if _, err := d.folder(q.GetName()); err != nil {
+	if _, err := d.volumeFolder(q.GetName()); err != nil {
 		return nil, err
 	}
-	if err := supported(q.GetVolumeCapabilities()...); err != nil {
+	if err := checkCapabilities(q.GetVolumeCapabilities()...); err != nil {
 		return nil, err
 	}
-	directory, err := backing(q.GetParameters())
+	directory, err := usesDirectory(q.GetParameters())
 	switch {
 	case err == nil && directory:
-		err = fitsDirectory(q.GetVolumeCapabilities(), q.GetVolumeContentSource())
+		err = checkDirectoryRequest(q.GetVolumeCapabilities(), q.GetVolumeContentSource())
 	case err == nil:
-		err = fitsImage(q.GetVolumeCapabilities())
+		err = checkImageOptions(q.GetVolumeCapabilities())
 	}
 	if err != nil {
 		return nil, err
 	}
-	if !d.reachable(q.GetAccessibilityRequirements()) {
+	if !d.isReachable(q.GetAccessibilityRequirements()) {
 		return nil, status.Errorf(codes.ResourceExhausted, "the volume is wanted elsewhere: this is node %s", d.cfg.NodeID)
 	}
-	size, err := sizeOf(q.GetCapacityRange())
+	size, err := requestedSize(q.GetCapacityRange())
 	if err != nil {
 		return nil, err
 	}
@@ -45,57 +46,58 @@ func (d *Driver) CreateVolume(ctx context.Context, q *csi.CreateVolumeRequest) (
 	}
 	switch {
 	case q.GetVolumeContentSource() != nil:
-		size, err = d.makeOf(ctx, q, size, block)
+		size, err = d.createFromSource(ctx, q, size, block)
 	case directory:
 		defer d.locks.Lock(q.GetName())()
-		size, err = d.makeDirectory(q.GetName(), size, q.GetCapacityRange())
+		size, err = d.createDirectoryVolume(q.GetName(), size, q.GetCapacityRange())
 	default:
 		defer d.locks.Lock(q.GetName())()
-		size, err = d.make(ctx, q.GetName(), record{Size: size, Block: block}, q.GetCapacityRange())
+		size, err = d.createImageVolume(ctx, q.GetName(), volumeRecord{Size: size, Block: block}, q.GetCapacityRange())
 	}
 	if err != nil {
 		return nil, err
 	}
 	return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: q.GetName(), CapacityBytes: size, ContentSource: q.GetVolumeContentSource(),
-		VolumeContext: map[string]string{sizedContext: "true"}, AccessibleTopology: []*csi.Topology{d.topology()}}}, nil
+		VolumeContext: map[string]string{sizedContextKey: "true"}, AccessibleTopology: []*csi.Topology{d.nodeTopology()}}}, nil
 }
 
-// make makes an image unless it is there. The volume is locked.
-func (d *Driver) make(ctx context.Context, id string, r record, want *csi.CapacityRange) (int64, error) {
-	return d.unlessThere(id, r, want, func(r *record) error {
-		if err := d.fits("volume "+id, r.Size); err != nil {
+// createImageVolume creates an image unless it exists. The caller must hold the volume's lock.
+func (d *Driver) createImageVolume(ctx context.Context, id string, r volumeRecord, want *csi.CapacityRange) (int64, error) {
+	return d.createOnce(id, r, want, func(r *volumeRecord) error {
+		if err := d.checkSpace("volume "+id, r.Size); err != nil {
 			return err
 		}
-		err := d.keep(id, *r)
+		err := d.writeVolume(id, *r)
 		if err != nil {
-			return d.failed("making volume "+id, err)
+			return d.statusError("making volume "+id, err)
 		}
 		if r.Block {
-			err = makeBlank(d.image(id), r.Size)
+			err = createBlankFile(d.imageFile(id), r.Size)
 		} else {
-			err = makeImage(ctx, d.image(id), r.Size)
+			err = createImage(ctx, d.imageFile(id), r.Size)
 		}
 		if err != nil {
-			return d.failed("making volume "+id, errors.Join(err, d.removeImage(id)))
+			return d.statusError("making volume "+id, errors.Join(err, d.removeImage(id)))
 		}
 		return nil
 	})
 }
 
-// unlessThere makes a volume unless it is there, one at a time: room is what no other takes.
-func (d *Driver) unlessThere(id string, r record, want *csi.CapacityRange, do func(*record) error) (int64, error) {
-	failed := func(err error) (int64, error) { return 0, d.failed("making volume "+id, err) }
-	have, known, err := d.volume(id)
+// createOnce runs do to create a volume unless it exists. Creations are serialized, so that no two
+// of them use the same free space.
+func (d *Driver) createOnce(id string, r volumeRecord, want *csi.CapacityRange, do func(*volumeRecord) error) (int64, error) {
+	failed := func(err error) (int64, error) { return 0, d.statusError("making volume "+id, err) }
+	have, known, err := d.readVolume(id)
 	if err != nil {
 		return failed(err)
 	}
 	if known && have.Ready {
-		return have.Size, compatible(id, have, r, want)
+		return have.Size, checkCompatible(id, have, r, want)
 	}
-	d.making.Lock()
-	defer d.making.Unlock()
-	if known { // begun, and its driver ended
-		if err := d.discard(id, have); err != nil {
+	d.allocMu.Lock()
+	defer d.allocMu.Unlock()
+	if known { // an earlier driver process did not finish it
+		if err := d.discardVolume(id, have); err != nil {
 			return failed(err)
 		}
 	}
@@ -103,14 +105,14 @@ func (d *Driver) unlessThere(id string, r record, want *csi.CapacityRange, do fu
 		return 0, err
 	}
 	r.Ready = true
-	if err := d.keep(id, r); err != nil {
+	if err := d.writeVolume(id, r); err != nil {
 		return failed(err)
 	}
 	return r.Size, nil
 }
 
-// compatible says why a volume that is there is not what is asked for.
-func compatible(id string, have, asked record, want *csi.CapacityRange) error {
+// checkCompatible returns an error if an existing volume does not satisfy the request.
+func checkCompatible(id string, have, asked volumeRecord, want *csi.CapacityRange) error {
 	if most := want.GetLimitBytes(); have.Size < want.GetRequiredBytes() || most > 0 && have.Size > most {
 		return status.Errorf(codes.AlreadyExists, "volume %s exists and has %d bytes", id, have.Size)
 	}
@@ -120,18 +122,19 @@ func compatible(id string, have, asked record, want *csi.CapacityRange) error {
 	if have.Backing != asked.Backing {
 		return status.Errorf(codes.AlreadyExists, "volume %s exists and is of another backing", id)
 	}
-	if have.From != asked.From || have.FromRecord != asked.FromRecord {
+	if have.SourceVolume != asked.SourceVolume || have.SourceSnapshot != asked.SourceSnapshot {
 		return status.Errorf(codes.AlreadyExists, "volume %s exists and was made of something else", id)
 	}
 	return nil
 }
 
-// fits says why there is no room for more bytes. what is "volume x", or "snapshot x".
-func (d *Driver) fits(what string, more int64) error {
-	if err := d.writable(); err != nil {
+// checkSpace returns an error if there is no space for more bytes. what is "volume x" or "snapshot
+// x".
+func (d *Driver) checkSpace(what string, more int64) error {
+	if err := d.checkWritable(); err != nil {
 		return status.Errorf(codes.ResourceExhausted, "%s on node %s: %v", what, d.cfg.NodeID, err)
 	}
-	room, err := d.room()
+	room, err := d.availableBytes()
 	if err != nil {
 		return status.Errorf(codes.Internal, "making room for %s: %v", what, err)
 	}
@@ -141,14 +144,15 @@ func (d *Driver) fits(what string, more int64) error {
 	return nil
 }
 
-// sizedContext is in the context of volumes that CreateVolume made: where one is missing, no folder takes its place.
-const sizedContext = "keelson.dev/sized"
+// sizedContextKey is in the volume context of volumes that CreateVolume created. If such a volume
+// is missing, it is not replaced by an empty folder.
+const sizedContextKey = "keelson.dev/sized"
 
-func (d *Driver) topology() *csi.Topology {
+func (d *Driver) nodeTopology() *csi.Topology {
 	return &csi.Topology{Segments: map[string]string{d.topologyKey(): d.cfg.NodeID}}
 }
 
-func (d *Driver) reachable(r *csi.TopologyRequirement) bool {
+func (d *Driver) isReachable(r *csi.TopologyRequirement) bool {
 	if len(r.GetRequisite()) == 0 {
 		return true
 	}
@@ -167,27 +171,28 @@ func makeFolder(dir string) error {
 		}
 		return err
 	}
-	return os.Chmod(dir, 0o777) // pods write as any user, whatever our mask says
+	return os.Chmod(dir, 0o777) // pods write as any user, whatever the umask is
 }
 
-// DeleteVolume removes a volume and what is in it. One that is still staged or published is refused.
+// DeleteVolume deletes a volume and its data. It refuses a volume that is still staged or
+// published.
 func (d *Driver) DeleteVolume(_ context.Context, q *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
 	id := q.GetVolumeId()
-	dir, err := d.folder(id)
+	dir, err := d.volumeFolder(id)
 	if err != nil {
 		return nil, err
 	}
 	defer d.locks.Lock(id)()
-	r, _, err := d.volume(id)
+	r, _, err := d.readVolume(id)
 	if err != nil {
 		return nil, status.Errorf(codes.Internal, "deleting volume %s: %v", id, err)
 	}
 	if r.Backing == backingDirectory {
-		dir = d.directory(id)
+		dir = d.directoryPath(id)
 	}
-	used, err := mountsOf(dir)
+	used, err := otherMountsOf(dir)
 	if err == nil && len(used) == 0 {
-		used, err = d.shownAt(id)
+		used, err = d.attachedDevices(id)
 	}
 	if err != nil {
 		return nil, status.Errorf(codes.Internal, "deleting volume %s: %v", id, err)
@@ -195,15 +200,16 @@ func (d *Driver) DeleteVolume(_ context.Context, q *csi.DeleteVolumeRequest) (*c
 	if len(used) > 0 {
 		return nil, status.Errorf(codes.FailedPrecondition, "volume %s is in use at %s", id, used[0])
 	}
-	if err := d.remove(id, r); err != nil {
-		return nil, status.Errorf(codes.Internal, "deleting volume %s on node %s: %v", id, d.cfg.NodeID, d.explained(err))
+	if err := d.removeVolume(id, r); err != nil {
+		return nil, status.Errorf(codes.Internal, "deleting volume %s on node %s: %v", id, d.cfg.NodeID, d.explainReadOnly(err))
 	}
 	return &csi.DeleteVolumeResponse{}, nil
 }
 
-// shownAt names the block device that shows the volume's image: whoever has it mounted.
-func (d *Driver) shownAt(id string) ([]string, error) {
-	l, err := attached(d.image(id))
+// attachedDevices returns the loop device of the volume's image, if any; it means that the volume
+// is mounted somewhere.
+func (d *Driver) attachedDevices(id string) ([]string, error) {
+	l, err := findLoopDevice(d.imageFile(id))
 	if errors.Is(err, os.ErrNotExist) || l == nil {
 		if errors.Is(err, os.ErrNotExist) {
 			err = nil
@@ -214,9 +220,9 @@ func (d *Driver) shownAt(id string) ([]string, error) {
 	return []string{l.Name()}, nil
 }
 
-// remove takes away a volume that nobody uses. Nothing is removed from another mount.
-func (d *Driver) remove(id string, r record) error {
-	// First out of sight, so that half of a volume is never found under its name.
+// removeVolume deletes a volume that is not in use. It does not delete files on other mounts.
+func (d *Driver) removeVolume(id string, r volumeRecord) error {
+	// Rename first, so that a partially deleted volume is never found under its name.
 	trash := filepath.Join(d.cfg.Root, ".deleted-"+id)
 	if err := safepath.RemoveAll(trash); err != nil {
 		return err
@@ -227,12 +233,12 @@ func (d *Driver) remove(id string, r record) error {
 	if err := safepath.RemoveAll(trash); err != nil {
 		return err
 	}
-	return d.discard(id, r)
+	return d.discardVolume(id, r)
 }
 
-// removeImage takes away an image, its record last.
+// removeImage deletes an image, and its record last.
 func (d *Driver) removeImage(id string) error {
-	for _, path := range []string{d.image(id), d.recordFile(id)} {
+	for _, path := range []string{d.imageFile(id), d.recordFile(id)} {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
@@ -240,9 +246,10 @@ func (d *Driver) removeImage(id string) error {
 	return nil
 }
 
-// exists says whether there is such a volume, of either sort.
-func (d *Driver) exists(id, dir string) (r record, sized bool, err error) {
-	r, sized, err = d.volume(id)
+// findVolume returns the record of an existing volume; sized is false for a folder without a
+// record. It returns NotFound if there is no such volume.
+func (d *Driver) findVolume(id, dir string) (r volumeRecord, sized bool, err error) {
+	r, sized, err = d.readVolume(id)
 	if err != nil {
 		return r, sized, status.Error(codes.Internal, err.Error())
 	}
@@ -255,80 +262,82 @@ func (d *Driver) exists(id, dir string) (r record, sized bool, err error) {
 	return r, false, nil
 }
 
-// ControllerExpandVolume implements the Controller service. The file system grows with the volume, while it is mounted or
-// when it is again. Where it cannot while it is mounted, that is left to be done on the node.
+// ControllerExpandVolume implements the Controller service. The file system grows while it is
+// mounted, or when it is mounted next. If it cannot grow while it is mounted, the response requires
+// expansion on the node.
 func (d *Driver) ControllerExpandVolume(_ context.Context, q *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
 	id := q.GetVolumeId()
-	dir, err := d.folder(id)
+	dir, err := d.volumeFolder(id)
 	if err != nil {
 		return nil, err
 	}
 	if q.GetCapacityRange() == nil {
 		return nil, status.Error(codes.InvalidArgument, "capacity range is missing")
 	}
-	size, err := sizeOf(q.GetCapacityRange())
+	size, err := requestedSize(q.GetCapacityRange())
 	if err != nil {
 		return nil, err
 	}
 	defer d.locks.Lock(id)()
-	have, sized, err := d.exists(id, dir)
+	have, sized, err := d.findVolume(id, dir)
 	if err != nil {
 		return nil, err
 	}
-	if !sized { // a folder has the room of its disk
+	if !sized { // the size of a folder is not limited
 		return &csi.ControllerExpandVolumeResponse{CapacityBytes: q.GetCapacityRange().GetRequiredBytes()}, nil
 	}
-	d.making.Lock()
-	defer d.making.Unlock()
+	d.allocMu.Lock()
+	defer d.allocMu.Unlock()
 	if more := size - have.Size; more > 0 {
-		if err := d.fits("volume "+id, more); err != nil {
+		if err := d.checkSpace("volume "+id, more); err != nil {
 			return nil, err
 		}
-		// Promised before it is taken: an end in between leaves no room counted twice.
+		// Reserved before it is allocated: after a crash in between, no space is counted twice.
 		have.Size = size
-		if err := d.keep(id, have); err != nil {
-			return nil, d.failed("growing volume "+id, err)
+		if err := d.writeVolume(id, have); err != nil {
+			return nil, d.statusError("growing volume "+id, err)
 		}
 	}
 	if have.Backing == backingDirectory {
-		if err := d.holdTo(have); err != nil {
+		if err := d.setSizeLimit(have); err != nil {
 			return nil, status.Errorf(codes.FailedPrecondition, "growing volume %s on node %s: %v", id, d.cfg.NodeID, err)
 		}
 		return &csi.ControllerExpandVolumeResponse{CapacityBytes: have.Size}, nil
 	}
-	err = growImage(d.image(id), have.Size)
-	if err != nil && !errors.Is(err, errOffline) {
-		return nil, d.failed("growing volume "+id, errors.Join(err, d.asItWas(id, have, err)))
+	err = growImage(d.imageFile(id), have.Size)
+	if err != nil && !errors.Is(err, errOfflineOnly) {
+		return nil, d.statusError("growing volume "+id, errors.Join(err, d.revertSize(id, have, err)))
 	}
 	return &csi.ControllerExpandVolumeResponse{CapacityBytes: have.Size, NodeExpansionRequired: err != nil}, nil
 }
 
-// asItWas takes back what was promised to a volume which the disk has no room for after all: who asks for less then has that.
-func (d *Driver) asItWas(id string, r record, cause error) error {
+// revertSize sets the recorded size back to the size of the image if the disk was too full for the
+// larger size. A request for less then succeeds.
+func (d *Driver) revertSize(id string, r volumeRecord, cause error) error {
 	if !errors.Is(cause, unix.ENOSPC) && !errors.Is(cause, unix.EDQUOT) {
 		return nil
 	}
-	st, err := os.Stat(d.image(id))
+	st, err := os.Stat(d.imageFile(id))
 	if err != nil {
 		return err
 	}
 	r.Size = st.Size()
-	return d.keep(id, r)
+	return d.writeVolume(id, r)
 }
 
 // ValidateVolumeCapabilities implements the Controller service.
 func (d *Driver) ValidateVolumeCapabilities(_ context.Context, q *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
-	dir, err := d.folder(q.GetVolumeId())
+	dir, err := d.volumeFolder(q.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
 	if len(q.GetVolumeCapabilities()) == 0 {
 		return nil, status.Error(codes.InvalidArgument, "volume capabilities are missing")
 	}
-	if _, _, err := d.exists(q.GetVolumeId(), dir); err != nil {
+	if _, _, err := d.findVolume(q.GetVolumeId(), dir); err != nil {
 		return nil, err
 	}
-	if err := supported(q.GetVolumeCapabilities()...); err != nil {
+	if err := checkCapabilities(q.GetVolumeCapabilities()...); err != nil {
 		return &csi.ValidateVolumeCapabilitiesResponse{Message: status.Convert(err).Message()}, nil
 	}
 	return &csi.ValidateVolumeCapabilitiesResponse{Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{

@@ -14,13 +14,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// copyGrain is how much is compared and written at once, in bytes.
-const copyGrain = 1 << 20
+// copyBlockBytes is the number of bytes that are compared and written at a time.
+const copyBlockBytes = 1 << 20
 
-// mountOf is where the file system of a volume is mounted; "" when it is not. busy says that its device is used in
-// another way: as the raw device that a pod has, or by a mount that is not seen here.
-func (d *Driver) mountOf(id string) (at string, busy bool, err error) {
-	l, err := attached(d.image(id))
+// mountpointOf returns where the file system of a volume is mounted, or "". busy means that its
+// device is in use otherwise: as the raw device of a pod, or by a mount in another mount namespace.
+func (d *Driver) mountpointOf(id string) (at string, busy bool, err error) {
+	l, err := findLoopDevice(d.imageFile(id))
 	if errors.Is(err, os.ErrNotExist) || err == nil && l == nil {
 		return "", false, nil
 	}
@@ -40,29 +40,31 @@ func (d *Driver) mountOf(id string) (at string, busy bool, err error) {
 	return all[0].Mountpoint, false, nil
 }
 
-// copyVolume makes a file hold what a volume holds at one moment. Where the disk has reflinks the files share their blocks
-// from then on, which takes no time. Elsewhere the data are copied while they change, and what changed meanwhile is copied
-// again while nothing may be written. The source is locked.
+// copyVolume copies the content of a volume at one moment to a file. If the disk has reflinks, the
+// files share their blocks, and the copy takes no time. Otherwise the data are copied while they
+// change, and the differences are copied again while the file system is frozen. The caller must
+// hold the source's lock.
 func (d *Driver) copyVolume(ctx context.Context, id, path string) (shared bool, err error) {
-	at, busy, err := d.mountOf(id)
+	at, busy, err := d.mountpointOf(id)
 	switch {
 	case err != nil:
 		return false, err
 	case busy:
 		return false, errBusy
 	}
-	return copyImage(ctx, d.image(id), path, func(do func(context.Context) error) error {
+	return copyImage(ctx, d.imageFile(id), path, func(do func(context.Context) error) error {
 		if at == "" {
 			return do(ctx)
 		}
-		return d.frozen(ctx, at, do)
+		return d.withFrozen(ctx, at, do)
 	})
 }
 
-// errBusy says that nobody can have the writers of a volume wait.
+// errBusy is returned if the writers of a volume cannot be paused.
 var errBusy = errors.New("it is in use in a way that cannot be held still for a moment: it can be copied while no pod uses it")
 
-// copyImage makes a file hold what an image holds at the moment at which still runs a function.
+// copyImage copies the content of an image to a file. The copy has the content at the moment when
+// still runs its function.
 func copyImage(ctx context.Context, from, to string, still func(func(context.Context) error) error) (shared bool, err error) {
 	src, err := os.OpenFile(from, os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -77,10 +79,10 @@ func copyImage(ctx context.Context, from, to string, still func(func(context.Con
 		return false, err
 	}
 	defer func() { err = errors.Join(err, dst.Close()) }()
-	// The first copy is of something that nobody wants, and tells whether there are reflinks.
+	// The result of the first copy is replaced below; it shows whether there are reflinks.
 	shared = unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())) == nil
 	if !shared {
-		if err := alike(ctx, dst, src); err != nil {
+		if err := copyDifferences(ctx, dst, src); err != nil {
 			return false, err
 		}
 	}
@@ -88,7 +90,7 @@ func copyImage(ctx context.Context, from, to string, still func(func(context.Con
 		if shared {
 			return unix.IoctlFileClone(int(dst.Fd()), int(src.Fd()))
 		}
-		return alike(ctx, dst, src)
+		return copyDifferences(ctx, dst, src)
 	})
 	if err != nil {
 		return shared, err
@@ -96,8 +98,9 @@ func copyImage(ctx context.Context, from, to string, still func(func(context.Con
 	return shared, dst.Sync()
 }
 
-// alike makes a file hold what another holds. What is the same already is not written, and what is empty in both not read.
-func alike(ctx context.Context, dst, src *os.File) error {
+// copyDifferences makes dst equal to src. Equal blocks are not written, and blocks that are holes
+// in both are not read.
+func copyDifferences(ctx context.Context, dst, src *os.File) error {
 	end, err := src.Seek(0, io.SeekEnd)
 	if err != nil {
 		return err
@@ -109,15 +112,15 @@ func alike(ctx context.Context, dst, src *os.File) error {
 			return err
 		}
 	}
-	a, b := make([]byte, copyGrain), make([]byte, copyGrain)
-	for off := int64(0); ; off += copyGrain {
+	a, b := make([]byte, copyBlockBytes), make([]byte, copyBlockBytes)
+	for off := int64(0); ; off += copyBlockBytes {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		if off, err = nextData(off, end, src, dst); err != nil || off >= end {
 			return err
 		}
-		n := min(copyGrain, end-off)
+		n := min(copyBlockBytes, end-off)
 		if _, err := src.ReadAt(a[:n], off); err != nil {
 			return fmt.Errorf("reading %s: %w", src.Name(), err)
 		}
@@ -133,7 +136,8 @@ func alike(ctx context.Context, dst, src *os.File) error {
 	}
 }
 
-// nextData is the first grain from an offset on in which one of the files has data; end when none has.
+// nextData returns the offset of the first block at or after off in which one of the files has
+// data, or end.
 func nextData(off, end int64, files ...*os.File) (int64, error) {
 	next := end
 	for _, f := range files {
@@ -149,11 +153,12 @@ func nextData(off, end int64, files ...*os.File) (int64, error) {
 	if next == end {
 		return end, nil
 	}
-	return next / copyGrain * copyGrain, nil
+	return next / copyBlockBytes * copyBlockBytes, nil
 }
 
-// each calls a function with the record of every volume and every snapshot, of later releases too.
-func (d *Driver) each(f func(id string, r record)) error {
+// eachRecord calls f with the record of every volume and every snapshot, including records of later
+// releases.
+func (d *Driver) eachRecord(f func(id string, r volumeRecord)) error {
 	for _, dir := range []string{recordsDir, snapshotsDir} {
 		entries, err := os.ReadDir(filepath.Join(d.cfg.Root, dir))
 		if errors.Is(err, os.ErrNotExist) {
@@ -165,10 +170,10 @@ func (d *Driver) each(f func(id string, r record)) error {
 		for _, e := range entries {
 			id, whole := strings.CutSuffix(e.Name(), ".json")
 			if !whole {
-				continue // half of a record
+				continue // an unfinished record
 			}
-			r, ok, err := read(filepath.Join(d.cfg.Root, dir, e.Name()))
-			if err != nil && !errors.Is(err, errLater) {
+			r, ok, err := readRecord(filepath.Join(d.cfg.Root, dir, e.Name()))
+			if err != nil && !errors.Is(err, errNewerRelease) {
 				return fmt.Errorf("record of %s: %w", id, err)
 			}
 			if ok {

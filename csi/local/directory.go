@@ -20,10 +20,11 @@ import (
 	"keelson.dev/keelson/internal/safepath"
 )
 
-// A volume of a class with "backing: directory" is the folder ROOT/.folders/ID, whose size a project quota of the disk holds:
-// it is there at once and grows at once, and cannot be held still for a snapshot. Its record names its project id from before
-// the folder is made until after it is gone from there. What is deleted is moved to ROOT/.trash/PROJECT, and what is in there
-// is removed in the background, the folder itself last: an id that has a folder in one of the two places is no other's.
+// A volume of a class with "backing: directory" is the folder ROOT/.folders/ID with a project quota
+// as its size. It is created and grown at once, and cannot be frozen for a snapshot. Its record
+// contains the project ID from before the folder is created until after it was moved away. A
+// deleted volume is moved to ROOT/.trash/PROJECT. The trash is removed in the background, the
+// folder itself last. A project ID with a folder in one of these two places is not used again.
 const (
 	foldersDir = ".folders"
 	trashDir   = ".trash"
@@ -34,29 +35,32 @@ const (
 )
 
 const (
-	// firstProject and lastProject bound the ids that the driver takes: beyond those that people write into /etc/projid.
+	// firstProject and lastProject are the range of project IDs that the driver uses, above the IDs
+	// that are usual in /etc/projid.
 	firstProject, lastProject = 1 << 24, 1<<31 - 1
-	// bytesPerInode is how many inodes a folder has, as an ext4 file system of its size would; leastInodes at least.
-	bytesPerInode, leastInodes = 16 << 10, 1024
-	// removedAtOnce is how many names are removed before it is looked whether the driver is to end.
-	removedAtOnce = 512
-	// emptyAgain is when what could not be removed is tried again.
-	emptyAgain = time.Minute
+	// bytesPerInode determines the inode limit of a folder, as in an ext4 file system of its size;
+	// minInodes is the minimum.
+	bytesPerInode, minInodes = 16 << 10, 1024
+	// removeBatch is how many directory entries are removed between checks for cancellation.
+	removeBatch = 512
+	// trashRetryDelay is when a failed removal is tried again.
+	trashRetryDelay = time.Minute
 )
 
-func (d *Driver) directory(id string) string { return filepath.Join(d.cfg.Root, foldersDir, id) }
-func (d *Driver) trash(project uint32) string {
+func (d *Driver) directoryPath(id string) string { return filepath.Join(d.cfg.Root, foldersDir, id) }
+func (d *Driver) trashPath(project uint32) string {
 	return filepath.Join(d.cfg.Root, trashDir, strconv.FormatUint(uint64(project), 10))
 }
-func inodesOf(size int64) int64 { return max(leastInodes, size/bytesPerInode) }
+func inodesOf(size int64) int64 { return max(minInodes, size/bytesPerInode) }
 
-// holdTo has a volume's folder hold what its record says, and no more.
-func (d *Driver) holdTo(r record) error {
-	return d.quotas.limit(d.cfg.Root, r.Project, r.Size, inodesOf(r.Size))
+// setSizeLimit sets the quota of a volume's folder to the size in its record.
+func (d *Driver) setSizeLimit(r volumeRecord) error {
+	return d.quotas.setLimit(d.cfg.Root, r.Project, r.Size, inodesOf(r.Size))
 }
 
-// backing reads the parameters of a class: whether its volumes are folders.
-func backing(params map[string]string) (directory bool, err error) {
+// usesDirectory parses the parameters of a StorageClass. It reports whether the volumes of the
+// class are folders.
+func usesDirectory(params map[string]string) (directory bool, err error) {
 	for k, v := range params {
 		switch {
 		case k != backingParam:
@@ -69,8 +73,8 @@ func backing(params map[string]string) (directory bool, err error) {
 	return params[backingParam] == backingDirectory, nil
 }
 
-// fitsDirectory says why a folder is not what is asked for.
-func fitsDirectory(caps []*csi.VolumeCapability, source *csi.VolumeContentSource) error {
+// checkDirectoryRequest returns an error if a request cannot be satisfied by a folder.
+func checkDirectoryRequest(caps []*csi.VolumeCapability, source *csi.VolumeContentSource) error {
 	for _, c := range caps {
 		switch {
 		case c.GetBlock() != nil:
@@ -91,71 +95,72 @@ func fitsDirectory(caps []*csi.VolumeCapability, source *csi.VolumeContentSource
 	return nil
 }
 
-// noCopies is the answer to who wants a snapshot or a clone of a folder.
-func noCopies(id string) error {
+// errNoCopies returns the error for a snapshot or clone of a folder.
+func errNoCopies(id string) error {
 	return status.Errorf(codes.FailedPrecondition, "volume %s is a folder (its class has %s: %s), which cannot be held still for a copy: there are no "+
 		"snapshots and no clones of such; use a class with %s: %s", id, backingParam, backingDirectory, backingParam, backingImage)
 }
 
-// makeDirectory makes a folder that a quota holds to a size, unless it is there. The volume is locked.
-func (d *Driver) makeDirectory(id string, size int64, want *csi.CapacityRange) (int64, error) {
-	made := record{Version: recordVersion, Size: size, Backing: backingDirectory}
-	return d.unlessThere(id, made, want, func(r *record) (err error) {
-		if err := d.quotas.ready(d.cfg.Root); err != nil {
+// createDirectoryVolume creates a folder with a quota unless it exists. The caller must hold the
+// volume's lock.
+func (d *Driver) createDirectoryVolume(id string, size int64, want *csi.CapacityRange) (int64, error) {
+	made := volumeRecord{Version: recordVersion, Size: size, Backing: backingDirectory}
+	return d.createOnce(id, made, want, func(r *volumeRecord) (err error) {
+		if err := d.quotas.checkReady(d.cfg.Root); err != nil {
 			return status.Errorf(codes.FailedPrecondition, "making volume %s on node %s: %v", id, d.cfg.NodeID, err)
 		}
-		if err := d.fits("volume "+id, size); err != nil {
+		if err := d.checkSpace("volume "+id, size); err != nil {
 			return err
 		}
-		if r.Project, err = d.freeProject(id); err == nil {
-			err = d.keep(id, *r)
+		if r.Project, err = d.findFreeProject(id); err == nil {
+			err = d.writeVolume(id, *r)
 		}
 		if err != nil {
-			return d.failed("making volume "+id, err)
+			return d.statusError("making volume "+id, err)
 		}
-		if err := d.fillDirectory(id, *r); err != nil {
-			return d.failed("making volume "+id, errors.Join(err, d.discard(id, *r)))
+		if err := d.createLimitedDirectory(id, *r); err != nil {
+			return d.statusError("making volume "+id, errors.Join(err, d.discardVolume(id, *r)))
 		}
 		return nil
 	})
 }
 
-// fillDirectory makes the folder of a record. The limit is there before what it limits.
-func (d *Driver) fillDirectory(id string, r record) error {
-	dir := d.directory(id)
+// createLimitedDirectory creates the folder of a record. The quota is set before the folder exists.
+func (d *Driver) createLimitedDirectory(id string, r volumeRecord) error {
+	dir := d.directoryPath(id)
 	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
 		return err
 	}
-	if err := d.holdTo(r); err != nil {
+	if err := d.setSizeLimit(r); err != nil {
 		return err
 	}
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
 	}
-	if err := d.quotas.bear(dir, r.Project); err != nil {
+	if err := d.quotas.setProject(dir, r.Project); err != nil {
 		return err
 	}
-	return os.Chmod(dir, 0o777) // pods write as any user, whatever our mask says
+	return os.Chmod(dir, 0o777) // pods write as any user, whatever the umask is
 }
 
-// freeProject finds an id that nothing bears: none of a volume's, of what is being deleted, of other programs.
-func (d *Driver) freeProject(id string) (uint32, error) {
+// findFreeProject returns a project ID that no volume, no trash, and no other program uses.
+func (d *Driver) findFreeProject(id string) (uint32, error) {
 	taken := map[uint32]bool{}
-	if err := d.each(func(_ string, r record) { taken[r.Project] = true }); err != nil {
+	if err := d.eachRecord(func(_ string, r volumeRecord) { taken[r.Project] = true }); err != nil {
 		return 0, err
 	}
-	deleted, err := d.deleted()
+	deleted, err := d.trashedProjects()
 	if err != nil {
 		return 0, err
 	}
 	for _, p := range deleted {
 		taken[p] = true
 	}
-	p := projectOf(d.cfg.Root, id)
+	p := firstProjectCandidate(d.cfg.Root, id)
 	for range len(taken) + 1024 {
 		if !taken[p] {
-			u, err := d.quotas.used(d.cfg.Root, p)
-			if err != nil || u.free() {
+			u, err := d.quotas.usageOf(d.cfg.Root, p)
+			if err != nil || u.isUnused() {
 				return p, err
 			}
 		}
@@ -166,49 +171,50 @@ func (d *Driver) freeProject(id string) (uint32, error) {
 	return 0, errors.New("no project id is free near where one was looked for")
 }
 
-// projectOf is where the search for an id begins: at different ids for drivers that share a disk, so that none takes what
-// another is about to.
-func projectOf(root, id string) uint32 {
+// firstProjectCandidate returns the project ID at which the search starts. It depends on the
+// driver's root and the volume, so that drivers on one disk do not choose the same ID.
+func firstProjectCandidate(root, id string) uint32 {
 	h := fnv.New32a()
 	fmt.Fprintf(h, "%s\x00%s", root, id)
 	return firstProject + h.Sum32()%(lastProject-firstProject+1)
 }
 
-// discard takes a volume away that nobody uses, whatever it is and however far it was made, its record last.
-func (d *Driver) discard(id string, r record) error {
+// discardVolume deletes a volume that is not in use, whatever its kind and however far its creation
+// came. The record is deleted last.
+func (d *Driver) discardVolume(id string, r volumeRecord) error {
 	if r.Backing != backingDirectory {
 		return d.removeImage(id)
 	}
 	if err := os.MkdirAll(filepath.Join(d.cfg.Root, trashDir), 0o700); err != nil {
 		return err
 	}
-	err := os.Rename(d.directory(id), d.trash(r.Project))
+	err := os.Rename(d.directoryPath(id), d.trashPath(r.Project))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	if err != nil { // there was no folder yet, or it is in the trash already
-		d.forget(r.Project)
+	if err != nil { // the folder was not created yet, or it is already in the trash
+		d.clearQuota(r.Project)
 	}
 	if err := os.Remove(d.recordFile(id)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	select {
-	case d.thrown <- struct{}{}:
-	default: // it is going to be looked
+	case d.trashChanged <- struct{}{}:
+	default: // a signal is already pending
 	}
 	return nil
 }
 
-// forget takes the limit from an id whose data are going. One that stays, where there are no quotas any more, holds nothing:
-// the id is not taken again.
-func (d *Driver) forget(project uint32) {
-	if err := d.quotas.limit(d.cfg.Root, project, 0, 0); err != nil {
+// clearQuota removes the limit of a project ID whose data are being deleted. If that fails, the
+// limit remains without effect, and the ID is not used again.
+func (d *Driver) clearQuota(project uint32) {
+	if err := d.quotas.setLimit(d.cfg.Root, project, 0, 0); err != nil {
 		d.cfg.Log.Warn("a quota that nobody needs stays", "project", project, "err", err)
 	}
 }
 
-// deleted lists the ids of what is in the trash.
-func (d *Driver) deleted() (out []uint32, err error) {
+// trashedProjects returns the project IDs of the trash.
+func (d *Driver) trashedProjects() (out []uint32, err error) {
 	entries, err := os.ReadDir(filepath.Join(d.cfg.Root, trashDir))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
@@ -221,27 +227,27 @@ func (d *Driver) deleted() (out []uint32, err error) {
 	return out, err
 }
 
-// emptyTrash removes what was deleted, a few names at a time, until nothing is left or ctx ends.
+// emptyTrash deletes the trash in small batches until it is empty or ctx is canceled.
 func (d *Driver) emptyTrash(ctx context.Context) error {
-	all, err := d.deleted()
+	all, err := d.trashedProjects()
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, p := range all {
-		if err := d.emptyOne(ctx, p); err != nil {
+		if err := d.removeTrashed(ctx, p); err != nil {
 			errs = append(errs, fmt.Errorf("removing what was deleted with project id %d: %w", p, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (d *Driver) emptyOne(ctx context.Context, project uint32) error {
+func (d *Driver) removeTrashed(ctx context.Context, project uint32) error {
 	for {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		left, err := safepath.RemoveContents(d.trash(project), removedAtOnce)
+		left, err := safepath.RemoveContents(d.trashPath(project), removeBatch)
 		if err != nil {
 			return err
 		}
@@ -249,45 +255,47 @@ func (d *Driver) emptyOne(ctx context.Context, project uint32) error {
 			break
 		}
 	}
-	d.forget(project)
-	if err := os.Remove(d.trash(project)); err != nil && !errors.Is(err, os.ErrNotExist) {
+	d.clearQuota(project)
+	if err := os.Remove(d.trashPath(project)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	return nil
 }
 
-// keepEmpty empties the trash until ctx ends: at the beginning, when something is thrown there, and when it did not succeed.
-func (d *Driver) keepEmpty(ctx context.Context) {
+// runTrashCollector empties the trash until ctx is canceled: at start, when something is added, and
+// after a failure.
+func (d *Driver) runTrashCollector(ctx context.Context) {
 	for {
 		var again <-chan time.Time
 		if err := d.emptyTrash(ctx); err != nil && ctx.Err() == nil {
 			d.cfg.Log.Error("emptying the trash", "err", err)
-			again = time.After(emptyAgain)
+			again = time.After(trashRetryDelay)
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-d.thrown:
+		case <-d.trashChanged:
 		case <-again:
 		}
 	}
 }
 
-// stageDirectory shows the folder of a volume at the staging path, once it is sure that its size is held.
-func (d *Driver) stageDirectory(id string, r record, path string, flags []string) error {
-	dir := d.directory(id)
-	project, err := d.quotas.borne(dir)
+// stageDirectory bind-mounts the folder of a volume at the staging path, after it has verified the
+// quota.
+func (d *Driver) stageDirectory(id string, r volumeRecord, path string, flags []string) error {
+	dir := d.directoryPath(id)
+	project, err := d.quotas.projectIDOf(dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return status.Errorf(codes.NotFound, "volume %s has no data on node %s: its folder is gone, and no empty one takes its place", id, d.cfg.NodeID)
 	}
 	if err == nil {
-		err = d.quotas.ready(d.cfg.Root)
+		err = d.quotas.checkReady(d.cfg.Root)
 	}
 	if err == nil && project != r.Project {
 		err = fmt.Errorf("%s does not bear the project id by which its size is held: run chattr -R +P -p %d on it", dir, r.Project)
 	}
 	if err == nil {
-		err = d.holdTo(r)
+		err = d.setSizeLimit(r)
 	}
 	if err != nil {
 		return status.Errorf(codes.FailedPrecondition, "staging volume %s on node %s: %v", id, d.cfg.NodeID, err)
@@ -296,13 +304,14 @@ func (d *Driver) stageDirectory(id string, r record, path string, flags []string
 	if err != nil {
 		return status.Errorf(codes.InvalidArgument, "volume %s: %v", id, err)
 	}
-	if err := bind(dir, path, bits); err != nil {
+	if err := bindMount(dir, path, bits); err != nil {
 		return status.Errorf(codes.Internal, "staging volume %s: %v", id, err)
 	}
 	return nil
 }
 
-// bindFlags sorts out the options that a folder can be mounted with: those that are of a mount, and not of a file system.
+// bindFlags parses the mount options that a folder supports: options of a mount, not of a file
+// system. Other options are an error.
 func bindFlags(flags []string) (uintptr, error) {
 	const ofMounts = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_NOATIME | unix.MS_NODIRATIME | unix.MS_RELATIME
 	bits, rest := mountoption.SplitFlags(flags)
@@ -313,12 +322,12 @@ func bindFlags(flags []string) (uintptr, error) {
 	return bits, nil
 }
 
-// directoryStats tells how full a folder is, by its quota.
-func (d *Driver) directoryStats(id string, r record, path string) (*csi.NodeGetVolumeStatsResponse, error) {
-	if ok, err := same(d.directory(id), path); err != nil || !ok {
+// directoryStats returns the usage of a folder, from its quota.
+func (d *Driver) directoryStats(id string, r volumeRecord, path string) (*csi.NodeGetVolumeStatsResponse, error) {
+	if ok, err := isSameFolder(d.directoryPath(id), path); err != nil || !ok {
 		return nil, status.Errorf(codes.NotFound, "volume %s is not at %s (%v)", id, path, err)
 	}
-	u, err := d.quotas.used(d.cfg.Root, r.Project)
+	u, err := d.quotas.usageOf(d.cfg.Root, r.Project)
 	if err != nil {
 		return nil, status.Errorf(codes.Internal, "volume %s: %v", id, err)
 	}

@@ -37,11 +37,11 @@ func newPaper(root string) *paper {
 	return &paper{root: root, limits: map[uint32]int64{}, bearers: map[uint64]uint32{}}
 }
 
-func (p *paper) ready(string) error { return p.why }
+func (p *paper) checkReady(string) error { return p.why }
 
-func (p *paper) shares(string) bool { return p.sharing }
+func (p *paper) mayShareBlocks(string) bool { return p.sharing }
 
-func (p *paper) limit(_ string, id uint32, bytes, _ int64) error {
+func (p *paper) setLimit(_ string, id uint32, bytes, _ int64) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.limits[id] = bytes; bytes == 0 {
@@ -50,7 +50,7 @@ func (p *paper) limit(_ string, id uint32, bytes, _ int64) error {
 	return nil // a kernel that counts and does not enforce takes limits as well
 }
 
-func (p *paper) used(_ string, id uint32) (u usage, err error) {
+func (p *paper) usageOf(_ string, id uint32) (u projectUsage, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	_, u.limited = p.limits[id]
@@ -73,7 +73,7 @@ func (p *paper) used(_ string, id uint32) (u usage, err error) {
 	return u, p.why
 }
 
-func (p *paper) bear(dir string, id uint32) error {
+func (p *paper) setProject(dir string, id uint32) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	st, err := os.Stat(dir)
@@ -83,7 +83,7 @@ func (p *paper) bear(dir string, id uint32) error {
 	return err
 }
 
-func (p *paper) borne(dir string) (uint32, error) {
+func (p *paper) projectIDOf(dir string) (uint32, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	st, err := os.Stat(dir)
@@ -187,12 +187,12 @@ func TestWithoutProjectQuotas(t *testing.T) {
 		"something": {0x1234, unix.ENOTTY, "a file system of type 0x1234, which has none"},
 		"an error":  {0x1234, unix.EIO, "asking for those of /vols fails: input/output error"},
 	} {
-		if got := noQuotas("/vols", c.magic, c.err).Error(); !strings.Contains(got, c.want) || !strings.HasPrefix(got, "backing: directory needs project quotas, and ") {
+		if got := quotaProblem("/vols", c.magic, c.err).Error(); !strings.Contains(got, c.want) || !strings.HasPrefix(got, "backing: directory needs project quotas, and ") {
 			t.Errorf("%s: %s", name, got)
 		}
 	}
 	b := newFolders(t, 0)
-	b.quotas.why = noQuotas(b.cfg.Root, unix.BTRFS_SUPER_MAGIC, nil)
+	b.quotas.why = quotaProblem(b.cfg.Root, unix.BTRFS_SUPER_MAGIC, nil)
 	wants(t, "making one", b.createDirectory("v", 16*mib), codes.FailedPrecondition, "making volume v on node w1: backing: directory needs project quotas, and "+b.cfg.Root+" is on btrfs")
 	nothingLeft(t, b.cfg.Root)
 	capacity := func(backing string, c ...*spec.VolumeCapability) (*spec.GetCapacityResponse, error) {
@@ -222,12 +222,12 @@ func TestWithoutProjectQuotas(t *testing.T) {
 // F110: whatever the driver had done when it was killed, the same call again brings a folder to where it was to go, and
 // deleting it leaves neither data nor a quota.
 func TestKilledBetweenStepsOfFolders(t *testing.T) {
-	begun := record{Version: recordVersion, Size: 16 * mib, Backing: backingDirectory, Project: firstProject + 5}
+	begun := volumeRecord{Version: recordVersion, Size: 16 * mib, Backing: backingDirectory, Project: firstProject + 5}
 	ready := begun
 	ready.Ready = true
 	mkdir := func(b folders, path string) {
 		must(b.t, os.MkdirAll(path, 0o700))
-		must(b.t, b.quotas.bear(path, begun.Project))
+		must(b.t, b.quotas.setProject(path, begun.Project))
 		must(b.t, os.WriteFile(filepath.Join(path, "data"), []byte("x"), 0o600))
 	}
 	for name, c := range map[string]struct {
@@ -235,40 +235,40 @@ func TestKilledBetweenStepsOfFolders(t *testing.T) {
 		gone  bool // it was being deleted
 	}{
 		"before anything": {state: func(folders) {}},
-		"record begun":    {state: func(b folders) { must(b.t, b.keep("v", begun)) }},
+		"record begun":    {state: func(b folders) { must(b.t, b.writeVolume("v", begun)) }},
 		"limit set": {state: func(b folders) {
-			must(b.t, b.keep("v", begun))
-			must(b.t, b.holdTo(begun))
+			must(b.t, b.writeVolume("v", begun))
+			must(b.t, b.setSizeLimit(begun))
 		}},
 		"folder made": {state: func(b folders) {
-			must(b.t, b.keep("v", begun))
-			must(b.t, b.holdTo(begun))
-			must(b.t, os.MkdirAll(b.directory("v"), 0o700))
+			must(b.t, b.writeVolume("v", begun))
+			must(b.t, b.setSizeLimit(begun))
+			must(b.t, os.MkdirAll(b.directoryPath("v"), 0o700))
 		}},
 		"folder marked": {state: func(b folders) {
-			must(b.t, b.keep("v", begun))
-			must(b.t, b.fillDirectory("v", begun))
+			must(b.t, b.writeVolume("v", begun))
+			must(b.t, b.createLimitedDirectory("v", begun))
 		}},
 		"made": {state: func(b folders) { must(b.t, b.createDirectory("v", 16*mib)) }},
 		"growing, not held to": {state: func(b folders) {
 			must(b.t, b.createDirectory("v", 16*mib))
-			r, _, err := b.volume("v")
+			r, _, err := b.readVolume("v")
 			must(b.t, err)
 			r.Size = 20 * mib
-			must(b.t, b.keep("v", r))
+			must(b.t, b.writeVolume("v", r))
 		}},
 		"in the trash, with its record": {gone: true, state: func(b folders) {
-			must(b.t, b.keep("v", ready))
-			must(b.t, b.holdTo(ready))
-			mkdir(b, b.trash(begun.Project))
+			must(b.t, b.writeVolume("v", ready))
+			must(b.t, b.setSizeLimit(ready))
+			mkdir(b, b.trashPath(begun.Project))
 		}},
 		"in the trash": {gone: true, state: func(b folders) {
-			must(b.t, b.holdTo(ready))
-			mkdir(b, b.trash(begun.Project))
+			must(b.t, b.setSizeLimit(ready))
+			mkdir(b, b.trashPath(begun.Project))
 		}},
 		"emptied, with its record": {gone: true, state: func(b folders) {
-			must(b.t, b.keep("v", ready))
-			must(b.t, os.MkdirAll(b.trash(begun.Project), 0o700))
+			must(b.t, b.writeVolume("v", ready))
+			must(b.t, os.MkdirAll(b.trashPath(begun.Project), 0o700))
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -281,7 +281,7 @@ func TestKilledBetweenStepsOfFolders(t *testing.T) {
 				if name == "growing, not held to" {
 					must(t, b.expand("v", 20*mib))
 				}
-				r, _, err := b.volume("v")
+				r, _, err := b.readVolume("v")
 				if b.quotas.limits[r.Project] != r.Size || err != nil {
 					t.Errorf("held to %v, and the record is %+v, %v", b.quotas.limits, r, err)
 				}
@@ -319,10 +319,10 @@ func TestProjectsProperty(t *testing.T) {
 		id := fmt.Sprint("v", r.IntN(6))
 		switch r.IntN(5) {
 		case 0, 1, 2:
-			if h := projectOf(b.cfg.Root, id); r.IntN(2) == 0 && !foreign[h] { // another program is there already
-				if u, _ := b.quotas.used("", h); u.free() {
+			if h := firstProjectCandidate(b.cfg.Root, id); r.IntN(2) == 0 && !foreign[h] { // another program is there already
+				if u, _ := b.quotas.usageOf("", h); u.isUnused() {
 					foreign[h] = true
-					must(t, b.quotas.limit("", h, 1, 1))
+					must(t, b.quotas.setLimit("", h, 1, 1))
 				}
 			}
 			make := b.create
@@ -330,8 +330,8 @@ func TestProjectsProperty(t *testing.T) {
 				make = b.createDirectory
 			}
 			if err := make(id, int64(16+r.IntN(40))*mib); err == nil {
-				if rec, _, _ := b.volume(id); rec.Backing == backingDirectory {
-					must(t, os.WriteFile(filepath.Join(b.directory(id), "data"), []byte(id), 0o600))
+				if rec, _, _ := b.readVolume(id); rec.Backing == backingDirectory {
+					must(t, os.WriteFile(filepath.Join(b.directoryPath(id), "data"), []byte(id), 0o600))
 				}
 			} else if c := status.Code(err); c != codes.AlreadyExists && c != codes.ResourceExhausted {
 				t.Fatal(err)
@@ -350,13 +350,13 @@ func TestProjectsProperty(t *testing.T) {
 			owner[p] = who
 		}
 		var sum int64
-		must(t, b.each(func(id string, r record) {
+		must(t, b.eachRecord(func(id string, r volumeRecord) {
 			sum += r.Size
 			if r.Project != 0 {
 				claim(r.Project, id)
 			}
 		}))
-		all, err := b.deleted()
+		all, err := b.trashedProjects()
 		must(t, err)
 		for _, p := range all {
 			claim(p, "the trash")
@@ -375,20 +375,20 @@ func TestRoomOfFolders(t *testing.T) {
 	wants(t, "an image too many", b.create("b", 60*mib), codes.ResourceExhausted, "40 MiB left")
 	wants(t, "growing too far", b.expand("a", 101*mib), codes.ResourceExhausted, "")
 	must(t, b.expand("a", 61*mib))
-	must(t, os.WriteFile(filepath.Join(b.directory("a"), "data"), make([]byte, mib), 0o600))
+	must(t, os.WriteFile(filepath.Join(b.directoryPath("a"), "data"), make([]byte, mib), 0o600))
 	for sharing, want := range map[bool]int64{false: 60 * mib, true: 61 * mib} {
 		b.quotas.sharing = sharing
-		if sum, open, err := b.promised(); sum != 61*mib || open != want || err != nil {
+		if sum, open, err := b.reservedBytes(); sum != 61*mib || open != want || err != nil {
 			t.Errorf("sharing %v: promised %d, of which %d are open, %v", sharing, sum, open, err)
 		}
 	}
 	b.quotas.sharing = false
 	must(t, b.delete("a"))
-	if sum, open, err := b.promised(); sum != mib || open != 0 || err != nil {
+	if sum, open, err := b.reservedBytes(); sum != mib || open != 0 || err != nil {
 		t.Errorf("of what is deleted %d are promised, and %d open, %v", sum, open, err)
 	}
 	must(t, b.emptyTrash(t.Context()))
-	if sum, _, err := b.promised(); sum != 0 || err != nil {
+	if sum, _, err := b.reservedBytes(); sum != 0 || err != nil {
 		t.Errorf("promised: %d, %v", sum, err)
 	}
 }
@@ -397,14 +397,14 @@ func TestRoomOfFolders(t *testing.T) {
 func TestTrash(t *testing.T) {
 	b := newFolders(t, 0)
 	must(t, b.createDirectory("v", 16*mib))
-	const files = removedAtOnce + 10
+	const files = removeBatch + 10
 	for i := range files {
-		must(t, os.WriteFile(filepath.Join(b.directory("v"), strconv.Itoa(i)), nil, 0o600))
+		must(t, os.WriteFile(filepath.Join(b.directoryPath("v"), strconv.Itoa(i)), nil, 0o600))
 	}
-	r, _, err := b.volume("v")
+	r, _, err := b.readVolume("v")
 	must(t, err)
 	must(t, b.delete("v"))
-	if left, err := os.ReadDir(b.trash(r.Project)); len(left) != files || err != nil {
+	if left, err := os.ReadDir(b.trashPath(r.Project)); len(left) != files || err != nil {
 		t.Errorf("deleting has removed %d files, %v", files-len(left), err)
 	}
 	ended, end := context.WithCancel(t.Context())
@@ -416,21 +416,21 @@ func TestTrash(t *testing.T) {
 		t.Errorf("the quota went before its data: %v", b.quotas.limits)
 	}
 	must(t, b.createDirectory("v", 16*mib))
-	if again, _, err := b.volume("v"); again.Project == r.Project || err != nil {
+	if again, _, err := b.readVolume("v"); again.Project == r.Project || err != nil {
 		t.Errorf("a new volume has the project id of what is being deleted: %d, %v", again.Project, err)
 	}
 	b.again(0)
 	stop := serveOn(t, b.Driver)
-	must(t, waitGone(t, b.trash(r.Project)))
+	must(t, waitGone(t, b.trashPath(r.Project)))
 	must(t, b.delete("v"))
-	must(t, waitGone(t, b.trash(projectOf(b.cfg.Root, "v"))))
+	must(t, waitGone(t, b.trashPath(firstProjectCandidate(b.cfg.Root, "v"))))
 	stop()
 	nothingLeft(t, b.cfg.Root)
 }
 
 // F110: csi-sanity with folders, for which there are no snapshots. It runs once in a process.
 func TestSanityOfFolders(t *testing.T) {
-	privatemounts.Need(t)
+	privatemounts.SkipUnlessPrivate(t)
 	sanityOfFolders(t, "")
 }
 
@@ -456,7 +456,7 @@ func TestOptionsStay(t *testing.T) {
 		must(t, b.publishReadOnly(id))
 		for at, want := range map[string]uintptr{"staging": 0, "target": unix.MS_RDONLY} {
 			want |= unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_NOATIME
-			if have, err := flagsOf(filepath.Join(b.dir, at)); have != want || err != nil {
+			if have, err := mountFlagsOf(filepath.Join(b.dir, at)); have != want || err != nil {
 				t.Errorf("%s of the %s has options %#x, not %#x, %v", at, id, have, want, err)
 			}
 		}
@@ -469,7 +469,7 @@ func TestOptionsStay(t *testing.T) {
 // A record of a later release is left alone, and what it promises is kept free.
 func TestLaterRecord(t *testing.T) {
 	b := newFolders(t, 100*mib)
-	must(t, b.keep("v", record{Version: recordVersion + 1, Size: 60 * mib, Ready: true, Project: 7}))
+	must(t, b.writeVolume("v", volumeRecord{Version: recordVersion + 1, Size: 60 * mib, Ready: true, Project: 7}))
 	for what, err := range map[string]error{"making it": b.createDirectory("v", 16*mib), "staging it": b.stage("v"), "deleting it": b.delete("v"), "growing it": b.expand("v", 61*mib)} {
 		wants(t, what, err, codes.Internal, "written by a later release")
 	}
@@ -481,12 +481,12 @@ func TestLaterRecord(t *testing.T) {
 // that the kernel knows of neither.
 func TestProjectsThatAreTaken(t *testing.T) {
 	b := newFolders(t, 0)
-	first := projectOf(b.cfg.Root, "v")
-	must(t, b.keep("begun", record{Version: recordVersion, Size: 16 * mib, Backing: backingDirectory, Project: first}))
-	must(t, os.MkdirAll(b.trash(first+1), 0o700))
-	must(t, b.quotas.limit("", first+2, 1, 1))
+	first := firstProjectCandidate(b.cfg.Root, "v")
+	must(t, b.writeVolume("begun", volumeRecord{Version: recordVersion, Size: 16 * mib, Backing: backingDirectory, Project: first}))
+	must(t, os.MkdirAll(b.trashPath(first+1), 0o700))
+	must(t, b.quotas.setLimit("", first+2, 1, 1))
 	must(t, b.createDirectory("v", 16*mib))
-	if r, _, err := b.volume("v"); r.Project != first+3 || err != nil {
+	if r, _, err := b.readVolume("v"); r.Project != first+3 || err != nil {
 		t.Errorf("it has project %d, and %d to %d are taken, %v", r.Project, first, first+2, err)
 	}
 }

@@ -88,18 +88,18 @@ func TestFullDisk(t *testing.T) {
 		t.Errorf("its room is %v, %v", res, err)
 	}
 	// Promised while there was room, and the driver ended before it had taken that.
-	r, _, err := b.volume("v")
+	r, _, err := b.readVolume("v")
 	must(t, err)
 	r.Size = 32 * mib
 	must(t, os.Truncate(others, 1*mib))
-	must(t, b.keep("v", r))
+	must(t, b.writeVolume("v", r))
 	fill()
 	says(t, "growing one that was promised more", b.expand("v", 32*mib), codes.ResourceExhausted, "growing volume v on node w1: the disk of "+b.cfg.Root+" is full: taking 33554432 bytes")
-	if st, err := os.Stat(b.image("v")); err != nil || st.Size() != 16*mib {
+	if st, err := os.Stat(b.imageFile("v")); err != nil || st.Size() != 16*mib {
 		t.Errorf("its file has %v bytes, %v", st.Size(), err)
 	}
 	must(t, b.expand("v", 16*mib)) // the user asks for what it has
-	if r, _, err := b.volume("v"); err != nil || r.Size != 16*mib {
+	if r, _, err := b.readVolume("v"); err != nil || r.Size != 16*mib {
 		t.Errorf("what is promised is %+v, %v", r, err)
 	}
 	must(t, os.Remove(others))

@@ -14,21 +14,24 @@ import (
 )
 
 const (
-	// freezeFS and thawFS are FIFREEZE and FITHAW, _IOWR('X', 119, int) and _IOWR('X', 120, int).
-	freezeFS = 0xc0045877
-	thawFS   = 0xc0045878
-	// mostFrozen bounds how long the writers of a volume wait for a copy of it.
-	mostFrozen = 20 * time.Second
-	// guardFor is how long a guard waits for its driver: longer than any freeze.
-	guardFor = mostFrozen + 5*time.Second
+	// ioctlFreeze and ioctlThaw are FIFREEZE and FITHAW, _IOWR('X', 119, int) and _IOWR('X', 120,
+	// int).
+	ioctlFreeze = 0xc0045877
+	ioctlThaw   = 0xc0045878
+	// maxFreeze is how long the writers of a volume may be paused for a copy.
+	maxFreeze = 20 * time.Second
+	// guardTimeout is how long a guard waits for its driver: longer than any freeze.
+	guardTimeout = maxFreeze + 5*time.Second
 )
 
-// GuardCommand is the one argument with which a program that serves the driver runs Guard, and nothing else.
+// GuardCommand is the argument with which a program that serves the driver runs RunThawGuard and
+// nothing else.
 const GuardCommand = "thaw-when-alone"
 
-// Guard thaws the file system of a folder, its file 3, when its standard input ends without a byte, or when nothing
-// comes from there for longer than a file system is ever frozen: whoever froze it was killed, or hangs.
-func Guard() error {
+// RunThawGuard thaws the file system of the folder that is its file descriptor 3. It does so when
+// its standard input is closed without a byte, or after a time longer than any freeze: the process
+// that froze it was killed or hangs.
+func RunThawGuard() error {
 	dir := os.NewFile(3, "frozen")
 	if dir == nil {
 		return errors.New("a guard has a folder as file 3")
@@ -39,7 +42,7 @@ func Guard() error {
 		n, _ := os.Stdin.Read(b[:])
 		released <- n == 1
 	}()
-	late := time.NewTimer(guardFor)
+	late := time.NewTimer(guardTimeout)
 	defer late.Stop()
 	select {
 	case ok := <-released:
@@ -48,48 +51,50 @@ func Guard() error {
 		}
 	case <-late.C:
 	}
-	if err := thaw(dir); err != nil && !errors.Is(err, unix.EINVAL) {
+	if err := thawFileSystem(dir); err != nil && !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("thawing: %w", err)
 	}
 	return nil
 }
 
-func thaw(dir *os.File) error { var none int32; return ioctl(dir, thawFS, &none) }
+func thawFileSystem(dir *os.File) error { var none int32; return ioctlPointer(dir, ioctlThaw, &none) }
 
-// frozen runs a copy while nothing is written to the file system that is mounted at a path, for mostFrozen at most. A
-// file system stays frozen when its freezer is killed: hence a guard, a process of its own, which is there before.
-func (d *Driver) frozen(ctx context.Context, at string, do func(context.Context) error) (err error) {
+// withFrozen runs do while the file system at a path is frozen, for at most maxFreeze. A file
+// system stays frozen if the process that froze it is killed. Therefore a guard process is started
+// before.
+func (d *Driver) withFrozen(ctx context.Context, at string, do func(context.Context) error) (err error) {
 	dir, err := os.Open(at)
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
-	release, err := d.guard(dir)
+	release, err := d.startThawGuard(dir)
 	if err != nil {
 		return fmt.Errorf("starting what thaws %s if this process is killed: %w", at, err)
 	}
 	defer release()
-	ctx, cancel := context.WithTimeout(ctx, mostFrozen)
+	ctx, cancel := context.WithTimeout(ctx, maxFreeze)
 	defer cancel()
 	var none int32
-	if err := ioctl(dir, freezeFS, &none); err != nil {
+	if err := ioctlPointer(dir, ioctlFreeze, &none); err != nil {
 		return fmt.Errorf("freezing the file system at %s: %w", at, err)
 	}
 	err = do(ctx)
 	if errors.Is(err, context.DeadlineExceeded) {
-		err = fmt.Errorf("its data cannot be compared within %s, for which its writers wait: it can be copied while no pod uses it", mostFrozen)
+		err = fmt.Errorf("its data cannot be compared within %s, for which its writers wait: it can be copied while no pod uses it", maxFreeze)
 	}
-	if undone := thaw(dir); undone != nil {
+	if undone := thawFileSystem(dir); undone != nil {
 		return errors.Join(err, fmt.Errorf("the file system at %s did not stay frozen: %w", at, undone))
 	}
 	return err
 }
 
-// guard starts a process that runs Guard. release ends it; without a call it thaws.
-func (d *Driver) guard(dir *os.File) (release func(), err error) {
+// startThawGuard starts a process that runs RunThawGuard. release stops it; without release it
+// thaws.
+func (d *Driver) startThawGuard(dir *os.File) (release func(), err error) {
 	c := exec.Command("/proc/self/exe", GuardCommand)
 	c.ExtraFiles = []*os.File{dir}
-	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a signal to the driver's group leaves it
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // signals to the driver's process group do not reach it
 	in, err := c.StdinPipe()
 	if err != nil {
 		return nil, err
@@ -106,14 +111,15 @@ func (d *Driver) guard(dir *os.File) (release func(), err error) {
 	}, nil
 }
 
-// thawAll thaws what a driver that was killed with its guard left frozen: the sources of copies that it had begun.
+// thawAll thaws file systems that stayed frozen because a driver was killed together with its
+// guard: the sources of unfinished copies.
 func (d *Driver) thawAll() error {
 	var errs []error
-	begun := func(r record) {
-		if r.Ready || r.From == "" {
+	begun := func(r volumeRecord) {
+		if r.Ready || r.SourceVolume == "" {
 			return
 		}
-		at, _, err := d.mountOf(r.From)
+		at, _, err := d.mountpointOf(r.SourceVolume)
 		if err != nil || at == "" {
 			errs = append(errs, err)
 			return
@@ -124,11 +130,11 @@ func (d *Driver) thawAll() error {
 			return
 		}
 		defer dir.Close()
-		if err := thaw(dir); err == nil {
-			d.cfg.Log.Warn("a volume was left frozen and is thawed", "volume", r.From)
+		if err := thawFileSystem(dir); err == nil {
+			d.cfg.Log.Warn("a volume was left frozen and is thawed", "volume", r.SourceVolume)
 		} else if !errors.Is(err, unix.EINVAL) {
 			errs = append(errs, fmt.Errorf("thawing %s: %w", at, err))
 		}
 	}
-	return errors.Join(append(errs, d.each(func(_ string, r record) { begun(r) }))...)
+	return errors.Join(append(errs, d.eachRecord(func(_ string, r volumeRecord) { begun(r) }))...)
 }

@@ -19,46 +19,47 @@ import (
 	"keelson.dev/keelson/internal/durable"
 )
 
-// groupsDir has the record of each group of snapshots, ID.json: written before the first of them is begun, again when all
-// are there, and removed last. The snapshots themselves are as others, and their records name the group.
+// groupsDir contains the record of each group of snapshots, ID.json. It is written before the first
+// snapshot is started, again when all exist, and removed last. The snapshots are ordinary snapshots
+// whose records name the group.
 const groupsDir = ".groups"
 
-// mostInGroup bounds how many volumes are held still at once.
-const mostInGroup = 64
+// maxGroupVolumes is the maximum number of volumes that are frozen together.
+const maxGroupVolumes = 64
 
-// group says what a group of snapshots is of. Fields that a later release adds are ignored.
-type group struct {
-	Of    []string `json:"of"`              // volumes, in order
-	Ready bool     `json:"ready,omitempty"` // false: it was begun and is to be made anew
-	Made  int64    `json:"made,omitempty"`  // when it was taken, in nanoseconds of 1970
+// groupRecord is the record of a group of snapshots. Fields of later releases are ignored.
+type groupRecord struct {
+	Volumes   []string `json:"of"`              // volume IDs, sorted
+	Ready     bool     `json:"ready,omitempty"` // false: it is unfinished, and will be created again
+	CreatedAt int64    `json:"made,omitempty"`  // creation time in Unix nanoseconds
 }
 
-func (d *Driver) groupRecord(id string) string {
+func (d *Driver) groupRecordFile(id string) string {
 	return filepath.Join(d.cfg.Root, groupsDir, id+".json")
 }
 
-// group returns the record of a group; ok is false where it has none.
-func (d *Driver) group(id string) (g group, ok bool, err error) {
-	b, err := os.ReadFile(d.groupRecord(id))
+// readGroup returns the record of a group; ok is false if there is none.
+func (d *Driver) readGroup(id string) (g groupRecord, ok bool, err error) {
+	b, err := os.ReadFile(d.groupRecordFile(id))
 	if errors.Is(err, os.ErrNotExist) {
-		return group{}, false, nil
+		return groupRecord{}, false, nil
 	}
 	if err == nil {
 		err = json.Unmarshal(b, &g)
 	}
 	if err != nil {
-		return group{}, false, status.Errorf(codes.Internal, "record of the group of snapshots %s: %v", id, err)
+		return groupRecord{}, false, status.Errorf(codes.Internal, "record of the group of snapshots %s: %v", id, err)
 	}
 	return g, true, nil
 }
 
-func (d *Driver) keepGroup(id string, g group) error {
+func (d *Driver) writeGroup(id string, g groupRecord) error {
 	b, err := json.Marshal(g)
 	if err == nil {
 		err = os.MkdirAll(filepath.Join(d.cfg.Root, groupsDir), 0o700)
 	}
 	if err == nil {
-		err = durable.Write(d.groupRecord(id), b)
+		err = durable.Write(d.groupRecordFile(id), b)
 	}
 	if err != nil {
 		return fmt.Errorf("record of the group of snapshots %s: %w", id, err)
@@ -66,11 +67,12 @@ func (d *Driver) keepGroup(id string, g group) error {
 	return nil
 }
 
-// groupLock is the name of a group's lock, which is none that a volume or a snapshot can have.
-func groupLock(id string) string { return "group/" + id }
+// groupLockName returns the name of a group's lock. No volume or snapshot can have this name.
+func groupLockName(id string) string { return "group/" + id }
 
-// memberOf is the id of the snapshot of a volume in a group. It follows from both, so that it is found again.
-func memberOf(id, volume string) string {
+// memberSnapshotID returns the ID of the snapshot of a volume in a group. It is derived from both,
+// so that it can be found again.
+func memberSnapshotID(id, volume string) string {
 	return fmt.Sprintf("member-%x", sha256.Sum256([]byte(id+"\x00"+volume)))
 }
 
@@ -81,17 +83,18 @@ func (d *Driver) GroupControllerGetCapabilities(context.Context, *csi.GroupContr
 		{Type: &csi.GroupControllerServiceCapability_Rpc{Rpc: &csi.GroupControllerServiceCapability_RPC{Type: can}}}}}, nil
 }
 
-// CreateVolumeGroupSnapshot keeps what several volumes hold at one moment. The name is the id: asking again finds the same.
+// CreateVolumeGroupSnapshot creates snapshots of several volumes at one moment. The name is the
+// group ID, so that a repeated call finds the same group.
 func (d *Driver) CreateVolumeGroupSnapshot(ctx context.Context, q *csi.CreateVolumeGroupSnapshotRequest) (*csi.CreateVolumeGroupSnapshotResponse, error) {
 	id, of := q.GetName(), slices.Sorted(slices.Values(q.GetSourceVolumeIds()))
-	if _, err := d.folder(id); err != nil {
+	if _, err := d.volumeFolder(id); err != nil {
 		return nil, err
 	}
-	if len(of) == 0 || len(of) > mostInGroup {
-		return nil, status.Errorf(codes.InvalidArgument, "a group of snapshots is of 1 to %d volumes, and %s of %d", mostInGroup, id, len(of))
+	if len(of) == 0 || len(of) > maxGroupVolumes {
+		return nil, status.Errorf(codes.InvalidArgument, "a group of snapshots is of 1 to %d volumes, and %s of %d", maxGroupVolumes, id, len(of))
 	}
 	for i, v := range of {
-		if _, err := d.folder(v); err != nil {
+		if _, err := d.volumeFolder(v); err != nil {
 			return nil, err
 		}
 		if i > 0 && of[i-1] == v {
@@ -101,39 +104,39 @@ func (d *Driver) CreateVolumeGroupSnapshot(ctx context.Context, q *csi.CreateVol
 	for k := range q.GetParameters() {
 		return nil, status.Errorf(codes.InvalidArgument, "parameter %q of the group's class is not known: this driver has none", k)
 	}
-	have, known, err := d.group(id)
+	have, known, err := d.readGroup(id)
 	switch {
 	case err != nil:
 		return nil, err
-	case known && !slices.Equal(have.Of, of):
-		return nil, status.Errorf(codes.AlreadyExists, "group of snapshots %s exists and is one of volumes %q", id, have.Of)
+	case known && !slices.Equal(have.Volumes, of):
+		return nil, status.Errorf(codes.AlreadyExists, "group of snapshots %s exists and is one of volumes %q", id, have.Volumes)
 	case known && have.Ready:
-		g, err := d.groupOf(id, have)
+		g, err := d.groupSnapshotOf(id, have)
 		return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: g}, err
 	}
-	over, err := d.jobs.run(ctx, d.life(), "group "+id, func(ctx context.Context) error { return d.takeGroup(ctx, id, of) })
+	over, err := d.jobs.runShared(ctx, d.jobContext(), "group "+id, func(ctx context.Context) error { return d.createGroup(ctx, id, of) })
 	switch {
 	case !over:
 		return nil, status.Errorf(codes.Aborted, "group of snapshots %s is still being made", id)
 	case err != nil:
 		return nil, err
 	}
-	if have, known, err = d.group(id); err == nil && !known {
+	if have, known, err = d.readGroup(id); err == nil && !known {
 		err = status.Errorf(codes.Aborted, "group of snapshots %s was deleted meanwhile", id)
 	}
 	if err != nil {
 		return nil, err
 	}
-	g, err := d.groupOf(id, have)
+	g, err := d.groupSnapshotOf(id, have)
 	return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: g}, err
 }
 
-// groupOf is what callers are told of a group.
-func (d *Driver) groupOf(id string, g group) (*csi.VolumeGroupSnapshot, error) {
-	out := &csi.VolumeGroupSnapshot{GroupSnapshotId: id, CreationTime: timestamppb.New(time.Unix(0, g.Made)), ReadyToUse: g.Ready}
-	for _, v := range g.Of {
-		member := memberOf(id, v)
-		r, ok, err := d.snapshot(member)
+// groupSnapshotOf returns the CSI description of a group.
+func (d *Driver) groupSnapshotOf(id string, g groupRecord) (*csi.VolumeGroupSnapshot, error) {
+	out := &csi.VolumeGroupSnapshot{GroupSnapshotId: id, CreationTime: timestamppb.New(time.Unix(0, g.CreatedAt)), ReadyToUse: g.Ready}
+	for _, v := range g.Volumes {
+		member := memberSnapshotID(id, v)
+		r, ok, err := d.readSnapshot(member)
 		if err != nil {
 			return nil, err
 		}
@@ -145,56 +148,57 @@ func (d *Driver) groupOf(id string, g group) (*csi.VolumeGroupSnapshot, error) {
 	return out, nil
 }
 
-// takeGroup makes a group of snapshots unless it is there.
-func (d *Driver) takeGroup(ctx context.Context, id string, of []string) error {
-	defer d.locks.Lock(groupLock(id))()
-	have, known, err := d.group(id)
+// createGroup creates a group of snapshots unless it exists.
+func (d *Driver) createGroup(ctx context.Context, id string, of []string) error {
+	defer d.locks.Lock(groupLockName(id))()
+	have, known, err := d.readGroup(id)
 	if err != nil || known && have.Ready {
 		return err
 	}
-	if known { // begun by a driver that ended
+	if known { // an earlier driver process did not finish it
 		if err := d.removeGroup(id, have); err != nil {
 			return status.Errorf(codes.Internal, "group of snapshots %s: %v", id, err)
 		}
 	}
-	for _, v := range of { // in order, so that two groups never wait for one another
+	for _, v := range of { // in order, so that two groups cannot deadlock
 		defer d.locks.Lock(v)()
 	}
-	records, err := d.members(id, of)
+	records, err := d.memberRecords(id, of)
 	if err != nil {
 		return err
 	}
-	g := group{Of: of}
-	if err := d.keepGroup(id, g); err != nil {
+	g := groupRecord{Volumes: of}
+	if err := d.writeGroup(id, g); err != nil {
 		return status.Errorf(codes.Internal, "%v", err)
 	}
 	for i, v := range of {
-		if err := d.promise(d.snapshotRecord(memberOf(id, v)), "the snapshot of volume "+v+" in group "+id, records[i]); err != nil {
+		if err := d.reserveSpace(d.snapshotRecordFile(memberSnapshotID(id, v)), "the snapshot of volume "+v+" in group "+id, records[i]); err != nil {
 			return errors.Join(err, d.removeGroup(id, g))
 		}
 	}
-	err = d.copyTogether(ctx, id, of, records, nil, nil)
-	g.Ready, g.Made = true, time.Now().UnixNano()
+	err = d.copyAtOnce(ctx, id, of, records, nil, nil)
+	g.Ready, g.CreatedAt = true, time.Now().UnixNano()
 	for i, v := range of {
 		if err == nil {
-			records[i].Ready, records[i].Made = true, g.Made
-			err = write(d.snapshotRecord(memberOf(id, v)), records[i])
+			records[i].Ready, records[i].CreatedAt = true, g.CreatedAt
+			err = writeRecord(d.snapshotRecordFile(memberSnapshotID(id, v)), records[i])
 		}
 	}
 	if err == nil {
-		err = d.keepGroup(id, g)
+		err = d.writeGroup(id, g)
 	}
 	if err == nil {
 		return nil
 	}
-	return d.copyFailed(fmt.Sprintf("taking group of snapshots %s of volumes %q", id, of), err, d.removeGroup(id, group{Of: of}))
+	return d.copyFailed(fmt.Sprintf("taking group of snapshots %s of volumes %q", id, of), err, d.removeGroup(id, groupRecord{Volumes: of}))
 }
 
-// members are the records that the snapshots of a group begin with. The volumes are locked.
-func (d *Driver) members(id string, of []string) ([]record, error) {
-	var out []record
+// memberRecords returns the initial records of the snapshots of a group. The caller must hold the
+// locks of the volumes.
+func (d *Driver) memberRecords(id string, of []string) ([]volumeRecord, error) {
+	var out []volumeRecord
 	for _, v := range of {
-		source, sized, err := d.volume(v)
+		source, sized, err := d.readVolume(v)
 		if err != nil {
 			return nil, status.Errorf(codes.Internal, "group of snapshots %s: %v", id, err)
 		}
@@ -205,20 +209,20 @@ func (d *Driver) members(id string, of []string) ([]record, error) {
 			return nil, status.Errorf(codes.NotFound, "volume %s does not exist on node %s: a group of snapshots is of volumes of one node", v, d.cfg.NodeID)
 		}
 		if source.Backing == backingDirectory {
-			return nil, noCopies(v)
+			return nil, errNoCopies(v)
 		}
-		out = append(out, record{Size: source.Size, Used: source.Used, Block: source.Block, From: v, Group: id, Shared: true})
+		out = append(out, volumeRecord{Size: source.Size, Initialized: source.Initialized, Block: source.Block, SourceVolume: v, Group: id, Shared: true})
 	}
 	return out, nil
 }
 
-// copyTogether copies volumes as they all are at one moment. Each is copied once as it changes; then all that are mounted
-// are held still, and what changed is copied again: what a volume holds then, it holds until the last is done, and nothing
-// that was written after that moment is in any of the copies. last are the second copies to be made, at where to hold
-// still; the volumes are locked.
-func (d *Driver) copyTogether(ctx context.Context, id string, of []string, records []record, last []func(context.Context) error, at []string) error {
+// copyAtOnce copies several volumes at one moment. Each volume is copied once while it changes.
+// Then all mounted volumes are frozen, and the differences are copied, before any of them is
+// thawed. Data written after the freeze are in none of the copies. last are the pending second
+// copies, and at the mount points to freeze. The caller must hold the locks of the volumes.
+func (d *Driver) copyAtOnce(ctx context.Context, id string, of []string, records []volumeRecord, last []func(context.Context) error, at []string) error {
 	if len(of) == 0 {
-		return d.allFrozen(ctx, at, func(ctx context.Context) error {
+		return d.withAllFrozen(ctx, at, func(ctx context.Context) error {
 			for _, one := range last {
 				if err := one(ctx); err != nil {
 					return err
@@ -227,7 +231,7 @@ func (d *Driver) copyTogether(ctx context.Context, id string, of []string, recor
 			return nil
 		})
 	}
-	mounted, busy, err := d.mountOf(of[0])
+	mounted, busy, err := d.mountpointOf(of[0])
 	if err == nil && busy {
 		err = errBusy
 	}
@@ -237,42 +241,42 @@ func (d *Driver) copyTogether(ctx context.Context, id string, of []string, recor
 	if mounted != "" {
 		at = append(at, mounted)
 	}
-	records[0].Shared, err = copyImage(ctx, d.image(of[0]), d.snapshotFile(memberOf(id, of[0])), func(do func(context.Context) error) error {
-		return d.copyTogether(ctx, id, of[1:], records[1:], append(last, do), at)
+	records[0].Shared, err = copyImage(ctx, d.imageFile(of[0]), d.snapshotFile(memberSnapshotID(id, of[0])), func(do func(context.Context) error) error {
+		return d.copyAtOnce(ctx, id, of[1:], records[1:], append(last, do), at)
 	})
 	return err
 }
 
-// allFrozen runs a function while nothing is written to any of some file systems.
-func (d *Driver) allFrozen(ctx context.Context, at []string, do func(context.Context) error) error {
+// withAllFrozen runs do while several file systems are frozen.
+func (d *Driver) withAllFrozen(ctx context.Context, at []string, do func(context.Context) error) error {
 	if len(at) == 0 {
 		return do(ctx)
 	}
-	return d.frozen(ctx, at[0], func(ctx context.Context) error { return d.allFrozen(ctx, at[1:], do) })
+	return d.withFrozen(ctx, at[0], func(ctx context.Context) error { return d.withAllFrozen(ctx, at[1:], do) })
 }
 
-// removeGroup takes away the snapshots of a group, and its record last.
-func (d *Driver) removeGroup(id string, g group) error {
-	for _, v := range g.Of {
-		member := memberOf(id, v)
-		unlock := d.locks.Lock(snapshotLock(member)) // a volume may be being made of it
+// removeGroup deletes the snapshots of a group, and its record last.
+func (d *Driver) removeGroup(id string, g groupRecord) error {
+	for _, v := range g.Volumes {
+		member := memberSnapshotID(id, v)
+		unlock := d.locks.Lock(snapshotLockName(member)) // a volume may be in creation from it
 		err := d.removeSnapshot(member)
 		unlock()
 		if err != nil {
 			return err
 		}
 	}
-	if err := os.Remove(d.groupRecord(id)); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := os.Remove(d.groupRecordFile(id)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	return nil
 }
 
-// has refuses snapshots that are none of a group.
-func (g group) has(id string, snapshots []string) error {
+// checkMembers returns an error if one of the snapshots is not in the group.
+func (g groupRecord) checkMembers(id string, snapshots []string) error {
 	var mine []string
-	for _, v := range g.Of {
-		mine = append(mine, memberOf(id, v))
+	for _, v := range g.Volumes {
+		mine = append(mine, memberSnapshotID(id, v))
 	}
 	for _, s := range snapshots {
 		if !slices.Contains(mine, s) {
@@ -282,19 +286,20 @@ func (g group) has(id string, snapshots []string) error {
 	return nil
 }
 
-// DeleteVolumeGroupSnapshot removes a group and its snapshots. Volumes that were made of them stay.
+// DeleteVolumeGroupSnapshot deletes a group and its snapshots. Volumes that were created from them
+// stay.
 func (d *Driver) DeleteVolumeGroupSnapshot(_ context.Context, q *csi.DeleteVolumeGroupSnapshotRequest) (*csi.DeleteVolumeGroupSnapshotResponse, error) {
 	id := q.GetGroupSnapshotId()
-	if _, err := d.folder(id); err != nil {
+	if _, err := d.volumeFolder(id); err != nil {
 		return nil, err
 	}
-	defer d.locks.Lock(groupLock(id))()
-	g, known, err := d.group(id)
+	defer d.locks.Lock(groupLockName(id))()
+	g, known, err := d.readGroup(id)
 	if err != nil {
 		return nil, err
 	}
 	if known {
-		if err := g.has(id, q.GetSnapshotIds()); err != nil {
+		if err := g.checkMembers(id, q.GetSnapshotIds()); err != nil {
 			return nil, err
 		}
 		if err := d.removeGroup(id, g); err != nil {
@@ -307,19 +312,19 @@ func (d *Driver) DeleteVolumeGroupSnapshot(_ context.Context, q *csi.DeleteVolum
 // GetVolumeGroupSnapshot implements the GroupController service.
 func (d *Driver) GetVolumeGroupSnapshot(_ context.Context, q *csi.GetVolumeGroupSnapshotRequest) (*csi.GetVolumeGroupSnapshotResponse, error) {
 	id := q.GetGroupSnapshotId()
-	if _, err := d.folder(id); err != nil {
+	if _, err := d.volumeFolder(id); err != nil {
 		return nil, err
 	}
-	g, known, err := d.group(id)
+	g, known, err := d.readGroup(id)
 	if err != nil {
 		return nil, err
 	}
 	if !known || !g.Ready {
 		return nil, status.Errorf(codes.NotFound, "group of snapshots %s does not exist on node %s", id, d.cfg.NodeID)
 	}
-	if err := g.has(id, q.GetSnapshotIds()); err != nil {
+	if err := g.checkMembers(id, q.GetSnapshotIds()); err != nil {
 		return nil, err
 	}
-	out, err := d.groupOf(id, g)
+	out, err := d.groupSnapshotOf(id, g)
 	return &csi.GetVolumeGroupSnapshotResponse{GroupSnapshot: out}, err
 }

@@ -28,9 +28,9 @@ func (b *bench) dropTogether(id string, snapshots ...string) error {
 func (b *bench) stageAt(id string) (at string) {
 	b.t.Helper()
 	at = filepath.Join(b.dir, "staged-"+id)
-	b.t.Cleanup(func() { _ = unbind(at) })
+	b.t.Cleanup(func() { _ = unmountAll(at) })
 	_, err := b.NodeStageVolume(b.t.Context(), &spec.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: at,
-		VolumeCapability: writer, VolumeContext: map[string]string{sizedContext: "true"}})
+		VolumeCapability: writer, VolumeContext: map[string]string{sizedContextKey: "true"}})
 	must(b.t, err)
 	return at
 }
@@ -160,13 +160,13 @@ func TestGroupWithoutRoom(t *testing.T) {
 func TestGroupKilledBetweenSteps(t *testing.T) {
 	of := []string{"v1", "v2"}
 	begin := func(b *bench, members int) {
-		must(b.t, b.keepGroup("g", group{Of: of}))
+		must(b.t, b.writeGroup("g", groupRecord{Volumes: of}))
 		for _, v := range of[:members] {
-			must(b.t, write(b.snapshotRecord(memberOf("g", v)), record{Size: 20 * mib, From: v, Group: "g", Shared: true}))
+			must(b.t, writeRecord(b.snapshotRecordFile(memberSnapshotID("g", v)), volumeRecord{Size: 20 * mib, SourceVolume: v, Group: "g", Shared: true}))
 		}
 	}
 	ready := func(b *bench, v string) {
-		must(b.t, write(b.snapshotRecord(memberOf("g", v)), record{Size: 20 * mib, From: v, Group: "g", Ready: true, Made: 1}))
+		must(b.t, writeRecord(b.snapshotRecordFile(memberSnapshotID("g", v)), volumeRecord{Size: 20 * mib, SourceVolume: v, Group: "g", Ready: true, CreatedAt: 1}))
 	}
 	for name, state := range map[string]func(b *bench){
 		"before anything": func(*bench) {},
@@ -174,7 +174,7 @@ func TestGroupKilledBetweenSteps(t *testing.T) {
 		"one promised":    func(b *bench) { begin(b, 1) },
 		"half a copy": func(b *bench) {
 			begin(b, 2)
-			must(b.t, os.WriteFile(b.snapshotFile(memberOf("g", "v1")), []byte("half"), 0o600))
+			must(b.t, os.WriteFile(b.snapshotFile(memberSnapshotID("g", "v1")), []byte("half"), 0o600))
 		},
 		"one frozen": func(b *bench) {
 			begin(b, 2)
@@ -182,13 +182,13 @@ func TestGroupKilledBetweenSteps(t *testing.T) {
 			must(b.t, err)
 			defer dir.Close()
 			var none int32
-			must(b.t, ioctl(dir, freezeFS, &none))
+			must(b.t, ioctlPointer(dir, ioctlFreeze, &none))
 		},
 		"one said to be ready": func(b *bench) { begin(b, 2); ready(b, "v1") },
 		"all but the group":    func(b *bench) { begin(b, 2); ready(b, "v1"); ready(b, "v2") },
 		"half deleted": func(b *bench) {
 			_, err := b.snapTogether("g", of...)
-			must(b.t, errors.Join(err, b.keepGroup("g", group{Of: of}), b.removeSnapshot(memberOf("g", "v1"))))
+			must(b.t, errors.Join(err, b.writeGroup("g", groupRecord{Volumes: of}), b.removeSnapshot(memberSnapshotID("g", "v1"))))
 		},
 		"taken": func(b *bench) { _, err := b.snapTogether("g", of...); must(b.t, err) },
 	} {
@@ -214,7 +214,7 @@ func TestGroupKilledBetweenSteps(t *testing.T) {
 				_, err = b.createOf(id, 20*mib, ofSnapshot(s.SnapshotId))
 				must(t, err)
 				b.reads(id, "data", s.SourceVolumeId)
-				if out, err := exec.Command("e2fsck", "-f", "-n", b.image(id)).CombinedOutput(); err != nil {
+				if out, err := exec.Command("e2fsck", "-f", "-n", b.imageFile(id)).CombinedOutput(); err != nil {
 					t.Errorf("the file system: %v\n%s", err, out)
 				}
 			}

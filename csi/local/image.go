@@ -22,46 +22,48 @@ import (
 )
 
 const (
-	// mib is the grain of sizes.
+	// mib is the unit of sizes.
 	mib = 1 << 20
-	// smallest is the least that a file system with a journal fits into.
-	smallest = 16 * mib
-	// blockSize is that of the file systems in images, whatever their size: so that they grow far.
+	// minVolumeBytes is the minimum size of a file system with a journal.
+	minVolumeBytes = 16 * mib
+	// blockSize is the block size of the file systems in images, whatever their size, so that small
+	// ones can grow large.
 	blockSize = 4096
-	// loopMajor is the device number of loop devices.
+	// loopMajor is the major device number of loop devices.
 	loopMajor = 7
-	// toolPatience bounds the making and the repair of a file system.
-	toolPatience = time.Minute
-	// growFS is EXT4_IOC_RESIZE_FS, _IOW('f', 16, __u64): it takes the new number of blocks.
-	growFS = 0x40086610
+	// toolTimeout limits the creation and the repair of a file system.
+	toolTimeout = time.Minute
+	// ioctlResize is EXT4_IOC_RESIZE_FS, _IOW('f', 16, __u64); its argument is the new number of
+	// blocks.
+	ioctlResize = 0x40086610
 )
 
-// makeImage makes the file that holds a volume, with an empty file system in it.
-func makeImage(ctx context.Context, path string, size int64) error {
-	return makeFile(path, size, func(f *os.File) error {
-		if err := tool(ctx, "mkfs.ext4", "-q", "-F", "-b", strconv.Itoa(blockSize), "-m", "0", "-E", "nodiscard,root_owner=0:0", path); err != nil {
+// createImage creates the backing file of a volume, with an empty file system.
+func createImage(ctx context.Context, path string, size int64) error {
+	return createAllocatedFile(path, size, func(f *os.File) error {
+		if err := runTool(ctx, "mkfs.ext4", "-q", "-F", "-b", strconv.Itoa(blockSize), "-m", "0", "-E", "nodiscard,root_owner=0:0", path); err != nil {
 			return err
 		}
-		// What mkfs wants to be zero it may have given back to the disk, on file systems that cannot do better.
-		if err := allocate(f, size); err != nil {
+		// On some file systems, mkfs zeroes ranges by releasing their blocks.
+		if err := allocateBlocks(f, size); err != nil {
 			return fmt.Errorf("taking %d bytes of the disk: %w", size, err)
 		}
 		return nil
 	})
 }
 
-// errTool says that a program is missing that the driver needs.
-var errTool = errors.New("is not installed on the node: install e2fsprogs")
+// errToolMissing is returned if a required program is not installed.
+var errToolMissing = errors.New("is not installed on the node: install e2fsprogs")
 
-func tool(ctx context.Context, name string, args ...string) error {
+func runTool(ctx context.Context, name string, args ...string) error {
 	path, err := exec.LookPath(name)
 	if err != nil {
-		return fmt.Errorf("%s %w", name, errTool)
+		return fmt.Errorf("%s %w", name, errToolMissing)
 	}
-	ctx, cancel := context.WithTimeout(ctx, toolPatience)
+	ctx, cancel := context.WithTimeout(ctx, toolTimeout)
 	defer cancel()
 	c := exec.CommandContext(ctx, path, args...)
-	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // nothing writes to an image whose driver is gone
+	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // no program may write to an image after its driver has exited
 	out, err := c.CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("%s: %w: %s", name, err, bytes.TrimSpace(out[:min(len(out), 1000)]))
@@ -69,15 +71,15 @@ func tool(ctx context.Context, name string, args ...string) error {
 	return nil
 }
 
-// loop is a block device that shows an image.
-type loop struct {
+// loopDevice is an open loop device that is attached to an image.
+type loopDevice struct {
 	*os.File
 	number uint64
 }
 
-// attached returns the loop device that shows an image already; nil when there is none. An image is never shown by two:
-// each would write without knowing of the other.
-func attached(image string) (*loop, error) {
+// findLoopDevice returns the loop device that is attached to an image, or nil. An image must never
+// have two loop devices, because their caches would be inconsistent.
+func findLoopDevice(image string) (*loopDevice, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(image, &st); err != nil {
 		return nil, fmt.Errorf("%s: %w", image, err)
@@ -94,27 +96,27 @@ func attached(image string) (*loop, error) {
 		}
 		f, err := os.OpenFile("/dev/"+name, os.O_RDWR, 0)
 		if err != nil {
-			continue // it went meanwhile
+			continue // the device was removed meanwhile
 		}
 		if i, err := unix.IoctlLoopGetStatus64(int(f.Fd())); err == nil && i.Inode == st.Ino && i.Device == st.Dev {
-			return &loop{f, n}, nil
+			return &loopDevice{f, n}, nil
 		}
 		f.Close()
 	}
 	return nil, nil
 }
 
-// attach has a loop device show an image. The device is free again by itself when nobody has it open or mounted. fresh is
-// false for one that showed the image already: it may be mounted.
-func attach(image string) (l *loop, fresh bool, err error) {
-	if l, err := attached(image); l != nil || err != nil {
+// ensureLoopDevice returns a loop device for an image. The kernel detaches the device when it is no
+// longer open or mounted. fresh is false if the device was attached before and may be mounted.
+func ensureLoopDevice(image string) (l *loopDevice, fresh bool, err error) {
+	if l, err := findLoopDevice(image); l != nil || err != nil {
 		return l, false, err
 	}
-	l, err = show(image)
+	l, err = createLoopDevice(image)
 	return l, true, err
 }
 
-func show(image string) (*loop, error) {
+func createLoopDevice(image string) (*loopDevice, error) {
 	f, err := os.OpenFile(image, os.O_RDWR|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return nil, err
@@ -127,7 +129,7 @@ func show(image string) (*loop, error) {
 	defer control.Close()
 	cfg := unix.LoopConfig{Fd: uint32(f.Fd()), Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_AUTOCLEAR}}
 	copy(cfg.Info.File_name[:len(cfg.Info.File_name)-1], image)
-	for range 64 { // others take devices as well, between the two calls
+	for range 64 { // other processes may take the same free device between the two calls
 		n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
 		if err != nil {
 			return nil, fmt.Errorf("looking for a free loop device: %w", err)
@@ -137,7 +139,7 @@ func show(image string) (*loop, error) {
 			return nil, fmt.Errorf("opening a free loop device: %w", err)
 		}
 		if err = unix.IoctlLoopConfigure(int(dev.Fd()), &cfg); err == nil {
-			return &loop{dev, uint64(n)}, nil
+			return &loopDevice{dev, uint64(n)}, nil
 		}
 		dev.Close()
 		if !errors.Is(err, unix.EBUSY) {
@@ -147,8 +149,8 @@ func show(image string) (*loop, error) {
 	return nil, errors.New("no loop device stays free long enough")
 }
 
-// shown says whether a path is a mount of the file system in an image.
-func shown(image, path string) (bool, error) {
+// isImageMount reports whether a path is a mount of the file system in an image.
+func isImageMount(image, path string) (bool, error) {
 	if ok, err := mountinfo.Mounted(path); err != nil || !ok {
 		return false, err
 	}
@@ -156,7 +158,7 @@ func shown(image, path string) (bool, error) {
 	if err := unix.Stat(path, &at); err != nil {
 		return false, err
 	}
-	l, err := attached(image)
+	l, err := findLoopDevice(image)
 	if l == nil || err != nil {
 		return false, err
 	}
@@ -164,8 +166,8 @@ func shown(image, path string) (bool, error) {
 	return at.Dev == unix.Mkdev(loopMajor, uint32(l.number)), nil
 }
 
-// mountImage mounts what is in an image at a path, and has it fill the image. A file system that was not left cleanly
-// beyond what its journal mends is repaired as far as that loses nothing.
+// mountImage mounts the file system of an image at a path, and grows it to the size of the image.
+// If the journal cannot recover the file system, it is repaired as far as no data are lost.
 func mountImage(ctx context.Context, image, path string, flags []string) error {
 	if err := os.MkdirAll(path, 0o750); err != nil {
 		return err
@@ -175,26 +177,26 @@ func mountImage(ctx context.Context, image, path string, flags []string) error {
 		return err
 	}
 	if mounted {
-		ok, err := shown(image, path)
+		ok, err := isImageMount(image, path)
 		if err == nil && !ok {
 			err = fmt.Errorf("something else is mounted at %s", path)
 		}
 		return err
 	}
-	l, fresh, err := attach(image)
+	l, fresh, err := ensureLoopDevice(image)
 	if err != nil {
 		return err
 	}
 	defer l.Close()
 	if fresh {
-		if err := fillUnmounted(ctx, l); err != nil {
+		if err := growUnmounted(ctx, l); err != nil {
 			return fmt.Errorf("growing the file system in %s: %w", image, err)
 		}
 	}
 	bits, rest := mountoption.SplitFlags(flags)
 	try := func() error { return unix.Mount(l.Name(), path, "ext4", bits, strings.Join(rest, ",")) }
 	if err = try(); err != nil && !errors.Is(err, unix.EINVAL) {
-		if mend := tool(ctx, "e2fsck", "-p", l.Name()); mend != nil && !mended(mend) {
+		if mend := runTool(ctx, "e2fsck", "-p", l.Name()); mend != nil && !isRepaired(mend) {
 			return fmt.Errorf("mounting %s: %w; its file system needs a repair that may lose data, which is yours to run: e2fsck -f %s: %w", image, err, image, mend)
 		}
 		err = try()
@@ -205,19 +207,20 @@ func mountImage(ctx context.Context, image, path string, flags []string) error {
 	return nil
 }
 
-// mended says of an error of e2fsck that all it found is corrected.
-func mended(err error) bool {
+// isRepaired reports whether an error of e2fsck means that all problems were corrected.
+func isRepaired(err error) bool {
 	var exit *exec.ExitError
 	return errors.As(err, &exit) && exit.ExitCode() == 1
 }
 
-// short says whether a file system does not take all of its device, and how many blocks that has.
-func short(l *loop) (blocks uint64, is bool, err error) {
+// needsGrowth reports whether a file system is smaller than its device, and the number of blocks of
+// the device.
+func needsGrowth(l *loopDevice) (blocks uint64, is bool, err error) {
 	size, err := l.Seek(0, io.SeekEnd)
 	if err != nil {
 		return 0, false, err
 	}
-	var super [0x154]byte // of its superblock
+	var super [0x154]byte // the part of the superblock that is read
 	if _, err := l.ReadAt(super[:], 1024); err != nil {
 		return 0, false, fmt.Errorf("reading the superblock of %s: %w", l.Name(), err)
 	}
@@ -226,12 +229,13 @@ func short(l *loop) (blocks uint64, is bool, err error) {
 	return blocks, has < blocks, nil
 }
 
-// errOffline says that a volume is larger than its file system, which cannot grow before it is unmounted.
-var errOffline = errors.New("while it is mounted")
+// errOfflineOnly means that a file system is smaller than its volume and cannot grow until it is
+// unmounted.
+var errOfflineOnly = errors.New("while it is mounted")
 
-// fill has a mounted file system take all of its device, unless it does.
-func fill(l *loop, path string) error {
-	blocks, is, err := short(l)
+// growMounted grows a mounted file system to the size of its device.
+func growMounted(l *loopDevice, path string) error {
+	blocks, is, err := needsGrowth(l)
 	if err != nil || !is {
 		return err
 	}
@@ -240,10 +244,10 @@ func fill(l *loop, path string) error {
 		return err
 	}
 	defer dir.Close()
-	err = ioctl(dir, growFS, &blocks)
+	err = ioctlPointer(dir, ioctlResize, &blocks)
 	if errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("growing the file system at %s %w: %w: the agent needs the capability CAP_SYS_RESOURCE; "+
-			"without it the volume grows when all pods that use it have ended", path, errOffline, err)
+			"without it the volume grows when all pods that use it have ended", path, errOfflineOnly, err)
 	}
 	if err != nil {
 		return fmt.Errorf("growing the file system at %s to %d blocks: %w", path, blocks, err)
@@ -251,20 +255,20 @@ func fill(l *loop, path string) error {
 	return nil
 }
 
-// fillUnmounted does so with a file system that is not mounted.
-func fillUnmounted(ctx context.Context, l *loop) error {
-	_, is, err := short(l)
+// growUnmounted grows a file system that is not mounted to the size of its device.
+func growUnmounted(ctx context.Context, l *loopDevice) error {
+	_, is, err := needsGrowth(l)
 	if err != nil || !is {
 		return err
 	}
-	if err := tool(ctx, "e2fsck", "-f", "-p", l.Name()); err != nil && !mended(err) {
+	if err := runTool(ctx, "e2fsck", "-f", "-p", l.Name()); err != nil && !isRepaired(err) {
 		return err
 	}
-	return tool(ctx, "resize2fs", l.Name())
+	return runTool(ctx, "resize2fs", l.Name())
 }
 
-// growImage makes an image larger, and the file system in it where that is mounted; otherwise it grows when it is.
-// What was done already is left.
+// growImage grows an image, and its file system if that is mounted. Otherwise the file system grows
+// with the next mount. Growing again has no effect.
 func growImage(image string, size int64) error {
 	f, err := os.OpenFile(image, os.O_RDWR|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -275,14 +279,14 @@ func growImage(image string, size int64) error {
 	if err != nil {
 		return err
 	}
-	if err := allocate(f, size); err != nil {
-		// Part of it may have been taken. Of a larger size nobody has been told.
+	if err := allocateBlocks(f, size); err != nil {
+		// A part may have been allocated. The larger size was not reported to any caller.
 		return errors.Join(fmt.Errorf("taking %d bytes of the disk: %w", size, err), f.Truncate(st.Size()))
 	}
 	if err := f.Sync(); err != nil {
 		return err
 	}
-	l, err := attached(image)
+	l, err := findLoopDevice(image)
 	if l == nil || err != nil {
 		return err
 	}
@@ -296,5 +300,5 @@ func growImage(image string, size int64) error {
 	if err != nil || len(at) == 0 {
 		return err
 	}
-	return fill(l, at[0].Mountpoint)
+	return growMounted(l, at[0].Mountpoint)
 }

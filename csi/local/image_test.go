@@ -44,12 +44,12 @@ type bench struct {
 }
 
 func newBench(t *testing.T, limit int64) *bench {
-	privatemounts.Need(t)
+	privatemounts.SkipUnlessPrivate(t)
 	b := &bench{t: t, dir: t.TempDir()}
 	b.again(limit)
 	t.Cleanup(func() { // a test that failed leaves mounts, which would keep its folder
 		for _, at := range []string{"staging", "target"} {
-			_ = unbind(filepath.Join(b.dir, at))
+			_ = unmountAll(filepath.Join(b.dir, at))
 		}
 	})
 	return b
@@ -57,7 +57,7 @@ func newBench(t *testing.T, limit int64) *bench {
 
 // again is a driver after the end of the one before.
 func (b *bench) again(limit int64) {
-	var q quotas
+	var q quotaBackend
 	if b.Driver != nil {
 		q = b.quotas
 	}
@@ -76,7 +76,7 @@ func (b *bench) create(id string, size int64) error {
 
 func (b *bench) stage(id string) error {
 	_, err := b.NodeStageVolume(b.t.Context(), &spec.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: filepath.Join(b.dir, "staging"),
-		VolumeCapability: writer, VolumeContext: map[string]string{sizedContext: "true"}})
+		VolumeCapability: writer, VolumeContext: map[string]string{sizedContextKey: "true"}})
 	return err
 }
 
@@ -126,7 +126,7 @@ func TestSizeIsKeptTo(t *testing.T) {
 		t.Errorf("deleting a volume in use: %v", err)
 	}
 	must(t, b.unstage("v"))
-	if l, err := attached(b.image("v")); l != nil || err != nil {
+	if l, err := findLoopDevice(b.imageFile("v")); l != nil || err != nil {
 		t.Errorf("a loop device is left: %v, %v", l, err)
 	}
 	must(t, b.stage("v"))
@@ -137,7 +137,7 @@ func TestSizeIsKeptTo(t *testing.T) {
 		t.Errorf("what its user made of the mode is %v, %v", st.Mode(), err)
 	}
 	must(t, b.unstage("v"))
-	must(t, os.Remove(b.image("v")))
+	must(t, os.Remove(b.imageFile("v")))
 	must(t, os.Remove(b.recordFile("v")))
 	if err := b.stage("v"); status.Code(err) != codes.NotFound {
 		t.Errorf("a volume whose data are gone: %v", err)
@@ -222,7 +222,7 @@ func TestWithoutTools(t *testing.T) {
 func TestDamaged(t *testing.T) {
 	b := newBench(t, 0)
 	must(t, b.create("v", 20*mib))
-	f, err := os.OpenFile(b.image("v"), os.O_RDWR, 0)
+	f, err := os.OpenFile(b.imageFile("v"), os.O_RDWR, 0)
 	must(t, err)
 	_, err = f.WriteAt(make([]byte, 8192), 0) // the superblock and what describes the groups
 	must(t, errors.Join(err, f.Close()))
@@ -240,20 +240,20 @@ func TestDamaged(t *testing.T) {
 func TestKilledBetweenSteps(t *testing.T) {
 	states := map[string]func(b *bench){
 		"before anything":         func(*bench) {},
-		"record begun":            func(b *bench) { must(b.t, b.keep("v", record{Size: 20 * mib})) },
+		"record begun":            func(b *bench) { must(b.t, b.writeVolume("v", volumeRecord{Size: 20 * mib})) },
 		"record begun, half file": func(b *bench) { b.half(20 * mib) },
 		"file made": func(b *bench) {
-			must(b.t, b.keep("v", record{Size: 20 * mib}))
-			must(b.t, makeImage(b.t.Context(), b.image("v"), 20*mib))
+			must(b.t, b.writeVolume("v", volumeRecord{Size: 20 * mib}))
+			must(b.t, createImage(b.t.Context(), b.imageFile("v"), 20*mib))
 		},
 		"made": func(b *bench) { must(b.t, b.create("v", 20*mib)) },
 		"growing, not taken": func(b *bench) {
 			must(b.t, b.create("v", 20*mib))
-			must(b.t, b.keep("v", record{Size: 24 * mib, Ready: true}))
+			must(b.t, b.writeVolume("v", volumeRecord{Size: 24 * mib, Ready: true}))
 		},
 		"staged once, deleted by half": func(b *bench) {
 			must(b.t, b.create("v", 20*mib))
-			must(b.t, os.Remove(b.image("v")))
+			must(b.t, os.Remove(b.imageFile("v")))
 		},
 	}
 	for name, state := range states {
@@ -269,13 +269,13 @@ func TestKilledBetweenSteps(t *testing.T) {
 			must(t, b.create("v", 20*mib))
 			if name == "growing, not taken" {
 				must(t, b.expand("v", 24*mib))
-				if st, err := os.Stat(b.image("v")); err != nil || st.Size() != 24*mib {
+				if st, err := os.Stat(b.imageFile("v")); err != nil || st.Size() != 24*mib {
 					t.Errorf("the file is %v, %v", st, err)
 				}
 			} else {
 				must(t, b.stage("v"))
 				must(t, b.unstage("v"))
-				if out, err := exec.Command("e2fsck", "-f", "-n", b.image("v")).CombinedOutput(); err != nil {
+				if out, err := exec.Command("e2fsck", "-f", "-n", b.imageFile("v")).CombinedOutput(); err != nil {
 					t.Errorf("the file system: %v\n%s", err, out)
 				}
 			}
@@ -288,9 +288,9 @@ func TestKilledBetweenSteps(t *testing.T) {
 }
 
 func (b *bench) half(size int64) {
-	must(b.t, b.keep("v", record{Size: size}))
-	must(b.t, os.MkdirAll(filepath.Dir(b.image("v")), 0o700))
-	must(b.t, os.WriteFile(b.image("v"), []byte("half"), 0o600))
+	must(b.t, b.writeVolume("v", volumeRecord{Size: size}))
+	must(b.t, os.MkdirAll(filepath.Dir(b.imageFile("v")), 0o700))
+	must(b.t, os.WriteFile(b.imageFile("v"), []byte("half"), 0o600))
 }
 
 // Many volumes come and go, some in use: what is promised is never more than there is, and at the end nothing is left.

@@ -5,12 +5,12 @@ import (
 	"sync"
 )
 
-// jobs are things that take longer than a call may: they go on when their caller has left, and whoever asks for the same
-// again waits for the one that is under way.
-type jobs struct {
+// jobSet runs jobs that may take longer than a call. A job continues when its caller is gone. A
+// caller with the same name waits for the running job.
+type jobSet struct {
 	mu      sync.Mutex
 	running sync.WaitGroup
-	m       map[string]*job
+	byName  map[string]*job
 }
 
 type job struct {
@@ -18,21 +18,21 @@ type job struct {
 	err  error
 }
 
-// run does something unless it is under way, and waits until it is done, or ctx ends: then over is false. It is done with
-// the life of the driver.
-func (j *jobs) run(ctx, life context.Context, name string, do func(context.Context) error) (over bool, err error) {
+// runShared starts a job unless one with this name is running, and waits until it is done or ctx is
+// canceled. over is false if ctx was canceled first. The job itself runs until life is canceled.
+func (j *jobSet) runShared(ctx, life context.Context, name string, do func(context.Context) error) (over bool, err error) {
 	j.mu.Lock()
-	one := j.m[name]
+	one := j.byName[name]
 	if one == nil {
 		one = &job{done: make(chan struct{})}
-		if j.m == nil {
-			j.m = map[string]*job{}
+		if j.byName == nil {
+			j.byName = map[string]*job{}
 		}
-		j.m[name] = one
+		j.byName[name] = one
 		j.running.Go(func() {
 			one.err = do(life)
 			j.mu.Lock()
-			delete(j.m, name)
+			delete(j.byName, name)
 			j.mu.Unlock()
 			close(one.done)
 		})

@@ -1,11 +1,13 @@
-// Package local is a small CSI driver for volumes on a node's own disk. A volume that is asked for is a file with a file
-// system in it, which is as large as the volume from the beginning and shown by a loop device while it is staged: its size
-// is kept to, and no other volume's growth takes its room. A class can ask for folders instead, whose size a project quota
-// of the disk holds (directory.go). A volume that nobody asked for, behind a PersistentVolume that somebody wrote by hand,
-// is a folder of any size. Data stay on the node; topology says so.
+// Package local is a small CSI driver for volumes on a node's own disk.
 //
-// Every call is idempotent, and what is known lies in a record for each volume and in the kernel's tables: the driver may
-// be killed at any moment.
+// A volume is a file with a file system, allocated in full from the start and attached to a loop
+// device while it is staged. Its size is enforced, and other volumes cannot use its space. A
+// StorageClass can request folders instead, whose size a project quota enforces (directory.go).
+// Behind a PersistentVolume that was written by hand, a volume is a folder without a size. Data
+// stay on the node, which the topology reports.
+//
+// Every call is idempotent. All state is in a record for each volume and in the kernel, so the
+// driver can be killed at any time.
 package local
 
 import (
@@ -28,52 +30,52 @@ import (
 	"keelson.dev/keelson/internal/reservedspace"
 )
 
-// DriverName is the name by which PersistentVolumes and StorageClasses refer to the driver, unless it is given another.
+// DriverName is the default name of the driver in PersistentVolumes and StorageClasses.
 const DriverName = "local.csi.keelson.dev"
 
-// TopologyKey is the segment that ties a volume to its node; it has the driver's name in it.
+// TopologyKey is the topology segment of the default driver that binds a volume to its node.
 const TopologyKey = "topology." + DriverName + "/node"
 
 func (d *Driver) topologyKey() string { return "topology." + d.cfg.Name + "/node" }
 
-// Config is what the driver needs.
+// Config is the configuration of a Driver.
 type Config struct {
-	Name  string // "" = DriverName; every driver of a node needs a name of its own
-	Root  string // folder of volumes, made when missing
-	Limit int64  // bytes that all volumes may have together; 0 = what the disk has
-	// KeepFree is what volumes leave of the disk: with less the node counts as short of disk.
+	Name  string // default DriverName; the drivers of a node need different names
+	Root  string // folder of volumes, created if missing
+	Limit int64  // bytes of all volumes together; 0: the size of the disk
+	// KeepFree is the space that volumes must leave free, so that the node has no disk pressure.
 	KeepFree reservedspace.Amount
-	Socket   string // listened on
+	Socket   string // Unix socket to listen on
 	NodeID   string
-	// Listening is called once the driver answers; may be nil.
+	// Listening is called in a goroutine when the driver accepts calls; may be nil.
 	Listening func()
 	Log       *slog.Logger // may be nil
 }
 
-// Driver implements the Identity, Controller, GroupController and Node services.
+// Driver implements the Identity, Controller, GroupController, and Node services.
 type Driver struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedControllerServer
 	csi.UnimplementedGroupControllerServer
 	csi.UnimplementedNodeServer
-	cfg    Config
-	locks  keylock.Locks   // by volume
-	making sync.Mutex      // what takes room of the disk, one at a time
-	jobs   jobs            // copies
-	quotas quotas          // hold folders to their size
-	thrown chan struct{}   // something is in the trash
-	until  context.Context // the end of Run; nil before
+	cfg          Config
+	locks        keylock.Locks   // by volume
+	allocMu      sync.Mutex      // serializes the allocation of disk space
+	jobs         jobSet          // copies in progress
+	quotas       quotaBackend    // enforce the size of folders
+	trashChanged chan struct{}   // signals that the trash is not empty
+	runCtx       context.Context // the context of Run; nil before
 }
 
-// life is how long a copy may go on.
-func (d *Driver) life() context.Context {
-	if d.until == nil {
+// jobContext returns the context of jobs that outlive their call.
+func (d *Driver) jobContext() context.Context {
+	if d.runCtx == nil {
 		return context.Background()
 	}
-	return d.until
+	return d.runCtx
 }
 
-// New starts nothing.
+// New returns a driver. It starts nothing.
 func New(cfg Config) *Driver {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -81,26 +83,26 @@ func New(cfg Config) *Driver {
 	if cfg.Name == "" {
 		cfg.Name = DriverName
 	}
-	return &Driver{cfg: cfg, quotas: kernelQuotas{}, thrown: make(chan struct{}, 1)}
+	return &Driver{cfg: cfg, quotas: kernelQuotas{}, trashChanged: make(chan struct{}, 1)}
 }
 
-// Run listens on the socket until ctx ends. Mounts stay.
+// Run serves the socket until ctx is canceled. Mounts stay.
 func (d *Driver) Run(ctx context.Context) error {
 	if err := os.MkdirAll(d.cfg.Root, 0o711); err != nil {
 		return fmt.Errorf("CSI driver: %w", err)
 	}
-	d.until = ctx
+	d.runCtx = ctx
 	defer d.jobs.running.Wait()
 	ctx, end := context.WithCancel(ctx)
 	defer end()
-	d.jobs.running.Go(func() { d.keepEmpty(ctx) })
+	d.jobs.running.Go(func() { d.runTrashCollector(ctx) })
 	if err := d.thawAll(); err != nil {
 		d.cfg.Log.Error("looking for volumes that were left frozen", "err", err)
 	}
 	if err := os.MkdirAll(filepath.Dir(d.cfg.Socket), 0o750); err != nil {
 		return fmt.Errorf("CSI driver: %w", err)
 	}
-	// A socket left by a killed driver would refuse the address.
+	// A socket that a killed driver has left would block the address.
 	if err := os.Remove(d.cfg.Socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("CSI driver: %w", err)
 	}
@@ -108,7 +110,7 @@ func (d *Driver) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("CSI driver: %w", err)
 	}
-	s := grpc.NewServer(grpc.UnaryInterceptor(d.logged))
+	s := grpc.NewServer(grpc.UnaryInterceptor(d.logFailures))
 	csi.RegisterIdentityServer(s, d)
 	csi.RegisterControllerServer(s, d)
 	csi.RegisterGroupControllerServer(s, d)
@@ -116,7 +118,7 @@ func (d *Driver) Run(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, s.GracefulStop)
 	defer stop()
 	if d.cfg.Listening != nil {
-		go d.cfg.Listening() // it is asked back meanwhile
+		go d.cfg.Listening() // in a goroutine, because the callback may call the driver
 	}
 	d.cfg.Log.Info("serving", "socket", d.cfg.Socket, "root", d.cfg.Root, "node", d.cfg.NodeID)
 	if err := s.Serve(l); err != nil {
@@ -125,7 +127,7 @@ func (d *Driver) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-func (d *Driver) logged(ctx context.Context, q any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+func (d *Driver) logFailures(ctx context.Context, q any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 	res, err := next(ctx, q)
 	if err != nil {
 		d.cfg.Log.Warn("call failed", "method", filepath.Base(info.FullMethod), "err", err)
@@ -133,8 +135,9 @@ func (d *Driver) logged(ctx context.Context, q any, info *grpc.UnaryServerInfo, 
 	return res, err
 }
 
-// folder is where a volume's data are. An id that is no plain file name is refused: it would lead out of the root.
-func (d *Driver) folder(id string) (string, error) {
+// volumeFolder returns the folder of a volume. It refuses an ID that is not a plain file name,
+// which could lead out of the root.
+func (d *Driver) volumeFolder(id string) (string, error) {
 	if id == "" {
 		return "", status.Error(codes.InvalidArgument, "volume id is missing")
 	}
@@ -165,8 +168,9 @@ func (d *Driver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, 
 	return &csi.ProbeResponse{}, nil
 }
 
-// supported checks what a volume is asked to be. Writers on several nodes are beyond it.
-func supported(caps ...*csi.VolumeCapability) error {
+// checkCapabilities returns an error for unsupported volume capabilities, such as access from
+// several nodes.
+func checkCapabilities(caps ...*csi.VolumeCapability) error {
 	if len(caps) == 0 {
 		return status.Error(codes.InvalidArgument, "volume capability is missing")
 	}

@@ -28,7 +28,7 @@ import (
 
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == GuardCommand {
-		if err := Guard(); err != nil {
+		if err := RunThawGuard(); err != nil {
 			os.Exit(1)
 		}
 		os.Exit(0)
@@ -104,7 +104,7 @@ func must(t *testing.T, err error) {
 
 // F110: NodeStage and NodePublish are called through the socket, each twice; data outlive the pod and the driver.
 func TestStagePublish(t *testing.T) {
-	privatemounts.Need(t)
+	privatemounts.SkipUnlessPrivate(t)
 	dir := t.TempDir()
 	socket := filepath.Join(dir, "plugins", DriverName, "csi.sock")
 	stop := serve(t, filepath.Join(dir, "volumes"), socket)
@@ -156,7 +156,7 @@ func TestStagePublish(t *testing.T) {
 }
 
 func TestCreateDelete(t *testing.T) {
-	privatemounts.Need(t)
+	privatemounts.SkipUnlessPrivate(t)
 	dir := t.TempDir()
 	socket := filepath.Join(dir, "csi.sock")
 	root := filepath.Join(dir, "volumes")

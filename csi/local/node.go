@@ -15,56 +15,57 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// NodeStageVolume mounts the volume's image at the staging path, or binds its folder there. The folder is made when it is
-// missing: behind a PersistentVolume that somebody wrote by hand there was no CreateVolume.
+// NodeStageVolume mounts the volume's image at the staging path, or bind-mounts its folder. A
+// missing folder is created only for a PersistentVolume that was written by hand, for which
+// CreateVolume was not called.
 func (d *Driver) NodeStageVolume(ctx context.Context, q *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
 	id := q.GetVolumeId()
-	dir, err := d.folder(id)
+	dir, err := d.volumeFolder(id)
 	if err != nil {
 		return nil, err
 	}
 	if q.GetStagingTargetPath() == "" {
 		return nil, status.Error(codes.InvalidArgument, "staging target path is missing")
 	}
-	if err := supported(q.GetVolumeCapability()); err != nil {
+	if err := checkCapabilities(q.GetVolumeCapability()); err != nil {
 		return nil, err
 	}
 	defer d.locks.Lock(id)()
-	r, sized, err := d.volume(id)
-	if err == nil && (sized || q.GetVolumeContext()[sizedContext] == "") {
-		if err := rightSort(id, r, sized, q.GetVolumeCapability()); err != nil {
+	r, sized, err := d.readVolume(id)
+	if err == nil && (sized || q.GetVolumeContext()[sizedContextKey] == "") {
+		if err := checkVolumeMode(id, r, sized, q.GetVolumeCapability()); err != nil {
 			return nil, err
 		}
 	}
 	switch {
 	case err != nil:
 		return nil, status.Error(codes.Internal, err.Error())
-	case sized && !r.Ready || !sized && q.GetVolumeContext()[sizedContext] != "":
+	case sized && !r.Ready || !sized && q.GetVolumeContext()[sizedContextKey] != "":
 		return nil, status.Errorf(codes.NotFound, "volume %s has no data on node %s: its file is gone, and no empty one takes its place", id, d.cfg.NodeID)
 	case r.Backing == backingDirectory:
 		if err := d.stageDirectory(id, r, q.GetStagingTargetPath(), q.GetVolumeCapability().GetMount().GetMountFlags()); err != nil {
 			return nil, err
 		}
 	case r.Block:
-		err = hold(d.image(id))
+		err = keepLoopDevice(d.imageFile(id))
 	case sized:
 		err = d.stageImage(ctx, id, r, q)
 	default:
 		if err = makeFolder(dir); err == nil {
-			err = bind(dir, q.GetStagingTargetPath(), 0)
+			err = bindMount(dir, q.GetStagingTargetPath(), 0)
 		}
 	}
 	if err != nil {
-		return nil, status.Errorf(codes.Internal, "staging volume %s: %v", id, d.explained(err))
+		return nil, status.Errorf(codes.Internal, "staging volume %s: %v", id, d.explainReadOnly(err))
 	}
 	return &csi.NodeStageVolumeResponse{}, nil
 }
 
-// stageImage mounts an image. The first time its root is made such that pods write as any user, and empty: programs that
-// want an empty folder for their data take lost+found for somebody's.
-func (d *Driver) stageImage(ctx context.Context, id string, r record, q *csi.NodeStageVolumeRequest) error {
+// stageImage mounts an image. At the first mount, its root becomes writable for all users, and
+// lost+found is removed, because some programs require an empty data folder.
+func (d *Driver) stageImage(ctx context.Context, id string, r volumeRecord, q *csi.NodeStageVolumeRequest) error {
 	path := q.GetStagingTargetPath()
-	if err := mountImage(ctx, d.image(id), path, q.GetVolumeCapability().GetMount().GetMountFlags()); err != nil || r.Used {
+	if err := mountImage(ctx, d.imageFile(id), path, q.GetVolumeCapability().GetMount().GetMountFlags()); err != nil || r.Initialized {
 		return err
 	}
 	err := os.Chmod(path, 0o777)
@@ -72,51 +73,51 @@ func (d *Driver) stageImage(ctx context.Context, id string, r record, q *csi.Nod
 		err = gone
 	}
 	if errors.Is(err, unix.EROFS) {
-		return nil // the next time
+		return nil // initialized by the next writable mount
 	}
 	if err != nil {
-		return errors.Join(err, unbind(path))
+		return errors.Join(err, unmountAll(path))
 	}
-	r.Used = true
-	return d.keep(id, r)
+	r.Initialized = true
+	return d.writeVolume(id, r)
 }
 
 // NodeUnstageVolume implements the Node service.
 func (d *Driver) NodeUnstageVolume(_ context.Context, q *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
-	if _, err := d.folder(q.GetVolumeId()); err != nil {
+	if _, err := d.volumeFolder(q.GetVolumeId()); err != nil {
 		return nil, err
 	}
 	if q.GetStagingTargetPath() == "" {
 		return nil, status.Error(codes.InvalidArgument, "staging target path is missing")
 	}
 	defer d.locks.Lock(q.GetVolumeId())()
-	r, _, err := d.volume(q.GetVolumeId())
+	r, _, err := d.readVolume(q.GetVolumeId())
 	if err == nil && r.Block {
-		err = release(d.image(q.GetVolumeId()))
+		err = detachLoopDevice(d.imageFile(q.GetVolumeId()))
 	}
-	if err = errors.Join(err, unbind(q.GetStagingTargetPath())); err != nil {
+	if err = errors.Join(err, unmountAll(q.GetStagingTargetPath())); err != nil {
 		return nil, status.Errorf(codes.Internal, "unstaging volume %s: %v", q.GetVolumeId(), err)
 	}
 	return &csi.NodeUnstageVolumeResponse{}, nil
 }
 
-// NodePublishVolume binds the staged volume to the target path.
+// NodePublishVolume bind-mounts the staged volume at the target path.
 func (d *Driver) NodePublishVolume(_ context.Context, q *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
-	dir, err := d.folder(q.GetVolumeId())
+	dir, err := d.volumeFolder(q.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
 	if q.GetTargetPath() == "" {
 		return nil, status.Error(codes.InvalidArgument, "target path is missing")
 	}
-	if err := supported(q.GetVolumeCapability()); err != nil {
+	if err := checkCapabilities(q.GetVolumeCapability()); err != nil {
 		return nil, err
 	}
 	if q.GetStagingTargetPath() == "" {
 		return nil, status.Error(codes.FailedPrecondition, "staging target path is missing: the volume has to be staged first")
 	}
 	defer d.locks.Lock(q.GetVolumeId())()
-	if ok, err := d.staged(q.GetVolumeId(), dir, q.GetStagingTargetPath()); err != nil || !ok {
+	if ok, err := d.isStaged(q.GetVolumeId(), dir, q.GetStagingTargetPath()); err != nil || !ok {
 		return nil, status.Errorf(codes.FailedPrecondition, "volume %s is not staged at %s (%v)", q.GetVolumeId(), q.GetStagingTargetPath(), err)
 	}
 	if q.GetVolumeCapability().GetBlock() != nil {
@@ -126,7 +127,7 @@ func (d *Driver) NodePublishVolume(_ context.Context, q *csi.NodePublishVolumeRe
 		return &csi.NodePublishVolumeResponse{}, nil
 	}
 	if q.GetVolumeCapability().GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER {
-		if other, err := elsewhere([]string{dir, d.directory(q.GetVolumeId())}, q.GetStagingTargetPath(), q.GetTargetPath()); err != nil || other != "" {
+		if other, err := otherMount([]string{dir, d.directoryPath(q.GetVolumeId())}, q.GetStagingTargetPath(), q.GetTargetPath()); err != nil || other != "" {
 			return nil, status.Errorf(codes.FailedPrecondition, "volume %s is for one pod and is published at %s already (%v)", q.GetVolumeId(), other, err)
 		}
 	}
@@ -134,24 +135,24 @@ func (d *Driver) NodePublishVolume(_ context.Context, q *csi.NodePublishVolumeRe
 	if q.GetReadonly() {
 		bits = unix.MS_RDONLY
 	}
-	if err := bind(q.GetStagingTargetPath(), q.GetTargetPath(), bits); err != nil {
+	if err := bindMount(q.GetStagingTargetPath(), q.GetTargetPath(), bits); err != nil {
 		return nil, status.Errorf(codes.Internal, "publishing volume %s: %v", q.GetVolumeId(), err)
 	}
 	return &csi.NodePublishVolumeResponse{}, nil
 }
 
-// NodeUnpublishVolume implements the Node service. The target path itself is removed too.
+// NodeUnpublishVolume implements the Node service. It also removes the target path itself.
 func (d *Driver) NodeUnpublishVolume(_ context.Context, q *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
-	if _, err := d.folder(q.GetVolumeId()); err != nil {
+	if _, err := d.volumeFolder(q.GetVolumeId()); err != nil {
 		return nil, err
 	}
 	if q.GetTargetPath() == "" {
 		return nil, status.Error(codes.InvalidArgument, "target path is missing")
 	}
 	defer d.locks.Lock(q.GetVolumeId())()
-	err := unbind(q.GetTargetPath())
+	err := unmountAll(q.GetTargetPath())
 	if err == nil {
-		err = os.Remove(q.GetTargetPath()) // never RemoveAll: what is in there is somebody's data
+		err = os.Remove(q.GetTargetPath()) // never RemoveAll: a remaining file is user data
 	}
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, status.Errorf(codes.Internal, "unpublishing volume %s: %v", q.GetVolumeId(), err)
@@ -159,29 +160,29 @@ func (d *Driver) NodeUnpublishVolume(_ context.Context, q *csi.NodeUnpublishVolu
 	return &csi.NodeUnpublishVolumeResponse{}, nil
 }
 
-// staged says whether the volume is at its staging path.
-func (d *Driver) staged(id, dir, path string) (bool, error) {
-	switch r, sized, err := d.volume(id); {
+// isStaged reports whether the volume is staged at a path.
+func (d *Driver) isStaged(id, dir, path string) (bool, error) {
+	switch r, sized, err := d.readVolume(id); {
 	case err != nil:
 		return false, err
 	case r.Backing == backingDirectory:
-		return same(d.directory(id), path)
+		return isSameFolder(d.directoryPath(id), path)
 	case r.Block:
-		l, err := attached(d.image(id))
+		l, err := findLoopDevice(d.imageFile(id))
 		if l != nil {
 			l.Close()
 		}
 		return l != nil, err
 	case sized:
-		return shown(d.image(id), path)
+		return isImageMount(d.imageFile(id), path)
 	}
-	return same(dir, path)
+	return isSameFolder(dir, path)
 }
 
-// elsewhere finds a mount of a staged volume besides its own places; "" when there is none.
-func elsewhere(own []string, staging, target string) (string, error) {
+// otherMount returns a mount of a staged volume apart from its own paths, or "".
+func otherMount(own []string, staging, target string) (string, error) {
 	own = append(own, filepath.Clean(staging), filepath.Clean(target))
-	all, err := mountsOf(staging)
+	all, err := otherMountsOf(staging)
 	for _, m := range all {
 		if !slices.Contains(own, filepath.Clean(m)) {
 			return m, nil
@@ -192,14 +193,14 @@ func elsewhere(own []string, staging, target string) (string, error) {
 
 // NodeGetVolumeStats implements the Node service.
 func (d *Driver) NodeGetVolumeStats(_ context.Context, q *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
-	dir, err := d.folder(q.GetVolumeId())
+	dir, err := d.volumeFolder(q.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
 	if q.GetVolumePath() == "" {
 		return nil, status.Error(codes.InvalidArgument, "volume path is missing")
 	}
-	r, _, err := d.exists(q.GetVolumeId(), dir)
+	r, _, err := d.findVolume(q.GetVolumeId(), dir)
 	if err != nil {
 		return nil, err
 	}
@@ -234,11 +235,12 @@ func (d *Driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRe
 
 // NodeGetInfo implements the Node service.
 func (d *Driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
-	return &csi.NodeGetInfoResponse{NodeId: d.cfg.NodeID, AccessibleTopology: d.topology()}, nil
+	return &csi.NodeGetInfoResponse{NodeId: d.cfg.NodeID, AccessibleTopology: d.nodeTopology()}, nil
 }
 
-// bind mounts source at target once, however often it is asked, with options of a mount besides those that source has.
-func bind(source, target string, bits uintptr) error {
+// bindMount bind-mounts source at target, with mount flags in addition to those of source. It is
+// idempotent.
+func bindMount(source, target string, bits uintptr) error {
 	if err := os.MkdirAll(target, 0o750); err != nil {
 		return err
 	}
@@ -247,7 +249,7 @@ func bind(source, target string, bits uintptr) error {
 		return err
 	}
 	if mounted {
-		ok, err := same(source, target)
+		ok, err := isSameFolder(source, target)
 		if err != nil {
 			return err
 		}
@@ -260,18 +262,18 @@ func bind(source, target string, bits uintptr) error {
 	if bits == 0 {
 		return nil
 	}
-	have, err := flagsOf(target)
+	have, err := mountFlagsOf(target)
 	if err == nil {
 		err = unix.Mount("", target, "", unix.MS_BIND|unix.MS_REMOUNT|have|bits, "")
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("giving %s its mount options: %w", target, err), unbind(target))
+		return errors.Join(fmt.Errorf("giving %s its mount options: %w", target, err), unmountAll(target))
 	}
 	return nil
 }
 
-// flagsOf are the options that a mount has: to set one all are to be named.
-func flagsOf(path string) (bits uintptr, err error) {
+// mountFlagsOf returns the flags of a mount. A remount must repeat all of them.
+func mountFlagsOf(path string) (bits uintptr, err error) {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(path, &fs); err != nil {
 		return 0, err
@@ -285,7 +287,7 @@ func flagsOf(path string) (bits uintptr, err error) {
 	return bits, nil
 }
 
-func unbind(target string) error {
+func unmountAll(target string) error {
 	for {
 		mounted, err := mountinfo.Mounted(target)
 		if errors.Is(err, os.ErrNotExist) || err == nil && !mounted {
@@ -300,8 +302,8 @@ func unbind(target string) error {
 	}
 }
 
-// same says whether two paths show the same folder.
-func same(a, b string) (bool, error) {
+// isSameFolder reports whether two paths are the same folder.
+func isSameFolder(a, b string) (bool, error) {
 	x, err := os.Stat(a)
 	if err != nil {
 		return false, err
@@ -313,8 +315,8 @@ func same(a, b string) (bool, error) {
 	return os.SameFile(x, y), nil
 }
 
-// mountsOf lists where else a folder is mounted.
-func mountsOf(dir string) ([]string, error) {
+// otherMountsOf returns the other paths where a folder is mounted.
+func otherMountsOf(dir string) ([]string, error) {
 	st, err := os.Stat(dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
@@ -329,7 +331,7 @@ func mountsOf(dir string) ([]string, error) {
 	var out []string
 	for _, m := range all {
 		if m.Root == "/" && m.Major != loopMajor || filepath.Clean(m.Mountpoint) == filepath.Clean(dir) {
-			continue // neither a bind of a folder nor an image
+			continue // neither a bind mount of a folder nor an image
 		}
 		if x, err := os.Stat(m.Mountpoint); err == nil && os.SameFile(st, x) {
 			out = append(out, m.Mountpoint)

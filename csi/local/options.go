@@ -13,21 +13,23 @@ import (
 	"keelson.dev/keelson/internal/mountoption"
 )
 
-// fitsImage says which mount options a volume cannot be mounted with, before there is one: its pods would wait for ever.
-func fitsImage(caps []*csi.VolumeCapability) error {
+// checkImageOptions returns an error for invalid mount options before the volume is created.
+// Otherwise its pods would wait forever.
+func checkImageOptions(caps []*csi.VolumeCapability) error {
 	for _, c := range caps {
 		_, rest := mountoption.SplitFlags(c.GetMount().GetMountFlags())
-		if err := known("ext4", rest); err != nil {
+		if err := checkMountOptions("ext4", rest); err != nil {
 			return status.Errorf(codes.InvalidArgument, "%v: correct the mountOptions of the claim's StorageClass", err)
 		}
 	}
 	return nil
 }
 
-// known asks the kernel whether a type of file system has options, without mounting anything. One that cannot be asked (it is
-// older than 5.2, or the driver lacks CAP_SYS_ADMIN) says so when it mounts; and only then does any kernel say which options
-// do not go together with what is in a file system.
-func known(kind string, options []string) error {
+// checkMountOptions checks with the kernel whether a file system type accepts mount options,
+// without mounting anything. If the kernel cannot check (before 5.2, or without CAP_SYS_ADMIN), it
+// returns nil, and the mount fails later. Conflicts between options and the content of a file
+// system are also found only by the mount.
+func checkMountOptions(kind string, options []string) error {
 	if len(options) == 0 {
 		return nil
 	}
@@ -36,7 +38,7 @@ func known(kind string, options []string) error {
 		return nil
 	}
 	defer unix.Close(fs)
-	// What is to be mounted is no option: with this it is there already.
+	// fsconfig refuses some options if the source is not set.
 	if err := unix.FsconfigSetString(fs, "source", "none"); err != nil {
 		return nil
 	}
@@ -48,15 +50,16 @@ func known(kind string, options []string) error {
 			err = unix.FsconfigSetFlag(fs, name)
 		}
 		if err != nil && !errors.Is(err, unix.EPERM) {
-			return fmt.Errorf("mount option %q is none that %s can be mounted with (%s)", o, kind, said(fs, err))
+			return fmt.Errorf("mount option %q is none that %s can be mounted with (%s)", o, kind, kernelMessage(fs, err))
 		}
 	}
 	return nil
 }
 
-// said is what the kernel says about an error of a file system that is being configured; where it says nothing, the error.
-func said(fs int, err error) string {
-	var b [256]byte // a message each time, "e ext4: Unknown parameter 'x'"
+// kernelMessage returns the kernel's message about a failed fsconfig call, or the text of err if
+// there is none.
+func kernelMessage(fs int, err error) string {
+	var b [256]byte // one message per read, such as "e ext4: Unknown parameter 'x'"
 	n, none := unix.Read(fs, b[:])
 	if none != nil || n < 3 {
 		return err.Error()

@@ -10,66 +10,71 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// quotas holds folders to a size: what bears a project id takes so much of its file system at most. That of the kernel is
-// kernelQuotas; tests that are about something else have one in memory.
-type quotas interface {
-	// ready is nil where the file system of a folder has project quotas in force, and else a sentence that says what is
-	// missing and what to do.
-	ready(root string) error
-	// limit sets what may bear an id: bytes and inodes; zeros take the limit away.
-	limit(root string, id uint32, bytes, inodes int64) error
-	// used says what bears an id, and whether anybody has set it a limit. Errors where there are no quotas.
-	used(root string, id uint32) (usage, error)
-	// bear gives a folder an id, which what is made in it inherits. An id is borne by what is made after, and by nothing before.
-	bear(folder string, id uint32) error
-	// borne is the id of a folder that hands it on; 0 where it has none.
-	borne(folder string) (uint32, error)
-	// shares says that files of the file system may have blocks in common, each of which counts for each of them.
-	shares(root string) bool
+// quotaBackend enforces the size of folders by project quotas: the files with a project ID use at
+// most its limit on their file system. kernelQuotas is the real implementation; tests have one in
+// memory.
+type quotaBackend interface {
+	// checkReady returns nil if project quotas are enforced on the file system of a folder.
+	// Otherwise its error states what is missing and what to do.
+	checkReady(root string) error
+	// setLimit sets the limits of a project ID in bytes and inodes; zeros remove the limits.
+	setLimit(root string, id uint32, bytes, inodes int64) error
+	// usageOf returns the usage of a project ID, and whether a limit is set. It fails if there are
+	// no quotas.
+	usageOf(root string, id uint32) (projectUsage, error)
+	// setProject sets the project ID of a folder. New files in the folder inherit it; existing
+	// files do not change.
+	setProject(folder string, id uint32) error
+	// projectIDOf returns the project ID that new files in a folder inherit, or 0.
+	projectIDOf(folder string) (uint32, error)
+	// mayShareBlocks reports whether files may have blocks in common, which count for each of them.
+	mayShareBlocks(root string) bool
 }
 
-// usage is what bears a project id.
-type usage struct {
+// projectUsage is the usage of a project ID.
+type projectUsage struct {
 	bytes, inodes int64
 	limited       bool
 }
 
-// free says that nothing bears the id, and that nobody means something to.
-func (u usage) free() bool { return u == usage{} }
+// isUnused reports whether the project ID has no files and no limits.
+func (u projectUsage) isUnused() bool { return u == projectUsage{} }
 
-// kernelQuotas are the project quotas of ext4 and XFS.
+// kernelQuotas implements quotaBackend with the project quotas of ext4 and XFS.
 type kernelQuotas struct{}
 
 const (
 	projectQuota = 2 // PRJQUOTA
 
-	quotaGet   = 0x800007<<8 | projectQuota   // Q_GETQUOTA, which XFS answers as well
+	quotaGet   = 0x800007<<8 | projectQuota   // Q_GETQUOTA, also supported by XFS
 	quotaSet   = 0x800008<<8 | projectQuota   // Q_SETQUOTA
-	quotaState = ('X'<<8+8)<<8 | projectQuota // Q_XGETQSTATV, which ext4 answers as well
+	quotaState = ('X'<<8+8)<<8 | projectQuota // Q_XGETQSTATV, also supported by ext4
 
-	// projectEnforced is FS_QUOTA_PDQ_ENFD, of the flags of struct fs_quota_statv, which are at its second byte.
+	// projectEnforced is FS_QUOTA_PDQ_ENFD, a flag of struct fs_quota_statv. The flags start at
+	// byte 2 of the struct.
 	projectEnforced = 1 << 5
 
-	// getAttributes and setAttributes are FS_IOC_FSGETXATTR and FS_IOC_FSSETXATTR.
-	getAttributes = 0x801c581f
-	setAttributes = 0x401c5820
-	// projectInherit is FS_XFLAG_PROJINHERIT: what is made in the folder has its project id, nothing is linked or moved into
-	// it from outside, and statfs tells the limit.
+	// ioctlGetXattr and ioctlSetXattr are FS_IOC_FSGETXATTR and FS_IOC_FSSETXATTR.
+	ioctlGetXattr = 0x801c581f
+	ioctlSetXattr = 0x401c5820
+	// projectInherit is FS_XFLAG_PROJINHERIT: new files in the folder inherit its project ID, files
+	// from elsewhere cannot be linked or moved into it, and statfs reports the limit.
 	projectInherit = 0x200
 
-	// geometry is XFS_IOC_FSGEOMETRY_V1, of 112 bytes with the flags at 92; reflinks is the one that files may share blocks.
-	geometry      = 0x80705864
-	geometryFlags = 92
-	reflinks      = 1 << 20
+	// ioctlGeometry is XFS_IOC_FSGEOMETRY_V1 with a struct of 112 bytes. geometryReflink is the
+	// flag that files may share blocks.
+	ioctlGeometry       = 0x80705864
+	geometryFlagsOffset = 92
+	geometryReflink     = 1 << 20
 )
 
-// attributes is struct fsxattr.
-type attributes struct {
+// fsxattr is struct fsxattr.
+type fsxattr struct {
 	flags, extent, extents, project, cow uint32
 	_                                    [8]byte
 }
 
-// block is struct if_dqblk. Its limits are in KiB.
+// quotaBlock is struct if_dqblk. Its space limits are in KiB.
 type quotaBlock struct {
 	hard, soft, space              uint64
 	hardInodes, softInodes, inodes uint64
@@ -78,10 +83,10 @@ type quotaBlock struct {
 	_                              uint32
 }
 
-// limitsValid is QIF_LIMITS.
-const limitsValid = 1 | 4
+// quotaLimitsValid is QIF_LIMITS.
+const quotaLimitsValid = 1 | 4
 
-// quotactl asks the kernel about quotas of the file system that a folder is on.
+// quotactl calls quotactl_fd for the file system of a folder.
 func quotactl[T any](folder string, cmd, id uint32, arg *T) error {
 	f, err := os.Open(folder)
 	if err != nil {
@@ -95,7 +100,7 @@ func quotactl[T any](folder string, cmd, id uint32, arg *T) error {
 	return nil
 }
 
-func (kernelQuotas) ready(root string) error {
+func (kernelQuotas) checkReady(root string) error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(root, &fs); err != nil {
 		return fmt.Errorf("file system of %s: %w", root, err)
@@ -105,11 +110,12 @@ func (kernelQuotas) ready(root string) error {
 	if err == nil && binary.NativeEndian.Uint16(state[2:])&projectEnforced != 0 {
 		return nil
 	}
-	return noQuotas(root, int64(fs.Type), err)
+	return quotaProblem(root, int64(fs.Type), err)
 }
 
-// noQuotas says what is missing for folders of a size, and what to do.
-func noQuotas(root string, magic int64, err error) error {
+// quotaProblem returns an error that states why a file system has no project quotas, and how to
+// enable them.
+func quotaProblem(root string, magic int64, err error) error {
 	const or = "; or use a class with backing: image"
 	switch {
 	case magic == unix.EXT4_SUPER_MAGIC:
@@ -122,11 +128,11 @@ func noQuotas(root string, magic int64, err error) error {
 		return fmt.Errorf("backing: directory needs project quotas, and asking for those of %s fails: %w", root, err)
 	}
 	return fmt.Errorf("backing: directory needs project quotas, and %s is on %s, which has none: put it on ext4 or XFS "+
-		"mounted with the option prjquota"+or, root, nameOfFS(magic))
+		"mounted with the option prjquota"+or, root, fileSystemName(magic))
 }
 
-// nameOfFS names a file system by its magic number.
-func nameOfFS(magic int64) string {
+// fileSystemName returns the name of a file system by its magic number.
+func fileSystemName(magic int64) string {
 	switch uint32(magic) {
 	case unix.EXT4_SUPER_MAGIC:
 		return "ext4"
@@ -144,51 +150,51 @@ func nameOfFS(magic int64) string {
 	return fmt.Sprintf("a file system of type %#x", uint32(magic))
 }
 
-func (kernelQuotas) limit(root string, id uint32, bytes, inodes int64) error {
-	b := quotaBlock{hard: uint64(bytes) / 1024, hardInodes: uint64(inodes), valid: limitsValid}
+func (kernelQuotas) setLimit(root string, id uint32, bytes, inodes int64) error {
+	b := quotaBlock{hard: uint64(bytes) / 1024, hardInodes: uint64(inodes), valid: quotaLimitsValid}
 	if err := quotactl(root, quotaSet, id, &b); err != nil {
 		return fmt.Errorf("setting the quota of project %d on the file system of %s: %w", id, root, err)
 	}
 	return nil
 }
 
-func (kernelQuotas) used(root string, id uint32) (usage, error) {
+func (kernelQuotas) usageOf(root string, id uint32) (projectUsage, error) {
 	var b quotaBlock
 	err := quotactl(root, quotaGet, id, &b)
-	if errors.Is(err, unix.ENOENT) { // XFS has never heard of it
-		return usage{}, nil
+	if errors.Is(err, unix.ENOENT) { // XFS has no entry for the project ID
+		return projectUsage{}, nil
 	}
 	if err != nil {
-		return usage{}, fmt.Errorf("reading the quota of project %d on the file system of %s: %w", id, root, err)
+		return projectUsage{}, fmt.Errorf("reading the quota of project %d on the file system of %s: %w", id, root, err)
 	}
-	return usage{bytes: int64(b.space), inodes: int64(b.inodes), limited: b.hard|b.soft|b.hardInodes|b.softInodes != 0}, nil
+	return projectUsage{bytes: int64(b.space), inodes: int64(b.inodes), limited: b.hard|b.soft|b.hardInodes|b.softInodes != 0}, nil
 }
 
-func (kernelQuotas) bear(folder string, id uint32) error {
+func (kernelQuotas) setProject(folder string, id uint32) error {
 	f, err := os.OpenFile(folder, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	var a attributes
-	if err := ioctl(f, getAttributes, &a); err != nil {
+	var a fsxattr
+	if err := ioctlPointer(f, ioctlGetXattr, &a); err != nil {
 		return fmt.Errorf("reading the attributes of %s: %w", folder, err)
 	}
 	a.project, a.flags = id, a.flags|projectInherit
-	if err := ioctl(f, setAttributes, &a); err != nil {
+	if err := ioctlPointer(f, ioctlSetXattr, &a); err != nil {
 		return fmt.Errorf("giving %s the project id %d: %w", folder, id, err)
 	}
 	return nil
 }
 
-func (kernelQuotas) borne(folder string) (uint32, error) {
+func (kernelQuotas) projectIDOf(folder string) (uint32, error) {
 	f, err := os.OpenFile(folder, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return 0, err
 	}
 	defer f.Close()
-	var a attributes
-	if err := ioctl(f, getAttributes, &a); err != nil {
+	var a fsxattr
+	if err := ioctlPointer(f, ioctlGetXattr, &a); err != nil {
 		return 0, fmt.Errorf("reading the attributes of %s: %w", folder, err)
 	}
 	if a.flags&projectInherit == 0 {
@@ -197,7 +203,7 @@ func (kernelQuotas) borne(folder string) (uint32, error) {
 	return a.project, nil
 }
 
-func (kernelQuotas) shares(root string) bool {
+func (kernelQuotas) mayShareBlocks(root string) bool {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(root, &fs); err == nil && fs.Type == unix.EXT4_SUPER_MAGIC {
 		return false
@@ -208,8 +214,8 @@ func (kernelQuotas) shares(root string) bool {
 	}
 	defer f.Close()
 	var told [112]byte
-	if err := ioctl(f, geometry, &told); err != nil {
+	if err := ioctlPointer(f, ioctlGeometry, &told); err != nil {
 		return true
 	}
-	return binary.NativeEndian.Uint32(told[geometryFlags:])&reflinks != 0
+	return binary.NativeEndian.Uint32(told[geometryFlagsOffset:])&geometryReflink != 0
 }

@@ -31,7 +31,7 @@ const diskSize = 320 * mib
 // quotaDisk mounts a new file system with an option at a folder of its own.
 func quotaDisk(t *testing.T, kind, option string) (at string) {
 	t.Helper()
-	privatemounts.Need(t)
+	privatemounts.SkipUnlessPrivate(t)
 	image := filepath.Join(t.TempDir(), "disk")
 	f, err := os.Create(image)
 	must(t, err)
@@ -53,7 +53,7 @@ func quotaDisk(t *testing.T, kind, option string) (at string) {
 
 func mountDisk(t *testing.T, image, at, kind, option string) {
 	t.Helper()
-	l, _, err := attach(image)
+	l, _, err := ensureLoopDevice(image)
 	must(t, err)
 	defer l.Close()
 	if err := unix.Mount(l.Name(), at, kind, 0, option); err != nil {
@@ -63,7 +63,7 @@ func mountDisk(t *testing.T, image, at, kind, option string) {
 		t.Fatalf("mounting %s with option %q: %v", kind, option, err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(at, unix.MNT_DETACH) })
-	if why := (kernelQuotas{}).ready(at); why != nil && option != "" && os.Getenv(needsQuotas) == "" {
+	if why := (kernelQuotas{}).checkReady(at); why != nil && option != "" && os.Getenv(needsQuotas) == "" {
 		t.Skipf("needs: a kernel that has project quotas on %s: %v", kind, why)
 	}
 }
@@ -125,8 +125,8 @@ func TestProjectQuotas(t *testing.T) {
 }
 
 func projectQuotas(t *testing.T, b *bench, kind string) {
-	if b.quotas.shares(b.cfg.Root) != (kind == "xfs") {
-		t.Errorf("%s shares blocks: %v", kind, b.quotas.shares(b.cfg.Root))
+	if b.quotas.mayShareBlocks(b.cfg.Root) != (kind == "xfs") {
+		t.Errorf("%s shares blocks: %v", kind, b.quotas.mayShareBlocks(b.cfg.Root))
 	}
 	must(t, b.createDirectory("v", 20*mib))
 	must(t, b.createDirectory("w", 16*mib))
@@ -151,9 +151,9 @@ func projectQuotas(t *testing.T, b *bench, kind string) {
 		t.Errorf("writing 24 MiB to a volume of 20: %v", err)
 	}
 	must(t, os.Remove(filepath.Join(at, "deep", "large")))
-	rv, _, err := b.volume("v")
+	rv, _, err := b.readVolume("v")
 	must(t, err)
-	b.falls(t, rv.Project, func(u usage) bool { return u.bytes < mib })
+	b.falls(t, rv.Project, func(u projectUsage) bool { return u.bytes < mib })
 	must(t, b.expand("v", 40*mib))
 	if size() != 40*mib {
 		t.Errorf("having grown statfs tells a size of %d", size())
@@ -165,40 +165,40 @@ func projectQuotas(t *testing.T, b *bench, kind string) {
 	if bytes.Total != 40*mib || bytes.Used < 24*mib || bytes.Used > 25*mib || bytes.Available != bytes.Total-bytes.Used || inodes.Used != 3 || inodes.Total != 2560 {
 		t.Errorf("stats: %v", res)
 	}
-	sum, open, err := b.promised()
+	sum, open, err := b.reservedBytes()
 	if want := int64(56 * mib); kind == "ext4" && (open > want-24*mib || open < want-25*mib) || kind == "xfs" && open != want || sum != want || err != nil {
 		t.Errorf("promised %d, open %d, %v", sum, open, err)
 	}
 	wants(t, "deleting it in use", b.delete("v"), codes.FailedPrecondition, "in use at "+at)
 	must(t, b.unstage("v"))
-	rw, _, err := b.volume("w")
+	rw, _, err := b.readVolume("w")
 	must(t, err)
-	if u, err := b.quotas.used(b.cfg.Root, rw.Project); u.bytes > 64<<10 || !u.limited || err != nil {
+	if u, err := b.quotas.usageOf(b.cfg.Root, rw.Project); u.bytes > 64<<10 || !u.limited || err != nil {
 		t.Errorf("the other volume: %+v, %v", u, err)
 	}
 	// A driver that has another folder on the same disk takes no id of this one's.
 	other := newOn(t, b.cfg.Root, 0)
 	must(t, other.createDirectory("v", 16*mib))
-	if ro, _, err := other.volume("v"); ro.Project == rv.Project || ro.Project == rw.Project || err != nil {
+	if ro, _, err := other.readVolume("v"); ro.Project == rv.Project || ro.Project == rw.Project || err != nil {
 		t.Errorf("project %d is two volumes', %v", ro.Project, err)
 	}
 	for _, one := range []*bench{b, other} {
 		must(t, one.delete("v"))
 		must(t, one.emptyTrash(t.Context()))
 	}
-	b.falls(t, rv.Project, usage.free)
+	b.falls(t, rv.Project, projectUsage.isUnused)
 	must(t, b.delete("w"))
 	must(t, b.emptyTrash(t.Context()))
 	nothingLeft(t, b.cfg.Root)
 }
 
 // falls waits until a project uses as little as it is to: XFS takes files that were removed off their project some time later.
-func (b *bench) falls(t *testing.T, project uint32, enough func(usage) bool) {
+func (b *bench) falls(t *testing.T, project uint32, enough func(projectUsage) bool) {
 	t.Helper()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for end := time.Now().Add(30 * time.Second); ; <-tick.C {
-		u, err := b.quotas.used(b.cfg.Root, project)
+		u, err := b.quotas.usageOf(b.cfg.Root, project)
 		must(t, err)
 		if enough(u) {
 			return
@@ -216,7 +216,7 @@ func TestQuotasGone(t *testing.T) {
 			disk := quotaDisk(t, kind, "prjquota")
 			b := newOn(t, disk, 0)
 			must(t, b.createDirectory("v", 16*mib))
-			must(t, os.WriteFile(filepath.Join(b.directory("v"), "data"), []byte("kept"), 0o644))
+			must(t, os.WriteFile(filepath.Join(b.directoryPath("v"), "data"), []byte("kept"), 0o644))
 			f, err := os.Open(disk)
 			must(t, err)
 			var st unix.Stat_t

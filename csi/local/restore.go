@@ -11,67 +11,69 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// makeOf makes a volume that begins with what a snapshot or another volume of this node holds.
-func (d *Driver) makeOf(ctx context.Context, q *csi.CreateVolumeRequest, size int64, block bool) (int64, error) {
+// createFromSource creates a volume with the content of a snapshot or of another volume of this
+// node.
+func (d *Driver) createFromSource(ctx context.Context, q *csi.CreateVolumeRequest, size int64, block bool) (int64, error) {
 	id, want := q.GetName(), q.GetCapacityRange()
-	r, source, err := d.source(q.GetVolumeContentSource())
+	r, source, err := d.resolveSource(q.GetVolumeContentSource())
 	if err != nil {
 		return 0, err
 	}
 	r.Block = block
-	have, known, err := d.volume(id)
+	have, known, err := d.readVolume(id)
 	if err != nil {
 		return 0, status.Error(codes.Internal, err.Error())
 	}
 	if known && have.Ready {
-		return have.Size, compatible(id, have, r, want)
+		return have.Size, checkCompatible(id, have, r, want)
 	}
 	switch {
 	case source == nil || !source.Ready:
-		if known { // begun, and of no use to anybody
+		if known { // unfinished and no longer possible
 			defer d.locks.Lock(id)()
-			if err := d.discard(id, have); err != nil {
+			if err := d.discardVolume(id, have); err != nil {
 				return 0, status.Errorf(codes.Internal, "taking away what was begun of volume %s: %v", id, err)
 			}
 		}
-		return 0, status.Errorf(codes.NotFound, "%s, of which volume %s is to be made, does not exist on node %s", nameOf(r), id, d.cfg.NodeID)
+		return 0, status.Errorf(codes.NotFound, "%s, of which volume %s is to be made, does not exist on node %s", sourceName(r), id, d.cfg.NodeID)
 	case source.Backing == backingDirectory:
-		return 0, noCopies(r.From)
+		return 0, errNoCopies(r.SourceVolume)
 	case source.Block != block:
-		return 0, status.Errorf(codes.InvalidArgument, "%s is a block device: %v; volume %s, which is to be made of it, cannot be another thing", nameOf(r), source.Block, id)
+		return 0, status.Errorf(codes.InvalidArgument, "%s is a block device: %v; volume %s, which is to be made of it, cannot be another thing", sourceName(r), source.Block, id)
 	case want.GetRequiredBytes() == 0 && want.GetLimitBytes() == 0:
 		size = source.Size
 	case size < source.Size:
-		return 0, status.Errorf(codes.OutOfRange, "volume %s of %d bytes is too small for what it is to hold: %s has %d", id, size, nameOf(r), source.Size)
+		return 0, status.Errorf(codes.OutOfRange, "volume %s of %d bytes is too small for what it is to hold: %s has %d", id, size, sourceName(r), source.Size)
 	}
-	r.Size, r.Used = size, source.Used
-	over, err := d.jobs.run(ctx, d.life(), "volume "+id, func(ctx context.Context) error { return d.fillFrom(ctx, id, r) })
+	r.Size, r.Initialized = size, source.Initialized
+	over, err := d.jobs.runShared(ctx, d.jobContext(), "volume "+id, func(ctx context.Context) error { return d.copyFromSource(ctx, id, r) })
 	switch {
 	case !over:
-		return 0, status.Errorf(codes.Aborted, "volume %s is still being made of %s", id, nameOf(r))
+		return 0, status.Errorf(codes.Aborted, "volume %s is still being made of %s", id, sourceName(r))
 	case err != nil:
 		return 0, err
 	}
 	return size, nil
 }
 
-// source is what a volume is to be made of: how its record says so, and the source's own record, nil where there is none.
-func (d *Driver) source(s *csi.VolumeContentSource) (r record, source *record, err error) {
+// resolveSource returns a record that names the source of a volume, and the record of the source,
+// or nil if the source does not exist.
+func (d *Driver) resolveSource(s *csi.VolumeContentSource) (r volumeRecord, source *volumeRecord, err error) {
 	var known bool
-	var have record
+	var have volumeRecord
 	switch {
 	case s.GetSnapshot() != nil:
-		if _, err := d.folder(s.GetSnapshot().GetSnapshotId()); err != nil {
+		if _, err := d.volumeFolder(s.GetSnapshot().GetSnapshotId()); err != nil {
 			return r, nil, err
 		}
-		r.FromRecord = s.GetSnapshot().GetSnapshotId()
-		have, known, err = d.snapshot(r.FromRecord)
+		r.SourceSnapshot = s.GetSnapshot().GetSnapshotId()
+		have, known, err = d.readSnapshot(r.SourceSnapshot)
 	case s.GetVolume() != nil:
-		if _, err := d.folder(s.GetVolume().GetVolumeId()); err != nil {
+		if _, err := d.volumeFolder(s.GetVolume().GetVolumeId()); err != nil {
 			return r, nil, err
 		}
-		r.From = s.GetVolume().GetVolumeId()
-		if have, known, err = d.volume(r.From); err != nil {
+		r.SourceVolume = s.GetVolume().GetVolumeId()
+		if have, known, err = d.readVolume(r.SourceVolume); err != nil {
 			err = status.Error(codes.Internal, err.Error())
 		}
 	default:
@@ -83,61 +85,61 @@ func (d *Driver) source(s *csi.VolumeContentSource) (r record, source *record, e
 	return r, source, err
 }
 
-func nameOf(r record) string {
-	if r.FromRecord != "" {
-		return "snapshot " + r.FromRecord
+func sourceName(r volumeRecord) string {
+	if r.SourceSnapshot != "" {
+		return "snapshot " + r.SourceSnapshot
 	}
-	return "volume " + r.From
+	return "volume " + r.SourceVolume
 }
 
-// fillFrom makes a volume of what its record names unless it is there. Its whole size is taken of the disk first, so that
-// it finds no room gone when the copy is there.
-func (d *Driver) fillFrom(ctx context.Context, id string, r record) error {
+// copyFromSource creates a volume from the source in its record, unless it exists. Its full size is
+// reserved first, so that the space is still available after the copy.
+func (d *Driver) copyFromSource(ctx context.Context, id string, r volumeRecord) error {
 	defer d.locks.Lock(id)()
-	have, known, err := d.volume(id)
+	have, known, err := d.readVolume(id)
 	switch {
 	case err != nil:
 		return status.Error(codes.Internal, err.Error())
 	case known && have.Ready:
 		return nil
 	case known:
-		if err := d.discard(id, have); err != nil {
+		if err := d.discardVolume(id, have); err != nil {
 			return status.Errorf(codes.Internal, "making volume %s: %v", id, err)
 		}
 	}
-	lock := r.From
-	if r.FromRecord != "" {
-		lock = snapshotLock(r.FromRecord)
+	lock := r.SourceVolume
+	if r.SourceSnapshot != "" {
+		lock = snapshotLockName(r.SourceSnapshot)
 	}
 	defer d.locks.Lock(lock)()
-	r.Shared = true // as long as it is not known
-	if err := d.promise(d.recordFile(id), "volume "+id, r); err != nil {
+	r.Shared = true // until it is known
+	if err := d.reserveSpace(d.recordFile(id), "volume "+id, r); err != nil {
 		return err
 	}
-	if r.FromRecord != "" {
+	if r.SourceSnapshot != "" {
 		still := func(do func(context.Context) error) error { return do(ctx) }
-		r.Shared, err = copyImage(ctx, d.snapshotFile(r.FromRecord), d.image(id), still)
+		r.Shared, err = copyImage(ctx, d.snapshotFile(r.SourceSnapshot), d.imageFile(id), still)
 	} else {
-		r.Shared, err = d.copyVolume(ctx, r.From, d.image(id))
+		r.Shared, err = d.copyVolume(ctx, r.SourceVolume, d.imageFile(id))
 	}
 	if err == nil {
-		err = takeRoom(d.image(id), r.Size)
+		err = allocateWhole(d.imageFile(id), r.Size)
 	}
 	if err == nil {
 		r.Ready = true
-		err = d.keep(id, r)
+		err = d.writeVolume(id, r)
 	}
 	if err == nil {
 		return nil
 	}
-	return d.copyFailed("making volume "+id+" of "+nameOf(r), err, d.removeImage(id))
+	return d.copyFailed("making volume "+id+" of "+sourceName(r), err, d.removeImage(id))
 }
 
-// takeRoom gives a file all the blocks of its size.
-func takeRoom(path string, size int64) error {
+// allocateWhole allocates all blocks of a file up to size.
+func allocateWhole(path string, size int64) error {
 	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return err
 	}
-	return errors.Join(allocate(f, size), f.Sync(), f.Close())
+	return errors.Join(allocateBlocks(f, size), f.Sync(), f.Close())
 }

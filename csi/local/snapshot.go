@@ -17,63 +17,64 @@ import (
 )
 
 func (d *Driver) snapshotFile(id string) string { return filepath.Join(d.cfg.Root, snapshotsDir, id) }
-func (d *Driver) snapshotRecord(id string) string {
+func (d *Driver) snapshotRecordFile(id string) string {
 	return d.snapshotFile(id) + ".json"
 }
 
-// snapshot returns the record of a snapshot; ok is false where it has none.
-func (d *Driver) snapshot(id string) (r record, ok bool, err error) {
-	r, ok, err = read(d.snapshotRecord(id))
+// readSnapshot returns the record of a snapshot; ok is false if there is none.
+func (d *Driver) readSnapshot(id string) (r volumeRecord, ok bool, err error) {
+	r, ok, err = readRecord(d.snapshotRecordFile(id))
 	if err != nil {
 		err = status.Errorf(codes.Internal, "record of snapshot %s: %v", id, err)
 	}
 	return r, ok, err
 }
 
-func snapshotOf(id string, r record) *csi.Snapshot {
-	return &csi.Snapshot{SnapshotId: id, SourceVolumeId: r.From, SizeBytes: r.Size, CreationTime: timestamppb.New(time.Unix(0, r.Made)),
+func snapshotOf(id string, r volumeRecord) *csi.Snapshot {
+	return &csi.Snapshot{SnapshotId: id, SourceVolumeId: r.SourceVolume, SizeBytes: r.Size, CreationTime: timestamppb.New(time.Unix(0, r.CreatedAt)),
 		ReadyToUse: true, GroupSnapshotId: r.Group}
 }
 
-// CreateSnapshot keeps what a volume holds now. The name is the id: asking again finds the same snapshot.
+// CreateSnapshot copies the current content of a volume. The name is the snapshot ID, so that a
+// repeated call finds the same snapshot.
 func (d *Driver) CreateSnapshot(ctx context.Context, q *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
 	id, from := q.GetName(), q.GetSourceVolumeId()
-	if _, err := d.folder(id); err != nil {
+	if _, err := d.volumeFolder(id); err != nil {
 		return nil, err
 	}
-	dir, err := d.folder(from)
+	dir, err := d.volumeFolder(from)
 	if err != nil {
 		return nil, err
 	}
 	for k := range q.GetParameters() {
 		return nil, status.Errorf(codes.InvalidArgument, "parameter %q of the snapshot's class is not known: this driver has none", k)
 	}
-	have, known, err := d.snapshot(id)
+	have, known, err := d.readSnapshot(id)
 	if err != nil {
 		return nil, err
 	}
 	if known && have.Group != "" {
 		return nil, status.Errorf(codes.AlreadyExists, "snapshot %s exists and is one of group %s", id, have.Group)
 	}
-	if known && have.From != from {
-		return nil, status.Errorf(codes.AlreadyExists, "snapshot %s exists and is one of volume %s", id, have.From)
+	if known && have.SourceVolume != from {
+		return nil, status.Errorf(codes.AlreadyExists, "snapshot %s exists and is one of volume %s", id, have.SourceVolume)
 	}
 	if !known || !have.Ready {
-		if r, sized, err := d.exists(from, dir); err != nil {
+		if r, sized, err := d.findVolume(from, dir); err != nil {
 			return nil, err
 		} else if r.Backing == backingDirectory {
-			return nil, noCopies(from)
+			return nil, errNoCopies(from)
 		} else if !sized {
 			return nil, status.Errorf(codes.FailedPrecondition, "volume %s is a folder that somebody made by hand: there are no snapshots of such", from)
 		}
-		over, err := d.jobs.run(ctx, d.life(), "snapshot "+id, func(ctx context.Context) error { return d.take(ctx, id, from) })
+		over, err := d.jobs.runShared(ctx, d.jobContext(), "snapshot "+id, func(ctx context.Context) error { return d.createSnapshot(ctx, id, from) })
 		switch {
 		case !over:
 			return nil, status.Errorf(codes.Aborted, "snapshot %s is still being made", id)
 		case err != nil:
 			return nil, err
 		}
-		if have, known, err = d.snapshot(id); err == nil && !known {
+		if have, known, err = d.readSnapshot(id); err == nil && !known {
 			err = status.Errorf(codes.Aborted, "snapshot %s was deleted meanwhile", id)
 		}
 		if err != nil {
@@ -83,31 +84,31 @@ func (d *Driver) CreateSnapshot(ctx context.Context, q *csi.CreateSnapshotReques
 	return &csi.CreateSnapshotResponse{Snapshot: snapshotOf(id, have)}, nil
 }
 
-// take makes a snapshot unless it is there.
-func (d *Driver) take(ctx context.Context, id, from string) error {
-	defer d.locks.Lock(snapshotLock(id))()
-	if have, known, err := d.snapshot(id); err != nil || known && have.Ready {
+// createSnapshot creates a snapshot unless it exists.
+func (d *Driver) createSnapshot(ctx context.Context, id, from string) error {
+	defer d.locks.Lock(snapshotLockName(id))()
+	if have, known, err := d.readSnapshot(id); err != nil || known && have.Ready {
 		return err
 	}
 	defer d.locks.Lock(from)()
-	source, sized, err := d.volume(from)
+	source, sized, err := d.readVolume(from)
 	if err == nil && (!sized || !source.Ready) {
 		return status.Errorf(codes.NotFound, "volume %s does not exist on node %s", from, d.cfg.NodeID)
 	}
 	if err == nil {
-		err = d.removeSnapshot(id) // what was begun by a driver that ended
+		err = d.removeSnapshot(id) // an unfinished one of an earlier driver process
 	}
 	if err != nil {
 		return status.Errorf(codes.Internal, "snapshot %s: %v", id, err)
 	}
-	r := record{Size: source.Size, Used: source.Used, Block: source.Block, From: from, Shared: true} // Shared: as long as that is not known
-	if err := d.promise(d.snapshotRecord(id), "snapshot "+id, r); err != nil {
+	r := volumeRecord{Size: source.Size, Initialized: source.Initialized, Block: source.Block, SourceVolume: from, Shared: true} // Shared: until it is known
+	if err := d.reserveSpace(d.snapshotRecordFile(id), "snapshot "+id, r); err != nil {
 		return err
 	}
 	r.Shared, err = d.copyVolume(ctx, from, d.snapshotFile(id))
 	if err == nil {
-		r.Ready, r.Made = true, time.Now().UnixNano()
-		err = write(d.snapshotRecord(id), r)
+		r.Ready, r.CreatedAt = true, time.Now().UnixNano()
+		err = writeRecord(d.snapshotRecordFile(id), r)
 	}
 	if err == nil {
 		return nil
@@ -115,30 +116,30 @@ func (d *Driver) take(ctx context.Context, id, from string) error {
 	return d.copyFailed("taking snapshot "+id+" of volume "+from, err, d.removeSnapshot(id))
 }
 
-// promise notes what is about to be made if there is room for it.
-func (d *Driver) promise(path, what string, r record) error {
-	d.making.Lock()
-	defer d.making.Unlock()
-	if err := d.fits(what, r.Size); err != nil {
+// reserveSpace writes the record of a new volume or snapshot if there is enough space for it.
+func (d *Driver) reserveSpace(path, what string, r volumeRecord) error {
+	d.allocMu.Lock()
+	defer d.allocMu.Unlock()
+	if err := d.checkSpace(what, r.Size); err != nil {
 		return err
 	}
-	if err := write(path, r); err != nil {
-		return d.failed("record of "+what, err)
+	if err := writeRecord(path, r); err != nil {
+		return d.statusError("record of "+what, err)
 	}
 	return nil
 }
 
-// copyFailed is the answer to a call whose copy did not come about; undo is what came of taking it away.
+// copyFailed returns the gRPC status of a failed copy; undo is the error of its removal.
 func (d *Driver) copyFailed(what string, err, undo error) error {
-	return d.failed(what, errors.Join(err, undo))
+	return d.statusError(what, errors.Join(err, undo))
 }
 
-// snapshotLock is the name of a snapshot's lock, which is none that a volume can have.
-func snapshotLock(id string) string { return "snapshot/" + id }
+// snapshotLockName returns the name of a snapshot's lock. No volume can have this name.
+func snapshotLockName(id string) string { return "snapshot/" + id }
 
-// removeSnapshot takes away a snapshot, its record last.
+// removeSnapshot deletes a snapshot, and its record last.
 func (d *Driver) removeSnapshot(id string) error {
-	for _, path := range []string{d.snapshotFile(id), d.snapshotRecord(id)} {
+	for _, path := range []string{d.snapshotFile(id), d.snapshotRecordFile(id)} {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
@@ -146,13 +147,13 @@ func (d *Driver) removeSnapshot(id string) error {
 	return nil
 }
 
-// DeleteSnapshot removes a snapshot. Volumes that were made of it stay.
+// DeleteSnapshot deletes a snapshot. Volumes that were created from it stay.
 func (d *Driver) DeleteSnapshot(_ context.Context, q *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
-	if _, err := d.folder(q.GetSnapshotId()); err != nil {
+	if _, err := d.volumeFolder(q.GetSnapshotId()); err != nil {
 		return nil, err
 	}
-	defer d.locks.Lock(snapshotLock(q.GetSnapshotId()))()
-	if r, known, err := d.snapshot(q.GetSnapshotId()); err != nil {
+	defer d.locks.Lock(snapshotLockName(q.GetSnapshotId()))()
+	if r, known, err := d.readSnapshot(q.GetSnapshotId()); err != nil {
 		return nil, err
 	} else if known && r.Group != "" {
 		return nil, status.Errorf(codes.InvalidArgument, "snapshot %s is one of group %s and goes with it: delete the group", q.GetSnapshotId(), r.Group)
@@ -163,7 +164,7 @@ func (d *Driver) DeleteSnapshot(_ context.Context, q *csi.DeleteSnapshotRequest)
 	return &csi.DeleteSnapshotResponse{}, nil
 }
 
-// ListSnapshots lists by id. A token is the place in the list that comes next.
+// ListSnapshots lists snapshots by ID. A token is the index of the next entry.
 func (d *Driver) ListSnapshots(_ context.Context, q *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
 	var all []*csi.ListSnapshotsResponse_Entry
 	entries, err := os.ReadDir(filepath.Join(d.cfg.Root, snapshotsDir))
@@ -175,11 +176,11 @@ func (d *Driver) ListSnapshots(_ context.Context, q *csi.ListSnapshotsRequest) (
 		if !isRecord || q.GetSnapshotId() != "" && q.GetSnapshotId() != id {
 			continue
 		}
-		r, ok, err := d.snapshot(id)
+		r, ok, err := d.readSnapshot(id)
 		if err != nil {
 			return nil, err
 		}
-		if ok && r.Ready && (q.GetSourceVolumeId() == "" || q.GetSourceVolumeId() == r.From) {
+		if ok && r.Ready && (q.GetSourceVolumeId() == "" || q.GetSourceVolumeId() == r.SourceVolume) {
 			all = append(all, &csi.ListSnapshotsResponse_Entry{Snapshot: snapshotOf(id, r)})
 		}
 	}

@@ -148,38 +148,38 @@ func TestSnapshotKilledBetweenSteps(t *testing.T) {
 		must(b.t, os.MkdirAll(filepath.Dir(path), 0o700))
 		must(b.t, os.WriteFile(path, bytes.Repeat([]byte("half"), mib), 0o600))
 	}
-	begun := record{Size: 20 * mib, From: "v", Shared: true}
-	restoring := record{Size: 20 * mib, FromRecord: "s", Shared: true}
+	begun := volumeRecord{Size: 20 * mib, SourceVolume: "v", Shared: true}
+	restoring := volumeRecord{Size: 20 * mib, SourceSnapshot: "s", Shared: true}
 	for name, state := range map[string]func(b *bench){
 		"before anything": func(*bench) {},
-		"record begun":    func(b *bench) { must(b.t, write(b.snapshotRecord("s"), begun)) },
+		"record begun":    func(b *bench) { must(b.t, writeRecord(b.snapshotRecordFile("s"), begun)) },
 		"half a copy": func(b *bench) {
-			must(b.t, write(b.snapshotRecord("s"), begun))
+			must(b.t, writeRecord(b.snapshotRecordFile("s"), begun))
 			half(b, b.snapshotFile("s"))
 		},
 		"copied": func(b *bench) {
-			must(b.t, write(b.snapshotRecord("s"), begun))
+			must(b.t, writeRecord(b.snapshotRecordFile("s"), begun))
 			_, err := b.copyVolume(b.t.Context(), "v", b.snapshotFile("s"))
 			must(b.t, err)
 		},
 		"frozen": func(b *bench) {
 			must(b.t, b.stage("v"))
-			must(b.t, write(b.snapshotRecord("s"), begun))
+			must(b.t, writeRecord(b.snapshotRecordFile("s"), begun))
 			dir, err := os.Open(filepath.Join(b.dir, "staging"))
 			must(b.t, err)
 			defer dir.Close()
 			var none int32
-			must(b.t, ioctl(dir, freezeFS, &none))
+			must(b.t, ioctlPointer(dir, ioctlFreeze, &none))
 		},
 		"taken": func(b *bench) { _, err := b.snap("s", "v"); must(b.t, err) },
 		"restore begun": func(b *bench) {
 			_, err := b.snap("s", "v")
-			must(b.t, errors.Join(err, b.keep("c", restoring)))
+			must(b.t, errors.Join(err, b.writeVolume("c", restoring)))
 		},
 		"restored by half": func(b *bench) {
 			_, err := b.snap("s", "v")
-			must(b.t, errors.Join(err, b.keep("c", restoring)))
-			half(b, b.image("c"))
+			must(b.t, errors.Join(err, b.writeVolume("c", restoring)))
+			half(b, b.imageFile("c"))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -205,7 +205,7 @@ func TestSnapshotKilledBetweenSteps(t *testing.T) {
 			_, err = b.createOf("c", 20*mib, ofSnapshot("s"))
 			must(t, err)
 			b.reads("c", "data", "kept")
-			if out, err := exec.Command("e2fsck", "-f", "-n", b.image("c")).CombinedOutput(); err != nil {
+			if out, err := exec.Command("e2fsck", "-f", "-n", b.imageFile("c")).CombinedOutput(); err != nil {
 				t.Errorf("the file system: %v\n%s", err, out)
 			}
 			b.again(0)
@@ -230,14 +230,14 @@ func TestGuardThaws(t *testing.T) {
 	c.Stdin, c.ExtraFiles = in, []*os.File{dir}
 	must(t, c.Start())
 	var none int32
-	must(t, ioctl(dir, freezeFS, &none))
+	must(t, ioctlPointer(dir, ioctlFreeze, &none))
 	must(t, errors.Join(in.Close(), out.Close())) // as the end of the driver closes it
 	must(t, c.Wait())
-	if err := thaw(dir); !errors.Is(err, unix.EINVAL) {
+	if err := thawFileSystem(dir); !errors.Is(err, unix.EINVAL) {
 		t.Errorf("the file system was frozen after its freezer's end (%v)", err)
 	}
 	// Thawed meanwhile, the copy is not believed.
-	err = b.frozen(t.Context(), at, func(context.Context) error { return thaw(dir) })
+	err = b.withFrozen(t.Context(), at, func(context.Context) error { return thawFileSystem(dir) })
 	if err == nil || !strings.Contains(err.Error(), "did not stay frozen") {
 		t.Errorf("a copy of what did not stay frozen: %v", err)
 	}
@@ -327,7 +327,7 @@ func TestAlike(t *testing.T) {
 		size, err := f[1].Seek(0, 2)
 		must(t, err)
 		must(t, f[0].Truncate(min(size, 10*mib)))
-		must(t, alike(t.Context(), f[0], f[1]))
+		must(t, copyDifferences(t.Context(), f[0], f[1]))
 		a, err := os.ReadFile(f[0].Name())
 		must(t, err)
 		b, err := os.ReadFile(f[1].Name())
@@ -351,17 +351,17 @@ func TestAlike(t *testing.T) {
 
 // A call that ends before its copy leaves it to be finished; who asks again waits for the same.
 func TestCopiesOutliveCalls(t *testing.T) {
-	var j jobs
+	var j jobSet
 	hold, runs := make(chan struct{}), 0
 	do := func(context.Context) error { runs++; <-hold; return nil }
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if over, err := j.run(ctx, t.Context(), "x", do); over || err == nil {
+	if over, err := j.runShared(ctx, t.Context(), "x", do); over || err == nil {
 		t.Errorf("a call that ended: %v, %v", over, err)
 	}
 	again := make(chan error, 1)
 	go func() {
-		over, err := j.run(t.Context(), t.Context(), "x", do)
+		over, err := j.runShared(t.Context(), t.Context(), "x", do)
 		if err == nil && !over {
 			err = errors.New("it is not over")
 		}
@@ -372,7 +372,7 @@ func TestCopiesOutliveCalls(t *testing.T) {
 	must(t, wait.For(t.Context(), time.Millisecond, func() error {
 		j.mu.Lock()
 		defer j.mu.Unlock()
-		if len(j.m) > 0 {
+		if len(j.byName) > 0 {
 			return errors.New("it is remembered")
 		}
 		return nil

@@ -1,5 +1,5 @@
-// Package privatemounts lets tests mount for real without a trace: they run again in
-// a process with a mount namespace of its own, which takes all its mounts with it, however it ends.
+// Package privatemounts lets tests create real mounts without side effects. The tests run in a
+// process with its own mount namespace, which is removed with the process however it exits.
 package privatemounts
 
 import (
@@ -13,16 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const inside = "KEELSON_TEST_PRIVATE_MOUNTS"
+const insideEnv = "KEELSON_TEST_PRIVATE_MOUNTS"
 
-// Main is to be called from TestMain. As root it runs the tests in a private mount
-// namespace; otherwise it runs them as they are, and Need skips those that mount. m is a *testing.M, or what
-// wraps it to remove what all tests of a package share.
+// Main must be called from TestMain. As root, it runs the tests in a private mount namespace.
+// Otherwise it runs them directly, and SkipUnlessPrivate skips tests that mount. m is a *testing.M,
+// or a wrapper that removes what all tests of a package share.
 func Main(m interface{ Run() int }) {
 	if os.Geteuid() != 0 {
 		os.Exit(m.Run())
 	}
-	if os.Getenv(inside) != "" {
+	if os.Getenv(insideEnv) != "" {
 		if err := unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""); err != nil {
 			fmt.Fprintln(os.Stderr, "making mounts private:", err)
 			os.Exit(1)
@@ -30,7 +30,7 @@ func Main(m interface{ Run() int }) {
 		os.Exit(m.Run())
 	}
 	c := exec.Command("/proc/self/exe", os.Args[1:]...)
-	c.Env = append(os.Environ(), inside+"=1")
+	c.Env = append(os.Environ(), insideEnv+"=1")
 	c.Stdin, c.Stdout, c.Stderr = os.Stdin, os.Stdout, os.Stderr
 	c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	err := c.Run()
@@ -45,10 +45,10 @@ func Main(m interface{ Run() int }) {
 	os.Exit(0)
 }
 
-// Need skips a test that mounts where that is not possible.
-func Need(t testing.TB) {
+// SkipUnlessPrivate skips a test that mounts if it does not run in a private mount namespace.
+func SkipUnlessPrivate(t testing.TB) {
 	t.Helper()
-	if os.Getenv(inside) == "" {
+	if os.Getenv(insideEnv) == "" {
 		t.Skip("mounting needs root")
 	}
 }

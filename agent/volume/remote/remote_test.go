@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 }
 
 func TestMountAndUnmount(t *testing.T) {
-	privatemounts.Need(t)
+	privatemounts.SkipUnlessPrivate(t)
 	dir := t.TempDir()
 	m := Mount{Source: "tmpfs", Target: dir, Type: "tmpfs"}
 	if err := m.Do(t.Context()); err != nil {
@@ -81,7 +81,7 @@ func TestStartingIsNoTimeOfTheKernels(t *testing.T) {
 // What hangs in the kernel is left when the caller waits no longer, and leaves no mount. A file system in user space that
 // nobody serves hangs as a server does that is gone.
 func TestHangsNoLonger(t *testing.T) {
-	privatemounts.Need(t)
+	privatemounts.SkipUnlessPrivate(t)
 	fuse, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		t.Skipf("needs: /dev/fuse: %v", err)

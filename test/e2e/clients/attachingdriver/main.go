@@ -163,7 +163,7 @@ func said(ctx context.Context, q any, info *grpc.UnaryServerInfo, next grpc.Unar
 
 func main() {
 	if len(os.Args) == 2 && os.Args[1] == local.GuardCommand { // the driver starts itself so while it takes a snapshot
-		if err := local.Guard(); err != nil {
+		if err := local.RunThawGuard(); err != nil {
 			log.Fatal(err)
 		}
 		return
