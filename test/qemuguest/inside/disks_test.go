@@ -13,7 +13,9 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -115,7 +117,7 @@ func (i *initiator) sessions() (with []string) {
 	i.Helper()
 	for _, s := range iscsitest.Sessions(i.T) {
 		target, err := os.ReadFile(filepath.Join("/sys/class/iscsi_session", s, "targetname"))
-		if !errors.Is(err, fs.ErrNotExist) { // it ended meanwhile
+		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENODEV) { // these: the session has ended meanwhile
 			i.must(err)
 			with = append(with, strings.TrimSpace(string(target)))
 		}
@@ -245,8 +247,11 @@ func TestPodsWithDisks(t *testing.T) {
 // attachedOnce: of the two volumes that show the disk of two pods one is attached, by one session.
 func (i *initiator) attachedOnce() {
 	i.Helper()
-	list, err := i.storage.VolumeAttachments().List(i.ctx, metav1.ListOptions{})
-	i.must(err)
+	var list *storagev1.VolumeAttachmentList
+	i.until(func() (err error) {
+		list, err = i.storage.VolumeAttachments().List(i.ctx, metav1.ListOptions{})
+		return err
+	})
 	var by []string
 	for _, a := range list.Items {
 		if name := *a.Spec.Source.PersistentVolumeName; name != "raw" {
@@ -279,8 +284,11 @@ func (i *initiator) namesWhatIsAbsent() {
 // pods are those that run, with how their containers are called.
 func (i *initiator) pods() map[string]string {
 	i.Helper()
-	list, err := i.core.Pods("disks").List(i.ctx, metav1.ListOptions{})
-	i.must(err)
+	var list *v1.PodList
+	i.until(func() (err error) {
+		list, err = i.core.Pods("disks").List(i.ctx, metav1.ListOptions{})
+		return err
+	})
 	run := map[string]string{}
 	for _, p := range list.Items {
 		if p.Status.Phase == v1.PodRunning {

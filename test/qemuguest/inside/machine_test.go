@@ -194,14 +194,19 @@ func (m *machine) events(namespace, pod string) (said []string) {
 	return said
 }
 
-// why is what "kctl why" says of something that is wrong, for which its exit status is 2.
-func (m *machine) why(args ...string) string {
+// why returns the output of "kctl why" for an object that has a problem: its exit status is then 2. The command is repeated
+// while it fails otherwise: a machine as slow as this one misses the command's deadlines.
+func (m *machine) why(args ...string) (output string) {
 	m.Helper()
-	cmd := exec.CommandContext(m.ctx, filepath.Join(programs, "kctl"), append([]string{"why"}, args...)...)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig)
-	out, err := cmd.CombinedOutput()
-	if cmd.ProcessState == nil || cmd.ProcessState.ExitCode() != 2 {
-		m.Errorf("kctl why %s: %v", strings.Join(args, " "), err)
-	}
-	return string(out)
+	m.until(func() error {
+		cmd := exec.CommandContext(m.ctx, filepath.Join(programs, "kctl"), append([]string{"why"}, args...)...)
+		cmd.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig)
+		out, err := cmd.CombinedOutput()
+		if cmd.ProcessState == nil || cmd.ProcessState.ExitCode() != 2 {
+			return fmt.Errorf("kctl why %s: %v\n%s", strings.Join(args, " "), err, out)
+		}
+		output = string(out)
+		return nil
+	})
+	return output
 }
