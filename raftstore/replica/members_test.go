@@ -71,9 +71,14 @@ func TestMembershipChangesUnderLoad(t *testing.T) {
 	if _, err := through.StepDown(within(t, patience), "r1"); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Replica("r1").RemoveMember(within(t, patience), "r1"); err != nil {
-		t.Fatalf("removing the leader: %v", err)
-	}
+	// On a busy machine a transfer of the leadership may fail: the leader then leads as before, and the removal is requested again.
+	c.Await("the leader to be removed", func() bool {
+		err := c.Replica("r1").RemoveMember(within(t, patience), "r1")
+		if err != nil && !errors.Is(err, raftstore.ErrTransferFailed) {
+			t.Fatalf("removing the leader: %v", err)
+		}
+		return err == nil
+	})
 	c.Await("r1 to be a member no more", func() bool {
 		_, is := memberNamed(t, c, "r4", "r1")
 		return !is
