@@ -203,8 +203,8 @@ type Status struct {
 	Alarms       []Alarm // that are up, the same on every replica
 }
 
-// LeadersWithin is the time over which Status.Leaders counts.
-const LeadersWithin = 10 * time.Minute
+// LeadersWindow is the time over which Status.Leaders counts.
+const LeadersWindow = 10 * time.Minute
 
 // AlarmKind says what an alarm is about.
 type AlarmKind uint8

@@ -33,7 +33,7 @@ func alarmProto(a raftstore.Alarm) *storev1.Alarm {
 	}
 }
 
-func alarmOrder(a, b raftstore.Alarm) int {
+func compareAlarms(a, b raftstore.Alarm) int {
 	return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Member, b.Member))
 }
 
@@ -44,16 +44,16 @@ func (m *Machine) setAlarm(c *storev1.SetAlarm) {
 	a := alarmFrom(c.GetAlarm())
 	a.StateLimit, a.TotalLimit = 0, 0
 	m.limitUpdates(&a, c)
-	m.change(a, c.GetClear())
+	m.applyAlarm(a, c.GetClear())
 }
 
-// change raises an alarm or clears it, with the limits that it has.
-func (m *Machine) change(a raftstore.Alarm, clear bool) {
-	m.tick(a.Since)
+// applyAlarm raises an alarm or clears it, with the limits that it has.
+func (m *Machine) applyAlarm(a raftstore.Alarm, clear bool) {
+	m.advanceClock(a.Since)
 	if a.Kind != raftstore.AlarmSpace && a.Kind != raftstore.AlarmDiverged || len(a.Member) > maxAlarmMember {
 		return
 	}
-	at, up := slices.BinarySearchFunc(m.alarms, a, alarmOrder)
+	at, up := slices.BinarySearchFunc(m.alarms, a, compareAlarms)
 	switch next := slices.Clone(m.alarms); {
 	case clear && up:
 		m.alarms = slices.Delete(next, at, at+1)

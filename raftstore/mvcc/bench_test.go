@@ -32,7 +32,7 @@ func BenchmarkApplySpread(b *testing.B) {
 	for b.Loop() {
 		m.Apply(batch())
 		if v := m.View(); v.Revision()-v.Compacted() > 21_000 {
-			m.compact(v.Revision() - 20_000)
+			m.compactHistory(v.Revision() - 20_000)
 		}
 	}
 }

@@ -13,8 +13,8 @@ import (
 	"keelson.dev/keelson/raftstore/mvcc"
 )
 
-// reload is the machine as another replica gets it.
-func reload(t testing.TB, m *mvcc.Machine) *mvcc.Machine {
+// dumpAndLoad is the machine as another replica gets it.
+func dumpAndLoad(t testing.TB, m *mvcc.Machine) *mvcc.Machine {
 	t.Helper()
 	var b bytes.Buffer
 	if err := m.Snapshot().Dump(&b, mvcc.Meta{}); err != nil {
@@ -27,9 +27,9 @@ func reload(t testing.TB, m *mvcc.Machine) *mvcc.Machine {
 	return loaded
 }
 
-// issued is a put with an id made at a time, proposed at another.
-func issued(inc, seq uint64, made, proposed int64) *storev1.Proposal {
-	p := put(inc, seq, 0, "/a", fmt.Sprint(inc, seq))
+// putIssuedAt is a put with an id made at a time, proposed at another.
+func putIssuedAt(inc, seq uint64, made, proposed int64) *storev1.Proposal {
+	p := putProposal(inc, seq, 0, "/a", fmt.Sprint(inc, seq))
 	p.Id.IssuedUnixMs, p.ProposedUnixMs = made, proposed
 	return p
 }
@@ -39,35 +39,35 @@ func issued(inc, seq uint64, made, proposed int64) *storev1.Proposal {
 func TestForgottenIsNeverApplied(t *testing.T) {
 	const start, window = int64(1_000_000), int64(mvcc.RememberMs)
 	byTime := func(m *mvcc.Machine) {
-		apply(m, issued(2, 1, start+window+1, start+window+1))
+		applyProposal(m, putIssuedAt(2, 1, start+window+1, start+window+1))
 	}
 	byNumber := func(m *mvcc.Machine) {
 		for inc := range uint64(5000) {
-			apply(m, issued(100+inc, 1, start+1, start+1))
+			applyProposal(m, putIssuedAt(100+inc, 1, start+1, start+1))
 		}
 	}
 	for name, forget := range map[string]func(*mvcc.Machine){"by time": byTime, "by number": byNumber} {
 		for _, over := range []string{"", " over a snapshot"} {
 			t.Run(name+over, func(t *testing.T) {
 				m := mvcc.New()
-				first := apply(m, issued(1, 1, start, start))
-				if again := apply(m, issued(1, 1, start, start+window)); again != first {
+				first := applyProposal(m, putIssuedAt(1, 1, start, start))
+				if again := applyProposal(m, putIssuedAt(1, 1, start, start+window)); again != first {
 					t.Fatalf("within the time: %+v, want %+v", again, first)
 				}
 				forget(m)
 				if over != "" {
-					m = reload(t, m)
+					m = dumpAndLoad(t, m)
 				}
 				before := m.View().Revision()
-				late := apply(m, issued(1, 1, start, start+window+2))
+				late := applyProposal(m, putIssuedAt(1, 1, start, start+window+2))
 				if !errors.Is(late.Err(), raftstore.ErrOutcomeUnknown) || m.View().Revision() != before {
 					t.Errorf("forgotten proposal: %+v, revision went from %d to %d", late, before, m.View().Revision())
 				}
 				// The proposer itself is not shut out.
-				if out := apply(m, issued(1, 2, start+window+2, start+window+2)); out.Err() != nil {
+				if out := applyProposal(m, putIssuedAt(1, 2, start+window+2, start+window+2)); out.Err() != nil {
 					t.Errorf("new proposal of the forgotten proposer: %v", out.Err())
 				}
-				if again := apply(m, issued(1, 1, start, start+window+3)); !errors.Is(again.Err(), raftstore.ErrOutcomeUnknown) {
+				if again := applyProposal(m, putIssuedAt(1, 1, start, start+window+3)); !errors.Is(again.Err(), raftstore.ErrOutcomeUnknown) {
 					t.Errorf("forgotten proposal of a proposer that is known again: %+v", again)
 				}
 			})
@@ -79,9 +79,9 @@ func TestForgottenIsNeverApplied(t *testing.T) {
 func TestUnsettledOutcomesAgeAway(t *testing.T) {
 	m := mvcc.New()
 	for seq := range uint64(1000) {
-		apply(m, issued(1, seq+1, 1_000_000, 1_000_000))
+		applyProposal(m, putIssuedAt(1, seq+1, 1_000_000, 1_000_000))
 	}
-	apply(m, issued(1, 1001, 1_000_000, 1_000_001+mvcc.RememberMs))
+	applyProposal(m, putIssuedAt(1, 1001, 1_000_000, 1_000_001+mvcc.RememberMs))
 	m.Apply(mvcc.Entry{Command: &storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: 1 << 40}}}})
 	var b bytes.Buffer
 	if err := m.Snapshot().Dump(&b, mvcc.Meta{}); err != nil {
@@ -92,7 +92,7 @@ func TestUnsettledOutcomesAgeAway(t *testing.T) {
 	}
 }
 
-func alarm(clear bool, a *storev1.Alarm) *storev1.Command {
+func alarmCommand(clear bool, a *storev1.Alarm) *storev1.Command {
 	return &storev1.Command{Kind: &storev1.Command_Alarm{Alarm: &storev1.SetAlarm{Clear: clear, Alarm: a}}}
 }
 
@@ -101,13 +101,13 @@ func alarm(clear bool, a *storev1.Alarm) *storev1.Command {
 // limits, as an older version raised it, refuses every put.
 func TestSpaceAlarmRefusesPuts(t *testing.T) {
 	m := mvcc.New()
-	apply(m, put(1, 1, 0, "/a", "x"))
-	apply(m, put(1, 2, 0, "/b", "x"))
-	m.Apply(mvcc.Entry{Command: alarm(false, &storev1.Alarm{Kind: uint32(raftstore.AlarmSpace), Message: "quota of 7 bytes: delete something"})})
-	m = reload(t, m)
-	refusedPut := put(1, 3, 0, "/c", "x")
+	applyProposal(m, putProposal(1, 1, 0, "/a", "x"))
+	applyProposal(m, putProposal(1, 2, 0, "/b", "x"))
+	m.Apply(mvcc.Entry{Command: alarmCommand(false, &storev1.Alarm{Kind: uint32(raftstore.AlarmSpace), Message: "quota of 7 bytes: delete something"})})
+	m = dumpAndLoad(t, m)
+	refusedPut := putProposal(1, 3, 0, "/c", "x")
 	refusedPut.Ops = append([]*storev1.Op{{Kind: uint32(raftstore.OpDelete), Key: "/a"}}, refusedPut.Ops...)
-	err := apply(m, refusedPut).Err()
+	err := applyProposal(m, refusedPut).Err()
 	if !errors.Is(err, raftstore.ErrNoSpace) || !strings.Contains(err.Error(), `"/c"`) || !strings.Contains(err.Error(), "quota of 7 bytes: delete something") {
 		t.Errorf("put while space is short: %v", err)
 	}
@@ -117,19 +117,19 @@ func TestSpaceAlarmRefusesPuts(t *testing.T) {
 	if _, ok := m.View().Get("/a"); !ok {
 		t.Error("a refused commit deleted something")
 	}
-	gone := put(1, 4, 0, "/b", "")
+	gone := putProposal(1, 4, 0, "/b", "")
 	gone.Ops = []*storev1.Op{{Kind: uint32(raftstore.OpDelete), Key: "/b"}, {Kind: uint32(raftstore.OpCheck), Key: "/a"}}
-	if out := apply(m, gone); out.Err() != nil {
+	if out := applyProposal(m, gone); out.Err() != nil {
 		t.Errorf("delete while space is short: %v", out.Err())
 	}
-	if out := apply(m, put(1, 6, 0, "/a", "y")); !errors.Is(out.Err(), raftstore.ErrNoSpace) {
+	if out := applyProposal(m, putProposal(1, 6, 0, "/a", "y")); !errors.Is(out.Err(), raftstore.ErrNoSpace) {
 		t.Errorf("put in place of a value under an alarm without limits: %v", out.Err())
 	}
-	if again := apply(m, refusedPut).Err(); !errors.Is(again, raftstore.ErrNoSpace) {
+	if again := applyProposal(m, refusedPut).Err(); !errors.Is(again, raftstore.ErrNoSpace) {
 		t.Errorf("retry of the refused put: %v", again)
 	}
-	m.Apply(mvcc.Entry{Command: alarm(true, &storev1.Alarm{Kind: uint32(raftstore.AlarmSpace)})})
-	if out := apply(m, put(1, 5, 0, "/c", "x")); out.Err() != nil || len(m.View().Alarms()) != 0 {
+	m.Apply(mvcc.Entry{Command: alarmCommand(true, &storev1.Alarm{Kind: uint32(raftstore.AlarmSpace)})})
+	if out := applyProposal(m, putProposal(1, 5, 0, "/c", "x")); out.Err() != nil || len(m.View().Alarms()) != 0 {
 		t.Errorf("put after the alarm: %v, alarms %v", out.Err(), m.View().Alarms())
 	}
 }
@@ -138,25 +138,25 @@ func TestSpaceAlarmRefusesPuts(t *testing.T) {
 // for an update of the same batch reaches the watchers all the same.
 func TestSpaceAlarmKeepsItsLimits(t *testing.T) {
 	m := mvcc.New()
-	apply(m, put(1, 1, 0, "/a", "1234567"))
+	applyProposal(m, putProposal(1, 1, 0, "/a", "1234567"))
 	raise := func(growth int64) {
 		m.Apply(mvcc.Entry{Command: &storev1.Command{Kind: &storev1.Command_Alarm{Alarm: &storev1.SetAlarm{
 			QuotaBytes: 5, GrowthBytes: growth, HistoryBytes: 30, Alarm: &storev1.Alarm{Kind: uint32(raftstore.AlarmSpace), StateLimit: 1 << 40, TotalLimit: 1 << 40}}}}})
 	}
 	raise(1)
 	raise(1000)
-	m = reload(t, m)
+	m = dumpAndLoad(t, m)
 	if a := m.View().Alarms()[0]; a.StateLimit != 9+1 || a.TotalLimit != 9+1+30 {
 		t.Fatalf("limits %d and %d of an alarm that was raised with 9 bytes of state and 1 and 30 to grow by", a.StateLimit, a.TotalLimit)
 	}
-	if out := apply(m, put(1, 2, 0, "/a", "123456789")); !errors.Is(out.Err(), raftstore.ErrNoSpace) || !strings.Contains(out.Err().Error(), "to 11 bytes, beyond the 10") {
+	if out := applyProposal(m, putProposal(1, 2, 0, "/a", "123456789")); !errors.Is(out.Err(), raftstore.ErrNoSpace) || !strings.Contains(out.Err().Error(), "to 11 bytes, beyond the 10") {
 		t.Errorf("growing by two bytes: %v", out.Err())
 	}
 	var updates []*storev1.Proposal
 	for i := range uint64(20) {
-		updates = append(updates, put(1, 3+i, 0, "/a", fmt.Sprintf("%08d", i)))
+		updates = append(updates, putProposal(1, 3+i, 0, "/a", fmt.Sprintf("%08d", i)))
 	}
-	res := m.Apply(mvcc.Entry{Command: batch(updates...)})
+	res := m.Apply(mvcc.Entry{Command: batchCommand(updates...)})
 	if len(res.Events) != 20 || res.Events[0].Revision != 2 || string(res.Events[19].Events[0].Item.Value) != "00000019" {
 		t.Errorf("20 updates in a batch: %d revisions reach the watchers", len(res.Events))
 	}
@@ -170,10 +170,10 @@ func TestSpaceAlarmKeepsItsLimits(t *testing.T) {
 func TestAlarmsAreBounded(t *testing.T) {
 	m := mvcc.New()
 	for i := range 1000 {
-		m.Apply(mvcc.Entry{Command: alarm(false, &storev1.Alarm{Kind: 2, Member: fmt.Sprint("r", i), Message: strings.Repeat("x", 1<<20)})},
-			mvcc.Entry{Command: alarm(false, &storev1.Alarm{Kind: 2, Member: strings.Repeat("r", 1<<20)})},
-			mvcc.Entry{Command: alarm(false, &storev1.Alarm{Kind: 2, Member: fmt.Sprint("u", i), Message: strings.Repeat("x", 1023) + "ü"})},
-			mvcc.Entry{Command: alarm(false, &storev1.Alarm{Kind: 77})})
+		m.Apply(mvcc.Entry{Command: alarmCommand(false, &storev1.Alarm{Kind: 2, Member: fmt.Sprint("r", i), Message: strings.Repeat("x", 1<<20)})},
+			mvcc.Entry{Command: alarmCommand(false, &storev1.Alarm{Kind: 2, Member: strings.Repeat("r", 1<<20)})},
+			mvcc.Entry{Command: alarmCommand(false, &storev1.Alarm{Kind: 2, Member: fmt.Sprint("u", i), Message: strings.Repeat("x", 1023) + "ü"})},
+			mvcc.Entry{Command: alarmCommand(false, &storev1.Alarm{Kind: 77})})
 	}
 	var b bytes.Buffer
 	if err := m.Snapshot().Dump(&b, mvcc.Meta{}); err != nil {
@@ -189,12 +189,12 @@ func TestAlarmsAreBounded(t *testing.T) {
 func TestTimeNeverRunsBackwards(t *testing.T) {
 	m := mvcc.New()
 	at := func(now int64) *storev1.Proposal {
-		p := put(1, uint64(now), 0, "/k", "x")
+		p := putProposal(1, uint64(now), 0, "/k", "x")
 		p.ProposedUnixMs, p.Ops[0].TtlMs = now, 500
 		return p
 	}
-	apply(m, at(10_000))
-	apply(m, at(4_000)) // a leader whose clock is behind
+	applyProposal(m, at(10_000))
+	applyProposal(m, at(4_000)) // a leader whose clock is behind
 	if it, _ := m.View().Get("/k"); it.Expires != 10_500 || m.View().Clock() != 10_000 {
 		t.Errorf("expires at %d by a clock of %d", it.Expires, m.View().Clock())
 	}
@@ -206,7 +206,7 @@ func TestTimeNeverRunsBackwards(t *testing.T) {
 	if _, ok := m.View().Get("/k"); !ok {
 		t.Error("expired too early")
 	}
-	m = reload(t, m)
+	m = dumpAndLoad(t, m)
 	expire(10_500)
 	if _, ok := m.View().Get("/k"); ok {
 		t.Error("still there")
@@ -214,7 +214,7 @@ func TestTimeNeverRunsBackwards(t *testing.T) {
 	// The longest time there is does not wrap around to the past.
 	long := at(20_000)
 	long.Ops[0].TtlMs = 1<<63 - 1
-	apply(m, long)
+	applyProposal(m, long)
 	expire(1 << 60)
 	if _, ok := m.View().Get("/k"); !ok {
 		t.Error("a key with the longest TTL has expired")
@@ -228,7 +228,7 @@ func TestPagingOverAFixedSnapshot(t *testing.T) {
 	seq := uint64(0)
 	write := func(key, value string) {
 		seq++
-		apply(m, put(1, seq, seq-1, key, value))
+		applyProposal(m, putProposal(1, seq, seq-1, key, value))
 	}
 	for i := range 20 {
 		write(fmt.Sprintf("/p/%02d", i), "before")
@@ -296,7 +296,7 @@ func BenchmarkApply(b *testing.B) {
 				ProposedUnixMs: int64(seq),
 			}
 		}
-		m.Apply(mvcc.Entry{Term: 1, Command: batch(batched...)})
+		m.Apply(mvcc.Entry{Term: 1, Command: batchCommand(batched...)})
 		if seq%(1<<14) < 64 {
 			m.Apply(mvcc.Entry{Command: &storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: seq - min(seq, 20_000)}}}})
 		}

@@ -39,16 +39,16 @@ func TestEncodingByHand(t *testing.T) {
 			changes.History = append(changes.History, h)
 			gotChanges = appendHistory(gotChanges, &r)
 		}
-		same(t, &items, gotItems)
-		same(t, &changes, gotChanges)
+		checkEncoding(t, &items, gotItems)
+		checkEncoding(t, &changes, gotChanges)
 		frame := &storev1.SnapshotFrame{Kind: &storev1.SnapshotFrame_Items{Items: &items}}
-		same(t, frame, append(appendLength(nil, fieldFrameItems, len(gotItems)), gotItems...))
+		checkEncoding(t, frame, append(appendLength(nil, fieldFrameItems, len(gotItems)), gotItems...))
 		frame = &storev1.SnapshotFrame{Kind: &storev1.SnapshotFrame_History{History: &changes}}
-		same(t, frame, append(appendLength(nil, fieldFrameHistory, len(gotChanges)), gotChanges...))
+		checkEncoding(t, frame, append(appendLength(nil, fieldFrameHistory, len(gotChanges)), gotChanges...))
 	})
 }
 
-func same(t *rapid.T, m proto.Message, got []byte) {
+func checkEncoding(t *rapid.T, m proto.Message, got []byte) {
 	t.Helper()
 	want, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
 	if err != nil {

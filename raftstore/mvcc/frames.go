@@ -40,22 +40,22 @@ func newFrameWriter(w io.Writer) *frameWriter {
 	return &frameWriter{w: bufio.NewWriterSize(w, 64<<10)}
 }
 
-func (fw *frameWriter) write(f *storev1.SnapshotFrame) error {
+func (fw *frameWriter) writeMessage(f *storev1.SnapshotFrame) error {
 	var err error
 	if fw.buf, err = (proto.MarshalOptions{}).MarshalAppend(fw.buf[:0], f); err != nil {
 		return fmt.Errorf("encoding snapshot frame: %w", err)
 	}
-	return fw.put(fw.buf, nil)
+	return fw.writeFrame(fw.buf, nil)
 }
 
 // writeChunk writes a frame whose only field is a message that is encoded already.
 func (fw *frameWriter) writeChunk(field protowire.Number, chunk []byte) error {
 	fw.buf = appendLength(fw.buf[:0], field, len(chunk))
-	return fw.put(fw.buf, chunk)
+	return fw.writeFrame(fw.buf, chunk)
 }
 
-// put writes a frame whose payload is in two parts.
-func (fw *frameWriter) put(payload, rest []byte) error {
+// writeFrame writes a frame whose payload is in two parts.
+func (fw *frameWriter) writeFrame(payload, rest []byte) error {
 	n := len(payload) + len(rest)
 	if n > maxFrame {
 		return fmt.Errorf("encoding snapshot frame: %d bytes, at most %d", n, maxFrame)
@@ -84,17 +84,17 @@ func newFrameReader(r io.Reader) *frameReader {
 	return &frameReader{r: bufio.NewReaderSize(r, 64<<10)}
 }
 
-// read returns the next frame. Any end of the stream here is corruption: the
+// readFrame returns the next frame. Any end of the stream here is corruption: the
 // trailer says where a snapshot ends.
-func (fr *frameReader) read() (*storev1.SnapshotFrame, error) {
+func (fr *frameReader) readFrame() (*storev1.SnapshotFrame, error) {
 	fr.n++
 	var head [8]byte
 	if _, err := io.ReadFull(fr.r, head[:]); err != nil {
-		return nil, fr.bad("head: %v", err)
+		return nil, fr.corruptError("head: %v", err)
 	}
 	n := binary.LittleEndian.Uint32(head[:4])
 	if n > maxFrame {
-		return nil, fr.bad("length %d", n)
+		return nil, fr.corruptError("length %d", n)
 	}
 	// Grown while reading, so that a lying length costs no memory.
 	fr.buf = fr.buf[:0]
@@ -103,20 +103,20 @@ func (fr *frameReader) read() (*storev1.SnapshotFrame, error) {
 		at := len(fr.buf)
 		fr.buf = append(fr.buf, make([]byte, step)...)
 		if _, err := io.ReadFull(fr.r, fr.buf[at:]); err != nil {
-			return nil, fr.bad("payload: %v", err)
+			return nil, fr.corruptError("payload: %v", err)
 		}
 	}
 	fr.sum = crc32.Update(fr.sum, castagnoli, fr.buf)
 	if fr.sum != binary.LittleEndian.Uint32(head[4:]) {
-		return nil, fr.bad("checksum does not match")
+		return nil, fr.corruptError("checksum does not match")
 	}
 	f := new(storev1.SnapshotFrame)
 	if err := proto.Unmarshal(fr.buf, f); err != nil {
-		return nil, fr.bad("payload: %v", err)
+		return nil, fr.corruptError("payload: %v", err)
 	}
 	return f, nil
 }
 
-func (fr *frameReader) bad(format string, args ...any) error {
+func (fr *frameReader) corruptError(format string, args ...any) error {
 	return fmt.Errorf("%w: frame %d: %s", ErrCorrupt, fr.n, fmt.Sprintf(format, args...))
 }

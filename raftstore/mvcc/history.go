@@ -27,22 +27,22 @@ type history struct {
 	bytes     int64 // of what the retained events replaced
 }
 
-// replaced is the size of the items that a revision replaced: what history
+// replacedBytes is the size of the items that a revision replaced: what history
 // retains for it that the present state does not hold.
-func replaced(r raftstore.Events) int64 {
+func replacedBytes(r raftstore.Events) int64 {
 	var n int64
 	for i := range r.Events {
 		if prev := r.Events[i].Prev; prev != nil {
-			n += size(prev)
+			n += itemBytes(prev)
 		}
 	}
 	return n
 }
 
-// append records a revision. items is the tree after it; the checkpoint of a
+// appendRevision records a revision. items is the tree after it; the checkpoint of a
 // new segment is taken by undoing the one revision that opens it.
-func (h *history) append(ev raftstore.Events, items *tree) {
-	last := h.last()
+func (h *history) appendRevision(ev raftstore.Events, items *tree) {
+	last := h.lastSegment()
 	if last == nil || ev.Revision-last.first == segmentRevisions {
 		base := items.Copy()
 		for i := len(ev.Events) - 1; i >= 0; i-- {
@@ -56,20 +56,20 @@ func (h *history) append(ev raftstore.Events, items *tree) {
 		h.segments = append(h.segments[:len(h.segments):len(h.segments)], last)
 	}
 	last.slots[ev.Revision-last.first] = ev
-	n := replaced(ev)
+	n := replacedBytes(ev)
 	last.bytes += n
 	h.bytes += n
 }
 
-func (h *history) last() *segment {
+func (h *history) lastSegment() *segment {
 	if len(h.segments) == 0 {
 		return nil
 	}
 	return h.segments[len(h.segments)-1]
 }
 
-// compact forgets revisions up to and including upTo.
-func (h *history) compact(upTo raftstore.Revision) {
+// compactTo forgets revisions up to and including upTo.
+func (h *history) compactTo(upTo raftstore.Revision) {
 	if upTo <= h.compacted {
 		return
 	}
@@ -86,7 +86,7 @@ func (h *history) compact(upTo raftstore.Revision) {
 		// go of what is forgotten, and of the checkpoint, which serves reads before it.
 		s := *h.segments[0]
 		for _, r := range s.slots[max(was+1, s.first)-s.first : upTo+1-s.first] {
-			n := replaced(r)
+			n := replacedBytes(r)
 			s.bytes -= n
 			h.bytes -= n
 		}
@@ -96,12 +96,12 @@ func (h *history) compact(upTo raftstore.Revision) {
 	}
 }
 
-// keep returns the revision to compact to so that at most so many bytes stay of
+// revisionToKeep returns the revision to compact to so that at most so many bytes stay of
 // what was replaced up to now.
-func (h *history) keep(now raftstore.Revision, bytes int64) raftstore.Revision {
+func (h *history) revisionToKeep(now raftstore.Revision, bytes int64) raftstore.Revision {
 	for at := now; at > h.compacted; at-- {
-		for _, r := range h.read(at-1, at, 1) {
-			bytes -= replaced(r)
+		for _, r := range h.readRevisions(at-1, at, 1) {
+			bytes -= replacedBytes(r)
 		}
 		if bytes < 0 {
 			return at
@@ -110,34 +110,34 @@ func (h *history) keep(now raftstore.Revision, bytes int64) raftstore.Revision {
 	return h.compacted
 }
 
-// find returns the position of the segment that holds revision r.
-func (h *history) find(r raftstore.Revision) int {
+// segmentIndex returns the position of the segment that holds revision r.
+func (h *history) segmentIndex(r raftstore.Revision) int {
 	return int((r - h.segments[0].first) / segmentRevisions)
 }
 
-// read returns revisions following after, up to and including now, without
+// readRevisions returns revisions following after, up to and including now, without
 // copying them: at most max, and possibly fewer.
-func (h *history) read(after, now raftstore.Revision, max int) []raftstore.Events {
+func (h *history) readRevisions(after, now raftstore.Revision, limit int) []raftstore.Events {
 	if after >= now {
 		return nil
 	}
-	seg := h.segments[h.find(after+1)]
+	seg := h.segments[h.segmentIndex(after+1)]
 	from := after + 1 - seg.first
 	to := min(now+1-seg.first, segmentRevisions)
-	if max > 0 && to-from > raftstore.Revision(max) {
-		to = from + raftstore.Revision(max)
+	if limit > 0 && to-from > raftstore.Revision(limit) {
+		to = from + raftstore.Revision(limit)
 	}
 	return seg.slots[from:to:to]
 }
 
-// since collects everything after one revision up to another.
-func (h *history) since(after, now raftstore.Revision) []raftstore.Events {
+// readAllSince collects everything after one revision up to another.
+func (h *history) readAllSince(after, now raftstore.Revision) []raftstore.Events {
 	if after >= now {
 		return nil
 	}
-	out := h.read(after, now, 0)
+	out := h.readRevisions(after, now, 0)
 	for after += raftstore.Revision(len(out)); after < now; {
-		more := h.read(after, now, 0)
+		more := h.readRevisions(after, now, 0)
 		out = append(out, more...)
 		after += raftstore.Revision(len(more))
 	}

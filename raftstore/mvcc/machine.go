@@ -28,43 +28,43 @@ const treeDegree = 16
 
 // deadline orders keys by the time at which they expire.
 type deadline struct {
-	at  int64
-	key string
+	expiresAt int64
+	key       string
 }
 
-func earlier(a, b deadline) bool {
-	if a.at != b.at {
-		return a.at < b.at
+func expiresEarlier(a, b deadline) bool {
+	if a.expiresAt != b.expiresAt {
+		return a.expiresAt < b.expiresAt
 	}
 	return a.key < b.key
 }
 
-// expireAtOnce bounds the keys removed by one Expire command, and with them
+// maxExpirations bounds the keys removed by one Expire command, and with them
 // the size of the revision that watchers receive.
-const expireAtOnce = 1024
+const maxExpirations = 1024
 
 // Machine is the state machine. Apply and Restore belong to one goroutine;
 // View may be called from any.
 type Machine struct {
-	items     tree
-	deadlines *btree.BTreeG[deadline]
-	recent    recent
-	history   history
-	revision  raftstore.Revision
-	bytes     int64
-	clock     int64             // the latest time that any command named, unix milliseconds
-	alarms    []raftstore.Alarm // in order; replaced as a whole
-	view      atomic.Pointer[View]
+	items          tree
+	deadlines      *btree.BTreeG[deadline]
+	recentOutcomes recentOutcomes
+	history        history
+	revision       raftstore.Revision
+	bytes          int64
+	clock          int64             // the latest time that any command named, unix milliseconds
+	alarms         []raftstore.Alarm // in order; replaced as a whole
+	view           atomic.Pointer[View]
 
-	fresh []raftstore.Events // of the call of Apply under way, up to and including told
-	told  raftstore.Revision
+	newEvents     []raftstore.Events // of the call of Apply under way, up to and including told
+	collectedUpTo raftstore.Revision
 }
 
 // New returns an empty machine at revision 0.
 func New() *Machine {
-	m := &Machine{recent: newRecent(), items: *btree.NewMap[string, *raftstore.Item](treeDegree)}
-	m.deadlines = btree.NewBTreeGOptions(earlier, btree.Options{NoLocks: true})
-	m.publish()
+	m := &Machine{recentOutcomes: newRecent(), items: *btree.NewMap[string, *raftstore.Item](treeDegree)}
+	m.deadlines = btree.NewBTreeGOptions(expiresEarlier, btree.Options{NoLocks: true})
+	m.publishView()
 	return m
 }
 
@@ -89,82 +89,82 @@ type Result struct {
 // Apply applies entries in order and publishes the resulting view once.
 func (m *Machine) Apply(entries ...Entry) Result {
 	res := Result{Outcomes: make([][]Outcome, len(entries))}
-	m.fresh, m.told = nil, m.revision
+	m.newEvents, m.collectedUpTo = nil, m.revision
 	for i, e := range entries {
 		switch c := e.Command.GetKind().(type) {
 		case *storev1.Command_Batch:
 			out := make([]Outcome, len(c.Batch.GetProposals()))
 			for j, p := range c.Batch.GetProposals() {
-				out[j] = m.propose(e.Term, p)
+				out[j] = m.applyProposal(e.Term, p)
 			}
 			res.Outcomes[i] = out
 		case *storev1.Command_Expire:
-			m.tick(c.Expire.GetUntilUnixMs())
-			m.expire()
+			m.advanceClock(c.Expire.GetUntilUnixMs())
+			m.removeExpired()
 		case *storev1.Command_Alarm:
 			m.setAlarm(c.Alarm)
 		case *storev1.Command_Compact:
-			m.compact(raftstore.Revision(c.Compact.GetRevision()))
+			m.compactHistory(raftstore.Revision(c.Compact.GetRevision()))
 		}
 	}
-	m.publish()
-	m.collect()
-	res.Events, m.fresh = m.fresh, nil
+	m.publishView()
+	m.collectEvents()
+	res.Events, m.newEvents = m.newEvents, nil
 	return res
 }
 
-// collect takes the events since it was called last for the result.
-func (m *Machine) collect() {
-	if more := m.history.since(m.told, m.revision); m.fresh == nil {
-		m.fresh = more
+// collectEvents takes the events since it was called last for the result.
+func (m *Machine) collectEvents() {
+	if more := m.history.readAllSince(m.collectedUpTo, m.revision); m.newEvents == nil {
+		m.newEvents = more
 	} else {
-		m.fresh = append(m.fresh, more...)
+		m.newEvents = append(m.newEvents, more...)
 	}
-	m.told = m.revision
+	m.collectedUpTo = m.revision
 }
 
-// tick takes note of the time that a command names. Time never runs backwards
+// advanceClock takes note of the time that a command names. Time never runs backwards
 // here, whatever the clocks of successive leaders say.
-func (m *Machine) tick(unixMs int64) { m.clock = max(m.clock, unixMs) }
+func (m *Machine) advanceClock(unixMs int64) { m.clock = max(m.clock, unixMs) }
 
-// propose applies one proposal, at most once for its id.
-func (m *Machine) propose(term uint64, p *storev1.Proposal) Outcome {
-	m.tick(max(p.GetProposedUnixMs(), p.GetId().GetIssuedUnixMs()))
-	if out, known := m.recent.recall(p.GetId()); known {
+// applyProposal applies one proposal, at most once for its id.
+func (m *Machine) applyProposal(term uint64, p *storev1.Proposal) Outcome {
+	m.advanceClock(max(p.GetProposedUnixMs(), p.GetId().GetIssuedUnixMs()))
+	if out, known := m.recentOutcomes.lookUpOutcome(p.GetId()); known {
 		return out
 	}
-	out := m.decide(term, p)
-	m.recent.remember(p.GetId(), out, m.clock)
+	out := m.evaluateProposal(term, p)
+	m.recentOutcomes.recordOutcome(p.GetId(), out, m.clock)
 	return out
 }
 
-func (m *Machine) decide(term uint64, p *storev1.Proposal) Outcome {
+func (m *Machine) evaluateProposal(term uint64, p *storev1.Proposal) Outcome {
 	if p.GetFence() != 0 && p.GetFence() != term {
 		return Outcome{Code: Fenced, Revision: m.revision}
 	}
 	if err := checkProposal(p); err != nil {
-		return refused(err, m.revision)
+		return refusedOutcome(err, m.revision)
 	}
 	for _, op := range p.GetOps() {
-		if conflict := examine(&m.items, m.revision, op); conflict != nil {
+		if conflict := checkPrecondition(&m.items, m.revision, op); conflict != nil {
 			return Outcome{Code: Conflict, Revision: m.revision, Conflict: conflict}
 		}
 	}
-	if refusal, refused := m.makeRoom(p); refused {
+	if refusal, refused := m.reserveSpace(p); refused {
 		return refusal
 	}
 	events := make([]raftstore.Event, 0, len(p.GetOps()))
 	for _, op := range p.GetOps() {
-		if ev, changed := m.perform(op); changed {
+		if ev, changed := m.applyOp(op); changed {
 			events = append(events, ev)
 		}
 	}
-	m.advance(events)
+	m.appendRevision(events)
 	return Outcome{Code: OK, Revision: m.revision}
 }
 
-// examine checks the precondition of one op against a state.
-func examine(items *tree, at raftstore.Revision, op *storev1.Op) *raftstore.ConflictError {
+// checkPrecondition checks the precondition of one op against a state.
+func checkPrecondition(items *tree, at raftstore.Revision, op *storev1.Op) *raftstore.ConflictError {
 	want := precondition(op.GetIf())
 	if want == (raftstore.Precondition{}) {
 		return nil
@@ -179,46 +179,46 @@ func examine(items *tree, at raftstore.Revision, op *storev1.Op) *raftstore.Conf
 	return &raftstore.ConflictError{Key: op.GetKey(), Want: want, Have: have, At: at}
 }
 
-// perform makes the change of one op for the revision being built.
-func (m *Machine) perform(op *storev1.Op) (raftstore.Event, bool) {
+// applyOp makes the change of one op for the revision being built.
+func (m *Machine) applyOp(op *storev1.Op) (raftstore.Event, bool) {
 	switch raftstore.OpKind(op.GetKind()) {
 	case raftstore.OpPut:
 		item := &raftstore.Item{Key: op.GetKey(), Value: op.GetValue(), Created: m.revision + 1, Modified: m.revision + 1}
 		if op.GetTtlMs() > 0 {
 			item.Expires = m.clock + min(op.GetTtlMs(), math.MaxInt64-m.clock)
 		}
-		prev := m.set(item)
+		prev := m.putItem(item)
 		return raftstore.Event{Kind: raftstore.EventPut, Item: *item, Prev: prev}, true
 	case raftstore.OpDelete:
-		return m.remove(op.GetKey())
+		return m.removeItem(op.GetKey())
 	}
 	return raftstore.Event{}, false
 }
 
-// set writes an item, keeping the creation revision of a key that exists.
-func (m *Machine) set(item *raftstore.Item) *raftstore.Item {
+// putItem writes an item, keeping the creation revision of a key that exists.
+func (m *Machine) putItem(item *raftstore.Item) *raftstore.Item {
 	prev, _ := m.items.Get(item.Key)
 	if prev != nil {
 		item.Created = prev.Created
 		item.Key = prev.Key // one string for all that history keeps of a key
-		m.bytes -= size(prev)
-		m.forgetDeadline(prev)
+		m.bytes -= itemBytes(prev)
+		m.removeDeadline(prev)
 	}
 	m.items.Set(item.Key, item)
-	m.bytes += size(item)
+	m.bytes += itemBytes(item)
 	if item.Expires != 0 {
 		m.deadlines.Set(deadline{item.Expires, item.Key})
 	}
 	return prev
 }
 
-func (m *Machine) remove(key string) (raftstore.Event, bool) {
+func (m *Machine) removeItem(key string) (raftstore.Event, bool) {
 	prev, ok := m.items.Delete(key)
 	if !ok {
 		return raftstore.Event{}, false
 	}
-	m.bytes -= size(prev)
-	m.forgetDeadline(prev)
+	m.bytes -= itemBytes(prev)
+	m.removeDeadline(prev)
 	return raftstore.Event{
 		Kind: raftstore.EventDelete,
 		Item: raftstore.Item{Key: key, Created: prev.Created, Modified: m.revision + 1},
@@ -226,46 +226,46 @@ func (m *Machine) remove(key string) (raftstore.Event, bool) {
 	}, true
 }
 
-func (m *Machine) forgetDeadline(it *raftstore.Item) {
+func (m *Machine) removeDeadline(it *raftstore.Item) {
 	if it.Expires != 0 {
 		m.deadlines.Delete(deadline{it.Expires, it.Key})
 	}
 }
 
-// expire removes what has expired by now, all in one revision.
-func (m *Machine) expire() {
+// removeExpired removes what has expired by now, all in one revision.
+func (m *Machine) removeExpired() {
 	var events []raftstore.Event
-	for len(events) < expireAtOnce {
+	for len(events) < maxExpirations {
 		first, ok := m.deadlines.Min()
-		if !ok || first.at > m.clock {
+		if !ok || first.expiresAt > m.clock {
 			break
 		}
-		if ev, changed := m.remove(first.key); changed {
+		if ev, changed := m.removeItem(first.key); changed {
 			events = append(events, ev)
 		}
 	}
-	m.advance(events)
+	m.appendRevision(events)
 }
 
-// advance closes the revision being built, if anything changed.
-func (m *Machine) advance(events []raftstore.Event) {
+// appendRevision closes the revision being built, if anything changed.
+func (m *Machine) appendRevision(events []raftstore.Event) {
 	if len(events) == 0 {
 		return
 	}
 	m.revision++
-	m.history.append(raftstore.Events{Revision: m.revision, Events: events}, &m.items)
+	m.history.appendRevision(raftstore.Events{Revision: m.revision, Events: events}, &m.items)
 }
 
-func (m *Machine) compact(upTo raftstore.Revision) {
+func (m *Machine) compactHistory(upTo raftstore.Revision) {
 	// What is compacted together with its own commit must still reach the watchers.
-	m.collect()
+	m.collectEvents()
 	if upTo > m.revision {
 		upTo = m.revision
 	}
-	m.history.compact(upTo)
+	m.history.compactTo(upTo)
 }
 
-func (m *Machine) publish() {
+func (m *Machine) publishView() {
 	v := &View{
 		revision: m.revision,
 		items:    m.items.Copy(),
@@ -275,9 +275,9 @@ func (m *Machine) publish() {
 		alarms:   m.alarms,
 	}
 	if first, ok := m.deadlines.Min(); ok {
-		v.nextExpiry = first.at
+		v.nextExpiry = first.expiresAt
 	}
 	m.view.Store(v)
 }
 
-func size(it *raftstore.Item) int64 { return int64(len(it.Key) + len(it.Value)) }
+func itemBytes(it *raftstore.Item) int64 { return int64(len(it.Key) + len(it.Value)) }

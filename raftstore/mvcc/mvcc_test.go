@@ -18,23 +18,23 @@ import (
 	"keelson.dev/keelson/raftstore/mvcc"
 )
 
-func put(inc, seq, settled uint64, key, value string) *storev1.Proposal {
+func putProposal(inc, seq, settled uint64, key, value string) *storev1.Proposal {
 	return &storev1.Proposal{
 		Id:  &storev1.ProposalID{Incarnation: inc, Sequence: seq, Settled: settled},
 		Ops: []*storev1.Op{{Kind: uint32(raftstore.OpPut), Key: key, Value: []byte(value)}},
 	}
 }
 
-func apply(m *mvcc.Machine, p *storev1.Proposal) mvcc.Outcome {
-	return m.Apply(mvcc.Entry{Term: 1, Command: batch(p)}).Outcomes[0][0]
+func applyProposal(m *mvcc.Machine, p *storev1.Proposal) mvcc.Outcome {
+	return m.Apply(mvcc.Entry{Term: 1, Command: batchCommand(p)}).Outcomes[0][0]
 }
 
 // A proposal that reaches the log twice applies once, also across a snapshot;
 // one that is forgotten is never applied again.
 func TestRetryAppliesOnce(t *testing.T) {
 	m := mvcc.New()
-	first := apply(m, put(1, 1, 0, "/a", "1"))
-	if again := apply(m, put(1, 1, 0, "/a", "1")); again != first || m.View().Revision() != 1 {
+	first := applyProposal(m, putProposal(1, 1, 0, "/a", "1"))
+	if again := applyProposal(m, putProposal(1, 1, 0, "/a", "1")); again != first || m.View().Revision() != 1 {
 		t.Errorf("retry: %+v at revision %d, want %+v", again, m.View().Revision(), first)
 	}
 	var b bytes.Buffer
@@ -45,11 +45,11 @@ func TestRetryAppliesOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again := apply(m, put(1, 1, 0, "/a", "1")); again != first || m.View().Revision() != 1 {
+	if again := applyProposal(m, putProposal(1, 1, 0, "/a", "1")); again != first || m.View().Revision() != 1 {
 		t.Errorf("retry after a snapshot: %+v at revision %d", again, m.View().Revision())
 	}
-	apply(m, put(1, 2, 1, "/a", "2")) // settles the first
-	if late := apply(m, put(1, 1, 0, "/a", "1")); !errors.Is(late.Err(), raftstore.ErrOutcomeUnknown) || m.View().Revision() != 2 {
+	applyProposal(m, putProposal(1, 2, 1, "/a", "2")) // settles the first
+	if late := applyProposal(m, putProposal(1, 1, 0, "/a", "1")); !errors.Is(late.Err(), raftstore.ErrOutcomeUnknown) || m.View().Revision() != 2 {
 		t.Errorf("retry of a forgotten proposal: %+v at revision %d", late, m.View().Revision())
 	}
 }
@@ -58,10 +58,10 @@ func TestRetryAppliesOnce(t *testing.T) {
 func TestMemoryOfProposalsIsBounded(t *testing.T) {
 	m := mvcc.New()
 	for inc := range uint64(5000) {
-		apply(m, put(inc+1, 1, 0, "/a", "x"))
+		applyProposal(m, putProposal(inc+1, 1, 0, "/a", "x"))
 	}
 	for seq := range uint64(70_000) {
-		apply(m, put(99_999, seq+1, 0, "/a", "x"))
+		applyProposal(m, putProposal(99_999, seq+1, 0, "/a", "x"))
 	}
 	var b bytes.Buffer
 	if err := m.Snapshot().Dump(&b, mvcc.Meta{}); err != nil {
@@ -76,10 +76,10 @@ func TestMemoryOfProposalsIsBounded(t *testing.T) {
 	if b.Len() > 4<<20 {
 		t.Errorf("snapshot of one key is %d bytes", b.Len())
 	}
-	if out := apply(m, put(99_999, 1, 0, "/a", "x")); !errors.Is(out.Err(), raftstore.ErrOutcomeUnknown) {
+	if out := applyProposal(m, putProposal(99_999, 1, 0, "/a", "x")); !errors.Is(out.Err(), raftstore.ErrOutcomeUnknown) {
 		t.Errorf("proposal beyond the bound: %+v", out)
 	}
-	if out := apply(m, put(99_999, 69_999, 0, "/a", "x")); out.Err() != nil {
+	if out := applyProposal(m, putProposal(99_999, 69_999, 0, "/a", "x")); out.Err() != nil {
 		t.Errorf("recent proposal: %+v", out)
 	}
 }
@@ -89,24 +89,24 @@ func TestMemoryOfProposalsIsBounded(t *testing.T) {
 func TestConflictIsRememberedWithoutValue(t *testing.T) {
 	m := mvcc.New()
 	big := strings.Repeat("v", 1<<20)
-	apply(m, put(1, 1, 0, "/a", big))
+	applyProposal(m, putProposal(1, 1, 0, "/a", big))
 	create := func(seq uint64) *storev1.Proposal {
-		p := put(2, seq, 0, "/a", "x")
+		p := putProposal(2, seq, 0, "/a", "x")
 		p.Ops[0].If = &storev1.Precondition{Absent: true}
 		return p
 	}
 	const n = 50
 	for seq := range uint64(n) {
-		if out := apply(m, create(seq+1)); out.Conflict == nil || out.Conflict.NoValue || len(out.Conflict.Have.Value) != len(big) {
+		if out := applyProposal(m, create(seq+1)); out.Conflict == nil || out.Conflict.NoValue || len(out.Conflict.Have.Value) != len(big) {
 			t.Fatalf("conflict: %.200v", out.Conflict)
 		}
 	}
 	shown := func(m *mvcc.Machine) string {
-		out := apply(m, create(7))
+		out := applyProposal(m, create(7))
 		if out.Conflict == nil || !out.Conflict.NoValue || out.Conflict.Have.Value != nil || out.Conflict.Have.Modified != 1 || out.Conflict.At != 1 {
 			t.Fatalf("remembered conflict: %.200v", out.Conflict)
 		}
-		out = out.Full(m.View())
+		out = out.WithValue(m.View())
 		if out.Conflict.NoValue != (out.Conflict.Have.Value == nil) || out.Conflict.Have.Modified != 1 {
 			t.Fatalf("filled conflict: %.200v", out.Conflict)
 		}
@@ -115,7 +115,7 @@ func TestConflictIsRememberedWithoutValue(t *testing.T) {
 	if shown(m) != big {
 		t.Error("a retry of a conflict about what is unchanged has no value")
 	}
-	apply(m, put(1, 2, 0, "/a", "2"))
+	applyProposal(m, putProposal(1, 2, 0, "/a", "2"))
 	if shown(m) != big {
 		t.Error("a retry of a conflict about what history has is without the value")
 	}
@@ -130,7 +130,7 @@ func TestConflictIsRememberedWithoutValue(t *testing.T) {
 	if v := shown(m); v != "" {
 		t.Errorf("a retry of a conflict about what is gone shows %.20q", v)
 	}
-	old := frames(t, b.Bytes(), func(f *storev1.SnapshotFrame) {
+	old := rewriteFrames(t, b.Bytes(), func(f *storev1.SnapshotFrame) {
 		for _, r := range f.GetRecent().GetRecent() {
 			if have := r.GetOutcome().GetHave(); have != nil {
 				have.Value = []byte("as older versions wrote it")
@@ -153,20 +153,20 @@ func TestConflictIsRememberedWithoutValue(t *testing.T) {
 // An empty proposal asks what became of a fenced one, and can do nothing else.
 func TestProbe(t *testing.T) {
 	m := mvcc.New()
-	p := put(1, 1, 0, "/a", "1")
+	p := putProposal(1, 1, 0, "/a", "1")
 	p.Fence = 1
-	applied := apply(m, p)
+	applied := applyProposal(m, p)
 	probe := &storev1.Proposal{Id: p.Id, Fence: 1}
-	if out := m.Apply(mvcc.Entry{Term: 2, Command: batch(probe)}).Outcomes[0][0]; out != applied {
+	if out := m.Apply(mvcc.Entry{Term: 2, Command: batchCommand(probe)}).Outcomes[0][0]; out != applied {
 		t.Errorf("probe of an applied proposal: %+v, want %+v", out, applied)
 	}
 	probe = &storev1.Proposal{Id: &storev1.ProposalID{Incarnation: 1, Sequence: 2}, Fence: 1}
-	if out := m.Apply(mvcc.Entry{Term: 2, Command: batch(probe)}).Outcomes[0][0]; !errors.Is(out.Err(), raftstore.ErrFenced) {
+	if out := m.Apply(mvcc.Entry{Term: 2, Command: batchCommand(probe)}).Outcomes[0][0]; !errors.Is(out.Err(), raftstore.ErrFenced) {
 		t.Errorf("probe of a lost proposal: %+v", out)
 	}
-	late := put(1, 2, 0, "/a", "late")
+	late := putProposal(1, 2, 0, "/a", "late")
 	late.Fence = 2
-	if out := m.Apply(mvcc.Entry{Term: 2, Command: batch(late)}).Outcomes[0][0]; !errors.Is(out.Err(), raftstore.ErrFenced) {
+	if out := m.Apply(mvcc.Entry{Term: 2, Command: batchCommand(late)}).Outcomes[0][0]; !errors.Is(out.Err(), raftstore.ErrFenced) {
 		t.Errorf("proposal after its probe: %+v", out)
 	}
 }
@@ -176,9 +176,9 @@ func TestCompactionInTheSameBatch(t *testing.T) {
 	m := mvcc.New()
 	compact := &storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: 2}}}
 	res := m.Apply(
-		mvcc.Entry{Command: batch(put(1, 1, 0, "/a", "1"), put(1, 2, 0, "/a", "2"))},
+		mvcc.Entry{Command: batchCommand(putProposal(1, 1, 0, "/a", "1"), putProposal(1, 2, 0, "/a", "2"))},
 		mvcc.Entry{Command: compact},
-		mvcc.Entry{Command: batch(put(1, 3, 0, "/a", "3"))})
+		mvcc.Entry{Command: batchCommand(putProposal(1, 3, 0, "/a", "3"))})
 	if len(res.Events) != 3 || res.Events[2].Revision != 3 || m.View().Compacted() != 2 {
 		t.Errorf("events %+v", res.Events)
 	}
@@ -186,7 +186,7 @@ func TestCompactionInTheSameBatch(t *testing.T) {
 
 func TestRebase(t *testing.T) {
 	m := mvcc.New()
-	apply(m, put(1, 1, 0, "/a", "1"))
+	applyProposal(m, putProposal(1, 1, 0, "/a", "1"))
 	old := m.View()
 	if err := m.Rebase(1000); err != nil {
 		t.Fatal(err)
@@ -197,7 +197,7 @@ func TestRebase(t *testing.T) {
 	if _, err := m.View().Read(old.Revision(), 1); !errors.Is(err, raftstore.ErrCompacted) {
 		t.Errorf("history from before: %v", err)
 	}
-	if out := apply(m, put(1, 2, 0, "/a", "2")); out.Revision != 1001 {
+	if out := applyProposal(m, putProposal(1, 2, 0, "/a", "2")); out.Revision != 1001 {
 		t.Errorf("commit after rebase: %+v", out)
 	}
 	if it, _ := m.View().Get("/a"); it.Created != 1 || it.Modified != 1001 {
@@ -208,8 +208,8 @@ func TestRebase(t *testing.T) {
 // A restored state is amended before it is rebased: in one revision, and in none when nothing changes.
 func TestAmend(t *testing.T) {
 	m := mvcc.New()
-	apply(m, put(1, 1, 0, "/a", "1"))
-	apply(m, put(1, 2, 0, "/b", "1"))
+	applyProposal(m, putProposal(1, 1, 0, "/a", "1"))
+	applyProposal(m, putProposal(1, 2, 0, "/b", "1"))
 	m.Amend(raftstore.Put("/c", []byte("1")), raftstore.Put("/a", []byte("2")), raftstore.Delete("/b"))
 	v := m.View()
 	a, _ := v.Get("/a")
@@ -227,7 +227,7 @@ func TestViewsAreStable(t *testing.T) {
 	m := mvcc.New()
 	var wg sync.WaitGroup
 	for i := range 3000 {
-		apply(m, put(1, uint64(i+1), uint64(i), fmt.Sprintf("/k/%d", i%97), fmt.Sprint(i)))
+		applyProposal(m, putProposal(1, uint64(i+1), uint64(i), fmt.Sprintf("/k/%d", i%97), fmt.Sprint(i)))
 		if i%300 != 0 {
 			continue
 		}
@@ -252,7 +252,7 @@ func TestViewsAreStable(t *testing.T) {
 
 // Every flipped bit of a snapshot is noticed, and every cut.
 func TestDamagedSnapshotIsRefused(t *testing.T) {
-	good := sample(t)
+	good := sampleSnapshot(t)
 	for i := range good {
 		bad := bytes.Clone(good)
 		bad[i] ^= 1 << (i % 8)
@@ -265,18 +265,18 @@ func TestDamagedSnapshotIsRefused(t *testing.T) {
 	}
 }
 
-func sample(t testing.TB) []byte {
+func sampleSnapshot(t testing.TB) []byte {
 	m := mvcc.New()
 	for i := range 40 {
-		p := put(uint64(i%3+1), uint64(i+1), 0, fmt.Sprintf("/k/%d", i%7), "value")
+		p := putProposal(uint64(i%3+1), uint64(i+1), 0, fmt.Sprintf("/k/%d", i%7), "value")
 		p.Ops[0].TtlMs = int64(i % 2 * 1000)
 		if i%11 == 10 {
 			p.Ops[0] = &storev1.Op{Kind: uint32(raftstore.OpDelete), Key: p.Ops[0].Key}
 		}
 		p.ProposedUnixMs, p.Id.IssuedUnixMs = int64(i*1000), int64(i*1000)
-		apply(m, p)
+		applyProposal(m, p)
 		if i%13 == 12 {
-			m.Apply(mvcc.Entry{Command: alarm(false, &storev1.Alarm{Kind: 2, Member: fmt.Sprint("r", i), SinceUnixMs: 9, Message: "differs"})})
+			m.Apply(mvcc.Entry{Command: alarmCommand(false, &storev1.Alarm{Kind: 2, Member: fmt.Sprint("r", i), SinceUnixMs: 9, Message: "differs"})})
 		}
 		if i == 20 {
 			m.Apply(mvcc.Entry{Command: &storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: 15}}}})
@@ -289,9 +289,9 @@ func sample(t testing.TB) []byte {
 	return b.Bytes()
 }
 
-// payloads takes the checksums out of a snapshot, and sealed puts right ones in:
+// stripChecksums takes the checksums out of a snapshot, and sealed puts right ones in:
 // so a fuzzer gets past them.
-func payloads(snapshot []byte) (out []byte) {
+func stripChecksums(snapshot []byte) (out []byte) {
 	for len(snapshot) >= 8 {
 		n := binary.LittleEndian.Uint32(snapshot)
 		out = append(append(out, snapshot[:4]...), snapshot[8:8+n]...)
@@ -300,7 +300,7 @@ func payloads(snapshot []byte) (out []byte) {
 	return out
 }
 
-func sealed(payloads []byte) (out []byte) {
+func addChecksums(payloads []byte) (out []byte) {
 	sum := uint32(0)
 	for len(payloads) >= 4 {
 		n := min(binary.LittleEndian.Uint32(payloads), uint32(len(payloads)-4))
@@ -313,10 +313,10 @@ func sealed(payloads []byte) (out []byte) {
 	return out
 }
 
-// frames returns a snapshot with each of its frames changed.
-func frames(t *testing.T, snapshot []byte, change func(*storev1.SnapshotFrame)) []byte {
+// rewriteFrames returns a snapshot with each of its frames changed.
+func rewriteFrames(t *testing.T, snapshot []byte, change func(*storev1.SnapshotFrame)) []byte {
 	var out []byte
-	for rest := payloads(snapshot); len(rest) > 0; {
+	for rest := stripChecksums(snapshot); len(rest) > 0; {
 		n := binary.LittleEndian.Uint32(rest)
 		f := new(storev1.SnapshotFrame)
 		if err := proto.Unmarshal(rest[4:4+n], f); err != nil {
@@ -330,17 +330,17 @@ func frames(t *testing.T, snapshot []byte, change func(*storev1.SnapshotFrame)) 
 		}
 		out = append(binary.LittleEndian.AppendUint32(out, uint32(len(body))), body...)
 	}
-	return sealed(out)
+	return addChecksums(out)
 }
 
 func FuzzLoad(f *testing.F) {
-	if _, _, err := mvcc.Load(bytes.NewReader(sealed(payloads(sample(f))))); err != nil {
+	if _, _, err := mvcc.Load(bytes.NewReader(addChecksums(stripChecksums(sampleSnapshot(f))))); err != nil {
 		f.Fatal(err)
 	}
-	f.Add(payloads(sample(f)))
+	f.Add(stripChecksums(sampleSnapshot(f)))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, data []byte) {
-		data = sealed(data)
+		data = addChecksums(data)
 		m, meta, err := mvcc.Load(bytes.NewReader(data))
 		if err != nil {
 			return
@@ -363,13 +363,13 @@ func FuzzLoad(f *testing.F) {
 // Any command that decodes can be applied, without a panic and alike by all.
 func FuzzApply(f *testing.F) {
 	for _, c := range []*storev1.Command{
-		batch(put(1, 1, 0, "/a", "1"), put(1, 1, 0, "/a", "1"), put(2, 1, 9, "/b", "")),
+		batchCommand(putProposal(1, 1, 0, "/a", "1"), putProposal(1, 1, 0, "/a", "1"), putProposal(2, 1, 9, "/b", "")),
 		{Kind: &storev1.Command_Expire{Expire: &storev1.Expire{UntilUnixMs: 5}}},
 		{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: 1 << 63}}},
-		alarm(false, &storev1.Alarm{Kind: 1, Message: "full", SinceUnixMs: 1 << 62}),
-		alarm(true, &storev1.Alarm{Kind: 2, Member: "r1"}),
+		alarmCommand(false, &storev1.Alarm{Kind: 1, Message: "full", SinceUnixMs: 1 << 62}),
+		alarmCommand(true, &storev1.Alarm{Kind: 2, Member: "r1"}),
 		{Kind: &storev1.Command_Alarm{Alarm: &storev1.SetAlarm{QuotaBytes: 1, GrowthBytes: 1 << 62, HistoryBytes: 1 << 62, Alarm: &storev1.Alarm{Kind: 1}}}},
-		batch(issued(1, 1, 1, 1), issued(2, 1<<63, 1<<62, 1<<62), issued(1, 2, -5, -7)),
+		batchCommand(putIssuedAt(1, 1, 1, 1), putIssuedAt(2, 1<<63, 1<<62, 1<<62), putIssuedAt(1, 2, -5, -7)),
 		{},
 	} {
 		data, err := proto.Marshal(c)

@@ -52,17 +52,17 @@ func (o Outcome) Err() error {
 	}
 }
 
-// refused is the outcome of a proposal that Check turned down.
-func refused(err error, at raftstore.Revision) Outcome {
+// refusedOutcome is the outcome of a proposal that Check turned down.
+func refusedOutcome(err error, at raftstore.Revision) Outcome {
 	if errors.Is(err, raftstore.ErrTooLarge) {
 		return Outcome{Code: TooLarge, Revision: at, Message: err.Error()}
 	}
 	return Outcome{Code: Invalid, Revision: at, Message: err.Error()}
 }
 
-// lean is the outcome as it is remembered: of a conflict only what is small. A
+// withoutValue is the outcome as it is remembered: of a conflict only what is small. A
 // value would stay in memory and in snapshots for as long as the outcome does.
-func (o Outcome) lean() Outcome {
+func (o Outcome) withoutValue() Outcome {
 	if o.Conflict != nil && o.Conflict.Have != nil {
 		c := *o.Conflict
 		have := *c.Have
@@ -73,14 +73,14 @@ func (o Outcome) lean() Outcome {
 	return o
 }
 
-// Full is the outcome with the value of what a conflict was about, when it came
+// WithValue is the outcome with the value of what a conflict was about, when it came
 // without and the view can still show it.
-func (o Outcome) Full(v *View) Outcome {
+func (o Outcome) WithValue(v *View) Outcome {
 	if o.Conflict == nil || !o.Conflict.NoValue {
 		return o
 	}
 	// What is found is the item that was examined, or the answer is of another store.
-	if have, ok := v.at(o.Conflict.Key, o.Conflict.At); ok && have.Modified == o.Conflict.Have.Modified {
+	if have, ok := v.itemAt(o.Conflict.Key, o.Conflict.At); ok && have.Modified == o.Conflict.Have.Modified {
 		c := *o.Conflict
 		c.Have, c.NoValue = have, false
 		o.Conflict = &c

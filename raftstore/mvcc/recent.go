@@ -19,9 +19,9 @@ const (
 	RememberMs = 10 * 60 * 1000
 )
 
-// recent remembers the outcomes of proposals, so that a proposal that reaches
+// recentOutcomes remembers the outcomes of proposals, so that a proposal that reaches
 // the log twice applies once. It is part of the replicated state.
-type recent struct {
+type recentOutcomes struct {
 	incarnations map[uint64]*incarnation
 	// uses has the incarnations in the order of their last use, oldest first.
 	uses *list.List
@@ -33,36 +33,36 @@ type recent struct {
 
 // incarnation is one proposer: one start of one replica's process.
 type incarnation struct {
-	id       uint64
-	floor    uint64 // sequences up to this one are forgotten
-	used     int64  // the store's time when it last proposed
-	outcomes []remembered
-	room     []remembered  // what outcomes is a part of
-	place    *list.Element // in uses
+	id          uint64
+	settledUpTo uint64 // sequences up to this one are forgotten
+	lastUsed    int64  // the store's time when it last proposed
+	outcomes    []remembered
+	buffer      []remembered  // what outcomes is a part of
+	element     *list.Element // in uses
 }
 
 // remembered is one outcome; those of an incarnation are in order of sequence.
 type remembered struct {
-	sequence uint64
-	at       int64   // the store's time when it was decided
-	outcome  Outcome // lean
+	sequence  uint64
+	decidedAt int64   // the store's time when it was decided
+	outcome   Outcome // lean
 }
 
-func newRecent() recent {
-	return recent{incarnations: make(map[uint64]*incarnation), uses: list.New()}
+func newRecent() recentOutcomes {
+	return recentOutcomes{incarnations: make(map[uint64]*incarnation), uses: list.New()}
 }
 
-// recall answers for a proposal seen before. Incarnation 0 is nobody: such a
+// lookUpOutcome answers for a proposal seen before. Incarnation 0 is nobody: such a
 // proposal is never remembered.
-func (r *recent) recall(id *storev1.ProposalID) (Outcome, bool) {
+func (r *recentOutcomes) lookUpOutcome(id *storev1.ProposalID) (Outcome, bool) {
 	if id.GetIncarnation() == 0 {
 		return Outcome{}, false
 	}
 	if inc := r.incarnations[id.GetIncarnation()]; inc != nil {
-		if at, ok := inc.find(id.GetSequence()); ok {
+		if at, ok := inc.findSequence(id.GetSequence()); ok {
 			return inc.outcomes[at].outcome, true
 		}
-		if id.GetSequence() <= inc.floor {
+		if id.GetSequence() <= inc.settledUpTo {
 			return Outcome{Code: Unknown}, true
 		}
 	}
@@ -72,52 +72,52 @@ func (r *recent) recall(id *storev1.ProposalID) (Outcome, bool) {
 	return Outcome{}, false
 }
 
-// remember records what became of a proposal at a time, which is not before the
+// recordOutcome records what became of a proposal at a time, which is not before the
 // id was issued: so the horizon is never ahead of the clocks that issue new ids.
-func (r *recent) remember(id *storev1.ProposalID, out Outcome, now int64) {
+func (r *recentOutcomes) recordOutcome(id *storev1.ProposalID, out Outcome, now int64) {
 	if id.GetIncarnation() == 0 {
 		return
 	}
 	inc := r.incarnations[id.GetIncarnation()]
 	if inc == nil {
-		inc = r.add(id.GetIncarnation())
+		inc = r.addIncarnation(id.GetIncarnation())
 	} else {
-		r.uses.MoveToBack(inc.place)
+		r.uses.MoveToBack(inc.element)
 	}
-	inc.used = max(inc.used, now)
-	inc.insert(remembered{id.GetSequence(), now, out.lean()})
+	inc.lastUsed = max(inc.lastUsed, now)
+	inc.insertOutcome(remembered{id.GetSequence(), now, out.withoutValue()})
 	// A proposal cannot settle itself or what comes after it.
 	if id.GetSequence() > 0 {
-		inc.settle(min(id.GetSettled(), id.GetSequence()-1))
+		inc.settleUpTo(min(id.GetSettled(), id.GetSequence()-1))
 	}
-	for first := inc.outcomes[0]; len(inc.outcomes) > maxOutcomes || first.at < now-RememberMs; first = inc.outcomes[0] {
-		inc.settle(first.sequence)
+	for first := inc.outcomes[0]; len(inc.outcomes) > maxOutcomes || first.decidedAt < now-RememberMs; first = inc.outcomes[0] {
+		inc.settleUpTo(first.sequence)
 	}
-	r.forget(now)
+	r.evictIncarnations(now)
 }
 
-func (r *recent) add(id uint64) *incarnation {
+func (r *recentOutcomes) addIncarnation(id uint64) *incarnation {
 	inc := &incarnation{id: id}
-	inc.place = r.uses.PushBack(inc)
+	inc.element = r.uses.PushBack(inc)
 	r.incarnations[id] = inc
 	return inc
 }
 
-// forget drops the incarnations beyond the bounds. The last used always stays.
-func (r *recent) forget(now int64) {
+// evictIncarnations drops the incarnations beyond the bounds. The last used always stays.
+func (r *recentOutcomes) evictIncarnations(now int64) {
 	for len(r.incarnations) > 1 {
 		oldest := r.uses.Front().Value.(*incarnation)
-		if len(r.incarnations) <= maxIncarnations && oldest.used >= now-RememberMs {
+		if len(r.incarnations) <= maxIncarnations && oldest.lastUsed >= now-RememberMs {
 			return
 		}
-		r.horizon = max(r.horizon, oldest.used)
-		r.uses.Remove(oldest.place)
+		r.horizon = max(r.horizon, oldest.lastUsed)
+		r.uses.Remove(oldest.element)
 		delete(r.incarnations, oldest.id)
 	}
 }
 
-// find returns where a sequence is, or would be.
-func (inc *incarnation) find(sequence uint64) (int, bool) {
+// findSequence returns where a sequence is, or would be.
+func (inc *incarnation) findSequence(sequence uint64) (int, bool) {
 	// Nearly always it is new.
 	if n := len(inc.outcomes); n == 0 || inc.outcomes[n-1].sequence < sequence {
 		return n, false
@@ -133,39 +133,39 @@ func (inc *incarnation) find(sequence uint64) (int, bool) {
 	})
 }
 
-func (inc *incarnation) insert(o remembered) {
-	at, known := inc.find(o.sequence)
+func (inc *incarnation) insertOutcome(o remembered) {
+	at, known := inc.findSequence(o.sequence)
 	switch {
 	case known:
 		inc.outcomes[at] = o
 	case at == len(inc.outcomes):
-		inc.push(o)
+		inc.appendOutcome(o)
 	default:
 		inc.outcomes = slices.Insert(inc.outcomes, at, o)
 	}
 }
 
-// push adds an outcome at the end. What settle has left free at the beginning of
+// appendOutcome adds an outcome at the end. What settle has left free at the beginning of
 // the room is used again, so that steady work allocates nothing.
-func (inc *incarnation) push(o remembered) {
+func (inc *incarnation) appendOutcome(o remembered) {
 	n := len(inc.outcomes)
-	if n == cap(inc.outcomes) && len(inc.room) >= 2*n && n > 0 {
-		copy(inc.room, inc.outcomes) // the halves do not overlap
+	if n == cap(inc.outcomes) && len(inc.buffer) >= 2*n && n > 0 {
+		copy(inc.buffer, inc.outcomes) // the halves do not overlap
 		clear(inc.outcomes)
-		inc.outcomes = inc.room[:n]
+		inc.outcomes = inc.buffer[:n]
 	}
 	full := n == cap(inc.outcomes)
 	if inc.outcomes = append(inc.outcomes, o); full {
-		inc.room = inc.outcomes[:cap(inc.outcomes)]
+		inc.buffer = inc.outcomes[:cap(inc.outcomes)]
 	}
 }
 
-// settle forgets sequences up to and including upTo.
-func (inc *incarnation) settle(upTo uint64) {
-	if upTo <= inc.floor {
+// settleUpTo forgets sequences up to and including upTo.
+func (inc *incarnation) settleUpTo(upTo uint64) {
+	if upTo <= inc.settledUpTo {
 		return
 	}
-	inc.floor = upTo
+	inc.settledUpTo = upTo
 	n := 0
 	for n < len(inc.outcomes) && inc.outcomes[n].sequence <= upTo {
 		n++
@@ -174,14 +174,14 @@ func (inc *incarnation) settle(upTo uint64) {
 	inc.outcomes = inc.outcomes[n:]
 }
 
-// clone copies the table for a snapshot.
-func (r *recent) clone() recent {
+// copyOutcomes copies the table for a snapshot.
+func (r *recentOutcomes) copyOutcomes() recentOutcomes {
 	out := newRecent()
 	out.horizon = r.horizon
 	for e := r.uses.Front(); e != nil; e = e.Next() {
 		inc := e.Value.(*incarnation)
-		c := out.add(inc.id)
-		c.floor, c.used, c.outcomes = inc.floor, inc.used, slices.Clone(inc.outcomes)
+		c := out.addIncarnation(inc.id)
+		c.settledUpTo, c.lastUsed, c.outcomes = inc.settledUpTo, inc.lastUsed, slices.Clone(inc.outcomes)
 	}
 	return out
 }

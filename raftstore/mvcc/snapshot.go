@@ -22,13 +22,13 @@ type Meta struct {
 // remembered proposals. Writing it out does not disturb the machine.
 type Snapshot struct {
 	view   *View
-	recent recent
+	recent recentOutcomes
 }
 
 // Snapshot captures the machine. It belongs to the goroutine that applies; what
 // it returns does not.
 func (m *Machine) Snapshot() *Snapshot {
-	return &Snapshot{view: m.view.Load(), recent: m.recent.clone()}
+	return &Snapshot{view: m.view.Load(), recent: m.recentOutcomes.copyOutcomes()}
 }
 
 // Snapshot is the view as it can be written out, by anyone and at any time,
@@ -41,7 +41,7 @@ func (v *View) Snapshot() *Snapshot { return &Snapshot{view: v, recent: newRecen
 func (s *Snapshot) Dump(w io.Writer, meta Meta) error {
 	fw := newFrameWriter(w)
 	v := s.view
-	err := fw.write(&storev1.SnapshotFrame{Kind: &storev1.SnapshotFrame_Header{Header: &storev1.SnapshotHeader{
+	err := fw.writeMessage(&storev1.SnapshotFrame{Kind: &storev1.SnapshotFrame_Header{Header: &storev1.SnapshotHeader{
 		Format: snapshotFormat, Revision: uint64(v.revision), Compacted: uint64(v.history.compacted),
 		Cluster: meta.Cluster, Index: meta.Index, Term: meta.Term,
 		ClockUnixMs: v.clock, ForgottenUnixMs: s.recent.horizon,
@@ -62,7 +62,7 @@ func (s *Snapshot) Dump(w io.Writer, meta Meta) error {
 	if err := s.dumpAlarms(fw); err != nil {
 		return err
 	}
-	if err := fw.write(&storev1.SnapshotFrame{Kind: &storev1.SnapshotFrame_Trailer{Trailer: trailer}}); err != nil {
+	if err := fw.writeMessage(&storev1.SnapshotFrame{Kind: &storev1.SnapshotFrame_Trailer{Trailer: trailer}}); err != nil {
 		return err
 	}
 	return fw.flush()
@@ -74,7 +74,7 @@ func (s *Snapshot) dumpItems(fw *frameWriter) (uint64, error) {
 		chunk []byte
 		err   error
 	)
-	s.view.past(s.view.history.compacted, "").ascend("", "", func(it *raftstore.Item) bool {
+	s.view.stateAt(s.view.history.compacted, "").ascendItems("", "", func(it *raftstore.Item) bool {
 		chunk = appendItem(chunk, fieldChunkEntry, it)
 		total++
 		if len(chunk) >= frameChunk {
@@ -92,7 +92,7 @@ func (s *Snapshot) dumpItems(fw *frameWriter) (uint64, error) {
 func (s *Snapshot) dumpHistory(fw *frameWriter) error {
 	var chunk []byte
 	for at := s.view.history.compacted; at < s.view.revision; {
-		revisions := s.view.history.read(at, s.view.revision, 0)
+		revisions := s.view.history.readRevisions(at, s.view.revision, 0)
 		at += raftstore.Revision(len(revisions))
 		for i := range revisions {
 			chunk = appendHistory(chunk, &revisions[i])
@@ -115,22 +115,22 @@ func (s *Snapshot) dumpRecent(fw *frameWriter) (uint64, error) {
 	var total uint64
 	for e := s.recent.uses.Front(); e != nil; e = e.Next() {
 		inc := e.Value.(*incarnation)
-		chunk := &storev1.RecentChunk{Incarnations: []*storev1.Incarnation{{Incarnation: inc.id, Floor: inc.floor, Used: uint64(inc.used)}}}
+		chunk := &storev1.RecentChunk{Incarnations: []*storev1.Incarnation{{Incarnation: inc.id, Floor: inc.settledUpTo, Used: uint64(inc.lastUsed)}}}
 		frame := &storev1.SnapshotFrame{Kind: &storev1.SnapshotFrame_Recent{Recent: chunk}}
 		pending := 0
 		for i := range inc.outcomes {
 			o := &inc.outcomes[i]
 			out := o.outcome.Proto()
-			chunk.Recent = append(chunk.Recent, &storev1.Recent{Incarnation: inc.id, Sequence: o.sequence, AtUnixMs: o.at, Outcome: out})
+			chunk.Recent = append(chunk.Recent, &storev1.Recent{Incarnation: inc.id, Sequence: o.sequence, AtUnixMs: o.decidedAt, Outcome: out})
 			total++
 			if pending += 64 + 2*len(out.GetKey()) + len(out.GetMessage()); pending >= frameChunk {
-				if err := fw.write(frame); err != nil {
+				if err := fw.writeMessage(frame); err != nil {
 					return 0, err
 				}
 				chunk.Recent, pending = chunk.Recent[:0], 0
 			}
 		}
-		if err := fw.write(frame); err != nil {
+		if err := fw.writeMessage(frame); err != nil {
 			return 0, err
 		}
 	}
@@ -145,25 +145,25 @@ func (s *Snapshot) dumpAlarms(fw *frameWriter) error {
 	for _, a := range s.view.alarms {
 		chunk.Alarms = append(chunk.Alarms, alarmProto(a))
 	}
-	return fw.write(&storev1.SnapshotFrame{Kind: &storev1.SnapshotFrame_Alarms{Alarms: chunk}})
+	return fw.writeMessage(&storev1.SnapshotFrame{Kind: &storev1.SnapshotFrame_Alarms{Alarms: chunk}})
 }
 
 // Load reads a snapshot into a new machine, or returns an error that wraps
 // ErrCorrupt. Nothing is trusted until the trailer has been seen to match.
 func Load(r io.Reader) (*Machine, Meta, error) {
 	l := &loader{fr: newFrameReader(r), m: New()}
-	if err := l.header(); err != nil {
+	if err := l.loadHeader(); err != nil {
 		return nil, Meta{}, err
 	}
 	for l.trailer == nil {
-		if err := l.next(); err != nil {
+		if err := l.loadFrame(); err != nil {
 			return nil, Meta{}, err
 		}
 	}
-	if err := l.finish(); err != nil {
+	if err := l.checkTrailer(); err != nil {
 		return nil, Meta{}, err
 	}
-	l.m.publish()
+	l.m.publishView()
 	return l.m, l.meta, nil
 }
 
@@ -177,31 +177,31 @@ type loader struct {
 	trailer       *storev1.SnapshotTrailer
 }
 
-func (l *loader) header() error {
-	f, err := l.fr.read()
+func (l *loader) loadHeader() error {
+	f, err := l.fr.readFrame()
 	if err != nil {
 		return err
 	}
 	h := f.GetHeader()
 	if h == nil {
-		return l.fr.bad("not a header")
+		return l.fr.corruptError("not a header")
 	}
 	if h.GetFormat() != snapshotFormat {
 		return fmt.Errorf("snapshot has format %d, this version reads format %d", h.GetFormat(), snapshotFormat)
 	}
 	if h.GetCompacted() > h.GetRevision() {
-		return l.fr.bad("compacted %d beyond revision %d", h.GetCompacted(), h.GetRevision())
+		return l.fr.corruptError("compacted %d beyond revision %d", h.GetCompacted(), h.GetRevision())
 	}
 	l.meta = Meta{Cluster: h.GetCluster(), Index: h.GetIndex(), Term: h.GetTerm()}
 	l.target = raftstore.Revision(h.GetRevision())
 	l.m.revision = raftstore.Revision(h.GetCompacted())
 	l.m.history.compacted = l.m.revision
-	l.m.clock, l.m.recent.horizon = h.GetClockUnixMs(), h.GetForgottenUnixMs()
+	l.m.clock, l.m.recentOutcomes.horizon = h.GetClockUnixMs(), h.GetForgottenUnixMs()
 	return nil
 }
 
-func (l *loader) next() error {
-	f, err := l.fr.read()
+func (l *loader) loadFrame() error {
+	f, err := l.fr.readFrame()
 	if err != nil {
 		return err
 	}
@@ -218,23 +218,23 @@ func (l *loader) next() error {
 		l.trailer = k.Trailer
 		return nil
 	default:
-		return l.fr.bad("unexpected kind %T", k)
+		return l.fr.corruptError("unexpected kind %T", k)
 	}
 }
 
 func (l *loader) loadItems(items []*storev1.Item) error {
 	if l.m.history.segments != nil {
-		return l.fr.bad("items after history")
+		return l.fr.corruptError("items after history")
 	}
 	for _, p := range items {
 		it := itemFrom(p)
 		if it.Key == "" || l.items > 0 && it.Key <= l.last {
-			return l.fr.bad("key %q after %q", it.Key, l.last)
+			return l.fr.corruptError("key %q after %q", it.Key, l.last)
 		}
 		l.last = it.Key
 		l.items++
 		l.m.items.Load(it.Key, it)
-		l.m.bytes += size(it)
+		l.m.bytes += itemBytes(it)
 		if it.Expires != 0 {
 			l.m.deadlines.Set(deadline{it.Expires, it.Key})
 		}
@@ -247,49 +247,49 @@ func (l *loader) loadHistory(revisions []*storev1.History) error {
 	for _, h := range revisions {
 		next := l.m.revision + 1
 		if raftstore.Revision(h.GetRevision()) != next || next > l.target || len(h.GetChanges()) == 0 {
-			return l.fr.bad("history of revision %d where %d was due", h.GetRevision(), next)
+			return l.fr.corruptError("history of revision %d where %d was due", h.GetRevision(), next)
 		}
 		events := make([]raftstore.Event, 0, len(h.GetChanges()))
 		for _, c := range h.GetChanges() {
 			it := itemFrom(c.GetItem())
 			switch raftstore.EventKind(c.GetKind()) {
 			case raftstore.EventPut:
-				prev := l.m.set(it)
+				prev := l.m.putItem(it)
 				events = append(events, raftstore.Event{Kind: raftstore.EventPut, Item: *it, Prev: prev})
 			case raftstore.EventDelete:
-				ev, ok := l.m.remove(it.Key)
+				ev, ok := l.m.removeItem(it.Key)
 				if !ok {
-					return l.fr.bad("revision %d deletes key %q, which is absent", next, it.Key)
+					return l.fr.corruptError("revision %d deletes key %q, which is absent", next, it.Key)
 				}
 				events = append(events, ev)
 			default:
-				return l.fr.bad("revision %d: change of kind %d", next, c.GetKind())
+				return l.fr.corruptError("revision %d: change of kind %d", next, c.GetKind())
 			}
 		}
-		l.m.advance(events)
+		l.m.appendRevision(events)
 	}
 	return nil
 }
 
 func (l *loader) loadRecent(chunk *storev1.RecentChunk) error {
-	r := &l.m.recent
+	r := &l.m.recentOutcomes
 	for _, p := range chunk.GetIncarnations() {
 		if p.GetIncarnation() == 0 {
-			return l.fr.bad("incarnation 0")
+			return l.fr.corruptError("incarnation 0")
 		}
 		inc := r.incarnations[p.GetIncarnation()]
 		if inc == nil {
-			inc = r.add(p.GetIncarnation())
+			inc = r.addIncarnation(p.GetIncarnation())
 		}
-		inc.floor, inc.used = p.GetFloor(), int64(p.GetUsed())
+		inc.settledUpTo, inc.lastUsed = p.GetFloor(), int64(p.GetUsed())
 	}
 	for _, p := range chunk.GetRecent() {
 		inc := r.incarnations[p.GetIncarnation()]
 		if inc == nil {
-			return l.fr.bad("outcome of unknown incarnation %d", p.GetIncarnation())
+			return l.fr.corruptError("outcome of unknown incarnation %d", p.GetIncarnation())
 		}
 		// Older versions have written the values of conflicts, too.
-		inc.insert(remembered{p.GetSequence(), p.GetAtUnixMs(), OutcomeFrom(p.GetOutcome()).lean()})
+		inc.insertOutcome(remembered{p.GetSequence(), p.GetAtUnixMs(), OutcomeFrom(p.GetOutcome()).withoutValue()})
 		l.recent++
 	}
 	return nil
@@ -298,21 +298,21 @@ func (l *loader) loadRecent(chunk *storev1.RecentChunk) error {
 func (l *loader) loadAlarms(alarms []*storev1.Alarm) error {
 	for _, p := range alarms {
 		n := len(l.m.alarms)
-		if l.m.change(alarmFrom(p), false); len(l.m.alarms) != n+1 {
-			return l.fr.bad("alarm of kind %d about %q", p.GetKind(), p.GetMember())
+		if l.m.applyAlarm(alarmFrom(p), false); len(l.m.alarms) != n+1 {
+			return l.fr.corruptError("alarm of kind %d about %q", p.GetKind(), p.GetMember())
 		}
 	}
 	return nil
 }
 
-func (l *loader) finish() error {
+func (l *loader) checkTrailer() error {
 	switch t := l.trailer; {
 	case t.GetItems() != l.items:
-		return l.fr.bad("%d items, trailer says %d", l.items, t.GetItems())
+		return l.fr.corruptError("%d items, trailer says %d", l.items, t.GetItems())
 	case t.GetRecent() != l.recent:
-		return l.fr.bad("%d outcomes, trailer says %d", l.recent, t.GetRecent())
+		return l.fr.corruptError("%d outcomes, trailer says %d", l.recent, t.GetRecent())
 	case l.m.revision != l.target:
-		return l.fr.bad("history ends at revision %d, header says %d", l.m.revision, l.target)
+		return l.fr.corruptError("history ends at revision %d, header says %d", l.m.revision, l.target)
 	}
 	return nil
 }
@@ -322,12 +322,12 @@ func (l *loader) finish() error {
 func (m *Machine) Amend(ops ...raftstore.Op) {
 	var events []raftstore.Event
 	for _, op := range ops {
-		if ev, changed := m.perform(&storev1.Op{Kind: uint32(op.Kind), Key: op.Key, Value: op.Value}); changed {
+		if ev, changed := m.applyOp(&storev1.Op{Kind: uint32(op.Kind), Key: op.Key, Value: op.Value}); changed {
 			events = append(events, ev)
 		}
 	}
-	m.advance(events)
-	m.publish()
+	m.appendRevision(events)
+	m.publishView()
 }
 
 // Rebase moves the machine's revision ahead and marks everything before as
@@ -340,6 +340,6 @@ func (m *Machine) Rebase(revision raftstore.Revision) error {
 	m.revision = revision
 	m.history = history{compacted: revision}
 	m.alarms = nil // they were about another group of replicas
-	m.publish()
+	m.publishView()
 	return nil
 }

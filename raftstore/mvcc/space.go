@@ -42,9 +42,9 @@ func spaceAlarm(alarms []raftstore.Alarm) (a raftstore.Alarm, up bool) {
 	return alarms[at], true
 }
 
-// crowded says why a proposal is refused while the space alarm is up; "" when it
+// checkSpace says why a proposal is refused while the space alarm is up; "" when it
 // is not. puts is the size of all that it puts.
-func crowded(items *tree, bytes int64, alarm raftstore.Alarm, p *storev1.Proposal) (why string, puts int64) {
+func checkSpace(items *tree, bytes int64, alarm raftstore.Alarm, p *storev1.Proposal) (reason string, puts int64) {
 	after, first := bytes, ""
 	for _, op := range p.GetOps() {
 		prev, _ := items.Get(op.GetKey())
@@ -64,7 +64,7 @@ func crowded(items *tree, bytes int64, alarm raftstore.Alarm, p *storev1.Proposa
 			puts += int64(len(op.GetKey()) + len(op.GetValue()))
 		case raftstore.OpDelete:
 			if prev != nil {
-				after -= size(prev)
+				after -= itemBytes(prev)
 			}
 		}
 	}
@@ -79,28 +79,28 @@ func crowded(items *tree, bytes int64, alarm raftstore.Alarm, p *storev1.Proposa
 	return "", puts
 }
 
-// makeRoom refuses a proposal for which there is no space. Of history it lets go
+// reserveSpace refuses a proposal for which there is no space. Of history it lets go
 // what must give way for one that passes.
-func (m *Machine) makeRoom(p *storev1.Proposal) (refusal Outcome, refused bool) {
+func (m *Machine) reserveSpace(p *storev1.Proposal) (refusal Outcome, refused bool) {
 	alarm, full := spaceAlarm(m.alarms)
 	if !full {
 		return Outcome{}, false
 	}
-	why, puts := crowded(&m.items, m.bytes, alarm, p)
-	if why != "" {
-		return noSpace(why, alarm, m.revision, m.bytes, m.history.bytes), true
+	reason, puts := checkSpace(&m.items, m.bytes, alarm, p)
+	if reason != "" {
+		return noSpaceOutcome(reason, alarm, m.revision, m.bytes, m.history.bytes), true
 	}
 	if puts > 0 && m.bytes+m.history.bytes+puts > alarm.TotalLimit {
 		// Down to the half of what may stay, so that it is not due again at once.
-		m.compact(m.history.keep(m.revision, (alarm.TotalLimit-m.bytes-puts)/2))
+		m.compactHistory(m.history.revisionToKeep(m.revision, (alarm.TotalLimit-m.bytes-puts)/2))
 	}
 	return Outcome{}, false
 }
 
-// noSpace is the outcome of a proposal that the space alarm refuses.
-func noSpace(why string, alarm raftstore.Alarm, at raftstore.Revision, state, history int64) Outcome {
+// noSpaceOutcome is the outcome of a proposal that the space alarm refuses.
+func noSpaceOutcome(reason string, alarm raftstore.Alarm, at raftstore.Revision, state, history int64) Outcome {
 	return Outcome{Code: NoSpace, Revision: at, Message: fmt.Sprintf(
-		"%s: the state is %d bytes now and the history of past revisions %d; %s", why, state, history, alarm.Message)}
+		"%s: the state is %d bytes now and the history of past revisions %d; %s", reason, state, history, alarm.Message)}
 }
 
 // NoSpace returns the outcome of a proposal that this state would refuse for
@@ -114,13 +114,13 @@ func (v *View) NoSpace(p *storev1.Proposal) (Outcome, bool) {
 		return Outcome{}, false
 	}
 	for _, op := range p.GetOps() {
-		if examine(v.items, v.revision, op) != nil {
+		if checkPrecondition(v.items, v.revision, op) != nil {
 			return Outcome{}, false // that is what its caller is to hear
 		}
 	}
-	why, _ := crowded(v.items, v.bytes, alarm, p)
-	if why == "" {
+	reason, _ := checkSpace(v.items, v.bytes, alarm, p)
+	if reason == "" {
 		return Outcome{}, false
 	}
-	return noSpace(why, alarm, v.revision, v.bytes, v.history.bytes), true
+	return noSpaceOutcome(reason, alarm, v.revision, v.bytes, v.history.bytes), true
 }

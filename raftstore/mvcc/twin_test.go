@@ -41,11 +41,11 @@ func newTwin() *twin {
 		answers: make(map[[2]uint64]answer), issued: make(map[[2]uint64]int64), floors: make(map[uint64]uint64), alarms: make(map[string]raftstore.Alarm)}
 }
 
-func (w *twin) now() map[string]raftstore.Item { return w.states[w.revision] }
+func (w *twin) currentState() map[string]raftstore.Item { return w.states[w.revision] }
 
-// propose remembers every answer for ever. The machine may forget: got is what
+// applyProposal remembers every answer for ever. The machine may forget: got is what
 // it said, and is right to be Unknown where the bounds allow that.
-func (w *twin) propose(term uint64, p *storev1.Proposal, got mvcc.Outcome) mvcc.Outcome {
+func (w *twin) applyProposal(term uint64, p *storev1.Proposal, got mvcc.Outcome) mvcc.Outcome {
 	w.clock = max(w.clock, p.ProposedUnixMs, p.Id.IssuedUnixMs)
 	id := [2]uint64{p.Id.Incarnation, p.Id.Sequence}
 	unknown := mvcc.Outcome{Code: mvcc.Unknown}
@@ -54,18 +54,18 @@ func (w *twin) propose(term uint64, p *storev1.Proposal, got mvcc.Outcome) mvcc.
 	case seen && got.Code == mvcc.Unknown && (settled || w.clock-before.at > mvcc.RememberMs):
 		return unknown
 	case seen:
-		return remembered(before.outcome)
+		return withoutValue(before.outcome)
 	case got.Code == mvcc.Unknown && (settled || w.clock-p.Id.IssuedUnixMs > mvcc.RememberMs):
 		return unknown
 	}
-	out := w.decide(term, p)
+	out := w.evaluateProposal(term, p)
 	w.answers[id] = answer{out, w.clock}
 	w.floors[p.Id.Incarnation] = max(w.floors[p.Id.Incarnation], min(p.Id.Settled, p.Id.Sequence-1))
 	return out
 }
 
-// remembered is an outcome without the value of what a conflict was about.
-func remembered(o mvcc.Outcome) mvcc.Outcome {
+// withoutValue is an outcome without the value of what a conflict was about.
+func withoutValue(o mvcc.Outcome) mvcc.Outcome {
 	if o.Conflict != nil && o.Conflict.Have != nil {
 		c, have := *o.Conflict, *o.Conflict.Have
 		have.Value = nil
@@ -75,13 +75,13 @@ func remembered(o mvcc.Outcome) mvcc.Outcome {
 	return o
 }
 
-// filled is that outcome with the value again, if the twin retains it.
-func (w *twin) filled(o mvcc.Outcome) mvcc.Outcome {
+// withValue is that outcome with the value again, if the twin retains it.
+func (w *twin) withValue(o mvcc.Outcome) mvcc.Outcome {
 	if o.Conflict == nil || o.Conflict.Have == nil || !o.Conflict.NoValue {
 		return o
 	}
 	was := w.states[o.Conflict.At][o.Conflict.Key]
-	if is := w.now()[was.Key]; o.Conflict.At < w.compacted && is.Modified != was.Modified {
+	if is := w.currentState()[was.Key]; o.Conflict.At < w.compacted && is.Modified != was.Modified {
 		return o
 	}
 	c := *o.Conflict
@@ -90,13 +90,13 @@ func (w *twin) filled(o mvcc.Outcome) mvcc.Outcome {
 	return o
 }
 
-func (w *twin) decide(term uint64, p *storev1.Proposal) mvcc.Outcome {
+func (w *twin) evaluateProposal(term uint64, p *storev1.Proposal) mvcc.Outcome {
 	if p.Fence != 0 && p.Fence != term {
 		return mvcc.Outcome{Code: mvcc.Fenced, Revision: w.revision}
 	}
 	for _, op := range p.Ops {
 		want := raftstore.Precondition{Absent: op.GetIf().GetAbsent(), Revision: raftstore.Revision(op.GetIf().GetRevision())}
-		have, exists := w.now()[op.Key]
+		have, exists := w.currentState()[op.Key]
 		if want.Absent && exists || want.Revision != 0 && (!exists || have.Modified != want.Revision) {
 			conflict := &raftstore.ConflictError{Key: op.Key, Want: want, At: w.revision}
 			if exists {
@@ -105,7 +105,7 @@ func (w *twin) decide(term uint64, p *storev1.Proposal) mvcc.Outcome {
 			return mvcc.Outcome{Code: mvcc.Conflict, Revision: w.revision, Conflict: conflict}
 		}
 	}
-	next, events := maps.Clone(w.now()), []raftstore.Event(nil)
+	next, events := maps.Clone(w.currentState()), []raftstore.Event(nil)
 	for _, op := range p.Ops {
 		prev, exists := next[op.Key]
 		ev := raftstore.Event{Item: raftstore.Item{Key: op.Key, Created: w.revision + 1, Modified: w.revision + 1}}
@@ -130,17 +130,17 @@ func (w *twin) decide(term uint64, p *storev1.Proposal) mvcc.Outcome {
 		}
 		events = append(events, ev)
 	}
-	if refusal := w.crowded(p, next); refusal != "" {
+	if refusal := w.checkSpace(p, next); refusal != "" {
 		return mvcc.Outcome{Code: mvcc.NoSpace, Revision: w.revision, Message: fmt.Sprintf(
-			"%s: the state is %d bytes now and the history of past revisions %d; full", refusal, sizeOf(w.now()), w.historyBytes(w.compacted))}
+			"%s: the state is %d bytes now and the history of past revisions %d; full", refusal, stateBytes(w.currentState()), w.historyBytes(w.compacted))}
 	}
-	w.advance(next, events)
+	w.appendRevision(next, events)
 	return mvcc.Outcome{Code: mvcc.OK, Revision: w.revision}
 }
 
-// crowded says why a proposal that makes next of the state finds no space, and
+// checkSpace says why a proposal that makes next of the state finds no space, and
 // forgets history when only that is in its way.
-func (w *twin) crowded(p *storev1.Proposal, next map[string]raftstore.Item) string {
+func (w *twin) checkSpace(p *storev1.Proposal, next map[string]raftstore.Item) string {
 	alarm, full := w.alarms["1"]
 	var puts []*storev1.Op
 	for _, op := range p.Ops {
@@ -153,7 +153,7 @@ func (w *twin) crowded(p *storev1.Proposal, next map[string]raftstore.Item) stri
 	}
 	var added int64
 	for _, op := range puts {
-		before, exists := w.now()[op.Key]
+		before, exists := w.currentState()[op.Key]
 		if !exists {
 			return fmt.Sprintf("put of key %q, which is new", op.Key)
 		}
@@ -162,10 +162,10 @@ func (w *twin) crowded(p *storev1.Proposal, next map[string]raftstore.Item) stri
 		}
 		added += int64(len(op.Key) + len(op.Value))
 	}
-	if n := sizeOf(next); n > sizeOf(w.now()) && n > alarm.StateLimit {
+	if n := stateBytes(next); n > stateBytes(w.currentState()) && n > alarm.StateLimit {
 		return fmt.Sprintf("put of key %q, which would grow the state to %d bytes, beyond the %d that updates may grow it to", puts[0].Key, n, alarm.StateLimit)
 	}
-	left := alarm.TotalLimit - sizeOf(w.now()) - added
+	left := alarm.TotalLimit - stateBytes(w.currentState()) - added
 	if left < 0 {
 		return fmt.Sprintf("put of key %q, for which there is no room beside the state", puts[0].Key)
 	}
@@ -177,7 +177,7 @@ func (w *twin) crowded(p *storev1.Proposal, next map[string]raftstore.Item) stri
 	return ""
 }
 
-func (w *twin) advance(next map[string]raftstore.Item, events []raftstore.Event) {
+func (w *twin) appendRevision(next map[string]raftstore.Item, events []raftstore.Event) {
 	if len(events) == 0 {
 		return
 	}
@@ -186,7 +186,7 @@ func (w *twin) advance(next map[string]raftstore.Item, events []raftstore.Event)
 	w.events = append(w.events, raftstore.Events{Revision: w.revision, Events: events})
 }
 
-func sizeOf(state map[string]raftstore.Item) int64 {
+func stateBytes(state map[string]raftstore.Item) int64 {
 	var n int64
 	for _, it := range state {
 		n += int64(len(it.Key) + len(it.Value))
@@ -220,17 +220,17 @@ func (w *twin) setAlarm(s *storev1.SetAlarm) {
 	default:
 		a := raftstore.Alarm{Kind: raftstore.AlarmKind(s.Alarm.Kind), Member: s.Alarm.Member, Since: s.Alarm.SinceUnixMs, Message: s.Alarm.Message}
 		if a.Kind == raftstore.AlarmSpace && s.QuotaBytes > 0 {
-			a.StateLimit = max(s.QuotaBytes, sizeOf(w.now())) + s.GrowthBytes
+			a.StateLimit = max(s.QuotaBytes, stateBytes(w.currentState())) + s.GrowthBytes
 			a.TotalLimit = a.StateLimit + s.HistoryBytes
 		}
 		w.alarms[key] = a
 	}
 }
 
-func (w *twin) expire(until int64) {
+func (w *twin) removeExpired(until int64) {
 	w.clock = max(w.clock, until)
 	until = w.clock
-	next, due := maps.Clone(w.now()), []raftstore.Item(nil)
+	next, due := maps.Clone(w.currentState()), []raftstore.Item(nil)
 	for _, it := range next {
 		if it.Expires != 0 && it.Expires <= until {
 			due = append(due, it)
@@ -248,10 +248,10 @@ func (w *twin) expire(until int64) {
 		events = append(events, raftstore.Event{Kind: raftstore.EventDelete, Prev: &it,
 			Item: raftstore.Item{Key: it.Key, Created: it.Created, Modified: w.revision + 1}})
 	}
-	w.advance(next, events)
+	w.appendRevision(next, events)
 }
 
-func (w *twin) list(prefix string, o raftstore.ListOptions) raftstore.List {
+func (w *twin) listItems(prefix string, o raftstore.ListOptions) raftstore.List {
 	at := o.At
 	if at == 0 {
 		at = w.revision
@@ -315,7 +315,7 @@ func drawProposal(t *rapid.T, w *twin) *storev1.Proposal {
 			op.If = &storev1.Precondition{Absent: true}
 		case 1:
 			// Mostly one that holds.
-			if it, ok := w.now()[op.Key]; ok {
+			if it, ok := w.currentState()[op.Key]; ok {
 				op.If = &storev1.Precondition{Revision: uint64(it.Modified)}
 			} else {
 				op.If = &storev1.Precondition{Revision: 1}
@@ -336,7 +336,7 @@ func drawTime(t *rapid.T, w *twin) int64 {
 	return max(1000, w.clock+int64(step))
 }
 
-func batch(p ...*storev1.Proposal) *storev1.Command {
+func batchCommand(p ...*storev1.Proposal) *storev1.Command {
 	return &storev1.Command{Kind: &storev1.Command_Batch{Batch: &storev1.Batch{Proposals: p}}}
 }
 
@@ -355,8 +355,8 @@ func TestAgreesWithTwin(t *testing.T) {
 				until := drawTime(t, w)
 				before := w.revision
 				res := m.Apply(mvcc.Entry{Command: &storev1.Command{Kind: &storev1.Command_Expire{Expire: &storev1.Expire{UntilUnixMs: until}}}})
-				w.expire(until)
-				same(t, "events of expiry", res.Events, w.events[before+1:])
+				w.removeExpired(until)
+				checkEqual(t, "events of expiry", res.Events, w.events[before+1:])
 			case 2:
 				var b bytes.Buffer
 				if err := m.Snapshot().Dump(&b, mvcc.Meta{Index: 7, Term: 3, Cluster: "c"}); err != nil {
@@ -383,7 +383,7 @@ func TestAgreesWithTwin(t *testing.T) {
 				w.setAlarm(set)
 			case 5:
 				keep := int64(rapid.IntRange(0, 60).Draw(t, "keep"))
-				upTo := m.View().Keep(keep)
+				upTo := m.View().CompactTarget(keep)
 				if n := w.historyBytes(upTo); n > keep || upTo > w.compacted && w.historyBytes(upTo-1) <= keep {
 					t.Fatalf("to keep %d bytes of history it would compact to %d, which keeps %d", keep, upTo, n)
 				}
@@ -391,13 +391,13 @@ func TestAgreesWithTwin(t *testing.T) {
 				term := uint64(rapid.IntRange(1, 3).Draw(t, "term"))
 				p := drawProposal(t, w)
 				before := m.View()
-				res := m.Apply(mvcc.Entry{Term: term, Command: batch(p)})
+				res := m.Apply(mvcc.Entry{Term: term, Command: batchCommand(p)})
 				_, again := w.answers[[2]uint64{p.Id.Incarnation, p.Id.Sequence}]
-				want := w.propose(term, p, res.Outcomes[0][0])
-				same(t, "outcome", res.Outcomes[0][0], want)
-				same(t, "outcome with the value", want.Full(m.View()), w.filled(want))
-				same(t, "outcome that crossed a wire", mvcc.OutcomeFrom(want.Proto()).Full(m.View()), w.filled(remembered(want)))
-				same(t, "events", res.Events, w.events[before.Revision()+1:])
+				want := w.applyProposal(term, p, res.Outcomes[0][0])
+				checkEqual(t, "outcome", res.Outcomes[0][0], want)
+				checkEqual(t, "outcome with the value", want.WithValue(m.View()), w.withValue(want))
+				checkEqual(t, "outcome that crossed a wire", mvcc.OutcomeFrom(want.Proto()).WithValue(m.View()), w.withValue(withoutValue(want)))
+				checkEqual(t, "events", res.Events, w.events[before.Revision()+1:])
 				if !again {
 					compareSpace(t, before, m.View(), p, want)
 				}
@@ -420,7 +420,7 @@ func compareSpace(t *rapid.T, before, after *mvcc.View, p *storev1.Proposal, got
 		t.Fatalf("a view says of a proposal: no space %t; it gets %+v", full, got)
 	}
 	if got.Code == mvcc.NoSpace {
-		same(t, "what a view says of a proposal", foretold, got)
+		checkEqual(t, "what a view says of a proposal", foretold, got)
 	}
 	for _, a := range after.Alarms() {
 		if total := after.Bytes() + after.HistoryBytes(); a.Kind == raftstore.AlarmSpace && total > max(a.TotalLimit, before.Bytes()+before.HistoryBytes()) {
@@ -442,13 +442,13 @@ func compareLists(t *rapid.T, v *mvcc.View, w *twin) {
 	if err != nil {
 		t.Fatalf("list of %q with %+v: %v", prefix, o, err)
 	}
-	same(t, fmt.Sprintf("list of %q with %+v", prefix, o), got, w.list(prefix, o))
+	checkEqual(t, fmt.Sprintf("list of %q with %+v", prefix, o), got, w.listItems(prefix, o))
 }
 
 func compareState(t *rapid.T, v *mvcc.View, w *twin) {
-	if v.Keys() != len(w.now()) || v.Bytes() != sizeOf(w.now()) || v.Revision() != w.revision || v.Compacted() != w.compacted {
+	if v.Keys() != len(w.currentState()) || v.Bytes() != stateBytes(w.currentState()) || v.Revision() != w.revision || v.Compacted() != w.compacted {
 		t.Fatalf("%d keys, %d bytes, revision %d, compacted %d; twin has %d, %d, %d, %d",
-			v.Keys(), v.Bytes(), v.Revision(), v.Compacted(), len(w.now()), sizeOf(w.now()), w.revision, w.compacted)
+			v.Keys(), v.Bytes(), v.Revision(), v.Compacted(), len(w.currentState()), stateBytes(w.currentState()), w.revision, w.compacted)
 	}
 	if a, full := w.alarms["1"]; full && a.StateLimit > 0 && v.Bytes() > a.StateLimit {
 		t.Fatalf("updates have grown the state to %d bytes, limit %d", v.Bytes(), a.StateLimit)
@@ -460,7 +460,7 @@ func compareState(t *rapid.T, v *mvcc.View, w *twin) {
 	for _, key := range slices.Sorted(maps.Keys(w.alarms)) {
 		alarms = append(alarms, w.alarms[key])
 	}
-	same(t, "alarms", v.Alarms(), alarms)
+	checkEqual(t, "alarms", v.Alarms(), alarms)
 	at := raftstore.Revision(rapid.IntRange(int(w.compacted), int(w.revision)).Draw(t, "hash at"))
 	if h, err := v.HashAt(at, func(int) error { return nil }); at != 0 && (err != nil || h != w.hashes[at]) {
 		t.Fatalf("hash of revision %d is %x, was %x: %v", at, h, w.hashes[at], err)
@@ -474,7 +474,7 @@ func compareHistory(t *rapid.T, v *mvcc.View, w *twin) {
 		if err != nil || len(part) == 0 {
 			t.Fatalf("history after %d: %d revisions, error %v", at, len(part), err)
 		}
-		same(t, "history", part, w.events[at+1:int(at)+1+len(part)])
+		checkEqual(t, "history", part, w.events[at+1:int(at)+1+len(part)])
 		at += raftstore.Revision(len(part))
 	}
 	if w.compacted > 0 {
@@ -484,7 +484,7 @@ func compareHistory(t *rapid.T, v *mvcc.View, w *twin) {
 	}
 }
 
-func same(t *rapid.T, what string, got, want any) {
+func checkEqual(t *rapid.T, what string, got, want any) {
 	t.Helper()
 	if g, w := reflect.ValueOf(got), reflect.ValueOf(want); g.Kind() == reflect.Slice && g.Len() == 0 && w.Len() == 0 {
 		return

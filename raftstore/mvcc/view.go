@@ -45,9 +45,11 @@ func (v *View) Clock() int64 { return v.clock }
 // modified; it is the same one until an alarm changes.
 func (v *View) Alarms() []raftstore.Alarm { return v.alarms }
 
-// Keep returns the revision to compact to so that history retains at most so
+// CompactTarget returns the revision to compact to so that history retains at most so
 // many bytes, as HistoryBytes counts them.
-func (v *View) Keep(bytes int64) raftstore.Revision { return v.history.keep(v.revision, bytes) }
+func (v *View) CompactTarget(bytes int64) raftstore.Revision {
+	return v.history.revisionToKeep(v.revision, bytes)
+}
 
 // NextExpiry is when the first key expires, in unix milliseconds; 0 when none does.
 func (v *View) NextExpiry() int64 { return v.nextExpiry }
@@ -61,9 +63,9 @@ func (v *View) Get(key string) (raftstore.Item, bool) {
 	return *it, true
 }
 
-// at returns the item at key as of a revision; false when it was absent or can
+// itemAt returns the item at key as of a revision; false when it was absent or can
 // no longer be told.
-func (v *View) at(key string, at raftstore.Revision) (*raftstore.Item, bool) {
+func (v *View) itemAt(key string, at raftstore.Revision) (*raftstore.Item, bool) {
 	if at > v.revision {
 		return nil, false
 	}
@@ -74,7 +76,7 @@ func (v *View) at(key string, at raftstore.Revision) (*raftstore.Item, bool) {
 	case at == v.revision, at < v.history.compacted:
 		return nil, false
 	}
-	p := v.past(at, key)
+	p := v.stateAt(at, key)
 	was, undone := p.undo[key]
 	if !undone {
 		was, _ = p.items.Get(key)
@@ -96,9 +98,9 @@ func (v *View) List(prefix string, o raftstore.ListOptions) (raftstore.List, err
 	case at < v.history.compacted:
 		return raftstore.List{}, fmt.Errorf("list of %q at revision %d: compacted up to %d: %w", prefix, at, v.history.compacted, raftstore.ErrCompacted)
 	}
-	p := v.past(at, prefix)
+	p := v.stateAt(at, prefix)
 	out := raftstore.List{Revision: at}
-	total := p.count(prefix, o.After)
+	total := p.countKeys(prefix, o.After)
 	n := total
 	if o.Limit > 0 && o.Limit < n {
 		n = o.Limit
@@ -107,7 +109,7 @@ func (v *View) List(prefix string, o raftstore.ListOptions) (raftstore.List, err
 		return out, nil
 	}
 	out.Items = make([]raftstore.Item, 0, n)
-	p.ascend(prefix, o.After, func(it *raftstore.Item) bool {
+	p.ascendItems(prefix, o.After, func(it *raftstore.Item) bool {
 		out.Items = append(out.Items, *it)
 		return len(out.Items) < n
 	})
@@ -119,11 +121,11 @@ func (v *View) List(prefix string, o raftstore.ListOptions) (raftstore.List, err
 // Read returns revisions following after, at most max of them and possibly
 // fewer; none when after is the newest. ErrCompacted when they are gone.
 // The slice and all it holds must not be modified.
-func (v *View) Read(after raftstore.Revision, max int) ([]raftstore.Events, error) {
+func (v *View) Read(after raftstore.Revision, limit int) ([]raftstore.Events, error) {
 	if after < v.history.compacted {
 		return nil, fmt.Errorf("history after revision %d: compacted up to %d: %w", after, v.history.compacted, raftstore.ErrCompacted)
 	}
-	return v.history.read(after, v.revision, max), nil
+	return v.history.readRevisions(after, v.revision, limit), nil
 }
 
 // Hash is a digest of the items at the view's revision: two replicas at the
@@ -165,33 +167,33 @@ func (v *View) HashAt(at raftstore.Revision, pace func(bytes int) error) ([sha25
 		return stop == nil
 	}
 	h.Write(binary.AppendUvarint(nil, uint64(at)))
-	v.past(at, "").ascend("", "", put)
+	v.stateAt(at, "").ascendItems("", "", put)
 	return [sha256.Size]byte(h.Sum(nil)), stop
 }
 
-// past is the state at one revision: a tree at or after it, and what must be
+// pastState is the state at one revision: a tree at or after it, and what must be
 // put back to undo the revisions between.
-type past struct {
+type pastState struct {
 	items *tree
 	undo  map[string]*raftstore.Item // nil item: the key was absent
 	keys  []string                   // of undo, sorted
 }
 
-// past returns the state at a retained revision. Only keys with the prefix are
+// stateAt returns the state at a retained revision. Only keys with the prefix are
 // put right.
-func (v *View) past(at raftstore.Revision, prefix string) past {
-	p := past{items: v.items}
+func (v *View) stateAt(at raftstore.Revision, prefix string) pastState {
+	p := pastState{items: v.items}
 	if at == v.revision {
 		return p
 	}
 	until := v.revision
-	i := v.history.find(at + 1)
+	i := v.history.segmentIndex(at + 1)
 	if i+1 < len(v.history.segments) && v.history.segments[i+1].first <= v.revision {
 		next := v.history.segments[i+1]
 		p.items, until = next.base, next.first-1
 	}
 	p.undo = make(map[string]*raftstore.Item)
-	for _, r := range v.history.read(at, until, 0) {
+	for _, r := range v.history.readRevisions(at, until, 0) {
 		for j := range r.Events {
 			key := r.Events[j].Item.Key
 			if _, seen := p.undo[key]; !seen && strings.HasPrefix(key, prefix) {
@@ -204,13 +206,13 @@ func (v *View) past(at raftstore.Revision, prefix string) past {
 	return p
 }
 
-// count returns how many keys have the prefix and are greater than after.
-func (p past) count(prefix, after string) int {
+// countKeys returns how many keys have the prefix and are greater than after.
+func (p pastState) countKeys(prefix, after string) int {
 	n := p.items.Len()
-	if bound := end(prefix); bound != "" {
-		n = rank(p.items, bound)
+	if bound := prefixEnd(prefix); bound != "" {
+		n = countLess(p.items, bound)
 	}
-	n = max(0, n-rank(p.items, start(prefix, after)))
+	n = max(0, n-countLess(p.items, firstKey(prefix, after)))
 	for key, was := range p.undo {
 		if key <= after && after != "" {
 			continue
@@ -226,9 +228,9 @@ func (p past) count(prefix, after string) int {
 	return n
 }
 
-// ascend visits the items with the prefix and a key greater than after.
-func (p past) ascend(prefix, after string, visit func(*raftstore.Item) bool) {
-	from := start(prefix, after)
+// ascendItems visits the items with the prefix and a key greater than after.
+func (p pastState) ascendItems(prefix, after string, visit func(*raftstore.Item) bool) {
+	from := firstKey(prefix, after)
 	keys := p.keys[sort.SearchStrings(p.keys, from):]
 	more := true
 	restored := func(before string, all bool) {
@@ -259,17 +261,17 @@ func (p past) ascend(prefix, after string, visit func(*raftstore.Item) bool) {
 	restored("", true)
 }
 
-// start is the least key that has the prefix and is greater than after.
-func start(prefix, after string) string {
+// firstKey is the least key that has the prefix and is greater than after.
+func firstKey(prefix, after string) string {
 	if after == "" || after < prefix {
 		return prefix
 	}
 	return after + "\x00"
 }
 
-// end is the least string greater than every key with the prefix; "" when
+// prefixEnd is the least string greater than every key with the prefix; "" when
 // there is none.
-func end(prefix string) string {
+func prefixEnd(prefix string) string {
 	b := []byte(prefix)
 	for i := len(b) - 1; i >= 0; i-- {
 		if b[i] != 0xff {
@@ -280,9 +282,9 @@ func end(prefix string) string {
 	return ""
 }
 
-// rank counts the keys less than key. It costs the square of the tree's
+// countLess counts the keys less than key. It costs the square of the tree's
 // height, not a scan.
-func rank(t *tree, key string) int {
+func countLess(t *tree, key string) int {
 	return sort.Search(t.Len(), func(i int) bool {
 		k, _, _ := t.GetAt(i)
 		return k >= key

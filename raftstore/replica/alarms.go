@@ -66,7 +66,7 @@ func (r *Replica) keepSpace() {
 	case spaceCompact:
 		// Down to the middle between what must stay and the line, so that it is
 		// not due again at once.
-		upTo := v.Keep((spaceLine(quota) - v.Bytes()) / 2)
+		upTo := v.CompactTarget((spaceLine(quota) - v.Bytes()) / 2)
 		r.log.Warn("space quota is used up: history gives way", "quota", quota, "state", v.Bytes(), "history", v.HistoryBytes(), "compacting", upTo)
 		r.compactTo(upTo)
 	case spaceRaise:

@@ -136,7 +136,7 @@ func (r *Replica) answer(ctx context.Context, res result) (raftstore.Revision, e
 	case mvcc.NoSpace:
 		r.meters.refusedPuts.Add(1)
 	}
-	if err := res.outcome.Full(r.fsm.view()).Err(); err != nil {
+	if err := res.outcome.WithValue(r.fsm.view()).Err(); err != nil {
 		return 0, err
 	}
 	return res.outcome.Revision, nil

@@ -87,7 +87,7 @@ func (r *Replica) compactBySize() {
 		upTo = v.Revision() - most
 	}
 	if v.HistoryBytes() > r.cfg.HistoryBytes {
-		upTo = max(upTo, v.Keep(r.cfg.HistoryBytes/2))
+		upTo = max(upTo, v.CompactTarget(r.cfg.HistoryBytes/2))
 	}
 	r.compactTo(upTo)
 }

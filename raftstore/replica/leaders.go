@@ -38,7 +38,7 @@ func (l *lately) count(now time.Time) int {
 // forget drops what is older; l.mu is held.
 func (l *lately) forget(now time.Time) {
 	old := 0
-	for old < len(l.at) && now.Sub(l.at[old]) > raftstore.LeadersWithin {
+	for old < len(l.at) && now.Sub(l.at[old]) > raftstore.LeadersWindow {
 		old++
 	}
 	l.at = slices.Delete(l.at, 0, old)

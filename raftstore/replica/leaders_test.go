@@ -17,7 +17,7 @@ func TestLeadersOfLate(t *testing.T) {
 	if n := l.count(at); n != 5 {
 		t.Errorf("%d in five minutes, want 5", n)
 	}
-	if n := l.count(at.Add(raftstore.LeadersWithin - 2*time.Minute)); n != 2 {
+	if n := l.count(at.Add(raftstore.LeadersWindow - 2*time.Minute)); n != 2 {
 		t.Errorf("%d when the first three are too long ago, want 2", n)
 	}
 	for range 3 * mostLately {
@@ -26,7 +26,7 @@ func TestLeadersOfLate(t *testing.T) {
 	if n := l.count(at); n != mostLately {
 		t.Errorf("%d are kept, want %d at most", n, mostLately)
 	}
-	if n := l.count(at.Add(2 * raftstore.LeadersWithin)); n != 0 {
+	if n := l.count(at.Add(2 * raftstore.LeadersWindow)); n != 0 {
 		t.Errorf("%d in the end, want none", n)
 	}
 }

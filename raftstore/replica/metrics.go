@@ -276,7 +276,7 @@ func (c *collector) collectState(put func(gauge, float64, ...string)) {
 	watchers, behind := r.fsm.hub.Watchers()
 	put(metricWatchers, float64(watchers))
 	put(metricBehind, float64(behind))
-	put(metricCut, float64(r.fsm.hub.Cut()))
+	put(metricCut, float64(r.fsm.hub.SlowWatchers()))
 	put(metricAppliedIndex, float64(r.fsm.line.get()))
 }
 

@@ -12,13 +12,13 @@ import (
 // just found that there is no more.
 type busyTape struct {
 	tape
-	more func()
+	onExhausted func()
 }
 
-func (h *busyTape) Read(after raftstore.Revision, max int) ([]raftstore.Events, error) {
-	found, err := h.tape.Read(after, max)
+func (h *busyTape) Read(after raftstore.Revision, limit int) ([]raftstore.Events, error) {
+	found, err := h.tape.Read(after, limit)
 	if err == nil && len(found) == 0 {
-		h.more()
+		h.onExhausted()
 	}
 	return found, err
 }
@@ -31,20 +31,20 @@ func TestNothingFallsBetweenHistoryAndLive(t *testing.T) {
 		hub := watch.New(h, 0, watch.Options{})
 		const busy = 5
 		left := busy
-		h.more = func() {
+		h.onExhausted = func() {
 			if left--; left >= 0 {
-				hub.Publish([]raftstore.Events{h.record("/a")})
+				hub.Publish([]raftstore.Events{h.recordPuts("/a")})
 			}
 		}
 		for range 3 {
-			hub.Publish([]raftstore.Events{h.record("/a")})
+			hub.Publish([]raftstore.Events{h.recordPuts("/a")})
 		}
 		w, err := hub.Watch(t.Context(), "/", 1)
 		if err != nil {
 			t.Fatal(err)
 		}
 		virtual.Wait()
-		hub.Publish([]raftstore.Events{h.record("/a")})
+		hub.Publish([]raftstore.Events{h.recordPuts("/a")})
 		for want := raftstore.Revision(2); want <= 3+busy+1; want++ {
 			if ev := <-w.C(); ev.Revision != want {
 				t.Fatalf("revision %d, want %d", ev.Revision, want)
@@ -65,11 +65,11 @@ func TestWatchGoesOnThroughReset(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range 3 {
-			h.record("/a")
+			h.recordPuts("/a")
 		}
 		hub.Reset(3)
 		virtual.Wait()
-		hub.Publish([]raftstore.Events{h.record("/a")})
+		hub.Publish([]raftstore.Events{h.recordPuts("/a")})
 		for want := range raftstore.Revision(4) {
 			if ev := <-w.C(); ev.Revision != want+1 {
 				t.Fatalf("revision %d, want %d", ev.Revision, want+1)

@@ -28,8 +28,8 @@ type History interface {
 }
 
 const (
-	buffered  = 128 // revisions a synced watcher may be behind
-	readAhead = 64  // revisions a catching-up watcher holds, and at most maxUnread bytes or one
+	channelSize = 128 // revisions a synced watcher may be behind
+	readAhead   = 64  // revisions a catching-up watcher holds, and at most maxUnread bytes or one
 )
 
 // Options tune a hub; zero values mean the defaults.
@@ -47,15 +47,15 @@ type Hub struct {
 	history History
 	opts    Options
 
-	mu       sync.Mutex
-	revision raftstore.Revision // the last one published
-	groups   map[string]*group  // synced watchers by prefix
-	lengths  []int              // distinct lengths of the prefixes in groups, ascending
-	touched  []*group           // scratch of publish
-	all      map[*Watcher]struct{}
-	closed   bool
-	cut      uint64         // watchers ended because history was gone
-	chasing  sync.WaitGroup // goroutines of watchers that catch up
+	mu            sync.Mutex
+	revision      raftstore.Revision // the last one published
+	groups        map[string]*group  // synced watchers by prefix
+	prefixLengths []int              // distinct lengths of the prefixes in groups, ascending
+	touchedGroups []*group           // scratch of publish
+	all           map[*Watcher]struct{}
+	closed        bool
+	slowWatchers  uint64         // watchers ended because history was gone
+	catchingUp    sync.WaitGroup // goroutines of watchers that catch up
 }
 
 // group is the synced watchers of one prefix.
@@ -85,7 +85,7 @@ func (h *Hub) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-tick.C:
-			h.note()
+			h.sendProgressNotes()
 		case <-ctx.Done():
 			h.Close()
 			return nil
@@ -98,10 +98,10 @@ func (h *Hub) Close() {
 	h.mu.Lock()
 	h.closed = true
 	for w := range h.all {
-		h.end(w, raftstore.ErrClosed)
+		h.endWatcher(w, raftstore.ErrClosed)
 	}
 	h.mu.Unlock()
-	h.chasing.Wait()
+	h.catchingUp.Wait()
 }
 
 // Publish hands out new revisions, which must follow the last one published
@@ -113,15 +113,15 @@ func (h *Hub) Publish(revisions []raftstore.Events) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, r := range revisions {
-		h.publish(r)
+		h.publishRevision(r)
 	}
 }
 
-func (h *Hub) publish(r raftstore.Events) {
+func (h *Hub) publishRevision(r raftstore.Events) {
 	h.revision = r.Revision
 	for i := range r.Events {
 		key := r.Events[i].Item.Key
-		for _, n := range h.lengths {
+		for _, n := range h.prefixLengths {
 			if n > len(key) {
 				break
 			}
@@ -130,24 +130,24 @@ func (h *Hub) publish(r raftstore.Events) {
 				continue
 			}
 			if len(g.matched) == 0 {
-				h.touched = append(h.touched, g)
+				h.touchedGroups = append(h.touchedGroups, g)
 			}
 			g.matched = append(g.matched, i)
 		}
 	}
-	for _, g := range h.touched {
-		part := pick(r, g.matched)
-		bytes := weight(part)
+	for _, g := range h.touchedGroups {
+		part := selectEvents(r, g.matched)
+		bytes := revisionBytes(part)
 		for w := range g.watchers {
-			h.deliver(w, part, bytes)
+			h.sendOrCatchUp(w, part, bytes)
 		}
 		g.matched = g.matched[:0]
 	}
-	h.touched = h.touched[:0]
+	h.touchedGroups = h.touchedGroups[:0]
 }
 
-// pick returns the revision reduced to the events at the indices.
-func pick(r raftstore.Events, indices []int) raftstore.Events {
+// selectEvents returns the revision reduced to the events at the indices.
+func selectEvents(r raftstore.Events, indices []int) raftstore.Events {
 	if len(indices) == len(r.Events) {
 		return r
 	}
@@ -158,22 +158,22 @@ func pick(r raftstore.Events, indices []int) raftstore.Events {
 	return part
 }
 
-// deliver hands one revision of so many bytes to a synced watcher, or sets it
+// sendOrCatchUp hands one revision of so many bytes to a synced watcher, or sets it
 // aside to catch up.
-func (h *Hub) deliver(w *Watcher, ev raftstore.Events, bytes int64) {
+func (h *Hub) sendOrCatchUp(w *Watcher, ev raftstore.Events, bytes int64) {
 	if ev.Revision <= w.cursor {
 		return
 	}
-	if !w.unread.fits(len(w.c), bytes) {
-		h.chase(w)
+	if !w.unreadBytes.hasSpaceFor(len(w.c), bytes) {
+		h.startCatchUp(w)
 		return
 	}
 	select {
 	case w.c <- ev:
-		w.cursor, w.told = ev.Revision, ev.Revision
-		w.unread.sent(bytes)
+		w.cursor, w.reportedRevision = ev.Revision, ev.Revision
+		w.unreadBytes.recordSent(bytes)
 	default:
-		h.chase(w)
+		h.startCatchUp(w)
 	}
 }
 
@@ -185,7 +185,7 @@ func (h *Hub) Reset(revision raftstore.Revision) {
 	h.revision = revision
 	for w := range h.all {
 		if w.synced && w.cursor < revision {
-			h.chase(w)
+			h.startCatchUp(w)
 		}
 	}
 }
@@ -209,32 +209,32 @@ func (h *Hub) Watchers() (running, behind int) {
 	return len(h.all), behind
 }
 
-// Cut counts the watchers that were ended because history had been compacted
+// SlowWatchers counts the watchers that were ended because history had been compacted
 // under them.
-func (h *Hub) Cut() uint64 {
+func (h *Hub) SlowWatchers() uint64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.cut
+	return h.slowWatchers
 }
 
-// note sends progress to the synced watchers that do not know of the newest
+// sendProgressNotes sends progress to the synced watchers that do not know of the newest
 // revision. A full channel is left alone: what is in it is progress.
-func (h *Hub) note() {
+func (h *Hub) sendProgressNotes() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for w := range h.all {
-		if w.synced && w.told < h.revision {
-			h.progress(w)
+		if w.synced && w.reportedRevision < h.revision {
+			h.trySendProgress(w)
 		}
 	}
 }
 
-// progress tells a synced watcher that it has everything, if it reads.
-func (h *Hub) progress(w *Watcher) bool {
+// trySendProgress tells a synced watcher that it has everything, if it reads.
+func (h *Hub) trySendProgress(w *Watcher) bool {
 	select {
 	case w.c <- raftstore.Events{Revision: h.revision}:
-		w.cursor, w.told = h.revision, h.revision
-		w.unread.sent(0)
+		w.cursor, w.reportedRevision = h.revision, h.revision
+		w.unreadBytes.recordSent(0)
 		return true
 	default:
 		return false
@@ -248,7 +248,7 @@ func (h *Hub) Watch(ctx context.Context, prefix string, after raftstore.Revision
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("watch of %q: %w", prefix, err)
 	}
-	w := &Watcher{hub: h, prefix: prefix, c: make(chan raftstore.Events, buffered), done: make(chan struct{})}
+	w := &Watcher{hub: h, prefix: prefix, c: make(chan raftstore.Events, channelSize), done: make(chan struct{})}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {
@@ -260,37 +260,37 @@ func (h *Hub) Watch(ctx context.Context, prefix string, after raftstore.Revision
 	if after == 0 {
 		after = h.revision
 	}
-	w.cursor, w.told = after, after
+	w.cursor, w.reportedRevision = after, after
 	if after < h.revision {
 		if _, err := h.history.Read(after, 1); err != nil {
 			return nil, fmt.Errorf("watch of %q: %w", prefix, err)
 		}
 		h.all[w] = struct{}{}
-		h.chase(w)
+		h.startCatchUp(w)
 	} else {
 		h.all[w] = struct{}{}
-		h.join(w)
+		h.joinGroup(w)
 	}
-	w.unhook = context.AfterFunc(ctx, w.Stop)
+	w.stopContextFunc = context.AfterFunc(ctx, w.Stop)
 	return w, nil
 }
 
-// join makes a watcher synced.
-func (h *Hub) join(w *Watcher) {
+// joinGroup makes a watcher synced.
+func (h *Hub) joinGroup(w *Watcher) {
 	g := h.groups[w.prefix]
 	if g == nil {
 		g = &group{prefix: w.prefix, watchers: make(map[*Watcher]struct{})}
 		h.groups[w.prefix] = g
-		h.measure()
+		h.updatePrefixLengths()
 	}
 	g.watchers[w] = struct{}{}
 	w.synced = true
 }
 
-// rejoin makes a watcher synced if nothing was published meanwhile. It reports
+// tryRejoin makes a watcher synced if nothing was published meanwhile. It reports
 // whether the watcher's goroutine is finished with it; if not, there is more to
 // read, or a note to be given first.
-func (h *Hub) rejoin(w *Watcher) bool {
+func (h *Hub) tryRejoin(w *Watcher) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if w.ended {
@@ -300,16 +300,16 @@ func (h *Hub) rejoin(w *Watcher) bool {
 	if w.cursor < h.revision {
 		return false
 	}
-	if w.wantNote {
-		w.wantNote, w.note = false, w.cursor
+	if w.progressRequested {
+		w.progressRequested, w.pendingNote = false, w.cursor
 		return false
 	}
-	h.join(w)
+	h.joinGroup(w)
 	return true
 }
 
-// leave takes a watcher out of its group.
-func (h *Hub) leave(w *Watcher) {
+// leaveGroup takes a watcher out of its group.
+func (h *Hub) leaveGroup(w *Watcher) {
 	g := h.groups[w.prefix]
 	delete(g.watchers, w)
 	w.synced = false
@@ -317,58 +317,58 @@ func (h *Hub) leave(w *Watcher) {
 	// because touched holds it.
 	if len(g.watchers) == 0 {
 		delete(h.groups, w.prefix)
-		h.measure()
+		h.updatePrefixLengths()
 	}
 }
 
-func (h *Hub) measure() {
-	h.lengths = h.lengths[:0]
+func (h *Hub) updatePrefixLengths() {
+	h.prefixLengths = h.prefixLengths[:0]
 	for prefix := range h.groups {
-		if !slices.Contains(h.lengths, len(prefix)) {
-			h.lengths = append(h.lengths, len(prefix))
+		if !slices.Contains(h.prefixLengths, len(prefix)) {
+			h.prefixLengths = append(h.prefixLengths, len(prefix))
 		}
 	}
-	slices.Sort(h.lengths)
+	slices.Sort(h.prefixLengths)
 }
 
-// end marks a watcher as ended. The channel of a synced one is closed here,
+// endWatcher marks a watcher as ended. The channel of a synced one is closed here,
 // that of a catching-up one by its goroutine, which alone sends on it.
-func (h *Hub) end(w *Watcher, err error) {
+func (h *Hub) endWatcher(w *Watcher, err error) {
 	if w.ended {
 		return
 	}
 	w.ended, w.err = true, err
 	delete(h.all, w)
 	close(w.done)
-	if w.unhook != nil {
-		w.unhook()
+	if w.stopContextFunc != nil {
+		w.stopContextFunc()
 	}
 	if w.synced {
-		h.leave(w)
+		h.leaveGroup(w)
 		close(w.c)
 	}
 }
 
 // Watcher implements raftstore.Watcher.
 type Watcher struct {
-	hub    *Hub
-	prefix string
-	c      chan raftstore.Events
-	done   chan struct{} // closed when the watcher has ended
-	unhook func() bool   // from the context; written once, under hub.mu
+	hub             *Hub
+	prefix          string
+	c               chan raftstore.Events
+	done            chan struct{} // closed when the watcher has ended
+	stopContextFunc func() bool   // from the context; written once, under hub.mu
 
 	// cursor is the last revision delivered or passed over. It belongs to
 	// hub.mu while synced and to the watcher's goroutine while not.
-	cursor raftstore.Revision
-	told   raftstore.Revision // the last revision that the reader was given word of; owned alike
-	note   raftstore.Revision // of the note that its goroutine is about to give
-	unread unread             // what c holds; owned alike
+	cursor           raftstore.Revision
+	reportedRevision raftstore.Revision // the last revision that the reader was given word of; owned alike
+	pendingNote      raftstore.Revision // of the note that its goroutine is about to give
+	unreadBytes      unreadCounter      // what c holds; owned alike
 
 	// Under hub.mu.
-	synced   bool
-	ended    bool
-	wantNote bool
-	err      error
+	synced            bool
+	ended             bool
+	progressRequested bool
+	err               error
 }
 
 // C delivers the revisions.
@@ -385,7 +385,7 @@ func (w *Watcher) Err() error {
 func (w *Watcher) Stop() {
 	w.hub.mu.Lock()
 	defer w.hub.mu.Unlock()
-	w.hub.end(w, nil)
+	w.hub.endWatcher(w, nil)
 }
 
 // RequestProgress asks for a progress note as soon as everything up to the
@@ -395,12 +395,12 @@ func (w *Watcher) RequestProgress() {
 	defer w.hub.mu.Unlock()
 	switch {
 	case w.ended:
-	case w.synced && w.hub.progress(w):
+	case w.synced && w.hub.trySendProgress(w):
 	default:
 		// The note follows what is unread, or not read from history yet.
-		w.wantNote = true
+		w.progressRequested = true
 		if w.synced {
-			w.hub.chase(w)
+			w.hub.startCatchUp(w)
 		}
 	}
 }

@@ -23,17 +23,17 @@ type tape struct {
 	all       []raftstore.Events
 }
 
-func (h *tape) Read(after raftstore.Revision, max int) ([]raftstore.Events, error) {
+func (h *tape) Read(after raftstore.Revision, limit int) ([]raftstore.Events, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if after < h.compacted {
 		return nil, raftstore.ErrCompacted
 	}
 	rest := h.all[min(int(after), len(h.all)):]
-	return rest[:min(max, len(rest))], nil
+	return rest[:min(limit, len(rest))], nil
 }
 
-func (h *tape) record(keys ...string) raftstore.Events {
+func (h *tape) recordPuts(keys ...string) raftstore.Events {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	ev := raftstore.Events{Revision: raftstore.Revision(len(h.all) + 1)}
@@ -44,7 +44,7 @@ func (h *tape) record(keys ...string) raftstore.Events {
 	return ev
 }
 
-func (h *tape) compact(to raftstore.Revision) {
+func (h *tape) compactTo(to raftstore.Revision) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.compacted = to
@@ -82,7 +82,7 @@ func TestEveryWatcherSeesExactlyItsHistory(t *testing.T) {
 				defer w.Stop()
 				for ev := range w.C() {
 					if len(ev.Events) > 0 {
-						s.got = append(s.got, describe(ev))
+						s.got = append(s.got, formatRevision(ev))
 					}
 					if slow {
 						for range 100 {
@@ -108,16 +108,16 @@ func TestEveryWatcherSeesExactlyItsHistory(t *testing.T) {
 			if len(keys) == 0 {
 				keys = []string{"/c/1"}
 			}
-			hub.Publish([]raftstore.Events{h.record(keys...)})
+			hub.Publish([]raftstore.Events{h.recordPuts(keys...)})
 		}
 		begin()
 		// The last revision concerns everybody, so that all know the end.
-		hub.Publish([]raftstore.Events{h.record("/a/1", "/b/1", "/none/1")})
+		hub.Publish([]raftstore.Events{h.recordPuts("/a/1", "/b/1", "/none/1")})
 		readers.Wait()
 		for _, s := range all {
 			var want []string
 			for _, ev := range h.all[s.after:] {
-				if d := describe(reduce(ev, s.prefix)); d != "" {
+				if d := formatRevision(filterByPrefix(ev, s.prefix)); d != "" {
 					want = append(want, d)
 				}
 			}
@@ -129,7 +129,7 @@ func TestEveryWatcherSeesExactlyItsHistory(t *testing.T) {
 	})
 }
 
-func reduce(ev raftstore.Events, prefix string) raftstore.Events {
+func filterByPrefix(ev raftstore.Events, prefix string) raftstore.Events {
 	out := raftstore.Events{Revision: ev.Revision}
 	for _, e := range ev.Events {
 		if strings.HasPrefix(e.Item.Key, prefix) {
@@ -139,7 +139,7 @@ func reduce(ev raftstore.Events, prefix string) raftstore.Events {
 	return out
 }
 
-func describe(ev raftstore.Events) string {
+func formatRevision(ev raftstore.Events) string {
 	if len(ev.Events) == 0 {
 		return ""
 	}
@@ -161,13 +161,13 @@ func TestStuckReaderIsCutOff(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range 1000 {
-			hub.Publish([]raftstore.Events{h.record("/a")})
+			hub.Publish([]raftstore.Events{h.recordPuts("/a")})
 		}
 		virtual.Wait()
 		if running, behind := hub.Watchers(); running != 1 || behind != 1 {
 			t.Errorf("%d watchers, %d behind", running, behind)
 		}
-		h.compact(900)
+		h.compactTo(900)
 		time.Sleep(time.Minute) // virtual
 		if running, _ := hub.Watchers(); running != 0 {
 			t.Error("stuck watcher still runs")
@@ -195,7 +195,7 @@ func TestProgressNotes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		hub.Publish([]raftstore.Events{h.record("/other")})
+		hub.Publish([]raftstore.Events{h.recordPuts("/other")})
 		if ev := <-w.C(); len(ev.Events) != 0 || ev.Revision != 1 {
 			t.Errorf("note: %+v", ev)
 		}
@@ -225,7 +225,7 @@ func TestReset(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 5 {
-		h.record("/a")
+		h.recordPuts("/a")
 	}
 	hub.Reset(5)
 	for i := range 5 {
@@ -238,9 +238,9 @@ func TestReset(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 5 {
-		h.record("/a")
+		h.recordPuts("/a")
 	}
-	h.compact(8)
+	h.compactTo(8)
 	hub.Reset(10)
 	for range lost.C() {
 		t.Error("a watcher with a gap before it got something")
@@ -273,7 +273,7 @@ func TestWatchOfTheFuture(t *testing.T) {
 	h := new(tape)
 	hub := watch.New(h, 0, watch.Options{})
 	defer hub.Close()
-	hub.Publish([]raftstore.Events{h.record("/a")})
+	hub.Publish([]raftstore.Events{h.recordPuts("/a")})
 	_, err := hub.Watch(context.Background(), "/", 2)
 	if !errors.Is(err, raftstore.ErrFutureRevision) || !strings.Contains(err.Error(), "after revision 2") || !strings.Contains(err.Error(), "store is at 1") {
 		t.Errorf("watch after a future revision: %v", err)
@@ -298,13 +298,13 @@ func TestCutWatchersAreCounted(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range 500 {
-			hub.Publish([]raftstore.Events{h.record("/a")})
+			hub.Publish([]raftstore.Events{h.recordPuts("/a")})
 		}
 		virtual.Wait()
 		done.Stop()
-		h.compact(450)
+		h.compactTo(450)
 		time.Sleep(time.Minute) // virtual
-		if n := hub.Cut(); n != 2 {
+		if n := hub.SlowWatchers(); n != 2 {
 			t.Errorf("%d watchers cut", n)
 		}
 		hub.Close()
@@ -328,7 +328,7 @@ func BenchmarkPublish(b *testing.B) {
 				}()
 			}
 			for b.Loop() {
-				hub.Publish([]raftstore.Events{h.record("/p7/key")})
+				hub.Publish([]raftstore.Events{h.recordPuts("/p7/key")})
 			}
 		})
 	}

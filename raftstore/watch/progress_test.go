@@ -10,10 +10,10 @@ import (
 	"keelson.dev/keelson/raftstore/watch"
 )
 
-// quiet is a watcher of a prefix under which nothing has happened lately: it
+// watchQuietPrefix is a watcher of a prefix under which nothing has happened lately: it
 // has read its way over revisions that concern others.
-func quiet(t *testing.T, h *tape, hub *watch.Hub) *watch.Watcher {
-	hub.Publish([]raftstore.Events{h.record("/mine/a"), h.record("/mine/b"), h.record("/other"), h.record("/other")})
+func watchQuietPrefix(t *testing.T, h *tape, hub *watch.Hub) *watch.Watcher {
+	hub.Publish([]raftstore.Events{h.recordPuts("/mine/a"), h.recordPuts("/mine/b"), h.recordPuts("/other"), h.recordPuts("/other")})
 	w, err := hub.Watch(t.Context(), "/mine/", 1)
 	if err != nil {
 		t.Fatal(err)
@@ -30,7 +30,7 @@ func quiet(t *testing.T, h *tape, hub *watch.Hub) *watch.Watcher {
 func TestProgressIsToldWhenAskedFor(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		h := new(tape)
-		w := quiet(t, h, watch.New(h, 0, watch.Options{}))
+		w := watchQuietPrefix(t, h, watch.New(h, 0, watch.Options{}))
 		for range 2 {
 			w.RequestProgress()
 			virtual.Wait()
@@ -59,12 +59,12 @@ func TestProgressFollowsWhatIsUnread(t *testing.T) {
 		}
 		const unread = 300
 		for n := range unread {
-			hub.Publish([]raftstore.Events{h.record("/mine/a")})
+			hub.Publish([]raftstore.Events{h.recordPuts("/mine/a")})
 			if n == 127 { // exactly as much as there is room for
 				w.RequestProgress()
 			}
 		}
-		hub.Publish([]raftstore.Events{h.record("/other")})
+		hub.Publish([]raftstore.Events{h.recordPuts("/other")})
 		w.RequestProgress()
 		last := raftstore.Revision(0)
 		for last < unread+1 {
@@ -91,7 +91,7 @@ func TestProgressAfterCatchingUp(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- hub.Run(ctx) }()
-		w := quiet(t, h, hub)
+		w := watchQuietPrefix(t, h, hub)
 		time.Sleep(1500 * time.Millisecond) // virtual
 		select {
 		case ev := <-w.C():

@@ -11,7 +11,7 @@ import (
 func TestWatchersShareARevision(t *testing.T) {
 	const watchers = 1000
 	h := new(tape)
-	hub := watch.New(h, h.record("/a/0").Revision, watch.Options{})
+	hub := watch.New(h, h.recordPuts("/a/0").Revision, watch.Options{})
 	defer hub.Close()
 	var all []*watch.Watcher
 	for range watchers {
@@ -21,7 +21,7 @@ func TestWatchersShareARevision(t *testing.T) {
 		}
 		all = append(all, w)
 	}
-	hub.Publish([]raftstore.Events{h.record("/a/1", "/a/2")})
+	hub.Publish([]raftstore.Events{h.recordPuts("/a/1", "/a/2")})
 	made := make(map[*raftstore.Event]bool)
 	for _, w := range all {
 		ev := <-w.C()

@@ -10,12 +10,12 @@ import (
 // is larger by itself is held alone.
 const maxUnread = 16 << 20
 
-// weight is how much a revision can keep alive: keys and values, the replaced ones
+// revisionBytes is how much a revision can keep alive: keys and values, the replaced ones
 // as well. As long as history or the state has them too they cost nothing more,
 // and other watchers share them; but what is in the channel cannot be taken back
 // when these let go of them, so each watcher answers for all of it from the
 // beginning. What one revision wrote and the next replaced counts twice.
-func weight(r raftstore.Events) int64 {
+func revisionBytes(r raftstore.Events) int64 {
 	var n int64
 	for i := range r.Events {
 		e := &r.Events[i]
@@ -27,35 +27,35 @@ func weight(r raftstore.Events) int64 {
 	return n
 }
 
-// unread knows how heavy is what a watcher's channel holds. Only the one who sends
+// unreadCounter knows how heavy is what a watcher's channel holds. Only the one who sends
 // tells it; what the reader has taken it sees by how many are left. So it may
 // count too much, never too little. It is owned as the watcher's cursor is.
-type unread struct {
-	weights [buffered]uint32 // of the last ones sent, a ring
-	next    int              // in the ring
-	n       int              // how many of them may be unread
-	bytes   int64            // the sum of these
+type unreadCounter struct {
+	sentBytes [channelSize]uint32 // of the last ones sent, a ring
+	nextIndex int                 // in the ring
+	count     int                 // how many of them may be unread
+	total     int64               // the sum of these
 }
 
-// fits reports whether so many bytes may be sent to a channel that holds n.
-func (u *unread) fits(n int, bytes int64) bool {
-	u.left(n)
-	return u.n == 0 || u.bytes+bytes <= maxUnread
+// hasSpaceFor reports whether so many bytes may be sent to a channel that holds n.
+func (u *unreadCounter) hasSpaceFor(n int, bytes int64) bool {
+	u.keepLast(n)
+	return u.count == 0 || u.total+bytes <= maxUnread
 }
 
-// sent takes note of what was sent.
-func (u *unread) sent(bytes int64) {
-	u.left(buffered - 1) // there was room for it
+// recordSent takes note of what was sent.
+func (u *unreadCounter) recordSent(bytes int64) {
+	u.keepLast(channelSize - 1) // there was room for it
 	w := uint32(min(bytes, math.MaxUint32))
-	u.weights[u.next] = w
-	u.next = (u.next + 1) % buffered
-	u.n++
-	u.bytes += int64(w)
+	u.sentBytes[u.nextIndex] = w
+	u.nextIndex = (u.nextIndex + 1) % channelSize
+	u.count++
+	u.total += int64(w)
 }
 
-// left forgets all but the last n.
-func (u *unread) left(n int) {
-	for ; u.n > n; u.n-- {
-		u.bytes -= int64(u.weights[(u.next-u.n+buffered)%buffered])
+// keepLast forgets all but the last n.
+func (u *unreadCounter) keepLast(n int) {
+	for ; u.count > n; u.count-- {
+		u.total -= int64(u.sentBytes[(u.nextIndex-u.count+channelSize)%channelSize])
 	}
 }

@@ -10,8 +10,8 @@ import (
 	"keelson.dev/keelson/raftstore/watch"
 )
 
-// heavy records a put of a value of so many bytes over one of so many.
-func (h *tape) heavy(bytes, over int) raftstore.Events {
+// recordLargePut records a put of a value of so many bytes over one of so many.
+func (h *tape) recordLargePut(bytes, over int) raftstore.Events {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	ev := raftstore.Events{Revision: raftstore.Revision(len(h.all) + 1)}
@@ -41,7 +41,7 @@ func TestUnreadBytesAreBounded(t *testing.T) {
 				virtual.Test(t, func(t *testing.T) {
 					h := new(tape)
 					hub := watch.New(h, 0, watch.Options{})
-					hub.Publish([]raftstore.Events{h.record("/first"), h.record("/other")})
+					hub.Publish([]raftstore.Events{h.recordPuts("/first"), h.recordPuts("/other")})
 					first := max(2, after)
 					watching := func() *watch.Watcher {
 						w, err := hub.Watch(t.Context(), "/h", after)
@@ -55,7 +55,7 @@ func TestUnreadBytesAreBounded(t *testing.T) {
 						w = watching()
 					}
 					for range x.revisions {
-						hub.Publish([]raftstore.Events{h.heavy(x.bytes, x.over)})
+						hub.Publish([]raftstore.Events{h.recordLargePut(x.bytes, x.over)})
 					}
 					if after != 0 {
 						w = watching()
@@ -103,7 +103,7 @@ func TestHeavyWatcherEnds(t *testing.T) {
 			all = append(all, w)
 		}
 		for range 5 {
-			hub.Publish([]raftstore.Events{h.heavy(9<<20, 0)})
+			hub.Publish([]raftstore.Events{h.recordLargePut(9<<20, 0)})
 		}
 		virtual.Wait()
 		all[0].Stop()
@@ -111,7 +111,7 @@ func TestHeavyWatcherEnds(t *testing.T) {
 		if running, behind := hub.Watchers(); running != 1 || behind != 1 {
 			t.Errorf("%d watchers, %d behind", running, behind)
 		}
-		h.compact(4)
+		h.compactTo(4)
 		time.Sleep(time.Minute) // virtual
 		for i, want := range []error{nil, raftstore.ErrSlowWatcher} {
 			n := 0
