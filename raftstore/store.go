@@ -1,11 +1,10 @@
-// Package raftstore is the vocabulary of Keelson's replicated store: an ordered
-// map from string keys to bytes with one global revision, history, watches and
-// atomic conditional commits. It knows bytes and revisions and nothing of
-// Kubernetes.
+// Package raftstore is the vocabulary of Keelson's replicated store: an ordered map from string
+// keys to bytes with one global revision, history, watches and atomic conditional commits. It
+// stores bytes and is independent of Kubernetes.
 //
-// The packages below it are the parts: mvcc (the pure state machine), watch
-// (fan-out of events), replica (hashicorp/raft around both) and storetest (one
-// conformance suite for every implementation of Store).
+// The packages below it are: mvcc (the pure state machine), watch (fan-out of events), replica
+// (hashicorp/raft around both), disk (durable storage) and storetest (one conformance suite for
+// every implementation of Store).
 package raftstore
 
 import (
@@ -15,12 +14,12 @@ import (
 	"time"
 )
 
-// Revision numbers a state of the whole store. Every commit that changes
-// something advances it by exactly one; all ops of one commit share it. Zero
-// means "none" or "now", depending on the call; the first commit is revision 1.
+// Revision numbers a state of the whole store. Every commit that changes something increments it by
+// exactly one; all ops of one commit share it. Zero means "none" or "current", depending on the
+// call. The first commit is revision 1.
 type Revision uint64
 
-// Item is one key with its value and the revisions that made it.
+// Item is one key with its value and the revisions of the commits that created and last wrote it.
 // Value belongs to the store: callers must not modify it.
 type Item struct {
 	Key      string
@@ -30,7 +29,7 @@ type Item struct {
 	Expires  int64    // unix milliseconds after which the store deletes the key; 0 = never
 }
 
-// OpKind says what an Op does.
+// OpKind is the kind of an Op.
 type OpKind uint8
 
 const (
@@ -39,8 +38,7 @@ const (
 	OpCheck  OpKind = 3 // change nothing, only require the precondition
 )
 
-// Precondition restricts an Op to a state of its key.
-// The zero value is "any": no restriction.
+// Precondition restricts an Op to a state of its key. The zero value means no restriction.
 type Precondition struct {
 	Absent   bool     // the key must not exist
 	Revision Revision // the key must exist with exactly this Modified revision (when not zero)
@@ -55,7 +53,7 @@ type Op struct {
 	TTL   time.Duration // OpPut only: expire this long after the commit; 0 = never
 }
 
-// Put, Create, Update, Delete and DeleteAt are the common ops.
+// Put, Create, Update, Delete and DeleteAt return the common ops.
 func Put(key string, value []byte) Op { return Op{Kind: OpPut, Key: key, Value: value} }
 func Create(key string, value []byte) Op {
 	return Op{Kind: OpPut, Key: key, Value: value, If: Precondition{Absent: true}}
@@ -75,13 +73,13 @@ type Fence uint64
 // No key may appear twice.
 type Commit struct {
 	Ops []Op
-	// Fence, when not zero, restricts the commit to the leadership under which
-	// it was decided: it is proposed by this replica only (never forwarded) and
-	// the state machine applies it in that term only; otherwise ErrFenced.
+	// Fence, if not zero, restricts the commit to the leadership in which it was decided. The
+	// commit is proposed by this replica only and never forwarded. The state machine applies it
+	// only in that term; otherwise the error is ErrFenced.
 	Fence Fence
 }
 
-// EventKind says what happened to a key.
+// EventKind is the kind of a change.
 type EventKind uint8
 
 const (
@@ -94,34 +92,33 @@ const (
 type Event struct {
 	Kind EventKind
 	Item Item
-	Prev *Item // the item before the change; nil when the key was absent
+	Prev *Item // the item before the change; nil if the key was absent
 }
 
-// Events is what a watch delivers: all events of one revision that match the
-// prefix, in op order; or a progress note (no events), which says that
-// everything up to and including Revision has been delivered.
+// Events is one delivery of a watch: all events of one revision that match the prefix, in op order.
+// Without events it is a progress note: everything up to and including Revision has been delivered.
 type Events struct {
 	Revision Revision
 	Events   []Event
 }
 
-// Watcher is a running watch. C is closed when the watch ended; Err then says
-// why (nil after Stop or cancellation, ErrCompacted, ErrSlowWatcher, ErrClosed).
+// Watcher is a running watch. C is closed when the watch has ended. Err then returns the reason:
+// nil after Stop or cancellation, ErrCompacted, ErrSlowWatcher, or ErrClosed.
 type Watcher interface {
 	C() <-chan Events
 	Err() error
 	Stop()
 }
 
-// ProgressRequester is implemented by watchers that can be asked to say at once
-// how far they have come, with a progress note on C. Together with Store.Sync
-// it tells a cache that it has seen everything acknowledged before the call.
+// ProgressRequester is implemented by watchers that can send a progress note on C on request. With
+// Store.Sync, a cache can determine that it has received everything that was acknowledged before
+// the call.
 type ProgressRequester interface{ RequestProgress() }
 
 // ReadOptions choose how fresh a read is.
 type ReadOptions struct {
-	// Local serves from this replica's applied state without asking the leader.
-	// By default a read is linearizable: it sees everything acknowledged before it began.
+	// Local reads this replica's applied state without contacting the leader. By default a read is
+	// linearizable: it observes everything that was acknowledged before it started.
 	Local bool
 }
 
@@ -130,66 +127,64 @@ type ListOptions struct {
 	ReadOptions
 	Limit int      // most items to return; 0 = all
 	After string   // return keys strictly greater than this one (the continue key)
-	At    Revision // read the state at this revision; 0 = now. ErrCompacted when no longer retained
+	At    Revision // read the state at this revision; 0 = current. ErrCompacted if it is no longer retained
 }
 
 // List is a consistent snapshot of a prefix.
 type List struct {
-	Revision  Revision // the state that the list shows
+	Revision  Revision // revision of the snapshot
 	Items     []Item   // in key order
-	More      bool     // Limit cut the list
-	Remaining int64    // how many items follow when More
+	More      bool     // there are more items than Limit
+	Remaining int64    // number of items that follow, if More is set
 }
 
-// Store is the contract. Every implementation passes storetest.Run.
+// Store is the interface of the replicated store. Every implementation passes storetest.Run.
 //
-// All calls honour ctx: during an election they wait and retry within its
-// deadline, and a commit applies exactly once however often it is retried.
+// All calls honor ctx: during an election they wait and retry within its deadline. A commit applies
+// exactly once however often it is retried.
 type Store interface {
-	// Commit applies c atomically and returns its revision. When a
-	// precondition fails it returns *ConflictError and changes nothing. When
-	// the outcome cannot be known within the deadline: ErrOutcomeUnknown. When
-	// ctx has ended before the call: its error and none of the above.
+	// Commit applies c atomically and returns its revision. If a precondition fails, it returns
+	// *ConflictError and changes nothing. If the outcome cannot be determined within the deadline, it
+	// returns ErrOutcomeUnknown. If ctx has ended before the call, it returns ctx's error.
 	Commit(ctx context.Context, c Commit) (Revision, error)
-	// Get returns the item at key, or ErrNotFound. The revision is that of the
-	// state it was read from, in both cases.
+	// Get returns the item at key, or ErrNotFound. In both cases it returns the revision of the
+	// state that was read.
 	Get(ctx context.Context, key string, o ReadOptions) (Item, Revision, error)
-	// List returns the items whose keys begin with prefix.
+	// List returns the items with the key prefix.
 	List(ctx context.Context, prefix string, o ListOptions) (List, error)
-	// Watch delivers every event with revision > after whose key begins with
-	// prefix: no gap, no duplicate, in order. after = 0 means "from now". A
-	// revision that no replica has reached is ErrFutureRevision.
-	// It never blocks a commit: a watcher too slow to keep up is caught up
-	// from history or ended with ErrSlowWatcher.
+	// Watch delivers every event after the revision whose key has the prefix: without a gap or a
+	// duplicate, in order. after = 0 means the current revision. A revision that no replica has
+	// reached is ErrFutureRevision. A watch never blocks a commit: a slow watcher catches up from
+	// history, or ends with ErrSlowWatcher.
 	Watch(ctx context.Context, prefix string, after Revision) (Watcher, error)
-	// Sync is a read-index: it returns once this replica's applied state
-	// includes everything that was acknowledged, by any replica, before the
-	// call; the result is the store revision of that state (or later).
+	// Sync is a read-index operation. It returns once this replica's applied state includes
+	// everything that any replica acknowledged before the call. The result is the revision of that
+	// state or a later one.
 	Sync(ctx context.Context) (Revision, error)
-	// Applied is this replica's applied revision, without waiting.
+	// Applied returns this replica's applied revision without waiting.
 	Applied() Revision
 }
 
-// Member is one replica of the raft group.
+// Member is one replica of the raft cluster.
 type Member struct {
 	ID      string // the replica's name
 	Address string // host:port of its peer listener
 	Voter   bool
 	Leader  bool
-	// Applied is the last raft index the member is known to have applied and
-	// Contact when that was heard, unix milliseconds; both 0 when never.
+	// Applied is the last raft index that the member is known to have applied. Contact is the time
+	// of that report in unix milliseconds. Both are 0 if there was no report.
 	Applied uint64
 	Contact int64
 }
 
-// Status describes this replica's view of the group.
+// Status is this replica's view of the raft cluster.
 type Status struct {
 	ID           string
 	Term         uint64
 	Leader       string // ID of the leader; "" when unknown
-	Leaders      int    // how many leaders this replica has known within LeadersWithin, one that was elected again included
+	Leaders      int    // number of leader changes that this replica has observed within LeadersWindow, including reelections of the same leader
 	Revision     Revision
-	Compacted    Revision // history up to and including this revision is gone
+	Compacted    Revision // history up to and including this revision has been compacted
 	CommitIndex  uint64
 	AppliedIndex uint64
 	Keys         int
@@ -197,28 +192,28 @@ type Status struct {
 	Members      []Member
 
 	HistoryBytes int64   // sum of key and value sizes of the old versions that history retains
-	Quota        int64   // bytes of state and history at which the store turns read-only; 0 = none
+	Quota        int64   // bytes of state and history above which the store becomes read-only; 0 = no quota
 	DiskBytes    int64   // log, journal and snapshots on this replica's disk
 	Watchers     int     // running on this replica
-	Alarms       []Alarm // that are up, the same on every replica
+	Alarms       []Alarm // active alarms, the same on every replica
 }
 
-// LeadersWindow is the time over which Status.Leaders counts.
+// LeadersWindow is the time window of Status.Leaders.
 const LeadersWindow = 10 * time.Minute
 
-// AlarmKind says what an alarm is about.
+// AlarmKind is the kind of an alarm.
 type AlarmKind uint8
 
 const (
-	// AlarmSpace: the space quota is used up. Until deletes and compaction have made
-	// room, which clears it, a commit that puts a new key, grows a value by more than
-	// 1 KiB, or grows the state beyond StateLimit, fails with ErrNoSpace.
+	// AlarmSpace: the space quota is exceeded. Until deletes and compaction have freed enough
+	// space, a commit fails with ErrNoSpace if it puts a new key, grows a value by more than 1 KiB,
+	// or grows the state beyond StateLimit.
 	AlarmSpace AlarmKind = 1
 	// AlarmDiverged: a replica's state differs from the leader's at the same revision.
 	AlarmDiverged AlarmKind = 2
 )
 
-// String is the kind in a word.
+// String returns the name of the kind.
 func (k AlarmKind) String() string {
 	switch k {
 	case AlarmSpace:
@@ -230,15 +225,16 @@ func (k AlarmKind) String() string {
 	}
 }
 
-// Alarm is a condition of the group that a person should know of.
+// Alarm is a condition of the raft cluster that an operator should handle.
 type Alarm struct {
 	Kind    AlarmKind
-	Member  string // the replica it is about; "" = the group
+	Member  string // ID of the replica; "" = the whole cluster
 	Since   int64  // unix milliseconds
-	Message string // what was found
+	Message string // description of the condition
 
-	// Of AlarmSpace: the bytes of state up to which puts may grow it while the alarm
-	// is up, and those of state and history; older history gives way to the latter.
+	// StateLimit and TotalLimit belong to AlarmSpace. Puts may grow the state up to StateLimit, and
+	// state and history together up to TotalLimit; the oldest history is compacted to stay below
+	// TotalLimit.
 	StateLimit, TotalLimit int64
 }
 
@@ -247,20 +243,20 @@ var (
 	ErrNotFound       = errors.New("raftstore: key not found")
 	ErrCompacted      = errors.New("raftstore: revision has been compacted")
 	ErrFutureRevision = errors.New("raftstore: revision is in the future")
-	ErrFenced         = errors.New("raftstore: commit was fenced: the leadership that decided it has ended")
+	ErrFenced         = errors.New("raftstore: commit was fenced: the leadership in which it was decided has ended")
 	ErrNotLeader      = errors.New("raftstore: this replica is not the leader")
 	ErrOutcomeUnknown = errors.New("raftstore: outcome of the commit is unknown")
 	ErrUnavailable    = errors.New("raftstore: no leader within the deadline")
 	ErrSlowWatcher    = errors.New("raftstore: watcher was too slow")
 	ErrClosed         = errors.New("raftstore: store is closed")
-	ErrInvalid        = errors.New("raftstore: invalid request") // wrapped with what is wrong
-	ErrNoSpace        = errors.New("raftstore: space quota is used up: the store takes deletes and small updates only")
+	ErrInvalid        = errors.New("raftstore: invalid request") // wrapped with the reason
+	ErrNoSpace        = errors.New("raftstore: space quota is exceeded: the store accepts only deletes and small updates")
 	ErrUnknownMember  = errors.New("raftstore: no such member")
-	ErrMemberExists   = errors.New("raftstore: member exists already") // and is not the one to be added; wrapped with the remedy
+	ErrMemberExists   = errors.New("raftstore: member exists already") // a different member with the same ID or address; wrapped with the remedy
 	ErrNoMajority     = errors.New("raftstore: change would leave no majority")
 	ErrTransferFailed = errors.New("raftstore: leadership was not transferred")                                  // wrapped with the voter and the reason
-	ErrTooLarge       = errors.New("raftstore: request is too large")                                            // wrapped with sizes
-	ErrTooOld         = errors.New("raftstore: replica is of a release that does not understand what is stored") // wrapped with the levels
+	ErrTooLarge       = errors.New("raftstore: request is too large")                                            // wrapped with the sizes
+	ErrTooOld         = errors.New("raftstore: replica is of a release that does not understand what is stored") // wrapped with the feature levels
 )
 
 // Size limits of a commit. Exceeding one is ErrTooLarge.
@@ -271,20 +267,19 @@ const (
 	MaxCommitOps   = 128
 )
 
-// ConflictError reports the first op whose precondition failed. The replica that
-// returns it has applied At, unless the caller's deadline ended first: a local
-// read there shows that state or a later one.
+// ConflictError reports the first op whose precondition failed. The replica that returns it has
+// applied At, unless the caller's deadline ended first. A local read on that replica then returns
+// that state or a later one.
 type ConflictError struct {
 	Key  string
 	Want Precondition
-	// Have is the key's item as of At, nil when the key was absent. Its revisions and
-	// Expires are always those. Its Value is, too, as long as the replica can read that
-	// state: the item is unchanged or At is in the retained history. Else NoValue is set.
+	// Have is the key's item as of At, nil if the key was absent. Its revisions and Expires are
+	// always as of At. Its Value is set if the replica can read that state: the item is unchanged,
+	// or At is in the retained history. Otherwise NoValue is set.
 	Have *Item
 	At   Revision // the state that was examined
-	// NoValue says that Have is without its Value, which Get may have anew: the commit
-	// was retried so late that history is gone, or the deadline ended before the replica
-	// had applied At.
+	// NoValue means that Have has no Value; Get returns the current one. The commit was retried
+	// after its history was compacted, or the deadline ended before the replica had applied At.
 	NoValue bool
 }
 
@@ -299,11 +294,10 @@ func (e *ConflictError) Error() string {
 	}
 }
 
-// Leader is the part of a replica that runs work on the leader only.
+// Leader is the part of a replica that runs work only on the leader.
 type Leader interface {
-	// Lead calls lead each time this replica has become leader and has applied
-	// everything committed before (a barrier). ctx ends when leadership is
-	// lost; Lead waits for lead to return before it may call it again. Lead
-	// itself returns when its own ctx ends.
+	// Lead calls lead each time this replica has become leader and has applied everything committed
+	// before (a barrier). ctx ends when leadership is lost. Lead waits for lead to return before it
+	// calls it again. Lead itself returns when its own ctx ends.
 	Lead(ctx context.Context, lead func(ctx context.Context, fence Fence) error) error
 }

@@ -9,7 +9,7 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// Bounds of what alarms may hold, so that no leader can fill the state with them.
+// Limits of alarms, so that a leader cannot fill the state with alarms.
 const (
 	maxAlarms       = 64
 	maxAlarmMember  = 256
@@ -18,7 +18,7 @@ const (
 
 func alarmFrom(p *storev1.Alarm) raftstore.Alarm {
 	text := p.GetMessage()
-	if len(text) > maxAlarmMessage { // and without half a rune, of which no snapshot could be written
+	if len(text) > maxAlarmMessage { // do not cut a rune: a snapshot cannot contain invalid UTF-8
 		text = strings.ToValidUTF8(text[:maxAlarmMessage], "")
 	}
 	return raftstore.Alarm{
@@ -37,9 +37,9 @@ func compareAlarms(a, b raftstore.Alarm) int {
 	return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Member, b.Member))
 }
 
-// setAlarm raises an alarm or clears it. One that is up already keeps its time
-// and its limits, which could grow without end otherwise, and gets the new
-// message. An alarm changes no revision: it is no event.
+// setAlarm raises or clears an alarm. An alarm that is active already keeps its time and its
+// limits, which could otherwise grow without bound, and gets the new message. An alarm does not
+// change the revision and causes no event.
 func (m *Machine) setAlarm(c *storev1.SetAlarm) {
 	a := alarmFrom(c.GetAlarm())
 	a.StateLimit, a.TotalLimit = 0, 0
@@ -47,7 +47,7 @@ func (m *Machine) setAlarm(c *storev1.SetAlarm) {
 	m.applyAlarm(a, c.GetClear())
 }
 
-// applyAlarm raises an alarm or clears it, with the limits that it has.
+// applyAlarm raises or clears an alarm with the limits that it contains.
 func (m *Machine) applyAlarm(a raftstore.Alarm, clear bool) {
 	m.advanceClock(a.Since)
 	if a.Kind != raftstore.AlarmSpace && a.Kind != raftstore.AlarmDiverged || len(a.Member) > maxAlarmMember {

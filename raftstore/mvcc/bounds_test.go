@@ -13,7 +13,7 @@ import (
 	"keelson.dev/keelson/raftstore/mvcc"
 )
 
-// dumpAndLoad is the machine as another replica gets it.
+// dumpAndLoad returns the machine after a snapshot was written and loaded.
 func dumpAndLoad(t testing.TB, m *mvcc.Machine) *mvcc.Machine {
 	t.Helper()
 	var b bytes.Buffer
@@ -27,15 +27,15 @@ func dumpAndLoad(t testing.TB, m *mvcc.Machine) *mvcc.Machine {
 	return loaded
 }
 
-// putIssuedAt is a put with an id made at a time, proposed at another.
+// putIssuedAt returns a put whose ID was issued at one time and which was proposed at another.
 func putIssuedAt(inc, seq uint64, made, proposed int64) *storev1.Proposal {
 	p := putProposal(inc, seq, 0, "/a", fmt.Sprint(inc, seq))
 	p.Id.IssuedUnixMs, p.ProposedUnixMs = made, proposed
 	return p
 }
 
-// What is forgotten, by time or by number, is never applied again, also by a
-// replica that has the state from a snapshot.
+// A proposal whose outcome was dropped, by time or by number, is never applied again, also after a
+// snapshot.
 func TestForgottenIsNeverApplied(t *testing.T) {
 	const start, window = int64(1_000_000), int64(mvcc.RememberMs)
 	byTime := func(m *mvcc.Machine) {
@@ -63,7 +63,7 @@ func TestForgottenIsNeverApplied(t *testing.T) {
 				if !errors.Is(late.Err(), raftstore.ErrOutcomeUnknown) || m.View().Revision() != before {
 					t.Errorf("forgotten proposal: %+v, revision went from %d to %d", late, before, m.View().Revision())
 				}
-				// The proposer itself is not shut out.
+				// The proposer itself can continue.
 				if out := applyProposal(m, putIssuedAt(1, 2, start+window+2, start+window+2)); out.Err() != nil {
 					t.Errorf("new proposal of the forgotten proposer: %v", out.Err())
 				}
@@ -75,7 +75,7 @@ func TestForgottenIsNeverApplied(t *testing.T) {
 	}
 }
 
-// An outcome that was never settled does not stay because its proposer goes on.
+// An outcome that was never settled is dropped after a time even if its proposer continues.
 func TestUnsettledOutcomesAgeAway(t *testing.T) {
 	m := mvcc.New()
 	for seq := range uint64(1000) {
@@ -96,9 +96,9 @@ func alarmCommand(clear bool, a *storev1.Alarm) *storev1.Command {
 	return &storev1.Command{Kind: &storev1.Command_Alarm{Alarm: &storev1.SetAlarm{Clear: clear, Alarm: a}}}
 }
 
-// While the space alarm is up new keys are refused, whatever else is in the commit;
-// deletes and checks are not, and whoever asks is told what to do. An alarm without
-// limits, as an older version raised it, refuses every put.
+// While the space alarm is active, puts of new keys are refused, whatever else is in the commit.
+// Deletes and checks are accepted, and the error contains the alarm's message. An alarm without
+// limits, from an older release, refuses every put.
 func TestSpaceAlarmRefusesPuts(t *testing.T) {
 	m := mvcc.New()
 	applyProposal(m, putProposal(1, 1, 0, "/a", "x"))
@@ -134,8 +134,8 @@ func TestSpaceAlarmRefusesPuts(t *testing.T) {
 	}
 }
 
-// One alarm does not get more room by being raised again, and what history lets go
-// for an update of the same batch reaches the watchers all the same.
+// Raising an alarm again does not raise its limits. History that is compacted for an update of the
+// same batch still reaches the watchers.
 func TestSpaceAlarmKeepsItsLimits(t *testing.T) {
 	m := mvcc.New()
 	applyProposal(m, putProposal(1, 1, 0, "/a", "1234567"))
@@ -149,7 +149,7 @@ func TestSpaceAlarmKeepsItsLimits(t *testing.T) {
 	if a := m.View().Alarms()[0]; a.StateLimit != 9+1 || a.TotalLimit != 9+1+30 {
 		t.Fatalf("limits %d and %d of an alarm that was raised with 9 bytes of state and 1 and 30 to grow by", a.StateLimit, a.TotalLimit)
 	}
-	if out := applyProposal(m, putProposal(1, 2, 0, "/a", "123456789")); !errors.Is(out.Err(), raftstore.ErrNoSpace) || !strings.Contains(out.Err().Error(), "to 11 bytes, beyond the 10") {
+	if out := applyProposal(m, putProposal(1, 2, 0, "/a", "123456789")); !errors.Is(out.Err(), raftstore.ErrNoSpace) || !strings.Contains(out.Err().Error(), "to 11 bytes, beyond the limit of 10") {
 		t.Errorf("growing by two bytes: %v", out.Err())
 	}
 	var updates []*storev1.Proposal
@@ -166,7 +166,7 @@ func TestSpaceAlarmKeepsItsLimits(t *testing.T) {
 	}
 }
 
-// Alarms cannot fill the state, nor be of a kind that nobody knows.
+// Alarms cannot fill the state, and unknown kinds are ignored.
 func TestAlarmsAreBounded(t *testing.T) {
 	m := mvcc.New()
 	for i := range 1000 {
@@ -184,8 +184,8 @@ func TestAlarmsAreBounded(t *testing.T) {
 	}
 }
 
-// Time in the state machine does not run backwards when the next leader's
-// clock is behind, so that a key's life is never shortened or prolonged by it.
+// The clock does not go backwards when the next leader's clock is behind, so a key's TTL does not
+// change.
 func TestTimeNeverRunsBackwards(t *testing.T) {
 	m := mvcc.New()
 	at := func(now int64) *storev1.Proposal {
@@ -211,7 +211,7 @@ func TestTimeNeverRunsBackwards(t *testing.T) {
 	if _, ok := m.View().Get("/k"); ok {
 		t.Error("still there")
 	}
-	// The longest time there is does not wrap around to the past.
+	// The longest TTL does not overflow.
 	long := at(20_000)
 	long.Ops[0].TtlMs = 1<<63 - 1
 	applyProposal(m, long)
@@ -221,8 +221,8 @@ func TestTimeNeverRunsBackwards(t *testing.T) {
 	}
 }
 
-// A pager that holds on to its revision sees one state, whatever is committed
-// meanwhile, until that revision is compacted; then it is told which are left.
+// A pager that requests its first revision sees one state, whatever is committed meanwhile, until
+// that revision is compacted. Then it receives an error with the compacted revision.
 func TestPagingOverAFixedSnapshot(t *testing.T) {
 	m := mvcc.New()
 	seq := uint64(0)
@@ -246,7 +246,7 @@ func TestPagingOverAFixedSnapshot(t *testing.T) {
 			write(fmt.Sprintf("/p/%02d", i), "after")
 			write(fmt.Sprintf("/p/%02d-new", i), "after")
 		}
-		compact(first.Revision) // up to the pager's own, which stays readable
+		compact(first.Revision) // compact up to the pager's revision, which stays readable
 		if page, err = m.View().List("/p/", raftstore.ListOptions{Limit: 7, At: first.Revision, After: got[len(got)-1].Key}); err != nil {
 			t.Fatal(err)
 		}
@@ -280,7 +280,7 @@ func TestPagingOverAFixedSnapshot(t *testing.T) {
 	}
 }
 
-// BenchmarkApply is the cost of one proposal in a batch of 64, beside raft.
+// BenchmarkApply measures one proposal in a batch of 64, without raft.
 func BenchmarkApply(b *testing.B) {
 	m := mvcc.New()
 	value := make([]byte, 1024)
@@ -304,8 +304,7 @@ func BenchmarkApply(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(max(1, seq)), "ns/proposal")
 }
 
-// What is compacted takes no memory, also while later revisions of the same
-// stretch of history are kept.
+// Compacted values are freed, also if later revisions of the same segment are retained.
 func TestCompactedValuesAreFreed(t *testing.T) {
 	const revisions, size = 200, 256 << 10
 	m := mvcc.New()
@@ -317,7 +316,7 @@ func TestCompactedValuesAreFreed(t *testing.T) {
 	heap := func() uint64 {
 		var s runtime.MemStats
 		runtime.GC()
-		runtime.GC() // what pools and finalizers of earlier tests still held, too
+		runtime.GC() // frees objects with finalizers and pools of earlier tests too
 		runtime.ReadMemStats(&s)
 		return s.HeapAlloc
 	}
@@ -325,7 +324,8 @@ func TestCompactedValuesAreFreed(t *testing.T) {
 	for n := range revisions {
 		m.Apply(put(n))
 	}
-	// The measure sees the values. It is of the whole process, in which a little of other tests may have gone meanwhile.
+	// The measurement includes the values. It covers the whole process, in which memory of other
+	// tests may be freed.
 	if grown := int64(heap() - before); grown < revisions*size*9/10 {
 		t.Fatalf("%d revisions of %d bytes take %d bytes", revisions, size, grown)
 	}

@@ -9,8 +9,8 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// Proposal turns a commit into a proposal without id, or says what is wrong
-// with it: ErrInvalid or ErrTooLarge, wrapped with the key and the sizes.
+// Proposal converts a commit to a proposal without an ID. The error is ErrInvalid or ErrTooLarge,
+// wrapped with the key and the sizes.
 func Proposal(c raftstore.Commit) (*storev1.Proposal, error) {
 	if len(c.Ops) > raftstore.MaxCommitOps {
 		return nil, fmt.Errorf("%w: commit of %d ops, at most %d", raftstore.ErrTooLarge, len(c.Ops), raftstore.MaxCommitOps)
@@ -21,7 +21,7 @@ func Proposal(c raftstore.Commit) (*storev1.Proposal, error) {
 		from, to := &c.Ops[i], &ops[i]
 		to.Kind, to.Key, to.Value = uint32(from.Kind), from.Key, from.Value
 		to.TtlMs = from.TTL.Milliseconds()
-		if from.TTL != 0 && to.TtlMs == 0 { // less than a millisecond is not never
+		if from.TTL != 0 && to.TtlMs == 0 { // a TTL below a millisecond must not become 0, which means never
 			to.TtlMs = int64(cmp.Compare(from.TTL, 0))
 		}
 		if from.If != (raftstore.Precondition{}) {
@@ -35,8 +35,8 @@ func Proposal(c raftstore.Commit) (*storev1.Proposal, error) {
 	return p, nil
 }
 
-// checkProposal holds for every proposal that changes something. The state
-// machine asks again, because it trusts no proposer.
+// checkProposal checks a proposal that changes something. The state machine checks every proposal
+// again and does not rely on the proposer.
 func checkProposal(p *storev1.Proposal) error {
 	ops := p.GetOps()
 	switch {
@@ -54,7 +54,7 @@ func checkProposal(p *storev1.Proposal) error {
 		if len(op.GetValue()) > len(largest.GetValue()) {
 			largest = op
 		}
-		// Commits have few ops: looking back is cheaper than a map.
+		// A commit has few ops: comparing with all previous ops is cheaper than a map.
 		for _, earlier := range ops[:i] {
 			if earlier.GetKey() == op.GetKey() {
 				return fmt.Errorf("%w: key %q appears twice in one commit", raftstore.ErrInvalid, op.GetKey())
@@ -80,13 +80,13 @@ func checkOp(op *storev1.Op) error {
 	case len(op.GetValue()) > raftstore.MaxValueBytes:
 		return fmt.Errorf("%w: value of key %q has %d bytes, at most %d", raftstore.ErrTooLarge, key, len(op.GetValue()), raftstore.MaxValueBytes)
 	case kind != raftstore.OpPut && kind != raftstore.OpDelete && kind != raftstore.OpCheck:
-		return fmt.Errorf("%w: key %q: op kind %d is not known", raftstore.ErrInvalid, key, kind)
+		return fmt.Errorf("%w: key %q: unknown op kind %d", raftstore.ErrInvalid, key, kind)
 	case kind != raftstore.OpPut && len(op.GetValue()) > 0:
 		return fmt.Errorf("%w: key %q: only a put has a value", raftstore.ErrInvalid, key)
 	case op.GetTtlMs() < 0 || op.GetTtlMs() > 0 && kind != raftstore.OpPut:
 		return fmt.Errorf("%w: key %q: TTL of %d ms", raftstore.ErrInvalid, key, op.GetTtlMs())
 	case op.GetIf().GetAbsent() && op.GetIf().GetRevision() != 0:
-		return fmt.Errorf("%w: key %q: precondition wants it both absent and at revision %d", raftstore.ErrInvalid, key, op.GetIf().GetRevision())
+		return fmt.Errorf("%w: key %q: precondition requires it to be both absent and at revision %d", raftstore.ErrInvalid, key, op.GetIf().GetRevision())
 	}
 	return nil
 }

@@ -6,9 +6,8 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// What a snapshot holds millions of, items and changes, is put into the
-// protobuf form of store.proto without messages in between: a snapshot of a
-// large state would else leave as much garbage as the state is large.
+// Items and changes, of which a snapshot contains millions, are encoded directly in the protobuf
+// format of store.proto. Intermediate messages would produce as much garbage as the state is large.
 
 // Field numbers of store.proto.
 const (
@@ -26,7 +25,7 @@ const (
 	fieldExpires      = 5
 )
 
-// All field numbers here fit into a tag of one byte.
+// All field numbers here fit into a one-byte tag.
 func sizeBytes(n int) int { return 1 + protowire.SizeBytes(n) }
 
 func sizeUint(n uint64) int {
@@ -49,7 +48,7 @@ func appendUint(b []byte, field protowire.Number, n uint64) []byte {
 	return protowire.AppendVarint(b, n)
 }
 
-// itemSize is the length of an Item.
+// itemSize returns the encoded length of an Item.
 func itemSize(it *raftstore.Item) int {
 	n := sizeBytes(len(it.Key)) + sizeUint(uint64(it.Created)) + sizeUint(uint64(it.Modified)) + sizeUint(uint64(it.Expires))
 	if len(it.Value) > 0 {
@@ -74,7 +73,7 @@ func changeSize(e *raftstore.Event) int {
 	return sizeUint(uint64(e.Kind)) + sizeBytes(itemSize(&e.Item))
 }
 
-// appendHistory appends a revision as a History of a chunk.
+// appendHistory appends a revision as an encoded History entry of a chunk.
 func appendHistory(b []byte, r *raftstore.Events) []byte {
 	n := sizeUint(uint64(r.Revision))
 	for i := range r.Events {

@@ -11,7 +11,7 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// What is encoded by hand for snapshots is what protobuf makes of the messages.
+// The hand-written encoding equals the encoding of the protobuf messages.
 func TestEncodingByHand(t *testing.T) {
 	item := rapid.Custom(func(t *rapid.T) raftstore.Item {
 		number := rapid.OneOf(rapid.Just(uint64(0)), rapid.Uint64())

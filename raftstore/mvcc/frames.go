@@ -14,14 +14,13 @@ import (
 	storev1 "keelson.dev/keelson/proto/store/v1"
 )
 
-// A snapshot is a sequence of frames: four bytes of length and four bytes of
-// CRC-32C, both little-endian, then the payload. Each checksum continues from
-// the one before, so that a frame that is missing, repeated or out of place is
-// noticed as surely as a flipped bit.
+// A snapshot is a sequence of frames: four bytes of length and four bytes of CRC-32C, both
+// little-endian, then the payload. Each checksum continues from the previous one. A missing,
+// repeated or misplaced frame is therefore detected like a flipped bit.
 
 const (
 	maxFrame   = 16 << 20
-	frameChunk = 256 << 10 // payload aimed at when there is much to write
+	frameChunk = 256 << 10 // payload size at which a chunk is written
 )
 
 // ErrCorrupt reports a snapshot that is damaged or not a snapshot.
@@ -48,13 +47,13 @@ func (fw *frameWriter) writeMessage(f *storev1.SnapshotFrame) error {
 	return fw.writeFrame(fw.buf, nil)
 }
 
-// writeChunk writes a frame whose only field is a message that is encoded already.
+// writeChunk writes a frame whose only field is an encoded message.
 func (fw *frameWriter) writeChunk(field protowire.Number, chunk []byte) error {
 	fw.buf = appendLength(fw.buf[:0], field, len(chunk))
 	return fw.writeFrame(fw.buf, chunk)
 }
 
-// writeFrame writes a frame whose payload is in two parts.
+// writeFrame writes a frame whose payload has two parts.
 func (fw *frameWriter) writeFrame(payload, rest []byte) error {
 	n := len(payload) + len(rest)
 	if n > maxFrame {
@@ -84,8 +83,8 @@ func newFrameReader(r io.Reader) *frameReader {
 	return &frameReader{r: bufio.NewReaderSize(r, 64<<10)}
 }
 
-// readFrame returns the next frame. Any end of the stream here is corruption: the
-// trailer says where a snapshot ends.
+// readFrame returns the next frame. The end of the stream is an error: the trailer marks the end of
+// a snapshot.
 func (fr *frameReader) readFrame() (*storev1.SnapshotFrame, error) {
 	fr.n++
 	var head [8]byte
@@ -96,7 +95,7 @@ func (fr *frameReader) readFrame() (*storev1.SnapshotFrame, error) {
 	if n > maxFrame {
 		return nil, fr.corruptError("length %d", n)
 	}
-	// Grown while reading, so that a lying length costs no memory.
+	// The buffer grows while reading, so that a wrong length does not allocate memory.
 	fr.buf = fr.buf[:0]
 	for uint32(len(fr.buf)) < n {
 		step := min(int(n)-len(fr.buf), 1<<20)

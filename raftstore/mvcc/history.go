@@ -4,31 +4,30 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// segmentRevisions is how many revisions share one checkpoint of the tree.
-// A read at a past revision undoes at most that many.
+// segmentRevisions is the number of revisions per checkpoint of the tree. A read at a past revision
+// undoes at most that many revisions.
 const segmentRevisions = 256
 
-// segment holds consecutive revisions and the tree as it was before the first.
-// Slots are written once, before the view that shows them is published.
+// segment holds consecutive revisions and the tree before the first of them. Slots are written
+// once, before the view that contains them is published.
 type segment struct {
 	first raftstore.Revision
-	base  *tree // nil when compaction has come to this segment
+	base  *tree // nil if compaction has reached this segment
 	slots [segmentRevisions]raftstore.Events
-	bytes int64 // of what the revisions not compacted replaced; the writer's alone
+	bytes int64 // size of the items that the segment's uncompacted revisions replaced; used by the writer only
 }
 
-// history is the retained past. It is a small value: a copy of it, together
-// with the revision up to which it may be read, is a stable picture, because
-// the writer only fills slots beyond that revision and replaces the slice of
-// segments when it drops some.
+// history is the retained past. It is a small value. A copy of it, with the revision up to which it
+// may be read, is immutable: the writer only fills later slots, and replaces the slice of segments
+// when it drops some.
 type history struct {
 	compacted raftstore.Revision
 	segments  []*segment
-	bytes     int64 // of what the retained events replaced
+	bytes     int64 // size of the items that the retained events replaced
 }
 
-// replacedBytes is the size of the items that a revision replaced: what history
-// retains for it that the present state does not hold.
+// replacedBytes returns the size of the items that a revision replaced: the memory that history
+// retains for the revision in addition to the current state.
 func replacedBytes(r raftstore.Events) int64 {
 	var n int64
 	for i := range r.Events {
@@ -39,8 +38,8 @@ func replacedBytes(r raftstore.Events) int64 {
 	return n
 }
 
-// appendRevision records a revision. items is the tree after it; the checkpoint of a
-// new segment is taken by undoing the one revision that opens it.
+// appendRevision records a revision. items is the tree after it. A new segment's checkpoint is the
+// tree with this revision undone.
 func (h *history) appendRevision(ev raftstore.Events, items *tree) {
 	last := h.lastSegment()
 	if last == nil || ev.Revision-last.first == segmentRevisions {
@@ -68,7 +67,7 @@ func (h *history) lastSegment() *segment {
 	return h.segments[len(h.segments)-1]
 }
 
-// compactTo forgets revisions up to and including upTo.
+// compactTo drops the revisions up to and including upTo.
 func (h *history) compactTo(upTo raftstore.Revision) {
 	if upTo <= h.compacted {
 		return
@@ -82,8 +81,8 @@ func (h *history) compactTo(upTo raftstore.Revision) {
 	}
 	h.segments = append([]*segment(nil), h.segments[drop:]...)
 	if len(h.segments) > 0 && h.segments[0].first <= upTo {
-		// Of this one the last revisions stay. Views have the old one: a copy lets
-		// go of what is forgotten, and of the checkpoint, which serves reads before it.
+		// The last revisions of this segment are retained. Views hold the old segment: a copy
+		// releases the dropped revisions, and the checkpoint, which serves only reads before them.
 		s := *h.segments[0]
 		for _, r := range s.slots[max(was+1, s.first)-s.first : upTo+1-s.first] {
 			n := replacedBytes(r)
@@ -96,8 +95,8 @@ func (h *history) compactTo(upTo raftstore.Revision) {
 	}
 }
 
-// revisionToKeep returns the revision to compact to so that at most so many bytes stay of
-// what was replaced up to now.
+// revisionToKeep returns the revision to compact to so that the retained history has at most the
+// given size.
 func (h *history) revisionToKeep(now raftstore.Revision, bytes int64) raftstore.Revision {
 	for at := now; at > h.compacted; at-- {
 		for _, r := range h.readRevisions(at-1, at, 1) {
@@ -110,13 +109,13 @@ func (h *history) revisionToKeep(now raftstore.Revision, bytes int64) raftstore.
 	return h.compacted
 }
 
-// segmentIndex returns the position of the segment that holds revision r.
+// segmentIndex returns the index of the segment that contains revision r.
 func (h *history) segmentIndex(r raftstore.Revision) int {
 	return int((r - h.segments[0].first) / segmentRevisions)
 }
 
-// readRevisions returns revisions following after, up to and including now, without
-// copying them: at most max, and possibly fewer.
+// readRevisions returns revisions after the given one, up to and including now, without copying
+// them. It returns at most limit revisions if limit is positive, and possibly fewer.
 func (h *history) readRevisions(after, now raftstore.Revision, limit int) []raftstore.Events {
 	if after >= now {
 		return nil
@@ -130,7 +129,7 @@ func (h *history) readRevisions(after, now raftstore.Revision, limit int) []raft
 	return seg.slots[from:to:to]
 }
 
-// readAllSince collects everything after one revision up to another.
+// readAllSince returns all revisions after one revision, up to and including now.
 func (h *history) readAllSince(after, now raftstore.Revision) []raftstore.Events {
 	if after >= now {
 		return nil

@@ -1,11 +1,10 @@
-// Package mvcc is the pure state machine of the store: commands in, outcomes
-// and events out. It has no clock, no goroutine, no lock and no I/O, so that
-// every replica which applies the same commands in the same order holds the
-// same state, byte for byte.
+// Package mvcc is the pure state machine of the store: it applies commands and returns outcomes and
+// events. It has no clock, goroutine, lock or I/O. Every replica that applies the same commands in
+// the same order therefore has the same state, byte for byte.
 //
-// One goroutine applies commands to a Machine. Everyone else reads through a
-// View, an immutable picture of the state that is replaced as a whole after
-// each call of Apply: reads never wait for writes nor writes for reads.
+// One goroutine applies commands to a Machine. All other goroutines read through a View, an
+// immutable snapshot of the state that is replaced after each call of Apply. Reads never wait for
+// writes, and writes never wait for reads.
 package mvcc
 
 import (
@@ -18,15 +17,15 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// tree maps keys to items. Items are never changed once they are in a tree.
+// tree maps keys to items. Items in a tree are never modified.
 type tree = btree.Map[string, *raftstore.Item]
 
-// treeDegree is half of how wide a node is. A write copies the nodes on its way,
-// and checkpoints of history keep the old ones: narrower is cheaper for both
-// than the library's 32, and slower to scan only by little.
+// treeDegree is half of a node's width. A write copies the nodes on its path, and checkpoints of
+// history retain the old nodes. A degree below the library's default of 32 reduces both costs, and
+// scans are only slightly slower.
 const treeDegree = 16
 
-// deadline orders keys by the time at which they expire.
+// deadline orders keys by expiry time.
 type deadline struct {
 	expiresAt int64
 	key       string
@@ -39,12 +38,12 @@ func expiresEarlier(a, b deadline) bool {
 	return a.key < b.key
 }
 
-// maxExpirations bounds the keys removed by one Expire command, and with them
-// the size of the revision that watchers receive.
+// maxExpirations bounds the keys removed by one Expire command, and so the size of the revision
+// that watchers receive.
 const maxExpirations = 1024
 
-// Machine is the state machine. Apply and Restore belong to one goroutine;
-// View may be called from any.
+// Machine is the state machine. Apply and Restore must be called by one goroutine; View may be
+// called by any.
 type Machine struct {
 	items          tree
 	deadlines      *btree.BTreeG[deadline]
@@ -52,11 +51,11 @@ type Machine struct {
 	history        history
 	revision       raftstore.Revision
 	bytes          int64
-	clock          int64             // the latest time that any command named, unix milliseconds
-	alarms         []raftstore.Alarm // in order; replaced as a whole
+	clock          int64             // latest time in any command, unix milliseconds
+	alarms         []raftstore.Alarm // sorted; replaced as a whole, never modified
 	view           atomic.Pointer[View]
 
-	newEvents     []raftstore.Events // of the call of Apply under way, up to and including told
+	newEvents     []raftstore.Events // revisions of the current call of Apply, up to and including collectedUpTo
 	collectedUpTo raftstore.Revision
 }
 
@@ -71,14 +70,14 @@ func New() *Machine {
 // View returns the current state.
 func (m *Machine) View() *View { return m.view.Load() }
 
-// Entry is one command together with the raft term under which it was
-// proposed, which is what fences are compared with.
+// Entry is one command with the raft term in which it was proposed. Fences are compared with that
+// term.
 type Entry struct {
 	Term    uint64
 	Command *storev1.Command
 }
 
-// Result is what applying some entries did.
+// Result is the result of applying entries.
 type Result struct {
 	// Outcomes has one slice per entry, with one outcome per proposal of a batch.
 	Outcomes [][]Outcome
@@ -113,7 +112,7 @@ func (m *Machine) Apply(entries ...Entry) Result {
 	return res
 }
 
-// collectEvents takes the events since it was called last for the result.
+// collectEvents appends the revisions since its last call to newEvents.
 func (m *Machine) collectEvents() {
 	if more := m.history.readAllSince(m.collectedUpTo, m.revision); m.newEvents == nil {
 		m.newEvents = more
@@ -123,11 +122,11 @@ func (m *Machine) collectEvents() {
 	m.collectedUpTo = m.revision
 }
 
-// advanceClock takes note of the time that a command names. Time never runs backwards
-// here, whatever the clocks of successive leaders say.
+// advanceClock sets the clock to the time in a command. The clock never goes backwards, even if the
+// clocks of successive leaders differ.
 func (m *Machine) advanceClock(unixMs int64) { m.clock = max(m.clock, unixMs) }
 
-// applyProposal applies one proposal, at most once for its id.
+// applyProposal applies one proposal, at most once per ID.
 func (m *Machine) applyProposal(term uint64, p *storev1.Proposal) Outcome {
 	m.advanceClock(max(p.GetProposedUnixMs(), p.GetId().GetIssuedUnixMs()))
 	if out, known := m.recentOutcomes.lookUpOutcome(p.GetId()); known {
@@ -163,7 +162,8 @@ func (m *Machine) evaluateProposal(term uint64, p *storev1.Proposal) Outcome {
 	return Outcome{Code: OK, Revision: m.revision}
 }
 
-// checkPrecondition checks the precondition of one op against a state.
+// checkPrecondition checks the precondition of one op against a state. It returns nil if the
+// precondition holds.
 func checkPrecondition(items *tree, at raftstore.Revision, op *storev1.Op) *raftstore.ConflictError {
 	want := precondition(op.GetIf())
 	if want == (raftstore.Precondition{}) {
@@ -179,7 +179,8 @@ func checkPrecondition(items *tree, at raftstore.Revision, op *storev1.Op) *raft
 	return &raftstore.ConflictError{Key: op.GetKey(), Want: want, Have: have, At: at}
 }
 
-// applyOp makes the change of one op for the revision being built.
+// applyOp applies one op to the revision that is being built. It reports whether the op changed
+// anything.
 func (m *Machine) applyOp(op *storev1.Op) (raftstore.Event, bool) {
 	switch raftstore.OpKind(op.GetKind()) {
 	case raftstore.OpPut:
@@ -195,12 +196,12 @@ func (m *Machine) applyOp(op *storev1.Op) (raftstore.Event, bool) {
 	return raftstore.Event{}, false
 }
 
-// putItem writes an item, keeping the creation revision of a key that exists.
+// putItem writes an item and returns the previous one. An existing key keeps its creation revision.
 func (m *Machine) putItem(item *raftstore.Item) *raftstore.Item {
 	prev, _ := m.items.Get(item.Key)
 	if prev != nil {
 		item.Created = prev.Created
-		item.Key = prev.Key // one string for all that history keeps of a key
+		item.Key = prev.Key // all versions of a key share one string
 		m.bytes -= itemBytes(prev)
 		m.removeDeadline(prev)
 	}
@@ -232,7 +233,8 @@ func (m *Machine) removeDeadline(it *raftstore.Item) {
 	}
 }
 
-// removeExpired removes what has expired by now, all in one revision.
+// removeExpired removes keys that have expired by the store's clock, at most maxExpirations, in one
+// revision.
 func (m *Machine) removeExpired() {
 	var events []raftstore.Event
 	for len(events) < maxExpirations {
@@ -247,7 +249,7 @@ func (m *Machine) removeExpired() {
 	m.appendRevision(events)
 }
 
-// appendRevision closes the revision being built, if anything changed.
+// appendRevision completes the revision that is being built, if anything changed.
 func (m *Machine) appendRevision(events []raftstore.Event) {
 	if len(events) == 0 {
 		return
@@ -257,7 +259,7 @@ func (m *Machine) appendRevision(events []raftstore.Event) {
 }
 
 func (m *Machine) compactHistory(upTo raftstore.Revision) {
-	// What is compacted together with its own commit must still reach the watchers.
+	// Revisions that are compacted in the call that commits them must still reach the watchers.
 	m.collectEvents()
 	if upTo > m.revision {
 		upTo = m.revision

@@ -29,8 +29,8 @@ func applyProposal(m *mvcc.Machine, p *storev1.Proposal) mvcc.Outcome {
 	return m.Apply(mvcc.Entry{Term: 1, Command: batchCommand(p)}).Outcomes[0][0]
 }
 
-// A proposal that reaches the log twice applies once, also across a snapshot;
-// one that is forgotten is never applied again.
+// A proposal that is in the log twice applies once, also across a snapshot. A proposal whose
+// outcome was dropped is never applied again.
 func TestRetryAppliesOnce(t *testing.T) {
 	m := mvcc.New()
 	first := applyProposal(m, putProposal(1, 1, 0, "/a", "1"))
@@ -54,7 +54,7 @@ func TestRetryAppliesOnce(t *testing.T) {
 	}
 }
 
-// What is remembered is bounded, however it is driven.
+// The stored outcomes are bounded, whatever the proposers do.
 func TestMemoryOfProposalsIsBounded(t *testing.T) {
 	m := mvcc.New()
 	for inc := range uint64(5000) {
@@ -84,8 +84,8 @@ func TestMemoryOfProposalsIsBounded(t *testing.T) {
 	}
 }
 
-// What is remembered of conflicts is small, whatever they were about; a retry
-// shows the value as long as it can be read. Snapshots of before had the values.
+// Stored conflicts are small, whatever the values. A retry returns the value as long as it can be
+// read. Older snapshots contain the values.
 func TestConflictIsRememberedWithoutValue(t *testing.T) {
 	m := mvcc.New()
 	big := strings.Repeat("v", 1<<20)
@@ -113,11 +113,11 @@ func TestConflictIsRememberedWithoutValue(t *testing.T) {
 		return string(out.Conflict.Have.Value)
 	}
 	if shown(m) != big {
-		t.Error("a retry of a conflict about what is unchanged has no value")
+		t.Error("a retry of a conflict about an unchanged item has no value")
 	}
 	applyProposal(m, putProposal(1, 2, 0, "/a", "2"))
 	if shown(m) != big {
-		t.Error("a retry of a conflict about what history has is without the value")
+		t.Error("a retry of a conflict about an item in history has no value")
 	}
 	var b bytes.Buffer
 	if err := m.Snapshot().Dump(&b, mvcc.Meta{}); err != nil {
@@ -128,7 +128,7 @@ func TestConflictIsRememberedWithoutValue(t *testing.T) {
 	}
 	m.Apply(mvcc.Entry{Command: &storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: 2}}}})
 	if v := shown(m); v != "" {
-		t.Errorf("a retry of a conflict about what is gone shows %.20q", v)
+		t.Errorf("a retry of a conflict about a compacted item returns %.20q", v)
 	}
 	old := rewriteFrames(t, b.Bytes(), func(f *storev1.SnapshotFrame) {
 		for _, r := range f.GetRecent().GetRecent() {
@@ -142,15 +142,15 @@ func TestConflictIsRememberedWithoutValue(t *testing.T) {
 		t.Fatal(err)
 	}
 	if shown(loaded) != big {
-		t.Error("a retry after a snapshot is without the value")
+		t.Error("a retry after a snapshot has no value")
 	}
 	var again bytes.Buffer
 	if err := loaded.Snapshot().Dump(&again, mvcc.Meta{}); err != nil || !bytes.Equal(again.Bytes(), b.Bytes()) {
-		t.Errorf("loaded with values and written again it is another snapshot: %d bytes, was %d: %v", again.Len(), b.Len(), err)
+		t.Errorf("a snapshot that was loaded with values differs when it is written again: %d bytes, was %d: %v", again.Len(), b.Len(), err)
 	}
 }
 
-// An empty proposal asks what became of a fenced one, and can do nothing else.
+// An empty proposal returns the outcome of a fenced proposal, and has no other effect.
 func TestProbe(t *testing.T) {
 	m := mvcc.New()
 	p := putProposal(1, 1, 0, "/a", "1")
@@ -171,7 +171,7 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// Events of a commit that is compacted in the same call still come out.
+// Events of a commit that is compacted in the same call are still returned.
 func TestCompactionInTheSameBatch(t *testing.T) {
 	m := mvcc.New()
 	compact := &storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: 2}}}
@@ -205,7 +205,7 @@ func TestRebase(t *testing.T) {
 	}
 }
 
-// A restored state is amended before it is rebased: in one revision, and in none when nothing changes.
+// Amend changes a restored state in one revision, and in none if nothing changes.
 func TestAmend(t *testing.T) {
 	m := mvcc.New()
 	applyProposal(m, putProposal(1, 1, 0, "/a", "1"))
@@ -222,7 +222,7 @@ func TestAmend(t *testing.T) {
 	}
 }
 
-// A view never changes while the machine goes on: readers need no lock.
+// A view never changes while the machine continues: readers need no lock.
 func TestViewsAreStable(t *testing.T) {
 	m := mvcc.New()
 	var wg sync.WaitGroup
@@ -250,7 +250,7 @@ func TestViewsAreStable(t *testing.T) {
 	wg.Wait()
 }
 
-// Every flipped bit of a snapshot is noticed, and every cut.
+// Every flipped bit and every truncation of a snapshot is detected.
 func TestDamagedSnapshotIsRefused(t *testing.T) {
 	good := sampleSnapshot(t)
 	for i := range good {
@@ -289,8 +289,8 @@ func sampleSnapshot(t testing.TB) []byte {
 	return b.Bytes()
 }
 
-// stripChecksums takes the checksums out of a snapshot, and sealed puts right ones in:
-// so a fuzzer gets past them.
+// stripChecksums removes the checksums from a snapshot, and addChecksums adds valid ones, so that a
+// fuzzer can pass them.
 func stripChecksums(snapshot []byte) (out []byte) {
 	for len(snapshot) >= 8 {
 		n := binary.LittleEndian.Uint32(snapshot)
@@ -313,7 +313,7 @@ func addChecksums(payloads []byte) (out []byte) {
 	return out
 }
 
-// rewriteFrames returns a snapshot with each of its frames changed.
+// rewriteFrames returns a snapshot with each frame changed.
 func rewriteFrames(t *testing.T, snapshot []byte, change func(*storev1.SnapshotFrame)) []byte {
 	var out []byte
 	for rest := stripChecksums(snapshot); len(rest) > 0; {
@@ -345,7 +345,7 @@ func FuzzLoad(f *testing.F) {
 		if err != nil {
 			return
 		}
-		// What loads must be whole: it dumps and loads again to the same state.
+		// A snapshot that loads is complete: dumping and loading it again returns the same state.
 		var b bytes.Buffer
 		if err := m.Snapshot().Dump(&b, meta); err != nil {
 			t.Fatal(err)
@@ -360,7 +360,8 @@ func FuzzLoad(f *testing.F) {
 	})
 }
 
-// Any command that decodes can be applied, without a panic and alike by all.
+// Any command that decodes can be applied without a panic, and with the same result on every
+// machine.
 func FuzzApply(f *testing.F) {
 	for _, c := range []*storev1.Command{
 		batchCommand(putProposal(1, 1, 0, "/a", "1"), putProposal(1, 1, 0, "/a", "1"), putProposal(2, 1, 9, "/b", "")),

@@ -8,10 +8,10 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// Code says what became of a proposal.
+// Code is the kind of a proposal's outcome.
 type Code = storev1.Outcome_Code
 
-// The codes, shorter.
+// Short names of the codes.
 const (
 	OK       = storev1.Outcome_OK
 	Conflict = storev1.Outcome_CONFLICT
@@ -22,15 +22,15 @@ const (
 	NoSpace  = storev1.Outcome_NO_SPACE
 )
 
-// Outcome is what became of one proposal.
+// Outcome is the result of one proposal.
 type Outcome struct {
 	Code     Code
-	Revision raftstore.Revision // the state after the proposal
+	Revision raftstore.Revision // revision after the proposal
 	Conflict *raftstore.ConflictError
 	Message  string
 }
 
-// Err is the outcome as a caller of Store.Commit sees it; nil for OK.
+// Err returns the outcome as the error of Store.Commit; nil for OK.
 func (o Outcome) Err() error {
 	switch o.Code {
 	case OK:
@@ -46,13 +46,13 @@ func (o Outcome) Err() error {
 	case NoSpace:
 		return fmt.Errorf("%w: %s", raftstore.ErrNoSpace, o.Message)
 	case Unknown:
-		return fmt.Errorf("%w: it was proposed so long ago that the store has forgotten what became of it", raftstore.ErrOutcomeUnknown)
+		return fmt.Errorf("%w: the proposal is so old that its outcome is no longer stored", raftstore.ErrOutcomeUnknown)
 	default:
 		return fmt.Errorf("%w: outcome of kind %d: %s", raftstore.ErrOutcomeUnknown, o.Code, o.Message)
 	}
 }
 
-// refusedOutcome is the outcome of a proposal that Check turned down.
+// refusedOutcome returns the outcome of a proposal that checkProposal rejected.
 func refusedOutcome(err error, at raftstore.Revision) Outcome {
 	if errors.Is(err, raftstore.ErrTooLarge) {
 		return Outcome{Code: TooLarge, Revision: at, Message: err.Error()}
@@ -60,8 +60,8 @@ func refusedOutcome(err error, at raftstore.Revision) Outcome {
 	return Outcome{Code: Invalid, Revision: at, Message: err.Error()}
 }
 
-// withoutValue is the outcome as it is remembered: of a conflict only what is small. A
-// value would stay in memory and in snapshots for as long as the outcome does.
+// withoutValue returns the outcome as it is stored for retries: a conflict has no value. Otherwise
+// the value would stay in memory and in snapshots for as long as the outcome does.
 func (o Outcome) withoutValue() Outcome {
 	if o.Conflict != nil && o.Conflict.Have != nil {
 		c := *o.Conflict
@@ -73,13 +73,13 @@ func (o Outcome) withoutValue() Outcome {
 	return o
 }
 
-// WithValue is the outcome with the value of what a conflict was about, when it came
-// without and the view can still show it.
+// WithValue returns the outcome with the value of the conflicting item, if it is missing and the
+// view can still read it.
 func (o Outcome) WithValue(v *View) Outcome {
 	if o.Conflict == nil || !o.Conflict.NoValue {
 		return o
 	}
-	// What is found is the item that was examined, or the answer is of another store.
+	// The item must be the one that was examined; otherwise the outcome is from another store.
 	if have, ok := v.itemAt(o.Conflict.Key, o.Conflict.At); ok && have.Modified == o.Conflict.Have.Modified {
 		c := *o.Conflict
 		c.Have, c.NoValue = have, false
@@ -88,9 +88,8 @@ func (o Outcome) WithValue(v *View) Outcome {
 	return o
 }
 
-// Proto is the outcome on the wire and in a snapshot. Of what a conflict was
-// about it has no value: whoever reads it has the state to look it up in, and a
-// batch of conflicts is small whatever they are about.
+// Proto returns the outcome for the wire and for snapshots. A conflict has no value: the reader can
+// look it up in its own state, and a batch of conflicts stays small.
 func (o Outcome) Proto() *storev1.Outcome {
 	p := &storev1.Outcome{Code: o.Code, Revision: uint64(o.Revision), Message: o.Message}
 	if c := o.Conflict; c != nil {
@@ -104,16 +103,16 @@ func (o Outcome) Proto() *storev1.Outcome {
 	return p
 }
 
-// OutcomeFrom reads an outcome from the wire.
+// OutcomeFrom decodes an outcome from the wire.
 func OutcomeFrom(p *storev1.Outcome) Outcome {
 	o := Outcome{Code: p.GetCode(), Revision: raftstore.Revision(p.GetRevision()), Message: p.GetMessage()}
 	if o.Code == Conflict {
 		o.Conflict = &raftstore.ConflictError{Key: p.GetKey(), Want: precondition(p.GetWant()), At: o.Revision}
 		if p.GetHave() != nil {
 			o.Conflict.Have = itemFrom(p.GetHave())
-			o.Conflict.NoValue = len(p.GetHave().GetValue()) == 0 // older versions send it
+			o.Conflict.NoValue = len(p.GetHave().GetValue()) == 0 // older releases send the value
 		}
-		// A conflict about a key that must be absent shows that key.
+		// A conflict about a key that must be absent has an item with that key.
 		if o.Conflict.Want.Absent && o.Conflict.Have == nil {
 			o.Conflict.Have, o.Conflict.NoValue = &raftstore.Item{Key: p.GetKey()}, true
 		}

@@ -7,53 +7,53 @@ import (
 	storev1 "keelson.dev/keelson/proto/store/v1"
 )
 
-// Bounds of what is remembered. A proposer says with each proposal which of its
-// earlier ones are settled, and those are forgotten at once; the bounds are for
-// what was never settled. What they forget is older than any retry; should one
-// come nevertheless it is answered Unknown and never applied again.
+// Limits of the stored outcomes. Each proposal states which of its proposer's earlier proposals are
+// settled; their outcomes are dropped at once. The limits apply to proposals that are never
+// settled. An outcome that they drop is older than any retry. If a retry still comes, it is
+// answered Unknown and not applied again.
 const (
 	maxIncarnations = 4096
 	maxOutcomes     = 1 << 16 // per incarnation
-	// RememberMs is for how long an outcome that its proposer has not settled is
-	// remembered, by the store's own time.
+	// RememberMs is how long an outcome is stored that its proposer has not settled, by the store's
+	// clock.
 	RememberMs = 10 * 60 * 1000
 )
 
-// recentOutcomes remembers the outcomes of proposals, so that a proposal that reaches
-// the log twice applies once. It is part of the replicated state.
+// recentOutcomes stores the outcomes of proposals, so that a proposal that is in the log twice
+// applies once. It is part of the replicated state.
 type recentOutcomes struct {
 	incarnations map[uint64]*incarnation
-	// uses has the incarnations in the order of their last use, oldest first.
+	// uses holds the incarnations in the order of their last use, oldest first.
 	uses *list.List
-	// horizon is the latest time at which an incarnation that was forgotten may
-	// have issued an id. An id issued by then that is not remembered may have
-	// been applied.
+	// horizon is the latest time at which an evicted incarnation may have issued an ID. A proposal
+	// with an ID from that time or before, whose outcome is not stored, may have been applied
+	// already.
 	horizon int64
 }
 
-// incarnation is one proposer: one start of one replica's process.
+// incarnation is one proposer: one run of one replica's process.
 type incarnation struct {
 	id          uint64
-	settledUpTo uint64 // sequences up to this one are forgotten
-	lastUsed    int64  // the store's time when it last proposed
+	settledUpTo uint64 // outcomes of sequences up to this one are dropped
+	lastUsed    int64  // the store's clock at its last proposal
 	outcomes    []remembered
-	buffer      []remembered  // what outcomes is a part of
-	element     *list.Element // in uses
+	buffer      []remembered  // buffer of which outcomes is a part
+	element     *list.Element // position in uses
 }
 
-// remembered is one outcome; those of an incarnation are in order of sequence.
+// recordedOutcome is one stored outcome. The outcomes of an incarnation are sorted by sequence.
 type remembered struct {
 	sequence  uint64
-	decidedAt int64   // the store's time when it was decided
-	outcome   Outcome // lean
+	decidedAt int64   // the store's clock when it was decided
+	outcome   Outcome // without a value
 }
 
 func newRecent() recentOutcomes {
 	return recentOutcomes{incarnations: make(map[uint64]*incarnation), uses: list.New()}
 }
 
-// lookUpOutcome answers for a proposal seen before. Incarnation 0 is nobody: such a
-// proposal is never remembered.
+// lookUpOutcome returns the stored outcome of a proposal. Proposals of incarnation 0 are never
+// stored.
 func (r *recentOutcomes) lookUpOutcome(id *storev1.ProposalID) (Outcome, bool) {
 	if id.GetIncarnation() == 0 {
 		return Outcome{}, false
@@ -72,8 +72,8 @@ func (r *recentOutcomes) lookUpOutcome(id *storev1.ProposalID) (Outcome, bool) {
 	return Outcome{}, false
 }
 
-// recordOutcome records what became of a proposal at a time, which is not before the
-// id was issued: so the horizon is never ahead of the clocks that issue new ids.
+// recordOutcome stores the outcome of a proposal. now must not be before the ID was issued, so that
+// the horizon is never ahead of the clocks that issue new IDs.
 func (r *recentOutcomes) recordOutcome(id *storev1.ProposalID, out Outcome, now int64) {
 	if id.GetIncarnation() == 0 {
 		return
@@ -86,7 +86,7 @@ func (r *recentOutcomes) recordOutcome(id *storev1.ProposalID, out Outcome, now 
 	}
 	inc.lastUsed = max(inc.lastUsed, now)
 	inc.insertOutcome(remembered{id.GetSequence(), now, out.withoutValue()})
-	// A proposal cannot settle itself or what comes after it.
+	// A proposal cannot settle itself or later ones.
 	if id.GetSequence() > 0 {
 		inc.settleUpTo(min(id.GetSettled(), id.GetSequence()-1))
 	}
@@ -103,7 +103,8 @@ func (r *recentOutcomes) addIncarnation(id uint64) *incarnation {
 	return inc
 }
 
-// evictIncarnations drops the incarnations beyond the bounds. The last used always stays.
+// evictIncarnations drops the incarnations beyond the limits. The most recently used one always
+// stays.
 func (r *recentOutcomes) evictIncarnations(now int64) {
 	for len(r.incarnations) > 1 {
 		oldest := r.uses.Front().Value.(*incarnation)
@@ -116,9 +117,9 @@ func (r *recentOutcomes) evictIncarnations(now int64) {
 	}
 }
 
-// findSequence returns where a sequence is, or would be.
+// findSequence returns the index of a sequence, or the index at which to insert it.
 func (inc *incarnation) findSequence(sequence uint64) (int, bool) {
-	// Nearly always it is new.
+	// The sequence is nearly always new.
 	if n := len(inc.outcomes); n == 0 || inc.outcomes[n-1].sequence < sequence {
 		return n, false
 	}
@@ -145,12 +146,12 @@ func (inc *incarnation) insertOutcome(o remembered) {
 	}
 }
 
-// appendOutcome adds an outcome at the end. What settle has left free at the beginning of
-// the room is used again, so that steady work allocates nothing.
+// appendOutcome appends an outcome. It reuses the space that settleUpTo has freed at the start of
+// the buffer, so that steady work allocates nothing.
 func (inc *incarnation) appendOutcome(o remembered) {
 	n := len(inc.outcomes)
 	if n == cap(inc.outcomes) && len(inc.buffer) >= 2*n && n > 0 {
-		copy(inc.buffer, inc.outcomes) // the halves do not overlap
+		copy(inc.buffer, inc.outcomes) // source and destination do not overlap
 		clear(inc.outcomes)
 		inc.outcomes = inc.buffer[:n]
 	}
@@ -160,7 +161,7 @@ func (inc *incarnation) appendOutcome(o remembered) {
 	}
 }
 
-// settleUpTo forgets sequences up to and including upTo.
+// settleUpTo drops the outcomes of sequences up to and including upTo.
 func (inc *incarnation) settleUpTo(upTo uint64) {
 	if upTo <= inc.settledUpTo {
 		return
@@ -170,11 +171,11 @@ func (inc *incarnation) settleUpTo(upTo uint64) {
 	for n < len(inc.outcomes) && inc.outcomes[n].sequence <= upTo {
 		n++
 	}
-	clear(inc.outcomes[:n]) // what they refer to is free
+	clear(inc.outcomes[:n]) // release what they refer to
 	inc.outcomes = inc.outcomes[n:]
 }
 
-// copyOutcomes copies the table for a snapshot.
+// copyOutcomes returns a copy for a snapshot.
 func (r *recentOutcomes) copyOutcomes() recentOutcomes {
 	out := newRecent()
 	out.horizon = r.horizon

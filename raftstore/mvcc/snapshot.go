@@ -8,36 +8,35 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// snapshotFormat is raised when an older reader would misread a snapshot.
+// snapshotFormat is incremented when an older reader would misread a snapshot.
 const snapshotFormat = 1
 
-// Meta says where in the raft log a snapshot stands.
+// Meta is the position of a snapshot in the raft log.
 type Meta struct {
 	Cluster string
 	Index   uint64
 	Term    uint64
 }
 
-// Snapshot is a stable picture of a whole machine: items, retained history and
-// remembered proposals. Writing it out does not disturb the machine.
+// Snapshot is an immutable copy of a whole machine: items, retained history and stored outcomes.
+// Writing it does not disturb the machine.
 type Snapshot struct {
 	view   *View
 	recent recentOutcomes
 }
 
-// Snapshot captures the machine. It belongs to the goroutine that applies; what
-// it returns does not.
+// Snapshot captures the machine. It must be called by the goroutine that applies; the result may be
+// used by any.
 func (m *Machine) Snapshot() *Snapshot {
 	return &Snapshot{view: m.view.Load(), recent: m.recentOutcomes.copyOutcomes()}
 }
 
-// Snapshot is the view as it can be written out, by anyone and at any time,
-// without the proposals that the machine remembers: a backup holds the state of
-// the store and not what its clients were about.
+// Snapshot returns the view as a snapshot without stored outcomes. It may be called by any
+// goroutine. A backup contains the state of the store and no outcomes for its clients.
 func (v *View) Snapshot() *Snapshot { return &Snapshot{view: v, recent: newRecent()} }
 
-// Dump writes the snapshot: the items as of the compacted revision, then the
-// history since, from which the rest follows.
+// Dump writes the snapshot: the items as of the compacted revision, then the history since. All
+// later states follow from those.
 func (s *Snapshot) Dump(w io.Writer, meta Meta) error {
 	fw := newFrameWriter(w)
 	v := s.view
@@ -148,8 +147,8 @@ func (s *Snapshot) dumpAlarms(fw *frameWriter) error {
 	return fw.writeMessage(&storev1.SnapshotFrame{Kind: &storev1.SnapshotFrame_Alarms{Alarms: chunk}})
 }
 
-// Load reads a snapshot into a new machine, or returns an error that wraps
-// ErrCorrupt. Nothing is trusted until the trailer has been seen to match.
+// Load reads a snapshot into a new machine. The error wraps ErrCorrupt. The result is valid only if
+// the trailer matches.
 func Load(r io.Reader) (*Machine, Meta, error) {
 	l := &loader{fr: newFrameReader(r), m: New()}
 	if err := l.loadHeader(); err != nil {
@@ -172,7 +171,7 @@ type loader struct {
 	m             *Machine
 	meta          Meta
 	target        raftstore.Revision
-	last          string // key of the last item, to see that they are in order
+	last          string // key of the last item, to check their order
 	items, recent uint64
 	trailer       *storev1.SnapshotTrailer
 }
@@ -242,12 +241,12 @@ func (l *loader) loadItems(items []*storev1.Item) error {
 	return nil
 }
 
-// loadHistory replays revisions; what each change replaced is found on the way.
+// loadHistory replays revisions, and determines the items that each change replaced.
 func (l *loader) loadHistory(revisions []*storev1.History) error {
 	for _, h := range revisions {
 		next := l.m.revision + 1
 		if raftstore.Revision(h.GetRevision()) != next || next > l.target || len(h.GetChanges()) == 0 {
-			return l.fr.corruptError("history of revision %d where %d was due", h.GetRevision(), next)
+			return l.fr.corruptError("history of revision %d, want %d", h.GetRevision(), next)
 		}
 		events := make([]raftstore.Event, 0, len(h.GetChanges()))
 		for _, c := range h.GetChanges() {
@@ -288,7 +287,7 @@ func (l *loader) loadRecent(chunk *storev1.RecentChunk) error {
 		if inc == nil {
 			return l.fr.corruptError("outcome of unknown incarnation %d", p.GetIncarnation())
 		}
-		// Older versions have written the values of conflicts, too.
+		// Older releases wrote the values of conflicts too.
 		inc.insertOutcome(remembered{p.GetSequence(), p.GetAtUnixMs(), OutcomeFrom(p.GetOutcome()).withoutValue()})
 		l.recent++
 	}
@@ -308,17 +307,17 @@ func (l *loader) loadAlarms(alarms []*storev1.Alarm) error {
 func (l *loader) checkTrailer() error {
 	switch t := l.trailer; {
 	case t.GetItems() != l.items:
-		return l.fr.corruptError("%d items, trailer says %d", l.items, t.GetItems())
+		return l.fr.corruptError("%d items, the trailer has %d", l.items, t.GetItems())
 	case t.GetRecent() != l.recent:
-		return l.fr.corruptError("%d outcomes, trailer says %d", l.recent, t.GetRecent())
+		return l.fr.corruptError("%d outcomes, the trailer has %d", l.recent, t.GetRecent())
 	case l.m.revision != l.target:
-		return l.fr.corruptError("history ends at revision %d, header says %d", l.m.revision, l.target)
+		return l.fr.corruptError("history ends at revision %d, the header has %d", l.m.revision, l.target)
 	}
 	return nil
 }
 
-// Amend changes the state of a machine that nobody uses yet, without conditions
-// and bounds: that of a restored backup, before Rebase.
+// Amend changes the state of a machine that is not in use yet, without preconditions and limits. It
+// is used for a restored backup, before Rebase.
 func (m *Machine) Amend(ops ...raftstore.Op) {
 	var events []raftstore.Event
 	for _, op := range ops {
@@ -330,16 +329,16 @@ func (m *Machine) Amend(ops ...raftstore.Op) {
 	m.publishView()
 }
 
-// Rebase moves the machine's revision ahead and marks everything before as
-// compacted, and clears the alarms. A restored backup calls it, so that no watcher sees the revisions
-// of the time after the backup a second time with other content.
+// Rebase increases the machine's revision, marks all earlier revisions as compacted, and clears the
+// alarms. A restored backup calls it, so that no watcher observes the same revision twice with
+// different content.
 func (m *Machine) Rebase(revision raftstore.Revision) error {
 	if revision <= m.revision {
-		return fmt.Errorf("rebasing to revision %d: store is at %d already", revision, m.revision)
+		return fmt.Errorf("rebasing to revision %d: the store is already at %d", revision, m.revision)
 	}
 	m.revision = revision
 	m.history = history{compacted: revision}
-	m.alarms = nil // they were about another group of replicas
+	m.alarms = nil // they belong to another set of replicas
 	m.publishView()
 	return nil
 }

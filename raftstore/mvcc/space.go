@@ -8,25 +8,22 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// While the space alarm is up a commit may delete, and it may put a value in the
-// place of another one: a full store is emptied by users who first mark what is to
-// be deleted, and is kept alive by others that write what they wrote before. What
-// such commits can use up is bounded by two limits, which the alarm carries:
+// While the space alarm is active, a commit may delete, and it may put a value in place of an
+// existing one: users delete many objects by an update first, and controllers keep rewriting their
+// objects. Two limits in the alarm bound the space that such commits use:
 //
-//   - the state grows to the state limit at most, a value by updateGrowth at a time;
-//   - state and history together grow to the total limit at most. A put adds just
-//     its own size to the two, since what it replaces becomes history; a deletion
-//     adds nothing. When a put would go beyond, the oldest history gives way first,
-//     here and in the same step on every replica, so that a commit which does not
-//     grow the state is not refused for the sake of the past.
+//   - the state grows at most to the state limit, each value by at most updateGrowth;
+//   - state and history together grow at most to the total limit. A put adds its own size to the two, because the
+//     replaced value becomes history; a deletion adds nothing. If a put would exceed the limit, the oldest history is
+//     compacted first, in the same step on every replica. A commit that does not grow the state is therefore not refused
+//     because of history.
 
-// updateGrowth is by how many bytes a put may grow a value while the space alarm
-// is up: a mark of deletion and its time are a hundred, a condition in a status
-// or a note of who manages which fields a few hundred.
+// updateGrowth is how many bytes a put may add to a value while the space alarm is active. A
+// deletion timestamp takes about a hundred bytes; a status condition or a managedFields entry takes
+// a few hundred.
 const updateGrowth = 1 << 10
 
-// limitUpdates sets what commits may use up while the space alarm, which is being
-// raised, is up.
+// limitUpdates sets the limits of a space alarm that is being raised.
 func (m *Machine) limitUpdates(a *raftstore.Alarm, c *storev1.SetAlarm) {
 	if a.Kind == raftstore.AlarmSpace && c.GetQuotaBytes() > 0 {
 		a.StateLimit = max(c.GetQuotaBytes(), m.bytes) + c.GetGrowthBytes()
@@ -42,8 +39,8 @@ func spaceAlarm(alarms []raftstore.Alarm) (a raftstore.Alarm, up bool) {
 	return alarms[at], true
 }
 
-// checkSpace says why a proposal is refused while the space alarm is up; "" when it
-// is not. puts is the size of all that it puts.
+// checkSpace returns the reason to refuse a proposal while the space alarm is active, or "". puts
+// is the total size of the proposal's puts.
 func checkSpace(items *tree, bytes int64, alarm raftstore.Alarm, p *storev1.Proposal) (reason string, puts int64) {
 	after, first := bytes, ""
 	for _, op := range p.GetOps() {
@@ -51,11 +48,11 @@ func checkSpace(items *tree, bytes int64, alarm raftstore.Alarm, p *storev1.Prop
 		switch raftstore.OpKind(op.GetKind()) {
 		case raftstore.OpPut:
 			if prev == nil {
-				return fmt.Sprintf("put of key %q, which is new", op.GetKey()), 0
+				return fmt.Sprintf("put of key %q, which does not exist yet", op.GetKey()), 0
 			}
 			grown := len(op.GetValue()) - len(prev.Value)
 			if grown > updateGrowth {
-				return fmt.Sprintf("put of key %q with %d bytes more than before, where %d may be added", op.GetKey(), grown, updateGrowth), 0
+				return fmt.Sprintf("put of key %q adds %d bytes, and %d may be added", op.GetKey(), grown, updateGrowth), 0
 			}
 			if first == "" {
 				first = op.GetKey()
@@ -72,15 +69,15 @@ func checkSpace(items *tree, bytes int64, alarm raftstore.Alarm, p *storev1.Prop
 	case first == "":
 		return "", 0
 	case after > bytes && after > alarm.StateLimit:
-		return fmt.Sprintf("put of key %q, which would grow the state to %d bytes, beyond the %d that updates may grow it to", first, after, alarm.StateLimit), 0
+		return fmt.Sprintf("put of key %q, which would grow the state to %d bytes, beyond the limit of %d for updates", first, after, alarm.StateLimit), 0
 	case bytes+puts > alarm.TotalLimit:
-		return fmt.Sprintf("put of key %q, for which there is no room beside the state", first), 0
+		return fmt.Sprintf("put of key %q, for which there is no space beside the state", first), 0
 	}
 	return "", puts
 }
 
-// reserveSpace refuses a proposal for which there is no space. Of history it lets go
-// what must give way for one that passes.
+// reserveSpace refuses a proposal for which there is no space. For an accepted one it compacts
+// history if necessary.
 func (m *Machine) reserveSpace(p *storev1.Proposal) (refusal Outcome, refused bool) {
 	alarm, full := spaceAlarm(m.alarms)
 	if !full {
@@ -91,20 +88,20 @@ func (m *Machine) reserveSpace(p *storev1.Proposal) (refusal Outcome, refused bo
 		return noSpaceOutcome(reason, alarm, m.revision, m.bytes, m.history.bytes), true
 	}
 	if puts > 0 && m.bytes+m.history.bytes+puts > alarm.TotalLimit {
-		// Down to the half of what may stay, so that it is not due again at once.
+		// Compact to half of what may stay, so that it is not needed again at once.
 		m.compactHistory(m.history.revisionToKeep(m.revision, (alarm.TotalLimit-m.bytes-puts)/2))
 	}
 	return Outcome{}, false
 }
 
-// noSpaceOutcome is the outcome of a proposal that the space alarm refuses.
+// noSpaceOutcome returns the outcome of a proposal that the space alarm refuses.
 func noSpaceOutcome(reason string, alarm raftstore.Alarm, at raftstore.Revision, state, history int64) Outcome {
 	return Outcome{Code: NoSpace, Revision: at, Message: fmt.Sprintf(
-		"%s: the state is %d bytes now and the history of past revisions %d; %s", reason, state, history, alarm.Message)}
+		"%s: the state has %d bytes and the history of past revisions %d; %s", reason, state, history, alarm.Message)}
 }
 
-// NoSpace returns the outcome of a proposal that this state would refuse for
-// want of space.
+// NoSpace reports whether this state would refuse the proposal for lack of space, and returns the
+// outcome.
 func (v *View) NoSpace(p *storev1.Proposal) (Outcome, bool) {
 	if len(v.alarms) == 0 {
 		return Outcome{}, false
@@ -115,7 +112,7 @@ func (v *View) NoSpace(p *storev1.Proposal) (Outcome, bool) {
 	}
 	for _, op := range p.GetOps() {
 		if checkPrecondition(v.items, v.revision, op) != nil {
-			return Outcome{}, false // that is what its caller is to hear
+			return Outcome{}, false // the caller receives the conflict
 		}
 	}
 	reason, _ := checkSpace(v.items, v.bytes, alarm, p)

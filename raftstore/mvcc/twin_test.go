@@ -16,14 +16,14 @@ import (
 	"keelson.dev/keelson/raftstore/mvcc"
 )
 
-// twin is the state machine written as plainly as can be: a whole map kept for
-// every revision, and a list of everything that ever happened.
+// twin is a simple reference implementation of the state machine: a map for every revision and a
+// list of all events.
 type twin struct {
 	revision  raftstore.Revision
 	compacted raftstore.Revision
 	states    []map[string]raftstore.Item // by revision
 	events    []raftstore.Events          // by revision, from 1
-	hashes    [][32]byte                  // by revision, as the machine gave them at the time
+	hashes    [][32]byte                  // by revision, as the machine returned them
 	clock     int64
 	answers   map[[2]uint64]answer
 	issued    map[[2]uint64]int64
@@ -43,8 +43,8 @@ func newTwin() *twin {
 
 func (w *twin) currentState() map[string]raftstore.Item { return w.states[w.revision] }
 
-// applyProposal remembers every answer for ever. The machine may forget: got is what
-// it said, and is right to be Unknown where the bounds allow that.
+// applyProposal stores every outcome forever. The machine may drop outcomes: got is the machine's
+// outcome, and may be Unknown where the limits allow it.
 func (w *twin) applyProposal(term uint64, p *storev1.Proposal, got mvcc.Outcome) mvcc.Outcome {
 	w.clock = max(w.clock, p.ProposedUnixMs, p.Id.IssuedUnixMs)
 	id := [2]uint64{p.Id.Incarnation, p.Id.Sequence}
@@ -64,7 +64,7 @@ func (w *twin) applyProposal(term uint64, p *storev1.Proposal, got mvcc.Outcome)
 	return out
 }
 
-// withoutValue is an outcome without the value of what a conflict was about.
+// withoutValue returns an outcome without the value of the conflicting item.
 func withoutValue(o mvcc.Outcome) mvcc.Outcome {
 	if o.Conflict != nil && o.Conflict.Have != nil {
 		c, have := *o.Conflict, *o.Conflict.Have
@@ -75,7 +75,7 @@ func withoutValue(o mvcc.Outcome) mvcc.Outcome {
 	return o
 }
 
-// withValue is that outcome with the value again, if the twin retains it.
+// withValue returns the outcome with the value, if the twin retains it.
 func (w *twin) withValue(o mvcc.Outcome) mvcc.Outcome {
 	if o.Conflict == nil || o.Conflict.Have == nil || !o.Conflict.NoValue {
 		return o
@@ -132,14 +132,14 @@ func (w *twin) evaluateProposal(term uint64, p *storev1.Proposal) mvcc.Outcome {
 	}
 	if refusal := w.checkSpace(p, next); refusal != "" {
 		return mvcc.Outcome{Code: mvcc.NoSpace, Revision: w.revision, Message: fmt.Sprintf(
-			"%s: the state is %d bytes now and the history of past revisions %d; full", refusal, stateBytes(w.currentState()), w.historyBytes(w.compacted))}
+			"%s: the state has %d bytes and the history of past revisions %d; full", refusal, stateBytes(w.currentState()), w.historyBytes(w.compacted))}
 	}
 	w.appendRevision(next, events)
 	return mvcc.Outcome{Code: mvcc.OK, Revision: w.revision}
 }
 
-// checkSpace says why a proposal that makes next of the state finds no space, and
-// forgets history when only that is in its way.
+// checkSpace returns the reason to refuse a proposal that results in the state next, and compacts
+// history if that is sufficient.
 func (w *twin) checkSpace(p *storev1.Proposal, next map[string]raftstore.Item) string {
 	alarm, full := w.alarms["1"]
 	var puts []*storev1.Op
@@ -155,19 +155,19 @@ func (w *twin) checkSpace(p *storev1.Proposal, next map[string]raftstore.Item) s
 	for _, op := range puts {
 		before, exists := w.currentState()[op.Key]
 		if !exists {
-			return fmt.Sprintf("put of key %q, which is new", op.Key)
+			return fmt.Sprintf("put of key %q, which does not exist yet", op.Key)
 		}
 		if more := len(op.Value) - len(before.Value); more > 1024 {
-			return fmt.Sprintf("put of key %q with %d bytes more than before, where 1024 may be added", op.Key, more)
+			return fmt.Sprintf("put of key %q adds %d bytes, and 1024 may be added", op.Key, more)
 		}
 		added += int64(len(op.Key) + len(op.Value))
 	}
 	if n := stateBytes(next); n > stateBytes(w.currentState()) && n > alarm.StateLimit {
-		return fmt.Sprintf("put of key %q, which would grow the state to %d bytes, beyond the %d that updates may grow it to", puts[0].Key, n, alarm.StateLimit)
+		return fmt.Sprintf("put of key %q, which would grow the state to %d bytes, beyond the limit of %d for updates", puts[0].Key, n, alarm.StateLimit)
 	}
 	left := alarm.TotalLimit - stateBytes(w.currentState()) - added
 	if left < 0 {
-		return fmt.Sprintf("put of key %q, for which there is no room beside the state", puts[0].Key)
+		return fmt.Sprintf("put of key %q, for which there is no space beside the state", puts[0].Key)
 	}
 	if w.historyBytes(w.compacted) > left {
 		for w.historyBytes(w.compacted) > left/2 {
@@ -194,7 +194,7 @@ func stateBytes(state map[string]raftstore.Item) int64 {
 	return n
 }
 
-// historyBytes is what the events after a revision replaced.
+// historyBytes returns the size of the items that the events after a revision replaced.
 func (w *twin) historyBytes(after raftstore.Revision) int64 {
 	var n int64
 	for _, r := range w.events[after+1:] {
@@ -269,7 +269,7 @@ func (w *twin) listItems(prefix string, o raftstore.ListOptions) raftstore.List 
 	return l
 }
 
-// Draws.
+// Generators.
 
 func drawKey(t *rapid.T) string {
 	return rapid.SampledFrom([]string{"/a/", "/b/", "/b"}).Draw(t, "dir") + fmt.Sprint(rapid.IntRange(0, 6).Draw(t, "name"))
@@ -287,7 +287,7 @@ func drawProposal(t *rapid.T, w *twin) *storev1.Proposal {
 	}
 	id := [2]uint64{p.Id.Incarnation, p.Id.Sequence}
 	if w.issued[id] == 0 {
-		// Its issuer's clock is nearly right.
+		// Its issuer's clock is nearly correct.
 		w.issued[id] = max(1, w.clock+int64(rapid.IntRange(-20, 20).Draw(t, "issued")))
 		for other, at := range w.issued { // ids are issued in order
 			if other[0] == id[0] && other[1] > id[1] {
@@ -314,7 +314,7 @@ func drawProposal(t *rapid.T, w *twin) *storev1.Proposal {
 		case 0:
 			op.If = &storev1.Precondition{Absent: true}
 		case 1:
-			// Mostly one that holds.
+			// Usually a precondition that holds.
 			if it, ok := w.currentState()[op.Key]; ok {
 				op.If = &storev1.Precondition{Revision: uint64(it.Modified)}
 			} else {
@@ -326,8 +326,8 @@ func drawProposal(t *rapid.T, w *twin) *storev1.Proposal {
 	return p
 }
 
-// drawTime is mostly a little later than the last, at times earlier, and rarely
-// so much later that what was remembered is forgotten.
+// drawTime usually returns a slightly later time, sometimes an earlier one, and rarely one so late
+// that stored outcomes are dropped.
 func drawTime(t *rapid.T, w *twin) int64 {
 	step := rapid.SampledFrom([]int{0, 1, 3, 7, -5, -1000}).Draw(t, "step of time")
 	if rapid.IntRange(0, 60).Draw(t, "jump") == 0 {
@@ -340,8 +340,8 @@ func batchCommand(p ...*storev1.Proposal) *storev1.Command {
 	return &storev1.Command{Kind: &storev1.Command_Batch{Batch: &storev1.Batch{Proposals: p}}}
 }
 
-// The state machine agrees with its plain twin about outcomes, events, lists and
-// hashes at every retained revision, history, alarms, sizes, and after a snapshot.
+// The state machine agrees with its twin about outcomes, events, lists, hashes at every retained
+// revision, history, alarms and sizes, also after a snapshot.
 func TestAgreesWithTwin(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m, w := mvcc.New(), newTwin()
@@ -412,8 +412,8 @@ func TestAgreesWithTwin(t *testing.T) {
 	})
 }
 
-// compareSpace: a view tells beforehand what there is no space for, and what
-// passes takes no more than the alarm lets it.
+// compareSpace checks that a view predicts which proposals are refused for lack of space, and that
+// accepted ones stay within the alarm's limits.
 func compareSpace(t *rapid.T, before, after *mvcc.View, p *storev1.Proposal, got mvcc.Outcome) {
 	foretold, full := before.NoSpace(p)
 	if full != (got.Code == mvcc.NoSpace) && got.Code != mvcc.Fenced && got.Code != mvcc.Unknown {

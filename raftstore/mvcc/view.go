@@ -10,8 +10,8 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// View is an immutable picture of the state. All methods may be called from
-// any goroutine, take no lock, and answer the same for ever.
+// View is an immutable snapshot of the state. All methods may be called by any goroutine and take
+// no lock.
 type View struct {
 	revision   raftstore.Revision
 	items      *tree
@@ -22,36 +22,36 @@ type View struct {
 	alarms     []raftstore.Alarm
 }
 
-// Revision is the state that the view shows.
+// Revision returns the revision of the view.
 func (v *View) Revision() raftstore.Revision { return v.revision }
 
-// Compacted is the revision up to and including which history is gone.
+// Compacted returns the revision up to and including which history was compacted.
 func (v *View) Compacted() raftstore.Revision { return v.history.compacted }
 
-// Keys is the number of keys.
+// Keys returns the number of keys.
 func (v *View) Keys() int { return v.items.Len() }
 
-// Bytes is the sum of the sizes of keys and values.
+// Bytes returns the total size of keys and values.
 func (v *View) Bytes() int64 { return v.bytes }
 
-// HistoryBytes is the sum of the sizes of keys and values that history retains
-// beside the present state: of what each retained event replaced.
+// HistoryBytes returns the total size of the keys and values that the retained events replaced: the
+// memory of history in addition to the current state.
 func (v *View) HistoryBytes() int64 { return v.history.bytes }
 
-// Clock is the store's time, unix milliseconds: the latest that any command named.
+// Clock returns the store's clock in unix milliseconds: the latest time in any command.
 func (v *View) Clock() int64 { return v.clock }
 
-// Alarms are the alarms that are up, by kind and member. The slice must not be
-// modified; it is the same one until an alarm changes.
+// Alarms returns the active alarms, sorted by kind and member. The slice must not be modified; it
+// is replaced when an alarm changes.
 func (v *View) Alarms() []raftstore.Alarm { return v.alarms }
 
-// CompactTarget returns the revision to compact to so that history retains at most so
-// many bytes, as HistoryBytes counts them.
+// CompactTarget returns the revision to compact to so that history retains at most the given bytes,
+// as HistoryBytes counts them.
 func (v *View) CompactTarget(bytes int64) raftstore.Revision {
 	return v.history.revisionToKeep(v.revision, bytes)
 }
 
-// NextExpiry is when the first key expires, in unix milliseconds; 0 when none does.
+// NextExpiry returns when the first key expires, in unix milliseconds; 0 if no key expires.
 func (v *View) NextExpiry() int64 { return v.nextExpiry }
 
 // Get returns the item at key.
@@ -63,8 +63,8 @@ func (v *View) Get(key string) (raftstore.Item, bool) {
 	return *it, true
 }
 
-// itemAt returns the item at key as of a revision; false when it was absent or can
-// no longer be told.
+// itemAt returns the item at key as of a revision. It returns false if the key was absent or the
+// revision is compacted.
 func (v *View) itemAt(key string, at raftstore.Revision) (*raftstore.Item, bool) {
 	if at > v.revision {
 		return nil, false
@@ -84,8 +84,7 @@ func (v *View) itemAt(key string, at raftstore.Revision) (*raftstore.Item, bool)
 	return was, was != nil
 }
 
-// List returns the items whose keys begin with prefix. Errors: ErrCompacted,
-// ErrFutureRevision, ErrInvalid.
+// List returns the items with the key prefix. Errors: ErrCompacted, ErrFutureRevision, ErrInvalid.
 func (v *View) List(prefix string, o raftstore.ListOptions) (raftstore.List, error) {
 	at := o.At
 	switch {
@@ -118,9 +117,9 @@ func (v *View) List(prefix string, o raftstore.ListOptions) (raftstore.List, err
 	return out, nil
 }
 
-// Read returns revisions following after, at most max of them and possibly
-// fewer; none when after is the newest. ErrCompacted when they are gone.
-// The slice and all it holds must not be modified.
+// Read returns revisions after the given one, at most limit and possibly fewer. It returns none if
+// after is the newest revision, and ErrCompacted if they have been compacted. The slice and its
+// contents must not be modified.
 func (v *View) Read(after raftstore.Revision, limit int) ([]raftstore.Events, error) {
 	if after < v.history.compacted {
 		return nil, fmt.Errorf("history after revision %d: compacted up to %d: %w", after, v.history.compacted, raftstore.ErrCompacted)
@@ -128,20 +127,19 @@ func (v *View) Read(after raftstore.Revision, limit int) ([]raftstore.Events, er
 	return v.history.readRevisions(after, v.revision, limit), nil
 }
 
-// Hash is a digest of the items at the view's revision: two replicas at the
-// same revision have the same hash, or one of them is wrong. What else is part of
-// the replicated state, the alarms, the clock and the remembered proposals, belongs
-// to no revision and is not in it.
+// Hash returns a digest of the items at the view's revision. Two replicas with the same state at
+// the same revision return the same hash. The rest of the replicated state belongs to no revision
+// and is not included: alarms, clock and stored outcomes.
 func (v *View) Hash() [sha256.Size]byte {
 	h, err := v.HashAt(v.revision, func(int) error { return nil })
 	if err != nil {
-		panic(err) // the present revision is always retained
+		panic(err) // the current revision is always retained
 	}
 	return h
 }
 
-// HashAt is the hash at a retained revision; 0 means the view's own. pace is told
-// of every item's size as it goes and may wait, or end it with an error.
+// HashAt returns the hash at a retained revision; 0 means the view's own. pace is called with the
+// size of every item. It may block to limit the rate, and an error from it stops the computation.
 func (v *View) HashAt(at raftstore.Revision, pace func(bytes int) error) ([sha256.Size]byte, error) {
 	switch {
 	case at == 0:
@@ -171,16 +169,15 @@ func (v *View) HashAt(at raftstore.Revision, pace func(bytes int) error) ([sha25
 	return [sha256.Size]byte(h.Sum(nil)), stop
 }
 
-// pastState is the state at one revision: a tree at or after it, and what must be
-// put back to undo the revisions between.
+// pastState is the state at one revision: a tree of that or a later revision, and the items that
+// undo the later changes.
 type pastState struct {
 	items *tree
 	undo  map[string]*raftstore.Item // nil item: the key was absent
-	keys  []string                   // of undo, sorted
+	keys  []string                   // keys of undo, sorted
 }
 
-// stateAt returns the state at a retained revision. Only keys with the prefix are
-// put right.
+// stateAt returns the state at a retained revision. It is correct only for keys with the prefix.
 func (v *View) stateAt(at raftstore.Revision, prefix string) pastState {
 	p := pastState{items: v.items}
 	if at == v.revision {
@@ -228,7 +225,8 @@ func (p pastState) countKeys(prefix, after string) int {
 	return n
 }
 
-// ascendItems visits the items with the prefix and a key greater than after.
+// ascendItems visits the items with the prefix and a key greater than after, in key order, until
+// visit returns false.
 func (p pastState) ascendItems(prefix, after string, visit func(*raftstore.Item) bool) {
 	from := firstKey(prefix, after)
 	keys := p.keys[sort.SearchStrings(p.keys, from):]
@@ -261,7 +259,7 @@ func (p pastState) ascendItems(prefix, after string, visit func(*raftstore.Item)
 	restored("", true)
 }
 
-// firstKey is the least key that has the prefix and is greater than after.
+// firstKey returns the smallest possible key with the prefix that is greater than after.
 func firstKey(prefix, after string) string {
 	if after == "" || after < prefix {
 		return prefix
@@ -269,8 +267,8 @@ func firstKey(prefix, after string) string {
 	return after + "\x00"
 }
 
-// prefixEnd is the least string greater than every key with the prefix; "" when
-// there is none.
+// prefixEnd returns the smallest string greater than every key with the prefix; "" if there is
+// none.
 func prefixEnd(prefix string) string {
 	b := []byte(prefix)
 	for i := len(b) - 1; i >= 0; i-- {
@@ -282,8 +280,8 @@ func prefixEnd(prefix string) string {
 	return ""
 }
 
-// countLess counts the keys less than key. It costs the square of the tree's
-// height, not a scan.
+// countLess returns how many keys are less than key. It costs the square of the tree's height and
+// does not scan.
 func countLess(t *tree, key string) int {
 	return sort.Search(t.Len(), func(i int) bool {
 		k, _, _ := t.GetAt(i)

@@ -10,15 +10,15 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// A catching-up watcher whose channel has room for another revision, but not for
-// its bytes, cannot wait for its reader as it can for a full channel: it looks
-// again and again, less often the longer the reader does not read.
+// A catching-up watcher whose channel has a free slot, but no space for the revision's bytes,
+// cannot wait for its reader on the channel. It retries with a delay that doubles from
+// minRetryDelay to maxRetryDelay.
 const (
 	minRetryDelay = time.Millisecond
 	maxRetryDelay = 100 * time.Millisecond
 )
 
-// startCatchUp sets a watcher to catching up.
+// startCatchUp starts a goroutine that catches a watcher up. The caller holds h.mu.
 func (h *Hub) startCatchUp(w *Watcher) {
 	if w.synced {
 		h.leaveGroup(w)
@@ -30,8 +30,8 @@ func (h *Hub) startCatchUp(w *Watcher) {
 	}()
 }
 
-// catchUp reads a watcher forward until it has seen everything, then makes it
-// synced under the lock that publish holds: no revision falls between.
+// catchUp reads history for a watcher until it is up to date. The watcher then becomes synced under
+// the lock that Publish holds, so that no revision is missed.
 func (h *Hub) catchUp(w *Watcher) {
 	stall := time.NewTicker(h.opts.StallCheck)
 	defer stall.Stop()
@@ -48,7 +48,7 @@ func (h *Hub) catchUp(w *Watcher) {
 			w.pendingNote = 0
 			continue
 		}
-		// A copy, because the original keeps a whole stretch of history alive.
+		// Copy, because the original retains a whole segment of history.
 		for _, r := range slices.Clone(revisions[:revisionsToHold(revisions)]) {
 			if !h.sendMatching(w, filterByPrefix(r, w.prefix), stall.C) {
 				return
@@ -58,7 +58,7 @@ func (h *Hub) catchUp(w *Watcher) {
 	}
 }
 
-// revisionsToHold is how many of the revisions a watcher holds at once, at least one.
+// revisionsToHold returns how many of the revisions a watcher may hold at once, at least one.
 func revisionsToHold(revisions []raftstore.Events) int {
 	var bytes int64
 	for n := range revisions {
@@ -69,7 +69,8 @@ func revisionsToHold(revisions []raftstore.Events) int {
 	return len(revisions)
 }
 
-// sendMatching hands a catching-up watcher what concerns it; false when it ended.
+// sendMatching sends a catching-up watcher a filtered revision. It returns false if the watcher has
+// ended.
 func (h *Hub) sendMatching(w *Watcher, ev raftstore.Events, stall <-chan time.Time) bool {
 	if len(ev.Events) == 0 {
 		select {
@@ -83,7 +84,8 @@ func (h *Hub) sendMatching(w *Watcher, ev raftstore.Events, stall <-chan time.Ti
 	return h.sendBlocking(w, ev, stall)
 }
 
-// sendBlocking waits for the reader of a catching-up watcher; false when it ended.
+// sendBlocking waits until the reader of a catching-up watcher has space. It returns false if the
+// watcher has ended.
 func (h *Hub) sendBlocking(w *Watcher, ev raftstore.Events, stall <-chan time.Time) bool {
 	bytes := revisionBytes(ev)
 	for wait := minRetryDelay; ; wait = min(2*wait, maxRetryDelay) {
@@ -125,7 +127,7 @@ func (h *Hub) finishCatchUp(w *Watcher, err error) {
 	close(w.c)
 }
 
-// filterByPrefix reduces a revision to the events with the prefix.
+// filterByPrefix returns the revision with only the events that match the prefix.
 func filterByPrefix(r raftstore.Events, prefix string) raftstore.Events {
 	n := 0
 	for i := range r.Events {

@@ -8,8 +8,8 @@ import (
 	"keelson.dev/keelson/raftstore/watch"
 )
 
-// busyTape is a history in which something happens exactly when a reader has
-// just found that there is no more.
+// busyTape is a history in which a revision is published exactly when a reader has found that there
+// are no more.
 type busyTape struct {
 	tape
 	onExhausted func()
@@ -23,8 +23,8 @@ func (h *busyTape) Read(after raftstore.Revision, limit int) ([]raftstore.Events
 	return found, err
 }
 
-// A watcher that has read all history and is about to get live events misses
-// none that come in between.
+// A watcher that has read all history and is about to become synced misses no revision that is
+// published meanwhile.
 func TestNothingFallsBetweenHistoryAndLive(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		h := new(busyTape)
@@ -54,8 +54,7 @@ func TestNothingFallsBetweenHistoryAndLive(t *testing.T) {
 	})
 }
 
-// When the state is replaced under a watcher, what it has not seen comes from
-// the history that came with the new state.
+// If the state is replaced, a watcher receives missing revisions from the history of the new state.
 func TestWatchGoesOnThroughReset(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		h := new(tape)

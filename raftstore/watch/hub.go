@@ -1,13 +1,11 @@
-// Package watch fans out events to watchers without ever blocking the commit
-// that made them.
+// Package watch fans out events to watchers and never blocks the commit that caused them.
 //
-// A watcher is in one of two states. Synced: it has seen everything and the
-// hub hands it each new revision as it is published. Catching up: it is
-// behind, because it began in the past or because its reader was slow, and a
-// goroutine of its own reads it forward from history at the reader's pace,
-// until it is synced again. A watcher so slow that history has been compacted
-// under it is ended. What a watcher holds is therefore bounded, whatever its
-// reader does: one buffered channel and a few revisions, in number and in bytes.
+// A watcher has one of two states. A synced watcher has received everything, and the hub sends it
+// each new revision when it is published. A catching-up watcher is behind, because it started at a
+// past revision or its reader was slow. A goroutine of its own sends it revisions from history at
+// the reader's pace until it is synced again. A watcher is ended if history is compacted before it
+// has read it. The memory of a watcher is therefore bounded whatever its reader does: one buffered
+// channel and a few revisions, limited in number and bytes.
 package watch
 
 import (
@@ -20,25 +18,25 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// History is the retained past, read without locks. Read returns revisions
-// that follow after, in order and without a gap, at most max and possibly
-// fewer, none when after is the newest; ErrCompacted when they are gone.
+// History is the retained past; it is read without locks. Read returns revisions after the given
+// one, in order and without a gap, at most limit and possibly fewer. It returns none if after is
+// the newest revision, and ErrCompacted if they have been compacted.
 type History interface {
 	Read(after raftstore.Revision, max int) ([]raftstore.Events, error)
 }
 
 const (
-	channelSize = 128 // revisions a synced watcher may be behind
-	readAhead   = 64  // revisions a catching-up watcher holds, and at most maxUnread bytes or one
+	channelSize = 128 // how many revisions a synced watcher may be behind
+	readAhead   = 64  // how many revisions a catching-up watcher holds, and at most maxUnread bytes or one revision
 )
 
-// Options tune a hub; zero values mean the defaults.
+// Options configure a hub; zero values mean the defaults.
 type Options struct {
-	// ProgressEvery is the longest time for which a synced watcher is left
-	// without word of a revision that did not concern it. Default 5 s.
+	// ProgressEvery is the interval of progress notes for synced watchers that have not received
+	// the newest revision. Default 5 s.
 	ProgressEvery time.Duration
-	// StallCheck is how often a watcher whose reader does not read is compared
-	// with the compacted revision. Default 10 s.
+	// StallCheck is how often a catching-up watcher that waits for its reader is checked for
+	// compacted history. Default 10 s.
 	StallCheck time.Duration
 }
 
@@ -50,22 +48,23 @@ type Hub struct {
 	mu            sync.Mutex
 	revision      raftstore.Revision // the last one published
 	groups        map[string]*group  // synced watchers by prefix
-	prefixLengths []int              // distinct lengths of the prefixes in groups, ascending
-	touchedGroups []*group           // scratch of publish
+	prefixLengths []int              // distinct prefix lengths of groups, ascending
+	touchedGroups []*group           // reused by publishRevision
 	all           map[*Watcher]struct{}
 	closed        bool
-	slowWatchers  uint64         // watchers ended because history was gone
-	catchingUp    sync.WaitGroup // goroutines of watchers that catch up
+	slowWatchers  uint64         // number of watchers that ended because their history was compacted
+	catchingUp    sync.WaitGroup // goroutines of catching-up watchers
 }
 
-// group is the synced watchers of one prefix.
+// group is the set of synced watchers of one prefix.
 type group struct {
 	prefix   string
 	watchers map[*Watcher]struct{}
-	matched  []int // scratch of publish: indices of events
+	matched  []int // reused by publishRevision: indices of events
 }
 
-// New returns a hub whose watchers have been told everything up to revision.
+// New returns a hub at the given revision. Its watchers receive only later revisions unless they
+// request earlier ones.
 func New(history History, revision raftstore.Revision, o Options) *Hub {
 	if o.ProgressEvery == 0 {
 		o.ProgressEvery = 5 * time.Second
@@ -104,8 +103,8 @@ func (h *Hub) Close() {
 	h.catchingUp.Wait()
 }
 
-// Publish hands out new revisions, which must follow the last one published
-// and be readable from History already. It never blocks.
+// Publish sends new revisions to the watchers. They must follow the last published revision, and
+// History must contain them already. Publish never blocks.
 func (h *Hub) Publish(revisions []raftstore.Events) {
 	if len(revisions) == 0 {
 		return
@@ -146,7 +145,7 @@ func (h *Hub) publishRevision(r raftstore.Events) {
 	h.touchedGroups = h.touchedGroups[:0]
 }
 
-// selectEvents returns the revision reduced to the events at the indices.
+// selectEvents returns the revision with only the events at the indices.
 func selectEvents(r raftstore.Events, indices []int) raftstore.Events {
 	if len(indices) == len(r.Events) {
 		return r
@@ -158,8 +157,8 @@ func selectEvents(r raftstore.Events, indices []int) raftstore.Events {
 	return part
 }
 
-// sendOrCatchUp hands one revision of so many bytes to a synced watcher, or sets it
-// aside to catch up.
+// sendOrCatchUp sends one revision of the given size to a synced watcher. If its channel is full,
+// the watcher catches up from history instead.
 func (h *Hub) sendOrCatchUp(w *Watcher, ev raftstore.Events, bytes int64) {
 	if ev.Revision <= w.cursor {
 		return
@@ -177,8 +176,8 @@ func (h *Hub) sendOrCatchUp(w *Watcher, ev raftstore.Events, bytes int64) {
 	}
 }
 
-// Reset tells the hub that the state was replaced as a whole, by a snapshot
-// that is at revision. Watchers go on from the history that came with it.
+// Reset informs the hub that a snapshot at the given revision replaced the whole state. Watchers
+// continue from the history of the snapshot.
 func (h *Hub) Reset(revision raftstore.Revision) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -190,14 +189,14 @@ func (h *Hub) Reset(revision raftstore.Revision) {
 	}
 }
 
-// Revision is the last revision published.
+// Revision returns the last published revision.
 func (h *Hub) Revision() raftstore.Revision {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.revision
 }
 
-// Watchers counts the running watchers and those of them that catch up.
+// Watchers returns the number of running watchers and how many of them are catching up.
 func (h *Hub) Watchers() (running, behind int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -209,16 +208,15 @@ func (h *Hub) Watchers() (running, behind int) {
 	return len(h.all), behind
 }
 
-// SlowWatchers counts the watchers that were ended because history had been compacted
-// under them.
+// SlowWatchers returns how many watchers were ended because their history had been compacted.
 func (h *Hub) SlowWatchers() uint64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.slowWatchers
 }
 
-// sendProgressNotes sends progress to the synced watchers that do not know of the newest
-// revision. A full channel is left alone: what is in it is progress.
+// sendProgressNotes sends progress to the synced watchers that have not received the newest
+// revision. A full channel is skipped: its contents already report progress.
 func (h *Hub) sendProgressNotes() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -229,7 +227,7 @@ func (h *Hub) sendProgressNotes() {
 	}
 }
 
-// trySendProgress tells a synced watcher that it has everything, if it reads.
+// trySendProgress sends a synced watcher a progress note, and returns false if its channel is full.
 func (h *Hub) trySendProgress(w *Watcher) bool {
 	select {
 	case w.c <- raftstore.Events{Revision: h.revision}:
@@ -241,9 +239,9 @@ func (h *Hub) trySendProgress(w *Watcher) bool {
 	}
 }
 
-// Watch starts a watcher of prefix that begins after a revision; 0 means from
-// now. ErrCompacted when that is no longer retained, ErrFutureRevision when it
-// has not been published yet.
+// Watch starts a watcher of prefix after a revision; 0 means the current one. It returns
+// ErrCompacted if the revision is no longer retained, and ErrFutureRevision if it has not been
+// published yet.
 func (h *Hub) Watch(ctx context.Context, prefix string, after raftstore.Revision) (*Watcher, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("watch of %q: %w", prefix, err)
@@ -275,7 +273,7 @@ func (h *Hub) Watch(ctx context.Context, prefix string, after raftstore.Revision
 	return w, nil
 }
 
-// joinGroup makes a watcher synced.
+// joinGroup makes a watcher synced. The caller holds h.mu.
 func (h *Hub) joinGroup(w *Watcher) {
 	g := h.groups[w.prefix]
 	if g == nil {
@@ -287,9 +285,9 @@ func (h *Hub) joinGroup(w *Watcher) {
 	w.synced = true
 }
 
-// tryRejoin makes a watcher synced if nothing was published meanwhile. It reports
-// whether the watcher's goroutine is finished with it; if not, there is more to
-// read, or a note to be given first.
+// tryRejoin makes a watcher synced if it has read everything. It returns true if the watcher's
+// goroutine must stop. It returns false if more must be read, or if a progress note must be sent
+// first.
 func (h *Hub) tryRejoin(w *Watcher) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -308,13 +306,13 @@ func (h *Hub) tryRejoin(w *Watcher) bool {
 	return true
 }
 
-// leaveGroup takes a watcher out of its group.
+// leaveGroup removes a watcher from its group. The caller holds h.mu.
 func (h *Hub) leaveGroup(w *Watcher) {
 	g := h.groups[w.prefix]
 	delete(g.watchers, w)
 	w.synced = false
-	// A group in the middle of publish is emptied by it; removing it is safe
-	// because touched holds it.
+	// publishRevision may be emptying this group. Removing it from the map is safe because
+	// touchedGroups still refers to it.
 	if len(g.watchers) == 0 {
 		delete(h.groups, w.prefix)
 		h.updatePrefixLengths()
@@ -331,8 +329,8 @@ func (h *Hub) updatePrefixLengths() {
 	slices.Sort(h.prefixLengths)
 }
 
-// endWatcher marks a watcher as ended. The channel of a synced one is closed here,
-// that of a catching-up one by its goroutine, which alone sends on it.
+// endWatcher marks a watcher as ended. It closes the channel of a synced watcher. The channel of a
+// catching-up watcher is closed by its goroutine, which is the only sender.
 func (h *Hub) endWatcher(w *Watcher, err error) {
 	if w.ended {
 		return
@@ -355,26 +353,26 @@ type Watcher struct {
 	prefix          string
 	c               chan raftstore.Events
 	done            chan struct{} // closed when the watcher has ended
-	stopContextFunc func() bool   // from the context; written once, under hub.mu
+	stopContextFunc func() bool   // stops the context.AfterFunc; written once, under hub.mu
 
-	// cursor is the last revision delivered or passed over. It belongs to
-	// hub.mu while synced and to the watcher's goroutine while not.
+	// cursor is the last revision that was delivered or skipped. It is guarded by hub.mu while the
+	// watcher is synced, and owned by the watcher's goroutine otherwise.
 	cursor           raftstore.Revision
-	reportedRevision raftstore.Revision // the last revision that the reader was given word of; owned alike
-	pendingNote      raftstore.Revision // of the note that its goroutine is about to give
-	unreadBytes      unreadCounter      // what c holds; owned alike
+	reportedRevision raftstore.Revision // last revision that was reported to the reader; guarded like cursor
+	pendingNote      raftstore.Revision // revision of the progress note that its goroutine sends next
+	unreadBytes      unreadCounter      // contents of c; guarded like cursor
 
-	// Under hub.mu.
+	// Guarded by hub.mu.
 	synced            bool
 	ended             bool
 	progressRequested bool
 	err               error
 }
 
-// C delivers the revisions.
+// C returns the channel of revisions.
 func (w *Watcher) C() <-chan raftstore.Events { return w.c }
 
-// Err says why C was closed.
+// Err returns the reason why C was closed.
 func (w *Watcher) Err() error {
 	w.hub.mu.Lock()
 	defer w.hub.mu.Unlock()
@@ -388,8 +386,8 @@ func (w *Watcher) Stop() {
 	w.hub.endWatcher(w, nil)
 }
 
-// RequestProgress asks for a progress note as soon as everything up to the
-// present revision has been delivered: at once for a synced watcher.
+// RequestProgress requests a progress note as soon as everything up to the current revision has
+// been delivered. A synced watcher receives it at once.
 func (w *Watcher) RequestProgress() {
 	w.hub.mu.Lock()
 	defer w.hub.mu.Unlock()
@@ -397,7 +395,7 @@ func (w *Watcher) RequestProgress() {
 	case w.ended:
 	case w.synced && w.hub.trySendProgress(w):
 	default:
-		// The note follows what is unread, or not read from history yet.
+		// The note follows the unread revisions.
 		w.progressRequested = true
 		if w.synced {
 			w.hub.startCatchUp(w)

@@ -50,8 +50,8 @@ func (h *tape) compactTo(to raftstore.Revision) {
 	h.compacted = to
 }
 
-// Whatever the pace of readers, wherever they begin and whatever they watch:
-// each sees exactly the matching part of history, in order, whole, once.
+// Each watcher receives exactly the matching part of history, in order and once, whatever the pace
+// of its reader and its first revision.
 func TestEveryWatcherSeesExactlyItsHistory(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		h := new(tape)
@@ -111,7 +111,7 @@ func TestEveryWatcherSeesExactlyItsHistory(t *testing.T) {
 			hub.Publish([]raftstore.Events{h.recordPuts(keys...)})
 		}
 		begin()
-		// The last revision concerns everybody, so that all know the end.
+		// The last revision matches every prefix, so that all readers stop.
 		hub.Publish([]raftstore.Events{h.recordPuts("/a/1", "/b/1", "/none/1")})
 		readers.Wait()
 		for _, s := range all {
@@ -150,8 +150,7 @@ func formatRevision(ev raftstore.Events) string {
 	return s
 }
 
-// A watcher whose reader is gone for good holds nobody up and ends when
-// history has been compacted under it.
+// A watcher whose reader has stopped does not block others, and ends when its history is compacted.
 func TestStuckReaderIsCutOff(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		h := new(tape)
@@ -170,7 +169,7 @@ func TestStuckReaderIsCutOff(t *testing.T) {
 		h.compactTo(900)
 		time.Sleep(time.Minute) // virtual
 		if running, _ := hub.Watchers(); running != 0 {
-			t.Error("stuck watcher still runs")
+			t.Error("a watcher whose reader has stopped still runs")
 		}
 		n := 0
 		for range w.C() {
@@ -183,7 +182,7 @@ func TestStuckReaderIsCutOff(t *testing.T) {
 	})
 }
 
-// Progress notes come in time, to synced watchers, and not when nothing happens.
+// Progress notes are sent in time to synced watchers, and not if nothing has happened.
 func TestProgressNotes(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		h := new(tape)
@@ -214,8 +213,8 @@ func TestProgressNotes(t *testing.T) {
 	})
 }
 
-// After the state was replaced, watchers go on from the history that came
-// along, or are told that it is gone.
+// After the state was replaced, watchers continue from the history of the new state, or end if it
+// is compacted.
 func TestReset(t *testing.T) {
 	h := new(tape)
 	hub := watch.New(h, 0, watch.Options{})
@@ -267,8 +266,8 @@ func TestClosedHub(t *testing.T) {
 	}
 }
 
-// A watch may not begin where nobody has been: it would wait in silence for
-// revisions of another history.
+// A watch must not start at a future revision: it would silently wait for revisions of another
+// history.
 func TestWatchOfTheFuture(t *testing.T) {
 	h := new(tape)
 	hub := watch.New(h, 0, watch.Options{})
@@ -283,7 +282,7 @@ func TestWatchOfTheFuture(t *testing.T) {
 	}
 }
 
-// A watcher cut off for slowness is counted, one that ended by itself is not.
+// A watcher that ended because it was slow is counted; one that was stopped is not.
 func TestCutWatchersAreCounted(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		h := new(tape)

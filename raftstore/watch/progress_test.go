@@ -10,23 +10,22 @@ import (
 	"keelson.dev/keelson/raftstore/watch"
 )
 
-// watchQuietPrefix is a watcher of a prefix under which nothing has happened lately: it
-// has read its way over revisions that concern others.
+// watchQuietPrefix returns a watcher of a prefix without recent events; it has skipped revisions of
+// other keys.
 func watchQuietPrefix(t *testing.T, h *tape, hub *watch.Hub) *watch.Watcher {
 	hub.Publish([]raftstore.Events{h.recordPuts("/mine/a"), h.recordPuts("/mine/b"), h.recordPuts("/other"), h.recordPuts("/other")})
 	w, err := hub.Watch(t.Context(), "/mine/", 1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	virtual.Wait() // it has caught up
+	virtual.Wait() // wait until it has caught up
 	if ev := <-w.C(); ev.Revision != 2 {
 		t.Fatalf("first delivery: %+v", ev)
 	}
 	return w
 }
 
-// Whoever asks for progress is answered, also when nothing has happened since
-// the watcher caught up.
+// A requested progress note is sent even if nothing has happened since the watcher caught up.
 func TestProgressIsToldWhenAskedFor(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		h := new(tape)
@@ -47,8 +46,7 @@ func TestProgressIsToldWhenAskedFor(t *testing.T) {
 	})
 }
 
-// A request is not forgotten because there is no room for the answer: it
-// comes after what has not been read yet.
+// A request is not lost if the channel is full: the note follows the unread revisions.
 func TestProgressFollowsWhatIsUnread(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		h := new(tape)
@@ -60,7 +58,7 @@ func TestProgressFollowsWhatIsUnread(t *testing.T) {
 		const unread = 300
 		for n := range unread {
 			hub.Publish([]raftstore.Events{h.recordPuts("/mine/a")})
-			if n == 127 { // exactly as much as there is room for
+			if n == 127 { // exactly the capacity of the channel
 				w.RequestProgress()
 			}
 		}
@@ -76,14 +74,14 @@ func TestProgressFollowsWhatIsUnread(t *testing.T) {
 				}
 				last = ev.Revision
 			default:
-				t.Fatalf("no word beyond revision %d", last)
+				t.Fatalf("no progress beyond revision %d", last)
 			}
 		}
 		w.Stop()
 	})
 }
 
-// The notes that come by themselves also reach one who caught up in silence.
+// Periodic notes also reach a watcher that caught up without receiving events.
 func TestProgressAfterCatchingUp(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		h := new(tape)

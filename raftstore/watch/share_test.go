@@ -7,7 +7,7 @@ import (
 	"keelson.dev/keelson/raftstore/watch"
 )
 
-// A revision is not copied for each of those who watch all of it.
+// All watchers of a prefix share one copy of a revision.
 func TestWatchersShareARevision(t *testing.T) {
 	const watchers = 1000
 	h := new(tape)

@@ -6,46 +6,45 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// maxUnread bounds the bytes that a watcher holds for its reader. A revision that
-// is larger by itself is held alone.
+// maxUnread bounds the bytes that a watcher holds for its reader. A larger revision is held alone.
 const maxUnread = 16 << 20
 
-// revisionBytes is how much a revision can keep alive: keys and values, the replaced ones
-// as well. As long as history or the state has them too they cost nothing more,
-// and other watchers share them; but what is in the channel cannot be taken back
-// when these let go of them, so each watcher answers for all of it from the
-// beginning. What one revision wrote and the next replaced counts twice.
+// revisionBytes returns the most memory that a revision can retain: keys and values, including
+// replaced values. While history or the state hold them too, they cost nothing extra, and other
+// watchers share them. The contents of a channel cannot be withdrawn later, so each watcher counts
+// all of it from the start. A value that one revision wrote and the next replaced counts twice.
 func revisionBytes(r raftstore.Events) int64 {
 	var n int64
 	for i := range r.Events {
 		e := &r.Events[i]
 		n += int64(len(e.Item.Key) + len(e.Item.Value))
 		if e.Prev != nil {
-			n += int64(len(e.Prev.Value)) // its key is the same string
+			n += int64(len(e.Prev.Value)) // the key is the same string
 		}
 	}
 	return n
 }
 
-// unreadCounter knows how heavy is what a watcher's channel holds. Only the one who sends
-// tells it; what the reader has taken it sees by how many are left. So it may
-// count too much, never too little. It is owned as the watcher's cursor is.
+// unreadCounter counts the bytes in a watcher's channel. Only the sender updates it. It derives
+// what the reader has received from the length of the channel, so it may count too much but never
+// too little. It is guarded like the watcher's cursor.
 type unreadCounter struct {
-	sentBytes [channelSize]uint32 // of the last ones sent, a ring
-	nextIndex int                 // in the ring
+	sentBytes [channelSize]uint32 // sizes of the last revisions sent, a ring buffer
+	nextIndex int                 // index in the ring buffer
 	count     int                 // how many of them may be unread
-	total     int64               // the sum of these
+	total     int64               // their total size
 }
 
-// hasSpaceFor reports whether so many bytes may be sent to a channel that holds n.
+// hasSpaceFor reports whether a revision of the given size may be sent to a channel that holds n
+// revisions.
 func (u *unreadCounter) hasSpaceFor(n int, bytes int64) bool {
 	u.keepLast(n)
 	return u.count == 0 || u.total+bytes <= maxUnread
 }
 
-// recordSent takes note of what was sent.
+// recordSent counts a revision that was sent.
 func (u *unreadCounter) recordSent(bytes int64) {
-	u.keepLast(channelSize - 1) // there was room for it
+	u.keepLast(channelSize - 1) // the channel had space for it
 	w := uint32(min(bytes, math.MaxUint32))
 	u.sentBytes[u.nextIndex] = w
 	u.nextIndex = (u.nextIndex + 1) % channelSize
@@ -53,7 +52,7 @@ func (u *unreadCounter) recordSent(bytes int64) {
 	u.total += int64(w)
 }
 
-// keepLast forgets all but the last n.
+// keepLast stops counting all but the last n revisions.
 func (u *unreadCounter) keepLast(n int) {
 	for ; u.count > n; u.count-- {
 		u.total -= int64(u.sentBytes[(u.nextIndex-u.count+channelSize)%channelSize])

@@ -10,7 +10,7 @@ import (
 	"keelson.dev/keelson/raftstore/watch"
 )
 
-// recordLargePut records a put of a value of so many bytes over one of so many.
+// recordLargePut records a put with a value of one size that replaces a value of another size.
 func (h *tape) recordLargePut(bytes, over int) raftstore.Events {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -24,17 +24,17 @@ func (h *tape) recordLargePut(bytes, over int) raftstore.Events {
 	return ev
 }
 
-// What a watcher holds for a reader that does not read is bounded in bytes, live
-// and while it catches up. When the reader goes on it gets everything, soon.
+// The bytes that a watcher holds for a reader that has stopped are bounded, synced and while
+// catching up. When the reader continues, it receives everything soon.
 func TestUnreadBytesAreBounded(t *testing.T) {
 	const mib = 1 << 20
 	for name, x := range map[string]struct{ bytes, over, revisions, most int }{
-		"values":                  {mib, 0, 40, 15}, // a key comes on top of each
-		"values over others":      {mib, mib, 40, 7},
-		"only what was replaced":  {0, mib, 40, 15},
-		"each more than is held":  {9 * mib, 9 * mib, 6, 1},
-		"many small ones":         {100, 100, 300, 128},
-		"one that fills the room": {16*mib - 2, 0, 6, 1},
+		"values":                       {mib, 0, 40, 15}, // the key adds to each size
+		"values that replace others":   {mib, mib, 40, 7},
+		"only replaced values":         {0, mib, 40, 15},
+		"each larger than the limit":   {9 * mib, 9 * mib, 6, 1},
+		"many small values":            {100, 100, 300, 128},
+		"a value of exactly the limit": {16*mib - 2, 0, 6, 1},
 	} {
 		for began, after := range map[string]raftstore.Revision{"live": 0, "in the past": 1} {
 			t.Run(name+", "+began, func(t *testing.T) {
@@ -61,7 +61,7 @@ func TestUnreadBytesAreBounded(t *testing.T) {
 						w = watching()
 					}
 					virtual.Wait()
-					time.Sleep(time.Minute) // virtual: it does not give in
+					time.Sleep(time.Minute) // virtual time: the bound still holds
 					if n := len(w.C()); n != x.most {
 						t.Errorf("%d revisions unread, want %d", n, x.most)
 					}
@@ -76,10 +76,10 @@ func TestUnreadBytesAreBounded(t *testing.T) {
 						}
 					}
 					if took := time.Since(began); took > time.Second { // virtual
-						t.Errorf("a reader that goes on waits for %s", took)
+						t.Errorf("a reader that continues waits for %s", took)
 					}
 					if _, behind := hub.Watchers(); behind != 0 {
-						t.Error("the watcher is behind still")
+						t.Error("the watcher is still behind")
 					}
 					hub.Close()
 				})
@@ -88,8 +88,8 @@ func TestUnreadBytesAreBounded(t *testing.T) {
 	}
 }
 
-// A watcher that waits for room for many bytes ends when history is gone, and
-// when it is stopped.
+// A catching-up watcher that waits for space ends when its history is compacted, and when it is
+// stopped.
 func TestHeavyWatcherEnds(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		h := new(tape)
