@@ -46,8 +46,8 @@ func (c *Client) ForClusterVerb() *Client { d := *c; d.verb = true; return &d }
 // Traced returns a client whose calls belong to a W3C trace context.
 func (c *Client) Traced(traceParent string) *Client { d := *c; d.trace = traceParent; return &d }
 
-// request starts a call on the kind of T.
-func request[T api.Object](c *Client, verb api.Verb, namespace, name string) (*api.Request, error) {
+// newRequest starts a call on the kind of T.
+func newRequest[T api.Object](c *Client, verb api.Verb, namespace, name string) (*api.Request, error) {
 	var zero T
 	k := c.kinds.ByType(zero)
 	if k == nil {
@@ -60,8 +60,8 @@ func request[T api.Object](c *Client, verb api.Verb, namespace, name string) (*a
 		Fence: c.fence, ClusterVerb: c.verb, TraceParent: c.trace, UserAgent: c.user.Name}, nil
 }
 
-// do performs a call whose answer is a T.
-func do[T api.Object](ctx context.Context, c *Client, r *api.Request) (T, error) {
+// callForObject performs a call whose answer is a T.
+func callForObject[T api.Object](ctx context.Context, c *Client, r *api.Request) (T, error) {
 	var zero T
 	out, err := c.backend.Do(ctx, r)
 	if err != nil {
@@ -74,9 +74,9 @@ func do[T api.Object](ctx context.Context, c *Client, r *api.Request) (T, error)
 	return obj, nil
 }
 
-// own performs a write and returns the caller's copy of the answer.
-func own[T api.Object](ctx context.Context, c *Client, r *api.Request) (T, error) {
-	obj, err := do[T](ctx, c, r)
+// callForCopy performs a write and returns the caller's copy of the answer.
+func callForCopy[T api.Object](ctx context.Context, c *Client, r *api.Request) (T, error) {
+	obj, err := callForObject[T](ctx, c, r)
 	if err != nil {
 		return obj, err
 	}
@@ -85,17 +85,17 @@ func own[T api.Object](ctx context.Context, c *Client, r *api.Request) (T, error
 
 // Get returns the object, shared: copy before modifying.
 func Get[T api.Object](ctx context.Context, c *Client, namespace, name string) (T, error) {
-	r, err := request[T](c, api.VerbGet, namespace, name)
+	r, err := newRequest[T](c, api.VerbGet, namespace, name)
 	if err != nil {
 		var zero T
 		return zero, err
 	}
-	return do[T](ctx, c, r)
+	return callForObject[T](ctx, c, r)
 }
 
 // List returns the objects that match (an empty namespace means all), shared.
 func List[T api.Object](ctx context.Context, c *Client, namespace string, o metav1.ListOptions) ([]T, error) {
-	r, err := request[T](c, api.VerbList, namespace, "")
+	r, err := newRequest[T](c, api.VerbList, namespace, "")
 	if err != nil {
 		return nil, err
 	}
@@ -127,41 +127,41 @@ func Create[T api.Object](ctx context.Context, c *Client, obj T) (T, error) {
 // CreateGiven is Create of an object that the caller gives away: no copy is made of it, and the answer is shared. It is for
 // what is created in numbers.
 func CreateGiven[T api.Object](ctx context.Context, c *Client, obj T) (T, error) {
-	r, err := request[T](c, api.VerbCreate, obj.GetNamespace(), obj.GetName())
+	r, err := newRequest[T](c, api.VerbCreate, obj.GetNamespace(), obj.GetName())
 	if err != nil {
 		return obj, err
 	}
 	r.Object = obj
-	return do[T](ctx, c, r)
+	return callForObject[T](ctx, c, r)
 }
 
 // Update replaces the object at its resourceVersion.
 func Update[T api.Object](ctx context.Context, c *Client, obj T) (T, error) {
-	return update(ctx, c, obj, "")
+	return updateSubresource(ctx, c, obj, "")
 }
 
 // UpdateStatus replaces the status at its resourceVersion.
 func UpdateStatus[T api.Object](ctx context.Context, c *Client, obj T) (T, error) {
-	return update(ctx, c, obj, "status")
+	return updateSubresource(ctx, c, obj, "status")
 }
 
 // UpdateSub replaces another facet of the object ("finalize") at its resourceVersion.
 func UpdateSub[T api.Object](ctx context.Context, c *Client, obj T, subresource string) (T, error) {
-	return update(ctx, c, obj, subresource)
+	return updateSubresource(ctx, c, obj, subresource)
 }
 
-func update[T api.Object](ctx context.Context, c *Client, obj T, subresource string) (T, error) {
-	r, err := request[T](c, api.VerbUpdate, obj.GetNamespace(), obj.GetName())
+func updateSubresource[T api.Object](ctx context.Context, c *Client, obj T, subresource string) (T, error) {
+	r, err := newRequest[T](c, api.VerbUpdate, obj.GetNamespace(), obj.GetName())
 	if err != nil {
 		return obj, err
 	}
 	r.Subresource, r.Object = subresource, obj.DeepCopyObject()
-	return own[T](ctx, c, r)
+	return callForCopy[T](ctx, c, r)
 }
 
 // Patch patches the object (subresource "" for the object itself).
 func Patch[T api.Object](ctx context.Context, c *Client, namespace, name, subresource string, t types.PatchType, data []byte) (T, error) {
-	r, err := request[T](c, api.VerbPatch, namespace, name)
+	r, err := newRequest[T](c, api.VerbPatch, namespace, name)
 	if err != nil {
 		var zero T
 		return zero, err
@@ -171,12 +171,12 @@ func Patch[T api.Object](ctx context.Context, c *Client, namespace, name, subres
 		force := true
 		r.PatchO.FieldManager, r.PatchO.Force = c.user.Name, &force
 	}
-	return own[T](ctx, c, r)
+	return callForCopy[T](ctx, c, r)
 }
 
 // Delete deletes the object.
 func Delete[T api.Object](ctx context.Context, c *Client, namespace, name string, o metav1.DeleteOptions) error {
-	r, err := request[T](c, api.VerbDelete, namespace, name)
+	r, err := newRequest[T](c, api.VerbDelete, namespace, name)
 	if err != nil {
 		return err
 	}
@@ -188,7 +188,7 @@ func Delete[T api.Object](ctx context.Context, c *Client, namespace, name string
 // Sub creates a subresource body (a Binding on pods, an Eviction, a TokenRequest on serviceaccounts) and returns the
 // answer; where the API answers a bare success, as for a Binding, the answer is body.
 func Sub[T api.Object, B metav1.Object](ctx context.Context, c *Client, namespace, name, subresource string, body B) (B, error) {
-	r, err := request[T](c, api.VerbCreate, namespace, name)
+	r, err := newRequest[T](c, api.VerbCreate, namespace, name)
 	if err != nil {
 		return body, err
 	}

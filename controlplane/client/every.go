@@ -42,15 +42,15 @@ func Every(i *Informers, wants func(*api.Kind) bool, prepare func(cache.SharedIn
 	e := &EveryKind{wants: wants, prepare: prepare}
 	e.now.Store(&Informed{changed: make(chan struct{})})
 	i.every = append(i.every, e)
-	e.follow(i, i.client.kinds.Table())
+	e.followKinds(i, i.client.kinds.Table())
 	return e
 }
 
 // Now is the kinds that have an informer now. That of a kind which was registered a moment ago may not have listed yet.
 func (e *EveryKind) Now() *Informed { return e.now.Load() }
 
-// follow ends the informers of kinds that are no longer in the table, and makes those that are wanted.
-func (i *Informers) follow(t *api.Table) {
+// followKind ends the informers of kinds that are no longer in the table, and makes those that are wanted.
+func (i *Informers) followKind(t *api.Table) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	var ended []*informer
@@ -61,7 +61,7 @@ func (i *Informers) follow(t *api.Table) {
 		}
 	}
 	for _, e := range i.every {
-		e.follow(i, t)
+		e.followKinds(i, t)
 	}
 	for _, inf := range ended {
 		if inf.end != nil { // it runs
@@ -70,8 +70,8 @@ func (i *Informers) follow(t *api.Table) {
 	}
 }
 
-// follow brings now in step with the table. i.mu is held.
-func (e *EveryKind) follow(i *Informers, t *api.Table) {
+// followKinds brings now in step with the table. i.mu is held.
+func (e *EveryKind) followKinds(i *Informers, t *api.Table) {
 	was, next := e.now.Load(), &Informed{changed: make(chan struct{})}
 	occupied := i.client.kinds.Occupied()
 	known := make(map[KindInformer]bool, len(was.Kinds))
@@ -89,7 +89,7 @@ func (e *EveryKind) follow(i *Informers, t *api.Table) {
 			continue
 		}
 		if inf == nil {
-			inf, isNew = i.make(k), true
+			inf, isNew = i.newInformer(k), true
 		}
 		one := KindInformer{k, inf.SharedIndexInformer}
 		if !known[one] {

@@ -29,21 +29,21 @@ type guarded struct {
 // guardEvery is how often all objects are compared.
 const guardEvery = 200 * time.Millisecond
 
-func (g *guard) run(ctx context.Context) {
+func (g *guard) checkPeriodically(ctx context.Context) {
 	tick := time.NewTicker(guardEvery)
 	defer tick.Stop()
 	for {
 		select {
 		case <-tick.C:
-			g.compare()
+			g.compareObjects()
 		case <-ctx.Done():
-			g.compare()
+			g.compareObjects()
 			return
 		}
 	}
 }
 
-func (g *guard) compare() {
+func (g *guard) compareObjects() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, s := range g.seen {
@@ -54,7 +54,7 @@ func (g *guard) compare() {
 	}
 }
 
-func (g *guard) add(obj any) {
+func (g *guard) addObject(obj any) {
 	o, ok := obj.(api.Object)
 	if !ok {
 		return
@@ -65,10 +65,10 @@ func (g *guard) add(obj any) {
 }
 
 // OnAdd implements cache.ResourceEventHandler.
-func (g *guard) OnAdd(obj any, _ bool) { g.add(obj) }
+func (g *guard) OnAdd(obj any, _ bool) { g.addObject(obj) }
 
 // OnUpdate implements cache.ResourceEventHandler.
-func (g *guard) OnUpdate(_, obj any) { g.add(obj) }
+func (g *guard) OnUpdate(_, obj any) { g.addObject(obj) }
 
 // OnDelete implements cache.ResourceEventHandler.
 func (g *guard) OnDelete(any) {}

@@ -83,11 +83,11 @@ func InformerOf(i *Informers, k *api.Kind) cache.SharedIndexInformer {
 	if i.start != nil {
 		panic(fmt.Sprintf("client: informer of %s asked for after Run", k.Resource))
 	}
-	return i.make(k).SharedIndexInformer
+	return i.newInformer(k).SharedIndexInformer
 }
 
-// make adds the informer of a kind. Call it under mu.
-func (i *Informers) make(k *api.Kind) *informer {
+// newInformer adds the informer of a kind. Call it under mu.
+func (i *Informers) newInformer(k *api.Kind) *informer {
 	inf := newShared(i.client, k)
 	if i.guard != nil {
 		// Only AddEventHandler after the end can refuse.
@@ -147,12 +147,12 @@ func (i *Informers) Run(ctx context.Context) error {
 	}
 	i.mu.Unlock()
 	if i.guard != nil {
-		wg.Go(func() { i.guard.run(ctx) })
+		wg.Go(func() { i.guard.checkPeriodically(ctx) })
 	}
 	for ctx.Err() == nil {
 		// Taken before follow reads them: what changes meanwhile is followed next.
 		t, occupied := i.client.kinds.Table(), i.client.kinds.Occupied()
-		i.follow(t)
+		i.followKind(t)
 		select {
 		case <-t.Changed():
 		case <-occupied.Changed():
@@ -186,7 +186,7 @@ func (i *Informers) WaitForSync(ctx context.Context) error {
 			done[k] = true
 		}
 		// The objects that were there have been seen by now: those of kinds that had none before get informers as well.
-		i.follow(i.client.kinds.Table())
+		i.followKind(i.client.kinds.Table())
 	}
 }
 
@@ -205,7 +205,7 @@ func (i *Informers) waitForAll(ctx context.Context, waiting map[*api.Kind]*infor
 
 // waitFor is WaitForSync of one kind.
 func (i *Informers) waitFor(ctx context.Context, k *api.Kind, inf *informer) error {
-	target, err := i.newest(ctx, k)
+	target, err := i.newestRevision(ctx, k)
 	if err != nil && !i.client.kinds.Table().Has(k) {
 		return nil // dropped meanwhile: there is nothing to be in step with
 	}
@@ -216,7 +216,7 @@ func (i *Informers) waitFor(ctx context.Context, k *api.Kind, inf *informer) err
 		if !i.client.kinds.Table().Has(k) {
 			return nil
 		}
-		if have := revision(inf.LastSyncResourceVersion()); !inf.HasSynced() || have < target {
+		if have := revisionOf(inf.LastSyncResourceVersion()); !inf.HasSynced() || have < target {
 			return fmt.Errorf("the informer of %s is at revision %d, not yet at %d", k.Resource, have, target)
 		}
 		return nil
@@ -236,9 +236,9 @@ func WaitForChanges[T api.Object](ctx context.Context, i *Informers) error {
 	return i.waitFor(ctx, k, inf)
 }
 
-// newest is the revision of the last change to any object of the kind, of
+// newestRevision is the revision of the last change to any object of the kind, of
 // everything acknowledged so far.
-func (i *Informers) newest(ctx context.Context, k *api.Kind) (uint64, error) {
+func (i *Informers) newestRevision(ctx context.Context, k *api.Kind) (uint64, error) {
 	out, err := i.client.backend.Do(ctx, &api.Request{User: i.client.user, Verb: api.VerbList, Kind: k,
 		Pointers: true, List: metav1.ListOptions{Limit: 1}})
 	if err != nil {
@@ -248,11 +248,11 @@ func (i *Informers) newest(ctx context.Context, k *api.Kind) (uint64, error) {
 	if !ok {
 		return 0, fmt.Errorf("list answered a %T", out)
 	}
-	return revision(list.Changed), nil
+	return revisionOf(list.Changed), nil
 }
 
-// revision reads a resourceVersion; what is none is 0.
-func revision(s string) uint64 {
+// revisionOf reads a resourceVersion; what is none is 0.
+func revisionOf(s string) uint64 {
 	n, err := strconv.ParseUint(s, 10, 64)
 	if err != nil {
 		return 0

@@ -19,7 +19,7 @@ type told struct {
 // informer was told, shared by all its handlers; a first state is walked through when its turn comes.
 type listener struct {
 	handler cache.ResourceEventHandler
-	synced  done
+	synced  doneSignal
 
 	mu     sync.Mutex
 	some   sync.Cond // of mu: something waits, or it is closed
@@ -36,28 +36,28 @@ func newListener(h cache.ResourceEventHandler, k *api.Kind) *listener {
 }
 
 // HasSynced implements cache.ResourceEventHandlerRegistration: the handler has heard of the first state.
-func (l *listener) HasSynced() bool { return l.synced.is() }
+func (l *listener) HasSynced() bool { return l.synced.isDone() }
 
 // HasSyncedChecker implements cache.ResourceEventHandlerRegistration.
 func (l *listener) HasSyncedChecker() cache.DoneChecker { return l.synced }
 
-func (l *listener) push(t told) {
+func (l *listener) pushEvent(t told) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.queue = append(l.queue, t)
 	l.some.Signal()
 }
 
-// close ends run after the call that is under way.
-func (l *listener) close() {
+// closeListener ends run after the call that is under way.
+func (l *listener) closeListener() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.closed, l.queue = true, nil
 	l.some.Signal()
 }
 
-// next waits for what has been told; false when the listener is closed.
-func (l *listener) next() ([]told, bool) {
+// nextEvent waits for what has been told; false when the listener is closed.
+func (l *listener) nextEvent() ([]told, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for len(l.queue) == 0 && !l.closed {
@@ -74,26 +74,26 @@ func (l *listener) isClosed() bool {
 	return l.closed
 }
 
-func (l *listener) run() {
+func (l *listener) runHandler() {
 	for {
-		all, ok := l.next()
+		all, ok := l.nextEvent()
 		if !ok {
 			return
 		}
 		for i := range all {
-			l.tell(&all[i])
+			l.callHandler(&all[i])
 			all[i] = told{} // what has been heard is kept no longer
 		}
 	}
 }
 
-func (l *listener) tell(t *told) {
+func (l *listener) callHandler(t *told) {
 	if t.initial != nil {
 		t.initial.Scan("", func(_ string, obj api.Object) bool {
 			l.handler.OnAdd(obj, true)
 			return !l.isClosed()
 		})
-		l.synced.close()
+		l.synced.signalDone()
 	}
 	for i := range t.changes {
 		if l.isClosed() {
@@ -112,18 +112,20 @@ func (l *listener) tell(t *told) {
 	}
 }
 
-// done is something that happens once; it is a cache.DoneChecker.
-type done struct {
+// doneSignal is something that happens once; it is a cache.DoneChecker.
+type doneSignal struct {
 	name string
 	c    chan struct{}
 	once *sync.Once
 }
 
-func newDone(name string) done { return done{name: name, c: make(chan struct{}), once: new(sync.Once)} }
+func newDone(name string) doneSignal {
+	return doneSignal{name: name, c: make(chan struct{}), once: new(sync.Once)}
+}
 
-func (d done) close() { d.once.Do(func() { close(d.c) }) }
+func (d doneSignal) signalDone() { d.once.Do(func() { close(d.c) }) }
 
-func (d done) is() bool {
+func (d doneSignal) isDone() bool {
 	select {
 	case <-d.c:
 		return true
@@ -133,7 +135,7 @@ func (d done) is() bool {
 }
 
 // Name implements cache.DoneChecker.
-func (d done) Name() string { return d.name }
+func (d doneSignal) Name() string { return d.name }
 
 // Done implements cache.DoneChecker.
-func (d done) Done() <-chan struct{} { return d.c }
+func (d doneSignal) Done() <-chan struct{} { return d.c }

@@ -18,19 +18,19 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// shared is an informer whose objects are the registry's own snapshot: it holds one, and moves on to the next with the
+// sharedInformer is an informer whose objects are the registry's own snapshot: it holds one, and moves on to the next with the
 // changes in between (api.Follower). Of its own it has the indexes that are added to it, and a queue for each handler.
 // As with client-go's, whose interface it has, the store shows a change before handlers hear of it.
-type shared struct {
+type sharedInformer struct {
 	cache.SharedIndexInformer // nil: what is not below is not offered
 
 	client *Client
 	kind   *api.Kind
-	synced done
+	synced doneSignal
 
 	mu        sync.RWMutex
 	view      api.View // nil before the first
-	indexes   map[string]*index
+	indexes   map[string]*indexer
 	listeners map[*listener]struct{}
 	began     bool
 	ended     bool
@@ -38,30 +38,30 @@ type shared struct {
 }
 
 var (
-	_ cache.SharedIndexInformer = (*shared)(nil)
-	_ cache.Indexer             = store{}
+	_ cache.SharedIndexInformer = (*sharedInformer)(nil)
+	_ cache.Indexer             = objectStore{}
 )
 
 // quietTries is how often a watch may fail in a row before that is told.
 const quietTries = 3
 
-func newShared(c *Client, k *api.Kind) *shared {
-	return &shared{client: c, kind: k, synced: newDone(k.GVK.String()), indexes: map[string]*index{}, listeners: map[*listener]struct{}{}}
+func newShared(c *Client, k *api.Kind) *sharedInformer {
+	return &sharedInformer{client: c, kind: k, synced: newDone(k.GVK.String()), indexes: map[string]*indexer{}, listeners: map[*listener]struct{}{}}
 }
 
 // RunWithContext follows the kind until ctx ends.
-func (s *shared) RunWithContext(ctx context.Context) {
+func (s *sharedInformer) RunWithContext(ctx context.Context) {
 	s.mu.Lock()
 	s.began = true
 	for l := range s.listeners {
-		s.running.Go(l.run)
+		s.running.Go(l.runHandler)
 	}
 	s.mu.Unlock()
 	defer s.running.Wait()
-	defer s.end()
+	defer s.endWatch()
 	pause := backoff.Backoff{Min: 10 * time.Millisecond, Max: 5 * time.Second, Jitter: 0.5}
 	for tries := 1; ; tries++ {
-		err := s.follow(ctx, func() {
+		err := s.followWatch(ctx, func() {
 			tries = 0
 			pause.Reset()
 		})
@@ -78,18 +78,18 @@ func (s *shared) RunWithContext(ctx context.Context) {
 	}
 }
 
-func (s *shared) end() {
+func (s *sharedInformer) endWatch() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ended = true
 	for l := range s.listeners {
-		l.close()
+		l.closeListener()
 	}
 	clear(s.listeners)
 }
 
-// follow takes in what one watch tells, until it fails.
-func (s *shared) follow(ctx context.Context, went func()) error {
+// followWatch takes in what one watch tells, until it fails.
+func (s *sharedInformer) followWatch(ctx context.Context, went func()) error {
 	w, err := s.client.backend.Watch(ctx, &api.Request{User: s.client.user, Verb: api.VerbWatch, Kind: s.kind, Follow: true, Light: true,
 		UserAgent: s.client.user.Name})
 	if err != nil {
@@ -107,41 +107,41 @@ func (s *shared) follow(ctx context.Context, went func()) error {
 		}
 		went()
 		if before := s.view; first && before != nil { // only this goroutine writes it
-			changes = differences(before, now)
+			changes = diffObjects(before, now)
 		}
-		s.take(now, changes)
+		s.applyEvents(now, changes)
 	}
 }
 
-// take shows the next state and tells the handlers what has changed.
-func (s *shared) take(now api.View, changes []api.Delta) {
+// applyEvents shows the next state and tells the handlers what has changed.
+func (s *sharedInformer) applyEvents(now api.View, changes []api.Delta) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	first := s.view == nil
 	s.view = now
 	for _, x := range s.indexes {
 		if first {
-			x.fill(now)
+			x.addAll(now)
 			continue
 		}
 		for i := range changes {
-			x.take(&changes[i])
+			x.updateObject(&changes[i])
 		}
 	}
 	for l := range s.listeners {
 		if first {
-			l.push(told{initial: now})
+			l.pushEvent(told{initial: now})
 		} else if len(changes) > 0 {
-			l.push(told{changes: changes})
+			l.pushEvent(told{changes: changes})
 		}
 	}
 	if first {
-		s.synced.close()
+		s.synced.signalDone()
 	}
 }
 
-// differences is what has to change to make one state of a later one.
-func differences(from, to api.View) (changes []api.Delta) {
+// diffObjects is what has to change to make one state of a later one.
+func diffObjects(from, to api.View) (changes []api.Delta) {
 	from.Scan("", func(key string, old api.Object) bool {
 		if now := to.Get(key); now == nil {
 			changes = append(changes, api.Delta{Key: key, Old: old, New: old, Gone: true, Guessed: true})
@@ -160,7 +160,7 @@ func differences(from, to api.View) (changes []api.Delta) {
 }
 
 // AddEventHandler implements cache.SharedInformer.
-func (s *shared) AddEventHandler(h cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error) {
+func (s *sharedInformer) AddEventHandler(h cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ended {
@@ -168,17 +168,17 @@ func (s *shared) AddEventHandler(h cache.ResourceEventHandler) (cache.ResourceEv
 	}
 	l := newListener(h, s.kind)
 	if s.view != nil {
-		l.push(told{initial: s.view})
+		l.pushEvent(told{initial: s.view})
 	}
 	s.listeners[l] = struct{}{}
 	if s.began {
-		s.running.Go(l.run)
+		s.running.Go(l.runHandler)
 	}
 	return l, nil
 }
 
 // RemoveEventHandler implements cache.SharedInformer.
-func (s *shared) RemoveEventHandler(r cache.ResourceEventHandlerRegistration) error {
+func (s *sharedInformer) RemoveEventHandler(r cache.ResourceEventHandlerRegistration) error {
 	l, ok := r.(*listener)
 	if !ok {
 		return fmt.Errorf("a %T is no registration of this informer", r)
@@ -186,36 +186,36 @@ func (s *shared) RemoveEventHandler(r cache.ResourceEventHandlerRegistration) er
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.listeners, l)
-	l.close()
+	l.closeListener()
 	return nil
 }
 
 // HasSynced implements cache.SharedInformer.
-func (s *shared) HasSynced() bool { return s.synced.is() }
+func (s *sharedInformer) HasSynced() bool { return s.synced.isDone() }
 
 // HasSyncedChecker implements cache.SharedInformer.
-func (s *shared) HasSyncedChecker() cache.DoneChecker { return s.synced }
+func (s *sharedInformer) HasSyncedChecker() cache.DoneChecker { return s.synced }
 
 // LastSyncResourceVersion implements cache.SharedInformer.
-func (s *shared) LastSyncResourceVersion() string {
+func (s *sharedInformer) LastSyncResourceVersion() string {
 	return s.GetIndexer().LastStoreSyncResourceVersion()
 }
 
 // IsStopped implements cache.SharedInformer.
-func (s *shared) IsStopped() bool {
+func (s *sharedInformer) IsStopped() bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.ended
 }
 
 // GetStore implements cache.SharedInformer.
-func (s *shared) GetStore() cache.Store { return store{s} }
+func (s *sharedInformer) GetStore() cache.Store { return objectStore{s} }
 
 // GetIndexer implements cache.SharedIndexInformer.
-func (s *shared) GetIndexer() cache.Indexer { return store{s} }
+func (s *sharedInformer) GetIndexer() cache.Indexer { return objectStore{s} }
 
 // AddIndexers implements cache.SharedIndexInformer.
-func (s *shared) AddIndexers(more cache.Indexers) error {
+func (s *sharedInformer) AddIndexers(more cache.Indexers) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for name := range more {
@@ -224,31 +224,31 @@ func (s *shared) AddIndexers(more cache.Indexers) error {
 		}
 	}
 	for name, of := range more {
-		x := &index{of: of, keys: map[string]map[string]struct{}{}}
+		x := &indexer{of: of, keys: map[string]map[string]struct{}{}}
 		if s.view != nil {
-			x.fill(s.view)
+			x.addAll(s.view)
 		}
 		s.indexes[name] = x
 	}
 	return nil
 }
 
-// index finds the keys of objects by values that a function takes from them.
-type index struct {
+// indexer finds the keys of objects by values that a function takes from them.
+type indexer struct {
 	of   cache.IndexFunc
 	keys map[string]map[string]struct{} // by value
 }
 
-func (x *index) fill(v api.View) {
+func (x *indexer) addAll(v api.View) {
 	v.Scan("", func(key string, obj api.Object) bool {
-		x.take(&api.Delta{Key: key, New: obj})
+		x.updateObject(&api.Delta{Key: key, New: obj})
 		return true
 	})
 }
 
-// take follows one change.
-func (x *index) take(c *api.Delta) {
-	was, is := x.values(c.Old), x.values(c.New)
+// updateObject follows one change.
+func (x *indexer) updateObject(c *api.Delta) {
+	was, is := x.indexValues(c.Old), x.indexValues(c.New)
 	if c.Gone {
 		is = nil
 	}
@@ -267,8 +267,8 @@ func (x *index) take(c *api.Delta) {
 	}
 }
 
-// values are those of an object that is not nil. A function that cannot read an object has none for it.
-func (x *index) values(obj api.Object) []string {
+// indexValues are those of an object that is not nil. A function that cannot read an object has none for it.
+func (x *indexer) indexValues(obj api.Object) []string {
 	if obj == nil {
 		return nil
 	}
@@ -279,24 +279,24 @@ func (x *index) values(obj api.Object) []string {
 	return v
 }
 
-// store is the objects of an informer, for reading.
-type store struct{ *shared }
+// objectStore is the objects of an informer, for reading.
+type objectStore struct{ *sharedInformer }
 
-// read calls f with the present state, which may be nil, and keeps the indexes in step with it meanwhile.
-func (s store) read(f func(now api.View)) {
+// listObjects calls f with the present state, which may be nil, and keeps the indexes in step with it meanwhile.
+func (s objectStore) listObjects(f func(now api.View)) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	f(s.view)
 }
 
-// now is the present state; nil before the first.
-func (s store) now() (v api.View) {
-	s.read(func(now api.View) { v = now })
+// currentObjects is the present state; nil before the first.
+func (s objectStore) currentObjects() (v api.View) {
+	s.listObjects(func(now api.View) { v = now })
 	return v
 }
 
-func (s store) below(prefix string) []any {
-	v := s.now()
+func (s objectStore) objectsInNamespace(prefix string) []any {
+	v := s.currentObjects()
 	if v == nil {
 		return nil
 	}
@@ -313,11 +313,11 @@ func (s store) below(prefix string) []any {
 }
 
 // List implements cache.Store.
-func (s store) List() []any { return s.below("") }
+func (s objectStore) List() []any { return s.objectsInNamespace("") }
 
 // ListKeys implements cache.Store.
-func (s store) ListKeys() (out []string) {
-	if v := s.now(); v != nil {
+func (s objectStore) ListKeys() (out []string) {
+	if v := s.currentObjects(); v != nil {
 		v.Scan("", func(key string, _ api.Object) bool {
 			out = append(out, key)
 			return true
@@ -327,7 +327,7 @@ func (s store) ListKeys() (out []string) {
 }
 
 // Get implements cache.Store.
-func (s store) Get(obj any) (any, bool, error) {
+func (s objectStore) Get(obj any) (any, bool, error) {
 	key, err := cache.MetaNamespaceKeyFunc(obj)
 	if err != nil {
 		return nil, false, cache.KeyError{Obj: obj, Err: err}
@@ -336,8 +336,8 @@ func (s store) Get(obj any) (any, bool, error) {
 }
 
 // GetByKey implements cache.Store.
-func (s store) GetByKey(key string) (any, bool, error) {
-	if v := s.now(); v != nil {
+func (s objectStore) GetByKey(key string) (any, bool, error) {
+	if v := s.currentObjects(); v != nil {
 		if obj := v.Get(key); obj != nil {
 			return obj, true, nil
 		}
@@ -346,15 +346,15 @@ func (s store) GetByKey(key string) (any, bool, error) {
 }
 
 // LastStoreSyncResourceVersion implements cache.Store.
-func (s store) LastStoreSyncResourceVersion() string {
-	if v := s.now(); v != nil {
+func (s objectStore) LastStoreSyncResourceVersion() string {
+	if v := s.currentObjects(); v != nil {
 		return v.Revision()
 	}
 	return ""
 }
 
 // Index implements cache.Indexer.
-func (s store) Index(name string, obj any) ([]any, error) {
+func (s objectStore) Index(name string, obj any) ([]any, error) {
 	of := s.GetIndexers()[name]
 	if of == nil {
 		return nil, noIndex(name)
@@ -381,14 +381,14 @@ func (s store) Index(name string, obj any) ([]any, error) {
 }
 
 // ByIndex implements cache.Indexer.
-func (s store) ByIndex(name, value string) (out []any, err error) {
+func (s objectStore) ByIndex(name, value string) (out []any, err error) {
 	if name == cache.NamespaceIndex {
 		if !s.kind.Namespaced {
 			return nil, nil
 		}
-		return s.below(value + "/"), nil
+		return s.objectsInNamespace(value + "/"), nil
 	}
-	s.read(func(now api.View) {
+	s.listObjects(func(now api.View) {
 		x := s.indexes[name]
 		if x == nil {
 			err = noIndex(name)
@@ -405,7 +405,7 @@ func (s store) ByIndex(name, value string) (out []any, err error) {
 }
 
 // IndexKeys implements cache.Indexer.
-func (s store) IndexKeys(name, value string) (keys []string, err error) {
+func (s objectStore) IndexKeys(name, value string) (keys []string, err error) {
 	if name == cache.NamespaceIndex {
 		for _, key := range s.ListKeys() {
 			if strings.HasPrefix(key, value+"/") {
@@ -414,7 +414,7 @@ func (s store) IndexKeys(name, value string) (keys []string, err error) {
 		}
 		return keys, nil
 	}
-	s.read(func(api.View) {
+	s.listObjects(func(api.View) {
 		if x := s.indexes[name]; x != nil {
 			keys = slices.Collect(maps.Keys(x.keys[value]))
 		} else {
@@ -425,8 +425,8 @@ func (s store) IndexKeys(name, value string) (keys []string, err error) {
 }
 
 // ListIndexFuncValues implements cache.Indexer.
-func (s store) ListIndexFuncValues(name string) (values []string) {
-	s.read(func(api.View) {
+func (s objectStore) ListIndexFuncValues(name string) (values []string) {
+	s.listObjects(func(api.View) {
 		if x := s.indexes[name]; x != nil {
 			values = slices.Collect(maps.Keys(x.keys))
 		}
@@ -435,9 +435,9 @@ func (s store) ListIndexFuncValues(name string) (values []string) {
 }
 
 // GetIndexers implements cache.Indexer.
-func (s store) GetIndexers() cache.Indexers {
+func (s objectStore) GetIndexers() cache.Indexers {
 	all := cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc}
-	s.read(func(api.View) {
+	s.listObjects(func(api.View) {
 		for name, x := range s.indexes {
 			all[name] = x.of
 		}
@@ -450,19 +450,19 @@ func noIndex(name string) error { return fmt.Errorf("index with name %s does not
 var errReadOnly = errors.New("the objects of an informer are those of the registry: they are changed through the API")
 
 // Add implements cache.Store.
-func (s store) Add(any) error { return errReadOnly }
+func (s objectStore) Add(any) error { return errReadOnly }
 
 // Update implements cache.Store.
-func (s store) Update(any) error { return errReadOnly }
+func (s objectStore) Update(any) error { return errReadOnly }
 
 // Delete implements cache.Store.
-func (s store) Delete(any) error { return errReadOnly }
+func (s objectStore) Delete(any) error { return errReadOnly }
 
 // Replace implements cache.Store.
-func (s store) Replace([]any, string) error { return errReadOnly }
+func (s objectStore) Replace([]any, string) error { return errReadOnly }
 
 // Resync implements cache.Store.
-func (s store) Resync() error { return nil }
+func (s objectStore) Resync() error { return nil }
 
 // Bookmark implements cache.Store.
-func (s store) Bookmark(string) {}
+func (s objectStore) Bookmark(string) {}

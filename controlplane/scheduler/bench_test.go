@@ -39,14 +39,14 @@ func BenchmarkPlacement(b *testing.B) {
 	app := func(i int) (ns string, set map[string]string) {
 		return fmt.Sprint("ns-", i%20), map[string]string{"app": fmt.Sprint("app-", i%200), "pod-template-hash": "0123456789", "tier": "web"}
 	}
-	selector := func(p *v1.Pod) *metav1.LabelSelector {
-		return &metav1.LabelSelector{MatchLabels: map[string]string{"tier": "web", "app": p.Labels["app"]}}
+	selector := func(pod *v1.Pod) *metav1.LabelSelector {
+		return &metav1.LabelSelector{MatchLabels: map[string]string{"tier": "web", "app": pod.Labels["app"]}}
 	}
-	term := func(p *v1.Pod, key string) []v1.PodAffinityTerm {
-		return []v1.PodAffinityTerm{{LabelSelector: selector(p), TopologyKey: key}}
+	term := func(pod *v1.Pod, key string) []v1.PodAffinityTerm {
+		return []v1.PodAffinityTerm{{LabelSelector: selector(pod), TopologyKey: key}}
 	}
-	weighted := func(p *v1.Pod, key string) []v1.WeightedPodAffinityTerm {
-		return []v1.WeightedPodAffinityTerm{{Weight: 100, PodAffinityTerm: term(p, key)[0]}}
+	weighted := func(pod *v1.Pod, key string) []v1.WeightedPodAffinityTerm {
+		return []v1.WeightedPodAffinityTerm{{Weight: 100, PodAffinityTerm: term(pod, key)[0]}}
 	}
 	for _, nodes := range []int{1000, 5000} {
 		for _, kind := range []struct {
@@ -54,24 +54,24 @@ func BenchmarkPlacement(b *testing.B) {
 			change func(*v1.Pod)
 		}{
 			{"plain", func(*v1.Pod) {}},
-			{"spread", func(p *v1.Pod) {
-				p.Spec.TopologySpreadConstraints = []v1.TopologySpreadConstraint{
-					{MaxSkew: 1, TopologyKey: v1.LabelTopologyZone, WhenUnsatisfiable: v1.DoNotSchedule, LabelSelector: selector(p)},
-					{MaxSkew: 2, TopologyKey: v1.LabelHostname, WhenUnsatisfiable: v1.ScheduleAnyway, LabelSelector: selector(p)}}
+			{"spread", func(pod *v1.Pod) {
+				pod.Spec.TopologySpreadConstraints = []v1.TopologySpreadConstraint{
+					{MaxSkew: 1, TopologyKey: v1.LabelTopologyZone, WhenUnsatisfiable: v1.DoNotSchedule, LabelSelector: selector(pod)},
+					{MaxSkew: 2, TopologyKey: v1.LabelHostname, WhenUnsatisfiable: v1.ScheduleAnyway, LabelSelector: selector(pod)}}
 			}},
-			{"node-affinity", func(p *v1.Pod) {
-				p.Spec.Affinity = &v1.Affinity{NodeAffinity: &v1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &v1.NodeSelector{
+			{"node-affinity", func(pod *v1.Pod) {
+				pod.Spec.Affinity = &v1.Affinity{NodeAffinity: &v1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &v1.NodeSelector{
 					NodeSelectorTerms: []v1.NodeSelectorTerm{{MatchExpressions: []v1.NodeSelectorRequirement{
 						{Key: v1.LabelTopologyZone, Operator: v1.NodeSelectorOpIn, Values: []string{"zone-0", "zone-1"}}}}}}}}
 			}},
-			{"affinity", func(p *v1.Pod) {
-				p.Spec.Affinity = &v1.Affinity{PodAffinity: &v1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: term(p, v1.LabelTopologyZone)}}
+			{"affinity", func(pod *v1.Pod) {
+				pod.Spec.Affinity = &v1.Affinity{PodAffinity: &v1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: term(pod, v1.LabelTopologyZone)}}
 			}},
-			{"anti-affinity", func(p *v1.Pod) {
-				p.Spec.Affinity = &v1.Affinity{PodAntiAffinity: &v1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: term(p, v1.LabelHostname)}}
+			{"anti-affinity", func(pod *v1.Pod) {
+				pod.Spec.Affinity = &v1.Affinity{PodAntiAffinity: &v1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: term(pod, v1.LabelHostname)}}
 			}},
-			{"preferred", func(p *v1.Pod) {
-				p.Spec.Affinity = &v1.Affinity{PodAntiAffinity: &v1.PodAntiAffinity{PreferredDuringSchedulingIgnoredDuringExecution: weighted(p, v1.LabelHostname)}}
+			{"preferred", func(pod *v1.Pod) {
+				pod.Spec.Affinity = &v1.Affinity{PodAntiAffinity: &v1.PodAntiAffinity{PreferredDuringSchedulingIgnoredDuringExecution: weighted(pod, v1.LabelHostname)}}
 			}},
 		} {
 			b.Run(fmt.Sprintf("%s/%d", kind.name, nodes), func(b *testing.B) {
@@ -91,7 +91,7 @@ func BenchmarkPlacement(b *testing.B) {
 					p := pod()
 					// Applications with one pod per node begin with fewer pods than there are nodes.
 					p.Spec.NodeName = fmt.Sprintf("node-%05d", i%nodes)
-					c.place(p)
+					c.addBoundPod(p)
 				}
 				c.takeSnapshot()
 				prof, err := framework.NewProfile(plugins.Default(&framework.Handle{})...)
@@ -111,7 +111,7 @@ func BenchmarkPlacement(b *testing.B) {
 						b.Fatal(err)
 					}
 					start = (start + res.Evaluated) % nodes
-					c.assume(info, res.Node)
+					c.assumePod(info, res.Node)
 				}
 				b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "pods/s")
 				b.ReportMetric(float64((spent(b)-before).Microseconds())/float64(b.N), "cpu-us/op")

@@ -19,51 +19,51 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// bind waits for Permit, prepares and binds. It runs beside the loop; the pod counts on its node meanwhile.
-func (s *Scheduler) bind(ctx context.Context, p *queued, c *framework.Cycle, res framework.Result, hold *waitingPod) {
+// bindPod waits for Permit, prepares and binds. It runs beside the loop; the pod counts on its node meanwhile.
+func (s *Scheduler) bindPod(ctx context.Context, p *queuedPod, c *framework.Cycle, res framework.Result, hold *waitingPod) {
 	if hold != nil {
-		if st := s.waiting.await(ctx, hold); !st.OK() {
-			s.undo(ctx, p, c, res.Node, st)
+		if st := s.waiting.awaitPermit(ctx, hold); !st.OK() {
+			s.undoPlacement(ctx, p, c, res.Node, st)
 			return
 		}
 	}
 	decided := time.Now() // the node may act, and tell of it, before Bind returns
-	st := s.profiles.of(p.Pod).Bind(ctx, c, res.Node)
+	st := s.profiles.forPod(p.Pod).Bind(ctx, c, res.Node)
 	if mayHaveBound(st) {
 		st = s.awaitOutcome(ctx, p.PodInfo, res.Node, st)
 	}
 	switch {
 	case st.OK():
-	case (apierrors.IsNotFound(st.Err) || apierrors.IsConflict(st.Err)) && s.gone(ctx, p.Pod):
-		s.profiles.of(p.Pod).Unreserve(ctx, c, res.Node)
-		s.letGo(ctx, p.Pod)
-		s.queue.remove(p.Pod.UID)
+	case (apierrors.IsNotFound(st.Err) || apierrors.IsConflict(st.Err)) && s.podIsGone(ctx, p.Pod):
+		s.profiles.forPod(p.Pod).Unreserve(ctx, c, res.Node)
+		s.forgetPod(ctx, p.Pod)
+		s.queue.removePod(p.Pod.UID)
 		return
 	case apierrors.IsConflict(st.Err):
 		// Bound by somebody else, perhaps: the informer tells what became of it.
-		s.profiles.of(p.Pod).Unreserve(ctx, c, res.Node)
-		s.letGo(ctx, p.Pod)
-		s.queue.failed(ctx, p, nil)
+		s.profiles.forPod(p.Pod).Unreserve(ctx, c, res.Node)
+		s.forgetPod(ctx, p.Pod)
+		s.queue.requeueFailed(ctx, p, nil)
 		return
 	default:
-		s.undo(ctx, p, c, res.Node, st)
+		s.undoPlacement(ctx, p, c, res.Node, st)
 		return
 	}
-	s.queue.remove(p.Pod.UID)
-	s.groupPlaced(p.Pod)
+	s.queue.removePod(p.Pod.UID)
+	s.reportGroupPlaced(p.Pod)
 	pod := p.Pod
 	if id := api.TraceID(pod.Annotations[api.TraceParentAnnotation]); id != "" {
 		s.cfg.Timeline.Record(api.Stage{
 			TraceID: id, Name: "scheduled", Actor: s.cfg.Actor, Object: "pod/" + pod.Namespace + "/" + pod.Name,
-			Start: p.started, Duration: time.Since(p.started), Detail: res.Explain(),
+			Start: p.attemptStart, Duration: time.Since(p.attemptStart), Detail: res.Explain(),
 		})
 	}
-	s.tell(s.placed, &note{pod: pod, at: decided, kind: v1.EventTypeNormal, reason: "Scheduled",
+	s.sendNote(s.placedNotes, &podUpdateNote{pod: pod, at: decided, eventType: v1.EventTypeNormal, reason: "Scheduled",
 		message: fmt.Sprintf("Successfully assigned %s/%s to %s", pod.Namespace, pod.Name, res.Node)})
 }
 
-// gone asks the API whether the pod is no more, or another one has its name. Nobody binds such a pod again.
-func (s *Scheduler) gone(ctx context.Context, pod *v1.Pod) bool {
+// podIsGone asks the API whether the pod is no more, or another one has its name. Nobody binds such a pod again.
+func (s *Scheduler) podIsGone(ctx context.Context, pod *v1.Pod) bool {
 	now, err := client.Get[*v1.Pod](ctx, s.writer.Load(), pod.Namespace, pod.Name)
 	return apierrors.IsNotFound(err) || err == nil && now.UID != pod.UID
 }
@@ -102,45 +102,45 @@ func (s *Scheduler) postBinding(ctx context.Context, pod *v1.Pod, node string) e
 	return nil
 }
 
-// note is something to be written about a pod; losing one harms nobody.
-type note struct {
-	pod       *v1.Pod
-	by        string    // the scheduler; "" = the pod's
-	at        time.Time // when it happened; events of one second are listed in this order
-	kind      string
-	reason    string // of the event
-	message   string
-	condition string // reason of PodScheduled=False; "" = no condition
-	nominates bool   // status.nominatedNodeName is to follow the cluster's
-	again     bool   // something else was told before, which the cache may not show yet
+// podUpdateNote is something to be written about a pod; losing one harms nobody.
+type podUpdateNote struct {
+	pod               *v1.Pod
+	reporter          string    // the scheduler; "" = the pod's
+	at                time.Time // when it happened; events of one second are listed in this order
+	eventType         string
+	reason            string // of the event
+	message           string
+	condition         string // reason of PodScheduled=False; "" = no condition
+	updatesNomination bool   // status.nominatedNodeName is to follow the cluster's
+	mustCheckAPI      bool   // something else was told before, which the cache may not show yet
 
 	group  *schedulingv1beta1.PodGroup // it is about this one, not about a pod
 	status metav1.ConditionStatus      // of the group's condition
 }
 
-// report tells of a failure, unless the same has been told of this pod already.
-func (s *Scheduler) report(p *queued, reason, message string) {
-	again := s.queue.told(p.Pod.UID)
-	if s.queue.said(p.Pod.UID, message+"\x00"+s.cluster.nomination(p.Pod.UID)) {
-		s.note(&note{pod: p.Pod, at: time.Now(), kind: v1.EventTypeWarning, reason: "FailedScheduling", message: message,
-			condition: reason, nominates: true, again: again})
+// reportFailure tells of a failure, unless the same has been told of this pod already.
+func (s *Scheduler) reportFailure(pod *queuedPod, reason, message string) {
+	again := s.queue.hasReported(pod.Pod.UID)
+	if s.queue.recordMessage(pod.Pod.UID, message+"\x00"+s.cluster.nominatedNode(pod.Pod.UID)) {
+		s.enqueueNote(&podUpdateNote{pod: pod.Pod, at: time.Now(), eventType: v1.EventTypeWarning, reason: "FailedScheduling", message: message,
+			condition: reason, updatesNomination: true, mustCheckAPI: again})
 	}
 }
 
-// note has something written after all that was to be written of the same object before.
-func (s *Scheduler) note(n *note) {
-	s.tell(s.notes[crc32.ChecksumIEEE([]byte(n.about()))%noteWorkers], n)
+// enqueueNote has something written after all that was to be written of the same object before.
+func (s *Scheduler) enqueueNote(n *podUpdateNote) {
+	s.sendNote(s.notes[crc32.ChecksumIEEE([]byte(n.objectName()))%noteWorkers], n)
 }
 
-func (s *Scheduler) tell(to chan<- *note, n *note) {
+func (s *Scheduler) sendNote(to chan<- *podUpdateNote, n *podUpdateNote) {
 	select {
 	case to <- n:
 	default:
-		s.log.Debug("note dropped: too many wait", "about", n.about(), "reason", n.reason)
+		s.log.Debug("note dropped: too many wait", "about", n.objectName(), "reason", n.reason)
 	}
 }
 
-func (n *note) about() string {
+func (n *podUpdateNote) objectName() string {
 	if n.group != nil {
 		return "podgroup " + n.group.Namespace + "/" + n.group.Name
 	}
@@ -148,14 +148,14 @@ func (n *note) about() string {
 }
 
 // writeNotes writes events and conditions until ctx ends.
-func (s *Scheduler) writeNotes(ctx context.Context, notes <-chan *note) error {
+func (s *Scheduler) writeNotes(ctx context.Context, notes <-chan *podUpdateNote) error {
 	for {
 		select {
 		case n := <-notes:
-			if n.condition != "" || n.nominates {
+			if n.condition != "" || n.updatesNomination {
 				write := s.writeCondition
 				if n.group != nil {
-					write = s.writeGroup
+					write = s.writeGroupCondition
 				}
 				if err := write(ctx, n); err != nil {
 					s.log.Warn("condition not written", "err", err)
@@ -175,9 +175,9 @@ func (s *Scheduler) writeNotes(ctx context.Context, notes <-chan *note) error {
 // are created and bound meanwhile.
 func (s *Scheduler) writePlaced(ctx context.Context) error {
 	for {
-		var batch []*note
+		var batch []*podUpdateNote
 		select {
-		case n := <-s.placed:
+		case n := <-s.placedNotes:
 			batch = append(batch, n)
 		case <-ctx.Done():
 			return ctx.Err()
@@ -185,7 +185,7 @@ func (s *Scheduler) writePlaced(ctx context.Context) error {
 		due, waiting := time.After(eventDelay), true
 		for waiting && len(batch) < maxEvents {
 			select {
-			case n := <-s.placed:
+			case n := <-s.placedNotes:
 				batch = append(batch, n)
 			case <-due:
 				waiting = false
@@ -203,8 +203,8 @@ func (s *Scheduler) writePlaced(ctx context.Context) error {
 
 // writeCondition sets PodScheduled=False with the reason, and the node where room is kept, unless the pod says so
 // already or has a node by now.
-func (s *Scheduler) writeCondition(ctx context.Context, n *note) error {
-	return updateStatus(ctx, s, n.pod, n.again, func(pod *v1.Pod) (*v1.Pod, bool) {
+func (s *Scheduler) writeCondition(ctx context.Context, n *podUpdateNote) error {
+	return updateStatus(ctx, s, n.pod, n.mustCheckAPI, func(pod *v1.Pod) (*v1.Pod, bool) {
 		if pod.Spec.NodeName != "" {
 			return pod, false
 		}
@@ -213,7 +213,7 @@ func (s *Scheduler) writeCondition(ctx context.Context, n *note) error {
 			next, changed = withCondition(pod, v1.PodCondition{Type: v1.PodScheduled, Status: v1.ConditionFalse,
 				Reason: n.condition, Message: n.message, LastTransitionTime: metav1.Now()})
 		}
-		if node := s.cluster.nomination(pod.UID); n.nominates && pod.Status.NominatedNodeName != node {
+		if node := s.cluster.nominatedNode(pod.UID); n.updatesNomination && pod.Status.NominatedNodeName != node {
 			if !changed {
 				next = pod.DeepCopy()
 			}
@@ -282,13 +282,13 @@ func withCondition(pod *v1.Pod, want v1.PodCondition) (next *v1.Pod, changed boo
 }
 
 // writeEvent writes what a note says as an event. One that cannot be written is lost, which harms nobody.
-func (s *Scheduler) writeEvent(ctx context.Context, n *note) {
-	at, by := metav1.NewTime(n.at), cmp.Or(n.by, schedulerOf(n.pod))
+func (s *Scheduler) writeEvent(ctx context.Context, n *podUpdateNote) {
+	at, by := metav1.NewTime(n.at), cmp.Or(n.reporter, schedulerOf(n.pod))
 	e := &v1.Event{
 		ObjectMeta: metav1.ObjectMeta{Namespace: n.pod.Namespace, Name: fmt.Sprintf("%s.%016x", n.pod.Name, n.at.UnixNano())},
 		InvolvedObject: v1.ObjectReference{
 			APIVersion: "v1", Kind: "Pod", Namespace: n.pod.Namespace, Name: n.pod.Name, UID: n.pod.UID, ResourceVersion: n.pod.ResourceVersion},
-		Type: n.kind, Reason: n.reason, Message: n.message, Count: 1, FirstTimestamp: at, LastTimestamp: at,
+		Type: n.eventType, Reason: n.reason, Message: n.message, Count: 1, FirstTimestamp: at, LastTimestamp: at,
 		Source:              v1.EventSource{Component: by},
 		ReportingController: by,
 	}

@@ -21,25 +21,25 @@ import (
 type cluster struct {
 	mu    sync.Mutex
 	nodes map[string]*framework.NodeInfo
-	pods  map[types.UID]*placed
+	pods  map[types.UID]*placedPod
 
-	generation int64
-	dirty      map[string]struct{} // nodes changed since the last snapshot
-	members    bool                // nodes came or went since the last snapshot
-	snapshot   *framework.Snapshot
+	generation          int64
+	dirty               map[string]struct{} // nodes changed since the last snapshot
+	nodesAddedOrRemoved bool                // nodes came or went since the last snapshot
+	snapshot            *framework.Snapshot
 
-	namespaces framework.Namespaces
-	relabelled bool // namespaces changed since the last snapshot
-	services   *framework.Services
+	namespaces        framework.Namespaces
+	namespacesChanged bool // namespaces changed since the last snapshot
+	services          *framework.Services
 
-	nominated  map[types.UID]*placed // pods without a node for which room is kept on one
-	renominate bool                  // these changed since the last snapshot
+	nominated          map[types.UID]*placedPod // pods without a node for which room is kept on one
+	nominationsChanged bool                     // these changed since the last snapshot
 
-	groups *groups // is told who is promised a node
+	groups *groupTracker // is told who is promised a node
 }
 
-// placed is a pod on a node.
-type placed struct {
+// placedPod is a pod on a node.
+type placedPod struct {
 	info    *framework.PodInfo
 	node    string
 	assumed bool
@@ -47,9 +47,9 @@ type placed struct {
 
 func newCluster(v framework.Volumes, owner func(string, *metav1.OwnerReference) labels.Selector) *cluster {
 	c := &cluster{
-		nodes: make(map[string]*framework.NodeInfo), pods: make(map[types.UID]*placed), dirty: make(map[string]struct{}),
+		nodes: make(map[string]*framework.NodeInfo), pods: make(map[types.UID]*placedPod), dirty: make(map[string]struct{}),
 		namespaces: make(framework.Namespaces), services: framework.NewServices(),
-		nominated: make(map[types.UID]*placed), groups: newGroups(),
+		nominated: make(map[types.UID]*placedPod), groups: newGroupTracker(),
 	}
 	c.snapshot = &framework.Snapshot{
 		ByName: make(map[string]*framework.NodeInfo), Index: framework.NewIndex(), Volumes: v,
@@ -62,14 +62,14 @@ func newCluster(v framework.Volumes, owner func(string, *metav1.OwnerReference) 
 func (c *cluster) setNamespace(name string, set labels.Set) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.namespaces[name], c.relabelled = set, true
+	c.namespaces[name], c.namespacesChanged = set, true
 }
 
 func (c *cluster) removeNamespace(name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.namespaces, name)
-	c.relabelled = true
+	c.namespacesChanged = true
 }
 
 // setService takes the selector of a Service; nil when it is gone.
@@ -79,14 +79,14 @@ func (c *cluster) setService(namespace, name string, selector map[string]string)
 	c.services.Set(namespace, name, selector)
 }
 
-func (c *cluster) servicesOf(p *v1.Pod) []map[string]string {
+func (c *cluster) servicesOf(pod *v1.Pod) []map[string]string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.services.Of(p)
+	return c.services.Of(pod)
 }
 
-// touch returns the node for a change. The lock is held.
-func (c *cluster) touch(name string) *framework.NodeInfo {
+// nodeForChange returns the node for a change. The lock is held.
+func (c *cluster) nodeForChange(name string) *framework.NodeInfo {
 	n := c.nodes[name]
 	if n == nil {
 		n = &framework.NodeInfo{}
@@ -101,9 +101,9 @@ func (c *cluster) touch(name string) *framework.NodeInfo {
 func (c *cluster) setNode(node *v1.Node) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	n := c.touch(node.Name)
+	n := c.nodeForChange(node.Name)
 	if n.Node == nil {
-		c.members = true
+		c.nodesAddedOrRemoved = true
 	}
 	n.SetNode(node)
 }
@@ -115,27 +115,27 @@ func (c *cluster) removeNode(name string) {
 	if n == nil {
 		return
 	}
-	c.members = true
+	c.nodesAddedOrRemoved = true
 	if len(n.Pods) == 0 {
 		delete(c.nodes, name)
 		c.dirty[name] = struct{}{}
 		return
 	}
-	c.touch(name).Node = nil // its pods are still known, and count should it come back
+	c.nodeForChange(name).Node = nil // its pods are still known, and count should it come back
 }
 
-// place records a pod as bound to its node. It replaces what was assumed.
-func (c *cluster) place(p *v1.Pod) {
+// addBoundPod records a pod as bound to its node. It replaces what was assumed.
+func (c *cluster) addBoundPod(pod *v1.Pod) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if have := c.pods[p.UID]; have != nil {
-		if have.node == p.Spec.NodeName && sameForScheduling(have.info.Pod, p) {
+	if have := c.pods[pod.UID]; have != nil {
+		if have.node == pod.Spec.NodeName && sameForScheduling(have.info.Pod, pod) {
 			have.assumed = false
 			return
 		}
-		c.take(p.UID, have)
+		c.removePlacedPod(pod.UID, have)
 	}
-	c.put(&placed{info: framework.NewPodInfo(p), node: p.Spec.NodeName})
+	c.addPlacedPod(&placedPod{info: framework.NewPodInfo(pod), node: pod.Spec.NodeName})
 }
 
 // sameForScheduling says whether nothing that is counted differs. Specs of bound pods change by resizing only, and what
@@ -144,11 +144,11 @@ func sameForScheduling(a, b *v1.Pod) bool {
 	return (a.DeletionTimestamp == nil) == (b.DeletionTimestamp == nil) && maps.Equal(a.Labels, b.Labels) &&
 		a.Generation == b.Generation && slices.EqualFunc(a.Spec.Containers, b.Spec.Containers, func(x, y v1.Container) bool {
 		return sameRequests(x.Resources.Requests, y.Resources.Requests)
-	}) && (sameHoldings(a, b) || framework.NewPodInfo(a).Requests.Equal(framework.NewPodInfo(b).Requests))
+	}) && (sameAllocatedResources(a, b) || framework.NewPodInfo(a).Requests.Equal(framework.NewPodInfo(b).Requests))
 }
 
-// sameHoldings says that two states of a pod tell the same of what its containers hold: most statuses do.
-func sameHoldings(a, b *v1.Pod) bool {
+// sameAllocatedResources says that two states of a pod tell the same of what its containers hold: most statuses do.
+func sameAllocatedResources(a, b *v1.Pod) bool {
 	same := func(x, y v1.ContainerStatus) bool {
 		if x.Name != y.Name || !sameRequests(x.AllocatedResources, y.AllocatedResources) || (x.Resources == nil) != (y.Resources == nil) {
 			return false
@@ -172,36 +172,36 @@ func sameRequests(a, b v1.ResourceList) bool {
 	return true
 }
 
-// assume counts a pod on the node it is about to be bound to. false: it is placed already.
-func (c *cluster) assume(info *framework.PodInfo, node string) bool {
+// assumePod counts a pod on the node it is about to be bound to. false: it is placed already.
+func (c *cluster) assumePod(pod *framework.PodInfo, node string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.pods[info.Pod.UID] != nil {
+	if c.pods[pod.Pod.UID] != nil {
 		return false
 	}
-	c.put(&placed{info: info, node: node, assumed: true})
+	c.addPlacedPod(&placedPod{info: pod, node: node, assumed: true})
 	return true
 }
 
-// forget takes an assumed pod away again; what has been seen bound stays.
-func (c *cluster) forget(uid types.UID) {
+// forgetAssumedPod takes an assumed pod away again; what has been seen bound stays.
+func (c *cluster) forgetAssumedPod(uid types.UID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if have := c.pods[uid]; have != nil && have.assumed {
-		c.take(uid, have)
+		c.removePlacedPod(uid, have)
 	}
 }
 
-// remove takes a pod away, however it got there, and reports whether it was there or room was kept for it.
-func (c *cluster) remove(uid types.UID) bool {
+// removePod takes a pod away, however it got there, and reports whether it was there or room was kept for it.
+func (c *cluster) removePod(uid types.UID) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	have := c.pods[uid]
 	if have != nil {
-		c.take(uid, have)
+		c.removePlacedPod(uid, have)
 	}
 	kept := c.nominated[uid] != nil
-	c.denominate(uid)
+	c.clearNomination(uid)
 	return have != nil || kept
 }
 
@@ -211,41 +211,41 @@ func (c *cluster) forgetAssumed() {
 	defer c.mu.Unlock()
 	for uid, have := range c.pods {
 		if have.assumed {
-			c.take(uid, have)
+			c.removePlacedPod(uid, have)
 		}
 	}
 }
 
-func (c *cluster) placed(uid types.UID) bool {
+func (c *cluster) isPlaced(uid types.UID) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.pods[uid] != nil
 }
 
-// nominate keeps room for a pod on a node, or, with "", none any more. It reports whether that is new. A pod that has
+// nominateNode keeps room for a pod on a node, or, with "", none any more. It reports whether that is new. A pod that has
 // a node needs no other.
-func (c *cluster) nominate(info *framework.PodInfo, node string) bool {
+func (c *cluster) nominateNode(pod *framework.PodInfo, node string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	uid := info.Pod.UID
+	uid := pod.Pod.UID
 	have := c.nominated[uid]
 	if node == "" || c.pods[uid] != nil {
-		c.denominate(uid)
+		c.clearNomination(uid)
 		return have != nil
 	}
-	c.nominated[uid], c.renominate = &placed{info: info, node: node}, true
+	c.nominated[uid], c.nominationsChanged = &placedPod{info: pod, node: node}, true
 	return have == nil || have.node != node
 }
 
-func (c *cluster) denominate(uid types.UID) {
+func (c *cluster) clearNomination(uid types.UID) {
 	if c.nominated[uid] != nil {
 		delete(c.nominated, uid)
-		c.renominate = true
+		c.nominationsChanged = true
 	}
 }
 
-// nomination is the node where room is kept for the pod; "" = none.
-func (c *cluster) nomination(uid types.UID) string {
+// nominatedNode is the node where room is kept for the pod; "" = none.
+func (c *cluster) nominatedNode(uid types.UID) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if have := c.nominated[uid]; have != nil {
@@ -254,17 +254,17 @@ func (c *cluster) nomination(uid types.UID) string {
 	return ""
 }
 
-func (c *cluster) put(p *placed) {
-	c.denominate(p.info.Pod.UID)
+func (c *cluster) addPlacedPod(p *placedPod) {
+	c.clearNomination(p.info.Pod.UID)
 	c.pods[p.info.Pod.UID] = p
-	c.groups.assume(p.info.Pod, p.assumed)
-	c.touch(p.node).AddPod(p.info)
+	c.groups.setAssumed(p.info.Pod, p.assumed)
+	c.nodeForChange(p.node).AddPod(p.info)
 }
 
-func (c *cluster) take(uid types.UID, p *placed) {
+func (c *cluster) removePlacedPod(uid types.UID, p *placedPod) {
 	delete(c.pods, uid)
-	c.groups.assume(p.info.Pod, false)
-	n := c.touch(p.node)
+	c.groups.setAssumed(p.info.Pod, false)
+	n := c.nodeForChange(p.node)
 	n.RemovePod(uid)
 	if n.Node == nil && len(n.Pods) == 0 {
 		delete(c.nodes, p.node)
@@ -277,34 +277,34 @@ func (c *cluster) takeSnapshot() *framework.Snapshot {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.snapshot
-	if c.relabelled {
+	if c.namespacesChanged {
 		s.Index.SetNamespaces(maps.Clone(c.namespaces))
-		c.relabelled = false
+		c.namespacesChanged = false
 	}
-	if len(c.dirty) == 0 && !c.members && !c.renominate {
+	if len(c.dirty) == 0 && !c.nodesAddedOrRemoved && !c.nominationsChanged {
 		return s
 	}
 	next := *s
-	if c.renominate {
+	if c.nominationsChanged {
 		next.Nominated = make(map[string][]*framework.PodInfo)
 		for _, p := range c.nominated {
 			next.Nominated[p.node] = append(next.Nominated[p.node], p.info)
 		}
-		c.renominate = false
+		c.nominationsChanged = false
 	}
-	if c.members {
-		c.renew(&next)
+	if c.nodesAddedOrRemoved {
+		c.rebuildNodes(&next)
 	} else {
 		c.replaceDirty(&next)
 	}
 	clear(c.dirty)
-	c.members = false
+	c.nodesAddedOrRemoved = false
 	c.snapshot = &next
 	return c.snapshot
 }
 
-// renew makes the list of nodes anew. The lock is held.
-func (c *cluster) renew(s *framework.Snapshot) {
+// rebuildNodes makes the list of nodes anew. The lock is held.
+func (c *cluster) rebuildNodes(s *framework.Snapshot) {
 	before := s.ByName
 	s.ByName = make(map[string]*framework.NodeInfo, len(c.nodes))
 	s.Nodes = make([]*framework.NodeInfo, 0, len(c.nodes))

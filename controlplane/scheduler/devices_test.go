@@ -64,9 +64,9 @@ func (b *bed) deviceClaim(name string, count int64, selectors ...string) *resour
 }
 
 func claiming(names ...string) func(*v1.Pod) {
-	return func(p *v1.Pod) {
+	return func(pod *v1.Pod) {
 		for i, name := range names {
-			p.Spec.ResourceClaims = append(p.Spec.ResourceClaims, v1.PodResourceClaim{Name: fmt.Sprint("c", i), ResourceClaimName: &name})
+			pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, v1.PodResourceClaim{Name: fmt.Sprint("c", i), ResourceClaimName: &name})
 		}
 	}
 }
@@ -137,8 +137,8 @@ func TestPodsWaitForTheirClaims(t *testing.T) {
 	b.slice("w1", gpus(1)...)
 	b.lead()
 	template := "t"
-	p := b.pod("a", "100m", func(p *v1.Pod) {
-		p.Spec.ResourceClaims = []v1.PodResourceClaim{{Name: "g", ResourceClaimTemplateName: &template}}
+	p := b.pod("a", "100m", func(pod *v1.Pod) {
+		pod.Spec.ResourceClaims = []v1.PodResourceClaim{{Name: "g", ResourceClaimTemplateName: &template}}
 	})
 	b.eventually("the reason", func() error {
 		for _, c := range b.get("a").Status.Conditions {
@@ -204,7 +204,7 @@ func TestDevicesAreGivenBack(t *testing.T) {
 		c.Status.Allocation = b.deviceClaimNow("one").Status.Allocation.DeepCopy()
 		c.Status.Allocation.Devices.Results[0].Device = "gpu-1"
 	})
-	b.pod("b", "100m", claiming("stuck"), func(p *v1.Pod) { p.Spec.NodeSelector = map[string]string{"disk": "ssd"} })
+	b.pod("b", "100m", claiming("stuck"), func(pod *v1.Pod) { pod.Spec.NodeSelector = map[string]string{"disk": "ssd"} })
 	b.awaitNode("b", "w2")
 	if c := b.deviceClaimNow("stuck"); c.Status.Allocation.Devices.Results[0].Pool != "w2" {
 		t.Errorf("claim %+v", c.Status)

@@ -11,8 +11,8 @@ import (
 
 // AdoptLate takes in lists that were made a while ago.
 func (s *Scheduler) AdoptLate(nodes []*v1.Node, pods []*v1.Pod) {
-	s.adoptNodes(nodes)
-	s.adoptPods(context.Background(), pods)
+	s.syncNodes(nodes)
+	s.syncPods(context.Background(), pods)
 }
 
 // Knows says what of it the scheduler holds.
@@ -22,7 +22,7 @@ func (s *Scheduler) Knows(node string, pod types.UID) (knowsNode, placed, queued
 	s.cluster.mu.Unlock()
 	s.queue.mu.Lock()
 	defer s.queue.mu.Unlock()
-	return n != nil && n.Node != nil, s.cluster.placed(pod), s.queue.pods[pod] != nil
+	return n != nil && n.Node != nil, s.cluster.isPlaced(pod), s.queue.pods[pod] != nil
 }
 
 // NodeVersion is the resource version at which the scheduler knows a node.
@@ -36,11 +36,11 @@ func (s *Scheduler) NodeVersion(name string) string {
 }
 
 // Requeue queues a pod as if it had just been made.
-func (s *Scheduler) Requeue(p *v1.Pod) { s.queue.add(context.Background(), p) }
+func (s *Scheduler) Requeue(pod *v1.Pod) { s.queue.addOrUpdate(context.Background(), pod) }
 
 // Group says what is known of a PodGroup.
 func (s *Scheduler) Group(namespace, name string) framework.Group {
-	return s.group(framework.GroupKey{Namespace: namespace, Name: name})
+	return s.lookUpGroup(framework.GroupKey{Namespace: namespace, Name: name})
 }
 
 // Attempts is how often the pod was tried.

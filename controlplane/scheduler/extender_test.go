@@ -126,9 +126,9 @@ func TestExtenderManagesResources(t *testing.T) {
 	if n := o.asked.Load(); n != 0 {
 		t.Errorf("asked %d times about a pod without its resource", n)
 	}
-	b.pod("foo", "1", func(p *v1.Pod) {
+	b.pod("foo", "1", func(pod *v1.Pod) {
 		l := v1.ResourceList{"example.com/foo": resource.MustParse("2")}
-		p.Spec.Containers[0].Resources = v1.ResourceRequirements{Requests: l, Limits: l}
+		pod.Spec.Containers[0].Resources = v1.ResourceRequirements{Requests: l, Limits: l}
 	})
 	b.awaitNode("foo", "a")
 	if n := o.asked.Load(); n != 1 {

@@ -64,15 +64,15 @@ func newGangWorld(r *rand.Rand, groups int) *gangWorld {
 func (w *gangWorld) look(b *bed) (free []int64, placed []int, err error) {
 	free, placed = append([]int64(nil), w.nodes...), make([]int, len(w.groups))
 	pods, err := client.List[*v1.Pod](b.ctx, b.client, "default", metav1.ListOptions{})
-	for _, p := range pods {
-		if p.Spec.NodeName == "" {
+	for _, pod := range pods {
+		if pod.Spec.NodeName == "" {
 			continue
 		}
 		var node, group, i int
-		if _, err := fmt.Sscanf(p.Spec.NodeName, "n%d", &node); err != nil {
+		if _, err := fmt.Sscanf(pod.Spec.NodeName, "n%d", &node); err != nil {
 			return nil, nil, err
 		}
-		if _, err := fmt.Sscanf(p.Name, "g%d-%d", &group, &i); err != nil {
+		if _, err := fmt.Sscanf(pod.Name, "g%d-%d", &group, &i); err != nil {
 			return nil, nil, err
 		}
 		free[node] -= w.groups[group][i]

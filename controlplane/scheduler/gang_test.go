@@ -34,7 +34,7 @@ func (b *bed) group(name string, least int32) *schedulingv1beta1.PodGroup {
 }
 
 func inGroup(name string) func(*v1.Pod) {
-	return func(p *v1.Pod) { p.Spec.SchedulingGroup = &v1.PodSchedulingGroup{PodGroupName: &name} }
+	return func(pod *v1.Pod) { pod.Spec.SchedulingGroup = &v1.PodSchedulingGroup{PodGroupName: &name} }
 }
 
 func (b *bed) awaitWords(pod, words string) {
@@ -188,7 +188,7 @@ func TestGangWakes(t *testing.T) {
 	}
 	b.awaitNode("lower-1", "n1")
 
-	p := b.pod("gated-2", "1", inGroup("gated"), func(p *v1.Pod) { p.Spec.SchedulingGates = []v1.PodSchedulingGate{{Name: "x.io/gate"}} })
+	p := b.pod("gated-2", "1", inGroup("gated"), func(pod *v1.Pod) { pod.Spec.SchedulingGates = []v1.PodSchedulingGate{{Name: "x.io/gate"}} })
 	b.without("gated-1", "gated-2")
 	p = p.DeepCopy()
 	p.Spec.SchedulingGates = nil
@@ -205,7 +205,7 @@ func TestGangWakes(t *testing.T) {
 	b.awaitNode("mixed-1", "n1")
 	b.awaitNode("mixed-3", "n1")
 
-	b.pod("helped-2", "1", inGroup("helped"), func(p *v1.Pod) { p.Spec.NodeName = "n1" })
+	b.pod("helped-2", "1", inGroup("helped"), func(pod *v1.Pod) { pod.Spec.NodeName = "n1" })
 	b.awaitNode("helped-1", "n1")
 
 	b.group("loose", 0)
@@ -256,20 +256,20 @@ func TestGangThatNeverFits(t *testing.T) {
 		pods = append(pods, b.pod(fmt.Sprintf("g%d", i), "20", inGroup("g")))
 	}
 	before := make([]int, 3)
-	for i, p := range pods {
-		b.awaitWords(p.Name, "only 1 of 3 pods had a node")
-		before[i] = b.scheduler.Attempts(p.UID)
+	for i, pod := range pods {
+		b.awaitWords(pod.Name, "only 1 of 3 pods had a node")
+		before[i] = b.scheduler.Attempts(pod.UID)
 	}
 	b.pod("other", "1") // placed at the fourth attempt, after three times of rest, the first as long as the group's was
 	b.awaitNode("other", "n1")
-	for i, p := range pods {
-		if now := b.scheduler.Attempts(p.UID); now != before[i] {
+	for i, pod := range pods {
+		if now := b.scheduler.Attempts(pod.UID); now != before[i] {
 			t.Errorf("pod g%d was tried %d times, after %d", i, now, before[i])
 		}
 	}
 	b.node("n2", "64")
-	for _, p := range pods {
-		b.awaitNode(p.Name, "")
+	for _, pod := range pods {
+		b.awaitNode(pod.Name, "")
 	}
 }
 

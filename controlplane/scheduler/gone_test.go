@@ -33,7 +33,7 @@ func (b *bed) deleted(namespace, name string, del func() error, there func() boo
 func TestAdoptResurrectsNothing(t *testing.T) {
 	b := newBed(t, nil)
 	b.node("n1", "8")
-	bound := b.pod("bound", "1", func(p *v1.Pod) { p.Spec.NodeName = "n1" })
+	bound := b.pod("bound", "1", func(pod *v1.Pod) { pod.Spec.NodeName = "n1" })
 	free := b.pod("free", "1")
 	known := func(what func(node, placed, queued bool) bool) func() bool {
 		return func() bool {

@@ -13,44 +13,48 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// groups are the pods that name a PodGroup, by group, kept change by change: what a pod costs does not depend on how many
+// groupTracker are the pods that name a PodGroup, by group, kept change by change: what a pod costs does not depend on how many
 // others there are. Its lock is the innermost one: nothing is called while it is held.
-type groups struct {
+type groupTracker struct {
 	mu  sync.Mutex
-	all map[framework.GroupKey]*group
+	all map[framework.GroupKey]*groupState
 }
 
-// group is what one leadership knows of a group.
-type group struct {
-	pods       map[types.UID]*member
-	able       int            // pods that have a node or may get one
-	placed     int            // pods that have one, or were promised one
-	schedulers map[string]int // pods by the scheduler that they name
+// groupState is what one leadership knows of a group.
+type groupState struct {
+	pods        map[types.UID]*groupMember
+	schedulable int            // pods that have a node or may get one
+	placed      int            // pods that have one, or were promised one
+	schedulers  map[string]int // pods by the scheduler that they name
 
-	failures int       // turns that placed too few, one after the other
-	rest     time.Time // no turn before
-	told     string    // the status that was written last
-	clearing bool      // others are being ended for it
+	failures       int       // turns that placed too few, one after the other
+	notBefore      time.Time // no turn before
+	reportedStatus string    // the status that was written last
+	preempting     bool      // others are being ended for it
 }
 
-// member is a live pod of a group.
-type member struct {
+// groupMember is a live pod of a group.
+type groupMember struct {
 	pod            *v1.Pod
 	bound, assumed bool
 }
 
-func (m *member) placed() bool { return m.bound || m.assumed }
-func (m *member) able() bool   { return m.placed() || len(m.pod.Spec.SchedulingGates) == 0 }
+func (m *groupMember) hasNode() bool { return m.bound || m.assumed }
+func (m *groupMember) isSchedulable() bool {
+	return m.hasNode() || len(m.pod.Spec.SchedulingGates) == 0
+}
 
-func newGroups() *groups { return &groups{all: make(map[framework.GroupKey]*group)} }
+func newGroupTracker() *groupTracker {
+	return &groupTracker{all: make(map[framework.GroupKey]*groupState)}
+}
 
-// count adds a pod to the sums, or with -1 takes it out.
-func (g *group) count(m *member, by int) {
-	if m.placed() {
+// countMember adds a pod to the sums, or with -1 takes it out.
+func (g *groupState) countMember(m *groupMember, by int) {
+	if m.hasNode() {
 		g.placed += by
 	}
-	if m.able() {
-		g.able += by
+	if m.isSchedulable() {
+		g.schedulable += by
 	}
 	name := schedulerOf(m.pod)
 	if g.schedulers[name] += by; g.schedulers[name] == 0 {
@@ -58,10 +62,10 @@ func (g *group) count(m *member, by int) {
 	}
 }
 
-// see takes a pod as it is now; gone is one that has ended or is being deleted. It reports whether the others of its group
+// observePod takes a pod as it is now; gone is one that has ended or is being deleted. It reports whether the others of its group
 // name one scheduler now and did not before.
-func (s *groups) see(p *v1.Pod, gone bool) (agree bool) {
-	key, ok := framework.GroupOf(p)
+func (s *groupTracker) observePod(pod *v1.Pod, gone bool) (agree bool) {
+	key, ok := framework.GroupOf(pod)
 	if !ok {
 		return false
 	}
@@ -72,19 +76,19 @@ func (s *groups) see(p *v1.Pod, gone bool) (agree bool) {
 		if gone {
 			return false
 		}
-		g = &group{pods: make(map[types.UID]*member), schedulers: make(map[string]int)}
+		g = &groupState{pods: make(map[types.UID]*groupMember), schedulers: make(map[string]int)}
 		s.all[key] = g
 	}
 	mixed := len(g.schedulers) > 1
-	m := &member{pod: p, bound: p.Spec.NodeName != ""}
-	if have := g.pods[p.UID]; have != nil {
+	m := &groupMember{pod: pod, bound: pod.Spec.NodeName != ""}
+	if have := g.pods[pod.UID]; have != nil {
 		m.assumed = have.assumed
-		g.count(have, -1)
-		delete(g.pods, p.UID)
+		g.countMember(have, -1)
+		delete(g.pods, pod.UID)
 	}
 	if !gone {
-		g.pods[p.UID] = m
-		g.count(m, 1)
+		g.pods[pod.UID] = m
+		g.countMember(m, 1)
 	}
 	if len(g.pods) == 0 {
 		delete(s.all, key)
@@ -92,25 +96,25 @@ func (s *groups) see(p *v1.Pod, gone bool) (agree bool) {
 	return mixed && len(g.schedulers) <= 1
 }
 
-// assume says whether a pod was promised a node. Pods that name no group, or have gone, are nothing to it.
-func (s *groups) assume(p *v1.Pod, assumed bool) {
-	key, ok := framework.GroupOf(p)
+// setAssumed says whether a pod was promised a node. Pods that name no group, or have gone, are nothing to it.
+func (s *groupTracker) setAssumed(pod *v1.Pod, assumed bool) {
+	key, ok := framework.GroupOf(pod)
 	if !ok {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if g := s.all[key]; g != nil {
-		if m := g.pods[p.UID]; m != nil {
-			g.count(m, -1)
+		if m := g.pods[pod.UID]; m != nil {
+			g.countMember(m, -1)
 			m.assumed = assumed
-			g.count(m, 1)
+			g.countMember(m, 1)
 		}
 	}
 }
 
-// of is what is known of a group, as its PodGroup says; nil when there is none.
-func (s *groups) of(key framework.GroupKey, spec *schedulingv1beta1.PodGroup) framework.Group {
+// groupFor is what is known of a group, as its PodGroup says; nil when there is none.
+func (s *groupTracker) groupFor(key framework.GroupKey, spec *schedulingv1beta1.PodGroup) framework.Group {
 	out := framework.Group{GroupKey: key, Known: spec != nil, Least: 1}
 	if spec != nil && spec.Spec.SchedulingPolicy.Gang != nil {
 		out.Least = max(int(spec.Spec.SchedulingPolicy.Gang.MinCount), 1)
@@ -118,13 +122,13 @@ func (s *groups) of(key framework.GroupKey, spec *schedulingv1beta1.PodGroup) fr
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if g := s.all[key]; g != nil {
-		out.Able, out.Placed, out.Mixed = g.able, g.placed, len(g.schedulers) > 1
+		out.Able, out.Placed, out.Mixed = g.schedulable, g.placed, len(g.schedulers) > 1
 	}
 	return out
 }
 
-// waiting are the pods of a group that may get a node and have none.
-func (s *groups) waiting(key framework.GroupKey) []types.UID {
+// pendingMembers are the pods of a group that may get a node and have none.
+func (s *groupTracker) pendingMembers(key framework.GroupKey) []types.UID {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	g := s.all[key]
@@ -133,7 +137,7 @@ func (s *groups) waiting(key framework.GroupKey) []types.UID {
 	}
 	var out []types.UID
 	for uid, m := range g.pods {
-		if !m.placed() && m.able() {
+		if !m.hasNode() && m.isSchedulable() {
 			out = append(out, uid)
 		}
 	}
@@ -141,64 +145,64 @@ func (s *groups) waiting(key framework.GroupKey) []types.UID {
 	return out
 }
 
-// restsUntil is when the next turn of the group may be.
-func (s *groups) restsUntil(key framework.GroupKey) time.Time {
+// nextAttempt is when the next turn of the group may be.
+func (s *groupTracker) nextAttempt(key framework.GroupKey) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if g := s.all[key]; g != nil {
-		return g.rest
+		return g.notBefore
 	}
 	return time.Time{}
 }
 
-// turned notes how a turn of the group ended: after one that placed too few the group rests, longer each time.
-func (s *groups) turned(key framework.GroupKey, placed bool, rest func(failures int) time.Time) {
+// recordAttempt notes how a turn of the group ended: after one that placed too few the group rests, longer each time.
+func (s *groupTracker) recordAttempt(key framework.GroupKey, placed bool, rest func(failures int) time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	g := s.all[key]
 	switch {
 	case g == nil:
 	case placed:
-		g.failures, g.rest = 0, time.Time{}
+		g.failures, g.notBefore = 0, time.Time{}
 	default:
 		g.failures++
-		g.rest = rest(g.failures)
+		g.notBefore = rest(g.failures)
 	}
 }
 
-// says remembers the status of a group that is to be written, and reports whether it is new.
-func (s *groups) says(key framework.GroupKey, status string) bool {
+// recordStatus remembers the status of a group that is to be written, and reports whether it is new.
+func (s *groupTracker) recordStatus(key framework.GroupKey, status string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	g := s.all[key]
-	if g == nil || g.told == status {
+	if g == nil || g.reportedStatus == status {
 		return false
 	}
-	g.told = status
+	g.reportedStatus = status
 	return true
 }
 
-// restart forgets what the last leadership knew besides the pods.
-func (s *groups) restart() {
+// resetAttempts forgets what the last leadership knew besides the pods.
+func (s *groupTracker) resetAttempts() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, g := range s.all {
-		g.failures, g.rest, g.told, g.clearing = 0, time.Time{}, "", false
+		g.failures, g.notBefore, g.reportedStatus, g.preempting = 0, time.Time{}, "", false
 	}
 }
 
-// setClearing notes whether others are being ended for a group.
-func (s *groups) setClearing(key framework.GroupKey, is bool) {
+// setPreempting notes whether others are being ended for a group.
+func (s *groupTracker) setPreempting(key framework.GroupKey, is bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if g := s.all[key]; g != nil {
-		g.clearing = is
+		g.preempting = is
 	}
 }
 
-func (s *groups) isClearing(key framework.GroupKey) bool {
+func (s *groupTracker) isPreempting(key framework.GroupKey) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	g := s.all[key]
-	return g != nil && g.clearing
+	return g != nil && g.preempting
 }

@@ -29,7 +29,7 @@ func TestTheLastReasonStays(t *testing.T) {
 		var slow atomic.Bool
 		slow.Store(true)
 		b.calls = func(r *api.Request) {
-			if p, ok := r.Object.(*v1.Pod); ok && r.Subresource == "status" && slow.Load() && strings.Contains(fmt.Sprint(p.Status.Conditions), "0/1 nodes") {
+			if pod, ok := r.Object.(*v1.Pod); ok && r.Subresource == "status" && slow.Load() && strings.Contains(fmt.Sprint(pod.Status.Conditions), "0/1 nodes") {
 				slow.Store(false)
 				time.Sleep(5 * time.Second)
 			}
@@ -49,10 +49,10 @@ func TestAReasonThatComesBack(t *testing.T) {
 		b := newBed(t, nil)
 		b.node("w1", "1")
 		b.lead()
-		p := b.pod("big", "2")
+		pod := b.pod("big", "2")
 		b.awaitReason("big", noRoom(1))
 		b.eventually("the informer shows it", func() error {
-			if have, _ := client.Cached[*v1.Pod](b.informers, "default", "big"); have.ResourceVersion == p.ResourceVersion {
+			if have, _ := client.Cached[*v1.Pod](b.informers, "default", "big"); have.ResourceVersion == pod.ResourceVersion {
 				return fmt.Errorf("it has revision %s", have.ResourceVersion)
 			}
 			return nil

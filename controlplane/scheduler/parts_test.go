@@ -18,18 +18,18 @@ import (
 )
 
 func testPod(name string, change ...func(*v1.Pod)) *v1.Pod {
-	p := &v1.Pod{
+	pod := &v1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name)},
 		Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c", Resources: v1.ResourceRequirements{
 			Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse("1"), v1.ResourceMemory: resource.MustParse("1Gi")}}}}},
 	}
 	for _, c := range change {
-		c(p)
+		c(pod)
 	}
-	return p
+	return pod
 }
 
-func priority(n int32) func(*v1.Pod) { return func(p *v1.Pod) { p.Spec.Priority = &n } }
+func priority(n int32) func(*v1.Pod) { return func(pod *v1.Pod) { pod.Spec.Priority = &n } }
 
 func testQueue(t *testing.T) *queue {
 	t.Helper()
@@ -37,7 +37,7 @@ func testQueue(t *testing.T) *queue {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return newQueue(oneProfile(p), time.Now)
+	return newQueue(singleProfile(p), time.Now)
 }
 
 // Higher priority first, then first come; gated pods stay out.
@@ -45,25 +45,25 @@ func TestQueueOrder(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		ctx := t.Context()
 		q := testQueue(t)
-		for _, p := range []*v1.Pod{
+		for _, pod := range []*v1.Pod{
 			testPod("low"), testPod("high", priority(10)), testPod("later"), testPod("higher", priority(20)),
-			testPod("gated", func(p *v1.Pod) { p.Spec.SchedulingGates = []v1.PodSchedulingGate{{Name: "g"}} }),
+			testPod("gated", func(pod *v1.Pod) { pod.Spec.SchedulingGates = []v1.PodSchedulingGate{{Name: "g"}} }),
 		} {
-			q.add(ctx, p)
+			q.addOrUpdate(ctx, pod)
 			time.Sleep(time.Millisecond)
 		}
 		for _, want := range []string{"higher", "high", "low", "later"} {
-			p, _ := q.next()
-			if p == nil || p.Pod.Name != want {
-				t.Fatalf("popped %v, want %s", p, want)
+			pod, _ := q.popActive()
+			if pod == nil || pod.Pod.Name != want {
+				t.Fatalf("popped %v, want %s", pod, want)
 			}
 		}
-		if p, _ := q.next(); p != nil {
-			t.Fatalf("popped the gated pod %s", p.Pod.Name)
+		if pod, _ := q.popActive(); pod != nil {
+			t.Fatalf("popped the gated pod %s", pod.Pod.Name)
 		}
-		q.add(ctx, testPod("gated"))
-		if p, _ := q.next(); p == nil || p.Pod.Name != "gated" {
-			t.Errorf("popped %v after the gate was removed", p)
+		q.addOrUpdate(ctx, testPod("gated"))
+		if pod, _ := q.popActive(); pod == nil || pod.Pod.Name != "gated" {
+			t.Errorf("popped %v after the gate was removed", pod)
 		}
 	})
 }
@@ -74,43 +74,43 @@ func TestQueueRequeue(t *testing.T) {
 		ctx := t.Context()
 		q := testQueue(t)
 		began := time.Now()
-		pop := func(want time.Duration) *queued {
+		pop := func(want time.Duration) *queuedPod {
 			t.Helper()
 			limit, cancel := context.WithTimeout(ctx, 10*time.Minute)
 			defer cancel()
-			p := q.pop(limit)
-			if got := time.Since(began); p == nil || got != want {
-				t.Fatalf("popped %v after %s, want after %s", p, got, want)
+			pod := q.pop(limit)
+			if got := time.Since(began); pod == nil || got != want {
+				t.Fatalf("popped %v after %s, want after %s", pod, got, want)
 			}
-			return p
+			return pod
 		}
 		node := &v1.Node{}
 		full := map[string]bool{"NodeResourcesFit": true}
-		q.add(ctx, testPod("p"))
-		p := pop(0)
-		q.failed(ctx, p, full)
-		q.happened(ctx, framework.NodeLabels, node) // cannot help against a lack of CPU
-		if p, _ := q.next(); p != nil {
+		q.addOrUpdate(ctx, testPod("p"))
+		pod := pop(0)
+		q.requeueFailed(ctx, pod, full)
+		q.handleEvent(ctx, framework.NodeLabels, node) // cannot help against a lack of CPU
+		if pod, _ := q.popActive(); pod != nil {
 			t.Fatal("moved by an event that does not help")
 		}
-		q.happened(ctx, framework.PodRemoved, testPod("other"))
-		p = pop(100 * time.Millisecond) // helps, once the backoff is over
-		q.happened(ctx, framework.NodeAdded, node)
-		q.failed(ctx, p, full)
-		p = pop(300 * time.Millisecond) // the event came during the attempt: 200 ms of backoff and again
-		q.failed(ctx, p, nil)           // an error, not a refusal: again after the backoff
-		p = pop(700 * time.Millisecond)
-		q.failed(ctx, p, full)
-		time.Sleep(retryAnyway)
-		q.overdue(ctx)
-		if p, _ = q.next(); p == nil {
+		q.handleEvent(ctx, framework.PodRemoved, testPod("other"))
+		pod = pop(100 * time.Millisecond) // helps, once the backoff is over
+		q.handleEvent(ctx, framework.NodeAdded, node)
+		q.requeueFailed(ctx, pod, full)
+		pod = pop(300 * time.Millisecond) // the event came during the attempt: 200 ms of backoff and again
+		q.requeueFailed(ctx, pod, nil)    // an error, not a refusal: again after the backoff
+		pod = pop(700 * time.Millisecond)
+		q.requeueFailed(ctx, pod, full)
+		time.Sleep(maxWaitInQueue)
+		q.requeueOverdue(ctx)
+		if pod, _ = q.popActive(); pod == nil {
 			t.Fatal("a pod that has waited long enough was not tried anyway")
 		}
-		q.chosen(p)
-		q.remove(p.Pod.UID)
-		q.failed(ctx, p, nil) // bound and gone: nothing comes back
-		if p, _ := q.next(); p != nil || len(q.pods)+len(q.waiting)+len(q.flying) != 0 {
-			t.Errorf("left over: %v, %d pods", p, len(q.pods))
+		q.markBinding(pod)
+		q.removePod(pod.Pod.UID)
+		q.requeueFailed(ctx, pod, nil) // bound and gone: nothing comes back
+		if pod, _ := q.popActive(); pod != nil || len(q.pods)+len(q.waiting)+len(q.inProgress) != 0 {
+			t.Errorf("left over: %v, %d pods", pod, len(q.pods))
 		}
 	})
 }
@@ -120,21 +120,21 @@ func TestQueueUpdate(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		ctx := t.Context()
 		q := testQueue(t)
-		q.add(ctx, testPod("p"))
-		p, _ := q.next()
-		q.failed(ctx, p, map[string]bool{"NodeAffinity": true})
+		q.addOrUpdate(ctx, testPod("p"))
+		pod, _ := q.popActive()
+		q.requeueFailed(ctx, pod, map[string]bool{"NodeAffinity": true})
 		time.Sleep(time.Second)
-		q.add(ctx, testPod("p", func(p *v1.Pod) {
-			p.Status.Conditions = []v1.PodCondition{{Type: v1.PodScheduled, Status: v1.ConditionFalse}}
+		q.addOrUpdate(ctx, testPod("p", func(pod *v1.Pod) {
+			pod.Status.Conditions = []v1.PodCondition{{Type: v1.PodScheduled, Status: v1.ConditionFalse}}
 		}))
-		if p, _ := q.next(); p != nil {
+		if pod, _ := q.popActive(); pod != nil {
 			t.Fatal("its own condition brought the pod back")
 		}
-		q.add(ctx, testPod("p", func(p *v1.Pod) { p.Spec.NodeSelector = map[string]string{"a": "b"} }))
-		if p, _ := q.next(); p == nil || p.Pod.Spec.NodeSelector["a"] != "b" {
+		q.addOrUpdate(ctx, testPod("p", func(pod *v1.Pod) { pod.Spec.NodeSelector = map[string]string{"a": "b"} }))
+		if pod, _ := q.popActive(); pod == nil || pod.Pod.Spec.NodeSelector["a"] != "b" {
 			t.Error("an update of the spec did not bring the pod back")
 		}
-		if !q.said("p", "why") || q.said("p", "why") || !q.said("p", "why else") {
+		if !q.recordMessage("p", "why") || q.recordMessage("p", "why") || !q.recordMessage("p", "why else") {
 			t.Error("a message is to be told when it is new")
 		}
 	})
@@ -159,23 +159,23 @@ func TestSnapshotIsIncremental(t *testing.T) {
 				c.removeNode(name)
 				delete(nodes, name)
 			case 2:
-				c.place(pod)
+				c.addBoundPod(pod)
 				pods[uid] = name
 				delete(assumed, uid)
 			case 3:
-				if _, there := pods[uid]; c.assume(framework.NewPodInfo(pod), name) == there {
+				if _, there := pods[uid]; c.assumePod(framework.NewPodInfo(pod), name) == there {
 					t.Fatalf("assumed %s, which was placed: %v", uid, there)
 				} else if !there {
 					pods[uid], assumed[uid] = name, true
 				}
 			case 4:
-				c.forget(uid)
+				c.forgetAssumedPod(uid)
 				if assumed[uid] {
 					delete(pods, uid)
 					delete(assumed, uid)
 				}
 			case 5:
-				c.remove(uid)
+				c.removePod(uid)
 				delete(pods, uid)
 				delete(assumed, uid)
 			case 6:
@@ -219,14 +219,14 @@ func TestQueueWakesByTheRightPod(t *testing.T) {
 		ctx := t.Context()
 		q := testQueue(t)
 		labelled := func(name, app string) *v1.Pod {
-			return testPod(name, func(p *v1.Pod) { p.Labels = map[string]string{"app": app} })
+			return testPod(name, func(pod *v1.Pod) { pod.Labels = map[string]string{"app": app} })
 		}
-		q.add(ctx, testPod("waits", func(p *v1.Pod) {
-			p.Spec.Affinity = &v1.Affinity{PodAffinity: &v1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{
+		q.addOrUpdate(ctx, testPod("waits", func(pod *v1.Pod) {
+			pod.Spec.Affinity = &v1.Affinity{PodAffinity: &v1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{
 				{TopologyKey: "zone", LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}}}}}}
 		}))
-		p, _ := q.next()
-		q.failed(ctx, p, map[string]bool{"InterPodAffinity": true})
+		pod, _ := q.popActive()
+		q.requeueFailed(ctx, pod, map[string]bool{"InterPodAffinity": true})
 		time.Sleep(time.Second) // its backoff is over
 		web := labelled("web", "web")
 		for _, e := range []struct {
@@ -236,13 +236,13 @@ func TestQueueWakesByTheRightPod(t *testing.T) {
 			{framework.PodAdded, web}, {framework.PodRemoved, web}, {framework.PodUpdated, framework.PodUpdate{Old: web, Now: web}},
 			{framework.NodeAllocatable, &v1.Node{}}, {framework.ClaimChanged, &v1.PersistentVolumeClaim{}},
 		} {
-			q.happened(ctx, e.event, e.obj)
-			if p, _ := q.next(); p != nil {
+			q.handleEvent(ctx, e.event, e.obj)
+			if pod, _ := q.popActive(); pod != nil {
 				t.Fatalf("woken by %s", e.event)
 			}
 		}
-		q.happened(ctx, framework.PodAdded, labelled("db", "db"))
-		if p, _ := q.next(); p == nil {
+		q.handleEvent(ctx, framework.PodAdded, labelled("db", "db"))
+		if pod, _ := q.popActive(); pod == nil {
 			t.Fatal("not woken by the pod that it waits for")
 		}
 	})

@@ -31,8 +31,8 @@ type waitingPod struct {
 	result  chan *framework.Status // buffered: the first verdict counts
 }
 
-// hold makes a pod wait for the plugins; nil when none wants it to.
-func (w *waitingPods) hold(pod *v1.Pod, delays map[string]time.Duration) *waitingPod {
+// addWaiting makes a pod wait for the plugins; nil when none wants it to.
+func (w *waitingPods) addWaiting(pod *v1.Pod, delays map[string]time.Duration) *waitingPod {
 	if len(delays) == 0 {
 		return nil
 	}
@@ -50,8 +50,8 @@ func (w *waitingPods) hold(pod *v1.Pod, delays map[string]time.Duration) *waitin
 	return x
 }
 
-// await blocks until the pod is let go, rejected, or its time runs out.
-func (w *waitingPods) await(ctx context.Context, x *waitingPod) *framework.Status {
+// awaitPermit blocks until the pod is let go, rejected, or its time runs out.
+func (w *waitingPods) awaitPermit(ctx context.Context, x *waitingPod) *framework.Status {
 	defer func() {
 		w.mu.Lock()
 		delete(w.pods, x.pod.UID)
@@ -69,7 +69,7 @@ func (w *waitingPods) await(ctx context.Context, x *waitingPod) *framework.Statu
 	}
 }
 
-func (w *waitingPods) get(uid types.UID) framework.WaitingPod {
+func (w *waitingPods) waitingPod(uid types.UID) framework.WaitingPod {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if x := w.pods[uid]; x != nil {
@@ -78,7 +78,7 @@ func (w *waitingPods) get(uid types.UID) framework.WaitingPod {
 	return nil
 }
 
-func (w *waitingPods) each(f func(framework.WaitingPod)) {
+func (w *waitingPods) forEach(f func(framework.WaitingPod)) {
 	w.mu.Lock()
 	list := make([]*waitingPod, 0, len(w.pods))
 	for _, x := range w.pods {
@@ -90,8 +90,8 @@ func (w *waitingPods) each(f func(framework.WaitingPod)) {
 	}
 }
 
-func (w *waitingPods) reject(uid types.UID, reason string) {
-	if x := w.get(uid); x != nil {
+func (w *waitingPods) rejectWaiting(uid types.UID, reason string) {
+	if x := w.waitingPod(uid); x != nil {
 		x.Reject("scheduler", reason)
 	}
 }
@@ -105,14 +105,14 @@ func (x *waitingPod) Allow(plugin string) {
 	defer x.mu.Unlock()
 	delete(x.missing, plugin)
 	if len(x.missing) == 0 {
-		x.decide(nil)
+		x.setResult(nil)
 	}
 }
 
 // Reject implements framework.WaitingPod.
-func (x *waitingPod) Reject(plugin, reason string) { x.decide(framework.Refuse(plugin, reason)) }
+func (x *waitingPod) Reject(plugin, reason string) { x.setResult(framework.Refuse(plugin, reason)) }
 
-func (x *waitingPod) decide(s *framework.Status) {
+func (x *waitingPod) setResult(s *framework.Status) {
 	select {
 	case x.result <- s:
 	default:
@@ -127,15 +127,15 @@ type broadcast struct {
 
 func newBroadcast() *broadcast { return &broadcast{ch: make(chan struct{})} }
 
-func (b *broadcast) tell() {
+func (b *broadcast) wakeAll() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	close(b.ch)
 	b.ch = make(chan struct{})
 }
 
-// await implements framework.Handle.AwaitVolumes.
-func (b *broadcast) await(ctx context.Context, check func() (bool, error)) error {
+// awaitChange implements framework.Handle.AwaitVolumes.
+func (b *broadcast) awaitChange(ctx context.Context, check func() (bool, error)) error {
 	for {
 		b.mu.Lock()
 		changed := b.ch // before the check: no change between the two is missed

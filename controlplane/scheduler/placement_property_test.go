@@ -41,32 +41,32 @@ func (w *twin) change(d dice, c *cluster) {
 			c.removeNode(node)
 		}
 	case 4, 5, 6, 7:
-		p := d.pod()
-		p.Spec.NodeName = node
-		w.pods[p.UID] = p
+		pod := d.pod()
+		pod.Spec.NodeName = node
+		w.pods[pod.UID] = pod
 		if d.often(50) {
-			c.assume(framework.NewPodInfo(p), node)
+			c.assumePod(framework.NewPodInfo(pod), node)
 		} else {
-			c.place(p)
+			c.addBoundPod(pod)
 		}
 	case 8:
-		if p := anyPod(); p != nil {
-			delete(w.pods, p.UID)
-			c.remove(p.UID)
+		if pod := anyPod(); pod != nil {
+			delete(w.pods, pod.UID)
+			c.removePod(pod.UID)
 		}
 	case 9:
-		if p := anyPod(); p != nil {
-			now := p.DeepCopy()
+		if pod := anyPod(); pod != nil {
+			now := pod.DeepCopy()
 			now.Labels = d.labels(podKeys, podValues)
-			w.pods[p.UID] = now
-			c.place(now)
+			w.pods[pod.UID] = now
+			c.addBoundPod(now)
 		}
 	case 10:
-		if p := anyPod(); p != nil {
-			now := p.DeepCopy()
+		if pod := anyPod(); pod != nil {
+			now := pod.DeepCopy()
 			now.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
-			w.pods[p.UID] = now
-			c.place(now)
+			w.pods[pod.UID] = now
+			c.addBoundPod(now)
 		}
 	case 11:
 		name := d.one(namespaceNames...)
@@ -89,14 +89,14 @@ func TestPlacementEqualsTwin(t *testing.T) {
 			if d.often(40) || len(w.nodes) == 0 {
 				continue
 			}
-			p := d.pod()
+			pod := d.pod()
 			if len(asked) > 0 && d.often(70) { // its counts are kept, and must have followed
-				p = asked[d.IntN(len(asked))]
+				pod = asked[d.IntN(len(asked))]
 			}
-			asked = append(asked, p)
+			asked = append(asked, pod)
 			snap := c.takeSnapshot()
-			w.compareSpread(t, seed, step, p, snap, verdicts)
-			w.compareAffinity(t, seed, step, p, snap, verdicts)
+			w.compareSpread(t, seed, step, pod, snap, verdicts)
+			w.compareAffinity(t, seed, step, pod, snap, verdicts)
 			if t.Failed() {
 				return
 			}
@@ -119,8 +119,8 @@ type filterAndScore interface {
 }
 
 // ask runs one plugin over the snapshot.
-func ask(t *testing.T, plugin filterAndScore, p *v1.Pod, snap *framework.Snapshot) (verdicts []string, scores []int64) {
-	c := framework.NewCycle(framework.NewPodInfo(p), snap)
+func ask(t *testing.T, plugin filterAndScore, pod *v1.Pod, snap *framework.Snapshot) (verdicts []string, scores []int64) {
+	c := framework.NewCycle(framework.NewPodInfo(pod), snap)
 	ctx := t.Context()
 	_, st := plugin.PreFilter(ctx, c)
 	for _, n := range snap.Nodes {
@@ -141,24 +141,24 @@ func ask(t *testing.T, plugin filterAndScore, p *v1.Pod, snap *framework.Snapsho
 	return verdicts, scores
 }
 
-func (w *twin) compareSpread(t *testing.T, seed uint64, step int, p *v1.Pod, snap *framework.Snapshot, seen map[string]int) {
-	got, scores := ask(t, podtopologyspread.Plugin{}, p, snap)
+func (w *twin) compareSpread(t *testing.T, seed uint64, step int, pod *v1.Pod, snap *framework.Snapshot, seen map[string]int) {
+	got, scores := ask(t, podtopologyspread.Plugin{}, pod, snap)
 	for i, name := range w.nodeNames() {
-		want := w.spread(p, w.nodes[name])
+		want := w.spread(pod, w.nodes[name])
 		seen[want]++
 		if got[i] != want {
 			t.Errorf("seed %d step %d: spread on %s: %q, want %q", seed, step, name, got[i], want)
 		}
 	}
-	if want := w.spreadScores(p, w.nodeNames()); !slices.Equal(scores, want) {
+	if want := w.spreadScores(pod, w.nodeNames()); !slices.Equal(scores, want) {
 		t.Errorf("seed %d step %d: spread scores %v, want %v", seed, step, scores, want)
 	}
 }
 
-func (w *twin) compareAffinity(t *testing.T, seed uint64, step int, p *v1.Pod, snap *framework.Snapshot, seen map[string]int) {
-	got, scores := ask(t, interpodaffinity.Plugin{}, p, snap)
+func (w *twin) compareAffinity(t *testing.T, seed uint64, step int, pod *v1.Pod, snap *framework.Snapshot, seen map[string]int) {
+	got, scores := ask(t, interpodaffinity.Plugin{}, pod, snap)
 	for i, name := range w.nodeNames() {
-		want := w.affinity(p, w.nodes[name])
+		want := w.affinity(pod, w.nodes[name])
 		seen[want]++
 		if got[i] != want {
 			t.Errorf("seed %d step %d: affinity on %s: %q, want %q", seed, step, name, got[i], want)
@@ -167,13 +167,13 @@ func (w *twin) compareAffinity(t *testing.T, seed uint64, step int, p *v1.Pod, s
 	if scores == nil {
 		scores = make([]int64, len(w.nodes))
 	}
-	if want := w.affinityScores(p, w.nodeNames()); !slices.Equal(scores, want) {
+	if want := w.affinityScores(pod, w.nodeNames()); !slices.Equal(scores, want) {
 		t.Errorf("seed %d step %d: affinity scores %v, want %v", seed, step, scores, want)
 	}
 }
 
 // nodeRules gives a pod what it wants of nodes.
-func (d dice) nodeRules(p *v1.Pod) {
+func (d dice) nodeRules(pod *v1.Pod) {
 	term := func() v1.NodeSelectorTerm {
 		ops := []v1.NodeSelectorOperator{v1.NodeSelectorOpIn, v1.NodeSelectorOpNotIn}
 		t := v1.NodeSelectorTerm{MatchExpressions: []v1.NodeSelectorRequirement{
@@ -200,7 +200,7 @@ func (d dice) nodeRules(p *v1.Pod) {
 		a.PreferredDuringSchedulingIgnoredDuringExecution = append(a.PreferredDuringSchedulingIgnoredDuringExecution,
 			v1.PreferredSchedulingTerm{Weight: int32(1 + d.IntN(100)), Preference: term()})
 	}
-	p.Spec.Affinity = &v1.Affinity{NodeAffinity: a}
+	pod.Spec.Affinity = &v1.Affinity{NodeAffinity: a}
 }
 
 // F82: what is kept of nodes follows them: over thousands of small clusters whose nodes come, go and change, a pod is
@@ -214,13 +214,13 @@ func TestNodeAffinityEqualsTwin(t *testing.T) {
 		var asked []*v1.Pod
 		for step := range steps {
 			w.change(d, c)
-			p := d.pod()
-			d.nodeRules(p)
+			pod := d.pod()
+			d.nodeRules(pod)
 			if len(asked) > 0 && d.often(80) {
-				p = asked[d.IntN(len(asked))]
+				pod = asked[d.IntN(len(asked))]
 			}
-			asked = append(asked, p)
-			w.compareNodeAffinity(t, p, c.takeSnapshot(), verdicts)
+			asked = append(asked, pod)
+			w.compareNodeAffinity(t, pod, c.takeSnapshot(), verdicts)
 			if t.Failed() {
 				t.Fatalf("seed %d step %d", seed, step)
 			}
@@ -236,10 +236,10 @@ func TestNodeAffinityEqualsTwin(t *testing.T) {
 	}
 }
 
-func (w *twin) compareNodeAffinity(t *testing.T, p *v1.Pod, snap *framework.Snapshot, seen map[string]int) {
-	c, plugin := framework.NewCycle(framework.NewPodInfo(p), snap), nodeaffinity.Plugin{}
+func (w *twin) compareNodeAffinity(t *testing.T, pod *v1.Pod, snap *framework.Snapshot, seen map[string]int) {
+	c, plugin := framework.NewCycle(framework.NewPodInfo(pod), snap), nodeaffinity.Plugin{}
 	only, st := plugin.PreFilter(t.Context(), c)
-	terms := p.Spec.Affinity.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution
+	terms := pod.Spec.Affinity.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution
 	preferred, readable := helpers.NewPreferredSchedulingTerms(terms)
 	rated := plugin.PreScore(t.Context(), c, snap.Nodes)
 	if len(terms) > 0 && rated.OK() != (readable == nil) {
@@ -251,7 +251,7 @@ func (w *twin) compareNodeAffinity(t *testing.T, p *v1.Pod, snap *framework.Snap
 			got = plugin.Filter(t.Context(), c, n).Message()
 		}
 		want := ""
-		fits, err := helpers.GetRequiredNodeAffinity(p).Match(w.nodes[n.Node.Name])
+		fits, err := helpers.GetRequiredNodeAffinity(pod).Match(w.nodes[n.Node.Name])
 		switch {
 		case err != nil:
 			want = err.Error()

@@ -14,47 +14,47 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// preempt implements framework.Handle.Preempt: it keeps room for the pod and ends the victims beside the loop.
-func (s *Scheduler) preempt(ctx context.Context, info *framework.PodInfo, node string, victims []*framework.PodInfo) {
-	s.cluster.nominate(info, node)
-	for _, p := range s.cluster.nominatedBelow(node, info.Priority) {
-		s.nominate(p.Pod, "") // it counted on room that is for another now
-		s.queue.again(ctx, p.Pod)
+// preemptPods implements framework.Handle.Preempt: it keeps room for the pod and ends the victims beside the loop.
+func (s *Scheduler) preemptPods(ctx context.Context, info *framework.PodInfo, node string, victims []*framework.PodInfo) {
+	s.cluster.nominateNode(info, node)
+	for _, pod := range s.cluster.nominatedBelow(node, info.Priority) {
+		s.nominatePod(pod.Pod, "") // it counted on room that is for another now
+		s.queue.requeueNow(ctx, pod.Pod)
 	}
 	select {
-	case s.bindings <- struct{}{}:
+	case s.bindingSlots <- struct{}{}:
 	case <-ctx.Done():
 		return
 	}
 	s.evictions.Go(func() {
-		defer func() { <-s.bindings }()
+		defer func() { <-s.bindingSlots }()
 		for _, v := range victims {
-			if err := s.evict(ctx, v.Pod, info.Pod, node); err != nil && ctx.Err() == nil {
+			if err := s.evictVictim(ctx, v.Pod, info.Pod, node); err != nil && ctx.Err() == nil {
 				s.log.Warn("preemption failed, will retry", "pod", info.Pod.Namespace+"/"+info.Pod.Name, "err", err)
-				s.nominate(info.Pod, "")
-				s.queue.again(ctx, info.Pod)
+				s.nominatePod(info.Pod, "")
+				s.queue.requeueNow(ctx, info.Pod)
 				return
 			}
 		}
 	})
 }
 
-// nominate implements framework.Handle.Nominate.
-func (s *Scheduler) nominate(p *v1.Pod, node string) {
-	if s.cluster.nominate(framework.NewPodInfo(p), node) {
-		s.note(&note{pod: p, at: time.Now(), nominates: true, again: true})
+// nominatePod implements framework.Handle.Nominate.
+func (s *Scheduler) nominatePod(pod *v1.Pod, node string) {
+	if s.cluster.nominateNode(framework.NewPodInfo(pod), node) {
+		s.enqueueNote(&podUpdateNote{pod: pod, at: time.Now(), updatesNomination: true, mustCheckAPI: true})
 	}
 }
 
-// evict ends a pod of lower priority. One that waits for Permit only loses its place.
-func (s *Scheduler) evict(ctx context.Context, victim, preemptor *v1.Pod, node string) error {
-	if x := s.waiting.get(victim.UID); x != nil {
+// evictVictim ends a pod of lower priority. One that waits for Permit only loses its place.
+func (s *Scheduler) evictVictim(ctx context.Context, victim, preemptor *v1.Pod, node string) error {
+	if x := s.waiting.waitingPod(victim.UID); x != nil {
 		x.Reject("scheduler", "preempted")
 		return nil
 	}
 	why := fmt.Sprintf("%s: preempting to accommodate a higher priority pod", schedulerOf(preemptor))
-	mark := func(p *v1.Pod) (*v1.Pod, bool) {
-		return withCondition(p, v1.PodCondition{Type: v1.DisruptionTarget, Status: v1.ConditionTrue,
+	mark := func(pod *v1.Pod) (*v1.Pod, bool) {
+		return withCondition(pod, v1.PodCondition{Type: v1.DisruptionTarget, Status: v1.ConditionTrue,
 			Reason: v1.PodReasonPreemptionByScheduler, Message: why, LastTransitionTime: metav1.Now()})
 	}
 	if err := updateStatus(ctx, s, victim, false, mark); err != nil {
@@ -68,7 +68,7 @@ func (s *Scheduler) evict(ctx context.Context, victim, preemptor *v1.Pod, node s
 	case err != nil:
 		return fmt.Errorf("preempt pod %s/%s: %w", victim.Namespace, victim.Name, err)
 	}
-	s.note(&note{pod: victim, by: schedulerOf(preemptor), at: time.Now(), kind: v1.EventTypeNormal, reason: "Preempted",
+	s.enqueueNote(&podUpdateNote{pod: victim, reporter: schedulerOf(preemptor), at: time.Now(), eventType: v1.EventTypeNormal, reason: "Preempted",
 		message: fmt.Sprintf("Preempted by pod %s on node %s", preemptor.UID, node)})
 	return nil
 }
@@ -87,17 +87,17 @@ func (c *cluster) nominatedBelow(node string, priority int32) []*framework.PodIn
 	return out
 }
 
-// again puts a waiting pod back to be tried after its backoff.
-func (q *queue) again(ctx context.Context, p *v1.Pod) {
+// requeueNow puts a waiting pod back to be tried after its backoff.
+func (q *queue) requeueNow(ctx context.Context, pod *v1.Pod) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	have := q.pods[p.UID]
+	have := q.pods[pod.UID]
 	switch {
 	case have == nil:
-	case have.place == inProgress:
-		have.moved = true
-	case have.place == inWaiting:
-		delete(q.waiting, p.UID)
-		q.enter(ctx, have)
+	case have.state == inProgress:
+		have.mayFit = true
+	case have.state == inWaiting:
+		delete(q.waiting, pod.UID)
+		q.enqueue(ctx, have)
 	}
 }

@@ -24,35 +24,35 @@ import (
 // without is the cluster less some pods.
 func (w *twin) without(gone map[types.UID]bool) *twin {
 	out := &twin{nodes: w.nodes, pods: map[types.UID]*v1.Pod{}, namespaces: w.namespaces}
-	for uid, p := range w.pods {
+	for uid, pod := range w.pods {
 		if !gone[uid] {
-			out.pods[uid] = p
+			out.pods[uid] = pod
 		}
 	}
 	return out
 }
 
-func cpuOf(p *v1.Pod) int64 { return p.Spec.Containers[0].Resources.Requests.Cpu().MilliValue() }
+func cpuOf(pod *v1.Pod) int64 { return pod.Spec.Containers[0].Resources.Requests.Cpu().MilliValue() }
 
 // fits says whether nothing keeps the pod off the node: taints, labels, CPU, spread and affinity.
-func (w *twin) fits(p *v1.Pod, n *v1.Node) bool {
+func (w *twin) fits(pod *v1.Pod, n *v1.Node) bool {
 	for _, t := range n.Spec.Taints {
-		if t.Effect != v1.TaintEffectPreferNoSchedule && !framework.Tolerated(p.Spec.Tolerations, &t) {
+		if t.Effect != v1.TaintEffectPreferNoSchedule && !framework.Tolerated(pod.Spec.Tolerations, &t) {
 			return false
 		}
 	}
-	for k, v := range p.Spec.NodeSelector {
+	for k, v := range pod.Spec.NodeSelector {
 		if n.Labels[k] != v {
 			return false
 		}
 	}
-	cpu := cpuOf(p)
+	cpu := cpuOf(pod)
 	w.on(func(q *v1.Pod, on *v1.Node) {
 		if on == n {
 			cpu += cpuOf(q)
 		}
 	})
-	return cpu <= n.Status.Allocatable.Cpu().MilliValue() && w.spread(p, n) == "" && w.affinity(p, n) == ""
+	return cpu <= n.Status.Allocatable.Cpu().MilliValue() && w.spread(pod, n) == "" && w.affinity(pod, n) == ""
 }
 
 type sacrifice struct {
@@ -61,11 +61,11 @@ type sacrifice struct {
 	violations int
 }
 
-func startOf(p *v1.Pod) time.Time {
-	if p.Status.StartTime == nil {
+func startOf(pod *v1.Pod) time.Time {
+	if pod.Status.StartTime == nil {
 		return time.Unix(math.MaxInt32, 0)
 	}
-	return p.Status.StartTime.Time
+	return pod.Status.StartTime.Time
 }
 
 func byImportance(a, b *v1.Pod) int {
@@ -75,11 +75,11 @@ func byImportance(a, b *v1.Pod) int {
 // protectedBy says which of the pods, in this order, exceed what budgets allow.
 func protectedBy(budgets []*policyv1.PodDisruptionBudget, pods []*v1.Pod) map[types.UID]bool {
 	out, used := map[types.UID]bool{}, map[string]int32{}
-	for _, p := range pods {
+	for _, pod := range pods {
 		for _, b := range budgets {
-			if b.Namespace == p.Namespace && len(p.Labels) > 0 && matches(b.Spec.Selector, p.Labels) {
+			if b.Namespace == pod.Namespace && len(pod.Labels) > 0 && matches(b.Spec.Selector, pod.Labels) {
 				if used[b.Name]++; used[b.Name] > b.Status.DisruptionsAllowed {
-					out[p.UID] = true
+					out[pod.UID] = true
 				}
 			}
 		}
@@ -88,18 +88,18 @@ func protectedBy(budgets []*policyv1.PodDisruptionBudget, pods []*v1.Pod) map[ty
 }
 
 // sacrifices tries each node: all pods of lower priority go, then each comes back that may.
-func (w *twin) sacrifices(p *v1.Pod, budgets []*policyv1.PodDisruptionBudget) (out []sacrifice) {
+func (w *twin) sacrifices(pod *v1.Pod, budgets []*policyv1.PodDisruptionBudget) (out []sacrifice) {
 	for _, name := range w.nodeNames() {
 		n := w.nodes[name]
 		gone := map[types.UID]bool{}
 		var lower []*v1.Pod
 		w.on(func(q *v1.Pod, on *v1.Node) {
-			if on == n && *q.Spec.Priority < *p.Spec.Priority {
+			if on == n && *q.Spec.Priority < *pod.Spec.Priority {
 				gone[q.UID] = true
 				lower = append(lower, q)
 			}
 		})
-		if len(lower) == 0 || !w.without(gone).fits(p, n) {
+		if len(lower) == 0 || !w.without(gone).fits(pod, n) {
 			continue
 		}
 		slices.SortStableFunc(lower, byImportance)
@@ -110,7 +110,7 @@ func (w *twin) sacrifices(p *v1.Pod, budgets []*policyv1.PodDisruptionBudget) (o
 				if protected[q.UID] != first {
 					continue
 				}
-				if delete(gone, q.UID); w.without(gone).fits(p, n) {
+				if delete(gone, q.UID); w.without(gone).fits(pod, n) {
 					continue
 				}
 				gone[q.UID] = true
@@ -140,8 +140,8 @@ func (s sacrifice) cost() []int64 {
 }
 
 func uidsOf(pods []*v1.Pod) (out []types.UID) {
-	for _, p := range pods {
-		out = append(out, p.UID)
+	for _, pod := range pods {
+		out = append(out, pod.UID)
 	}
 	return out
 }
@@ -165,13 +165,13 @@ func TestPreemptionEqualsTwin(t *testing.T) {
 			w.nodes[name] = d.node(name)
 			c.setNode(w.nodes[name])
 			for range 3 {
-				q := d.pod()
-				q.Spec.NodeName = name
+				pod := d.pod()
+				pod.Spec.NodeName = name
 				if d.often(60) {
-					q.Spec.Affinity = nil
+					pod.Spec.Affinity = nil
 				}
-				w.pods[q.UID] = q
-				c.place(q)
+				w.pods[pod.UID] = pod
+				c.addBoundPod(pod)
 			}
 		}
 		for step := range steps {
@@ -179,16 +179,16 @@ func TestPreemptionEqualsTwin(t *testing.T) {
 			if d.often(50) || len(w.nodes) == 0 {
 				continue
 			}
-			p := d.pod()
-			*p.Spec.Priority += 2
+			pod := d.pod()
+			*pod.Spec.Priority += 2
 			if d.often(70) {
-				p.Spec.Affinity, p.Spec.NodeSelector = nil, nil
+				pod.Spec.Affinity, pod.Spec.NodeSelector = nil, nil
 			}
 			if d.often(60) {
-				p.Spec.TopologySpreadConstraints = nil
+				pod.Spec.TopologySpreadConstraints = nil
 			}
 			snap := c.takeSnapshot()
-			cycle := framework.NewCycle(framework.NewPodInfo(p), snap)
+			cycle := framework.NewCycle(framework.NewPodInfo(pod), snap)
 			_, failed := prof.Schedule(t.Context(), cycle, framework.Options{})
 			why, unfit := failed.(*framework.FitError)
 			if !unfit {
@@ -200,7 +200,7 @@ func TestPreemptionEqualsTwin(t *testing.T) {
 			budgets := w.budgets(d)
 			h.Budgets = func() []*policyv1.PodDisruptionBudget { return budgets }
 			found, _ := defaultpreemption.Plugin{H: h}.Candidates(t.Context(), cycle, why)
-			want := w.sacrifices(p, budgets)
+			want := w.sacrifices(pod, budgets)
 			got := map[string]string{}
 			for _, f := range found {
 				var pods []*v1.Pod

@@ -12,11 +12,11 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-func important(n int32) func(*v1.Pod) { return func(p *v1.Pod) { p.Spec.Priority = &n } }
+func important(n int32) func(*v1.Pod) { return func(pod *v1.Pod) { pod.Spec.Priority = &n } }
 
-func apart(p *v1.Pod) {
-	p.Labels = map[string]string{"app": "web"}
-	p.Spec.Affinity = &v1.Affinity{PodAntiAffinity: &v1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{
+func apart(pod *v1.Pod) {
+	pod.Labels = map[string]string{"app": "web"}
+	pod.Spec.Affinity = &v1.Affinity{PodAntiAffinity: &v1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{
 		{TopologyKey: v1.LabelHostname, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}}}}}
 }
 
@@ -64,7 +64,7 @@ func TestPreemption(t *testing.T) {
 		b.awaitNode(name, "")
 	}
 	never := v1.PreemptNever
-	b.pod("polite", "1", important(10), func(p *v1.Pod) { p.Spec.PreemptionPolicy = &never })
+	b.pod("polite", "1", important(10), func(pod *v1.Pod) { pod.Spec.PreemptionPolicy = &never })
 	b.awaitReason("polite", "0/2 nodes are available: 2 Insufficient cpu. preemption: not eligible due to preemptionPolicy=Never.")
 	b.delete("polite")
 	victimNode := b.get("a").Spec.NodeName
@@ -101,7 +101,7 @@ func TestPreemption(t *testing.T) {
 	b.awaitNode("big", victimNode)
 	b.awaitReason("late", "0/2 nodes are available: 2 Insufficient cpu. preemption: 0/2 nodes are available: 2 No preemption victims found for incoming pod.")
 	for _, name := range []string{"b", "c", "d"} {
-		if p := b.get(name); p.DeletionTimestamp != nil {
+		if pod := b.get(name); pod.DeletionTimestamp != nil {
 			t.Errorf("pod %s was preempted too", name)
 		}
 	}

@@ -26,13 +26,13 @@ type profiles struct {
 	shared *plugins.Shared // nil where the plugins were passed in
 }
 
-// of is the profile that the pod asks for; nil when it is another scheduler's.
-func (p *profiles) of(pod *v1.Pod) *profile { return p.byName[schedulerOf(pod)] }
+// forPod is the profile that the pod asks for; nil when it is another scheduler's.
+func (p *profiles) forPod(pod *v1.Pod) *profile { return p.byName[schedulerOf(pod)] }
 
 // schedulerOf is the name of the scheduler that the pod is for.
 func schedulerOf(pod *v1.Pod) string { return cmp.Or(pod.Spec.SchedulerName, v1.DefaultSchedulerName) }
 
-func oneProfile(p *framework.Profile) *profiles {
+func singleProfile(p *framework.Profile) *profiles {
 	return &profiles{byName: map[string]*profile{v1.DefaultSchedulerName: {Profile: p}}, any: p}
 }
 

@@ -28,7 +28,7 @@ func settings(t testing.TB, lines string) *config.Config {
 }
 
 func forScheduler(name string) func(*v1.Pod) {
-	return func(p *v1.Pod) { p.Spec.SchedulerName = name }
+	return func(pod *v1.Pod) { pod.Spec.SchedulerName = name }
 }
 
 const packed = `
@@ -55,9 +55,9 @@ func TestProfiles(t *testing.T) {
 	b.awaitNode("tight", "half")
 	b.eventually("the event of the packed profile", func() error { return b.eventBy("tight", "packed") })
 	b.eventually("the event of the default profile", func() error { return b.eventBy("spread", "default-scheduler") })
-	p := b.get("stranger")
-	if p.Spec.NodeName != "" || len(p.Status.Conditions) > 0 || len(b.events("stranger")) > 0 {
-		t.Errorf("another scheduler's pod was touched: %+v, events %q", p.Status, b.events("stranger"))
+	pod := b.get("stranger")
+	if pod.Spec.NodeName != "" || len(pod.Status.Conditions) > 0 || len(b.events("stranger")) > 0 {
+		t.Errorf("another scheduler's pod was touched: %+v, events %q", pod.Status, b.events("stranger"))
 	}
 }
 

@@ -23,8 +23,8 @@ import (
 // asTrial is what the controller sees of a trial.
 type asTrial struct{ *Trial }
 
-func (t asTrial) Weigh(ctx context.Context, p *v1.Pod) (rebalance.Verdict, error) {
-	v, err := t.Trial.Weigh(ctx, p)
+func (t asTrial) Weigh(ctx context.Context, pod *v1.Pod) (rebalance.Verdict, error) {
+	v, err := t.Trial.Weigh(ctx, pod)
 	return rebalance.Verdict(v), err
 }
 
@@ -85,19 +85,19 @@ func (s *shifting) node(name string) {
 
 // place makes one more pod of a workload where the scheduler has it; "" = nowhere.
 func (s *shifting) place(like *v1.Pod, rs *appsv1.ReplicaSet) string {
-	p := like.DeepCopy()
+	pod := like.DeepCopy()
 	s.serial++
-	p.Name = fmt.Sprintf("%s-%d", rs.Name, s.serial)
-	p.UID, p.Spec.NodeName, p.Namespace = types.UID(p.Name), "", rs.Namespace
-	p.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(rs, appsv1.SchemeGroupVersion.WithKind("ReplicaSet"))}
-	p.Status.Conditions = []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue, LastTransitionTime: metav1.Unix(0, 0)}}
-	res, err := s.profile.Schedule(s.t.Context(), framework.NewCycle(framework.NewPodInfo(p), s.c.takeSnapshot()), framework.Options{Rand: s.d.Rand})
+	pod.Name = fmt.Sprintf("%s-%d", rs.Name, s.serial)
+	pod.UID, pod.Spec.NodeName, pod.Namespace = types.UID(pod.Name), "", rs.Namespace
+	pod.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(rs, appsv1.SchemeGroupVersion.WithKind("ReplicaSet"))}
+	pod.Status.Conditions = []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue, LastTransitionTime: metav1.Unix(0, 0)}}
+	res, err := s.profile.Schedule(s.t.Context(), framework.NewCycle(framework.NewPodInfo(pod), s.c.takeSnapshot()), framework.Options{Rand: s.d.Rand})
 	if err != nil {
 		return ""
 	}
-	p.Spec.NodeName = res.Node
-	s.w.pods[p.UID] = p
-	s.c.place(p)
+	pod.Spec.NodeName = res.Node
+	s.w.pods[pod.UID] = pod
+	s.c.addBoundPod(pod)
 	return res.Node
 }
 
@@ -107,9 +107,9 @@ func (s *shifting) workloads() (out []rebalance.Workload) {
 			continue
 		}
 		w := rebalance.Workload{Kind: "ReplicaSet", Object: s.owners[uid]}
-		for _, p := range s.w.pods {
-			if metav1.IsControlledBy(p, s.owners[uid]) {
-				w.Pods = append(w.Pods, p)
+		for _, pod := range s.w.pods {
+			if metav1.IsControlledBy(pod, s.owners[uid]) {
+				w.Pods = append(w.Pods, pod)
 			}
 		}
 		slices.SortFunc(w.Pods, func(a, b *v1.Pod) int { return int(a.Name[len(a.Name)-1]) - int(b.Name[len(b.Name)-1]) })
@@ -121,9 +121,9 @@ func (s *shifting) workloads() (out []rebalance.Workload) {
 // misplaced are the pods that their nodes would not take again, and their names.
 func (s *shifting) misplaced() map[string]bool {
 	out := map[string]bool{}
-	for uid, p := range s.w.pods {
-		if n := s.w.nodes[p.Spec.NodeName]; n != nil && !s.w.without(map[types.UID]bool{uid: true}).fits(p, n) {
-			out[p.Name] = true
+	for uid, pod := range s.w.pods {
+		if n := s.w.nodes[pod.Spec.NodeName]; n != nil && !s.w.without(map[types.UID]bool{uid: true}).fits(pod, n) {
+			out[pod.Name] = true
 		}
 	}
 	return out
@@ -132,8 +132,8 @@ func (s *shifting) misplaced() map[string]bool {
 // uneven is how the workload's pods lie over domains: the sum of squares.
 func uneven(pods []*v1.Pod, of func(node string) string) int {
 	at, sum := map[string]int{}, 0
-	for _, p := range pods {
-		at[of(p.Spec.NodeName)]++
+	for _, pod := range pods {
+		at[of(pod.Spec.NodeName)]++
 	}
 	for _, n := range at {
 		sum += n * n
@@ -146,9 +146,9 @@ func (s *shifting) zone(node string) string { return s.w.nodes[node].Labels[v1.L
 // full is how much of a node's processors is asked for, in hundredths.
 func (s *shifting) full(node string) float64 {
 	cpu := int64(0)
-	for _, p := range s.w.pods {
-		if p.Spec.NodeName == node {
-			cpu += cpuOf(p)
+	for _, pod := range s.w.pods {
+		if pod.Spec.NodeName == node {
+			cpu += cpuOf(pod)
 		}
 	}
 	return 100 * float64(cpu) / float64(s.w.nodes[node].Status.Allocatable.Cpu().MilliValue())
@@ -156,7 +156,7 @@ func (s *shifting) full(node string) float64 {
 
 // step moves one pod and looks at what became of the cluster; false when it is at rest.
 func (s *shifting) step() bool {
-	snap := newTrial(oneProfile(s.profile), s.c.duplicate())
+	snap := newTrial(singleProfile(s.profile), s.c.copySnapshot())
 	now := rebalance.Surroundings{Now: time.Unix(longAgo, 0), Interval: time.Minute, Zone: s.zone, Budgets: slices.Collect(maps.Values(s.budgets))}
 	m, err := rebalance.Choose(s.t.Context(), asTrial{snap}, s.workloads(), now)
 	if err != nil {
@@ -172,7 +172,7 @@ func (s *shifting) step() bool {
 	}
 	was, full := m.Workload.Pods, s.full(from)
 	delete(s.w.pods, m.Pod.UID)
-	s.c.remove(m.Pod.UID)
+	s.c.removePod(m.Pod.UID)
 	to := s.place(m.Pod, s.owners[owner])
 	if to == "" || to == from {
 		s.t.Fatalf("seed %d: %s left %s for %s because %s, and is at %q", s.seed, m.Pod.Name, from, m.To, m.Why, to)

@@ -14,9 +14,9 @@ import (
 func TestResizedPodsCountWithTheMost(t *testing.T) {
 	cpus := func(n string) v1.ResourceList { return v1.ResourceList{v1.ResourceCPU: resource.MustParse(n)} }
 	sized := func(asks, granted, has, reason string) *v1.Pod {
-		p := testPod("a", func(p *v1.Pod) {
-			p.Spec.NodeName, p.Spec.Containers[0].Resources.Requests = "w1", cpus(asks)
-			p.Status.ContainerStatuses = []v1.ContainerStatus{{Name: "c", AllocatedResources: cpus(granted),
+		p := testPod("a", func(pod *v1.Pod) {
+			pod.Spec.NodeName, pod.Spec.Containers[0].Resources.Requests = "w1", cpus(asks)
+			pod.Status.ContainerStatuses = []v1.ContainerStatus{{Name: "c", AllocatedResources: cpus(granted),
 				Resources: &v1.ResourceRequirements{Requests: cpus(has)}}}
 		})
 		if reason != "" {
@@ -31,12 +31,12 @@ func TestResizedPodsCountWithTheMost(t *testing.T) {
 		{"1", "1", "1", "", 1000}, {"3", "1", "1", "", 3000}, {"3", "1", "1", v1.PodReasonDeferred, 3000}, {"3", "1", "1", v1.PodReasonInfeasible, 1000},
 		{"1", "2", "3", "", 3000}, {"1", "2", "1", "", 2000}, {"9", "2", "3", v1.PodReasonInfeasible, 3000},
 	} {
-		p := sized(c.asks, c.granted, c.has, c.reason)
-		if got := framework.NewPodInfo(p).Requests.MilliCPU; got != c.want {
+		pod := sized(c.asks, c.granted, c.has, c.reason)
+		if got := framework.NewPodInfo(pod).Requests.MilliCPU; got != c.want {
 			t.Errorf("%+v: counts with %d", c, got)
 		}
 		done := sized(c.asks, c.asks, c.asks, "")
-		if same := sameForScheduling(p, done); same != (framework.NewPodInfo(done).Requests.MilliCPU == c.want) {
+		if same := sameForScheduling(pod, done); same != (framework.NewPodInfo(done).Requests.MilliCPU == c.want) {
 			t.Errorf("%+v: the same as when it is done: %v", c, same)
 		}
 	}

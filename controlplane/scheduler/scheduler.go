@@ -64,21 +64,21 @@ type Scheduler struct {
 	err      error // of the profiles; Run returns it
 	cluster  *cluster
 	queue    *queue
-	groups   *groups
+	groups   *groupTracker
 	waiting  *waitingPods
 	volumes  *broadcast
 	devices  *broadcast
 
-	intake      sync.Mutex // held while a change of the informers is applied
-	unconfirmed unconfirmed
-	writer      atomic.Pointer[client.Client] // fenced with the leadership of the current Run
-	fence       atomic.Uint64                 // of the last Run
-	bindings    chan struct{}
-	held        chan struct{}
-	evictions   sync.WaitGroup          // of victims of preemption
-	notes       [noteWorkers]chan *note // by reference: empty queues of so many take 128 KiB
-	placed      chan *note              // of pods that got a node
-	start       int                     // the node to look at first; the loop's
+	changeMu     sync.Mutex // held while a change of the informers is applied
+	unconfirmed  unconfirmedBindings
+	writer       atomic.Pointer[client.Client] // fenced with the leadership of the current Run
+	fence        atomic.Uint64                 // of the last Run
+	bindingSlots chan struct{}
+	heldSlots    chan struct{}
+	evictions    sync.WaitGroup                   // of victims of preemption
+	notes        [noteWorkers]chan *podUpdateNote // by reference: empty queues of so many take 128 KiB
+	placedNotes  chan *podUpdateNote              // of pods that got a node
+	nextNode     int                              // the node to look at first; the loop's
 }
 
 // New prepares a scheduler and registers its informers. Nothing runs until Run.
@@ -91,20 +91,20 @@ func New(cfg Config) *Scheduler {
 	}
 	s := &Scheduler{
 		cfg: cfg, log: cfg.Log, waiting: newWaitingPods(), volumes: newBroadcast(), devices: newBroadcast(),
-		bindings: make(chan struct{}, maxBindings), held: make(chan struct{}, maxHeld), placed: make(chan *note, maxNotes),
+		bindingSlots: make(chan struct{}, maxBindings), heldSlots: make(chan struct{}, maxHeld), placedNotes: make(chan *podUpdateNote, maxNotes),
 	}
 	for i := range s.notes {
-		s.notes[i] = make(chan *note, maxNotes/noteWorkers)
+		s.notes[i] = make(chan *podUpdateNote, maxNotes/noteWorkers)
 	}
 	if s.profiles, s.err = s.makeProfiles(); s.err != nil {
 		return s
 	}
-	s.cluster = newCluster(s.storage(), s.ownerSelector)
+	s.cluster = newCluster(s.storageAccess(), s.ownerSelector)
 	s.groups = s.cluster.groups
 	s.queue = newQueue(s.profiles, time.Now)
-	s.queue.firstBackoff = cmp.Or(cfg.Settings.InitialBackoff, firstBackoff)
-	s.queue.mostBackoff = max(cmp.Or(cfg.Settings.MaxBackoff, mostBackoff), s.queue.firstBackoff)
-	s.watch()
+	s.queue.minBackoff = cmp.Or(cfg.Settings.InitialBackoff, minBackoff)
+	s.queue.maxBackoff = max(cmp.Or(cfg.Settings.MaxBackoff, maxBackoff), s.queue.minBackoff)
+	s.registerHandlers()
 	return s
 }
 
@@ -121,7 +121,7 @@ func (s *Scheduler) makeProfiles() (*profiles, error) {
 		return nil, err
 	}
 	h.Fits = p.Fits
-	return oneProfile(p), nil
+	return singleProfile(p), nil
 }
 
 // Run schedules until ctx (the leadership) ends; every write carries fence, the term of the
@@ -136,7 +136,7 @@ func (s *Scheduler) Run(ctx context.Context, fence uint64) error {
 	}
 	s.writer.Store(s.cfg.Client.Fenced(fence))
 	// Handlers may lag behind what the informers hold. Deciding on less than that could fill a node twice.
-	s.adopt(ctx)
+	s.syncFromInformers(ctx)
 	if led := s.fence.Swap(fence); led != fence || fence == 0 {
 		// No write of an earlier leadership can be on its way, and the informers have seen those that were done.
 		s.unconfirmed.takeAll()
@@ -144,13 +144,13 @@ func (s *Scheduler) Run(ctx context.Context, fence uint64) error {
 			shared.Ledger.Settle()
 		}
 	}
-	s.groups.restart()
-	s.queue.restart(ctx)
+	s.groups.resetAttempts()
+	s.queue.requeueAll(ctx)
 	resume := s.resumeUnconfirmed()
 	defer s.cluster.forgetAssumed()
 	parts := []lifecycle.Part{
-		{Name: "scheduler: loop", Run: s.loop},
-		{Name: "scheduler: overdue", Run: s.overdue},
+		{Name: "scheduler: loop", Run: s.runLoop},
+		{Name: "scheduler: overdue", Run: s.requeueOverduePods},
 		{Name: "scheduler: unconfirmed bindings", Run: resume},
 		{Name: "scheduler: unconfirmed claims", Run: s.confirmClaims},
 		{Name: "scheduler: events", Run: s.writePlaced},
@@ -161,13 +161,13 @@ func (s *Scheduler) Run(ctx context.Context, fence uint64) error {
 	return lifecycle.Run(ctx, parts...)
 }
 
-func (s *Scheduler) overdue(ctx context.Context) error {
+func (s *Scheduler) requeueOverduePods(ctx context.Context) error {
 	t := time.NewTicker(30 * time.Second)
 	defer t.Stop()
 	for {
 		select {
 		case <-t.C:
-			s.queue.overdue(ctx)
+			s.queue.requeueOverdue(ctx)
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -182,7 +182,7 @@ func (s *Scheduler) confirmClaims(ctx context.Context) error {
 		select {
 		case <-t.C:
 			if shared := s.profiles.shared; shared != nil && shared.Ledger.Confirm(ctx, s.deviceAccess()) {
-				s.queue.happened(ctx, framework.DeviceClaimChanged, nil)
+				s.queue.handleEvent(ctx, framework.DeviceClaimChanged, nil)
 			}
 		case <-ctx.Done():
 			return ctx.Err()
@@ -190,181 +190,181 @@ func (s *Scheduler) confirmClaims(ctx context.Context) error {
 	}
 }
 
-// loop takes one pod at a time. It ends when all bindings have.
-func (s *Scheduler) loop(ctx context.Context) error {
-	binders := newCrew()
-	defer binders.wait()
+// runLoop takes one pod at a time. It ends when all bindings have.
+func (s *Scheduler) runLoop(ctx context.Context) error {
+	binders := newWorkerPool()
+	defer binders.waitForTasks()
 	defer s.evictions.Wait()
 	ties := rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
 	for {
-		p := s.queue.pop(ctx)
-		if p == nil {
+		pod := s.queue.pop(ctx)
+		if pod == nil {
 			return ctx.Err()
 		}
-		s.guarded(ctx, p, func() { s.attempt(ctx, p, ties, binders) })
+		s.runRecovering(ctx, pod, func() { s.schedulePod(ctx, pod, ties, binders) })
 	}
 }
 
-// guarded makes a panic over one pod a failed attempt at that pod.
-func (s *Scheduler) guarded(ctx context.Context, p *queued, f func()) {
+// runRecovering makes a panic over one pod a failed attempt at that pod.
+func (s *Scheduler) runRecovering(ctx context.Context, pod *queuedPod, f func()) {
 	defer func() {
 		if x := recover(); x != nil {
-			s.log.Error("scheduling a pod panicked", "pod", p.Pod.Namespace+"/"+p.Pod.Name, "panic", x, "stack",
+			s.log.Error("scheduling a pod panicked", "pod", pod.Pod.Namespace+"/"+pod.Pod.Name, "panic", x, "stack",
 				string(debug.Stack()))
-			s.cluster.forget(p.Pod.UID)
-			s.report(p, v1.PodReasonSchedulerError, fmt.Sprintf("panic: %v", x))
-			s.queue.failed(ctx, p, nil)
+			s.cluster.forgetAssumedPod(pod.Pod.UID)
+			s.reportFailure(pod, v1.PodReasonSchedulerError, fmt.Sprintf("panic: %v", x))
+			s.queue.requeueFailed(ctx, pod, nil)
 		}
 	}()
 	f()
 }
 
-// choice is a pod with the node that it is to have, where it counts already.
-type choice struct {
-	p      *queued
-	c      *framework.Cycle
-	res    framework.Result
+// nodeChoice is a pod with the node that it is to have, where it counts already.
+type nodeChoice struct {
+	pod    *queuedPod
+	cycle  *framework.Cycle
+	result framework.Result
 	delays map[string]time.Duration // of the plugins that want it to wait
 }
 
-// failure is why a pod has no node: err when none was found (a *framework.FitError when none fits), status when a plugin
+// schedulingFailure is why a pod has no node: err when none was found (a *framework.FitError when none fits), status when a plugin
 // refused the node that was. Neither: it has one already.
-type failure struct {
-	p      *queued
-	c      *framework.Cycle
+type schedulingFailure struct {
+	pod    *queuedPod
+	cycle  *framework.Cycle
 	err    error
 	node   string
 	status *framework.Status
 }
 
-// attempt chooses a node for one pod, or for all of its group, and sends the binding off.
-func (s *Scheduler) attempt(ctx context.Context, p *queued, ties *rand.Rand, binders *crew) {
-	if g, ok := s.gangOf(p.Pod); ok {
-		s.attemptGroup(ctx, p, g, ties, binders)
+// schedulePod chooses a node for one pod, or for all of its group, and sends the binding off.
+func (s *Scheduler) schedulePod(ctx context.Context, pod *queuedPod, ties *rand.Rand, binders *workerPool) {
+	if g, ok := s.gangToPlace(pod.Pod); ok {
+		s.attemptGroup(ctx, pod, g, ties, binders)
 		return
 	}
-	x, f := s.choose(ctx, p, ties)
+	x, f := s.chooseNode(ctx, pod, ties)
 	if f != nil {
-		s.refused(ctx, *f)
+		s.handleFailure(ctx, *f)
 		return
 	}
-	s.send(ctx, x, binders)
+	s.startBinding(ctx, x, binders)
 }
 
-// choose finds a node for a pod, counts it there and asks the plugins for their consent.
-func (s *Scheduler) choose(ctx context.Context, p *queued, ties *rand.Rand) (*choice, *failure) {
-	uid := p.Pod.UID
-	if s.cluster.placed(uid) {
-		return nil, &failure{p: p}
+// chooseNode finds a node for a pod, counts it there and asks the plugins for their consent.
+func (s *Scheduler) chooseNode(ctx context.Context, pod *queuedPod, ties *rand.Rand) (*nodeChoice, *schedulingFailure) {
+	uid := pod.Pod.UID
+	if s.cluster.isPlaced(uid) {
+		return nil, &schedulingFailure{pod: pod}
 	}
-	profile := s.profiles.of(p.Pod)
+	profile := s.profiles.forPod(pod.Pod)
 	snap := s.cluster.takeSnapshot()
-	c := framework.NewCycle(p.PodInfo, snap)
+	c := framework.NewCycle(pod.PodInfo, snap)
 	n := len(snap.Nodes)
-	res, err := profile.Schedule(ctx, c, framework.Options{Sample: framework.SampleSize(n, profile.percentage), Start: s.start, Rand: ties})
+	res, err := profile.Schedule(ctx, c, framework.Options{Sample: framework.SampleSize(n, profile.percentage), Start: s.nextNode, Rand: ties})
 	if n > 0 {
-		s.start = (s.start + res.Evaluated) % n
+		s.nextNode = (s.nextNode + res.Evaluated) % n
 	}
 	if err != nil {
-		return nil, &failure{p: p, c: c, err: err}
+		return nil, &schedulingFailure{pod: pod, cycle: c, err: err}
 	}
-	if !s.cluster.assume(p.PodInfo, res.Node) {
-		return nil, &failure{p: p}
+	if !s.cluster.assumePod(pod.PodInfo, res.Node) {
+		return nil, &schedulingFailure{pod: pod}
 	}
 	if kept := snap.NominationOf(uid); kept != "" && kept != res.Node {
-		s.queue.happened(ctx, framework.PodRemoved, p.Pod) // the room that was kept is free for others
+		s.queue.handleEvent(ctx, framework.PodRemoved, pod.Pod) // the room that was kept is free for others
 	}
 	if st := profile.Reserve(ctx, c, res.Node); !st.OK() {
-		return nil, &failure{p: p, c: c, node: res.Node, status: st}
+		return nil, &schedulingFailure{pod: pod, cycle: c, node: res.Node, status: st}
 	}
 	st, delays := profile.Permit(ctx, c, res.Node)
 	if !st.OK() {
-		return nil, &failure{p: p, c: c, node: res.Node, status: st}
+		return nil, &schedulingFailure{pod: pod, cycle: c, node: res.Node, status: st}
 	}
-	return &choice{p, c, res, delays}, nil
+	return &nodeChoice{pod, c, res, delays}, nil
 }
 
-// refused deals with a pod for which there is no node.
-func (s *Scheduler) refused(ctx context.Context, f failure) {
+// handleFailure deals with a pod for which there is no node.
+func (s *Scheduler) handleFailure(ctx context.Context, f schedulingFailure) {
 	switch {
 	case f.err != nil:
-		s.unschedulable(ctx, f.p, f.c, f.err)
+		s.handleUnschedulable(ctx, f.pod, f.cycle, f.err)
 	case f.status != nil:
-		s.undo(ctx, f.p, f.c, f.node, f.status)
+		s.undoPlacement(ctx, f.pod, f.cycle, f.node, f.status)
 	default:
-		s.queue.remove(f.p.Pod.UID)
+		s.queue.removePod(f.pod.Pod.UID)
 	}
 }
 
-// send has a pod bound beside the loop.
-func (s *Scheduler) send(ctx context.Context, x *choice, binders *crew) {
-	p := x.p
-	s.queue.chosen(p)
-	slots := s.bindings
-	if len(x.delays) > 0 || len(p.Pod.Spec.ResourceClaims) > 0 || len(p.Pod.Spec.Volumes) > 0 && hasClaims(p.Pod) {
-		slots = s.held
+// startBinding has a pod bound beside the loop.
+func (s *Scheduler) startBinding(ctx context.Context, x *nodeChoice, binders *workerPool) {
+	pod := x.pod
+	s.queue.markBinding(pod)
+	slots := s.bindingSlots
+	if len(x.delays) > 0 || len(pod.Pod.Spec.ResourceClaims) > 0 || len(pod.Pod.Spec.Volumes) > 0 && hasClaims(pod.Pod) {
+		slots = s.heldSlots
 	}
 	select {
 	case slots <- struct{}{}:
 	case <-ctx.Done():
-		s.undo(ctx, p, x.c, x.res.Node, framework.Fail("scheduler", ctx.Err()))
+		s.undoPlacement(ctx, pod, x.cycle, x.result.Node, framework.Fail("scheduler", ctx.Err()))
 		return
 	}
-	hold := s.waiting.hold(p.Pod, x.delays)
-	binders.run(ctx, func() {
+	hold := s.waiting.addWaiting(pod.Pod, x.delays)
+	binders.startTask(ctx, func() {
 		defer func() { <-slots }()
-		s.guarded(ctx, p, func() { s.bind(ctx, p, x.c, x.res, hold) })
+		s.runRecovering(ctx, pod, func() { s.bindPod(ctx, pod, x.cycle, x.result, hold) })
 	})
 }
 
-func hasClaims(p *v1.Pod) bool {
-	for i := range p.Spec.Volumes {
-		if v := &p.Spec.Volumes[i]; v.PersistentVolumeClaim != nil || v.Ephemeral != nil {
+func hasClaims(pod *v1.Pod) bool {
+	for i := range pod.Spec.Volumes {
+		if v := &pod.Spec.Volumes[i]; v.PersistentVolumeClaim != nil || v.Ephemeral != nil {
 			return true
 		}
 	}
 	return false
 }
 
-// unschedulable tells why and puts the pod back.
-func (s *Scheduler) unschedulable(ctx context.Context, p *queued, c *framework.Cycle, err error) {
+// handleUnschedulable tells why and puts the pod back.
+func (s *Scheduler) handleUnschedulable(ctx context.Context, pod *queuedPod, c *framework.Cycle, err error) {
 	if ctx.Err() != nil {
 		return
 	}
 	var why *framework.FitError
 	if !errors.As(err, &why) {
-		s.log.Error("scheduling failed", "pod", p.Pod.Namespace+"/"+p.Pod.Name, "err", err)
-		s.report(p, v1.PodReasonSchedulerError, err.Error())
-		s.queue.failed(ctx, p, nil)
+		s.log.Error("scheduling failed", "pod", pod.Pod.Namespace+"/"+pod.Pod.Name, "err", err)
+		s.reportFailure(pod, v1.PodReasonSchedulerError, err.Error())
+		s.queue.requeueFailed(ctx, pod, nil)
 		return
 	}
 	if why.Total > 0 {
-		s.profiles.of(p.Pod).PostFilter(ctx, c, why)
+		s.profiles.forPod(pod.Pod).PostFilter(ctx, c, why)
 	}
-	s.report(p, v1.PodReasonUnschedulable, why.Error())
-	s.groupRefused(p.Pod, v1.PodReasonUnschedulable, why.Error())
-	s.queue.failed(ctx, p, why.RefusedBy())
+	s.reportFailure(pod, v1.PodReasonUnschedulable, why.Error())
+	s.reportGroupRefused(pod.Pod, v1.PodReasonUnschedulable, why.Error())
+	s.queue.requeueFailed(ctx, pod, why.RefusedBy())
 }
 
-// letGo takes a pod off the node that it was thought to go to. Others may fit now that did not beside it.
-func (s *Scheduler) letGo(ctx context.Context, p *v1.Pod) {
-	s.cluster.forget(p.UID)
-	s.queue.happened(ctx, framework.PodRemoved, p)
+// forgetPod takes a pod off the node that it was thought to go to. Others may fit now that did not beside it.
+func (s *Scheduler) forgetPod(ctx context.Context, pod *v1.Pod) {
+	s.cluster.forgetAssumedPod(pod.UID)
+	s.queue.handleEvent(ctx, framework.PodRemoved, pod)
 }
 
-// undo takes back what was done for a pod that is not bound in the end.
-func (s *Scheduler) undo(ctx context.Context, p *queued, c *framework.Cycle, node string, why *framework.Status) {
-	s.profiles.of(p.Pod).Unreserve(ctx, c, node)
-	s.letGo(ctx, p.Pod)
+// undoPlacement takes back what was done for a pod that is not bound in the end.
+func (s *Scheduler) undoPlacement(ctx context.Context, pod *queuedPod, c *framework.Cycle, node string, why *framework.Status) {
+	s.profiles.forPod(pod.Pod).Unreserve(ctx, c, node)
+	s.forgetPod(ctx, pod.Pod)
 	if ctx.Err() != nil {
 		return
 	}
 	if why.Refused() {
-		s.report(p, v1.PodReasonUnschedulable, fmt.Sprintf("0/%d nodes are available: 1 %s.", len(c.Snapshot.Nodes), why.Message()))
-		s.queue.failed(ctx, p, map[string]bool{why.Plugin: true})
+		s.reportFailure(pod, v1.PodReasonUnschedulable, fmt.Sprintf("0/%d nodes are available: 1 %s.", len(c.Snapshot.Nodes), why.Message()))
+		s.queue.requeueFailed(ctx, pod, map[string]bool{why.Plugin: true})
 		return
 	}
-	s.log.Warn("binding failed, will retry", "pod", p.Pod.Namespace+"/"+p.Pod.Name, "node", node, "err", why.AsError())
-	s.report(p, v1.PodReasonSchedulerError, why.AsError().Error())
-	s.queue.failed(ctx, p, nil)
+	s.log.Warn("binding failed, will retry", "pod", pod.Pod.Namespace+"/"+pod.Pod.Name, "node", node, "err", why.AsError())
+	s.reportFailure(pod, v1.PodReasonSchedulerError, why.AsError().Error())
+	s.queue.requeueFailed(ctx, pod, nil)
 }

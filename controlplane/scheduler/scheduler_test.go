@@ -30,7 +30,7 @@ func TestBindsAndExplains(t *testing.T) {
 	b.lead()
 	const trace = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
 	began := time.Now()
-	b.pod("small", "1", func(p *v1.Pod) { p.Annotations = map[string]string{api.TraceParentAnnotation: trace} })
+	b.pod("small", "1", func(pod *v1.Pod) { pod.Annotations = map[string]string{api.TraceParentAnnotation: trace} })
 	b.awaitNode("small", "w1")
 	t.Logf("create to bound: %s", time.Since(began))
 	b.eventually("event", func() error {
@@ -43,8 +43,8 @@ func TestBindsAndExplains(t *testing.T) {
 	if len(stages) != 1 || stages[0].Name != "scheduled" || stages[0].Actor != "scheduler/cp1" || !strings.HasPrefix(stages[0].Detail, "filtered 0 of 1 nodes, score ") {
 		t.Errorf("stages %+v", stages)
 	}
-	if p := b.pod("big", "2"); p.Spec.NodeName != "" || p.Status.Phase != v1.PodPending {
-		t.Errorf("a new pod has node %q and phase %q", p.Spec.NodeName, p.Status.Phase)
+	if pod := b.pod("big", "2"); pod.Spec.NodeName != "" || pod.Status.Phase != v1.PodPending {
+		t.Errorf("a new pod has node %q and phase %q", pod.Spec.NodeName, pod.Status.Phase)
 	}
 	b.awaitReason("big", "0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod.")
 	b.eventually("event", func() error {
@@ -53,7 +53,7 @@ func TestBindsAndExplains(t *testing.T) {
 		}
 		return nil
 	})
-	b.pod("not-ours", "1", func(p *v1.Pod) { p.Spec.SchedulerName = "other" })
+	b.pod("not-ours", "1", func(pod *v1.Pod) { pod.Spec.SchedulerName = "other" })
 	b.node("w2", "2")
 	b.awaitNode("big", "w2")
 	if got := b.get("not-ours").Spec.NodeName; got != "" {
@@ -82,7 +82,7 @@ func TestRequeue(t *testing.T) {
 	}
 	b.awaitNode("second", "w1")
 	b.node("w2", "1")
-	b.pod("gated", "1", func(p *v1.Pod) { p.Spec.SchedulingGates = []v1.PodSchedulingGate{{Name: "example.com/wait"}} })
+	b.pod("gated", "1", func(pod *v1.Pod) { pod.Spec.SchedulingGates = []v1.PodSchedulingGate{{Name: "example.com/wait"}} })
 	b.pod("after", "100m")
 	b.awaitNode("after", "w2") // the gated one was not considered before it
 	if got := b.get("gated").Spec.NodeName; got != "" {
@@ -127,11 +127,11 @@ func TestBurst(t *testing.T) {
 			return err
 		}
 		perNode, without := make(map[string]int), 0
-		for _, p := range list {
-			if p.Spec.NodeName == "" {
+		for _, pod := range list {
+			if pod.Spec.NodeName == "" {
 				without++
 			}
-			perNode[p.Spec.NodeName]++
+			perNode[pod.Spec.NodeName]++
 		}
 		for n, k := range perNode {
 			if n != "" && k > 20 {
@@ -194,9 +194,9 @@ func TestWaitForFirstConsumer(t *testing.T) {
 		}
 	}
 	b.lead()
-	b.pod("p", "1", func(p *v1.Pod) {
+	b.pod("p", "1", func(pod *v1.Pod) {
 		for _, c := range []string{"local", "dynamic"} {
-			p.Spec.Volumes = append(p.Spec.Volumes, v1.Volume{Name: c, VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: c}}})
+			pod.Spec.Volumes = append(pod.Spec.Volumes, v1.Volume{Name: c, VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: c}}})
 		}
 	})
 	claim := func(name string) *v1.PersistentVolumeClaim {
@@ -319,7 +319,7 @@ func TestExtensionPoints(t *testing.T) {
 	b.node("w1", "1")
 	b.node("w2", "1")
 	depose := b.lead()
-	p := b.pod("held", "1")
+	pod := b.pod("held", "1")
 	held := func(uid types.UID) framework.WaitingPod {
 		b.eventually("pod held back", func() error {
 			if r.h.Waiting(uid) == nil {
@@ -332,7 +332,7 @@ func TestExtensionPoints(t *testing.T) {
 	if b.get("held").Spec.NodeName != "" {
 		t.Error("bound before it was permitted")
 	}
-	held(p.UID).Allow("Recorder")
+	held(pod.UID).Allow("Recorder")
 	b.awaitNode("held", "")
 	b.eventually("PostBind", func() error {
 		r.mu.Lock()

@@ -36,8 +36,8 @@ func TestOnePodPerClaim(t *testing.T) {
 	b.node("w2", "2")
 	b.soleClaim("sole")
 	b.lead()
-	uses := func(p *v1.Pod) {
-		p.Spec.Volumes = []v1.Volume{{Name: "v", VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "sole"}}}}
+	uses := func(pod *v1.Pod) {
+		pod.Spec.Volumes = []v1.Volume{{Name: "v", VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "sole"}}}}
 	}
 	b.pod("first", "1", important(5), uses)
 	b.awaitNode("first", "")
@@ -49,7 +49,7 @@ func TestOnePodPerClaim(t *testing.T) {
 	b.pod("third", "1", important(10), uses)
 	where := b.get("second").Spec.NodeName
 	b.eventually("the less important one gives way", func() error {
-		if p := b.get("second"); p.DeletionTimestamp == nil {
+		if pod := b.get("second"); pod.DeletionTimestamp == nil {
 			return errors.New("it stays")
 		}
 		return nil

@@ -16,14 +16,14 @@ import (
 // Trial is the cluster as it was when it was taken, for asking what would be if one of its pods were elsewhere. It
 // changes nothing. One goroutine uses it at a time, beside the scheduler.
 type Trial struct {
-	profiles *profiles
-	snap     *framework.Snapshot
-	pods     map[types.UID]*seat
-	ruled    []*seat // of those whose rules are about other pods
+	profiles  *profiles
+	snap      *framework.Snapshot
+	pods      map[types.UID]*trialPod
+	withRules []*trialPod // of those whose rules are about other pods
 }
 
-// seat is a pod on a node.
-type seat struct {
+// trialPod is a pod on a node.
+type trialPod struct {
 	*framework.PodInfo
 	node string
 }
@@ -52,25 +52,25 @@ func (s *Scheduler) Trial() (*Trial, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newTrial(p, s.cluster.duplicate()), nil
+	return newTrial(p, s.cluster.copySnapshot()), nil
 }
 
 func newTrial(p *profiles, snap *framework.Snapshot) *Trial {
-	t := &Trial{profiles: p, snap: snap, pods: make(map[types.UID]*seat)}
+	t := &Trial{profiles: p, snap: snap, pods: make(map[types.UID]*trialPod)}
 	for _, n := range snap.Nodes {
-		for _, info := range n.Pods {
-			at := &seat{info, n.Node.Name}
-			t.pods[info.Pod.UID] = at
-			if info.Pod.DeletionTimestamp == nil && ruled(info) {
-				t.ruled = append(t.ruled, at)
+		for _, pod := range n.Pods {
+			at := &trialPod{pod, n.Node.Name}
+			t.pods[pod.Pod.UID] = at
+			if pod.Pod.DeletionTimestamp == nil && hasRequiredRules(pod) {
+				t.withRules = append(t.withRules, at)
 			}
 		}
 	}
 	return t
 }
 
-// duplicate is a snapshot that belongs to the caller.
-func (c *cluster) duplicate() *framework.Snapshot {
+// copySnapshot is a snapshot that belongs to the caller.
+func (c *cluster) copySnapshot() *framework.Snapshot {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var nodes []*framework.NodeInfo
@@ -89,54 +89,54 @@ func (c *cluster) duplicate() *framework.Snapshot {
 	return s
 }
 
-// ruled says whether a pod has required rules that other pods' moves may break.
-func ruled(p *framework.PodInfo) bool {
-	return p.Affinity != nil && len(p.Affinity.Required) > 0 ||
-		slices.ContainsFunc(p.Pod.Spec.TopologySpreadConstraints, func(c v1.TopologySpreadConstraint) bool { return c.WhenUnsatisfiable == v1.DoNotSchedule })
+// hasRequiredRules says whether a pod has required rules that other pods' moves may break.
+func hasRequiredRules(pod *framework.PodInfo) bool {
+	return pod.Affinity != nil && len(pod.Affinity.Required) > 0 ||
+		slices.ContainsFunc(pod.Pod.Spec.TopologySpreadConstraints, func(c v1.TopologySpreadConstraint) bool { return c.WhenUnsatisfiable == v1.DoNotSchedule })
 }
 
-// unplaced is a pod as it would be before it had a node.
-func unplaced(p *v1.Pod) *framework.PodInfo {
-	p = p.DeepCopy()
-	p.Spec.NodeName = ""
-	return framework.NewPodInfo(p)
+// withoutNode is a pod as it would be before it had a node.
+func withoutNode(pod *v1.Pod) *framework.PodInfo {
+	pod = pod.DeepCopy()
+	pod.Spec.NodeName = ""
+	return framework.NewPodInfo(pod)
 }
 
-// swap puts another state of a node into the snapshot.
-func (t *Trial) swap(old, now *framework.NodeInfo) {
+// replaceNode puts another state of a node into the snapshot.
+func (t *Trial) replaceNode(old, now *framework.NodeInfo) {
 	t.snap.Index.Replace(old, now)
 	t.snap.ByName[now.Node.Name] = now
 	i, _ := slices.BinarySearchFunc(t.snap.Nodes, now.Node.Name, func(n *framework.NodeInfo, name string) int { return strings.Compare(n.Node.Name, name) })
 	t.snap.Nodes[i] = now
 }
 
-// without does something while the pod is not where it is.
-func (t *Trial) without(info *seat, f func(had *framework.NodeInfo) error) error {
+// withoutPod does something while the pod is not where it is.
+func (t *Trial) withoutPod(info *trialPod, f func(had *framework.NodeInfo) error) error {
 	had := t.snap.ByName[info.node]
 	less := had.Clone()
 	less.RemovePod(info.Pod.UID)
-	t.swap(had, less)
-	defer t.swap(less, had)
+	t.replaceNode(had, less)
+	defer t.replaceNode(less, had)
 	return f(had)
 }
 
 // Weigh says where the pod would go if it were pending.
 func (t *Trial) Weigh(ctx context.Context, pod *v1.Pod) (Weighed, error) {
-	info, profile := t.pods[pod.UID], t.profiles.of(pod)
+	info, profile := t.pods[pod.UID], t.profiles.forPod(pod)
 	switch {
 	case info == nil:
 		return Weighed{Passed: "it is on no node that is known"}, nil
 	case profile == nil:
 		return Weighed{Passed: "it is another scheduler's"}, nil
 	}
-	as := unplaced(info.Pod)
+	as := withoutNode(info.Pod)
 	for _, v := range []framework.Verb{framework.VerbFilter, framework.VerbPrioritize} {
 		if len(framework.Asked(profile.Extenders, v, as)) > 0 {
 			return Weighed{Passed: "an extender has a say in where it goes"}, nil
 		}
 	}
 	var out Weighed
-	err := t.without(info, func(had *framework.NodeInfo) error {
+	err := t.withoutPod(info, func(had *framework.NodeInfo) error {
 		c := framework.NewCycle(as, t.snap)
 		rated, err := profile.Rate(ctx, c, had.Node.Name)
 		if err != nil {
@@ -164,19 +164,19 @@ func (t *Trial) Harms(ctx context.Context, pod *v1.Pod, to string) (string, erro
 	if info == nil || target == nil || info.node == to {
 		return "", fmt.Errorf("pod %s/%s cannot move to node %s", pod.Namespace, pod.Name, to)
 	}
-	as := unplaced(info.Pod)
+	as := withoutNode(info.Pod)
 	as.Pod.Spec.NodeName = to
-	var broken []*seat
-	err := t.without(info, func(*framework.NodeInfo) (err error) {
+	var broken []*trialPod
+	err := t.withoutPod(info, func(*framework.NodeInfo) (err error) {
 		more := target.Clone()
 		more.AddPod(as)
-		t.swap(target, more)
-		defer t.swap(more, target)
-		for _, q := range t.ruled {
+		t.replaceNode(target, more)
+		defer t.replaceNode(more, target)
+		for _, q := range t.withRules {
 			if q == info {
 				continue
 			}
-			if ok, err := t.stays(ctx, q); err != nil {
+			if ok, err := t.stillFits(ctx, q); err != nil {
 				return err
 			} else if !ok {
 				broken = append(broken, q)
@@ -188,21 +188,21 @@ func (t *Trial) Harms(ctx context.Context, pod *v1.Pod, to string) (string, erro
 		return "", err
 	}
 	for _, q := range broken {
-		if ok, err := t.stays(ctx, q); err != nil || ok {
+		if ok, err := t.stillFits(ctx, q); err != nil || ok {
 			return q.Pod.Namespace + "/" + q.Pod.Name, err
 		}
 	}
 	return "", nil
 }
 
-// stays says whether a pod's node would take it again.
-func (t *Trial) stays(ctx context.Context, q *seat) (ok bool, err error) {
+// stillFits says whether a pod's node would take it again.
+func (t *Trial) stillFits(ctx context.Context, q *trialPod) (ok bool, err error) {
 	profile := t.profiles.any
-	if own := t.profiles.of(q.Pod); own != nil {
+	if own := t.profiles.forPod(q.Pod); own != nil {
 		profile = own.Profile
 	}
-	err = t.without(q, func(had *framework.NodeInfo) error {
-		s, err := profile.Takes(ctx, framework.NewCycle(unplaced(q.Pod), t.snap), had.Node.Name)
+	err = t.withoutPod(q, func(had *framework.NodeInfo) error {
+		s, err := profile.Takes(ctx, framework.NewCycle(withoutNode(q.Pod), t.snap), had.Node.Name)
 		ok = s.OK()
 		return err
 	})

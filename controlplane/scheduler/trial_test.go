@@ -26,19 +26,19 @@ func TestTrial(t *testing.T) {
 		c.setNode(n)
 	}
 	place := func(name, node string, change ...func(*v1.Pod)) *v1.Pod {
-		p := testPod(name, change...)
-		p.Labels, p.Spec.NodeName = map[string]string{"app": name}, node
-		c.place(p)
-		return p
+		pod := testPod(name, change...)
+		pod.Labels, pod.Spec.NodeName = map[string]string{"app": name}, node
+		c.addBoundPod(pod)
+		return pod
 	}
 	rests, tainted, cordoned := place("rests", "n1"), place("tainted", "n2"), place("cordoned", "n3")
-	tolerant := place("tolerant", "n1", func(p *v1.Pod) { p.Spec.Tolerations = []v1.Toleration{{Operator: v1.TolerationOpExists}} })
-	other := place("other", "n1", func(p *v1.Pod) { p.Spec.SchedulerName = "theirs" })
+	tolerant := place("tolerant", "n1", func(pod *v1.Pod) { pod.Spec.Tolerations = []v1.Toleration{{Operator: v1.TolerationOpExists}} })
+	other := place("other", "n1", func(pod *v1.Pod) { pod.Spec.SchedulerName = "theirs" })
 	own, err := newProfiles(config.Default(), func() *framework.Handle { return &framework.Handle{} }, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	trial := newTrial(own, c.duplicate())
+	trial := newTrial(own, c.copySnapshot())
 	for range 2 {
 		for _, want := range []struct {
 			pod *v1.Pod
@@ -62,12 +62,12 @@ func TestTrial(t *testing.T) {
 	if got, err := trial.Weigh(t.Context(), tolerant); err != nil || got.Stays != "" || got.Gain <= 0 || got.There != 200./3 {
 		t.Errorf("tolerant: %+v, %v", got, err)
 	}
-	beside := place("beside", "n1", func(p *v1.Pod) {
-		p.Spec.Affinity = &v1.Affinity{PodAffinity: &v1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{
+	beside := place("beside", "n1", func(pod *v1.Pod) {
+		pod.Spec.Affinity = &v1.Affinity{PodAffinity: &v1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{
 			{TopologyKey: v1.LabelHostname, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "tolerant"}}}}}}
 	})
-	c.remove(other.UID)
-	trial = newTrial(own, c.duplicate())
+	c.removePod(other.UID)
+	trial = newTrial(own, c.copySnapshot())
 	if harmed, err := trial.Harms(t.Context(), tolerant, "n2"); err != nil || harmed != "default/"+beside.Name {
 		t.Errorf("the move of one that another must be beside harms %q, %v", harmed, err)
 	}

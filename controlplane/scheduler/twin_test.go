@@ -31,7 +31,7 @@ func newTwin() *twin {
 func (w *twin) nodeNames() []string { return slices.Sorted(maps.Keys(w.nodes)) }
 
 // on lists the pods on nodes that exist.
-func (w *twin) on(f func(p *v1.Pod, n *v1.Node)) {
+func (w *twin) on(f func(pod *v1.Pod, n *v1.Node)) {
 	for _, uid := range slices.Sorted(maps.Keys(w.pods)) {
 		if n := w.nodes[w.pods[uid].Spec.NodeName]; n != nil {
 			f(w.pods[uid], n)
@@ -58,7 +58,7 @@ func honours(p *v1.NodeInclusionPolicy, unset bool) bool {
 }
 
 // takesPart says whether a node is looked at for a constraint of the pod.
-func takesPart(p *v1.Pod, c *v1.TopologySpreadConstraint, keys []string, n *v1.Node) bool {
+func takesPart(pod *v1.Pod, c *v1.TopologySpreadConstraint, keys []string, n *v1.Node) bool {
 	for _, k := range keys {
 		if _, ok := n.Labels[k]; !ok {
 			return false
@@ -67,12 +67,12 @@ func takesPart(p *v1.Pod, c *v1.TopologySpreadConstraint, keys []string, n *v1.N
 	if _, ok := n.Labels[c.TopologyKey]; !ok {
 		return false
 	}
-	if fits, err := nodeaffinity.GetRequiredNodeAffinity(p).Match(n); honours(c.NodeAffinityPolicy, true) && (err != nil || !fits) {
+	if fits, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(n); honours(c.NodeAffinityPolicy, true) && (err != nil || !fits) {
 		return false
 	}
 	if honours(c.NodeTaintsPolicy, false) {
 		for _, t := range n.Spec.Taints {
-			if t.Effect != v1.TaintEffectPreferNoSchedule && !framework.Tolerated(p.Spec.Tolerations, &t) {
+			if t.Effect != v1.TaintEffectPreferNoSchedule && !framework.Tolerated(pod.Spec.Tolerations, &t) {
 				return false
 			}
 		}
@@ -81,27 +81,27 @@ func takesPart(p *v1.Pod, c *v1.TopologySpreadConstraint, keys []string, n *v1.N
 }
 
 // domains counts the pods of a constraint per domain; domains without any are there with 0.
-func (w *twin) domains(p *v1.Pod, c *v1.TopologySpreadConstraint, keys []string) map[string]int {
+func (w *twin) domains(pod *v1.Pod, c *v1.TopologySpreadConstraint, keys []string) map[string]int {
 	out := map[string]int{}
 	for _, n := range w.nodes {
-		if takesPart(p, c, keys, n) {
+		if takesPart(pod, c, keys, n) {
 			out[n.Labels[c.TopologyKey]] += 0
 		}
 	}
 	w.on(func(q *v1.Pod, n *v1.Node) {
-		if takesPart(p, c, keys, n) && counted(p, c, q) {
+		if takesPart(pod, c, keys, n) && counted(pod, c, q) {
 			out[n.Labels[c.TopologyKey]]++
 		}
 	})
 	return out
 }
 
-func counted(p *v1.Pod, c *v1.TopologySpreadConstraint, q *v1.Pod) bool {
-	return q.Namespace == p.Namespace && q.DeletionTimestamp == nil && matches(c.LabelSelector, q.Labels)
+func counted(pod *v1.Pod, c *v1.TopologySpreadConstraint, q *v1.Pod) bool {
+	return q.Namespace == pod.Namespace && q.DeletionTimestamp == nil && matches(c.LabelSelector, q.Labels)
 }
 
-func constraints(p *v1.Pod, action v1.UnsatisfiableConstraintAction) (list []v1.TopologySpreadConstraint, keys []string) {
-	for _, c := range p.Spec.TopologySpreadConstraints {
+func constraints(pod *v1.Pod, action v1.UnsatisfiableConstraintAction) (list []v1.TopologySpreadConstraint, keys []string) {
+	for _, c := range pod.Spec.TopologySpreadConstraints {
 		if c.WhenUnsatisfiable == action {
 			list, keys = append(list, c), append(keys, c.TopologyKey)
 		}
@@ -110,14 +110,14 @@ func constraints(p *v1.Pod, action v1.UnsatisfiableConstraintAction) (list []v1.
 }
 
 // spread is the verdict on one node; "" = fits.
-func (w *twin) spread(p *v1.Pod, n *v1.Node) string {
-	list, keys := constraints(p, v1.DoNotSchedule)
+func (w *twin) spread(pod *v1.Pod, n *v1.Node) string {
+	list, keys := constraints(pod, v1.DoNotSchedule)
 	for _, c := range list {
 		value, ok := n.Labels[c.TopologyKey]
 		if !ok {
 			return "node(s) didn't match pod topology spread constraints (missing required label)"
 		}
-		counts := w.domains(p, &c, keys)
+		counts := w.domains(pod, &c, keys)
 		least := math.MaxInt
 		for _, count := range counts {
 			least = min(least, count)
@@ -130,7 +130,7 @@ func (w *twin) spread(p *v1.Pod, n *v1.Node) string {
 			least = 0
 		}
 		self := 0
-		if matches(c.LabelSelector, p.Labels) {
+		if matches(c.LabelSelector, pod.Labels) {
 			self = 1
 		}
 		if counts[value]+self-least > int(c.MaxSkew) {
@@ -141,8 +141,8 @@ func (w *twin) spread(p *v1.Pod, n *v1.Node) string {
 }
 
 // spreadScores are the normalised scores of nodes; nil when nothing is rated.
-func (w *twin) spreadScores(p *v1.Pod, nodes []string) []int64 {
-	list, keys := constraints(p, v1.ScheduleAnyway)
+func (w *twin) spreadScores(pod *v1.Pod, nodes []string) []int64 {
+	list, keys := constraints(pod, v1.ScheduleAnyway)
 	if len(list) == 0 {
 		return nil
 	}
@@ -169,14 +169,14 @@ func (w *twin) spreadScores(p *v1.Pod, nodes []string) []int64 {
 				}
 			}
 		}
-		counts := w.domains(p, &c, keys)
+		counts := w.domains(pod, &c, keys)
 		for i, name := range nodes {
 			n := w.nodes[name]
 			pods := counts[n.Labels[c.TopologyKey]]
 			if c.TopologyKey == v1.LabelHostname {
 				pods = 0
 				w.on(func(q *v1.Pod, on *v1.Node) {
-					if on == n && counted(p, &c, q) {
+					if on == n && counted(pod, &c, q) {
 						pods++
 					}
 				})
@@ -204,15 +204,15 @@ func (w *twin) spreadScores(p *v1.Pod, nodes []string) []int64 {
 }
 
 // means says whether a term of pod p is about pod q.
-func (w *twin) means(p *v1.Pod, t *v1.PodAffinityTerm, q *v1.Pod) bool {
+func (w *twin) means(pod *v1.Pod, t *v1.PodAffinityTerm, q *v1.Pod) bool {
 	in := slices.Contains(t.Namespaces, q.Namespace) ||
-		len(t.Namespaces) == 0 && t.NamespaceSelector == nil && p.Namespace == q.Namespace ||
+		len(t.Namespaces) == 0 && t.NamespaceSelector == nil && pod.Namespace == q.Namespace ||
 		matches(t.NamespaceSelector, w.namespaces[q.Namespace])
 	return in && matches(t.LabelSelector, q.Labels)
 }
 
-func requiredOf(p *v1.Pod) (beside, apart []v1.PodAffinityTerm) {
-	if a := p.Spec.Affinity; a != nil {
+func requiredOf(pod *v1.Pod) (beside, apart []v1.PodAffinityTerm) {
+	if a := pod.Spec.Affinity; a != nil {
 		if a.PodAffinity != nil {
 			beside = a.PodAffinity.RequiredDuringSchedulingIgnoredDuringExecution
 		}
@@ -230,10 +230,10 @@ func sameDomain(a, b *v1.Node, key string) bool {
 }
 
 // affinity is the verdict on one node; "" = fits.
-func (w *twin) affinity(p *v1.Pod, n *v1.Node) string {
-	beside, apart := requiredOf(p)
+func (w *twin) affinity(pod *v1.Pod, n *v1.Node) string {
+	beside, apart := requiredOf(pod)
 	all := func(q *v1.Pod) bool {
-		return !slices.ContainsFunc(beside, func(t v1.PodAffinityTerm) bool { return !w.means(p, &t, q) })
+		return !slices.ContainsFunc(beside, func(t v1.PodAffinityTerm) bool { return !w.means(pod, &t, q) })
 	}
 	met, group := true, false
 	for _, t := range beside {
@@ -252,13 +252,13 @@ func (w *twin) affinity(p *v1.Pod, n *v1.Node) string {
 		})
 		met = met && here
 	}
-	if !met && (group || !all(p)) {
+	if !met && (group || !all(pod)) {
 		return "node(s) didn't match pod affinity rules"
 	}
 	verdict := ""
 	w.on(func(q *v1.Pod, on *v1.Node) {
 		for _, t := range apart {
-			if sameDomain(n, on, t.TopologyKey) && w.means(p, &t, q) {
+			if sameDomain(n, on, t.TopologyKey) && w.means(pod, &t, q) {
 				verdict = "node(s) didn't match pod anti-affinity rules"
 			}
 		}
@@ -269,7 +269,7 @@ func (w *twin) affinity(p *v1.Pod, n *v1.Node) string {
 	w.on(func(q *v1.Pod, on *v1.Node) {
 		_, theirs := requiredOf(q)
 		for _, t := range theirs {
-			if sameDomain(n, on, t.TopologyKey) && w.means(q, &t, p) {
+			if sameDomain(n, on, t.TopologyKey) && w.means(q, &t, pod) {
 				verdict = "node(s) didn't satisfy existing pods anti-affinity rules"
 			}
 		}
@@ -277,8 +277,8 @@ func (w *twin) affinity(p *v1.Pod, n *v1.Node) string {
 	return verdict
 }
 
-func preferredOf(p *v1.Pod) (list []v1.WeightedPodAffinityTerm) {
-	if a := p.Spec.Affinity; a != nil {
+func preferredOf(pod *v1.Pod) (list []v1.WeightedPodAffinityTerm) {
+	if a := pod.Spec.Affinity; a != nil {
 		if a.PodAffinity != nil {
 			list = append(list, a.PodAffinity.PreferredDuringSchedulingIgnoredDuringExecution...)
 		}
@@ -292,13 +292,13 @@ func preferredOf(p *v1.Pod) (list []v1.WeightedPodAffinityTerm) {
 	return list
 }
 
-func (w *twin) affinityScores(p *v1.Pod, nodes []string) []int64 {
+func (w *twin) affinityScores(pod *v1.Pod, nodes []string) []int64 {
 	raw := make([]int64, len(nodes))
 	for i, name := range nodes {
 		n := w.nodes[name]
 		w.on(func(q *v1.Pod, on *v1.Node) {
-			for _, t := range preferredOf(p) {
-				if sameDomain(n, on, t.PodAffinityTerm.TopologyKey) && w.means(p, &t.PodAffinityTerm, q) {
+			for _, t := range preferredOf(pod) {
+				if sameDomain(n, on, t.PodAffinityTerm.TopologyKey) && w.means(pod, &t.PodAffinityTerm, q) {
 					raw[i] += int64(t.Weight)
 				}
 			}
@@ -308,7 +308,7 @@ func (w *twin) affinityScores(p *v1.Pod, nodes []string) []int64 {
 				theirs = append(theirs, v1.WeightedPodAffinityTerm{Weight: 1, PodAffinityTerm: t})
 			}
 			for _, t := range theirs {
-				if sameDomain(n, on, t.PodAffinityTerm.TopologyKey) && w.means(q, &t.PodAffinityTerm, p) {
+				if sameDomain(n, on, t.PodAffinityTerm.TopologyKey) && w.means(q, &t.PodAffinityTerm, pod) {
 					raw[i] += int64(t.Weight)
 				}
 			}
@@ -426,26 +426,26 @@ var serial int
 func (d dice) pod() *v1.Pod {
 	serial++
 	name := fmt.Sprint("pod-", serial)
-	p := testPod(name, priority(int32(d.IntN(4))))
-	p.Status.StartTime = &metav1.Time{Time: time.Unix(int64(1000+d.IntN(1000)), 0)}
-	p.Namespace, p.Labels = d.one(namespaceNames...), d.labels(podKeys, podValues)
+	pod := testPod(name, priority(int32(d.IntN(4))))
+	pod.Status.StartTime = &metav1.Time{Time: time.Unix(int64(1000+d.IntN(1000)), 0)}
+	pod.Namespace, pod.Labels = d.one(namespaceNames...), d.labels(podKeys, podValues)
 	if d.often(50) {
-		p.Spec.TopologySpreadConstraints = d.spread()
+		pod.Spec.TopologySpreadConstraints = d.spread()
 	}
 	if d.often(60) {
-		p.Spec.Affinity = &v1.Affinity{}
+		pod.Spec.Affinity = &v1.Affinity{}
 		if required, preferred := d.terms(2); d.often(50) {
-			p.Spec.Affinity.PodAffinity = &v1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: required, PreferredDuringSchedulingIgnoredDuringExecution: preferred}
+			pod.Spec.Affinity.PodAffinity = &v1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: required, PreferredDuringSchedulingIgnoredDuringExecution: preferred}
 		}
 		if required, preferred := d.terms(2); d.often(60) {
-			p.Spec.Affinity.PodAntiAffinity = &v1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: required, PreferredDuringSchedulingIgnoredDuringExecution: preferred}
+			pod.Spec.Affinity.PodAntiAffinity = &v1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: required, PreferredDuringSchedulingIgnoredDuringExecution: preferred}
 		}
 	}
 	if d.often(30) {
-		p.Spec.NodeSelector = map[string]string{"disk": d.one("x", "y")}
+		pod.Spec.NodeSelector = map[string]string{"disk": d.one("x", "y")}
 	}
 	if d.often(30) {
-		p.Spec.Tolerations = []v1.Toleration{{Key: "t", Operator: v1.TolerationOpExists}}
+		pod.Spec.Tolerations = []v1.Toleration{{Key: "t", Operator: v1.TolerationOpExists}}
 	}
-	return p
+	return pod
 }

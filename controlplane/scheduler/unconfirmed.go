@@ -26,9 +26,9 @@ const (
 // errBoundElsewhere is the outcome of a binding whose pod another client has bound, or whose pod no longer exists.
 var errBoundElsewhere = errors.New("the pod was deleted or is assigned to another node")
 
-// unconfirmed is the set of pods whose binding was sent and has no known outcome. It outlives a Run: a late binding of
+// unconfirmedBindings is the set of pods whose binding was sent and has no known outcome. It outlives a Run: a late binding of
 // a term can still be applied in a later Run of the same term.
-type unconfirmed struct {
+type unconfirmedBindings struct {
 	mu   sync.Mutex
 	pods map[types.UID]unconfirmedBinding
 }
@@ -38,23 +38,23 @@ type unconfirmedBinding struct {
 	node string
 }
 
-func (u *unconfirmed) add(info *framework.PodInfo, node string) {
+func (u *unconfirmedBindings) addBinding(pod *framework.PodInfo, node string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.pods == nil {
 		u.pods = make(map[types.UID]unconfirmedBinding)
 	}
-	u.pods[info.Pod.UID] = unconfirmedBinding{info, node}
+	u.pods[pod.Pod.UID] = unconfirmedBinding{pod, node}
 }
 
-func (u *unconfirmed) remove(uid types.UID) {
+func (u *unconfirmedBindings) removeBinding(uid types.UID) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	delete(u.pods, uid)
 }
 
 // takeAll empties the set and returns what it held.
-func (u *unconfirmed) takeAll() map[types.UID]unconfirmedBinding {
+func (u *unconfirmedBindings) takeAll() map[types.UID]unconfirmedBinding {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	all := u.pods
@@ -80,12 +80,12 @@ func mayHaveBound(st *framework.Status) bool {
 // then. When ctx ends first, awaitOutcome returns st, and a later Run of the same term continues.
 func (s *Scheduler) awaitOutcome(ctx context.Context, info *framework.PodInfo, node string, st *framework.Status) *framework.Status {
 	pod := info.Pod
-	s.unconfirmed.add(info, node)
+	s.unconfirmed.addBinding(info, node)
 	for delay := firstConfirmDelay; ; delay = min(2*delay, maxConfirmDelay) {
 		bound, err := s.confirmBinding(ctx, pod, st)
 		switch {
 		case err == nil || errors.Is(err, errBoundElsewhere):
-			s.unconfirmed.remove(pod.UID)
+			s.unconfirmed.removeBinding(pod.UID)
 			switch {
 			case err != nil:
 				return framework.Fail(st.Plugin, apierrors.NewConflict(v1.Resource("pods/binding"), pod.Name, err))
@@ -148,9 +148,9 @@ func withProbedCondition(pod *v1.Pod, want v1.PodCondition) *v1.Pod {
 func (s *Scheduler) resumeUnconfirmed() func(ctx context.Context) error {
 	open := s.unconfirmed.takeAll()
 	for uid, b := range open {
-		s.unconfirmed.add(b.info, b.node)
-		if s.cluster.assume(b.info, b.node) {
-			s.queue.remove(uid)
+		s.unconfirmed.addBinding(b.info, b.node)
+		if s.cluster.assumePod(b.info, b.node) {
+			s.queue.removePod(uid)
 		}
 	}
 	return func(ctx context.Context) error {
@@ -170,9 +170,9 @@ func (s *Scheduler) resumeUnconfirmed() func(ctx context.Context) error {
 				if st.OK() || ctx.Err() != nil {
 					return
 				}
-				s.letGo(ctx, b.info.Pod)
+				s.forgetPod(ctx, b.info.Pod)
 				if now, ok := client.Cached[*v1.Pod](s.cfg.Informers, b.info.Pod.Namespace, b.info.Pod.Name); ok && now.UID == uid {
-					s.take(func() { s.podChanged(nil, now) })
+					s.applyChange(func() { s.podChanged(nil, now) })
 				}
 			})
 		}

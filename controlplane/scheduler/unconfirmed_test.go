@@ -122,7 +122,7 @@ func TestLateBindingIsRefusedAfterAConfirmedWrite(t *testing.T) {
 	release()
 	placed := func() (on []string) {
 		for _, name := range []string{"a", "b"} {
-			if p := b.get(name); p.Spec.NodeName != "" {
+			if pod := b.get(name); pod.Spec.NodeName != "" {
 				on = append(on, name)
 			}
 		}

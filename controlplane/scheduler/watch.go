@@ -23,60 +23,60 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// watch registers the handlers that feed queue and cluster.
-func (s *Scheduler) watch() {
-	handle[*v1.Pod](s, s.podChanged)
-	handle[*v1.Node](s, s.nodeChanged)
-	handle[*v1.Namespace](s, s.namespaceChanged)
-	handle[*v1.Service](s, s.serviceChanged)
-	handle[*schedulingv1beta1.PodGroup](s, s.groupChanged)
+// registerHandlers registers the handlers that feed queue and cluster.
+func (s *Scheduler) registerHandlers() {
+	addHandler[*v1.Pod](s, s.podChanged)
+	addHandler[*v1.Node](s, s.nodeChanged)
+	addHandler[*v1.Namespace](s, s.namespaceChanged)
+	addHandler[*v1.Service](s, s.serviceChanged)
+	addHandler[*schedulingv1beta1.PodGroup](s, s.groupChanged)
 	// These are looked up only.
 	client.Informer[*v1.ReplicationController](s.cfg.Informers)
 	client.Informer[*appsv1.ReplicaSet](s.cfg.Informers)
 	client.Informer[*appsv1.StatefulSet](s.cfg.Informers)
 	client.Informer[*policyv1.PodDisruptionBudget](s.cfg.Informers)
-	handle[*v1.PersistentVolumeClaim](s, func(old, now *v1.PersistentVolumeClaim) {
-		s.storageChanged(framework.ClaimChanged, pick(old, now))
+	addHandler[*v1.PersistentVolumeClaim](s, func(old, now *v1.PersistentVolumeClaim) {
+		s.storageChanged(framework.ClaimChanged, currentOrOld(old, now))
 	})
-	handle[*v1.PersistentVolume](s, func(old, now *v1.PersistentVolume) {
-		s.storageChanged(framework.VolumeChanged, pick(old, now))
+	addHandler[*v1.PersistentVolume](s, func(old, now *v1.PersistentVolume) {
+		s.storageChanged(framework.VolumeChanged, currentOrOld(old, now))
 	})
-	handle[*storagev1.CSINode](s, func(old, now *storagev1.CSINode) {
-		s.queue.happened(context.Background(), framework.DriversChanged, pick(old, now))
+	addHandler[*storagev1.CSINode](s, func(old, now *storagev1.CSINode) {
+		s.queue.handleEvent(context.Background(), framework.DriversChanged, currentOrOld(old, now))
 	})
-	handle[*storagev1.StorageClass](s, func(old, now *storagev1.StorageClass) {
-		s.storageChanged(framework.StorageClassChange, pick(old, now))
+	addHandler[*storagev1.StorageClass](s, func(old, now *storagev1.StorageClass) {
+		s.storageChanged(framework.StorageClassChange, currentOrOld(old, now))
 	})
-	handle[*storagev1.CSIDriver](s, func(old, now *storagev1.CSIDriver) {
-		s.storageChanged(framework.StorageClassChange, pick(old, now))
+	addHandler[*storagev1.CSIDriver](s, func(old, now *storagev1.CSIDriver) {
+		s.storageChanged(framework.StorageClassChange, currentOrOld(old, now))
 	})
-	handle[*storagev1.CSIStorageCapacity](s, func(old, now *storagev1.CSIStorageCapacity) {
-		s.storageChanged(framework.StorageClassChange, pick(old, now))
+	addHandler[*storagev1.CSIStorageCapacity](s, func(old, now *storagev1.CSIStorageCapacity) {
+		s.storageChanged(framework.StorageClassChange, currentOrOld(old, now))
 	})
-	handle[*resourcev1.ResourceClaim](s, s.deviceClaimChanged)
-	handle[*resourcev1.ResourceSlice](s, func(old, now *resourcev1.ResourceSlice) {
-		s.queue.happened(context.Background(), framework.SliceChanged, pick(old, now))
+	addHandler[*resourcev1.ResourceClaim](s, s.deviceClaimChanged)
+	addHandler[*resourcev1.ResourceSlice](s, func(old, now *resourcev1.ResourceSlice) {
+		s.queue.handleEvent(context.Background(), framework.SliceChanged, currentOrOld(old, now))
 	})
-	handle[*resourcev1.DeviceClass](s, func(old, now *resourcev1.DeviceClass) {
-		s.queue.happened(context.Background(), framework.DeviceClassChanged, pick(old, now))
+	addHandler[*resourcev1.DeviceClass](s, func(old, now *resourcev1.DeviceClass) {
+		s.queue.handleEvent(context.Background(), framework.DeviceClassChanged, currentOrOld(old, now))
 	})
 }
 
 func (s *Scheduler) deviceClaimChanged(old, now *resourcev1.ResourceClaim) {
-	s.observe(pick(old, now), now == nil)
-	s.devices.tell()
-	s.queue.happened(context.Background(), framework.DeviceClaimChanged, pick(old, now))
+	s.observeClaim(currentOrOld(old, now), now == nil)
+	s.devices.wakeAll()
+	s.queue.handleEvent(context.Background(), framework.DeviceClaimChanged, currentOrOld(old, now))
 }
 
-// observe counts the devices of a claim.
-func (s *Scheduler) observe(c *resourcev1.ResourceClaim, gone bool) {
+// observeClaim counts the devices of a claim.
+func (s *Scheduler) observeClaim(c *resourcev1.ResourceClaim, gone bool) {
 	if shared := s.profiles.shared; shared != nil {
 		shared.Ledger.Observe(c, gone)
 	}
 }
 
-// handle registers f for all changes of T; old or now is nil on creation and deletion.
-func handle[T interface {
+// addHandler registers f for all changes of T; old or now is nil on creation and deletion.
+func addHandler[T interface {
 	api.Object
 	comparable
 }](s *Scheduler, f func(old, now T)) {
@@ -84,13 +84,13 @@ func handle[T interface {
 	_, err := client.Informer[T](s.cfg.Informers).AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(o any) {
 			if t, ok := o.(T); ok {
-				s.take(func() { f(none, t) })
+				s.applyChange(func() { f(none, t) })
 			}
 		},
 		UpdateFunc: func(old, o any) {
 			a, _ := old.(T)
 			if b, ok := o.(T); ok {
-				s.take(func() { f(a, b) })
+				s.applyChange(func() { f(a, b) })
 			}
 		},
 		DeleteFunc: func(o any) {
@@ -98,7 +98,7 @@ func handle[T interface {
 				o = d.Obj
 			}
 			if t, ok := o.(T); ok {
-				s.take(func() { f(t, none) })
+				s.applyChange(func() { f(t, none) })
 			}
 		},
 	})
@@ -107,11 +107,11 @@ func handle[T interface {
 	}
 }
 
-// take takes one change in. Changes come one at a time, so that adopt can tell what is still to come. One that
+// applyChange takes one change in. Changes come one at a time, so that adopt can tell what is still to come. One that
 // cannot be understood is lost, and nothing else.
-func (s *Scheduler) take(change func()) {
-	s.intake.Lock()
-	defer s.intake.Unlock()
+func (s *Scheduler) applyChange(change func()) {
+	s.changeMu.Lock()
+	defer s.changeMu.Unlock()
 	defer func() {
 		if p := recover(); p != nil {
 			s.log.Error("a change was not understood", "panic", p, "stack", string(debug.Stack()))
@@ -120,8 +120,8 @@ func (s *Scheduler) take(change func()) {
 	change()
 }
 
-// pick is the object as it is, or as it was when it is gone.
-func pick[T comparable](old, now T) T {
+// currentOrOld is the object as it is, or as it was when it is gone.
+func currentOrOld[T comparable](old, now T) T {
 	var none T
 	if now != none {
 		return now
@@ -129,55 +129,55 @@ func pick[T comparable](old, now T) T {
 	return old
 }
 
-func finished(p *v1.Pod) bool {
-	return p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed
+func isTerminal(pod *v1.Pod) bool {
+	return pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
 }
 
 // podChanged follows one pod. It looks at the present state only: old serves to tell what kind of event it was.
 func (s *Scheduler) podChanged(old, now *v1.Pod) {
 	ctx := context.Background() // PreEnqueue plugins take one; nothing here blocks
-	if p := pick(old, now); s.groups.see(p, now == nil || finished(p) || p.DeletionTimestamp != nil) {
-		key, _ := framework.GroupOf(p)
-		defer s.queue.happened(ctx, framework.GroupChanged, key)
+	if pod := currentOrOld(old, now); s.groups.observePod(pod, now == nil || isTerminal(pod) || pod.DeletionTimestamp != nil) {
+		key, _ := framework.GroupOf(pod)
+		defer s.queue.handleEvent(ctx, framework.GroupChanged, key)
 	}
 	switch {
 	case now == nil:
-		s.queue.remove(old.UID)
-		s.waiting.reject(old.UID, "the pod was deleted")
-		if s.cluster.remove(old.UID) {
-			s.queue.happened(ctx, framework.PodRemoved, old)
+		s.queue.removePod(old.UID)
+		s.waiting.rejectWaiting(old.UID, "the pod was deleted")
+		if s.cluster.removePod(old.UID) {
+			s.queue.handleEvent(ctx, framework.PodRemoved, old)
 		}
-	case finished(now):
-		s.queue.remove(now.UID)
-		if s.cluster.remove(now.UID) {
-			s.queue.happened(ctx, framework.PodRemoved, now)
+	case isTerminal(now):
+		s.queue.removePod(now.UID)
+		if s.cluster.removePod(now.UID) {
+			s.queue.handleEvent(ctx, framework.PodRemoved, now)
 		}
 	case now.Spec.NodeName != "":
 		if old != nil && old.Spec.NodeName != "" && sameForScheduling(old, now) {
-			if s.cluster.placed(now.UID) {
+			if s.cluster.isPlaced(now.UID) {
 				return // its status, most often
 			}
 		}
-		s.cluster.place(now)
-		s.queue.remove(now.UID)
+		s.cluster.addBoundPod(now)
+		s.queue.removePod(now.UID)
 		if old != nil && old.Spec.NodeName != "" {
-			s.queue.happened(ctx, framework.PodUpdated, framework.PodUpdate{Old: old, Now: now})
+			s.queue.handleEvent(ctx, framework.PodUpdated, framework.PodUpdate{Old: old, Now: now})
 		} else {
-			s.queue.happened(ctx, framework.PodAdded, now)
+			s.queue.handleEvent(ctx, framework.PodAdded, now)
 		}
-	case s.profiles.of(now) == nil, now.DeletionTimestamp != nil:
-		s.queue.remove(now.UID)
-		s.waiting.reject(now.UID, "the pod is being deleted")
-		s.cluster.nominate(framework.NewPodInfo(now), "")
+	case s.profiles.forPod(now) == nil, now.DeletionTimestamp != nil:
+		s.queue.removePod(now.UID)
+		s.waiting.rejectWaiting(now.UID, "the pod is being deleted")
+		s.cluster.nominateNode(framework.NewPodInfo(now), "")
 	default:
 		was := ""
 		if old != nil {
 			was = old.Status.NominatedNodeName
 		}
 		if node := now.Status.NominatedNodeName; node != was {
-			s.cluster.nominate(framework.NewPodInfo(now), node)
+			s.cluster.nominateNode(framework.NewPodInfo(now), node)
 		}
-		s.queue.add(ctx, now)
+		s.queue.addOrUpdate(ctx, now)
 	}
 }
 
@@ -189,7 +189,7 @@ func (s *Scheduler) nodeChanged(old, now *v1.Node) {
 	ctx := context.Background()
 	if old == nil {
 		s.cluster.setNode(now)
-		s.queue.happened(ctx, framework.NodeAdded, now)
+		s.queue.handleEvent(ctx, framework.NodeAdded, now)
 		return
 	}
 	allocatable := !equality.Semantic.DeepEqual(old.Status.Allocatable, now.Status.Allocatable)
@@ -205,7 +205,7 @@ func (s *Scheduler) nodeChanged(old, now *v1.Node) {
 		event framework.Event
 	}{{allocatable, framework.NodeAllocatable}, {labels, framework.NodeLabels}, {taints, framework.NodeTaints}} {
 		if e.is {
-			s.queue.happened(ctx, e.event, now)
+			s.queue.handleEvent(ctx, e.event, now)
 		}
 	}
 }
@@ -220,7 +220,7 @@ func (s *Scheduler) namespaceChanged(old, now *v1.Namespace) {
 		return
 	}
 	s.cluster.setNamespace(now.Name, now.Labels)
-	s.queue.happened(context.Background(), framework.NamespaceLabels, now)
+	s.queue.handleEvent(context.Background(), framework.NamespaceLabels, now)
 }
 
 func (s *Scheduler) serviceChanged(old, now *v1.Service) {
@@ -260,8 +260,8 @@ func (s *Scheduler) ownerSelector(namespace string, ref *metav1.OwnerReference) 
 }
 
 func (s *Scheduler) storageChanged(e framework.Event, obj any) {
-	s.volumes.tell()
-	s.queue.happened(context.Background(), e, obj)
+	s.volumes.wakeAll()
+	s.queue.handleEvent(context.Background(), e, obj)
 }
 
 func volumeLimits(n *storagev1.CSINode) map[string]int32 {
@@ -274,31 +274,31 @@ func volumeLimits(n *storagev1.CSINode) map[string]int32 {
 	return out
 }
 
-// adopt brings queue and cluster up to what the informers hold.
-func (s *Scheduler) adopt(ctx context.Context) {
+// syncFromInformers brings queue and cluster up to what the informers hold.
+func (s *Scheduler) syncFromInformers(ctx context.Context) {
 	for _, ns := range client.CachedList[*v1.Namespace](s.cfg.Informers, "", nil) {
-		s.take(func() {
+		s.applyChange(func() {
 			if now, ok := client.Cached[*v1.Namespace](s.cfg.Informers, "", ns.Name); ok {
 				s.cluster.setNamespace(now.Name, now.Labels)
 			}
 		})
 	}
 	for _, c := range client.CachedList[*resourcev1.ResourceClaim](s.cfg.Informers, "", nil) {
-		s.take(func() {
+		s.applyChange(func() {
 			if now, ok := client.Cached[*resourcev1.ResourceClaim](s.cfg.Informers, c.Namespace, c.Name); ok {
-				s.observe(now, false)
+				s.observeClaim(now, false)
 			}
 		})
 	}
-	s.adoptNodes(client.CachedList[*v1.Node](s.cfg.Informers, "", nil))
-	s.adoptPods(ctx, client.CachedList[*v1.Pod](s.cfg.Informers, "", nil))
+	s.syncNodes(client.CachedList[*v1.Node](s.cfg.Informers, "", nil))
+	s.syncPods(ctx, client.CachedList[*v1.Pod](s.cfg.Informers, "", nil))
 }
 
-// adoptNodes takes nodes in. Each is looked up again first: what the informer does not hold any more has been, or is
+// syncNodes takes nodes in. Each is looked up again first: what the informer does not hold any more has been, or is
 // about to be, reported as deleted, and nothing would ever take it away again. What it holds is reported later.
-func (s *Scheduler) adoptNodes(nodes []*v1.Node) {
+func (s *Scheduler) syncNodes(nodes []*v1.Node) {
 	for _, n := range nodes {
-		s.take(func() {
+		s.applyChange(func() {
 			if now, ok := client.Cached[*v1.Node](s.cfg.Informers, "", n.Name); ok {
 				s.cluster.setNode(now)
 			}
@@ -306,14 +306,14 @@ func (s *Scheduler) adoptNodes(nodes []*v1.Node) {
 	}
 }
 
-// adoptPods takes pods in, like adoptNodes.
-func (s *Scheduler) adoptPods(ctx context.Context, pods []*v1.Pod) {
-	for _, p := range pods {
+// syncPods takes pods in, like adoptNodes.
+func (s *Scheduler) syncPods(ctx context.Context, pods []*v1.Pod) {
+	for _, pod := range pods {
 		if ctx.Err() != nil {
 			return
 		}
-		s.take(func() {
-			if now, ok := client.Cached[*v1.Pod](s.cfg.Informers, p.Namespace, p.Name); ok {
+		s.applyChange(func() {
+			if now, ok := client.Cached[*v1.Pod](s.cfg.Informers, pod.Namespace, pod.Name); ok {
 				s.podChanged(nil, now)
 			}
 		})
@@ -324,13 +324,13 @@ func (s *Scheduler) adoptPods(ctx context.Context, pods []*v1.Pod) {
 func (s *Scheduler) newHandle() *framework.Handle {
 	i := s.cfg.Informers
 	h := &framework.Handle{
-		Volumes: s.storage(),
+		Volumes: s.storageAccess(),
 		Devices: s.deviceAccess(),
 		Budgets: func() []*policyv1.PodDisruptionBudget {
 			return client.CachedList[*policyv1.PodDisruptionBudget](i, "", nil)
 		},
 		Pod:   func(namespace, name string) (*v1.Pod, bool) { return client.Cached[*v1.Pod](i, namespace, name) },
-		Group: s.group,
+		Group: s.lookUpGroup,
 		VolumeLimits: func(node string) map[string]int32 {
 			n, ok := client.Cached[*storagev1.CSINode](i, "", node)
 			if !ok {
@@ -338,8 +338,8 @@ func (s *Scheduler) newHandle() *framework.Handle {
 			}
 			return volumeLimits(n)
 		},
-		Preempt:  s.preempt,
-		Nominate: s.nominate,
+		Preempt:  s.preemptPods,
+		Nominate: s.nominatePod,
 		Bind:     s.postBinding,
 		UpdateClaim: func(ctx context.Context, c *v1.PersistentVolumeClaim) (*v1.PersistentVolumeClaim, error) {
 			return client.Update(ctx, s.writer.Load(), c)
@@ -347,15 +347,15 @@ func (s *Scheduler) newHandle() *framework.Handle {
 		UpdateVolume: func(ctx context.Context, v *v1.PersistentVolume) (*v1.PersistentVolume, error) {
 			return client.Update(ctx, s.writer.Load(), v)
 		},
-		AwaitVolumes: s.volumes.await,
-		Waiting:      s.waiting.get,
-		EachWaiting:  s.waiting.each,
+		AwaitVolumes: s.volumes.awaitChange,
+		Waiting:      s.waiting.waitingPod,
+		EachWaiting:  s.waiting.forEach,
 	}
 	return h
 }
 
-// storage looks storage objects up. Their informers exist before Run: watch asks for all of them.
-func (s *Scheduler) storage() framework.Volumes {
+// storageAccess looks storage objects up. Their informers exist before Run: watch asks for all of them.
+func (s *Scheduler) storageAccess() framework.Volumes {
 	i := s.cfg.Informers
 	return framework.Volumes{
 		Claim: func(namespace, name string) (*v1.PersistentVolumeClaim, bool) {
@@ -400,6 +400,6 @@ func (s *Scheduler) deviceAccess() framework.Devices {
 		UpdateDeviceClaimStatus: func(ctx context.Context, c *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
 			return client.UpdateStatus(ctx, s.writer.Load(), c)
 		},
-		AwaitDevices: s.devices.await,
+		AwaitDevices: s.devices.awaitChange,
 	}
 }

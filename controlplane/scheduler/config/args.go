@@ -38,46 +38,46 @@ func readArgs(profile string, list []file.PluginConfig) (Args, error) {
 			return a, fmt.Errorf("%s.name: %s has arguments already: say all in one place", field, c.Name)
 		}
 		seen[c.Name] = true
-		if err := a.read(field, c); err != nil {
+		if err := a.decodeArgs(field, c); err != nil {
 			return a, err
 		}
 	}
 	return a, nil
 }
 
-func (a *Args) read(field string, c file.PluginConfig) error {
+func (a *Args) decodeArgs(field string, c file.PluginConfig) error {
 	at := field + ".args"
 	switch c.Name {
 	case "NodeResourcesFit":
-		return one(at, c, &a.Fit, checkFit)
+		return decodePluginArgs(at, c, &a.Fit, checkFit)
 	case "NodeResourcesBalancedAllocation":
-		return one(at, c, &a.Balanced, func(x *file.NodeResourcesBalancedAllocationArgs) error { return checkBalanced(x.Resources) })
+		return decodePluginArgs(at, c, &a.Balanced, func(x *file.NodeResourcesBalancedAllocationArgs) error { return checkBalanced(x.Resources) })
 	case "PodTopologySpread":
-		return one(at, c, &a.Spread, checkSpread)
+		return decodePluginArgs(at, c, &a.Spread, checkSpread)
 	case "InterPodAffinity":
-		return one(at, c, &a.Affinity, func(x *file.InterPodAffinityArgs) error {
-			return between("hardPodAffinityWeight", x.HardPodAffinityWeight, 0, 100)
+		return decodePluginArgs(at, c, &a.Affinity, func(x *file.InterPodAffinityArgs) error {
+			return checkRange("hardPodAffinityWeight", x.HardPodAffinityWeight, 0, 100)
 		})
 	case "NodeAffinity":
-		return one(at, c, &a.Nodes, func(x *file.NodeAffinityArgs) error { return checkAdded(x.AddedAffinity) })
+		return decodePluginArgs(at, c, &a.Nodes, func(x *file.NodeAffinityArgs) error { return checkAdded(x.AddedAffinity) })
 	case "DefaultPreemption":
-		return one(at, c, &a.Preemption, checkPreemption)
+		return decodePluginArgs(at, c, &a.Preemption, checkPreemption)
 	case "VolumeBinding":
-		return one(at, c, &a.Volumes, checkVolumes)
+		return decodePluginArgs(at, c, &a.Volumes, checkVolumes)
 	case "DynamicResources":
-		return one(at, c, &a.Devices, checkDevices)
+		return decodePluginArgs(at, c, &a.Devices, checkDevices)
 	}
 	return fmt.Errorf("%s.name: plugin %q takes no arguments here: leave it out; those that do are DefaultPreemption, DynamicResources, InterPodAffinity, "+
 		"NodeAffinity, NodeResourcesBalancedAllocation, NodeResourcesFit, PodTopologySpread and VolumeBinding", field, c.Name)
 }
 
-// one reads the arguments of one plugin, which may say their own kind.
-func one[T any](field string, c file.PluginConfig, into **T, check func(*T) error) error {
+// decodePluginArgs reads the arguments of one plugin, which may say their own kind.
+func decodePluginArgs[T any](field string, c file.PluginConfig, into **T, check func(*T) error) error {
 	*into = new(T)
 	if len(c.Args.Raw) == 0 || string(c.Args.Raw) == "null" {
 		return nil
 	}
-	if err := strict(c.Args.Raw, *into); err != nil {
+	if err := decodeStrict(c.Args.Raw, *into); err != nil {
 		return fmt.Errorf("%s: %w", field, err)
 	}
 	var own metav1.TypeMeta
@@ -93,7 +93,7 @@ func one[T any](field string, c file.PluginConfig, into **T, check func(*T) erro
 	return nil
 }
 
-func between(field string, n *int32, least, most int32) error {
+func checkRange(field string, n *int32, least, most int32) error {
 	if n != nil && (*n < least || *n > most) {
 		return fmt.Errorf("%s: %d: want %d to %d", field, *n, least, most)
 	}
@@ -238,7 +238,7 @@ func checkAdded(a *v1.NodeAffinity) error {
 }
 
 func checkPreemption(a *file.DefaultPreemptionArgs) error {
-	if err := between("minCandidateNodesPercentage", a.MinCandidateNodesPercentage, 0, 100); err != nil {
+	if err := checkRange("minCandidateNodesPercentage", a.MinCandidateNodesPercentage, 0, 100); err != nil {
 		return err
 	}
 	if n := a.MinCandidateNodesAbsolute; n != nil && *n < 0 {

@@ -87,24 +87,24 @@ func Parse(data []byte) (*Config, error) {
 		return nil, err
 	}
 	var f file.KubeSchedulerConfiguration
-	if err := strict(text, &f); err != nil {
+	if err := decodeStrict(text, &f); err != nil {
 		return nil, err
 	}
 	if f.APIVersion != file.SchemeGroupVersion.String() || f.Kind != "KubeSchedulerConfiguration" {
 		return nil, fmt.Errorf("apiVersion %q, kind %q: want %s, KubeSchedulerConfiguration", f.APIVersion, f.Kind, file.SchemeGroupVersion)
 	}
-	c := &Config{Extenders: f.Extenders, Warnings: foreign(&f)}
-	if err := c.backoffs(&f); err != nil {
+	c := &Config{Extenders: f.Extenders, Warnings: processFields(&f)}
+	if err := c.setBackoffs(&f); err != nil {
 		return nil, err
 	}
-	if err := c.profiles(&f); err != nil {
+	if err := c.addProfiles(&f); err != nil {
 		return nil, err
 	}
 	return c, c.checkExtenders()
 }
 
-// strict decodes JSON by the exact names of fields, each once, and no others.
-func strict(text []byte, into any) error {
+// decodeStrict decodes JSON by the exact names of fields, each once, and no others.
+func decodeStrict(text []byte, into any) error {
 	wrong, err := kjson.UnmarshalStrict(text, into)
 	if err != nil {
 		return err
@@ -115,8 +115,8 @@ func strict(text []byte, into any) error {
 	return nil
 }
 
-// foreign words the fields that concern a process of its own.
-func foreign(f *file.KubeSchedulerConfiguration) []string {
+// processFields words the fields that concern a process of its own.
+func processFields(f *file.KubeSchedulerConfiguration) []string {
 	var out []string
 	for _, x := range []struct {
 		is         bool
@@ -138,7 +138,7 @@ func foreign(f *file.KubeSchedulerConfiguration) []string {
 	return out
 }
 
-func (c *Config) backoffs(f *file.KubeSchedulerConfiguration) error {
+func (c *Config) setBackoffs(f *file.KubeSchedulerConfiguration) error {
 	for _, x := range []struct {
 		field string
 		from  *int64
@@ -158,7 +158,7 @@ func (c *Config) backoffs(f *file.KubeSchedulerConfiguration) error {
 	return nil
 }
 
-func percentage(field string, p *int32) (int, error) {
+func checkPercentage(field string, p *int32) (int, error) {
 	if p == nil {
 		return 0, nil
 	}
@@ -168,8 +168,8 @@ func percentage(field string, p *int32) (int, error) {
 	return int(*p), nil
 }
 
-func (c *Config) profiles(f *file.KubeSchedulerConfiguration) error {
-	global, err := percentage("percentageOfNodesToScore", f.PercentageOfNodesToScore)
+func (c *Config) addProfiles(f *file.KubeSchedulerConfiguration) error {
+	global, err := checkPercentage("percentageOfNodesToScore", f.PercentageOfNodesToScore)
 	if err != nil {
 		return err
 	}
@@ -191,7 +191,7 @@ func (c *Config) profiles(f *file.KubeSchedulerConfiguration) error {
 			return fmt.Errorf("%s.schedulerName: another profile is named %s: give each a name of its own", p.Field, p.SchedulerName)
 		}
 		if from.PercentageOfNodesToScore != nil {
-			if p.Percentage, err = percentage(p.Field+".percentageOfNodesToScore", from.PercentageOfNodesToScore); err != nil {
+			if p.Percentage, err = checkPercentage(p.Field+".percentageOfNodesToScore", from.PercentageOfNodesToScore); err != nil {
 				return err
 			}
 		}

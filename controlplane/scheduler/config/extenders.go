@@ -36,15 +36,15 @@ func (c *Config) checkExtenders() error {
 		}
 		for _, r := range e.ManagedResources {
 			if r.IgnoredByScheduler {
-				c.ignore(r.Name)
+				c.ignoreResource(r.Name)
 			}
 		}
 	}
 	return nil
 }
 
-// ignore has all profiles leave a resource to whoever manages it.
-func (c *Config) ignore(resource string) {
+// ignoreResource has all profiles leave a resource to whoever manages it.
+func (c *Config) ignoreResource(resource string) {
 	for i := range c.Profiles {
 		a := &c.Profiles[i].Args
 		if a.Fit == nil {

@@ -105,20 +105,20 @@ func (e *Extender) Name() string { return e.name }
 // Ignorable implements framework.Extender.
 func (e *Extender) Ignorable() bool { return e.conf.Ignorable }
 
-func (e *Extender) verb(v framework.Verb) string {
+func (e *Extender) verbURL(v framework.Verb) string {
 	return [...]string{framework.VerbFilter: e.conf.FilterVerb, framework.VerbPrioritize: e.conf.PrioritizeVerb,
 		framework.VerbPreempt: e.conf.PreemptVerb, framework.VerbBind: e.conf.BindVerb}[v]
 }
 
 // Does implements framework.Extender.
-func (e *Extender) Does(v framework.Verb) bool { return e.verb(v) != "" }
+func (e *Extender) Does(v framework.Verb) bool { return e.verbURL(v) != "" }
 
 // Interested implements framework.Extender.
-func (e *Extender) Interested(p *framework.PodInfo) bool {
+func (e *Extender) Interested(pod *framework.PodInfo) bool {
 	if len(e.managed) == 0 {
 		return true
 	}
-	for name := range p.Requests.Scalar {
+	for name := range pod.Requests.Scalar {
 		if e.managed[name] {
 			return true
 		}
@@ -126,13 +126,13 @@ func (e *Extender) Interested(p *framework.PodInfo) bool {
 	return false
 }
 
-// ask posts a question and reads the answer.
-func (e *Extender) ask(ctx context.Context, v framework.Verb, question, answer any) error {
+// callVerb posts a question and reads the answer.
+func (e *Extender) callVerb(ctx context.Context, v framework.Verb, question, answer any) error {
 	body, err := json.Marshal(question)
 	if err != nil {
 		return err
 	}
-	url := strings.TrimRight(e.conf.URLPrefix, "/") + "/" + e.verb(v)
+	url := strings.TrimRight(e.conf.URLPrefix, "/") + "/" + e.verbURL(v)
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
 	if err != nil {
 		return err
@@ -159,8 +159,8 @@ func (e *Extender) ask(ctx context.Context, v framework.Verb, question, answer a
 	return nil
 }
 
-// about is a question about nodes: their names where the service knows the rest.
-func (e *Extender) about(pod *v1.Pod, nodes []*framework.NodeInfo) *wire.ExtenderArgs {
+// extenderArgs is a question about nodes: their names where the service knows the rest.
+func (e *Extender) extenderArgs(pod *v1.Pod, nodes []*framework.NodeInfo) *wire.ExtenderArgs {
 	q := &wire.ExtenderArgs{Pod: pod}
 	if e.conf.NodeCacheCapable {
 		names := make([]string, 0, len(nodes))
@@ -180,7 +180,7 @@ func (e *Extender) about(pod *v1.Pod, nodes []*framework.NodeInfo) *wire.Extende
 // Filter implements framework.Extender.
 func (e *Extender) Filter(ctx context.Context, pod *v1.Pod, nodes []*framework.NodeInfo) (map[string]*framework.Status, error) {
 	var a wire.ExtenderFilterResult
-	if err := e.ask(ctx, framework.VerbFilter, e.about(pod, nodes), &a); err != nil {
+	if err := e.callVerb(ctx, framework.VerbFilter, e.extenderArgs(pod, nodes), &a); err != nil {
 		return nil, err
 	}
 	if a.Error != "" {
@@ -209,7 +209,7 @@ func (e *Extender) Filter(ctx context.Context, pod *v1.Pod, nodes []*framework.N
 				continue
 			}
 		}
-		refused[name] = e.refusal(kept, reason, forGood)
+		refused[name] = e.refuseNode(kept, reason, forGood)
 	}
 	for name := range left {
 		if !asked[name] {
@@ -219,8 +219,8 @@ func (e *Extender) Filter(ctx context.Context, pod *v1.Pod, nodes []*framework.N
 	return refused, nil
 }
 
-// refusal words a node that the service leaves out.
-func (e *Extender) refusal(kept map[string]*framework.Status, reason string, forGood bool) *framework.Status {
+// refuseNode words a node that the service leaves out.
+func (e *Extender) refuseNode(kept map[string]*framework.Status, reason string, forGood bool) *framework.Status {
 	if reason = framework.Brief(reason); reason == "" {
 		reason = "node(s) left out"
 	}
@@ -238,7 +238,7 @@ func (e *Extender) refusal(kept map[string]*framework.Status, reason string, for
 // Prioritize implements framework.Extender.
 func (e *Extender) Prioritize(ctx context.Context, pod *v1.Pod, nodes []*framework.NodeInfo) ([]int64, error) {
 	var list wire.HostPriorityList
-	if err := e.ask(ctx, framework.VerbPrioritize, e.about(pod, nodes), &list); err != nil {
+	if err := e.callVerb(ctx, framework.VerbPrioritize, e.extenderArgs(pod, nodes), &list); err != nil {
 		return nil, err
 	}
 	at := make(map[string]int, len(nodes))
@@ -276,7 +276,7 @@ func (e *Extender) Preempt(ctx context.Context, pod *v1.Pod, nodes map[string]fr
 		}
 	}
 	var a wire.ExtenderPreemptionResult
-	if err := e.ask(ctx, framework.VerbPreempt, q, &a); err != nil {
+	if err := e.callVerb(ctx, framework.VerbPreempt, q, &a); err != nil {
 		return nil, err
 	}
 	out := make(map[string]framework.Victims, len(a.NodeNameToMetaVictims))
@@ -285,7 +285,7 @@ func (e *Extender) Preempt(ctx context.Context, pod *v1.Pod, nodes map[string]fr
 		if !ok || now == nil {
 			return nil, fmt.Errorf("it answered with node %q, of which it was not asked", framework.Brief(name))
 		}
-		v, err := chosen(was, now)
+		v, err := chosenVictims(was, now)
 		if err != nil {
 			return nil, fmt.Errorf("on node %q %w", name, err)
 		}
@@ -294,15 +294,15 @@ func (e *Extender) Preempt(ctx context.Context, pod *v1.Pod, nodes map[string]fr
 	return out, nil
 }
 
-// chosen are the victims that the answer leaves. Whom it was not asked about it cannot put to death.
-func chosen(was framework.Victims, now *wire.MetaVictims) (framework.Victims, error) {
+// chosenVictims are the victims that the answer leaves. Whom it was not asked about it cannot put to death.
+func chosenVictims(was framework.Victims, now *wire.MetaVictims) (framework.Victims, error) {
 	out := framework.Victims{Violations: int(min(max(now.NumPDBViolations, 0), int64(len(was.Pods))))}
 	seen := make(map[string]bool)
 	for _, id := range now.Pods {
 		found := false
-		for _, p := range was.Pods {
-			if id != nil && string(p.Pod.UID) == id.UID && !seen[id.UID] {
-				out.Pods, seen[id.UID], found = append(out.Pods, p), true, true
+		for _, pod := range was.Pods {
+			if id != nil && string(pod.Pod.UID) == id.UID && !seen[id.UID] {
+				out.Pods, seen[id.UID], found = append(out.Pods, pod), true, true
 			}
 		}
 		if !found {
@@ -315,7 +315,7 @@ func chosen(was framework.Victims, now *wire.MetaVictims) (framework.Victims, er
 // Bind implements framework.Extender.
 func (e *Extender) Bind(ctx context.Context, pod *v1.Pod, node string) error {
 	var a wire.ExtenderBindingResult
-	if err := e.ask(ctx, framework.VerbBind, &wire.ExtenderBindingArgs{PodName: pod.Name, PodNamespace: pod.Namespace, PodUID: pod.UID, Node: node}, &a); err != nil {
+	if err := e.callVerb(ctx, framework.VerbBind, &wire.ExtenderBindingArgs{PodName: pod.Name, PodNamespace: pod.Namespace, PodUID: pod.UID, Node: node}, &a); err != nil {
 		return err
 	}
 	if a.Error != "" {

@@ -13,18 +13,18 @@ import (
 // either all or none of them being deleted. Who asks for pods looks at classes, of which there are mostly as many as
 // templates, and a pod that comes is matched with no selector when others of its class are there.
 type podClass struct {
-	subject
+	podSubject
 	hash    uint64
 	pods    int
-	perNode counts    // by slot
-	sets    []*PodSet // that have these pods
+	perNode sparseCounts // by slot
+	sets    []*PodSet    // that have these pods
 }
 
-func (c *podClass) shift(x *Index, slot int32, by int) {
+func (c *podClass) addPods(x *Index, slot int32, by int) {
 	c.pods += by
-	c.perNode.add(slot, by)
+	c.perNode.addTo(slot, by)
 	for _, s := range c.sets {
-		s.shift(slot, by)
+		s.addPods(slot, by)
 	}
 	if c.pods == 0 {
 		x.removeClass(c)
@@ -32,12 +32,12 @@ func (c *podClass) shift(x *Index, slot int32, by int) {
 }
 
 // classOf is the pod's class, which is made when it is new.
-func (x *Index) classOf(p *v1.Pod) *podClass {
-	s := subject{p.Namespace, p.Labels, p.DeletionTimestamp != nil}
-	hash := x.hash(&s)
+func (x *Index) classOf(pod *v1.Pod) *podClass {
+	s := podSubject{pod.Namespace, pod.Labels, pod.DeletionTimestamp != nil}
+	hash := x.hashLabels(&s)
 	ns := x.classes[s.namespace]
 	for _, c := range ns[hash] {
-		if c.ending == s.ending && maps.Equal(c.labels, s.labels) {
+		if c.terminating == s.terminating && maps.Equal(c.labels, s.labels) {
 			return c
 		}
 	}
@@ -45,9 +45,9 @@ func (x *Index) classOf(p *v1.Pod) *podClass {
 		ns = make(map[uint64][]*podClass)
 		x.classes[s.namespace] = ns
 	}
-	c := &podClass{subject: s, hash: hash}
-	x.setIndex.each(&s, x.namespaces, func(set *PodSet) {
-		if set.has(&s, x.namespaces) {
+	c := &podClass{podSubject: s, hash: hash}
+	x.setIndex.forEachMatch(&s, x.namespaces, func(set *PodSet) {
+		if set.matchesAll(&s, x.namespaces) {
 			c.sets = append(c.sets, set)
 		}
 	})
@@ -66,13 +66,13 @@ func (x *Index) removeClass(c *podClass) {
 	}
 }
 
-// hash is equal for equal labels in whichever order.
-func (x *Index) hash(s *subject) uint64 {
+// hashLabels is equal for equal labels in whichever order.
+func (x *Index) hashLabels(s *podSubject) uint64 {
 	sum := uint64(len(s.labels))
 	for k, v := range s.labels {
 		sum += maphash.String(x.seed, k) ^ bits.RotateLeft64(maphash.String(x.seed, v), 17)
 	}
-	if s.ending {
+	if s.terminating {
 		sum = ^sum
 	}
 	return sum

@@ -61,24 +61,24 @@ func (r *Resources) Of(name v1.ResourceName) int64 {
 	return r.Scalar[name]
 }
 
-// add adds o times sign.
-func (r *Resources) add(o Resources, sign int64) {
-	r.MilliCPU = plus(r.MilliCPU, sign, o.MilliCPU)
-	r.Memory = plus(r.Memory, sign, o.Memory)
-	r.EphemeralStorage = plus(r.EphemeralStorage, sign, o.EphemeralStorage)
+// addScaled adds o times sign.
+func (r *Resources) addScaled(o Resources, sign int64) {
+	r.MilliCPU = addScaledAmount(r.MilliCPU, sign, o.MilliCPU)
+	r.Memory = addScaledAmount(r.Memory, sign, o.Memory)
+	r.EphemeralStorage = addScaledAmount(r.EphemeralStorage, sign, o.EphemeralStorage)
 	for name, n := range o.Scalar {
 		if r.Scalar == nil {
 			r.Scalar = make(map[v1.ResourceName]int64)
 		}
-		r.Scalar[name] = plus(r.Scalar[name], sign, n)
+		r.Scalar[name] = addScaledAmount(r.Scalar[name], sign, n)
 	}
 }
 
-// plus returns a + sign * b.
-func plus(a, sign, b int64) int64 { return saturate.Add(a, saturate.Mul(sign, b)) }
+// addScaledAmount returns a + sign * b.
+func addScaledAmount(a, sign, b int64) int64 { return saturate.Add(a, saturate.Mul(sign, b)) }
 
-// overflowed reports whether an amount is too large to be known.
-func (r *Resources) overflowed() bool {
+// hasOverflowed reports whether an amount is too large to be known.
+func (r *Resources) hasOverflowed() bool {
 	most := max(r.MilliCPU, r.Memory, r.EphemeralStorage)
 	for _, n := range r.Scalar {
 		most = max(most, n)
@@ -91,7 +91,7 @@ func (r Resources) Equal(o Resources) bool {
 	return r.MilliCPU == o.MilliCPU && r.Memory == o.Memory && r.EphemeralStorage == o.EphemeralStorage && maps.Equal(r.Scalar, o.Scalar)
 }
 
-func (r Resources) clone() Resources {
+func (r Resources) deepCopy() Resources {
 	if r.Scalar == nil {
 		return r
 	}
@@ -110,7 +110,7 @@ type HostPort struct {
 	Port     int32
 }
 
-func (p HostPort) conflicts(o HostPort) bool {
+func (p HostPort) conflictsWith(o HostPort) bool {
 	const all = "0.0.0.0"
 	return p.Port == o.Port && p.Protocol == o.Protocol && (p.IP == o.IP || p.IP == all || o.IP == all)
 }
@@ -128,41 +128,41 @@ type PodInfo struct {
 }
 
 // NewPodInfo works out a pod. The pod is shared and not modified.
-func NewPodInfo(p *v1.Pod) *PodInfo {
-	info := &PodInfo{Pod: p}
+func NewPodInfo(pod *v1.Pod) *PodInfo {
+	info := &PodInfo{Pod: pod}
 	info.setRequests()
-	if p.Spec.Priority != nil {
-		info.Priority = *p.Spec.Priority
+	if pod.Spec.Priority != nil {
+		info.Priority = *pod.Spec.Priority
 	}
-	info.Affinity = AffinityOf(p)
-	info.Claims = ClaimsOf(p)
-	info.hostPorts(p.Spec.Containers)
-	for i := range p.Spec.InitContainers {
-		if r := p.Spec.InitContainers[i].RestartPolicy; r != nil && *r == v1.ContainerRestartPolicyAlways {
-			info.hostPorts(p.Spec.InitContainers[i : i+1])
+	info.Affinity = AffinityOf(pod)
+	info.Claims = ClaimsOf(pod)
+	info.hostPorts(pod.Spec.Containers)
+	for i := range pod.Spec.InitContainers {
+		if r := pod.Spec.InitContainers[i].RestartPolicy; r != nil && *r == v1.ContainerRestartPolicyAlways {
+			info.hostPorts(pod.Spec.InitContainers[i : i+1])
 		}
 	}
 	return info
 }
 
 // ClaimsOf lists the claims of a pod; those of ephemeral volumes are named after both.
-func ClaimsOf(p *v1.Pod) []string {
+func ClaimsOf(pod *v1.Pod) []string {
 	var out []string
-	for i := range p.Spec.Volumes {
-		v := &p.Spec.Volumes[i]
+	for i := range pod.Spec.Volumes {
+		v := &pod.Spec.Volumes[i]
 		switch {
 		case v.PersistentVolumeClaim != nil:
 			out = append(out, v.PersistentVolumeClaim.ClaimName)
 		case v.Ephemeral != nil:
-			out = append(out, p.Name+"-"+v.Name)
+			out = append(out, pod.Name+"-"+v.Name)
 		}
 	}
 	return out
 }
 
 // OwnsClaim says whether a claim is that of an ephemeral volume of the pod, which is made for it.
-func OwnsClaim(p *v1.Pod, claim string) bool {
-	return slices.ContainsFunc(p.Spec.Volumes, func(v v1.Volume) bool { return v.Ephemeral != nil && p.Name+"-"+v.Name == claim })
+func OwnsClaim(pod *v1.Pod, claim string) bool {
+	return slices.ContainsFunc(pod.Spec.Volumes, func(v v1.Volume) bool { return v.Ephemeral != nil && pod.Name+"-"+v.Name == claim })
 }
 
 // AwaitsClaim is why a pod waits whose claim is still to be made.
@@ -170,7 +170,7 @@ func AwaitsClaim(claim string) string {
 	return fmt.Sprintf("waiting for ephemeral volume controller to create the persistentvolumeclaim %q", claim)
 }
 
-func (info *PodInfo) hostPorts(list []v1.Container) {
+func (pod *PodInfo) hostPorts(list []v1.Container) {
 	for i := range list {
 		for _, p := range list[i].Ports {
 			if p.HostPort <= 0 {
@@ -183,7 +183,7 @@ func (info *PodInfo) hostPorts(list []v1.Container) {
 			if h.Protocol == "" {
 				h.Protocol = v1.ProtocolTCP
 			}
-			info.Ports = append(info.Ports, h)
+			pod.Ports = append(pod.Ports, h)
 		}
 	}
 }
@@ -226,24 +226,24 @@ func (n *NodeInfo) SetNode(node *v1.Node) {
 }
 
 // AddPod counts a pod on the node.
-func (n *NodeInfo) AddPod(p *PodInfo) {
-	n.Pods = append(n.Pods, p)
-	n.count(p, 1)
-	n.Ports = append(n.Ports, p.Ports...)
+func (n *NodeInfo) AddPod(pod *PodInfo) {
+	n.Pods = append(n.Pods, pod)
+	n.addAmounts(pod, 1)
+	n.Ports = append(n.Ports, pod.Ports...)
 }
 
 // RemovePod takes a pod away and reports whether it was there.
 func (n *NodeInfo) RemovePod(uid types.UID) bool {
-	i := slices.IndexFunc(n.Pods, func(p *PodInfo) bool { return p.Pod.UID == uid })
+	i := slices.IndexFunc(n.Pods, func(pod *PodInfo) bool { return pod.Pod.UID == uid })
 	if i < 0 {
 		return false
 	}
-	p := n.Pods[i]
+	pod := n.Pods[i]
 	n.Pods[i] = n.Pods[len(n.Pods)-1]
 	n.Pods[len(n.Pods)-1] = nil
 	n.Pods = n.Pods[:len(n.Pods)-1]
-	n.count(p, -1)
-	for _, port := range p.Ports {
+	n.addAmounts(pod, -1)
+	for _, port := range pod.Ports {
 		if j := slices.Index(n.Ports, port); j >= 0 {
 			n.Ports = slices.Delete(n.Ports, j, j+1)
 		}
@@ -251,26 +251,26 @@ func (n *NodeInfo) RemovePod(uid types.UID) bool {
 	return true
 }
 
-// count adds the amounts of a pod to the sums, or subtracts those of a pod that is not in n.Pods any more. Of a sum
+// addAmounts adds the amounts of a pod to the sums, or subtracts those of a pod that is not in n.Pods any more. Of a sum
 // that has overflowed nothing can be subtracted: it is made from the pods that are left.
-func (n *NodeInfo) count(p *PodInfo, sign int64) {
-	if sign < 0 && (n.Requested.overflowed() || max(n.CountedCPU, n.CountedMem) == math.MaxInt64) {
+func (n *NodeInfo) addAmounts(pod *PodInfo, sign int64) {
+	if sign < 0 && (n.Requested.hasOverflowed() || max(n.CountedCPU, n.CountedMem) == math.MaxInt64) {
 		n.Requested, n.CountedCPU, n.CountedMem = Resources{}, 0, 0
-		for _, p := range n.Pods {
-			n.count(p, 1)
+		for _, pod := range n.Pods {
+			n.addAmounts(pod, 1)
 		}
 		return
 	}
-	n.Requested.add(p.Requests, sign)
-	n.CountedCPU = plus(n.CountedCPU, sign, p.CountedCPU)
-	n.CountedMem = plus(n.CountedMem, sign, p.CountedMemory)
+	n.Requested.addScaled(pod.Requests, sign)
+	n.CountedCPU = addScaledAmount(n.CountedCPU, sign, pod.CountedCPU)
+	n.CountedMem = addScaledAmount(n.CountedMem, sign, pod.CountedMemory)
 }
 
 // PortConflict says whether one of the ports is taken.
 func (n *NodeInfo) PortConflict(want []HostPort) bool {
 	for _, w := range want {
 		for _, have := range n.Ports {
-			if w.conflicts(have) {
+			if w.conflictsWith(have) {
 				return true
 			}
 		}
@@ -283,7 +283,7 @@ func (n *NodeInfo) Clone() *NodeInfo {
 	c := *n
 	c.Pods = slices.Clone(n.Pods)
 	c.Ports = slices.Clone(n.Ports)
-	c.Requested = n.Requested.clone()
+	c.Requested = n.Requested.deepCopy()
 	return &c
 }
 
@@ -301,7 +301,7 @@ type Snapshot struct {
 // NominationOf is the node where room is kept for the pod; "" = none.
 func (s *Snapshot) NominationOf(uid types.UID) string {
 	for node, pods := range s.Nominated {
-		if slices.ContainsFunc(pods, func(p *PodInfo) bool { return p.Pod.UID == uid }) {
+		if slices.ContainsFunc(pods, func(pod *PodInfo) bool { return pod.Pod.UID == uid }) {
 			return node
 		}
 	}

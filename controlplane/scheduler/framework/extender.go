@@ -25,7 +25,7 @@ type Extender interface {
 	Name() string
 	Does(v Verb) bool
 	// Interested says whether it is to be asked about the pod.
-	Interested(p *PodInfo) bool
+	Interested(pod *PodInfo) bool
 	// Ignorable extenders that fail are passed over; without that, the attempt fails.
 	Ignorable() bool
 	// Filter says which of the nodes it refuses, by name.
@@ -45,18 +45,18 @@ type Victims struct {
 }
 
 // Asked are the extenders that do the verb for the pod.
-func Asked(list []Extender, v Verb, p *PodInfo) []Extender {
+func Asked(list []Extender, v Verb, pod *PodInfo) []Extender {
 	var out []Extender
 	for _, e := range list {
-		if e.Does(v) && e.Interested(p) {
+		if e.Does(v) && e.Interested(pod) {
 			out = append(out, e)
 		}
 	}
 	return out
 }
 
-// askFilters narrows the nodes that fit to those that the extenders leave, one extender after the other.
-func askFilters(ctx context.Context, asked []Extender, c *Cycle, r *room, why *FitError) error {
+// runExtenderFilters narrows the nodes that fit to those that the extenders leave, one extender after the other.
+func runExtenderFilters(ctx context.Context, asked []Extender, c *Cycle, r *scratch, why *FitError) error {
 	for _, e := range asked {
 		if len(r.fit) == 0 {
 			break
@@ -71,19 +71,19 @@ func askFilters(ctx context.Context, asked []Extender, c *Cycle, r *room, why *F
 		r.fit = slices.DeleteFunc(r.fit, func(n *NodeInfo) bool {
 			s := refused[n.Node.Name]
 			if s != nil {
-				r.refuse(s, e.Name(), n, why)
+				r.addRefusal(s, e.Name(), n, why)
 			}
 			return s != nil
 		})
 	}
 	if len(r.fit) == 0 {
-		r.explain(why)
+		r.explainRefusals(why)
 	}
 	return nil
 }
 
-// askScores adds what the extenders say. One that fails adds nothing, as with kube-scheduler.
-func askScores(ctx context.Context, asked []Extender, c *Cycle, r *room) {
+// addExtenderScores adds what the extenders say. One that fails adds nothing, as with kube-scheduler.
+func addExtenderScores(ctx context.Context, asked []Extender, c *Cycle, r *scratch) {
 	for _, e := range asked {
 		scores, err := e.Prioritize(ctx, c.Pod.Pod, r.fit)
 		if err != nil {

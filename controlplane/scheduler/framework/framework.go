@@ -237,7 +237,7 @@ type Cycle struct {
 	// and those it is tried without. The node's own lists and sums say so already; what the Index counts does not.
 	With, Without []*PodInfo
 
-	data    []kept
+	data    []pluginData
 	skip    uint64 // filters that PreFilter said to skip, by index
 	noScore uint64
 }
@@ -253,11 +253,11 @@ func (c *Cycle) Put(plugin string, v any) {
 			return
 		}
 	}
-	c.data = append(c.data, kept{plugin, v})
+	c.data = append(c.data, pluginData{plugin, v})
 }
 
-// kept is what one plugin keeps. Few do, and they ask for every node.
-type kept struct {
+// pluginData is what one plugin keeps. Few do, and they ask for every node.
+type pluginData struct {
 	plugin string
 	value  any
 }
@@ -265,13 +265,13 @@ type kept struct {
 // More is how many more of the pods are on the node handed to Filter than the Index counts.
 func (c *Cycle) More(has func(*PodInfo) bool) int {
 	n := 0
-	for _, p := range c.With {
-		if has(p) {
+	for _, pod := range c.With {
+		if has(pod) {
 			n++
 		}
 	}
-	for _, p := range c.Without {
-		if has(p) {
+	for _, pod := range c.Without {
+		if has(pod) {
 			n--
 		}
 	}

@@ -10,12 +10,12 @@ const GangScheduling = "GangScheduling"
 type GroupKey struct{ Namespace, Name string }
 
 // GroupOf is the PodGroup that a pod names; false when it names none.
-func GroupOf(p *v1.Pod) (GroupKey, bool) {
-	g := p.Spec.SchedulingGroup
+func GroupOf(pod *v1.Pod) (GroupKey, bool) {
+	g := pod.Spec.SchedulingGroup
 	if g == nil || g.PodGroupName == nil {
 		return GroupKey{}, false
 	}
-	return GroupKey{p.Namespace, *g.PodGroupName}, true
+	return GroupKey{pod.Namespace, *g.PodGroupName}, true
 }
 
 // Group is what is known of a PodGroup and of the pods that name it. Pods that have ended or are being deleted are none of it.

@@ -27,7 +27,7 @@ type Index struct {
 
 	sets       map[string]*PodSet
 	setIndex   peerIndex[*PodSet]
-	values     map[string]*values // by topology key
+	values     map[string]*topologyValues // by topology key
 	topologies map[topologyID]*Topology
 	perNode    map[string]*PerNode
 	clock      uint64
@@ -42,7 +42,7 @@ type Index struct {
 func NewIndex() *Index {
 	x := &Index{
 		nodes: make([]*NodeInfo, 1), classes: make(map[string]map[uint64][]*podClass), seed: maphash.MakeSeed(),
-		sets: make(map[string]*PodSet), values: make(map[string]*values), topologies: make(map[topologyID]*Topology),
+		sets: make(map[string]*PodSet), values: make(map[string]*topologyValues), topologies: make(map[topologyID]*Topology),
 		carried: make(map[carriedID]*Carried), claims: make(map[claimID]int), perNode: make(map[string]*PerNode),
 	}
 	x.setIndex = newPeerIndex(func(s *PodSet) *Peers { return s.peers[0] })
@@ -76,7 +76,7 @@ func (x *Index) SetNamespaces(now Namespaces) {
 			other = append(other, s)
 		}
 	}
-	x.forget(other)
+	x.evictSets(other)
 }
 
 // Namespaces are the labels of all namespaces.
@@ -88,26 +88,26 @@ func (x *Index) Replace(old, now *NodeInfo) {
 	case old == nil && now == nil:
 	case old == nil || now == nil || !sameTopology(old.Node, now.Node):
 		if old != nil {
-			for _, p := range old.Pods {
-				x.count(p, old, -1)
+			for _, pod := range old.Pods {
+				x.countPod(pod, old, -1)
 			}
 			x.removeNode(old)
 		}
 		if now != nil {
 			x.addNode(now)
-			for _, p := range now.Pods {
-				x.count(p, now, 1)
+			for _, pod := range now.Pods {
+				x.countPod(pod, now, 1)
 			}
 		}
 	default:
 		now.slot = old.slot
 		x.nodes[now.slot] = now
-		gone, came := difference(old.Pods, now.Pods)
-		for _, p := range gone {
-			x.count(p, now, -1)
+		gone, came := podDifference(old.Pods, now.Pods)
+		for _, pod := range gone {
+			x.countPod(pod, now, -1)
 		}
-		for _, p := range came {
-			x.count(p, now, 1)
+		for _, pod := range came {
+			x.countPod(pod, now, 1)
 		}
 	}
 }
@@ -118,8 +118,8 @@ func sameTopology(a, b *v1.Node) bool {
 		a.Spec.Unschedulable == b.Spec.Unschedulable && equality.Semantic.DeepEqual(a.Spec.Taints, b.Spec.Taints)
 }
 
-// difference is what is only in one of the lists. Most places hold the same pod in both.
-func difference(old, now []*PodInfo) (gone, came []*PodInfo) {
+// podDifference is what is only in one of the lists. Most places hold the same pod in both.
+func podDifference(old, now []*PodInfo) (gone, came []*PodInfo) {
 	for i := range max(len(old), len(now)) {
 		switch {
 		case i >= len(old):
@@ -135,14 +135,14 @@ func difference(old, now []*PodInfo) (gone, came []*PodInfo) {
 	}
 	stayed := func(list []*PodInfo) map[*PodInfo]bool {
 		m := make(map[*PodInfo]bool, len(list))
-		for _, p := range list {
-			m[p] = true
+		for _, pod := range list {
+			m[pod] = true
 		}
 		return m
 	}
 	was, is := stayed(gone), stayed(came)
-	gone = slices.DeleteFunc(gone, func(p *PodInfo) bool { return is[p] })
-	came = slices.DeleteFunc(came, func(p *PodInfo) bool { return was[p] })
+	gone = slices.DeleteFunc(gone, func(pod *PodInfo) bool { return is[pod] })
+	came = slices.DeleteFunc(came, func(pod *PodInfo) bool { return was[pod] })
 	return gone, came
 }
 
@@ -155,52 +155,52 @@ func (x *Index) addNode(n *NodeInfo) {
 	}
 	x.nodes[n.slot] = n
 	for _, v := range x.values {
-		v.add(n)
+		v.addNode(n)
 	}
 	for _, t := range x.topologies {
-		t.add(n)
+		t.addNode(n)
 	}
 }
 
 // removeNode takes away a node whose pods are not counted any more.
 func (x *Index) removeNode(n *NodeInfo) {
 	for _, t := range x.topologies {
-		t.remove(n)
+		t.removeNode(n)
 	}
 	for _, v := range x.values {
-		v.remove(n)
+		v.removeNode(n)
 	}
 	for _, p := range x.perNode {
-		p.forget(n.slot)
+		p.clearSlot(n.slot)
 	}
 	x.nodes[n.slot] = nil
 	x.free = append(x.free, n.slot)
 }
 
-// count counts a pod on the node, or, by -1, no longer.
-func (x *Index) count(p *PodInfo, n *NodeInfo, by int) {
-	x.classOf(p.Pod).shift(x, n.slot, by)
-	for i, name := range p.Claims {
-		if slices.Contains(p.Claims[:i], name) {
+// countPod counts a pod on the node, or, by -1, no longer.
+func (x *Index) countPod(pod *PodInfo, n *NodeInfo, by int) {
+	x.classOf(pod.Pod).addPods(x, n.slot, by)
+	for i, name := range pod.Claims {
+		if slices.Contains(pod.Claims[:i], name) {
 			continue // by two volumes
 		}
-		id := claimID{p.Pod.Namespace, name}
+		id := claimID{pod.Pod.Namespace, name}
 		if x.claims[id] += by; x.claims[id] == 0 {
 			delete(x.claims, id)
 		}
 	}
-	a := p.Affinity
+	a := pod.Affinity
 	if a == nil {
 		return
 	}
 	for _, t := range a.Avoided {
-		x.carry(t, carriesAvoided, n, by)
+		x.countTerm(t, carriesAvoided, n, by)
 	}
 	for _, t := range a.Preferred {
-		x.carry(t, carriesPreferred, n, by)
+		x.countTerm(t, carriesPreferred, n, by)
 	}
 	for _, t := range a.Required {
-		x.carry(t, carriesRequired, n, by)
+		x.countTerm(t, carriesRequired, n, by)
 	}
 }
 
@@ -213,15 +213,15 @@ func (x *Index) ClaimUsers(namespace, name string) int { return x.claims[claimID
 type PodSet struct {
 	id      string
 	peers   []*Peers
-	perNode counts // by slot
+	perNode sparseCounts // by slot
 	domains map[*Topology]*Domains
 	used    uint64
 	gone    bool // forgotten
 }
 
-func (s *PodSet) has(p *subject, namespaces Namespaces) bool {
+func (s *PodSet) matchesAll(p *podSubject, namespaces Namespaces) bool {
 	for _, peers := range s.peers {
-		if !peers.means(p, namespaces) {
+		if !peers.matches(p, namespaces) {
 			return false
 		}
 	}
@@ -229,12 +229,12 @@ func (s *PodSet) has(p *subject, namespaces Namespaces) bool {
 }
 
 // OnNode is how many of the pods are on the node.
-func (s *PodSet) OnNode(n *NodeInfo) int { return s.perNode.get(n.slot) }
+func (s *PodSet) OnNode(n *NodeInfo) int { return s.perNode.value(n.slot) }
 
-func (s *PodSet) shift(slot int32, by int) {
-	s.perNode.add(slot, by)
+func (s *PodSet) addPods(slot int32, by int) {
+	s.perNode.addTo(slot, by)
 	for _, d := range s.domains {
-		d.shift(slot, by)
+		d.addPods(slot, by)
 	}
 }
 
@@ -250,29 +250,29 @@ func (x *Index) Set(peers ...*Peers) *PodSet {
 		return s
 	}
 	if len(x.sets) >= maxSets {
-		x.forget(oldest(x.sets, func(s *PodSet) uint64 { return s.used }))
+		x.evictSets(leastRecentlyUsed(x.sets, func(s *PodSet) uint64 { return s.used }))
 	}
 	s := &PodSet{id: id, peers: peers, domains: make(map[*Topology]*Domains), used: x.clock}
 	x.eachClass(peers[0], func(c *podClass) {
-		if s.has(&c.subject, x.namespaces) {
+		if s.matchesAll(&c.podSubject, x.namespaces) {
 			c.sets = append(c.sets, s)
-			c.perNode.each(func(slot int32, n int) { s.perNode.add(slot, n) })
+			c.perNode.forEach(func(slot int32, n int) { s.perNode.addTo(slot, n) })
 		}
 	})
 	x.sets[id] = s
-	x.setIndex.add(s)
+	x.setIndex.addItem(s)
 	return s
 }
 
-// forget gives up sets.
-func (x *Index) forget(list []*PodSet) {
+// evictSets gives up sets.
+func (x *Index) evictSets(list []*PodSet) {
 	if len(list) == 0 {
 		return
 	}
 	for _, s := range list {
 		s.gone = true
 		delete(x.sets, s.id)
-		x.setIndex.remove(s)
+		x.setIndex.removeItem(s)
 	}
 	for _, ns := range x.classes {
 		for _, same := range ns {
@@ -283,8 +283,8 @@ func (x *Index) forget(list []*PodSet) {
 	}
 }
 
-// oldest is the quarter of the entries that was not used for longest.
-func oldest[K comparable, T any](m map[K]T, used func(T) uint64) []T {
+// leastRecentlyUsed is the quarter of the entries that was not used for longest.
+func leastRecentlyUsed[K comparable, T any](m map[K]T, used func(T) uint64) []T {
 	list := slices.SortedFunc(maps.Values(m), func(a, b T) int { return int(int64(used(a) - used(b))) })
 	return list[:(len(list)+3)/4]
 }
@@ -308,9 +308,9 @@ const (
 type Carried struct {
 	term   Term
 	id     carriedID
-	values *values
-	pods   counts // by domain
-	all    int    // also those on nodes without the key
+	values *topologyValues
+	pods   sparseCounts // by domain
+	all    int          // also those on nodes without the key
 }
 
 // Term is the term that is carried.
@@ -325,15 +325,15 @@ func (c *Carried) Weight(hard int64) int64 {
 }
 
 // At is the domain of the node by the term's topology key.
-func (c *Carried) At(n *NodeInfo) Domain { return c.values.at(n) }
+func (c *Carried) At(n *NodeInfo) Domain { return c.values.domainOf(n) }
 
 // Pods is how many pods in the domain carry the term.
-func (c *Carried) Pods(at Domain) int { return c.pods.get(int32(at)) }
+func (c *Carried) Pods(at Domain) int { return c.pods.value(int32(at)) }
 
 // Any says whether a pod in any domain carries the term.
 func (c *Carried) Any() bool { return c.pods.used > 0 }
 
-func (x *Index) carry(t Term, how carries, n *NodeInfo, by int) {
+func (x *Index) countTerm(t Term, how carries, n *NodeInfo, by int) {
 	id := carriedID{t.ID, t.Key, how, t.Weight}
 	index := &x.weighed
 	if how == carriesAvoided {
@@ -343,28 +343,28 @@ func (x *Index) carry(t Term, how carries, n *NodeInfo, by int) {
 	if c == nil {
 		c = &Carried{term: t, id: id, values: x.valuesOf(t.Key)}
 		x.carried[id] = c
-		index.add(c)
+		index.addItem(c)
 	}
 	c.all += by
-	if at := c.values.at(n); at != NoDomain {
-		c.pods.add(int32(at), by)
+	if at := c.values.domainOf(n); at != NoDomain {
+		c.pods.addTo(int32(at), by)
 	}
 	if c.all == 0 {
 		delete(x.carried, id)
-		index.remove(c)
-		x.release(c.values)
+		index.removeItem(c)
+		x.releaseValues(c.values)
 	}
 }
 
 // Avoiding are the terms by which pods on nodes refuse to have this pod in their domain.
-func (x *Index) Avoiding(p *v1.Pod) []*Carried { return meaning(&x.avoided, p, x.namespaces) }
+func (x *Index) Avoiding(pod *v1.Pod) []*Carried { return termsMatching(&x.avoided, pod, x.namespaces) }
 
 // Weighing are the terms by which pods on nodes like or dislike to have this pod in their domain.
-func (x *Index) Weighing(p *v1.Pod) []*Carried { return meaning(&x.weighed, p, x.namespaces) }
+func (x *Index) Weighing(pod *v1.Pod) []*Carried { return termsMatching(&x.weighed, pod, x.namespaces) }
 
-func meaning(index *peerIndex[*Carried], p *v1.Pod, namespaces Namespaces) []*Carried {
+func termsMatching(index *peerIndex[*Carried], pod *v1.Pod, namespaces Namespaces) []*Carried {
 	var out []*Carried
-	index.each(subjectOf(p), namespaces, func(c *Carried) {
+	index.forEachMatch(subjectOf(pod), namespaces, func(c *Carried) {
 		if c.Any() {
 			out = append(out, c)
 		}

@@ -18,7 +18,7 @@ func TestCountsEqualMap(t *testing.T) {
 	sparse, dense := 0, 0
 	for seed := range uint64(300) {
 		d := rand.New(rand.NewPCG(seed, 1))
-		var c counts
+		var c sparseCounts
 		want := map[int32]int{}
 		span := int32(1) << (3 + d.IntN(9))
 		for range 600 {
@@ -32,26 +32,26 @@ func TestCountsEqualMap(t *testing.T) {
 			if want[at] += by; want[at] == 0 {
 				delete(want, at)
 			}
-			if got := c.add(at, by); got != want[at] {
+			if got := c.addTo(at, by); got != want[at] {
 				t.Fatalf("seed %d: add says %d at %d, want %d", seed, got, at, want[at])
 			}
 			if d.IntN(10) > 0 {
 				continue
 			}
 			got := map[int32]int{}
-			c.each(func(at int32, n int) { got[at] = n })
+			c.forEach(func(at int32, n int) { got[at] = n })
 			if !maps.Equal(got, want) || c.used != len(want) {
 				t.Fatalf("seed %d: %d used: %v, want %v", seed, c.used, got, want)
 			}
-			if other := d.Int32N(span); c.get(other) != want[other] {
-				t.Fatalf("seed %d: %d at %d, want %d", seed, c.get(other), other, want[other])
+			if other := d.Int32N(span); c.value(other) != want[other] {
+				t.Fatalf("seed %d: %d at %d, want %d", seed, c.value(other), other, want[other])
 			}
-			if len(c.many) > max(smallSlice, (c.used+1)*sparseShare) {
-				t.Fatalf("seed %d: %d places for %d counts", seed, len(c.many), c.used)
+			if len(c.dense) > max(smallSlice, (c.used+1)*sparseShare) {
+				t.Fatalf("seed %d: %d places for %d counts", seed, len(c.dense), c.used)
 			}
-			if c.many != nil {
+			if c.dense != nil {
 				dense++
-			} else if c.few != nil {
+			} else if c.sorted != nil {
 				sparse++
 			}
 		}
@@ -120,8 +120,8 @@ func (r *rows) recount(t *testing.T, app, key string, choice Nodes) {
 	pods, all := map[string]int{}, 0
 	for _, n := range r.nodes {
 		on := 0
-		for _, p := range n.Pods {
-			if selector.Matches(labels.Set(p.Pod.Labels)) {
+		for _, pod := range n.Pods {
+			if selector.Matches(labels.Set(pod.Pod.Labels)) {
 				on++
 			}
 		}

@@ -61,8 +61,8 @@ func (at Point) Has(p Plugin) bool {
 // Layout says which plugins run at which point, in order. Weights count at AtScore only.
 type Layout map[Point][]Weighted
 
-// fill is the list as the interface of its point.
-func fill[T any](list []Weighted) []T {
+// pluginsOfType is the list as the interface of its point.
+func pluginsOfType[T any](list []Weighted) []T {
 	var out []T
 	for _, w := range list {
 		if t, ok := w.Plugin.(T); ok {

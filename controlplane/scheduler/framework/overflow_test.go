@@ -14,11 +14,11 @@ import (
 // pods go.
 func TestAmountsDoNotOverflow(t *testing.T) {
 	asks := func(uid, cpu, memory string) *PodInfo {
-		info := &PodInfo{Pod: &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: types.UID(uid)}, Spec: v1.PodSpec{Containers: []v1.Container{{
+		pod := &PodInfo{Pod: &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: types.UID(uid)}, Spec: v1.PodSpec{Containers: []v1.Container{{
 			Resources: v1.ResourceRequirements{Requests: v1.ResourceList{
 				v1.ResourceCPU: resource.MustParse(cpu), v1.ResourceMemory: resource.MustParse(memory)}}}}}}}
-		info.setRequests()
-		return info
+		pod.setRequests()
+		return pod
 	}
 	huge := asks("a", "10E", "8E")
 	if huge.Requests.MilliCPU != math.MaxInt64 {

@@ -15,11 +15,11 @@ type Peers struct {
 	// ID is equal for Peers that mean the same pods.
 	ID string
 
-	namespaces []string        // sorted
-	nsSelector labels.Selector // more namespaces, by their labels; nil = none
-	selector   labels.Selector
-	staying    bool     // pods that are being deleted are not meant
-	at         []bucket // any of them
+	namespaces         []string        // sorted
+	nsSelector         labels.Selector // more namespaces, by their labels; nil = none
+	selector           labels.Selector
+	excludeTerminating bool     // pods that are being deleted are not meant
+	buckets            []bucket // any of them
 }
 
 // bucket is where an index may look for Peers: a namespace ("" = several) and one label that every pod meant has
@@ -36,13 +36,13 @@ func NewPeers(own string, namespaces []string, nsSelector, selector *metav1.Labe
 		namespaces = []string{own}
 	}
 	p.namespaces = slices.Compact(slices.Sorted(slices.Values(namespaces)))
-	return p.finish()
+	return p.initialize()
 }
 
 // PeersIn are the pods of one namespace that the selector matches and that are not being deleted.
 func PeersIn(namespace string, selector labels.Selector) *Peers {
-	p := &Peers{namespaces: []string{namespace}, selector: selector, staying: true}
-	return p.finish()
+	p := &Peers{namespaces: []string{namespace}, selector: selector, excludeTerminating: true}
+	return p.initialize()
 }
 
 // asSelector reads a selector; nil, and one that cannot be read, match nothing.
@@ -54,7 +54,7 @@ func asSelector(s *metav1.LabelSelector) labels.Selector {
 	return sel
 }
 
-func (p *Peers) finish() *Peers {
+func (p *Peers) initialize() *Peers {
 	var id strings.Builder
 	for _, ns := range p.namespaces {
 		id.WriteString(ns)
@@ -62,13 +62,13 @@ func (p *Peers) finish() *Peers {
 	}
 	id.WriteByte(0)
 	if p.nsSelector != nil {
-		id.WriteString(describe(p.nsSelector))
+		id.WriteString(selectorString(p.nsSelector))
 	} else {
 		id.WriteByte(1)
 	}
 	id.WriteByte(0)
-	id.WriteString(describe(p.selector))
-	if p.staying {
+	id.WriteString(selectorString(p.selector))
+	if p.excludeTerminating {
 		id.WriteByte(2)
 	}
 	p.ID = id.String()
@@ -80,18 +80,18 @@ func (p *Peers) finish() *Peers {
 	for _, r := range requirements {
 		if op := r.Operator(); op == selection.In || op == selection.Equals || op == selection.DoubleEquals {
 			if values := r.ValuesUnsorted(); len(values) == 1 {
-				p.at = append(p.at, bucket{namespace, r.Key(), values[0]})
+				p.buckets = append(p.buckets, bucket{namespace, r.Key(), values[0]})
 			}
 		}
 	}
-	if len(p.at) == 0 {
-		p.at = []bucket{{namespace: namespace}}
+	if len(p.buckets) == 0 {
+		p.buckets = []bucket{{namespace: namespace}}
 	}
 	return p
 }
 
-// describe tells the selector of nothing from that of everything: both print as nothing.
-func describe(s labels.Selector) string {
+// selectorString tells the selector of nothing from that of everything: both print as nothing.
+func selectorString(s labels.Selector) string {
 	if _, selectable := s.Requirements(); !selectable {
 		return "\x01"
 	}
@@ -103,22 +103,22 @@ type Namespaces map[string]labels.Set
 
 // Has says whether the pod is one of those meant.
 func (p *Peers) Has(pod *v1.Pod, namespaces Namespaces) bool {
-	return p.means(subjectOf(pod), namespaces)
+	return p.matches(subjectOf(pod), namespaces)
 }
 
-// subject is what Peers go by of a pod.
-type subject struct {
-	namespace string
-	labels    labels.Set
-	ending    bool // it is being deleted
+// podSubject is what Peers go by of a pod.
+type podSubject struct {
+	namespace   string
+	labels      labels.Set
+	terminating bool // it is being deleted
 }
 
-func subjectOf(p *v1.Pod) *subject {
-	return &subject{p.Namespace, p.Labels, p.DeletionTimestamp != nil}
+func subjectOf(pod *v1.Pod) *podSubject {
+	return &podSubject{pod.Namespace, pod.Labels, pod.DeletionTimestamp != nil}
 }
 
-func (p *Peers) means(s *subject, namespaces Namespaces) bool {
-	if p.staying && s.ending {
+func (p *Peers) matches(s *podSubject, namespaces Namespaces) bool {
+	if p.excludeTerminating && s.terminating {
 		return false
 	}
 	return p.HasNamespace(s.namespace, namespaces[s.namespace]) && p.selector.Matches(s.labels)
@@ -159,19 +159,19 @@ type Affinity struct {
 }
 
 // AffinityOf reads a pod's terms; nil when it has none.
-func AffinityOf(p *v1.Pod) *Affinity {
-	a := p.Spec.Affinity
+func AffinityOf(pod *v1.Pod) *Affinity {
+	a := pod.Spec.Affinity
 	if a == nil || a.PodAffinity == nil && a.PodAntiAffinity == nil {
 		return nil
 	}
 	out := &Affinity{}
 	if x := a.PodAffinity; x != nil {
-		out.Required = requiredTerms(p, x.RequiredDuringSchedulingIgnoredDuringExecution)
-		out.prefer(p, x.PreferredDuringSchedulingIgnoredDuringExecution, 1)
+		out.Required = requiredTerms(pod, x.RequiredDuringSchedulingIgnoredDuringExecution)
+		out.addPreferred(pod, x.PreferredDuringSchedulingIgnoredDuringExecution, 1)
 	}
 	if x := a.PodAntiAffinity; x != nil {
-		out.Avoided = requiredTerms(p, x.RequiredDuringSchedulingIgnoredDuringExecution)
-		out.prefer(p, x.PreferredDuringSchedulingIgnoredDuringExecution, -1)
+		out.Avoided = requiredTerms(pod, x.RequiredDuringSchedulingIgnoredDuringExecution)
+		out.addPreferred(pod, x.PreferredDuringSchedulingIgnoredDuringExecution, -1)
 	}
 	if len(out.Required)+len(out.Avoided)+len(out.Preferred) == 0 {
 		return nil
@@ -179,43 +179,43 @@ func AffinityOf(p *v1.Pod) *Affinity {
 	return out
 }
 
-func requiredTerms(p *v1.Pod, list []v1.PodAffinityTerm) []Term {
+func requiredTerms(pod *v1.Pod, list []v1.PodAffinityTerm) []Term {
 	out := make([]Term, 0, len(list))
 	for i := range list {
-		out = append(out, newTerm(p, &list[i], 0))
+		out = append(out, newTerm(pod, &list[i], 0))
 	}
 	return out
 }
 
-func (a *Affinity) prefer(p *v1.Pod, list []v1.WeightedPodAffinityTerm, sign int64) {
+func (a *Affinity) addPreferred(pod *v1.Pod, list []v1.WeightedPodAffinityTerm, sign int64) {
 	for i := range list {
-		a.Preferred = append(a.Preferred, newTerm(p, &list[i].PodAffinityTerm, sign*int64(list[i].Weight)))
+		a.Preferred = append(a.Preferred, newTerm(pod, &list[i].PodAffinityTerm, sign*int64(list[i].Weight)))
 	}
 }
 
-func newTerm(p *v1.Pod, t *v1.PodAffinityTerm, weight int64) Term {
-	return Term{Peers: NewPeers(p.Namespace, t.Namespaces, t.NamespaceSelector, t.LabelSelector), Key: t.TopologyKey, Weight: weight}
+func newTerm(pod *v1.Pod, t *v1.PodAffinityTerm, weight int64) Term {
+	return Term{Peers: NewPeers(pod.Namespace, t.Namespaces, t.NamespaceSelector, t.LabelSelector), Key: t.TopologyKey, Weight: weight}
 }
 
 // peerIndex finds, for a pod, the items whose Peers it is one of, without looking at those of other namespaces
 // and labels.
 type peerIndex[T comparable] struct {
-	of      func(T) *Peers
+	peersOf func(T) *Peers
 	buckets map[bucket][]T
 }
 
 func newPeerIndex[T comparable](of func(T) *Peers) peerIndex[T] {
-	return peerIndex[T]{of: of, buckets: make(map[bucket][]T)}
+	return peerIndex[T]{peersOf: of, buckets: make(map[bucket][]T)}
 }
 
-// add puts the item where there are fewest: labels that all pods have tell nobody apart.
-func (x *peerIndex[T]) add(item T) {
-	at := slices.MinFunc(x.of(item).at, func(a, b bucket) int { return len(x.buckets[a]) - len(x.buckets[b]) })
+// addItem puts the item where there are fewest: labels that all pods have tell nobody apart.
+func (x *peerIndex[T]) addItem(item T) {
+	at := slices.MinFunc(x.peersOf(item).buckets, func(a, b bucket) int { return len(x.buckets[a]) - len(x.buckets[b]) })
 	x.buckets[at] = append(x.buckets[at], item)
 }
 
-func (x *peerIndex[T]) remove(item T) {
-	for _, at := range x.of(item).at {
+func (x *peerIndex[T]) removeItem(item T) {
+	for _, at := range x.peersOf(item).buckets {
 		list := x.buckets[at]
 		i := slices.Index(list, item)
 		if i < 0 {
@@ -230,14 +230,14 @@ func (x *peerIndex[T]) remove(item T) {
 	}
 }
 
-// each calls f for every item that means the pod.
-func (x *peerIndex[T]) each(pod *subject, namespaces Namespaces, f func(T)) {
+// forEachMatch calls f for every item that means the pod.
+func (x *peerIndex[T]) forEachMatch(pod *podSubject, namespaces Namespaces, f func(T)) {
 	if len(x.buckets) == 0 {
 		return
 	}
 	look := func(at bucket) {
 		for _, item := range x.buckets[at] {
-			if x.of(item).means(pod, namespaces) {
+			if x.peersOf(item).matches(pod, namespaces) {
 				f(item)
 			}
 		}

@@ -8,9 +8,9 @@ const maxPerNode = 512
 // PerNode keeps a number for each node that follows from its name, labels, taints and cordon alone: it is worked out
 // when it is first asked for and again after one of these changed.
 type PerNode struct {
-	of    func(n *v1.Node) int32
-	known []int32 // by slot: one more than the number; 0 = not known
-	used  uint64
+	compute func(n *v1.Node) int32
+	cached  []int32 // by slot: one more than the number; 0 = not known
+	used    uint64
 }
 
 // PerNode is what is kept under an ID; of works it out, and is made by prepare when nothing is kept. IDs are equal for
@@ -24,7 +24,7 @@ func (x *Index) PerNode(id string, prepare func() (of func(n *v1.Node) int32, ok
 			return nil
 		}
 		if len(x.perNode) >= maxPerNode {
-			for _, old := range oldest(x.perNode, func(p *PerNode) uint64 { return p.used }) {
+			for _, old := range leastRecentlyUsed(x.perNode, func(p *PerNode) uint64 { return p.used }) {
 				old.used = 0
 			}
 			for id, p := range x.perNode {
@@ -33,7 +33,7 @@ func (x *Index) PerNode(id string, prepare func() (of func(n *v1.Node) int32, ok
 				}
 			}
 		}
-		p = &PerNode{of: of}
+		p = &PerNode{compute: of}
 		x.perNode[id] = p
 	}
 	p.used = x.clock
@@ -43,21 +43,21 @@ func (x *Index) PerNode(id string, prepare func() (of func(n *v1.Node) int32, ok
 // Of is the node's number, which is not below zero.
 func (p *PerNode) Of(n *NodeInfo) int32 {
 	if n.slot == 0 {
-		return p.of(n.Node)
+		return p.compute(n.Node)
 	}
-	if int(n.slot) < len(p.known) {
-		if v := p.known[n.slot]; v != 0 {
+	if int(n.slot) < len(p.cached) {
+		if v := p.cached[n.slot]; v != 0 {
 			return v - 1
 		}
 	}
-	p.known = widen(p.known, n.slot)
-	v := p.of(n.Node)
-	p.known[n.slot] = v + 1
+	p.cached = growTo(p.cached, n.slot)
+	v := p.compute(n.Node)
+	p.cached[n.slot] = v + 1
 	return v
 }
 
-func (p *PerNode) forget(slot int32) {
-	if int(slot) < len(p.known) {
-		p.known[slot] = 0
+func (p *PerNode) clearSlot(slot int32) {
+	if int(slot) < len(p.cached) {
+		p.cached[slot] = 0
 	}
 }

@@ -44,7 +44,7 @@ type Profile struct {
 	filterIndex map[string]int
 	scoreIndex  map[string]int
 
-	room sync.Pool // of *room
+	scratchPool sync.Pool // of *room
 }
 
 // NewProfile sorts the plugins into the points that they implement, in order.
@@ -70,7 +70,7 @@ func NewProfile(plugins ...Weighted) (*Profile, error) {
 // NewProfileOf has at each point the plugins that are listed there, in that order.
 func NewProfileOf(l Layout) (*Profile, error) {
 	p := &Profile{Requeues: make(map[string]Requeue), filterIndex: make(map[string]int), scoreIndex: make(map[string]int)}
-	sorts := fill[QueueSort](l[AtQueueSort])
+	sorts := pluginsOfType[QueueSort](l[AtQueueSort])
 	switch {
 	case len(sorts) == 0:
 		return nil, errors.New("scheduler: no plugin sorts the queue")
@@ -78,11 +78,11 @@ func NewProfileOf(l Layout) (*Profile, error) {
 		return nil, fmt.Errorf("scheduler: both %s and %s sort the queue", sorts[0].Name(), sorts[1].Name())
 	}
 	p.QueueSort = sorts[0]
-	p.PreEnqueues, p.PreFilters = fill[PreEnqueue](l[AtPreEnqueue]), fill[PreFilter](l[AtPreFilter])
-	p.Filters, p.PostFilters = fill[Filter](l[AtFilter]), fill[PostFilter](l[AtPostFilter])
-	p.PreScores, p.Scores = fill[PreScore](l[AtPreScore]), fill[Score](l[AtScore])
-	p.Reserves, p.Permits = fill[Reserve](l[AtReserve]), fill[Permit](l[AtPermit])
-	p.PreBinds, p.Binds, p.PostBinds = fill[PreBind](l[AtPreBind]), fill[Bind](l[AtBind]), fill[PostBind](l[AtPostBind])
+	p.PreEnqueues, p.PreFilters = pluginsOfType[PreEnqueue](l[AtPreEnqueue]), pluginsOfType[PreFilter](l[AtPreFilter])
+	p.Filters, p.PostFilters = pluginsOfType[Filter](l[AtFilter]), pluginsOfType[PostFilter](l[AtPostFilter])
+	p.PreScores, p.Scores = pluginsOfType[PreScore](l[AtPreScore]), pluginsOfType[Score](l[AtScore])
+	p.Reserves, p.Permits = pluginsOfType[Reserve](l[AtReserve]), pluginsOfType[Permit](l[AtPermit])
+	p.PreBinds, p.Binds, p.PostBinds = pluginsOfType[PreBind](l[AtPreBind]), pluginsOfType[Bind](l[AtBind]), pluginsOfType[PostBind](l[AtPostBind])
 	if len(p.Binds) == 0 {
 		return nil, errors.New("scheduler: no plugin binds")
 	}
@@ -197,8 +197,8 @@ func (e *FitError) RefusedBy() map[string]bool {
 	return e.Plugins
 }
 
-// refuse notes that so many nodes refused.
-func (e *FitError) refuse(s *Status, plugin string, nodes int) {
+// addRefusal notes that so many nodes refused.
+func (e *FitError) addRefusal(s *Status, plugin string, nodes int) {
 	if s.Plugin != "" {
 		plugin = s.Plugin
 	}
@@ -221,16 +221,16 @@ func (p *Profile) Schedule(ctx context.Context, c *Cycle, o Options) (Result, er
 		return Result{}, err
 	}
 	if only != nil {
-		nodes = restrict(c.Snapshot, only)
+		nodes = nodesNamed(c.Snapshot, only)
 	}
-	r := p.borrow()
-	defer p.giveBack(r)
-	evaluated, err := p.filter(ctx, c, nodes, o, why, r)
+	r := p.getScratch()
+	defer p.putScratch(r)
+	evaluated, err := p.filterNodes(ctx, c, nodes, o, why, r)
 	if err != nil {
 		return Result{}, err
 	}
 	if asked := Asked(p.Extenders, VerbFilter, c.Pod); len(asked) > 0 && len(r.fit) > 0 {
-		if err := askFilters(ctx, asked, c, r, why); err != nil {
+		if err := runExtenderFilters(ctx, asked, c, r, why); err != nil {
 			return Result{}, err
 		}
 	}
@@ -244,18 +244,18 @@ func (p *Profile) Schedule(ctx context.Context, c *Cycle, o Options) (Result, er
 		res.Score, err = p.scoreOne(ctx, c, r)
 		return res, err
 	}
-	totals, err := p.score(ctx, c, r)
+	totals, err := p.scoreNodes(ctx, c, r)
 	if err != nil {
 		return res, err
 	}
-	askScores(ctx, Asked(p.Extenders, VerbPrioritize, c.Pod), c, r)
-	best := pick(totals, o.Rand)
+	addExtenderScores(ctx, Asked(p.Extenders, VerbPrioritize, c.Pod), c, r)
+	best := pickBest(totals, o.Rand)
 	res.Node, res.Score = fit[best].Node.Name, totals[best]
 	return res, nil
 }
 
-// restrict is the part of the snapshot that PreFilter left.
-func restrict(s *Snapshot, only map[string]struct{}) []*NodeInfo {
+// nodesNamed is the part of the snapshot that PreFilter left.
+func nodesNamed(s *Snapshot, only map[string]struct{}) []*NodeInfo {
 	out := make([]*NodeInfo, 0, len(only))
 	for name := range only {
 		if n := s.ByName[name]; n != nil && n.Node != nil {
@@ -278,7 +278,7 @@ func (p *Profile) preFilter(ctx context.Context, c *Cycle, why *FitError) (map[s
 			continue
 		case s.Refused():
 			why.PreFilter = s.Message()
-			why.refuse(s, f.Name(), 1)
+			why.addRefusal(s, f.Name(), 1)
 			return nil, why
 		case !s.OK():
 			return nil, s.AsError()
@@ -301,17 +301,17 @@ func (p *Profile) preFilter(ctx context.Context, c *Cycle, why *FitError) (map[s
 	return only, nil
 }
 
-// filter looks at nodes from o.Start on, round, until enough fit, and leaves these in the room.
-func (p *Profile) filter(ctx context.Context, c *Cycle, nodes []*NodeInfo, o Options, why *FitError, r *room) (evaluated int, err error) {
+// filterNodes looks at nodes from o.Start on, round, until enough fit, and leaves these in the room.
+func (p *Profile) filterNodes(ctx context.Context, c *Cycle, nodes []*NodeInfo, o Options, why *FitError, r *scratch) (evaluated int, err error) {
 	enough := o.Sample
 	if enough <= 0 || enough > len(nodes) {
 		enough = len(nodes)
 	}
-	r.active = p.active(c, r.active)
+	r.active = p.activeFilters(c, r.active)
 	// Room is kept for the pod where it preempted others: it goes there if it can.
 	if n := c.Snapshot.ByName[c.Snapshot.NominationOf(c.Pod.Pod.UID)]; n != nil && slices.Contains(nodes, n) &&
 		len(Asked(p.Extenders, VerbFilter, c.Pod)) == 0 { // an extender chooses among all that fit
-		if s, _ := fits(ctx, r.active, c, n); s.OK() {
+		if s, _ := fitsNode(ctx, r.active, c, n); s.OK() {
 			r.fit = append(r.fit, n)
 			return 1, nil
 		}
@@ -326,26 +326,26 @@ func (p *Profile) filter(ctx context.Context, c *Cycle, nodes []*NodeInfo, o Opt
 		if at++; at == len(nodes) {
 			at = 0
 		}
-		s, name := fits(ctx, r.active, c, n)
+		s, name := fitsNode(ctx, r.active, c, n)
 		switch {
 		case s.OK():
 			if r.fit = append(r.fit, n); len(r.fit) == enough {
 				return evaluated, nil
 			}
 		case s.Refused():
-			r.refuse(s, name, n, why)
+			r.addRefusal(s, name, n, why)
 		default:
 			return evaluated, fmt.Errorf("filter node %s: %w", n.Node.Name, s.AsError())
 		}
 	}
 	if len(r.fit) == 0 {
-		r.explain(why)
+		r.explainRefusals(why)
 	}
 	return evaluated, nil
 }
 
-// active adds the filters that PreFilter did not say to skip.
-func (p *Profile) active(c *Cycle, out []Filter) []Filter {
+// activeFilters adds the filters that PreFilter did not say to skip.
+func (p *Profile) activeFilters(c *Cycle, out []Filter) []Filter {
 	for i, f := range p.Filters {
 		if c.skip&(1<<i) == 0 {
 			out = append(out, f)
@@ -356,13 +356,13 @@ func (p *Profile) active(c *Cycle, out []Filter) []Filter {
 
 // Fits runs all filters for one node, as in an attempt whose PreFilter has run.
 func (p *Profile) Fits(ctx context.Context, c *Cycle, n *NodeInfo) *Status {
-	s, _ := fits(ctx, p.active(c, nil), c, n)
+	s, _ := fitsNode(ctx, p.activeFilters(c, nil), c, n)
 	return s
 }
 
-// fits runs the filters for one node. Pods of no lower priority for which room is kept there count: it must fit with
+// fitsNode runs the filters for one node. Pods of no lower priority for which room is kept there count: it must fit with
 // them, and without them too, for some rules want other pods and these may yet go elsewhere.
-func fits(ctx context.Context, active []Filter, c *Cycle, n *NodeInfo) (*Status, string) {
+func fitsNode(ctx context.Context, active []Filter, c *Cycle, n *NodeInfo) (*Status, string) {
 	if len(c.Snapshot.Nominated) > 0 {
 		if s, name := fitsWithNominated(ctx, active, c, n); !s.OK() {
 			return s, name
@@ -373,17 +373,17 @@ func fits(ctx context.Context, active []Filter, c *Cycle, n *NodeInfo) (*Status,
 
 func fitsWithNominated(ctx context.Context, active []Filter, c *Cycle, n *NodeInfo) (*Status, string) {
 	var with []*PodInfo
-	for _, p := range c.Snapshot.Nominated[n.Node.Name] {
-		if p.Priority >= c.Pod.Priority && p.Pod.UID != c.Pod.Pod.UID {
-			with = append(with, p)
+	for _, pod := range c.Snapshot.Nominated[n.Node.Name] {
+		if pod.Priority >= c.Pod.Priority && pod.Pod.UID != c.Pod.Pod.UID {
+			with = append(with, pod)
 		}
 	}
 	if with == nil {
 		return nil, ""
 	}
 	trial := n.Clone()
-	for _, p := range with {
-		trial.AddPod(p)
+	for _, pod := range with {
+		trial.AddPod(pod)
 	}
 	c.With = with
 	defer func() { c.With = nil }()
@@ -400,16 +400,16 @@ func runFilters(ctx context.Context, active []Filter, c *Cycle, n *NodeInfo) (*S
 }
 
 // scoreOne is the score of the only node that fits: it is chosen whatever the score, which is told for the timeline.
-func (p *Profile) scoreOne(ctx context.Context, c *Cycle, r *room) (int64, error) {
-	totals, err := p.score(ctx, c, r)
+func (p *Profile) scoreOne(ctx context.Context, c *Cycle, r *scratch) (int64, error) {
+	totals, err := p.scoreNodes(ctx, c, r)
 	if err != nil {
 		return 0, err
 	}
 	return totals[0], nil
 }
 
-// score sums the weighted scores of all plugins per node that fits.
-func (p *Profile) score(ctx context.Context, c *Cycle, r *room) ([]int64, error) {
+// scoreNodes sums the weighted scores of all plugins per node that fits.
+func (p *Profile) scoreNodes(ctx context.Context, c *Cycle, r *scratch) ([]int64, error) {
 	fit := r.fit
 	for _, s := range p.PreScores {
 		switch st := s.PreScore(ctx, c, fit); {
@@ -421,7 +421,7 @@ func (p *Profile) score(ctx context.Context, c *Cycle, r *room) ([]int64, error)
 			return nil, st.AsError()
 		}
 	}
-	r.totals, r.part = zeros(r.totals, len(fit)), zeros(r.part, len(fit))
+	r.totals, r.part = zeroed(r.totals, len(fit)), zeroed(r.part, len(fit))
 	totals, part := r.totals, r.part
 	for i, s := range p.Scores {
 		if c.noScore&(1<<i) != 0 {
@@ -446,8 +446,8 @@ func (p *Profile) score(ctx context.Context, c *Cycle, r *room) ([]int64, error)
 	return totals, nil
 }
 
-// pick is the index of the greatest total; among equals a random one.
-func pick(totals []int64, r *rand.Rand) int {
+// pickBest is the index of the greatest total; among equals a random one.
+func pickBest(totals []int64, r *rand.Rand) int {
 	best, equals := 0, 1
 	for i := 1; i < len(totals); i++ {
 		switch {
@@ -491,7 +491,7 @@ func (p *Profile) Reserve(ctx context.Context, c *Cycle, node string) *Status {
 	for _, r := range p.Reserves {
 		if s := r.Reserve(ctx, c, node); !s.OK() {
 			p.Unreserve(ctx, c, node)
-			return named(s, r.Name())
+			return withPlugin(s, r.Name())
 		}
 	}
 	return nil
@@ -515,7 +515,7 @@ func (p *Profile) Permit(ctx context.Context, c *Cycle, node string) (s *Status,
 			}
 			waiting[r.Name()] = d
 		case !st.OK():
-			return named(st, r.Name()), nil
+			return withPlugin(st, r.Name()), nil
 		}
 	}
 	return nil, waiting
@@ -525,7 +525,7 @@ func (p *Profile) Permit(ctx context.Context, c *Cycle, node string) (s *Status,
 func (p *Profile) Bind(ctx context.Context, c *Cycle, node string) *Status {
 	for _, b := range p.PreBinds {
 		if s := b.PreBind(ctx, c, node); !s.OK() {
-			return named(s, b.Name())
+			return withPlugin(s, b.Name())
 		}
 	}
 	if s, done := p.bindBy(ctx, c, node); done {
@@ -540,7 +540,7 @@ func (p *Profile) Bind(ctx context.Context, c *Cycle, node string) *Status {
 			continue
 		}
 		if !s.OK() {
-			return named(s, b.Name())
+			return withPlugin(s, b.Name())
 		}
 		p.postBind(ctx, c, node)
 		return nil
@@ -554,7 +554,7 @@ func (p *Profile) postBind(ctx context.Context, c *Cycle, node string) {
 	}
 }
 
-func named(s *Status, plugin string) *Status {
+func withPlugin(s *Status, plugin string) *Status {
 	if s.Plugin != "" {
 		return s
 	}

@@ -37,19 +37,19 @@ func (r Rating) Best() []string {
 // Rate judges all nodes for the cycle's pod, and says of one of them why it does not fit. Extenders are not asked.
 func (p *Profile) Rate(ctx context.Context, c *Cycle, node string) (Rating, error) {
 	out := Rating{Scores: map[string]int64{}}
-	nodes, refused, err := p.candidates(ctx, c)
+	nodes, refused, err := p.nodesToRate(ctx, c)
 	if refused != nil || err != nil {
 		out.Refusal = refused
 		return out, err
 	}
-	r := p.borrow()
-	defer p.giveBack(r)
+	r := p.getScratch()
+	defer p.putScratch(r)
 	why := &FitError{Total: len(nodes), Reasons: make(map[string]int), Plugins: make(map[string]bool)}
-	if _, err = p.filter(ctx, c, nodes, Options{}, why, r); err != nil {
+	if _, err = p.filterNodes(ctx, c, nodes, Options{}, why, r); err != nil {
 		return out, err
 	}
 	if len(r.fit) > 0 {
-		totals, err := p.score(ctx, c, r)
+		totals, err := p.scoreNodes(ctx, c, r)
 		if err != nil {
 			return out, err
 		}
@@ -57,21 +57,21 @@ func (p *Profile) Rate(ctx context.Context, c *Cycle, node string) (Rating, erro
 			out.Scores[n.Node.Name] = totals[i]
 		}
 	}
-	out.Refusal, err = p.takes(ctx, c, nodes, node)
+	out.Refusal, err = p.fitsOn(ctx, c, nodes, node)
 	return out, err
 }
 
 // Takes says whether one node takes the cycle's pod, and why not.
 func (p *Profile) Takes(ctx context.Context, c *Cycle, node string) (refusal *Status, err error) {
-	nodes, refusal, err := p.candidates(ctx, c)
+	nodes, refusal, err := p.nodesToRate(ctx, c)
 	if refusal != nil || err != nil {
 		return refusal, err
 	}
-	return p.takes(ctx, c, nodes, node)
+	return p.fitsOn(ctx, c, nodes, node)
 }
 
-// candidates are the nodes that PreFilter leaves; a refusal concerns all.
-func (p *Profile) candidates(ctx context.Context, c *Cycle) ([]*NodeInfo, *Status, error) {
+// nodesToRate are the nodes that PreFilter leaves; a refusal concerns all.
+func (p *Profile) nodesToRate(ctx context.Context, c *Cycle) ([]*NodeInfo, *Status, error) {
 	why := &FitError{Total: len(c.Snapshot.Nodes), Reasons: make(map[string]int), Plugins: make(map[string]bool)}
 	only, err := p.preFilter(ctx, c, why)
 	if refused := (*FitError)(nil); errors.As(err, &refused) {
@@ -80,19 +80,19 @@ func (p *Profile) candidates(ctx context.Context, c *Cycle) ([]*NodeInfo, *Statu
 	if err != nil || only == nil {
 		return c.Snapshot.Nodes, nil, err
 	}
-	return restrict(c.Snapshot, only), nil, nil
+	return nodesNamed(c.Snapshot, only), nil, nil
 }
 
-func (p *Profile) takes(ctx context.Context, c *Cycle, nodes []*NodeInfo, node string) (*Status, error) {
+func (p *Profile) fitsOn(ctx context.Context, c *Cycle, nodes []*NodeInfo, node string) (*Status, error) {
 	n := c.Snapshot.ByName[node]
 	if n == nil || !slices.Contains(nodes, n) {
 		return Refuse("PreFilter", "node(s) didn't match what the pod asks of nodes"), nil
 	}
-	switch s, name := fits(ctx, p.active(c, nil), c, n); {
+	switch s, name := fitsNode(ctx, p.activeFilters(c, nil), c, n); {
 	case s.OK():
 		return nil, nil
 	case s.Refused():
-		return named(s, name), nil
+		return withPlugin(s, name), nil
 	default:
 		return nil, fmt.Errorf("filter node %s: %w", node, s.AsError())
 	}

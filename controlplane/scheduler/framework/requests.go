@@ -24,33 +24,33 @@ const (
 // setRequests works out what the pod asks for. Of a pod that is being resized the most counts of what it asks for, was
 // granted and has.
 func (info *PodInfo) setRequests() {
-	p := info.Pod
+	pod := info.Pod
 	if info.setPlainRequests() {
 		return
 	}
-	info.Requests = resourcesOf(podresources.PodRequests(p, podresources.PodResourcesOptions{UseStatusResources: true}))
-	counted := podresources.PodRequests(p, podresources.PodResourcesOptions{UseStatusResources: true, NonMissingContainerRequests: guess})
+	info.Requests = resourcesOf(podresources.PodRequests(pod, podresources.PodResourcesOptions{UseStatusResources: true}))
+	counted := podresources.PodRequests(pod, podresources.PodResourcesOptions{UseStatusResources: true, NonMissingContainerRequests: guess})
 	info.CountedCPU, info.CountedMemory = saturate.MilliValue(counted.Cpu()), saturate.Value(counted.Memory())
 }
 
 // setPlainRequests does so for the pods for which it is the sum over their containers, as it is for most that wait, and
 // without the many lists that it takes else. It says whether the pod is one of these.
 func (info *PodInfo) setPlainRequests() bool {
-	p := info.Pod
-	if len(p.Spec.InitContainers) > 0 || p.Spec.Resources != nil || len(p.Spec.Overhead) > 0 ||
-		len(p.Status.ContainerStatuses) > 0 || podresources.IsPodResizeInfeasible(p) {
+	pod := info.Pod
+	if len(pod.Spec.InitContainers) > 0 || pod.Spec.Resources != nil || len(pod.Spec.Overhead) > 0 ||
+		len(pod.Status.ContainerStatuses) > 0 || podresources.IsPodResizeInfeasible(pod) {
 		return false
 	}
 	var sum Resources
 	var guessed [2]int64
-	for i := range p.Spec.Containers {
-		list := p.Spec.Containers[i].Resources.Requests
+	for i := range pod.Spec.Containers {
+		list := pod.Spec.Containers[i].Resources.Requests
 		for name, q := range list {
-			if !exact(name, q) {
+			if !exactShare(name, q) {
 				return false // what is rounded is the sum
 			}
 		}
-		sum.add(resourcesOf(list), 1)
+		sum.addScaled(resourcesOf(list), 1)
 		if _, ok := list[v1.ResourceCPU]; !ok {
 			guessed[0] += guessCPU
 		}
@@ -63,8 +63,8 @@ func (info *PodInfo) setPlainRequests() bool {
 	return true
 }
 
-// exact says whether an amount is a whole number in the unit in which it is counted.
-func exact(name v1.ResourceName, q resource.Quantity) bool {
+// exactShare says whether an amount is a whole number in the unit in which it is counted.
+func exactShare(name v1.ResourceName, q resource.Quantity) bool {
 	if name == v1.ResourceCPU {
 		return resource.NewMilliQuantity(saturate.MilliValue(&q), q.Format).Cmp(q) == 0
 	}

@@ -33,47 +33,47 @@ func randomRequests(d *rand.Rand) v1.ResourceList {
 }
 
 func randomPod(d *rand.Rand) *v1.Pod {
-	p := &v1.Pod{}
+	pod := &v1.Pod{}
 	always := v1.ContainerRestartPolicyAlways
 	for i := range 1 + d.IntN(3) {
-		p.Spec.Containers = append(p.Spec.Containers, v1.Container{Name: fmt.Sprint("c", i), Resources: v1.ResourceRequirements{Requests: randomRequests(d)}})
+		pod.Spec.Containers = append(pod.Spec.Containers, v1.Container{Name: fmt.Sprint("c", i), Resources: v1.ResourceRequirements{Requests: randomRequests(d)}})
 	}
 	if d.IntN(6) == 0 {
 		c := v1.Container{Name: "init", Resources: v1.ResourceRequirements{Requests: randomRequests(d)}}
 		if d.IntN(2) == 0 {
 			c.RestartPolicy = &always
 		}
-		p.Spec.InitContainers = []v1.Container{c}
+		pod.Spec.InitContainers = []v1.Container{c}
 	}
 	if d.IntN(6) == 0 {
-		p.Spec.Overhead = randomRequests(d)
+		pod.Spec.Overhead = randomRequests(d)
 	}
 	if d.IntN(6) == 0 {
-		p.Spec.Resources = &v1.ResourceRequirements{Requests: randomRequests(d)}
+		pod.Spec.Resources = &v1.ResourceRequirements{Requests: randomRequests(d)}
 	}
 	if d.IntN(6) == 0 {
-		p.Status.ContainerStatuses = []v1.ContainerStatus{{Name: "c0", AllocatedResources: randomRequests(d),
+		pod.Status.ContainerStatuses = []v1.ContainerStatus{{Name: "c0", AllocatedResources: randomRequests(d),
 			Resources: &v1.ResourceRequirements{Requests: randomRequests(d)}}}
 	}
 	if d.IntN(6) == 0 {
-		p.Status.Conditions = []v1.PodCondition{{Type: v1.PodResizePending, Reason: v1.PodReasonInfeasible}}
+		pod.Status.Conditions = []v1.PodCondition{{Type: v1.PodResizePending, Reason: v1.PodReasonInfeasible}}
 	}
-	return p
+	return pod
 }
 
 // F80: what a pod asks for is what Kubernetes' own sum says, for the pods whose sum is made the short way too.
 func TestRequestsEqualKubernetes(t *testing.T) {
 	plain, guessed := 0, 0
 	for seed := range uint64(20000) {
-		p := randomPod(rand.New(rand.NewPCG(seed, 5)))
-		got := NewPodInfo(p)
-		want := resourcesOf(podresources.PodRequests(p, podresources.PodResourcesOptions{UseStatusResources: true}))
-		counted := podresources.PodRequests(p, podresources.PodResourcesOptions{UseStatusResources: true, NonMissingContainerRequests: guess})
+		pod := randomPod(rand.New(rand.NewPCG(seed, 5)))
+		got := NewPodInfo(pod)
+		want := resourcesOf(podresources.PodRequests(pod, podresources.PodResourcesOptions{UseStatusResources: true}))
+		counted := podresources.PodRequests(pod, podresources.PodResourcesOptions{UseStatusResources: true, NonMissingContainerRequests: guess})
 		if !got.Requests.Equal(want) || got.CountedCPU != counted.Cpu().MilliValue() || got.CountedMemory != counted.Memory().Value() {
 			t.Fatalf("seed %d: %+v, counted %d and %d; want %+v, %d and %d", seed, got.Requests, got.CountedCPU, got.CountedMemory,
 				want, counted.Cpu().MilliValue(), counted.Memory().Value())
 		}
-		if (&PodInfo{Pod: p}).setPlainRequests() {
+		if (&PodInfo{Pod: pod}).setPlainRequests() {
 			plain++
 			if got.CountedCPU != got.Requests.MilliCPU {
 				guessed++
@@ -92,7 +92,7 @@ func TestTermsAreFoundByWhatTellsThemApart(t *testing.T) {
 	for i := range 500 {
 		p := NewPeers("one", nil, nil, &metav1.LabelSelector{MatchLabels: map[string]string{"a": "prod", "service": fmt.Sprint(i), "z": "web"}})
 		all = append(all, p)
-		x.add(p)
+		x.addItem(p)
 	}
 	for at, list := range x.buckets {
 		if len(list) > 2 {
@@ -101,7 +101,7 @@ func TestTermsAreFoundByWhatTellsThemApart(t *testing.T) {
 	}
 	for i, want := range all {
 		found := 0
-		x.each(&subject{namespace: "one", labels: map[string]string{"a": "prod", "service": fmt.Sprint(i), "z": "web"}}, nil, func(p *Peers) {
+		x.forEachMatch(&podSubject{namespace: "one", labels: map[string]string{"a": "prod", "service": fmt.Sprint(i), "z": "web"}}, nil, func(p *Peers) {
 			if found++; p != want {
 				t.Errorf("pod %d: found %q", i, p.ID)
 			}
@@ -111,7 +111,7 @@ func TestTermsAreFoundByWhatTellsThemApart(t *testing.T) {
 		}
 	}
 	for _, p := range all {
-		x.remove(p)
+		x.removeItem(p)
 	}
 	if len(x.buckets) != 0 {
 		t.Errorf("%d buckets are left", len(x.buckets))

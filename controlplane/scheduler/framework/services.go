@@ -25,7 +25,7 @@ func NewServices() *Services {
 func (s *Services) Set(namespace, name string, selector map[string]string) {
 	key := namespace + "/" + name
 	if have := s.byName[key]; have != nil {
-		s.index.remove(have)
+		s.index.removeItem(have)
 		delete(s.byName, key)
 	}
 	if len(selector) == 0 {
@@ -33,12 +33,12 @@ func (s *Services) Set(namespace, name string, selector map[string]string) {
 	}
 	one := &service{peers: PeersIn(namespace, labels.SelectorFromSet(selector)), selector: selector}
 	s.byName[key] = one
-	s.index.add(one)
+	s.index.addItem(one)
 }
 
 // Of are the selectors of the Services that select the pod.
 func (s *Services) Of(pod *v1.Pod) []map[string]string {
 	var out []map[string]string
-	s.index.each(subjectOf(pod), nil, func(one *service) { out = append(out, one.selector) })
+	s.index.forEachMatch(subjectOf(pod), nil, func(one *service) { out = append(out, one.selector) })
 	return out
 }

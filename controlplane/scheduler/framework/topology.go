@@ -11,8 +11,8 @@ type Domain int32
 // NoDomain is that of a node without the key.
 const NoDomain Domain = 0
 
-// values numbers the values that the nodes have of one label, so that looking up and counting by value need no map.
-type values struct {
+// topologyValues numbers the values that the nodes have of one label, so that looking up and counting by value need no map.
+type topologyValues struct {
 	key   string
 	of    []Domain // by slot of the node
 	ids   map[string]Domain
@@ -24,7 +24,7 @@ type values struct {
 	mark  uint32
 }
 
-func (v *values) add(n *NodeInfo) {
+func (v *topologyValues) addNode(n *NodeInfo) {
 	value, ok := n.Node.Labels[v.key]
 	if !ok {
 		return
@@ -40,12 +40,12 @@ func (v *values) add(n *NodeInfo) {
 		v.ids[value] = id
 	}
 	v.nodes[id]++
-	v.of = widen(v.of, n.slot)
+	v.of = growTo(v.of, n.slot)
 	v.of[n.slot] = id
 }
 
-func (v *values) remove(n *NodeInfo) {
-	id := v.at(n)
+func (v *topologyValues) removeNode(n *NodeInfo) {
+	id := v.domainOf(n)
 	if id == NoDomain {
 		return
 	}
@@ -56,15 +56,15 @@ func (v *values) remove(n *NodeInfo) {
 	}
 }
 
-func (v *values) at(n *NodeInfo) Domain {
+func (v *topologyValues) domainOf(n *NodeInfo) Domain {
 	if int(n.slot) < len(v.of) {
 		return v.of[n.slot]
 	}
 	return NoDomain
 }
 
-// widen makes the list long enough for the index.
-func widen[T any](list []T, index int32) []T {
+// growTo makes the list long enough for the index.
+func growTo[T any](list []T, index int32) []T {
 	if more := int(index) + 1 - len(list); more > 0 {
 		return append(list, make([]T, more)...)
 	}
@@ -72,13 +72,13 @@ func widen[T any](list []T, index int32) []T {
 }
 
 // valuesOf numbers the values of a key for one user more.
-func (x *Index) valuesOf(key string) *values {
+func (x *Index) valuesOf(key string) *topologyValues {
 	v := x.values[key]
 	if v == nil {
-		v = &values{key: key, ids: make(map[string]Domain), nodes: make([]int32, 1), marks: make([]uint32, 1)}
+		v = &topologyValues{key: key, ids: make(map[string]Domain), nodes: make([]int32, 1), marks: make([]uint32, 1)}
 		for _, n := range x.nodes {
 			if n != nil {
-				v.add(n)
+				v.addNode(n)
 			}
 		}
 		x.values[key] = v
@@ -87,7 +87,7 @@ func (x *Index) valuesOf(key string) *values {
 	return v
 }
 
-func (x *Index) release(v *values) {
+func (x *Index) releaseValues(v *topologyValues) {
 	if v.users--; v.users == 0 {
 		delete(x.values, v.key)
 	}
@@ -104,7 +104,7 @@ var EveryNode = Nodes{Has: func(*v1.Node) bool { return true }}
 
 // Topology is the domains of a key that the chosen nodes make up.
 type Topology struct {
-	values  *values
+	values  *topologyValues
 	choice  Nodes
 	in      []bool  // by slot: chosen, with the key
 	size    []int32 // by domain: chosen nodes
@@ -112,33 +112,33 @@ type Topology struct {
 	used    uint64
 }
 
-func (t *Topology) add(n *NodeInfo) {
-	at := t.values.at(n)
+func (t *Topology) addNode(n *NodeInfo) {
+	at := t.values.domainOf(n)
 	if at == NoDomain || !t.choice.Has(n.Node) {
 		return
 	}
-	t.in = widen(t.in, n.slot)
+	t.in = growTo(t.in, n.slot)
 	t.in[n.slot] = true
-	t.size = widen(t.size, int32(at))
+	t.size = growTo(t.size, int32(at))
 	if t.size[at]++; t.size[at] == 1 {
 		t.domains++
 	}
 }
 
-func (t *Topology) remove(n *NodeInfo) {
-	if !t.has(n.slot) {
+func (t *Topology) removeNode(n *NodeInfo) {
+	if !t.hasNode(n.slot) {
 		return
 	}
 	t.in[n.slot] = false
-	at := t.values.at(n)
+	at := t.values.domainOf(n)
 	if t.size[at]--; t.size[at] == 0 {
 		t.domains--
 	}
 }
 
-func (t *Topology) has(slot int32) bool { return int(slot) < len(t.in) && t.in[slot] }
+func (t *Topology) hasNode(slot int32) bool { return int(slot) < len(t.in) && t.in[slot] }
 
-func (x *Index) topology(key string, choice Nodes) *Topology {
+func (x *Index) topologyFor(key string, choice Nodes) *Topology {
 	id := topologyID{key, choice.ID}
 	t := x.topologies[id]
 	if t == nil {
@@ -148,7 +148,7 @@ func (x *Index) topology(key string, choice Nodes) *Topology {
 		t = &Topology{values: x.valuesOf(key), choice: choice}
 		for _, n := range x.nodes {
 			if n != nil {
-				t.add(n)
+				t.addNode(n)
 			}
 		}
 		x.topologies[id] = t
@@ -160,9 +160,9 @@ func (x *Index) topology(key string, choice Nodes) *Topology {
 type topologyID struct{ key, choice string }
 
 func (x *Index) forgetTopologies() {
-	for _, t := range oldest(x.topologies, func(t *Topology) uint64 { return t.used }) {
+	for _, t := range leastRecentlyUsed(x.topologies, func(t *Topology) uint64 { return t.used }) {
 		delete(x.topologies, topologyID{t.values.key, t.choice.ID})
-		x.release(t.values)
+		x.releaseValues(t.values)
 		for _, s := range x.sets {
 			delete(s.domains, t)
 		}
@@ -171,11 +171,11 @@ func (x *Index) forgetTopologies() {
 
 // Domains counts a set of pods per value of a topology key, on the chosen nodes.
 func (x *Index) Domains(s *PodSet, key string, choice Nodes) *Domains {
-	t := x.topology(key, choice)
+	t := x.topologyFor(key, choice)
 	d := s.domains[t]
 	if d == nil {
 		d = &Domains{topology: t, times: make(map[int]int)}
-		s.perNode.each(func(slot int32, n int) { d.shift(slot, n) })
+		s.perNode.forEach(func(slot int32, n int) { d.addPods(slot, n) })
 		s.domains[t] = d
 	}
 	return d
@@ -184,18 +184,18 @@ func (x *Index) Domains(s *PodSet, key string, choice Nodes) *Domains {
 // Domains counts pods per domain. The least of all domains is known without looking at them.
 type Domains struct {
 	topology *Topology
-	pods     counts      // by domain
-	times    map[int]int // count → domains with it, where there are any
-	least    int         // of times
+	pods     sparseCounts // by domain
+	times    map[int]int  // count → domains with it, where there are any
+	least    int          // of times
 	all      int
 }
 
-// shift counts pods on the node, if that is one of those chosen.
-func (d *Domains) shift(slot int32, by int) {
-	if !d.topology.has(slot) || by == 0 {
+// addPods counts pods on the node, if that is one of those chosen.
+func (d *Domains) addPods(slot int32, by int) {
+	if !d.topology.hasNode(slot) || by == 0 {
 		return
 	}
-	now := d.pods.add(int32(d.topology.values.of[slot]), by)
+	now := d.pods.addTo(int32(d.topology.values.of[slot]), by)
 	was := now - by
 	d.all += by
 	if was != 0 {
@@ -210,12 +210,12 @@ func (d *Domains) shift(slot int32, by int) {
 		}
 	}
 	if _, ok := d.times[d.least]; !ok {
-		d.least = lowest(d.times, 0)
+		d.least = minCount(d.times, 0)
 	}
 }
 
-// lowest is the lowest count that some domain other than one with the count without has; 0 when there is none.
-func lowest(times map[int]int, without int) int {
+// minCount is the lowest count that some domain other than one with the count without has; 0 when there is none.
+func minCount(times map[int]int, without int) int {
 	least := 0
 	for n, domains := range times {
 		if n == without {
@@ -229,13 +229,13 @@ func lowest(times map[int]int, without int) int {
 }
 
 // At is the domain in which the node lies by its label, also of a node that is none of the chosen ones.
-func (d *Domains) At(n *NodeInfo) Domain { return d.topology.values.at(n) }
+func (d *Domains) At(n *NodeInfo) Domain { return d.topology.values.domainOf(n) }
 
 // Counts says whether the pods on the node are counted: it has the key and is one of the chosen nodes.
-func (d *Domains) Counts(n *NodeInfo) bool { return d.topology.has(n.slot) }
+func (d *Domains) Counts(n *NodeInfo) bool { return d.topology.hasNode(n.slot) }
 
 // Pods is how many pods the domain holds.
-func (d *Domains) Pods(at Domain) int { return d.pods.get(int32(at)) }
+func (d *Domains) Pods(at Domain) int { return d.pods.value(int32(at)) }
 
 // All is how many pods there are in all domains.
 func (d *Domains) All() int { return d.all }
@@ -251,7 +251,7 @@ func (d *Domains) Distinct(nodes []*NodeInfo) int {
 		v.mark = 1
 	}
 	for _, n := range nodes {
-		if at := v.at(n); v.marks[at] != v.mark {
+		if at := v.domainOf(n); v.marks[at] != v.mark {
 			v.marks[at] = v.mark
 			found++
 		}
@@ -284,5 +284,5 @@ func (d *Domains) LeastWith(at Domain, more int) int {
 	case with < others:
 		return min(0, have+more)
 	}
-	return min(lowest(d.times, have), have+more)
+	return min(minCount(d.times, have), have+more)
 }

@@ -52,13 +52,13 @@ func Build(h *framework.Handle, s *Shared, p config.Profile) (framework.Layout, 
 		}
 	}
 	var err error
-	if b.multi, err = b.everywhere(field+"multiPoint", p.Plugins.MultiPoint); err != nil {
+	if b.multi, err = b.mergeMultiPoint(field+"multiPoint", p.Plugins.MultiPoint); err != nil {
 		return nil, err
 	}
 	out := make(framework.Layout)
 	sets := bySet(&p.Plugins)
 	for _, at := range framework.Points() {
-		if out[at], err = b.point(field+string(at), at, sets[at]); err != nil {
+		if out[at], err = b.pluginsAt(field+string(at), at, sets[at]); err != nil {
 			return nil, err
 		}
 	}
@@ -79,14 +79,14 @@ type builder struct {
 	multi []framework.Weighted // those that run at every point that they implement
 }
 
-// everywhere merges a profile's multiPoint into the defaults: what is disabled goes, unless it is enabled too; a default
+// mergeMultiPoint merges a profile's multiPoint into the defaults: what is disabled goes, unless it is enabled too; a default
 // that is enabled keeps its place and takes the weight that is said; others follow.
-func (b *builder) everywhere(field string, set file.PluginSet) ([]framework.Weighted, error) {
-	off, err := b.disabled(field, set.Disabled)
+func (b *builder) mergeMultiPoint(field string, set file.PluginSet) ([]framework.Weighted, error) {
+	off, err := b.disabledNames(field, set.Disabled)
 	if err != nil {
 		return nil, err
 	}
-	on, err := b.enabled(field, "", set.Enabled)
+	on, err := b.lookUpEnabled(field, "", set.Enabled)
 	if err != nil {
 		return nil, err
 	}
@@ -105,14 +105,14 @@ func (b *builder) everywhere(field string, set file.PluginSet) ([]framework.Weig
 	return append(out, on...), nil
 }
 
-// point lists the plugins of one point: those that the profile names there and has at many points, as ordered there;
+// pluginsAt lists the plugins of one point: those that the profile names there and has at many points, as ordered there;
 // then the others of many points; then the others that it names there.
-func (b *builder) point(field string, at framework.Point, set file.PluginSet) ([]framework.Weighted, error) {
-	off, err := b.disabled(field, set.Disabled)
+func (b *builder) pluginsAt(field string, at framework.Point, set file.PluginSet) ([]framework.Weighted, error) {
+	off, err := b.disabledNames(field, set.Disabled)
 	if err != nil {
 		return nil, err
 	}
-	on, err := b.enabled(field, at, set.Enabled)
+	on, err := b.lookUpEnabled(field, at, set.Enabled)
 	if err != nil || off["*"] {
 		return on, err
 	}
@@ -142,26 +142,26 @@ func (b *builder) point(field string, at framework.Point, set file.PluginSet) ([
 	return slices.Concat(first, multi, last), nil
 }
 
-func (b *builder) disabled(field string, list []file.Plugin) (map[string]bool, error) {
+func (b *builder) disabledNames(field string, list []file.Plugin) (map[string]bool, error) {
 	out := make(map[string]bool)
 	for i, x := range list {
 		if _, ok := b.known[x.Name]; !ok && x.Name != "*" && !slices.Contains(elsewhere, x.Name) {
-			return nil, fmt.Errorf("%s.disabled[%d].name: there is no plugin %q: want * or some of %s", field, i, x.Name, b.names())
+			return nil, fmt.Errorf("%s.disabled[%d].name: there is no plugin %q: want * or some of %s", field, i, x.Name, b.pluginNames())
 		}
 		out[x.Name] = true
 	}
 	return out, nil
 }
 
-// enabled looks the plugins up; at "" is every point.
-func (b *builder) enabled(field string, at framework.Point, list []file.Plugin) ([]framework.Weighted, error) {
+// lookUpEnabled looks the plugins up; at "" is every point.
+func (b *builder) lookUpEnabled(field string, at framework.Point, list []file.Plugin) ([]framework.Weighted, error) {
 	var out []framework.Weighted
 	for i, x := range list {
 		field := fmt.Sprintf("%s.enabled[%d]", field, i)
 		w, ok := b.known[x.Name]
 		switch {
 		case !ok:
-			return nil, fmt.Errorf("%s.name: there is no plugin %q: want some of %s", field, x.Name, b.names())
+			return nil, fmt.Errorf("%s.name: there is no plugin %q: want some of %s", field, x.Name, b.pluginNames())
 		case at != "" && !at.Has(w.Plugin):
 			return nil, fmt.Errorf("%s.name: %s does nothing at %s: take it out", field, x.Name, at)
 		case slices.ContainsFunc(out, func(o framework.Weighted) bool { return o.Plugin.Name() == x.Name }):
@@ -182,7 +182,7 @@ func (b *builder) enabled(field string, at framework.Point, list []file.Plugin) 
 	return out, nil
 }
 
-func (b *builder) names() string {
+func (b *builder) pluginNames() string {
 	var out []string
 	for name := range b.known {
 		out = append(out, name)
@@ -196,7 +196,7 @@ func withArgs(p framework.Plugin, h *framework.Handle, s *Shared, a config.Args)
 	switch p.Name() {
 	case noderesourcesfit.Name:
 		if a.Fit != nil {
-			return noderesourcesfit.Plugin{Ignored: a.Fit.IgnoredResources, IgnoredGroups: a.Fit.IgnoredResourceGroups, Strategy: strategy(a.Fit.ScoringStrategy)}
+			return noderesourcesfit.Plugin{Ignored: a.Fit.IgnoredResources, IgnoredGroups: a.Fit.IgnoredResourceGroups, Strategy: scoringStrategy(a.Fit.ScoringStrategy)}
 		}
 	case balancedallocation.Name:
 		if a.Balanced != nil {
@@ -241,7 +241,7 @@ func withArgs(p framework.Plugin, h *framework.Handle, s *Shared, a config.Args)
 	return p
 }
 
-func strategy(s *file.ScoringStrategy) *noderesourcesfit.Strategy {
+func scoringStrategy(s *file.ScoringStrategy) *noderesourcesfit.Strategy {
 	if s == nil {
 		return nil
 	}

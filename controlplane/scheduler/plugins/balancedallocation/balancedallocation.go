@@ -26,7 +26,7 @@ func (Plugin) Name() string { return Name }
 // Score implements framework.Score: 100 less the standard deviation of the used shares, in percent.
 func (p Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) (int64, *framework.Status) {
 	if len(p.Resources) > 0 {
-		return p.several(c.Pod, n), nil
+		return p.balanceScore(c.Pod, n), nil
 	}
 	if n.Allocatable.MilliCPU <= 0 || n.Allocatable.Memory <= 0 {
 		return 0, nil
@@ -37,9 +37,9 @@ func (p Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeIn
 	return int64((1 - deviation) * float64(framework.MaxScore)), nil
 }
 
-// several is the score over the resources that the node has. Extended resources that the pod does not ask for are none
+// balanceScore is the score over the resources that the node has. Extended resources that the pod does not ask for are none
 // of its concern.
-func (p Plugin) several(pod *framework.PodInfo, n *framework.NodeInfo) int64 {
+func (p Plugin) balanceScore(pod *framework.PodInfo, n *framework.NodeInfo) int64 {
 	var shares []float64
 	var mean float64
 	for _, name := range p.Resources {

@@ -9,45 +9,45 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// ledger counts what PodDisruptionBudgets still allow, while one node is tried.
-type ledger struct {
+// budgetLedger counts what PodDisruptionBudgets still allow, while one node is tried.
+type budgetLedger struct {
 	budgets []*policyv1.PodDisruptionBudget
 	left    []int32
 }
 
-func newLedger(budgets []*policyv1.PodDisruptionBudget) *ledger {
-	l := &ledger{budgets: budgets, left: make([]int32, len(budgets))}
+func newLedger(budgets []*policyv1.PodDisruptionBudget) *budgetLedger {
+	l := &budgetLedger{budgets: budgets, left: make([]int32, len(budgets))}
 	for i, b := range budgets {
 		l.left[i] = b.Status.DisruptionsAllowed
 	}
 	return l
 }
 
-// split tells the pods that no budget lets go any more from the others, in order.
-func (l *ledger) split(pods []*framework.PodInfo) (protected, free []*framework.PodInfo) {
-	for _, p := range pods {
-		if l.spend(p.Pod) {
-			free = append(free, p)
+// splitProtected tells the pods that no budget lets go any more from the others, in order.
+func (l *budgetLedger) splitProtected(pods []*framework.PodInfo) (protected, free []*framework.PodInfo) {
+	for _, pod := range pods {
+		if l.spendDisruption(pod.Pod) {
+			free = append(free, pod)
 		} else {
-			protected = append(protected, p)
+			protected = append(protected, pod)
 		}
 	}
 	return protected, free
 }
 
-// spend takes the pod's disruption from every budget that covers it, and says whether all allowed it. One that the
+// spendDisruption takes the pod's disruption from every budget that covers it, and says whether all allowed it. One that the
 // budget knows to be going counts already.
-func (l *ledger) spend(p *v1.Pod) bool {
+func (l *budgetLedger) spendDisruption(pod *v1.Pod) bool {
 	allowed := true
 	for i, b := range l.budgets {
-		if b.Namespace != p.Namespace || len(p.Labels) == 0 {
+		if b.Namespace != pod.Namespace || len(pod.Labels) == 0 {
 			continue
 		}
 		sel, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
-		if err != nil || sel.Empty() || !sel.Matches(labels.Set(p.Labels)) {
+		if err != nil || sel.Empty() || !sel.Matches(labels.Set(pod.Labels)) {
 			continue
 		}
-		if _, going := b.Status.DisruptedPods[p.Name]; going {
+		if _, going := b.Status.DisruptedPods[pod.Name]; going {
 			continue
 		}
 		if l.left[i]--; l.left[i] < 0 {

@@ -51,11 +51,11 @@ type Candidate struct {
 
 // PostFilter implements framework.PostFilter.
 func (p Plugin) PostFilter(ctx context.Context, c *framework.Cycle, why *framework.FitError) (string, *framework.Status) {
-	if reason := p.ineligible(c, why); reason != "" {
+	if reason := p.ineligibleReason(c, why); reason != "" {
 		return "", framework.Refuse(Name, "preemption: not eligible due to "+reason)
 	}
 	found, refusals := p.Candidates(ctx, c, why)
-	found, err := p.agreed(ctx, c.Pod, found)
+	found, err := p.askExtenders(ctx, c.Pod, found)
 	if err != nil {
 		return "", framework.Refuse(Name, "preemption: "+err.Error())
 	}
@@ -68,8 +68,8 @@ func (p Plugin) PostFilter(ctx context.Context, c *framework.Cycle, why *framewo
 	return best.Node, nil
 }
 
-// agreed are the candidates that the extenders leave, with whom these would have go.
-func (p Plugin) agreed(ctx context.Context, pod *framework.PodInfo, found []Candidate) ([]Candidate, error) {
+// askExtenders are the candidates that the extenders leave, with whom these would have go.
+func (p Plugin) askExtenders(ctx context.Context, pod *framework.PodInfo, found []Candidate) ([]Candidate, error) {
 	asked := framework.Asked(p.H.Extenders, framework.VerbPreempt, pod)
 	if len(asked) == 0 || len(found) == 0 {
 		return found, nil
@@ -97,8 +97,8 @@ func (p Plugin) agreed(ctx context.Context, pod *framework.PodInfo, found []Cand
 	return out, nil
 }
 
-// ineligible says why the pod may preempt nobody now; "" = it may.
-func (p Plugin) ineligible(c *framework.Cycle, why *framework.FitError) string {
+// ineligibleReason says why the pod may preempt nobody now; "" = it may.
+func (p Plugin) ineligibleReason(c *framework.Cycle, why *framework.FitError) string {
 	if policy := c.Pod.Pod.Spec.PreemptionPolicy; policy != nil && *policy == v1.PreemptNever {
 		return "preemptionPolicy=Never."
 	}
@@ -108,15 +108,15 @@ func (p Plugin) ineligible(c *framework.Cycle, why *framework.FitError) string {
 		return ""
 	}
 	for _, victim := range n.Pods {
-		if victim.Priority < c.Pod.Priority && victim.Pod.DeletionTimestamp != nil && preempted(p.current(victim.Pod)) {
+		if victim.Priority < c.Pod.Priority && victim.Pod.DeletionTimestamp != nil && wasPreempted(p.latestPod(victim.Pod)) {
 			return "a terminating pod on the nominated node."
 		}
 	}
 	return ""
 }
 
-func preempted(p *v1.Pod) bool {
-	return slices.ContainsFunc(p.Status.Conditions, func(c v1.PodCondition) bool {
+func wasPreempted(pod *v1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c v1.PodCondition) bool {
 		return c.Type == v1.DisruptionTarget && c.Status == v1.ConditionTrue && c.Reason == v1.PodReasonPreemptionByScheduler
 	})
 }
@@ -127,19 +127,19 @@ func (p Plugin) Candidates(ctx context.Context, c *framework.Cycle, why *framewo
 	if n := why.Total - len(why.Mendable); n > 0 {
 		refusals.Reasons[notHelpful] = n
 	}
-	enough := p.tried(len(why.Mendable))
+	enough := p.candidateCount(len(why.Mendable))
 	var budgets []*policyv1.PodDisruptionBudget
 	if p.H.Budgets != nil {
 		budgets = p.H.Budgets()
 	}
 	var found []Candidate
-	start := spot(c.Pod.Pod, len(why.Mendable))
+	start := startOffset(c.Pod.Pod, len(why.Mendable))
 	for i := range why.Mendable {
 		if len(found) == enough || ctx.Err() != nil {
 			break
 		}
 		n := why.Mendable[(start+i)%len(why.Mendable)]
-		one, reasons := p.try(ctx, c, n, newLedger(budgets))
+		one, reasons := p.findVictims(ctx, c, n, newLedger(budgets))
 		if one != nil {
 			found = append(found, *one)
 			continue
@@ -151,8 +151,8 @@ func (p Plugin) Candidates(ctx context.Context, c *framework.Cycle, why *framewo
 	return found, refusals
 }
 
-// tried is how many candidates are enough, of so many nodes. One is needed.
-func (p Plugin) tried(nodes int) int {
+// candidateCount is how many candidates are enough, of so many nodes. One is needed.
+func (p Plugin) candidateCount(nodes int) int {
 	percent, least := triedPercent, triedLeast
 	if p.Percent != nil {
 		percent = int(*p.Percent)
@@ -163,31 +163,31 @@ func (p Plugin) tried(nodes int) int {
 	return max(nodes*percent/100, least, 1)
 }
 
-// spot is where to begin in a list of n: for each pod elsewhere, so that not all preempt on the same nodes.
-func spot(p *v1.Pod, n int) int {
+// startOffset is where to begin in a list of n: for each pod elsewhere, so that not all preempt on the same nodes.
+func startOffset(pod *v1.Pod, n int) int {
 	if n == 0 {
 		return 0
 	}
 	h := fnv.New32a()
-	h.Write([]byte(p.UID))
+	h.Write([]byte(pod.UID))
 	return int(h.Sum32() % uint32(n))
 }
 
-// try finds the victims on one node: all pods of lower priority are taken away in thought and given back one by one,
+// findVictims finds the victims on one node: all pods of lower priority are taken away in thought and given back one by one,
 // those that a budget protects first and the important before the others, as long as the pod still fits.
-func (p Plugin) try(ctx context.Context, c *framework.Cycle, n *framework.NodeInfo, budgets *ledger) (*Candidate, []string) {
+func (p Plugin) findVictims(ctx context.Context, c *framework.Cycle, n *framework.NodeInfo, budgets *budgetLedger) (*Candidate, []string) {
 	trial := n.Clone()
 	var lower []*framework.PodInfo
-	for _, q := range n.Pods {
-		if q.Priority < c.Pod.Priority {
-			lower = append(lower, q)
+	for _, pod := range n.Pods {
+		if pod.Priority < c.Pod.Priority {
+			lower = append(lower, pod)
 		}
 	}
 	if len(lower) == 0 {
 		return nil, []string{noVictims}
 	}
-	for _, q := range lower {
-		trial.RemovePod(q.Pod.UID)
+	for _, pod := range lower {
+		trial.RemovePod(pod.Pod.UID)
 	}
 	c.Without = lower
 	defer func() { c.Without = nil }()
@@ -195,28 +195,28 @@ func (p Plugin) try(ctx context.Context, c *framework.Cycle, n *framework.NodeIn
 		return nil, s.Reasons
 	}
 	slices.SortStableFunc(lower, p.moreImportant)
-	protected, free := budgets.split(lower)
+	protected, free := budgets.splitProtected(lower)
 	out := &Candidate{Node: n.Node.Name}
 	c.Without = slices.Clone(lower)
-	back := func(q *framework.PodInfo) bool {
-		trial.AddPod(q)
-		i := slices.Index(c.Without, q)
+	back := func(pod *framework.PodInfo) bool {
+		trial.AddPod(pod)
+		i := slices.Index(c.Without, pod)
 		c.Without = slices.Delete(c.Without, i, i+1)
 		if p.H.Fits(ctx, c, trial).OK() {
 			return true
 		}
-		trial.RemovePod(q.Pod.UID)
-		c.Without = append(c.Without, q)
-		out.Victims = append(out.Victims, q)
+		trial.RemovePod(pod.Pod.UID)
+		c.Without = append(c.Without, pod)
+		out.Victims = append(out.Victims, pod)
 		return false
 	}
-	for _, q := range protected {
-		if !back(q) {
+	for _, pod := range protected {
+		if !back(pod) {
 			out.Violations++
 		}
 	}
-	for _, q := range free {
-		back(q)
+	for _, pod := range free {
+		back(pod)
 	}
 	slices.SortStableFunc(out.Victims, p.moreImportant)
 	return out, nil
@@ -231,21 +231,21 @@ func (p Plugin) moreImportant(a, b *framework.PodInfo) int {
 }
 
 // startOf is when the pod began to run; one that has not yet is the newest.
-func (p Plugin) startOf(q *framework.PodInfo) time.Time {
-	if t := p.current(q.Pod).Status.StartTime; t != nil {
+func (p Plugin) startOf(pod *framework.PodInfo) time.Time {
+	if t := p.latestPod(pod.Pod).Status.StartTime; t != nil {
 		return t.Time
 	}
 	return time.Unix(math.MaxInt32, 0)
 }
 
-// current is the pod's newest state: what is counted on a node may be as it was when it was bound.
-func (p Plugin) current(q *v1.Pod) *v1.Pod {
+// latestPod is the pod's newest state: what is counted on a node may be as it was when it was bound.
+func (p Plugin) latestPod(pod *v1.Pod) *v1.Pod {
 	if p.H.Pod != nil {
-		if now, ok := p.H.Pod(q.Namespace, q.Name); ok && now.UID == q.UID {
+		if now, ok := p.H.Pod(pod.Namespace, pod.Name); ok && now.UID == pod.UID {
 			return now
 		}
 	}
-	return q
+	return pod
 }
 
 // Best is the candidate that costs least: by budgets violated, then the priority of the most important victim, then
@@ -255,23 +255,23 @@ func Best(list []Candidate, start func(*framework.PodInfo) time.Time) Candidate 
 	return slices.MinFunc(list, func(a, b Candidate) int {
 		return cmp.Or(
 			cmp.Compare(a.Violations, b.Violations),
-			cmp.Compare(a.top(), b.top()),
-			cmp.Compare(a.sum(), b.sum()),
+			cmp.Compare(a.highestPriority(), b.highestPriority()),
+			cmp.Compare(a.prioritySum(), b.prioritySum()),
 			cmp.Compare(len(a.Victims), len(b.Victims)),
-			b.earliest(start).Compare(a.earliest(start)),
+			b.earliestStart(start).Compare(a.earliestStart(start)),
 		)
 	})
 }
 
-func (c Candidate) top() int32 {
+func (c Candidate) highestPriority() int32 {
 	if len(c.Victims) == 0 {
 		return math.MinInt32
 	}
 	return c.Victims[0].Priority
 }
 
-// sum adds the priorities, each made positive: of two lists of low ones the shorter is to be the lesser.
-func (c Candidate) sum() int64 {
+// prioritySum adds the priorities, each made positive: of two lists of low ones the shorter is to be the lesser.
+func (c Candidate) prioritySum() int64 {
 	var sum int64
 	for _, v := range c.Victims {
 		sum += int64(v.Priority) + math.MaxInt32 + 1
@@ -279,11 +279,11 @@ func (c Candidate) sum() int64 {
 	return sum
 }
 
-// earliest is when the first of the victims with the highest priority began.
-func (c Candidate) earliest(start func(*framework.PodInfo) time.Time) time.Time {
+// earliestStart is when the first of the victims with the highest priority began.
+func (c Candidate) earliestStart(start func(*framework.PodInfo) time.Time) time.Time {
 	var first time.Time
 	for i, v := range c.Victims {
-		if t := start(v); v.Priority == c.top() && (i == 0 || t.Before(first)) {
+		if t := start(v); v.Priority == c.highestPriority() && (i == 0 || t.Before(first)) {
 			first = t
 		}
 	}
@@ -298,6 +298,6 @@ func (p Plugin) Order(pods []*framework.PodInfo) []*framework.PodInfo {
 	}
 	pods = slices.Clone(pods)
 	slices.SortStableFunc(pods, p.moreImportant)
-	protected, free := newLedger(budgets).split(pods)
+	protected, free := newLedger(budgets).splitProtected(pods)
 	return slices.Concat(protected, free)
 }

@@ -51,19 +51,19 @@ func (p *Plugin) PreBind(ctx context.Context, c *framework.Cycle, _ string) *fra
 		return nil
 	}
 	for _, one := range st.claims {
-		if err := p.bind(ctx, c.Pod.Pod, one); err != nil {
+		if err := p.bindClaim(ctx, c.Pod.Pod, one); err != nil {
 			return framework.Fail(Name, err)
 		}
 	}
 	return p.awaitReady(ctx, st)
 }
 
-func (p *Plugin) bind(ctx context.Context, pod *v1.Pod, one *claimState) error {
+func (p *Plugin) bindClaim(ctx context.Context, pod *v1.Pod, one *claimState) error {
 	claim, wrap := one.claim, func(err error) error {
 		return fmt.Errorf("claim %s/%s for pod %s: %w", one.claim.Namespace, one.claim.Name, pod.Name, err)
 	}
 	for try := 1; ; try++ {
-		stored, err := p.write(ctx, pod, claim, one)
+		stored, err := p.writeAllocation(ctx, pod, claim, one)
 		if err == nil {
 			one.stored = stored
 			return nil
@@ -80,8 +80,8 @@ func (p *Plugin) bind(ctx context.Context, pod *v1.Pod, one *claimState) error {
 	}
 }
 
-// write says in the claim which devices it has and that the pod uses it.
-func (p *Plugin) write(ctx context.Context, pod *v1.Pod, claim *resourcev1.ResourceClaim, one *claimState) (*resourcev1.ResourceClaim, error) {
+// writeAllocation says in the claim which devices it has and that the pod uses it.
+func (p *Plugin) writeAllocation(ctx context.Context, pod *v1.Pod, claim *resourcev1.ResourceClaim, one *claimState) (*resourcev1.ResourceClaim, error) {
 	if claim.DeletionTimestamp != nil || (claim.Status.Allocation == nil) != (one.chosen != nil) {
 		return nil, errLost
 	}
@@ -102,30 +102,30 @@ func (p *Plugin) write(ctx context.Context, pod *v1.Pod, claim *resourcev1.Resou
 	}
 	if one.chosen != nil {
 		next.Status.Allocation = one.chosen.DeepCopy()
-		if conditional(one.chosen) {
+		if hasBindingConditions(one.chosen) {
 			next.Status.Allocation.AllocationTimestamp = &metav1.Time{Time: time.Now()}
 		}
 	}
-	next.Status.ReservedFor = append(next.Status.ReservedFor, user(pod))
+	next.Status.ReservedFor = append(next.Status.ReservedFor, consumerReference(pod))
 	if one.chosen != nil {
 		one.sent = &SentAllocation{Namespace: next.Namespace, Name: next.Name, Version: next.ResourceVersion}
 	}
 	return p.h.UpdateDeviceClaimStatus(ctx, next)
 }
 
-func user(pod *v1.Pod) resourcev1.ResourceClaimConsumerReference {
+func consumerReference(pod *v1.Pod) resourcev1.ResourceClaimConsumerReference {
 	return resourcev1.ResourceClaimConsumerReference{Resource: "pods", Name: pod.Name, UID: pod.UID}
 }
 
-// conditional says that the pod may not be bound before drivers have set conditions.
-func conditional(a *resourcev1.AllocationResult) bool {
+// hasBindingConditions says that the pod may not be bound before drivers have set conditions.
+func hasBindingConditions(a *resourcev1.AllocationResult) bool {
 	return slices.ContainsFunc(a.Devices.Results, func(r resourcev1.DeviceRequestAllocationResult) bool { return len(r.BindingConditions) > 0 })
 }
 
 func (p *Plugin) awaitReady(ctx context.Context, st *state) *framework.Status {
 	var waiting []*claimState
 	for _, one := range st.claims {
-		if one.stored.Status.Allocation != nil && conditional(one.stored.Status.Allocation) {
+		if one.stored.Status.Allocation != nil && hasBindingConditions(one.stored.Status.Allocation) {
 			waiting = append(waiting, one)
 		}
 	}
@@ -140,7 +140,7 @@ func (p *Plugin) awaitReady(ctx context.Context, st *state) *framework.Status {
 			if !ok || claim.UID != one.claim.UID {
 				return false, fmt.Errorf("claim %s was deleted", one.claim.Name)
 			}
-			if ready, err := ready(claim); !ready || err != nil {
+			if ready, err := conditionsMet(claim); !ready || err != nil {
 				return false, err
 			}
 		}
@@ -155,8 +155,8 @@ func (p *Plugin) awaitReady(ctx context.Context, st *state) *framework.Status {
 	return framework.Fail(Name, fmt.Errorf("waiting for devices to become ready: %w", err))
 }
 
-// ready says that all conditions hold that the claim's devices have to meet. An error is a condition by which they never will.
-func ready(claim *resourcev1.ResourceClaim) (bool, error) {
+// conditionsMet says that all conditions hold that the claim's devices have to meet. An error is a condition by which they never will.
+func conditionsMet(claim *resourcev1.ResourceClaim) (bool, error) {
 	a := claim.Status.Allocation
 	if a == nil {
 		return false, nil // not told of yet, or taken away: then time will tell

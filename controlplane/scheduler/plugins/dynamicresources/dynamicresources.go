@@ -98,7 +98,7 @@ func (p *Plugin) PreFilter(ctx context.Context, c *framework.Cycle) (map[string]
 	st := &state{until: time.Now().Add(p.search), explains: p.explains, found: map[string][]resourcev1.AllocationResult{}, classes: classes{p.h}}
 	seen := map[types.UID]bool{}
 	for i := range pod.Spec.ResourceClaims {
-		claim, s := p.look(pod, &pod.Spec.ResourceClaims[i])
+		claim, s := p.findClaim(pod, &pod.Spec.ResourceClaims[i])
 		if s != nil {
 			return nil, s
 		}
@@ -106,7 +106,7 @@ func (p *Plugin) PreFilter(ctx context.Context, c *framework.Cycle) (map[string]
 			continue
 		}
 		seen[claim.UID] = true
-		if s := p.take(st, pod, claim); s != nil {
+		if s := p.addClaim(st, pod, claim); s != nil {
 			return nil, s
 		}
 	}
@@ -121,8 +121,8 @@ func (p *Plugin) PreFilter(ctx context.Context, c *framework.Cycle) (map[string]
 	return nil, nil
 }
 
-// look finds the claim of an entry, or says why the pod must wait. There is none when none was needed.
-func (p *Plugin) look(pod *v1.Pod, entry *v1.PodResourceClaim) (*resourcev1.ResourceClaim, *framework.Status) {
+// findClaim finds the claim of an entry, or says why the pod must wait. There is none when none was needed.
+func (p *Plugin) findClaim(pod *v1.Pod, entry *v1.PodResourceClaim) (*resourcev1.ResourceClaim, *framework.Status) {
 	name, own, err := resourceclaim.Name(pod, entry)
 	switch {
 	case errors.Is(err, resourceclaim.ErrClaimNotFound):
@@ -147,8 +147,8 @@ func (p *Plugin) look(pod *v1.Pod, entry *v1.PodResourceClaim) (*resourcev1.Reso
 	return claim, nil
 }
 
-// take sorts one claim into the state or says why the pod must wait.
-func (p *Plugin) take(st *state, pod *v1.Pod, claim *resourcev1.ResourceClaim) *framework.Status {
+// addClaim sorts one claim into the state or says why the pod must wait.
+func (p *Plugin) addClaim(st *state, pod *v1.Pod, claim *resourcev1.ResourceClaim) *framework.Status {
 	one := &claimState{claim: claim}
 	st.claims = append(st.claims, one)
 	a := claim.Status.Allocation
@@ -157,7 +157,7 @@ func (p *Plugin) take(st *state, pod *v1.Pod, claim *resourcev1.ResourceClaim) *
 		return framework.RefuseForGood(Name, fmt.Sprintf("resourceclaim %q is in the process of being allocated", claim.Name))
 	case a == nil:
 		for i := range claim.Spec.Devices.Requests {
-			if s := st.known(&claim.Spec.Devices.Requests[i]); s != nil {
+			if s := st.checkClass(&claim.Spec.Devices.Requests[i]); s != nil {
 				return s
 			}
 		}
@@ -175,8 +175,8 @@ func (p *Plugin) take(st *state, pod *v1.Pod, claim *resourcev1.ResourceClaim) *
 	return nil
 }
 
-// known refuses a request for a class that is not there.
-func (st *state) known(r *resourcev1.DeviceRequest) *framework.Status {
+// checkClass refuses a request for a class that is not there.
+func (st *state) checkClass(r *resourcev1.DeviceRequest) *framework.Status {
 	missing := func(request, class string) *framework.Status {
 		if _, ok := st.classes.h.DeviceClass(class); ok {
 			return nil
@@ -238,17 +238,17 @@ func (p *Plugin) Filter(ctx context.Context, c *framework.Cycle, n *framework.No
 	case err != nil && ctx.Err() != nil:
 		return framework.Fail(Name, fmt.Errorf("allocating devices: %w", err))
 	case err != nil:
-		return st.wrong(err)
+		return st.allocatorFailure(err)
 	case found == nil:
-		return st.why(ctx, n.Node)
+		return st.explainNode(ctx, n.Node)
 	}
 	st.found[n.Node.Name] = found
 	return nil
 }
 
-// wrong refuses a node for which the allocator fails: by a selector that cannot be evaluated for a device of this one,
+// allocatorFailure refuses a node for which the allocator fails: by a selector that cannot be evaluated for a device of this one,
 // say, which is no reason not to look at the others. Errors name devices: what is told of many nodes would have no end.
-func (st *state) wrong(err error) *framework.Status {
+func (st *state) allocatorFailure(err error) *framework.Status {
 	if st.errors++; st.errors > maxErrors {
 		return unexplained
 	}
@@ -285,18 +285,18 @@ func (p *Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeI
 	}
 	var sum int64
 	for i, a := range st.found[n.Node.Name] {
-		sum += preference(st.wanting[i], &a)
+		sum += preferenceScore(st.wanting[i], &a)
 	}
 	return sum, nil
 }
 
-// preference is higher where earlier alternatives were chosen.
-func preference(claim *resourcev1.ResourceClaim, a *resourcev1.AllocationResult) int64 {
+// preferenceScore is higher where earlier alternatives were chosen.
+func preferenceScore(claim *resourcev1.ResourceClaim, a *resourcev1.AllocationResult) int64 {
 	var sum int64
 	for i := range claim.Spec.Devices.Requests {
 		r := &claim.Spec.Devices.Requests[i]
 		for j := range r.FirstAvailable {
-			if has(a, r.Name+"/"+r.FirstAvailable[j].Name) {
+			if hasRequest(a, r.Name+"/"+r.FirstAvailable[j].Name) {
 				sum += int64(resourcev1.FirstAvailableDeviceRequestMaxSize - j)
 				break
 			}
@@ -305,7 +305,7 @@ func preference(claim *resourcev1.ResourceClaim, a *resourcev1.AllocationResult)
 	return sum
 }
 
-func has(a *resourcev1.AllocationResult, request string) bool {
+func hasRequest(a *resourcev1.AllocationResult, request string) bool {
 	for i := range a.Devices.Results {
 		if a.Devices.Results[i].Request == request {
 			return true

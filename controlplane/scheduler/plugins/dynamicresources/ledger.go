@@ -66,14 +66,14 @@ func (l *Ledger) Observe(c *resourcev1.ResourceClaim, gone bool) {
 		now = nil
 	}
 	if now != nil || gone {
-		l.forget(c.UID)
+		l.forgetClaim(c.UID)
 	}
 	was := l.stored[c.UID]
 	if was == now {
 		return
 	}
-	l.enter(was, -1)
-	l.enter(now, 1)
+	l.countAllocation(was, -1)
+	l.countAllocation(now, 1)
 	if l.stored[c.UID] = now; now == nil {
 		delete(l.stored, c.UID)
 	}
@@ -83,9 +83,9 @@ func (l *Ledger) Observe(c *resourcev1.ResourceClaim, gone bool) {
 func (l *Ledger) Promise(claim, pod types.UID, a *resourcev1.AllocationResult) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.forget(claim)
+	l.forgetClaim(claim)
 	l.promised[claim] = promise{pod: pod, allocation: a}
-	l.enter(a, 1)
+	l.countAllocation(a, 1)
 }
 
 // Release takes back what was promised of a claim to a pod. With sent, the write of the allocation may be stored, now or
@@ -100,7 +100,7 @@ func (l *Ledger) Release(claim, pod types.UID, sent *SentAllocation) {
 		p.sent = sent
 		l.promised[claim] = p
 	default:
-		l.forget(claim)
+		l.forgetClaim(claim)
 	}
 }
 
@@ -130,7 +130,7 @@ func (l *Ledger) Settle() {
 	defer l.mu.Unlock()
 	for claim, p := range l.promised {
 		if p.sent != nil {
-			l.forget(claim)
+			l.forgetClaim(claim)
 		}
 	}
 }
@@ -138,13 +138,13 @@ func (l *Ledger) Settle() {
 // Confirm frees the devices of released promises whose write is certain never to be stored, and reports whether there
 // were any.
 func (l *Ledger) Confirm(ctx context.Context, d framework.Devices) (freed bool) {
-	for claim, sent := range l.unconfirmed() {
+	for claim, sent := range l.unconfirmedAllocations() {
 		if !isNeverStored(ctx, d, claim, sent) {
 			continue
 		}
 		l.mu.Lock()
 		if l.promised[claim].sent == sent {
-			l.forget(claim)
+			l.forgetClaim(claim)
 			freed = true
 		}
 		l.mu.Unlock()
@@ -152,7 +152,7 @@ func (l *Ledger) Confirm(ctx context.Context, d framework.Devices) (freed bool) 
 	return freed
 }
 
-func (l *Ledger) unconfirmed() map[types.UID]*SentAllocation {
+func (l *Ledger) unconfirmedAllocations() map[types.UID]*SentAllocation {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	out := map[types.UID]*SentAllocation{}
@@ -187,15 +187,15 @@ func isNeverStored(ctx context.Context, d framework.Devices, uid types.UID, sent
 	return err == nil && stored.ResourceVersion != sent.Version
 }
 
-func (l *Ledger) forget(claim types.UID) {
+func (l *Ledger) forgetClaim(claim types.UID) {
 	if p, ok := l.promised[claim]; ok {
 		delete(l.promised, claim)
-		l.enter(p.allocation, -1)
+		l.countAllocation(p.allocation, -1)
 	}
 }
 
-// enter counts what an allocation takes away from others, n times. Access as an administrator takes nothing away.
-func (l *Ledger) enter(a *resourcev1.AllocationResult, n int) {
+// countAllocation counts what an allocation takes away from others, n times. Access as an administrator takes nothing away.
+func (l *Ledger) countAllocation(a *resourcev1.AllocationResult, n int) {
 	if a == nil {
 		return
 	}
@@ -207,10 +207,10 @@ func (l *Ledger) enter(a *resourcev1.AllocationResult, n int) {
 		}
 		id := structured.MakeDeviceID(r.Driver, r.Pool, r.Device)
 		if r.ShareID == nil {
-			tally(l.count, id, n)
+			adjustCount(l.count, id, n)
 			continue
 		}
-		tally(l.shares, structured.MakeSharedDeviceID(id, r.ShareID), n)
+		adjustCount(l.shares, structured.MakeSharedDeviceID(id, r.ShareID), n)
 		if used := structured.NewDeviceConsumedCapacity(id, r.ConsumedCapacity); n > 0 {
 			l.consumed.Insert(used)
 		} else {
@@ -219,7 +219,7 @@ func (l *Ledger) enter(a *resourcev1.AllocationResult, n int) {
 	}
 }
 
-func tally[K comparable](counts map[K]int, k K, n int) {
+func adjustCount[K comparable](counts map[K]int, k K, n int) {
 	if counts[k] += n; counts[k] == 0 {
 		delete(counts, k)
 	}

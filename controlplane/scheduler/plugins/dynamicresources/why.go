@@ -20,9 +20,9 @@ const cannot = "cannot allocate all claims"
 
 var unexplained = framework.RefuseForGood(Name, cannot)
 
-// why says what a node lacks: for each request how many devices it could get there by itself. Where each could get all of
+// explainNode says what a node lacks: for each request how many devices it could get there by itself. Where each could get all of
 // its devices, it is together that they cannot.
-func (st *state) why(ctx context.Context, node *v1.Node) *framework.Status {
+func (st *state) explainNode(ctx context.Context, node *v1.Node) *framework.Status {
 	if st.explain.IsZero() {
 		st.explain = time.Now().Add(st.explains)
 	}
@@ -31,7 +31,7 @@ func (st *state) why(ctx context.Context, node *v1.Node) *framework.Status {
 	var lacks []string
 	for _, claim := range st.wanting {
 		for i := range claim.Spec.Devices.Requests {
-			lack, ok := st.lacks(ctx, node, claim, &claim.Spec.Devices.Requests[i])
+			lack, ok := st.missingDevices(ctx, node, claim, &claim.Spec.Devices.Requests[i])
 			if !ok {
 				return unexplained
 			}
@@ -46,8 +46,8 @@ func (st *state) why(ctx context.Context, node *v1.Node) *framework.Status {
 	return framework.RefuseForGood(Name, cannot+": "+strings.Join(lacks, "; "))
 }
 
-// lacks says what one request lacks on a node; "" when nothing. It fails when that cannot be told (in time).
-func (st *state) lacks(ctx context.Context, node *v1.Node, claim *resourcev1.ResourceClaim, r *resourcev1.DeviceRequest) (string, bool) {
+// missingDevices says what one request lacks on a node; "" when nothing. It fails when that cannot be told (in time).
+func (st *state) missingDevices(ctx context.Context, node *v1.Node, claim *resourcev1.ResourceClaim, r *resourcev1.DeviceRequest) (string, bool) {
 	var failed error
 	gets := func(count int64) bool {
 		alone := &resourcev1.ResourceClaim{ObjectMeta: claim.ObjectMeta}

@@ -38,7 +38,7 @@ func (Plugin) PreScore(_ context.Context, c *framework.Cycle, nodes []*framework
 	for _, list := range [][]v1.Container{c.Pod.Pod.Spec.InitContainers, c.Pod.Pod.Spec.Containers} {
 		for i := range list {
 			st.count++
-			name := tagged(list[i].Image)
+			name := withDefaultTag(list[i].Image)
 			if _, seen := st.images[name]; seen {
 				continue
 			}
@@ -59,8 +59,8 @@ func (Plugin) PreScore(_ context.Context, c *framework.Cycle, nodes []*framework
 	return nil
 }
 
-// tagged is the image's name with the tag that is meant when there is none.
-func tagged(image string) string {
+// withDefaultTag is the image's name with the tag that is meant when there is none.
+func withDefaultTag(image string) string {
 	if strings.LastIndex(image, ":") <= strings.LastIndex(image, "/") && !strings.Contains(image, "@") {
 		return image + ":latest"
 	}

@@ -95,25 +95,25 @@ func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInf
 		return nil
 	}
 	switch {
-	case !st.besides(c, n):
+	case !st.satisfiesAffinity(c, n):
 		return noPeers
-	case !st.apart(c, n):
+	case !st.satisfiesAntiAffinity(c, n):
 		return shunned
-	case !st.welcome(c, n):
+	case !st.satisfiesExistingAntiAffinity(c, n):
 		return unwanted
 	}
 	return nil
 }
 
-// besides says whether the pods that are required are in the node's domains.
-func (st *state) besides(c *framework.Cycle, n *framework.NodeInfo) bool {
+// satisfiesAffinity says whether the pods that are required are in the node's domains.
+func (st *state) satisfiesAffinity(c *framework.Cycle, n *framework.NodeInfo) bool {
 	if len(st.required) == 0 {
 		return true
 	}
 	more := 0
 	if len(c.With)+len(c.Without) > 0 {
-		more = c.More(func(p *framework.PodInfo) bool {
-			return meetsAll(c.Pod.Affinity.Required, p.Pod, c.Snapshot.Index.Namespaces())
+		more = c.More(func(pod *framework.PodInfo) bool {
+			return meetsAll(c.Pod.Affinity.Required, pod.Pod, c.Snapshot.Index.Namespaces())
 		})
 	}
 	there, any := true, false
@@ -129,8 +129,8 @@ func (st *state) besides(c *framework.Cycle, n *framework.NodeInfo) bool {
 	return there || !any && st.founder
 }
 
-// apart says whether none of the pods that are avoided is in the node's domains.
-func (st *state) apart(c *framework.Cycle, n *framework.NodeInfo) bool {
+// satisfiesAntiAffinity says whether none of the pods that are avoided is in the node's domains.
+func (st *state) satisfiesAntiAffinity(c *framework.Cycle, n *framework.NodeInfo) bool {
 	changed := len(c.With)+len(c.Without) > 0
 	for i := range st.avoided {
 		r := &st.avoided[i]
@@ -140,7 +140,7 @@ func (st *state) apart(c *framework.Cycle, n *framework.NodeInfo) bool {
 		}
 		pods := r.domains.Pods(at)
 		if changed {
-			pods += c.More(func(p *framework.PodInfo) bool { return r.Has(p.Pod, c.Snapshot.Index.Namespaces()) })
+			pods += c.More(func(pod *framework.PodInfo) bool { return r.Has(pod.Pod, c.Snapshot.Index.Namespaces()) })
 		}
 		if pods > 0 {
 			return false
@@ -149,26 +149,26 @@ func (st *state) apart(c *framework.Cycle, n *framework.NodeInfo) bool {
 	return true
 }
 
-// welcome says whether no pod in the node's domains avoids this one.
-func (st *state) welcome(c *framework.Cycle, n *framework.NodeInfo) bool {
+// satisfiesExistingAntiAffinity says whether no pod in the node's domains avoids this one.
+func (st *state) satisfiesExistingAntiAffinity(c *framework.Cycle, n *framework.NodeInfo) bool {
 	for _, e := range st.existing {
 		at := e.At(n)
 		if at == framework.NoDomain {
 			continue
 		}
 		pods := e.Pods(at)
-		for _, p := range c.Without {
-			pods -= carries(p, e.Term())
+		for _, pod := range c.Without {
+			pods -= countAntiAffinityTerm(pod, e.Term())
 		}
 		if pods > 0 {
 			return false
 		}
 	}
-	for _, p := range c.With {
-		if p.Affinity == nil {
+	for _, pod := range c.With {
+		if pod.Affinity == nil {
 			continue
 		}
-		for _, t := range p.Affinity.Avoided {
+		for _, t := range pod.Affinity.Avoided {
 			if _, ok := n.Node.Labels[t.Key]; ok && t.Has(c.Pod.Pod, c.Snapshot.Index.Namespaces()) {
 				return false
 			}
@@ -177,13 +177,13 @@ func (st *state) welcome(c *framework.Cycle, n *framework.NodeInfo) bool {
 	return true
 }
 
-// carries is how often the pod has the anti-affinity term.
-func carries(p *framework.PodInfo, term framework.Term) int {
-	if p.Affinity == nil {
+// countAntiAffinityTerm is how often the pod has the anti-affinity term.
+func countAntiAffinityTerm(pod *framework.PodInfo, term framework.Term) int {
+	if pod.Affinity == nil {
 		return 0
 	}
 	n := 0
-	for _, t := range p.Affinity.Avoided {
+	for _, t := range pod.Affinity.Avoided {
 		if t.ID == term.ID && t.Key == term.Key {
 			n++
 		}

@@ -45,7 +45,7 @@ func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]str
 	own := len(spec.NodeSelector) > 0 || terms != nil
 	st := &state{}
 	if p.Added != nil && p.Added.RequiredDuringSchedulingIgnoredDuringExecution != nil {
-		st.added = required(c, nil, p.Added.RequiredDuringSchedulingIgnoredDuringExecution)
+		st.added = requiredNodes(c, nil, p.Added.RequiredDuringSchedulingIgnoredDuringExecution)
 	}
 	switch {
 	case !own && st.added == nil:
@@ -54,9 +54,9 @@ func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]str
 		c.Put(Name, st)
 		return nil, nil
 	}
-	only := named(terms)
+	only := nodesByName(terms)
 	if only == nil { // what names nodes is not asked of others, and mostly not twice
-		st.required = required(c, spec.NodeSelector, terms)
+		st.required = requiredNodes(c, spec.NodeSelector, terms)
 	}
 	if st.required == nil {
 		r := nodeaffinity.GetRequiredNodeAffinity(c.Pod.Pod)
@@ -66,10 +66,10 @@ func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]str
 	return only, nil
 }
 
-// required is what is kept of the nodes that a node selector and required terms match. It is nil when the terms cannot be
+// requiredNodes is what is kept of the nodes that a node selector and required terms match. It is nil when the terms cannot be
 // read.
-func required(c *framework.Cycle, selector map[string]string, terms *v1.NodeSelector) *framework.PerNode {
-	return c.Snapshot.Index.PerNode(Name+" required "+described(selector, terms), func() (func(*v1.Node) int32, bool) {
+func requiredNodes(c *framework.Cycle, selector map[string]string, terms *v1.NodeSelector) *framework.PerNode {
+	return c.Snapshot.Index.PerNode(Name+" required "+ruleID(selector, terms), func() (func(*v1.Node) int32, bool) {
 		if terms != nil {
 			if _, err := nodeaffinity.NewNodeSelector(terms); err != nil {
 				return nil, false
@@ -87,8 +87,8 @@ func required(c *framework.Cycle, selector map[string]string, terms *v1.NodeSele
 	})
 }
 
-// described writes rules down, equal ones alike. They are plain API types: they can be written.
-func described(rules ...any) string {
+// ruleID writes rules down, equal ones alike. They are plain API types: they can be written.
+func ruleID(rules ...any) string {
 	b, err := json.Marshal(rules)
 	if err != nil {
 		panic(err)
@@ -103,8 +103,8 @@ func requiredTerms(spec *v1.PodSpec) *v1.NodeSelector {
 	return spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
 }
 
-// named is the set of nodes when every term names some (a DaemonSet's pods do); nil when not.
-func named(s *v1.NodeSelector) map[string]struct{} {
+// nodesByName is the set of nodes when every term names some (a DaemonSet's pods do); nil when not.
+func nodesByName(s *v1.NodeSelector) map[string]struct{} {
 	if s == nil || len(s.NodeSelectorTerms) == 0 {
 		return nil
 	}
@@ -163,7 +163,7 @@ func (p Plugin) PreScore(_ context.Context, c *framework.Cycle, _ []*framework.N
 		return framework.SkipStatus
 	}
 	var failed error
-	score := c.Snapshot.Index.PerNode(Name+" preferred "+described(terms), func() (func(*v1.Node) int32, bool) {
+	score := c.Snapshot.Index.PerNode(Name+" preferred "+ruleID(terms), func() (func(*v1.Node) int32, bool) {
 		preferred, err := nodeaffinity.NewPreferredSchedulingTerms(terms)
 		if failed = err; err != nil {
 			return nil, false

@@ -42,8 +42,8 @@ func (Plugin) MayHelp(e framework.Event, _ *v1.Pod, obj any) bool {
 	case framework.NodeAdded:
 		return true
 	case framework.PodRemoved:
-		p, ok := obj.(*v1.Pod)
-		return !ok || len(framework.NewPodInfo(p).Ports) > 0
+		pod, ok := obj.(*v1.Pod)
+		return !ok || len(framework.NewPodInfo(pod).Ports) > 0
 	}
 	return false
 }

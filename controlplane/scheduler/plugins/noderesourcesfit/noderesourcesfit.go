@@ -43,7 +43,7 @@ func (p Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeI
 	disk := want.EphemeralStorage > 0 && want.EphemeralStorage > saturate.Sub(have.EphemeralStorage, used.EphemeralStorage)
 	var scalars []string
 	for name, amount := range want.Scalar {
-		if amount > 0 && amount > saturate.Sub(have.Scalar[name], used.Scalar[name]) && !p.ignores(string(name)) {
+		if amount > 0 && amount > saturate.Sub(have.Scalar[name], used.Scalar[name]) && !p.ignoresResource(string(name)) {
 			scalars = append(scalars, "Insufficient "+string(name))
 		}
 	}
@@ -70,7 +70,7 @@ func (p Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeI
 	return framework.Refuse(Name, append(reasons, scalars...)...)
 }
 
-func (p Plugin) ignores(resource string) bool {
+func (p Plugin) ignoresResource(resource string) bool {
 	group, _, _ := strings.Cut(resource, "/")
 	return slices.Contains(p.Ignored, resource) || slices.Contains(p.IgnoredGroups, group)
 }

@@ -49,11 +49,11 @@ func (p Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeIn
 	}
 	var sum, weights int64
 	for _, r := range resources {
-		used, have := counted(c.Pod, n, r.Name)
+		used, have := requestedAndAllocatable(c.Pod, n, r.Name)
 		if have <= 0 {
 			continue
 		}
-		score := s.rate(used, have)
+		score := s.scoreUtilization(used, have)
 		if s.Kind == Ratio && score <= 0 {
 			continue // what is worth nothing is left out of the mean, as Kubernetes does
 		}
@@ -72,11 +72,11 @@ func (p Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeIn
 var bothAlike = []Resource{{v1.ResourceCPU, 1}, {v1.ResourceMemory, 1}}
 
 // leastOfBoth is the default: the mean over CPU and memory of the share that stays free, in percent.
-func leastOfBoth(p *framework.PodInfo, n *framework.NodeInfo) int64 {
+func leastOfBoth(pod *framework.PodInfo, n *framework.NodeInfo) int64 {
 	var sum, kinds int64
 	for _, r := range [2][2]int64{
-		{saturate.Add(n.CountedCPU, p.CountedCPU), n.Allocatable.MilliCPU},
-		{saturate.Add(n.CountedMem, p.CountedMemory), n.Allocatable.Memory},
+		{saturate.Add(n.CountedCPU, pod.CountedCPU), n.Allocatable.MilliCPU},
+		{saturate.Add(n.CountedMem, pod.CountedMemory), n.Allocatable.Memory},
 	} {
 		used, have := r[0], r[1]
 		if have <= 0 {
@@ -93,38 +93,38 @@ func leastOfBoth(p *framework.PodInfo, n *framework.NodeInfo) int64 {
 	return sum / kinds
 }
 
-// counted is how much of a resource would be asked for on the node, and how much it has: 0 for what does not concern the
+// requestedAndAllocatable is how much of a resource would be asked for on the node, and how much it has: 0 for what does not concern the
 // pod. Pods that ask for no CPU or memory are counted with a guess.
-func counted(p *framework.PodInfo, n *framework.NodeInfo, name v1.ResourceName) (used, have int64) {
+func requestedAndAllocatable(pod *framework.PodInfo, n *framework.NodeInfo, name v1.ResourceName) (used, have int64) {
 	switch name {
 	case v1.ResourceCPU:
-		return saturate.Add(n.CountedCPU, p.CountedCPU), n.Allocatable.MilliCPU
+		return saturate.Add(n.CountedCPU, pod.CountedCPU), n.Allocatable.MilliCPU
 	case v1.ResourceMemory:
-		return saturate.Add(n.CountedMem, p.CountedMemory), n.Allocatable.Memory
+		return saturate.Add(n.CountedMem, pod.CountedMemory), n.Allocatable.Memory
 	}
-	want := p.Requests.Of(name)
+	want := pod.Requests.Of(name)
 	if want == 0 && !framework.Native(name) {
 		return 0, 0
 	}
 	return saturate.Add(n.Requested.Of(name), want), n.Allocatable.Of(name)
 }
 
-// rate is what so much use of one resource is worth. have is above 0.
-func (s *Strategy) rate(used, have int64) int64 {
+// scoreUtilization is what so much use of one resource is worth. have is above 0.
+func (s *Strategy) scoreUtilization(used, have int64) int64 {
 	switch s.Kind {
 	case Most:
 		return saturate.MulDiv(min(used, have), framework.MaxScore, have)
 	case Ratio:
 		if used > have {
-			return shaped(s.Shape, 100)
+			return interpolate(s.Shape, 100)
 		}
-		return shaped(s.Shape, saturate.MulDiv(used, 100, have))
+		return interpolate(s.Shape, saturate.MulDiv(used, 100, have))
 	}
 	return saturate.MulDiv(max(have-used, 0), framework.MaxScore, have)
 }
 
-// shaped is the line through the steps, level before the first and after the last.
-func shaped(steps []Step, at int64) int64 {
+// interpolate is the line through the steps, level before the first and after the last.
+func interpolate(steps []Step, at int64) int64 {
 	for i, now := range steps {
 		if at > now.Utilization {
 			continue

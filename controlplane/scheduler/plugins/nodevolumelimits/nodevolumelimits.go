@@ -24,8 +24,8 @@ func (Plugin) Name() string { return Name }
 // one is a volume of a driver, or the claim for which the driver is still to make it.
 type one struct{ driver, id string }
 
-// volumes lists the volumes of CSI drivers that the claims of a pod lead to.
-func (p Plugin) volumes(pod *framework.PodInfo) []one {
+// csiVolumes lists the volumes of CSI drivers that the claims of a pod lead to.
+func (p Plugin) csiVolumes(pod *framework.PodInfo) []one {
 	var out []one
 	for _, name := range pod.Claims {
 		claim, ok := p.H.Claim(pod.Pod.Namespace, name)
@@ -48,7 +48,7 @@ func (p Plugin) volumes(pod *framework.PodInfo) []one {
 
 // PreFilter implements framework.PreFilter.
 func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]struct{}, *framework.Status) {
-	wanted := p.volumes(c.Pod)
+	wanted := p.csiVolumes(c.Pod)
 	if len(wanted) == 0 || p.H.VolumeLimits == nil {
 		return nil, framework.SkipStatus
 	}
@@ -64,8 +64,8 @@ func (p Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeI
 		return nil
 	}
 	there := make(map[one]bool)
-	for _, q := range n.Pods {
-		for _, v := range p.volumes(q) {
+	for _, pod := range n.Pods {
+		for _, v := range p.csiVolumes(pod) {
 			there[v] = true
 		}
 	}

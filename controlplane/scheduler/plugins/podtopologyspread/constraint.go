@@ -29,22 +29,22 @@ var system = []v1.TopologySpreadConstraint{
 	{TopologyKey: v1.LabelTopologyZone, WhenUnsatisfiable: v1.ScheduleAnyway, MaxSkew: 5},
 }
 
-func podLabels(p *v1.Pod) labels.Set { return labels.Set(p.Labels) }
+func podLabels(pod *v1.Pod) labels.Set { return labels.Set(pod.Labels) }
 
 // constraintsOf makes the pod's constraints of one kind ready.
-func constraintsOf(p *v1.Pod, action v1.UnsatisfiableConstraintAction) []constraint {
+func constraintsOf(pod *v1.Pod, action v1.UnsatisfiableConstraintAction) []constraint {
 	var out []constraint
-	for i := range p.Spec.TopologySpreadConstraints {
-		if c := &p.Spec.TopologySpreadConstraints[i]; c.WhenUnsatisfiable == action {
-			out = append(out, ready(p, c, selectorOf(p, c)))
+	for i := range pod.Spec.TopologySpreadConstraints {
+		if c := &pod.Spec.TopologySpreadConstraints[i]; c.WhenUnsatisfiable == action {
+			out = append(out, newConstraint(pod, c, selectorOf(pod, c)))
 		}
 	}
 	return out
 }
 
-func ready(p *v1.Pod, c *v1.TopologySpreadConstraint, selector labels.Selector) constraint {
+func newConstraint(pod *v1.Pod, c *v1.TopologySpreadConstraint, selector labels.Selector) constraint {
 	out := constraint{key: c.TopologyKey, maxSkew: int(c.MaxSkew), minDomains: 1, selector: selector,
-		peers: framework.PeersIn(p.Namespace, selector)}
+		peers: framework.PeersIn(pod.Namespace, selector)}
 	if c.MinDomains != nil {
 		out.minDomains = int(*c.MinDomains)
 	}
@@ -55,13 +55,13 @@ func ready(p *v1.Pod, c *v1.TopologySpreadConstraint, selector labels.Selector) 
 
 // selectorOf is the constraint's selector with the pod's values of matchLabelKeys, which the API server has put there
 // already for pods that were made through it.
-func selectorOf(p *v1.Pod, c *v1.TopologySpreadConstraint) labels.Selector {
+func selectorOf(pod *v1.Pod, c *v1.TopologySpreadConstraint) labels.Selector {
 	sel, err := metav1.LabelSelectorAsSelector(c.LabelSelector)
 	if err != nil {
 		return labels.Nothing()
 	}
 	for _, key := range c.MatchLabelKeys {
-		if value, ok := p.Labels[key]; ok {
+		if value, ok := pod.Labels[key]; ok {
 			if r, err := labels.NewRequirement(key, selection.In, []string{value}); err == nil {
 				sel = sel.Add(*r)
 			}
@@ -70,24 +70,24 @@ func selectorOf(p *v1.Pod, c *v1.TopologySpreadConstraint) labels.Selector {
 	return sel
 }
 
-// nodes are those that take part: with all the keys, and such as the pod's node affinity and tolerations allow,
+// eligibleNodes are those that take part: with all the keys, and such as the pod's node affinity and tolerations allow,
 // where the policies say so.
-func (c *constraint) nodes(p *v1.Pod, keys []string) framework.Nodes {
+func (c *constraint) eligibleNodes(pod *v1.Pod, keys []string) framework.Nodes {
 	var id strings.Builder
 	id.WriteString(strings.Join(keys, "\x00"))
-	affinity := !c.ignoreAffinity && (len(p.Spec.NodeSelector) > 0 ||
-		p.Spec.Affinity != nil && p.Spec.Affinity.NodeAffinity != nil &&
-			p.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil)
+	affinity := !c.ignoreAffinity && (len(pod.Spec.NodeSelector) > 0 ||
+		pod.Spec.Affinity != nil && pod.Spec.Affinity.NodeAffinity != nil &&
+			pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil)
 	var required nodeaffinity.RequiredNodeAffinity
 	if affinity {
-		required = nodeaffinity.GetRequiredNodeAffinity(p)
-		describe(&id, "affinity", p.Spec.NodeSelector)
-		if p.Spec.Affinity != nil {
-			describe(&id, "terms", p.Spec.Affinity.NodeAffinity)
+		required = nodeaffinity.GetRequiredNodeAffinity(pod)
+		appendID(&id, "affinity", pod.Spec.NodeSelector)
+		if pod.Spec.Affinity != nil {
+			appendID(&id, "terms", pod.Spec.Affinity.NodeAffinity)
 		}
 	}
 	if c.honorTaints {
-		describe(&id, "taints", p.Spec.Tolerations)
+		appendID(&id, "taints", pod.Spec.Tolerations)
 	}
 	honorTaints := c.honorTaints
 	return framework.Nodes{ID: id.String(), Has: func(n *v1.Node) bool {
@@ -101,12 +101,12 @@ func (c *constraint) nodes(p *v1.Pod, keys []string) framework.Nodes {
 				return false
 			}
 		}
-		return !honorTaints || tolerated(n, p.Spec.Tolerations)
+		return !honorTaints || toleratesTaints(n, pod.Spec.Tolerations)
 	}}
 }
 
-// describe adds what a choice of nodes depends on. These are plain API types: they can be written.
-func describe(id *strings.Builder, what string, v any) {
+// appendID adds what a choice of nodes depends on. These are plain API types: they can be written.
+func appendID(id *strings.Builder, what string, v any) {
 	id.WriteString("\x01" + what + "\x01")
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -115,7 +115,7 @@ func describe(id *strings.Builder, what string, v any) {
 	id.Write(b)
 }
 
-func tolerated(n *v1.Node, tolerations []v1.Toleration) bool {
+func toleratesTaints(n *v1.Node, tolerations []v1.Toleration) bool {
 	for i := range n.Spec.Taints {
 		t := &n.Spec.Taints[i]
 		if t.Effect != v1.TaintEffectPreferNoSchedule && !framework.Tolerated(tolerations, t) {
@@ -125,13 +125,13 @@ func tolerated(n *v1.Node, tolerations []v1.Toleration) bool {
 	return true
 }
 
-// defaults are the constraints of one kind of a pod that has none: by what the Services that select it and its owner
+// defaultConstraints are the constraints of one kind of a pod that has none: by what the Services that select it and its owner
 // select.
-func defaults(c *framework.Cycle, list []v1.TopologySpreadConstraint, action v1.UnsatisfiableConstraintAction) []constraint {
-	p, w := c.Pod.Pod, &c.Snapshot.Workloads
+func defaultConstraints(c *framework.Cycle, list []v1.TopologySpreadConstraint, action v1.UnsatisfiableConstraintAction) []constraint {
+	pod, w := c.Pod.Pod, &c.Snapshot.Workloads
 	merged := labels.Set{}
 	if w.Services != nil {
-		for _, selector := range w.Services(p) {
+		for _, selector := range w.Services(pod) {
 			merged = labels.Merge(merged, selector)
 		}
 	}
@@ -139,8 +139,8 @@ func defaults(c *framework.Cycle, list []v1.TopologySpreadConstraint, action v1.
 	if len(merged) > 0 {
 		selector = merged.AsSelector()
 	}
-	if owner := metav1.GetControllerOfNoCopy(p); owner != nil && w.Owner != nil {
-		if more := w.Owner(p.Namespace, owner); more != nil {
+	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil && w.Owner != nil {
+		if more := w.Owner(pod.Namespace, owner); more != nil {
 			if requirements, ok := more.Requirements(); ok {
 				selector = selector.Add(requirements...)
 			}
@@ -152,7 +152,7 @@ func defaults(c *framework.Cycle, list []v1.TopologySpreadConstraint, action v1.
 	out := make([]constraint, 0, len(list))
 	for i := range list {
 		if list[i].WhenUnsatisfiable == action {
-			out = append(out, ready(p, &list[i], selector))
+			out = append(out, newConstraint(pod, &list[i], selector))
 		}
 	}
 	return out

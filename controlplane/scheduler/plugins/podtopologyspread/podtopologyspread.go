@@ -54,17 +54,17 @@ type counted struct {
 func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]struct{}, *framework.Status) {
 	list := constraintsOf(c.Pod.Pod, v1.DoNotSchedule)
 	if p.Listed && len(c.Pod.Pod.Spec.TopologySpreadConstraints) == 0 {
-		list = defaults(c, p.Defaults, v1.DoNotSchedule)
+		list = defaultConstraints(c, p.Defaults, v1.DoNotSchedule)
 	}
 	if len(list) == 0 {
 		return nil, framework.SkipStatus
 	}
-	c.Put(Name, &state{hard: count(c, list, true)})
+	c.Put(Name, &state{hard: countPods(c, list, true)})
 	return nil, nil
 }
 
-// count looks the constraints' pods up. With whole, only nodes with the keys of all constraints take part.
-func count(c *framework.Cycle, list []constraint, whole bool) []counted {
+// countPods looks the constraints' pods up. With whole, only nodes with the keys of all constraints take part.
+func countPods(c *framework.Cycle, list []constraint, whole bool) []counted {
 	pod, x := c.Pod.Pod, c.Snapshot.Index
 	var keys []string
 	if whole {
@@ -75,7 +75,7 @@ func count(c *framework.Cycle, list []constraint, whole bool) []counted {
 	out := make([]counted, 0, len(list))
 	for _, one := range list {
 		set := x.Set(one.peers)
-		k := counted{constraint: one, set: set, domains: x.Domains(set, one.key, one.nodes(pod, keys))}
+		k := counted{constraint: one, set: set, domains: x.Domains(set, one.key, one.eligibleNodes(pod, keys))}
 		if one.selector.Matches(podLabels(pod)) {
 			k.self = 1
 		}
@@ -102,7 +102,7 @@ func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInf
 		}
 		more := 0
 		if changed && k.domains.Counts(n) {
-			more = c.More(func(p *framework.PodInfo) bool { return k.peers.Has(p.Pod, nil) })
+			more = c.More(func(pod *framework.PodInfo) bool { return k.peers.Has(pod.Pod, nil) })
 		}
 		least := k.least
 		if more != 0 && k.domains.Size() >= k.minDomains {
@@ -129,18 +129,18 @@ func (p Plugin) PreScore(_ context.Context, c *framework.Cycle, nodes []*framewo
 	switch {
 	case own:
 	case p.Listed:
-		list = defaults(c, p.Defaults, v1.ScheduleAnyway)
+		list = defaultConstraints(c, p.Defaults, v1.ScheduleAnyway)
 	default:
-		list = defaults(c, system, v1.ScheduleAnyway)
+		list = defaultConstraints(c, system, v1.ScheduleAnyway)
 	}
 	whole := own || p.Listed
 	if len(list) == 0 {
 		return framework.SkipStatus
 	}
-	st := &softState{list: count(c, list, whole), whole: whole, weights: make([]float64, len(list))}
+	st := &softState{list: countPods(c, list, whole), whole: whole, weights: make([]float64, len(list))}
 	rated := nodes
-	if whole && slices.ContainsFunc(nodes, st.lacks) {
-		rated = slices.DeleteFunc(slices.Clone(nodes), st.lacks)
+	if whole && slices.ContainsFunc(nodes, st.lacksTopologyKey) {
+		rated = slices.DeleteFunc(slices.Clone(nodes), st.lacksTopologyKey)
 	}
 	for i := range st.list {
 		size := len(rated)
@@ -158,8 +158,8 @@ func (p Plugin) PreScore(_ context.Context, c *framework.Cycle, nodes []*framewo
 	return nil
 }
 
-// lacks says whether the node is without one of the keys.
-func (st *softState) lacks(n *framework.NodeInfo) bool {
+// lacksTopologyKey says whether the node is without one of the keys.
+func (st *softState) lacksTopologyKey(n *framework.NodeInfo) bool {
 	for i := range st.list {
 		if st.list[i].domains.At(n) == framework.NoDomain {
 			return true

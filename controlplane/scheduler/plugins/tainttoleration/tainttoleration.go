@@ -22,7 +22,7 @@ func (Plugin) Name() string { return Name }
 
 // Filter implements framework.Filter.
 func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
-	t := untolerated(c.Pod.Pod, n.Taints)
+	t := firstUntolerated(c.Pod.Pod, n.Taints)
 	if t == nil {
 		return nil
 	}
@@ -41,10 +41,10 @@ type refusal struct {
 	status     *framework.Status
 }
 
-func untolerated(p *v1.Pod, taints []v1.Taint) *v1.Taint {
+func firstUntolerated(pod *v1.Pod, taints []v1.Taint) *v1.Taint {
 	for i := range taints {
 		t := &taints[i]
-		if t.Effect != v1.TaintEffectPreferNoSchedule && !framework.Tolerated(p.Spec.Tolerations, t) {
+		if t.Effect != v1.TaintEffectPreferNoSchedule && !framework.Tolerated(pod.Spec.Tolerations, t) {
 			return t
 		}
 	}
@@ -87,5 +87,5 @@ func (Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
 		return false
 	}
 	n, ok := obj.(*v1.Node)
-	return !ok || untolerated(pod, n.Spec.Taints) == nil
+	return !ok || firstUntolerated(pod, n.Spec.Taints) == nil
 }

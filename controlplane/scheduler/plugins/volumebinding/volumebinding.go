@@ -87,7 +87,7 @@ func (p *Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]st
 	}
 	st := &state{}
 	for _, name := range c.Pod.Claims {
-		if s := p.look(c.Pod.Pod, name, st); s != nil {
+		if s := p.addClaim(c.Pod.Pod, name, st); s != nil {
 			return nil, s
 		}
 	}
@@ -95,8 +95,8 @@ func (p *Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]st
 	return nil, nil
 }
 
-// look sorts one claim into the state or says why the pod must wait.
-func (p *Plugin) look(pod *v1.Pod, name string, st *state) *framework.Status {
+// addClaim sorts one claim into the state or says why the pod must wait.
+func (p *Plugin) addClaim(pod *v1.Pod, name string, st *state) *framework.Status {
 	claim, ok := p.h.Claim(pod.Namespace, name)
 	switch {
 	case !ok && framework.OwnsClaim(pod, name):
@@ -148,12 +148,12 @@ func (p *Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.Node
 	if len(st.waiting) == 0 {
 		return nil
 	}
-	_, _, s := p.choose(c.Pod.Pod.UID, st.waiting, n.Node)
+	_, _, s := p.chooseVolumes(c.Pod.Pod.UID, st.waiting, n.Node)
 	return s
 }
 
-// choose finds, for a node, a volume for each waiting claim or says that it is to be made there.
-func (p *Plugin) choose(pod types.UID, claims []waitingClaim, node *v1.Node) (found map[string]*v1.PersistentVolume, made []*v1.PersistentVolumeClaim, s *framework.Status) {
+// chooseVolumes finds, for a node, a volume for each waiting claim or says that it is to be made there.
+func (p *Plugin) chooseVolumes(pod types.UID, claims []waitingClaim, node *v1.Node) (found map[string]*v1.PersistentVolume, made []*v1.PersistentVolumeClaim, s *framework.Status) {
 	taken, wanted := p.takenFrom(pod), make(map[string]int64)
 	for _, w := range claims {
 		if sel := w.claim.Annotations[volume.AnnSelectedNode]; sel != "" && sel != node.Name {
@@ -172,9 +172,9 @@ func (p *Plugin) choose(pod types.UID, claims []waitingClaim, node *v1.Node) (fo
 			found[w.claim.Name] = pv
 		case w.class.Provisioner == noProvisioner || w.class.Provisioner == "":
 			return nil, nil, noVolume
-		case !reaches(w.claim, node.Labels):
+		case !canReachSource(w.claim, node.Labels):
 			return nil, nil, elsewhere
-		case !allowed(w.class.AllowedTopologies, node.Labels):
+		case !isTopologyAllowed(w.class.AllowedTopologies, node.Labels):
 			return nil, nil, topology
 		default:
 			if w.claim.Annotations[volume.AnnSelectedNode] != node.Name { // else it is being made there
@@ -242,8 +242,8 @@ func (p *Plugin) ofClass(class string) []*v1.PersistentVolume {
 // the node affinity of that, in JSON.
 const reachedFrom = "keelson.dev/reached-from"
 
-// reaches says whether a node reaches what a claim's volume is to be made of. What is not understood is left to who makes it.
-func reaches(c *v1.PersistentVolumeClaim, have map[string]string) bool {
+// canReachSource says whether a node reaches what a claim's volume is to be made of. What is not understood is left to who makes it.
+func canReachSource(c *v1.PersistentVolumeClaim, have map[string]string) bool {
 	text := c.Annotations[reachedFrom]
 	if text == "" {
 		return true
@@ -255,8 +255,8 @@ func reaches(c *v1.PersistentVolumeClaim, have map[string]string) bool {
 	return volume.CheckNodeAffinity(pv, have) == nil
 }
 
-// allowed says whether the node's labels meet one of the terms; no terms allow every node.
-func allowed(terms []v1.TopologySelectorTerm, have map[string]string) bool {
+// isTopologyAllowed says whether the node's labels meet one of the terms; no terms allow every node.
+func isTopologyAllowed(terms []v1.TopologySelectorTerm, have map[string]string) bool {
 	if len(terms) == 0 {
 		return true
 	}
@@ -286,7 +286,7 @@ func (p *Plugin) Reserve(_ context.Context, c *framework.Cycle, node string) *fr
 	if n == nil {
 		return framework.Refuse(Name, fmt.Sprintf("node %q is gone", node))
 	}
-	found, made, s := p.choose(c.Pod.Pod.UID, st.waiting, n.Node)
+	found, made, s := p.chooseVolumes(c.Pod.Pod.UID, st.waiting, n.Node)
 	if !s.OK() {
 		return s
 	}
@@ -300,12 +300,16 @@ func (p *Plugin) Reserve(_ context.Context, c *framework.Cycle, node string) *fr
 }
 
 // Unreserve implements framework.Reserve.
-func (p *Plugin) Unreserve(_ context.Context, c *framework.Cycle, _ string) { p.release(c.Pod.Pod.UID) }
+func (p *Plugin) Unreserve(_ context.Context, c *framework.Cycle, _ string) {
+	p.releasePod(c.Pod.Pod.UID)
+}
 
 // PostBind implements framework.PostBind.
-func (p *Plugin) PostBind(_ context.Context, c *framework.Cycle, _ string) { p.release(c.Pod.Pod.UID) }
+func (p *Plugin) PostBind(_ context.Context, c *framework.Cycle, _ string) {
+	p.releasePod(c.Pod.Pod.UID)
+}
 
-func (p *Promises) release(pod types.UID) {
+func (p *Promises) releasePod(pod types.UID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for name, uid := range p.promised {
@@ -323,13 +327,13 @@ func (p *Plugin) PreBind(ctx context.Context, c *framework.Cycle, node string) *
 	}
 	for _, w := range st.waiting {
 		if pv := st.chosen[w.claim.Name]; pv != nil {
-			if err := p.bind(ctx, pv, w.claim); err != nil {
+			if err := p.bindVolume(ctx, pv, w.claim); err != nil {
 				return framework.Fail(Name, err)
 			}
 		}
 	}
 	for _, claim := range st.made {
-		if err := p.provision(ctx, claim, node); err != nil {
+		if err := p.requestProvisioning(ctx, claim, node); err != nil {
 			return framework.Fail(Name, err)
 		}
 	}
@@ -342,8 +346,8 @@ func (p *Plugin) PreBind(ctx context.Context, c *framework.Cycle, node string) *
 	return nil
 }
 
-// bind writes the claim into the volume; the persistent volume controller completes the other side.
-func (p *Plugin) bind(ctx context.Context, pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim) error {
+// bindVolume writes the claim into the volume; the persistent volume controller completes the other side.
+func (p *Plugin) bindVolume(ctx context.Context, pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim) error {
 	next, dirty, err := volume.GetBindVolumeToClaim(pv, claim)
 	if err != nil {
 		return fmt.Errorf("bind volume %s to claim %s/%s: %w", pv.Name, claim.Namespace, claim.Name, err)
@@ -357,8 +361,8 @@ func (p *Plugin) bind(ctx context.Context, pv *v1.PersistentVolume, claim *v1.Pe
 	return nil
 }
 
-// provision asks for a volume on the node.
-func (p *Plugin) provision(ctx context.Context, claim *v1.PersistentVolumeClaim, node string) error {
+// requestProvisioning asks for a volume on the node.
+func (p *Plugin) requestProvisioning(ctx context.Context, claim *v1.PersistentVolumeClaim, node string) error {
 	if claim.Annotations[volume.AnnSelectedNode] == node {
 		return nil
 	}

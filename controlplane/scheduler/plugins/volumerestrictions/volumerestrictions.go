@@ -38,9 +38,9 @@ func disksOf(pod *v1.Pod) []*v1.ISCSIVolumeSource {
 	return out
 }
 
-// conflict says that two pods of one node cannot have these disks. A disk is the same by whichever portal of its target, and
+// iscsiConflict says that two pods of one node cannot have these disks. A disk is the same by whichever portal of its target, and
 // whether that is named in capitals or not.
-func conflict(mine, others []*v1.ISCSIVolumeSource) bool {
+func iscsiConflict(mine, others []*v1.ISCSIVolumeSource) bool {
 	return slices.ContainsFunc(mine, func(a *v1.ISCSIVolumeSource) bool {
 		return slices.ContainsFunc(others, func(b *v1.ISCSIVolumeSource) bool {
 			return strings.EqualFold(a.IQN, b.IQN) && a.Lun == b.Lun && !(a.ReadOnly && b.ReadOnly)
@@ -81,15 +81,15 @@ func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]str
 func (p Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
 	w, _ := c.Get(Name).(wants)
 	if len(w.disks) > 0 {
-		for _, q := range n.Pods {
-			if conflict(w.disks, disksOf(q.Pod)) {
+		for _, pod := range n.Pods {
+			if iscsiConflict(w.disks, disksOf(pod.Pod)) {
 				return inUse
 			}
 		}
 	}
 	for _, name := range w.sole {
-		uses := func(q *framework.PodInfo) bool {
-			return q.Pod.Namespace == c.Pod.Pod.Namespace && slices.Contains(q.Claims, name)
+		uses := func(pod *framework.PodInfo) bool {
+			return pod.Pod.Namespace == c.Pod.Pod.Namespace && slices.Contains(pod.Claims, name)
 		}
 		if c.Snapshot.Index.ClaimUsers(c.Pod.Pod.Namespace, name)+c.More(uses) > 0 {
 			return taken
@@ -108,7 +108,7 @@ func (p Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
 			return true
 		}
 		mine := framework.ClaimsOf(pod)
-		return conflict(disksOf(pod), disksOf(gone)) || gone.Namespace == pod.Namespace &&
+		return iscsiConflict(disksOf(pod), disksOf(gone)) || gone.Namespace == pod.Namespace &&
 			slices.ContainsFunc(framework.ClaimsOf(gone), func(name string) bool { return slices.Contains(mine, name) })
 	case framework.ClaimChanged:
 		c, ok := obj.(*v1.PersistentVolumeClaim)

@@ -2,8 +2,8 @@ package framework
 
 import "slices"
 
-// room is what an attempt needs for its lists of nodes, kept for the attempts after it.
-type room struct {
+// scratch is what an attempt needs for its lists of nodes, kept for the attempts after it.
+type scratch struct {
 	active       []Filter
 	fit, mend    []*NodeInfo
 	totals, part []int64
@@ -20,8 +20,8 @@ type refusals struct {
 // maxRefusals is how many different ones are counted so before each goes to the explanation at once.
 const maxRefusals = 8
 
-// refuse notes the refusal by a node: for the explanation, which is only wanted should no node fit.
-func (r *room) refuse(s *Status, plugin string, n *NodeInfo, why *FitError) {
+// addRefusal notes the refusal by a node: for the explanation, which is only wanted should no node fit.
+func (r *scratch) addRefusal(s *Status, plugin string, n *NodeInfo, why *FitError) {
 	if s.Is(Unschedulable) {
 		r.mend = append(r.mend, n)
 	}
@@ -35,35 +35,35 @@ func (r *room) refuse(s *Status, plugin string, n *NodeInfo, why *FitError) {
 		r.refusals = append(r.refusals, refusals{s, plugin, 1})
 		return
 	}
-	why.refuse(s, plugin, 1)
+	why.addRefusal(s, plugin, 1)
 }
 
-// explain makes the explanation of what was refused.
-func (r *room) explain(why *FitError) {
+// explainRefusals makes the explanation of what was refused.
+func (r *scratch) explainRefusals(why *FitError) {
 	for _, x := range r.refusals {
-		why.refuse(x.status, x.plugin, x.nodes)
+		why.addRefusal(x.status, x.plugin, x.nodes)
 	}
 	why.Mendable = slices.Clone(r.mend)
 }
 
-func (p *Profile) borrow() *room {
-	if r, ok := p.room.Get().(*room); ok {
+func (p *Profile) getScratch() *scratch {
+	if r, ok := p.scratchPool.Get().(*scratch); ok {
 		return r
 	}
-	return &room{}
+	return &scratch{}
 }
 
-// giveBack keeps the room, but no node and no status.
-func (p *Profile) giveBack(r *room) {
+// putScratch keeps the room, but no node and no status.
+func (p *Profile) putScratch(r *scratch) {
 	clear(r.fit)
 	clear(r.mend)
 	clear(r.refusals)
 	r.active, r.fit, r.mend, r.refusals = r.active[:0], r.fit[:0], r.mend[:0], r.refusals[:0]
-	p.room.Put(r)
+	p.scratchPool.Put(r)
 }
 
-// zeros is a list of so many, in the old one's place if it is large enough.
-func zeros(list []int64, n int) []int64 {
+// zeroed is a list of so many, in the old one's place if it is large enough.
+func zeroed(list []int64, n int) []int64 {
 	if cap(list) < n {
 		return make([]int64, n)
 	}

@@ -197,16 +197,16 @@ func (b *bed) node(name, cpu string, change ...func(*v1.Node)) {
 
 func (b *bed) pod(name, cpu string, change ...func(*v1.Pod)) *v1.Pod {
 	b.t.Helper()
-	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: v1.PodSpec{Containers: []v1.Container{{
+	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: v1.PodSpec{Containers: []v1.Container{{
 		Name: "c", Image: "hello", Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse(cpu)}}}}}}
 	for _, c := range change {
-		c(p)
+		c(pod)
 	}
-	p, err := client.Create(b.ctx, b.client, p)
+	pod, err := client.Create(b.ctx, b.client, pod)
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	return p
+	return pod
 }
 
 func (b *bed) eventually(what string, cond func() error) {
@@ -220,11 +220,11 @@ func (b *bed) eventually(what string, cond func() error) {
 
 func (b *bed) get(name string) *v1.Pod {
 	b.t.Helper()
-	p, err := client.Get[*v1.Pod](b.ctx, b.client, "default", name)
+	pod, err := client.Get[*v1.Pod](b.ctx, b.client, "default", name)
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	return p
+	return pod
 }
 
 func (b *bed) awaitNode(pod, node string) {

@@ -14,7 +14,7 @@ import (
 func TestCrew(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		c := newCrew()
+		c := newWorkerPool()
 		var done, at, most atomic.Int64
 		task := func() {
 			for n := at.Add(1); n > most.Load(); {
@@ -25,7 +25,7 @@ func TestCrew(t *testing.T) {
 			done.Add(1)
 		}
 		for range 100 {
-			c.run(ctx, task)
+			c.startTask(ctx, task)
 		}
 		time.Sleep(10 * time.Millisecond)
 		virtual.Wait()
@@ -34,20 +34,20 @@ func TestCrew(t *testing.T) {
 		}
 		crowd := runtime.NumGoroutine()
 		for range 50 {
-			c.run(ctx, task)
+			c.startTask(ctx, task)
 			virtual.Wait()
 		}
 		if n := runtime.NumGoroutine(); n > crowd {
 			t.Errorf("%d goroutines where %d were idle", n, crowd)
 		}
-		time.Sleep(2 * crewRest)
+		time.Sleep(2 * idleWorkerTimeout)
 		virtual.Wait()
 		if n := runtime.NumGoroutine(); n > crowd-90 {
 			t.Errorf("%d goroutines of %d still wait for a task", n, crowd)
 		}
-		c.run(ctx, task)
+		c.startTask(ctx, task)
 		cancel()
-		c.wait()
+		c.waitForTasks()
 		if done.Load() != 151 {
 			t.Errorf("%d tasks of 151 are done", done.Load())
 		}

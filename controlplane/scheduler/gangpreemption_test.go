@@ -23,9 +23,9 @@ func (b *bed) ending() (out []string) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	for _, p := range pods {
-		if p.DeletionTimestamp != nil {
-			out = append(out, p.Name)
+	for _, pod := range pods {
+		if pod.DeletionTimestamp != nil {
+			out = append(out, pod.Name)
 		}
 	}
 	slices.Sort(out)
@@ -92,11 +92,11 @@ func TestGangPreemptsNobody(t *testing.T) {
 	for want, make := range map[string]func(b *bed){
 		"preemption: ending pods of lower priority would not make room for 5 pods of the group": func(b *bed) { b.gang("g", 5, 5, important(10)) },
 		"preemption: a pod of the group has preemptionPolicy=Never": func(b *bed) {
-			b.gang("g", 3, 3, important(10), func(p *v1.Pod) { p.Spec.PreemptionPolicy = &never })
+			b.gang("g", 3, 3, important(10), func(pod *v1.Pod) { pod.Spec.PreemptionPolicy = &never })
 		},
 		"preemption: nobody is ended for a group whose pods claim devices or volumes": func(b *bed) {
-			b.gang("g", 3, 3, important(10), func(p *v1.Pod) {
-				p.Spec.Volumes = []v1.Volume{{Name: "v", VolumeSource: v1.VolumeSource{Ephemeral: &v1.EphemeralVolumeSource{VolumeClaimTemplate: &v1.PersistentVolumeClaimTemplate{Spec: v1.PersistentVolumeClaimSpec{
+			b.gang("g", 3, 3, important(10), func(pod *v1.Pod) {
+				pod.Spec.Volumes = []v1.Volume{{Name: "v", VolumeSource: v1.VolumeSource{Ephemeral: &v1.EphemeralVolumeSource{VolumeClaimTemplate: &v1.PersistentVolumeClaimTemplate{Spec: v1.PersistentVolumeClaimSpec{
 					AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce}, Resources: v1.VolumeResourceRequirements{Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse("1Gi")}}}}}}}}
 			})
 		},
@@ -125,7 +125,7 @@ func TestGangPreemptsWithinBudgets(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.lead()
-	b.pod("kept", "1", important(1), func(p *v1.Pod) { p.Labels = map[string]string{"keep": "yes"} })
+	b.pod("kept", "1", important(1), func(pod *v1.Pod) { pod.Labels = map[string]string{"keep": "yes"} })
 	b.pod("more", "500m", important(1))
 	b.pod("most", "500m", important(1))
 	for _, name := range []string{"kept", "more", "most"} {
@@ -167,7 +167,7 @@ func TestGangRoomEqualsTwin(t *testing.T) {
 					}
 					name := fmt.Sprintf("p%d-%d", i, j)
 					there[name] = p
-					b.pod(name, fmt.Sprint(p.size), important(p.priority), func(q *v1.Pod) { q.Spec.NodeSelector = map[string]string{v1.LabelHostname: fmt.Sprintf("n%d", i)} })
+					b.pod(name, fmt.Sprint(p.size), important(p.priority), func(pod *v1.Pod) { pod.Spec.NodeSelector = map[string]string{v1.LabelHostname: fmt.Sprintf("n%d", i)} })
 					b.awaitNode(name, fmt.Sprintf("n%d", i))
 					if p.priority >= 2 {
 						room[i] -= p.size
