@@ -19,7 +19,8 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// bindPod waits for Permit, prepares and binds. It runs beside the loop; the pod counts on its node meanwhile.
+// bindPod waits for Permit, runs PreBind and binds the pod. It runs beside the scheduling loop;
+// meanwhile the pod counts on its node.
 func (s *Scheduler) bindPod(ctx context.Context, p *queuedPod, c *framework.Cycle, res framework.Result, hold *waitingPod) {
 	if hold != nil {
 		if st := s.waiting.awaitPermit(ctx, hold); !st.OK() {
@@ -27,7 +28,7 @@ func (s *Scheduler) bindPod(ctx context.Context, p *queuedPod, c *framework.Cycl
 			return
 		}
 	}
-	decided := time.Now() // the node may act, and tell of it, before Bind returns
+	decided := time.Now() // taken before Bind: the node may act on the binding, and report it, before Bind returns
 	st := s.profiles.forPod(p.Pod).Bind(ctx, c, res.Node)
 	if mayHaveBound(st) {
 		st = s.awaitOutcome(ctx, p.PodInfo, res.Node, st)
@@ -40,7 +41,7 @@ func (s *Scheduler) bindPod(ctx context.Context, p *queuedPod, c *framework.Cycl
 		s.queue.removePod(p.Pod.UID)
 		return
 	case apierrors.IsConflict(st.Err):
-		// Bound by somebody else, perhaps: the informer tells what became of it.
+		// Another client may have bound the pod. The informer reports the result.
 		s.profiles.forPod(p.Pod).Unreserve(ctx, c, res.Node)
 		s.forgetPod(ctx, p.Pod)
 		s.queue.requeueFailed(ctx, p, nil)
@@ -62,13 +63,14 @@ func (s *Scheduler) bindPod(ctx context.Context, p *queuedPod, c *framework.Cycl
 		message: fmt.Sprintf("Successfully assigned %s/%s to %s", pod.Namespace, pod.Name, res.Node)})
 }
 
-// podIsGone asks the API whether the pod is no more, or another one has its name. Nobody binds such a pod again.
+// podIsGone requests the pod from the API and reports whether it was deleted or replaced by another
+// pod of its name. Such a pod is never bound.
 func (s *Scheduler) podIsGone(ctx context.Context, pod *v1.Pod) bool {
 	now, err := client.Get[*v1.Pod](ctx, s.writer.Load(), pod.Namespace, pod.Name)
 	return apierrors.IsNotFound(err) || err == nil && now.UID != pod.UID
 }
 
-// confirmedBinder is an extender that binds only after the leadership has been confirmed.
+// confirmedBinder is an extender whose Bind is called only after the leadership was confirmed.
 type confirmedBinder struct {
 	framework.Extender
 	confirm func(context.Context) error
@@ -77,12 +79,12 @@ type confirmedBinder struct {
 // Bind implements framework.Extender.
 func (b confirmedBinder) Bind(ctx context.Context, pod *v1.Pod, node string) error {
 	if err := b.confirm(ctx); err != nil {
-		return fmt.Errorf("%s is not called: %w", b.Name(), err)
+		return fmt.Errorf("extender %s was not called: %w", b.Name(), err)
 	}
 	return b.Extender.Bind(ctx, pod, node)
 }
 
-// confirmLeadership returns nil when this replica leads in the term of the current Run.
+// confirmLeadership returns nil if this replica is the leader in the term of the current Run.
 func (s *Scheduler) confirmLeadership(ctx context.Context) error {
 	if s.cfg.ConfirmLeadership == nil {
 		return nil
@@ -90,7 +92,7 @@ func (s *Scheduler) confirmLeadership(ctx context.Context) error {
 	return s.cfg.ConfirmLeadership(ctx, s.fence.Load())
 }
 
-// postBinding assigns the pod through the API.
+// postBinding binds the pod through the API.
 func (s *Scheduler) postBinding(ctx context.Context, pod *v1.Pod, node string) error {
 	b := &v1.Binding{
 		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
@@ -102,23 +104,25 @@ func (s *Scheduler) postBinding(ctx context.Context, pod *v1.Pod, node string) e
 	return nil
 }
 
-// podUpdateNote is something to be written about a pod; losing one harms nobody.
+// podUpdateNote is an event or condition to be written for a pod or a pod group. Notes may be lost
+// without harm.
 type podUpdateNote struct {
 	pod               *v1.Pod
-	reporter          string    // the scheduler; "" = the pod's
-	at                time.Time // when it happened; events of one second are listed in this order
+	reporter          string    // reporting component; "" = the pod's scheduler
+	at                time.Time // time of the occurrence; orders events within one second
 	eventType         string
-	reason            string // of the event
+	reason            string // reason of the event
 	message           string
 	condition         string // reason of PodScheduled=False; "" = no condition
-	updatesNomination bool   // status.nominatedNodeName is to follow the cluster's
-	mustCheckAPI      bool   // something else was told before, which the cache may not show yet
+	updatesNomination bool   // status.nominatedNodeName must be set to the node in cluster
+	mustCheckAPI      bool   // an earlier note was written that the cache may not contain yet
 
-	group  *schedulingv1beta1.PodGroup // it is about this one, not about a pod
-	status metav1.ConditionStatus      // of the group's condition
+	group  *schedulingv1beta1.PodGroup // the note is about this group and not about a pod
+	status metav1.ConditionStatus      // status of the group's condition
 }
 
-// reportFailure tells of a failure, unless the same has been told of this pod already.
+// reportFailure writes an event and a condition about a failure, unless the same message was
+// reported for this pod last.
 func (s *Scheduler) reportFailure(pod *queuedPod, reason, message string) {
 	again := s.queue.hasReported(pod.Pod.UID)
 	if s.queue.recordMessage(pod.Pod.UID, message+"\x00"+s.cluster.nominatedNode(pod.Pod.UID)) {
@@ -127,7 +131,7 @@ func (s *Scheduler) reportFailure(pod *queuedPod, reason, message string) {
 	}
 }
 
-// enqueueNote has something written after all that was to be written of the same object before.
+// enqueueNote enqueues a note. Notes about the same object are written in order.
 func (s *Scheduler) enqueueNote(n *podUpdateNote) {
 	s.sendNote(s.notes[crc32.ChecksumIEEE([]byte(n.objectName()))%noteWorkers], n)
 }
@@ -136,7 +140,7 @@ func (s *Scheduler) sendNote(to chan<- *podUpdateNote, n *podUpdateNote) {
 	select {
 	case to <- n:
 	default:
-		s.log.Debug("note dropped: too many wait", "about", n.objectName(), "reason", n.reason)
+		s.log.Debug("note dropped: the queue of notes is full", "about", n.objectName(), "reason", n.reason)
 	}
 }
 
@@ -158,7 +162,7 @@ func (s *Scheduler) writeNotes(ctx context.Context, notes <-chan *podUpdateNote)
 					write = s.writeGroupCondition
 				}
 				if err := write(ctx, n); err != nil {
-					s.log.Warn("condition not written", "err", err)
+					s.log.Warn("writing a condition failed", "err", err)
 				}
 			}
 			if n.reason != "" {
@@ -170,9 +174,9 @@ func (s *Scheduler) writeNotes(ctx context.Context, notes <-chan *podUpdateNote)
 	}
 }
 
-// writePlaced writes the events of pods that got a node until ctx ends. They wait for each other for eventDelay and
-// are written at once: the store makes one commit of many then, where each alone would stand between the pods that
-// are created and bound meanwhile.
+// writePlaced writes the events of pods that were bound, until ctx ends. It collects events for
+// eventDelay and writes them in parallel, so that the store combines them into one commit. Separate
+// commits would delay the creation and binding of other pods.
 func (s *Scheduler) writePlaced(ctx context.Context) error {
 	for {
 		var batch []*podUpdateNote
@@ -201,8 +205,8 @@ func (s *Scheduler) writePlaced(ctx context.Context) error {
 	}
 }
 
-// writeCondition sets PodScheduled=False with the reason, and the node where room is kept, unless the pod says so
-// already or has a node by now.
+// writeCondition sets PodScheduled=False with the reason, and the nominated node, unless the pod
+// has them already or is bound by now.
 func (s *Scheduler) writeCondition(ctx context.Context, n *podUpdateNote) error {
 	return updateStatus(ctx, s, n.pod, n.mustCheckAPI, func(pod *v1.Pod) (*v1.Pod, bool) {
 		if pod.Spec.NodeName != "" {
@@ -223,8 +227,9 @@ func (s *Scheduler) writeCondition(ctx context.Context, n *podUpdateNote) error 
 	})
 }
 
-// updateStatus writes what change makes of the object, also when others write at the same time. One that is gone needs
-// nothing. Sure asks the API where the cache shows nothing to be changed: it may be behind what was written before.
+// updateStatus writes the object that change returns, and retries on a conflict. A deleted object
+// is not an error. If sure is set and change returns no change for the cached object, updateStatus
+// reads the object from the API, because the cache may be behind an earlier write.
 func updateStatus[T api.Object](ctx context.Context, s *Scheduler, of T, sure bool, change func(T) (next T, changed bool)) error {
 	namespace, name := of.GetNamespace(), of.GetName()
 	failed := func(err error) error { return fmt.Errorf("write status of %T %s/%s: %w", of, namespace, name, err) }
@@ -258,7 +263,8 @@ func updateStatus[T api.Object](ctx context.Context, s *Scheduler, of T, sure bo
 	return failed(errors.New("too many conflicts"))
 }
 
-// withCondition is the pod with the condition; changed is false when it says the same already.
+// withCondition returns the pod with the condition. changed is false if the pod has the same
+// condition already.
 func withCondition(pod *v1.Pod, want v1.PodCondition) (next *v1.Pod, changed bool) {
 	want.ObservedGeneration = pod.Generation
 	for i := range pod.Status.Conditions {
@@ -281,7 +287,7 @@ func withCondition(pod *v1.Pod, want v1.PodCondition) (next *v1.Pod, changed boo
 	return next, true
 }
 
-// writeEvent writes what a note says as an event. One that cannot be written is lost, which harms nobody.
+// writeEvent writes the event of a note. An event that cannot be written is dropped.
 func (s *Scheduler) writeEvent(ctx context.Context, n *podUpdateNote) {
 	at, by := metav1.NewTime(n.at), cmp.Or(n.reporter, schedulerOf(n.pod))
 	e := &v1.Event{
@@ -293,6 +299,6 @@ func (s *Scheduler) writeEvent(ctx context.Context, n *podUpdateNote) {
 		ReportingController: by,
 	}
 	if _, err := client.Create(ctx, s.writer.Load(), e); err != nil {
-		s.log.Debug("event not written", "pod", n.pod.Namespace+"/"+n.pod.Name, "reason", n.reason, "err", err)
+		s.log.Debug("writing an event failed", "pod", n.pod.Namespace+"/"+n.pod.Name, "reason", n.reason, "err", err)
 	}
 }

@@ -15,9 +15,9 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// cluster is the state that snapshots are taken of: nodes with the pods bound to them, and those assumed,
-// that is, chosen for a node but not yet seen bound. Informer handlers and bindings change it; the
-// scheduling loop takes snapshots.
+// cluster is the state from which snapshots are taken: nodes with the pods that are bound to them
+// or assumed on them. An assumed pod was assigned to a node, but its binding has not been observed
+// yet. Informer handlers and bindings change the cluster; the scheduling loop takes snapshots.
 type cluster struct {
 	mu    sync.Mutex
 	nodes map[string]*framework.NodeInfo
@@ -25,17 +25,17 @@ type cluster struct {
 
 	generation          int64
 	dirty               map[string]struct{} // nodes changed since the last snapshot
-	nodesAddedOrRemoved bool                // nodes came or went since the last snapshot
+	nodesAddedOrRemoved bool                // nodes were added or removed since the last snapshot
 	snapshot            *framework.Snapshot
 
 	namespaces        framework.Namespaces
 	namespacesChanged bool // namespaces changed since the last snapshot
 	services          *framework.Services
 
-	nominated          map[types.UID]*placedPod // pods without a node for which room is kept on one
-	nominationsChanged bool                     // these changed since the last snapshot
+	nominated          map[types.UID]*placedPod // pods without a node that have a nominated node
+	nominationsChanged bool                     // nominations changed since the last snapshot
 
-	groups *groupTracker // is told who is promised a node
+	groups *groupTracker // is notified of assumed pods
 }
 
 // placedPod is a pod on a node.
@@ -58,7 +58,7 @@ func newCluster(v framework.Volumes, owner func(string, *metav1.OwnerReference) 
 	return c
 }
 
-// setNamespace takes the labels of a namespace.
+// setNamespace stores the labels of a namespace.
 func (c *cluster) setNamespace(name string, set labels.Set) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -72,7 +72,7 @@ func (c *cluster) removeNamespace(name string) {
 	c.namespacesChanged = true
 }
 
-// setService takes the selector of a Service; nil when it is gone.
+// setService stores the selector of a Service; a nil selector removes it.
 func (c *cluster) setService(namespace, name string, selector map[string]string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -85,7 +85,7 @@ func (c *cluster) servicesOf(pod *v1.Pod) []map[string]string {
 	return c.services.Of(pod)
 }
 
-// nodeForChange returns the node for a change. The lock is held.
+// nodeForChange returns the node and marks it as changed. The caller holds the lock.
 func (c *cluster) nodeForChange(name string) *framework.NodeInfo {
 	n := c.nodes[name]
 	if n == nil {
@@ -121,10 +121,10 @@ func (c *cluster) removeNode(name string) {
 		c.dirty[name] = struct{}{}
 		return
 	}
-	c.nodeForChange(name).Node = nil // its pods are still known, and count should it come back
+	c.nodeForChange(name).Node = nil // keep its pods, which count again if the node returns
 }
 
-// addBoundPod records a pod as bound to its node. It replaces what was assumed.
+// addBoundPod records a pod as bound to its node. It replaces an assumption.
 func (c *cluster) addBoundPod(pod *v1.Pod) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -138,8 +138,8 @@ func (c *cluster) addBoundPod(pod *v1.Pod) {
 	c.addPlacedPod(&placedPod{info: framework.NewPodInfo(pod), node: pod.Spec.NodeName})
 }
 
-// sameForScheduling says whether nothing that is counted differs. Specs of bound pods change by resizing only, and what
-// they hold meanwhile is in their status.
+// sameForScheduling reports whether two states of a bound pod are equal for scheduling. The spec of
+// a bound pod changes only by resizing; the allocated resources are in its status.
 func sameForScheduling(a, b *v1.Pod) bool {
 	return (a.DeletionTimestamp == nil) == (b.DeletionTimestamp == nil) && maps.Equal(a.Labels, b.Labels) &&
 		a.Generation == b.Generation && slices.EqualFunc(a.Spec.Containers, b.Spec.Containers, func(x, y v1.Container) bool {
@@ -147,7 +147,8 @@ func sameForScheduling(a, b *v1.Pod) bool {
 	}) && (sameAllocatedResources(a, b) || framework.NewPodInfo(a).Requests.Equal(framework.NewPodInfo(b).Requests))
 }
 
-// sameAllocatedResources says that two states of a pod tell the same of what its containers hold: most statuses do.
+// sameAllocatedResources reports whether two states of a pod have equal allocated resources. Most
+// status updates do not change them.
 func sameAllocatedResources(a, b *v1.Pod) bool {
 	same := func(x, y v1.ContainerStatus) bool {
 		if x.Name != y.Name || !sameRequests(x.AllocatedResources, y.AllocatedResources) || (x.Resources == nil) != (y.Resources == nil) {
@@ -172,7 +173,8 @@ func sameRequests(a, b v1.ResourceList) bool {
 	return true
 }
 
-// assumePod counts a pod on the node it is about to be bound to. false: it is placed already.
+// assumePod counts a pod on the node to which it will be bound. It returns false if the pod is on a
+// node already.
 func (c *cluster) assumePod(pod *framework.PodInfo, node string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -183,7 +185,7 @@ func (c *cluster) assumePod(pod *framework.PodInfo, node string) bool {
 	return true
 }
 
-// forgetAssumedPod takes an assumed pod away again; what has been seen bound stays.
+// forgetAssumedPod removes a pod if it is assumed. A pod that was observed as bound stays.
 func (c *cluster) forgetAssumedPod(uid types.UID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -192,7 +194,7 @@ func (c *cluster) forgetAssumedPod(uid types.UID) {
 	}
 }
 
-// removePod takes a pod away, however it got there, and reports whether it was there or room was kept for it.
+// removePod removes a pod and its nomination. It reports whether there was either.
 func (c *cluster) removePod(uid types.UID) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -205,7 +207,7 @@ func (c *cluster) removePod(uid types.UID) bool {
 	return have != nil || kept
 }
 
-// forgetAssumed drops every assumption: they belong to a leadership that has ended.
+// forgetAssumed removes all assumed pods, because they belong to a leadership that has ended.
 func (c *cluster) forgetAssumed() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -222,8 +224,8 @@ func (c *cluster) isPlaced(uid types.UID) bool {
 	return c.pods[uid] != nil
 }
 
-// nominateNode keeps room for a pod on a node, or, with "", none any more. It reports whether that is new. A pod that has
-// a node needs no other.
+// nominateNode sets the node that is reserved for a pod after preemption; "" clears it. It reports
+// whether the nomination changed. A pod that is on a node has no nomination.
 func (c *cluster) nominateNode(pod *framework.PodInfo, node string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -244,7 +246,7 @@ func (c *cluster) clearNomination(uid types.UID) {
 	}
 }
 
-// nominatedNode is the node where room is kept for the pod; "" = none.
+// nominatedNode returns the node that is reserved for the pod, or "".
 func (c *cluster) nominatedNode(uid types.UID) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -271,8 +273,9 @@ func (c *cluster) removePlacedPod(uid types.UID, p *placedPod) {
 	}
 }
 
-// takeSnapshot brings the snapshot up to date: only nodes that changed are copied, and counted anew. The result is
-// valid until the next call, and belongs to the one goroutine that calls; its nodes are immutable.
+// takeSnapshot updates the snapshot and returns it. Only changed nodes are copied and counted
+// again. The result is valid until the next call. Only one goroutine may call takeSnapshot and use
+// the result; its nodes are immutable.
 func (c *cluster) takeSnapshot() *framework.Snapshot {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -303,7 +306,7 @@ func (c *cluster) takeSnapshot() *framework.Snapshot {
 	return c.snapshot
 }
 
-// rebuildNodes makes the list of nodes anew. The lock is held.
+// rebuildNodes recreates the snapshot's list of nodes. The caller holds the lock.
 func (c *cluster) rebuildNodes(s *framework.Snapshot) {
 	before := s.ByName
 	s.ByName = make(map[string]*framework.NodeInfo, len(c.nodes))
@@ -329,7 +332,7 @@ func (c *cluster) rebuildNodes(s *framework.Snapshot) {
 	slices.SortFunc(s.Nodes, func(a, b *framework.NodeInfo) int { return strings.Compare(a.Node.Name, b.Node.Name) })
 }
 
-// replaceDirty swaps in copies of the changed nodes. The lock is held.
+// replaceDirty replaces the changed nodes of the snapshot by copies. The caller holds the lock.
 func (c *cluster) replaceDirty(s *framework.Snapshot) {
 	for name := range c.dirty {
 		n := c.nodes[name]

@@ -28,7 +28,8 @@ func (s *Scheduler) lookUpGroup(key framework.GroupKey) framework.Group {
 	return s.groups.groupFor(key, spec)
 }
 
-// groupChanged follows the policies of groups; their status is the scheduler's own.
+// groupChanged handles changes of a group's policy. The scheduler itself writes the status, so
+// status changes are ignored.
 func (s *Scheduler) groupChanged(old, now *schedulingv1beta1.PodGroup) {
 	if old != nil && now != nil && old.UID == now.UID && minCount(old) == minCount(now) {
 		return
@@ -44,7 +45,8 @@ func minCount(g *schedulingv1beta1.PodGroup) int32 {
 	return 0
 }
 
-// gangToPlace is the group that the pod can be placed with only; false when it may go alone, or not at all yet.
+// gangToPlace returns the group without which the pod cannot be placed. It returns false if the pod
+// can be placed alone, or if the group cannot be placed yet.
 func (s *Scheduler) gangToPlace(pod *v1.Pod) (framework.Group, bool) {
 	key, ok := framework.GroupOf(pod)
 	if !ok || !slices.ContainsFunc(s.profiles.forPod(pod).Permits, func(x framework.Permit) bool { return x.Name() == framework.GangScheduling }) {
@@ -54,17 +56,18 @@ func (s *Scheduler) gangToPlace(pod *v1.Pod) (framework.Group, bool) {
 	return g, g.Known && !g.Mixed && g.Able >= g.Least && g.Needs() > 1
 }
 
-// groupAttempt is one attempt at the pods of a group: each gets a node in turn, beside those before it, and is bound if they are
-// enough in the end. Otherwise all give their nodes back, and as nobody else was tried meanwhile, nobody else has noticed.
+// groupAttempt is one attempt to place the pods of a group. Each pod gets a node in turn, with the
+// pods before it counted. If enough pods get a node, all of them are bound. Otherwise all give up
+// their nodes. No other pod is tried meanwhile, so the attempt has no effect on others.
 type groupAttempt struct {
 	group     framework.Group
 	hasQuorum bool
 	chosen    []*nodeChoice
 	failed    []schedulingFailure
-	untried   []*queuedPod // they have no node, and nothing was found that keeps them from one
+	untried   []*queuedPod // pods without a node that no plugin has refused
 }
 
-// attemptGroup has a turn with the group of a pod that was taken from the queue.
+// attemptGroup tries to place the group of a pod that was taken from the queue.
 func (s *Scheduler) attemptGroup(ctx context.Context, pod *queuedPod, g framework.Group, ties *rand.Rand, binders *workerPool) {
 	if until := s.groups.nextAttempt(g.GroupKey); s.queue.now().Before(until) {
 		s.queue.requeueAfter(pod, until)
@@ -74,7 +77,7 @@ func (s *Scheduler) attemptGroup(ctx context.Context, pod *queuedPod, g framewor
 	slices.SortStableFunc(members, compareInGroup)
 	done := false
 	defer func() {
-		if !done { // a panic: guarded tells of it
+		if !done { // after a panic, which runRecovering reports
 			for _, m := range members {
 				s.cluster.forgetAssumedPod(m.Pod.UID)
 				s.queue.requeueFailed(ctx, m, nil)
@@ -96,7 +99,7 @@ func (s *Scheduler) attemptGroup(ctx context.Context, pod *queuedPod, g framewor
 		delete(x.delays, framework.GangScheduling)
 		s.startBinding(ctx, x, binders)
 	}
-	// The group is placed without the others: they are tried as any pod is.
+	// The group is placed without these pods. They are scheduled like any other pod.
 	for _, f := range t.failed {
 		s.queue.requeueFailed(ctx, f.pod, nil)
 	}
@@ -105,8 +108,8 @@ func (s *Scheduler) attemptGroup(ctx context.Context, pod *queuedPod, g framewor
 	}
 }
 
-// compareInGroup is the order in which pods of a group are tried: by priority, then large ones before small ones, which
-// fit in between more easily than the other way round.
+// compareInGroup orders the pods of a group for an attempt: by priority, then large pods first,
+// because small pods fit more easily beside large ones.
 func compareInGroup(a, b *queuedPod) int {
 	return cmp.Or(cmp.Compare(b.Priority, a.Priority), compareSize(b, a), a.Added.Compare(b.Added), cmp.Compare(a.Pod.Name, b.Pod.Name))
 }
@@ -115,7 +118,8 @@ func compareSize(a, b *queuedPod) int {
 	return cmp.Or(cmp.Compare(a.Requests.MilliCPU, b.Requests.MilliCPU), cmp.Compare(a.Requests.Memory, b.Requests.Memory))
 }
 
-// smallestPods are the n smallest of the pods, large ones first; nil when that is no choice.
+// smallestPods returns the n smallest pods, large ones first. It returns nil if all pods are needed
+// or have the same size.
 func smallestPods(members []*queuedPod, n int) []*queuedPod {
 	if n >= len(members) || n == 0 {
 		return nil
@@ -130,7 +134,7 @@ func smallestPods(members []*queuedPod, n int) []*queuedPod {
 	return out
 }
 
-// placeMembers tries pods until too few are left for the group.
+// placeMembers tries pods until too few are left to place the group.
 func (s *Scheduler) placeMembers(ctx context.Context, g framework.Group, members []*queuedPod, ties *rand.Rand) *groupAttempt {
 	t := &groupAttempt{group: g}
 	for i, m := range members {
@@ -145,7 +149,7 @@ func (s *Scheduler) placeMembers(ctx context.Context, g framework.Group, members
 			if _, waits := x.delays[framework.GangScheduling]; !waits {
 				t.hasQuorum = true
 			}
-		case f.err == nil && f.status == nil: // it has a node already
+		case f.err == nil && f.status == nil: // the pod is on a node already
 			s.queue.removePod(m.Pod.UID)
 		default:
 			if f.status != nil {
@@ -157,8 +161,8 @@ func (s *Scheduler) placeMembers(ctx context.Context, g framework.Group, members
 	return t
 }
 
-// placeSmallest tries, after all pods were too many, the smallest that are enough. What is known of those that found no node
-// before is kept.
+// placeSmallest tries the smallest pods after the attempt with all pods has failed. The failures of
+// the other pods are kept.
 func (s *Scheduler) placeSmallest(ctx context.Context, before *groupAttempt, few []*queuedPod, ties *rand.Rand) *groupAttempt {
 	s.releaseChosen(ctx, before)
 	t := s.placeMembers(ctx, before.group, few, ties)
@@ -176,7 +180,7 @@ func (s *Scheduler) placeSmallest(ctx context.Context, before *groupAttempt, few
 	return t
 }
 
-// releaseChosen takes the nodes from those that have one.
+// releaseChosen gives up the nodes of all chosen pods.
 func (s *Scheduler) releaseChosen(ctx context.Context, t *groupAttempt) {
 	for _, x := range t.chosen {
 		s.releasePod(ctx, x.pod, x.cycle, x.result.Node)
@@ -185,11 +189,11 @@ func (s *Scheduler) releaseChosen(ctx context.Context, t *groupAttempt) {
 	t.chosen = nil
 }
 
-// chooseNodeRecovering makes a panic over a pod a failure of it.
+// chooseNodeRecovering returns a panic as a failure of the pod.
 func (s *Scheduler) chooseNodeRecovering(ctx context.Context, pod *queuedPod, ties *rand.Rand) (x *nodeChoice, f *schedulingFailure) {
 	defer func() {
 		if r := recover(); r != nil {
-			s.log.Error("scheduling a pod of a group panicked", "pod", pod.Pod.Namespace+"/"+pod.Pod.Name, "panic", r, "stack", string(debug.Stack()))
+			s.log.Error("panic while scheduling a pod of a group", "pod", pod.Pod.Namespace+"/"+pod.Pod.Name, "panic", r, "stack", string(debug.Stack()))
 			s.cluster.forgetAssumedPod(pod.Pod.UID)
 			x, f = nil, &schedulingFailure{pod: pod, err: fmt.Errorf("panic: %v", r)}
 		}
@@ -197,8 +201,9 @@ func (s *Scheduler) chooseNodeRecovering(ctx context.Context, pod *queuedPod, ti
 	return s.chooseNode(ctx, pod, ties)
 }
 
-// failGroupAttempt ends a turn that placed too few. Those that found no node wait for what refused them; the others wait for these. room
-// is asked, once nobody holds a node any more, what becomes of others for the sake of the group.
+// failGroupAttempt ends an attempt that placed too few pods. Pods that were refused wait for an
+// event that may help; the others wait for the group. room is called after all nodes are released
+// and returns a message about preemption.
 func (s *Scheduler) failGroupAttempt(ctx context.Context, t *groupAttempt, room func() string) {
 	had := len(t.chosen)
 	s.releaseChosen(ctx, t)
@@ -230,14 +235,15 @@ func (s *Scheduler) failGroupAttempt(ctx context.Context, t *groupAttempt, room 
 	}
 }
 
-// releasePod takes back what was promised to a pod within a turn.
+// releasePod undoes the reservation and assumption of a pod within a group attempt.
 func (s *Scheduler) releasePod(ctx context.Context, pod *queuedPod, c *framework.Cycle, node string) {
 	s.profiles.forPod(pod.Pod).Unreserve(ctx, c, node)
 	s.cluster.forgetAssumedPod(pod.Pod.UID)
 }
 
-// explainFailure says why the pod found no node, and which plugins refused it: none when the attempt itself failed. A pod of a
-// group that is not placed makes nobody go by itself: that may help the pod and not the group, for which makeRoom looks.
+// explainFailure returns why the pod has no node and which plugins refused it. The plugins are nil
+// if the attempt itself failed. A single pod of a group does not preempt other pods, because that
+// may help the pod but not the group. See preemptForGroup.
 func (f *schedulingFailure) explainFailure() (string, map[string]bool) {
 	var fit *framework.FitError
 	switch {
@@ -253,7 +259,8 @@ func (f *schedulingFailure) explainFailure() (string, map[string]bool) {
 	return "", nil
 }
 
-// reportGroup has the status of a group say what became of it, unless it does. What was placed once stays so.
+// reportGroup writes the status of a group if it changed. A group that was placed once keeps that
+// status.
 func (s *Scheduler) reportGroup(key framework.GroupKey, status metav1.ConditionStatus, reason, message string) {
 	g, ok := client.Cached[*schedulingv1beta1.PodGroup](s.cfg.Informers, key.Namespace, key.Name)
 	if !ok || meta.IsStatusConditionTrue(g.Status.Conditions, schedulingv1beta1.PodGroupInitiallyScheduled) ||
@@ -263,18 +270,20 @@ func (s *Scheduler) reportGroup(key framework.GroupKey, status metav1.ConditionS
 	s.enqueueNote(&podUpdateNote{group: g, at: time.Now(), condition: reason, message: message, status: status})
 }
 
-// reportGroupPlaced tells of a group of which enough pods have a node, when one of them was bound.
+// reportGroupPlaced reports a group as placed, after one of its pods was bound and enough pods have
+// a node.
 func (s *Scheduler) reportGroupPlaced(pod *v1.Pod) {
 	key, ok := framework.GroupOf(pod)
 	if !ok {
 		return
 	}
 	if g := s.lookUpGroup(key); g.Known && g.Needs() == 0 {
-		s.reportGroup(key, metav1.ConditionTrue, "Scheduled", fmt.Sprintf("pod group %s has its nodes", key.Name))
+		s.reportGroup(key, metav1.ConditionTrue, "Scheduled", fmt.Sprintf("pod group %s is placed", key.Name))
 	}
 }
 
-// reportGroupRefused tells of a group none of whose pods has a node when one that may go alone found none.
+// reportGroupRefused reports a group as not placed after one of its pods, which may be placed
+// alone, found no node.
 func (s *Scheduler) reportGroupRefused(pod *v1.Pod, reason, message string) {
 	key, ok := framework.GroupOf(pod)
 	if !ok {

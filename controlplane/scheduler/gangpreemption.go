@@ -16,31 +16,35 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// Bounds of the search for room: how long it takes at most, for others wait meanwhile, and how many priorities are told apart.
+// Limits of the search for victims of a group: its duration, because other pods wait meanwhile, and
+// the number of priorities that are distinguished.
 const (
 	gangPreemptionTimeout = 2 * time.Second
 	maxPriorityLevels     = 16
 )
 
-// gangPreemption is how a group would fit: where its pods would go, and who has to go for that.
+// gangPreemption is the result of a search: the nodes of the group's pods and the pods that must be
+// evicted.
 type gangPreemption struct {
-	nodes   map[types.UID]string // by pod of the group
+	nodes   map[types.UID]string // by UID of the group's pod
 	victims []*trialPod
 }
 
-// gangPreemptionSearch looks for room for pods of a group on a snapshot of its own. It changes nothing but that.
+// gangPreemptionSearch searches for nodes for the pods of a group on its own snapshot. It changes
+// nothing else.
 type gangPreemptionSearch struct {
 	*Trial
 	members []*framework.PodInfo
 	profile func(*v1.Pod) *profile
 	ties    *rand.Rand
-	removed map[types.UID]bool // taken away in thought
+	removed map[types.UID]bool // removed from the snapshot
 	nodes   map[types.UID]string
 }
 
-// findVictims takes pods of lower priority away in thought, the least important priorities first, until all members fit beside each
-// other; then it gives back whom that leaves room for, those that budgets protect and the important ones first. nil: they would
-// not all fit if everybody went who may.
+// findVictims removes pods of lower priority from the snapshot, lowest priorities first, until all
+// members fit together. It then restores the pods that are not needed as victims; pods that
+// disruption budgets protect and important pods are restored first. It returns nil if the members
+// would not fit even without all pods of lower priority.
 func (r *gangPreemptionSearch) findVictims(ctx context.Context, order func([]*framework.PodInfo) []*framework.PodInfo) (*gangPreemption, error) {
 	victims := r.lowerPriorityPods()
 	for _, level := range priorityLevels(victims) {
@@ -60,7 +64,8 @@ func (r *gangPreemptionSearch) findVictims(ctx context.Context, order func([]*fr
 	return nil, nil
 }
 
-// lowerPriorityPods are the pods that may go: those of lower priority than every member's, and not of the group.
+// lowerPriorityPods returns the possible victims: pods with a lower priority than every member that
+// are not in the group.
 func (r *gangPreemptionSearch) lowerPriorityPods() (out []*trialPod) {
 	least := slices.MinFunc(r.members, func(a, b *framework.PodInfo) int { return cmp.Compare(a.Priority, b.Priority) }).Priority
 	own, _ := framework.GroupOf(r.members[0].Pod)
@@ -75,14 +80,15 @@ func (r *gangPreemptionSearch) lowerPriorityPods() (out []*trialPod) {
 	return out
 }
 
-// priorityLevels are the priorities up to which pods go, one step after the other.
+// priorityLevels returns increasing priorities; each step of the search removes the pods up to the
+// next one.
 func priorityLevels(victims []*trialPod) (out []int32) {
 	for _, v := range victims {
 		if len(out) == 0 || v.Priority > out[len(out)-1] {
 			out = append(out, v.Priority)
 		}
 	}
-	for len(out) > maxPriorityLevels { // every other one, and the last
+	for len(out) > maxPriorityLevels { // keep every second level, including the last
 		var half []int32
 		for i := len(out) - 1; i >= 0; i -= 2 {
 			half = append(half, out[i])
@@ -109,7 +115,8 @@ func (r *gangPreemptionSearch) restoreVictim(v *trialPod) {
 	delete(r.removed, v.Pod.UID)
 }
 
-// placeMembers gives each member a node beside those before it; when one finds none, none has.
+// placeMembers assigns a node to each member, with the members before it counted. If one member
+// does not fit, it assigns none and returns false.
 func (r *gangPreemptionSearch) placeMembers(ctx context.Context) (bool, error) {
 	for _, m := range r.members {
 		p := r.profile(m.Pod)
@@ -133,7 +140,7 @@ func (r *gangPreemptionSearch) placeMembers(ctx context.Context) (bool, error) {
 	return true, ctx.Err()
 }
 
-// setMemberOnNode has a member count on a node, or not.
+// setMemberOnNode adds a member to a node of the snapshot, or removes it.
 func (r *gangPreemptionSearch) setMemberOnNode(m *framework.PodInfo, node string, there bool) {
 	had := r.snap.ByName[node]
 	now := had.Clone()
@@ -145,7 +152,8 @@ func (r *gangPreemptionSearch) setMemberOnNode(m *framework.PodInfo, node string
 	r.replaceNode(had, now)
 }
 
-// membersStillFit says whether the nodes of members would take them, each beside all others: of all members, or of those on one node.
+// membersStillFit reports whether each member fits its node beside all others. If node is not "",
+// only the members on that node are checked.
 func (r *gangPreemptionSearch) membersStillFit(ctx context.Context, node string) (bool, error) {
 	for _, m := range r.members {
 		at := r.nodes[m.Pod.UID]
@@ -165,7 +173,8 @@ func (r *gangPreemptionSearch) membersStillFit(ctx context.Context, node string)
 	return true, nil
 }
 
-// restoreUnneeded puts those back whom the members leave room for. In the end all members are looked at once more beside all who stay.
+// restoreUnneeded restores the removed pods beside which the members still fit. Finally all members
+// are checked again with all remaining pods.
 func (r *gangPreemptionSearch) restoreUnneeded(ctx context.Context, victims []*trialPod, order func([]*framework.PodInfo) []*framework.PodInfo) (*gangPreemption, error) {
 	taken, used, far := map[types.UID]*trialPod{}, map[string]bool{}, []*trialPod{}
 	for _, node := range r.nodes {
@@ -174,7 +183,7 @@ func (r *gangPreemptionSearch) restoreUnneeded(ctx context.Context, victims []*t
 	var near []*framework.PodInfo
 	for _, v := range victims {
 		switch {
-		case !r.removed[v.Pod.UID] || v.Pod.DeletionTimestamp != nil: // it goes anyway
+		case !r.removed[v.Pod.UID] || v.Pod.DeletionTimestamp != nil: // it is terminating already
 		case used[v.node]:
 			taken[v.Pod.UID] = v
 			near = append(near, v.PodInfo)
@@ -187,7 +196,7 @@ func (r *gangPreemptionSearch) restoreUnneeded(ctx context.Context, victims []*t
 	}
 	if ok, err := r.membersStillFit(ctx, ""); err != nil {
 		return nil, err
-	} else if !ok { // a rule about other pods reaches beyond the nodes of the members
+	} else if !ok { // a rule about other pods extends beyond the members' nodes
 		for _, v := range far {
 			r.removeVictim(v)
 			taken[v.Pod.UID] = v
@@ -218,13 +227,13 @@ func (r *gangPreemptionSearch) restoreUnneeded(ctx context.Context, victims []*t
 	return out, nil
 }
 
-// hasPodRules says whether a pod has rules about others, on its node or elsewhere.
+// hasPodRules reports whether a pod has affinity terms or topology spread constraints.
 func hasPodRules(pod *framework.PodInfo) bool {
 	return pod.Affinity != nil || len(pod.Pod.Spec.TopologySpreadConstraints) > 0
 }
 
-// preemptForGroup has pods of lower priority ended when a group fits with that, as a whole, and says what is done or why nothing is.
-// Nobody is ended for a part of a group.
+// preemptForGroup evicts pods of lower priority if the whole group then fits. It returns a message
+// that explains what was done or why nothing was done. It never evicts pods for a part of a group.
 func (s *Scheduler) preemptForGroup(ctx context.Context, t *groupAttempt, members []*queuedPod, ties *rand.Rand) string {
 	need := t.group.Needs()
 	members = slices.DeleteFunc(slices.Clone(members), func(m *queuedPod) bool { return s.cluster.isPlaced(m.Pod.UID) })
@@ -250,7 +259,7 @@ func (s *Scheduler) preemptForGroup(ctx context.Context, t *groupAttempt, member
 		return ""
 	}
 	if s.isPreemptingForGroup(r) {
-		return "preemption: pods of lower priority are being ended to make room for the group"
+		return "preemption: pods of lower priority are being evicted for the group"
 	}
 	limited, cancel := context.WithTimeout(ctx, gangPreemptionTimeout)
 	defer cancel()
@@ -259,18 +268,18 @@ func (s *Scheduler) preemptForGroup(ctx context.Context, t *groupAttempt, member
 	case ctx.Err() != nil:
 		return ""
 	case err != nil:
-		return fmt.Sprintf("preemption: whom to end for the group was not found within %s", gangPreemptionTimeout)
+		return fmt.Sprintf("preemption: no victims for the group were found within %s", gangPreemptionTimeout)
 	case room == nil:
 		for _, m := range members {
 			s.nominatePod(m.Pod, "")
 		}
-		return fmt.Sprintf("preemption: ending pods of lower priority would not make room for %d pods of the group", need)
+		return fmt.Sprintf("preemption: evicting pods of lower priority would not help %d pods of the group", need)
 	}
 	s.evictForGroup(ctx, chosen, room)
-	return "preemption: pods of lower priority are being ended to make room for the group"
+	return "preemption: pods of lower priority are being evicted for the group"
 }
 
-// preemptionPlugin is the plugin by which pods of a profile preempt; nil when they do not.
+// preemptionPlugin returns the plugin with which pods of a profile preempt, or nil.
 func preemptionPlugin(p *profile) framework.Preempts {
 	for _, x := range p.PostFilters {
 		if by, ok := x.(framework.Preempts); ok {
@@ -280,17 +289,18 @@ func preemptionPlugin(p *profile) framework.Preempts {
 	return nil
 }
 
-// noMessage is to be said of others.
+// noMessage means that preemption is not possible and there is nothing to report.
 const noMessage = " "
 
-// groupPreemptionRefusal says why nobody is ended for a group; "" when somebody may be.
+// groupPreemptionRefusal returns why no pod may be evicted for a group; "" if preemption is
+// allowed.
 func (s *Scheduler) groupPreemptionRefusal(t *groupAttempt, members []*queuedPod, need int) string {
 	if need < 1 || len(members) < need {
 		return noMessage
 	}
 	for _, f := range t.failed {
 		if _, by := f.explainFailure(); by == nil {
-			return noMessage // an attempt failed: what would help is not known
+			return noMessage // the attempt itself failed, so it is unknown what would help
 		}
 	}
 	for _, m := range members {
@@ -301,15 +311,15 @@ func (s *Scheduler) groupPreemptionRefusal(t *groupAttempt, members []*queuedPod
 		case pod.Spec.PreemptionPolicy != nil && *pod.Spec.PreemptionPolicy == v1.PreemptNever:
 			return "preemption: a pod of the group has preemptionPolicy=Never"
 		case len(pod.Spec.ResourceClaims) > 0 || hasClaims(pod):
-			return "preemption: nobody is ended for a group whose pods claim devices or volumes"
+			return "preemption: not supported for groups whose pods claim devices or volumes"
 		case len(framework.Asked(profile.Extenders, framework.VerbFilter, m.PodInfo)) > 0 || len(framework.Asked(profile.Extenders, framework.VerbPreempt, m.PodInfo)) > 0:
-			return "preemption: nobody is ended for a group of which an extender has a say"
+			return "preemption: not supported for groups whose placement depends on an extender"
 		}
 	}
 	return ""
 }
 
-// isPreemptingForGroup says whether pods that were ended for the group have yet to go.
+// isPreemptingForGroup reports whether victims of the group are still terminating.
 func (s *Scheduler) isPreemptingForGroup(r *gangPreemptionSearch) bool {
 	group, _ := framework.GroupOf(r.members[0].Pod)
 	if s.groups.isPreempting(group) {
@@ -329,10 +339,11 @@ func (s *Scheduler) isPreemptingForGroup(r *gangPreemptionSearch) bool {
 	return false
 }
 
-// evictForGroup keeps the room for the pods of a group and ends the victims beside the loop.
+// evictForGroup nominates nodes for the pods of a group and evicts the victims in a separate
+// goroutine.
 func (s *Scheduler) evictForGroup(ctx context.Context, chosen []*queuedPod, room *gangPreemption) {
 	group, _ := framework.GroupOf(chosen[0].Pod)
-	var pods []*v1.Pod // as they are now: the queue changes its own when they are back in it
+	var pods []*v1.Pod // copied now: the queue replaces its pods once they are queued again
 	for _, m := range chosen {
 		pods = append(pods, m.Pod)
 		node := room.nodes[m.Pod.UID]
@@ -343,7 +354,7 @@ func (s *Scheduler) evictForGroup(ctx context.Context, chosen []*queuedPod, room
 		}
 	}
 	if len(room.victims) == 0 {
-		return // those that end by themselves are enough
+		return // terminating pods are sufficient
 	}
 	s.groups.setPreempting(group, true)
 	select {

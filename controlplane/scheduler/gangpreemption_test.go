@@ -69,7 +69,7 @@ func TestGangPreempts(t *testing.T) {
 	b := full(t)
 	b.gang("g", 3, 3, important(10))
 	b.awaitEnding("a", "b", "c")
-	b.awaitWords("g0", "preemption: pods of lower priority are being ended to make room for the group")
+	b.awaitWords("g0", "preemption: pods of lower priority are being evicted for the group")
 	b.pod("late", "1", important(0))
 	b.delete("a")
 	b.awaitReason("late", "0/2 nodes are available: 2 Insufficient cpu. preemption: 0/2 nodes are available: 2 No preemption victims found for incoming pod.")
@@ -90,17 +90,17 @@ func TestGangPreempts(t *testing.T) {
 func TestGangPreemptsNobody(t *testing.T) {
 	never := v1.PreemptNever
 	for want, make := range map[string]func(b *bed){
-		"preemption: ending pods of lower priority would not make room for 5 pods of the group": func(b *bed) { b.gang("g", 5, 5, important(10)) },
+		"preemption: evicting pods of lower priority would not help 5 pods of the group": func(b *bed) { b.gang("g", 5, 5, important(10)) },
 		"preemption: a pod of the group has preemptionPolicy=Never": func(b *bed) {
 			b.gang("g", 3, 3, important(10), func(pod *v1.Pod) { pod.Spec.PreemptionPolicy = &never })
 		},
-		"preemption: nobody is ended for a group whose pods claim devices or volumes": func(b *bed) {
+		"preemption: not supported for groups whose pods claim devices or volumes": func(b *bed) {
 			b.gang("g", 3, 3, important(10), func(pod *v1.Pod) {
 				pod.Spec.Volumes = []v1.Volume{{Name: "v", VolumeSource: v1.VolumeSource{Ephemeral: &v1.EphemeralVolumeSource{VolumeClaimTemplate: &v1.PersistentVolumeClaimTemplate{Spec: v1.PersistentVolumeClaimSpec{
 					AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce}, Resources: v1.VolumeResourceRequirements{Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse("1Gi")}}}}}}}}
 			})
 		},
-		"preemption: ending pods of lower priority would not make room for 3 pods of the group": func(b *bed) { b.gang("g", 3, 3, important(3)) },
+		"preemption: evicting pods of lower priority would not help 3 pods of the group": func(b *bed) { b.gang("g", 3, 3, important(3)) },
 		"only 0 of 3 pods had a node": func(b *bed) { b.gang("g", 3, 3, important(1)) },
 	} {
 		t.Run(want, func(t *testing.T) {

@@ -13,27 +13,28 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// groupTracker are the pods that name a PodGroup, by group, kept change by change: what a pod costs does not depend on how many
-// others there are. Its lock is the innermost one: nothing is called while it is held.
+// groupTracker tracks the pods that name a PodGroup, by group. It is updated per change, so the
+// cost of a change does not depend on the number of pods. Its lock is the innermost one: nothing is
+// called while it is held.
 type groupTracker struct {
 	mu  sync.Mutex
 	all map[framework.GroupKey]*groupState
 }
 
-// groupState is what one leadership knows of a group.
+// groupState is the state of a group in one leadership.
 type groupState struct {
 	pods        map[types.UID]*groupMember
-	schedulable int            // pods that have a node or may get one
-	placed      int            // pods that have one, or were promised one
-	schedulers  map[string]int // pods by the scheduler that they name
+	schedulable int            // number of pods that have a node or may get one
+	placed      int            // number of pods that are bound or assumed
+	schedulers  map[string]int // number of pods by scheduler name
 
-	failures       int       // turns that placed too few, one after the other
-	notBefore      time.Time // no turn before
+	failures       int       // consecutive attempts that placed too few pods
+	notBefore      time.Time // earliest time of the next attempt
 	reportedStatus string    // the status that was written last
-	preempting     bool      // others are being ended for it
+	preempting     bool      // pods are being evicted for the group
 }
 
-// groupMember is a live pod of a group.
+// groupMember is a pod of a group that is not terminal or terminating.
 type groupMember struct {
 	pod            *v1.Pod
 	bound, assumed bool
@@ -48,7 +49,7 @@ func newGroupTracker() *groupTracker {
 	return &groupTracker{all: make(map[framework.GroupKey]*groupState)}
 }
 
-// countMember adds a pod to the sums, or with -1 takes it out.
+// countMember adds a pod to the sums if by is 1, and removes it if by is -1.
 func (g *groupState) countMember(m *groupMember, by int) {
 	if m.hasNode() {
 		g.placed += by
@@ -62,8 +63,9 @@ func (g *groupState) countMember(m *groupMember, by int) {
 	}
 }
 
-// observePod takes a pod as it is now; gone is one that has ended or is being deleted. It reports whether the others of its group
-// name one scheduler now and did not before.
+// observePod updates the group of a pod. gone means that the pod is terminal, terminating or
+// deleted. It reports whether the pods of the group name a single scheduler now, and did not
+// before.
 func (s *groupTracker) observePod(pod *v1.Pod, gone bool) (agree bool) {
 	key, ok := framework.GroupOf(pod)
 	if !ok {
@@ -96,7 +98,8 @@ func (s *groupTracker) observePod(pod *v1.Pod, gone bool) (agree bool) {
 	return mixed && len(g.schedulers) <= 1
 }
 
-// setAssumed says whether a pod was promised a node. Pods that name no group, or have gone, are nothing to it.
+// setAssumed records whether a pod is assumed on a node. Pods without a group, and unknown pods,
+// are ignored.
 func (s *groupTracker) setAssumed(pod *v1.Pod, assumed bool) {
 	key, ok := framework.GroupOf(pod)
 	if !ok {
@@ -113,7 +116,8 @@ func (s *groupTracker) setAssumed(pod *v1.Pod, assumed bool) {
 	}
 }
 
-// groupFor is what is known of a group, as its PodGroup says; nil when there is none.
+// groupFor returns the state of a group with the policy of its PodGroup; spec is nil if there is no
+// PodGroup.
 func (s *groupTracker) groupFor(key framework.GroupKey, spec *schedulingv1beta1.PodGroup) framework.Group {
 	out := framework.Group{GroupKey: key, Known: spec != nil, Least: 1}
 	if spec != nil && spec.Spec.SchedulingPolicy.Gang != nil {
@@ -127,7 +131,7 @@ func (s *groupTracker) groupFor(key framework.GroupKey, spec *schedulingv1beta1.
 	return out
 }
 
-// pendingMembers are the pods of a group that may get a node and have none.
+// pendingMembers returns the pods of a group that have no node and may get one.
 func (s *groupTracker) pendingMembers(key framework.GroupKey) []types.UID {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -145,7 +149,7 @@ func (s *groupTracker) pendingMembers(key framework.GroupKey) []types.UID {
 	return out
 }
 
-// nextAttempt is when the next turn of the group may be.
+// nextAttempt returns the earliest time of the group's next attempt.
 func (s *groupTracker) nextAttempt(key framework.GroupKey) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -155,7 +159,8 @@ func (s *groupTracker) nextAttempt(key framework.GroupKey) time.Time {
 	return time.Time{}
 }
 
-// recordAttempt notes how a turn of the group ended: after one that placed too few the group rests, longer each time.
+// recordAttempt records the result of an attempt. After an attempt that placed too few pods the
+// group is not tried until the time that rest returns.
 func (s *groupTracker) recordAttempt(key framework.GroupKey, placed bool, rest func(failures int) time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -170,7 +175,8 @@ func (s *groupTracker) recordAttempt(key framework.GroupKey, placed bool, rest f
 	}
 }
 
-// recordStatus remembers the status of a group that is to be written, and reports whether it is new.
+// recordStatus records the status of a group that is about to be written, and reports whether it is
+// new.
 func (s *groupTracker) recordStatus(key framework.GroupKey, status string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -182,7 +188,7 @@ func (s *groupTracker) recordStatus(key framework.GroupKey, status string) bool 
 	return true
 }
 
-// resetAttempts forgets what the last leadership knew besides the pods.
+// resetAttempts clears all state of the previous leadership except the pods.
 func (s *groupTracker) resetAttempts() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -191,7 +197,7 @@ func (s *groupTracker) resetAttempts() {
 	}
 }
 
-// setPreempting notes whether others are being ended for a group.
+// setPreempting records whether pods are being evicted for a group.
 func (s *groupTracker) setPreempting(key framework.GroupKey, is bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// waitingPods are the pods that Permit plugins hold back.
+// waitingPods holds the pods that Permit plugins delay.
 type waitingPods struct {
 	mu   sync.Mutex
 	pods map[types.UID]*waitingPod
@@ -24,14 +24,14 @@ func newWaitingPods() *waitingPods { return &waitingPods{pods: make(map[types.UI
 type waitingPod struct {
 	pod      *v1.Pod
 	deadline time.Time
-	first    string // the plugin whose time runs out first
+	first    string // plugin with the earliest deadline
 
 	mu      sync.Mutex
 	missing map[string]bool
-	result  chan *framework.Status // buffered: the first verdict counts
+	result  chan *framework.Status // buffered: the first result counts
 }
 
-// addWaiting makes a pod wait for the plugins; nil when none wants it to.
+// addWaiting registers a pod that the plugins delay. It returns nil if no plugin delays it.
 func (w *waitingPods) addWaiting(pod *v1.Pod, delays map[string]time.Duration) *waitingPod {
 	if len(delays) == 0 {
 		return nil
@@ -50,7 +50,7 @@ func (w *waitingPods) addWaiting(pod *v1.Pod, delays map[string]time.Duration) *
 	return x
 }
 
-// awaitPermit blocks until the pod is let go, rejected, or its time runs out.
+// awaitPermit blocks until the pod is allowed or rejected, or its deadline passes.
 func (w *waitingPods) awaitPermit(ctx context.Context, x *waitingPod) *framework.Status {
 	defer func() {
 		w.mu.Lock()
@@ -63,7 +63,7 @@ func (w *waitingPods) awaitPermit(ctx context.Context, x *waitingPod) *framework
 	case st := <-x.result:
 		return st
 	case <-t.C:
-		return framework.Refuse(x.first, fmt.Sprintf("rejected: not permitted within the time that %s allows", x.first))
+		return framework.Refuse(x.first, fmt.Sprintf("rejected: not permitted within the timeout of %s", x.first))
 	case <-ctx.Done():
 		return framework.Fail(x.first, ctx.Err())
 	}
@@ -119,7 +119,7 @@ func (x *waitingPod) setResult(s *framework.Status) {
 	}
 }
 
-// broadcast wakes everybody who waits for a change.
+// broadcast wakes all goroutines that wait for a change.
 type broadcast struct {
 	mu sync.Mutex
 	ch chan struct{}
@@ -138,7 +138,7 @@ func (b *broadcast) wakeAll() {
 func (b *broadcast) awaitChange(ctx context.Context, check func() (bool, error)) error {
 	for {
 		b.mu.Lock()
-		changed := b.ch // before the check: no change between the two is missed
+		changed := b.ch // read before check, so that no change in between is missed
 		b.mu.Unlock()
 		if done, err := check(); done || err != nil {
 			return err

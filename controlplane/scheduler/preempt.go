@@ -14,11 +14,12 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// preemptPods implements framework.Handle.Preempt: it keeps room for the pod and ends the victims beside the loop.
+// preemptPods implements framework.Handle.Preempt. It nominates the node for the pod and evicts the
+// victims in a separate goroutine.
 func (s *Scheduler) preemptPods(ctx context.Context, info *framework.PodInfo, node string, victims []*framework.PodInfo) {
 	s.cluster.nominateNode(info, node)
 	for _, pod := range s.cluster.nominatedBelow(node, info.Priority) {
-		s.nominatePod(pod.Pod, "") // it counted on room that is for another now
+		s.nominatePod(pod.Pod, "") // its nominated node is now reserved for the preemptor
 		s.queue.requeueNow(ctx, pod.Pod)
 	}
 	select {
@@ -46,7 +47,7 @@ func (s *Scheduler) nominatePod(pod *v1.Pod, node string) {
 	}
 }
 
-// evictVictim ends a pod of lower priority. One that waits for Permit only loses its place.
+// evictVictim deletes a pod of lower priority. A pod that waits for Permit is rejected instead.
 func (s *Scheduler) evictVictim(ctx context.Context, victim, preemptor *v1.Pod, node string) error {
 	if x := s.waiting.waitingPod(victim.UID); x != nil {
 		x.Reject("scheduler", "preempted")
@@ -63,7 +64,7 @@ func (s *Scheduler) evictVictim(ctx context.Context, victim, preemptor *v1.Pod, 
 	err := client.Delete[*v1.Pod](ctx, s.writer.Load(), victim.Namespace, victim.Name,
 		metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &victim.UID}})
 	switch {
-	case apierrors.IsNotFound(err) || apierrors.IsConflict(err): // gone: another one has its name, at most
+	case apierrors.IsNotFound(err) || apierrors.IsConflict(err): // already deleted; another pod may have its name
 		return nil
 	case err != nil:
 		return fmt.Errorf("preempt pod %s/%s: %w", victim.Namespace, victim.Name, err)
@@ -73,7 +74,7 @@ func (s *Scheduler) evictVictim(ctx context.Context, victim, preemptor *v1.Pod, 
 	return nil
 }
 
-// nominatedBelow lists the pods of lower priority for which room is kept on the node.
+// nominatedBelow returns the pods of lower priority that are nominated for the node.
 func (c *cluster) nominatedBelow(node string, priority int32) []*framework.PodInfo {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -87,7 +88,7 @@ func (c *cluster) nominatedBelow(node string, priority int32) []*framework.PodIn
 	return out
 }
 
-// requeueNow puts a waiting pod back to be tried after its backoff.
+// requeueNow moves a waiting pod to the active or backoff queue.
 func (q *queue) requeueNow(ctx context.Context, pod *v1.Pod) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -13,31 +13,32 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/plugins"
 )
 
-// profile is how the pods of one schedulerName are placed.
+// profile is the scheduling profile of one schedulerName.
 type profile struct {
 	*framework.Profile
 	percentage int
 }
 
-// profiles are those served, by schedulerName. All sort the queue alike: any's QueueSort will do.
+// profiles holds the profiles by schedulerName. All profiles use the same QueueSort, so that of any
+// may be used.
 type profiles struct {
 	byName map[string]*profile
 	any    *framework.Profile
-	shared *plugins.Shared // nil where the plugins were passed in
+	shared *plugins.Shared // nil if the plugins were passed in
 }
 
-// forPod is the profile that the pod asks for; nil when it is another scheduler's.
+// forPod returns the profile for the pod; nil if another scheduler is responsible.
 func (p *profiles) forPod(pod *v1.Pod) *profile { return p.byName[schedulerOf(pod)] }
 
-// schedulerOf is the name of the scheduler that the pod is for.
+// schedulerOf returns the name of the scheduler that is responsible for the pod.
 func schedulerOf(pod *v1.Pod) string { return cmp.Or(pod.Spec.SchedulerName, v1.DefaultSchedulerName) }
 
 func singleProfile(p *framework.Profile) *profiles {
 	return &profiles{byName: map[string]*profile{v1.DefaultSchedulerName: {Profile: p}}, any: p}
 }
 
-// newProfiles builds what the configuration says. Each profile has a handle of its own: plugins ask it for Fits.
-// confirm is called before an extender binds.
+// newProfiles builds the profiles of a configuration. Each profile has its own handle, because
+// plugins call its Fits. confirm is called before an extender binds.
 func newProfiles(c *config.Config, newHandle func() *framework.Handle, confirm func(context.Context) error) (*profiles, error) {
 	shared := plugins.NewShared()
 	out := &profiles{byName: make(map[string]*profile), shared: shared}
@@ -67,7 +68,8 @@ func newProfiles(c *config.Config, newHandle func() *framework.Handle, confirm f
 	return out, nil
 }
 
-// LoadConfig reads a file, "" for none, and says what is wrong with it, also with what it says of plugins.
+// LoadConfig reads and checks a configuration file, including the arguments of its plugins. An
+// empty path means the default configuration.
 func LoadConfig(path string) (*config.Config, error) {
 	c, err := config.Load(path)
 	if err != nil {

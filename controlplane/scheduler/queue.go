@@ -15,25 +15,25 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// A pod that could not be scheduled waits for an event that may help, and at least this long,
-// doubling with every attempt. Once in a while it is tried in any case.
+// A pod that could not be scheduled waits for an event that may help. It also waits at least for a
+// backoff, which doubles with every attempt. After maxWaitInQueue it is tried in any case.
 const (
 	minBackoff     = 100 * time.Millisecond
 	maxBackoff     = 10 * time.Second
 	maxWaitInQueue = 5 * time.Minute
 )
 
-// where a queued pod is.
+// queueState is the state of a queued pod.
 type queueState uint8
 
 const (
 	inNone     queueState = iota
-	inActive              // next to be scheduled, by QueueSort
-	inBackoff             // not before its time
-	inWaiting             // unschedulable until something changes
-	inGated               // PreEnqueue refused it
-	inProgress            // popped: its node is being chosen
-	inBinding             // its node is chosen
+	inActive              // ready to be scheduled, ordered by QueueSort
+	inBackoff             // waits for its backoff
+	inWaiting             // unschedulable until an event may help
+	inGated               // refused by PreEnqueue
+	inProgress            // popped: a node is being chosen
+	inBinding             // a node is chosen
 )
 
 // queuedPod is a pod in the queue.
@@ -42,16 +42,16 @@ type queuedPod struct {
 	state           queueState
 	heapIndex       int // in its heap
 	retryAfter      time.Time
-	waitingSince    time.Time       // when it began to wait
+	waitingSince    time.Time       // start of the wait
 	refusedBy       map[string]bool // plugins that refused it last
 	mayFit          bool            // an event that may help arrived while it was in progress
-	missedEvents    []pendingEvent  // what happened while it was in progress
-	reportedMessage string          // of the last failure that was written
-	attemptStart    time.Time       // of the attempt
-	newerPod        *v1.Pod         // newer object that arrived in progress
+	missedEvents    []pendingEvent  // events that arrived while it was in progress
+	reportedMessage string          // message of the last reported failure
+	attemptStart    time.Time       // start of the attempt
+	newerPod        *v1.Pod         // newer object that arrived while it was in progress
 }
 
-// pendingEvent is an event kept for a pod in progress.
+// pendingEvent is an event that arrived while a pod was in progress.
 type pendingEvent struct {
 	event framework.Event
 	obj   any
@@ -80,7 +80,7 @@ func newQueue(p *profiles, now func() time.Time) *queue {
 	return q
 }
 
-// addOrUpdate queues a pod that a profile serves, or takes its newer state.
+// addOrUpdate queues a pod, or updates a queued one. A profile must be responsible for the pod.
 func (q *queue) addOrUpdate(ctx context.Context, pod *v1.Pod) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -100,14 +100,15 @@ func (q *queue) addOrUpdate(ctx context.Context, pod *v1.Pod) {
 		q.dequeue(have)
 		have.PodInfo = framework.NewPodInfo(pod)
 		q.enqueue(ctx, have)
-	default: // its status, or something else that no plugin looks at
+	default: // a change of the status or of another field that no plugin uses
 		info := *have.PodInfo
 		info.Pod = pod
 		have.PodInfo = &info
 	}
 }
 
-// enqueue puts a pod where PreEnqueue and its backoff say. The lock is held.
+// enqueue puts a pod into the queue that PreEnqueue and its backoff require. The caller holds the
+// lock.
 func (q *queue) enqueue(ctx context.Context, pod *queuedPod) {
 	for _, e := range q.profiles.forPod(pod.Pod).PreEnqueues {
 		if s := e.PreEnqueue(ctx, pod.Pod); !s.OK() {
@@ -144,7 +145,7 @@ func (q *queue) signalLoop() {
 	}
 }
 
-// removePod forgets a pod: it is gone, bound or finished.
+// removePod removes a pod that was deleted or bound or is terminal.
 func (q *queue) removePod(uid types.UID) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -156,7 +157,8 @@ func (q *queue) removePod(uid types.UID) {
 	delete(q.pods, uid)
 }
 
-// markBinding says that the pod has its node and is being bound: what happens in the cluster does not concern it now.
+// markBinding records that the pod has a node and is being bound. Events are then not recorded for
+// it.
 func (q *queue) markBinding(pod *queuedPod) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -166,7 +168,8 @@ func (q *queue) markBinding(pod *queuedPod) {
 	}
 }
 
-// pop returns the next pod, waiting for one; nil when ctx ends. The caller ends it with done or failed.
+// pop waits for the next pod and returns it; nil when ctx ends. The caller must then call
+// markBinding, removePod, requeueAfter or requeueFailed for the pod.
 func (q *queue) pop(ctx context.Context) *queuedPod {
 	for {
 		pod, wait := q.popActive()
@@ -185,7 +188,7 @@ func (q *queue) pop(ctx context.Context) *queuedPod {
 	}
 }
 
-// popActive takes the first active pod, or says how long there will be none.
+// popActive removes and returns the first active pod. Without one it returns how long to wait.
 func (q *queue) popActive() (*queuedPod, time.Duration) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -207,7 +210,8 @@ func (q *queue) popActive() (*queuedPod, time.Duration) {
 	return nil, wait
 }
 
-// takeGroupMembers takes the others of a group out of the queue, for a turn with the pod that was taken already, wherever they wait.
+// takeGroupMembers removes the other pods of a group from the queue, for a group attempt. The
+// result starts with the pod that was popped already.
 func (q *queue) takeGroupMembers(pod *queuedPod, others []types.UID) []*queuedPod {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -224,7 +228,7 @@ func (q *queue) takeGroupMembers(pod *queuedPod, others []types.UID) []*queuedPo
 	return out
 }
 
-// startAttempt marks a pod whose node is being chosen from now on. The lock is held.
+// startAttempt marks a pod as in progress. The caller holds the lock.
 func (q *queue) startAttempt(pod *queuedPod) {
 	pod.state, pod.attemptStart = inProgress, q.now()
 	pod.mayFit, pod.missedEvents, pod.newerPod = false, nil, nil
@@ -232,12 +236,13 @@ func (q *queue) startAttempt(pod *queuedPod) {
 	q.inProgress[pod.Pod.UID] = pod
 }
 
-// requeueAfter gives a pod back that was not tried: not before its time.
+// requeueAfter returns a pod to the queue that was not tried. It is not tried before the given
+// time.
 func (q *queue) requeueAfter(pod *queuedPod, until time.Time) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.pods[pod.Pod.UID] != pod || pod.state != inProgress {
-		return // removed meanwhile
+		return // removed in the meantime
 	}
 	q.dequeue(pod)
 	q.applyNewerPod(pod)
@@ -247,7 +252,8 @@ func (q *queue) requeueAfter(pod *queuedPod, until time.Time) {
 	q.signalLoop()
 }
 
-// applyNewerPod takes the newer object that arrived meanwhile. The lock is held.
+// applyNewerPod replaces the pod by a newer object that arrived meanwhile. The caller holds the
+// lock.
 func (q *queue) applyNewerPod(pod *queuedPod) {
 	if pod.newerPod != nil {
 		pod.PodInfo = framework.NewPodInfo(pod.newerPod)
@@ -255,18 +261,19 @@ func (q *queue) applyNewerPod(pod *queuedPod) {
 	}
 }
 
-// backoffUntil is how long to wait after so many attempts, from now.
+// backoffUntil returns the end of the backoff after the given number of attempts.
 func (q *queue) backoffUntil(attempts int) time.Time {
 	return q.now().Add(min(q.minBackoff<<min(attempts-1, 10), q.maxBackoff))
 }
 
-// requeueFailed gives a pod back after an attempt. With plugins, those refused it and it waits for an event that may help;
-// without, the attempt itself failed and it is tried again after its backoff.
+// requeueFailed returns a pod to the queue after a failed attempt. If plugins refused it, it waits
+// for an event that may help. If plugins is empty, the attempt itself failed and is repeated after
+// the backoff.
 func (q *queue) requeueFailed(ctx context.Context, pod *queuedPod, plugins map[string]bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.pods[pod.Pod.UID] != pod || pod.state != inProgress && pod.state != inBinding {
-		return // removed meanwhile
+		return // removed in the meantime
 	}
 	q.dequeue(pod)
 	q.applyNewerPod(pod)
@@ -285,7 +292,7 @@ func (q *queue) requeueFailed(ctx context.Context, pod *queuedPod, plugins map[s
 	q.waiting[pod.Pod.UID] = pod
 }
 
-// mayHelp says whether the event may mend the last refusal.
+// mayHelp reports whether the event may resolve the pod's last refusal.
 func (q *queue) mayHelp(pod *queuedPod, e framework.Event, obj any) bool {
 	if len(pod.refusedBy) == 0 {
 		return true
@@ -300,7 +307,7 @@ func (q *queue) mayHelp(pod *queuedPod, e framework.Event, obj any) bool {
 	return false
 }
 
-// handleEvent moves the waiting pods that the event may help.
+// handleEvent queues the waiting pods that the event may help.
 func (q *queue) handleEvent(ctx context.Context, e framework.Event, obj any) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -308,7 +315,7 @@ func (q *queue) handleEvent(ctx context.Context, e framework.Event, obj any) {
 		if len(pod.missedEvents) < 64 {
 			pod.missedEvents = append(pod.missedEvents, pendingEvent{e, obj})
 		} else {
-			pod.mayFit = true // so much happened that some of it will have helped
+			pod.mayFit = true // after so many events, one of them probably helps
 		}
 	}
 	for uid, pod := range q.waiting {
@@ -319,7 +326,8 @@ func (q *queue) handleEvent(ctx context.Context, e framework.Event, obj any) {
 	}
 }
 
-// requeueOverdue moves the pods that have waited longest: a safety net should a plugin's hint be wrong.
+// requeueOverdue queues the pods that have waited for maxWaitInQueue, in case a plugin's hint was
+// wrong.
 func (q *queue) requeueOverdue(ctx context.Context) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -331,7 +339,7 @@ func (q *queue) requeueOverdue(ctx context.Context) {
 	}
 }
 
-// requeueAll makes every pod due at once, for a new leadership.
+// requeueAll makes every pod ready at once, for a new leadership.
 func (q *queue) requeueAll(ctx context.Context) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -342,7 +350,7 @@ func (q *queue) requeueAll(ctx context.Context) {
 	}
 }
 
-// hasReported says whether a failure of the pod was written.
+// hasReported reports whether a failure of the pod was reported.
 func (q *queue) hasReported(uid types.UID) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -350,7 +358,7 @@ func (q *queue) hasReported(uid types.UID) bool {
 	return pod != nil && pod.reportedMessage != ""
 }
 
-// recordMessage remembers the message of a failure and reports whether it is new.
+// recordMessage records the message of a failure and reports whether it is new.
 func (q *queue) recordMessage(uid types.UID, message string) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -362,7 +370,7 @@ func (q *queue) recordMessage(uid types.UID, message string) bool {
 	return true
 }
 
-// affectsScheduling says whether an update of a pod without a node may change where it fits.
+// affectsScheduling reports whether an update of an unscheduled pod may change where it fits.
 func affectsScheduling(old, now *v1.Pod) bool {
 	return !maps.Equal(old.Labels, now.Labels) || !equality.Semantic.DeepEqual(old.Spec, now.Spec) ||
 		!resourceclaim.PodStatusEqual(old.Status.ResourceClaimStatuses, now.Status.ResourceClaimStatuses)

@@ -1,10 +1,10 @@
-// Package scheduler assigns pods to nodes. Its thinking is framework.Profile.Schedule, a function of
-// a snapshot of the cluster and a pod; plugins say what fits and what is better. Everything else is
-// a thin shell: a queue fed by informers, a cluster state that counts pods from the moment their node
-// is chosen, and bindings in flight.
+// Package scheduler assigns pods to nodes. The decision is framework.Profile.Schedule, a function
+// of a snapshot and a pod; plugins filter and score nodes. The rest of the package is a queue that
+// informers fill, a cluster state in which a pod counts as soon as its node is chosen, and
+// concurrent bindings.
 //
 //	informers ─▶ queue ─▶ one loop: snapshot ▸ Schedule ▸ assume ▸ Reserve ▸ Permit ─▶ many bindings at once
-//	          └▶ cluster ◀──────────────────────────────┘                              └▶ events, conditions, timeline
+//	         └▶ cluster ◀──────────────────────────────┘                              └▶ events, conditions, timeline
 package scheduler
 
 import (
@@ -28,40 +28,42 @@ import (
 	"keelson.dev/keelson/internal/lifecycle"
 )
 
-// Config is everything a Scheduler needs.
+// Config is the configuration of a Scheduler.
 type Config struct {
-	// Client calls as the scheduler (client.As(api.User{Name: api.UserScheduler ...})).
+	// Client is authenticated as the scheduler (client.As(api.User{Name: api.UserScheduler ...})).
 	Client    *client.Client
-	Informers *client.Informers // New registers its informers; the server runs them
-	Actor     string            // names this replica in timelines: "scheduler/cp2"
+	Informers *client.Informers // New registers informers; the server runs them
+	Actor     string            // name of this replica in timelines, for example "scheduler/cp2"
 	Timeline  *api.Timeline     // may be nil
 	Log       *slog.Logger      // may be nil
 
-	// Settings are what an operator says; nil is config.Default.
+	// Settings is the operator's configuration; nil means config.Default.
 	Settings *config.Config
-	// ConfirmLeadership returns nil when this replica leads in the term of the fence. It is called before an extender binds a pod:
-	// no fence stops that. nil = extenders bind unasked.
+	// ConfirmLeadership returns nil if this replica is the leader in the term of the fence. It is
+	// called before an extender binds a pod, because a fence cannot stop an extender. If it is nil,
+	// extenders bind without confirmation.
 	ConfirmLeadership func(ctx context.Context, fence uint64) error
-	// Plugins make the one profile instead, that of default-scheduler.
+	// Plugins, if set, returns the plugins of the only profile, default-scheduler.
 	Plugins func(h *framework.Handle) []framework.Weighted
 }
 
-// Limits of what is under way at once. Pods beyond them wait in the queue.
+// Limits of concurrent work. Further pods wait in the queue.
 const (
 	maxBindings = 256  // API calls
 	maxHeld     = 4096 // pods that wait for volumes, devices or Permit
 	maxNotes    = 16384
-	noteWorkers = 8                     // each writes of pods of its own: a pod's notes are written in their order
-	maxEvents   = 128                   // that are written at once
-	eventDelay  = 50 * time.Millisecond // for which they wait for each other
+	noteWorkers = 8                     // each worker writes the notes of its own pods, so that a pod's notes are written in order
+	maxEvents   = 128                   // events written in parallel
+	eventDelay  = 50 * time.Millisecond // how long events are collected
 )
 
-// Scheduler schedules while its replica leads. On the other replicas it keeps queue and cluster warm.
+// Scheduler schedules pods while its replica is the leader. On the other replicas it keeps queue
+// and cluster up to date.
 type Scheduler struct {
 	cfg      Config
 	log      *slog.Logger
 	profiles *profiles
-	err      error // of the profiles; Run returns it
+	err      error // error of the profiles, which Run returns
 	cluster  *cluster
 	queue    *queue
 	groups   *groupTracker
@@ -69,19 +71,19 @@ type Scheduler struct {
 	volumes  *broadcast
 	devices  *broadcast
 
-	changeMu     sync.Mutex // held while a change of the informers is applied
+	changeMu     sync.Mutex // held while a change from an informer is applied
 	unconfirmed  unconfirmedBindings
-	writer       atomic.Pointer[client.Client] // fenced with the leadership of the current Run
-	fence        atomic.Uint64                 // of the last Run
+	writer       atomic.Pointer[client.Client] // client that is fenced with the leadership of the current Run
+	fence        atomic.Uint64                 // fence of the last Run
 	bindingSlots chan struct{}
 	heldSlots    chan struct{}
-	evictions    sync.WaitGroup                   // of victims of preemption
-	notes        [noteWorkers]chan *podUpdateNote // by reference: empty queues of so many take 128 KiB
-	placedNotes  chan *podUpdateNote              // of pods that got a node
-	nextNode     int                              // the node to look at first; the loop's
+	evictions    sync.WaitGroup                   // evictions of victims
+	notes        [noteWorkers]chan *podUpdateNote // pointers: empty queues of this capacity take 128 KiB
+	placedNotes  chan *podUpdateNote              // notes about bound pods
+	nextNode     int                              // index of the first node to filter; used by the loop only
 }
 
-// New prepares a scheduler and registers its informers. Nothing runs until Run.
+// New creates a scheduler and registers its informers. Nothing runs before Run.
 func New(cfg Config) *Scheduler {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -108,7 +110,7 @@ func New(cfg Config) *Scheduler {
 	return s
 }
 
-// Names are the schedulerNames that are served.
+// Names returns the schedulerNames for which this scheduler is responsible.
 func (s *Scheduler) Names() []string { return s.cfg.Settings.Names() }
 
 func (s *Scheduler) makeProfiles() (*profiles, error) {
@@ -124,9 +126,9 @@ func (s *Scheduler) makeProfiles() (*profiles, error) {
 	return singleProfile(p), nil
 }
 
-// Run schedules until ctx (the leadership) ends; every write carries fence, the term of the
-// leadership. The informers must be synced. It may be called again for a later leadership.
-// It returns early only when the profile is not valid.
+// Run schedules pods until ctx, the leadership, ends. Every write carries fence, the term of the
+// leadership. The informers must be synced. Run may be called again for a later leadership. It
+// returns early only if the profile is invalid.
 func (s *Scheduler) Run(ctx context.Context, fence uint64) error {
 	if s.err != nil {
 		return s.err
@@ -135,10 +137,12 @@ func (s *Scheduler) Run(ctx context.Context, fence uint64) error {
 		s.log.Warn("scheduler configuration: " + w)
 	}
 	s.writer.Store(s.cfg.Client.Fenced(fence))
-	// Handlers may lag behind what the informers hold. Deciding on less than that could fill a node twice.
+	// Handlers may lag behind the informers' stores. Scheduling on older state could overcommit a
+	// node.
 	s.syncFromInformers(ctx)
 	if led := s.fence.Swap(fence); led != fence || fence == 0 {
-		// No write of an earlier leadership can be on its way, and the informers have seen those that were done.
+		// No write of an earlier leadership is still pending, and the informers contain all its
+		// writes.
 		s.unconfirmed.takeAll()
 		if shared := s.profiles.shared; shared != nil {
 			shared.Ledger.Settle()
@@ -174,7 +178,8 @@ func (s *Scheduler) requeueOverduePods(ctx context.Context) error {
 	}
 }
 
-// confirmClaims frees the devices of claims whose allocation was sent and is certain not to be stored.
+// confirmClaims frees the devices of claims whose allocation was sent and is known not to be
+// stored.
 func (s *Scheduler) confirmClaims(ctx context.Context) error {
 	t := time.NewTicker(2 * time.Second)
 	defer t.Stop()
@@ -190,7 +195,7 @@ func (s *Scheduler) confirmClaims(ctx context.Context) error {
 	}
 }
 
-// runLoop takes one pod at a time. It ends when all bindings have.
+// runLoop schedules one pod at a time. It returns after all bindings have ended.
 func (s *Scheduler) runLoop(ctx context.Context) error {
 	binders := newWorkerPool()
 	defer binders.waitForTasks()
@@ -205,11 +210,11 @@ func (s *Scheduler) runLoop(ctx context.Context) error {
 	}
 }
 
-// runRecovering makes a panic over one pod a failed attempt at that pod.
+// runRecovering runs f and handles a panic as a failed attempt at the pod.
 func (s *Scheduler) runRecovering(ctx context.Context, pod *queuedPod, f func()) {
 	defer func() {
 		if x := recover(); x != nil {
-			s.log.Error("scheduling a pod panicked", "pod", pod.Pod.Namespace+"/"+pod.Pod.Name, "panic", x, "stack",
+			s.log.Error("panic while scheduling a pod", "pod", pod.Pod.Namespace+"/"+pod.Pod.Name, "panic", x, "stack",
 				string(debug.Stack()))
 			s.cluster.forgetAssumedPod(pod.Pod.UID)
 			s.reportFailure(pod, v1.PodReasonSchedulerError, fmt.Sprintf("panic: %v", x))
@@ -219,16 +224,17 @@ func (s *Scheduler) runRecovering(ctx context.Context, pod *queuedPod, f func())
 	f()
 }
 
-// nodeChoice is a pod with the node that it is to have, where it counts already.
+// nodeChoice is a pod with its chosen node, on which it is assumed.
 type nodeChoice struct {
 	pod    *queuedPod
 	cycle  *framework.Cycle
 	result framework.Result
-	delays map[string]time.Duration // of the plugins that want it to wait
+	delays map[string]time.Duration // maximum delays, by Permit plugin
 }
 
-// schedulingFailure is why a pod has no node: err when none was found (a *framework.FitError when none fits), status when a plugin
-// refused the node that was. Neither: it has one already.
+// schedulingFailure is the reason why a pod has no node. err is set if no node was found; it is a
+// *framework.FitError if no node fits. status is set if a plugin refused the chosen node. If
+// neither is set, the pod is on a node already.
 type schedulingFailure struct {
 	pod    *queuedPod
 	cycle  *framework.Cycle
@@ -237,7 +243,7 @@ type schedulingFailure struct {
 	status *framework.Status
 }
 
-// schedulePod chooses a node for one pod, or for all of its group, and sends the binding off.
+// schedulePod chooses a node for one pod, or for its whole group, and starts the binding.
 func (s *Scheduler) schedulePod(ctx context.Context, pod *queuedPod, ties *rand.Rand, binders *workerPool) {
 	if g, ok := s.gangToPlace(pod.Pod); ok {
 		s.attemptGroup(ctx, pod, g, ties, binders)
@@ -251,7 +257,7 @@ func (s *Scheduler) schedulePod(ctx context.Context, pod *queuedPod, ties *rand.
 	s.startBinding(ctx, x, binders)
 }
 
-// chooseNode finds a node for a pod, counts it there and asks the plugins for their consent.
+// chooseNode finds a node for a pod, assumes the pod on it, and runs Reserve and Permit.
 func (s *Scheduler) chooseNode(ctx context.Context, pod *queuedPod, ties *rand.Rand) (*nodeChoice, *schedulingFailure) {
 	uid := pod.Pod.UID
 	if s.cluster.isPlaced(uid) {
@@ -272,7 +278,7 @@ func (s *Scheduler) chooseNode(ctx context.Context, pod *queuedPod, ties *rand.R
 		return nil, &schedulingFailure{pod: pod}
 	}
 	if kept := snap.NominationOf(uid); kept != "" && kept != res.Node {
-		s.queue.handleEvent(ctx, framework.PodRemoved, pod.Pod) // the room that was kept is free for others
+		s.queue.handleEvent(ctx, framework.PodRemoved, pod.Pod) // the capacity that was reserved for the pod elsewhere is free
 	}
 	if st := profile.Reserve(ctx, c, res.Node); !st.OK() {
 		return nil, &schedulingFailure{pod: pod, cycle: c, node: res.Node, status: st}
@@ -284,7 +290,7 @@ func (s *Scheduler) chooseNode(ctx context.Context, pod *queuedPod, ties *rand.R
 	return &nodeChoice{pod, c, res, delays}, nil
 }
 
-// handleFailure deals with a pod for which there is no node.
+// handleFailure handles a pod that has no node.
 func (s *Scheduler) handleFailure(ctx context.Context, f schedulingFailure) {
 	switch {
 	case f.err != nil:
@@ -296,7 +302,7 @@ func (s *Scheduler) handleFailure(ctx context.Context, f schedulingFailure) {
 	}
 }
 
-// startBinding has a pod bound beside the loop.
+// startBinding binds a pod in a separate goroutine. It blocks while too many bindings are running.
 func (s *Scheduler) startBinding(ctx context.Context, x *nodeChoice, binders *workerPool) {
 	pod := x.pod
 	s.queue.markBinding(pod)
@@ -326,7 +332,7 @@ func hasClaims(pod *v1.Pod) bool {
 	return false
 }
 
-// handleUnschedulable tells why and puts the pod back.
+// handleUnschedulable runs PostFilter, reports the failure and returns the pod to the queue.
 func (s *Scheduler) handleUnschedulable(ctx context.Context, pod *queuedPod, c *framework.Cycle, err error) {
 	if ctx.Err() != nil {
 		return
@@ -346,13 +352,14 @@ func (s *Scheduler) handleUnschedulable(ctx context.Context, pod *queuedPod, c *
 	s.queue.requeueFailed(ctx, pod, why.RefusedBy())
 }
 
-// forgetPod takes a pod off the node that it was thought to go to. Others may fit now that did not beside it.
+// forgetPod removes a pod from the node on which it was assumed. Other pods may fit then.
 func (s *Scheduler) forgetPod(ctx context.Context, pod *v1.Pod) {
 	s.cluster.forgetAssumedPod(pod.UID)
 	s.queue.handleEvent(ctx, framework.PodRemoved, pod)
 }
 
-// undoPlacement takes back what was done for a pod that is not bound in the end.
+// undoPlacement reverts Reserve and the assumption of a pod whose binding failed, and returns it to
+// the queue.
 func (s *Scheduler) undoPlacement(ctx context.Context, pod *queuedPod, c *framework.Cycle, node string, why *framework.Status) {
 	s.profiles.forPod(pod.Pod).Unreserve(ctx, c, node)
 	s.forgetPod(ctx, pod.Pod)

@@ -13,13 +13,13 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// Trial is the cluster as it was when it was taken, for asking what would be if one of its pods were elsewhere. It
-// changes nothing. One goroutine uses it at a time, beside the scheduler.
+// Trial is a snapshot of the cluster for evaluating where a running pod would be placed. It changes
+// nothing outside. It is not safe for concurrent use, but may be used beside the scheduler.
 type Trial struct {
 	profiles  *profiles
 	snap      *framework.Snapshot
 	pods      map[types.UID]*trialPod
-	withRules []*trialPod // of those whose rules are about other pods
+	withRules []*trialPod // pods with required rules about other pods
 }
 
 // trialPod is a pod on a node.
@@ -28,26 +28,28 @@ type trialPod struct {
 	node string
 }
 
-// Weighed is what the scheduler says of a pod that runs, were it pending and not where it is. Parts of a node in use are
-// in hundredths of what it has, of processor or memory, whichever is scarcer.
+// Weighed is the evaluation of a running pod as if it were pending. Utilization is in percent of
+// the node's CPU or memory, whichever is higher.
 type Weighed struct {
-	// Passed over: why nothing is said of the pod; "" = it was weighed.
+	// Passed is why the pod was not evaluated; "" if it was.
 	Passed string
-	// Stays is why its node would not take it again; "" = it would.
+	// Stays is why the pod's node would refuse it; "" if the node would accept it.
 	Stays string
-	// Best are the nodes that are as good as any, and Gain how much higher than its node they are rated.
+	// Best are the nodes with the highest score. Gain is by how much that score exceeds the score
+	// of the pod's node.
 	Best []string
 	Gain int64
-	// Full is the pod's node in use with it, and Left without it; There is the fullest of the best with it.
+	// Full is the utilization of the pod's node with the pod, and Left without it. There is the
+	// highest utilization among Best with the pod.
 	Full, Left, There float64
 }
 
-// Trial takes the cluster as it is now.
+// Trial returns a snapshot of the current cluster.
 func (s *Scheduler) Trial() (*Trial, error) {
 	if s.err != nil {
 		return nil, s.err
 	}
-	// What plugins remember of pods in flight is the loop's: these are others.
+	// New plugins, because the state of the loop's plugins belongs to pods in progress.
 	p, err := s.makeProfiles()
 	if err != nil {
 		return nil, err
@@ -69,7 +71,7 @@ func newTrial(p *profiles, snap *framework.Snapshot) *Trial {
 	return t
 }
 
-// copySnapshot is a snapshot that belongs to the caller.
+// copySnapshot returns a snapshot that the caller owns.
 func (c *cluster) copySnapshot() *framework.Snapshot {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -89,20 +91,20 @@ func (c *cluster) copySnapshot() *framework.Snapshot {
 	return s
 }
 
-// hasRequiredRules says whether a pod has required rules that other pods' moves may break.
+// hasRequiredRules reports whether a pod has required rules that moving other pods may violate.
 func hasRequiredRules(pod *framework.PodInfo) bool {
 	return pod.Affinity != nil && len(pod.Affinity.Required) > 0 ||
 		slices.ContainsFunc(pod.Pod.Spec.TopologySpreadConstraints, func(c v1.TopologySpreadConstraint) bool { return c.WhenUnsatisfiable == v1.DoNotSchedule })
 }
 
-// withoutNode is a pod as it would be before it had a node.
+// withoutNode returns a copy of the pod as if it had no node.
 func withoutNode(pod *v1.Pod) *framework.PodInfo {
 	pod = pod.DeepCopy()
 	pod.Spec.NodeName = ""
 	return framework.NewPodInfo(pod)
 }
 
-// replaceNode puts another state of a node into the snapshot.
+// replaceNode replaces a node of the snapshot.
 func (t *Trial) replaceNode(old, now *framework.NodeInfo) {
 	t.snap.Index.Replace(old, now)
 	t.snap.ByName[now.Node.Name] = now
@@ -110,7 +112,7 @@ func (t *Trial) replaceNode(old, now *framework.NodeInfo) {
 	t.snap.Nodes[i] = now
 }
 
-// withoutPod does something while the pod is not where it is.
+// withoutPod calls f while the pod is removed from its node.
 func (t *Trial) withoutPod(info *trialPod, f func(had *framework.NodeInfo) error) error {
 	had := t.snap.ByName[info.node]
 	less := had.Clone()
@@ -120,19 +122,19 @@ func (t *Trial) withoutPod(info *trialPod, f func(had *framework.NodeInfo) error
 	return f(had)
 }
 
-// Weigh says where the pod would go if it were pending.
+// Weigh evaluates where the pod would be placed if it were pending.
 func (t *Trial) Weigh(ctx context.Context, pod *v1.Pod) (Weighed, error) {
 	info, profile := t.pods[pod.UID], t.profiles.forPod(pod)
 	switch {
 	case info == nil:
-		return Weighed{Passed: "it is on no node that is known"}, nil
+		return Weighed{Passed: "it is not on a known node"}, nil
 	case profile == nil:
-		return Weighed{Passed: "it is another scheduler's"}, nil
+		return Weighed{Passed: "another scheduler is responsible for it"}, nil
 	}
 	as := withoutNode(info.Pod)
 	for _, v := range []framework.Verb{framework.VerbFilter, framework.VerbPrioritize} {
 		if len(framework.Asked(profile.Extenders, v, as)) > 0 {
-			return Weighed{Passed: "an extender has a say in where it goes"}, nil
+			return Weighed{Passed: "an extender decides about its node"}, nil
 		}
 	}
 	var out Weighed
@@ -157,8 +159,8 @@ func (t *Trial) Weigh(ctx context.Context, pod *v1.Pod) (Weighed, error) {
 	return out, err
 }
 
-// Harms names a pod that its rules would no longer let onto its node once this one had moved; "" = there is none that
-// could stay before.
+// Harms returns the name of a pod whose rules would be violated if pod moved to the node; "" if
+// there is none. Pods whose rules are violated already are ignored.
 func (t *Trial) Harms(ctx context.Context, pod *v1.Pod, to string) (string, error) {
 	info, target := t.pods[pod.UID], t.snap.ByName[to]
 	if info == nil || target == nil || info.node == to {
@@ -195,7 +197,7 @@ func (t *Trial) Harms(ctx context.Context, pod *v1.Pod, to string) (string, erro
 	return "", nil
 }
 
-// stillFits says whether a pod's node would take it again.
+// stillFits reports whether a pod's node would accept the pod again.
 func (t *Trial) stillFits(ctx context.Context, q *trialPod) (ok bool, err error) {
 	profile := t.profiles.any
 	if own := t.profiles.forPod(q.Pod); own != nil {

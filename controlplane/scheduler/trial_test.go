@@ -47,8 +47,8 @@ func TestTrial(t *testing.T) {
 			{rests, Weighed{Best: []string{"n1"}, Full: 100, Left: 200. / 3, There: 100}},
 			{tainted, Weighed{Stays: "node(s) had untolerated taint {t: x}"}}, // and n1 is full
 			{cordoned, Weighed{Passed: "its node is cordoned"}},
-			{other, Weighed{Passed: "it is another scheduler's"}},
-			{testPod("elsewhere"), Weighed{Passed: "it is on no node that is known"}},
+			{other, Weighed{Passed: "another scheduler is responsible for it"}},
+			{testPod("elsewhere"), Weighed{Passed: "it is not on a known node"}},
 		} {
 			got, err := trial.Weigh(t.Context(), want.pod)
 			if want.pod == tainted {

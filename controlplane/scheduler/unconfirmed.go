@@ -17,13 +17,14 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// Delays between two attempts to find out whether a pod was bound.
+// Delays between two attempts to determine whether a pod was bound.
 const (
 	firstConfirmDelay = 100 * time.Millisecond
 	maxConfirmDelay   = 5 * time.Second
 )
 
-// errBoundElsewhere is the outcome of a binding whose pod another client has bound, or whose pod no longer exists.
+// errBoundElsewhere is the outcome of a binding whose pod was bound by another client or no longer
+// exists.
 var errBoundElsewhere = errors.New("the pod was deleted or is assigned to another node")
 
 // unconfirmedBindings is the set of pods whose binding was sent and has no known outcome. It outlives a Run: a late binding of
@@ -75,9 +76,10 @@ func mayHaveBound(st *framework.Status) bool {
 	return code < http.StatusBadRequest || code >= http.StatusInternalServerError || code == http.StatusRequestTimeout
 }
 
-// awaitOutcome returns the outcome of a binding that failed with st: nil when the pod is bound to the node, st when the
-// pod is not bound and the binding can no longer be applied, and a conflict otherwise. The pod counts on the node until
-// then. When ctx ends first, awaitOutcome returns st, and a later Run of the same term continues.
+// awaitOutcome returns the outcome of a binding that failed with st. The outcome is nil if the pod
+// is bound to the node, st if the pod is not bound and the binding can no longer be applied, and a
+// conflict otherwise. The pod counts on the node until then. If ctx ends first, awaitOutcome
+// returns st, and a later Run of the same term continues.
 func (s *Scheduler) awaitOutcome(ctx context.Context, info *framework.PodInfo, node string, st *framework.Status) *framework.Status {
 	pod := info.Pod
 	s.unconfirmed.addBinding(info, node)
@@ -143,8 +145,8 @@ func withProbedCondition(pod *v1.Pod, want v1.PodCondition) *v1.Pod {
 	return next
 }
 
-// resumeUnconfirmed counts the pods of an earlier Run of the same term whose bindings have no known outcome on their
-// nodes, and returns a function that waits for the outcomes.
+// resumeUnconfirmed assumes the pods of an earlier Run of the same term whose bindings have no
+// known outcome. It returns a function that waits for the outcomes.
 func (s *Scheduler) resumeUnconfirmed() func(ctx context.Context) error {
 	open := s.unconfirmed.takeAll()
 	for uid, b := range open {

@@ -23,14 +23,14 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// registerHandlers registers the handlers that feed queue and cluster.
+// registerHandlers registers the informer handlers that update queue and cluster.
 func (s *Scheduler) registerHandlers() {
 	addHandler[*v1.Pod](s, s.podChanged)
 	addHandler[*v1.Node](s, s.nodeChanged)
 	addHandler[*v1.Namespace](s, s.namespaceChanged)
 	addHandler[*v1.Service](s, s.serviceChanged)
 	addHandler[*schedulingv1beta1.PodGroup](s, s.groupChanged)
-	// These are looked up only.
+	// These objects are only looked up.
 	client.Informer[*v1.ReplicationController](s.cfg.Informers)
 	client.Informer[*appsv1.ReplicaSet](s.cfg.Informers)
 	client.Informer[*appsv1.StatefulSet](s.cfg.Informers)
@@ -68,14 +68,14 @@ func (s *Scheduler) deviceClaimChanged(old, now *resourcev1.ResourceClaim) {
 	s.queue.handleEvent(context.Background(), framework.DeviceClaimChanged, currentOrOld(old, now))
 }
 
-// observeClaim counts the devices of a claim.
+// observeClaim updates the ledger with the devices of a claim.
 func (s *Scheduler) observeClaim(c *resourcev1.ResourceClaim, gone bool) {
 	if shared := s.profiles.shared; shared != nil {
 		shared.Ledger.Observe(c, gone)
 	}
 }
 
-// addHandler registers f for all changes of T; old or now is nil on creation and deletion.
+// addHandler registers f for all changes of T. old is nil on creation, and now is nil on deletion.
 func addHandler[T interface {
 	api.Object
 	comparable
@@ -103,24 +103,24 @@ func addHandler[T interface {
 		},
 	})
 	if err != nil {
-		panic(fmt.Sprintf("scheduler: watch %T: %v", none, err)) // the informer has not started: this cannot fail
+		panic(fmt.Sprintf("scheduler: watch %T: %v", none, err)) // cannot fail: the informer has not started
 	}
 }
 
-// applyChange takes one change in. Changes come one at a time, so that adopt can tell what is still to come. One that
-// cannot be understood is lost, and nothing else.
+// applyChange applies one change. Changes are applied one at a time, so that syncFromInformers can
+// determine which are still to come. A change whose handler panics is dropped.
 func (s *Scheduler) applyChange(change func()) {
 	s.changeMu.Lock()
 	defer s.changeMu.Unlock()
 	defer func() {
 		if p := recover(); p != nil {
-			s.log.Error("a change was not understood", "panic", p, "stack", string(debug.Stack()))
+			s.log.Error("panic while handling a change", "panic", p, "stack", string(debug.Stack()))
 		}
 	}()
 	change()
 }
 
-// currentOrOld is the object as it is, or as it was when it is gone.
+// currentOrOld returns the current object, or the old one if the object was deleted.
 func currentOrOld[T comparable](old, now T) T {
 	var none T
 	if now != none {
@@ -133,9 +133,10 @@ func isTerminal(pod *v1.Pod) bool {
 	return pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
 }
 
-// podChanged follows one pod. It looks at the present state only: old serves to tell what kind of event it was.
+// podChanged handles a change of one pod. Only the current state matters; old determines the kind
+// of event.
 func (s *Scheduler) podChanged(old, now *v1.Pod) {
-	ctx := context.Background() // PreEnqueue plugins take one; nothing here blocks
+	ctx := context.Background() // for PreEnqueue plugins; nothing here blocks
 	if pod := currentOrOld(old, now); s.groups.observePod(pod, now == nil || isTerminal(pod) || pod.DeletionTimestamp != nil) {
 		key, _ := framework.GroupOf(pod)
 		defer s.queue.handleEvent(ctx, framework.GroupChanged, key)
@@ -155,7 +156,7 @@ func (s *Scheduler) podChanged(old, now *v1.Pod) {
 	case now.Spec.NodeName != "":
 		if old != nil && old.Spec.NodeName != "" && sameForScheduling(old, now) {
 			if s.cluster.isPlaced(now.UID) {
-				return // its status, most often
+				return // usually only the status changed
 			}
 		}
 		s.cluster.addBoundPod(now)
@@ -197,7 +198,7 @@ func (s *Scheduler) nodeChanged(old, now *v1.Node) {
 	taints := old.Spec.Unschedulable != now.Spec.Unschedulable || !equality.Semantic.DeepEqual(old.Spec.Taints, now.Spec.Taints)
 	images := len(old.Status.Images) != len(now.Status.Images)
 	if !allocatable && !labels && !taints && !images {
-		return // conditions and the like: no plugin looks at them
+		return // only conditions and similar fields changed, which no plugin uses
 	}
 	s.cluster.setNode(now)
 	for _, e := range []struct {
@@ -210,7 +211,7 @@ func (s *Scheduler) nodeChanged(old, now *v1.Node) {
 	}
 }
 
-// namespaceChanged follows the labels by which affinity terms choose namespaces.
+// namespaceChanged handles changes of the labels by which affinity terms select namespaces.
 func (s *Scheduler) namespaceChanged(old, now *v1.Namespace) {
 	if now == nil {
 		s.cluster.removeNamespace(old.Name)
@@ -231,7 +232,8 @@ func (s *Scheduler) serviceChanged(old, now *v1.Service) {
 	s.cluster.setService(now.Namespace, now.Name, now.Spec.Selector)
 }
 
-// ownerSelector is what the controller of a pod selects; nil when it is none that keeps replicas, or is not known.
+// ownerSelector returns the selector of a pod's controller. It returns nil if the owner is unknown
+// or of another kind.
 func (s *Scheduler) ownerSelector(namespace string, ref *metav1.OwnerReference) labels.Selector {
 	i := s.cfg.Informers
 	var selector *metav1.LabelSelector
@@ -274,7 +276,7 @@ func volumeLimits(n *storagev1.CSINode) map[string]int32 {
 	return out
 }
 
-// syncFromInformers brings queue and cluster up to what the informers hold.
+// syncFromInformers updates queue and cluster to the state of the informers.
 func (s *Scheduler) syncFromInformers(ctx context.Context) {
 	for _, ns := range client.CachedList[*v1.Namespace](s.cfg.Informers, "", nil) {
 		s.applyChange(func() {
@@ -294,8 +296,8 @@ func (s *Scheduler) syncFromInformers(ctx context.Context) {
 	s.syncPods(ctx, client.CachedList[*v1.Pod](s.cfg.Informers, "", nil))
 }
 
-// syncNodes takes nodes in. Each is looked up again first: what the informer does not hold any more has been, or is
-// about to be, reported as deleted, and nothing would ever take it away again. What it holds is reported later.
+// syncNodes adds nodes. Each node is looked up again first: a node that is no longer in the
+// informer's store was, or soon is, reported as deleted, and nothing would remove it later.
 func (s *Scheduler) syncNodes(nodes []*v1.Node) {
 	for _, n := range nodes {
 		s.applyChange(func() {
@@ -306,7 +308,7 @@ func (s *Scheduler) syncNodes(nodes []*v1.Node) {
 	}
 }
 
-// syncPods takes pods in, like adoptNodes.
+// syncPods adds pods like syncNodes.
 func (s *Scheduler) syncPods(ctx context.Context, pods []*v1.Pod) {
 	for _, pod := range pods {
 		if ctx.Err() != nil {
@@ -320,7 +322,7 @@ func (s *Scheduler) syncPods(ctx context.Context, pods []*v1.Pod) {
 	}
 }
 
-// newHandle is what plugins can do.
+// newHandle returns the handle through which plugins act.
 func (s *Scheduler) newHandle() *framework.Handle {
 	i := s.cfg.Informers
 	h := &framework.Handle{
@@ -354,7 +356,8 @@ func (s *Scheduler) newHandle() *framework.Handle {
 	return h
 }
 
-// storageAccess looks storage objects up. Their informers exist before Run: watch asks for all of them.
+// storageAccess returns the lookup functions for storage objects. registerHandlers has created
+// their informers.
 func (s *Scheduler) storageAccess() framework.Volumes {
 	i := s.cfg.Informers
 	return framework.Volumes{
@@ -379,7 +382,7 @@ func (s *Scheduler) storageAccess() framework.Volumes {
 	}
 }
 
-// deviceAccess looks devices up and writes claims of them.
+// deviceAccess returns the functions that look up devices and write claims.
 func (s *Scheduler) deviceAccess() framework.Devices {
 	i := s.cfg.Informers
 	return framework.Devices{

@@ -6,19 +6,20 @@ import (
 	"time"
 )
 
-// idleWorkerTimeout is how long a goroutine without a task waits for another.
+// idleWorkerTimeout is how long an idle goroutine waits for another task.
 const idleWorkerTimeout = time.Second
 
-// workerPool runs tasks at once, each in a goroutine that may have run others before. What a new goroutine costs is the growth of
-// its stack, which goes deep in a call of the API: a thousand bindings a second should not pay for it each.
+// workerPool runs each task at once in a goroutine, and reuses goroutines. A new goroutine must
+// grow its stack, because an API call goes deep. At a thousand bindings a second, reuse avoids that
+// cost.
 type workerPool struct {
-	tasks chan func() // without room: only who is idle takes one
+	tasks chan func() // unbuffered: only an idle goroutine receives a task
 	wg    sync.WaitGroup
 }
 
 func newWorkerPool() *workerPool { return &workerPool{tasks: make(chan func())} }
 
-// startTask has a task run, and does not wait for it. Idle goroutines end with ctx.
+// startTask runs a task in a goroutine and returns at once. Idle goroutines exit when ctx ends.
 func (c *workerPool) startTask(ctx context.Context, task func()) {
 	select {
 	case c.tasks <- task:
@@ -43,5 +44,5 @@ func (c *workerPool) runTasks(ctx context.Context, task func()) {
 	}
 }
 
-// waitForTasks returns when all tasks have ended. Their ctx must have ended.
+// waitForTasks waits for all tasks. Their ctx must have ended.
 func (c *workerPool) waitForTasks() { c.wg.Wait() }

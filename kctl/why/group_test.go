@@ -41,7 +41,7 @@ func TestPodsOfGroups(t *testing.T) {
 		{"no room for another", world(3, pod("b", of("train")), pod("c", of("train"))),
 			pod("a", of("train"), unfit(had+"; pod c: 0/1 nodes are available: 1 Insufficient cpu."))},
 		{"others are ended for it", world(3, pod("b", of("train")), pod("c", of("train"))),
-			pod("a", of("train"), unfit(had+"; preemption: pods of lower priority are being ended to make room for the group; pod c: 0/1 nodes are available: 1 Insufficient cpu."))},
+			pod("a", of("train"), unfit(had+"; preemption: pods of lower priority are being evicted for the group; pod c: 0/1 nodes are available: 1 Insufficient cpu."))},
 		{"groups not read", World{Unread: []string{Groups}}, pod("a", of("train"), few)},
 	})
 }

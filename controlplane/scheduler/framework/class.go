@@ -9,15 +9,16 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// podClass are the pods on nodes that rules about pods cannot tell apart: of one namespace, with the same labels, and
-// either all or none of them being deleted. Who asks for pods looks at classes, of which there are mostly as many as
-// templates, and a pod that comes is matched with no selector when others of its class are there.
+// podClass is a set of pods on nodes that rules about pods cannot distinguish: same namespace, same
+// labels, and all or none of them terminating. Lookups iterate over classes, of which there are
+// usually as many as pod templates. A new pod whose class exists is not matched against any
+// selector.
 type podClass struct {
 	podSubject
 	hash    uint64
 	pods    int
-	perNode sparseCounts // by slot
-	sets    []*PodSet    // that have these pods
+	perNode sparseCounts // number of pods by node slot
+	sets    []*PodSet    // the sets that contain these pods
 }
 
 func (c *podClass) addPods(x *Index, slot int32, by int) {
@@ -31,7 +32,7 @@ func (c *podClass) addPods(x *Index, slot int32, by int) {
 	}
 }
 
-// classOf is the pod's class, which is made when it is new.
+// classOf returns the pod's class, and creates it if necessary.
 func (x *Index) classOf(pod *v1.Pod) *podClass {
 	s := podSubject{pod.Namespace, pod.Labels, pod.DeletionTimestamp != nil}
 	hash := x.hashLabels(&s)
@@ -66,7 +67,7 @@ func (x *Index) removeClass(c *podClass) {
 	}
 }
 
-// hashLabels is equal for equal labels in whichever order.
+// hashLabels returns a hash that does not depend on the order of the labels.
 func (x *Index) hashLabels(s *podSubject) uint64 {
 	sum := uint64(len(s.labels))
 	for k, v := range s.labels {
@@ -78,7 +79,7 @@ func (x *Index) hashLabels(s *podSubject) uint64 {
 	return sum
 }
 
-// eachClass calls f for the classes in the namespaces that the Peers mean.
+// eachClass calls f for the classes in the namespaces of the Peers.
 func (x *Index) eachClass(p *Peers, f func(*podClass)) {
 	each := func(ns map[uint64][]*podClass) {
 		for _, same := range ns {

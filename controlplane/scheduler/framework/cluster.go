@@ -16,7 +16,7 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// Resources are amounts: cores in thousandths, bytes, and whatever else nodes advertise.
+// Resources are amounts of resources: millicores, bytes, and extended resources.
 type Resources struct {
 	MilliCPU, Memory, EphemeralStorage int64
 	Scalar                             map[v1.ResourceName]int64 // extended resources and huge pages; nil = none
@@ -43,12 +43,13 @@ func resourcesOf(l v1.ResourceList) Resources {
 	return r
 }
 
-// Native says whether every node has such a resource, unlike extended resources and huge pages.
+// Native reports whether every node has the resource. Extended resources and huge pages are not
+// native.
 func Native(name v1.ResourceName) bool {
 	return name == v1.ResourceCPU || name == v1.ResourceMemory || name == v1.ResourceEphemeralStorage
 }
 
-// Of is the amount of one resource.
+// Of returns the amount of one resource.
 func (r *Resources) Of(name v1.ResourceName) int64 {
 	switch name {
 	case v1.ResourceCPU:
@@ -77,7 +78,7 @@ func (r *Resources) addScaled(o Resources, sign int64) {
 // addScaledAmount returns a + sign * b.
 func addScaledAmount(a, sign, b int64) int64 { return saturate.Add(a, saturate.Mul(sign, b)) }
 
-// hasOverflowed reports whether an amount is too large to be known.
+// hasOverflowed reports whether an amount has reached the largest value and is no longer exact.
 func (r *Resources) hasOverflowed() bool {
 	most := max(r.MilliCPU, r.Memory, r.EphemeralStorage)
 	for _, n := range r.Scalar {
@@ -86,7 +87,7 @@ func (r *Resources) hasOverflowed() bool {
 	return most == math.MaxInt64
 }
 
-// Equal says that two are the same amounts.
+// Equal reports whether both have the same amounts.
 func (r Resources) Equal(o Resources) bool {
 	return r.MilliCPU == o.MilliCPU && r.Memory == o.Memory && r.EphemeralStorage == o.EphemeralStorage && maps.Equal(r.Scalar, o.Scalar)
 }
@@ -103,7 +104,7 @@ func (r Resources) deepCopy() Resources {
 	return r
 }
 
-// HostPort is a port taken on a node. IP "0.0.0.0" means all addresses.
+// HostPort is a port in use on a node. IP "0.0.0.0" means all addresses.
 type HostPort struct {
 	IP       string
 	Protocol v1.Protocol
@@ -115,19 +116,20 @@ func (p HostPort) conflictsWith(o HostPort) bool {
 	return p.Port == o.Port && p.Protocol == o.Protocol && (p.IP == o.IP || p.IP == all || o.IP == all)
 }
 
-// PodInfo is a pod with what scheduling needs to know of it, worked out once.
+// PodInfo is a pod with values that are derived from it once for scheduling.
 type PodInfo struct {
 	Pod      *v1.Pod
 	Requests Resources
-	// Counted are the requests with a guess where a container asks for nothing, so that scores spread such pods too.
+	// Counted are the requests with a default for containers without a request, so that scores
+	// spread such pods too.
 	CountedCPU, CountedMemory int64
 	Ports                     []HostPort
 	Priority                  int32
-	Affinity                  *Affinity // to other pods; nil = none
-	Claims                    []string  // of its namespace, which its volumes use
+	Affinity                  *Affinity // inter-pod affinity; nil = none
+	Claims                    []string  // PersistentVolumeClaims of its volumes, in its namespace
 }
 
-// NewPodInfo works out a pod. The pod is shared and not modified.
+// NewPodInfo returns the PodInfo of a pod. The pod is shared and not modified.
 func NewPodInfo(pod *v1.Pod) *PodInfo {
 	info := &PodInfo{Pod: pod}
 	info.setRequests()
@@ -145,7 +147,8 @@ func NewPodInfo(pod *v1.Pod) *PodInfo {
 	return info
 }
 
-// ClaimsOf lists the claims of a pod; those of ephemeral volumes are named after both.
+// ClaimsOf returns the names of a pod's claims. The claim of an ephemeral volume is named after the
+// pod and the volume.
 func ClaimsOf(pod *v1.Pod) []string {
 	var out []string
 	for i := range pod.Spec.Volumes {
@@ -160,12 +163,12 @@ func ClaimsOf(pod *v1.Pod) []string {
 	return out
 }
 
-// OwnsClaim says whether a claim is that of an ephemeral volume of the pod, which is made for it.
+// OwnsClaim reports whether a claim belongs to an ephemeral volume of the pod.
 func OwnsClaim(pod *v1.Pod, claim string) bool {
 	return slices.ContainsFunc(pod.Spec.Volumes, func(v v1.Volume) bool { return v.Ephemeral != nil && pod.Name+"-"+v.Name == claim })
 }
 
-// AwaitsClaim is why a pod waits whose claim is still to be made.
+// AwaitsClaim returns the reason for a pod that waits until a claim is created.
 func AwaitsClaim(claim string) string {
 	return fmt.Sprintf("waiting for ephemeral volume controller to create the persistentvolumeclaim %q", claim)
 }
@@ -188,9 +191,10 @@ func (pod *PodInfo) hostPorts(list []v1.Container) {
 	}
 }
 
-// NodeInfo is a node with the pods on it, bound or assumed, and their sums. In a snapshot it is immutable.
+// NodeInfo is a node with its bound and assumed pods and the sums of their requests. In a snapshot
+// it is immutable.
 type NodeInfo struct {
-	Node        *v1.Node // nil while only pods are known of it
+	Node        *v1.Node // nil while only pods of the node are known
 	Taints      []v1.Taint
 	Cordoned    bool
 	Pods        []*PodInfo
@@ -203,13 +207,13 @@ type NodeInfo struct {
 	// Images present on the node by name, with their size.
 	Images map[string]int64
 
-	// Generation grows with every change; snapshots compare it.
+	// Generation increases with every change; snapshots compare it.
 	Generation int64
 
-	slot int32 // of the node in the Index of its snapshot; 0 = in none
+	slot int32 // slot of the node in the Index of its snapshot; 0 = none
 }
 
-// SetNode takes the node object.
+// SetNode sets the node object and the values derived from it.
 func (n *NodeInfo) SetNode(node *v1.Node) {
 	n.Node, n.Taints, n.Cordoned = node, node.Spec.Taints, node.Spec.Unschedulable
 	n.Allocatable = resourcesOf(node.Status.Allocatable)
@@ -225,14 +229,14 @@ func (n *NodeInfo) SetNode(node *v1.Node) {
 	}
 }
 
-// AddPod counts a pod on the node.
+// AddPod adds a pod to the node.
 func (n *NodeInfo) AddPod(pod *PodInfo) {
 	n.Pods = append(n.Pods, pod)
 	n.addAmounts(pod, 1)
 	n.Ports = append(n.Ports, pod.Ports...)
 }
 
-// RemovePod takes a pod away and reports whether it was there.
+// RemovePod removes a pod and reports whether it was on the node.
 func (n *NodeInfo) RemovePod(uid types.UID) bool {
 	i := slices.IndexFunc(n.Pods, func(pod *PodInfo) bool { return pod.Pod.UID == uid })
 	if i < 0 {
@@ -251,8 +255,9 @@ func (n *NodeInfo) RemovePod(uid types.UID) bool {
 	return true
 }
 
-// addAmounts adds the amounts of a pod to the sums, or subtracts those of a pod that is not in n.Pods any more. Of a sum
-// that has overflowed nothing can be subtracted: it is made from the pods that are left.
+// addAmounts adds the amounts of a pod to the sums if sign is 1. If sign is -1 it subtracts them;
+// the pod must no longer be in n.Pods. A sum that has overflowed is computed again from the
+// remaining pods.
 func (n *NodeInfo) addAmounts(pod *PodInfo, sign int64) {
 	if sign < 0 && (n.Requested.hasOverflowed() || max(n.CountedCPU, n.CountedMem) == math.MaxInt64) {
 		n.Requested, n.CountedCPU, n.CountedMem = Resources{}, 0, 0
@@ -266,7 +271,7 @@ func (n *NodeInfo) addAmounts(pod *PodInfo, sign int64) {
 	n.CountedMem = addScaledAmount(n.CountedMem, sign, pod.CountedMemory)
 }
 
-// PortConflict says whether one of the ports is taken.
+// PortConflict reports whether one of the ports is in use.
 func (n *NodeInfo) PortConflict(want []HostPort) bool {
 	for _, w := range want {
 		for _, have := range n.Ports {
@@ -278,7 +283,7 @@ func (n *NodeInfo) PortConflict(want []HostPort) bool {
 	return false
 }
 
-// Clone copies everything that changes. Node, pods and images are immutable and shared.
+// Clone returns a copy. Node, pods and images are immutable and shared.
 func (n *NodeInfo) Clone() *NodeInfo {
 	c := *n
 	c.Pods = slices.Clone(n.Pods)
@@ -287,18 +292,18 @@ func (n *NodeInfo) Clone() *NodeInfo {
 	return &c
 }
 
-// Snapshot is the cluster as one scheduling attempt sees it.
+// Snapshot is the cluster during one scheduling attempt.
 type Snapshot struct {
-	Nodes  []*NodeInfo // with a node object, in order of name
+	Nodes  []*NodeInfo // nodes with a node object, sorted by name
 	ByName map[string]*NodeInfo
-	Index  *Index // of these nodes
-	// Nominated are the pods that wait for room on a node after preempting others there, by node.
+	Index  *Index // index of these nodes
+	// Nominated holds the pods that are nominated for a node after preemption, by node.
 	Nominated map[string][]*PodInfo
 	Volumes
 	Workloads
 }
 
-// NominationOf is the node where room is kept for the pod; "" = none.
+// NominationOf returns the node that is nominated for the pod; "" = none.
 func (s *Snapshot) NominationOf(uid types.UID) string {
 	for node, pods := range s.Nominated {
 		if slices.ContainsFunc(pods, func(pod *PodInfo) bool { return pod.Pod.UID == uid }) {
@@ -308,26 +313,28 @@ func (s *Snapshot) NominationOf(uid types.UID) string {
 	return ""
 }
 
-// Workloads looks up what pods belong to. A nil field knows none.
+// Workloads looks up the workloads of pods. A nil field finds none.
 type Workloads struct {
-	// Services are the selectors of the Services that select the pod.
+	// Services returns the selectors of the Services that select the pod.
 	Services func(pod *v1.Pod) []map[string]string
-	// Owner is the selector of a ReplicationController, ReplicaSet or StatefulSet; nil when there is none.
+	// Owner returns the selector of a ReplicationController, ReplicaSet or StatefulSet; nil if
+	// there is none.
 	Owner func(namespace string, ref *metav1.OwnerReference) labels.Selector
 }
 
-// Volumes looks up storage objects. A nil field knows none.
+// Volumes looks up storage objects. A nil field finds none.
 type Volumes struct {
 	Claim             func(namespace, name string) (*v1.PersistentVolumeClaim, bool)
 	PersistentVolume  func(name string) (*v1.PersistentVolume, bool)
 	PersistentVolumes func() []*v1.PersistentVolume
 	StorageClass      StorageClassLookup
-	// KnowsRoom says whether a driver has CSIStorageCapacity objects, and RoomFor lists those of a class; nil: none has.
+	// KnowsRoom reports whether a driver publishes CSIStorageCapacity objects. RoomFor lists the
+	// objects of a storage class.
 	KnowsRoom func(driver string) bool
 	RoomFor   func(class string) []*storagev1.CSIStorageCapacity
 }
 
-// NewSnapshot is a snapshot of these nodes, for tests and tools.
+// NewSnapshot returns a snapshot of these nodes, for tests and tools.
 func NewSnapshot(nodes ...*NodeInfo) *Snapshot {
 	s := &Snapshot{ByName: make(map[string]*NodeInfo, len(nodes)), Nodes: slices.Clone(nodes), Index: NewIndex()}
 	slices.SortFunc(s.Nodes, func(a, b *NodeInfo) int { return strings.Compare(a.Node.Name, b.Node.Name) })

@@ -2,18 +2,19 @@ package framework
 
 import "slices"
 
-// sparseCounts are numbers by index, most of them zero: a sorted list while few are not, and a slice where that takes little
-// more room. Either takes room in proportion to what is counted, and not to what could be.
+// sparseCounts is a list of numbers by index, most of them zero. It is a sorted list while few are
+// not zero, and a dense slice if that takes little more memory. Either takes memory in proportion
+// to the numbers that are not zero.
 type sparseCounts struct {
 	sorted []count
-	dense  []int32 // instead of few
-	used   int     // how many are not zero
+	dense  []int32 // used in place of sorted if not nil
+	used   int     // how many numbers are not zero
 }
 
 type count struct{ at, n int32 }
 
-// A slice is right for smallSlice indexes however few are used, and else when one in denseShare is. It is given up when
-// fewer than one in sparseShare are.
+// A dense slice is used up to smallSlice indexes, and above if at least one in denseShare numbers
+// is not zero. It is replaced by a sorted list if fewer than one in sparseShare are not zero.
 const (
 	smallSlice  = 16
 	denseShare  = 32
@@ -45,7 +46,7 @@ func (c *sparseCounts) findIndex(at int32) (int, bool) {
 	return low, low < len(c.sorted) && c.sorted[low].at == at
 }
 
-// addTo changes one number and returns it.
+// addTo adds to one number and returns the sum.
 func (c *sparseCounts) addTo(at int32, by int) int {
 	if by == 0 {
 		return c.value(at)

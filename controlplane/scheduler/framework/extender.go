@@ -9,7 +9,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Verb is something that an extender may be asked to do.
+// Verb is an operation of an extender.
 type Verb uint8
 
 const (
@@ -19,32 +19,34 @@ const (
 	VerbBind
 )
 
-// Extender is a service outside that has a say in where pods go. Its answers are judged by whoever implements this: what
-// they name is something that was asked about.
+// Extender is an external service that takes part in scheduling. The implementation checks its
+// responses: they contain only nodes and pods of the request.
 type Extender interface {
 	Name() string
 	Does(v Verb) bool
-	// Interested says whether it is to be asked about the pod.
+	// Interested reports whether the extender must be called for the pod.
 	Interested(pod *PodInfo) bool
-	// Ignorable extenders that fail are passed over; without that, the attempt fails.
+	// Ignorable reports whether scheduling continues without the extender if it fails. Otherwise
+	// the attempt fails.
 	Ignorable() bool
-	// Filter says which of the nodes it refuses, by name.
+	// Filter returns the nodes that the extender refuses, by name.
 	Filter(ctx context.Context, pod *v1.Pod, nodes []*NodeInfo) (refused map[string]*Status, err error)
-	// Prioritize is what it adds to the score of each node, its weight included.
+	// Prioritize returns the extender's weighted score of each node.
 	Prioritize(ctx context.Context, pod *v1.Pod, nodes []*NodeInfo) ([]int64, error)
-	// Preempt leaves of the nodes where room could be made those that it agrees with, and may change whom that costs.
+	// Preempt returns the nodes on which the extender accepts preemption, with the victims, which
+	// it may have changed.
 	Preempt(ctx context.Context, pod *v1.Pod, nodes map[string]Victims) (map[string]Victims, error)
 	Bind(ctx context.Context, pod *v1.Pod, node string) error
 }
 
-// Victims are the pods of a node that would have to go.
+// Victims are the pods that must be evicted from a node.
 type Victims struct {
 	Pods []*PodInfo
 	// Violations is how many of them a PodDisruptionBudget protects.
 	Violations int
 }
 
-// Asked are the extenders that do the verb for the pod.
+// Asked returns the extenders that support the verb and are interested in the pod.
 func Asked(list []Extender, v Verb, pod *PodInfo) []Extender {
 	var out []Extender
 	for _, e := range list {
@@ -55,7 +57,7 @@ func Asked(list []Extender, v Verb, pod *PodInfo) []Extender {
 	return out
 }
 
-// runExtenderFilters narrows the nodes that fit to those that the extenders leave, one extender after the other.
+// runExtenderFilters removes the nodes that the extenders refuse, one extender after the other.
 func runExtenderFilters(ctx context.Context, asked []Extender, c *Cycle, r *scratch, why *FitError) error {
 	for _, e := range asked {
 		if len(r.fit) == 0 {
@@ -82,7 +84,8 @@ func runExtenderFilters(ctx context.Context, asked []Extender, c *Cycle, r *scra
 	return nil
 }
 
-// addExtenderScores adds what the extenders say. One that fails adds nothing, as with kube-scheduler.
+// addExtenderScores adds the extenders' scores. An extender that fails adds nothing, as in
+// kube-scheduler.
 func addExtenderScores(ctx context.Context, asked []Extender, c *Cycle, r *scratch) {
 	for _, e := range asked {
 		scores, err := e.Prioritize(ctx, c.Pod.Pod, r.fit)
@@ -95,7 +98,7 @@ func addExtenderScores(ctx context.Context, asked []Extender, c *Cycle, r *scrat
 	}
 }
 
-// bindBy has the extender that binds do so; false when none does for this pod.
+// bindBy binds with the extender that binds this pod. It returns false if there is none.
 func (p *Profile) bindBy(ctx context.Context, c *Cycle, node string) (*Status, bool) {
 	asked := Asked(p.Extenders, VerbBind, c.Pod)
 	if len(asked) == 0 {
@@ -107,7 +110,7 @@ func (p *Profile) bindBy(ctx context.Context, c *Cycle, node string) (*Status, b
 	return nil, true
 }
 
-// Brief is somebody else's text in one line of bounded length.
+// Brief returns a text from an external source as one line of bounded length.
 func Brief(text string) string {
 	const most = 256
 	if len(text) > 4*most {

@@ -1,8 +1,8 @@
-// Package framework is the vocabulary of the scheduler: the extension points as interfaces, what
-// plugins see of the cluster, and Schedule, which is a pure function of a snapshot and a pod.
-// Plugins know this package and nothing else of the scheduler.
+// Package framework is the vocabulary of the scheduler: the extension points as interfaces, the
+// cluster state that plugins read, and Schedule, a pure function of a snapshot and a pod. Plugins
+// depend only on this package.
 //
-// One pod passes the points in this order:
+// A pod passes the extension points in this order:
 //
 //	PreEnqueue ▸ QueueSort ▸ PreFilter ▸ Filter ▸ (PostFilter when no node is left) ▸ PreScore ▸ Score ▸ NormalizeScore
 //	▸ Reserve ▸ Permit ▸ PreBind ▸ Bind ▸ PostBind      (Unreserve in reverse order when one of these fails)
@@ -17,29 +17,30 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Code says what a plugin decided.
+// Code is the kind of a plugin's result.
 type Code uint8
 
 const (
 	Success Code = iota
-	// Error is a failure of the plugin itself; the pod is tried again.
+	// Error is a failure of the plugin itself. The pod is tried again.
 	Error
-	// Unschedulable: not now, not here; a change in the cluster may mend it.
+	// Unschedulable means that the pod does not fit. A change of the cluster may resolve it.
 	Unschedulable
-	// Unresolvable is Unschedulable that not even removing other pods would mend.
+	// Unresolvable is like Unschedulable, and removing other pods cannot resolve it.
 	Unresolvable
-	// Wait is Permit's: hold the pod before it is bound.
+	// Wait is returned by Permit: delay the binding.
 	Wait
-	// Skip is PreFilter's, PreScore's and Bind's: there is nothing for this plugin to do.
+	// Skip is returned by PreFilter, PreScore and Bind: the plugin has nothing to do for the pod.
 	Skip
 )
 
-// Status is a plugin's answer. A nil *Status is success. It is immutable: plugins may keep and return one many times.
+// Status is a plugin's result. A nil *Status is success. A Status is immutable, so plugins may
+// return the same one often.
 type Status struct {
 	Code    Code
 	Reasons []string
 	Err     error  // for Error
-	Plugin  string // who said so; filled in by the framework when empty
+	Plugin  string // the plugin that returned it; set by the framework if empty
 }
 
 // Refuse returns an Unschedulable status.
@@ -60,10 +61,10 @@ func Fail(plugin string, err error) *Status {
 // SkipStatus says that a plugin has nothing to do for this pod.
 var SkipStatus = &Status{Code: Skip}
 
-// OK says whether the status is success.
+// OK reports whether the status is success.
 func (s *Status) OK() bool { return s == nil || s.Code == Success }
 
-// Is says whether the status has that code.
+// Is reports whether the status has the code.
 func (s *Status) Is(c Code) bool {
 	if s == nil {
 		return c == Success
@@ -71,10 +72,10 @@ func (s *Status) Is(c Code) bool {
 	return s.Code == c
 }
 
-// Refused says whether the status rejects, as opposed to fails.
+// Refused reports whether the plugin refused the pod. It is false for a failure of the plugin.
 func (s *Status) Refused() bool { return s.Is(Unschedulable) || s.Is(Unresolvable) }
 
-// Message joins the reasons.
+// Message returns the joined reasons.
 func (s *Status) Message() string {
 	if s == nil {
 		return ""
@@ -82,7 +83,7 @@ func (s *Status) Message() string {
 	return strings.Join(s.Reasons, ", ")
 }
 
-// AsError is the status as an error; nil when it is success.
+// AsError returns the status as an error; nil if it is success.
 func (s *Status) AsError() error {
 	if s.OK() {
 		return nil
@@ -93,10 +94,10 @@ func (s *Status) AsError() error {
 	return fmt.Errorf("%s: %s", s.Plugin, s.Message())
 }
 
-// Plugin is anything with a name; what else it is, it shows by the interfaces that it implements.
+// Plugin is a named plugin. It implements the interfaces of its extension points.
 type Plugin interface{ Name() string }
 
-// PreEnqueue may keep a pod out of the queue.
+// PreEnqueue decides whether a pod may enter the queue.
 type PreEnqueue interface {
 	Plugin
 	PreEnqueue(ctx context.Context, pod *v1.Pod) *Status
@@ -108,94 +109,97 @@ type QueueSort interface {
 	Less(a, b *QueuedPod) bool
 }
 
-// QueuedPod is what QueueSort sees.
+// QueuedPod is a pod in the queue, for QueueSort.
 type QueuedPod struct {
 	*PodInfo
-	Added    time.Time // to the queue, first
+	Added    time.Time // time when it was first added to the queue
 	Attempts int
 }
 
-// PreFilter looks at the pod once per cycle. Skip spares the plugin's Filter for this pod; a refusal
-// ends the cycle; a non-nil set restricts the nodes.
+// PreFilter inspects the pod once per cycle. Skip disables the plugin's Filter for this pod. A
+// refusal ends the cycle. A non-nil set restricts the nodes.
 type PreFilter interface {
 	Plugin
 	PreFilter(ctx context.Context, c *Cycle) (nodes map[string]struct{}, s *Status)
 }
 
-// Filter says whether the pod fits a node. It runs per node: it must be quick and must not block.
+// Filter reports whether the pod fits a node. It runs once per node, so it must be fast and must
+// not block.
 type Filter interface {
 	Plugin
 	Filter(ctx context.Context, c *Cycle, n *NodeInfo) *Status
 }
 
-// PostFilter runs when no node fits, to make room. The first success ends the search. Its message
+// PostFilter runs if no node fits, to free capacity. The first success ends the search. Its message
 // becomes part of the explanation.
 type PostFilter interface {
 	Plugin
 	PostFilter(ctx context.Context, c *Cycle, why *FitError) (nominatedNode string, s *Status)
 }
 
-// Preempts is a PostFilter that ends pods of lower priority, and says in which order these are spared.
+// Preempts is a PostFilter that evicts pods of lower priority.
 type Preempts interface {
 	PostFilter
-	// Order are pods by how important they are, those first that a budget protects.
+	// Order returns the pods in the order in which they are spared: pods that a budget protects
+	// first, then the important ones.
 	Order(pods []*PodInfo) []*PodInfo
 }
 
-// PreScore looks at the nodes that fit once per cycle. Skip spares the plugin's Score.
+// PreScore inspects the feasible nodes once per cycle. Skip disables the plugin's Score.
 type PreScore interface {
 	Plugin
 	PreScore(ctx context.Context, c *Cycle, nodes []*NodeInfo) *Status
 }
 
-// MaxScore is the best normalised score.
+// MaxScore is the highest normalized score.
 const MaxScore int64 = 100
 
-// Score rates a node that fits, from 0 to MaxScore once normalised.
+// Score scores a feasible node, from 0 to MaxScore after normalization.
 type Score interface {
 	Plugin
 	Score(ctx context.Context, c *Cycle, n *NodeInfo) (int64, *Status)
 }
 
-// NormalizeScore brings the scores of all nodes into 0 to MaxScore.
+// NormalizeScore scales the scores of all nodes to 0 to MaxScore.
 type NormalizeScore interface {
 	Score
 	NormalizeScore(ctx context.Context, c *Cycle, scores []int64) *Status
 }
 
-// Reserve keeps what the pod will need on the node. Unreserve undoes it, also without Reserve.
+// Reserve reserves what the pod needs on the node. Unreserve reverts it, and is also called if
+// Reserve was not.
 type Reserve interface {
 	Plugin
 	Reserve(ctx context.Context, c *Cycle, node string) *Status
 	Unreserve(ctx context.Context, c *Cycle, node string)
 }
 
-// Permit allows, refuses, or delays (Wait) the binding, at most for the returned time. Whoever waits is
-// let go through Handle.Waiting.
+// Permit allows, refuses, or delays (Wait) the binding, at most for the returned time. A delayed
+// pod is allowed or rejected through Handle.Waiting.
 type Permit interface {
 	Plugin
 	Permit(ctx context.Context, c *Cycle, node string) (*Status, time.Duration)
 }
 
-// PreBind does what must be done before the pod is bound; it may take long.
+// PreBind does the work that must precede the binding. It may take long.
 type PreBind interface {
 	Plugin
 	PreBind(ctx context.Context, c *Cycle, node string) *Status
 }
 
-// Bind binds the pod. Skip leaves it to the next plugin.
+// Bind binds the pod. Skip leaves the binding to the next plugin.
 type Bind interface {
 	Plugin
 	Bind(ctx context.Context, c *Cycle, node string) *Status
 }
 
-// PostBind is told after a pod was bound.
+// PostBind is called after a pod was bound.
 type PostBind interface {
 	Plugin
 	PostBind(ctx context.Context, c *Cycle, node string)
 }
 
-// Event is a change in the cluster that may make an unschedulable pod fit.
+// Event is a change of the cluster that may make an unschedulable pod fit.
 type Event string
 
 const (
@@ -203,49 +207,52 @@ const (
 	NodeAllocatable    Event = "NodeAllocatable" // allocatable changed
 	NodeLabels         Event = "NodeLabels"
 	NodeTaints         Event = "NodeTaints" // taints or unschedulable
-	PodRemoved         Event = "PodRemoved" // an assigned pod ended or went away
-	PodAdded           Event = "PodAdded"   // a pod was assigned elsewhere
+	PodRemoved         Event = "PodRemoved" // an assigned pod terminated or was deleted
+	PodAdded           Event = "PodAdded"   // a pod was assigned
 	PodUpdated         Event = "PodUpdated" // an assigned pod's labels or resources changed; the object is a PodUpdate
 	NamespaceLabels    Event = "NamespaceLabels"
 	ClaimChanged       Event = "ClaimChanged"
 	VolumeChanged      Event = "VolumeChanged"
 	StorageClassChange Event = "StorageClassChanged"
-	DriversChanged     Event = "DriversChanged" // those of a node
+	DriversChanged     Event = "DriversChanged" // drivers of a node
 	DeviceClaimChanged Event = "DeviceClaimChanged"
-	SliceChanged       Event = "SliceChanged" // the devices that a driver tells of
+	SliceChanged       Event = "SliceChanged" // devices that a driver publishes
 	DeviceClassChanged Event = "DeviceClassChanged"
-	GroupChanged       Event = "GroupChanged" // a PodGroup, or what its pods have in common; the object is a GroupKey
+	GroupChanged       Event = "GroupChanged" // a PodGroup, or a property that its pods share; the object is a GroupKey
 )
 
-// PodUpdate is the object of PodUpdated. Old may be nil, when it is not known.
+// PodUpdate is the object of PodUpdated. Old is nil if it is unknown.
 type PodUpdate struct{ Old, Now *v1.Pod }
 
-// Requeue says which events may mend a refusal by this plugin. A plugin without it is retried on every event.
+// Requeue determines which events may resolve a refusal by this plugin. A plugin without Requeue is
+// retried on every event.
 type Requeue interface {
 	Plugin
-	// MayHelp judges one event for a pod that this plugin refused; obj is the object as it is now (as it was, when gone).
+	// MayHelp evaluates one event for a pod that this plugin refused. obj is the current object, or
+	// the last state of a deleted one.
 	MayHelp(e Event, pod *v1.Pod, obj any) bool
 }
 
-// Cycle is the state of one scheduling attempt: the pod, the cluster as it is seen, and
-// what plugins keep between their own points. One goroutine uses it at a time. The snapshot is valid up to Permit;
-// what is needed later is kept with Put.
+// Cycle is the state of one scheduling attempt: the pod, the snapshot, and data that plugins share
+// between their extension points. It is used by one goroutine at a time. The snapshot is valid up
+// to Permit; data for later points is stored with Put.
 type Cycle struct {
 	Pod      *PodInfo
 	Snapshot *Snapshot
-	// With and Without are pods by which the node handed to Filter differs from the snapshot: those it is tried with,
-	// and those it is tried without. The node's own lists and sums say so already; what the Index counts does not.
+	// With and Without are the pods by which the node that Filter receives differs from the
+	// snapshot: pods that are added and pods that are removed. The node's own lists and sums
+	// include the difference; the counts of the Index do not.
 	With, Without []*PodInfo
 
 	data    []pluginData
-	skip    uint64 // filters that PreFilter said to skip, by index
+	skip    uint64 // filters that PreFilter disabled, as a bit set of indexes
 	noScore uint64
 }
 
-// NewCycle begins an attempt.
+// NewCycle starts an attempt.
 func NewCycle(pod *PodInfo, s *Snapshot) *Cycle { return &Cycle{Pod: pod, Snapshot: s} }
 
-// Put keeps a value under the plugin's name.
+// Put stores a value for the plugin.
 func (c *Cycle) Put(plugin string, v any) {
 	for i := range c.data {
 		if c.data[i].plugin == plugin {
@@ -256,13 +263,15 @@ func (c *Cycle) Put(plugin string, v any) {
 	c.data = append(c.data, pluginData{plugin, v})
 }
 
-// pluginData is what one plugin keeps. Few do, and they ask for every node.
+// pluginData is the value of one plugin. A list is used because few plugins store one, and they
+// read it for every node.
 type pluginData struct {
 	plugin string
 	value  any
 }
 
-// More is how many more of the pods are on the node handed to Filter than the Index counts.
+// More returns by how many matching pods the node that Filter receives exceeds the counts of the
+// Index.
 func (c *Cycle) More(has func(*PodInfo) bool) int {
 	n := 0
 	for _, pod := range c.With {
@@ -278,7 +287,7 @@ func (c *Cycle) More(has func(*PodInfo) bool) int {
 	return n
 }
 
-// Get returns what the plugin kept; nil when nothing.
+// Get returns the value that the plugin stored, or nil.
 func (c *Cycle) Get(plugin string) any {
 	for i := range c.data {
 		if c.data[i].plugin == plugin {

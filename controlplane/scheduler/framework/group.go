@@ -2,14 +2,14 @@ package framework
 
 import v1 "k8s.io/api/core/v1"
 
-// GangScheduling is the name of the plugin whose Permit says when a group has pods enough. A profile without it places pods
-// of groups like any others.
+// GangScheduling is the name of the plugin whose Permit delays pods until enough pods of their
+// group have a node. A profile without it places the pods of groups like any other pods.
 const GangScheduling = "GangScheduling"
 
 // GroupKey names a PodGroup.
 type GroupKey struct{ Namespace, Name string }
 
-// GroupOf is the PodGroup that a pod names; false when it names none.
+// GroupOf returns the PodGroup of a pod; false if it has none.
 func GroupOf(pod *v1.Pod) (GroupKey, bool) {
 	g := pod.Spec.SchedulingGroup
 	if g == nil || g.PodGroupName == nil {
@@ -18,18 +18,19 @@ func GroupOf(pod *v1.Pod) (GroupKey, bool) {
 	return GroupKey{pod.Namespace, *g.PodGroupName}, true
 }
 
-// Group is what is known of a PodGroup and of the pods that name it. Pods that have ended or are being deleted are none of it.
+// Group is the state of a PodGroup and its pods. Terminal and terminating pods are not counted.
 type Group struct {
 	GroupKey
-	// Known says that there is a PodGroup of the name.
+	// Known reports that the PodGroup exists.
 	Known bool
-	// Least is how many of its pods are placed together; 1 where each may go alone.
+	// Least is how many of its pods must be placed together; 1 if each may be placed alone.
 	Least int
-	// Able are its pods that have a node or may get one; Placed are those of them that have one, or have been promised one.
+	// Able is the number of pods that have a node or may get one. Placed is the number of pods that
+	// are bound or assumed.
 	Able, Placed int
-	// Mixed says that its pods name several schedulers.
+	// Mixed reports that its pods name different schedulers.
 	Mixed bool
 }
 
-// Needs is how many more of its pods must get a node for the group to be placed.
+// Needs returns how many more pods must get a node for the group to be placed.
 func (g Group) Needs() int { return max(g.Least-g.Placed, 0) }

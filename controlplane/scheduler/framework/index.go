@@ -9,19 +9,19 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 )
 
-// What an index remembers of questions asked. Beyond that it forgets those not asked for longest.
+// Limits of the cached results of an index. Above them the least recently used quarter is dropped.
 const (
 	maxSets       = 4096
 	maxTopologies = 512
 )
 
-// Index counts the pods of a snapshot: by what rules are about (a PodSet for each Peers asked for) and by the terms
-// that pods carry. It follows the snapshot node by node, so that a change costs what it touches, and not a look at
-// the whole cluster. It belongs to the goroutine that owns the snapshot.
+// Index counts the pods of a snapshot: per rule (one PodSet for each requested Peers) and per
+// affinity term of the pods. It is updated node by node, so the cost of a change does not depend on
+// the size of the cluster. It is owned by the goroutine that owns the snapshot.
 type Index struct {
-	namespaces Namespaces                        // replaced, never changed
-	nodes      []*NodeInfo                       // by slot; the first is nobody's
-	free       []int32                           // slots
+	namespaces Namespaces                        // replaced, never modified
+	nodes      []*NodeInfo                       // by slot; slot 0 is unused
+	free       []int32                           // free slots
 	classes    map[string]map[uint64][]*podClass // by namespace and hash of the labels
 	seed       maphash.Seed
 
@@ -32,13 +32,13 @@ type Index struct {
 	perNode    map[string]*PerNode
 	clock      uint64
 
-	claims  map[claimID]int // pods that use a claim
+	claims  map[claimID]int // number of pods that use a claim
 	carried map[carriedID]*Carried
 	avoided peerIndex[*Carried]
 	weighed peerIndex[*Carried]
 }
 
-// NewIndex is an index of nothing.
+// NewIndex returns an empty index.
 func NewIndex() *Index {
 	x := &Index{
 		nodes: make([]*NodeInfo, 1), classes: make(map[string]map[uint64][]*podClass), seed: maphash.MakeSeed(),
@@ -51,7 +51,7 @@ func NewIndex() *Index {
 	return x
 }
 
-// SetNamespaces takes the labels of all namespaces. Sets that thereby mean other pods are forgotten.
+// SetNamespaces sets the labels of all namespaces. Sets whose pods change by that are dropped.
 func (x *Index) SetNamespaces(now Namespaces) {
 	was := x.namespaces
 	x.namespaces = now
@@ -79,10 +79,10 @@ func (x *Index) SetNamespaces(now Namespaces) {
 	x.evictSets(other)
 }
 
-// Namespaces are the labels of all namespaces.
+// Namespaces returns the labels of all namespaces.
 func (x *Index) Namespaces() Namespaces { return x.namespaces }
 
-// Replace follows one node of the snapshot from one state to the next; nil is none.
+// Replace replaces one node of the snapshot; nil means that the node is added or removed.
 func (x *Index) Replace(old, now *NodeInfo) {
 	switch {
 	case old == nil && now == nil:
@@ -112,13 +112,14 @@ func (x *Index) Replace(old, now *NodeInfo) {
 	}
 }
 
-// sameTopology says whether the nodes are alike for everything that counting goes by.
+// sameTopology reports whether the nodes are equal for all counts.
 func sameTopology(a, b *v1.Node) bool {
 	return a == b || a.Name == b.Name && maps.Equal(a.Labels, b.Labels) &&
 		a.Spec.Unschedulable == b.Spec.Unschedulable && equality.Semantic.DeepEqual(a.Spec.Taints, b.Spec.Taints)
 }
 
-// podDifference is what is only in one of the lists. Most places hold the same pod in both.
+// podDifference returns the pods that are only in one of the lists. Most positions hold the same
+// pod in both.
 func podDifference(old, now []*PodInfo) (gone, came []*PodInfo) {
 	for i := range max(len(old), len(now)) {
 		switch {
@@ -162,7 +163,7 @@ func (x *Index) addNode(n *NodeInfo) {
 	}
 }
 
-// removeNode takes away a node whose pods are not counted any more.
+// removeNode removes a node whose pods are no longer counted.
 func (x *Index) removeNode(n *NodeInfo) {
 	for _, t := range x.topologies {
 		t.removeNode(n)
@@ -177,12 +178,12 @@ func (x *Index) removeNode(n *NodeInfo) {
 	x.free = append(x.free, n.slot)
 }
 
-// countPod counts a pod on the node, or, by -1, no longer.
+// countPod adds by times the pod to the counts of the node.
 func (x *Index) countPod(pod *PodInfo, n *NodeInfo, by int) {
 	x.classOf(pod.Pod).addPods(x, n.slot, by)
 	for i, name := range pod.Claims {
 		if slices.Contains(pod.Claims[:i], name) {
-			continue // by two volumes
+			continue // two volumes use the same claim
 		}
 		id := claimID{pod.Pod.Namespace, name}
 		if x.claims[id] += by; x.claims[id] == 0 {
@@ -206,17 +207,17 @@ func (x *Index) countPod(pod *PodInfo, n *NodeInfo, by int) {
 
 type claimID struct{ namespace, name string }
 
-// ClaimUsers is how many pods use the claim.
+// ClaimUsers returns how many pods use the claim.
 func (x *Index) ClaimUsers(namespace, name string) int { return x.claims[claimID{namespace, name}] }
 
-// PodSet counts the pods that all of some Peers mean, per node.
+// PodSet counts, per node, the pods that match all of some Peers.
 type PodSet struct {
 	id      string
 	peers   []*Peers
-	perNode sparseCounts // by slot
+	perNode sparseCounts // by node slot
 	domains map[*Topology]*Domains
 	used    uint64
-	gone    bool // forgotten
+	gone    bool // dropped from the index
 }
 
 func (s *PodSet) matchesAll(p *podSubject, namespaces Namespaces) bool {
@@ -228,7 +229,7 @@ func (s *PodSet) matchesAll(p *podSubject, namespaces Namespaces) bool {
 	return true
 }
 
-// OnNode is how many of the pods are on the node.
+// OnNode returns how many of the pods are on the node.
 func (s *PodSet) OnNode(n *NodeInfo) int { return s.perNode.value(n.slot) }
 
 func (s *PodSet) addPods(slot int32, by int) {
@@ -238,7 +239,7 @@ func (s *PodSet) addPods(slot int32, by int) {
 	}
 }
 
-// Set is the set of the pods that every one of the Peers means.
+// Set returns the set of the pods that match all of the Peers.
 func (x *Index) Set(peers ...*Peers) *PodSet {
 	id := peers[0].ID
 	for _, p := range peers[1:] {
@@ -264,7 +265,7 @@ func (x *Index) Set(peers ...*Peers) *PodSet {
 	return s
 }
 
-// evictSets gives up sets.
+// evictSets drops sets.
 func (x *Index) evictSets(list []*PodSet) {
 	if len(list) == 0 {
 		return
@@ -283,7 +284,7 @@ func (x *Index) evictSets(list []*PodSet) {
 	}
 }
 
-// leastRecentlyUsed is the quarter of the entries that was not used for longest.
+// leastRecentlyUsed returns the quarter of the entries that was used least recently.
 func leastRecentlyUsed[K comparable, T any](m map[K]T, used func(T) uint64) []T {
 	list := slices.SortedFunc(maps.Values(m), func(a, b T) int { return int(int64(used(a) - used(b))) })
 	return list[:(len(list)+3)/4]
@@ -295,7 +296,7 @@ type carriedID struct {
 	weight     int64
 }
 
-// carries says what a term is to the pods that carry it.
+// carries is the kind of a term.
 type carries uint8
 
 const (
@@ -304,19 +305,20 @@ const (
 	carriesRequired
 )
 
-// Carried counts the pods that carry one same term, per domain of its topology key.
+// Carried counts the pods that have the same term, per domain of its topology key.
 type Carried struct {
 	term   Term
 	id     carriedID
 	values *topologyValues
 	pods   sparseCounts // by domain
-	all    int          // also those on nodes without the key
+	all    int          // including pods on nodes without the key
 }
 
-// Term is the term that is carried.
+// Term returns the term.
 func (c *Carried) Term() Term { return c.term }
 
-// Weight is that of a preferred term, and hard that of a required one, which has none of its own.
+// Weight returns the weight of a preferred term. A required term has no weight of its own; hard is
+// returned.
 func (c *Carried) Weight(hard int64) int64 {
 	if c.id.how == carriesRequired {
 		return hard
@@ -324,13 +326,13 @@ func (c *Carried) Weight(hard int64) int64 {
 	return c.term.Weight
 }
 
-// At is the domain of the node by the term's topology key.
+// At returns the domain of the node for the term's topology key.
 func (c *Carried) At(n *NodeInfo) Domain { return c.values.domainOf(n) }
 
-// Pods is how many pods in the domain carry the term.
+// Pods returns how many pods in the domain have the term.
 func (c *Carried) Pods(at Domain) int { return c.pods.value(int32(at)) }
 
-// Any says whether a pod in any domain carries the term.
+// Any reports whether a pod in any domain has the term.
 func (c *Carried) Any() bool { return c.pods.used > 0 }
 
 func (x *Index) countTerm(t Term, how carries, n *NodeInfo, by int) {
@@ -356,10 +358,11 @@ func (x *Index) countTerm(t Term, how carries, n *NodeInfo, by int) {
 	}
 }
 
-// Avoiding are the terms by which pods on nodes refuse to have this pod in their domain.
+// Avoiding returns the anti-affinity terms of pods on nodes that match this pod.
 func (x *Index) Avoiding(pod *v1.Pod) []*Carried { return termsMatching(&x.avoided, pod, x.namespaces) }
 
-// Weighing are the terms by which pods on nodes like or dislike to have this pod in their domain.
+// Weighing returns the preferred and required affinity terms of pods on nodes that match this pod,
+// for scoring.
 func (x *Index) Weighing(pod *v1.Pod) []*Carried { return termsMatching(&x.weighed, pod, x.namespaces) }
 
 func termsMatching(index *peerIndex[*Carried], pod *v1.Pod, namespaces Namespaces) []*Carried {

@@ -2,7 +2,7 @@ package framework
 
 import "slices"
 
-// Point is an extension point, by its name in a KubeSchedulerConfiguration.
+// Point is an extension point, named as in a KubeSchedulerConfiguration.
 type Point string
 
 const (
@@ -20,13 +20,13 @@ const (
 	AtPostBind   Point = "postBind"
 )
 
-// Points are all of them, in the order in which a pod passes them.
+// Points returns all extension points in the order in which a pod passes them.
 func Points() []Point {
 	return []Point{AtPreEnqueue, AtQueueSort, AtPreFilter, AtFilter, AtPostFilter, AtPreScore, AtScore, AtReserve, AtPermit,
 		AtPreBind, AtBind, AtPostBind}
 }
 
-// Has says whether the plugin implements the point.
+// Has reports whether the plugin implements the extension point.
 func (at Point) Has(p Plugin) bool {
 	ok := false
 	switch at {
@@ -58,10 +58,10 @@ func (at Point) Has(p Plugin) bool {
 	return ok
 }
 
-// Layout says which plugins run at which point, in order. Weights count at AtScore only.
+// Layout lists the plugins of each extension point, in order. Weights apply to AtScore only.
 type Layout map[Point][]Weighted
 
-// pluginsOfType is the list as the interface of its point.
+// pluginsOfType returns the plugins of the list that implement T.
 func pluginsOfType[T any](list []Weighted) []T {
 	var out []T
 	for _, w := range list {

@@ -1,6 +1,7 @@
 package framework
 
-// Normalize scales the scores so that the greatest becomes MaxScore; reverse makes the smallest the best.
+// Normalize scales the scores so that the highest becomes MaxScore. If reverse is set, the lowest
+// score becomes the best.
 func Normalize(scores []int64, reverse bool) {
 	var most int64
 	for _, s := range scores {

@@ -10,24 +10,24 @@ import (
 	"k8s.io/apimachinery/pkg/selection"
 )
 
-// Peers says which pods a rule is about: those whose labels a selector matches, in some namespaces. It is immutable.
+// Peers selects pods for a rule: by a label selector, in some namespaces. It is immutable.
 type Peers struct {
-	// ID is equal for Peers that mean the same pods.
+	// ID is equal for Peers that select the same pods.
 	ID string
 
 	namespaces         []string        // sorted
-	nsSelector         labels.Selector // more namespaces, by their labels; nil = none
+	nsSelector         labels.Selector // selects further namespaces by their labels; nil = none
 	selector           labels.Selector
-	excludeTerminating bool     // pods that are being deleted are not meant
-	buckets            []bucket // any of them
+	excludeTerminating bool     // terminating pods do not match
+	buckets            []bucket // buckets in which an index may store it; any of them
 }
 
-// bucket is where an index may look for Peers: a namespace ("" = several) and one label that every pod meant has
-// ("" = no such label).
+// bucket is a key by which an index stores Peers: a namespace ("" = several) and one label that
+// every matching pod has ("" = no such label).
 type bucket struct{ namespace, key, value string }
 
-// NewPeers makes Peers of an affinity term's parts; own is the namespace of the pod that has the term, which is meant
-// when the term names none.
+// NewPeers returns the Peers of an affinity term. own is the namespace of the pod with the term; it
+// applies if the term names no namespace.
 func NewPeers(own string, namespaces []string, nsSelector, selector *metav1.LabelSelector) *Peers {
 	p := &Peers{selector: asSelector(selector)}
 	if nsSelector != nil {
@@ -39,13 +39,13 @@ func NewPeers(own string, namespaces []string, nsSelector, selector *metav1.Labe
 	return p.initialize()
 }
 
-// PeersIn are the pods of one namespace that the selector matches and that are not being deleted.
+// PeersIn selects the pods of one namespace that match the selector and are not terminating.
 func PeersIn(namespace string, selector labels.Selector) *Peers {
 	p := &Peers{namespaces: []string{namespace}, selector: selector, excludeTerminating: true}
 	return p.initialize()
 }
 
-// asSelector reads a selector; nil, and one that cannot be read, match nothing.
+// asSelector converts a selector. A nil or invalid selector matches nothing.
 func asSelector(s *metav1.LabelSelector) labels.Selector {
 	sel, err := metav1.LabelSelectorAsSelector(s)
 	if err != nil {
@@ -90,7 +90,8 @@ func (p *Peers) initialize() *Peers {
 	return p
 }
 
-// selectorString tells the selector of nothing from that of everything: both print as nothing.
+// selectorString returns the text of a selector. It distinguishes the selectors of nothing and of
+// everything, which both print as "".
 func selectorString(s labels.Selector) string {
 	if _, selectable := s.Requirements(); !selectable {
 		return "\x01"
@@ -101,16 +102,16 @@ func selectorString(s labels.Selector) string {
 // Namespaces maps namespaces to their labels.
 type Namespaces map[string]labels.Set
 
-// Has says whether the pod is one of those meant.
+// Has reports whether the Peers select the pod.
 func (p *Peers) Has(pod *v1.Pod, namespaces Namespaces) bool {
 	return p.matches(subjectOf(pod), namespaces)
 }
 
-// podSubject is what Peers go by of a pod.
+// podSubject is the part of a pod that Peers evaluate.
 type podSubject struct {
 	namespace   string
 	labels      labels.Set
-	terminating bool // it is being deleted
+	terminating bool // the pod is being deleted
 }
 
 func subjectOf(pod *v1.Pod) *podSubject {
@@ -124,7 +125,7 @@ func (p *Peers) matches(s *podSubject, namespaces Namespaces) bool {
 	return p.HasNamespace(s.namespace, namespaces[s.namespace]) && p.selector.Matches(s.labels)
 }
 
-// HasNamespace says whether pods of a namespace with these labels may be meant.
+// HasNamespace reports whether pods of a namespace with these labels can match.
 func (p *Peers) HasNamespace(name string, set labels.Set) bool {
 	if slices.Contains(p.namespaces, name) {
 		return true
@@ -132,7 +133,7 @@ func (p *Peers) HasNamespace(name string, set labels.Set) bool {
 	return p.nsSelector != nil && p.nsSelector.Matches(set)
 }
 
-// MayMean says whether the pod may be meant, whatever the labels of its namespace.
+// MayMean reports whether the pod can match, whatever the labels of its namespace.
 func (p *Peers) MayMean(pod *v1.Pod) bool {
 	if p.nsSelector == nil && !slices.Contains(p.namespaces, pod.Namespace) {
 		return false
@@ -140,25 +141,25 @@ func (p *Peers) MayMean(pod *v1.Pod) bool {
 	return p.selector.Matches(labels.Set(pod.Labels))
 }
 
-// BySelector says whether the namespaces meant follow from their labels.
+// BySelector reports whether the namespaces are selected by labels.
 func (p *Peers) BySelector() bool { return p.nsSelector != nil }
 
-// Term is an affinity term of a pod made ready.
+// Term is a parsed affinity term of a pod.
 type Term struct {
 	*Peers
-	Key    string // of the topology
-	Weight int64  // of a preferred term: negative when those pods are shunned
+	Key    string // topology key
+	Weight int64  // weight of a preferred term; negative for anti-affinity
 }
 
-// Affinity is what a pod wants of other pods.
+// Affinity is a pod's parsed inter-pod affinity.
 type Affinity struct {
-	Required []Term // beside one of these
-	Avoided  []Term // beside none of these
-	// Preferred are the terms that only weigh, with their sign.
+	Required []Term // required affinity
+	Avoided  []Term // required anti-affinity
+	// Preferred are the preferred terms. Weights of anti-affinity are negative.
 	Preferred []Term
 }
 
-// AffinityOf reads a pod's terms; nil when it has none.
+// AffinityOf returns the affinity of a pod; nil if it has no terms.
 func AffinityOf(pod *v1.Pod) *Affinity {
 	a := pod.Spec.Affinity
 	if a == nil || a.PodAffinity == nil && a.PodAntiAffinity == nil {
@@ -197,8 +198,8 @@ func newTerm(pod *v1.Pod, t *v1.PodAffinityTerm, weight int64) Term {
 	return Term{Peers: NewPeers(pod.Namespace, t.Namespaces, t.NamespaceSelector, t.LabelSelector), Key: t.TopologyKey, Weight: weight}
 }
 
-// peerIndex finds, for a pod, the items whose Peers it is one of, without looking at those of other namespaces
-// and labels.
+// peerIndex finds the items whose Peers match a pod, without checking items of other namespaces and
+// labels.
 type peerIndex[T comparable] struct {
 	peersOf func(T) *Peers
 	buckets map[bucket][]T
@@ -208,7 +209,7 @@ func newPeerIndex[T comparable](of func(T) *Peers) peerIndex[T] {
 	return peerIndex[T]{peersOf: of, buckets: make(map[bucket][]T)}
 }
 
-// addItem puts the item where there are fewest: labels that all pods have tell nobody apart.
+// addItem adds the item to its smallest bucket: a label that all pods have is not selective.
 func (x *peerIndex[T]) addItem(item T) {
 	at := slices.MinFunc(x.peersOf(item).buckets, func(a, b bucket) int { return len(x.buckets[a]) - len(x.buckets[b]) })
 	x.buckets[at] = append(x.buckets[at], item)
@@ -230,7 +231,7 @@ func (x *peerIndex[T]) removeItem(item T) {
 	}
 }
 
-// forEachMatch calls f for every item that means the pod.
+// forEachMatch calls f for every item whose Peers match the pod.
 func (x *peerIndex[T]) forEachMatch(pod *podSubject, namespaces Namespaces, f func(T)) {
 	if len(x.buckets) == 0 {
 		return

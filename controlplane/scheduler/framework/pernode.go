@@ -2,19 +2,20 @@ package framework
 
 import v1 "k8s.io/api/core/v1"
 
-// maxPerNode is how many kinds of numbers an index keeps per node. Beyond that it forgets those not asked for longest.
+// maxPerNode limits the functions whose results an index caches per node. Above it the least
+// recently used ones are dropped.
 const maxPerNode = 512
 
-// PerNode keeps a number for each node that follows from its name, labels, taints and cordon alone: it is worked out
-// when it is first asked for and again after one of these changed.
+// PerNode caches, for each node, a number that depends only on its name, labels, taints and cordon.
+// It is computed when it is first needed, and again after one of these has changed.
 type PerNode struct {
 	compute func(n *v1.Node) int32
-	cached  []int32 // by slot: one more than the number; 0 = not known
+	cached  []int32 // by slot: the number plus 1; 0 = not computed
 	used    uint64
 }
 
-// PerNode is what is kept under an ID; of works it out, and is made by prepare when nothing is kept. IDs are equal for
-// equal functions only. It is nil when prepare fails.
+// PerNode returns the cache with an ID. If there is none, prepare returns the function that
+// computes the number. Equal IDs must mean equal functions. The result is nil if prepare fails.
 func (x *Index) PerNode(id string, prepare func() (of func(n *v1.Node) int32, ok bool)) *PerNode {
 	x.clock++
 	p := x.perNode[id]
@@ -40,7 +41,7 @@ func (x *Index) PerNode(id string, prepare func() (of func(n *v1.Node) int32, ok
 	return p
 }
 
-// Of is the node's number, which is not below zero.
+// Of returns the number of a node, which is not negative.
 func (p *PerNode) Of(n *NodeInfo) int32 {
 	if n.slot == 0 {
 		return p.compute(n.Node)

@@ -13,16 +13,16 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 )
 
-// StorageClassLookup finds a StorageClass by name.
+// StorageClassLookup returns a StorageClass by name.
 type StorageClassLookup func(name string) (*storagev1.StorageClass, bool)
 
-// Weighted is a plugin with the weight of its score (0 counts as 1).
+// Weighted is a plugin with the weight of its score; 0 means 1.
 type Weighted struct {
 	Plugin Plugin
 	Weight int64
 }
 
-// Profile is a list of plugins sorted into extension points. It is immutable.
+// Profile is the plugins of one schedulerName by extension point. It is immutable.
 type Profile struct {
 	QueueSort   QueueSort
 	PreEnqueues []PreEnqueue
@@ -37,7 +37,7 @@ type Profile struct {
 	Binds       []Bind
 	PostBinds   []PostBind
 	Requeues    map[string]Requeue
-	// Extenders are asked after the plugins. They are set before the profile is used.
+	// Extenders are called after the plugins. They are set before the profile is used.
 	Extenders []Extender
 
 	weights     []int64
@@ -47,7 +47,8 @@ type Profile struct {
 	scratchPool sync.Pool // of *room
 }
 
-// NewProfile sorts the plugins into the points that they implement, in order.
+// NewProfile returns a profile in which each plugin runs at all extension points that it
+// implements, in order.
 func NewProfile(plugins ...Weighted) (*Profile, error) {
 	seen := make(map[string]bool)
 	for _, w := range plugins {
@@ -67,7 +68,8 @@ func NewProfile(plugins ...Weighted) (*Profile, error) {
 	return NewProfileOf(l)
 }
 
-// NewProfileOf has at each point the plugins that are listed there, in that order.
+// NewProfileOf returns a profile with the plugins that are listed for each extension point, in that
+// order.
 func NewProfileOf(l Layout) (*Profile, error) {
 	p := &Profile{Requeues: make(map[string]Requeue), filterIndex: make(map[string]int), scoreIndex: make(map[string]int)}
 	sorts := pluginsOfType[QueueSort](l[AtQueueSort])
@@ -108,18 +110,19 @@ func NewProfileOf(l Layout) (*Profile, error) {
 	return p, nil
 }
 
-// Options are the inputs of one attempt besides the snapshot and the pod.
+// Options are the inputs of an attempt in addition to the snapshot and the pod.
 type Options struct {
-	// Sample is how many nodes that fit are enough; 0 = all.
+	// Sample is how many feasible nodes are enough; 0 = all.
 	Sample int
-	// Start is the index of the node to look at first.
+	// Start is the index of the first node to filter.
 	Start int
-	// Rand breaks ties; nil takes the first.
+	// Rand breaks ties; if nil, the first node is chosen.
 	Rand *rand.Rand
 }
 
-// SampleSize is how many nodes that fit are enough in a cluster of n: all of them in a small one, and in a larger one so
-// many percent, never below 100. 0 percent is a share that falls with the number of nodes.
+// SampleSize returns how many feasible nodes are enough in a cluster of n nodes: all of them up to
+// 100, otherwise percent of them, but at least 100. 0 percent means a share that decreases with the
+// number of nodes.
 func SampleSize(n, percent int) int {
 	const least = 100
 	if n <= least {
@@ -131,40 +134,40 @@ func SampleSize(n, percent int) int {
 	return max(n*percent/100, least)
 }
 
-// Result is where the pod goes.
+// Result is the chosen node.
 type Result struct {
 	Node      string
 	Score     int64
-	Evaluated int // nodes looked at
-	Feasible  int // of them, those that fit
+	Evaluated int // number of filtered nodes
+	Feasible  int // number of nodes that fit
 	Total     int
 }
 
-// Explain is the result for a timeline.
+// Explain returns the result as text for a timeline.
 func (r Result) Explain() string {
 	return fmt.Sprintf("filtered %d of %d nodes, score %d on %s", r.Evaluated-r.Feasible, r.Total, r.Score, r.Node)
 }
 
-// FitError says why no node takes the pod.
+// FitError explains why no node fits the pod.
 type FitError struct {
 	Total     int
-	Reasons   map[string]int  // reason → nodes
-	Plugins   map[string]bool // who refused
-	PreFilter string          // the refusal that concerns all nodes; "" = none
-	Post      string          // what PostFilter had to say
-	// Mendable are the nodes that removing pods may help.
+	Reasons   map[string]int  // number of nodes by reason
+	Plugins   map[string]bool // plugins that refused
+	PreFilter string          // a refusal by PreFilter, which applies to all nodes; "" = none
+	Post      string          // message of PostFilter
+	// Mendable are the nodes on which removing pods may help.
 	Mendable []*NodeInfo
 }
 
-// MayMend says whether removing pods from the node may help.
+// MayMend reports whether removing pods from the node may help.
 func (e *FitError) MayMend(node string) bool {
 	return slices.ContainsFunc(e.Mendable, func(n *NodeInfo) bool { return n.Node.Name == node })
 }
 
-// NoNodes is the explanation when the cluster has no node.
+// NoNodes is the explanation if the cluster has no nodes.
 const NoNodes = "no nodes available to schedule pods"
 
-// Error is the explanation in Kubernetes' form.
+// Error returns the explanation in the format of kube-scheduler.
 func (e *FitError) Error() string {
 	if e.Total == 0 {
 		return NoNodes
@@ -186,18 +189,19 @@ func (e *FitError) Error() string {
 	return msg
 }
 
-// noNodes stands for the plugin that refused when there is no node: it has no hints, so that every event counts.
+// noNodes stands for the refusing plugin if there are no nodes. It has no hints, so every event
+// causes a retry.
 const noNodes = "NoNodes"
 
-// RefusedBy are the plugins that refused the pod, never none.
+// RefusedBy returns the plugins that refused the pod. The result is never empty.
 func (e *FitError) RefusedBy() map[string]bool {
-	if len(e.Plugins) == 0 { // no node at all: any event that brings one helps
+	if len(e.Plugins) == 0 { // no nodes: any event that adds one helps
 		return map[string]bool{noNodes: true}
 	}
 	return e.Plugins
 }
 
-// addRefusal notes that so many nodes refused.
+// addRefusal records that a plugin refused the given number of nodes.
 func (e *FitError) addRefusal(s *Status, plugin string, nodes int) {
 	if s.Plugin != "" {
 		plugin = s.Plugin
@@ -208,8 +212,8 @@ func (e *FitError) addRefusal(s *Status, plugin string, nodes int) {
 	}
 }
 
-// Schedule finds the best node for the cycle's pod. It has no effects but on the cycle. The error is
-// *FitError when no node fits, anything else when a plugin failed.
+// Schedule finds the best node for the cycle's pod. It changes nothing but the cycle. The error is
+// *FitError if no node fits; any other error means that a plugin failed.
 func (p *Profile) Schedule(ctx context.Context, c *Cycle, o Options) (Result, error) {
 	nodes := c.Snapshot.Nodes
 	why := &FitError{Total: len(nodes), Reasons: make(map[string]int), Plugins: make(map[string]bool)}
@@ -254,7 +258,7 @@ func (p *Profile) Schedule(ctx context.Context, c *Cycle, o Options) (Result, er
 	return res, nil
 }
 
-// nodesNamed is the part of the snapshot that PreFilter left.
+// nodesNamed returns the nodes of the snapshot with these names, sorted.
 func nodesNamed(s *Snapshot, only map[string]struct{}) []*NodeInfo {
 	out := make([]*NodeInfo, 0, len(only))
 	for name := range only {
@@ -301,16 +305,17 @@ func (p *Profile) preFilter(ctx context.Context, c *Cycle, why *FitError) (map[s
 	return only, nil
 }
 
-// filterNodes looks at nodes from o.Start on, round, until enough fit, and leaves these in the room.
+// filterNodes filters nodes in a circle from o.Start until enough nodes fit. The result is in
+// r.fit.
 func (p *Profile) filterNodes(ctx context.Context, c *Cycle, nodes []*NodeInfo, o Options, why *FitError, r *scratch) (evaluated int, err error) {
 	enough := o.Sample
 	if enough <= 0 || enough > len(nodes) {
 		enough = len(nodes)
 	}
 	r.active = p.activeFilters(c, r.active)
-	// Room is kept for the pod where it preempted others: it goes there if it can.
+	// The pod's nominated node is preferred if the pod fits.
 	if n := c.Snapshot.ByName[c.Snapshot.NominationOf(c.Pod.Pod.UID)]; n != nil && slices.Contains(nodes, n) &&
-		len(Asked(p.Extenders, VerbFilter, c.Pod)) == 0 { // an extender chooses among all that fit
+		len(Asked(p.Extenders, VerbFilter, c.Pod)) == 0 { // an extender must see all nodes that fit
 		if s, _ := fitsNode(ctx, r.active, c, n); s.OK() {
 			r.fit = append(r.fit, n)
 			return 1, nil
@@ -344,7 +349,7 @@ func (p *Profile) filterNodes(ctx context.Context, c *Cycle, nodes []*NodeInfo, 
 	return evaluated, nil
 }
 
-// activeFilters adds the filters that PreFilter did not say to skip.
+// activeFilters appends the filters that PreFilter did not disable.
 func (p *Profile) activeFilters(c *Cycle, out []Filter) []Filter {
 	for i, f := range p.Filters {
 		if c.skip&(1<<i) == 0 {
@@ -354,14 +359,15 @@ func (p *Profile) activeFilters(c *Cycle, out []Filter) []Filter {
 	return out
 }
 
-// Fits runs all filters for one node, as in an attempt whose PreFilter has run.
+// Fits runs all filters for one node. PreFilter must have run.
 func (p *Profile) Fits(ctx context.Context, c *Cycle, n *NodeInfo) *Status {
 	s, _ := fitsNode(ctx, p.activeFilters(c, nil), c, n)
 	return s
 }
 
-// fitsNode runs the filters for one node. Pods of no lower priority for which room is kept there count: it must fit with
-// them, and without them too, for some rules want other pods and these may yet go elsewhere.
+// fitsNode runs the filters for one node. The pod must fit together with the pods of equal or
+// higher priority that are nominated for the node. It must also fit without them, because some
+// rules require other pods, and nominated pods may still go elsewhere.
 func fitsNode(ctx context.Context, active []Filter, c *Cycle, n *NodeInfo) (*Status, string) {
 	if len(c.Snapshot.Nominated) > 0 {
 		if s, name := fitsWithNominated(ctx, active, c, n); !s.OK() {
@@ -399,7 +405,8 @@ func runFilters(ctx context.Context, active []Filter, c *Cycle, n *NodeInfo) (*S
 	return nil, ""
 }
 
-// scoreOne is the score of the only node that fits: it is chosen whatever the score, which is told for the timeline.
+// scoreOne returns the score of the only node that fits. The score does not matter for the choice;
+// the timeline shows it.
 func (p *Profile) scoreOne(ctx context.Context, c *Cycle, r *scratch) (int64, error) {
 	totals, err := p.scoreNodes(ctx, c, r)
 	if err != nil {
@@ -408,7 +415,7 @@ func (p *Profile) scoreOne(ctx context.Context, c *Cycle, r *scratch) (int64, er
 	return totals[0], nil
 }
 
-// scoreNodes sums the weighted scores of all plugins per node that fits.
+// scoreNodes returns the sum of the weighted scores of all plugins for each feasible node.
 func (p *Profile) scoreNodes(ctx context.Context, c *Cycle, r *scratch) ([]int64, error) {
 	fit := r.fit
 	for _, s := range p.PreScores {
@@ -446,7 +453,7 @@ func (p *Profile) scoreNodes(ctx context.Context, c *Cycle, r *scratch) ([]int64
 	return totals, nil
 }
 
-// pickBest is the index of the greatest total; among equals a random one.
+// pickBest returns the index of the highest total, a random one among equals.
 func pickBest(totals []int64, r *rand.Rand) int {
 	best, equals := 0, 1
 	for i := 1; i < len(totals); i++ {
@@ -472,7 +479,8 @@ func pickBest(totals []int64, r *rand.Rand) int {
 	}
 }
 
-// PostFilter asks the plugins to make room and adds what they say to why. It returns the node that may become free.
+// PostFilter runs the PostFilter plugins and adds their messages to why. It returns the nominated
+// node.
 func (p *Profile) PostFilter(ctx context.Context, c *Cycle, why *FitError) (nominated string) {
 	for _, f := range p.PostFilters {
 		node, s := f.PostFilter(ctx, c, why)
@@ -486,7 +494,7 @@ func (p *Profile) PostFilter(ctx context.Context, c *Cycle, why *FitError) (nomi
 	return ""
 }
 
-// Reserve reserves with every plugin; when one refuses, all are unreserved.
+// Reserve runs all Reserve plugins. If one refuses, all are unreserved.
 func (p *Profile) Reserve(ctx context.Context, c *Cycle, node string) *Status {
 	for _, r := range p.Reserves {
 		if s := r.Reserve(ctx, c, node); !s.OK() {
@@ -497,7 +505,7 @@ func (p *Profile) Reserve(ctx context.Context, c *Cycle, node string) *Status {
 	return nil
 }
 
-// Unreserve undoes Reserve in reverse order.
+// Unreserve runs Unreserve of all plugins in reverse order.
 func (p *Profile) Unreserve(ctx context.Context, c *Cycle, node string) {
 	for _, r := range slices.Backward(p.Reserves) {
 		r.Unreserve(ctx, c, node)
