@@ -37,7 +37,7 @@ func TestFreshBackupLeavesRoom(t *testing.T) {
 	}
 	done()
 	free = 100 << 20
-	if _, _, err := freshBackup(t.Context(), cmdutil.NewFactory(flags), io.Discard, in); err == nil || !strings.Contains(err.Error(), dir+" lies on that disk") {
+	if _, _, err := freshBackup(t.Context(), cmdutil.NewFactory(flags), io.Discard, in); err == nil || !strings.Contains(err.Error(), dir+" is on the same disk") {
 		t.Errorf("where there is too little room it says %v", err)
 	}
 	only(t, dir, "", "")
@@ -65,7 +65,7 @@ func TestBackupLeavesRoomForTheStore(t *testing.T) {
 		refused string
 	}{
 		"room enough":                         {former: api.BackupMagic, free: []int64{1 << 10}, asks: true},
-		"less than another one would leave":   {former: api.BackupMagic + strings.Repeat("-", 20<<20), free: []int64{210}, refused: "21 MiB more are to be written, 210 MiB are free"},
+		"less than another one would leave":   {former: api.BackupMagic + strings.Repeat("-", 20<<20), free: []int64{210}, refused: "21 MiB would be written, 210 MiB are free"},
 		"what is there goes on the way":       {former: api.BackupMagic, free: []int64{1 << 10, 100}, asks: true, refused: "100 MiB are free"},
 		"another disk, filled to the last":    {former: api.BackupMagic, free: []int64{100}, another: true, asks: true},
 		"another disk, too small for another": {former: api.BackupMagic + strings.Repeat("-", 20<<20), free: []int64{10}, another: true, refused: "10 MiB are free"},

@@ -1,4 +1,4 @@
-// Package agentport lists the ports on which every agent of a cluster listens at its machine's addresses.
+// Package agentport lists the ports on which every agent listens on the addresses of its machine.
 package agentport
 
 // The ports of an agent with default settings.
@@ -6,7 +6,7 @@ const (
 	HTTPS     = 10250 // TCP: the node's own HTTPS server
 	Health    = 10256 // TCP: health of Service rules, for load balancers in front of nodes
 	VXLAN     = 4789  // UDP: packets of pods between nodes (RFC 7348)
-	WireGuard = 51871 // UDP: the same, encrypted
+	WireGuard = 51871 // UDP: encrypted packets of pods between nodes
 )
 
 // Port is a port of a transport protocol.

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// The ports are those that the agent's code has.
+// The ports are the same as the constants in the agent's code.
 func TestPortsOfTheAgent(t *testing.T) {
 	for path, want := range map[string]string{
 		"agent/node/config.go":     fmt.Sprintf("c.KubeletPort = %d\n", HTTPS),
@@ -19,7 +19,7 @@ func TestPortsOfTheAgent(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !strings.Contains(string(raw), want) {
-			t.Errorf("%s does not say %q", path, want)
+			t.Errorf("%s does not contain %q", path, want)
 		}
 	}
 }

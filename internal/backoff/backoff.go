@@ -14,7 +14,7 @@ type Backoff struct {
 	n        int
 }
 
-// Next returns the delay before the next attempt.
+// Next returns the delay before the next attempt and increases the following delay.
 func (b *Backoff) Next() time.Duration {
 	d := b.Min << b.n
 	if d >= b.Max || d <= 0 {
@@ -28,5 +28,5 @@ func (b *Backoff) Next() time.Duration {
 	return d
 }
 
-// Reset starts again at Min.
+// Reset makes the next delay start at Min again.
 func (b *Backoff) Reset() { b.n = 0 }

@@ -13,7 +13,8 @@ import (
 )
 
 // Header is the HTTP header, and Key the gRPC metadata key, that carries an identity in requests
-// and responses. A release that does not know identities sends neither, and is not judged.
+// and responses. A release that does not support identities sends neither; its requests are
+// accepted.
 const (
 	Header = "Keelson-Identity"
 	Key    = "keelson-identity"
@@ -27,7 +28,7 @@ const (
 
 // Identity identifies one incarnation of one cluster.
 type Identity struct {
-	Cluster string // the cluster's ID; "" = not known
+	Cluster string // the cluster's ID; "" = unknown
 	// Incarnation is 0 until the cluster is recovered or restored for the first time. Later
 	// incarnations are larger. It is the time of the recovery or restore, in milliseconds since
 	// 1970, unless a clock was wrong.
@@ -52,23 +53,23 @@ func Parse(text string) (Identity, error) {
 	return Identity{text[:at], n}, nil
 }
 
-// Before reports whether i is an earlier incarnation of the cluster of which other is one.
+// Before reports whether i is an earlier incarnation of the same cluster as other.
 func (i Identity) Before(other Identity) bool {
 	return i.Cluster != "" && i.Cluster == other.Cluster && i.Incarnation < other.Incarnation
 }
 
-// Next returns the incarnation of a cluster that is recovered or restored now, where known is the
-// largest known one.
+// Next returns the incarnation of a cluster that is recovered or restored at time now. latest is
+// the largest incarnation known so far; the result is larger.
 func Next(latest uint64, now time.Time) uint64 {
 	return min(max(latest+1, uint64(max(0, now.UnixMilli()))), maxIncarnation)
 }
 
-// StartTime returns the time of the recovery or restore, as text.
+// StartTime returns the time of the recovery or restore, formatted as RFC 3339 in UTC.
 func (i Identity) StartTime() string {
 	return time.UnixMilli(int64(i.Incarnation)).UTC().Format(time.RFC3339)
 }
 
-// AbandonedError reports a replica whose cluster has a later incarnation.
+// AbandonedError is the error for a replica whose cluster has a later incarnation.
 type AbandonedError struct {
 	Replica string   // name or address
 	Newest  Identity // the latest known identity of the cluster

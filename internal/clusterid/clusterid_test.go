@@ -34,7 +34,7 @@ func TestEarlierIncarnation(t *testing.T) {
 	}
 }
 
-// A new incarnation is later than all known ones, whatever the clock says. F53
+// A new incarnation is later than every previous one, whatever the clock shows. F53
 func TestNextIncarnation(t *testing.T) {
 	now := time.UnixMilli(5000)
 	for _, c := range []struct{ known, want uint64 }{{0, 5000}, {4999, 5000}, {5000, 5001}, {1 << 40, 1<<40 + 1}} {

@@ -9,21 +9,22 @@ import (
 	"time"
 )
 
-// Conn is a connection that came through a Door.
+// Conn is a connection that a Limiter accepted.
 type Conn struct {
 	net.Conn
 	limiter *Limiter
 	source  netip.Prefix
 	since   time.Time
 
-	element       *list.Element // in the door's book; nil when it left. Guarded by door.mu
-	authenticated bool          // guarded by door.mu
+	element       *list.Element // position in the limiter's lists; nil once the connection is removed. Guarded by limiter.mu
+	authenticated bool          // MarkAuthenticated was called; guarded by limiter.mu
 
 	mu           sync.Mutex
-	userDeadline time.Time // the write deadline that the user has set
+	userDeadline time.Time // the write deadline set by the user of the connection
 }
 
-// FromConn finds the connection of a Door below c, as below a *tls.Conn; nil when there is none.
+// FromConn returns the Conn that c wraps, for example below a *tls.Conn. It returns nil if there is
+// none.
 func FromConn(c net.Conn) *Conn {
 	for c != nil {
 		if limited, ok := c.(*Conn); ok {
@@ -38,8 +39,8 @@ func FromConn(c net.Conn) *Conn {
 	return nil
 }
 
-// MarkAuthenticated says that the other end has proven who it is: it does not count as a
-// stranger any more. It may be called on nil and more than once.
+// MarkAuthenticated records that the client has authenticated, so that the connection no longer
+// counts as unauthenticated. It may be called on nil and more than once.
 func (c *Conn) MarkAuthenticated() {
 	if c == nil {
 		return
@@ -56,7 +57,7 @@ func (c *Conn) MarkAuthenticated() {
 	c.authenticated, c.element = true, s.authenticated.PushBack(c)
 }
 
-// IsAuthenticated reports whether Known was called. A nil connection is known.
+// IsAuthenticated reports whether MarkAuthenticated was called. It returns true for nil.
 func (c *Conn) IsAuthenticated() bool {
 	if c == nil {
 		return true
@@ -66,7 +67,7 @@ func (c *Conn) IsAuthenticated() bool {
 	return c.authenticated
 }
 
-// IsClosed says whether the connection has left the door's book.
+// IsClosed reports whether the limiter no longer counts the connection.
 func (c *Conn) IsClosed() bool {
 	c.limiter.mu.Lock()
 	defer c.limiter.mu.Unlock()
@@ -81,11 +82,11 @@ func (c *Conn) Close() error {
 	return c.Conn.Close()
 }
 
-// writeChunk is how much must be taken within one Stall.
+// writeChunk is the number of bytes that must be written within one WriteTimeout.
 const writeChunk = 32 << 10
 
-// Write implements net.Conn. It fails when the other end takes nothing of what is
-// written for a Stall; a connection on which nothing is written may be idle for ever.
+// Write implements net.Conn. It fails if the peer accepts no data for WriteTimeout. A connection on
+// which nothing is written may be idle forever.
 func (c *Conn) Write(p []byte) (n int, err error) {
 	for {
 		part := p[n:min(n+writeChunk, len(p))]
@@ -100,7 +101,8 @@ func (c *Conn) Write(p []byte) (n int, err error) {
 	}
 }
 
-// armWriteDeadline sets the deadline of the next write: that of the user, or a Stall when it is earlier.
+// armWriteDeadline sets the deadline of the next write: the user's deadline or now plus
+// WriteTimeout, whichever is earlier.
 func (c *Conn) armWriteDeadline() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -127,8 +129,8 @@ func (c *Conn) SetDeadline(t time.Time) error {
 	return c.SetWriteDeadline(t)
 }
 
-// maxOpenFiles is how many files this process may open. The runtime of Go has raised
-// it to the hard limit at the start.
+// maxOpenFiles returns how many files this process may open, at most 1<<20. The Go runtime has
+// raised the soft limit to the hard limit at startup.
 func maxOpenFiles() uint64 {
 	var lim syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &lim); err != nil {

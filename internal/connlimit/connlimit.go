@@ -1,8 +1,9 @@
-// Package connlimit bounds the connections that a server takes. A connection is a
-// stranger's until its server calls Known. Strangers are few, in all and per
-// source; when there are too many, the oldest of the source that has the most
-// goes, so that no source keeps the others out. All connections together have a
-// bound as well, by which file descriptors are kept back for the rest of the process.
+// Package connlimit bounds the connections that a server accepts. A connection counts as
+// unauthenticated until the server calls MarkAuthenticated. The number of unauthenticated
+// connections is bounded, in total and per source address. Above a bound, the oldest
+// unauthenticated connection of the source with the most of them is closed, so that one source
+// cannot lock out others. The total number of connections is bounded too, which reserves file
+// descriptors for the rest of the process.
 package connlimit
 
 import (
@@ -13,27 +14,29 @@ import (
 	"time"
 )
 
-// Limits of a Door. Zero values mean the defaults.
+// Limits are the limits of a Limiter. Zero values mean the defaults.
 type Limits struct {
-	Total           int // connections; default three eighths of the files that the process may open
-	PerSource       int // connections of one source; default half of All
-	Unauthenticated int // strangers; default 4096, at most half of All
-	// strangers of one source; default a quarter of Strangers, and 32 at least where there are so many
+	Total           int // all connections; default three eighths of the files that the process may open
+	PerSource       int // connections of one source; default half of Total
+	Unauthenticated int // unauthenticated connections; default 4096, at most half of Total
+	// unauthenticated connections of one source; default a quarter of Unauthenticated, but at least
+	// 32 if Unauthenticated allows it
 	UnauthenticatedPerSource int
-	WriteTimeout             time.Duration // a write that moves nothing for so long fails; default 30 s
+	WriteTimeout             time.Duration // a write that makes no progress for this long fails; default 30 s
 }
 
-// unauthenticatedConnMemory is what a stranger's connection may take that does the most which is possible before it says who it
-// is: TLS, two goroutines, a frame of HTTP/2 and half a header, with what the collector has not freed yet.
+// unauthenticatedConnMemory is the most memory that an unauthenticated connection can use: TLS, two
+// goroutines, an HTTP/2 frame, half a header, and garbage that is not collected yet.
 const unauthenticatedConnMemory = 128 << 10
 
-// UnauthenticatedLimit is how many of them a process lets in that may take limit bytes in all: a sixteenth of these, but always
-// some, so that it can be reached, and no more than ever come of good will.
+// UnauthenticatedLimit returns how many unauthenticated connections a process with a memory limit
+// of limit bytes accepts. They may use a sixteenth of the memory. The result is at least 128, so
+// that the process stays reachable, and at most 4096.
 func UnauthenticatedLimit(limit int64) int {
 	return int(min(max(limit/16/unauthenticatedConnMemory, 128), 4096))
 }
 
-// OpenFilesShare is a part of the files that the process may open.
+// OpenFilesShare returns part/whole of the number of files that the process may open, at least 16.
 func OpenFilesShare(part, whole int) int {
 	return max(16, int(maxOpenFiles()*uint64(part)/uint64(whole)))
 }
@@ -54,11 +57,11 @@ func (l Limits) fillDefaults() Limits {
 	return l
 }
 
-// authGracePeriod is how long a stranger does not have to make way for another of its own
-// source: time enough to say who it is.
+// authGracePeriod is the time in which a new connection can authenticate before a newer connection
+// of the same source may replace it.
 const authGracePeriod = time.Second
 
-// Limiter is a listener that keeps the limits.
+// Limiter is a listener that enforces Limits.
 type Limiter struct {
 	net.Listener
 	limits Limits
@@ -70,26 +73,26 @@ type Limiter struct {
 	shed            uint64
 }
 
-// source is where connections come from: an IPv4 address, or a /64 of IPv6.
+// source holds the connections of one source address: an IPv4 address, or a /64 prefix of IPv6.
 type source struct {
 	unauthenticated, authenticated list.List // of *Conn, oldest first
 }
 
 func (s *source) connCount() int { return s.unauthenticated.Len() + s.authenticated.Len() }
 
-// New puts a door before a listener.
+// New returns a Limiter for the connections of a listener.
 func New(l net.Listener, limits Limits) *Limiter {
 	return &Limiter{Listener: l, limits: limits.fillDefaults(), sources: map[netip.Prefix]*source{}}
 }
 
-// Shed is how many connections were closed, or not taken, for the limits.
+// Shed returns how many connections were closed or refused because of a limit.
 func (d *Limiter) Shed() uint64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.shed
 }
 
-// Len is how many connections there are, and how many of these are strangers'.
+// Len returns the number of connections and how many of them are unauthenticated.
 func (d *Limiter) Len() (all, strangers int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -115,7 +118,8 @@ func (d *Limiter) Accept() (net.Conn, error) {
 	}
 }
 
-// admitConn takes a connection into the book; out are those that make way for it.
+// admitConn counts a connection if the limits allow it. out are the connections that the caller
+// must close to stay within the limits.
 func (d *Limiter) admitConn(c *Conn) (out []*Conn, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -137,7 +141,7 @@ func (d *Limiter) admitConn(c *Conn) (out []*Conn, ok bool) {
 	if d.unauthenticated >= d.limits.Unauthenticated {
 		oldest := d.largestSource(func(s *source) int { return s.unauthenticated.Len() }).oldestUnauthenticated()
 		if d.sources[oldest.source].unauthenticated.Len() == 1 && time.Since(oldest.since) < authGracePeriod {
-			return refuse() // a crowd, each from a place of its own: those who are there finish first
+			return refuse() // many sources with one new connection each: those connections may authenticate first
 		}
 		out = append(out, d.shedConn(oldest))
 	}
@@ -152,7 +156,7 @@ func (d *Limiter) admitConn(c *Conn) (out []*Conn, ok bool) {
 			out = append(out, d.shedConn(most.authenticated.Back().Value.(*Conn)))
 		}
 	}
-	if s = d.sources[c.source]; s == nil { // also when its last one has just made way
+	if s = d.sources[c.source]; s == nil { // the source may have been removed with its last connection just now
 		s = &source{}
 		d.sources[c.source] = s
 	}
@@ -162,7 +166,7 @@ func (d *Limiter) admitConn(c *Conn) (out []*Conn, ok bool) {
 	return out, true
 }
 
-// oldestUnauthenticated is the oldest stranger of a source, or nil.
+// oldestUnauthenticated returns the oldest unauthenticated connection of a source, or nil.
 func (s *source) oldestUnauthenticated() *Conn {
 	if e := s.unauthenticated.Front(); e != nil {
 		return e.Value.(*Conn)
@@ -170,7 +174,7 @@ func (s *source) oldestUnauthenticated() *Conn {
 	return nil
 }
 
-// largestSource is the source with the most of something; there is one.
+// largestSource returns the source with the largest count. There is at least one source.
 func (d *Limiter) largestSource(count func(*source) int) (out *source) {
 	best := -1
 	for _, s := range d.sources {
@@ -181,14 +185,14 @@ func (d *Limiter) largestSource(count func(*source) int) (out *source) {
 	return out
 }
 
-// shedConn takes a connection out of the book to make room.
+// shedConn removes a connection because of a limit and counts it.
 func (d *Limiter) shedConn(c *Conn) *Conn {
 	d.shed++
 	d.removeConn(c)
 	return c
 }
 
-// removeConn takes a connection out of the book; d.mu is held.
+// removeConn stops counting a connection. The caller holds d.mu.
 func (d *Limiter) removeConn(c *Conn) {
 	if c.element == nil {
 		return
@@ -216,6 +220,6 @@ func sourcePrefix(a net.Addr) netip.Prefix {
 	if ip.Is6() {
 		bits = 64
 	}
-	p, _ := ip.Prefix(bits) // the bits fit the address
+	p, _ := ip.Prefix(bits) // the prefix length always fits the address family
 	return p
 }

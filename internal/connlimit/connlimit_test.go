@@ -11,11 +11,12 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// testLimiter is a door on a loopback address and those who come to it from addresses of their own.
+// testLimiter is a limiter on a loopback address, with clients that connect from different
+// addresses.
 type testLimiter struct {
 	t *testing.T
 	*Limiter
-	serverConns map[net.Conn]net.Conn // by the other end
+	serverConns map[net.Conn]net.Conn // the server's end of a connection, by the client's end
 }
 
 func newTestLimiter(t *testing.T, l Limits) *testLimiter {
@@ -29,7 +30,7 @@ func newTestLimiter(t *testing.T, l Limits) *testLimiter {
 	return &testLimiter{t, d, map[net.Conn]net.Conn{}}
 }
 
-// connect connects from 127.0.0.N; age is since when the connection is taken to be there.
+// connect connects from 127.0.0.N. The connection counts as accepted age ago.
 func (b *testLimiter) connect(n int, age time.Duration) (theirs net.Conn, ours *Conn) {
 	b.t.Helper()
 	dial := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(n))}}
@@ -56,15 +57,16 @@ func (b *testLimiter) connect(n int, age time.Duration) (theirs net.Conn, ours *
 	return theirs, c
 }
 
-// isOpen says whether the door has left its end of a connection open. The other end hears of it a moment later, and no read
-// with a deadline tells for sure: the deadline may be over before the read has begun.
+// isOpen reports whether the limiter has left the server's end of a connection open. The client's
+// end cannot be checked: it observes the close later, and a read deadline may expire before the
+// read starts.
 func (b *testLimiter) isOpen(theirs net.Conn) bool {
 	b.t.Helper()
 	c := b.serverConns[theirs]
 	return c != nil && c.SetDeadline(time.Time{}) == nil
 }
 
-// A source that comes too often loses its own oldest connections, and nobody else's.
+// A source with too many connections loses its own oldest connections and no connection of others.
 func TestStrangersOfOneSource(t *testing.T) {
 	b := newTestLimiter(t, Limits{Total: 100, Unauthenticated: 20, UnauthenticatedPerSource: 4})
 	other, _ := b.connect(9, time.Hour)
@@ -72,8 +74,8 @@ func TestStrangersOfOneSource(t *testing.T) {
 	for range 10 {
 		c, ours := b.connect(2, time.Minute)
 		if ours == nil {
-			// Old ones make way, so that a user behind the same address gets in.
-			t.Fatal("refused, though there were old strangers")
+			// Old connections are closed, so that a user behind the same address can connect.
+			t.Fatal("refused, although old unauthenticated connections could be closed")
 		}
 		mine = append(mine, c)
 	}
@@ -86,25 +88,25 @@ func TestStrangersOfOneSource(t *testing.T) {
 		t.Error("the connection of another source was closed")
 	}
 	if all, strangers := b.Len(); all != 5 || strangers != 5 || b.Shed() != 6 {
-		t.Errorf("%d connections, %d strangers, %d shed", all, strangers, b.Shed())
+		t.Errorf("%d connections, %d unauthenticated, %d shed", all, strangers, b.Shed())
 	}
 }
 
-// Those that have just come are not driven out by others of their source.
+// New connections are not closed in favor of other connections of their source.
 func TestYoungStrangersStay(t *testing.T) {
 	b := newTestLimiter(t, Limits{Total: 100, Unauthenticated: 20, UnauthenticatedPerSource: 4})
 	for range 4 {
 		b.connect(2, 0)
 	}
 	if _, ours := b.connect(2, 0); ours != nil {
-		t.Error("a fifth was taken")
+		t.Error("a fifth connection was accepted")
 	}
 	if all, _ := b.Len(); all != 4 {
 		t.Errorf("%d connections", all)
 	}
 }
 
-// When there are too many strangers in all, the source with the most of them gives way.
+// Above the total limit, the source with the most unauthenticated connections loses its oldest one.
 func TestStrangersOfManySources(t *testing.T) {
 	b := newTestLimiter(t, Limits{Total: 100, Unauthenticated: 8, UnauthenticatedPerSource: 6})
 	_, friend := b.connect(5, time.Hour)
@@ -121,17 +123,17 @@ func TestStrangersOfManySources(t *testing.T) {
 	}
 	late, ours := b.connect(4, 0)
 	if ours == nil || !b.isOpen(late) {
-		t.Fatal("a source of its own is not taken in")
+		t.Fatal("a connection from a new source was refused")
 	}
 	if b.isOpen(first) {
-		t.Error("the oldest of the largest source is still there")
+		t.Error("the oldest connection of the largest source is still open")
 	}
 	if all, strangers := b.Len(); all != 9 || strangers != 8 {
 		t.Errorf("%d connections, %d strangers", all, strangers)
 	}
 }
 
-// A crowd in which each comes from a place of its own is let in one after the other.
+// Many sources with one connection each are accepted one after the other.
 func TestCrowdOfSources(t *testing.T) {
 	b := newTestLimiter(t, Limits{Total: 100, Unauthenticated: 4, UnauthenticatedPerSource: 2})
 	var first *Conn
@@ -142,15 +144,16 @@ func TestCrowdOfSources(t *testing.T) {
 		}
 	}
 	if _, late := b.connect(9, 0); late != nil {
-		t.Error("one who has just come was sent away for another")
+		t.Error("a new connection was closed for another one")
 	}
 	first.MarkAuthenticated()
 	if _, late := b.connect(9, 0); late == nil {
-		t.Error("there is room now")
+		t.Error("a connection was refused although the limit allows it")
 	}
 }
 
-// Full of connections that are known, a door has room for another source, as long as one has more than its share.
+// A limiter that is full of authenticated connections accepts a new source by closing a connection
+// of a source that has more than its share.
 func TestFullOfKnown(t *testing.T) {
 	b := newTestLimiter(t, Limits{Total: 10, PerSource: 10, Unauthenticated: 8, UnauthenticatedPerSource: 8})
 	var newest net.Conn
@@ -161,17 +164,17 @@ func TestFullOfKnown(t *testing.T) {
 		newest = c
 	}
 	if _, ours := b.connect(2, 0); ours != nil {
-		t.Error("the source that has everything got more")
+		t.Error("the source that has every connection got one more")
 	}
 	if _, ours := b.connect(3, 0); ours == nil {
 		t.Error("another source was refused")
 	}
 	if b.isOpen(newest) {
-		t.Error("nobody made way for it")
+		t.Error("no connection was closed for the new source")
 	}
 }
 
-// What has left is forgotten, whoever closed it, and closing twice counts once.
+// Closed connections are no longer counted, whichever end closed them. Closing twice counts once.
 func TestForgets(t *testing.T) {
 	b := newTestLimiter(t, Limits{})
 	for i := range 20 {
@@ -184,12 +187,12 @@ func TestForgets(t *testing.T) {
 		c.MarkAuthenticated()
 	}
 	if all, strangers := b.Len(); all != 0 || strangers != 0 || len(b.sources) != 0 {
-		t.Errorf("%d connections, %d strangers, %d sources", all, strangers, len(b.sources))
+		t.Errorf("%d connections, %d unauthenticated, %d sources", all, strangers, len(b.sources))
 	}
 }
 
-// A reader that does not read fails the write after a Stall; one that reads slowly gets everything. In virtual time, over a
-// pipe, which takes nothing that is not read.
+// A write to a peer that does not read fails after WriteTimeout; a slow reader receives everything.
+// The test runs in virtual time over a pipe, which buffers nothing.
 func TestStall(t *testing.T) {
 	const stall = 200 * time.Millisecond
 	virtual.Test(t, func(t *testing.T) {
@@ -202,7 +205,7 @@ func TestStall(t *testing.T) {
 		_, deaf := pair()
 		began := time.Now()
 		if _, err := deaf.Write(make([]byte, 2*writeChunk)); !errors.Is(err, os.ErrDeadlineExceeded) || time.Since(began) != stall {
-			t.Errorf("writing to one that does not read: %v after %v", err, time.Since(began))
+			t.Errorf("writing to a peer that does not read: %v after %v", err, time.Since(began))
 		}
 		theirs, slow := pair()
 		const much = 20 * writeChunk
@@ -222,13 +225,13 @@ func TestStall(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n, err := slow.Write(make([]byte, much)); n != much || err != nil {
-			t.Errorf("writing to one that reads: %d %v", n, err)
+			t.Errorf("writing to a peer that reads: %d %v", n, err)
 			theirs.Close()
 		}
 		if n := <-read; n != much {
 			t.Errorf("%d bytes arrived", n)
 		}
-		// The user's own deadline counts when it is earlier.
+		// The user's own deadline applies if it is earlier.
 		if err := slow.SetDeadline(time.Now().Add(-time.Second)); err != nil {
 			t.Fatal(err)
 		}
@@ -238,17 +241,17 @@ func TestStall(t *testing.T) {
 	})
 }
 
-// How many strangers there may be follows the memory there is.
+// The limit of unauthenticated connections depends on the memory limit.
 func TestStrangersFollowMemory(t *testing.T) {
 	for limit, want := range map[int64]int{0: 128, 256 << 20: 128, 2 << 30: 1024, 1 << 40: 4096} {
 		n := UnauthenticatedLimit(limit)
 		if n != want || limit > 256<<20 && int64(n)*unauthenticatedConnMemory > limit/16 {
-			t.Errorf("of %d bytes: %d strangers, want %d", limit, n, want)
+			t.Errorf("with %d bytes: %d unauthenticated connections, want %d", limit, n, want)
 		}
 	}
 	for strangers, want := range map[int]int{16: 16, 128: 32, 1024: 256} {
 		if got := (Limits{Total: 1 << 16, Unauthenticated: strangers}).fillDefaults().UnauthenticatedPerSource; got != want {
-			t.Errorf("of %d strangers %d may be of one source, want %d", strangers, got, want)
+			t.Errorf("with %d unauthenticated connections, %d may come from one source, want %d", strangers, got, want)
 		}
 	}
 }

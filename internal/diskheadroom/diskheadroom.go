@@ -1,4 +1,5 @@
-// Package diskheadroom keeps what is large and can wait from filling a disk that something else cannot do without.
+// Package diskheadroom prevents large writes that can wait, such as backups, from filling a disk
+// that another directory needs.
 package diskheadroom
 
 import (
@@ -10,15 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Target is where something large is to be written.
+// Target is the destination of a large write.
 type Target struct {
-	Dir           string // in which it will be; it may be missing yet
-	ProtectedPath string // path whose disk is not to be filled; "" = there is none, and so it is where nothing has the path
+	Dir           string // directory of the written file; may not exist yet
+	ProtectedPath string // path whose disk must keep free space; "" or a missing path = no disk is protected
 
-	Stat func(path string) (Usage, error) // replaces the kernel's word in tests
+	Stat func(path string) (Usage, error) // replaces the kernel's answer in tests
 }
 
-// Usage is what is left of the file system on which a path is, in bytes.
+// Usage is the usage of the file system that holds a path, in bytes.
 type Usage struct {
 	Device      uint64
 	Free, Total int64
@@ -27,47 +28,49 @@ type Usage struct {
 const (
 	minReserve = 1 << 30
 	maxReserve = 10 << 30
-	// CheckInterval is how much is written at most before the file system is asked again.
+	// CheckInterval is the most bytes that are written between two checks of the free space.
 	CheckInterval = 16 << 20
 )
 
-// reservedBytes is what stays free of a disk that is not to be filled: a twentieth, from 1 to 10 GiB, and of a small disk no more than a tenth.
+// reservedBytes returns how much of a protected disk stays free: 5 %, but at least 1 GiB and at
+// most 10 GiB. Of a small disk it is at most 10 %.
 func reservedBytes(total int64) int64 { return min(max(total/20, minReserve), maxReserve, total/10) }
 
-// CheckFree says why there is no room for so many bytes. Where nobody can tell, there is.
+// CheckFree returns an error if there is no space for need bytes. It returns nil if the free space
+// cannot be determined.
 func (p Target) CheckFree(need int64) error {
 	stat := p.Stat
 	if stat == nil {
 		stat = diskUsage
 	}
 	usage, err := stat(nearestExisting(p.Dir))
-	if err != nil || usage.Total == 0 { // some file systems do not say how large they are, and look full
-		return nil // whoever writes there is told
+	if err != nil || usage.Total == 0 { // some file systems report a size of 0, and would seem full
+		return nil // the write itself reports the error
 	}
 	if p.ProtectedPath != "" {
 		if protected, err := stat(p.ProtectedPath); err == nil && protected.Device == usage.Device {
 			if reserved := reservedBytes(usage.Total); usage.Free-need < reserved {
-				return fmt.Errorf("%s: %s more are to be written, %s are free, and %s lies on that disk, of which %s stay free: remove what is not needed there, or choose a folder on another disk",
+				return fmt.Errorf("%s: %s would be written, %s are free, and %s is on the same disk, of which %s must stay free: remove files there, or choose a directory on another disk",
 					p.Dir, inMiB(need), inMiB(usage.Free), p.ProtectedPath, inMiB(reserved))
 			}
 			return nil
 		}
 	}
 	if need > usage.Free {
-		return fmt.Errorf("%s: %s more are to be written, and %s are free: remove what is not needed there, or choose a folder on another disk", p.Dir, inMiB(need), inMiB(usage.Free))
+		return fmt.Errorf("%s: %s would be written, and %s are free: remove files there, or choose a directory on another disk", p.Dir, inMiB(need), inMiB(usage.Free))
 	}
 	return nil
 }
 
 func inMiB(n int64) string { return fmt.Sprintf("%d MiB", (n+1<<20-1)>>20) }
 
-// Writer writes to w for as long as there is room.
+// Writer returns a writer to w that fails as soon as the free space is used up.
 func (p Target) Writer(w io.Writer) io.Writer { return &headroomWriter{w: w, target: p} }
 
 type headroomWriter struct {
 	w         io.Writer
 	target    Target
-	unchecked int64 // bytes that were written since the file system was asked
+	unchecked int64 // bytes written since the last check
 }
 
 // Write implements io.Writer.
@@ -81,7 +84,7 @@ func (s *headroomWriter) Write(p []byte) (int, error) {
 	return s.w.Write(p)
 }
 
-// nearestExisting is a path, or the folder in which it is to be made.
+// nearestExisting returns the path, or its nearest parent directory that exists.
 func nearestExisting(path string) string {
 	for {
 		if _, err := os.Stat(path); !os.IsNotExist(err) || path == filepath.Dir(path) {
@@ -91,7 +94,7 @@ func nearestExisting(path string) string {
 	}
 }
 
-// diskUsage asks the kernel about a path.
+// diskUsage returns the kernel's usage of the file system that holds a path.
 func diskUsage(path string) (Usage, error) {
 	var at unix.Stat_t
 	if err := unix.Stat(path, &at); err != nil {

@@ -9,24 +9,24 @@ import (
 
 const gib = 1 << 30
 
-// Of a disk on which something lies that is not to be filled, so much stays free; any other may be filled, and no more.
+// A protected disk keeps a reserve; any other disk may be filled completely.
 func TestHas(t *testing.T) {
 	for name, c := range map[string]struct {
 		total, free, need int64
 		beside            string
-		says              string // "" = there is room
+		says              string // part of the error; "" = there is enough space
 	}{
-		"a twentieth stays":            {total: 100 * gib, free: 6 * gib, need: gib, beside: "/data"},
-		"and not a byte less":          {total: 100 * gib, free: 6 * gib, need: gib + 1, beside: "/data", says: "5120 MiB stay free"},
-		"1 GiB of one that is not big": {total: 12 * gib, free: 2*gib - 1, need: gib, beside: "/data", says: "1024 MiB stay free"},
-		"a tenth of a small one":       {total: gib, free: gib / 2, need: gib / 3, beside: "/data"},
-		"10 GiB of a large one":        {total: 4000 * gib, free: 11 * gib, need: gib, beside: "/data"},
-		"and not a byte less of it":    {total: 4000 * gib, free: 11 * gib, need: gib + 1, beside: "/data", says: "10240 MiB stay free"},
-		"another disk":                 {total: 100 * gib, free: gib, need: gib, beside: "/else"},
-		"another disk that is full":    {total: 100 * gib, free: gib, need: gib + 1, beside: "/else", says: "1025 MiB more are to be written, and 1024 MiB are free"},
-		"one that tells nothing":       {need: gib, beside: "/else"},
-		"nor what lies there":          {need: gib, beside: "/data"},
-		"nothing beside it":            {total: 100 * gib, free: gib, need: gib},
+		"a twentieth stays":               {total: 100 * gib, free: 6 * gib, need: gib, beside: "/data"},
+		"one byte less than a twentieth":  {total: 100 * gib, free: 6 * gib, need: gib + 1, beside: "/data", says: "5120 MiB must stay free"},
+		"at least 1 GiB of a medium disk": {total: 12 * gib, free: 2*gib - 1, need: gib, beside: "/data", says: "1024 MiB must stay free"},
+		"a tenth of a small disk":         {total: gib, free: gib / 2, need: gib / 3, beside: "/data"},
+		"at most 10 GiB of a large disk":  {total: 4000 * gib, free: 11 * gib, need: gib, beside: "/data"},
+		"one byte less than 10 GiB":       {total: 4000 * gib, free: 11 * gib, need: gib + 1, beside: "/data", says: "10240 MiB must stay free"},
+		"another disk":                    {total: 100 * gib, free: gib, need: gib, beside: "/else"},
+		"another disk that is full":       {total: 100 * gib, free: gib, need: gib + 1, beside: "/else", says: "1025 MiB would be written, and 1024 MiB are free"},
+		"a disk without usage":            {need: gib, beside: "/else"},
+		"a protected disk without usage":  {need: gib, beside: "/data"},
+		"no protected path":               {total: 100 * gib, free: gib, need: gib},
 	} {
 		look := func(path string) (Usage, error) {
 			if path == "/else" {
@@ -41,7 +41,7 @@ func TestHas(t *testing.T) {
 	}
 }
 
-// A writer looks again as it goes.
+// A writer checks the free space again while it writes.
 func TestWriter(t *testing.T) {
 	free := int64(gib)
 	var to bytes.Buffer
@@ -54,11 +54,11 @@ func TestWriter(t *testing.T) {
 	}
 	free = 0
 	if n, err := w.Write(part); err == nil || n != 0 || to.Len() != 3*len(part) {
-		t.Errorf("where nothing is free it wrote %d bytes more, %v", n, err)
+		t.Errorf("on a full disk it wrote %d more bytes, %v", n, err)
 	}
 }
 
-// The kernel tells of a folder that is still to be made what it tells of the one in which that will be.
+// The usage of a directory that does not exist yet is that of its nearest existing parent.
 func TestUsage(t *testing.T) {
 	dir := t.TempDir()
 	there, err := diskUsage(dir)
@@ -66,16 +66,16 @@ func TestUsage(t *testing.T) {
 		t.Fatalf("it is %+v, %v", there, err)
 	}
 	if later, err := diskUsage(nearestExisting(filepath.Join(dir, "a", "b"))); err != nil || later.Device != there.Device || later.Total != there.Total {
-		t.Errorf("it is %+v, %v, want %+v", later, err, there)
+		t.Errorf("usage %+v, %v, want %+v", later, err, there)
 	}
 	if _, err := diskUsage("/dev/null/below"); err == nil {
-		t.Errorf("of what cannot be it says %v", err)
+		t.Errorf("usage of an impossible path: %v", err)
 	}
 	huge := there.Total + 1
-	if err := (Target{Dir: filepath.Join(dir, "a"), ProtectedPath: dir}).CheckFree(huge); err == nil || !strings.Contains(err.Error(), dir+" lies on that disk") {
-		t.Errorf("beside what is there: %v", err)
+	if err := (Target{Dir: filepath.Join(dir, "a"), ProtectedPath: dir}).CheckFree(huge); err == nil || !strings.Contains(err.Error(), dir+" is on the same disk") {
+		t.Errorf("with an existing protected path: %v", err)
 	}
-	if err := (Target{Dir: dir, ProtectedPath: filepath.Join(dir, "none")}).CheckFree(huge); err == nil || strings.Contains(err.Error(), "lies on that disk") {
-		t.Errorf("beside what is not there: %v", err)
+	if err := (Target{Dir: dir, ProtectedPath: filepath.Join(dir, "none")}).CheckFree(huge); err == nil || strings.Contains(err.Error(), "is on the same disk") {
+		t.Errorf("with a missing protected path: %v", err)
 	}
 }

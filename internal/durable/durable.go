@@ -1,5 +1,6 @@
-// Package durable writes files that are there whole or not at all, whenever the machine ends or, where that is enough, the
-// process.
+// Package durable writes files so that a reader sees the whole old or the whole new content, even
+// after a crash. Each function documents whether that holds for a power failure or only for the end
+// of the process.
 package durable
 
 import (
@@ -10,8 +11,8 @@ import (
 	"path/filepath"
 )
 
-// Write puts a file in the place of one of its name, which only the owner can read. Its folder is made when it is missing.
-// What says the same already is left.
+// Write atomically replaces the file at path and syncs its content. Only the owner can read the
+// file. A missing directory is created. A file that already has the content is left unchanged.
 func Write(path string, content []byte) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
 		return err
@@ -31,8 +32,9 @@ func Write(path string, content []byte) error {
 	return os.Rename(tmp, path)
 }
 
-// Replace puts a file in the place of one of its name, which only the owner can read, so that readers see the old or the new
-// content, also when the process is killed. It is not synced: a power cut may leave anything of it.
+// Replace atomically replaces the file at path, which only the owner can read. Readers see the old
+// or the new content, also after the process is killed. The file is not synced: after a power
+// failure its content is undefined.
 func Replace(path string, content []byte) error {
 	if err := os.WriteFile(path+".new", content, 0o600); err != nil {
 		return err
@@ -40,7 +42,8 @@ func Replace(path string, content []byte) error {
 	return os.Rename(path+".new", path)
 }
 
-// ReadJSON reads a file into v. Its error is that of the file, or says which is no such JSON.
+// ReadJSON decodes a file into v. The error is that of reading the file, or names the file that is
+// not valid JSON.
 func ReadJSON(path string, v any) error {
 	data, err := os.ReadFile(path)
 	if err != nil {

@@ -1,4 +1,4 @@
-// Package filewatch tells of files that change while a daemon runs, and bounds what is read of them.
+// Package filewatch reports changes of files while a daemon runs, and reads files of bounded size.
 package filewatch
 
 import (
@@ -11,11 +11,12 @@ import (
 	"time"
 )
 
-// PollInterval is how often files are looked at.
+// PollInterval is how often daemons check their files.
 const PollInterval = 2 * time.Second
 
-// Follow calls changed after each look at which one of the files is not as it was at the look before, until ctx ends.
-// Whoever reads the files must begin with a Mark from before that reading. Without files nothing is looked at.
+// Follow calls changed whenever one of the files differs from the previous check, until ctx ends.
+// It then returns ctx's error. last must have been taken before the caller read the files, so that
+// no change is missed. If last has no files, Follow only waits.
 func Follow(ctx context.Context, every time.Duration, last Snapshot, changed func()) error {
 	if last.hasNoPath() {
 		<-ctx.Done()
@@ -36,7 +37,7 @@ func Follow(ctx context.Context, every time.Duration, last Snapshot, changed fun
 	}
 }
 
-// Snapshot is how files looked at a time.
+// Snapshot is the state of files at one time.
 type Snapshot struct {
 	paths  []string
 	stamps []stamp
@@ -48,7 +49,7 @@ type stamp struct {
 	inode   uint64
 }
 
-// TakeSnapshot looks at files; "" is none.
+// TakeSnapshot returns the current state of files. An empty path is ignored.
 func TakeSnapshot(paths ...string) Snapshot {
 	m := Snapshot{paths: paths, stamps: make([]stamp, len(paths))}
 	for i, p := range paths {
@@ -63,7 +64,7 @@ func (m Snapshot) hasNoPath() bool {
 	return !slices.ContainsFunc(m.paths, func(p string) bool { return p != "" })
 }
 
-// Equal says whether the same files are as they were.
+// Equal reports whether the files of two snapshots are unchanged. Both must have the same paths.
 func (m Snapshot) Equal(o Snapshot) bool {
 	for i := range m.stamps {
 		if m.stamps[i] != o.stamps[i] {
@@ -73,7 +74,8 @@ func (m Snapshot) Equal(o Snapshot) bool {
 	return true
 }
 
-// stampFile changes when a file does, also when another takes its name; it is zero for one that is not there.
+// stampFile returns a value that changes whenever the file changes or another file takes its name.
+// It is zero if the file does not exist.
 func stampFile(path string) (s stamp) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -86,9 +88,10 @@ func stampFile(path string) (s stamp) {
 	return s
 }
 
-// Read reads a regular file of at most max bytes.
+// Read returns the content of a regular file of at most limit bytes. Larger and other files are an
+// error.
 func Read(path string, limit int64) ([]byte, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe must not hold the caller
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // opening a pipe must not block the caller
 	if err != nil {
 		return nil, err
 	}

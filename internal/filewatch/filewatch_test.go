@@ -15,7 +15,8 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// A file that is written, replaced or removed is told of; one that changes between the reading and the first look too.
+// A file that is written, replaced or removed is reported; so is a change between reading the file
+// and the first check.
 func TestChangesAreTold(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	write(t, path, "one")
@@ -32,7 +33,7 @@ func TestChangesAreTold(t *testing.T) {
 		select {
 		case <-signaled:
 		case <-time.After(time.Minute):
-			t.Fatalf("%s: nothing was told", what)
+			t.Fatalf("%s: no change was reported", what)
 		}
 	}
 	expect("changed before the first look")
@@ -51,7 +52,7 @@ func TestChangesAreTold(t *testing.T) {
 	}
 }
 
-// What is too large or no file is not read.
+// A file above the limit, a directory and a device are not read.
 func TestReadIsBounded(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	write(t, path, "12345")

@@ -1,6 +1,7 @@
-// Package framelimit bounds what the frames of one HTTP/2 connection cost a server. It reads the heads of frames as they
-// pass: streams that the client resets count against a rate, and a client that has not proven who it is has few requests
-// at a time, of which those it has reset count until their handlers have returned.
+// Package framelimit bounds the cost that the frames of one HTTP/2 connection cause for a server.
+// It reads frame headers as they pass. Streams that the client resets count against a rate. An
+// unauthenticated client may have few concurrent requests; requests that it has reset count until
+// their handlers have returned.
 package framelimit
 
 import (
@@ -14,19 +15,22 @@ import (
 	"time"
 )
 
-// Limits of one connection. Zero values mean the defaults.
+// Limits are the limits of one connection. Zero values mean the defaults.
 type Limits struct {
-	// Requests of an unauthenticated client whose handlers have not returned or whose answers are not sent. Default 1: its next requests wait, until it
-	// has proven who it is.
+	// Requests is how many requests of an unauthenticated client may be unfinished: the handler has
+	// not returned or the response is not sent. Default 1. Further requests wait until an earlier
+	// request finishes or the client has authenticated.
 	Requests int
-	// Wait is how long the next request of such a client waits for one of these to end. Default 5 s.
+	// Wait is how long a request of an unauthenticated client waits for an earlier one to finish.
+	// Default 5 s.
 	Wait time.Duration
-	// Resets and Control are how many resets, and how many frames that carry neither a request nor data, an
-	// unauthenticated client may send at once, and a tenth of it each second. Defaults 20 and 1000.
-	// A reset counts once more for each 256 encoded bytes of the latest request's headers, which
-	// can be as many fields. The first reset always passes: the budget may become negative.
+	// Resets is how many streams an unauthenticated client may reset at once, and Control how many
+	// frames that carry neither a request nor data it may send at once. A tenth of each budget is
+	// added every second. Defaults: 20 and 1000. A reset costs one more for each 256 encoded bytes
+	// of the latest request's headers, because those bytes can be as many fields. The first reset
+	// always passes: the budget may become negative.
 	Resets, Control float64
-	// AuthenticatedResets is Resets of an authenticated client. Default 2000.
+	// AuthenticatedResets is the value of Resets for an authenticated client. Default 2000.
 	AuthenticatedResets float64
 	// Exceeded, if not nil, is called when a connection exceeds a limit, once for each connection.
 	Exceeded func()
@@ -50,7 +54,7 @@ func (l Limits) fillDefaults() Limits {
 	return l
 }
 
-// Types, flags and sizes of RFC 9113.
+// Frame types, flags and sizes of RFC 9113.
 const (
 	frameData         = 0
 	frameHeaders      = 1
@@ -65,21 +69,21 @@ const (
 // once more.
 const headerBytes = 256
 
-// authPollInterval is how often a waiting request checks whether its client has proven who it is.
+// authPollInterval is how often a waiting request checks whether its client has authenticated.
 const authPollInterval = 10 * time.Millisecond
 
-// Conn is a connection of HTTP/2 whose frames are counted while they are read.
+// Conn is an HTTP/2 connection whose frames are counted while they are read.
 type Conn struct {
 	net.Conn
 	limits        Limits
 	authenticated func() bool
 	now           func() time.Time
 
-	// The reader's state; reads of a connection do not overlap.
-	bytesToSkip      int // bytes of the preface or of a payload that are left
+	// The following fields belong to the reader; reads of a connection do not overlap.
+	bytesToSkip      int // bytes of the preface or of a payload that still pass uncounted
 	head             [frameHead]byte
 	headRead         int
-	lastStream       uint32 // highest stream of the client
+	lastStream       uint32 // highest stream ID of the client
 	latestHeaders    int    // encoded bytes of the latest headers
 	resets           bucket
 	control          bucket
@@ -92,23 +96,25 @@ type Conn struct {
 	requestEnded    chan struct{} // has room for one signal
 }
 
-// TLSConn is a Conn over TLS. An HTTP/2 server reads the state of TLS from it.
+// TLSConn is a Conn over TLS. An HTTP/2 server reads the TLS state from it.
 type TLSConn struct {
 	*Conn
 	tlsConn *tls.Conn
 }
 
-// ConnectionState returns the state of TLS.
+// ConnectionState returns the TLS state.
 func (c *TLSConn) ConnectionState() tls.ConnectionState { return c.tlsConn.ConnectionState() }
 
-// New returns the connection with its limits. known reports whether the client has proven who it is.
+// New returns the connection with its limits. authenticated reports whether the client has
+// authenticated.
 func New(c *tls.Conn, authenticated func() bool, l Limits) *TLSConn {
 	limited := NewWithoutTLS(c, authenticated, l)
 	limited.bytesToSkip = prefaceBytes
 	return &TLSConn{Conn: limited, tlsConn: c}
 }
 
-// NewWithoutTLS returns a connection without TLS, of which net/http has read the preface of HTTP/2, with its limits.
+// NewWithoutTLS returns a plaintext connection with its limits. net/http must have read the HTTP/2
+// preface already.
 func NewWithoutTLS(c net.Conn, authenticated func() bool, l Limits) *Conn {
 	l = l.fillDefaults()
 	return &Conn{Conn: c, limits: l, authenticated: authenticated, now: time.Now, resets: bucket{remaining: l.Resets},
@@ -121,7 +127,8 @@ func (c *Conn) Close() error {
 	return c.Conn.Close()
 }
 
-// Read implements net.Conn. The frame that exceeds a limit is turned into one that the server answers with GOAWAY.
+// Read implements net.Conn. A frame that exceeds a limit is changed so that the server answers it
+// with GOAWAY.
 func (c *Conn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	for rest := p[:n]; len(rest) > 0 && !c.exceeded; {
@@ -153,7 +160,8 @@ func (c *Conn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// admitFrame counts the frame whose head was read; false means that the connection has to end.
+// admitFrame counts the frame whose header was read. It returns false if the connection must be
+// closed.
 func (c *Conn) admitFrame() bool {
 	authenticated := c.isAuthenticated()
 	stream := binary.BigEndian.Uint32(c.head[5:]) &^ (1 << 31)
@@ -173,7 +181,8 @@ func (c *Conn) admitFrame() bool {
 	return c.control.spend(c.now(), c.limits.Control, 1)
 }
 
-// isAuthenticated reports whether the client has proven who it is, with the larger budget as soon as it has.
+// isAuthenticated reports whether the client has authenticated. The first time that it has, the
+// larger budget applies.
 func (c *Conn) isAuthenticated() bool {
 	if !c.wasAuthenticated && c.authenticated() {
 		c.wasAuthenticated = true
@@ -182,7 +191,8 @@ func (c *Conn) isAuthenticated() bool {
 	return c.wasAuthenticated
 }
 
-// awaitRequestSlot blocks the connection's reader until another request may begin.
+// awaitRequestSlot blocks the connection's reader until another request may start. It returns false
+// on timeout or close.
 func (c *Conn) awaitRequestSlot() bool {
 	if c.startRequest() {
 		return true
@@ -209,7 +219,7 @@ func (c *Conn) awaitRequestSlot() bool {
 	}
 }
 
-// startRequest counts a request if there is room for it.
+// startRequest counts a request and returns true if the limit allows another one.
 func (c *Conn) startRequest() bool {
 	if c.runningRequests.Load() >= int64(c.limits.Requests) {
 		return false
@@ -218,7 +228,7 @@ func (c *Conn) startRequest() bool {
 	return true
 }
 
-// finishRequest counts that a request has ended.
+// finishRequest counts a finished request.
 func (c *Conn) finishRequest() {
 	c.runningRequests.Add(-1)
 	select {
@@ -227,17 +237,17 @@ func (c *Conn) finishRequest() {
 	}
 }
 
-// connKey is where a request's context has the connection.
+// connKey is the context key of a request's connection.
 type connKey struct{}
 
-// Context returns a context by which Handler finds the connection.
+// Context returns a context from which Handler gets the connection.
 func (c *Conn) Context(ctx context.Context) context.Context {
 	return context.WithValue(ctx, connKey{}, c)
 }
 
-// Handler counts a request as ended when h has returned, and of an unauthenticated client when the answer has been sent.
-// What the client sent is released before: an answer that the client does not read keeps little of it. Deadlines of the
-// answer are the matter of h.
+// Handler counts a request as finished when h has returned. For an unauthenticated client the
+// response must also have been sent. The request's headers are released first, so that a response
+// that the client does not read retains little memory. h is responsible for write deadlines.
 func Handler(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c, _ := r.Context().Value(connKey{}).(*Conn)
@@ -256,7 +266,7 @@ func Handler(h http.Handler) http.Handler {
 	})
 }
 
-// bucket is a budget that fills up by a tenth of its size each second.
+// bucket is a budget that regains a tenth of its size each second.
 type bucket struct {
 	remaining float64
 	updated   time.Time

@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// frameHeader is the head of a frame with a payload of n bytes.
+// frameHeader returns the header of a frame with a payload of n bytes.
 func frameHeader(kind, flags byte, stream uint32, n int) *[frameHead]byte {
 	return &[frameHead]byte{byte(n >> 16), byte(n >> 8), byte(n), kind, flags, byte(stream >> 24), byte(stream >> 16), byte(stream >> 8), byte(stream)}
 }
 
-// Budgets refill, data and trailers cost nothing, and a client that has proven who it is gets more.
+// Budgets refill, data and trailers cost nothing, and an authenticated client gets larger budgets.
 func TestBudgets(t *testing.T) {
 	now, known := time.Unix(1000, 0), false
 	c := New(nil, func() bool { return known }, Limits{Requests: 1, Resets: 3, Control: 3, AuthenticatedResets: 10, Wait: time.Nanosecond})
@@ -27,31 +27,31 @@ func TestBudgets(t *testing.T) {
 	}
 	see(true, "a request", frameHeader(frameHeaders, 0, 1, 10))
 	see(true, "its trailers", frameHeader(frameHeaders, flagEnd, 1, 10))
-	see(false, "another before the first has ended", frameHeader(frameHeaders, 0, 3, 10))
+	see(false, "another request before the first has finished", frameHeader(frameHeaders, 0, 3, 10))
 	c.finishRequest()
-	see(true, "another after that", frameHeader(frameHeaders, 0, 5, 10))
+	see(true, "another request after that", frameHeader(frameHeaders, 0, 5, 10))
 	for range 5 {
 		see(true, "data", frameHeader(frameData, 0, 1, 10))
 		see(true, "the end of data", frameHeader(frameData, flagEnd, 1, 0))
 	}
 	see(true, "a ping", frameHeader(6, 0, 0, 8))
-	see(true, "data without data", frameHeader(frameData, 0, 1, 0))
+	see(true, "an empty data frame", frameHeader(frameData, 0, 1, 0))
 	see(false, "a ping beyond the budget", frameHeader(6, 0, 0, 8))
 	for range 3 {
 		see(true, "a reset", frameHeader(frameReset, 0, 1, 4))
 	}
 	see(false, "a reset beyond the budget", frameHeader(frameReset, 0, 1, 4))
-	now = now.Add(4 * time.Second) // a tenth of three a second
+	now = now.Add(4 * time.Second) // a tenth of three per second
 	see(true, "a reset later", frameHeader(frameReset, 0, 1, 4))
 	see(false, "another", frameHeader(frameReset, 0, 1, 4))
 	known = true
 	for range 10 {
-		see(true, "a reset of a known client", frameHeader(frameReset, 0, 1, 4))
+		see(true, "a reset of an authenticated client", frameHeader(frameReset, 0, 1, 4))
 	}
-	see(false, "one too many", frameHeader(frameReset, 0, 1, 4))
-	see(true, "a known client's requests", frameHeader(frameHeaders, 0, 7, 10))
-	see(true, "a known client's requests", frameHeader(frameHeaders, 0, 9, 10))
-	see(true, "a known client's ping", frameHeader(6, 0, 0, 8))
+	see(false, "a reset beyond the budget of an authenticated client", frameHeader(frameReset, 0, 1, 4))
+	see(true, "an authenticated client's requests", frameHeader(frameHeaders, 0, 7, 10))
+	see(true, "an authenticated client's requests", frameHeader(frameHeaders, 0, 9, 10))
+	see(true, "an authenticated client's ping", frameHeader(6, 0, 0, 8))
 }
 
 // A reset of a request with many header fields costs an unauthenticated client as much as many
@@ -78,7 +78,7 @@ func TestResetsOfLargeHeaders(t *testing.T) {
 		return c.admitFrame()
 	}
 	resets := 0
-	for reset(600, 800, 100) { // 6 each
+	for reset(600, 800, 100) { // each reset costs 6
 		resets++
 	}
 	if resets != 4 {
@@ -96,7 +96,7 @@ func TestResetsOfLargeHeaders(t *testing.T) {
 	}
 }
 
-// Exceeded is called once for a connection, however many frames follow.
+// Exceeded is called once per connection, however many frames follow.
 func TestExceeded(t *testing.T) {
 	client, server := net.Pipe()
 	defer client.Close()

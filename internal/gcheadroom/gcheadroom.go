@@ -1,15 +1,13 @@
-// Package gcheadroom gives the garbage collector more room while it is busy.
+// Package gcheadroom lets a busy process collect garbage less often.
 //
-// With the usual GOGC a process whose live heap is small, but that allocates
-// much, collects many times a second, and calls are late by as much as each
-// collection takes. Run raises the limit for as long as collections follow one
-// another within a second, to no more garbage than a number of bytes; when they
-// are rarer, as in a process with little to do, or when the heap is large,
-// everything is as usual and memory as small. It also knows when a process
-// begins to rest, which is when it can give memory back.
+// With the default GOGC, a process with a small heap and a high allocation rate collects many times
+// a second, and each collection delays requests. Run raises the GC percent while collections are
+// less than a second apart, up to a number of bytes of garbage. If collections are rare or the heap
+// is large, the default applies, so memory use stays low. Run also reports when a process becomes
+// idle, which is the time to return memory to the kernel.
 //
-// Restrain bounds garbage more tightly for some seconds. Servers call it when a
-// client exceeds a limit, so that hostile clients cannot use the room for load.
+// Restrain bounds garbage more tightly for some seconds. Servers call it when a client exceeds a
+// limit, so that hostile clients cannot use the headroom.
 package gcheadroom
 
 import (
@@ -21,34 +19,34 @@ import (
 	"time"
 )
 
-// ServerHeadroom is the room of a process that serves: under load as much garbage may
-// gather, as it may anyway where the live heap is larger than that.
+// ServerHeadroom is the headroom of a server, in bytes. Under load this much garbage may
+// accumulate; with a larger live heap the default GC percent allows more anyway.
 const ServerHeadroom = 192 << 20
 
 const (
 	defaultPercent = 100 // GOGC
-	// maxPercent bounds the limit whatever the room: a heap of a few megabytes gains
-	// nothing beyond.
+	// maxPercent bounds the GC percent whatever the headroom: a heap of a few megabytes gains
+	// nothing from more.
 	maxPercent = 800
 	// targetInterval is the time between collections that is aimed at.
 	targetInterval = time.Second
-	// idleInterval is a time between collections that only a process with little to do has.
+	// idleInterval is a time between collections that only occurs in an idle process.
 	idleInterval = 30 * time.Second
 	// restraintDuration is how long a call of Restrain lasts.
 	restraintDuration = 10 * time.Second
-	// restrainedGarbage is the garbage, in bytes, that may gather during a restraint.
+	// restrainedGarbage is how many bytes of garbage may accumulate during a restraint.
 	restrainedGarbage = 32 << 20
-	// minPercent is the smallest limit in percent during a restraint. It bounds the processor time of
+	// minPercent is the smallest GC percent during a restraint. It bounds the processor time of
 	// collections.
 	minPercent = 50
 )
 
-// restrainSignal has room for one signal to run.
+// restrainSignal has room for one signal to Run.
 var restrainSignal = make(chan struct{}, 1)
 
-// Restrain bounds the garbage of this process to 32 MiB, or to half of the live heap where that is
-// more, for 10 s after the latest call. It never raises the limit, and it does not block. Without
-// Run it has no effect.
+// Restrain bounds the garbage of this process to 32 MiB, or to half of the live heap if that is
+// more, for 10 s after the latest call. It never raises the GC percent and does not block. It has
+// no effect unless Run is running.
 func Restrain() {
 	select {
 	case restrainSignal <- struct{}{}:
@@ -56,29 +54,28 @@ func Restrain() {
 	}
 }
 
-// nextPercent is the limit in percent after a collection that followed the one before
-// within every and left live bytes, when room is how much garbage may gather
-// where that is more than usual.
+// nextPercent returns the GC percent after a collection. interval is the time since the previous
+// collection and live the bytes it left. headroom is how much garbage may accumulate if that is
+// more than the default allows.
 func nextPercent(now int, interval time.Duration, live, headroom uint64) int {
 	if interval >= idleInterval {
 		return defaultPercent
 	}
 	want := float64(now) * float64(targetInterval) / float64(max(interval, time.Millisecond))
 	allowed := max(defaultPercent, 100*float64(headroom)/float64(max(live, 1)))
-	// By half of the way: one short pause between collections says little.
+	// Go only half of the way: one short interval between collections is not significant.
 	want = (float64(now) + want) / 2
 	return int(max(defaultPercent, min(want, allowed, maxPercent)))
 }
 
-// Run adjusts the limit of this process until ctx ends, then restores it. room
-// is in bytes. A GOGC in the environment is left alone.
+// Run adjusts the GC percent of this process until ctx ends, then restores it. headroom is in
+// bytes. If GOGC is set in the environment, the percent is not changed.
 //
-// rest, where it is not nil, is called when no collection has come for half a
-// minute after one. worked is true when collections had been following one
-// another faster than that, or the process has just begun: there is garbage of
-// that time then, and memory that held more. It is false after the collections
-// by which the runtime looks through a process with little to do, every two
-// minutes. rest may collect, once, where worked is true.
+// onIdle, if not nil, is called when no collection has happened for half a minute after one. worked
+// is true if, before that, collections were less than half a minute apart, or the process has just
+// started: there is garbage and freed heap to release. worked is false after the collections that
+// the runtime itself starts every two minutes in an idle process. onIdle may run one collection if
+// worked is true.
 func Run(ctx context.Context, headroom uint64, onIdle func(worked bool)) {
 	r := tuner{percent: defaultPercent, worked: true, headroom: headroom, fixed: os.Getenv("GOGC") != "", lastCollection: time.Now()}
 	if !r.fixed {
@@ -89,7 +86,8 @@ func Run(ctx context.Context, headroom uint64, onIdle func(worked bool)) {
 	r.adjust(ctx, collected, restrainSignal, onIdle)
 }
 
-// adjust adjusts the limit after collections and on signals from restrain, and rests, until ctx ends.
+// adjust sets the GC percent after collections and on restrain signals, and calls onIdle, until ctx
+// ends.
 func (r *tuner) adjust(ctx context.Context, collected, restrain <-chan struct{}, onIdle func(worked bool)) {
 	live := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
 	idleTimer := time.NewTimer(idleInterval)
@@ -115,18 +113,19 @@ func (r *tuner) adjust(ctx context.Context, collected, restrain <-chan struct{},
 	}
 }
 
-// tuner is how a process collects.
+// tuner is the state of one process's collections.
 type tuner struct {
-	percent        int       // the limit now
+	percent        int       // current GC percent
 	headroom       uint64    // bytes of garbage
-	fixed          bool      // the limit is the environment's
-	worked         bool      // since it rested last
-	ownCollection  bool      // the next collection is that of the rest
-	lastCollection time.Time // when there was a collection
-	restraintEnd   time.Time // end of the restraint; zero when Restrain was never called
+	fixed          bool      // GOGC is set in the environment
+	worked         bool      // since the process was last idle
+	ownCollection  bool      // the next collection is started by onIdle
+	lastCollection time.Time // time of the last collection
+	restraintEnd   time.Time // end of the restraint; zero if Restrain was never called
 }
 
-// recordCollection takes a collection in that left live bytes; it is false when that was made by a rest.
+// recordCollection processes a collection that left live bytes. It returns false if onIdle started
+// the collection.
 func (r *tuner) recordCollection(now time.Time, live uint64) bool {
 	interval := now.Sub(r.lastCollection)
 	r.lastCollection = now
@@ -143,20 +142,21 @@ func (r *tuner) recordCollection(now time.Time, live uint64) bool {
 	return true
 }
 
-// startRestraint begins a restraint, or extends it. It lowers the limit at once: the next collection could
-// come too late.
+// startRestraint starts or extends a restraint. It lowers the GC percent at once, because the next
+// collection could come too late.
 func (r *tuner) startRestraint(now time.Time, live uint64) {
 	r.restraintEnd = now.Add(restraintDuration)
 	r.setPercent(min(r.percent, restrainedPercent(live)))
 }
 
-// restrainedPercent returns the limit in percent during a restraint, where the latest collection left live
+// restrainedPercent returns the GC percent during a restraint if the latest collection left live
 // bytes.
 func restrainedPercent(live uint64) int {
 	return int(max(minPercent, min(100*restrainedGarbage/max(live, 1), maxPercent)))
 }
 
-// startIdle says whether the process has worked since it rested last. The limit is as usual from now on.
+// startIdle reports whether the process has worked since it was last idle, and resets the GC
+// percent to the default.
 func (r *tuner) startIdle() (worked bool) {
 	worked, r.worked, r.ownCollection = r.worked, false, r.worked
 	r.setPercent(defaultPercent)
@@ -170,10 +170,10 @@ func (r *tuner) setPercent(percent int) {
 	}
 }
 
-// sentinel is collected by each collection.
+// sentinel is an object that every collection frees.
 type sentinel struct{ _ [16]byte }
 
-// notifyCollections tells of every collection until done.
+// notifyCollections signals collected after every collection until done is closed.
 func notifyCollections(done <-chan struct{}, collected chan<- struct{}) {
 	runtime.SetFinalizer(new(sentinel), func(*sentinel) {
 		select {

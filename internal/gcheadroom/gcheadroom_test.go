@@ -22,14 +22,14 @@ func TestNext(t *testing.T) {
 		live, room uint64
 		low, high  int
 	}{
-		{"rare collections leave the usual", 100, 30 * time.Second, 40 * mib, 192 * mib, 100, 100},
-		{"frequent ones get more", 100, 200 * time.Millisecond, 100 * mib, 1000 * mib, 250, 350},
-		{"no more than the room", 100, 50 * time.Millisecond, 100 * mib, 192 * mib, 192, 192},
-		{"a large heap has room as usual", 100, 50 * time.Millisecond, 200 * mib, 192 * mib, 100, 100},
-		{"a small heap is bounded too", 700, time.Millisecond, mib, 192 * mib, maxPercent, maxPercent},
+		{"rare collections keep the default", 100, 30 * time.Second, 40 * mib, 192 * mib, 100, 100},
+		{"frequent collections raise the percent", 100, 200 * time.Millisecond, 100 * mib, 1000 * mib, 250, 350},
+		{"the headroom is the limit", 100, 50 * time.Millisecond, 100 * mib, 192 * mib, 192, 192},
+		{"a large heap keeps the default", 100, 50 * time.Millisecond, 200 * mib, 192 * mib, 100, 100},
+		{"a small heap is bounded", 700, time.Millisecond, mib, 192 * mib, maxPercent, maxPercent},
 		{"nothing lives", 100, 0, 0, mib, maxPercent, maxPercent},
-		{"when they are rare again it falls", 400, 10 * time.Second, 40 * mib, 192 * mib, 200, 230},
-		{"the pace aimed at is kept", 300, targetInterval, 40 * mib, 192 * mib, 300, 300},
+		{"the percent falls when collections are rare again", 400, 10 * time.Second, 40 * mib, 192 * mib, 200, 230},
+		{"the target interval keeps the percent", 300, targetInterval, 40 * mib, 192 * mib, 300, 300},
 	} {
 		if got := nextPercent(c.now, c.every, c.live, c.room); got < c.low || got > c.high {
 			t.Errorf("%s: %d, want %d to %d", c.what, got, c.low, c.high)
@@ -40,11 +40,11 @@ func TestNext(t *testing.T) {
 		percent = nextPercent(percent, time.Minute, 40*mib, 192*mib)
 	}
 	if percent != defaultPercent {
-		t.Errorf("after minutes of quiet the limit is %d", percent)
+		t.Errorf("after minutes without load the percent is %d", percent)
 	}
 }
 
-// Run hears of collections, and leaves the limit as it found it.
+// Run observes collections, and restores the GC percent when it ends.
 func TestRun(t *testing.T) {
 	t.Setenv("GOGC", "")
 	old := debug.SetGCPercent(100)
@@ -60,19 +60,19 @@ func TestRun(t *testing.T) {
 		runtime.GC()
 		select {
 		case <-late:
-			t.Fatal("collections without pause do not raise the limit")
+			t.Fatal("continuous collections do not raise the percent")
 		default:
 		}
 	}
 	cancel()
 	<-ended
 	if now := currentPercent(); now != 100 {
-		t.Errorf("the limit is %d afterwards", now)
+		t.Errorf("the percent is %d afterwards", now)
 	}
 }
 
-// A process rests half a minute after it worked, and gives memory back then; by what it collects for that it has not
-// worked again. After the collections of a process with little to do it rests too, and has not worked.
+// A process becomes idle half a minute after its last work. Its own collection then does not count
+// as work, and neither do the periodic collections of the runtime.
 func TestRests(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(defaultPercent))
 	r, now := tuner{percent: defaultPercent, headroom: 192 * mib, worked: true, lastCollection: time.Unix(0, 0)}, time.Unix(0, 0)
@@ -82,32 +82,32 @@ func TestRests(t *testing.T) {
 	}
 	for range 20 {
 		if !after(10 * time.Millisecond) {
-			t.Fatal("a collection under load is none")
+			t.Fatal("a collection under load is not counted")
 		}
 	}
 	if r.percent != maxPercent {
-		t.Errorf("the limit is %d under load", r.percent)
+		t.Errorf("the percent is %d under load", r.percent)
 	}
 	if !r.startIdle() || r.percent != defaultPercent {
-		t.Errorf("it rests as one that has not worked, with a limit of %d", r.percent)
+		t.Errorf("not idle after work, or a percent of %d", r.percent)
 	}
 	if after(idleInterval + time.Millisecond) {
-		t.Error("the rest's own collection is taken for one of work")
+		t.Error("the collection of onIdle counts as work")
 	}
 	if !after(2*time.Minute) || r.startIdle() || r.percent != defaultPercent {
-		t.Errorf("the runtime's own looking through is work: %+v", r)
+		t.Errorf("a periodic collection of the runtime counts as work: %+v", r)
 	}
 	if !after(2*time.Minute) || r.startIdle() {
-		t.Error("and so is the next")
+		t.Error("a second periodic collection counts as work")
 	}
 	after(time.Minute)
 	if after(time.Second); !r.startIdle() {
-		t.Error("work after a rest is none")
+		t.Error("work after an idle phase is not counted")
 	}
 }
 
-// In virtual time: rest is called half a minute after the process has begun, and again half a minute after a collection
-// that is not its own.
+// onIdle is called half a minute after the start, and half a minute after a collection that it did
+// not start itself.
 func TestRunRests(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -127,20 +127,20 @@ func TestRunRests(t *testing.T) {
 		<-ended
 		want := []string{"31s true", "3m1s false", "1h3m2s true"}
 		if !slices.Equal(rests, want) {
-			t.Errorf("it rested after %q, want %q", rests, want)
+			t.Errorf("idle after %q, want %q", rests, want)
 		}
 	})
 }
 
-// currentPercent is the limit now. Reading it sets it, for a moment, to itself.
+// currentPercent returns the current GC percent. Reading it sets it to 100 for a moment.
 func currentPercent() int {
 	p := debug.SetGCPercent(100)
 	debug.SetGCPercent(p)
 	return p
 }
 
-// A restraint lowers the limit at once, keeps the limit low under load, and ends 10 s after the
-// latest call.
+// A restraint lowers the percent at once, keeps it low under load, and ends 10 s after the latest
+// call.
 func TestRestraint(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(defaultPercent))
 	now := time.Unix(0, 0)
@@ -148,7 +148,7 @@ func TestRestraint(t *testing.T) {
 	want := func(percent int, when string) {
 		t.Helper()
 		if r.percent != percent {
-			t.Errorf("%s: the limit is %d, want %d", when, r.percent, percent)
+			t.Errorf("%s: the percent is %d, want %d", when, r.percent, percent)
 		}
 	}
 	load := func(live uint64, d time.Duration) {
@@ -166,14 +166,14 @@ func TestRestraint(t *testing.T) {
 	load(100*mib, time.Second)
 	want(minPercent, "with a large heap")
 	r.startRestraint(now, 24*mib)
-	want(minPercent, "a second call does not raise the limit")
+	want(minPercent, "a second call does not raise the percent")
 	load(24*mib, 9*time.Second)
 	want(133, "9 s after the second call")
 	load(24*mib, 4*time.Second)
 	want(800, "after the restraint")
 }
 
-// Restrain reaches Run, and does not block without it.
+// Restrain reaches Run, and does not block if Run is not running.
 func TestRestrain(t *testing.T) {
 	t.Setenv("GOGC", "")
 	defer debug.SetGCPercent(debug.SetGCPercent(defaultPercent))
@@ -188,10 +188,10 @@ func TestRestrain(t *testing.T) {
 	}()
 	late := time.After(time.Minute)
 	for currentPercent() != minPercent {
-		runtime.GC() // without a restraint, the limit is at least the usual one
+		runtime.GC() // without a restraint, the percent is at least the default
 		select {
 		case <-late:
-			t.Fatalf("the limit is %d", currentPercent())
+			t.Fatalf("the percent is %d", currentPercent())
 		default:
 		}
 	}

@@ -21,35 +21,36 @@ func repeatItem(n int, item string) string {
 	return "[" + strings.TrimSuffix(strings.Repeat(item+",", n), ",") + "]"
 }
 
-// Hostile are patches of at most 3 MiB that ask for much, with the document that suits them.
+// hostilePatches returns patches of at most 3 MiB that cause much work, each with a document to
+// apply it to.
 func hostilePatches() map[string]struct{ doc, patch string } {
 	text := strings.Repeat("x", 1<<20)
 	nested := strings.Repeat(`{"a":`, 9000) + "1" + strings.Repeat("}", 9000)
 	deeper := "/a" + strings.Repeat("/a", 900)
 	return map[string]struct{ doc, patch string }{
-		"copies that double":                  {`{"a":["` + text + `"]}`, repeatOperation(30, func(int) string { return `{"op":"copy","from":"/a","path":"/a/-"}` })},
-		"copies of a small thing that double": {`{"a":[1]}`, repeatOperation(10000, func(int) string { return `{"op":"copy","from":"/a","path":"/a/-"}` })},
-		"copies of the document into itself":  {`{"a":{}}`, repeatOperation(10000, func(i int) string { return fmt.Sprintf(`{"op":"copy","from":"","path":"/a/x%d"}`, i) })},
+		"copies that double a string":        {`{"a":["` + text + `"]}`, repeatOperation(30, func(int) string { return `{"op":"copy","from":"/a","path":"/a/-"}` })},
+		"copies that double a small value":   {`{"a":[1]}`, repeatOperation(10000, func(int) string { return `{"op":"copy","from":"/a","path":"/a/-"}` })},
+		"copies of the document into itself": {`{"a":{}}`, repeatOperation(10000, func(i int) string { return fmt.Sprintf(`{"op":"copy","from":"","path":"/a/x%d"}`, i) })},
 		"copies that replace each other": {`{"a":` + repeatItem(15000, `{}`) + `}`, repeatOperation(9000, func(i int) string {
 			return []string{`{"op":"copy","from":"/a","path":"/b"}`, `{"op":"add","path":"/b/0","value":1}`}[i%2]
 		})},
 		"inserts at the front of a long list": {`{"a":` + repeatItem(100000, "1") + `}`, repeatOperation(10000, func(i int) string {
 			return []string{`{"op":"add","path":"/a/0","value":1}`, `{"op":"remove","path":"/a/0"}`}[i%2]
 		})},
-		"a list too long to open": {`{"a":` + repeatItem(700000, "1") + `}`, `[{"op":"add","path":"/a/0","value":1}]`},
+		"a list that is too long to decode": {`{"a":` + repeatItem(700000, "1") + `}`, `[{"op":"add","path":"/a/0","value":1}]`},
 		"tests of a large object": {`{"a":{"b":"` + text + `","c":1}}`, repeatOperation(10000, func(int) string {
 			return `{"op":"test","path":"/a","value":{"b":"` + `\u0078` + `","c":1}}`
 		})},
 		"tests that hold": {`{"a":{"b":"` + text[:1000] + `","c":1}}`, repeatOperation(2900, func(int) string {
 			return `{"op":"test","path":"/a","value":{"c":1.0,"b":"` + text[:1000] + `"}}`
 		})},
-		"a deep value gone down again and again": {`{"a":` + nested + `}`, repeatOperation(1000, func(i int) string {
+		"repeated access to a deep value": {`{"a":` + nested + `}`, repeatOperation(1000, func(i int) string {
 			return []string{`{"op":"copy","from":"/a","path":"/b"}`, `{"op":"add","path":"/b` + deeper[2:] + `","value":1}`}[i%2]
 		})},
 		"values that nest": {`{}`, repeatOperation(300, func(int) string {
 			return `{"op":"add","path":"` + "/a" + `","value":` + nested[:9000*5] + `1` + strings.Repeat("}", 9000)[:9000] + `}`
 		})[:3<<20]},
-		"moves to and fro": {`{"a":{"b":"` + text + `"}}`, repeatOperation(10000, func(i int) string {
+		"moves back and forth": {`{"a":{"b":"` + text + `"}}`, repeatOperation(10000, func(i int) string {
 			return []string{`{"op":"move","from":"/a","path":"/c"}`, `{"op":"move","from":"/c","path":"/a"}`}[i%2]
 		})},
 		"too many operations":  {`{}`, repeatItem(1<<20-1, `{}`)},
@@ -57,8 +58,8 @@ func hostilePatches() map[string]struct{ doc, patch string } {
 	}
 }
 
-// Any patch ends within a second, allocates little beside its own text and the
-// document's, and what it makes is not larger than what may be stored.
+// Any patch ends within a second, allocates little more than its own text and the document's, and
+// its result is within the size limit.
 func TestHostilePatches(t *testing.T) {
 	for name, c := range hostilePatches() {
 		t.Run(name, func(t *testing.T) {
@@ -97,7 +98,7 @@ func checkBounds(t *testing.T, doc, patch string, apply func(doc, patch []byte) 
 	took := time.Since(began)
 	runtime.ReadMemStats(&after)
 	grown := after.TotalAlloc - before.TotalAlloc
-	t.Logf("%v, %.1f MiB allocated, %d bytes made, %.150v", took, float64(grown)/(1<<20), len(out), err)
+	t.Logf("%v, %.1f MiB allocated, %d bytes in the result, %.150v", took, float64(grown)/(1<<20), len(out), err)
 	if grown > 32<<20 {
 		t.Errorf("it allocated %d MiB", grown>>20)
 	}
@@ -107,7 +108,7 @@ func checkBounds(t *testing.T, doc, patch string, apply func(doc, patch []byte) 
 	if err != nil && !errors.Is(err, ErrTooLarge) && !errors.Is(err, ErrMalformed) && !strings.Contains(err.Error(), "test failed") {
 		t.Errorf("refused with: %v", err)
 	}
-	if took > 10*time.Second { // a second on a machine that does nothing else
+	if took > 10*time.Second { // a second on an idle machine
 		t.Errorf("it took %v", took)
 	}
 }

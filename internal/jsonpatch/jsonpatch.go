@@ -1,7 +1,7 @@
-// Package jsonpatch applies JSON patches (RFC 6902) and merge patches (RFC 7386)
-// within bounds: of the result's size, known before it is built, of the values
-// that are held apart, and of the work. Whatever the patch, the memory taken is
-// a small multiple of document and patch, and the time below a second.
+// Package jsonpatch applies JSON patches (RFC 6902) and merge patches (RFC 7386). It bounds the
+// size of the result, which is computed before the result is built, the number of decoded values,
+// and the work. For any patch, memory is a small multiple of document and patch, and the time is
+// below a second.
 package jsonpatch
 
 import (
@@ -16,21 +16,21 @@ import (
 )
 
 const (
-	// MaxOps is how many operations a JSON patch may have.
+	// MaxOps is the largest number of operations in a JSON patch.
 	MaxOps = 10000
 
 	maxNodes  = 1 << 16
 	maxWork   = 64 << 20
 	maxDepth  = 1000
-	cloneWork = 50 // what copying one value costs, in bytes that are looked through
-	shiftWork = 2  // what moving one item of a list costs
+	cloneWork = 50 // cost of copying one value, in scanned bytes
+	shiftWork = 2  // cost of moving one item of a list
 )
 
-// What is wrong with a patch is a malformed patch, one that is too large in what it
-// asks for, or else one that does not apply to this document.
+// ErrMalformed is the error of an invalid patch and ErrTooLarge that of a patch that exceeds a
+// bound. Every other error means that the patch does not apply to the document.
 var (
 	ErrMalformed = errors.New("malformed patch")
-	ErrTooLarge  = errors.New("the patch asks for too much")
+	ErrTooLarge  = errors.New("patch exceeds a limit")
 )
 
 type operation struct {
@@ -40,8 +40,8 @@ type operation struct {
 	Value json.RawMessage `json:"value"`
 }
 
-// Apply returns doc, which must be valid JSON, after the operations of a JSON patch.
-// most is how many bytes the result may have, or as many as doc has when that is more.
+// Apply returns doc, which must be valid JSON, after the operations of a JSON patch. The result may
+// have at most maxBytes bytes, or as many as doc if doc is larger.
 func Apply(ctx context.Context, doc, patch []byte, maxBytes int) ([]byte, error) {
 	ops, err := parseOperations(patch)
 	if err != nil {
@@ -61,7 +61,7 @@ func Apply(ctx context.Context, doc, patch []byte, maxBytes int) ([]byte, error)
 
 func (t *tree) encode() []byte { return t.root.appendText(make([]byte, 0, t.bytes)) }
 
-// parseOperations reads the operations one by one, so that too many are not held at once.
+// parseOperations decodes the operations one by one, so that too many are never held in memory.
 func parseOperations(patch []byte) ([]operation, error) {
 	dec := json.NewDecoder(bytes.NewReader(patch))
 	if open, err := dec.Token(); err != nil || open != json.Delim('[') {
@@ -85,7 +85,7 @@ func parseOperations(patch []byte) ([]operation, error) {
 		return nil, fmt.Errorf("%w: %v", ErrMalformed, err)
 	}
 	if _, err := dec.Token(); err != io.EOF {
-		return nil, fmt.Errorf("%w: something follows the list of operations", ErrMalformed)
+		return nil, fmt.Errorf("%w: data after the list of operations", ErrMalformed)
 	}
 	return ops, nil
 }
@@ -108,7 +108,7 @@ func (t *tree) applyOperation(op *operation) error {
 	case "copy", "move":
 		err = t.copyOrMove(op, path)
 	default:
-		return fmt.Errorf("%q is no operation of a JSON patch", op.Op)
+		return fmt.Errorf("%q is not an operation of a JSON patch", op.Op)
 	}
 	switch {
 	case err == nil || errors.Is(err, ErrTooLarge):
@@ -146,7 +146,7 @@ func (t *tree) copyOrMove(op *operation, path []string) error {
 	return t.setValue(path, removed, true)
 }
 
-// splitPointer splits a JSON pointer.
+// splitPointer returns the unescaped tokens of a JSON pointer.
 func splitPointer(op, field string, pointer *string) ([]string, error) {
 	if pointer == nil {
 		return nil, fmt.Errorf("%s operation has no %q", op, field)
@@ -155,7 +155,7 @@ func splitPointer(op, field string, pointer *string) ([]string, error) {
 		return nil, nil
 	}
 	if (*pointer)[0] != '/' {
-		return nil, fmt.Errorf("%s operation: %s %q does not begin with a slash", op, field, truncateToken(*pointer))
+		return nil, fmt.Errorf("%s operation: %s %q does not start with a slash", op, field, truncateToken(*pointer))
 	}
 	if strings.Count(*pointer, "/") > maxDepth {
 		return nil, fmt.Errorf("%w: a %s with more than %d parts", ErrTooLarge, field, maxDepth)
@@ -178,11 +178,13 @@ func truncateToken(s string) string {
 
 var (
 	errMissing = errors.New("missing value")
-	// errAbsent is a member that is not in its object; descend makes errMissing of one on the way.
+	// errAbsent means that the last token names no member of its object. For an earlier token
+	// openPath returns errMissing.
 	errAbsent = errors.New("missing value")
 )
 
-// openPath opens everything on the way to the parent of the last token and returns the way.
+// openPath decodes every collection from the root to the parent of the last token, and returns
+// them.
 func (t *tree) openPath(path []string) ([]*collection, error) {
 	at := t.root
 	var way []*collection
@@ -192,7 +194,7 @@ func (t *tree) openPath(path []string) ([]*collection, error) {
 			return nil, err
 		}
 		if b == nil {
-			return nil, fmt.Errorf("%w: %q is inside of what is no object and no list", errMissing, truncateToken(path[i]))
+			return nil, fmt.Errorf("%w: %q is below a value that is neither an object nor a list", errMissing, truncateToken(path[i]))
 		}
 		if at.collection == nil {
 			t.replaceOpened(way, path[:i], node{collection: b}, b.bytes-at.textSize())
@@ -202,23 +204,23 @@ func (t *tree) openPath(path []string) ([]*collection, error) {
 			return way, nil
 		}
 		if at, err = b.child(path[i]); errors.Is(err, errAbsent) {
-			return nil, fmt.Errorf("%w: there is no %q on the way", errMissing, truncateToken(path[i]))
+			return nil, fmt.Errorf("%w: no %q in the path", errMissing, truncateToken(path[i]))
 		} else if err != nil {
 			return nil, err
 		}
 	}
 }
 
-// replaceOpened puts the opened form of a value into its place.
+// replaceOpened replaces a value by its decoded form.
 func (t *tree) replaceOpened(way []*collection, path []string, n node, by int) {
-	t.bytes += by // at most what it was: whitespace goes
+	t.bytes += by // never positive: only whitespace is removed
 	if len(way) == 0 {
 		t.root = n
 		return
 	}
 	last := way[len(way)-1]
 	if token := path[len(path)-1]; last.list {
-		i, _ := last.parseIndex(token, len(last.items)-1) // get has found it
+		i, _ := last.parseIndex(token, len(last.items)-1) // child has found the index already
 		last.items[i] = n
 	} else {
 		last.members[quoteString(token)] = n
@@ -238,22 +240,23 @@ func (b *collection) child(token string) (node, error) {
 	}
 	n, ok := b.members[quoteString(token)]
 	if !ok {
-		return node{}, fmt.Errorf("%w: there is no %q", errAbsent, truncateToken(token))
+		return node{}, fmt.Errorf("%w: no member %q", errAbsent, truncateToken(token))
 	}
 	return n, nil
 }
 
-// parseIndex reads a place in a list; negative ones count from the end, as everywhere in Kubernetes.
+// parseIndex returns the list index of a token, at most last. Negative indices count from the end,
+// as in Kubernetes.
 func (b *collection) parseIndex(token string, last int) (int, error) {
 	i, err := strconv.Atoi(token)
 	if err != nil || strconv.Itoa(i) != token {
-		return 0, fmt.Errorf("%q is no index of a list", truncateToken(token))
+		return 0, fmt.Errorf("%q is not a list index", truncateToken(token))
 	}
 	if i < 0 {
 		i += last + 1
 	}
 	if i < 0 || i > last {
-		return 0, fmt.Errorf("%w: the list has %d items, there is no %s", errMissing, len(b.items), token)
+		return 0, fmt.Errorf("%w: the list has %d items and no index %s", errMissing, len(b.items), token)
 	}
 	return i, nil
 }
@@ -272,7 +275,7 @@ func (t *tree) valueAt(path []string) (node, error) {
 func (t *tree) testValue(path []string, want node) error {
 	have, err := t.valueAt(path)
 	if errors.Is(err, errAbsent) && want.text == "null" {
-		return nil // what an object leaves out is null, to clients of Kubernetes
+		return nil // clients of Kubernetes treat an absent member as null
 	}
 	if err != nil {
 		return err
@@ -284,7 +287,7 @@ func (t *tree) testValue(path []string, want node) error {
 	return err
 }
 
-// setValue adds or replaces a value. Its copy is made when it is known to fit.
+// setValue adds or replaces a value. The value is copied only after its size is known to fit.
 func (t *tree) setValue(path []string, n node, adding bool) error {
 	if len(path) == 0 {
 		if err := t.growBy(n.textSize() - t.bytes); err != nil {
@@ -308,7 +311,7 @@ func (t *tree) setValue(path []string, n node, adding bool) error {
 		by -= old.textSize()
 	case b.list:
 		return err
-	default: // also for replace: clients of Kubernetes replace members that an object leaves out
+	default: // also for replace: clients of Kubernetes replace members that are absent
 		by += len(quoteString(token)) + 1 + min(len(b.members), 1)
 	}
 	if err := t.growBy(by); err != nil {

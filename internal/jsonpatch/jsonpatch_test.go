@@ -28,7 +28,7 @@ func equalJSON(t *testing.T, a, b []byte) bool {
 	return reflect.DeepEqual(x, y)
 }
 
-// The examples of RFC 6902 and what stands between its lines.
+// The examples of RFC 6902 and cases that it leaves implicit.
 func TestOperations(t *testing.T) {
 	for _, c := range []struct{ doc, patch, want string }{
 		{`{"foo":"bar"}`, `[{"op":"add","path":"/baz","value":"qux"}]`, `{"baz":"qux","foo":"bar"}`},
@@ -97,7 +97,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// A patch of a caller that has left is not finished.
+// A patch is not finished after its caller's context has ended.
 func TestApplyStopsWithItsCaller(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -134,7 +134,7 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// patchGenerator makes documents and patches out of few names, so that they meet.
+// patchGenerator draws documents and patches from few names, so that paths often exist.
 type patchGenerator struct{ *rand.Rand }
 
 func (r patchGenerator) randomValue(depth int) string {
@@ -172,7 +172,7 @@ func (r patchGenerator) randomPath() string {
 	return b.String()
 }
 
-// What another implementation makes of a patch, this one makes too; and the size that is kept is the size written.
+// The results equal those of another implementation, and the counted size equals the encoded size.
 func TestAgreesWithAnother(t *testing.T) {
 	applied := 0
 	for seed := range uint64(20000) {
@@ -193,14 +193,15 @@ func TestAgreesWithAnother(t *testing.T) {
 		if err == nil {
 			checkSize(t, doc, patch)
 		}
-		// The other one moves a value into itself and finds values inside of null; refusing more is no disagreement.
+		// The other implementation moves a value into itself and finds values in null. Refusing
+		// those is not a difference.
 		if err == nil && oracleErr == nil {
 			applied++
 			if !equalJSON(t, got, want) {
-				t.Fatalf("%s with %s: %s, the other %s", doc, patch, got, want)
+				t.Fatalf("%s with %s: %s, the other implementation returns %s", doc, patch, got, want)
 			}
 		} else if err == nil {
-			t.Fatalf("%s with %s: %s, the other refuses: %v", doc, patch, got, oracleErr)
+			t.Fatalf("%s with %s: %s, the other implementation refuses: %v", doc, patch, got, oracleErr)
 		}
 		change := r.randomValue(3)
 		if !strings.HasPrefix(change, "{") {
@@ -210,15 +211,16 @@ func TestAgreesWithAnother(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got, err = Merge(t.Context(), []byte(doc), []byte(change), sizeLimit); err != nil || !equalJSON(t, withoutNulls(t, got), withoutNulls(t, want)) {
-			t.Fatalf("%s merged with %s: %s, %v, the other %s", doc, change, got, err, want)
+			t.Fatalf("%s merged with %s: %s, %v, the other implementation returns %s", doc, change, got, err, want)
 		}
 	}
 	if applied < 500 {
-		t.Errorf("only %d patches applied: the test shows little", applied)
+		t.Errorf("only %d patches applied: too few for this test", applied)
 	}
 }
 
-// withoutNulls leaves out members that are null: the other one does so inside of lists too, the RFC does not.
+// withoutNulls removes members that are null. The other implementation removes them inside of lists
+// too, the RFC does not.
 func withoutNulls(t *testing.T, data []byte) []byte {
 	t.Helper()
 	var v any
@@ -261,7 +263,7 @@ func checkSize(t *testing.T, doc, patch string) {
 			t.Fatal(err)
 		}
 		if n := len(tr.encode()); n != tr.bytes || n != tr.root.textSize() {
-			t.Fatalf("%s with %s: after operation %d it has %d bytes, %d are counted, %d at the root", doc, patch, i, n, tr.bytes, tr.root.textSize())
+			t.Fatalf("%s with %s: after operation %d it has %d bytes, counted are %d, and %d at the root", doc, patch, i, n, tr.bytes, tr.root.textSize())
 		}
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"fmt"
 )
 
-// Merge returns doc, which must be a JSON object, after a merge patch. most is as for Apply.
+// Merge returns doc, which must be a JSON object, after a merge patch. maxBytes is as for Apply.
 func Merge(ctx context.Context, doc, patch []byte, maxBytes int) ([]byte, error) {
 	if !json.Valid(patch) {
 		return nil, fmt.Errorf("%w: not JSON", ErrMalformed)
@@ -18,7 +18,7 @@ func Merge(ctx context.Context, doc, patch []byte, maxBytes int) ([]byte, error)
 		return nil, fmt.Errorf("%w: the patch is not a JSON object", ErrMalformed)
 	}
 	if !t.root.isObject() {
-		return nil, errors.New("a merge patch applies to an object only")
+		return nil, errors.New("a merge patch applies only to a JSON object")
 	}
 	b, err := t.openNode(t.root)
 	if err != nil {
@@ -32,10 +32,10 @@ func Merge(ctx context.Context, doc, patch []byte, maxBytes int) ([]byte, error)
 	return t.encode(), nil
 }
 
-// mergeObject puts the changes into an opened object.
+// mergeObject applies the changes to a decoded object.
 func (t *tree) mergeObject(ctx context.Context, into *collection, changes node, depth int) error {
 	if depth > maxDepth {
-		return fmt.Errorf("%w: it is more than %d objects deep", ErrTooLarge, maxDepth)
+		return fmt.Errorf("%w: more than %d nested objects", ErrTooLarge, maxDepth)
 	}
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("applying a merge patch: %w", err)
@@ -44,7 +44,7 @@ func (t *tree) mergeObject(ctx context.Context, into *collection, changes node, 
 	if err != nil {
 		return err
 	}
-	for key, change := range from.members { // what goes makes room for what comes
+	for key, change := range from.members { // deletions first: they free space for additions
 		if old, there := into.members[key]; there && change.text == "null" {
 			delete(into.members, key)
 			by := len(key) + 1 + old.textSize() + min(len(into.members), 1)

@@ -6,21 +6,21 @@ import (
 	"strings"
 )
 
-// node is a value: its text, or what it was opened into.
+// node is a JSON value: its text, or its decoded form.
 type node struct {
 	text       string
 	collection *collection
 }
 
-// collection is an opened list or object. Keys are in quotes, in one form for each key.
+// collection is a decoded list or object. Keys are quoted and canonical.
 type collection struct {
 	list    bool
 	members map[string]node
 	items   []node
-	bytes   int // of its text, whitespace left out
+	bytes   int // length of the text without whitespace
 }
 
-// textSize is the length of the value's text. It is known without writing it.
+// textSize returns the length of the value's text without encoding it.
 func (n node) textSize() int {
 	if n.collection != nil {
 		return n.collection.bytes
@@ -35,14 +35,14 @@ func (n node) isObject() bool {
 	return strings.HasPrefix(n.text, "{")
 }
 
-// tree is a document under work. Values are opened one level at a time, where an
-// operation goes; everything else stays text and is shared by its copies.
+// tree is a document while a patch is applied. Collections are decoded one level at a time, only
+// where an operation needs it. All other values stay text that copies share.
 type tree struct {
 	root     node
-	bytes    int // of the whole document
-	maxBytes int // what bytes may become
-	nodes    int // values that were opened or copied
-	work     int // bytes that were looked through, and what costs as much
+	bytes    int // size of the whole document
+	maxBytes int // upper limit of bytes
+	nodes    int // number of decoded or copied values
+	work     int // scanned bytes, and other work in the same unit
 }
 
 func newTree(doc []byte, maxBytes int) *tree {
@@ -55,23 +55,25 @@ func (t *tree) chargeWork(work, nodes int) error {
 	t.nodes += nodes
 	switch {
 	case t.work > maxWork:
-		return fmt.Errorf("%w: it goes through the document too often; fewer operations, or ones that replace larger parts, do the same", ErrTooLarge)
+		return fmt.Errorf("%w: the operations scan the document too often: use fewer operations, or operations that replace larger parts", ErrTooLarge)
 	case t.nodes > maxNodes:
-		return fmt.Errorf("%w: it reaches into lists or objects of more than %d values together", ErrTooLarge, maxNodes)
+		return fmt.Errorf("%w: the operations decode lists and objects with more than %d values in total", ErrTooLarge, maxNodes)
 	}
 	return nil
 }
 
-// growBy counts a change of the document's size, before it is made.
+// growBy changes the counted size of the document. It fails, before the document is changed, if the
+// limit is exceeded.
 func (t *tree) growBy(by int) error {
 	if t.bytes+by > t.maxBytes {
-		return fmt.Errorf("%w: the result would have %d bytes, at most %d are possible", ErrTooLarge, t.bytes+by, t.maxBytes)
+		return fmt.Errorf("%w: the result would have %d bytes, the limit is %d", ErrTooLarge, t.bytes+by, t.maxBytes)
 	}
 	t.bytes += by
 	return nil
 }
 
-// openNode makes a box of a list or object. The node itself is not changed.
+// openNode returns the decoded form of a list or object, and nil for another value. The node is not
+// changed.
 func (t *tree) openNode(n node) (*collection, error) {
 	if n.collection != nil {
 		return n.collection, nil
@@ -93,7 +95,7 @@ func (t *tree) openObject(text string) (*collection, error) {
 	s := scanner{text: text, at: 1}
 	for s.hasMore() {
 		key := canonicalString(s.nextValue())
-		s.skipSeparators() // the colon
+		s.skipSeparators() // skip the colon
 		if err := t.chargeWork(0, 1); err != nil {
 			return nil, err
 		}
@@ -130,7 +132,7 @@ func (t *tree) openList(text string) (*collection, error) {
 	return b, nil
 }
 
-// copyNode is a copy that shares nothing but text.
+// copyNode returns a copy that shares only text with the original.
 func (t *tree) copyNode(n node) (node, error) {
 	if n.collection == nil {
 		return n, nil
@@ -188,7 +190,7 @@ func (n node) appendText(to []byte) []byte {
 	return append(to, '}')
 }
 
-// equalValues says whether two values mean the same: objects in any order, numbers by value.
+// equalValues reports whether two values are equal: objects in any member order, numbers by value.
 func (t *tree) equalValues(a, b node) (bool, error) {
 	if a.collection == nil && b.collection == nil && a.text == b.text {
 		return true, nil
@@ -237,12 +239,13 @@ func equalScalars(a, b string) bool {
 		return false
 	}
 	if !strings.ContainsAny(a+b, ".eE") {
-		return false // integers, null and booleans are written in one way only
+		return false // integers, null and booleans have only one spelling
 	}
 	return x == y
 }
 
-// canonicalString is the one form of a string's text: nothing is escaped that need not be.
+// canonicalString returns the canonical form of a quoted string: only characters that require it
+// are escaped.
 func canonicalString(text string) string {
 	if !strings.Contains(text, `\`) {
 		return text
@@ -277,13 +280,13 @@ func quoteString(s string) string {
 	return b.String()
 }
 
-// scanner finds the values inside of a list or object whose text is known to be JSON.
+// scanner iterates over the values in the text of a list or object, which must be valid JSON.
 type scanner struct {
 	text string
 	at   int
 }
 
-// skipSeparators passes whitespace and one comma or colon.
+// skipSeparators skips whitespace, commas and colons.
 func (s *scanner) skipSeparators() {
 	for ; s.at < len(s.text); s.at++ {
 		switch s.text[s.at] {
@@ -294,7 +297,7 @@ func (s *scanner) skipSeparators() {
 	}
 }
 
-// hasMore says whether another value follows.
+// hasMore reports whether another value follows.
 func (s *scanner) hasMore() bool {
 	s.skipSeparators()
 	return s.at < len(s.text) && s.text[s.at] != '}' && s.text[s.at] != ']'

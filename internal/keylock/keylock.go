@@ -1,9 +1,9 @@
-// Package keylock has a lock for each name, which is there while somebody holds it or waits for it.
+// Package keylock provides one lock per name. A lock exists only while it is held or waited for.
 package keylock
 
 import "sync"
 
-// Locks are ready as they are.
+// Locks is a set of named locks. The zero value is ready for use.
 type Locks struct {
 	mu sync.Mutex
 	m  map[string]*lock
@@ -14,7 +14,7 @@ type lock struct {
 	users int
 }
 
-// Lock locks a name until the returned function is called.
+// Lock locks name, and returns the function that unlocks it.
 func (k *Locks) Lock(name string) (unlock func()) {
 	k.mu.Lock()
 	if k.m == nil {

@@ -1,5 +1,5 @@
-// Package lifecycle runs the parts of a daemon as one: when a part ends, or ctx
-// does, all are cancelled and waited for.
+// Package lifecycle runs the parts of a daemon together: when one part returns or the context ends,
+// all parts are canceled and awaited.
 package lifecycle
 
 import (
@@ -9,15 +9,15 @@ import (
 	"sync"
 )
 
-// Part is one long-running piece: Run blocks until ctx ends or the part cannot go on.
+// Part is one long-running component. Run blocks until ctx ends or the part cannot continue.
 type Part struct {
 	Name string
 	Run  func(ctx context.Context) error
 }
 
-// Run runs all parts until ctx ends or the first of them returns, then cancels
-// the others and waits for them. A part that ends early without an error is an
-// error too; the end of ctx is not.
+// Run runs all parts until ctx ends or the first part returns, then cancels the others and waits
+// for them. A part that returns without an error before ctx ends is an error too. The end of ctx is
+// not an error.
 func Run(ctx context.Context, parts ...Part) error {
 	inner, cancel := context.WithCancel(ctx)
 	defer cancel()

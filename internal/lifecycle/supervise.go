@@ -11,16 +11,17 @@ import (
 	"keelson.dev/keelson/internal/backoff"
 )
 
-// A part that fails is begun again after minRestart, then after twice as long with every failure up to maxRestart.
-// One that has run for settled begins with minRestart again.
+// A part that fails is restarted after minRestart. The delay doubles with every failure, up to
+// maxRestart. After a run of at least stableAfter the delay starts at minRestart again.
 const (
 	minRestart  = 100 * time.Millisecond
 	maxRestart  = 30 * time.Second
 	stableAfter = time.Minute
 )
 
-// Supervise runs every part by itself until ctx ends and all have returned. One that returns early, or panics, is
-// begun again after a delay, while the others go on; failed is told of it.
+// Supervise runs every part until ctx ends and all parts have returned. A part that returns early
+// or panics is restarted after a delay, while the others continue. Supervise calls onFailure before
+// each delay.
 func Supervise(ctx context.Context, onFailure func(part string, err error, delay time.Duration), parts ...Part) {
 	var wg sync.WaitGroup
 	for _, p := range parts {
@@ -55,7 +56,7 @@ func supervisePart(ctx context.Context, onFailure func(part string, err error, d
 	}
 }
 
-// runRecovering turns a panic of the part's own goroutine into an error.
+// runRecovering runs the part and returns a panic of the part's own goroutine as an error.
 func runRecovering(ctx context.Context, p Part) (err error) {
 	defer func() {
 		if x := recover(); x != nil {

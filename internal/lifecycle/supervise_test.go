@@ -11,7 +11,8 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// A part that fails or panics is begun again by itself, with growing delays; the others never notice.
+// A part that fails or panics is restarted on its own, with growing delays. Other parts are not
+// affected.
 func TestSupervise(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -35,28 +36,28 @@ func TestSupervise(t *testing.T) {
 				Part{"steady", func(ctx context.Context) error { steady.Add(1); <-ctx.Done(); return ctx.Err() }},
 			)
 		}()
-		time.Sleep(10 * time.Minute) // of the bubble's own time
+		time.Sleep(10 * time.Minute) // virtual time
 		virtual.Wait()
 		if steady.Load() != 1 {
-			t.Errorf("the part that works was begun %d times", steady.Load())
+			t.Errorf("the healthy part was started %d times", steady.Load())
 		}
 		for name, n := range map[string]int64{"failing": failing.Load(), "panicking": panicking.Load(), "ending": ending.Load()} {
 			if n < 20 || n > 40 {
-				t.Errorf("%s was begun %d times in 10 minutes", name, n)
+				t.Errorf("%s was started %d times in 10 minutes", name, n)
 			}
 		}
 		if len(delays) < 12 || delays[0] != minRestart || delays[1] != 2*minRestart || delays[11] != maxRestart {
 			t.Errorf("delays %v", delays)
 		}
 		if text, _ := panicked.Load().(string); !strings.HasPrefix(text, "panic: at the disco\n") {
-			t.Errorf("the panic is told as %.60q", text)
+			t.Errorf("the panic is reported as %.60q", text)
 		}
 		cancel()
 		<-done
 	})
 }
 
-// A part that worked for long is begun again soon.
+// A part that ran for a long time is restarted after the shortest delay.
 func TestSuperviseForgetsOldFailures(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -72,7 +73,7 @@ func TestSuperviseForgetsOldFailures(t *testing.T) {
 			return errors.New("no")
 		}})
 		if last != minRestart {
-			t.Errorf("begun again after %v", last)
+			t.Errorf("restarted after %v", last)
 		}
 	})
 }

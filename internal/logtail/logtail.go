@@ -1,4 +1,4 @@
-// Package logtail keeps the last of what was written, such as a daemon's log, for who asks what happened just before.
+// Package logtail keeps the most recent lines of a log, so that they can be reported with an error.
 package logtail
 
 import (
@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// Lines keeps whole lines, the newest, within so many bytes. The zero value keeps nothing. It is an io.Writer that never
-// fails, safe for concurrent use.
+// Lines is an io.Writer that keeps the newest whole lines, up to a number of bytes. Writes never
+// fail. The zero value keeps nothing. It is safe for concurrent use.
 type Lines struct {
 	maxBytes int
 
@@ -15,7 +15,7 @@ type Lines struct {
 	kept []byte
 }
 
-// New keeps so many bytes at most.
+// New returns Lines that keeps at most maxBytes bytes.
 func New(maxBytes int) *Lines { return &Lines{maxBytes: maxBytes} }
 
 // Write implements io.Writer.
@@ -29,7 +29,7 @@ func (l *Lines) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Bytes are the lines that are kept, the oldest first.
+// Bytes returns the lines that are kept, oldest first. It may be called on nil.
 func (l *Lines) Bytes() []byte {
 	if l == nil {
 		return nil
@@ -39,7 +39,7 @@ func (l *Lines) Bytes() []byte {
 	return bytes.Clone(lastLines(l.kept, l.maxBytes))
 }
 
-// lastLines is the end of a text from the beginning of a line on, of so many bytes at most.
+// lastLines returns the whole lines at the end of a text, at most maxBytes bytes.
 func lastLines(text []byte, maxBytes int) []byte {
 	if len(text) <= maxBytes {
 		return text

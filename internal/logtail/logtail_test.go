@@ -20,13 +20,13 @@ func TestLines(t *testing.T) {
 			t.Fatalf("after %d lines it keeps %q", i+1, have)
 		}
 		if cap(l.kept) > 400 {
-			t.Fatalf("after %d lines it takes %d bytes", i+1, cap(l.kept))
+			t.Fatalf("after %d lines it uses %d bytes", i+1, cap(l.kept))
 		}
 	}
 	if l.Write([]byte(strings.Repeat("y", 1000))); len(l.Bytes()) != 0 {
-		t.Errorf("of a line that is too long it keeps %q", l.Bytes())
+		t.Errorf("of a line that is too long, %q is kept", l.Bytes())
 	}
 	if (*Lines)(nil).Bytes() != nil {
-		t.Error("nothing is kept, and it says otherwise")
+		t.Error("nil Lines returns bytes")
 	}
 }

@@ -1,4 +1,5 @@
-// Package lrucache keeps values that can be made again, as far as there is room: those used last.
+// Package lrucache caches values that can be computed again. The values that were used least
+// recently are dropped first.
 package lrucache
 
 import (
@@ -6,35 +7,37 @@ import (
 	"sync/atomic"
 )
 
-// Budget bounds what is kept of many values by the sum of their sizes, which are estimates. Safe for concurrent use.
+// Budget bounds the total size of many cached values. Sizes are estimates. It is safe for
+// concurrent use.
 type Budget struct {
 	maxBytes int64
 
 	mu    sync.Mutex
-	queue []evictable // in the order in which they came
+	queue []evictable // in the order of insertion
 	used  int64
 }
 
-// New returns a room for so many bytes.
+// New returns a budget of maxBytes bytes.
 func New(maxBytes int64) *Budget { return &Budget{maxBytes: maxBytes} }
 
-// Used is what the kept values take, by estimate, and how many they are.
+// Used returns the estimated size of the cached values and their number.
 func (r *Budget) Used() (bytes int64, values int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.used, len(r.queue)
 }
 
-// evictable is what a room drops.
+// evictable is a cached value that a Budget can drop.
 type evictable interface {
-	// clearUsed says that nobody has used it since it was last asked.
+	// clearUsed reports whether the value was not used since the last call.
 	clearUsed() bool
-	// evict forgets it, and returns what it took.
+	// evict drops the value, and returns its size.
 	evict() int64
 }
 
-// addEntry takes something in, and drops before what came first. What has been used since it came, or since it was last looked
-// at, waits once more. One that is larger than the room is there alone.
+// addEntry adds a value and first drops the oldest values until it fits. A value that was used
+// since it was added, or since it was last considered, is moved to the end once. A value that is
+// larger than the budget is cached alone.
 func (r *Budget) addEntry(k evictable, size int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -51,7 +54,8 @@ func (r *Budget) addEntry(k evictable, size int64) {
 	r.used += size
 }
 
-// lazyValue is a value that is made when it is needed, by one of those who need it, and kept while there is room.
+// lazyValue is a value that is computed on first use and cached while the budget allows it.
+// Concurrent callers share one computation.
 type lazyValue[T any] struct {
 	budget  *Budget
 	compute func() (value T, size int64, err error)
@@ -62,12 +66,13 @@ type lazyValue[T any] struct {
 
 type cachedValue[T any] struct {
 	value T
-	size  int64 // by estimate
+	size  int64 // estimate
 	err   error
 	used  atomic.Bool
 }
 
-// Memoize returns what gets a value, made again by f whenever it is no longer kept.
+// Memoize returns a function that returns the value of f. f is called again whenever the value is
+// no longer cached.
 func Memoize[T any](budget *Budget, f func() (value T, size int64, err error)) func() (T, error) {
 	c := &lazyValue[T]{budget: budget, compute: f}
 	return c.value

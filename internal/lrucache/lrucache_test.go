@@ -2,7 +2,7 @@ package lrucache
 
 import "testing"
 
-// What is used stays, and what is not goes.
+// Values that are used stay cached, others are dropped.
 func TestUsedValuesStay(t *testing.T) {
 	in := New(10)
 	made := map[int]int{}
@@ -19,6 +19,6 @@ func TestUsedValuesStay(t *testing.T) {
 		}
 	}
 	if made[0] > 2 {
-		t.Errorf("what is used all the time was made %d times", made[0])
+		t.Errorf("a value that is used all the time was computed %d times", made[0])
 	}
 }

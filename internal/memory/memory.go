@@ -1,5 +1,5 @@
-// Package memory says how much memory this process may take, keeps it to that,
-// and puts it last among those that the kernel ends when there is none left.
+// Package memory determines how much memory this process may use, sets the Go memory limit, and
+// sets the OOM score.
 package memory
 
 import (
@@ -15,8 +15,8 @@ import (
 	"strings"
 )
 
-// Available is the memory of the machine, or what the control groups of this
-// process leave of it.
+// Available returns the memory of the machine, or the smallest limit of the cgroups that contain
+// this process.
 func Available() (int64, error) { return availableUnder("/") }
 
 func availableUnder(root string) (int64, error) {
@@ -36,7 +36,7 @@ func availableUnder(root string) (int64, error) {
 		if !ok {
 			continue
 		}
-		// The limits of all groups above hold as well.
+		// The limits of all parent cgroups apply too.
 		for path = filepath.Clean("/" + path); ; path = filepath.Dir(path) {
 			if n, ok := cgroupLimit(filepath.Join(root, "sys/fs/cgroup", path, "memory.max")); ok {
 				total = min(total, n)
@@ -67,7 +67,7 @@ func machineMemory(file string) (int64, error) {
 	return 0, fmt.Errorf("reading the machine's memory: %s has no MemTotal", file)
 }
 
-// cgroupLimit reads a memory.max; ok is false when there is none or it is "max".
+// cgroupLimit reads a memory.max file. ok is false if the file is missing or contains "max".
 func cgroupLimit(file string) (n int64, ok bool) {
 	raw, err := os.ReadFile(file)
 	if err != nil {
@@ -77,26 +77,27 @@ func cgroupLimit(file string) (n int64, ok bool) {
 	return n, err == nil
 }
 
-// SetLimit makes the garbage collector work harder the closer this process comes to
-// limit bytes. A tenth is left for what is not of the Go runtime: mapped files,
-// the kernel's part. A GOMEMLIMIT in the environment is left alone.
+// SetLimit sets the Go memory limit to 90 % of limit bytes. The rest is for memory outside the Go
+// runtime: mapped files and kernel memory. If GOMEMLIMIT is set in the environment, nothing is
+// changed.
 func SetLimit(limit int64) {
 	if os.Getenv("GOMEMLIMIT") == "" && limit > 0 {
 		debug.SetMemoryLimit(limit - limit/10)
 	}
 }
 
-// CurrentLimit is the limit that is set, ok is false without one.
+// CurrentLimit returns the Go memory limit. ok is false if there is none.
 func CurrentLimit() (limit int64, ok bool) {
 	limit = debug.SetMemoryLimit(-1)
 	return limit, limit != math.MaxInt64
 }
 
-// DaemonOOMScore is the OOM score of a daemon: below that of any pod (-997 and more), and of the parents of their processes
-// (-998).
+// DaemonOOMScore is the OOM score of a daemon: below that of any pod (-997 and above) and of the
+// shims (-998).
 const DaemonOOMScore = -999
 
-// SetOOMScore sets this process' OOM score. Without CAP_SYS_RESOURCE it cannot be lowered: that is an error, and no harm.
+// SetOOMScore sets this process's OOM score. Lowering it requires CAP_SYS_RESOURCE. The process can
+// run without it, so callers may ignore the error.
 func SetOOMScore(score int) error {
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(score)), 0); err != nil {
 		return fmt.Errorf("setting oom_score_adj to %d: %w", score, err)

@@ -48,7 +48,7 @@ func TestLimit(t *testing.T) {
 	}
 }
 
-// Raising the score needs no right: what is read back is what was set.
+// Setting the current score requires no privilege.
 func TestShield(t *testing.T) {
 	raw, err := os.ReadFile("/proc/self/oom_score_adj")
 	if err != nil {
@@ -62,6 +62,6 @@ func TestShield(t *testing.T) {
 		t.Error(err)
 	}
 	if err := SetOOMScore(-2000); err == nil {
-		t.Error("a score that there is not was set")
+		t.Error("an invalid score was set")
 	}
 }

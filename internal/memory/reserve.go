@@ -12,9 +12,9 @@ import (
 	"syscall"
 )
 
-// ReleaseUnused gives back to the kernel what a process does not need that has little to do: with worked, freed memory of the
-// heap, for one collection; and always the pages of the program's own file. See Unmap. That the latter failed is no
-// harm and is not told.
+// ReleaseUnused returns memory of an idle process to the kernel. If worked is true, it runs one
+// collection and releases freed heap memory. It always unmaps the pages of the program's file, see
+// UnmapProgram. A failure to unmap is ignored.
 func ReleaseUnused(worked bool) {
 	if worked {
 		debug.FreeOSMemory()
@@ -22,18 +22,19 @@ func ReleaseUnused(worked bool) {
 	_ = UnmapProgram()
 }
 
-// UnmapProgram takes the pages of the program's file that cannot be written out of this process' memory: code, constants, the
-// runtime's tables. They stay in the kernel's page cache, where they count for nobody and are the first to go when
-// memory is short, and what is used comes back by a minor fault, 64 KiB at a time. Most of what is mapped after a start
-// is never used again: the functions that initialize a package once, and what lies within 64 KiB of them.
+// UnmapProgram unmaps the read-only pages of the program's file: code, constants, runtime tables.
+// They stay in the page cache, which the kernel reclaims first, and no longer count as memory of
+// this process. A page that is used again causes a minor fault, which maps 64 KiB. Most pages that
+// are mapped after a start are never used again, for example package initialization and its
+// neighbors.
 func UnmapProgram() error {
 	program, err := os.Readlink("/proc/self/exe")
 	if err != nil {
-		return fmt.Errorf("reading the program's name: %w", err)
+		return fmt.Errorf("reading the path of the program: %w", err)
 	}
 	raw, err := os.ReadFile("/proc/self/maps")
 	if err != nil {
-		return fmt.Errorf("reading what is mapped: %w", err)
+		return fmt.Errorf("reading the process's mappings: %w", err)
 	}
 	var failed []error
 	for _, m := range programMappings(raw, program) {
@@ -44,11 +45,11 @@ func UnmapProgram() error {
 	return errors.Join(failed...)
 }
 
-// mapping is a range of addresses, end exclusive.
+// mapping is an address range; end is exclusive.
 type mapping struct{ start, end uintptr }
 
-// programMappings are the private mappings of a file in /proc/PID/maps that cannot be written, so that nothing of theirs is
-// in memory alone.
+// programMappings returns the private, read-only mappings of a file in /proc/PID/maps. They contain
+// no page that exists only in memory.
 func programMappings(maps []byte, file string) (out []mapping) {
 	for lines := bufio.NewScanner(bytes.NewReader(maps)); lines.Scan(); {
 		// 00400000-02261000 r-xp 00000000 fe:00 1234567                /usr/bin/program (deleted)

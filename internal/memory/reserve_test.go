@@ -25,10 +25,10 @@ func TestMappingsOfTheProgram(t *testing.T) {
 	}
 }
 
-// populateRead maps all pages of a range, as if all were read (Linux 5.14).
+// populateRead maps all pages of a range as if they were read (Linux 5.14).
 const populateRead = 22
 
-// What is unmapped is less afterwards, and a program goes on.
+// After UnmapProgram less memory is mapped, and the program still runs.
 func TestUnmap(t *testing.T) {
 	program, err := os.Readlink("/proc/self/exe")
 	if err != nil {
@@ -40,7 +40,7 @@ func TestUnmap(t *testing.T) {
 	}
 	for _, m := range programMappings(maps, program) {
 		if _, _, errno := syscall.Syscall(syscall.SYS_MADVISE, m.start, m.end-m.start, populateRead); errno != 0 {
-			t.Fatalf("mapping all of this program: %v", errno)
+			t.Fatalf("mapping the whole program: %v", errno)
 		}
 	}
 	before := fileBackedBytes(t)
@@ -52,7 +52,7 @@ func TestUnmap(t *testing.T) {
 	}
 	after := fileBackedBytes(t)
 	t.Logf("%d KiB of files are mapped, %d before", after>>10, before>>10)
-	// This program is small, and what it uses comes back at once, with what lies around it.
+	// This program is small. The pages that it uses, and their neighbors, are mapped again at once.
 	if after > before*3/4 {
 		t.Errorf("%d bytes of files are mapped, %d before", after, before)
 	}
@@ -60,7 +60,7 @@ func TestUnmap(t *testing.T) {
 	ReleaseUnused(false)
 }
 
-// fileBackedBytes is how much of files this process has in memory, in bytes.
+// fileBackedBytes returns how much file-backed memory this process has.
 func fileBackedBytes(t *testing.T) int {
 	t.Helper()
 	raw, err := os.ReadFile("/proc/self/status")

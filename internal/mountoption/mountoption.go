@@ -1,5 +1,5 @@
-// Package mountoption sorts the options of a mount, as people write them, by who reads them: the kernel for every file
-// system, as flags of mount(2), or the file system itself.
+// Package mountoption splits mount options into flags of mount(2), which apply to every file
+// system, and options of the file system itself.
 package mountoption
 
 import (
@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mountFlags are the options that the kernel knows for every file system; the later of two that contradict each other counts.
+// mountFlags are the options of every file system. Of two contradicting options the later one
+// applies.
 var mountFlags = map[string]struct{ set, clear uintptr }{
 	"ro": {set: unix.MS_RDONLY}, "rw": {clear: unix.MS_RDONLY},
 	"nosuid": {set: unix.MS_NOSUID}, "suid": {clear: unix.MS_NOSUID},
@@ -24,11 +25,11 @@ var mountFlags = map[string]struct{ set, clear uintptr }{
 	"lazytime": {set: unix.MS_LAZYTIME}, "nolazytime": {clear: unix.MS_LAZYTIME},
 }
 
-// fstabOptions are options that say something to the programs which mount by /etc/fstab, and nothing to the kernel.
+// fstabOptions are options of /etc/fstab that have no meaning for the kernel.
 var fstabOptions = []string{"defaults", "auto", "noauto", "user", "nouser", "users", "nousers", "owner", "group", "_netdev", "nofail"}
 
-// SplitFlags sorts options, each of which may be several with commas between them. What the file system itself reads comes in
-// the order in which it was given.
+// SplitFlags returns the mount flags of the options and the options of the file system, in their
+// order. Each element of options may be a comma-separated list.
 func SplitFlags(options []string) (bits uintptr, rest []string) {
 	for _, list := range options {
 		for option := range strings.SplitSeq(list, ",") {
@@ -46,7 +47,7 @@ func SplitFlags(options []string) (bits uintptr, rest []string) {
 	return bits, rest
 }
 
-// bindAttributes are the options that a mount has for itself, where what is mounted is mounted elsewhere too.
+// bindAttributes are the options that a bind mount can have independent of the file system.
 var bindAttributes = map[string]struct{ set, clear uint64 }{
 	"ro": {set: unix.MOUNT_ATTR_RDONLY}, "rw": {clear: unix.MOUNT_ATTR_RDONLY},
 	"nosuid": {set: unix.MOUNT_ATTR_NOSUID}, "suid": {clear: unix.MOUNT_ATTR_NOSUID},
@@ -59,8 +60,9 @@ var bindAttributes = map[string]struct{ set, clear uint64 }{
 	"nodiratime":  {set: unix.MOUNT_ATTR_NODIRATIME}, "diratime": {clear: unix.MOUNT_ATTR_NODIRATIME},
 }
 
-// SplitBindAttributes sorts options of a bind mount, as Sort does: what such a mount has for itself, for mount_setattr(2), which sets after it
-// has cleared; and those that are the file system's, which is mounted already.
+// SplitBindAttributes splits the options of a bind mount like SplitFlags. The attributes are for
+// mount_setattr(2), which clears before it sets. The rest are options of the file system, which is
+// mounted already.
 func SplitBindAttributes(options []string) (a unix.MountAttr, rest []string) {
 	for _, list := range options {
 		for option := range strings.SplitSeq(list, ",") {
@@ -79,7 +81,7 @@ func SplitBindAttributes(options []string) (a unix.MountAttr, rest []string) {
 	return a, rest
 }
 
-// isMountOption says that an option says something to the kernel or to a file system.
+// isMountOption reports whether an option has a meaning for the kernel or a file system.
 func isMountOption(option string) bool {
 	return option != "" && !slices.Contains(fstabOptions, option) && !strings.HasPrefix(option, "x-") && !strings.HasPrefix(option, "comment=")
 }

@@ -8,7 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Options come to who reads them, the last word counts, and what is for programs alone goes to nobody.
+// Flags and options of the file system are separated, the last of contradicting options applies,
+// and fstab options are dropped.
 func TestSort(t *testing.T) {
 	for given, want := range map[string]struct {
 		bits uintptr
@@ -27,7 +28,7 @@ func TestSort(t *testing.T) {
 	}
 }
 
-// A bind mount has options of its own, of which the last word counts, and leaves the file system's to whoever mounted that.
+// The last of contradicting attributes applies, and options of the file system are returned.
 func TestBind(t *testing.T) {
 	for given, want := range map[string]struct {
 		set, clear uint64

@@ -1,4 +1,4 @@
-// Package nftables reads from the kernel what the nft program does not print.
+// Package nftables reads state from the kernel that the nft program does not print.
 package nftables
 
 import (
@@ -12,7 +12,7 @@ import (
 
 const (
 	responseTimeout = 5 * time.Second // for one response of the kernel
-	responseSize    = 8 << 10         // bytes of it; the kernel sends fewer than 100
+	responseSize    = 8 << 10         // size of the buffer; the kernel sends fewer than 100 bytes
 	headerSize      = unix.SizeofNlMsghdr
 	genmsgSize      = 4 // struct nfgenmsg
 	attrHeadSize    = unix.SizeofNlAttr

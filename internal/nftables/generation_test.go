@@ -7,7 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kernelResponse returns a message of the kernel with these attributes, each a number and a value of 4 bytes.
+// kernelResponse returns a message of the kernel with the given attributes, each a number and a
+// value of 4 bytes.
 func kernelResponse(kind uint16, attrs ...uint32) []byte {
 	out := make([]byte, headerSize+genmsgSize)
 	for i := 0; i+1 < len(attrs); i += 2 {
@@ -20,7 +21,7 @@ func kernelResponse(kind uint16, attrs ...uint32) []byte {
 	return out
 }
 
-// The generation is read from a response whatever other attributes it has, and what has none is an error.
+// The generation is found among other attributes. A response without it is an error.
 func TestParseGeneration(t *testing.T) {
 	const gen = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN
 	if got, err := parseGeneration(kernelResponse(gen, 2, 99, unix.NFTA_GEN_ID, 17, 3, 5)); err != nil || got != 17 {
@@ -37,7 +38,7 @@ func TestParseGeneration(t *testing.T) {
 	}
 }
 
-// Damage of nftables is found by the kernel's generation.
+// The kernel returns a generation.
 func TestGeneration(t *testing.T) {
 	first, err := Generation()
 	if err != nil {

@@ -1,5 +1,6 @@
-// Package quantitytext bounds the texts of quantities before they are parsed. The time to parse a quantity grows with the
-// square of its digits, and that of a small one with the size of its exponent: "1e-9999999" takes more than a second.
+// Package quantitytext bounds the text of quantities before they are parsed. The time to parse a
+// quantity grows with the square of the number of digits, and for small quantities with the
+// exponent: "1e-9999999" takes more than a second.
 package quantitytext
 
 import (
@@ -7,20 +8,21 @@ import (
 	"strings"
 )
 
-// MaxBytes is how many bytes the text of a quantity may have. Sign, digits, point, exponent and suffix of any amount that
-// is not rounded take fewer than 40.
+// MaxBytes is the longest text of a quantity. Sign, digits, point, exponent and suffix of any
+// amount that is not rounded need fewer than 40 bytes.
 const MaxBytes = 128
 
-// MaxExponent is how many digits the exponent of a quantity may have, without leading zeros.
+// MaxExponent is the largest number of digits of an exponent, without leading zeros.
 const MaxExponent = 3
 
-// Check returns an error if the text would take long to parse as a quantity. Other errors are left to the parser.
+// Check returns an error if the text would take long to parse as a quantity. The parser detects all
+// other errors.
 func Check(text string) error {
 	if len(text) > MaxBytes {
-		return fmt.Errorf("a quantity of %d bytes, at most %d are read", len(text), MaxBytes)
+		return fmt.Errorf("quantity has %d bytes, the limit is %d", len(text), MaxBytes)
 	}
 	if n := exponentDigits(text); n > MaxExponent {
-		return fmt.Errorf("a quantity whose exponent has %d digits, at most %d are read", n, MaxExponent)
+		return fmt.Errorf("the exponent of the quantity has %d digits, the limit is %d", n, MaxExponent)
 	}
 	return nil
 }
@@ -28,7 +30,8 @@ func Check(text string) error {
 // HasLongExponent reports whether the text ends in a decimal exponent of more than MaxExponent digits.
 func HasLongExponent(text string) bool { return exponentDigits(text) > MaxExponent }
 
-// exponentDigits returns how many digits the exponent has that the text ends in, 0 if it ends in none.
+// exponentDigits returns the number of digits of the decimal exponent at the end of the text, or 0
+// if there is none.
 func exponentDigits(text string) int {
 	text = strings.TrimSpace(text)
 	rest := strings.TrimRight(text, "0123456789")

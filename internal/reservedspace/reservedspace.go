@@ -1,4 +1,5 @@
-// Package reservedspace says how much of a disk, or of memory, has to stay free: a share of it, or a size.
+// Package reservedspace describes how much of a disk, or of memory, must stay free: a percentage or
+// a size.
 package reservedspace
 
 import (
@@ -7,22 +8,23 @@ import (
 	"strings"
 )
 
-// Amount is what stays free. The zero value is Default, which is a disk's.
+// Amount is the space that must stay free. The zero value means Default.
 type Amount struct {
 	percent int64
 	bytes   int64
 }
 
-// Default is a tenth, as Kubernetes has it.
+// Default is 10 %, as in Kubernetes.
 var Default = Percent(10)
 
-// Percent is a share of a disk, 1 to 99.
+// Percent returns a percentage of the disk, 1 to 99.
 func Percent(n int64) Amount { return Amount{percent: n} }
 
-// Bytes is a size, above zero.
+// Bytes returns a fixed size, which must be positive.
 func Bytes(n int64) Amount { return Amount{bytes: n} }
 
-// Parse reads a share, such as 10%, or whole bytes with one of the units Ki, Mi, Gi and Ti or none, such as 2Gi.
+// Parse parses a percentage, such as 10%, or a size in bytes with an optional unit Ki, Mi, Gi or
+// Ti, such as 2Gi.
 func Parse(text string) (Amount, error) {
 	if share, ok := strings.CutSuffix(text, "%"); ok {
 		if n, err := strconv.ParseInt(share, 10, 64); err == nil && n >= 1 && n <= 99 {
@@ -39,12 +41,12 @@ func Parse(text string) (Amount, error) {
 	if n, err := strconv.ParseInt(number, 10, 64); err == nil && n >= 1 && n <= 1<<(62-shift) {
 		return Bytes(n << shift), nil
 	}
-	return Amount{}, fmt.Errorf("%q: want a share of the disk, such as 10%%, or a size, such as 2Gi", text)
+	return Amount{}, fmt.Errorf("%q: want a percentage of the disk, such as 10%%, or a size, such as 2Gi", text)
 }
 
 var units = []string{"Ki", "Mi", "Gi", "Ti"}
 
-// BytesOf is what stays free of a disk of so many bytes.
+// BytesOf returns how many bytes of a disk with total bytes must stay free.
 func (f Amount) BytesOf(total int64) int64 {
 	switch {
 	case f.bytes > 0:
@@ -56,7 +58,8 @@ func (f Amount) BytesOf(total int64) int64 {
 	}
 }
 
-// CountOf is what stays free of so many things that are no bytes, inodes say: of those a size says nothing.
+// CountOf returns how many of total units other than bytes, for example inodes, must stay free. It
+// is 0 for a size.
 func (f Amount) CountOf(total int64) int64 {
 	if f.bytes > 0 {
 		return 0
@@ -64,7 +67,7 @@ func (f Amount) CountOf(total int64) int64 {
 	return f.BytesOf(total)
 }
 
-// Half is half of it.
+// Half returns half of the amount.
 func (f Amount) Half() Amount {
 	if f == (Amount{}) {
 		f = Default
@@ -72,7 +75,7 @@ func (f Amount) Half() Amount {
 	return Amount{percent: (f.percent + 1) / 2, bytes: (f.bytes + 1) / 2}
 }
 
-// String is how Parse reads it.
+// String returns the text that Parse accepts.
 func (f Amount) String() string {
 	if f == (Amount{}) {
 		f = Default

@@ -2,7 +2,7 @@ package reservedspace
 
 import "testing"
 
-// F115: how much of a disk stays free is a share or a size, and is read as it is written.
+// F115: the reserved space is a percentage or a size, and formatting returns the parsed text.
 func TestFloor(t *testing.T) {
 	const disk = 1000 << 30
 	for text, want := range map[string]int64{
@@ -18,13 +18,13 @@ func TestFloor(t *testing.T) {
 	}
 	for _, text := range []string{"", "0", "-1", "0%", "100%", "1.5%", "%", "Gi", "2G", "9999999Ti", "1 Gi", "Mi1", "1GiGi"} {
 		if f, err := Parse(text); err == nil {
-			t.Errorf("%q is read as %s", text, f)
+			t.Errorf("%q is parsed as %s", text, f)
 		}
 	}
 	if f := (Amount{}); f.String() != "10%" || f.BytesOf(disk) != 100<<30 || f.CountOf(1000) != 100 || f.Half() != Percent(5) {
 		t.Errorf("none: %s, %d, %d, %s", f, f.BytesOf(disk), f.CountOf(1000), f.Half())
 	}
 	if n := Bytes(1 << 30).CountOf(1000); n != 0 {
-		t.Errorf("of 1,000 inodes a size keeps %d", n)
+		t.Errorf("a size reserves %d of 1,000 inodes", n)
 	}
 }

@@ -1,10 +1,11 @@
 //go:build linux
 
-// Package safepath opens, and removes, what somebody else chose: names inside a container's root, an image or a volume,
-// where any name may be a link that leads out, a FIFO that nobody writes to, or a device that acts on being opened.
+// Package safepath opens and removes files with names that an untrusted party chose: inside a
+// container's root, an image or a volume. Any name may be a symbolic link that leads outside, a
+// FIFO without a writer, or a device that acts on open.
 //
-// What a name leads to is first held by a descriptor that can only be looked at (O_PATH), and opened for reading when
-// it is known to be a regular file.
+// A name is first opened with O_PATH, which has no side effects. It is opened for reading only if
+// it is a regular file.
 package safepath
 
 import (
@@ -17,16 +18,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxLookups bounds how often a look-up is repeated that a rename on the way has disturbed.
+// maxLookups bounds how often a lookup is repeated after a concurrent rename.
 const maxLookups = 16
 
-// OpenInRoot finds name as a process does whose root is dir: absolute links and ".." stay below it. The file can be asked
-// for its status, and named by Path; it cannot be read.
+// OpenInRoot resolves name as a process does that has dir as its root: absolute links and ".." stay
+// below dir. The result is an O_PATH descriptor: it has a status and a ProcPath, and cannot be
+// read.
 func OpenInRoot(dir, name string) (*os.File, error) {
 	return openResolved(dir, name, unix.RESOLVE_IN_ROOT)
 }
 
-// OpenBeneath finds name below dir. A link that leads out of dir is an error, and so is an absolute one.
+// OpenBeneath resolves name below dir and returns an O_PATH descriptor. A link that leads out of
+// dir, and every absolute link, is an error.
 func OpenBeneath(dir, name string) (*os.File, error) {
 	return openResolved(dir, name, unix.RESOLVE_BENEATH)
 }
@@ -50,13 +53,13 @@ func openResolved(dir, name string, how uint64) (*os.File, error) {
 	return nil, &fs.PathError{Op: "open", Path: name, Err: unix.EAGAIN}
 }
 
-// ProcPath names what f holds, whatever its own name leads to by now.
+// ProcPath returns a path to the open file f that stays valid if f's own name is moved or replaced.
 func ProcPath(f *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(f.Fd())) }
 
-// ErrNotRegular says that a name is no regular file, which alone is read.
+// ErrNotRegular is the error for a name that is not a regular file.
 var ErrNotRegular = errors.New("not a regular file")
 
-// OpenRegularInRoot opens the regular file that name leads to in the root dir.
+// OpenRegularInRoot opens the regular file with the given name in the root dir for reading.
 func OpenRegularInRoot(dir, name string) (*os.File, error) {
 	held, err := OpenInRoot(dir, name)
 	if err != nil {
@@ -73,8 +76,8 @@ func OpenRegularInRoot(dir, name string) (*os.File, error) {
 	return os.OpenFile(ProcPath(held), os.O_RDONLY|unix.O_NONBLOCK, 0)
 }
 
-// OpenRegular opens the regular file at path for reading, and neither what a link there leads to nor anything else. It does
-// not wait for a process that holds a lease on the file: the error is then unix.EAGAIN.
+// OpenRegular opens the regular file at path for reading. A symbolic link or any other file is
+// ErrNotRegular. If another process holds a lease on the file, the error is unix.EAGAIN.
 func OpenRegular(path string) (*os.File, error) {
 	held, err := openRegularPath(path)
 	if err != nil {

@@ -65,7 +65,7 @@ func TestBeneath(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if err == nil {
-			// What was found stays the same thing when the name is given to another.
+			// An open file stays the same if its name is given to another file.
 			if err := os.Rename(filepath.Join(dir, name), filepath.Join(dir, "moved")); err == nil {
 				if _, err := os.Stat(ProcPath(f)); err != nil {
 					t.Errorf("%s: %v", name, err)
@@ -97,7 +97,7 @@ func TestRegular(t *testing.T) {
 	}
 }
 
-// A file is read up to a limit, and only when it is a regular file.
+// A file is read up to the limit, and only if it is a regular file.
 func TestReadFile(t *testing.T) {
 	dir := t.TempDir()
 	for _, err := range []error{
@@ -120,7 +120,7 @@ func TestReadFile(t *testing.T) {
 	}
 }
 
-// A file that another process holds a lease on is not waited for.
+// Reading and writing do not wait for another process's lease.
 func TestLeasedFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "leased")
 	f, err := os.Create(file)
@@ -139,7 +139,7 @@ func TestLeasedFile(t *testing.T) {
 	}
 }
 
-// A file is written in place, and neither through a link nor into anything but a regular file.
+// A file is written in place, never through a link and never into a file that is not regular.
 func TestOverwrite(t *testing.T) {
 	dir := t.TempDir()
 	for _, err := range []error{os.WriteFile(dir+"/there", []byte("longer than new"), 0o600), os.Symlink("there", dir+"/link"),

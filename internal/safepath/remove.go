@@ -12,12 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxOpenDepth is how deep RemoveAll goes with a descriptor for each level.
+// maxOpenDepth is the depth down to which RemoveAll holds one descriptor per level.
 const maxOpenDepth = 64
 
-// RemoveAll removes path and all that is in it, as os.RemoveAll does, of which nobody else makes more meanwhile. It
-// holds few descriptors and names at a time, however deep somebody has nested folders: what lies deeper than it goes is
-// moved up first. No link is followed, and nothing is removed from another mount.
+// RemoveAll removes path and everything below it, like os.RemoveAll. Nothing may be created there
+// concurrently. It uses few descriptors and little memory however deeply directories are nested:
+// deeper directories are moved to the top first. It follows no link, and removes nothing from
+// another mount.
 func RemoveAll(path string) error {
 	err := unix.Unlink(path)
 	if err == nil || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
@@ -41,8 +42,9 @@ func RemoveAll(path string) error {
 	return nil
 }
 
-// RemoveContents removes what is in the folder path, as RemoveAll does, and the folder stays. It ends when it has removed as many
-// names as most says, and the folders that those were the last in; left says that there is more. A folder that is not there is empty.
+// RemoveContents removes the contents of the directory path like RemoveAll, and keeps the
+// directory. It stops after limit names, plus directories that became empty; remaining then reports
+// that more is left. A missing directory is empty.
 func RemoveContents(path string, limit int) (remaining bool, err error) {
 	fd, err := unix.Open(path, removeFlags, 0)
 	if errors.Is(err, unix.ENOENT) {
@@ -61,19 +63,20 @@ func RemoveContents(path string, limit int) (remaining bool, err error) {
 	return false, nil
 }
 
-// errLimitReached says that as many names are removed as were to be.
-var errLimitReached = errors.New("enough is removed")
+// errLimitReached means that the limit of names is reached.
+var errLimitReached = errors.New("limit of removed names reached")
 
 const removeFlags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC
 
 type remover struct {
 	top     *os.File
-	moved   int // folders moved up
-	limit   int // how many names are removed; 0 = all
-	removed int // removed
+	moved   int // number of directories moved to the top
+	limit   int // most names to remove; 0 = no limit
+	removed int // number of names removed
 }
 
-// removeContents removes what is in a folder. What cannot be removed is in the error, and all the rest is gone.
+// removeContents removes the contents of a directory. It removes everything that can be removed,
+// and returns an error for the rest.
 func (r *remover) removeContents(f *os.File, depth int) error {
 	for {
 		if _, err := f.Seek(0, io.SeekStart); err != nil {
@@ -104,14 +107,15 @@ func (r *remover) removeContents(f *os.File, depth int) error {
 				return err
 			}
 		}
-		// Removing moves names about in a folder that is being read: it is empty when a whole reading found nothing.
+		// Removing entries changes the order of a directory that is being read. It is empty only if
+		// a complete read finds nothing.
 		if removed == 0 {
 			return failed
 		}
 	}
 }
 
-// removeEntry removes one name of a folder, or moves it up.
+// removeEntry removes one name of a directory, or moves a deep directory to the top.
 func (r *remover) removeEntry(f *os.File, name string, depth int) error {
 	parent := int(f.Fd())
 	fail := func(err error) error {

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// makeNestedDirs makes folders in one another, with a file and a link out in each.
+// makeNestedDirs creates nested directories with a file and a link to outside in each.
 func makeNestedDirs(t *testing.T, dir string, depth int, outside string) {
 	t.Helper()
 	at, err := unix.Open(dir, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -32,7 +32,8 @@ func makeNestedDirs(t *testing.T, dir string, depth int, outside string) {
 	unix.Close(at)
 }
 
-// What a container has nested deeper than there are descriptors goes all the same, and nothing outside of it.
+// Directories that are nested deeper than the descriptor limit are removed, and nothing outside of
+// them.
 func TestRemoveAllOfDeepFolders(t *testing.T) {
 	outside := t.TempDir()
 	if err := os.WriteFile(outside+"/kept", nil, 0o600); err != nil {
@@ -46,12 +47,12 @@ func TestRemoveAllOfDeepFolders(t *testing.T) {
 		}
 		makeNestedDirs(t, sub, 500, outside)
 	}
-	for i := range 2000 { // more names than are read at once
+	for i := range 2000 { // more names than one read returns
 		if err := os.WriteFile(filepath.Join(dir, "file"+strconv.Itoa(i)), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := os.Mkdir(dir+"/.deep-1", 0o700); err != nil { // a name that is needed is taken
+	if err := os.Mkdir(dir+"/.deep-1", 0o700); err != nil { // a name that RemoveAll would use
 		t.Fatal(err)
 	}
 	var before unix.Rlimit
@@ -68,20 +69,21 @@ func TestRemoveAllOfDeepFolders(t *testing.T) {
 		}
 	}()
 	if err := os.RemoveAll(dir + "/2"); !errors.Is(err, unix.EMFILE) {
-		t.Errorf("this test shows nothing: os.RemoveAll says %v", err)
+		t.Errorf("this test shows nothing: os.RemoveAll returns %v", err)
 	}
 	if err := RemoveAll(dir); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("it is left: %v", err)
+		t.Errorf("the directory still exists: %v", err)
 	}
 	if _, err := os.Lstat(outside + "/kept"); err != nil {
 		t.Error(err)
 	}
 }
 
-// Files, links and what is not there are removed as well; what is in the way is named and the rest is gone.
+// Files, links and missing paths are accepted. An entry that cannot be removed is reported and all
+// others are removed.
 func TestRemoveAll(t *testing.T) {
 	dir := t.TempDir()
 	for _, err := range []error{os.WriteFile(dir+"/file", nil, 0o600), os.Symlink(dir, dir+"/link"), os.MkdirAll(dir+"/tree/mounted", 0o700),
@@ -107,20 +109,20 @@ func TestRemoveAll(t *testing.T) {
 	}
 	err := RemoveAll(dir + "/tree")
 	if !errors.Is(err, unix.EBUSY) {
-		t.Errorf("with something mounted: %v", err)
+		t.Errorf("with a mounted file system: %v", err)
 	}
 	if err := unix.Unmount(mounted, 0); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Lstat(dir + "/tree/other"); !errors.Is(err, fs.ErrNotExist) {
-		t.Error("what was not in the way is left")
+		t.Error("an entry that is not a mount point still exists")
 	}
 	if err := RemoveAll(dir + "/tree"); err != nil {
 		t.Error(err)
 	}
 }
 
-// A folder is emptied so many names at a time, however deep they are, and stays.
+// A directory is emptied in steps of at most limit names at any depth, and stays.
 func TestEmpty(t *testing.T) {
 	dir := t.TempDir()
 	const most = 7
@@ -138,7 +140,7 @@ func TestEmpty(t *testing.T) {
 	}
 	makeNestedDirs(t, dir, maxOpenDepth+20, "/nowhere")
 	if steps, least := empty(3*(maxOpenDepth+20)), (maxOpenDepth+20)*2/most; steps < least {
-		t.Errorf("it took %d steps, not %d at least", steps, least)
+		t.Errorf("it took %d steps, want at least %d", steps, least)
 	}
 	for i := range 4*most + 1 {
 		if err := os.WriteFile(filepath.Join(dir, strconv.Itoa(i)), nil, 0o600); err != nil {
@@ -149,6 +151,6 @@ func TestEmpty(t *testing.T) {
 		t.Errorf("it took %d steps", steps)
 	}
 	if left, err := RemoveContents(filepath.Join(dir, "none"), 1); left || err != nil {
-		t.Errorf("what is not there: %v, %v", left, err)
+		t.Errorf("a missing directory: %v, %v", left, err)
 	}
 }

@@ -1,5 +1,5 @@
-// Package saturate computes with amounts without overflow: a result that does not fit becomes the largest or smallest
-// int64.
+// Package saturate calculates without overflow: a result that does not fit becomes the largest or
+// smallest int64.
 package saturate
 
 import (
@@ -46,7 +46,8 @@ func Mul(a, b int64) int64 {
 	return int64(low)
 }
 
-// MulDiv returns a * b / c, rounded toward zero, where only the result has to fit. a and b are not negative, c is positive.
+// MulDiv returns a * b / c, rounded toward zero. Only the result must fit, not the product. a and b
+// must not be negative and c must be positive.
 func MulDiv(a, b, c int64) int64 {
 	high, low := bits.Mul64(uint64(max(a, 0)), uint64(max(b, 0)))
 	if c <= 0 || high >= uint64(c) {
@@ -65,15 +66,15 @@ func absolute(a int64) uint64 {
 	return uint64(a)
 }
 
-// Quantity is what a resource.Quantity has of it.
+// Quantity is the part of resource.Quantity that this package uses.
 type Quantity interface {
 	CmpInt64(int64) int
 	Value() int64
 	MilliValue() int64
 }
 
-// Value returns a quantity in its unit, rounded up. resource.Quantity returns 0 or another wrong number for one that
-// does not fit.
+// Value returns a quantity in its unit, rounded up. resource.Quantity returns a wrong number, such
+// as 0, if the value does not fit.
 func Value(q Quantity) int64 {
 	switch {
 	case q.CmpInt64(math.MaxInt64) >= 0:

@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// F95: sums, differences and products equal those of large integers, clamped.
+// F95: sums, differences, products and quotients equal those of big integers, clamped to int64.
 func TestAgainstLargeIntegers(t *testing.T) {
 	numbers := []int64{0, 1, -1, 2, -2, 1000, 1 << 31, 1 << 32, 1 << 62, -1 << 62, math.MaxInt64, math.MinInt64,
 		math.MaxInt64 - 1, math.MinInt64 + 1, math.MaxInt64 / 2, math.MaxInt64/2 + 1, math.MaxInt64 / 1000, 3037000500}

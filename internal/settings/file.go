@@ -12,13 +12,13 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// fileEntry is what a file says of one key.
+// fileEntry is one key of a configuration file.
 type fileEntry struct {
 	line   int
 	values []string
 }
 
-// readEntries is what a file says, by key.
+// readEntries returns the entries of the file by key.
 func readEntries(flags []Flag, file File) (map[string]fileEntry, error) {
 	if file.Path == "" {
 		return nil, nil
@@ -37,14 +37,15 @@ func readEntries(flags []Flag, file File) (map[string]fileEntry, error) {
 	return entries, nil
 }
 
-// readBounded reads a regular file of bounded size: nothing that never ends, and nothing that waits for somebody to write.
+// readBounded returns the content of a regular file of bounded size. It never blocks and never
+// reads without end.
 func readBounded(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is no regular file", path)
+		return nil, fmt.Errorf("%s is not a regular file", path)
 	}
 	f, err := os.Open(path)
 	if err != nil {
@@ -56,15 +57,16 @@ func readBounded(path string) ([]byte, error) {
 		return nil, err
 	}
 	if len(content) > MaxSize {
-		return nil, fmt.Errorf("%s is larger than %d bytes, which is the most that a configuration may be", path, MaxSize)
+		return nil, fmt.Errorf("%s is larger than %d bytes, the limit of a configuration file", path, MaxSize)
 	}
 	return content, nil
 }
 
-// parseEntries judges a file by the flags. Its errors begin with what comes after the file's name.
+// parseEntries checks a file against the flags. Its errors start with the text that follows the
+// file's name.
 func parseEntries(flags []Flag, content []byte) (map[string]fileEntry, error) {
 	if n := bytes.Count(content, []byte("[")) + bytes.Count(content, []byte("{")); n > 1000 {
-		return nil, fmt.Errorf(": %d brackets: no configuration has so many", n)
+		return nil, fmt.Errorf(": %d brackets are more than a configuration can have", n)
 	}
 	dec := yaml.NewDecoder(bytes.NewReader(content))
 	var doc, more yaml.Node
@@ -75,7 +77,7 @@ func parseEntries(flags []Flag, content []byte) (map[string]fileEntry, error) {
 		return nil, fmt.Errorf(": %s", strings.TrimPrefix(err.Error(), "yaml: "))
 	}
 	if err := dec.Decode(&more); !errors.Is(err, io.EOF) {
-		return nil, errors.New(": there is more than one document: want one")
+		return nil, errors.New(": more than one document: want one")
 	}
 	top := doc.Content[0]
 	if top.Kind == yaml.ScalarNode && top.Tag == "!!null" {
@@ -96,7 +98,7 @@ func parseEntries(flags []Flag, content []byte) (map[string]fileEntry, error) {
 			return nil, fmt.Errorf(", line %d: unknown key %s%s", key.Line, quoteTruncated(key.Value), suggestKey(key.Value, flags))
 		}
 		if first, again := out[f.Name]; again {
-			return nil, fmt.Errorf(", line %d: key %s is there twice: it stands in line %d already", key.Line, f.Name, first.line)
+			return nil, fmt.Errorf(", line %d: duplicate key %s: it is already set in line %d", key.Line, f.Name, first.line)
 		}
 		values, err := nodeValues(f.Kind, value)
 		if err != nil {
@@ -107,7 +109,7 @@ func parseEntries(flags []Flag, content []byte) (map[string]fileEntry, error) {
 	return out, nil
 }
 
-// nodeValues are the texts that a flag of this kind is set to.
+// nodeValues returns the texts to which a flag of this kind is set.
 func nodeValues(kind Kind, n *yaml.Node) ([]string, error) {
 	if kind != List && kind != JoinedList {
 		text, err := scalarText(kind, n)
@@ -123,7 +125,7 @@ func nodeValues(kind Kind, n *yaml.Node) ([]string, error) {
 			return nil, err
 		}
 		if strings.ContainsRune(text, ',') {
-			return nil, fmt.Errorf("%s: want an entry of the list for each of these", quoteTruncated(text))
+			return nil, fmt.Errorf("%s: want a separate list entry for each value", quoteTruncated(text))
 		}
 		values = append(values, text)
 	}
@@ -153,19 +155,19 @@ func scalarText(kind Kind, n *yaml.Node) (string, error) {
 	return "", fmt.Errorf("want %s, not %s", kind, describeNode(n))
 }
 
-// describeNode says what a value is.
+// describeNode describes a value in an error message.
 func describeNode(n *yaml.Node) string {
 	switch n.Kind {
 	case yaml.SequenceNode:
 		return "a list"
 	case yaml.MappingNode:
-		return "keys of its own"
+		return "a mapping"
 	case yaml.AliasNode:
-		return "an alias of another value"
+		return "an alias"
 	}
 	switch n.Tag {
 	case "!!null":
-		return "nothing (to have the default, leave the key out)"
+		return "nothing (leave the key out to use the default)"
 	case "!!str":
 		return "the text " + quoteTruncated(n.Value)
 	case "!!bool":
@@ -174,7 +176,7 @@ func describeNode(n *yaml.Node) string {
 	return quoteTruncated(n.Value)
 }
 
-// quoteTruncated is a text of bounded length in quotes.
+// quoteTruncated returns a text in quotes, truncated to 64 bytes.
 func quoteTruncated(text string) string {
 	if len(text) > 64 {
 		return fmt.Sprintf("%.64q...", text)
@@ -182,7 +184,7 @@ func quoteTruncated(text string) string {
 	return fmt.Sprintf("%q", text)
 }
 
-// suggestKey names the key that was meant, if one is near.
+// suggestKey returns a hint with the most similar key, if any is similar enough.
 func suggestKey(key string, flags []Flag) string {
 	best, least := "", 4
 	if len(key) > 64 {
@@ -199,7 +201,7 @@ func suggestKey(key string, flags []Flag) string {
 	return ": the nearest is " + best
 }
 
-// editDistance is how many letters have to be put in, taken out or changed to make one word of the other.
+// editDistance returns the Levenshtein distance of two texts.
 func editDistance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

@@ -1,6 +1,7 @@
-// Package settings gives a daemon's flags values from its environment and from a configuration file: a flag on the command
-// line comes first, then the environment, then the file, then the default. A key of the file is the flag's name; in the
-// environment it is in upper case, with KEELSON_ in front and _ for -.
+// Package settings sets a daemon's flags from its environment and a configuration file. The command
+// line has the highest priority, then the environment, the file, and the default. A key of the file
+// is the flag's name. An environment variable is the flag's name in upper case with the prefix
+// KEELSON_ and _ for -.
 package settings
 
 import (
@@ -12,15 +13,15 @@ import (
 // MaxSize bounds a configuration file, in bytes.
 const MaxSize = 1 << 20
 
-// Kind is what the value of a key has to be in the file.
+// Kind is the type of a key's value in the file.
 type Kind int
 
 const (
-	Text       Kind = iota // text, or a number as it is written
+	Text       Kind = iota // text, or a number kept as written
 	Bool                   // true or false
-	Integer                // a whole number
-	List                   // a list, of which each is set after the other
-	JoinedList             // a list that is set as one text, with commas between
+	Integer                // whole number
+	List                   // list; the flag is set once per entry
+	JoinedList             // list; the flag is set once with the entries joined by commas
 )
 
 func (k Kind) String() string {
@@ -31,30 +32,34 @@ func (k Kind) String() string {
 type Flag struct {
 	Name string
 	Kind Kind
-	// OnCommandLine says that the command line has it: then nothing else counts.
+	// OnCommandLine reports that the command line sets the flag. Environment and file are then
+	// ignored.
 	OnCommandLine bool
-	// Set gives it a value; nil: the key may stand in the file, and this command has no use for it.
+	// Set sets the flag. If it is nil, the key is allowed in the file but this command does not use
+	// it.
 	Set func(string) error
 }
 
-// EnvironmentName is the name of a flag in the environment.
+// EnvironmentName returns the environment variable of a flag.
 func EnvironmentName(flag string) string {
 	return "KEELSON_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
-// Usage is what a flag's help says, and in the end how the flag is called elsewhere.
+// Usage returns the help text of a flag, followed by its key and its environment variable.
 func Usage(flag, usage string) string {
 	return usage + " [key " + flag + ", " + EnvironmentName(flag) + "]"
 }
 
-// File is a configuration file: "" is none. One that was asked for by its name must exist; that at the default path need not.
+// File is a configuration file. An empty path means none. A missing file is an error only if
+// Required is set.
 type File struct {
 	Path     string
 	Required bool
 }
 
-// Apply sets what the command line has not: by the environment, which lookup reads, else by the file. All of the file is judged,
-// also what does not count, before anything is set.
+// Apply sets each flag that the command line does not set: from the environment, which lookupEnv
+// reads, else from the file. The whole file is checked before any flag is set, including keys that
+// have no effect.
 func Apply(flags []Flag, file File, lookupEnv func(string) (string, bool)) error {
 	entries, err := readEntries(flags, file)
 	if err != nil {
@@ -65,7 +70,7 @@ func Apply(flags []Flag, file File, lookupEnv func(string) (string, bool)) error
 			continue
 		}
 		name := EnvironmentName(f.Name)
-		if text, ok := lookupEnv(name); ok && text != "" { // an empty one is none: so a unit can take one back
+		if text, ok := lookupEnv(name); ok && text != "" { // an empty variable counts as unset, so that a unit can unset one
 			for _, value := range splitValues(f.Kind, text) {
 				if err := f.Set(value); err != nil {
 					return fmt.Errorf("%s in the environment: %w", name, err)
@@ -86,7 +91,7 @@ func Apply(flags []Flag, file File, lookupEnv func(string) (string, bool)) error
 	return nil
 }
 
-// splitValues are the values of a text in the environment.
+// splitValues returns the values in the text of an environment variable.
 func splitValues(kind Kind, text string) []string {
 	if kind != List {
 		return []string{text}
@@ -100,5 +105,5 @@ func splitValues(kind Kind, text string) []string {
 	return out
 }
 
-// FromEnvironment is os.LookupEnv.
+// FromEnvironment looks up a variable of the process's environment.
 var FromEnvironment = os.LookupEnv

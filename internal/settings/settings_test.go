@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// daemonFlags is a small set of flags of every kind.
+// daemonFlags are the values of a small set of flags of every kind.
 type daemonFlags struct {
 	name  string
 	loud  bool
@@ -32,7 +32,7 @@ func flagsOf(d *daemonFlags, args ...string) []Flag {
 	fs.Func("server", "", func(s string) error { d.hosts = append(d.hosts, s); return nil })
 	fs.Func("marks", "", func(s string) error {
 		if s == "bad" {
-			return errors.New("this is no mark")
+			return errors.New("not a valid mark")
 		}
 		d.marks = s
 		return nil
@@ -66,8 +66,8 @@ func TestTheNearestSourceCounts(t *testing.T) {
 		{"the file", nil, nil, whole},
 		{"the environment before the file", nil, map[string]string{"KEELSON_NODE_NAME": "env", "KEELSON_SERVER": "x, y", "KEELSON_MARKS": "m=1,n=2", "KEELSON_LOUD": "true", "KEELSON_OTHER": "1"},
 			with(func(d *daemonFlags) { d.name, d.hosts, d.marks, d.loud = "env", []string{"x", "y"}, "m=1,n=2", true })},
-		{"an empty one in the environment is none", nil, map[string]string{"KEELSON_NODE_NAME": ""}, whole},
-		{"flags before both", []string{"--node-name=flag", "--server=z", "--max-pods=1"}, map[string]string{"KEELSON_NODE_NAME": "env", "KEELSON_SERVER": "x"},
+		{"an empty variable counts as unset", nil, map[string]string{"KEELSON_NODE_NAME": ""}, whole},
+		{"flags before environment and file", []string{"--node-name=flag", "--server=z", "--max-pods=1"}, map[string]string{"KEELSON_NODE_NAME": "env", "KEELSON_SERVER": "x"},
 			with(func(d *daemonFlags) { d.name, d.hosts, d.pods = "flag", []string{"z"}, 1 })},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -82,7 +82,7 @@ func TestTheNearestSourceCounts(t *testing.T) {
 	}
 }
 
-// Each error names the file, the line and the key, and what to do.
+// Each error names the file, the line and the key, and the remedy.
 func TestWhatIsWrongInAFile(t *testing.T) {
 	for file, want := range map[string]string{
 		"node-name: a\nnode-nmae: b":             `FILE, line 2: unknown key "node-nmae": the nearest is node-name`,
@@ -90,7 +90,7 @@ func TestWhatIsWrongInAFile(t *testing.T) {
 		"max_pods: 3":                            `FILE, line 1: unknown key "max_pods": the nearest is max-pods`,
 		"entirely: other":                        `FILE, line 1: unknown key "entirely": --help lists the keys`,
 		"config: /etc/x":                         `FILE, line 1: unknown key "config": --help lists the keys`,
-		"loud: true\n\nloud: false":              `FILE, line 3: key loud is there twice: it stands in line 1 already`,
+		"loud: true\n\nloud: false":              `FILE, line 3: duplicate key loud: it is already set in line 1`,
 		"max-pods: many":                         `FILE, line 1: max-pods: want a whole number, not the text "many"`,
 		"max-pods: '3'":                          `FILE, line 1: max-pods: want a whole number, not the text "3"`,
 		"max-pods: 3.5":                          `FILE, line 1: max-pods: want a whole number, not "3.5"`,
@@ -99,22 +99,22 @@ func TestWhatIsWrongInAFile(t *testing.T) {
 		"loud: 1":                                `FILE, line 1: loud: want true or false, not "1"`,
 		"loud: yes":                              `FILE, line 1: loud: want true or false, not the text "yes"`,
 		"node-name: true":                        `FILE, line 1: node-name: want text, not true (in quotes it is text)`,
-		"node-name:":                             `FILE, line 1: node-name: want text, not nothing (to have the default, leave the key out)`,
+		"node-name:":                             `FILE, line 1: node-name: want text, not nothing (leave the key out to use the default)`,
 		"node-name: [a]":                         `FILE, line 1: node-name: want text, not a list`,
-		"node-name: {a: b}":                      `FILE, line 1: node-name: want text, not keys of its own`,
+		"node-name: {a: b}":                      `FILE, line 1: node-name: want text, not a mapping`,
 		"server: a":                              `FILE, line 1: server: want a list such as [a, b], not the text "a"`,
 		"server: [[a]]":                          `FILE, line 1: server: want text, not a list`,
-		"server: ['a,b']":                        `FILE, line 1: server: "a,b": want an entry of the list for each of these`,
-		"marks: [bad]":                           `FILE, line 1: marks: this is no mark`,
+		"server: ['a,b']":                        `FILE, line 1: server: "a,b": want a separate list entry for each value`,
+		"marks: [bad]":                           `FILE, line 1: marks: not a valid mark`,
 		"fence-after: soon":                      `FILE, line 1: fence-after: parse error`,
 		"of-another-verb: x":                     `FILE, line 1: of-another-verb: want a whole number, not the text "x"`,
-		"node-name: &a x\nmarks: [*a]":           `FILE, line 2: marks: want text, not an alias of another value`,
-		"node-name: a\n---\nnode-name: b":        `FILE: there is more than one document: want one`,
+		"node-name: &a x\nmarks: [*a]":           `FILE, line 2: marks: want text, not an alias`,
+		"node-name: a\n---\nnode-name: b":        `FILE: more than one document: want one`,
 		"- a":                                    `FILE, line 1: want lines of the form 'key: value'`,
 		"node-name: a\n\tloud: b":                `FILE: line 2: found`,
 		"? [a]\n: b":                             `FILE, line 1: unknown key ""`,
 		"\"" + strings.Repeat("k", 99) + "\": 1": `FILE, line 1: unknown key "kkkk`,
-		strings.Repeat("[", 2000):                `FILE: 2000 brackets: no configuration has so many`,
+		strings.Repeat("[", 2000):                `FILE: 2000 brackets are more than a configuration can have`,
 		strings.Repeat(" ", MaxSize+1):           `is larger than 1048576 bytes`,
 	} {
 		path := filepath.Join(t.TempDir(), "agent.yaml")
@@ -145,9 +145,9 @@ func TestWhichFilesMustExist(t *testing.T) {
 		{File{Path: filepath.Join(dir, "none")}, ""},
 		{File{Path: filepath.Join(dir, "none"), Required: true}, "reading the configuration: stat " + dir + "/none: no such file"},
 		{File{Path: empty, Required: true}, ""},
-		{File{Path: dir}, dir + " is no regular file"},
-		{File{Path: pipe}, pipe + " is no regular file"}, // nobody will ever write into it
-		{File{Path: "/dev/zero"}, "/dev/zero is no regular file"},
+		{File{Path: dir}, dir + " is not a regular file"},
+		{File{Path: pipe}, pipe + " is not a regular file"}, // the pipe has no writer
+		{File{Path: "/dev/zero"}, "/dev/zero is not a regular file"},
 	} {
 		var d daemonFlags
 		err := Apply(flagsOf(&d), c.file, lookupIn(nil))
@@ -164,7 +164,7 @@ func TestWhichFilesMustExist(t *testing.T) {
 	}
 }
 
-// Whatever is in a file, an answer comes within bounds, and nothing is set when there is an error of its form.
+// Any content is parsed within bounds, and an error comes without entries.
 func FuzzFile(f *testing.F) {
 	for _, seed := range []string{"node-name: a", "server: [a, b]", "loud: true\nloud: true", "a: &a [*a]", "<<: {node-name: x}", "? ? ?", "%YAML 1.1\n---\n", "\xff\xfe", "!!binary x: y"} {
 		f.Add([]byte(seed))
@@ -177,13 +177,14 @@ func FuzzFile(f *testing.F) {
 		}
 		for key, e := range entries {
 			if e.line < 1 || key == "" {
-				t.Fatalf("key %q stands in line %d", key, e.line)
+				t.Fatalf("key %q is in line %d", key, e.line)
 			}
 		}
 	})
 }
 
-// processorTime is what this process has had of the processors: other work on the machine does not count.
+// processorTime returns the processor time of this process. Other work on the machine does not
+// count.
 func processorTime(t *testing.T) time.Duration {
 	t.Helper()
 	var use syscall.Rusage
@@ -193,7 +194,7 @@ func processorTime(t *testing.T) time.Duration {
 	return time.Duration(use.Utime.Nano() + use.Stime.Nano())
 }
 
-// What costs a parser most is answered before anybody looks at the clock.
+// The inputs that cost a YAML parser most are rejected quickly.
 func TestHostileFilesAreAnsweredSoon(t *testing.T) {
 	half := MaxSize / 2
 	for name, content := range map[string]string{

@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// FromFlagSet are the flags of the standard library's set, which was parsed. Those that are lists are named: a flag does not say so
-// itself. What is in except has no key.
+// FromFlagSet returns the flags of a parsed flag set. kinds names the flags that are lists, because
+// a flag.Flag does not indicate that. Flags in except have no key.
 func FromFlagSet(fs *flag.FlagSet, kinds map[string]Kind, except ...string) []Flag {
 	given := map[string]bool{}
 	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })

@@ -1,4 +1,5 @@
-// Package ttlcache remembers answers for a time, within a bound in bytes: what was used longest ago goes first.
+// Package ttlcache caches values for a limited time, within a limit in bytes. The least recently
+// used entries are dropped first.
 package ttlcache
 
 import (
@@ -7,14 +8,15 @@ import (
 	"time"
 )
 
-// Cache is safe for use by many. Keys are what the answers cost little beside: hashes, say.
+// Cache is safe for concurrent use. Keys should be small compared to the values, for example
+// hashes.
 type Cache[K comparable, V any] struct {
 	maxBytes int64
 
 	mu    sync.Mutex
 	used  int64
 	byKey map[K]*list.Element
-	order *list.List // of *entry[K, V], the one used last in front
+	order *list.List // of *entry[K, V], most recently used first
 }
 
 type entry[K comparable, V any] struct {
@@ -24,15 +26,15 @@ type entry[K comparable, V any] struct {
 	expires time.Time
 }
 
-// entryOverhead is what an entry takes beside what its owner says.
+// entryOverhead is the memory of an entry in addition to the size that the caller states.
 const entryOverhead = 256
 
-// New returns a cache whose entries take at most max bytes.
+// New returns a cache whose entries use at most maxBytes bytes.
 func New[K comparable, V any](maxBytes int64) *Cache[K, V] {
 	return &Cache[K, V]{maxBytes: maxBytes, byKey: make(map[K]*list.Element), order: list.New()}
 }
 
-// Get returns the value that was put for key and is still good at now.
+// Get returns the value of key if it is cached and has not expired at now.
 func (c *Cache[K, V]) Get(key K, now time.Time) (v V, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -49,8 +51,8 @@ func (c *Cache[K, V]) Get(key K, now time.Time) (v V, ok bool) {
 	return e.value, true
 }
 
-// Put remembers a value of so many bytes until then. One that is larger than a hundredth of the cache is not
-// remembered: it would push out what many ask for.
+// Put caches a value of the given size until it expires. A value that is larger than a hundredth of
+// the cache is not cached, because it would replace many entries that are in use.
 func (c *Cache[K, V]) Put(key K, v V, bytes int64, expires time.Time) {
 	bytes += entryOverhead
 	c.mu.Lock()
@@ -68,14 +70,14 @@ func (c *Cache[K, V]) Put(key K, v V, bytes int64, expires time.Time) {
 	c.used += bytes
 }
 
-// Len is how many entries there are, good or not.
+// Len returns the number of entries, including expired ones.
 func (c *Cache[K, V]) Len() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.byKey)
 }
 
-// Clear forgets everything.
+// Clear removes all entries.
 func (c *Cache[K, V]) Clear() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// What is put is found until its time has passed, and what is put again counts once.
+// A value is returned until it expires. A value that is put again counts once.
 func TestEntriesEnd(t *testing.T) {
 	c := New[string, int](1 << 20)
 	at := time.Unix(1000, 0)
@@ -15,14 +15,14 @@ func TestEntriesEnd(t *testing.T) {
 		t.Errorf("got %d, %t among %d", v, ok, c.Len())
 	}
 	if _, ok := c.Get("a", at.Add(time.Minute)); ok {
-		t.Error("an entry is good at its end")
+		t.Error("an entry is valid at its expiry")
 	}
 	if c.Len() != 0 || c.used != 0 {
-		t.Errorf("%d entries of %d bytes are left", c.Len(), c.used)
+		t.Errorf("%d entries of %d bytes remain", c.Len(), c.used)
 	}
 }
 
-// However much is put, the bytes stay within the bound, and what is asked for stays longest.
+// The total size stays within the limit, and an entry that is in use stays longest.
 func TestBytesAreBounded(t *testing.T) {
 	const maxBytes = 100 << 10
 	c := New[int, int](maxBytes)
@@ -31,7 +31,7 @@ func TestBytesAreBounded(t *testing.T) {
 	for i := range 10_000 {
 		c.Put(i, i, 100, at.Add(time.Hour))
 		if _, ok := c.Get(-1, at); !ok {
-			t.Fatalf("what is asked for all the time went after %d others", i)
+			t.Fatalf("an entry that is in use was dropped after %d others", i)
 		}
 		if c.used > maxBytes {
 			t.Fatalf("%d bytes after %d entries", c.used, i)
@@ -42,10 +42,10 @@ func TestBytesAreBounded(t *testing.T) {
 	}
 	before := c.Len()
 	if c.Put(-2, 0, maxBytes/2, at.Add(time.Hour)); c.Len() != before {
-		t.Error("an entry of half the cache was remembered")
+		t.Error("an entry of half the cache was cached")
 	}
 	c.Clear()
 	if c.Len() != 0 || c.used != 0 {
-		t.Error("something is left")
+		t.Error("entries remain after Clear")
 	}
 }

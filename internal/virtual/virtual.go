@@ -1,8 +1,10 @@
-// Package virtual is testing/synctest for tests that also run with the race detector.
+// Package virtual wraps testing/synctest for tests that also run with the race detector.
 //
-// In Go 1.26 the timers of a bubble share one state of the detector, which two processors may use at once when goroutines
-// of the bubble find timers due at the same moment (golang/go#78156): the program crashes then. A bubble has one processor
-// for as long as it lives where the detector is on. It sees races by what happens before what, not by what runs beside what.
+// In Go 1.26 the timers of a bubble share one state of the detector. If goroutines of the bubble
+// observe timers that are due at the same moment on two processors, the program crashes
+// (golang/go#78156). With the race detector, this package therefore limits the process to one
+// processor while a bubble exists. The detector still works: it detects races by the happens-before
+// relation, not by parallel execution.
 package virtual
 
 import (
@@ -27,8 +29,8 @@ func Wait() { synctest.Wait() }
 
 var bubbles struct {
 	sync.Mutex
-	n          int // that live
-	processors int // when there are none
+	n          int // number of running bubbles
+	processors int // GOMAXPROCS while no bubble runs
 }
 
 func enterBubble() {

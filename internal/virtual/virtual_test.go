@@ -8,7 +8,8 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// Goroutines of a bubble that come back at the same moment each find a ticker due. On two processors the detector crashes then.
+// Goroutines of a bubble that wake at the same moment each receive from a ticker. On two processors
+// the detector crashes.
 func TestTickersOfABubble(t *testing.T) {
 	before := runtime.GOMAXPROCS(0)
 	virtual.Test(t, func(t *testing.T) {

@@ -8,13 +8,14 @@ import (
 	"time"
 )
 
-// maxPause is how long a condition that is slow is left alone at most, where the interval is not longer.
+// maxPause bounds the pause after a slow condition, unless the interval is longer.
 const maxPause = time.Second
 
-// For calls cond every interval, the first time at once, until it returns nil. One that takes longer than half of the interval
-// is left alone for as long as it took, so that asking does not keep busy, by itself, those whose work it waits for.
-// When ctx ends first, the error wraps both ctx's and cond's last one; where the last question was cut off by that very end, the
-// one before, which says more.
+// For calls cond every interval, the first time at once, until it returns nil. If a call takes
+// longer than half of the interval, For pauses for as long as the call took, so that polling does
+// not slow down the work that it waits for. If ctx ends first, the error wraps the cause of ctx and
+// cond's last error. If the last call only failed because ctx ended, the error before it is
+// reported.
 func For(ctx context.Context, interval time.Duration, cond func() error) error {
 	var last error
 	for {
@@ -28,20 +29,20 @@ func For(ctx context.Context, interval time.Duration, cond func() error) error {
 		}
 		took := time.Since(began)
 		_ = Delay(ctx, max(interval-took, min(took, maxPause)))
-		if ctx.Err() != nil { // also when the next time has come as well: cond may have ended ctx because it is sure
+		if ctx.Err() != nil { // checked even if the interval has passed: cond may have canceled ctx to stop the polling
 			return fmt.Errorf("%w; last: %w", context.Cause(ctx), last)
 		}
 	}
 }
 
-// isContextEnd says whether an error is no more than that ctx has ended.
+// isContextEnd reports whether an error only means that ctx has ended.
 func isContextEnd(ctx context.Context, err error) bool {
 	return ctx.Err() != nil &&
 		(errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx)))
 }
 
-// Delay returns after d, or with ctx's error when it ends first. It is for real
-// delays (a backoff), never for synchronisation.
+// Delay returns after d, or with ctx's error if ctx ends first. It is for real delays, such as a
+// backoff, and not for synchronization.
 func Delay(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -11,7 +11,8 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// A condition that ends the waiting itself is not asked again, however long it took: what it said is what is told.
+// A condition that cancels the context is not called again, however long it took. Its error is
+// reported.
 func TestLastWordIsTold(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		refused := errors.New("refused")
@@ -31,7 +32,7 @@ func TestLastWordIsTold(t *testing.T) {
 	})
 }
 
-// The question that is cut off when the time is up tells nothing: the one before does.
+// If the last call was interrupted by the deadline, the error of the call before it is reported.
 func TestWordBeforeTheEnd(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		late := errors.New("not ready in a second")
@@ -51,7 +52,7 @@ func TestWordBeforeTheEnd(t *testing.T) {
 			}
 		}
 	})
-	virtual.Test(t, func(t *testing.T) { // nothing was ever said
+	virtual.Test(t, func(t *testing.T) { // every call was interrupted
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		err := For(ctx, 10*time.Millisecond, func() error { <-ctx.Done(); return fmt.Errorf("asking cp1: %w", ctx.Err()) })
@@ -61,7 +62,8 @@ func TestWordBeforeTheEnd(t *testing.T) {
 	})
 }
 
-// A condition is asked in intervals; a slow one half of the time at most, and a hanging one soon again.
+// A condition is called once per interval. A slow condition runs at most half of the time, and a
+// hanging one again soon.
 func TestSlowConditionsAreLeftAlone(t *testing.T) {
 	for _, c := range []struct{ interval, takes, every time.Duration }{
 		{25 * time.Millisecond, 0, 25 * time.Millisecond},
@@ -81,7 +83,7 @@ func TestSlowConditionsAreLeftAlone(t *testing.T) {
 				return errors.New("not yet")
 			})
 			if took := time.Since(began); err != nil || took != 3*c.every {
-				t.Errorf("every %s, taking %s: asked again after %s: want %s (%v)", c.interval, c.takes, took/3, c.every, err)
+				t.Errorf("every %s, taking %s: called again after %s: want %s (%v)", c.interval, c.takes, took/3, c.every, err)
 			}
 		})
 	}

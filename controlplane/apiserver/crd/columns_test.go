@@ -55,7 +55,7 @@ func TestQuantitiesInRulesAreBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for value, want := range map[string]string{"1Gi": "", "1e-2000000000": "a quantity whose exponent has 10 digits"} {
+	for value, want := range map[string]string{"1Gi": "", "1e-2000000000": "the exponent of the quantity has 10 digits"} {
 		o := d.kinds[0].New().(*custom.Object)
 		if _, err := o.DecodeJSON([]byte(`{"metadata":{"name":"a"},"spec":{"a":"`+value+`"}}`), true); err != nil {
 			t.Fatal(err)

@@ -104,7 +104,7 @@ func TestFetchOfATerabyte(t *testing.T) {
 	huge.Size = 1 << 40
 	var to bytes.Buffer
 	err = Fetch(t.Context(), Options{S3: s.s3}, huge, diskOf("/tmp", false, func() int64 { return 100 * gib }), &to)
-	if err == nil || !strings.Contains(err.Error(), "1048576 MiB more are to be written, and 102400 MiB are free") || asked || to.Len() > 0 {
+	if err == nil || !strings.Contains(err.Error(), "1048576 MiB would be written, and 102400 MiB are free") || asked || to.Len() > 0 {
 		t.Errorf("it says %v, %d bytes came", err, to.Len())
 	}
 	if err := Fetch(t.Context(), Options{S3: s.s3}, all[0], diskOf("/tmp", true, func() int64 { return 100 * gib }), &to); err != nil || to.String() != "x" {

@@ -22,7 +22,7 @@ func TestSettingsOfTheFile(t *testing.T) {
 		{"run", at + "eviction-seconds: -1", "", "--eviction-seconds -1"},
 		{"run", at, "KEELSON_EVICTION_SECONDS=x", "KEELSON_EVICTION_SECONDS in the environment: "},
 		{"run", at + "store_quota: 1Gi", "", `line 4: unknown key "store_quota": the nearest is store-quota`},
-		{"run", at + "name: cp2", "", "line 4: key name is there twice: it stands in line 1 already"},
+		{"run", at + "name: cp2", "", "line 4: duplicate key name: it is already set in line 1"},
 		{"run", at + "output: json", "", `line 4: unknown key "output"`},
 		{"run", at + "unsafe-lost-majority: true", "", `line 4: unknown key "unsafe-lost-majority"`},
 		{"run", at + "enable-admission-plugins: PodSecurity", "", "line 4: enable-admission-plugins: want a list"},

@@ -3,8 +3,8 @@ package memtest
 
 import "runtime"
 
-// LiveHeap is how many bytes of the heap are in use after the collector has been through, twice: what has a finalizer goes
-// with the second time only.
+// LiveHeap returns the bytes of the heap in use after two collections. The second frees objects
+// with finalizers.
 func LiveHeap() int64 {
 	runtime.GC()
 	runtime.GC()

@@ -51,7 +51,7 @@ func TestPatches(t *testing.T) {
 		{"whole document", `[{"op":"replace","path":"","value":{}}]`, "made a /, Kind= of a /v1, Kind=Pod", nil},
 		{"bomb", `[{"op":"add","path":"/metadata/annotations","value":{"a":"` + strings.Repeat("x", 1<<20) + `"}},` +
 			`{"op":"copy","from":"/metadata/annotations/a","path":"/metadata/annotations/b"},` +
-			`{"op":"copy","from":"/metadata/annotations","path":"/metadata/labels"}]`, "asks for too much", nil},
+			`{"op":"copy","from":"/metadata/annotations","path":"/metadata/labels"}]`, "patch exceeds a limit", nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			srv := ca.server(t, patching(t, tc.patch))
