@@ -1,6 +1,6 @@
-// Package client is the road to the API for what lives in the same process:
-// typed calls that pass authorization and admission without a socket, and
-// informers that share the watch cache's objects.
+// Package client gives components in the API server's process access to the API: typed calls that
+// pass authorization and admission without a socket, and informers that share the objects of the
+// watch cache.
 package client
 
 import (
@@ -17,9 +17,9 @@ import (
 
 // Client calls the API as one identity. It is immutable and safe for concurrent use.
 //
-// What Get and List return is shared with the watch cache: copy before modifying.
-// What Create, Update, UpdateStatus and Patch return belongs to the caller, and
-// the object handed in stays the caller's, unchanged.
+// Objects that Get and List return are shared with the watch cache: copy them before modifying
+// them. Objects that Create, Update, UpdateStatus and Patch return belong to the caller. They do
+// not modify the object that is passed to them.
 type Client struct {
 	backend api.Backend
 	kinds   *api.Kinds
@@ -37,16 +37,16 @@ func New(backend api.Backend, kinds *api.Kinds) *Client {
 // As returns a client that calls as u.
 func (c *Client) As(u api.User) *Client { d := *c; d.user = u; return &d }
 
-// Fenced returns a client whose writes apply only in the leadership term.
+// Fenced returns a client whose writes apply only in the given leadership term.
 func (c *Client) Fenced(term uint64) *Client { d := *c; d.fence = term; return &d }
 
-// ForClusterVerb returns a client whose writes are part of a verb of the cluster (api.Request.ClusterVerb).
+// ForClusterVerb returns a client whose writes belong to a cluster verb (api.Request.ClusterVerb).
 func (c *Client) ForClusterVerb() *Client { d := *c; d.verb = true; return &d }
 
 // Traced returns a client whose calls belong to a W3C trace context.
 func (c *Client) Traced(traceParent string) *Client { d := *c; d.trace = traceParent; return &d }
 
-// newRequest starts a call on the kind of T.
+// newRequest returns a request for the kind of T.
 func newRequest[T api.Object](c *Client, verb api.Verb, namespace, name string) (*api.Request, error) {
 	var zero T
 	k := c.kinds.ByType(zero)
@@ -60,7 +60,7 @@ func newRequest[T api.Object](c *Client, verb api.Verb, namespace, name string) 
 		Fence: c.fence, ClusterVerb: c.verb, TraceParent: c.trace, UserAgent: c.user.Name}, nil
 }
 
-// callForObject performs a call whose answer is a T.
+// callForObject performs a call whose response is a T.
 func callForObject[T api.Object](ctx context.Context, c *Client, r *api.Request) (T, error) {
 	var zero T
 	out, err := c.backend.Do(ctx, r)
@@ -69,12 +69,12 @@ func callForObject[T api.Object](ctx context.Context, c *Client, r *api.Request)
 	}
 	obj, ok := out.(T)
 	if !ok {
-		return zero, apierrors.NewInternalError(fmt.Errorf("client: %s of %s answered a %T", r.Verb, r.Kind.Resource, out))
+		return zero, apierrors.NewInternalError(fmt.Errorf("client: %s of %s returned a %T", r.Verb, r.Kind.Resource, out))
 	}
 	return obj, nil
 }
 
-// callForCopy performs a write and returns the caller's copy of the answer.
+// callForCopy performs a write and returns a copy of the response that the caller owns.
 func callForCopy[T api.Object](ctx context.Context, c *Client, r *api.Request) (T, error) {
 	obj, err := callForObject[T](ctx, c, r)
 	if err != nil {
@@ -83,7 +83,7 @@ func callForCopy[T api.Object](ctx context.Context, c *Client, r *api.Request) (
 	return obj.DeepCopyObject().(T), nil
 }
 
-// Get returns the object, shared: copy before modifying.
+// Get returns the object. It is shared: copy it before modifying it.
 func Get[T api.Object](ctx context.Context, c *Client, namespace, name string) (T, error) {
 	r, err := newRequest[T](c, api.VerbGet, namespace, name)
 	if err != nil {
@@ -93,7 +93,8 @@ func Get[T api.Object](ctx context.Context, c *Client, namespace, name string) (
 	return callForObject[T](ctx, c, r)
 }
 
-// List returns the objects that match (an empty namespace means all), shared.
+// List returns the matching objects; an empty namespace means all namespaces. The objects are
+// shared.
 func List[T api.Object](ctx context.Context, c *Client, namespace string, o metav1.ListOptions) ([]T, error) {
 	r, err := newRequest[T](c, api.VerbList, namespace, "")
 	if err != nil {
@@ -106,7 +107,7 @@ func List[T api.Object](ctx context.Context, c *Client, namespace string, o meta
 	}
 	list, ok := out.(*api.ObjectList)
 	if !ok {
-		return nil, apierrors.NewInternalError(fmt.Errorf("client: list of %s answered a %T", r.Kind.Resource, out))
+		return nil, apierrors.NewInternalError(fmt.Errorf("client: list of %s returned a %T", r.Kind.Resource, out))
 	}
 	items := make([]T, len(list.Items))
 	for i, o := range list.Items {
@@ -115,7 +116,7 @@ func List[T api.Object](ctx context.Context, c *Client, namespace string, o meta
 	return items, nil
 }
 
-// Create stores obj and returns it as stored.
+// Create stores obj and returns the stored object.
 func Create[T api.Object](ctx context.Context, c *Client, obj T) (T, error) {
 	made, err := CreateGiven(ctx, c, obj.DeepCopyObject().(T))
 	if err != nil {
@@ -124,8 +125,8 @@ func Create[T api.Object](ctx context.Context, c *Client, obj T) (T, error) {
 	return made.DeepCopyObject().(T), nil
 }
 
-// CreateGiven is Create of an object that the caller gives away: no copy is made of it, and the answer is shared. It is for
-// what is created in numbers.
+// CreateGiven is like Create, but obj then belongs to the API and is not copied, and the result is
+// shared. It is for bulk creation.
 func CreateGiven[T api.Object](ctx context.Context, c *Client, obj T) (T, error) {
 	r, err := newRequest[T](c, api.VerbCreate, obj.GetNamespace(), obj.GetName())
 	if err != nil {
@@ -135,17 +136,18 @@ func CreateGiven[T api.Object](ctx context.Context, c *Client, obj T) (T, error)
 	return callForObject[T](ctx, c, r)
 }
 
-// Update replaces the object at its resourceVersion.
+// Update replaces the object. Its resourceVersion is a precondition.
 func Update[T api.Object](ctx context.Context, c *Client, obj T) (T, error) {
 	return updateSubresource(ctx, c, obj, "")
 }
 
-// UpdateStatus replaces the status at its resourceVersion.
+// UpdateStatus replaces the status. The object's resourceVersion is a precondition.
 func UpdateStatus[T api.Object](ctx context.Context, c *Client, obj T) (T, error) {
 	return updateSubresource(ctx, c, obj, "status")
 }
 
-// UpdateSub replaces another facet of the object ("finalize") at its resourceVersion.
+// UpdateSub replaces another subresource of the object, such as "finalize". The resourceVersion is
+// a precondition.
 func UpdateSub[T api.Object](ctx context.Context, c *Client, obj T, subresource string) (T, error) {
 	return updateSubresource(ctx, c, obj, subresource)
 }
@@ -159,7 +161,7 @@ func updateSubresource[T api.Object](ctx context.Context, c *Client, obj T, subr
 	return callForCopy[T](ctx, c, r)
 }
 
-// Patch patches the object (subresource "" for the object itself).
+// Patch patches the object, or the given subresource if it is not "".
 func Patch[T api.Object](ctx context.Context, c *Client, namespace, name, subresource string, t types.PatchType, data []byte) (T, error) {
 	r, err := newRequest[T](c, api.VerbPatch, namespace, name)
 	if err != nil {
@@ -185,8 +187,9 @@ func Delete[T api.Object](ctx context.Context, c *Client, namespace, name string
 	return err
 }
 
-// Sub creates a subresource body (a Binding on pods, an Eviction, a TokenRequest on serviceaccounts) and returns the
-// answer; where the API answers a bare success, as for a Binding, the answer is body.
+// Sub creates a subresource (for example a Binding of a pod, an Eviction, a TokenRequest) and
+// returns the response. If the API returns only a success status, as for a Binding, the result is
+// body.
 func Sub[T api.Object, B metav1.Object](ctx context.Context, c *Client, namespace, name, subresource string, body B) (B, error) {
 	r, err := newRequest[T](c, api.VerbCreate, namespace, name)
 	if err != nil {

@@ -12,13 +12,14 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// ErrNotServed is returned for a request whose kind is not in the table of kinds after the API has answered 404: the version
-// was dropped, or its definition was replaced. Such an answer does not show that an object is gone.
+// ErrNotServed is returned after a 404 response if the request's kind is no longer in the table of
+// kinds: the version was removed or its definition was replaced. Such a response does not mean that
+// the object was deleted.
 var ErrNotServed = errors.New("the version is not served")
 
-// Do performs any request as this client's identity and fence: for callers that
-// know the kind only at run time (the garbage collector, namespace deletion).
-// It returns a NotFound error only while the request's kind is served, and ErrNotServed otherwise.
+// Do performs any request with this client's identity and fence. It is for callers that know the
+// kind only at run time, such as the garbage collector and namespace deletion. It returns a
+// NotFound error only while the request's kind is served, and ErrNotServed otherwise.
 func (c *Client) Do(ctx context.Context, r *api.Request) (runtime.Object, error) {
 	d := *r
 	d.User, d.Fence, d.TraceParent, d.UserAgent = c.user, c.fence, c.trace, c.user.Name
@@ -29,7 +30,8 @@ func (c *Client) Do(ctx context.Context, r *api.Request) (runtime.Object, error)
 	return out, err
 }
 
-// ServedAs returns the kind through which the objects of k's group and resource are seen now; nil if no version is served.
+// ServedAs returns the kind that currently serves the objects of k's group and resource; nil if no
+// version is served.
 func (c *Client) ServedAs(k *api.Kind) *api.Kind {
 	for _, now := range c.kinds.Table().Stored() {
 		if now.GroupResource() == k.GroupResource() {
@@ -39,16 +41,16 @@ func (c *Client) ServedAs(k *api.Kind) *api.Kind {
 	return nil
 }
 
-// Dropped reports whether err says that k is not served, and no other version of its resource is.
+// Dropped reports whether err means that k is not served and no other version of its resource is.
 func (c *Client) Dropped(k *api.Kind, err error) bool {
 	return errors.Is(err, ErrNotServed) && c.ServedAs(k) == nil
 }
 
-// Kinds are the kinds that the client knows.
+// Kinds returns the kinds of the client.
 func (c *Client) Kinds() *api.Kinds { return c.kinds }
 
-// ListKind lists the objects of a kind known only at run time (an empty namespace means all), shared. It leaves out objects
-// that cannot be read.
+// ListKind lists the objects of a kind that is known only at run time; an empty namespace means all
+// namespaces. The objects are shared. Objects that cannot be decoded are omitted.
 func (c *Client) ListKind(ctx context.Context, k *api.Kind, namespace string) ([]api.Object, error) {
 	list, err := c.listKind(ctx, k, namespace)
 	if err != nil {
@@ -57,8 +59,8 @@ func (c *Client) ListKind(ctx context.Context, k *api.Kind, namespace string) ([
 	return list.Items, nil
 }
 
-// ListWhole is ListKind for callers that must not miss an object: it returns an error that names the objects which cannot be
-// read, if there are any.
+// ListWhole is like ListKind, but returns an error that names the objects that cannot be decoded,
+// if there are any.
 func (c *Client) ListWhole(ctx context.Context, k *api.Kind, namespace string) ([]api.Object, error) {
 	list, err := c.listKind(ctx, k, namespace)
 	if err != nil {
@@ -73,7 +75,7 @@ func (c *Client) ListWhole(ctx context.Context, k *api.Kind, namespace string) (
 	return list.Items, nil
 }
 
-// maxUnreadable bounds how many unreadable objects an error names.
+// maxUnreadable bounds how many objects an error names.
 const maxUnreadable = 3
 
 func (c *Client) listKind(ctx context.Context, k *api.Kind, namespace string) (*api.ObjectList, error) {
@@ -86,7 +88,7 @@ func (c *Client) listKind(ctx context.Context, k *api.Kind, namespace string) (*
 	}
 	list, ok := out.(*api.ObjectList)
 	if !ok {
-		return nil, apierrors.NewInternalError(fmt.Errorf("client: list of %s answered a %T", k.Resource, out))
+		return nil, apierrors.NewInternalError(fmt.Errorf("client: list of %s returned a %T", k.Resource, out))
 	}
 	return list, nil
 }

@@ -9,18 +9,19 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// EveryKind has an informer run for every stored kind that it wants, also for those that are registered later. Kinds
-// that were defined at run time get theirs when their first object is seen: an idle one costs nothing.
+// EveryKind runs an informer for every stored kind that it selects, including kinds that are
+// registered later. A kind that was defined at run time gets an informer when its first object
+// appears, so an idle kind costs nothing.
 type EveryKind struct {
 	wants   func(*api.Kind) bool
 	prepare func(cache.SharedIndexInformer)
 	now     atomic.Pointer[Informed]
 }
 
-// Informed is the kinds that have an informer, one for each storage. It never changes.
+// Informed is the set of kinds with an informer, one per storage. It is immutable.
 type Informed struct {
 	Kinds []KindInformer
-	// Idle are the kinds that are wanted and have no informer yet, because no object of theirs has been seen.
+	// Idle are the selected kinds without an informer, because no object of them has appeared.
 	Idle    []*api.Kind
 	changed chan struct{}
 }
@@ -31,11 +32,11 @@ type KindInformer struct {
 	Informer cache.SharedIndexInformer
 }
 
-// Changed is closed once there is another Informed.
+// Changed returns a channel that is closed when this Informed has been replaced.
 func (i *Informed) Changed() <-chan struct{} { return i.changed }
 
-// Every returns an EveryKind, whose informers for the present kinds are there at once. prepare is called with each
-// informer before it runs, to add indexes. Call before Run.
+// Every returns an EveryKind with informers for the current kinds. prepare is called with each
+// informer before it runs, to add indexes. Every must be called before Run.
 func Every(i *Informers, wants func(*api.Kind) bool, prepare func(cache.SharedIndexInformer)) *EveryKind {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -46,10 +47,12 @@ func Every(i *Informers, wants func(*api.Kind) bool, prepare func(cache.SharedIn
 	return e
 }
 
-// Now is the kinds that have an informer now. That of a kind which was registered a moment ago may not have listed yet.
+// Now returns the kinds that currently have an informer. The informer of a new kind may not have
+// listed yet.
 func (e *EveryKind) Now() *Informed { return e.now.Load() }
 
-// followKind ends the informers of kinds that are no longer in the table, and makes those that are wanted.
+// followKind stops the informers of kinds that are no longer in the table, and creates the
+// informers that are needed.
 func (i *Informers) followKind(t *api.Table) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -64,13 +67,13 @@ func (i *Informers) followKind(t *api.Table) {
 		e.followKinds(i, t)
 	}
 	for _, inf := range ended {
-		if inf.end != nil { // it runs
+		if inf.end != nil { // it is running
 			inf.end()
 		}
 	}
 }
 
-// followKinds brings now in step with the table. i.mu is held.
+// followKinds updates now to the table. The caller holds i.mu.
 func (e *EveryKind) followKinds(i *Informers, t *api.Table) {
 	was, next := e.now.Load(), &Informed{changed: make(chan struct{})}
 	occupied := i.client.kinds.Occupied()

@@ -12,8 +12,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// guard detects that somebody changed an object that is shared: it keeps a copy
-// of each and compares.
+// guard detects modifications of shared objects: it keeps a copy of each object and compares them.
 type guard struct {
 	fail func(string)
 

@@ -17,12 +17,13 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// syncPoll is how often WaitForSync looks at informers that are behind.
+// syncPoll is how often WaitForSync checks informers that are behind.
 const syncPoll = 2 * time.Millisecond
 
-// Informers is one shared informer per kind, started by Run. Objects are the watch cache's own: never modify them. They
-// are in the version that their storage is kept in; those of kinds that have a light form (api.Version.Light) may be in it: api.Kind.Whole has all of them.
-// The informer of a kind that is dropped ends.
+// Informers holds one shared informer per kind; Run starts them. Objects belong to the watch cache:
+// never modify them. They have their storage version. Objects of kinds with a light form
+// (api.Version.Light) may have that form; api.Kind.Whole returns the whole object. The informer of
+// a kind that is removed stops.
 type Informers struct {
 	client *Client
 	guard  *guard // nil unless mutations are detected
@@ -33,23 +34,22 @@ type Informers struct {
 	start  func(*informer) // nil until Run
 }
 
-// informer is one that is shared, and how it is ended once it runs.
+// informer is a shared informer and the function that stops it while it runs.
 type informer struct {
 	cache.SharedIndexInformer
 	end context.CancelFunc
 }
 
-// InformersOption changes how informers are made.
+// InformersOption configures Informers.
 type InformersOption func(*Informers)
 
-// DetectMutations makes the informers keep a copy of every object and call fail
-// with a description when a shared object was changed by somebody. It costs
-// memory and time: for tests.
+// DetectMutations makes the informers keep a copy of every object and call fail with a description
+// if a shared object was modified. It costs memory and time and is meant for tests.
 func DetectMutations(fail func(string)) InformersOption {
 	return func(i *Informers) { i.guard = &guard{fail: fail} }
 }
 
-// NewInformers returns informers that list and watch as c's identity.
+// NewInformers returns informers that list and watch with c's identity.
 func NewInformers(c *Client, opts ...InformersOption) *Informers {
 	i := &Informers{client: c, byKind: make(map[*api.Kind]*informer)}
 	for _, o := range opts {
@@ -58,9 +58,9 @@ func NewInformers(c *Client, opts ...InformersOption) *Informers {
 	return i
 }
 
-// Informer returns the shared informer of T, creating it, with an index by
-// namespace (cache.NamespaceIndex). Call before Run. A T that is no kind of the
-// API is a programming error and panics.
+// Informer returns the shared informer of T, with an index by namespace (cache.NamespaceIndex), and
+// creates it if necessary. New informers must be created before Run. It panics if T is not a kind
+// of the API.
 func Informer[T api.Object](i *Informers) cache.SharedIndexInformer {
 	var zero T
 	k := i.client.kinds.ByType(zero)
@@ -68,12 +68,12 @@ func Informer[T api.Object](i *Informers) cache.SharedIndexInformer {
 		panic(fmt.Sprintf("client: %T is not a kind of this API", zero))
 	}
 	if k.GVK != k.Storage.Hub.GVK {
-		panic(fmt.Sprintf("client: informers show objects as they are stored, and a %T is stored as %s", zero, k.Storage.Hub.GVK))
+		panic(fmt.Sprintf("client: informers return objects in their storage version, and a %T is stored as %s", zero, k.Storage.Hub.GVK))
 	}
 	return InformerOf(i, k)
 }
 
-// InformerOf is Informer for a kind that is known only at run time.
+// InformerOf is like Informer, for a kind that is known only at run time.
 func InformerOf(i *Informers, k *api.Kind) cache.SharedIndexInformer {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -81,16 +81,16 @@ func InformerOf(i *Informers, k *api.Kind) cache.SharedIndexInformer {
 		return inf.SharedIndexInformer
 	}
 	if i.start != nil {
-		panic(fmt.Sprintf("client: informer of %s asked for after Run", k.Resource))
+		panic(fmt.Sprintf("client: informer of %s was requested after Run", k.Resource))
 	}
 	return i.newInformer(k).SharedIndexInformer
 }
 
-// newInformer adds the informer of a kind. Call it under mu.
+// newInformer adds the informer of a kind. The caller holds mu.
 func (i *Informers) newInformer(k *api.Kind) *informer {
 	inf := newShared(i.client, k)
 	if i.guard != nil {
-		// Only AddEventHandler after the end can refuse.
+		// AddEventHandler fails only after the informer has stopped.
 		_, _ = inf.AddEventHandler(i.guard)
 	}
 	out := &informer{SharedIndexInformer: inf}
@@ -98,7 +98,7 @@ func (i *Informers) newInformer(k *api.Kind) *informer {
 	return out
 }
 
-// Cached returns the object from T's informer, shared: copy before modifying.
+// Cached returns an object from T's informer. It is shared: copy it before modifying it.
 func Cached[T api.Object](i *Informers, namespace, name string) (T, bool) {
 	var zero T
 	key := name
@@ -112,15 +112,15 @@ func Cached[T api.Object](i *Informers, namespace, name string) (T, bool) {
 	return obj.(T), true
 }
 
-// CachedList returns the objects of T's informer that match (an empty namespace
-// means all, a nil selector everything), shared and in no order.
+// CachedList returns the matching objects of T's informer, in no order. An empty namespace means
+// all namespaces, a nil selector means all objects. The objects are shared.
 func CachedList[T api.Object](i *Informers, namespace string, selector labels.Selector) []T {
 	indexer := Informer[T](i).GetIndexer()
 	var found []any
 	if namespace == "" {
 		found = indexer.List()
 	} else {
-		// The index exists in every informer made here.
+		// Every informer of this package has the index.
 		found, _ = indexer.ByIndex(cache.NamespaceIndex, namespace)
 	}
 	out := make([]T, 0, len(found))
@@ -150,7 +150,7 @@ func (i *Informers) Run(ctx context.Context) error {
 		wg.Go(func() { i.guard.checkPeriodically(ctx) })
 	}
 	for ctx.Err() == nil {
-		// Taken before follow reads them: what changes meanwhile is followed next.
+		// read before followKind reads them, so that a later change is noticed
 		t, occupied := i.client.kinds.Table(), i.client.kinds.Occupied()
 		i.followKind(t)
 		select {
@@ -160,15 +160,15 @@ func (i *Informers) Run(ctx context.Context) error {
 		}
 	}
 	i.mu.Lock()
-	i.start = func(*informer) {} // it is too late for more
+	i.start = func(*informer) {} // no more informers can start
 	i.mu.Unlock()
 	wg.Wait()
 	return nil
 }
 
-// WaitForSync blocks until every informer holds its initial list and has reached the
-// revision that the store had when WaitForSync was called. It may be called again
-// and again: after a leadership barrier it says that the informers have caught up.
+// WaitForSync blocks until every informer has its initial list and has reached the store's revision
+// at the time of the call. It may be called repeatedly. After a leadership barrier it ensures that
+// the informers have caught up.
 func (i *Informers) WaitForSync(ctx context.Context) error {
 	done := map[*api.Kind]bool{}
 	for {
@@ -185,15 +185,16 @@ func (i *Informers) WaitForSync(ctx context.Context) error {
 		for k := range waiting {
 			done[k] = true
 		}
-		// The objects that were there have been seen by now: those of kinds that had none before get informers as well.
+		// The existing objects have been observed. Kinds that had none before get informers too.
 		i.followKind(i.client.kinds.Table())
 	}
 }
 
-// waitsAtOnce is how many kinds are waited for at once: those who lead next do nothing before, and each kind is asked for.
+// waitsAtOnce is how many kinds are awaited in parallel. A new leader does no work before all of
+// them are synced, and each kind costs a request.
 const waitsAtOnce = 16
 
-// waitForAll is WaitForSync of some kinds.
+// waitForAll waits for the informers of some kinds.
 func (i *Informers) waitForAll(ctx context.Context, waiting map[*api.Kind]*informer) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(waitsAtOnce)
@@ -203,11 +204,11 @@ func (i *Informers) waitForAll(ctx context.Context, waiting map[*api.Kind]*infor
 	return group.Wait()
 }
 
-// waitFor is WaitForSync of one kind.
+// waitFor waits for the informer of one kind.
 func (i *Informers) waitFor(ctx context.Context, k *api.Kind, inf *informer) error {
 	target, err := i.newestRevision(ctx, k)
 	if err != nil && !i.client.kinds.Table().Has(k) {
-		return nil // dropped meanwhile: there is nothing to be in step with
+		return nil // the kind was removed meanwhile
 	}
 	if err != nil {
 		return fmt.Errorf("reading the newest revision of %s: %w", k.Resource, err)
@@ -223,7 +224,7 @@ func (i *Informers) waitFor(ctx context.Context, k *api.Kind, inf *informer) err
 	})
 }
 
-// WaitForChanges blocks until T's informer shows every change that was acknowledged before the call.
+// WaitForChanges blocks until T's informer has every change that was acknowledged before the call.
 func WaitForChanges[T api.Object](ctx context.Context, i *Informers) error {
 	var zero T
 	k := i.client.kinds.ByType(zero)
@@ -231,13 +232,12 @@ func WaitForChanges[T api.Object](ctx context.Context, i *Informers) error {
 	inf := i.byKind[k]
 	i.mu.Unlock()
 	if inf == nil {
-		return fmt.Errorf("there is no informer of %T", zero)
+		return fmt.Errorf("no informer of %T exists", zero)
 	}
 	return i.waitFor(ctx, k, inf)
 }
 
-// newestRevision is the revision of the last change to any object of the kind, of
-// everything acknowledged so far.
+// newestRevision returns the revision of the last acknowledged change to any object of the kind.
 func (i *Informers) newestRevision(ctx context.Context, k *api.Kind) (uint64, error) {
 	out, err := i.client.backend.Do(ctx, &api.Request{User: i.client.user, Verb: api.VerbList, Kind: k,
 		Pointers: true, List: metav1.ListOptions{Limit: 1}})
@@ -251,7 +251,7 @@ func (i *Informers) newestRevision(ctx context.Context, k *api.Kind) (uint64, er
 	return revisionOf(list.Changed), nil
 }
 
-// revisionOf reads a resourceVersion; what is none is 0.
+// revisionOf parses a resourceVersion; an invalid one is 0.
 func revisionOf(s string) uint64 {
 	n, err := strconv.ParseUint(s, 10, 64)
 	if err != nil {

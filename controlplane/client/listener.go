@@ -9,20 +9,20 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// told is something that a handler has to hear of: a first state, or changes.
+// told is an entry of a handler's queue: an initial state, or changes.
 type told struct {
 	initial api.View
 	changes []api.Delta
 }
 
-// listener calls one handler, from one goroutine, with everything that it is told, in order. What waits is what the
-// informer was told, shared by all its handlers; a first state is walked through when its turn comes.
+// listener calls one handler from one goroutine, in order. Queued entries are shared by all
+// handlers of the informer. An initial state is iterated when the handler reaches it.
 type listener struct {
 	handler cache.ResourceEventHandler
 	synced  doneSignal
 
 	mu     sync.Mutex
-	some   sync.Cond // of mu: something waits, or it is closed
+	some   sync.Cond // uses mu; signals that the queue is not empty, or that the listener is closed
 	queue  []told
 	closed bool
 }
@@ -35,7 +35,8 @@ func newListener(h cache.ResourceEventHandler, k *api.Kind) *listener {
 	return l
 }
 
-// HasSynced implements cache.ResourceEventHandlerRegistration: the handler has heard of the first state.
+// HasSynced implements cache.ResourceEventHandlerRegistration: the handler was called for the whole
+// initial state.
 func (l *listener) HasSynced() bool { return l.synced.isDone() }
 
 // HasSyncedChecker implements cache.ResourceEventHandlerRegistration.
@@ -48,7 +49,7 @@ func (l *listener) pushEvent(t told) {
 	l.some.Signal()
 }
 
-// closeListener ends run after the call that is under way.
+// closeListener makes runHandler return after the current call.
 func (l *listener) closeListener() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -56,7 +57,7 @@ func (l *listener) closeListener() {
 	l.some.Signal()
 }
 
-// nextEvent waits for what has been told; false when the listener is closed.
+// nextEvent waits for queued entries and returns them; false if the listener is closed.
 func (l *listener) nextEvent() ([]told, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -82,7 +83,7 @@ func (l *listener) runHandler() {
 		}
 		for i := range all {
 			l.callHandler(&all[i])
-			all[i] = told{} // what has been heard is kept no longer
+			all[i] = told{} // release the entry
 		}
 	}
 }
@@ -112,7 +113,7 @@ func (l *listener) callHandler(t *told) {
 	}
 }
 
-// doneSignal is something that happens once; it is a cache.DoneChecker.
+// doneSignal is a one-time signal; it is a cache.DoneChecker.
 type doneSignal struct {
 	name string
 	c    chan struct{}

@@ -18,23 +18,24 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// sharedInformer is an informer whose objects are the registry's own snapshot: it holds one, and moves on to the next with the
-// changes in between (api.Follower). Of its own it has the indexes that are added to it, and a queue for each handler.
-// As with client-go's, whose interface it has, the store shows a change before handlers hear of it.
+// sharedInformer is an informer that shares the registry's snapshots: it holds one snapshot and
+// replaces it by the next with the changes in between (api.Follower). It has only its own indexes
+// and a queue for each handler. It implements the interface of client-go's informer: a change is in
+// the store before handlers are called.
 type sharedInformer struct {
-	cache.SharedIndexInformer // nil: what is not below is not offered
+	cache.SharedIndexInformer // nil: the methods that are not defined here are not supported
 
 	client *Client
 	kind   *api.Kind
 	synced doneSignal
 
 	mu        sync.RWMutex
-	view      api.View // nil before the first
+	view      api.View // nil before the first snapshot
 	indexes   map[string]*indexer
 	listeners map[*listener]struct{}
 	began     bool
 	ended     bool
-	running   sync.WaitGroup // the listeners
+	running   sync.WaitGroup // the listeners' goroutines
 }
 
 var (
@@ -42,7 +43,7 @@ var (
 	_ cache.Indexer             = objectStore{}
 )
 
-// quietTries is how often a watch may fail in a row before that is told.
+// quietTries is how often a watch may fail in a row without being logged.
 const quietTries = 3
 
 func newShared(c *Client, k *api.Kind) *sharedInformer {
@@ -68,9 +69,10 @@ func (s *sharedInformer) RunWithContext(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		// A kind that is served no more is about to be ended here, and so is a replica whose cache has ended: that is not worth a word.
+		// A kind that is no longer served is about to be stopped, and so is a replica whose cache
+		// has ended. Neither is logged.
 		if tries > quietTries && s.client.kinds.Table().Has(s.kind) {
-			slog.Warn("an informer lost its watch and begins another", "kind", s.kind.GVK.String(), "error", err)
+			slog.Warn("an informer lost its watch and starts another", "kind", s.kind.GVK.String(), "error", err)
 		}
 		if wait.Delay(ctx, pause.Next()) != nil {
 			return
@@ -88,7 +90,7 @@ func (s *sharedInformer) endWatch() {
 	clear(s.listeners)
 }
 
-// followWatch takes in what one watch tells, until it fails.
+// followWatch applies the states of one watch until it fails.
 func (s *sharedInformer) followWatch(ctx context.Context, went func()) error {
 	w, err := s.client.backend.Watch(ctx, &api.Request{User: s.client.user, Verb: api.VerbWatch, Kind: s.kind, Follow: true, Light: true,
 		UserAgent: s.client.user.Name})
@@ -98,7 +100,7 @@ func (s *sharedInformer) followWatch(ctx context.Context, went func()) error {
 	defer w.Stop()
 	f, ok := w.(api.Follower)
 	if !ok {
-		return fmt.Errorf("watching %s: a %T does not tell the state", s.kind.Resource, w)
+		return fmt.Errorf("watching %s: a %T is not an api.Follower", s.kind.Resource, w)
 	}
 	for first := true; ; first = false {
 		now, changes, err := f.Follow(ctx)
@@ -113,7 +115,7 @@ func (s *sharedInformer) followWatch(ctx context.Context, went func()) error {
 	}
 }
 
-// applyEvents shows the next state and tells the handlers what has changed.
+// applyEvents publishes the next state and queues the changes for the handlers.
 func (s *sharedInformer) applyEvents(now api.View, changes []api.Delta) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -140,7 +142,7 @@ func (s *sharedInformer) applyEvents(now api.View, changes []api.Delta) {
 	}
 }
 
-// diffObjects is what has to change to make one state of a later one.
+// diffObjects returns the changes between two states.
 func diffObjects(from, to api.View) (changes []api.Delta) {
 	from.Scan("", func(key string, old api.Object) bool {
 		if now := to.Get(key); now == nil {
@@ -164,7 +166,7 @@ func (s *sharedInformer) AddEventHandler(h cache.ResourceEventHandler) (cache.Re
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ended {
-		return nil, fmt.Errorf("handler %v was not added to the informer of %s because that has stopped already", h, s.kind.Resource)
+		return nil, fmt.Errorf("handler %v was not added to the informer of %s because the informer has stopped", h, s.kind.Resource)
 	}
 	l := newListener(h, s.kind)
 	if s.view != nil {
@@ -181,7 +183,7 @@ func (s *sharedInformer) AddEventHandler(h cache.ResourceEventHandler) (cache.Re
 func (s *sharedInformer) RemoveEventHandler(r cache.ResourceEventHandlerRegistration) error {
 	l, ok := r.(*listener)
 	if !ok {
-		return fmt.Errorf("a %T is no registration of this informer", r)
+		return fmt.Errorf("a %T is not a registration of this informer", r)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -220,7 +222,7 @@ func (s *sharedInformer) AddIndexers(more cache.Indexers) error {
 	defer s.mu.Unlock()
 	for name := range more {
 		if s.indexes[name] != nil || name == cache.NamespaceIndex {
-			return fmt.Errorf("the informer of %s has an index %s already", s.kind.Resource, name)
+			return fmt.Errorf("the informer of %s already has an index %s", s.kind.Resource, name)
 		}
 	}
 	for name, of := range more {
@@ -233,7 +235,7 @@ func (s *sharedInformer) AddIndexers(more cache.Indexers) error {
 	return nil
 }
 
-// indexer finds the keys of objects by values that a function takes from them.
+// indexer finds the keys of objects by the values that an index function returns.
 type indexer struct {
 	of   cache.IndexFunc
 	keys map[string]map[string]struct{} // by value
@@ -246,7 +248,7 @@ func (x *indexer) addAll(v api.View) {
 	})
 }
 
-// updateObject follows one change.
+// updateObject applies one change.
 func (x *indexer) updateObject(c *api.Delta) {
 	was, is := x.indexValues(c.Old), x.indexValues(c.New)
 	if c.Gone {
@@ -267,7 +269,7 @@ func (x *indexer) updateObject(c *api.Delta) {
 	}
 }
 
-// indexValues are those of an object that is not nil. A function that cannot read an object has none for it.
+// indexValues returns the values of an object. An object for which the function fails has none.
 func (x *indexer) indexValues(obj api.Object) []string {
 	if obj == nil {
 		return nil
@@ -279,17 +281,18 @@ func (x *indexer) indexValues(obj api.Object) []string {
 	return v
 }
 
-// objectStore is the objects of an informer, for reading.
+// objectStore is the read-only store of an informer.
 type objectStore struct{ *sharedInformer }
 
-// listObjects calls f with the present state, which may be nil, and keeps the indexes in step with it meanwhile.
+// listObjects calls f with the current state, which may be nil. The indexes match that state during
+// the call.
 func (s objectStore) listObjects(f func(now api.View)) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	f(s.view)
 }
 
-// currentObjects is the present state; nil before the first.
+// currentObjects returns the current state; nil before the first.
 func (s objectStore) currentObjects() (v api.View) {
 	s.listObjects(func(now api.View) { v = now })
 	return v
@@ -447,7 +450,7 @@ func (s objectStore) GetIndexers() cache.Indexers {
 
 func noIndex(name string) error { return fmt.Errorf("index with name %s does not exist", name) }
 
-var errReadOnly = errors.New("the objects of an informer are those of the registry: they are changed through the API")
+var errReadOnly = errors.New("the objects of an informer belong to the registry: change them through the API")
 
 // Add implements cache.Store.
 func (s objectStore) Add(any) error { return errReadOnly }

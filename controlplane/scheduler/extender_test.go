@@ -149,16 +149,16 @@ func hostile() map[string]struct {
 		raw  http.HandlerFunc
 		want string
 	}{
-		"a node of which it was not asked": {say(wire.ExtenderFilterResult{NodeNames: &stranger}), `it answered with node "nowhere", of which it was not asked`},
+		"a node of which it was not asked": {say(wire.ExtenderFilterResult{NodeNames: &stranger}), `the response contains node "nowhere", which was not in the request`},
 		"an error of many lines":           {say(wire.ExtenderFilterResult{Error: "no\n\n" + strings.Repeat("x ", 9000)}), "filter: no x x"},
-		"no JSON":                          {func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") }, "the answer is not understood"},
+		"no JSON":                          {func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") }, "decoding the response"},
 		"a status":                         {func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "go away", 500) }, "it answered 500: go away"},
 		"a redirect":                       {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "http://127.0.0.1:1/", 307) }, "it answered 307"},
 		"a flood": {func(w http.ResponseWriter, _ *http.Request) {
 			for err := error(nil); err == nil; {
 				_, err = io.WriteString(w, strings.Repeat(" ", 64<<10))
 			}
-		}, "the answer is larger than"},
+		}, "the response is larger than"},
 		"silence": {func(_ http.ResponseWriter, r *http.Request) {
 			_, _ = io.Copy(io.Discard, r.Body) // only then is it seen that the client went
 			<-r.Context().Done()
@@ -168,7 +168,7 @@ func hostile() map[string]struct {
 			fmt.Fprint(w, "{")
 			w.(http.Flusher).Flush()
 			<-r.Context().Done()
-		}, "reading the answer"},
+		}, "reading the response"},
 	}
 }
 
@@ -326,7 +326,7 @@ func TestExtenderPreempts(t *testing.T) {
 		if lie {
 			b.eventually("the explanation", func() error {
 				for _, c := range b.get("vip").Status.Conditions {
-					if strings.Contains(c.Message, "preemption: extender "+url+": preempt: on node \"b\" it answered with a pod of which it was not asked") {
+					if strings.Contains(c.Message, "preemption: extender "+url+": preempt: on node \"b\" the response contains a pod that was not in the request") {
 						return nil
 					}
 				}

@@ -16,7 +16,7 @@ import (
 	kjson "sigs.k8s.io/json"
 )
 
-// Args are what the file says of single plugins; what it says nothing of is nil.
+// Args are the arguments of plugins in the file. An argument that the file does not set is nil.
 type Args struct {
 	Fit        *file.NodeResourcesFitArgs
 	Balanced   *file.NodeResourcesBalancedAllocationArgs
@@ -28,14 +28,14 @@ type Args struct {
 	Devices    *file.DynamicResourcesArgs
 }
 
-// readArgs reads the pluginConfig of a profile.
+// readArgs decodes the pluginConfig of a profile.
 func readArgs(profile string, list []file.PluginConfig) (Args, error) {
 	var a Args
 	seen := map[string]bool{}
 	for i, c := range list {
 		field := fmt.Sprintf("%s.pluginConfig[%d]", profile, i)
 		if seen[c.Name] {
-			return a, fmt.Errorf("%s.name: %s has arguments already: say all in one place", field, c.Name)
+			return a, fmt.Errorf("%s.name: %s has arguments already: combine them in one entry", field, c.Name)
 		}
 		seen[c.Name] = true
 		if err := a.decodeArgs(field, c); err != nil {
@@ -67,11 +67,12 @@ func (a *Args) decodeArgs(field string, c file.PluginConfig) error {
 	case "DynamicResources":
 		return decodePluginArgs(at, c, &a.Devices, checkDevices)
 	}
-	return fmt.Errorf("%s.name: plugin %q takes no arguments here: leave it out; those that do are DefaultPreemption, DynamicResources, InterPodAffinity, "+
+	return fmt.Errorf("%s.name: plugin %q takes no arguments here: remove it; plugins with arguments are DefaultPreemption, DynamicResources, InterPodAffinity, "+
 		"NodeAffinity, NodeResourcesBalancedAllocation, NodeResourcesFit, PodTopologySpread and VolumeBinding", field, c.Name)
 }
 
-// decodePluginArgs reads the arguments of one plugin, which may say their own kind.
+// decodePluginArgs decodes the arguments of one plugin, which may contain their own apiVersion and
+// kind.
 func decodePluginArgs[T any](field string, c file.PluginConfig, into **T, check func(*T) error) error {
 	*into = new(T)
 	if len(c.Args.Raw) == 0 || string(c.Args.Raw) == "null" {
@@ -108,7 +109,7 @@ func checkFit(a *file.NodeResourcesFitArgs) error {
 	}
 	for i, g := range a.IgnoredResourceGroups {
 		if strings.Contains(g, "/") || len(validation.IsDNS1123Subdomain(g)) > 0 {
-			return fmt.Errorf("ignoredResourceGroups[%d]: %q: want what stands before the / of extended resources, such as example.com", i, g)
+			return fmt.Errorf("ignoredResourceGroups[%d]: %q: want the group before the / of extended resources, such as example.com", i, g)
 		}
 	}
 	s := a.ScoringStrategy
@@ -135,7 +136,7 @@ func checkFit(a *file.NodeResourcesFitArgs) error {
 	return nil
 }
 
-// checkResources also sets the weights that are not said.
+// checkResources also sets the default weight where none is given.
 func checkResources(field string, list []file.ResourceSpec) error {
 	for i := range list {
 		r := &list[i]
@@ -155,7 +156,7 @@ func checkResources(field string, list []file.ResourceSpec) error {
 func checkBalanced(list []file.ResourceSpec) error {
 	for i, r := range list {
 		if r.Weight != 0 && r.Weight != 1 {
-			return fmt.Errorf("resources[%d].weight: %d: balance weighs all resources alike: want 1", i, r.Weight)
+			return fmt.Errorf("resources[%d].weight: %d: all resources have the same weight for balance: want 1", i, r.Weight)
 		}
 	}
 	return checkResources("resources", list)
@@ -170,7 +171,7 @@ func checkShape(field string, shape []file.UtilizationShapePoint) error {
 		case p.Utilization < 0 || p.Utilization > 100:
 			return fmt.Errorf("%s[%d].utilization: %d: want 0 to 100", field, i, p.Utilization)
 		case i > 0 && p.Utilization <= shape[i-1].Utilization:
-			return fmt.Errorf("%s[%d].utilization: %d: want points by rising utilization", field, i, p.Utilization)
+			return fmt.Errorf("%s[%d].utilization: %d: want points in increasing order of utilization", field, i, p.Utilization)
 		case p.Score < 0 || p.Score > 10:
 			return fmt.Errorf("%s[%d].score: %d: want 0 to 10", field, i, p.Score)
 		}
@@ -184,7 +185,7 @@ func checkSpread(a *file.PodTopologySpreadArgs) error {
 	case a.DefaultingType != file.SystemDefaulting && a.DefaultingType != file.ListDefaulting:
 		return fmt.Errorf("defaultingType: %q: want System or List", a.DefaultingType)
 	case a.DefaultingType == file.SystemDefaulting && len(a.DefaultConstraints) > 0:
-		return errors.New("defaultConstraints: they hold with defaultingType: List only")
+		return errors.New("defaultConstraints: they require defaultingType: List")
 	}
 	for i, c := range a.DefaultConstraints {
 		field := fmt.Sprintf("defaultConstraints[%d]", i)
@@ -192,11 +193,11 @@ func checkSpread(a *file.PodTopologySpreadArgs) error {
 		case c.MaxSkew < 1:
 			return fmt.Errorf("%s.maxSkew: %d: want 1 or more", field, c.MaxSkew)
 		case len(validation.IsQualifiedName(c.TopologyKey)) > 0:
-			return fmt.Errorf("%s.topologyKey: %q: want the key of a label of nodes", field, c.TopologyKey)
+			return fmt.Errorf("%s.topologyKey: %q: want the key of a node label", field, c.TopologyKey)
 		case c.WhenUnsatisfiable != v1.DoNotSchedule && c.WhenUnsatisfiable != v1.ScheduleAnyway:
 			return fmt.Errorf("%s.whenUnsatisfiable: %q: want DoNotSchedule or ScheduleAnyway", field, c.WhenUnsatisfiable)
 		case c.LabelSelector != nil || len(c.MatchLabelKeys) > 0:
-			return fmt.Errorf("%s.labelSelector: whom it means follows from what the pod belongs to: leave it out, and matchLabelKeys", field)
+			return fmt.Errorf("%s.labelSelector: the pods are determined by the pod's owner: leave it and matchLabelKeys out", field)
 		case c.MinDomains != nil && (*c.MinDomains < 1 || c.WhenUnsatisfiable != v1.DoNotSchedule):
 			return fmt.Errorf("%s.minDomains: %d: want 1 or more, with DoNotSchedule", field, *c.MinDomains)
 		case slices.ContainsFunc(a.DefaultConstraints[:i], func(o v1.TopologySpreadConstraint) bool {
@@ -222,7 +223,7 @@ func checkAdded(a *v1.NodeAffinity) error {
 			return fmt.Errorf("addedAffinity.requiredDuringSchedulingIgnoredDuringExecution: %w", err)
 		}
 		if len(r.NodeSelectorTerms) == 0 {
-			return errors.New("addedAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms: want one at least: none match no node")
+			return errors.New("addedAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms: want at least one: an empty list matches no node")
 		}
 	}
 	const preferred = "addedAffinity.preferredDuringSchedulingIgnoredDuringExecution"
@@ -255,17 +256,17 @@ func checkVolumes(a *file.VolumeBindingArgs) error {
 		return fmt.Errorf("bindTimeoutSeconds: %d: want 0 to 86400", *n)
 	}
 	if len(a.Shape) > 0 {
-		return errors.New("shape: nodes are not rated by the size of their volumes: leave it out")
+		return errors.New("shape: scoring by volume size is not supported: leave it out")
 	}
 	return nil
 }
 
-// maxSearch bounds filterTimeout: other pods wait while devices are searched for.
+// maxSearch bounds filterTimeout: other pods wait during a search for devices.
 const maxSearch = 10 * time.Second
 
 func checkDevices(a *file.DynamicResourcesArgs) error {
 	if d := a.FilterTimeout; d != nil && (d.Duration <= 0 || d.Duration > maxSearch) {
-		return fmt.Errorf("filterTimeout: %v: want more than 0s and %v at most, because other pods wait meanwhile", d.Duration, maxSearch)
+		return fmt.Errorf("filterTimeout: %v: want more than 0s and at most %v, because other pods wait meanwhile", d.Duration, maxSearch)
 	}
 	if d := a.BindingTimeout; d != nil && (d.Duration < time.Second || d.Duration > 24*time.Hour) {
 		return fmt.Errorf("bindingTimeout: %v: want 1s to 24h", d.Duration)

@@ -1,7 +1,7 @@
-// Package config reads what an operator says of the scheduler: a file of the shape of Kubernetes'
-// KubeSchedulerConfiguration (kubescheduler.config.k8s.io/v1). It is pure but for Load. What it takes has its effect,
-// what it cannot bring about it refuses with the field and what to do, and what concerns how kube-scheduler runs as a
-// process of its own, which this scheduler is not, it warns of.
+// Package config reads the scheduler's configuration file: a KubeSchedulerConfiguration
+// (kubescheduler.config.k8s.io/v1). All functions but Load are pure. Every accepted field takes
+// effect. A field that is not supported is an error that names the field and the remedy. A field
+// that concerns kube-scheduler only as a separate process causes a warning.
 package config
 
 import (
@@ -20,38 +20,40 @@ import (
 	"keelson.dev/keelson/internal/filewatch"
 )
 
-// Bounds of what a file may say.
+// Limits of a file.
 const (
 	maxBytes    = 1 << 20
 	maxProfiles = 32
 )
 
-// Config is what a file says.
+// Config is the content of a file.
 type Config struct {
 	Profiles []Profile
-	// InitialBackoff and MaxBackoff of pods that fit nowhere; 0 = the scheduler's own.
+	// InitialBackoff and MaxBackoff are the backoff of unschedulable pods; 0 = the scheduler's
+	// default.
 	InitialBackoff, MaxBackoff time.Duration
 	Extenders                  []file.Extender
-	// Warnings are about fields that mean nothing here.
+	// Warnings name the fields that have no effect.
 	Warnings []string
 }
 
-// Profile is how the pods of one schedulerName are placed.
+// Profile configures the scheduling of the pods of one schedulerName.
 type Profile struct {
 	SchedulerName string
-	Field         string // where the file says so, for errors
-	// Percentage of the nodes that, once found to fit, are enough; 0 = a falling share.
+	Field         string // path of the profile in the file, for errors
+	// Percentage of the nodes that are enough if they fit; 0 = a share that decreases with the
+	// number of nodes.
 	Percentage int
 	Plugins    file.Plugins
 	Args       Args
 }
 
-// Default is what holds without a file.
+// Default returns the configuration that applies without a file.
 func Default() *Config {
 	return &Config{Profiles: []Profile{{SchedulerName: v1.DefaultSchedulerName, Field: "profiles[0]"}}}
 }
 
-// Names are the schedulerNames that are served, sorted.
+// Names returns the configured schedulerNames, sorted.
 func (c *Config) Names() []string {
 	var out []string
 	for _, p := range c.Profiles {
@@ -61,7 +63,7 @@ func (c *Config) Names() []string {
 	return out
 }
 
-// Load reads a file; "" is Default.
+// Load reads a file. An empty path means Default.
 func Load(path string) (*Config, error) {
 	if path == "" {
 		return Default(), nil
@@ -77,7 +79,7 @@ func Load(path string) (*Config, error) {
 	return c, nil
 }
 
-// Parse reads what a file says. The error names the first field that is wrong.
+// Parse parses a file. The error names the first invalid field.
 func Parse(data []byte) (*Config, error) {
 	if len(data) > maxBytes {
 		return nil, fmt.Errorf("it is larger than %d bytes", maxBytes)
@@ -103,33 +105,34 @@ func Parse(data []byte) (*Config, error) {
 	return c, c.checkExtenders()
 }
 
-// decodeStrict decodes JSON by the exact names of fields, each once, and no others.
+// decodeStrict decodes JSON. Field names must match exactly, and duplicate and unknown fields are
+// errors.
 func decodeStrict(text []byte, into any) error {
 	wrong, err := kjson.UnmarshalStrict(text, into)
 	if err != nil {
 		return err
 	}
 	if len(wrong) > 0 {
-		return fmt.Errorf("%w: take it out, or mend its spelling", wrong[0])
+		return fmt.Errorf("%w: remove it or correct its spelling", wrong[0])
 	}
 	return nil
 }
 
-// processFields words the fields that concern a process of its own.
+// processFields returns warnings for the fields that concern a separate scheduler process.
 func processFields(f *file.KubeSchedulerConfiguration) []string {
 	var out []string
 	for _, x := range []struct {
 		is         bool
 		field, why string
 	}{
-		{f.Parallelism != nil, "parallelism", "nodes are filtered one after the other, which what is counted change by change makes cheap"},
+		{f.Parallelism != nil, "parallelism", "nodes are filtered sequentially, which incremental counts make cheap"},
 		{f.LeaderElection.LeaderElect != nil || f.LeaderElection.ResourceName != "" || f.LeaderElection.LeaseDuration.Duration != 0,
-			"leaderElection", "the replica that leads the store schedules"},
+			"leaderElection", "the raft leader runs the scheduler"},
 		{f.ClientConnection.Kubeconfig != "" || f.ClientConnection.QPS != 0 || f.ClientConnection.Burst != 0 ||
 			f.ClientConnection.ContentType != "" || f.ClientConnection.AcceptContentTypes != "",
-			"clientConnection", "the scheduler is a part of the control plane and reaches the API within the process"},
+			"clientConnection", "the scheduler is part of the control plane and calls the API in the same process"},
 		{f.EnableProfiling != nil || f.EnableContentionProfiling != nil, "enableProfiling", "the scheduler has no server of its own"},
-		{f.DelayCacheUntilActive, "delayCacheUntilActive", "each replica knows the cluster before it leads"},
+		{f.DelayCacheUntilActive, "delayCacheUntilActive", "every replica keeps its cache up to date before it becomes the leader"},
 	} {
 		if x.is {
 			out = append(out, x.field+" has no effect: "+x.why)
@@ -163,7 +166,7 @@ func checkPercentage(field string, p *int32) (int, error) {
 		return 0, nil
 	}
 	if *p < 0 || *p > 100 {
-		return 0, fmt.Errorf("%s: %d: want 0 to 100, where 0 is what suits the size of the cluster", field, *p)
+		return 0, fmt.Errorf("%s: %d: want 0 to 100, where 0 depends on the size of the cluster", field, *p)
 	}
 	return int(*p), nil
 }
@@ -174,7 +177,7 @@ func (c *Config) addProfiles(f *file.KubeSchedulerConfiguration) error {
 		return err
 	}
 	if len(f.Profiles) > maxProfiles {
-		return fmt.Errorf("profiles: %d of them: want %d at most", len(f.Profiles), maxProfiles)
+		return fmt.Errorf("profiles: %d profiles: want at most %d", len(f.Profiles), maxProfiles)
 	}
 	if len(f.Profiles) == 0 {
 		f.Profiles = make([]file.KubeSchedulerProfile, 1)
@@ -188,7 +191,7 @@ func (c *Config) addProfiles(f *file.KubeSchedulerConfiguration) error {
 			return fmt.Errorf("%s.schedulerName: %w", p.Field, err)
 		}
 		if slices.Contains(c.Names(), p.SchedulerName) {
-			return fmt.Errorf("%s.schedulerName: another profile is named %s: give each a name of its own", p.Field, p.SchedulerName)
+			return fmt.Errorf("%s.schedulerName: another profile is named %s: use a different name", p.Field, p.SchedulerName)
 		}
 		if from.PercentageOfNodesToScore != nil {
 			if p.Percentage, err = checkPercentage(p.Field+".percentageOfNodesToScore", from.PercentageOfNodesToScore); err != nil {
@@ -206,7 +209,7 @@ func (c *Config) addProfiles(f *file.KubeSchedulerConfiguration) error {
 	return nil
 }
 
-// checkName judges what spec.schedulerName of pods may be.
+// checkName checks a schedulerName.
 func checkName(name string) error {
 	if reasons := validation.IsDNS1123Subdomain(name); len(reasons) > 0 {
 		return fmt.Errorf("%q: %s", name, strings.Join(reasons, "; "))

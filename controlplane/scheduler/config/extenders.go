@@ -14,14 +14,14 @@ import (
 
 const (
 	maxExtenders = 16
-	// Pods are placed one after the other: each question holds up all that come after.
+	// Pods are scheduled one after the other: each request to an extender delays all later pods.
 	maxTimeout = 30 * time.Second
 )
 
-// checkExtenders also has profiles ignore the resources that extenders see to alone.
+// checkExtenders also makes profiles ignore the resources that only extenders manage.
 func (c *Config) checkExtenders() error {
 	if len(c.Extenders) > maxExtenders {
-		return fmt.Errorf("extenders: %d of them: want %d at most", len(c.Extenders), maxExtenders)
+		return fmt.Errorf("extenders: %d extenders: want at most %d", len(c.Extenders), maxExtenders)
 	}
 	binders := 0
 	for i := range c.Extenders {
@@ -31,7 +31,7 @@ func (c *Config) checkExtenders() error {
 		}
 		if e.BindVerb != "" {
 			if binders++; binders > 1 {
-				return fmt.Errorf("extenders[%d].bindVerb: another extender binds already: want one at most", i)
+				return fmt.Errorf("extenders[%d].bindVerb: another extender binds already: want at most one", i)
 			}
 		}
 		for _, r := range e.ManagedResources {
@@ -43,7 +43,7 @@ func (c *Config) checkExtenders() error {
 	return nil
 }
 
-// ignoreResource has all profiles leave a resource to whoever manages it.
+// ignoreResource makes all profiles ignore a resource.
 func (c *Config) ignoreResource(resource string) {
 	for i := range c.Profiles {
 		a := &c.Profiles[i].Args
@@ -62,7 +62,7 @@ func checkExtender(e *file.Extender) error {
 		return fmt.Errorf("urlPrefix: %q: want a URL such as https://host:8443/path", e.URLPrefix)
 	}
 	if u.User != nil {
-		return errors.New("urlPrefix: it holds a user: leave that out, and use tlsConfig's certificates")
+		return errors.New("urlPrefix: it contains a user: leave it out, and use the certificates of tlsConfig")
 	}
 	verbs := 0
 	for field, verb := range map[string]string{"filterVerb": e.FilterVerb, "prioritizeVerb": e.PrioritizeVerb, "preemptVerb": e.PreemptVerb, "bindVerb": e.BindVerb} {
@@ -70,18 +70,18 @@ func checkExtender(e *file.Extender) error {
 			verbs++
 		}
 		if _, err := url.Parse(verb); err != nil || strings.ContainsAny(verb, "?#") || strings.HasPrefix(verb, "/") {
-			return fmt.Errorf("%s: %q: want what follows urlPrefix and a /, such as filter", field, verb)
+			return fmt.Errorf("%s: %q: want the part of the URL after urlPrefix and a /, such as filter", field, verb)
 		}
 	}
 	switch {
 	case verbs == 0:
-		return errors.New("filterVerb: the extender does nothing: want one verb at least, or leave it out")
+		return errors.New("filterVerb: the extender has no verb: set at least one, or remove the extender")
 	case e.PrioritizeVerb != "" && (e.Weight < 1 || e.Weight > 1<<20):
 		return fmt.Errorf("weight: %d: want 1 to %d where there is a prioritizeVerb", e.Weight, 1<<20)
 	case e.PrioritizeVerb == "" && e.Weight != 0:
-		return fmt.Errorf("weight: %d: it weighs what prioritizeVerb says, and there is none: leave it out", e.Weight)
+		return fmt.Errorf("weight: %d: it applies to prioritizeVerb, which is not set: leave it out", e.Weight)
 	case e.HTTPTimeout.Duration < 0 || e.HTTPTimeout.Duration > maxTimeout:
-		return fmt.Errorf("httpTimeout: %v: want 0s, which is 5s, to %v", e.HTTPTimeout.Duration, maxTimeout)
+		return fmt.Errorf("httpTimeout: %v: want 0s, which means 5s, to %v", e.HTTPTimeout.Duration, maxTimeout)
 	case (e.EnableHTTPS || e.TLSConfig != nil) && u.Scheme != "https":
 		return fmt.Errorf("urlPrefix: %q: want https:// with enableHTTPS and tlsConfig", e.URLPrefix)
 	}
@@ -90,7 +90,7 @@ func checkExtender(e *file.Extender) error {
 			return errors.New("tlsConfig.certFile: want both the certificate and its key, or neither")
 		}
 		if t.Insecure && (t.CAFile != "" || len(t.CAData) > 0) {
-			return errors.New("tlsConfig.insecure: it goes with no caFile: take one of them out")
+			return errors.New("tlsConfig.insecure: it cannot be combined with caFile: remove one of them")
 		}
 	}
 	for i, r := range e.ManagedResources {

@@ -1,6 +1,6 @@
-// Package extender asks services outside where pods may go, by the protocol of kube-scheduler's HTTP extenders
-// (k8s.io/kube-scheduler/extender/v1). What they answer is bounded in bytes and time and believed as far as it goes: it
-// may name only what was asked about.
+// Package extender calls external services for scheduling decisions with the protocol of
+// kube-scheduler's HTTP extenders (k8s.io/kube-scheduler/extender/v1). Responses are limited in
+// size and time, and may contain only nodes and pods of the request.
 package extender
 
 import (
@@ -26,12 +26,12 @@ import (
 
 const (
 	defaultTimeout = 5 * time.Second
-	// An answer may be twice as long as the question, and this much besides.
+	// A response may be twice as long as the request plus this many bytes.
 	answerBytes = 1 << 20
 	fileBytes   = 1 << 20
 )
 
-// Extender is one service. It implements framework.Extender.
+// Extender is one external service. It implements framework.Extender.
 type Extender struct {
 	conf    file.Extender
 	name    string
@@ -39,7 +39,8 @@ type Extender struct {
 	client  *http.Client
 }
 
-// New prepares an extender whose configuration is valid. It reads the files of its tlsConfig and connects to nobody.
+// New returns an extender for a valid configuration. It reads the files of its tlsConfig and opens
+// no connection.
 func New(conf file.Extender) (*Extender, error) {
 	e := &Extender{conf: conf, name: "extender " + conf.URLPrefix, managed: make(map[v1.ResourceName]bool)}
 	for _, r := range conf.ManagedResources {
@@ -62,7 +63,7 @@ func New(conf file.Extender) (*Extender, error) {
 	return e, nil
 }
 
-// tlsOf is what the connection goes by: the system's authorities where no other is named.
+// tlsOf returns the TLS configuration. Without configured CAs, the system's are used.
 func tlsOf(c *file.ExtenderTLSConfig) (*tls.Config, error) {
 	out := &tls.Config{MinVersion: tls.VersionTLS12}
 	if c == nil {
@@ -74,7 +75,7 @@ func tlsOf(c *file.ExtenderTLSConfig) (*tls.Config, error) {
 		field, path string
 		into        *[]byte
 	}{{"caFile", c.CAFile, &authority}, {"certFile", c.CertFile, &cert}, {"keyFile", c.KeyFile, &key}} {
-		if f.path == "" || len(*f.into) > 0 { // data goes before files
+		if f.path == "" || len(*f.into) > 0 { // data has priority over files
 			continue
 		}
 		data, err := filewatch.Read(f.path, fileBytes)
@@ -86,7 +87,7 @@ func tlsOf(c *file.ExtenderTLSConfig) (*tls.Config, error) {
 	if len(authority) > 0 {
 		out.RootCAs = x509.NewCertPool()
 		if !out.RootCAs.AppendCertsFromPEM(authority) {
-			return nil, errors.New("caFile: it holds no certificate in PEM")
+			return nil, errors.New("caFile: it contains no PEM certificate")
 		}
 	}
 	if len(cert)+len(key) > 0 {
@@ -126,7 +127,7 @@ func (e *Extender) Interested(pod *framework.PodInfo) bool {
 	return false
 }
 
-// callVerb posts a question and reads the answer.
+// callVerb sends a request and decodes the response.
 func (e *Extender) callVerb(ctx context.Context, v framework.Verb, question, answer any) error {
 	body, err := json.Marshal(question)
 	if err != nil {
@@ -147,19 +148,20 @@ func (e *Extender) callVerb(ctx context.Context, v framework.Verb, question, ans
 	data, err := io.ReadAll(io.LimitReader(resp.Body, most+1))
 	switch {
 	case err != nil:
-		return fmt.Errorf("reading the answer: %w", err)
+		return fmt.Errorf("reading the response: %w", err)
 	case int64(len(data)) > most:
-		return fmt.Errorf("the answer is larger than %d bytes", most)
+		return fmt.Errorf("the response is larger than %d bytes", most)
 	case resp.StatusCode != http.StatusOK:
 		return fmt.Errorf("it answered %d: %s", resp.StatusCode, framework.Brief(string(data)))
 	}
 	if err := json.Unmarshal(data, answer); err != nil {
-		return fmt.Errorf("the answer is not understood: %w", err)
+		return fmt.Errorf("decoding the response: %w", err)
 	}
 	return nil
 }
 
-// extenderArgs is a question about nodes: their names where the service knows the rest.
+// extenderArgs returns a request about nodes. It contains only their names if the extender caches
+// nodes.
 func (e *Extender) extenderArgs(pod *v1.Pod, nodes []*framework.NodeInfo) *wire.ExtenderArgs {
 	q := &wire.ExtenderArgs{Pod: pod}
 	if e.conf.NodeCacheCapable {
@@ -198,7 +200,7 @@ func (e *Extender) Filter(ctx context.Context, pod *v1.Pod, nodes []*framework.N
 	}
 	asked := make(map[string]bool, len(nodes))
 	refused := make(map[string]*framework.Status)
-	kept := make(map[string]*framework.Status) // one for each reason
+	kept := make(map[string]*framework.Status) // one status per reason
 	for _, n := range nodes {
 		name := n.Node.Name
 		asked[name] = true
@@ -213,13 +215,13 @@ func (e *Extender) Filter(ctx context.Context, pod *v1.Pod, nodes []*framework.N
 	}
 	for name := range left {
 		if !asked[name] {
-			return nil, fmt.Errorf("it answered with node %q, of which it was not asked", framework.Brief(name))
+			return nil, fmt.Errorf("the response contains node %q, which was not in the request", framework.Brief(name))
 		}
 	}
 	return refused, nil
 }
 
-// refuseNode words a node that the service leaves out.
+// refuseNode returns the status for a node that the extender refuses.
 func (e *Extender) refuseNode(kept map[string]*framework.Status, reason string, forGood bool) *framework.Status {
 	if reason = framework.Brief(reason); reason == "" {
 		reason = "node(s) left out"
@@ -249,7 +251,7 @@ func (e *Extender) Prioritize(ctx context.Context, pod *v1.Pod, nodes []*framewo
 	for _, h := range list {
 		i, ok := at[h.Host]
 		if !ok || h.Score < wire.MinExtenderPriority || h.Score > wire.MaxExtenderPriority {
-			return nil, fmt.Errorf("it answered with score %d for node %q: want 0 to 10 for nodes of which it was asked", h.Score, framework.Brief(h.Host))
+			return nil, fmt.Errorf("the response contains score %d for node %q: want 0 to 10 for nodes of the request", h.Score, framework.Brief(h.Host))
 		}
 		out[i] = h.Score * e.conf.Weight * (framework.MaxScore / wire.MaxExtenderPriority)
 	}
@@ -283,7 +285,7 @@ func (e *Extender) Preempt(ctx context.Context, pod *v1.Pod, nodes map[string]fr
 	for name, now := range a.NodeNameToMetaVictims {
 		was, ok := nodes[name]
 		if !ok || now == nil {
-			return nil, fmt.Errorf("it answered with node %q, of which it was not asked", framework.Brief(name))
+			return nil, fmt.Errorf("the response contains node %q, which was not in the request", framework.Brief(name))
 		}
 		v, err := chosenVictims(was, now)
 		if err != nil {
@@ -294,7 +296,7 @@ func (e *Extender) Preempt(ctx context.Context, pod *v1.Pod, nodes map[string]fr
 	return out, nil
 }
 
-// chosenVictims are the victims that the answer leaves. Whom it was not asked about it cannot put to death.
+// chosenVictims returns the victims of the response. A pod that was not in the request is an error.
 func chosenVictims(was framework.Victims, now *wire.MetaVictims) (framework.Victims, error) {
 	out := framework.Victims{Violations: int(min(max(now.NumPDBViolations, 0), int64(len(was.Pods))))}
 	seen := make(map[string]bool)
@@ -306,7 +308,7 @@ func chosenVictims(was framework.Victims, now *wire.MetaVictims) (framework.Vict
 			}
 		}
 		if !found {
-			return out, errors.New("it answered with a pod of which it was not asked, or twice with one")
+			return out, errors.New("the response contains a pod that was not in the request, or a pod twice")
 		}
 	}
 	return out, nil

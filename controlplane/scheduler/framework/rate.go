@@ -10,15 +10,15 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// Rating is what a profile says of every node for one pod.
+// Rating is a profile's result for every node and one pod.
 type Rating struct {
-	// Scores are the totals of the nodes that fit.
+	// Scores are the total scores of the feasible nodes.
 	Scores map[string]int64
-	// Refusal is why the node asked for does not fit; nil when it does.
+	// Refusal is why the requested node does not fit; nil if it fits.
 	Refusal *Status
 }
 
-// Best are the nodes with the highest score, in order of name.
+// Best returns the nodes with the highest score, sorted by name.
 func (r Rating) Best() []string {
 	if len(r.Scores) == 0 {
 		return nil
@@ -34,7 +34,8 @@ func (r Rating) Best() []string {
 	return out
 }
 
-// Rate judges all nodes for the cycle's pod, and says of one of them why it does not fit. Extenders are not asked.
+// Rate scores all nodes for the cycle's pod, and returns why the given node does not fit. Extenders
+// are not called.
 func (p *Profile) Rate(ctx context.Context, c *Cycle, node string) (Rating, error) {
 	out := Rating{Scores: map[string]int64{}}
 	nodes, refused, err := p.nodesToRate(ctx, c)
@@ -61,7 +62,7 @@ func (p *Profile) Rate(ctx context.Context, c *Cycle, node string) (Rating, erro
 	return out, err
 }
 
-// Takes says whether one node takes the cycle's pod, and why not.
+// Takes returns why the node does not accept the cycle's pod; nil if it does.
 func (p *Profile) Takes(ctx context.Context, c *Cycle, node string) (refusal *Status, err error) {
 	nodes, refusal, err := p.nodesToRate(ctx, c)
 	if refusal != nil || err != nil {
@@ -70,7 +71,7 @@ func (p *Profile) Takes(ctx context.Context, c *Cycle, node string) (refusal *St
 	return p.fitsOn(ctx, c, nodes, node)
 }
 
-// nodesToRate are the nodes that PreFilter leaves; a refusal concerns all.
+// nodesToRate returns the nodes that PreFilter leaves. A refusal applies to all nodes.
 func (p *Profile) nodesToRate(ctx context.Context, c *Cycle) ([]*NodeInfo, *Status, error) {
 	why := &FitError{Total: len(c.Snapshot.Nodes), Reasons: make(map[string]int), Plugins: make(map[string]bool)}
 	only, err := p.preFilter(ctx, c, why)
@@ -98,8 +99,9 @@ func (p *Profile) fitsOn(ctx context.Context, c *Cycle, nodes []*NodeInfo, node 
 	}
 }
 
-// Fullness is how much of the node is in use, in hundredths of the scarcer of processor and memory, with one more pod
-// unless that is nil. Containers that ask for nothing count as they do for scores.
+// Fullness returns the utilization of the node in percent: that of CPU or memory, whichever is
+// higher. with is an additional pod, or nil. Containers without requests are counted with defaults,
+// as for scores.
 func (n *NodeInfo) Fullness(with *PodInfo) float64 {
 	cpu, memory := n.CountedCPU, n.CountedMem
 	if with != nil {

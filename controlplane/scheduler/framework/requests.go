@@ -8,7 +8,7 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// What a container that asks for nothing is counted with, for scores only.
+// Default requests of containers without requests, for scores only.
 var (
 	guess = v1.ResourceList{
 		v1.ResourceCPU:    *resource.NewMilliQuantity(guessCPU, resource.DecimalSI),
@@ -17,12 +17,12 @@ var (
 )
 
 const (
-	guessCPU    = 100 // thousandths of a core
+	guessCPU    = 100 // millicores
 	guessMemory = 200 << 20
 )
 
-// setRequests works out what the pod asks for. Of a pod that is being resized the most counts of what it asks for, was
-// granted and has.
+// setRequests computes the requests of the pod. For a pod that is being resized it uses the maximum
+// of the desired, allocated and actual resources.
 func (info *PodInfo) setRequests() {
 	pod := info.Pod
 	if info.setPlainRequests() {
@@ -33,8 +33,9 @@ func (info *PodInfo) setRequests() {
 	info.CountedCPU, info.CountedMemory = saturate.MilliValue(counted.Cpu()), saturate.Value(counted.Memory())
 }
 
-// setPlainRequests does so for the pods for which it is the sum over their containers, as it is for most that wait, and
-// without the many lists that it takes else. It says whether the pod is one of these.
+// setPlainRequests computes the requests if they are the sum over the containers, as for most
+// pending pods. It avoids the many lists of the general computation. It returns false if the
+// general computation is necessary.
 func (info *PodInfo) setPlainRequests() bool {
 	pod := info.Pod
 	if len(pod.Spec.InitContainers) > 0 || pod.Spec.Resources != nil || len(pod.Spec.Overhead) > 0 ||
@@ -47,7 +48,7 @@ func (info *PodInfo) setPlainRequests() bool {
 		list := pod.Spec.Containers[i].Resources.Requests
 		for name, q := range list {
 			if !exactShare(name, q) {
-				return false // what is rounded is the sum
+				return false // only the sum may be rounded
 			}
 		}
 		sum.addScaled(resourcesOf(list), 1)
@@ -63,7 +64,7 @@ func (info *PodInfo) setPlainRequests() bool {
 	return true
 }
 
-// exactShare says whether an amount is a whole number in the unit in which it is counted.
+// exactShare reports whether an amount is an integer in the unit in which the resource is counted.
 func exactShare(name v1.ResourceName, q resource.Quantity) bool {
 	if name == v1.ResourceCPU {
 		return resource.NewMilliQuantity(saturate.MilliValue(&q), q.Format).Cmp(q) == 0

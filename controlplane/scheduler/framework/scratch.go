@@ -2,7 +2,7 @@ package framework
 
 import "slices"
 
-// scratch is what an attempt needs for its lists of nodes, kept for the attempts after it.
+// scratch holds the lists of an attempt, which are reused by later attempts.
 type scratch struct {
 	active       []Filter
 	fit, mend    []*NodeInfo
@@ -10,17 +10,19 @@ type scratch struct {
 	refusals     []refusals
 }
 
-// refusals are how many nodes one status was said of. Plugins that say the same of many nodes say it with one status.
+// refusals counts the nodes that were refused with the same status. A plugin that refuses many
+// nodes for one reason returns the same status.
 type refusals struct {
 	status *Status
 	plugin string
 	nodes  int
 }
 
-// maxRefusals is how many different ones are counted so before each goes to the explanation at once.
+// maxRefusals is how many different statuses are counted. Further ones are added to the explanation
+// directly.
 const maxRefusals = 8
 
-// addRefusal notes the refusal by a node: for the explanation, which is only wanted should no node fit.
+// addRefusal records the refusal of a node. The explanation is built only if no node fits.
 func (r *scratch) addRefusal(s *Status, plugin string, n *NodeInfo, why *FitError) {
 	if s.Is(Unschedulable) {
 		r.mend = append(r.mend, n)
@@ -38,7 +40,7 @@ func (r *scratch) addRefusal(s *Status, plugin string, n *NodeInfo, why *FitErro
 	why.addRefusal(s, plugin, 1)
 }
 
-// explainRefusals makes the explanation of what was refused.
+// explainRefusals adds the recorded refusals to the explanation.
 func (r *scratch) explainRefusals(why *FitError) {
 	for _, x := range r.refusals {
 		why.addRefusal(x.status, x.plugin, x.nodes)
@@ -53,7 +55,7 @@ func (p *Profile) getScratch() *scratch {
 	return &scratch{}
 }
 
-// putScratch keeps the room, but no node and no status.
+// putScratch returns the lists to the pool, without references to nodes and statuses.
 func (p *Profile) putScratch(r *scratch) {
 	clear(r.fit)
 	clear(r.mend)
@@ -62,7 +64,7 @@ func (p *Profile) putScratch(r *scratch) {
 	p.scratchPool.Put(r)
 }
 
-// zeroed is a list of so many, in the old one's place if it is large enough.
+// zeroed returns a list of n zeros, and reuses the given list if it is large enough.
 func zeroed(list []int64, n int) []int64 {
 	if cap(list) < n {
 		return make([]int64, n)

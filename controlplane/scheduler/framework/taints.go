@@ -2,7 +2,7 @@ package framework
 
 import v1 "k8s.io/api/core/v1"
 
-// Tolerated says whether one of the tolerations covers the taint.
+// Tolerated reports whether one of the tolerations tolerates the taint.
 func Tolerated(tolerations []v1.Toleration, taint *v1.Taint) bool {
 	for i := range tolerations {
 		t := &tolerations[i]

@@ -4,23 +4,24 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Domain is the number of one value of a topology key among the nodes of an Index. A number that no node has any more
-// is given to another value.
+// Domain is the number of a topology key's value in an Index. The number is reused after the last
+// node with the value is removed.
 type Domain int32
 
-// NoDomain is that of a node without the key.
+// NoDomain is the domain of nodes without the key.
 const NoDomain Domain = 0
 
-// topologyValues numbers the values that the nodes have of one label, so that looking up and counting by value need no map.
+// topologyValues numbers the values of one node label, so that lookups and counts by value need no
+// map.
 type topologyValues struct {
 	key   string
-	of    []Domain // by slot of the node
+	of    []Domain // by node slot
 	ids   map[string]Domain
-	nodes []int32 // by domain: how many have it
+	nodes []int32 // by domain: number of nodes
 	free  []Domain
-	users int // topologies and carried terms with this key
+	users int // number of topologies and carried terms with this key
 
-	marks []uint32 // by domain: the last question for which it was seen
+	marks []uint32 // by domain: the last call of Distinct that counted it
 	mark  uint32
 }
 
@@ -63,7 +64,7 @@ func (v *topologyValues) domainOf(n *NodeInfo) Domain {
 	return NoDomain
 }
 
-// growTo makes the list long enough for the index.
+// growTo extends the list so that it has the index.
 func growTo[T any](list []T, index int32) []T {
 	if more := int(index) + 1 - len(list); more > 0 {
 		return append(list, make([]T, more)...)
@@ -71,7 +72,7 @@ func growTo[T any](list []T, index int32) []T {
 	return list
 }
 
-// valuesOf numbers the values of a key for one user more.
+// valuesOf returns the numbered values of a key and counts one more user.
 func (x *Index) valuesOf(key string) *topologyValues {
 	v := x.values[key]
 	if v == nil {
@@ -93,22 +94,22 @@ func (x *Index) releaseValues(v *topologyValues) {
 	}
 }
 
-// Nodes chooses the nodes that a topology is made of.
+// Nodes selects the nodes of a topology.
 type Nodes struct {
-	ID  string // equal for equal choices
+	ID  string // equal for equal selections
 	Has func(n *v1.Node) bool
 }
 
-// EveryNode chooses all nodes.
+// EveryNode selects all nodes.
 var EveryNode = Nodes{Has: func(*v1.Node) bool { return true }}
 
-// Topology is the domains of a key that the chosen nodes make up.
+// Topology is the domains of a key on the selected nodes.
 type Topology struct {
 	values  *topologyValues
 	choice  Nodes
-	in      []bool  // by slot: chosen, with the key
-	size    []int32 // by domain: chosen nodes
-	domains int     // that have any
+	in      []bool  // by slot: the node is selected and has the key
+	size    []int32 // by domain: number of selected nodes
+	domains int     // number of domains with selected nodes
 	used    uint64
 }
 
@@ -169,7 +170,7 @@ func (x *Index) forgetTopologies() {
 	}
 }
 
-// Domains counts a set of pods per value of a topology key, on the chosen nodes.
+// Domains returns the counts of a set of pods per value of a topology key, on the selected nodes.
 func (x *Index) Domains(s *PodSet, key string, choice Nodes) *Domains {
 	t := x.topologyFor(key, choice)
 	d := s.domains[t]
@@ -181,16 +182,16 @@ func (x *Index) Domains(s *PodSet, key string, choice Nodes) *Domains {
 	return d
 }
 
-// Domains counts pods per domain. The least of all domains is known without looking at them.
+// Domains counts pods per domain. The lowest count is maintained, so no scan is necessary.
 type Domains struct {
 	topology *Topology
 	pods     sparseCounts // by domain
-	times    map[int]int  // count → domains with it, where there are any
-	least    int          // of times
+	times    map[int]int  // number of domains by pod count; domains without pods are not included
+	least    int          // lowest key of times
 	all      int
 }
 
-// addPods counts pods on the node, if that is one of those chosen.
+// addPods counts pods on the node, if the node is selected.
 func (d *Domains) addPods(slot int32, by int) {
 	if !d.topology.hasNode(slot) || by == 0 {
 		return
@@ -214,7 +215,8 @@ func (d *Domains) addPods(slot int32, by int) {
 	}
 }
 
-// minCount is the lowest count that some domain other than one with the count without has; 0 when there is none.
+// minCount returns the lowest count of any domain except one domain with the count without; 0 if
+// there is none.
 func minCount(times map[int]int, without int) int {
 	least := 0
 	for n, domains := range times {
@@ -228,25 +230,25 @@ func minCount(times map[int]int, without int) int {
 	return least
 }
 
-// At is the domain in which the node lies by its label, also of a node that is none of the chosen ones.
+// At returns the domain of the node according to its label, also for a node that is not selected.
 func (d *Domains) At(n *NodeInfo) Domain { return d.topology.values.domainOf(n) }
 
-// Counts says whether the pods on the node are counted: it has the key and is one of the chosen nodes.
+// Counts reports whether the pods of the node are counted: it has the key and is selected.
 func (d *Domains) Counts(n *NodeInfo) bool { return d.topology.hasNode(n.slot) }
 
-// Pods is how many pods the domain holds.
+// Pods returns the number of pods in the domain.
 func (d *Domains) Pods(at Domain) int { return d.pods.value(int32(at)) }
 
-// All is how many pods there are in all domains.
+// All returns the number of pods in all domains.
 func (d *Domains) All() int { return d.all }
 
-// Size is how many domains there are.
+// Size returns the number of domains.
 func (d *Domains) Size() int { return d.topology.domains }
 
-// Distinct is in how many domains these nodes lie. Nodes without the key make one together.
+// Distinct returns in how many domains these nodes are. Nodes without the key count as one domain.
 func (d *Domains) Distinct(nodes []*NodeInfo) int {
 	v, found := d.topology.values, 0
-	if v.mark++; v.mark == 0 { // after four thousand million questions old marks are not told from new ones
+	if v.mark++; v.mark == 0 { // the counter has wrapped around: old marks would be ambiguous
 		clear(v.marks)
 		v.mark = 1
 	}
@@ -259,7 +261,7 @@ func (d *Domains) Distinct(nodes []*NodeInfo) int {
 	return found
 }
 
-// Least is how many pods the domain holds that has fewest.
+// Least returns the number of pods in the domain with the fewest.
 func (d *Domains) Least() int {
 	if d.pods.used < d.topology.domains {
 		return 0
@@ -267,14 +269,14 @@ func (d *Domains) Least() int {
 	return d.least
 }
 
-// LeastWith is Least if one domain held so many pods more.
+// LeastWith returns Least as if the domain held more additional pods.
 func (d *Domains) LeastWith(at Domain, more int) int {
 	if more == 0 || int(at) >= len(d.topology.size) || d.topology.size[at] == 0 {
 		return d.Least()
 	}
 	have := d.Pods(at)
 	others := d.topology.domains - 1
-	with := d.pods.used // other domains with pods
+	with := d.pods.used // number of other domains with pods
 	if have > 0 {
 		with--
 	}

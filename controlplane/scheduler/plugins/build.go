@@ -21,21 +21,21 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/plugins/volumebinding"
 )
 
-// Shared is what the profiles of one scheduler have in common.
+// Shared is the state that the profiles of one scheduler share.
 type Shared struct {
 	Promises *volumebinding.Promises
 	Ledger   *dynamicresources.Ledger
 }
 
-// NewShared is for a scheduler.
+// NewShared returns the shared state of a scheduler.
 func NewShared() *Shared {
 	return &Shared{Promises: volumebinding.NewPromises(), Ledger: dynamicresources.NewLedger()}
 }
 
-// elsewhere are the plugins of kube-scheduler that there are none of here. A profile may say that it does without them.
+// elsewhere are plugins of kube-scheduler that do not exist here. A profile may disable them.
 var elsewhere = []string{"NodeDeclaredFeatures"}
 
-// Build lays out the plugins of a profile: the default ones, and what the profile says otherwise.
+// Build returns the plugins of a profile: the default plugins with the profile's changes.
 func Build(h *framework.Handle, s *Shared, p config.Profile) (framework.Layout, error) {
 	defaults := Default(h)
 	b := builder{known: make(map[string]framework.Weighted)}
@@ -48,7 +48,7 @@ func Build(h *framework.Handle, s *Shared, p config.Profile) (framework.Layout, 
 	for name, set := range map[string]file.PluginSet{"placementGenerate": p.Plugins.PlacementGenerate,
 		"placementScore": p.Plugins.PlacementScore, "podGroupPostFilter": p.Plugins.PodGroupPostFilter} {
 		if len(set.Enabled)+len(set.Disabled) > 0 {
-			return nil, fmt.Errorf("%s%s: no plugins place groups of pods here: leave it out", field, name)
+			return nil, fmt.Errorf("%s%s: plugins for the placement of pod groups are not supported: leave it out", field, name)
 		}
 	}
 	var err error
@@ -76,11 +76,12 @@ func bySet(p *file.Plugins) map[framework.Point]file.PluginSet {
 
 type builder struct {
 	known map[string]framework.Weighted
-	multi []framework.Weighted // those that run at every point that they implement
+	multi []framework.Weighted // plugins that run at every extension point that they implement
 }
 
-// mergeMultiPoint merges a profile's multiPoint into the defaults: what is disabled goes, unless it is enabled too; a default
-// that is enabled keeps its place and takes the weight that is said; others follow.
+// mergeMultiPoint merges a profile's multiPoint into the default plugins. A disabled plugin is
+// removed unless it is also enabled. An enabled default plugin keeps its position and gets the
+// given weight. Other enabled plugins follow.
 func (b *builder) mergeMultiPoint(field string, set file.PluginSet) ([]framework.Weighted, error) {
 	off, err := b.disabledNames(field, set.Disabled)
 	if err != nil {
@@ -105,8 +106,9 @@ func (b *builder) mergeMultiPoint(field string, set file.PluginSet) ([]framework
 	return append(out, on...), nil
 }
 
-// pluginsAt lists the plugins of one point: those that the profile names there and has at many points, as ordered there;
-// then the others of many points; then the others that it names there.
+// pluginsAt returns the plugins of one extension point. First come multiPoint plugins that the
+// profile also lists for the point, in the order of the point; then the other multiPoint plugins;
+// then the other plugins of the point.
 func (b *builder) pluginsAt(field string, at framework.Point, set file.PluginSet) ([]framework.Weighted, error) {
 	off, err := b.disabledNames(field, set.Disabled)
 	if err != nil {
@@ -146,14 +148,14 @@ func (b *builder) disabledNames(field string, list []file.Plugin) (map[string]bo
 	out := make(map[string]bool)
 	for i, x := range list {
 		if _, ok := b.known[x.Name]; !ok && x.Name != "*" && !slices.Contains(elsewhere, x.Name) {
-			return nil, fmt.Errorf("%s.disabled[%d].name: there is no plugin %q: want * or some of %s", field, i, x.Name, b.pluginNames())
+			return nil, fmt.Errorf("%s.disabled[%d].name: plugin %q does not exist: want * or some of %s", field, i, x.Name, b.pluginNames())
 		}
 		out[x.Name] = true
 	}
 	return out, nil
 }
 
-// lookUpEnabled looks the plugins up; at "" is every point.
+// lookUpEnabled looks up the enabled plugins; an empty at means every extension point.
 func (b *builder) lookUpEnabled(field string, at framework.Point, list []file.Plugin) ([]framework.Weighted, error) {
 	var out []framework.Weighted
 	for i, x := range list {
@@ -161,9 +163,9 @@ func (b *builder) lookUpEnabled(field string, at framework.Point, list []file.Pl
 		w, ok := b.known[x.Name]
 		switch {
 		case !ok:
-			return nil, fmt.Errorf("%s.name: there is no plugin %q: want some of %s", field, x.Name, b.pluginNames())
+			return nil, fmt.Errorf("%s.name: plugin %q does not exist: want some of %s", field, x.Name, b.pluginNames())
 		case at != "" && !at.Has(w.Plugin):
-			return nil, fmt.Errorf("%s.name: %s does nothing at %s: take it out", field, x.Name, at)
+			return nil, fmt.Errorf("%s.name: %s does not implement %s: remove it", field, x.Name, at)
 		case slices.ContainsFunc(out, func(o framework.Weighted) bool { return o.Plugin.Name() == x.Name }):
 			return nil, fmt.Errorf("%s.name: %s is listed twice", field, x.Name)
 		}
@@ -173,7 +175,7 @@ func (b *builder) lookUpEnabled(field string, at framework.Point, list []file.Pl
 				return nil, fmt.Errorf("%s.weight: %d: want 1 or more", field, *x.Weight)
 			}
 			if !framework.AtScore.Has(w.Plugin) || at != "" && at != framework.AtScore {
-				return nil, fmt.Errorf("%s.weight: %s gives no score there: take it out", field, x.Name)
+				return nil, fmt.Errorf("%s.weight: %s does not score there: remove it", field, x.Name)
 			}
 			w.Weight = int64(*x.Weight)
 		}
@@ -191,7 +193,7 @@ func (b *builder) pluginNames() string {
 	return strings.Join(out, ", ")
 }
 
-// withArgs is the plugin as the arguments say.
+// withArgs returns the plugin with its arguments applied.
 func withArgs(p framework.Plugin, h *framework.Handle, s *Shared, a config.Args) framework.Plugin {
 	switch p.Name() {
 	case noderesourcesfit.Name:
@@ -255,7 +257,7 @@ func scoringStrategy(s *file.ScoringStrategy) *noderesourcesfit.Strategy {
 	case file.RequestedToCapacityRatio:
 		out.Kind = noderesourcesfit.Ratio
 		for _, p := range s.RequestedToCapacityRatio.Shape {
-			// Shapes go to 10, scores of nodes to MaxScore.
+			// Scores of shapes are at most 10, scores of nodes at most MaxScore.
 			out.Shape = append(out.Shape, noderesourcesfit.Step{Utilization: int64(p.Utilization), Score: int64(p.Score) * framework.MaxScore / 10})
 		}
 	}

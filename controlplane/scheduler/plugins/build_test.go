@@ -93,15 +93,15 @@ func TestBuildMerges(t *testing.T) {
 // What cannot be is told with its field.
 func TestBuildRefuses(t *testing.T) {
 	for text, want := range map[string]string{
-		"score: {enabled: [{name: Foo}]}":                                       `profiles[0].plugins.score.enabled[0].name: there is no plugin "Foo": want some of DefaultBinder, `,
-		"score: {disabled: [{name: Foo}]}":                                      `profiles[0].plugins.score.disabled[0].name: there is no plugin "Foo"`,
-		"score: {enabled: [{name: NodePorts}]}":                                 "profiles[0].plugins.score.enabled[0].name: NodePorts does nothing at score",
+		"score: {enabled: [{name: Foo}]}":                                       `profiles[0].plugins.score.enabled[0].name: plugin "Foo" does not exist: want some of DefaultBinder, `,
+		"score: {disabled: [{name: Foo}]}":                                      `profiles[0].plugins.score.disabled[0].name: plugin "Foo" does not exist`,
+		"score: {enabled: [{name: NodePorts}]}":                                 "profiles[0].plugins.score.enabled[0].name: NodePorts does not implement score",
 		"score: {enabled: [{name: ImageLocality, weight: -1}]}":                 "score.enabled[0].weight: -1: want 1 or more",
-		"filter: {enabled: [{name: NodeAffinity, weight: 3}]}":                  "filter.enabled[0].weight: NodeAffinity gives no score there",
-		"multiPoint: {enabled: [{name: NodePorts, weight: 3}]}":                 "multiPoint.enabled[0].weight: NodePorts gives no score there",
+		"filter: {enabled: [{name: NodeAffinity, weight: 3}]}":                  "filter.enabled[0].weight: NodeAffinity does not score there",
+		"multiPoint: {enabled: [{name: NodePorts, weight: 3}]}":                 "multiPoint.enabled[0].weight: NodePorts does not score there",
 		"filter: {enabled: [{name: NodePorts}, {name: NodePorts}]}":             "filter.enabled[1].name: NodePorts is listed twice",
-		"multiPoint: {enabled: [{name: NodeDeclaredFeatures}]}":                 `there is no plugin "NodeDeclaredFeatures"`,
-		"podGroupPostFilter: {enabled: [{name: DefaultPreemption}]}":            "profiles[0].plugins.podGroupPostFilter: no plugins place groups of pods here",
+		"multiPoint: {enabled: [{name: NodeDeclaredFeatures}]}":                 `plugin "NodeDeclaredFeatures" does not exist`,
+		"podGroupPostFilter: {enabled: [{name: DefaultPreemption}]}":            "profiles[0].plugins.podGroupPostFilter: plugins for the placement of pod groups are not supported",
 		"multiPoint: {disabled: [{name: '*'}], enabled: [{name: Nonexistent}]}": "multiPoint.enabled[0].name",
 	} {
 		if _, err := build(t, &framework.Handle{}, "{plugins: {"+text+"}}"); err == nil || !strings.Contains(err.Error(), want) {

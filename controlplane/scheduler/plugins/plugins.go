@@ -1,4 +1,4 @@
-// Package plugins is the default profile: which plugins run, in which order, with which weights.
+// Package plugins contains the default profile: plugins, their order and their weights.
 package plugins
 
 import (
@@ -25,7 +25,8 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/plugins/volumezone"
 )
 
-// Default lists the plugins of the default scheduler. Filters run in this order, so the cheap and selective come first.
+// Default returns the plugins of the default scheduler. Filters run in this order, so that cheap
+// and selective ones come first.
 func Default(h *framework.Handle) []framework.Weighted {
 	return []framework.Weighted{
 		{Plugin: schedulinggates.Plugin{}},

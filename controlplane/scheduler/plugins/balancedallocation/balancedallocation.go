@@ -1,4 +1,4 @@
-// Package balancedallocation prefers nodes whose CPU and memory would be used to a like degree.
+// Package balancedallocation prefers nodes on which CPU and memory are used to a similar degree.
 package balancedallocation
 
 import (
@@ -14,9 +14,9 @@ import (
 // Name of the plugin.
 const Name = "NodeResourcesBalancedAllocation"
 
-// Plugin scores by the balance of use. The zero value is the default.
+// Plugin scores by the balance of utilization. The zero value is the default.
 type Plugin struct {
-	// Resources that are to be balanced; none = CPU and memory.
+	// Resources that are balanced; none = CPU and memory.
 	Resources []v1.ResourceName
 }
 
@@ -37,8 +37,8 @@ func (p Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeIn
 	return int64((1 - deviation) * float64(framework.MaxScore)), nil
 }
 
-// balanceScore is the score over the resources that the node has. Extended resources that the pod does not ask for are none
-// of its concern.
+// balanceScore returns the score over the resources that the node has. Extended resources that the
+// pod does not request are ignored.
 func (p Plugin) balanceScore(pod *framework.PodInfo, n *framework.NodeInfo) int64 {
 	var shares []float64
 	var mean float64

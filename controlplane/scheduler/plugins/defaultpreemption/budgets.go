@@ -9,7 +9,8 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// budgetLedger counts what PodDisruptionBudgets still allow, while one node is tried.
+// budgetLedger counts the disruptions that PodDisruptionBudgets still allow while one node is
+// tried.
 type budgetLedger struct {
 	budgets []*policyv1.PodDisruptionBudget
 	left    []int32
@@ -23,7 +24,7 @@ func newLedger(budgets []*policyv1.PodDisruptionBudget) *budgetLedger {
 	return l
 }
 
-// splitProtected tells the pods that no budget lets go any more from the others, in order.
+// splitProtected separates the pods that a budget protects from the others, in order.
 func (l *budgetLedger) splitProtected(pods []*framework.PodInfo) (protected, free []*framework.PodInfo) {
 	for _, pod := range pods {
 		if l.spendDisruption(pod.Pod) {
@@ -35,8 +36,9 @@ func (l *budgetLedger) splitProtected(pods []*framework.PodInfo) (protected, fre
 	return protected, free
 }
 
-// spendDisruption takes the pod's disruption from every budget that covers it, and says whether all allowed it. One that the
-// budget knows to be going counts already.
+// spendDisruption counts the disruption of the pod in every budget that covers it, and reports
+// whether all budgets allowed it. A pod that the budget already counts as disrupted is not counted
+// again.
 func (l *budgetLedger) spendDisruption(pod *v1.Pod) bool {
 	allowed := true
 	for i, b := range l.budgets {

@@ -1,5 +1,5 @@
-// Package defaultpreemption makes room for a pod that fits nowhere, by ending pods of lower priority: as few and as
-// unimportant ones as will do, and within PodDisruptionBudgets where that is possible.
+// Package defaultpreemption preempts pods of lower priority for a pod that fits on no node: as few
+// and as unimportant pods as possible, and within PodDisruptionBudgets if possible.
 package defaultpreemption
 
 import (
@@ -20,7 +20,7 @@ import (
 // Name of the plugin.
 const Name = "DefaultPreemption"
 
-// How many nodes are tried: a tenth of those where it may help, and not fewer than 100.
+// Number of nodes that are tried: a tenth of those where preemption may help, but at least 100.
 const (
 	triedPercent = 10
 	triedLeast   = 100
@@ -31,17 +31,17 @@ const (
 	noVictims  = "No preemption victims found for incoming pod"
 )
 
-// Plugin preempts.
+// Plugin preempts pods.
 type Plugin struct {
 	H *framework.Handle
-	// Percent and Least are how many nodes are tried; nil is the default.
+	// Percent and Least determine how many nodes are tried; nil is the default.
 	Percent, Least *int32
 }
 
 // Name implements framework.Plugin.
 func (Plugin) Name() string { return Name }
 
-// Candidate is a node where the pod would fit, and whom that costs.
+// Candidate is a node where the pod would fit, with the victims.
 type Candidate struct {
 	Node    string
 	Victims []*framework.PodInfo // the most important first
@@ -68,7 +68,8 @@ func (p Plugin) PostFilter(ctx context.Context, c *framework.Cycle, why *framewo
 	return best.Node, nil
 }
 
-// askExtenders are the candidates that the extenders leave, with whom these would have go.
+// askExtenders returns the candidates that the extenders accept, with the extenders' choice of
+// victims.
 func (p Plugin) askExtenders(ctx context.Context, pod *framework.PodInfo, found []Candidate) ([]Candidate, error) {
 	asked := framework.Asked(p.H.Extenders, framework.VerbPreempt, pod)
 	if len(asked) == 0 || len(found) == 0 {
@@ -97,7 +98,7 @@ func (p Plugin) askExtenders(ctx context.Context, pod *framework.PodInfo, found 
 	return out, nil
 }
 
-// ineligibleReason says why the pod may preempt nobody now; "" = it may.
+// ineligibleReason returns why the pod may not preempt now; "" if it may.
 func (p Plugin) ineligibleReason(c *framework.Cycle, why *framework.FitError) string {
 	if policy := c.Pod.Pod.Spec.PreemptionPolicy; policy != nil && *policy == v1.PreemptNever {
 		return "preemptionPolicy=Never."
@@ -121,7 +122,8 @@ func wasPreempted(pod *v1.Pod) bool {
 	})
 }
 
-// Candidates tries the nodes where it may help to end pods. Without a candidate the explanation says why not.
+// Candidates tries the nodes where preemption may help. Without a candidate, the FitError explains
+// why.
 func (p Plugin) Candidates(ctx context.Context, c *framework.Cycle, why *framework.FitError) ([]Candidate, *framework.FitError) {
 	refusals := &framework.FitError{Total: why.Total, Reasons: make(map[string]int), Plugins: make(map[string]bool)}
 	if n := why.Total - len(why.Mendable); n > 0 {
@@ -151,7 +153,8 @@ func (p Plugin) Candidates(ctx context.Context, c *framework.Cycle, why *framewo
 	return found, refusals
 }
 
-// candidateCount is how many candidates are enough, of so many nodes. One is needed.
+// candidateCount returns how many candidates are enough for the given number of nodes; at least one
+// is required.
 func (p Plugin) candidateCount(nodes int) int {
 	percent, least := triedPercent, triedLeast
 	if p.Percent != nil {
@@ -163,7 +166,8 @@ func (p Plugin) candidateCount(nodes int) int {
 	return max(nodes*percent/100, least, 1)
 }
 
-// startOffset is where to begin in a list of n: for each pod elsewhere, so that not all preempt on the same nodes.
+// startOffset returns the index of the first node to try in a list of n. It differs between pods,
+// so that not all pods preempt on the same nodes.
 func startOffset(pod *v1.Pod, n int) int {
 	if n == 0 {
 		return 0
@@ -173,8 +177,9 @@ func startOffset(pod *v1.Pod, n int) int {
 	return int(h.Sum32() % uint32(n))
 }
 
-// findVictims finds the victims on one node: all pods of lower priority are taken away in thought and given back one by one,
-// those that a budget protects first and the important before the others, as long as the pod still fits.
+// findVictims finds the victims on one node. It removes all pods of lower priority from a copy of
+// the node and restores them one by one while the pod still fits: pods that a budget protects
+// first, then the important ones.
 func (p Plugin) findVictims(ctx context.Context, c *framework.Cycle, n *framework.NodeInfo, budgets *budgetLedger) (*Candidate, []string) {
 	trial := n.Clone()
 	var lower []*framework.PodInfo
@@ -222,7 +227,8 @@ func (p Plugin) findVictims(ctx context.Context, c *framework.Cycle, n *framewor
 	return out, nil
 }
 
-// moreImportant orders by priority, then by who runs longer; equals by something that does not change.
+// moreImportant orders pods by priority, then by start time; ties are broken by a value that never
+// changes.
 func (p Plugin) moreImportant(a, b *framework.PodInfo) int {
 	if a.Priority != b.Priority {
 		return cmp.Compare(b.Priority, a.Priority)
@@ -230,7 +236,7 @@ func (p Plugin) moreImportant(a, b *framework.PodInfo) int {
 	return cmp.Or(p.startOf(a).Compare(p.startOf(b)), cmp.Compare(a.Pod.UID, b.Pod.UID))
 }
 
-// startOf is when the pod began to run; one that has not yet is the newest.
+// startOf returns when the pod started. A pod that has not started counts as the newest.
 func (p Plugin) startOf(pod *framework.PodInfo) time.Time {
 	if t := p.latestPod(pod.Pod).Status.StartTime; t != nil {
 		return t.Time
@@ -238,7 +244,7 @@ func (p Plugin) startOf(pod *framework.PodInfo) time.Time {
 	return time.Unix(math.MaxInt32, 0)
 }
 
-// latestPod is the pod's newest state: what is counted on a node may be as it was when it was bound.
+// latestPod returns the pod's latest state. The pod in a snapshot may be as old as its binding.
 func (p Plugin) latestPod(pod *v1.Pod) *v1.Pod {
 	if p.H.Pod != nil {
 		if now, ok := p.H.Pod(pod.Namespace, pod.Name); ok && now.UID == pod.UID {
@@ -248,9 +254,9 @@ func (p Plugin) latestPod(pod *v1.Pod) *v1.Pod {
 	return pod
 }
 
-// Best is the candidate that costs least: by budgets violated, then the priority of the most important victim, then
-// the sum of the victims' priorities, then their number, then the one whose most important victims began last, then
-// the first.
+// Best returns the candidate with the lowest cost. Candidates are compared by violated budgets,
+// then the priority of the most important victim, the sum of priorities, the number of victims, and
+// the latest start of the most important victims. The first of equal candidates is returned.
 func Best(list []Candidate, start func(*framework.PodInfo) time.Time) Candidate {
 	return slices.MinFunc(list, func(a, b Candidate) int {
 		return cmp.Or(
@@ -270,7 +276,8 @@ func (c Candidate) highestPriority() int32 {
 	return c.Victims[0].Priority
 }
 
-// prioritySum adds the priorities, each made positive: of two lists of low ones the shorter is to be the lesser.
+// prioritySum adds the priorities, each shifted to be positive, so that fewer victims of low
+// priority give a lower sum.
 func (c Candidate) prioritySum() int64 {
 	var sum int64
 	for _, v := range c.Victims {
@@ -279,7 +286,7 @@ func (c Candidate) prioritySum() int64 {
 	return sum
 }
 
-// earliestStart is when the first of the victims with the highest priority began.
+// earliestStart returns when the first victim of the highest priority started.
 func (c Candidate) earliestStart(start func(*framework.PodInfo) time.Time) time.Time {
 	var first time.Time
 	for i, v := range c.Victims {

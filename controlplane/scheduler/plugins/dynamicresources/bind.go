@@ -18,13 +18,14 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// tries is how often a claim is read and written again that others write at the same time.
+// tries is how often a write of a claim is retried after a conflict.
 const tries = 5
 
-// errLost is of a claim that is not what it was when the pod's node was chosen.
-var errLost = errors.New("is not what it was when the node was chosen")
+// errLost means that a claim has changed since the pod's node was chosen.
+var errLost = errors.New("has changed since the node was chosen")
 
-// Reserve implements framework.Reserve: it promises the devices that were found on the chosen node.
+// Reserve implements framework.Reserve: it records the devices that were found on the chosen node
+// as allocated.
 func (p *Plugin) Reserve(_ context.Context, c *framework.Cycle, node string) *framework.Status {
 	st, ok := c.Get(Name).(*state)
 	if !ok || len(st.wanting) == 0 {
@@ -43,8 +44,8 @@ func (p *Plugin) Reserve(_ context.Context, c *framework.Cycle, node string) *fr
 	return nil
 }
 
-// PreBind implements framework.PreBind: it writes the devices into the claims, and that they are kept for the pod, and
-// waits until drivers have made ready what has to be.
+// PreBind implements framework.PreBind: it writes the allocation and the reservation into the
+// claims, and waits until drivers have prepared the devices if that is necessary.
 func (p *Plugin) PreBind(ctx context.Context, c *framework.Cycle, _ string) *framework.Status {
 	st, ok := c.Get(Name).(*state)
 	if !ok {
@@ -80,7 +81,7 @@ func (p *Plugin) bindClaim(ctx context.Context, pod *v1.Pod, one *claimState) er
 	}
 }
 
-// writeAllocation says in the claim which devices it has and that the pod uses it.
+// writeAllocation writes the allocated devices and the consumer into the claim's status.
 func (p *Plugin) writeAllocation(ctx context.Context, pod *v1.Pod, claim *resourcev1.ResourceClaim, one *claimState) (*resourcev1.ResourceClaim, error) {
 	if claim.DeletionTimestamp != nil || (claim.Status.Allocation == nil) != (one.chosen != nil) {
 		return nil, errLost
@@ -89,7 +90,7 @@ func (p *Plugin) writeAllocation(ctx context.Context, pod *v1.Pod, claim *resour
 		return claim, nil
 	}
 	if len(claim.Status.ReservedFor) >= resourcev1.ResourceClaimReservedForMaxSize {
-		return nil, errors.New("is in use by as many pods as can use one")
+		return nil, errors.New("is in use by the maximum number of pods")
 	}
 	next := claim.DeepCopy()
 	if one.chosen != nil && !slices.Contains(claim.Finalizers, resourcev1.Finalizer) {
@@ -117,7 +118,7 @@ func consumerReference(pod *v1.Pod) resourcev1.ResourceClaimConsumerReference {
 	return resourcev1.ResourceClaimConsumerReference{Resource: "pods", Name: pod.Name, UID: pod.UID}
 }
 
-// hasBindingConditions says that the pod may not be bound before drivers have set conditions.
+// hasBindingConditions reports whether drivers must set conditions before the pod may be bound.
 func hasBindingConditions(a *resourcev1.AllocationResult) bool {
 	return slices.ContainsFunc(a.Devices.Results, func(r resourcev1.DeviceRequestAllocationResult) bool { return len(r.BindingConditions) > 0 })
 }
@@ -155,11 +156,12 @@ func (p *Plugin) awaitReady(ctx context.Context, st *state) *framework.Status {
 	return framework.Fail(Name, fmt.Errorf("waiting for devices to become ready: %w", err))
 }
 
-// conditionsMet says that all conditions hold that the claim's devices have to meet. An error is a condition by which they never will.
+// conditionsMet reports whether all binding conditions of the claim's devices are met. It returns
+// an error if a condition means that the devices will never become ready.
 func conditionsMet(claim *resourcev1.ResourceClaim) (bool, error) {
 	a := claim.Status.Allocation
 	if a == nil {
-		return false, nil // not told of yet, or taken away: then time will tell
+		return false, nil // not reported yet, or removed: wait
 	}
 	all := true
 	for i := range a.Devices.Results {
@@ -183,7 +185,8 @@ func conditionsMet(claim *resourcev1.ResourceClaim) (bool, error) {
 	return all, nil
 }
 
-// Unreserve implements framework.Reserve. A claim whose devices were written keeps them: only the pod's name goes.
+// Unreserve implements framework.Reserve. A claim whose devices were written keeps them; only the
+// pod's reservation is removed.
 func (p *Plugin) Unreserve(ctx context.Context, c *framework.Cycle, _ string) {
 	st, ok := c.Get(Name).(*state)
 	if !ok {
@@ -201,8 +204,9 @@ func (p *Plugin) Unreserve(ctx context.Context, c *framework.Cycle, _ string) {
 	}
 }
 
-// giveUp takes the pod's name out of a claim, and the devices too when they do not become ready. What cannot be written
-// is left: the pod's next attempt begins with what the claim says, and the controller takes it from a pod that is gone.
+// giveUp removes the pod's reservation from a claim, and the devices if they do not become ready. A
+// failed write is ignored: the pod's next attempt starts from the stored claim, and the controller
+// removes the reservation of a deleted pod.
 func (p *Plugin) giveUp(ctx context.Context, pod *v1.Pod, one *claimState) {
 	claim := one.stored
 	for range tries {

@@ -1,6 +1,6 @@
-// Package dynamicresources gives pods the devices that they claim (resource.k8s.io): it keeps a pod to the nodes where
-// its claims have devices or can get some, chooses devices with Kubernetes' own allocator, and writes the choice into
-// the claims before the pod is bound.
+// Package dynamicresources allocates devices to pods with resource claims (resource.k8s.io). It
+// restricts a pod to nodes where its claims have devices or can get devices, chooses devices with
+// Kubernetes' allocator, and writes the allocation into the claims before the pod is bound.
 package dynamicresources
 
 import (
@@ -23,18 +23,19 @@ import (
 // Name of the plugin.
 const Name = "DynamicResources"
 
-// maxErrors of the allocator are told of in one attempt.
+// maxErrors is how many errors of the allocator are reported in one attempt.
 const maxErrors = 8
 
 const (
-	// DefaultSearch is how long devices are searched for in one attempt, on all nodes together. The allocator tries all
-	// combinations, and other pods wait meanwhile.
+	// DefaultSearch is how long one attempt searches for devices, on all nodes together. The
+	// allocator tries all combinations, and other pods wait meanwhile.
 	DefaultSearch = 2 * time.Second
-	// DefaultPatience bounds how long a pod keeps its place while drivers make its devices ready.
+	// DefaultPatience bounds how long a pod keeps its node while drivers prepare its devices.
 	DefaultPatience = 10 * time.Minute
 )
 
-// features are what the allocator may use: all but that devices need nothing done on the node, which agents know nothing of.
+// features are the features of the allocator: all but those that require work on the node, which
+// agents do not support.
 var features = func() structured.Features {
 	f := structured.Features{AdminAccess: true, CompatibilityGroups: true, ConsumableCapacity: true, DerivedAttributes: true,
 		DeviceBindingAndStatus: true, DeviceTaints: true, FractionalCapacityRange: true, ListTypeAttributes: true,
@@ -47,7 +48,7 @@ var (
 	tooLong   = framework.RefuseForGood(Name, "timed out trying to allocate devices")
 )
 
-// Plugin filters by devices and gives them away.
+// Plugin filters by devices and allocates them.
 type Plugin struct {
 	h        *framework.Handle
 	patience time.Duration
@@ -56,7 +57,7 @@ type Plugin struct {
 	*Ledger
 }
 
-// New returns the plugin, which searches and waits for so long.
+// New returns the plugin. search and patience replace DefaultSearch and DefaultPatience.
 func New(h *framework.Handle, ledger *Ledger, search, patience time.Duration) *Plugin {
 	return &Plugin{h: h, patience: patience, search: search, explains: explaining, Ledger: ledger}
 }
@@ -64,28 +65,28 @@ func New(h *framework.Handle, ledger *Ledger, search, patience time.Duration) *P
 // Name implements framework.Plugin.
 func (*Plugin) Name() string { return Name }
 
-// state is what one attempt knows of the pod's claims.
+// state is the state of one attempt.
 type state struct {
 	claims    []*claimState
-	wanting   []*resourcev1.ResourceClaim // those without devices, in the order of claims
+	wanting   []*resourcev1.ResourceClaim // claims without devices, in the order of claims
 	allocator structured.Allocator
 	classes   classes
-	until     time.Time // the search's
+	until     time.Time // end of the search
 	explains  time.Duration
-	explain   time.Time // until when refusals are explained; zero = none has been yet
-	errors    int       // that the allocator gave
+	explain   time.Time // until when refusals are explained; zero = none was explained yet
+	errors    int       // number of allocator errors
 	found     map[string][]resourcev1.AllocationResult
 }
 
 // claimState is one claim of the pod.
 type claimState struct {
 	claim    *resourcev1.ResourceClaim
-	nodes    *nodeaffinity.NodeSelector // where its devices are; nil = everywhere, or not known yet
-	unusable bool                       // its devices keep the pod from some node
+	nodes    *nodeaffinity.NodeSelector // where its devices are available; nil = everywhere, or not allocated yet
+	unusable bool                       // its devices exclude a node
 
-	chosen *resourcev1.AllocationResult // by Reserve; nil = it has devices
-	sent   *SentAllocation              // the write of chosen that was sent last; nil = none
-	stored *resourcev1.ResourceClaim    // as it was written
+	chosen *resourcev1.AllocationResult // set by Reserve; nil = the claim has devices already
+	sent   *SentAllocation              // the last write of chosen; nil = none
+	stored *resourcev1.ResourceClaim    // the claim as it was written
 	failed bool                         // its devices do not become ready
 }
 
@@ -121,7 +122,8 @@ func (p *Plugin) PreFilter(ctx context.Context, c *framework.Cycle) (map[string]
 	return nil, nil
 }
 
-// findClaim finds the claim of an entry, or says why the pod must wait. There is none when none was needed.
+// findClaim returns the claim of an entry, or why the pod must wait. It returns nil if the entry
+// needs no claim.
 func (p *Plugin) findClaim(pod *v1.Pod, entry *v1.PodResourceClaim) (*resourcev1.ResourceClaim, *framework.Status) {
 	name, own, err := resourceclaim.Name(pod, entry)
 	switch {
@@ -147,7 +149,7 @@ func (p *Plugin) findClaim(pod *v1.Pod, entry *v1.PodResourceClaim) (*resourcev1
 	return claim, nil
 }
 
-// addClaim sorts one claim into the state or says why the pod must wait.
+// addClaim adds one claim to the state, or returns why the pod must wait.
 func (p *Plugin) addClaim(st *state, pod *v1.Pod, claim *resourcev1.ResourceClaim) *framework.Status {
 	one := &claimState{claim: claim}
 	st.claims = append(st.claims, one)
@@ -164,7 +166,7 @@ func (p *Plugin) addClaim(st *state, pod *v1.Pod, claim *resourcev1.ResourceClai
 		st.wanting = append(st.wanting, claim)
 		return nil
 	case !resourceclaim.IsReservedForPod(pod, claim, false) && len(claim.Status.ReservedFor) >= resourcev1.ResourceClaimReservedForMaxSize:
-		return framework.RefuseForGood(Name, fmt.Sprintf("resourceclaim %q is in use by as many pods as can use one", claim.Name))
+		return framework.RefuseForGood(Name, fmt.Sprintf("resourceclaim %q is in use by the maximum number of pods", claim.Name))
 	case a.NodeSelector == nil:
 		return nil
 	}
@@ -175,7 +177,7 @@ func (p *Plugin) addClaim(st *state, pod *v1.Pod, claim *resourcev1.ResourceClai
 	return nil
 }
 
-// checkClass refuses a request for a class that is not there.
+// checkClass refuses a request for a device class that does not exist.
 func (st *state) checkClass(r *resourcev1.DeviceRequest) *framework.Status {
 	missing := func(request, class string) *framework.Status {
 		if _, ok := st.classes.h.DeviceClass(class); ok {
@@ -194,7 +196,7 @@ func (st *state) checkClass(r *resourcev1.DeviceRequest) *framework.Status {
 	return nil
 }
 
-// classes lets the allocator look classes up.
+// classes is the allocator's lister of device classes.
 type classes struct{ h *framework.Handle }
 
 // List implements structured.DeviceClassLister.
@@ -226,7 +228,7 @@ func (p *Plugin) Filter(ctx context.Context, c *framework.Cycle, n *framework.No
 	if len(st.wanting) == 0 {
 		return nil
 	}
-	if _, ok := st.found[n.Node.Name]; ok { // the node is looked at again, with other pods
+	if _, ok := st.found[n.Node.Name]; ok { // the node is checked again, with other pods
 		return nil
 	}
 	ctx, cancel := context.WithDeadline(ctx, st.until)
@@ -246,8 +248,9 @@ func (p *Plugin) Filter(ctx context.Context, c *framework.Cycle, n *framework.No
 	return nil
 }
 
-// allocatorFailure refuses a node for which the allocator fails: by a selector that cannot be evaluated for a device of this one,
-// say, which is no reason not to look at the others. Errors name devices: what is told of many nodes would have no end.
+// allocatorFailure refuses a node for which the allocator fails, for example because a selector
+// cannot be evaluated for a device of this node. Other nodes are still tried. The number of
+// reported errors is bounded, because errors name devices.
 func (st *state) allocatorFailure(err error) *framework.Status {
 	if st.errors++; st.errors > maxErrors {
 		return unexplained
@@ -255,8 +258,8 @@ func (st *state) allocatorFailure(err error) *framework.Status {
 	return framework.RefuseForGood(Name, "allocating devices: "+err.Error())
 }
 
-// PostFilter implements framework.PostFilter: devices that nobody else uses and that keep the pod from every node that it
-// could go to are given back, so that the claim can get others.
+// PostFilter implements framework.PostFilter. It deallocates devices that no other pod uses and
+// that exclude every node that fits otherwise, so that the claim can get other devices.
 func (p *Plugin) PostFilter(ctx context.Context, c *framework.Cycle, _ *framework.FitError) (string, *framework.Status) {
 	st, ok := c.Get(Name).(*state)
 	if !ok {
@@ -270,14 +273,14 @@ func (p *Plugin) PostFilter(ctx context.Context, c *framework.Cycle, _ *framewor
 		next := one.claim.DeepCopy()
 		next.Status.Allocation, next.Status.ReservedFor = nil, nil
 		if _, err := p.h.UpdateDeviceClaimStatus(ctx, next); err != nil {
-			return "", framework.Fail(Name, fmt.Errorf("giving back the devices of claim %s/%s: %w", next.Namespace, next.Name, err))
+			return "", framework.Fail(Name, fmt.Errorf("deallocating the devices of claim %s/%s: %w", next.Namespace, next.Name, err))
 		}
-		return "", framework.RefuseForGood(Name, fmt.Sprintf("gave back the devices of resourceclaim %q, which no fitting node reaches.", next.Name))
+		return "", framework.RefuseForGood(Name, fmt.Sprintf("deallocated the devices of resourceclaim %q, which no fitting node can reach.", next.Name))
 	}
 	return "", framework.RefuseForGood(Name)
 }
 
-// Score implements framework.Score: of alternatives the earlier are the better.
+// Score implements framework.Score: earlier alternatives of a request are better.
 func (p *Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) (int64, *framework.Status) {
 	st, ok := c.Get(Name).(*state)
 	if !ok {
@@ -290,7 +293,7 @@ func (p *Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeI
 	return sum, nil
 }
 
-// preferenceScore is higher where earlier alternatives were chosen.
+// preferenceScore is higher if earlier alternatives were chosen.
 func preferenceScore(claim *resourcev1.ResourceClaim, a *resourcev1.AllocationResult) int64 {
 	var sum int64
 	for i := range claim.Spec.Devices.Requests {

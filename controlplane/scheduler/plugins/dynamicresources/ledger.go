@@ -15,28 +15,28 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// expressions is how many compiled selectors are kept.
+// expressions is how many compiled selectors are cached.
 const expressions = 256
 
-// Ledger says which devices are given away: by what claims say, and by what was chosen for pods that are not bound yet. All
-// profiles of a scheduler go by the same.
+// Ledger records which devices are allocated: by stored claims, and by choices for pods that are
+// not bound yet. All profiles of a scheduler share one Ledger.
 type Ledger struct {
 	compiled func() *cel.Cache
 
 	mu       sync.Mutex
-	stored   map[types.UID]*resourcev1.AllocationResult // by claim, as told last
+	stored   map[types.UID]*resourcev1.AllocationResult // by claim, as observed last
 	promised map[types.UID]promise                      // by claim
-	count    map[structured.DeviceID]int                // claims that have the device for themselves
+	count    map[structured.DeviceID]int                // number of claims with exclusive use of the device
 	shares   map[structured.SharedDeviceID]int
-	consumed structured.ConsumedCapacityCollection // of devices that are shared
-	state    *structured.AllocatedState            // a copy for allocators; nil when it is out of date
+	consumed structured.ConsumedCapacityCollection // of shared devices
+	state    *structured.AllocatedState            // copy for allocators; nil if it is outdated
 }
 
-// promise is what was chosen for a pod.
+// promise is an allocation that was chosen for a pod.
 type promise struct {
 	pod        types.UID
 	allocation *resourcev1.AllocationResult
-	sent       *SentAllocation // the write without a known outcome of a released promise; nil = not released
+	sent       *SentAllocation // the released promise's write without a known outcome; nil = not released
 }
 
 // SentAllocation names the write of a claim's allocation: the claim, and the resource version that the write was based on.
@@ -44,7 +44,7 @@ type SentAllocation struct {
 	Namespace, Name, Version string
 }
 
-// NewLedger knows of no claims.
+// NewLedger returns an empty ledger.
 func NewLedger() *Ledger {
 	return &Ledger{
 		compiled: sync.OnceValue(func() *cel.Cache {
@@ -56,8 +56,8 @@ func NewLedger() *Ledger {
 	}
 }
 
-// Observe takes in a claim as it is now; gone says that it is no more. What was promised of a claim that has devices is
-// promised no longer: the claim says it.
+// Observe records the current state of a claim; gone means that it was deleted. A promise for a
+// claim that has devices ends, because the claim contains them.
 func (l *Ledger) Observe(c *resourcev1.ResourceClaim, gone bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -79,7 +79,7 @@ func (l *Ledger) Observe(c *resourcev1.ResourceClaim, gone bool) {
 	}
 }
 
-// Promise gives devices to a claim for a pod.
+// Promise records devices that were chosen for a claim of a pod.
 func (l *Ledger) Promise(claim, pod types.UID, a *resourcev1.AllocationResult) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -88,8 +88,8 @@ func (l *Ledger) Promise(claim, pod types.UID, a *resourcev1.AllocationResult) {
 	l.countAllocation(a, 1)
 }
 
-// Release takes back what was promised of a claim to a pod. With sent, the write of the allocation may be stored, now or
-// later: the devices count as given away until Observe or Confirm shows otherwise.
+// Release ends the promise of a claim to a pod. If sent is not nil, the write of the allocation may
+// be stored now or later. The devices then stay allocated until Observe or Confirm shows otherwise.
 func (l *Ledger) Release(claim, pod types.UID, sent *SentAllocation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -104,7 +104,7 @@ func (l *Ledger) Release(claim, pod types.UID, sent *SentAllocation) {
 	}
 }
 
-// Promised says whether devices were chosen for a claim that it does not have yet.
+// Promised reports whether devices were chosen for a claim that does not have them yet.
 func (l *Ledger) Promised(claim types.UID) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -112,7 +112,7 @@ func (l *Ledger) Promised(claim types.UID) bool {
 	return ok
 }
 
-// State is what allocators may not give away, as it is now. It is shared and never modified.
+// State returns the devices that allocators must not use. It is shared and never modified.
 func (l *Ledger) State() structured.AllocatedState {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -123,8 +123,8 @@ func (l *Ledger) State() structured.AllocatedState {
 	return *l.state
 }
 
-// Settle ends the promises whose writes have no known outcome, at the beginning of a term: no write of an earlier term can
-// be stored any more, and all claims have been observed since.
+// Settle ends the promises whose writes have no known outcome. It is called at the start of a term,
+// after all claims have been observed: no write of an earlier term can be stored any more.
 func (l *Ledger) Settle() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -135,8 +135,8 @@ func (l *Ledger) Settle() {
 	}
 }
 
-// Confirm frees the devices of released promises whose write is certain never to be stored, and reports whether there
-// were any.
+// Confirm frees the devices of released promises whose write is known never to be stored, and
+// reports whether there were any.
 func (l *Ledger) Confirm(ctx context.Context, d framework.Devices) (freed bool) {
 	for claim, sent := range l.unconfirmedAllocations() {
 		if !isNeverStored(ctx, d, claim, sent) {
@@ -194,7 +194,8 @@ func (l *Ledger) forgetClaim(claim types.UID) {
 	}
 }
 
-// countAllocation counts what an allocation takes away from others, n times. Access as an administrator takes nothing away.
+// countAllocation adds n times the devices of an allocation to the counts. Admin access does not
+// use devices.
 func (l *Ledger) countAllocation(a *resourcev1.AllocationResult, n int) {
 	if a == nil {
 		return

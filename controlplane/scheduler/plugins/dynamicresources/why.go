@@ -13,15 +13,15 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// explaining is how long of one attempt goes into saying what nodes lack, beyond that they lack something.
+// explaining is how much time of one attempt is spent on explaining what nodes lack.
 const explaining = 500 * time.Millisecond
 
 const cannot = "cannot allocate all claims"
 
 var unexplained = framework.RefuseForGood(Name, cannot)
 
-// explainNode says what a node lacks: for each request how many devices it could get there by itself. Where each could get all of
-// its devices, it is together that they cannot.
+// explainNode returns what a node lacks: for each request, how many devices it could get alone. If
+// each request alone succeeds, the requests fail only together.
 func (st *state) explainNode(ctx context.Context, node *v1.Node) *framework.Status {
 	if st.explain.IsZero() {
 		st.explain = time.Now().Add(st.explains)
@@ -46,7 +46,8 @@ func (st *state) explainNode(ctx context.Context, node *v1.Node) *framework.Stat
 	return framework.RefuseForGood(Name, cannot+": "+strings.Join(lacks, "; "))
 }
 
-// missingDevices says what one request lacks on a node; "" when nothing. It fails when that cannot be told (in time).
+// missingDevices returns what one request lacks on a node; "" if nothing. It returns false if that
+// cannot be determined in time.
 func (st *state) missingDevices(ctx context.Context, node *v1.Node, claim *resourcev1.ResourceClaim, r *resourcev1.DeviceRequest) (string, bool) {
 	var failed error
 	gets := func(count int64) bool {
@@ -77,7 +78,7 @@ func (st *state) missingDevices(ctx context.Context, node *v1.Node, claim *resou
 	}
 	want := int(r.Exactly.Count)
 	most := 0
-	if want == 1 || gets(1) { // of one device it is known, most often, that there is none
+	if want == 1 || gets(1) { // for one device it is usually known that there is none
 		most = sort.Search(want, func(n int) bool { return failed != nil || !gets(int64(n+1)) })
 	}
 	if failed != nil || most == want {

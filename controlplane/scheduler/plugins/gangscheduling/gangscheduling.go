@@ -1,6 +1,6 @@
-// Package gangscheduling places pods of a PodGroup together or not at all: none of them is bound before as many as the
-// group's policy says have a node. The scheduler tries the pods of such a group in one turn; what this plugin says at
-// Permit decides what becomes of them.
+// Package gangscheduling places the pods of a PodGroup together or not at all. No pod is bound
+// before as many pods as the group's policy requires have a node. The scheduler tries the pods of
+// such a group in one attempt; this plugin's Permit decides whether they are bound.
 package gangscheduling
 
 import (
@@ -16,13 +16,13 @@ import (
 // Name of the plugin.
 const Name = framework.GangScheduling
 
-// Plugin holds the pods of a group until they are enough.
+// Plugin delays the pods of a group until enough of them have a node.
 type Plugin struct{ H *framework.Handle }
 
 // Name implements framework.Plugin.
 func (Plugin) Name() string { return Name }
 
-// PreFilter implements framework.PreFilter: pods wait for their group, and for the others of it.
+// PreFilter implements framework.PreFilter: pods wait for their group to exist and to be complete.
 func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]struct{}, *framework.Status) {
 	key, ok := framework.GroupOf(c.Pod.Pod)
 	if !ok {
@@ -34,13 +34,15 @@ func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]str
 	case g.Mixed:
 		return nil, framework.RefuseForGood(Name, fmt.Sprintf("pods of pod group %s name different schedulers", g.Name))
 	case g.Able < g.Least:
-		// How many are missing changes with each pod that comes, and would be told to all the others each time.
+		// The message omits how many pods are missing: otherwise it would change for all pods with
+		// each new one.
 		return nil, framework.RefuseForGood(Name, fmt.Sprintf("pod group %s has fewer than the %d pods that it needs", g.Name, g.Least))
 	}
 	return nil, nil
 }
 
-// Permit implements framework.Permit. It takes no time of its own: the scheduler's turn with the group ends the wait.
+// Permit implements framework.Permit. The delay has no timeout of its own: the scheduler's group
+// attempt ends it.
 func (p Plugin) Permit(_ context.Context, c *framework.Cycle, _ string) (*framework.Status, time.Duration) {
 	key, ok := framework.GroupOf(c.Pod.Pod)
 	if !ok || p.H.Group(key).Needs() == 0 {
@@ -49,8 +51,9 @@ func (p Plugin) Permit(_ context.Context, c *framework.Cycle, _ string) (*framew
 	return &framework.Status{Code: framework.Wait, Plugin: Name}, 0
 }
 
-// MayHelp implements framework.Requeue. Room does not wake those that only shared the fate of others: who found none is
-// woken by the plugin that refused it, and takes the group along. Neither does a pod that comes: it does so too.
+// MayHelp implements framework.Requeue. Pods that were refused only because of their group are not
+// woken by free capacity or by new pods. The pod that was refused by another plugin is woken, and
+// takes the group with it.
 func (Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
 	mine, _ := framework.GroupOf(pod)
 	switch x := obj.(type) {

@@ -1,4 +1,4 @@
-// Package imagelocality prefers nodes that hold the pod's images already.
+// Package imagelocality prefers nodes that already have the pod's images.
 package imagelocality
 
 import (
@@ -13,7 +13,7 @@ import (
 // Name of the plugin.
 const Name = "ImageLocality"
 
-// Sizes, per container, below which an image counts for nothing and above which for all.
+// Sizes per container: below the first an image does not count, above the second it counts fully.
 const (
 	least = 23 << 20
 	most  = 1000 << 20
@@ -25,7 +25,8 @@ type Plugin struct{}
 // Name implements framework.Plugin.
 func (Plugin) Name() string { return Name }
 
-// state: per image the share of nodes that hold it. One that few hold counts less, or all pods would pile up there.
+// state holds, per image, the share of nodes that have it. An image that few nodes have counts
+// less, so that pods do not concentrate there.
 type state struct {
 	images map[string]float64
 	count  int64
@@ -59,7 +60,7 @@ func (Plugin) PreScore(_ context.Context, c *framework.Cycle, nodes []*framework
 	return nil
 }
 
-// withDefaultTag is the image's name with the tag that is meant when there is none.
+// withDefaultTag returns the image's name with the default tag if it has none.
 func withDefaultTag(image string) string {
 	if strings.LastIndex(image, ":") <= strings.LastIndex(image, "/") && !strings.Contains(image, "@") {
 		return image + ":latest"

@@ -1,5 +1,5 @@
-// Package interpodaffinity places pods beside other pods, or apart from them: by what the pod itself requires and
-// prefers, and by what pods that run already do.
+// Package interpodaffinity implements inter-pod affinity and anti-affinity: required and preferred
+// terms of the pod itself, and terms of pods on nodes.
 package interpodaffinity
 
 import (
@@ -20,24 +20,25 @@ var (
 	unwanted = framework.Refuse(Name, "node(s) didn't satisfy existing pods anti-affinity rules")
 )
 
-// defaultHardWeight is what a required affinity of a pod weighs for the pods that it wants beside it.
+// defaultHardWeight is the default weight that a required affinity term of a pod on a node has for
+// matching pods.
 const defaultHardWeight = 1
 
-// Plugin filters and scores by other pods. The zero value is the default.
+// Plugin filters and scores by inter-pod affinity. The zero value is the default.
 type Plugin struct {
-	// HardWeight is what required affinity of pods on nodes weighs; nil is 1.
+	// HardWeight is the weight of required affinity terms of pods on nodes; nil means 1.
 	HardWeight *int32
-	// OwnOnly rates nothing for a pod without preferred terms of its own: what pods on nodes prefer counts for others only.
+	// OwnOnly disables scoring for pods without preferred terms of their own.
 	OwnOnly bool
 }
 
 // Name implements framework.Plugin.
 func (Plugin) Name() string { return Name }
 
-// state is what one attempt knows.
+// state is the state of one attempt.
 type state struct {
-	required []rule // together: the pods that count meet all of them
-	founder  bool   // the pod meets its own required terms: it may be the first of its group
+	required []rule // the pods must match all of them
+	founder  bool   // the pod matches its own required terms, so it may be the first of its group
 	avoided  []rule
 	existing []*framework.Carried
 
@@ -45,7 +46,7 @@ type state struct {
 	weighing []*framework.Carried
 }
 
-// rule is a term with the pods that it is about.
+// rule is a term with its matching pods.
 type rule struct {
 	framework.Term
 	domains *framework.Domains
@@ -71,7 +72,7 @@ func (Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]struc
 			st.avoided = append(st.avoided, rule{t, x.Domains(x.Set(t.Peers), t.Key, framework.EveryNode)})
 		}
 	}
-	// A pod that is nominated but on no node yet may refuse this one too.
+	// A nominated pod without a node may refuse this pod too.
 	if len(st.existing)+len(st.required)+len(st.avoided)+len(c.Snapshot.Nominated) == 0 {
 		return nil, framework.SkipStatus
 	}
@@ -105,7 +106,7 @@ func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInf
 	return nil
 }
 
-// satisfiesAffinity says whether the pods that are required are in the node's domains.
+// satisfiesAffinity reports whether pods that match the required terms are in the node's domains.
 func (st *state) satisfiesAffinity(c *framework.Cycle, n *framework.NodeInfo) bool {
 	if len(st.required) == 0 {
 		return true
@@ -129,7 +130,8 @@ func (st *state) satisfiesAffinity(c *framework.Cycle, n *framework.NodeInfo) bo
 	return there || !any && st.founder
 }
 
-// satisfiesAntiAffinity says whether none of the pods that are avoided is in the node's domains.
+// satisfiesAntiAffinity reports whether no pod that matches an anti-affinity term is in the node's
+// domains.
 func (st *state) satisfiesAntiAffinity(c *framework.Cycle, n *framework.NodeInfo) bool {
 	changed := len(c.With)+len(c.Without) > 0
 	for i := range st.avoided {
@@ -149,7 +151,8 @@ func (st *state) satisfiesAntiAffinity(c *framework.Cycle, n *framework.NodeInfo
 	return true
 }
 
-// satisfiesExistingAntiAffinity says whether no pod in the node's domains avoids this one.
+// satisfiesExistingAntiAffinity reports whether no pod in the node's domains has an anti-affinity
+// term that matches this pod.
 func (st *state) satisfiesExistingAntiAffinity(c *framework.Cycle, n *framework.NodeInfo) bool {
 	for _, e := range st.existing {
 		at := e.At(n)
@@ -177,7 +180,7 @@ func (st *state) satisfiesExistingAntiAffinity(c *framework.Cycle, n *framework.
 	return true
 }
 
-// countAntiAffinityTerm is how often the pod has the anti-affinity term.
+// countAntiAffinityTerm returns how often the pod has the anti-affinity term.
 func countAntiAffinityTerm(pod *framework.PodInfo, term framework.Term) int {
 	if pod.Affinity == nil {
 		return 0
@@ -218,8 +221,8 @@ func (p Plugin) PreScore(_ context.Context, c *framework.Cycle, _ []*framework.N
 	return nil
 }
 
-// Score implements framework.Score: the weights of the terms, once for each pod in the node's domains that is meant
-// by one of this pod's, or means this pod by one of its own.
+// Score implements framework.Score: the sum of the weights of terms, once for each pod in the
+// node's domains that matches a term of this pod, or that has a term which matches this pod.
 func (p Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) (int64, *framework.Status) {
 	st, ok := c.Get(Name).(*state)
 	if !ok {
@@ -243,7 +246,8 @@ func (p Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeIn
 	return sum, nil
 }
 
-// NormalizeScore implements framework.NormalizeScore: from the least, which may be below zero, to the most.
+// NormalizeScore implements framework.NormalizeScore: it scales from the lowest score, which may be
+// negative, to the highest.
 func (Plugin) NormalizeScore(_ context.Context, _ *framework.Cycle, scores []int64) *framework.Status {
 	least, most := int64(math.MaxInt64), int64(math.MinInt64)
 	for _, s := range scores {
@@ -257,8 +261,8 @@ func (Plugin) NormalizeScore(_ context.Context, _ *framework.Cycle, scores []int
 	return nil
 }
 
-// MayHelp implements framework.Requeue: a pod that is required came, one that is avoided or avoids this one went, or
-// a node came by which there are new domains. Labels of namespaces may change who is meant.
+// MayHelp implements framework.Requeue: a required pod was added, an avoided or avoiding pod was
+// removed, or a node added domains. Labels of namespaces may change which pods match.
 func (Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
 	own := framework.AffinityOf(pod)
 	switch o := obj.(type) {
@@ -267,7 +271,7 @@ func (Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
 		case framework.PodAdded:
 			return wants(own, o)
 		case framework.PodRemoved:
-			// With the last of its group gone, a pod may found it anew.
+			// After the last pod of its group is removed, a pod may be the first again.
 			return parts(own, pod, o) || wants(own, o)
 		}
 	case framework.PodUpdate:
@@ -280,8 +284,8 @@ func (Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
 	return false
 }
 
-// wants says whether one of the required terms may mean the other pod. Without the labels of namespaces, all that a
-// term chooses by them may be meant.
+// wants reports whether a required term may match the other pod. Namespaces that a term selects by
+// labels are assumed to match.
 func wants(own *framework.Affinity, other *v1.Pod) bool {
 	if own == nil {
 		return false
@@ -294,7 +298,7 @@ func wants(own *framework.Affinity, other *v1.Pod) bool {
 	return false
 }
 
-// parts says whether one of the pods may avoid the other.
+// parts reports whether an anti-affinity term of either pod may match the other.
 func parts(own *framework.Affinity, pod, other *v1.Pod) bool {
 	if own != nil {
 		for _, t := range own.Avoided {

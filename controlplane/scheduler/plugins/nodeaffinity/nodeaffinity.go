@@ -1,5 +1,5 @@
-// Package nodeaffinity keeps a pod to the nodes that its node selector and required node affinity
-// match, and prefers those that its preferred terms match.
+// Package nodeaffinity filters nodes by a pod's node selector and required node affinity, and
+// prefers nodes that its preferred terms match.
 package nodeaffinity
 
 import (
@@ -23,11 +23,12 @@ var (
 
 // Plugin filters and scores by node labels. The zero value is the default.
 type Plugin struct {
-	// Added is what all pods require and prefer besides their own; nil is nothing. It is valid.
+	// Added is affinity that applies to all pods in addition to their own; nil means none. It must
+	// be valid.
 	Added *v1.NodeAffinity
 }
 
-// state is what PreFilter and PreScore look up once.
+// state holds the lookups of PreFilter and PreScore.
 type state struct {
 	required  *framework.PerNode // 1 = matches
 	added     *framework.PerNode
@@ -55,7 +56,7 @@ func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]str
 		return nil, nil
 	}
 	only := nodesByName(terms)
-	if only == nil { // what names nodes is not asked of others, and mostly not twice
+	if only == nil { // a pod that names its nodes is rarely tried twice, so nothing is cached
 		st.required = requiredNodes(c, spec.NodeSelector, terms)
 	}
 	if st.required == nil {
@@ -66,8 +67,8 @@ func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]str
 	return only, nil
 }
 
-// requiredNodes is what is kept of the nodes that a node selector and required terms match. It is nil when the terms cannot be
-// read.
+// requiredNodes returns the cached matches of a node selector and required terms. It is nil if the
+// terms are invalid.
 func requiredNodes(c *framework.Cycle, selector map[string]string, terms *v1.NodeSelector) *framework.PerNode {
 	return c.Snapshot.Index.PerNode(Name+" required "+ruleID(selector, terms), func() (func(*v1.Node) int32, bool) {
 		if terms != nil {
@@ -75,7 +76,7 @@ func requiredNodes(c *framework.Cycle, selector map[string]string, terms *v1.Nod
 				return nil, false
 			}
 		}
-		// Of the pod only what is described is kept.
+		// Only the fields that are part of the ID are used.
 		r := nodeaffinity.GetRequiredNodeAffinity(&v1.Pod{Spec: v1.PodSpec{NodeSelector: selector,
 			Affinity: &v1.Affinity{NodeAffinity: &v1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: terms}}}})
 		return func(n *v1.Node) int32 {
@@ -87,7 +88,7 @@ func requiredNodes(c *framework.Cycle, selector map[string]string, terms *v1.Nod
 	})
 }
 
-// ruleID writes rules down, equal ones alike. They are plain API types: they can be written.
+// ruleID encodes rules; equal rules give equal texts. Rules are API types, so encoding cannot fail.
 func ruleID(rules ...any) string {
 	b, err := json.Marshal(rules)
 	if err != nil {
@@ -103,7 +104,8 @@ func requiredTerms(spec *v1.PodSpec) *v1.NodeSelector {
 	return spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
 }
 
-// nodesByName is the set of nodes when every term names some (a DaemonSet's pods do); nil when not.
+// nodesByName returns the node names if every term requires names, as for a DaemonSet's pods;
+// otherwise nil.
 func nodesByName(s *v1.NodeSelector) map[string]struct{} {
 	if s == nil || len(s.NodeSelectorTerms) == 0 {
 		return nil

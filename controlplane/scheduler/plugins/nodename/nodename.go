@@ -1,4 +1,4 @@
-// Package nodename lets a pod that names its node go there only.
+// Package nodename restricts a pod that names a node to that node.
 package nodename
 
 import (

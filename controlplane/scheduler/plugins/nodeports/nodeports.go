@@ -1,4 +1,4 @@
-// Package nodeports keeps two pods from wanting the same host port of a node.
+// Package nodeports prevents two pods of a node from using the same host port.
 package nodeports
 
 import (

@@ -1,6 +1,6 @@
-// Package noderesourcesfit keeps the requests on a node within what the node can allocate: CPU, memory,
-// ephemeral storage, number of pods, and every extended resource. Of the nodes that fit it prefers those with the most
-// left, or as its strategy says.
+// Package noderesourcesfit keeps the requests on a node within its allocatable resources: CPU,
+// memory, ephemeral storage, number of pods, and extended resources. It scores feasible nodes by
+// free resources, or by the configured strategy.
 package noderesourcesfit
 
 import (
@@ -17,7 +17,7 @@ import (
 // Name of the plugin.
 const Name = "NodeResourcesFit"
 
-// The common refusals are made once.
+// Common refusals, allocated once.
 var (
 	tooManyPods = framework.Refuse(Name, "Too many pods")
 	noCPU       = framework.Refuse(Name, "Insufficient cpu")
@@ -26,7 +26,8 @@ var (
 
 // Plugin filters and scores by resources. The zero value is the default.
 type Plugin struct {
-	// Ignored are extended resources, and IgnoredGroups what stands before the / of such, that the filter does not look at.
+	// Ignored are extended resources, and IgnoredGroups prefixes before the / of such resources,
+	// that the filter ignores.
 	Ignored, IgnoredGroups []string
 	Strategy               *Strategy // nil = Least
 }

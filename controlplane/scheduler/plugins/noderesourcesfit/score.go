@@ -10,31 +10,31 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// Strategy rates a node by how much of its resources is asked for, the pod's own requests among them.
+// Strategy scores a node by the utilization of its resources, including the pod's own requests.
 type Strategy struct {
 	Kind Kind
-	// Resources that count, each with a weight above 0; none = CPU and memory, alike.
+	// Resources that count, each with a positive weight; none = CPU and memory with equal weights.
 	Resources []Resource
-	// Shape is Ratio's: what a node is worth at a percentage of use, by rising use.
+	// Shape belongs to Ratio: the score at a percentage of utilization, in increasing order.
 	Shape []Step
 }
 
-// Kind is one of the strategies.
+// Kind is the kind of a strategy.
 type Kind uint8
 
 const (
-	Least Kind = iota // the more is left the better
-	Most              // the less is left the better
-	Ratio             // as the shape says
+	Least Kind = iota // more free resources are better
+	Most              // fewer free resources are better
+	Ratio             // score by Shape
 )
 
-// Resource is one that counts.
+// Resource is a resource with its weight.
 type Resource struct {
 	Name   v1.ResourceName
 	Weight int64
 }
 
-// Step is a point of a shape: Score is from 0 to framework.MaxScore.
+// Step is a point of a shape. Score is from 0 to framework.MaxScore.
 type Step struct{ Utilization, Score int64 }
 
 // Score implements framework.Score: the weighted mean over the resources that the node has.
@@ -55,7 +55,7 @@ func (p Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeIn
 		}
 		score := s.scoreUtilization(used, have)
 		if s.Kind == Ratio && score <= 0 {
-			continue // what is worth nothing is left out of the mean, as Kubernetes does
+			continue // as in Kubernetes, a resource with score 0 is left out of the mean
 		}
 		sum += score * r.Weight
 		weights += r.Weight
@@ -71,7 +71,7 @@ func (p Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeIn
 
 var bothAlike = []Resource{{v1.ResourceCPU, 1}, {v1.ResourceMemory, 1}}
 
-// leastOfBoth is the default: the mean over CPU and memory of the share that stays free, in percent.
+// leastOfBoth is the default score: the mean over CPU and memory of the free share, in percent.
 func leastOfBoth(pod *framework.PodInfo, n *framework.NodeInfo) int64 {
 	var sum, kinds int64
 	for _, r := range [2][2]int64{
@@ -93,8 +93,9 @@ func leastOfBoth(pod *framework.PodInfo, n *framework.NodeInfo) int64 {
 	return sum / kinds
 }
 
-// requestedAndAllocatable is how much of a resource would be asked for on the node, and how much it has: 0 for what does not concern the
-// pod. Pods that ask for no CPU or memory are counted with a guess.
+// requestedAndAllocatable returns how much of a resource would be requested on the node, and how
+// much the node has. Both are
+// 0 for a resource that does not concern the pod. Pods without CPU or memory requests are counted with defaults.
 func requestedAndAllocatable(pod *framework.PodInfo, n *framework.NodeInfo, name v1.ResourceName) (used, have int64) {
 	switch name {
 	case v1.ResourceCPU:
@@ -109,7 +110,7 @@ func requestedAndAllocatable(pod *framework.PodInfo, n *framework.NodeInfo, name
 	return saturate.Add(n.Requested.Of(name), want), n.Allocatable.Of(name)
 }
 
-// scoreUtilization is what so much use of one resource is worth. have is above 0.
+// scoreUtilization returns the score for the utilization of one resource. have must be positive.
 func (s *Strategy) scoreUtilization(used, have int64) int64 {
 	switch s.Kind {
 	case Most:
@@ -123,7 +124,8 @@ func (s *Strategy) scoreUtilization(used, have int64) int64 {
 	return saturate.MulDiv(max(have-used, 0), framework.MaxScore, have)
 }
 
-// interpolate is the line through the steps, level before the first and after the last.
+// interpolate returns the value at a point of the line through the steps, which is constant before
+// the first and after the last step.
 func interpolate(steps []Step, at int64) int64 {
 	for i, now := range steps {
 		if at > now.Utilization {

@@ -1,4 +1,4 @@
-// Package nodeunschedulable keeps pods away from cordoned nodes, unless they tolerate that.
+// Package nodeunschedulable keeps pods off cordoned nodes, unless they tolerate the taint.
 package nodeunschedulable
 
 import (

@@ -1,4 +1,5 @@
-// Package nodevolumelimits keeps the volumes of a driver on a node within what the driver says the node takes.
+// Package nodevolumelimits keeps the number of a driver's volumes on a node within the driver's
+// limit.
 package nodevolumelimits
 
 import (
@@ -21,10 +22,10 @@ type Plugin struct{ H *framework.Handle }
 // Name implements framework.Plugin.
 func (Plugin) Name() string { return Name }
 
-// one is a volume of a driver, or the claim for which the driver is still to make it.
+// one is a volume of a driver, or a claim whose volume is not provisioned yet.
 type one struct{ driver, id string }
 
-// csiVolumes lists the volumes of CSI drivers that the claims of a pod lead to.
+// csiVolumes returns the volumes of CSI drivers that the claims of a pod refer to.
 func (p Plugin) csiVolumes(pod *framework.PodInfo) []one {
 	var out []one
 	for _, name := range pod.Claims {

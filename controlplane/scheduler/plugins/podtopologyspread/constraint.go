@@ -13,7 +13,7 @@ import (
 	"keelson.dev/keelson/controlplane/scheduler/framework"
 )
 
-// constraint is a TopologySpreadConstraint made ready.
+// constraint is a parsed TopologySpreadConstraint.
 type constraint struct {
 	key                 string
 	maxSkew, minDomains int
@@ -23,7 +23,7 @@ type constraint struct {
 	honorTaints         bool
 }
 
-// The constraints of pods that have none of their own.
+// The default constraints of pods without constraints.
 var system = []v1.TopologySpreadConstraint{
 	{TopologyKey: v1.LabelHostname, WhenUnsatisfiable: v1.ScheduleAnyway, MaxSkew: 3},
 	{TopologyKey: v1.LabelTopologyZone, WhenUnsatisfiable: v1.ScheduleAnyway, MaxSkew: 5},
@@ -31,7 +31,7 @@ var system = []v1.TopologySpreadConstraint{
 
 func podLabels(pod *v1.Pod) labels.Set { return labels.Set(pod.Labels) }
 
-// constraintsOf makes the pod's constraints of one kind ready.
+// constraintsOf returns the pod's parsed constraints of one kind.
 func constraintsOf(pod *v1.Pod, action v1.UnsatisfiableConstraintAction) []constraint {
 	var out []constraint
 	for i := range pod.Spec.TopologySpreadConstraints {
@@ -53,8 +53,8 @@ func newConstraint(pod *v1.Pod, c *v1.TopologySpreadConstraint, selector labels.
 	return out
 }
 
-// selectorOf is the constraint's selector with the pod's values of matchLabelKeys, which the API server has put there
-// already for pods that were made through it.
+// selectorOf returns the constraint's selector with the pod's values of matchLabelKeys. The API
+// server has already added those to pods that were created through it.
 func selectorOf(pod *v1.Pod, c *v1.TopologySpreadConstraint) labels.Selector {
 	sel, err := metav1.LabelSelectorAsSelector(c.LabelSelector)
 	if err != nil {
@@ -70,8 +70,8 @@ func selectorOf(pod *v1.Pod, c *v1.TopologySpreadConstraint) labels.Selector {
 	return sel
 }
 
-// eligibleNodes are those that take part: with all the keys, and such as the pod's node affinity and tolerations allow,
-// where the policies say so.
+// eligibleNodes selects the nodes that take part: nodes with all keys that, depending on the
+// constraint's policies, the pod's node affinity and tolerations allow.
 func (c *constraint) eligibleNodes(pod *v1.Pod, keys []string) framework.Nodes {
 	var id strings.Builder
 	id.WriteString(strings.Join(keys, "\x00"))
@@ -105,7 +105,8 @@ func (c *constraint) eligibleNodes(pod *v1.Pod, keys []string) framework.Nodes {
 	}}
 }
 
-// appendID adds what a choice of nodes depends on. These are plain API types: they can be written.
+// appendID appends a value that the selection of nodes depends on. The values are API types, so
+// encoding cannot fail.
 func appendID(id *strings.Builder, what string, v any) {
 	id.WriteString("\x01" + what + "\x01")
 	b, err := json.Marshal(v)
@@ -125,8 +126,8 @@ func toleratesTaints(n *v1.Node, tolerations []v1.Toleration) bool {
 	return true
 }
 
-// defaultConstraints are the constraints of one kind of a pod that has none: by what the Services that select it and its owner
-// select.
+// defaultConstraints returns the constraints of one kind for a pod without constraints. Their
+// selector is that of the pod's Services and owner.
 func defaultConstraints(c *framework.Cycle, list []v1.TopologySpreadConstraint, action v1.UnsatisfiableConstraintAction) []constraint {
 	pod, w := c.Pod.Pod, &c.Snapshot.Workloads
 	merged := labels.Set{}

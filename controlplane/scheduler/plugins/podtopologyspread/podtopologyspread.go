@@ -1,7 +1,8 @@
-// Package podtopologyspread keeps the pods of a group spread over zones, nodes or whatever labels of nodes say:
-// no domain may hold more than maxSkew pods above the one that holds fewest (DoNotSchedule), or should not
-// (ScheduleAnyway). Pods without constraints that belong to a Service, ReplicaSet, StatefulSet or
-// ReplicationController are spread a little over nodes and zones, as kube-scheduler does by default.
+// Package podtopologyspread spreads the pods of a group over topology domains such as zones and
+// nodes. No domain may (DoNotSchedule), or should (ScheduleAnyway), have more than maxSkew pods
+// above the domain with the fewest. Pods without constraints that belong to a Service, ReplicaSet,
+// StatefulSet or ReplicationController are spread over nodes and zones by default, as in
+// kube-scheduler.
 package podtopologyspread
 
 import (
@@ -26,8 +27,8 @@ var (
 
 // Plugin filters and scores by topology. The zero value is the default.
 type Plugin struct {
-	// Listed has pods without constraints follow Defaults instead of those that Kubernetes knows. Their selectors are
-	// empty: they follow from what a pod belongs to.
+	// Listed replaces Kubernetes' default constraints for pods without constraints by Defaults.
+	// Their selectors are empty, because they follow from the pod's owner.
 	Listed   bool
 	Defaults []v1.TopologySpreadConstraint
 }
@@ -35,19 +36,19 @@ type Plugin struct {
 // Name implements framework.Plugin.
 func (Plugin) Name() string { return Name }
 
-// state is what one attempt knows of its pod's constraints.
+// state is the state of one attempt.
 type state struct {
 	hard []counted
 	soft *softState
 }
 
-// counted is a constraint with the pods that it is about.
+// counted is a constraint with the counts of its pods.
 type counted struct {
 	constraint
 	set     *framework.PodSet
 	domains *framework.Domains
-	self    int // 1 when the pod is one of those counted
-	least   int // pods in any domain that counts; 0 where there are fewer domains than there must be
+	self    int // 1 if the pod matches its own selector
+	least   int // lowest pod count of any eligible domain; 0 if there are fewer domains than minDomains
 }
 
 // PreFilter implements framework.PreFilter.
@@ -63,7 +64,8 @@ func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]str
 	return nil, nil
 }
 
-// countPods looks the constraints' pods up. With whole, only nodes with the keys of all constraints take part.
+// countPods looks up the counts of the constraints' pods. If whole is set, only nodes with the keys
+// of all constraints take part.
 func countPods(c *framework.Cycle, list []constraint, whole bool) []counted {
 	pod, x := c.Pod.Pod, c.Snapshot.Index
 	var keys []string
@@ -115,11 +117,11 @@ func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInf
 	return nil
 }
 
-// softState is what PreScore works out.
+// softState is the result of PreScore.
 type softState struct {
 	list    []counted
-	weights []float64 // by topology: the more domains, the more a pod in one of them counts
-	whole   bool      // nodes that lack a key are not rated
+	weights []float64 // by topology: with more domains, a pod in one of them counts more
+	whole   bool      // nodes that lack a key are not scored
 }
 
 // PreScore implements framework.PreScore.
@@ -158,7 +160,7 @@ func (p Plugin) PreScore(_ context.Context, c *framework.Cycle, nodes []*framewo
 	return nil
 }
 
-// lacksTopologyKey says whether the node is without one of the keys.
+// lacksTopologyKey reports whether the node lacks one of the keys.
 func (st *softState) lacksTopologyKey(n *framework.NodeInfo) bool {
 	for i := range st.list {
 		if st.list[i].domains.At(n) == framework.NoDomain {
@@ -177,10 +179,11 @@ func hasKeys(n *v1.Node, list []constraint) bool {
 	return true
 }
 
-// unrated marks a node that lacks a key: it comes last.
+// unrated is the score of a node that lacks a key; it comes last.
 const unrated = -1
 
-// Score implements framework.Score: the pods in the node's domains, weighed. Fewer are better.
+// Score implements framework.Score: the weighted number of pods in the node's domains. Fewer are
+// better.
 func (Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) (int64, *framework.Status) {
 	st, ok := c.Get(Name).(*state)
 	if !ok || st.soft == nil {
@@ -202,13 +205,14 @@ func (Plugin) Score(_ context.Context, c *framework.Cycle, n *framework.NodeInfo
 		} else {
 			pods = k.domains.Pods(at)
 		}
-		// A greater skew that is allowed makes differences between domains smaller in proportion.
+		// A larger maxSkew makes differences between domains relatively smaller.
 		sum += float64(pods)*st.soft.weights[i] + float64(k.maxSkew-1)
 	}
 	return int64(math.Round(sum)), nil
 }
 
-// NormalizeScore implements framework.NormalizeScore: the fewest pods are the best, what is not rated the worst.
+// NormalizeScore implements framework.NormalizeScore: the fewest pods are the best, unrated nodes
+// the worst.
 func (Plugin) NormalizeScore(_ context.Context, _ *framework.Cycle, scores []int64) *framework.Status {
 	least, most := int64(math.MaxInt64), int64(0)
 	for _, s := range scores {
@@ -229,10 +233,11 @@ func (Plugin) NormalizeScore(_ context.Context, _ *framework.Cycle, scores []int
 	return nil
 }
 
-// MayHelp implements framework.Requeue: pods that are counted came, went or changed, or a node that may take part.
+// MayHelp implements framework.Requeue: matching pods were added, removed or changed, or a node
+// that may take part.
 func (p Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
 	if p.Listed && len(pod.Spec.TopologySpreadConstraints) == 0 {
-		return true // who is counted follows from what the pod belongs to, which may have changed
+		return true // matching pods depend on the pod's owner, which may have changed
 	}
 	list := constraintsOf(pod, v1.DoNotSchedule)
 	counts := func(p *v1.Pod) bool {
@@ -255,7 +260,7 @@ func (p Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
 		switch e {
 		case framework.NodeAdded, framework.NodeTaints:
 			return hasKeys(o, list)
-		case framework.NodeLabels: // one that loses a key takes its empty domain along
+		case framework.NodeLabels: // a node that loses a key removes its empty domain
 			return true
 		}
 	}

@@ -1,5 +1,5 @@
-// Package tainttoleration keeps pods away from nodes with taints that they do not tolerate, and prefers nodes with
-// fewer PreferNoSchedule taints.
+// Package tainttoleration filters nodes with taints that the pod does not tolerate, and prefers
+// nodes with fewer PreferNoSchedule taints.
 package tainttoleration
 
 import (
@@ -26,7 +26,7 @@ func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInf
 	if t == nil {
 		return nil
 	}
-	// Nodes that are kept for something mostly share a taint, and so what is said of them.
+	// Dedicated nodes usually share a taint, and so the refusal is reused.
 	last, ok := c.Get(Name).(*refusal)
 	if !ok || last.key != t.Key || last.value != t.Value {
 		last = &refusal{t.Key, t.Value, framework.RefuseForGood(Name, fmt.Sprintf("node(s) had untolerated taint {%s: %s}", t.Key, t.Value))}
@@ -35,7 +35,7 @@ func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInf
 	return last.status
 }
 
-// refusal is the last one by a taint.
+// refusal is the last refusal because of a taint.
 type refusal struct {
 	key, value string
 	status     *framework.Status
@@ -51,7 +51,8 @@ func firstUntolerated(pod *v1.Pod, taints []v1.Taint) *v1.Taint {
 	return nil
 }
 
-// PreScore implements framework.PreScore: without a PreferNoSchedule taint anywhere all nodes are alike.
+// PreScore implements framework.PreScore: if no node has a PreferNoSchedule taint, scoring is
+// skipped.
 func (Plugin) PreScore(_ context.Context, _ *framework.Cycle, nodes []*framework.NodeInfo) *framework.Status {
 	for _, n := range nodes {
 		for i := range n.Taints {

@@ -1,6 +1,6 @@
-// Package volumebinding keeps a pod to the nodes that reach its volumes, and binds claims that wait
-// for their first consumer to a volume of the chosen node: to one that exists, or by asking the
-// provisioner to make one there (annotation volume.kubernetes.io/selected-node).
+// Package volumebinding restricts a pod to nodes that can reach its volumes. It binds claims that
+// wait for their first consumer: to an existing volume of the chosen node, or by requesting
+// provisioning there (annotation volume.kubernetes.io/selected-node).
 package volumebinding
 
 import (
@@ -26,10 +26,10 @@ import (
 // Name of the plugin.
 const Name = "VolumeBinding"
 
-// DefaultPatience bounds how long a pod keeps its place while its volumes are made.
+// DefaultPatience bounds how long a pod keeps its node while its volumes are provisioned.
 const DefaultPatience = 10 * time.Minute
 
-// noProvisioner is the provisioner of classes whose volumes are made by hand.
+// noProvisioner is the provisioner of classes whose volumes are created manually.
 const noProvisioner = "kubernetes.io/no-provisioner"
 
 var (
@@ -48,13 +48,14 @@ type Plugin struct {
 	*Promises
 }
 
-// Promises are the volumes chosen for pods that are not bound yet. All profiles of a scheduler go by the same.
+// Promises are the volumes that were chosen for pods that are not bound yet. All profiles of a
+// scheduler share them.
 type Promises struct {
 	mu       sync.Mutex
 	promised map[string]types.UID
 }
 
-// NewPromises are none.
+// NewPromises returns an empty Promises.
 func NewPromises() *Promises { return &Promises{promised: make(map[string]types.UID)} }
 
 // New returns the plugin.
@@ -65,14 +66,14 @@ func New(h *framework.Handle, promises *Promises, patience time.Duration) *Plugi
 // Name implements framework.Plugin.
 func (*Plugin) Name() string { return Name }
 
-// state is what one attempt knows of the pod's claims.
+// state is the state of one attempt.
 type state struct {
 	bound   []*v1.PersistentVolume
 	waiting []waitingClaim
-	chosen  map[string]*v1.PersistentVolume // claim → volume, for the reserved node
-	made    []*v1.PersistentVolumeClaim     // to be provisioned on the reserved node
-	asked   map[string]bool                 // claims seen with their selected node
-	node    *v1.Node                        // the reserved one
+	chosen  map[string]*v1.PersistentVolume // volume by claim, for the reserved node
+	made    []*v1.PersistentVolumeClaim     // claims to be provisioned on the reserved node
+	asked   map[string]bool                 // claims that were observed with their selected node
+	node    *v1.Node                        // the reserved node
 }
 
 type waitingClaim struct {
@@ -95,7 +96,7 @@ func (p *Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]st
 	return nil, nil
 }
 
-// addClaim sorts one claim into the state or says why the pod must wait.
+// addClaim adds one claim to the state, or returns why the pod must wait.
 func (p *Plugin) addClaim(pod *v1.Pod, name string, st *state) *framework.Status {
 	claim, ok := p.h.Claim(pod.Namespace, name)
 	switch {
@@ -103,7 +104,7 @@ func (p *Plugin) addClaim(pod *v1.Pod, name string, st *state) *framework.Status
 		return framework.RefuseForGood(Name, framework.AwaitsClaim(name))
 	case !ok:
 		return framework.RefuseForGood(Name, fmt.Sprintf("persistentvolumeclaim %q not found", name))
-	case framework.OwnsClaim(pod, name) && ephemeral.VolumeIsForPod(pod, claim) != nil: // somebody else's, by its name
+	case framework.OwnsClaim(pod, name) && ephemeral.VolumeIsForPod(pod, claim) != nil: // a claim of another owner with the same name
 		return framework.RefuseForGood(Name, ephemeral.VolumeIsForPod(pod, claim).Error())
 	case claim.DeletionTimestamp != nil:
 		return framework.RefuseForGood(Name, fmt.Sprintf("persistentvolumeclaim %q is being deleted", name))
@@ -123,7 +124,7 @@ func (p *Plugin) addClaim(pod *v1.Pod, name string, st *state) *framework.Status
 	if !ok || class.VolumeBindingMode == nil || *class.VolumeBindingMode != storagev1.VolumeBindingWaitForFirstConsumer {
 		return unbound
 	}
-	if claim.Spec.VolumeName != "" { // reserved by hand; the binder has yet to complete it
+	if claim.Spec.VolumeName != "" { // a user has set the volume; the volume controller still has to complete the binding
 		return unbound
 	}
 	st.waiting = append(st.waiting, waitingClaim{claim, class})
@@ -152,12 +153,13 @@ func (p *Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.Node
 	return s
 }
 
-// chooseVolumes finds, for a node, a volume for each waiting claim or says that it is to be made there.
+// chooseVolumes finds a volume on a node for each waiting claim, or decides that it is provisioned
+// there.
 func (p *Plugin) chooseVolumes(pod types.UID, claims []waitingClaim, node *v1.Node) (found map[string]*v1.PersistentVolume, made []*v1.PersistentVolumeClaim, s *framework.Status) {
 	taken, wanted := p.takenFrom(pod), make(map[string]int64)
 	for _, w := range claims {
 		if sel := w.claim.Annotations[volume.AnnSelectedNode]; sel != "" && sel != node.Name {
-			return nil, nil, wrongNode // a volume is being made elsewhere already
+			return nil, nil, wrongNode // a volume is being provisioned for another node already
 		}
 		pv, err := volume.FindMatchingVolume(w.claim, p.ofClass(w.class.Name), node, taken, true, true)
 		if err != nil {
@@ -177,7 +179,7 @@ func (p *Plugin) chooseVolumes(pod types.UID, claims []waitingClaim, node *v1.No
 		case !isTopologyAllowed(w.class.AllowedTopologies, node.Labels):
 			return nil, nil, topology
 		default:
-			if w.claim.Annotations[volume.AnnSelectedNode] != node.Name { // else it is being made there
+			if w.claim.Annotations[volume.AnnSelectedNode] != node.Name { // otherwise it is being provisioned there
 				if s := p.hasRoom(w, wanted, node); s != nil {
 					return nil, nil, s
 				}
@@ -188,8 +190,9 @@ func (p *Plugin) chooseVolumes(pod types.UID, claims []waitingClaim, node *v1.No
 	return found, made, nil
 }
 
-// hasRoom says why a driver that tells how much room it has can make no volume on a node, besides those of the same
-// class that the pod wants as well: their sizes are summed up in wanted. It is nil where it can.
+// hasRoom returns why a driver that publishes its storage capacity cannot create a volume on a
+// node; nil if it can. wanted holds the total size, per storage class, of the volumes that the pod
+// needs in addition.
 func (p *Plugin) hasRoom(w waitingClaim, wanted map[string]int64, node *v1.Node) *framework.Status {
 	if p.h.KnowsRoom == nil || !p.h.KnowsRoom(w.class.Provisioner) {
 		return nil
@@ -215,7 +218,7 @@ func (p *Plugin) hasRoom(w waitingClaim, wanted map[string]int64, node *v1.Node)
 	return refused
 }
 
-// takenFrom are the volumes promised to other pods.
+// takenFrom returns the volumes that are promised to other pods.
 func (p *Promises) takenFrom(pod types.UID) map[string]*v1.PersistentVolume {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -238,11 +241,12 @@ func (p *Plugin) ofClass(class string) []*v1.PersistentVolume {
 	return out
 }
 
-// reachedFrom is written by the control plane on claims whose volume is to be made of a snapshot or of another volume:
-// the node affinity of that, in JSON.
+// reachedFrom is an annotation that the control plane writes on claims with a snapshot or volume as
+// data source. Its value is the node affinity of the source, in JSON.
 const reachedFrom = "keelson.dev/reached-from"
 
-// canReachSource says whether a node reaches what a claim's volume is to be made of. What is not understood is left to who makes it.
+// canReachSource reports whether a node can reach a claim's data source. An annotation that cannot
+// be decoded is left to the provisioner.
 func canReachSource(c *v1.PersistentVolumeClaim, have map[string]string) bool {
 	text := c.Annotations[reachedFrom]
 	if text == "" {
@@ -255,7 +259,8 @@ func canReachSource(c *v1.PersistentVolumeClaim, have map[string]string) bool {
 	return volume.CheckNodeAffinity(pv, have) == nil
 }
 
-// isTopologyAllowed says whether the node's labels meet one of the terms; no terms allow every node.
+// isTopologyAllowed reports whether the node's labels match one of the terms. Without terms every
+// node matches.
 func isTopologyAllowed(terms []v1.TopologySelectorTerm, have map[string]string) bool {
 	if len(terms) == 0 {
 		return true
@@ -284,7 +289,7 @@ func (p *Plugin) Reserve(_ context.Context, c *framework.Cycle, node string) *fr
 	}
 	n := c.Snapshot.ByName[node]
 	if n == nil {
-		return framework.Refuse(Name, fmt.Sprintf("node %q is gone", node))
+		return framework.Refuse(Name, fmt.Sprintf("node %q no longer exists", node))
 	}
 	found, made, s := p.chooseVolumes(c.Pod.Pod.UID, st.waiting, n.Node)
 	if !s.OK() {
@@ -319,7 +324,8 @@ func (p *Promises) releasePod(pod types.UID) {
 	}
 }
 
-// PreBind implements framework.PreBind: it writes the choice and waits until every claim is bound.
+// PreBind implements framework.PreBind: it writes the chosen volumes and waits until every claim is
+// bound.
 func (p *Plugin) PreBind(ctx context.Context, c *framework.Cycle, node string) *framework.Status {
 	st, ok := c.Get(Name).(*state)
 	if !ok || len(st.waiting) == 0 {
@@ -346,7 +352,8 @@ func (p *Plugin) PreBind(ctx context.Context, c *framework.Cycle, node string) *
 	return nil
 }
 
-// bindVolume writes the claim into the volume; the persistent volume controller completes the other side.
+// bindVolume writes the claim into the volume. The persistent volume controller completes the
+// binding.
 func (p *Plugin) bindVolume(ctx context.Context, pv *v1.PersistentVolume, claim *v1.PersistentVolumeClaim) error {
 	next, dirty, err := volume.GetBindVolumeToClaim(pv, claim)
 	if err != nil {
@@ -361,7 +368,7 @@ func (p *Plugin) bindVolume(ctx context.Context, pv *v1.PersistentVolume, claim 
 	return nil
 }
 
-// requestProvisioning asks for a volume on the node.
+// requestProvisioning requests a volume on the node.
 func (p *Plugin) requestProvisioning(ctx context.Context, claim *v1.PersistentVolumeClaim, node string) error {
 	if claim.Annotations[volume.AnnSelectedNode] == node {
 		return nil
@@ -374,7 +381,8 @@ func (p *Plugin) requestProvisioning(ctx context.Context, claim *v1.PersistentVo
 	return nil
 }
 
-// allBound looks at the claims as they are now. An error means that this node will not do any more.
+// allBound reports whether all claims are bound now. An error means that the pod can no longer use
+// this node.
 func (p *Plugin) allBound(st *state, node string) (bool, error) {
 	for _, w := range st.waiting {
 		claim, ok := p.h.Claim(w.claim.Namespace, w.claim.Name)
@@ -395,7 +403,7 @@ func (p *Plugin) allBound(st *state, node string) (bool, error) {
 			return false, nil
 		}
 		if st.node != nil && volume.CheckNodeAffinity(pv, st.node.Labels) != nil {
-			return false, fmt.Errorf("claim %s was bound to volume %s, which node %s does not reach", claim.Name, pv.Name, node)
+			return false, fmt.Errorf("claim %s was bound to volume %s, which node %s cannot reach", claim.Name, pv.Name, node)
 		}
 	}
 	return true, nil

@@ -1,5 +1,6 @@
-// Package volumerestrictions keeps a claim with access mode ReadWriteOncePod to one pod in the whole cluster, and a disk of an
-// iSCSI target that pods name themselves to one pod of a node, unless all of them read it only.
+// Package volumerestrictions restricts a claim with access mode ReadWriteOncePod to one pod in the
+// cluster. It restricts an inline iSCSI disk to one pod per node, unless all pods mount the disk
+// read-only.
 package volumerestrictions
 
 import (
@@ -21,13 +22,13 @@ var (
 	inUse = framework.Refuse(Name, "node(s) had no available disk")
 )
 
-// wants is what is kept of a pod from one node to the next.
+// wants is the data of a pod that all nodes share.
 type wants struct {
-	sole  []string // claims
+	sole  []string // claims with ReadWriteOncePod
 	disks []*v1.ISCSIVolumeSource
 }
 
-// disksOf are the disks of iSCSI targets that a pod names itself.
+// disksOf returns the inline iSCSI disks of a pod.
 func disksOf(pod *v1.Pod) []*v1.ISCSIVolumeSource {
 	var out []*v1.ISCSIVolumeSource
 	for i := range pod.Spec.Volumes {
@@ -38,8 +39,8 @@ func disksOf(pod *v1.Pod) []*v1.ISCSIVolumeSource {
 	return out
 }
 
-// iscsiConflict says that two pods of one node cannot have these disks. A disk is the same by whichever portal of its target, and
-// whether that is named in capitals or not.
+// iscsiConflict reports whether two pods of one node cannot use these disks together. The portal
+// and the case of the target's name do not distinguish disks.
 func iscsiConflict(mine, others []*v1.ISCSIVolumeSource) bool {
 	return slices.ContainsFunc(mine, func(a *v1.ISCSIVolumeSource) bool {
 		return slices.ContainsFunc(others, func(b *v1.ISCSIVolumeSource) bool {
@@ -48,7 +49,7 @@ func iscsiConflict(mine, others []*v1.ISCSIVolumeSource) bool {
 	})
 }
 
-// Plugin filters by claims of one pod, and by disks.
+// Plugin filters by ReadWriteOncePod claims and by inline disks.
 type Plugin struct{ H *framework.Handle }
 
 // Name implements framework.Plugin.
@@ -76,8 +77,8 @@ func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]str
 	return nil, nil
 }
 
-// Filter implements framework.Filter. A pod of another node is in the way as well: to end pods of this node helps only
-// where they alone use the claim.
+// Filter implements framework.Filter. A pod on another node conflicts as well. Preemption on this
+// node helps only if the claim is used only by pods of this node.
 func (p Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
 	w, _ := c.Get(Name).(wants)
 	if len(w.disks) > 0 {
@@ -98,8 +99,8 @@ func (p Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeI
 	return nil
 }
 
-// MayHelp implements framework.Requeue: a user of one of the pod's claims or disks has gone, or a claim
-// has come.
+// MayHelp implements framework.Requeue: a user of one of the pod's claims or disks was removed, or
+// a claim was added.
 func (p Plugin) MayHelp(e framework.Event, pod *v1.Pod, obj any) bool {
 	switch e {
 	case framework.PodRemoved:

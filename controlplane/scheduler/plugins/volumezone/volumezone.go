@@ -1,4 +1,4 @@
-// Package volumezone keeps a pod to the zones and regions that its volumes are labelled with.
+// Package volumezone restricts a pod to the zones and regions of its volumes' labels.
 package volumezone
 
 import (
@@ -16,7 +16,8 @@ const Name = "VolumeZone"
 
 var refused = framework.RefuseForGood(Name, "node(s) had no available volume zone")
 
-// keys are the labels that count, each with its other name: nodes and volumes may have either.
+// keys are the relevant labels, each with its alternative name. Nodes and volumes may have either
+// name.
 var keys = map[string]string{
 	v1.LabelTopologyZone:            v1.LabelFailureDomainBetaZone,
 	v1.LabelTopologyRegion:          v1.LabelFailureDomainBetaRegion,
@@ -30,13 +31,13 @@ type Plugin struct{ H *framework.Handle }
 // Name implements framework.Plugin.
 func (Plugin) Name() string { return Name }
 
-// zone is what one label of a volume says: the node is to have one of the values.
+// zone is one label of a volume: the node must have one of the values.
 type zone struct {
 	key    string
 	values []string
 }
 
-// PreFilter implements framework.PreFilter. Claims that are missing or not bound are VolumeBinding's to judge.
+// PreFilter implements framework.PreFilter. Missing and unbound claims are left to VolumeBinding.
 func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]struct{}, *framework.Status) {
 	var zones []zone
 	for _, name := range c.Pod.Claims {
@@ -61,7 +62,8 @@ func (p Plugin) PreFilter(_ context.Context, c *framework.Cycle) (map[string]str
 	return nil, nil
 }
 
-// Filter implements framework.Filter. A node that says nothing of where it is stands in a cluster without zones.
+// Filter implements framework.Filter. A node without zone labels is in a cluster without zones and
+// fits.
 func (Plugin) Filter(_ context.Context, c *framework.Cycle, n *framework.NodeInfo) *framework.Status {
 	zones, _ := c.Get(Name).([]zone)
 	placed := false
