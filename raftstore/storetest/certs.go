@@ -21,7 +21,7 @@ type Authority struct {
 	pool *x509.CertPool
 }
 
-// NewAuthority makes an authority with a fresh key.
+// NewAuthority returns an authority with a new key.
 func NewAuthority() (*Authority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -56,7 +56,7 @@ func (a *Authority) Marshal() ([]byte, error) {
 
 type marshalled struct{ Cert, Key []byte }
 
-// ParseAuthority reads what Marshal wrote.
+// ParseAuthority decodes the result of Marshal.
 func ParseAuthority(b []byte) (*Authority, error) {
 	var m marshalled
 	if err := json.Unmarshal(b, &m); err != nil {

@@ -16,12 +16,12 @@ import (
 	"keelson.dev/keelson/raftstore/storetest/linear"
 )
 
-// patience bounds every wait of a test cluster: far beyond what a healthy
-// cluster needs on a busy machine.
+// patience bounds every wait of a test cluster. A healthy cluster needs far less, even on a busy
+// machine.
 const patience = time.Minute
 
-// Cluster is a group of replicas in one process, on loopback, with disks in
-// the test's temporary folder. It is stopped when the test ends.
+// Cluster is a raft cluster in one process, on loopback, with disks in the test's temporary
+// directory. It is stopped when the test ends.
 type Cluster struct {
 	Network *Network
 
@@ -35,7 +35,7 @@ type Cluster struct {
 	names []string
 }
 
-// host is where a replica lives: its address and disk outlast it.
+// host is the address and the disk of a replica, which outlast the replica.
 type host struct {
 	name, address string
 	bootstrap     bool
@@ -47,8 +47,8 @@ type host struct {
 	done          chan error
 }
 
-// NewCluster starts n replicas named r1, r2 ... and waits until all are ready.
-// adjust, if not nil, may change the configuration of each before it starts.
+// NewCluster starts n replicas named r1, r2 and so on, and waits until all are ready. adjust, if
+// not nil, may change the configuration of each replica before it starts.
 func NewCluster(t testing.TB, n int, adjust func(*replica.Config)) *Cluster {
 	t.Helper()
 	authority, err := NewAuthority()
@@ -83,10 +83,10 @@ func (c *Cluster) AddHost(name string, bootstrap bool) {
 	c.Network.addHost(h.address, name)
 }
 
-// Config is the configuration with which a host's replica starts.
+// Config returns the configuration with which a host's replica starts.
 func (c *Cluster) Config(name string) replica.Config {
 	c.t.Helper()
-	h := c.host(name)
+	h := c.hostOf(name)
 	server, client, err := c.authority.Issue(name)
 	if err != nil {
 		c.t.Fatal(err)
@@ -106,7 +106,7 @@ func (c *Cluster) Config(name string) replica.Config {
 type testWriter struct{ t testing.TB }
 
 func (w testWriter) Write(b []byte) (int, error) {
-	// The end of a test may overtake a replica's last words.
+	// A replica may still log after the test has ended.
 	defer func() { _ = recover() }()
 	w.t.Logf("%s", b)
 	return len(b), nil
@@ -116,10 +116,10 @@ func (w testWriter) Write(b []byte) (int, error) {
 func (c *Cluster) Start(name string) *replica.Replica {
 	c.t.Helper()
 	cfg := c.Config(name)
-	h := c.host(name)
+	h := c.hostOf(name)
 	cfg.Listener, h.listener = h.listener, nil
 	if cfg.Listener == nil {
-		// The kernel may still hold the port for a moment.
+		// The kernel may still hold the port for a short time.
 		c.Await("port of "+name, func() bool {
 			l, err := net.Listen("tcp", h.address)
 			cfg.Listener = l
@@ -141,26 +141,26 @@ func (c *Cluster) Start(name string) *replica.Replica {
 	return r
 }
 
-// Join adds a running replica to the group.
+// Join adds a running replica to the raft cluster.
 func (c *Cluster) Join(name string) {
 	c.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	for _, other := range c.Names() {
 		if r := c.Replica(other); r != nil && other != name {
-			if err := r.AddMember(ctx, name, c.host(name).address); err != nil {
+			if err := r.AddMember(ctx, name, c.hostOf(name).address); err != nil {
 				c.t.Fatalf("joining %s through %s: %v", name, other, err)
 			}
 			return
 		}
 	}
-	c.t.Fatalf("nobody to join %s to", name)
+	c.t.Fatalf("no replica can add %s", name)
 }
 
-// Stop stops a replica in an orderly way.
+// Stop stops a replica gracefully.
 func (c *Cluster) Stop(name string) {
 	c.t.Helper()
-	h := c.host(name)
+	h := c.hostOf(name)
 	c.mu.Lock()
 	cancel, done := h.cancel, h.done
 	h.replica, h.cancel = nil, nil
@@ -176,11 +176,11 @@ func (c *Cluster) Stop(name string) {
 		}
 	case <-time.After(patience):
 		stacks := make([]byte, 1<<20)
-		c.t.Errorf("replica %s does not stop:\n%s", name, stacks[:runtime.Stack(stacks, true)])
+		c.t.Errorf("replica %s did not stop:\n%s", name, stacks[:runtime.Stack(stacks, true)])
 	}
 }
 
-// Kill ends a replica as a crash would, with nothing handed over.
+// Kill stops a replica like a crash, without a leadership transfer.
 func (c *Cluster) Kill(name string) {
 	c.t.Helper()
 	if r := c.Replica(name); r != nil {
@@ -200,10 +200,10 @@ func (c *Cluster) StopAll() {
 		c.Stop(name)
 	}
 	if leader != "" {
-		c.Kill(leader) // nobody is left to whom it could hand over
+		c.Kill(leader) // no replica is left for a leadership transfer
 	}
 	for _, name := range c.Names() {
-		if h := c.host(name); h.listener != nil {
+		if h := c.hostOf(name); h.listener != nil {
 			h.listener.Close()
 		}
 	}
@@ -216,7 +216,7 @@ func (c *Cluster) Names() []string {
 	return append([]string(nil), c.names...)
 }
 
-func (c *Cluster) host(name string) *host {
+func (c *Cluster) hostOf(name string) *host {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	h := c.hosts[name]
@@ -226,18 +226,18 @@ func (c *Cluster) host(name string) *host {
 	return h
 }
 
-// Replica returns a host's replica; nil when it is down.
+// Replica returns a host's replica; nil if it is not running.
 func (c *Cluster) Replica(name string) *replica.Replica {
-	h := c.host(name)
+	h := c.hostOf(name)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return h.replica
 }
 
-// Door returns a host's replica with a name for this start of it; false when
-// it is down.
+// Door returns a host's replica with a name that is unique for this start. It returns false if the
+// replica is not running.
 func (c *Cluster) Door(name string) (linear.Door, bool) {
-	h := c.host(name)
+	h := c.hostOf(name)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if h.replica == nil {
@@ -246,7 +246,7 @@ func (c *Cluster) Door(name string) (linear.Door, bool) {
 	return linear.Door{Name: fmt.Sprintf("%s, start %d", name, h.starts), Store: h.replica}, true
 }
 
-// Replicas returns those that are up.
+// Replicas returns the running replicas.
 func (c *Cluster) Replicas() []*replica.Replica {
 	var out []*replica.Replica
 	for _, name := range c.Names() {
@@ -257,8 +257,8 @@ func (c *Cluster) Replicas() []*replica.Replica {
 	return out
 }
 
-// Leader waits until exactly one running replica says of itself that it leads
-// and a majority agrees, and returns its name.
+// Leader waits until exactly one running replica is the leader and a majority agrees, and returns
+// its name.
 func (c *Cluster) Leader() string {
 	c.t.Helper()
 	var leader string
@@ -280,7 +280,7 @@ func (c *Cluster) Leader() string {
 	return leader
 }
 
-// Followers returns the running replicas that do not lead.
+// Followers returns the running replicas that are not the leader.
 func (c *Cluster) Followers() []string {
 	leader := c.Leader()
 	var out []string
@@ -324,7 +324,8 @@ func (c *Cluster) AwaitRevision(rev raftstore.Revision) {
 	})
 }
 
-// Compact has the leader compact up to a revision, and waits until every running replica has.
+// Compact makes the leader compact up to a revision, and waits until every running replica has
+// compacted.
 func (c *Cluster) Compact(upTo raftstore.Revision) {
 	c.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -342,7 +343,7 @@ func (c *Cluster) Compact(upTo raftstore.Revision) {
 	})
 }
 
-// Await polls until the condition holds and fails the test when it does not in time.
+// Await polls until the condition is true. It fails the test if that takes too long.
 func (c *Cluster) Await(what string, holds func() bool) {
 	c.t.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)
@@ -352,7 +353,7 @@ func (c *Cluster) Await(what string, holds func() bool) {
 		select {
 		case <-tick.C:
 		case <-late:
-			c.t.Fatalf("waited %s in vain for %s", patience, what)
+			c.t.Fatalf("after %s: still waiting for %s", patience, what)
 		}
 	}
 }
@@ -365,6 +366,6 @@ func (c *Cluster) Other(than string) *replica.Replica {
 			return r
 		}
 	}
-	c.t.Fatalf("no replica is up besides %s", than)
+	c.t.Fatalf("no replica other than %s is running", than)
 	return nil
 }

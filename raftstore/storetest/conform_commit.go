@@ -13,55 +13,55 @@ import (
 )
 
 var commitParts = []part{
-	{"Preconditions", preconditions},
-	{"Conflicts", conflicts},
+	{"Preconditions", checkPreconditions},
+	{"Conflicts", checkConflicts},
 	{"LargeConflicts", largeConflicts},
-	{"Atomicity", atomicity},
-	{"Snapshots", snapshots},
-	{"Revisions", revisions},
+	{"Atomicity", checkAtomicity},
+	{"Snapshots", checkSnapshots},
+	{"Revisions", checkRevisions},
 	{"NoEffect", noEffect},
-	{"Buffers", buffers},
-	{"Fences", fences},
-	{"Contention", contention},
-	{"Deadlines", deadlines},
+	{"Buffers", checkBuffers},
+	{"Fences", checkFences},
+	{"Contention", checkContention},
+	{"Deadlines", checkDeadlines},
 }
 
-func preconditions(t *testing.T, s Subject) {
-	c := call(t, s)
-	r1 := c.commit(raftstore.Create("/a", []byte("1")))
-	if got := c.conflict("/a", raftstore.Create("/a", []byte("x"))); got.Have == nil || got.Have.Modified != r1 || string(got.Have.Value) != "1" {
+func checkPreconditions(t *testing.T, s Subject) {
+	c := newCaller(t, s)
+	r1 := c.mustCommit(raftstore.Create("/a", []byte("1")))
+	if got := c.mustConflict("/a", raftstore.Create("/a", []byte("x"))); got.Have == nil || got.Have.Modified != r1 || string(got.Have.Value) != "1" {
 		t.Errorf("conflict shows %+v, want the item at revision %d", got.Have, r1)
 	}
-	r2 := c.commit(raftstore.Update("/a", []byte("2"), r1))
-	c.conflict("/a", raftstore.Update("/a", []byte("x"), r1))
-	if got := c.conflict("/none", raftstore.Update("/none", []byte("x"), r1)); got.Have != nil {
+	r2 := c.mustCommit(raftstore.Update("/a", []byte("2"), r1))
+	c.mustConflict("/a", raftstore.Update("/a", []byte("x"), r1))
+	if got := c.mustConflict("/none", raftstore.Update("/none", []byte("x"), r1)); got.Have != nil {
 		t.Errorf("conflict about an absent key shows %+v", got.Have)
 	}
-	c.conflict("/a", raftstore.DeleteAt("/a", r1))
-	if it := c.value("/a", "2"); it.Created != r1 || it.Modified != r2 {
+	c.mustConflict("/a", raftstore.DeleteAt("/a", r1))
+	if it := c.mustHaveValue("/a", "2"); it.Created != r1 || it.Modified != r2 {
 		t.Errorf("item %+v, want created %d, modified %d", it, r1, r2)
 	}
 	check := raftstore.Op{Kind: raftstore.OpCheck, Key: "/a", If: raftstore.Precondition{Revision: r2}}
-	r3 := c.commit(check, raftstore.Put("/b", []byte("b")))
-	c.commit(raftstore.DeleteAt("/a", r2))
-	c.absent("/a")
-	c.conflict("/a", check, raftstore.Put("/b", []byte("x")))
-	if it := c.value("/b", "b"); it.Modified != r3 {
+	r3 := c.mustCommit(check, raftstore.Put("/b", []byte("b")))
+	c.mustCommit(raftstore.DeleteAt("/a", r2))
+	c.mustBeAbsent("/a")
+	c.mustConflict("/a", check, raftstore.Put("/b", []byte("x")))
+	if it := c.mustHaveValue("/b", "b"); it.Modified != r3 {
 		t.Errorf("item %+v, want modified %d", it, r3)
 	}
-	r5 := c.commit(raftstore.Create("/a", []byte("again")))
-	if it := c.value("/a", "again"); it.Created != r5 {
+	r5 := c.mustCommit(raftstore.Create("/a", []byte("again")))
+	if it := c.mustHaveValue("/a", "again"); it.Created != r5 {
 		t.Errorf("recreated item %+v, want created %d", it, r5)
 	}
 }
 
-// largeConflicts: each of many at once is told of the value that was in its way,
-// however large, and none of them is in the way of other commits.
+// largeConflicts: each of many concurrent conflicts contains the conflicting value, however large,
+// and none delays other commits.
 func largeConflicts(t *testing.T, s Subject) {
-	c := call(t, s)
+	c := newCaller(t, s)
 	big := bytes.Repeat([]byte("large"), raftstore.MaxValueBytes/5)
-	c.commit(raftstore.Put("/start", nil))
-	rev := c.commit(raftstore.Create("/big", big))
+	c.mustCommit(raftstore.Put("/start", nil))
+	rev := c.mustCommit(raftstore.Create("/big", big))
 	var wg sync.WaitGroup
 	for i := range 96 {
 		wg.Go(func() {
@@ -87,29 +87,29 @@ func largeConflicts(t *testing.T, s Subject) {
 	wg.Wait()
 }
 
-func atomicity(t *testing.T, s Subject) {
-	c := call(t, s)
-	rev := c.commit(raftstore.Create("/x", []byte("x")), raftstore.Create("/y", []byte("y")))
+func checkAtomicity(t *testing.T, s Subject) {
+	c := newCaller(t, s)
+	rev := c.mustCommit(raftstore.Create("/x", []byte("x")), raftstore.Create("/y", []byte("y")))
 	for _, key := range []string{"/x", "/y"} {
-		if it := c.value(key, key[1:]); it.Modified != rev {
+		if it := c.mustHaveValue(key, key[1:]); it.Modified != rev {
 			t.Errorf("%s is at %d, want %d", key, it.Modified, rev)
 		}
 	}
-	c.conflict("/y", raftstore.Put("/x", []byte("no")), raftstore.Create("/z", nil), raftstore.Create("/y", nil))
-	c.value("/x", "x")
-	c.absent("/z")
+	c.mustConflict("/y", raftstore.Put("/x", []byte("no")), raftstore.Create("/z", nil), raftstore.Create("/y", nil))
+	c.mustHaveValue("/x", "x")
+	c.mustBeAbsent("/z")
 }
 
-func revisions(t *testing.T, s Subject) {
-	c := call(t, s)
-	first := c.commit(raftstore.Put("/a", []byte("1")))
+func checkRevisions(t *testing.T, s Subject) {
+	c := newCaller(t, s)
+	first := c.mustCommit(raftstore.Put("/a", []byte("1")))
 	if first != 1 {
 		t.Errorf("first commit is revision %d", first)
 	}
-	if again := c.commit(raftstore.Put("/a", []byte("1"))); again != 2 {
+	if again := c.mustCommit(raftstore.Put("/a", []byte("1"))); again != 2 {
 		t.Errorf("second commit is revision %d", again)
 	}
-	if rev := c.commit(raftstore.Delete("/none")); rev != 2 {
+	if rev := c.mustCommit(raftstore.Delete("/none")); rev != 2 {
 		t.Errorf("commit without effect moved to revision %d", rev)
 	}
 	_, rev, err := s.Store.Get(c.ctx, "/none", raftstore.ReadOptions{})
@@ -121,11 +121,11 @@ func revisions(t *testing.T, s Subject) {
 	}
 }
 
-// contention: counters raised by compare-and-swap lose no increment.
-func contention(t *testing.T, s Subject) {
-	c := call(t, s)
+// contention: counters that are incremented by compare-and-swap lose no increment.
+func checkContention(t *testing.T, s Subject) {
+	c := newCaller(t, s)
 	const workers, each = 6, 25
-	c.commit(raftstore.Put("/counter", []byte("0")))
+	c.mustCommit(raftstore.Put("/counter", []byte("0")))
 	var wg sync.WaitGroup
 	for range workers {
 		wg.Add(1)
@@ -152,10 +152,10 @@ func contention(t *testing.T, s Subject) {
 		}()
 	}
 	wg.Wait()
-	c.value("/counter", fmt.Sprint(workers*each))
+	c.mustHaveValue("/counter", fmt.Sprint(workers*each))
 }
 
-func deadlines(t *testing.T, s Subject) {
+func checkDeadlines(t *testing.T, s Subject) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	late, end := context.WithTimeout(context.Background(), -1)
@@ -166,7 +166,7 @@ func deadlines(t *testing.T, s Subject) {
 			t.Errorf("commit with a context that has ended (%v): %v", over.Err(), err)
 		}
 	}
-	call(t, s).absent("/a")
+	newCaller(t, s).mustBeAbsent("/a")
 	if _, _, err := s.Store.Get(ctx, "/a", raftstore.ReadOptions{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("get with a cancelled context: %v", err)
 	}
@@ -178,46 +178,46 @@ func deadlines(t *testing.T, s Subject) {
 	}
 }
 
-// conflicts: the first op whose precondition fails is named, with what is there.
-func conflicts(t *testing.T, s Subject) {
-	c := call(t, s)
-	a := c.commit(raftstore.Put("/a", []byte("1")))
-	b := c.commit(raftstore.Put("/b", []byte("2")))
-	got := c.conflict("/b", raftstore.Update("/a", []byte("x"), a), raftstore.Create("/b", nil), raftstore.DeleteAt("/none", 1))
+// conflicts: the error contains the first op whose precondition fails, and the existing item.
+func checkConflicts(t *testing.T, s Subject) {
+	c := newCaller(t, s)
+	a := c.mustCommit(raftstore.Put("/a", []byte("1")))
+	b := c.mustCommit(raftstore.Put("/b", []byte("2")))
+	got := c.mustConflict("/b", raftstore.Update("/a", []byte("x"), a), raftstore.Create("/b", nil), raftstore.DeleteAt("/none", 1))
 	if got.Have == nil || got.Have.Key != "/b" || got.Have.Modified != b || string(got.Have.Value) != "2" || !got.Want.Absent || got.At != b {
 		t.Errorf("conflict %+v, have %+v", got, got.Have)
 	}
-	got = c.conflict("/none", raftstore.DeleteAt("/none", b), raftstore.Create("/b", nil))
+	got = c.mustConflict("/none", raftstore.DeleteAt("/none", b), raftstore.Create("/b", nil))
 	if got.Have != nil || got.Want.Revision != b || got.At != b {
 		t.Errorf("conflict %+v", got)
 	}
-	c.conflict("/a", raftstore.Update("/a", nil, b+100))
+	c.mustConflict("/a", raftstore.Update("/a", nil, b+100))
 	check := func(p raftstore.Precondition) raftstore.Op {
 		return raftstore.Op{Kind: raftstore.OpCheck, Key: "/a", If: p}
 	}
-	c.conflict("/a", check(raftstore.Precondition{Absent: true}))
-	c.conflict("/a", check(raftstore.Precondition{Revision: b}), raftstore.Put("/b", nil))
-	// A key that expired, was deleted, or never was is absent alike.
-	c.commit(raftstore.DeleteAt("/a", a))
-	if got := c.conflict("/a", raftstore.DeleteAt("/a", a)); got.Have != nil {
+	c.mustConflict("/a", check(raftstore.Precondition{Absent: true}))
+	c.mustConflict("/a", check(raftstore.Precondition{Revision: b}), raftstore.Put("/b", nil))
+	// Expired, deleted and never created keys are equally absent.
+	c.mustCommit(raftstore.DeleteAt("/a", a))
+	if got := c.mustConflict("/a", raftstore.DeleteAt("/a", a)); got.Have != nil {
 		t.Errorf("conflict about a deleted key shows %+v", got.Have)
 	}
-	c.commit(raftstore.Create("/a", nil))
-	// What a commit does to one key its other preconditions do not see.
-	rev := c.value("/a", "").Modified
-	c.commit(raftstore.Update("/a", []byte("3"), rev), raftstore.Op{Kind: raftstore.OpCheck, Key: "/b", If: raftstore.Precondition{Revision: b}})
+	c.mustCommit(raftstore.Create("/a", nil))
+	// A commit's own changes do not affect its preconditions.
+	rev := c.mustHaveValue("/a", "").Modified
+	c.mustCommit(raftstore.Update("/a", []byte("3"), rev), raftstore.Op{Kind: raftstore.OpCheck, Key: "/b", If: raftstore.Precondition{Revision: b}})
 }
 
-// snapshots: two keys that always change together are never seen apart.
-func snapshots(t *testing.T, s Subject) {
-	c := call(t, s)
+// snapshots: two keys that always change together are never observed apart.
+func checkSnapshots(t *testing.T, s Subject) {
+	c := newCaller(t, s)
 	const rounds, readBurst = 150, 8
 	both := func(n int) []raftstore.Op {
 		v := []byte(fmt.Sprint(n))
 		return []raftstore.Op{raftstore.Put("/s/left", v), raftstore.Put("/s/right", v)}
 	}
-	c.commit(both(0)...)
-	w := c.watch("/s/", 0)
+	c.mustCommit(both(0)...)
+	w := c.mustWatch("/s/", 0)
 	done := make(chan struct{})
 	var readers sync.WaitGroup
 	for _, local := range []bool{false, true} {
@@ -225,7 +225,7 @@ func snapshots(t *testing.T, s Subject) {
 		go func() {
 			defer readers.Done()
 			last := raftstore.Revision(0)
-			// Bursts with a pause between them: reads that never cease keep a processor from the commits that they are to meet.
+			// Pause between bursts: continuous reads would starve the commits.
 			pause := time.NewTicker(2 * time.Millisecond)
 			defer pause.Stop()
 			for n := 1; ; n++ {
@@ -253,11 +253,11 @@ func snapshots(t *testing.T, s Subject) {
 	}
 	for n := 1; n <= rounds; n++ {
 		if n%4 == 0 {
-			c.commit(raftstore.Delete("/s/left"), raftstore.Delete("/s/right"))
+			c.mustCommit(raftstore.Delete("/s/left"), raftstore.Delete("/s/right"))
 		} else {
-			c.commit(both(n)...)
+			c.mustCommit(both(n)...)
 		}
-		if ev := c.next(w); len(ev.Events) != 2 {
+		if ev := c.nextEvents(w); len(ev.Events) != 2 {
 			t.Errorf("revision %d shows %d of 2 changes", ev.Revision, len(ev.Events))
 		}
 	}
@@ -265,38 +265,38 @@ func snapshots(t *testing.T, s Subject) {
 	readers.Wait()
 }
 
-// noEffect: what changes nothing makes no revision and no event, but its
-// preconditions count.
+// noEffect: ops that change nothing cause no revision and no event, but their preconditions are
+// checked.
 func noEffect(t *testing.T, s Subject) {
-	c := call(t, s)
-	a := c.commit(raftstore.Put("/a", []byte("1")))
-	w := c.watch("/", 0)
+	c := newCaller(t, s)
+	a := c.mustCommit(raftstore.Put("/a", []byte("1")))
+	w := c.mustWatch("/", 0)
 	check := raftstore.Op{Kind: raftstore.OpCheck, Key: "/a", If: raftstore.Precondition{Revision: a}}
 	for _, ops := range [][]raftstore.Op{
 		{check},
 		{raftstore.Delete("/none")},
 		{check, raftstore.Delete("/none"), {Kind: raftstore.OpCheck, Key: "/nor", If: raftstore.Precondition{Absent: true}}},
 	} {
-		if rev := c.commit(ops...); rev != a {
+		if rev := c.mustCommit(ops...); rev != a {
 			t.Errorf("commit of %v moved to revision %d", ops, rev)
 		}
 	}
-	rev := c.commit(check, raftstore.Delete("/none"), raftstore.Put("/b", nil))
-	if ev := c.next(w); ev.Revision != rev || len(ev.Events) != 1 || ev.Events[0].Item.Key != "/b" {
+	rev := c.mustCommit(check, raftstore.Delete("/none"), raftstore.Put("/b", nil))
+	if ev := c.nextEvents(w); ev.Revision != rev || len(ev.Events) != 1 || ev.Events[0].Item.Key != "/b" {
 		t.Errorf("after commits without effect: %+v", ev)
 	}
 }
 
-// buffers: what the caller does with its bytes after the call is its own business.
-func buffers(t *testing.T, s Subject) {
-	c := call(t, s)
+// buffers: the caller may modify its bytes after the call.
+func checkBuffers(t *testing.T, s Subject) {
+	c := newCaller(t, s)
 	value := []byte("before")
-	c.commit(raftstore.Put("/a", value))
+	c.mustCommit(raftstore.Put("/a", value))
 	copy(value, "behind")
-	c.value("/a", "before")
-	c.commit(raftstore.Put("/empty", nil), raftstore.Put("/zero", []byte{}))
+	c.mustHaveValue("/a", "before")
+	c.mustCommit(raftstore.Put("/empty", nil), raftstore.Put("/zero", []byte{}))
 	for _, key := range []string{"/empty", "/zero"} {
-		if it := c.value(key, ""); len(it.Value) != 0 {
+		if it := c.mustHaveValue(key, ""); len(it.Value) != 0 {
 			t.Errorf("%s is %q", key, it.Value)
 		}
 	}
@@ -304,20 +304,20 @@ func buffers(t *testing.T, s Subject) {
 	for i := range all {
 		all[i] = byte(i)
 	}
-	c.commit(raftstore.Put("/bytes", all))
-	c.value("/bytes", string(all))
+	c.mustCommit(raftstore.Put("/bytes", all))
+	c.mustHaveValue("/bytes", string(all))
 }
 
-// fences: a commit of another leadership than the present one changes nothing.
-func fences(t *testing.T, s Subject) {
-	c := call(t, s)
-	c.commit(raftstore.Put("/a", []byte("1")))
+// fences: a commit with the fence of another leadership changes nothing.
+func checkFences(t *testing.T, s Subject) {
+	c := newCaller(t, s)
+	c.mustCommit(raftstore.Put("/a", []byte("1")))
 	before := s.Store.Applied()
 	_, err := s.Store.Commit(c.ctx, raftstore.Commit{Fence: 1 << 60, Ops: []raftstore.Op{raftstore.Put("/a", []byte("2"))}})
 	if !errors.Is(err, raftstore.ErrFenced) {
-		t.Errorf("commit under the fence of a leadership that never was: %v", err)
+		t.Errorf("commit with the fence of a leadership that does not exist: %v", err)
 	}
-	c.value("/a", "1")
+	c.mustHaveValue("/a", "1")
 	if after := s.Store.Applied(); after != before {
 		t.Errorf("fenced commit moved the revision from %d to %d", before, after)
 	}

@@ -12,7 +12,7 @@ import (
 )
 
 var watchParts = []part{
-	{"Watching", watching},
+	{"Watching", checkWatching},
 	{"WatchPrefixes", watchPrefixes},
 	{"WatchFromThePast", watchFromThePast},
 	{"WatchFromEveryRevision", watchFromEveryRevision},
@@ -20,22 +20,22 @@ var watchParts = []part{
 	{"WatchOrder", watchOrder},
 	{"WatchAgain", watchAgain},
 	{"SlowWatcher", slowWatcher},
-	{"Compaction", compaction},
-	{"Progress", progress},
+	{"Compaction", checkCompaction},
+	{"Progress", checkProgress},
 }
 
-func watching(t *testing.T, s Subject) {
-	c := call(t, s)
-	c.commit(raftstore.Put("/w/before", nil))
-	w := c.watch("/w/", 0)
-	r1 := c.commit(raftstore.Put("/w/a", []byte("1")), raftstore.Put("/other", nil), raftstore.Put("/w/b", []byte("2")))
-	c.commit(raftstore.Put("/other", nil))
-	r3 := c.commit(raftstore.Delete("/w/a"))
-	ev := c.next(w)
+func checkWatching(t *testing.T, s Subject) {
+	c := newCaller(t, s)
+	c.mustCommit(raftstore.Put("/w/before", nil))
+	w := c.mustWatch("/w/", 0)
+	r1 := c.mustCommit(raftstore.Put("/w/a", []byte("1")), raftstore.Put("/other", nil), raftstore.Put("/w/b", []byte("2")))
+	c.mustCommit(raftstore.Put("/other", nil))
+	r3 := c.mustCommit(raftstore.Delete("/w/a"))
+	ev := c.nextEvents(w)
 	if ev.Revision != r1 || len(ev.Events) != 2 || ev.Events[0].Item.Key != "/w/a" || ev.Events[1].Item.Key != "/w/b" || ev.Events[0].Prev != nil {
 		t.Errorf("first revision: %+v", ev)
 	}
-	ev = c.next(w)
+	ev = c.nextEvents(w)
 	if ev.Revision != r3 || len(ev.Events) != 1 || ev.Events[0].Kind != raftstore.EventDelete ||
 		ev.Events[0].Item.Modified != r3 || ev.Events[0].Prev == nil || string(ev.Events[0].Prev.Value) != "1" || ev.Events[0].Item.Value != nil {
 		t.Errorf("deletion: %+v", ev)
@@ -61,16 +61,16 @@ func watching(t *testing.T, s Subject) {
 }
 
 func watchFromThePast(t *testing.T, s Subject) {
-	c := call(t, s)
+	c := newCaller(t, s)
 	for i := range 600 {
-		c.commit(raftstore.Put(fmt.Sprintf("/w/%d", i%10), []byte(fmt.Sprint(i))))
+		c.mustCommit(raftstore.Put(fmt.Sprintf("/w/%d", i%10), []byte(fmt.Sprint(i))))
 	}
-	w := c.watch("/w/", 100)
+	w := c.mustWatch("/w/", 100)
 	for i := 600; i < 650; i++ {
-		c.commit(raftstore.Put(fmt.Sprintf("/w/%d", i%10), []byte(fmt.Sprint(i))))
+		c.mustCommit(raftstore.Put(fmt.Sprintf("/w/%d", i%10), []byte(fmt.Sprint(i))))
 	}
 	for i := 100; i < 650; i++ {
-		ev := c.next(w)
+		ev := c.nextEvents(w)
 		if ev.Revision != raftstore.Revision(i+1) || string(ev.Events[0].Item.Value) != fmt.Sprint(i) {
 			t.Fatalf("event %d: %+v", i, ev)
 		}
@@ -81,9 +81,9 @@ func watchFromThePast(t *testing.T, s Subject) {
 }
 
 func watchOrder(t *testing.T, s Subject) {
-	c := call(t, s)
+	c := newCaller(t, s)
 	const writers, each = 8, 60
-	w := c.watch("/o/", 0)
+	w := c.mustWatch("/o/", 0)
 	var wg sync.WaitGroup
 	for n := range writers {
 		wg.Add(1)
@@ -98,7 +98,7 @@ func watchOrder(t *testing.T, s Subject) {
 	}
 	seen := make(map[string]int)
 	for last, n := raftstore.Revision(0), 0; n < writers*each; n++ {
-		ev := c.next(w)
+		ev := c.nextEvents(w)
 		if ev.Revision != last+1 {
 			t.Fatalf("revision %d after %d", ev.Revision, last)
 		}
@@ -112,31 +112,31 @@ func watchOrder(t *testing.T, s Subject) {
 	wg.Wait()
 }
 
-// slowWatcher: one that does not read stops nobody and misses nothing.
+// slowWatcher: a watcher without a reader blocks nothing and misses nothing.
 func slowWatcher(t *testing.T, s Subject) {
-	c := call(t, s)
-	slow := c.watch("/s/", 0)
-	quick := c.watch("/s/", 0)
+	c := newCaller(t, s)
+	slow := c.mustWatch("/s/", 0)
+	quick := c.mustWatch("/s/", 0)
 	const n = 1500
 	for i := range n {
-		c.commit(raftstore.Put("/s/k", []byte(fmt.Sprint(i))))
-		if ev := c.next(quick); string(ev.Events[0].Item.Value) != fmt.Sprint(i) {
+		c.mustCommit(raftstore.Put("/s/k", []byte(fmt.Sprint(i))))
+		if ev := c.nextEvents(quick); string(ev.Events[0].Item.Value) != fmt.Sprint(i) {
 			t.Fatalf("quick watcher: %+v", ev)
 		}
 	}
 	for i := range n {
-		if ev := c.next(slow); ev.Revision != raftstore.Revision(i+1) || string(ev.Events[0].Item.Value) != fmt.Sprint(i) {
+		if ev := c.nextEvents(slow); ev.Revision != raftstore.Revision(i+1) || string(ev.Events[0].Item.Value) != fmt.Sprint(i) {
 			t.Fatalf("slow watcher, event %d: %+v", i, ev)
 		}
 	}
 }
 
-func compaction(t *testing.T, s Subject) {
-	c := call(t, s)
+func checkCompaction(t *testing.T, s Subject) {
+	c := newCaller(t, s)
 	for i := range 600 {
-		c.commit(raftstore.Put(fmt.Sprintf("/c/%d", i%3), []byte(fmt.Sprint(i))))
+		c.mustCommit(raftstore.Put(fmt.Sprintf("/c/%d", i%3), []byte(fmt.Sprint(i))))
 	}
-	slow := c.watch("/c/", 1)
+	slow := c.mustWatch("/c/", 1)
 	s.Compact(550)
 	if _, err := s.Store.Watch(c.ctx, "/c/", 549); !errors.Is(err, raftstore.ErrCompacted) {
 		t.Errorf("watch of the compacted past: %v", err)
@@ -144,13 +144,13 @@ func compaction(t *testing.T, s Subject) {
 	if _, err := s.Store.List(c.ctx, "/c/", raftstore.ListOptions{At: 549}); !errors.Is(err, raftstore.ErrCompacted) {
 		t.Errorf("list of the compacted past: %v", err)
 	}
-	if l := c.list("/c/", raftstore.ListOptions{At: 550}); len(l.Items) != 3 || string(l.Items[0].Value) != "549" {
+	if l := c.mustList("/c/", raftstore.ListOptions{At: 550}); len(l.Items) != 3 || string(l.Items[0].Value) != "549" {
 		t.Errorf("list at the compacted revision: %+v", l)
 	}
-	if ev := c.next(c.watch("/c/", 550)); ev.Revision != 551 {
+	if ev := c.nextEvents(c.mustWatch("/c/", 550)); ev.Revision != 551 {
 		t.Errorf("watch after the compacted revision: %+v", ev)
 	}
-	// The slow one either got everything before it was cut off or is told so.
+	// The slow watcher receives everything before it is ended, or ends with an error.
 	last := raftstore.Revision(1)
 	for ev := range slow.C() {
 		if ev.Revision != last+1 {
@@ -165,13 +165,13 @@ func compaction(t *testing.T, s Subject) {
 	}
 }
 
-func progress(t *testing.T, s Subject) {
-	c := call(t, s)
-	w := c.watch("/mine/", 0)
-	rev := c.commit(raftstore.Put("/other", nil))
+func checkProgress(t *testing.T, s Subject) {
+	c := newCaller(t, s)
+	w := c.mustWatch("/mine/", 0)
+	rev := c.mustCommit(raftstore.Put("/other", nil))
 	p, ok := w.(raftstore.ProgressRequester)
 	if !ok {
-		t.Fatalf("%T cannot be asked for progress", w)
+		t.Fatalf("%T does not support progress requests", w)
 	}
 	p.RequestProgress()
 	select {
@@ -184,16 +184,16 @@ func progress(t *testing.T, s Subject) {
 	}
 }
 
-// watchPrefixes: each watcher gets the events of its prefix and no others, all
-// events of a revision at once and in the order of the ops.
+// watchPrefixes: each watcher receives only the events of its prefix, all events of a revision at
+// once and in op order.
 func watchPrefixes(t *testing.T, s Subject) {
-	c := call(t, s)
-	c.commit(raftstore.Put("/start", nil))
-	all, dir, key, none := c.watch("", 0), c.watch("/a/", 0), c.watch("/a/1", 0), c.watch("/none", 0)
-	r1 := c.commit(raftstore.Put("/b", nil), raftstore.Put("/a/2", nil), raftstore.Put("/a/1", nil))
-	r2 := c.commit(raftstore.Put("/a", nil))
-	r3 := c.commit(raftstore.Delete("/a/2"), raftstore.Delete("/none at all"), raftstore.Put("/a/10", nil))
-	last := c.commit(raftstore.Put("/none", nil))
+	c := newCaller(t, s)
+	c.mustCommit(raftstore.Put("/start", nil))
+	all, dir, key, none := c.mustWatch("", 0), c.mustWatch("/a/", 0), c.mustWatch("/a/1", 0), c.mustWatch("/none", 0)
+	r1 := c.mustCommit(raftstore.Put("/b", nil), raftstore.Put("/a/2", nil), raftstore.Put("/a/1", nil))
+	r2 := c.mustCommit(raftstore.Put("/a", nil))
+	r3 := c.mustCommit(raftstore.Delete("/a/2"), raftstore.Delete("/none at all"), raftstore.Put("/a/10", nil))
+	last := c.mustCommit(raftstore.Put("/none", nil))
 	for _, want := range []struct {
 		w    raftstore.Watcher
 		rev  raftstore.Revision
@@ -202,7 +202,7 @@ func watchPrefixes(t *testing.T, s Subject) {
 		{all, r1, "/b /a/2 /a/1"}, {all, r2, "/a"}, {all, r3, "/a/2 /a/10"}, {all, last, "/none"},
 		{dir, r1, "/a/2 /a/1"}, {dir, r3, "/a/2 /a/10"}, {key, r1, "/a/1"}, {key, r3, "/a/10"}, {none, last, "/none"},
 	} {
-		ev := c.next(want.w)
+		ev := c.nextEvents(want.w)
 		var got []string
 		for _, e := range ev.Events {
 			got = append(got, e.Item.Key)
@@ -213,12 +213,12 @@ func watchPrefixes(t *testing.T, s Subject) {
 	}
 }
 
-// watchFromEveryRevision: a watch may begin after any retained revision.
+// watchFromEveryRevision: a watch may start after any retained revision.
 func watchFromEveryRevision(t *testing.T, s Subject) {
-	c := call(t, s)
+	c := newCaller(t, s)
 	const revisions, compacted = 60, 20
 	for i := range revisions {
-		c.commit(raftstore.Put(fmt.Sprintf("/e/%d", i%7), []byte(fmt.Sprint(i+1))), raftstore.Put("/other", nil))
+		c.mustCommit(raftstore.Put(fmt.Sprintf("/e/%d", i%7), []byte(fmt.Sprint(i+1))), raftstore.Put("/other", nil))
 	}
 	s.Compact(compacted)
 	for after := raftstore.Revision(1); after < revisions; after++ {
@@ -233,7 +233,7 @@ func watchFromEveryRevision(t *testing.T, s Subject) {
 			t.Fatalf("watch after %d, compacted up to %d: %v", after, compacted, err)
 		}
 		for want := after + 1; want <= revisions; want++ {
-			if ev := c.next(w); ev.Revision != want || len(ev.Events) != 1 || string(ev.Events[0].Item.Value) != fmt.Sprint(want) {
+			if ev := c.nextEvents(w); ev.Revision != want || len(ev.Events) != 1 || string(ev.Events[0].Item.Value) != fmt.Sprint(want) {
 				t.Fatalf("watch after %d: %+v, want revision %d", after, ev, want)
 			}
 		}
@@ -241,27 +241,27 @@ func watchFromEveryRevision(t *testing.T, s Subject) {
 	}
 }
 
-// watchFromTheFuture: a revision that no replica has reached is of another
-// history, or a mistake. It is refused and not waited for in silence.
+// watchFromTheFuture: a revision that no replica has reached belongs to another history or is a
+// mistake. The watch is refused at once.
 func watchFromTheFuture(t *testing.T, s Subject) {
-	c := call(t, s)
-	now := c.commit(raftstore.Put("/f", nil))
+	c := newCaller(t, s)
+	now := c.mustCommit(raftstore.Put("/f", nil))
 	if _, err := s.Store.Watch(c.ctx, "/f", now+3); !errors.Is(err, raftstore.ErrFutureRevision) {
 		t.Errorf("watch after revision %d of a store at %d: %v", now+3, now, err)
 	}
-	w := c.watch("/f", now)
-	next := c.commit(raftstore.Put("/f", nil))
-	if ev := c.next(w); ev.Revision != next {
+	w := c.mustWatch("/f", now)
+	next := c.mustCommit(raftstore.Put("/f", nil))
+	if ev := c.nextEvents(w); ev.Revision != next {
 		t.Fatalf("watch after the present: revision %d, want %d", ev.Revision, next)
 	}
 }
 
-// watchAgain: a watcher that goes away and comes back by revision, while
-// others write, misses nothing and sees nothing twice.
+// watchAgain: a watcher that ends and is resumed at a revision, while others write, misses nothing
+// and repeats nothing.
 func watchAgain(t *testing.T, s Subject) {
-	c := call(t, s)
+	c := newCaller(t, s)
 	const n = 300
-	at := c.commit(raftstore.Put("/r", []byte("0")))
+	at := c.mustCommit(raftstore.Put("/r", []byte("0")))
 	seenAll := make(chan struct{})
 	var writer sync.WaitGroup
 	writer.Add(1)
@@ -282,16 +282,16 @@ func watchAgain(t *testing.T, s Subject) {
 	defer writer.Wait()
 	defer close(seenAll)
 	for seen, turn := 0, 0; seen < n; turn++ {
-		if turn%3 == 2 { // as a cache that lists and watches from there
-			l := c.list("/r", raftstore.ListOptions{})
+		if turn%3 == 2 { // like a cache that lists and watches from there
+			l := c.mustList("/r", raftstore.ListOptions{})
 			if _, err := fmt.Sscan(string(l.Items[0].Value), &seen); err != nil {
 				t.Fatal(err)
 			}
 			at = l.Revision
 		}
-		w := c.watch("/r", at)
+		w := c.mustWatch("/r", at)
 		for range turn%7 + 1 {
-			ev := c.next(w)
+			ev := c.nextEvents(w)
 			if seen++; string(ev.Events[0].Item.Value) != fmt.Sprint(seen) || ev.Revision <= at {
 				t.Fatalf("turn %d, after revision %d: revision %d with %q, want value %d", turn, at, ev.Revision, ev.Events[0].Item.Value, seen)
 			}

@@ -12,14 +12,14 @@ import (
 // Subject is a store under test. Its history must be compactable on demand.
 type Subject struct {
 	Store raftstore.Store
-	// Compact forgets history up to and including a revision.
+	// Compact compacts history up to and including a revision.
 	Compact func(raftstore.Revision)
-	// Quota is the space quota of the store in bytes, from 6 MiB to 36 MiB; 0 when it has none.
+	// Quota is the space quota of the store in bytes, from 6 MiB to 36 MiB; 0 = no quota.
 	Quota int64
 }
 
-// Run checks the contract of raftstore.Store. fresh returns an empty store for
-// each part; it cleans up by t.Cleanup.
+// Run checks the contract of raftstore.Store. fresh returns an empty store for each part and
+// registers its cleanup with t.Cleanup.
 func Run(t *testing.T, fresh func(t *testing.T) Subject) {
 	for _, parts := range [][]part{commitParts, limitParts, readParts, watchParts, expiryParts} {
 		for _, p := range parts {
@@ -28,36 +28,37 @@ func Run(t *testing.T, fresh func(t *testing.T) Subject) {
 	}
 }
 
-// RunQuota checks what the contract of raftstore.Store says of a space quota, and nothing else.
+// RunQuota checks only the part of the contract about a space quota.
 func RunQuota(t *testing.T, fresh func(t *testing.T) Subject) {
 	s := fresh(t)
 	if s.Quota == 0 {
 		t.Fatal("the store has no quota")
 	}
-	quota(t, s)
+	checkQuota(t, s)
 }
 
-// part is one theme of the contract.
+// part is one section of the contract.
 type part struct {
 	name string
 	run  func(t *testing.T, s Subject)
 }
 
-// caller commits and reads, and fails the test on errors it does not expect.
+// caller makes calls and fails the test on unexpected errors.
 type caller struct {
 	t   *testing.T
 	ctx context.Context
 	s   raftstore.Store
 }
 
-func call(t *testing.T, s Subject) caller {
-	// A part makes thousands of calls one by one, perhaps over two networks and under the race detector.
+func newCaller(t *testing.T, s Subject) caller {
+	// A part makes thousands of sequential calls, possibly over two networks and with the race
+	// detector.
 	ctx, cancel := context.WithTimeout(context.Background(), 4*patience)
 	t.Cleanup(cancel)
 	return caller{t, ctx, s.Store}
 }
 
-func (c caller) commit(ops ...raftstore.Op) raftstore.Revision {
+func (c caller) mustCommit(ops ...raftstore.Op) raftstore.Revision {
 	c.t.Helper()
 	rev, err := c.s.Commit(c.ctx, raftstore.Commit{Ops: ops})
 	if err != nil {
@@ -66,7 +67,7 @@ func (c caller) commit(ops ...raftstore.Op) raftstore.Revision {
 	return rev
 }
 
-func (c caller) refused(want error, ops ...raftstore.Op) {
+func (c caller) mustFail(want error, ops ...raftstore.Op) {
 	c.t.Helper()
 	before := c.s.Applied()
 	if _, err := c.s.Commit(c.ctx, raftstore.Commit{Ops: ops}); !errors.Is(err, want) {
@@ -77,7 +78,7 @@ func (c caller) refused(want error, ops ...raftstore.Op) {
 	}
 }
 
-func (c caller) conflict(key string, ops ...raftstore.Op) *raftstore.ConflictError {
+func (c caller) mustConflict(key string, ops ...raftstore.Op) *raftstore.ConflictError {
 	c.t.Helper()
 	before := c.s.Applied()
 	_, err := c.s.Commit(c.ctx, raftstore.Commit{Ops: ops})
@@ -94,7 +95,7 @@ func (c caller) conflict(key string, ops ...raftstore.Op) *raftstore.ConflictErr
 	return conflict
 }
 
-func (c caller) value(key, want string) raftstore.Item {
+func (c caller) mustHaveValue(key, want string) raftstore.Item {
 	c.t.Helper()
 	it, _, err := c.s.Get(c.ctx, key, raftstore.ReadOptions{})
 	if err != nil || string(it.Value) != want || it.Key != key {
@@ -103,14 +104,14 @@ func (c caller) value(key, want string) raftstore.Item {
 	return it
 }
 
-func (c caller) absent(key string) {
+func (c caller) mustBeAbsent(key string) {
 	c.t.Helper()
 	if _, _, err := c.s.Get(c.ctx, key, raftstore.ReadOptions{}); !errors.Is(err, raftstore.ErrNotFound) {
 		c.t.Fatalf("get of %q: error %v, want not found", key, err)
 	}
 }
 
-func (c caller) list(prefix string, o raftstore.ListOptions) raftstore.List {
+func (c caller) mustList(prefix string, o raftstore.ListOptions) raftstore.List {
 	c.t.Helper()
 	l, err := c.s.List(c.ctx, prefix, o)
 	if err != nil {
@@ -119,7 +120,7 @@ func (c caller) list(prefix string, o raftstore.ListOptions) raftstore.List {
 	return l
 }
 
-func (c caller) watch(prefix string, after raftstore.Revision) raftstore.Watcher {
+func (c caller) mustWatch(prefix string, after raftstore.Revision) raftstore.Watcher {
 	c.t.Helper()
 	w, err := c.s.Watch(c.ctx, prefix, after)
 	if err != nil {
@@ -129,8 +130,8 @@ func (c caller) watch(prefix string, after raftstore.Revision) raftstore.Watcher
 	return w
 }
 
-// next returns the next revision with events, passing over progress notes.
-func (c caller) next(w raftstore.Watcher) raftstore.Events {
+// nextEvents returns the next revision with events, and skips progress notes.
+func (c caller) nextEvents(w raftstore.Watcher) raftstore.Events {
 	c.t.Helper()
 	for {
 		select {
@@ -142,12 +143,12 @@ func (c caller) next(w raftstore.Watcher) raftstore.Events {
 				return ev
 			}
 		case <-c.ctx.Done():
-			c.t.Fatal("watch delivers nothing")
+			c.t.Fatal("the watch delivers nothing")
 		}
 	}
 }
 
-func keys(l raftstore.List) string {
+func joinedKeys(l raftstore.List) string {
 	var out []string
 	for _, it := range l.Items {
 		out = append(out, it.Key)

@@ -7,14 +7,14 @@ import (
 	"time"
 )
 
-// Clock is the clock of one host: the machine's, moved by an offset, or standing still.
+// Clock is the clock of one host: the machine's clock with an offset, or stopped.
 type Clock struct {
 	mu     sync.Mutex
 	offset time.Duration
-	frozen time.Time // not zero while it stands
+	frozen time.Time // not zero while the clock is stopped
 }
 
-// Now tells the time.
+// Now returns the time of the clock.
 func (c *Clock) Now() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -24,46 +24,44 @@ func (c *Clock) Now() time.Time {
 	return time.Now().Add(c.offset)
 }
 
-// Set moves the clock to the machine's time and an offset, which may be negative.
+// Set sets the clock to the machine's time plus an offset, which may be negative.
 func (c *Clock) Set(offset time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.offset = offset
 }
 
-func (c *Clock) freeze() {
+func (c *Clock) freezeTime() {
 	now := c.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.frozen = now
 }
 
-func (c *Clock) thaw() {
+func (c *Clock) resumeTime() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.frozen = time.Time{}
 }
 
-// Clock is the clock by which a host's replica goes.
-func (c *Cluster) Clock(name string) *Clock { return c.host(name).clock }
+// Clock returns the clock of a host's replica.
+func (c *Cluster) Clock(name string) *Clock { return c.hostOf(name).clock }
 
 // Isolate cuts a replica off from all others; Rejoin undoes it.
 func (c *Cluster) Isolate(name string) { c.toAll(name, c.Network.Cut) }
 
-// Mute stops all that a replica says to the others: it hears them and is not
-// heard. Rejoin undoes it.
+// Mute drops all traffic from a replica to the others. Rejoin undoes it.
 func (c *Cluster) Mute(name string) { c.toAll(name, c.Network.CutOneWay) }
 
-// Deafen stops all that the others say to a replica: it is heard and hears
-// nothing. Rejoin undoes it.
+// Deafen drops all traffic from the others to a replica. Rejoin undoes it.
 func (c *Cluster) Deafen(name string) {
 	c.toAll(name, func(name, other string) { c.Network.CutOneWay(other, name) })
 }
 
-// Rejoin mends all cables of a replica.
+// Rejoin restores all lines of a replica.
 func (c *Cluster) Rejoin(name string) { c.toAll(name, c.Network.Mend) }
 
-// Bridge leaves one replica as the only one that the others can speak with.
+// Bridge leaves one replica as the only one that the others can reach.
 func (c *Cluster) Bridge(middle string) {
 	names := c.Names()
 	for i, a := range names {
@@ -75,7 +73,7 @@ func (c *Cluster) Bridge(middle string) {
 	}
 }
 
-// SlowAll delays all traffic by delay and up to jitter more; zeros undo it.
+// SlowAll delays all traffic by delay plus a random time up to jitter; zeros undo it.
 func (c *Cluster) SlowAll(delay, jitter time.Duration) {
 	for _, name := range c.Names() {
 		c.toAll(name, func(name, other string) { c.Network.Slow(name, other, delay, jitter) })
@@ -90,25 +88,25 @@ func (c *Cluster) toAll(name string, do func(name, other string)) {
 	}
 }
 
-// Pause is as near to stopping a replica's process as one process allows: what
-// it sends and what it is sent is held back, and its clock stands. It can still
-// think, so a pause that it cannot notice needs a process of its own.
+// Pause simulates a stopped process: the replica's traffic in both directions is held back, and its
+// clock is stopped. Its code still runs, so a pause that the replica cannot notice requires a
+// separate process.
 func (c *Cluster) Pause(name string) {
-	c.Clock(name).freeze()
+	c.Clock(name).freezeTime()
 	c.Isolate(name)
 }
 
-// Resume undoes Pause: everything held back arrives.
+// Resume undoes Pause; the held traffic is delivered.
 func (c *Cluster) Resume(name string) {
-	c.Clock(name).thaw()
+	c.Clock(name).resumeTime()
 	c.Rejoin(name)
 }
 
-// Wipe takes away the disk of a replica that is down, which then is a new one
-// under an old name: it must be removed from the group before it starts.
+// Wipe deletes the disk of a stopped replica. The replica is then new with an old name, and must be
+// removed from the raft cluster before it starts.
 func (c *Cluster) Wipe(name string) {
 	c.t.Helper()
-	h := c.host(name)
+	h := c.hostOf(name)
 	c.mu.Lock()
 	h.bootstrap = false
 	c.mu.Unlock()

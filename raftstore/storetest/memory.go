@@ -1,6 +1,6 @@
-// Package storetest holds what shows that a Store keeps its contract: one
-// conformance suite for every implementation, a store in memory that is the
-// simplest of them, and a cluster of replicas in one process with faults.
+// Package storetest contains the tests of the Store contract: one conformance suite for every
+// implementation, a simple store in memory, and a cluster of replicas in one process with fault
+// injection.
 package storetest
 
 import (
@@ -15,13 +15,13 @@ import (
 	"keelson.dev/keelson/raftstore/watch"
 )
 
-// Memory is a Store of one process, without disk or network: the state machine
-// and the hub of a replica behind a mutex in place of raft. It also implements
-// raftstore.Leader and always leads, in the term that Depose raises.
+// Memory is a Store in one process without disk or network: the state machine and the hub of a
+// replica, with a mutex in place of raft. It implements raftstore.Leader and is always the leader,
+// in a term that Depose increments.
 type Memory struct {
 	hub *watch.Hub
 
-	mu      sync.Mutex // serialises writes
+	mu      sync.Mutex // serializes writes
 	machine *mvcc.Machine
 	term    uint64
 	deposed chan struct{} // closed when the term ends
@@ -30,7 +30,7 @@ type Memory struct {
 	closed  bool
 }
 
-// NewMemory returns an empty store. Close it to end its watches.
+// NewMemory returns an empty store. Close ends its watches.
 func NewMemory() *Memory {
 	m := &Memory{machine: mvcc.New(), term: 1, deposed: make(chan struct{})}
 	m.hub = watch.New(memoryHistory{m.machine}, 0, watch.Options{})
@@ -59,8 +59,8 @@ func (m *Memory) Close() {
 	m.hub.Close()
 }
 
-// Depose ends the current leadership and begins the next one: commits that
-// carry the old fence are refused from now on.
+// Depose ends the current leadership and starts the next one. Commits with the old fence are then
+// refused.
 func (m *Memory) Depose() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -69,11 +69,11 @@ func (m *Memory) Depose() {
 	m.deposed = make(chan struct{})
 }
 
-// Compact forgets history up to and including a revision.
+// Compact compacts history up to and including a revision.
 func (m *Memory) Compact(upTo raftstore.Revision) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.apply(&storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: uint64(upTo)}}})
+	m.applyCommand(&storev1.Command{Kind: &storev1.Command_Compact{Compact: &storev1.Compact{Revision: uint64(upTo)}}})
 }
 
 // Commit implements raftstore.Store.
@@ -84,7 +84,7 @@ func (m *Memory) Commit(ctx context.Context, c raftstore.Commit) (raftstore.Revi
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err := m.usable(ctx); err != nil {
+	if err := m.checkOpen(ctx); err != nil {
 		return 0, err
 	}
 	// Callers may reuse their buffers after the call, as with a replica.
@@ -92,21 +92,21 @@ func (m *Memory) Commit(ctx context.Context, c raftstore.Commit) (raftstore.Revi
 		op.Value = append([]byte(nil), op.Value...)
 	}
 	p.ProposedUnixMs = time.Now().UnixMilli()
-	res := m.apply(&storev1.Command{Kind: &storev1.Command_Batch{Batch: &storev1.Batch{Proposals: []*storev1.Proposal{p}}}})
+	res := m.applyCommand(&storev1.Command{Kind: &storev1.Command_Batch{Batch: &storev1.Batch{Proposals: []*storev1.Proposal{p}}}})
 	m.watchSpace()
 	out := res.Outcomes[0][0]
 	return out.Revision, out.Err()
 }
 
-func (m *Memory) usable(ctx context.Context) error {
+func (m *Memory) checkOpen(ctx context.Context) error {
 	if m.closed {
 		return raftstore.ErrClosed
 	}
 	return ctx.Err()
 }
 
-// SetQuota makes the store refuse what is new when its keys and values take so
-// many bytes, until they take less than nine tenths of it; 0 = never.
+// SetQuota makes the store refuse new keys when its keys and values have the given size, until they
+// have less than nine tenths of it; 0 = no quota.
 func (m *Memory) SetQuota(bytes int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -114,7 +114,7 @@ func (m *Memory) SetQuota(bytes int64) {
 	m.watchSpace()
 }
 
-// watchSpace raises the space alarm or clears it.
+// watchSpace raises or clears the space alarm.
 func (m *Memory) watchSpace() {
 	v := m.machine.View()
 	up := len(v.Alarms()) > 0
@@ -122,14 +122,14 @@ func (m *Memory) watchSpace() {
 	if over == up {
 		return
 	}
-	m.apply(&storev1.Command{Kind: &storev1.Command_Alarm{Alarm: &storev1.SetAlarm{
+	m.applyCommand(&storev1.Command{Kind: &storev1.Command_Alarm{Alarm: &storev1.SetAlarm{
 		Clear: up, QuotaBytes: m.quota, GrowthBytes: 1 << 20, HistoryBytes: raftstore.MaxCommitBytes,
-		Alarm: &storev1.Alarm{Kind: uint32(raftstore.AlarmSpace), SinceUnixMs: time.Now().UnixMilli(), Message: "the quota is used up"},
+		Alarm: &storev1.Alarm{Kind: uint32(raftstore.AlarmSpace), SinceUnixMs: time.Now().UnixMilli(), Message: "the quota is exceeded"},
 	}}})
 }
 
-// apply runs one command, tells the watchers and sets the expiry timer.
-func (m *Memory) apply(cmd *storev1.Command) mvcc.Result {
+// applyCommand applies one command, publishes its events and sets the expiry timer.
+func (m *Memory) applyCommand(cmd *storev1.Command) mvcc.Result {
 	res := m.machine.Apply(mvcc.Entry{Term: m.term, Command: cmd})
 	m.hub.Publish(res.Events)
 	if m.expiry != nil {
@@ -137,24 +137,24 @@ func (m *Memory) apply(cmd *storev1.Command) mvcc.Result {
 		m.expiry = nil
 	}
 	if next := m.machine.View().NextExpiry(); next != 0 && !m.closed {
-		m.expiry = time.AfterFunc(time.Until(time.UnixMilli(next)), m.expire)
+		m.expiry = time.AfterFunc(time.Until(time.UnixMilli(next)), m.expireKeys)
 	}
 	return res
 }
 
-func (m *Memory) expire() {
+func (m *Memory) expireKeys() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
 		return
 	}
-	m.apply(&storev1.Command{Kind: &storev1.Command_Expire{Expire: &storev1.Expire{UntilUnixMs: time.Now().UnixMilli()}}})
+	m.applyCommand(&storev1.Command{Kind: &storev1.Command_Expire{Expire: &storev1.Expire{UntilUnixMs: time.Now().UnixMilli()}}})
 	m.watchSpace()
 }
 
 // Get implements raftstore.Store.
 func (m *Memory) Get(ctx context.Context, key string, _ raftstore.ReadOptions) (raftstore.Item, raftstore.Revision, error) {
-	v, err := m.read(ctx)
+	v, err := m.currentView(ctx)
 	if err != nil {
 		return raftstore.Item{}, 0, err
 	}
@@ -167,17 +167,17 @@ func (m *Memory) Get(ctx context.Context, key string, _ raftstore.ReadOptions) (
 
 // List implements raftstore.Store.
 func (m *Memory) List(ctx context.Context, prefix string, o raftstore.ListOptions) (raftstore.List, error) {
-	v, err := m.read(ctx)
+	v, err := m.currentView(ctx)
 	if err != nil {
 		return raftstore.List{}, err
 	}
 	return v.List(prefix, o)
 }
 
-func (m *Memory) read(ctx context.Context) (*mvcc.View, error) {
+func (m *Memory) currentView(ctx context.Context) (*mvcc.View, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err := m.usable(ctx); err != nil {
+	if err := m.checkOpen(ctx); err != nil {
 		return nil, err
 	}
 	return m.machine.View(), nil
@@ -194,7 +194,7 @@ func (m *Memory) Watch(ctx context.Context, prefix string, after raftstore.Revis
 
 // Sync implements raftstore.Store.
 func (m *Memory) Sync(ctx context.Context) (raftstore.Revision, error) {
-	v, err := m.read(ctx)
+	v, err := m.currentView(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -222,7 +222,7 @@ func (m *Memory) Lead(ctx context.Context, lead func(ctx context.Context, fence 
 	return nil
 }
 
-// leadUntil calls lead with a context that ends when the channel closes.
+// leadUntil calls lead with a context that ends when the channel is closed.
 func leadUntil(ctx context.Context, deposed <-chan struct{}, lead func(ctx context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -9,25 +9,24 @@ import (
 	"time"
 )
 
-// Network is the cables between the replicas of a cluster. Every cable has two
-// directions, which can be cut or slowed by themselves. A cut one behaves as in
-// life: bytes vanish from sight, nobody is told, dials time out. What was sent
-// meanwhile is sent again as TCP does it, at times that double: after a cut of
-// ten seconds a connection may stay dead for another ten, unless whoever has
-// dialed gives it up.
+// Network simulates the lines between the replicas of a cluster. Each direction of a line can be
+// cut or slowed. A cut line behaves like a real one: bytes are lost without an error, and dials
+// time out. Lost bytes are resent like TCP does, with doubling delays. After a cut of ten seconds a
+// connection may therefore stay dead for another ten seconds, unless the side that dialed closes
+// it.
 type Network struct {
 	mu    sync.Mutex
-	names map[string]string // peer address → replica
-	ends  map[string]string // local address of a dialed connection → replica
+	names map[string]string // replica by peer address
+	ends  map[string]string // replica by local address of a dialed connection
 	lines map[line]condition
 	moved chan struct{} // closed and replaced when a condition changes
-	given map[line]int  // connections that were given up, by who did and to whom
+	given map[line]int  // number of abandoned connections, by who abandoned them and the other end
 }
 
-// line is one direction of a cable.
+// line is one direction between two replicas.
 type line struct{ from, to string }
 
-// condition is what is wrong with a line.
+// condition is the fault of a line.
 type condition struct {
 	cut           bool
 	delay, jitter time.Duration
@@ -40,7 +39,7 @@ func newNetwork() *Network {
 	}
 }
 
-// Cut stops all traffic between two replicas; Mend lets it pass again.
+// Cut drops all traffic between two replicas; Mend undoes it.
 func (n *Network) Cut(a, b string) {
 	n.CutOneWay(a, b)
 	n.CutOneWay(b, a)
@@ -52,54 +51,54 @@ func (n *Network) Mend(a, b string) {
 	n.MendOneWay(b, a)
 }
 
-// CutOneWay stops what one replica sends to another, and no more.
+// CutOneWay drops the traffic in one direction only.
 func (n *Network) CutOneWay(from, to string) {
-	n.change(from, to, func(c *condition) { c.cut = true })
+	n.changeLine(from, to, func(c *condition) { c.cut = true })
 }
 
 // MendOneWay undoes CutOneWay.
 func (n *Network) MendOneWay(from, to string) {
-	n.change(from, to, func(c *condition) { c.cut = false })
+	n.changeLine(from, to, func(c *condition) { c.cut = false })
 }
 
-// Slow delays what one replica sends to another by delay and up to jitter more.
-// Connections are delayed each by itself: what is sent on two may change places,
-// what is sent on one does not. Zeros undo it.
+// Slow delays the traffic in one direction by delay plus a random time up to jitter. Each
+// connection is delayed independently: traffic of two connections may be reordered, traffic of one
+// is not. Zeros undo it.
 func (n *Network) Slow(from, to string, delay, jitter time.Duration) {
-	n.change(from, to, func(c *condition) { c.delay, c.jitter = delay, jitter })
+	n.changeLine(from, to, func(c *condition) { c.delay, c.jitter = delay, jitter })
 }
 
-// Heal mends and quickens every cable.
+// Heal undoes all faults of all lines.
 func (n *Network) Heal() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	clear(n.lines)
-	n.announce()
+	n.notifyChanged()
 }
 
-func (n *Network) change(from, to string, how func(*condition)) {
+func (n *Network) changeLine(from, to string, how func(*condition)) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	c := n.lines[line{from, to}]
 	how(&c)
 	n.lines[line{from, to}] = c
-	n.announce()
+	n.notifyChanged()
 }
 
-func (n *Network) announce() {
+func (n *Network) notifyChanged() {
 	close(n.moved)
 	n.moved = make(chan struct{})
 }
 
-// condition reports on a line, and gives a channel for the next change.
-func (n *Network) condition(from, to string) (condition, <-chan struct{}) {
+// lineCondition returns the condition of a line and a channel that is closed at the next change.
+func (n *Network) lineCondition(from, to string) (condition, <-chan struct{}) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.lines[line{from, to}], n.moved
 }
 
-// GivenUp is how many connections from one replica to another were given up by
-// the one that had dialed them, because the other was unheard for too long.
+// GivenUp returns how many connections from one replica to another were closed by the side that
+// dialed them because nothing was acknowledged for too long.
 func (n *Network) GivenUp(from, to string) int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -118,7 +117,7 @@ func (n *Network) addHost(address, name string) {
 	n.names[address] = name
 }
 
-func (n *Network) host(address string) string {
+func (n *Network) hostAt(address string) string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.names[address]
@@ -127,8 +126,8 @@ func (n *Network) host(address string) string {
 // Dialer returns the dial function of one replica.
 func (n *Network) Dialer(from string) func(ctx context.Context, address string) (net.Conn, error) {
 	return func(ctx context.Context, address string) (net.Conn, error) {
-		to := n.host(address)
-		if err := n.reach(ctx, from, to); err != nil {
+		to := n.hostAt(address)
+		if err := n.awaitReachable(ctx, from, to); err != nil {
 			return nil, err
 		}
 		conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
@@ -147,12 +146,11 @@ func (n *Network) Dialer(from string) func(ctx context.Context, address string) 
 	}
 }
 
-// reach waits until both directions are whole, as a dial does, and for as long
-// as they are slow.
-func (n *Network) reach(ctx context.Context, from, to string) error {
+// awaitReachable waits until both directions work, as a dial does, and for their delays.
+func (n *Network) awaitReachable(ctx context.Context, from, to string) error {
 	for {
-		out, moved := n.condition(from, to)
-		back, _ := n.condition(to, from)
+		out, moved := n.lineCondition(from, to)
+		back, _ := n.lineCondition(to, from)
 		var there <-chan time.Time
 		if !out.cut && !back.cut {
 			if out.delay+back.delay == 0 {
@@ -171,8 +169,8 @@ func (n *Network) reach(ctx context.Context, from, to string) error {
 	}
 }
 
-// Listener wraps the listener of one replica, so that what it sends on the
-// connections that it accepts is subject to the network as well.
+// Listener wraps the listener of one replica, so that its replies on accepted connections pass the
+// simulated network too.
 func (n *Network) Listener(name string, l net.Listener) net.Listener {
 	return &tappedListener{Listener: l, net: n, name: name}
 }
@@ -191,38 +189,37 @@ func (l *tappedListener) Accept() (net.Conn, error) {
 	return &wire{Conn: conn, net: l.net, from: l.name, closed: make(chan struct{})}, nil
 }
 
-// socketBuffer is how much a sender may write into a cut or slow line before it
-// has to wait.
+// socketBuffer is how much a sender may write into a cut or slow line before it blocks.
 const socketBuffer = 256 << 10
 
-// resend is how long after bytes were lost they are sent again for the first
-// time, as Linux does it on a quick line; each further time waits twice as long.
+// resend is the delay before lost bytes are resent for the first time, as in Linux on a fast line.
+// It doubles each time.
 const resend = 200 * time.Millisecond
 
-// wire is one end of a connection: it holds back what this end sends for as
-// long as the line asks. The other end does the same for its direction.
+// wire is one end of a connection. It holds back what this end sends as long as the line requires.
+// The other end does the same for its direction.
 type wire struct {
 	net.Conn
 	net     *Network
 	from    string
-	to      string // of an accepted connection found at the first write: the dialer has named itself by then
+	to      string // for an accepted connection it is determined at the first write, when the dialer's name is known
 	closed  chan struct{}
 	once    sync.Once
 	onClose func()
 
 	mu       sync.Mutex
-	deadline time.Time // of writes; the one of the connection is for reads
+	deadline time.Time // deadline of writes; the connection's deadline is used for reads
 	waiting  []parcel
-	held     int           // bytes in waiting
-	room     chan struct{} // closed when held has shrunk; nil when nobody waits
+	held     int           // number of waiting bytes
+	room     chan struct{} // closed when held decreases; nil if no writer waits
 	flushing bool
 
-	unheard  time.Duration // for how long nothing may be acknowledged; 0 = for ever
-	watching bool          // whether anything is
+	unheard  time.Duration // how long data may stay unacknowledged; 0 = forever
+	watching bool          // whether unacknowledged data is being timed
 }
 
-// SetUnheardTimeout makes the connection break when what was sent is not
-// acknowledged for so long, as TCP_USER_TIMEOUT does to one of the kernel.
+// SetUnheardTimeout makes the connection break if data is not acknowledged for the given time, like
+// TCP_USER_TIMEOUT.
 func (w *wire) SetUnheardTimeout(d time.Duration) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -230,7 +227,7 @@ func (w *wire) SetUnheardTimeout(d time.Duration) error {
 	return nil
 }
 
-// parcel is bytes on their way.
+// parcel is data in transit.
 type parcel struct {
 	due  time.Time
 	data []byte
@@ -243,7 +240,7 @@ func (w *wire) SetDeadline(t time.Time) error {
 	return w.Conn.SetReadDeadline(t)
 }
 
-// SetWriteDeadline bounds the wait for room. What was taken is sent even after it.
+// SetWriteDeadline bounds the wait for buffer space. Accepted data is sent even after the deadline.
 func (w *wire) SetWriteDeadline(t time.Time) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -251,8 +248,8 @@ func (w *wire) SetWriteDeadline(t time.Time) error {
 	return nil
 }
 
-// target names the other end; "" for a stranger, whom no fault concerns.
-func (w *wire) target() string {
+// remoteHost returns the name of the other end; "" for an unknown host, to which no fault applies.
+func (w *wire) remoteHost() string {
 	if w.to == "" {
 		w.net.mu.Lock()
 		w.to = w.net.ends[w.Conn.RemoteAddr().String()]
@@ -261,7 +258,7 @@ func (w *wire) target() string {
 	return w.to
 }
 
-// Write implements net.Conn. As with any connection, calls follow one another.
+// Write implements net.Conn. Calls must not overlap.
 func (w *wire) Write(b []byte) (int, error) {
 	select {
 	case <-w.closed:
@@ -269,8 +266,8 @@ func (w *wire) Write(b []byte) (int, error) {
 	default:
 	}
 	w.mu.Lock()
-	cond, _ := w.net.condition(w.from, w.target())
-	if back, _ := w.net.condition(w.to, w.from); w.unheard > 0 && !w.watching && (cond.cut || back.cut || w.flushing) {
+	cond, _ := w.net.lineCondition(w.from, w.remoteHost())
+	if back, _ := w.net.lineCondition(w.to, w.from); w.unheard > 0 && !w.watching && (cond.cut || back.cut || w.flushing) {
 		w.watching = true
 		go w.giveUp()
 	}
@@ -296,12 +293,12 @@ func (w *wire) Write(b []byte) (int, error) {
 	w.held += len(b)
 	if !w.flushing {
 		w.flushing = true
-		go w.flush()
+		go w.sendQueued()
 	}
 	return len(b), nil
 }
 
-// awaitRoom waits, without w.mu, until something was sent.
+// awaitRoom waits, without w.mu, until some data was sent.
 func (w *wire) awaitRoom() error {
 	if w.room == nil {
 		w.room = make(chan struct{})
@@ -325,8 +322,8 @@ func (w *wire) awaitRoom() error {
 	}
 }
 
-// flush sends what waits, in order, each parcel when it is due and the line whole.
-func (w *wire) flush() {
+// sendQueued sends the waiting data in order, each parcel when it is due and the line works.
+func (w *wire) sendQueued() {
 	if w.Conn.SetWriteDeadline(time.Time{}) != nil {
 		return
 	}
@@ -339,7 +336,7 @@ func (w *wire) flush() {
 		}
 		next := w.waiting[0]
 		w.mu.Unlock()
-		if !w.pass(next.due) {
+		if !w.awaitLine(next.due) {
 			return
 		}
 		if _, err := w.Conn.Write(next.data); err != nil {
@@ -356,31 +353,31 @@ func (w *wire) flush() {
 	}
 }
 
-// pass waits until the time has come and an attempt to send finds the line
-// whole; false when closed.
-func (w *wire) pass(due time.Time) bool {
-	if wait := time.Until(due); wait > 0 && !w.wait(wait) {
+// awaitLine waits until the given time and until an attempt to send finds the line working. It
+// returns false if the connection was closed.
+func (w *wire) awaitLine(due time.Time) bool {
+	if wait := time.Until(due); wait > 0 && !w.waitOpen(wait) {
 		return false
 	}
 	for again := resend; ; again *= 2 {
-		if cond, _ := w.net.condition(w.from, w.to); !cond.cut {
+		if cond, _ := w.net.lineCondition(w.from, w.to); !cond.cut {
 			return true
 		}
-		if !w.wait(again) {
+		if !w.waitOpen(again) {
 			return false
 		}
 	}
 }
 
-// giveUp breaks the connection unless what was sent is acknowledged in time:
-// it has arrived, and one of the attempts to send it finds the way back whole.
+// giveUp breaks the connection unless the sent data is acknowledged in time: it has arrived, and an
+// attempt to acknowledge it finds the return direction working.
 func (w *wire) giveUp() {
 	for again, left := resend, w.unheard; ; again *= 2 {
-		if !w.wait(min(again, left)) {
+		if !w.waitOpen(min(again, left)) {
 			return
 		}
 		left -= again
-		back, _ := w.net.condition(w.to, w.from)
+		back, _ := w.net.lineCondition(w.to, w.from)
 		w.mu.Lock()
 		heard := w.held == 0 && !back.cut
 		if heard {
@@ -398,8 +395,8 @@ func (w *wire) giveUp() {
 	}
 }
 
-// wait is false when the connection was closed meanwhile.
-func (w *wire) wait(d time.Duration) bool {
+// waitOpen waits; it returns false if the connection was closed.
+func (w *wire) waitOpen(d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
@@ -410,7 +407,7 @@ func (w *wire) wait(d time.Duration) bool {
 	}
 }
 
-// Close closes the connection; what still waits is lost.
+// Close closes the connection. Waiting data is lost.
 func (w *wire) Close() error {
 	w.once.Do(func() {
 		close(w.closed)

@@ -8,8 +8,8 @@ import (
 	"keelson.dev/keelson/raftstore/storetest/nemesis"
 )
 
-// Target is the cluster as a nemesis sees it. What must work on a group that
-// has a majority, such as adding a member, fails the test when it does not.
+// Target returns the cluster as the target of a nemesis. An operation that must succeed with a
+// majority, such as adding a member, fails the test if it does not.
 func (c *Cluster) Target() nemesis.Group { return target{c} }
 
 type target struct{ *Cluster }
@@ -51,8 +51,8 @@ func (g target) Compact() {
 	})
 }
 
-// Favour returns a target that has leadership moved to one replica before every
-// second look for the leader: faults then often meet that one leading.
+// Favour returns a target that moves leadership to one replica before every second call of Leader,
+// so that faults often affect that replica as the leader.
 func (c *Cluster) Favour(name string) nemesis.Group { return &favouring{target: target{c}, name: name} }
 
 type favouring struct {
@@ -74,7 +74,7 @@ func (g *favouring) Leader() string {
 	return g.target.Leader()
 }
 
-// try does what may fail, such as when leadership has just moved.
+// try performs an operation that may fail, for example because leadership has just moved.
 func (g target) try(what string, r *replica.Replica, do func(r *replica.Replica, ctx context.Context) error) {
 	if r == nil {
 		return

@@ -11,43 +11,44 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// CheckOptions say what the store was put through.
+// CheckOptions describe the faults to which the store was exposed.
 type CheckOptions struct {
-	// Skew is by how much the clocks of the store may have been wrong.
+	// Skew is the largest error of the store's clocks.
 	Skew time.Duration
 	// Timeout bounds the search for an order (default one minute).
 	Timeout time.Duration
-	// Dir is where calls that fit in no order are drawn, one page per key; "" = nowhere.
+	// Dir is the directory for visualizations of calls without a valid order, one page per key; ""
+	// = none.
 	Dir string
 }
 
-// Check holds everything that was recorded against the contract. Call it when
-// all clients and followers have ended.
+// Check verifies the recording against the contract. It must be called after all clients and
+// followers have ended.
 func (r *Recorder) Check(o CheckOptions) *Report {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	rep := new(Report)
 	for _, op := range r.ops {
-		rep.count(op)
+		rep.countCall(op)
 	}
-	h := r.compose(rep)
+	h := r.composeHistory(rep)
 	for _, s := range r.sessions {
 		h.checkSession(rep, s)
 	}
 	a := &audit{rec: r, rep: rep, h: h, skew: o.Skew, applied: make(map[*op][]raftstore.Revision), maker: make(map[raftstore.Revision]*op)}
-	a.index()
-	a.attribute()
+	a.indexCommits()
+	a.attributeRevisions()
 	for _, op := range r.ops {
-		a.check(op)
+		a.checkCall(op)
 	}
 	a.realTime()
-	a.doors()
-	a.fences()
+	a.checkLocalReads()
+	a.checkFenceOrder()
 	r.searchOrder(rep, a, o)
 	return rep
 }
 
-func (r *Report) count(o *op) {
+func (r *Report) countCall(o *op) {
 	r.Ops++
 	switch o.fate {
 	case done:
@@ -59,7 +60,7 @@ func (r *Report) count(o *op) {
 		if r.Failures == nil {
 			r.Failures = make(map[string]int)
 		}
-		what := context.DeadlineExceeded // or cancelled: of a read, which is the same
+		what := context.DeadlineExceeded // a cancellation of a read is treated like a timeout
 		if sure := sureError(o.err); sure != nil {
 			what = sure
 		}
@@ -71,24 +72,24 @@ func (r *Report) count(o *op) {
 		r.Fenced++
 	}
 	if o.fate == unknown && (o.kind != opCommit || !isUnknown(o.err)) {
-		r.add(Untyped, "%s: %v", o.describe(), o.err)
+		r.addViolation(Untyped, "%s: %v", o.formatCall(), o.err)
 	}
 }
 
-// audit holds calls against the history.
+// audit checks calls against the history.
 type audit struct {
 	rec     *Recorder
 	rep     *Report
 	h       *history
 	skew    time.Duration
-	writer  map[string]*op               // by value put
-	applied map[*op][]raftstore.Revision // where a commit is in the history
-	maker   map[raftstore.Revision]*op   // who made a revision; nil for expiry
-	floor   map[*op]raftstore.Revision   // the newest revision known to somebody before the call
+	writer  map[string]*op               // commit by the value that it put
+	applied map[*op][]raftstore.Revision // revisions of a commit in the history
+	maker   map[raftstore.Revision]*op   // commit that made a revision; nil for an expiry
+	floor   map[*op]raftstore.Revision   // newest revision that was known to any client before the call
 }
 
-// index finds commits by what they put.
-func (a *audit) index() {
+// indexCommits indexes commits by the values that they put.
+func (a *audit) indexCommits() {
 	a.writer = make(map[string]*op)
 	for _, o := range a.rec.ops {
 		for _, step := range o.commit.Ops {
@@ -99,8 +100,8 @@ func (a *audit) index() {
 	}
 }
 
-// attribute finds who made each revision.
-func (a *audit) attribute() {
+// attributeRevisions finds the commit of each revision.
+func (a *audit) attributeRevisions() {
 	for _, rev := range a.h.revisions {
 		seen := a.h.events[rev]
 		var by *op
@@ -120,34 +121,34 @@ func (a *audit) attribute() {
 	}
 }
 
-// slack is what the rounding of times to milliseconds may cost.
+// slack compensates for rounding times to milliseconds.
 const slack = 2 * time.Millisecond
 
-// checkExpiry looks at a revision without puts: it must be an expiry.
+// checkExpiry checks a revision without puts, which must be an expiry.
 func (a *audit) checkExpiry(seen sighting) {
 	for i := range seen.Events.Events {
 		ev := &seen.Events.Events[i]
 		if ev.Kind == raftstore.EventPut || ev.Prev == nil || ev.Prev.Expires == 0 {
-			a.rep.add(Foreign, "revision %d: %s", seen.Revision, tell(seen.Events))
+			a.rep.addViolation(Foreign, "revision %d: %s", seen.Revision, formatEvents(seen.Events))
 			return
 		}
 		a.rep.Expired++
 		due := time.UnixMilli(ev.Prev.Expires).Add(-a.skew)
 		if at := a.rec.began.Add(seen.at); at.Before(due.Add(-slack)) {
-			a.rep.add(Expiry, "revision %d: %s expired %s before its time", seen.Revision, ev.Item.Key, due.Sub(at))
+			a.rep.addViolation(Expiry, "revision %d: %s expired %s before its time", seen.Revision, ev.Item.Key, due.Sub(at))
 		}
 	}
 }
 
-// checkEffect compares a revision with what the ops of its commit do.
+// checkEffect compares a revision with the ops of its commit.
 func (a *audit) checkEffect(o *op, seen sighting) {
 	var want []raftstore.OpKind
 	var keys []string
 	for i := range o.commit.Ops {
 		step := &o.commit.Ops[i]
-		was := a.h.at(step.Key, seen.Revision-1)
-		if !holds(step.If, was) {
-			a.rep.add(Broken, "revision %d: %s, but %s was %s", seen.Revision, o.describe(), step.Key, show(was))
+		was := a.h.itemAt(step.Key, seen.Revision-1)
+		if !preconditionHolds(step.If, was) {
+			a.rep.addViolation(Broken, "revision %d: %s, but %s was %s", seen.Revision, o.formatCall(), step.Key, formatItem(was))
 		}
 		if step.Kind == raftstore.OpCheck || step.Kind == raftstore.OpDelete && was == nil || !strings.HasPrefix(step.Key, a.rec.prefix) {
 			continue
@@ -156,12 +157,12 @@ func (a *audit) checkEffect(o *op, seen sighting) {
 	}
 	events := seen.Events.Events
 	if len(want) != len(events) {
-		a.rep.add(Torn, "revision %d: %s, but its events are %s", seen.Revision, o.describe(), tell(seen.Events))
+		a.rep.addViolation(Torn, "revision %d: %s, but its events are %s", seen.Revision, o.formatCall(), formatEvents(seen.Events))
 		return
 	}
 	for i := range events {
 		if events[i].Item.Key != keys[i] || (events[i].Kind == raftstore.EventPut) != (want[i] == raftstore.OpPut) {
-			a.rep.add(Torn, "revision %d: %s, but its events are %s", seen.Revision, o.describe(), tell(seen.Events))
+			a.rep.addViolation(Torn, "revision %d: %s, but its events are %s", seen.Revision, o.formatCall(), formatEvents(seen.Events))
 			return
 		}
 	}
@@ -174,25 +175,25 @@ func (a *audit) checkPut(o *op, step *raftstore.Op, rev raftstore.Revision) {
 	if step.Kind != raftstore.OpPut || !strings.HasPrefix(step.Key, a.rec.prefix) {
 		return
 	}
-	is := a.h.at(step.Key, rev)
+	is := a.h.itemAt(step.Key, rev)
 	if is == nil || !bytes.Equal(is.Value, step.Value) {
-		a.rep.add(Torn, "revision %d: %s, but %s is %s", rev, o.describe(), step.Key, show(is))
+		a.rep.addViolation(Torn, "revision %d: %s, but %s is %s", rev, o.formatCall(), step.Key, formatItem(is))
 		return
 	}
 	if step.TTL == 0 {
 		if is.Expires != 0 {
-			a.rep.add(Expiry, "revision %d: %s was put without TTL and has one", rev, step.Key)
+			a.rep.addViolation(Expiry, "revision %d: %s was put without TTL and has one", rev, step.Key)
 		}
 		return
 	}
 	from, to := a.rec.began.Add(o.call+step.TTL-a.skew), a.rec.began.Add(o.ret+step.TTL+a.skew)
 	if at := time.UnixMilli(is.Expires); at.Before(from.Add(-slack)) || o.fate == done && at.After(to.Add(slack)) {
-		a.rep.add(Expiry, "revision %d: %s was put with TTL %s at about %s and shall expire at %s", rev, step.Key, step.TTL,
+		a.rep.addViolation(Expiry, "revision %d: %s was put with TTL %s at about %s and shall expire at %s", rev, step.Key, step.TTL,
 			a.rec.began.Add(o.call).UTC().Format("15:04:05.000"), at.UTC().Format("15:04:05.000"))
 	}
 }
 
-func holds(p raftstore.Precondition, is *raftstore.Item) bool {
+func preconditionHolds(p raftstore.Precondition, is *raftstore.Item) bool {
 	switch {
 	case p.Absent:
 		return is == nil
@@ -202,14 +203,14 @@ func holds(p raftstore.Precondition, is *raftstore.Item) bool {
 	return true
 }
 
-// check holds one call against the history.
-func (a *audit) check(o *op) {
+// checkCall checks one call against the history.
+func (a *audit) checkCall(o *op) {
 	switch o.kind {
 	case opCommit:
 		a.checkCommit(o)
 	case opGet:
-		if o.fate == done && !sameItem(o.item, a.h.at(o.key, o.rev)) {
-			a.rep.add(a.wrong(o), "%s, but at that revision it is %s", o.describe(), show(a.h.at(o.key, o.rev)))
+		if o.fate == done && !sameItem(o.item, a.h.itemAt(o.key, o.rev)) {
+			a.rep.addViolation(a.violationKind(o), "%s, but at that revision it is %s", o.formatCall(), formatItem(a.h.itemAt(o.key, o.rev)))
 		}
 	case opList:
 		if o.fate == done {
@@ -218,7 +219,7 @@ func (a *audit) check(o *op) {
 	}
 }
 
-func (a *audit) wrong(o *op) Kind {
+func (a *audit) violationKind(o *op) Kind {
 	if o.kind == opList {
 		return TornList
 	}
@@ -228,65 +229,65 @@ func (a *audit) wrong(o *op) Kind {
 func (a *audit) checkCommit(o *op) {
 	where := a.applied[o]
 	if len(where) > 1 {
-		a.rep.add(Doubled, "%s, and is in the history at %v", o.describe(), where)
+		a.rep.addViolation(Doubled, "%s, and is in the history at %v", o.formatCall(), where)
 	}
 	switch {
 	case o.fate == done && len(where) == 0:
 		a.checkIdle(o)
 	case o.fate == done && where[0] != o.rev:
-		a.rep.add(LostWrite, "%s, but it is in the history at %v", o.describe(), where)
+		a.rep.addViolation(LostWrite, "%s, but it is in the history at %v", o.formatCall(), where)
 	case (o.fate == failed || o.fate == refused) && len(where) > 0:
-		a.rep.add(Resurrected, "%s, but it is in the history at %v", o.describe(), where)
+		a.rep.addViolation(Resurrected, "%s, but it is in the history at %v", o.formatCall(), where)
 	case o.fate == refused:
 		a.checkConflict(o)
 	}
 }
 
-// checkIdle is about a commit that was acknowledged and is not in the history:
-// there must have been nothing for it to change.
+// checkIdle checks a commit that was acknowledged and is not in the history: it must have had no
+// effect.
 func (a *audit) checkIdle(o *op) {
 	for i := range o.commit.Ops {
 		step := &o.commit.Ops[i]
-		was := a.h.at(step.Key, o.rev)
+		was := a.h.itemAt(step.Key, o.rev)
 		if step.Kind == raftstore.OpPut || step.Kind == raftstore.OpDelete && was != nil {
-			if _, told := a.h.events[o.rev]; !told && o.rev < a.h.latest(math.MaxUint64) {
-				a.rep.add(WatchGap, "nobody was told of revision %d: %s", o.rev, o.describe())
+			if _, told := a.h.events[o.rev]; !told && o.rev < a.h.latestRevision(math.MaxUint64) {
+				a.rep.addViolation(WatchGap, "nobody was told of revision %d: %s", o.rev, o.formatCall())
 			} else {
-				a.rep.add(LostWrite, "%s, but it is not in the history", o.describe())
+				a.rep.addViolation(LostWrite, "%s, but it is not in the history", o.formatCall())
 			}
 			return
 		}
-		if !holds(step.If, was) {
-			a.rep.add(Broken, "%s, but %s was %s", o.describe(), step.Key, show(was))
+		if !preconditionHolds(step.If, was) {
+			a.rep.addViolation(Broken, "%s, but %s was %s", o.formatCall(), step.Key, formatItem(was))
 		}
 	}
 }
 
 func (a *audit) checkConflict(o *op) {
 	c := o.conflict
-	is := a.h.at(c.Key, c.At)
+	is := a.h.itemAt(c.Key, c.At)
 	if c.NoValue && is != nil {
 		bare := *is
 		bare.Value = nil
 		is = &bare
 	}
-	if !sameItem(c.Have, is) || holds(c.Want, is) {
-		a.rep.add(Broken, "%s, but at that revision %s is %s", o.describe(), c.Key, show(is))
+	if !sameItem(c.Have, is) || preconditionHolds(c.Want, is) {
+		a.rep.addViolation(Broken, "%s, but at that revision %s is %s", o.formatCall(), c.Key, formatItem(is))
 	}
 }
 
 func (a *audit) checkList(o *op) {
 	if o.read.At != 0 && o.rev != o.read.At {
-		a.rep.add(WrongRead, "%s, but revision %d was asked for", o.describe(), o.read.At)
+		a.rep.addViolation(WrongRead, "%s, but revision %d was asked for", o.formatCall(), o.read.At)
 	}
-	want := a.h.list(o.key, o.read.After, o.rev)
+	want := a.h.listAt(o.key, o.read.After, o.rev)
 	more, rest := false, 0
 	if o.read.Limit > 0 && len(want) > o.read.Limit {
 		more, rest = true, len(want)-o.read.Limit
 		want = want[:o.read.Limit]
 	}
 	if more != o.list.More || int64(rest) != o.list.Remaining {
-		a.rep.add(TornList, "%s says more=%v, %d remaining; want %v, %d", o.describe(), o.list.More, o.list.Remaining, more, rest)
+		a.rep.addViolation(TornList, "%s says more=%v, %d remaining; want %v, %d", o.formatCall(), o.list.More, o.list.Remaining, more, rest)
 	}
 	for i := range max(len(want), len(o.list.Items)) {
 		var w, g *raftstore.Item
@@ -297,28 +298,28 @@ func (a *audit) checkList(o *op) {
 			g = &o.list.Items[i]
 		}
 		if !sameItem(w, g) {
-			a.rep.add(TornList, "%s: item %d is %s, want %s", o.describe(), i, name(g), name(w))
+			a.rep.addViolation(TornList, "%s: item %d is %s, want %s", o.formatCall(), i, formatName(g), formatName(w))
 			return
 		}
 	}
 }
 
-func name(it *raftstore.Item) string {
+func formatName(it *raftstore.Item) string {
 	if it == nil {
 		return "nothing"
 	}
-	return it.Key + " " + show(it)
+	return it.Key + " " + formatItem(it)
 }
 
-// moment is the beginning or the end of a call.
+// moment is the start or the end of a call.
 type moment struct {
 	at  time.Duration
 	end bool
 	op  *op
 }
 
-// moments are all of some calls in order; of those at the same time beginnings first.
-func moments(ops []*op) []moment {
+// sortedMoments returns the moments of some calls in order; at the same time, starts come first.
+func sortedMoments(ops []*op) []moment {
 	out := make([]moment, 0, 2*len(ops))
 	for _, o := range ops {
 		out = append(out, moment{o.call, false, o})
@@ -335,8 +336,9 @@ func moments(ops []*op) []moment {
 	return out
 }
 
-// revision is where in the history a call took effect, and whether it moved it.
-func (a *audit) revision(o *op) (at raftstore.Revision, moved bool) {
+// effectRevision returns the revision at which a call took effect, and whether it changed the
+// store.
+func (a *audit) effectRevision(o *op) (at raftstore.Revision, moved bool) {
 	switch {
 	case o.kind == opCommit && len(a.applied[o]) > 0:
 		return a.applied[o][0], true
@@ -348,13 +350,13 @@ func (a *audit) revision(o *op) (at raftstore.Revision, moved bool) {
 	return 0, false
 }
 
-// realTime checks that what began after something else had ended comes after it.
+// realTime checks that a call which started after another had ended has a later effect.
 func (a *audit) realTime() {
 	a.floor = make(map[*op]raftstore.Revision)
 	var floor raftstore.Revision
 	var by *op
-	for _, m := range moments(a.rec.ops) {
-		at, moved := a.revision(m.op)
+	for _, m := range sortedMoments(a.rec.ops) {
+		at, moved := a.effectRevision(m.op)
 		past := m.op.read.Local || m.op.read.At != 0
 		switch {
 		case at == 0:
@@ -364,40 +366,40 @@ func (a *audit) realTime() {
 			}
 		case past || floor == 0:
 		case moved && at <= floor:
-			a.rep.add(WentBack, "%s took effect at revision %d, but began after the end of: %s", m.op.describe(), at, by.describe())
+			a.rep.addViolation(WentBack, "%s took effect at revision %d, but began after the end of: %s", m.op.formatCall(), at, by.formatCall())
 		case at < floor:
-			a.rep.add(StaleRead, "%s, but began after the end of: %s", m.op.describe(), by.describe())
+			a.rep.addViolation(StaleRead, "%s, but began after the end of: %s", m.op.formatCall(), by.formatCall())
 		}
 	}
 }
 
-// doors checks that local reads at one replica never go back, nor behind what
-// was read or committed through it before.
-func (a *audit) doors() {
+// checkLocalReads checks that local reads at one replica never go back, nor behind earlier reads or
+// commits at that replica.
+func (a *audit) checkLocalReads() {
 	type mark struct {
 		at raftstore.Revision
 		by *op
 	}
 	floors := make(map[string]mark)
-	for _, m := range moments(a.rec.ops) {
-		at, moved := a.revision(m.op)
+	for _, m := range sortedMoments(a.rec.ops) {
+		at, moved := a.effectRevision(m.op)
 		if at == 0 || m.op.read.At != 0 {
 			continue
 		}
 		f := floors[m.op.door]
 		if m.end {
-			// A commit waits for its own replica until its deadline only.
+			// A commit waits for its own replica only until its deadline.
 			if at > f.at && (!moved || m.op.inTime) && m.op.fate != refused {
 				floors[m.op.door] = mark{at, m.op}
 			}
 		} else if m.op.read.Local && at < f.at {
-			a.rep.add(WentBack, "%s at %s, which before had: %s", m.op.describe(), m.op.door, f.by.describe())
+			a.rep.addViolation(WentBack, "%s at %s, which before had: %s", m.op.formatCall(), m.op.door, f.by.formatCall())
 		}
 	}
 }
 
-// fences checks that no commit of an older leadership follows one of a newer.
-func (a *audit) fences() {
+// checkFenceOrder checks that no commit of an older leadership follows a commit of a newer one.
+func (a *audit) checkFenceOrder() {
 	var newest *op
 	for _, rev := range a.h.revisions {
 		o := a.maker[rev]
@@ -405,7 +407,7 @@ func (a *audit) fences() {
 			continue
 		}
 		if newest != nil && o.commit.Fence < newest.commit.Fence {
-			a.rep.add(Unfenced, "revision %d: %s follows %s", rev, o.describe(), newest.describe())
+			a.rep.addViolation(Unfenced, "revision %d: %s follows %s", rev, o.formatCall(), newest.formatCall())
 			continue
 		}
 		newest = o

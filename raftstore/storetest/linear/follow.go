@@ -8,25 +8,24 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// session is one watch: from a revision, through one door, until it ended.
+// session is one watch through one door, from its first revision to its end.
 type session struct {
-	watcher int // which follower this is
+	watcher int // ID of the follower
 	door    string
 	prefix  string
 	after   raftstore.Revision
 	seen    []sighting
-	through raftstore.Revision // the last revision that was delivered or passed over
+	through raftstore.Revision // last revision that was delivered or skipped
 }
 
-// sighting is one delivery and when it was taken.
+// sighting is one delivery with its time.
 type sighting struct {
 	raftstore.Events
 	at time.Duration
 }
 
-// Follower watches a prefix as a cache does: it lists, watches from there, and
-// goes on at another door from the revision it has seen. Only when history is
-// gone does it list again.
+// Follower watches a prefix like a cache: it lists, watches from there, and resumes at another door
+// from the last revision. It lists again only if history was compacted.
 type Follower struct {
 	rec    *Recorder
 	id     int
@@ -35,30 +34,28 @@ type Follower struct {
 	listed bool
 }
 
-// Follow returns a follower of a prefix, which must lie under the recorder's.
-// It begins where the recording does. Only what a follower of the recorder's
-// whole prefix has seen is history.
+// Follow returns a follower of a prefix, which must be below the recorder's prefix. It starts at
+// the start of the recording. Only followers of the recorder's whole prefix define the history.
 func (r *Recorder) Follow(id int, prefix string) *Follower {
 	return &Follower{rec: r, id: id, prefix: prefix, cursor: r.base.Revision, listed: true}
 }
 
-// Forget makes the follower list again before it goes on.
+// Forget makes the follower list again before it resumes.
 func (f *Follower) Forget() { f.listed = false }
 
-// Rewind makes the follower go on from a revision that it has seen already, or
-// from the beginning of the recording if that is later.
+// Rewind makes the follower resume from an earlier revision, or from the start of the recording if
+// that is later.
 func (f *Follower) Rewind(to raftstore.Revision) {
 	if f.listed {
 		f.cursor = max(f.rec.base.Revision, min(to, f.cursor))
 	}
 }
 
-// Cursor is the revision up to which the follower has seen everything.
+// Cursor returns the revision up to which the follower has received everything.
 func (f *Follower) Cursor() raftstore.Revision { return f.cursor }
 
-// Watch goes on through a door until ctx ends, enough returns true for the
-// revision seen last, or the watch ends; the error says why. It is made once
-// more, through any door, for as long as the caller likes.
+// Watch watches through a door until ctx ends, enough returns true for the last revision, or the
+// watch ends. The error is the reason. Watch may be called again, with any door.
 func (f *Follower) Watch(ctx context.Context, d Door, enough func(raftstore.Revision) bool) error {
 	if !f.listed {
 		l, err := f.rec.Through(d).List(ctx, f.prefix, raftstore.ListOptions{})
@@ -86,7 +83,7 @@ func (f *Follower) Watch(ctx context.Context, d Door, enough func(raftstore.Revi
 			f.listed = !errors.Is(err, raftstore.ErrSlowWatcher) && !errors.Is(err, raftstore.ErrCompacted)
 			return err
 		}
-		s.seen = append(s.seen, sighting{ev, f.rec.now()})
+		s.seen = append(s.seen, sighting{ev, f.rec.elapsed()})
 		s.through = max(s.through, ev.Revision)
 		f.cursor = s.through
 	}

@@ -11,24 +11,23 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// history is the one story that all watchers told, and the state at each of
-// its revisions.
+// history is the sequence of revisions that all watchers agree on, with the state at each revision.
 type history struct {
 	base      raftstore.Revision
-	revisions []raftstore.Revision // those with changes, in order
+	revisions []raftstore.Revision // revisions with changes, in order
 	events    map[raftstore.Revision]sighting
 	versions  map[string][]version // by key, in order
 }
 
-// version is a key as it was from a revision on.
+// version is the state of a key from a revision on.
 type version struct {
 	from raftstore.Revision
-	item *raftstore.Item // nil: absent
+	item *raftstore.Item // nil = absent
 }
 
-// compose puts the history together from what the followers of the whole
-// prefix saw, and says where two of them differ.
-func (r *Recorder) compose(rep *Report) *history {
+// composeHistory combines what the followers of the whole prefix received, and reports differences
+// between them.
+func (r *Recorder) composeHistory(rep *Report) *history {
 	h := &history{base: r.base.Revision, events: make(map[raftstore.Revision]sighting), versions: make(map[string][]version)}
 	teller := make(map[raftstore.Revision]string)
 	for _, s := range r.sessions {
@@ -45,8 +44,8 @@ func (r *Recorder) compose(rep *Report) *history {
 				h.events[ev.Revision], teller[ev.Revision] = ev, s.door
 				h.revisions = append(h.revisions, ev.Revision)
 			case !sameEvents(known.Events.Events, ev.Events.Events):
-				rep.add(WatchDiffer, "revision %d: watcher at %s saw %s, watcher at %s saw %s",
-					ev.Revision, teller[ev.Revision], tell(known.Events), s.door, tell(ev.Events))
+				rep.addViolation(WatchDiffer, "revision %d: watcher at %s saw %s, watcher at %s saw %s",
+					ev.Revision, teller[ev.Revision], formatEvents(known.Events), s.door, formatEvents(ev.Events))
 			case ev.at < known.at:
 				h.events[ev.Revision] = ev
 			}
@@ -58,26 +57,26 @@ func (r *Recorder) compose(rep *Report) *history {
 		h.versions[it.Key] = []version{{h.base, it}}
 	}
 	for _, rev := range h.revisions {
-		h.replay(rep, rev, h.events[rev].Events.Events)
+		h.replayRevision(rep, rev, h.events[rev].Events.Events)
 	}
 	rep.Revisions = len(h.revisions)
 	return h
 }
 
-// replay takes one revision into the state, and says when an event does not
-// fit what was before.
-func (h *history) replay(rep *Report, rev raftstore.Revision, events []raftstore.Event) {
+// replayRevision applies one revision to the state, and reports events that do not match the
+// previous state.
+func (h *history) replayRevision(rep *Report, rev raftstore.Revision, events []raftstore.Event) {
 	for i := range events {
 		ev := &events[i]
 		key := ev.Item.Key
-		was := h.at(key, rev-1)
+		was := h.itemAt(key, rev-1)
 		want := rev
 		if was != nil {
 			want = was.Created
 		}
 		if !sameItem(ev.Prev, was) || ev.Item.Modified != rev || ev.Item.Created != want {
-			rep.add(WatchDiffer, "revision %d: event about %s (created %d, modified %d, before it %s) does not follow from the state before, which is %s",
-				rev, key, ev.Item.Created, ev.Item.Modified, show(ev.Prev), show(was))
+			rep.addViolation(WatchDiffer, "revision %d: event about %s (created %d, modified %d, before it %s) does not follow from the state before, which is %s",
+				rev, key, ev.Item.Created, ev.Item.Modified, formatItem(ev.Prev), formatItem(was))
 		}
 		now := version{from: rev}
 		if ev.Kind == raftstore.EventPut {
@@ -87,8 +86,8 @@ func (h *history) replay(rep *Report, rev raftstore.Revision, events []raftstore
 	}
 }
 
-// at is a key as it was at a revision; nil when absent.
-func (h *history) at(key string, rev raftstore.Revision) *raftstore.Item {
+// itemAt returns a key's item at a revision; nil if it was absent.
+func (h *history) itemAt(key string, rev raftstore.Revision) *raftstore.Item {
 	v := h.versions[key]
 	i := sort.Search(len(v), func(i int) bool { return v[i].from > rev })
 	if i == 0 {
@@ -97,14 +96,14 @@ func (h *history) at(key string, rev raftstore.Revision) *raftstore.Item {
 	return v[i-1].item
 }
 
-// list is the state of a prefix at a revision, after a key, in order.
-func (h *history) list(prefix, after string, rev raftstore.Revision) []raftstore.Item {
+// listAt returns the sorted items of a prefix after a key, at a revision.
+func (h *history) listAt(prefix, after string, rev raftstore.Revision) []raftstore.Item {
 	var out []raftstore.Item
 	for key := range h.versions {
 		if !strings.HasPrefix(key, prefix) || after != "" && key <= after {
 			continue
 		}
-		if it := h.at(key, rev); it != nil {
+		if it := h.itemAt(key, rev); it != nil {
 			out = append(out, *it)
 		}
 	}
@@ -112,8 +111,8 @@ func (h *history) list(prefix, after string, rev raftstore.Revision) []raftstore
 	return out
 }
 
-// latest is the last revision with changes that is not after rev; the base when there is none.
-func (h *history) latest(rev raftstore.Revision) raftstore.Revision {
+// latestRevision returns the last revision with changes that is not after rev, or the base.
+func (h *history) latestRevision(rev raftstore.Revision) raftstore.Revision {
 	i := sort.Search(len(h.revisions), func(i int) bool { return h.revisions[i] > rev })
 	if i == 0 {
 		return h.base
@@ -121,7 +120,7 @@ func (h *history) latest(rev raftstore.Revision) raftstore.Revision {
 	return h.revisions[i-1]
 }
 
-// checkSession holds one watch against the history.
+// checkSession checks one watch against the history.
 func (h *history) checkSession(rep *Report, s *session) {
 	rep.Sessions++
 	who := fmt.Sprintf("watcher %d of %q at %s, begun after %d", s.watcher, s.prefix, s.door, s.after)
@@ -130,22 +129,22 @@ func (h *history) checkSession(rep *Report, s *session) {
 		rep.Deliveries++
 		note := len(ev.Events.Events) == 0
 		if ev.Revision < at || ev.Revision == at && !note {
-			rep.add(WatchRepeat, "%s: revision %d after %d", who, ev.Revision, at)
+			rep.addViolation(WatchRepeat, "%s: revision %d after %d", who, ev.Revision, at)
 			continue
 		}
 		for i := sort.Search(len(h.revisions), func(i int) bool { return h.revisions[i] > at }); i < len(h.revisions) && h.revisions[i] <= ev.Revision; i++ {
 			due := h.revisions[i]
-			want := under(h.events[due].Events.Events, s.prefix)
+			want := eventsWithPrefix(h.events[due].Events.Events, s.prefix)
 			switch {
 			case len(want) == 0:
 			case due < ev.Revision || note:
-				rep.add(WatchGap, "%s: revision %d came after %d without %d", who, ev.Revision, at, due)
+				rep.addViolation(WatchGap, "%s: revision %d came after %d without %d", who, ev.Revision, at, due)
 			case !sameEvents(want, ev.Events.Events):
-				rep.add(WatchDiffer, "%s: revision %d is %s, want %s", who, due, tell(ev.Events), tell(raftstore.Events{Revision: due, Events: want}))
+				rep.addViolation(WatchDiffer, "%s: revision %d is %s, want %s", who, due, formatEvents(ev.Events), formatEvents(raftstore.Events{Revision: due, Events: want}))
 			}
 		}
-		if !note && len(under(h.events[ev.Revision].Events.Events, s.prefix)) == 0 {
-			rep.add(WatchDiffer, "%s: revision %d is told by nobody else: %s", who, ev.Revision, tell(ev.Events))
+		if !note && len(eventsWithPrefix(h.events[ev.Revision].Events.Events, s.prefix)) == 0 {
+			rep.addViolation(WatchDiffer, "%s: revision %d is told by nobody else: %s", who, ev.Revision, formatEvents(ev.Events))
 		}
 		at = ev.Revision
 	}
@@ -164,7 +163,7 @@ func sameEvents(a, b []raftstore.Event) bool {
 	})
 }
 
-func under(events []raftstore.Event, prefix string) []raftstore.Event {
+func eventsWithPrefix(events []raftstore.Event, prefix string) []raftstore.Event {
 	var out []raftstore.Event
 	for _, ev := range events {
 		if strings.HasPrefix(ev.Item.Key, prefix) {
@@ -174,7 +173,7 @@ func under(events []raftstore.Event, prefix string) []raftstore.Event {
 	return out
 }
 
-func tell(ev raftstore.Events) string {
+func formatEvents(ev raftstore.Events) string {
 	var parts []string
 	for i := range ev.Events {
 		e := &ev.Events[i]
@@ -182,12 +181,12 @@ func tell(ev raftstore.Events) string {
 		if e.Kind == raftstore.EventDelete {
 			verb = "delete "
 		}
-		parts = append(parts, verb+e.Item.Key+" "+show(&e.Item)+" over "+show(e.Prev))
+		parts = append(parts, verb+e.Item.Key+" "+formatItem(&e.Item)+" over "+formatItem(e.Prev))
 	}
 	return "[" + strings.Join(parts, "; ") + "]"
 }
 
-func show(it *raftstore.Item) string {
+func formatItem(it *raftstore.Item) string {
 	if it == nil {
 		return "nothing"
 	}

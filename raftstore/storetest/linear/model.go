@@ -14,32 +14,32 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// modelled is the part below the recorder's prefix whose keys the search for an
-// order knows: keys that only commits change.
+// modelled is the part of the recorder's prefix with keys that only commits change. The search for
+// an order uses these keys.
 const modelled = "k/"
 
-// step is what one call did to one key.
+// step is the effect of one call on one key.
 type step struct {
 	key  string
 	read bool
-	// If it is not a read: what it does, and on what condition.
+	// For a write: its kind and its condition.
 	does  raftstore.OpKind
 	value string
 	cond  raftstore.Precondition
-	// What a read showed; of a write, at is its revision.
+	// Result of a read; for a write, at is its revision.
 	present bool
 	at      raftstore.Revision
 }
 
-// register is one key.
+// register is the model of one key.
 type register struct {
 	present bool
 	value   string
 	at      raftstore.Revision // of the last write or deletion
 }
 
-// keyModel is one key of the store: reads show the last write, conditions hold.
-// Of revisions it only asks that they grow.
+// keyModel is the model of one key: reads return the last write, and conditions hold. Revisions
+// only have to increase.
 func keyModel() porcupine.Model {
 	return porcupine.Model{
 		Init: func() any { return register{} },
@@ -65,9 +65,9 @@ func keyModel() porcupine.Model {
 	}
 }
 
-// searchOrder looks for an order of all calls in which each key behaves. It
-// does not use what the watchers saw but for one thing: whether a commit of
-// unknown outcome was ever seen by anybody. One that was not is left out.
+// searchOrder searches for an order of all calls in which each key behaves correctly. It uses only
+// one result of the watchers: a commit with an unknown outcome that no watcher received is left
+// out.
 func (r *Recorder) searchOrder(rep *Report, a *audit, o CheckOptions) {
 	timeout := o.Timeout
 	if timeout == 0 {
@@ -82,7 +82,7 @@ func (r *Recorder) searchOrder(rep *Report, a *audit, o CheckOptions) {
 		}
 	}
 	for n, o := range r.ops {
-		for _, s := range r.steps(a, o) {
+		for _, s := range r.stepsOf(a, o) {
 			p := porcupine.Operation{ClientId: n, Input: s, Call: o.call.Nanoseconds(), Return: o.ret.Nanoseconds()}
 			if o.fate == unknown {
 				p.Return = math.MaxInt64
@@ -92,18 +92,18 @@ func (r *Recorder) searchOrder(rep *Report, a *audit, o CheckOptions) {
 	}
 	deadline := time.Now().Add(timeout)
 	for key, ops := range byKey {
-		// Also when there is no time left: the answer then is that nobody knows.
+		// Also if no time is left; the result is then Undecided.
 		switch porcupine.CheckOperationsTimeout(keyModel(), ops, max(time.Millisecond, time.Until(deadline))) {
 		case porcupine.Illegal:
-			rep.add(Linear, "the %d calls about %s%s", len(ops), key, draw(o.Dir, key, ops))
+			rep.addViolation(Linear, "the %d calls about %s%s", len(ops), key, drawOrder(o.Dir, key, ops))
 		case porcupine.Unknown:
-			rep.add(Undecided, "no order found for the %d calls about %s within %s, and no proof that there is none", len(ops), key, timeout)
+			rep.addViolation(Undecided, "no order found for the %d calls about %s within %s, and no proof that there is none", len(ops), key, timeout)
 		}
 	}
 }
 
-// draw makes a page that shows how far an order was found, and says where it is.
-func draw(dir, key string, ops []porcupine.Operation) string {
+// drawOrder writes a page that shows the longest partial order, and returns its path.
+func drawOrder(dir, key string, ops []porcupine.Operation) string {
 	if dir == "" {
 		return ""
 	}
@@ -115,8 +115,8 @@ func draw(dir, key string, ops []porcupine.Operation) string {
 	return ", drawn in " + path
 }
 
-// steps is what a call did to each modelled key, as its caller knows it.
-func (r *Recorder) steps(a *audit, o *op) []step {
+// stepsOf returns the effects of a call on each modelled key, as known to its caller.
+func (r *Recorder) stepsOf(a *audit, o *op) []step {
 	in := func(key string) bool { return strings.HasPrefix(key, r.prefix+modelled) }
 	var out []step
 	switch {
@@ -131,10 +131,10 @@ func (r *Recorder) steps(a *audit, o *op) []step {
 			}
 		}
 	case o.fate == refused && in(o.conflict.Key) && !o.conflict.NoValue:
-		out = append(out, seen(o.conflict.Key, o.conflict.Have))
+		out = append(out, readStep(o.conflict.Key, o.conflict.Have))
 	case o.fate != done || o.read.Local || o.read.At != 0 || o.read.Limit != 0 || o.read.After != "":
 	case o.kind == opGet && in(o.key):
-		out = append(out, seen(o.key, o.item))
+		out = append(out, readStep(o.key, o.item))
 	case o.kind == opList:
 		shown := make(map[string]*raftstore.Item)
 		for i := range o.list.Items {
@@ -142,23 +142,23 @@ func (r *Recorder) steps(a *audit, o *op) []step {
 		}
 		for key := range a.h.versions {
 			if in(key) && strings.HasPrefix(key, o.key) {
-				out = append(out, seen(key, shown[key]))
+				out = append(out, readStep(key, shown[key]))
 			}
 		}
 	}
 	return out
 }
 
-// seen is a read.
-func seen(key string, it *raftstore.Item) step {
+// readStep returns the step of a read.
+func readStep(key string, it *raftstore.Item) step {
 	if it == nil {
 		return step{key: key, read: true}
 	}
 	return step{key: key, read: true, present: true, value: string(it.Value), at: it.Modified}
 }
 
-// describe tells a call and its reply.
-func (o *op) describe() string {
+// formatCall formats a call and its result.
+func (o *op) formatCall() string {
 	var b strings.Builder
 	switch o.kind {
 	case opCommit:
@@ -194,11 +194,11 @@ func (o *op) describe() string {
 	fmt.Fprintf(&b, " [%.3f-%.3f s] ", o.call.Seconds(), o.ret.Seconds())
 	switch {
 	case o.fate == refused:
-		fmt.Fprintf(&b, "refused at revision %d as %s is %s", o.conflict.At, o.conflict.Key, show(o.conflict.Have))
+		fmt.Fprintf(&b, "refused at revision %d as %s is %s", o.conflict.At, o.conflict.Key, formatItem(o.conflict.Have))
 	case o.fate != done:
 		fmt.Fprintf(&b, "failed: %v", o.err)
 	case o.kind == opGet:
-		fmt.Fprintf(&b, "showed %s at revision %d", show(o.item), o.rev)
+		fmt.Fprintf(&b, "showed %s at revision %d", formatItem(o.item), o.rev)
 	case o.kind == opList:
 		fmt.Fprintf(&b, "showed %d items at revision %d", len(o.list.Items), o.rev)
 	default:

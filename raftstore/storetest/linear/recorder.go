@@ -1,12 +1,10 @@
-// Package linear finds out whether a store keeps its word while it is being
-// disturbed. Random clients and watchers work on it and write down what they
-// did and saw (Workload, Recorder); when all is over, Check holds that against
-// the one history that the store's revisions tell, and against a model of a map
-// without revisions. It knows nothing of replicas: any raftstore.Store will do,
-// in this process or another.
+// Package linear checks whether a store keeps its contract while faults are injected. Random
+// clients and watchers use the store and record their calls and results (Workload, Recorder). Check
+// then compares the recording with the history of the store's revisions and with a model of a map
+// without revisions. Any raftstore.Store can be checked, in this process or in another.
 //
-// What Check relies on: every commit that changes something under the prefix is
-// made through a Recorder and puts at least one value that no other commit puts.
+// Check requires that every commit that changes something under the prefix is made through a
+// Recorder and puts at least one value that no other commit puts.
 package linear
 
 import (
@@ -19,21 +17,21 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// Door is a way into the store: one replica, from one start of its process to
-// the end of it. Local reads through one door never go back.
+// Door is an access to the store: one replica during one run of its process. Local reads through
+// one door never go back.
 type Door struct {
 	Name  string // unique per start of the replica
 	Store raftstore.Store
 }
 
-// fate is what a caller knows of its call.
+// fate is what a caller knows about the effect of its call.
 type fate uint8
 
 const (
-	done    fate = iota + 1 // it took effect, or it read
+	done    fate = iota + 1 // it took effect, or it was a read
 	refused                 // a precondition failed
 	failed                  // certainly without effect
-	unknown                 // perhaps
+	unknown                 // the effect is unknown
 )
 
 type opKind uint8
@@ -45,7 +43,7 @@ const (
 	opSync
 )
 
-// op is one call and its reply.
+// op is one call and its result.
 type op struct {
 	kind      opKind
 	door      string
@@ -64,35 +62,35 @@ type op struct {
 	conflict *raftstore.ConflictError
 }
 
-// Recorder writes down what clients do and see.
+// Recorder records the calls of clients and the deliveries to watchers.
 type Recorder struct {
 	prefix string
-	base   raftstore.List // where the story begins
+	base   raftstore.List // start of the recording
 	began  time.Time
 
 	mu       sync.Mutex
 	ops      []*op
 	sessions []*session
-	fence    raftstore.Fence // the greatest one with which a commit was acknowledged
+	fence    raftstore.Fence // the greatest fence with which a commit was acknowledged
 }
 
-// NewRecorder returns a recorder of the keys under a prefix, from now on. Only
-// clients of this recorder may write there.
+// NewRecorder starts a recording of the keys under a prefix. Only clients of this recorder may
+// write there.
 func NewRecorder(ctx context.Context, s raftstore.Store, prefix string) (*Recorder, error) {
-	// An empty store is at revision 0, after which nobody can watch.
+	// An empty store is at revision 0, after which a watch cannot start.
 	if _, err := s.Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{raftstore.Put(prefix+"~begin", nil)}}); err != nil {
-		return nil, fmt.Errorf("opening the recording: %w", err)
+		return nil, fmt.Errorf("starting the recording: %w", err)
 	}
 	base, err := s.List(ctx, prefix, raftstore.ListOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("reading what is there before the recording: %w", err)
+		return nil, fmt.Errorf("listing the initial state of the recording: %w", err)
 	}
 	return &Recorder{prefix: prefix, base: base, began: time.Now()}, nil
 }
 
-func (r *Recorder) now() time.Duration { return time.Since(r.began) }
+func (r *Recorder) elapsed() time.Duration { return time.Since(r.began) }
 
-// Client makes calls through one door and writes them down.
+// Client makes calls through one door and records them.
 type Client struct {
 	rec  *Recorder
 	door Door
@@ -101,11 +99,11 @@ type Client struct {
 // Through returns a client of a door.
 func (r *Recorder) Through(d Door) Client { return Client{r, d} }
 
-// run makes one call.
-func (c Client) run(ctx context.Context, o *op, call func() error) error {
-	o.door, o.call = c.door.Name, c.rec.now()
+// recordCall makes and records one call.
+func (c Client) recordCall(ctx context.Context, o *op, call func() error) error {
+	o.door, o.call = c.door.Name, c.rec.elapsed()
 	err := call()
-	o.ret, o.inTime, o.err = c.rec.now(), ctx.Err() == nil, err
+	o.ret, o.inTime, o.err = c.rec.elapsed(), ctx.Err() == nil, err
 	o.fate = fateOf(err, o)
 	c.rec.mu.Lock()
 	defer c.rec.mu.Unlock()
@@ -116,7 +114,7 @@ func (c Client) run(ctx context.Context, o *op, call func() error) error {
 	return err
 }
 
-// fateOf reads an error as the contract of the store means it.
+// fateOf returns the effect of a call according to its error and the contract.
 func fateOf(err error, o *op) fate {
 	switch {
 	case err == nil, o.kind == opGet && errors.Is(err, raftstore.ErrNotFound):
@@ -135,8 +133,8 @@ func fateOf(err error, o *op) fate {
 	return unknown
 }
 
-// sureError is the error of the contract that says that a call had no effect;
-// nil when err is none of them.
+// sureError returns the error of the contract which means that a call had no effect; nil if err is
+// none of them.
 func sureError(err error) error {
 	for _, sure := range []error{
 		raftstore.ErrUnavailable, raftstore.ErrFenced, raftstore.ErrNotLeader, raftstore.ErrClosed, raftstore.ErrCompacted,
@@ -152,7 +150,7 @@ func sureError(err error) error {
 // Commit is raftstore.Store.Commit.
 func (c Client) Commit(ctx context.Context, commit raftstore.Commit) (raftstore.Revision, error) {
 	o := &op{kind: opCommit, commit: commit}
-	err := c.run(ctx, o, func() (err error) {
+	err := c.recordCall(ctx, o, func() (err error) {
 		o.rev, err = c.door.Store.Commit(ctx, commit)
 		return err
 	})
@@ -163,7 +161,7 @@ func (c Client) Commit(ctx context.Context, commit raftstore.Commit) (raftstore.
 func (c Client) Get(ctx context.Context, key string, ro raftstore.ReadOptions) (raftstore.Item, raftstore.Revision, error) {
 	o := &op{kind: opGet, key: key, read: raftstore.ListOptions{ReadOptions: ro}}
 	var it raftstore.Item
-	err := c.run(ctx, o, func() (err error) {
+	err := c.recordCall(ctx, o, func() (err error) {
 		it, o.rev, err = c.door.Store.Get(ctx, key, ro)
 		if err == nil {
 			o.item = &it
@@ -176,7 +174,7 @@ func (c Client) Get(ctx context.Context, key string, ro raftstore.ReadOptions) (
 // List is raftstore.Store.List.
 func (c Client) List(ctx context.Context, prefix string, lo raftstore.ListOptions) (raftstore.List, error) {
 	o := &op{kind: opList, key: prefix, read: lo}
-	err := c.run(ctx, o, func() (err error) {
+	err := c.recordCall(ctx, o, func() (err error) {
 		o.list, err = c.door.Store.List(ctx, prefix, lo)
 		o.rev = o.list.Revision
 		return err
@@ -187,21 +185,21 @@ func (c Client) List(ctx context.Context, prefix string, lo raftstore.ListOption
 // Sync is raftstore.Store.Sync.
 func (c Client) Sync(ctx context.Context) (raftstore.Revision, error) {
 	o := &op{kind: opSync}
-	err := c.run(ctx, o, func() (err error) {
+	err := c.recordCall(ctx, o, func() (err error) {
 		o.rev, err = c.door.Store.Sync(ctx)
 		return err
 	})
 	return o.rev, err
 }
 
-// Fence is the greatest fence with which a commit was acknowledged.
+// Fence returns the greatest fence with which a commit was acknowledged.
 func (r *Recorder) Fence() raftstore.Fence {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.fence
 }
 
-// Calls is how many calls have been recorded.
+// Calls returns the number of recorded calls.
 func (r *Recorder) Calls() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()

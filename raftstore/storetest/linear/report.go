@@ -6,57 +6,57 @@ import (
 	"strings"
 )
 
-// Kind names what a store did wrong.
+// Kind is the kind of a violation.
 type Kind string
 
-// What Check finds.
+// The violations that Check detects.
 const (
-	StaleRead   Kind = "stale read"                    // misses what was acknowledged before it began
-	WrongRead   Kind = "read of what was never so"     // shows another state than the history has at its revision
+	StaleRead   Kind = "stale read"                    // misses a change that was acknowledged before it started
+	WrongRead   Kind = "read of what was never so"     // returns another state than the history has at its revision
 	TornList    Kind = "list is no snapshot"           // mixes states
-	LostWrite   Kind = "lost write"                    // acknowledged, and not in the history where it was acknowledged
-	Doubled     Kind = "applied twice"                 // in the history more than once
-	Resurrected Kind = "refused and applied"           // reported as not done, and in the history
-	Torn        Kind = "commit applied in part"        // its effect is not what its ops say
+	LostWrite   Kind = "lost write"                    // acknowledged, but not in the history at its revision
+	Doubled     Kind = "applied twice"                 // more than once in the history
+	Resurrected Kind = "refused and applied"           // reported as not applied, but in the history
+	Torn        Kind = "commit applied in part"        // its effect differs from its ops
 	Broken      Kind = "precondition broken"           // applied although its precondition did not hold, or the reverse
 	Foreign     Kind = "change that nobody made"       // neither a commit nor an expiry
-	WentBack    Kind = "revision went back"            // commits or reads of one after the other show falling revisions
+	WentBack    Kind = "revision went back"            // successive commits or reads return decreasing revisions
 	WatchGap    Kind = "watch misses a revision"       //
 	WatchRepeat Kind = "watch repeats or goes back"    //
-	WatchDiffer Kind = "watches differ"                // two tell the same revision differently, or one tells a state that cannot be
+	WatchDiffer Kind = "watches differ"                // two watches deliver the same revision differently, or one delivers an impossible state
 	WatchStuck  Kind = "watch does not reach the end"  //
 	Unfenced    Kind = "fence ignored"                 // a commit of an older leadership after one of a newer
 	Expiry      Kind = "expiry too early or never"     //
 	Untyped     Kind = "error that the contract lacks" //
-	Linear      Kind = "no order explains it"          // porcupine's verdict on the values alone
+	Linear      Kind = "no order explains it"          // porcupine's result for the values alone
 	Undecided   Kind = "checker gave up"               //
 )
 
-// Violation is one thing that a store did wrong.
+// Violation is one violation of the contract.
 type Violation struct {
 	Kind Kind
 	What string
 }
 
-// Report is what Check found.
+// Report is the result of Check.
 type Report struct {
 	Ops, Acknowledged, Refused, Failed, Unknown int
 
 	Revisions  int // in the history
-	Deliveries int // to watchers
+	Deliveries int // deliveries to watchers
 	Sessions   int // watches, each from a revision
-	Fenced     int // commits acknowledged under a fence
-	Expired    int // keys
+	Fenced     int // commits that were acknowledged with a fence
+	Expired    int // expired keys
 
-	Failures   map[string]int // of the failed, by error
+	Failures   map[string]int // number of failed calls by error
 	Violations []Violation
-	more       map[Kind]int // violations not listed
+	more       map[Kind]int // number of violations that are not listed
 }
 
-// perKind is how many violations of a kind are told in full.
+// perKind is how many violations of a kind are listed in full.
 const perKind = 5
 
-func (r *Report) add(k Kind, format string, args ...any) {
+func (r *Report) addViolation(k Kind, format string, args ...any) {
 	n := 0
 	for _, v := range r.Violations {
 		if v.Kind == k {
@@ -83,13 +83,13 @@ func (r *Report) Has(k Kind) bool {
 	return false
 }
 
-// Err is nil when the store kept its word, and else lists what it did.
+// Err returns nil if the store kept the contract, and otherwise an error that lists the violations.
 func (r *Report) Err() error {
 	if len(r.Violations) == 0 {
 		return nil
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "the store broke its word:")
+	fmt.Fprintf(&b, "the store violated its contract:")
 	for _, v := range r.Violations {
 		fmt.Fprintf(&b, "\n  %s: %s", v.Kind, v.What)
 	}
@@ -101,7 +101,7 @@ func (r *Report) Err() error {
 	return fmt.Errorf("%s%s", b.String(), strings.Join(kinds, ""))
 }
 
-// String sums up what was checked.
+// String returns a summary of what was checked.
 func (r *Report) String() string {
 	var why []string
 	for what, n := range r.Failures {

@@ -12,16 +12,16 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// Options shape a workload. Zero values mean the defaults.
+// Options configure a workload. Zero values mean the defaults.
 type Options struct {
-	Prefix    string        // all keys lie under it (default "/linear/")
-	Seed      uint64        // of the clients' choices
-	Clients   int           // at each place (default 3)
-	Followers int           // at each place, of the whole prefix (default 1); each place has one more of a part of it
-	Keys      int           // that the clients contend for (default 6)
-	Pace      time.Duration // between two calls of a client (default 4 ms)
-	Timeout   time.Duration // of a call (default 3 s)
-	TTL       time.Duration // of keys with one (default 300 ms)
+	Prefix    string        // prefix of all keys (default "/linear/")
+	Seed      uint64        // seed of the clients' choices
+	Clients   int           // clients per place (default 3)
+	Followers int           // followers of the whole prefix per place (default 1); each place has one more follower of a part of the prefix
+	Keys      int           // keys that the clients contend for (default 6)
+	Pace      time.Duration // interval between two calls of a client (default 4 ms)
+	Timeout   time.Duration // timeout of a call (default 3 s)
+	TTL       time.Duration // TTL of keys that have one (default 300 ms)
 }
 
 func (o Options) withDefaults() Options {
@@ -49,11 +49,10 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Place is where clients live: it gives the door that is there now, and false
-// while there is none.
+// Place is where clients run. It returns the current door, and false while there is none.
 type Place func() (Door, bool)
 
-// Workload is clients and followers at work.
+// Workload is a set of running clients and followers.
 type Workload struct {
 	*Recorder
 	opts    Options
@@ -61,13 +60,13 @@ type Workload struct {
 	clients sync.WaitGroup
 
 	followers sync.WaitGroup
-	lives     context.Context // ends when followers shall give up
+	lives     context.Context // ends when followers must stop
 	giveUp    context.CancelFunc
-	curtain   atomic.Uint64 // the revision that followers have to see; 0 = not known yet
-	waiting   atomic.Int64  // followers that have not
+	curtain   atomic.Uint64 // the revision that followers must receive; 0 = not known yet
+	waiting   atomic.Int64  // number of followers that have not received it
 }
 
-// Start begins to work on a store that can be reached now through the first place.
+// Start starts a workload. The store must be reachable through the first place.
 func Start(ctx context.Context, o Options, places ...Place) (*Workload, error) {
 	o = o.withDefaults()
 	first, ok := places[0]()
@@ -84,34 +83,34 @@ func Start(ctx context.Context, o Options, places ...Place) (*Workload, error) {
 		for i := range o.Followers + 1 {
 			prefix := o.Prefix
 			if i == o.Followers {
-				prefix = w.narrow()
+				prefix = w.narrowPrefix()
 			}
-			w.follow(n*(o.Followers+1)+i, prefix, n, places)
+			w.runFollower(n*(o.Followers+1)+i, prefix, n, places)
 		}
 		for i := range o.Clients {
 			c := &client{w: w, id: n*o.Clients + i, place: places[n], last: make(map[string]raftstore.Revision)}
 			c.rng = rand.New(rand.NewPCG(o.Seed, uint64(c.id)))
 			w.clients.Add(1)
-			go func() { defer w.clients.Done(); c.run() }()
+			go func() { defer w.clients.Done(); c.runCalls() }()
 		}
 		w.clients.Add(1)
-		go func() { defer w.clients.Done(); w.lead(n, places[n]) }()
+		go func() { defer w.clients.Done(); w.runFencedWriter(n, places[n]) }()
 	}
 	return w, nil
 }
 
-// narrow is the part of the prefix that some followers watch alone.
-func (w *Workload) narrow() string { return w.opts.Prefix + modelled + "1" }
+// narrowPrefix returns the part of the prefix that some followers watch.
+func (w *Workload) narrowPrefix() string { return w.opts.Prefix + modelled + "1" }
 
-// Stop ends the clients. Followers go on until Settle.
+// Stop stops the clients. Followers continue until Settle.
 func (w *Workload) Stop() {
 	close(w.stop)
 	w.clients.Wait()
 }
 
-// Settle waits, on a store that is whole again, until all keys with a TTL have
-// expired and every follower has seen the last commit. What does not happen
-// before ctx ends is in the report. Call Stop before and Check after it.
+// Settle waits until all keys with a TTL have expired and every follower has received the last
+// commit. The store must be healthy again. The report contains whatever did not happen before ctx
+// ended. Call Stop before Settle, and Check after it.
 func (w *Workload) Settle(ctx context.Context, d Door) *Report {
 	defer w.followers.Wait()
 	defer w.giveUp()
@@ -127,15 +126,15 @@ func (w *Workload) Settle(ctx context.Context, d Door) *Report {
 		select {
 		case <-poll.C:
 		case <-ctx.Done():
-			rep.add(Expiry, "%d keys with TTL stay, error %v", len(l.Items), err)
+			rep.addViolation(Expiry, "%d keys with TTL remain, error %v", len(l.Items), err)
 			return rep
 		}
 	}
 	rev, err := c.Commit(ctx, raftstore.Commit{Ops: []raftstore.Op{
-		raftstore.Put(w.opts.Prefix+"~end", []byte("end")), raftstore.Put(w.narrow()+"~end", []byte("end of the part")),
+		raftstore.Put(w.opts.Prefix+"~end", []byte("end")), raftstore.Put(w.narrowPrefix()+"~end", []byte("end of the part")),
 	}})
 	if err != nil {
-		rep.add(WatchStuck, "the last commit failed: %v", err)
+		rep.addViolation(WatchStuck, "the last commit failed: %v", err)
 		return rep
 	}
 	w.curtain.Store(uint64(rev))
@@ -143,15 +142,15 @@ func (w *Workload) Settle(ctx context.Context, d Door) *Report {
 		select {
 		case <-poll.C:
 		case <-ctx.Done():
-			rep.add(WatchStuck, "%d followers have not seen the last revision %d", w.waiting.Load(), rev)
+			rep.addViolation(WatchStuck, "%d followers have not received the last revision %d", w.waiting.Load(), rev)
 			return rep
 		}
 	}
 	return rep
 }
 
-// follow starts a follower, which begins at one place and moves on by turns.
-func (w *Workload) follow(id int, prefix string, at int, places []Place) {
+// runFollower runs a follower, which starts at one place and then uses the places in turn.
+func (w *Workload) runFollower(id int, prefix string, at int, places []Place) {
 	f := w.Follow(id, prefix)
 	rng := rand.New(rand.NewPCG(w.opts.Seed, uint64(1_000_000+id)))
 	enough := func(seen raftstore.Revision) bool {
@@ -173,19 +172,19 @@ func (w *Workload) follow(id int, prefix string, at int, places []Place) {
 			if !up {
 				continue
 			}
-			// One tells everything from the beginning; the others begin anew now and then.
+			// Follower 0 watches everything from the start; the others sometimes list again.
 			if id > 0 && rng.IntN(6) == 0 {
 				f.Forget()
 			}
-			// Those of a part also go back to any revision of the past, or to what
-			// is left of it.
+			// Followers of a part also go back to a random earlier revision, or to what is retained
+			// of it.
 			if prefix != w.opts.Prefix && rng.IntN(2) == 0 {
 				f.Rewind(raftstore.Revision(rng.Int64N(int64(f.Cursor()) + 1)))
 			}
-			// Some watches last long, most are given up after some deliveries.
+			// Some watches last long; most end after a few deliveries.
 			left := 1 + rng.IntN(400)
 			ctx, cancel := context.WithTimeout(w.lives, time.Duration(50+rng.IntN(2000))*time.Millisecond)
-			// Why it ended does not matter: it goes on from where it was.
+			// The reason does not matter: the follower resumes where it was.
 			_ = f.Watch(ctx, d, func(seen raftstore.Revision) bool {
 				left--
 				return left <= 0 || enough(seen)
@@ -199,12 +198,12 @@ func (w *Workload) follow(id int, prefix string, at int, places []Place) {
 	}()
 }
 
-// lead writes under the fence of every leadership at a place, and a little
-// beyond its end, when it must not succeed any more.
-func (w *Workload) lead(n int, place Place) {
+// runFencedWriter writes with the fence of every leadership at a place, and for a short time after
+// its end, when the writes must fail.
+func (w *Workload) runFencedWriter(n int, place Place) {
 	pace := time.NewTicker(10 * time.Millisecond)
 	defer pace.Stop()
-	for count := 0; w.pause(pace); {
+	for count := 0; w.awaitTick(pace); {
 		d, up := place()
 		if !up {
 			continue
@@ -223,16 +222,16 @@ func (w *Workload) lead(n int, place Place) {
 			}
 		}()
 		_ = leader.Lead(ctx, func(ctx context.Context, fence raftstore.Fence) error {
-			// The fence of whoever led before must not open anything here.
+			// The fence of an earlier leadership must be refused here.
 			before := w.Fence()
 			w.commitFenced(d, n, &count, fence)
 			if before != 0 && before != fence {
 				w.commitFenced(d, n, &count, before)
 			}
-			for ctx.Err() == nil && w.pause(pace) {
+			for ctx.Err() == nil && w.awaitTick(pace) {
 				w.commitFenced(d, n, &count, fence)
 			}
-			for late := 0; late < 200 && w.Fence() <= fence && w.pause(pace); late++ {
+			for late := 0; late < 200 && w.Fence() <= fence && w.awaitTick(pace); late++ {
 			}
 			for range 3 {
 				w.commitFenced(d, n, &count, fence)
@@ -253,8 +252,8 @@ func (w *Workload) commitFenced(d Door, n int, count *int, fence raftstore.Fence
 	}})
 }
 
-// pause waits for the next tick; false when clients shall stop.
-func (w *Workload) pause(pace *time.Ticker) bool {
+// awaitTick waits for the next tick; it returns false if clients must stop.
+func (w *Workload) awaitTick(pace *time.Ticker) bool {
 	select {
 	case <-w.stop:
 		return false
@@ -274,89 +273,89 @@ type client struct {
 	id, n int
 	rng   *rand.Rand
 	place Place
-	last  map[string]raftstore.Revision // revisions at which keys were seen
+	last  map[string]raftstore.Revision // revisions at which keys were read
 }
 
-func (c *client) run() {
+func (c *client) runCalls() {
 	pace := time.NewTicker(c.w.opts.Pace)
 	defer pace.Stop()
-	for c.w.pause(pace) {
+	for c.w.awaitTick(pace) {
 		d, up := c.place()
 		if !up {
 			continue
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), c.w.opts.Timeout)
-		c.step(ctx, c.w.Through(d))
+		c.makeCall(ctx, c.w.Through(d))
 		cancel()
 	}
 }
 
-func (c *client) key() string {
+func (c *client) randomKey() string {
 	return fmt.Sprintf("%s%s%d", c.w.opts.Prefix, modelled, c.rng.IntN(c.w.opts.Keys))
 }
 
-// value is one that nobody else puts.
-func (c *client) value() []byte {
+// uniqueValue returns a value that no other commit puts.
+func (c *client) uniqueValue() []byte {
 	c.n++
 	return fmt.Appendf(nil, "%d-%d", c.id, c.n)
 }
 
-// step makes one call, or two that belong together.
-func (c *client) step(ctx context.Context, at Client) {
+// makeCall makes one call, or two related ones.
+func (c *client) makeCall(ctx context.Context, at Client) {
 	switch n := c.rng.IntN(100); {
 	case n < 28:
-		c.get(ctx, at, raftstore.ReadOptions{})
+		c.getKey(ctx, at, raftstore.ReadOptions{})
 	case n < 36:
-		c.get(ctx, at, raftstore.ReadOptions{Local: true})
+		c.getKey(ctx, at, raftstore.ReadOptions{Local: true})
 	case n < 46:
-		c.list(ctx, at)
+		c.listAll(ctx, at)
 	case n < 48:
 		_, _ = at.Sync(ctx)
 	case n < 63:
-		c.commit(ctx, at, raftstore.Put(c.key(), c.value()))
+		c.commitOps(ctx, at, raftstore.Put(c.randomKey(), c.uniqueValue()))
 	case n < 80:
-		c.commit(ctx, at, c.conditional(c.key()))
+		c.commitOps(ctx, at, c.conditionalOp(c.randomKey()))
 	case n < 88:
-		a, b := c.conditional(c.key()), raftstore.Put(c.key(), c.value())
+		a, b := c.conditionalOp(c.randomKey()), raftstore.Put(c.randomKey(), c.uniqueValue())
 		if a.Key != b.Key {
-			c.commit(ctx, at, a, b)
+			c.commitOps(ctx, at, a, b)
 		}
 	case n < 95:
-		// A deletion names itself by what it puts beside.
-		key := c.key()
+		// A deletion is identified by the value of another put in the same commit.
+		key := c.randomKey()
 		remove := raftstore.Delete(key)
 		if c.rng.IntN(2) == 0 && c.last[key] != 0 {
 			remove = raftstore.DeleteAt(key, c.last[key])
 		}
-		c.commit(ctx, at, remove, raftstore.Put(fmt.Sprintf("%smark/%d", c.w.opts.Prefix, c.id), c.value()))
+		c.commitOps(ctx, at, remove, raftstore.Put(fmt.Sprintf("%smark/%d", c.w.opts.Prefix, c.id), c.uniqueValue()))
 	case n < 97:
-		key := c.key()
-		c.commit(ctx, at, raftstore.Op{Kind: raftstore.OpCheck, Key: key, If: c.condition(key)})
+		key := c.randomKey()
+		c.commitOps(ctx, at, raftstore.Op{Kind: raftstore.OpCheck, Key: key, If: c.randomCondition(key)})
 	default:
-		// One that is renewed, or one that nobody puts again, and so stays for ever if its end is forgotten.
+		// Either a renewed key, or a key that is put only once and remains if its expiry is lost.
 		key := fmt.Sprintf("%sttl/%d", c.w.opts.Prefix, c.id)
 		if c.rng.IntN(2) == 0 {
 			key += fmt.Sprintf("/%d", c.n)
 		}
-		op := raftstore.Put(key, c.value())
+		op := raftstore.Put(key, c.uniqueValue())
 		op.TTL = c.w.opts.TTL/2 + time.Duration(c.rng.Int64N(int64(c.w.opts.TTL)))
 		op.TTL = op.TTL.Round(time.Millisecond)
-		c.commit(ctx, at, op)
+		c.commitOps(ctx, at, op)
 	}
 }
 
-func (c *client) condition(key string) raftstore.Precondition {
+func (c *client) randomCondition(key string) raftstore.Precondition {
 	if at := c.last[key]; at != 0 {
 		return raftstore.Precondition{Revision: at}
 	}
 	return raftstore.Precondition{Absent: true}
 }
 
-func (c *client) conditional(key string) raftstore.Op {
-	return raftstore.Op{Kind: raftstore.OpPut, Key: key, Value: c.value(), If: c.condition(key)}
+func (c *client) conditionalOp(key string) raftstore.Op {
+	return raftstore.Op{Kind: raftstore.OpPut, Key: key, Value: c.uniqueValue(), If: c.randomCondition(key)}
 }
 
-func (c *client) commit(ctx context.Context, at Client, ops ...raftstore.Op) {
+func (c *client) commitOps(ctx context.Context, at Client, ops ...raftstore.Op) {
 	rev, err := at.Commit(ctx, raftstore.Commit{Ops: ops})
 	var conflict *raftstore.ConflictError
 	switch {
@@ -367,11 +366,11 @@ func (c *client) commit(ctx context.Context, at Client, ops ...raftstore.Op) {
 			}
 		}
 	case errors.As(err, &conflict):
-		c.note(conflict.Key, conflict.Have)
+		c.rememberRevision(conflict.Key, conflict.Have)
 	}
 }
 
-func (c *client) note(key string, it *raftstore.Item) {
+func (c *client) rememberRevision(key string, it *raftstore.Item) {
 	if it == nil {
 		delete(c.last, key)
 		return
@@ -379,19 +378,19 @@ func (c *client) note(key string, it *raftstore.Item) {
 	c.last[key] = it.Modified
 }
 
-func (c *client) get(ctx context.Context, at Client, o raftstore.ReadOptions) {
-	key := c.key()
+func (c *client) getKey(ctx context.Context, at Client, o raftstore.ReadOptions) {
+	key := c.randomKey()
 	it, _, err := at.Get(ctx, key, o)
 	switch {
 	case err == nil:
-		c.note(key, &it)
+		c.rememberRevision(key, &it)
 	case errors.Is(err, raftstore.ErrNotFound):
-		c.note(key, nil)
+		c.rememberRevision(key, nil)
 	}
 }
 
-// list reads everything at once, or in two pages of one revision.
-func (c *client) list(ctx context.Context, at Client) {
+// listAll lists everything at once, or in two pages of one revision.
+func (c *client) listAll(ctx context.Context, at Client) {
 	prefix := c.w.opts.Prefix
 	switch c.rng.IntN(4) {
 	case 0:

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// run does one act and undoes it.
-func (a Act) run(ctx context.Context, g Group, leader string) {
+// injectFault injects one fault and undoes it.
+func (a Act) injectFault(ctx context.Context, g Group, leader string) {
 	var followers []string
 	for _, name := range g.Names() {
 		if name != leader {
@@ -19,22 +19,22 @@ func (a Act) run(ctx context.Context, g Group, leader string) {
 	}
 	switch a.Fault {
 	case KillLeader:
-		a.down(ctx, g, g.Kill, leader)
+		a.stopAndRestart(ctx, g, g.Kill, leader)
 	case KillFollower:
-		a.down(ctx, g, g.Kill, follower)
+		a.stopAndRestart(ctx, g, g.Kill, follower)
 	case KillFollowers:
-		a.down(ctx, g, g.Kill, followers...)
+		a.stopAndRestart(ctx, g, g.Kill, followers...)
 	case KillAll:
-		a.down(ctx, g, g.Kill, g.Names()...)
+		a.stopAndRestart(ctx, g, g.Kill, g.Names()...)
 	case StopLeader:
-		a.down(ctx, g, g.Stop, leader)
+		a.stopAndRestart(ctx, g, g.Stop, leader)
 	case PauseLeader, PauseFollower:
 		name := leader
 		if a.Fault == PauseFollower {
 			name = follower
 		}
 		g.Pause(name)
-		wait(ctx, a.Hold)
+		waitFor(ctx, a.Hold)
 		g.Resume(name)
 	case ClockAhead, ClockBehind:
 		by := a.By
@@ -42,7 +42,7 @@ func (a Act) run(ctx context.Context, g Group, leader string) {
 			by = -by
 		}
 		g.Jump(leader, by)
-		wait(ctx, a.Hold)
+		waitFor(ctx, a.Hold)
 		g.Jump(leader, 0)
 	case Transfer:
 		g.Transfer(leader)
@@ -53,12 +53,12 @@ func (a Act) run(ctx context.Context, g Group, leader string) {
 			g.Snapshot(name)
 		}
 	case RemoveFollower, RemoveLeader, Replace:
-		a.members(ctx, g, leader, follower)
+		a.changeMembers(ctx, g, leader, follower)
 	case Install:
-		a.cut(g, leader, followers, follower)
-		wait(ctx, a.Hold)
+		a.cutLines(g, leader, followers, follower)
+		waitFor(ctx, a.Hold)
 		if a.Pick%2 == 0 {
-			g.Compact() // so that it gets little history, and nearly everything without any
+			g.Compact() // so that the snapshot contains little history
 		}
 		for _, name := range g.Names() {
 			if name != follower {
@@ -70,32 +70,33 @@ func (a Act) run(ctx context.Context, g Group, leader string) {
 		for until := time.Now().Add(a.Hold); leader != follower && time.Now().Before(until) && ctx.Err() == nil; {
 			g.Cut(leader, follower)
 			g.Cut(follower, leader)
-			wait(ctx, a.By/40)
+			waitFor(ctx, a.By/40)
 			g.Heal()
-			wait(ctx, a.By/80)
+			waitFor(ctx, a.By/80)
 		}
 	default:
-		a.cut(g, leader, followers, follower)
-		wait(ctx, a.Hold)
+		a.cutLines(g, leader, followers, follower)
+		waitFor(ctx, a.Hold)
 		g.Heal()
 	}
 }
 
-// down takes replicas down and brings them up again.
-func (a Act) down(ctx context.Context, g Group, how func(string), names ...string) {
+// stopAndRestart stops replicas and starts them again.
+func (a Act) stopAndRestart(ctx context.Context, g Group, how func(string), names ...string) {
 	for _, name := range names {
 		how(name)
 	}
-	wait(ctx, a.Hold)
+	waitFor(ctx, a.Hold)
 	for _, name := range names {
 		g.Start(name)
 	}
 }
 
-// members changes the group. What is added is a member again when it returns.
-func (a Act) members(ctx context.Context, g Group, leader, follower string) {
+// changeMembers changes the membership. An added replica is a member again when changeMembers
+// returns.
+func (a Act) changeMembers(ctx context.Context, g Group, leader, follower string) {
 	if leader == follower {
-		return // a group of one
+		return // a single replica
 	}
 	name := follower
 	if a.Fault == RemoveLeader {
@@ -105,7 +106,7 @@ func (a Act) members(ctx context.Context, g Group, leader, follower string) {
 		g.Kill(name)
 	}
 	g.Remove(name)
-	wait(ctx, a.Hold)
+	waitFor(ctx, a.Hold)
 	if a.Fault == Replace {
 		g.Wipe(name)
 		g.Start(name)
@@ -113,8 +114,8 @@ func (a Act) members(ctx context.Context, g Group, leader, follower string) {
 	g.Add(name)
 }
 
-// cut is the faults of lines.
-func (a Act) cut(g Group, leader string, followers []string, follower string) {
+// cutLines injects the faults of lines.
+func (a Act) cutLines(g Group, leader string, followers []string, follower string) {
 	both := func(a, b string) {
 		g.Cut(a, b)
 		g.Cut(b, a)

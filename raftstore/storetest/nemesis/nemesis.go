@@ -1,8 +1,7 @@
-// Package nemesis plans how a group of replicas is disturbed, and does it. A
-// plan is a pure function of its seed and length: the same seed gives the same
-// faults in the same order at the same distances, though raft below them will
-// not run the same way twice. It names roles and not replicas ("the leader",
-// "the second follower"), which are looked up when a fault begins.
+// Package nemesis plans faults for a raft cluster and injects them. A plan is a pure function of
+// its seed and length: the same seed gives the same faults in the same order and at the same
+// intervals, though raft does not run the same way twice. A plan names roles ("the leader", "the
+// second follower"), which are resolved when a fault starts.
 package nemesis
 
 import (
@@ -13,27 +12,26 @@ import (
 	"time"
 )
 
-// Group is what a nemesis can do to replicas. Verbs block until done; each
-// waits for as long as it must, and reports to whoever runs the test when it
-// cannot. Undoing what was not done is harmless.
+// Group is the set of operations of a nemesis on replicas. Each operation blocks until it is done,
+// and reports to the test if it is impossible. Undoing a fault that does not exist has no effect.
 type Group interface {
-	Names() []string // of all replicas
-	Leader() string  // waits until one leads with a majority
+	Names() []string // all replicas
+	Leader() string  // waits until there is a leader with a majority
 	Kill(name string)
-	Stop(name string) // in order, leadership handed over
+	Stop(name string) // graceful, with leadership transfer
 	Start(name string)
-	Pause(name string) // as SIGSTOP
+	Pause(name string) // like SIGSTOP
 	Resume(name string)
-	Cut(from, to string)                // what one sends to the other does not arrive
+	Cut(from, to string)                // drops traffic from one to the other
 	Slow(delay, jitter time.Duration)   // all lines
-	Heal()                              // all lines are whole and quick
-	Jump(name string, by time.Duration) // its clock is wrong by so much; 0 = right again
+	Heal()                              // undoes all faults of lines
+	Jump(name string, by time.Duration) // clock error; 0 = correct
 	Transfer(from string)
 	Snapshot(name string)
-	Remove(name string) // from the group; it stays up
+	Remove(name string) // removes a member; it stays running
 	Add(name string)
-	Wipe(name string) // the disk of one that is down
-	Compact()         // nearly all history
+	Wipe(name string) // deletes the disk of a stopped replica
+	Compact()         // compacts nearly all history
 }
 
 // Fault is one kind of disturbance.
@@ -71,30 +69,30 @@ const (
 	Compact        Fault = "compact the history"
 )
 
-// All are all faults.
+// All contains all faults.
 var All = []Fault{
 	KillLeader, KillFollower, KillFollowers, KillAll, StopLeader, IsolateLeader, IsolateAny, LeaderMinority,
 	MuteLeader, DeafLeader, MuteFollower, DeafFollower, BridgeLeader, BridgeFollower, SlowLines, JumbledLines, FlappingLine,
 	PauseLeader, PauseFollower, Transfer, SnapshotAll, Install, RemoveFollower, RemoveLeader, Replace, ClockAhead, ClockBehind, Compact,
 }
 
-// Skew is by how much a clock is wrong at most.
+// Skew is the largest clock error.
 const Skew = 1500 * time.Millisecond
 
-// Act is one fault: after a rest, for a time.
+// Act is one fault: it starts after Rest and lasts for Hold.
 type Act struct {
 	Fault Fault
-	Rest  time.Duration // with everything whole, before
+	Rest  time.Duration // healthy time before the fault
 	Hold  time.Duration
-	Pick  int           // chooses among followers
-	By    time.Duration // of a clock or a delay
+	Pick  int           // selects among followers
+	By    time.Duration // amount of a clock error or a delay
 }
 
-// Plan is faults one after the other.
+// Plan is a sequence of faults.
 type Plan []Act
 
-// New plans faults for about a time: every one once, in random order, before
-// any comes again.
+// New plans faults for about the given time: each fault once, in random order, before any is
+// repeated.
 func New(seed uint64, d time.Duration, faults []Fault) Plan {
 	rng := rand.New(rand.NewPCG(seed, 0x6e656d65736973))
 	var p Plan
@@ -109,7 +107,7 @@ func New(seed uint64, d time.Duration, faults []Fault) Plan {
 		a.By = Skew/2 + time.Duration(rng.Int64N(int64(Skew/2)))
 		switch a.Fault {
 		case IsolateLeader, LeaderMinority, MuteLeader, DeafLeader, PauseLeader:
-			a.Hold += 400 * time.Millisecond // so that there is another leader meanwhile
+			a.Hold += 400 * time.Millisecond // enough time to elect another leader
 		}
 		left = left[1:]
 		p = append(p, a)
@@ -118,7 +116,7 @@ func New(seed uint64, d time.Duration, faults []Fault) Plan {
 	return p
 }
 
-// String tells the plan, one act a line.
+// String returns the plan, one act per line.
 func (p Plan) String() string {
 	var b strings.Builder
 	at := time.Duration(0)
@@ -130,16 +128,16 @@ func (p Plan) String() string {
 	return b.String()
 }
 
-// Run carries a plan out and leaves the group whole. It ends early with ctx.
+// Run executes a plan and leaves the cluster healthy. It stops early when ctx ends.
 func (p Plan) Run(ctx context.Context, g Group, logf func(format string, args ...any)) {
 	for _, a := range p {
-		if !wait(ctx, a.Rest) {
+		if !waitFor(ctx, a.Rest) {
 			return
 		}
 		began := time.Now()
 		leader := g.Leader()
 		logf("%s (leader %s)", a.Fault, leader)
-		a.run(ctx, g, leader)
+		a.injectFault(ctx, g, leader)
 		if took := time.Since(began); took > a.Hold+2*time.Second {
 			logf("%s took %s", a.Fault, took.Round(time.Millisecond))
 		}
@@ -147,8 +145,8 @@ func (p Plan) Run(ctx context.Context, g Group, logf func(format string, args ..
 	g.Leader()
 }
 
-// wait is false when ctx ended.
-func wait(ctx context.Context, d time.Duration) bool {
+// waitFor waits; it returns false if ctx ended.
+func waitFor(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {

@@ -21,11 +21,10 @@ import (
 // appliedTimeout bounds a call of Applied, which has no context.
 const appliedTimeout = time.Second
 
-// Client is the store of one replica in another process. While the replica
-// cannot be reached calls wait within their deadline. Reads are asked again
-// when the connection is lost under them; a commit that may have reached the
-// replica is not: its fate is ErrOutcomeUnknown. A watch that loses its
-// connection ends with ErrUnavailable and is resumed by revision.
+// Client is the store of one replica in another process. While the replica cannot be reached, calls
+// wait within their deadline. Reads are retried if the connection is lost. A commit that may have
+// reached the replica is not retried: its outcome is ErrOutcomeUnknown. A watch that loses its
+// connection ends with ErrUnavailable and can be resumed by revision.
 type Client struct {
 	conn    *grpc.ClientConn
 	store   storev1.RemoteClient
@@ -39,8 +38,7 @@ var (
 	_ raftstore.Leader = (*Client)(nil)
 )
 
-// New returns a client of a replica at host:port or unix:PATH, which connects
-// when it is first needed.
+// New returns a client of a replica at host:port or unix:PATH. It connects on first use.
 func New(address string, creds credentials.TransportCredentials) (*Client, error) {
 	return newClient(address, creds)
 }
@@ -63,7 +61,7 @@ func newClient(address string, creds credentials.TransportCredentials, more ...g
 	return &Client{conn: conn, store: store, commits: newCommitter(store)}, nil
 }
 
-// Dial is New, and waits until the replica answers, as long as ctx lets it.
+// Dial is like New, and waits until the replica responds or ctx ends.
 func Dial(ctx context.Context, address string, creds credentials.TransportCredentials) (*Client, error) {
 	c, err := New(address, creds)
 	if err != nil {
@@ -81,25 +79,25 @@ func Dial(ctx context.Context, address string, creds credentials.TransportCreden
 	return c, nil
 }
 
-// Admin is the other service of a replica process, on the same connection.
+// Admin returns a client of the replica process's admin service, on the same connection.
 func (c *Client) Admin() storev1.AdminClient { return storev1.NewAdminClient(c.conn) }
 
-// Reconnect tries at once to connect, if the client waits between attempts: the
-// replica has just been started.
+// Reconnect connects at once if the client is waiting between attempts. It is called after the
+// replica was started.
 func (c *Client) Reconnect() {
 	c.conn.Connect()
 	c.conn.ResetConnectBackoff()
 }
 
-// Close ends the connection and every watch. Later calls fail with ErrClosed.
+// Close closes the connection and ends every watch. Later calls fail with ErrClosed.
 func (c *Client) Close() error {
 	c.closed.Store(true)
 	c.commits.close()
 	return c.conn.Close()
 }
 
-// usable refuses what needs no replica to be refused.
-func (c *Client) usable(ctx context.Context) error {
+// checkUsable returns errors that do not depend on the replica.
+func (c *Client) checkUsable(ctx context.Context) error {
 	if c.closed.Load() {
 		return raftstore.ErrClosed
 	}
@@ -109,9 +107,9 @@ func (c *Client) usable(ctx context.Context) error {
 	return nil
 }
 
-// err translates the error of a call. again says that the connection is to
-// blame and the call may be made once more, if it is one that changes nothing.
-func (c *Client) err(ctx context.Context, failed error) (err error, again bool) {
+// translateError translates the error of a call. again means that the connection failed and a call
+// without effects may be retried.
+func (c *Client) translateError(ctx context.Context, failed error) (err error, again bool) {
 	err = Err(failed)
 	var said *failure
 	switch {
@@ -125,17 +123,17 @@ func (c *Client) err(ctx context.Context, failed error) (err error, again bool) 
 	return err, errors.Is(err, errLost)
 }
 
-// ask makes a call that changes nothing, again when the connection was lost.
-func ask[T any](ctx context.Context, c *Client, call func() (T, error)) (T, error) {
+// retryRead makes a call without effects, and retries it if the connection was lost.
+func retryRead[T any](ctx context.Context, c *Client, call func() (T, error)) (T, error) {
 	for {
-		if err := c.usable(ctx); err != nil {
+		if err := c.checkUsable(ctx); err != nil {
 			return *new(T), err
 		}
 		out, failed := call()
 		if failed == nil {
 			return out, nil
 		}
-		if err, again := c.err(ctx, failed); !again {
+		if err, again := c.translateError(ctx, failed); !again {
 			return *new(T), err
 		}
 	}
@@ -144,13 +142,13 @@ func ask[T any](ctx context.Context, c *Client, call func() (T, error)) (T, erro
 // Commit implements raftstore.Store.
 func (c *Client) Commit(ctx context.Context, commit raftstore.Commit) (raftstore.Revision, error) {
 	if err := ctx.Err(); err != nil {
-		return 0, fmt.Errorf("commit was not begun: %w", err)
+		return 0, fmt.Errorf("commit was not started: %w", err)
 	}
 	p, err := mvcc.Proposal(commit)
 	if err != nil {
 		return 0, err
 	}
-	if err := c.usable(ctx); err != nil {
+	if err := c.checkUsable(ctx); err != nil {
 		return 0, err
 	}
 	r := c.commits.call(ctx, &storev1.RemoteCommitRequest{Ops: p.GetOps(), Fence: p.GetFence()})
@@ -160,7 +158,7 @@ func (c *Client) Commit(ctx context.Context, commit raftstore.Commit) (raftstore
 		}
 		return raftstore.Revision(r.done.GetRevision()), nil
 	}
-	err, _ = c.err(ctx, r.failed)
+	err, _ = c.translateError(ctx, r.failed)
 	var said *failure
 	if !errors.As(err, &said) && r.sent {
 		return 0, fmt.Errorf("%w: %w", raftstore.ErrOutcomeUnknown, err)
@@ -170,7 +168,7 @@ func (c *Client) Commit(ctx context.Context, commit raftstore.Commit) (raftstore
 
 // Get implements raftstore.Store.
 func (c *Client) Get(ctx context.Context, key string, o raftstore.ReadOptions) (raftstore.Item, raftstore.Revision, error) {
-	resp, err := ask(ctx, c, func() (*storev1.RemoteGetResponse, error) {
+	resp, err := retryRead(ctx, c, func() (*storev1.RemoteGetResponse, error) {
 		return c.store.Get(ctx, &storev1.RemoteGetRequest{Key: []byte(key), Local: o.Local})
 	})
 	if err != nil {
@@ -185,8 +183,8 @@ func (c *Client) Get(ctx context.Context, key string, o raftstore.ReadOptions) (
 
 // List implements raftstore.Store.
 func (c *Client) List(ctx context.Context, prefix string, o raftstore.ListOptions) (raftstore.List, error) {
-	return ask(ctx, c, func() (raftstore.List, error) {
-		// Ends the stream also when it is left before its end.
+	return retryRead(ctx, c, func() (raftstore.List, error) {
+		// cancel also ends an unfinished stream
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		stream, err := c.store.List(ctx, &storev1.RemoteListRequest{
@@ -195,16 +193,16 @@ func (c *Client) List(ctx context.Context, prefix string, o raftstore.ListOption
 		if err != nil {
 			return raftstore.List{}, err
 		}
-		return gather(stream)
+		return collectChunks(stream)
 	})
 }
 
-func gather(stream grpc.ServerStreamingClient[storev1.RemoteListChunk]) (raftstore.List, error) {
+func collectChunks(stream grpc.ServerStreamingClient[storev1.RemoteListChunk]) (raftstore.List, error) {
 	var l raftstore.List
 	for {
 		chunk, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
-			err = io.ErrUnexpectedEOF // the last chunk says that it is
+			err = io.ErrUnexpectedEOF // only the last chunk is marked as such
 		}
 		if err != nil {
 			return raftstore.List{}, err
@@ -221,14 +219,14 @@ func gather(stream grpc.ServerStreamingClient[storev1.RemoteListChunk]) (raftsto
 
 // Sync implements raftstore.Store.
 func (c *Client) Sync(ctx context.Context) (raftstore.Revision, error) {
-	resp, err := ask(ctx, c, func() (*storev1.RemoteSyncResponse, error) {
+	resp, err := retryRead(ctx, c, func() (*storev1.RemoteSyncResponse, error) {
 		return c.store.Sync(ctx, new(storev1.RemoteSyncRequest))
 	})
 	return raftstore.Revision(resp.GetRevision()), err
 }
 
-// Applied implements raftstore.Store: what the replica says within a second,
-// else what it said last.
+// Applied implements raftstore.Store. It returns the replica's response within a second, otherwise
+// the previous response.
 func (c *Client) Applied() raftstore.Revision {
 	ctx, cancel := context.WithTimeout(context.Background(), appliedTimeout)
 	defer cancel()

@@ -14,20 +14,20 @@ import (
 	storev1 "keelson.dev/keelson/proto/store/v1"
 )
 
-// commitStream is the replica's side of one stream of commits.
+// commitStream is the server's side of one stream of commits.
 type commitStream struct {
 	store   *server
 	running sync.WaitGroup // the reader and the workers
 	wake    chan struct{}
-	work    chan commitWork // taken by a worker that has nothing to do
+	work    chan commitWork // received by idle workers
 
 	mu      sync.Mutex
-	cancels map[uint64]context.CancelFunc // of the calls under way
-	replies []*storev1.RemoteCommitReply  // to be sent
+	cancels map[uint64]context.CancelFunc // cancel functions of running calls
+	replies []*storev1.RemoteCommitReply  // replies that are not sent yet
 }
 
-// Commits serves a stream until the client ends it and all its calls are
-// answered, or the connection is lost, which ends the calls.
+// Commits serves a stream until the client ends it and all its calls are answered, or the
+// connection is lost, which cancels the calls.
 func (s *server) Commits(stream grpc.BidiStreamingServer[storev1.RemoteCommitCalls, storev1.RemoteCommitReplies]) error {
 	b := &commitStream{store: s, wake: make(chan struct{}, 1), work: make(chan commitWork), cancels: make(map[uint64]context.CancelFunc)}
 	ctx, cancel := context.WithCancel(stream.Context())
@@ -42,8 +42,8 @@ func (s *server) Commits(stream grpc.BidiStreamingServer[storev1.RemoteCommitCal
 	for {
 		select {
 		case <-b.wake:
-			// What was committed together is answered at the same moment: let
-			// the others have their say, and send it in one message.
+			// Commits of one batch are answered at the same moment: let other workers add their
+			// replies to the message.
 			runtime.Gosched()
 			if err := b.send(stream); err != nil {
 				return err
@@ -58,8 +58,8 @@ func (s *server) Commits(stream grpc.BidiStreamingServer[storev1.RemoteCommitCal
 	}
 }
 
-// send sends what is answered, in one message or in several that are no larger
-// than what a client sends: replies show the values that conflicts were about.
+// send sends the replies in one or more messages. A message is no larger than a client's, because
+// replies contain the values of conflicts.
 func (b *commitStream) send(stream grpc.BidiStreamingServer[storev1.RemoteCommitCalls, storev1.RemoteCommitReplies]) error {
 	b.mu.Lock()
 	replies := b.replies
@@ -75,7 +75,7 @@ func (b *commitStream) send(stream grpc.BidiStreamingServer[storev1.RemoteCommit
 	return nil
 }
 
-// together is how many of the replies go into one message, at least one.
+// together returns how many of the replies fit into one message, at least one.
 func together(replies []*storev1.RemoteCommitReply) int {
 	size := 0
 	for n, r := range replies {
@@ -88,7 +88,7 @@ func together(replies []*storev1.RemoteCommitReply) int {
 	return len(replies)
 }
 
-// read starts the calls that arrive.
+// read starts the calls that are received.
 func (b *commitStream) read(ctx context.Context, stream grpc.BidiStreamingServer[storev1.RemoteCommitCalls, storev1.RemoteCommitReplies]) error {
 	defer close(b.work)
 	for {
@@ -101,7 +101,7 @@ func (b *commitStream) read(ctx context.Context, stream grpc.BidiStreamingServer
 				b.forget(call.GetId())
 				continue
 			}
-			b.begin(ctx, call)
+			b.startCommit(ctx, call)
 		}
 	}
 }
@@ -112,8 +112,8 @@ type commitWork struct {
 	call *storev1.RemoteCommitCall
 }
 
-// begin makes one commit, beside the others that are under way.
-func (b *commitStream) begin(ctx context.Context, call *storev1.RemoteCommitCall) {
+// startCommit makes one commit, concurrently with others.
+func (b *commitStream) startCommit(ctx context.Context, call *storev1.RemoteCommitCall) {
 	var cancel context.CancelFunc
 	w := commitWork{call: call}
 	if t := time.Duration(call.GetTimeoutUs()) * time.Microsecond; t > 0 {
@@ -132,9 +132,8 @@ func (b *commitStream) begin(ctx context.Context, call *storev1.RemoteCommitCall
 	}
 }
 
-// worker makes commits, one after the other, until the stream ends. Those that
-// have made one are kept: there will be as many at once again, and a goroutine
-// whose stack has grown costs less than a new one.
+// worker makes commits, one after the other, until the stream ends. Workers are kept for later
+// commits, because a goroutine with a grown stack is cheaper than a new one.
 func (b *commitStream) worker(w commitWork) {
 	defer b.running.Done()
 	for ok := true; ok; w, ok = <-b.work {
@@ -145,7 +144,7 @@ func (b *commitStream) worker(w commitWork) {
 	}
 }
 
-// forget cancels a call that is under way, or frees one that is over.
+// forget cancels a running call, or releases a finished one.
 func (b *commitStream) forget(id uint64) {
 	b.mu.Lock()
 	cancel := b.cancels[id]

@@ -12,8 +12,8 @@ import (
 	storev1 "keelson.dev/keelson/proto/store/v1"
 )
 
-// committer is the client's side of Commits: one stream for all callers. What
-// they ask while a message is being sent goes into the next.
+// committer is the client's side of Commits: one stream for all callers. Calls that are made while
+// a message is being sent go into the next message.
 type committer struct {
 	store storev1.RemoteClient
 	life  context.Context
@@ -25,7 +25,7 @@ type committer struct {
 	last   uint64
 	queue  []*commitCall // not sent
 	sent   map[uint64]*commitCall
-	gone   []uint64 // sent, and the caller waits no longer
+	gone   []uint64 // sent, but the caller no longer waits
 	closed bool
 }
 
@@ -36,17 +36,17 @@ type commitCall struct {
 	done chan commitReply // buffered
 }
 
-// commitReply is how a call ended. sent says that it may have reached the replica.
+// commitReply is the result of a call. sent means that the call may have reached the replica.
 type commitReply struct {
 	done   *storev1.RemoteCommitResponse
 	failed error
 	sent   bool
 }
 
-// sendBytes bounds what one message gathers.
+// sendBytes bounds the size of one message.
 const (
 	sendBytes = 1 << 20
-	replyCost = 128 // counted for each reply beside what it shows
+	replyCost = 128 // size of a reply in addition to its values
 )
 
 func newCommitter(store storev1.RemoteClient) *committer {
@@ -55,7 +55,7 @@ func newCommitter(store storev1.RemoteClient) *committer {
 	return m
 }
 
-// call makes one commit and waits for its end, or for that of ctx.
+// call makes one commit and waits for its result or for the end of ctx.
 func (m *committer) call(ctx context.Context, req *storev1.RemoteCommitRequest) commitReply {
 	m.once.Do(func() { go m.run() })
 	c := &commitCall{ctx: ctx, req: req, done: make(chan commitReply, 1)}
@@ -77,7 +77,7 @@ func (m *committer) call(ctx context.Context, req *storev1.RemoteCommitRequest) 
 	}
 }
 
-// leave gives a call up whose caller waits no longer.
+// leave abandons a call whose caller no longer waits.
 func (m *committer) leave(c *commitCall) commitReply {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -95,7 +95,7 @@ func (m *committer) leave(c *commitCall) commitReply {
 			return r
 		}
 	}
-	return <-c.done // it was answered at the same moment
+	return <-c.done // the reply arrived at the same moment
 }
 
 func (m *committer) nudge() {
@@ -108,14 +108,14 @@ func (m *committer) nudge() {
 // close ends the stream and every call.
 func (m *committer) close() {
 	m.end()
-	m.once.Do(func() {}) // from now on nothing starts
+	m.once.Do(func() {}) // nothing starts from here on
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.closed = true
 	m.fail(status.FromContextError(context.Canceled).Err(), true)
 }
 
-// fail ends what was sent, and when all is set also what was not. m.mu is held.
+// fail ends the sent calls, and if all is set also the others. The caller holds m.mu.
 func (m *committer) fail(err error, all bool) {
 	for id, c := range m.sent {
 		delete(m.sent, id)
@@ -156,8 +156,7 @@ func (m *committer) run() {
 	}
 }
 
-// stream makes a stream, as soon as there is a connection, and serves it until
-// it breaks.
+// stream opens a stream as soon as there is a connection, and serves it until it breaks.
 func (m *committer) stream() (err error, opened bool) {
 	ctx, cancel := context.WithCancel(m.life)
 	defer cancel()
@@ -168,12 +167,12 @@ func (m *committer) stream() (err error, opened bool) {
 	broken := make(chan error, 1)
 	go func() { broken <- m.receive(s) }()
 	for {
-		// Those who were answered by one message ask again at the same moment:
-		// let them, and send it in one.
+		// Callers that received replies of one message usually make new calls at once: let them,
+		// and send those in one message.
 		runtime.Gosched()
 		for msg := m.take(); msg != nil; msg = m.take() {
 			if s.Send(msg) != nil {
-				return <-broken, true // receiving tells why
+				return <-broken, true // the receiver returns the reason
 			}
 		}
 		select {
@@ -184,7 +183,7 @@ func (m *committer) stream() (err error, opened bool) {
 	}
 }
 
-// take moves what waits into a message; nil when nothing does.
+// take moves waiting calls into a message; nil if there are none.
 func (m *committer) take() *storev1.RemoteCommitCalls {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -218,7 +217,7 @@ func (m *committer) take() *storev1.RemoteCommitCalls {
 	return msg
 }
 
-// receive hands out replies until the stream breaks.
+// receive delivers replies until the stream breaks.
 func (m *committer) receive(s storev1.Remote_CommitsClient) error {
 	for {
 		msg, err := s.Recv()
@@ -247,7 +246,7 @@ func failedFrom(r *storev1.RemoteCommitReply) error {
 		said = with
 	}
 	if said.Code() == codes.OK {
-		return status.Error(codes.Unknown, "a reply that says nothing")
+		return status.Error(codes.Unknown, "empty reply")
 	}
 	return said.Err()
 }

@@ -14,8 +14,8 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// kinds are the errors that cross the wire as themselves, with the status code
-// of an error whose first kind it is.
+// kinds are the errors that are preserved over the wire, with the status code of an error whose
+// first kind it is.
 var kinds = []struct {
 	kind storev1.RemoteFailure_Kind
 	code codes.Code
@@ -42,8 +42,8 @@ var kinds = []struct {
 	{storev1.RemoteFailure_CANCELLED, codes.Canceled, context.Canceled},
 }
 
-// StatusOf is an error of the store as a gRPC status that names every error of
-// raftstore wrapped by it. Err on the other side undoes it. nil stays nil.
+// StatusOf returns an error of the store as a gRPC status that names every raftstore error it
+// wraps. Err reverses it. nil stays nil.
 func StatusOf(err error) error {
 	if err == nil {
 		return nil
@@ -58,7 +58,7 @@ func StatusOf(err error) error {
 		}
 		failure.Kinds = append(failure.Kinds, k.kind)
 	}
-	// What a message quotes may be any bytes, a status takes text alone.
+	// A message may quote arbitrary bytes; a status must be valid UTF-8.
 	s := status.New(code, strings.ToValidUTF8(err.Error(), "\uFFFD"))
 	if with, failed := s.WithDetails(failure); failed == nil {
 		s = with
@@ -66,7 +66,7 @@ func StatusOf(err error) error {
 	return s.Err()
 }
 
-// failure is an error as the replica gave it.
+// failure is an error that the replica returned.
 type failure struct {
 	message string
 	wraps   []error
@@ -75,11 +75,11 @@ type failure struct {
 func (f *failure) Error() string   { return f.message }
 func (f *failure) Unwrap() []error { return f.wraps }
 
-// errLost marks an error of the connection: the replica did not answer.
+// errLost marks a connection error: the replica did not respond.
 var errLost = errors.New("remote: connection to the replica is lost")
 
-// Err is a failed call as an error of raftstore: what the replica said, or,
-// when it said nothing, ErrUnavailable with the reason.
+// Err returns the error of a failed call as a raftstore error: the replica's error, or
+// ErrUnavailable with the reason if the replica did not respond.
 func Err(err error) error {
 	s := status.Convert(err)
 	for _, d := range s.Details() {

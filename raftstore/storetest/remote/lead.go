@@ -8,10 +8,9 @@ import (
 	"keelson.dev/keelson/raftstore"
 )
 
-// Lead implements raftstore.Leader. The leadership is that of the replica, and
-// lead hears of its end a moment later: what it commits under the fence
-// meanwhile is refused. Lead also returns, with ErrUnavailable, when the
-// connection is lost.
+// Lead implements raftstore.Leader. The leadership is that of the replica. Its end reaches lead
+// with a delay; commits with the fence are refused meanwhile. Lead also returns, with
+// ErrUnavailable, if the connection is lost.
 func (c *Client) Lead(ctx context.Context, lead func(ctx context.Context, fence raftstore.Fence) error) error {
 	if c.closed.Load() {
 		return raftstore.ErrClosed
@@ -39,7 +38,7 @@ func (c *Client) Lead(ctx context.Context, lead func(ctx context.Context, fence 
 	}
 }
 
-// endOfLead is nil when the caller wanted the end.
+// endOfLead returns nil if the caller ended the call.
 func (c *Client) endOfLead(asked, ctx context.Context, failed error) error {
 	if asked.Err() != nil {
 		return nil
@@ -47,17 +46,17 @@ func (c *Client) endOfLead(asked, ctx context.Context, failed error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return cause
 	}
-	err, _ := c.err(ctx, failed)
+	err, _ := c.translateError(ctx, failed)
 	return err
 }
 
-// leadership is a call of lead that runs.
+// leadership is a running call of lead.
 type leadership struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 }
 
-// begin calls lead. Its error ends all leading.
+// begin calls lead. An error of lead ends Lead.
 func begin(ctx context.Context, fail context.CancelCauseFunc, fence raftstore.Fence, lead func(ctx context.Context, fence raftstore.Fence) error) *leadership {
 	ctx, cancel := context.WithCancel(ctx)
 	l := &leadership{cancel: cancel, done: make(chan struct{})}

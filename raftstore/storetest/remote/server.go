@@ -1,10 +1,10 @@
-// Package remote is raftstore.Store over gRPC, for tests and benchmarks whose
-// replicas are processes of their own: Register serves a store, Dial returns a
-// client that is one, with the same errors and deadlines.
+// Package remote is raftstore.Store over gRPC, for tests and benchmarks with replicas in separate
+// processes. Register serves a store, and Dial returns a client that implements Store with the same
+// errors and deadlines.
 //
-// What a watcher holds stays bounded on both sides: windows of flow control
-// are fixed, so a reader that does not read stops the replica's watcher, which
-// then catches up from history or is ended, as with a reader in the process.
+// The memory of a watcher is bounded on both sides. Flow control windows are fixed, so a slow
+// reader blocks the replica's watcher. That watcher then catches up from history or is ended, as
+// with a reader in the same process.
 package remote
 
 import (
@@ -24,18 +24,18 @@ import (
 )
 
 const (
-	// maxMessage bounds a message. The largest is a commit, about 8 MiB.
+	// maxMessage bounds a message. The largest is a commit of about 8 MiB.
 	maxMessage = 32 << 20
-	// window is how much of a stream may be under way unread.
+	// window is how much of a stream may be in transit unread.
 	window = 256 << 10
-	// chunkBytes is how much of a list or of a revision goes into one message, or
-	// one item or event.
+	// chunkBytes is the size of a message with a part of a list or of a revision. A larger item or
+	// event has a message of its own.
 	chunkBytes = 1 << 20
-	// replyReserve is the part of a deadline kept for the way back of the answer.
+	// replyReserve is the part of a deadline that is reserved for the response.
 	replyReserve = 100 * time.Millisecond
 )
 
-// ServerOptions are what a gRPC server needs to serve a store.
+// ServerOptions returns the options that a gRPC server needs to serve a store.
 func ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
@@ -54,8 +54,8 @@ type server struct {
 	store raftstore.Store
 }
 
-// within leaves some of the caller's time for the answer: what became of a
-// call is worth more than the last milliseconds of waiting.
+// within reserves some of the caller's time for the response: the outcome of a call matters more
+// than the last milliseconds of waiting.
 func within(ctx context.Context) (context.Context, context.CancelFunc) {
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -64,7 +64,7 @@ func within(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, reserved(time.Until(deadline)))
 }
 
-// reserved is what a call may take of the time that its caller waits.
+// reserved returns how much of the caller's time a call may use.
 func reserved(t time.Duration) time.Duration { return t - min(replyReserve, t/5) }
 
 func (s *server) Commit(ctx context.Context, req *storev1.RemoteCommitRequest) (*storev1.RemoteCommitResponse, error) {

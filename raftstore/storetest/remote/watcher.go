@@ -30,7 +30,7 @@ type watcher struct {
 // Watch implements raftstore.Store. When it returns, the watch runs on the replica.
 func (c *Client) Watch(ctx context.Context, prefix string, after raftstore.Revision) (raftstore.Watcher, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	stream, err := ask(ctx, c, func() (watchStream, error) { return c.begin(ctx, prefix, after) })
+	stream, err := retryRead(ctx, c, func() (watchStream, error) { return c.begin(ctx, prefix, after) })
 	if err != nil {
 		cancel()
 		return nil, fmt.Errorf("watch of %q: %w", prefix, err)
@@ -66,7 +66,7 @@ func (w *watcher) receive(c *Client, stream watchStream) {
 			return // stopped or cancelled: no error
 		}
 		if failed != nil {
-			err, _ := c.err(w.ctx, failed)
+			err, _ := c.translateError(w.ctx, failed)
 			w.mu.Lock()
 			w.err = err
 			w.mu.Unlock()

@@ -77,7 +77,7 @@ func (b bug) hunt(t *testing.T, root string) []string {
 		return said
 	}
 	out, amiss = find(t, root, overlay, b.harness)
-	_, verdict, found := strings.Cut(string(out), "the store broke its word:")
+	_, verdict, found := strings.Cut(string(out), "the store violated its contract:")
 	switch {
 	case found:
 		first, _, _ := strings.Cut(strings.TrimSpace(verdict), "\n")
