@@ -79,7 +79,7 @@ type confirmedBinder struct {
 // Bind implements framework.Extender.
 func (b confirmedBinder) Bind(ctx context.Context, pod *v1.Pod, node string) error {
 	if err := b.confirm(ctx); err != nil {
-		return fmt.Errorf("extender %s was not called: %w", b.Name(), err)
+		return fmt.Errorf("%s was not called: %w", b.Name(), err)
 	}
 	return b.Extender.Bind(ctx, pod, node)
 }

@@ -291,7 +291,7 @@ func TestExtenderBindsForTheLeaderOnly(t *testing.T) {
 	b.lead()
 	b.pod("p", "1")
 	b.awaitCondition("p", func(c v1.PodCondition) bool {
-		return strings.Contains(c.Message, "is not called: another replica leads")
+		return strings.Contains(c.Message, "was not called: another replica leads")
 	})
 	if n := asked.Load(); n != 0 {
 		t.Errorf("the extender was asked %d times to bind", n)
