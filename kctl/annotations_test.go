@@ -10,7 +10,7 @@ import (
 // What admission keeps nodes from changing is what 'kctl cluster up' writes: deploy may not import the control plane, so the name
 // stands there too.
 func TestNodesMayNotChangeWhatUpWrites(t *testing.T) {
-	if plan.Recorded != api.AnnotationClusterFile {
-		t.Errorf("up writes %s, and nodes may not change %s", plan.Recorded, api.AnnotationClusterFile)
+	if plan.RecordAnnotation != api.AnnotationClusterFile {
+		t.Errorf("up writes %s, and nodes may not change %s", plan.RecordAnnotation, api.AnnotationClusterFile)
 	}
 }

@@ -63,16 +63,16 @@ func removeMachine(ctx context.Context, out io.Writer, file, name string, lost, 
 	}
 	var asked []string
 	for _, h := range c.Hosts {
-		if h.Replica() && h.Name != name || h.Name == name && !lost {
+		if h.HasReplica() && h.Name != name || h.Name == name && !lost {
 			asked = append(asked, h.Name)
 		}
 	}
 	if len(asked) == 0 || len(asked) == 1 && asked[0] == name {
 		return fmt.Errorf("%s has the only replica in the cluster file: to remove the whole cluster, use 'kctl cluster reset'", name)
 	}
-	site, seen := execute.Reach(ctx, c, out, asked...)
+	site, seen := execute.Connect(ctx, c, out, asked...)
 	defer site.Close()
-	site.Apart = name
+	site.Leaving = name
 	if one := seen[name]; !lost && one.Err != nil {
 		return fmt.Errorf("%w\n"+
 			"nothing was changed. If the machine no longer exists, use --lost", one.Err)
@@ -109,7 +109,7 @@ func removeMachine(ctx context.Context, out io.Writer, file, name string, lost, 
 // inCluster refuses a machine that belongs to another cluster than the one that is meant.
 func inCluster(c machines.Cluster, facts map[string]machines.Facts) error {
 	for _, h := range c.Hosts {
-		if why := plan.Stranger(c, facts, h.Name); why != "" {
+		if why := plan.ForeignReason(c, facts, h.Name); why != "" {
 			return fmt.Errorf("nothing was changed: %s", why)
 		}
 	}
@@ -155,7 +155,7 @@ func resetMachines(ctx context.Context, in io.Reader, out io.Writer, file, confi
 	if confirmed != c.Name {
 		return fmt.Errorf("nothing was changed: the name of the cluster is %s", c.Name)
 	}
-	site, seen := execute.Reach(ctx, c, out)
+	site, seen := execute.Connect(ctx, c, out)
 	defer site.Close()
 	var missing []error
 	for _, h := range c.Hosts {
@@ -166,7 +166,7 @@ func resetMachines(ctx context.Context, in io.Reader, out io.Writer, file, confi
 	if err := inCluster(c, site.Facts()); err != nil {
 		return err
 	}
-	if err := plan.Strange(c, site.Facts()); err != nil {
+	if err := plan.CheckForeignNodes(c, site.Facts()); err != nil {
 		return fmt.Errorf("nothing was changed: %w", errors.Join(err, errors.Join(missing...)))
 	}
 	raw, err := site.Kubeconfig(ctx) // of a cluster that goes, to know the file that goes with it

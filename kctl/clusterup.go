@@ -131,7 +131,7 @@ func (r *raising) run(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	site, seen := execute.Reach(ctx, c, out)
+	site, seen := execute.Connect(ctx, c, out)
 	defer site.Close()
 	if err := context.Cause(ctx); err != nil {
 		return err
@@ -164,7 +164,7 @@ func (r *raising) run(ctx context.Context, out io.Writer) error {
 // forward refuses to have the cluster run a release that is not known to be later than its own, unless a person has named it on the
 // command line: the file may name a release from before an upgrade.
 func (r *raising) forward(site *execute.Site, rel plan.Release, steps []plan.Step) error {
-	machine, runs := plan.Former(site.Cluster, site.Facts(), rel, steps)
+	machine, runs := plan.FindDowngrade(site.Cluster, site.Facts(), rel, steps)
 	if machine == "" || r.release != "" {
 		return nil
 	}
@@ -177,7 +177,9 @@ func (r *raising) forward(site *execute.Site, rel plan.Release, steps []plan.Ste
 // install does the steps. A replica does not start with a release that understands less than the cluster stores: before one gets it, the
 // programs are asked, on a machine on which they lie by then.
 func install(ctx context.Context, site *execute.Site, rel plan.Release, state plan.State, steps []plan.Step) error {
-	i := slices.IndexFunc(steps, func(s plan.Step) bool { return s.Do == plan.ControlPlane && (s.Puts || s.Begin == plan.Join) })
+	i := slices.IndexFunc(steps, func(s plan.Step) bool {
+		return s.Do == plan.ControlPlane && (s.ChangesPrograms || s.Start == plan.Join)
+	})
 	if i < 0 || state.Level == 0 {
 		return site.Install(ctx, steps)
 	}
@@ -212,23 +214,23 @@ func interrupted(ctx context.Context, err error) error {
 }
 
 // plan shows what the machines are and what is wrong with them, and says what is to be done.
-func (r *raising) plan(ctx context.Context, out io.Writer, site *execute.Site, seen map[string]plan.Seen, rel plan.Release) ([]plan.Step, plan.State, error) {
+func (r *raising) plan(ctx context.Context, out io.Writer, site *execute.Site, seen map[string]plan.Observation, rel plan.Release) ([]plan.Step, plan.State, error) {
 	plan.ShowMachines(out, site.Cluster, seen)
 	state, err := site.State(ctx)
-	founder := plan.Founder(site.Cluster, site.Facts())
+	founder := plan.FoundingMachine(site.Cluster, site.Facts())
 	if err != nil && founder == "" {
 		fmt.Fprintf(out, "the cluster does not answer: %v\n", err)
 	}
-	found := plan.Judge(site.Cluster, seen, rel, state)
+	found := plan.Inspect(site.Cluster, seen, rel, state)
 	if len(found) > 0 {
 		fmt.Fprintln(out)
 		plan.ShowFindings(out, found)
 	}
-	if n := len(plan.Grave(found)); n > 0 {
+	if n := len(plan.Blocking(found)); n > 0 {
 		return nil, state, fmt.Errorf("nothing was changed: correct the problems above first (%d)", n)
 	}
 	if !r.newOnly {
-		return plan.Make(site.Cluster, site.Facts(), rel, state), state, nil
+		return plan.NewPlan(site.Cluster, site.Facts(), rel, state), state, nil
 	}
 	if founder != "" {
 		return nil, state, errors.New("nothing was changed: no machine of the file has a replica, so there is no cluster to add machines to: " +
@@ -238,7 +240,7 @@ func (r *raising) plan(ctx context.Context, out io.Writer, site *execute.Site, s
 		return nil, state, errors.New("nothing was changed: the cluster does not respond, and cannot add machines: 'kctl cluster up' starts " +
 			"the replicas")
 	}
-	names := plan.New(site.Cluster, site.Facts())
+	names := plan.NewMachines(site.Cluster, site.Facts())
 	for _, name := range r.names {
 		if !slices.Contains(names, name) {
 			return nil, state, fmt.Errorf("nothing was changed: %s is already part of the cluster: to update it, use 'kctl cluster up'", name)
@@ -250,8 +252,8 @@ func (r *raising) plan(ctx context.Context, out io.Writer, site *execute.Site, s
 	if len(names) == 0 {
 		return nil, state, nil
 	}
-	steps := plan.Make(site.Cluster, site.Facts(), rel, state, names...)
-	if f := plan.Unready(site.Cluster, site.Facts(), steps); f != nil {
+	steps := plan.NewPlan(site.Cluster, site.Facts(), rel, state, names...)
+	if f := plan.MissingReplaceDead(site.Cluster, site.Facts(), steps); f != nil {
 		fmt.Fprintln(out)
 		plan.ShowFindings(out, []plan.Finding{*f})
 	}

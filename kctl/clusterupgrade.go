@@ -67,7 +67,7 @@ func (u *machineUpgrade) run(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	site, seen := execute.Reach(ctx, c, out)
+	site, seen := execute.Connect(ctx, c, out)
 	defer site.Close()
 	if err := context.Cause(ctx); err != nil {
 		return err
@@ -86,7 +86,7 @@ func (u *machineUpgrade) run(ctx context.Context, out io.Writer) error {
 	} else if err := u.bring(ctx, site, steps); err != nil {
 		return err
 	}
-	of := func(d plan.Deed) func(context.Context, string) error {
+	of := func(d plan.Action) func(context.Context, string) error {
 		return func(ctx context.Context, host string) error { return installOn(ctx, site, steps, d, host) }
 	}
 	fmt.Fprintln(out)
@@ -127,10 +127,10 @@ func (u *machineUpgrade) fits(ctx context.Context, c machines.Cluster, door clus
 		}
 	}
 	for _, m := range s.Members {
-		check(m.Name, machines.Host.Replica)
+		check(m.Name, machines.Host.HasReplica)
 	}
 	for _, n := range s.Nodes {
-		check(n.Name, func(h machines.Host) bool { return h.Is(machines.Worker) })
+		check(n.Name, func(h machines.Host) bool { return h.HasRole(machines.Worker) })
 	}
 	if len(strangers) > 0 {
 		return fmt.Errorf("%s: part of the cluster, but not in %s: add them to the file, or leave them at their release with --skip", strings.Join(strangers, ", "), u.file)
@@ -163,7 +163,7 @@ func (u *machineUpgrade) bring(ctx context.Context, site *execute.Site, steps []
 
 // understands asks the programs of a release that lies on a step's machine which feature level they understand.
 func understands(ctx context.Context, site *execute.Site, step plan.Step, version string) (level uint32, err error) {
-	controlplane, agent, err := site.Says(ctx, step.Machine, step.Files[0])
+	controlplane, agent, err := site.DaemonVersions(ctx, step.Machine, step.Files[0])
 	if err != nil {
 		return 0, err
 	}
@@ -178,13 +178,13 @@ func understands(ctx context.Context, site *execute.Site, step plan.Step, versio
 }
 
 // installOn has install.sh do its part on one machine.
-func installOn(ctx context.Context, site *execute.Site, steps []plan.Step, d plan.Deed, host string) error {
+func installOn(ctx context.Context, site *execute.Site, steps []plan.Step, d plan.Action, host string) error {
 	i := slices.IndexFunc(steps, func(s plan.Step) bool { return s.Machine == host && s.Do == d })
 	if i < 0 {
 		return fmt.Errorf("%s has the programs of the release, but its daemon does not report that release: see 'journalctl -u "+
 			"keelson-*' on that machine", host)
 	}
-	if steps[i].Begin != "" {
+	if steps[i].Start != "" {
 		return fmt.Errorf("%s is not part of the cluster: add it with 'kctl cluster add'", host)
 	}
 	return site.Install(ctx, steps[i:i+1])

@@ -134,7 +134,7 @@ func labDown(streams genericiooptions.IOStreams) *cobra.Command {
 			if err := l.Down(ctx); err != nil {
 				return err
 			}
-			if left := lab.Leftovers(); len(left) > 0 {
+			if left := lab.ListLeftovers(); len(left) > 0 {
 				return fmt.Errorf("lab: not removed: %v", left)
 			}
 			fmt.Fprintln(streams.Out, "the lab is down; nothing of it is left")
@@ -154,7 +154,7 @@ func labStatus(streams genericiooptions.IOStreams) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if !l.WayIn() {
+			if !l.ForwarderRuns() {
 				fmt.Fprintf(streams.ErrOut, "nothing leads to the API at %s: 'kctl lab up' mends that\n", l.Config.Listen)
 			}
 			return lab.PrintStatus(streams.Out, l.Status(context.Background()))
@@ -252,7 +252,7 @@ func labLoad(streams genericiooptions.IOStreams) *cobra.Command {
 			ctx, cancel := interruptible()
 			defer cancel()
 			for _, file := range args {
-				loaded, err := l.Load(ctx, file)
+				loaded, err := l.LoadArchive(ctx, file)
 				for _, i := range loaded {
 					fmt.Fprintf(streams.Out, "%s: %s\n", file, i.Name)
 				}

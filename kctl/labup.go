@@ -17,9 +17,9 @@ import (
 
 // usableLab is the lab of this machine, or why it cannot be worked with.
 func usableLab(streams genericiooptions.IOStreams) (*lab.Lab, error) {
-	found, err := lab.Look(streams.Out)
+	found, err := lab.FindLab(streams.Out)
 	if err == nil {
-		err = found.Err()
+		err = found.StateError()
 	}
 	return found.Lab, err
 }
@@ -27,7 +27,7 @@ func usableLab(streams genericiooptions.IOStreams) (*lab.Lab, error) {
 // upFrom makes the lab that is wanted out of what there is: it builds one, starts one again that is down, or shows the one
 // that runs.
 func upFrom(ctx context.Context, out io.Writer, wanted *lab.Lab, flags *pflag.FlagSet) error {
-	found, err := lab.Look(out)
+	found, err := lab.FindLab(out)
 	if err != nil {
 		return err
 	}
@@ -43,7 +43,7 @@ func upFrom(ctx context.Context, out io.Writer, wanted *lab.Lab, flags *pflag.Fl
 		}
 		found = lab.Found{}
 	}
-	if found.State == lab.None {
+	if found.State == lab.NoLab {
 		if !flags.Changed("listen") {
 			if wanted.Config.Listen, err = lab.FreeListen(); err != nil {
 				return err
@@ -58,9 +58,9 @@ func upFrom(ctx context.Context, out io.Writer, wanted *lab.Lab, flags *pflag.Fl
 		fmt.Fprintln(out, "the lab that was there is down: starting it again from the disks of its hosts")
 		return found.Lab.StartAgain(ctx)
 	}
-	if !found.Lab.WayIn() {
+	if !found.Lab.ForwarderRuns() {
 		fmt.Fprintf(out, "what leads to the API at %s has ended: starting it again\n", found.Lab.Config.Listen)
-		if err := found.Lab.RestoreWayIn(ctx); err != nil {
+		if err := found.Lab.RestartForwarder(ctx); err != nil {
 			return err
 		}
 	}
@@ -73,7 +73,7 @@ func uselessFor(f lab.Found) string {
 	switch {
 	case f.State == lab.Unfinished:
 		return "what built it or took it away was cut off"
-	case f.State == lab.Down && f.Test && !f.Lab.Config.Maker.Lives():
+	case f.State == lab.Down && f.Test && !f.Lab.Config.Maker.IsAlive():
 		return "it is down, and the run of tests that made it has ended"
 	}
 	return ""

@@ -97,7 +97,7 @@ func labUpgrade(streams genericiooptions.IOStreams) *cobra.Command {
 // run shows the steps, or does them.
 func (u *upgradeFlags) run(ctx context.Context, s *upgraded, out io.Writer) error {
 	if u.dryRun {
-		now, err := s.Look(ctx)
+		now, err := s.ReadState(ctx)
 		if err != nil {
 			return err
 		}
@@ -189,8 +189,8 @@ type upgraded struct {
 	replica, agent func(ctx context.Context, host string) error
 }
 
-// Look implements upgrade.Cluster.
-func (s *upgraded) Look(ctx context.Context) (upgrade.State, error) {
+// ReadState implements upgrade.Cluster.
+func (s *upgraded) ReadState(ctx context.Context) (upgrade.State, error) {
 	status, nodes, err := s.look(ctx)
 	if err != nil {
 		return upgrade.State{}, err
@@ -207,11 +207,11 @@ func stateOf(status api.ClusterStatus, nodes []v1.Node) (s upgrade.State) {
 	for _, m := range status.Members {
 		member := upgrade.Member{Name: m.Name, Release: bare(m.Version), Voter: m.Voter, Leader: m.Name == status.Leader}
 		if m.Ready != "yes" {
-			member.Trouble = strings.TrimPrefix(m.Ready, "no: ")
+			member.Problem = strings.TrimPrefix(m.Ready, "no: ")
 		}
 		for _, a := range status.Alarms {
-			if a.Member == m.Name && (a.Kind == "diverged" || a.Kind == "too old") && member.Trouble == "" {
-				member.Trouble = a.Message
+			if a.Member == m.Name && (a.Kind == "diverged" || a.Kind == "too old") && member.Problem == "" {
+				member.Problem = a.Message
 			}
 		}
 		s.Members = append(s.Members, member)
@@ -219,7 +219,7 @@ func stateOf(status api.ClusterStatus, nodes []v1.Node) (s upgrade.State) {
 	for i := range nodes {
 		n := &nodes[i]
 		_, release, _ := strings.Cut(n.Status.NodeInfo.ContainerRuntimeVersion, "://")
-		s.Nodes = append(s.Nodes, upgrade.Node{Name: n.Name, Release: bare(release), Trouble: nodeTrouble(n), Drained: strings.HasPrefix(n.Annotations[drainMark], drainDone)})
+		s.Nodes = append(s.Nodes, upgrade.Node{Name: n.Name, Release: bare(release), Problem: nodeTrouble(n), Drained: strings.HasPrefix(n.Annotations[drainMark], drainDone)})
 	}
 	slices.SortFunc(s.Members, func(a, b upgrade.Member) int { return strings.Compare(a.Name, b.Name) })
 	slices.SortFunc(s.Nodes, func(a, b upgrade.Node) int { return strings.Compare(a.Name, b.Name) })
@@ -245,8 +245,10 @@ func nodeTrouble(n *v1.Node) string {
 	return ""
 }
 
-// HandOver implements upgrade.Cluster.
-func (s *upgraded) HandOver(ctx context.Context, _, to string) error { return s.stepDown(ctx, to) }
+// TransferLeadership implements upgrade.Cluster.
+func (s *upgraded) TransferLeadership(ctx context.Context, _, to string) error {
+	return s.stepDown(ctx, to)
+}
 
 // Replica implements upgrade.Cluster.
 func (s *upgraded) Replica(ctx context.Context, name string) error { return s.replica(ctx, name) }

@@ -52,10 +52,10 @@ func TestStateOfAnUpgrade(t *testing.T) {
 		node("w4", "keelson://2", ""),
 	})
 	want := upgrade.State{Level: 1, Busy: "the leader's work has not begun",
-		Members: []upgrade.Member{{Name: "cp1", Voter: true, Trouble: "it does not answer"}, {Name: "cp2", Release: "2", Voter: true, Leader: true},
-			{Name: "cp3", Release: "1", Voter: true, Trouble: "its state differs"}},
-		Nodes: []upgrade.Node{{Name: "w1", Release: "1", Trouble: "it is not Ready: its agent is not heard of"}, {Name: "w2", Release: "2", Drained: true},
-			{Name: "w3", Trouble: "keelson.dev/Degraded: no probes"}, {Name: "w4", Release: "2", Trouble: "it does not say whether it is Ready"}}}
+		Members: []upgrade.Member{{Name: "cp1", Voter: true, Problem: "it does not answer"}, {Name: "cp2", Release: "2", Voter: true, Leader: true},
+			{Name: "cp3", Release: "1", Voter: true, Problem: "its state differs"}},
+		Nodes: []upgrade.Node{{Name: "w1", Release: "1", Problem: "it is not Ready: its agent is not heard of"}, {Name: "w2", Release: "2", Drained: true},
+			{Name: "w3", Problem: "keelson.dev/Degraded: no probes"}, {Name: "w4", Release: "2", Problem: "it does not say whether it is Ready"}}}
 	if len(got.Members) != 3 || len(got.Nodes) != 4 || got.Level != want.Level || got.Busy != want.Busy {
 		t.Fatalf("%+v", got)
 	}

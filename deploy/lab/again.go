@@ -12,29 +12,29 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// StartAgain starts a lab none of whose processes lives from the disks of its hosts, as machines that get their power
-// back, and returns when every replica and every worker is ready. When it fails it ends nothing and removes nothing: what
-// has started can be looked at, and what is on the disks stays.
+// StartAgain starts a lab without running processes from the disks of its hosts, like machines
+// after a power failure. It returns when every replica and every worker is ready. After a failure,
+// it stops and removes nothing, so that the state can be inspected.
 func (l *Lab) StartAgain(ctx context.Context) (err error) {
 	if err := needRoot(); err != nil {
 		return err
 	}
-	if err := l.begin(); err != nil {
+	if err := l.markBusy(); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, l.done()) }()
-	// Of what the machine itself lost nothing is there; of what was killed there are namespaces and mounts.
-	if err := l.powerOff(ctx); err != nil {
+	defer func() { err = errors.Join(err, l.clearBusy()) }()
+	// After a reboot nothing is left. After a kill, namespaces and mounts are left.
+	if err := l.releaseAll(ctx); err != nil {
 		return fmt.Errorf("lab: taking away what is left of its hosts' memory: %w", err)
 	}
 	if err := l.Preflight(); err != nil {
 		return err
 	}
-	step := l.steps()
-	if err := l.powerOnAll(func(Host) error { return nil }); err != nil {
+	step := l.stepPrinter()
+	if err := l.createHosts(func(Host) error { return nil }); err != nil {
 		return fmt.Errorf("lab: %w", err)
 	}
-	step("%d hosts on %s have power again", len(l.Config.Hosts), l.Config.network())
+	step("%d hosts on %s have power again", len(l.Config.Hosts), l.Config.describeNetwork())
 	if err := l.startHosts(ctx, step); err != nil {
 		return fmt.Errorf("lab: starting it again: %w", err)
 	}
@@ -42,15 +42,16 @@ func (l *Lab) StartAgain(ctx context.Context) (err error) {
 	return nil
 }
 
-// startHosts starts the daemons of hosts that were part of the cluster before. One that does not become ready (an operator
-// may have put it out of the cluster) keeps no other from it.
+// startHosts starts the daemons of hosts that have joined the cluster before. A daemon that does
+// not become ready does not prevent the start of the others: an operator may have removed its host
+// from the cluster.
 func (l *Lab) startHosts(ctx context.Context, step func(string, ...any)) error {
 	if err := l.restoreKubeconfig(); err != nil {
 		return err
 	}
-	replicas := l.hosts(RoleControlPlane)
-	for _, h := range append(l.hosts(RoleRegistry), replicas...) {
-		if err := l.start(h); err != nil {
+	replicas := l.hostsWithRole(RoleControlPlane)
+	for _, h := range append(l.hostsWithRole(RoleRegistry), replicas...) {
+		if err := l.startDaemon(h); err != nil {
 			return err
 		}
 	}
@@ -61,19 +62,20 @@ func (l *Lab) startHosts(ctx context.Context, step func(string, ...any)) error {
 	if len(missing) == len(replicas) {
 		return errors.Join(missing...)
 	}
-	before, err := l.sessionsOnceServed(ctx)
+	before, err := l.awaitSessions(ctx)
 	if err != nil {
 		return errors.Join(append(missing, err)...)
 	}
-	for _, h := range l.hosts(RoleWorker) {
-		if err := l.start(h); err != nil {
+	for _, h := range l.hostsWithRole(RoleWorker) {
+		if err := l.startDaemon(h); err != nil {
 			missing = append(missing, err)
 		}
 	}
 	return errors.Join(append(missing, l.waitRegistry(ctx), l.waitNodes(ctx, before, step))...)
 }
 
-// waitReplicas waits until each replica is ready, and returns the errors of those that do not become so.
+// waitReplicas waits until each replica is ready. It returns the errors of replicas that do not
+// become ready.
 func (l *Lab) waitReplicas(ctx context.Context, replicas []Host, step func(string, ...any)) []error {
 	var mu sync.Mutex
 	var missing []error
@@ -94,27 +96,28 @@ func (l *Lab) waitReplicas(ctx context.Context, replicas []Host, step func(strin
 	return missing
 }
 
-// sessionsOnceServed is sessions as soon as the forwarder leads to a replica that serves.
-func (l *Lab) sessionsOnceServed(ctx context.Context) (found map[string]string, err error) {
-	cs, err := l.client()
+// awaitSessions returns nodeSessions as soon as the forwarder reaches a serving replica.
+func (l *Lab) awaitSessions(ctx context.Context) (found map[string]string, err error) {
+	cs, err := l.adminClient()
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	err = wait.For(ctx, 50*time.Millisecond, func() (err error) {
-		found, err = sessions(ctx, cs)
+		found, err = nodeSessions(ctx, cs)
 		return err
 	})
 	return found, err
 }
 
-// restoreKubeconfig writes the administrator's kubeconfig again where it has gone, as files below /tmp do with a reboot.
+// restoreKubeconfig writes the administrator's kubeconfig again if it no longer exists, for example
+// below /tmp after a reboot.
 func (l *Lab) restoreKubeconfig() error {
-	if exists(l.Config.Kubeconfig) {
+	if fileExists(l.Config.Kubeconfig) {
 		return nil
 	}
-	first := l.hosts(RoleControlPlane)[0]
+	first := l.hostsWithRole(RoleControlPlane)[0]
 	raw, err := os.ReadFile(filepath.Join(first.stateDir(), adminKubeconfig))
 	if err != nil {
 		return fmt.Errorf("the administrator's kubeconfig on host %s: %w", first.Name, err)

@@ -19,16 +19,17 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// archived is an image or an index of an archive, with the name it has there.
-type archived struct {
+// archivedImage is an image or an image index of an archive, with its name in the archive.
+type archivedImage struct {
 	name  name.Reference
-	image v1.Image      // nil when it is an index
-	index v1.ImageIndex // nil when it is an image
+	image v1.Image      // nil if it is an index
+	index v1.ImageIndex // nil if it is an image
 }
 
-// openArchive reads the images of a file: an OCI layout or an archive of 'docker save', as a tar, plain or compressed
-// with gzip, or an OCI layout as a folder. The caller calls close when it has read the images.
-func openArchive(path string) (found []archived, close func() error, err error) {
+// openArchive opens the images of a file: a tar of an OCI layout or of 'docker save', optionally
+// compressed with gzip, or a folder with an OCI layout. The caller must call close after it has
+// read the images.
+func openArchive(path string) (found []archivedImage, close func() error, err error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, nil, err
@@ -47,7 +48,7 @@ func openArchive(path string) (found []archived, close func() error, err error) 
 			err = errors.Join(err, remove())
 		}
 	}()
-	plain, err := decompressed(path, dir)
+	plain, err := decompressGzip(path, dir)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -55,14 +56,14 @@ func openArchive(path string) (found []archived, close func() error, err error) 
 	if err := os.Mkdir(unpacked, 0o700); err != nil {
 		return nil, nil, err
 	}
-	if err := untar(plain, unpacked); err != nil {
+	if err := extractTar(plain, unpacked); err != nil {
 		return nil, nil, fmt.Errorf("%w: an archive of images is a tar of an OCI layout, or what 'docker save' writes", err)
 	}
-	// Docker writes both forms into one archive; its own names the images as they were saved.
+	// Docker writes both formats into one archive. Only its own format has the names of the images.
 	switch {
-	case exists(filepath.Join(unpacked, "manifest.json")):
+	case fileExists(filepath.Join(unpacked, "manifest.json")):
 		found, err = dockerImages(plain)
-	case exists(filepath.Join(unpacked, "index.json")):
+	case fileExists(filepath.Join(unpacked, "index.json")):
 		found, err = layoutImages(unpacked)
 	default:
 		err = errors.New("it holds neither index.json nor manifest.json: " +
@@ -71,8 +72,9 @@ func openArchive(path string) (found []archived, close func() error, err error) 
 	return found, remove, err
 }
 
-// decompressed is the path of a file that is not compressed with gzip: the file itself, or a copy in dir.
-func decompressed(path, dir string) (string, error) {
+// decompressGzip returns the path of the decompressed file: path itself if it is not compressed
+// with gzip, or a copy in dir.
+func decompressGzip(path, dir string) (string, error) {
 	in, err := os.Open(path)
 	if err != nil {
 		return "", err
@@ -95,13 +97,13 @@ func decompressed(path, dir string) (string, error) {
 	return plain, errors.Join(err, out.Close())
 }
 
-func dockerImages(path string) ([]archived, error) {
+func dockerImages(path string) ([]archivedImage, error) {
 	open := func() (io.ReadCloser, error) { return os.Open(path) }
 	manifest, err := tarball.LoadManifest(open)
 	if err != nil {
 		return nil, err
 	}
-	var out []archived
+	var out []archivedImage
 	for _, d := range manifest {
 		if len(d.RepoTags) == 0 {
 			return nil, errors.New("an image of the archive has no name: save it by name ('docker save NAME:TAG'), not by id")
@@ -115,13 +117,13 @@ func dockerImages(path string) ([]archived, error) {
 			if err != nil {
 				return nil, fmt.Errorf("image %s: %w", t, err)
 			}
-			out = append(out, archived{name: tag, image: img})
+			out = append(out, archivedImage{name: tag, image: img})
 		}
 	}
 	return out, nil
 }
 
-func layoutImages(dir string) ([]archived, error) {
+func layoutImages(dir string) ([]archivedImage, error) {
 	index, err := layout.ImageIndexFromPath(dir)
 	if err != nil {
 		return nil, err
@@ -130,20 +132,20 @@ func layoutImages(dir string) ([]archived, error) {
 	if err != nil {
 		return nil, err
 	}
-	var out []archived
+	var out []archivedImage
 	for _, d := range manifest.Manifests {
 		text := imageName(d)
 		if text == "" {
 			return nil, errors.New("an image of the archive has no name (annotation org.opencontainers.image.ref.name, " +
 				"as NAME:TAG with the repository): write it with a tool that names it")
 		}
-		a := archived{}
+		a := archivedImage{}
 		if a.name, err = name.ParseReference(text); err != nil {
 			return nil, err
 		}
 		if d.MediaType.IsIndex() {
 			a.index, err = index.ImageIndex(d.Digest)
-			a.index = present(a.index)
+			a.index = withoutAbsentImages(a.index)
 		} else {
 			a.image, err = index.Image(d.Digest)
 		}
@@ -155,15 +157,15 @@ func layoutImages(dir string) ([]archived, error) {
 	return out, nil
 }
 
-// present is an index without the images that the archive does not hold: tools save one platform of several and
-// leave the index as it was.
-func present(index v1.ImageIndex) v1.ImageIndex {
+// withoutAbsentImages removes the images from an index that the archive does not contain. Some
+// tools save one platform of several and leave the index unchanged.
+func withoutAbsentImages(index v1.ImageIndex) v1.ImageIndex {
 	if index == nil {
 		return nil
 	}
 	manifest, err := index.IndexManifest()
 	if err != nil {
-		return index // whoever reads it says why
+		return index // the reader of the index reports the error
 	}
 	absent := func(d v1.Descriptor) bool {
 		img, err := index.Image(d.Digest)

@@ -21,17 +21,16 @@ import (
 
 const cgroupMount = "/sys/fs/cgroup"
 
-// unified says whether the machine has cgroup v2 alone.
-func unified() bool {
+// hasCgroupV2Only reports whether the machine has only cgroup v2.
+func hasCgroupV2Only() bool {
 	var st unix.Statfs_t
 	return unix.Statfs(cgroupMount, &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC
 }
 
-// hierarchies are the mount points in which the lab makes its subtree. On v1,
-// cpuset is left out: a new cpuset group takes no process until it was given
-// CPUs, and the lab does not pin.
-func hierarchies() []string {
-	if unified() {
+// cgroupHierarchies returns the mount points in which the lab creates its subtree. On v1, cpuset is
+// omitted: a new cpuset group accepts no process until it has CPUs, and the lab does not pin CPUs.
+func cgroupHierarchies() []string {
+	if hasCgroupV2Only() {
 		return []string{cgroupMount}
 	}
 	var out []string
@@ -50,42 +49,43 @@ func hierarchies() []string {
 	return out
 }
 
-// makeCgroups makes the host's subtree and its leaf for daemons.
+// makeCgroups creates the host's subtree and its leaf for daemons.
 func (h Host) makeCgroups() error {
-	for _, dir := range hierarchies() {
+	for _, dir := range cgroupHierarchies() {
 		if err := os.MkdirAll(filepath.Join(dir, h.CgroupPath(), "system"), 0o755); err != nil {
 			return fmt.Errorf("making cgroup of host %s: %w", h.Name, err)
 		}
 	}
-	if unified() {
+	if hasCgroupV2Only() {
 		for _, dir := range []string{"", root, root + "/" + h.Name} {
-			handDown(dir, "cpu", "memory", "pids", "cpuset", "io")
+			delegateControllers(dir, "cpu", "memory", "pids", "cpuset", "io")
 		}
 	}
-	return h.setWeights() // cgroup v2 has the files once the controllers are there
+	return h.setWeights() // on cgroup v2, the files exist once the controllers are enabled
 }
 
-// handDown gives the cgroups below one their controllers (v2). One that is absent or already on is fine.
-func handDown(dir string, controllers ...string) {
+// delegateControllers enables controllers for the children of a cgroup (v2). It ignores controllers
+// that are absent or already enabled.
+func delegateControllers(dir string, controllers ...string) {
 	for _, c := range controllers {
 		_ = os.WriteFile(filepath.Join(cgroupMount, dir, "cgroup.subtree_control"), []byte("+"+c), 0)
 	}
 }
 
-// setWeights gives the lab the share of the CPUs that its machines would have of
-// their own: without it seven hosts together weigh as much as one process outside.
+// setWeights gives the lab a CPU share as if its hosts were separate machines. Otherwise, all hosts
+// together have the weight of one process outside the lab.
 func (h Host) setWeights() error {
-	weights := map[string]int{CgroupRoot(): 16, h.CgroupPath() + "/system": 4} // in units of the default
+	weights := map[string]int{CgroupRoot(): 16, h.CgroupPath() + "/system": 4} // multiples of the default
 	if h.Role == RoleControlPlane {
 		weights[h.CgroupPath()] = 4
 	}
 	for path, w := range weights {
 		file, value := filepath.Join(cgroupMount, "cpu", path, "cpu.shares"), 1024*w
-		if unified() {
+		if hasCgroupV2Only() {
 			file, value = filepath.Join(cgroupMount, path, "cpu.weight"), 100*w
 		}
-		if !exists(file) {
-			continue // the kernel has no such controller
+		if !fileExists(file) {
+			continue // the kernel does not have the controller
 		}
 		if err := os.WriteFile(file, []byte(strconv.Itoa(value)), 0); err != nil {
 			return fmt.Errorf("weight of host %s: %w", h.Name, err)
@@ -94,10 +94,10 @@ func (h Host) setWeights() error {
 	return nil
 }
 
-// joinScript is shell text that moves the calling shell into the host's daemon leaf.
+// joinScript returns shell text that moves the calling shell into the host's daemon leaf.
 func (h Host) joinScript() string {
 	var b strings.Builder
-	for _, dir := range hierarchies() {
+	for _, dir := range cgroupHierarchies() {
 		fmt.Fprintf(&b, "echo $$ > %s/cgroup.procs || exit 125\n", filepath.Join(dir, h.CgroupPath(), "system"))
 	}
 	return b.String()
@@ -106,8 +106,8 @@ func (h Host) joinScript() string {
 // cgroupDirs lists a subtree in every hierarchy, deepest first.
 func cgroupDirs(path string) []string {
 	var out []string
-	roots := hierarchies()
-	if !unified() {
+	roots := cgroupHierarchies()
+	if !hasCgroupV2Only() {
 		for _, extra := range []string{"cpuset", "hugetlb", "net_cls", "net_prio", "perf_event", "rdma", "misc", "unified"} {
 			roots = append(roots, filepath.Join(cgroupMount, extra))
 		}
@@ -124,8 +124,8 @@ func cgroupDirs(path string) []string {
 	return out
 }
 
-// processes lists the pids anywhere below a cgroup path.
-func processes(path string) []int {
+// cgroupPIDs returns the PIDs in a cgroup and its descendants.
+func cgroupPIDs(path string) []int {
 	seen := map[int]bool{}
 	for _, dir := range cgroupDirs(path) {
 		raw, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
@@ -145,14 +145,14 @@ func processes(path string) []int {
 	return out
 }
 
-// killAll kills everything below a cgroup path and waits until it is empty.
-func killAll(ctx context.Context, path string) error {
-	_ = freeze(path, false) // a frozen process does not die on v1
+// killCgroup kills all processes in a cgroup and its descendants, and waits until they have exited.
+func killCgroup(ctx context.Context, path string) error {
+	_ = setFrozen(path, false) // on v1, a frozen process cannot be killed
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	return wait.For(ctx, 5*time.Millisecond, func() error {
 		alive := 0
-		for _, pid := range processes(path) {
+		for _, pid := range cgroupPIDs(path) {
 			if isZombie(pid) {
 				continue
 			}
@@ -166,8 +166,8 @@ func killAll(ctx context.Context, path string) error {
 	})
 }
 
-// isZombie says that a process has ended, or is not there. One whose first thread has ended has what it had, its locks too,
-// until the others have.
+// isZombie reports whether a process has exited or does not exist. A process whose main thread has
+// exited keeps its resources, including locks, until its other threads exit; it is not a zombie.
 func isZombie(pid int) bool {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -195,13 +195,13 @@ func removeCgroups(ctx context.Context, path string) error {
 	})
 }
 
-// freeze stops or continues everything below a cgroup path at once.
-func freeze(path string, on bool) error {
+// setFrozen freezes or thaws all processes in a cgroup and its descendants.
+func setFrozen(path string, on bool) error {
 	file, value := filepath.Join(cgroupMount, "freezer", path, "freezer.state"), "THAWED"
 	if on {
 		value = "FROZEN"
 	}
-	if unified() {
+	if hasCgroupV2Only() {
 		file, value = filepath.Join(cgroupMount, path, "cgroup.freeze"), "0"
 		if on {
 			value = "1"

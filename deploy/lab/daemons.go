@@ -11,26 +11,26 @@ import (
 	"strings"
 )
 
-func (l *Lab) bin(name string) string { return filepath.Join(l.Config.BinDir, name) }
+func (l *Lab) binPath(name string) string { return filepath.Join(l.Config.BinDir, name) }
 
-// program is a program that the host runs: of its own folder, or of the lab's.
-func (l *Lab) program(h Host, name string) string {
+// programPath returns the path of a program of the host: in the host's own folder, or in the lab's.
+func (l *Lab) programPath(h Host, name string) string {
 	return filepath.Join(cmp.Or(h.BinDir, l.Config.BinDir), name)
 }
 
-// daemon is the command line of the host's daemon, as a unit file would have it.
-func (l *Lab) daemon(h Host) []string {
+// daemonArgs returns the command line of the host's daemon, like a unit file.
+func (l *Lab) daemonArgs(h Host) []string {
 	ip := h.IP.String()
 	switch h.Role {
 	case RoleControlPlane:
-		args := []string{l.program(h, "keelson-controlplane"), "run",
+		args := []string{l.programPath(h, "keelson-controlplane"), "run",
 			"--name=" + h.Name, "--data-dir=/var/lib/keelson/controlplane", "--advertise-address=" + ip,
 			"--eviction-seconds=" + strconv.Itoa(l.Config.EvictionSeconds),
 			"--memory-limit=" + strconv.Itoa(ReplicaMemory),
 		}
 		return append(args, l.Config.ControlPlaneFlags...)
 	case RoleWorker:
-		args := []string{l.program(h, "keelson-agent"),
+		args := []string{l.programPath(h, "keelson-agent"),
 			"--node-name=" + h.Name, "--node-ip=" + h.nodeIPs(),
 			"--token-file=/etc/keelson/token",
 			"--cgroup-root=" + h.CgroupPath(),
@@ -38,44 +38,45 @@ func (l *Lab) daemon(h Host) []string {
 			"--archives-dir=/var/lib/keelson/images.d",
 			"--insecure-registry=" + l.registryAddress(), "--registry-mirror=*=" + l.registryAddress(),
 		}
-		for _, cp := range l.hosts(RoleControlPlane) {
-			args = append(args, "--server="+cp.At(FleetPort))
+		for _, cp := range l.hostsWithRole(RoleControlPlane) {
+			args = append(args, "--server="+cp.Endpoint(FleetPort))
 		}
 		if l.Config.PodNetwork != "" {
 			args = append(args, "--pod-network="+l.Config.PodNetwork)
 		}
 		return args
 	default:
-		return []string{l.bin("kctl"), "lab", "serve-registry", "--listen=" + l.registryAddress(),
+		return []string{l.binPath("kctl"), "lab", "serve-registry", "--listen=" + l.registryAddress(),
 			"--folder=/var/lib/keelson/registry"}
 	}
 }
 
 func (l *Lab) registryAddress() string {
 	h, _ := l.Host("registry")
-	return h.At(RegistryPort)
+	return h.Endpoint(RegistryPort)
 }
 
-// adminKubeconfig is where 'init' writes the administrator's kubeconfig on the first replica's disk.
+// adminKubeconfig is the path where 'init' writes the administrator's kubeconfig on the first
+// replica's disk.
 const adminKubeconfig = "lib/controlplane/admin.kubeconfig"
 
-// initResult is what 'keelson-controlplane init' prints.
+// initResult is the output of 'keelson-controlplane init'.
 type initResult struct {
 	NodeToken         string `json:"nodeToken"`
 	ControlPlaneToken string `json:"controlPlaneToken"`
 	Kubeconfig        string `json:"kubeconfig"` // path on the host
 }
 
-// initCluster makes the trust of the cluster on the first replica's disk.
+// initCluster creates the CAs and keys of the cluster on the first replica's disk.
 func (l *Lab) initCluster(ctx context.Context) (initResult, []byte, error) {
-	first := l.hosts(RoleControlPlane)[0]
+	first := l.hostsWithRole(RoleControlPlane)[0]
 	pods, services := l.Config.Ranges()
-	cmd := first.Command(ctx, l.program(first, "keelson-controlplane"), "init",
+	cmd := first.Command(ctx, l.programPath(first, "keelson-controlplane"), "init",
 		"--name="+first.Name, "--data-dir=/var/lib/keelson/controlplane", "--advertise-address="+first.IP.String(),
 		"--cluster-name="+strings.ReplaceAll(root, "@", "-"), "--cluster-cidr="+pods, "--service-cidr="+services,
 		"--kubeconfig-server=https://"+l.Config.Listen, "--output=json",
-		"--node-token-uses="+strconv.Itoa(max(1, len(l.hosts(RoleWorker)))),
-		"--replica-token-uses="+strconv.Itoa(max(1, len(l.hosts(RoleControlPlane))-1)))
+		"--node-token-uses="+strconv.Itoa(max(1, len(l.hostsWithRole(RoleWorker)))),
+		"--replica-token-uses="+strconv.Itoa(max(1, len(l.hostsWithRole(RoleControlPlane))-1)))
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
@@ -89,12 +90,12 @@ func (l *Lab) initCluster(ctx context.Context) (initResult, []byte, error) {
 	return r, kubeconfig, err
 }
 
-// joinReplica makes a further replica fetch the cluster's trust from the first.
+// joinReplica joins a further replica: it gets the CAs and keys from the first replica.
 func (l *Lab) joinReplica(ctx context.Context, h Host, token string) error {
-	first := l.hosts(RoleControlPlane)[0]
-	args := []string{l.program(h, "keelson-controlplane"), "join",
+	first := l.hostsWithRole(RoleControlPlane)[0]
+	args := []string{l.programPath(h, "keelson-controlplane"), "join",
 		"--name=" + h.Name, "--data-dir=/var/lib/keelson/controlplane", "--advertise-address=" + h.IP.String(),
-		"--token=" + token, "--server=" + first.At(FleetPort)}
+		"--token=" + token, "--server=" + first.Endpoint(FleetPort)}
 	if h.Standby {
 		args = append(args, "--standby")
 	}
@@ -105,13 +106,13 @@ func (l *Lab) joinReplica(ctx context.Context, h Host, token string) error {
 	return nil
 }
 
-// giveToken puts the join token where the worker's agent reads it.
-func (h Host) giveToken(token string) error {
+// writeJoinToken writes the join token to the file that the worker's agent reads.
+func (h Host) writeJoinToken(token string) error {
 	return os.WriteFile(filepath.Join(h.stateDir(), "etc", "token"), []byte(token), 0o600)
 }
 
-// giveImages links the example archives into the worker's air-gap folder.
-func (l *Lab) giveImages(h Host) error {
+// copyImages copies the example archives to the worker's folder of image archives.
+func (l *Lab) copyImages(h Host) error {
 	archives, err := l.archives()
 	if err != nil || len(archives) == 0 {
 		return err

@@ -6,13 +6,13 @@ import (
 	"regexp"
 )
 
-// kubectl keeps which kinds a cluster serves for six hours in a folder that is named by the cluster's address alone. The
-// next lab has the address of the last one and kinds of its own, so what is kept of that goes with the lab.
-var notInFolderNames = regexp.MustCompile(`[^(\w/.)]`)
+// kubectl caches the kinds of a cluster for six hours in a folder named by the cluster's address. A
+// new lab has the same address and other kinds, so the cache is removed with the lab.
+var unsafeInFolderNames = regexp.MustCompile(`[^(\w/.)]`)
 
-// discoveryFolder is where kubectl and kctl, run by this user without --cache-dir, keep what the API at listen
-// ("address:port") serves; "" where there is no such folder.
-func discoveryFolder(listen string) string {
+// discoveryCacheFolder returns the folder where kubectl and kctl of this user, without --cache-dir,
+// cache the discovery of the API at listen ("address:port"), or "".
+func discoveryCacheFolder(listen string) string {
 	folder := os.Getenv("KUBECACHEDIR")
 	if folder == "" {
 		home, err := os.UserHomeDir()
@@ -21,15 +21,15 @@ func discoveryFolder(listen string) string {
 		}
 		folder = filepath.Join(home, ".kube", "cache")
 	}
-	name := notInFolderNames.ReplaceAllString(listen, "_")
+	name := unsafeInFolderNames.ReplaceAllString(listen, "_")
 	if name == "" || name == "." || !filepath.IsLocal(name) || filepath.Base(name) != name {
 		return ""
 	}
 	return filepath.Join(folder, "discovery", name)
 }
 
-func forgetDiscovery(listen string) error {
-	if folder := discoveryFolder(listen); folder != "" {
+func removeDiscoveryCache(listen string) error {
+	if folder := discoveryCacheFolder(listen); folder != "" {
 		return os.RemoveAll(folder)
 	}
 	return nil

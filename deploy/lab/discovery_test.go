@@ -60,14 +60,14 @@ func TestDiscoveryOfTheLastLabIsForgotten(t *testing.T) {
 	if err := os.MkdirAll(other, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := forgetDiscovery(address); err != nil {
+	if err := removeDiscoveryCache(address); err != nil {
 		t.Fatal(err)
 	}
 	if got := groups(); got != "new.example.com" {
 		t.Errorf("served is %q", got)
 	}
 	for _, listen := range []string{"", ".", "..", "../..", "a/b", "/etc"} {
-		if folder := discoveryFolder(listen); folder != "" {
+		if folder := discoveryCacheFolder(listen); folder != "" {
 			t.Errorf("%q is kept in %s", listen, folder)
 		}
 	}

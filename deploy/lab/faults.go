@@ -9,7 +9,7 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// KillDaemon kills the host's daemon alone with SIGKILL; containers and shims stay.
+// KillDaemon kills only the host's daemon with SIGKILL. Its containers and shims continue.
 func (l *Lab) KillDaemon(ctx context.Context, name string) error {
 	h, err := l.Host(name)
 	if err != nil {
@@ -25,29 +25,30 @@ func (l *Lab) KillDaemon(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	return wait.For(ctx, time.Millisecond, func() error {
-		if !isZombie(pid) { // what is about to end is not the host's any more, and still has its locks
+		if !isZombie(pid) { // an exiting process is not in the host's cgroup any longer, but still holds its locks
 			return fmt.Errorf("the daemon of host %s (pid %d) is still there", name, pid)
 		}
 		return nil
 	})
 }
 
-// Kill cuts the host's power: every process, mount and everything in its /run is gone. Its disk stays. The machine's kernel
-// lives on and closes what the processes had open, which others hear: Partition first makes the end a silent one.
+// Kill simulates a power failure of the host: its processes, its mounts, and its /run are gone, and
+// its disk stays. The kernel closes the sockets of the processes, which peers notice. Call
+// Partition first for a failure that peers do not notice.
 func (l *Lab) Kill(ctx context.Context, name string) error {
 	h, err := l.Host(name)
 	if err != nil {
 		return err
 	}
-	if err := h.powerCut(ctx); err != nil {
+	if err := h.cutPower(ctx); err != nil {
 		return fmt.Errorf("lab: %w", err)
 	}
-	// Interfaces of pods go with their namespaces; the host's own comes back new.
+	// Pod interfaces are removed with their namespaces. The host's own interface is created again.
 	return h.removeNetNS()
 }
 
-// Restart starts the host again after Kill, or its daemon after KillDaemon or Stop.
-// A daemon that runs is stopped first, as a service manager would.
+// Restart starts the host again after Kill, or its daemon after KillDaemon or Stop. It stops a
+// running daemon first, like a service manager.
 func (l *Lab) Restart(ctx context.Context, name string) error {
 	h, err := l.Host(name)
 	if err != nil {
@@ -56,41 +57,42 @@ func (l *Lab) Restart(ctx context.Context, name string) error {
 	if err := l.Stop(ctx, name); err != nil {
 		return err
 	}
-	if !exists(h.NetNS()) {
-		if err := l.plug(h); err != nil {
+	if !fileExists(h.NetNS()) {
+		if err := l.connectHost(h); err != nil {
 			return fmt.Errorf("lab: %w", err)
 		}
 	}
-	if !exists(h.MountNS()) {
-		if err := l.powerOn(h); err != nil {
+	if !fileExists(h.MountNS()) {
+		if err := l.createHost(h); err != nil {
 			return fmt.Errorf("lab: %w", err)
 		}
 	}
-	if err := l.start(h); err != nil {
+	if err := l.startDaemon(h); err != nil {
 		return fmt.Errorf("lab: %w", err)
 	}
 	if h.Role == RoleRegistry {
-		if err := l.waitRegistry(ctx); err != nil { // so that what is pulled next is found
+		if err := l.waitRegistry(ctx); err != nil { // so that later image pulls succeed
 			return fmt.Errorf("lab: %w", err)
 		}
 	}
 	return nil
 }
 
-// RestartDaemon starts the host's daemon again, as a service manager would: one that runs is stopped in good order
-// first. The host itself must have power; containers stay.
+// RestartDaemon restarts the host's daemon, like a service manager: a running daemon is stopped
+// gracefully first. The host must be powered on. Its containers continue.
 func (l *Lab) RestartDaemon(ctx context.Context, name string) error {
 	h, err := l.Host(name)
 	if err != nil {
 		return err
 	}
-	if !exists(h.NetNS()) || !exists(h.MountNS()) {
+	if !fileExists(h.NetNS()) || !fileExists(h.MountNS()) {
 		return fmt.Errorf("lab: host %s has no power, so it has no daemon to restart: start the host with 'kctl lab restart %s'", name, name)
 	}
 	return l.Restart(ctx, name)
 }
 
-// Stop ends the host's daemon in good order (SIGTERM, after 15 s SIGKILL). A stopped one is fine.
+// Stop stops the host's daemon gracefully: SIGTERM, and SIGKILL after 15 s. It does nothing if the
+// daemon is not running.
 func (l *Lab) Stop(ctx context.Context, name string) error {
 	h, err := l.Host(name)
 	if err != nil {
@@ -114,38 +116,38 @@ func (l *Lab) Stop(ctx context.Context, name string) error {
 	return l.KillDaemon(ctx, name)
 }
 
-// Pause freezes every process of the host, Resume lets them go on.
-func (l *Lab) Pause(name string) error  { return l.freeze(name, true) }
-func (l *Lab) Resume(name string) error { return l.freeze(name, false) }
+// Pause freezes every process of the host, Resume thaws them.
+func (l *Lab) Pause(name string) error  { return l.setHostFrozen(name, true) }
+func (l *Lab) Resume(name string) error { return l.setHostFrozen(name, false) }
 
-func (l *Lab) freeze(name string, on bool) error {
+func (l *Lab) setHostFrozen(name string, on bool) error {
 	h, err := l.Host(name)
 	if err != nil {
 		return err
 	}
-	if err := freeze(h.CgroupPath(), on); err != nil {
+	if err := setFrozen(h.CgroupPath(), on); err != nil {
 		return fmt.Errorf("lab: %w", err)
 	}
 	return nil
 }
 
-// Partition unplugs the host's cable, Heal plugs it in again (and thaws the host).
-func (l *Lab) Partition(name string) error { return l.connect(name, false) }
+// Partition disconnects the host's network cable.
+func (l *Lab) Partition(name string) error { return l.setCable(name, false) }
 
 // Heal undoes Partition and Pause.
 func (l *Lab) Heal(name string) error {
-	if err := l.connect(name, true); err != nil {
+	if err := l.setCable(name, true); err != nil {
 		return err
 	}
-	return l.freeze(name, false)
+	return l.setHostFrozen(name, false)
 }
 
-func (l *Lab) connect(name string, up bool) error {
+func (l *Lab) setCable(name string, up bool) error {
 	h, err := l.Host(name)
 	if err != nil {
 		return err
 	}
-	if err := h.connect(up); err != nil {
+	if err := h.setCableUp(up); err != nil {
 		return fmt.Errorf("lab: %w", err)
 	}
 	return nil

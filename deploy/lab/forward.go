@@ -17,8 +17,8 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// supervisorHost is the cgroup of the supervisor and the forwarder. They are the
-// only processes of the lab in the machine's own mount namespace.
+// supervisorHost is the cgroup of the supervisor and the forwarder. These are the only processes of
+// the lab in the machine's own mount namespace.
 var supervisorHost = Host{Name: "forwarder", Role: "forwarder"}
 
 func supervisorLog() string { return filepath.Join(stateRoot, "forwarder.log") }
@@ -34,7 +34,7 @@ func (l *Lab) startSupervisor() error {
 	}
 	defer logFile.Close()
 	keepDescriptors()
-	cmd := exec.Command("sh", "-c", supervisorHost.joinScript()+`exec "$@"`, "sh", l.bin("kctl"), "lab", "supervise")
+	cmd := exec.Command("sh", "-c", supervisorHost.joinScript()+`exec "$@"`, "sh", l.binPath("kctl"), "lab", "supervise")
 	cmd.Stdout, cmd.Stderr, cmd.Dir = logFile, logFile, "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
@@ -43,24 +43,26 @@ func (l *Lab) startSupervisor() error {
 	return cmd.Process.Release()
 }
 
-// WayIn says whether the lab's one address leads anywhere: whether its supervisor lives.
-func (l *Lab) WayIn() bool { return alive(supervisorHost.CgroupPath()) }
+// ForwarderRuns reports whether the supervisor is running, and with it the forwarder behind the
+// lab's API address.
+func (l *Lab) ForwarderRuns() bool { return hasLiveProcess(supervisorHost.CgroupPath()) }
 
-// RestoreWayIn starts the supervisor of a lab that has lost it, and waits until the API answers.
-func (l *Lab) RestoreWayIn(ctx context.Context) error {
+// RestartForwarder starts the supervisor of a lab that has lost it, and waits until the API
+// responds.
+func (l *Lab) RestartForwarder(ctx context.Context) error {
 	if err := l.startSupervisor(); err != nil {
 		return fmt.Errorf("lab: %w", err)
 	}
-	return l.Serves(ctx)
+	return l.AwaitAPI(ctx)
 }
 
-// Serves waits a moment for the API to answer at the lab's one address.
-func (l *Lab) Serves(ctx context.Context) error {
+// AwaitAPI waits up to 10 seconds until the API responds at the lab's address.
+func (l *Lab) AwaitAPI(ctx context.Context) error {
 	dial := func(ctx context.Context, _ string) (net.Conn, error) { return dialHere(ctx, l.Config.Listen) }
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	err := wait.For(ctx, 50*time.Millisecond, func() error {
-		return readyThrough(ctx, l.hosts(RoleControlPlane)[0], dial)
+		return checkReadyWith(ctx, l.hostsWithRole(RoleControlPlane)[0], dial)
 	})
 	if err != nil {
 		return fmt.Errorf("lab: no replica answers at %s: %w", l.Config.Listen, err)
@@ -68,9 +70,8 @@ func (l *Lab) Serves(ctx context.Context) error {
 	return nil
 }
 
-// Supervise listens on the lab's one address and keeps a forwarder running that
-// serves it from inside the bridge's namespace. The listener is the supervisor's:
-// while a forwarder restarts, connections wait instead of failing.
+// Supervise listens on the lab's API address, and keeps a forwarder running in the bridge's network
+// namespace. The supervisor owns the listener, so connections wait while a forwarder restarts.
 func (l *Lab) Supervise(ctx context.Context) error {
 	ln, err := net.Listen("tcp", l.Config.Listen)
 	if err != nil {
@@ -84,8 +85,8 @@ func (l *Lab) Supervise(ctx context.Context) error {
 	defer file.Close()
 	b := backoff.Backoff{Min: 20 * time.Millisecond, Max: time.Second}
 	for ctx.Err() == nil {
-		cmd := exec.CommandContext(ctx, "nsenter", "--net="+bridgeHost.NetNS(), "--", l.bin("kctl"), "lab", "forward")
-		cmd.ExtraFiles = []*os.File{file} // descriptor 3
+		cmd := exec.CommandContext(ctx, "nsenter", "--net="+bridgeHost.NetNS(), "--", l.binPath("kctl"), "lab", "forward")
+		cmd.ExtraFiles = []*os.File{file} // file descriptor 3
 		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 		began := time.Now()
@@ -101,15 +102,15 @@ func (l *Lab) Supervise(ctx context.Context) error {
 	return nil
 }
 
-// Forward serves the inherited listener (descriptor 3): each connection goes to
-// a replica that is ready, and ends when that replica ceases to be.
+// Forward serves the inherited listener (file descriptor 3). It forwards each connection to a ready
+// replica, and closes it when that replica is no longer ready.
 func (l *Lab) Forward(ctx context.Context) error {
 	ln, err := net.FileListener(os.NewFile(3, "listener"))
 	if err != nil {
 		return fmt.Errorf("lab: the forwarder needs the supervisor's listener: %w", err)
 	}
-	f := &forwarder{replicas: l.hosts(RoleControlPlane), conns: map[net.Conn]int{}}
-	go f.watch(ctx)
+	f := &forwarder{replicas: l.hostsWithRole(RoleControlPlane), conns: map[net.Conn]int{}}
+	go f.probeReplicas(ctx)
 	for {
 		c, err := ln.Accept()
 		if err != nil {
@@ -118,26 +119,26 @@ func (l *Lab) Forward(ctx context.Context) error {
 			}
 			return fmt.Errorf("lab: accepting: %w", err)
 		}
-		go f.serve(ctx, c)
+		go f.forwardConn(ctx, c)
 	}
 }
 
 type forwarder struct {
 	replicas []Host
 
-	mu    sync.Mutex
-	up    [10]bool
-	best  int
-	conns map[net.Conn]int // client connection → replica
+	mu       sync.Mutex
+	up       [10]bool
+	lastGood int
+	conns    map[net.Conn]int // client connection → replica
 }
 
 func dialHere(ctx context.Context, address string) (net.Conn, error) {
 	return (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "tcp", address)
 }
 
-// watch asks every replica for readiness twice a second. A replica that fails
-// twice in a row loses its connections.
-func (f *forwarder) watch(ctx context.Context) {
+// probeReplicas checks the readiness of every replica twice a second. The connections of a replica
+// that fails twice in a row are closed.
+func (f *forwarder) probeReplicas(ctx context.Context) {
 	var wg sync.WaitGroup
 	for i, h := range f.replicas {
 		wg.Add(1)
@@ -145,13 +146,13 @@ func (f *forwarder) watch(ctx context.Context) {
 			defer wg.Done()
 			failed := 0
 			for {
-				err := readyThrough(ctx, h, dialHere)
+				err := checkReadyWith(ctx, h, dialHere)
 				if err == nil {
 					failed = 0
 				} else {
 					failed++
 				}
-				f.set(i, err == nil, failed >= 2)
+				f.setReplicaState(i, err == nil, failed >= 2)
 				if wait.Delay(ctx, 500*time.Millisecond) != nil {
 					return
 				}
@@ -161,7 +162,7 @@ func (f *forwarder) watch(ctx context.Context) {
 	wg.Wait()
 }
 
-func (f *forwarder) set(i int, up, drop bool) {
+func (f *forwarder) setReplicaState(i int, up, drop bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.up[i] = up
@@ -175,13 +176,14 @@ func (f *forwarder) set(i int, up, drop bool) {
 	}
 }
 
-// order lists replicas, ready ones first, the last good one at the head.
-func (f *forwarder) order() []int {
+// dialOrder returns the replicas in the order in which they are tried: ready ones first, starting
+// with the last one that worked.
+func (f *forwarder) dialOrder() []int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var good, rest []int
 	for k := range f.replicas {
-		i := (f.best + k) % len(f.replicas)
+		i := (f.lastGood + k) % len(f.replicas)
 		if f.up[i] {
 			good = append(good, i)
 		} else {
@@ -191,19 +193,19 @@ func (f *forwarder) order() []int {
 	return append(good, rest...)
 }
 
-func (f *forwarder) serve(ctx context.Context, client net.Conn) {
+func (f *forwarder) forwardConn(ctx context.Context, client net.Conn) {
 	defer client.Close()
-	for _, i := range f.order() {
+	for _, i := range f.dialOrder() {
 		server, err := dialHere(ctx, f.replicas[i].apiAddress())
 		if err != nil {
-			f.set(i, false, false)
+			f.setReplicaState(i, false, false)
 			continue
 		}
 		f.mu.Lock()
-		f.best = i
+		f.lastGood = i
 		f.conns[client] = i
 		f.mu.Unlock()
-		join(client, server)
+		copyBothWays(client, server)
 		f.mu.Lock()
 		delete(f.conns, client)
 		f.mu.Unlock()
@@ -211,8 +213,8 @@ func (f *forwarder) serve(ctx context.Context, client net.Conn) {
 	}
 }
 
-// join copies both ways until both ends are done.
-func join(a, b net.Conn) {
+// copyBothWays copies data in both directions until both are closed.
+func copyBothWays(a, b net.Conn) {
 	defer b.Close()
 	done := make(chan struct{})
 	go func() {

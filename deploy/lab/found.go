@@ -12,60 +12,62 @@ import (
 	"strings"
 )
 
-// State says how much of a lab there is on this machine.
+// State is the state of the lab of this machine.
 type State int
 
 const (
-	None       State = iota // no lab
-	Busy                    // a process builds it, starts it again or takes it away
-	Unfinished              // who built it or took it away was cut off: it is of no use
-	Down                    // it is on disk, and none of its processes lives: StartAgain
+	NoLab      State = iota // no lab exists
+	Busy                    // a process is creating, starting, or removing it
+	Unfinished              // its creation or removal was interrupted; it cannot be used
+	Down                    // it exists on disk without processes: see StartAgain
 	Running
 )
 
-// ErrDown says that the lab of this machine has no process.
+// ErrDown is returned for a lab without processes.
 var ErrDown = errors.New("the lab on this machine is down: start it with 'kctl lab up' or take it away with 'kctl lab down'")
 
 var errUnfinished = errors.New("the lab on this machine is unfinished, for what built it or took it away was cut off: " +
 	"'kctl lab up' builds it anew, 'kctl lab down' takes away what there is of it")
 
-// Process is a process of this machine, told from a later one with its number.
+// Process identifies a process of this machine, even after its PID was reused.
 type Process struct {
 	PID   int    `json:"pid"`
-	Start uint64 `json:"start"` // clock ticks after the machine's boot
-	Boot  string `json:"boot"`  // which boot
+	Start uint64 `json:"start"` // in clock ticks since boot
+	Boot  string `json:"boot"`  // boot ID
 }
 
-// ProcessOf is the process that has a number now. What cannot be read of it is empty, and then it counts as gone.
+// ProcessOf returns the process that has a PID now. If it cannot be read, its fields are empty, and
+// it counts as exited.
 func ProcessOf(pid int) *Process {
-	p := &Process{PID: pid, Boot: boot()}
-	p.Start, _ = started(pid)
+	p := &Process{PID: pid, Boot: bootID()}
+	p.Start, _ = startTicks(pid)
 	return p
 }
 
 func thisProcess() *Process { return ProcessOf(os.Getpid()) }
 
-// Lives says whether the process has not ended.
-func (p *Process) Lives() bool {
-	if p == nil || p.Boot == "" || p.Boot != boot() {
+// IsAlive reports whether the process is still running.
+func (p *Process) IsAlive() bool {
+	if p == nil || p.Boot == "" || p.Boot != bootID() {
 		return false
 	}
-	start, ok := started(p.PID)
+	start, ok := startTicks(p.PID)
 	return ok && start == p.Start
 }
 
-func boot() string {
+func bootID() string {
 	raw, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	return strings.TrimSpace(string(raw))
 }
 
-// started is when a process that lives began.
-func started(pid int) (uint64, bool) {
+// startTicks returns the start time of a running process.
+func startTicks(pid int) (uint64, bool) {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0, false
 	}
-	// The name, in parentheses, may hold anything. After it come the state, field 3, and all the others: field 22 is wanted.
+	// The name in parentheses can contain any character. The fields after it start with the state
+	// (field 3); field 22 is the start time.
 	fields := bytes.Fields(raw[bytes.LastIndexByte(raw, ')')+1:])
 	if len(fields) < 20 || fields[0][0] == 'Z' || fields[0][0] == 'X' {
 		return 0, false
@@ -74,19 +76,20 @@ func started(pid int) (uint64, bool) {
 	return start, err == nil
 }
 
-// Found is the lab of this machine as it was found.
+// Found is the result of FindLab.
 type Found struct {
-	Lab   *Lab // nil where there is none
+	Lab   *Lab // nil if there is none
 	State State
-	// Test says that a run of tests made it, which takes it away at its end. One made by a release that did not write its
-	// makers down is known by the folder of its kubeconfig, and has no Maker.
+	// Test reports that a test run created the lab, and removes it at its end. A lab of a release
+	// that did not record its maker is recognized by the folder of its kubeconfig, and has no
+	// Maker.
 	Test bool
 }
 
-// Err is why the lab cannot be worked with, nil where it can.
-func (f Found) Err() error {
+// StateError returns why the lab cannot be used, or nil.
+func (f Found) StateError() error {
 	switch f.State {
-	case None:
+	case NoLab:
 		return ErrNotUp
 	case Unfinished:
 		return errUnfinished
@@ -97,7 +100,7 @@ func (f Found) Err() error {
 	}
 }
 
-// BusyError is nil unless a process is at work on the lab.
+// BusyError returns an error if a process is creating, starting, or removing the lab.
 func (f Found) BusyError() error {
 	if f.State != Busy {
 		return nil
@@ -105,8 +108,8 @@ func (f Found) BusyError() error {
 	return fmt.Errorf("process %d builds the lab of this machine, starts it or takes it away: wait until it has ended", f.Lab.Config.AtWork.PID)
 }
 
-// Look finds the lab of this machine and what state it is in.
-func Look(out io.Writer) (Found, error) {
+// FindLab returns the lab of this machine and its state.
+func FindLab(out io.Writer) (Found, error) {
 	l, err := Open(out)
 	if errors.Is(err, ErrNotUp) {
 		return Found{}, nil
@@ -115,76 +118,79 @@ func Look(out io.Writer) (Found, error) {
 		return Found{}, err
 	}
 	c := l.Config
-	seen := facts{
-		working: c.AtWork.Lives(), cutOff: c.AtWork != nil && !c.AtWork.Lives(),
-		built: c.Built, older: c.Maker == nil, alive: Alive(),
+	seen := labFacts{
+		busy: c.AtWork.IsAlive(), interrupted: c.AtWork != nil && !c.AtWork.IsAlive(),
+		built: c.Built, legacy: c.Maker == nil, alive: IsAnyProcessAlive(),
 	}
-	if seen.older {
-		seen.initialised = l.initialised()
+	if seen.legacy {
+		seen.initialized = l.isInitialized()
 	}
-	return Found{Lab: l, State: seen.state(), Test: c.TestRun || seen.older && testFolder(c.Kubeconfig)}, nil
+	return Found{Lab: l, State: seen.labState(), Test: c.TestRun || seen.legacy && isInTestFolder(c.Kubeconfig)}, nil
 }
 
-// facts are what the state of a lab follows from.
-type facts struct {
-	working     bool // a process is at work on it
-	cutOff      bool // one was, and did not come to its end
-	built       bool // it was finished
-	older       bool // made by a release that noted none of the three above
-	initialised bool // every host has what it gets when it becomes part of the cluster; known of older ones only
-	alive       bool // a process of it lives
+// labFacts are the facts that determine the state of a lab.
+type labFacts struct {
+	busy        bool // a process is creating, starting, or removing it
+	interrupted bool // such a process has exited before it finished
+	built       bool // its creation has finished
+	legacy      bool // a release that did not record the three facts above created it
+	initialized bool // every host has the files of a host that has joined; only known for legacy labs
+	alive       bool // one of its processes is running
 }
 
-func (f facts) state() State {
-	if f.older && (f.alive || f.initialised) {
+func (f labFacts) labState() State {
+	if f.legacy && (f.alive || f.initialized) {
 		f.built = true
 	}
 	switch {
-	case f.working:
+	case f.busy:
 		return Busy
 	case !f.built:
 		return Unfinished
-	case f.cutOff || !f.alive:
+	case f.interrupted || !f.alive:
 		return Down
 	}
 	return Running
 }
 
-// Alive says whether any process of a lab lives.
-func Alive() bool { return alive(CgroupRoot()) }
+// IsAnyProcessAlive reports whether any process of a lab is running.
+func IsAnyProcessAlive() bool { return hasLiveProcess(CgroupRoot()) }
 
-func alive(path string) bool {
-	return slices.ContainsFunc(processes(path), func(pid int) bool { return !isZombie(pid) })
+func hasLiveProcess(path string) bool {
+	return slices.ContainsFunc(cgroupPIDs(path), func(pid int) bool { return !isZombie(pid) })
 }
 
-// initialised says whether all hosts are part of the cluster, by what lies on their disks.
-func (l *Lab) initialised() bool {
+// isInitialized reports whether all hosts have joined the cluster, according to the files on their
+// disks.
+func (l *Lab) isInitialized() bool {
 	for _, h := range l.Config.Hosts {
 		proof := map[Role]string{
 			RoleControlPlane: "lib/controlplane/cluster.json", RoleWorker: "lib/session/node.pem", RoleRegistry: "lib",
 		}[h.Role]
-		if !exists(filepath.Join(h.stateDir(), proof)) {
+		if !fileExists(filepath.Join(h.stateDir(), proof)) {
 			return false
 		}
 	}
 	return true
 }
 
-// The folders that a test run makes for a lab below the folder of temporary files; what is in them goes with the lab.
+// Prefixes of the temporary folders that a test run creates for a lab. They are removed with the
+// lab.
 const (
-	TestFolder   = "keelson-test-"   // the kubeconfig's
-	AccessFolder = "keelson-access-" // that of the files that the control plane reads
+	TestFolder   = "keelson-test-"   // for the kubeconfig
+	AccessFolder = "keelson-access-" // for the files that the control plane reads
 )
 
-// testFolder says whether a file is in a folder that a test run made for its lab's kubeconfig.
-func testFolder(file string) bool {
+// isInTestFolder reports whether a file is in a folder that a test run created for the kubeconfig
+// of its lab.
+func isInTestFolder(file string) bool {
 	dir := filepath.Dir(file)
 	return strings.HasPrefix(filepath.Base(dir), TestFolder) && filepath.Dir(dir) == filepath.Clean(os.TempDir())
 }
 
-// removeTestFolders removes the temporary folders of a lab that a test run made.
+// removeTestFolders removes the temporary folders of a test run's lab.
 func (c Config) removeTestFolders() error {
-	if !c.TestRun && !testFolder(c.Kubeconfig) {
+	if !c.TestRun && !isInTestFolder(c.Kubeconfig) {
 		return nil
 	}
 	var errs []error

@@ -13,30 +13,30 @@ import (
 // What state a lab is in follows from what is found of it: only one that was finished and of which a process lives is up.
 func TestStateOfALab(t *testing.T) {
 	for name, c := range map[string]struct {
-		facts
+		labFacts
 		want State
 	}{
-		"up":                                  {facts{built: true, alive: true}, Running},
-		"killed, or after a reboot":           {facts{built: true}, Down},
-		"being built":                         {facts{working: true}, Busy},
-		"being built, daemons live":           {facts{working: true, alive: true}, Busy},
-		"being started again":                 {facts{working: true, built: true}, Busy},
-		"building cut off":                    {facts{cutOff: true}, Unfinished},
-		"building cut off, daemons live":      {facts{cutOff: true, alive: true}, Unfinished},
-		"start cut off":                       {facts{cutOff: true, built: true}, Down},
-		"start cut off, daemons live":         {facts{cutOff: true, built: true, alive: true}, Down},
-		"of a release before, up":             {facts{older: true, alive: true, initialised: true}, Running},
-		"of a release before, killed":         {facts{older: true, initialised: true}, Down},
-		"of a release before, cut off":        {facts{older: true}, Unfinished},
-		"of a release before, being built":    {facts{older: true, alive: true}, Running}, // as that release takes it
-		"of a release before, now taken away": {facts{older: true, working: true, initialised: true}, Busy},
+		"up":                                  {labFacts{built: true, alive: true}, Running},
+		"killed, or after a reboot":           {labFacts{built: true}, Down},
+		"being built":                         {labFacts{busy: true}, Busy},
+		"being built, daemons live":           {labFacts{busy: true, alive: true}, Busy},
+		"being started again":                 {labFacts{busy: true, built: true}, Busy},
+		"building cut off":                    {labFacts{interrupted: true}, Unfinished},
+		"building cut off, daemons live":      {labFacts{interrupted: true, alive: true}, Unfinished},
+		"start cut off":                       {labFacts{interrupted: true, built: true}, Down},
+		"start cut off, daemons live":         {labFacts{interrupted: true, built: true, alive: true}, Down},
+		"of a release before, up":             {labFacts{legacy: true, alive: true, initialized: true}, Running},
+		"of a release before, killed":         {labFacts{legacy: true, initialized: true}, Down},
+		"of a release before, cut off":        {labFacts{legacy: true}, Unfinished},
+		"of a release before, being built":    {labFacts{legacy: true, alive: true}, Running}, // as that release takes it
+		"of a release before, now taken away": {labFacts{legacy: true, busy: true, initialized: true}, Busy},
 	} {
-		if got := c.state(); got != c.want {
+		if got := c.labState(); got != c.want {
 			t.Errorf("%s: %d, want %d", name, got, c.want)
 		}
 	}
-	for state, want := range map[State]error{None: ErrNotUp, Busy: nil, Unfinished: errUnfinished, Down: ErrDown, Running: nil} {
-		if err := (Found{State: state}).Err(); !errors.Is(err, want) {
+	for state, want := range map[State]error{NoLab: ErrNotUp, Busy: nil, Unfinished: errUnfinished, Down: ErrDown, Running: nil} {
+		if err := (Found{State: state}).StateError(); !errors.Is(err, want) {
 			t.Errorf("state %d: %v, want %v", state, err, want)
 		}
 	}
@@ -49,7 +49,7 @@ func TestStateOfALab(t *testing.T) {
 // A process is told from a later one with its number, and from one before the machine was started anew.
 func TestProcessLives(t *testing.T) {
 	own := thisProcess()
-	if !own.Lives() {
+	if !own.IsAlive() {
 		t.Errorf("this process, %+v, is said to be gone", own)
 	}
 	for name, p := range map[string]*Process{
@@ -58,7 +58,7 @@ func TestProcessLives(t *testing.T) {
 		"one that could not be told":  {PID: own.PID},
 		"nobody":                      nil,
 	} {
-		if p.Lives() {
+		if p.IsAlive() {
 			t.Errorf("%s is said to live", name)
 		}
 	}
@@ -67,12 +67,12 @@ func TestProcessLives(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := ProcessOf(child.Process.Pid)
-	if !p.Lives() {
+	if !p.IsAlive() {
 		t.Errorf("a child, %+v, is said to be gone", p)
 	}
 	_ = child.Process.Kill()
 	_ = child.Wait()
-	if p.Lives() {
+	if p.IsAlive() {
 		t.Errorf("a child that ended, %+v, is said to live", p)
 	}
 }
@@ -119,7 +119,7 @@ func TestFoldersOfATestRun(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		for _, d := range []string{filepath.Dir(c.config.Kubeconfig), c.config.ControlPlaneFiles} {
-			if d != "" && exists(d) == c.gone {
+			if d != "" && fileExists(d) == c.gone {
 				t.Errorf("%s: folder %s is there: %t", name, d, !c.gone)
 			}
 		}

@@ -22,8 +22,9 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// binds are the folders that every host has for itself: path on the host → folder below its state.
-var binds = [][2]string{
+// privateFolders are the folders that every host has for itself: path on the host, and folder below
+// its state folder.
+var privateFolders = [][2]string{
 	{"/var/lib/keelson", "lib"},
 	{"/var/lib/kubelet", "kubelet"},
 	{"/var/log/pods", "pods"},
@@ -32,10 +33,10 @@ var binds = [][2]string{
 	{"/etc/keelson", "etc"},
 }
 
-// powerOn makes the host's namespaces and folders, all empty of processes. What
-// stands below stateDir survives a power cut; /run does not.
-func (l *Lab) powerOn(h Host) error {
-	for _, b := range binds {
+// createHost creates the host's namespaces and folders, without processes. Files below stateDir
+// survive a power failure; /run does not.
+func (l *Lab) createHost(h Host) error {
+	for _, b := range privateFolders {
 		for _, dir := range []string{b[0], filepath.Join(h.stateDir(), b[1])} {
 			if err := os.MkdirAll(dir, 0o755); err != nil {
 				return fmt.Errorf("folders of host %s: %w", h.Name, err)
@@ -51,7 +52,7 @@ func (l *Lab) powerOn(h Host) error {
 	if err := h.makeCgroups(); err != nil {
 		return err
 	}
-	if err := pinFolder(); err != nil {
+	if err := preparePinFolder(); err != nil {
 		return err
 	}
 	for _, pin := range []string{h.MountNS(), h.UTSNS()} {
@@ -60,11 +61,11 @@ func (l *Lab) powerOn(h Host) error {
 		}
 	}
 	var script strings.Builder
-	// Pins of other hosts, of other labs too, must not live on in this one's copy of the mount table:
-	// their namespaces would outlive them.
+	// The new mount namespace must not keep the pins of other hosts, even of other labs: it would
+	// keep their namespaces alive.
 	script.WriteString("umount -lR /run/netns /run/keelson-lab*/ns 2>/dev/null\n")
 	script.WriteString("set -e\nmount -t tmpfs -o mode=755,size=256m keelson-lab /run\nmkdir -p /run/lock /run/netns\n")
-	for _, b := range binds {
+	for _, b := range privateFolders {
 		fmt.Fprintf(&script, "mount --bind %s %s\n", filepath.Join(h.stateDir(), b[1]), b[0])
 	}
 	if l.Config.ControlPlaneFiles != "" && h.Role == RoleControlPlane {
@@ -77,13 +78,14 @@ func (l *Lab) powerOn(h Host) error {
 	return h.makeNamespaces(script.String(), l.Config.ControlPlaneFiles)
 }
 
-// makeNamespaces makes the host's namespaces, pins them and runs a script in them.
+// makeNamespaces creates the host's namespaces, pins them, and runs a script in them.
 func (h Host) makeNamespaces(script, files string) error {
 	args := []string{"nsenter", "--net=" + h.NetNS(), "unshare", "--mount=" + h.MountNS(), "--uts=" + h.UTSNS(),
 		"--propagation", "private", "sh", "-c", script, "sh", files}
 	out, err := exec.Command(args[0], args[1:]...).CombinedOutput()
-	// A mount namespace cannot be pinned in one with a higher number, and some kernels (6.18) have each processor give numbers of
-	// its own. In a container's mount namespace it then takes the processor that made that.
+	// A mount namespace can be pinned only in one with a lower number. Some kernels (6.18) assign
+	// numbers per processor. In a container's mount namespace, pinning then succeeds only on the
+	// processor that created that namespace.
 	for cpu := range runtime.NumCPU() {
 		if err == nil {
 			break
@@ -101,14 +103,14 @@ func (h Host) makeNamespaces(script, files string) error {
 	return nil
 }
 
-var pinning sync.Mutex
+var pinFolderMu sync.Mutex
 
-// pinFolder prepares the folder of pins: a mount namespace can only be pinned
+// preparePinFolder prepares the folder for pinned namespaces. A mount namespace can only be pinned
 // on a mount that does not propagate into it.
-func pinFolder() error {
-	// Hosts get power at the same time: a second mount would hide the pins on the first.
-	pinning.Lock()
-	defer pinning.Unlock()
+func preparePinFolder() error {
+	// Hosts are created concurrently. A second mount would hide the pins on the first one.
+	pinFolderMu.Lock()
+	defer pinFolderMu.Unlock()
 	dir := filepath.Join(runRoot, "ns")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -138,29 +140,30 @@ func isMountPoint(dir string) (bool, error) {
 	return false, nil
 }
 
-// enter returns the argument list that runs a command inside the host.
-func (h Host) enter(args ...string) []string {
+// enterArgs returns the argument list that runs a command inside the host.
+func (h Host) enterArgs(args ...string) []string {
 	return append([]string{"nsenter", "--net=" + h.NetNS(), "--mount=" + h.MountNS(), "--uts=" + h.UTSNS(), "--wd=/", "--"}, args...)
 }
 
-// Command is a command inside the host, for people and tests: it runs in the
-// host's namespaces and cgroup.
+// Command returns a command that runs in the host's namespaces and cgroup.
 func (h Host) Command(ctx context.Context, args ...string) *exec.Cmd {
 	script := h.joinScript() + `exec "$@"`
-	return exec.CommandContext(ctx, "sh", append([]string{"-c", script, "sh"}, h.enter(args...)...)...)
+	return exec.CommandContext(ctx, "sh", append([]string{"-c", script, "sh"}, h.enterArgs(args...)...)...)
 }
 
-// start starts the host's daemon.
-func (l *Lab) start(h Host) error { return l.spawn(h, l.daemon(h), h.LogFile(), h.pidFile()) }
+// startDaemon starts the host's daemon.
+func (l *Lab) startDaemon(h Host) error {
+	return l.spawnDaemon(h, l.daemonArgs(h), h.LogFile(), h.pidFile())
+}
 
-// diskEnv: the hosts of a lab share the disk of a machine that is not theirs. That nine tenths of it, or of its inodes, are in use
-// says nothing of the lab, and all of its workers would say at once that they are short of disk. Releases that do not know it go by
-// the tenth. The environment of who starts the lab comes first.
+// diskEnv disables disk pressure in practice. The hosts of a lab share the disk of a machine, whose
+// usage is not theirs, and all workers would report disk pressure at once. The caller's environment
+// takes precedence. Releases without these settings use a tenth of the disk.
 var diskEnv = []string{settings.EnvironmentName("disk-pressure-below") + "=1%", settings.EnvironmentName("inode-pressure-below") + "=1%"}
 
-// spawn starts a daemon as a process of its own session whose output goes to a
-// log file, and remembers its pid.
-func (l *Lab) spawn(h Host, args []string, log, pidFile string) error {
+// spawnDaemon starts a daemon in its own session with its output in a log file, and records its
+// PID.
+func (l *Lab) spawnDaemon(h Host, args []string, log, pidFile string) error {
 	logFile, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return fmt.Errorf("log of host %s: %w", h.Name, err)
@@ -175,16 +178,16 @@ func (l *Lab) spawn(h Host, args []string, log, pidFile string) error {
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("starting %s on host %s: %w", filepath.Base(args[0]), h.Name, err)
 	}
-	// sh and nsenter exec in place: the pid is the daemon's.
+	// sh and nsenter exec in place, so the PID is the daemon's.
 	pid := cmd.Process.Pid
 	if err := os.WriteFile(pidFile, []byte(strconv.Itoa(pid)), 0o600); err != nil {
 		return err
 	}
-	// From when the shell has joined the host's cgroup, the pid file tells the truth.
-	joining, cancel := context.WithTimeout(context.Background(), beginning)
+	// The PID file is valid once the shell has joined the host's cgroup.
+	joining, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	err = wait.For(joining, time.Millisecond, func() error {
-		if isZombie(pid) || h.owns(pid) {
+		if isZombie(pid) || h.ownsProcess(pid) {
 			return nil
 		}
 		return fmt.Errorf("%s is not in the cgroup of host %s", filepath.Base(args[0]), h.Name)
@@ -192,41 +195,41 @@ func (l *Lab) spawn(h Host, args []string, log, pidFile string) error {
 	return errors.Join(err, cmd.Process.Release())
 }
 
-// keepDescriptors keeps what this process got from its caller (a lock file, say)
-// from the daemons, which would hold it for as long as they live.
+// keepDescriptors prevents daemons from inheriting the file descriptors of this process, for
+// example of a lock file.
 func keepDescriptors() {
-	_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC) // before kernel 5.11 they leak, as from any shell
+	_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC) // before kernel 5.11 they are inherited
 }
 
-// owns says whether a process is in the host's cgroup.
-func (h Host) owns(pid int) bool {
+// ownsProcess reports whether a process is in the host's cgroup.
+func (h Host) ownsProcess(pid int) bool {
 	groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	return err == nil && strings.Contains(string(groups), h.CgroupPath()+"/")
 }
 
-// daemonPID is the pid of the host's running daemon, 0 when it does not run.
-// A pid that was given to another program since is not it: it must be in the host's cgroup.
-func (h Host) daemonPID() int { return pidIn(h.pidFile(), h) }
+// daemonPID returns the PID of the host's running daemon, or 0. It ignores a PID that was reused by
+// a process outside the host's cgroup.
+func (h Host) daemonPID() int { return readDaemonPID(h.pidFile(), h) }
 
-func pidIn(file string, h Host) int {
+func readDaemonPID(file string, h Host) int {
 	raw, err := os.ReadFile(file)
 	if err != nil {
 		return 0
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(string(raw)))
-	if err != nil || isZombie(pid) || !h.owns(pid) {
+	if err != nil || isZombie(pid) || !h.ownsProcess(pid) {
 		return 0
 	}
 	return pid
 }
 
-// powerCut kills everything on the host and forgets its memory: mounts, /run and namespaces.
-func (h Host) powerCut(ctx context.Context) error {
-	if err := killAll(ctx, h.CgroupPath()); err != nil {
+// cutPower kills all processes of the host, and removes its mounts, its /run, and its namespaces.
+func (h Host) cutPower(ctx context.Context) error {
+	if err := killCgroup(ctx, h.CgroupPath()); err != nil {
 		return fmt.Errorf("killing host %s: %w", h.Name, err)
 	}
 	var errs []error
-	errs = append(errs, unpin(h.MountNS()), unpin(h.UTSNS()), removeCgroups(ctx, h.CgroupPath()))
+	errs = append(errs, unpinNamespace(h.MountNS()), unpinNamespace(h.UTSNS()), removeCgroups(ctx, h.CgroupPath()))
 	if err := os.RemoveAll(h.runDir()); err != nil {
 		errs = append(errs, err)
 	}

@@ -1,11 +1,11 @@
-// Package lab builds a whole Keelson cluster on one Linux machine. Every replica
-// and every worker is a "host": a network namespace on a private bridge with no
-// route out, a mount namespace with its own /run, /var/lib/keelson and logs, a
-// hostname, and a cgroup subtree. The real binaries run in them.
+// Package lab creates a Keelson cluster on one Linux machine. Every replica and every worker is a
+// "host": a network namespace on a private bridge without a route out, a mount namespace with its
+// own /run, /var/lib/keelson, and logs, a hostname, and a cgroup subtree. The real binaries run in
+// the hosts.
 //
-// Nothing of a host lives in a process: its namespaces are pinned by bind mounts,
-// so a daemon can be killed and started again in the same host, and a power cut
-// is the kill of its cgroup plus the loss of its mount namespace.
+// A host does not depend on a process: its namespaces are pinned by bind mounts. A daemon can be
+// killed and started again in the same host. A power failure is the kill of its cgroup and the loss
+// of its mount namespace.
 package lab
 
 import (
@@ -20,7 +20,7 @@ import (
 	"strings"
 )
 
-// Role is what a host is for.
+// Role is the purpose of a host.
 type Role string
 
 const (
@@ -29,54 +29,54 @@ const (
 	RoleRegistry     Role = "registry"
 )
 
-// Host is one machine of the lab.
+// Host is one simulated machine of the lab.
 type Host struct {
 	Name   string     `json:"name"`
 	Role   Role       `json:"role"`
 	IP     netip.Addr `json:"ip"`
-	Second netip.Addr `json:"second,omitzero"` // of the other family, where the lab has two
-	Link   int        `json:"link,omitempty"`  // that its cable leads to, from 0
-	// Standby is a replica that joined without a vote.
+	Second netip.Addr `json:"second,omitzero"` // secondary address in a dual-stack lab
+	Link   int        `json:"link,omitempty"`  // number of its network link, from 0
+	// Standby marks a replica that joins without a vote.
 	Standby bool `json:"standby,omitempty"`
 
-	BinDir string `json:"binDir,omitempty"` // of its programs, where they are not the lab's (Replace)
+	BinDir string `json:"binDir,omitempty"` // its own programs after Replace; "": the lab's
 }
 
-// Config says what to build. The zero values of sizes mean the defaults of Defaults.
+// Config is the configuration of a lab. Zero sizes mean the values of Defaults.
 type Config struct {
 	ControlPlanes   int    `json:"controlPlanes"`
-	Standbys        int    `json:"standbys,omitempty"` // further replicas, without a vote
+	Standbys        int    `json:"standbys,omitempty"` // additional replicas without a vote
 	Workers         int    `json:"workers"`
-	Listen          string `json:"listen"`             // of the forwarder: the only way in
-	BinDir          string `json:"binDir"`             // where the daemons are
-	Programs        string `json:"programs,omitempty"` // where those are with which replicas and workers begin; "" = BinDir
-	CNIBinDir       string `json:"cniBinDir"`          // where the CNI plugins are
-	ImageDir        string `json:"imageDir"`           // archives (*.tar) that every worker and the registry hold from the start
+	Listen          string `json:"listen"`             // API address of the forwarder, the only way into the lab
+	BinDir          string `json:"binDir"`             // folder of the programs
+	Programs        string `json:"programs,omitempty"` // initial programs of replicas and workers; "": BinDir
+	CNIBinDir       string `json:"cniBinDir"`          // folder of the CNI plugins
+	ImageDir        string `json:"imageDir"`           // *.tar archives for the registry and every worker
 	CPU             string `json:"cpu"`                // capacity that a worker reports
 	Memory          string `json:"memory"`
-	EvictionSeconds int    `json:"evictionSeconds"`      // after which pods leave a lost node
-	Links           int    `json:"links,omitempty"`      // on which the workers are in turn, with a router between; 0 = 1
-	Families        string `json:"families,omitempty"`   // of addresses: ipv4, dual or ipv6; "" = ipv4
-	PodNetwork      string `json:"podNetwork,omitempty"` // of the agents: how pods reach those of other workers; "" = auto
+	EvictionSeconds int    `json:"evictionSeconds"`      // before pods are evicted from a lost node
+	Links           int    `json:"links,omitempty"`      // number of routed links for the workers; 0: 1
+	Families        string `json:"families,omitempty"`   // address families: ipv4, dual, or ipv6; "": ipv4
+	PodNetwork      string `json:"podNetwork,omitempty"` // --pod-network of the agents; "": auto
 	Kubeconfig      string `json:"kubeconfig"`
 
-	ControlPlaneFlags []string `json:"controlPlaneFlags,omitempty"` // that every replica runs with, besides the lab's own
-	ControlPlaneFiles string   `json:"controlPlaneFiles,omitempty"` // a folder of this machine that they see as /etc/keelson
+	ControlPlaneFlags []string `json:"controlPlaneFlags,omitempty"` // additional flags of every replica
+	ControlPlaneFiles string   `json:"controlPlaneFiles,omitempty"` // folder that replicas see as /etc/keelson
 
 	Hosts []Host `json:"hosts"`
 
-	TestRun bool     `json:"testRun,omitempty"` // made by a run of tests, with which it ends
-	Maker   *Process `json:"maker,omitempty"`   // that called Up; nil in what releases before this field wrote
-	AtWork  *Process `json:"atWork,omitempty"`  // that builds it, starts it again or takes it away; nil once it has done so
-	Built   bool     `json:"built,omitempty"`   // Up came to its end, and no Down has begun
+	TestRun bool     `json:"testRun,omitempty"` // created by a test run and removed with it
+	Maker   *Process `json:"maker,omitempty"`   // process that called Up; nil in files of older releases
+	AtWork  *Process `json:"atWork,omitempty"`  // process that is creating, starting, or removing it
+	Built   bool     `json:"built,omitempty"`   // Up has finished, and Down was not called
 }
 
-// Defaults of a lab.
+// Fixed addresses and ports of a lab.
 const (
 	Subnet      = "10.89.0.0/24" // of the first link
 	ClusterCIDR = "10.244.0.0/16"
 	ServiceCIDR = "10.96.0.0/16"
-	// The same with IPv6.
+	// The IPv6 ranges.
 	ClusterCIDR6 = "fd44::/48"
 	ServiceCIDR6 = "fd96::/112"
 
@@ -85,17 +85,18 @@ const (
 	PeerPort     = 6445
 	RegistryPort = 5000
 
-	// ReplicaMemory is the memory limit of a replica, in bytes: the default, half of the machine, is not for three on one.
+	// ReplicaMemory is the memory limit of a replica in bytes. The default, half of the machine, is
+	// too much for several replicas on one machine.
 	ReplicaMemory = 2 << 30
 )
 
-// Lab is one lab, up or not. Its state is on disk: any process may open it.
+// Lab is one lab in any state. Its configuration is on disk, so any process can open it.
 type Lab struct {
 	Config Config
-	out    io.Writer // progress for a person
+	out    io.Writer // progress messages
 }
 
-// New returns a lab to be built by Up.
+// New returns a lab that Up can create.
 func New(c Config, out io.Writer) (*Lab, error) {
 	if errName != nil {
 		return nil, errName
@@ -109,7 +110,7 @@ func New(c Config, out io.Writer) (*Lab, error) {
 	if err := c.checkControlPlane(); err != nil {
 		return nil, err
 	}
-	// It may be started again or taken away from another folder.
+	// The lab may be started or removed from another working directory.
 	for _, path := range []*string{&c.BinDir, &c.Programs, &c.CNIBinDir, &c.ImageDir, &c.Kubeconfig} {
 		if *path == "" {
 			continue
@@ -125,23 +126,24 @@ func New(c Config, out io.Writer) (*Lab, error) {
 	}
 	c.Hosts = nil
 	for i := 1; i <= c.ControlPlanes+c.Standbys; i++ {
-		h := c.host(fmt.Sprintf("cp%d", i), RoleControlPlane, 0, 10+i)
+		h := c.newHost(fmt.Sprintf("cp%d", i), RoleControlPlane, 0, 10+i)
 		h.Standby = i > c.ControlPlanes
 		c.Hosts = append(c.Hosts, h)
 	}
 	for i := 1; i <= c.Workers; i++ {
-		c.Hosts = append(c.Hosts, c.host(fmt.Sprintf("w%d", i), RoleWorker, (i-1)%max(1, c.Links), 100+i))
+		c.Hosts = append(c.Hosts, c.newHost(fmt.Sprintf("w%d", i), RoleWorker, (i-1)%max(1, c.Links), 100+i))
 	}
 	if c.Programs != "" && c.Programs != c.BinDir {
 		for i := range c.Hosts {
 			c.Hosts[i].BinDir = c.Programs
 		}
 	}
-	c.Hosts = append(c.Hosts, c.host("registry", RoleRegistry, 0, 5))
+	c.Hosts = append(c.Hosts, c.newHost("registry", RoleRegistry, 0, 5))
 	return &Lab{Config: c, out: out}, nil
 }
 
-// checkControlPlane refuses flags that are the lab's own, and a folder that the replicas could not see.
+// checkControlPlane refuses flags that the lab sets itself, and a folder that the replicas could
+// not see.
 func (c *Config) checkControlPlane() error {
 	for _, flag := range c.ControlPlaneFlags {
 		name, _, _ := strings.Cut(flag, "=")
@@ -171,10 +173,11 @@ func (c *Config) checkControlPlane() error {
 	return nil
 }
 
-// ErrNotUp says that there is no lab on this machine.
+// ErrNotUp is returned if there is no lab on this machine.
 var ErrNotUp = errors.New("lab is not up: start it with 'kctl lab up'")
 
-// Open reads what a lab of this machine is made of, or ErrNotUp. Whether it runs says Look.
+// Open returns the lab of this machine from its configuration, or ErrNotUp. FindLab also returns
+// its state.
 func Open(out io.Writer) (*Lab, error) {
 	if errName != nil {
 		return nil, errName
@@ -195,7 +198,7 @@ func Open(out io.Writer) (*Lab, error) {
 
 func configFile() string { return filepath.Join(stateRoot, "lab.json") }
 
-func (l *Lab) save() error {
+func (l *Lab) saveConfig() error {
 	raw, err := json.MarshalIndent(l.Config, "", "  ")
 	if err != nil {
 		return err
@@ -203,7 +206,7 @@ func (l *Lab) save() error {
 	if err := os.MkdirAll(stateRoot, 0o755); err != nil {
 		return err
 	}
-	// A machine that loses power must not leave an empty file.
+	// A power failure must not leave an empty file.
 	tmp, err := os.OpenFile(configFile()+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
@@ -215,24 +218,25 @@ func (l *Lab) save() error {
 	return os.Rename(tmp.Name(), configFile())
 }
 
-// begin notes that this process is at work on the lab, done that it is no longer.
-func (l *Lab) begin() error {
+// markBusy records that this process is creating, starting, or removing the lab. clearBusy undoes
+// it.
+func (l *Lab) markBusy() error {
 	l.Config.AtWork = thisProcess()
-	if err := l.save(); err != nil {
+	if err := l.saveConfig(); err != nil {
 		return fmt.Errorf("lab: writing state: %w", err)
 	}
 	return nil
 }
 
-func (l *Lab) done() error {
+func (l *Lab) clearBusy() error {
 	l.Config.AtWork = nil
-	if err := l.save(); err != nil {
+	if err := l.saveConfig(); err != nil {
 		return fmt.Errorf("lab: writing state: %w", err)
 	}
 	return nil
 }
 
-// Host finds a host by name; the error lists what there is.
+// Host returns a host by name. The error lists the existing hosts.
 func (l *Lab) Host(name string) (Host, error) {
 	i := slices.IndexFunc(l.Config.Hosts, func(h Host) bool { return h.Name == name })
 	if i < 0 {
@@ -245,8 +249,8 @@ func (l *Lab) Host(name string) (Host, error) {
 	return l.Config.Hosts[i], nil
 }
 
-// hosts returns the hosts of one role.
-func (l *Lab) hosts(r Role) []Host {
+// hostsWithRole returns the hosts with a role.
+func (l *Lab) hostsWithRole(r Role) []Host {
 	var out []Host
 	for _, h := range l.Config.Hosts {
 		if h.Role == r {
@@ -256,28 +260,28 @@ func (l *Lab) hosts(r Role) []Host {
 	return out
 }
 
-func (l *Lab) say(format string, args ...any) {
+func (l *Lab) printf(format string, args ...any) {
 	if l.out != nil {
 		fmt.Fprintf(l.out, format+"\n", args...)
 	}
 }
 
-// The folders of a host on the machine.
+// The host's folders on the machine.
 func (h Host) stateDir() string { return filepath.Join(stateRoot, "hosts", h.Name) }
 
-// DataDir is what the host has at /var/lib/keelson.
+// DataDir returns the folder that is /var/lib/keelson on the host.
 func (h Host) DataDir() string { return filepath.Join(h.stateDir(), "lib") }
 
 func (h Host) runDir() string  { return filepath.Join(runRoot, "hosts", h.Name) }
 func (h Host) pidFile() string { return filepath.Join(h.runDir(), "daemon.pid") }
 
-// LogFile is where the host's daemon writes.
+// LogFile returns the log file of the host's daemon.
 func (h Host) LogFile() string { return filepath.Join(h.stateDir(), "daemon.log") }
 
-// NetNS, MountNS and UTSNS are the pins of the host's namespaces.
+// NetNS, MountNS, and UTSNS return the paths where the host's namespaces are pinned.
 func (h Host) NetNS() string   { return filepath.Join("/run/netns", root+"-"+h.Name) }
 func (h Host) MountNS() string { return filepath.Join(runRoot, "ns", h.Name+".mnt") }
 func (h Host) UTSNS() string   { return filepath.Join(runRoot, "ns", h.Name+".uts") }
 
-// CgroupPath is the host's cgroup below every hierarchy.
+// CgroupPath returns the host's cgroup in every hierarchy.
 func (h Host) CgroupPath() string { return CgroupRoot() + "/" + h.Name }

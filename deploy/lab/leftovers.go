@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// leftoverHosts finds hosts by what is pinned on the machine, for a Down after
-// the lab's own state was lost.
+// leftoverHosts returns hosts according to the pinned namespaces, for a Down after the lab's
+// configuration was lost.
 func leftoverHosts() []Host {
 	var out []Host
 	seen := map[string]bool{}
@@ -42,7 +42,7 @@ func unmountBelow(dir string) error {
 	var points []string
 	for line := range strings.Lines(string(raw)) {
 		f := strings.Fields(line)
-		if len(f) > 4 && within(f[4], dir) {
+		if len(f) > 4 && isAtOrBelow(f[4], dir) {
 			points = append(points, f[4])
 		}
 	}
@@ -56,11 +56,11 @@ func unmountBelow(dir string) error {
 	return errors.Join(errs...)
 }
 
-// within says whether a path is a folder or below it.
-func within(path, dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") }
+// isAtOrBelow reports whether path is dir or below it.
+func isAtOrBelow(path, dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") }
 
-// Leftovers lists what of a lab is still on the machine; empty after Down.
-func Leftovers() []string {
+// ListLeftovers returns the parts of a lab that are still on the machine. It is empty after Down.
+func ListLeftovers() []string {
 	var out []string
 	for _, h := range leftoverHosts() {
 		out = append(out, "namespace of host "+h.Name)
@@ -68,12 +68,12 @@ func Leftovers() []string {
 	for _, dir := range cgroupDirs(CgroupRoot()) {
 		out = append(out, "cgroup "+dir)
 	}
-	for _, pid := range processes(CgroupRoot()) {
+	for _, pid := range cgroupPIDs(CgroupRoot()) {
 		out = append(out, fmt.Sprintf("process %d", pid))
 	}
 	if raw, err := os.ReadFile("/proc/self/mountinfo"); err == nil {
 		for line := range strings.Lines(string(raw)) {
-			if f := strings.Fields(line); len(f) > 4 && (within(f[4], runRoot) || within(f[4], stateRoot)) {
+			if f := strings.Fields(line); len(f) > 4 && (isAtOrBelow(f[4], runRoot) || isAtOrBelow(f[4], stateRoot)) {
 				out = append(out, "mount "+f[4])
 			}
 		}
@@ -86,8 +86,8 @@ func Leftovers() []string {
 	return out
 }
 
-// tail returns the last n lines of a file.
-func tail(file string, n int) string {
+// lastLines returns the last n lines of a file.
+func lastLines(file string, n int) string {
 	raw, err := os.ReadFile(file)
 	if err != nil {
 		return err.Error()

@@ -10,19 +10,19 @@ import (
 	"strings"
 )
 
-// LimitMemory bounds the memory of all hosts together, in bytes: who takes more is ended by the kernel inside the lab,
-// and the machine goes on. It holds until the lab is taken down or started again, or another limit is set; 0 takes the limit
-// away.
+// LimitMemory limits the memory of all hosts together, in bytes. The kernel kills a process of the
+// lab that exceeds it, and the machine is not affected. The limit is lost when the lab is removed
+// or started again; 0 removes it.
 func (l *Lab) LimitMemory(bytes int64) error {
-	return limitMemory(root, bytes)
+	return setMemoryLimit(root, bytes)
 }
 
-// Confine moves this process, and what it starts from now on, into a cgroup of its own below the machine's root with so
-// many bytes of memory. The returned function moves it back and removes the cgroup.
-func Confine(name string, bytes int64) (release func() error, err error) {
+// LimitOwnMemory moves this process and its future children into a new cgroup with a memory limit
+// in bytes. release moves it back and removes the cgroup.
+func LimitOwnMemory(name string, bytes int64) (release func() error, err error) {
 	root := cgroupMount
-	if unified() {
-		handDown("", "memory")
+	if hasCgroupV2Only() {
+		delegateControllers("", "memory")
 	} else {
 		root = filepath.Join(cgroupMount, "memory")
 	}
@@ -37,7 +37,7 @@ func Confine(name string, bytes int64) (release func() error, err error) {
 	enter := func(dir string) error {
 		return os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0)
 	}
-	if err := errors.Join(limitMemory(name, bytes), enter(dir)); err != nil {
+	if err := errors.Join(setMemoryLimit(name, bytes), enter(dir)); err != nil {
 		return nil, fmt.Errorf("confining this process to cgroup %s: %w", name, err)
 	}
 	return func() error {
@@ -48,28 +48,28 @@ func Confine(name string, bytes int64) (release func() error, err error) {
 	}, nil
 }
 
-// memoryCgroup is the cgroup of this process in the hierarchy that counts memory.
+// memoryCgroup returns the cgroup of this process in the hierarchy with the memory controller.
 func memoryCgroup() (string, error) {
 	raw, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
 		return "", err
 	}
 	for line := range strings.Lines(string(raw)) {
-		// hierarchy:controllers:path; on v2 the one line has no controllers.
+		// hierarchy:controllers:path; on v2 there is one line without controllers
 		f := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		if len(f) == 3 && (unified() && f[1] == "" || slices.Contains(strings.Split(f[1], ","), "memory")) {
+		if len(f) == 3 && (hasCgroupV2Only() && f[1] == "" || slices.Contains(strings.Split(f[1], ","), "memory")) {
 			return f[2], nil
 		}
 	}
 	return "", errors.New("this process is in no memory cgroup: mount one")
 }
 
-func limitMemory(group string, bytes int64) error {
+func setMemoryLimit(group string, bytes int64) error {
 	file, value := filepath.Join(cgroupMount, "memory", group, "memory.limit_in_bytes"), strconv.FormatInt(bytes, 10)
 	if bytes == 0 {
 		value = "-1"
 	}
-	if unified() {
+	if hasCgroupV2Only() {
 		file = filepath.Join(cgroupMount, group, "memory.max")
 		if bytes == 0 {
 			value = "max"

@@ -12,23 +12,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The families of addresses that a lab may have.
+// The address families of a lab.
 const (
 	FamilyIPv4 = "ipv4"
 	FamilyDual = "dual" // IPv4 first
 	FamilyIPv6 = "ipv6"
 )
 
-const mostLinks = 9
+const maxLinks = 9
 
-// lastMetric is of routes that come after those of every daemon.
+// lastMetric is the metric of routes that come after those of all daemons.
 const lastMetric = 1 << 16
 
 func bridgeName(link int) string { return "lab" + strconv.Itoa(link) }
 
 func (c *Config) checkNetwork() error {
-	if c.Links < 0 || c.Links > mostLinks {
-		return fmt.Errorf("lab: %d links: want 1 to %d", c.Links, mostLinks)
+	if c.Links < 0 || c.Links > maxLinks {
+		return fmt.Errorf("lab: %d links: want 1 to %d", c.Links, maxLinks)
 	}
 	if !slices.Contains([]string{"", FamilyIPv4, FamilyDual, FamilyIPv6}, c.Families) {
 		return fmt.Errorf("lab: families %q: want ipv4, dual or ipv6", c.Families)
@@ -39,8 +39,8 @@ func (c *Config) checkNetwork() error {
 	return nil
 }
 
-// host is one with the n-th addresses of a link.
-func (c *Config) host(name string, role Role, link, n int) Host {
+// newHost returns a host with the n-th addresses of a link.
+func (c *Config) newHost(name string, role Role, link, n int) Host {
 	four := netip.AddrFrom4([4]byte{10, 89, byte(link), byte(n)})
 	six := netip.MustParseAddr(fmt.Sprintf("fd89:0:0:%d::%d", link, n))
 	h := Host{Name: name, Role: role, Link: link, IP: four}
@@ -60,7 +60,7 @@ func (h Host) addresses() []netip.Addr {
 	return []netip.Addr{h.IP}
 }
 
-// nodeIPs are the host's addresses with commas between.
+// nodeIPs returns the host's addresses separated by commas.
 func (h Host) nodeIPs() string {
 	var out []string
 	for _, ip := range h.addresses() {
@@ -69,10 +69,10 @@ func (h Host) nodeIPs() string {
 	return strings.Join(out, ",")
 }
 
-// At is a port of the host as host:port.
-func (h Host) At(port int) string { return net.JoinHostPort(h.IP.String(), strconv.Itoa(port)) }
+// Endpoint returns host:port for a port of the host.
+func (h Host) Endpoint(port int) string { return net.JoinHostPort(h.IP.String(), strconv.Itoa(port)) }
 
-// Ranges are the addresses of pods and of Services, as 'keelson-controlplane init' wants them.
+// Ranges returns the pod and Service ranges, as flags of 'keelson-controlplane init'.
 func (c *Config) Ranges() (pods, services string) {
 	switch c.Families {
 	case FamilyDual:
@@ -83,9 +83,10 @@ func (c *Config) Ranges() (pods, services string) {
 	return ClusterCIDR, ServiceCIDR
 }
 
-// routes leads a host to the lab's other links, and addresses of the cluster nowhere.
-func (l *Lab) routes(h Host) error {
-	router := l.Config.host("", bridgeHost.Role, h.Link, 1)
+// addRoutes routes a host to the lab's other links, and adds blackhole routes for the cluster's
+// ranges.
+func (l *Lab) addRoutes(h Host) error {
+	router := l.Config.newHost("", bridgeHost.Role, h.Link, 1)
 	if l.Config.Links > 1 {
 		for _, ip := range router.addresses() {
 			all := "10.89.0.0/16"
@@ -108,8 +109,8 @@ func (l *Lab) routes(h Host) error {
 	return nil
 }
 
-// network is where the hosts are, for people.
-func (c *Config) network() string {
+// describeNetwork describes the network of the hosts for progress messages.
+func (c *Config) describeNetwork() string {
 	where := Subnet
 	if c.Links > 1 {
 		where = strconv.Itoa(c.Links) + " links of 10.89.0.0/16"

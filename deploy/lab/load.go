@@ -20,16 +20,16 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// Loaded is an image that the lab's registry has taken.
-type Loaded struct {
-	Name     string // under which pods may name it: the registry is a mirror of every other
-	Registry string // its name in the registry itself
+// LoadedImage is an image in the lab's registry.
+type LoadedImage struct {
+	Name     string // name in pods: the registry is a mirror of all others
+	Registry string // name in the registry itself
 }
 
-// Load puts the images of an archive into the lab's registry. Every worker asks that registry first, whatever registry
-// an image's name begins with, so a pod names the image as the archive does. A bad archive leaves the registry as it
-// was, or with the images before the bad one.
-func (l *Lab) Load(ctx context.Context, path string) ([]Loaded, error) {
+// LoadArchive pushes the images of an archive to the lab's registry. Every worker asks that
+// registry first for any image, so pods use the names of the archive. After an error, the registry
+// contains only the images before the faulty one.
+func (l *Lab) LoadArchive(ctx context.Context, path string) ([]LoadedImage, error) {
 	h, err := l.Host("registry")
 	if err != nil {
 		return nil, err
@@ -42,32 +42,32 @@ func (l *Lab) Load(ctx context.Context, path string) ([]Loaded, error) {
 	if len(images) == 0 {
 		return nil, fmt.Errorf("lab: %s holds no image", path)
 	}
-	options := []remote.Option{remote.WithContext(ctx), remote.WithTransport(h.toRegistry())}
-	var out []Loaded
+	options := []remote.Option{remote.WithContext(ctx), remote.WithTransport(h.registryTransport())}
+	var out []LoadedImage
 	for _, a := range images {
 		ref, err := l.registryName(a.name)
 		if err == nil {
-			err = h.push(a, ref, options)
+			err = h.pushImage(a, ref, options)
 		}
 		if err != nil {
 			return out, fmt.Errorf("lab: loading %s of %s: %w", a.name, path, err)
 		}
-		out = append(out, Loaded{Name: a.name.String(), Registry: ref.String()})
+		out = append(out, LoadedImage{Name: a.name.String(), Registry: ref.String()})
 	}
 	return out, nil
 }
 
-// registryDialing bounds how long the registry may take to accept a connection.
-const registryDialing = 30 * time.Second
+// registryDialTimeout is the maximum time until the registry accepts a connection.
+const registryDialTimeout = 30 * time.Second
 
-// toRegistry is how images go to the registry, on its own host.
-func (h Host) toRegistry() *http.Transport {
+// registryTransport returns a transport that connects to the registry on its host.
+func (h Host) registryTransport() *http.Transport {
 	return &http.Transport{DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
-		return h.dial(ctx, registryDialing, address)
+		return h.dialWithTimeout(ctx, registryDialTimeout, address)
 	}}
 }
 
-// registryName is what an image is called in the lab's registry: its name without the registry that it begins with.
+// registryName returns an image's name in the lab's registry: its name with another registry host.
 func (l *Lab) registryName(ref name.Reference) (name.Reference, error) {
 	full := l.registryAddress() + "/" + ref.Context().RepositoryStr()
 	if d, ok := ref.(name.Digest); ok {
@@ -76,11 +76,12 @@ func (l *Lab) registryName(ref name.Reference) (name.Reference, error) {
 	return name.NewTag(full+":"+ref.Identifier(), name.Insecure)
 }
 
-// push puts the blobs into the registry's folder, which is on this machine, and the manifests through its API.
-func (h Host) push(a archived, ref name.Reference, options []remote.Option) error {
+// pushImage writes blobs to the registry's folder, which is on this machine, and manifests through
+// its API.
+func (h Host) pushImage(a archivedImage, ref name.Reference, options []remote.Option) error {
 	blobs := blobFolder(h.registryFolder())
 	if a.index == nil {
-		if err := putImage(blobs, a.image); err != nil {
+		if err := storeImage(blobs, a.image); err != nil {
 			return err
 		}
 		return remote.Write(ref, a.image, options...)
@@ -97,17 +98,17 @@ func (h Host) push(a archived, ref name.Reference, options []remote.Option) erro
 		if err != nil {
 			return err
 		}
-		if err := putImage(blobs, img); err != nil {
+		if err := storeImage(blobs, img); err != nil {
 			return err
 		}
 	}
 	return remote.WriteIndex(ref, a.index, options...)
 }
 
-// registryFolder is the registry's data as this machine sees it.
+// registryFolder returns the folder of the registry's data on this machine.
 func (h Host) registryFolder() string { return filepath.Join(h.DataDir(), "registry") }
 
-func putImage(blobs string, img v1.Image) error {
+func storeImage(blobs string, img v1.Image) error {
 	layers, err := img.Layers()
 	if err != nil {
 		return err
@@ -117,17 +118,17 @@ func putImage(blobs string, img v1.Image) error {
 		if err != nil {
 			return err
 		}
-		if err := putBlob(blobs, digest, layer.Compressed); err != nil {
+		if err := storeBlob(blobs, digest, layer.Compressed); err != nil {
 			return fmt.Errorf("layer %s: %w", digest, err)
 		}
 	}
 	return nil
 }
 
-// putBlob writes a blob under its digest, which its bytes must have. One that is there is not read.
-func putBlob(blobs string, digest v1.Hash, open func() (io.ReadCloser, error)) (err error) {
+// storeBlob writes a blob and verifies its digest. An existing blob is not read.
+func storeBlob(blobs string, digest v1.Hash, open func() (io.ReadCloser, error)) (err error) {
 	path := filepath.Join(blobs, digest.Algorithm, digest.Hex)
-	if exists(path) {
+	if fileExists(path) {
 		return nil
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -158,18 +159,18 @@ func putBlob(blobs string, digest v1.Hash, open func() (io.ReadCloser, error)) (
 	return os.Rename(out.Name(), path)
 }
 
-// waitRegistry waits until the registry answers.
+// waitRegistry waits until the registry responds.
 func (l *Lab) waitRegistry(ctx context.Context) error {
 	h, err := l.Host("registry")
 	if err != nil {
 		return err
 	}
-	waiting, cancel := context.WithTimeout(ctx, beginning)
+	waiting, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	err = wait.For(waiting, 20*time.Millisecond, func() error {
 		if h.daemonPID() == 0 {
-			cancel() // it will not come back by itself
-			return fmt.Errorf("its daemon ended; the end of %s:\n%s", h.LogFile(), tail(h.LogFile(), 15))
+			cancel() // the daemon does not restart by itself
+			return fmt.Errorf("its daemon ended; the end of %s:\n%s", h.LogFile(), lastLines(h.LogFile(), 15))
 		}
 		conn, err := h.Dial(waiting, l.registryAddress())
 		if err != nil {
@@ -183,7 +184,7 @@ func (l *Lab) waitRegistry(ctx context.Context) error {
 	return nil
 }
 
-// fillRegistry gives the registry the archives of the image folder.
+// fillRegistry loads the archives of the image folder into the registry.
 func (l *Lab) fillRegistry(ctx context.Context) error {
 	if err := l.waitRegistry(ctx); err != nil {
 		return err
@@ -193,14 +194,14 @@ func (l *Lab) fillRegistry(ctx context.Context) error {
 		return err
 	}
 	for _, a := range archives {
-		if _, err := l.Load(ctx, a); err != nil {
+		if _, err := l.LoadArchive(ctx, a); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// archives are the files of the image folder.
+// archives returns the files of the image folder.
 func (l *Lab) archives() ([]string, error) {
 	if l.Config.ImageDir == "" {
 		return nil, nil

@@ -43,7 +43,7 @@ func TestPushWaitsForABusyRegistry(t *testing.T) {
 
 	pushed := make(chan error, 1)
 	go func() {
-		conn, err := h.toRegistry().DialContext(t.Context(), "tcp", address)
+		conn, err := h.registryTransport().DialContext(t.Context(), "tcp", address)
 		if err == nil {
 			err = conn.Close()
 		}

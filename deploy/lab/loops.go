@@ -11,31 +11,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inode is a file of the machine, whatever its paths.
-type inode struct{ device, number uint64 }
+// fileID identifies a file of the machine by its inode.
+type fileID struct{ device, number uint64 }
 
-// loopDevices are the machine's loop devices by the file that each shows. A driver's mount namespace had a path of its own
-// for that, which says nothing here.
-func loopDevices() map[inode]string {
-	out := map[inode]string{}
+// loopDevices returns the machine's loop devices by their backing file. Their backing paths are not
+// used, because they belong to the mount namespace of a driver.
+func loopDevices() map[fileID]string {
+	out := map[fileID]string{}
 	busy, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	for _, b := range busy {
 		path := filepath.Join("/dev", filepath.Base(filepath.Dir(filepath.Dir(b))))
 		f, err := os.OpenFile(path, os.O_RDONLY, 0)
 		if err != nil {
-			continue // it went meanwhile
+			continue // it was removed meanwhile
 		}
 		if i, err := unix.IoctlLoopGetStatus64(int(f.Fd())); err == nil {
-			out[inode{i.Device, i.Inode}] = path
+			out[fileID{i.Device, i.Inode}] = path
 		}
 		f.Close()
 	}
 	return out
 }
 
-// detachLoops takes away the loop devices that show files below dir. That of a block volume is held until its driver is
-// told to let go, and keeps the room of a file that has been removed.
-func detachLoops(dir string) error {
+// detachLoopDevices detaches the loop devices of files below dir. The device of a block volume
+// stays attached until its driver detaches it, and would keep the space of a removed file.
+func detachLoopDevices(dir string) error {
 	devices := loopDevices()
 	if len(devices) == 0 {
 		return nil
@@ -43,7 +43,7 @@ func detachLoops(dir string) error {
 	var errs []error
 	_ = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
-			return nil // what cannot be read is removed, or said to be left, by who removes the folder
+			return nil // the caller, which removes the folder, reports the error
 		}
 		info, err := d.Info()
 		if err != nil {
@@ -53,16 +53,17 @@ func detachLoops(dir string) error {
 		if !ok {
 			return nil
 		}
-		if path := devices[inode{st.Dev, st.Ino}]; path != "" {
-			errs = append(errs, detach(path))
+		if path := devices[fileID{st.Dev, st.Ino}]; path != "" {
+			errs = append(errs, detachLoopDevice(path))
 		}
 		return nil
 	})
 	return errors.Join(errs...)
 }
 
-// detach takes a loop device from its file. One that is open somewhere goes when it is closed.
-func detach(path string) error {
+// detachLoopDevice detaches a loop device from its file. An open device is detached when it is
+// closed.
+func detachLoopDevice(path string) error {
 	f, err := os.OpenFile(path, os.O_RDONLY, 0)
 	if err != nil {
 		return err

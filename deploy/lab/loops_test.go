@@ -16,7 +16,7 @@ import (
 )
 
 // hold has a loop device show a new file, as a driver does for a block volume: until somebody takes it away.
-func hold(t *testing.T, file string) inode {
+func hold(t *testing.T, file string) fileID {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
 		t.Fatal(err)
@@ -51,10 +51,10 @@ func hold(t *testing.T, file string) inode {
 		err = unix.IoctlLoopConfigure(int(dev.Fd()), &unix.LoopConfig{Fd: uint32(f.Fd())})
 		dev.Close()
 		if err == nil {
-			key := inode{st.Dev, st.Ino}
+			key := fileID{st.Dev, st.Ino}
 			t.Cleanup(func() {
 				if p := loopDevices()[key]; p != "" {
-					_ = detach(p)
+					_ = detachLoopDevice(p)
 				}
 			})
 			return key
@@ -64,7 +64,7 @@ func hold(t *testing.T, file string) inode {
 		}
 	}
 	t.Fatal("no loop device stays free long enough")
-	return inode{}
+	return fileID{}
 }
 
 // Loop devices of block volumes go with the lab whose they are, and no others.
@@ -75,7 +75,7 @@ func TestLoopDevicesGoWithTheLab(t *testing.T) {
 		t.Fatalf("not shown: %v and %v of %v", ours, theirs, have)
 	}
 	for range 2 {
-		if err := detachLoops(filepath.Join(dir, "lab")); err != nil {
+		if err := detachLoopDevices(filepath.Join(dir, "lab")); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -92,7 +92,7 @@ func TestLoopDevicesGoWithTheLab(t *testing.T) {
 	if loopDevices()[theirs] == "" {
 		t.Error("the other lab's is gone")
 	}
-	if err := detachLoops(filepath.Join(dir, "none")); err != nil {
+	if err := detachLoopDevices(filepath.Join(dir, "none")); err != nil {
 		t.Errorf("of a lab that is not there: %v", err)
 	}
 }

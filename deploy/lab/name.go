@@ -10,23 +10,25 @@ import (
 	"regexp"
 )
 
-// NameEnv is the environment variable that says which lab of a machine is meant, where it has several: each has
-// hosts, a bridge, cgroups and disks of its own, and an address of its own that leads to it. Without it there is the one.
+// NameEnv is the environment variable that selects one of several labs of a machine. Each has its
+// own hosts, bridge, cgroups, disks, and API address. Without it, the lab without a name is
+// selected.
 const NameEnv = "KEELSON_LAB"
 
-// root is what everything of the lab on this machine begins with. No lab's root is the beginning of another's.
+// root is the prefix of all names of the lab on this machine. No lab's root is a prefix of
+// another's.
 var root, errName = rootOf(os.Getenv(NameEnv))
 
-var named = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,19}$`)
+var labName = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,19}$`)
 
-// RootPrefix is the root of the lab without a name, and the beginning of the roots of all other labs.
+// RootPrefix is the root of the lab without a name, and the prefix of the roots of all other labs.
 const RootPrefix = "keelson-lab"
 
 func rootOf(name string) (string, error) {
 	switch {
 	case name == "":
 		return RootPrefix, nil
-	case !named.MatchString(name):
+	case !labName.MatchString(name):
 		return RootPrefix, fmt.Errorf("lab: $%s is %q: want at most 20 small letters, digits and hyphens, as in %s=second", NameEnv, name, NameEnv)
 	}
 	return RootPrefix + "@" + name, nil
@@ -45,15 +47,15 @@ func listenOf(name string) string {
 	if name == "" {
 		return "127.0.0.1:6443"
 	}
-	return loopback(int(crc32.ChecksumIEEE([]byte(name)) % namedPorts))
+	return labAddress(int(crc32.ChecksumIEEE([]byte(name)) % namedPorts))
 }
 
-// loopback returns the n-th address for labs with a name. After the last address the first one follows.
-func loopback(n int) string { return fmt.Sprintf("127.0.0.1:%d", firstNamedPort+n%namedPorts) }
+// labAddress returns the n-th API address for named labs, modulo their number.
+func labAddress(n int) string { return fmt.Sprintf("127.0.0.1:%d", firstNamedPort+n%namedPorts) }
 
-// FreeListen returns the address at which a new lab serves its API when the user names none. The lab without a name always
-// has 127.0.0.1:6443. A lab with a name has its preferred address, or the next one on which no process listens and that
-// no other lab of this machine has, running or down.
+// FreeListen returns the default API address of a new lab. The lab without a name always has
+// 127.0.0.1:6443. A named lab has its preferred address, or the next one that no process listens on
+// and that no other lab of this machine has, running or down.
 func FreeListen() (string, error) { return freeListen(os.Getenv(NameEnv), "/var/lib") }
 
 func freeListen(name, states string) (string, error) {
@@ -71,7 +73,7 @@ func freeListen(name, states string) (string, error) {
 	}
 	first := int(crc32.ChecksumIEEE([]byte(name)) % namedPorts)
 	for i := range namedPorts {
-		address := loopback(first + i)
+		address := labAddress(first + i)
 		if reserved[address] {
 			continue
 		}
@@ -83,10 +85,10 @@ func freeListen(name, states string) (string, error) {
 		firstNamedPort, firstNamedPort+namedPorts-1, name)
 }
 
-// CgroupRoot is the cgroup of all hosts.
+// CgroupRoot returns the cgroup of all hosts.
 func CgroupRoot() string { return "/" + root }
 
-// Root is what names of the lab's files begin with.
+// Root returns the prefix of the names of the lab's files.
 func Root() string { return root }
 
 var (

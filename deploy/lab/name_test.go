@@ -20,7 +20,7 @@ func TestNames(t *testing.T) {
 			t.Errorf("%q: %q, %v", name, got, err)
 		}
 	}
-	if within("/run/keelson-lab@b/ns", "/run/keelson-lab") || !within("/run/keelson-lab/ns", "/run/keelson-lab") || !within("/run/keelson-lab", "/run/keelson-lab") {
+	if isAtOrBelow("/run/keelson-lab@b/ns", "/run/keelson-lab") || !isAtOrBelow("/run/keelson-lab/ns", "/run/keelson-lab") || !isAtOrBelow("/run/keelson-lab", "/run/keelson-lab") {
 		t.Error("what of a lab lies where is not told apart")
 	}
 }

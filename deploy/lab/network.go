@@ -13,15 +13,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bridgeHost is the namespace that holds the bridges, one for each link, and is the router between them; the forwarder
-// lives in it.
+// bridgeHost is the namespace with the bridges, one per link. It routes between them, and the
+// forwarder runs in it.
 var bridgeHost = Host{Name: "bridge", Role: "bridge"}
 
-// inNetNS runs f on a thread inside the namespace. The thread is given up afterwards.
+// inNetNS runs f on a thread in the namespace. The thread is discarded afterwards.
 func inNetNS(path string, f func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // never unlocked: the runtime ends the thread with the goroutine
+		runtime.LockOSThread() // never unlocked, so that the runtime ends the thread
 		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			done <- fmt.Errorf("opening namespace %s: %w", path, err)
@@ -37,7 +37,7 @@ func inNetNS(path string, f func() error) error {
 	return <-done
 }
 
-// makeNetNS makes and pins an empty network namespace with lo up and forwarding on.
+// makeNetNS creates and pins an empty network namespace with lo up and forwarding enabled.
 func (h Host) makeNetNS() error {
 	done := make(chan error, 1)
 	go func() {
@@ -55,8 +55,8 @@ func (h Host) makeNetNS() error {
 	return nil
 }
 
-// prepareNetNS runs on a thread inside a fresh namespace: /proc/sys/net shows the
-// calling thread's own.
+// prepareNetNS must run on a thread in the new namespace, because /proc/sys/net shows the namespace
+// of the calling thread.
 func prepareNetNS() error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
@@ -68,7 +68,7 @@ func prepareNetNS() error {
 	return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0)
 }
 
-// makeBridges makes the bridges' own namespace. It has no link to the machine.
+// makeBridges creates the bridges in their own namespace, which has no link to the machine.
 func (l *Lab) makeBridges() error {
 	if err := bridgeHost.makeNetNS(); err != nil {
 		return err
@@ -79,8 +79,8 @@ func (l *Lab) makeBridges() error {
 			if err := netlink.LinkAdd(br); err != nil {
 				return fmt.Errorf("making bridge %s: %w", br.Name, err)
 			}
-			// It is the router of its link, with the addresses that hosts of the lab's families know it by.
-			if err := address(br, l.Config.host("", bridgeHost.Role, i, 1)); err != nil {
+			// The bridge is the router of its link and has the router's addresses.
+			if err := assignAddresses(br, l.Config.newHost("", bridgeHost.Role, i, 1)); err != nil {
 				return err
 			}
 		}
@@ -91,12 +91,12 @@ func (l *Lab) makeBridges() error {
 	})
 }
 
-// address gives a link the addresses of a host, and sets it up.
-func address(l netlink.Link, h Host) error {
+// assignAddresses assigns the addresses of a host to a link and sets it up.
+func assignAddresses(l netlink.Link, h Host) error {
 	for _, ip := range h.addresses() {
 		a := &netlink.Addr{IPNet: &net.IPNet{IP: ip.AsSlice(), Mask: net.CIDRMask(24, 32)}}
 		if ip.Is6() {
-			a.Mask, a.Flags = net.CIDRMask(64, 128), unix.IFA_F_NODAD // nobody else has it, and daemons listen on it at once
+			a.Mask, a.Flags = net.CIDRMask(64, 128), unix.IFA_F_NODAD // no duplicates exist, and daemons use it at once
 		}
 		if err := netlink.AddrAdd(l, a); err != nil {
 			return fmt.Errorf("address %s: %w", ip, err)
@@ -107,10 +107,10 @@ func address(l netlink.Link, h Host) error {
 
 func (h Host) portName() string { return "p-" + h.Name }
 
-// plug makes the host's namespace and its cable to its link's bridge, behind which are the other links. Pod and service
-// addresses that are not routed end in a blackhole, after whatever a daemon does with them: with no default route they
-// could not leave anyway, and this says so in the table.
-func (l *Lab) plug(h Host) error {
+// connectHost creates the host's network namespace and its cable to the bridge of its link.
+// Blackhole routes for pod and Service addresses come after all routes of daemons. Without a
+// default route, such packets could not leave anyway; the blackhole makes that explicit.
+func (l *Lab) connectHost(h Host) error {
 	if err := h.makeNetNS(); err != nil {
 		return err
 	}
@@ -124,7 +124,7 @@ func (l *Lab) plug(h Host) error {
 		if err != nil {
 			return err
 		}
-		// After a power cut the kernel takes the namespace, and the cable with it, only a moment later.
+		// After cutPower, the kernel removes the namespace and its cable with a delay.
 		if old, err := netlink.LinkByName(h.portName()); err == nil {
 			if err := netlink.LinkDel(old); err != nil && !errors.Is(err, unix.ENODEV) {
 				return fmt.Errorf("the cable of before: %w", err)
@@ -146,10 +146,10 @@ func (l *Lab) plug(h Host) error {
 			if err != nil {
 				return err
 			}
-			if err := address(eth0, h); err != nil {
+			if err := assignAddresses(eth0, h); err != nil {
 				return err
 			}
-			return l.routes(h)
+			return l.addRoutes(h)
 		})
 	}
 	if err != nil {
@@ -158,8 +158,8 @@ func (l *Lab) plug(h Host) error {
 	return nil
 }
 
-// connect sets the host's cable at the bridge up or down.
-func (h Host) connect(up bool) error {
+// setCableUp sets the bridge's end of the host's cable up or down.
+func (h Host) setCableUp(up bool) error {
 	return inNetNS(bridgeHost.NetNS(), func() error {
 		l, err := netlink.LinkByName(h.portName())
 		if err != nil {
@@ -172,8 +172,8 @@ func (h Host) connect(up bool) error {
 	})
 }
 
-// connected says whether the host's cable is plugged in.
-func (h Host) connected() bool {
+// isCableUp reports whether the host's cable is connected.
+func (h Host) isCableUp() bool {
 	up := false
 	_ = inNetNS(bridgeHost.NetNS(), func() error {
 		l, err := netlink.LinkByName(h.portName())
@@ -183,21 +183,22 @@ func (h Host) connected() bool {
 	return up
 }
 
-// removeNetNS unpins the namespace; its interfaces go with the last user.
+// removeNetNS unpins the namespace. Its interfaces are removed with its last user.
 func (h Host) removeNetNS() error {
-	err := unpin(h.NetNS())
+	err := unpinNamespace(h.NetNS())
 	if err != nil {
 		return fmt.Errorf("removing network namespace of host %s: %w", h.Name, err)
 	}
 	return nil
 }
 
-// unpin removes a namespace's bind mount and its file; absent is fine.
-func unpin(path string) error {
+// unpinNamespace removes a namespace's bind mount and its file. It ignores a namespace that is not
+// pinned.
+func unpinNamespace(path string) error {
 	for {
 		err := unix.Unmount(path, unix.MNT_DETACH)
 		if err == nil {
-			continue // pinned more than once
+			continue // it was pinned more than once
 		}
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
 			break

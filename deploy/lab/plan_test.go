@@ -53,7 +53,7 @@ func TestLinksAndFamilies(t *testing.T) {
 			}
 		}
 	}
-	for _, c := range []Config{{ControlPlanes: 1, Links: mostLinks + 1}, {ControlPlanes: 1, Links: -1}, {ControlPlanes: 1, Families: "ipx"}} {
+	for _, c := range []Config{{ControlPlanes: 1, Links: maxLinks + 1}, {ControlPlanes: 1, Links: -1}, {ControlPlanes: 1, Families: "ipx"}} {
 		if _, err := New(c, io.Discard); err == nil {
 			t.Errorf("%+v was accepted", c)
 		}
@@ -67,7 +67,7 @@ func TestDaemonCommandLines(t *testing.T) {
 		t.Fatal(err)
 	}
 	w, _ := l.Host("w1")
-	line := strings.Join(l.daemon(w), " ")
+	line := strings.Join(l.daemonArgs(w), " ")
 	for _, want := range []string{"--server=10.89.0.11:6444", "--server=10.89.0.13:6444", "--node-name=w1", "--cgroup-root=/keelson-lab/w1"} {
 		if !strings.Contains(line, want) {
 			t.Errorf("%q is missing in %s", want, line)
@@ -77,7 +77,7 @@ func TestDaemonCommandLines(t *testing.T) {
 		t.Errorf("unasked, a worker runs %s", line)
 	}
 	l.Config.PodNetwork = "wireguard"
-	if line := strings.Join(l.daemon(w), " "); !strings.HasSuffix(line, " --pod-network=wireguard") {
+	if line := strings.Join(l.daemonArgs(w), " "); !strings.HasSuffix(line, " --pod-network=wireguard") {
 		t.Errorf("a worker runs %s", line)
 	}
 	if _, err := New(Config{ControlPlanes: 1, PodNetwork: "ipsec"}, io.Discard); err == nil || !strings.Contains(err.Error(), `pod network "ipsec": want auto`) {
@@ -93,7 +93,7 @@ func TestFlagsOfTheControlPlane(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, h := range l.Config.Hosts {
-		line := strings.Join(l.daemon(h), " ")
+		line := strings.Join(l.daemonArgs(h), " ")
 		if got := strings.HasSuffix(line, " --anonymous-auth=false --audit-log-maxsize=7"); got != (h.Role == RoleControlPlane) {
 			t.Errorf("%s runs %s", h.Name, line)
 		}

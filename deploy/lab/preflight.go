@@ -17,8 +17,8 @@ func needRoot() error {
 	return nil
 }
 
-// Preflight refuses a machine on which the lab cannot work, with one line that
-// says what is missing and how to mend it. It changes nothing.
+// Preflight returns an error if the lab cannot work on this machine: one line with the missing part
+// and the remedy. It changes nothing.
 func (l *Lab) Preflight() error {
 	if err := needRoot(); err != nil {
 		return err
@@ -37,7 +37,7 @@ func (l *Lab) Preflight() error {
 			return fmt.Errorf("lab: the kernel has no br_netfilter (Services need it): load it with 'modprobe br_netfilter' or use a kernel with CONFIG_BRIDGE_NETFILTER")
 		}
 	}
-	if len(hierarchies()) == 0 {
+	if len(cgroupHierarchies()) == 0 {
 		return fmt.Errorf("lab: no writable cgroup hierarchy below %s: mount cgroup v2 there ('mount -t cgroup2 none %s')", cgroupMount, cgroupMount)
 	}
 	for _, tool := range []string{"nsenter", "unshare", "mount", "hostname"} {
@@ -49,7 +49,7 @@ func (l *Lab) Preflight() error {
 		return fmt.Errorf("lab: nft is missing (Services are nftables rules): install it with 'apt-get install nftables'")
 	}
 	for _, b := range []string{"keelson-controlplane", "keelson-agent", "keelson-shim", "keelson-oci", "keelson-pause", "kctl"} {
-		if _, err := os.Stat(l.bin(b)); err != nil {
+		if _, err := os.Stat(l.binPath(b)); err != nil {
 			return fmt.Errorf("lab: %s is not in %s: build it with 'make build' or name its folder with --bin-dir", b, l.Config.BinDir)
 		}
 	}
@@ -57,7 +57,7 @@ func (l *Lab) Preflight() error {
 		if h.BinDir == "" {
 			continue
 		}
-		if err := hasPrograms(h.BinDir, h.Role); err != nil {
+		if err := checkPrograms(h.BinDir, h.Role); err != nil {
 			return fmt.Errorf("lab: of host %s: %w", h.Name, err)
 		}
 	}

@@ -19,15 +19,16 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// Dial opens a TCP connection from inside the host's network namespace, within a second: callers ask whether somebody answers
-// there, and ask again. The address must be literal: then one socket is made, on the calling thread.
+// Dial opens a TCP connection from the host's network namespace within one second; callers probe
+// repeatedly. The address must be numeric, so that only one socket is created, on the calling
+// thread.
 func (h Host) Dial(ctx context.Context, address string) (net.Conn, error) {
-	return h.dial(ctx, time.Second, address)
+	return h.dialWithTimeout(ctx, time.Second, address)
 }
 
-// dial is Dial with a bound of its own. One who does not ask again needs several seconds: the kernel says a second time
-// that it wants a connection when a second has gone by, and on a busy machine nobody may have heard it the first time.
-func (h Host) dial(ctx context.Context, within time.Duration, address string) (net.Conn, error) {
+// dialWithTimeout is Dial with a timeout. A caller that does not retry needs several seconds: if
+// the first SYN is lost on a busy machine, the kernel retransmits it after one second.
+func (h Host) dialWithTimeout(ctx context.Context, within time.Duration, address string) (net.Conn, error) {
 	var conn net.Conn
 	err := inNetNS(h.NetNS(), func() (err error) {
 		conn, err = (&net.Dialer{Timeout: within}).DialContext(ctx, "tcp", address)
@@ -36,7 +37,8 @@ func (h Host) dial(ctx context.Context, within time.Duration, address string) (n
 	return conn, err
 }
 
-// Listen listens on the host for TCP connections, for a server of this process that the lab's hosts may reach.
+// Listen listens on the host for TCP connections, for a server in this process that the lab's hosts
+// can reach.
 func (h Host) Listen(address string) (net.Listener, error) {
 	var l net.Listener
 	err := inNetNS(h.NetNS(), func() (err error) {
@@ -46,19 +48,19 @@ func (h Host) Listen(address string) (net.Listener, error) {
 	return l, err
 }
 
-// dialLab opens a connection from inside the bridge's namespace, where the lab's addresses are.
+// dialLab opens a connection from the bridge's namespace, which reaches the addresses of the lab.
 func dialLab(ctx context.Context, address string) (net.Conn, error) {
 	return bridgeHost.Dial(ctx, address)
 }
 
-func (h Host) apiAddress() string { return h.At(APIPort) }
+func (h Host) apiAddress() string { return h.Endpoint(APIPort) }
 
-// ready is nil when the replica answers /readyz with 200. Identity does not
-// matter here: the answer is used only to choose where to send bytes, and the
-// client at the other end verifies TLS itself.
-func ready(ctx context.Context, h Host) error { return readyThrough(ctx, h, dialLab) }
+// checkReady returns nil if the replica responds to /readyz with 200. It does not verify the
+// replica's certificate: the result only selects where connections are forwarded to, and clients
+// verify TLS themselves.
+func checkReady(ctx context.Context, h Host) error { return checkReadyWith(ctx, h, dialLab) }
 
-func readyThrough(ctx context.Context, h Host, dial func(context.Context, string) (net.Conn, error)) error {
+func checkReadyWith(ctx context.Context, h Host, dial func(context.Context, string) (net.Conn, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	client := &http.Client{Transport: &http.Transport{
@@ -84,8 +86,8 @@ func readyThrough(ctx context.Context, h Host, dial func(context.Context, string
 	return nil
 }
 
-// client talks to the API as the administrator.
-func (l *Lab) client() (*kubernetes.Clientset, error) {
+// adminClient returns an API client with the administrator's credentials.
+func (l *Lab) adminClient() (*kubernetes.Clientset, error) {
 	cfg, err := clientcmd.BuildConfigFromFlags("", l.Config.Kubeconfig)
 	if err != nil {
 		return nil, fmt.Errorf("reading %s: %w", l.Config.Kubeconfig, err)
@@ -93,8 +95,9 @@ func (l *Lab) client() (*kubernetes.Clientset, error) {
 	return kubernetes.NewForConfig(cfg)
 }
 
-// sessions are the versions of the nodes' session records, which are written when an agent joins and never else.
-func sessions(ctx context.Context, cs kubernetes.Interface) (map[string]string, error) {
+// nodeSessions returns the resource versions of the nodes' session records. A record is written
+// only when an agent starts a session.
+func nodeSessions(ctx context.Context, cs kubernetes.Interface) (map[string]string, error) {
 	leases, err := cs.CoordinationV1().Leases(v1.NamespaceNodeLease).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("listing the records of the nodes' sessions: %w", err)
@@ -106,13 +109,13 @@ func sessions(ctx context.Context, cs kubernetes.Interface) (map[string]string, 
 	return out, nil
 }
 
-// waitNodes waits until every worker has another session than before, and is Ready in the API.
+// waitNodes waits until every worker has a new session compared with before, and its Node is Ready.
 func (l *Lab) waitNodes(ctx context.Context, before map[string]string, step func(string, ...any)) error {
-	cs, err := l.client()
+	cs, err := l.adminClient()
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, beginning)
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	seen := map[string]bool{}
 	return wait.For(ctx, 50*time.Millisecond, func() error {
@@ -120,24 +123,24 @@ func (l *Lab) waitNodes(ctx context.Context, before map[string]string, step func
 		if err != nil {
 			return fmt.Errorf("listing nodes: %w", err)
 		}
-		now, err := sessions(ctx, cs)
+		now, err := nodeSessions(ctx, cs)
 		if err != nil {
 			return err
 		}
 		for _, n := range nodes.Items {
-			if !seen[n.Name] && now[n.Name] != before[n.Name] && nodeReady(&n) {
+			if !seen[n.Name] && now[n.Name] != before[n.Name] && isNodeReady(&n) {
 				seen[n.Name] = true
 				step("worker %s is Ready", n.Name)
 			}
 		}
 		var missing []error
-		for _, h := range l.hosts(RoleWorker) {
+		for _, h := range l.hostsWithRole(RoleWorker) {
 			if seen[h.Name] {
 				continue
 			}
 			if h.daemonPID() == 0 {
 				cancel()
-				return fmt.Errorf("the agent of %s ended; the end of %s:\n%s", h.Name, h.LogFile(), tail(h.LogFile(), 15))
+				return fmt.Errorf("the agent of %s ended; the end of %s:\n%s", h.Name, h.LogFile(), lastLines(h.LogFile(), 15))
 			}
 			missing = append(missing, fmt.Errorf("worker %s is not Ready: see %s", h.Name, h.LogFile()))
 		}
@@ -145,7 +148,7 @@ func (l *Lab) waitNodes(ctx context.Context, before map[string]string, step func
 	})
 }
 
-func nodeReady(n *v1.Node) bool {
+func isNodeReady(n *v1.Node) bool {
 	for _, c := range n.Status.Conditions {
 		if c.Type == v1.NodeReady {
 			return c.Status == v1.ConditionTrue

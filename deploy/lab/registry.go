@@ -23,15 +23,15 @@ import (
 )
 
 const (
-	maxManifest     = 4 << 20 // bytes of a manifest, as registries commonly allow
-	maxUpload       = 1 << 30 // bytes of one request: a push of a larger layer comes in chunks
-	registryReading = 10 * time.Minute
+	maxManifest         = 4 << 20 // bytes of a manifest, the common limit of registries
+	maxUpload           = 1 << 30 // bytes of one request; larger layers are pushed in chunks
+	registryReadTimeout = 10 * time.Minute
 )
 
-// ServeRegistry runs an image registry whose images lie in a folder and are there again after a restart. It has no
-// accounts: it is for the hosts of a lab.
+// ServeRegistry runs an image registry with its images in a folder, so that they survive a restart.
+// It has no authentication, and is meant for the hosts of a lab.
 func ServeRegistry(ctx context.Context, listen, folder string) error {
-	store := manifestFolder(filepath.Join(folder, "manifests"))
+	store := manifestStore(filepath.Join(folder, "manifests"))
 	for _, dir := range []string{string(store), blobFolder(folder)} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return fmt.Errorf("registry: %w", err)
@@ -39,7 +39,7 @@ func ServeRegistry(ctx context.Context, listen, folder string) error {
 	}
 	images := registry.New(registry.Logger(log.New(io.Discard, "", 0)),
 		registry.WithBlobHandler(registry.NewDiskBlobHandler(blobFolder(folder))))
-	if err := store.replay(images); err != nil {
+	if err := store.loadManifests(images); err != nil {
 		return fmt.Errorf("registry: %w", err)
 	}
 	ln, err := net.Listen("tcp", listen)
@@ -47,8 +47,8 @@ func ServeRegistry(ctx context.Context, listen, folder string) error {
 		return fmt.Errorf("registry: %w", err)
 	}
 	srv := &http.Server{
-		Handler:           store.keep(images),
-		ReadHeaderTimeout: 10 * time.Second, ReadTimeout: registryReading, IdleTimeout: time.Minute,
+		Handler:           store.persistManifests(images),
+		ReadHeaderTimeout: 10 * time.Second, ReadTimeout: registryReadTimeout, IdleTimeout: time.Minute,
 	}
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(ln) }()
@@ -61,26 +61,28 @@ func ServeRegistry(ctx context.Context, listen, folder string) error {
 	}
 }
 
-// blobFolder holds layers and configurations, as ALGORITHM/DIGEST.
+// blobFolder returns the folder of layers and configurations, as ALGORITHM/DIGEST.
 func blobFolder(folder string) string { return filepath.Join(folder, "blobs") }
 
-// manifestFolder is where manifests are kept: the library keeps blobs on disk, but manifests in memory alone.
-type manifestFolder string
+// manifestStore is the folder of manifests. The registry library stores blobs on disk, but
+// manifests only in memory.
+type manifestStore string
 
-// kept is a manifest on disk.
-type kept struct {
-	Path      string `json:"path"` // of the URL: /v2/REPOSITORY/manifests/REFERENCE
+// storedManifest is a manifest on disk.
+type storedManifest struct {
+	Path      string `json:"path"` // URL path: /v2/REPOSITORY/manifests/REFERENCE
 	MediaType string `json:"mediaType"`
 	Body      []byte `json:"body"`
 }
 
-func (m manifestFolder) file(path string) string {
+func (m manifestStore) manifestFile(path string) string {
 	sum := sha256.Sum256([]byte(path))
 	return filepath.Join(string(m), hex.EncodeToString(sum[:])+".json")
 }
 
-// keep writes down what the registry has taken, and removes what it has removed.
-func (m manifestFolder) keep(images http.Handler) http.Handler {
+// persistManifests returns a handler that stores manifests that the registry has accepted, and
+// removes deleted ones.
+func (m manifestStore) persistManifests(images http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		r.Body = http.MaxBytesReader(w, r.Body, maxUpload)
 		if !strings.Contains(r.URL.Path, "/manifests/") || r.Method != http.MethodPut && r.Method != http.MethodDelete {
@@ -97,9 +99,9 @@ func (m manifestFolder) keep(images http.Handler) http.Handler {
 		images.ServeHTTP(out, r)
 		switch {
 		case r.Method == http.MethodPut && out.code == http.StatusCreated:
-			err = m.write(kept{Path: r.URL.Path, MediaType: r.Header.Get("Content-Type"), Body: body})
+			err = m.writeManifest(storedManifest{Path: r.URL.Path, MediaType: r.Header.Get("Content-Type"), Body: body})
 		case r.Method == http.MethodDelete && out.code == http.StatusAccepted:
-			err = os.Remove(m.file(r.URL.Path))
+			err = os.Remove(m.manifestFile(r.URL.Path))
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			log.Printf("registry: %s is lost at the next restart: %v", r.URL.Path, err)
@@ -107,20 +109,21 @@ func (m manifestFolder) keep(images http.Handler) http.Handler {
 	})
 }
 
-func (m manifestFolder) write(k kept) error {
+func (m manifestStore) writeManifest(k storedManifest) error {
 	raw, err := json.Marshal(k)
 	if err != nil {
 		return err
 	}
-	file := m.file(k.Path)
+	file := m.manifestFile(k.Path)
 	if err := os.WriteFile(file+".new", raw, 0o644); err != nil {
 		return err
 	}
 	return os.Rename(file+".new", file)
 }
 
-// replay gives the registry what is on disk: images first, because an index is taken only when its images are there.
-func (m manifestFolder) replay(images http.Handler) error {
+// loadManifests puts the stored manifests into the registry: images first, because an index
+// requires its images.
+func (m manifestStore) loadManifests(images http.Handler) error {
 	files, err := filepath.Glob(filepath.Join(string(m), "*.json"))
 	if err != nil {
 		return err
@@ -131,7 +134,7 @@ func (m manifestFolder) replay(images http.Handler) error {
 			if err != nil {
 				return err
 			}
-			var k kept
+			var k storedManifest
 			if err := json.Unmarshal(raw, &k); err != nil {
 				return fmt.Errorf("reading %s: %w: remove the file and load its image again", file, err)
 			}
@@ -143,7 +146,7 @@ func (m manifestFolder) replay(images http.Handler) error {
 				return fmt.Errorf("reading %s: %w", file, err)
 			}
 			r.Header.Set("Content-Type", k.MediaType)
-			out := &codeWriter{ResponseWriter: nowhere{}}
+			out := &codeWriter{ResponseWriter: discardWriter{}}
 			if images.ServeHTTP(out, r); out.code != http.StatusCreated {
 				return fmt.Errorf("reading %s: %s is refused with %d: remove the file and load its image again",
 					file, k.Path, out.code)
@@ -153,7 +156,7 @@ func (m manifestFolder) replay(images http.Handler) error {
 	return nil
 }
 
-// codeWriter remembers the code of an answer.
+// codeWriter records the status code of a response.
 type codeWriter struct {
 	http.ResponseWriter
 	code int
@@ -165,9 +168,9 @@ func (w *codeWriter) WriteHeader(code int) {
 	w.ResponseWriter.WriteHeader(code)
 }
 
-// nowhere takes an answer that nobody reads.
-type nowhere struct{}
+// discardWriter is an http.ResponseWriter that discards the response.
+type discardWriter struct{}
 
-func (nowhere) Header() http.Header         { return http.Header{} }
-func (nowhere) Write(p []byte) (int, error) { return len(p), nil }
-func (nowhere) WriteHeader(int)             {}
+func (discardWriter) Header() http.Header         { return http.Header{} }
+func (discardWriter) Write(p []byte) (int, error) { return len(p), nil }
+func (discardWriter) WriteHeader(int)             {}

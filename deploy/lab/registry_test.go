@@ -37,7 +37,7 @@ func must[T any](t *testing.T) func(T, error) T {
 // registryAt serves the registry's handler over a folder, as ServeRegistry does.
 func registryAt(t *testing.T, folder string) (host string) {
 	t.Helper()
-	store := manifestFolder(filepath.Join(folder, "manifests"))
+	store := manifestStore(filepath.Join(folder, "manifests"))
 	for _, dir := range []string{string(store), blobFolder(folder)} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
@@ -45,10 +45,10 @@ func registryAt(t *testing.T, folder string) (host string) {
 	}
 	images := registry.New(registry.Logger(log.New(io.Discard, "", 0)),
 		registry.WithBlobHandler(registry.NewDiskBlobHandler(blobFolder(folder))))
-	if err := store.replay(images); err != nil {
+	if err := store.loadManifests(images); err != nil {
 		t.Fatal(err)
 	}
-	s := httptest.NewServer(store.keep(images))
+	s := httptest.NewServer(store.persistManifests(images))
 	t.Cleanup(s.Close)
 	return strings.TrimPrefix(s.URL, "http://")
 }
@@ -137,7 +137,7 @@ func TestOpenArchive(t *testing.T) {
 			t.Errorf("%s: %v, want %s", file, found, want)
 		} else if file == "oci" && must[v1.Hash](t)(found[0].image.Digest()) != digest {
 			t.Errorf("%s: another image", file)
-		} else if err := putImage(in("blobs-"+file), found[0].image); err != nil {
+		} else if err := storeImage(in("blobs-"+file), found[0].image); err != nil {
 			t.Errorf("%s: %v", file, err)
 		}
 		if err := closeArchive(); err != nil {
@@ -167,13 +167,13 @@ func TestDamagedBlob(t *testing.T) {
 	bytes := func(s string) func() (io.ReadCloser, error) {
 		return func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader(s)), nil }
 	}
-	if err := putBlob(dir, digest, bytes("bad")); err == nil || !strings.Contains(err.Error(), "damaged") {
+	if err := storeBlob(dir, digest, bytes("bad")); err == nil || !strings.Contains(err.Error(), "damaged") {
 		t.Errorf("bytes of another digest: %v", err)
 	}
 	if left := must[[]string](t)(filepath.Glob(filepath.Join(dir, "*", "*"))); len(left) != 0 {
 		t.Errorf("left behind: %v", left)
 	}
-	if err := putBlob(dir, digest, bytes("good")); err != nil {
+	if err := storeBlob(dir, digest, bytes("good")); err != nil {
 		t.Error(err)
 	}
 	if left := must[[]string](t)(filepath.Glob(filepath.Join(dir, "load-*"))); len(left) != 0 {

@@ -9,24 +9,25 @@ import (
 	"strings"
 )
 
-// programs are what a host of each role runs, its daemon first.
-var programs = map[Role][]string{
+// requiredPrograms are the programs of a host of each role, its daemon first.
+var requiredPrograms = map[Role][]string{
 	RoleControlPlane: {"keelson-controlplane"},
 	RoleWorker:       {"keelson-agent", "keelson-shim", "keelson-oci", "keelson-pause"},
 }
 
-// Replace has a host run the programs of another folder from now on: its daemon is stopped in good order and started from
-// there, and containers stay. It returns when the replica is ready, or the worker's agent has a session and its node is
-// Ready. "" is the lab's own folder. Nothing is stopped for a folder that lacks a program; where the new daemon does not
-// become ready the host stays with it, for somebody to look at.
+// Replace changes a host to the programs in another folder: it stops the daemon gracefully and
+// starts the new one, and containers continue. It returns when the replica is ready, or the worker
+// has a new session and its Node is Ready. "" means the lab's own folder. If the folder lacks a
+// program, nothing is stopped. If the new daemon does not become ready, the host keeps it for
+// inspection.
 func (l *Lab) Replace(ctx context.Context, name, dir string) error {
-	i, dir, err := l.replacement(name, dir)
+	i, dir, err := l.checkReplacement(name, dir)
 	if err != nil {
 		return fmt.Errorf("lab: %w", err)
 	}
 	var before map[string]string
 	if l.Config.Hosts[i].Role == RoleWorker {
-		if before, err = l.sessionsOnceServed(ctx); err != nil {
+		if before, err = l.awaitSessions(ctx); err != nil {
 			return fmt.Errorf("lab: %w", err)
 		}
 	}
@@ -34,11 +35,11 @@ func (l *Lab) Replace(ctx context.Context, name, dir string) error {
 		return err
 	}
 	l.Config.Hosts[i].BinDir = dir
-	if err := l.save(); err != nil {
+	if err := l.saveConfig(); err != nil {
 		return fmt.Errorf("lab: writing state: %w", err)
 	}
 	h := l.Config.Hosts[i]
-	if err := l.start(h); err != nil {
+	if err := l.startDaemon(h); err != nil {
 		return fmt.Errorf("lab: %w", err)
 	}
 	if h.Role == RoleControlPlane {
@@ -47,21 +48,22 @@ func (l *Lab) Replace(ctx context.Context, name, dir string) error {
 		err = l.waitNode(ctx, h, before)
 	}
 	if err != nil {
-		return fmt.Errorf("lab: host %s runs the programs in %s now: %w", name, filepath.Dir(l.program(h, "x")), err)
+		return fmt.Errorf("lab: host %s runs the programs in %s now: %w", name, filepath.Dir(l.programPath(h, "x")), err)
 	}
 	return nil
 }
 
-// replacement finds the host, and refuses a folder from which it could not run; dir is then as a host keeps it.
-func (l *Lab) replacement(name, dir string) (i int, kept string, err error) {
+// checkReplacement returns the index of the host, and the folder as it is stored for a host. It
+// returns an error if the host could not run from the folder.
+func (l *Lab) checkReplacement(name, dir string) (i int, kept string, err error) {
 	h, err := l.Host(name)
 	if err != nil {
 		return 0, "", errors.New(strings.TrimPrefix(err.Error(), "lab: "))
 	}
-	if programs[h.Role] == nil {
+	if requiredPrograms[h.Role] == nil {
 		return 0, "", fmt.Errorf("host %s is neither a replica nor a worker: its programs are the lab's", name)
 	}
-	if !exists(h.NetNS()) || !exists(h.MountNS()) {
+	if !fileExists(h.NetNS()) || !fileExists(h.MountNS()) {
 		return 0, "", fmt.Errorf("host %s has no power: start it with 'kctl lab restart %s' first", name, name)
 	}
 	if dir == "" {
@@ -70,7 +72,7 @@ func (l *Lab) replacement(name, dir string) (i int, kept string, err error) {
 	if dir, err = filepath.Abs(dir); err != nil {
 		return 0, "", fmt.Errorf("folder %s: %w", dir, err)
 	}
-	if err := hasPrograms(dir, h.Role); err != nil {
+	if err := checkPrograms(dir, h.Role); err != nil {
 		return 0, "", fmt.Errorf("%w: host %s was left as it is", err, name)
 	}
 	if dir == l.Config.BinDir {
@@ -84,9 +86,9 @@ func (l *Lab) replacement(name, dir string) (i int, kept string, err error) {
 	return i, dir, nil
 }
 
-// hasPrograms refuses a folder that lacks a program that hosts of the role run.
-func hasPrograms(dir string, role Role) error {
-	for _, p := range programs[role] {
+// checkPrograms returns an error if a folder lacks a program of the role.
+func checkPrograms(dir string, role Role) error {
+	for _, p := range requiredPrograms[role] {
 		if info, err := os.Stat(filepath.Join(dir, p)); err != nil || info.IsDir() || info.Mode()&0o111 == 0 {
 			return fmt.Errorf("%s is no program in %s", p, dir)
 		}
@@ -94,7 +96,7 @@ func hasPrograms(dir string, role Role) error {
 	return nil
 }
 
-// waitNode waits until a worker has another session than before, and is Ready in the API.
+// waitNode waits until a worker has a new session compared with before, and its Node is Ready.
 func (l *Lab) waitNode(ctx context.Context, h Host, before map[string]string) error {
 	one := &Lab{Config: l.Config}
 	one.Config.Hosts = []Host{h}

@@ -22,7 +22,7 @@ func TestProgramsOfOneHost(t *testing.T) {
 	}
 	var got []string
 	for _, h := range l.Config.Hosts {
-		got = append(got, h.Name+" "+l.daemon(h)[0])
+		got = append(got, h.Name+" "+l.daemonArgs(h)[0])
 	}
 	want := []string{"cp1 /old/keelson-controlplane", "cp2 /new/keelson-controlplane", "w1 /new/keelson-agent",
 		"w2 /old/keelson-agent", "registry /new/kctl"}
@@ -55,14 +55,14 @@ func TestRefusedReplacements(t *testing.T) {
 		RoleWorker:       "keelson-shim is no program in " + dir,
 		RoleControlPlane: "keelson-controlplane is no program in " + dir,
 	} {
-		if err := hasPrograms(dir, role); err == nil || !strings.Contains(err.Error(), want) {
+		if err := checkPrograms(dir, role); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", role, err, want)
 		}
 	}
 	if err := os.WriteFile(filepath.Join(dir, "keelson-controlplane"), []byte("x"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := hasPrograms(dir, RoleControlPlane); err == nil {
+	if err := checkPrograms(dir, RoleControlPlane); err == nil {
 		t.Error("a file that nobody may execute was taken for a program")
 	}
 }

@@ -9,33 +9,33 @@ import (
 	"text/tabwriter"
 )
 
-func exists(path string) bool {
+func fileExists(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil
 }
 
-// HostStatus is what can be seen of a host from outside.
+// HostStatus is the state of a host as seen from the machine.
 type HostStatus struct {
 	Host
-	PID       int  // of the daemon; 0 = not running
-	Processes int  // all of the host
-	Plugged   bool // cable
+	PID       int  // of the daemon; 0: not running
+	Processes int  // number of processes of the host
+	Plugged   bool // the cable is connected
 	Frozen    bool
-	Ready     string // replicas: "yes" or why not
-	RSS       int64  // of the daemon, bytes
+	Ready     string // of replicas: "yes" or the reason
+	RSS       int64  // memory of the daemon in bytes
 }
 
-// Status looks at every host.
+// Status returns the state of every host.
 func (l *Lab) Status(ctx context.Context) []HostStatus {
 	var out []HostStatus
 	for _, h := range l.Config.Hosts {
-		s := HostStatus{Host: h, PID: h.daemonPID(), Processes: len(processes(h.CgroupPath())), Plugged: h.connected(), Frozen: frozen(h.CgroupPath())}
+		s := HostStatus{Host: h, PID: h.daemonPID(), Processes: len(cgroupPIDs(h.CgroupPath())), Plugged: h.isCableUp(), Frozen: isFrozen(h.CgroupPath())}
 		if s.PID != 0 {
-			s.RSS = rss(s.PID)
+			s.RSS = residentBytes(s.PID)
 		}
 		if h.Role == RoleControlPlane {
 			s.Ready = "yes"
-			if err := ready(ctx, h); err != nil {
+			if err := checkReady(ctx, h); err != nil {
 				s.Ready = "no: " + firstLine(err.Error())
 			}
 		}
@@ -69,16 +69,16 @@ func PrintStatus(w io.Writer, hosts []HostStatus) error {
 	return t.Flush()
 }
 
-func frozen(path string) bool {
+func isFrozen(path string) bool {
 	file, want := cgroupMount+"/freezer"+path+"/freezer.state", "FROZEN"
-	if unified() {
+	if hasCgroupV2Only() {
 		file, want = cgroupMount+path+"/cgroup.freeze", "1"
 	}
 	raw, err := os.ReadFile(file)
 	return err == nil && strings.TrimSpace(string(raw)) == want
 }
 
-func rss(pid int) int64 {
+func residentBytes(pid int) int64 {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
 	if err != nil {
 		return 0

@@ -9,8 +9,8 @@ import (
 	"path/filepath"
 )
 
-// untar unpacks the plain files of an archive below dir; os.Root keeps them there.
-func untar(archive, dir string) error {
+// extractTar extracts the regular files of an archive below dir; os.Root confines them.
+func extractTar(archive, dir string) error {
 	f, err := os.Open(archive)
 	if err != nil {
 		return err

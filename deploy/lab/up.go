@@ -13,14 +13,14 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// beginning is how long a daemon that lives may take until it serves: seconds, on a machine that is busy or emulated many times
-// that. One that ends is told of at once.
-const beginning = 3 * time.Minute
+// startTimeout is how long a running daemon may take until it serves: normally seconds, but many
+// times that on a busy or emulated machine. A daemon that exits is reported at once.
+const startTimeout = 3 * time.Minute
 
-// Up builds the lab and returns when every replica and every worker is ready.
-// When it fails half-way it takes everything back.
+// Up creates the lab, and returns when every replica and every worker is ready. After a failure it
+// removes everything.
 func (l *Lab) Up(ctx context.Context) (err error) {
-	if err := l.makeRoom(ctx); err != nil {
+	if err := l.removeRemains(ctx); err != nil {
 		return err
 	}
 	if err := l.Preflight(); err != nil {
@@ -34,68 +34,69 @@ func (l *Lab) Up(ctx context.Context) (err error) {
 			err = errors.Join(err, l.Down(down))
 		}
 	}()
-	step := l.steps()
+	step := l.stepPrinter()
 	l.Config.Maker = thisProcess()
-	if err := l.begin(); err != nil {
+	if err := l.markBusy(); err != nil {
 		return err
 	}
-	if err := l.powerOnAll(l.giveImages); err != nil {
+	if err := l.createHosts(l.copyImages); err != nil {
 		return fmt.Errorf("lab: %w", err)
 	}
-	step("%d hosts on %s, no route out", len(l.Config.Hosts), l.Config.network())
+	step("%d hosts on %s, no route out", len(l.Config.Hosts), l.Config.describeNetwork())
 	if err := l.startAll(ctx, step); err != nil {
 		return fmt.Errorf("lab: %w", err)
 	}
 	l.Config.Built = true
-	if err := l.done(); err != nil {
+	if err := l.clearBusy(); err != nil {
 		return err
 	}
 	step("lab is up: API at https://%s, kubeconfig %s", l.Config.Listen, l.Config.Kubeconfig)
 	return nil
 }
 
-// makeRoom refuses to build beside another lab, and takes away what is left of one that can no longer be started.
-func (l *Lab) makeRoom(ctx context.Context) error {
+// removeRemains returns an error if a lab exists. It removes the remains of one that can no longer
+// be started.
+func (l *Lab) removeRemains(ctx context.Context) error {
 	if err := needRoot(); err != nil {
 		return err
 	}
-	found, err := Look(l.out)
+	found, err := FindLab(l.out)
 	if err != nil {
 		return err
 	}
-	if found.State != None {
+	if found.State != NoLab {
 		return errors.New("lab: there is a lab on this machine: take it away with 'kctl lab down' first")
 	}
-	if len(Leftovers()) == 0 {
+	if len(ListLeftovers()) == 0 {
 		return nil
 	}
-	l.say("taking away what is left of an earlier lab")
-	if err := errors.Join(l.powerOff(ctx), os.RemoveAll(stateRoot)); err != nil {
+	l.printf("taking away what is left of an earlier lab")
+	if err := errors.Join(l.releaseAll(ctx), os.RemoveAll(stateRoot)); err != nil {
 		return fmt.Errorf("lab: taking away what is left of an earlier one: %w", err)
 	}
 	return nil
 }
 
-// steps tells a person how far the lab is, each line with the time since now.
-func (l *Lab) steps() func(format string, args ...any) {
+// stepPrinter returns a function that prints progress lines with the elapsed time.
+func (l *Lab) stepPrinter() func(format string, args ...any) {
 	begin := time.Now()
 	return func(format string, args ...any) {
-		l.say("%6.1fs  %s", time.Since(begin).Seconds(), fmt.Sprintf(format, args...))
+		l.printf("%6.1fs  %s", time.Since(begin).Seconds(), fmt.Sprintf(format, args...))
 	}
 }
 
-// powerOnAll makes the bridge and all hosts, with cables and power; workers are given something besides.
-func (l *Lab) powerOnAll(give func(worker Host) error) error {
+// createHosts creates the bridges and all hosts, and calls give for each worker.
+func (l *Lab) createHosts(give func(worker Host) error) error {
 	if err := l.makeBridges(); err != nil {
 		return err
 	}
 	var g errgroup.Group
 	for _, h := range l.Config.Hosts {
 		g.Go(func() error {
-			if err := l.plug(h); err != nil {
+			if err := l.connectHost(h); err != nil {
 				return err
 			}
-			if err := l.powerOn(h); err != nil {
+			if err := l.createHost(h); err != nil {
 				return err
 			}
 			if h.Role == RoleWorker {
@@ -107,13 +108,13 @@ func (l *Lab) powerOnAll(give func(worker Host) error) error {
 	return g.Wait()
 }
 
-// startAll starts the daemons in the order in which they need each other.
+// startAll starts the daemons in the order of their dependencies.
 func (l *Lab) startAll(ctx context.Context, step func(string, ...any)) error {
 	registry, err := l.Host("registry")
 	if err != nil {
 		return err
 	}
-	if err := l.start(registry); err != nil {
+	if err := l.startDaemon(registry); err != nil {
 		return err
 	}
 	trust, kubeconfig, err := l.initCluster(ctx)
@@ -123,8 +124,8 @@ func (l *Lab) startAll(ctx context.Context, step func(string, ...any)) error {
 	if err := l.writeKubeconfig(kubeconfig); err != nil {
 		return err
 	}
-	replicas := l.hosts(RoleControlPlane)
-	if err := l.start(replicas[0]); err != nil {
+	replicas := l.hostsWithRole(RoleControlPlane)
+	if err := l.startDaemon(replicas[0]); err != nil {
 		return err
 	}
 	if err := l.startSupervisor(); err != nil {
@@ -137,12 +138,12 @@ func (l *Lab) startAll(ctx context.Context, step func(string, ...any)) error {
 
 	var g errgroup.Group
 	g.Go(func() error { return l.fillRegistry(ctx) })
-	for _, h := range l.hosts(RoleWorker) {
+	for _, h := range l.hostsWithRole(RoleWorker) {
 		g.Go(func() error {
-			if err := h.giveToken(trust.NodeToken); err != nil {
+			if err := h.writeJoinToken(trust.NodeToken); err != nil {
 				return err
 			}
-			return l.start(h)
+			return l.startDaemon(h)
 		})
 	}
 	g.Go(func() error {
@@ -150,7 +151,7 @@ func (l *Lab) startAll(ctx context.Context, step func(string, ...any)) error {
 			if err := l.joinReplica(ctx, h, trust.ControlPlaneToken); err != nil {
 				return err
 			}
-			if err := l.start(h); err != nil {
+			if err := l.startDaemon(h); err != nil {
 				return err
 			}
 		}
@@ -168,9 +169,10 @@ func (l *Lab) startAll(ctx context.Context, step func(string, ...any)) error {
 	return l.waitNodes(ctx, nil, step)
 }
 
-// writeKubeconfig writes what clients on this machine reach the lab with, and forgets what they knew of its address.
+// writeKubeconfig writes the kubeconfig for clients on this machine, and removes their cached
+// discovery of the address.
 func (l *Lab) writeKubeconfig(raw []byte) error {
-	if err := forgetDiscovery(l.Config.Listen); err != nil {
+	if err := removeDiscoveryCache(l.Config.Listen); err != nil {
 		return fmt.Errorf("forgetting which kinds an earlier cluster at %s served: %w", l.Config.Listen, err)
 	}
 	if err := os.MkdirAll(filepath.Dir(l.Config.Kubeconfig), 0o700); err != nil {
@@ -179,16 +181,16 @@ func (l *Lab) writeKubeconfig(raw []byte) error {
 	return os.WriteFile(l.Config.Kubeconfig, raw, 0o600)
 }
 
-// waitReady waits until a replica answers /readyz.
+// waitReady waits until a replica is ready.
 func (l *Lab) waitReady(ctx context.Context, h Host) error {
-	ctx, cancel := context.WithTimeout(ctx, beginning)
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	err := wait.For(ctx, 50*time.Millisecond, func() error {
 		if h.daemonPID() == 0 {
-			cancel() // it will not come back by itself
-			return fmt.Errorf("its daemon ended; the end of %s:\n%s", h.LogFile(), tail(h.LogFile(), 15))
+			cancel() // the daemon does not restart by itself
+			return fmt.Errorf("its daemon ended; the end of %s:\n%s", h.LogFile(), lastLines(h.LogFile(), 15))
 		}
-		return ready(ctx, h)
+		return checkReady(ctx, h)
 	})
 	if err != nil {
 		return fmt.Errorf("replica %s does not become ready: %w", h.Name, err)
@@ -196,7 +198,7 @@ func (l *Lab) waitReady(ctx context.Context, h Host) error {
 	return nil
 }
 
-// keepLogs copies the daemons' logs aside before a failed Up takes everything back.
+// keepLogs copies the daemons' logs before a failed Up removes everything.
 func (l *Lab) keepLogs() {
 	dir, err := os.MkdirTemp("", "keelson-lab-logs-")
 	if err != nil {
@@ -207,19 +209,19 @@ func (l *Lab) keepLogs() {
 			_ = os.WriteFile(filepath.Join(dir, h.Name+".log"), raw, 0o600)
 		}
 	}
-	l.say("the daemons' logs are kept in %s", dir)
+	l.printf("the daemons' logs are kept in %s", dir)
 }
 
-// Down takes the lab away: processes, mounts, namespaces, interfaces, cgroups and
-// state. It works from what it finds on the machine, also when everything was
-// killed, and is safe to call twice.
+// Down removes the lab: processes, mounts, namespaces, interfaces, cgroups, and state. It works
+// from what it finds on the machine, even if every process was killed. It can be called twice.
 func (l *Lab) Down(ctx context.Context) error {
-	if exists(configFile()) {
-		// One that is cut off leaves parts of disks, which nobody must start. With a full disk it cannot be noted.
+	if fileExists(configFile()) {
+		// An interrupted removal leaves parts of disks, which must not be started. On a full disk
+		// this cannot be recorded.
 		l.Config.Built = false
-		_ = l.begin()
+		_ = l.markBusy()
 	}
-	errs := []error{l.powerOff(ctx), os.RemoveAll(stateRoot), forgetDiscovery(l.Config.Listen)}
+	errs := []error{l.releaseAll(ctx), os.RemoveAll(stateRoot), removeDiscoveryCache(l.Config.Listen)}
 	if l.Config.Kubeconfig != "" {
 		if err := os.Remove(l.Config.Kubeconfig); err != nil && !errors.Is(err, os.ErrNotExist) {
 			errs = append(errs, err)
@@ -232,13 +234,14 @@ func (l *Lab) Down(ctx context.Context) error {
 	return nil
 }
 
-// powerOff ends every process of the lab and takes away what no machine keeps without power: mounts, namespaces,
-// loop devices, interfaces, cgroups and /run. The disks of the hosts stay.
-func (l *Lab) powerOff(ctx context.Context) error {
-	errs := []error{killAll(ctx, CgroupRoot())}
+// releaseAll kills every process of the lab, and removes everything that a machine loses without
+// power: mounts, namespaces, loop devices, interfaces, cgroups, and /run. The disks of the hosts
+// stay.
+func (l *Lab) releaseAll(ctx context.Context) error {
+	errs := []error{killCgroup(ctx, CgroupRoot())}
 	for _, h := range append(leftoverHosts(), l.Config.Hosts...) {
-		errs = append(errs, unpin(h.MountNS()), unpin(h.UTSNS()), h.removeNetNS())
+		errs = append(errs, unpinNamespace(h.MountNS()), unpinNamespace(h.UTSNS()), h.removeNetNS())
 	}
 	return errors.Join(append(errs, bridgeHost.removeNetNS(), unmountBelow(runRoot), unmountBelow(stateRoot),
-		detachLoops(stateRoot), removeCgroups(ctx, CgroupRoot()), os.RemoveAll(runRoot))...)
+		detachLoopDevices(stateRoot), removeCgroups(ctx, CgroupRoot()), os.RemoveAll(runRoot))...)
 }

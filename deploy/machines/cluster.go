@@ -1,6 +1,6 @@
-// Package machines makes a cluster of the machines that a file names: it reaches them by ssh, looks what each has, works out
-// what is to be done, and has the release's own scripts do it. What is to be done is worked out by pure functions; only what
-// speaks ssh touches a machine, and nothing but root's shell is needed there.
+// Package machines describes and reaches the machines of a cluster file. A plan is computed by pure
+// functions from the file and the state of the machines, and the release's own scripts carry it
+// out. Only the code that uses SSH touches a machine, and it needs nothing there but root's shell.
 package machines
 
 import (
@@ -15,94 +15,97 @@ import (
 	"time"
 )
 
-// The only form of the cluster file that there is.
+// The supported apiVersion and kind of a cluster file.
 const (
 	APIVersion = "keelson.dev/v1"
 	Kind       = "Machines"
 )
 
-// Role is what a machine does.
+// Role is the role of a machine.
 type Role string
 
-// The roles of a machine. It may be a worker beside one of the others, which have a replica of the control plane: a standby joins
-// without a vote and gets that of a replica that dies. Who has a vote by then the cluster says, not the file.
+// The roles of a machine. A worker may also be a controlplane or a standby, which run a replica of
+// the control plane. A standby joins without a vote and gets the vote of a replica that dies.
+// Later, the cluster decides which replicas have a vote, not the file.
 const (
 	ControlPlane Role = "controlplane"
 	Standby      Role = "standby"
 	Worker       Role = "worker"
 )
 
-// ReplaceDead is the setting of replicas that says for how long a voter has to be silent for a standby to get its vote, and
-// ReplaceDeadAfter what it is where the file has standbys and does not say.
+// ReplaceDead is the replica setting for how long a voter must be silent before a standby gets its
+// vote. ReplaceDeadAfter is its value if the file has standbys and does not set it.
 const (
 	ReplaceDead      = "replace-dead-after"
 	ReplaceDeadAfter = 10 * time.Minute
 )
 
-// Cluster is what a cluster file says, with its defaults filled in.
+// Cluster is a parsed cluster file with its defaults.
 type Cluster struct {
-	Name    string // of the cluster and of the context in the kubeconfig
-	Release string // tarball, folder of 'make dist' or URL; a path is taken from the file's folder; "" when the file names none
-	// Init are flags of 'keelson-controlplane init', as --KEY=VALUE: what is chosen once, when the cluster is made.
+	Name    string // name of the cluster and of the kubeconfig context
+	Release string // tarball, folder of 'make dist', or URL; paths are relative to the file; "": none
+	// Init are flags of 'keelson-controlplane init', as --KEY=VALUE. They only apply when the
+	// cluster is created.
 	Init  []string
-	Hosts []Host // control planes, standbys and workers, in the file's order
+	Hosts []Host // in the file's order
 }
 
 // Host is one machine.
 type Host struct {
 	Name    string
-	Address string // the machine's own, by which the others reach it
+	Address string // its IP address, as the other machines reach it
 	Roles   []Role
 	Labels  map[string]string
 	Taints  []string // KEY[=VALUE]:EFFECT
 	SSH     SSH
-	// ControlPlane and Agent are settings of its daemons: those of the whole file with the host's own over them.
+	// ControlPlane and Agent are the settings of its daemons: the file's settings overridden by the
+	// host's.
 	ControlPlane, Agent Settings
 }
 
-// SSH says how a machine is reached.
+// SSH describes how a machine is reached.
 type SSH struct {
-	Address string // default: the host's
+	Address string // default: the host's address
 	Port    int
-	User    string // root, or one that may use sudo without a password
-	Key     string // file of a private key; "" = keys of the agent at SSH_AUTH_SOCK, and ~/.ssh/id_ed25519, id_ecdsa and id_rsa
-	// KnownHosts is the file of known machines; HostKey is the machine's public key itself ("ssh-ed25519 AAAA..."), and
-	// counts instead of the file where it is given.
+	User    string // root, or a user with sudo without a password
+	Key     string // private key file; "": SSH agent, then ~/.ssh/id_ed25519, id_ecdsa, and id_rsa
+	// KnownHosts is the known_hosts file. HostKey is the machine's public key ("ssh-ed25519
+	// AAAA..."), and is used instead of the file if set.
 	KnownHosts, HostKey string
 }
 
-// Settings are keys of a daemon's file of settings; each value is one text, or a list.
+// Settings are the keys of a daemon's settings file; each value is a text or a list.
 type Settings map[string]Value
 
-// Value is one setting, written as YAML.
+// Value is the value of a setting in YAML.
 type Value struct {
 	List bool
-	Text []string // one, unless it is a list: each as YAML has it, quoted where it has to be
+	Text []string // one text unless List; each in YAML form, quoted if necessary
 }
 
-// Is says whether a machine has a role.
-func (h Host) Is(r Role) bool { return slices.Contains(h.Roles, r) }
+// HasRole reports whether a machine has a role.
+func (h Host) HasRole(r Role) bool { return slices.Contains(h.Roles, r) }
 
-// Replica says whether a machine has a replica, with a vote or without.
-func (h Host) Replica() bool { return h.Is(ControlPlane) || h.Is(Standby) }
+// HasReplica reports whether a machine runs a replica, with or without a vote.
+func (h Host) HasReplica() bool { return h.HasRole(ControlPlane) || h.HasRole(Standby) }
 
-// Replicas are the hosts that have one, in the file's order.
-func (c Cluster) Replicas() []Host {
-	return slices.DeleteFunc(slices.Clone(c.Hosts), func(h Host) bool { return !h.Replica() })
+// ReplicaHosts returns the hosts that run a replica, in the file's order.
+func (c Cluster) ReplicaHosts() []Host {
+	return slices.DeleteFunc(slices.Clone(c.Hosts), func(h Host) bool { return !h.HasReplica() })
 }
 
-// With are the hosts of a role, in the file's order.
-func (c Cluster) With(r Role) []Host {
+// HostsWithRole returns the hosts with a role, in the file's order.
+func (c Cluster) HostsWithRole(r Role) []Host {
 	var out []Host
 	for _, h := range c.Hosts {
-		if h.Is(r) {
+		if h.HasRole(r) {
 			out = append(out, h)
 		}
 	}
 	return out
 }
 
-// Host is the machine of a name.
+// Host returns the host with a name. The error lists the existing hosts.
 func (c Cluster) Host(name string) (Host, error) {
 	for _, h := range c.Hosts {
 		if h.Name == name {
@@ -116,7 +119,7 @@ func (c Cluster) Host(name string) (Host, error) {
 	return Host{}, fmt.Errorf("there is no host %q in the cluster file; there are %v", name, names)
 }
 
-// Load reads a cluster file. Errors name the file, the line and the key.
+// Load reads a cluster file. Errors contain the file, the line, and the key.
 func Load(path string) (Cluster, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -140,10 +143,10 @@ func Load(path string) (Cluster, error) {
 	return c, nil
 }
 
-// complete fills in defaults, and judges what no single key shows.
-func (c *Cluster) complete(folder, home string, lines map[string]int) error {
+// applyDefaults sets defaults, and checks conditions that involve more than one key.
+func (c *Cluster) applyDefaults(folder, home string, lines map[string]int) error {
 	if c.Release != "" && !isURL(c.Release) {
-		c.Release = beside(folder, home, c.Release)
+		c.Release = resolvePath(folder, home, c.Release)
 	}
 	seen, addresses := map[string]bool{}, map[string]string{}
 	for i := range c.Hosts {
@@ -158,7 +161,7 @@ func (c *Cluster) complete(folder, home string, lines map[string]int) error {
 		if len(h.Roles) == 0 {
 			return at("roles is missing: want controlplane, standby or worker")
 		}
-		if h.Is(ControlPlane) && h.Is(Standby) {
+		if h.HasRole(ControlPlane) && h.HasRole(Standby) {
 			return at("roles: a standby is a replica that waits for a vote, and a controlplane one that has one: want one of them")
 		}
 		a, err := netip.ParseAddr(h.Address)
@@ -170,51 +173,52 @@ func (c *Cluster) complete(folder, home string, lines map[string]int) error {
 			return at("address %s is that of %s already", h.Address, first)
 		}
 		addresses[h.Address] = h.Name
-		if !h.Is(Worker) && len(h.Labels)+len(h.Taints) > 0 {
+		if !h.HasRole(Worker) && len(h.Labels)+len(h.Taints) > 0 {
 			return at("labels and taints are of a worker, and it is none")
 		}
 		if h.SSH.Address == "" {
 			h.SSH.Address = h.Address
 		}
 		if h.SSH.Key != "" {
-			h.SSH.Key = beside(folder, home, h.SSH.Key)
+			h.SSH.Key = resolvePath(folder, home, h.SSH.Key)
 		}
 		if h.SSH.KnownHosts == "" {
 			h.SSH.KnownHosts = "~/.ssh/known_hosts"
 		}
-		h.SSH.KnownHosts = beside(folder, home, h.SSH.KnownHosts)
+		h.SSH.KnownHosts = resolvePath(folder, home, h.SSH.KnownHosts)
 	}
-	switch standbys := c.With(Standby); {
-	case len(c.With(ControlPlane)) > 0:
+	switch standbys := c.HostsWithRole(Standby); {
+	case len(c.HostsWithRole(ControlPlane)) > 0:
 	case len(standbys) > 0:
 		return fmt.Errorf(", line %d: host %s: is a standby, and no host has the role controlplane: a standby has no vote, and makes no cluster", lines[standbys[0].Name], standbys[0].Name)
 	default:
 		return fmt.Errorf(": no host has the role controlplane: a cluster needs one, and three to outlive the loss of one")
 	}
-	c.replaceDead()
+	c.setReplaceDead()
 	return nil
 }
 
-// replaceDead has replicas replace those that die, where there are standbys and the file does not say otherwise: all of them, for
-// any may lead.
-func (c *Cluster) replaceDead() {
-	if len(c.With(Standby)) == 0 {
+// setReplaceDead sets ReplaceDead for all replicas, because any of them may lead, if the file has
+// standbys and does not set it.
+func (c *Cluster) setReplaceDead() {
+	if len(c.HostsWithRole(Standby)) == 0 {
 		return
 	}
 	for i := range c.Hosts {
 		h := &c.Hosts[i]
-		if _, said := h.ControlPlane[ReplaceDead]; !said && h.Replica() {
-			h.ControlPlane = h.ControlPlane.over(Settings{ReplaceDead: {Text: []string{strconv.Quote(shortly(ReplaceDeadAfter))}}})
+		if _, said := h.ControlPlane[ReplaceDead]; !said && h.HasReplica() {
+			h.ControlPlane = h.ControlPlane.overriddenBy(Settings{ReplaceDead: {Text: []string{strconv.Quote(shortDuration(ReplaceDeadAfter))}}})
 		}
 	}
 }
 
-// shortly is a time without the parts that are nothing: 10m, not 10m0s.
-func shortly(d time.Duration) string { return strings.TrimSuffix(d.String(), "0s") }
+// shortDuration formats a duration without zero seconds: 10m, not 10m0s.
+func shortDuration(d time.Duration) string { return strings.TrimSuffix(d.String(), "0s") }
 
-// Replaces is for how long a voter has to be silent for this host's replica to have it replaced while it leads; 0 = it never does.
-// What is no time the replica refuses itself, when it starts.
-func (h Host) Replaces() time.Duration {
+// ReplaceDeadTime returns how long a voter must be silent before this host's replica, while it
+// leads, has it replaced; 0 means never. It returns -1 for an invalid value, which the replica
+// refuses at its start.
+func (h Host) ReplaceDeadTime() time.Duration {
 	v := h.ControlPlane[ReplaceDead]
 	if v.List || len(v.Text) != 1 {
 		return 0
@@ -226,8 +230,9 @@ func (h Host) Replaces() time.Duration {
 	return d
 }
 
-// beside is a path of the file: from home where it begins with ~/, else from the file's folder.
-func beside(folder, home, path string) string {
+// resolvePath resolves a path of the file: relative to home after ~/, otherwise relative to the
+// file's folder.
+func resolvePath(folder, home, path string) string {
 	switch {
 	case len(path) > 1 && path[:2] == "~/":
 		return filepath.Join(home, path[2:])
@@ -237,8 +242,8 @@ func beside(folder, home, path string) string {
 	return filepath.Join(folder, path)
 }
 
-// over is a map of settings with others that come before them.
-func (s Settings) over(above Settings) Settings {
+// overriddenBy returns the settings with the keys of above replacing its own.
+func (s Settings) overriddenBy(above Settings) Settings {
 	out := maps.Clone(s)
 	if out == nil {
 		out = Settings{}

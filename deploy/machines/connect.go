@@ -21,15 +21,15 @@ import (
 	"golang.org/x/crypto/ssh/knownhosts"
 )
 
-// Bounds of a connection.
+// Timeouts of a connection.
 const (
-	connectLimit = 20 * time.Second // until a machine answers at all
-	dialLimit    = time.Minute      // until it has proved who it is and let us in, which takes a busy one its time
-	aliveEvery   = 15 * time.Second // how often a machine is asked whether it is still there
-	aliveWithin  = time.Minute      // how long it has to answer
+	connectTimeout    = 20 * time.Second // TCP connection
+	dialTimeout       = time.Minute      // until the SSH session is authenticated, which takes time on a busy machine
+	keepaliveInterval = 15 * time.Second // interval of keepalive requests
+	keepaliveTimeout  = time.Minute      // until a keepalive is answered
 )
 
-// Machine is a host that is connected. Several may run commands on it at once.
+// Machine is an SSH connection to a host. It is safe for concurrent use.
 type Machine struct {
 	Host   Host
 	client *ssh.Client
@@ -37,38 +37,39 @@ type Machine struct {
 	close  sync.Once
 }
 
-// Dial reaches a machine by ssh. It is an error when the machine does not prove to be the one that is known by this name, takes
-// none of the keys, does not answer in 20 seconds or does not come to the point in a minute; each says what to do.
+// Dial connects to a machine by SSH. It fails if the host key is not the expected one, if no key is
+// accepted, if the machine does not answer within 20 seconds, or if authentication takes longer
+// than a minute. Each error contains the remedy.
 func Dial(ctx context.Context, h Host) (*Machine, error) {
-	m, err := dial(ctx, h)
+	m, err := dialSSH(ctx, h)
 	if err != nil {
-		return nil, fmt.Errorf("reaching %s as %s@%s: %w", h.Name, h.SSH.User, target(h), err)
+		return nil, fmt.Errorf("reaching %s as %s@%s: %w", h.Name, h.SSH.User, sshTarget(h), err)
 	}
 	return m, nil
 }
 
-func target(h Host) string { return net.JoinHostPort(h.SSH.Address, strconv.Itoa(h.SSH.Port)) }
+func sshTarget(h Host) string { return net.JoinHostPort(h.SSH.Address, strconv.Itoa(h.SSH.Port)) }
 
-func dial(ctx context.Context, h Host) (*Machine, error) {
-	check, algorithms, err := hostKey(h)
+func dialSSH(ctx context.Context, h Host) (*Machine, error) {
+	check, algorithms, err := hostKeyCheck(h)
 	if err != nil {
 		return nil, err
 	}
-	auth, closeAgent, err := keys(h)
+	auth, closeAgent, err := authMethods(h)
 	if err != nil {
 		return nil, err
 	}
 	defer closeAgent()
-	ctx, cancel := context.WithTimeout(ctx, dialLimit)
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	d := net.Dialer{Timeout: connectLimit}
-	conn, err := d.DialContext(ctx, "tcp", target(h))
+	d := net.Dialer{Timeout: connectTimeout}
+	conn, err := d.DialContext(ctx, "tcp", sshTarget(h))
 	if err != nil {
 		return nil, err
 	}
-	// The handshake knows no context: a machine that says nothing is hung up on.
+	// The SSH handshake does not support a context, so the connection is closed.
 	over := context.AfterFunc(ctx, func() { conn.Close() })
-	c, channels, requests, err := ssh.NewClientConn(conn, target(h), &ssh.ClientConfig{
+	c, channels, requests, err := ssh.NewClientConn(conn, sshTarget(h), &ssh.ClientConfig{
 		User: h.SSH.User, Auth: auth, HostKeyCallback: check, HostKeyAlgorithms: algorithms, ClientVersion: "SSH-2.0-keelson",
 	})
 	if !over() && err == nil {
@@ -77,7 +78,7 @@ func dial(ctx context.Context, h Host) (*Machine, error) {
 	if err != nil {
 		conn.Close()
 		if ctx.Err() != nil {
-			return nil, fmt.Errorf("no answer that ssh understands within %v: %w", dialLimit, ctx.Err())
+			return nil, fmt.Errorf("no answer that ssh understands within %v: %w", dialTimeout, ctx.Err())
 		}
 		if strings.Contains(err.Error(), "unable to authenticate") {
 			return nil, fmt.Errorf("it takes none of our keys: put a public key of yours into ~/.ssh/authorized_keys of %s there, or name the private one with ssh.key: %w", h.SSH.User, err)
@@ -85,19 +86,20 @@ func dial(ctx context.Context, h Host) (*Machine, error) {
 		return nil, err
 	}
 	m := &Machine{Host: h, client: ssh.NewClient(c, channels, requests), done: make(chan struct{})}
-	go m.stayAlive()
+	go m.runKeepalive()
 	return m, nil
 }
 
-// Close ends the connection, and whatever still runs by it.
+// Close closes the connection and stops running commands.
 func (m *Machine) Close() error {
 	m.close.Do(func() { close(m.done) })
 	return m.client.Close()
 }
 
-// stayAlive hangs up on a machine that does not answer any more, so that nobody waits for it.
-func (m *Machine) stayAlive() {
-	tick := time.NewTicker(aliveEvery)
+// runKeepalive closes the connection if the machine no longer answers, so that no command waits
+// forever.
+func (m *Machine) runKeepalive() {
+	tick := time.NewTicker(keepaliveInterval)
 	defer tick.Stop()
 	for {
 		select {
@@ -117,15 +119,16 @@ func (m *Machine) stayAlive() {
 			}
 		case <-m.done:
 			return
-		case <-time.After(aliveWithin):
+		case <-time.After(keepaliveTimeout):
 			m.client.Close()
 			return
 		}
 	}
 }
 
-// hostKey judges what a machine proves, and says by which sorts of keys it is known: another sort would look like another machine.
-func hostKey(h Host) (ssh.HostKeyCallback, []string, error) {
+// hostKeyCheck returns a callback that verifies the host key, and the key algorithms by which the
+// host is known. Another algorithm would yield a different key.
+func hostKeyCheck(h Host) (ssh.HostKeyCallback, []string, error) {
 	if h.SSH.HostKey != "" {
 		want, _, _, _, err := ssh.ParseAuthorizedKey([]byte(h.SSH.HostKey))
 		if err != nil {
@@ -137,7 +140,7 @@ func hostKey(h Host) (ssh.HostKeyCallback, []string, error) {
 					ssh.FingerprintSHA256(is), ssh.FingerprintSHA256(want))
 			}
 			return nil
-		}, signatures(want.Type()), nil
+		}, signatureAlgorithms(want.Type()), nil
 	}
 	known, err := knownhosts.New(h.SSH.KnownHosts)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -159,12 +162,12 @@ func hostKey(h Host) (ssh.HostKeyCallback, []string, error) {
 		return fmt.Errorf("ITS KEY HAS CHANGED: it proves %s, and line %d of %s has %s: somebody may be in between, or it was installed anew; "+
 			"if it was, 'ssh-keygen -R' forgets the old key", ssh.FingerprintSHA256(is), differs.Want[0].Line, differs.Want[0].Filename, ssh.FingerprintSHA256(differs.Want[0].Key))
 	}
-	// Asked with a key that nobody has, the file says which it knows.
+	// The error for an unknown key lists the keys in the file.
 	var differs *knownhosts.KeyError
 	var sorts []string
-	if errors.As(known(target(h), &net.TCPAddr{}, unknownKey{}), &differs) {
+	if errors.As(known(sshTarget(h), &net.TCPAddr{}, unknownKey{}), &differs) {
 		for _, k := range differs.Want {
-			for _, s := range signatures(k.Key.Type()) {
+			for _, s := range signatureAlgorithms(k.Key.Type()) {
 				if !slices.Contains(sorts, s) {
 					sorts = append(sorts, s)
 				}
@@ -174,8 +177,8 @@ func hostKey(h Host) (ssh.HostKeyCallback, []string, error) {
 	return check, sorts, nil
 }
 
-// signatures are the algorithms of a sort of key.
-func signatures(sort string) []string {
+// signatureAlgorithms returns the signature algorithms of a key type.
+func signatureAlgorithms(sort string) []string {
 	if sort == ssh.KeyAlgoRSA {
 		return []string{ssh.KeyAlgoRSASHA512, ssh.KeyAlgoRSASHA256}
 	}
@@ -189,10 +192,11 @@ func (unknownKey) Type() string                        { return "none" }
 func (unknownKey) Marshal() []byte                     { return []byte("none") }
 func (unknownKey) Verify([]byte, *ssh.Signature) error { return errors.New("nobody signs with it") }
 
-// keys are those that we prove who we are with.
-func keys(h Host) ([]ssh.AuthMethod, func(), error) {
+// authMethods returns the authentication methods of the caller, and a function that closes the SSH
+// agent.
+func authMethods(h Host) ([]ssh.AuthMethod, func(), error) {
 	if h.SSH.Key != "" {
-		one, err := privateKey(h.SSH.Key)
+		one, err := readPrivateKey(h.SSH.Key)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -202,7 +206,7 @@ func keys(h Host) ([]ssh.AuthMethod, func(), error) {
 	closeAgent := func() {}
 	if socket := os.Getenv("SSH_AUTH_SOCK"); socket != "" {
 		if conn, err := net.DialTimeout("unix", socket, 2*time.Second); err == nil {
-			conn.SetDeadline(time.Now().Add(dialLimit))
+			conn.SetDeadline(time.Now().Add(dialTimeout))
 			closeAgent = func() { conn.Close() }
 			auth = append(auth, ssh.PublicKeysCallback(agent.NewClient(conn).Signers))
 		}
@@ -211,7 +215,7 @@ func keys(h Host) ([]ssh.AuthMethod, func(), error) {
 	if err == nil {
 		var own []ssh.Signer
 		for _, name := range []string{"id_ed25519", "id_ecdsa", "id_rsa"} {
-			if one, err := privateKey(filepath.Join(home, ".ssh", name)); err == nil { // one with a passphrase is the agent's
+			if one, err := readPrivateKey(filepath.Join(home, ".ssh", name)); err == nil { // keys with a passphrase are left to the SSH agent
 				own = append(own, one)
 			}
 		}
@@ -225,7 +229,7 @@ func keys(h Host) ([]ssh.AuthMethod, func(), error) {
 	return auth, closeAgent, nil
 }
 
-func privateKey(path string) (ssh.Signer, error) {
+func readPrivateKey(path string) (ssh.Signer, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, fmt.Errorf("ssh.key: %w", err)
@@ -248,7 +252,7 @@ func privateKey(path string) (ssh.Signer, error) {
 	return one, nil
 }
 
-// fingerprint is a short name of bytes that are compared.
+// fingerprint returns a short hash for comparisons.
 func fingerprint(raw []byte) string {
 	sum := sha256.Sum256(raw)
 	return base64.RawStdEncoding.EncodeToString(sum[:])

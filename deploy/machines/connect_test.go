@@ -42,19 +42,19 @@ func TestRunAndPut(t *testing.T) {
 		t.Errorf("said %q (%v)", out, err)
 	}
 	_, err := m.Run(t.Context(), "echo first; echo 'no room' >&2; exit 3", nil)
-	var failed *Failed
-	if !errors.As(err, &failed) || failed.Status != 3 || failed.Said != "no room" || !strings.HasPrefix(err.Error(), "cp1: ") {
+	var failed *CommandError
+	if !errors.As(err, &failed) || failed.Status != 3 || failed.Output != "no room" || !strings.HasPrefix(err.Error(), "cp1: ") {
 		t.Errorf("%v: want status 3 of cp1 and the last words", err)
 	}
 	// What a daemon prints when it makes a cluster are tokens that let anybody in: an error of it may come to be in a log.
 	_, err = m.Run(t.Context(), `echo "replicas: keelson1.controlplane.abc.SECRET.hash
 workers: 'keelson1.node.abc.$(printf '%04096d' 0)SECRET.hash'" >&2; exit 1`, nil)
-	if !errors.As(err, &failed) || failed.Said != "replicas: keelson1...\nworkers: 'keelson1...'" {
+	if !errors.As(err, &failed) || failed.Output != "replicas: keelson1...\nworkers: 'keelson1...'" {
 		t.Errorf("%v: want the last words, and no token", err)
 	}
 	path := filepath.Join(t.TempDir(), "it's below", "file")
 	content := bytes.Repeat([]byte("0123456789\n"), 100_000)
-	if err := m.Put(t.Context(), bytes.NewReader(content), int64(len(content)), path, 0o640); err != nil {
+	if err := m.WriteFile(t.Context(), bytes.NewReader(content), int64(len(content)), path, 0o640); err != nil {
 		t.Fatal(err)
 	}
 	is, err := os.ReadFile(path)
@@ -63,7 +63,7 @@ workers: 'keelson1.node.abc.$(printf '%04096d' 0)SECRET.hash'" >&2; exit 1`, nil
 		t.Errorf("the file has %d bytes and the mode %v (%v)", len(is), info.Mode(), err)
 	}
 	// What ends too early is not put in the place of what was there.
-	if err := m.Put(t.Context(), strings.NewReader("half"), 100, path, 0o640); err == nil || !strings.Contains(err.Error(), "in part") {
+	if err := m.WriteFile(t.Context(), strings.NewReader("half"), 100, path, 0o640); err == nil || !strings.Contains(err.Error(), "in part") {
 		t.Errorf("%v: want that it came in part", err)
 	}
 	if again, _ := os.ReadFile(path); !bytes.Equal(again, content) {
@@ -192,10 +192,10 @@ func TestEndlessOutput(t *testing.T) {
 	m := connected(t, h)
 	for _, script := range []string{"yes", "yes >&2"} {
 		out, err := m.Run(t.Context(), script, nil)
-		if !errors.Is(err, errTooMuch) {
+		if !errors.Is(err, errOutputTooLarge) {
 			t.Errorf("%s: %v: want that it is too much", script, err)
 		}
-		if len(out) > maxSaid {
+		if len(out) > maxOutput {
 			t.Errorf("%s: %d bytes were kept", script, len(out))
 		}
 	}

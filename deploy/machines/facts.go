@@ -15,47 +15,49 @@ import (
 	"time"
 )
 
-// Facts are what a machine is and has. The zero value is a machine of which nothing is known.
+// Facts are the properties and the installed state of a machine. The zero value means that nothing
+// is known.
 type Facts struct {
-	Hostname, MachineID, Arch, Kernel string // Arch as releases name it, amd64 or arm64, else as the machine does
+	Hostname, MachineID, Arch, Kernel string // Arch is amd64 or arm64 if supported, else the machine's own name
 	Root, Systemd                     bool
-	Cgroup                            []string // controllers of cgroup v2; none where it is not mounted
+	Cgroup                            []string // controllers of cgroup v2; empty if it is not mounted
 	Programs                          map[string]bool
-	Modules                           map[string]bool // parts of the kernel: there, or false where it has them not; none of which it cannot be told
-	IPVS                              bool            // the kernel has it loaded
+	Modules                           map[string]bool // kernel modules: available or not; unknown ones are missing
+	IPVS                              bool            // the ip_vs module is loaded
 	Addresses                         []string
-	Networks                          []Network        // the same, with their links
-	Ports                             map[int]bool     // TCP ports that somebody listens at
-	UDP                               []netip.AddrPort // that a process has; the kernel's own are not among them
-	OtherNetwork                      bool             // pods get the network of a product that has its configuration in /etc/cni/net.d
-	Skew                              time.Duration    // how much its clock is ahead of ours
-	SkewUnsure                        time.Duration    // and how much of that is the time that asking took
-	Memory, Room                      int64            // bytes: all memory; what is free where Keelson's data goes
-	Sync                              time.Duration    // how long one synchronous write takes there; 0 = unknown
+	Networks                          []Network        // the addresses with their links
+	Ports                             map[int]bool     // TCP ports in use
+	UDP                               []netip.AddrPort // UDP sockets of processes, without the kernel's own
+	OtherNetwork                      bool             // a network product has a configuration in /etc/cni/net.d
+	Skew                              time.Duration    // clock of the machine minus the caller's clock
+	SkewError                         time.Duration    // maximum error of Skew
+	Memory, FreeBytes                 int64            // bytes: total memory; free space for Keelson's data
+	SyncLatency                       time.Duration    // duration of one synchronous write there; 0: unknown
 	Surroundings
 
-	// Sums are of installed files, SHA-256 by path; of releases that were put there (Cache) and of images that the agent imports too.
+	// Sums are the SHA-256 sums of installed files by path, also of uploaded releases (Cache) and
+	// of images that the agent imports.
 	Sums            map[string]string
-	Version         string          // of the installed programs, as they say it
-	Active, Enabled map[string]bool // units without .service
-	Stale           map[string]bool // those that run since before something of theirs was changed
-	// ControlPlane and Agent are the files of settings, "" where there is none.
+	Version         string          // of the installed programs, as they print it
+	Active, Enabled map[string]bool // systemd units without .service
+	Stale           map[string]bool // units that have run since before their files changed
+	// ControlPlane and Agent are the settings files, "" if missing.
 	ControlPlane, Agent string
 
-	Replica, ReplicaWhole bool   // it has keys of a replica; it has all that a replica needs
-	Waiting               bool   // its replica has no vote yet, as far as it knows: it joined as a standby
-	Joining               bool   // its replica has not been taken into the group yet
-	ClusterID             string // of the cluster that the replica belongs to
+	Replica, ReplicaWhole bool   // it has keys of a replica; it has everything that a replica needs
+	WithoutVote           bool   // its replica joined as a standby and has no vote, as far as it knows
+	Joining               bool   // its replica has not joined the raft cluster yet
+	ClusterID             string // cluster of the replica
 	ClusterName           string
-	// PodRanges and ServiceRanges are of that cluster, as flags of init have them.
+	// PodRanges and ServiceRanges of that cluster, in the form of the flags of init.
 	PodRanges, ServiceRanges string
 	Admin                    bool   // it has an administrator's kubeconfig
-	Node                     bool   // it has the certificate of a node
-	NodeName                 string // of which, as the certificate says; "" where it cannot be read
+	Node                     bool   // it has a node certificate
+	NodeName                 string // name in that certificate; "" if it cannot be read
 	NodeCA, ReplicaCA        string
 }
 
-// Network is an address of a link, with the length of the network that it is in.
+// Network is an address of a link, with its prefix length.
 type Network struct {
 	Link   string
 	Prefix netip.Prefix
@@ -66,12 +68,12 @@ type Network struct {
 //go:embed facts.sh
 var factsScript string
 
-// factsLimit is how long a machine may take to say what it is.
-const factsLimit = 5 * time.Minute
+// factsTimeout is the maximum time for reading the facts.
+const factsTimeout = 5 * time.Minute
 
-// ReadFacts asks a machine what it is and has, and changes nothing on it.
+// ReadFacts reads the facts of a machine. It changes nothing on it.
 func (m *Machine) ReadFacts(ctx context.Context) (Facts, error) {
-	ctx, cancel := context.WithTimeout(ctx, factsLimit)
+	ctx, cancel := context.WithTimeout(ctx, factsTimeout)
 	defer cancel()
 	asked := time.Now()
 	out, err := m.Run(ctx, factsScript, nil)
@@ -82,22 +84,23 @@ func (m *Machine) ReadFacts(ctx context.Context) (Facts, error) {
 	if err != nil {
 		return Facts{}, fmt.Errorf("%s: asking what it has: %w", m.Host.Name, err)
 	}
-	f.From = m.seenFrom(ctx)
+	f.From = m.clientAddress(ctx)
 	if clock.IsZero() {
 		return f, nil
 	}
-	// A second, short question tells the clock better: the first one wrote to the disk.
+	// A second, short command measures the clock more precisely, because the first one writes to
+	// the disk.
 	before := time.Now()
 	out, err = m.Run(ctx, "date +%s.%N", nil)
 	if now, ok := unixTime(strings.TrimSpace(out)); err == nil && ok {
 		clock, asked = now, before
 	}
 	took := time.Since(asked)
-	f.Skew, f.SkewUnsure = clock.Sub(asked.Add(took/2)), took/2
+	f.Skew, f.SkewError = clock.Sub(asked.Add(took/2)), took/2
 	return f, nil
 }
 
-// parseFacts reads what the script said, and when the machine thought it was.
+// parseFacts parses the output of the script. clock is the time of the machine, or zero.
 func parseFacts(out string) (f Facts, clock time.Time, err error) {
 	f = Facts{Programs: map[string]bool{}, Modules: map[string]bool{}, Ports: map[int]bool{}, Sums: map[string]string{},
 		Active: map[string]bool{}, Enabled: map[string]bool{}, Stale: map[string]bool{}}
@@ -105,7 +108,7 @@ func parseFacts(out string) (f Facts, clock time.Time, err error) {
 	certificate := ""
 	texts := map[string]*string{"nodecert": &certificate, "controlplane": &f.ControlPlane, "agent": &f.Agent, "version": &f.Version, "nodeca": &f.NodeCA, "replicaca": &f.ReplicaCA}
 	lines := bufio.NewScanner(strings.NewReader(out))
-	lines.Buffer(nil, maxSaid)
+	lines.Buffer(nil, maxOutput)
 	for lines.Scan() {
 		k, v, _ := strings.Cut(lines.Text(), " ")
 		if to, ok := texts[k]; ok {
@@ -122,7 +125,7 @@ func parseFacts(out string) (f Facts, clock time.Time, err error) {
 		case "machine":
 			f.MachineID = v
 		case "arch":
-			f.Arch = archOf(v)
+			f.Arch = releaseArch(v)
 		case "kernel":
 			f.Kernel = v
 		case "root":
@@ -142,9 +145,9 @@ func parseFacts(out string) (f Facts, clock time.Time, err error) {
 		case "clock":
 			clock, _ = unixTime(v)
 		case "memory":
-			f.Memory = number(v) << 10
+			f.Memory = nonNegativeNumber(v) << 10
 		case "room":
-			f.Room = number(v) << 10
+			f.FreeBytes = nonNegativeNumber(v) << 10
 		case "address":
 			f.Addresses = append(f.Addresses, v)
 		case "network":
@@ -153,7 +156,7 @@ func parseFacts(out string) (f Facts, clock time.Time, err error) {
 				f.Networks = append(f.Networks, Network{link, p})
 			}
 		case "udp":
-			if at, ok := socket(v); ok {
+			if at, ok := parseUDPSocket(v); ok {
 				f.UDP = append(f.UDP, at)
 			}
 		case "othernetwork":
@@ -163,7 +166,7 @@ func parseFacts(out string) (f Facts, clock time.Time, err error) {
 				f.Ports[int(n)] = true
 			}
 		case "sync":
-			f.Sync = time.Duration(number(v)) * time.Microsecond
+			f.SyncLatency = time.Duration(nonNegativeNumber(v)) * time.Microsecond
 		case "active":
 			f.Active[v] = true
 		case "enabled":
@@ -177,7 +180,7 @@ func parseFacts(out string) (f Facts, clock time.Time, err error) {
 		case "replica":
 			f.Replica, f.ReplicaWhole = true, f.ReplicaWhole || v == "whole"
 		case "waiting":
-			f.Waiting = true
+			f.WithoutVote = true
 		case "joining":
 			f.Joining = true
 		case "admin":
@@ -185,22 +188,22 @@ func parseFacts(out string) (f Facts, clock time.Time, err error) {
 		case "node":
 			f.Node = true
 		case "cluster":
-			f.ClusterID, f.ClusterName, f.PodRanges, f.ServiceRanges = identity(v)
+			f.ClusterID, f.ClusterName, f.PodRanges, f.ServiceRanges = decodeClusterIdentity(v)
 		case "end":
 			whole = true
 		default:
-			f.surroundings(k, v)
+			f.parseSurroundings(k, v)
 		}
 	}
 	if !whole {
-		return f, clock, fmt.Errorf("it did not say all: %s", lastWords(out))
+		return f, clock, fmt.Errorf("it did not say all: %s", outputTail(out))
 	}
 	f.Version, f.NodeName = strings.TrimSpace(f.Version), nodeName(certificate)
 	return f, clock, nil
 }
 
-// identity reads which cluster a replica belongs to, and which ranges that has.
-func identity(encoded string) (id, name, pods, services string) {
+// decodeClusterIdentity returns the cluster of a replica and its ranges.
+func decodeClusterIdentity(encoded string) (id, name, pods, services string) {
 	raw, err := base64.StdEncoding.DecodeString(encoded)
 	var c struct{ ID, Name, ClusterCIDR, ServiceCIDR string }
 	if err != nil || json.Unmarshal(raw, &c) != nil {
@@ -209,7 +212,7 @@ func identity(encoded string) (id, name, pods, services string) {
 	return c.ID, c.Name, c.ClusterCIDR, c.ServiceCIDR
 }
 
-func archOf(machine string) string {
+func releaseArch(machine string) string {
 	switch machine {
 	case "x86_64":
 		return "amd64"
@@ -219,9 +222,9 @@ func archOf(machine string) string {
 	return machine
 }
 
-// socket reads an address as /proc/net/udp writes it: words of 32 bits in the machine's own order, which is little-endian wherever
-// Keelson runs, and a port.
-func socket(s string) (netip.AddrPort, bool) {
+// parseUDPSocket parses an address of /proc/net/udp: 32-bit words in host byte order, which is
+// little-endian on all supported architectures, and a port.
+func parseUDPSocket(s string) (netip.AddrPort, bool) {
 	at, port, _ := strings.Cut(s, ":")
 	raw, err := hex.DecodeString(at)
 	n, err2 := strconv.ParseUint(port, 16, 16)
@@ -235,7 +238,7 @@ func socket(s string) (netip.AddrPort, bool) {
 	return netip.AddrPortFrom(a.Unmap(), uint16(n)), ok
 }
 
-func number(s string) int64 {
+func nonNegativeNumber(s string) int64 {
 	n, err := strconv.ParseInt(s, 10, 52)
 	if err != nil || n < 0 {
 		return 0
@@ -253,19 +256,19 @@ func unixTime(s string) (time.Time, bool) {
 	return time.Unix(sec, nano), true
 }
 
-// Unit is the name of the daemon's unit, without .service.
-func (r Role) Unit() string {
+// UnitName returns the name of the daemon's systemd unit, without .service.
+func (r Role) UnitName() string {
 	if r == Worker {
 		return "keelson-agent"
 	}
 	return "keelson-controlplane"
 }
 
-// Cache is the folder of a machine that releases are put into.
+// Cache is the folder on a machine for uploaded releases.
 const Cache = "/var/cache/keelson"
 
-// Installed says whether any program of Keelson's is there.
-func (f Facts) Installed() bool {
+// HasPrograms reports whether any program of Keelson's is installed.
+func (f Facts) HasPrograms() bool {
 	for path := range f.Sums {
 		if strings.HasPrefix(path, "/usr/bin/keelson-") {
 			return true

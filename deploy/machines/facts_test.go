@@ -65,11 +65,11 @@ func TestReadFacts(t *testing.T) {
 	if err := syscall.Statfs(root, &disk); err != nil {
 		t.Fatal(err)
 	}
-	if free := int64(disk.Bavail) * disk.Bsize; f.Room < free/10*9 || f.Room > free/10*11 { // others write meanwhile
-		t.Errorf("room for %d bytes: want about %d", f.Room, free)
+	if free := int64(disk.Bavail) * disk.Bsize; f.FreeBytes < free/10*9 || f.FreeBytes > free/10*11 { // others write meanwhile
+		t.Errorf("room for %d bytes: want about %d", f.FreeBytes, free)
 	}
-	if f.Hostname == "" || f.Skew.Abs() > f.SkewUnsure+time.Second {
-		t.Errorf("room %d, name %q, clock %v ahead (%v unsure)", f.Room, f.Hostname, f.Skew, f.SkewUnsure)
+	if f.Hostname == "" || f.Skew.Abs() > f.SkewError+time.Second {
+		t.Errorf("room %d, name %q, clock %v ahead (%v unsure)", f.FreeBytes, f.Hostname, f.Skew, f.SkewError)
 	}
 	if after := files(); !slices.Equal(before, after) {
 		t.Errorf("asking left\n%s\nof\n%s", strings.Join(after, "\n"), strings.Join(before, "\n"))

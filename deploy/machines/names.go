@@ -8,13 +8,14 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// MayBeNamed says whether a file can name a machine so: daemons that were begun by hand may have names with dots, or with capitals.
-func MayBeNamed(name string) bool { return hostName.MatchString(name) }
+// IsValidHostName reports whether a cluster file can use the name. Daemons that were started by
+// hand may have names with dots or capitals.
+func IsValidHostName(name string) bool { return hostName.MatchString(name) }
 
-// ReplicaName is what a machine's replica calls itself: what its settings say, or else the machine's hostname. It is "" where nobody
-// can tell, as without settings.
+// ReplicaName returns the name of a machine's replica: from its settings, or else the hostname. It
+// is "" if it is unknown, for example without settings.
 func (f Facts) ReplicaName() string {
-	name, ok := setting(f.ControlPlane, "name")
+	name, ok := settingValues(f.ControlPlane, "name")
 	switch {
 	case !ok:
 		return ""
@@ -24,10 +25,10 @@ func (f Facts) ReplicaName() string {
 	return f.Hostname
 }
 
-// AgentName is the name of a machine's node: that of its certificate, which never changes, or else what its settings say, or else the
-// machine's hostname. It is "" where nobody can tell.
+// AgentName returns the name of a machine's node: from its certificate, which never changes, from
+// its settings, or else the hostname. It is "" if it is unknown.
 func (f Facts) AgentName() string {
-	name, ok := setting(f.Agent, "node-name")
+	name, ok := settingValues(f.Agent, "node-name")
 	switch {
 	case f.NodeName != "":
 		return f.NodeName
@@ -39,9 +40,9 @@ func (f Facts) AgentName() string {
 	return strings.ToLower(f.Hostname)
 }
 
-// AgentServers are the replicas that a machine's agent was told of, each HOST:PORT.
+// AgentServers returns the replicas in the settings of a machine's agent, each as HOST:PORT.
 func (f Facts) AgentServers() (out []string) {
-	all, _ := setting(f.Agent, "server")
+	all, _ := settingValues(f.Agent, "server")
 	for _, one := range all {
 		for part := range strings.SplitSeq(one, ",") {
 			if part = strings.TrimSpace(part); part != "" {
@@ -52,9 +53,9 @@ func (f Facts) AgentServers() (out []string) {
 	return out
 }
 
-// setting is what a daemon's file of settings says for a key: one text, or a list, or nothing. It is not ok where there is no file
-// that can be read.
-func setting(file, key string) (value []string, ok bool) {
+// settingValues returns the value of a key in a settings file: one text, a list, or nothing. ok is
+// false if the file is missing or cannot be parsed.
+func settingValues(file, key string) (value []string, ok bool) {
 	if strings.TrimSpace(file) == "" {
 		return nil, false
 	}
@@ -74,7 +75,7 @@ func setting(file, key string) (value []string, ok bool) {
 	return value, true
 }
 
-// nodeName is of which node a certificate is; "" where it is none of a node's.
+// nodeName returns the node name in a certificate, or "" if it is not a node certificate.
 func nodeName(certificate string) string {
 	block, _ := pem.Decode([]byte(certificate))
 	if block == nil {

@@ -13,7 +13,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Bounds of a cluster file.
+// Limits of a cluster file.
 const (
 	maxFile  = 1 << 20 // bytes
 	maxHosts = 1000
@@ -24,15 +24,15 @@ var (
 	hostName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 	sshName  = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$`)
 	flagName = regexp.MustCompile(`^[a-z][a-z0-9-]{0,63}$`)
-	// initValue has what install.sh takes of a flag of init.
+	// initValue is the form that install.sh accepts for a flag of init.
 	initValue = regexp.MustCompile(`^[]A-Za-z0-9._:/=,@+[-]{1,512}$`)
 	labelKey  = regexp.MustCompile(`^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
 	labelText = regexp.MustCompile(`^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$`)
 	taintForm = regexp.MustCompile(`^([^=:]+)(?:=([^=:]*))?:(NoSchedule|PreferNoSchedule|NoExecute)$`)
 )
 
-// elsewhere are settings that follow from other keys of the cluster file, each with the key.
-var elsewhere = map[string]string{
+// derivedSettings are settings that follow from other keys of the cluster file, with those keys.
+var derivedSettings = map[string]string{
 	"standby": "the host's roles", "name": "the host's name", "node-name": "the host's name", "advertise-address": "the host's address", "node-ip": "the host's address",
 	"server": "the hosts with a replica", "token": "tokens that are made when a machine joins", "token-file": "tokens that are made when a machine joins",
 	"node-labels": "the host's labels", "taints": "the host's taints", "cluster-name": "the key name",
@@ -40,12 +40,13 @@ var elsewhere = map[string]string{
 	"run-dir": "the scripts of a release, which know its place", "cgroup-root": "the units of a release, which know its place", "config": "the units of a release",
 }
 
-// Parse judges a cluster file; paths in it are relative to folder, and ~ is home. Errors begin with what comes after the file's name.
+// Parse parses a cluster file. Relative paths in it are relative to folder, and ~ is home. Errors
+// start with the text after the file's name.
 func Parse(raw []byte, folder, home string) (Cluster, error) {
 	if len(raw) > maxFile {
 		return Cluster{}, fmt.Errorf(": %d bytes: a cluster file has at most %d", len(raw), maxFile)
 	}
-	// A short text of nested brackets would keep the parser busy.
+	// A short text of nested brackets would take the parser a long time.
 	if n := bytes.Count(raw, []byte("[")) + bytes.Count(raw, []byte("{")); n > 10*maxHosts {
 		return Cluster{}, fmt.Errorf(": %d brackets: no cluster file has so many", n)
 	}
@@ -60,32 +61,33 @@ func Parse(raw []byte, folder, home string) (Cluster, error) {
 	if err := dec.Decode(&more); !errors.Is(err, io.EOF) {
 		return Cluster{}, errors.New(": there is more than one document: want one")
 	}
-	p := parser{lines: map[string]int{}}
-	if err := p.file(doc.Content[0]); err != nil {
+	p := fileParser{lines: map[string]int{}}
+	if err := p.parseFile(doc.Content[0]); err != nil {
 		return Cluster{}, err
 	}
 	for i := range p.hosts {
-		p.cluster.Hosts = append(p.cluster.Hosts, p.host(p.hosts[i]))
+		p.cluster.Hosts = append(p.cluster.Hosts, p.withDefaults(p.hosts[i]))
 	}
-	if err := p.cluster.complete(folder, home, p.lines); err != nil {
+	if err := p.cluster.applyDefaults(folder, home, p.lines); err != nil {
 		return Cluster{}, err
 	}
 	return p.cluster, nil
 }
 
-// parser holds what stands before the hosts are made of it: a default may stand below them.
-type parser struct {
+// fileParser collects the values of the file before the hosts are completed, because defaults may
+// follow the hosts.
+type fileParser struct {
 	cluster             Cluster
 	ssh                 SSH
 	controlplane, agent Settings
 	version, kind       string
 	hosts               []Host
-	lines               map[string]int // of each host
+	lines               map[string]int // line of each host
 }
 
-// host is one of the file with what all have in common.
-func (p *parser) host(h Host) Host {
-	h.ControlPlane, h.Agent = p.controlplane.over(h.ControlPlane), p.agent.over(h.Agent)
+// withDefaults returns a host with the file's defaults.
+func (p *fileParser) withDefaults(h Host) Host {
+	h.ControlPlane, h.Agent = p.controlplane.overriddenBy(h.ControlPlane), p.agent.overriddenBy(h.Agent)
 	s := p.ssh
 	s.Address, s.HostKey = h.SSH.Address, h.SSH.HostKey
 	for _, f := range []struct{ from, to *string }{{&h.SSH.User, &s.User}, {&h.SSH.Key, &s.Key}, {&h.SSH.KnownHosts, &s.KnownHosts}} {
@@ -106,25 +108,25 @@ func (p *parser) host(h Host) Host {
 	return h
 }
 
-// key is what is done with the value of a key.
-type key struct {
-	name string
-	take func(*yaml.Node) error
+// keyParser parses the value of a key.
+type keyParser struct {
+	name  string
+	parse func(*yaml.Node) error
 }
 
-func (p *parser) file(top *yaml.Node) error {
+func (p *fileParser) parseFile(top *yaml.Node) error {
 	c := &p.cluster
 	c.Name = "keelson"
-	err := mapping("the file", top, []key{
-		{"apiVersion", text(&p.version, nil, "")},
-		{"kind", text(&p.kind, nil, "")},
-		{"name", text(&c.Name, hostName, "small letters, digits and -, 63 at most")},
-		{"release", text(&c.Release, nil, "")},
-		{"init", p.init},
+	err := parseMapping("the file", top, []keyParser{
+		{"apiVersion", parseText(&p.version, nil, "")},
+		{"kind", parseText(&p.kind, nil, "")},
+		{"name", parseText(&c.Name, hostName, "small letters, digits and -, 63 at most")},
+		{"release", parseText(&c.Release, nil, "")},
+		{"init", p.parseInit},
 		{"ssh", func(n *yaml.Node) error { return sshKeys(&p.ssh, n, false) }},
-		{"controlplane", settingsOf(&p.controlplane)},
-		{"agent", settingsOf(&p.agent)},
-		{"hosts", p.hostList},
+		{"controlplane", parseSettings(&p.controlplane)},
+		{"agent", parseSettings(&p.agent)},
+		{"hosts", p.parseHosts},
 	})
 	switch {
 	case err != nil:
@@ -137,9 +139,9 @@ func (p *parser) file(top *yaml.Node) error {
 	return nil
 }
 
-func (p *parser) init(n *yaml.Node) error {
+func (p *fileParser) parseInit(n *yaml.Node) error {
 	var s Settings
-	if err := settingsOf(&s)(n); err != nil {
+	if err := parseSettings(&s)(n); err != nil {
 		return err
 	}
 	for i := 0; i < len(n.Content); i += 2 { // in the file's order
@@ -153,7 +155,7 @@ func (p *parser) init(n *yaml.Node) error {
 	return nil
 }
 
-func (p *parser) hostList(n *yaml.Node) error {
+func (p *fileParser) parseHosts(n *yaml.Node) error {
 	if n.Kind != yaml.SequenceNode {
 		return fmt.Errorf(", line %d: hosts: want a list, each with name, address and roles", n.Line)
 	}
@@ -162,15 +164,15 @@ func (p *parser) hostList(n *yaml.Node) error {
 	}
 	for _, below := range n.Content {
 		var h Host
-		err := mapping("hosts", below, []key{
-			{"name", text(&h.Name, hostName, "small letters, digits and -, 63 at most")},
-			{"address", text(&h.Address, nil, "")},
-			{"roles", roles(&h.Roles)},
-			{"labels", labels(&h.Labels)},
-			{"taints", taints(&h.Taints)},
+		err := parseMapping("hosts", below, []keyParser{
+			{"name", parseText(&h.Name, hostName, "small letters, digits and -, 63 at most")},
+			{"address", parseText(&h.Address, nil, "")},
+			{"roles", parseRoles(&h.Roles)},
+			{"labels", parseLabels(&h.Labels)},
+			{"taints", parseTaints(&h.Taints)},
 			{"ssh", func(n *yaml.Node) error { return sshKeys(&h.SSH, n, true) }},
-			{"controlplane", settingsOf(&h.ControlPlane)},
-			{"agent", settingsOf(&h.Agent)},
+			{"controlplane", parseSettings(&h.ControlPlane)},
+			{"agent", parseSettings(&h.Agent)},
 		})
 		if err != nil {
 			return err
@@ -187,39 +189,39 @@ func (p *parser) hostList(n *yaml.Node) error {
 }
 
 func sshKeys(s *SSH, n *yaml.Node, ofHost bool) error {
-	keys := []key{
-		{"user", text(&s.User, sshName, "the name of a user")},
-		{"port", port(&s.Port)},
-		{"key", text(&s.Key, nil, "")},
-		{"knownHosts", text(&s.KnownHosts, nil, "")},
+	keys := []keyParser{
+		{"user", parseText(&s.User, sshName, "the name of a user")},
+		{"port", parsePort(&s.Port)},
+		{"key", parseText(&s.Key, nil, "")},
+		{"knownHosts", parseText(&s.KnownHosts, nil, "")},
 	}
 	if ofHost {
-		keys = append(keys, key{"address", text(&s.Address, nil, "")}, key{"hostKey", text(&s.HostKey, nil, "")})
+		keys = append(keys, keyParser{"address", parseText(&s.Address, nil, "")}, keyParser{"hostKey", parseText(&s.HostKey, nil, "")})
 	}
-	return mapping("ssh", n, keys)
+	return parseMapping("ssh", n, keys)
 }
 
-// mapping hands the value of each key on. It refuses keys that it does not know, and such as are there twice.
-func mapping(of string, n *yaml.Node, keys []key) error {
+// parseMapping calls the parser of each key. Unknown and duplicate keys are errors.
+func parseMapping(of string, n *yaml.Node, keys []keyParser) error {
 	if n.Kind != yaml.MappingNode {
 		return fmt.Errorf(", line %d: %s: want lines of the form 'key: value'", n.Line, of)
 	}
 	seen := map[string]int{}
 	for i := 0; i < len(n.Content); i += 2 {
 		name, value := n.Content[i], n.Content[i+1]
-		at := slices.IndexFunc(keys, func(k key) bool { return k.name == name.Value })
+		at := slices.IndexFunc(keys, func(k keyParser) bool { return k.name == name.Value })
 		if name.Kind != yaml.ScalarNode || at < 0 {
 			var all []string
 			for _, k := range keys {
 				all = append(all, k.name)
 			}
-			return fmt.Errorf(", line %d: unknown key %s in %s: there are %s", name.Line, shown(name.Value), of, strings.Join(all, ", "))
+			return fmt.Errorf(", line %d: unknown key %s in %s: there are %s", name.Line, quoteBounded(name.Value), of, strings.Join(all, ", "))
 		}
 		if first, again := seen[name.Value]; again {
 			return fmt.Errorf(", line %d: key %s is there twice: it stands in line %d already", name.Line, name.Value, first)
 		}
 		seen[name.Value] = name.Line
-		if err := keys[at].take(value); err != nil {
+		if err := keys[at].parse(value); err != nil {
 			if !strings.HasPrefix(err.Error(), ", line ") {
 				err = fmt.Errorf(", line %d: %s: %w", value.Line, name.Value, err)
 			}
@@ -229,8 +231,8 @@ func mapping(of string, n *yaml.Node, keys []key) error {
 	return nil
 }
 
-// text takes a text that has a form, which is said in words.
-func text(to *string, form *regexp.Regexp, want string) func(*yaml.Node) error {
+// parseText returns a parser of a text with a form, which want describes.
+func parseText(to *string, form *regexp.Regexp, want string) func(*yaml.Node) error {
 	return func(n *yaml.Node) error {
 		switch {
 		case n.Kind != yaml.ScalarNode || n.Tag == "!!null" || n.Value == "":
@@ -238,27 +240,27 @@ func text(to *string, form *regexp.Regexp, want string) func(*yaml.Node) error {
 		case len(n.Value) > maxText:
 			return fmt.Errorf("%d bytes: want %d at most", len(n.Value), maxText)
 		case form != nil && !form.MatchString(n.Value):
-			return fmt.Errorf("%s: want %s", shown(n.Value), want)
+			return fmt.Errorf("%s: want %s", quoteBounded(n.Value), want)
 		case strings.ContainsAny(n.Value, "\x00\n\r"):
-			return fmt.Errorf("%s: want one line", shown(n.Value))
+			return fmt.Errorf("%s: want one line", quoteBounded(n.Value))
 		}
 		*to = n.Value
 		return nil
 	}
 }
 
-func port(to *int) func(*yaml.Node) error {
+func parsePort(to *int) func(*yaml.Node) error {
 	return func(n *yaml.Node) error {
 		v, err := strconv.ParseUint(n.Value, 10, 16)
 		if n.Kind != yaml.ScalarNode || n.Tag != "!!int" || err != nil || v == 0 {
-			return fmt.Errorf("%s: want a port, 1 to 65535", shown(n.Value))
+			return fmt.Errorf("%s: want a port, 1 to 65535", quoteBounded(n.Value))
 		}
 		*to = int(v)
 		return nil
 	}
 }
 
-func roles(to *[]Role) func(*yaml.Node) error {
+func parseRoles(to *[]Role) func(*yaml.Node) error {
 	return func(n *yaml.Node) error {
 		if n.Kind != yaml.SequenceNode {
 			return errors.New("want a list of controlplane, standby and worker, such as [controlplane]")
@@ -266,7 +268,7 @@ func roles(to *[]Role) func(*yaml.Node) error {
 		for _, below := range n.Content {
 			r := Role(below.Value)
 			if r != ControlPlane && r != Standby && r != Worker || slices.Contains(*to, r) {
-				return fmt.Errorf("%s: want controlplane, standby or worker, each once", shown(below.Value))
+				return fmt.Errorf("%s: want controlplane, standby or worker, each once", quoteBounded(below.Value))
 			}
 			*to = append(*to, r)
 		}
@@ -274,10 +276,10 @@ func roles(to *[]Role) func(*yaml.Node) error {
 	}
 }
 
-// machineLabels are kept right by the agent, whatever anybody else says.
+// machineLabels are always set by the agent.
 var machineLabels = []string{"kubernetes.io/hostname", "kubernetes.io/os", "kubernetes.io/arch"}
 
-func labels(to *map[string]string) func(*yaml.Node) error {
+func parseLabels(to *map[string]string) func(*yaml.Node) error {
 	return func(n *yaml.Node) error {
 		if n.Kind != yaml.MappingNode {
 			return errors.New("want lines of the form 'key: value'")
@@ -286,10 +288,10 @@ func labels(to *map[string]string) func(*yaml.Node) error {
 		for i := 0; i < len(n.Content); i += 2 {
 			k, v := n.Content[i], n.Content[i+1]
 			if v.Kind != yaml.ScalarNode || v.Tag == "!!null" || !labelKey.MatchString(k.Value) || !labelText.MatchString(v.Value) {
-				return fmt.Errorf("%s: %s is no label of a node (a number or a truth value goes in quotes)", shown(k.Value), shown(v.Value))
+				return fmt.Errorf("%s: %s is no label of a node (a number or a truth value goes in quotes)", quoteBounded(k.Value), quoteBounded(v.Value))
 			}
 			if _, again := (*to)[k.Value]; again {
-				return fmt.Errorf("%s is there twice", shown(k.Value))
+				return fmt.Errorf("%s is there twice", quoteBounded(k.Value))
 			}
 			if slices.Contains(machineLabels, k.Value) {
 				return fmt.Errorf("%s is what the machine says of itself", k.Value)
@@ -300,7 +302,7 @@ func labels(to *map[string]string) func(*yaml.Node) error {
 	}
 }
 
-func taints(to *[]string) func(*yaml.Node) error {
+func parseTaints(to *[]string) func(*yaml.Node) error {
 	return func(n *yaml.Node) error {
 		if n.Kind != yaml.SequenceNode {
 			return errors.New("want a list of KEY[=VALUE]:EFFECT")
@@ -309,7 +311,7 @@ func taints(to *[]string) func(*yaml.Node) error {
 		for _, below := range n.Content {
 			m := taintForm.FindStringSubmatch(below.Value)
 			if m == nil || !labelKey.MatchString(m[1]) || !labelText.MatchString(m[2]) || seen[m[1]+m[3]] {
-				return fmt.Errorf("%s: want KEY[=VALUE]:EFFECT, each key once with an effect; effects are NoSchedule, PreferNoSchedule and NoExecute", shown(below.Value))
+				return fmt.Errorf("%s: want KEY[=VALUE]:EFFECT, each key once with an effect; effects are NoSchedule, PreferNoSchedule and NoExecute", quoteBounded(below.Value))
 			}
 			seen[m[1]+m[3]] = true
 			*to = append(*to, below.Value)
@@ -318,8 +320,9 @@ func taints(to *[]string) func(*yaml.Node) error {
 	}
 }
 
-// settingsOf takes keys of a daemon's file. Whether the daemon knows them it says itself, before they are put on a machine.
-func settingsOf(to *Settings) func(*yaml.Node) error {
+// parseSettings returns a parser of a daemon's settings. The daemon itself checks the keys before
+// they are written to a machine.
+func parseSettings(to *Settings) func(*yaml.Node) error {
 	return func(n *yaml.Node) error {
 		if n.Kind != yaml.MappingNode {
 			return errors.New("want lines of the form 'key: value', as the daemon's own file has them")
@@ -328,15 +331,15 @@ func settingsOf(to *Settings) func(*yaml.Node) error {
 		for i := 0; i < len(n.Content); i += 2 {
 			k, v := n.Content[i], n.Content[i+1]
 			if !flagName.MatchString(k.Value) {
-				return fmt.Errorf(", line %d: %s is no key of a daemon's settings", k.Line, shown(k.Value))
+				return fmt.Errorf(", line %d: %s is no key of a daemon's settings", k.Line, quoteBounded(k.Value))
 			}
-			if from, ok := elsewhere[k.Value]; ok {
+			if from, ok := derivedSettings[k.Value]; ok {
 				return fmt.Errorf(", line %d: %s does not stand here: it comes from %s", k.Line, k.Value, from)
 			}
 			if _, again := (*to)[k.Value]; again {
 				return fmt.Errorf(", line %d: key %s is there twice", k.Line, k.Value)
 			}
-			value, err := valueOf(v)
+			value, err := parseValue(v)
 			if err != nil {
 				return fmt.Errorf(", line %d: %s: %w", v.Line, k.Value, err)
 			}
@@ -346,15 +349,15 @@ func settingsOf(to *Settings) func(*yaml.Node) error {
 	}
 }
 
-func valueOf(n *yaml.Node) (Value, error) {
+func parseValue(n *yaml.Node) (Value, error) {
 	switch n.Kind {
 	case yaml.ScalarNode:
-		one, err := scalar(n)
+		one, err := parseScalar(n)
 		return Value{Text: []string{one}}, err
 	case yaml.SequenceNode:
 		v := Value{List: true}
 		for _, below := range n.Content {
-			one, err := scalar(below)
+			one, err := parseScalar(below)
 			if err != nil {
 				return Value{}, err
 			}
@@ -365,13 +368,13 @@ func valueOf(n *yaml.Node) (Value, error) {
 	return Value{}, errors.New("want a value or a list of values")
 }
 
-// scalar is a value as YAML writes it: what was text stays text, whatever it looks like.
-func scalar(n *yaml.Node) (string, error) {
+// parseScalar returns a value in YAML form. A string stays a string, whatever it looks like.
+func parseScalar(n *yaml.Node) (string, error) {
 	var s string
 	if n.Kind != yaml.ScalarNode || n.Tag == "!!null" {
 		return "", errors.New("want a value (to have the default, leave the key out)")
 	}
-	if err := text(&s, nil, "")(n); err != nil && n.Value != "" {
+	if err := parseText(&s, nil, "")(n); err != nil && n.Value != "" {
 		return "", err
 	}
 	switch n.Tag {
@@ -381,8 +384,8 @@ func scalar(n *yaml.Node) (string, error) {
 	return strconv.Quote(n.Value), nil
 }
 
-// shown is a text of bounded length in quotes.
-func shown(s string) string {
+// quoteBounded quotes a text and limits its length.
+func quoteBounded(s string) string {
 	if len(s) > 64 {
 		return fmt.Sprintf("%.64q...", s)
 	}

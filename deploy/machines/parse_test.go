@@ -129,7 +129,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte(example))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		c, err := Parse(raw, "/", "/root")
-		if err == nil && len(c.With(ControlPlane)) == 0 {
+		if err == nil && len(c.HostsWithRole(ControlPlane)) == 0 {
 			t.Error("a cluster without a control plane was taken")
 		}
 	})

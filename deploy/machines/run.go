@@ -14,40 +14,41 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// maxSaid bounds what is read of what one command says, in bytes, from each of its two outputs.
-const maxSaid = 4 << 20
+// maxOutput is the maximum size of each of the two outputs of a command, in bytes.
+const maxOutput = 4 << 20
 
-// endLimit is how long a command that is to end may take to do so before the connection is ended.
-const endLimit = 5 * time.Second
+// stopTimeout is how long a command may take to stop before the connection is closed.
+const stopTimeout = 5 * time.Second
 
-var errTooMuch = fmt.Errorf("it says more than %d bytes: it was ended", maxSaid)
+var errOutputTooLarge = fmt.Errorf("it says more than %d bytes: it was ended", maxOutput)
 
-// Failed is the error of a command that ended with another status than 0.
-type Failed struct {
-	Status int    // -1 when a signal ended it, or nothing was said
-	Said   string // the end of what it said to its standard error, or else to its output
+// CommandError is the error of a command with an exit status other than 0.
+type CommandError struct {
+	Status int    // -1 after a signal, or if there is no status
+	Output string // the end of its standard error, or of its output if that is empty
 }
 
 // Error implements error.
-func (f *Failed) Error() string {
-	if f.Said == "" {
+func (f *CommandError) Error() string {
+	if f.Output == "" {
 		return fmt.Sprintf("it ended with status %d and said nothing", f.Status)
 	}
-	return f.Said
+	return f.Output
 }
 
-// Run has root's shell on the machine run a script, and returns what it said to its standard output. A script that fails is a
-// *Failed. It is ended with ctx. What is secret belongs into input: users of the machine can see scripts.
+// Run runs a script in root's shell on the machine, and returns its standard output. If the script
+// fails, the error is a *CommandError. The script is stopped when ctx is canceled. Secrets belong
+// into input, because users of the machine can see scripts.
 func (m *Machine) Run(ctx context.Context, script string, input io.Reader) (string, error) {
-	out, err := m.run(ctx, m.command(script), input)
+	out, err := m.runCommand(ctx, m.rootCommand(script), input)
 	if err != nil {
 		return out, fmt.Errorf("%s: %w", m.Host.Name, err)
 	}
 	return out, nil
 }
 
-// run has the machine's ssh server run a command.
-func (m *Machine) run(ctx context.Context, command string, input io.Reader) (string, error) {
+// runCommand runs a command on the machine's SSH server.
+func (m *Machine) runCommand(ctx context.Context, command string, input io.Reader) (string, error) {
 	s, err := m.client.NewSession()
 	if err != nil {
 		return "", fmt.Errorf("the connection has ended: %w", err)
@@ -55,7 +56,7 @@ func (m *Machine) run(ctx context.Context, command string, input io.Reader) (str
 	defer s.Close()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	out, errs := &said{full: cancel}, &said{full: cancel}
+	out, errs := &boundedBuffer{full: cancel}, &boundedBuffer{full: cancel}
 	s.Stdout, s.Stderr = out, errs
 	if input != nil {
 		s.Stdin = input
@@ -65,14 +66,14 @@ func (m *Machine) run(ctx context.Context, command string, input io.Reader) (str
 	select {
 	case err = <-ended:
 	case <-ctx.Done():
-		go func() { // a machine that reads nothing would have us wait here
+		go func() { // in a goroutine, because a machine that reads nothing would block it
 			s.Signal(ssh.SIGTERM)
 			s.Close()
 		}()
 		select {
 		case <-ended:
-		case <-time.After(endLimit):
-			m.Close() // it does not even say that the command has ended
+		case <-time.After(stopTimeout):
+			m.Close() // the machine does not even report that the command has stopped
 			<-ended
 		}
 		return out.String(), context.Cause(ctx)
@@ -84,67 +85,69 @@ func (m *Machine) run(ctx context.Context, command string, input io.Reader) (str
 	var none *ssh.ExitMissingError
 	switch {
 	case errors.As(err, &status):
-		return out.String(), &Failed{Status: status.ExitStatus(), Said: lastWords(errs.String(), out.String())}
+		return out.String(), &CommandError{Status: status.ExitStatus(), Output: outputTail(errs.String(), out.String())}
 	case errors.As(err, &none):
-		return out.String(), &Failed{Status: -1, Said: lastWords(errs.String(), "the connection ended before the command did")}
+		return out.String(), &CommandError{Status: -1, Output: outputTail(errs.String(), "the connection ended before the command did")}
 	}
 	return out.String(), err
 }
 
-// command is what the machine's ssh server is asked for: the script in root's shell.
-func (m *Machine) command(script string) string {
-	c := "sh -c " + Quoted(script)
+// rootCommand returns the command that runs a script in root's shell.
+func (m *Machine) rootCommand(script string) string {
+	c := "sh -c " + ShellQuote(script)
 	if m.Host.SSH.User != "root" {
 		c = "sudo -n " + c
 	}
 	return c
 }
 
-// Quoted is a text as one word of a shell.
-func Quoted(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+// ShellQuote quotes a text as one word of a shell command.
+func ShellQuote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
-// Put writes a file of size bytes on the machine, whole or not at all, and makes all folders above it. What it says may be secret.
-// Where tests say so by DESTDIR, paths begin at another root.
-func (m *Machine) Put(ctx context.Context, content io.Reader, size int64, path string, mode fs.FileMode) error {
-	// The file is only root's until it is whole, which its size says: a connection that is cut ends the input as well.
+// WriteFile writes a file of size bytes on the machine, completely or not at all, and creates its
+// folders. The content may be secret. In tests, paths are relative to DESTDIR.
+func (m *Machine) WriteFile(ctx context.Context, content io.Reader, size int64, path string, mode fs.FileMode) error {
+	// The file belongs to root alone until it is complete, which its size shows: an interrupted
+	// connection also ends the input.
 	script := fmt.Sprintf(`set -e; p=${DESTDIR:-}%s; umask 022; mkdir -p "$(dirname "$p")"; umask 077; trap 'rm -f "$p.part"' EXIT
 cat >"$p.part"; [ "$(wc -c <"$p.part")" -eq %d ] || { echo "it came in part" >&2; exit 1; }
-chmod %o "$p.part"; mv -f "$p.part" "$p"`, Quoted(path), size, mode.Perm())
+chmod %o "$p.part"; mv -f "$p.part" "$p"`, ShellQuote(path), size, mode.Perm())
 	if _, err := m.Run(ctx, script, content); err != nil {
 		return fmt.Errorf("writing %s: %w", path, err)
 	}
 	return nil
 }
 
-// said keeps what a command says, up to a bound.
-type said struct {
+// boundedBuffer collects the output of a command up to a limit.
+type boundedBuffer struct {
 	mu   sync.Mutex
 	b    strings.Builder
 	full context.CancelCauseFunc
 }
 
 // Write implements io.Writer.
-func (w *said) Write(p []byte) (int, error) {
+func (w *boundedBuffer) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.b.Len()+len(p) > maxSaid {
-		w.full(errTooMuch)
-		return 0, errTooMuch
+	if w.b.Len()+len(p) > maxOutput {
+		w.full(errOutputTooLarge)
+		return 0, errOutputTooLarge
 	}
 	return w.b.Write(p)
 }
 
-func (w *said) String() string {
+func (w *boundedBuffer) String() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.b.String()
 }
 
-// joinToken is one as daemons print and take it.
+// joinToken matches a join token.
 var joinToken = regexp.MustCompile(`keelson1\.[^\s"']*`)
 
-// lastWords are the last lines of the first text that says anything. They come to be in logs, where no token belongs.
-func lastWords(texts ...string) string {
+// outputTail returns the last lines of the first text that is not empty. Tokens are removed,
+// because the result is logged.
+func outputTail(texts ...string) string {
 	for _, t := range texts {
 		t = joinToken.ReplaceAllString(strings.TrimSpace(t), "keelson1...")
 		if t == "" {

@@ -6,17 +6,17 @@ import (
 	"strings"
 )
 
-// Surroundings are what a machine reaches, and by which it is reached.
+// Surroundings are the addresses, routes, and firewalls around a machine.
 type Surroundings struct {
-	From        string    // the address that we come from, as the machine sees it; "" where it does not say
-	Nameservers []string  // that it asks, but for itself
-	Routes      []Network // that lead somewhere, but for default ones and Keelson's own
-	Unmounted   []string  // where a disk is to be mounted on which Keelson's data lie, or part of them, and none is
-	Firewalls   []string  // in force that pods are nothing to: firewalld, ufw, or forward where rules of others forward only what they name
+	From        string    // the caller's address as the machine sees it; "": unknown
+	Nameservers []string  // nameservers other than itself
+	Routes      []Network // routes except default routes and Keelson's own
+	Unmounted   []string  // mount points of missing disks with Keelson's data
+	Firewalls   []string  // firewalls that may block pods: firewalld, ufw, or "forward" for rules that forward only listed traffic
 }
 
-// surroundings takes what the script says of them.
-func (f *Facts) surroundings(k, v string) {
+// parseSurroundings parses a line of the script's output.
+func (f *Facts) parseSurroundings(k, v string) {
 	switch k {
 	case "nameserver":
 		if a, err := netip.ParseAddr(v); err == nil && !a.IsLoopback() {
@@ -30,16 +30,17 @@ func (f *Facts) surroundings(k, v string) {
 		link, to, _ := strings.Cut(v, " ")
 		if p, err := netip.ParsePrefix(to); err == nil {
 			f.Routes = append(f.Routes, Network{link, p})
-		} else if a, err := netip.ParseAddr(to); err == nil { // of a single address the length is left out
+		} else if a, err := netip.ParseAddr(to); err == nil { // the prefix length of a single address is omitted
 			f.Routes = append(f.Routes, Network{link, netip.PrefixFrom(a, a.BitLen())})
 		}
 	}
 }
 
-// seenFrom is the address that the machine sees us come from, which is another one than ours behind a bastion or a router that
-// translates. The login itself is asked: sudo does not hand on what the ssh server has told it.
-func (m *Machine) seenFrom(ctx context.Context) string {
-	out, err := m.run(ctx, `echo "$SSH_CONNECTION"`, nil)
+// clientAddress returns the caller's address as the machine sees it. It differs from the local
+// address behind a bastion host or NAT. It is read in the login session, because sudo does not pass
+// on the SSH environment.
+func (m *Machine) clientAddress(ctx context.Context) string {
+	out, err := m.runCommand(ctx, `echo "$SSH_CONNECTION"`, nil)
 	if err != nil {
 		return ""
 	}

@@ -6,11 +6,12 @@ import (
 	"strings"
 )
 
-// Next is what is to be done now. It refuses a goal that the cluster cannot have, and what would cost the control plane its
-// majority. As long as a replica is not well no other one is touched: it is exchanged first, for that may mend it, and
-// waited for when it has the goal's programs.
+// Next returns the next step. It returns an error for a goal that the cluster cannot have, and for
+// a step that would cost the control plane its quorum. While a replica is unhealthy, no other one
+// is changed: it is upgraded first, which may repair it, or awaited if it already has the goal's
+// programs.
 func Next(s State, g Goal) (Step, error) {
-	if err := g.fits(s); err != nil {
+	if err := g.validateFor(s); err != nil {
 		return Step{}, err
 	}
 	step, err := nextMember(s, g)
@@ -20,7 +21,7 @@ func Next(s State, g Goal) (Step, error) {
 	return step, err
 }
 
-// Plan is all that is to be done, as long as everything becomes well.
+// Plan returns all remaining steps, assuming that everything becomes healthy.
 func Plan(s State, g Goal) ([]Step, error) {
 	s.Members, s.Nodes = slices.Clone(s.Members), slices.Clone(s.Nodes)
 	var all []Step
@@ -30,12 +31,12 @@ func Plan(s State, g Goal) ([]Step, error) {
 			return all, err
 		}
 		all = append(all, step)
-		s.apply(step, g)
+		s.simulateStep(step, g)
 	}
 }
 
-// fits refuses a goal that this cluster cannot have.
-func (g Goal) fits(s State) error {
+// validateFor returns an error for a goal that this cluster cannot have.
+func (g Goal) validateFor(s State) error {
 	if g.Release == "" {
 		return fmt.Errorf("the programs do not say which release they are")
 	}
@@ -48,7 +49,7 @@ func (g Goal) fits(s State) error {
 		isMember := slices.ContainsFunc(s.Members, func(m Member) bool { return m.Name == name })
 		switch {
 		case slices.Contains(g.Drain, name) && name != All && !isNode:
-			return fmt.Errorf("%q is to be drained, and there is no such node: there are %s", name, strings.Join(names(s.Nodes), ", "))
+			return fmt.Errorf("%q is to be drained, and there is no such node: there are %s", name, strings.Join(nodeNames(s.Nodes), ", "))
 		case slices.Contains(g.Skip, name) && !isNode && !isMember:
 			return fmt.Errorf("%q is to be left as it is, and there is no such replica or node", name)
 		case slices.Contains(g.Drain, name) && slices.Contains(g.Skip, name):
@@ -58,20 +59,20 @@ func (g Goal) fits(s State) error {
 	return nil
 }
 
-func names(nodes []Node) (out []string) {
+func nodeNames(nodes []Node) (out []string) {
 	for _, n := range nodes {
 		out = append(out, n.Name)
 	}
 	return out
 }
 
-func (g Goal) skips(name string) bool { return slices.Contains(g.Skip, name) }
+func (g Goal) isSkipped(name string) bool { return slices.Contains(g.Skip, name) }
 
-func (g Goal) drains(name string) bool {
+func (g Goal) isDrained(name string) bool {
 	return slices.Contains(g.Drain, name) || slices.Contains(g.Drain, All)
 }
 
-// nextMember has no deed when every replica has the goal's programs and is well.
+// nextMember returns a step without action if every replica has the goal's programs and is healthy.
 func nextMember(s State, g Goal) (Step, error) {
 	leader := slices.IndexFunc(s.Members, func(m Member) bool { return m.Leader })
 	if leader < 0 {
@@ -81,13 +82,13 @@ func nextMember(s State, g Goal) (Step, error) {
 	for i := range s.Members {
 		m := &s.Members[i]
 		switch {
-		case g.skips(m.Name):
-		case m.Release == g.Release && m.Trouble != "":
+		case g.isSkipped(m.Name):
+		case m.Release == g.Release && m.Problem != "":
 			return Step{Do: Await, On: m.Name}, nil
 		case m.Release == g.Release:
-		case m.Trouble != "" && unwell == nil:
+		case m.Problem != "" && unwell == nil:
 			unwell = m
-		case !m.Leader && (follower == nil || follower.Voter && !m.Voter): // of those without a vote nobody misses any
+		case !m.Leader && (follower == nil || follower.Voter && !m.Voter): // replicas without a vote are not needed for the quorum
 			follower = m
 		}
 	}
@@ -100,24 +101,24 @@ func nextMember(s State, g Goal) (Step, error) {
 		m = unwell
 	case follower != nil:
 		m = follower
-	case g.skips(m.Name) || m.Release == g.Release:
+	case g.isSkipped(m.Name) || m.Release == g.Release:
 		return Step{}, nil
 	}
-	if m.Trouble == "" {
-		if err := mayStop(s, m); err != nil {
+	if m.Problem == "" {
+		if err := checkQuorumWithout(s, m); err != nil {
 			return Step{}, err
 		}
 	}
-	if to := successor(s, g); m.Leader && to != "" {
-		return Step{Do: HandOver, On: m.Name, To: to}, nil
+	if to := nextLeader(s, g); m.Leader && to != "" {
+		return Step{Do: TransferLead, On: m.Name, To: to}, nil
 	}
 	return Step{Do: Replica, On: m.Name}, nil
 }
 
-// successor is who leads next: one that has the goal's programs, where there is one.
-func successor(s State, g Goal) (name string) {
+// nextLeader returns the voter that should lead next: one with the goal's programs if possible.
+func nextLeader(s State, g Goal) (name string) {
 	for _, m := range s.Members {
-		if m.Leader || !m.Voter || m.Trouble != "" {
+		if m.Leader || !m.Voter || m.Problem != "" {
 			continue
 		}
 		if m.Release == g.Release {
@@ -130,9 +131,10 @@ func successor(s State, g Goal) (name string) {
 	return name
 }
 
-// mayStop refuses to stop a replica where those that are well besides it are no majority. Where all are well, as in a control
-// plane of one or two, there is no better time.
-func mayStop(s State, stopped *Member) error {
+// checkQuorumWithout returns an error if a replica must not be stopped, because the other healthy
+// voters are not a majority. If all are healthy, as in a control plane of one or two replicas,
+// waiting would not help.
+func checkQuorumWithout(s State, stopped *Member) error {
 	voters, well := 0, 0
 	var not []string
 	for _, m := range s.Members {
@@ -141,8 +143,8 @@ func mayStop(s State, stopped *Member) error {
 		}
 		voters++
 		switch {
-		case m.Trouble != "":
-			not = append(not, m.Name+" ("+m.Trouble+")")
+		case m.Problem != "":
+			not = append(not, m.Name+" ("+m.Problem+")")
 		case m.Name != stopped.Name:
 			well++
 		}
@@ -159,13 +161,13 @@ func nextNode(s State, g Goal) Step {
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
 		switch {
-		case g.skips(n.Name):
-		case n.Release == g.Release && n.Trouble != "":
+		case g.isSkipped(n.Name):
+		case n.Release == g.Release && n.Problem != "":
 			return Step{Do: Await, On: n.Name}
 		case n.Release == g.Release && n.Drained:
 			return Step{Do: Return, On: n.Name}
 		case n.Release == g.Release:
-		case n.Trouble != "" && unwell == nil:
+		case n.Problem != "" && unwell == nil:
 			unwell = n
 		case n.Drained && drained == nil:
 			drained = n
@@ -180,24 +182,24 @@ func nextNode(s State, g Goal) Step {
 		return Step{Do: Agent, On: drained.Name}
 	case other == nil:
 		return Step{Do: Finish}
-	case g.drains(other.Name):
+	case g.isDrained(other.Name):
 		return Step{Do: Drain, On: other.Name}
 	}
 	return Step{Do: Agent, On: other.Name}
 }
 
-// apply has a step done, and everything well after it.
-func (s *State) apply(step Step, g Goal) {
+// simulateStep applies a step, and makes everything healthy afterwards.
+func (s *State) simulateStep(step Step, g Goal) {
 	for i := range s.Members {
 		m := &s.Members[i]
 		switch {
-		case step.Do == HandOver:
+		case step.Do == TransferLead:
 			m.Leader = m.Name == step.To
 		case m.Name != step.On:
 		case step.Do == Replica:
-			m.Release, m.Trouble = g.Release, ""
+			m.Release, m.Problem = g.Release, ""
 		case step.Do == Await:
-			m.Trouble = ""
+			m.Problem = ""
 		}
 	}
 	for i := range s.Nodes {
@@ -207,9 +209,9 @@ func (s *State) apply(step Step, g Goal) {
 		}
 		switch step.Do {
 		case Agent:
-			n.Release, n.Trouble = g.Release, ""
+			n.Release, n.Problem = g.Release, ""
 		case Await:
-			n.Trouble = ""
+			n.Problem = ""
 		case Drain:
 			n.Drained = true
 		case Return:
@@ -219,31 +221,31 @@ func (s *State) apply(step Step, g Goal) {
 	if step.Do == Await && step.On == "" {
 		s.Busy = ""
 		if !slices.ContainsFunc(s.Members, func(m Member) bool { return m.Leader }) && len(s.Members) > 0 {
-			s.Members[0].Leader = true // somebody
+			s.Members[0].Leader = true // any member
 		}
 	}
 }
 
-// missing says what a step that was done is waited for; "" when it has come about.
-func (s State) missing(step Step, g Goal) string {
+// pendingReason returns what a finished step still waits for; "" if nothing.
+func (s State) pendingReason(step Step, g Goal) string {
 	for _, m := range s.Members {
 		switch {
-		case step.Do == HandOver && m.Name == step.On && m.Leader:
+		case step.Do == TransferLead && m.Name == step.On && m.Leader:
 			return m.Name + " still leads"
-		case step.Do == HandOver || step.Do != Replica || m.Name != step.On:
+		case step.Do == TransferLead || step.Do != Replica || m.Name != step.On:
 		case m.Release != g.Release:
-			return says("replica "+m.Name, m.Release, g.Release)
-		case m.Trouble != "":
-			return "replica " + m.Name + ": " + m.Trouble
+			return wrongRelease("replica "+m.Name, m.Release, g.Release)
+		case m.Problem != "":
+			return "replica " + m.Name + ": " + m.Problem
 		}
 	}
 	for _, n := range s.Nodes {
 		switch {
 		case n.Name != step.On:
 		case step.Do == Agent && n.Release != g.Release:
-			return says("node "+n.Name, n.Release, g.Release)
-		case step.Do == Agent && n.Trouble != "":
-			return "node " + n.Name + ": " + n.Trouble
+			return wrongRelease("node "+n.Name, n.Release, g.Release)
+		case step.Do == Agent && n.Problem != "":
+			return "node " + n.Name + ": " + n.Problem
 		case step.Do == Drain && !n.Drained:
 			return "node " + n.Name + " is not noted as drained"
 		case step.Do == Return && n.Drained:
@@ -251,34 +253,34 @@ func (s State) missing(step Step, g Goal) string {
 		}
 	}
 	switch step.Do {
-	case HandOver, Replica:
+	case TransferLead, Replica:
 		return s.Busy
 	case Await:
 		if next, err := Next(s, g); err == nil && next == step {
-			return s.trouble(step.On)
+			return s.problemOf(step.On)
 		}
 	}
 	return ""
 }
 
-// says tells that something does not run what it was given.
-func says(what, is, want string) string {
+// wrongRelease describes that something does not run its new programs.
+func wrongRelease(what, is, want string) string {
 	if is == "" {
 		return what + " does not say which release it runs"
 	}
 	return fmt.Sprintf("%s says that it runs %s, not %s", what, is, want)
 }
 
-// trouble is why a replica or node is not well, or the control plane for "".
-func (s State) trouble(of string) string {
+// problemOf returns why a replica or node is unhealthy; "" as the name is the control plane.
+func (s State) problemOf(of string) string {
 	for _, m := range s.Members {
-		if m.Name == of && m.Trouble != "" {
-			return "replica " + m.Name + ": " + m.Trouble
+		if m.Name == of && m.Problem != "" {
+			return "replica " + m.Name + ": " + m.Problem
 		}
 	}
 	for _, n := range s.Nodes {
-		if n.Name == of && n.Trouble != "" {
-			return "node " + n.Name + ": " + n.Trouble
+		if n.Name == of && n.Problem != "" {
+			return "node " + n.Name + ": " + n.Problem
 		}
 	}
 	if s.Busy != "" {

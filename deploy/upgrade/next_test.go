@@ -19,10 +19,10 @@ func parse(text string) (s State) {
 			trouble = "it does not answer"
 		}
 		if name[0] == 'w' {
-			s.Nodes = append(s.Nodes, Node{Name: name, Release: release, Trouble: trouble, Drained: strings.Contains(rest, "~")})
+			s.Nodes = append(s.Nodes, Node{Name: name, Release: release, Problem: trouble, Drained: strings.Contains(rest, "~")})
 			continue
 		}
-		s.Members = append(s.Members, Member{Name: name, Release: release, Voter: !strings.Contains(rest, "^"), Leader: strings.Contains(rest, "*"), Trouble: trouble})
+		s.Members = append(s.Members, Member{Name: name, Release: release, Voter: !strings.Contains(rest, "^"), Leader: strings.Contains(rest, "*"), Problem: trouble})
 	}
 	return s
 }
@@ -126,7 +126,7 @@ func randomState(rnd *rand.Rand) (s State) {
 	}
 	s.Members[0].Voter = true
 	if rnd.IntN(2) == 0 {
-		s.Members[rnd.IntN(len(s.Members))].Trouble = "down"
+		s.Members[rnd.IntN(len(s.Members))].Problem = "down"
 	}
 	if m := &s.Members[rnd.IntN(len(s.Members))]; m.Voter {
 		m.Leader = true
@@ -134,7 +134,7 @@ func randomState(rnd *rand.Rand) (s State) {
 	for i := range rnd.IntN(4) {
 		n := Node{Name: fmt.Sprint("w", i+1), Release: releases[rnd.IntN(len(releases))], Drained: rnd.IntN(4) == 0}
 		if rnd.IntN(4) == 0 {
-			n.Trouble = "not Ready"
+			n.Problem = "not Ready"
 		}
 		s.Nodes = append(s.Nodes, n)
 	}
@@ -159,9 +159,9 @@ func follow(s State, g Goal) error {
 		}
 		if step.Do == Replica {
 			for _, m := range s.Members {
-				other := slices.ContainsFunc(s.Members, func(o Member) bool { return o.Name != m.Name && o.Voter && o.Trouble == "" })
+				other := slices.ContainsFunc(s.Members, func(o Member) bool { return o.Name != m.Name && o.Voter && o.Problem == "" })
 				switch {
-				case m.Name != step.On && m.Trouble != "":
+				case m.Name != step.On && m.Problem != "":
 					return fmt.Errorf("%v, while %s is not well", step, m.Name)
 				case m.Name == step.On && m.Leader && other:
 					return fmt.Errorf("%v, which leads", step)
@@ -176,8 +176,8 @@ func follow(s State, g Goal) error {
 		if step.Do == Finish {
 			return done(s, g)
 		}
-		s.apply(step, g)
-		if why := s.missing(step, g); why != "" && (step.Do != Replica && step.Do != HandOver || why != s.Busy) {
+		s.simulateStep(step, g)
+		if why := s.pendingReason(step, g); why != "" && (step.Do != Replica && step.Do != TransferLead || why != s.Busy) {
 			return fmt.Errorf("%v was done, and %s", step, why)
 		}
 	}
@@ -186,12 +186,12 @@ func follow(s State, g Goal) error {
 
 func done(s State, g Goal) error {
 	for _, m := range s.Members {
-		if m.Release != g.Release || m.Trouble != "" {
+		if m.Release != g.Release || m.Problem != "" {
 			return fmt.Errorf("in the end there is %+v", m)
 		}
 	}
 	for _, n := range s.Nodes {
-		if n.Release != g.Release || n.Trouble != "" || n.Drained {
+		if n.Release != g.Release || n.Problem != "" || n.Drained {
 			return fmt.Errorf("in the end there is %+v", n)
 		}
 	}

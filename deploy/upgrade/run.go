@@ -9,38 +9,42 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// Cluster is a cluster that is upgraded. Each deed may be done again after it was cut off.
+// Cluster is the cluster that is upgraded. Each operation can be repeated after an interruption.
 type Cluster interface {
-	// Look says how the cluster is now. It may fail while a replica is exchanged, and is asked again.
-	Look(ctx context.Context) (State, error)
-	// HandOver has another replica lead.
-	HandOver(ctx context.Context, from, to string) error
-	// Replica and Agent put the goal's programs in place of those of a host, and start its daemon again. They need not wait
-	// until it is well.
+	// ReadState returns the current state. It may fail while a replica is upgraded, and is then
+	// called again.
+	ReadState(ctx context.Context) (State, error)
+	// TransferLeadership makes another replica the leader.
+	TransferLeadership(ctx context.Context, from, to string) error
+	// Replica and Agent install the goal's programs on a host and restart its daemon. They need not
+	// wait until it is healthy.
 	Replica(ctx context.Context, name string) error
 	Agent(ctx context.Context, node string) error
-	// Drain has all pods leave a node, and notes it there; Return undoes both. A node that took no pods before stays so.
+	// Drain moves all pods off a node and records that; Return undoes both. A node that was already
+	// cordoned stays cordoned.
 	Drain(ctx context.Context, node string) error
 	Return(ctx context.Context, node string) error
 }
 
-// Options say how Run goes about it.
+// Options configures Run.
 type Options struct {
-	Patience time.Duration // for something to become well after its step
+	Patience time.Duration // maximum time until a step has its effect
 	Say      func(format string, args ...any)
 }
 
-// lookEvery is how often the cluster is looked at while something is waited for.
-const lookEvery = 100 * time.Millisecond
+// pollInterval is how often the state is read while Run waits.
+const pollInterval = 100 * time.Millisecond
 
-// ErrStopped says that an upgrade has stopped at something that is not well. What was not begun is as it was.
+// ErrStopped means that an upgrade has stopped because something is unhealthy. Steps that were not
+// started have no effect.
 var ErrStopped = errors.New("stopped")
 
-// Run does all that is left to do, one step after the other, and returns when everything has the goal's programs and is well.
-// It stops at the first step that fails, or after which its replica or node is not well in time. Run again, it goes on.
+// Run does all remaining steps one after the other, and returns when everything has the goal's
+// programs and is healthy. It stops at the first step that fails, or whose replica or node does not
+// become healthy in time. A new Run continues.
 func Run(ctx context.Context, c Cluster, g Goal, o Options) error {
 	for {
-		step, err := next(ctx, c, g, o)
+		step, err := awaitNext(ctx, c, g, o)
 		if err != nil {
 			return err
 		}
@@ -48,27 +52,27 @@ func Run(ctx context.Context, c Cluster, g Goal, o Options) error {
 			o.Say("%v", step)
 			return nil
 		}
-		if err := do(ctx, c, step); err != nil {
+		if err := doStep(ctx, c, step); err != nil {
 			return fmt.Errorf("%w at this step: %v: %w", ErrStopped, step, err)
 		}
-		at, err := settle(ctx, c, g, step, o.Patience)
+		at, err := awaitStep(ctx, c, g, step, o.Patience)
 		if err != nil {
 			return fmt.Errorf("%w after this step: %v: %w", ErrStopped, step, err)
 		}
 		if step.Do != Await {
-			o.Say("%v%s", step, at.progress(g))
+			o.Say("%v%s", step, at.describeProgress(g))
 		}
 	}
 }
 
-// settle waits until a step has come about.
-func settle(ctx context.Context, c Cluster, g Goal, step Step, patience time.Duration) (at State, err error) {
+// awaitStep waits until a step has its effect.
+func awaitStep(ctx context.Context, c Cluster, g Goal, step Step, patience time.Duration) (at State, err error) {
 	missing := errors.New("the cluster has not answered")
-	err = within(ctx, patience, func(ctx context.Context) error {
-		s, err := c.Look(ctx)
-		switch why := s.missing(step, g); {
+	err = pollUntil(ctx, patience, func(ctx context.Context) error {
+		s, err := c.ReadState(ctx)
+		switch why := s.pendingReason(step, g); {
 		case err != nil && ctx.Err() != nil:
-			return missing // what was seen before says more than that the time is up
+			return missing // an earlier reason is more useful than the timeout
 		case err != nil:
 			missing = err
 		case why != "":
@@ -82,11 +86,11 @@ func settle(ctx context.Context, c Cluster, g Goal, step Step, patience time.Dur
 	return at, err
 }
 
-// next looks until the cluster answers.
-func next(ctx context.Context, c Cluster, g Goal, o Options) (step Step, err error) {
+// awaitNext returns the next step as soon as the cluster answers.
+func awaitNext(ctx context.Context, c Cluster, g Goal, o Options) (step Step, err error) {
 	var refused error
-	err = within(ctx, o.Patience, func(ctx context.Context) error {
-		s, err := c.Look(ctx)
+	err = pollUntil(ctx, o.Patience, func(ctx context.Context) error {
+		s, err := c.ReadState(ctx)
 		if err == nil {
 			step, refused = Next(s, g)
 		}
@@ -98,10 +102,10 @@ func next(ctx context.Context, c Cluster, g Goal, o Options) (step Step, err err
 	return step, err
 }
 
-func do(ctx context.Context, c Cluster, s Step) error {
+func doStep(ctx context.Context, c Cluster, s Step) error {
 	switch s.Do {
-	case HandOver:
-		return c.HandOver(ctx, s.On, s.To)
+	case TransferLead:
+		return c.TransferLeadership(ctx, s.On, s.To)
 	case Replica:
 		return c.Replica(ctx, s.On)
 	case Agent:
@@ -114,8 +118,8 @@ func do(ctx context.Context, c Cluster, s Step) error {
 	return nil
 }
 
-// progress says how much has the goal's programs.
-func (s State) progress(g Goal) string {
+// describeProgress returns how many replicas and nodes have the goal's programs.
+func (s State) describeProgress(g Goal) string {
 	members, nodes := 0, 0
 	for _, m := range s.Members {
 		if m.Release == g.Release {
@@ -130,15 +134,15 @@ func (s State) progress(g Goal) string {
 	return fmt.Sprintf(" (%d of %d replicas, %d of %d nodes)", members, len(s.Members), nodes, len(s.Nodes))
 }
 
-// within looks until something is so. Looking is work for the machine that is asked, which may be the one that is waited for: one
-// that is slow to answer has as long for itself in between.
-func within(ctx context.Context, limit time.Duration, cond func(context.Context) error) error {
+// pollUntil calls cond until it returns nil. A call is work for the observed machine, which may be
+// the one that must recover, so a slow call is followed by a pause of the same length.
+func pollUntil(ctx context.Context, limit time.Duration, cond func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	return wait.For(ctx, lookEvery, func() error {
+	return wait.For(ctx, pollInterval, func() error {
 		began := time.Now()
 		err := cond(ctx)
-		if took := time.Since(began); err != nil && took > lookEvery {
+		if took := time.Since(began); err != nil && took > pollInterval {
 			_ = wait.Delay(ctx, took)
 		}
 		return err

@@ -25,7 +25,7 @@ type fake struct {
 	slow  time.Duration                   // of each look
 }
 
-func (f *fake) Look(ctx context.Context) (State, error) {
+func (f *fake) ReadState(ctx context.Context) (State, error) {
 	time.Sleep(f.slow) // in virtual time: how long a slow machine takes to answer
 	if f.looks--; f.looks == 0 {
 		<-ctx.Done()
@@ -45,15 +45,15 @@ func (f *fake) do(s Step) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.did = append(f.did, strings.TrimSpace(fmt.Sprintf("%s %s %s", s.Do, s.On, s.To)))
-	f.state.apply(s, f.goal)
+	f.state.simulateStep(s, f.goal)
 	if f.spoil != nil {
 		return f.spoil(s, &f.state)
 	}
 	return nil
 }
 
-func (f *fake) HandOver(_ context.Context, from, to string) error {
-	return f.do(Step{HandOver, from, to})
+func (f *fake) TransferLeadership(_ context.Context, from, to string) error {
+	return f.do(Step{TransferLead, from, to})
 }
 func (f *fake) Replica(_ context.Context, name string) error { return f.do(Step{Replica, name, ""}) }
 func (f *fake) Agent(_ context.Context, node string) error   { return f.do(Step{Agent, node, ""}) }
@@ -132,7 +132,7 @@ func TestRunStops(t *testing.T) {
 				"replica cp3, hand over cp1 cp2, replica cp1, agent w1, agent w2"},
 			{"a replica is not ready", func(step Step, s *State) error {
 				if step.On == "cp2" {
-					s.Members[1].Trouble = "it reads its snapshot"
+					s.Members[1].Problem = "it reads its snapshot"
 				}
 				return nil
 			}, "replica cp2", "last: replica cp2: it reads its snapshot", "replica cp3, hand over cp1 cp2, replica cp1, agent w1, agent w2"},
@@ -143,20 +143,20 @@ func TestRunStops(t *testing.T) {
 				return nil
 			}, "replica cp2", "last: replica cp2 says that it runs other, not new", "replica cp2, replica cp3, hand over cp1 cp2, replica cp1, agent w1, agent w2"},
 			{"the lead comes back", func(step Step, s *State) error {
-				if step.Do == HandOver {
-					s.apply(Step{HandOver, step.To, step.On}, Goal{})
+				if step.Do == TransferLead {
+					s.simulateStep(Step{TransferLead, step.To, step.On}, Goal{})
 				}
 				return nil
 			}, "replica cp2, replica cp3, hand over cp1 cp2", "last: cp1 still leads", "hand over cp1 cp2, replica cp1, agent w1, agent w2"},
 			{"the new leader does not begin", func(step Step, s *State) error {
-				if step.Do == HandOver {
+				if step.Do == TransferLead {
 					s.Busy = "the leader's work has not begun"
 				}
 				return nil
 			}, "replica cp2, replica cp3, hand over cp1 cp2", "last: the leader's work has not begun", "replica cp1, agent w1, agent w2"},
 			{"a node is not Ready", func(step Step, s *State) error {
 				if step.On == "w1" {
-					s.Nodes[0].Trouble = "NetworkUnavailable"
+					s.Nodes[0].Problem = "NetworkUnavailable"
 				}
 				return nil
 			}, "replica cp2, replica cp3, hand over cp1 cp2, replica cp1, agent w1", "last: node w1: NetworkUnavailable", "agent w2"},
@@ -173,10 +173,10 @@ func TestRunStops(t *testing.T) {
 				defer f.mu.Unlock()
 				f.state.Busy = ""
 				for i := range f.state.Members {
-					f.state.Members[i].Trouble = ""
+					f.state.Members[i].Problem = ""
 				}
 				for i := range f.state.Nodes {
-					f.state.Nodes[i].Trouble = ""
+					f.state.Nodes[i].Problem = ""
 				}
 			})
 			_, err = f.run(t)
@@ -191,7 +191,7 @@ func TestRunStops(t *testing.T) {
 func TestRunTellsWhatItSaw(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		f := &fake{state: parse("cp1:old*"), goal: Goal{Release: "new"}, looks: 3}
-		f.spoil = func(_ Step, s *State) error { s.Members[0].Trouble = "it reads its snapshot"; return nil }
+		f.spoil = func(_ Step, s *State) error { s.Members[0].Problem = "it reads its snapshot"; return nil }
 		if _, err := f.run(t); err == nil || !strings.Contains(err.Error(), "replica cp1: it reads its snapshot") {
 			t.Error(err)
 		}

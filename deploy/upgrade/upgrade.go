@@ -1,72 +1,72 @@
-// Package upgrade says in which order the programs of a cluster that serves are exchanged for those of another release: replica
-// by replica, the leader last and after a hand-over, then node by node. The next step follows from what can be seen of the
-// cluster alone, so whoever was cut off goes on by looking again. Next and Plan are pure; Run does what they say by a Cluster,
-// which knows how programs come to a host.
+// Package upgrade determines the order in which a serving cluster is upgraded: replica by replica,
+// the leader last and after a leadership transfer, then node by node. The next step follows from
+// the observed state alone, so an interrupted upgrade continues from there. Next and Plan are pure.
+// Run carries out the steps by a Cluster, which installs programs on hosts.
 package upgrade
 
 import "fmt"
 
-// Member is a replica of the control plane as it can be seen now.
+// Member is the observed state of a replica.
 type Member struct {
 	Name    string
-	Release string // "" when it does not say
+	Release string // "" if it does not report one
 	Voter   bool
 	Leader  bool
-	Trouble string // why it is not well; "" = it is
+	Problem string // why it is unhealthy; "": healthy
 }
 
-// Node is a worker as it can be seen now.
+// Node is the observed state of a worker.
 type Node struct {
 	Name    string
 	Release string // of its agent
-	Trouble string // why it is not well; "" = it is
-	Drained bool   // by an upgrade, which gives it back
+	Problem string // why it is unhealthy; "": healthy
+	Drained bool   // drained by an upgrade, which uncordons it again
 }
 
-// State is a cluster as it can be seen now.
+// State is the observed state of a cluster.
 type State struct {
 	Members []Member
 	Nodes   []Node
-	Level   uint32 // feature level of what is stored
-	Busy    string // why the leader's work has not begun; "" = it has
+	Level   uint32 // feature level of the stored data
+	Busy    string // why the leader does not work yet; "": it does
 }
 
-// Goal is what is wanted.
+// Goal is the wanted release.
 type Goal struct {
 	Release string
-	Level   uint32   // the highest feature level that its replicas understand
-	Drain   []string // nodes that are drained before their agent is exchanged; All = every one
-	Skip    []string // replicas and nodes that are left as they are
+	Level   uint32   // the highest feature level of its replicas
+	Drain   []string // nodes that are drained before their agent is upgraded; All: every node
+	Skip    []string // replicas and nodes that are not upgraded
 }
 
 // All stands for every node in Goal.Drain.
 const All = "all"
 
-// Deed is what a step does.
-type Deed string
+// Action is the action of a step.
+type Action string
 
-// The deeds.
+// The actions.
 const (
-	HandOver Deed = "hand over" // has another replica lead
-	Replica  Deed = "replica"   // has a host run the goal's replica
-	Drain    Deed = "drain"     // has the pods leave a node
-	Agent    Deed = "agent"     // has a host run the goal's agent; pods stay
-	Return   Deed = "return"    // lets pods come again to a node that was drained
-	Await    Deed = "wait"      // does nothing: what has the goal's programs already is to become well
-	Finish   Deed = "finish"    // nothing is left
+	TransferLead Action = "hand over" // another replica becomes the leader
+	Replica      Action = "replica"   // a host gets the goal's replica
+	Drain        Action = "drain"     // a node is drained
+	Agent        Action = "agent"     // a host gets the goal's agent; pods continue
+	Return       Action = "return"    // a drained node is uncordoned
+	Await        Action = "wait"      // waits until something with the goal's programs is healthy
+	Finish       Action = "finish"    // nothing is left
 )
 
-// Step is one thing to do.
+// Step is one step of an upgrade.
 type Step struct {
-	Do Deed
-	On string // replica or node; "" is the control plane
-	To string // of HandOver: who is to lead
+	Do Action
+	On string // replica or node; "": the control plane
+	To string // TransferLead: the next leader
 }
 
-// String is what a step does, for a person.
+// String returns a description of the step.
 func (s Step) String() string {
 	switch s.Do {
-	case HandOver:
+	case TransferLead:
 		return fmt.Sprintf("%s hands the lead over to %s", s.On, s.To)
 	case Replica:
 		return fmt.Sprintf("replica %s: programs exchanged, started again", s.On)

@@ -1,2 +1,2 @@
-// Package vagrant has the Vagrantfile for machines of a cluster file. It has tests only.
+// Package vagrant contains the Vagrantfile for the machines of a cluster file. It has only tests.
 package vagrant

@@ -17,7 +17,7 @@ func TestVagrantfile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n, m := len(c.With(machines.ControlPlane)), len(c.With(machines.Worker)); n != 3 || m != 3 {
+	if n, m := len(c.HostsWithRole(machines.ControlPlane)), len(c.HostsWithRole(machines.Worker)); n != 3 || m != 3 {
 		t.Errorf("%d control planes and %d workers: want 3 of each", n, m)
 	}
 	for _, h := range c.Hosts {

@@ -64,7 +64,7 @@ func floodFrames(t *testing.T, streams, headers int) []byte {
 func patientClient(t *testing.T, replica string) kubernetes.Interface {
 	t.Helper()
 	h, cfg := testenv.Host(t, replica), testenv.RestConfig(t)
-	cfg.Host, cfg.QPS = "https://"+h.At(lab.APIPort), -1
+	cfg.Host, cfg.QPS = "https://"+h.Endpoint(lab.APIPort), -1
 	cfg.Dial = func(ctx context.Context, _, address string) (net.Conn, error) {
 		for limit := time.Now().Add(30 * time.Second); ; {
 			conn, err := h.Dial(ctx, address)

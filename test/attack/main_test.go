@@ -40,7 +40,7 @@ func TestMain(m *testing.M) { os.Exit(run(m)) }
 func run(m *testing.M) int {
 	os.Unsetenv("GOGC") // the daemons of the lab inherit the environment, and adjust the limit only without GOGC
 	if os.Geteuid() == 0 {
-		release, err := lab.Confine(ownCgroup, ownMemory)
+		release, err := lab.LimitOwnMemory(ownCgroup, ownMemory)
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1

@@ -29,7 +29,7 @@ func (h hub) options() []remote.Option {
 
 func (h hub) reference(path string) name.Reference {
 	h.t.Helper()
-	ref, err := name.ParseReference(h.At(lab.RegistryPort)+"/"+path, name.Insecure)
+	ref, err := name.ParseReference(h.Endpoint(lab.RegistryPort)+"/"+path, name.Insecure)
 	if err != nil {
 		h.t.Fatal(err)
 	}

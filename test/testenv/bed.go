@@ -125,7 +125,7 @@ func TokenClientAt(t testing.TB, replica, token string) kubernetes.Interface {
 func at(t testing.TB, cfg *rest.Config, replica string) *rest.Config {
 	t.Helper()
 	h := Host(t, replica)
-	cfg.Host = "https://" + h.At(lab.APIPort)
+	cfg.Host = "https://" + h.Endpoint(lab.APIPort)
 	cfg.Dial = func(ctx context.Context, _, address string) (net.Conn, error) { return h.Dial(ctx, address) }
 	return cfg
 }

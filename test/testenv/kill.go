@@ -25,7 +25,7 @@ func KillEverything() (killed int, err error) {
 		for _, pid := range KillGroup("") {
 			seen[pid] = true
 		}
-		if lab.Alive() {
+		if lab.IsAnyProcessAlive() {
 			return errors.New("processes of the lab outlive SIGKILL")
 		}
 		return nil

@@ -17,23 +17,25 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// Install carries out what plan.Make has planned: uploads first, side by side; then replicas, one after the other, each ready before
-// the next; then an agent, and the others side by side; then it waits until the nodes are ready, and gives them their labels and taints.
+// Install carries out the steps of plan.NewPlan. First it uploads files, in parallel. Then it
+// changes replicas one after the other, each ready before the next, then one agent, and then the
+// other agents in parallel. Finally, it waits until the nodes are ready and sets their labels and
+// taints.
 func (s *Site) Install(ctx context.Context, steps []plan.Step) error {
-	steps = plan.InOrder(steps)
-	if err := s.upload(ctx, of(steps, plan.Upload)); err != nil {
+	steps = plan.SortSteps(steps)
+	if err := s.uploadAll(ctx, stepsDoing(steps, plan.Upload)); err != nil {
 		return err
 	}
-	if err := s.replicas(ctx, of(steps, plan.ControlPlane)); err != nil {
+	if err := s.applyReplicas(ctx, stepsDoing(steps, plan.ControlPlane)); err != nil {
 		return err
 	}
-	agents := of(steps, plan.Agent)
-	if err := s.agents(ctx, agents); err != nil {
+	agents := stepsDoing(steps, plan.Agent)
+	if err := s.applyAgents(ctx, agents); err != nil {
 		return err
 	}
-	begun := names(agents)
+	begun := machineNames(agents)
 	names := slices.Clone(begun)
-	for _, m := range of(steps, plan.Mark) {
+	for _, m := range stepsDoing(steps, plan.Mark) {
 		if !slices.Contains(names, m.Machine) {
 			names = append(names, m.Machine)
 		}
@@ -45,11 +47,11 @@ func (s *Site) Install(ctx context.Context, steps []plan.Step) error {
 	if err != nil {
 		return err
 	}
-	return s.marks(ctx, names, nodes)
+	return s.applyMarks(ctx, names, nodes)
 }
 
-// of are the steps of a deed.
-func of(steps []plan.Step, d plan.Deed) (out []plan.Step) {
+// stepsDoing returns the steps with an action.
+func stepsDoing(steps []plan.Step, d plan.Action) (out []plan.Step) {
 	for _, s := range steps {
 		if s.Do == d {
 			out = append(out, s)
@@ -58,54 +60,54 @@ func of(steps []plan.Step, d plan.Deed) (out []plan.Step) {
 	return out
 }
 
-func names(steps []plan.Step) (out []string) {
+func machineNames(steps []plan.Step) (out []string) {
 	for _, s := range steps {
 		out = append(out, s.Machine)
 	}
 	return out
 }
 
-func (s *Site) upload(ctx context.Context, steps []plan.Step) error {
+func (s *Site) uploadAll(ctx context.Context, steps []plan.Step) error {
 	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(uploadAtOnce)
+	g.SetLimit(maxUploads)
 	for _, step := range steps {
 		g.Go(func() error {
 			for _, f := range step.Files {
-				if err := s.put(ctx, step.Machine, f); err != nil {
+				if err := s.uploadFile(ctx, step.Machine, f); err != nil {
 					return fmt.Errorf("uploading %s to %s: %w", f.Name, step.Machine, err)
 				}
 			}
-			s.Tell("%s has the release", step.Machine)
+			s.Printf("%s has the release", step.Machine)
 			return nil
 		})
 	}
 	return g.Wait()
 }
 
-func (s *Site) put(ctx context.Context, name string, file plan.File) error {
+func (s *Site) uploadFile(ctx context.Context, name string, file plan.File) error {
 	f, err := os.Open(file.Path)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	m, err := s.machine(ctx, name)
+	m, err := s.connection(ctx, name)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, uploadLimit, fmt.Errorf("it took longer than %v", uploadLimit))
+	ctx, cancel := context.WithTimeoutCause(ctx, uploadTimeout, fmt.Errorf("it took longer than %v", uploadTimeout))
 	defer cancel()
-	return m.Put(ctx, f, file.Size, machines.Cache+"/"+file.Name, 0o600)
+	return m.WriteFile(ctx, f, file.Size, machines.Cache+"/"+file.Name, 0o600)
 }
 
-// replicas makes and changes them.
-func (s *Site) replicas(ctx context.Context, steps []plan.Step) error {
-	var begun []string // replicas of a cluster that does not answer: it may need several to answer
+// applyReplicas creates and changes replicas.
+func (s *Site) applyReplicas(ctx context.Context, steps []plan.Step) error {
+	var begun []string // replicas that were started while the cluster does not answer; it may need several of them
 	for _, step := range steps {
-		if step.Begin == "" {
-			_, err := s.members(ctx)
+		if step.Start == "" {
+			_, err := s.queryMembers(ctx)
 			switch {
-			case err != nil && s.startsAnyway(step.Machine):
-				if err := s.install(ctx, step, ""); err != nil {
+			case err != nil && s.mayStartUnasked(step.Machine):
+				if err := s.runInstaller(ctx, step, ""); err != nil {
 					return err
 				}
 				begun = append(begun, step.Machine)
@@ -121,12 +123,12 @@ func (s *Site) replicas(ctx context.Context, steps []plan.Step) error {
 			}
 			begun = nil
 		}
-		if step.Begin == "" {
-			if err := s.maySpare(ctx, step.Machine); err != nil {
+		if step.Start == "" {
+			if err := s.awaitSpare(ctx, step.Machine); err != nil {
 				return err
 			}
 		}
-		if err := s.replica(ctx, step); err != nil {
+		if err := s.applyReplica(ctx, step); err != nil {
 			return err
 		}
 	}
@@ -136,48 +138,51 @@ func (s *Site) replicas(ctx context.Context, steps []plan.Step) error {
 	return nil
 }
 
-// startsAnyway says whether a replica of a cluster that does not answer may be started, or started again: it did not run when the machines
-// were looked at, or so few did that the cluster stood still. A cluster may be silent for other reasons, such as an administrator's
-// kubeconfig that has expired, while its replicas serve; those must not be restarted one after the other without a look.
-func (s *Site) startsAnyway(name string) bool {
-	unit := machines.ControlPlane.Unit()
+// mayStartUnasked reports whether a replica may be started or restarted although the cluster does
+// not answer: it was not running when the machines were inspected, or too few were running for a
+// quorum. A cluster can also fail to answer while its replicas serve, for example because of an
+// expired administrator's kubeconfig. Such replicas must not be restarted one after the other
+// without a check.
+func (s *Site) mayStartUnasked(name string) bool {
+	unit := machines.ControlPlane.UnitName()
 	voters, run := 0, 0
-	for _, h := range s.Cluster.Replicas() {
+	for _, h := range s.Cluster.ReplicaHosts() {
 		f := s.facts[h.Name]
-		if !f.ReplicaWhole || f.Waiting || f.Joining {
+		if !f.ReplicaWhole || f.WithoutVote || f.Joining {
 			continue
 		}
 		if voters++; f.Active[unit] {
 			run++
 		}
 	}
-	return !s.facts[name].Active[unit] || run < voters/2+1 || voters == 1 // no others wait to be spared
+	return !s.facts[name].Active[unit] || run < voters/2+1 || voters == 1 // no other voters depend on it
 }
 
-func (s *Site) replica(ctx context.Context, step plan.Step) error {
+func (s *Site) applyReplica(ctx context.Context, step plan.Step) error {
 	token := ""
-	if step.Begin == plan.Join {
+	if step.Start == plan.Join {
 		var err error
-		if token, err = s.token(ctx, "controlplane", step.Machine, false); err != nil {
+		if token, err = s.createToken(ctx, "controlplane", step.Machine, false); err != nil {
 			return fmt.Errorf("a token for %s: %w", step.Machine, err)
 		}
 	}
-	if err := s.install(ctx, step, token); err != nil {
+	if err := s.runInstaller(ctx, step, token); err != nil {
 		return err
 	}
-	if step.Begin == plan.Init || step.Admin {
-		s.isAdministrator(step.Machine)
+	if step.Start == plan.Init || step.Admin {
+		s.markAdmin(step.Machine)
 	}
 	return s.awaitReplicas(ctx, []string{step.Machine})
 }
 
-// maySpare waits until the group does without a replica that is about to be restarted. Of two, both are needed: then there is nothing to
-// wait for, and neither is there for one without a vote.
-func (s *Site) maySpare(ctx context.Context, name string) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, readyLimit, fmt.Errorf("that did not change in %v", readyLimit))
+// awaitSpare waits until the raft cluster keeps its quorum without a replica that is to be
+// restarted. It does not wait for one of two voters, because both are needed, nor for a replica
+// without a vote.
+func (s *Site) awaitSpare(ctx context.Context, name string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("that did not change in %v", readyTimeout))
 	defer cancel()
-	err := wait.For(ctx, pollEvery, func() error {
-		members, err := s.members(ctx)
+	err := wait.For(ctx, pollInterval, func() error {
+		members, err := s.queryMembers(ctx)
 		if err != nil {
 			return err
 		}
@@ -203,11 +208,11 @@ func (s *Site) maySpare(ctx context.Context, name string) error {
 }
 
 func (s *Site) awaitReplicas(ctx context.Context, names []string) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, readyLimit, fmt.Errorf("not ready in %v", readyLimit))
+	ctx, cancel := context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("not ready in %v", readyTimeout))
 	defer cancel()
 	standby := map[string]bool{}
-	err := wait.For(ctx, pollEvery, func() error {
-		members, err := s.members(ctx)
+	err := wait.For(ctx, pollInterval, func() error {
+		members, err := s.queryMembers(ctx)
 		if err != nil {
 			return err
 		}
@@ -227,64 +232,66 @@ func (s *Site) awaitReplicas(ctx context.Context, names []string) error {
 		return errors.Join(errs...)
 	})
 	if err != nil {
-		return s.explained(ctx, names[0], machines.ControlPlane, fmt.Errorf("waiting for the replica of %s: %w", strings.Join(names, ", "), err))
+		return s.withJournal(ctx, names[0], machines.ControlPlane, fmt.Errorf("waiting for the replica of %s: %w", strings.Join(names, ", "), err))
 	}
 	for _, name := range names {
 		what := "replica"
 		if standby[name] {
 			what = "standby"
 		}
-		s.Tell("%s %s is ready", what, name)
+		s.Printf("%s %s is ready", what, name)
 	}
 	return nil
 }
 
-// agents makes and changes them, the first one alone: what is wrong with a release or a setting of them all costs one worker.
-func (s *Site) agents(ctx context.Context, steps []plan.Step) error {
+// applyAgents creates and changes agents, the first one alone: a faulty release or setting then
+// affects only one worker.
+func (s *Site) applyAgents(ctx context.Context, steps []plan.Step) error {
 	if len(steps) > 1 {
-		if err := s.agent(ctx, steps[0]); err != nil {
+		if err := s.applyAgent(ctx, steps[0]); err != nil {
 			return err
 		}
 		steps = steps[1:]
 	}
 	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(agentsAtOnce)
+	g.SetLimit(maxAgents)
 	for _, step := range steps {
 		g.Go(func() error {
 			if ctx.Err() != nil {
-				return nil // another one has failed: this one is not begun
+				return nil // another agent has failed, so this one is not started
 			}
-			return s.agent(ctx, step)
+			return s.applyAgent(ctx, step)
 		})
 	}
 	return g.Wait()
 }
 
-func (s *Site) agent(ctx context.Context, step plan.Step) error {
+func (s *Site) applyAgent(ctx context.Context, step plan.Step) error {
 	token := ""
-	if step.Begin == plan.Join {
+	if step.Start == plan.Join {
 		var err error
-		if token, err = s.token(ctx, "node", step.Machine, step.Replace); err != nil {
+		if token, err = s.createToken(ctx, "node", step.Machine, step.Replace); err != nil {
 			return fmt.Errorf("a token for %s: %w", step.Machine, err)
 		}
 	}
-	return s.install(ctx, step, token)
+	return s.runInstaller(ctx, step, token)
 }
 
-func (s *Site) token(ctx context.Context, role, name string, replace bool) (string, error) {
+func (s *Site) createToken(ctx context.Context, role, name string, replace bool) (string, error) {
 	words := []string{"cluster", "token", "create", "--role", role, "--names", name, "--ttl", "1h"}
 	if replace {
 		words = append(words, "--replace")
 	}
-	out, err := s.kctl(ctx, apiLimit, words...)
+	out, err := s.runKctl(ctx, apiTimeout, words...)
 	if err == nil && strings.TrimSpace(out) == "" {
 		err = errors.New("'kctl cluster token create' says nothing")
 	}
 	return strings.TrimSpace(out), err
 }
 
-// installScript unpacks the release that lies in the machine's cache and has its install.sh do the work. What comes by its input
-// may be secret: settings, a token, a kubeconfig, each a word and base64. Of other releases nothing stays in the cache.
+// installScript unpacks the release in the machine's cache and runs its install.sh. Its input may
+// contain secrets: settings, a token, and a kubeconfig, each as a word and base64. It deletes other
+// releases from the cache.
 const installScript = `set -eu
 umask 077
 cd "${DESTDIR:-}` + machines.Cache + `"
@@ -300,8 +307,8 @@ for f in keelson-*; do
   case $f in %[2]s.tar.gz | %[2]s-images.tar) ;; *) rm -f "$f" ;; esac
 done`
 
-// install has install.sh do a step on its machine.
-func (s *Site) install(ctx context.Context, step plan.Step, token string) error {
+// runInstaller carries out a step with install.sh on its machine.
+func (s *Site) runInstaller(ctx context.Context, step plan.Step, token string) error {
 	began := time.Now()
 	input := map[string]string{"settings": step.Settings}
 	words := []string{"agent", "--settings", `"$work/settings"`}
@@ -311,15 +318,15 @@ func (s *Site) install(ctx context.Context, step plan.Step, token string) error 
 	top := strings.TrimSuffix(step.Files[0].Name, ".tar.gz")
 	sum := step.Files[0].Sum
 	if len(step.Files) > 1 {
-		// Its sum was looked at before it was sent, and what is sent comes whole.
+		// The sum was verified before the upload, and an upload is complete.
 		words = append(words, "--images", `"$PWD/`+step.Files[1].Name+`"`, "--sums", `"$work/sums"`)
 		input["sums"] = step.Files[1].Sum + "  " + step.Files[1].Name + "\n"
 	}
-	switch step.Begin {
+	switch step.Start {
 	case plan.Init:
 		words = append(words, "--init")
 		for _, f := range step.Flags {
-			words = append(words, "--init-flag", machines.Quoted(f))
+			words = append(words, "--init-flag", machines.ShellQuote(f))
 		}
 	case plan.Join:
 		words = append(words, "--token-file", `"$work/token"`)
@@ -328,7 +335,7 @@ func (s *Site) install(ctx context.Context, step plan.Step, token string) error 
 			words = append(words, "--standby")
 		}
 		if step.Do == plan.ControlPlane {
-			for _, a := range s.peers(step.Machine) {
+			for _, a := range s.joinAddresses(step.Machine) {
 				words = append(words, "--server", a)
 			}
 		}
@@ -348,16 +355,16 @@ func (s *Site) install(ctx context.Context, step plan.Step, token string) error 
 		}
 	}
 	script := fmt.Sprintf(installScript, sum, top, strings.Join(words, " "))
-	if _, err := s.run(ctx, step.Machine, installLimit, script, strings.NewReader(in.String())); err != nil {
+	if _, err := s.runScript(ctx, step.Machine, installTimeout, script, strings.NewReader(in.String())); err != nil {
 		return fmt.Errorf("%s: %w", step, err)
 	}
-	s.Tell("%s: %s: done in %.0fs", step.Machine, step, time.Since(began).Seconds())
+	s.Printf("%s: %s: done in %.0fs", step.Machine, step, time.Since(began).Seconds())
 	return nil
 }
 
-// peers are the addresses of replicas that a further one asks to be taken in: those that are there.
-func (s *Site) peers(newcomer string) (out []string) {
-	for _, name := range s.administrators() {
+// joinAddresses returns the addresses of existing replicas, which a new replica contacts to join.
+func (s *Site) joinAddresses(newcomer string) (out []string) {
+	for _, name := range s.adminMachines() {
 		if h, err := s.Cluster.Host(name); err == nil && name != newcomer {
 			out = append(out, h.Address)
 		}

@@ -17,23 +17,24 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// awaitNodes waits until all nodes are ready, and tells of each when it is. begun are those whose agent has only just begun.
+// awaitNodes waits until all nodes are ready, and prints a line for each. begun are the nodes with
+// a new agent.
 func (s *Site) awaitNodes(ctx context.Context, names, begun []string) (nodes map[string]plan.Node, err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, readyLimit, fmt.Errorf("not ready in %v", readyLimit))
+	ctx, cancel := context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("not ready in %v", readyTimeout))
 	defer cancel()
-	told, seen := map[string]bool{}, looks{}
+	told, seen := map[string]bool{}, readyCounts{}
 	missing := ""
-	err = wait.For(ctx, pollEvery, func() error {
-		if nodes, err = s.nodes(ctx); err != nil {
+	err = wait.For(ctx, pollInterval, func() error {
+		if nodes, err = s.queryNodes(ctx); err != nil {
 			return err
 		}
 		var errs []error
 		for _, name := range names {
-			if err := seen.at(name, slices.Contains(begun, name), nodes); err != nil {
+			if err := seen.checkNode(name, slices.Contains(begun, name), nodes); err != nil {
 				errs = append(errs, err)
 				missing = name
 			} else if !told[name] {
-				s.Tell("node %s is ready", name)
+				s.Printf("node %s is ready", name)
 				told[name] = true
 			}
 		}
@@ -42,18 +43,19 @@ func (s *Site) awaitNodes(ctx context.Context, names, begun []string) (nodes map
 	if err != nil {
 		err = fmt.Errorf("waiting for nodes: %w", err)
 		if missing != "" {
-			err = s.explained(ctx, missing, machines.Worker, err)
+			err = s.withJournal(ctx, missing, machines.Worker, err)
 		}
 	}
 	return nodes, err
 }
 
-// looks counts how often in a row a node was well.
-type looks map[string]int
+// readyCounts counts how often in a row a node was ready.
+type readyCounts map[string]int
 
-// at says why a node is not of use; nil where it is. One whose agent has only just begun has pods that are reached, too, and is looked at
-// twice: it is ready before it has made its routes and rules, and says of those what fails.
-func (l looks) at(name string, begun bool, nodes map[string]plan.Node) error {
+// checkNode returns why a node is not usable, or nil. A node with a new agent must also have a
+// working pod network, in two successive checks: it reports Ready before it has set up its routes
+// and rules, and reports failures of those later.
+func (l readyCounts) checkNode(name string, begun bool, nodes map[string]plan.Node) error {
 	n, ok := nodes[name]
 	well := l[name]
 	l[name] = 0
@@ -71,19 +73,19 @@ func (l looks) at(name string, begun bool, nodes map[string]plan.Node) error {
 	return nil
 }
 
-// explained adds what a daemon said last.
-func (s *Site) explained(ctx context.Context, name string, r machines.Role, err error) error {
+// withJournal adds the last log lines of a daemon to an error.
+func (s *Site) withJournal(ctx context.Context, name string, r machines.Role, err error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
-	said, _ := s.run(ctx, name, 10*time.Second, "journalctl -u "+r.Unit()+" -n 8 --no-pager -o cat", nil)
+	said, _ := s.runScript(ctx, name, 10*time.Second, "journalctl -u "+r.UnitName()+" -n 8 --no-pager -o cat", nil)
 	if said = strings.TrimSpace(said); said != "" {
-		return fmt.Errorf("%w\n%s of %s says:\n%s", err, r.Unit(), name, said)
+		return fmt.Errorf("%w\n%s of %s says:\n%s", err, r.UnitName(), name, said)
 	}
 	return err
 }
 
-// marks gives nodes the labels and taints of the file, as they are now.
-func (s *Site) marks(ctx context.Context, names []string, nodes map[string]plan.Node) error {
+// applyMarks sets the labels and taints of the file on nodes.
+func (s *Site) applyMarks(ctx context.Context, names []string, nodes map[string]plan.Node) error {
 	for _, name := range names {
 		h, err := s.Cluster.Host(name)
 		if err != nil {
@@ -110,19 +112,19 @@ func (s *Site) marks(ctx context.Context, names []string, nodes map[string]plan.
 			if len(of.words) == 0 || of.verb == "annotate" && m.Record == "" {
 				continue
 			}
-			if _, err := s.kctl(ctx, apiLimit, append([]string{of.verb, "node", name, "--overwrite"}, of.words...)...); err != nil {
+			if _, err := s.runKctl(ctx, apiTimeout, append([]string{of.verb, "node", name, "--overwrite"}, of.words...)...); err != nil {
 				return fmt.Errorf("%s of node %s: %w", of.verb, name, err)
 			}
 		}
 		if len(labels)+len(taints) > 0 {
-			s.Tell("node %s has the labels and taints of the file", name)
+			s.Printf("node %s has the labels and taints of the file", name)
 		}
 	}
 	return nil
 }
 
-// adminFor is an administrator's kubeconfig for root of a machine: it leads to the machine's own replica, unless the cluster
-// was made with an address for all.
+// adminFor returns an administrator's kubeconfig for root of a machine. Its server is the machine's
+// own replica, unless the cluster was created with a shared address.
 func (s *Site) adminFor(ctx context.Context, name string) (string, error) {
 	raw, err := s.Kubeconfig(ctx)
 	if err != nil {
@@ -141,7 +143,7 @@ func (s *Site) adminFor(ctx context.Context, name string) (string, error) {
 	return string(raw), err
 }
 
-// WithServer is a kubeconfig that leads to another replica, at the same port.
+// WithServer returns a kubeconfig for another replica, at the same port.
 func WithServer(raw []byte, address string) ([]byte, error) {
 	c, err := clientcmd.Load(raw)
 	if err != nil {

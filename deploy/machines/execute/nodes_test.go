@@ -26,13 +26,13 @@ func TestNodesAreOfUse(t *testing.T) {
 		{"a new one that fails a moment later", true, []plan.Node{well, down, well, well}, []string{"node w1: its agent", "node w1: its pods", "node w1: its agent", ""}},
 		{"a new one that is ready now and then", true, []plan.Node{well, ill, well, well}, []string{"node w1: its agent", "node w1: no runtime", "node w1: its agent", ""}},
 	} {
-		seen := looks{}
-		if err := seen.at("w1", c.begun, map[string]plan.Node{"w2": well}); err == nil || err.Error() != "there is no node w1 yet" {
+		seen := readyCounts{}
+		if err := seen.checkNode("w1", c.begun, map[string]plan.Node{"w2": well}); err == nil || err.Error() != "there is no node w1 yet" {
 			t.Errorf("%s: before it is there: %v", c.name, err)
 		}
 		for i, n := range c.looks {
 			said := ""
-			if err := seen.at("w1", c.begun, map[string]plan.Node{"w1": n}); err != nil {
+			if err := seen.checkNode("w1", c.begun, map[string]plan.Node{"w1": n}); err != nil {
 				said = err.Error()
 			}
 			if c.want[i] == "" && said != "" || !strings.HasPrefix(said, c.want[i]) {

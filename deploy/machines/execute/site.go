@@ -1,5 +1,6 @@
-// Package execute has plans for machines carried out: it reaches the machines by ssh, side by side and bounded in number and time,
-// and has the scripts and programs of a release do the work. Whatever was cut off is made up for by the next plan.
+// Package execute carries out plans on machines. It reaches them by SSH, with limits on concurrency
+// and time, and runs the scripts and programs of a release. After an interruption, the next plan
+// contains the remaining steps.
 package execute
 
 import (
@@ -18,51 +19,51 @@ import (
 	"keelson.dev/keelson/deploy/machines/plan"
 )
 
-// Bounds of what is under way at once: questions, uploads, installations of agents.
+// Limits of concurrent connections, uploads, and agent installations.
 const (
-	askAtOnce    = 16
-	uploadAtOnce = 4
-	agentsAtOnce = 8
+	maxConnects = 16
+	maxUploads  = 4
+	maxAgents   = 8
 )
 
-// Bounds of one thing on one machine.
+// Time limits of one operation on one machine.
 const (
-	uploadLimit  = 30 * time.Minute
-	installLimit = 15 * time.Minute
-	apiLimit     = 2 * time.Minute // a question to the API, asked by a kctl that a slow machine has to load first
-	drainLimit   = 10 * time.Minute
-	readyLimit   = 5 * time.Minute // until a replica or a node is of use
-	pollEvery    = time.Second     // how often that is asked
+	uploadTimeout  = 30 * time.Minute
+	installTimeout = 15 * time.Minute
+	apiTimeout     = 2 * time.Minute // a kctl command; a slow machine must load the program first
+	drainTimeout   = 10 * time.Minute
+	readyTimeout   = 5 * time.Minute // until a replica or a node is ready
+	pollInterval   = time.Second     // between checks of readiness
 )
 
-// Site are the machines of a cluster file, as far as they were reached.
+// Site holds the connections to the reached machines of a cluster file.
 type Site struct {
 	Cluster machines.Cluster
-	Release plan.Release // what Do installs; not needed for other deeds
-	Out     io.Writer    // of lines about what is being done
-	// Apart is a machine that the cluster is never asked through: it is about to leave.
-	Apart string
+	Release plan.Release // the release that Install installs; not used otherwise
+	Out     io.Writer    // progress lines
+	// Leaving is a machine that is about to be removed. It is never used to query the cluster.
+	Leaving string
 
-	began time.Time
-	mu    sync.Mutex // also of Out
-	conns map[string]*machines.Machine
-	facts map[string]machines.Facts
-	found map[string]bool // machines that have a replica and an administrator's kubeconfig now
-	lost  map[string]bool // of these, such whose replica knew of no leader when it was asked last: others are asked before them
+	began      time.Time
+	mu         sync.Mutex // also protects Out
+	conns      map[string]*machines.Machine
+	facts      map[string]machines.Facts
+	admins     map[string]bool // machines with a replica and an administrator's kubeconfig
+	leaderless map[string]bool // machines of admins whose replica reported no leader last; they are tried last
 }
 
-// Reach connects to machines side by side, and asks each what it is and has. Machines are only looked at.
-func Reach(ctx context.Context, c machines.Cluster, out io.Writer, names ...string) (*Site, map[string]plan.Seen) {
-	s := &Site{Cluster: c, Out: out, began: time.Now(), conns: map[string]*machines.Machine{}, facts: map[string]machines.Facts{}, found: map[string]bool{}, lost: map[string]bool{}}
-	seen := map[string]plan.Seen{}
+// Connect connects to machines in parallel and reads their facts. It changes nothing on them.
+func Connect(ctx context.Context, c machines.Cluster, out io.Writer, names ...string) (*Site, map[string]plan.Observation) {
+	s := &Site{Cluster: c, Out: out, began: time.Now(), conns: map[string]*machines.Machine{}, facts: map[string]machines.Facts{}, admins: map[string]bool{}, leaderless: map[string]bool{}}
+	seen := map[string]plan.Observation{}
 	var g errgroup.Group
-	g.SetLimit(askAtOnce)
+	g.SetLimit(maxConnects)
 	for _, h := range c.Hosts {
 		if len(names) > 0 && !slices.Contains(names, h.Name) {
 			continue
 		}
 		g.Go(func() error {
-			var one plan.Seen
+			var one plan.Observation
 			m, err := machines.Dial(ctx, h)
 			if err == nil {
 				one.Facts, err = m.ReadFacts(ctx)
@@ -76,16 +77,16 @@ func Reach(ctx context.Context, c machines.Cluster, out io.Writer, names ...stri
 			}
 			if err == nil {
 				s.facts[h.Name] = one.Facts
-				s.found[h.Name] = one.Facts.ReplicaWhole && one.Facts.Admin
+				s.admins[h.Name] = one.Facts.ReplicaWhole && one.Facts.Admin
 			}
 			return nil
 		})
 	}
-	_ = g.Wait() // each machine's error is its own
+	_ = g.Wait() // each machine's error is in seen
 	return s, seen
 }
 
-// Close ends all connections.
+// Close closes all connections.
 func (s *Site) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,34 +95,35 @@ func (s *Site) Close() {
 	}
 }
 
-// Facts are those of the machines that were reached.
+// Facts returns the facts of the reached machines.
 func (s *Site) Facts() map[string]machines.Facts { return s.facts }
 
-// Tell writes a line about what is being done, with the time since the machines were reached.
-func (s *Site) Tell(format string, args ...any) {
+// Printf prints a progress line with the time since Connect.
+func (s *Site) Printf(format string, args ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	fmt.Fprintf(s.Out, "%6.1fs  %s\n", time.Since(s.began).Seconds(), fmt.Sprintf(format, args...))
 }
 
-// run has root's shell on a machine run a script, within a time.
-func (s *Site) run(ctx context.Context, name string, limit time.Duration, script string, input io.Reader) (string, error) {
-	m, err := s.machine(ctx, name)
+// runScript runs a script in root's shell on a machine, with a time limit.
+func (s *Site) runScript(ctx context.Context, name string, limit time.Duration, script string, input io.Reader) (string, error) {
+	m, err := s.connection(ctx, name)
 	if err != nil {
 		return "", err
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("it took longer than %v", limit))
 	defer cancel()
 	out, err := m.Run(ctx, script, input)
-	var failed *machines.Failed
+	var failed *machines.CommandError
 	if err != nil && !errors.As(err, &failed) {
-		s.drop(name, m) // the next one reaches it anew
+		s.dropConnection(name, m) // the next call connects again
 	}
 	return out, err
 }
 
-// machine is a connection to a machine, made anew where the last one has ended.
-func (s *Site) machine(ctx context.Context, name string) (*machines.Machine, error) {
+// connection returns a connection to a machine. It connects again if the last connection was
+// closed.
+func (s *Site) connection(ctx context.Context, name string) (*machines.Machine, error) {
 	s.mu.Lock()
 	m := s.conns[name]
 	s.mu.Unlock()
@@ -145,7 +147,7 @@ func (s *Site) machine(ctx context.Context, name string) (*machines.Machine, err
 	return m, nil
 }
 
-func (s *Site) drop(name string, m *machines.Machine) {
+func (s *Site) dropConnection(name string, m *machines.Machine) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.conns[name] == m {
@@ -154,20 +156,21 @@ func (s *Site) drop(name string, m *machines.Machine) {
 	}
 }
 
-// administrators are machines through which the cluster can be asked, in the file's order; those that know of no leader come last.
-func (s *Site) administrators() (names []string) {
+// adminMachines returns the machines that can query the cluster, in the file's order; machines
+// without a known leader come last.
+func (s *Site) adminMachines() (names []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, h := range s.Cluster.Hosts {
-		if s.found[h.Name] && h.Name != s.Apart {
+		if s.admins[h.Name] && h.Name != s.Leaving {
 			names = append(names, h.Name)
 		}
 	}
 	slices.SortStableFunc(names, func(a, b string) int {
 		switch {
-		case s.lost[a] == s.lost[b]:
+		case s.leaderless[a] == s.leaderless[b]:
 			return 0
-		case s.lost[a]:
+		case s.leaderless[a]:
 			return 1
 		}
 		return -1
@@ -175,21 +178,23 @@ func (s *Site) administrators() (names []string) {
 	return names
 }
 
-func (s *Site) isAdministrator(name string) {
+func (s *Site) markAdmin(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.found[name] = true
+	s.admins[name] = true
 }
 
-var errNobody = errors.New("no machine of the file has both a replica and an administrator's kubeconfig: the cluster cannot be asked")
+var errNoAdmin = errors.New("no machine of the file has both a replica and an administrator's kubeconfig: the cluster cannot be asked")
 
-// Kctl asks the cluster through the first of its machines that gets an answer, within a time.
+// Kctl runs kctl on the first machine that gets an answer from the cluster, with a time limit for
+// each.
 func (s *Site) Kctl(ctx context.Context, limit time.Duration, words ...string) (string, error) {
-	return s.kctl(ctx, limit, words...)
+	return s.runKctl(ctx, limit, words...)
 }
 
-// Says is what the daemons of a release that lies in a machine's cache say when they are asked for --version.
-func (s *Site) Says(ctx context.Context, name string, tarball plan.File) (controlplane, agent string, err error) {
+// DaemonVersions returns the output of --version of the daemons in a release tarball in a machine's
+// cache.
+func (s *Site) DaemonVersions(ctx context.Context, name string, tarball plan.File) (controlplane, agent string, err error) {
 	top := strings.TrimSuffix(tarball.Name, ".tar.gz")
 	script := fmt.Sprintf(`set -eu
 cd "${DESTDIR:-}%[1]s"
@@ -200,87 +205,91 @@ echo '%[2]s  %[3]s.tar.gz' | sha256sum -c --status || { echo "%[3]s.tar.gz in $P
 tar -xzf %[3]s.tar.gz -C "$work" --no-same-owner %[3]s/usr/bin/keelson-controlplane %[3]s/usr/bin/keelson-agent
 "$work/%[3]s/usr/bin/keelson-controlplane" --version
 echo %[4]s
-"$work/%[3]s/usr/bin/keelson-agent" --version || true`, machines.Cache, tarball.Sum, top, between)
-	out, err := s.run(ctx, name, installLimit, script, nil)
+"$work/%[3]s/usr/bin/keelson-agent" --version || true`, machines.Cache, tarball.Sum, top, versionSeparator)
+	out, err := s.runScript(ctx, name, installTimeout, script, nil)
 	if err != nil {
 		return "", "", fmt.Errorf("asking %s for its release: %w", tarball.Name, err)
 	}
-	controlplane, agent, _ = strings.Cut(out, between+"\n")
+	controlplane, agent, _ = strings.Cut(out, versionSeparator+"\n")
 	return controlplane, agent, nil
 }
 
-// between stands between what two programs say.
-const between = "-----"
+// versionSeparator separates the outputs of the two programs.
+const versionSeparator = "-----"
 
-// noAnswer are words of a kctl that asked in vain: the replica of its machine is not there, does not lead or know who does, or does not
-// let it in, as with a kubeconfig that has expired; or the kctl is of a release that cannot ask that. Another one may answer.
-var noAnswer = []string{
+// noAnswerTexts are parts of kctl errors that are not an answer of the cluster: the machine's
+// replica is not available, has no leader, or refuses the kubeconfig (for example because it has
+// expired), or the kctl is too old for the command. Another machine may get an answer.
+var noAnswerTexts = []string{
 	"connection refused", "connection to the server", "no api answers", "does not resolve", "connect to the server", "no route to host", "network is unreachable", "connection reset",
 	"broken pipe", "connection lost", "connection has ended", "connection ended", "i/o timeout", "handshake timeout", "client.timeout", "context deadline exceeded", ": eof", "unexpected eof",
 	"no leader", "serviceunavailable", "internalerror", "(timeout)", "unable to handle the request", "in the time allotted",
 	"x509: ", "tls: ", "unauthorized", "logged in to the server", "admin.kubeconfig", "invalid configuration", "unknown flag", "unknown command",
 }
 
-// answered says whether a kctl that failed had an answer, which is that of the cluster: then no other machine is asked.
-func answered(err error) bool {
-	var failed *machines.Failed
+// isClusterAnswer reports whether a kctl error is the cluster's own answer. Then no other machine
+// is tried.
+func isClusterAnswer(err error) bool {
+	var failed *machines.CommandError
 	if !errors.As(err, &failed) || failed.Status != 1 {
-		return false // the machine was not reached, or has no kctl that runs to its end
+		return false // the machine was not reached, or its kctl did not finish
 	}
-	said := strings.ToLower(failed.Said)
-	return !slices.ContainsFunc(noAnswer, func(words string) bool { return strings.Contains(said, words) })
+	said := strings.ToLower(failed.Output)
+	return !slices.ContainsFunc(noAnswerTexts, func(words string) bool { return strings.Contains(said, words) })
 }
 
-// kctl asks the cluster through the first of its machines that gets an answer. Each word is one of the command line.
-func (s *Site) kctl(ctx context.Context, limit time.Duration, words ...string) (string, error) {
-	return s.kctlAt(ctx, s.administrators(), limit, words...)
+// runKctl runs kctl on the first machine that gets an answer from the cluster. Each word is one
+// argument.
+func (s *Site) runKctl(ctx context.Context, limit time.Duration, words ...string) (string, error) {
+	return s.runKctlOn(ctx, s.adminMachines(), limit, words...)
 }
 
-// kctlAt asks the first of some machines that gets an answer. That the cluster refuses is one.
-func (s *Site) kctlAt(ctx context.Context, at []string, limit time.Duration, words ...string) (string, error) {
+// runKctlOn runs kctl on the first of some machines that gets an answer. A refusal by the cluster
+// is an answer.
+func (s *Site) runKctlOn(ctx context.Context, at []string, limit time.Duration, words ...string) (string, error) {
 	script := kctlScript(words)
 	var errs []error
 	for _, name := range at {
-		out, err := s.run(ctx, name, limit, script, nil)
+		out, err := s.runScript(ctx, name, limit, script, nil)
 		if err == nil {
 			return out, nil
 		}
 		errs = append(errs, err)
-		if ctx.Err() != nil || answered(err) {
+		if ctx.Err() != nil || isClusterAnswer(err) {
 			break
 		}
 	}
 	if len(errs) == 0 {
-		return "", errNobody
+		return "", errNoAdmin
 	}
 	return "", errors.Join(errs...)
 }
 
-// kctlScript has a machine's own kctl run. It asks replicas: a proxy that the machine's sessions are told of, as by /etc/environment,
-// is the way to other networks.
+// kctlScript returns a script that runs the machine's own kctl. It ignores proxy settings of the
+// machine, for example in /etc/environment, which are for other networks.
 func kctlScript(words []string) string {
-	// What kctl keeps of the API goes with what else is in the folder.
+	// The discovery cache is removed with the rest of the folder.
 	script := `unset http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY; root=${DESTDIR:-}; export KUBECACHEDIR="$root` + machines.Cache + `/kube"; exec "$root/usr/bin/kctl" --kubeconfig "$root` + adminKubeconfig + `"`
 	for _, w := range words {
-		script += " " + machines.Quoted(w)
+		script += " " + machines.ShellQuote(w)
 	}
 	return script
 }
 
 const adminKubeconfig = "/var/lib/keelson/controlplane/admin.kubeconfig"
 
-// Kubeconfig is an administrator's, as a machine of the control plane has it.
+// Kubeconfig returns an administrator's kubeconfig from a machine of the control plane.
 func (s *Site) Kubeconfig(ctx context.Context) ([]byte, error) {
 	var errs []error
-	for _, name := range s.administrators() {
-		out, err := s.run(ctx, name, apiLimit, `cat "${DESTDIR:-}`+adminKubeconfig+`"`, nil)
+	for _, name := range s.adminMachines() {
+		out, err := s.runScript(ctx, name, apiTimeout, `cat "${DESTDIR:-}`+adminKubeconfig+`"`, nil)
 		if err == nil && strings.TrimSpace(out) != "" {
 			return []byte(out), nil
 		}
 		errs = append(errs, err)
 	}
 	if len(errs) == 0 {
-		return nil, errNobody
+		return nil, errNoAdmin
 	}
 	return nil, fmt.Errorf("reading the administrator's kubeconfig: %w", errors.Join(errs...))
 }

@@ -35,12 +35,12 @@ func TestAnswered(t *testing.T) {
 		`kctl cluster token create: unknown flag: --replace`:                                                                                                                                       false,
 		`error: stat /var/lib/keelson/controlplane/admin.kubeconfig: no such file or directory`:                                                                                                    false,
 	} {
-		if got := answered(fmt.Errorf("cp1: %w", &machines.Failed{Status: 1, Said: said})); got != want {
+		if got := isClusterAnswer(fmt.Errorf("cp1: %w", &machines.CommandError{Status: 1, Output: said})); got != want {
 			t.Errorf("%s: %v, want %v", said, got, want)
 		}
 	}
-	for _, err := range []error{errors.New("cp1: the connection has ended"), &machines.Failed{Status: -1}, &machines.Failed{Status: 127, Said: "sh: kctl: not found"}} {
-		if answered(err) {
+	for _, err := range []error{errors.New("cp1: the connection has ended"), &machines.CommandError{Status: -1}, &machines.CommandError{Status: 127, Output: "sh: kctl: not found"}} {
+		if isClusterAnswer(err) {
 			t.Errorf("%v is taken for an answer", err)
 		}
 	}

@@ -11,28 +11,29 @@ import (
 	"keelson.dev/keelson/deploy/machines/plan"
 )
 
-// State is what the cluster says of itself. It is not Known, with the reason, when it does not answer.
+// State returns the state of the cluster. If the cluster does not answer, the state is not Known,
+// and the error is the reason.
 func (s *Site) State(ctx context.Context) (plan.State, error) {
-	status, err := s.status(ctx)
+	status, err := s.queryStatus(ctx)
 	if err == nil && status.Leader == "" {
 		err = errors.New("no replica leads")
 	}
 	if err != nil {
 		return plan.State{}, err
 	}
-	nodes, err := s.nodes(ctx)
+	nodes, err := s.queryNodes(ctx)
 	if err != nil {
 		return plan.State{}, err
 	}
-	out := plan.State{Known: true, Level: status.Level, Members: status.members(), Nodes: nodes, Replaced: map[string]string{}}
+	out := plan.State{Known: true, Level: status.Level, Members: status.membersByName(), Nodes: nodes, Replaced: map[string]string{}}
 	for _, d := range status.Autopilot.Done {
 		out.Replaced[d.Dead] = d.Standby
 	}
 	return out, nil
 }
 
-// status is what is needed of what 'kctl cluster status' says.
-type status struct {
+// clusterStatus is the used part of the output of 'kctl cluster status'.
+type clusterStatus struct {
 	Leader    string `json:"leader"`
 	Level     uint32 `json:"featureLevel"`
 	Autopilot struct {
@@ -51,13 +52,13 @@ type status struct {
 	} `json:"members"`
 }
 
-// status is what the first replica says that knows of a leader, or else the first that says anything: one that was taken out of
-// the group while it was away has members and nodes as they were.
-func (s *Site) status(ctx context.Context) (status, error) {
+// queryStatus returns the status of the first replica with a leader, or else the first status. A
+// replica that was removed while it was down has outdated members and nodes.
+func (s *Site) queryStatus(ctx context.Context) (clusterStatus, error) {
 	var errs []error
-	var leaderless *status
-	for _, name := range s.administrators() {
-		one, err := s.statusAt(ctx, name)
+	var leaderless *clusterStatus
+	for _, name := range s.adminMachines() {
+		one, err := s.queryStatusOn(ctx, name)
 		if err != nil {
 			errs = append(errs, err)
 			if ctx.Err() != nil {
@@ -66,7 +67,7 @@ func (s *Site) status(ctx context.Context) (status, error) {
 			continue
 		}
 		s.mu.Lock()
-		s.lost[name] = one.Leader == ""
+		s.leaderless[name] = one.Leader == ""
 		s.mu.Unlock()
 		if one.Leader != "" {
 			return one, nil
@@ -79,13 +80,13 @@ func (s *Site) status(ctx context.Context) (status, error) {
 	case leaderless != nil:
 		return *leaderless, nil
 	case len(errs) == 0:
-		return status{}, errNobody
+		return clusterStatus{}, errNoAdmin
 	}
-	return status{}, errors.Join(errs...)
+	return clusterStatus{}, errors.Join(errs...)
 }
 
-func (s *Site) statusAt(ctx context.Context, name string) (out status, err error) {
-	raw, err := s.kctlAt(ctx, []string{name}, apiLimit, "cluster", "status", "-o", "json", "--request-timeout=30s")
+func (s *Site) queryStatusOn(ctx context.Context, name string) (out clusterStatus, err error) {
+	raw, err := s.runKctlOn(ctx, []string{name}, apiTimeout, "cluster", "status", "-o", "json", "--request-timeout=30s")
 	if err != nil {
 		return out, err
 	}
@@ -95,15 +96,15 @@ func (s *Site) statusAt(ctx context.Context, name string) (out status, err error
 	return out, nil
 }
 
-func (s *Site) members(ctx context.Context) (map[string]plan.Member, error) {
-	status, err := s.status(ctx)
+func (s *Site) queryMembers(ctx context.Context) (map[string]plan.Member, error) {
+	status, err := s.queryStatus(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return status.members(), nil
+	return status.membersByName(), nil
 }
 
-func (s status) members() map[string]plan.Member {
+func (s clusterStatus) membersByName() map[string]plan.Member {
 	out := map[string]plan.Member{}
 	for _, m := range s.Members {
 		host, _, err := net.SplitHostPort(m.Address)
@@ -115,18 +116,19 @@ func (s status) members() map[string]plan.Member {
 	return out
 }
 
-// nodePath prints what is needed of each Node, a line each: with all that Nodes say, a thousand would be too much. What may hold any
-// text is printed as JSON, in which a line stays one.
-const nodePath = `jsonpath={range .items[*]}{.metadata.name}{"\t"}{.metadata.labels}{"\t"}{.spec.taints}{"\t"}{.metadata.annotations.keelson\.dev/cluster-file}{"\t"}` +
+// nodeJSONPath prints one line with the used parts of each Node. The complete output would be too
+// large for a thousand nodes. Parts that can contain any text are printed as JSON, so that they
+// contain no line breaks.
+const nodeJSONPath = `jsonpath={range .items[*]}{.metadata.name}{"\t"}{.metadata.labels}{"\t"}{.spec.taints}{"\t"}{.metadata.annotations.keelson\.dev/cluster-file}{"\t"}` +
 	`{.status.addresses}{"\t"}{.status.conditions[?(@.type=="Ready")]}{"\t"}{.spec.unschedulable}{"\t"}` +
 	`{.status.conditions[?(@.type=="NetworkUnavailable")]}{"\n"}{end}`
 
-// partFailed is the reason by which an agent says that routes or rules of Services are not in place. The condition may be another's: of
-// a network product, which tells of itself and may be waiting for what is installed after the cluster.
-const partFailed = "NetworkPartFailed"
+// reasonPartFailed is the agent's reason if routes or Service rules are not in place. The condition
+// can also be set by a network product, which may be installed after the cluster.
+const reasonPartFailed = "NetworkPartFailed"
 
-func (s *Site) nodes(ctx context.Context) (map[string]plan.Node, error) {
-	raw, err := s.kctl(ctx, apiLimit, "get", "nodes", "-o", nodePath, "--request-timeout=30s")
+func (s *Site) queryNodes(ctx context.Context) (map[string]plan.Node, error) {
+	raw, err := s.runKctl(ctx, apiTimeout, "get", "nodes", "-o", nodeJSONPath, "--request-timeout=30s")
 	if err != nil {
 		return nil, err
 	}
@@ -159,7 +161,7 @@ func parseNodes(raw string) (map[string]plan.Node, error) {
 			}
 		}
 		n.Ready, n.Why = ready.Status == "True", ready.Message
-		if network.Status == "True" && network.Reason == partFailed {
+		if network.Status == "True" && network.Reason == reasonPartFailed {
 			n.Network = network.Message
 		}
 		for _, t := range taints {

@@ -25,7 +25,7 @@ func printed(t *testing.T, nodes ...v1.Node) string {
 		t.Fatal(err)
 	}
 	path := jsonpath.New("nodes").AllowMissingKeys(true)
-	if err := path.Parse(strings.TrimPrefix(nodePath, "jsonpath=")); err != nil {
+	if err := path.Parse(strings.TrimPrefix(nodeJSONPath, "jsonpath=")); err != nil {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer

@@ -7,40 +7,42 @@ import (
 	"keelson.dev/keelson/deploy/machines"
 )
 
-// replicaPorts are those at which replicas listen: the API, for agents, for each other.
+// replicaPorts are the ports of a replica: for the API, for agents, and for other replicas.
 var replicaPorts = []int{6443, 6444, 6445}
 
 const kubeletPort = 10250
 
-// firewalls warns of what may keep machines and pods from each other although all daemons are well: whether it does, only its rules
-// say. Of machines that are what they are to be, nothing is said: there it shows.
-func (j *judge) firewalls(h machines.Host, f machines.Facts) {
-	if !lacks(h, f) {
+// checkFirewalls warns of firewalls that may block machines and pods although all daemons are
+// healthy; only the rules would show it. Machines that already have their roles are not warned
+// about, because a problem would be visible there.
+func (j *inspector) checkFirewalls(h machines.Host, f machines.Facts) {
+	if !lacksRole(h, f) {
 		return
 	}
-	node := h.Is(machines.Worker) && !j.otherNetwork(h)
+	node := h.HasRole(machines.Worker) && !j.otherNetwork(h)
 	for _, one := range f.Firewalls {
 		switch one {
 		case "firewalld":
-			j.light(h.Name, "runs firewalld: what it does not know of pods and of other machines it refuses", "let it: "+j.firewalld(h, node))
+			j.addWarning(h.Name, "runs firewalld: what it does not know of pods and of other machines it refuses", "let it: "+j.firewalldCommands(h, node))
 		case "ufw":
-			j.light(h.Name, "has ufw in force: what it does not know of pods and of other machines it refuses", "let it: "+ufw(h, node))
+			j.addWarning(h.Name, "has ufw in force: what it does not know of pods and of other machines it refuses", "let it: "+ufwCommands(h, node))
 		case "forward":
 			if node {
-				j.light(h.Name, "has rules by which only what they name is forwarded, as Docker makes them: pods may reach nobody but each other",
+				j.addWarning(h.Name, "has rules by which only what they name is forwarded, as Docker makes them: pods may reach nobody but each other",
 					"iptables -I FORWARD -i keelson0 -j ACCEPT && iptables -I FORWARD -o keelson0 -j ACCEPT, at each boot, and with ip6tables for pods of IPv6")
 			}
 		}
 	}
 }
 
-// firewalld is what has firewalld let through what a machine needs.
-func (j *judge) firewalld(h machines.Host, node bool) string {
+// firewalldCommands returns the commands that make firewalld accept the traffic of a machine.
+func (j *inspector) firewalldCommands(h machines.Host, node bool) string {
 	const change = "firewall-cmd --permanent"
 	var do []string
 	if node {
-		// A packet is of the zone of whom it comes from: of pods here by their link, of others' by their address.
-		for _, link := range links(h) {
+		// A packet belongs to the zone of its source: for local pods by their link, for other pods
+		// by their address.
+		for _, link := range podLinks(h) {
 			do = append(do, change+" --zone=trusted --add-interface="+link)
 		}
 		all, _ := j.clusterRanges()
@@ -51,30 +53,30 @@ func (j *judge) firewalld(h machines.Host, node bool) string {
 		}
 	}
 	open := change
-	for _, port := range ports(h) {
+	for _, port := range listenPorts(h) {
 		open += " --add-port=" + port
 	}
 	return strings.Join(append(do, open, "firewall-cmd --reload"), " && ")
 }
 
-// ufw is the same of ufw.
-func ufw(h machines.Host, node bool) string {
+// ufwCommands returns the commands that make ufw accept the traffic of a machine.
+func ufwCommands(h machines.Host, node bool) string {
 	var do []string
 	if node {
-		for _, link := range links(h) {
+		for _, link := range podLinks(h) {
 			do = append(do, "ufw allow in on "+link)
 		}
 		do = append(do, "ufw route allow in on keelson0", "ufw route allow out on keelson0")
 	}
-	for _, port := range ports(h) {
+	for _, port := range listenPorts(h) {
 		do = append(do, "ufw allow "+port)
 	}
 	return strings.Join(do, " && ")
 }
 
-// links are those by which pods come: their bridge, and the tunnel.
-func links(h machines.Host) []string {
-	switch setting(h, "pod-network") {
+// podLinks returns the links by which traffic of pods arrives: their bridge and the tunnel.
+func podLinks(h machines.Host) []string {
+	switch agentSetting(h, "pod-network") {
 	case "routes":
 		return []string{"keelson0"}
 	case "wireguard":
@@ -83,20 +85,20 @@ func links(h machines.Host) []string {
 	return []string{"keelson0", "keelson-vx"}
 }
 
-// ports are those at which a machine listens to others, as firewalls have them.
-func ports(h machines.Host) (out []string) {
-	if h.Replica() {
+// listenPorts returns the ports that other machines connect to, in the form of firewall commands.
+func listenPorts(h machines.Host) (out []string) {
+	if h.HasReplica() {
 		for _, port := range replicaPorts {
 			out = append(out, fmt.Sprintf("%d/tcp", port))
 		}
 	}
-	if !h.Is(machines.Worker) {
+	if !h.HasRole(machines.Worker) {
 		return out
 	}
 	if port := portOf(h.Agent["kubelet-port"], kubeletPort); port != 0 {
 		out = append(out, fmt.Sprintf("%d/tcp", port))
 	}
-	switch setting(h, "pod-network") {
+	switch agentSetting(h, "pod-network") {
 	case "routes":
 	case "wireguard":
 		out = append(out, fmt.Sprintf("%d/udp", portOf(h.Agent["wireguard-port"], wireguardPort)))

@@ -52,8 +52,8 @@ func TestJudgeFirewalls(t *testing.T) {
 			}
 		}
 		var all []string
-		for _, one := range Judge(w.cluster, w.seen(), w.release, w.state) {
-			if all = append(all, one.What+" -> "+one.Remedy); one.Machine != c.on || one.Grave {
+		for _, one := range Inspect(w.cluster, w.seen(), w.release, w.state) {
+			if all = append(all, one.What+" -> "+one.Remedy); one.Machine != c.on || one.Blocking {
 				t.Errorf("%+v", one)
 			}
 		}
@@ -97,7 +97,7 @@ func TestPortsOfTheCode(t *testing.T) {
 		}
 	}
 	both := machines.Host{Roles: []machines.Role{machines.ControlPlane, machines.Worker}}
-	want := append(ports(both), fmt.Sprintf("%d/udp", wireguardPort), fmt.Sprintf("%d/tcp", healthzPort), "30000-32767/tcp, /udp")
+	want := append(listenPorts(both), fmt.Sprintf("%d/udp", wireguardPort), fmt.Sprintf("%d/tcp", healthzPort), "30000-32767/tcp, /udp")
 	if !slices.Equal(told, want) {
 		t.Errorf("docs/reference/ports.md lists %q, want %q", told, want)
 	}

@@ -7,12 +7,13 @@ import (
 	"keelson.dev/keelson/deploy/machines"
 )
 
-// Former says of a plan that it would have machines run a release that is not known to be later than what the cluster runs: with which
-// machine of the cluster that shows, and what that one runs; "" where it is no such plan. A machine of the cluster goes to no release but
-// a later one; one that joins comes with no earlier one than others have.
-func Former(c machines.Cluster, facts map[string]machines.Facts, r Release, steps []Step) (machine, runs string) {
+// FindDowngrade reports whether a plan would install a release that is not known to be later than
+// the cluster's. It returns a machine of the cluster and its release, or "". A machine of the
+// cluster may only get a later release. A machine that joins must not get an earlier release than
+// others have.
+func FindDowngrade(c machines.Cluster, facts map[string]machines.Facts, r Release, steps []Step) (machine, runs string) {
 	running := map[string]string{}
-	also := false // somebody runs this release
+	also := false // a machine already runs this release
 	for _, h := range c.Hosts {
 		f := facts[h.Name]
 		v := f.Version[strings.LastIndex(f.Version, " ")+1:]
@@ -23,15 +24,15 @@ func Former(c machines.Cluster, facts map[string]machines.Facts, r Release, step
 	}
 	for _, s := range steps {
 		own, part := running[s.Machine]
-		switch order, ok := releases(r.Version, own); {
-		case !s.Puts && s.Begin != Join:
-		case part && s.Puts && !sameRelease(r.Version, own) && !(ok && order > 0):
+		switch order, ok := compareReleases(r.Version, own); {
+		case !s.ChangesPrograms && s.Start != Join:
+		case part && s.ChangesPrograms && !sameRelease(r.Version, own) && !(ok && order > 0):
 			return s.Machine, own
 		case part:
 		default:
 			for _, h := range c.Hosts {
 				v, is := running[h.Name]
-				if order, ok := releases(r.Version, v); is && (ok && order < 0 || !ok && !also) {
+				if order, ok := compareReleases(r.Version, v); is && (ok && order < 0 || !ok && !also) {
 					return h.Name, v
 				}
 			}
@@ -40,14 +41,14 @@ func Former(c machines.Cluster, facts map[string]machines.Facts, r Release, step
 	return "", ""
 }
 
-// sameRelease compares without the v that some say and others do not.
+// sameRelease compares releases regardless of a leading v.
 func sameRelease(a, b string) bool {
 	return strings.TrimPrefix(a, "v") == strings.TrimPrefix(b, "v")
 }
 
-// releases says which of two is the later one, by the numbers that they begin with: less than 0 when it is b. It is not ok where that
-// cannot be told, as of two builds of different commits.
-func releases(a, b string) (order int, ok bool) {
+// compareReleases compares two releases by their version numbers: the result is negative if b is
+// later. ok is false if they cannot be compared, for example two builds of different commits.
+func compareReleases(a, b string) (order int, ok bool) {
 	if sameRelease(a, b) {
 		return 0, true
 	}
@@ -64,7 +65,8 @@ func releases(a, b string) (order int, ok bool) {
 	return 0, false
 }
 
-// releaseNumbers are those of v1.2.3, with anything behind a - or +. A single number is one only behind a v: it may be a commit's.
+// releaseNumbers returns the numbers of v1.2.3, ignoring anything after - or +. A single number
+// needs a leading v, because it could be a commit.
 func releaseNumbers(s string) (n [3]int, ok bool) {
 	s, v := strings.CutPrefix(s, "v")
 	if i := strings.IndexAny(s, "-+"); i >= 0 {

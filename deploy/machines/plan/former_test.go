@@ -46,12 +46,12 @@ func TestFormer(t *testing.T) {
 		}
 		steps := w.plan()
 		if _, joins := w.facts["w9"]; joins {
-			steps = Make(w.cluster, w.facts, w.release, w.state, "w9")
+			steps = NewPlan(w.cluster, w.facts, w.release, w.state, "w9")
 		} else if c.runs != c.goes {
-			steps = Make(w.cluster, w.facts, w.release, w.state, only...)
+			steps = NewPlan(w.cluster, w.facts, w.release, w.state, only...)
 		}
 		got := ""
-		if machine, runs := Former(w.cluster, w.facts, w.release, steps); machine != "" {
+		if machine, runs := FindDowngrade(w.cluster, w.facts, w.release, steps); machine != "" {
 			got = machine + " " + runs
 		}
 		if got != c.want {
@@ -63,14 +63,14 @@ func TestFormer(t *testing.T) {
 	w.release = aRelease("v1.0.0")
 	w.carryOut(t)
 	w.release = aRelease("v1.1.0")
-	for _, s := range Make(w.cluster, w.facts, w.release, w.state, "cp1") {
+	for _, s := range NewPlan(w.cluster, w.facts, w.release, w.state, "cp1") {
 		w.do(t, s)
 	}
-	if machine, _ := Former(w.cluster, w.facts, w.release, w.plan()); machine != "" {
+	if machine, _ := FindDowngrade(w.cluster, w.facts, w.release, w.plan()); machine != "" {
 		t.Errorf("the rest is not brought to the later one: %s", machine)
 	}
 	w.release = aRelease("v1.0.0")
-	if machine, runs := Former(w.cluster, w.facts, w.release, w.plan()); machine != "cp1" || runs != "v1.1.0" {
+	if machine, runs := FindDowngrade(w.cluster, w.facts, w.release, w.plan()); machine != "cp1" || runs != "v1.1.0" {
 		t.Errorf("what goes back: %s %s", machine, runs)
 	}
 }

@@ -10,10 +10,10 @@ import (
 	"keelson.dev/keelson/deploy/machines"
 )
 
-func (w *world) seen() map[string]Seen {
-	all := map[string]Seen{}
+func (w *world) seen() map[string]Observation {
+	all := map[string]Observation{}
 	for name, f := range w.facts {
-		all[name] = Seen{Facts: f}
+		all[name] = Observation{Facts: f}
 	}
 	return all
 }
@@ -38,11 +38,11 @@ func TestJudge(t *testing.T) {
 		{"no nft", func(_ *world, f *machines.Facts) { f.Programs["nft"] = false }, "w1", true, "has no nft -> install the package that has it, such as nftables"},
 		{"no overlay", func(_ *world, f *machines.Facts) { f.Modules["overlay"] = false }, "w1", true, "its kernel has no overlay"},
 		{"another address", func(_ *world, f *machines.Facts) { f.Addresses = []string{"10.0.2.15"} }, "w1", true, "does not have the address 192.0.2.51 of the file: it has 10.0.2.15"},
-		{"no room", func(_ *world, f *machines.Facts) { f.Room = 200 << 20 }, "w1", true, "has room for 200 MiB at /var/lib/keelson, and 1.0 GiB is needed"},
-		{"little room", func(_ *world, f *machines.Facts) { f.Room = 3 << 30 }, "w1", false, "has room for 3.0 GiB"},
+		{"no room", func(_ *world, f *machines.Facts) { f.FreeBytes = 200 << 20 }, "w1", true, "has room for 200 MiB at /var/lib/keelson, and 1.0 GiB is needed"},
+		{"little room", func(_ *world, f *machines.Facts) { f.FreeBytes = 3 << 30 }, "w1", false, "has room for 3.0 GiB"},
 		{"no memory", func(_ *world, f *machines.Facts) { f.Memory = 256 << 20 }, "cp2", true, "has 256 MiB of memory, and a replica needs 400 MiB"},
 		{"little memory", func(_ *world, f *machines.Facts) { f.Memory = 700 << 20 }, "cp2", false, "has 700 MiB of memory"},
-		{"a slow disk", func(_ *world, f *machines.Facts) { f.Sync = 120 * time.Millisecond }, "cp2", false, "takes 120ms to write to its disk for good"},
+		{"a slow disk", func(_ *world, f *machines.Facts) { f.SyncLatency = 120 * time.Millisecond }, "cp2", false, "takes 120ms to write to its disk for good"},
 		{"a port", func(_ *world, f *machines.Facts) { f.Ports[10250] = true }, "w1", true, "port 10250, which keelson-agent needs, is taken -> 'ss -ltnp sport = :10250' there says by whom; agent.kubelet-port"},
 		{"a replica's port", func(_ *world, f *machines.Facts) { f.Ports[6445] = true }, "cp2", true, "port 6445, which keelson-controlplane needs, is taken"},
 		{"a clock", func(_ *world, f *machines.Facts) { f.Skew = -10 * time.Second }, "w1", false, "its clock is 10s from that of most -> have it follow a time server"},
@@ -74,12 +74,12 @@ func TestJudge(t *testing.T) {
 			f := w.facts[c.on]
 			c.damage(w, &f)
 			w.facts[c.on] = f
-			found := Judge(w.cluster, w.seen(), w.release, w.state)
+			found := Inspect(w.cluster, w.seen(), w.release, w.state)
 			if len(found) != 1 {
 				t.Fatalf("%d findings, want 1: %+v", len(found), found)
 			}
-			if said := found[0].What + " -> " + found[0].Remedy; found[0].Machine != c.on || found[0].Grave != c.grave || !strings.Contains(said, c.finding) || found[0].Remedy == "" {
-				t.Errorf("%s (grave: %v): %s\nwant %s (grave: %v): %s", found[0].Machine, found[0].Grave, said, c.on, c.grave, c.finding)
+			if said := found[0].What + " -> " + found[0].Remedy; found[0].Machine != c.on || found[0].Blocking != c.grave || !strings.Contains(said, c.finding) || found[0].Remedy == "" {
+				t.Errorf("%s (grave: %v): %s\nwant %s (grave: %v): %s", found[0].Machine, found[0].Blocking, said, c.on, c.grave, c.finding)
 			}
 		})
 	}
@@ -87,7 +87,7 @@ func TestJudge(t *testing.T) {
 
 func TestJudgeOfAll(t *testing.T) {
 	w := newWorld(aCluster(3, 2))
-	if found := Judge(w.cluster, w.seen(), w.release, State{}); len(found) > 0 {
+	if found := Inspect(w.cluster, w.seen(), w.release, State{}); len(found) > 0 {
 		t.Errorf("of machines that are as they should be: %+v", found)
 	}
 	for _, s := range w.plan() {
@@ -99,7 +99,7 @@ func TestJudgeOfAll(t *testing.T) {
 			f.Ports[p] = true
 		}
 	}
-	if found := Judge(w.cluster, w.seen(), w.release, w.state); len(found) > 0 {
+	if found := Inspect(w.cluster, w.seen(), w.release, w.state); len(found) > 0 {
 		t.Errorf("of a cluster that runs: %+v", found)
 	}
 	// A clock that is behind all others is not theirs to mend.
@@ -111,16 +111,16 @@ func TestJudgeOfAll(t *testing.T) {
 		}
 		w.facts[h.Name] = f
 	}
-	if found := Judge(w.cluster, w.seen(), w.release, w.state); len(found) != 1 || found[0].Machine != "w1" {
+	if found := Inspect(w.cluster, w.seen(), w.release, w.state); len(found) != 1 || found[0].Machine != "w1" {
 		t.Errorf("of one clock of five: %+v", found)
 	}
 	two := newWorld(aCluster(2, 0))
-	if found := Judge(two.cluster, two.seen(), two.release, State{}); len(found) != 1 || len(Grave(found)) > 0 || !strings.Contains(found[0].What, "2 control planes outlive the loss of 0, as 1 would") {
+	if found := Inspect(two.cluster, two.seen(), two.release, State{}); len(found) != 1 || len(BlockingFindings(found)) > 0 || !strings.Contains(found[0].What, "2 control planes outlive the loss of 0, as 1 would") {
 		t.Errorf("of two replicas: %+v", found)
 	}
 	seen := two.seen()
-	seen["cp1"] = Seen{Err: errors.New("reaching cp1: no route to host")}
-	if found := Grave(Judge(two.cluster, seen, two.release, State{})); len(found) != 1 || found[0].Machine != "cp1" || found[0].What != "reaching cp1: no route to host" {
+	seen["cp1"] = Observation{Err: errors.New("reaching cp1: no route to host")}
+	if found := BlockingFindings(Inspect(two.cluster, seen, two.release, State{})); len(found) != 1 || found[0].Machine != "cp1" || found[0].What != "reaching cp1: no route to host" {
 		t.Errorf("of one that was not reached: %+v", found)
 	}
 }
@@ -211,7 +211,7 @@ func TestNodesShareAuthorities(t *testing.T) {
 		{one, one, true}, {"believed since 1795678860131 ms\n" + one, one, true}, {"believed since 1 ms\n" + other + one, one, true},
 		{"believed since 1 ms\n" + other, one, false}, {"believed since 1 ms\n", one, false}, {"", one, false},
 	} {
-		if got := share(c.node, c.replica); got != c.want {
+		if got := shareCertificate(c.node, c.replica); got != c.want {
 			t.Errorf("%q and %q: %v", c.node, c.replica, got)
 		}
 	}

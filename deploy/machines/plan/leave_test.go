@@ -46,7 +46,7 @@ func TestResetLeavesOtherClustersAlone(t *testing.T) {
 	} {
 		w := settled(t)
 		c.damage(w)
-		if err := Strange(w.cluster, w.facts); (err == nil) != c.ours || err != nil && !strings.HasPrefix(err.Error(), "w1: ") {
+		if err := CheckForeignNodes(w.cluster, w.facts); (err == nil) != c.ours || err != nil && !strings.HasPrefix(err.Error(), "w1: ") {
 			t.Errorf("%s: %v; ours: %v", c.name, err, c.ours)
 		}
 	}

@@ -9,17 +9,18 @@ import (
 	"keelson.dev/keelson/deploy/machines"
 )
 
-// Recorded is the annotation of a Node that says which labels and taints it has from a cluster file: what goes from the file goes
-// from the Node, and what others gave it stays.
-const Recorded = "keelson.dev/cluster-file"
+// RecordAnnotation is the annotation of a Node with the labels and taints that come from a cluster
+// file. What is removed from the file is also removed from the Node; other labels and taints stay.
+const RecordAnnotation = "keelson.dev/cluster-file"
 
-// record is what the annotation says, as JSON; unknown fields are ignored.
-type record struct {
+// marksRecord is the JSON value of the annotation. Unknown fields are ignored.
+type marksRecord struct {
 	Labels []string `json:"labels,omitempty"` // keys
 	Taints []string `json:"taints,omitempty"` // KEY:EFFECT
 }
 
-// Marks are changes of a Node. Record is written after all of them; "-" has it removed.
+// Marks are changes of a Node's labels and taints. Record is written after all of them; "-" removes
+// the annotation.
 type Marks struct {
 	Label   []string // KEY=VALUE
 	Unlabel []string // KEY
@@ -28,11 +29,11 @@ type Marks struct {
 	Record  string
 }
 
-func (m Marks) any() bool {
+func (m Marks) hasChanges() bool {
 	return len(m.Label)+len(m.Unlabel)+len(m.Taint)+len(m.Untaint) > 0 || m.Record != ""
 }
 
-func (m Marks) lines() (out []string) {
+func (m Marks) describe() (out []string) {
 	for _, of := range []struct {
 		what string
 		all  []string
@@ -47,17 +48,18 @@ func (m Marks) lines() (out []string) {
 	return out
 }
 
-// NodeMarks says how a Node that exists has to change.
-func NodeMarks(h machines.Host, n Node) Marks { return marks(h, n, true) }
+// NodeMarks returns the changes of an existing Node.
+func NodeMarks(h machines.Host, n Node) Marks { return computeMarks(h, n, true) }
 
-// marks says how a Node has to change. One that does not exist yet gets labels and taints as it is made, from its agent's settings.
-func marks(h machines.Host, n Node, exists bool) (m Marks) {
-	var before record
-	_ = json.Unmarshal([]byte(n.Record), &before) // what somebody has broken says nothing of what came from the file
+// computeMarks returns the changes of a Node. A Node that does not exist yet gets its labels and
+// taints from its agent's settings.
+func computeMarks(h machines.Host, n Node, exists bool) (m Marks) {
+	var before marksRecord
+	_ = json.Unmarshal([]byte(n.Record), &before) // a damaged annotation counts as empty
 	if !exists {
 		n = Node{Labels: h.Labels, Taints: h.Taints}
 	}
-	now := record{Labels: slices.Sorted(maps.Keys(h.Labels))}
+	now := marksRecord{Labels: slices.Sorted(maps.Keys(h.Labels))}
 	for _, k := range now.Labels {
 		if v, ok := n.Labels[k]; !ok || v != h.Labels[k] {
 			m.Label = append(m.Label, k+"="+h.Labels[k])
@@ -70,10 +72,10 @@ func marks(h machines.Host, n Node, exists bool) (m Marks) {
 	}
 	has := map[string]string{}
 	for _, t := range n.Taints {
-		has[taintName(t)] = t
+		has[taintKeyEffect(t)] = t
 	}
 	for _, t := range h.Taints {
-		name := taintName(t)
+		name := taintKeyEffect(t)
 		now.Taints = append(now.Taints, name)
 		if is, ok := has[name]; !ok || taintValue(is) != taintValue(t) {
 			m.Taint = append(m.Taint, t)
@@ -89,8 +91,8 @@ func marks(h machines.Host, n Node, exists bool) (m Marks) {
 	return m
 }
 
-// recordChange is what to write; "" where it stands there already, or there is nothing to be noted.
-func recordChange(is string, now record) string {
+// recordChange returns the value to write; "" if it does not change.
+func recordChange(is string, now marksRecord) string {
 	if len(now.Labels)+len(now.Taints) == 0 {
 		if is != "" {
 			return "-"
@@ -99,13 +101,13 @@ func recordChange(is string, now record) string {
 	}
 	raw, err := json.Marshal(now)
 	if err != nil || string(raw) == is {
-		return "" // lists of texts always marshal
+		return "" // a list of strings can always be marshaled
 	}
 	return string(raw)
 }
 
-// taintName is what tells a taint from others: KEY:EFFECT.
-func taintName(t string) string {
+// taintKeyEffect returns the identity of a taint: KEY:EFFECT.
+func taintKeyEffect(t string) string {
 	rest, effect, _ := strings.Cut(t, ":")
 	k, _, _ := strings.Cut(rest, "=")
 	return k + ":" + effect

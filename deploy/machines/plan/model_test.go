@@ -22,7 +22,7 @@ type world struct {
 }
 
 func emptyFacts() machines.Facts {
-	f := machines.Facts{Arch: "amd64", Kernel: "6.1.0-18-amd64", Root: true, Systemd: true, Cgroup: []string{"cpu", "memory", "pids"}, Memory: 2 << 30, Room: 20 << 30,
+	f := machines.Facts{Arch: "amd64", Kernel: "6.1.0-18-amd64", Root: true, Systemd: true, Cgroup: []string{"cpu", "memory", "pids"}, Memory: 2 << 30, FreeBytes: 20 << 30,
 		Programs: map[string]bool{}, Modules: map[string]bool{}, Ports: map[int]bool{}, Sums: map[string]string{}, Active: map[string]bool{}, Enabled: map[string]bool{}, Stale: map[string]bool{}}
 	for _, p := range []string{"tar", "gzip", "sha256sum", "nft", "ip", "iptables", "iptables-save", "iptables-restore"} {
 		f.Programs[p] = true
@@ -79,7 +79,7 @@ func newWorld(c machines.Cluster) *world {
 	return w
 }
 
-func (w *world) plan() []Step { return InOrder(Make(w.cluster, w.facts, w.release, w.state)) }
+func (w *world) plan() []Step { return SortSteps(NewPlan(w.cluster, w.facts, w.release, w.state)) }
 
 // do is what a step brings about.
 func (w *world) do(t *testing.T, s Step) {
@@ -93,11 +93,11 @@ func (w *world) do(t *testing.T, s Step) {
 			}
 		}
 		for _, u := range []string{"keelson-controlplane", "keelson-agent"} { // each new program concerns both
-			f.Stale[u] = f.Active[u] && (f.Stale[u] || differing(f.Sums, a.Sums) > 0)
+			f.Stale[u] = f.Active[u] && (f.Stale[u] || countDiffering(f.Sums, a.Sums) > 0)
 		}
 		maps.Copy(f.Sums, a.Sums)
 		f.Version = "keelson-controlplane version " + w.release.Version
-		f.Active[r.Unit()], f.Enabled[r.Unit()], f.Stale[r.Unit()] = true, true, false
+		f.Active[r.UnitName()], f.Enabled[r.UnitName()], f.Stale[r.UnitName()] = true, true, false
 	}
 	switch s.Do {
 	case Upload:
@@ -106,30 +106,30 @@ func (w *world) do(t *testing.T, s Step) {
 		}
 	case ControlPlane:
 		install(machines.ControlPlane)
-		if s.Begin == Init && w.state.Known {
+		if s.Start == Init && w.state.Known {
 			t.Fatalf("%s makes a cluster beside the one that there is", s.Machine)
 		}
-		if s.Begin == Join && !w.state.Known {
+		if s.Start == Join && !w.state.Known {
 			t.Fatalf("%s joins before there is a cluster", s.Machine)
 		}
 		f.ControlPlane, f.Replica, f.ReplicaWhole, f.ClusterID, f.ClusterName, f.ReplicaCA = s.Settings, true, true, "id", w.cluster.Name, aCA
-		f.Admin = f.Admin || s.Admin || s.Begin == Init
+		f.Admin = f.Admin || s.Admin || s.Start == Init
 		w.state.Known = true
 		if w.state.Members == nil {
 			w.state.Members, w.state.Nodes = map[string]Member{}, map[string]Node{}
 		}
-		if s.Begin != "" {
+		if s.Start != "" {
 			if w.state.Members[s.Machine].Voter && s.Standby {
 				t.Fatalf("%s has a vote, and would lose it", s.Machine)
 			}
-			f.Waiting = s.Standby
+			f.WithoutVote = s.Standby
 			w.state.Members[s.Machine] = Member{Address: h.Address, Voter: !s.Standby, Standby: s.Standby, Ready: "yes"}
 		}
 	case Agent:
 		install(machines.Worker)
 		maps.Copy(f.Sums, a.ImageSums)
 		f.Agent = s.Settings
-		if _, exists := w.state.Nodes[s.Machine]; s.Begin == Join && exists && !s.Replace {
+		if _, exists := w.state.Nodes[s.Machine]; s.Start == Join && exists && !s.Replace {
 			t.Fatalf("%s: its token does not take over the Node", s.Machine)
 		} else if !exists {
 			w.state.Nodes[s.Machine] = Node{Ready: true, Address: h.Address, Labels: maps.Clone(h.Labels), Taints: slices.Clone(h.Taints)}
@@ -159,7 +159,7 @@ func marked(n Node, m Marks) Node {
 		delete(n.Labels, k)
 	}
 	n.Taints = slices.DeleteFunc(slices.Clone(n.Taints), func(t string) bool {
-		return slices.Contains(m.Untaint, taintName(t)) || slices.ContainsFunc(m.Taint, func(new string) bool { return taintName(new) == taintName(t) })
+		return slices.Contains(m.Untaint, taintKeyEffect(t)) || slices.ContainsFunc(m.Taint, func(new string) bool { return taintKeyEffect(new) == taintKeyEffect(t) })
 	})
 	n.Taints = append(n.Taints, m.Taint...)
 	if m.Record != "" {
@@ -182,9 +182,9 @@ func (w *world) disturb(r *rand.Rand) string {
 			return dead + ": dead, replaced by " + by + " and installed anew"
 		}
 	case 18:
-		if h.Is(machines.Standby) && w.state.Members[h.Name].Voter {
+		if h.HasRole(machines.Standby) && w.state.Members[h.Name].Voter {
 			if i := slices.IndexFunc(w.cluster.Hosts, func(o machines.Host) bool {
-				return o.Is(machines.ControlPlane) && !w.state.Members[o.Name].Voter
+				return o.HasRole(machines.ControlPlane) && !w.state.Members[o.Name].Voter
 			}); i >= 0 {
 				other := &w.cluster.Hosts[i]
 				h.Roles[slices.Index(h.Roles, machines.Standby)] = machines.ControlPlane
@@ -214,12 +214,12 @@ func (w *world) disturb(r *rand.Rand) string {
 		clear(f.Sums)
 		return h.Name + ": its programs are gone"
 	case 7:
-		if h.Is(machines.Worker) {
+		if h.HasRole(machines.Worker) {
 			h.Labels = map[string]string{fmt.Sprintf("l%d", r.IntN(3)): fmt.Sprint(r.IntN(2))}
 			return h.Name + ": labels"
 		}
 	case 8:
-		if h.Is(machines.Worker) {
+		if h.HasRole(machines.Worker) {
 			h.Taints = []string{fmt.Sprintf("t%d=%d:NoSchedule", r.IntN(3), r.IntN(2)), "x:NoExecute"}[:r.IntN(3)]
 			return h.Name + ": taints"
 		}
@@ -243,7 +243,7 @@ func (w *world) disturb(r *rand.Rand) string {
 			return h.Name + ": installed anew"
 		}
 	case 13:
-		if !h.Is(machines.Worker) {
+		if !h.HasRole(machines.Worker) {
 			h.Roles = append(h.Roles, machines.Worker)
 			return h.Name + ": a worker too"
 		}
@@ -295,7 +295,7 @@ func (w *world) replace(r *rand.Rand) (dead, by string) {
 func (w *world) promote(dead, by string) {
 	delete(w.state.Members, dead)
 	m, f := w.state.Members[by], w.facts[by]
-	m.Voter, m.Standby, f.Waiting = true, false, false
+	m.Voter, m.Standby, f.WithoutVote = true, false, false
 	w.state.Members[by], w.facts[by] = m, f
 	if w.state.Replaced == nil {
 		w.state.Replaced = map[string]string{}
@@ -338,20 +338,20 @@ func TestSecondPlanIsEmpty(t *testing.T) {
 				Show(&out, left)
 				t.Fatalf("seed %d, after %q there is still to do\n%s", seed, story, out.String())
 			}
-			if is, want := w.voters(), len(w.cluster.With(machines.ControlPlane)); is != want {
+			if is, want := w.voters(), len(w.cluster.HostsWithRole(machines.ControlPlane)); is != want {
 				t.Fatalf("seed %d, after %q there are %d votes, want %d, as the file has control planes: %+v", seed, story, is, want, w.state.Members)
 			}
 			for _, h := range w.cluster.Hosts {
-				if _, is := w.state.Members[h.Name]; is != h.Replica() {
+				if _, is := w.state.Members[h.Name]; is != h.HasReplica() {
 					t.Fatalf("seed %d, after %q: %s is a member: %v", seed, story, h.Name, is)
 				}
 				for _, r := range h.Roles {
 					f := w.facts[h.Name]
-					if u := r.Unit(); !f.Active[u] || !f.Enabled[u] || f.Stale[u] || f.Sums["/usr/bin/kctl"] != w.release.Version+"kctl" {
+					if u := r.UnitName(); !f.Active[u] || !f.Enabled[u] || f.Stale[u] || f.Sums["/usr/bin/kctl"] != w.release.Version+"kctl" {
 						t.Fatalf("seed %d: nothing is to be done any more, and %s has %+v", seed, h.Name, f)
 					}
 				}
-				if n := w.state.Nodes[h.Name]; h.Is(machines.Worker) {
+				if n := w.state.Nodes[h.Name]; h.HasRole(machines.Worker) {
 					for k, v := range h.Labels {
 						if n.Labels[k] != v {
 							t.Fatalf("seed %d: node %s has the labels %v, want %v", seed, h.Name, n.Labels, h.Labels)

@@ -64,8 +64,8 @@ func TestJudgeMounts(t *testing.T) {
 				change(w)
 			}
 			var all []string
-			for _, one := range Judge(w.cluster, w.seen(), w.release, w.state) {
-				all = append(all, map[bool]string{true: "E ", false: "W "}[one.Grave]+one.Machine+" "+one.What+" -> "+one.Remedy)
+			for _, one := range Inspect(w.cluster, w.seen(), w.release, w.state) {
+				all = append(all, map[bool]string{true: "E ", false: "W "}[one.Blocking]+one.Machine+" "+one.What+" -> "+one.Remedy)
 			}
 			if said := strings.Join(all, "\n"); len(all) > 1 || c.want == "" && said != "" || !strings.HasPrefix(said, c.want) {
 				t.Errorf("said:\n%s\nwant:\n%s", said, c.want)
@@ -76,7 +76,7 @@ func TestJudgeMounts(t *testing.T) {
 	w := newWorld(aCluster(3, 1))
 	made(w)
 	empty("cp2")(w)
-	if steps := w.plan(); len(steps) != 1 || steps[0].Machine != "cp2" || steps[0].Do != ControlPlane || steps[0].Begin != Join {
+	if steps := w.plan(); len(steps) != 1 || steps[0].Machine != "cp2" || steps[0].Do != ControlPlane || steps[0].Start != Join {
 		t.Errorf("a replica whose disk is a new one: %+v", steps)
 	}
 }

@@ -66,9 +66,9 @@ func TestMachineHasAnotherName(t *testing.T) {
 			w := settled(t)
 			c.damage(w)
 			var said []string
-			for _, f := range Judge(w.cluster, w.seen(), w.release, w.state) {
+			for _, f := range Inspect(w.cluster, w.seen(), w.release, w.state) {
 				word := "warning"
-				if f.Grave {
+				if f.Blocking {
 					word = "ERROR"
 				}
 				if f.Machine == c.machine {

@@ -10,92 +10,95 @@ import (
 	"keelson.dev/keelson/deploy/machines"
 )
 
-// What the agent has unless its settings say otherwise (agent/network, agent/dns), and for which port VXLAN is not asked.
+// Defaults of the agent (agent/network, agent/dns), and the fixed port of VXLAN.
 const (
 	vxlanPort, wireguardPort, dnsPort = 4789, 51871, 53
-	// handedOut is the first port that Linux gives to who asks for any: such a one may be free again at once.
-	handedOut = 32768
+	// firstEphemeralPort is the first port that Linux assigns dynamically. Such a port may be free
+	// again at once.
+	firstEphemeralPort = 32768
 )
 
-// otherModules is what helps where a kernel lacks a part of itself.
+// otherModules is the remedy for a missing kernel module.
 const otherModules = "install the kernel's other modules, such as linux-modules-extra"
 
-// network judges what the pod network and the rules of Services need that the file asks for.
-func (j *judge) network(h machines.Host, f machines.Facts) {
-	switch setting(h, "proxy-mode") {
+// checkNetwork checks the requirements of the pod network and of the Service rules.
+func (j *inspector) checkNetwork(h machines.Host, f machines.Facts) {
+	switch agentSetting(h, "proxy-mode") {
 	case "iptables":
 		for _, p := range []string{"iptables", "iptables-save", "iptables-restore"} {
 			if !f.Programs[p] {
-				j.grave(h.Name, "has no "+p, "install the package that has it, such as iptables, or take another agent.proxy-mode")
+				j.addError(h.Name, "has no "+p, "install the package that has it, such as iptables, or take another agent.proxy-mode")
 				break
 			}
 		}
 	case "ipvs":
 		const instead = ", or take another agent.proxy-mode"
-		j.parts(h, f, instead, "ip_vs_rr", "dummy")
+		j.checkKernelParts(h, f, instead, "ip_vs_rr", "dummy")
 		switch has, known := f.Modules["ip_vs"]; {
 		case f.IPVS:
 		case known && !has:
-			j.parts(h, f, instead, "ip_vs")
-		default: // the kernel loads the others when they are asked for
-			j.grave(h.Name, "has not loaded ip_vs, which agent.proxy-mode ipvs needs",
+			j.checkKernelParts(h, f, instead, "ip_vs")
+		default: // the kernel loads the others on demand
+			j.addError(h.Name, "has not loaded ip_vs, which agent.proxy-mode ipvs needs",
 				"'modprobe ip_vs' there, and a line for it in /etc/modules-load.d/ipvs.conf for the next boot"+instead)
 		}
 	}
-	if setting(h, "dns-local-address") != "none" && !f.Active[machines.Worker.Unit()] {
+	if agentSetting(h, "dns-local-address") != "none" && !f.Active[machines.Worker.UnitName()] {
 		for _, at := range f.UDP {
 			if at.Port() == dnsPort && at.Addr().IsUnspecified() {
-				j.light(h.Name, "UDP port 53 of all addresses is taken: the agent's DNS for pods may not get it at addresses of its own",
+				j.addWarning(h.Name, "UDP port 53 of all addresses is taken: the agent's DNS for pods may not get it at addresses of its own",
 					"'ss -lunp sport = :53' there says by whom: have it listen at the addresses that it means, as bind-interfaces does of dnsmasq")
 				break
 			}
 		}
 	}
-	j.tunnel(h, f)
+	j.checkTunnel(h, f)
 }
 
-// otherNetwork says whether another product attaches a machine's pods: one that has its configuration on any machine will have it on all.
-func (j *judge) otherNetwork(h machines.Host) bool {
+// otherNetwork reports whether a network product attaches the pods of a machine. If any machine has
+// its configuration, all will have it.
+func (j *inspector) otherNetwork(h machines.Host) bool {
 	_, elsewhere := h.Agent["cni-conf-dir"]
 	return elsewhere || slices.ContainsFunc(slices.Collect(maps.Values(j.facts)), func(f machines.Facts) bool { return f.OtherNetwork })
 }
 
-// tunnel judges what leads to other nodes' pods. Keelson makes no tunnel where another product attaches them; WireGuard is needed by its
-// agents even so.
-func (j *judge) tunnel(h machines.Host, f machines.Facts) {
+// checkTunnel checks the requirements of the tunnel to other nodes' pods. There is no tunnel if
+// another product attaches pods, but agents need WireGuard nevertheless.
+func (j *inspector) checkTunnel(h machines.Host, f machines.Facts) {
 	other := j.otherNetwork(h)
-	switch mode := setting(h, "pod-network"); mode {
+	switch mode := agentSetting(h, "pod-network"); mode {
 	case "wireguard":
-		j.parts(h, f, ", or take another agent.pod-network", "wireguard")
+		j.checkKernelParts(h, f, ", or take another agent.pod-network", "wireguard")
 		if port := portOf(h.Agent["wireguard-port"], wireguardPort); port != 0 && !other {
-			j.taken(h, f, port, "end that, or give all nodes another agent.wireguard-port")
+			j.checkUDPPort(h, f, port, "end that, or give all nodes another agent.wireguard-port")
 		}
 	case "", "auto", "vxlan":
-		far := j.tunneled(h, f, mode)
+		far := j.firstTunnelPeer(h, f, mode)
 		if far == "" || other {
 			return
 		}
-		j.parts(h, f, " (pods of "+far+" are reached by VXLAN), or have agent.pod-network: routes where another network product attaches pods", "vxlan")
-		j.taken(h, f, vxlanPort, "end that: pods of "+far+" are reached by VXLAN")
+		j.checkKernelParts(h, f, " (pods of "+far+" are reached by VXLAN), or have agent.pod-network: routes where another network product attaches pods", "vxlan")
+		j.checkUDPPort(h, f, vxlanPort, "end that: pods of "+far+" are reached by VXLAN")
 	}
 }
 
-// parts judges parts of the kernel. Where it cannot be told, nothing is said of a machine whose agent runs: its Node says what it cannot do.
-func (j *judge) parts(h machines.Host, f machines.Facts, more string, names ...string) {
+// checkKernelParts checks kernel modules. If their state is unknown, a machine with a running agent
+// gets no warning, because its Node reports what is missing.
+func (j *inspector) checkKernelParts(h machines.Host, f machines.Facts, more string, names ...string) {
 	for _, m := range names {
 		switch has, known := f.Modules[m]; {
 		case known && !has:
-			j.grave(h.Name, "its kernel has no "+m, otherModules+more)
-		case !known && !f.Active[machines.Worker.Unit()]:
-			j.light(h.Name, "does not tell whether its kernel has "+m+", which is needed", "see whether 'modprobe "+m+"' works there; else "+otherModules+more)
+			j.addError(h.Name, "its kernel has no "+m, otherModules+more)
+		case !known && !f.Active[machines.Worker.UnitName()]:
+			j.addWarning(h.Name, "does not tell whether its kernel has "+m+", which is needed", "see whether 'modprobe "+m+"' works there; else "+otherModules+more)
 		}
 	}
 }
 
-// taken judges a UDP port that the kernel is to have at all addresses of the machine.
-func (j *judge) taken(h machines.Host, f machines.Facts, port int, remedy string) {
+// checkUDPPort checks a UDP port that the kernel needs at all addresses of the machine.
+func (j *inspector) checkUDPPort(h machines.Host, f machines.Facts, port int, remedy string) {
 	own, err := netip.ParseAddr(h.Address)
-	if err != nil || f.Active[machines.Worker.Unit()] {
+	if err != nil || f.Active[machines.Worker.UnitName()] {
 		return
 	}
 	found, sure := false, false
@@ -103,10 +106,10 @@ func (j *judge) taken(h machines.Host, f machines.Facts, port int, remedy string
 		if int(at.Port()) != port {
 			continue
 		}
-		// A socket of all addresses of IPv6 may be of IPv4's as well: it does not say so.
+		// A socket for all IPv6 addresses may include IPv4; this is not visible.
 		same := at.Addr().Is4() == own.Is4()
 		found = found || same || at.Addr() == netip.IPv6Unspecified()
-		sure = sure || same && port < handedOut
+		sure = sure || same && port < firstEphemeralPort
 	}
 	if !found {
 		return
@@ -114,15 +117,15 @@ func (j *judge) taken(h machines.Host, f machines.Facts, port int, remedy string
 	what := fmt.Sprintf("UDP port %d, which the tunnel to other nodes needs, is taken", port)
 	remedy = fmt.Sprintf("'ss -lunp sport = :%d' there says by whom: %s", port, remedy)
 	if sure {
-		j.grave(h.Name, what, remedy)
+		j.addError(h.Name, what, remedy)
 	} else {
-		j.light(h.Name, what+", or was for a moment", remedy)
+		j.addWarning(h.Name, what+", or was for a moment", remedy)
 	}
 }
 
-// tunneled is a node whose pods this one reaches by VXLAN; "" = none that is known. As the agent does (agent/network), it takes for
-// near who has an address on the link that has its own.
-func (j *judge) tunneled(h machines.Host, f machines.Facts, mode string) string {
+// firstTunnelPeer returns a node whose pods this node reaches by VXLAN, or "". Like the agent
+// (agent/network), it reaches a node without a tunnel if both have an address on the same link.
+func (j *inspector) firstTunnelPeer(h machines.Host, f machines.Facts, mode string) string {
 	own, err := netip.ParseAddr(h.Address)
 	if err != nil {
 		return ""
@@ -136,32 +139,32 @@ func (j *judge) tunneled(h machines.Host, f machines.Facts, mode string) string 
 	if link == "" && mode != "vxlan" {
 		return ""
 	}
-	for _, o := range j.nodes(h.Name) {
+	for _, o := range j.otherNodes(h.Name) {
 		near := func(n machines.Network) bool {
 			return n.Link == link && !n.Prefix.IsSingleIP() && n.Prefix.Contains(o.addr)
 		}
-		if mode == "vxlan" || o.ours && j.families() > 1 || !slices.ContainsFunc(f.Networks, near) {
+		if mode == "vxlan" || o.ours && j.addressFamilies() > 1 || !slices.ContainsFunc(f.Networks, near) {
 			return o.name
 		}
 	}
 	return ""
 }
 
-// node is another one that this machine's pods speak to.
-type node struct {
+// peerNode is another node that this machine's pods communicate with.
+type peerNode struct {
 	name string
 	addr netip.Addr
 	ours bool // it is in the file
 }
 
-// nodes are those of the file and of the cluster but for one, as far as their addresses are known.
-func (j *judge) nodes(but string) (out []node) {
+// otherNodes returns the nodes of the file and of the cluster with known addresses, except one.
+func (j *inspector) otherNodes(but string) (out []peerNode) {
 	add := func(name, address string, ours bool) {
 		if a, err := netip.ParseAddr(address); err == nil && name != but {
-			out = append(out, node{name, a, ours})
+			out = append(out, peerNode{name, a, ours})
 		}
 	}
-	for _, h := range j.c.With(machines.Worker) {
+	for _, h := range j.c.HostsWithRole(machines.Worker) {
 		add(h.Name, h.Address, true)
 	}
 	for _, name := range slices.Sorted(maps.Keys(j.state.Nodes)) {
@@ -172,8 +175,9 @@ func (j *judge) nodes(but string) (out []node) {
 	return out
 }
 
-// families is how many the file makes the cluster with. Of two, one has no route on a link: nodes of the file have one address each.
-func (j *judge) families() int {
+// addressFamilies returns the number of address families of the file's cluster. With two, one of
+// them has no routes on a link, because nodes of the file have one address each.
+func (j *inspector) addressFamilies() int {
 	for _, f := range j.c.Init {
 		if ranges, ok := strings.CutPrefix(f, "--cluster-cidr="); ok {
 			return 1 + strings.Count(ranges, ",")
@@ -182,8 +186,8 @@ func (j *judge) families() int {
 	return 1
 }
 
-// setting is one of the agent's that is a single text.
-func setting(h machines.Host, key string) string {
+// agentSetting returns a setting of the agent that is a single text, or "".
+func agentSetting(h machines.Host, key string) string {
 	v := h.Agent[key]
 	if len(v.Text) == 0 {
 		return ""

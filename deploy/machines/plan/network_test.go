@@ -101,7 +101,7 @@ func (c networkCase) judged(t *testing.T) {
 		if h.Name == "w2" && c.w2 != "" {
 			h.Address = c.w2
 		}
-		if h.Agent = (machines.Settings{}); h.Is(machines.Worker) {
+		if h.Agent = (machines.Settings{}); h.HasRole(machines.Worker) {
 			for _, s := range strings.Fields(c.agent) {
 				k, v, _ := strings.Cut(s, "=")
 				h.Agent[k] = machines.Value{Text: []string{v}}
@@ -113,7 +113,7 @@ func (c networkCase) judged(t *testing.T) {
 	c.damage(&f)
 	second.IPVS = true
 	w.facts["w1"], w.facts["w2"] = f, second
-	found := Judge(w.cluster, w.seen(), w.release, w.state)
+	found := Inspect(w.cluster, w.seen(), w.release, w.state)
 	if c.want == "" {
 		if len(found) > 0 {
 			t.Errorf("found %+v, want nothing", found)
@@ -123,7 +123,7 @@ func (c networkCase) judged(t *testing.T) {
 	if len(found) != 1 {
 		t.Fatalf("%d findings, want 1: %+v", len(found), found)
 	}
-	said := map[bool]string{true: "E ", false: "W "}[found[0].Grave] + found[0].What + " -> " + found[0].Remedy
+	said := map[bool]string{true: "E ", false: "W "}[found[0].Blocking] + found[0].What + " -> " + found[0].Remedy
 	if found[0].Machine != "w1" || !strings.HasPrefix(said, c.want) {
 		t.Errorf("%s: %s\nwant w1: %s", found[0].Machine, said, c.want)
 	}
@@ -146,7 +146,7 @@ func TestJudgeWhoIsFar(t *testing.T) {
 		cluster.Init = []string{"--cluster-cidr=" + c.init}
 		w := newWorld(cluster)
 		w.facts["w1"].Modules["vxlan"] = false
-		if found := Judge(w.cluster, w.seen(), w.release, c.state); (len(found) > 0) != c.want {
+		if found := Inspect(w.cluster, w.seen(), w.release, c.state); (len(found) > 0) != c.want {
 			t.Errorf("%s: found %+v, want any: %v", c.name, found, c.want)
 		}
 	}
@@ -154,7 +154,7 @@ func TestJudgeWhoIsFar(t *testing.T) {
 	cluster.Init = []string{"--cluster-cidr=10.1.0.0/16,fd00:1::/48"}
 	w := newWorld(cluster)
 	w.facts["w1"].Modules["vxlan"] = false
-	if found := Judge(w.cluster, w.seen(), w.release, State{}); len(found) != 1 || found[0].Machine != "w1" || !strings.Contains(found[0].Remedy, "pods of w2 are reached by VXLAN") {
+	if found := Inspect(w.cluster, w.seen(), w.release, State{}); len(found) != 1 || found[0].Machine != "w1" || !strings.Contains(found[0].Remedy, "pods of w2 are reached by VXLAN") {
 		t.Errorf("of two families on one link: found %+v", found)
 	}
 }

@@ -1,6 +1,6 @@
-// Package plan works out what is to be done on machines so that they are the cluster that a file says: what the file says, what each
-// machine has, what the cluster says of itself and what a release is made of in, steps out. It is pure. What a plan has done is
-// nothing to be done any more.
+// Package plan computes the steps that make machines the cluster of a file. Its inputs are the
+// file, the facts of each machine, the state of the cluster, and the content of a release. It is
+// pure. Steps that are done are not planned again.
 package plan
 
 import (
@@ -11,123 +11,127 @@ import (
 	"keelson.dev/keelson/deploy/machines"
 )
 
-// Release is what machines are installed from.
+// Release is the release to install.
 type Release struct {
 	Version  string
-	Archives map[string]Archive // by architecture, amd64 or arm64
+	Archives map[string]Archive // by architecture: amd64 or arm64
 }
 
 // Archive is a release for one architecture.
 type Archive struct {
 	Tarball File
-	Images  *File // what the cluster itself needs of images, for nodes that reach no registry; nil where the release has none beside it
-	// Sums are SHA-256 sums of what the release's install.sh puts on a machine, by path; ImageSums of what it puts on a worker besides.
+	Images  *File // images of the cluster's own pods, for nodes without a registry; nil if missing
+	// Sums are the SHA-256 sums of the files that install.sh installs, by path; ImageSums those of
+	// the additional files on a worker.
 	Sums, ImageSums map[string]string
 }
 
-// File is a file that goes to a machine as it is.
+// File is a file that is uploaded to machines.
 type File struct {
-	Name, Path string // of the release, and on this machine
+	Name, Path string // file name, and local path
 	Sum        string // SHA-256
 	Size       int64
 }
 
-// State is what a cluster says of itself. The zero value is that of a cluster that does not answer, or that there is none.
+// State is the state of a cluster. The zero value means that the cluster does not answer or does
+// not exist.
 type State struct {
 	Known    bool
-	Level    uint32 // the feature level: a release that understands less has no replica start
+	Level    uint32 // feature level; replicas of an older release do not start
 	Members  map[string]Member
 	Nodes    map[string]Node
-	Replaced map[string]string // dead replicas whose vote a standby has got lately: who
+	Replaced map[string]string // dead replicas, with the standby that recently got their vote
 }
 
 // Member is a replica.
 type Member struct {
-	Address       string // without a port
+	Address       string // without port
 	Voter, Leader bool
-	Standby       bool   // it says that it waits for a vote
-	Ready         string // "yes", or why not
+	Standby       bool   // it reports that it waits for a vote
+	Ready         string // "yes", or the reason
 }
 
-// Node is one of the cluster's.
+// Node is a node of the cluster.
 type Node struct {
 	Ready, Unschedulable bool
-	Why                  string // it is not ready
-	Network              string // what keeps traffic from its pods, as its agent says; "" = nothing
+	Why                  string // why it is not ready
+	Network              string // why its pods are not reachable, as its agent reports; "": no problem
 	Address              string
 	Labels               map[string]string
 	Taints               []string // KEY[=VALUE]:EFFECT
-	Record               string   // annotation Recorded
+	Record               string   // annotation RecordAnnotation
 }
 
-// Deed is what a step does.
-type Deed string
+// Action is the action of a step.
+type Action string
 
-// The deeds, in the order in which they are done.
+// The actions, in the order in which they are done.
 const (
-	Upload       Deed = "upload"    // puts files of the release into the machine's cache
-	ControlPlane Deed = "replica"   // has install.sh make, join or change a replica
-	Agent        Deed = "agent"     // has install.sh make or change a worker's agent
-	Mark         Deed = "node"      // gives the Node the labels and taints of the file
-	Drain        Deed = "drain"     // has the pods leave a node
-	Cordon       Deed = "cordon"    // has no further pods come to a node
-	Leave        Deed = "leave"     // takes a replica out of the group
-	Uninstall    Deed = "uninstall" // has uninstall.sh take everything away
-	Forget       Deed = "forget"    // deletes the Node
+	Upload       Action = "upload"    // uploads files of the release to the machine's cache
+	ControlPlane Action = "replica"   // creates, joins, or changes a replica with install.sh
+	Agent        Action = "agent"     // creates or changes a worker's agent with install.sh
+	Mark         Action = "node"      // sets the labels and taints of the file on the Node
+	Drain        Action = "drain"     // drains a node
+	Cordon       Action = "cordon"    // cordons a node
+	Leave        Action = "leave"     // removes a replica from the raft cluster
+	Uninstall    Action = "uninstall" // runs uninstall.sh, which removes everything
+	DeleteNode   Action = "forget"    // deletes the Node
 )
 
-// Beginning is how a daemon begins on a machine.
-type Beginning string
+// StartMode is how a daemon starts for the first time.
+type StartMode string
 
-// The beginnings; none is that of a machine that belongs to the cluster already.
+// The start modes; "" is that of a machine that is already part of the cluster.
 const (
-	Init Beginning = "init"
-	Join Beginning = "join"
+	Init StartMode = "init"
+	Join StartMode = "join"
 )
 
-// Step is one thing that is done on a machine, or for it at the API.
+// Step is one action on a machine, or on its API objects.
 type Step struct {
 	Machine string
-	Do      Deed
-	Why     []string // a line each
+	Do      Action
+	Why     []string // one reason per line
 
-	Files    []File    // of Upload: what goes there. Of ControlPlane and Agent: the tarball and, if there are any, the images
-	Begin    Beginning // of ControlPlane and Agent
-	Flags    []string  // of Init
-	Replace  bool      // of Join: the token may take over a Node or replica of this name that exists
-	Standby  bool      // of ControlPlane and Join: without a vote
-	Settings string    // of ControlPlane and Agent: the whole file
-	Admin    bool      // of ControlPlane: the machine gets an administrator's kubeconfig
-	Leads    bool      // of ControlPlane: it leads the group
-	Puts     bool      // of ControlPlane and Agent: programs of the release that the machine has not
-	Node     Marks     // of Mark
+	Files           []File    // Upload: the files. ControlPlane and Agent: the tarball, and images if any
+	Start           StartMode // ControlPlane and Agent
+	Flags           []string  // Init
+	Replace         bool      // Join: the token may take over an existing Node or replica of this name
+	Standby         bool      // ControlPlane and Join: without a vote
+	Settings        string    // ControlPlane and Agent: the whole settings file
+	Admin           bool      // ControlPlane: the machine gets an administrator's kubeconfig
+	Leads           bool      // ControlPlane: it is the raft leader
+	ChangesPrograms bool      // ControlPlane and Agent: it installs other programs
+	Node            Marks     // Mark
 }
 
-// Make says what has to be done so that machines are what the file says. It is for machines that Judge has nothing grave to say of.
-// With only, it is about those machines alone.
-func Make(c machines.Cluster, facts map[string]machines.Facts, r Release, s State, only ...string) []Step {
+// NewPlan returns the steps that make the machines match the file. The machines must have no
+// blocking finding of Inspect. With only, it returns the steps of those machines.
+func NewPlan(c machines.Cluster, facts map[string]machines.Facts, r Release, s State, only ...string) []Step {
 	p := planner{Cluster: c, facts: facts, release: r, state: s}
 	for _, h := range c.Hosts {
 		if len(only) == 0 || slices.Contains(only, h.Name) {
-			p.host(h)
+			p.planHost(h)
 		}
 	}
 	return p.steps
 }
 
-// InOrder are steps in the order in which they are done: uploads, replicas, agents, marks of nodes. Of replicas the one that makes the
-// cluster is the first; those that are there come before those that join, which need them, and standbys last: the group has all its
-// votes before somebody waits for one. Of those that are there the leader is the last: the group elects once, and a follower that
-// waits for less long than it did is not led by one whose pauses are still longer (docs/explanation/leader-election.md).
-func InOrder(steps []Step) []Step {
+// SortSteps returns the steps in the order in which they are done: uploads, replicas, agents, node
+// labels. The replica that creates the cluster is first. Existing replicas come before joining
+// ones, which need them, and standbys come last, so that all votes exist before a standby waits for
+// one. The leader is the last of the existing replicas: then there is one election, and a follower
+// with shorter election timeouts than before is not led by a leader that still has longer pauses
+// (docs/explanation/leader-election.md).
+func SortSteps(steps []Step) []Step {
 	rank := func(s Step) int {
-		at := 10 * slices.Index([]Deed{Upload, ControlPlane, Agent, Mark}, s.Do)
+		at := 10 * slices.Index([]Action{Upload, ControlPlane, Agent, Mark}, s.Do)
 		switch {
-		case s.Do != ControlPlane || s.Begin == Init:
+		case s.Do != ControlPlane || s.Start == Init:
 			return at
-		case s.Begin == "" && !s.Leads:
+		case s.Start == "" && !s.Leads:
 			return at + 1
-		case s.Begin == "":
+		case s.Start == "":
 			return at + 2
 		case s.Standby:
 			return at + 4
@@ -139,19 +143,19 @@ func InOrder(steps []Step) []Step {
 	return out
 }
 
-// New are the machines of the file that lack a role which it gives them.
-func New(c machines.Cluster, facts map[string]machines.Facts) (names []string) {
+// NewMachines returns the machines that lack a role of the file.
+func NewMachines(c machines.Cluster, facts map[string]machines.Facts) (names []string) {
 	for _, h := range c.Hosts {
-		if lacks(h, facts[h.Name]) {
+		if lacksRole(h, facts[h.Name]) {
 			names = append(names, h.Name)
 		}
 	}
 	return names
 }
 
-// lacks says whether a machine lacks a role that the file gives it.
-func lacks(h machines.Host, f machines.Facts) bool {
-	return h.Replica() && !f.ReplicaWhole || h.Is(machines.Worker) && !f.Node
+// lacksRole reports whether a machine lacks a role that the file gives it.
+func lacksRole(h machines.Host, f machines.Facts) bool {
+	return h.HasReplica() && !f.ReplicaWhole || h.HasRole(machines.Worker) && !f.Node
 }
 
 type planner struct {
@@ -162,32 +166,33 @@ type planner struct {
 	steps   []Step
 }
 
-// Founder is the machine that makes the cluster: the first of the control plane. It is "" where one has a replica already.
-func Founder(c machines.Cluster, facts map[string]machines.Facts) string {
+// FoundingMachine returns the machine that creates the cluster: the first of the control plane. It
+// is "" if a machine already has a replica.
+func FoundingMachine(c machines.Cluster, facts map[string]machines.Facts) string {
 	for _, h := range c.Hosts {
 		if facts[h.Name].ReplicaWhole {
 			return ""
 		}
 	}
-	return c.With(machines.ControlPlane)[0].Name
+	return c.HostsWithRole(machines.ControlPlane)[0].Name
 }
 
-func (p *planner) host(h machines.Host) {
+func (p *planner) planHost(h machines.Host) {
 	f := p.facts[h.Name]
 	archive := p.release.Archives[f.Arch]
 	var todo []Step
-	programs := programs(f, p.release.Version, archive.Sums)
-	if h.Replica() {
+	programs := programReasons(f, p.release.Version, archive.Sums)
+	if h.HasReplica() {
 		s := Step{Do: ControlPlane, Files: []File{archive.Tarball}, Settings: ReplicaSettings(h), Why: slices.Clone(programs),
-			Leads: p.state.Members[h.Name].Leader, Puts: len(programs) > 0}
+			Leads: p.state.Members[h.Name].Leader, ChangesPrograms: len(programs) > 0}
 		switch {
 		case f.ReplicaWhole:
-		case Founder(p.Cluster, p.facts) == h.Name:
-			s.Begin, s.Flags = Init, append([]string{"--cluster-name=" + p.Name}, p.Init...)
+		case FoundingMachine(p.Cluster, p.facts) == h.Name:
+			s.Start, s.Flags = Init, append([]string{"--cluster-name=" + p.Name}, p.Init...)
 			s.Why = append(s.Why, "makes the cluster "+p.Name)
 		default:
-			s.Begin, s.Admin = Join, true
-			s.Standby = h.Is(machines.Standby) && !voter(h.Name, f, p.state) // one whose disk is lost has its vote again
+			s.Start, s.Admin = Join, true
+			s.Standby = h.HasRole(machines.Standby) && !hasVote(h.Name, f, p.state) // a replica that has lost its disk gets its vote again
 			if other := standIns(p.Cluster, p.facts, p.state)[h.Name]; other != "" {
 				s.Standby = true
 				s.Why = append(s.Why, "waits for a vote: its own is that of "+other+" now")
@@ -198,43 +203,43 @@ func (p *planner) host(h machines.Host) {
 			s.Admin = true
 			s.Why = append(s.Why, "has no administrator's kubeconfig")
 		}
-		if s.Begin == "" {
-			s.Why = append(s.Why, daemon(f, machines.ControlPlane, f.ControlPlane, s.Settings)...)
+		if s.Start == "" {
+			s.Why = append(s.Why, daemonReasons(f, machines.ControlPlane, f.ControlPlane, s.Settings)...)
 		}
 		todo = append(todo, s)
 	}
-	if h.Is(machines.Worker) {
-		s := Step{Do: Agent, Files: []File{archive.Tarball}, Settings: AgentSettings(p.Cluster, h), Why: slices.Clone(programs), Puts: len(programs) > 0}
+	if h.HasRole(machines.Worker) {
+		s := Step{Do: Agent, Files: []File{archive.Tarball}, Settings: AgentSettings(p.Cluster, h), Why: slices.Clone(programs), ChangesPrograms: len(programs) > 0}
 		if archive.Images != nil {
 			s.Files = append(s.Files, *archive.Images)
-			if n := differing(f.Sums, archive.ImageSums); n > 0 {
-				s.Why = append(s.Why, count(n, "image archive")+" of the release")
+			if n := countDiffering(f.Sums, archive.ImageSums); n > 0 {
+				s.Why = append(s.Why, countNoun(n, "image archive")+" of the release")
 			}
 		}
 		if !f.Node {
 			_, exists := p.state.Nodes[h.Name]
-			s.Begin, s.Replace = Join, exists
+			s.Start, s.Replace = Join, exists
 			s.Why = append(s.Why, "joins as a node")
 		}
-		if s.Begin == "" {
-			s.Why = append(s.Why, daemon(f, machines.Worker, f.Agent, s.Settings)...)
+		if s.Start == "" {
+			s.Why = append(s.Why, daemonReasons(f, machines.Worker, f.Agent, s.Settings)...)
 		}
 		todo = append(todo, s)
 	}
-	p.add(h, f, todo)
-	if m := marks(h, p.state.Nodes[h.Name], p.exists(h)); m.any() {
-		p.steps = append(p.steps, Step{Machine: h.Name, Do: Mark, Node: m, Why: m.lines()})
+	p.addSteps(h, f, todo)
+	if m := computeMarks(h, p.state.Nodes[h.Name], p.nodeExists(h)); m.hasChanges() {
+		p.steps = append(p.steps, Step{Machine: h.Name, Do: Mark, Node: m, Why: m.describe()})
 	}
 }
 
-// exists says whether the Node of a host is known to be there.
-func (p *planner) exists(h machines.Host) bool {
+// nodeExists reports whether the Node of a host is known to exist.
+func (p *planner) nodeExists(h machines.Host) bool {
 	_, ok := p.state.Nodes[h.Name]
 	return ok
 }
 
-// add has the steps done for which there is a reason, and before them the files put there that they need.
-func (p *planner) add(h machines.Host, f machines.Facts, todo []Step) {
+// addSteps adds the steps that have a reason, preceded by the uploads that they need.
+func (p *planner) addSteps(h machines.Host, f machines.Facts, todo []Step) {
 	todo = slices.DeleteFunc(todo, func(s Step) bool { return len(s.Why) == 0 })
 	var missing []File
 	for _, s := range todo {
@@ -253,22 +258,22 @@ func (p *planner) add(h machines.Host, f machines.Facts, todo []Step) {
 	}
 }
 
-// programs says how what is installed differs from the release.
-func programs(f machines.Facts, version string, sums map[string]string) []string {
-	n := differing(f.Sums, sums)
+// programReasons returns how the installed programs differ from the release.
+func programReasons(f machines.Facts, version string, sums map[string]string) []string {
+	n := countDiffering(f.Sums, sums)
 	switch {
 	case n == 0:
 		return nil
-	case !f.Installed():
+	case !f.HasPrograms():
 		return []string{"installs " + version}
 	case f.Version != "" && !strings.HasSuffix(f.Version, " "+version):
 		return []string{fmt.Sprintf("installs %s instead of %s", version, f.Version[strings.LastIndex(f.Version, " ")+1:])}
 	}
-	return []string{count(n, "file") + " of " + version + " differ"}
+	return []string{countNoun(n, "file") + " of " + version + " differ"}
 }
 
-// differing counts what is not as it is wanted.
-func differing(is, want map[string]string) (n int) {
+// countDiffering counts the files that differ from the wanted ones.
+func countDiffering(is, want map[string]string) (n int) {
 	for path, sum := range want {
 		if is[path] != sum {
 			n++
@@ -277,9 +282,9 @@ func differing(is, want map[string]string) (n int) {
 	return n
 }
 
-// daemon says what is to be done about a daemon that is installed, or will be.
-func daemon(f machines.Facts, r machines.Role, is, want string) (why []string) {
-	unit := r.Unit()
+// daemonReasons returns why an installed daemon must be changed or started.
+func daemonReasons(f machines.Facts, r machines.Role, is, want string) (why []string) {
+	unit := r.UnitName()
 	switch is {
 	case want:
 	case "":
@@ -298,7 +303,7 @@ func daemon(f machines.Facts, r machines.Role, is, want string) (why []string) {
 	return why
 }
 
-func count(n int, what string) string {
+func countNoun(n int, what string) string {
 	if n == 1 {
 		return "1 " + what
 	}

@@ -8,47 +8,48 @@ import (
 	"keelson.dev/keelson/deploy/machines"
 )
 
-// The ranges of a cluster whose file names none, as 'keelson-controlplane init' has them.
+// The default ranges of 'keelson-controlplane init'.
 const defaultPods, defaultServices = "10.244.0.0/16", "10.96.0.0/16"
 
-// clusterRange is a range of the cluster.
+// clusterRange is an address range of the cluster.
 type clusterRange struct {
 	netip.Prefix
-	of, key string // what has addresses in it, and the flag of init
+	of, key string // the objects with these addresses, and the flag of init
 }
 
-// ranges judges whether what a machine is, or has to do with, is in a range of the cluster. A node sends nothing for those out by its
-// default route: what is behind that it would not reach any more, and not answer, this connection included.
-func (j *judge) ranges(h machines.Host, f machines.Facts) {
+// checkRanges checks whether addresses that a machine has or uses are in a range of the cluster. A
+// node sends nothing to these ranges by its default route, so it could no longer reach or answer
+// such addresses, including this connection.
+func (j *inspector) checkRanges(h machines.Host, f machines.Facts) {
 	all, made := j.clusterRanges()
 	own, err := netip.ParseAddr(h.Address)
 	if err != nil {
 		return
 	}
-	if r := within(all, own); r != nil {
+	if r := rangeContaining(all, own); r != nil {
 		what := fmt.Sprintf("its address %s is in %s of the cluster's %s: nodes would look for it among them", own, r.Prefix, r.of)
-		if made && !lacks(h, f) {
-			j.light(h.Name, what, "give it another address: 'kctl cluster remove "+h.Name+"', and 'up' with that in the file")
+		if made && !lacksRole(h, f) {
+			j.addWarning(h.Name, what, "give it another address: 'kctl cluster remove "+h.Name+"', and 'up' with that in the file")
 		} else {
-			j.grave(h.Name, what, r.remedy(made, "give it another address"))
+			j.addError(h.Name, what, r.rangeRemedy(made, "give it another address"))
 		}
 		return
 	}
-	if !h.Is(machines.Worker) || f.Node || j.otherNetwork(h) {
+	if !h.HasRole(machines.Worker) || f.Node || j.otherNetwork(h) {
 		return
 	}
-	var led []netip.Prefix // into a range, and more precisely than the whole of it
+	var led []netip.Prefix // routes that are part of a range
 	for _, n := range f.Routes {
-		r := within(all, n.Prefix.Addr())
+		r := rangeContaining(all, n.Prefix.Addr())
 		if r == nil || n.Prefix.Bits() < r.Bits() {
 			continue
 		}
 		led = append(led, n.Prefix)
 		what := fmt.Sprintf("has a route to %s by %s, which is in %s of the cluster's %s", n.Prefix, printable(n.Link), r.Prefix, r.of)
-		if made { // whoever is there goes on being reached: of the cluster's addresses those are not that are the same
-			j.light(h.Name, what+": those with such addresses it does not reach", "take the route away, if nothing needs it")
+		if made { // the route's hosts stay reachable, but cluster addresses that are equal do not
+			j.addWarning(h.Name, what+": those with such addresses it does not reach", "take the route away, if nothing needs it")
 		} else {
-			j.grave(h.Name, what, r.remedy(made, "take the route away, if nothing needs it"))
+			j.addError(h.Name, what, r.rangeRemedy(made, "take the route away, if nothing needs it"))
 		}
 	}
 	cutOff := func(address, what, otherwise string) {
@@ -56,7 +57,7 @@ func (j *judge) ranges(h machines.Host, f machines.Facts) {
 		if err != nil {
 			return
 		}
-		r := within(all, a)
+		r := rangeContaining(all, a)
 		for _, p := range led {
 			if p.Contains(a) {
 				return
@@ -64,10 +65,10 @@ func (j *judge) ranges(h machines.Host, f machines.Facts) {
 		}
 		switch {
 		case r == nil:
-		case made && r.of == services && address != f.From: // it may be one of the cluster's own
-			j.light(h.Name, fmt.Sprintf(what, a)+fmt.Sprintf(", which is in %s of the cluster's %s", r.Prefix, r.of), "see that it is a Service; else "+otherwise)
+		case made && r.of == services && address != f.From: // it may be an address of the cluster itself
+			j.addWarning(h.Name, fmt.Sprintf(what, a)+fmt.Sprintf(", which is in %s of the cluster's %s", r.Prefix, r.of), "see that it is a Service; else "+otherwise)
 		default:
-			j.grave(h.Name, fmt.Sprintf(what, a)+fmt.Sprintf(", which is in %s of the cluster's %s: as a node it would send nothing there any more", r.Prefix, r.of), r.remedy(made, otherwise))
+			j.addError(h.Name, fmt.Sprintf(what, a)+fmt.Sprintf(", which is in %s of the cluster's %s: as a node it would send nothing there any more", r.Prefix, r.of), r.rangeRemedy(made, otherwise))
 		}
 	}
 	cutOff(f.From, "is reached from %s", "reach it from another address")
@@ -78,24 +79,25 @@ func (j *judge) ranges(h machines.Host, f machines.Facts) {
 
 const pods, services = "pods", "Services"
 
-// remedy is another range while the cluster is not made, or what has to be done otherwise: ranges of a cluster stay.
-func (r *clusterRange) remedy(made bool, otherwise string) string {
+// rangeRemedy suggests another range if the cluster does not exist yet. Otherwise it returns the
+// other remedy, because the ranges of a cluster cannot change.
+func (r *clusterRange) rangeRemedy(made bool, otherwise string) string {
 	if made {
 		return otherwise
 	}
 	return fmt.Sprintf("name a range that nobody has addresses of, as init: {%s: ...} of the file; or %s", r.key, otherwise)
 }
 
-// clusterRanges are those that the cluster has, and that it is made; or those that it will be made with. What is no range is left to
-// init, which refuses it.
-func (j *judge) clusterRanges() (all []clusterRange, made bool) {
+// clusterRanges returns the ranges of the existing cluster, with made set, or those that it will be
+// created with. Invalid ranges are ignored, because init refuses them.
+func (j *inspector) clusterRanges() (all []clusterRange, made bool) {
 	lists := map[string]string{"cluster-cidr": defaultPods, "service-cidr": defaultServices}
 	for _, flag := range j.c.Init {
 		if k, v, _ := strings.Cut(strings.TrimPrefix(flag, "--"), "="); lists[k] != "" {
 			lists[k] = v
 		}
 	}
-	if _, _, from := j.own(); from != "" {
+	if _, _, from := j.fileCluster(); from != "" {
 		f := j.facts[from]
 		lists, made = map[string]string{"cluster-cidr": f.PodRanges, "service-cidr": f.ServiceRanges}, true
 	}
@@ -109,8 +111,8 @@ func (j *judge) clusterRanges() (all []clusterRange, made bool) {
 	return all, made
 }
 
-// within is the range that has an address; nil = none.
-func within(all []clusterRange, a netip.Addr) *clusterRange {
+// rangeContaining returns the range with an address, or nil.
+func rangeContaining(all []clusterRange, a netip.Addr) *clusterRange {
 	for i, r := range all {
 		if r.Contains(a.Unmap()) {
 			return &all[i]

@@ -76,10 +76,10 @@ func TestJudgeRanges(t *testing.T) {
 			for _, change := range c.damage {
 				change(w)
 			}
-			found := Judge(w.cluster, w.seen(), w.release, w.state)
+			found := Inspect(w.cluster, w.seen(), w.release, w.state)
 			var all []string
 			for _, one := range found {
-				all = append(all, map[bool]string{true: "E ", false: "W "}[one.Grave]+one.What+" -> "+one.Remedy)
+				all = append(all, map[bool]string{true: "E ", false: "W "}[one.Blocking]+one.What+" -> "+one.Remedy)
 			}
 			if said := strings.Join(all, "\n"); len(all) > 1 || c.want == "" && said != "" || !strings.HasPrefix(said, c.want) {
 				t.Errorf("said:\n%s\nwant:\n%s", said, c.want)

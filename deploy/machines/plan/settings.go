@@ -10,52 +10,53 @@ import (
 	"keelson.dev/keelson/deploy/machines"
 )
 
-// fleetPort is where replicas listen for agents and for replicas that join.
+// fleetPort is the port of replicas for agents and for joining replicas.
 const fleetPort = "6444"
 
 const heading = "# Of the cluster file: 'kctl cluster up' writes what it says, and overwrites what is changed here.\n"
 
-// ReplicaSettings is the file of settings of a replica.
+// ReplicaSettings returns the settings file of a replica.
 func ReplicaSettings(h machines.Host) string {
 	return heading +
 		"name: " + strconv.Quote(h.Name) + "\n" +
 		"advertise-address: " + strconv.Quote(h.Address) + "\n" +
-		settings(h.ControlPlane)
+		yamlSettings(h.ControlPlane)
 }
 
-// AgentSettings is the file of settings of an agent. Labels and taints are in it so that a node has them from its first moment.
+// AgentSettings returns the settings file of an agent. It includes labels and taints, so that a
+// node has them from its creation.
 func AgentSettings(c machines.Cluster, h machines.Host) string {
 	var b strings.Builder
 	b.WriteString(heading)
-	b.WriteString("server: " + list(servers(c)) + "\n")
+	b.WriteString("server: " + yamlList(gatewayAddresses(c)) + "\n")
 	b.WriteString("token-file: /var/lib/keelson/join-token\n")
 	b.WriteString("node-name: " + strconv.Quote(h.Name) + "\n")
-	b.WriteString("node-ip: " + list([]string{h.Address}) + "\n")
+	b.WriteString("node-ip: " + yamlList([]string{h.Address}) + "\n")
 	if len(h.Labels) > 0 {
 		var all []string
 		for _, k := range slices.Sorted(maps.Keys(h.Labels)) {
 			all = append(all, k+"="+h.Labels[k])
 		}
-		b.WriteString("node-labels: " + list(all) + "\n")
+		b.WriteString("node-labels: " + yamlList(all) + "\n")
 	}
 	if len(h.Taints) > 0 {
-		b.WriteString("taints: " + list(h.Taints) + "\n")
+		b.WriteString("taints: " + yamlList(h.Taints) + "\n")
 	}
 	b.WriteString("cgroup-root: /keelson.slice/pods\n") // the slice of the agent's unit
-	b.WriteString(settings(h.Agent))
+	b.WriteString(yamlSettings(h.Agent))
 	return b.String()
 }
 
-// servers are where agents and further replicas find the control plane.
-func servers(c machines.Cluster) []string {
+// gatewayAddresses returns the addresses where agents and joining replicas find the control plane.
+func gatewayAddresses(c machines.Cluster) []string {
 	var out []string
-	for _, h := range c.Replicas() {
+	for _, h := range c.ReplicaHosts() {
 		out = append(out, net.JoinHostPort(h.Address, fleetPort))
 	}
 	return out
 }
 
-func list(all []string) string {
+func yamlList(all []string) string {
 	quoted := make([]string, len(all))
 	for i, s := range all {
 		quoted[i] = strconv.Quote(s)
@@ -63,7 +64,7 @@ func list(all []string) string {
 	return "[" + strings.Join(quoted, ", ") + "]"
 }
 
-func settings(s machines.Settings) string {
+func yamlSettings(s machines.Settings) string {
 	var b strings.Builder
 	for _, k := range slices.Sorted(maps.Keys(s)) {
 		v := strings.Join(s[k].Text, ", ")
@@ -75,9 +76,9 @@ func settings(s machines.Settings) string {
 	return b.String()
 }
 
-// lineDiff are the lines that only one has, but for remarks.
+// lineDiff returns the lines that differ, ignoring comments.
 func lineDiff(is, want string) (out []string) {
-	a, b := lines(is), lines(want)
+	a, b := settingLines(is), settingLines(want)
 	for _, l := range a {
 		if !slices.Contains(b, l) {
 			out = append(out, "- "+l)
@@ -94,8 +95,9 @@ func lineDiff(is, want string) (out []string) {
 	return out
 }
 
-// lines are those that say something. What a machine says may be anything: a line is shown up to a bound, and only what prints.
-func lines(text string) (out []string) {
+// settingLines returns the lines without comments. Because a machine can return anything, it limits
+// their length and number, and replaces control characters.
+func settingLines(text string) (out []string) {
 	for l := range strings.SplitSeq(text, "\n") {
 		if l = strings.TrimSpace(l); l == "" || l[0] == '#' {
 			continue

@@ -10,17 +10,17 @@ import (
 	"keelson.dev/keelson/deploy/machines"
 )
 
-// String is what a step does, in a few words.
+// String returns a short description of the step.
 func (s Step) String() string {
 	switch s.Do {
 	case Upload:
 		var all []string
 		for _, f := range s.Files {
-			all = append(all, fmt.Sprintf("%s (%s)", f.Name, size(f.Size)))
+			all = append(all, fmt.Sprintf("%s (%s)", f.Name, formatBytes(f.Size)))
 		}
 		return "upload " + strings.Join(all, ", ")
 	case ControlPlane:
-		switch s.Begin {
+		switch s.Start {
 		case Init:
 			return "make the cluster: init " + strings.Join(s.Flags, " ")
 		case Join:
@@ -28,7 +28,7 @@ func (s Step) String() string {
 		}
 		return "change the replica"
 	case Agent:
-		if s.Begin == Join {
+		if s.Start == Join {
 			return "join as a node"
 		}
 		return "change the agent"
@@ -42,13 +42,13 @@ func (s Step) String() string {
 		return "leave the group of replicas"
 	case Uninstall:
 		return "uninstall"
-	case Forget:
+	case DeleteNode:
 		return "delete the node"
 	}
 	return string(s.Do)
 }
 
-// Show writes steps for a person, those of each machine together.
+// Show prints steps for the user, grouped by machine.
 func Show(w io.Writer, steps []Step) {
 	last := ""
 	for _, s := range steps {
@@ -59,19 +59,19 @@ func Show(w io.Writer, steps []Step) {
 		last = s.Machine
 		fmt.Fprintf(w, "%-12s  %s\n", name, s)
 		for _, why := range s.Why {
-			if s.Begin != "" && strings.HasPrefix(why, "joins as") || s.Begin == Init && strings.HasPrefix(why, "makes the cluster") {
-				continue // the step's own words
+			if s.Start != "" && strings.HasPrefix(why, "joins as") || s.Start == Init && strings.HasPrefix(why, "makes the cluster") {
+				continue // already part of the description
 			}
 			fmt.Fprintf(w, "%-12s    %s\n", "", why)
 		}
 	}
 }
 
-// ShowFindings writes what is wrong, a finding and what to do about it below each other.
+// ShowFindings prints each finding and its remedy.
 func ShowFindings(w io.Writer, all []Finding) {
 	for _, f := range all {
 		word, of := "warning", f.Machine
-		if f.Grave {
+		if f.Blocking {
 			word = "ERROR"
 		}
 		if of != "" {
@@ -84,8 +84,8 @@ func ShowFindings(w io.Writer, all []Finding) {
 	}
 }
 
-// ShowMachines writes a table of what machines are.
-func ShowMachines(w io.Writer, c machines.Cluster, seen map[string]Seen) {
+// ShowMachines prints a table of machines and their facts.
+func ShowMachines(w io.Writer, c machines.Cluster, seen map[string]Observation) {
 	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
 	fmt.Fprintln(t, "MACHINE\tADDRESS\tROLES\tARCH\tKERNEL\tMEMORY\tROOM\tFSYNC\tCLOCK\tHAS")
 	for _, h := range c.Hosts {
@@ -104,32 +104,32 @@ func ShowMachines(w io.Writer, c machines.Cluster, seen map[string]Seen) {
 		}
 		f := one.Facts
 		sync := "-"
-		if f.Sync > 0 {
-			sync = f.Sync.Round(100 * time.Microsecond).String()
+		if f.SyncLatency > 0 {
+			sync = f.SyncLatency.Round(100 * time.Microsecond).String()
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", printable(f.Arch), printable(f.Kernel), size(f.Memory), size(f.Room), sync, skew(f), holds(f))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", printable(f.Arch), printable(f.Kernel), formatBytes(f.Memory), formatBytes(f.FreeBytes), sync, formatSkew(f), describeInstalled(f))
 	}
 	t.Flush()
 }
 
-func skew(f machines.Facts) string {
-	if f.Skew.Abs() <= f.SkewUnsure+10*time.Millisecond {
+func formatSkew(f machines.Facts) string {
+	if f.Skew.Abs() <= f.SkewError+10*time.Millisecond {
 		return "as ours"
 	}
 	return fmt.Sprintf("%+.2fs", f.Skew.Seconds())
 }
 
-// holds says in a few words what of Keelson's is on a machine.
-func holds(f machines.Facts) string {
+// describeInstalled returns a short description of what is installed on a machine.
+func describeInstalled(f machines.Facts) string {
 	var all []string
-	if f.Installed() {
+	if f.HasPrograms() {
 		version := f.Version[strings.LastIndex(f.Version, " ")+1:]
 		if version == "" {
 			version = "programs"
 		}
 		all = append(all, printable(version))
 	}
-	if f.ReplicaWhole && f.Waiting {
+	if f.ReplicaWhole && f.WithoutVote {
 		all = append(all, "standby")
 	} else if f.ReplicaWhole {
 		all = append(all, "replica")

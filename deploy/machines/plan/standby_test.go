@@ -39,13 +39,13 @@ func (w *world) carryOut(t *testing.T) string {
 }
 
 // finds wants these findings, each as "ERROR cp2: what -> remedy", and no other.
-func (w *world) finds(t *testing.T, when string, seen map[string]Seen, want ...string) {
+func (w *world) finds(t *testing.T, when string, seen map[string]Observation, want ...string) {
 	t.Helper()
-	found := Judge(w.cluster, seen, w.release, w.state)
+	found := Inspect(w.cluster, seen, w.release, w.state)
 	var is []string
 	for _, f := range found {
 		word := "warning"
-		if f.Grave {
+		if f.Blocking {
 			word = "ERROR"
 		}
 		is = append(is, word+" "+f.Machine+": "+f.What+" -> "+f.Remedy)
@@ -69,7 +69,7 @@ func TestPromotedStandbyIsLeftAlone(t *testing.T) {
 	promoted := "warning cp4: is a standby in the file, and has the vote of cp2, which it keeps -> nothing has to be done; give it the role controlplane to have the file say so, and cp2 the role standby"
 	const back = "'kctl cluster remove cp2' takes away what it has, and 'kctl cluster up' takes it in again, as a standby where another one has its vote"
 	away := w.seen()
-	away["cp2"] = Seen{Err: errors.New("reaching cp2: no route to host")}
+	away["cp2"] = Observation{Err: errors.New("reaching cp2: no route to host")}
 	w.finds(t, "away", away, "ERROR cp2: reaching cp2: no route to host -> it died, and cp4 has its vote: take it out of the file; "+back+", once it is back", promoted)
 	w.finds(t, "back", w.seen(), "ERROR cp2: was replaced by cp4 while it was away, and cannot take part again with what it has -> "+back, promoted)
 	if steps := w.plan(); len(steps) > 0 {
@@ -178,7 +178,7 @@ func TestJudgeOfStandbys(t *testing.T) {
 		{"a vote by hand", func(w *world) { w.role("cp3", machines.Standby); w.role("cp4", machines.ControlPlane) },
 			"warning cp3: is a standby in the file, and has a vote, which it keeps -> nothing has to be done; give it the role controlplane to have the file say so"},
 		{"taken out", func(w *world) { delete(w.state.Members, "cp4") },
-			"ERROR cp4: its replica was taken out of the group, and cannot take part again with what it has -> " + anew("cp4")},
+			"ERROR cp4: its replica was taken out of the group, and cannot take part again with what it has -> " + rejoinRemedy("cp4")},
 		{"not yet taken in", func(w *world) {
 			delete(w.state.Members, "cp4")
 			of("cp4", func(f *machines.Facts) { f.Joining = true })(w)
@@ -210,15 +210,15 @@ func TestUnready(t *testing.T) {
 	fresh := emptyFacts()
 	w.facts["cp4"] = fresh
 	delete(w.state.Members, "cp4")
-	steps := Make(w.cluster, w.facts, w.release, w.state, "cp4")
-	got := Unready(w.cluster, w.facts, steps)
-	if got == nil || got.Grave || got.What != "cp3: without replace-dead-after, and no standby gets a vote while one of these leads" || got.Remedy == "" {
+	steps := NewPlan(w.cluster, w.facts, w.release, w.state, "cp4")
+	got := MissingReplaceDead(w.cluster, w.facts, steps)
+	if got == nil || got.Blocking || got.What != "cp3: without replace-dead-after, and no standby gets a vote while one of these leads" || got.Remedy == "" {
 		t.Errorf("it says %+v", got)
 	}
-	if got := Unready(w.cluster, w.facts, w.plan()); got != nil {
+	if got := MissingReplaceDead(w.cluster, w.facts, w.plan()); got != nil {
 		t.Errorf("of a plan that changes cp3 too it says %+v", got)
 	}
-	if got := Unready(w.cluster, w.facts, nil); got != nil {
+	if got := MissingReplaceDead(w.cluster, w.facts, nil); got != nil {
 		t.Errorf("where nobody joins it says %+v", got)
 	}
 }

@@ -16,17 +16,18 @@ import (
 	"time"
 )
 
-// fetchLimit is how long fetching one file may take.
-const fetchLimit = 30 * time.Minute
+// fetchTimeout is the maximum time for one file.
+const fetchTimeout = 30 * time.Minute
 
-// fetch brings a release's files into a folder below cache, and returns that. What is there with the right sum already stays.
-// The sums themselves are fetched each time: they are not signed, and come from where the release comes from.
-func fetch(ctx context.Context, where, cache string) (folder string, err error) {
+// fetchRelease downloads a release's files into a folder below cache, and returns the folder. Files
+// with the right sum are not downloaded again. The list of sums is downloaded each time; it is not
+// signed, and comes from the same place as the release.
+func fetchRelease(ctx context.Context, where, cache string) (folder string, err error) {
 	u, err := url.Parse(where)
 	if err != nil {
 		return "", err
 	}
-	names, err := variants(path.Base(u.Path))
+	names, err := releaseFiles(path.Base(u.Path))
 	if err != nil {
 		return "", err
 	}
@@ -40,7 +41,7 @@ func fetch(ctx context.Context, where, cache string) (folder string, err error) 
 		v.Path, v.RawPath = path.Join(path.Dir(u.Path), name), ""
 		return v.String()
 	}
-	if err := download(ctx, beside(sumsFile), filepath.Join(folder, sumsFile), maxSums); err != nil {
+	if err := downloadFile(ctx, beside(sumsFile), filepath.Join(folder, sumsFile), maxSums); err != nil {
 		return "", err
 	}
 	sums, err := readSums(filepath.Join(folder, sumsFile))
@@ -53,20 +54,20 @@ func fetch(ctx context.Context, where, cache string) (folder string, err error) 
 			if i == 0 {
 				return "", fmt.Errorf("%s is not in %s beside it", name, sumsFile)
 			}
-			continue // of an architecture that the release was not made for
+			continue // the release was not built for this architecture
 		}
 		to := filepath.Join(folder, name)
-		if is, err := sumOf(to); err == nil && is == want {
+		if is, err := fileSHA256(to); err == nil && is == want {
 			continue
 		}
-		if err := download(ctx, beside(name), to, maxFile); err != nil {
+		if err := downloadFile(ctx, beside(name), to, maxFile); err != nil {
 			return "", err
 		}
 	}
 	return folder, nil
 }
 
-func sumOf(path string) (string, error) {
+func fileSHA256(path string) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return "", err
@@ -79,9 +80,9 @@ func sumOf(path string) (string, error) {
 	return hex.EncodeToString(sum.Sum(nil)), nil
 }
 
-// download writes what is at a URL to a file, whole or not at all.
-func download(ctx context.Context, from, to string, limit int64) (err error) {
-	ctx, cancel := context.WithTimeout(ctx, fetchLimit)
+// downloadFile writes a URL's content to a file, completely or not at all.
+func downloadFile(ctx context.Context, from, to string, limit int64) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
 	defer func() {
 		if err != nil {

@@ -1,5 +1,6 @@
-// Package release reads what machines are installed from: a folder of 'make dist', a tarball in one, or a tarball at a URL, which is
-// fetched first. What does not have the sum that SHA256SUMS beside it says is refused.
+// Package release reads releases: a folder of 'make dist', a tarball in such a folder, or a tarball
+// at a URL, which is downloaded first. A file whose sum differs from SHA256SUMS beside it is
+// refused.
 package release
 
 import (
@@ -23,7 +24,7 @@ import (
 	"keelson.dev/keelson/deploy/machines/plan"
 )
 
-// Bounds, in bytes: of a file of a release, of what is in it, and of the sums.
+// Limits in bytes and numbers of a release's files, their content, and the sums.
 const (
 	maxFile     = 2 << 30
 	maxUnpacked = 4 << 30
@@ -35,16 +36,17 @@ const sumsFile = "SHA256SUMS"
 
 var tarballName = regexp.MustCompile(`^keelson-([A-Za-z0-9._+-]{1,100})-linux-(amd64|arm64)\.tar\.gz$`)
 
-// Open reads the release at a path or URL. A URL's files are kept in the folder cache.
+// Open reads the release at a path or URL. Downloads are stored in the folder cache.
 func Open(ctx context.Context, where, cache string) (plan.Release, error) {
-	r, err := open(ctx, where, cache)
+	r, err := openRelease(ctx, where, cache)
 	if err != nil {
 		return plan.Release{}, fmt.Errorf("release %s: %w", where, err)
 	}
 	return r, nil
 }
 
-// Version is which release is at a path or URL, by the names of its files alone; "" where they do not tell.
+// Version returns the version of the release at a path or URL, according to file names only; "" if
+// they are ambiguous.
 func Version(where string) (version string) {
 	names := []string{path.Base(where)}
 	if entries, err := os.ReadDir(where); err == nil {
@@ -66,26 +68,26 @@ func Version(where string) (version string) {
 	return version
 }
 
-func open(ctx context.Context, where, cache string) (plan.Release, error) {
+func openRelease(ctx context.Context, where, cache string) (plan.Release, error) {
 	if strings.HasPrefix(where, "https://") || strings.HasPrefix(where, "http://") {
-		folder, err := fetch(ctx, where, cache)
+		folder, err := fetchRelease(ctx, where, cache)
 		if err != nil {
 			return plan.Release{}, err
 		}
-		return read(folder, path.Base(where))
+		return readRelease(folder, path.Base(where))
 	}
 	info, err := os.Stat(where)
 	if err != nil {
 		return plan.Release{}, err
 	}
 	if info.IsDir() {
-		return read(where, "")
+		return readRelease(where, "")
 	}
-	return read(filepath.Dir(where), filepath.Base(where))
+	return readRelease(filepath.Dir(where), filepath.Base(where))
 }
 
-// read reads the release in a folder: that of a tarball's version, or the only one.
-func read(folder, tarball string) (plan.Release, error) {
+// readRelease reads the release in a folder: the version of a tarball, or the only one.
+func readRelease(folder, tarball string) (plan.Release, error) {
 	sums, err := readSums(filepath.Join(folder, sumsFile))
 	if err != nil {
 		return plan.Release{}, err
@@ -112,7 +114,7 @@ func read(folder, tarball string) (plan.Release, error) {
 			return plan.Release{}, fmt.Errorf("there are %s and %s: name one tarball of it", r.Version, m[1])
 		}
 		r.Version = m[1]
-		if r.Archives[m[2]], err = archive(folder, e.Name(), sums); err != nil {
+		if r.Archives[m[2]], err = readArchive(folder, e.Name(), sums); err != nil {
 			return plan.Release{}, err
 		}
 	}
@@ -122,17 +124,17 @@ func read(folder, tarball string) (plan.Release, error) {
 	return r, nil
 }
 
-// archive reads one tarball, and what it puts where.
-func archive(folder, name string, sums map[string]string) (plan.Archive, error) {
+// readArchive reads one tarball and the paths of its files on a machine.
+func readArchive(folder, name string, sums map[string]string) (plan.Archive, error) {
 	a := plan.Archive{Sums: map[string]string{}, ImageSums: map[string]string{}}
 	top := strings.TrimSuffix(name, ".tar.gz")
 	var err error
-	if a.Tarball, err = file(folder, name, sums, func(r io.Reader) error {
+	if a.Tarball, err = readFile(folder, name, sums, func(r io.Reader) error {
 		zip, err := gzip.NewReader(r)
 		if err != nil {
 			return err
 		}
-		return members(zip, func(member string) string { return installed(strings.TrimPrefix(member, top)) }, a.Sums)
+		return sumMembers(zip, func(member string) string { return installedPath(strings.TrimPrefix(member, top)) }, a.Sums)
 	}); err != nil {
 		return a, err
 	}
@@ -143,18 +145,19 @@ func archive(folder, name string, sums map[string]string) (plan.Archive, error) 
 	if _, listed := sums[images]; !listed {
 		return a, nil
 	}
-	f, err := file(folder, images, sums, func(r io.Reader) error {
-		return members(r, func(member string) string { return "/var/lib/keelson/images.d/" + path.Base(member) }, a.ImageSums)
+	f, err := readFile(folder, images, sums, func(r io.Reader) error {
+		return sumMembers(r, func(member string) string { return "/var/lib/keelson/images.d/" + path.Base(member) }, a.ImageSums)
 	})
 	if errors.Is(err, fs.ErrNotExist) {
-		return a, nil // nodes that reach a registry need none
+		return a, nil // nodes that reach a registry do not need the images
 	}
 	a.Images = &f
 	return a, err
 }
 
-// installed says where install.sh puts a file of the tarball; "" for what it writes by itself, or not at all.
-func installed(member string) string {
+// installedPath returns where install.sh installs a file of the tarball; "" if it does not install
+// it unchanged.
+func installedPath(member string) string {
 	switch dir, name := path.Split(member); dir {
 	case "/usr/bin/", "/opt/cni/bin/", "/usr/lib/systemd/system/":
 		return member
@@ -166,8 +169,8 @@ func installed(member string) string {
 	return ""
 }
 
-// members notes the sums of a tar's files, by where they go.
-func members(r io.Reader, at func(member string) string, sums map[string]string) error {
+// sumMembers records the sums of a tar's files by their installed path.
+func sumMembers(r io.Reader, at func(member string) string, sums map[string]string) error {
 	t := tar.NewReader(io.LimitReader(r, maxUnpacked))
 	for n := 0; ; n++ {
 		h, err := t.Next()
@@ -192,8 +195,8 @@ func members(r io.Reader, at func(member string) string, sums map[string]string)
 	}
 }
 
-// file reads a file of the release, and refuses one that has another sum than the release says.
-func file(folder, name string, sums map[string]string, each func(io.Reader) error) (plan.File, error) {
+// readFile reads a file of the release, and returns an error if its sum differs from the release's.
+func readFile(folder, name string, sums map[string]string, each func(io.Reader) error) (plan.File, error) {
 	want, ok := sums[name]
 	if !ok {
 		return plan.File{}, fmt.Errorf("%s is not in %s: it may have been renamed, or is of another release", name, sumsFile)
@@ -250,11 +253,12 @@ func readSums(path string) (map[string]string, error) {
 	return sums, nil
 }
 
-// architectures are those that there are releases for.
+// architectures are the supported architectures.
 var architectures = []string{"amd64", "arm64"}
 
-// variants are the files of a release of which one tarball's URL is known, each with whether it may be missing.
-func variants(tarball string) (names []string, err error) {
+// releaseFiles returns the files of a release from the name of one tarball. That tarball comes
+// first; the others may be missing.
+func releaseFiles(tarball string) (names []string, err error) {
 	m := tarballName.FindStringSubmatch(tarball)
 	if m == nil {
 		return nil, errors.New("want the URL of keelson-VERSION-linux-ARCH.tar.gz")
@@ -263,7 +267,7 @@ func variants(tarball string) (names []string, err error) {
 		top := "keelson-" + m[1] + "-linux-" + arch
 		names = append(names, top+".tar.gz", top+"-images.tar")
 	}
-	// The one that was named comes first.
+	// The named tarball comes first.
 	slices.SortStableFunc(names, func(a, b string) int {
 		switch {
 		case a == tarball:

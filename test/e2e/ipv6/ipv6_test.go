@@ -95,7 +95,7 @@ func TestClusterOfIPv6(t *testing.T) {
 	for _, w := range []string{"w1", "w2"} {
 		h := testenv.Host(t, w)
 		testenv.Eventually(t, soon, func() error {
-			res, err := testenv.HTTP(registry).Get("http://" + h.At(int(svc.Spec.Ports[0].NodePort)) + "/")
+			res, err := testenv.HTTP(registry).Get("http://" + h.Endpoint(int(svc.Spec.Ports[0].NodePort)) + "/")
 			if err == nil {
 				err = res.Body.Close()
 			}

@@ -182,7 +182,7 @@ func joinsAnew(t *testing.T, dead string) {
 	token := strings.TrimSpace(testenv.Kctl(t, "cluster", "token", "create", "--role", "controlplane"))
 	h, first := testenv.Host(t, dead), testenv.Host(t, "cp1")
 	join := h.Command(t.Context(), filepath.Join(testenv.Lab().Config.BinDir, "keelson-controlplane"), "join", "--standby", "--name="+dead,
-		"--advertise-address="+h.IP.String(), "--token="+token, "--server="+first.At(lab.FleetPort))
+		"--advertise-address="+h.IP.String(), "--token="+token, "--server="+first.Endpoint(lab.FleetPort))
 	if out, err := join.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}

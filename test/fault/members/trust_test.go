@@ -71,7 +71,7 @@ func (e *exchange) bearer(replica, token string) kubernetes.Interface {
 		}
 		return err
 	}}
-	cs, err := kubernetes.NewForConfig(&rest.Config{Host: "https://" + h.At(lab.APIPort), BearerToken: token, QPS: -1, Transport: &http.Transport{
+	cs, err := kubernetes.NewForConfig(&rest.Config{Host: "https://" + h.Endpoint(lab.APIPort), BearerToken: token, QPS: -1, Transport: &http.Transport{
 		TLSClientConfig: conf, ForceAttemptHTTP2: true, DialContext: func(ctx context.Context, _, at string) (net.Conn, error) { return h.Dial(ctx, at) }}})
 	if err != nil {
 		e.Fatal(err)
@@ -387,7 +387,7 @@ func (e *exchange) signedByTheNew() {
 
 // shows looks at the certificate of a port.
 func shows(ctx context.Context, h lab.Host, port int, pool *x509.CertPool) error {
-	conn, err := h.Dial(ctx, h.At(port))
+	conn, err := h.Dial(ctx, h.Endpoint(port))
 	if err != nil {
 		return err
 	}

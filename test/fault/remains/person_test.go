@@ -57,7 +57,7 @@ func newPerson(t *testing.T) *person {
 			}
 		}
 		p.must("lab", "down")
-		if left := lab.Leftovers(); len(left) > 0 {
+		if left := lab.ListLeftovers(); len(left) > 0 {
 			t.Errorf("'lab down' left behind: %v", left)
 		}
 	})
@@ -258,7 +258,7 @@ func (p *person) reboot() {
 			testenv.Eventually(p.T, soon, func() error { return removeGroups(dir) })
 		}
 	}
-	if left := lab.Leftovers(); len(left) != 1 {
+	if left := lab.ListLeftovers(); len(left) != 1 {
 		p.Fatalf("after a reboot the disks alone are left, not %v", left)
 	}
 }
@@ -271,7 +271,7 @@ func (p *person) loseWayIn() {
 		p.Fatal(err)
 	}
 	testenv.Eventually(p.T, soon, func() error {
-		if testenv.KillGroup("forwarder"); there.WayIn() {
+		if testenv.KillGroup("forwarder"); there.ForwarderRuns() {
 			return errors.New("the supervisor outlives SIGKILL")
 		}
 		return nil

@@ -45,7 +45,7 @@ func TestLabOfAPerson(t *testing.T) {
 	if err := os.Remove(p.kubeconfig); err != nil {
 		t.Fatal(err)
 	}
-	p.cutOff(lab.Alive)
+	p.cutOff(lab.IsAnyProcessAlive)
 	p.refused(isDown, "lab", "status")
 	p.upAgain()
 }
@@ -75,7 +75,7 @@ func TestLabOfADeadTestRun(t *testing.T) {
 				t.Errorf("folder %q of the dead run: %v, want it gone", path, err)
 			}
 		}
-		if left := lab.Leftovers(); len(left) > 0 {
+		if left := lab.ListLeftovers(); len(left) > 0 {
 			t.Fatalf("left behind: %v", left)
 		}
 	}

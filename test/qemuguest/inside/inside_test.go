@@ -69,7 +69,7 @@ func up(t *testing.T, change func(*lab.Config)) *lab.Lab {
 		if err := l.Down(ctx); err != nil {
 			t.Error(err)
 		}
-		if left := lab.Leftovers(); len(left) > 0 {
+		if left := lab.ListLeftovers(); len(left) > 0 {
 			t.Errorf("the lab left behind: %v", left)
 		}
 	})

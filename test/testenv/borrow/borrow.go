@@ -51,7 +51,7 @@ func Lab(out io.Writer, workers int, change ...func(*lab.Config)) (*Loan, error)
 // Find returns the lab that is up, nil where there is none. What a run of tests has left behind it takes away; a person's lab
 // that is down stays, and is an error.
 func Find(out io.Writer) (*lab.Lab, error) {
-	found, err := lab.Look(out)
+	found, err := lab.FindLab(out)
 	if err != nil {
 		return nil, err
 	}
@@ -62,8 +62,8 @@ func Find(out io.Writer) (*lab.Lab, error) {
 	if do == borrowIt {
 		// Better one sentence now than every test by itself.
 		err := errors.New("nothing leads to its API")
-		if found.Lab.WayIn() {
-			err = found.Lab.Serves(context.Background())
+		if found.Lab.ForwarderRuns() {
+			err = found.Lab.AwaitAPI(context.Background())
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%w: mend the lab that is up ('kctl lab status' shows its hosts) or take it away with 'kctl lab down'", err)
@@ -88,7 +88,7 @@ const (
 // decide says what a run of tests does with what it finds: it borrows a lab that runs, takes away what another run has left
 // behind, and leaves alone what is a person's or belongs to a run that goes on.
 func decide(f lab.Found) (verdict, error) {
-	if f.State == lab.None {
+	if f.State == lab.NoLab {
 		return buildOne, nil
 	}
 	if err := f.BusyError(); err != nil {
@@ -96,12 +96,12 @@ func decide(f lab.Found) (verdict, error) {
 	}
 	maker := f.Lab.Config.Maker
 	switch {
-	case f.Test && maker != nil && !maker.Lives():
+	case f.Test && maker != nil && !maker.IsAlive():
 		return replaceIt, nil
 	case f.State == lab.Running: // also one of a run of which nothing is known: it may go on
 		return borrowIt, nil
 	case !f.Test:
-		return 0, f.Err()
+		return 0, f.StateError()
 	case maker == nil:
 		return replaceIt, nil
 	}
@@ -154,7 +154,7 @@ func (l *Loan) Return() error {
 	if err := l.Down(ctx); err != nil {
 		return err
 	}
-	if left := lab.Leftovers(); len(left) > 0 {
+	if left := lab.ListLeftovers(); len(left) > 0 {
 		return fmt.Errorf("the lab left behind: %v", left)
 	}
 	return nil

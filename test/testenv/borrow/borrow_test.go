@@ -21,7 +21,7 @@ func TestDecide(t *testing.T) {
 		want  verdict
 		err   string
 	}{
-		"none":                                  {state: lab.None, want: buildOne},
+		"none":                                  {state: lab.NoLab, want: buildOne},
 		"a person's":                            {state: lab.Running, maker: gone, want: borrowIt},
 		"a person's of an earlier release":      {state: lab.Running, want: borrowIt},
 		"a person's that is down":               {state: lab.Down, maker: gone, err: "the lab on this machine is down: start it with 'kctl lab up' or take it away with 'kctl lab down'"},
