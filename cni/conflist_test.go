@@ -9,7 +9,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 )
 
-// F107: the own configuration is one that libcni accepts, with the plugins in order.
+// F107: libcni accepts Keelson's own configuration, with the plugins in order.
 func TestConflist(t *testing.T) {
 	for _, ports := range []bool{false, true} {
 		raw, err := Conflist(Options{PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.3.0/24"), netip.MustParsePrefix("fd44:0:0:3::/64")}, IPAMDir: "/run/x", HostPorts: ports, MTU: 1450})
@@ -33,7 +33,7 @@ func TestConflist(t *testing.T) {
 	}
 }
 
-// F109: a third party's configuration wins, the first by name.
+// F109: a third party's configuration takes precedence, the first one by name.
 func TestForeign(t *testing.T) {
 	dir := t.TempDir()
 	if p, err := FindOperatorConfig(filepath.Join(dir, "absent")); p != "" || err != nil {

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// controller answers GetCapacity, with too much, never, or an error.
+// controller responds to GetCapacity with a value, with too much data, never, or with an error.
 type controller struct {
 	spec.UnimplementedControllerServer
 }
@@ -36,7 +36,8 @@ func (controller) ControllerGetVolume(context.Context, *spec.ControllerGetVolume
 	return &spec.ControllerGetVolumeResponse{Volume: &spec.Volume{VolumeId: strings.Repeat("x", 2*MaxCall)}}, nil
 }
 
-// Calls are passed on to a driver with what it says; those of its Node service, what is too large and what hangs are not.
+// Calls are forwarded to a driver with its responses. Calls of the Node service, calls that are too
+// large, and calls that hang fail.
 func TestCall(t *testing.T) {
 	dir := t.TempDir()
 	l, err := net.Listen("unix", filepath.Join(dir, "other.sock"))
@@ -82,7 +83,7 @@ func TestCall(t *testing.T) {
 		{"too large an answer", "b.example", "/csi.v1.Controller/ControllerGetVolume", nil, codes.ResourceExhausted},
 		{"no request", "b.example", capacity, []byte{0xff}, codes.Internal},
 	} {
-		limit := time.Duration(0) // that of every call: nothing here is judged by its time, but what hangs has to be over soon
+		limit := time.Duration(0) // the default timeout; only the call that hangs needs a short one
 		if c.want == codes.DeadlineExceeded {
 			limit = 100 * time.Millisecond
 		}

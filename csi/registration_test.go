@@ -12,7 +12,7 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// registrar stands beside a driver, as the sidecar that registers it does.
+// registrar is the registration sidecar of a driver.
 type registrar struct {
 	registration.UnimplementedRegistrationServer
 	info *registration.PluginInfo
@@ -43,8 +43,8 @@ func (r registrar) serve(t *testing.T, dir, name string) (stop func()) {
 	return stop
 }
 
-// A driver that is registered by a sidecar is known by the name it registers, the sidecar is told so once for each of
-// its lives, and with the sidecar's socket the driver goes.
+// A driver that a sidecar registers is found under the registered name. The sidecar is notified
+// once per start, and the driver is removed with the sidecar's socket.
 func TestRegistration(t *testing.T) {
 	plugins, dir := t.TempDir(), t.TempDir()
 	socket, stopDriver := serve(t, plugins, "a.example.com")
@@ -71,7 +71,7 @@ func TestRegistration(t *testing.T) {
 	stop()
 	stop = side.serve(t, dir, "a.example.com")
 	registered()
-	stopDriver() // and it begins again, as after an update; its sidecar does too
+	stopDriver() // and it starts again, as after an upgrade, with its sidecar
 	stop()
 	serve(t, plugins, "a.example.com")
 	stop = side.serve(t, dir, "a.example.com")
@@ -83,7 +83,7 @@ func TestRegistration(t *testing.T) {
 	}
 }
 
-// Who registers something that cannot be used is told why.
+// An unusable registration is refused with the reason.
 func TestRegistrationRefused(t *testing.T) {
 	plugins := t.TempDir()
 	socket, _ := serve(t, plugins, "a.example.com")
@@ -108,8 +108,8 @@ func TestRegistrationRefused(t *testing.T) {
 	}
 }
 
-// Of two sockets with a driver of one name the first that was found is used, and goes on being used, until it is gone or
-// nobody listens there any more.
+// If two sockets have drivers of the same name, the first one is used until it is removed or no
+// longer responds.
 func TestTwoDriversOfOneName(t *testing.T) {
 	for _, end := range []string{"gone", "dead"} {
 		t.Run(end, func(t *testing.T) {
@@ -119,7 +119,7 @@ func TestTwoDriversOfOneName(t *testing.T) {
 			r.Scan(t.Context())
 			d := r.driverByName("a.example.com")
 			other, _ := serve(t, t.TempDir(), "a.example.com")
-			// In a folder before the first one's, so that it is looked at first.
+			// In a folder that sorts before the first one's.
 			if err := os.Mkdir(filepath.Join(plugins, "0"), 0o755); err != nil {
 				t.Fatal(err)
 			}
@@ -134,7 +134,7 @@ func TestTwoDriversOfOneName(t *testing.T) {
 				}
 			}
 			stop()
-			if end == "dead" { // its socket is left, as after a kill
+			if end == "dead" { // its socket file stays, as after a kill
 				l, err := net.ListenUnix("unix", &net.UnixAddr{Name: first})
 				if err != nil {
 					t.Fatal(err)

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc"
 )
 
-// driver answers what a registry asks.
+// driver responds to the calls of a registry.
 type driver struct {
 	spec.UnimplementedIdentityServer
 	spec.UnimplementedNodeServer
@@ -51,8 +51,8 @@ func serve(t *testing.T, dir, name string) (socket string, stop func()) {
 	return socket, stop
 }
 
-// A driver stays the one it is while its socket is used, touched and made accessible to others; a socket that was
-// made anew is another driver, and one that is gone is none.
+// A driver stays the same while its socket is used, touched, or made accessible to others. A
+// recreated socket is another driver, and a removed socket is none.
 func TestRegistry(t *testing.T) {
 	dir := t.TempDir()
 	r := NewRegistry(RegistryConfig{Plugins: dir})
@@ -100,7 +100,7 @@ func TestRegistry(t *testing.T) {
 			t.Errorf("after %s the driver is another one", what)
 		}
 	}
-	stop() // removes the socket
+	stop() // stop removes the socket
 	serve(t, dir, "a.example.com")
 	r.Scan(t.Context())
 	if again := r.driverByName("a.example.com"); again == nil || again == first || !note() {

@@ -10,12 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Whatever is interrupted is taken in the end, once each and in order; any other error ends it.
+// An interrupted allocation is completed, each part once and in order; any other error ends it.
 func TestAllocatedInPieces(t *testing.T) {
 	type call struct{ at, n int64 }
 	whole, rest := call{0, 2*allocationStep + 5}, call{2 * allocationStep, 5}
 	for name, c := range map[string]struct {
-		answers []error // the last one is that of all that follow
+		answers []error // the last one is repeated
 		want    []call
 		err     error
 	}{
@@ -38,7 +38,7 @@ func TestAllocatedInPieces(t *testing.T) {
 	}
 }
 
-// A file system that keeps its files in memory gives up at every signal, before Linux 6.10: the guest has such a kernel.
+// Before Linux 6.10, tmpfs gives up an allocation at every signal; the guest has such a kernel.
 func TestAllocatedThroughSignals(t *testing.T) {
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=256m"); err != nil {
@@ -56,7 +56,7 @@ func TestAllocatedThroughSignals(t *testing.T) {
 		go func() {
 			defer close(stopped)
 			for range 50_000 {
-				must(t, unix.Tgkill(os.Getpid(), thread, unix.SIGURG)) // as the runtime does to have a thread give way
+				must(t, unix.Tgkill(os.Getpid(), thread, unix.SIGURG)) // as the runtime does to preempt a thread
 				select {
 				case <-ended:
 					return

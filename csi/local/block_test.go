@@ -46,8 +46,8 @@ func (b blocks) unstage() error {
 	return err
 }
 
-// F110: a block device is of the size that was asked for, holds what is written to it whoever published it and whenever
-// the driver ended, grows, is one pod's where it is for one, and leaves no loop device.
+// F110: a block device has the requested size, and keeps its data across publications and driver
+// restarts. It grows, is exclusive to one pod if requested, and leaves no loop device.
 func TestBlockDevice(t *testing.T) {
 	b := blocks{newBench(t, 0), ""}
 	b.staging = filepath.Join(b.dir, "staging")
@@ -98,7 +98,7 @@ func TestBlockDevice(t *testing.T) {
 	if err != nil || len(stats.Usage) != 1 || stats.Usage[0].Total != 32*mib {
 		t.Errorf("stats: %v, %v", stats, err)
 	}
-	l, err := findLoopDevice(b.imageFile("b")) // which opens the device, as who has it open does
+	l, err := findLoopDevice(b.imageFile("b")) // findLoopDevice opens the device, like a user of it
 	must(t, err)
 	for range 2 {
 		must(t, b.unpublish(target))

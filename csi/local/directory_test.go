@@ -23,14 +23,14 @@ import (
 	"keelson.dev/keelson/csi/privatemounts"
 )
 
-// paper are quotas that are written down and hold nothing.
+// paper is a quotaBackend that records quotas without enforcing them.
 type paper struct {
 	mu      sync.Mutex
 	root    string
-	why     error // there are none
+	why     error // why there are no quotas
 	sharing bool
 	limits  map[uint32]int64
-	bearers map[uint64]uint32 // by inode
+	bearers map[uint64]uint32 // project IDs by inode
 }
 
 func newPaper(root string) *paper {
@@ -47,7 +47,7 @@ func (p *paper) setLimit(_ string, id uint32, bytes, _ int64) error {
 	if p.limits[id] = bytes; bytes == 0 {
 		delete(p.limits, id)
 	}
-	return nil // a kernel that counts and does not enforce takes limits as well
+	return nil // a kernel without enforcement accepts limits too
 }
 
 func (p *paper) usageOf(_ string, id uint32) (u projectUsage, err error) {
@@ -93,7 +93,7 @@ func (p *paper) projectIDOf(dir string) (uint32, error) {
 	return p.bearers[st.Sys().(*syscall.Stat_t).Ino], nil
 }
 
-// folders calls a driver for folders, whose quotas are on paper.
+// folders calls a driver for folders with recorded quotas.
 type folders struct {
 	*bench
 	quotas *paper
@@ -123,7 +123,7 @@ func (b *bench) unpublish(id string) error {
 	return err
 }
 
-// wants checks the code of an error, and that it says something.
+// wants checks the code of an error and a part of its message.
 func wants(t *testing.T, what string, err error, code codes.Code, words string) {
 	t.Helper()
 	if status.Code(err) != code || !strings.Contains(fmt.Sprint(err), words) {
@@ -131,7 +131,8 @@ func wants(t *testing.T, what string, err error, code codes.Code, words string) 
 	}
 }
 
-// F110: a class says what its volumes are; what a folder cannot be is refused by name, and nothing is left of it.
+// F110: a class determines the backing of its volumes. A request that a folder cannot satisfy is
+// refused with the reason, and leaves nothing.
 func TestBackings(t *testing.T) {
 	b := newFolders(t, 0)
 	mounts := func(fs string, flags ...string) *spec.VolumeCapability {
@@ -173,7 +174,8 @@ func TestBackings(t *testing.T) {
 	nothingLeft(t, b.cfg.Root)
 }
 
-// Where the disk has no project quotas the claim says which, and what to do, and the scheduler does not count on the node.
+// Without project quotas on the disk, the claim gets the reason and the remedy, and the scheduler
+// does not use the node.
 func TestWithoutProjectQuotas(t *testing.T) {
 	for name, c := range map[string]struct {
 		magic int64
@@ -219,7 +221,7 @@ func TestWithoutProjectQuotas(t *testing.T) {
 	nothingLeft(t, b.cfg.Root)
 }
 
-// F110: whatever the driver had done when it was killed, the same call again brings a folder to where it was to go, and
+// F110: after a driver was killed between any two steps, repeating the call completes a folder, and
 // deleting it leaves neither data nor a quota.
 func TestKilledBetweenStepsOfFolders(t *testing.T) {
 	begun := volumeRecord{Version: recordVersion, Size: 16 * mib, Backing: backingDirectory, Project: firstProject + 5}
@@ -232,7 +234,7 @@ func TestKilledBetweenStepsOfFolders(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		state func(b folders)
-		gone  bool // it was being deleted
+		gone  bool // its deletion had started
 	}{
 		"before anything": {state: func(folders) {}},
 		"record begun":    {state: func(b folders) { must(b.t, b.writeVolume("v", begun)) }},
@@ -307,19 +309,19 @@ func TestKilledBetweenStepsOfFolders(t *testing.T) {
 	}
 }
 
-// Folders and images come and go: no project id is two volumes', nor that of data that are being deleted, nor one that
-// somebody else has; and what is promised is never more than there is.
+// Folders and images are created and deleted. No project ID is used by two volumes, by a volume and
+// the trash, or by a volume and another program, and no more space is reserved than there is.
 func TestProjectsProperty(t *testing.T) {
 	const limit = 200 * mib
 	b := newFolders(t, limit)
-	// Ids collide at every turn: all begin to look at one place.
+	// All searches start at the same project ID, so that collisions are frequent.
 	r := rand.New(rand.NewPCG(3, 4))
 	foreign := map[uint32]bool{}
 	for range 80 {
 		id := fmt.Sprint("v", r.IntN(6))
 		switch r.IntN(5) {
 		case 0, 1, 2:
-			if h := firstProjectCandidate(b.cfg.Root, id); r.IntN(2) == 0 && !foreign[h] { // another program is there already
+			if h := firstProjectCandidate(b.cfg.Root, id); r.IntN(2) == 0 && !foreign[h] { // another program uses the ID
 				if u, _ := b.quotas.usageOf("", h); u.isUnused() {
 					foreign[h] = true
 					must(t, b.quotas.setLimit("", h, 1, 1))
@@ -367,7 +369,7 @@ func TestProjectsProperty(t *testing.T) {
 	}
 }
 
-// Of the disk a folder takes what is not in it yet, or all of it where blocks may be shared.
+// The unused part of a folder is reserved, or its whole size if blocks may be shared.
 func TestRoomOfFolders(t *testing.T) {
 	b := newFolders(t, 100*mib)
 	must(t, b.createDirectory("a", 60*mib))
@@ -393,7 +395,8 @@ func TestRoomOfFolders(t *testing.T) {
 	}
 }
 
-// What is deleted goes in the background, in steps, and on after the driver's end; deleting does not wait for it.
+// The trash is deleted in the background, in steps, and also after a driver restart. DeleteVolume
+// does not wait for it.
 func TestTrash(t *testing.T) {
 	b := newFolders(t, 0)
 	must(t, b.createDirectory("v", 16*mib))
@@ -428,7 +431,7 @@ func TestTrash(t *testing.T) {
 	nothingLeft(t, b.cfg.Root)
 }
 
-// F110: csi-sanity with folders, for which there are no snapshots. It runs once in a process.
+// F110: csi-sanity with folders, which have no snapshots. It runs once in a process.
 func TestSanityOfFolders(t *testing.T) {
 	privatemounts.SkipUnlessPrivate(t)
 	sanityOfFolders(t, "")
@@ -443,7 +446,7 @@ func sanityOfFolders(t *testing.T, root string) {
 	}
 }
 
-// Options that a volume is mounted with stay when a pod has it read-only.
+// The mount options of a volume stay when a pod mounts it read-only.
 func TestOptionsStay(t *testing.T) {
 	b := newFolders(t, 0)
 	careful := &spec.VolumeCapability{AccessMode: writer.AccessMode, AccessType: &spec.VolumeCapability_Mount{
@@ -466,7 +469,7 @@ func TestOptionsStay(t *testing.T) {
 	}
 }
 
-// A record of a later release is left alone, and what it promises is kept free.
+// The record of a later release is left alone, and its space stays reserved.
 func TestLaterRecord(t *testing.T) {
 	b := newFolders(t, 100*mib)
 	must(t, b.writeVolume("v", volumeRecord{Version: recordVersion + 1, Size: 60 * mib, Ready: true, Project: 7}))
@@ -477,8 +480,8 @@ func TestLaterRecord(t *testing.T) {
 	must(t, b.createDirectory("w", 40*mib))
 }
 
-// An id that a record or the trash has is no other's, also where the kernel knows nothing of it (yet, or any more); one
-// that the kernel knows of neither.
+// A project ID in a record or in the trash is not used again, even if the kernel has no quota for
+// it. Neither is an ID that only the kernel has.
 func TestProjectsThatAreTaken(t *testing.T) {
 	b := newFolders(t, 0)
 	first := firstProjectCandidate(b.cfg.Root, "v")

@@ -13,14 +13,14 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// ownDisk gives the driver a disk of its own, of a size.
+// ownDisk gives the driver a disk of its own with a size.
 func (b *bench) ownDisk(size string) {
 	b.t.Helper()
 	must(b.t, unix.Mount("tmpfs", b.cfg.Root, "tmpfs", 0, "size="+size))
 	b.t.Cleanup(func() { _ = unix.Unmount(b.cfg.Root, unix.MNT_DETACH) })
 }
 
-// says checks the code and a part of the words of an answer.
+// says checks the code and a part of the message of an error.
 func says(t *testing.T, what string, err error, code codes.Code, words string) {
 	t.Helper()
 	if status.Code(err) != code || !strings.Contains(err.Error(), words) {
@@ -28,8 +28,9 @@ func says(t *testing.T, what string, err error, code codes.Code, words string) {
 	}
 }
 
-// F110: while the disk of the volumes is read-only every call that would write says so and what helps, a node is not counted on
-// for new volumes, nothing of what is there is lost, and all goes on when the disk is writable again.
+// F110: while the disk of the volumes is read-only, every call that would write returns the reason
+// and the remedy, and the node has no capacity. Nothing is lost, and all calls work again after the
+// disk is writable.
 func TestReadOnlyDisk(t *testing.T) {
 	b := newBench(t, 0)
 	b.ownDisk("200m")
@@ -48,8 +49,8 @@ func TestReadOnlyDisk(t *testing.T) {
 	says(t, "asked for its room", err, codes.FailedPrecondition, why)
 	_, err = b.CreateSnapshot(t.Context(), &spec.CreateSnapshotRequest{Name: "s", SourceVolumeId: "v"})
 	says(t, "taking a snapshot", err, codes.ResourceExhausted, why)
-	must(t, b.create("v", 16*mib)) // which is there
-	must(t, b.stage("v"))          // which is staged
+	must(t, b.create("v", 16*mib)) // it exists
+	must(t, b.stage("v"))          // it is staged
 	must(t, b.unstage("v"))
 	says(t, "staging one", b.stage("v"), codes.Internal, why)
 	must(t, unix.Unmount(b.cfg.Root, 0))
@@ -66,14 +67,14 @@ func TestReadOnlyDisk(t *testing.T) {
 	nothingLeft(t, b.cfg.Root)
 }
 
-// F110: where others have filled the disk, new volumes and growth are ResourceExhausted, what was promised is taken back, and
-// who asks for less has what there is.
+// F110: if other files have filled the disk, creation and expansion return ResourceExhausted,
+// reservations are undone, and a smaller request succeeds.
 func TestFullDisk(t *testing.T) {
 	b := newBench(t, 0)
 	b.ownDisk("64m")
 	must(t, b.create("v", 16*mib))
 	others := filepath.Join(b.cfg.Root, "others")
-	fill := func() { // but for what a record takes
+	fill := func() { // except the space for a record
 		if err := os.WriteFile(others, make([]byte, 64*mib), 0o600); !errors.Is(err, unix.ENOSPC) {
 			t.Fatalf("filling the disk: %v", err)
 		}
@@ -87,7 +88,7 @@ func TestFullDisk(t *testing.T) {
 	if res, err := b.GetCapacity(t.Context(), &spec.GetCapacityRequest{}); err != nil || res.AvailableCapacity != 0 {
 		t.Errorf("its room is %v, %v", res, err)
 	}
-	// Promised while there was room, and the driver ended before it had taken that.
+	// Reserved while there was space; the driver stopped before the allocation.
 	r, _, err := b.readVolume("v")
 	must(t, err)
 	r.Size = 32 * mib
@@ -98,7 +99,7 @@ func TestFullDisk(t *testing.T) {
 	if st, err := os.Stat(b.imageFile("v")); err != nil || st.Size() != 16*mib {
 		t.Errorf("its file has %v bytes, %v", st.Size(), err)
 	}
-	must(t, b.expand("v", 16*mib)) // the user asks for what it has
+	must(t, b.expand("v", 16*mib)) // the user requests the current size
 	if r, _, err := b.readVolume("v"); err != nil || r.Size != 16*mib {
 		t.Errorf("what is promised is %+v, %v", r, err)
 	}
@@ -107,7 +108,8 @@ func TestFullDisk(t *testing.T) {
 	must(t, b.delete("v"))
 }
 
-// F110: a volume that its pods could never mount is not made: the claim says which option of the class is wrong.
+// F110: a volume with an invalid mount option is not created. The claim gets the option of the
+// class that is wrong.
 func TestMountOptionsAreJudgedEarly(t *testing.T) {
 	b := newBench(t, 0)
 	b.ownDisk("64m")

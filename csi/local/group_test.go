@@ -24,7 +24,7 @@ func (b *bench) dropTogether(id string, snapshots ...string) error {
 	return err
 }
 
-// stageAt stages a volume in a folder of its own, until the test ends.
+// stageAt stages a volume in a folder of its own until the test ends.
 func (b *bench) stageAt(id string) (at string) {
 	b.t.Helper()
 	at = filepath.Join(b.dir, "staged-"+id)
@@ -41,8 +41,9 @@ func (b *bench) unstageAt(id string) {
 	must(b.t, err)
 }
 
-// F110: the copies of a group are of one moment: whoever writes to one volume and then to another finds the second no newer
-// than the first, in any number of groups taken meanwhile, and never more than one behind.
+// F110: the copies of a group have one moment. If a program writes to one volume and then to
+// another, the copy of the second is never newer than that of the first, and at most one write
+// behind.
 func TestGroupIsOfOneMoment(t *testing.T) {
 	b := newBench(t, 0)
 	volumes := []string{"va", "vb", "vc"}
@@ -51,7 +52,7 @@ func TestGroupIsOfOneMoment(t *testing.T) {
 		must(t, b.create(v, 20*mib))
 		at[v] = b.stageAt(v)
 	}
-	// Not in the order in which they are held still.
+	// Not in the order in which they are frozen.
 	stop := counting(t, filepath.Join(at["vc"], "count"), filepath.Join(at["va"], "count"), filepath.Join(at["vb"], "count"))
 	var groups []*spec.VolumeGroupSnapshot
 	for i := range 4 {
@@ -91,7 +92,7 @@ func TestGroupIsOfOneMoment(t *testing.T) {
 	}
 }
 
-// A group is found again by its name, goes as a whole, and what was made of it stays.
+// A group is found by its name and deleted as a whole. Volumes created from it stay.
 func TestGroupOfSnapshots(t *testing.T) {
 	b := newBench(t, 0)
 	must(t, errors.Join(b.create("v1", 16*mib), b.create("v2", 20*mib)))
@@ -141,7 +142,7 @@ func TestGroupOfSnapshots(t *testing.T) {
 	nothingLeft(t, b.cfg.Root)
 }
 
-// A group for which there is no room leaves nothing: neither what of it had room, nor what it was promised.
+// A group without enough space leaves nothing: neither its first snapshots nor its reservations.
 func TestGroupWithoutRoom(t *testing.T) {
 	b := newBench(t, 64*mib)
 	must(t, errors.Join(b.create("v1", 20*mib), b.create("v2", 20*mib)))
@@ -156,7 +157,8 @@ func TestGroupWithoutRoom(t *testing.T) {
 	nothingLeft(t, b.cfg.Root)
 }
 
-// Whatever a driver had done of a group when it was killed, the same call again completes it, and deleting leaves nothing.
+// After a driver was killed between any two steps, repeating the call completes a group, and
+// deleting it leaves nothing.
 func TestGroupKilledBetweenSteps(t *testing.T) {
 	of := []string{"v1", "v2"}
 	begin := func(b *bench, members int) {

@@ -23,7 +23,7 @@ import (
 var writer = &spec.VolumeCapability{AccessType: &spec.VolumeCapability_Mount{Mount: &spec.VolumeCapability_MountVolume{}},
 	AccessMode: &spec.VolumeCapability_AccessMode{Mode: spec.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}}
 
-// nothingLeft checks that no volume, and nothing of one, is below a root.
+// nothingLeft checks that there are no volumes, and no parts of volumes, below a root.
 func nothingLeft(t *testing.T, root string) {
 	t.Helper()
 	if err := filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
@@ -47,7 +47,7 @@ func newBench(t *testing.T, limit int64) *bench {
 	privatemounts.SkipUnlessPrivate(t)
 	b := &bench{t: t, dir: t.TempDir()}
 	b.again(limit)
-	t.Cleanup(func() { // a test that failed leaves mounts, which would keep its folder
+	t.Cleanup(func() { // mounts of a failed test would keep its folder
 		for _, at := range []string{"staging", "target"} {
 			_ = unmountAll(filepath.Join(b.dir, at))
 		}
@@ -55,7 +55,7 @@ func newBench(t *testing.T, limit int64) *bench {
 	return b
 }
 
-// again is a driver after the end of the one before.
+// again replaces the driver, as after a restart.
 func (b *bench) again(limit int64) {
 	var q quotaBackend
 	if b.Driver != nil {
@@ -95,7 +95,7 @@ func (b *bench) delete(id string) error {
 	return err
 }
 
-// canGrow says that the tests may grow mounted file systems.
+// canGrow reports whether the tests may grow mounted file systems.
 func canGrow(t *testing.T) bool {
 	b, err := os.ReadFile("/proc/self/status")
 	must(t, err)
@@ -106,7 +106,7 @@ func canGrow(t *testing.T) bool {
 	return mask&(1<<unix.CAP_SYS_RESOURCE) != 0
 }
 
-// F110: a volume has the size that was asked for and no more, is empty at first, and any user may write to it.
+// F110: a volume has exactly the requested size, is initially empty, and is writable for any user.
 func TestSizeIsKeptTo(t *testing.T) {
 	b := newBench(t, 0)
 	must(t, b.create("v", 20*mib))
@@ -146,7 +146,7 @@ func TestSizeIsKeptTo(t *testing.T) {
 	nothingLeft(t, b.cfg.Root)
 }
 
-// A mounted volume grows under its user; what is not mounted grows when it is.
+// A mounted volume grows while it is used; other volumes grow with the next mount.
 func TestVolumesGrow(t *testing.T) {
 	b := newBench(t, 0)
 	must(t, b.create("v", 20*mib))
@@ -182,7 +182,7 @@ func TestVolumesGrow(t *testing.T) {
 	must(t, b.delete("v"))
 }
 
-// No volume is promised what others have, and what is full says so.
+// No space is reserved twice, and a full disk is reported.
 func TestRoom(t *testing.T) {
 	b := newBench(t, 100*mib)
 	must(t, b.create("a", 60*mib))
@@ -208,7 +208,7 @@ func TestRoom(t *testing.T) {
 	nothingLeft(t, b.cfg.Root)
 }
 
-// Where mkfs.ext4 is missing, the claim's event says what to install, and nothing is left.
+// If mkfs.ext4 is missing, the claim's event contains the remedy, and nothing is left.
 func TestWithoutTools(t *testing.T) {
 	b := newBench(t, 0)
 	t.Setenv("PATH", t.TempDir())
@@ -218,13 +218,13 @@ func TestWithoutTools(t *testing.T) {
 	nothingLeft(t, b.cfg.Root)
 }
 
-// A file system that was damaged is mended as far as nothing is lost, and refused beyond that.
+// A damaged file system is repaired if no data are lost, and refused otherwise.
 func TestDamaged(t *testing.T) {
 	b := newBench(t, 0)
 	must(t, b.create("v", 20*mib))
 	f, err := os.OpenFile(b.imageFile("v"), os.O_RDWR, 0)
 	must(t, err)
-	_, err = f.WriteAt(make([]byte, 8192), 0) // the superblock and what describes the groups
+	_, err = f.WriteAt(make([]byte, 8192), 0) // the superblock and the group descriptors
 	must(t, errors.Join(err, f.Close()))
 	if err := b.stage("v"); err == nil {
 		t.Error("a volume without its superblock is staged")
@@ -235,8 +235,8 @@ func TestDamaged(t *testing.T) {
 	must(t, b.delete("v"))
 }
 
-// Whatever the driver had done when it was killed, the same call again brings the volume to where it was to go, and
-// deleting it leaves nothing. Each state is what is on disk between two steps.
+// After a driver was killed between any two steps, repeating the call completes a volume, and
+// deleting it leaves nothing. Each state is the disk between two steps.
 func TestKilledBetweenSteps(t *testing.T) {
 	states := map[string]func(b *bench){
 		"before anything":         func(*bench) {},
@@ -293,7 +293,8 @@ func (b *bench) half(size int64) {
 	must(b.t, os.WriteFile(b.imageFile("v"), []byte("half"), 0o600))
 }
 
-// Many volumes come and go, some in use: what is promised is never more than there is, and at the end nothing is left.
+// Many volumes are created and deleted, some while in use: no more space is reserved than there is,
+// and nothing is left at the end.
 func TestVolumesProperty(t *testing.T) {
 	const limit = 120 * mib
 	b := newBench(t, limit)

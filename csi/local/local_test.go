@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 	privatemounts.Main(m)
 }
 
-// serve runs a driver until the test ends, or stop is called.
+// serve runs a driver until the test ends or stop is called.
 func serve(t *testing.T, root, socket string) (stop func()) {
 	d := New(Config{Root: root, Socket: socket, NodeID: "w1", KeepFree: reservedspace.Bytes(mib)})
 	if os.Getenv(sanityBacking) != "" && os.Getenv(sanityRoot) == "" {
@@ -76,7 +76,7 @@ func serveOn(t *testing.T, d *Driver) (stop func()) {
 	return stop
 }
 
-// waitGone waits until there is no file of a name.
+// waitGone waits until a file no longer exists.
 func waitGone(t *testing.T, path string) error {
 	return wait.For(t.Context(), time.Millisecond, func() error {
 		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
@@ -102,7 +102,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// F110: NodeStage and NodePublish are called through the socket, each twice; data outlive the pod and the driver.
+// F110: NodeStage and NodePublish are called through the socket, each twice. Data outlive the pod
+// and the driver.
 func TestStagePublish(t *testing.T) {
 	privatemounts.SkipUnlessPrivate(t)
 	dir := t.TempDir()
@@ -129,7 +130,7 @@ func TestStagePublish(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(ro.TargetPath, "x"), nil, 0o600); !errors.Is(err, unix.EROFS) {
 		t.Errorf("writing to a read-only volume: %v", err)
 	}
-	// The driver is killed and comes back: it finds what it did.
+	// The driver is killed and restarted: it finds its earlier state.
 	stop()
 	serve(t, filepath.Join(dir, "volumes"), socket)
 	reg.Scan(t.Context())
@@ -202,7 +203,7 @@ func TestCreateDelete(t *testing.T) {
 	}
 }
 
-// registrar is what stands beside third-party drivers.
+// registrar is the registration sidecar of a third-party driver.
 type registrar struct {
 	registration.UnimplementedRegistrationServer
 	endpoint string

@@ -19,16 +19,18 @@ import (
 	"keelson.dev/keelson/csi/privatemounts"
 )
 
-// needsQuotas says that the kernel is one that has project quotas, so that the tests which need them are not skipped.
+// needsQuotas is set if the kernel has project quotas, so that tests which need them are not
+// skipped.
 const needsQuotas = "KEELSON_NEEDS_QUOTAS"
 
-// asPod is set in a process that writes as a program in a pod does: NAME SIZE, without CAP_SYS_RESOURCE.
+// asPod is set in a process that writes like a program in a pod: NAME SIZE, without
+// CAP_SYS_RESOURCE.
 const asPod = "KEELSON_TEST_AS_POD"
 
-// diskSize is what mkfs.xfs calls the least.
+// diskSize is the minimum size for mkfs.xfs.
 const diskSize = 320 * mib
 
-// quotaDisk mounts a new file system with an option at a folder of its own.
+// quotaDisk mounts a new file system with an option in a folder of its own.
 func quotaDisk(t *testing.T, kind, option string) (at string) {
 	t.Helper()
 	privatemounts.SkipUnlessPrivate(t)
@@ -68,7 +70,7 @@ func mountDisk(t *testing.T, image, at, kind, option string) {
 	}
 }
 
-// newOn is a driver with volumes on a disk.
+// newOn returns a driver with volumes on a disk.
 func newOn(t *testing.T, at string, limit int64) *bench {
 	b := newBench(t, limit)
 	b.cfg.Root = filepath.Join(at, "volumes")
@@ -76,7 +78,7 @@ func newOn(t *testing.T, at string, limit int64) *bench {
 	return b
 }
 
-// writeAsPod has a program like one in a pod write a file; its error is the program's.
+// writeAsPod writes a file in a process with the rights of a pod, and returns its error.
 func writeAsPod(t *testing.T, path string, size int64) error {
 	t.Helper()
 	c := exec.Command("/proc/self/exe", "-test.run=^TestWriteAsPod$")
@@ -93,18 +95,18 @@ func writeAsPod(t *testing.T, path string, size int64) error {
 	return fmt.Errorf("%w: %s", err, out)
 }
 
-// TestWriteAsPod is no test but what writeAsPod runs.
+// TestWriteAsPod is the process of writeAsPod and not a test.
 func TestWriteAsPod(t *testing.T) {
 	var path string
 	var size int64
 	if _, err := fmt.Sscan(os.Getenv(asPod), &path, &size); err != nil {
 		t.Skip("it is run by others")
 	}
-	dir, err := unix.Open(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY, 0) // the way there is root's
+	dir, err := unix.Open(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY, 0) // only root may open the path
 	must(t, err)
 	must(t, unix.Setgroups(nil))
 	must(t, unix.Setresgid(1000, 1000, 1000))
-	must(t, unix.Setresuid(1000, 1000, 1000)) // which takes all capabilities
+	must(t, unix.Setresuid(1000, 1000, 1000)) // this drops all capabilities
 	fd, err := unix.Openat(dir, filepath.Base(path), unix.O_CREAT|unix.O_WRONLY, 0o600)
 	must(t, err)
 	f := os.NewFile(uintptr(fd), path)
@@ -116,8 +118,8 @@ func TestWriteAsPod(t *testing.T) {
 	must(t, f.Close())
 }
 
-// F110: the kernel holds a folder to the size that was asked for, tells it as its size, has it grow under its writers, and
-// holds none where its file system is mounted without quotas.
+// F110: the kernel enforces the size of a folder and reports it as the size of the file system. It
+// grows while it is used. Without quotas on the file system, nothing is enforced.
 func TestProjectQuotas(t *testing.T) {
 	for _, kind := range []string{"ext4", "xfs"} {
 		t.Run(kind, func(t *testing.T) { projectQuotas(t, newOn(t, quotaDisk(t, kind, "prjquota"), 0), kind) })
@@ -176,7 +178,7 @@ func projectQuotas(t *testing.T, b *bench, kind string) {
 	if u, err := b.quotas.usageOf(b.cfg.Root, rw.Project); u.bytes > 64<<10 || !u.limited || err != nil {
 		t.Errorf("the other volume: %+v, %v", u, err)
 	}
-	// A driver that has another folder on the same disk takes no id of this one's.
+	// A driver with another folder on the same disk uses other project IDs.
 	other := newOn(t, b.cfg.Root, 0)
 	must(t, other.createDirectory("v", 16*mib))
 	if ro, _, err := other.readVolume("v"); ro.Project == rv.Project || ro.Project == rw.Project || err != nil {
@@ -192,7 +194,7 @@ func projectQuotas(t *testing.T, b *bench, kind string) {
 	nothingLeft(t, b.cfg.Root)
 }
 
-// falls waits until a project uses as little as it is to: XFS takes files that were removed off their project some time later.
+// falls waits until the usage of a project is low enough. XFS releases removed files with a delay.
 func (b *bench) falls(t *testing.T, project uint32, enough func(projectUsage) bool) {
 	t.Helper()
 	tick := time.NewTicker(10 * time.Millisecond)
@@ -209,7 +211,8 @@ func (b *bench) falls(t *testing.T, project uint32, enough func(projectUsage) bo
 	}
 }
 
-// A disk that comes back without its quotas has no volume staged whose size nobody would hold; the data are left.
+// If a disk has lost its quotas, no volume is staged, because its size would not be enforced. The
+// data stay.
 func TestQuotasGone(t *testing.T) {
 	for _, kind := range []string{"ext4", "xfs"} {
 		t.Run(kind, func(t *testing.T) {
@@ -252,7 +255,7 @@ func TestQuotasGone(t *testing.T) {
 	}
 }
 
-// F110: csi-sanity with folders that the kernel holds to their sizes.
+// F110: csi-sanity with folders whose size the kernel enforces.
 func TestSanityOfQuotas(t *testing.T) {
 	sanityOfFolders(t, filepath.Join(quotaDisk(t, "ext4", "prjquota"), "volumes"))
 }

@@ -10,13 +10,14 @@ import (
 	"keelson.dev/keelson/csi/privatemounts"
 )
 
-// sanityAccess says as what volumes are wanted: "mount" or "block".
+// sanityAccess is the access type of the volumes: "mount" or "block".
 const sanityAccess = "KEELSON_TEST_SANITY_ACCESS"
 
-// sanityBacking is the backing that the class of the volumes has, and sanityRoot the folder of the driver's volumes.
+// sanityBacking is the backing of the class of the volumes, and sanityRoot the folder of the
+// driver's volumes.
 const sanityBacking, sanityRoot = "KEELSON_TEST_SANITY_BACKING", "KEELSON_TEST_SANITY_ROOT"
 
-// F110: what the authors of CSI ask of every driver (csi-sanity), whole.
+// F110: the complete csi-sanity suite of the CSI project.
 func TestSanity(t *testing.T) {
 	privatemounts.SkipUnlessPrivate(t)
 	dir := t.TempDir()

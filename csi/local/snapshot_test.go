@@ -45,7 +45,7 @@ func (b *bench) createOf(id string, size int64, s *spec.VolumeContentSource) (*s
 	return res.GetVolume(), err
 }
 
-// write puts a text into a file of a volume, which is staged for that.
+// write writes a text to a file of a volume, which is staged for that.
 func (b *bench) write(id, name, text string) {
 	b.t.Helper()
 	must(b.t, b.stage(id))
@@ -62,14 +62,15 @@ func (b *bench) reads(id, name, want string) {
 	must(b.t, b.unstage(id))
 }
 
-// F110: a snapshot holds what a volume held while it is written to, volumes begin with it, larger ones too, and neither
-// depends on the other any more. A clone is one of a volume in use.
+// F110: a snapshot has the content of a volume while it is written to. Volumes, also larger ones,
+// are created from it, and both are independent afterwards. A clone is created from a volume in
+// use.
 func TestSnapshotAndClone(t *testing.T) {
 	b := newBench(t, 0)
 	must(t, b.create("v", 20*mib))
 	must(t, b.stage("v"))
 	at := filepath.Join(b.dir, "staging")
-	must(t, os.WriteFile(filepath.Join(at, "data"), []byte("then"), 0o600)) // in the page cache alone
+	must(t, os.WriteFile(filepath.Join(at, "data"), []byte("then"), 0o600)) // only in the page cache
 	for range 2 {
 		s, err := b.snap("s", "v")
 		if err != nil {
@@ -103,7 +104,7 @@ func TestSnapshotAndClone(t *testing.T) {
 	nothingLeft(t, b.cfg.Root)
 }
 
-// What is no source, is another one, or has no room, is refused by its name.
+// An invalid or different source, and a lack of space, are refused with the name of the source.
 func TestSnapshotRefusals(t *testing.T) {
 	b := newBench(t, 60*mib)
 	must(t, b.create("v", 20*mib))
@@ -141,8 +142,8 @@ func TestSnapshotRefusals(t *testing.T) {
 	}
 }
 
-// Whatever a driver had done of a snapshot or of a restore when it was killed, the same call again completes it, and
-// deleting leaves nothing.
+// After a driver was killed between any two steps, repeating the call completes a snapshot or a
+// restore, and deleting it leaves nothing.
 func TestSnapshotKilledBetweenSteps(t *testing.T) {
 	half := func(b *bench, path string) {
 		must(b.t, os.MkdirAll(filepath.Dir(path), 0o700))
@@ -215,7 +216,8 @@ func TestSnapshotKilledBetweenSteps(t *testing.T) {
 	}
 }
 
-// A file system is thawed by its guard when its freezer is killed, by the freezer otherwise.
+// A file system is thawed by its guard if the freezing process is killed, and by that process
+// otherwise.
 func TestGuardThaws(t *testing.T) {
 	b := newBench(t, 0)
 	must(t, b.create("v", 20*mib))
@@ -231,12 +233,12 @@ func TestGuardThaws(t *testing.T) {
 	must(t, c.Start())
 	var none int32
 	must(t, ioctlPointer(dir, ioctlFreeze, &none))
-	must(t, errors.Join(in.Close(), out.Close())) // as the end of the driver closes it
+	must(t, errors.Join(in.Close(), out.Close())) // like the exit of the driver
 	must(t, c.Wait())
 	if err := thawFileSystem(dir); !errors.Is(err, unix.EINVAL) {
 		t.Errorf("the file system was frozen after its freezer's end (%v)", err)
 	}
-	// Thawed meanwhile, the copy is not believed.
+	// If it was thawed meanwhile, the copy is discarded.
 	err = b.withFrozen(t.Context(), at, func(context.Context) error { return thawFileSystem(dir) })
 	if err == nil || !strings.Contains(err.Error(), "did not stay frozen") {
 		t.Errorf("a copy of what did not stay frozen: %v", err)
@@ -245,8 +247,8 @@ func TestGuardThaws(t *testing.T) {
 	must(t, b.unstage("v"))
 }
 
-// counting has somebody write one number after the other, each into all files in turn, until stop. It returns when some are
-// there.
+// counting writes increasing numbers to all files in turn until stop is called. It returns after
+// the first numbers.
 func counting(t *testing.T, files ...string) (stop func()) {
 	count := func(file string, n int) {
 		f, err := os.OpenFile(file, os.O_CREATE|os.O_RDWR, 0o600)
@@ -275,8 +277,8 @@ func counting(t *testing.T, files ...string) (stop func()) {
 	return func() { close(enough); <-done }
 }
 
-// A copy is what its source was at one moment: whoever writes two files one after the other finds in it the second no
-// newer than the first.
+// A copy has the content of one moment. If a program writes two files one after the other, the copy
+// of the second is never newer than that of the first.
 func TestSnapshotIsOfOneMoment(t *testing.T) {
 	b := newBench(t, 0)
 	must(t, b.create("v", 32*mib))
@@ -308,7 +310,7 @@ func TestSnapshotIsOfOneMoment(t *testing.T) {
 	}
 }
 
-// Files become alike, whatever holes they have; what is empty in both stays so.
+// Files become equal whatever holes they have; what is a hole in both stays a hole.
 func TestAlike(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 20 {
@@ -349,7 +351,7 @@ func TestAlike(t *testing.T) {
 	}
 }
 
-// A call that ends before its copy leaves it to be finished; who asks again waits for the same.
+// A call that ends before its copy does not stop it. A repeated call waits for the same copy.
 func TestCopiesOutliveCalls(t *testing.T) {
 	var j jobSet
 	hold, runs := make(chan struct{}), 0
