@@ -18,11 +18,12 @@ import (
 
 var row = regexp.MustCompile("(?m)^\\| `(/[^`]*)` \\| ([0-7]{4}) \\| both \\|")
 
-// system are folders that every machine has: the package brings none of its own rights to them.
+// system are folders that every machine has; the package does not set their modes.
 var system = map[string]bool{"/": true, "/etc": true, "/opt": true, "/usr": true, "/usr/bin": true, "/usr/lib": true, "/usr/lib/systemd": true, "/usr/lib/systemd/system": true}
 
-// What the package and the tarball bring has the modes and the owner that docs/reference/files.md says, in a table of which deploy/install
-// asks the same of install.sh; and the package brings nothing that the table does not name.
+// The files of the package and the tarball have the modes and owners in docs/reference/files.md.
+// deploy/install checks the same table for install.sh. The package contains nothing that the table
+// does not list.
 func TestModesOfWhatIsPacked(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/reference/files.md")
 	if err != nil {
@@ -54,7 +55,8 @@ func TestModesOfWhatIsPacked(t *testing.T) {
 		if h.Typeflag == tar.TypeReg && !ok && at != "/install.sh" && at != "/uninstall.sh" {
 			t.Errorf("the tarball brings %s, which docs/reference/files.md does not name", at)
 		}
-		// install.sh gives them the modes of the table; nobody but who unpacks may write to them before.
+		// install.sh sets the modes of the table. Before that, only the user who unpacks the
+		// tarball may write to the files.
 		if h.Typeflag == tar.TypeReg && ok && h.Mode != mode || h.Mode&0o022 != 0 || h.Uid != 0 || h.Gid != 0 {
 			t.Errorf("%s of the tarball has mode %04o of %d:%d, and docs/reference/files.md says %04o", at, h.Mode, h.Uid, h.Gid, mode)
 		}
@@ -90,7 +92,7 @@ func TestModesOfWhatIsPacked(t *testing.T) {
 	}
 }
 
-// each reads a tar archive.
+// each calls see for each entry of a tar archive.
 func each(t *testing.T, from io.Reader, see func(*tar.Header)) {
 	t.Helper()
 	for r := tar.NewReader(from); ; {

@@ -10,11 +10,12 @@ import (
 	"testing"
 )
 
-// How scripts/dist builds keelson-oci: its tags and the linker's flags.
+// The command line of keelson-oci's build in scripts/dist, with tags and linker flags.
 var ofOCI = regexp.MustCompile(`build -tags (\S+) -ldflags '([^']*)' -o "\$to/keelson-oci" (\S+)`)
 
-// keelson-oci is the same wherever the checkout lies. For another architecture scripts/dist names folders below the checkout to the
-// compiler of C, and cgo writes those for the linker into what it makes, which -trimpath leaves as it is.
+// keelson-oci is identical wherever the checkout is. For another architecture, scripts/dist passes
+// folders below the checkout to the C compiler. cgo writes these paths into its output, and
+// -trimpath does not remove them.
 func TestOCIIsReproducible(t *testing.T) {
 	for program, why := range map[string]string{"gcc": "which compiles what of keelson-oci is C", "pkg-config": "which finds libseccomp"} {
 		if _, err := exec.LookPath(program); err != nil {
@@ -55,7 +56,8 @@ func TestOCIIsReproducible(t *testing.T) {
 	}
 }
 
-// scripts/dist asks the compiler for the C library that it links: the version is that which this machine's says of itself.
+// scripts/dist reads the version of the linked C library from the compiler; it equals the version
+// that this machine's library reports.
 func TestVersionOfGlibc(t *testing.T) {
 	want, err := exec.Command("getconf", "GNU_LIBC_VERSION").Output()
 	if _, missing := exec.LookPath("gcc"); err != nil || missing != nil {
@@ -66,7 +68,7 @@ func TestVersionOfGlibc(t *testing.T) {
 		t.Fatal(err)
 	}
 	function := regexp.MustCompile(`(?ms)^glibc\(\) \{.*?^\}$`).Find(script)
-	for compiler, want := range map[string]string{"gcc": strings.TrimPrefix(string(want), "glibc "), "echo": ""} { // echo knows no library
+	for compiler, want := range map[string]string{"gcc": strings.TrimPrefix(string(want), "glibc "), "echo": ""} { // echo is not a compiler
 		said, err := exec.Command("bash", "-euo", "pipefail", "-c", string(function)+"\nglibc "+compiler).Output()
 		if string(said) != want || (err == nil) != (want != "") {
 			t.Errorf("%s: %q, %v, want %q", compiler, said, err, want)

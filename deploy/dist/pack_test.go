@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// built is a release as 'make dist' has it before packing: programs that Go has built, whenever they were written.
+// built returns a release before packaging: programs that Go has built, with a modification time.
 func built(t *testing.T, written time.Time) *release {
 	t.Helper()
 	dir := t.TempDir()
@@ -41,7 +41,7 @@ func built(t *testing.T, written time.Time) *release {
 	return r
 }
 
-// goAt runs the go command in a folder, and says what it said.
+// goAt runs the go command in a folder and returns its output.
 func goAt(t *testing.T, dir string, args ...string) string {
 	t.Helper()
 	cmd := exec.Command("go", args...)
@@ -55,7 +55,7 @@ func goAt(t *testing.T, dir string, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// packed is what packing makes, by name.
+// packed returns the packaged files by name.
 func packed(t *testing.T, r *release) map[string][]byte {
 	t.Helper()
 	if err := r.pack(); err != nil {
@@ -77,7 +77,7 @@ func packed(t *testing.T, r *release) map[string][]byte {
 	return all
 }
 
-// The same commit gives the same bytes: in other folders, and built at another time.
+// The same commit gives the same bytes in another folder and at another build time.
 func TestPackingIsReproducible(t *testing.T) {
 	first, second := packed(t, built(t, time.Unix(1, 0))), packed(t, built(t, time.Unix(1800000000, 0)))
 	if len(first) != 5 || len(second) != 5 {
@@ -127,7 +127,7 @@ func TestWhatIsPacked(t *testing.T) {
 	}
 	has("the package", run("dpkg-deb", "-c", r.name()+".deb"), "./usr/bin/keelson-agent", "./opt/cni/bin/bridge", "./usr/lib/keelson/uninstall.sh", "-rw------- root/root")
 	has("the package", run("dpkg-deb", "-I", r.name()+".deb", "control"), "Version: 1.2.3+4+gabc\n", "Architecture: arm64\n", "Depends: nftables\n")
-	// Which of them runs when is dpkg's: what stands in the folder is what is packed.
+	// dpkg decides which script runs when; the scripts in the folder are packaged unchanged.
 	for _, script := range []string{"preinst", "postinst", "prerm", "postrm"} {
 		want, err := os.ReadFile(filepath.Join("..", "install", "deb", script))
 		if err != nil {
@@ -151,7 +151,7 @@ func TestVersionsOfThePackage(t *testing.T) {
 	}
 }
 
-// dpkg orders the packages of a release's versions as people do: builds of development by the time of their commits, then
+// dpkg orders the versions of a release: development builds by the time of their commits, then
 // prereleases, then the release.
 func TestVersionsOfThePackageAreOrdered(t *testing.T) {
 	if _, err := exec.LookPath("dpkg"); err != nil {

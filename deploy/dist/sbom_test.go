@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// parts are a list of parts as somebody reads it who looks for what a program holds.
+// parts is the bill of materials as a reader would use it to find what a program contains.
 type parts struct {
 	Components   []struct{ Name, Version, Purl string }
 	Dependencies []struct {
@@ -42,11 +42,11 @@ func (p *parts) of(t *testing.T, ref string) []string {
 	return nil
 }
 
-// Every program of a release is in the list, with all that somebody may find a fault in: the modules that it is built from, the
-// one of its own code too where that is not Keelson's; and the libraries of C.
+// The bill of materials has every program of a release with everything it is built from: its
+// modules, its own module if that is not Keelson's, and C libraries.
 func TestListOfParts(t *testing.T) {
 	r := built(t, time.Now())
-	self, err := os.Executable() // it has dependencies, and a module of Keelson's
+	self, err := os.Executable() // it has dependencies and a module of Keelson's
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +94,7 @@ func TestListOfParts(t *testing.T) {
 	}
 }
 
-// What is not known of a release's programs is not left out without a word.
+// Unknown content of a program is an error and not omitted.
 func TestListOfPartsIsWhole(t *testing.T) {
 	linked := func(l string) func(*release) { return func(r *release) { r.linked = []string{l} } }
 	image := func(content string) func(*release) {

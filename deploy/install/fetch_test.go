@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// real has the machine find a program of this one, by a name.
+// real makes a program of this machine available under a name.
 func (m *machine) real(program, name string) {
 	m.t.Helper()
 	path, err := exec.LookPath(program)
@@ -22,7 +22,7 @@ func (m *machine) real(program, name string) {
 	}
 }
 
-// bounded is a copy of install.sh that has other bounds for what it fetches.
+// bounded returns a copy of install.sh with other download limits.
 func bounded(t *testing.T, bounds ...string) string {
 	t.Helper()
 	raw, err := os.ReadFile("install.sh")
@@ -43,12 +43,12 @@ func bounded(t *testing.T, bounds ...string) string {
 	return path
 }
 
-// A release comes from a server by whatever program the machine has for that. What is no release, too large or never ends is an
-// error that names it, and leaves nothing.
+// A release is downloaded with whichever program the machine has. A download that is not a release,
+// is too large, or never ends is an error that names it, and leaves nothing.
 func TestAReleaseIsFetched(t *testing.T) {
 	const tarball, sums = "/keelson-v1-linux-amd64.tar.gz", "/SHA256SUMS"
 	endless := func(w http.ResponseWriter, _ *http.Request) {
-		piece := make([]byte, 1<<16) // of no length that the client is told
+		piece := make([]byte, 1<<16) // without a content length
 		for range 1 << 10 {
 			if _, err := w.Write(piece); err != nil {
 				return
@@ -67,7 +67,7 @@ func TestAReleaseIsFetched(t *testing.T) {
 		name   string
 		wrong  map[string]http.HandlerFunc
 		bounds []string
-		want   string // an error, or ''
+		want   string // an error, or ""
 	}{
 		{name: "a release"},
 		{name: "no sums", wrong: map[string]http.HandlerFunc{sums: http.NotFound}, want: "/SHA256SUMS could not be fetched"},

@@ -15,9 +15,9 @@ import (
 	"testing"
 )
 
-// listed is a row of the table of files in docs/reference/files.md.
+// listed is a row of the table in docs/reference/files.md.
 type listed struct {
-	path string // with * for any part of a name; a folder ends in /
+	path string // may contain *; a folder ends with /
 	mode fs.FileMode
 	by   string
 	seen bool
@@ -25,7 +25,7 @@ type listed struct {
 
 var row = regexp.MustCompile("^\\| `(/[^`]*)` \\| ([0-7]{4}) \\| ([a-z. ]+) \\|")
 
-// table is that of docs/reference/files.md, of what one of the two installs.
+// table returns the rows of docs/reference/files.md for one of the two installers.
 func table(t *testing.T, by string) []*listed {
 	t.Helper()
 	f, err := os.Open("../../docs/reference/files.md")
@@ -51,7 +51,7 @@ func table(t *testing.T, by string) []*listed {
 	return all
 }
 
-// find is the row of a path, or nil.
+// find returns the row for a path, or nil.
 func find(rows []*listed, at string, folder bool) *listed {
 	i := slices.IndexFunc(rows, func(r *listed) bool {
 		ok, err := path.Match(strings.TrimSuffix(r.path, "/"), at)
@@ -63,7 +63,7 @@ func find(rows []*listed, at string, folder bool) *listed {
 	return rows[i]
 }
 
-// entries are all files and folders of the machine.
+// entries returns all files and folders of the machine.
 func (m *machine) entries() map[string]fs.FileInfo {
 	m.t.Helper()
 	all := map[string]fs.FileInfo{}
@@ -79,12 +79,12 @@ func (m *machine) entries() map[string]fs.FileInfo {
 	return all
 }
 
-// hold holds what has come since before against the table.
+// hold compares everything that was added since before with the table.
 func (m *machine) hold(rows []*listed, before map[string]fs.FileInfo) {
 	m.t.Helper()
 	for at, info := range m.entries() {
 		if _, was := before[at]; was || at == "/active" || at == "/var/lib/keelson/controlplane/pki" || at == "/var/lib/keelson/controlplane/cluster.json" {
-			continue // of the fakes
+			continue // added by the fakes
 		}
 		r := find(rows, at, info.IsDir())
 		if r == nil {
@@ -101,7 +101,8 @@ func (m *machine) hold(rows []*listed, before map[string]fs.FileInfo) {
 	}
 }
 
-// system makes the folders that every machine has, and a release that a user has unpacked with rights for everybody.
+// system creates the folders that every machine has, and a release that a user has unpacked with
+// open permissions.
 func (m *machine) system(unpacked string) {
 	m.t.Helper()
 	for _, d := range []string{"etc", "opt", "usr/bin", "usr/lib/systemd/system", "var/cache", "var/lib", "run"} {
@@ -123,7 +124,7 @@ func (m *machine) system(unpacked string) {
 	}
 }
 
-// under runs install.sh with a umask of its caller.
+// under runs install.sh with a umask.
 func (m *machine) under(umask, script string, args ...string) {
 	m.t.Helper()
 	cmd := exec.Command("sh", append([]string{"-c", "umask " + umask + "; exec sh \"$@\"", "sh", script}, args...)...)
@@ -133,9 +134,9 @@ func (m *machine) under(umask, script string, args ...string) {
 	}
 }
 
-// What install.sh writes has the modes and the owner that docs/reference/files.md says, whatever the umask of who calls it and whatever the
-// rights in the folder of the release; there is nothing that the table does not name, and nothing in the table that is not written.
-// A further run takes back what has been opened to others.
+// install.sh creates files with the modes and owners in docs/reference/files.md, whatever the
+// caller's umask and the permissions of the release's folder. The table and the files match in both
+// directions. Another run restores modes that were changed.
 func TestModesOfWhatIsInstalled(t *testing.T) {
 	rows := table(t, "install.sh")
 	for _, umask := range []string{"0000", "0022", "0077"} {

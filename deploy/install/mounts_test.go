@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Tables of machines, of which each has to be installed on: that of Debian's machines in a cloud, and one with all that has nothing to do
-// with Keelson's data.
+// File system tables of machines on which installation must succeed: that of Debian cloud images,
+// and one with mounts unrelated to Keelson's data.
 const (
 	cloudTable = "/dev/vda /  ext4 rw,discard,errors=remount-ro,x-systemd.growfs 0 1\n"
 	otherTable = "# /dev/sdz1 /var/lib/keelson ext4 defaults 0 0\n\n  #LABEL=x\t/var ext4\nUUID=0a1b-2c\t/\text4\terrors=remount-ro\t0\t1\n/swapfile none swap sw 0 0\n/dev/sda5 swap swap sw 0 0\n" +
@@ -16,7 +16,7 @@ const (
 	mountsOf = "/dev/vda / ext4 rw 0 0\nproc /proc proc rw 0 0\n"
 )
 
-// write has the machine have files, below its root; a mount point is an empty folder.
+// write creates files below the machine's root; a mount point is an empty folder.
 func (m *machine) write(files map[string]string) {
 	m.t.Helper()
 	for path, content := range files {
@@ -40,7 +40,7 @@ func (m *machine) write(files map[string]string) {
 
 const takeOut = ", or take it out of /etc/fstab, or its unit out of /etc/systemd/system\n"
 
-// withoutDisk are machines on which a disk is to be mounted where data are to lie, and none is.
+// withoutDisk are machines with a missing disk for their data.
 var withoutDisk = []struct {
 	name  string
 	args  string // of install.sh
@@ -66,8 +66,8 @@ var withoutDisk = []struct {
 	{"one behind a link", "server --init", map[string]string{"etc/fstab": "LABEL=k /data ext4 nofail 0 2\n", "data/keelson/": "", "var/lib/keelson": "-> ../../data/keelson"}, "at /data and is not: 'mount /data'"},
 }
 
-// Nothing is put there and no daemon restarted: systemd would mount the disk over what runs there, or what was put would be gone once it is
-// mounted.
+// Nothing is installed and no daemon is restarted. Otherwise systemd would mount the disk over
+// running data, or the installed data would be hidden once the disk is mounted.
 func TestADiskThatIsNotMounted(t *testing.T) {
 	for _, c := range withoutDisk {
 		t.Run(c.name, func(t *testing.T) {
@@ -80,7 +80,7 @@ func TestADiskThatIsNotMounted(t *testing.T) {
 	}
 }
 
-// refuses runs a script that says why it does nothing.
+// refuses runs a script that must fail with a reason and without any effect.
 func (m *machine) refuses(want, script string, args ...string) {
 	m.t.Helper()
 	before := m.tree()
@@ -93,7 +93,7 @@ func (m *machine) refuses(want, script string, args ...string) {
 	}
 }
 
-// The package is not unpacked there either, new or over another one: its postinst would restart the daemons.
+// The package refuses too, new or as an upgrade, because its postinst would restart the daemons.
 func TestThePackageLooksForDisks(t *testing.T) {
 	for _, c := range withoutDisk {
 		t.Run(c.name, func(t *testing.T) {
@@ -113,7 +113,7 @@ func TestThePackageLooksForDisks(t *testing.T) {
 			}
 		})
 	}
-	// They run apart, and look by the same words.
+	// The scripts are separate, but contain the same check.
 	look := func(file, until string) string {
 		raw, err := os.ReadFile(file)
 		if err != nil {
@@ -131,7 +131,8 @@ func TestThePackageLooksForDisks(t *testing.T) {
 	}
 }
 
-// A machine is installed on whose disks are mounted, or are none of Keelson's data, or that has no table of them.
+// Installation succeeds if the disks are mounted, do not concern Keelson's data, or if there is no
+// table.
 func TestDisksThatAreMounted(t *testing.T) {
 	for name, files := range map[string]map[string]string{
 		"no table":             {"proc/mounts": mountsOf},

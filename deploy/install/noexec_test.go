@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// Programs of a release that cannot be run are told of with what the machine says about them, and nothing is changed.
+// Programs that cannot run are reported with the machine's error, and nothing is changed.
 func TestProgramsThatDoNotRun(t *testing.T) {
 	for _, c := range []struct {
 		name, program string
@@ -47,7 +47,7 @@ func TestProgramsThatDoNotRun(t *testing.T) {
 	}
 }
 
-// packed packs the release of the test anew, with its sum.
+// packed packages the test's release again, with its sum.
 func (m *machine) packed(folder string) (tarball string) {
 	m.t.Helper()
 	const name = "keelson-v1-linux-amd64"
@@ -65,8 +65,8 @@ func (m *machine) packed(folder string) (tarball string) {
 	return tarball
 }
 
-// On a machine whose folder of temporary files lets nobody run a program a release is installed from its tarball; one that was
-// unpacked there is told of with what helps.
+// On a machine with noexec on its temporary folder, a release is installed from its tarball. One
+// that was unpacked there is refused with the remedy.
 func TestTemporaryFilesThatDoNotRun(t *testing.T) {
 	m := newMachine(t)
 	unpacked, packed := m.release()
@@ -95,7 +95,8 @@ func TestTemporaryFilesThatDoNotRun(t *testing.T) {
 	}
 }
 
-// What is unpacked goes with the script, also what one left behind that was killed; what others keep there stays.
+// Unpacked files are removed with the script, also those of a killed run; other files in the folder
+// stay.
 func TestWhatIsUnpackedGoes(t *testing.T) {
 	m := newMachine(t)
 	_, packed := m.release()

@@ -12,15 +12,16 @@ import (
 	"testing"
 )
 
-// machine is a folder that the scripts take for the machine, and the programs that they find there: each notes its call.
+// machine is a folder that the scripts use as the machine's root, with fake programs that record
+// their calls.
 type machine struct {
 	t    *testing.T
 	root string
-	bin  string // first in the PATH
+	bin  string // first in PATH
 	log  string
 }
 
-// fake is a program that notes how it was called, and does what body says.
+// fake creates a program that records its call and runs body.
 func (m *machine) fake(name, body string) {
 	m.t.Helper()
 	script := "#!/bin/sh\necho \"" + filepath.Base(name) + " $*\" >>" + m.log + "\n" + body + "\n"
@@ -40,7 +41,7 @@ func (m *machine) file(path, content string, mode fs.FileMode) {
 	}
 }
 
-// newMachine is one that Keelson can be installed on: systemd, cgroup v2, root.
+// newMachine returns a machine that Keelson can be installed on: systemd, cgroup v2, root.
 func newMachine(t *testing.T) *machine {
 	t.Helper()
 	dir := t.TempDir()
@@ -56,7 +57,7 @@ func newMachine(t *testing.T) *machine {
 	m.fake("sleep", "")
 	m.fake("uname", "[ $1 = -m ] && echo x86_64 || echo cp1")
 	m.fake("ip", `case "$*" in *"route get"*) echo "192.0.2.1 via 192.0.2.254 dev eth0 src 192.0.2.11 uid 0";; esac`)
-	// No other program of this machine is in the way: what the scripts call by accident is not found.
+	// No other program is in PATH, so that accidental calls fail.
 	for _, name := range []string{"awk", "cat", "chmod", "cmp", "cp", "cut", "diff", "dirname", "env", "find", "flock", "grep", "gzip", "head", "kill", "ls", "mkdir", "mktemp", "mv", "readlink",
 		"rm", "rmdir", "sed", "sh", "sha256sum", "sort", "tar", "touch", "tr"} {
 		path, err := exec.LookPath(name)
@@ -80,7 +81,7 @@ esac`)
 	return m
 }
 
-// run runs a script, and says what it said and what programs it called.
+// run runs a script, and returns its output and the called programs.
 func (m *machine) run(script string, args ...string) (said string, called []string, err error) {
 	m.t.Helper()
 	if err := os.WriteFile(m.log, nil, 0o644); err != nil {
@@ -96,7 +97,8 @@ func (m *machine) run(script string, args ...string) (said string, called []stri
 	return string(out), called, err
 }
 
-// tree are all files below the root but for the kernel's and temporary ones, with modes and contents.
+// tree returns all files below the root, except the kernel's and temporary ones, with modes and
+// contents.
 func (m *machine) tree() map[string]string {
 	m.t.Helper()
 	all := map[string]string{}
@@ -121,7 +123,8 @@ func (m *machine) tree() map[string]string {
 	return all
 }
 
-// release is an unpacked release, and the folder of its tarball and sums. Its programs note their calls.
+// release creates an unpacked release, and the folder of its tarball and sums. Its programs record
+// their calls.
 func (m *machine) release() (unpacked, packed string) {
 	m.t.Helper()
 	packed = m.t.TempDir()
@@ -172,7 +175,7 @@ func TestScriptsAreShell(t *testing.T) {
 	}
 }
 
-// What is wrong is one clear sentence, and changes nothing.
+// Every problem is reported in one sentence, and nothing is changed.
 func TestRefusals(t *testing.T) {
 	gone := func(path string) func(*machine) {
 		return func(m *machine) {
@@ -257,7 +260,7 @@ func equal(a, b map[string]string) bool {
 	return true
 }
 
-// A tarball that is not what the release has is not even unpacked.
+// A tarball with a wrong sum is not even unpacked.
 func TestSumsAreChecked(t *testing.T) {
 	m := newMachine(t)
 	unpacked, packed := m.release()
@@ -370,7 +373,7 @@ func TestAnAgentIsInstalledAndTakenAway(t *testing.T) {
 		}
 	}
 	inOrder(t, called, "systemctl daemon-reload", "systemctl enable --quiet keelson-agent.service", "systemctl start keelson-agent.service")
-	// A node has its certificates: another token is not taken without a word.
+	// A node that has certificates refuses another token.
 	m.file(filepath.Join(m.root, "var/lib/keelson/session/node.pem"), "a certificate", 0o600)
 	said, _, err = m.run("install.sh", "agent", "--server", "192.0.2.11", "--server", "2001:db8::1", "--server=[2001:db8::2]:7444", "--token", "keelson1.node.another", "--node-ip=192.0.2.21",
 		"--from", filepath.Join(packed, "keelson-v1-linux-amd64.tar.gz"))
@@ -437,7 +440,7 @@ func without(tree map[string]string, files ...string) map[string]string {
 	return tree
 }
 
-// inOrder wants calls one after the other, with others between.
+// inOrder checks that calls occurred in an order, possibly with others in between.
 func inOrder(t *testing.T, called []string, want ...string) {
 	t.Helper()
 	for _, call := range called {
@@ -450,7 +453,8 @@ func inOrder(t *testing.T, called []string, want ...string) {
 	}
 }
 
-// An init that was cut off leaves keys that nobody has used: the next run begins anew. Where there is a store, it does not.
+// An interrupted init leaves unused keys, so the next run starts again. If a store exists, it does
+// not.
 func TestAnInitThatWasCutOff(t *testing.T) {
 	m := newMachine(t)
 	unpacked, _ := m.release()

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// Who brings a daemon's settings whole has them as they are; what was there is kept beside them, and a daemon that runs with what
-// was before is restarted, also by the run after one that was cut off.
+// Settings that are passed are installed as they are, and the previous file is kept beside them. A
+// daemon with the previous settings is restarted, also by the run after an interrupted one.
 func TestSettingsAreBrought(t *testing.T) {
 	m := newMachine(t)
 	unpacked, _ := m.release()
@@ -47,7 +47,7 @@ func TestSettingsAreBrought(t *testing.T) {
 	if after := m.tree(); after["/etc/keelson/controlplane.yaml.before"] != tree["/etc/keelson/controlplane.yaml"] || !strings.HasSuffix(after["/etc/keelson/controlplane.yaml"], "debug: true\n") {
 		t.Errorf("the settings of before are %q", after["/etc/keelson/controlplane.yaml.before"])
 	}
-	// Cut off between the new programs and the restart.
+	// Interrupted between the new programs and the restart.
 	m.file(filepath.Join(m.root, "usr/bin/kctl"), "older", 0o755)
 	m.fake("systemctl", `case $1 in
 is-active) [ -e `+m.root+`/active ] ;;
@@ -68,7 +68,7 @@ esac`)
 	}
 }
 
-// judging has the daemons of a release refuse settings in which a word stands, as 'check' of the real ones does.
+// judging makes the daemons of a release refuse settings with a word, as their 'check' does.
 func (m *machine) judging(unpacked, word string) {
 	for _, daemon := range []string{"keelson-agent", "keelson-controlplane"} {
 		path := filepath.Join(unpacked, "usr/bin", daemon)
@@ -81,8 +81,8 @@ func (m *machine) judging(unpacked, word string) {
 	}
 }
 
-// Settings that the daemon would refuse are refused before anything is changed, in its words: those that are brought, and those that a
-// machine has and keeps.
+// Invalid settings are refused with the daemon's message before anything is changed: settings that
+// are passed, and settings that a machine has.
 func TestSettingsThatAreWrong(t *testing.T) {
 	for _, c := range []struct{ role, daemon, file string }{{"agent", "keelson-agent", "/etc/keelson/agent.yaml"}, {"server", "keelson-controlplane", "/etc/keelson/controlplane.yaml"}} {
 		t.Run(c.role, func(t *testing.T) {

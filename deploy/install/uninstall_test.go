@@ -11,7 +11,8 @@ import (
 	"testing"
 )
 
-// A disk of the operator's on which data are stays mounted: what is unmounted comes back with the next boot, and the data with it.
+// An operator's disk with data stays mounted: if it were unmounted, it would return with the next
+// boot, with its data.
 func TestDisksOfDataStayMounted(t *testing.T) {
 	const own, disk = "own", "disk" // of the agent, or of the operator
 	mounts := []struct{ at, root, whose string }{

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// systemd itself understands the units: nothing in them is unknown to it or refused.
+// systemd accepts the units: it reports no unknown or invalid setting.
 func TestSystemdKnowsTheUnits(t *testing.T) {
 	analyze, err := exec.LookPath("systemd-analyze")
 	if err != nil {
@@ -74,7 +74,7 @@ func TestUnitsSayWhatMustBe(t *testing.T) {
 	}
 }
 
-// What is installed as an example is a file that the daemon takes.
+// The installed example files are valid for the daemons.
 func TestExamplesAreTaken(t *testing.T) {
 	bin := os.Getenv("KEELSON_BIN")
 	if bin == "" {

@@ -25,7 +25,7 @@ func (l *Lab) StartAgain(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, l.clearBusy()) }()
 	// After a reboot nothing is left. After a kill, namespaces and mounts are left.
 	if err := l.releaseAll(ctx); err != nil {
-		return fmt.Errorf("lab: taking away what is left of its hosts' memory: %w", err)
+		return fmt.Errorf("lab: removing the remains of its hosts: %w", err)
 	}
 	if err := l.Preflight(); err != nil {
 		return err
@@ -34,7 +34,7 @@ func (l *Lab) StartAgain(ctx context.Context) (err error) {
 	if err := l.createHosts(func(Host) error { return nil }); err != nil {
 		return fmt.Errorf("lab: %w", err)
 	}
-	step("%d hosts on %s have power again", len(l.Config.Hosts), l.Config.describeNetwork())
+	step("%d hosts on %s are powered on again", len(l.Config.Hosts), l.Config.describeNetwork())
 	if err := l.startHosts(ctx, step); err != nil {
 		return fmt.Errorf("lab: starting it again: %w", err)
 	}

@@ -17,7 +17,7 @@ func (l *Lab) KillDaemon(ctx context.Context, name string) error {
 	}
 	pid := h.daemonPID()
 	if pid == 0 {
-		return fmt.Errorf("lab: the daemon of host %s does not run: start it with 'kctl lab restart %s'", name, name)
+		return fmt.Errorf("lab: the daemon of host %s is not running: start it with 'kctl lab restart %s'", name, name)
 	}
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		return fmt.Errorf("lab: killing the daemon of host %s: %w", name, err)

@@ -26,8 +26,8 @@ const (
 // ErrDown is returned for a lab without processes.
 var ErrDown = errors.New("the lab on this machine is down: start it with 'kctl lab up' or take it away with 'kctl lab down'")
 
-var errUnfinished = errors.New("the lab on this machine is unfinished, for what built it or took it away was cut off: " +
-	"'kctl lab up' builds it anew, 'kctl lab down' takes away what there is of it")
+var errUnfinished = errors.New("the lab on this machine is unfinished, because its creation or removal was interrupted: " +
+	"'kctl lab up' creates it again, 'kctl lab down' removes its remains")
 
 // Process identifies a process of this machine, even after its PID was reused.
 type Process struct {
@@ -105,7 +105,7 @@ func (f Found) BusyError() error {
 	if f.State != Busy {
 		return nil
 	}
-	return fmt.Errorf("process %d builds the lab of this machine, starts it or takes it away: wait until it has ended", f.Lab.Config.AtWork.PID)
+	return fmt.Errorf("process %d is creating, starting or removing the lab of this machine: wait until it has ended", f.Lab.Config.AtWork.PID)
 }
 
 // FindLab returns the lab of this machine and its state.

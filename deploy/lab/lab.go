@@ -151,7 +151,7 @@ func (c *Config) checkControlPlane() error {
 			return fmt.Errorf("lab: control plane flag %q: want one that begins with --, as in --audit-log-maxsize=10", flag)
 		}
 		if slices.Contains([]string{"--name", "--data-dir", "--advertise-address"}, name) {
-			return fmt.Errorf("lab: control plane flag %q: the lab sets %s by itself, for each replica another", flag, name)
+			return fmt.Errorf("lab: control plane flag %q: the lab sets %s itself, to a different value for each replica", flag, name)
 		}
 	}
 	if c.ControlPlaneFiles == "" {
@@ -191,7 +191,7 @@ func Open(out io.Writer) (*Lab, error) {
 	}
 	l := &Lab{out: out}
 	if err := json.Unmarshal(raw, &l.Config); err != nil {
-		return nil, fmt.Errorf("lab: reading %s: %w: take away what is left of the lab with 'kctl lab down'", configFile(), err)
+		return nil, fmt.Errorf("lab: reading %s: %w: remove the remains of the lab with 'kctl lab down'", configFile(), err)
 	}
 	return l, nil
 }

@@ -154,7 +154,7 @@ func storeBlob(blobs string, digest v1.Hash, open func() (io.ReadCloser, error))
 		return err
 	}
 	if got := hex.EncodeToString(sum.Sum(nil)); got != digest.Hex {
-		return fmt.Errorf("its bytes have the digest %s: the archive is damaged", got)
+		return fmt.Errorf("its content has the digest %s: the archive is damaged", got)
 	}
 	return os.Rename(out.Name(), path)
 }
@@ -170,7 +170,7 @@ func (l *Lab) waitRegistry(ctx context.Context) error {
 	err = wait.For(waiting, 20*time.Millisecond, func() error {
 		if h.daemonPID() == 0 {
 			cancel() // the daemon does not restart by itself
-			return fmt.Errorf("its daemon ended; the end of %s:\n%s", h.LogFile(), lastLines(h.LogFile(), 15))
+			return fmt.Errorf("its daemon exited; the end of %s:\n%s", h.LogFile(), lastLines(h.LogFile(), 15))
 		}
 		conn, err := h.Dial(waiting, l.registryAddress())
 		if err != nil {

@@ -127,7 +127,7 @@ func (l *Lab) connectHost(h Host) error {
 		// After cutPower, the kernel removes the namespace and its cable with a delay.
 		if old, err := netlink.LinkByName(h.portName()); err == nil {
 			if err := netlink.LinkDel(old); err != nil && !errors.Is(err, unix.ENODEV) {
-				return fmt.Errorf("the cable of before: %w", err)
+				return fmt.Errorf("removing the old cable: %w", err)
 			}
 		}
 		veth := &netlink.Veth{

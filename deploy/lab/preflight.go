@@ -58,7 +58,7 @@ func (l *Lab) Preflight() error {
 			continue
 		}
 		if err := checkPrograms(h.BinDir, h.Role); err != nil {
-			return fmt.Errorf("lab: of host %s: %w", h.Name, err)
+			return fmt.Errorf("lab: host %s: %w", h.Name, err)
 		}
 	}
 	for _, p := range []string{"bridge", "host-local", "loopback", "portmap"} {

@@ -140,7 +140,7 @@ func (l *Lab) waitNodes(ctx context.Context, before map[string]string, step func
 			}
 			if h.daemonPID() == 0 {
 				cancel()
-				return fmt.Errorf("the agent of %s ended; the end of %s:\n%s", h.Name, h.LogFile(), lastLines(h.LogFile(), 15))
+				return fmt.Errorf("the agent of %s exited; the end of %s:\n%s", h.Name, h.LogFile(), lastLines(h.LogFile(), 15))
 			}
 			missing = append(missing, fmt.Errorf("worker %s is not Ready: see %s", h.Name, h.LogFile()))
 		}

@@ -70,9 +70,9 @@ func (l *Lab) removeRemains(ctx context.Context) error {
 	if len(ListLeftovers()) == 0 {
 		return nil
 	}
-	l.printf("taking away what is left of an earlier lab")
+	l.printf("removing the remains of an earlier lab")
 	if err := errors.Join(l.releaseAll(ctx), os.RemoveAll(stateRoot)); err != nil {
-		return fmt.Errorf("lab: taking away what is left of an earlier one: %w", err)
+		return fmt.Errorf("lab: removing the remains of an earlier lab: %w", err)
 	}
 	return nil
 }
@@ -173,7 +173,7 @@ func (l *Lab) startAll(ctx context.Context, step func(string, ...any)) error {
 // discovery of the address.
 func (l *Lab) writeKubeconfig(raw []byte) error {
 	if err := removeDiscoveryCache(l.Config.Listen); err != nil {
-		return fmt.Errorf("forgetting which kinds an earlier cluster at %s served: %w", l.Config.Listen, err)
+		return fmt.Errorf("removing the cached discovery of an earlier cluster at %s: %w", l.Config.Listen, err)
 	}
 	if err := os.MkdirAll(filepath.Dir(l.Config.Kubeconfig), 0o700); err != nil {
 		return err
@@ -188,7 +188,7 @@ func (l *Lab) waitReady(ctx context.Context, h Host) error {
 	err := wait.For(ctx, 50*time.Millisecond, func() error {
 		if h.daemonPID() == 0 {
 			cancel() // the daemon does not restart by itself
-			return fmt.Errorf("its daemon ended; the end of %s:\n%s", h.LogFile(), lastLines(h.LogFile(), 15))
+			return fmt.Errorf("its daemon exited; the end of %s:\n%s", h.LogFile(), lastLines(h.LogFile(), 15))
 		}
 		return checkReady(ctx, h)
 	})

@@ -166,7 +166,7 @@ func (c *Cluster) applyDefaults(folder, home string, lines map[string]int) error
 		}
 		a, err := netip.ParseAddr(h.Address)
 		if err != nil || a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() {
-			return at("address %q: want the IP address by which the other machines reach this one", h.Address)
+			return at("address %q: want the IP address at which the other machines reach this one", h.Address)
 		}
 		h.Address = a.Unmap().String()
 		if first, again := addresses[h.Address]; again {
@@ -174,7 +174,7 @@ func (c *Cluster) applyDefaults(folder, home string, lines map[string]int) error
 		}
 		addresses[h.Address] = h.Name
 		if !h.HasRole(Worker) && len(h.Labels)+len(h.Taints) > 0 {
-			return at("labels and taints are of a worker, and it is none")
+			return at("labels and taints require the role worker")
 		}
 		if h.SSH.Address == "" {
 			h.SSH.Address = h.Address

@@ -78,10 +78,10 @@ func dialSSH(ctx context.Context, h Host) (*Machine, error) {
 	if err != nil {
 		conn.Close()
 		if ctx.Err() != nil {
-			return nil, fmt.Errorf("no answer that ssh understands within %v: %w", dialTimeout, ctx.Err())
+			return nil, fmt.Errorf("no SSH handshake within %v: %w", dialTimeout, ctx.Err())
 		}
 		if strings.Contains(err.Error(), "unable to authenticate") {
-			return nil, fmt.Errorf("it takes none of our keys: put a public key of yours into ~/.ssh/authorized_keys of %s there, or name the private one with ssh.key: %w", h.SSH.User, err)
+			return nil, fmt.Errorf("it accepts none of your keys: put a public key of yours into ~/.ssh/authorized_keys of %s there, or name the private one with ssh.key: %w", h.SSH.User, err)
 		}
 		return nil, err
 	}
@@ -136,7 +136,7 @@ func hostKeyCheck(h Host) (ssh.HostKeyCallback, []string, error) {
 		}
 		return func(_ string, _ net.Addr, is ssh.PublicKey) error {
 			if string(is.Marshal()) != string(want.Marshal()) {
-				return fmt.Errorf("it proves to have the key %s, and ssh.hostKey is %s: this is another machine, or it was installed anew",
+				return fmt.Errorf("it proves to have the key %s, and ssh.hostKey is %s: this is another machine, or it was reinstalled",
 					ssh.FingerprintSHA256(is), ssh.FingerprintSHA256(want))
 			}
 			return nil
@@ -159,7 +159,7 @@ func hostKeyCheck(h Host) (ssh.HostKeyCallback, []string, error) {
 			return fmt.Errorf("it is not in %s: compare its fingerprint %s, then run 'ssh -p %d %s@%s' once, or give its public key as ssh.hostKey",
 				h.SSH.KnownHosts, ssh.FingerprintSHA256(is), h.SSH.Port, h.SSH.User, h.SSH.Address)
 		}
-		return fmt.Errorf("ITS KEY HAS CHANGED: it proves %s, and line %d of %s has %s: somebody may be in between, or it was installed anew; "+
+		return fmt.Errorf("ITS KEY HAS CHANGED: it proves %s, and line %d of %s has %s: the connection may be intercepted, or the machine was reinstalled; "+
 			"if it was, 'ssh-keygen -R' forgets the old key", ssh.FingerprintSHA256(is), differs.Want[0].Line, differs.Want[0].Filename, ssh.FingerprintSHA256(differs.Want[0].Key))
 	}
 	// The error for an unknown key lists the keys in the file.
@@ -224,7 +224,7 @@ func authMethods(h Host) ([]ssh.AuthMethod, func(), error) {
 		}
 	}
 	if len(auth) == 0 {
-		return nil, nil, errors.New("there is no key: start an ssh agent, make one with ssh-keygen, or name one with ssh.key")
+		return nil, nil, errors.New("there is no SSH key: start an ssh agent, make one with ssh-keygen, or name one with ssh.key")
 	}
 	return auth, closeAgent, nil
 }

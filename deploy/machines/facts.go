@@ -114,7 +114,7 @@ func parseFacts(out string) (f Facts, clock time.Time, err error) {
 		if to, ok := texts[k]; ok {
 			raw, err := base64.StdEncoding.DecodeString(v)
 			if err != nil {
-				return f, clock, fmt.Errorf("what it says of %s is no base64: %w", k, err)
+				return f, clock, fmt.Errorf("its value of %s is not valid base64: %w", k, err)
 			}
 			*to = string(raw)
 			continue
@@ -196,7 +196,7 @@ func parseFacts(out string) (f Facts, clock time.Time, err error) {
 		}
 	}
 	if !whole {
-		return f, clock, fmt.Errorf("it did not say all: %s", outputTail(out))
+		return f, clock, fmt.Errorf("its answer is incomplete: %s", outputTail(out))
 	}
 	f.Version, f.NodeName = strings.TrimSpace(f.Version), nodeName(certificate)
 	return f, clock, nil

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// What a machine has is read by its shell as it is, and nothing on it changes by that.
+// The facts of a machine are read by its shell, and nothing on the machine changes.
 func TestReadFacts(t *testing.T) {
 	root := t.TempDir()
 	for path, content := range map[string]string{
@@ -205,7 +205,7 @@ func TestFactsOfTheKernel(t *testing.T) {
 	}
 }
 
-// An answer that ends too early is none.
+// An incomplete answer is an error.
 func TestFactsAreWhole(t *testing.T) {
 	for _, out := range []string{"", "hostname cp1\nroot yes\n", "agent !\nend yes\n"} {
 		if f, _, err := parseFacts(out); err == nil {

@@ -294,7 +294,7 @@ func parseLabels(to *map[string]string) func(*yaml.Node) error {
 				return fmt.Errorf("%s is there twice", quoteBounded(k.Value))
 			}
 			if slices.Contains(machineLabels, k.Value) {
-				return fmt.Errorf("%s is what the machine says of itself", k.Value)
+				return fmt.Errorf("%s is set by the agent", k.Value)
 			}
 			(*to)[k.Value] = v.Value
 		}

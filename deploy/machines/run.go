@@ -20,7 +20,7 @@ const maxOutput = 4 << 20
 // stopTimeout is how long a command may take to stop before the connection is closed.
 const stopTimeout = 5 * time.Second
 
-var errOutputTooLarge = fmt.Errorf("it says more than %d bytes: it was ended", maxOutput)
+var errOutputTooLarge = fmt.Errorf("its output exceeds %d bytes: it was stopped", maxOutput)
 
 // CommandError is the error of a command with an exit status other than 0.
 type CommandError struct {
@@ -31,7 +31,7 @@ type CommandError struct {
 // Error implements error.
 func (f *CommandError) Error() string {
 	if f.Output == "" {
-		return fmt.Sprintf("it ended with status %d and said nothing", f.Status)
+		return fmt.Sprintf("it exited with status %d without output", f.Status)
 	}
 	return f.Output
 }

@@ -8,9 +8,8 @@ import (
 	"testing"
 )
 
-// parse reads a cluster: "cp1:old* cp2:new! w1:old~", where * leads, ! is not well, ? does not say its release, ~ is drained,
-// ^ has no vote.
-// Names of nodes begin with w.
+// parse reads a cluster: "cp1:old* cp2:new! w1:old~", where * leads, ! is unhealthy, ? does not
+// report its release, ~ is drained, ^ has no vote. Names of nodes start with w.
 func parse(text string) (s State) {
 	for _, word := range strings.Fields(text) {
 		name, rest, _ := strings.Cut(word, ":")

@@ -61,7 +61,7 @@ func TestVagrantfile(t *testing.T) {
 	}
 }
 
-// ofItsOwn is a folder with the Vagrantfile and its cluster, in which may be left what it makes.
+// ofItsOwn returns a new folder with the Vagrantfile and its cluster file.
 func ofItsOwn(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()

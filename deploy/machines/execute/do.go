@@ -202,7 +202,7 @@ func (s *Site) awaitSpare(ctx context.Context, name string) error {
 		return fmt.Errorf("of the %d other replicas %d are ready", voters-1, others)
 	})
 	if err != nil {
-		return fmt.Errorf("%s is not restarted, since the cluster would stand still: %w", name, err)
+		return fmt.Errorf("%s is not restarted, because the cluster would lose its quorum: %w", name, err)
 	}
 	return nil
 }
@@ -222,7 +222,7 @@ func (s *Site) awaitReplicas(ctx context.Context, names []string) error {
 			standby[name] = m.Standby
 			switch {
 			case !ok:
-				errs = append(errs, fmt.Errorf("%s is no member of the group yet", name))
+				errs = append(errs, fmt.Errorf("%s is not a member of the raft cluster yet", name))
 			case !m.Voter && !m.Standby:
 				errs = append(errs, fmt.Errorf("%s is catching up", name))
 			case m.Ready != "yes":

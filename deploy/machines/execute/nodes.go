@@ -65,10 +65,10 @@ func (l readyCounts) checkNode(name string, begun bool, nodes map[string]plan.No
 	case !n.Ready:
 		return fmt.Errorf("node %s: %s", name, n.Why)
 	case begun && n.Network != "":
-		return fmt.Errorf("node %s: its pods are not reached: %s", name, n.Network)
+		return fmt.Errorf("node %s: its pods are not reachable: %s", name, n.Network)
 	}
 	if l[name] = well + 1; begun && well == 0 {
-		return fmt.Errorf("node %s: its agent has only just begun", name)
+		return fmt.Errorf("node %s: its agent has just started", name)
 	}
 	return nil
 }

@@ -184,7 +184,7 @@ func (s *Site) markAdmin(name string) {
 	s.admins[name] = true
 }
 
-var errNoAdmin = errors.New("no machine of the file has both a replica and an administrator's kubeconfig: the cluster cannot be asked")
+var errNoAdmin = errors.New("no machine of the file has both a replica and an administrator's kubeconfig: the cluster cannot be queried")
 
 // Kctl runs kctl on the first machine that gets an answer from the cluster, with a time limit for
 // each.

@@ -164,7 +164,7 @@ func (j *inspector) checkResources(h machines.Host, f machines.Facts, a Archive)
 	}
 	switch {
 	case f.FreeBytes < least:
-		j.addError(h.Name, fmt.Sprintf("has room for %s at /var/lib/keelson, and %s is needed", formatBytes(f.FreeBytes), formatBytes(least)), "give it a larger disk, or make room")
+		j.addError(h.Name, fmt.Sprintf("has room for %s at /var/lib/keelson, and %s is needed", formatBytes(f.FreeBytes), formatBytes(least)), "use a larger disk, or free some space")
 	case f.FreeBytes < recommendedFreeBytes:
 		j.addWarning(h.Name, fmt.Sprintf("has room for %s at /var/lib/keelson: images and data want more", formatBytes(f.FreeBytes)), "give it a larger disk there")
 	}
@@ -178,7 +178,7 @@ func (j *inspector) checkResources(h machines.Host, f machines.Facts, a Archive)
 		j.addWarning(h.Name, fmt.Sprintf("has %s of memory: a replica of more than a small cluster wants more", formatBytes(f.Memory)), "give it more")
 	}
 	if f.SyncLatency > slowSync {
-		j.addWarning(h.Name, fmt.Sprintf("takes %v to write to its disk for good: every change of the cluster waits for that", f.SyncLatency.Round(time.Millisecond)), "give a replica a disk of its own, an SSD")
+		j.addWarning(h.Name, fmt.Sprintf("takes %v for a synchronous write: every change of the cluster waits for it", f.SyncLatency.Round(time.Millisecond)), "give a replica a disk of its own, an SSD")
 	}
 }
 
@@ -287,10 +287,10 @@ func (j *inspector) checkClock(h machines.Host, f machines.Facts, middle, unsure
 	if apart < skewWarning {
 		return
 	}
-	what := fmt.Sprintf("its clock is %v from that of most", (f.Skew - middle).Abs().Round(100*time.Millisecond))
+	what := fmt.Sprintf("its clock is %v from the median of the machines", (f.Skew - middle).Abs().Round(100*time.Millisecond))
 	const remedy = "have it follow a time server: 'timedatectl set-ntp true', or install chrony"
 	if apart > skewError {
-		j.addError(h.Name, what+": it would take certificates for not yet good, or for expired", remedy)
+		j.addError(h.Name, what+": it would treat certificates as not yet valid, or as expired", remedy)
 		return
 	}
 	j.addWarning(h.Name, what, remedy)

@@ -16,7 +16,7 @@ import (
 // the machine is gone and no step runs on it.
 func Remove(c machines.Cluster, name string, f machines.Facts, s State, lost bool) ([]Step, error) {
 	if !s.Known {
-		return nil, errors.New("the cluster does not answer: without it nobody can tell what may go")
+		return nil, errors.New("the cluster does not answer, so it is unknown what can be removed")
 	}
 	h, err := c.Host(name)
 	if err != nil {
@@ -34,19 +34,19 @@ func Remove(c machines.Cluster, name string, f machines.Facts, s State, lost boo
 	case node.Ready:
 		step(Drain, "pods leave it for other nodes")
 	default: // no agent would report that a pod has stopped
-		step(Cordon, "it is not ready: no pod comes to it any more, and those that are there end with the Node")
+		step(Cordon, "it is not ready: no new pods are scheduled on it, and its pods end with the Node")
 	}
 	if isMember {
 		if err := checkQuorum(name, s); err != nil {
 			return nil, err
 		}
-		step(Leave, "the replica leaves the group")
+		step(Leave, "the replica leaves the raft cluster")
 	}
 	if !lost && hasAnyInstalled(f) {
-		step(Uninstall, "everything of Keelson's is taken away, its data too")
+		step(Uninstall, "everything of Keelson's is removed, including its data")
 	}
 	if isNode {
-		step(DeleteNode, "the Node is deleted, and with it the right of its certificates")
+		step(DeleteNode, "the Node is deleted, and its certificates are no longer accepted")
 	}
 	return steps, nil
 }
@@ -108,7 +108,7 @@ func CheckForeignNodes(c machines.Cluster, facts map[string]machines.Facts) erro
 // control plane.
 func Reset(c machines.Cluster, facts map[string]machines.Facts) (workers, rest []Step) {
 	for _, h := range c.Hosts {
-		step := Step{Machine: h.Name, Do: Uninstall, Why: []string{"everything of Keelson's is taken away, its data too"}}
+		step := Step{Machine: h.Name, Do: Uninstall, Why: []string{"everything of Keelson's is removed, including its data"}}
 		switch {
 		case !hasAnyInstalled(facts[h.Name]):
 		case h.HasReplica():

@@ -13,7 +13,7 @@ import (
 	"keelson.dev/keelson/deploy/machines"
 )
 
-// world is a model of machines and of what their cluster says: steps change it as the real ones would.
+// world is a model of machines and their cluster; steps change it like the real ones.
 type world struct {
 	cluster machines.Cluster
 	facts   map[string]machines.Facts
@@ -46,7 +46,7 @@ func aRelease(version string) Release {
 	return r
 }
 
-// aCluster has control planes, one of which is a worker as well, and workers.
+// aCluster returns control planes, one of which is also a worker, and workers.
 func aCluster(replicas, workers int) machines.Cluster {
 	c := machines.Cluster{Name: "prod", Init: []string{"--cluster-cidr=10.1.0.0/16"}}
 	for i := range replicas {
@@ -59,7 +59,7 @@ func aCluster(replicas, workers int) machines.Cluster {
 	return c
 }
 
-// withStandbys has further machines wait for votes.
+// withStandbys adds standbys.
 func withStandbys(c machines.Cluster, standbys int) machines.Cluster {
 	for i := range standbys {
 		h := machines.Host{Name: fmt.Sprintf("sb%d", i+1), Address: fmt.Sprintf("192.0.2.%d", 31+i), Roles: []machines.Role{machines.Standby}, SSH: machines.SSH{User: "root"}}
@@ -81,7 +81,7 @@ func newWorld(c machines.Cluster) *world {
 
 func (w *world) plan() []Step { return SortSteps(NewPlan(w.cluster, w.facts, w.release, w.state)) }
 
-// do is what a step brings about.
+// do applies the effect of a step.
 func (w *world) do(t *testing.T, s Step) {
 	f := w.facts[s.Machine]
 	h, _ := w.cluster.Host(s.Machine)
@@ -168,7 +168,7 @@ func marked(n Node, m Marks) Node {
 	return n
 }
 
-// disturb changes something of the file, of machines or of the cluster, as people and faults do.
+// disturb changes something of the file, the machines, or the cluster, as users and faults do.
 func (w *world) disturb(r *rand.Rand) string {
 	i := r.IntN(len(w.cluster.Hosts))
 	h := &w.cluster.Hosts[i]
@@ -268,7 +268,8 @@ func (w *world) disturb(r *rand.Rand) string {
 	return "nothing"
 }
 
-// replace has the autopilot give the vote of a replica that is dead to a standby; its machine is then as one without anything.
+// replace makes a standby the successor of a dead replica, like autopilot. The dead replica's
+// machine is then empty.
 func (w *world) replace(r *rand.Rand) (dead, by string) {
 	var voters, waiting []string
 	for _, name := range slices.Sorted(maps.Keys(w.state.Members)) {
@@ -312,7 +313,8 @@ func (w *world) onlyAdmin(name string) bool {
 	return true
 }
 
-// Whatever differs, a plan that was carried out leaves nothing to be done; so does one that was cut off anywhere, with the next.
+// A plan that was carried out leaves nothing to do, and so does the next plan after an interruption
+// at any step.
 func TestSecondPlanIsEmpty(t *testing.T) {
 	for seed := range uint64(1000) {
 		r := rand.New(rand.NewPCG(seed, 1))

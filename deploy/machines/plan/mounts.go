@@ -28,12 +28,12 @@ func (j *inspector) checkMounts(h machines.Host, f machines.Facts) {
 		what, mount := "a disk is to be mounted at "+path+" and is not: ", "'mount "+path+"' there, and "+begin
 		switch {
 		case lacksRole(h, f):
-			j.addError(h.Name, what+"what is on it would be taken for gone", mount+"; where none is meant any more, "+none)
+			j.addError(h.Name, what+"its data would be considered lost", mount+"; if it is no longer needed, "+none)
 		case runs:
 			j.addWarning(h.Name, what+"nothing is installed there, and when a daemon starts again systemd mounts it over what lies there",
 				"where what lies there is to stay, "+none+", or move it to the disk, with the daemons stopped and in place of what is on it; where it is of no use, stop the daemons; then "+mount)
 		default:
-			j.addWarning(h.Name, what+"nothing is installed there, and the daemons do not start by themselves", mount+"; where none is meant any more, "+none)
+			j.addWarning(h.Name, what+"nothing is installed there, and the daemons do not start by themselves", mount+"; if it is no longer needed, "+none)
 		}
 	}
 	if len(f.Unmounted) > 0 {

@@ -38,7 +38,7 @@ func TestJudgeMounts(t *testing.T) {
 		damage []func(*world)
 		want   string
 	}{
-		{"a new machine", []func(*world){unmounted("w1", "/var/lib/keelson")}, "E w1 a disk is to be mounted at /var/lib/keelson and is not: what is on it would be taken for gone -> 'mount /var/lib/keelson' there, and 'kctl cluster up' again; where none is meant"},
+		{"a new machine", []func(*world){unmounted("w1", "/var/lib/keelson")}, "E w1 a disk is to be mounted at /var/lib/keelson and is not: its data would be considered lost -> 'mount /var/lib/keelson' there, and 'kctl cluster up' again; where none is meant"},
 		{"a replica", []func(*world){made, empty("cp2"), unmounted("cp2", "/var/lib/keelson/controlplane")}, "E cp2 a disk is to be mounted at /var/lib/keelson/controlplane and is not"},
 		{"the only replicas", []func(*world){made, empty("cp1"), empty("cp2"), empty("cp3"), empty("w1"), unmounted("cp1", "/data"), func(w *world) { w.state = State{} }}, "E cp1 a disk is to be mounted at /data and is not"},
 		{"a node", []func(*world){made, empty("w1"), unmounted("w1", "/var/lib/keelson")}, "E w1 a disk is to be mounted"},

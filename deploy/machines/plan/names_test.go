@@ -55,7 +55,7 @@ func TestMachineHasAnotherName(t *testing.T) {
 		{"settings by hand of a replica that the group knows", func(w *world) { change(w, "cp2", func(f *machines.Facts) { f.ControlPlane = "name: x\n" }) }, "cp2", "", ""},
 		{"settings by hand of a node that the cluster knows", func(w *world) { change(w, "w1", func(f *machines.Facts) { f.Agent = "node-name: x\n" }) }, "w1", "", ""},
 		{"one that was taken out", func(w *world) { delete(w.state.Members, "cp2") }, "cp2",
-			"ERROR cp2: its replica was taken out of the group, and cannot take part again with what it has", ""},
+			"ERROR cp2: its replica was removed from the raft cluster, and cannot rejoin with its data", ""},
 		{"a machine in the place of a dead one, which is not taken in yet", func(w *world) {
 			rename(w, "cp2", "cp9")
 			change(w, "cp9", func(f *machines.Facts) { f.Joining, f.ControlPlane = true, "name: cp9\n" })

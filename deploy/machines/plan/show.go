@@ -39,7 +39,7 @@ func (s Step) String() string {
 	case Cordon:
 		return "cordon the node"
 	case Leave:
-		return "leave the group of replicas"
+		return "leave the raft cluster"
 	case Uninstall:
 		return "uninstall"
 	case DeleteNode:

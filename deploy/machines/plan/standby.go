@@ -122,9 +122,9 @@ func (j *inspector) checkVote(h machines.Host, f machines.Facts) {
 	has := hasVote(h.Name, f, j.state)
 	switch {
 	case isRemovedMember(h, f, j.state):
-		what := "its replica was taken out of the group, and cannot take part again with what it has"
+		what := "its replica was removed from the raft cluster, and cannot rejoin with its data"
 		if other := j.state.Replaced[h.Name]; other != "" {
-			what = "was replaced by " + other + " while it was away, and cannot take part again with what it has"
+			what = "was replaced by " + other + " while it was away, and cannot rejoin with its data"
 		}
 		j.addError(h.Name, what, rejoinRemedy(h.Name))
 	case h.HasRole(machines.Standby) && has:

@@ -8,7 +8,7 @@ import (
 	"keelson.dev/keelson/deploy/machines"
 )
 
-// settled is a cluster of three control planes, a standby and a worker, made by its plan.
+// settled returns a cluster of three control planes, a standby, and a worker, created by its plan.
 func settled(t *testing.T) *world {
 	t.Helper()
 	c := aCluster(3, 1)
@@ -38,7 +38,7 @@ func (w *world) carryOut(t *testing.T) string {
 	return out.String()
 }
 
-// finds wants these findings, each as "ERROR cp2: what -> remedy", and no other.
+// finds checks for exactly these findings, each as "ERROR cp2: what -> remedy".
 func (w *world) finds(t *testing.T, when string, seen map[string]Observation, want ...string) {
 	t.Helper()
 	found := Inspect(w.cluster, seen, w.release, w.state)
@@ -71,7 +71,7 @@ func TestPromotedStandbyIsLeftAlone(t *testing.T) {
 	away := w.seen()
 	away["cp2"] = Observation{Err: errors.New("reaching cp2: no route to host")}
 	w.finds(t, "away", away, "ERROR cp2: reaching cp2: no route to host -> it died, and cp4 has its vote: take it out of the file; "+back+", once it is back", promoted)
-	w.finds(t, "back", w.seen(), "ERROR cp2: was replaced by cp4 while it was away, and cannot take part again with what it has -> "+back, promoted)
+	w.finds(t, "back", w.seen(), "ERROR cp2: was replaced by cp4 while it was away, and cannot rejoin with its data -> "+back, promoted)
 	if steps := w.plan(); len(steps) > 0 {
 		t.Errorf("something is done about a vote that has gone to a standby: %+v", steps)
 	}
@@ -178,7 +178,7 @@ func TestJudgeOfStandbys(t *testing.T) {
 		{"a vote by hand", func(w *world) { w.role("cp3", machines.Standby); w.role("cp4", machines.ControlPlane) },
 			"warning cp3: is a standby in the file, and has a vote, which it keeps -> nothing has to be done; give it the role controlplane to have the file say so"},
 		{"taken out", func(w *world) { delete(w.state.Members, "cp4") },
-			"ERROR cp4: its replica was taken out of the group, and cannot take part again with what it has -> " + rejoinRemedy("cp4")},
+			"ERROR cp4: its replica was removed from the raft cluster, and cannot rejoin with its data -> " + rejoinRemedy("cp4")},
 		{"not yet taken in", func(w *world) {
 			delete(w.state.Members, "cp4")
 			of("cp4", func(f *machines.Facts) { f.Joining = true })(w)

@@ -45,7 +45,7 @@ func packed(t *testing.T, files map[string]string, zip bool) []byte {
 	return z.Bytes()
 }
 
-// folder has releases of some versions.
+// folder creates releases of some versions in a folder.
 func folder(t *testing.T, versions ...string) string {
 	t.Helper()
 	dir := t.TempDir()
