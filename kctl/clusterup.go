@@ -226,7 +226,7 @@ func (r *raising) plan(ctx context.Context, out io.Writer, site *execute.Site, s
 		fmt.Fprintln(out)
 		plan.ShowFindings(out, found)
 	}
-	if n := len(plan.Blocking(found)); n > 0 {
+	if n := len(plan.BlockingFindings(found)); n > 0 {
 		return nil, state, fmt.Errorf("nothing was changed: correct the problems above first (%d)", n)
 	}
 	if !r.newOnly {

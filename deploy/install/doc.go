@@ -1,3 +1,3 @@
-// Package install holds what a machine gets beside the programs: units, examples of settings, and the scripts that install and
-// take away. deploy/dist packs it.
+// Package install contains the systemd units, example settings, and the installation and
+// uninstallation scripts, with their tests. deploy/dist packages them.
 package install

@@ -34,8 +34,8 @@ func rootOf(name string) (string, error) {
 	return RootPrefix + "@" + name, nil
 }
 
-// Listen returns the preferred address for the API of the lab that $KEELSON_LAB names: 127.0.0.1:6443 for the lab without
-// a name, and a port from 16443 to 17442 that follows from the name for every other lab.
+// Listen returns the preferred API address of the lab that $KEELSON_LAB selects: 127.0.0.1:6443 for
+// the lab without a name, and otherwise a port from 16443 to 17442 that depends on the name.
 func Listen() string { return listenOf(os.Getenv(NameEnv)) }
 
 const (
