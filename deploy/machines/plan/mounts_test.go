@@ -47,8 +47,8 @@ func TestJudgeMounts(t *testing.T) {
 			"where it is of no use, stop the daemons; then 'mount /var/lib/keelson/images' there, and 'systemctl start keelson-agent', or 'kctl cluster up' again"},
 		{"one that is down since a boot", []func(*world){made, down("w1"), unmounted("w1", "/var/lib/keelson/images")}, "W w1 a disk is to be mounted at /var/lib/keelson/images and is not: nothing is installed there, and the daemons do not " +
 			"start by themselves -> 'mount /var/lib/keelson/images' there, and 'systemctl start keelson-agent', or 'kctl cluster up' again; if it is no longer needed"},
-		{"a replica that is down since a boot", []func(*world){made, empty("cp2"), down("cp2"), unmounted("cp2", "/var/lib/keelson/controlplane")}, "E cp2 a disk is to be mounted at /var/lib/keelson/controlplane and is not: what is on it " +
-			"would be taken for gone -> 'mount /var/lib/keelson/controlplane' there, and 'systemctl start keelson-controlplane', or 'kctl cluster up' again; if it is no longer needed"},
+		{"a replica that is down since a boot", []func(*world){made, empty("cp2"), down("cp2"), unmounted("cp2", "/var/lib/keelson/controlplane")}, "E cp2 a disk is to be mounted at /var/lib/keelson/controlplane and is not: " +
+			"its data would be considered lost -> 'mount /var/lib/keelson/controlplane' there, and 'systemctl start keelson-controlplane', or 'kctl cluster up' again; if it is no longer needed"},
 		{"a replica whose disk is a new one", []func(*world){made, empty("cp2")}, "W cp2 is a replica of the cluster, and nothing of its data is there: 'up' would have it join anew -> see that no disk"},
 		{"a node whose disk is a new one", []func(*world){made, empty("w1")}, "W w1 is a node of the cluster, and nothing of its data is there"},
 		{"those that were taken out", []func(*world){made, empty("cp2"), again("cp2"), empty("w1"), again("w1")}, ""},
