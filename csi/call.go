@@ -22,7 +22,7 @@ const MaxCall = 1 << 20
 func (r *Registry) Call(ctx context.Context, driver, method string, request []byte, timeout time.Duration) ([]byte, error) {
 	service := method[:strings.LastIndex(method, "/")+1]
 	if !slices.Contains([]string{"/csi.v1.Controller/", "/csi.v1.GroupController/", "/csi.v1.Identity/"}, service) {
-		return nil, status.Errorf(codes.PermissionDenied, "%q is no call of a driver's Controller, GroupController or Identity service", method)
+		return nil, status.Errorf(codes.PermissionDenied, "%q is not a call of a driver's Controller, GroupController or Identity service", method)
 	}
 	if len(request) > MaxCall {
 		return nil, status.Errorf(codes.ResourceExhausted, "a request of %d bytes for CSI driver %s: %d are allowed", len(request), driver, MaxCall)
@@ -47,7 +47,7 @@ type rawCodec struct{}
 func (rawCodec) Marshal(v any) ([]byte, error) {
 	b, ok := v.(*[]byte)
 	if !ok {
-		return nil, fmt.Errorf("a call passed on holds %T", v)
+		return nil, fmt.Errorf("a forwarded call contains %T", v)
 	}
 	return *b, nil
 }
@@ -55,7 +55,7 @@ func (rawCodec) Marshal(v any) ([]byte, error) {
 func (rawCodec) Unmarshal(data []byte, v any) error {
 	b, ok := v.(*[]byte)
 	if !ok {
-		return fmt.Errorf("a call passed on holds %T", v)
+		return fmt.Errorf("a forwarded call contains %T", v)
 	}
 	*b = append([]byte(nil), data...)
 	return nil

@@ -41,7 +41,7 @@ func (f *RegistrationFolder) Scan(ctx context.Context) {
 		return
 	}
 	if len(sockets) > maxSockets {
-		f.Log.Warn("too many plugins register: the rest is not looked at", "folder", f.Dir, "sockets", len(sockets), "most", maxSockets)
+		f.Log.Warn("too many registration sockets: the rest is ignored", "folder", f.Dir, "sockets", len(sockets), "most", maxSockets)
 		sockets = sockets[:maxSockets]
 	}
 	for s := range f.seen {
@@ -58,7 +58,7 @@ func (f *RegistrationFolder) Scan(ctx context.Context) {
 		if _, err := Register(ctx, s, f.Kind, func(ctx context.Context, info *registration.PluginInfo) error {
 			return f.OnRegister(ctx, s, info)
 		}); err != nil {
-			f.Log.Warn("plugin does not register", "kind", f.Kind, "socket", s, "err", err)
+			f.Log.Warn("plugin registration failed", "kind", f.Kind, "socket", s, "err", err)
 			f.OnRemove(s) // the previous plugin at the socket, or one whose registration status was lost
 			continue
 		}

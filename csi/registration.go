@@ -47,7 +47,7 @@ func (r *Registry) scanRegistrations(ctx context.Context, found map[string]strin
 				p = registeredPlugin{}
 			}
 			if err != nil {
-				r.cfg.Log.Warn("plugin does not register", "socket", s, "err", err)
+				r.cfg.Log.Warn("plugin registration failed", "socket", s, "err", err)
 				continue
 			}
 			p.id = id
@@ -98,7 +98,7 @@ func FileID(path string) string { return socketFileID(path) }
 func checkDriver(ctx context.Context, info *registration.PluginInfo) (registeredPlugin, error) {
 	one := func(v string) bool { v = strings.TrimPrefix(v, "v"); return v == "1" || strings.HasPrefix(v, "1.") }
 	if !slices.ContainsFunc(info.GetSupportedVersions(), one) {
-		return registeredPlugin{}, fmt.Errorf("CSI driver %s speaks versions %q of the interface, none of which is 1.x", info.GetName(),
+		return registeredPlugin{}, fmt.Errorf("CSI driver %s supports versions %q of the interface, none of which is 1.x", info.GetName(),
 			info.GetSupportedVersions())
 	}
 	p := registeredPlugin{endpoint: filepath.Clean(strings.TrimPrefix(info.GetEndpoint(), "unix://")), name: info.GetName()}
@@ -111,7 +111,7 @@ func checkDriver(ctx context.Context, info *registration.PluginInfo) (registered
 	}
 	defer d.Close()
 	if d.Name != p.name {
-		return registeredPlugin{}, fmt.Errorf("CSI driver at %s calls itself %s, registered as %s", p.endpoint, d.Name, p.name)
+		return registeredPlugin{}, fmt.Errorf("CSI driver at %s has the name %s, but is registered as %s", p.endpoint, d.Name, p.name)
 	}
 	return p, nil
 }

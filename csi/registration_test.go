@@ -90,7 +90,7 @@ func TestRegistrationRefused(t *testing.T) {
 	for want, info := range map[string]*registration.PluginInfo{
 		"none of which is 1.x":          {Name: "a.example.com", Endpoint: socket, SupportedVersions: []string{"0.3.0", "2.0.0"}},
 		"has to be the path":            {Name: "a.example.com", Endpoint: "tcp:1.2.3.4", SupportedVersions: []string{"1.9.0"}},
-		"calls itself a.example.com":    {Name: "b.example.com", Endpoint: socket, SupportedVersions: []string{"v1.1.0"}},
+		"has the name a.example.com":    {Name: "b.example.com", Endpoint: socket, SupportedVersions: []string{"v1.1.0"}},
 		"CSI driver at " + socket + "2": {Name: "a.example.com", Endpoint: socket + "2", SupportedVersions: []string{"1.0.0"}},
 	} {
 		dir := t.TempDir()

@@ -158,7 +158,7 @@ func (r *Registry) probeSocket(ctx context.Context, socket, name string) (change
 	}
 	d, err := Dial(ctx, socket)
 	if err == nil && name != "" && name != d.Name {
-		err = fmt.Errorf("CSI driver at %s calls itself %s, registered as %s", socket, d.Name, name)
+		err = fmt.Errorf("CSI driver at %s has the name %s, but is registered as %s", socket, d.Name, name)
 		d.Close()
 	}
 	if err != nil {
@@ -166,7 +166,7 @@ func (r *Registry) probeSocket(ctx context.Context, socket, name string) (change
 		return false
 	}
 	if old := r.driverByName(d.Name); old != nil && old.isAlive(ctx) {
-		r.cfg.Log.Warn("two CSI drivers have one name: the one that was first stays", "driver", d.Name, "socket",
+		r.cfg.Log.Warn("two CSI drivers have the same name: the first one is kept", "driver", d.Name, "socket",
 			old.socket, "other", socket)
 		d.Close()
 		r.mu.Lock()

@@ -134,7 +134,7 @@ func parseCondition(b []byte) string {
 		b = b[n:]
 	}
 	if abnormal && text == "" {
-		text = "the driver calls it abnormal"
+		text = "the driver reports it as abnormal"
 	}
 	if !abnormal {
 		return ""

@@ -36,13 +36,13 @@ func checkVolumeMode(id string, r volumeRecord, sized bool, want *csi.VolumeCapa
 	block := want.GetBlock() != nil
 	switch {
 	case !sized && block:
-		return status.Errorf(codes.InvalidArgument, "volume %s is a folder of the node, and no block device", id)
+		return status.Errorf(codes.InvalidArgument, "volume %s is a folder on the node, not a block device", id)
 	case r.Backing == backingDirectory && block:
-		return status.Errorf(codes.InvalidArgument, "volume %s is a folder (its class has %s: %s), and no block device", id, backingParam, backingDirectory)
+		return status.Errorf(codes.InvalidArgument, "volume %s is a folder (its class has %s: %s), not a block device", id, backingParam, backingDirectory)
 	case sized && block && !r.Block:
-		return status.Errorf(codes.InvalidArgument, "volume %s was made with a file system, and is not given as a block device", id)
+		return status.Errorf(codes.InvalidArgument, "volume %s was created with a file system and cannot be used as a block device", id)
 	case sized && !block && r.Block:
-		return status.Errorf(codes.InvalidArgument, "volume %s was made as a block device, and is not mounted", id)
+		return status.Errorf(codes.InvalidArgument, "volume %s was created as a block device and cannot be mounted", id)
 	}
 	return nil
 }
@@ -64,7 +64,7 @@ func createAllocatedFile(path string, size int64, fill func(*os.File) error) (er
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	if err := allocateBlocks(f, size); err != nil {
-		return fmt.Errorf("taking %d bytes of the disk: %w", size, err)
+		return fmt.Errorf("allocating %d bytes on the disk: %w", size, err)
 	}
 	if err := fill(f); err != nil {
 		return err
@@ -82,14 +82,14 @@ func keepLoopDevice(image string) error {
 	defer l.Close()
 	i, err := unix.IoctlLoopGetStatus64(int(l.Fd()))
 	if err != nil {
-		return fmt.Errorf("looking at %s: %w", l.Name(), err)
+		return fmt.Errorf("reading the status of %s: %w", l.Name(), err)
 	}
 	if i.Flags&unix.LO_FLAGS_AUTOCLEAR == 0 {
 		return nil
 	}
 	i.Flags &^= unix.LO_FLAGS_AUTOCLEAR
 	if err := unix.IoctlLoopSetStatus64(int(l.Fd()), i); err != nil {
-		return fmt.Errorf("keeping %s: %w", l.Name(), err)
+		return fmt.Errorf("keeping %s attached: %w", l.Name(), err)
 	}
 	return nil
 }
@@ -107,7 +107,7 @@ func detachLoopDevice(image string) error {
 	name := l.Name()
 	err = unix.IoctlSetInt(int(l.Fd()), unix.LOOP_CLR_FD, 0)
 	if err = errors.Join(err, l.Close()); err != nil && !errors.Is(err, unix.ENXIO) {
-		return fmt.Errorf("taking %s away: %w", name, err)
+		return fmt.Errorf("detaching %s: %w", name, err)
 	}
 	if l, err = findLoopDevice(image); l != nil {
 		l.Close()
@@ -123,7 +123,7 @@ func bindDevice(image, target string) error {
 		return err
 	}
 	if l == nil {
-		return fmt.Errorf("no device shows %s", image)
+		return fmt.Errorf("no loop device is attached to %s", image)
 	}
 	defer l.Close()
 	if err := os.MkdirAll(filepath.Dir(target), 0o750); err != nil {
@@ -164,7 +164,7 @@ func (d *Driver) publishBlock(q *csi.NodePublishVolumeRequest) error {
 	id := q.GetVolumeId()
 	if q.GetVolumeCapability().GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER {
 		if other, err := d.otherDeviceMount(id, q.GetTargetPath()); err != nil || other != "" {
-			return status.Errorf(codes.FailedPrecondition, "volume %s is for one pod and is published at %s already (%v)", id, other, err)
+			return status.Errorf(codes.FailedPrecondition, "volume %s is for one pod and is already published at %s (%v)", id, other, err)
 		}
 	}
 	if err := bindDevice(d.imageFile(id), q.GetTargetPath()); err != nil {
@@ -212,7 +212,7 @@ func (d *Driver) NodeExpandVolume(_ context.Context, q *csi.NodeExpandVolumeRequ
 		return &csi.NodeExpandVolumeResponse{CapacityBytes: q.GetCapacityRange().GetRequiredBytes()}, nil
 	}
 	if want := q.GetCapacityRange().GetRequiredBytes(); want > r.Size {
-		return nil, status.Errorf(codes.OutOfRange, "volume %s has %d bytes, and %d are wanted: it is to be made larger first", id, r.Size, want)
+		return nil, status.Errorf(codes.OutOfRange, "volume %s has %d bytes, and %d are requested: expand the volume first", id, r.Size, want)
 	}
 	if r.Backing == backingDirectory {
 		if err := d.setSizeLimit(r); err != nil {

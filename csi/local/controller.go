@@ -34,7 +34,7 @@ func (d *Driver) CreateVolume(ctx context.Context, q *csi.CreateVolumeRequest) (
 		return nil, err
 	}
 	if !d.isReachable(q.GetAccessibilityRequirements()) {
-		return nil, status.Errorf(codes.ResourceExhausted, "the volume is wanted elsewhere: this is node %s", d.cfg.NodeID)
+		return nil, status.Errorf(codes.ResourceExhausted, "the volume is requested on another node: this is node %s", d.cfg.NodeID)
 	}
 	size, err := requestedSize(q.GetCapacityRange())
 	if err != nil {
@@ -123,7 +123,7 @@ func checkCompatible(id string, have, asked volumeRecord, want *csi.CapacityRang
 		return status.Errorf(codes.AlreadyExists, "volume %s exists and is of another backing", id)
 	}
 	if have.SourceVolume != asked.SourceVolume || have.SourceSnapshot != asked.SourceSnapshot {
-		return status.Errorf(codes.AlreadyExists, "volume %s exists and was made of something else", id)
+		return status.Errorf(codes.AlreadyExists, "volume %s exists and was created from another source", id)
 	}
 	return nil
 }

@@ -61,7 +61,7 @@ func (d *Driver) copyVolume(ctx context.Context, id, path string) (shared bool, 
 }
 
 // errBusy is returned if the writers of a volume cannot be paused.
-var errBusy = errors.New("it is in use in a way that cannot be held still for a moment: it can be copied while no pod uses it")
+var errBusy = errors.New("it is in use in a way that cannot be frozen: it can be copied while no pod uses it")
 
 // copyImage copies the content of an image to a file. The copy has the content at the moment when
 // still runs its function.

@@ -64,7 +64,7 @@ func usesDirectory(params map[string]string) (directory bool, err error) {
 	for k, v := range params {
 		switch {
 		case k != backingParam:
-			return false, status.Errorf(codes.InvalidArgument, "parameter %q of the class is not known: this driver knows %q, which is %q or %q",
+			return false, status.Errorf(codes.InvalidArgument, "parameter %q of the class is unknown: this driver supports %q with the value %q or %q",
 				k, backingParam, backingImage, backingDirectory)
 		case v != backingImage && v != backingDirectory:
 			return false, status.Errorf(codes.InvalidArgument, "parameter %q of the class is %q: it can be %q or %q", k, v, backingImage, backingDirectory)
@@ -78,7 +78,7 @@ func checkDirectoryRequest(caps []*csi.VolumeCapability, source *csi.VolumeConte
 	for _, c := range caps {
 		switch {
 		case c.GetBlock() != nil:
-			return status.Errorf(codes.InvalidArgument, "volumes of a class with %s: %s are folders, and no block devices: use a class with %s: %s",
+			return status.Errorf(codes.InvalidArgument, "volumes of a class with %s: %s are folders, not block devices: use a class with %s: %s",
 				backingParam, backingDirectory, backingParam, backingImage)
 		case c.GetMount().GetFsType() != "":
 			return status.Errorf(codes.InvalidArgument, "volumes of a class with %s: %s have no file system of their own: leave csi.storage.k8s.io/fstype out",
@@ -89,7 +89,7 @@ func checkDirectoryRequest(caps []*csi.VolumeCapability, source *csi.VolumeConte
 		}
 	}
 	if source != nil {
-		return status.Errorf(codes.InvalidArgument, "volumes of a class with %s: %s are empty at first: use a class with %s: %s for what is to begin with other data",
+		return status.Errorf(codes.InvalidArgument, "volumes of a class with %s: %s start empty: use a class with %s: %s for volumes with initial data",
 			backingParam, backingDirectory, backingParam, backingImage)
 	}
 	return nil
@@ -97,8 +97,8 @@ func checkDirectoryRequest(caps []*csi.VolumeCapability, source *csi.VolumeConte
 
 // errNoCopies returns the error for a snapshot or clone of a folder.
 func errNoCopies(id string) error {
-	return status.Errorf(codes.FailedPrecondition, "volume %s is a folder (its class has %s: %s), which cannot be held still for a copy: there are no "+
-		"snapshots and no clones of such; use a class with %s: %s", id, backingParam, backingDirectory, backingParam, backingImage)
+	return status.Errorf(codes.FailedPrecondition, "volume %s is a folder (its class has %s: %s), which cannot be frozen for a copy: it supports no "+
+		"snapshots and no clones; use a class with %s: %s", id, backingParam, backingDirectory, backingParam, backingImage)
 }
 
 // createDirectoryVolume creates a folder with a quota unless it exists. The caller must hold the
@@ -168,7 +168,7 @@ func (d *Driver) findFreeProject(id string) (uint32, error) {
 			p = firstProject
 		}
 	}
-	return 0, errors.New("no project id is free near where one was looked for")
+	return 0, errors.New("no free project ID was found")
 }
 
 // firstProjectCandidate returns the project ID at which the search starts. It depends on the
@@ -209,7 +209,7 @@ func (d *Driver) discardVolume(id string, r volumeRecord) error {
 // limit remains without effect, and the ID is not used again.
 func (d *Driver) clearQuota(project uint32) {
 	if err := d.quotas.setLimit(d.cfg.Root, project, 0, 0); err != nil {
-		d.cfg.Log.Warn("a quota that nobody needs stays", "project", project, "err", err)
+		d.cfg.Log.Warn("an unused quota remains", "project", project, "err", err)
 	}
 }
 
@@ -236,7 +236,7 @@ func (d *Driver) emptyTrash(ctx context.Context) error {
 	var errs []error
 	for _, p := range all {
 		if err := d.removeTrashed(ctx, p); err != nil {
-			errs = append(errs, fmt.Errorf("removing what was deleted with project id %d: %w", p, err))
+			errs = append(errs, fmt.Errorf("removing the deleted volume with project ID %d: %w", p, err))
 		}
 	}
 	return errors.Join(errs...)
@@ -286,13 +286,13 @@ func (d *Driver) stageDirectory(id string, r volumeRecord, path string, flags []
 	dir := d.directoryPath(id)
 	project, err := d.quotas.projectIDOf(dir)
 	if errors.Is(err, os.ErrNotExist) {
-		return status.Errorf(codes.NotFound, "volume %s has no data on node %s: its folder is gone, and no empty one takes its place", id, d.cfg.NodeID)
+		return status.Errorf(codes.NotFound, "volume %s has no data on node %s: its folder is missing and is not replaced by an empty one", id, d.cfg.NodeID)
 	}
 	if err == nil {
 		err = d.quotas.checkReady(d.cfg.Root)
 	}
 	if err == nil && project != r.Project {
-		err = fmt.Errorf("%s does not bear the project id by which its size is held: run chattr -R +P -p %d on it", dir, r.Project)
+		err = fmt.Errorf("%s does not have the project ID of its quota: run chattr -R +P -p %d on it", dir, r.Project)
 	}
 	if err == nil {
 		err = d.setSizeLimit(r)
@@ -316,7 +316,7 @@ func bindFlags(flags []string) (uintptr, error) {
 	const ofMounts = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_NOATIME | unix.MS_NODIRATIME | unix.MS_RELATIME
 	bits, rest := mountoption.SplitFlags(flags)
 	if bits&^ofMounts != 0 || len(rest) > 0 {
-		return 0, fmt.Errorf("mount options %q: a folder (%s: %s) can have ro, nosuid, nodev, noexec, noatime, nodiratime and relatime",
+		return 0, fmt.Errorf("mount options %q: a folder (%s: %s) supports ro, nosuid, nodev, noexec, noatime, nodiratime and relatime",
 			strings.Join(flags, ","), backingParam, backingDirectory)
 	}
 	return bits, nil

@@ -146,25 +146,25 @@ func TestBackings(t *testing.T) {
 	}
 	of := &spec.VolumeContentSource{Type: &spec.VolumeContentSource_Volume{Volume: &spec.VolumeContentSource_VolumeSource{VolumeId: "x"}}}
 	const d = backingDirectory
-	wants(t, "an unknown parameter", ask("colour", "red", writer, nil), codes.InvalidArgument, `parameter "colour" of the class is not known: this driver knows "backing"`)
+	wants(t, "an unknown parameter", ask("colour", "red", writer, nil), codes.InvalidArgument, `parameter "colour" of the class is unknown: this driver supports "backing"`)
 	wants(t, "an unknown backing", ask(backingParam, "Directory", writer, nil), codes.InvalidArgument, `"Directory": it can be "image" or "directory"`)
-	wants(t, "a device", ask(backingParam, d, device, nil), codes.InvalidArgument, "are folders, and no block devices: use a class with backing: image")
+	wants(t, "a device", ask(backingParam, d, device, nil), codes.InvalidArgument, "are folders, not block devices: use a class with backing: image")
 	wants(t, "a file system", ask(backingParam, d, mounts("ext4"), nil), codes.InvalidArgument, "leave csi.storage.k8s.io/fstype out")
-	wants(t, "options of a file system", ask(backingParam, d, mounts("", "noatime", "data=journal"), nil), codes.InvalidArgument, "can have ro, nosuid")
-	wants(t, "a copy", ask(backingParam, d, writer, of), codes.InvalidArgument, "empty at first: use a class with backing: image")
+	wants(t, "options of a file system", ask(backingParam, d, mounts("", "noatime", "data=journal"), nil), codes.InvalidArgument, "supports ro, nosuid")
+	wants(t, "a copy", ask(backingParam, d, writer, of), codes.InvalidArgument, "start empty: use a class with backing: image")
 	nothingLeft(t, b.cfg.Root)
 	must(t, ask(backingParam, d, mounts("", "nosuid,noatime"), nil))
 	must(t, ask(backingParam, d, writer, nil))
 	wants(t, "the same as an image", b.create("v", 16*mib), codes.AlreadyExists, "of another backing")
 	_, err := b.CreateSnapshot(t.Context(), &spec.CreateSnapshotRequest{Name: "s", SourceVolumeId: "v"})
-	wants(t, "a snapshot", err, codes.FailedPrecondition, "volume v is a folder (its class has backing: directory), which cannot be held still")
+	wants(t, "a snapshot", err, codes.FailedPrecondition, "volume v is a folder (its class has backing: directory), which cannot be frozen")
 	must(t, b.create("i", 16*mib))
 	_, err = b.CreateVolumeGroupSnapshot(t.Context(), &spec.CreateVolumeGroupSnapshotRequest{Name: "g", SourceVolumeIds: []string{"i", "v"}})
 	wants(t, "a group of snapshots", err, codes.FailedPrecondition, "volume v is a folder (its class has backing: directory)")
 	must(t, b.delete("i"))
 	of.GetVolume().VolumeId = "v"
 	_, err = b.CreateVolume(t.Context(), &spec.CreateVolumeRequest{Name: "w", VolumeCapabilities: []*spec.VolumeCapability{writer}, VolumeContentSource: of})
-	wants(t, "a clone", err, codes.FailedPrecondition, "no clones of such")
+	wants(t, "a clone", err, codes.FailedPrecondition, "no clones")
 	_, err = b.NodeStageVolume(t.Context(), &spec.NodeStageVolumeRequest{VolumeId: "v", StagingTargetPath: filepath.Join(b.dir, "staging"), VolumeCapability: device})
 	wants(t, "staging as a device", err, codes.InvalidArgument, "volume v is a folder")
 	must(t, b.delete("v"))
@@ -187,7 +187,7 @@ func TestWithoutProjectQuotas(t *testing.T) {
 		"btrfs":     {unix.BTRFS_SUPER_MAGIC, unix.ENOSYS, "/vols is on btrfs, which has none: put it on ext4 or XFS"},
 		"tmpfs":     {unix.TMPFS_MAGIC, unix.EINVAL, "/vols is on tmpfs, which has none"},
 		"something": {0x1234, unix.ENOTTY, "a file system of type 0x1234, which has none"},
-		"an error":  {0x1234, unix.EIO, "asking for those of /vols fails: input/output error"},
+		"an error":  {0x1234, unix.EIO, "reading those of /vols failed: input/output error"},
 	} {
 		if got := quotaProblem("/vols", c.magic, c.err).Error(); !strings.Contains(got, c.want) || !strings.HasPrefix(got, "backing: directory needs project quotas, and ") {
 			t.Errorf("%s: %s", name, got)

@@ -95,7 +95,7 @@ func TestFullDisk(t *testing.T) {
 	must(t, os.Truncate(others, 1*mib))
 	must(t, b.writeVolume("v", r))
 	fill()
-	says(t, "growing one that was promised more", b.expand("v", 32*mib), codes.ResourceExhausted, "growing volume v on node w1: the disk of "+b.cfg.Root+" is full: taking 33554432 bytes")
+	says(t, "growing one that was promised more", b.expand("v", 32*mib), codes.ResourceExhausted, "growing volume v on node w1: the disk of "+b.cfg.Root+" is full: allocating 33554432 bytes")
 	if st, err := os.Stat(b.imageFile("v")); err != nil || st.Size() != 16*mib {
 		t.Errorf("its file has %v bytes, %v", st.Size(), err)
 	}

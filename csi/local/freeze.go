@@ -34,7 +34,7 @@ const GuardCommand = "thaw-when-alone"
 func RunThawGuard() error {
 	dir := os.NewFile(3, "frozen")
 	if dir == nil {
-		return errors.New("a guard has a folder as file 3")
+		return errors.New("the guard needs a folder as file descriptor 3")
 	}
 	released := make(chan bool, 1)
 	go func() {
@@ -70,7 +70,7 @@ func (d *Driver) withFrozen(ctx context.Context, at string, do func(context.Cont
 	defer dir.Close()
 	release, err := d.startThawGuard(dir)
 	if err != nil {
-		return fmt.Errorf("starting what thaws %s if this process is killed: %w", at, err)
+		return fmt.Errorf("starting the guard that thaws %s if this process is killed: %w", at, err)
 	}
 	defer release()
 	ctx, cancel := context.WithTimeout(ctx, maxFreeze)
@@ -81,7 +81,7 @@ func (d *Driver) withFrozen(ctx context.Context, at string, do func(context.Cont
 	}
 	err = do(ctx)
 	if errors.Is(err, context.DeadlineExceeded) {
-		err = fmt.Errorf("its data cannot be compared within %s, for which its writers wait: it can be copied while no pod uses it", maxFreeze)
+		err = fmt.Errorf("its data could not be compared within %s, the longest pause of its writers: it can be copied while no pod uses it", maxFreeze)
 	}
 	if undone := thawFileSystem(dir); undone != nil {
 		return errors.Join(err, fmt.Errorf("the file system at %s did not stay frozen: %w", at, undone))
@@ -106,7 +106,7 @@ func (d *Driver) startThawGuard(dir *os.File) (release func(), err error) {
 		_, _ = io.WriteString(in, "x")
 		_ = in.Close()
 		if err := c.Wait(); err != nil {
-			d.cfg.Log.Warn("what thaws file systems ended badly", "err", err)
+			d.cfg.Log.Warn("the thaw guard failed", "err", err)
 		}
 	}, nil
 }
@@ -131,7 +131,7 @@ func (d *Driver) thawAll() error {
 		}
 		defer dir.Close()
 		if err := thawFileSystem(dir); err == nil {
-			d.cfg.Log.Warn("a volume was left frozen and is thawed", "volume", r.SourceVolume)
+			d.cfg.Log.Warn("thawed a volume that was left frozen", "volume", r.SourceVolume)
 		} else if !errors.Is(err, unix.EINVAL) {
 			errs = append(errs, fmt.Errorf("thawing %s: %w", at, err))
 		}

@@ -91,7 +91,7 @@ func (d *Driver) CreateVolumeGroupSnapshot(ctx context.Context, q *csi.CreateVol
 		return nil, err
 	}
 	if len(of) == 0 || len(of) > maxGroupVolumes {
-		return nil, status.Errorf(codes.InvalidArgument, "a group of snapshots is of 1 to %d volumes, and %s of %d", maxGroupVolumes, id, len(of))
+		return nil, status.Errorf(codes.InvalidArgument, "a group of snapshots has 1 to %d volumes, but %s has %d", maxGroupVolumes, id, len(of))
 	}
 	for i, v := range of {
 		if _, err := d.volumeFolder(v); err != nil {
@@ -102,14 +102,14 @@ func (d *Driver) CreateVolumeGroupSnapshot(ctx context.Context, q *csi.CreateVol
 		}
 	}
 	for k := range q.GetParameters() {
-		return nil, status.Errorf(codes.InvalidArgument, "parameter %q of the group's class is not known: this driver has none", k)
+		return nil, status.Errorf(codes.InvalidArgument, "parameter %q of the group's class is unknown: this driver has no parameters", k)
 	}
 	have, known, err := d.readGroup(id)
 	switch {
 	case err != nil:
 		return nil, err
 	case known && !slices.Equal(have.Volumes, of):
-		return nil, status.Errorf(codes.AlreadyExists, "group of snapshots %s exists and is one of volumes %q", id, have.Volumes)
+		return nil, status.Errorf(codes.AlreadyExists, "group of snapshots %s exists with the volumes %q", id, have.Volumes)
 	case known && have.Ready:
 		g, err := d.groupSnapshotOf(id, have)
 		return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: g}, err
@@ -204,7 +204,7 @@ func (d *Driver) memberRecords(id string, of []string) ([]volumeRecord, error) {
 		}
 		if !sized || !source.Ready {
 			if _, err := os.Stat(filepath.Join(d.cfg.Root, v)); err == nil && !sized {
-				return nil, status.Errorf(codes.FailedPrecondition, "volume %s is a folder that somebody made by hand: there are no snapshots of such", v)
+				return nil, status.Errorf(codes.FailedPrecondition, "volume %s is a folder that was created by hand, which does not support snapshots", v)
 			}
 			return nil, status.Errorf(codes.NotFound, "volume %s does not exist on node %s: a group of snapshots is of volumes of one node", v, d.cfg.NodeID)
 		}
@@ -280,7 +280,7 @@ func (g groupRecord) checkMembers(id string, snapshots []string) error {
 	}
 	for _, s := range snapshots {
 		if !slices.Contains(mine, s) {
-			return status.Errorf(codes.InvalidArgument, "snapshot %s is none of group %s", s, id)
+			return status.Errorf(codes.InvalidArgument, "snapshot %s is not part of group %s", s, id)
 		}
 	}
 	return nil

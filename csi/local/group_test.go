@@ -122,16 +122,16 @@ func TestGroupOfSnapshots(t *testing.T) {
 			t.Errorf("%s: %v, want %s and %q", what, err, want, words)
 		}
 	}
-	is("one of its snapshots", b.drop(ids[0]), codes.InvalidArgument, "is one of group g and goes with it")
-	is("others' snapshots", b.dropTogether("g", ids[0], "none"), codes.InvalidArgument, "snapshot none is none of group g")
+	is("one of its snapshots", b.drop(ids[0]), codes.InvalidArgument, "is part of group g")
+	is("others' snapshots", b.dropTogether("g", ids[0], "none"), codes.InvalidArgument, "snapshot none is not part of group g")
 	_, err = b.snapTogether("g", "v1")
-	is("of other volumes", err, codes.AlreadyExists, `is one of volumes ["v1" "v2"]`)
+	is("of other volumes", err, codes.AlreadyExists, `exists with the volumes ["v1" "v2"]`)
 	_, err = b.snapTogether("h", "v1", "none")
 	is("of a volume that is elsewhere", err, codes.NotFound, "volume none does not exist on node w1: a group of snapshots is of volumes of one node")
 	_, err = b.snapTogether("h", "v1", "v1")
 	is("twice", err, codes.InvalidArgument, "volume v1 is named twice")
 	_, err = b.snapTogether("h")
-	is("of none", err, codes.InvalidArgument, "of 1 to 64 volumes")
+	is("of none", err, codes.InvalidArgument, "has 1 to 64 volumes")
 	must(t, errors.Join(b.dropTogether("g", ids...), b.dropTogether("g", ids...)))
 	if _, err := b.GetVolumeGroupSnapshot(t.Context(), &spec.GetVolumeGroupSnapshotRequest{GroupSnapshotId: "g"}); status.Code(err) != codes.NotFound {
 		t.Errorf("a group that went: %v", err)

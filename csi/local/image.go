@@ -46,7 +46,7 @@ func createImage(ctx context.Context, path string, size int64) error {
 		}
 		// On some file systems, mkfs zeroes ranges by releasing their blocks.
 		if err := allocateBlocks(f, size); err != nil {
-			return fmt.Errorf("taking %d bytes of the disk: %w", size, err)
+			return fmt.Errorf("allocating %d bytes on the disk: %w", size, err)
 		}
 		return nil
 	})
@@ -143,7 +143,7 @@ func createLoopDevice(image string) (*loopDevice, error) {
 		}
 		dev.Close()
 		if !errors.Is(err, unix.EBUSY) {
-			return nil, fmt.Errorf("showing %s as /dev/loop%d: %w", image, n, err)
+			return nil, fmt.Errorf("attaching %s to /dev/loop%d: %w", image, n, err)
 		}
 	}
 	return nil, errors.New("no loop device stays free long enough")
@@ -281,7 +281,7 @@ func growImage(image string, size int64) error {
 	}
 	if err := allocateBlocks(f, size); err != nil {
 		// A part may have been allocated. The larger size was not reported to any caller.
-		return errors.Join(fmt.Errorf("taking %d bytes of the disk: %w", size, err), f.Truncate(st.Size()))
+		return errors.Join(fmt.Errorf("allocating %d bytes on the disk: %w", size, err), f.Truncate(st.Size()))
 	}
 	if err := f.Sync(); err != nil {
 		return err
@@ -292,7 +292,7 @@ func growImage(image string, size int64) error {
 	}
 	defer l.Close()
 	if err := unix.IoctlSetInt(int(l.Fd()), unix.LOOP_SET_CAPACITY, 0); err != nil {
-		return fmt.Errorf("telling %s of its size: %w", l.Name(), err)
+		return fmt.Errorf("updating the size of %s: %w", l.Name(), err)
 	}
 	at, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
 		return m.Major != loopMajor || m.Minor != int(l.number) || m.Root != "/" || strings.Contains(","+m.Options+",", ",ro,"), false

@@ -41,7 +41,7 @@ func (d *Driver) NodeStageVolume(ctx context.Context, q *csi.NodeStageVolumeRequ
 	case err != nil:
 		return nil, status.Error(codes.Internal, err.Error())
 	case sized && !r.Ready || !sized && q.GetVolumeContext()[sizedContextKey] != "":
-		return nil, status.Errorf(codes.NotFound, "volume %s has no data on node %s: its file is gone, and no empty one takes its place", id, d.cfg.NodeID)
+		return nil, status.Errorf(codes.NotFound, "volume %s has no data on node %s: its file is missing and is not replaced by an empty one", id, d.cfg.NodeID)
 	case r.Backing == backingDirectory:
 		if err := d.stageDirectory(id, r, q.GetStagingTargetPath(), q.GetVolumeCapability().GetMount().GetMountFlags()); err != nil {
 			return nil, err
@@ -128,7 +128,7 @@ func (d *Driver) NodePublishVolume(_ context.Context, q *csi.NodePublishVolumeRe
 	}
 	if q.GetVolumeCapability().GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER {
 		if other, err := otherMount([]string{dir, d.directoryPath(q.GetVolumeId())}, q.GetStagingTargetPath(), q.GetTargetPath()); err != nil || other != "" {
-			return nil, status.Errorf(codes.FailedPrecondition, "volume %s is for one pod and is published at %s already (%v)", q.GetVolumeId(), other, err)
+			return nil, status.Errorf(codes.FailedPrecondition, "volume %s is for one pod and is already published at %s (%v)", q.GetVolumeId(), other, err)
 		}
 	}
 	var bits uintptr

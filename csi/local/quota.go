@@ -125,7 +125,7 @@ func quotaProblem(root string, magic int64, err error) error {
 		return fmt.Errorf("backing: directory needs project quotas, and %s is on XFS without: mount it with the option prjquota "+
 			"(rootflags=prjquota on the kernel's command line, where it is the root), by a kernel that has quotas (CONFIG_XFS_QUOTA)"+or, root)
 	case err != nil && !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOTTY):
-		return fmt.Errorf("backing: directory needs project quotas, and asking for those of %s fails: %w", root, err)
+		return fmt.Errorf("backing: directory needs project quotas, and reading those of %s failed: %w", root, err)
 	}
 	return fmt.Errorf("backing: directory needs project quotas, and %s is on %s, which has none: put it on ext4 or XFS "+
 		"mounted with the option prjquota"+or, root, fileSystemName(magic))

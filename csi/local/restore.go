@@ -32,18 +32,18 @@ func (d *Driver) createFromSource(ctx context.Context, q *csi.CreateVolumeReques
 		if known { // unfinished and no longer possible
 			defer d.locks.Lock(id)()
 			if err := d.discardVolume(id, have); err != nil {
-				return 0, status.Errorf(codes.Internal, "taking away what was begun of volume %s: %v", id, err)
+				return 0, status.Errorf(codes.Internal, "removing the unfinished volume %s: %v", id, err)
 			}
 		}
-		return 0, status.Errorf(codes.NotFound, "%s, of which volume %s is to be made, does not exist on node %s", sourceName(r), id, d.cfg.NodeID)
+		return 0, status.Errorf(codes.NotFound, "%s, the source of volume %s, does not exist on node %s", sourceName(r), id, d.cfg.NodeID)
 	case source.Backing == backingDirectory:
 		return 0, errNoCopies(r.SourceVolume)
 	case source.Block != block:
-		return 0, status.Errorf(codes.InvalidArgument, "%s is a block device: %v; volume %s, which is to be made of it, cannot be another thing", sourceName(r), source.Block, id)
+		return 0, status.Errorf(codes.InvalidArgument, "%s is a block device: %v; volume %s, a copy of it, must have the same mode", sourceName(r), source.Block, id)
 	case want.GetRequiredBytes() == 0 && want.GetLimitBytes() == 0:
 		size = source.Size
 	case size < source.Size:
-		return 0, status.Errorf(codes.OutOfRange, "volume %s of %d bytes is too small for what it is to hold: %s has %d", id, size, sourceName(r), source.Size)
+		return 0, status.Errorf(codes.OutOfRange, "volume %s with %d bytes is too small for its source: %s has %d", id, size, sourceName(r), source.Size)
 	}
 	r.Size, r.Initialized = size, source.Initialized
 	over, err := d.jobs.runShared(ctx, d.jobContext(), "volume "+id, func(ctx context.Context) error { return d.copyFromSource(ctx, id, r) })
@@ -77,7 +77,7 @@ func (d *Driver) resolveSource(s *csi.VolumeContentSource) (r volumeRecord, sour
 			err = status.Error(codes.Internal, err.Error())
 		}
 	default:
-		return r, nil, status.Error(codes.InvalidArgument, "a volume is made of a snapshot or of a volume, and of nothing else")
+		return r, nil, status.Error(codes.InvalidArgument, "the source of a volume must be a snapshot or a volume")
 	}
 	if known {
 		source = &have

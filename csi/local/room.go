@@ -67,18 +67,18 @@ func requestedSize(r *csi.CapacityRange) (int64, error) {
 	least, most := r.GetRequiredBytes(), r.GetLimitBytes()
 	switch {
 	case least < 0 || most < 0:
-		return 0, status.Error(codes.OutOfRange, "a size below zero")
+		return 0, status.Error(codes.OutOfRange, "the size is negative")
 	case most > 0 && least > most:
-		return 0, status.Errorf(codes.OutOfRange, "at least %d bytes and at most %d", least, most)
+		return 0, status.Errorf(codes.OutOfRange, "the minimum size %d is more than the maximum size %d", least, most)
 	case least > math.MaxInt64-mib:
-		return 0, status.Errorf(codes.OutOfRange, "%d bytes are more than a volume can have", least)
+		return 0, status.Errorf(codes.OutOfRange, "%d bytes exceed the maximum size of a volume", least)
 	}
 	size := max(minVolumeBytes, (least+mib-1)/mib*mib)
 	if least == 0 && most == 0 {
 		size = 1 << 30
 	}
 	if most > 0 && size > most {
-		return 0, status.Errorf(codes.OutOfRange, "volumes have whole MiB, and %d of them at least: none has at most %d bytes", minVolumeBytes/mib, most)
+		return 0, status.Errorf(codes.OutOfRange, "a volume has a multiple of 1 MiB and at least %d MiB: no volume has at most %d bytes", minVolumeBytes/mib, most)
 	}
 	return size, nil
 }

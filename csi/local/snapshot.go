@@ -47,17 +47,17 @@ func (d *Driver) CreateSnapshot(ctx context.Context, q *csi.CreateSnapshotReques
 		return nil, err
 	}
 	for k := range q.GetParameters() {
-		return nil, status.Errorf(codes.InvalidArgument, "parameter %q of the snapshot's class is not known: this driver has none", k)
+		return nil, status.Errorf(codes.InvalidArgument, "parameter %q of the snapshot's class is unknown: this driver has no parameters", k)
 	}
 	have, known, err := d.readSnapshot(id)
 	if err != nil {
 		return nil, err
 	}
 	if known && have.Group != "" {
-		return nil, status.Errorf(codes.AlreadyExists, "snapshot %s exists and is one of group %s", id, have.Group)
+		return nil, status.Errorf(codes.AlreadyExists, "snapshot %s exists and is part of group %s", id, have.Group)
 	}
 	if known && have.SourceVolume != from {
-		return nil, status.Errorf(codes.AlreadyExists, "snapshot %s exists and is one of volume %s", id, have.SourceVolume)
+		return nil, status.Errorf(codes.AlreadyExists, "snapshot %s exists and is a snapshot of volume %s", id, have.SourceVolume)
 	}
 	if !known || !have.Ready {
 		if r, sized, err := d.findVolume(from, dir); err != nil {
@@ -65,7 +65,7 @@ func (d *Driver) CreateSnapshot(ctx context.Context, q *csi.CreateSnapshotReques
 		} else if r.Backing == backingDirectory {
 			return nil, errNoCopies(from)
 		} else if !sized {
-			return nil, status.Errorf(codes.FailedPrecondition, "volume %s is a folder that somebody made by hand: there are no snapshots of such", from)
+			return nil, status.Errorf(codes.FailedPrecondition, "volume %s is a folder that was created by hand, which does not support snapshots", from)
 		}
 		over, err := d.jobs.runShared(ctx, d.jobContext(), "snapshot "+id, func(ctx context.Context) error { return d.createSnapshot(ctx, id, from) })
 		switch {
@@ -156,7 +156,7 @@ func (d *Driver) DeleteSnapshot(_ context.Context, q *csi.DeleteSnapshotRequest)
 	if r, known, err := d.readSnapshot(q.GetSnapshotId()); err != nil {
 		return nil, err
 	} else if known && r.Group != "" {
-		return nil, status.Errorf(codes.InvalidArgument, "snapshot %s is one of group %s and goes with it: delete the group", q.GetSnapshotId(), r.Group)
+		return nil, status.Errorf(codes.InvalidArgument, "snapshot %s is part of group %s: delete the group", q.GetSnapshotId(), r.Group)
 	}
 	if err := d.removeSnapshot(q.GetSnapshotId()); err != nil {
 		return nil, status.Errorf(codes.Internal, "deleting snapshot %s: %v", q.GetSnapshotId(), err)
@@ -190,11 +190,11 @@ func (d *Driver) ListSnapshots(_ context.Context, q *csi.ListSnapshotsRequest) (
 	first := 0
 	if t := q.GetStartingToken(); t != "" {
 		if first, err = strconv.Atoi(t); err != nil || first < 0 || first > len(all) {
-			return nil, status.Errorf(codes.Aborted, "starting token %q is none of this driver's", t)
+			return nil, status.Errorf(codes.Aborted, "starting token %q is invalid", t)
 		}
 	}
 	if q.GetMaxEntries() < 0 {
-		return nil, status.Error(codes.InvalidArgument, "a number of entries below zero")
+		return nil, status.Error(codes.InvalidArgument, "the number of entries is negative")
 	}
 	res := &csi.ListSnapshotsResponse{Entries: all[first:]}
 	if most := int(q.GetMaxEntries()); most > 0 && most < len(res.Entries) {
