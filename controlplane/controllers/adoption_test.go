@@ -22,7 +22,7 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// orphanPod creates a pod with a finalizer, so that it stays whatever a controller does with it.
+// orphanPod creates a pod with a finalizer, so that the pod stays even if a controller deletes it.
 func (w *world) orphanPod(name, namespace, label string, phase corev1.PodPhase, owners ...metav1.OwnerReference) {
 	w.t.Helper()
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{"app": label},

@@ -97,7 +97,8 @@ func TestCirclesThroughTwoAPIsWaitForDependents(t *testing.T) {
 	})
 }
 
-// P28, F71: a circle through two APIs goes with the last owner outside of it, and stays while its server does not answer.
+// P28, F71: a circle through two APIs is deleted after its last outside owner, and stays while the
+// API server does not respond.
 func TestCirclesThroughTwoAPIsGoWithTheirOuterOwner(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w, s := onShelf(t)
@@ -116,7 +117,8 @@ func TestCirclesThroughTwoAPIsGoWithTheirOuterOwner(t *testing.T) {
 	})
 }
 
-// P28, F71: an aggregated object whose other owner is gone is collected if only a circle holds it.
+// P28, F71: an aggregated object whose other owner no longer exists is collected if only a circle
+// holds it.
 func TestAggregatedMembersGoWithTheirOuterOwner(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w, s := onShelf(t)

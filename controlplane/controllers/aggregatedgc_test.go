@@ -179,7 +179,7 @@ func TestDependentsOfAggregatedOwnersAreCollected(t *testing.T) {
 	})
 }
 
-// P28: an aggregated owner that is deleted in the foreground goes after its dependents.
+// P28: an aggregated owner in foreground deletion is deleted after its dependents.
 func TestAggregatedOwnersWaitForTheirDependents(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w, s := onShelf(t)

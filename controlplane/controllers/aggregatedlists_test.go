@@ -31,7 +31,8 @@ func (p *pager) Call(context.Context, string, string, url.Values, []byte) ([]byt
 	return []byte(p.page(p.calls)), nil
 }
 
-// P28: the list of a hostile server ends, and only metadata that decides about deletion is kept of what it returns.
+// P28: the list of a hostile server is bounded, and only the metadata that matters for deletion is
+// kept.
 func TestListsOfAggregatedAPIsAreBounded(t *testing.T) {
 	const limit = 1 << 20
 	object := func(n int, more string) string {
@@ -77,7 +78,8 @@ func TestListsOfAggregatedAPIsAreBounded(t *testing.T) {
 	}
 }
 
-// hangingToo is a shelf beside a server whose discovery answers and whose lists of many resources never do.
+// hangingToo is a shelf beside a server whose discovery responds and whose lists of many resources
+// never do.
 type hangingToo struct{ *shelf }
 
 func (h hangingToo) Discover(ctx context.Context) ([]controllers.AggregatedResource, map[schema.GroupVersion]error) {

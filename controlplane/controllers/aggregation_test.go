@@ -13,7 +13,7 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// An aggregated role follows the roles that it selects, through another that is aggregated as well.
+// An aggregated role follows the roles that it selects, including another aggregated role.
 func TestClusterRolesAreAggregated(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{only: func(d controllers.Deps) []*controllers.Controller {

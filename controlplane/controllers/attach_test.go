@@ -57,7 +57,8 @@ func (w *world) uses(pod, claim string) error {
 	return err
 }
 
-// F110: what a pod's volume is attached to follows the pod; a node that loses power is fenced and then loses it.
+// F110: the attachment of a volume follows its pod. A node that loses power is fenced and then
+// loses the volume.
 func TestVolumeFollowsItsPod(t *testing.T) {
 	attaching(t, options{}, func(w *world, d *disks, node string) {
 		a, err := client.Get[*storagev1.VolumeAttachment](w.ctx, w.admin, "", api.AttachmentName("v", diskDriver, node))
@@ -97,12 +98,13 @@ func TestVolumeFollowsItsPod(t *testing.T) {
 	})
 }
 
-// F110: a node that is declared dead loses its volumes at once; one that may never end its pods by itself loses them so only.
+// F110: a node with the taint out-of-service loses its volumes at once. A node that never stops its
+// pods by itself loses them only that way.
 func TestNodeOutOfService(t *testing.T) {
 	attaching(t, options{}, func(w *world, d *disks, node string) {
 		update(w, node, func(n *corev1.Node) { n.Annotations[api.AnnotationFencesAfter] = "0" })
 		w.power(node, false)
-		time.Sleep(10 * time.Minute)   // in virtual time: it stays so
+		time.Sleep(10 * time.Minute)   // virtual time: it stays so
 		if p := w.pods(); len(p) > 0 { // that of the lost node is being deleted
 			t.Fatalf("it moved: %v", p)
 		}
@@ -122,7 +124,7 @@ func TestNodeOutOfService(t *testing.T) {
 	})
 }
 
-// F110: who else has a volume is said to the pod that waits for it.
+// F110: an event of the waiting pod names the holder of the volume.
 func TestMultiAttachIsRefused(t *testing.T) {
 	attaching(t, options{}, func(w *world, d *disks, node string) {
 		other := map[string]string{"w1": "w2", "w2": "w3", "w3": "w1"}[node]
@@ -131,16 +133,16 @@ func TestMultiAttachIsRefused(t *testing.T) {
 		d.set(func() { d.unmounts = false })
 		update(w, "db", func(s *appsv1.StatefulSet) { s.Spec.Replicas = new(int32) })
 		w.eventWith("FailedAttachVolume", fmt.Sprintf("and node %s has not unmounted it yet", node))
-		time.Sleep(10 * time.Minute) // it speaks, and says that it uses the volume
+		time.Sleep(10 * time.Minute) // it connects and reports that it uses the volume
 		w.mountedOn(time.Second, "v", node)
 		d.set(func() { d.unmounts = true })
 		w.mountedOn(10*time.Second, "v", other)
 	})
 }
 
-// F110: a backup in which a pod waited for a volume, and another had it, is restored after their turns have changed: who has the volume
-// by its node's own word gets it, what the backup gives the other is taken back and never asked of the driver, and each that waits is
-// told for whom.
+// F110: a backup in which a pod waited for a volume is restored after the holder has changed. The
+// node that reports the volume gets it, and the attachment of the backup is deleted without a
+// driver call. The events of waiting pods name the holder.
 func TestVolumesStayWithWhoHasThemAfterARestore(t *testing.T) {
 	attaching(t, options{}, func(w *world, d *disks, node string) {
 		other := map[string]string{"w1": "w2", "w2": "w3", "w3": "w1"}[node]
@@ -151,7 +153,7 @@ func TestVolumesStayWithWhoHasThemAfterARestore(t *testing.T) {
 		for _, n := range []string{node, other} {
 			update(w, n, func(n *corev1.Node) { metav1.SetMetaDataAnnotation(&n.ObjectMeta, api.AnnotationUnheard, "") })
 		}
-		time.Sleep(time.Second) // of the bubble: the controller knows
+		time.Sleep(time.Second) // virtual time: the controller has observed it
 		w.within(30*time.Second, "the store of the backup", func() error {
 			for _, n := range []string{node, other} {
 				n, err := client.Get[*corev1.Node](w.ctx, w.admin, "", n)
@@ -184,7 +186,7 @@ func TestVolumesStayWithWhoHasThemAfterARestore(t *testing.T) {
 		w.eventWith("FailedAttachVolume", "kubectl delete node "+node)
 		for _, n := range []string{other, node} {
 			d.set(func() { d.dead[n] = false })
-			time.Sleep(10 * time.Second) // of the bubble: it has said what it has
+			time.Sleep(10 * time.Second) // virtual time: the node has reported its volumes
 			update(w, n, func(n *corev1.Node) { delete(n.Annotations, api.AnnotationUnheard) })
 			time.Sleep(10 * time.Second)
 		}
@@ -195,8 +197,9 @@ func TestVolumesStayWithWhoHasThemAfterARestore(t *testing.T) {
 	})
 }
 
-// F110: after a restore a volume that no known node has is given to nobody for as long as one that joined after the backup was made, and
-// has it, takes at most to end its pods where nobody hears it; pods are told so. Then the volume is like any other.
+// F110: after a restore, a volume without a known holder is given to no node for a while. A node
+// that joined after the backup may have it, and stops its pods within that time if it cannot
+// connect. Events of the pods report this. Then the volume is treated like any other.
 func TestVolumesWaitForNodesThatAreNotKnown(t *testing.T) {
 	attaching(t, options{}, func(w *world, d *disks, node string) {
 		update(w, "db", func(s *appsv1.StatefulSet) { s.Spec.Replicas = new(int32) })
@@ -204,7 +207,7 @@ func TestVolumesWaitForNodesThatAreNotKnown(t *testing.T) {
 		update(w, "v", func(v *corev1.PersistentVolume) {
 			metav1.SetMetaDataAnnotation(&v.ObjectMeta, api.AnnotationUnheard, "")
 		})
-		time.Sleep(time.Second) // of the bubble: the controller knows
+		time.Sleep(time.Second) // virtual time: the controller has observed it
 		w.create(user("late", node, "data-db-0"))
 		w.eventWith("FailedAttachVolume", "a node that joined after it was made may have it mounted")
 		time.Sleep(50 * time.Second)
@@ -220,8 +223,9 @@ func TestVolumesWaitForNodesThatAreNotKnown(t *testing.T) {
 	})
 }
 
-// F110: after a restore a volume for one pod that is not attached has the mark until all nodes are heard, and pods that are not in the store
-// have ended; its pod is told for whom it waits.
+// F110: after a restore, a single-pod volume that is not attached has the restore mark until all
+// nodes have reported and pods that the store lacks have ended. An event of its pod names the node
+// for which it waits.
 func TestVolumesOfOnePodWaitForNodes(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})
@@ -266,8 +270,8 @@ func TestVolumesOfOnePodWaitForNodes(t *testing.T) {
 	})
 }
 
-// F110: a disk of an iSCSI target is one node's at a time as well, though nobody is asked to attach it: who has it is told to others
-// that want it, and a node that loses power is fenced before it moves.
+// F110: an iSCSI disk is attached to one node at a time too, although no driver is called. Events
+// of other pods name the holder, and a node that loses power is fenced before the disk moves.
 func TestDisksOfTargetsMove(t *testing.T) {
 	attachingOf(t, options{}, true, func(w *world, d *disks, node string) {
 		a, err := client.Get[*storagev1.VolumeAttachment](w.ctx, w.admin, "", api.AttachmentName("iqn.2026-01.example:v:3", api.ISCSIAttacher, node))
@@ -280,7 +284,7 @@ func TestDisksOfTargetsMove(t *testing.T) {
 		d.set(func() { d.unmounts = false })
 		update(w, "db", func(s *appsv1.StatefulSet) { s.Spec.Replicas = new(int32) })
 		w.eventWith("FailedAttachVolume", fmt.Sprintf("and node %s has not unmounted it yet", node))
-		time.Sleep(10 * time.Minute) // in virtual time: it stays so
+		time.Sleep(10 * time.Minute) // virtual time: it stays so
 		w.mountedOn(time.Second, "v", node)
 		w.power(node, false)
 		w.within(time.Minute, "the volume elsewhere", func() error {
@@ -300,8 +304,9 @@ func TestDisksOfTargetsMove(t *testing.T) {
 	})
 }
 
-// F110: PersistentVolumes that show one disk, by whichever portals of its target and in whichever case they write its name, are one where it is given to nodes: who comes by
-// the other waits for the node that has it and hears of both, a pod beside it gets it, and the disk is that node's until both have gone.
+// F110: PersistentVolumes of one disk, with any portals of its target and any case of its name,
+// count as one volume. A pod on another node waits, and its event names both volumes. A pod on the
+// same node gets the disk. The node keeps it until both pods are gone.
 func TestVolumesThatShowTheSame(t *testing.T) {
 	for _, iscsi := range []bool{false, true} {
 		t.Run(fmt.Sprintf("iscsi=%v", iscsi), func(t *testing.T) {
@@ -316,7 +321,7 @@ func TestVolumesThatShowTheSame(t *testing.T) {
 				what := map[bool]string{false: "volume v of CSI driver disk.example", true: "iSCSI disk iqn.2026-01.example:v:3"}[iscsi]
 				says := fmt.Sprintf(`Multi-Attach error for volume "v2": it shows the same as volume "v" (%s), its access modes let one node have it, and node %s has it for pod default/db-0: it moves when that pod is gone`, what, node)
 				w.eventWith("FailedAttachVolume", says)
-				// A pod that runs before anybody has looked at its volume is told nothing of it.
+				// A pod that runs before the controller has processed its volume gets no event.
 				w.nodes.set(w.nodes.held, "beside", true)
 				beside := user("beside", node, "again")
 				beside.Labels = map[string]string{"app": "beside"}
@@ -324,7 +329,7 @@ func TestVolumesThatShowTheSame(t *testing.T) {
 				w.eventWith("SuccessfulAttachVolume", `succeeded for volume "v2"`)
 				update(w, "db", func(s *appsv1.StatefulSet) { s.Spec.Replicas = new(int32) })
 				w.eventWith("FailedAttachVolume", fmt.Sprintf(`Multi-Attach error for volume "v2": its access modes let one node have it, and node %s has it for pod default/beside`, node))
-				time.Sleep(10 * time.Minute) // in virtual time: it stays so
+				time.Sleep(10 * time.Minute) // virtual time: it stays so
 				w.mountedOn(time.Second, "v", node)
 				for _, p := range []string{"beside", "late"} {
 					if err := client.Delete[*corev1.Pod](w.ctx, w.admin, "default", p, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}); err != nil {
@@ -337,7 +342,7 @@ func TestVolumesThatShowTheSame(t *testing.T) {
 	}
 }
 
-// dying is a backend that loses the answer of one call, and tells of it.
+// dying is a backend that loses the response of one call and signals it.
 type dying struct {
 	api.Backend
 	mu   sync.Mutex
@@ -370,7 +375,7 @@ func (b *dying) Do(ctx context.Context, r *api.Request) (runtime.Object, error) 
 	return out, err
 }
 
-// F110: a leader that dies after any of its steps leaves what the next one finishes.
+// F110: the next leader completes the work of a leader that dies after any step.
 func TestAttachingStepByStep(t *testing.T) {
 	for _, step := range []string{"create volumeattachments", "update volumeattachments", "call ControllerPublishVolume", "update volumeattachments/status", "update nodes/status"} {
 		stepDies(t, step, true)
@@ -432,8 +437,8 @@ func stepDies(t *testing.T, step string, up bool) {
 	})
 }
 
-// F110: whatever is lost or killed, no volume is ever in two places, by whichever of the two PersistentVolumes that show it, and in the
-// end each is where its pod is.
+// F110: regardless of lost calls and crashes, no volume is attached to two nodes through either of
+// its PersistentVolumes. At the end each volume is where its pod is.
 func TestAttachingUnderFailures(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := newWorld(t, options{quiet: true, change: failing("attachdetach-controller", 3, 2*time.Millisecond)})

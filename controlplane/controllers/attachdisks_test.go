@@ -29,21 +29,22 @@ import (
 
 const diskDriver = "disk.example"
 
-// disks is a driver whose volumes are attached to one node each, and the nodes that mount them.
+// disks simulates a driver whose volumes are attached to one node each, and the nodes that mount
+// them.
 type disks struct {
 	mu       sync.Mutex
-	made     map[string]bool              // volumes that were asked for
+	made     map[string]bool              // volumes that were created
 	at       map[string]string            // where a volume is published, by handle
 	mounted  map[string]map[string]bool   // nodes that have a volume mounted
 	dead     map[string]bool              // nodes without power
-	wrong    []string                     // what must never be
-	flaky    *rand.Rand                   // loses calls, before or after they were made
-	hook     func(method string) error    // after a call was made
+	wrong    []string                     // violations
+	flaky    *rand.Rand                   // loses calls before or after they are performed
+	hook     func(method string) error    // called after a call was performed
 	secrets  map[string]map[string]string // of each kind of call, as seen last
-	unmounts bool                         // nodes unmount what no pod needs
-	iscsi    bool                         // volumes are disks of iSCSI targets, of which nothing is asked
+	unmounts bool                         // nodes unmount volumes that no pod needs
+	iscsi    bool                         // volumes are iSCSI disks, which need no driver call
 	shows    map[string]string            // handles, by PersistentVolume
-	tells    bool                         // nodes tell which volumes they have mounted
+	tells    bool                         // nodes report which volumes they have mounted
 }
 
 // name is how a Node's status names a volume.
@@ -54,7 +55,7 @@ func (d *disks) name(volume string) corev1.UniqueVolumeName {
 	return api.AttachedName(diskDriver, volume)
 }
 
-// handle is what a PersistentVolume shows, which has its name where nothing else is said.
+// handle returns the handle of a PersistentVolume. The default is its name.
 func (d *disks) handle(v string) string {
 	return cmp.Or(d.shows[v], v)
 }
@@ -196,7 +197,8 @@ func (w *world) disksOn(nodes ...string) *disks {
 	return d
 }
 
-// mounts is what the agent of a node does once: it tells what it uses before it mounts, and until it has unmounted.
+// mounts performs one step of a node's agent: it reports a volume before it mounts it, and until it
+// has unmounted it.
 func (w *world) mounts(ctx context.Context, d *disks, node string) {
 	d.mu.Lock()
 	dead := d.dead[node]
@@ -243,7 +245,7 @@ func (w *world) mounts(ctx context.Context, d *disks, node string) {
 			if d.unmounts {
 				delete(m, node)
 			}
-			inUse = append(inUse, d.name(h)) // until the next look
+			inUse = append(inUse, d.name(h)) // until the next step
 		}
 	}
 	slices.Sort(inUse)
@@ -251,11 +253,11 @@ func (w *world) mounts(ctx context.Context, d *disks, node string) {
 	if inUse = slices.Compact(inUse); !slices.Equal(inUse, n.Status.VolumesInUse) {
 		next := n.DeepCopy()
 		next.Status.VolumesInUse = inUse
-		_, _ = client.UpdateStatus(ctx, w.admin, next) // the next look is the retry
+		_, _ = client.UpdateStatus(ctx, w.admin, next) // the next step retries
 	}
 }
 
-// tell writes into a node's object which volumes it has mounted, where its agent tells.
+// tell writes the mounted volumes to a node's object, if agents report them.
 func (d *disks) tell(ctx context.Context, w *world, n *corev1.Node) {
 	if !d.tells {
 		return
@@ -273,7 +275,7 @@ func (d *disks) tell(ctx context.Context, w *world, n *corev1.Node) {
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{api.AnnotationVolumesHeld: string(said)}}})
 	if err == nil {
-		_, _ = client.Patch[*corev1.Node](ctx, w.admin, "", n.Name, "", types.MergePatchType, patch) // the next look is the retry
+		_, _ = client.Patch[*corev1.Node](ctx, w.admin, "", n.Name, "", types.MergePatchType, patch) // the next step retries
 	}
 }
 
@@ -290,7 +292,7 @@ func (d *disks) mount(h, node string) {
 	}
 }
 
-// eventWith waits for an event whose message contains words.
+// eventWith waits for an event whose message contains a text.
 func (w *world) eventWith(reason, words string) {
 	w.t.Helper()
 	w.eventually("event "+reason+" "+words, func() error {
@@ -309,13 +311,14 @@ func (w *world) eventWith(reason, words string) {
 	})
 }
 
-// disk makes a volume of the driver, named as its handle.
+// disk creates a volume of the driver with its name as handle.
 func (w *world) disk(name string) {
 	w.t.Helper()
 	w.diskOf(name, name, "192.0.2.1")
 }
 
-// diskOf makes a volume of the driver that shows what a handle says, or a disk of a target by some of its portals.
+// diskOf creates a volume of the driver for a handle, or an iSCSI volume for some portals of the
+// target.
 func (w *world) diskOf(name, handle string, portals ...string) {
 	w.t.Helper()
 	w.drivers.disks.set(func() { w.drivers.disks.shows[name] = handle })

@@ -64,27 +64,27 @@ func afterNodeDeleted(t *testing.T, fence string, f func(w *world, d *disks, att
 	})
 }
 
-// F110: the fence of a node outlives its Node, on the node's attachments. The next leader gives the
-// volumes to another node when that time is over, and not before.
+// F110: the fence of a node outlives its Node, on the node's attachments. The next leader attaches
+// the volumes to another node when that time has passed, and not before.
 func TestVolumesOfADeletedNodeMoveAfterItsFence(t *testing.T) {
 	afterNodeDeleted(t, "300", func(w *world, d *disks, attachment string) {
 		w.eventWith("FailedAttachVolume", "node w1, whose Node was deleted, may have it mounted, and loses it in ")
 		time.Sleep(299 * time.Second) // of the bubble
 		w.mountedOn(time.Second, "v", "w1")
-		d.set(func() { delete(d.mounted["v"], "w1") }) // its agent ends the pod
+		d.set(func() { delete(d.mounted["v"], "w1") }) // its agent stops the pod
 		w.mountedOn(30*time.Second, "v", "w2")
 	})
 }
 
-// F110: where the agent of a deleted Node never ends pods by itself, its volumes stay with it until
-// somebody deletes the attachment. The event of the pod that waits says so.
+// F110: if the agent of a deleted Node never stops pods by itself, its volumes stay attached until
+// a user deletes the attachment. The event of the waiting pod explains that.
 func TestVolumesOfADeletedNodeThatNeverFencesStay(t *testing.T) {
 	afterNodeDeleted(t, "0", func(w *world, d *disks, attachment string) {
 		w.eventWith("FailedAttachVolume", "may have it mounted for ever, since its agent has --fence-after=0 "+
 			"(if its machine is gone for good: kubectl delete volumeattachment "+attachment+")")
 		time.Sleep(time.Hour) // of the bubble
 		w.mountedOn(time.Second, "v", "w1")
-		d.set(func() { delete(d.mounted["v"], "w1") }) // the machine is gone
+		d.set(func() { delete(d.mounted["v"], "w1") }) // the machine no longer exists
 		if err := client.Delete[*storagev1.VolumeAttachment](w.ctx, w.admin, "", attachment, metav1.DeleteOptions{}); err != nil {
 			w.t.Fatal(err)
 		}

@@ -19,7 +19,7 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// diskClass has volumes made by the driver that attaches them.
+// diskClass creates the class whose volumes the attaching driver creates.
 func (w *world) diskClass() {
 	w.t.Helper()
 	w.create(&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "disks"}, Provisioner: diskDriver})
@@ -49,8 +49,9 @@ func (w *world) madeIs(within time.Duration, want int) {
 	})
 }
 
-// F110: volumes that any node reaches are made and deleted while a node is lost, by way of others, also those that were
-// begun by way of it; and deleted only when they were taken from the node that has them.
+// F110: while a node is lost, volumes that any node can reach are created and deleted through other
+// nodes, even if the lost node had started it. They are deleted only after they were detached from
+// their node.
 func TestDisksAreMadeAndDeletedWithoutALostNode(t *testing.T) {
 	attaching(t, options{}, func(w *world, d *disks, _ string) {
 		w.diskClass()
@@ -94,7 +95,7 @@ func TestDisksAreMadeAndDeletedWithoutALostNode(t *testing.T) {
 	})
 }
 
-// F110: a volume of a node's own disk, for which no pod has chosen the node, is made on one that answers.
+// F110: a node-local volume for which no pod has selected a node is created on a ready node.
 func TestVolumesAreMadeOnNodesThatAnswer(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})
@@ -108,7 +109,8 @@ func TestVolumesAreMadeOnNodesThatAnswer(t *testing.T) {
 	})
 }
 
-// A claim whose data somebody else is to bring says whose turn it is, and when there is nobody.
+// An event of a claim with an external data source names its populator, or reports that there is
+// none.
 func TestPopulatorsAreNamed(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})

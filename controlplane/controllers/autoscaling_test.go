@@ -26,7 +26,7 @@ import (
 // meters are a source of metrics: a load that the pods of a selector share evenly.
 type meters struct {
 	mu    sync.Mutex
-	load  int64 // of all pods, thousandths; below 0 = nobody answers
+	load  int64 // of all pods, in thousandths; below 0 the source returns an error
 	reads int
 	pods  func() []*corev1.Pod
 }
@@ -77,7 +77,7 @@ func (m *meters) External(context.Context, string, autoscalingv2.MetricIdentifie
 	return m.read()
 }
 
-// autoscalerOf keeps the memory of a Deployment's pods at an average of 1.
+// autoscalerOf targets an average memory usage of 1 per pod of a Deployment.
 func autoscalerOf(name, target string, least, most int32) *autoscalingv2.HorizontalPodAutoscaler {
 	one := resource.MustParse("1")
 	return &autoscalingv2.HorizontalPodAutoscaler{
@@ -118,7 +118,8 @@ func (w *world) autoscaler(name string) *autoscalingv2.HorizontalPodAutoscaler {
 	return h
 }
 
-// reasons are those of an autoscaler's conditions: "+ReadyForNewScale -DesiredWithinRange".
+// reasons returns the reasons of an autoscaler's conditions: "+ReadyForNewScale
+// -DesiredWithinRange".
 func reasons(h *autoscalingv2.HorizontalPodAutoscaler) string {
 	var out []string
 	for _, c := range h.Status.Conditions {

@@ -44,7 +44,7 @@ func signRequest(r *x509.CertificateRequest, usage x509.KeyUsage, extended []x50
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), nil
 }
 
-// reviewed answers reviews of access as an API server does: who is in the table has the right that it names.
+// reviewed answers SubjectAccessReviews: users in the table have the listed rights.
 type reviewed struct {
 	api.Backend
 	asked atomic.Int64
@@ -89,7 +89,7 @@ func certificateWorld(t *testing.T, rights map[string]string, change func(*contr
 	}}), b
 }
 
-// ask stores a request for a certificate of a node's client, made by a user.
+// ask creates a request for a node's client certificate on behalf of a user.
 func (w *world) ask(name, by, node string, change ...func(*certificatesv1.CertificateSigningRequestSpec)) {
 	w.t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -111,7 +111,7 @@ func (w *world) ask(name, by, node string, change ...func(*certificatesv1.Certif
 	w.create(c)
 }
 
-// decide writes a condition as who approves does.
+// decide writes an approval condition as an approver does.
 func (w *world) decide(name string, t certificatesv1.RequestConditionType) {
 	w.t.Helper()
 	w.eventually("deciding about "+name, func() error {
@@ -143,8 +143,8 @@ func (w *world) state(name string) string {
 	return out
 }
 
-// Requests go their way in virtual time: who has the right is approved, who gets it later is approved later, what
-// signers do not permit fails, and all of them go in the end.
+// Requests in virtual time: users with the right are approved, users who get it later are approved
+// later, requests that signers do not permit fail, and all requests are deleted at the end.
 func TestCertificateRequestsEnd(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w, asked := certificateWorld(t, map[string]string{"system:node:w1": "selfnodeclient", "boot": "nodeclient"}, nil)
@@ -181,7 +181,7 @@ func TestCertificateRequestsEnd(t *testing.T) {
 				}
 			}
 		}
-		if n := asked.asked.Load(); n > 500 { // one waits all day: each five minutes, and at each look at all keys
+		if n := asked.asked.Load(); n > 500 { // one request waits all day: it is reviewed every five minutes and at each resync
 			t.Errorf("%d reviews within a day", n)
 		}
 		w.ask("late", "late", "system:node:w9")
@@ -195,8 +195,9 @@ func TestCertificateRequestsEnd(t *testing.T) {
 	})
 }
 
-// A controller that is killed between any two writes, hears of half of what happens and loses its leadership leaves no
-// request half done: each permitted one gets one certificate, which is never replaced.
+// A controller that is interrupted between any two writes, loses half of its notifications and
+// loses its leadership leaves no request unfinished: each permitted request gets one certificate,
+// which is never replaced.
 func TestCertificatesUnderFailures(t *testing.T) {
 	var seed atomic.Uint64
 	rights := map[string]string{}

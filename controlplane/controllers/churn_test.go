@@ -70,7 +70,7 @@ func (w *world) configMap(name string, owner *metav1.OwnerReference) *corev1.Con
 	return made
 }
 
-// ofEveryKind is a world with the controllers that look at every kind.
+// ofEveryKind returns a world with the controllers that watch every kind.
 func ofEveryKind(t *testing.T) *world {
 	w := newWorld(t, options{quiet: true, only: func(d controllers.Deps) []*controllers.Controller {
 		return []*controllers.Controller{garbagecollector.New(d), namespace.New(d)}
@@ -79,7 +79,7 @@ func ofEveryKind(t *testing.T) *world {
 	return w
 }
 
-// collects checks that a gadget goes with its owner.
+// collects checks that a gadget is deleted with its owner.
 func (w *world) collects(k *api.Kind) {
 	w.t.Helper()
 	owner := w.configMap("owner", nil)
@@ -90,7 +90,8 @@ func (w *world) collects(k *api.Kind) {
 	w.eventually("the owned gadget goes", func() error { return w.gadgetGone(k, "default", "owned") })
 }
 
-// A kind that is registered while controllers lead is collected, as owner and as owned, and goes with its namespace.
+// A kind that is registered during a leadership is collected, as owner and as dependent, and is
+// deleted with its namespace.
 func TestNewKindsAreCollected(t *testing.T) {
 	w := ofEveryKind(t)
 	k := gadgetKind()
@@ -130,7 +131,8 @@ func TestNewKindsAreCollected(t *testing.T) {
 	})
 }
 
-// The first object of a kind may be gone before anybody follows its kind: what it owned goes all the same.
+// The first object of a kind may be deleted before the kind has an informer: its dependents are
+// still collected.
 func TestFirstOwnersThatGoAtOnce(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := ofEveryKind(t)
@@ -138,7 +140,7 @@ func TestFirstOwnersThatGoAtOnce(t *testing.T) {
 		for i := range 200 {
 			of := custom.Resource{Group: "example.com", Kind: fmt.Sprint("Fleeting", i), Plural: fmt.Sprint("fleeting", i), Singular: fmt.Sprint("fleeting", i), Namespaced: true}
 			k := custom.NewKind(of, "v1", true, custom.NewStorage(of, "v1"))
-			k.Definition = of.Plural + ".example.com" // its informer begins with its first object
+			k.Definition = of.Plural + ".example.com" // its informer starts with its first object
 			if err := w.admin.Kinds().Register(k); err != nil {
 				t.Fatal(err)
 			}
@@ -155,7 +157,7 @@ func TestFirstOwnersThatGoAtOnce(t *testing.T) {
 	})
 }
 
-// goroutines are those that run when everything that was begun runs: their number has not changed for a while.
+// goroutines returns the number of goroutines once it has been stable for a while.
 func (w *world) goroutines() int {
 	w.t.Helper()
 	if err := w.informers.WaitForSync(w.ctx); err != nil {
@@ -174,8 +176,8 @@ func (w *world) goroutines() int {
 	return last
 }
 
-// Informers and what controllers hang on them go with the kind, however often it comes; what it owned is collected
-// while it is there, and left in peace while it is not.
+// Informers and handlers are removed with their kind, however often the kind is registered. Its
+// dependents are collected while it exists, and left alone while it does not.
 func TestKindsComeAndGoUnderControllers(t *testing.T) {
 	w := ofEveryKind(t)
 	first := gadgetKind()
@@ -185,7 +187,7 @@ func TestKindsComeAndGoUnderControllers(t *testing.T) {
 	boss := w.createGadget(first, "default", "boss", nil)
 	w.configMap("member", ofGadget(boss))
 	w.collects(first)
-	goroutines := w.goroutines() // of everything, and of what the kind needs besides
+	goroutines := w.goroutines() // with all controllers and the gadget kind
 	if err := w.admin.Kinds().Drop(first); err != nil {
 		t.Fatal(err)
 	}

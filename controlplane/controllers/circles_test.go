@@ -39,7 +39,7 @@ func collecting(t *testing.T) (w *world, runs *atomic.Int64) {
 	return w, runs
 }
 
-// ring makes n ConfigMaps in ns, each owned by the next and the last by the first.
+// ring creates n ConfigMaps in ns, each owned by the next, and the last by the first.
 func (w *world) ring(ns string, n int) {
 	w.t.Helper()
 	maps := make([]*corev1.ConfigMap, n)
@@ -161,7 +161,7 @@ func TestWaitingCircleIsQuiet(t *testing.T) {
 	w.eventually("collecting the circle", func() error { return w.gone("default") })
 }
 
-// A reference that bears an owner's UID under another name says nothing about the owner.
+// A reference with an owner's UID under another name has no effect on that owner.
 func TestMisnamedOwner(t *testing.T) {
 	w, _ := collecting(t)
 	w.create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "owner"}})
@@ -195,7 +195,7 @@ func TestMisnamedOwner(t *testing.T) {
 	})
 }
 
-// What the API knows of and the caches do not yet still holds up a deletion in the foreground.
+// A dependent that is in the API but not yet cached still blocks a foreground deletion.
 func TestForegroundAsksTheAPI(t *testing.T) {
 	w, _ := collecting(t)
 	w.create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "owner"}})
@@ -222,7 +222,7 @@ func TestForegroundAsksTheAPI(t *testing.T) {
 	})
 }
 
-// late makes an object at the moment in which a controller lists its kind: no cache can have seen it.
+// late creates an object when a controller lists its kind: no cache can have it.
 type late struct {
 	kind  *api.Kind
 	admin *client.Client

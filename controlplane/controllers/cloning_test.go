@@ -22,7 +22,7 @@ import (
 
 const cloningProtection = "provisioner.storage.kubernetes.io/cloning-protection"
 
-// copyOf asks for a copy of a claim's volume.
+// copyOf creates a claim that clones another claim's volume.
 func (w *world) copyOf(name, class, source string) {
 	w.t.Helper()
 	c := classed(name, class, "1Gi")
@@ -41,7 +41,8 @@ func (w *world) held(name, finalizer string, want bool) {
 	})
 }
 
-// led is a world with nodes that have the own driver, and class "now". What it returns besides has another one lead.
+// led returns a world whose nodes have the driver, with class "now". The second result starts
+// another leadership.
 func led(t *testing.T, o options, engine controllers.Options, nodes ...string) (w *world, replaced func()) {
 	t.Helper()
 	w = newWorld(t, o)
@@ -55,8 +56,9 @@ func led(t *testing.T, o options, engine controllers.Options, nodes ...string) (
 	return w, func() { stop(); stop = w.lead(engine) }
 }
 
-// F110: a claim that is deleted while its volume is being copied stays until the copy is made, also when another leads by
-// then, and goes after that; one that is not deleted is let go of.
+// F110: a claim that is deleted while its volume is being cloned stays until the clone is created,
+// even across a change of leader, and is deleted after that. A claim that is not deleted loses its
+// protection.
 func TestClaimsStayWhileTheyAreCopied(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w, replaced := led(t, options{quiet: true}, controllers.Options{OwnIdentity: true, Resync: time.Minute}, "w1")
@@ -92,7 +94,8 @@ func TestClaimsStayWhileTheyAreCopied(t *testing.T) {
 	})
 }
 
-// A copy that is given up lets go of what it was to be made of; a claim whose provisioner is another keeps that one's mark.
+// An abandoned clone releases its source. A source whose provisioner is another program keeps that
+// program's finalizer.
 func TestCopiesThatAreGivenUp(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})
@@ -112,7 +115,8 @@ func TestCopiesThatAreGivenUp(t *testing.T) {
 		})
 		w.within(10*time.Minute, "nothing is left", w.noVolumes)
 
-		// Somebody takes the mark away, and with it what was to be copied: the copy has not begun then.
+		// The finalizer is removed by a user, and the source with it: the clone has not started
+		// then.
 		w.drivers.set(func() { w.drivers.copies = status.Error(codes.Aborted, "it is being copied") })
 		w.create(classed("data", "now", "1Gi"))
 		w.boundTo("data")
@@ -144,7 +148,8 @@ func TestCopiesThatAreGivenUp(t *testing.T) {
 	})
 }
 
-// Whatever is lost, killed or led by another: no copy loses what it is made of, and no claim stays for one that is made.
+// Regardless of lost calls, crashes and leader changes: no clone loses its source, and no source
+// stays after its clones are created.
 func TestCopiesUnderFailures(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w, replaced := led(t, options{quiet: true, change: failing("volume-provisioner", 2, 2*time.Millisecond)}, controllers.Options{Resync: time.Second}, "w1")
@@ -202,8 +207,8 @@ func TestCopiesUnderFailures(t *testing.T) {
 	})
 }
 
-// A claim that is deleted while a snapshot of it is being taken stays until that is known, and a snapshot of which a volume is
-// being made until that is, also when another leads by then.
+// A claim that is deleted while its snapshot is being taken stays until the snapshot is known. A
+// snapshot stays while a volume is created from it. Both hold across a change of leader.
 func TestSourcesStayWhileSnapshotsAreUsed(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w, replaced := led(t, options{quiet: true}, controllers.Options{OwnIdentity: true, Resync: time.Minute}, "w1")
@@ -244,7 +249,7 @@ func TestSourcesStayWhileSnapshotsAreUsed(t *testing.T) {
 	})
 }
 
-// A claim goes also when somebody has removed the snapshot that was being taken of it by force.
+// A claim is deleted even if a user has removed the snapshot that was being taken from it by force.
 func TestSnapshotsRemovedByForce(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})

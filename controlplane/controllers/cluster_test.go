@@ -21,7 +21,7 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// F71: deleting a Deployment takes its replica sets and pods along, and nobody waits 5 seconds for anything in between.
+// F71: deleting a Deployment deletes its ReplicaSets and pods, and no step takes 5 seconds.
 func TestCascade(t *testing.T) {
 	for _, policy := range []metav1.DeletionPropagation{metav1.DeletePropagationBackground, metav1.DeletePropagationForeground} {
 		t.Run(string(policy), func(t *testing.T) { virtual.Test(t, func(t *testing.T) { cascade(t, policy) }) })
@@ -87,7 +87,7 @@ func TestOrphan(t *testing.T) {
 	})
 }
 
-// P12: an object whose owner exists is not collected, and one of two owners may go.
+// P12: an object whose owner exists is not collected; one of two owners may be deleted.
 func TestCollectorSparesTheOwned(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{})
@@ -130,7 +130,7 @@ func TestCollectorSparesTheOwned(t *testing.T) {
 	})
 }
 
-// P28: a namespace goes with all it holds, and says what it waits for.
+// P28: a namespace is deleted with its contents, and its status names the remaining objects.
 func TestNamespaceDeletion(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{})
@@ -242,7 +242,7 @@ func TestLostNode(t *testing.T) {
 	})
 }
 
-// The pods of a node that is gone from the API are removed by force.
+// The pods of a node that no longer exists in the API are deleted by force.
 func TestDeletedNode(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{})
@@ -316,7 +316,8 @@ func (w *world) endpoints(name string, n int) error {
 	return nil
 }
 
-// F116: a Service has exactly the ready pods' addresses. F113: one that becomes unready leaves in less than a second.
+// F116: a Service has exactly the addresses of ready pods. F113: a pod that becomes unready is
+// removed in less than a second.
 func TestServiceEndpoints(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{quiet: true})
@@ -408,7 +409,8 @@ func claim(name, size string) *corev1.PersistentVolumeClaim {
 	}}
 }
 
-// A claim gets the smallest volume that fits; both are protected while in use; what is released is not given away.
+// A claim is bound to the smallest matching volume; both are protected while in use; a released
+// volume is not bound again.
 func TestVolumes(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{})

@@ -37,8 +37,9 @@ func (w *world) reconfigure(v string) {
 	update(w, "key", func(s *corev1.Secret) { s.Data["v"] = []byte(v) })
 }
 
-// Who asks for it gets new pods when what its ConfigMaps and Secrets hold changes: once for changes that come together,
-// by the workload's own rules, and not for what is no change of contents.
+// A workload that requests it gets new pods when its ConfigMaps and Secrets change: once for
+// changes that come together, by the workload's own strategy, and not for changes that keep the
+// contents.
 func TestRestartOnConfigChange(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{})
@@ -111,8 +112,8 @@ func TestRestartOnConfigChange(t *testing.T) {
 	})
 }
 
-// Whatever is lost, killed or led by another: in the end the pods are those of the newest contents, and there were no
-// more rollouts than changes.
+// Regardless of lost calls, crashes and leader changes: at the end the pods have the latest
+// contents, and there were no more rollouts than changes.
 func TestRestartsUnderFailures(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := newWorld(t, options{quiet: true, change: failing("config-restart-controller", 2, time.Millisecond)})

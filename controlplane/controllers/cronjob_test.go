@@ -30,7 +30,8 @@ func repeated(name, schedule string, of *batchv1.Job, change ...func(*batchv1.Cr
 	return c
 }
 
-// runs notes the jobs of the default namespace that are made until the returned function is called.
+// runs records the jobs that are created in the default namespace until the returned function is
+// called.
 func (w *world) runs() func() []string {
 	w.t.Helper()
 	seen, err := w.calls.Watch(w.ctx, &api.Request{User: api.User{Name: "admin"}, Verb: api.VerbWatch,
@@ -51,7 +52,7 @@ func (w *world) runs() func() []string {
 	return func() []string { seen.Stop(); <-done; return out }
 }
 
-// cronWorld is a world of cron jobs and jobs in virtual time, which begins at a full hour.
+// cronWorld returns a world of cron jobs and jobs in virtual time, which starts at a full hour.
 func cronWorld(t *testing.T, change func(*controllers.Controller)) *world {
 	w := newWorld(t, options{quiet: true, change: change, only: func(d controllers.Deps) []*controllers.Controller {
 		return []*controllers.Controller{cronjob.New(d), job.New(d), garbagecollector.New(d)}
@@ -84,8 +85,9 @@ func (w *world) jobsNow() []string {
 	return out
 }
 
-// A CronJob makes a Job at its times, also where its controller is cut off at any point and leaders change; none twice
-// and none is lost. Of those that are over so many are kept as is wanted. F125
+// A CronJob creates a Job at each scheduled time, even if its controller is interrupted at any
+// point and leaders change. No run is duplicated or lost. The configured number of finished jobs is
+// kept. F125
 func TestCronJob(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := cronWorld(t, cutOff("cronjob-controller", 2, 2*time.Millisecond))
@@ -127,8 +129,8 @@ func TestCronJob(t *testing.T) {
 	})
 }
 
-// What is still running when its cron job's next time comes is let be, waited for or replaced; suspended nothing is
-// made, and a job that was made by hand changes nothing.
+// A job that still runs at the next scheduled time continues, delays the next job or is replaced. A
+// suspended cron job creates no jobs, and a job that was created manually changes nothing.
 func TestCronJobPolicies(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := cronWorld(t, nil)
@@ -161,7 +163,7 @@ func TestCronJobPolicies(t *testing.T) {
 		}
 		w.event("JobAlreadyActive", "Not starting job because prior execution is running and concurrency policy is Forbid")
 		w.event("UnexpectedJob", "Saw a job that the controller did not create or forgot: manual")
-		// What was waited for ends: the newest time is made up for.
+		// The running job ends: the latest missed run is started.
 		background := metav1.DeletePropagationBackground
 		if err := client.Delete[*batchv1.Job](w.ctx, w.admin, "default", at("forbid", 10), metav1.DeleteOptions{PropagationPolicy: &background}); err != nil {
 			t.Fatal(err)

@@ -48,8 +48,8 @@ func (w *world) daemonsRun(name, image string, nodes ...string) {
 	})
 }
 
-// A DaemonSet has a pod on every node that it is meant for: on those that come, not on those that are no longer meant,
-// and of its newest template. F60 F61
+// A DaemonSet has a pod of its latest template on every eligible node. New nodes get a pod, and
+// nodes that become ineligible lose it. F60 F61
 func TestDaemonSet(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{})
@@ -74,7 +74,7 @@ func TestDaemonSet(t *testing.T) {
 		w.daemonsRun("log", "log:2", "w1", "w2", "w3", "w4")
 		update(w, "w2", func(n *corev1.Node) { delete(n.Labels, "disk") })
 		w.daemonsRun("ssd", "ssd:1")
-		// A pod that has failed is replaced, and so is one that was deleted.
+		// A failed pod and a deleted pod are replaced.
 		for _, p := range w.pods() {
 			if p.Spec.NodeName != "w1" {
 				continue

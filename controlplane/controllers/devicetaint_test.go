@@ -74,8 +74,8 @@ func (w *world) left() string {
 	return strings.Join(out, " ")
 }
 
-// A pod whose device becomes sick goes, at once or when its claim bears it no longer; when the device is well again before
-// that, it stays.
+// A pod whose device gets a taint is deleted at once, or when its claim no longer tolerates the
+// taint. If the taint is removed before, the pod stays.
 func TestDeviceTaints(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := newWorld(t, options{quiet: true})
@@ -126,8 +126,8 @@ func TestDeviceTaints(t *testing.T) {
 	})
 }
 
-// Whatever is lost, killed or led by another: pods of sick devices go, each told why, the others stay, and one that has
-// the name of one that went stays too.
+// Regardless of lost calls, crashes and leader changes: pods of tainted devices are deleted, each
+// with a reason. Other pods stay, including a new pod with the name of a deleted pod.
 func TestDeviceTaintsUnderFailures(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := newWorld(t, options{quiet: true, change: failingAmong("device-taint-eviction-controller", 2, time.Millisecond)})
@@ -163,7 +163,7 @@ func TestDeviceTaintsUnderFailures(t *testing.T) {
 				return nil
 			})
 			w.sicken()
-			for i := range pods { // the claims of those that went
+			for i := range pods { // the claims of the deleted pods
 				if name := fmt.Sprint("p", i); !slices.Contains(well, name) {
 					if err := client.Delete[*resourcev1.ResourceClaim](w.ctx, w.admin, "default", name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 						t.Fatal(err)

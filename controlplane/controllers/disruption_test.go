@@ -17,7 +17,8 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// A budget tells how many evictions it allows, as its pods come, go and get unready, and rests then.
+// A budget's status follows its pods as they are created, deleted or become unready, and is then
+// stable.
 func TestBudgetsTellWhatTheyAllow(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{quiet: true})
@@ -50,7 +51,8 @@ func TestBudgetsTellWhatTheyAllow(t *testing.T) {
 	})
 }
 
-// How many pods there should be is the word of whatever controls them, also of a StatefulSet and a ReplicationController.
+// The expected number of pods comes from their controller, including StatefulSets and
+// ReplicationControllers.
 func TestBudgetsCountWhatIsAskedFor(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{quiet: true})
@@ -75,8 +77,9 @@ func TestBudgetsCountWhatIsAskedFor(t *testing.T) {
 	})
 }
 
-// A budget with maxUnavailable or a percentage counts on what the pods' controllers request: pods without a controller
-// are not counted, and a controller without a scale allows no disruption. A number in minAvailable counts pods. F14
+// A budget with maxUnavailable or a percentage uses the numbers that the pods' controllers request.
+// Pods without a controller do not count, and a controller without a scale allows no disruption. A
+// number in minAvailable counts pods. F14
 func TestBudgetsOverPodsWithoutScale(t *testing.T) {
 	one, half, two := intstr.FromInt32(1), intstr.FromString("50%"), intstr.FromInt32(2)
 	for _, c := range []struct {
@@ -154,8 +157,8 @@ func TestBudgetsOverPodsWithoutScale(t *testing.T) {
 	}
 }
 
-// F14: a pod that was to be disrupted and is not deleted within two minutes has its condition reset. Conditions of an agent, of
-// pods that end and of pods that have ended stay.
+// F14: the condition of a pod that was not deleted within two minutes of its disruption is reset.
+// Conditions that an agent set stay, and those of terminating and terminal pods too.
 func TestStaleDisruptionTargetsAreReset(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{quiet: true})

@@ -29,7 +29,8 @@ const (
 	nodeSegment = "topology." + ownDriver + "/node"
 )
 
-// drivers are those of all nodes: each node holds volumes of its own, as the driver that comes with the cluster does.
+// drivers simulates the drivers of all nodes: each node holds its own volumes, as with the included
+// driver.
 type drivers struct {
 	mu        sync.Mutex
 	volumes   map[string]*onDisk // by name
@@ -39,20 +40,20 @@ type drivers struct {
 	room      int64              // of each node
 	full      map[string]bool    // nodes without room
 	err       error              // of every call
-	mute      bool               // calls are made, and their answers lost
-	flaky     *rand.Rand         // loses calls before or after they were made; nil = no
+	mute      bool               // calls are performed, and their responses lost
+	flaky     *rand.Rand         // loses calls before or after they are performed; nil loses none
 	onNodes   error              // volumes have to grow on nodes as well, which answer so; nil = no
 	disks     *disks             // of the driver that attaches; nil: it is nowhere
 	modify    error              // the answer to ControllerModifyVolume; nil: it is done
 	rigid     bool               // the driver cannot modify volumes
-	copies    error              // the answer to who wants a copy; nil: it is made
+	copies    error              // the response to clone requests; nil creates the clone
 	asked     int                // calls of ControllerModifyVolume
 	single    bool               // the driver takes no groups of snapshots
-	muteTakes bool               // the answers to who wants a group are lost
-	never     error              // the answer to who asks for room by parameters; nil: there is some
-	unmounted string             // a mount option with which the driver makes no volumes
-	keys      map[string]string  // what calls have to come with
-	calls     int                // that were made
+	muteTakes bool               // the responses to group snapshot requests are lost
+	never     error              // the response to GetCapacity; nil returns some capacity
+	unmounted string             // a mount option that the driver refuses
+	keys      map[string]string  // the secrets that calls must have
+	calls     int                // number of performed calls
 }
 
 // errGrows is the answer of a node that does grow a volume.
@@ -61,7 +62,7 @@ var errGrows = errors.New("it grows")
 type onDisk struct {
 	node string
 	size int64
-	of   string // what it was made of
+	of   string // its source
 	left int    // calls until it is ready
 	kind string // the attribute that the volume has
 	in   string // the group of snapshots that it is one of
@@ -177,7 +178,7 @@ func (d *drivers) do(node, method string, request []byte) (proto.Message, error)
 			return nil, err
 		}
 		v := d.volumes[q.VolumeId]
-		if v == nil { // made by hand
+		if v == nil { // created manually
 			v = &onDisk{node: node}
 			d.volumes[q.VolumeId] = v
 		}
@@ -215,7 +216,7 @@ func (d *drivers) do(node, method string, request []byte) (proto.Message, error)
 	return nil, status.Error(codes.Unimplemented, method)
 }
 
-// attributes has a volume be of another kind.
+// attributes handles the Controller calls that concern volume attributes.
 func (d *drivers) attributes(node, method string, request []byte) (proto.Message, error) {
 	if strings.HasSuffix(method, "/ControllerGetCapabilities") {
 		out, can := &csi.ControllerGetCapabilitiesResponse{}, []csi.ControllerServiceCapability_RPC_Type{csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME}
@@ -245,7 +246,7 @@ func (d *drivers) attributes(node, method string, request []byte) (proto.Message
 	return &csi.ControllerModifyVolumeResponse{}, nil
 }
 
-// source is what a volume is to be made of, which has to be on its node.
+// source returns the source of a volume, which must be on its node.
 func (d *drivers) source(node string, q *csi.CreateVolumeRequest) (string, error) {
 	from, all := q.GetVolumeContentSource().GetSnapshot().GetSnapshotId(), d.snaps
 	if id := q.GetVolumeContentSource().GetVolume().GetVolumeId(); id != "" {
@@ -330,7 +331,7 @@ func (w *world) driverOn(nodes ...string) {
 	}
 }
 
-// class makes a StorageClass of the driver that agents have.
+// class creates a StorageClass of the driver that the agents serve.
 func (w *world) class(name string, mode storagev1.VolumeBindingMode, reclaim corev1.PersistentVolumeReclaimPolicy) {
 	w.t.Helper()
 	yes := true

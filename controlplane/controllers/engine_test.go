@@ -55,7 +55,7 @@ func run(t *testing.T, o Options, c *Controller, test func(b *bench)) {
 	})
 }
 
-// lead begins a leadership; the returned function ends it.
+// lead starts a leadership; the returned function stops it.
 func (b *bench) lead() func() {
 	ctx, cancel := context.WithCancel(b.ctx)
 	done := make(chan struct{})
@@ -70,7 +70,7 @@ func object(name, value string) *corev1.ConfigMap {
 
 func fixed(r Reconcile) func(*Term) Reconcile { return func(*Term) Reconcile { return r } }
 
-// F66: a failing key is tried again after 5 ms, 10, 20 ... 60 s; success begins anew.
+// F66: a failing key is retried after 5 ms, 10, 20 ... 60 s; success resets the delay.
 func TestRetriesBackOff(t *testing.T) {
 	var mu sync.Mutex
 	var calls []time.Time
@@ -180,7 +180,8 @@ func TestQuickChangesAreOneReconcile(t *testing.T) {
 	}
 }
 
-// F65: every change is delivered once, and none after leadership has ended; F125: the next one begins with all there is.
+// F65: every change is delivered once, and none after the leadership has ended. F125: the next
+// leadership starts with all objects.
 func TestDeliveries(t *testing.T) {
 	var changes []string
 	terms := 0
@@ -244,7 +245,7 @@ func TestPanicIsRetried(t *testing.T) {
 	}
 }
 
-// A reconcile may ask to be called again, and a resync looks at everything.
+// A reconcile may request another call, and a resync queues everything.
 func TestAgainAndResync(t *testing.T) {
 	var calls []time.Duration
 	var began time.Time
@@ -265,8 +266,8 @@ func TestAgainAndResync(t *testing.T) {
 	}
 }
 
-// While calls succeed, more and more are made at once; the first failure is the end: nothing that fails from the start
-// costs more than one call, and nothing more than twice as many as succeeded, and one.
+// While calls succeed, the concurrency grows; it stops at the first failure. A first call that
+// fails is the only call. There are at most twice as many calls as successes, plus one.
 func TestSlowStart(t *testing.T) {
 	for _, c := range []struct{ n, failAt int }{{0, -1}, {1, -1}, {10, -1}, {1000, -1}, {1000, 0}, {1000, 1}, {1000, 5}, {3, 2}, {1000, 300}} {
 		virtual.Test(t, func(t *testing.T) {
@@ -285,7 +286,7 @@ func TestSlowStart(t *testing.T) {
 				if failed.Load() {
 					late.Add(1)
 				}
-				time.Sleep(time.Second + time.Duration(i)*time.Microsecond) // they end one after the other
+				time.Sleep(time.Second + time.Duration(i)*time.Microsecond) // they return one after the other
 				defer now.Add(-1)
 				if i == c.failAt {
 					failed.Store(true)
@@ -312,7 +313,7 @@ func TestSlowStart(t *testing.T) {
 	}
 }
 
-// A batch makes each call once, so many at a time as fill the store's commits.
+// A batch makes each call once, with the concurrency that fills the store's commits.
 func TestBatchIsMadeByFew(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		var made [1000]atomic.Int64
@@ -337,7 +338,7 @@ func TestBatchIsMadeByFew(t *testing.T) {
 	})
 }
 
-// Between two batches it is asked again how many are wanted.
+// The wanted number is read again between two batches.
 func TestBatchesLookAgain(t *testing.T) {
 	var calls atomic.Int64
 	do := func(context.Context, int) error { calls.Add(1); return nil }
@@ -354,7 +355,7 @@ func TestBatchesLookAgain(t *testing.T) {
 	if err := InBatches(t.Context(), enough, do); err != nil || calls.Load() != 2000 {
 		t.Errorf("batches: %d calls, %v", calls.Load(), err)
 	}
-	// One call that always fails does not keep the others from being made.
+	// A call that always fails does not prevent the other calls.
 	calls.Store(0)
 	err := InBatches(t.Context(), func() int { return 1200 }, func(_ context.Context, i int) error {
 		calls.Add(1)

@@ -34,8 +34,9 @@ func proxies(w *world) (out map[string]map[string]int, err error) {
 	return out, err
 }
 
-// A leader of the next release replaces the proxies of Ingresses and of Gateways by those of its own image, one
-// by one: two of each are ready all the while. One of the release before takes them back, and the same again changes nothing.
+// A leader of the next release replaces the proxies of Ingresses and Gateways by proxies of its own
+// image, one by one: two of each are ready at all times. A leader of the previous release replaces
+// them again, and a repetition changes nothing.
 func TestUpgradeReplacesProxies(t *testing.T) {
 	releases := map[string][]*controllers.Controller{}
 	const first, next = "keelson.dev/entry:v1.2.0", "keelson.dev/entry:v1.3.0"

@@ -39,8 +39,9 @@ func (w *world) ownClaim(pod string) error {
 	return nil
 }
 
-// A pod's ephemeral volume gets a claim of its own, which binds to a volume that somebody made, comes back when it is
-// deleted early, and goes with the pod. A claim of somebody else by that name is told of and never used.
+// A pod's ephemeral volume gets its own claim. It is bound to an existing volume, is created again
+// if it is deleted early, and is deleted with the pod. Another claim of that name is reported and
+// never used.
 func TestEphemeralVolumes(t *testing.T) {
 	w := start(t, options{})
 	w.create(volume("v", "2Gi"))
@@ -53,7 +54,7 @@ func TestEphemeralVolumes(t *testing.T) {
 	w.eventually("the claim goes with its pod", func() error { return gone[*corev1.PersistentVolumeClaim](w, "web-tmp") })
 	w.eventually("the volume is released", func() error { return w.volumeIs("v", corev1.VolumeReleased) })
 
-	w.create(claim("db-tmp", "1Gi")) // somebody's
+	w.create(claim("db-tmp", "1Gi")) // another owner's claim
 	w.create(ephemeralPod("db", "1Gi"))
 	w.eventually("the conflict is told", func() error {
 		list, err := client.List[*corev1.Event](w.ctx, w.admin, "default", metav1.ListOptions{})
@@ -73,8 +74,8 @@ func TestEphemeralVolumes(t *testing.T) {
 	}
 }
 
-// Whatever is lost, killed or led by another: each pod has its own claim in the end, also where a pod of the same name
-// was there before, and no claim outlives its pod.
+// Regardless of lost calls, crashes and leader changes: each pod has its own claim at the end, even
+// if a pod of the same name existed before, and no claim outlives its pod.
 func TestEphemeralVolumesUnderFailures(t *testing.T) {
 	w := newWorld(t, options{quiet: true, change: failingAmong("ephemeral-volume-controller", 2, time.Millisecond)})
 	engine := controllers.Options{Resync: 30 * time.Millisecond}

@@ -7,8 +7,8 @@ import (
 	"k8s.io/client-go/tools/record"
 )
 
-// What writes events is begun with the first event, once; a controller without any has none, and none is begun by
-// events that come after the end.
+// The recorder is started once, with the first event. Without events it is never started, and
+// events after the shutdown do not start it.
 func TestRecorderBeginsWithTheFirstEvent(t *testing.T) {
 	begun, stopped, fake := 0, 0, record.NewFakeRecorder(4)
 	make := func() *lateRecorder {

@@ -74,7 +74,8 @@ func (d *droppedVersion) Do(ctx context.Context, r *api.Request) (runtime.Object
 	}
 }
 
-// droppedWorld is a world with the garbage collector and the namespace controller, whose gadgets change their version.
+// droppedWorld returns a world with the garbage collector and the namespace controller, whose
+// gadgets change their version.
 func droppedWorld(t *testing.T, verb api.Verb, unseen bool) (*world, *droppedVersion) {
 	d := &droppedVersion{verb: verb, unseen: unseen, done: make(chan struct{})}
 	d.v1, d.v2 = gadgetVersions()
@@ -91,8 +92,8 @@ func droppedWorld(t *testing.T, verb api.Verb, unseen bool) (*world, *droppedVer
 	return w, d
 }
 
-// F71: a 404 of a version that is not served does not count as the absence of an owner: its dependents stay, and are
-// collected when the owner is gone.
+// F71: a 404 of a version that is not served does not count as the absence of an owner: its
+// dependents stay, and are collected after the owner is deleted.
 func TestOwnerOfADroppedVersionIsNotGone(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w, d := droppedWorld(t, api.VerbGet, true)
@@ -110,7 +111,8 @@ func TestOwnerOfADroppedVersionIsNotGone(t *testing.T) {
 	})
 }
 
-// F71: an owner that is deleted with policy Orphan frees dependents of a kind whose version changes meanwhile.
+// F71: an owner that is deleted with policy Orphan orphans dependents of a kind whose version
+// changes meanwhile.
 func TestDependentsOfADroppedVersionAreOrphaned(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w, d := droppedWorld(t, api.VerbList, false)
@@ -132,7 +134,8 @@ func TestDependentsOfADroppedVersionAreOrphaned(t *testing.T) {
 	})
 }
 
-// F71: an owner that is deleted in the foreground waits for dependents of a kind whose version changes meanwhile.
+// F71: an owner in foreground deletion waits for dependents of a kind whose version changes
+// meanwhile.
 func TestForegroundDeletionWaitsForADroppedVersion(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w, d := droppedWorld(t, api.VerbList, true)

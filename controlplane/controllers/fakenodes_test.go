@@ -24,7 +24,7 @@ type fakeNodes struct {
 	mu     sync.Mutex
 	dead   map[string]bool // nodes on which nothing happens any more
 	held   map[string]bool // apps whose pods do not become ready
-	placed bool            // pods are bound by another
+	placed bool            // another component binds pods
 	next   atomic.Int64    // address
 	turns  int
 	turn   map[types.UID]int // of pods that are to be bound, the same at each try
@@ -130,7 +130,7 @@ func (f *fakeNodes) step(ctx context.Context, t *controllers.Term, view *control
 	return 0, nil
 }
 
-// endsAs is how pods end that are labelled so, as soon as they run.
+// endsAs maps a label to the final phase of pods, which they get as soon as they run.
 var endsAs = map[string]corev1.PodPhase{"well": corev1.PodSucceeded, "badly": corev1.PodFailed}
 
 // pinnedTo is the only node that a pod's affinity lets it run on, by name.

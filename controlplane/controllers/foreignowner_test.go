@@ -13,8 +13,9 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// F71: a reference to an owner in another namespace is reported by an Event of the dependent. A dependent in a namespace is
-// collected, a cluster-scoped dependent stays. The absence of an owner that was deleted is not reported.
+// F71: a reference to an owner in another namespace is reported by an Event of the dependent. A
+// dependent in a namespace is collected; a cluster-scoped dependent stays. The absence of a deleted
+// owner is not reported.
 func TestOwnerInAnotherNamespaceIsReported(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := ofEveryKind(t)

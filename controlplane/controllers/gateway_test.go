@@ -22,7 +22,8 @@ import (
 	"keelson.dev/keelson/test/testenv/keypair"
 )
 
-// gatewayKinds are the kinds of Gateway API as their definitions make them, without schemas.
+// gatewayKinds returns the kinds of the Gateway API in the form of their definitions, without
+// schemas.
 func gatewayKinds() map[string]*api.Kind {
 	out := map[string]*api.Kind{}
 	for kind, plural := range map[string]string{"GatewayClass": "gatewayclasses", "Gateway": "gateways", "HTTPRoute": "httproutes",
@@ -52,7 +53,7 @@ func (w *world) custom(k *api.Kind, text string) {
 	}
 }
 
-// said is the status of a custom object as YAML, without times.
+// said returns the status of a custom object as YAML, without times.
 func (w *world) said(k *api.Kind, namespace, name string) (string, error) {
 	o, err := w.admin.Do(w.ctx, &api.Request{Verb: api.VerbGet, Kind: k, Namespace: namespace, Name: name})
 	if err != nil {
@@ -62,7 +63,7 @@ func (w *world) said(k *api.Kind, namespace, name string) (string, error) {
 	return string(data), err
 }
 
-// says waits until a status has conditions, as "Programmed False AddressNotAssigned".
+// says waits until a status has conditions such as "Programmed False AddressNotAssigned".
 func (w *world) says(k *api.Kind, namespace, name string, want ...string) {
 	w.t.Helper()
 	w.eventually(fmt.Sprintf("the status of %s", name), func() error {
@@ -81,7 +82,7 @@ func (w *world) says(k *api.Kind, namespace, name string, want ...string) {
 	})
 }
 
-// made is the one object of a type that was made for Gateways.
+// made returns the only object of a type that was created for Gateways.
 func made[T api.Object](w *world) (out T, err error) {
 	list, err := client.List[T](w.ctx, w.admin, gateway.Namespace, metav1.ListOptions{})
 	if err != nil {
@@ -161,7 +162,7 @@ spec:
 	if service.Labels["team"] != "red" || service.Annotations["a.example/b"] != "c" || service.Spec.Type != corev1.ServiceTypeLoadBalancer {
 		t.Errorf("the Service is %+v", service)
 	}
-	// What somebody else changes is put right, and what other controllers note stays.
+	// Changes by users are reverted, and annotations of other controllers stay.
 	edit(w, service, client.Update, func(o *corev1.Service) {
 		o.Annotations["keelson.dev/noted"], o.Spec.Selector = "kept", map[string]string{"x": "y"}
 	})
@@ -199,7 +200,7 @@ spec:
 	if text, err := w.said(gw, "default", "foreign"); err != nil || text != "null\n" {
 		t.Errorf("another controller's Gateway has status\n%s\n%v", text, err)
 	}
-	// What somebody takes away comes again.
+	// An object that a user deletes is created again.
 	if err := client.Delete[*corev1.Service](w.ctx, w.admin, gateway.Namespace, service.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}

@@ -89,7 +89,7 @@ type world struct {
 	scheduler *scheduler.Scheduler // nil where whoever plays the nodes binds pods
 
 	podsAtStart []*corev1.Pod // of the last watchPods
-	replaced    atomic.Bool   // another replica leads, and the engine goes on
+	replaced    atomic.Bool   // another replica leads, and the engine continues
 }
 
 // confirmLeadership fails once another replica leads.
@@ -116,12 +116,12 @@ func (w *world) watchPods() (watch.Interface, error) {
 		List: metav1.ListOptions{ResourceVersion: all.ResourceVersion}})
 }
 
-// options change what a world consists of.
+// options configures a world.
 type options struct {
 	engine controllers.Options
 	change func(c *controllers.Controller) // applied to every controller
 	quiet  bool                            // no mutation guard: it copies every object
-	behind func(api.Backend) api.Backend   // what all calls go to; nil = the registry
+	behind func(api.Backend) api.Backend   // the backend of all calls; nil means the registry
 	only   func(d controllers.Deps) []*controllers.Controller
 	placed bool // the scheduler places pods, and not whoever plays the nodes
 
@@ -206,7 +206,8 @@ func newWorld(t *testing.T, o options) *world {
 	return w
 }
 
-// cutOff ends one in so many reconciles of a controller somewhere within a time, as if it were killed between two writes.
+// cutOff cancels one in oneIn reconciles of a controller at a random time, as if the process were
+// killed between two writes.
 func cutOff(name string, oneIn int, within time.Duration) func(c *controllers.Controller) {
 	return func(c *controllers.Controller) {
 		if c.Name != name {
@@ -228,7 +229,7 @@ func cutOff(name string, oneIn int, within time.Duration) func(c *controllers.Co
 	}
 }
 
-// loseEvents has the watches of a controller miss some events, by another plan each time.
+// loseEvents makes the watches of a controller lose some events, in another pattern each time.
 func loseEvents(c *controllers.Controller, seed *atomic.Uint64) {
 	for i := range c.Watches {
 		c.Watches[i].Informer = lossy{c.Watches[i].Informer, rand.New(rand.NewPCG(seed.Add(1), 0))}
@@ -259,7 +260,7 @@ func failingAmong(name string, oneIn int, within time.Duration) func(c *controll
 	}
 }
 
-// gone is nil when an object in default is gone.
+// gone returns nil if an object in namespace default does not exist.
 func gone[T api.Object](w *world, name string) error {
 	_, err := client.Get[T](w.ctx, w.admin, "default", name)
 	switch {
@@ -290,7 +291,7 @@ func (w *world) lead(o controllers.Options) (stop func()) {
 	return stop
 }
 
-// start is a world whose engine runs, with three ready nodes.
+// start returns a world whose engine runs, with three ready nodes.
 func start(t *testing.T, o options) *world {
 	w := newWorld(t, o)
 	w.lead(o.engine)
@@ -481,13 +482,13 @@ func app(name string, replicas int32, image string) *appsv1.Deployment {
 	}
 }
 
-// counting counts the calls of controllers and notes who asked for what.
+// counting counts the calls of controllers and records each caller and request.
 type counting struct {
 	api.Backend
 	reads, writes atomic.Int64
 	late          atomic.Pointer[late] // set by a test
 	wrote         atomic.Pointer[func(r *api.Request, out runtime.Object)]
-	asks          atomic.Pointer[func(r *api.Request)] // called before what is asked
+	asks          atomic.Pointer[func(r *api.Request)] // called before each request
 
 	mu    sync.Mutex
 	asked map[call]bool

@@ -34,8 +34,9 @@ func ingressTo(name, class, service string) *networkingv1.Ingress {
 	}}
 }
 
-// A class gets its proxies, with the rights that the controller declares, and loses them as it goes; its Ingresses are
-// told where they are reached and, once, what is wrong. Nothing is made for a class of somebody else.
+// A class gets its proxies, with the permissions that the controller declares, and loses them when
+// it is deleted. Its Ingresses get their addresses and, once, an event about problems. Nothing is
+// created for a class of another controller.
 func TestIngressClasses(t *testing.T) {
 	w := start(t, options{engine: controllers.Options{OwnIdentity: true}})
 	w.create(ingressClass("own", "keelson.dev/ingress"))
@@ -93,7 +94,7 @@ func TestIngressClasses(t *testing.T) {
 	if n, of := told(); n != 1 || of[0] != "web" {
 		t.Errorf("%d events, of %v", n, of)
 	}
-	// What somebody tunes stays, what was deleted comes back.
+	// Changes by users stay, and deleted objects are created again.
 	d, err := client.Get[*appsv1.Deployment](w.ctx, w.admin, ingress.Namespace, "own")
 	if err != nil {
 		t.Fatal(err)
@@ -121,8 +122,8 @@ func TestIngressClasses(t *testing.T) {
 	})
 }
 
-// The key pairs that Ingresses of a class name are given to its proxies, as they change, and nothing that anybody else puts
-// there stays; they go with the Ingresses.
+// The key pairs of a class's Ingresses are provided to its proxies and updated. Other data in the
+// Secrets are removed. The key pairs are removed with the Ingresses.
 func TestIngressPairs(t *testing.T) {
 	w := newWorld(t, options{only: func(d controllers.Deps) []*controllers.Controller {
 		return []*controllers.Controller{ingress.New(d, ingress.Options{})}
@@ -181,7 +182,7 @@ func TestIngressPairs(t *testing.T) {
 		!slices.ContainsFunc(d.Spec.Template.Spec.Volumes[0].Projected.Sources, func(p corev1.VolumeProjection) bool { return p.Secret.Name == shard[0].Name }) {
 		t.Errorf("the proxies do not mount %s: %v", shard[0].Name, err)
 	}
-	// An Ingress that goes to another class takes its pairs along.
+	// An Ingress that changes its class moves its key pairs to the other class.
 	web, err := client.Get[*networkingv1.Ingress](w.ctx, w.admin, "default", "web")
 	if err != nil {
 		t.Fatal(err)

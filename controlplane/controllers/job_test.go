@@ -13,7 +13,7 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// work is a Job whose pods end as soon as they run: "well" or "badly".
+// work returns a Job whose pods end as soon as they run: "well" or "badly".
 func work(name string, n, parallel int32, ends string) *batchv1.Job {
 	return &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: batchv1.JobSpec{
 		Completions: &n, Parallelism: &parallel,
@@ -42,8 +42,8 @@ func (w *world) jobIs(name string, t batchv1.JobConditionType) *batchv1.Job {
 	return out
 }
 
-// F11: a Job runs until so many pods have succeeded, or fails; suspended it has none; deleted it leaves none behind,
-// unless it is said that they stay.
+// F11: a Job runs until enough pods have succeeded, or fails. A suspended Job has no pods. A
+// deleted Job leaves no pods, unless the deletion orphans them.
 func TestJob(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{})
@@ -86,7 +86,7 @@ func TestJob(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 
-		// One that is deleted while its pods run.
+		// A Job that is deleted while its pods run.
 		w.create(work("long", 3, 3, ""))
 		w.eventually("its pods run", func() error {
 			if j, err := client.Get[*batchv1.Job](w.ctx, w.admin, "default", "long"); err != nil || j.Status.Ready == nil || *j.Status.Ready != 3 {
@@ -100,7 +100,7 @@ func TestJob(t *testing.T) {
 		}
 		w.eventually("its pods go", func() error { return w.noPodsOf("long") })
 
-		// One that is to live for no time after it is done.
+		// A Job with a TTL of zero.
 		brief := work("brief", 1, 1, "well")
 		brief.Spec.TTLSecondsAfterFinished = &zero
 		w.create(brief)

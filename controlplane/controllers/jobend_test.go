@@ -35,8 +35,9 @@ func (w *world) runningPod(job string) *corev1.Pod {
 	return out
 }
 
-// A Job with restartPolicy OnFailure whose container reaches the backoff limit in its pod fails with that one pod, also
-// if the controller is interrupted between ending the pod and writing the Job's status. F11
+// A Job with restartPolicy OnFailure whose container reaches the backoff limit in its pod fails
+// with that single pod, even if the controller is interrupted between deleting the pod and writing
+// the Job's status. F11
 func TestJobOnFailureRunsOnePod(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{quiet: true, change: cutOff("job-controller", 2, 2*time.Millisecond)})

@@ -38,7 +38,7 @@ func balanced(name string) *corev1.Service {
 	return s
 }
 
-// setPools makes the pools be those, each "name=addresses".
+// setPools replaces the pools; each is "name=addresses".
 func (w *world) setPools(pools ...string) {
 	w.t.Helper()
 	data := map[string]string{}
@@ -67,7 +67,7 @@ func apply(w *world, c *corev1.ConfigMap) error {
 	return err
 }
 
-// announcer makes a node that answers for addresses.
+// announcer creates a node that announces addresses.
 func (w *world) announcer(name string) {
 	w.t.Helper()
 	w.create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{balancer.Announces: "true"}}})
@@ -95,8 +95,9 @@ func outside(s *corev1.Service) string {
 	return strings.Join(out, " ")
 }
 
-// accounts says what does not fit between Services and reservations: an address that two have, one that nobody reserved,
-// one that is reserved for nobody, and a Service that has none although one is free.
+// accounts returns inconsistencies between Services and reservations: an address of two Services,
+// an address without reservation, a reservation without Service, or a Service without address
+// although an address is free.
 func (w *world) accounts(free int) error {
 	services := w.balancers()
 	reserved, err := client.List[*networkingv1.IPAddress](w.ctx, w.admin, "", metav1.ListOptions{LabelSelector: networkingv1.LabelManagedBy + "=" + balancer.Allocator})
@@ -133,8 +134,9 @@ func (w *world) accounts(free int) error {
 	return nil
 }
 
-// F117 F125: whatever Services come and go, change their type and ask for, and wherever the controller is cut off, loses
-// events or its leadership, no address is ever that of two Services, and none is lost.
+// F117 F125: Services are created, deleted and changed at random while the controller is
+// interrupted, loses events or its leadership. No address ever belongs to two Services, and none is
+// lost.
 func TestBalancerAddressesAreGivenOnce(t *testing.T) {
 	w := newWorld(t, onlyBalancer(failing("load-balancer-controller", 3, 2*time.Millisecond)))
 	w.setPools("a=192.0.2.1-192.0.2.4", "b=198.51.100.1")
@@ -189,7 +191,7 @@ func TestBalancerAddressesAreGivenOnce(t *testing.T) {
 			})
 		case n == 3:
 			update(w, name, func(s *corev1.Service) { s.Annotations = nil })
-		case n == 4 && outside(s) != "": // somebody takes a reservation away
+		case n == 4 && outside(s) != "": // a user deletes a reservation
 			_ = client.Delete[*networkingv1.IPAddress](w.ctx, w.admin, "", strings.Fields(outside(s))[0], metav1.DeleteOptions{})
 		case n == 5:
 			stop()
@@ -218,8 +220,9 @@ func TestBalancerAddressesAreGivenOnce(t *testing.T) {
 	}
 }
 
-// F117: a Service waits while the pools are used up, is told once what to do, and takes the first address that is free:
-// one that was given back, or one of a pool that has grown. What a pool loses stays with the Service that has it.
+// F117: a Service waits while the pools are exhausted, and one event reports what to do. It gets
+// the first free address, whether it was released or added to a pool. An address that is removed
+// from a pool stays with its Service.
 func TestBalancerPools(t *testing.T) {
 	w := newWorld(t, onlyBalancer(nil))
 	w.lead(controllers.Options{})
@@ -269,7 +272,7 @@ func TestBalancerPools(t *testing.T) {
 	})
 	has("two", "198.51.100.7")
 	w.eventually("the accounts fit", func() error { return w.accounts(1) })
-	foreign := balanced("foreign") // another controller is in charge of it
+	foreign := balanced("foreign") // another controller manages it
 	class := "example.org/balancer"
 	foreign.Spec.LoadBalancerClass = &class
 	w.create(foreign)
@@ -277,14 +280,14 @@ func TestBalancerPools(t *testing.T) {
 	w.create(balanced("last"))
 	has("last", "198.51.100.8")
 	has("foreign", "")
-	thief := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "thief"}} // it names all of a pool and keeps four of it
+	thief := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "thief"}} // it names all addresses of a pool and keeps four of them
 	for n := range 8 {
 		thief.Status.Addresses = append(thief.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: fmt.Sprint("203.0.113.", n)})
 	}
 	w.create(thief)
 	w.setPools("c=203.0.113.1-203.0.113.7")
 	told("last", balancer.ReasonOutside, "198.51.100.8 is in no pool any more; the Service keeps it")
-	w.eventually("a Service gets the first that the thief does not keep", func() error { // the controller hears of Nodes by themselves
+	w.eventually("a Service gets the first that the thief does not keep", func() error { // Nodes have their own informer
 		w.create(balanced("robbed"))
 		var got string
 		w.eventually("robbed has an address", func() error {
@@ -300,7 +303,7 @@ func TestBalancerPools(t *testing.T) {
 	})
 }
 
-// unheard writes since when a node was not heard.
+// unheard sets the time since which a node has not responded.
 func (w *world) unheard(node, since string) {
 	w.t.Helper()
 	w.eventually("lease of "+node, func() error {
@@ -320,7 +323,7 @@ func (w *world) unheard(node, since string) {
 // by is which node answers for a Service.
 func (w *world) by(name string) string { return w.balancers()[name].Annotations[balancer.AnnouncedBy] }
 
-// whoGets waits until somebody answers for a Service.
+// whoGets waits until a node announces a Service.
 func (w *world) whoGets(name string) (node string) {
 	w.t.Helper()
 	w.eventually("somebody answers for "+name, func() error {
@@ -332,8 +335,8 @@ func (w *world) whoGets(name string) (node string) {
 	return node
 }
 
-// untilItGets makes Services until a node answers for one: then the controller knows that it may. Nodes, their leases and
-// Services come to it by streams of their own, of which any may be behind.
+// untilItGets creates Services until a node announces one: then the controller has observed that it
+// may. Nodes, leases and Services have separate informers, each of which may be behind.
 func (w *world) untilItGets(node, prefix string) {
 	w.t.Helper()
 	made := 0
@@ -348,8 +351,9 @@ func (w *world) untilItGets(node, prefix string) {
 	})
 }
 
-// F117 F118: one fit node answers for each address, spread evenly; it goes on while it is fit; when it falls silent, is
-// cordoned, excluded or lost, another takes its place at once, and it gets nothing back when it returns.
+// F117 F118: one suitable node announces each address, spread evenly, and stays while it is
+// suitable. If it stops responding, is cordoned, excluded or lost, another node replaces it at
+// once. It gets nothing back when it returns.
 func TestBalancerAnnouncers(t *testing.T) {
 	w := newWorld(t, onlyBalancer(nil))
 	w.lead(controllers.Options{})
@@ -438,7 +442,8 @@ func TestBalancerAnnouncers(t *testing.T) {
 	})
 }
 
-// F117: for a Service with externalTrafficPolicy Local a node with ready endpoints answers, and nobody where there is none.
+// F117: a Service with externalTrafficPolicy Local is announced by a node with ready endpoints, or
+// by none.
 func TestBalancerAnnouncesWhereEndpointsAre(t *testing.T) {
 	w := newWorld(t, onlyBalancer(nil))
 	w.lead(controllers.Options{})
@@ -483,7 +488,8 @@ func setSlice(w *world, service, node string, ready bool) {
 	update(w, service, func(e *discoveryv1.EndpointSlice) { e.Endpoints = slice(service, node, ready).Endpoints })
 }
 
-// F117: an address whose deletion was not confirmed is not given to its Service again before it is deleted for certain.
+// F117: an address whose deletion was not confirmed is not assigned to its Service again before it
+// is certainly deleted.
 func TestBalancerAddressWithUnconfirmedDeletionIsNotReused(t *testing.T) {
 	var w *world
 	deletes := 0

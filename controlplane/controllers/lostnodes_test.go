@@ -13,7 +13,8 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// lossy nodes: n of them, each with one pod that stays 20 s on a lost node; f runs in a bubble with its own time.
+// disrupted runs f with n nodes in virtual time. Each node has one pod that tolerates a lost node
+// for 20 s.
 func disrupted(t *testing.T, n int, f func(w *world, pass func(d time.Duration), set func(status corev1.ConditionStatus, nodes ...int))) {
 	t.Helper()
 	virtual.Test(t, func(t *testing.T) {
@@ -42,7 +43,7 @@ func disrupted(t *testing.T, n int, f func(w *world, pass func(d time.Duration),
 		f(w, pass, func(status corev1.ConditionStatus, nodes ...int) {
 			for _, i := range nodes {
 				w.setReady(fmt.Sprintf("w%d", i), status)
-				pass(300 * time.Millisecond) // they are noticed one after the other
+				pass(300 * time.Millisecond) // they are observed one after the other
 			}
 		})
 	})
@@ -70,7 +71,8 @@ func TestASwitchThatFailsEvictsNothing(t *testing.T) {
 	}
 }
 
-// One lost node is given up when its pods' tolerations say so; of several, one every 10 s.
+// The pods of one lost node are evicted after their toleration time; with several lost nodes, one
+// node every 10 s.
 func TestLostNodesAreGivenUpOneByOne(t *testing.T) {
 	disrupted(t, 10, func(w *world, pass func(time.Duration), set func(corev1.ConditionStatus, ...int)) {
 		set(corev1.ConditionUnknown, 0, 1, 2)

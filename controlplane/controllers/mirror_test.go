@@ -15,8 +15,9 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// F116: Endpoints that somebody keeps by hand for a Service without a selector become slices, and those follow them: a
-// change, the Service that comes and goes, a selector, the label that forbids it.
+// F116: Endpoints that a user manages for a Service without a selector are mirrored to slices. The
+// slices follow changes of the Endpoints, the creation and deletion of the Service, a selector, and
+// the label that disables mirroring.
 func TestEndpointsKeptByHand(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{})

@@ -65,7 +65,8 @@ func (f *flunders) Call(_ context.Context, method, path string, _ url.Values, _ 
 	return json.Marshal(list)
 }
 
-// P28: a namespace waits for the objects of aggregated APIs, deletes them, and says in upstream's words which APIs do not answer.
+// P28: a namespace waits for the objects of aggregated APIs and deletes them. Its status has
+// upstream's message about APIs that do not respond.
 func TestNamespaceDeletionCoversAggregatedAPIs(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		const at = "/apis/wardle.example.com/v1alpha1/namespaces/short/flunders/a"

@@ -27,8 +27,8 @@ type ownership struct {
 	w       *world
 	random  *rand.Rand
 	objects []api.Object  // by number
-	owners  map[int][]int // who owns whom, by number; absentOwner and strangeOwner stand for no object
-	steps   []string      // for who reads a failure
+	owners  map[int][]int // owners of each object, by number; absentOwner and strangeOwner stand for no object
+	steps   []string      // printed with a failure
 	missing bool          // some owners were never there
 }
 
@@ -37,7 +37,7 @@ const (
 	strangeOwner = -2 // cannot be judged, so that its dependents stay
 )
 
-// grow makes so many objects with random owners; nobody collects meanwhile.
+// grow creates a number of objects with random owners while the collector is stopped.
 func (o *ownership) grow(round, n int) {
 	for i := range n {
 		meta := metav1.ObjectMeta{Name: fmt.Sprintf("r%d-%d", round, i), Namespace: "default"}
@@ -60,7 +60,7 @@ func (o *ownership) grow(round, n int) {
 			ref, owner := o.reference(obj)
 			refs = append(refs, ref)
 			o.owners[i] = append(o.owners[i], owner)
-			if o.random.IntN(6) == 0 { // said twice, of which once otherwise
+			if o.random.IntN(6) == 0 { // duplicate reference, sometimes with other fields
 				again := ref
 				again.BlockOwnerDeletion = nil
 				refs = append(refs, again)
@@ -80,7 +80,8 @@ func (o *ownership) grow(round, n int) {
 	}
 }
 
-// reference is one to a random owner, or to one that is not there in one of several ways, and that owner's number.
+// reference returns a reference to a random owner, or to an owner that is absent in one of several
+// ways, and that owner's number.
 func (o *ownership) reference(of api.Object) (metav1.OwnerReference, int) {
 	n := o.random.IntN(len(o.objects))
 	owner := o.objects[n]
@@ -88,7 +89,7 @@ func (o *ownership) reference(of api.Object) (metav1.OwnerReference, int) {
 	block := o.random.IntN(2) == 0
 	ref := metav1.OwnerReference{APIVersion: gvk.GroupVersion().String(), Kind: gvk.Kind, Name: owner.GetName(), UID: owner.GetUID(), BlockOwnerDeletion: &block}
 	if of.GetNamespace() == "" && owner.GetNamespace() != "" {
-		return ref, strangeOwner // what has no namespace cannot be owned by what has one
+		return ref, strangeOwner // a cluster-scoped object cannot have a namespaced owner
 	}
 	if !o.missing {
 		return ref, n
@@ -142,7 +143,7 @@ func (o *ownership) left() (out []int) {
 	return out
 }
 
-// want are the objects that stay once these have gone: by the whole graph at once, and slowly.
+// want returns the objects that stay after deletions, computed slowly from the whole graph at once.
 func (o *ownership) want(gone map[int]bool) (out []int) {
 	there := map[int]bool{}
 	for i := range o.objects {
@@ -153,7 +154,7 @@ func (o *ownership) want(gone map[int]bool) (out []int) {
 		above := o.above(there)
 		for i := range o.objects {
 			lost, held := false, false
-			for j := range o.objects { // i and what is in its circle
+			for j := range o.objects { // i and the members of its circle
 				if j != i && !(above[i][j] && above[j][i]) {
 					continue
 				}
@@ -176,7 +177,7 @@ func (o *ownership) want(gone map[int]bool) (out []int) {
 	return out
 }
 
-// above says of each object who owns it, directly or not.
+// above returns the direct and indirect owners of each object.
 func (o *ownership) above(there map[int]bool) map[int]map[int]bool {
 	out := map[int]map[int]bool{}
 	for i := range o.objects {
@@ -197,8 +198,9 @@ func (o *ownership) above(there map[int]bool) map[int]map[int]bool {
 	return out
 }
 
-// F71: random graphs over kinds, with circles, owners that are not there in every way, and references that are said twice,
-// come to what the slow twin says, through deletions of all policies and leaders that change meanwhile.
+// F71: random graphs over kinds, with circles, owners that are absent in every way, and duplicate
+// references, end as the slow twin computes, through deletions of all policies and changes of
+// leader.
 func TestRandomOwners(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := newWorld(t, options{quiet: true, only: func(d controllers.Deps) []*controllers.Controller {
@@ -210,7 +212,7 @@ func TestRandomOwners(t *testing.T) {
 			o := &ownership{w: w, random: rand.New(rand.NewPCG(uint64(round), 7)), owners: map[int][]int{}, missing: round%2 == 0}
 			o.grow(round, 1+o.random.IntN(8))
 			gone := map[int]bool{}
-			if !o.missing { // what an orphan deletion leaves depends on the order otherwise
+			if !o.missing { // the result of an orphan deletion otherwise depends on the order
 				n := o.random.IntN(len(o.objects))
 				o.delete(n, metav1.DeletePropagationOrphan)
 				gone[n] = true
@@ -243,7 +245,7 @@ func TestRandomOwners(t *testing.T) {
 	})
 }
 
-// settles waits until what the twin says is left.
+// settles waits until only the objects remain that the twin computes.
 func (o *ownership) settles(round int, gone map[int]bool) (want []int) {
 	o.w.t.Helper()
 	want = o.want(gone)

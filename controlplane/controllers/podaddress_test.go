@@ -18,9 +18,10 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// F116: addresses that a node reports for pods that cannot have them, and mirror pods, are no endpoints of a Service,
-// neither in EndpointSlices nor in Endpoints. A pod follows what becomes known of its node: its podCIDRs, its network, its
-// addresses. A pod of another node follows, too, when the node gets podCIDRs.
+// F116: pod addresses that a node reports but its pods cannot have, and addresses of mirror pods,
+// are not endpoints of a Service, neither in EndpointSlices nor in Endpoints. A pod's endpoint
+// follows changes of its node: podCIDRs, network, addresses. A pod of another node is affected,
+// too, when the node gets podCIDRs.
 func TestEndpointsOfReportedAddresses(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{only: func(d controllers.Deps) []*controllers.Controller {

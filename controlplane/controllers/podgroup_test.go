@@ -16,7 +16,8 @@ import (
 	"keelson.dev/keelson/controlplane/controllers/podgroupprotection"
 )
 
-// A PodGroup that is deleted stays until the pods that name it have ended or are gone, and one without pods goes at once.
+// A deleted PodGroup stays until the pods that name it have ended or are deleted; a PodGroup
+// without pods is deleted at once.
 func TestPodGroupProtection(t *testing.T) {
 	w := newWorld(t, options{quiet: true, only: func(d controllers.Deps) []*controllers.Controller {
 		return []*controllers.Controller{podgroupprotection.New(d)}

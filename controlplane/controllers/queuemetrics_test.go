@@ -14,11 +14,11 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// The queues are shown under Kubernetes' names: what waits, what is worked on and since when, what is tried again; a
-// leadership that has ended leaves nothing waiting.
+// The queues' metrics have Kubernetes' names: waiting keys, keys in progress and their times,
+// retries. An ended leadership leaves no waiting keys.
 func TestQueueMetrics(t *testing.T) {
 	m := NewQueueMetrics()
-	var let chan struct{} // made in the bubble
+	var let chan struct{} // created in the bubble
 	fail := true
 	c := &Controller{Name: "endpointslice-controller", Lead: func(*Term) Reconcile {
 		return func(ctx context.Context, _ Key) (time.Duration, error) {

@@ -18,7 +18,8 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// A quota that is new, that bounds something else, or whose objects go without anybody who knows of it, is counted anew.
+// A quota is recounted if it is new, has a new spec, or if its objects were deleted without an
+// update of the usage.
 func TestQuotasAreCounted(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{only: func(d controllers.Deps) []*controllers.Controller {
@@ -61,7 +62,7 @@ func TestQuotasAreCounted(t *testing.T) {
 	})
 }
 
-// A pod that is being deleted counts until its time is over, which is when it is looked at again.
+// A terminating pod counts until its grace period has passed; the quota is then recounted.
 func TestQuotaOfPodsThatStay(t *testing.T) {
 	now := time.Unix(1000, 0)
 	grace := int64(10)

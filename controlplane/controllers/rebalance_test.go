@@ -25,7 +25,7 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// trial is the cluster as the world's scheduler knows it.
+// trial returns the world's scheduler simulation.
 func (w *world) trial() (rebalance.Trial, error) {
 	if w.scheduler == nil {
 		return nil, errors.New("this world has no scheduler")
@@ -64,7 +64,7 @@ func (w *world) roomy(name string) {
 	})
 }
 
-// evictions are what was evicted so far, and what was not as it should be then.
+// evictions records the evictions, and violations at the time of each.
 type evictions struct {
 	mu    sync.Mutex
 	at    []time.Time
@@ -74,7 +74,7 @@ type evictions struct {
 
 func (w *world) watchEvictions(least time.Duration, pods func() []*corev1.Pod) *evictions {
 	e := &evictions{of: map[string]int{}}
-	// What an eviction leads to may be seen before it is answered.
+	// The consequences of an eviction may be visible before its response.
 	var unready []string
 	asks := func(r *api.Request) {
 		if r.Subresource != "eviction" {
@@ -134,7 +134,7 @@ func (w *world) per(app string) map[string]int {
 	return out
 }
 
-// rebalancedEvents waits until each of n moves is told of with the pod and with its workload.
+// rebalancedEvents waits until each of n moves has an event of the pod and one of its workload.
 func (w *world) rebalancedEvents(n int) {
 	w.t.Helper()
 	w.eventually("events", func() error {
@@ -154,8 +154,9 @@ func (w *world) rebalancedEvents(n int) {
 
 var rebalanced = map[string]string{api.RebalanceAnnotation: "true"}
 
-// When a node comes, pods of those who ask move over to it, one at a time and each when the one before has a ready
-// successor; who does not ask, may miss none or is kept by its budget stays.
+// When a node is added, pods of workloads that request it move there, one at a time, each after the
+// previous pod has a ready replacement. Pods stay if their workload does not request it or cannot
+// spare a pod, or if a budget protects them.
 func TestRebalance(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := newWorld(t, options{quiet: true, placed: true})
@@ -163,7 +164,7 @@ func TestRebalance(t *testing.T) {
 		w.roomy("w1")
 		w.roomy("w2")
 		w.usable(2)
-		time.Sleep(time.Second) // the scheduler knows both
+		time.Sleep(time.Second) // the scheduler has observed both
 		one, none := intstr.FromInt32(1), intstr.FromInt32(0)
 		web, stays, all := app("web", 6, "web:1"), app("not", 6, "web:1"), app("all", 3, "web:1")
 		db, kept := stateful("dbs", 3, "db:1"), stateful("bud", 3, "db:1")
@@ -207,7 +208,8 @@ func TestRebalance(t *testing.T) {
 	})
 }
 
-// Whatever is lost, killed or led by another, the pace holds, and in the end pods are where they shall be.
+// Regardless of lost calls, crashes and leader changes, the interval is kept, and at the end pods
+// are where they should be.
 func TestRebalanceUnderFailures(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := newWorld(t, options{quiet: true, placed: true, change: failing("rebalance-controller", 3, time.Millisecond)})

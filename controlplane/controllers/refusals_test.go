@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// owner makes pods as a ReplicaSet would: as many as are missing and as CountRefusals allows.
+// owner creates pods as a ReplicaSet does: as many as are missing and CountRefusals allows.
 type owner struct {
 	now     time.Time
 	pods    []*corev1.Pod
@@ -101,7 +101,7 @@ func TestWhatIsNoRefusal(t *testing.T) {
 			t.Errorf("%s: %+v", why, r)
 		}
 	}
-	// A node under pressure says of pods that it does not admit that it has evicted them. F95
+	// A node under pressure reports the reason Evicted for pods that it does not admit. F95
 	pressed := &owner{now: time.Unix(1_000_000, 0)}
 	pressed.reconcile(5, func(int) corev1.PodStatus { return corev1.PodStatus{Phase: corev1.PodFailed, Reason: "Evicted"} })
 	if r := CountRefusals(pressed.pods, pressed.now); r.Rounds != 1 || r.Wait == 0 {

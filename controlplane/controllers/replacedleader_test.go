@@ -13,7 +13,8 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// staysUncalled has the engine go on for a while after another replica was elected, and fails when a driver is called.
+// staysUncalled runs the engine for a while after another replica was elected, and fails if a
+// driver is called.
 func (w *world) staysUncalled(change func()) {
 	w.t.Helper()
 	calls := func() (n int) {
@@ -30,8 +31,8 @@ func (w *world) staysUncalled(change func()) {
 	w.replaced.Store(false)
 }
 
-// F110: an engine that goes on although another replica leads makes, grows and deletes no volume, and asks for no capacity. When
-// its leadership is confirmed again all of it is done.
+// F110: an engine that continues although another replica leads creates, expands and deletes no
+// volume, and reads no capacity. When its leadership is confirmed again it does all of that.
 func TestReplacedLeaderChangesNoVolume(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})
@@ -60,7 +61,8 @@ func TestReplacedLeaderChangesNoVolume(t *testing.T) {
 	})
 }
 
-// F110: an engine that goes on although another replica leads neither publishes a volume nor takes it from its node.
+// F110: an engine that continues although another replica leads neither publishes nor unpublishes a
+// volume.
 func TestReplacedLeaderAttachesNothing(t *testing.T) {
 	attaching(t, options{}, func(w *world, d *disks, node string) {
 		scale := func(n int32) {

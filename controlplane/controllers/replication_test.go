@@ -14,8 +14,8 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// A ReplicationController keeps its pods as a ReplicaSet does, and leaves them behind where its deletion does not say
-// otherwise. F60 F61 F71
+// A ReplicationController manages its pods as a ReplicaSet does, and its deletion orphans them by
+// default. F60 F61 F71
 func TestReplicationController(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{})

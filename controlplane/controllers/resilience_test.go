@@ -27,7 +27,8 @@ type lossy struct {
 }
 
 func (l lossy) AddEventHandler(h cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error) {
-	// Each handler has its own: that of a leadership that ends may still be called when the next begins.
+	// Each handler has its own random source: the handler of an ended leadership may still be
+	// called when the next leadership starts.
 	return l.SharedIndexInformer.AddEventHandler(half{h, rand.New(rand.NewPCG(l.rand.Uint64(), 0))})
 }
 
@@ -54,7 +55,7 @@ func (h half) OnDelete(obj any) {
 	}
 }
 
-// F123: a cluster that loses half of its notifications ends up where it would have anyway.
+// F123: a cluster that loses half of its notifications reaches the same state as without losses.
 func TestLosingHalfOfTheNotifications(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		var seed atomic.Uint64
@@ -63,7 +64,8 @@ func TestLosingHalfOfTheNotifications(t *testing.T) {
 			quiet:  true,
 			change: func(c *controllers.Controller) {
 				for i := range c.Watches {
-					// Handlers of one registration run one after the other, so each has its own source of chance.
+					// Handlers of one registration run one after the other, so each has its own
+					// random source.
 					c.Watches[i].Informer = lossy{c.Watches[i].Informer, rand.New(rand.NewPCG(seed.Add(1), 0))}
 				}
 				if c.Every != nil {
@@ -92,7 +94,7 @@ func TestLosingHalfOfTheNotifications(t *testing.T) {
 // loseSome makes the informers of all kinds lossy.
 func loseSome(e *controllers.Every, seed *atomic.Uint64) {
 	now, made := e.Now, map[cache.SharedIndexInformer]cache.SharedIndexInformer{}
-	var mu sync.Mutex // each controller asks
+	var mu sync.Mutex // each controller calls this
 	e.Now = func() *client.Informed {
 		mu.Lock()
 		defer mu.Unlock()
@@ -108,8 +110,8 @@ func loseSome(e *controllers.Every, seed *atomic.Uint64) {
 	}
 }
 
-// F125: a leadership that ends at any moment of a rollout costs nothing: no pod too
-// many while another leads, none lost at the end.
+// F125: a leadership that ends at any moment of a rollout costs nothing: no excess pods while
+// another replica leads, and no missing pods at the end.
 func TestLeadershipChangesDuringRollouts(t *testing.T) {
 	w := newWorld(t, options{quiet: true})
 	stop := w.lead(controllers.Options{})
@@ -124,7 +126,7 @@ func TestLeadershipChangesDuringRollouts(t *testing.T) {
 	chance := rand.New(rand.NewPCG(7, 7))
 	for i := range 15 {
 		update(w, "web", func(d *appsv1.Deployment) { d.Spec.Template.Spec.Containers[0].Image = fmt.Sprintf("web:%d", i%4+1) })
-		// Somewhere in the rollout, told by the number of writes, the leader is deposed.
+		// The leadership ends at a random point of the rollout, measured in writes.
 		until := w.calls.writes.Load() + int64(chance.IntN(60))
 		ctx, cancel := context.WithTimeout(w.ctx, 200*time.Millisecond)
 		for w.calls.writes.Load() < until && ctx.Err() == nil {
@@ -216,7 +218,7 @@ func TestRolloutStaysWithinBounds(t *testing.T) {
 	})
 }
 
-// No limit of our own holds up a large Deployment, and none is created twice.
+// No limit of the controllers delays a large Deployment, and no pod is created twice.
 func TestManyReplicas(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		const n = 2000

@@ -26,7 +26,7 @@ func deviceTemplate() *resourcev1.ResourceClaimTemplate {
 		Spec: resourcev1.ResourceClaimTemplateSpec{Spec: oneDevice()}}
 }
 
-// devicePod asks for a device by a template.
+// devicePod returns a pod that requests a device by a template.
 func devicePod(name string) *corev1.Pod {
 	template := "gpu"
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: app("x", 1, "x").Spec.Template.Spec}
@@ -92,8 +92,9 @@ func (w *world) allocate(claim, pod string, change ...func(d *resourcev1.DeviceR
 	})
 }
 
-// A pod that asks for devices by a template gets a claim of its own as soon as there is the template, and is told of it
-// until then. The claim goes when the pod has ended, its devices first; a claim that somebody made stays, without them.
+// A pod that requests devices by a template gets its own claim as soon as the template exists;
+// events report the missing template until then. When the pod has ended, the claim's devices are
+// deallocated and the claim is deleted. A claim that a user created stays, without devices.
 func TestResourceClaims(t *testing.T) {
 	w := start(t, options{})
 	w.create(devicePod("web"))
@@ -156,8 +157,9 @@ func TestResourceClaims(t *testing.T) {
 	w.eventually("a claim that nobody uses can be deleted", func() error { return gone[*resourcev1.ResourceClaim](w, "common") })
 }
 
-// Whatever is lost, killed or led by another: each pod has one claim of its own, also where a pod of the same name was
-// there before, devices are kept while the pod runs, and no claim outlives its pod.
+// Regardless of lost calls, crashes and leader changes: each pod has its own claim, even if a pod
+// of the same name existed before. Devices stay allocated while the pod runs, and no claim outlives
+// its pod.
 func TestResourceClaimsUnderFailures(t *testing.T) {
 	w := newWorld(t, options{quiet: true, change: failingAmong("resourceclaim-controller", 2, time.Millisecond)})
 	engine := controllers.Options{Resync: 30 * time.Millisecond}

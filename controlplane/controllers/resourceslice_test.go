@@ -16,9 +16,9 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// The slices of a driver that the agent of their node cannot ask go after half a minute, not sooner, and not when it is back by
-// then; those of a node that is gone likewise, and those of an agent that says nothing of drivers, of no node or of other
-// drivers stay. A new leader counts the time anew.
+// The slices of an unregistered driver are deleted after half a minute, not earlier, and not if the
+// driver returns by then. The same applies to the slices of a deleted node. Slices of an agent
+// without a list, of no node, or of other drivers stay. A new leader measures the time again.
 func TestResourceSlicesLeftBehind(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := newWorld(t, options{quiet: true, only: func(d controllers.Deps) []*controllers.Controller {
@@ -66,7 +66,7 @@ func TestResourceSlicesLeftBehind(t *testing.T) {
 			}
 		}
 		is(20*time.Second, "w1-a", "w1-b", "w1-b-more", "w2-a", "old-a", "no-node")
-		tell("w1", "a.example.com") // in time, of which b knows nothing
+		tell("w1", "a.example.com") // in time; b is not affected
 		is(20*time.Second, "w1-a", "w2-a", "old-a", "no-node")
 		tell("w1", "")
 		is(20*time.Second, "w1-a", "w2-a", "old-a", "no-node")

@@ -94,8 +94,9 @@ func allows(r rbacv1.PolicyRule, a call) bool {
 	return has(r.APIGroups, a.group) && has(r.Resources, a.resource) && has(r.Verbs, a.verb)
 }
 
-// Without identities of their own the controllers have one together, and that may do what each of them declares. Snapshots
-// are kinds that a cluster gets later, and easily forgotten here.
+// Without their own identities the controllers share one identity, which has the permissions that
+// each of them declares. A cluster gets the snapshot kinds later, so their permissions are easily
+// omitted.
 func TestSharedIdentityMayDoAllOfIt(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{engine: controllers.Options{OwnIdentity: true}, quiet: true})
@@ -117,7 +118,7 @@ func TestSharedIdentityMayDoAllOfIt(t *testing.T) {
 	})
 }
 
-// callsOf are those that a rule allows by name.
+// callsOf returns the calls that a rule allows by name.
 func callsOf(r rbacv1.PolicyRule) (out []call) {
 	for _, group := range r.APIGroups {
 		for _, resource := range r.Resources {

@@ -45,7 +45,7 @@ func newSimulation(t *rapid.T) *simulation {
 	return s
 }
 
-// bounds are what a user reads out of the strategy, computed here by hand.
+// bounds returns the bounds of the strategy, computed independently.
 func (s *simulation) bounds() (most, least int) {
 	n := int(*s.d.Spec.Replicas)
 	amount := func(v *intstr.IntOrString, up int) int {
@@ -173,8 +173,8 @@ func (s *simulation) available() int {
 	return n
 }
 
-// F68: at no instant outside [desired - maxUnavailable, desired + maxSurge],
-// whatever the order of things, and the end is always reached.
+// F68: at every instant the number of pods is within [desired - maxUnavailable, desired +
+// maxSurge], in any order of events, and the rollout always completes.
 func TestRolloutNeverLeavesItsBounds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := newSimulation(t)

@@ -45,7 +45,7 @@ func (w *world) resize(name string, replicas int32) {
 	})
 }
 
-// A size that was asked for by mistake is taken back without its having been reached.
+// A size that was requested by mistake can be corrected before it is reached.
 func TestMillionThenOne(t *testing.T) {
 	w := newWorld(t, onlyReplicaSets)
 	w.lead(controllers.Options{})
@@ -92,7 +92,7 @@ func TestRefusedPods(t *testing.T) {
 			return []*controllers.Controller{replicaset.New(d), refusing(d, &refuses)}
 		}
 		w := newWorld(t, o)
-		w.nodes.set(w.nodes.dead, "w1", true) // the other one plays it
+		w.nodes.set(w.nodes.dead, "w1", true) // the other controller simulates it
 		w.lead(controllers.Options{})
 		w.create(set("web", 3))
 		time.Sleep(6 * time.Second) // of the bubble's own time
@@ -139,7 +139,7 @@ func TestRefusedPods(t *testing.T) {
 	})
 }
 
-// refusing binds every pod to w1, which fails it while refuses says so, and runs it otherwise.
+// refusing binds every pod to w1, which fails it while refuses is true, and runs it otherwise.
 func refusing(d controllers.Deps, refuses *atomic.Bool) *controllers.Controller {
 	pods := client.Informer[*corev1.Pod](d.Informers)
 	return &controllers.Controller{

@@ -34,8 +34,8 @@ func (w *world) hasAddress(address, service string) error {
 	return nil
 }
 
-// F117 F125: a Service of a release without IPAddresses gets one, whoever takes it away, mislabels it or has another
-// Service's name in it meanwhile, and through any number of leaders.
+// F117 F125: a Service of a release without IPAddresses gets one. It is repaired if it is deleted,
+// has wrong labels or names another Service, and across any number of leaders.
 func TestAddressesAreRepaired(t *testing.T) {
 	w := newWorld(t, options{quiet: true})
 	w.create(service("web")) // no admission: without an IPAddress
@@ -87,7 +87,8 @@ func TestAddressesAreRepaired(t *testing.T) {
 	w.atRest()
 }
 
-// F117: an IPAddress of the allocator's without its Service goes once it is a minute old, and not before.
+// F117: an IPAddress of the allocator without its Service is deleted once it is a minute old, and
+// not before.
 func TestOrphanedAddressesGo(t *testing.T) {
 	w := start(t, options{quiet: true, change: func(c *controllers.Controller) {
 		lead := c.Lead
@@ -114,7 +115,8 @@ func TestOrphanedAddressesGo(t *testing.T) {
 	}
 }
 
-// F117: the default ServiceCIDR is there and ready; one that goes stays until no address needs it, and says so.
+// F117: the default ServiceCIDR exists and is ready. A deleted ServiceCIDR stays until no address
+// needs it, and its status explains that.
 func TestServiceCIDRsWaitForAddresses(t *testing.T) {
 	w := start(t, options{quiet: true})
 	ready := func(name string, status metav1.ConditionStatus) {
@@ -167,11 +169,12 @@ func TestServiceCIDRsWaitForAddresses(t *testing.T) {
 	cidr("empty", "10.98.0.0/24")
 	remove("empty")
 	gone("empty")
-	remove("kubernetes") // nothing is in it: it is made again
+	remove("kubernetes") // no address is in it: it is created again
 	ready("kubernetes", metav1.ConditionTrue)
 }
 
-// Two Services with one node port, and one whose port is out of the range, are told so: they are older than reservations.
+// Events report two Services with one node port, and a Service whose port is out of range: they are
+// older than port reservations.
 func TestNodePortsAreJudged(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := newWorld(t, options{quiet: true})

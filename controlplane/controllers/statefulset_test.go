@@ -66,8 +66,9 @@ func (w *world) claims() []string {
 	return out
 }
 
-// A StatefulSet makes its pods in order, each with a claim, updates them from the highest down, remembers its revisions
-// and removes the highest first; claims stay unless it is said that they go.
+// A StatefulSet creates its pods in order, each with a claim, updates them from the highest down,
+// stores its revisions and deletes the highest first. Claims stay unless the policy is to delete
+// them.
 func TestStatefulSet(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{})
@@ -98,7 +99,7 @@ func TestStatefulSet(t *testing.T) {
 		if got := order(seen, strings.Count(want, "db")); got != want {
 			t.Errorf("pods came and went in the order\n%s, want\n%s", got, want)
 		}
-		// Back to the first template: the revision of then is the newest again.
+		// Back to the first template: its revision is the newest again.
 		update(w, "db", func(s *appsv1.StatefulSet) { s.Spec.Template.Spec.Containers[0].Image = "db:1" })
 		w.statefulDone("db", 1)
 		revisions, err := client.List[*appsv1.ControllerRevision](w.ctx, w.admin, "default", metav1.ListOptions{})
@@ -134,7 +135,7 @@ func TestStatefulSet(t *testing.T) {
 	})
 }
 
-// order is how pods came (+) and were asked to go (-), until n have.
+// order returns in which order pods were created (+) and deleted (-), until n have been.
 func order(seen watch.Interface, n int) string {
 	var out []string
 	going := map[string]bool{}
@@ -154,8 +155,8 @@ func order(seen watch.Interface, n int) string {
 	return strings.Join(out, " ")
 }
 
-// While pods vanish and fail, calls are lost and leaders change, a set has never two pods of one name, never goes
-// below its bound in an update, and ends as it should. F125
+// While pods disappear and fail, calls are lost and leaders change, a set never has two pods of one
+// name, never exceeds the bound of an update, and reaches its desired state. F125
 func TestStatefulSetThroughTrouble(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		rnd := rand.New(rand.NewPCG(7, 7))

@@ -20,8 +20,8 @@ func tokenOf(account *corev1.ServiceAccount, secret string) (string, error) {
 	return fmt.Sprintf("%s/%s/%s for %s", account.Namespace, account.Name, account.UID, secret), nil
 }
 
-// A Secret that asks for an account's token gets it, keeps it, and goes with the account, also when another of the
-// account's name has come in the meantime.
+// A Secret that requests an account's token gets it, keeps it, and is deleted with the account,
+// even if another account of that name has been created since.
 func TestSecretsGetTokens(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{only: func(d controllers.Deps) []*controllers.Controller {
@@ -75,7 +75,7 @@ func TestSecretsGetTokens(t *testing.T) {
 		secret("early", "nobody")
 		gone("early")
 
-		// What is lost is made again; a token is not made anew while it is there.
+		// Lost data are restored; an existing token is not replaced.
 		s, err := get("one")
 		if err != nil {
 			t.Fatal(err)

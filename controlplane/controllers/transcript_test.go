@@ -33,8 +33,9 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "write the transcripts in testdata anew")
 
-// conductor lets one reconcile run at a time, and the next when all that follows from it has arrived: of those that
-// wait the first by controller and key. In virtual time what is written has then one order.
+// conductor runs one reconcile at a time, and the next when all consequences have arrived. Of the
+// waiting reconciles it runs the first by controller and key. In virtual time the order of writes
+// is then deterministic.
 type conductor struct {
 	mu      sync.Mutex
 	waiting map[string]chan struct{}
@@ -65,7 +66,7 @@ func (c *conductor) wrap(ctl *controllers.Controller) {
 	}
 }
 
-// conduct gives turns until ctx ends.
+// conduct runs the reconciles in turn until ctx is canceled.
 func (c *conductor) conduct(ctx context.Context) {
 	for ctx.Err() == nil {
 		time.Sleep(100 * time.Millisecond) // of the bubble's own time: passes when nothing else can happen
@@ -83,14 +84,14 @@ func (c *conductor) conduct(ctx context.Context) {
 // uid is one as a value.
 var uid = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 
-// scribe writes down what controllers write: who, verb, object and what changed.
+// scribe records the writes of controllers: user, verb, object and changed fields.
 type scribe struct {
 	mu    sync.Mutex
 	was   map[string]map[string]string // leaves of an object by its key
 	lines []string
 }
 
-// generated is the part of a name that the API has made up.
+// generated matches the part of a name that the API generates.
 var generated = regexp.MustCompile(`-[bcdfghjklmnpqrstvwxz2456789]{5}$`)
 
 func (s *scribe) wrote(r *api.Request, out runtime.Object) {
@@ -109,7 +110,7 @@ func (s *scribe) wrote(r *api.Request, out runtime.Object) {
 	changed := []string{}
 	was := s.was[key]
 	for path, v := range is {
-		made := r.Verb == api.VerbCreate && r.Subresource == "" // of what is new its size tells enough
+		made := r.Verb == api.VerbCreate && r.Subresource == "" // of a new object the size is sufficient
 		if old, had := was[path]; (!had || old != v) && (!made || path == "spec.replicas") {
 			changed = append(changed, path+"="+v)
 		}
@@ -135,7 +136,8 @@ func (s *scribe) wrote(r *api.Request, out runtime.Object) {
 	s.lines = append(s.lines, strings.TrimRight(fmt.Sprintf("%-24s %-6s %-38s %s", who, verb, object, strings.Join(changed, " ")), " "))
 }
 
-// leaves are the values of an object by their path, but those that differ from run to run and those that nodes report.
+// leaves returns the values of an object by path, without values that differ from run to run and
+// values that nodes report.
 func leaves(o api.Object) map[string]string {
 	data, err := json.Marshal(o)
 	var tree map[string]any

@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// stage is a view and an informer whose deliveries are made by hand.
+// stage is a view and an informer whose deliveries are made by the test.
 type stage struct {
 	*View[*corev1.ConfigMap]
 	informer cache.SharedIndexInformer
@@ -35,7 +35,7 @@ func colored(name, color string, revision int) *corev1.ConfigMap {
 		Labels: map[string]string{"color": color}, ResourceVersion: fmt.Sprint(revision)}}
 }
 
-// cache makes the informer hold o without having told anyone yet; tell delivers it.
+// cache stores o in the informer without delivering it yet; tell delivers it.
 func (s *stage) cache(o *corev1.ConfigMap) { _ = s.informer.GetIndexer().Add(o) }
 
 func (s *stage) tell(t ChangeType, o *corev1.ConfigMap) { s.observed(t, o) }
@@ -49,7 +49,7 @@ func (s *stage) show(color string) string {
 	return strings.Join(out, " ")
 }
 
-// P12: a controller sees what it wrote, exactly once, in the newest version.
+// P12: a view returns the controller's writes exactly once, in the newest version.
 func TestViewReadsItsWrites(t *testing.T) {
 	for _, c := range []struct {
 		name string

@@ -19,7 +19,7 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// attributes makes a class of attributes of a driver.
+// attributes creates a VolumeAttributesClass of a driver.
 func (w *world) attributes(name, driver string) {
 	w.t.Helper()
 	w.create(&storagev1.VolumeAttributesClass{ObjectMeta: metav1.ObjectMeta{Name: name}, DriverName: driver, Parameters: map[string]string{"kind": name}})
@@ -30,7 +30,8 @@ func (w *world) names(claim string, class *string) {
 	update(w, claim, func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeAttributesClassName = class })
 }
 
-// modified wants a claim, its volume and the driver to say that the volume has a class' attributes, and nothing else.
+// modified expects a claim, its volume and the driver to have the attributes of a class, and
+// nothing else.
 func (w *world) modified(claim, class string) {
 	w.t.Helper()
 	w.claimIs(claim, func(c *corev1.PersistentVolumeClaim) bool {
@@ -45,7 +46,7 @@ func (w *world) modified(claim, class string) {
 	}
 }
 
-// stands wants a claim to tell how far the change of its attributes is.
+// stands expects the status of a claim to have a state of modification.
 func (w *world) stands(claim, class string, state corev1.PersistentVolumeClaimModifyVolumeStatus, words string) {
 	w.t.Helper()
 	w.claimIs(claim, func(c *corev1.PersistentVolumeClaim) bool {
@@ -55,8 +56,8 @@ func (w *world) stands(claim, class string, state corev1.PersistentVolumeClaimMo
 	})
 }
 
-// F110: a claim's volume is made with the attributes of the class that it names, and given those of another when it names
-// another; what is in the way the claim says, and it can be taken back.
+// F110: a claim's volume is created with the attributes of its class, and modified when the claim
+// names another class. The claim's status reports problems, and the change can be reverted.
 func TestVolumesGetAttributes(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})
@@ -117,8 +118,8 @@ func TestVolumesGetAttributes(t *testing.T) {
 	})
 }
 
-// A driver that was asked and has not said how it went is asked for the same until it has, whatever the claim names by then;
-// one that has said no to a claim without attributes leaves it without any.
+// A driver call whose result is unknown is repeated until it has a result, whatever class the claim
+// names by then. A claim without attributes whose class was refused stays without attributes.
 func TestAttributesUnderWay(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})
@@ -156,8 +157,9 @@ func TestAttributesUnderWay(t *testing.T) {
 	})
 }
 
-// Volumes of a driver with a resizer of its own are left to that, and the claim says so; a volume made by hand is for claims
-// of its class alone, and a class that somebody names stays.
+// Volumes of a driver with its own resizer are left to the resizer, and an event of the claim
+// reports that. A manually created volume is only bound to claims of its class, and a class that a
+// claim names stays.
 func TestAttributesOfOthers(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})
@@ -185,7 +187,7 @@ func TestAttributesOfOthers(t *testing.T) {
 			}
 		}
 		time.Sleep(5 * time.Minute)
-		for _, name := range []string{"gold", "silver"} { // the volume has one, the claim names the other
+		for _, name := range []string{"gold", "silver"} { // the volume has one class, and the claim names the other
 			if err := gone[*storagev1.VolumeAttributesClass](w, name); err == nil {
 				t.Errorf("class %s went though it is in use", name)
 			}
@@ -199,7 +201,8 @@ func TestAttributesOfOthers(t *testing.T) {
 	})
 }
 
-// Whatever is lost, killed or led by another, a volume has in the end the attributes that its claim named last.
+// Regardless of lost calls, crashes and leader changes, at the end a volume has the attributes that
+// its claim named last.
 func TestAttributesUnderFailures(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w, replaced := led(t, options{quiet: true, change: failing("volume-attributes-controller", 2, time.Millisecond)}, controllers.Options{Resync: time.Second}, "w1")

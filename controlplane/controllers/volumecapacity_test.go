@@ -17,8 +17,9 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// F89: where a driver can make no volumes of a class a node has no room for them, and the reason stands with it, until the
-// driver says another thing. It is asked by the class's parameters, without those that are for others.
+// F89: if a driver can create no volumes of a class on a node, the capacity is zero and an
+// annotation has the reason, until the driver returns another result. It is called with the class's
+// parameters, without reserved parameters.
 func TestNoRoomForAReason(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})
@@ -52,6 +53,6 @@ func TestNoRoomForAReason(t *testing.T) {
 		has("folders", 1<<30, "")
 		w.drivers.set(func() { w.drivers.never = status.Error(codes.Unavailable, "it is asleep") })
 		time.Sleep(10 * time.Minute)
-		has("folders", 1<<30, "") // what was known stays
+		has("folders", 1<<30, "") // the known capacity stays
 	})
 }

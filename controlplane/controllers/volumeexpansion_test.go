@@ -54,7 +54,8 @@ func has(size string) func(c *corev1.PersistentVolumeClaim) bool {
 	}
 }
 
-// A claim that asks for more gets it from the cluster's own driver; of another's it is told whom it waits for, once.
+// A claim that requests more gets it from the cluster's own driver. For another driver, one event
+// names the controller for which it waits.
 func TestClaimsGrow(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})
@@ -83,7 +84,8 @@ func TestClaimsGrow(t *testing.T) {
 	})
 }
 
-// Whatever is lost, killed or led by another, a claim has in the end what it asked for last.
+// Regardless of lost calls, crashes and leader changes, at the end a claim has the size that it
+// requested last.
 func TestClaimsGrowUnderFailures(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := newWorld(t, options{quiet: true, change: failing("expand-controller", 2, time.Millisecond)})
@@ -109,8 +111,8 @@ func TestClaimsGrowUnderFailures(t *testing.T) {
 	})
 }
 
-// What nodes have of a volume grows after it where a pod has it mounted, and not before; what a node says is told; who
-// asked for too much may ask for less.
+// A volume is expanded on nodes where a pod has it mounted, and not before. Errors of nodes are
+// reported, and a claim that requested too much may request less.
 func TestClaimsGrowOnNodes(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})

@@ -87,7 +87,7 @@ func (d *drivers) group(node, method string, request []byte) (proto.Message, err
 	return nil, status.Errorf(codes.NotFound, "group %s is not on node %s", q.GroupSnapshotId, node)
 }
 
-// groupKinds adds the kinds of groups to those of snapshots, with a default class.
+// groupKinds adds the group snapshot kinds to the snapshot kinds, with a default class.
 func (w *world) groupKinds(kinds map[string]*api.Kind) {
 	w.t.Helper()
 	for kind, plural := range map[string]string{"VolumeGroupSnapshot": "volumegroupsnapshots", "VolumeGroupSnapshotContent": "volumegroupsnapshotcontents",
@@ -102,7 +102,7 @@ func (w *world) groupKinds(kinds map[string]*api.Kind) {
 		"\ndeletionPolicy: Delete\nparameters: {csi.storage.k8s.io/group-snapshotter-secret-name: s-key, csi.storage.k8s.io/group-snapshotter-secret-namespace: '${volumegroupsnapshot.namespace}'}")
 }
 
-// labelled makes a claim of an application and waits for its volume.
+// labelled creates a claim of an application and waits for its volume.
 func (w *world) labelled(name, app string) {
 	w.t.Helper()
 	c := classed(name, "now", "1Gi")
@@ -181,8 +181,9 @@ func (w *world) unheld(names ...string) {
 	}
 }
 
-// F110: a group is one snapshot of each claim that its selector matches, taken by one call of the driver; they are ready
-// with it, name their claims and their group, stay as long as it does, and go with it. One that somebody made is found.
+// F110: a group has one snapshot of each claim that its selector matches, taken by one driver call.
+// The snapshots become ready with the group, name their claims and their group, and are deleted
+// with it. A pre-provisioned group is found.
 func TestGroupsOfSnapshots(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})
@@ -249,7 +250,8 @@ func TestGroupsOfSnapshots(t *testing.T) {
 	})
 }
 
-// A group that is not taken says why, by the names of what is in the way, and leaves nothing; it is taken once that is gone.
+// The status of a group that cannot be taken names the problem, and nothing is left behind; the
+// group is taken once the problem is fixed.
 func TestGroupsSayWhyTheyWait(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})
@@ -294,8 +296,8 @@ func TestGroupsSayWhyTheyWait(t *testing.T) {
 	})
 }
 
-// Whatever is lost, killed or led by another: groups that stay are ready, and of those that go, at whatever moment,
-// nothing is left.
+// Regardless of lost calls, crashes and leader changes: groups that stay become ready, and of
+// deleted groups nothing is left, whenever they are deleted.
 func TestGroupsUnderFailures(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w, replaced := led(t, options{quiet: true, change: failing("volume-snapshotter", 2, 2*time.Millisecond)}, controllers.Options{Resync: time.Second}, "w1")
@@ -337,7 +339,7 @@ func TestGroupsUnderFailures(t *testing.T) {
 	})
 }
 
-// A group that goes while nobody knows whether it was taken takes along what was.
+// A group that is deleted while it is unknown whether it was taken deletes the taken snapshots.
 func TestGroupOfWhichNobodyHeard(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{engine: controllers.Options{Resync: time.Minute}, quiet: true})

@@ -14,8 +14,8 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// A volume with reclaim policy Recycle has no recycler: released by its claim it fails, with an event, and its data stays.
-// Kubernetes reports a volume without a recycler in the same words. F110
+// A volume with reclaim policy Recycle has no recycler: when its claim is deleted it fails, with an
+// event, and its data stays. Kubernetes reports a volume without a recycler in the same words. F110
 func TestVolumeWithPolicyRecycleFails(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{quiet: true})
@@ -49,7 +49,7 @@ func TestVolumeWithPolicyRecycleFails(t *testing.T) {
 	})
 }
 
-// F110: a volume says since when it is in its phase, and that changes with the phase alone.
+// F110: a volume has the time of its last phase transition, which changes only with the phase.
 func TestVolumePhasesHaveATime(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{quiet: true})

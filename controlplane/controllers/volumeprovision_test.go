@@ -41,7 +41,8 @@ func (w *world) deleteClaim(name string) {
 	}
 }
 
-// F110: a claim of a class gets a volume where it is wanted, which grows and goes with the claim unless it is kept.
+// F110: a claim of a class gets a volume on the right node, which is expanded and deleted with the
+// claim unless it is retained.
 func TestVolumesAreMade(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})
@@ -49,7 +50,7 @@ func TestVolumesAreMade(t *testing.T) {
 		w.class("waits", storagev1.VolumeBindingWaitForFirstConsumer, corev1.PersistentVolumeReclaimDelete)
 		w.class("kept", storagev1.VolumeBindingImmediate, corev1.PersistentVolumeReclaimRetain)
 		w.drivers.set(func() { w.drivers.full = map[string]bool{"w1": true, "w3": true} })
-		time.Sleep(2 * time.Minute) // until the nodes have been asked how much room they have
+		time.Sleep(2 * time.Minute) // until the nodes have reported their capacity
 		w.create(classed("data", "waits", "1Gi"))
 		w.create(classed("kept", "kept", "1Gi"))
 		w.event("WaitForFirstConsumer", "waiting for first consumer to be created before binding")
@@ -77,7 +78,7 @@ func TestVolumesAreMade(t *testing.T) {
 			}
 			return err
 		})
-		// Its object may go; what the user wanted kept stays.
+		// The object may be deleted; retained data stay.
 		if err := client.Delete[*corev1.PersistentVolume](w.ctx, w.admin, "", keep, metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -94,7 +95,8 @@ func TestVolumesAreMade(t *testing.T) {
 	})
 }
 
-// A claim that gets no volume says why; with the cause its wait ends.
+// An event of a claim without a volume has the reason; when the cause is fixed, the claim gets a
+// volume.
 func TestClaimsSayWhyTheyWait(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})
@@ -136,7 +138,8 @@ func TestClaimsSayWhyTheyWait(t *testing.T) {
 	})
 }
 
-// A claim that goes while nobody knows whether its volume was made stays until that is known, and takes the volume with it.
+// A claim that is deleted while it is unknown whether its volume was created stays until that is
+// known, and the volume is deleted with it.
 func TestVolumeOfWhichNobodyHeard(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{engine: controllers.Options{Resync: time.Minute}, quiet: true})
@@ -161,8 +164,9 @@ func TestVolumeOfWhichNobodyHeard(t *testing.T) {
 	})
 }
 
-// F110: the driver is told with which options a volume is to be mounted, and refuses one that nobody could mount; when the class
-// says something else, the volume is made, and says so. Of a provisioner that is to run the claim hears nothing.
+// F110: the driver gets the mount options of the volume, and refuses invalid options. When the
+// class is changed, the volume is created, with events. A claim without a selected node gets no
+// event.
 func TestMountOptionsOfClasses(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{quiet: true})
@@ -203,8 +207,9 @@ func TestOthersProvisioners(t *testing.T) {
 	})
 }
 
-// Whatever is lost, killed or led by another: claims that stay get one volume each, and of those that go, at whatever
-// moment, nothing is left, neither an object nor a volume of a driver.
+// Regardless of lost calls, crashes and leader changes: claims that stay get one volume each. Of
+// deleted claims nothing is left, neither an object nor a volume of a driver, whenever they are
+// deleted.
 func TestVolumesUnderFailures(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w, replaced := led(t, options{quiet: true, change: failing("volume-provisioner", 2, 2*time.Millisecond)}, controllers.Options{Resync: time.Second}, "w1", "w2")
@@ -247,8 +252,9 @@ func TestVolumesUnderFailures(t *testing.T) {
 	})
 }
 
-// A driver and the labels by which it says where its node is come in two objects: nothing is made, and no room is told, by
-// half of them; what an older release began so is asked for at the right place.
+// A driver and the topology labels of its node are in two objects: no volume is created and no
+// capacity reported with only one of them. A provision that an older release started that way gets
+// the right topology.
 func TestLabelsComeAfterTheDriver(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Hour}, quiet: true})
@@ -265,7 +271,7 @@ func TestLabelsComeAfterTheDriver(t *testing.T) {
 			}
 			return told
 		}
-		time.Sleep(5 * time.Minute) // in virtual time: none is told
+		time.Sleep(5 * time.Minute) // virtual time: no event is recorded
 		if told := room(); len(told) > 0 {
 			t.Errorf("room is told for %q", told)
 		}
@@ -279,7 +285,7 @@ func TestLabelsComeAfterTheDriver(t *testing.T) {
 		for _, name := range []string{"data", "old"} {
 			w.boundTo(name)
 		}
-		time.Sleep(5 * time.Minute) // in virtual time: it is told once, and stays
+		time.Sleep(5 * time.Minute) // virtual time: one event is recorded, and the state stays
 		if told := room(); !slices.Equal(told, []string{"w1"}) {
 			t.Errorf("room is told for %q", told)
 		}

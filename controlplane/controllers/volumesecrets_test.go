@@ -19,7 +19,7 @@ import (
 	"keelson.dev/keelson/internal/virtual"
 )
 
-// locked says why a call is refused that came without the key that it needs.
+// locked returns an error for a call without the required secret.
 func (d *drivers) locked(method string, request []byte) error {
 	call := method[strings.LastIndex(method, "/")+1:]
 	want, ok := d.keys[call]
@@ -43,9 +43,9 @@ func (d *drivers) locked(method string, request []byte) error {
 	return nil
 }
 
-// F110: a driver is given the Secrets that the class of a volume names, each call its own; a claim whose Secret is not there
-// yet says so and waits; a volume goes with what its Secret held, and is not kept by one that is gone where the driver does
-// not need it.
+// F110: each kind of driver call gets the Secret that the class of a volume names for it. A claim
+// whose Secret does not exist yet waits, with an event. A volume is deleted with the data of its
+// Secret; a missing Secret does not prevent that if the driver does not need it.
 func TestSecretsOfVolumes(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})
@@ -104,8 +104,8 @@ func TestSecretsOfVolumes(t *testing.T) {
 	})
 }
 
-// What a claim was begun with is what its volume is made with: its Secret by the annotations of then, its attributes also where the
-// first node has no room.
+// A volume is created with the parameters with which it was started: the Secret by the annotations
+// at that time, and the attributes, even if the first node has no capacity.
 func TestWhatWasBegunIsKept(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})
@@ -121,14 +121,14 @@ func TestWhatWasBegunIsKept(t *testing.T) {
 		first, other := "w1", "w2"
 		update(w, "data", func(c *corev1.PersistentVolumeClaim) {
 			c.Annotations["key"] = "second"
-			if strings.Contains(c.Annotations["keelson.dev/provisioning"], `"node":"w2"`) { // it has been asked how much room it has
+			if strings.Contains(c.Annotations["keelson.dev/provisioning"], `"node":"w2"`) { // its capacity has been read
 				first, other = other, first
 			}
 		})
 		w.drivers.set(func() { w.drivers.full = map[string]bool{first: true} })
 		w.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "first"}, Data: map[string][]byte{"key": []byte("make")}})
 		w.event("ProvisioningFailed", `failed to provision volume: StorageClass "now": ResourceExhausted: node `+first+` is full`)
-		time.Sleep(5 * time.Minute) // in virtual time: until the nodes have been asked how much room they have
+		time.Sleep(5 * time.Minute) // virtual time: until the nodes have reported their capacity
 		v := w.volumeOf("data")
 		if got := v.Annotations["volume.kubernetes.io/provisioner-deletion-secret-name"]; got != "first" {
 			t.Errorf("it is deleted with Secret %q", got)

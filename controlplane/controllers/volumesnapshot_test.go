@@ -109,8 +109,9 @@ func (w *world) goneOf(k *api.Kind, name string) {
 	})
 }
 
-// F110: a snapshot of a claim is taken with what its class says, is ready when its driver says so, and goes with its
-// object; a snapshot that is kept can be named again, and is found where it is.
+// F110: a snapshot of a claim is taken with the parameters of its class, becomes ready when its
+// driver reports so, and is deleted with its object. A retained snapshot can be named again, and is
+// found on its node.
 func TestSnapshots(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})
@@ -137,7 +138,7 @@ func TestSnapshots(t *testing.T) {
 		w.goneOf(kinds["VolumeSnapshot"], "s")
 		w.eventually("nothing is left", func() error { return w.contents(kinds, 0, 0) })
 
-		// One that somebody made before there was a cluster.
+		// A snapshot that existed before the cluster.
 		w.drivers.set(func() { w.drivers.snaps["old"] = &onDisk{node: "w2", size: 1 << 30, of: "x"} })
 		given := "metadata: {name: %s}\nspec: {deletionPolicy: %s, driver: " + ownDriver + ", source: {snapshotHandle: %s}, volumeSnapshotRef: {namespace: default, name: %s}}"
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w2"}}
@@ -158,7 +159,8 @@ func TestSnapshots(t *testing.T) {
 	})
 }
 
-// A snapshot that is not taken says why, and is once the cause is gone.
+// The status of a snapshot that cannot be taken has the reason, and it is taken once the cause is
+// fixed.
 func TestSnapshotsSayWhyTheyWait(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})
@@ -186,7 +188,7 @@ func TestSnapshotsSayWhyTheyWait(t *testing.T) {
 			}
 			return err
 		})
-		time.Sleep(10 * time.Minute) // what is in the way is written once
+		time.Sleep(10 * time.Minute) // the problem is written once
 		w.isSo(kinds, "nameless", func(s *snap.VolumeSnapshot) error {
 			if !s.Status.Error.Time.Equal(since) {
 				return fmt.Errorf("it failed at %s, and says %s", since, s.Status.Error.Time)
@@ -222,7 +224,7 @@ func TestOthersSnapshots(t *testing.T) {
 			t.Errorf("a driver with a snapshotter: %v", err)
 		}
 		update(w, "volumesnapshots."+snap.GroupName, func(d *extensionsv1.CustomResourceDefinition) { d.Annotations = nil })
-		time.Sleep(time.Second) // virtual: until the leader has heard of it
+		time.Sleep(time.Second) // virtual time: until the leader has observed it
 		w.snapshotOf(kinds, "theirs", "data")
 		time.Sleep(time.Minute)
 		if err := w.contents(kinds, 1, 0); err != nil {
@@ -248,8 +250,8 @@ func (w *world) taken(kinds map[string]*api.Kind, name string) {
 	})
 }
 
-// Whatever is lost, killed or led by another: snapshots that stay are ready, and of those that go, at whatever moment,
-// nothing is left.
+// Regardless of lost calls, crashes and leader changes: snapshots that stay become ready, and of
+// deleted snapshots nothing is left, whenever they are deleted.
 func TestSnapshotsUnderFailures(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w, replaced := led(t, options{quiet: true, change: failing("volume-snapshotter", 2, 2*time.Millisecond)}, controllers.Options{Resync: time.Second}, "w1", "w2")
@@ -274,7 +276,7 @@ func TestSnapshotsUnderFailures(t *testing.T) {
 			if i%8 == 7 {
 				replaced()
 			}
-			if i%6 == 5 { // taken, of which nobody heard: it goes before it is asked for again
+			if i%6 == 5 { // taken, but the response was lost: it is deleted before the call is repeated
 				unheard := fmt.Sprint("unheard", i)
 				w.drivers.set(func() { w.drivers.mute = true })
 				w.snapshotOf(kinds, unheard, "a")
@@ -300,7 +302,7 @@ func TestSnapshotsUnderFailures(t *testing.T) {
 	})
 }
 
-// A snapshot that goes while nobody knows whether it was taken takes along what was.
+// A snapshot that is deleted while it is unknown whether it was taken deletes the taken snapshot.
 func TestSnapshotOfWhichNobodyHeard(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{engine: controllers.Options{Resync: time.Minute}, quiet: true})
@@ -323,8 +325,9 @@ func TestSnapshotOfWhichNobodyHeard(t *testing.T) {
 	})
 }
 
-// F110: a claim gets a volume with what a snapshot or another claim holds, where that is, whatever node was chosen before;
-// one that cannot says why.
+// F110: a claim gets a volume with the data of a snapshot or another claim, on a node that can
+// reach the data, whichever node was selected before. A claim that cannot gets an event with the
+// reason.
 func TestVolumesOfSnapshots(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{engine: controllers.Options{OwnIdentity: true, Resync: time.Minute}, quiet: true})

@@ -120,7 +120,7 @@ func TestQuietWhenDone(t *testing.T) {
 		w.create(app("web", 5, "web:1"))
 		w.rolledOut("web", 5)
 		w.atRest()
-		// Touch an object so that reconciles run, and see that they cost only what they change.
+		// Touch an object to start reconciles, and check that they write only changes.
 		p := w.pods()[0].DeepCopy()
 		p.Labels["note"] = "x"
 		if _, err := client.Update(w.ctx, w.admin, p); err != nil {
@@ -139,7 +139,7 @@ func TestQuietWhenDone(t *testing.T) {
 	})
 }
 
-// atRest waits until the controllers have called nobody for a few polls.
+// atRest waits until the controllers have made no call for a few polls.
 func (w *world) atRest() {
 	w.t.Helper()
 	var calls int64
@@ -156,7 +156,8 @@ func (w *world) atRest() {
 	})
 }
 
-// F67: a template change makes a new replica set, the old one stays for history; undo brings it back.
+// F67: a template change creates a new ReplicaSet, the old one stays as history; undo makes it
+// current again.
 func TestRolloutAndUndo(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{})
@@ -219,7 +220,7 @@ func TestRevisionHistoryLimit(t *testing.T) {
 	})
 }
 
-// F69: not one new pod before every old one is gone.
+// F69: no new pod is created before every old pod is gone.
 func TestRecreate(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{})
@@ -337,7 +338,7 @@ func TestAdoptAndRelease(t *testing.T) {
 	})
 }
 
-// The statuses of a Deployment and its ReplicaSet tell of a pod that is on its way out until it is gone.
+// The statuses of a Deployment and its ReplicaSet count a terminating pod until it is deleted.
 func TestTerminatingReplicas(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{})
@@ -373,8 +374,8 @@ func TestTerminatingReplicas(t *testing.T) {
 	})
 }
 
-// A Deployment that asks for it goes back to its last complete revision when a rollout takes too long, or its new pods
-// end again and again; its old pods serve all the time.
+// A Deployment with automatic rollback returns to its last complete revision if a rollout takes too
+// long or its new pods crash; its old pods serve all the time.
 func TestRollbackOnFailure(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		w := start(t, options{})

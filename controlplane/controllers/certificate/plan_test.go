@@ -25,7 +25,7 @@ const (
 	serves    = certificatesv1.UsageServerAuth
 )
 
-// What each signer permits of subjects, alternative names and usages.
+// Each signer permits only certain subjects, alternative names and usages.
 func TestPermitted(t *testing.T) {
 	asked := func(cn string, orgs ...string) *x509.CertificateRequest {
 		return &x509.CertificateRequest{Subject: pkix.Name{CommonName: cn, Organization: orgs}}
@@ -90,7 +90,7 @@ func TestPermitted(t *testing.T) {
 	}
 }
 
-// What is asked for of a certificate's life is granted between ten minutes and a year.
+// A requested lifetime is granted between ten minutes and a year.
 func TestLife(t *testing.T) {
 	for seconds, want := range map[int32]time.Duration{600: 10 * time.Minute, 60: 10 * time.Minute, 3600: time.Hour, 1 << 30: longestLife} {
 		if got := Life(&seconds); got != want {
@@ -102,7 +102,8 @@ func TestLife(t *testing.T) {
 	}
 }
 
-// Which right it takes to have a request of a node approved by itself: that for the own name is none for others.
+// Rights that permit automatic approval of a node's request. The right for one's own name does not
+// cover other names.
 func TestRights(t *testing.T) {
 	asked := &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:w1", Organization: []string{"system:nodes"}}}
 	for _, c := range []struct {
@@ -123,7 +124,7 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// When a request goes, and what is done with it until then.
+// When a request is deleted, and the action until then.
 func TestPlan(t *testing.T) {
 	began := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	type conditions map[certificatesv1.RequestConditionType]time.Duration // when they were set

@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// What containers see of an object counts, what the node alone uses does not.
+// References that are visible to containers count; references that only the node uses do not.
 func TestRefs(t *testing.T) {
 	var spec corev1.PodSpec
 	err := yaml.UnmarshalStrict([]byte(`
@@ -82,8 +82,8 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// Whatever order keys come in, a digest is that of the contents; whoever changes a value, or moves it to another key or
-// field, changes it. That of a Secret is good for nothing without its uid.
+// A digest does not depend on the order of keys. It changes if a value changes or moves to another
+// key or field. The digest of a Secret cannot be computed without its UID.
 func TestDigests(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	seen := map[string]string{}

@@ -46,7 +46,7 @@ func limits(well, badly int32) func(*batchv1.CronJob) {
 	}
 }
 
-// jobOf is a job that c made for a time; how it ended, or "".
+// jobOf returns a job that c created for a time. ended is its final condition, or "".
 func jobOf(c *batchv1.CronJob, at time.Duration, ended batchv1.JobConditionType) *batchv1.Job {
 	j := newJob(c, epoch.Add(at))
 	j.UID = types.UID(j.Name)
@@ -66,7 +66,7 @@ func snapshot(c *batchv1.CronJob, now time.Duration, jobs ...*batchv1.Job) Snaps
 	return Snapshot{CronJob: c, Jobs: jobs, Now: epoch.Add(now), Local: time.UTC, Going: func(j *batchv1.Job) bool { return j.DeletionTimestamp != nil }}
 }
 
-// words is a step as text: "replace tick-1, run 12:01, say MissSchedule, again 1m0s".
+// words formats a step: "replace tick-1, run 12:01, say MissSchedule, again 1m0s".
 func words(s Step) string {
 	var out []string
 	for _, j := range s.Replace {
@@ -193,7 +193,7 @@ func TestTimesAgainstTwin(t *testing.T) {
 	}
 }
 
-// world is what a controller sees that is killed between any two writes.
+// world is the state that a controller sees which is interrupted between any two writes.
 type world struct {
 	rnd  *rand.Rand
 	c    *batchv1.CronJob
@@ -251,7 +251,7 @@ func (w *world) remove(gone *batchv1.Job) {
 	w.jobs = out
 }
 
-// live lets jobs end, and go when they live no longer than that and the status knows of them.
+// live finishes jobs, and deletes jobs that have exceeded their TTL and are in the status.
 func (w *world) live() {
 	running := 0
 	for _, j := range w.jobs {

@@ -25,7 +25,8 @@ func accepted(c *v1.CustomResourceDefinition) *v1.CustomResourceDefinition {
 	return c
 }
 
-// Names belong to whoever had them first in a group; what is free of the others is accepted nevertheless.
+// Names belong to the first definition in a group that requests them; the remaining free names are
+// accepted.
 func TestNames(t *testing.T) {
 	first := accepted(definition("a.example.com", "widgets", "Widget", "w"))
 	for name, c := range map[string]struct {
@@ -51,7 +52,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// A definition that was established stays so when later names are refused, and keeps those that it had.
+// An established definition stays established when later names are refused, and keeps its accepted
+// names.
 func TestEstablishedStays(t *testing.T) {
 	c := accepted(definition("a.example.com", "widgets", "Widget"))
 	c.Spec.Names.ShortNames = []string{"w"}

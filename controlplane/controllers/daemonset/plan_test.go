@@ -70,7 +70,8 @@ func node(name, disk string, taints ...string) *corev1.Node {
 	return n
 }
 
-// pods reads "w1:old w2:new,starting": a node, a template and a state, ready for an hour unless said.
+// pods parses "w1:old w2:new,starting": a node, a template and a state. The default state is ready
+// for an hour.
 func pods(set *appsv1.DaemonSet, list string) (out []*corev1.Pod) {
 	for i, f := range strings.Fields(list) {
 		at, rest, _ := strings.Cut(f, ":")
@@ -180,7 +181,8 @@ func TestPodIsPinned(t *testing.T) {
 	}
 }
 
-// Carried out step by step, while pods start, fail and vanish, an update never goes beyond its bounds, and ends.
+// Performed step by step, while pods start, fail and disappear, an update never exceeds its bounds,
+// and completes.
 func TestPlanConverges(t *testing.T) {
 	for seed := range uint64(300) {
 		rnd := rand.New(rand.NewPCG(seed, 2))
@@ -221,8 +223,8 @@ func TestPlanConverges(t *testing.T) {
 	}
 }
 
-// within are the bounds of a single step: nothing that is available is taken away beyond what may be, and no node gets
-// a second pod but for the surge.
+// within checks the bounds of a single step: no more available pods are deleted than permitted, and
+// no node gets a second pod except by surge.
 func within(t *testing.T, seed uint64, s Snapshot, plan Step) {
 	t.Helper()
 	places := s.look()

@@ -32,7 +32,8 @@ func deploy(n int32, version int, surge, unavailable string) *appsv1.Deployment 
 	}
 }
 
-// set is the replica set of a version, as this controller makes it: spec replicas, pods counted, pods available.
+// set returns the ReplicaSet of a version in the form that this controller creates: spec replicas,
+// counted pods, available pods.
 func set(d *appsv1.Deployment, version int, spec, pods, available int32) *appsv1.ReplicaSet {
 	of := d.DeepCopy()
 	of.Spec.Template.Spec.Containers[0].Image = fmt.Sprint("v", version)

@@ -9,7 +9,7 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// A rollout that fails is given up for the last complete revision, where that is asked for, and for nothing else.
+// A failed rollout is rolled back to the last complete revision only if the Deployment requests it.
 func TestRollback(t *testing.T) {
 	timedOut := func(d *appsv1.Deployment) {
 		d.Status.Conditions = []appsv1.DeploymentCondition{{Type: appsv1.DeploymentProgressing, Status: corev1.ConditionFalse, Reason: reasonTimedOut, Message: "late"}}

@@ -19,7 +19,7 @@ func conditions(s appsv1.DeploymentStatus) string {
 	return strings.Join(parts, "\n")
 }
 
-// The wording is what kubectl rollout status and its users look for.
+// kubectl rollout status and its users match these texts.
 func TestConditions(t *testing.T) {
 	const (
 		available   = "Available=True MinimumReplicasAvailable: Deployment has minimum availability."
@@ -114,7 +114,7 @@ func TestStatusNumbers(t *testing.T) {
 	}
 }
 
-// Pods on their way out are told of when every ReplicaSet tells of its own.
+// Terminating pods are reported once every ReplicaSet reports its own.
 func TestTerminating(t *testing.T) {
 	d := deploy(3, 2, "1", "1")
 	a, b := set(d, 1, 3, 4, 3), set(d, 2, 3, 2, 1)

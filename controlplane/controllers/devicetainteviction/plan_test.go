@@ -26,7 +26,7 @@ func toleration(key string, seconds int64) resourcev1.DeviceToleration {
 
 const forever = -100
 
-// Pods go when the first NoExecute taint of a device says so that no toleration bears for ever.
+// Pods are evicted by the first NoExecute taint of a device that no toleration tolerates forever.
 func TestEviction(t *testing.T) {
 	const run, sched = resourcev1.DeviceTaintEffectNoExecute, resourcev1.DeviceTaintEffectNoSchedule
 	sick := taint("sick", run, 0)

@@ -16,8 +16,8 @@ func pod(name string, ready corev1.ConditionStatus) *corev1.Pod {
 		Status: corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: ready}}}}
 }
 
-// What a budget says of its pods: healthy ones beyond what is desired may go; who was evicted counts as gone until
-// it is, or for two minutes.
+// Healthy pods beyond the desired number may be disrupted. An evicted pod counts as disrupted until
+// it is deleted, or for two minutes.
 func TestStatus(t *testing.T) {
 	now := time.Unix(1000, 0)
 	half := intstr.FromString("50%")

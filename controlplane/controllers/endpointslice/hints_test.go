@@ -21,7 +21,7 @@ func node(name, zone string, cpus int64) *corev1.Node {
 			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}}
 }
 
-// zonesOf are what nodes make of two zones.
+// zonesOf returns the Nodes of two zones.
 func zonesOf(nodes ...*corev1.Node) Nodes { return Nodes{Zone: twoZones, CPU: zoneCPUs(nodes)} }
 
 // on puts pod number n on a node.
@@ -42,7 +42,7 @@ func auto(s *corev1.Service) {
 	s.Annotations = map[string]string{corev1.AnnotationTopologyMode: "Auto"}
 }
 
-// showHints writes whom each endpoint is for: address zones/nodes, sorted.
+// showHints formats the hints of each endpoint: address zones/nodes, sorted.
 func showHints(list []*discoveryv1.EndpointSlice) string {
 	var out []string
 	for _, s := range list {
@@ -65,7 +65,7 @@ func showHints(list []*discoveryv1.EndpointSlice) string {
 
 var twoZones = map[string]string{"w1": "a", "w2": "b", "w3": ""}
 
-// F116: hints are what trafficDistribution asks for, of ready endpoints alone, and go when it goes.
+// F116: ready endpoints have the hints that trafficDistribution requests, and lose them with it.
 func TestTrafficDistribution(t *testing.T) {
 	unready := func(p *corev1.Pod) { p.Status.Conditions = nil }
 	pods := []*corev1.Pod{on(0, "w1", nil), on(1, "w2", nil), on(2, "w3", nil), on(3, "w1", unready)}
@@ -98,7 +98,8 @@ func TestTrafficDistribution(t *testing.T) {
 	}
 }
 
-// F116: with the annotation endpoints are shared out by the CPUs of the zones, or not at all, and people are told which.
+// F116: with the annotation, endpoints are allocated by the CPUs of the zones, or not at all, and
+// an event reports which.
 func TestSharedOutAmongZones(t *testing.T) {
 	two := zonesOf(node("w1", "a", 4), node("w2", "b", 4))
 	crowd := []*corev1.Pod{on(0, "w1", nil), on(1, "w1", nil), on(2, "w1", nil), on(3, "w1", nil)}
@@ -125,7 +126,7 @@ func TestSharedOutAmongZones(t *testing.T) {
 	if got := showHints(apply(have, more, &next)); strings.Replace(got, "10.244.0.100 zone=b; ", "", 1) != before || len(more.Notes) != 0 {
 		t.Errorf("one more: %s, before %s, told %+v", got, before, more.Notes)
 	}
-	// The annotation goes before the field.
+	// The annotation has precedence over the field.
 	both := service(func(s *corev1.Service) {
 		auto(s)
 		distribution(corev1.ServiceTrafficDistributionPreferSameNode)(s)
@@ -195,7 +196,8 @@ func TestHintsComeToRest(t *testing.T) {
 	})
 }
 
-// fairly checks that either every ready endpoint is for a zone and no zone has too few, or none is.
+// fairly checks that either every ready endpoint has a zone hint and no zone has too few endpoints,
+// or no endpoint has a hint.
 func fairly(t *rapid.T, svc *corev1.Service, have []*discoveryv1.EndpointSlice, cpu map[string]int64) {
 	if !spread(svc) {
 		return

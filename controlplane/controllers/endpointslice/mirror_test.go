@@ -30,7 +30,7 @@ func subset(port int32, ready, not string) corev1.EndpointSubset {
 	return s
 }
 
-// mirrored writes what slices say: the family, addresses with their readiness, the port.
+// mirrored formats slices: the family, addresses with their readiness, the port.
 func mirrored(list []*discoveryv1.EndpointSlice) string {
 	var out []string
 	for _, s := range list {
@@ -108,7 +108,7 @@ func TestWhatIsMirrored(t *testing.T) {
 	}
 }
 
-// F116: whatever comes and goes, the slices say what the Endpoints do, and then nothing more is written.
+// F116: after any changes, the slices match the Endpoints, and then nothing more is written.
 func TestMirrorsFollow(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var have []*discoveryv1.EndpointSlice
@@ -145,7 +145,8 @@ func TestMirrorsFollow(t *testing.T) {
 	})
 }
 
-// A slice whose creation was answered to nobody is there twice after the next attempt: one of the two goes.
+// A slice whose creation returned no response exists twice after the next attempt: one of the two
+// is deleted.
 func TestMirrorMadeTwice(t *testing.T) {
 	e, next := byHand(subset(1, "192.0.2.1 192.0.2.2", "192.0.2.3")), 0
 	var have []*discoveryv1.EndpointSlice

@@ -39,7 +39,7 @@ func pod(n int, change func(p *corev1.Pod)) *corev1.Pod {
 	return p
 }
 
-// show writes what slices say: address ready/serving/terminating, sorted, with the ports.
+// show formats slices: address ready/serving/terminating, sorted, with the ports.
 func show(list []*discoveryv1.EndpointSlice) string {
 	var out []string
 	for _, s := range list {
@@ -169,7 +169,7 @@ func TestSmallChangeSmallWrite(t *testing.T) {
 	}
 }
 
-// F116: whatever comes and goes, the slices say exactly what the pods are, none is over-full, none superfluous.
+// F116: after any changes, the slices match the pods exactly; no slice is too large or superfluous.
 func TestSlicesFollowPods(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		chance := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))

@@ -9,8 +9,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Which claims are made for a pod: one for each ephemeral volume, never in the place of somebody else's, and none for a
-// pod that goes or has ended.
+// One claim is created for each ephemeral volume of a pod. None is created if another claim has the
+// name, or for a terminating or terminal pod.
 func TestPlan(t *testing.T) {
 	class := "fast"
 	ephemeral := func(name string) corev1.Volume {

@@ -23,7 +23,7 @@ type graph struct {
 	steps   []string
 }
 
-// newGraph makes objects from "a:b,c!": a is owned by b, and by c, which it blocks.
+// newGraph creates objects from "a:b,c!": a is owned by b, and by c, whose deletion it blocks.
 func newGraph(objects ...string) *graph {
 	g := &graph{objects: map[types.UID]*corev1.ConfigMap{}}
 	for _, text := range objects {
@@ -74,7 +74,7 @@ func (g *graph) dependents(o api.Object) (out []api.Object) {
 	return out
 }
 
-// visit does to one object what the collector does. It says whether that changed anything.
+// visit performs one step of the collector for an object. It reports whether anything changed.
 func (g *graph) visit(o *corev1.ConfigMap) bool {
 	if stateOf(o) == Waiting {
 		if !MayGo(o, g.dependents) {
@@ -139,7 +139,8 @@ func (g *graph) uids() (out []types.UID) {
 	return out
 }
 
-// survivors is the slow twin of the collector: what stays of a graph once these were deleted, by the whole graph at once.
+// survivors is the slow twin of the collector: it returns the objects that stay after deletions,
+// computed from the whole graph at once.
 func survivors(refs map[types.UID][]types.UID, deleted []types.UID) (out []types.UID) {
 	there := map[types.UID]bool{}
 	for uid := range refs {
@@ -189,8 +190,8 @@ func survivors(refs map[types.UID][]types.UID, deleted []types.UID) (out []types
 	return out
 }
 
-// F71: over random graphs, with circles of every length, deletions in the foreground and in the background end,
-// whatever the order of events, and leave what the slow twin leaves.
+// F71: over random graphs with circles of every length, foreground and background deletions
+// complete in any order of events, and leave the same objects as the slow twin.
 func TestRandomGraphs(t *testing.T) {
 	for seed := range uint64(4000) {
 		random := rand.New(rand.NewPCG(seed, 1))
@@ -265,7 +266,7 @@ func TestCircles(t *testing.T) {
 	}
 }
 
-// What depends on a circle goes before the circle does.
+// The dependents of a circle are deleted before the circle.
 func TestCircleWaitsForItsDependents(t *testing.T) {
 	g := newGraph("a:b!", "b:c!", "c:a!", "d:b!")
 	for _, uid := range []types.UID{"a", "b", "c"} {

@@ -20,8 +20,8 @@ var epoch = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 // window is that of each sample of the tests.
 const window = 30 * time.Second
 
-// podsOf makes pods that request 1000m of CPU and memory, from words "state:use" that stand for one pod each; "use" alone is a
-// pod that has been ready for an hour, "-" is one without a sample.
+// podsOf returns pods that request 1000m of CPU and memory. Each word "state:use" stands for one
+// pod. "use" alone is a pod that has been ready for an hour, and "-" a pod without a sample.
 func podsOf(t *testing.T, words string) ([]*corev1.Pod, Samples) {
 	t.Helper()
 	var pods []*corev1.Pod
@@ -52,7 +52,7 @@ func podsOf(t *testing.T, words string) ([]*corev1.Pod, Samples) {
 			since(time.Hour, time.Hour-10*time.Second, corev1.ConditionFalse)
 		case "lost": // started an hour ago, was ready until a minute ago
 			since(time.Hour, time.Minute, corev1.ConditionFalse)
-		case "bare": // says nothing of its readiness
+		case "bare": // no Ready condition
 			p.Status.Conditions = nil
 		case "pending":
 			p.Status.Phase = corev1.PodPending
@@ -115,7 +115,7 @@ func ofPods(amount string) autoscalingv2.MetricSpec {
 		Metric: autoscalingv2.MetricIdentifier{Name: "hits"}, Target: target("average " + amount)}}
 }
 
-// ofObject has a target of one type, and perhaps the amount of the other.
+// ofObject returns a metric with a target of one type, and optionally the value of the other type.
 func ofObject(t string, also ...string) autoscalingv2.MetricSpec {
 	m := autoscalingv2.MetricSpec{Type: autoscalingv2.ObjectMetricSourceType, Object: &autoscalingv2.ObjectMetricSource{
 		DescribedObject: autoscalingv2.CrossVersionObjectReference{Kind: "Service", Name: "web"},

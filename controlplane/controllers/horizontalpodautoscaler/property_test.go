@@ -13,7 +13,7 @@ import (
 // twin judges by the whole past, in the plainest way.
 type twin struct {
 	first    int32
-	replicas []Moment // what there was from a time on
+	replicas []Moment // the replicas from a time on
 	wanted   []Moment
 }
 
@@ -94,8 +94,9 @@ func someRules(rnd *rand.Rand) *autoscalingv2.HPAScalingRules {
 	return r
 }
 
-// TestThePlanAgreesWithItsTwin drives an autoscaler with any rules through any load: it is never outside its bounds,
-// never faster than its policies, and never where a look at the whole past would not put it.
+// TestThePlanAgreesWithItsTwin drives an autoscaler with random rules through random load. It is
+// never outside its bounds, never faster than its policies, and always agrees with a computation
+// over the whole past.
 func TestThePlanAgreesWithItsTwin(t *testing.T) {
 	options := Defaults
 	options.Tolerance = 0
@@ -144,8 +145,9 @@ func TestThePlanAgreesWithItsTwin(t *testing.T) {
 	}
 }
 
-// TestPodsOfWhichNothingIsKnownTurnNothingAround tries pods in any state: while those that are measured call for more,
-// none is removed for want of samples, and while they call for less, none is added.
+// TestPodsOfWhichNothingIsKnownTurnNothingAround tries pods in random states. While the measured
+// pods require a scale-up, missing samples cause no scale-down. While they require a scale-down,
+// missing samples cause no scale-up.
 func TestPodsOfWhichNothingIsKnownTurnNothingAround(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(3, 5))
 	for round := range 3000 {

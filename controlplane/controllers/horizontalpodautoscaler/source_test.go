@@ -21,7 +21,8 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// answers are what servers behind APIServices say, by path and query; the others are not registered.
+// answers maps path and query to the responses of servers behind APIServices; other paths are not
+// registered.
 type answers map[string]string
 
 func (a answers) read(_ context.Context, path string, query url.Values) ([]byte, error) {
@@ -67,7 +68,8 @@ func podMetrics(name string, containers ...string) *metricsv1beta1.PodMetrics {
 	return m
 }
 
-// What this API measured is summed by pod, or is one container's; a pod of which a part is missing is left out.
+// The usage that this API returns is summed by pod, or taken from one container. A pod with an
+// unmeasured container is omitted.
 func TestResourcesOfThisAPI(t *testing.T) {
 	s := sourceOf(nil, podMetrics("a", "app=200m", "side=50m"), podMetrics("b", "app=100m", "side="), podMetrics("c"))
 	ctx := t.Context()
@@ -88,7 +90,7 @@ func TestResourcesOfThisAPI(t *testing.T) {
 	}
 }
 
-// Where a metrics-server is installed, it is asked instead.
+// If a metrics-server is installed, it is used instead.
 func TestResourcesOfAMetricsServer(t *testing.T) {
 	s := sourceOf(answers{"/apis/metrics.k8s.io/v1beta1/namespaces/n/pods?labelSelector=app%3Dweb": `{"items":[{"metadata":{"name":"a"},
 		"timestamp":"2026-01-02T12:00:00Z","window":"10s","containers":[{"name":"app","usage":{"cpu":"250m","memory":"2Ki"}}]}]}`},
@@ -107,8 +109,8 @@ func metric(name string, labels ...string) autoscalingv2.MetricIdentifier {
 	return m
 }
 
-// Custom and external metrics come from the servers behind APIServices, in either version, under the paths that
-// Kubernetes' clients ask for.
+// Custom and external metrics are read from the servers behind APIServices, in either version,
+// under the paths that Kubernetes' clients use.
 func TestMetricsOfServers(t *testing.T) {
 	const custom, external = "/apis/custom.metrics.k8s.io/", "/apis/external.metrics.k8s.io/v1beta1/"
 	ctx := t.Context()

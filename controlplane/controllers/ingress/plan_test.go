@@ -30,7 +30,7 @@ func TestPlanBySize(t *testing.T) {
 	}
 }
 
-// Proxies of the release before, which --entry-image may name, end at a flag that they do not know.
+// Proxies of the previous release, which --entry-image may name, exit at an unknown flag.
 func TestProxiesOfTheReleaseBeforeKnowTheirFlags(t *testing.T) {
 	known := []string{"ingress-class", "gateway", "certificates", "status-address", "access-log", "trusted-proxies", "linger"}
 	class := &networkingv1.IngressClass{ObjectMeta: metav1.ObjectMeta{Name: "own", UID: "u"}}

@@ -53,8 +53,9 @@ func onExit(action batchv1.PodFailurePolicyAction, codes ...int32) batchv1.PodFa
 		Operator: batchv1.PodFailurePolicyOnExitCodesOpIn, Values: codes}}
 }
 
-// podsOf reads "run ok fail:3 going free:ok": a state for each pod; with an index in an indexed job, "2=run". "free" is
-// one that has been counted. What has ended has done so an hour ago, "new" ones just now.
+// podsOf parses "run ok fail:3 going free:ok": a state for each pod; with an index in an indexed
+// job, "2=run". "free" marks a pod that has been counted. Terminal pods ended an hour ago, "new"
+// ones just now.
 func podsOf(j *batchv1.Job, list string) (out []*corev1.Pod) {
 	for n, f := range strings.Fields(list) {
 		c := Creation{Index: -1}
@@ -106,7 +107,7 @@ func snapshotOf(j *batchv1.Job, pods []*corev1.Pod) Snapshot {
 	return Snapshot{Job: j, Pods: pods, Now: epoch, Going: func(p *corev1.Pod) bool { return p.DeletionTimestamp != nil }}
 }
 
-// words is a step in short: what is done, and the conditions that are new.
+// words formats a step: its actions, and the new conditions.
 func words(j *batchv1.Job, s Step) string {
 	var out []string
 	for _, c := range s.Create {
@@ -263,8 +264,8 @@ func TestNewPod(t *testing.T) {
 	}
 }
 
-// world is a cluster for one job: what is stored of it and its pods, and a controller that may be killed between any
-// two writes.
+// world is a cluster with one job and its pods, and a controller that may be killed between any two
+// writes.
 type world struct {
 	rnd       *rand.Rand
 	job       *batchv1.Job
@@ -273,10 +274,10 @@ type world struct {
 	uid       int
 	succeeded int // pods that have ended well, and badly, whether counted or not
 	failed    int
-	wanted    int // what a pod of the job does: one in so many fails
+	wanted    int // results of the job's pods: one in some number fails
 }
 
-// killed says that the controller is killed here.
+// killed reports whether the controller is killed now.
 func (w *world) killed() bool { return w.rnd.IntN(12) == 0 }
 
 func (w *world) reconcile() {
@@ -322,7 +323,7 @@ func (w *world) delete(p *corev1.Pod) {
 	p.DeletionTimestamp = &now
 }
 
-// live lets pods end and go.
+// live ends and deletes pods.
 func (w *world) live() {
 	var there []*corev1.Pod
 	for _, p := range w.pods {
@@ -350,7 +351,8 @@ func (w *world) live() {
 	w.now = w.now.Add(time.Duration(w.rnd.IntN(60)) * time.Second)
 }
 
-// Whenever the controller is killed, each pod is counted once, never more run than may, and the job ends as it should.
+// Whenever the controller is killed, each pod is counted once, never more pods run than permitted,
+// and the job ends as expected.
 func TestNothingIsMiscounted(t *testing.T) {
 	for seed := range uint64(600) {
 		w := &world{rnd: rand.New(rand.NewPCG(seed, 3)), now: epoch, wanted: 4 * int(seed%2)}

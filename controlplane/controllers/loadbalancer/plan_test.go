@@ -47,7 +47,8 @@ func TestFit(t *testing.T) {
 	}
 }
 
-// F117: Services are spread evenly, also when they are made at once by who does not know of the others.
+// F117: Services are spread evenly, even if several leaders choose nodes without the load of the
+// other choices.
 func TestPickSpreads(t *testing.T) {
 	load, blind := map[string]int{}, map[string]int{}
 	for i := range 300 {

@@ -17,7 +17,7 @@ func object(name string, finalizers ...string) api.Object {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, Finalizers: finalizers}}
 }
 
-// P28: the status names what holds the namespace.
+// P28: the status names the objects that block the namespace.
 func TestStatusNamesTheBlocker(t *testing.T) {
 	left := []Content{
 		{Resource: "pods", Objects: []api.Object{object("b"), object("a"), object("d"), object("c")}},

@@ -78,7 +78,7 @@ func TestAllocationNeverOverlaps(t *testing.T) {
 				continue
 			}
 			if rapid.IntRange(0, 9).Draw(t, "restart") == 0 {
-				at = 0 // a new leader remembers nothing but what the nodes say
+				at = 0 // a new leader has no state except the nodes' blocks
 			}
 			taken, wide := map[string]bool{}, []netip.Prefix(nil)
 			for _, u := range used {
@@ -113,7 +113,7 @@ func TestAllocationNeverOverlaps(t *testing.T) {
 	})
 }
 
-// F108: a node gets a block of each family that it lacks, and keeps what it has.
+// F108: a node gets a block of each family that it lacks, and keeps its blocks.
 func TestMissing(t *testing.T) {
 	ranges, err := Options{ClusterCIDR: "10.244.0.0/16,fd44::/48"}.Ranges()
 	if err != nil {

@@ -115,7 +115,7 @@ func TestEviction(t *testing.T) {
 	if _, evict := Eviction(&corev1.Pod{}, []corev1.Taint{{Key: "x", Effect: corev1.TaintEffectNoSchedule}}, time.Time{}); evict {
 		t.Error("NoSchedule evicts")
 	}
-	// After a disruption the time for lost nodes runs anew, that of other taints does not.
+	// After a disruption, the time of lost nodes starts again; the time of other taints does not.
 	for key, want := range map[string]time.Duration{unreachable: time.Minute + 20*time.Second, "team": 20 * time.Second} {
 		p := &corev1.Pod{Spec: corev1.PodSpec{Tolerations: []corev1.Toleration{exists(key, seconds(20))}}}
 		taint := corev1.Taint{Key: key, Effect: corev1.TaintEffectNoExecute, TimeAdded: &metav1.Time{Time: epoch}}

@@ -8,7 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// zoned makes nodes of one zone, the first of which are lost.
+// zoned returns the nodes of one zone; the first of them are lost.
 func zoned(zone string, lost, ready int) (out []*corev1.Node) {
 	for i := range lost + ready {
 		n := node(corev1.ConditionTrue)
@@ -22,7 +22,7 @@ func zoned(zone string, lost, ready int) (out []*corev1.Node) {
 	return out
 }
 
-// admittedWithin asks for all lost nodes every second and says how many were admitted.
+// admittedWithin calls Admit for all lost nodes every second and returns how many were admitted.
 func admittedWithin(p *Pace, nodes []*corev1.Node, from time.Time, d time.Duration) int {
 	got := map[string]bool{}
 	for now := from; !now.After(from.Add(d)); now = now.Add(time.Second) {
@@ -90,7 +90,7 @@ func TestPaceAfterADisruption(t *testing.T) {
 	if ok, _ := p.Admit(half[0], back.Add(time.Minute)); !ok {
 		t.Error("a node that stays lost afterwards keeps its pods for ever")
 	}
-	// One that was admitted and returned has to be admitted again.
+	// An admitted node that returned must be admitted again.
 	p.Look(zoned("a", 0, 10), back.Add(2*time.Minute))
 	p.Look(half, back.Add(3*time.Minute))
 	ok1, _ := p.Admit(half[1], back.Add(3*time.Minute))

@@ -159,7 +159,8 @@ func TestPlanVolume(t *testing.T) {
 	}
 }
 
-// Every write of a binding can be the last before a crash: what remains is finished, and nothing is done twice.
+// Every write of a binding may be the last before a crash: the remaining writes are completed, and
+// none is repeated.
 func TestBindingIsResumed(t *testing.T) {
 	v, c := pv("x", "9Gi"), pvc()
 	next, changed, err := BoundVolume(v, c)
@@ -186,8 +187,8 @@ func TestBindingIsResumed(t *testing.T) {
 	}
 }
 
-// A volume that was made for a claim is the claim's, whatever class of attributes it has named meanwhile; others' volumes have
-// to be of its class.
+// A volume that was provisioned for a claim is bound to it, even if the claim has named another
+// attributes class since. Other volumes must have the claim's class.
 func TestClaimsKeepWhatWasMadeForThem(t *testing.T) {
 	attributes := func(class string) func(v *corev1.PersistentVolume) {
 		return func(v *corev1.PersistentVolume) { v.Spec.VolumeAttributesClassName = &class }

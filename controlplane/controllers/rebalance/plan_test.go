@@ -140,7 +140,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// said answers with what is written down for a pod.
+// said returns the configured verdict for a pod.
 type said struct {
 	verdicts map[string]Verdict
 	harms    map[string]string
@@ -165,7 +165,7 @@ func TestChoose(t *testing.T) {
 		"even": {Best: []string{"n8"}, Gain: 10},
 		"rule": {Best: []string{"n8", "n9"}, Stays: "x"},
 	}, harms: map[string]string{}}
-	for _, want := range []string{"rule>n9", "even>n8", "more>n8", "room>n8", ""} { // each in turn would harm another
+	for _, want := range []string{"rule>n9", "even>n8", "more>n8", "room>n8", ""} { // each move in turn would harm another pod
 		m, err := Choose(t.Context(), s, []Workload{w}, at)
 		if err != nil {
 			t.Fatal(err)

@@ -16,7 +16,7 @@ import (
 
 func of[T any](v T) *T { return &v }
 
-// devices are what a test's namespace holds.
+// devices holds the objects of a test's namespace.
 type devices struct {
 	claims    map[string]*resourcev1.ResourceClaim
 	templates map[string]*resourcev1.ResourceClaimTemplate
@@ -44,7 +44,7 @@ func gpuTemplate() *resourcev1.ResourceClaimTemplate {
 			{Name: "r", Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: "gpu.example.com"}}}}}}}
 }
 
-// tell is a plan in one line.
+// tell formats a plan as one line.
 func tell(p PodPlan) string {
 	var out []string
 	for _, m := range p.Missing {
@@ -62,8 +62,9 @@ func tell(p PodPlan) string {
 	return strings.Join(out, "; ")
 }
 
-// A pod gets one claim for each template that it names, with the template's labels and what it asks for; its status names
-// them; nobody else's claim is taken for its own; and what a pod without a scheduler uses is kept for it.
+// A pod gets one claim for each template that it names, with the template's labels and spec, and
+// its status names them. Another owner's claim is never used. The claims of a pod that was created
+// with a node are reserved for it.
 func TestPlanPod(t *testing.T) {
 	d := devices{map[string]*resourcev1.ResourceClaim{}, map[string]*resourcev1.ResourceClaimTemplate{}}
 	p := gpuPod()
@@ -159,8 +160,8 @@ func TestClaimNames(t *testing.T) {
 	}
 }
 
-// A claim is followed to its end from any state: devices are given back once and only when no pod may use them, users
-// that may need them are never forgotten, and it comes to rest.
+// From any state, a claim reaches a stable state. Devices are deallocated once and only when no pod
+// may use them. Reservations of pods that may need the claim are never removed.
 func TestPlanClaimProperty(t *testing.T) {
 	for seed := range uint64(3000) {
 		r := rand.New(rand.NewPCG(seed, 0))

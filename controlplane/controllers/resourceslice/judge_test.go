@@ -6,7 +6,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// A slice is judged by what the agent of its node says of drivers; one that says nothing is not asked.
+// A slice is judged by the list of drivers that the agent of its node reports. Slices of an agent
+// without a list are kept.
 func TestJudge(t *testing.T) {
 	node := func(drivers string) *corev1.Node {
 		n := &corev1.Node{}

@@ -49,7 +49,7 @@ func TestPlanToken(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		data map[string][]byte
-		want string // writes, asks for a token, ca.crt, namespace
+		want string // writes: a token request, ca.crt, namespace
 	}{
 		{"new", nil, "true true PEM ns"},
 		{"complete", data("t", "PEM", "ns"), "false false"},

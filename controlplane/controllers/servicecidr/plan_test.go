@@ -18,8 +18,9 @@ func serviceAt(name, address string) *corev1.Service {
 		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, ClusterIP: address, ClusterIPs: []string{address}}}
 }
 
-// F117 F125: whatever IPAddresses there are, and wherever a repair ends in the middle, repairing in any order comes to
-// rest with each address in a range being that of one Service which has it; who else has it is told so.
+// F117 F125: from any IPAddresses, and with repairs interrupted at any point, repairing in any
+// order reaches a stable state. Each address in a range then belongs to one Service that has it; an
+// event reports every other Service that has it.
 func TestRepairComesToRest(t *testing.T) {
 	ranges := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/24")}
 	rapid.Check(t, func(t *rapid.T) {
@@ -60,7 +61,7 @@ func TestRepairComesToRest(t *testing.T) {
 			}
 			return f.Create || f.Replace
 		}
-		for range rapid.IntRange(0, 6).Draw(t, "steps") { // any order, and some end in the middle
+		for range rapid.IntRange(0, 6).Draw(t, "steps") { // any order, and some repairs are interrupted
 			mend(services[rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "who")], rapid.Bool().Draw(t, "crash"))
 		}
 		for round := 0; ; round++ {
@@ -95,8 +96,8 @@ func TestRepairComesToRest(t *testing.T) {
 	})
 }
 
-// F117 F125: whatever a ServiceCIDR was when somebody stopped, each step is one write, there are few, and it goes only
-// when no address needs it.
+// F117 F125: from any interrupted state of a ServiceCIDR, each step is one write, there are few
+// steps, and it is deleted only when no address needs it.
 func TestServiceCIDRComesToRest(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "more"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.97.0.0/24"}}}

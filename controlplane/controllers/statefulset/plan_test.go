@@ -51,7 +51,8 @@ func unavailable(v intstr.IntOrString) func(*appsv1.StatefulSet) {
 	return func(s *appsv1.StatefulSet) { s.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable = &v }
 }
 
-// members reads pods such as "0:old 1:new,starting 2:new,going": an ordinal, a revision and a state, ready unless said.
+// members parses pods such as "0:old 1:new,starting 2:new,going": an ordinal, a revision and a
+// state. The default state is ready.
 func members(set *appsv1.StatefulSet, list string) (pods []*corev1.Pod) {
 	for _, f := range strings.Fields(list) {
 		var ordinal int
@@ -184,8 +185,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// A set whose plan is carried out step by step, while pods start, fail and vanish, never breaks its promises and ends
-// as it should.
+// A set whose plan is performed step by step, while pods start, fail and disappear, never violates
+// its invariants and reaches its desired state.
 func TestPlanConverges(t *testing.T) {
 	for seed := range uint64(400) {
 		rnd := rand.New(rand.NewPCG(seed, 1))
@@ -231,7 +232,7 @@ func show(pods []*corev1.Pod) string {
 	return strings.Join(out, " ")
 }
 
-// promises are what holds of every single step.
+// promises checks the invariants of every single step.
 func promises(t *testing.T, seed uint64, s Snapshot, plan Step) {
 	t.Helper()
 	wanted, _ := s.sort()

@@ -10,9 +10,9 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// F110: an agent with --fence-after=5m (or 0, never) ends its pods with attached volumes after that time
-// without a control plane. When its Node is deleted, no control plane answers it any longer. The Node
-// counts as fenced once the agent has ended the pods.
+// F110: an agent with --fence-after=5m (or 0, never) stops its pods with attached volumes after
+// that time without a control plane. When its Node is deleted, no control plane accepts the agent
+// any longer. The Node counts as fenced once the agent has stopped the pods.
 func TestDeletedNodeKeepsItsFence(t *testing.T) {
 	for _, fence := range []string{"300", "0"} {
 		s := &silences{since: map[string]time.Time{}}
@@ -75,7 +75,7 @@ func TestFencesOfADeletedNode(t *testing.T) {
 	}
 }
 
-// F110: what is remembered of the fences of nodes is bounded, however many names there are.
+// F110: the number of recorded fences is bounded, however many node names there are.
 func TestRememberedFencesAreBounded(t *testing.T) {
 	s := &silences{since: map[string]time.Time{}}
 	for i := range 3 * maxSilent {

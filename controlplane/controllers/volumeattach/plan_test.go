@@ -25,7 +25,7 @@ func disk(modes ...corev1.PersistentVolumeAccessMode) *corev1.PersistentVolume {
 	return v
 }
 
-// user is a pod: its name says how old it is.
+// user returns a pod; its name determines its age.
 func user(name, node string, going bool) *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name)}, Spec: corev1.PodSpec{NodeName: node}}
 	if going {
@@ -45,7 +45,7 @@ func to(node string, state ...string) *storagev1.VolumeAttachment {
 	return a
 }
 
-// host is a node, which uses the volume where it says so.
+// host returns a node; uses selects whether it reports that it uses the volume.
 func host(name string, uses bool) Host {
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	if uses {
@@ -54,7 +54,7 @@ func host(name string, uses bool) Host {
 	return Host{Node: n}
 }
 
-// told is a node whose agent says which volumes it has mounted, and holds one that says so of the volume.
+// told returns a node whose agent reports its mounted volumes; held is its report about the volume.
 func told(h Host, held string) Host {
 	h.Node = h.Node.DeepCopy()
 	h.Node.Annotations = map[string]string{api.AnnotationVolumesHeld: held}
@@ -68,7 +68,7 @@ func holds(h Host, it bool) Host {
 	return told(h, `["kubernetes.io/csi/disk.example^another"]`)
 }
 
-// by tells of a PersistentVolume of another name.
+// by names a PersistentVolume with another name.
 func by(volume string) string {
 	if volume == "v" {
 		return ""
@@ -76,7 +76,7 @@ func by(volume string) string {
 	return " by " + volume
 }
 
-// given is what is known where one PersistentVolume shows the volume.
+// given is a State with a single PersistentVolume.
 type given struct {
 	Volume      *corev1.PersistentVolume
 	Required    bool
@@ -124,7 +124,7 @@ func show(s Step) string {
 	return strings.Join(out, "; ")
 }
 
-// F110: who has a volume, and who gets it next.
+// F110: which node has a volume, and which node gets it next.
 func TestPlan(t *testing.T) {
 	one, many := disk(corev1.ReadWriteOnce), disk(corev1.ReadWriteOnce, corev1.ReadWriteMany)
 	lostFor := func(left time.Duration) Host { h := host("w1", true); h.Fences = left; return h }
@@ -215,8 +215,8 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// F110: PersistentVolumes that show the same are one volume: a node that has it has it by all of them, and another node does not get
-// it by one where any says that one node may have it.
+// F110: PersistentVolumes of the same volume count as one volume. A node that has it has it through
+// all of them. Another node does not get it if the access modes of any of them allow only one node.
 func TestPlanOfVolumesThatShowTheSame(t *testing.T) {
 	named := func(name string, v *corev1.PersistentVolume) *corev1.PersistentVolume { v.Name = name; return v }
 	one, other := disk(corev1.ReadWriteOnce), named("other", disk(corev1.ReadWriteOnce))
@@ -262,7 +262,7 @@ func TestPlanOfVolumesThatShowTheSame(t *testing.T) {
 	}
 }
 
-// F110: a node is fenced when its own time is over, of which only this leader's clock tells.
+// F110: a node is fenced when its own time has passed, measured by this leader's clock only.
 func TestSilences(t *testing.T) {
 	s := &silences{since: map[string]time.Time{}}
 	at := func(sec int) time.Time { return time.Unix(int64(sec), 0) }
@@ -303,7 +303,7 @@ func TestSilences(t *testing.T) {
 	}
 }
 
-// F110: never two attachers for one driver, and what was asked is undone by who has asked.
+// F110: a driver never has two attachers, and the attacher that published a volume unpublishes it.
 func TestDuty(t *testing.T) {
 	mine, theirs := []string{finalizer}, []string{foreign + "disk-example"}
 	for _, c := range []struct {

@@ -15,22 +15,23 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// history is how a volume for one node was restored, and what comes after it.
+// history describes how a single-node volume was restored, and the events after that.
 type history struct {
 	waits    [3]int // each node's pod of the volume by its age; 0 = none
-	late     bool   // the pods come when all nodes are heard
+	late     bool   // the pods are bound after all nodes have reported
 	attached int    // the node that has the attachment in the backup; -1 = none
 	going    bool   // it is on its way from there
 	has      int    // the node that has the volume mounted; -1 = none
 	unknown  bool   // by a pod that is not in the backup
 	becomes  [3]string
-	stranger string // a node that joined since, and has the volume: when it is heard, if it is; "" = none did
+	stranger string // a node that joined after the backup and has the volume: when it connects, if it does; "" means no such node
 }
 
 // stranger is the name of that node.
 const stranger = "w4"
 
-// When a stranger is heard: before the other nodes or after them, or never, since it is cut off, and has ended its pods when its time is over.
+// When an unrecorded node connects: before or after the other nodes, or never, because it is
+// partitioned and has stopped its pods when its time has passed.
 const (
 	early, late           = "comes early", "comes late"
 	silentEarly, silently = "its time is over early", "its time is over late"
@@ -40,14 +41,14 @@ func (h history) String() string {
 	return fmt.Sprintf("pods of ages %v (late %v), attached to %d (going %v), mounted on %d (by an unknown pod %v), nodes become %v, one that joined since and has it %q", h.waits, h.late, h.attached, h.going, h.has, h.unknown, h.becomes, h.stranger)
 }
 
-// What becomes of a node after a restore.
+// The fate of a node after a restore.
 const (
 	heard   = "heard"
 	deleted = "deleted"
 	dead    = "out of service"
 )
 
-// cluster is a restored one: what its store has, and what is so.
+// cluster is a restored cluster: the contents of its store, and the real state.
 type cluster struct {
 	t       *testing.T
 	history history
@@ -87,7 +88,7 @@ func restoredCluster(t *testing.T, h history) *cluster {
 	return c
 }
 
-// bind brings the pods to their nodes: names tell ages.
+// bind binds the pods to their nodes; their names determine their ages.
 func (c *cluster) bind() {
 	for i, age := range c.history.waits {
 		if age > 0 && c.in.Hosts[nodeName(i)].Node != nil {
@@ -100,8 +101,8 @@ func (c *cluster) podOn(node string) bool {
 	return slices.ContainsFunc(c.in.Pods, func(p *corev1.Pod) bool { return p.Spec.NodeName == node })
 }
 
-// speak is what the agent of a node that is heard does: it says what it uses and what it has, and mounts what it is told to have. It
-// says whether that is news.
+// speak performs one step of a connected node's agent: it reports what it uses and has, and mounts
+// what is attached to it. It reports whether anything changed.
 func (c *cluster) speak(node string) bool {
 	h := c.in.Hosts[node]
 	if h.Node == nil || h.Fenced || api.Unheard(h.Node) || api.Joining(h.Node) {
@@ -139,7 +140,7 @@ func (c *cluster) grant(what, node string) {
 	}
 }
 
-// settle has the controller and the nodes do what they do until nothing changes.
+// settle runs the controller and the nodes until nothing changes.
 func (c *cluster) settle() {
 	for range 30 {
 		step := Plan(c.in.state())
@@ -190,7 +191,8 @@ func (c *cluster) settle() {
 	c.t.Errorf("it does not come to rest: %s", c.history)
 }
 
-// explained says that a pod that waits for nodes that were not heard is told of one of them, and what to do.
+// explained checks that the event of a pod that waits for unheard nodes names one of them, and the
+// remedy.
 func (c *cluster) explained(step Step) {
 	for _, r := range step.Refused {
 		if !strings.Contains(r.Message, "node w") && !strings.Contains(r.Message, "a node that joined after it was made") || strings.Contains(r.Message, "not been heard") && !strings.Contains(r.Message, "kubectl delete node w") {
@@ -210,7 +212,7 @@ func (c *cluster) explained(step Step) {
 	}
 }
 
-// become is one node's fate: it is heard, or somebody who knows that its machine is dead says so.
+// become performs one node's fate: it connects, or a user reports that its machine is dead.
 func (c *cluster) become(node, what string) {
 	h := c.in.Hosts[node]
 	switch what {
@@ -232,7 +234,7 @@ func (c *cluster) become(node, what string) {
 		delete(c.mounted, node)
 	}
 	c.settle()
-	if what == heard && c.unknown == node { // it ends what it has no pod of
+	if what == heard && c.unknown == node { // it unmounts volumes without pods
 		delete(c.mounted, node)
 		c.unknown = ""
 		c.speak(node)
@@ -240,7 +242,8 @@ func (c *cluster) become(node, what string) {
 	}
 }
 
-// come is what becomes of the stranger. One that is heard is there before it has said what it has, and its time may be over meanwhile.
+// come performs the fate of the unrecorded node. A node that connects exists before it has reported
+// its volumes, and its time may pass meanwhile.
 func (c *cluster) come(over bool) {
 	switch c.history.stranger {
 	case early, late:
@@ -265,14 +268,14 @@ func (c *cluster) come(over bool) {
 	c.settle()
 }
 
-// granted says that a node has the volume by everybody's word.
+// granted checks that a node has the volume in the store and in its own report.
 func (c *cluster) granted() bool {
 	return slices.ContainsFunc(c.in.Attachments, func(a *storagev1.VolumeAttachment) bool {
 		return a.DeletionTimestamp == nil && c.mounted[a.Spec.NodeName] && c.in.state().listed(a.Spec.NodeName)
 	})
 }
 
-// play is a whole history. In the end a node that lives and has a pod has the volume.
+// play runs a whole history. At the end a running node that has a pod has the volume.
 func (h history) play(t *testing.T) bool {
 	c := restoredCluster(t, h)
 	if !h.late {
@@ -312,9 +315,11 @@ func (h history) play(t *testing.T) bool {
 	return true
 }
 
-// After a restore no volume for one node is given to a node while another that was not heard may have it, or has it; and it is in the
-// end, once all are heard, deleted or out of service: whoever had it, waited for it or was losing it. Nor while a node may have it that joined
-// after the backup was made, until that is heard or has ended its pods by itself. F110
+// After a restore, no single-node volume is given to a node while another node that has not
+// reported may have it, or has it. At the end, once all nodes have reported, are deleted or are out
+// of service, a node gets it, regardless of which nodes had it, waited for it or were losing it.
+// The same holds for a node that joined after the backup, until it connects or has stopped its pods
+// by itself. F110
 func TestNoVolumeIsOnTwoNodesAfterARestore(t *testing.T) {
 	bad, count := 0, 0
 	ages := [][3]int{{}, {1}, {0, 1}, {0, 0, 1}, {1, 2}, {2, 1}, {1, 0, 2}, {2, 0, 1}, {0, 1, 2}, {0, 2, 1}, {1, 2, 3}, {1, 3, 2}, {2, 1, 3}, {2, 3, 1}, {3, 1, 2}, {3, 2, 1}}
@@ -334,7 +339,7 @@ func TestNoVolumeIsOnTwoNodesAfterARestore(t *testing.T) {
 			continue
 		}
 		if h.has >= 0 && h.waits[h.has] == 0 && !h.unknown || h.late && !h.unknown && h.has >= 0 {
-			continue // who has it has it for some pod
+			continue // a node that has it has it for some pod
 		}
 		count++
 		if !h.play(t) {

@@ -15,23 +15,25 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// soleHistory is how a volume for one pod, which is not attached, was restored, and what comes after it. Pod "u" is in the store.
+// soleHistory describes how a single-pod volume that is not attached was restored, and the events
+// after that. Pod "u" is in the store.
 type soleHistory struct {
 	on      int    // the node of pod u in the store; -1 = it has none
 	has     int    // the node that has the volume mounted; -1 = none
 	by      string // for which pod
-	former  bool   // by a claim of before, whose name is another's now
-	anew    bool   // by a PersistentVolume of another name
+	former  bool   // through a deleted claim, whose name another claim has now
+	anew    bool   // through a PersistentVolume of another name
 	becomes [3]string
 	over    bool // the time of nodes that are not known is over before they do
-	ends    int  // after so many of them have become something that pod has ended, where its node is heard
+	ends    int  // after this number of node fates the pod has ended, if its node is connected
 }
 
 func (h soleHistory) String() string {
 	return fmt.Sprintf("pod u on %d, mounted on %d by %s (a former claim %v, another volume %v), nodes become %v (the time of others is over %v), it ends after %d", h.on, h.has, h.by, h.former, h.anew, h.becomes, h.over, h.ends)
 }
 
-// play is a whole history: the pod of the store has the volume in the end, where its node lives, and never beside another one.
+// play runs a whole history: at the end the pod of the store has the volume, if its node runs, and
+// never at the same time as another pod.
 func (h soleHistory) play(t *testing.T) bool {
 	v := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "v", Annotations: map[string]string{api.AnnotationUnheard: ""}}}
 	v.Spec.AccessModes, v.Spec.ClaimRef = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}, &corev1.ObjectReference{UID: "c"}
@@ -92,7 +94,7 @@ func (h soleHistory) play(t *testing.T) bool {
 	}
 	end := func(done int) {
 		if h.has >= 0 && (h.by != "u" || h.on != h.has) && done > h.has && done >= h.ends {
-			delete(mounted, h.by) // its node knows that it has no such pod
+			delete(mounted, h.by) // its node reports that it has no such pod
 		}
 	}
 	settle()
@@ -131,8 +133,9 @@ func (h soleHistory) play(t *testing.T) bool {
 	return good
 }
 
-// After a restore a volume for one pod that is not attached is mounted for the pod of the store only when no other pod has it, on whichever node:
-// one that is not in the store, or the same one where it had another node. In the end it has it. F110
+// After a restore, a single-pod volume that is not attached is mounted for the pod of the store
+// only when no other pod has it on any node. The other pod may be absent from the store, or be the
+// same pod bound to another node. At the end the pod of the store has it. F110
 func TestNoVolumeIsOfTwoPodsAfterARestore(t *testing.T) {
 	fates := []string{heard, deleted, dead}
 	count, bad := 0, 0
@@ -146,7 +149,7 @@ func TestNoVolumeIsOfTwoPodsAfterARestore(t *testing.T) {
 		}
 		h.ends, h.over = next(4), next(2) == 1
 		if h.has < 0 && (h.by == "u" || how > 0 || h.ends > 0) {
-			continue // the same as another one
+			continue // equal to another history
 		}
 		count++
 		if !h.play(t) {
@@ -158,7 +161,8 @@ func TestNoVolumeIsOfTwoPodsAfterARestore(t *testing.T) {
 	t.Logf("%d histories", count)
 }
 
-// Whom a volume for one pod waits for, in words. A list that cannot be read, or is too long, may hold anything. F110
+// The text for which node a single-pod volume waits. A list that is invalid or too long may contain
+// anything. F110
 func TestWhomAVolumeOfOnePodWaitsFor(t *testing.T) {
 	v := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "v"}}
 	for _, c := range []struct {

@@ -16,7 +16,7 @@ func storage(size string) corev1.ResourceList {
 	return corev1.ResourceList{corev1.ResourceStorage: resource.MustParse(size)}
 }
 
-// bound is a claim of 1Gi with its volume, and asks for as much as that.
+// bound returns a claim of 1Gi that requests another size, and its volume.
 func bound(asks, driver string) (*corev1.PersistentVolumeClaim, *corev1.PersistentVolume) {
 	c := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "data", UID: "c"},
 		Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "v", Resources: corev1.VolumeResourceRequirements{Requests: storage(asks)}}}
@@ -33,7 +33,8 @@ func own(v *corev1.PersistentVolume) bool {
 	return v.Spec.CSI != nil && v.Spec.CSI.Driver == local.DriverName
 }
 
-// grow takes steps until there is none, with the states that the claim was in. byNodes says that nodes have a part.
+// grow performs steps until there is none, and returns the states of the claim. byNodes means that
+// nodes must expand too.
 func grow(t *testing.T, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, byNodes bool) (steps []string) {
 	for range 10 {
 		s := Plan(c, v, own(v), now)
@@ -67,7 +68,7 @@ func TestOwnVolumesGrow(t *testing.T) {
 	if !equality.Semantic.DeepEqual(c.Status, wanted) {
 		t.Errorf("%+v", c.Status)
 	}
-	// Half way the claim says what goes on, and another wish changes it.
+	// The claim's status shows the progress, and another request changes it.
 	c, v = bound("3Gi", local.DriverName)
 	c.Status = *Plan(c, v, own(v), now).Status
 	if n := len(c.Status.Conditions); n != 1 || c.Status.Conditions[0].Type != corev1.PersistentVolumeClaimResizing {
@@ -89,7 +90,8 @@ func TestOwnVolumesGrow(t *testing.T) {
 	}
 }
 
-// What is not the cluster's own, or no claim's, is left alone; who is waited for is told.
+// Volumes of other drivers or without a claim are left alone, and an event names the responsible
+// controller.
 func TestOthersAreLeftAlone(t *testing.T) {
 	for name, change := range map[string]func(c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume){
 		"nothing to grow": func(c *corev1.PersistentVolumeClaim, _ *corev1.PersistentVolume) {
@@ -129,7 +131,8 @@ func TestOthersAreLeftAlone(t *testing.T) {
 	}
 }
 
-// What is left for nodes is asked of them, whoever has made the volume larger; the claim says so meanwhile.
+// Nodes expand the volume regardless of which controller expanded it, and the claim's status shows
+// that.
 func TestNodesFollow(t *testing.T) {
 	c, v := bound("3Gi", local.DriverName)
 	want := []string{"ControllerResizeInProgress Resizing", "volume NodeResizePending FileSystemResizeRequired", "nodes  "}
@@ -139,7 +142,8 @@ func TestNodesFollow(t *testing.T) {
 	if !equality.Semantic.DeepEqual(c.Status, corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound, Capacity: storage("3Gi"), AllocatedResources: storage("3Gi")}) {
 		t.Errorf("%+v", c.Status)
 	}
-	// The resizer of another driver has made it larger, in the words of today and of before.
+	// The resizer of another driver has expanded it, with the status of current and of older
+	// resizers.
 	for _, mark := range []func(*corev1.PersistentVolumeClaimStatus){
 		func(s *corev1.PersistentVolumeClaimStatus) { state(s, corev1.PersistentVolumeClaimNodeResizePending) },
 		func(s *corev1.PersistentVolumeClaimStatus) {
@@ -153,7 +157,8 @@ func TestNodesFollow(t *testing.T) {
 			t.Errorf("%+v: %+v", c.Status, s)
 		}
 	}
-	// More is asked for before the nodes have done it: first the volume, then they.
+	// A larger size is requested before the nodes have finished: the volume is expanded first, then
+	// on the nodes.
 	c, v = bound("3Gi", local.DriverName)
 	v.Spec.Capacity = storage("3Gi")
 	c.Status = *Grown(c, v, true, now).Status
@@ -163,7 +168,8 @@ func TestNodesFollow(t *testing.T) {
 	}
 }
 
-// A claim that asked for what cannot be is told so, and gets what it asks for instead (RecoverVolumeExpansionFailure).
+// A claim with an infeasible request gets an event, and the size that it requests instead
+// (RecoverVolumeExpansionFailure).
 func TestInfeasible(t *testing.T) {
 	c, v := bound("900Ti", local.DriverName)
 	c.Status = *Plan(c, v, true, now).Status
@@ -183,7 +189,7 @@ func TestInfeasible(t *testing.T) {
 	if !equality.Semantic.DeepEqual(c.Status, corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound, Capacity: storage("2Gi"), AllocatedResources: storage("2Gi")}) {
 		t.Errorf("%+v", c.Status)
 	}
-	// On a node it is over: only another size begins again.
+	// On a node the failure is final: only another size starts again.
 	c, v = bound("3Gi", local.DriverName)
 	v.Spec.Capacity = storage("3Gi")
 	c.Status = *Grown(c, v, true, now).Status

@@ -8,8 +8,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// F110: which Secret a driver is given for a claim is what its class says, filled with what is known of the claim; whoever writes
-// claims does not choose the namespace.
+// F110: the Secret of a driver call comes from the class, expanded with values of the claim; users
+// who write claims do not choose the namespace.
 func TestSecretOfAClass(t *testing.T) {
 	c := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "data", UID: "u", Annotations: map[string]string{"example.com/key": "mine", "example.com/bad": "../x"}}}
 	const p = "csi.storage.k8s.io/"
