@@ -20,8 +20,8 @@ import (
 // AggregatedAPIs gives access to the group versions that API servers in the cluster serve: those of
 // APIServices that name a Service.
 type AggregatedAPIs interface {
-	// Discover returns the resources of these group versions. The map holds the group versions
-	// whose API server does not respond, with the error.
+	// Discover returns the resources of these group versions. The map holds the group versions that
+	// an unresponsive API server serves, with the error.
 	Discover(ctx context.Context) ([]AggregatedResource, map[schema.GroupVersion]error)
 	// Call sends a request to an escaped path and returns the JSON body of the response. An
 	// unsuccessful response is returned as an error of package apierrors with the status code of
@@ -79,8 +79,8 @@ func ListAggregated(
 	for range maxAggregatedPages {
 		before := len(objs)
 		next, err := listPage(ctx, a, path, query, func(o *metav1.PartialObjectMetadata) error {
-			o = ownership(o)
-			bytes += memoryOf(o)
+			o = deletionMetadata(o)
+			bytes += estimateMemory(o)
 			if len(objs) == maxAggregatedList || bytes > maxBytes {
 				return fmt.Errorf("there are more than %d objects with %d bytes of metadata", len(objs), maxBytes)
 			}
@@ -100,8 +100,8 @@ func ListAggregated(
 	return nil, 0, fmt.Errorf("listing %s: there are more than %d pages with %d objects", path, maxAggregatedPages, len(objs))
 }
 
-// errEnough stops decoding a page that has more than aggregatedPage objects.
-var errEnough = errors.New("there are more objects")
+// errPageLimit stops decoding a page that has more than aggregatedPage objects.
+var errPageLimit = errors.New("there are more objects")
 
 // ListAggregatedPage returns the deletion metadata of the first objects in the list at path, at
 // most aggregatedPage objects.
@@ -109,12 +109,12 @@ func ListAggregatedPage(ctx context.Context, a AggregatedAPIs, path string) ([]a
 	var objs []api.Object
 	_, err := listPage(ctx, a, path, url.Values{"limit": {strconv.Itoa(aggregatedPage)}}, func(o *metav1.PartialObjectMetadata) error {
 		if len(objs) == aggregatedPage {
-			return errEnough
+			return errPageLimit
 		}
-		objs = append(objs, ownership(o))
+		objs = append(objs, deletionMetadata(o))
 		return nil
 	})
-	if err != nil && !errors.Is(err, errEnough) {
+	if err != nil && !errors.Is(err, errPageLimit) {
 		return nil, err
 	}
 	return objs, nil
@@ -138,7 +138,7 @@ func listPage(
 // decodeList decodes a list object by object, because a short JSON text may contain very many
 // objects.
 func decodeList(dec *json.Decoder, add func(*metav1.PartialObjectMetadata) error) (next string, err error) {
-	if err := expect(dec, '{'); err != nil {
+	if err := expectDelim(dec, '{'); err != nil {
 		return "", err
 	}
 	for dec.More() {
@@ -161,7 +161,7 @@ func decodeList(dec *json.Decoder, add func(*metav1.PartialObjectMetadata) error
 			return "", err
 		}
 	}
-	return next, expect(dec, '}')
+	return next, expectDelim(dec, '}')
 }
 
 func decodeItems(dec *json.Decoder, add func(*metav1.PartialObjectMetadata) error) error {
@@ -181,10 +181,10 @@ func decodeItems(dec *json.Decoder, add func(*metav1.PartialObjectMetadata) erro
 			return err
 		}
 	}
-	return expect(dec, ']')
+	return expectDelim(dec, ']')
 }
 
-func expect(dec *json.Decoder, want json.Delim) error {
+func expectDelim(dec *json.Decoder, want json.Delim) error {
 	got, err := dec.Token()
 	if err == nil && got != want {
 		err = fmt.Errorf("the list has %v instead of %v", got, want)
@@ -192,16 +192,16 @@ func expect(dec *json.Decoder, want json.Delim) error {
 	return err
 }
 
-// ownership returns a new object with the parts of o's metadata that garbage collection and
+// deletionMetadata returns a new object with the parts of o's metadata that garbage collection and
 // namespace deletion need.
-func ownership(o *metav1.PartialObjectMetadata) *metav1.PartialObjectMetadata {
+func deletionMetadata(o *metav1.PartialObjectMetadata) *metav1.PartialObjectMetadata {
 	return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
 		Namespace: o.Namespace, Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion,
 		DeletionTimestamp: o.DeletionTimestamp, Finalizers: o.Finalizers, OwnerReferences: o.OwnerReferences,
 	}}
 }
 
-func memoryOf(o *metav1.PartialObjectMetadata) int {
+func estimateMemory(o *metav1.PartialObjectMetadata) int {
 	n := objectMemory + len(o.Namespace) + len(o.Name) + len(o.UID) + len(o.ResourceVersion)
 	for _, f := range o.Finalizers {
 		n += 16 + len(f)

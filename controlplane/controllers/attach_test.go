@@ -51,8 +51,8 @@ func attachingOf(t *testing.T, o options, iscsi bool, f func(w *world, d *disks,
 
 func (w *world) uses(pod, claim string) error {
 	p, err := client.Get[*corev1.Pod](w.ctx, w.admin, "default", pod)
-	if err == nil && !slices.Contains(controllers.PodClaims(p), "default/"+claim) {
-		err = fmt.Errorf("pod %s uses %v", pod, controllers.PodClaims(p))
+	if err == nil && !slices.Contains(controllers.PodClaimKeys(p), "default/"+claim) {
+		err = fmt.Errorf("pod %s uses %v", pod, controllers.PodClaimKeys(p))
 	}
 	return err
 }
@@ -69,7 +69,7 @@ func TestVolumeFollowsItsPod(t *testing.T) {
 		w.power(node, false)
 		w.within(time.Minute, "the pod elsewhere", func() error {
 			for _, p := range w.pods() {
-				if p.Spec.NodeName != node && p.Spec.NodeName != "" && controllers.PodReady(p) {
+				if p.Spec.NodeName != node && p.Spec.NodeName != "" && controllers.IsPodReady(p) {
 					node = p.Spec.NodeName
 					return nil
 				}
@@ -114,7 +114,7 @@ func TestNodeOutOfService(t *testing.T) {
 		})
 		w.within(5*time.Second, "the pod elsewhere", func() error {
 			p := w.pods()
-			if len(p) != 1 || p[0].Spec.NodeName == node || !controllers.PodReady(p[0]) {
+			if len(p) != 1 || p[0].Spec.NodeName == node || !controllers.IsPodReady(p[0]) {
 				return errors.New("not yet")
 			}
 			return nil

@@ -213,7 +213,7 @@ func (w *world) mounts(ctx context.Context, d *disks, node string) {
 	wanted := map[string]bool{} // PersistentVolumes
 	for _, p := range w.pods() {
 		for _, v := range p.Spec.Volumes {
-			if v.PersistentVolumeClaim == nil || p.Spec.NodeName != node || controllers.PodEnded(p) {
+			if v.PersistentVolumeClaim == nil || p.Spec.NodeName != node || controllers.IsPodTerminal(p) {
 				continue
 			}
 			c, err := client.Get[*corev1.PersistentVolumeClaim](ctx, w.admin, "default", v.PersistentVolumeClaim.ClaimName)

@@ -10,8 +10,8 @@ import (
 // request, that they have, or that they are being changed to.
 const AttributesClassIndex = "keelson.attributesClass"
 
-// AttributesClassesOf is the index function of AttributesClassIndex.
-func AttributesClassesOf(o api.Object) []string {
+// ClaimAttributesClasses is the index function of AttributesClassIndex.
+func ClaimAttributesClasses(o api.Object) []string {
 	if c, ok := o.(*corev1.PersistentVolumeClaim); ok {
 		return api.AttributesClasses(c)
 	}

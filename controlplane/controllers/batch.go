@@ -14,21 +14,21 @@ const maxParallel = 256
 // maxBatch is the maximum number of calls between two calls of want.
 const maxBatch = 500
 
-// atOnce is the number of concurrent calls of a batch. It fills the store's commit batches. Each
-// goroutine makes several calls, because a new goroutine must grow its stack for the deep call
-// chain of the API.
-const atOnce = 128
+// batchConcurrency is the number of concurrent calls of a batch. It fills the store's commit
+// batches. Each goroutine makes several calls, because a new goroutine must grow its stack for the
+// deep call chain of the API.
+const batchConcurrency = 128
 
 // SlowStart calls do until want() calls have been started. It starts with one concurrent call and
-// allows one more after each success, up to atOnce. It calls want again after at most maxBatch
-// calls, because the required number may change. After a failure it starts no further call. The
-// number of calls is therefore at most twice the number of successes plus one, so a refusal by
-// quota or admission costs few calls. SlowStart returns the number of successful calls and the
-// first error.
+// allows one more after each success, up to batchConcurrency. It calls want again after at most
+// maxBatch calls, because the required number may change. After a failure it starts no further
+// call. The number of calls is therefore at most twice the number of successes plus one, so a
+// refusal by quota or admission costs few calls. SlowStart returns the number of successful calls
+// and the first error.
 func SlowStart(ctx context.Context, want func() int, do func(ctx context.Context, i int) error) (int, error) {
 	var (
 		wg                   sync.WaitGroup
-		calls, ends          = make(chan int), make(chan error, atOnce)
+		calls, ends          = make(chan int), make(chan error, batchConcurrency)
 		workers, begun, done int
 		wanted, asked        int // last result of want, and the number of started calls at that time
 		first                error
@@ -47,7 +47,7 @@ func SlowStart(ctx context.Context, want func() int, do func(ctx context.Context
 		begun++
 	}
 	for running := 0; ; running-- {
-		for first == nil && ctx.Err() == nil && running < min(done+1, atOnce) {
+		for first == nil && ctx.Err() == nil && running < min(done+1, batchConcurrency) {
 			if begun >= wanted || begun-asked >= maxBatch {
 				if wanted, asked = want(), begun; begun >= wanted {
 					break
@@ -76,7 +76,7 @@ func InBatches(ctx context.Context, want func() int, do func(ctx context.Context
 		if n <= 0 {
 			return first
 		}
-		if _, err := batch(ctx, made, n, do); first == nil {
+		if _, err := runBatch(ctx, made, n, do); first == nil {
 			first = err
 		}
 		made += n
@@ -84,13 +84,13 @@ func InBatches(ctx context.Context, want func() int, do func(ctx context.Context
 	return cmp.Or(first, ctx.Err())
 }
 
-// batch calls do for from to from+n-1, atOnce calls at a time. It returns the number of failures
-// and the first error.
-func batch(ctx context.Context, from, n int, do func(ctx context.Context, i int) error) (failed int, first error) {
+// runBatch calls do for from to from+n-1, batchConcurrency calls at a time. It returns the number
+// of failures and the first error.
+func runBatch(ctx context.Context, from, n int, do func(ctx context.Context, i int) error) (failed int, first error) {
 	errs := make([]error, n)
 	var next atomic.Int64
 	var wg sync.WaitGroup
-	for range min(n, atOnce) {
+	for range min(n, batchConcurrency) {
 		wg.Go(func() {
 			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
 				errs[i] = do(ctx, from+i)

@@ -217,7 +217,7 @@ func TestLostNode(t *testing.T) {
 				if p.Spec.NodeName == "w1" {
 					return fmt.Errorf("%s is still on w1", p.Name)
 				}
-				if controllers.PodReady(p) {
+				if controllers.IsPodReady(p) {
 					n++
 				}
 			}
@@ -258,7 +258,7 @@ func TestDeletedNode(t *testing.T) {
 				return fmt.Errorf("%d pods, %v", len(all), err)
 			}
 			for _, p := range all {
-				if p.Spec.NodeName == "w1" || !controllers.PodReady(p) {
+				if p.Spec.NodeName == "w1" || !controllers.IsPodReady(p) {
 					return fmt.Errorf("%s on %q", p.Name, p.Spec.NodeName)
 				}
 			}
@@ -293,7 +293,7 @@ func (w *world) endpoints(name string, n int) error {
 		}
 	}
 	for _, p := range w.pods() {
-		if controllers.PodReady(p) {
+		if controllers.IsPodReady(p) {
 			want = append(want, p.Status.PodIP)
 		}
 	}
@@ -432,7 +432,7 @@ func TestVolumes(t *testing.T) {
 		w.create(pod)
 		w.eventually("the pod runs", func() error {
 			p, err := client.Get[*corev1.Pod](w.ctx, w.admin, "default", "user")
-			if err == nil && !controllers.PodReady(p) {
+			if err == nil && !controllers.IsPodReady(p) {
 				err = errors.New("not ready")
 			}
 			return err

@@ -49,8 +49,8 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// Key identifies the object of a reconcile. Kind is empty in a controller whose keys all have the
-// same kind.
+// Key identifies the object of a reconcile. Kind is empty in a controller with keys of a single
+// kind.
 type Key struct{ Kind, Namespace, Name string }
 
 // String returns kind/namespace/name without the empty parts.
@@ -80,10 +80,10 @@ type Controller struct {
 	Workers int
 	Watches []Watch
 	// Dynamic watches kinds that are only known at run time. nil watches no such kinds.
-	Every *Every
-	// Renewed returns a channel. When the channel is closed, all keys are queued again, because an
-	// input other than an API object has changed. nil disables this.
-	Renewed func() <-chan struct{}
+	Dynamic *DynamicWatch
+	// RequeueAll returns a channel. When the channel is closed, all keys are queued again, because
+	// an input other than an API object has changed. nil disables this.
+	RequeueAll func() <-chan struct{}
 	// Rules are the permissions that the controller needs. They are the rules of the cluster role
 	// "system:controller:NAME".
 	Rules []rbacv1.PolicyRule
@@ -115,16 +115,16 @@ type Watch struct {
 	keys     func(t ChangeType, obj, old any) []Key
 }
 
-// Every maps the changes of all kinds that have an informer to keys. Kinds that get an informer
-// during the leadership are included. A lost change may delay a reconcile, but it must not affect
-// the final state. The set of kinds may change between two calls of Reconcile.
-type Every struct {
-	Now  func() *client.Informed
-	Keys func(k *api.Kind, c Change[api.Object]) []Key
+// DynamicWatch maps the changes of all kinds that have an informer to keys. Kinds that get an
+// informer during the leadership are included. A lost change may delay a reconcile, but it must not
+// affect the final state. The set of kinds may change between two calls of Reconcile.
+type DynamicWatch struct {
+	Current func() *client.Informed
+	Keys    func(k *api.Kind, c Change[api.Object]) []Key
 }
 
-// watch returns the Watch of one kind.
-func (e *Every) watch(one client.KindInformer) Watch {
+// watchKind returns the Watch of one kind.
+func (e *DynamicWatch) watchKind(one client.KindInformer) Watch {
 	return OnInformer(one.Informer, func(c Change[api.Object]) []Key { return e.Keys(one.Kind, c) })
 }
 
@@ -196,7 +196,7 @@ func Cached[T api.Object](inf cache.SharedIndexInformer, namespace, name string)
 
 // CachedAll returns all cached objects. The objects are shared: copy them before modifying them.
 func CachedAll[T api.Object](inf cache.SharedIndexInformer) []T {
-	return typed[T](inf.GetIndexer().List())
+	return filterByType[T](inf.GetIndexer().List())
 }
 
 // CachedBy returns the cached objects that an index holds under a value. The objects are shared. It
@@ -206,10 +206,10 @@ func CachedBy[T api.Object](inf cache.SharedIndexInformer, index, value string) 
 	if err != nil {
 		panic("controllers: index " + index + " was not added: " + err.Error())
 	}
-	return typed[T](list)
+	return filterByType[T](list)
 }
 
-func typed[T api.Object](list []any) []T {
+func filterByType[T api.Object](list []any) []T {
 	out := make([]T, 0, len(list))
 	for _, o := range list {
 		if obj, ok := o.(T); ok {

@@ -36,9 +36,9 @@ const (
 	ModifySecretNamespace = "volume.kubernetes.io/controller-modify-secret-namespace"
 )
 
-// SecretFor returns the data of a Secret in the form that CSI calls take. It returns nil if ref is
-// nil.
-func SecretFor(ctx context.Context, c *client.Client, ref *corev1.SecretReference) (map[string]string, error) {
+// ReadDriverSecret returns the data of a Secret in the form that CSI calls take. It returns nil if
+// ref is nil.
+func ReadDriverSecret(ctx context.Context, c *client.Client, ref *corev1.SecretReference) (map[string]string, error) {
 	if ref == nil {
 		return nil, nil
 	}
@@ -53,25 +53,25 @@ func SecretFor(ctx context.Context, c *client.Client, ref *corev1.SecretReferenc
 	return out, nil
 }
 
-// Served reports whether the cluster itself does a driver's controller work. d is nil for a driver
-// without a CSIDriver object; the result is then false.
-func Served(d *storagev1.CSIDriver) bool {
+// IsServedByAgent reports whether the cluster itself does a driver's controller work. d is nil for
+// a driver without a CSIDriver object; the result is then false.
+func IsServedByAgent(d *storagev1.CSIDriver) bool {
 	return d != nil && d.Annotations[ServedByAnnotation] == ServedByAgent
 }
 
-// ServedVolume reports whether the cluster itself does the controller work of a volume's CSI
-// driver. It returns false if v is nil or is not a CSI volume.
-func ServedVolume(drivers cache.SharedIndexInformer, v *corev1.PersistentVolume) bool {
+// IsVolumeServedByAgent reports whether the cluster itself does the controller work of a volume's
+// CSI driver. It returns false if v is nil or is not a CSI volume.
+func IsVolumeServedByAgent(drivers cache.SharedIndexInformer, v *corev1.PersistentVolume) bool {
 	if v == nil || v.Spec.CSI == nil {
 		return false
 	}
 	d, _ := Cached[*storagev1.CSIDriver](drivers, "", v.Spec.CSI.Driver)
-	return Served(d)
+	return IsServedByAgent(d)
 }
 
-// DriverOn returns the entry of a driver in a CSINode. It returns nil if the node does not have the
-// driver.
-func DriverOn(n *storagev1.CSINode, driver string) *storagev1.CSINodeDriver {
+// FindNodeDriver returns the entry of a driver in a CSINode. It returns nil if the node does not
+// have the driver.
+func FindNodeDriver(n *storagev1.CSINode, driver string) *storagev1.CSINodeDriver {
 	if n == nil {
 		return nil
 	}
@@ -82,9 +82,9 @@ func DriverOn(n *storagev1.CSINode, driver string) *storagev1.CSINodeDriver {
 	return &n.Spec.Drivers[i]
 }
 
-// Segments returns the topology of a node for a driver: the node's labels under the driver's
-// topology keys. It returns nil for a driver without topology keys.
-func Segments(d *storagev1.CSINodeDriver, node *corev1.Node) map[string]string {
+// TopologySegments returns the topology of a node for a driver: the node's labels under the
+// driver's topology keys. It returns nil for a driver without topology keys.
+func TopologySegments(d *storagev1.CSINodeDriver, node *corev1.Node) map[string]string {
 	if d == nil || node == nil || len(d.TopologyKeys) == 0 {
 		return nil
 	}
@@ -95,10 +95,10 @@ func Segments(d *storagev1.CSINodeDriver, node *corev1.Node) map[string]string {
 	return out
 }
 
-// Unlabelled returns the first topology key of a driver that is missing from the node's labels, or
-// "". The CSINode and the Node are separate objects and one may be cached before the other. A
-// decision by incomplete labels would not be corrected later.
-func Unlabelled(d *storagev1.CSINodeDriver, node *corev1.Node) string {
+// MissingTopologyLabel returns the first topology key of a driver that is missing from the node's
+// labels, or "". The CSINode and the Node are separate objects and one may be cached before the
+// other. A decision by incomplete labels would not be corrected later.
+func MissingTopologyLabel(d *storagev1.CSINodeDriver, node *corev1.Node) string {
 	if d == nil || node == nil {
 		return ""
 	}
@@ -113,24 +113,25 @@ func Unlabelled(d *storagev1.CSINodeDriver, node *corev1.Node) string {
 // ErrNoNode means that no node of the cluster can reach a volume.
 var ErrNoNode = errors.New("no node of the cluster reaches the volume")
 
-// Answers reports whether a node's Ready condition is true. Driver calls can then reach the node.
-func Answers(n *corev1.Node) bool {
+// IsNodeReady reports whether a node's Ready condition is true. Driver calls can then reach the
+// node.
+func IsNodeReady(n *corev1.Node) bool {
 	c := NodeCondition(n, corev1.NodeReady)
 	return c != nil && c.Status == corev1.ConditionTrue
 }
 
-// NodeReaching returns the first node of NodesReaching.
-func NodeReaching(v *corev1.PersistentVolume, csiNodes, nodes cache.SharedIndexInformer) (string, error) {
-	all, err := NodesReaching(v, csiNodes, nodes)
+// FirstReachingNode returns the first node of ListReachingNodes.
+func FirstReachingNode(v *corev1.PersistentVolume, csiNodes, nodes cache.SharedIndexInformer) (string, error) {
+	all, err := ListReachingNodes(v, csiNodes, nodes)
 	if err != nil {
 		return "", err
 	}
 	return all[0], nil
 }
 
-// NodesReaching returns the nodes that can reach a CSI volume and have its driver. Ready nodes come
-// first; each part is sorted by name. Without an error the list has at least one node.
-func NodesReaching(v *corev1.PersistentVolume, csiNodes, nodes cache.SharedIndexInformer) (found []string, err error) {
+// ListReachingNodes returns the nodes that can reach a CSI volume and have its driver. Ready nodes
+// come first; each part is sorted by name. Without an error the list has at least one node.
+func ListReachingNodes(v *corev1.PersistentVolume, csiNodes, nodes cache.SharedIndexInformer) (found []string, err error) {
 	reaches := ""
 	var silent []string
 	for _, n := range CachedAll[*corev1.Node](nodes) {
@@ -139,8 +140,8 @@ func NodesReaching(v *corev1.PersistentVolume, csiNodes, nodes cache.SharedIndex
 		}
 		reaches = n.Name
 		switch has, _ := Cached[*storagev1.CSINode](csiNodes, "", n.Name); {
-		case DriverOn(has, v.Spec.CSI.Driver) == nil:
-		case Answers(n):
+		case FindNodeDriver(has, v.Spec.CSI.Driver) == nil:
+		case IsNodeReady(n):
 			found = append(found, n.Name)
 		default:
 			silent = append(silent, n.Name)
@@ -159,19 +160,19 @@ func NodesReaching(v *corev1.PersistentVolume, csiNodes, nodes cache.SharedIndex
 		v.Spec.CSI.Driver, reaches, reaches)
 }
 
-// mostNodes is the maximum number of nodes that Reaching calls.
-const mostNodes = 32
+// maxReachingNodes is the maximum number of nodes that CallReachingNodes calls.
+const maxReachingNodes = 32
 
-// Reaching calls do for the nodes that can reach a volume, in turn, until a node's driver returns
-// another result than NotFound. A PersistentVolume that a user wrote may have no node affinity, so
-// several nodes may have to be tried. It returns the last node that it called and the error of that
-// call.
-func Reaching(v *corev1.PersistentVolume, csiNodes, nodes cache.SharedIndexInformer, do func(node string) error) (node string, err error) {
-	all, err := NodesReaching(v, csiNodes, nodes)
+// CallReachingNodes calls do for the nodes that can reach a volume, in turn, until a node's driver
+// returns another result than NotFound. A PersistentVolume that a user wrote may have no node
+// affinity, so several nodes may have to be tried. It returns the last node that it called and the
+// error of that call.
+func CallReachingNodes(v *corev1.PersistentVolume, csiNodes, nodes cache.SharedIndexInformer, do func(node string) error) (node string, err error) {
+	all, err := ListReachingNodes(v, csiNodes, nodes)
 	if err != nil {
 		return "", err
 	}
-	for _, node = range all[:min(len(all), mostNodes)] {
+	for _, node = range all[:min(len(all), maxReachingNodes)] {
 		if err = do(node); status.Code(err) != codes.NotFound {
 			break
 		}
@@ -179,9 +180,9 @@ func Reaching(v *corev1.PersistentVolume, csiNodes, nodes cache.SharedIndexInfor
 	return node, err
 }
 
-// Modifies returns an error if a driver on a node cannot modify volume attributes. The error has a
-// gRPC code: Unimplemented if the driver lacks the capability MODIFY_VOLUME.
-func Modifies(ctx context.Context, calls *LeaderDrivers, node, driver string) error {
+// CheckModifyVolume returns an error if a driver on a node cannot modify volume attributes. The
+// error has a gRPC code: Unimplemented if the driver lacks the capability MODIFY_VOLUME.
+func CheckModifyVolume(ctx context.Context, calls *LeaderDrivers, node, driver string) error {
 	res, err := DriverController(calls, node, driver).ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
 	if err != nil {
 		return fmt.Errorf("what CSI driver %s on node %s can do is not known: %w", driver, node, err)
@@ -194,8 +195,8 @@ func Modifies(ctx context.Context, calls *LeaderDrivers, node, driver string) er
 	return status.Errorf(codes.Unimplemented, "CSI driver %s gives volumes no attributes of a VolumeAttributesClass: it does not have the capability MODIFY_VOLUME; name no class, or use a driver that has it", driver)
 }
 
-// WrongAttributes returns the error for a VolumeAttributesClass that belongs to another driver.
-func WrongAttributes(class *storagev1.VolumeAttributesClass, driver string) error {
+// ClassDriverMismatch returns the error for a VolumeAttributesClass that belongs to another driver.
+func ClassDriverMismatch(class *storagev1.VolumeAttributesClass, driver string) error {
 	return status.Errorf(codes.InvalidArgument, "VolumeAttributesClass %s is of CSI driver %s, and the volume is of %s: name a class of that driver", class.Name, class.DriverName, driver)
 }
 
@@ -222,27 +223,27 @@ func (t *Term) Drivers(calls api.NodeDrivers) *LeaderDrivers {
 
 // DriverController returns a client of the Controller service of a driver on a node.
 func DriverController(calls *LeaderDrivers, node, driver string) csi.ControllerClient {
-	return csi.NewControllerClient(onNode{calls, node, driver})
+	return csi.NewControllerClient(driverConn{calls, node, driver})
 }
 
 // DriverGroups returns a client of the GroupController service of a driver on a node.
 func DriverGroups(calls *LeaderDrivers, node, driver string) csi.GroupControllerClient {
-	return csi.NewGroupControllerClient(onNode{calls, node, driver})
+	return csi.NewGroupControllerClient(driverConn{calls, node, driver})
 }
 
 // DriverNode returns a client of the Node service of a driver on a node. The agent forwards only
 // calls that expand volumes that the node has mounted, and inserts the paths of those volumes.
 func DriverNode(calls *LeaderDrivers, node, driver string) csi.NodeClient {
-	return csi.NewNodeClient(onNode{calls, node, driver})
+	return csi.NewNodeClient(driverConn{calls, node, driver})
 }
 
-// onNode is a gRPC connection whose calls the node's agent forwards to the driver.
-type onNode struct {
+// driverConn is a gRPC connection. The node's agent forwards its calls to the driver.
+type driverConn struct {
 	calls        *LeaderDrivers
 	node, driver string
 }
 
-func (c onNode) Invoke(ctx context.Context, method string, q, answer any, _ ...grpc.CallOption) error {
+func (c driverConn) Invoke(ctx context.Context, method string, q, answer any, _ ...grpc.CallOption) error {
 	in, ok := q.(proto.Message)
 	out, ok2 := answer.(proto.Message)
 	if !ok || !ok2 {
@@ -261,13 +262,13 @@ func (c onNode) Invoke(ctx context.Context, method string, q, answer any, _ ...g
 	return nil
 }
 
-func (c onNode) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
+func (c driverConn) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
 	return nil, status.Error(codes.Unimplemented, "streaming calls of CSI drivers are not supported")
 }
 
-// Refused reports whether the error of a driver call means that the call was not made, or changed
-// nothing and is not in progress.
-func Refused(err error) bool {
+// IsCallWithoutEffect reports whether the error of a driver call means that the call was not made,
+// or changed nothing and is not in progress.
+func IsCallWithoutEffect(err error) bool {
 	var missing *api.DriverMissing
 	if errors.As(err, &missing) {
 		return true
@@ -283,16 +284,16 @@ func Refused(err error) bool {
 	return true
 }
 
-// Exhausted reports whether a driver has no capacity on its node, or whether the node lacks the
-// driver. Another node may succeed.
-func Exhausted(err error) bool {
+// IsDriverExhausted reports whether a driver has no capacity on its node, or whether the node lacks
+// the driver. Another node may succeed.
+func IsDriverExhausted(err error) bool {
 	var missing *api.DriverMissing
 	return errors.As(err, &missing) || status.Code(err) == codes.ResourceExhausted
 }
 
-// Words returns the text of a driver's error for events and conditions: the gRPC code and message,
-// if the error has them.
-func Words(err error) string {
+// DriverErrorText returns the text of a driver's error for events and conditions: the gRPC code and
+// message, if the error has them.
+func DriverErrorText(err error) string {
 	var said interface{ GRPCStatus() *status.Status }
 	if errors.As(err, &said) {
 		return said.GRPCStatus().Code().String() + ": " + said.GRPCStatus().Message()

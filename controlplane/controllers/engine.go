@@ -22,8 +22,8 @@ import (
 // Retry delays of a failing key, the resync period, and the period at which views drop expired
 // entries.
 const (
-	minRetry      = 5 * time.Millisecond
-	maxRetry      = 60 * time.Second
+	minRetryDelay = 5 * time.Millisecond
+	maxRetryDelay = 60 * time.Second
 	defaultResync = 10 * time.Minute
 	sweepPeriod   = 5 * time.Second
 )
@@ -65,7 +65,7 @@ func NewEngine(d Deps, o Options, cs ...*Controller) *Engine {
 func (e *Engine) Parts(fence uint64) []lifecycle.Part {
 	var out []lifecycle.Part
 	for _, c := range e.controllers {
-		out = append(out, lifecycle.Part{Name: c.Name, Run: func(ctx context.Context) error { return e.lead(ctx, c, fence) }})
+		out = append(out, lifecycle.Part{Name: c.Name, Run: func(ctx context.Context) error { return e.leadController(ctx, c, fence) }})
 	}
 	return out
 }
@@ -91,17 +91,17 @@ type Term struct {
 
 	confirm   func(context.Context) error // see ConfirmLeadership; nil means that leadership cannot be confirmed
 	queue     workqueue.TypedRateLimitingInterface[Key]
-	keys      *queue // the keys of queue, for metrics
+	keys      *keyQueue // the keys of queue, for metrics
 	observers map[cache.SharedIndexInformer][]observer
 }
 
 // observer is a View without its type parameter.
 type observer interface {
-	observed(t ChangeType, obj any)
-	expired() []any
+	handleChange(t ChangeType, obj any)
+	takeExpired() []any
 }
 
-func (t *Term) observe(inf cache.SharedIndexInformer, o observer) {
+func (t *Term) addObserver(inf cache.SharedIndexInformer, o observer) {
 	t.observers[inf] = append(t.observers[inf], o)
 }
 
@@ -118,8 +118,8 @@ func (t *Term) ConfirmLeadership(ctx context.Context) error {
 // Enqueue queues key for a reconcile.
 func (t *Term) Enqueue(key Key) { t.queue.Add(key) }
 
-// identity returns the user as which a controller makes its API calls.
-func (e *Engine) identity(c *Controller) api.User {
+// clientIdentity returns the user as which a controller makes its API calls.
+func (e *Engine) clientIdentity(c *Controller) api.User {
 	if !e.options.OwnIdentity {
 		return api.User{Name: api.UserController, Groups: []string{api.GroupAuthenticated}}
 	}
@@ -134,22 +134,22 @@ func Identity(c *Controller) api.User {
 	}
 }
 
-// lead runs one controller during one leadership. It returns when ctx is canceled and all workers
-// have returned.
-func (e *Engine) lead(ctx context.Context, c *Controller, fence uint64) error {
-	cl := e.deps.Client.As(e.identity(c)).Fenced(fence)
+// leadController runs one controller during one leadership. It returns when ctx is canceled and all
+// workers have returned.
+func (e *Engine) leadController(ctx context.Context, c *Controller, fence uint64) error {
+	cl := e.deps.Client.As(e.clientIdentity(c)).Fenced(fence)
 	log := e.deps.Log.With("controller", c.Name)
 	events, stopEvents := NewRecorder(ctx, cl, log, c.Name, e.deps.Replica)
 	defer stopEvents()
-	keys := e.options.Metrics.queue(c.Name, e.deps.Clock())
-	defer keys.end()
+	keys := e.options.Metrics.startQueue(c.Name, e.deps.Clock())
+	defer keys.clearKeys()
 	t := &Term{
 		Client: cl, Events: events, Log: log, Now: e.deps.Clock(), Timeline: e.deps.Timeline,
 		Actor:     c.Name + "/" + e.deps.Replica,
 		observers: map[cache.SharedIndexInformer][]observer{},
 		keys:      keys,
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[Key](minRetry, maxRetry),
+			workqueue.NewTypedItemExponentialFailureRateLimiter[Key](minRetryDelay, maxRetryDelay),
 			workqueue.TypedRateLimitingQueueConfig[Key]{DelayingQueue: workqueue.NewTypedDelayingQueueWithConfig(
 				workqueue.TypedDelayingQueueConfig[Key]{
 					Queue: workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[Key]{Queue: keys})})}),
@@ -159,9 +159,9 @@ func (e *Engine) lead(ctx context.Context, c *Controller, fence uint64) error {
 	}
 	defer t.queue.ShutDown()
 	reconcile := c.Lead(t)
-	feeds := newFeeds(c, t)
-	defer feeds.detach()
-	changed, err := feeds.attach()
+	feeds := newInformerFeeds(c, t)
+	defer feeds.detachHandlers()
+	changed, err := feeds.attachHandlers()
 	if err != nil {
 		return err
 	}
@@ -169,34 +169,35 @@ func (e *Engine) lead(ctx context.Context, c *Controller, fence uint64) error {
 	var wg sync.WaitGroup
 	for range max(1, c.Workers) {
 		wg.Go(func() {
-			for e.next(ctx, t, reconcile) {
+			for e.reconcileNextKey(ctx, t, reconcile) {
 			}
 		})
 	}
-	wg.Go(func() { feeds.run(ctx, e.options.Resync, changed) })
+	wg.Go(func() { feeds.runUntilDone(ctx, e.options.Resync, changed) })
 	<-ctx.Done()
 	t.queue.ShutDown()
 	wg.Wait()
 	return ctx.Err()
 }
 
-// next reconciles the next key of the queue. It returns false when the queue has shut down.
-func (e *Engine) next(ctx context.Context, t *Term, reconcile Reconcile) bool {
+// reconcileNextKey reconciles the next key of the queue. It returns false when the queue has shut
+// down.
+func (e *Engine) reconcileNextKey(ctx context.Context, t *Term, reconcile Reconcile) bool {
 	key, down := t.queue.Get()
 	if down {
 		return false
 	}
 	defer t.queue.Done(key)
-	defer t.keys.done(key)
+	defer t.keys.recordDone(key)
 	if ctx.Err() != nil {
 		return true
 	}
-	again, err := guarded(ctx, reconcile, key)
+	again, err := reconcileRecoveringPanic(ctx, reconcile, key)
 	switch {
 	case ctx.Err() != nil:
 	case err != nil:
 		level := slog.LevelError
-		if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || errors.Is(err, errRace) {
+		if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || errors.Is(err, errCacheBehind) {
 			level = slog.LevelDebug // another client wrote first; the cache will show its write
 		}
 		t.Log.Log(ctx, level, "reconcile", "key", key.String(), "retries", t.queue.NumRequeues(key), "error", err)
@@ -212,18 +213,18 @@ func (e *Engine) next(ctx context.Context, t *Term, reconcile Reconcile) bool {
 	return true
 }
 
-// errRace marks an error that only means that the cache was stale.
-var errRace = errors.New("the cache was stale")
+// errCacheBehind marks an error that only means that the cache was stale.
+var errCacheBehind = errors.New("the cache was stale")
 
-// Race returns an error that is caused by a stale cache. The engine retries it like any other
+// RaceError returns an error that is caused by a stale cache. The engine retries it like any other
 // error, but logs it at debug level.
-func Race(format string, args ...any) error {
-	return fmt.Errorf("%w: %w", errRace, fmt.Errorf(format, args...))
+func RaceError(format string, args ...any) error {
+	return fmt.Errorf("%w: %w", errCacheBehind, fmt.Errorf(format, args...))
 }
 
-// guarded calls reconcile and turns a panic into an error, so that one malformed object does not
-// stop the leader.
-func guarded(ctx context.Context, reconcile Reconcile, key Key) (again time.Duration, err error) {
+// reconcileRecoveringPanic calls reconcile and turns a panic into an error, so that one malformed
+// object does not stop the leader.
+func reconcileRecoveringPanic(ctx context.Context, reconcile Reconcile, key Key) (again time.Duration, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())

@@ -306,7 +306,7 @@ func TestSlowStart(t *testing.T) {
 					t.Fatalf("%d, failing at %d: call %d was made %d times", c.n, c.failAt, i, n)
 				}
 			}
-			if c.n == 1000 && c.failAt < 0 && (most.Load() != atOnce || time.Since(began) > 20*time.Second) {
+			if c.n == 1000 && c.failAt < 0 && (most.Load() != batchConcurrency || time.Since(began) > 20*time.Second) {
 				t.Errorf("%d at once, %v", most.Load(), time.Since(began))
 			}
 		})
@@ -318,7 +318,7 @@ func TestBatchIsMadeByFew(t *testing.T) {
 	virtual.Test(t, func(t *testing.T) {
 		var made [1000]atomic.Int64
 		var now, most atomic.Int64
-		failed, err := batch(t.Context(), 100, len(made), func(_ context.Context, i int) error {
+		failed, err := runBatch(t.Context(), 100, len(made), func(_ context.Context, i int) error {
 			made[i-100].Add(1)
 			for n := now.Add(1); n > most.Load(); {
 				most.Store(n)
@@ -327,7 +327,7 @@ func TestBatchIsMadeByFew(t *testing.T) {
 			now.Add(-1)
 			return nil
 		})
-		if failed != 0 || err != nil || most.Load() > atOnce || most.Load() < atOnce/2 {
+		if failed != 0 || err != nil || most.Load() > batchConcurrency || most.Load() < batchConcurrency/2 {
 			t.Errorf("%d failed, %v, %d at once", failed, err, most.Load())
 		}
 		for i := range made {

@@ -21,60 +21,60 @@ import (
 // its consumers cost 80 KiB and two goroutines, so they are started with the first event. Many
 // controllers never record one.
 func NewRecorder(ctx context.Context, cl *client.Client, log *slog.Logger, component, host string) (record.EventRecorder, func()) {
-	r := &lateRecorder{begin: func() (record.EventRecorder, func()) {
+	r := &lazyRecorder{start: func() (record.EventRecorder, func()) {
 		// The broadcaster must outlive the workers that use it; it is shut down after them.
 		b := record.NewBroadcaster(record.WithContext(context.WithoutCancel(ctx)))
 		b.StartRecordingToSink(eventSink{ctx: ctx, client: cl, log: log})
 		return b.NewRecorder(scheme.Scheme, corev1.EventSource{Component: component, Host: host}), b.Shutdown
 	}}
-	return r, r.shutdown
+	return r, r.shutdownRecorder
 }
 
-// lateRecorder starts a recorder when the first event is recorded.
-type lateRecorder struct {
-	begin func() (record.EventRecorder, func())
+// lazyRecorder starts a recorder when the first event is recorded.
+type lazyRecorder struct {
+	start func() (record.EventRecorder, func())
 
-	mu    sync.Mutex
-	begun record.EventRecorder
-	stop  func()
-	ended bool
+	mu       sync.Mutex
+	recorder record.EventRecorder
+	stop     func()
+	shutDown bool
 }
 
-// recorder returns the recorder and starts it if necessary. It returns nil after a shutdown that
-// preceded the first event.
-func (r *lateRecorder) recorder() record.EventRecorder {
+// startedRecorder returns the recorder and starts it if necessary. It returns nil after a shutdown
+// that preceded the first event.
+func (r *lazyRecorder) startedRecorder() record.EventRecorder {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.begun == nil && !r.ended {
-		r.begun, r.stop = r.begin()
+	if r.recorder == nil && !r.shutDown {
+		r.recorder, r.stop = r.start()
 	}
-	return r.begun
+	return r.recorder
 }
 
-func (r *lateRecorder) shutdown() {
+func (r *lazyRecorder) shutdownRecorder() {
 	r.mu.Lock()
 	stop := r.stop
-	r.stop, r.ended = nil, true
+	r.stop, r.shutDown = nil, true
 	r.mu.Unlock()
 	if stop != nil {
 		stop()
 	}
 }
 
-func (r *lateRecorder) Event(obj runtime.Object, kind, reason, message string) {
-	if to := r.recorder(); to != nil {
+func (r *lazyRecorder) Event(obj runtime.Object, kind, reason, message string) {
+	if to := r.startedRecorder(); to != nil {
 		to.Event(obj, kind, reason, message)
 	}
 }
 
-func (r *lateRecorder) Eventf(obj runtime.Object, kind, reason, format string, args ...any) {
-	if to := r.recorder(); to != nil {
+func (r *lazyRecorder) Eventf(obj runtime.Object, kind, reason, format string, args ...any) {
+	if to := r.startedRecorder(); to != nil {
 		to.Eventf(obj, kind, reason, format, args...)
 	}
 }
 
-func (r *lateRecorder) AnnotatedEventf(obj runtime.Object, annotations map[string]string, kind, reason, format string, args ...any) {
-	if to := r.recorder(); to != nil {
+func (r *lazyRecorder) AnnotatedEventf(obj runtime.Object, annotations map[string]string, kind, reason, format string, args ...any) {
+	if to := r.startedRecorder(); to != nil {
 		to.AnnotatedEventf(obj, annotations, kind, reason, format, args...)
 	}
 }
@@ -93,11 +93,11 @@ func (s eventSink) Create(e *corev1.Event) (*corev1.Event, error) {
 		e.Name += "." + rand.String(5)
 		got, err = client.Create(s.ctx, s.client, e)
 	}
-	return s.lost(e)(got, err)
+	return s.logLostEvent(e)(got, err)
 }
 
 func (s eventSink) Update(e *corev1.Event) (*corev1.Event, error) {
-	return s.lost(e)(client.Update(s.ctx, s.client, e))
+	return s.logLostEvent(e)(client.Update(s.ctx, s.client, e))
 }
 
 func (s eventSink) Patch(old *corev1.Event, data []byte) (*corev1.Event, error) {
@@ -105,10 +105,10 @@ func (s eventSink) Patch(old *corev1.Event, data []byte) (*corev1.Event, error) 
 	if apierrors.IsNotFound(err) {
 		return got, err // the Event has expired: the broadcaster creates a new Event
 	}
-	return s.lost(old)(got, err)
+	return s.logLostEvent(old)(got, err)
 }
 
-func (s eventSink) lost(e *corev1.Event) func(*corev1.Event, error) (*corev1.Event, error) {
+func (s eventSink) logLostEvent(e *corev1.Event) func(*corev1.Event, error) (*corev1.Event, error) {
 	return func(got *corev1.Event, err error) (*corev1.Event, error) {
 		if err == nil {
 			return got, nil

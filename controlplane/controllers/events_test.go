@@ -11,14 +11,14 @@ import (
 // events after the shutdown do not start it.
 func TestRecorderBeginsWithTheFirstEvent(t *testing.T) {
 	begun, stopped, fake := 0, 0, record.NewFakeRecorder(4)
-	make := func() *lateRecorder {
-		return &lateRecorder{begin: func() (record.EventRecorder, func()) {
+	make := func() *lazyRecorder {
+		return &lazyRecorder{start: func() (record.EventRecorder, func()) {
 			begun++
 			return fake, func() { stopped++ }
 		}}
 	}
 	silent := make()
-	silent.shutdown()
+	silent.shutdownRecorder()
 	silent.Event(&corev1.Pod{}, corev1.EventTypeNormal, "Late", "too late")
 	if begun != 0 || stopped != 0 {
 		t.Errorf("without an event %d were begun and %d stopped", begun, stopped)
@@ -27,8 +27,8 @@ func TestRecorderBeginsWithTheFirstEvent(t *testing.T) {
 	r.Event(&corev1.Pod{}, corev1.EventTypeNormal, "First", "one")
 	r.Eventf(&corev1.Pod{}, corev1.EventTypeNormal, "Second", "%d", 2)
 	r.AnnotatedEventf(&corev1.Pod{}, nil, corev1.EventTypeNormal, "Third", "%d", 3)
-	r.shutdown()
-	r.shutdown()
+	r.shutdownRecorder()
+	r.shutdownRecorder()
 	if begun != 1 || stopped != 1 {
 		t.Errorf("%d were begun and %d stopped, want one of each", begun, stopped)
 	}

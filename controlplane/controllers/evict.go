@@ -31,11 +31,11 @@ func (e Eviction) Evict(ctx context.Context, t *Term, pods *View[*corev1.Pod], p
 	case err != nil:
 		return fmt.Errorf("setting condition DisruptionTarget of pod %s/%s before its eviction: %w", p.Namespace, p.Name, err)
 	}
-	pods.Wrote(next)
+	pods.RecordWrite(next)
 	t.Events.Eventf(p, corev1.EventTypeNormal, e.Event, "Marking for deletion Pod %s/%s", p.Namespace, p.Name)
-	pods.Deleting(p)
-	if err := client.Delete[*corev1.Pod](ctx, t.Client, p.Namespace, p.Name, ByUID(p)); err != nil && !apierrors.IsNotFound(err) {
-		pods.Kept(p)
+	pods.MarkDeleting(p)
+	if err := client.Delete[*corev1.Pod](ctx, t.Client, p.Namespace, p.Name, DeleteOnlyUID(p)); err != nil && !apierrors.IsNotFound(err) {
+		pods.UnmarkDeleting(p)
 		return fmt.Errorf("evicting pod %s/%s: %w", p.Namespace, p.Name, err)
 	}
 	return nil

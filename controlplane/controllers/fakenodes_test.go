@@ -76,7 +76,7 @@ func (f *fakeNodes) controller(d controllers.Deps) *controllers.Controller {
 func (f *fakeNodes) step(ctx context.Context, t *controllers.Term, view *controllers.View[*corev1.Pod], nodes cache.SharedIndexInformer, p *corev1.Pod) (time.Duration, error) {
 	switch {
 	case p.Spec.NodeName != "" && p.DeletionTimestamp != nil:
-		o := controllers.ByUID(p)
+		o := controllers.DeleteOnlyUID(p)
 		now := int64(0)
 		o.GracePeriodSeconds = &now
 		if err := client.Delete[*corev1.Pod](ctx, t.Client, p.Namespace, p.Name, o); err != nil && !apierrors.IsNotFound(err) {
@@ -103,13 +103,13 @@ func (f *fakeNodes) step(ctx context.Context, t *controllers.Term, view *control
 		if _, err := client.Sub[*corev1.Pod](ctx, t.Client, p.Namespace, p.Name, "binding", b); err != nil && !apierrors.IsNotFound(err) {
 			return 0, err
 		}
-	case endsAs[p.Labels["ends"]] != "" && !controllers.PodEnded(p):
+	case endsAs[p.Labels["ends"]] != "" && !controllers.IsPodTerminal(p):
 		next := p.DeepCopy()
 		next.Status.Phase = endsAs[p.Labels["ends"]]
 		if _, err := client.UpdateStatus(ctx, t.Client, next); err != nil && !apierrors.IsNotFound(err) {
 			return 0, err
 		}
-	case !controllers.PodReady(p) && !f.get(f.held, p.Labels["app"]) && !controllers.PodEnded(p):
+	case !controllers.IsPodReady(p) && !f.get(f.held, p.Labels["app"]) && !controllers.IsPodTerminal(p):
 		next := p.DeepCopy()
 		n := f.next.Add(1)
 		if next.Status.PodIP == "" {
@@ -125,7 +125,7 @@ func (f *fakeNodes) step(ctx context.Context, t *controllers.Term, view *control
 			}
 			return 0, err
 		}
-		view.Wrote(next)
+		view.RecordWrite(next)
 	}
 	return 0, nil
 }

@@ -12,10 +12,10 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// Finalizers returns the finalizers that an object must have and whether they differ from its
-// current finalizers. An object that is not being deleted has mark. An object that is being deleted
-// loses mark once inUse is false.
-func Finalizers(o metav1.Object, mark string, inUse bool) (want []string, changed bool) {
+// DesiredFinalizers returns the finalizers that an object must have and whether they differ from
+// its current finalizers. An object that is not being deleted has mark. An object that is being
+// deleted loses mark once inUse is false.
+func DesiredFinalizers(o metav1.Object, mark string, inUse bool) (want []string, changed bool) {
 	have := o.GetFinalizers()
 	marked := slices.Contains(have, mark)
 	switch {
@@ -27,10 +27,10 @@ func Finalizers(o metav1.Object, mark string, inUse bool) (want []string, change
 	return have, false
 }
 
-// Protect adds a protection finalizer to an object, or removes it from an object that is being
-// deleted and not in use. It writes only if the finalizers change.
-func Protect[T api.Object](ctx context.Context, c *client.Client, obj T, finalizer string, inUse bool) error {
-	want, changed := Finalizers(obj, finalizer, inUse)
+// UpdateFinalizer adds a protection finalizer to an object, or removes it from an object that is
+// being deleted and not in use. It writes only if the finalizers change.
+func UpdateFinalizer[T api.Object](ctx context.Context, c *client.Client, obj T, finalizer string, inUse bool) error {
+	want, changed := DesiredFinalizers(obj, finalizer, inUse)
 	if !changed {
 		return nil
 	}

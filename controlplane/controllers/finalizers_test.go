@@ -25,7 +25,7 @@ func TestFinalizers(t *testing.T) {
 		{"deleted and free", []string{"m", "other"}, going, false, "[other] true"},
 		{"deleted, never marked", []string{"other"}, going, true, "[other] false"},
 	} {
-		want, changed := controllers.Finalizers(&metav1.ObjectMeta{Finalizers: c.have, DeletionTimestamp: c.deleted}, "m", c.inUse)
+		want, changed := controllers.DesiredFinalizers(&metav1.ObjectMeta{Finalizers: c.have, DeletionTimestamp: c.deleted}, "m", c.inUse)
 		if got := fmt.Sprint(want, changed); got != c.want {
 			t.Errorf("%s: %s, want %s", c.name, got, c.want)
 		}

@@ -254,8 +254,8 @@ func failingAmong(name string, oneIn int, within time.Duration) func(c *controll
 	return func(c *controllers.Controller) {
 		cut(c)
 		loseEvents(c, &seed)
-		if c.Every != nil {
-			loseSome(c.Every, &seed)
+		if c.Dynamic != nil {
+			loseSome(c.Dynamic, &seed)
 		}
 	}
 }

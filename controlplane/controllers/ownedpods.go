@@ -20,7 +20,8 @@ import (
 // much as the pods.
 const MaxEvents = 25
 
-// Owned is a view of pods through which a controller creates and deletes the pods of its owners.
+// OwnedPods is a view of pods through which a controller creates and deletes the pods of its
+// owners.
 type OwnedPods struct {
 	*View[*corev1.Pod]
 	term *Term
@@ -63,7 +64,7 @@ func (o *OwnedPods) Candidates(owner api.Object) []*corev1.Pod {
 func (o *OwnedPods) Active(pods []*corev1.Pod) []*corev1.Pod {
 	var out []*corev1.Pod
 	for _, p := range pods {
-		if !PodEnded(p) && !o.Going(p) {
+		if !IsPodTerminal(p) && !o.IsDeleting(p) {
 			out = append(out, p)
 		}
 	}
@@ -77,12 +78,12 @@ func (o *OwnedPods) Create(ctx context.Context, owner api.Object, pod *corev1.Po
 	start := o.term.Now()
 	made, err := client.CreateGiven(ctx, o.term.Client, pod)
 	if err != nil {
-		if !NamespaceEnds(err) && ctx.Err() == nil {
+		if !IsNamespaceTerminating(err) && ctx.Err() == nil {
 			o.term.Events.Eventf(owner, corev1.EventTypeWarning, "FailedCreate", "Error creating: %v", err)
 		}
 		return nil, fmt.Errorf("creating a pod of %s %s: %w", controllerKind(pod), storeKey(owner), err)
 	}
-	o.Wrote(made)
+	o.RecordWrite(made)
 	o.term.Record("pod created", made, "pod", start, "of "+controllerKind(made)+" "+owner.GetName())
 	if tell {
 		o.term.Events.Eventf(owner, corev1.EventTypeNormal, "SuccessfulCreate", "Created pod: %v", made.Name)
@@ -93,8 +94,8 @@ func (o *OwnedPods) Create(ctx context.Context, owner api.Object, pod *corev1.Po
 // Delete deletes a pod of owner. A pod that no longer exists is not an error. recordEvent selects
 // whether success is recorded as an Event.
 func (o *OwnedPods) Delete(ctx context.Context, owner api.Object, pod *corev1.Pod, tell bool) error {
-	o.Deleting(pod)
-	err := client.Delete[*corev1.Pod](ctx, o.term.Client, pod.Namespace, pod.Name, ByUID(pod))
+	o.MarkDeleting(pod)
+	err := client.Delete[*corev1.Pod](ctx, o.term.Client, pod.Namespace, pod.Name, DeleteOnlyUID(pod))
 	switch {
 	case err == nil:
 		if tell {
@@ -104,16 +105,16 @@ func (o *OwnedPods) Delete(ctx context.Context, owner api.Object, pod *corev1.Po
 	case apierrors.IsNotFound(err):
 		return nil // the pod no longer exists; the informer will deliver its deletion
 	}
-	o.Kept(pod)
+	o.UnmarkDeleting(pod)
 	if ctx.Err() == nil && !apierrors.IsConflict(err) {
 		o.term.Events.Eventf(owner, corev1.EventTypeWarning, "FailedDelete", "Error deleting: %v", err)
 	}
 	return fmt.Errorf("deleting pod %s of %s %s: %w", storeKey(pod), controllerKind(pod), storeKey(owner), err)
 }
 
-// NamespaceEnds reports whether a write was refused because its namespace is being deleted. No
-// further object is needed in that namespace.
-func NamespaceEnds(err error) bool {
+// IsNamespaceTerminating reports whether a write was refused because its namespace is being
+// deleted. No further object is needed in that namespace.
+func IsNamespaceTerminating(err error) bool {
 	return apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause)
 }
 

@@ -37,7 +37,7 @@ func IndexControllers(inf cache.SharedIndexInformer) {
 // OwnersOf returns a function that maps the change of an object to the keys of the affected owners
 // of one kind. These are the object's controllers before and after the change. For an object
 // without a controller they are the owners that would adopt it. selector returns the selector of an
-// owner; an owner whose selector is nil or empty adopts nothing.
+// owner; an owner with a nil or empty selector adopts nothing.
 func OwnersOf[O, T api.Object](owners cache.SharedIndexInformer, kind schema.GroupKind, selector func(O) labels.Selector) func(Change[T]) []Key {
 	return func(c Change[T]) []Key {
 		var keys []Key
@@ -48,7 +48,7 @@ func OwnersOf[O, T api.Object](owners cache.SharedIndexInformer, kind schema.Gro
 			}
 			return ref != nil
 		}
-		if c.Type == Updated && !sameController(c.Old, c.New) {
+		if c.Type == Updated && !hasSameController(c.Old, c.New) {
 			add(c.Old)
 		}
 		if add(c.New) || c.Type == Deleted || len(c.New.GetLabels()) == 0 {
@@ -63,9 +63,9 @@ func OwnersOf[O, T api.Object](owners cache.SharedIndexInformer, kind schema.Gro
 	}
 }
 
-// sameController reports whether two versions of an object have the same controller, or both have
-// none.
-func sameController(a, b api.Object) bool {
+// hasSameController reports whether two versions of an object have the same controller, or both
+// have none.
+func hasSameController(a, b api.Object) bool {
 	was, is := metav1.GetControllerOfNoCopy(a), metav1.GetControllerOfNoCopy(b)
 	if was == nil || is == nil {
 		return was == is
@@ -93,18 +93,18 @@ func SelectorOf(s *metav1.LabelSelector) labels.Selector {
 	return selector
 }
 
-// Claims holds the candidates that an owner has, adopts and releases.
-type Claims[T api.Object] struct {
+// OwnershipDecision holds the candidates that an owner has, adopts and releases.
+type OwnershipDecision[T api.Object] struct {
 	Owned   []T // controlled by the owner, and match its selector
 	Adopt   []T // match, and have no controller: to be adopted
 	Release []T // controlled by the owner, but no longer match: to be released
 }
 
-// SortClaims decides which candidates an owner has, adopts and releases. An object matches if it
-// matches the selector and passes all filters. An owner that is being deleted adopts and releases
-// nothing. An object that is being deleted is not adopted.
-func SortClaims[T api.Object](owner api.Object, selector labels.Selector, candidates []T, filters ...func(T) bool) Claims[T] {
-	var c Claims[T]
+// SortByOwnership decides which candidates an owner has, adopts and releases. An object matches if
+// it matches the selector and passes all filters. An owner that is being deleted adopts and
+// releases nothing. An object that is being deleted is not adopted.
+func SortByOwnership[T api.Object](owner api.Object, selector labels.Selector, candidates []T, filters ...func(T) bool) OwnershipDecision[T] {
+	var c OwnershipDecision[T]
 	leaving := owner.GetDeletionTimestamp() != nil
 	for _, obj := range candidates {
 		matches := selector.Matches(labels.Set(obj.GetLabels())) &&
@@ -123,12 +123,13 @@ func SortClaims[T api.Object](owner api.Object, selector labels.Selector, candid
 	return c
 }
 
-// Claim performs the adoptions and releases of an Claims and returns the objects that the owner
-// controls afterwards. Before adopting it reads the owner from the API, not from the cache, because
-// the owner may have been recreated under the same name. An object that no longer exists is
-// skipped. An adopted object also gets the finalizers; a released object loses them.
-func Claim[O, T api.Object](
-	ctx context.Context, c *client.Client, v *View[T], owner O, ref metav1.OwnerReference, claims Claims[T], finalizers ...string,
+// ApplyOwnership performs the adoptions and releases of an OwnershipDecision and returns the
+// objects that the owner controls afterwards. Before adopting it reads the owner from the API, not
+// from the cache, because the owner may have been recreated under the same name. An object that no
+// longer exists is skipped. An adopted object also gets the finalizers; a released object loses
+// them.
+func ApplyOwnership[O, T api.Object](
+	ctx context.Context, c *client.Client, v *View[T], owner O, ref metav1.OwnerReference, claims OwnershipDecision[T], finalizers ...string,
 ) ([]T, error) {
 	owned := claims.Owned
 	if len(claims.Adopt) > 0 {
@@ -137,7 +138,7 @@ func Claim[O, T api.Object](
 			return nil, fmt.Errorf("reading %s before adopting: %w", storeKey(owner), err)
 		}
 		if fresh.GetUID() != owner.GetUID() || fresh.GetDeletionTimestamp() != nil {
-			return nil, Race("%s no longer exists or is being deleted: adopting nothing", storeKey(owner))
+			return nil, RaceError("%s no longer exists or is being deleted: adopting nothing", storeKey(owner))
 		}
 	}
 	for _, obj := range claims.Adopt {
@@ -155,7 +156,7 @@ func Claim[O, T api.Object](
 		if err != nil {
 			return nil, fmt.Errorf("adopting %s for %s: %w", storeKey(obj), storeKey(owner), err)
 		}
-		v.Wrote(took)
+		v.RecordWrite(took)
 		owned = append(owned, took)
 	}
 	for _, obj := range claims.Release {
@@ -169,7 +170,7 @@ func Claim[O, T api.Object](
 		if err != nil {
 			return nil, fmt.Errorf("releasing %s from %s: %w", storeKey(obj), storeKey(owner), err)
 		}
-		v.Wrote(free)
+		v.RecordWrite(free)
 	}
 	return owned, nil
 }
@@ -189,9 +190,9 @@ next:
 	return out
 }
 
-// ByUID returns delete options with a UID precondition: they delete o, but not a later object of
-// the same name.
-func ByUID(o metav1.Object) metav1.DeleteOptions {
+// DeleteOnlyUID returns delete options with a UID precondition: they delete o, but not a later
+// object of the same name.
+func DeleteOnlyUID(o metav1.Object) metav1.DeleteOptions {
 	uid := o.GetUID()
 	return metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}
 }

@@ -13,8 +13,8 @@ import (
 // PodNodeIndex indexes pods by the node to which they are bound. Unbound pods are under "".
 const PodNodeIndex = "keelson.node"
 
-// PodNode is the index function of PodNodeIndex.
-func PodNode(o api.Object) []string {
+// PodNodeKeys is the index function of PodNodeIndex.
+func PodNodeKeys(o api.Object) []string {
 	if p, ok := o.(*corev1.Pod); ok {
 		return []string{p.Spec.NodeName}
 	}
@@ -24,10 +24,10 @@ func PodNode(o api.Object) []string {
 // PodClaimIndex indexes pods by the PersistentVolumeClaims that they mount, as namespace/name.
 const PodClaimIndex = "keelson.claim"
 
-// PodClaims returns the PersistentVolumeClaims that a pod mounts, as namespace/name. The claims of
-// its ephemeral volumes are included. It is the index function of PodClaimIndex, and returns nil
+// PodClaimKeys returns the PersistentVolumeClaims that a pod mounts, as namespace/name. The claims
+// of its ephemeral volumes are included. It is the index function of PodClaimIndex, and returns nil
 // for any other object.
-func PodClaims(o api.Object) []string {
+func PodClaimKeys(o api.Object) []string {
 	p, ok := o.(*corev1.Pod)
 	if !ok {
 		return nil
@@ -47,9 +47,9 @@ func PodClaims(o api.Object) []string {
 // PodGroupIndex indexes pods by the PodGroup that they name, as namespace/name.
 const PodGroupIndex = "keelson.podgroup"
 
-// PodGroups returns the PodGroup that a pod names, as namespace/name. It is the index function of
-// PodGroupIndex, and returns nil for any other object.
-func PodGroups(o api.Object) []string {
+// PodGroupKeys returns the PodGroup that a pod names, as namespace/name. It is the index function
+// of PodGroupIndex, and returns nil for any other object.
+func PodGroupKeys(o api.Object) []string {
 	p, ok := o.(*corev1.Pod)
 	if !ok || p.Spec.SchedulingGroup == nil || p.Spec.SchedulingGroup.PodGroupName == nil {
 		return nil
@@ -70,20 +70,20 @@ func PodCondition(p *corev1.Pod, t corev1.PodConditionType) *corev1.PodCondition
 	return nil
 }
 
-// PodReady reports whether the pod's Ready condition is true.
-func PodReady(p *corev1.Pod) bool {
+// IsPodReady reports whether the pod's Ready condition is true.
+func IsPodReady(p *corev1.Pod) bool {
 	c := PodCondition(p, corev1.PodReady)
 	return c != nil && c.Status == corev1.ConditionTrue
 }
 
-// PodEnded reports whether the pod's phase is Succeeded or Failed.
-func PodEnded(p *corev1.Pod) bool {
+// IsPodTerminal reports whether the pod's phase is Succeeded or Failed.
+func IsPodTerminal(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 }
 
-// HowEnded returns the phase, reason and message of a terminal pod: "Failed: Evicted: the node was
-// low on memory".
-func HowEnded(p *corev1.Pod) string {
+// DescribePodEnd returns the phase, reason and message of a terminal pod: "Failed: Evicted: the
+// node was low on memory".
+func DescribePodEnd(p *corev1.Pod) string {
 	out := string(p.Status.Phase)
 	for _, s := range []string{p.Status.Reason, p.Status.Message} {
 		if s != "" {
@@ -93,9 +93,9 @@ func HowEnded(p *corev1.Pod) string {
 	return out
 }
 
-// PodAvailable reports whether the pod has been ready for minReadySeconds. If the pod is ready but
-// not available yet, wait is the remaining time.
-func PodAvailable(p *corev1.Pod, minReadySeconds int32, now time.Time) (available bool, wait time.Duration) {
+// IsPodAvailable reports whether the pod has been ready for minReadySeconds. If the pod is ready
+// but not available yet, wait is the remaining time.
+func IsPodAvailable(p *corev1.Pod, minReadySeconds int32, now time.Time) (available bool, wait time.Duration) {
 	c := PodCondition(p, corev1.PodReady)
 	if c == nil || c.Status != corev1.ConditionTrue {
 		return false, 0
@@ -117,8 +117,8 @@ func NodeCondition(n *corev1.Node, t corev1.NodeConditionType) *corev1.NodeCondi
 	return nil
 }
 
-// Tolerates reports whether a toleration matches a taint.
-func Tolerates(tol *corev1.Toleration, t *corev1.Taint) bool {
+// ToleratesTaint reports whether a toleration matches a taint.
+func ToleratesTaint(tol *corev1.Toleration, t *corev1.Taint) bool {
 	if tol.Effect != "" && tol.Effect != t.Effect || tol.Key != "" && tol.Key != t.Key {
 		return false
 	}

@@ -17,7 +17,7 @@ type QueueMetrics struct {
 	queued, worked *prometheus.HistogramVec
 
 	mu     sync.Mutex
-	queues map[string]*queue // by exported queue name
+	queues map[string]*keyQueue // by exported queue name
 }
 
 var (
@@ -43,7 +43,7 @@ func NewQueueMetrics() *QueueMetrics {
 		retries: counter("workqueue_retries_total", "Number of keys queued again after an error or a requested delay."),
 		queued:  times("workqueue_queue_duration_seconds", "Time in seconds that keys waited for a worker."),
 		worked:  times("workqueue_work_duration_seconds", "Time in seconds that processing a key took."),
-		queues:  map[string]*queue{},
+		queues:  map[string]*keyQueue{},
 	}
 }
 
@@ -65,7 +65,7 @@ func (m *QueueMetrics) Collect(ch chan<- prometheus.Metric) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for name, q := range m.queues {
-		depth, all, longest := q.now()
+		depth, all, longest := q.queueState()
 		ch <- prometheus.MustNewConstMetric(queueDepth, prometheus.GaugeValue, float64(depth), name)
 		ch <- prometheus.MustNewConstMetric(queuePending, prometheus.GaugeValue, all.Seconds(), name)
 		ch <- prometheus.MustNewConstMetric(queueLongest, prometheus.GaugeValue, longest.Seconds(), name)
@@ -91,11 +91,11 @@ func queueName(controller string) string {
 	return strings.TrimSuffix(controller, "-controller")
 }
 
-// queue creates the queue of a controller's leadership. It replaces the queue of the previous
+// startQueue creates the queue of a controller's leadership. It replaces the queue of the previous
 // leadership in the metrics.
-func (m *QueueMetrics) queue(controller string, now func() time.Time) *queue {
+func (m *QueueMetrics) startQueue(controller string, now func() time.Time) *keyQueue {
 	name := queueName(controller)
-	q := &queue{
+	q := &keyQueue{
 		clock: now, adds: m.adds.WithLabelValues(name), retries: m.retries.WithLabelValues(name),
 		queued: m.queued.WithLabelValues(name), worked: m.worked.WithLabelValues(name), running: map[Key]time.Time{},
 	}
@@ -105,8 +105,8 @@ func (m *QueueMetrics) queue(controller string, now func() time.Time) *queue {
 	return q
 }
 
-// queue holds the waiting keys in order and the keys that workers are processing.
-type queue struct {
+// keyQueue holds the waiting keys in order and the keys that workers are processing.
+type keyQueue struct {
 	clock          func() time.Time
 	adds, retries  prometheus.Counter
 	queued, worked prometheus.Observer
@@ -120,13 +120,13 @@ type waitingKey struct {
 	since time.Time
 }
 
-var _ workqueue.Queue[Key] = (*queue)(nil)
+var _ workqueue.Queue[Key] = (*keyQueue)(nil)
 
 // Touch implements workqueue.Queue.
-func (q *queue) Touch(Key) {}
+func (q *keyQueue) Touch(Key) {}
 
 // Push implements workqueue.Queue.
-func (q *queue) Push(k Key) {
+func (q *keyQueue) Push(k Key) {
 	q.adds.Inc()
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -134,14 +134,14 @@ func (q *queue) Push(k Key) {
 }
 
 // Len implements workqueue.Queue.
-func (q *queue) Len() int {
+func (q *keyQueue) Len() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return len(q.waiting)
 }
 
 // Pop implements workqueue.Queue. It must only be called if the queue is not empty.
-func (q *queue) Pop() Key {
+func (q *keyQueue) Pop() Key {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	one, now := q.waiting[0], q.clock()
@@ -154,8 +154,8 @@ func (q *queue) Pop() Key {
 	return one.key
 }
 
-// done records that a worker has finished a key.
-func (q *queue) done(k Key) {
+// recordDone records that a worker has finished a key.
+func (q *keyQueue) recordDone(k Key) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if since, ok := q.running[k]; ok {
@@ -164,16 +164,16 @@ func (q *queue) done(k Key) {
 	}
 }
 
-// end removes all keys when the leadership ends.
-func (q *queue) end() {
+// clearKeys removes all keys when the leadership ends.
+func (q *keyQueue) clearKeys() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.waiting, q.running = nil, map[Key]time.Time{}
 }
 
-// now returns the number of waiting keys, the total time of the keys in progress, and the longest
-// of these times.
-func (q *queue) now() (depth int, all, longest time.Duration) {
+// queueState returns the number of waiting keys, the total time of the keys in progress, and the
+// longest of these times.
+func (q *keyQueue) queueState() (depth int, all, longest time.Duration) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now := q.clock()

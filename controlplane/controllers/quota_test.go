@@ -73,7 +73,7 @@ func TestQuotaOfPodsThatStay(t *testing.T) {
 		used  string
 		again bool
 	}{{0, "pods=1", true}, {10 * time.Second, "pods=1", true}, {11 * time.Second, "pods=0", false}} {
-		status, changed, again, err := resourcequota.Plan(q, now.Add(c.after), func(schema.GroupResource) ([]api.Object, bool, error) {
+		status, changed, again, err := resourcequota.PlanQuota(q, now.Add(c.after), func(schema.GroupResource) ([]api.Object, bool, error) {
 			return []api.Object{going}, true, nil
 		})
 		if got := quota.Format(status.Used); err != nil || !changed || got != c.used || again > 0 != c.again {

@@ -84,7 +84,7 @@ func (w *world) watchEvictions(least time.Duration, pods func() []*corev1.Pod) *
 		defer e.mu.Unlock()
 		unready = nil
 		for _, p := range pods() {
-			if p.Name != r.Name && (p.DeletionTimestamp != nil || !controllers.PodReady(p)) {
+			if p.Name != r.Name && (p.DeletionTimestamp != nil || !controllers.IsPodReady(p)) {
 				unready = append(unready, fmt.Sprintf("%s was evicted while %s was not ready", r.Name, p.Name))
 			}
 		}

@@ -13,22 +13,22 @@ import (
 
 // Bounds of the delay after nodes refused pods. It doubles from round to round.
 const (
-	firstRefusal = 2 * time.Second
-	mostRefusal  = 5 * time.Minute
+	minRefusalDelay = 2 * time.Second
+	maxRefusalDelay = 5 * time.Minute
 )
 
 // Refusals summarizes how often nodes refused the pods of one owner, in consecutive rounds. A
-// kubelet refuses a pod at admission. Without a delay, an owner whose pods are always bound to a
-// refusing node would create failed pods in a loop.
+// kubelet refuses a pod at admission. Without a delay, an owner would create failed pods in a loop
+// if the scheduler always binds its pods to a refusing node.
 type Refusals struct {
 	Rounds int           // 0 means that no pod was refused, or that pods have started since
 	Last   *corev1.Pod   // the last refused pod
 	Wait   time.Duration // how long no pod may be created
 }
 
-// Allow returns how many of n wanted pods may be created now. From the second round on it is at
-// most one.
-func (r Refusals) Allow(n int) int {
+// AllowedCreations returns how many of n wanted pods may be created now. From the second round on
+// it is at most one.
+func (r Refusals) AllowedCreations(n int) int {
 	switch {
 	case r.Wait > 0:
 		return 0
@@ -42,7 +42,7 @@ func (r Refusals) Allow(n int) int {
 // computes the same result. Pods that were created during the delay belong to the same round. The
 // count is reset by a pod that starts, and by a pause of more than twice the maximum delay.
 func CountRefusals(pods []*corev1.Pod, now time.Time) Refusals {
-	if !slices.ContainsFunc(pods, refused) {
+	if !slices.ContainsFunc(pods, isPodRefused) {
 		return Refusals{}
 	}
 	pods = slices.Clone(pods)
@@ -52,22 +52,22 @@ func CountRefusals(pods []*corev1.Pod, now time.Time) Refusals {
 	for _, p := range pods {
 		created := p.CreationTimestamp.Time
 		switch {
-		case refused(p):
-			if since := created.Sub(latest); r.Rounds == 0 || since > 2*mostRefusal {
+		case isPodRefused(p):
+			if since := created.Sub(latest); r.Rounds == 0 || since > 2*maxRefusalDelay {
 				r.Rounds = 1
-			} else if since >= pause(r.Rounds) {
+			} else if since >= refusalDelay(r.Rounds) {
 				r.Rounds++
 			}
 			r.Last, latest = p, created
 		case r.Rounds == 0 || !created.After(r.Last.CreationTimestamp.Time):
-		case started(p):
+		case hasPodStarted(p):
 			r = Refusals{}
-		case !PodEnded(p):
+		case !IsPodTerminal(p):
 			latest = created
 		}
 	}
 	if r.Rounds > 0 {
-		r.Wait = max(0, min(pause(r.Rounds), latest.Add(pause(r.Rounds)).Sub(now)))
+		r.Wait = max(0, min(refusalDelay(r.Rounds), latest.Add(refusalDelay(r.Rounds)).Sub(now)))
 	}
 	return r
 }
@@ -75,8 +75,8 @@ func CountRefusals(pods []*corev1.Pod, now time.Time) Refusals {
 // RefusalLog records the last round of refusals that was reported for each owner. The zero value is
 // ready for use.
 type RefusalLog struct {
-	mu   sync.Mutex
-	told map[Key]refusalRound
+	mu           sync.Mutex
+	lastReported map[Key]refusalRound
 }
 
 type refusalRound struct {
@@ -88,51 +88,51 @@ type refusalRound struct {
 func (l *RefusalLog) Forget(key Key) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.told, key)
+	delete(l.lastReported, key)
 }
 
-// isNew records the round for key and reports whether it differs from the recorded round.
-func (l *RefusalLog) isNew(key Key, r Refusals) bool {
+// recordRound records the round for key and reports whether it differs from the recorded round.
+func (l *RefusalLog) recordRound(key Key, r Refusals) bool {
 	now := refusalRound{number: r.Rounds, at: r.Last.CreationTimestamp.Unix()}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	was := l.told[key]
-	if l.told == nil {
-		l.told = map[Key]refusalRound{}
+	was := l.lastReported[key]
+	if l.lastReported == nil {
+		l.lastReported = map[Key]refusalRound{}
 	}
-	l.told[key] = now
+	l.lastReported[key] = now
 	return was != now
 }
 
 // Report returns an error for the owner's status if nodes refuse its pods, and nil otherwise. It
 // records the error as an Event once per round.
-func (l *RefusalLog) Tell(t *Term, owner api.Object, key Key, r Refusals) error {
+func (l *RefusalLog) Report(t *Term, owner api.Object, key Key, r Refusals) error {
 	if r.Rounds == 0 {
 		l.Forget(key)
 		return nil
 	}
 	p := r.Last
 	err := fmt.Errorf("pod %s was refused by node %s: %s: %s", p.Name, p.Spec.NodeName, p.Status.Reason, p.Status.Message)
-	if r.Wait > 0 && l.isNew(key, r) {
+	if r.Wait > 0 && l.recordRound(key, r) {
 		t.Events.Eventf(owner, corev1.EventTypeWarning, "BackOff", "Creating no pods for %v, attempt %d: %v",
 			r.Wait.Round(time.Second), r.Rounds, err)
 	}
 	return err
 }
 
-func pause(rounds int) time.Duration {
-	return min(firstRefusal<<min(rounds-1, 16), mostRefusal)
+func refusalDelay(rounds int) time.Duration {
+	return min(minRefusalDelay<<min(rounds-1, 16), maxRefusalDelay)
 }
 
-// refused reports whether the pod failed on its node before any of its containers ran. A node under
-// resource pressure also refuses pods that tolerate its taint, and reports the reason Evicted. A
-// pod that was evicted while running is not refused.
-func refused(p *corev1.Pod) bool {
-	return p.Status.Phase == corev1.PodFailed && p.Spec.NodeName != "" && p.DeletionTimestamp == nil && p.Status.Reason != "" && !started(p)
+// isPodRefused reports whether the pod failed on its node before any of its containers ran. A node
+// under resource pressure also refuses pods that tolerate its taint, and reports the reason
+// Evicted. A pod that was evicted while running is not refused.
+func isPodRefused(p *corev1.Pod) bool {
+	return p.Status.Phase == corev1.PodFailed && p.Spec.NodeName != "" && p.DeletionTimestamp == nil && p.Status.Reason != "" && !hasPodStarted(p)
 }
 
-// started reports whether a container of the pod has run.
-func started(p *corev1.Pod) bool {
+// hasPodStarted reports whether a container of the pod has run.
+func hasPodStarted(p *corev1.Pod) bool {
 	if p.Status.Phase == corev1.PodRunning || p.Status.Phase == corev1.PodSucceeded {
 		return true
 	}

@@ -20,11 +20,11 @@ type owner struct {
 func (o *owner) reconcile(replicas int, status func(i int) corev1.PodStatus) {
 	missing := replicas
 	for _, p := range o.pods {
-		if !PodEnded(p) {
+		if !IsPodTerminal(p) {
 			missing--
 		}
 	}
-	for range CountRefusals(o.pods, o.now).Allow(missing) {
+	for range CountRefusals(o.pods, o.now).AllowedCreations(missing) {
 		o.created++
 		p := &corev1.Pod{Status: status(o.created)}
 		p.Name, p.Spec.NodeName = fmt.Sprint("p", o.created), "w1"
@@ -64,7 +64,7 @@ func TestRefusedPodsAreNotReplacedAtOnce(t *testing.T) {
 	}
 	up := 0
 	for _, p := range o.pods {
-		if started(p) {
+		if hasPodStarted(p) {
 			up++
 		}
 	}
@@ -110,7 +110,7 @@ func TestWhatIsNoRefusal(t *testing.T) {
 	// Refusals of long ago, and pods that many nodes refused at the same time, are no reason to wait long.
 	o := &owner{now: time.Unix(1_000_000, 0)}
 	o.run(time.Second, 100, refusing)
-	if r := CountRefusals(o.pods, o.now); r.Rounds != 1 || r.Wait > firstRefusal {
+	if r := CountRefusals(o.pods, o.now); r.Rounds != 1 || r.Wait > minRefusalDelay {
 		t.Errorf("refused at once: %d rounds, %v", r.Rounds, r.Wait)
 	}
 	o.run(time.Hour, 1, refusing)

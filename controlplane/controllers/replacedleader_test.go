@@ -73,7 +73,7 @@ func TestReplacedLeaderAttachesNothing(t *testing.T) {
 		w.staysUncalled(func() { scale(1) })
 		w.within(10*time.Minute, "the pod to run", func() error {
 			for _, p := range w.pods() {
-				if controllers.PodReady(p) {
+				if controllers.IsPodReady(p) {
 					return nil
 				}
 			}

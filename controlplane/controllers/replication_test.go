@@ -79,12 +79,12 @@ func TestStatusPace(t *testing.T) {
 		{"a", 0, 0}, {"a", 10, 40}, {"b", 0, 0}, {"a", 39, 1}, {"a", 1, 0}, {"a", 1, 49}, {"b", 0, 9}, {"b", 9, 0},
 	} {
 		now = now.Add(c.after * time.Millisecond)
-		if got := p.Wait(c.uid, now); got != c.want*time.Millisecond {
+		if got := p.Reserve(c.uid, now); got != c.want*time.Millisecond {
 			t.Errorf("%s: %v, want %v ms", c.uid, got, int(c.want))
 		}
 	}
 	// A clock that is set back holds nothing up.
-	if got := p.Wait("a", now.Add(-time.Hour)); got != 0 {
+	if got := p.Reserve("a", now.Add(-time.Hour)); got != 0 {
 		t.Errorf("an hour earlier: %v", got)
 	}
 }

@@ -68,8 +68,8 @@ func TestLosingHalfOfTheNotifications(t *testing.T) {
 					// random source.
 					c.Watches[i].Informer = lossy{c.Watches[i].Informer, rand.New(rand.NewPCG(seed.Add(1), 0))}
 				}
-				if c.Every != nil {
-					loseSome(c.Every, &seed)
+				if c.Dynamic != nil {
+					loseSome(c.Dynamic, &seed)
 				}
 			},
 		})
@@ -92,10 +92,10 @@ func TestLosingHalfOfTheNotifications(t *testing.T) {
 }
 
 // loseSome makes the informers of all kinds lossy.
-func loseSome(e *controllers.Every, seed *atomic.Uint64) {
-	now, made := e.Now, map[cache.SharedIndexInformer]cache.SharedIndexInformer{}
+func loseSome(e *controllers.DynamicWatch, seed *atomic.Uint64) {
+	now, made := e.Current, map[cache.SharedIndexInformer]cache.SharedIndexInformer{}
 	var mu sync.Mutex // each controller calls this
-	e.Now = func() *client.Informed {
+	e.Current = func() *client.Informed {
 		mu.Lock()
 		defer mu.Unlock()
 		out := *now()
@@ -206,7 +206,7 @@ func TestRolloutStaysWithinBounds(t *testing.T) {
 			delete(ready, uid)
 			if e.Type != "DELETED" && p.DeletionTimestamp == nil {
 				alive[uid] = true
-				if controllers.PodReady(p) {
+				if controllers.IsPodReady(p) {
 					ready[uid] = true
 				}
 			}

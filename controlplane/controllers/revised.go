@@ -15,14 +15,14 @@ import (
 	"keelson.dev/keelson/controlplane/client"
 )
 
-// RevisedKind describes a kind whose objects create pods from a template and store older templates
-// as ControllerRevisions: StatefulSet or DaemonSet.
+// RevisedKind describes a kind with objects that create pods from a template and store older
+// templates as ControllerRevisions: StatefulSet or DaemonSet.
 type RevisedKind[O api.Object] struct {
-	GVK      schema.GroupVersionKind
-	Resource string // "statefulsets"
-	Word     string // for errors: "stateful set"
-	Selector func(O) *metav1.LabelSelector
-	Template func(O) *corev1.PodTemplateSpec
+	GVK         schema.GroupVersionKind
+	Resource    string // "statefulsets"
+	DisplayName string // for errors: "stateful set"
+	Selector    func(O) *metav1.LabelSelector
+	Template    func(O) *corev1.PodTemplateSpec
 	// History returns the collision count of the status and the revision history limit of the spec.
 	History func(O) (collisions, limit *int32)
 	// KeepsRevisions reports whether owners keep revisions that no longer match their selector, as
@@ -77,7 +77,7 @@ type RevisedOwners[O api.Object] struct {
 	Owners    *View[O]
 	Pods      *OwnedPods
 	Revisions *Revisions
-	Replaced  Replacements
+	Backoff   ReplacementBackoff
 	Status    *StatusWriter[O]
 	kind      RevisedKind[O]
 }
@@ -87,34 +87,35 @@ func (i RevisedInformers[O]) Lead(t *Term) RevisedOwners[O] {
 	owners := ViewOf[O](t, i.Owners)
 	return RevisedOwners[O]{
 		Term: t, Owners: owners, Pods: OwnedPodsOf(t, i.Pods), Revisions: RevisionsOf(t, i.Revisions),
-		Status: NewStatusWriter(t, owners, i.kind.Word), kind: i.kind,
+		Status: NewStatusWriter(t, owners, i.kind.DisplayName), kind: i.kind,
 	}
 }
 
-// Claim adopts and releases pods and revisions for an owner. It returns the pods that the owner
-// controls afterwards. A pod matches if it matches the selector and passes all filters.
-func (r *RevisedOwners[O]) Claim(
+// ClaimPodsAndRevisions adopts and releases pods and revisions for an owner. It returns the pods
+// that the owner controls afterwards. A pod matches if it matches the selector and passes all
+// filters.
+func (r *RevisedOwners[O]) ClaimPodsAndRevisions(
 	ctx context.Context, owner O, selector labels.Selector, filters ...func(*corev1.Pod) bool,
 ) ([]*corev1.Pod, error) {
-	ref := r.ref(owner)
-	claims := SortClaims(owner, selector, r.Pods.Candidates(owner), filters...)
-	pods, err := Claim[O](ctx, r.Term.Client, r.Pods.View, owner, ref, claims)
+	ref := r.controllerRef(owner)
+	claims := SortByOwnership(owner, selector, r.Pods.Candidates(owner), filters...)
+	pods, err := ApplyOwnership[O](ctx, r.Term.Client, r.Pods.View, owner, ref, claims)
 	if err != nil {
 		return nil, err
 	}
 	known := r.Revisions.By(ControllerIndex, string(owner.GetUID()), OrphansOf(owner.GetNamespace()))
-	revisions := SortClaims(owner, selector, known)
+	revisions := SortByOwnership(owner, selector, known)
 	if r.kind.KeepsRevisions {
 		revisions = adoptRevisions(owner, selector, known)
 	}
-	_, err = Claim[O](ctx, r.Term.Client, r.Revisions.View, owner, ref, revisions)
+	_, err = ApplyOwnership[O](ctx, r.Term.Client, r.Revisions.View, owner, ref, revisions)
 	return pods, err
 }
 
 // adoptRevisions returns the decision for an owner that adopts matching revisions without a
 // controller, including revisions that are being deleted, and releases none.
-func adoptRevisions(owner api.Object, selector labels.Selector, known []*appsv1.ControllerRevision) Claims[*appsv1.ControllerRevision] {
-	var c Claims[*appsv1.ControllerRevision]
+func adoptRevisions(owner api.Object, selector labels.Selector, known []*appsv1.ControllerRevision) OwnershipDecision[*appsv1.ControllerRevision] {
+	var c OwnershipDecision[*appsv1.ControllerRevision]
 	for _, rev := range known {
 		switch {
 		case metav1.IsControlledBy(rev, owner):
@@ -130,11 +131,11 @@ func adoptRevisions(owner api.Object, selector labels.Selector, known []*appsv1.
 // Sync makes the template of an owner its newest revision and returns the history.
 func (r *RevisedOwners[O]) Sync(ctx context.Context, owner O) (History, error) {
 	collisions, _ := r.kind.History(owner)
-	return r.Revisions.Sync(ctx, Revised{Owner: owner, Ref: r.ref(owner), Template: r.kind.Template(owner), Collisions: collisions})
+	return r.Revisions.Sync(ctx, Revised{Owner: owner, Ref: r.controllerRef(owner), Template: r.kind.Template(owner), Collisions: collisions})
 }
 
-// Owned returns the pods of an owner, including the writes of this reconcile.
-func (r *RevisedOwners[O]) Owned(owner O) []*corev1.Pod {
+// OwnedPods returns the pods of an owner, including the writes of this reconcile.
+func (r *RevisedOwners[O]) OwnedPods(owner O) []*corev1.Pod {
 	return r.Pods.By(ControllerIndex, string(owner.GetUID()))
 }
 
@@ -148,6 +149,6 @@ func (r *RevisedOwners[O]) Truncate(ctx context.Context, owner O, h History, liv
 	return r.Revisions.Truncate(ctx, h, live, limit)
 }
 
-func (r *RevisedOwners[O]) ref(owner O) metav1.OwnerReference {
+func (r *RevisedOwners[O]) controllerRef(owner O) metav1.OwnerReference {
 	return *metav1.NewControllerRef(owner, r.kind.GVK)
 }

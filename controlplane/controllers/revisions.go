@@ -50,8 +50,8 @@ type History struct {
 	Collisions *int32
 }
 
-// Named returns the revision of a name, or nil.
-func (h History) Named(name string) *appsv1.ControllerRevision {
+// FindByName returns the revision of a name, or nil.
+func (h History) FindByName(name string) *appsv1.ControllerRevision {
 	for _, r := range h.All {
 		if r.Name == name {
 			return r
@@ -63,7 +63,7 @@ func (h History) Named(name string) *appsv1.ControllerRevision {
 // Sync makes the template of o its newest revision and returns the history. An older revision with
 // the same template becomes the newest revision and keeps its name.
 func (v *Revisions) Sync(ctx context.Context, o Revised) (History, error) {
-	h := History{All: v.of(o.Owner), Collisions: o.Collisions}
+	h := History{All: v.ownedRevisions(o.Owner), Collisions: o.Collisions}
 	var next int64 = 1
 	if n := len(h.All); n > 0 {
 		next = h.All[n-1].Revision + 1
@@ -82,16 +82,16 @@ func (v *Revisions) Sync(ctx context.Context, o Revised) (History, error) {
 		if err != nil {
 			return h, fmt.Errorf("making revision %s the newest: %w", storeKey(r), err)
 		}
-		v.Wrote(again)
+		v.RecordWrite(again)
 		h.All, h.Update = append(slices.Delete(h.All, i, i+1), again), again
 		return h, nil
 	}
-	return h, v.create(ctx, o, &h, next)
+	return h, v.createRevision(ctx, o, &h, next)
 }
 
-// create stores the template as a new revision. If another template already has the name, it
-// increments the collision count and uses another name.
-func (v *Revisions) create(ctx context.Context, o Revised, h *History, number int64) error {
+// createRevision stores the template as a new revision. If another template already has the name,
+// it increments the collision count and uses another name.
+func (v *Revisions) createRevision(ctx context.Context, o Revised, h *History, number int64) error {
 	for {
 		r := newRevision(o, number, h.Collisions)
 		made, err := client.Create(ctx, v.term.Client, r)
@@ -101,8 +101,8 @@ func (v *Revisions) create(ctx context.Context, o Revised, h *History, number in
 				return fmt.Errorf("reading revision %s, whose name is taken: %w", storeKey(r), err)
 			}
 			if metav1.IsControlledBy(have, o.Owner) && HoldsTemplate(have, o.Template) {
-				v.Wrote(have)
-				return Race("revision %s exists already", storeKey(have))
+				v.RecordWrite(have)
+				return RaceError("revision %s exists already", storeKey(have))
 			}
 			n := int32(1)
 			if h.Collisions != nil {
@@ -114,14 +114,14 @@ func (v *Revisions) create(ctx context.Context, o Revised, h *History, number in
 		if err != nil {
 			return fmt.Errorf("creating revision %s: %w", storeKey(r), err)
 		}
-		v.Wrote(made)
+		v.RecordWrite(made)
 		h.All, h.Update = append(h.All, made), made
 		return nil
 	}
 }
 
-// of returns the revisions of an owner, oldest first.
-func (v *Revisions) of(owner api.Object) []*appsv1.ControllerRevision {
+// ownedRevisions returns the revisions of an owner, oldest first.
+func (v *Revisions) ownedRevisions(owner api.Object) []*appsv1.ControllerRevision {
 	all := v.By(ControllerIndex, string(owner.GetUID()))
 	slices.SortFunc(all, func(a, b *appsv1.ControllerRevision) int {
 		return cmp.Or(cmp.Compare(a.Revision, b.Revision), a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
@@ -134,15 +134,15 @@ func (v *Revisions) of(owner api.Object) []*appsv1.ControllerRevision {
 func (v *Revisions) Truncate(ctx context.Context, h History, live func(*appsv1.ControllerRevision) bool, limit int) error {
 	var spare []*appsv1.ControllerRevision
 	for _, r := range h.All {
-		if r != h.Update && !live(r) && !v.Going(r) {
+		if r != h.Update && !live(r) && !v.IsDeleting(r) {
 			spare = append(spare, r)
 		}
 	}
 	for _, r := range spare[:max(0, len(spare)-limit)] {
-		v.Deleting(r)
-		err := client.Delete[*appsv1.ControllerRevision](ctx, v.term.Client, r.Namespace, r.Name, ByUID(r))
+		v.MarkDeleting(r)
+		err := client.Delete[*appsv1.ControllerRevision](ctx, v.term.Client, r.Namespace, r.Name, DeleteOnlyUID(r))
 		if err != nil && !apierrors.IsNotFound(err) {
-			v.Kept(r)
+			v.UnmarkDeleting(r)
 			return fmt.Errorf("deleting old revision %s: %w", storeKey(r), err)
 		}
 	}

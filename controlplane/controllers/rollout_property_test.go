@@ -66,7 +66,7 @@ func (s *simulation) bounds() (most, least int) {
 }
 
 func (s *simulation) stepDeployment() bool {
-	step, err := deployment.Plan(deployment.Snapshot{Deployment: s.d, Sets: s.sets, OldPodsAlive: func([]*appsv1.ReplicaSet) (bool, error) { return false, nil }})
+	step, err := deployment.PlanDeployment(deployment.Snapshot{Deployment: s.d, Sets: s.sets, OldPodsAlive: func([]*appsv1.ReplicaSet) (bool, error) { return false, nil }})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -135,7 +135,7 @@ func (s *simulation) countSet(rs *appsv1.ReplicaSet) bool {
 }
 
 func (s *simulation) ready(p *corev1.Pod) bool {
-	if controllers.PodReady(p) {
+	if controllers.IsPodReady(p) {
 		return false
 	}
 	p.Spec.NodeName, p.Status.Phase = "w1", corev1.PodRunning
@@ -166,7 +166,7 @@ func (s *simulation) settle() {
 func (s *simulation) available() int {
 	n := 0
 	for _, p := range s.pods {
-		if controllers.PodReady(p) {
+		if controllers.IsPodReady(p) {
 			n++
 		}
 	}

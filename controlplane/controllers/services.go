@@ -13,10 +13,10 @@ import (
 	"keelson.dev/keelson/controlplane/api/podaddress"
 )
 
-// ServicesOf maps a pod's change to the keys of the Services whose endpoints it may affect. It
+// ServicesOf maps a pod's change to the keys of the Services with endpoints that it may affect. It
 // returns nil for an update that changes nothing that endpoints contain.
 func ServicesOf(services cache.SharedIndexInformer, c Change[*corev1.Pod]) []Key {
-	if c.Type == Updated && c.Old != nil && sameEndpoint(c.Old, c.New) {
+	if c.Type == Updated && c.Old != nil && isSameEndpoint(c.Old, c.New) {
 		return nil
 	}
 	var keys []Key
@@ -32,8 +32,9 @@ func ServicesOf(services cache.SharedIndexInformer, c Change[*corev1.Pod]) []Key
 	return keys
 }
 
-// ServicesOfNode maps a node's change to the keys of the Services whose endpoints it may affect:
-// the change may determine which pod addresses are accepted. The pods' informer needs PodNodeIndex.
+// ServicesOfNode maps a node's change to the keys of the Services with endpoints that it may
+// affect: the change may determine which pod addresses are accepted. The pods' informer needs
+// PodNodeIndex.
 func ServicesOfNode(services, pods cache.SharedIndexInformer, addresses *podaddress.Index, c Change[*corev1.Node]) []Key {
 	if addresses == nil || c.Type == Updated && c.Old != nil && !podaddress.NodeChanged(c.Old, c.New) {
 		return nil
@@ -47,8 +48,8 @@ func ServicesOfNode(services, pods cache.SharedIndexInformer, addresses *podaddr
 	return servicesOfPods(services, concerned)
 }
 
-// ServicesOfRange maps a ServiceCIDR's change to the keys of the Services whose endpoints it may
-// affect. Pod addresses in a ServiceCIDR are not accepted as endpoints.
+// ServicesOfRange maps a ServiceCIDR's change to the keys of the Services with endpoints that it
+// may affect. Pod addresses in a ServiceCIDR are not accepted as endpoints.
 func ServicesOfRange(services cache.SharedIndexInformer, addresses *podaddress.Index, c Change[*networkingv1.ServiceCIDR]) []Key {
 	if addresses == nil || c.Type == Updated && !podaddress.RangeChanged(c.Old, c.New) {
 		return nil
@@ -69,8 +70,9 @@ func servicesOfPods(services cache.SharedIndexInformer, pods []*corev1.Pod) (key
 	return keys
 }
 
-// Selected returns the pods that a Service selects. The pods' informer needs NamespaceIndex.
-func Selected(pods cache.SharedIndexInformer, svc *corev1.Service) []*corev1.Pod {
+// ListSelectedPods returns the pods that a Service selects. The pods' informer needs
+// NamespaceIndex.
+func ListSelectedPods(pods cache.SharedIndexInformer, svc *corev1.Service) []*corev1.Pod {
 	sel := labels.SelectorFromSet(svc.Spec.Selector)
 	var out []*corev1.Pod
 	for _, p := range CachedBy[*corev1.Pod](pods, NamespaceIndex, svc.Namespace) {
@@ -81,13 +83,13 @@ func Selected(pods cache.SharedIndexInformer, svc *corev1.Service) []*corev1.Pod
 	return out
 }
 
-// sameEndpoint reports whether two versions of a pod have the same endpoint data.
-func sameEndpoint(a, b *corev1.Pod) bool {
+// isSameEndpoint reports whether two versions of a pod have the same endpoint data.
+func isSameEndpoint(a, b *corev1.Pod) bool {
 	if a == b { // a resync: process every object
 		return false
 	}
 	if a.Status.PodIP != b.Status.PodIP || len(a.Status.PodIPs) != len(b.Status.PodIPs) ||
-		a.Spec.NodeName != b.Spec.NodeName || PodReady(a) != PodReady(b) || PodEnded(a) != PodEnded(b) ||
+		a.Spec.NodeName != b.Spec.NodeName || IsPodReady(a) != IsPodReady(b) || IsPodTerminal(a) != IsPodTerminal(b) ||
 		(a.DeletionTimestamp == nil) != (b.DeletionTimestamp == nil) || a.UID != b.UID ||
 		a.Spec.Hostname != b.Spec.Hostname || a.Spec.Subdomain != b.Spec.Subdomain {
 		return false

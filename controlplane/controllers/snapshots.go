@@ -28,9 +28,9 @@ const GroupSnapshotGroup = "groupsnapshot.storage.k8s.io"
 // the data source of the claim's volume; the scheduler then binds the pod to one of these nodes.
 const ReachedFromAnnotation = "keelson.dev/reached-from"
 
-// SnapshotKind returns the kind of snapshots or group snapshots with a name. It returns nil if the
-// kind is not served.
-func SnapshotKind(c *client.Client, name string) *api.Kind {
+// FindSnapshotKind returns the kind of snapshots or group snapshots with a name. It returns nil if
+// the kind is not served.
+func FindSnapshotKind(c *client.Client, name string) *api.Kind {
 	for _, k := range c.Kinds().Table().Stored() {
 		if IsSnapshotKind(k) && k.GVK.Kind == name {
 			return k
@@ -52,18 +52,18 @@ func IsSnapshotKind(k *api.Kind) bool {
 	return false
 }
 
-// Stored is a custom object and its conversion to a Go type. Object also holds fields that the Go
-// type lacks.
-type Stored[T any] struct {
+// TypedObject is a custom object and its conversion to a Go type. Object also holds fields that the
+// Go type lacks.
+type TypedObject[T any] struct {
 	Object *custom.Object
 	Typed  *T
 }
 
 // TypedOf converts an object to a Go type.
-func TypedOf[T any](o *custom.Object) (s Stored[T], err error) {
+func TypedOf[T any](o *custom.Object) (s TypedObject[T], err error) {
 	m, err := o.Map()
 	if err == nil {
-		s = Stored[T]{o, new(T)}
+		s = TypedObject[T]{o, new(T)}
 		err = runtime.DefaultUnstructuredConverter.FromUnstructured(m, s.Typed)
 	}
 	if err != nil {
@@ -73,7 +73,7 @@ func TypedOf[T any](o *custom.Object) (s Stored[T], err error) {
 }
 
 // GetTyped reads one object of a kind from the API.
-func GetTyped[T any](ctx context.Context, c *client.Client, k *api.Kind, namespace, name string) (s Stored[T], err error) {
+func GetTyped[T any](ctx context.Context, c *client.Client, k *api.Kind, namespace, name string) (s TypedObject[T], err error) {
 	o, err := c.Do(ctx, &api.Request{Verb: api.VerbGet, Kind: k, Namespace: namespace, Name: name})
 	if err != nil {
 		return s, err
@@ -82,12 +82,12 @@ func GetTyped[T any](ctx context.Context, c *client.Client, k *api.Kind, namespa
 }
 
 // ListTyped reads all objects of a kind from the API.
-func ListTyped[T any](ctx context.Context, c *client.Client, k *api.Kind, namespace string) ([]Stored[T], error) {
+func ListTyped[T any](ctx context.Context, c *client.Client, k *api.Kind, namespace string) ([]TypedObject[T], error) {
 	list, err := c.ListKind(ctx, k, namespace)
 	if err != nil {
 		return nil, err
 	}
-	out := make([]Stored[T], 0, len(list))
+	out := make([]TypedObject[T], 0, len(list))
 	for _, o := range list {
 		s, err := TypedOf[T](o.(*custom.Object))
 		if err != nil {
@@ -98,9 +98,9 @@ func ListTyped[T any](ctx context.Context, c *client.Client, k *api.Kind, namesp
 	return out, nil
 }
 
-// ReachedFrom returns the node affinity in an object's ReachedFromAnnotation. It returns nil if
-// every node can reach the data.
-func ReachedFrom(o metav1.Object) (*corev1.VolumeNodeAffinity, error) {
+// ReachableNodeAffinity returns the node affinity in an object's ReachedFromAnnotation. It returns
+// nil if every node can reach the data.
+func ReachableNodeAffinity(o metav1.Object) (*corev1.VolumeNodeAffinity, error) {
 	text := o.GetAnnotations()[ReachedFromAnnotation]
 	if text == "" {
 		return nil, nil
@@ -112,7 +112,7 @@ func ReachedFrom(o metav1.Object) (*corev1.VolumeNodeAffinity, error) {
 	return a, nil
 }
 
-// IsReady reports whether volumes can be created from a snapshot, by the snapshot's status.
-func IsReady(s *snap.VolumeSnapshot) bool {
+// IsSnapshotReady reports whether volumes can be created from a snapshot, by the snapshot's status.
+func IsSnapshotReady(s *snap.VolumeSnapshot) bool {
 	return s.Status != nil && s.Status.ReadyToUse != nil && *s.Status.ReadyToUse && s.Status.BoundVolumeSnapshotContentName != nil
 }

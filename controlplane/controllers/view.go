@@ -11,23 +11,23 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// ownWriteBound is how long a View uses its own write although the informer has not delivered it.
-// It is a safeguard: a relist may skip the event of an object that was created and deleted in
+// ownWriteLifetime is how long a View uses its own write although the informer has not delivered
+// it. It is a safeguard: a relist may skip the event of an object that was created and deleted in
 // between.
-const ownWriteBound = 30 * time.Second
+const ownWriteLifetime = 30 * time.Second
 
 // View is an informer's cache that includes the writes of its controller. An object that was
-// created or updated through the API is visible at once, in the version that the API returned. An
-// object whose deletion was requested counts as being deleted. A controller that decides by a View
+// created or updated through the API is visible at once, in the version that the API returned.
+// After a deletion request, an object counts as being deleted. A controller that decides by a View
 // does not create objects twice because its cache is stale.
 type View[T api.Object] struct {
 	inf cache.SharedIndexInformer
 	now func() time.Time
 
-	mu      sync.Mutex
-	seen    uint64 // newest revision that the informer has delivered
-	pending map[string]ownWrite[T]
-	going   map[types.UID]goingObject[T]
+	mu       sync.Mutex
+	seen     uint64 // newest revision that the informer has delivered
+	pending  map[string]ownWrite[T]
+	deleting map[types.UID]deletingObject[T]
 }
 
 type ownWrite[T api.Object] struct {
@@ -36,7 +36,7 @@ type ownWrite[T api.Object] struct {
 	expires  time.Time
 }
 
-type goingObject[T api.Object] struct {
+type deletingObject[T api.Object] struct {
 	obj     T
 	expires time.Time
 }
@@ -45,47 +45,47 @@ type goingObject[T api.Object] struct {
 func ViewOf[T api.Object](t *Term, inf cache.SharedIndexInformer) *View[T] {
 	v := &View[T]{
 		inf: inf, now: t.Now,
-		pending: map[string]ownWrite[T]{},
-		going:   map[types.UID]goingObject[T]{},
+		pending:  map[string]ownWrite[T]{},
+		deleting: map[types.UID]deletingObject[T]{},
 	}
-	t.observe(inf, v)
+	t.addObserver(inf, v)
 	return v
 }
 
-// Wrote adds an object, as the API returned it, to the view.
-func (v *View[T]) Wrote(obj T) {
-	rev := revision(obj)
+// RecordWrite adds an object, as the API returned it, to the view.
+func (v *View[T]) RecordWrite(obj T) {
+	rev := numericRevision(obj)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if rev <= v.seen {
 		return // the informer delivered the object before the response arrived
 	}
-	v.pending[storeKey(obj)] = ownWrite[T]{obj: obj, revision: rev, expires: v.now().Add(ownWriteBound)}
+	v.pending[storeKey(obj)] = ownWrite[T]{obj: obj, revision: rev, expires: v.now().Add(ownWriteLifetime)}
 }
 
-// Deleting records that obj is about to be deleted. Call it before the delete request, and Kept if
-// that request fails.
-func (v *View[T]) Deleting(obj T) {
+// MarkDeleting records that obj is about to be deleted. Call it before the delete request, and
+// UnmarkDeleting if that request fails.
+func (v *View[T]) MarkDeleting(obj T) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.going[obj.GetUID()] = goingObject[T]{obj: obj, expires: v.now().Add(ownWriteBound)}
+	v.deleting[obj.GetUID()] = deletingObject[T]{obj: obj, expires: v.now().Add(ownWriteLifetime)}
 }
 
-// Kept undoes Deleting.
-func (v *View[T]) Kept(obj T) {
+// UnmarkDeleting undoes MarkDeleting.
+func (v *View[T]) UnmarkDeleting(obj T) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	delete(v.going, obj.GetUID())
+	delete(v.deleting, obj.GetUID())
 }
 
-// Going reports whether obj is being deleted, by its metadata or by Deleting.
-func (v *View[T]) Going(obj T) bool {
+// IsDeleting reports whether obj is being deleted, by its metadata or by MarkDeleting.
+func (v *View[T]) IsDeleting(obj T) bool {
 	if obj.GetDeletionTimestamp() != nil {
 		return true
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	_, ok := v.going[obj.GetUID()]
+	_, ok := v.deleting[obj.GetUID()]
 	return ok
 }
 
@@ -98,7 +98,7 @@ func (v *View[T]) Get(namespace, name string) (T, bool) {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if p, own := v.pending[key]; own && p.revision > v.seen && (!ok || revision(obj) < p.revision) {
+	if p, own := v.pending[key]; own && p.revision > v.seen && (!ok || numericRevision(obj) < p.revision) {
 		return p.obj, true
 	}
 	return obj, ok
@@ -106,7 +106,7 @@ func (v *View[T]) Get(namespace, name string) (T, bool) {
 
 // All returns every object. The objects are shared.
 func (v *View[T]) All() []T {
-	return v.merge(func() []T { return CachedAll[T](v.inf) }, func(T) bool { return true })
+	return v.mergeOwnWrites(func() []T { return CachedAll[T](v.inf) }, func(T) bool { return true })
 }
 
 // By returns the objects that an index holds under any of the values. The objects are shared.
@@ -119,7 +119,7 @@ func (v *View[T]) By(index string, values ...string) []T {
 		}
 		return out
 	}
-	return v.merge(cached, func(obj T) bool {
+	return v.mergeOwnWrites(cached, func(obj T) bool {
 		have, _ := f(obj)
 		for _, h := range have {
 			for _, value := range values {
@@ -132,10 +132,10 @@ func (v *View[T]) By(index string, values ...string) []T {
 	})
 }
 
-// merge returns the cached objects, replaced by newer own writes. It copies the own writes before
-// it lists the cache: a write that reaches the cache in between is then in the list, in the same or
-// a newer version.
-func (v *View[T]) merge(list func() []T, match func(T) bool) []T {
+// mergeOwnWrites returns the cached objects, replaced by newer own writes. It copies the own writes
+// before it lists the cache: a write that reaches the cache in between is then in the list, in the
+// same or a newer version.
+func (v *View[T]) mergeOwnWrites(list func() []T, match func(T) bool) []T {
 	v.mu.Lock()
 	own := make(map[string]ownWrite[T], len(v.pending))
 	for k, p := range v.pending {
@@ -158,7 +158,7 @@ func (v *View[T]) merge(list func() []T, match func(T) bool) []T {
 			out = append(out, obj)
 			continue
 		}
-		if revision(obj) >= p.revision {
+		if numericRevision(obj) >= p.revision {
 			delete(own, storeKey(obj))
 			out = append(out, obj)
 		}
@@ -171,13 +171,13 @@ func (v *View[T]) merge(list func() []T, match func(T) bool) []T {
 	return out
 }
 
-// observed is called for every change that the informer delivers, before keys are queued.
-func (v *View[T]) observed(t ChangeType, o any) {
+// handleChange is called for every change that the informer delivers, before keys are queued.
+func (v *View[T]) handleChange(t ChangeType, o any) {
 	obj, ok := o.(T)
 	if !ok {
 		return
 	}
-	rev := revision(obj)
+	rev := numericRevision(obj)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.seen = max(v.seen, rev)
@@ -186,12 +186,12 @@ func (v *View[T]) observed(t ChangeType, o any) {
 		delete(v.pending, key)
 	}
 	if t == Deleted || obj.GetDeletionTimestamp() != nil {
-		delete(v.going, obj.GetUID())
+		delete(v.deleting, obj.GetUID())
 	}
 }
 
-// expired removes expired entries and returns their objects.
-func (v *View[T]) expired() []any {
+// takeExpired removes expired entries and returns their objects.
+func (v *View[T]) takeExpired() []any {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	now := v.now()
@@ -204,17 +204,17 @@ func (v *View[T]) expired() []any {
 			out = append(out, p.obj)
 		}
 	}
-	for uid, g := range v.going {
+	for uid, g := range v.deleting {
 		if now.After(g.expires) {
-			delete(v.going, uid)
+			delete(v.deleting, uid)
 			out = append(out, g.obj)
 		}
 	}
 	return out
 }
 
-// revision returns the resourceVersion as a number, or 0 if it is not a number.
-func revision(o api.Object) uint64 {
+// numericRevision returns the resourceVersion as a number, or 0 if it is not a number.
+func numericRevision(o api.Object) uint64 {
 	n, err := strconv.ParseUint(o.GetResourceVersion(), 10, 64)
 	if err != nil {
 		return 0

@@ -38,7 +38,7 @@ func colored(name, color string, revision int) *corev1.ConfigMap {
 // cache stores o in the informer without delivering it yet; tell delivers it.
 func (s *stage) cache(o *corev1.ConfigMap) { _ = s.informer.GetIndexer().Add(o) }
 
-func (s *stage) tell(t ChangeType, o *corev1.ConfigMap) { s.observed(t, o) }
+func (s *stage) tell(t ChangeType, o *corev1.ConfigMap) { s.handleChange(t, o) }
 
 func (s *stage) show(color string) string {
 	var out []string
@@ -57,41 +57,41 @@ func TestViewReadsItsWrites(t *testing.T) {
 		want string
 	}{
 		{"only the cache", func(s *stage) { s.cache(colored("a", "red", 1)) }, "a@1"},
-		{"created, not cached yet", func(s *stage) { s.Wrote(colored("a", "red", 5)) }, "a@5"},
-		{"created and cached, not told yet", func(s *stage) { s.Wrote(colored("a", "red", 5)); s.cache(colored("a", "red", 5)) }, "a@5"},
-		{"updated, the cache is behind", func(s *stage) { s.cache(colored("a", "red", 1)); s.Wrote(colored("a", "red", 5)) }, "a@5"},
-		{"updated, the cache is ahead", func(s *stage) { s.Wrote(colored("a", "red", 5)); s.cache(colored("a", "red", 7)) }, "a@7"},
-		{"moved to another index value", func(s *stage) { s.cache(colored("a", "red", 1)); s.Wrote(colored("a", "blue", 5)) }, ""},
-		{"moved here", func(s *stage) { s.cache(colored("a", "blue", 1)); s.Wrote(colored("a", "red", 5)) }, "a@5"},
+		{"created, not cached yet", func(s *stage) { s.RecordWrite(colored("a", "red", 5)) }, "a@5"},
+		{"created and cached, not told yet", func(s *stage) { s.RecordWrite(colored("a", "red", 5)); s.cache(colored("a", "red", 5)) }, "a@5"},
+		{"updated, the cache is behind", func(s *stage) { s.cache(colored("a", "red", 1)); s.RecordWrite(colored("a", "red", 5)) }, "a@5"},
+		{"updated, the cache is ahead", func(s *stage) { s.RecordWrite(colored("a", "red", 5)); s.cache(colored("a", "red", 7)) }, "a@7"},
+		{"moved to another index value", func(s *stage) { s.cache(colored("a", "red", 1)); s.RecordWrite(colored("a", "blue", 5)) }, ""},
+		{"moved here", func(s *stage) { s.cache(colored("a", "blue", 1)); s.RecordWrite(colored("a", "red", 5)) }, "a@5"},
 		{"created, seen and deleted", func(s *stage) {
-			s.Wrote(colored("a", "red", 5))
+			s.RecordWrite(colored("a", "red", 5))
 			s.tell(Added, colored("a", "red", 5))
 			s.tell(Deleted, colored("a", "red", 5))
 		}, ""},
 		{"seen and deleted before the answer came", func(s *stage) {
 			s.tell(Added, colored("a", "red", 5))
 			s.tell(Deleted, colored("a", "red", 6))
-			s.Wrote(colored("a", "red", 5))
+			s.RecordWrite(colored("a", "red", 5))
 		}, ""},
 		{"a later change of another object proves that ours was seen", func(s *stage) {
-			s.Wrote(colored("a", "red", 5))
+			s.RecordWrite(colored("a", "red", 5))
 			s.cache(colored("b", "red", 9))
 			s.tell(Added, colored("b", "red", 9))
 		}, "b@9"},
 		{"an earlier change of another object proves nothing", func(s *stage) {
-			s.Wrote(colored("a", "red", 5))
+			s.RecordWrite(colored("a", "red", 5))
 			s.cache(colored("b", "red", 3))
 			s.tell(Added, colored("b", "red", 3))
 		}, "a@5 b@3"},
 		{"never seen: believed for a while", func(s *stage) {
-			s.Wrote(colored("a", "red", 5))
-			s.now = s.now.Add(ownWriteBound - time.Second)
-			s.expired()
+			s.RecordWrite(colored("a", "red", 5))
+			s.now = s.now.Add(ownWriteLifetime - time.Second)
+			s.takeExpired()
 		}, "a@5"},
 		{"never seen: not for ever", func(s *stage) {
-			s.Wrote(colored("a", "red", 5))
-			s.now = s.now.Add(ownWriteBound + time.Second)
-			if len(s.expired()) != 1 {
+			s.RecordWrite(colored("a", "red", 5))
+			s.now = s.now.Add(ownWriteLifetime + time.Second)
+			if len(s.takeExpired()) != 1 {
 				panic("the object is not handed back")
 			}
 		}, ""},
@@ -114,32 +114,32 @@ func TestViewKnowsWhatIsGoing(t *testing.T) {
 	s := newStage()
 	a := colored("a", "red", 1)
 	s.cache(a)
-	if s.Going(a) {
+	if s.IsDeleting(a) {
 		t.Error("going without reason")
 	}
-	s.Deleting(a)
-	if !s.Going(a) {
+	s.MarkDeleting(a)
+	if !s.IsDeleting(a) {
 		t.Error("a deletion that was asked for is not known")
 	}
-	s.Kept(a)
-	if s.Going(a) {
+	s.UnmarkDeleting(a)
+	if s.IsDeleting(a) {
 		t.Error("a deletion that failed is still believed")
 	}
-	s.Deleting(a)
+	s.MarkDeleting(a)
 	marked := colored("a", "red", 2)
 	marked.DeletionTimestamp = &metav1.Time{Time: s.now}
 	s.tell(Updated, marked)
-	if !s.Going(marked) || len(s.going) != 0 {
+	if !s.IsDeleting(marked) || len(s.deleting) != 0 {
 		t.Error("once the informer says it, the memory is not needed")
 	}
-	s.Deleting(a)
+	s.MarkDeleting(a)
 	s.tell(Deleted, a)
-	if len(s.going) != 0 {
+	if len(s.deleting) != 0 {
 		t.Error("a deleted object is remembered")
 	}
-	s.Deleting(a)
-	s.now = s.now.Add(ownWriteBound + time.Second)
-	if got := s.expired(); len(got) != 1 || s.Going(a) {
+	s.MarkDeleting(a)
+	s.now = s.now.Add(ownWriteLifetime + time.Second)
+	if got := s.takeExpired(); len(got) != 1 || s.IsDeleting(a) {
 		t.Error("a deletion that nobody saw is believed for ever")
 	}
 }

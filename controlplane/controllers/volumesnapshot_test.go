@@ -72,7 +72,7 @@ func (w *world) isSo(kinds map[string]*api.Kind, name string, is func(*snap.Volu
 }
 
 func ready(s *snap.VolumeSnapshot) error {
-	if !controllers.IsReady(s) || s.Status.Error != nil || s.Status.RestoreSize.String() != "1Gi" || s.Status.CreationTime.Unix() != 1e9 {
+	if !controllers.IsSnapshotReady(s) || s.Status.Error != nil || s.Status.RestoreSize.String() != "1Gi" || s.Status.CreationTime.Unix() != 1e9 {
 		return fmt.Errorf("its status is %+v", s.Status)
 	}
 	return nil
@@ -80,7 +80,7 @@ func ready(s *snap.VolumeSnapshot) error {
 
 func failedWith(words string) func(*snap.VolumeSnapshot) error {
 	return func(s *snap.VolumeSnapshot) error {
-		if s.Status == nil || s.Status.Error == nil || !strings.Contains(*s.Status.Error.Message, words) || controllers.IsReady(s) {
+		if s.Status == nil || s.Status.Error == nil || !strings.Contains(*s.Status.Error.Message, words) || controllers.IsSnapshotReady(s) {
 			return fmt.Errorf("its status is %+v", s.Status)
 		}
 		return nil

@@ -361,7 +361,7 @@ func TestTerminatingReplicas(t *testing.T) {
 			})
 		}
 		tells(0)
-		o := controllers.ByUID(gone)
+		o := controllers.DeleteOnlyUID(gone)
 		if err := client.Delete[*corev1.Pod](w.ctx, w.admin, "default", gone.Name, o); err != nil {
 			t.Fatal(err)
 		}

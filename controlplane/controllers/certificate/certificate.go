@@ -47,7 +47,7 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
 			r := &reconciler{term: t, options: o, view: controllers.ViewOf[*request](t, requests)}
-			return r.reconcile
+			return r.reconcileRequest
 		},
 	}
 }
@@ -59,17 +59,17 @@ type reconciler struct {
 	view    *controllers.View[*request]
 }
 
-func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcileRequest(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	c, ok := r.view.Get("", key.Name)
 	if !ok || c.DeletionTimestamp != nil {
 		return 0, nil
 	}
 	for {
-		deed, again := Plan(c, r.term.Now())
+		deed, again := PlanRequest(c, r.term.Now())
 		if deed == Wait {
 			return again, nil
 		}
-		next, err := r.act(ctx, deed, c)
+		next, err := r.performAction(ctx, deed, c)
 		switch {
 		case apierrors.IsNotFound(err):
 			return 0, nil
@@ -78,28 +78,28 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 		case next == nil: // nothing has changed
 			return again, nil
 		}
-		r.view.Wrote(next)
+		r.view.RecordWrite(next)
 		c = next
 	}
 }
 
-// act performs an action and returns the written request, or nil if it wrote none.
-func (r *reconciler) act(ctx context.Context, deed Deed, c *request) (*request, error) {
+// performAction performs an action and returns the written request, or nil if it wrote none.
+func (r *reconciler) performAction(ctx context.Context, deed Deed, c *request) (*request, error) {
 	if deed == Remove {
-		o := controllers.ByUID(c)
+		o := controllers.DeleteOnlyUID(c)
 		o.Preconditions.ResourceVersion = &c.ResourceVersion // a concurrent decision must not be lost
 		return nil, client.Delete[*request](ctx, r.term.Client, "", c.Name, o)
 	}
-	asked, err := parse(c.Spec.Request)
+	asked, err := parseRequest(c.Spec.Request)
 	if err != nil {
 		return nil, err
 	}
 	if deed == Review {
-		return r.review(ctx, c, asked)
+		return r.approveNodeRequest(ctx, c, asked)
 	}
 	next := c.DeepCopy()
 	if err := Permitted(c.Spec.SignerName, asked, c.Spec.Usages, r.options.Reserved); err != nil {
-		r.set(next, certificatesv1.CertificateFailed, "SignerValidationFailure", err.Error())
+		r.setCondition(next, certificatesv1.CertificateFailed, "SignerValidationFailure", err.Error())
 	} else {
 		usage, extended := x509Usages(c.Spec.Usages)
 		next.Status.Certificate, err = r.options.Sign(asked, usage, extended, Life(c.Spec.ExpirationSeconds), r.term.Now())
@@ -110,10 +110,11 @@ func (r *reconciler) act(ctx context.Context, deed Deed, c *request) (*request, 
 	return client.UpdateStatus(ctx, r.term.Client, next)
 }
 
-// review approves the request of a node if its requester has one of the necessary permissions.
-func (r *reconciler) review(ctx context.Context, c *request, asked *x509.CertificateRequest) (*request, error) {
+// approveNodeRequest approves the request of a node if its requester has one of the necessary
+// permissions.
+func (r *reconciler) approveNodeRequest(ctx context.Context, c *request, asked *x509.CertificateRequest) (*request, error) {
 	for _, right := range Rights(c, asked) {
-		allowed, err := r.allowed(ctx, c, right)
+		allowed, err := r.isRequesterAllowed(ctx, c, right)
 		if err != nil {
 			return nil, err
 		}
@@ -125,14 +126,15 @@ func (r *reconciler) review(ctx context.Context, c *request, asked *x509.Certifi
 			message = "Auto approving self kubelet client certificate after SubjectAccessReview."
 		}
 		next := c.DeepCopy()
-		r.set(next, certificatesv1.CertificateApproved, "AutoApproved", message)
+		r.setCondition(next, certificatesv1.CertificateApproved, "AutoApproved", message)
 		return client.UpdateSub(ctx, r.term.Client, next, "approval")
 	}
 	return nil, nil
 }
 
-// allowed reports whether the requester may create this subresource of CertificateSigningRequests.
-func (r *reconciler) allowed(ctx context.Context, c *request, part string) (bool, error) {
+// isRequesterAllowed reports whether the requester may create this subresource of
+// CertificateSigningRequests.
+func (r *reconciler) isRequesterAllowed(ctx context.Context, c *request, part string) (bool, error) {
 	ask := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
 		User: c.Spec.Username, UID: c.Spec.UID, Groups: c.Spec.Groups,
 		ResourceAttributes: &authorizationv1.ResourceAttributes{
@@ -152,7 +154,7 @@ func (r *reconciler) allowed(ctx context.Context, c *request, part string) (bool
 	return answer.Status.Allowed, nil
 }
 
-func (r *reconciler) set(c *request, t certificatesv1.RequestConditionType, reason, message string) {
+func (r *reconciler) setCondition(c *request, t certificatesv1.RequestConditionType, reason, message string) {
 	now := metav1.NewTime(r.term.Now())
 	c.Status.Conditions = append(c.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
 		Type: t, Status: corev1.ConditionTrue, Reason: reason, Message: message, LastUpdateTime: now, LastTransitionTime: now,

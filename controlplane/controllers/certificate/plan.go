@@ -31,18 +31,18 @@ const (
 	Remove Deed = "remove"
 )
 
-// Plan returns the next action for a request, and when to plan again.
-func Plan(c *certificatesv1.CertificateSigningRequest, now time.Time) (deed Deed, again time.Duration) {
-	left := deadline(c).Sub(now)
+// PlanRequest returns the next action for a request, and when to plan again.
+func PlanRequest(c *certificatesv1.CertificateSigningRequest, now time.Time) (deed Deed, again time.Duration) {
+	left := cleanupTime(c).Sub(now)
 	if left <= 0 {
 		return Remove, 0
 	}
 	_, ours := signers[c.Spec.SignerName]
 	switch {
-	case ours && has(c, certificatesv1.CertificateApproved) && !has(c, certificatesv1.CertificateFailed) && len(c.Status.Certificate) == 0:
+	case ours && hasCondition(c, certificatesv1.CertificateApproved) && !hasCondition(c, certificatesv1.CertificateFailed) && len(c.Status.Certificate) == 0:
 		return Sign, left
 	case c.Spec.SignerName == certificatesv1.KubeAPIServerClientKubeletSignerName && len(c.Status.Certificate) == 0 &&
-		!has(c, certificatesv1.CertificateApproved) && !has(c, certificatesv1.CertificateDenied) && !has(c, certificatesv1.CertificateFailed):
+		!hasCondition(c, certificatesv1.CertificateApproved) && !hasCondition(c, certificatesv1.CertificateDenied) && !hasCondition(c, certificatesv1.CertificateFailed):
 		// Permissions may change while the request waits. The longer it has waited, the less often
 		// it is checked.
 		return Review, min(left, max(time.Second, min(5*time.Minute, now.Sub(c.CreationTimestamp.Time)/4)))
@@ -50,8 +50,8 @@ func Plan(c *certificatesv1.CertificateSigningRequest, now time.Time) (deed Deed
 	return Wait, left
 }
 
-// deadline returns when a request is deleted.
-func deadline(c *certificatesv1.CertificateSigningRequest) time.Time {
+// cleanupTime returns when a request is deleted.
+func cleanupTime(c *certificatesv1.CertificateSigningRequest) time.Time {
 	until := c.CreationTimestamp.Add(pendingKept)
 	for _, k := range c.Status.Conditions {
 		since := k.LastUpdateTime
@@ -60,7 +60,7 @@ func deadline(c *certificatesv1.CertificateSigningRequest) time.Time {
 		}
 		var end time.Time
 		switch {
-		case k.Type == certificatesv1.CertificateApproved && len(c.Status.Certificate) == 0 && !has(c, certificatesv1.CertificateFailed):
+		case k.Type == certificatesv1.CertificateApproved && len(c.Status.Certificate) == 0 && !hasCondition(c, certificatesv1.CertificateFailed):
 			until = since.Add(pendingKept)
 			continue
 		case k.Type == certificatesv1.CertificateApproved || k.Type == certificatesv1.CertificateDenied || k.Type == certificatesv1.CertificateFailed:
@@ -72,14 +72,14 @@ func deadline(c *certificatesv1.CertificateSigningRequest) time.Time {
 			until = end
 		}
 	}
-	if end, ok := expires(c.Status.Certificate); ok && end.Before(until) {
+	if end, ok := certificateExpiry(c.Status.Certificate); ok && end.Before(until) {
 		until = end
 	}
 	return until
 }
 
-// expires returns when the first certificate of a chain expires.
-func expires(chain []byte) (time.Time, bool) {
+// certificateExpiry returns when the first certificate of a chain expires.
+func certificateExpiry(chain []byte) (time.Time, bool) {
 	block, _ := pem.Decode(chain)
 	if block == nil {
 		return time.Time{}, false
@@ -91,7 +91,7 @@ func expires(chain []byte) (time.Time, bool) {
 	return cert.NotAfter, true
 }
 
-func has(c *certificatesv1.CertificateSigningRequest, t certificatesv1.RequestConditionType) bool {
+func hasCondition(c *certificatesv1.CertificateSigningRequest, t certificatesv1.RequestConditionType) bool {
 	return slices.ContainsFunc(c.Status.Conditions, func(k certificatesv1.CertificateSigningRequestCondition) bool { return k.Type == t })
 }
 

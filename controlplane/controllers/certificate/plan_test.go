@@ -161,7 +161,7 @@ func TestPlan(t *testing.T) {
 		for k, at := range c.set {
 			r.Status.Conditions = append(r.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{Type: k, LastUpdateTime: metav1.NewTime(began.Add(at))})
 		}
-		if deed, again := Plan(r, began.Add(c.after)); deed != c.want || again != c.again {
+		if deed, again := PlanRequest(r, began.Add(c.after)); deed != c.want || again != c.again {
 			t.Errorf("%s: %s, again after %v; want %s, %v", c.name, deed, again, c.want, c.again)
 		}
 	}

@@ -56,7 +56,7 @@ func nodeClient(r *x509.CertificateRequest, usages []certificatesv1.KeyUsage) er
 	case len(r.IPAddresses) > 0:
 		return errors.New("IP subjectAltNames are not allowed")
 	}
-	return first(noMailNorURI(r), permitUsages(certificatesv1.UsageClientAuth, true, usages))
+	return firstError(noMailNorURI(r), permitUsages(certificatesv1.UsageClientAuth, true, usages))
 }
 
 // nodeServing checks a request for the certificate of a node's HTTPS server. The approver must
@@ -68,7 +68,7 @@ func nodeServing(r *x509.CertificateRequest, usages []certificatesv1.KeyUsage) e
 	if len(r.DNSNames)+len(r.IPAddresses) == 0 {
 		return errors.New("a DNS or IP subjectAltName is required")
 	}
-	return first(noMailNorURI(r), permitUsages(certificatesv1.UsageServerAuth, true, usages))
+	return firstError(noMailNorURI(r), permitUsages(certificatesv1.UsageServerAuth, true, usages))
 }
 
 func nodeSubject(r *x509.CertificateRequest) error {
@@ -112,8 +112,8 @@ func permitUsages(purpose certificatesv1.KeyUsage, signs bool, usages []certific
 	return nil
 }
 
-// first returns the first error that is not nil.
-func first(errs ...error) error {
+// firstError returns the first error that is not nil.
+func firstError(errs ...error) error {
 	for _, err := range errs {
 		if err != nil {
 			return err
@@ -147,8 +147,8 @@ func Life(seconds *int32) time.Duration {
 	return min(max(time.Duration(*seconds)*time.Second, shortestLife), longestLife)
 }
 
-// parse parses a request. Validation has already accepted it.
-func parse(request []byte) (*x509.CertificateRequest, error) {
+// parseRequest parses a request. Validation has already accepted it.
+func parseRequest(request []byte) (*x509.CertificateRequest, error) {
 	block, _ := pem.Decode(request)
 	if block == nil {
 		return nil, errors.New("the request is not PEM")

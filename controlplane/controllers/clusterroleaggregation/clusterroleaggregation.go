@@ -19,15 +19,15 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Plan returns the rules that role must have, and whether they differ from its rules. They are the
-// rules of all selected roles in the order of the roles' names, without duplicates. A role never
-// selects itself. A role without an aggregation rule is not changed.
-func Plan(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole) (rules []rbacv1.PolicyRule, changed bool) {
+// PlanRules returns the rules that role must have, and whether they differ from its rules. They are
+// the rules of all selected roles in the order of the roles' names, without duplicates. A role
+// never selects itself. A role without an aggregation rule is not changed.
+func PlanRules(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole) (rules []rbacv1.PolicyRule, changed bool) {
 	if role.AggregationRule == nil {
 		return nil, false
 	}
 	rules = []rbacv1.PolicyRule{}
-	for _, one := range selected(role, all) {
+	for _, one := range selectRoles(role, all) {
 		for _, r := range one.Rules {
 			if !slices.ContainsFunc(rules, func(have rbacv1.PolicyRule) bool { return reflect.DeepEqual(have, r) }) {
 				rules = append(rules, r)
@@ -37,8 +37,8 @@ func Plan(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole) (rules []rbacv1.P
 	return rules, len(rules) != len(role.Rules) || len(rules) > 0 && !reflect.DeepEqual(rules, role.Rules)
 }
 
-// selected returns the roles that match any of the selectors, sorted by name.
-func selected(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole) []*rbacv1.ClusterRole {
+// selectRoles returns the roles that match any of the selectors, sorted by name.
+func selectRoles(role *rbacv1.ClusterRole, all []*rbacv1.ClusterRole) []*rbacv1.ClusterRole {
 	var out []*rbacv1.ClusterRole
 	for i := range role.AggregationRule.ClusterRoleSelectors {
 		s, err := metav1.LabelSelectorAsSelector(&role.AggregationRule.ClusterRoleSelectors[i])
@@ -80,18 +80,18 @@ func New(d controllers.Deps) *controllers.Controller {
 		Lead: func(t *controllers.Term) controllers.Reconcile {
 			view := controllers.ViewOf[*rbacv1.ClusterRole](t, roles)
 			return func(ctx context.Context, key controllers.Key) (time.Duration, error) {
-				return 0, reconcile(ctx, t, view, key.Name)
+				return 0, reconcileClusterRole(ctx, t, view, key.Name)
 			}
 		},
 	}
 }
 
-func reconcile(ctx context.Context, t *controllers.Term, view *controllers.View[*rbacv1.ClusterRole], name string) error {
+func reconcileClusterRole(ctx context.Context, t *controllers.Term, view *controllers.View[*rbacv1.ClusterRole], name string) error {
 	role, ok := view.Get("", name)
 	if !ok || role.DeletionTimestamp != nil {
 		return nil
 	}
-	rules, changed := Plan(role, view.All())
+	rules, changed := PlanRules(role, view.All())
 	if !changed {
 		return nil
 	}
@@ -104,6 +104,6 @@ func reconcile(ctx context.Context, t *controllers.Term, view *controllers.View[
 	case err != nil:
 		return fmt.Errorf("writing the aggregated rules of cluster role %s: %w", name, err)
 	}
-	view.Wrote(stored)
+	view.RecordWrite(stored)
 	return nil
 }

@@ -48,7 +48,7 @@ func TestPlan(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.role.Rules = role("", "", c.have...).Rules
-			rules, changed := Plan(c.role, []*rbacv1.ClusterRole{b, other, c.role, a})
+			rules, changed := PlanRules(c.role, []*rbacv1.ClusterRole{b, other, c.role, a})
 			if changed != c.changed {
 				t.Errorf("changed %t", changed)
 			}

@@ -25,7 +25,7 @@ import (
 // changes several objects one after the other.
 const settle = 2 * time.Second
 
-// workload is a kind whose pods are replaced when its template changes.
+// workload is a kind that replaces its pods when its template changes.
 type workload struct {
 	kind     string
 	informer cache.SharedIndexInformer
@@ -41,7 +41,7 @@ func workloadOf[T api.Object](d controllers.Deps, kind string, template func(T) 
 			return err
 		}}
 	controllers.Index(w.informer, refIndex, func(o api.Object) []string {
-		if !asked(o) {
+		if !isRestartRequested(o) {
 			return nil
 		}
 		var at []string
@@ -56,7 +56,7 @@ func workloadOf[T api.Object](d controllers.Deps, kind string, template func(T) 
 // refIndex indexes workloads by the objects to which they refer: "namespace/configmaps/name".
 const refIndex = "config-restart"
 
-func asked(o api.Object) bool {
+func isRestartRequested(o api.Object) bool {
 	return o.GetAnnotations()[api.RestartAnnotation] == "true" && o.GetDeletionTimestamp() == nil
 }
 
@@ -73,20 +73,20 @@ func New(d controllers.Deps) *controllers.Controller {
 		Name:    "config-restart-controller",
 		Workers: 2,
 		Watches: []controllers.Watch{
-			referred(r.maps, "configmaps", all, func(m *corev1.ConfigMap) string { return OfConfigMap(m) }),
-			referred(r.secrets, "secrets", all, func(s *corev1.Secret) string { return OfSecret(s) }),
+			watchReferred(r.maps, "configmaps", all, func(m *corev1.ConfigMap) string { return OfConfigMap(m) }),
+			watchReferred(r.secrets, "secrets", all, func(s *corev1.Secret) string { return OfSecret(s) }),
 		},
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{"apps"}, Resources: []string{"deployments", "statefulsets", "daemonsets"}, Verbs: []string{"get", "list", "patch", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"configmaps", "secrets"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
-		Lead: r.lead,
+		Lead: r.leadRestarts,
 	}
 	for _, w := range all {
 		r.byKind[w.kind] = w
 		c.Watches = append(c.Watches, controllers.OnInformer(w.informer, func(c controllers.Change[api.Object]) []controllers.Key {
-			if c.Type == controllers.Deleted || !asked(c.New) {
+			if c.Type == controllers.Deleted || !isRestartRequested(c.New) {
 				return nil
 			}
 			return []controllers.Key{{Kind: w.kind, Namespace: c.New.GetNamespace(), Name: c.New.GetName()}}
@@ -95,9 +95,9 @@ func New(d controllers.Deps) *controllers.Controller {
 	return c
 }
 
-// referred returns a Watch that maps an object whose contents have changed to the workloads that
+// watchReferred returns a Watch that maps an object with changed contents to the workloads that
 // refer to it.
-func referred[T api.Object](inf cache.SharedIndexInformer, resource string, all []workload, contents func(T) string) controllers.Watch {
+func watchReferred[T api.Object](inf cache.SharedIndexInformer, resource string, all []workload, contents func(T) string) controllers.Watch {
 	return controllers.OnInformer(inf, func(c controllers.Change[T]) (keys []controllers.Key) {
 		for _, w := range all {
 			for _, o := range controllers.CachedBy[api.Object](w.informer, refIndex, c.New.GetNamespace()+"/"+resource+"/"+c.New.GetName()) {
@@ -117,13 +117,13 @@ type restarts struct {
 	maps, secrets cache.SharedIndexInformer
 }
 
-func (r *restarts) lead(t *controllers.Term) controllers.Reconcile {
+func (r *restarts) leadRestarts(t *controllers.Term) controllers.Reconcile {
 	var mu sync.Mutex
 	since := map[controllers.Key]time.Time{} // start of the wait for further changes
 	return func(ctx context.Context, key controllers.Key) (time.Duration, error) {
 		w := r.byKind[key.Kind]
 		o, ok := controllers.Cached[api.Object](w.informer, key.Namespace, key.Name)
-		if !ok || !asked(o) {
+		if !ok || !isRestartRequested(o) {
 			mu.Lock()
 			defer mu.Unlock()
 			delete(since, key)
@@ -131,7 +131,7 @@ func (r *restarts) lead(t *controllers.Term) controllers.Reconcile {
 		}
 		refs := Refs(key.Namespace, w.template(o))
 		before := o.GetAnnotations()[api.ConfigSeenAnnotation]
-		next, replace := Plan(refs, Parse(before), r.state(key.Namespace, refs))
+		next, replace := PlanRestart(refs, Parse(before), r.currentState(key.Namespace, refs))
 		mu.Lock()
 		first, waiting := since[key]
 		switch {
@@ -148,9 +148,9 @@ func (r *restarts) lead(t *controllers.Term) controllers.Reconcile {
 		if left := first.Add(settle).Sub(r.now()); replace && left > 0 {
 			return left, nil
 		}
-		if err := w.patch(ctx, t.Client, key.Namespace, key.Name, patch(o, next, replace)); err != nil {
+		if err := w.patch(ctx, t.Client, key.Namespace, key.Name, workloadPatch(o, next, replace)); err != nil {
 			if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-				return 0, controllers.Race("%s: %w", key, err)
+				return 0, controllers.RaceError("%s: %w", key, err)
 			}
 			return 0, fmt.Errorf("noting the configuration of %s: %w", key, err)
 		}
@@ -158,14 +158,14 @@ func (r *restarts) lead(t *controllers.Term) controllers.Reconcile {
 		delete(since, key)
 		mu.Unlock()
 		if replace {
-			t.Events.Eventf(o, corev1.EventTypeNormal, "ConfigChanged", "pods are replaced: changed is %s", strings.Join(changes(Parse(before), next), ", "))
+			t.Events.Eventf(o, corev1.EventTypeNormal, "ConfigChanged", "pods are replaced: changed is %s", strings.Join(changedObjects(Parse(before), next), ", "))
 		}
 		return 0, nil
 	}
 }
 
-// state returns the current state of the objects.
-func (r *restarts) state(namespace string, refs []Ref) State {
+// currentState returns the current state of the objects.
+func (r *restarts) currentState(namespace string, refs []Ref) State {
 	s := State{}
 	for _, ref := range refs {
 		resource, name, _ := strings.Cut(string(ref), "/")
@@ -180,9 +180,9 @@ func (r *restarts) state(namespace string, refs []Ref) State {
 	return s
 }
 
-// changes returns the objects whose contents have changed.
-func changes(seen, next State) (names []string) {
-	for _, ref := range next.refs() {
+// changedObjects returns the objects with changed contents.
+func changedObjects(seen, next State) (names []string) {
+	for _, ref := range next.sortedRefs() {
 		if was := seen[ref]; was != "" && was != next[ref] {
 			names = append(names, string(ref))
 		}
@@ -190,15 +190,15 @@ func changes(seen, next State) (names []string) {
 	return names
 }
 
-// patch returns a patch that stores the seen state. If replace is true it also changes the
+// workloadPatch returns a patch that stores the seen state. If replace is true it also changes the
 // template, so that the pods are replaced. The patch applies only to the version o of the workload.
-func patch(o api.Object, next State, replace bool) []byte {
+func workloadPatch(o api.Object, next State, replace bool) []byte {
 	body := map[string]any{"metadata": map[string]any{
 		"resourceVersion": o.GetResourceVersion(), "uid": o.GetUID(), "annotations": map[string]string{api.ConfigSeenAnnotation: next.String()}}}
 	if replace {
 		sum := sha256.New()
-		put(sum, next.String())
-		body["spec"] = map[string]any{"template": map[string]any{"metadata": map[string]any{"annotations": map[string]string{api.ConfigAnnotation: digest(sum)}}}}
+		writeField(sum, next.String())
+		body["spec"] = map[string]any{"template": map[string]any{"metadata": map[string]any{"annotations": map[string]string{api.ConfigAnnotation: digestString(sum)}}}}
 	}
 	raw, err := json.Marshal(body)
 	if err != nil {

@@ -25,14 +25,14 @@ type Ref string
 func Refs(namespace string, t *corev1.PodTemplateSpec) []Ref {
 	found := map[Ref]bool{}
 	for r := range podref.Of(&corev1.Pod{ObjectMeta: t.ObjectMeta, Spec: t.Spec}) {
-		if (r.Resource == "configmaps" || r.Resource == "secrets") && shown(r.Path()) {
+		if (r.Resource == "configmaps" || r.Resource == "secrets") && isShown(r.Path()) {
 			found[Ref(r.Resource+"/"+r.Name)] = true
 		}
 	}
 	return slices.Sorted(maps.Keys(found))
 }
 
-func shown(path string) bool {
+func isShown(path string) bool {
 	for _, part := range []string{".env[", ".envFrom[", ".volumes[].secret.", ".volumes[].configMap.", ".volumes[].projected."} {
 		if strings.Contains(path, part) {
 			return true
@@ -48,21 +48,21 @@ type State map[Ref]string
 // an object.
 const digestBytes = 10
 
-func digest(h hash.Hash) string { return hex.EncodeToString(h.Sum(nil)[:digestBytes]) }
+func digestString(h hash.Hash) string { return hex.EncodeToString(h.Sum(nil)[:digestBytes]) }
 
 // OfConfigMap returns the digest of a ConfigMap's contents.
 func OfConfigMap(m *corev1.ConfigMap) string {
 	h := sha256.New()
 	for _, k := range slices.Sorted(maps.Keys(m.Data)) {
-		put(h, k)
-		put(h, m.Data[k])
+		writeField(h, k)
+		writeField(h, m.Data[k])
 	}
-	put(h, "")
+	writeField(h, "")
 	for _, k := range slices.Sorted(maps.Keys(m.BinaryData)) {
-		put(h, k)
-		put(h, string(m.BinaryData[k]))
+		writeField(h, k)
+		writeField(h, string(m.BinaryData[k]))
 	}
-	return digest(h)
+	return digestString(h)
 }
 
 // OfSecret returns the digest of a Secret's contents. It is keyed with the Secret's UID. A user who
@@ -70,13 +70,13 @@ func OfConfigMap(m *corev1.ConfigMap) string {
 func OfSecret(s *corev1.Secret) string {
 	h := hmac.New(sha256.New, []byte(s.UID))
 	for _, k := range slices.Sorted(maps.Keys(s.Data)) {
-		put(h, k)
-		put(h, string(s.Data[k]))
+		writeField(h, k)
+		writeField(h, string(s.Data[k]))
 	}
-	return digest(h)
+	return digestString(h)
 }
 
-func put(h hash.Hash, s string) {
+func writeField(h hash.Hash, s string) {
 	var size [8]byte
 	binary.BigEndian.PutUint64(size[:], uint64(len(s)))
 	h.Write(size[:])
@@ -87,10 +87,11 @@ func put(h hash.Hash, s string) {
 // in the order of names, cause no restart.
 const maxRefs = 200
 
-// Plan returns the new state of a workload, and whether its pods must be replaced because an object
-// has changed. A deleted object causes no replacement, because new pods might not start without it.
-// A created object causes none either, because the pods that need it have waited for it.
-func Plan(refs []Ref, seen, now State) (next State, replace bool) {
+// PlanRestart returns the new state of a workload, and whether its pods must be replaced because an
+// object has changed. A deleted object causes no replacement, because new pods might not start
+// without it. A created object causes none either, because the pods that need it have waited for
+// it.
+func PlanRestart(refs []Ref, seen, now State) (next State, replace bool) {
 	next = State{}
 	for _, r := range refs[:min(len(refs), maxRefs)] {
 		was, known := seen[r]
@@ -110,7 +111,7 @@ func Plan(refs []Ref, seen, now State) (next State, replace bool) {
 // String returns the stored form of a state: "configmaps/a=0123456789,secrets/b=".
 func (s State) String() string {
 	var b strings.Builder
-	for i, r := range s.refs() {
+	for i, r := range s.sortedRefs() {
 		if i > 0 {
 			b.WriteByte(',')
 		}
@@ -119,7 +120,7 @@ func (s State) String() string {
 	return b.String()
 }
 
-func (s State) refs() []Ref { return slices.Sorted(maps.Keys(s)) }
+func (s State) sortedRefs() []Ref { return slices.Sorted(maps.Keys(s)) }
 
 // Parse parses the form of String. It skips invalid parts: their objects count as new.
 func Parse(text string) State {

@@ -59,11 +59,11 @@ func TestPlan(t *testing.T) {
 		"the template refers to another": {both, State{a: "1"}, State{a: "1", b: "1"}, State{a: "1", b: "1"}, false},
 		"and to one no more":             {[]Ref{a}, State{a: "1", b: "1"}, State{a: "1", b: "2"}, State{a: "1"}, false},
 	} {
-		next, replace := Plan(c.refs, c.seen, c.now)
+		next, replace := PlanRestart(c.refs, c.seen, c.now)
 		if replace != c.replace || !maps.Equal(next, c.next) {
 			t.Errorf("%s: %s, %t", name, next, replace)
 		}
-		if again, more := Plan(c.refs, next, c.now); more || !maps.Equal(again, next) {
+		if again, more := PlanRestart(c.refs, next, c.now); more || !maps.Equal(again, next) {
 			t.Errorf("%s: it does not come to rest: %s, %t", name, again, more)
 		}
 		if got := Parse(next.String()); !maps.Equal(got, next) {
@@ -77,7 +77,7 @@ func TestPlan(t *testing.T) {
 	for i := range many {
 		many[i] = Ref(strings.Repeat("x", i+1))
 	}
-	if next, _ := Plan(many, nil, nil); len(next) != maxRefs {
+	if next, _ := PlanRestart(many, nil, nil); len(next) != maxRefs {
 		t.Errorf("%d are kept", len(next))
 	}
 }

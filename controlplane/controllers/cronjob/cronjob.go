@@ -41,7 +41,7 @@ func New(d controllers.Deps) *controllers.Controller {
 		Lead: func(t *controllers.Term) controllers.Reconcile {
 			r := &reconciler{term: t, crons: controllers.ViewOf[*batchv1.CronJob](t, crons), jobs: controllers.ViewOf[*batchv1.Job](t, jobs)}
 			r.status = controllers.NewStatusWriter(t, r.crons, "cron job")
-			return r.reconcile
+			return r.reconcileCronJob
 		},
 	}
 }
@@ -53,47 +53,47 @@ type reconciler struct {
 	jobs   *controllers.View[*batchv1.Job]
 	status *controllers.StatusWriter[*batchv1.CronJob]
 
-	mu   sync.Mutex
-	told map[controllers.Key]map[Event]bool
+	mu         sync.Mutex
+	lastEvents map[controllers.Key]map[Event]bool
 }
 
-func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcileCronJob(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	c, ok := r.crons.Get(key.Namespace, key.Name)
 	if !ok {
-		r.tell(key, nil, nil)
+		r.recordNewEvents(key, nil, nil)
 		return 0, nil
 	}
-	s := Snapshot{CronJob: c, Jobs: r.owned(c), Going: r.jobs.Going, Now: r.term.Now(), Local: time.Local}
-	step := Plan(s)
-	r.tell(key, c, step.Events)
-	ran, failure := r.perform(ctx, c, step)
-	if controllers.NamespaceEnds(failure) {
+	s := Snapshot{CronJob: c, Jobs: r.ownedJobs(c), Going: r.jobs.IsDeleting, Now: r.term.Now(), Local: time.Local}
+	step := PlanCronJob(s)
+	r.recordNewEvents(key, c, step.Events)
+	ran, failure := r.performStep(ctx, c, step)
+	if controllers.IsNamespaceTerminating(failure) {
 		return 0, nil // no object is needed in a terminating namespace
 	}
-	s.Jobs = r.owned(c)
-	wait, err := r.writeStatus(ctx, s, ran)
+	s.Jobs = r.ownedJobs(c)
+	wait, err := r.writeCronJobStatus(ctx, s, ran)
 	if err != nil || wait > 0 {
 		return wait, errors.Join(failure, err)
 	}
 	// Only jobs that the status includes may be deleted.
 	for _, j := range Past(s) {
-		failure = errors.Join(failure, r.delete(ctx, c, j))
+		failure = errors.Join(failure, r.deleteJob(ctx, c, j))
 	}
 	return step.Again, failure
 }
 
-func (r *reconciler) owned(c *batchv1.CronJob) []*batchv1.Job {
+func (r *reconciler) ownedJobs(c *batchv1.CronJob) []*batchv1.Job {
 	return r.jobs.By(controllers.ControllerIndex, string(c.UID))
 }
 
-// perform creates the job of a step, after it has deleted the jobs that the new job replaces. ran
-// is the scheduled time that was handled.
-func (r *reconciler) perform(ctx context.Context, c *batchv1.CronJob, step Step) (ran *time.Time, err error) {
+// performStep creates the job of a step, after it has deleted the jobs that the new job replaces.
+// ran is the scheduled time that was handled.
+func (r *reconciler) performStep(ctx context.Context, c *batchv1.CronJob, step Step) (ran *time.Time, err error) {
 	if step.Run == nil {
 		return nil, nil
 	}
 	for _, j := range step.Replace {
-		if err := r.delete(ctx, c, j); err != nil {
+		if err := r.deleteJob(ctx, c, j); err != nil {
 			return nil, err
 		}
 	}
@@ -102,39 +102,39 @@ func (r *reconciler) perform(ctx context.Context, c *batchv1.CronJob, step Step)
 	made, err := client.Create(ctx, r.term.Client, want)
 	switch {
 	case apierrors.IsAlreadyExists(err):
-		return r.collided(ctx, c, want, step.Run)
+		return r.resolveNameCollision(ctx, c, want, step.Run)
 	case err != nil:
-		if !controllers.NamespaceEnds(err) && ctx.Err() == nil {
+		if !controllers.IsNamespaceTerminating(err) && ctx.Err() == nil {
 			r.term.Events.Eventf(c, corev1.EventTypeWarning, "FailedCreate", "Error creating job: %v", err)
 		}
 		return nil, fmt.Errorf("creating job %s/%s of cron job %s: %w", want.Namespace, want.Name, c.Name, err)
 	}
-	r.jobs.Wrote(made)
+	r.jobs.RecordWrite(made)
 	r.term.Record("job created", made, "job", start, "of cron job "+c.Name)
 	r.term.Events.Eventf(c, corev1.EventTypeNormal, "SuccessfulCreate", "Created job %v", made.Name)
 	return step.Run, nil
 }
 
-// collided handles a job that already has the wanted name. A job of this cron job was created for
-// the same minute. Any other job prevents the run, which is recorded as an event.
-func (r *reconciler) collided(ctx context.Context, c *batchv1.CronJob, want *batchv1.Job, at *time.Time) (*time.Time, error) {
+// resolveNameCollision handles a job that already has the wanted name. A job of this cron job was
+// created for the same minute. Any other job prevents the run, which is recorded as an event.
+func (r *reconciler) resolveNameCollision(ctx context.Context, c *batchv1.CronJob, want *batchv1.Job, at *time.Time) (*time.Time, error) {
 	have, err := client.Get[*batchv1.Job](ctx, r.term.Client, want.Namespace, want.Name)
 	if err != nil {
 		return nil, fmt.Errorf("reading job %s/%s, whose name is taken: %w", want.Namespace, want.Name, err)
 	}
 	if metav1.IsControlledBy(have, c) {
-		r.jobs.Wrote(have)
+		r.jobs.RecordWrite(have)
 		return at, nil
 	}
 	err = fmt.Errorf("job %s exists and does not belong to this cron job: delete or rename it", want.Name)
 	r.term.Events.Eventf(c, corev1.EventTypeWarning, "FailedCreate", "Error creating job: %v", err)
-	return nil, controllers.Race("cron job %s/%s: %w", c.Namespace, c.Name, err)
+	return nil, controllers.RaceError("cron job %s/%s: %w", c.Namespace, c.Name, err)
 }
 
-func (r *reconciler) delete(ctx context.Context, c *batchv1.CronJob, j *batchv1.Job) error {
-	o, background := controllers.ByUID(j), metav1.DeletePropagationBackground
+func (r *reconciler) deleteJob(ctx context.Context, c *batchv1.CronJob, j *batchv1.Job) error {
+	o, background := controllers.DeleteOnlyUID(j), metav1.DeletePropagationBackground
 	o.PropagationPolicy = &background
-	r.jobs.Deleting(j)
+	r.jobs.MarkDeleting(j)
 	err := client.Delete[*batchv1.Job](ctx, r.term.Client, j.Namespace, j.Name, o)
 	switch {
 	case err == nil:
@@ -143,15 +143,16 @@ func (r *reconciler) delete(ctx context.Context, c *batchv1.CronJob, j *batchv1.
 	case apierrors.IsNotFound(err):
 		return nil
 	}
-	r.jobs.Kept(j)
+	r.jobs.UnmarkDeleting(j)
 	if ctx.Err() == nil {
 		r.term.Events.Eventf(c, corev1.EventTypeWarning, "FailedDelete", "Deleted job: %v", err)
 	}
 	return fmt.Errorf("deleting job %s/%s of cron job %s: %w", j.Namespace, j.Name, c.Name, err)
 }
 
-// writeStatus writes the status if it changed. It is computed after the writes of this reconcile.
-func (r *reconciler) writeStatus(ctx context.Context, s Snapshot, ran *time.Time) (wait time.Duration, err error) {
+// writeCronJobStatus writes the status if it changed. It is computed after the writes of this
+// reconcile.
+func (r *reconciler) writeCronJobStatus(ctx context.Context, s Snapshot, ran *time.Time) (wait time.Duration, err error) {
 	status, events := Status(s, ran)
 	if equality.Semantic.DeepEqual(status, s.CronJob.Status) {
 		return 0, nil
@@ -171,18 +172,18 @@ func (r *reconciler) writeStatus(ctx context.Context, s Snapshot, ran *time.Time
 	return wait, err
 }
 
-// tell records the events that were not among the events of the last call. For a deleted cron job
-// (nil) it clears the record.
-func (r *reconciler) tell(key controllers.Key, c *batchv1.CronJob, events []Event) {
+// recordNewEvents records the events that were not among the events of the last call. For a deleted
+// cron job (nil) it clears the record.
+func (r *reconciler) recordNewEvents(key controllers.Key, c *batchv1.CronJob, events []Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	before := r.told[key]
-	delete(r.told, key)
+	before := r.lastEvents[key]
+	delete(r.lastEvents, key)
 	if len(events) == 0 {
 		return
 	}
-	if r.told == nil {
-		r.told = map[controllers.Key]map[Event]bool{}
+	if r.lastEvents == nil {
+		r.lastEvents = map[controllers.Key]map[Event]bool{}
 	}
 	now := map[Event]bool{}
 	for _, e := range events {
@@ -191,5 +192,5 @@ func (r *reconciler) tell(key controllers.Key, c *batchv1.CronJob, events []Even
 			r.term.Events.Event(c, e.Type, e.Reason, e.Message)
 		}
 	}
-	r.told[key] = now
+	r.lastEvents[key] = now
 }

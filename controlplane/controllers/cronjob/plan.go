@@ -19,7 +19,7 @@ import (
 
 var kind = batchv1.SchemeGroupVersion.WithKind("CronJob")
 
-// Snapshot is the input of Plan.
+// Snapshot is the input of PlanCronJob.
 type Snapshot struct {
 	CronJob *batchv1.CronJob
 	Jobs    []*batchv1.Job // the jobs that the cron job controls
@@ -40,13 +40,13 @@ type Step struct {
 // Event is an event of a cron job. It is recorded once while it stays the same.
 type Event struct{ Type, Reason, Message string }
 
-// Plan computes the next step.
-func Plan(s Snapshot) Step {
+// PlanCronJob computes the next step.
+func PlanCronJob(s Snapshot) Step {
 	var step Step
 	c := s.CronJob
 	for _, j := range s.Jobs {
-		if _, ok := scheduled(j); !ok && over(j) == nil && !listed(c, j.UID) {
-			step.tell(warning("UnexpectedJob", "Saw a job that the controller did not create or forgot: %s", j.Name))
+		if _, ok := scheduledTime(j); !ok && finishedCondition(j) == nil && !isListedActive(c, j.UID) {
+			step.addEvent(warningEvent("UnexpectedJob", "Saw a job that the controller did not create or forgot: %s", j.Name))
 		}
 	}
 	if c.DeletionTimestamp != nil || c.Spec.Suspend != nil && *c.Spec.Suspend {
@@ -54,34 +54,34 @@ func Plan(s Snapshot) Step {
 	}
 	t, wrong := timesOf(c, s.Local)
 	if wrong != nil {
-		step.tell(wrong)
+		step.addEvent(wrong)
 		return step
 	}
-	from := s.since()
-	due, ok := t.last(from, s.Now)
-	next := t.next(from)
+	from := s.earliestTime()
+	due, ok := t.lastTime(from, s.Now)
+	next := t.nextTime(from)
 	if ok {
-		next = t.next(due)
+		next = t.nextTime(due)
 	}
 	if next.IsZero() {
-		step.tell(warning("InvalidSchedule", "invalid schedule: %q : no time of it comes within five years", c.Spec.Schedule))
+		step.addEvent(warningEvent("InvalidSchedule", "invalid schedule: %q : no time of it comes within five years", c.Spec.Schedule))
 	} else {
 		step.Again = max(time.Millisecond, next.Sub(s.Now))
 	}
 	if ok {
-		s.start(&step, t, from, due)
+		s.planStart(&step, t, from, due)
 	}
 	return step
 }
 
-// start decides what to do for the latest scheduled time that has passed. Earlier missed times are
-// skipped.
-func (s Snapshot) start(step *Step, t times, from, due time.Time) {
+// planStart decides what to do for the latest scheduled time that has passed. Earlier missed times
+// are skipped.
+func (s Snapshot) planStart(step *Step, t times, from, due time.Time) {
 	c := s.CronJob
 	if d := c.Spec.StartingDeadlineSeconds; d != nil {
 		earliest := s.Now.Add(-time.Duration(min(*d, longest)) * time.Second)
 		if due.Before(earliest) {
-			step.tell(warning("MissSchedule", "Missed scheduled time to start a job: %s", due.UTC().Format(time.RFC1123Z)))
+			step.addEvent(warningEvent("MissSchedule", "Missed scheduled time to start a job: %s", due.UTC().Format(time.RFC1123Z)))
 			return
 		}
 		if earliest.After(from) {
@@ -89,17 +89,17 @@ func (s Snapshot) start(step *Step, t times, from, due time.Time) {
 		}
 	}
 	if t.tooMany(from, s.Now) {
-		step.tell(warning("TooManyMissedTimes", "too many missed start times. Set or decrease .spec.startingDeadlineSeconds or check clock skew"))
+		step.addEvent(warningEvent("TooManyMissedTimes", "too many missed start times. Set or decrease .spec.startingDeadlineSeconds or check clock skew"))
 	}
 	var running []*batchv1.Job
 	for _, j := range s.Jobs {
-		if s.counts(j) {
+		if s.isScheduledJob(j) {
 			running = append(running, j)
 		}
 	}
 	switch {
 	case c.Spec.ConcurrencyPolicy == batchv1.ForbidConcurrent && len(running) > 0:
-		step.tell(&Event{corev1.EventTypeNormal, "JobAlreadyActive",
+		step.addEvent(&Event{corev1.EventTypeNormal, "JobAlreadyActive",
 			"Not starting job because prior execution is running and concurrency policy is Forbid"})
 		return
 	case c.Spec.ConcurrencyPolicy == batchv1.ReplaceConcurrent:
@@ -115,11 +115,11 @@ func (s Snapshot) start(step *Step, t times, from, due time.Time) {
 // longest is the longest deadline in seconds that a time.Duration can hold.
 const longest = int64(1<<63-1) / int64(time.Second)
 
-func (step *Step) tell(e *Event) { step.Events = append(step.Events, *e) }
+func (step *Step) addEvent(e *Event) { step.Events = append(step.Events, *e) }
 
-// since returns the time after which no run has been started. A job that exists counts even if the
-// status does not include it yet.
-func (s Snapshot) since() time.Time {
+// earliestTime returns the time after which no run has been started. A job that exists counts even
+// if the status does not include it yet.
+func (s Snapshot) earliestTime() time.Time {
 	if last := s.lastRun(); last != nil {
 		return last.Time
 	}
@@ -131,33 +131,33 @@ func (s Snapshot) since() time.Time {
 func (s Snapshot) lastRun() *metav1.Time {
 	last := s.CronJob.Status.LastScheduleTime
 	for _, j := range s.Jobs {
-		if at, ok := scheduled(j); ok && !at.After(s.Now) && (last == nil || at.After(last.Time)) {
+		if at, ok := scheduledTime(j); ok && !at.After(s.Now) && (last == nil || at.After(last.Time)) {
 			last = &metav1.Time{Time: at}
 		}
 	}
 	return last
 }
 
-// counts reports whether an unfinished job is a run of its cron job: it has a scheduled time, or
-// the status lists it.
-func (s Snapshot) counts(j *batchv1.Job) bool {
-	_, made := scheduled(j)
-	return over(j) == nil && (made || listed(s.CronJob, j.UID))
+// isScheduledJob reports whether an unfinished job is a run of its cron job: it has a scheduled
+// time, or the status lists it.
+func (s Snapshot) isScheduledJob(j *batchv1.Job) bool {
+	_, made := scheduledTime(j)
+	return finishedCondition(j) == nil && (made || isListedActive(s.CronJob, j.UID))
 }
 
-// scheduled returns the scheduled time of a job. It returns false for a job that was created
+// scheduledTime returns the scheduled time of a job. It returns false for a job that was created
 // manually.
-func scheduled(j *batchv1.Job) (time.Time, bool) {
+func scheduledTime(j *batchv1.Job) (time.Time, bool) {
 	at, err := time.Parse(time.RFC3339, j.Annotations[batchv1.CronJobScheduledTimestampAnnotation])
 	return at, err == nil
 }
 
-func listed(c *batchv1.CronJob, uid types.UID) bool {
+func isListedActive(c *batchv1.CronJob, uid types.UID) bool {
 	return slices.ContainsFunc(c.Status.Active, func(r corev1.ObjectReference) bool { return r.UID == uid })
 }
 
-// over returns the condition Complete or Failed of a finished job, or nil.
-func over(j *batchv1.Job) *batchv1.JobCondition {
+// finishedCondition returns the condition Complete or Failed of a finished job, or nil.
+func finishedCondition(j *batchv1.Job) *batchv1.JobCondition {
 	for i := range j.Status.Conditions {
 		c := &j.Status.Conditions[i]
 		if (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) && c.Status == corev1.ConditionTrue {
@@ -199,8 +199,8 @@ func Status(s Snapshot, ran *time.Time) (batchv1.CronJobStatus, []Event) {
 	known := map[types.UID]*batchv1.Job{}
 	jobs := slices.Clone(s.Jobs)
 	slices.SortFunc(jobs, func(a, b *batchv1.Job) int {
-		x, _ := scheduled(a)
-		y, _ := scheduled(b)
+		x, _ := scheduledTime(a)
+		y, _ := scheduledTime(b)
 		return cmp.Or(x.Compare(y), cmp.Compare(a.Name, b.Name))
 	})
 	for _, j := range jobs {
@@ -208,8 +208,8 @@ func Status(s Snapshot, ran *time.Time) (batchv1.CronJobStatus, []Event) {
 		if done := j.Status.CompletionTime; done != nil && (out.LastSuccessfulTime == nil || done.After(out.LastSuccessfulTime.Time)) {
 			out.LastSuccessfulTime = done
 		}
-		if s.counts(j) && (j.DeletionTimestamp != nil || !s.Going(j)) {
-			out.Active = append(out.Active, s.reference(j))
+		if s.isScheduledJob(j) && (j.DeletionTimestamp != nil || !s.Going(j)) {
+			out.Active = append(out.Active, s.activeReference(j))
 		}
 	}
 	var events []Event
@@ -217,7 +217,7 @@ func Status(s Snapshot, ran *time.Time) (batchv1.CronJobStatus, []Event) {
 		j := known[r.UID]
 		if j == nil {
 			events = append(events, Event{corev1.EventTypeNormal, "MissingJob", "Active job went missing: " + r.Name})
-		} else if end := over(j); end != nil {
+		} else if end := finishedCondition(j); end != nil {
 			events = append(events, Event{corev1.EventTypeNormal, "SawCompletedJob",
 				fmt.Sprintf("Saw completed job: %s, condition: %v", j.Name, end.Type)})
 		}
@@ -225,8 +225,8 @@ func Status(s Snapshot, ran *time.Time) (batchv1.CronJobStatus, []Event) {
 	return out, events
 }
 
-// reference returns the reference to a job in the status. It keeps an existing reference.
-func (s Snapshot) reference(j *batchv1.Job) corev1.ObjectReference {
+// activeReference returns the reference to a job in the status. It keeps an existing reference.
+func (s Snapshot) activeReference(j *batchv1.Job) corev1.ObjectReference {
 	for _, r := range s.CronJob.Status.Active {
 		if r.UID == j.UID {
 			return r
@@ -240,7 +240,7 @@ func (s Snapshot) reference(j *batchv1.Job) corev1.ObjectReference {
 func Past(s Snapshot) []*batchv1.Job {
 	var well, badly []*batchv1.Job
 	for _, j := range s.Jobs {
-		end := over(j)
+		end := finishedCondition(j)
 		switch {
 		case end == nil || s.Going(j):
 		case end.Type == batchv1.JobComplete:
@@ -249,10 +249,10 @@ func Past(s Snapshot) []*batchv1.Job {
 			badly = append(badly, j)
 		}
 	}
-	return append(beyond(well, s.CronJob.Spec.SuccessfulJobsHistoryLimit), beyond(badly, s.CronJob.Spec.FailedJobsHistoryLimit)...)
+	return append(jobsOverLimit(well, s.CronJob.Spec.SuccessfulJobsHistoryLimit), jobsOverLimit(badly, s.CronJob.Spec.FailedJobsHistoryLimit)...)
 }
 
-func beyond(jobs []*batchv1.Job, limit *int32) []*batchv1.Job {
+func jobsOverLimit(jobs []*batchv1.Job, limit *int32) []*batchv1.Job {
 	if limit == nil || len(jobs) <= int(*limit) {
 		return nil
 	}

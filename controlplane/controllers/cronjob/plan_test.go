@@ -124,7 +124,7 @@ func TestPlan(t *testing.T) {
 		"after a clock that was years ahead": {snapshot(cronJob("* * * * *", ranAt(100000*time.Hour)), time.Minute), "again 100000h0m0s"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := words(Plan(c.s)); got != c.want {
+			if got := words(PlanCronJob(c.s)); got != c.want {
 				t.Errorf("%s\nwant %s", got, c.want)
 			}
 		})
@@ -133,7 +133,7 @@ func TestPlan(t *testing.T) {
 
 func TestNewJob(t *testing.T) {
 	c := cronJob("0 3 * * *", zone("Asia/Tokyo"))
-	j := newJob(c, *Plan(snapshot(c, 6*time.Hour)).Run)
+	j := newJob(c, *PlanCronJob(snapshot(c, 6*time.Hour)).Run)
 	if j.Name != "tick-29539800" || j.Annotations[batchv1.CronJobScheduledTimestampAnnotation] != "2026-03-02T03:00:00+09:00" ||
 		j.Annotations["c"] != "d" || j.Labels["a"] != "b" || !metav1.IsControlledBy(j, c) {
 		t.Errorf("%+v", j.ObjectMeta)
@@ -178,10 +178,10 @@ func TestTimesAgainstTwin(t *testing.T) {
 				now := from.Add(time.Duration(rnd.IntN(50*3600))*time.Second + time.Duration(rnd.IntN(1e9)))
 				var last time.Time
 				n := 0
-				for x := at.next(from); !x.After(now); x = at.next(x) {
+				for x := at.nextTime(from); !x.After(now); x = at.nextTime(x) {
 					last, n = x, n+1
 				}
-				got, ok := at.last(from, now)
+				got, ok := at.lastTime(from, now)
 				if ok != (n > 0) || ok && !got.Equal(last) {
 					t.Errorf("%s in %s from %v until %v: %v, want %v of %d", schedule, name, from, now, got, last, n)
 				}
@@ -208,7 +208,7 @@ func (w *world) killed() bool { return w.rnd.IntN(4) == 0 }
 func (w *world) snapshot() Snapshot { return snapshot(w.c, w.now, w.jobs...) }
 
 func (w *world) reconcile() (again time.Duration) {
-	step := Plan(w.snapshot())
+	step := PlanCronJob(w.snapshot())
 	for _, j := range step.Replace {
 		if w.killed() {
 			return 0
@@ -255,17 +255,17 @@ func (w *world) remove(gone *batchv1.Job) {
 func (w *world) live() {
 	running := 0
 	for _, j := range w.jobs {
-		if over(j) == nil && w.rnd.IntN(3) == 0 {
+		if finishedCondition(j) == nil && w.rnd.IntN(3) == 0 {
 			j.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobComplete, Status: corev1.ConditionTrue}}
 		}
-		if over(j) == nil {
+		if finishedCondition(j) == nil {
 			running++
 		}
 	}
 	w.most = max(w.most, running)
 	for _, j := range w.jobs {
-		at, _ := scheduled(j)
-		if over(j) != nil && w.c.Status.LastScheduleTime != nil && !at.After(w.c.Status.LastScheduleTime.Time) && w.rnd.IntN(2) == 0 {
+		at, _ := scheduledTime(j)
+		if finishedCondition(j) != nil && w.c.Status.LastScheduleTime != nil && !at.After(w.c.Status.LastScheduleTime.Time) && w.rnd.IntN(2) == 0 {
 			w.remove(j)
 			return
 		}

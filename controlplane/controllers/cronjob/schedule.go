@@ -22,37 +22,37 @@ func timesOf(c *batchv1.CronJob, local *time.Location) (times, *Event) {
 	if name := c.Spec.TimeZone; name != nil {
 		zone, err := time.LoadLocation(*name)
 		if err != nil {
-			return t, warning("UnknownTimeZone", "invalid timeZone: %q: %v", *name, err)
+			return t, warningEvent("UnknownTimeZone", "invalid timeZone: %q: %v", *name, err)
 		}
 		t.zone = zone
 	}
 	var err error
 	if t.schedule, err = kinds.ParseSchedule(c.Spec.Schedule); err != nil {
-		return t, warning("UnparseableSchedule", "unparseable schedule: %q : %v", c.Spec.Schedule, err)
+		return t, warningEvent("UnparseableSchedule", "unparseable schedule: %q : %v", c.Spec.Schedule, err)
 	}
 	return t, nil
 }
 
-// next returns the first scheduled time after another time. It returns the zero time if there is
-// none within five years.
-func (t times) next(after time.Time) time.Time { return t.schedule.Next(after.In(t.zone)) }
+// nextTime returns the first scheduled time after another time. It returns the zero time if there
+// is none within five years.
+func (t times) nextTime(after time.Time) time.Time { return t.schedule.Next(after.In(t.zone)) }
 
-// every returns the interval of an @every schedule, or 0 for other schedules.
-func (t times) every() time.Duration {
+// fixedInterval returns the interval of an @every schedule, or 0 for other schedules.
+func (t times) fixedInterval() time.Duration {
 	if s, ok := t.schedule.(cron.ConstantDelaySchedule); ok {
 		return s.Delay
 	}
 	return 0
 }
 
-// last returns the latest scheduled time in (from, now]. ok is false if there is none. It takes a
-// few dozen steps, however long ago from is.
-func (t times) last(from, now time.Time) (last time.Time, ok bool) {
-	first := t.next(from)
+// lastTime returns the latest scheduled time in (from, now]. ok is false if there is none. It takes
+// a few dozen steps, however long ago from is.
+func (t times) lastTime(from, now time.Time) (last time.Time, ok bool) {
+	first := t.nextTime(from)
 	if first.IsZero() || first.After(now) {
 		return time.Time{}, false
 	}
-	if d := t.every(); d > 0 {
+	if d := t.fixedInterval(); d > 0 {
 		return first.Add(now.Sub(first) / d * d), true
 	}
 	// For times before the latest scheduled time, the next scheduled time has passed. For later
@@ -60,7 +60,7 @@ func (t times) last(from, now time.Time) (last time.Time, ok bool) {
 	low, high := from.Unix(), now.Unix()
 	for high-low > 1 {
 		mid := low + (high-low)/2
-		if next := t.next(time.Unix(mid, 0)); next.IsZero() || next.After(now) {
+		if next := t.nextTime(time.Unix(mid, 0)); next.IsZero() || next.After(now) {
 			high = mid
 		} else {
 			low = mid
@@ -74,11 +74,11 @@ const many = 100
 
 // tooMany reports whether more than many scheduled times lie between from and now.
 func (t times) tooMany(from, now time.Time) bool {
-	if d := t.every(); d > 0 {
+	if d := t.fixedInterval(); d > 0 {
 		return now.Sub(from)/d > many
 	}
 	for range many + 1 {
-		from = t.next(from)
+		from = t.nextTime(from)
 		if from.IsZero() || from.After(now) {
 			return false
 		}
@@ -86,6 +86,6 @@ func (t times) tooMany(from, now time.Time) bool {
 	return true
 }
 
-func warning(reason, format string, args ...any) *Event {
+func warningEvent(reason, format string, args ...any) *Event {
 	return &Event{Type: "Warning", Reason: reason, Message: fmt.Sprintf(format, args...)}
 }

@@ -21,8 +21,8 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// lookAgain is the retry interval of a definition whose objects still exist or are not served by
-// this replica yet.
+// lookAgain is the retry interval of a definition with remaining objects, or with a kind that this
+// replica does not serve yet.
 const lookAgain = time.Second
 
 // New returns the controller.
@@ -56,7 +56,7 @@ func New(d controllers.Deps) *controllers.Controller {
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
 			r := &reconciler{term: t, view: controllers.ViewOf[*v1.CustomResourceDefinition](t, definitions), kinds: d.Client.Kinds()}
-			return r.reconcile
+			return r.reconcileDefinition
 		},
 	}
 }
@@ -77,16 +77,16 @@ type reconciler struct {
 	}
 }
 
-// schemas returns nonStructural of a definition from the cache. It is not safe for concurrent use;
-// the controller has one worker.
-func (r *reconciler) schemas(c *v1.CustomResourceDefinition) *v1.CustomResourceDefinitionCondition {
+// cachedSchemaCondition returns nonStructural of a definition from the cache. It is not safe for
+// concurrent use; the controller has one worker.
+func (r *reconciler) cachedSchemaCondition(c *v1.CustomResourceDefinition) *v1.CustomResourceDefinitionCondition {
 	if l := &r.looked; l.uid != c.UID || l.generation != c.Generation {
 		l.uid, l.generation, l.found = c.UID, c.Generation, nonStructural(c)
 	}
 	return r.looked.found.DeepCopy()
 }
 
-func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcileDefinition(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	c, ok := r.view.Get("", key.Name)
 	switch {
 	case !ok:
@@ -95,11 +95,11 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 		if !apihelpers.CRDHasFinalizer(c, v1.CustomResourceCleanupFinalizer) {
 			return 0, nil
 		}
-		return r.finalize(ctx, c)
+		return r.finalizeDefinition(ctx, c)
 	}
 	taken := TakenBy(c, r.view.All())
 	r.builtIn(c.Spec.Group, taken)
-	return 0, r.write(ctx, c, status(c, taken, r.schemas(c), metav1.NewTime(r.term.Now())))
+	return 0, r.writeDefinitionStatus(ctx, c, computeStatus(c, taken, r.cachedSchemaCondition(c), metav1.NewTime(r.term.Now())))
 }
 
 // builtIn adds the names of the built-in kinds.
@@ -115,7 +115,7 @@ func (r *reconciler) builtIn(group string, t Taken) {
 	}
 }
 
-func (r *reconciler) write(ctx context.Context, c *v1.CustomResourceDefinition, status v1.CustomResourceDefinitionStatus) error {
+func (r *reconciler) writeDefinitionStatus(ctx context.Context, c *v1.CustomResourceDefinition, status v1.CustomResourceDefinitionStatus) error {
 	if equality.Semantic.DeepEqual(c.Status, status) {
 		return nil
 	}
@@ -132,14 +132,15 @@ func (r *reconciler) write(ctx context.Context, c *v1.CustomResourceDefinition, 
 	case err != nil:
 		return fmt.Errorf("writing the status of custom resource definition %s: %w", c.Name, err)
 	}
-	r.view.Wrote(stored)
+	r.view.RecordWrite(stored)
 	return nil
 }
 
-// finalize deletes the objects of a definition, and removes its finalizer when no objects are left.
-func (r *reconciler) finalize(ctx context.Context, c *v1.CustomResourceDefinition) (time.Duration, error) {
+// finalizeDefinition deletes the objects of a definition, and removes its finalizer when no objects
+// are left.
+func (r *reconciler) finalizeDefinition(ctx context.Context, c *v1.CustomResourceDefinition) (time.Duration, error) {
 	if apihelpers.IsCRDConditionTrue(c, v1.Established) {
-		left, err := r.empty(ctx, c)
+		left, err := r.deleteObjects(ctx, c)
 		if err != nil || left > 0 {
 			now := v1.CustomResourceDefinitionCondition{Type: v1.Terminating, Status: v1.ConditionTrue,
 				LastTransitionTime: metav1.NewTime(r.term.Now()), Reason: "InstanceDeletionInProgress",
@@ -148,8 +149,8 @@ func (r *reconciler) finalize(ctx context.Context, c *v1.CustomResourceDefinitio
 				now.Reason, now.Message = "InstanceDeletionFailed", err.Error()
 			}
 			next := withStatus(c)
-			set(next, now)
-			return lookAgain, errors.Join(err, r.write(ctx, c, next.Status))
+			setCondition(next, now)
+			return lookAgain, errors.Join(err, r.writeDefinitionStatus(ctx, c, next.Status))
 		}
 	}
 	whole, err := custom.Unpacked(c)
@@ -164,10 +165,10 @@ func (r *reconciler) finalize(ctx context.Context, c *v1.CustomResourceDefinitio
 	return 0, nil
 }
 
-// empty deletes the objects of a definition and returns how many still exist. It returns an error
-// if objects cannot be read, because the definition lacks their version or they are damaged: their
-// finalizers are then unknown.
-func (r *reconciler) empty(ctx context.Context, c *v1.CustomResourceDefinition) (left int, err error) {
+// deleteObjects deletes the objects of a definition and returns how many still exist. It returns an
+// error if objects cannot be read, because the definition lacks their version or they are damaged:
+// their finalizers are then unknown.
+func (r *reconciler) deleteObjects(ctx context.Context, c *v1.CustomResourceDefinition) (left int, err error) {
 	stored := r.kinds.Table().Stored()
 	i := slices.IndexFunc(stored, func(k *api.Kind) bool { return k.Definition == c.Name })
 	if i < 0 {

@@ -37,36 +37,37 @@ func TakenBy(c *v1.CustomResourceDefinition, all []*v1.CustomResourceDefinition)
 	return t
 }
 
-// Status returns the new status of a definition: its accepted names and conditions.
-func Status(c *v1.CustomResourceDefinition, t Taken, now metav1.Time) v1.CustomResourceDefinitionStatus {
-	return status(c, t, nonStructural(c), now)
+// DefinitionStatus returns the new status of a definition: its accepted names and conditions.
+func DefinitionStatus(c *v1.CustomResourceDefinition, t Taken, now metav1.Time) v1.CustomResourceDefinitionStatus {
+	return computeStatus(c, t, nonStructural(c), now)
 }
 
-// status is Status with a precomputed condition about the schemas, which may be nil.
-func status(c *v1.CustomResourceDefinition, t Taken, schemas *v1.CustomResourceDefinitionCondition, now metav1.Time) v1.CustomResourceDefinitionStatus {
+// computeStatus is DefinitionStatus with a precomputed condition about the schemas, which may be
+// nil.
+func computeStatus(c *v1.CustomResourceDefinition, t Taken, schemas *v1.CustomResourceDefinitionCondition, now metav1.Time) v1.CustomResourceDefinitionStatus {
 	next := withStatus(c)
-	accepted := names(next, t)
+	accepted := acceptNames(next, t)
 	accepted.LastTransitionTime = now
-	set(next, accepted)
+	setCondition(next, accepted)
 	switch established := apihelpers.IsCRDConditionTrue(next, v1.Established); {
 	case established: // permanent: later names may be refused, but the first names stay accepted
 	case accepted.Status == v1.ConditionTrue:
-		set(next, v1.CustomResourceDefinitionCondition{Type: v1.Established, Status: v1.ConditionTrue, LastTransitionTime: now,
+		setCondition(next, v1.CustomResourceDefinitionCondition{Type: v1.Established, Status: v1.ConditionTrue, LastTransitionTime: now,
 			Reason: "InitialNamesAccepted", Message: "the initial names have been accepted"})
 	default:
-		set(next, v1.CustomResourceDefinitionCondition{Type: v1.Established, Status: v1.ConditionFalse, LastTransitionTime: now,
+		setCondition(next, v1.CustomResourceDefinitionCondition{Type: v1.Established, Status: v1.ConditionFalse, LastTransitionTime: now,
 			Reason: "NotAccepted", Message: "not all names are accepted"})
 	}
 	for _, one := range []struct {
 		of  v1.CustomResourceDefinitionConditionType
 		now *v1.CustomResourceDefinitionCondition
-	}{{v1.NonStructuralSchema, schemas}, {v1.KubernetesAPIApprovalPolicyConformant, approval(next)}} {
+	}{{v1.NonStructuralSchema, schemas}, {v1.KubernetesAPIApprovalPolicyConformant, approvalCondition(next)}} {
 		if one.now == nil {
 			apihelpers.RemoveCRDCondition(next, one.of)
 			continue
 		}
 		one.now.Type, one.now.LastTransitionTime = one.of, now
-		set(next, *one.now)
+		setCondition(next, *one.now)
 	}
 	return next.Status
 }
@@ -79,8 +80,8 @@ func withStatus(c *v1.CustomResourceDefinition) *v1.CustomResourceDefinition {
 	return &next
 }
 
-// set sets a condition. It keeps the transition time if the status does not change.
-func set(c *v1.CustomResourceDefinition, to v1.CustomResourceDefinitionCondition) {
+// setCondition sets a condition. It keeps the transition time if the status does not change.
+func setCondition(c *v1.CustomResourceDefinition, to v1.CustomResourceDefinitionCondition) {
 	c.Status.Conditions = slices.Clone(c.Status.Conditions)
 	i := slices.IndexFunc(c.Status.Conditions, func(h v1.CustomResourceDefinitionCondition) bool { return h.Type == to.Type })
 	if i < 0 {
@@ -93,9 +94,9 @@ func set(c *v1.CustomResourceDefinition, to v1.CustomResourceDefinitionCondition
 	c.Status.Conditions[i] = to
 }
 
-// names accepts the requested names that are free. It returns condition NamesAccepted with the
-// names that are not.
-func names(c *v1.CustomResourceDefinition, t Taken) v1.CustomResourceDefinitionCondition {
+// acceptNames accepts the requested names that are free. It returns condition NamesAccepted with
+// the names that are not.
+func acceptNames(c *v1.CustomResourceDefinition, t Taken) v1.CustomResourceDefinitionCondition {
 	want, have := &c.Spec.Names, &c.Status.AcceptedNames
 	out := v1.CustomResourceDefinitionCondition{Type: v1.NamesAccepted, Status: v1.ConditionTrue,
 		Reason: "NoConflicts", Message: "no conflicts found"}
@@ -144,9 +145,9 @@ func names(c *v1.CustomResourceDefinition, t Taken) v1.CustomResourceDefinitionC
 	return out
 }
 
-// approval returns the condition KubernetesAPIApprovalPolicyConformant for a protected group of the
-// Kubernetes project. It returns nil for other groups.
-func approval(c *v1.CustomResourceDefinition) *v1.CustomResourceDefinitionCondition {
+// approvalCondition returns the condition KubernetesAPIApprovalPolicyConformant for a protected
+// group of the Kubernetes project. It returns nil for other groups.
+func approvalCondition(c *v1.CustomResourceDefinition) *v1.CustomResourceDefinitionCondition {
 	if !apihelpers.IsProtectedCommunityGroup(c.Spec.Group) {
 		return nil
 	}

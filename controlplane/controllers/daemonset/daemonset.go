@@ -22,7 +22,7 @@ import (
 // New returns the DaemonSet controller.
 func New(d controllers.Deps) *controllers.Controller {
 	own := controllers.RevisedFrom(d, controllers.RevisedKind[*appsv1.DaemonSet]{
-		GVK: kind, Resource: "daemonsets", Word: "daemon set",
+		GVK: kind, Resource: "daemonsets", DisplayName: "daemon set",
 		Selector: func(s *appsv1.DaemonSet) *metav1.LabelSelector { return s.Spec.Selector },
 		Template: func(s *appsv1.DaemonSet) *corev1.PodTemplateSpec { return &s.Spec.Template },
 		History: func(s *appsv1.DaemonSet) (collisions, limit *int32) {
@@ -35,19 +35,19 @@ func New(d controllers.Deps) *controllers.Controller {
 		Watches: own.Watches(controllers.OnInformer(nodes, func(c controllers.Change[*corev1.Node]) []controllers.Key { return ofNode(own.Owners, c) })),
 		Rules:   own.Rules(rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"list", "watch"}}),
 		Lead: func(t *controllers.Term) controllers.Reconcile {
-			return (&reconciler{RevisedOwners: own.Lead(t), nodes: nodes}).reconcile
+			return (&reconciler{RevisedOwners: own.Lead(t), nodes: nodes}).reconcileDaemonSet
 		},
 	}
 }
 
-// ofNode maps the change of a node to the sets whose pods it affects.
+// ofNode maps the change of a node to the sets with affected pods.
 func ofNode(sets cache.SharedIndexInformer, c controllers.Change[*corev1.Node]) []controllers.Key {
 	if c.Type == controllers.Updated && maps.Equal(c.Old.Labels, c.New.Labels) && equality.Semantic.DeepEqual(c.Old.Spec.Taints, c.New.Spec.Taints) {
 		return nil
 	}
 	var keys []controllers.Key
 	for _, set := range controllers.CachedAll[*appsv1.DaemonSet](sets) {
-		t := template(set)
+		t := podTemplate(set)
 		run, stay := Wants(t, c.New)
 		if c.Type == controllers.Updated {
 			if ran, stayed := Wants(t, c.Old); ran == run && stayed == stay {
@@ -67,7 +67,7 @@ type reconciler struct {
 	nodes cache.SharedIndexInformer
 }
 
-func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcileDaemonSet(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	set, ok := r.Owners.Get(key.Namespace, key.Name)
 	if !ok || set.DeletionTimestamp != nil {
 		return 0, nil
@@ -76,21 +76,21 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	if selector == nil {
 		return 0, nil
 	}
-	s, history, err := r.snapshot(ctx, set, selector)
-	if controllers.NamespaceEnds(err) {
+	s, history, err := r.claimSnapshot(ctx, set, selector)
+	if controllers.IsNamespaceTerminating(err) {
 		return 0, nil // no object is needed in a terminating namespace
 	}
 	if err != nil {
 		return 0, err
 	}
-	again, failure := r.perform(ctx, s)
-	if controllers.NamespaceEnds(failure) {
+	again, failure := r.performStep(ctx, s)
+	if controllers.IsNamespaceTerminating(failure) {
 		return 0, nil
 	}
-	s.Pods = r.Owned(set)
-	wait, err := r.writeStatus(ctx, s, history)
+	s.Pods = r.OwnedPods(set)
+	wait, err := r.writeDaemonSetStatus(ctx, s, history)
 	if err == nil && failure == nil {
-		err = r.forget(ctx, s, history)
+		err = r.truncateRevisions(ctx, s, history)
 	}
 	if again == 0 || wait != 0 && wait < again {
 		again = wait
@@ -98,13 +98,13 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	return again, errors.Join(failure, err)
 }
 
-// snapshot adopts and releases pods, makes the set's template a revision, and returns the snapshot
-// for Plan.
-func (r *reconciler) snapshot(ctx context.Context, set *appsv1.DaemonSet, selector labels.Selector) (Snapshot, controllers.History, error) {
-	s := Snapshot{Set: set, Nodes: controllers.CachedAll[*corev1.Node](r.nodes), Going: r.Pods.Going, Now: r.Term.Now()}
+// claimSnapshot adopts and releases pods, makes the set's template a revision, and returns the
+// snapshot for PlanDaemonSet.
+func (r *reconciler) claimSnapshot(ctx context.Context, set *appsv1.DaemonSet, selector labels.Selector) (Snapshot, controllers.History, error) {
+	s := Snapshot{Set: set, Nodes: controllers.CachedAll[*corev1.Node](r.nodes), Going: r.Pods.IsDeleting, Now: r.Term.Now()}
 	var h controllers.History
 	var err error
-	if s.Pods, err = r.Claim(ctx, set, selector); err != nil {
+	if s.Pods, err = r.ClaimPodsAndRevisions(ctx, set, selector); err != nil {
 		return s, h, err
 	}
 	if h, err = r.Sync(ctx, set); err != nil {
@@ -114,12 +114,12 @@ func (r *reconciler) snapshot(ctx context.Context, set *appsv1.DaemonSet, select
 	return s, h, nil
 }
 
-// perform plans and performs the next step. again is the delay until the next reconcile, or 0.
-func (r *reconciler) perform(ctx context.Context, s Snapshot) (again time.Duration, err error) {
-	step := Plan(s)
+// performStep plans and performs the next step. again is the delay until the next reconcile, or 0.
+func (r *reconciler) performStep(ctx context.Context, s Snapshot) (again time.Duration, err error) {
+	step := PlanDaemonSet(s)
 	again = step.Again
 	for i, p := range step.Failed {
-		if wait := r.Replaced.Wait(string(s.Set.UID)+"/"+nodeOf(p), p, s.Now); wait > 0 {
+		if wait := r.Backoff.RemainingDelay(string(s.Set.UID)+"/"+nodeOf(p), p, s.Now); wait > 0 {
 			if again == 0 || wait < again {
 				again = wait
 			}
@@ -127,7 +127,7 @@ func (r *reconciler) perform(ctx context.Context, s Snapshot) (again time.Durati
 		}
 		if i < controllers.MaxEvents {
 			r.Term.Events.Eventf(s.Set, corev1.EventTypeWarning, "FailedDaemonPod", "Replacing pod %s on node %s, which has ended as %s",
-				p.Name, nodeOf(p), controllers.HowEnded(p))
+				p.Name, nodeOf(p), controllers.DescribePodEnd(p))
 		}
 		if err := r.Pods.Delete(ctx, s.Set, p, false); err != nil {
 			return again, err
@@ -136,7 +136,7 @@ func (r *reconciler) perform(ctx context.Context, s Snapshot) (again time.Durati
 	failure := controllers.InBatches(ctx, func() int { return len(step.Delete) }, func(ctx context.Context, i int) error {
 		return r.Pods.Delete(ctx, s.Set, step.Delete[i], i < controllers.MaxEvents)
 	})
-	t := template(s.Set)
+	t := podTemplate(s.Set)
 	_, err = controllers.SlowStart(ctx, func() int { return len(step.Create) }, func(ctx context.Context, i int) error {
 		_, err := r.Pods.Create(ctx, s.Set, newPod(s.Set, t, s.Hash, step.Create[i]), i < controllers.MaxEvents)
 		return err
@@ -144,8 +144,8 @@ func (r *reconciler) perform(ctx context.Context, s Snapshot) (again time.Durati
 	return again, errors.Join(failure, err)
 }
 
-// forget deletes excess revisions that no pod uses.
-func (r *reconciler) forget(ctx context.Context, s Snapshot, h controllers.History) error {
+// truncateRevisions deletes excess revisions that no pod uses.
+func (r *reconciler) truncateRevisions(ctx context.Context, s Snapshot, h controllers.History) error {
 	live := map[string]bool{}
 	for _, p := range s.Pods {
 		live[p.Labels[appsv1.ControllerRevisionHashLabelKey]] = true
@@ -155,8 +155,9 @@ func (r *reconciler) forget(ctx context.Context, s Snapshot, h controllers.Histo
 	})
 }
 
-// writeStatus writes the status if it changed. It is computed after the writes of this reconcile.
-func (r *reconciler) writeStatus(ctx context.Context, s Snapshot, h controllers.History) (time.Duration, error) {
+// writeDaemonSetStatus writes the status if it changed. It is computed after the writes of this
+// reconcile.
+func (r *reconciler) writeDaemonSetStatus(ctx context.Context, s Snapshot, h controllers.History) (time.Duration, error) {
 	status, again := Status(s, h.Collisions)
 	if equality.Semantic.DeepEqual(status, s.Set.Status) {
 		return again, nil

@@ -11,9 +11,9 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// tolerations returns the tolerations that every daemon pod gets in addition to its own. A daemon
-// pod runs on its node regardless of the node's conditions.
-func tolerations(hostNetwork bool) []corev1.Toleration {
+// daemonTolerations returns the tolerations that every daemon pod gets in addition to its own. A
+// daemon pod runs on its node regardless of the node's conditions.
+func daemonTolerations(hostNetwork bool) []corev1.Toleration {
 	out := []corev1.Toleration{
 		{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute},
 		{Key: corev1.TaintNodeUnreachable, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute},
@@ -29,10 +29,10 @@ func tolerations(hostNetwork bool) []corev1.Toleration {
 	return out
 }
 
-// template returns the set's template with the tolerations of daemon pods.
-func template(set *appsv1.DaemonSet) *corev1.PodTemplateSpec {
+// podTemplate returns the set's template with the tolerations of daemon pods.
+func podTemplate(set *appsv1.DaemonSet) *corev1.PodTemplateSpec {
 	t := set.Spec.Template.DeepCopy()
-	for _, add := range tolerations(t.Spec.HostNetwork) {
+	for _, add := range daemonTolerations(t.Spec.HostNetwork) {
 		has := false
 		for i := range t.Spec.Tolerations {
 			has = has || t.Spec.Tolerations[i].MatchToleration(&add)
@@ -54,7 +54,7 @@ func newPod(set *appsv1.DaemonSet, t *corev1.PodTemplateSpec, hash, node string)
 	if g := set.Annotations[appsv1.DeprecatedTemplateGeneration]; g != "" {
 		p.Labels[extensionsTemplateGeneration] = g
 	}
-	pin(p, node)
+	pinToNode(p, node)
 	return p
 }
 
@@ -62,9 +62,9 @@ func newPod(set *appsv1.DaemonSet, t *corev1.PodTemplateSpec, hash, node string)
 // revisions.
 const extensionsTemplateGeneration = "pod-template-generation"
 
-// pin sets a pod's required node affinity to this node. It replaces the terms of the template,
-// which Wants has checked.
-func pin(p *corev1.Pod, node string) {
+// pinToNode sets a pod's required node affinity to this node. It replaces the terms of the
+// template, which Wants has checked.
+func pinToNode(p *corev1.Pod, node string) {
 	if p.Spec.Affinity == nil {
 		p.Spec.Affinity = &corev1.Affinity{}
 	}
@@ -108,7 +108,7 @@ func Wants(t *corev1.PodTemplateSpec, n *corev1.Node) (run, stay bool) {
 	run, stay = true, true
 	for i := range n.Spec.Taints {
 		taint := &n.Spec.Taints[i]
-		if taint.Effect == corev1.TaintEffectPreferNoSchedule || tolerated(t.Spec.Tolerations, taint) {
+		if taint.Effect == corev1.TaintEffectPreferNoSchedule || isTaintTolerated(t.Spec.Tolerations, taint) {
 			continue
 		}
 		run = false
@@ -119,6 +119,6 @@ func Wants(t *corev1.PodTemplateSpec, n *corev1.Node) (run, stay bool) {
 	return run, stay
 }
 
-func tolerated(list []corev1.Toleration, taint *corev1.Taint) bool {
-	return slices.ContainsFunc(list, func(tol corev1.Toleration) bool { return controllers.Tolerates(&tol, taint) })
+func isTaintTolerated(list []corev1.Toleration, taint *corev1.Taint) bool {
+	return slices.ContainsFunc(list, func(tol corev1.Toleration) bool { return controllers.ToleratesTaint(&tol, taint) })
 }

@@ -20,7 +20,7 @@ func ownerRef(set *appsv1.DaemonSet) metav1.OwnerReference {
 	return *metav1.NewControllerRef(set, kind)
 }
 
-// Snapshot is the input of Plan.
+// Snapshot is the input of PlanDaemonSet.
 type Snapshot struct {
 	Set   *appsv1.DaemonSet
 	Nodes []*corev1.Node
@@ -48,9 +48,9 @@ type place struct {
 	failed      []*corev1.Pod
 }
 
-// look returns all nodes with their pods, sorted by name.
-func (s Snapshot) look() []*place {
-	t := template(s.Set)
+// nodePlaces returns all nodes with their pods, sorted by name.
+func (s Snapshot) nodePlaces() []*place {
+	t := podTemplate(s.Set)
 	places := make(map[string]*place, len(s.Nodes))
 	for _, n := range s.Nodes {
 		run, stay := Wants(t, n)
@@ -67,7 +67,7 @@ func (s Snapshot) look() []*place {
 		case at == nil: // other controllers delete the pods of deleted nodes
 		case s.Going(p):
 			at.going = true
-		case controllers.PodEnded(p):
+		case controllers.IsPodTerminal(p):
 			at.failed = append(at.failed, p)
 		case p.Labels[appsv1.ControllerRevisionHashLabelKey] == s.Hash && at.recent == nil:
 			at.recent = p
@@ -85,35 +85,35 @@ func (s Snapshot) look() []*place {
 	return out
 }
 
-// Plan computes the next step: it creates missing pods, deletes pods on nodes that are not
+// PlanDaemonSet computes the next step: it creates missing pods, deletes pods on nodes that are not
 // eligible, and replaces pods of older templates as the strategy permits.
-func Plan(s Snapshot) Step {
+func PlanDaemonSet(s Snapshot) Step {
 	var step Step
 	if s.Set.DeletionTimestamp != nil {
 		return step
 	}
-	places := s.look()
-	surge, away := bounds(s.Set, places)
+	places := s.nodePlaces()
+	surge, away := rollingUpdateBounds(s.Set, places)
 	for _, at := range places {
-		s.keep(&step, at, surge > 0)
+		s.planNode(&step, at, surge > 0)
 	}
 	if s.Set.Spec.UpdateStrategy.Type != appsv1.RollingUpdateDaemonSetStrategyType {
 		return step
 	}
 	if surge > 0 {
-		s.surge(&step, places, surge)
+		s.planSurge(&step, places, surge)
 	} else {
-		s.replace(&step, places, away)
+		s.planReplacements(&step, places, away)
 	}
 	return step
 }
 
-// keep plans one pod for an eligible node, and none for other nodes. With surge, a pod of each
+// planNode plans one pod for an eligible node, and none for other nodes. With surge, a pod of each
 // template may run at the same time.
-func (s Snapshot) keep(step *Step, at *place, surges bool) {
+func (s Snapshot) planNode(step *Step, at *place, surges bool) {
 	switch {
 	case !at.stay:
-		step.Delete = append(step.Delete, at.all()...)
+		step.Delete = append(step.Delete, at.allPods()...)
 		step.Delete = append(step.Delete, at.failed...)
 		return
 	case at.recent == nil && at.old == nil && len(at.failed) == 0:
@@ -127,15 +127,15 @@ func (s Snapshot) keep(step *Step, at *place, surges bool) {
 	if at.recent == nil || at.old == nil {
 		return
 	}
-	ok, wait := controllers.PodAvailable(at.recent, s.Set.Spec.MinReadySeconds, s.Now)
-	if !surges || ok || !controllers.PodReady(at.old) {
+	ok, wait := controllers.IsPodAvailable(at.recent, s.Set.Spec.MinReadySeconds, s.Now)
+	if !surges || ok || !controllers.IsPodReady(at.old) {
 		step.Delete = append(step.Delete, at.old)
 		return
 	}
-	step.wait(wait)
+	step.requestRetry(wait)
 }
 
-func (at *place) all() []*corev1.Pod {
+func (at *place) allPods() []*corev1.Pod {
 	out := slices.Clone(at.excess)
 	for _, p := range []*corev1.Pod{at.recent, at.old} {
 		if p != nil {
@@ -145,15 +145,15 @@ func (at *place) all() []*corev1.Pod {
 	return out
 }
 
-func (step *Step) wait(d time.Duration) {
+func (step *Step) requestRetry(d time.Duration) {
 	if d > 0 && (step.Again == 0 || d < step.Again) {
 		step.Again = d
 	}
 }
 
-// replace deletes old pods so that at most away nodes lack an available pod. Unavailable pods are
-// deleted at once.
-func (s Snapshot) replace(step *Step, places []*place, away int) {
+// planReplacements deletes old pods so that at most away nodes lack an available pod. Unavailable
+// pods are deleted at once.
+func (s Snapshot) planReplacements(step *Step, places []*place, away int) {
 	var candidates []*corev1.Pod
 	gone := 0
 	for _, at := range places {
@@ -167,8 +167,8 @@ func (s Snapshot) replace(step *Step, places []*place, away int) {
 		available := false
 		if only != nil {
 			var wait time.Duration
-			available, wait = controllers.PodAvailable(only, s.Set.Spec.MinReadySeconds, s.Now)
-			step.wait(wait)
+			available, wait = controllers.IsPodAvailable(only, s.Set.Spec.MinReadySeconds, s.Now)
+			step.requestRetry(wait)
 		}
 		switch {
 		case !available:
@@ -183,9 +183,9 @@ func (s Snapshot) replace(step *Step, places []*place, away int) {
 	step.Delete = append(step.Delete, candidates[:min(len(candidates), max(0, away-gone))]...)
 }
 
-// surge creates new pods while old pods run, on at most most nodes at a time. A node whose old pod
-// is unavailable gets its new pod at once.
-func (s Snapshot) surge(step *Step, places []*place, most int) {
+// planSurge creates new pods while old pods run, on at most most nodes at a time. A node with an
+// unavailable old pod gets its new pod at once.
+func (s Snapshot) planSurge(step *Step, places []*place, most int) {
 	var candidates []string
 	for _, at := range places {
 		if !at.run || at.going {
@@ -196,8 +196,8 @@ func (s Snapshot) surge(step *Step, places []*place, most int) {
 		case at.recent != nil:
 			most--
 		default:
-			ok, wait := controllers.PodAvailable(at.old, s.Set.Spec.MinReadySeconds, s.Now)
-			step.wait(wait)
+			ok, wait := controllers.IsPodAvailable(at.old, s.Set.Spec.MinReadySeconds, s.Now)
+			step.requestRetry(wait)
 			if ok {
 				candidates = append(candidates, at.name)
 			} else {
@@ -208,9 +208,9 @@ func (s Snapshot) surge(step *Step, places []*place, most int) {
 	step.Create = append(step.Create, candidates[:min(len(candidates), max(0, most))]...)
 }
 
-// bounds returns how many pods an update may add and make unavailable at a time. At least one of
-// them is positive.
-func bounds(set *appsv1.DaemonSet, places []*place) (surge, away int) {
+// rollingUpdateBounds returns how many pods an update may add and make unavailable at a time. At
+// least one of them is positive.
+func rollingUpdateBounds(set *appsv1.DaemonSet, places []*place) (surge, away int) {
 	wanted := 0
 	for _, at := range places {
 		if at.run {
@@ -243,8 +243,8 @@ func bounds(set *appsv1.DaemonSet, places []*place) (surge, away int) {
 func Status(s Snapshot, collisions *int32) (out appsv1.DaemonSetStatus, again time.Duration) {
 	out = appsv1.DaemonSetStatus{ObservedGeneration: s.Set.Generation, CollisionCount: collisions, Conditions: s.Set.Status.Conditions}
 	var step Step
-	for _, at := range s.look() {
-		here := at.all()
+	for _, at := range s.nodePlaces() {
+		here := at.allPods()
 		if !at.run {
 			if len(here) > 0 {
 				out.NumberMisscheduled++
@@ -258,13 +258,13 @@ func Status(s Snapshot, collisions *int32) (out appsv1.DaemonSetStatus, again ti
 		out.CurrentNumberScheduled++
 		ready, available := false, false
 		for _, p := range here {
-			if !controllers.PodReady(p) {
+			if !controllers.IsPodReady(p) {
 				continue
 			}
 			ready = true
-			ok, wait := controllers.PodAvailable(p, s.Set.Spec.MinReadySeconds, s.Now)
+			ok, wait := controllers.IsPodAvailable(p, s.Set.Spec.MinReadySeconds, s.Now)
 			available = available || ok
-			step.wait(wait)
+			step.requestRetry(wait)
 		}
 		if ready {
 			out.NumberReady++

@@ -76,7 +76,7 @@ func pods(set *appsv1.DaemonSet, list string) (out []*corev1.Pod) {
 	for i, f := range strings.Fields(list) {
 		at, rest, _ := strings.Cut(f, ":")
 		hash, state, _ := strings.Cut(rest, ",")
-		p := newPod(set, template(set), hash, at)
+		p := newPod(set, podTemplate(set), hash, at)
 		p.Name = fmt.Sprintf("%s-%s-%d", at, hash, i)
 		p.UID = types.UID(p.Name)
 		p.Spec.NodeName = at
@@ -150,7 +150,7 @@ func TestPlan(t *testing.T) {
 		"and goes at once":             {daemonSet(surging("1")), three[:1], "w1:old,starting w1:new,starting", "delete w1-old-0"},
 		"no surge, both there":         {daemonSet(), three[:1], "w1:old w1:new,starting", "delete w1-old-0"},
 	} {
-		if got := words(Plan(snapshotOf(c.set, c.nodes, pods(c.set, c.pods)))); got != c.want {
+		if got := words(PlanDaemonSet(snapshotOf(c.set, c.nodes, pods(c.set, c.pods)))); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}
@@ -171,7 +171,7 @@ func TestPodIsPinned(t *testing.T) {
 	set := daemonSet(onDisks)
 	set.Spec.Template.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
 		PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{Weight: 1}}}}
-	p := newPod(set, template(set), "h", "w7")
+	p := newPod(set, podTemplate(set), "h", "w7")
 	if nodeOf(p) != "w7" || p.Spec.NodeName != "" || len(p.Spec.Affinity.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution) != 1 ||
 		p.Labels[appsv1.ControllerRevisionHashLabelKey] != "h" || p.GenerateName != "log-" || len(p.Spec.Tolerations) != 6 {
 		t.Errorf("%+v %+v", p.ObjectMeta, p.Spec)
@@ -205,7 +205,7 @@ func TestPlanConverges(t *testing.T) {
 				t.Fatalf("seed %d does not end", seed)
 			}
 			s := snapshotOf(set, nodes, all)
-			plan := Plan(s)
+			plan := PlanDaemonSet(s)
 			within(t, seed, s, plan)
 			var moved bool
 			all, moved = carryOut(set, all, plan, rnd, step)
@@ -227,8 +227,8 @@ func TestPlanConverges(t *testing.T) {
 // no node gets a second pod except by surge.
 func within(t *testing.T, seed uint64, s Snapshot, plan Step) {
 	t.Helper()
-	places := s.look()
-	surge, most := bounds(s.Set, places)
+	places := s.nodePlaces()
+	surge, most := rollingUpdateBounds(s.Set, places)
 	ready := func(p *corev1.Pod) bool { return p != nil && len(p.Status.Conditions) > 0 }
 	down, both := 0, 0
 	for _, at := range places {

@@ -49,7 +49,7 @@ func New(d controllers.Deps) *controllers.Controller {
 			r := &reconciler{term: t, deployments: controllers.ViewOf[*appsv1.Deployment](t, deployments),
 				sets: controllers.ViewOf[*appsv1.ReplicaSet](t, sets), pods: pods}
 			r.status = controllers.NewStatusWriter(t, r.deployments, "deployment")
-			return r.reconcile
+			return r.reconcileDeployment
 		},
 	}
 }
@@ -57,7 +57,7 @@ func New(d controllers.Deps) *controllers.Controller {
 // ofPod maps a pod that ended to the key of a Recreate Deployment that waits for it. It maps a
 // crashing pod to the key of a Deployment with automatic rollback.
 func ofPod(deployments, sets cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) []controllers.Key {
-	ends := c.Type == controllers.Deleted || !alive(c.New)
+	ends := c.Type == controllers.Deleted || !mayPodRun(c.New)
 	if !ends && !crashLoops(c.New) {
 		return nil
 	}
@@ -88,7 +88,7 @@ type reconciler struct {
 	status      *controllers.StatusWriter[*appsv1.Deployment]
 }
 
-func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcileDeployment(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	d, ok := r.deployments.Get(key.Namespace, key.Name)
 	if !ok {
 		return 0, nil
@@ -98,27 +98,27 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 		return 0, nil
 	}
 	candidates := r.sets.By(controllers.ControllerIndex, string(d.UID), controllers.OrphansOf(d.Namespace))
-	owned, err := controllers.Claim[*appsv1.Deployment](ctx, r.term.Client, r.sets, d, ownerRef(d), controllers.SortClaims(d, selector, candidates))
+	owned, err := controllers.ApplyOwnership[*appsv1.Deployment](ctx, r.term.Client, r.sets, d, ownerRef(d), controllers.SortByOwnership(d, selector, candidates))
 	if err != nil {
 		return 0, err
 	}
 	if changed, err := r.giveUp(ctx, d, owned); changed || err != nil {
 		return time.Millisecond, err
 	}
-	step, err := Plan(Snapshot{Deployment: d, Sets: owned, OldPodsAlive: func(old []*appsv1.ReplicaSet) (bool, error) {
+	step, err := PlanDeployment(Snapshot{Deployment: d, Sets: owned, OldPodsAlive: func(old []*appsv1.ReplicaSet) (bool, error) {
 		return r.oldPodsAlive(ctx, old)
 	}})
 	if err != nil {
 		return 0, fmt.Errorf("planning deployment %s/%s: %w", d.Namespace, d.Name, err)
 	}
-	did, failure := r.perform(ctx, d, step)
+	did, failure := r.performStep(ctx, d, step)
 	switch {
 	case apierrors.HasStatusCause(failure, corev1.NamespaceTerminatingCause):
 		return 0, nil // no object is needed in a terminating namespace
 	case failure != nil && did == nil:
 		return 0, failure
 	}
-	again, err := r.writeStatus(ctx, d, step, did)
+	again, err := r.writeDeploymentStatus(ctx, d, step, did)
 	return again, errors.Join(failure, err)
 }
 
@@ -131,7 +131,7 @@ func (r *reconciler) oldPodsAlive(ctx context.Context, old []*appsv1.ReplicaSet)
 	}
 	for _, rs := range old {
 		for _, p := range controllers.CachedBy[*corev1.Pod](r.pods, controllers.ControllerIndex, string(rs.UID)) {
-			if alive(p) {
+			if mayPodRun(p) {
 				return true, nil
 			}
 		}
@@ -142,7 +142,7 @@ func (r *reconciler) oldPodsAlive(ctx context.Context, old []*appsv1.ReplicaSet)
 	}
 	for _, p := range live {
 		for _, rs := range old {
-			if alive(p) && metav1.IsControlledBy(p, rs) {
+			if mayPodRun(p) && metav1.IsControlledBy(p, rs) {
 				return true, nil
 			}
 		}
@@ -150,18 +150,19 @@ func (r *reconciler) oldPodsAlive(ctx context.Context, old []*appsv1.ReplicaSet)
 	return false, nil
 }
 
-// perform writes the step's ReplicaSets and returns what they mean for the condition Progressing.
-func (r *reconciler) perform(ctx context.Context, d *appsv1.Deployment, step Step) (*Progress, error) {
+// performStep writes the step's ReplicaSets and returns what they mean for the condition
+// Progressing.
+func (r *reconciler) performStep(ctx context.Context, d *appsv1.Deployment, step Step) (*Progress, error) {
 	if step.Create != nil {
-		return r.create(ctx, d, step.Create)
+		return r.createReplicaSet(ctx, d, step.Create)
 	}
 	for _, u := range step.Update {
-		if err := r.update(ctx, d, u); err != nil {
+		if err := r.updateReplicaSet(ctx, d, u); err != nil {
 			return nil, err
 		}
 	}
 	for _, rs := range step.Delete {
-		err := client.Delete[*appsv1.ReplicaSet](ctx, r.term.Client, rs.Namespace, rs.Name, controllers.ByUID(rs))
+		err := client.Delete[*appsv1.ReplicaSet](ctx, r.term.Client, rs.Namespace, rs.Name, controllers.DeleteOnlyUID(rs))
 		if err != nil && !apierrors.IsNotFound(err) {
 			return nil, fmt.Errorf("deleting old replica set %s/%s: %w", rs.Namespace, rs.Name, err)
 		}
@@ -172,19 +173,19 @@ func (r *reconciler) perform(ctx context.Context, d *appsv1.Deployment, step Ste
 	return nil, nil
 }
 
-func (r *reconciler) create(ctx context.Context, d *appsv1.Deployment, want *appsv1.ReplicaSet) (*Progress, error) {
+func (r *reconciler) createReplicaSet(ctx context.Context, d *appsv1.Deployment, want *appsv1.ReplicaSet) (*Progress, error) {
 	start := r.term.Now()
 	rs, err := client.Create(ctx, r.term.Client, want.DeepCopy())
 	switch {
 	case err == nil:
-		r.sets.Wrote(rs)
+		r.sets.RecordWrite(rs)
 		r.term.Record("replicaset created", rs, "replicaset", start, "of deployment "+d.Name)
 		if n := specReplicas(rs); n > 0 {
 			r.term.Events.Eventf(d, corev1.EventTypeNormal, "ScalingReplicaSet", "Scaled up replica set %s from 0 to %d", rs.Name, n)
 		}
 		return &Progress{Reason: reasonCreated, Message: fmt.Sprintf("Created new replica set %q", rs.Name)}, nil
 	case apierrors.IsAlreadyExists(err):
-		return nil, r.collided(ctx, d, want)
+		return nil, r.resolveNameCollision(ctx, d, want)
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) || ctx.Err() != nil:
 		return nil, err
 	}
@@ -193,17 +194,17 @@ func (r *reconciler) create(ctx context.Context, d *appsv1.Deployment, want *app
 	return &Progress{Reason: reasonCreateFailed, Message: message, Failed: true}, fmt.Errorf("creating replica set %s/%s: %w", want.Namespace, want.Name, err)
 }
 
-// collided handles a ReplicaSet that already has the wanted name. If it belongs to this Deployment
-// and has its template, the cache was stale. Otherwise the hashes collide, and it increments the
-// collision count so that the next hash differs.
-func (r *reconciler) collided(ctx context.Context, d *appsv1.Deployment, want *appsv1.ReplicaSet) error {
+// resolveNameCollision handles a ReplicaSet that already has the wanted name. If it belongs to this
+// Deployment and has its template, the cache was stale. Otherwise the hashes collide, and it
+// increments the collision count so that the next hash differs.
+func (r *reconciler) resolveNameCollision(ctx context.Context, d *appsv1.Deployment, want *appsv1.ReplicaSet) error {
 	rs, err := client.Get[*appsv1.ReplicaSet](ctx, r.term.Client, want.Namespace, want.Name)
 	if err != nil {
 		return fmt.Errorf("reading replica set %s/%s, whose name is taken: %w", want.Namespace, want.Name, err)
 	}
 	if metav1.IsControlledBy(rs, d) && sameTemplate(&rs.Spec.Template, &d.Spec.Template) {
-		r.sets.Wrote(rs)
-		return controllers.Race("replica set %s/%s exists already", rs.Namespace, rs.Name)
+		r.sets.RecordWrite(rs)
+		return controllers.RaceError("replica set %s/%s exists already", rs.Namespace, rs.Name)
 	}
 	next := d.DeepCopy()
 	n := int32(1)
@@ -215,16 +216,16 @@ func (r *reconciler) collided(ctx context.Context, d *appsv1.Deployment, want *a
 	if err != nil {
 		return fmt.Errorf("incrementing the collision count of deployment %s/%s: %w", d.Namespace, d.Name, err)
 	}
-	r.deployments.Wrote(next)
-	return controllers.Race("another object has the replica set name %s/%s", want.Namespace, want.Name)
+	r.deployments.RecordWrite(next)
+	return controllers.RaceError("another object has the replica set name %s/%s", want.Namespace, want.Name)
 }
 
-func (r *reconciler) update(ctx context.Context, d *appsv1.Deployment, u Update) error {
+func (r *reconciler) updateReplicaSet(ctx context.Context, d *appsv1.Deployment, u Update) error {
 	rs, err := client.Update(ctx, r.term.Client, u.Set)
 	if err != nil {
 		return fmt.Errorf("updating replica set %s/%s: %w", u.Set.Namespace, u.Set.Name, err)
 	}
-	r.sets.Wrote(rs)
+	r.sets.RecordWrite(rs)
 	switch n := specReplicas(rs); {
 	case n > u.Was:
 		r.term.Events.Eventf(d, corev1.EventTypeNormal, "ScalingReplicaSet", "Scaled up replica set %s from %d to %d", rs.Name, u.Was, n)
@@ -234,17 +235,17 @@ func (r *reconciler) update(ctx context.Context, d *appsv1.Deployment, u Update)
 	return nil
 }
 
-// writeStatus writes the revision annotation and the status if they changed. It computes them after
-// the writes of this reconcile.
-func (r *reconciler) writeStatus(ctx context.Context, d *appsv1.Deployment, step Step, did *Progress) (time.Duration, error) {
+// writeDeploymentStatus writes the revision annotation and the status if they changed. It computes
+// them after the writes of this reconcile.
+func (r *reconciler) writeDeploymentStatus(ctx context.Context, d *appsv1.Deployment, step Step, did *Progress) (time.Duration, error) {
 	if step.Revision != 0 && revisionOf(d) != step.Revision {
 		next := d.DeepCopy()
-		next.Annotations = with(next.Annotations, RevisionAnnotation, fmt.Sprint(step.Revision))
+		next.Annotations = withEntry(next.Annotations, RevisionAnnotation, fmt.Sprint(step.Revision))
 		next, err := client.Update(ctx, r.term.Client, next)
 		if err != nil {
 			return 0, fmt.Errorf("setting the revision of deployment %s/%s: %w", d.Namespace, d.Name, err)
 		}
-		r.deployments.Wrote(next)
+		r.deployments.RecordWrite(next)
 		d = next
 	}
 	owned := r.sets.By(controllers.ControllerIndex, string(d.UID))

@@ -12,7 +12,7 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Snapshot is the input of Plan.
+// Snapshot is the input of PlanDeployment.
 type Snapshot struct {
 	Deployment *appsv1.Deployment
 	Sets       []*appsv1.ReplicaSet // the ReplicaSets that the Deployment controls
@@ -49,39 +49,40 @@ type planner struct {
 	step    Step
 }
 
-// Plan computes the next step. It never plans more pods than desired plus maxSurge, nor fewer
-// available pods than desired minus maxUnavailable. It returns an error only if OldPodsAlive does.
-func Plan(s Snapshot) (Step, error) {
+// PlanDeployment computes the next step. It never plans more pods than desired plus maxSurge, nor
+// fewer available pods than desired minus maxUnavailable. It returns an error only if OldPodsAlive
+// does.
+func PlanDeployment(s Snapshot) (Step, error) {
 	p := &planner{d: s.Deployment, changed: map[string]int{}}
 	if p.d.DeletionTimestamp != nil {
 		return p.step, nil
 	}
-	p.current, p.old = split(p.d, s.Sets)
+	p.current, p.old = splitReplicaSets(p.d, s.Sets)
 	switch {
 	case p.d.Spec.Paused:
-		p.scale()
+		p.planScale()
 		if len(p.step.Update) == 0 {
 			p.cleanUp()
 		}
-	case p.resized():
-		p.scale()
+	case p.hasSizeChanged():
+		p.planScale()
 	case p.d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType:
-		return p.step, p.recreate(s)
+		return p.step, p.planRecreate(s)
 	default:
-		p.roll()
+		p.planRollingUpdate()
 	}
 	return p.step, nil
 }
 
-func (p *planner) all() []*appsv1.ReplicaSet {
+func (p *planner) allReplicaSets() []*appsv1.ReplicaSet {
 	if p.current == nil {
 		return p.old
 	}
 	return append(slices.Clone(p.old), p.current)
 }
 
-// edit returns a copy of rs that the step will write.
-func (p *planner) edit(rs *appsv1.ReplicaSet) *appsv1.ReplicaSet {
+// editableCopy returns a copy of rs that the step will write.
+func (p *planner) editableCopy(rs *appsv1.ReplicaSet) *appsv1.ReplicaSet {
 	if i, ok := p.changed[rs.Name]; ok {
 		return p.step.Update[i].Set
 	}
@@ -92,44 +93,44 @@ func (p *planner) edit(rs *appsv1.ReplicaSet) *appsv1.ReplicaSet {
 	return c
 }
 
-// resize sets the replicas of rs if they differ.
-func (p *planner) resize(rs *appsv1.ReplicaSet, n int32) {
+// setReplicas sets the replicas of rs if they differ.
+func (p *planner) setReplicas(rs *appsv1.ReplicaSet, n int32) {
 	if specReplicas(rs) == n {
 		return
 	}
-	c := p.edit(rs)
+	c := p.editableCopy(rs)
 	c.Spec.Replicas = &n
 	setScaleAnnotations(c, p.d)
 }
 
-// roll plans one step of a rolling update. It scales up the ReplicaSet of the current template
-// first. If that is not possible it scales down old ReplicaSets. When the rollout is complete it
-// deletes old history.
-func (p *planner) roll() {
+// planRollingUpdate plans one step of a rolling update. It scales up the ReplicaSet of the current
+// template first. If that is not possible it scales down old ReplicaSets. When the rollout is
+// complete it deletes old history.
+func (p *planner) planRollingUpdate() {
 	if !p.ensureCurrent() {
 		return
 	}
-	p.resize(p.current, p.sizeFor(p.current))
+	p.setReplicas(p.current, p.sizeFor(p.current))
 	if len(p.step.Update) > 0 {
 		return
 	}
 	p.shrinkOld()
-	if len(p.step.Update) == 0 && complete(p.d, p.d.Status) {
+	if len(p.step.Update) == 0 && isRolloutComplete(p.d, p.d.Status) {
 		p.cleanUp()
 	}
 }
 
-// recreate scales all old ReplicaSets to zero, waits until their pods have ended, and then creates
-// pods of the current template.
-func (p *planner) recreate(s Snapshot) error {
+// planRecreate scales all old ReplicaSets to zero, waits until their pods have ended, and then
+// creates pods of the current template.
+func (p *planner) planRecreate(s Snapshot) error {
 	for _, rs := range p.old {
-		p.resize(rs, 0)
+		p.setReplicas(rs, 0)
 	}
 	if len(p.step.Update) > 0 {
 		return nil
 	}
-	if len(p.old) > 0 && (p.current == nil || specReplicas(p.current) != replicas(p.d.Spec.Replicas)) {
-		if !settled(p.old) {
+	if len(p.old) > 0 && (p.current == nil || specReplicas(p.current) != replicasOrDefault(p.d.Spec.Replicas)) {
+		if !areStatusesCurrent(p.old) {
 			return nil
 		}
 		if alive, err := s.OldPodsAlive(p.old); alive || err != nil {
@@ -139,8 +140,8 @@ func (p *planner) recreate(s Snapshot) error {
 	if !p.ensureCurrent() {
 		return nil
 	}
-	p.resize(p.current, replicas(p.d.Spec.Replicas))
-	if len(p.step.Update) == 0 && complete(p.d, p.d.Status) {
+	p.setReplicas(p.current, replicasOrDefault(p.d.Spec.Replicas))
+	if len(p.step.Update) == 0 && isRolloutComplete(p.d, p.d.Status) {
 		p.cleanUp()
 	}
 	return nil
@@ -158,13 +159,13 @@ func (p *planner) ensureCurrent() bool {
 		return false
 	}
 	c := p.current.DeepCopy()
-	changed := annotate(c, p.d, nextRevision(p.old))
+	changed := syncAnnotations(c, p.d, nextRevision(p.old))
 	if c.Spec.MinReadySeconds != p.d.Spec.MinReadySeconds {
 		c.Spec.MinReadySeconds = p.d.Spec.MinReadySeconds
 		changed = true
 	}
 	if changed {
-		e := p.edit(p.current)
+		e := p.editableCopy(p.current)
 		e.Annotations = c.Annotations
 		e.Spec.MinReadySeconds = c.Spec.MinReadySeconds
 		controllers.CopyTrace(e, p.d)
@@ -172,7 +173,7 @@ func (p *planner) ensureCurrent() bool {
 	if revisionOf(p.d) != revisionOf(c) {
 		p.step.Revision = revisionOf(c)
 	}
-	if condition(p.d.Status, appsv1.DeploymentProgressing) == nil && hasDeadline(p.d) {
+	if findCondition(p.d.Status, appsv1.DeploymentProgressing) == nil && hasDeadline(p.d) {
 		p.step.Found = p.current.Name
 	}
 	return true
@@ -180,7 +181,7 @@ func (p *planner) ensureCurrent() bool {
 
 // sizeFor returns how many replicas the current template's ReplicaSet may have now.
 func (p *planner) sizeFor(rs *appsv1.ReplicaSet) int32 {
-	want := replicas(p.d.Spec.Replicas)
+	want := replicasOrDefault(p.d.Spec.Replicas)
 	if p.d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType {
 		return want
 	}
@@ -188,25 +189,25 @@ func (p *planner) sizeFor(rs *appsv1.ReplicaSet) int32 {
 	if have > want {
 		return want
 	}
-	if !settled(append(slices.Clone(p.old), rs)) {
+	if !areStatusesCurrent(append(slices.Clone(p.old), rs)) {
 		return have
 	}
-	surge, _ := bounds(p.d)
-	room := want + surge - sum(p.old, present) - max(have, rs.Status.Replicas)
+	surge, _ := rollingUpdateBounds(p.d)
+	room := want + surge - sumReplicas(p.old, maxPresentPods) - max(have, rs.Status.Replicas)
 	return have + max(0, min(room, want-have))
 }
 
 // shrinkOld scales old ReplicaSets down as far as availability permits. Unavailable pods are
 // removed first, because they serve no traffic.
 func (p *planner) shrinkOld() {
-	if sum(p.old, specReplicas) == 0 {
+	if sumReplicas(p.old, specReplicas) == 0 {
 		return
 	}
-	_, unavailable := bounds(p.d)
-	least := replicas(p.d.Spec.Replicas) - unavailable
+	_, unavailable := rollingUpdateBounds(p.d)
+	least := replicasOrDefault(p.d.Spec.Replicas) - unavailable
 	// Pods that the current ReplicaSet still lacks count as unavailable: room was already made for
 	// them.
-	spare := sum(p.all(), specReplicas) - least - max(0, specReplicas(p.current)-availableOf(p.current))
+	spare := sumReplicas(p.allReplicaSets(), specReplicas) - least - max(0, specReplicas(p.current)-availableOf(p.current))
 	if spare <= 0 {
 		return
 	}
@@ -217,7 +218,7 @@ func (p *planner) shrinkOld() {
 		size[rs.Name] -= broken
 		spare -= broken
 	}
-	healthy := min(spare, sum(p.all(), availableOf)-least)
+	healthy := min(spare, sumReplicas(p.allReplicaSets(), availableOf)-least)
 	for _, rs := range p.old {
 		if healthy <= 0 {
 			break
@@ -227,7 +228,7 @@ func (p *planner) shrinkOld() {
 		healthy -= n
 	}
 	for _, rs := range p.old {
-		p.resize(rs, size[rs.Name])
+		p.setReplicas(rs, size[rs.Name])
 	}
 }
 
@@ -250,5 +251,5 @@ func (p *planner) cleanUp() {
 	}
 }
 
-// alive reports whether a pod may still run. Strategy Recreate waits for it.
-func alive(p *corev1.Pod) bool { return !controllers.PodEnded(p) }
+// mayPodRun reports whether a pod may still run. Strategy Recreate waits for it.
+func mayPodRun(p *corev1.Pod) bool { return !controllers.IsPodTerminal(p) }

@@ -115,7 +115,7 @@ func TestPlan(t *testing.T) {
 		}), false, "delete v1, delete v2"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			step, err := Plan(Snapshot{Deployment: c.world.d, Sets: c.world.sets, OldPodsAlive: func([]*appsv1.ReplicaSet) (bool, error) { return c.alive, nil }})
+			step, err := PlanDeployment(Snapshot{Deployment: c.world.d, Sets: c.world.sets, OldPodsAlive: func([]*appsv1.ReplicaSet) (bool, error) { return c.alive, nil }})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -142,7 +142,7 @@ func TestScalingInProportion(t *testing.T) {
 			d := deploy(10, 9, "3", "2")
 			sets := []*appsv1.ReplicaSet{set(d, 1, c.old, c.old, c.old), set(d, 9, c.cur, c.cur, 0)}
 			d.Spec.Replicas = &c.to
-			step, err := Plan(Snapshot{Deployment: d, Sets: sets})
+			step, err := PlanDeployment(Snapshot{Deployment: d, Sets: sets})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -163,7 +163,7 @@ func TestRevisions(t *testing.T) {
 	d := deploy(3, 1, "1", "0")
 	d.Annotations = map[string]string{"note": "x", corev1.LastAppliedConfigAnnotation: "{}", RevisionAnnotation: "2"}
 	sets := []*appsv1.ReplicaSet{set(d, 1, 0, 0, 0), set(d, 2, 3, 3, 3)}
-	step, err := Plan(Snapshot{Deployment: d, Sets: sets})
+	step, err := PlanDeployment(Snapshot{Deployment: d, Sets: sets})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -208,7 +208,7 @@ func TestBounds(t *testing.T) {
 		{10, "25%", "25%", 3, 2}, {1, "25%", "25%", 1, 0}, {4, "0", "0", 0, 1}, {10, "0%", "5%", 0, 1},
 		{3, "100%", "100%", 3, 3}, {2, "5", "5", 5, 2}, {0, "1", "0", 1, 0},
 	} {
-		if up, down := bounds(deploy(c.n, 1, c.surge, c.unavailable)); up != c.up || down != c.down {
+		if up, down := rollingUpdateBounds(deploy(c.n, 1, c.surge, c.unavailable)); up != c.up || down != c.down {
 			t.Errorf("%d replicas, surge %s, unavailable %s: %d and %d, want %d and %d", c.n, c.surge, c.unavailable, up, down, c.up, c.down)
 		}
 	}

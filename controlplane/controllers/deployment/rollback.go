@@ -40,8 +40,8 @@ func crashLoops(p *corev1.Pod) bool {
 
 // Completed returns the revision to store as complete, or 0 if there is nothing to store.
 func Completed(d *appsv1.Deployment, sets []*appsv1.ReplicaSet) int64 {
-	current, _ := split(d, sets)
-	if !rollsBack(d) || current == nil || !complete(d, d.Status) || lastCompleted(d) == revisionOf(current) {
+	current, _ := splitReplicaSets(d, sets)
+	if !rollsBack(d) || current == nil || !isRolloutComplete(d, d.Status) || lastCompleted(d) == revisionOf(current) {
 		return 0
 	}
 	return revisionOf(current)
@@ -60,13 +60,13 @@ func lastCompleted(d *appsv1.Deployment) int64 {
 // is empty. A status of an older generation is ignored, and the last complete revision itself is
 // not rolled back.
 func Rollback(d *appsv1.Deployment, sets []*appsv1.ReplicaSet, crashing string) (to *appsv1.ReplicaSet, why string) {
-	current, old := split(d, sets)
+	current, old := splitReplicaSets(d, sets)
 	last := lastCompleted(d)
 	if !rollsBack(d) || d.Spec.Paused || d.Status.ObservedGeneration != d.Generation || current == nil || last == 0 ||
-		revisionOf(current) == last || complete(d, d.Status) {
+		revisionOf(current) == last || isRolloutComplete(d, d.Status) {
 		return nil, ""
 	}
-	switch c := condition(d.Status, appsv1.DeploymentProgressing); {
+	switch c := findCondition(d.Status, appsv1.DeploymentProgressing); {
 	case c != nil && c.Status == corev1.ConditionFalse && c.Reason == reasonTimedOut:
 		why = c.Message
 	case crashing != "":
@@ -90,34 +90,34 @@ func (r *reconciler) giveUp(ctx context.Context, d *appsv1.Deployment, sets []*a
 	}
 	next := d.DeepCopy()
 	if n := Completed(d, sets); n != 0 {
-		next.Annotations = with(next.Annotations, CompletedAnnotation, fmt.Sprint(n))
-		return true, r.change(ctx, next, "storing the complete revision of")
+		next.Annotations = withEntry(next.Annotations, CompletedAnnotation, fmt.Sprint(n))
+		return true, r.updateDeployment(ctx, next, "storing the complete revision of")
 	}
-	to, why := Rollback(d, sets, r.crashing(d, sets))
+	to, why := Rollback(d, sets, r.findCrashingPod(d, sets))
 	if to == nil {
 		return false, nil
 	}
 	next.Spec.Template = *to.Spec.Template.DeepCopy()
 	delete(next.Spec.Template.Labels, appsv1.DefaultDeploymentUniqueLabelKey)
-	if err := r.change(ctx, next, "rolling back"); err != nil {
+	if err := r.updateDeployment(ctx, next, "rolling back"); err != nil {
 		return false, err
 	}
 	r.term.Events.Eventf(d, corev1.EventTypeWarning, "DeploymentRollback", "Rolled back to revision %d: %s", revisionOf(to), why)
 	return true, nil
 }
 
-func (r *reconciler) change(ctx context.Context, next *appsv1.Deployment, what string) error {
+func (r *reconciler) updateDeployment(ctx context.Context, next *appsv1.Deployment, what string) error {
 	stored, err := client.Update(ctx, r.term.Client, next)
 	if err != nil {
 		return fmt.Errorf("%s deployment %s/%s: %w", what, next.Namespace, next.Name, err)
 	}
-	r.deployments.Wrote(stored)
+	r.deployments.RecordWrite(stored)
 	return nil
 }
 
-// crashing returns the name of a crashing pod of the current template, or "".
-func (r *reconciler) crashing(d *appsv1.Deployment, sets []*appsv1.ReplicaSet) string {
-	current, _ := split(d, sets)
+// findCrashingPod returns the name of a crashing pod of the current template, or "".
+func (r *reconciler) findCrashingPod(d *appsv1.Deployment, sets []*appsv1.ReplicaSet) string {
+	current, _ := splitReplicaSets(d, sets)
 	if current == nil {
 		return ""
 	}

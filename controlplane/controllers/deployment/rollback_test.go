@@ -36,7 +36,7 @@ func TestRollback(t *testing.T) {
 			d.Status.ObservedGeneration = d.Generation
 			c.change(d)
 			a, b := set(d, 1, 2, 2, 2), set(d, 2, 2, 2, 0)
-			a.Annotations, b.Annotations = with(a.Annotations, RevisionAnnotation, "1"), with(b.Annotations, RevisionAnnotation, "2")
+			a.Annotations, b.Annotations = withEntry(a.Annotations, RevisionAnnotation, "1"), withEntry(b.Annotations, RevisionAnnotation, "2")
 			got := ""
 			if to, why := Rollback(d, []*appsv1.ReplicaSet{a, b}, c.crashing); to != nil {
 				got = to.Name + ": " + why

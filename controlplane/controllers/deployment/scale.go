@@ -8,45 +8,45 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 )
 
-// resized reports whether the Deployment's replicas differ from those for which an active
+// hasSizeChanged reports whether the Deployment's replicas differ from those for which an active
 // ReplicaSet was last sized. The change is then a scaling, not a rollout.
-func (p *planner) resized() bool {
-	for _, rs := range p.all() {
+func (p *planner) hasSizeChanged() bool {
+	for _, rs := range p.allReplicaSets() {
 		if specReplicas(rs) == 0 {
 			continue
 		}
-		if n, ok := annotated(rs, DesiredReplicasAnnotation); ok && n != replicas(p.d.Spec.Replicas) {
+		if n, ok := intAnnotation(rs, DesiredReplicasAnnotation); ok && n != replicasOrDefault(p.d.Spec.Replicas) {
 			return true
 		}
 	}
 	return false
 }
 
-// scale sizes the ReplicaSets for the Deployment's replicas without advancing the rollout. A single
-// active ReplicaSet gets all replicas; several share them in proportion.
-func (p *planner) scale() {
-	want := replicas(p.d.Spec.Replicas)
+// planScale sizes the ReplicaSets for the Deployment's replicas without advancing the rollout. A
+// single active ReplicaSet gets all replicas; several share them in proportion.
+func (p *planner) planScale() {
+	want := replicasOrDefault(p.d.Spec.Replicas)
 	var active []*appsv1.ReplicaSet
-	for _, rs := range p.all() {
+	for _, rs := range p.allReplicaSets() {
 		if specReplicas(rs) > 0 {
 			active = append(active, rs)
 		}
 	}
 	if len(active) <= 1 {
-		target := p.latest()
+		target := p.latestReplicaSet()
 		if len(active) == 1 {
 			target = active[0]
 		}
 		if target == nil {
 			return
 		}
-		p.resize(target, want)
+		p.setReplicas(target, want)
 		p.annotateSize(target)
 		return
 	}
-	if p.saturated() {
+	if p.isSaturated() {
 		for _, rs := range p.old {
-			p.resize(rs, 0)
+			p.setReplicas(rs, 0)
 		}
 		return
 	}
@@ -56,8 +56,8 @@ func (p *planner) scale() {
 	p.scaleInProportion(active, want)
 }
 
-// latest returns the ReplicaSet of the current template, or else the newest.
-func (p *planner) latest() *appsv1.ReplicaSet {
+// latestReplicaSet returns the ReplicaSet of the current template, or else the newest.
+func (p *planner) latestReplicaSet() *appsv1.ReplicaSet {
 	if p.current != nil {
 		return p.current
 	}
@@ -67,34 +67,34 @@ func (p *planner) latest() *appsv1.ReplicaSet {
 	return nil
 }
 
-// annotateSize records the Deployment's size on a ReplicaSet whose replicas are already right.
+// annotateSize records the Deployment's size on a ReplicaSet that already has the right replicas.
 func (p *planner) annotateSize(rs *appsv1.ReplicaSet) {
 	c := rs.DeepCopy()
 	if setScaleAnnotations(c, p.d) {
-		setScaleAnnotations(p.edit(rs), p.d)
+		setScaleAnnotations(p.editableCopy(rs), p.d)
 	}
 }
 
-// saturated reports whether all pods of the current template are available. Pods of other templates
-// are then superfluous.
-func (p *planner) saturated() bool {
-	want := replicas(p.d.Spec.Replicas)
+// isSaturated reports whether all pods of the current template are available. Pods of other
+// templates are then superfluous.
+func (p *planner) isSaturated() bool {
+	want := replicasOrDefault(p.d.Spec.Replicas)
 	if p.current == nil {
 		return false
 	}
-	n, ok := annotated(p.current, DesiredReplicasAnnotation)
+	n, ok := intAnnotation(p.current, DesiredReplicasAnnotation)
 	return ok && n == want && specReplicas(p.current) == want && p.current.Status.AvailableReplicas == want
 }
 
 // scaleInProportion divides the difference among the active ReplicaSets in proportion to their
 // sizes. Scaling up prefers the largest and newest, scaling down the largest and oldest.
 func (p *planner) scaleInProportion(active []*appsv1.ReplicaSet, want int32) {
-	surge, _ := bounds(p.d)
+	surge, _ := rollingUpdateBounds(p.d)
 	allowed := want + surge
 	if want == 0 {
 		allowed = 0
 	}
-	diff := allowed - sum(active, specReplicas)
+	diff := allowed - sumReplicas(active, specReplicas)
 	age := func(a, b *appsv1.ReplicaSet) int { return a.CreationTimestamp.Time.Compare(b.CreationTimestamp.Time) }
 	slices.SortStableFunc(active, func(a, b *appsv1.ReplicaSet) int {
 		bySize := cmp.Compare(specReplicas(b), specReplicas(a))
@@ -108,22 +108,22 @@ func (p *planner) scaleInProportion(active []*appsv1.ReplicaSet, want int32) {
 	for i, rs := range active {
 		size[i] = specReplicas(rs)
 		if diff != 0 {
-			part := share(rs, allowed, diff, spent)
+			part := proportionalShare(rs, allowed, diff, spent)
 			size[i] += part
 			spent += part
 		}
 	}
 	size[0] = max(0, size[0]+diff-spent) // the remainder of rounding
 	for i, rs := range active {
-		p.resize(rs, size[i])
+		p.setReplicas(rs, size[i])
 		p.annotateSize(rs)
 	}
 }
 
-// share returns the part of diff for rs: in proportion to the size for which it was last annotated,
-// and at most the part that is left.
-func share(rs *appsv1.ReplicaSet, most, diff, spent int32) int32 {
-	was, ok := annotated(rs, MaxReplicasAnnotation)
+// proportionalShare returns the part of diff for rs: in proportion to the size for which it was
+// last annotated, and at most the part that is left.
+func proportionalShare(rs *appsv1.ReplicaSet, most, diff, spent int32) int32 {
+	was, ok := intAnnotation(rs, MaxReplicasAnnotation)
 	if !ok || was == 0 {
 		was = rs.Status.Replicas
 	}

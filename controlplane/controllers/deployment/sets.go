@@ -45,14 +45,14 @@ var notCopied = map[string]bool{
 	api.TraceParentAnnotation:          true, // copied by CopyTrace together with other changes
 }
 
-func replicas(n *int32) int32 {
+func replicasOrDefault(n *int32) int32 {
 	if n == nil {
 		return 1
 	}
 	return *n
 }
 
-func sum(sets []*appsv1.ReplicaSet, f func(*appsv1.ReplicaSet) int32) int32 {
+func sumReplicas(sets []*appsv1.ReplicaSet, f func(*appsv1.ReplicaSet) int32) int32 {
 	var n int32
 	for _, rs := range sets {
 		n += f(rs)
@@ -60,16 +60,16 @@ func sum(sets []*appsv1.ReplicaSet, f func(*appsv1.ReplicaSet) int32) int32 {
 	return n
 }
 
-func specReplicas(rs *appsv1.ReplicaSet) int32 { return replicas(rs.Spec.Replicas) }
+func specReplicas(rs *appsv1.ReplicaSet) int32 { return replicasOrDefault(rs.Spec.Replicas) }
 
-// present returns the maximum number of pods that rs may have now. Pods that it must delete count
-// until its status shows that they are gone.
-func present(rs *appsv1.ReplicaSet) int32 { return max(specReplicas(rs), rs.Status.Replicas) }
+// maxPresentPods returns the maximum number of pods that rs may have now. Pods that it must delete
+// count until its status shows that they are gone.
+func maxPresentPods(rs *appsv1.ReplicaSet) int32 { return max(specReplicas(rs), rs.Status.Replicas) }
 
-// settled reports whether every status has observed the current size of its ReplicaSet. Otherwise
-// there may be more pods than spec or status show, for example after a ReplicaSet was scaled down
-// before its created pods were counted.
-func settled(sets []*appsv1.ReplicaSet) bool {
+// areStatusesCurrent reports whether every status has observed the current size of its ReplicaSet.
+// Otherwise there may be more pods than spec or status show, for example after a ReplicaSet was
+// scaled down before its created pods were counted.
+func areStatusesCurrent(sets []*appsv1.ReplicaSet) bool {
 	for _, rs := range sets {
 		if rs.Status.ObservedGeneration < rs.Generation {
 			return false
@@ -84,13 +84,13 @@ func availableOf(rs *appsv1.ReplicaSet) int32 {
 	return min(rs.Status.AvailableReplicas, specReplicas(rs))
 }
 
-// bounds returns maxSurge, rounded up, and maxUnavailable, rounded down. If both are zero the
-// rollout could not progress, so maxUnavailable is then one.
-func bounds(d *appsv1.Deployment) (surge, unavailable int32) {
+// rollingUpdateBounds returns maxSurge, rounded up, and maxUnavailable, rounded down. If both are
+// zero the rollout could not progress, so maxUnavailable is then one.
+func rollingUpdateBounds(d *appsv1.Deployment) (surge, unavailable int32) {
 	if d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType {
 		return 0, 0
 	}
-	want := int(replicas(d.Spec.Replicas))
+	want := int(replicasOrDefault(d.Spec.Replicas))
 	one := intstr.FromString("25%")
 	s, u := &one, &one
 	if r := d.Spec.Strategy.RollingUpdate; r != nil {
@@ -119,9 +119,9 @@ func oldestFirst(sets []*appsv1.ReplicaSet) []*appsv1.ReplicaSet {
 	return sets
 }
 
-// split returns the ReplicaSet of the current template (the oldest if there are two) and the
-// others, oldest first. current is nil if there is none.
-func split(d *appsv1.Deployment, sets []*appsv1.ReplicaSet) (current *appsv1.ReplicaSet, old []*appsv1.ReplicaSet) {
+// splitReplicaSets returns the ReplicaSet of the current template (the oldest if there are two) and
+// the others, oldest first. current is nil if there is none.
+func splitReplicaSets(d *appsv1.Deployment, sets []*appsv1.ReplicaSet) (current *appsv1.ReplicaSet, old []*appsv1.ReplicaSet) {
 	for _, rs := range oldestFirst(sets) {
 		if current == nil && sameTemplate(&rs.Spec.Template, &d.Spec.Template) {
 			current = rs
@@ -164,9 +164,9 @@ func TemplateHash(t *corev1.PodTemplateSpec, collisions *int32) string {
 func newSet(d *appsv1.Deployment, old []*appsv1.ReplicaSet, n int32) *appsv1.ReplicaSet {
 	t := d.Spec.Template.DeepCopy()
 	hash := TemplateHash(&d.Spec.Template, d.Status.CollisionCount)
-	t.Labels = with(t.Labels, appsv1.DefaultDeploymentUniqueLabelKey, hash)
+	t.Labels = withEntry(t.Labels, appsv1.DefaultDeploymentUniqueLabelKey, hash)
 	selector := d.Spec.Selector.DeepCopy()
-	selector.MatchLabels = with(selector.MatchLabels, appsv1.DefaultDeploymentUniqueLabelKey, hash)
+	selector.MatchLabels = withEntry(selector.MatchLabels, appsv1.DefaultDeploymentUniqueLabelKey, hash)
 	rs := &appsv1.ReplicaSet{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:       d.Namespace,
@@ -181,7 +181,7 @@ func newSet(d *appsv1.Deployment, old []*appsv1.ReplicaSet, n int32) *appsv1.Rep
 			Template:        *t,
 		},
 	}
-	annotate(rs, d, nextRevision(old))
+	syncAnnotations(rs, d, nextRevision(old))
 	setScaleAnnotations(rs, d)
 	controllers.CopyTrace(rs, d)
 	return rs
@@ -191,8 +191,8 @@ var kind = appsv1.SchemeGroupVersion.WithKind("Deployment")
 
 func ownerRef(d *appsv1.Deployment) metav1.OwnerReference { return *metav1.NewControllerRef(d, kind) }
 
-// with returns a copy of m in which k maps to v.
-func with(m map[string]string, k, v string) map[string]string {
+// withEntry returns a copy of m in which k maps to v.
+func withEntry(m map[string]string, k, v string) map[string]string {
 	out := make(map[string]string, len(m)+1)
 	for mk, mv := range m {
 		out[mk] = mv
@@ -218,14 +218,14 @@ func nextRevision(old []*appsv1.ReplicaSet) int64 {
 	return top + 1
 }
 
-// annotate copies the Deployment's annotations and raises the revision. It reports whether anything
-// changed. A ReplicaSet that becomes current again records its previous revisions in the revision
-// history.
-func annotate(rs *appsv1.ReplicaSet, d *appsv1.Deployment, revision int64) bool {
+// syncAnnotations copies the Deployment's annotations and raises the revision. It reports whether
+// anything changed. A ReplicaSet that becomes current again records its previous revisions in the
+// revision history.
+func syncAnnotations(rs *appsv1.ReplicaSet, d *appsv1.Deployment, revision int64) bool {
 	changed := false
 	set := func(k, v string) {
 		if have, ok := rs.Annotations[k]; !ok || have != v {
-			rs.Annotations = with(rs.Annotations, k, v)
+			rs.Annotations = withEntry(rs.Annotations, k, v)
 			changed = true
 		}
 	}
@@ -250,18 +250,18 @@ func annotate(rs *appsv1.ReplicaSet, d *appsv1.Deployment, revision int64) bool 
 // setScaleAnnotations records the Deployment's size. A later scaling during a rollout is detected
 // by it and made proportional.
 func setScaleAnnotations(rs *appsv1.ReplicaSet, d *appsv1.Deployment) bool {
-	surge, _ := bounds(d)
-	desired := fmt.Sprint(replicas(d.Spec.Replicas))
-	most := fmt.Sprint(replicas(d.Spec.Replicas) + surge)
+	surge, _ := rollingUpdateBounds(d)
+	desired := fmt.Sprint(replicasOrDefault(d.Spec.Replicas))
+	most := fmt.Sprint(replicasOrDefault(d.Spec.Replicas) + surge)
 	if rs.Annotations[DesiredReplicasAnnotation] == desired && rs.Annotations[MaxReplicasAnnotation] == most {
 		return false
 	}
-	rs.Annotations = with(with(rs.Annotations, DesiredReplicasAnnotation, desired), MaxReplicasAnnotation, most)
+	rs.Annotations = withEntry(withEntry(rs.Annotations, DesiredReplicasAnnotation, desired), MaxReplicasAnnotation, most)
 	return true
 }
 
-// annotated parses an annotation as a number. It returns false if that fails.
-func annotated(rs *appsv1.ReplicaSet, key string) (int32, bool) {
+// intAnnotation parses an annotation as a number. It returns false if that fails.
+func intAnnotation(rs *appsv1.ReplicaSet, key string) (int32, bool) {
 	n, err := strconv.ParseInt(rs.Annotations[key], 10, 32)
 	return int32(n), err == nil
 }

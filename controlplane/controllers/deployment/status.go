@@ -32,27 +32,27 @@ type Progress struct {
 // Status computes the status of a Deployment from its ReplicaSets. again is the time until the
 // progress deadline, or 0 if no deadline applies.
 func Status(d *appsv1.Deployment, sets []*appsv1.ReplicaSet, did *Progress, now time.Time) (s appsv1.DeploymentStatus, again time.Duration) {
-	current, _ := split(d, sets)
+	current, _ := splitReplicaSets(d, sets)
 	s = *d.Status.DeepCopy()
 	s.ObservedGeneration = d.Generation
-	s.Replicas = sum(sets, func(rs *appsv1.ReplicaSet) int32 { return rs.Status.Replicas })
-	s.ReadyReplicas = sum(sets, func(rs *appsv1.ReplicaSet) int32 { return rs.Status.ReadyReplicas })
-	s.AvailableReplicas = sum(sets, func(rs *appsv1.ReplicaSet) int32 { return rs.Status.AvailableReplicas })
+	s.Replicas = sumReplicas(sets, func(rs *appsv1.ReplicaSet) int32 { return rs.Status.Replicas })
+	s.ReadyReplicas = sumReplicas(sets, func(rs *appsv1.ReplicaSet) int32 { return rs.Status.ReadyReplicas })
+	s.AvailableReplicas = sumReplicas(sets, func(rs *appsv1.ReplicaSet) int32 { return rs.Status.AvailableReplicas })
 	s.UpdatedReplicas = 0
 	if current != nil {
 		s.UpdatedReplicas = current.Status.Replicas
 	}
-	s.UnavailableReplicas = max(0, sum(sets, specReplicas)-s.AvailableReplicas)
-	s.TerminatingReplicas = terminating(sets)
+	s.UnavailableReplicas = max(0, sumReplicas(sets, specReplicas)-s.AvailableReplicas)
+	s.TerminatingReplicas = terminatingPods(sets)
 	setAvailable(d, &s, now)
 	setFailure(sets, current, &s)
 	again = setProgressing(d, current, &s, did, now)
 	return s, again
 }
 
-// terminating returns the number of terminating pods, or nil if a ReplicaSet's status does not have
-// it yet.
-func terminating(sets []*appsv1.ReplicaSet) *int32 {
+// terminatingPods returns the number of terminating pods, or nil if a ReplicaSet's status does not
+// have it yet.
+func terminatingPods(sets []*appsv1.ReplicaSet) *int32 {
 	var n int32
 	for _, rs := range sets {
 		if rs.Status.TerminatingReplicas == nil {
@@ -64,12 +64,12 @@ func terminating(sets []*appsv1.ReplicaSet) *int32 {
 }
 
 func setAvailable(d *appsv1.Deployment, s *appsv1.DeploymentStatus, now time.Time) {
-	_, unavailable := bounds(d)
+	_, unavailable := rollingUpdateBounds(d)
 	c := appsv1.DeploymentCondition{
 		Type: appsv1.DeploymentAvailable, Status: corev1.ConditionTrue,
 		Reason: "MinimumReplicasAvailable", Message: "Deployment has minimum availability.",
 	}
-	if s.AvailableReplicas < replicas(d.Spec.Replicas)-unavailable {
+	if s.AvailableReplicas < replicasOrDefault(d.Spec.Replicas)-unavailable {
 		c.Status, c.Reason = corev1.ConditionFalse, "MinimumReplicasUnavailable"
 		c.Message = "Deployment does not have minimum availability."
 	}
@@ -108,14 +108,14 @@ func setProgressing(d *appsv1.Deployment, current *appsv1.ReplicaSet, s *appsv1.
 			Type: appsv1.DeploymentProgressing, Status: status, Reason: reason, Message: message,
 		}, now, renew)
 	}
-	have := condition(*s, appsv1.DeploymentProgressing)
+	have := findCondition(*s, appsv1.DeploymentProgressing)
 	if did != nil {
 		status := corev1.ConditionTrue
 		if did.Failed {
 			status = corev1.ConditionFalse
 		}
 		progressing(status, did.Reason, did.Message, !did.Failed)
-		have = condition(*s, appsv1.DeploymentProgressing)
+		have = findCondition(*s, appsv1.DeploymentProgressing)
 	}
 	if d.Spec.Paused || have != nil && have.Reason == reasonPaused {
 		pausedOrResumed(d, have, progressing)
@@ -129,10 +129,10 @@ func setProgressing(d *appsv1.Deployment, current *appsv1.ReplicaSet, s *appsv1.
 		subject = fmt.Sprintf("ReplicaSet %q", current.Name)
 	}
 	switch {
-	case complete(d, *s):
+	case isRolloutComplete(d, *s):
 		progressing(corev1.ConditionTrue, reasonAvailable, subject+" has successfully progressed.", true)
 		return 0
-	case moved(d.Status, *s):
+	case hasProgressed(d.Status, *s):
 		if did == nil {
 			progressing(corev1.ConditionTrue, reasonUpdated, subject+" is progressing.", true)
 		}
@@ -140,7 +140,7 @@ func setProgressing(d *appsv1.Deployment, current *appsv1.ReplicaSet, s *appsv1.
 		progressing(corev1.ConditionFalse, reasonTimedOut, subject+" has timed out progressing.", false)
 		return 0
 	}
-	return untilDeadline(d, condition(*s, appsv1.DeploymentProgressing), now)
+	return untilDeadline(d, findCondition(*s, appsv1.DeploymentProgressing), now)
 }
 
 func pausedOrResumed(d *appsv1.Deployment, have *appsv1.DeploymentCondition, progressing func(corev1.ConditionStatus, string, string, bool)) {
@@ -153,15 +153,15 @@ func pausedOrResumed(d *appsv1.Deployment, have *appsv1.DeploymentCondition, pro
 	}
 }
 
-// complete reports whether all pods have the current template and are available, and no other pod
-// is left.
-func complete(d *appsv1.Deployment, s appsv1.DeploymentStatus) bool {
-	want := replicas(d.Spec.Replicas)
+// isRolloutComplete reports whether all pods have the current template and are available, and no
+// other pod is left.
+func isRolloutComplete(d *appsv1.Deployment, s appsv1.DeploymentStatus) bool {
+	want := replicasOrDefault(d.Spec.Replicas)
 	return s.UpdatedReplicas == want && s.Replicas == want && s.AvailableReplicas == want && s.ObservedGeneration >= d.Generation
 }
 
-// moved reports whether the rollout advanced between two statuses.
-func moved(was, is appsv1.DeploymentStatus) bool {
+// hasProgressed reports whether the rollout advanced between two statuses.
+func hasProgressed(was, is appsv1.DeploymentStatus) bool {
 	return is.UpdatedReplicas > was.UpdatedReplicas ||
 		is.Replicas-is.UpdatedReplicas < was.Replicas-was.UpdatedReplicas ||
 		is.ReadyReplicas > was.ReadyReplicas || is.AvailableReplicas > was.AvailableReplicas
@@ -179,10 +179,10 @@ func timedOut(d *appsv1.Deployment, c *appsv1.DeploymentCondition, now time.Time
 	case c.Reason == reasonTimedOut:
 		return true
 	}
-	return !now.Before(deadline(d, c))
+	return !now.Before(progressDeadline(d, c))
 }
 
-func deadline(d *appsv1.Deployment, c *appsv1.DeploymentCondition) time.Time {
+func progressDeadline(d *appsv1.Deployment, c *appsv1.DeploymentCondition) time.Time {
 	return c.LastUpdateTime.Add(time.Duration(*d.Spec.ProgressDeadlineSeconds) * time.Second)
 }
 
@@ -190,10 +190,10 @@ func untilDeadline(d *appsv1.Deployment, c *appsv1.DeploymentCondition, now time
 	if c == nil || c.Status == corev1.ConditionFalse || c.Reason == reasonAvailable {
 		return 0
 	}
-	return max(time.Second, deadline(d, c).Sub(now))
+	return max(time.Second, progressDeadline(d, c).Sub(now))
 }
 
-func condition(s appsv1.DeploymentStatus, t appsv1.DeploymentConditionType) *appsv1.DeploymentCondition {
+func findCondition(s appsv1.DeploymentStatus, t appsv1.DeploymentConditionType) *appsv1.DeploymentCondition {
 	for i := range s.Conditions {
 		if s.Conditions[i].Type == t {
 			return &s.Conditions[i]
@@ -207,7 +207,7 @@ func condition(s appsv1.DeploymentStatus, t appsv1.DeploymentConditionType) *app
 // progress deadline.
 func setCondition(s *appsv1.DeploymentStatus, c appsv1.DeploymentCondition, now time.Time, renew bool) {
 	stamp := metav1.NewTime(now)
-	have := condition(*s, c.Type)
+	have := findCondition(*s, c.Type)
 	if have != nil && have.Status == c.Status && have.Reason == c.Reason && !renew {
 		return
 	}

@@ -25,7 +25,7 @@ const poolIndex = "keelson.devicepool"
 
 func poolOf(driver, pool string) string { return driver + "/" + pool }
 
-func pools(o api.Object) (out []string) {
+func poolKeys(o api.Object) (out []string) {
 	switch o := o.(type) {
 	case *resourcev1.ResourceSlice:
 		out = []string{poolOf(o.Spec.Driver, o.Spec.Pool.Name)}
@@ -50,8 +50,8 @@ func New(d controllers.Deps) *controllers.Controller {
 	pods := client.Informer[*corev1.Pod](d.Informers)
 	claims := client.Informer[*resourcev1.ResourceClaim](d.Informers)
 	slices := client.Informer[*resourcev1.ResourceSlice](d.Informers)
-	controllers.Index(claims, poolIndex, pools)
-	controllers.Index(slices, poolIndex, pools)
+	controllers.Index(claims, poolIndex, poolKeys)
+	controllers.Index(slices, poolIndex, poolKeys)
 	return &controllers.Controller{
 		Name:    "device-taint-eviction-controller",
 		Workers: 8,
@@ -63,7 +63,7 @@ func New(d controllers.Deps) *controllers.Controller {
 				return []controllers.Key{controllers.KeyOf(c.New)}
 			}),
 			controllers.OnInformer(slices, func(c controllers.Change[*resourcev1.ResourceSlice]) []controllers.Key {
-				if c.Type == controllers.Deleted || !evicts(c.New) {
+				if c.Type == controllers.Deleted || !hasEvictingTaint(c.New) {
 					return nil // claims that wait for a taint are reconciled again when its time has passed
 				}
 				var keys []controllers.Key
@@ -81,13 +81,13 @@ func New(d controllers.Deps) *controllers.Controller {
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
 			r := &reconciler{term: t, claims: claims, slices: slices, pods: controllers.ViewOf[*corev1.Pod](t, pods)}
-			return r.reconcile
+			return r.reconcileClaim
 		},
 	}
 }
 
-// evicts reports whether a device of the slice has a NoExecute taint.
-func evicts(s *resourcev1.ResourceSlice) bool {
+// hasEvictingTaint reports whether a device of the slice has a NoExecute taint.
+func hasEvictingTaint(s *resourcev1.ResourceSlice) bool {
 	for i := range s.Spec.Devices {
 		for j := range s.Spec.Devices[i].Taints {
 			if s.Spec.Devices[i].Taints[j].Effect == resourcev1.DeviceTaintEffectNoExecute {
@@ -104,12 +104,12 @@ type reconciler struct {
 	pods           *controllers.View[*corev1.Pod]
 }
 
-func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcileClaim(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	c, ok := controllers.Cached[*resourcev1.ResourceClaim](r.claims, key.Namespace, key.Name)
 	if !ok || len(c.Status.ReservedFor) == 0 {
 		return 0, nil
 	}
-	at, evict := Eviction(c, r.taints)
+	at, evict := Eviction(c, r.deviceTaints)
 	if !evict {
 		return 0, nil
 	}
@@ -120,15 +120,15 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 		if user.APIGroup != "" || user.Resource != "pods" {
 			continue
 		}
-		if err := r.evict(ctx, c.Namespace, user); err != nil {
+		if err := r.evictConsumer(ctx, c.Namespace, user); err != nil {
 			return 0, err
 		}
 	}
 	return 0, nil
 }
 
-// taints returns the taints of a device, or nil if the device does not exist.
-func (r *reconciler) taints(driver, pool, device string) []resourcev1.DeviceTaint {
+// deviceTaints returns the taints of a device, or nil if the device does not exist.
+func (r *reconciler) deviceTaints(driver, pool, device string) []resourcev1.DeviceTaint {
 	for _, s := range Newest(controllers.CachedBy[*resourcev1.ResourceSlice](r.slices, poolIndex, poolOf(driver, pool))) {
 		for i := range s.Spec.Devices {
 			if s.Spec.Devices[i].Name == device {
@@ -139,9 +139,9 @@ func (r *reconciler) taints(driver, pool, device string) []resourcev1.DeviceTain
 	return nil
 }
 
-// evict deletes a pod for which a claim is reserved. It reads a pod that is not cached from the
-// API, because the scheduler's reservation may be ahead of the cache.
-func (r *reconciler) evict(ctx context.Context, namespace string, user resourcev1.ResourceClaimConsumerReference) error {
+// evictConsumer deletes a pod for which a claim is reserved. It reads a pod that is not cached from
+// the API, because the scheduler's reservation may be ahead of the cache.
+func (r *reconciler) evictConsumer(ctx context.Context, namespace string, user resourcev1.ResourceClaimConsumerReference) error {
 	p, ok := r.pods.Get(namespace, user.Name)
 	if !ok || p.UID != user.UID {
 		var err error
@@ -153,7 +153,7 @@ func (r *reconciler) evict(ctx context.Context, namespace string, user resourcev
 			return fmt.Errorf("reading pod %s/%s, whose device is tainted: %w", namespace, user.Name, err)
 		}
 	}
-	if p.UID != user.UID || controllers.PodEnded(p) || r.pods.Going(p) {
+	if p.UID != user.UID || controllers.IsPodTerminal(p) || r.pods.IsDeleting(p) {
 		return nil
 	}
 	return eviction.Evict(ctx, r.term, r.pods, p)

@@ -1,5 +1,5 @@
-// Package devicetainteviction deletes pods whose devices have a NoExecute taint that their claim
-// does not tolerate, or no longer tolerates.
+// Package devicetainteviction deletes pods that use a device with a NoExecute taint, if their claim
+// does not tolerate the taint, or no longer does.
 package devicetainteviction
 
 import (
@@ -21,7 +21,7 @@ func Eviction(c *resourcev1.ResourceClaim, taints func(driver, pool, device stri
 			if t.Effect != resourcev1.DeviceTaintEffectNoExecute {
 				continue
 			}
-			stay, forever := tolerated(d.Tolerations, t)
+			stay, forever := tolerationTime(d.Tolerations, t)
 			if forever {
 				continue
 			}
@@ -37,8 +37,9 @@ func Eviction(c *resourcev1.ResourceClaim, taints func(driver, pool, device stri
 	return at, evict
 }
 
-// tolerated returns how long a taint is tolerated: the shortest time of the matching tolerations.
-func tolerated(list []resourcev1.DeviceToleration, t resourcev1.DeviceTaint) (stay time.Duration, forever bool) {
+// tolerationTime returns how long a taint is tolerated: the shortest time of the matching
+// tolerations.
+func tolerationTime(list []resourcev1.DeviceToleration, t resourcev1.DeviceTaint) (stay time.Duration, forever bool) {
 	forever = true
 	matches := false
 	for _, tol := range list {

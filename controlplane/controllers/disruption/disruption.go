@@ -68,7 +68,7 @@ func New(d controllers.Deps) *controllers.Controller {
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
 			return (&reconciler{informers: r, term: t, view: controllers.ViewOf[*policyv1.PodDisruptionBudget](t,
-				r.budgets)}).reconcile
+				r.budgets)}).reconcileBudget
 		},
 	}
 }
@@ -100,7 +100,7 @@ type reconciler struct {
 	view *controllers.View[*policyv1.PodDisruptionBudget]
 }
 
-func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcileBudget(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	if key.Kind == podKey {
 		return r.resetStaleTarget(ctx, key)
 	}
@@ -122,7 +122,7 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 		r.term.Events.Event(b, corev1.EventTypeNormal, "NoPods", "No matching pods found")
 	}
 	scale := func(namespace string, c *metav1.OwnerReference) (*kinds.PodScale, error) {
-		return r.scale(ctx, namespace, c)
+		return r.controllerScale(ctx, namespace, c)
 	}
 	expected, unmanaged, unknown := kinds.ExpectedPods(b, pods, scale)
 	if unknown != nil {
@@ -149,7 +149,7 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	case err != nil:
 		return 0, fmt.Errorf("writing the status of PodDisruptionBudget %s/%s: %w", b.Namespace, b.Name, err)
 	}
-	r.view.Wrote(next)
+	r.view.RecordWrite(next)
 	return again, nil
 }
 
@@ -161,10 +161,10 @@ const unmanagedMessage = "Pods selected by this PodDisruptionBudget (selector: %
 // unknownAgain is the time until a budget is reconciled again whose pods have a controller of unknown scale.
 const unknownAgain = 30 * time.Second
 
-// scale returns how many pods a controller requests, or nil if it does not exist. For a ReplicaSet
-// of a Deployment it returns the scale of the Deployment. Controllers without a cache are read from
-// the API.
-func (r *reconciler) scale(ctx context.Context, namespace string, c *metav1.OwnerReference) (*kinds.PodScale, error) {
+// controllerScale returns how many pods a controller requests, or nil if it does not exist. For a
+// ReplicaSet of a Deployment it returns the scale of the Deployment. Controllers without a cache
+// are read from the API.
+func (r *reconciler) controllerScale(ctx context.Context, namespace string, c *metav1.OwnerReference) (*kinds.PodScale, error) {
 	k, err := kinds.ScaleKind(r.term.Client.Kinds(), c)
 	if err != nil {
 		return nil, err

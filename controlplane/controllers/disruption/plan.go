@@ -52,7 +52,7 @@ func Status(b *policyv1.PodDisruptionBudget, pods []*corev1.Pod, expected int, u
 				continue
 			}
 		}
-		if controllers.PodReady(p) {
+		if controllers.IsPodReady(p) {
 			healthy++
 		}
 	}

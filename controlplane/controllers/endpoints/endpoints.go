@@ -51,10 +51,10 @@ func Desired(svc *corev1.Service, pods []*corev1.Pod) *corev1.Endpoints {
 	pods = slices.Clone(pods)
 	slices.SortFunc(pods, func(a, b *corev1.Pod) int {
 		// If the pods exceed the limit, ready pods have precedence.
-		return cmp.Or(-cmp.Compare(rank(a), rank(b)), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(-cmp.Compare(podRank(a), podRank(b)), cmp.Compare(a.Name, b.Name))
 	})
 	for _, p := range pods {
-		address, ok := address(svc, p, ipv6)
+		address, ok := endpointAddress(svc, p, ipv6)
 		if !ok {
 			continue
 		}
@@ -62,7 +62,7 @@ func Desired(svc *corev1.Service, pods []*corev1.Pod) *corev1.Endpoints {
 			e.Annotations[overCapacity] = overCapacityReason
 			break
 		}
-		ports, key := ports(svc, p)
+		ports, key := endpointPorts(svc, p)
 		if len(ports) == 0 && len(svc.Spec.Ports) > 0 {
 			continue
 		}
@@ -71,27 +71,27 @@ func Desired(svc *corev1.Service, pods []*corev1.Pod) *corev1.Endpoints {
 			s = &corev1.EndpointSubset{Ports: ports}
 			subsets[key] = s
 		}
-		if controllers.PodReady(p) || svc.Spec.PublishNotReadyAddresses {
+		if controllers.IsPodReady(p) || svc.Spec.PublishNotReadyAddresses {
 			s.Addresses = append(s.Addresses, address)
 		} else {
 			s.NotReadyAddresses = append(s.NotReadyAddresses, address)
 		}
 	}
-	e.Subsets = sorted(subsets)
+	e.Subsets = sortSubsets(subsets)
 	return e
 }
 
-func rank(p *corev1.Pod) int {
-	if controllers.PodReady(p) {
+func podRank(p *corev1.Pod) int {
+	if controllers.IsPodReady(p) {
 		return 1
 	}
 	return 0
 }
 
-// address returns the address of a pod. It returns false for a pod that is terminal, has no
+// endpointAddress returns the address of a pod. It returns false for a pod that is terminal, has no
 // address, or is terminating in a Service that does not publish not-ready addresses.
-func address(svc *corev1.Service, p *corev1.Pod, ipv6 bool) (corev1.EndpointAddress, bool) {
-	if controllers.PodEnded(p) || p.DeletionTimestamp != nil && !svc.Spec.PublishNotReadyAddresses {
+func endpointAddress(svc *corev1.Service, p *corev1.Pod, ipv6 bool) (corev1.EndpointAddress, bool) {
+	if controllers.IsPodTerminal(p) || p.DeletionTimestamp != nil && !svc.Spec.PublishNotReadyAddresses {
 		return corev1.EndpointAddress{}, false
 	}
 	ip, ok := controllers.PodAddress(p, ipv6)
@@ -108,8 +108,8 @@ func address(svc *corev1.Service, p *corev1.Pod, ipv6 bool) (corev1.EndpointAddr
 	return a, true
 }
 
-// ports returns the Service's ports on a pod, and a string that is equal for equal ports.
-func ports(svc *corev1.Service, p *corev1.Pod) ([]corev1.EndpointPort, string) {
+// endpointPorts returns the Service's ports on a pod, and a string that is equal for equal ports.
+func endpointPorts(svc *corev1.Service, p *corev1.Pod) ([]corev1.EndpointPort, string) {
 	var out []corev1.EndpointPort
 	var key strings.Builder
 	for i := range svc.Spec.Ports {
@@ -124,7 +124,7 @@ func ports(svc *corev1.Service, p *corev1.Pod) ([]corev1.EndpointPort, string) {
 	return out, key.String()
 }
 
-func sorted(subsets map[string]*corev1.EndpointSubset) []corev1.EndpointSubset {
+func sortSubsets(subsets map[string]*corev1.EndpointSubset) []corev1.EndpointSubset {
 	keys := make([]string, 0, len(subsets))
 	for k := range subsets {
 		keys = append(keys, k)
@@ -147,7 +147,7 @@ func New(d controllers.Deps) *controllers.Controller {
 	nodes := client.Informer[*corev1.Node](d.Informers)
 	ranges := client.Informer[*networkingv1.ServiceCIDR](d.Informers)
 	objects := client.Informer[*corev1.Endpoints](d.Informers)
-	controllers.Index(pods, controllers.PodNodeIndex, controllers.PodNode)
+	controllers.Index(pods, controllers.PodNodeIndex, controllers.PodNodeKeys)
 	return &controllers.Controller{
 		Name:    "endpoint-controller",
 		Workers: 2,
@@ -172,7 +172,7 @@ func New(d controllers.Deps) *controllers.Controller {
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
 			r := &reconciler{term: t, services: services, pods: pods, addresses: d.PodAddresses, objects: controllers.ViewOf[*corev1.Endpoints](t, objects)}
-			return r.reconcile
+			return r.reconcileEndpoints
 		},
 	}
 }
@@ -185,21 +185,21 @@ type reconciler struct {
 	objects        *controllers.View[*corev1.Endpoints]
 }
 
-func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcileEndpoints(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	have, exists := r.objects.Get(key.Namespace, key.Name)
 	svc, ok := controllers.Cached[*corev1.Service](r.services, key.Namespace, key.Name)
 	if !ok {
 		if exists && have.Labels[managedByLabel] == managedBy {
-			return 0, r.delete(ctx, have)
+			return 0, r.deleteEndpoints(ctx, have)
 		}
 		return 0, nil
 	}
 	if svc.DeletionTimestamp != nil || len(svc.Spec.Selector) == 0 || svc.Spec.Type == corev1.ServiceTypeExternalName {
 		return 0, nil
 	}
-	want := Desired(svc, r.addresses.Peers(controllers.Selected(r.pods, svc)))
+	want := Desired(svc, r.addresses.Peers(controllers.ListSelectedPods(r.pods, svc)))
 	if !exists {
-		return 0, r.write(ctx, want, client.Create[*corev1.Endpoints])
+		return 0, r.writeEndpoints(ctx, want, client.Create[*corev1.Endpoints])
 	}
 	next := have.DeepCopy()
 	next.Labels, next.Subsets = want.Labels, want.Subsets
@@ -210,10 +210,10 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 		equality.Semantic.DeepEqual(next.Annotations, have.Annotations) {
 		return 0, nil
 	}
-	return 0, r.write(ctx, next, client.Update[*corev1.Endpoints])
+	return 0, r.writeEndpoints(ctx, next, client.Update[*corev1.Endpoints])
 }
 
-func (r *reconciler) write(ctx context.Context, e *corev1.Endpoints, how func(context.Context, *client.Client, *corev1.Endpoints) (*corev1.Endpoints, error)) error {
+func (r *reconciler) writeEndpoints(ctx context.Context, e *corev1.Endpoints, how func(context.Context, *client.Client, *corev1.Endpoints) (*corev1.Endpoints, error)) error {
 	name := e.Namespace + "/" + e.Name
 	e, err := how(ctx, r.term.Client, e)
 	if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
@@ -222,13 +222,13 @@ func (r *reconciler) write(ctx context.Context, e *corev1.Endpoints, how func(co
 	if err != nil {
 		return fmt.Errorf("writing endpoints %s: %w", name, err)
 	}
-	r.objects.Wrote(e)
+	r.objects.RecordWrite(e)
 	return nil
 }
 
-// delete deletes the object of a Service that no longer exists.
-func (r *reconciler) delete(ctx context.Context, e *corev1.Endpoints) error {
-	if err := client.Delete[*corev1.Endpoints](ctx, r.term.Client, e.Namespace, e.Name, controllers.ByUID(e)); err != nil && !apierrors.IsNotFound(err) {
+// deleteEndpoints deletes the object of a Service that no longer exists.
+func (r *reconciler) deleteEndpoints(ctx context.Context, e *corev1.Endpoints) error {
+	if err := client.Delete[*corev1.Endpoints](ctx, r.term.Client, e.Namespace, e.Name, controllers.DeleteOnlyUID(e)); err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("deleting endpoints %s/%s of a service that is gone: %w", e.Namespace, e.Name, err)
 	}
 	return nil

@@ -31,7 +31,7 @@ func New(d controllers.Deps) *controllers.Controller {
 	nodes := client.Informer[*corev1.Node](d.Informers)
 	ranges := client.Informer[*networkingv1.ServiceCIDR](d.Informers)
 	objects := client.Informer[*discoveryv1.EndpointSlice](d.Informers)
-	controllers.Index(pods, controllers.PodNodeIndex, controllers.PodNode)
+	controllers.Index(pods, controllers.PodNodeIndex, controllers.PodNodeKeys)
 	controllers.Index(objects, serviceIndex, managedBy(ManagedBy))
 	controllers.Index(services, spreadIndex, spreadKey)
 	stale := &atomic.Bool{}
@@ -63,7 +63,7 @@ func New(d controllers.Deps) *controllers.Controller {
 		Lead: func(t *controllers.Term) controllers.Reconcile {
 			r := &reconciler{term: t, services: services, pods: pods, nodes: nodes, slices: controllers.ViewOf[*discoveryv1.EndpointSlice](t, objects),
 				topology: newTopology(nodes, stale), addresses: d.PodAddresses}
-			return r.reconcile
+			return r.reconcileService
 		},
 	}
 }
@@ -79,7 +79,7 @@ func managedBy(who string) func(o api.Object) []string {
 	}
 }
 
-// ofNode maps a node whose zone changed to the Services that have pods on it.
+// ofNode maps a change of a node's zone to the Services that have pods on the node.
 func ofNode(services, pods cache.SharedIndexInformer, c controllers.Change[*corev1.Node]) []controllers.Key {
 	zone := c.New.Labels[corev1.LabelTopologyZone]
 	if c.Type == controllers.Updated && c.Old != nil && zone == c.Old.Labels[corev1.LabelTopologyZone] || c.Type != controllers.Updated && zone == "" {
@@ -101,36 +101,37 @@ type reconciler struct {
 	addresses             *podaddress.Index
 }
 
-func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcileService(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	svc, ok := controllers.Cached[*corev1.Service](r.services, key.Namespace, key.Name)
 	if !ok || svc.DeletionTimestamp != nil {
-		r.topology.news(key, "")
+		r.topology.isNewEvent(key, "")
 		return 0, nil // the garbage collector deletes the slices of a deleted Service
 	}
 	if len(svc.Spec.Selector) == 0 || svc.Spec.Type == corev1.ServiceTypeExternalName {
 		return 0, nil // another controller or a user manages its slices
 	}
-	pods := r.addresses.Peers(controllers.Selected(r.pods, svc))
-	have := standing(r.slices, serviceIndex, key.Namespace+"/"+key.Name)
-	nodes := Nodes{Zone: r.zones(pods)}
-	if spread(svc) {
-		nodes.CPU = r.topology.cpus()
+	pods := r.addresses.Peers(controllers.ListSelectedPods(r.pods, svc))
+	have := activeSlices(r.slices, serviceIndex, key.Namespace+"/"+key.Name)
+	nodes := Nodes{Zone: r.nodeZones(pods)}
+	if wantsTopologyHints(svc) {
+		nodes.CPU = r.topology.zoneCPUs()
 	}
 	plan := Reconcile(svc, pods, have, nodes)
-	err := r.perform(ctx, svc, plan, pods, have)
+	err := r.performPlan(ctx, svc, plan, pods, have)
 	if err == nil {
-		r.tell(key, svc, plan.Notes)
+		r.recordHintEvents(key, svc, plan.Notes)
 	}
 	return 0, err
 }
 
-// tell records Events for a Service's hints if they differ from the last recorded hints.
-func (r *reconciler) tell(key controllers.Key, svc *corev1.Service, notes []Note) {
+// recordHintEvents records Events for a Service's hints if they differ from the last recorded
+// hints.
+func (r *reconciler) recordHintEvents(key controllers.Key, svc *corev1.Service, notes []Note) {
 	text := ""
 	for _, n := range notes {
 		text += n.Message + "\n"
 	}
-	if !r.topology.news(key, text) {
+	if !r.topology.isNewEvent(key, text) {
 		return
 	}
 	for _, n := range notes {
@@ -138,7 +139,7 @@ func (r *reconciler) tell(key controllers.Key, svc *corev1.Service, notes []Note
 	}
 }
 
-func (r *reconciler) zones(pods []*corev1.Pod) map[string]string {
+func (r *reconciler) nodeZones(pods []*corev1.Pod) map[string]string {
 	zones := map[string]string{}
 	for _, p := range pods {
 		if n, ok := controllers.Cached[*corev1.Node](r.nodes, "", p.Spec.NodeName); ok {
@@ -148,20 +149,21 @@ func (r *reconciler) zones(pods []*corev1.Pod) map[string]string {
 	return zones
 }
 
-// perform writes the plan, and records a trace stage for each pod that has become a ready endpoint.
-func (r *reconciler) perform(ctx context.Context, svc *corev1.Service, plan Plan, pods []*corev1.Pod, have []*discoveryv1.EndpointSlice) error {
+// performPlan writes the plan, and records a trace stage for each pod that has become a ready
+// endpoint.
+func (r *reconciler) performPlan(ctx context.Context, svc *corev1.Service, plan Plan, pods []*corev1.Pod, have []*discoveryv1.EndpointSlice) error {
 	start := r.term.Now()
-	trace(plan, pods, have)
-	err := write(ctx, r.term, r.slices, svc.Namespace+"/"+svc.Name, plan)
+	copyPodTraces(plan, pods, have)
+	err := writePlan(ctx, r.term, r.slices, svc.Namespace+"/"+svc.Name, plan)
 	if err == nil {
 		r.recordReady(plan, pods, have, start)
 	}
 	return err
 }
 
-// write writes the plan of a Service. Writes that add endpoints come first and deletions last, so
-// that an address that moves between slices is always in a slice.
-func write(ctx context.Context, t *controllers.Term, view *controllers.View[*discoveryv1.EndpointSlice], service string, plan Plan) error {
+// writePlan writes the plan of a Service. Writes that add endpoints come first and deletions last,
+// so that an address that moves between slices is always in a slice.
+func writePlan(ctx context.Context, t *controllers.Term, view *controllers.View[*discoveryv1.EndpointSlice], service string, plan Plan) error {
 	var errs []error
 	for _, s := range plan.Create {
 		s, err := client.Create(ctx, t.Client, s)
@@ -171,7 +173,7 @@ func write(ctx context.Context, t *controllers.Term, view *controllers.View[*dis
 			}
 			continue
 		}
-		view.Wrote(s)
+		view.RecordWrite(s)
 	}
 	for _, s := range plan.Update {
 		s, err := client.Update(ctx, t.Client, s)
@@ -179,27 +181,27 @@ func write(ctx context.Context, t *controllers.Term, view *controllers.View[*dis
 			errs = append(errs, fmt.Errorf("updating an endpoint slice of service %s: %w", service, err))
 			continue
 		}
-		view.Wrote(s)
+		view.RecordWrite(s)
 	}
 	for _, s := range plan.Delete {
-		view.Deleting(s)
-		err := client.Delete[*discoveryv1.EndpointSlice](ctx, t.Client, s.Namespace, s.Name, controllers.ByUID(s))
+		view.MarkDeleting(s)
+		err := client.Delete[*discoveryv1.EndpointSlice](ctx, t.Client, s.Namespace, s.Name, controllers.DeleteOnlyUID(s))
 		if err != nil && !apierrors.IsNotFound(err) {
-			view.Kept(s)
+			view.UnmarkDeleting(s)
 			errs = append(errs, fmt.Errorf("deleting endpoint slice %s/%s: %w", s.Namespace, s.Name, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// standing returns the slices of an index that are not being deleted.
-func standing(view *controllers.View[*discoveryv1.EndpointSlice], index, key string) []*discoveryv1.EndpointSlice {
-	return slices.DeleteFunc(slices.Clone(view.By(index, key)), view.Going)
+// activeSlices returns the slices of an index that are not being deleted.
+func activeSlices(view *controllers.View[*discoveryv1.EndpointSlice], index, key string) []*discoveryv1.EndpointSlice {
+	return slices.DeleteFunc(slices.Clone(view.By(index, key)), view.IsDeleting)
 }
 
-// trace copies the trace context of a newly ready pod to each slice that is written anyway. Proxies
-// can then record when they route to the pod.
-func trace(plan Plan, pods []*corev1.Pod, have []*discoveryv1.EndpointSlice) {
+// copyPodTraces copies the trace context of a newly ready pod to each slice that is written anyway.
+// Proxies can then record when they route to the pod.
+func copyPodTraces(plan Plan, pods []*corev1.Pod, have []*discoveryv1.EndpointSlice) {
 	was := readyUIDs(have)
 	byUID := make(map[string]*corev1.Pod, len(pods))
 	for _, p := range pods {
@@ -232,7 +234,7 @@ func readyUIDs(list []*discoveryv1.EndpointSlice) map[string]bool {
 	out := map[string]bool{}
 	for _, s := range list {
 		for _, e := range s.Endpoints {
-			if e.TargetRef != nil && deref(e.Conditions.Ready) {
+			if e.TargetRef != nil && valueOrZero(e.Conditions.Ready) {
 				out[string(e.TargetRef.UID)] = true
 			}
 		}

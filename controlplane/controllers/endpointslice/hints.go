@@ -31,10 +31,10 @@ const (
 // Note is an Event about the hints of a Service. The zero Note is no Event.
 type Note struct{ Type, Reason, Message string }
 
-// spread reports whether a Service's annotation requests that endpoints are allocated to zones.
-// trafficDistribution is then ignored. As in Kubernetes, the deprecated annotation has precedence
-// over the current one.
-func spread(svc *corev1.Service) bool {
+// wantsTopologyHints reports whether a Service's annotation requests that endpoints are allocated
+// to zones. trafficDistribution is then ignored. As in Kubernetes, the deprecated annotation has
+// precedence over the current one.
+func wantsTopologyHints(svc *corev1.Service) bool {
 	mode, ok := svc.Annotations[corev1.DeprecatedAnnotationTopologyAwareHints]
 	if !ok {
 		mode = svc.Annotations[corev1.AnnotationTopologyMode]
@@ -42,24 +42,24 @@ func spread(svc *corev1.Service) bool {
 	return mode == "Auto" || mode == "auto"
 }
 
-// spreadIndex indexes the Services whose endpoints are allocated to zones.
+// spreadIndex indexes the Services with endpoints that are allocated to zones.
 const spreadIndex = "keelson.spread"
 
 func spreadKey(o api.Object) []string {
-	if spread(o.(*corev1.Service)) {
+	if wantsTopologyHints(o.(*corev1.Service)) {
 		return []string{"auto"}
 	}
 	return nil
 }
 
-// near returns the hints for spec.trafficDistribution: a ready endpoint is for its own zone and,
-// with PreferSameNode, for its own node.
-func near(svc *corev1.Service, e *discoveryv1.Endpoint) *discoveryv1.EndpointHints {
-	if !deref(e.Conditions.Ready) || spread(svc) {
+// trafficDistributionHints returns the hints for spec.trafficDistribution: a ready endpoint is for
+// its own zone and, with PreferSameNode, for its own node.
+func trafficDistributionHints(svc *corev1.Service, e *discoveryv1.Endpoint) *discoveryv1.EndpointHints {
+	if !valueOrZero(e.Conditions.Ready) || wantsTopologyHints(svc) {
 		return nil
 	}
 	var hints discoveryv1.EndpointHints
-	switch deref(svc.Spec.TrafficDistribution) {
+	switch valueOrZero(svc.Spec.TrafficDistribution) {
 	case corev1.ServiceTrafficDistributionPreferSameNode:
 		if e.NodeName != nil {
 			hints.ForNodes = []discoveryv1.ForNode{{Name: *e.NodeName}}
@@ -85,15 +85,15 @@ func (a addresses) shareOut(family discoveryv1.AddressType, have []*discoveryv1.
 	for _, s := range have {
 		for i := range s.Endpoints {
 			if h := s.Endpoints[i].Hints; h != nil && len(h.ForZones) == 1 && s.AddressType == family {
-				now[identity(s.Endpoints[i])] = h.ForZones[0].Name
+				now[endpointIdentity(s.Endpoints[i])] = h.ForZones[0].Name
 			}
 		}
 	}
-	ready := a.ready(family)
-	if why := unshared(ready, cpu); why != "" {
+	ready := a.readyEndpoints(family)
+	if why := hintObstacle(ready, cpu); why != "" {
 		return Note{corev1.EventTypeWarning, hintsDisabled, fmt.Sprintf("no hints for %s endpoints: %s", family, why)}
 	}
-	for e, zone := range allot(ready, now, cpu) {
+	for e, zone := range allocateZones(ready, now, cpu) {
 		e.Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: zone}}}
 	}
 	if len(now) > 0 {
@@ -102,22 +102,22 @@ func (a addresses) shareOut(family discoveryv1.AddressType, have []*discoveryv1.
 	return Note{corev1.EventTypeNormal, hintsEnabled, fmt.Sprintf("%s endpoints are allocated to %d zones", family, len(cpu))}
 }
 
-// ready returns the ready endpoints of a family, sorted by identity.
-func (a addresses) ready(family discoveryv1.AddressType) []*discoveryv1.Endpoint {
+// readyEndpoints returns the ready endpoints of a family, sorted by identity.
+func (a addresses) readyEndpoints(family discoveryv1.AddressType) []*discoveryv1.Endpoint {
 	var out []*discoveryv1.Endpoint
 	for g, c := range a {
 		for i := range c.endpoints {
-			if g.family == family && deref(c.endpoints[i].Conditions.Ready) {
+			if g.family == family && valueOrZero(c.endpoints[i].Conditions.Ready) {
 				out = append(out, &c.endpoints[i])
 			}
 		}
 	}
-	slices.SortFunc(out, func(a, b *discoveryv1.Endpoint) int { return cmp.Compare(identity(*a), identity(*b)) })
+	slices.SortFunc(out, func(a, b *discoveryv1.Endpoint) int { return cmp.Compare(endpointIdentity(*a), endpointIdentity(*b)) })
 	return out
 }
 
-// unshared returns why endpoints cannot be allocated to zones, or "".
-func unshared(ready []*discoveryv1.Endpoint, cpu map[string]int64) string {
+// hintObstacle returns why endpoints cannot be allocated to zones, or "".
+func hintObstacle(ready []*discoveryv1.Endpoint, cpu map[string]int64) string {
 	switch {
 	case cpu == nil:
 		return "a node has no zone, or no allocatable CPU"
@@ -125,7 +125,7 @@ func unshared(ready []*discoveryv1.Endpoint, cpu map[string]int64) string {
 		return "there are no ready nodes in two zones"
 	case len(ready) < len(cpu):
 		return fmt.Sprintf("there are %d ready endpoints for %d zones", len(ready), len(cpu))
-	case slices.ContainsFunc(ready, func(e *discoveryv1.Endpoint) bool { return deref(e.Zone) == "" }):
+	case slices.ContainsFunc(ready, func(e *discoveryv1.Endpoint) bool { return valueOrZero(e.Zone) == "" }):
 		return "an endpoint has no zone"
 	}
 	sum := 0
@@ -175,14 +175,14 @@ func partsOf(n int, cpu map[string]int64) map[string]int {
 	return parts
 }
 
-// allot returns the zone of each endpoint. An endpoint keeps its hinted zone; an endpoint without a
-// hint gets its own zone. If that gives a zone less than its minimum, all endpoints are allocated
-// again. Each endpoint then gets its own zone, up to the zone's part. Endpoints above that part go
-// to other zones; endpoints that were in another zone before stay there.
-func allot(ready []*discoveryv1.Endpoint, now map[string]string, cpu map[string]int64) map[*discoveryv1.Endpoint]string {
+// allocateZones returns the zone of each endpoint. An endpoint keeps its hinted zone; an endpoint
+// without a hint gets its own zone. If that gives a zone less than its minimum, all endpoints are
+// allocated again. Each endpoint then gets its own zone, up to the zone's part. Endpoints above
+// that part go to other zones; endpoints that were in another zone before stay there.
+func allocateZones(ready []*discoveryv1.Endpoint, now map[string]string, cpu map[string]int64) map[*discoveryv1.Endpoint]string {
 	out, count := map[*discoveryv1.Endpoint]string{}, map[string]int{}
 	for _, e := range ready {
-		zone := now[identity(*e)]
+		zone := now[endpointIdentity(*e)]
 		if _, known := cpu[zone]; !known {
 			zone = *e.Zone
 		}
@@ -211,7 +211,7 @@ func allot(ready []*discoveryv1.Endpoint, now map[string]string, cpu map[string]
 		}
 	}
 	stays := func(e *discoveryv1.Endpoint) string {
-		if now[identity(*e)] != *e.Zone {
+		if now[endpointIdentity(*e)] != *e.Zone {
 			return ""
 		}
 		return *e.Zone
@@ -220,10 +220,10 @@ func allot(ready []*discoveryv1.Endpoint, now map[string]string, cpu map[string]
 	// An endpoint that is already in another zone stays there if its own zone cannot hold all of
 	// its endpoints.
 	take(func(e *discoveryv1.Endpoint) string {
-		if now[identity(*e)] == "" || room[*e.Zone] > 0 {
+		if now[endpointIdentity(*e)] == "" || room[*e.Zone] > 0 {
 			return *e.Zone
 		}
-		return now[identity(*e)]
+		return now[endpointIdentity(*e)]
 	})
 	take(func(e *discoveryv1.Endpoint) string { return *e.Zone })
 	for _, zone := range slices.Sorted(maps.Keys(room)) {
@@ -232,13 +232,13 @@ func allot(ready []*discoveryv1.Endpoint, now map[string]string, cpu map[string]
 	return out
 }
 
-// cpus returns the total allocatable CPU of the ready nodes of each zone. It returns nil if a node
-// has no zone or no CPU. Control-plane nodes do not count, because workloads usually do not run on
-// them.
+// zoneCPUs returns the total allocatable CPU of the ready nodes of each zone. It returns nil if a
+// node has no zone or no CPU. Control-plane nodes do not count, because workloads usually do not
+// run on them.
 func zoneCPUs(nodes []*corev1.Node) map[string]int64 {
 	out := map[string]int64{}
 	for _, n := range nodes {
-		zone, excluded, ready, cpu := capacity(n)
+		zone, excluded, ready, cpu := nodeCapacity(n)
 		if excluded || !ready {
 			continue
 		}
@@ -250,9 +250,9 @@ func zoneCPUs(nodes []*corev1.Node) map[string]int64 {
 	return out
 }
 
-// capacity returns a node's zone, whether it is a control-plane node, whether it is ready, and its
-// CPU.
-func capacity(n *corev1.Node) (zone string, excluded, ready bool, cpu int64) {
+// nodeCapacity returns a node's zone, whether it is a control-plane node, whether it is ready, and
+// its CPU.
+func nodeCapacity(n *corev1.Node) (zone string, excluded, ready bool, cpu int64) {
 	_, plane := n.Labels["node-role.kubernetes.io/control-plane"]
 	_, master := n.Labels["node-role.kubernetes.io/master"]
 	ready = slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
@@ -263,7 +263,7 @@ func capacity(n *corev1.Node) (zone string, excluded, ready bool, cpu int64) {
 
 // sameCapacity reports whether two versions of a node contribute the same to the CPU of a zone.
 func sameCapacity(a, b *corev1.Node) bool {
-	zoneA, exA, readyA, cpuA := capacity(a)
-	zoneB, exB, readyB, cpuB := capacity(b)
+	zoneA, exA, readyA, cpuA := nodeCapacity(a)
+	zoneB, exB, readyB, cpuB := nodeCapacity(b)
 	return zoneA == zoneB && exA == exB && readyA == readyB && cpuA == cpuB
 }

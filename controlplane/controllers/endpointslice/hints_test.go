@@ -190,7 +190,7 @@ func TestHintsComeToRest(t *testing.T) {
 			fairly(t, svc, have, zones.CPU)
 			again := Reconcile(svc, pods, have, zones)
 			if len(again.Create)+len(again.Update)+len(again.Delete) > 0 {
-				t.Fatalf("%+v %v not at rest: %+v", svc.Annotations, deref(svc.Spec.TrafficDistribution), again)
+				t.Fatalf("%+v %v not at rest: %+v", svc.Annotations, valueOrZero(svc.Spec.TrafficDistribution), again)
 			}
 		}
 	})
@@ -199,7 +199,7 @@ func TestHintsComeToRest(t *testing.T) {
 // fairly checks that either every ready endpoint has a zone hint and no zone has too few endpoints,
 // or no endpoint has a hint.
 func fairly(t *rapid.T, svc *corev1.Service, have []*discoveryv1.EndpointSlice, cpu map[string]int64) {
-	if !spread(svc) {
+	if !wantsTopologyHints(svc) {
 		return
 	}
 	count, ready, hinted := map[string]int{}, 0, 0

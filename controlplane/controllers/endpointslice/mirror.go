@@ -33,9 +33,9 @@ const (
 // Skipped counts the addresses of Endpoints that no slice contains.
 type Skipped struct{ TooMany, Invalid int }
 
-// mirrors reports whether the Endpoints of a Service are copied to slices: Endpoints that a user
+// isMirrored reports whether the Endpoints of a Service are copied to slices: Endpoints that a user
 // manages, of a Service without a selector.
-func mirrors(svc *corev1.Service, e *corev1.Endpoints) bool {
+func isMirrored(svc *corev1.Service, e *corev1.Endpoints) bool {
 	_, ours := e.Labels[endpointsManagedBy]
 	_, election := e.Annotations[leaderAnnotation]
 	return len(svc.Spec.Selector) == 0 && svc.Spec.Type != corev1.ServiceTypeExternalName && e.DeletionTimestamp == nil &&
@@ -59,17 +59,17 @@ func Mirror(e *corev1.Endpoints, have []*discoveryv1.EndpointSlice) (Plan, Skipp
 	wanted := addresses{}
 	var skipped Skipped
 	for i := range e.Subsets {
-		skipped.add(wanted.mirror(&e.Subsets[i]))
+		skipped.addSkipped(wanted.addSubset(&e.Subsets[i]))
 	}
-	return src.plan(wanted, have), skipped
+	return src.planSlices(wanted, have), skipped
 }
 
-func (s *Skipped) add(more Skipped) {
+func (s *Skipped) addSkipped(more Skipped) {
 	s.TooMany, s.Invalid = s.TooMany+more.TooMany, s.Invalid+more.Invalid
 }
 
-// mirror adds the addresses of a subset, and returns the number of addresses that it skipped.
-func (a addresses) mirror(s *corev1.EndpointSubset) Skipped {
+// addSubset adds the addresses of a subset, and returns the number of addresses that it skipped.
+func (a addresses) addSubset(s *corev1.EndpointSubset) Skipped {
 	ports := make([]discoveryv1.EndpointPort, 0, len(s.Ports))
 	for i := range s.Ports {
 		p := &s.Ports[i]
@@ -96,7 +96,7 @@ func (a addresses) mirror(s *corev1.EndpointSubset) Skipped {
 		if from.Hostname != "" {
 			e.Hostname = &from.Hostname
 		}
-		a.add(family, ports, e)
+		a.addEndpoint(family, ports, e)
 	}
 	for i := range s.Addresses {
 		add(&s.Addresses[i], true)
@@ -135,7 +135,7 @@ func NewMirror(d controllers.Deps) *controllers.Controller {
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
 			m := &mirror{term: t, services: services, objects: objects, slices: controllers.ViewOf[*discoveryv1.EndpointSlice](t, slices)}
-			return m.reconcile
+			return m.reconcileMirror
 		},
 	}
 }
@@ -147,13 +147,13 @@ type mirror struct {
 	slices            *controllers.View[*discoveryv1.EndpointSlice]
 }
 
-func (m *mirror) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (m *mirror) reconcileMirror(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	name := key.Namespace + "/" + key.Name
-	have := standing(m.slices, mirrorIndex, name)
+	have := activeSlices(m.slices, mirrorIndex, name)
 	e, ok := controllers.Cached[*corev1.Endpoints](m.objects, key.Namespace, key.Name)
 	svc, there := controllers.Cached[*corev1.Service](m.services, key.Namespace, key.Name)
-	if !ok || !there || !mirrors(svc, e) {
-		return 0, write(ctx, m.term, m.slices, name, Plan{Delete: have})
+	if !ok || !there || !isMirrored(svc, e) {
+		return 0, writePlan(ctx, m.term, m.slices, name, Plan{Delete: have})
 	}
 	plan, skipped := Mirror(e, have)
 	if len(plan.Create)+len(plan.Update)+len(plan.Delete) == 0 {
@@ -167,5 +167,5 @@ func (m *mirror) reconcile(ctx context.Context, key controllers.Key) (time.Durat
 		m.term.Events.Eventf(e, corev1.EventTypeWarning, "TooManyAddressesToMirror",
 			"%d addresses are not mirrored to EndpointSlices: at most %d addresses of a subset are mirrored", skipped.TooMany, MaxMirrored)
 	}
-	return 0, write(ctx, m.term, m.slices, name, plan)
+	return 0, writePlan(ctx, m.term, m.slices, name, plan)
 }

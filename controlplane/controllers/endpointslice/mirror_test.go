@@ -102,7 +102,7 @@ func TestWhatIsMirrored(t *testing.T) {
 		if c.e != nil {
 			c.e(e)
 		}
-		if got := mirrors(svc, e); got != c.want {
+		if got := isMirrored(svc, e); got != c.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}

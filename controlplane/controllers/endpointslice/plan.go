@@ -39,7 +39,7 @@ type group struct {
 	ports  string // canonical form of the ports
 }
 
-// source is the object whose addresses the slices contain, with the metadata of the slices.
+// source is the object that has the addresses in the slices, with the metadata of the slices.
 type source struct {
 	namespace, name string // name is the name of the Service and the prefix of the names of the slices
 	owner           metav1.OwnerReference
@@ -58,19 +58,19 @@ type content struct {
 	known     map[string]bool // by identity
 }
 
-// add adds an endpoint unless it is present.
-func (a addresses) add(family discoveryv1.AddressType, ports []discoveryv1.EndpointPort, e discoveryv1.Endpoint) {
-	g := group{family, canonical(ports)}
+// addEndpoint adds an endpoint unless it is present.
+func (a addresses) addEndpoint(family discoveryv1.AddressType, ports []discoveryv1.EndpointPort, e discoveryv1.Endpoint) {
+	g := group{family, portsKey(ports)}
 	if a[g] == nil {
 		a[g] = &content{ports: ports, known: map[string]bool{}}
 	}
-	if who := identity(e); !a[g].known[who] {
+	if who := endpointIdentity(e); !a[g].known[who] {
 		a[g].known[who] = true
 		a[g].endpoints = append(a[g].endpoints, e)
 	}
 }
 
-func (a addresses) has(f discoveryv1.AddressType) bool {
+func (a addresses) hasFamily(f discoveryv1.AddressType) bool {
 	for g := range a {
 		if g.family == f {
 			return true
@@ -89,14 +89,14 @@ func Reconcile(svc *corev1.Service, pods []*corev1.Pod, have []*discoveryv1.Endp
 		}
 		ports := podPorts(svc, pod)
 		for _, family := range src.families {
-			if e, ok := endpoint(svc, pod, family, nodes.Zone); ok {
-				wanted.add(family, ports, e)
+			if e, ok := podEndpoint(svc, pod, family, nodes.Zone); ok {
+				wanted.addEndpoint(family, ports, e)
 			}
 		}
 	}
 	var notes []Note
 	for _, family := range src.families {
-		if !spread(svc) {
+		if !wantsTopologyHints(svc) {
 			continue
 		}
 		if note := wanted.shareOut(family, have, nodes.CPU); note != (Note{}) {
@@ -112,7 +112,7 @@ func Reconcile(svc *corev1.Service, pods []*corev1.Pod, have []*discoveryv1.Endp
 			foreign = append(foreign, s)
 		}
 	}
-	plan := src.plan(wanted, owned)
+	plan := src.planSlices(wanted, owned)
 	// Foreign slices are not reused: the garbage collector deletes the slices of a previous Service of the same name.
 	plan.Delete = append(plan.Delete, foreign...)
 	slices.SortFunc(plan.Delete, byName)
@@ -143,14 +143,15 @@ func ofService(svc *corev1.Service) source {
 	}
 }
 
-// plan compares the wanted endpoints with the existing slices and returns the necessary writes.
-func (src *source) plan(wanted addresses, have []*discoveryv1.EndpointSlice) Plan {
+// planSlices compares the wanted endpoints with the existing slices and returns the necessary
+// writes.
+func (src *source) planSlices(wanted addresses, have []*discoveryv1.EndpointSlice) Plan {
 	byGroup := map[group][]*discoveryv1.EndpointSlice{}
 	var plan Plan
 	for _, s := range have {
-		g := group{s.AddressType, canonical(s.Ports)}
+		g := group{s.AddressType, portsKey(s.Ports)}
 		_, used := wanted[g]
-		if !used && (!src.empty || wanted.has(g.family) || !slices.Contains(src.families, g.family)) || s.DeletionTimestamp != nil {
+		if !used && (!src.empty || wanted.hasFamily(g.family) || !slices.Contains(src.families, g.family)) || s.DeletionTimestamp != nil {
 			if s.DeletionTimestamp == nil {
 				plan.Delete = append(plan.Delete, s)
 			}
@@ -159,15 +160,15 @@ func (src *source) plan(wanted addresses, have []*discoveryv1.EndpointSlice) Pla
 		byGroup[g] = append(byGroup[g], s)
 	}
 	for _, family := range src.families {
-		if src.empty && !wanted.has(family) {
+		if src.empty && !wanted.hasFamily(family) {
 			src.oneEmpty(family, byGroup, &plan)
 		}
 	}
 	for g, c := range wanted {
-		plan.fill(src, g, c, byGroup[g])
+		plan.fillGroup(src, g, c, byGroup[g])
 	}
-	plan.sort()
-	plan.recycle()
+	plan.sortByName()
+	plan.reuseDeleted()
 	return plan
 }
 
@@ -180,7 +181,7 @@ func (src *source) oneEmpty(family discoveryv1.AddressType, byGroup map[group][]
 		}
 	}
 	if len(have) == 0 {
-		plan.Create = append(plan.Create, src.slice(family, nil, nil))
+		plan.Create = append(plan.Create, src.newSlice(family, nil, nil))
 		return
 	}
 	slices.SortFunc(have, byName)
@@ -188,20 +189,20 @@ func (src *source) oneEmpty(family discoveryv1.AddressType, byGroup map[group][]
 	next := have[0].DeepCopy()
 	next.Endpoints = []discoveryv1.Endpoint{}
 	next.Ports = []discoveryv1.EndpointPort{}
-	if src.mark(next) || len(have[0].Endpoints) > 0 || len(have[0].Ports) > 0 {
+	if src.labelSlice(next) || len(have[0].Endpoints) > 0 || len(have[0].Ports) > 0 {
 		plan.Update = append(plan.Update, next)
 	}
 }
 
-// fill plans the slices of one group. Existing endpoints stay in their slice or are updated there.
-// New endpoints go to existing slices with free capacity, then to new slices.
-func (p *Plan) fill(src *source, g group, c *content, have []*discoveryv1.EndpointSlice) {
+// fillGroup plans the slices of one group. Existing endpoints stay in their slice or are updated
+// there. New endpoints go to existing slices with free capacity, then to new slices.
+func (p *Plan) fillGroup(src *source, g group, c *content, have []*discoveryv1.EndpointSlice) {
 	wanted := c.endpoints
-	slices.SortFunc(wanted, func(a, b discoveryv1.Endpoint) int { return cmp.Compare(identity(a), identity(b)) })
+	slices.SortFunc(wanted, func(a, b discoveryv1.Endpoint) int { return cmp.Compare(endpointIdentity(a), endpointIdentity(b)) })
 	slices.SortFunc(have, byName)
 	missing := map[string]discoveryv1.Endpoint{}
 	for _, e := range wanted {
-		missing[identity(e)] = e
+		missing[endpointIdentity(e)] = e
 	}
 	type draft struct {
 		slice   *discoveryv1.EndpointSlice
@@ -212,21 +213,21 @@ func (p *Plan) fill(src *source, g group, c *content, have []*discoveryv1.Endpoi
 		d := draft{slice: s.DeepCopy()}
 		d.slice.Endpoints = d.slice.Endpoints[:0]
 		for _, old := range s.Endpoints {
-			e, ok := missing[identity(old)]
+			e, ok := missing[endpointIdentity(old)]
 			if !ok {
 				d.changed = true
 				continue
 			}
-			delete(missing, identity(old))
+			delete(missing, endpointIdentity(old))
 			d.changed = d.changed || !equality.Semantic.DeepEqual(e, old)
 			d.slice.Endpoints = append(d.slice.Endpoints, e)
 		}
-		d.changed = src.mark(d.slice) || d.changed
+		d.changed = src.labelSlice(d.slice) || d.changed
 		drafts = append(drafts, d)
 	}
 	rest := make([]discoveryv1.Endpoint, 0, len(missing))
 	for _, e := range wanted {
-		if _, ok := missing[identity(e)]; ok {
+		if _, ok := missing[endpointIdentity(e)]; ok {
 			rest = append(rest, e)
 		}
 	}
@@ -248,14 +249,14 @@ func (p *Plan) fill(src *source, g group, c *content, have []*discoveryv1.Endpoi
 	}
 	for len(rest) > 0 {
 		n := min(len(rest), MaxEndpoints)
-		p.Create = append(p.Create, src.slice(g.family, c.ports, slices.Clone(rest[:n])))
+		p.Create = append(p.Create, src.newSlice(g.family, c.ports, slices.Clone(rest[:n])))
 		rest = rest[n:]
 	}
 }
 
-// recycle replaces a deletion and a creation of the same family by one update. This saves a write,
-// and endpoints are available at all times.
-func (p *Plan) recycle() {
+// reuseDeleted replaces a deletion and a creation of the same family by one update. This saves a
+// write, and endpoints are available at all times.
+func (p *Plan) reuseDeleted() {
 	var create []*discoveryv1.EndpointSlice
 	for _, c := range p.Create {
 		i := slices.IndexFunc(p.Delete, func(d *discoveryv1.EndpointSlice) bool { return d.AddressType == c.AddressType })
@@ -274,19 +275,19 @@ func (p *Plan) recycle() {
 	p.Create = create
 }
 
-// sort makes the plan's order independent of map order.
-func (p *Plan) sort() {
+// sortByName makes the plan's order independent of map order.
+func (p *Plan) sortByName() {
 	slices.SortFunc(p.Update, byName)
 	slices.SortFunc(p.Delete, byName)
 	slices.SortStableFunc(p.Create, func(a, b *discoveryv1.EndpointSlice) int {
-		return cmp.Or(cmp.Compare(a.AddressType, b.AddressType), cmp.Compare(canonical(a.Ports), canonical(b.Ports)))
+		return cmp.Or(cmp.Compare(a.AddressType, b.AddressType), cmp.Compare(portsKey(a.Ports), portsKey(b.Ports)))
 	})
 }
 
 func byName(a, b *discoveryv1.EndpointSlice) int { return cmp.Compare(a.Name, b.Name) }
 
-// identity identifies an endpoint across updates: by the UID of its pod and its addresses.
-func identity(e discoveryv1.Endpoint) string {
+// endpointIdentity identifies an endpoint across updates: by the UID of its pod and its addresses.
+func endpointIdentity(e discoveryv1.Endpoint) string {
 	uid := ""
 	if e.TargetRef != nil {
 		uid = string(e.TargetRef.UID)
@@ -297,7 +298,7 @@ func identity(e discoveryv1.Endpoint) string {
 // Serves reports whether a pod belongs in its Service's slices: it has an address and is not
 // terminal. A terminating pod stays until it is deleted.
 func Serves(p *corev1.Pod) bool {
-	return !controllers.PodEnded(p) && (p.Status.PodIP != "" || len(p.Status.PodIPs) > 0)
+	return !controllers.IsPodTerminal(p) && (p.Status.PodIP != "" || len(p.Status.PodIPs) > 0)
 }
 
 // addressTypes returns the IP families of a Service.
@@ -316,14 +317,14 @@ func addressTypes(svc *corev1.Service) []discoveryv1.AddressType {
 	return out
 }
 
-// endpoint returns the endpoint of a pod for a family. It returns false if the pod has no address
-// of the family.
-func endpoint(svc *corev1.Service, p *corev1.Pod, family discoveryv1.AddressType, zones map[string]string) (discoveryv1.Endpoint, bool) {
+// podEndpoint returns the endpoint of a pod for a family. It returns false if the pod has no
+// address of the family.
+func podEndpoint(svc *corev1.Service, p *corev1.Pod, family discoveryv1.AddressType, zones map[string]string) (discoveryv1.Endpoint, bool) {
 	address, ok := controllers.PodAddress(p, family == discoveryv1.AddressTypeIPv6)
 	if !ok {
 		return discoveryv1.Endpoint{}, false
 	}
-	serving := controllers.PodReady(p)
+	serving := controllers.IsPodReady(p)
 	terminating := p.DeletionTimestamp != nil
 	ready := svc.Spec.PublishNotReadyAddresses || serving && !terminating
 	e := discoveryv1.Endpoint{
@@ -340,7 +341,7 @@ func endpoint(svc *corev1.Service, p *corev1.Pod, family discoveryv1.AddressType
 	if p.Spec.Hostname != "" && p.Spec.Subdomain == svc.Name && svc.Namespace == p.Namespace {
 		e.Hostname = &p.Spec.Hostname
 	}
-	e.Hints = near(svc, &e)
+	e.Hints = trafficDistributionHints(svc, &e)
 	return e, true
 }
 
@@ -360,17 +361,17 @@ func podPorts(svc *corev1.Service, p *corev1.Pod) []discoveryv1.EndpointPort {
 	return out
 }
 
-// canonical returns a string that is equal for equal sets of ports.
-func canonical(ports []discoveryv1.EndpointPort) string {
+// portsKey returns a string that is equal for equal sets of ports.
+func portsKey(ports []discoveryv1.EndpointPort) string {
 	parts := make([]string, 0, len(ports))
 	for _, p := range ports {
-		parts = append(parts, fmt.Sprint(deref(p.Name), "/", deref(p.Protocol), "/", deref(p.Port), "/", deref(p.AppProtocol)))
+		parts = append(parts, fmt.Sprint(valueOrZero(p.Name), "/", valueOrZero(p.Protocol), "/", valueOrZero(p.Port), "/", valueOrZero(p.AppProtocol)))
 	}
 	slices.Sort(parts)
 	return strings.Join(parts, " ")
 }
 
-func deref[T any](p *T) T {
+func valueOrZero[T any](p *T) T {
 	if p == nil {
 		var zero T
 		return zero
@@ -378,8 +379,8 @@ func deref[T any](p *T) T {
 	return *p
 }
 
-// slice returns a new slice of the source.
-func (src *source) slice(family discoveryv1.AddressType, ports []discoveryv1.EndpointPort, endpoints []discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
+// newSlice returns a new slice of the source.
+func (src *source) newSlice(family discoveryv1.AddressType, ports []discoveryv1.EndpointPort, endpoints []discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
 	if ports == nil {
 		ports = []discoveryv1.EndpointPort{}
 	}
@@ -392,12 +393,13 @@ func (src *source) slice(family discoveryv1.AddressType, ports []discoveryv1.End
 		Ports:       ports,
 		Endpoints:   endpoints,
 	}
-	src.mark(s)
+	src.labelSlice(s)
 	return s
 }
 
-// mark sets the labels and annotations of the source on a slice. It reports whether any changed.
-func (src *source) mark(s *discoveryv1.EndpointSlice) bool {
+// labelSlice sets the labels and annotations of the source on a slice. It reports whether any
+// changed.
+func (src *source) labelSlice(s *discoveryv1.EndpointSlice) bool {
 	changed := false
 	if !equality.Semantic.DeepEqual(src.labels, s.Labels) {
 		s.Labels, changed = maps.Clone(src.labels), true

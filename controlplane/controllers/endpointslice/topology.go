@@ -15,18 +15,18 @@ type topology struct {
 	nodes cache.SharedIndexInformer
 	stale *atomic.Bool // the CPU of a zone has changed
 
-	mu   sync.Mutex
-	cpu  map[string]int64
-	said map[controllers.Key]string // last recorded Events of each Service
+	mu         sync.Mutex
+	cpu        map[string]int64
+	lastEvents map[controllers.Key]string // last recorded Events of each Service
 }
 
 func newTopology(nodes cache.SharedIndexInformer, stale *atomic.Bool) *topology {
 	stale.Store(true)
-	return &topology{nodes: nodes, stale: stale, said: map[controllers.Key]string{}}
+	return &topology{nodes: nodes, stale: stale, lastEvents: map[controllers.Key]string{}}
 }
 
-// cpus returns the current CPU of the zones. Callers must not modify the map.
-func (t *topology) cpus() map[string]int64 {
+// zoneCPUs returns the current CPU of the zones. Callers must not modify the map.
+func (t *topology) zoneCPUs() map[string]int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.stale.Swap(false) {
@@ -39,23 +39,23 @@ func (t *topology) cpus() map[string]int64 {
 	return t.cpu
 }
 
-// news reports whether text differs from the last recorded Events of a Service, and records it. An
-// empty text removes the record and returns false.
-func (t *topology) news(key controllers.Key, text string) bool {
+// isNewEvent reports whether text differs from the last recorded Events of a Service, and records
+// it. An empty text removes the record and returns false.
+func (t *topology) isNewEvent(key controllers.Key, text string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.said[key] == text {
+	if t.lastEvents[key] == text {
 		return false
 	}
 	if text == "" {
-		delete(t.said, key)
+		delete(t.lastEvents, key)
 		return false
 	}
-	t.said[key] = text
+	t.lastEvents[key] = text
 	return true
 }
 
-// ofCapacity maps a node change that affects a zone's CPU to the Services whose endpoints are
+// ofCapacity maps a node change that affects a zone's CPU to the Services with endpoints that are
 // allocated to zones.
 func ofCapacity(services cache.SharedIndexInformer, stale *atomic.Bool, c controllers.Change[*corev1.Node]) []controllers.Key {
 	if c.Type == controllers.Updated && c.Old != nil && sameCapacity(c.Old, c.New) {

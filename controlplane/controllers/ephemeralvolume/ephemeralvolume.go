@@ -17,13 +17,13 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Conflict is a volume for whose claim another claim already has the name.
+// Conflict is a volume that cannot get its claim, because another claim already has the name.
 type Conflict struct{ Volume, Why string }
 
-// Plan returns the claims that a pod lacks, and the volumes whose claim cannot be created. claim
+// PlanClaims returns the claims that a pod lacks, and the volumes that cannot get a claim. claim
 // returns a claim of the pod's namespace.
-func Plan(p *corev1.Pod, claim func(name string) (*corev1.PersistentVolumeClaim, bool)) (missing []*corev1.PersistentVolumeClaim, taken []Conflict) {
-	if p.DeletionTimestamp != nil || controllers.PodEnded(p) {
+func PlanClaims(p *corev1.Pod, claim func(name string) (*corev1.PersistentVolumeClaim, bool)) (missing []*corev1.PersistentVolumeClaim, taken []Conflict) {
+	if p.DeletionTimestamp != nil || controllers.IsPodTerminal(p) {
 		return nil, nil
 	}
 	for i := range p.Spec.Volumes {
@@ -58,7 +58,7 @@ func claimFor(p *corev1.Pod, v *corev1.Volume) *corev1.PersistentVolumeClaim {
 func New(d controllers.Deps) *controllers.Controller {
 	pods := client.Informer[*corev1.Pod](d.Informers)
 	claims := client.Informer[*corev1.PersistentVolumeClaim](d.Informers)
-	controllers.Index(pods, controllers.PodClaimIndex, controllers.PodClaims)
+	controllers.Index(pods, controllers.PodClaimIndex, controllers.PodClaimKeys)
 	return &controllers.Controller{
 		Name:    "ephemeral-volume-controller",
 		Workers: 4,
@@ -93,7 +93,7 @@ func New(d controllers.Deps) *controllers.Controller {
 				if !ok {
 					return 0, nil
 				}
-				return 0, reconcile(ctx, t, view, p)
+				return 0, reconcilePod(ctx, t, view, p)
 			}
 		},
 	}
@@ -108,10 +108,10 @@ func hasEphemeral(p *corev1.Pod) bool {
 	return false
 }
 
-// reconcile creates missing claims. If another claim has the name, its deletion queues the pod
+// reconcilePod creates missing claims. If another claim has the name, its deletion queues the pod
 // again.
-func reconcile(ctx context.Context, t *controllers.Term, view *controllers.View[*corev1.PersistentVolumeClaim], p *corev1.Pod) error {
-	missing, taken := Plan(p, func(name string) (*corev1.PersistentVolumeClaim, bool) { return view.Get(p.Namespace, name) })
+func reconcilePod(ctx context.Context, t *controllers.Term, view *controllers.View[*corev1.PersistentVolumeClaim], p *corev1.Pod) error {
+	missing, taken := PlanClaims(p, func(name string) (*corev1.PersistentVolumeClaim, bool) { return view.Get(p.Namespace, name) })
 	for _, c := range taken {
 		t.Events.Eventf(p, corev1.EventTypeWarning, "FailedBinding", "ephemeral volume %s: %s", c.Volume, c.Why)
 	}
@@ -119,12 +119,12 @@ func reconcile(ctx context.Context, t *controllers.Term, view *controllers.View[
 		made, err := client.Create(ctx, t.Client, c)
 		switch {
 		case apierrors.IsAlreadyExists(err): // the cache will show to which pod the claim belongs
-			return controllers.Race("claim %s/%s of pod %s: %w", c.Namespace, c.Name, p.Name, err)
+			return controllers.RaceError("claim %s/%s of pod %s: %w", c.Namespace, c.Name, p.Name, err)
 		case err != nil:
 			t.Events.Eventf(p, corev1.EventTypeWarning, "FailedBinding", "ephemeral volume of claim %s: %v", c.Name, err)
 			return fmt.Errorf("creating claim %s/%s of pod %s: %w", c.Namespace, c.Name, p.Name, err)
 		}
-		view.Wrote(made)
+		view.RecordWrite(made)
 	}
 	return nil
 }

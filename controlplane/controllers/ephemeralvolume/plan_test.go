@@ -22,7 +22,7 @@ func TestPlan(t *testing.T) {
 	}
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: "u1"}, Spec: corev1.PodSpec{Volumes: []corev1.Volume{
 		ephemeral("one"), {Name: "plain", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}, ephemeral("two")}}}
-	missing, taken := Plan(pod, func(string) (*corev1.PersistentVolumeClaim, bool) { return nil, false })
+	missing, taken := PlanClaims(pod, func(string) (*corev1.PersistentVolumeClaim, bool) { return nil, false })
 	if len(missing) != 2 || len(taken) != 0 {
 		t.Fatalf("%d missing, %v", len(missing), taken)
 	}
@@ -37,7 +37,7 @@ func TestPlan(t *testing.T) {
 	}
 	find := func(name string) (*corev1.PersistentVolumeClaim, bool) { c, ok := have[name]; return c, ok }
 	result := func() string {
-		missing, taken := Plan(pod, find)
+		missing, taken := PlanClaims(pod, find)
 		return fmt.Sprint(len(missing), taken)
 	}
 	for _, step := range []struct {

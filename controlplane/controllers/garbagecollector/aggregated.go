@@ -62,8 +62,8 @@ func sourceOf(r controllers.AggregatedResource) source {
 		GVK: r.GroupVersionResource.GroupVersion().WithKind(r.Kind)}}
 }
 
-// dependents returns the objects of the last lists that have uid as an owner.
-func (a *aggregated) dependents(uid types.UID) []dependent {
+// listDependents returns the objects of the last lists that have uid as an owner.
+func (a *aggregated) listDependents(uid types.UID) []dependent {
 	if a == nil {
 		return nil
 	}
@@ -72,9 +72,9 @@ func (a *aggregated) dependents(uid types.UID) []dependent {
 	return a.owned[uid]
 }
 
-// listed returns the object of an owner reference from the last list of its resource. It returns
-// nil if that list failed or has no object of that name and UID.
-func (a *aggregated) listed(r metav1.OwnerReference, gr schema.GroupResource) api.Object {
+// findListed returns the object of an owner reference from the last list of its resource. It
+// returns nil if that list failed or has no object of that name and UID.
+func (a *aggregated) findListed(r metav1.OwnerReference, gr schema.GroupResource) api.Object {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if k := a.kinds[gr]; k != nil && k.err == nil && k.objects[r.UID] != nil && k.objects[r.UID].GetName() == r.Name {
@@ -99,7 +99,7 @@ func (c *collector) listAll(ctx context.Context, all sources) ([]*aggregatedKind
 	}
 	if !a.began.After(called) {
 		began := time.Now()
-		for _, uid := range a.refresh(ctx) {
+		for _, uid := range a.refreshLists(ctx) {
 			c.enqueueDependents(all, uid)
 		}
 		a.began = began
@@ -109,9 +109,9 @@ func (c *collector) listAll(ctx context.Context, all sources) ([]*aggregatedKind
 	return slices.Collect(maps.Values(a.kinds)), ctx.Err()
 }
 
-// refresh lists all resources in discovery and returns the UIDs of objects that no longer exist. A
-// kind whose server does not respond keeps the objects of its last list.
-func (a *aggregated) refresh(ctx context.Context) (gone []types.UID) {
+// refreshLists lists all resources in discovery and returns the UIDs of objects that no longer
+// exist. The kind of an unresponsive server keeps the objects of its last list.
+func (a *aggregated) refreshLists(ctx context.Context) (gone []types.UID) {
 	found, unknown := a.apis.Discover(ctx)
 	fresh := map[schema.GroupResource]*aggregatedKind{}
 	servers := map[schema.GroupVersion][]*aggregatedKind{}
@@ -127,7 +127,7 @@ func (a *aggregated) refresh(ctx context.Context) (gone []types.UID) {
 	}
 	lists := slices.Collect(maps.Values(servers))
 	_ = controllers.InParallel(ctx, len(lists), func(ctx context.Context, i int) error {
-		a.list(ctx, lists[i])
+		a.listKinds(ctx, lists[i])
 		return nil
 	})
 	a.mu.Lock()
@@ -161,8 +161,8 @@ func (a *aggregated) refresh(ctx context.Context) (gone []types.UID) {
 	return gone
 }
 
-// list lists the objects of all kinds of one group version.
-func (a *aggregated) list(ctx context.Context, kinds []*aggregatedKind) {
+// listKinds lists the objects of all kinds of one group version.
+func (a *aggregated) listKinds(ctx context.Context, kinds []*aggregatedKind) {
 	ctx, cancel := context.WithTimeout(ctx, listTime)
 	defer cancel()
 	left := listBytes
@@ -181,7 +181,7 @@ func (a *aggregated) list(ctx context.Context, kinds []*aggregatedKind) {
 	}
 }
 
-// scanAggregated lists the objects of aggregated APIs, deletes those whose owners are gone, and
+// scanAggregated lists the objects of aggregated APIs, deletes those without existing owners, and
 // queues the dependents of objects that no longer exist.
 func (c *collector) scanAggregated(ctx context.Context, all sources) {
 	kinds, err := c.listAll(ctx, all)
@@ -207,54 +207,54 @@ func (c *collector) scanAggregated(ctx context.Context, all sources) {
 }
 
 func (c *collector) enqueueDependents(all sources, uid types.UID) {
-	for name, deps := range all.dependents(uid) {
+	for name, deps := range all.cachedDependents(uid) {
 		for _, d := range deps {
-			c.term.Enqueue(key(name, d))
+			c.term.Enqueue(objectKey(name, d))
 		}
 	}
 }
 
-// reconcileAggregated does for an object of an aggregated API what reconcile does for other
+// reconcileAggregated does for an object of an aggregated API what reconcileObject does for other
 // objects.
 func (c *collector) reconcileAggregated(ctx context.Context, all sources, s source, obj api.Object) error {
 	if obj.GetDeletionTimestamp() != nil {
 		switch {
 		case slices.Contains(obj.GetFinalizers(), metav1.FinalizerOrphanDependents):
-			return c.orphan(ctx, all, s, obj)
+			return c.orphanDependents(ctx, all, s, obj)
 		case slices.Contains(obj.GetFinalizers(), metav1.FinalizerDeleteDependents):
-			return c.foreground(ctx, all, s, obj)
+			return c.processForegroundDeletion(ctx, all, s, obj)
 		}
 		return nil
 	}
 	if len(obj.GetOwnerReferences()) == 0 {
 		return nil
 	}
-	owners, _, err := c.owners(ctx, all, s, obj, false)
+	owners, _, err := c.resolveOwners(ctx, all, s, obj, false)
 	if err != nil {
 		return err
 	}
 	held := true
 	if lostSome(owners) {
-		if held, err = c.held(ctx, all, s, obj); err != nil {
+		if held, err = c.isHeldFromOutside(ctx, all, s, obj); err != nil {
 			return err
 		}
 	}
 	switch v := Judge(obj, owners, held, func() bool { return c.hasDependents(all, obj) }); {
 	case v.Delete != "":
-		return c.delete(ctx, s, obj, v.Delete)
+		return c.deleteJudged(ctx, s, obj, v.Delete)
 	case len(v.Detach) > 0:
-		return c.detach(ctx, s, obj, v.Detach...)
+		return c.removeReferences(ctx, s, obj, v.Detach...)
 	}
 	return nil
 }
 
-// owner returns the state of an owner whose kind this API does not store, and the owner if it
-// exists. The state is Absent only if its server has returned 404 or an object with another UID,
-// and if discovery still contains the resource afterwards. After any other failure the state is
-// Solid. If cached is true, the last list may also show that the owner exists.
-func (a *aggregated) owner(ctx context.Context, s source, obj api.Object, r metav1.OwnerReference, cached bool) Owner {
+// resolveOwner returns the state of an owner of a kind that this API does not store, and the owner
+// if it exists. The state is Absent only if its server has returned 404 or an object with another
+// UID, and if discovery still contains the resource afterwards. After any other failure the state
+// is Solid. If cached is true, the last list may also show that the owner exists.
+func (a *aggregated) resolveOwner(ctx context.Context, s source, obj api.Object, r metav1.OwnerReference, cached bool) Owner {
 	unanswered := Owner{Ref: r, State: Solid, Unanswered: true}
-	res, ok, stale := a.find(ctx, r)
+	res, ok, stale := a.findResource(ctx, r)
 	if !ok || res.Namespaced && !s.kind.Namespaced || !res.Supports("get") {
 		return Owner{Ref: r, State: Solid, Unanswered: stale}
 	}
@@ -262,7 +262,7 @@ func (a *aggregated) owner(ctx context.Context, s source, obj api.Object, r meta
 	if !res.Namespaced {
 		namespace = ""
 	}
-	if o := a.listed(r, res.GroupVersionResource.GroupResource()); cached && o != nil && o.GetNamespace() == namespace {
+	if o := a.findListed(r, res.GroupVersionResource.GroupResource()); cached && o != nil && o.GetNamespace() == namespace {
 		return Owner{Ref: r, State: stateOf(o), Object: o}
 	}
 	body, err := a.apis.Call(ctx, http.MethodGet, res.Path(namespace, r.Name), nil, nil)
@@ -279,27 +279,27 @@ func (a *aggregated) owner(ctx context.Context, s source, obj api.Object, r meta
 	if !apierrors.IsNotFound(err) {
 		return unanswered
 	}
-	if again, ok, _ := a.find(ctx, r); !ok || again.GroupVersionResource != res.GroupVersionResource {
+	if again, ok, _ := a.findResource(ctx, r); !ok || again.GroupVersionResource != res.GroupVersionResource {
 		return unanswered
 	}
 	return Owner{Ref: r, State: Absent}
 }
 
-// source returns the kind of an owner reference from discovery.
-func (a *aggregated) source(ctx context.Context, r metav1.OwnerReference) (source, bool) {
+// ownerSource returns the kind of an owner reference from discovery.
+func (a *aggregated) ownerSource(ctx context.Context, r metav1.OwnerReference) (source, bool) {
 	if a == nil {
 		return source{}, false
 	}
-	res, ok, _ := a.find(ctx, r)
+	res, ok, _ := a.findResource(ctx, r)
 	if !ok {
 		return source{}, false
 	}
 	return sourceOf(res), true
 }
 
-// find returns the resource of an owner reference from discovery. If there is none, stale reports
-// whether a server of the reference's group does not respond.
-func (a *aggregated) find(ctx context.Context, r metav1.OwnerReference) (res controllers.AggregatedResource, ok, stale bool) {
+// findResource returns the resource of an owner reference from discovery. If there is none, stale
+// reports whether a server of the reference's group does not respond.
+func (a *aggregated) findResource(ctx context.Context, r metav1.OwnerReference) (res controllers.AggregatedResource, ok, stale bool) {
 	gv, err := schema.ParseGroupVersion(r.APIVersion)
 	if err != nil {
 		return res, false, false
@@ -317,8 +317,8 @@ func (a *aggregated) find(ctx context.Context, r metav1.OwnerReference) (res con
 }
 
 // orphanAggregated removes the references to owner from the objects of aggregated APIs. It returns
-// an error for a known resource whose server does not respond, because its objects would be deleted
-// once the owner is gone.
+// an error for a known resource if its server does not respond, because its objects would be
+// deleted once the owner is gone.
 func (c *collector) orphanAggregated(ctx context.Context, all sources, s source, owner api.Object) error {
 	kinds, err := c.listAll(ctx, all)
 	errs := []error{err}
@@ -342,7 +342,7 @@ func (c *collector) orphanAggregated(ctx context.Context, all sources, s source,
 }
 
 func (c *collector) removeFinalizer(ctx context.Context, s source, obj api.Object, finalizer string) error {
-	return c.patchAggregated(ctx, s, obj, map[string]any{"finalizers": without(obj.GetFinalizers(), finalizer)})
+	return c.patchAggregated(ctx, s, obj, map[string]any{"finalizers": withoutString(obj.GetFinalizers(), finalizer)})
 }
 
 // patchAggregated changes the metadata of exactly the version that was judged.

@@ -48,7 +48,7 @@ func Held(obj api.Object, ownersOf func(o api.Object) ([]Owner, error)) (held, c
 			}
 		}
 	}
-	members := reach(obj.GetUID(), children)
+	members := reachableFrom(obj.GetUID(), children)
 	circular = len(children[obj.GetUID()]) > 0
 	for member := range members {
 		for _, owner := range owners[member] {
@@ -83,11 +83,11 @@ func MayGo(owner api.Object, dependentsOf func(o api.Object) []api.Object) bool 
 	}
 	// Objects in the owner's circle wait for the owner: they are both its dependents and its
 	// owners.
-	return len(reach(owner.GetUID(), owners)) == len(seen)
+	return len(reachableFrom(owner.GetUID(), owners)) == len(seen)
 }
 
-// reach returns from and all nodes that are reachable from it along edges.
-func reach(from types.UID, edges map[types.UID][]types.UID) map[types.UID]bool {
+// reachableFrom returns from and all nodes that are reachable from it along edges.
+func reachableFrom(from types.UID, edges map[types.UID][]types.UID) map[types.UID]bool {
 	found := map[types.UID]bool{from: true}
 	queue := []types.UID{from}
 	for len(queue) > 0 {

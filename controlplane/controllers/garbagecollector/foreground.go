@@ -13,25 +13,25 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// foreground queues the dependents of an owner in foreground deletion, and removes the owner's
-// finalizer when no dependent blocks it. Before that it lists the dependents from the API: a
-// dependent that is not cached yet would outlive its owner.
-func (c *collector) foreground(ctx context.Context, all sources, s source, owner api.Object) error {
-	for name, deps := range all.dependents(owner.GetUID()) {
+// processForegroundDeletion queues the dependents of an owner in foreground deletion, and removes
+// the owner's finalizer when no dependent blocks it. Before that it lists the dependents from the
+// API: a dependent that is not cached yet would outlive its owner.
+func (c *collector) processForegroundDeletion(ctx context.Context, all sources, s source, owner api.Object) error {
+	for name, deps := range all.cachedDependents(owner.GetUID()) {
 		for _, d := range deps {
 			// A dependent that is being deleted is queued when it changes. Queuing it here would
 			// make the members of a circle queue each other forever.
 			if d.GetDeletionTimestamp() == nil {
-				c.term.Enqueue(key(name, d))
+				c.term.Enqueue(objectKey(name, d))
 			}
 		}
 	}
 	cached := newBlockers(s.kind, owner, func(uid types.UID) []dependent {
-		return append(all.dependentsOf(uid), c.aggregated.dependents(uid)...)
+		return append(all.dependentsOf(uid), c.aggregated.listDependents(uid)...)
 	})
-	if !MayGo(owner, cached.of) {
+	if !MayGo(owner, cached.listBlockers) {
 		if cached.aggregated {
-			return controllers.Race("%s %s/%s still has dependents in an aggregated API",
+			return controllers.RaceError("%s %s/%s still has dependents in an aggregated API",
 				s.kind.GVK.Kind, owner.GetNamespace(), owner.GetName())
 		}
 		return nil // the deletion of each dependent queues this owner again
@@ -41,21 +41,21 @@ func (c *collector) foreground(ctx context.Context, all sources, s source, owner
 			return err
 		}
 	}
-	stored, err := c.stored(ctx, all, s, owner)
+	stored, err := c.listStored(ctx, all, s, owner)
 	if err != nil {
 		return err
 	}
 	live := newBlockers(s.kind, owner, func(uid types.UID) []dependent {
-		return append(slices.Clone(stored[uid]), c.aggregated.dependents(uid)...)
+		return append(slices.Clone(stored[uid]), c.aggregated.listDependents(uid)...)
 	})
-	if !MayGo(owner, live.of) {
-		return controllers.Race("%s %s/%s still has dependents", s.kind.GVK.Kind, owner.GetNamespace(), owner.GetName())
+	if !MayGo(owner, live.listBlockers) {
+		return controllers.RaceError("%s %s/%s still has dependents", s.kind.GVK.Kind, owner.GetNamespace(), owner.GetName())
 	}
 	if s.aggregated != nil {
 		return c.removeFinalizer(ctx, s, owner, metav1.FinalizerDeleteDependents)
 	}
-	return c.update(ctx, s, owner, func(o api.Object) {
-		o.SetFinalizers(without(o.GetFinalizers(), metav1.FinalizerDeleteDependents))
+	return c.updateJudged(ctx, s, owner, func(o api.Object) {
+		o.SetFinalizers(withoutString(o.GetFinalizers(), metav1.FinalizerDeleteDependents))
 	})
 }
 
@@ -78,9 +78,9 @@ func newBlockers(kind *api.Kind, owner api.Object, dependents func(uid types.UID
 	return &blockers{dependents: dependents, kinds: map[types.UID]*api.Kind{owner.GetUID(): kind}}
 }
 
-// of returns the objects that block the deletion of o. o must be the owner or an object that of has
-// returned.
-func (b *blockers) of(o api.Object) (out []api.Object) {
+// listBlockers returns the objects that block the deletion of o. o must be the owner or an object
+// that listBlockers has returned.
+func (b *blockers) listBlockers(o api.Object) (out []api.Object) {
 	for _, d := range b.dependents(o.GetUID()) {
 		if holdsUp(d.Object, o, b.kinds[o.GetUID()]) {
 			b.kinds[d.GetUID()] = d.kind
@@ -93,7 +93,7 @@ func (b *blockers) of(o api.Object) (out []api.Object) {
 
 // dependentsOf returns the cached objects that have uid as an owner.
 func (all sources) dependentsOf(uid types.UID) (out []dependent) {
-	for name, deps := range all.dependents(uid) {
+	for name, deps := range all.cachedDependents(uid) {
 		for _, d := range deps {
 			out = append(out, dependent{Object: d, kind: all[name].kind})
 		}
@@ -104,8 +104,8 @@ func (all sources) dependentsOf(uid types.UID) (out []dependent) {
 // storedObjects maps the UID of an owner to all stored objects that refer to it.
 type storedObjects map[types.UID][]dependent
 
-// stored lists the objects that may depend on owner, directly or not.
-func (c *collector) stored(ctx context.Context, all sources, s source, owner api.Object) (storedObjects, error) {
+// listStored lists the objects that may depend on owner, directly or not.
+func (c *collector) listStored(ctx context.Context, all sources, s source, owner api.Object) (storedObjects, error) {
 	var deps []source
 	for _, dep := range all {
 		if dep.kind.Namespaced || !s.kind.Namespaced {

@@ -47,7 +47,7 @@ func (all sources) isElsewhere(o source, namespace string, r metav1.OwnerReferen
 		if ns.GetName() == namespace {
 			continue
 		}
-		if _, ok := o.cached(ns.GetName(), r); ok {
+		if _, ok := o.cachedOwner(ns.GetName(), r); ok {
 			return true
 		}
 	}

@@ -26,8 +26,8 @@ import (
 const ownerIndex = "keelson.owner"
 
 // Bounds of the delay after which an object is judged again that has an owner of an unknown kind,
-// or an owner whose deletion may not be observed. The delay is short at first, because the kind or
-// the owner may just have been created, and then doubles.
+// or an owner that may be deleted unobserved. The delay is short at first, because the kind or the
+// owner may just have been created, and then doubles.
 const (
 	minStrangerRetry = time.Second
 	maxStrangerRetry = 5 * time.Minute
@@ -44,17 +44,17 @@ type source struct {
 // sources holds all collectable kinds by their group and resource. It is immutable.
 type sources map[string]source
 
-// living returns the current sources. Kinds are added and removed at run time.
-type living struct {
+// currentKinds returns the current sources. Kinds are added and removed at run time.
+type currentKinds struct {
 	kinds *client.EveryKind
 	now   atomic.Pointer[drawn]
 	heard sync.Map // set of *api.Kind: kinds of which the collector has received a change
 }
 
-// follows reports whether the collector receives the deletion of a cached object of a kind. The
-// informer of a custom resource may cache its first object before the collector's handler is
-// registered.
-func (g *living) follows(k *api.Kind) bool {
+// observesDeletions reports whether the collector receives the deletion of a cached object of a
+// kind. The informer of a custom resource may cache its first object before the collector's handler
+// is registered.
+func (g *currentKinds) observesDeletions(k *api.Kind) bool {
 	if k.Definition == "" {
 		return true
 	}
@@ -62,9 +62,9 @@ func (g *living) follows(k *api.Kind) bool {
 	return ok
 }
 
-// told records that the collector receives changes of a kind.
-func (g *living) told(k *api.Kind) {
-	if !g.follows(k) {
+// recordObserved records that the collector receives changes of a kind.
+func (g *currentKinds) recordObserved(k *api.Kind) {
+	if !g.observesDeletions(k) {
 		g.heard.Store(k, true)
 	}
 }
@@ -74,8 +74,8 @@ type drawn struct {
 	sources
 }
 
-// sources returns the current sources. A decision must use the result of a single call.
-func (g *living) sources() sources {
+// currentSources returns the current sources. A decision must use the result of a single call.
+func (g *currentKinds) currentSources() sources {
 	of := g.kinds.Now()
 	if d := g.now.Load(); d != nil && d.of == of {
 		return d.sources
@@ -97,8 +97,8 @@ func (g *living) sources() sources {
 	return all
 }
 
-// collected reports whether objects of a kind may be owners or dependents. Events are neither.
-func collected(k *api.Kind) bool { return k.Resource != "events" }
+// isCollectable reports whether objects of a kind may be owners or dependents. Events are neither.
+func isCollectable(k *api.Kind) bool { return k.Resource != "events" }
 
 // byOwners indexes objects by the UIDs of their owners.
 func byOwners(inf cache.SharedIndexInformer) {
@@ -113,13 +113,13 @@ func byOwners(inf cache.SharedIndexInformer) {
 
 // New returns the garbage collector of all stored kinds except Events.
 func New(d controllers.Deps) *controllers.Controller {
-	g := &living{kinds: client.Every(d.Informers, collected, byOwners)}
+	g := &currentKinds{kinds: client.Every(d.Informers, isCollectable, byOwners)}
 	return &controllers.Controller{
 		Name:    "generic-garbage-collector",
 		Workers: 48,
-		Every: &controllers.Every{Now: g.kinds.Now, Keys: func(k *api.Kind, c controllers.Change[api.Object]) []controllers.Key {
-			g.told(k)
-			return g.sources().keys(k.GroupResource().String(), c)
+		Dynamic: &controllers.DynamicWatch{Current: g.kinds.Now, Keys: func(k *api.Kind, c controllers.Change[api.Object]) []controllers.Key {
+			g.recordObserved(k)
+			return g.currentSources().affectedKeys(k.GroupResource().String(), c)
 		}},
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"delete", "get", "list", "patch", "update", "watch"}},
@@ -132,41 +132,42 @@ func New(d controllers.Deps) *controllers.Controller {
 				c.aggregated = newAggregated(d.Aggregated)
 				t.Enqueue(scanKey)
 			}
-			return c.reconcile
+			return c.reconcileObject
 		},
 	}
 }
 
-func key(name string, o metav1.Object) controllers.Key {
+func objectKey(name string, o metav1.Object) controllers.Key {
 	return controllers.Key{Kind: name, Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
-// keys maps a change to the keys of the objects that may have to be deleted because of it. These
-// are the object itself, the dependents of a deleted object, and owners that wait for the object.
-func (all sources) keys(name string, c controllers.Change[api.Object]) []controllers.Key {
+// affectedKeys maps a change to the keys of the objects that may have to be deleted because of it.
+// These are the object itself, the dependents of a deleted object, and owners that wait for the
+// object.
+func (all sources) affectedKeys(name string, c controllers.Change[api.Object]) []controllers.Key {
 	var out []controllers.Key
 	switch {
 	case c.Type == controllers.Deleted:
 		out = all.waitingOwners(c.New)
-		for depName, deps := range all.dependents(c.New.GetUID()) {
+		for depName, deps := range all.cachedDependents(c.New.GetUID()) {
 			for _, d := range deps {
-				out = append(out, key(depName, d))
+				out = append(out, objectKey(depName, d))
 			}
 		}
 		return out
-	case c.Type == controllers.Updated && c.Old != nil && !relevant(c.Old, c.New):
+	case c.Type == controllers.Updated && c.Old != nil && !isRelevantUpdate(c.Old, c.New):
 		return nil
 	case c.Type == controllers.Updated && c.Old != nil:
 		out = all.waitingOwners(c.Old)
 	}
 	if len(c.New.GetOwnerReferences()) > 0 || c.New.GetDeletionTimestamp() != nil && len(c.New.GetFinalizers()) > 0 {
-		out = append(out, key(name, c.New))
+		out = append(out, objectKey(name, c.New))
 	}
 	return out
 }
 
-// relevant reports whether an update can change a verdict.
-func relevant(a, b api.Object) bool {
+// isRelevantUpdate reports whether an update can change a verdict.
+func isRelevantUpdate(a, b api.Object) bool {
 	return a == b || a.GetUID() != b.GetUID() ||
 		(a.GetDeletionTimestamp() == nil) != (b.GetDeletionTimestamp() == nil) ||
 		!slices.Equal(a.GetFinalizers(), b.GetFinalizers()) ||
@@ -177,19 +178,19 @@ func relevant(a, b api.Object) bool {
 func (all sources) waitingOwners(o api.Object) []controllers.Key {
 	var out []controllers.Key
 	for _, r := range o.GetOwnerReferences() {
-		s, ok := all.find(r)
+		s, ok := all.findSource(r)
 		if !ok {
 			continue
 		}
-		if owner, ok := s.cached(o.GetNamespace(), r); ok && stateOf(owner) == Waiting {
-			out = append(out, key(s.kind.GroupResource().String(), owner))
+		if owner, ok := s.cachedOwner(o.GetNamespace(), r); ok && stateOf(owner) == Waiting {
+			out = append(out, objectKey(s.kind.GroupResource().String(), owner))
 		}
 	}
 	return out
 }
 
-// dependents returns the cached objects that have uid as an owner, by kind.
-func (all sources) dependents(uid types.UID) map[string][]api.Object {
+// cachedDependents returns the cached objects that have uid as an owner, by kind.
+func (all sources) cachedDependents(uid types.UID) map[string][]api.Object {
 	out := map[string][]api.Object{}
 	for name, s := range all {
 		if s.informer == nil {
@@ -202,8 +203,8 @@ func (all sources) dependents(uid types.UID) map[string][]api.Object {
 	return out
 }
 
-// find returns the kind of an owner reference, regardless of its version.
-func (all sources) find(r metav1.OwnerReference) (source, bool) {
+// findSource returns the kind of an owner reference, regardless of its version.
+func (all sources) findSource(r metav1.OwnerReference) (source, bool) {
 	gv, err := schema.ParseGroupVersion(r.APIVersion)
 	if err != nil {
 		return source{}, false
@@ -216,8 +217,8 @@ func (all sources) find(r metav1.OwnerReference) (source, bool) {
 	return source{}, false
 }
 
-// cached returns the owner of r if the cache holds it with the UID of r.
-func (s source) cached(namespace string, r metav1.OwnerReference) (api.Object, bool) {
+// cachedOwner returns the owner of r if the cache holds it with the UID of r.
+func (s source) cachedOwner(namespace string, r metav1.OwnerReference) (api.Object, bool) {
 	if !s.kind.Namespaced {
 		namespace = ""
 	}
@@ -234,12 +235,12 @@ func (s source) cached(namespace string, r metav1.OwnerReference) (api.Object, b
 // collector performs the writes of one leadership.
 type collector struct {
 	term   *controllers.Term
-	living *living
+	living *currentKinds
 
 	mu     sync.Mutex
 	absent map[coordinates]bool // owners verified to be absent; a UID is never reused
 	// strangers holds the last recheck delay of objects that have an owner of an unknown kind, or
-	// an owner whose deletion may not be observed.
+	// an owner that may be deleted unobserved.
 	strangers map[controllers.Key]time.Duration
 	reported  map[foreignOwner]bool // references for which an Event was recorded
 
@@ -258,8 +259,8 @@ type coordinates struct {
 // maxAbsent is the maximum number of entries of collector.absent, strangers and reported.
 const maxAbsent = 10000
 
-func (c *collector) reconcile(ctx context.Context, k controllers.Key) (time.Duration, error) {
-	all := c.living.sources()
+func (c *collector) reconcileObject(ctx context.Context, k controllers.Key) (time.Duration, error) {
+	all := c.living.currentSources()
 	if k == scanKey {
 		c.scanAggregated(ctx, all)
 		return scanInterval, nil
@@ -275,40 +276,40 @@ func (c *collector) reconcile(ctx context.Context, k controllers.Key) (time.Dura
 	if obj.GetDeletionTimestamp() != nil {
 		switch {
 		case slices.Contains(obj.GetFinalizers(), metav1.FinalizerOrphanDependents):
-			return 0, c.orphan(ctx, all, s, obj)
+			return 0, c.orphanDependents(ctx, all, s, obj)
 		case slices.Contains(obj.GetFinalizers(), metav1.FinalizerDeleteDependents):
-			return 0, c.foreground(ctx, all, s, obj)
+			return 0, c.processForegroundDeletion(ctx, all, s, obj)
 		}
 		return 0, nil
 	}
-	owners, unseen, err := c.owners(ctx, all, s, obj, false)
+	owners, unseen, err := c.resolveOwners(ctx, all, s, obj, false)
 	if err != nil {
 		return 0, err
 	}
-	again := c.later(k, unseen)
+	again := c.recheckDelay(k, unseen)
 	held := true
 	if lostSome(owners) {
-		if held, err = c.held(ctx, all, s, obj); err != nil {
+		if held, err = c.isHeldFromOutside(ctx, all, s, obj); err != nil {
 			return 0, err
 		}
 	}
 	switch v := Judge(obj, owners, held, func() bool { return c.hasDependents(all, obj) }); {
 	case v.Delete != "":
-		return 0, c.delete(ctx, s, obj, v.Delete)
+		return 0, c.deleteJudged(ctx, s, obj, v.Delete)
 	case len(v.Detach) > 0:
-		return again, c.detach(ctx, s, obj, v.Detach...)
+		return again, c.removeReferences(ctx, s, obj, v.Detach...)
 	}
 	return again, nil
 }
 
 // hasDependents reports whether the caches or the last lists of aggregated APIs hold an object that names obj as an owner.
 func (c *collector) hasDependents(all sources, obj api.Object) bool {
-	return len(all.dependents(obj.GetUID())) > 0 || len(c.aggregated.dependents(obj.GetUID())) > 0
+	return len(all.cachedDependents(obj.GetUID())) > 0 || len(c.aggregated.listDependents(obj.GetUID())) > 0
 }
 
-// later returns when to judge an object again that has an owner whose deletion may not be observed.
-// It returns 0 for other objects.
-func (c *collector) later(k controllers.Key, unseen bool) time.Duration {
+// recheckDelay returns when to judge an object again that has an owner that may be deleted
+// unobserved. It returns 0 for other objects.
+func (c *collector) recheckDelay(k controllers.Key, unseen bool) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !unseen {
@@ -322,27 +323,27 @@ func (c *collector) later(k controllers.Key, unseen bool) time.Duration {
 	return c.strangers[k]
 }
 
-// held reports whether an owner outside of obj's circle holds it. It returns an error if the server
-// of an owner on the way does not respond: obj could lose the reference to its last outer owner,
-// and the circle would stay. If obj is in a circle, every owner on the way is read from the API.
-// Otherwise two members that lose their outer owners at the same time could each rely on the stale
-// cached owner of the other, and the circle would stay forever.
-func (c *collector) held(ctx context.Context, all sources, s source, obj api.Object) (bool, error) {
+// isHeldFromOutside reports whether an owner outside of obj's circle holds it. It returns an error
+// if the server of an owner on the way does not respond: obj could lose the reference to its last
+// outer owner, and the circle would stay. If obj is in a circle, every owner on the way is read
+// from the API. Otherwise two members that lose their outer owners at the same time could each rely
+// on the stale cached owner of the other, and the circle would stay forever.
+func (c *collector) isHeldFromOutside(ctx context.Context, all sources, s source, obj api.Object) (bool, error) {
 	for _, live := range []bool{false, true} {
 		kinds := map[types.UID]source{obj.GetUID(): s}
 		held, circular, err := Held(obj, func(o api.Object) ([]Owner, error) {
-			owners, _, err := c.owners(ctx, all, kinds[o.GetUID()], o, live)
+			owners, _, err := c.resolveOwners(ctx, all, kinds[o.GetUID()], o, live)
 			for _, owner := range owners {
 				if owner.Unanswered {
-					return nil, controllers.Race("the server of owner %s %s does not answer", owner.Ref.Kind, owner.Ref.Name)
+					return nil, controllers.RaceError("the server of owner %s %s does not answer", owner.Ref.Kind, owner.Ref.Name)
 				}
 				if owner.Object == nil {
 					continue
 				}
-				kind, ok := all.find(owner.Ref)
+				kind, ok := all.findSource(owner.Ref)
 				if !ok {
-					if kind, ok = c.aggregated.source(ctx, owner.Ref); !ok {
-						return nil, controllers.Race("discovery no longer contains %s %s", owner.Ref.APIVersion, owner.Ref.Kind)
+					if kind, ok = c.aggregated.ownerSource(ctx, owner.Ref); !ok {
+						return nil, controllers.RaceError("discovery no longer contains %s %s", owner.Ref.APIVersion, owner.Ref.Kind)
 					}
 				}
 				kinds[owner.Ref.UID] = kind
@@ -359,14 +360,14 @@ func (c *collector) held(ctx context.Context, all sources, s source, obj api.Obj
 	return true, nil
 }
 
-// owners returns the state of every owner of obj. It uses the cache first unless live is true. An
-// owner counts as absent only if the API confirms it. unseen reports that a kind is unknown, or
-// that an existing owner's deletion may not be observed.
-func (c *collector) owners(ctx context.Context, all sources, s source, obj api.Object, live bool) (out []Owner, unseen bool, err error) {
+// resolveOwners returns the state of every owner of obj. It uses the cache first unless live is
+// true. An owner counts as absent only if the API confirms it. unseen reports that a kind is
+// unknown, or that an existing owner may be deleted unobserved.
+func (c *collector) resolveOwners(ctx context.Context, all sources, s source, obj api.Object, live bool) (out []Owner, unseen bool, err error) {
 	for _, r := range obj.GetOwnerReferences() {
-		o, ok := all.find(r)
+		o, ok := all.findSource(r)
 		if !ok && c.aggregated != nil {
-			out = append(out, c.aggregated.owner(ctx, s, obj, r, !live))
+			out = append(out, c.aggregated.resolveOwner(ctx, s, obj, r, !live))
 			unseen = true
 			continue
 		}
@@ -378,8 +379,8 @@ func (c *collector) owners(ctx context.Context, all sources, s source, obj api.O
 			unseen = true
 			continue
 		}
-		follows := c.living.follows(o.kind) // before the cache is read
-		owner, ok := o.cached(obj.GetNamespace(), r)
+		follows := c.living.observesDeletions(o.kind) // before the cache is read
+		owner, ok := o.cachedOwner(obj.GetNamespace(), r)
 		if !ok || live {
 			owner, err = c.lookUp(ctx, o, obj.GetNamespace(), r)
 			if c.term.Client.Dropped(o.kind, err) {
@@ -436,8 +437,8 @@ func (c *collector) lookUp(ctx context.Context, o source, namespace string, r me
 	return nil, nil
 }
 
-// delete deletes exactly the version that was judged.
-func (c *collector) delete(ctx context.Context, s source, obj api.Object, policy metav1.DeletionPropagation) error {
+// deleteJudged deletes exactly the version that was judged.
+func (c *collector) deleteJudged(ctx context.Context, s source, obj api.Object, policy metav1.DeletionPropagation) error {
 	if s.aggregated != nil {
 		return c.deleteAggregated(ctx, s, obj, policy)
 	}
@@ -455,8 +456,8 @@ func (c *collector) delete(ctx context.Context, s source, obj api.Object, policy
 	return nil
 }
 
-// update writes a changed copy of the version that was judged.
-func (c *collector) update(ctx context.Context, s source, obj api.Object, change func(o api.Object)) error {
+// updateJudged writes a changed copy of the version that was judged.
+func (c *collector) updateJudged(ctx context.Context, s source, obj api.Object, change func(o api.Object)) error {
 	whole, err := s.kind.Whole(obj)
 	if err != nil {
 		return fmt.Errorf("reading %s %s/%s: %w", s.kind.GVK.Kind, obj.GetNamespace(), obj.GetName(), err)
@@ -472,9 +473,9 @@ func (c *collector) update(ctx context.Context, s source, obj api.Object, change
 	return nil
 }
 
-// detach removes exactly these references. Two references may have the same UID, and one of them
-// may be wrong.
-func (c *collector) detach(ctx context.Context, s source, obj api.Object, lost ...metav1.OwnerReference) error {
+// removeReferences removes exactly these references. Two references may have the same UID, and one
+// of them may be wrong.
+func (c *collector) removeReferences(ctx context.Context, s source, obj api.Object, lost ...metav1.OwnerReference) error {
 	kept := slices.DeleteFunc(slices.Clone(obj.GetOwnerReferences()), func(r metav1.OwnerReference) bool {
 		return slices.ContainsFunc(lost, func(l metav1.OwnerReference) bool {
 			return r.APIVersion == l.APIVersion && r.Kind == l.Kind && r.Name == l.Name && r.UID == l.UID
@@ -483,12 +484,12 @@ func (c *collector) detach(ctx context.Context, s source, obj api.Object, lost .
 	if s.aggregated != nil {
 		return c.patchAggregated(ctx, s, obj, map[string]any{"ownerReferences": kept})
 	}
-	return c.update(ctx, s, obj, func(o api.Object) { o.SetOwnerReferences(kept) })
+	return c.updateJudged(ctx, s, obj, func(o api.Object) { o.SetOwnerReferences(kept) })
 }
 
-// orphan removes the references of an owner's dependents, then the owner's finalizer. The
+// orphanDependents removes the references of an owner's dependents, then the owner's finalizer. The
 // dependents are listed from the API: a dependent that is not cached yet would be deleted later.
-func (c *collector) orphan(ctx context.Context, all sources, s source, owner api.Object) error {
+func (c *collector) orphanDependents(ctx context.Context, all sources, s source, owner api.Object) error {
 	var errs []error
 	for _, dep := range all {
 		if s.kind.Namespaced && !dep.kind.Namespaced {
@@ -503,8 +504,8 @@ func (c *collector) orphan(ctx context.Context, all sources, s source, owner api
 	if s.aggregated != nil {
 		return c.removeFinalizer(ctx, s, owner, metav1.FinalizerOrphanDependents)
 	}
-	return c.update(ctx, s, owner, func(o api.Object) {
-		o.SetFinalizers(without(o.GetFinalizers(), metav1.FinalizerOrphanDependents))
+	return c.updateJudged(ctx, s, owner, func(o api.Object) {
+		o.SetFinalizers(withoutString(o.GetFinalizers(), metav1.FinalizerOrphanDependents))
 	})
 }
 
@@ -523,7 +524,7 @@ func (c *collector) orphanKind(ctx context.Context, dep source, owner api.Object
 		}
 	}
 	return controllers.InParallel(ctx, len(mine), func(ctx context.Context, i int) error {
-		return c.update(ctx, dep, mine[i], func(o api.Object) {
+		return c.updateJudged(ctx, dep, mine[i], func(o api.Object) {
 			o.SetOwnerReferences(controllers.WithoutOwners(o.GetOwnerReferences(), owner.GetUID()))
 		})
 	})

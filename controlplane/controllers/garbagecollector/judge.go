@@ -94,7 +94,7 @@ func ownedBy(o metav1.Object, uid types.UID) bool {
 	return false
 }
 
-// without returns a copy of list without s.
-func without(list []string, s string) []string {
+// withoutString returns a copy of list without s.
+func withoutString(list []string, s string) []string {
 	return slices.DeleteFunc(slices.Clone(list), func(x string) bool { return x == s })
 }

@@ -36,7 +36,7 @@ import (
 )
 
 // settle is the retry delay while the informer of a new kind is not synced. again is the interval
-// at which proxies of Gateways are removed whose deletion was not observed.
+// at which proxies of Gateways are removed that were deleted unobserved.
 const (
 	settle = time.Second
 	again  = time.Minute
@@ -60,7 +60,7 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 		services: client.Informer[*corev1.Service](d.Informers), secrets: client.Informer[*corev1.Secret](d.Informers),
 		namespaces: client.Informer[*corev1.Namespace](d.Informers), deployments: client.Informer[*appsv1.Deployment](d.Informers),
 		accounts: client.Informer[*corev1.ServiceAccount](d.Informers), budgets: client.Informer[*policyv1.PodDisruptionBudget](d.Informers),
-		kinds: client.Every(d.Informers, ours, func(cache.SharedIndexInformer) {}),
+		kinds: client.Every(d.Informers, isGatewayKind, func(cache.SharedIndexInformer) {}),
 	}
 	if o.Image == "" {
 		o.Image = DefaultImage
@@ -69,11 +69,11 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 	return &controllers.Controller{
 		Name: "gateway-controller",
 		Watches: []controllers.Watch{
-			when[*corev1.Service](asked, inf.services), when[*corev1.Secret](asked, inf.secrets), when[*corev1.Namespace](asked, inf.namespaces),
-			when[*appsv1.Deployment](asked, inf.deployments), when[*corev1.ServiceAccount](asked, inf.accounts),
-			when[*policyv1.PodDisruptionBudget](asked, inf.budgets),
+			watchIfUsed[*corev1.Service](asked, inf.services), watchIfUsed[*corev1.Secret](asked, inf.secrets), watchIfUsed[*corev1.Namespace](asked, inf.namespaces),
+			watchIfUsed[*appsv1.Deployment](asked, inf.deployments), watchIfUsed[*corev1.ServiceAccount](asked, inf.accounts),
+			watchIfUsed[*policyv1.PodDisruptionBudget](asked, inf.budgets),
 		},
-		Every: &controllers.Every{Now: inf.kinds.Now, Keys: func(*api.Kind, controllers.Change[api.Object]) []controllers.Key { return all }},
+		Dynamic: &controllers.DynamicWatch{Current: inf.kinds.Now, Keys: func(*api.Kind, controllers.Change[api.Object]) []controllers.Key { return all }},
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{gw.GroupName}, Resources: []string{"gatewayclasses", "gateways", "httproutes", "grpcroutes", "referencegrants"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{gw.GroupName}, Resources: []string{"gatewayclasses/status", "gateways/status", "httproutes/status", "grpcroutes/status"}, Verbs: []string{"update"}},
@@ -85,13 +85,13 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 		Lead: func(t *controllers.Term) controllers.Reconcile {
 			t.Enqueue(all[0])
 			r := &reconciler{term: t, inf: inf, options: o, asked: asked, read: map[types.UID]decoded{}}
-			return r.reconcile
+			return r.reconcileGateways
 		},
 	}
 }
 
-// ours reports whether a kind belongs to the Gateway API and this controller reads it.
-func ours(k *api.Kind) bool {
+// isGatewayKind reports whether a kind belongs to the Gateway API and this controller reads it.
+func isGatewayKind(k *api.Kind) bool {
 	if k.GVK.Group != gw.GroupName {
 		return false
 	}
@@ -102,8 +102,8 @@ func ours(k *api.Kind) bool {
 	return false
 }
 
-// when returns a Watch that is active while a Gateway exists.
-func when[T api.Object](asked *atomic.Bool, inf cache.SharedIndexInformer) controllers.Watch {
+// watchIfUsed returns a Watch that is active while a Gateway exists.
+func watchIfUsed[T api.Object](asked *atomic.Bool, inf cache.SharedIndexInformer) controllers.Watch {
 	return controllers.OnInformer(inf, func(controllers.Change[T]) []controllers.Key {
 		if !asked.Load() {
 			return nil
@@ -133,9 +133,9 @@ type reconciler struct {
 	read    map[types.UID]decoded
 }
 
-// kinds returns the cluster's kinds of the Gateway API, by name. ok is false while an informer is
-// not synced.
-func (r *reconciler) kinds() (found map[string]client.KindInformer, ok bool) {
+// gatewayKinds returns the cluster's kinds of the Gateway API, by name. ok is false while an
+// informer is not synced.
+func (r *reconciler) gatewayKinds() (found map[string]client.KindInformer, ok bool) {
 	found, ok = map[string]client.KindInformer{}, true
 	for _, one := range r.inf.kinds.Now().Kinds {
 		ok = ok && one.Informer.HasSynced()
@@ -144,18 +144,18 @@ func (r *reconciler) kinds() (found map[string]client.KindInformer, ok bool) {
 	return found, ok
 }
 
-func (r *reconciler) reconcile(ctx context.Context, _ controllers.Key) (time.Duration, error) {
-	kinds, ok := r.kinds()
+func (r *reconciler) reconcileGateways(ctx context.Context, _ controllers.Key) (time.Duration, error) {
+	kinds, ok := r.gatewayKinds()
 	if !ok {
 		return settle, nil
 	}
 	before := r.read
 	r.read = make(map[types.UID]decoded, len(before))
-	w := &gateway.World{Namespace: r.namespace, Service: r.service, Secret: r.secret, Reserved: []int32{statusPort}, Keys: &r.keys}
+	w := &gateway.World{Namespace: r.namespaceLabels, Service: r.cachedService, Secret: r.cachedSecret, Reserved: []int32{statusPort}, Keys: &r.keys}
 	err := errors.Join(
-		decode(r, before, kinds["GatewayClass"], &w.Classes), decode(r, before, kinds["Gateway"], &w.Gateways),
-		decode(r, before, kinds["HTTPRoute"], &w.HTTPRoutes), decode(r, before, kinds["GRPCRoute"], &w.GRPCRoutes),
-		decode(r, before, kinds["ReferenceGrant"], &w.Grants))
+		decodeObjects(r, before, kinds["GatewayClass"], &w.Classes), decodeObjects(r, before, kinds["Gateway"], &w.Gateways),
+		decodeObjects(r, before, kinds["HTTPRoute"], &w.HTTPRoutes), decodeObjects(r, before, kinds["GRPCRoute"], &w.GRPCRoutes),
+		decodeObjects(r, before, kinds["ReferenceGrant"], &w.Grants))
 	if err != nil {
 		return 0, err
 	}
@@ -168,10 +168,10 @@ func (r *reconciler) reconcile(ctx context.Context, _ controllers.Key) (time.Dur
 			errs = append(errs, writeStatus(ctx, r, kinds["GatewayClass"], c, c.Status, gateway.ClassStatus(c, now)))
 		}
 	}
-	errs = append(errs, r.sweep(ctx, j, kinds))
+	errs = append(errs, r.removeOrphanedProxies(ctx, j, kinds))
 	for _, g := range j.Gateways {
-		err := r.provide(ctx, w, g)
-		errs = append(errs, err, writeStatus(ctx, r, kinds["Gateway"], g.Object, g.Object.Status, g.Status(r.serving(g, err), now)))
+		err := r.provideProxy(ctx, w, g)
+		errs = append(errs, err, writeStatus(ctx, r, kinds["Gateway"], g.Object, g.Object.Status, g.Status(r.servingState(g, err), now)))
 	}
 	for _, route := range j.Routes {
 		next := route.Status(now)
@@ -188,8 +188,9 @@ func (r *reconciler) reconcile(ctx context.Context, _ controllers.Key) (time.Dur
 	return 0, errors.Join(errs...)
 }
 
-// decode converts the objects of a kind. It reuses the conversion of objects that have not changed.
-func decode[T any](r *reconciler, before map[types.UID]decoded, one client.KindInformer, into *[]*T) error {
+// decodeObjects converts the objects of a kind. It reuses the conversion of objects that have not
+// changed.
+func decodeObjects[T any](r *reconciler, before map[types.UID]decoded, one client.KindInformer, into *[]*T) error {
 	if one.Kind == nil {
 		return nil
 	}
@@ -239,7 +240,7 @@ func writeStatus[S any](ctx context.Context, r *reconciler, one client.KindInfor
 	return nil
 }
 
-func (r *reconciler) namespace(name string) (map[string]string, bool) {
+func (r *reconciler) namespaceLabels(name string) (map[string]string, bool) {
 	n, ok := controllers.Cached[*corev1.Namespace](r.inf.namespaces, "", name)
 	if !ok {
 		return nil, false
@@ -247,12 +248,12 @@ func (r *reconciler) namespace(name string) (map[string]string, bool) {
 	return n.Labels, true
 }
 
-func (r *reconciler) service(namespace, name string) *corev1.Service {
+func (r *reconciler) cachedService(namespace, name string) *corev1.Service {
 	s, _ := controllers.Cached[*corev1.Service](r.inf.services, namespace, name)
 	return s
 }
 
-func (r *reconciler) secret(namespace, name string) *corev1.Secret {
+func (r *reconciler) cachedSecret(namespace, name string) *corev1.Secret {
 	s, _ := controllers.Cached[*corev1.Secret](r.inf.secrets, namespace, name)
 	return s
 }

@@ -21,39 +21,39 @@ import (
 	"keelson.dev/keelson/ingressproxy/gateway"
 )
 
-// provide creates or updates the proxy of a Gateway. It deletes the proxy of a Gateway that serves
-// no listener.
-func (r *reconciler) provide(ctx context.Context, w *gateway.World, g *gateway.Gateway) error {
+// provideProxy creates or updates the proxy of a Gateway. It deletes the proxy of a Gateway that
+// serves no listener.
+func (r *reconciler) provideProxy(ctx context.Context, w *gateway.World, g *gateway.Gateway) error {
 	ports := g.ServedPorts()
 	if len(ports) == 0 {
-		return r.remove(ctx, nameOf(g.Object.Namespace, g.Object.Name))
+		return r.removeProxy(ctx, nameOf(g.Object.Namespace, g.Object.Name))
 	}
-	if _, ok := r.namespace(Namespace); !ok {
+	if _, ok := r.namespaceLabels(Namespace); !ok {
 		_, err := client.Create(ctx, r.term.Client, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: Namespace}})
 		if err != nil && !apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("making namespace %s: %w", Namespace, err)
 		}
 	}
 	var errs []error
-	for _, o := range proxy(g, ports, r.options.Image, gateway.Certificates(w, g)) {
+	for _, o := range proxyObjects(g, ports, r.options.Image, gateway.Certificates(w, g)) {
 		var err error
 		switch o := o.(type) {
 		case *corev1.ServiceAccount:
-			err = ensure(ctx, r, r.inf.accounts, o, func(next, _ *corev1.ServiceAccount) {}, func(*corev1.ServiceAccount) bool { return true })
+			err = ensureObject(ctx, r, r.inf.accounts, o, func(next, _ *corev1.ServiceAccount) {}, func(*corev1.ServiceAccount) bool { return true })
 		case *corev1.Service:
-			err = ensure(ctx, r, r.inf.services, o, func(next, want *corev1.Service) {
+			err = ensureObject(ctx, r, r.inf.services, o, func(next, want *corev1.Service) {
 				next.Spec.Type, next.Spec.Selector, next.Spec.Ports, next.Spec.LoadBalancerIP = want.Spec.Type, want.Spec.Selector, want.Spec.Ports, want.Spec.LoadBalancerIP
 			}, func(have *corev1.Service) bool { return equality.Semantic.DeepDerivative(o.Spec, have.Spec) })
 		case *policyv1.PodDisruptionBudget:
-			err = ensure(ctx, r, r.inf.budgets, o, func(next, want *policyv1.PodDisruptionBudget) { next.Spec = want.Spec },
+			err = ensureObject(ctx, r, r.inf.budgets, o, func(next, want *policyv1.PodDisruptionBudget) { next.Spec = want.Spec },
 				func(have *policyv1.PodDisruptionBudget) bool {
 					return equality.Semantic.DeepDerivative(o.Spec, have.Spec)
 				})
 		case *corev1.Secret:
-			err = ensure(ctx, r, r.inf.secrets, o, func(next, want *corev1.Secret) { next.Data = want.Data },
+			err = ensureObject(ctx, r, r.inf.secrets, o, func(next, want *corev1.Secret) { next.Data = want.Data },
 				func(have *corev1.Secret) bool { return equality.Semantic.DeepEqual(o.Data, have.Data) })
 		case *appsv1.Deployment:
-			err = ensure(ctx, r, r.inf.deployments, o, func(next, want *appsv1.Deployment) {
+			err = ensureObject(ctx, r, r.inf.deployments, o, func(next, want *appsv1.Deployment) {
 				count := next.Spec.Replicas // users or autoscalers choose the number of replicas
 				next.Spec = want.Spec
 				next.Spec.Replicas = count
@@ -66,8 +66,8 @@ func (r *reconciler) provide(ctx context.Context, w *gateway.World, g *gateway.G
 	return errors.Join(errs...)
 }
 
-// ensure creates an object, or updates it if it differs from its specification.
-func ensure[T api.Object](ctx context.Context, r *reconciler, inf cache.SharedIndexInformer, want T, into func(next, want T), same func(have T) bool) error {
+// ensureObject creates an object, or updates it if it differs from its specification.
+func ensureObject[T api.Object](ctx context.Context, r *reconciler, inf cache.SharedIndexInformer, want T, into func(next, want T), same func(have T) bool) error {
 	have, ok := controllers.Cached[T](inf, want.GetNamespace(), want.GetName())
 	if !ok {
 		_, err := client.Create(ctx, r.term.Client, want)
@@ -100,15 +100,15 @@ func ensure[T api.Object](ctx context.Context, r *reconciler, inf cache.SharedIn
 	return nil
 }
 
-// remove deletes the objects of a Gateway's proxy.
-func (r *reconciler) remove(ctx context.Context, name string) error {
+// removeProxy deletes the objects of a Gateway's proxy.
+func (r *reconciler) removeProxy(ctx context.Context, name string) error {
 	return errors.Join(
-		drop[*appsv1.Deployment](ctx, r, r.inf.deployments, name), drop[*corev1.Service](ctx, r, r.inf.services, name),
-		drop[*policyv1.PodDisruptionBudget](ctx, r, r.inf.budgets, name), drop[*corev1.Secret](ctx, r, r.inf.secrets, name),
-		drop[*corev1.ServiceAccount](ctx, r, r.inf.accounts, name))
+		deleteIfOwned[*appsv1.Deployment](ctx, r, r.inf.deployments, name), deleteIfOwned[*corev1.Service](ctx, r, r.inf.services, name),
+		deleteIfOwned[*policyv1.PodDisruptionBudget](ctx, r, r.inf.budgets, name), deleteIfOwned[*corev1.Secret](ctx, r, r.inf.secrets, name),
+		deleteIfOwned[*corev1.ServiceAccount](ctx, r, r.inf.accounts, name))
 }
 
-func drop[T api.Object](ctx context.Context, r *reconciler, inf cache.SharedIndexInformer, name string) error {
+func deleteIfOwned[T api.Object](ctx context.Context, r *reconciler, inf cache.SharedIndexInformer, name string) error {
 	o, ok := controllers.Cached[T](inf, Namespace, name)
 	if !ok || o.GetLabels()[ofLabel] != name || o.GetDeletionTimestamp() != nil {
 		return nil
@@ -121,19 +121,19 @@ func drop[T api.Object](ctx context.Context, r *reconciler, inf cache.SharedInde
 	return nil
 }
 
-// sweep deletes the proxies of Gateways that no longer exist. It confirms that with the API: a kind
-// whose informer has not started looks as if it had no objects.
-func (r *reconciler) sweep(ctx context.Context, j *gateway.Evaluation, kinds map[string]client.KindInformer) error {
+// removeOrphanedProxies deletes the proxies of Gateways that no longer exist. It confirms that with
+// the API: before its informer has started, a kind looks as if it had no objects.
+func (r *reconciler) removeOrphanedProxies(ctx context.Context, j *gateway.Evaluation, kinds map[string]client.KindInformer) error {
 	wanted := map[string]bool{}
 	for _, g := range j.Gateways {
 		wanted[nameOf(g.Object.Namespace, g.Object.Name)] = true
 	}
 	gone := map[string]string{}
-	collect(r.inf.deployments, wanted, gone)
-	collect(r.inf.services, wanted, gone)
-	collect(r.inf.secrets, wanted, gone)
-	collect(r.inf.budgets, wanted, gone)
-	collect(r.inf.accounts, wanted, gone)
+	collectOrphans(r.inf.deployments, wanted, gone)
+	collectOrphans(r.inf.services, wanted, gone)
+	collectOrphans(r.inf.secrets, wanted, gone)
+	collectOrphans(r.inf.budgets, wanted, gone)
+	collectOrphans(r.inf.accounts, wanted, gone)
 	var errs []error
 	for name, of := range gone {
 		if k := r.gatewayKind(); k != nil {
@@ -147,7 +147,7 @@ func (r *reconciler) sweep(ctx context.Context, j *gateway.Evaluation, kinds map
 				continue
 			}
 		}
-		errs = append(errs, r.remove(ctx, name))
+		errs = append(errs, r.removeProxy(ctx, name))
 	}
 	return errors.Join(errs...)
 }
@@ -162,9 +162,9 @@ func (r *reconciler) gatewayKind() *api.Kind {
 	return nil
 }
 
-// collect adds to gone the names of proxy objects whose Gateway is not wanted, with the Gateway of
-// each.
-func collect(inf cache.SharedIndexInformer, wanted map[string]bool, gone map[string]string) {
+// collectOrphans adds to gone the names of proxy objects without a wanted Gateway, with the Gateway
+// of each.
+func collectOrphans(inf cache.SharedIndexInformer, wanted map[string]bool, gone map[string]string) {
 	list, _ := inf.GetIndexer().ByIndex(cache.NamespaceIndex, Namespace)
 	for _, found := range list {
 		o, ok := found.(api.Object)
@@ -176,8 +176,8 @@ func collect(inf cache.SharedIndexInformer, wanted map[string]bool, gone map[str
 	}
 }
 
-// serving returns the state of a Gateway's proxies.
-func (r *reconciler) serving(g *gateway.Gateway, failed error) (s gateway.ProxyState) {
+// servingState returns the state of a Gateway's proxies.
+func (r *reconciler) servingState(g *gateway.Gateway, failed error) (s gateway.ProxyState) {
 	name := nameOf(g.Object.Namespace, g.Object.Name)
 	if failed != nil {
 		s.Waiting = failed.Error()

@@ -47,9 +47,9 @@ func nameOf(namespace, name string) string {
 	return "gw-" + string(head[:min(len(head), 40)]) + "-" + hex.EncodeToString(sum[:5])
 }
 
-// proxy returns the objects of the proxy of a Gateway that listens on ports, including the Secret
-// with its certificates.
-func proxy(g *gateway.Gateway, ports []int32, image string, certificates map[string][]byte) []api.Object {
+// proxyObjects returns the objects of the proxy of a Gateway that listens on ports, including the
+// Secret with its certificates.
+func proxyObjects(g *gateway.Gateway, ports []int32, image string, certificates map[string][]byte) []api.Object {
 	o := g.Object
 	name := nameOf(o.Namespace, o.Name)
 	selector := map[string]string{ofLabel: name}
@@ -121,7 +121,7 @@ func proxy(g *gateway.Gateway, ports []int32, image string, certificates map[str
 		Selector: &metav1.LabelSelector{MatchLabels: selector}, Template: pod}})
 	for _, o := range out {
 		notes := o.GetAnnotations()
-		notes[madeOf] = digest(o)
+		notes[madeOf] = specDigest(o)
 		o.SetAnnotations(notes)
 	}
 	return out
@@ -136,8 +136,8 @@ func labelValue(name string) string {
 	return name[:52] + "-" + hex.EncodeToString(sum[:5])
 }
 
-// digest returns a digest of an object's specification.
-func digest(o api.Object) string {
+// specDigest returns a digest of an object's specification.
+func specDigest(o api.Object) string {
 	data, err := json.Marshal(o)
 	if err != nil {
 		panic("gateway: " + err.Error()) // these types always encode

@@ -30,8 +30,8 @@ const memory = time.Hour
 // for those that events cause in between.
 const most = 1024
 
-// with returns list with m appended, without expired moments. It does not modify list.
-func with(list []Moment, m Moment) []Moment {
+// appendMoment returns list with m appended, without expired moments. It does not modify list.
+func appendMoment(list []Moment, m Moment) []Moment {
 	out := make([]Moment, 0, len(list)+1)
 	for _, old := range list {
 		if old.At.After(m.At.Add(-memory)) {
@@ -42,8 +42,8 @@ func with(list []Moment, m Moment) []Moment {
 	return out[max(0, len(out)-most):]
 }
 
-// since returns the sum of the moments within period before now.
-func since(list []Moment, period time.Duration, now time.Time) (n int64) {
+// sumSince returns the sum of the moments within period before now.
+func sumSince(list []Moment, period time.Duration, now time.Time) (n int64) {
 	for _, m := range list {
 		if m.At.After(now.Add(-period)) {
 			n += int64(m.N)
@@ -69,13 +69,13 @@ func rulesOf(b *autoscalingv2.HorizontalPodAutoscalerBehavior, o Options) (down,
 		policies: []autoscalingv2.HPAScalingPolicy{double}}
 	up = rules{choose: autoscalingv2.MaxChangePolicySelect, policies: []autoscalingv2.HPAScalingPolicy{four, double}}
 	if b != nil {
-		down.set(b.ScaleDown)
-		up.set(b.ScaleUp)
+		down.applyRules(b.ScaleDown)
+		up.applyRules(b.ScaleUp)
 	}
 	return down, up
 }
 
-func (r *rules) set(h *autoscalingv2.HPAScalingRules) {
+func (r *rules) applyRules(h *autoscalingv2.HPAScalingRules) {
 	if h == nil {
 		return
 	}
@@ -105,10 +105,10 @@ func toleranceOf(b *autoscalingv2.HorizontalPodAutoscalerBehavior, o Options) to
 	return t
 }
 
-// stabilize limits the wanted number by the recommendations in the stabilization windows. It scales
-// up to at most the lowest recommendation in the scale-up window. It scales down to at least the
-// highest recommendation in the scale-down window.
-func stabilize(wanted, current int32, past []Moment, down, up rules, now time.Time) int32 {
+// stabilizeReplicas limits the wanted number by the recommendations in the stabilization windows.
+// It scales up to at most the lowest recommendation in the scale-up window. It scales down to at
+// least the highest recommendation in the scale-down window.
+func stabilizeReplicas(wanted, current int32, past []Moment, down, up rules, now time.Time) int32 {
 	least, highest := wanted, wanted
 	for _, m := range past {
 		if m.At.After(now.Add(-up.window)) {
@@ -121,9 +121,10 @@ func stabilize(wanted, current int32, past []Moment, down, up rules, now time.Ti
 	return min(max(current, least), highest)
 }
 
-// ceiling returns the largest number that the scale-up policies permit now. It is at least current.
-func (r rules) ceiling(current int32, h History, now time.Time) int32 {
-	limit := r.limit(current, h, now, func(start, value int64, percent bool) int64 {
+// scaleUpLimit returns the largest number that the scale-up policies permit now. It is at least
+// current.
+func (r rules) scaleUpLimit(current int32, h History, now time.Time) int32 {
+	limit := r.policyLimit(current, h, now, func(start, value int64, percent bool) int64 {
 		if percent {
 			return start + (start*value+99)/100
 		}
@@ -137,9 +138,10 @@ func (r rules) ceiling(current int32, h History, now time.Time) int32 {
 	return int32(min(math.MaxInt32, max(int64(current), limit)))
 }
 
-// floor returns the smallest number that the scale-down policies permit now. It is at most current.
-func (r rules) floor(current int32, h History, now time.Time) int32 {
-	limit := r.limit(current, h, now, func(start, value int64, percent bool) int64 {
+// scaleDownLimit returns the smallest number that the scale-down policies permit now. It is at most
+// current.
+func (r rules) scaleDownLimit(current int32, h History, now time.Time) int32 {
+	limit := r.policyLimit(current, h, now, func(start, value int64, percent bool) int64 {
 		if percent {
 			return start * (100 - min(100, value)) / 100
 		}
@@ -153,9 +155,9 @@ func (r rules) floor(current int32, h History, now time.Time) int32 {
 	return int32(max(0, min(int64(current), limit)))
 }
 
-// limit returns the limit of the policy that choose selects. Each policy counts from the number of
-// replicas at the start of its period.
-func (r rules) limit(current int32, h History, now time.Time, apply func(start, value int64, percent bool) int64,
+// policyLimit returns the limit of the policy that choose selects. Each policy counts from the
+// number of replicas at the start of its period.
+func (r rules) policyLimit(current int32, h History, now time.Time, apply func(start, value int64, percent bool) int64,
 	choose func(a, b int64) int64) int64 {
 	if r.choose == autoscalingv2.DisabledPolicySelect || len(r.policies) == 0 {
 		return int64(current)
@@ -163,7 +165,7 @@ func (r rules) limit(current int32, h History, now time.Time, apply func(start, 
 	var out int64
 	for i, p := range r.policies {
 		period := time.Duration(p.PeriodSeconds) * time.Second
-		start := int64(current) - since(h.Added, period, now) + since(h.Removed, period, now)
+		start := int64(current) - sumSince(h.Added, period, now) + sumSince(h.Removed, period, now)
 		start = min(math.MaxInt32, max(0, start))
 		n := apply(start, int64(p.Value), p.Type == autoscalingv2.PercentScalingPolicy)
 		if i == 0 {

@@ -62,7 +62,7 @@ func New(d controllers.Deps, source Source, o Options) *controllers.Controller {
 			r := &reconciler{term: t, source: source, options: o, pods: pods,
 				view: controllers.ViewOf[*autoscalingv2.HorizontalPodAutoscaler](t, autoscalers), known: map[controllers.Key]memo{}}
 			r.status = controllers.NewStatusWriter(t, r.view, "horizontal pod autoscaler")
-			return r.reconcile
+			return r.reconcileAutoscaler
 		},
 	}
 }
@@ -96,7 +96,7 @@ type reconciler struct {
 	known map[controllers.Key]memo
 }
 
-func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcileAutoscaler(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	h, ok := r.view.Get(key.Namespace, key.Name)
 	if !ok || h.DeletionTimestamp != nil {
 		r.mu.Lock()
@@ -106,21 +106,21 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	}
 	ctx, cancel := context.WithTimeout(ctx, Period)
 	defer cancel()
-	s := Snapshot{Autoscaler: h, Options: r.options, Now: r.term.Now(), History: r.remembered(key, h.UID)}
+	s := Snapshot{Autoscaler: h, Options: r.options, Now: r.term.Now(), History: r.storedHistory(key, h.UID)}
 	kind, scale, err := r.scaleOf(ctx, h)
 	if s.TargetErr = err; err == nil {
 		s.Target = Target{Spec: scale.Spec.Replicas, Status: scale.Status.Replicas, Selector: scale.Status.Selector}
-		r.look(ctx, key, &s)
+		r.readPodsAndMetrics(ctx, key, &s)
 	}
-	step := Plan(s)
+	step := PlanAutoscaler(s)
 	if step.Rescale {
-		err := r.write(ctx, kind, h.Namespace, scale, step.Replicas)
+		err := r.writeScale(ctx, kind, h.Namespace, scale, step.Replicas)
 		if apierrors.IsConflict(err) {
-			return 0, controllers.Race("scaling %s %s/%s: %w", kind.GVK.Kind, h.Namespace, scale.Name, err)
+			return 0, controllers.RaceError("scaling %s %s/%s: %w", kind.GVK.Kind, h.Namespace, scale.Name, err)
 		}
 		step = s.Rescaled(step, err)
 	}
-	r.remember(key, step.History)
+	r.storeHistory(key, step.History)
 	for _, e := range step.Events {
 		r.term.Events.Event(h, e.Type, e.Reason, e.Message)
 	}
@@ -135,8 +135,8 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	return Period, nil
 }
 
-// look adds the pods of the target and the readings of the metrics to the snapshot.
-func (r *reconciler) look(ctx context.Context, key controllers.Key, s *Snapshot) {
+// readPodsAndMetrics adds the pods of the target and the readings of the metrics to the snapshot.
+func (r *reconciler) readPodsAndMetrics(ctx context.Context, key controllers.Key, s *Snapshot) {
 	if s.Target.Selector == "" {
 		return
 	}
@@ -150,16 +150,16 @@ func (r *reconciler) look(ctx context.Context, key controllers.Key, s *Snapshot)
 			s.Pods = append(s.Pods, p)
 		}
 	}
-	s.Shared = r.sharing(key, s.Autoscaler.UID, selector, s.Pods)
+	s.Shared = r.findOverlapping(key, s.Autoscaler.UID, selector, s.Pods)
 	if !Measures(s.Autoscaler, s.Target) || len(s.Shared) > 0 {
 		return
 	}
 	for i := range s.Autoscaler.Spec.Metrics {
-		s.Readings = append(s.Readings, r.measure(ctx, key.Namespace, selector, &s.Autoscaler.Spec.Metrics[i]))
+		s.Readings = append(s.Readings, r.readMetric(ctx, key.Namespace, selector, &s.Autoscaler.Spec.Metrics[i]))
 	}
 }
 
-func (r *reconciler) measure(ctx context.Context, namespace string, of labels.Selector, m *autoscalingv2.MetricSpec) (out Reading) {
+func (r *reconciler) readMetric(ctx context.Context, namespace string, of labels.Selector, m *autoscalingv2.MetricSpec) (out Reading) {
 	switch {
 	case m.Resource != nil:
 		out.Samples, out.Err = r.source.Resource(ctx, namespace, of, m.Resource.Name, "")
@@ -175,8 +175,9 @@ func (r *reconciler) measure(ctx context.Context, namespace string, of labels.Se
 	return out
 }
 
-// remembered returns the history of an autoscaler. It is empty for another object of the same name.
-func (r *reconciler) remembered(key controllers.Key, uid types.UID) History {
+// storedHistory returns the history of an autoscaler. It is empty for another object of the same
+// name.
+func (r *reconciler) storedHistory(key controllers.Key, uid types.UID) History {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	m, ok := r.known[key]
@@ -187,7 +188,7 @@ func (r *reconciler) remembered(key controllers.Key, uid types.UID) History {
 	return m.history
 }
 
-func (r *reconciler) remember(key controllers.Key, h History) {
+func (r *reconciler) storeHistory(key controllers.Key, h History) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	m := r.known[key]
@@ -195,9 +196,9 @@ func (r *reconciler) remember(key controllers.Key, h History) {
 	r.known[key] = m
 }
 
-// sharing records the selector of an autoscaler's target. It returns the names of other autoscalers
-// whose targets select some of the same pods.
-func (r *reconciler) sharing(key controllers.Key, uid types.UID, selector labels.Selector, pods []*corev1.Pod) []string {
+// findOverlapping records the selector of an autoscaler's target. It returns the names of other
+// autoscalers with targets that select some of the same pods.
+func (r *reconciler) findOverlapping(key controllers.Key, uid types.UID, selector labels.Selector, pods []*corev1.Pod) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	m := r.known[key]
@@ -255,9 +256,9 @@ func kindOf(kinds *api.Kinds, ref autoscalingv2.CrossVersionObjectReference) (*a
 	return nil, fmt.Errorf("no matches for kind %q in group %q", ref.Kind, gv.Group)
 }
 
-// write updates the target's replicas. It fails with a conflict if the target has changed since
-// scale was read.
-func (r *reconciler) write(ctx context.Context, kind *api.Kind, namespace string, scale *autoscalingv1.Scale, replicas int32) error {
+// writeScale updates the target's replicas. It fails with a conflict if the target has changed
+// since scale was read.
+func (r *reconciler) writeScale(ctx context.Context, kind *api.Kind, namespace string, scale *autoscalingv1.Scale, replicas int32) error {
 	next := scale.DeepCopy()
 	next.Spec.Replicas = replicas
 	_, err := r.term.Client.Do(ctx, &api.Request{Verb: api.VerbUpdate, Kind: kind, Subresource: "scale", Namespace: namespace,

@@ -28,8 +28,8 @@ func failureReason(t autoscalingv2.MetricSourceType) string {
 	return "InvalidMetricSourceType"
 }
 
-// propose returns the proposal of a metric for a reading.
-func (s Snapshot) propose(m *autoscalingv2.MetricSpec, r Reading) proposal {
+// proposeReplicas returns the proposal of a metric for a reading.
+func (s Snapshot) proposeReplicas(m *autoscalingv2.MetricSpec, r Reading) proposal {
 	p := proposal{status: autoscalingv2.MetricStatus{Type: m.Type}}
 	if r.Err != nil {
 		p.err = r.Err
@@ -76,14 +76,14 @@ func (s Snapshot) proposeResource(p *proposal, name corev1.ResourceName, contain
 		return
 	}
 	p.name += " utilization (percentage of request)"
-	l := s.load(name, r)
+	l := s.resourceLoad(name, r)
 	l.measure = utilizationOf(*t.AverageUtilization, requests)
 	l.full = func(pod *corev1.Pod) int64 {
-		return whole(float64(requests[pod.Name]) * float64(max(100, *t.AverageUtilization)) / 100)
+		return truncateToInt64(float64(requests[pod.Name]) * float64(max(100, *t.AverageUtilization)) / 100)
 	}
 	var u usage
-	p.replicas, u, p.err = l.replicas()
-	now.AverageUtilization, now.AverageValue = &u.percent, milli(u.average)
+	p.replicas, u, p.err = l.desiredReplicas()
+	now.AverageUtilization, now.AverageValue = &u.percent, milliQuantity(u.average)
 }
 
 // proposeAverage computes the proposal of a target average per pod.
@@ -94,12 +94,12 @@ func (s Snapshot) proposeAverage(p *proposal, name corev1.ResourceName, t autosc
 		return
 	}
 	target := saturate.MilliValue(t.AverageValue)
-	l := s.load(name, r)
+	l := s.resourceLoad(name, r)
 	l.measure = averageOf(target)
 	l.full = func(*corev1.Pod) int64 { return target }
 	var u usage
-	p.replicas, u, p.err = l.replicas()
-	now.AverageValue = milli(u.average)
+	p.replicas, u, p.err = l.desiredReplicas()
+	now.AverageValue = milliQuantity(u.average)
 }
 
 // proposeValue computes the proposal of a single value, of an object or from outside the cluster.
@@ -109,18 +109,20 @@ func (s Snapshot) proposeValue(p *proposal, t autoscalingv2.MetricTarget, r Read
 	case t.AverageValue != nil && (t.Value == nil || t.Type != autoscalingv2.ValueMetricType):
 		var average int64
 		p.replicas, average, p.err = byShare(r.Value, saturate.MilliValue(t.AverageValue), s.Target.Status, tolerance)
-		now.AverageValue = milli(average)
+		now.AverageValue = milliQuantity(average)
 	case t.Value != nil:
 		p.replicas, p.err = byValue(r.Value, saturate.MilliValue(t.Value), s.Target.Spec, s.Pods, tolerance)
-		now.Value = milli(r.Value)
+		now.Value = milliQuantity(r.Value)
 	default:
 		p.err = fmt.Errorf("the target of %s has neither value nor averageValue", p.name)
 	}
 }
 
-func (s Snapshot) load(name corev1.ResourceName, r Reading) load {
+func (s Snapshot) resourceLoad(name corev1.ResourceName, r Reading) load {
 	return load{current: s.Target.Spec, samples: r.Samples, sorted: sortPods(s.Pods, r.Samples, name, s.Now, s.Options),
 		tolerance: toleranceOf(s.Autoscaler.Spec.Behavior, s.Options)}
 }
 
-func milli(v int64) *resource.Quantity { return resource.NewMilliQuantity(v, resource.DecimalSI) }
+func milliQuantity(v int64) *resource.Quantity {
+	return resource.NewMilliQuantity(v, resource.DecimalSI)
+}

@@ -42,14 +42,14 @@ type Reading struct {
 	Err     error
 }
 
-// Snapshot is the input of Plan.
+// Snapshot is the input of PlanAutoscaler.
 type Snapshot struct {
 	Autoscaler *autoscalingv2.HorizontalPodAutoscaler
 	Target     Target
 	TargetErr  error         // error of reading the target; Target is then invalid
 	Pods       []*corev1.Pod // pods that the target's selector matches
 	PodsErr    error         // error of parsing the selector
-	Shared     []string      // other autoscalers whose targets select some of the same pods
+	Shared     []string      // other autoscalers with targets that select some of the same pods
 	Readings   []Reading     // one per element of spec.metrics; unused unless Measures returns true
 	History    History
 	Options    Options
@@ -71,8 +71,8 @@ type Step struct {
 	Failure error
 }
 
-// bounds returns the minimum and maximum replicas.
-func bounds(h *autoscalingv2.HorizontalPodAutoscaler) (least, most int32) {
+// replicaBounds returns the minimum and maximum replicas.
+func replicaBounds(h *autoscalingv2.HorizontalPodAutoscaler) (least, most int32) {
 	least = 1
 	if h.Spec.MinReplicas != nil {
 		least = *h.Spec.MinReplicas
@@ -83,7 +83,7 @@ func bounds(h *autoscalingv2.HorizontalPodAutoscaler) (least, most int32) {
 // Measures reports whether the metrics decide the number of replicas. They do not if the number is
 // outside the bounds or scaling is disabled.
 func Measures(h *autoscalingv2.HorizontalPodAutoscaler, t Target) bool {
-	least, most := bounds(h)
+	least, most := replicaBounds(h)
 	return !switchedOff(h, t) && t.Spec >= least && t.Spec <= most
 }
 
@@ -93,32 +93,32 @@ func switchedOff(h *autoscalingv2.HorizontalPodAutoscaler, t Target) bool {
 	if t.Spec != 0 {
 		return false
 	}
-	least, _ := bounds(h)
+	least, _ := replicaBounds(h)
 	own := slices.ContainsFunc(h.Status.Conditions, func(c autoscalingv2.HorizontalPodAutoscalerCondition) bool {
 		return c.Type == autoscalingv2.ScaledToZero && c.Status == corev1.ConditionTrue
 	})
 	return !own || least == 0 && !kinds.MeasuresWithoutPods(&h.Spec)
 }
 
-// Plan computes the next step.
-func Plan(s Snapshot) Step {
+// PlanAutoscaler computes the next step.
+func PlanAutoscaler(s Snapshot) Step {
 	step := Step{Status: *s.Autoscaler.Status.DeepCopy(), History: s.History}
 	step.Status.ObservedGeneration = new(s.Autoscaler.Generation)
 	if s.TargetErr != nil {
-		s.condition(&step, autoscalingv2.AbleToScale, false, "FailedGetScale",
+		s.setCondition(&step, autoscalingv2.AbleToScale, false, "FailedGetScale",
 			fmt.Sprintf("the scale of the target cannot be read: %v", s.TargetErr))
-		step.warn("FailedGetScale", "%v", s.TargetErr)
+		step.addWarning("FailedGetScale", "%v", s.TargetErr)
 		step.Failure = s.TargetErr
 		return step
 	}
-	s.condition(&step, autoscalingv2.AbleToScale, true, "SucceededGetScale", "the scale of the target was read")
+	s.setCondition(&step, autoscalingv2.AbleToScale, true, "SucceededGetScale", "the scale of the target was read")
 	step.Status.CurrentReplicas = s.Target.Spec
-	least, most := bounds(s.Autoscaler)
+	least, most := replicaBounds(s.Autoscaler)
 	current := s.Target.Spec
 	desired := current
 	switch {
 	case switchedOff(s.Autoscaler, s.Target):
-		s.condition(&step, autoscalingv2.ScalingActive, false, "ScalingDisabled",
+		s.setCondition(&step, autoscalingv2.ScalingActive, false, "ScalingDisabled",
 			"scaling is disabled since the replica count of the target is zero")
 		step.Status.CurrentMetrics = nil
 	case current > most:
@@ -128,13 +128,13 @@ func Plan(s Snapshot) Step {
 		desired, step.Reason = least, "Current number of replicas below Spec.MinReplicas"
 		step.Status.CurrentMetrics = nil
 	default:
-		wanted, name, err := s.measure(&step)
+		wanted, name, err := s.evaluateMetrics(&step)
 		if err != nil {
-			step.warn("FailedComputeMetricsReplicas", "%v", err)
+			step.addWarning("FailedComputeMetricsReplicas", "%v", err)
 			step.Failure = err
 			return step
 		}
-		desired = s.restrain(&step, wanted)
+		desired = s.limitReplicas(&step, wanted)
 		step.Reason = "All metrics below target"
 		if desired > current {
 			step.Reason = name + " above target"
@@ -151,8 +151,8 @@ func Plan(s Snapshot) Step {
 func (s Snapshot) Rescaled(step Step, err error) Step {
 	step.Events = slices.Clip(step.Events)
 	if err != nil {
-		step.warn("FailedRescale", "New size: %d; reason: %s; error: %v", step.Replicas, step.Reason, err)
-		s.condition(&step, autoscalingv2.AbleToScale, false, "FailedUpdateScale",
+		step.addWarning("FailedRescale", "New size: %d; reason: %s; error: %v", step.Replicas, step.Reason, err)
+		s.setCondition(&step, autoscalingv2.AbleToScale, false, "FailedUpdateScale",
 			fmt.Sprintf("the scale of the target cannot be written: %v", err))
 		step.Status.DesiredReplicas = s.Autoscaler.Status.DesiredReplicas
 		step.Failure = err
@@ -160,28 +160,28 @@ func (s Snapshot) Rescaled(step Step, err error) Step {
 	}
 	step.Events = append(step.Events, Event{corev1.EventTypeNormal, "SuccessfulRescale",
 		fmt.Sprintf("New size: %d; reason: %s", step.Replicas, step.Reason)})
-	s.condition(&step, autoscalingv2.AbleToScale, true, "SucceededRescale",
+	s.setCondition(&step, autoscalingv2.AbleToScale, true, "SucceededRescale",
 		fmt.Sprintf("the target was scaled to %d", step.Replicas))
 	if s.Target.Spec > 0 && step.Replicas == 0 {
-		s.condition(&step, autoscalingv2.ScaledToZero, true, "ScaledToZero", "the HPA controller scaled the workload to zero")
+		s.setCondition(&step, autoscalingv2.ScaledToZero, true, "ScaledToZero", "the HPA controller scaled the workload to zero")
 	} else {
-		s.condition(&step, autoscalingv2.ScaledToZero, false, "NotScaledToZero", "the HPA controller did not scale the workload to zero")
+		s.setCondition(&step, autoscalingv2.ScaledToZero, false, "NotScaledToZero", "the HPA controller did not scale the workload to zero")
 	}
 	at := metav1.NewTime(s.Now)
 	step.Status.LastScaleTime = &at
 	if by := step.Replicas - s.Target.Spec; by > 0 {
-		step.History.Added = with(step.History.Added, Moment{s.Now, by})
+		step.History.Added = appendMoment(step.History.Added, Moment{s.Now, by})
 	} else {
-		step.History.Removed = with(step.History.Removed, Moment{s.Now, -by})
+		step.History.Removed = appendMoment(step.History.Removed, Moment{s.Now, -by})
 	}
 	return step
 }
 
-// measure returns the largest number of replicas that a metric requires, and the name of the
-// metric. A metric that cannot be read is ignored if other metrics require a scale-up. It prevents
-// a scale-down, because it might require more replicas.
-func (s Snapshot) measure(step *Step) (wanted int32, name string, err error) {
-	if err := s.selectable(step); err != nil {
+// evaluateMetrics returns the largest number of replicas that a metric requires, and the name of
+// the metric. A metric that cannot be read is ignored if other metrics require a scale-up. It
+// prevents a scale-down, because it might require more replicas.
+func (s Snapshot) evaluateMetrics(step *Step) (wanted int32, name string, err error) {
+	if err := s.checkSelector(step); err != nil {
 		return 0, "", err
 	}
 	specs := s.Autoscaler.Spec.Metrics
@@ -191,10 +191,10 @@ func (s Snapshot) measure(step *Step) (wanted int32, name string, err error) {
 	var reason string
 	for i := range specs {
 		statuses[i].Type = specs[i].Type
-		p := s.propose(&specs[i], s.reading(i))
+		p := s.proposeReplicas(&specs[i], s.metricReading(i))
 		if p.err != nil {
 			why := failureReason(specs[i].Type)
-			step.warn(why, "%v", p.err)
+			step.addWarning(why, "%v", p.err)
 			if failed++; failed == 1 {
 				first, reason = p.err, why
 			}
@@ -210,23 +210,23 @@ func (s Snapshot) measure(step *Step) (wanted int32, name string, err error) {
 		first, reason = errors.New("spec.metrics is empty: name a metric"), "InvalidMetricSourceType"
 	}
 	if failed == len(specs) || failed > 0 && wanted < s.Target.Spec {
-		s.condition(step, autoscalingv2.ScalingActive, false, reason,
+		s.setCondition(step, autoscalingv2.ScalingActive, false, reason,
 			fmt.Sprintf("the number of replicas cannot be calculated: %v", first))
 		return 0, "", fmt.Errorf("%d of %d metrics cannot be used, the first: %w", failed, len(specs), first)
 	}
-	s.condition(step, autoscalingv2.ScalingActive, true, "ValidMetricFound", "the number of replicas was calculated from "+name)
+	s.setCondition(step, autoscalingv2.ScalingActive, true, "ValidMetricFound", "the number of replicas was calculated from "+name)
 	return wanted, name, nil
 }
 
-func (s Snapshot) reading(i int) Reading {
+func (s Snapshot) metricReading(i int) Reading {
 	if i < len(s.Readings) {
 		return s.Readings[i]
 	}
 	return Reading{Err: errNoSamples}
 }
 
-// selectable returns an error if the target's selector does not identify its pods.
-func (s Snapshot) selectable(step *Step) error {
+// checkSelector returns an error if the target's selector does not identify its pods.
+func (s Snapshot) checkSelector(step *Step) error {
 	var err error
 	reason, event := "InvalidSelector", "InvalidSelector"
 	switch {
@@ -240,38 +240,38 @@ func (s Snapshot) selectable(step *Step) error {
 	default:
 		return nil
 	}
-	step.warn(event, "%v", err)
-	s.condition(step, autoscalingv2.ScalingActive, false, reason, err.Error())
+	step.addWarning(event, "%v", err)
+	s.setCondition(step, autoscalingv2.ScalingActive, false, reason, err.Error())
 	return err
 }
 
-// restrain limits the wanted number by the stabilization windows, policies and bounds.
-func (s Snapshot) restrain(step *Step, wanted int32) int32 {
+// limitReplicas limits the wanted number by the stabilization windows, policies and bounds.
+func (s Snapshot) limitReplicas(step *Step, wanted int32) int32 {
 	current := s.Target.Spec
-	least, most := bounds(s.Autoscaler)
+	least, most := replicaBounds(s.Autoscaler)
 	down, up := rulesOf(s.Autoscaler.Spec.Behavior, s.Options)
 	past := s.History.Wanted
 	if len(past) == 0 { // a new leadership: the current number counts as the last recommendation
-		past = with(nil, Moment{s.Now, current})
+		past = appendMoment(nil, Moment{s.Now, current})
 	}
-	step.History.Wanted = with(past, Moment{s.Now, wanted})
-	steady := stabilize(wanted, current, past, down, up, s.Now)
+	step.History.Wanted = appendMoment(past, Moment{s.Now, wanted})
+	steady := stabilizeReplicas(wanted, current, past, down, up, s.Now)
 	switch {
 	case steady == wanted:
-		s.condition(step, autoscalingv2.AbleToScale, true, "ReadyForNewScale", "no window holds the recommended size back")
+		s.setCondition(step, autoscalingv2.AbleToScale, true, "ReadyForNewScale", "no window holds the recommended size back")
 	case wanted < steady:
-		s.condition(step, autoscalingv2.AbleToScale, true, "ScaleDownStabilized",
+		s.setCondition(step, autoscalingv2.AbleToScale, true, "ScaleDownStabilized",
 			"recent recommendations were higher than the current one, the highest of the window is taken")
 	default:
-		s.condition(step, autoscalingv2.AbleToScale, true, "ScaleUpStabilized",
+		s.setCondition(step, autoscalingv2.AbleToScale, true, "ScaleUpStabilized",
 			"recent recommendations were lower than the current one, the lowest of the window is taken")
 	}
 	limit := func(n int32, reason, message string) int32 {
-		s.condition(step, autoscalingv2.ScalingLimited, true, reason, message)
+		s.setCondition(step, autoscalingv2.ScalingLimited, true, reason, message)
 		return n
 	}
 	if steady > current {
-		high := up.ceiling(current, s.History, s.Now)
+		high := up.scaleUpLimit(current, s.History, s.Now)
 		switch {
 		case steady > high && high < most:
 			return limit(high, "ScaleUpLimit", "the desired replica count is increasing faster than the maximum scale rate")
@@ -280,7 +280,7 @@ func (s Snapshot) restrain(step *Step, wanted int32) int32 {
 		}
 	}
 	if steady < current {
-		low := down.floor(current, s.History, s.Now)
+		low := down.scaleDownLimit(current, s.History, s.Now)
 		switch {
 		case steady < low && low > least:
 			return limit(low, "ScaleDownLimit", "the desired replica count is decreasing faster than the maximum scale rate")
@@ -288,16 +288,16 @@ func (s Snapshot) restrain(step *Step, wanted int32) int32 {
 			return limit(least, "TooFewReplicas", "the desired replica count is less than the minimum replica count")
 		}
 	}
-	s.condition(step, autoscalingv2.ScalingLimited, false, "DesiredWithinRange", "the desired count is within the acceptable range")
+	s.setCondition(step, autoscalingv2.ScalingLimited, false, "DesiredWithinRange", "the desired count is within the acceptable range")
 	return steady
 }
 
-func (s *Step) warn(reason, format string, args ...any) {
+func (s *Step) addWarning(reason, format string, args ...any) {
 	s.Events = append(s.Events, Event{corev1.EventTypeWarning, reason, fmt.Sprintf(format, args...)})
 }
 
-// condition sets a condition. The transition time changes only with the status.
-func (s Snapshot) condition(step *Step, t autoscalingv2.HorizontalPodAutoscalerConditionType, is bool, reason, message string) {
+// setCondition sets a condition. The transition time changes only with the status.
+func (s Snapshot) setCondition(step *Step, t autoscalingv2.HorizontalPodAutoscalerConditionType, is bool, reason, message string) {
 	c := autoscalingv2.HorizontalPodAutoscalerCondition{Type: t, Status: corev1.ConditionFalse, Reason: reason, Message: message,
 		LastTransitionTime: metav1.NewTime(s.Now), ObservedGeneration: new(s.Autoscaler.Generation)}
 	if is {

@@ -207,7 +207,7 @@ func TestWhatAMetricCallsFor(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := snapshot(t, autoscaler(1, 100, c.metric), c.pods, c.value)
-			p := s.propose(&c.metric, s.reading(0))
+			p := s.proposeReplicas(&c.metric, s.metricReading(0))
 			switch {
 			case c.wrong != "" && (p.err == nil || !strings.Contains(p.err.Error(), c.wrong)):
 				t.Errorf("the error is %v, want one with %q", p.err, c.wrong)
@@ -241,7 +241,7 @@ func outcome(step Step) string {
 func comparePlan(t *testing.T, s Snapshot, want string) {
 	t.Helper()
 	before := s.Autoscaler.DeepCopy()
-	step := Plan(s)
+	step := PlanAutoscaler(s)
 	if got := outcome(step); got != want {
 		t.Errorf("\n got %s\nwant %s", got, want)
 	}
@@ -354,7 +354,7 @@ func TestPlan(t *testing.T) {
 
 func TestWhatBecameOfARescaleIsTold(t *testing.T) {
 	s := snapshot(t, autoscaler(1, 10, percent(corev1.ResourceCPU, 50)), "1000 1000")
-	step := Plan(s)
+	step := PlanAutoscaler(s)
 	done := s.Rescaled(step, nil)
 	if got, want := outcome(done), step.Reason; !strings.HasPrefix(got, "4: "+want+" +SucceededRescale") || !strings.HasSuffix(got, "!SuccessfulRescale") {
 		t.Errorf("after a rescale: %s", got)
@@ -380,15 +380,15 @@ func TestWhatBecameOfARescaleIsTold(t *testing.T) {
 
 func TestAConditionsTimeMovesWithItsStatus(t *testing.T) {
 	s := snapshot(t, autoscaler(1, 10, percent(corev1.ResourceCPU, 50)), "500 500")
-	s.Autoscaler.Status = Plan(s).Status
+	s.Autoscaler.Status = PlanAutoscaler(s).Status
 	s.Now = epoch.Add(time.Minute)
-	for _, c := range Plan(s).Status.Conditions {
+	for _, c := range PlanAutoscaler(s).Status.Conditions {
 		if !c.LastTransitionTime.Time.Equal(epoch) || *c.ObservedGeneration != 3 {
 			t.Errorf("%s moved to %s though its status is the same", c.Type, c.LastTransitionTime)
 		}
 	}
 	s.Readings[0] = Reading{Err: errors.New("nobody answers")}
-	for _, c := range Plan(s).Status.Conditions {
+	for _, c := range PlanAutoscaler(s).Status.Conditions {
 		if c.Type == autoscalingv2.ScalingActive && !c.LastTransitionTime.Time.Equal(s.Now) {
 			t.Errorf("%s became false and its time is %s", c.Type, c.LastTransitionTime)
 		}

@@ -116,7 +116,7 @@ func TestThePlanAgreesWithItsTwin(t *testing.T) {
 			}
 			s := Snapshot{Autoscaler: h, Target: Target{Spec: current, Status: current, Selector: "a=b"}, History: history,
 				Readings: []Reading{{Value: load * 1000}}, Options: options, Now: now}
-			step := Plan(s)
+			step := PlanAutoscaler(s)
 			got := current
 			if step.Rescale {
 				moved++
@@ -159,7 +159,7 @@ func TestPodsOfWhichNothingIsKnownTurnNothingAround(t *testing.T) {
 		pods, samples := podsOf(t, words)
 		metric := percent(corev1.ResourceCPU, 50)
 		s := Snapshot{Autoscaler: autoscaler(1, 100, metric), Pods: pods, Options: Defaults, Now: epoch, Target: Target{Spec: int32(n), Selector: "a=b"}}
-		p := s.propose(&metric, Reading{Samples: samples})
+		p := s.proposeReplicas(&metric, Reading{Samples: samples})
 		if p.err != nil {
 			continue
 		}

@@ -26,10 +26,10 @@ type Samples map[string]Sample
 // tolerance is the maximum deviation of a ratio from 1, in each direction, that causes no scaling.
 type tolerance struct{ down, up float64 }
 
-func (t tolerance) covers(ratio float64) bool { return 1-t.down <= ratio && ratio <= 1+t.up }
+func (t tolerance) isWithinTolerance(ratio float64) bool { return 1-t.down <= ratio && ratio <= 1+t.up }
 
-// count rounds a product up to a number of replicas, within the range of an int32.
-func count(f float64) int32 {
+// roundUpReplicas rounds a product up to a number of replicas, within the range of an int32.
+func roundUpReplicas(f float64) int32 {
 	switch f = math.Ceil(f); {
 	case !(f > 0): // also NaN
 		return 0
@@ -61,7 +61,7 @@ func sortPods(pods []*corev1.Pod, samples Samples, resource corev1.ResourceName,
 			s.unready = append(s.unready, p)
 		case !measured:
 			s.missing = append(s.missing, p)
-		case resource == corev1.ResourceCPU && starting(p, sample, now, o):
+		case resource == corev1.ResourceCPU && isPodStarting(p, sample, now, o):
 			s.unready = append(s.unready, p)
 		default:
 			s.ready = append(s.ready, p)
@@ -70,11 +70,11 @@ func sortPods(pods []*corev1.Pod, samples Samples, resource corev1.ResourceName,
 	return s
 }
 
-// starting reports whether a pod's CPU usage is still startup load. Within the initialization
+// isPodStarting reports whether a pod's CPU usage is still startup load. Within the initialization
 // period that is so until a whole measurement interval passed while the pod was ready. After that
 // period it is so only for a pod that became unready within the initial readiness delay; such a pod
 // counts as never ready.
-func starting(p *corev1.Pod, s Sample, now time.Time, o Options) bool {
+func isPodStarting(p *corev1.Pod, s Sample, now time.Time, o Options) bool {
 	ready := controllers.PodCondition(p, corev1.PodReady)
 	if ready == nil || p.Status.StartTime == nil {
 		return true
@@ -106,10 +106,10 @@ type load struct {
 	full func(p *corev1.Pod) int64
 }
 
-// replicas returns the number that brings the ratio to 1. A pod without a sample counts as unused
-// if the other pods require a scale-up, and as fully used if they require a scale-down. Missing
-// samples therefore never enlarge a change and never reverse it.
-func (l load) replicas() (int32, usage, error) {
+// desiredReplicas returns the number that brings the ratio to 1. A pod without a sample counts as
+// unused if the other pods require a scale-up, and as fully used if they require a scale-down.
+// Missing samples therefore never enlarge a change and never reverse it.
+func (l load) desiredReplicas() (int32, usage, error) {
 	use := map[string]int64{}
 	for _, p := range l.ready {
 		use[p.Name] = l.samples[p.Name].Value
@@ -123,10 +123,10 @@ func (l load) replicas() (int32, usage, error) {
 	}
 	growing := known.ratio > 1 && len(l.unready) > 0
 	if !growing && len(l.missing) == 0 {
-		if l.tolerance.covers(known.ratio) {
+		if l.tolerance.isWithinTolerance(known.ratio) {
 			return l.current, known, nil
 		}
-		return count(known.ratio * float64(len(l.ready))), known, nil
+		return roundUpReplicas(known.ratio * float64(len(l.ready))), known, nil
 	}
 	for _, p := range l.missing {
 		switch {
@@ -146,10 +146,10 @@ func (l load) replicas() (int32, usage, error) {
 		return 0, usage{}, err
 	}
 	turned := (known.ratio < 1 && careful.ratio > 1) || (known.ratio > 1 && careful.ratio < 1)
-	if turned || l.tolerance.covers(careful.ratio) {
+	if turned || l.tolerance.isWithinTolerance(careful.ratio) {
 		return l.current, known, nil
 	}
-	n := count(careful.ratio * float64(len(use)))
+	n := roundUpReplicas(careful.ratio * float64(len(use)))
 	if (careful.ratio < 1 && n > l.current) || (careful.ratio > 1 && n < l.current) {
 		return l.current, known, nil
 	}
@@ -162,8 +162,8 @@ func averageOf(target int64) func(map[string]int64) (usage, error) {
 		if target <= 0 {
 			return usage{}, errTarget
 		}
-		mean := sum(use) / float64(len(use))
-		return usage{ratio: mean / float64(target), average: whole(mean)}, nil
+		mean := sumValues(use) / float64(len(use))
+		return usage{ratio: mean / float64(target), average: truncateToInt64(mean)}, nil
 	}
 }
 
@@ -179,17 +179,17 @@ func utilizationOf(percent int32, requests map[string]int64) func(map[string]int
 		for name := range use {
 			requested[name] = requests[name]
 		}
-		all := sum(requested)
+		all := sumValues(requested)
 		if all <= 0 {
 			return usage{}, errors.New("the pods that are measured request nothing of it")
 		}
-		used := sum(use)
+		used := sumValues(use)
 		now := int32(min(math.MaxInt32, max(0, used*100/all)))
-		return usage{ratio: float64(now) / float64(percent), average: whole(used / float64(len(use))), percent: now}, nil
+		return usage{ratio: float64(now) / float64(percent), average: truncateToInt64(used / float64(len(use))), percent: now}, nil
 	}
 }
 
-func sum(values map[string]int64) float64 {
+func sumValues(values map[string]int64) float64 {
 	var s float64
 	for _, v := range values {
 		s += float64(v)
@@ -197,8 +197,8 @@ func sum(values map[string]int64) float64 {
 	return s
 }
 
-// whole truncates to an integer within the range of an int64.
-func whole(f float64) int64 {
+// truncateToInt64 truncates to an integer within the range of an int64.
+func truncateToInt64(f float64) int64 {
 	const edge = 1 << 62
 	return int64(min(edge, max(-edge, f)))
 }
@@ -254,9 +254,9 @@ func byValue(value, target int64, current int32, pods []*corev1.Pod, t tolerance
 	}
 	ratio := float64(value) / float64(target)
 	if current == 0 {
-		return count(ratio), nil
+		return roundUpReplicas(ratio), nil
 	}
-	if t.covers(ratio) {
+	if t.isWithinTolerance(ratio) {
 		return current, nil
 	}
 	if len(pods) == 0 {
@@ -264,11 +264,11 @@ func byValue(value, target int64, current int32, pods []*corev1.Pod, t tolerance
 	}
 	ready := 0
 	for _, p := range pods {
-		if p.Status.Phase == corev1.PodRunning && controllers.PodReady(p) {
+		if p.Status.Phase == corev1.PodRunning && controllers.IsPodReady(p) {
 			ready++
 		}
 	}
-	return count(ratio * float64(ready)), nil
+	return roundUpReplicas(ratio * float64(ready)), nil
 }
 
 // byShare returns the number of replicas for a value of which each replica gets target. average is
@@ -278,11 +278,11 @@ func byShare(value, target int64, replicas int32, t tolerance) (n int32, average
 		return 0, 0, errTarget
 	}
 	n = replicas
-	if replicas == 0 || !t.covers(float64(value)/(float64(target)*float64(replicas))) {
-		n = count(float64(value) / float64(target))
+	if replicas == 0 || !t.isWithinTolerance(float64(value)/(float64(target)*float64(replicas))) {
+		n = roundUpReplicas(float64(value) / float64(target))
 	}
 	if replicas > 0 {
-		average = whole(math.Ceil(float64(value) / float64(replicas)))
+		average = truncateToInt64(math.Ceil(float64(value) / float64(replicas)))
 	}
 	return n, average, nil
 }

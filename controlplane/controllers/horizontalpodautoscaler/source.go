@@ -35,7 +35,7 @@ type APIs struct {
 
 var _ Source = (*APIs)(nil)
 
-// aMinute is the window of a custom metric whose server returns no window.
+// aMinute is the window of a custom metric if its server returns no window.
 const aMinute = time.Minute
 
 // Resource implements Source.
@@ -80,7 +80,7 @@ func sumOf(all []metricsv1beta1.ContainerMetrics, name corev1.ResourceName, cont
 
 // podMetrics returns the metrics of the pods, from an installed metrics-server or from this API.
 func (a *APIs) podMetrics(ctx context.Context, namespace string, of labels.Selector) ([]metricsv1beta1.PodMetrics, error) {
-	body, err := a.Read(ctx, "/apis/metrics.k8s.io/v1beta1/namespaces/"+url.PathEscape(namespace)+"/pods", selecting("labelSelector", of.String()))
+	body, err := a.Read(ctx, "/apis/metrics.k8s.io/v1beta1/namespaces/"+url.PathEscape(namespace)+"/pods", selectorQuery("labelSelector", of.String()))
 	if err == nil {
 		return decodePodMetrics(body)
 	}
@@ -138,7 +138,7 @@ type value struct {
 	Value           quantity
 }
 
-func (v *value) sample() Sample {
+func (v *value) toSample() Sample {
 	s := Sample{Value: saturate.MilliValue(&v.Value), At: v.Timestamp.Time, Window: aMinute}
 	for _, w := range []*int64{v.Window, v.WindowSeconds} {
 		if w != nil {
@@ -162,7 +162,7 @@ func (q *quantity) UnmarshalJSON(b []byte) error {
 
 // Pods implements Source.
 func (a *APIs) Pods(ctx context.Context, namespace string, of labels.Selector, m autoscalingv2.MetricIdentifier) (Samples, error) {
-	items, err := a.custom(ctx, "namespaces/"+url.PathEscape(namespace)+"/pods/*/"+url.PathEscape(m.Name), of.String(), m)
+	items, err := a.getCustomMetrics(ctx, "namespaces/"+url.PathEscape(namespace)+"/pods/*/"+url.PathEscape(m.Name), of.String(), m)
 	if err == nil && len(items) == 0 {
 		err = errors.New("no metrics returned from custom metrics API")
 	}
@@ -171,21 +171,21 @@ func (a *APIs) Pods(ctx context.Context, namespace string, of labels.Selector, m
 	}
 	out := make(Samples, len(items))
 	for i := range items {
-		out[items[i].DescribedObject.Name] = items[i].sample()
+		out[items[i].DescribedObject.Name] = items[i].toSample()
 	}
 	return out, nil
 }
 
 // Object implements Source.
 func (a *APIs) Object(ctx context.Context, namespace string, of autoscalingv2.CrossVersionObjectReference, m autoscalingv2.MetricIdentifier) (int64, error) {
-	v, err := a.object(ctx, namespace, of, m)
+	v, err := a.getObjectMetric(ctx, namespace, of, m)
 	if err != nil {
 		return 0, fmt.Errorf("unable to get metric %s: %s on %s %s: %w", m.Name, of.Kind, namespace, of.Name, err)
 	}
 	return v, nil
 }
 
-func (a *APIs) object(ctx context.Context, namespace string, of autoscalingv2.CrossVersionObjectReference, m autoscalingv2.MetricIdentifier) (int64, error) {
+func (a *APIs) getObjectMetric(ctx context.Context, namespace string, of autoscalingv2.CrossVersionObjectReference, m autoscalingv2.MetricIdentifier) (int64, error) {
 	kind, err := kindOf(a.Client.Kinds(), of)
 	if err != nil {
 		return 0, err
@@ -194,7 +194,7 @@ func (a *APIs) object(ctx context.Context, namespace string, of autoscalingv2.Cr
 	if kind.Resource == "namespaces" && kind.GVK.Group == "" {
 		path = "namespaces/" + url.PathEscape(of.Name) + "/metrics/" + url.PathEscape(m.Name)
 	}
-	items, err := a.custom(ctx, path, "", m)
+	items, err := a.getCustomMetrics(ctx, path, "", m)
 	switch {
 	case err != nil:
 		return 0, err
@@ -204,13 +204,13 @@ func (a *APIs) object(ctx context.Context, namespace string, of autoscalingv2.Cr
 	return saturate.MilliValue(&items[0].Value), nil
 }
 
-// custom reads a path of custom.metrics.k8s.io, in the newest registered version.
-func (a *APIs) custom(ctx context.Context, path, of string, m autoscalingv2.MetricIdentifier) ([]value, error) {
+// getCustomMetrics reads a path of custom.metrics.k8s.io, in the newest registered version.
+func (a *APIs) getCustomMetrics(ctx context.Context, path, of string, m autoscalingv2.MetricIdentifier) ([]value, error) {
 	metric, err := metav1.LabelSelectorAsSelector(m.Selector)
 	if err != nil {
 		return nil, fmt.Errorf("the metric's selector: %w", err)
 	}
-	query := selecting("labelSelector", of, "metricLabelSelector", metric.String())
+	query := selectorQuery("labelSelector", of, "metricLabelSelector", metric.String())
 	for _, version := range []string{"v1beta2", "v1beta1"} {
 		body, err := a.Read(ctx, "/apis/custom.metrics.k8s.io/"+version+"/"+path, query)
 		if errors.Is(err, ErrNotRegistered) {
@@ -226,20 +226,20 @@ func (a *APIs) custom(ctx context.Context, path, of string, m autoscalingv2.Metr
 
 // External implements Source.
 func (a *APIs) External(ctx context.Context, namespace string, m autoscalingv2.MetricIdentifier) (int64, error) {
-	sum, err := a.external(ctx, namespace, m)
+	sum, err := a.getExternalMetric(ctx, namespace, m)
 	if err != nil {
 		return 0, fmt.Errorf("unable to get external metric %s/%s: %w", namespace, m.Name, err)
 	}
 	return sum, nil
 }
 
-func (a *APIs) external(ctx context.Context, namespace string, m autoscalingv2.MetricIdentifier) (sum int64, err error) {
+func (a *APIs) getExternalMetric(ctx context.Context, namespace string, m autoscalingv2.MetricIdentifier) (sum int64, err error) {
 	metric, err := metav1.LabelSelectorAsSelector(m.Selector)
 	if err != nil {
 		return 0, fmt.Errorf("the metric's selector: %w", err)
 	}
 	body, err := a.Read(ctx, "/apis/external.metrics.k8s.io/v1beta1/namespaces/"+url.PathEscape(namespace)+"/"+url.PathEscape(m.Name),
-		selecting("labelSelector", metric.String()))
+		selectorQuery("labelSelector", metric.String()))
 	if errors.Is(err, ErrNotRegistered) {
 		return 0, errors.New("no external metrics API (external.metrics.k8s.io) registered")
 	}
@@ -264,8 +264,8 @@ func decodeValues(body []byte) ([]value, error) {
 	return list.Items, nil
 }
 
-// selecting returns a query of name and value pairs, without empty values.
-func selecting(pairs ...string) url.Values {
+// selectorQuery returns a query of name and value pairs, without empty values.
+func selectorQuery(pairs ...string) url.Values {
 	q := url.Values{}
 	for i := 0; i+1 < len(pairs); i += 2 {
 		if pairs[i+1] != "" {

@@ -165,7 +165,7 @@ func FuzzDecode(f *testing.F) {
 		values, err := decodeValues(body)
 		if err == nil {
 			for i := range values {
-				if w := values[i].sample().Window; w < 0 || w > time.Hour {
+				if w := values[i].toSample().Window; w < 0 || w > time.Hour {
 					t.Errorf("a window of %s", w)
 				}
 			}

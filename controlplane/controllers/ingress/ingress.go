@@ -54,14 +54,14 @@ type controller struct {
 	secrets, deployments, budgets, nodes cache.SharedIndexInformer
 	accounts                             cache.SharedIndexInformer
 
-	mu   sync.Mutex
-	told map[controllers.Key]told
-	left map[string]map[string]bool // by class: Secrets that exceed the capacity of its proxies
-	keys pairs.Cache
+	mu       sync.Mutex
+	reported map[controllers.Key]problemRecord
+	left     map[string]map[string]bool // by class: Secrets that exceed the capacity of its proxies
+	keys     pairs.Cache
 }
 
-// told is the last known problem of an Ingress.
-type told struct {
+// problemRecord is the last known problem of an Ingress.
+type problemRecord struct {
 	problems string
 	since    time.Time
 	done     bool
@@ -89,7 +89,7 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 	read := []string{"get", "list", "watch"}
 	write := []string{"create", "delete", "get", "list", "update", "watch"}
 	return &controllers.Controller{
-		Name: "ingress-controller", Workers: 1, Watches: c.watches(),
+		Name: "ingress-controller", Workers: 1, Watches: c.allWatches(),
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"ingressclasses", "ingresses"}, Verbs: read},
 			{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"ingressclasses/finalizers"}, Verbs: []string{"update"}},
@@ -104,14 +104,14 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 			{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: read},
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
-		Lead: c.lead,
+		Lead: c.leadIngress,
 	}
 }
 
 // sliceIndex indexes EndpointSlices by namespace/service.
 const sliceIndex = "ingress/slices-by-service"
 
-func (c *controller) watches() []controllers.Watch {
+func (c *controller) allWatches() []controllers.Watch {
 	class := func(name string) []controllers.Key { return []controllers.Key{{Kind: classKey, Name: name}} }
 	ours := func(o api.Object) []controllers.Key {
 		if o.GetNamespace() != Namespace {
@@ -134,10 +134,10 @@ func (c *controller) watches() []controllers.Watch {
 			if ch.New.Namespace == Namespace {
 				return append(ours(ch.New), c.ingressKeys(func(i *networkingv1.Ingress) bool { return ingress.ClassOf(i) == ch.New.Name })...)
 			}
-			return c.naming(ch.New.Namespace)
+			return c.namespaceKeys(ch.New.Namespace)
 		}),
 		controllers.OnInformer(c.slices, func(ch controllers.Change[*discoveryv1.EndpointSlice]) []controllers.Key {
-			return c.naming(ch.New.Namespace)
+			return c.namespaceKeys(ch.New.Namespace)
 		}),
 		controllers.OnInformer(c.secrets, func(ch controllers.Change[*corev1.Secret]) []controllers.Key {
 			if of := ch.New.Labels[classLabel]; of != "" && ch.New.Namespace == Namespace {
@@ -146,7 +146,7 @@ func (c *controller) watches() []controllers.Watch {
 			if ch.New.Type != corev1.SecretTypeTLS {
 				return nil
 			}
-			keys := c.naming(ch.New.Namespace)
+			keys := c.namespaceKeys(ch.New.Namespace)
 			for _, i := range c.securedBy(ch.New) {
 				keys = append(keys, class(ingress.ClassOf(i))...)
 			}
@@ -181,8 +181,8 @@ func (c *controller) ingressKeys(of func(*networkingv1.Ingress) bool) []controll
 	return keys
 }
 
-// naming returns the keys of all Ingresses of a namespace. Most namespaces have none.
-func (c *controller) naming(namespace string) []controllers.Key {
+// namespaceKeys returns the keys of all Ingresses of a namespace. Most namespaces have none.
+func (c *controller) namespaceKeys(namespace string) []controllers.Key {
 	list, err := c.ingresses.GetIndexer().ByIndex(cache.NamespaceIndex, namespace)
 	if err != nil {
 		return c.ingressKeys(func(i *networkingv1.Ingress) bool { return i.Namespace == namespace })
@@ -206,9 +206,9 @@ func (c *controller) securedBy(s *corev1.Secret) (out []*networkingv1.Ingress) {
 	return out
 }
 
-func (c *controller) lead(t *controllers.Term) controllers.Reconcile {
+func (c *controller) leadIngress(t *controllers.Term) controllers.Reconcile {
 	c.mu.Lock()
-	c.told, c.left = map[controllers.Key]told{}, map[string]map[string]bool{}
+	c.reported, c.left = map[controllers.Key]problemRecord{}, map[string]map[string]bool{}
 	c.mu.Unlock()
 	l := &leading{
 		controller: c, t: t,
@@ -220,9 +220,9 @@ func (c *controller) lead(t *controllers.Term) controllers.Reconcile {
 	}
 	return func(ctx context.Context, key controllers.Key) (time.Duration, error) {
 		if key.Kind == classKey {
-			return 0, l.class(ctx, key.Name)
+			return 0, l.reconcileClass(ctx, key.Name)
 		}
-		return l.ingress(ctx, key)
+		return l.reconcileIngress(ctx, key)
 	}
 }
 
@@ -237,9 +237,9 @@ type leading struct {
 	seen            *controllers.View[*networkingv1.Ingress]
 }
 
-// class creates and updates the objects of a class. Garbage collection deletes the objects of a
-// deleted class.
-func (l *leading) class(ctx context.Context, name string) error {
+// reconcileClass creates and updates the objects of a class. Garbage collection deletes the objects
+// of a deleted class.
+func (l *leading) reconcileClass(ctx context.Context, name string) error {
 	class, ok := controllers.Cached[*networkingv1.IngressClass](l.classes, "", name)
 	if !ok || class.DeletionTimestamp != nil || class.Spec.Controller != ingress.Controller {
 		l.mu.Lock()
@@ -250,17 +250,17 @@ func (l *leading) class(ctx context.Context, name string) error {
 	if class.Spec.Parameters != nil {
 		l.t.Events.Eventf(class, corev1.EventTypeWarning, "ParametersNotRead", "spec.parameters are not read by controller %s", ingress.Controller)
 	}
-	if err := l.home(ctx); err != nil {
+	if err := l.ensureNamespace(ctx); err != nil {
 		return err
 	}
 	if err := l.givePairs(ctx, class); err != nil {
 		return err
 	}
-	want := Plan(class, l.image, len(controllers.CachedAll[*corev1.Node](l.nodes)))
-	if err := ensure(ctx, l.t, class, l.madeDeployments, want.Deployment, func(have, want *appsv1.Deployment) { have.Spec = want.Spec }); err != nil {
+	want := PlanProxy(class, l.image, len(controllers.CachedAll[*corev1.Node](l.nodes)))
+	if err := ensureObject(ctx, l.t, class, l.madeDeployments, want.Deployment, func(have, want *appsv1.Deployment) { have.Spec = want.Spec }); err != nil {
 		return err
 	}
-	err := ensure(ctx, l.t, class, l.madeServices, want.Service, func(have, want *corev1.Service) {
+	err := ensureObject(ctx, l.t, class, l.madeServices, want.Service, func(have, want *corev1.Service) {
 		have.Spec.Type, have.Spec.Selector = want.Spec.Type, want.Spec.Selector
 		for i := range want.Spec.Ports { // keep node ports
 			for _, p := range have.Spec.Ports {
@@ -275,26 +275,26 @@ func (l *leading) class(ctx context.Context, name string) error {
 		return err
 	}
 	if want.Budget == nil {
-		return drop(ctx, l.t, class, l.madeBudgets, name)
+		return deleteIfOwned(ctx, l.t, class, l.madeBudgets, name)
 	}
-	return ensure(ctx, l.t, class, l.madeBudgets, want.Budget, func(have, want *policyv1.PodDisruptionBudget) { have.Spec = want.Spec })
+	return ensureObject(ctx, l.t, class, l.madeBudgets, want.Budget, func(have, want *policyv1.PodDisruptionBudget) { have.Spec = want.Spec })
 }
 
-// drop deletes an object of a class that is no longer needed.
-func drop[T api.Object](ctx context.Context, t *controllers.Term, class *networkingv1.IngressClass, view *controllers.View[T], name string) error {
+// deleteIfOwned deletes an object of a class that is no longer needed.
+func deleteIfOwned[T api.Object](ctx context.Context, t *controllers.Term, class *networkingv1.IngressClass, view *controllers.View[T], name string) error {
 	o, ok := view.Get(Namespace, name)
-	if !ok || !metav1.IsControlledBy(o, class) || view.Going(o) {
+	if !ok || !metav1.IsControlledBy(o, class) || view.IsDeleting(o) {
 		return nil
 	}
-	if err := client.Delete[T](ctx, t.Client, Namespace, name, controllers.ByUID(o)); err != nil && !apierrors.IsNotFound(err) {
+	if err := client.Delete[T](ctx, t.Client, Namespace, name, controllers.DeleteOnlyUID(o)); err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("deleting %T %s/%s: %w", o, Namespace, name, err)
 	}
-	view.Deleting(o)
+	view.MarkDeleting(o)
 	return nil
 }
 
-// home creates the namespace and the ServiceAccount of the proxies.
-func (l *leading) home(ctx context.Context) error {
+// ensureNamespace creates the namespace and the ServiceAccount of the proxies.
+func (l *leading) ensureNamespace(ctx context.Context) error {
 	if _, ok := controllers.Cached[*corev1.ServiceAccount](l.accounts, Namespace, Account); ok {
 		return nil
 	}
@@ -309,8 +309,9 @@ func (l *leading) home(ctx context.Context) error {
 	return nil
 }
 
-// ensure creates an object, or updates it if its specification has changed since it was created.
-func ensure[T api.Object](ctx context.Context, t *controllers.Term, class *networkingv1.IngressClass, view *controllers.View[T], want T, change func(have, want T)) error {
+// ensureObject creates an object, or updates it if its specification has changed since it was
+// created.
+func ensureObject[T api.Object](ctx context.Context, t *controllers.Term, class *networkingv1.IngressClass, view *controllers.View[T], want T, change func(have, want T)) error {
 	what := fmt.Sprintf("%T %s/%s", want, want.GetNamespace(), want.GetName())
 	what = what[strings.LastIndexByte(what[:strings.IndexByte(what, ' ')], '.')+1:]
 	have, ok := view.Get(want.GetNamespace(), want.GetName())
@@ -318,15 +319,15 @@ func ensure[T api.Object](ctx context.Context, t *controllers.Term, class *netwo
 		made, err := client.Create(ctx, t.Client, want)
 		switch {
 		case apierrors.IsAlreadyExists(err):
-			return controllers.Race("creating %s: %w", what, err)
+			return controllers.RaceError("creating %s: %w", what, err)
 		case err != nil:
 			t.Events.Eventf(class, corev1.EventTypeWarning, "FailedCreate", "%s: %v", what, err)
 			return fmt.Errorf("creating %s: %w", what, err)
 		}
-		view.Wrote(made)
+		view.RecordWrite(made)
 		return nil
 	}
-	if view.Going(have) {
+	if view.IsDeleting(have) {
 		return nil // its deletion queues the class again
 	}
 	if !metav1.IsControlledBy(have, class) {
@@ -349,21 +350,21 @@ func ensure[T api.Object](ctx context.Context, t *controllers.Term, class *netwo
 	if err != nil {
 		return fmt.Errorf("updating %s: %w", what, err)
 	}
-	view.Wrote(stored)
+	view.RecordWrite(stored)
 	return nil
 }
 
-// ingress writes an Ingress's addresses to its status and records its problems.
-func (l *leading) ingress(ctx context.Context, key controllers.Key) (again time.Duration, err error) {
+// reconcileIngress writes an Ingress's addresses to its status and records its problems.
+func (l *leading) reconcileIngress(ctx context.Context, key controllers.Key) (again time.Duration, err error) {
 	i, ok := l.seen.Get(key.Namespace, key.Name)
 	if !ok || i.DeletionTimestamp != nil {
-		l.forget(key)
+		l.forgetIngress(key)
 		return 0, nil
 	}
 	name := ingress.ClassOf(i)
 	class, ok := controllers.Cached[*networkingv1.IngressClass](l.classes, "", name)
 	if !ok || class.Spec.Controller != ingress.Controller {
-		l.forget(key)
+		l.forgetIngress(key)
 		return 0, nil
 	}
 	if service, ok := l.madeServices.Get(Namespace, name); ok {
@@ -375,42 +376,42 @@ func (l *leading) ingress(ctx context.Context, key controllers.Key) (again time.
 				return 0, fmt.Errorf("writing the status of Ingress %s: %w", key, err)
 			}
 			if err == nil {
-				l.seen.Wrote(stored)
+				l.seen.RecordWrite(stored)
 			}
 		}
 	}
-	return l.tell(i, key), nil
+	return l.recordProblems(i, key), nil
 }
 
-func (l *leading) tell(i *networkingv1.Ingress, key controllers.Key) (again time.Duration) {
-	problems := append(ingress.Problems(i, l.controller), l.unplaced(i)...)
+func (l *leading) recordProblems(i *networkingv1.Ingress, key controllers.Key) (again time.Duration) {
+	problems := append(ingress.Problems(i, l.controller), l.unplacedKeyPairs(i)...)
 	if len(problems) == 0 {
-		l.forget(key)
+		l.forgetIngress(key)
 		return 0
 	}
 	text := strings.Join(problems, " ")
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	now, was := l.t.Now(), l.told[key]
+	now, was := l.t.Now(), l.reported[key]
 	if was.problems != text {
-		was = told{problems: text, since: now}
+		was = problemRecord{problems: text, since: now}
 	}
 	if wait := was.since.Add(calm).Sub(now); !was.done && wait > 0 {
-		l.told[key] = was
+		l.reported[key] = was
 		return wait
 	}
 	if !was.done {
 		l.t.Events.Event(i, corev1.EventTypeWarning, "NotServed", text)
 		was.done = true
 	}
-	l.told[key] = was
+	l.reported[key] = was
 	return 0
 }
 
-func (c *controller) forget(key controllers.Key) {
+func (c *controller) forgetIngress(key controllers.Key) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.told, key)
+	delete(c.reported, key)
 }
 
 // Service implements ingressproxy/ingress.World.

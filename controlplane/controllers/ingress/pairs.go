@@ -23,10 +23,10 @@ func (l *leading) givePairs(ctx context.Context, class *networkingv1.IngressClas
 	var errs []error
 	for i, want := range PlanPairs(class, given) {
 		if want == nil {
-			errs = append(errs, drop(ctx, l.t, class, l.madeSecrets, ingress.ShardName(class.Name, i)))
+			errs = append(errs, deleteIfOwned(ctx, l.t, class, l.madeSecrets, ingress.ShardName(class.Name, i)))
 			continue
 		}
-		errs = append(errs, l.give(ctx, class, want))
+		errs = append(errs, l.ensureSecret(ctx, class, want))
 	}
 	l.mu.Lock()
 	before := l.left[class.Name]
@@ -40,8 +40,8 @@ func (l *leading) givePairs(ctx context.Context, class *networkingv1.IngressClas
 	return errors.Join(errs...)
 }
 
-// give creates a Secret, or restores its data after any change.
-func (l *leading) give(ctx context.Context, class *networkingv1.IngressClass, want *corev1.Secret) error {
+// ensureSecret creates a Secret, or restores its data after any change.
+func (l *leading) ensureSecret(ctx context.Context, class *networkingv1.IngressClass, want *corev1.Secret) error {
 	have, ok := l.madeSecrets.Get(want.Namespace, want.Name)
 	var stored *corev1.Secret
 	var err error
@@ -49,9 +49,9 @@ func (l *leading) give(ctx context.Context, class *networkingv1.IngressClass, wa
 	case !ok:
 		stored, err = client.Create(ctx, l.t.Client, want)
 		if apierrors.IsAlreadyExists(err) {
-			return controllers.Race("creating Secret %s/%s: %w", want.Namespace, want.Name, err)
+			return controllers.RaceError("creating Secret %s/%s: %w", want.Namespace, want.Name, err)
 		}
-	case l.madeSecrets.Going(have) || maps.EqualFunc(have.Data, want.Data, func(a, b []byte) bool { return string(a) == string(b) }):
+	case l.madeSecrets.IsDeleting(have) || maps.EqualFunc(have.Data, want.Data, func(a, b []byte) bool { return string(a) == string(b) }):
 		return nil
 	case !metav1.IsControlledBy(have, class):
 		l.t.Events.Eventf(class, corev1.EventTypeWarning, "NameTaken", "Secret %s/%s is there and does not belong to this class: delete it, or name the class otherwise", want.Namespace, want.Name)
@@ -64,13 +64,13 @@ func (l *leading) give(ctx context.Context, class *networkingv1.IngressClass, wa
 	if err != nil {
 		return fmt.Errorf("writing Secret %s/%s: %w", want.Namespace, want.Name, err)
 	}
-	l.madeSecrets.Wrote(stored)
+	l.madeSecrets.RecordWrite(stored)
 	return nil
 }
 
-// unplaced returns a message for each key pair of an Ingress that exceeds the capacity of its
-// class's proxies.
-func (l *leading) unplaced(i *networkingv1.Ingress) (out []string) {
+// unplacedKeyPairs returns a message for each key pair of an Ingress that exceeds the capacity of
+// its class's proxies.
+func (l *leading) unplacedKeyPairs(i *networkingv1.Ingress) (out []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	left := l.left[ingress.ClassOf(i)]

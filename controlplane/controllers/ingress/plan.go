@@ -61,8 +61,8 @@ func labelsOf(class string) map[string]string {
 	return map[string]string{"app.kubernetes.io/name": "keelson-entry", classLabel: class}
 }
 
-// Plan returns the objects of a class in a cluster with a number of nodes.
-func Plan(class *networkingv1.IngressClass, image string, nodes int) Made {
+// PlanProxy returns the objects of a class in a cluster with a number of nodes.
+func PlanProxy(class *networkingv1.IngressClass, image string, nodes int) Made {
 	labels, meta := labelsOf(class.Name), metaOf(class)
 	selector := &metav1.LabelSelector{MatchLabels: labels}
 	replicas := int32(1)
@@ -85,15 +85,15 @@ func Plan(class *networkingv1.IngressClass, image string, nodes int) Made {
 		one := intstr.FromInt32(1)
 		m.Budget = &policyv1.PodDisruptionBudget{ObjectMeta: *meta.DeepCopy(), Spec: policyv1.PodDisruptionBudgetSpec{MaxUnavailable: &one, Selector: selector}}
 	}
-	digest(m.Deployment, m.Deployment.Spec)
-	digest(m.Service, m.Service.Spec)
+	specDigest(m.Deployment, m.Deployment.Spec)
+	specDigest(m.Service, m.Service.Spec)
 	if m.Budget != nil {
-		digest(m.Budget, m.Budget.Spec)
+		specDigest(m.Budget, m.Budget.Spec)
 	}
 	return m
 }
 
-func digest(o api.Object, spec any) {
+func specDigest(o api.Object, spec any) {
 	text, err := json.Marshal(spec)
 	if err != nil {
 		panic("ingress: encoding a generated spec as JSON: " + err.Error())

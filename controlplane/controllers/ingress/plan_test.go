@@ -13,7 +13,7 @@ import (
 func TestPlanBySize(t *testing.T) {
 	class := &networkingv1.IngressClass{ObjectMeta: metav1.ObjectMeta{Name: "own", UID: "u"}}
 	for nodes, want := range map[int]int32{0: 1, 1: 1, 2: 2, 50: 2} {
-		m := Plan(class, DefaultImage, nodes)
+		m := PlanProxy(class, DefaultImage, nodes)
 		if *m.Deployment.Spec.Replicas != want || (m.Budget != nil) != (want > 1) {
 			t.Errorf("%d nodes: %d replicas, budget %v", nodes, *m.Deployment.Spec.Replicas, m.Budget)
 		}
@@ -21,11 +21,11 @@ func TestPlanBySize(t *testing.T) {
 			t.Errorf("%d nodes: the objects are nobody's", nodes)
 		}
 	}
-	one, two := Plan(class, DefaultImage, 1), Plan(class, DefaultImage, 2)
+	one, two := PlanProxy(class, DefaultImage, 1), PlanProxy(class, DefaultImage, 2)
 	if one.Deployment.Annotations[madeAnnotation] == two.Deployment.Annotations[madeAnnotation] {
 		t.Error("another Deployment has the same digest")
 	}
-	if again := Plan(class, DefaultImage, 3); again.Deployment.Annotations[madeAnnotation] != two.Deployment.Annotations[madeAnnotation] {
+	if again := PlanProxy(class, DefaultImage, 3); again.Deployment.Annotations[madeAnnotation] != two.Deployment.Annotations[madeAnnotation] {
 		t.Error("the same Deployment has another digest")
 	}
 }
@@ -34,7 +34,7 @@ func TestPlanBySize(t *testing.T) {
 func TestProxiesOfTheReleaseBeforeKnowTheirFlags(t *testing.T) {
 	known := []string{"ingress-class", "gateway", "certificates", "status-address", "access-log", "trusted-proxies", "linger"}
 	class := &networkingv1.IngressClass{ObjectMeta: metav1.ObjectMeta{Name: "own", UID: "u"}}
-	for _, arg := range Plan(class, DefaultImage, 1).Deployment.Spec.Template.Spec.Containers[0].Args {
+	for _, arg := range PlanProxy(class, DefaultImage, 1).Deployment.Spec.Template.Spec.Containers[0].Args {
 		name, _, _ := strings.Cut(strings.TrimLeft(arg, "-"), "=")
 		if !slices.Contains(known, name) {
 			t.Errorf("proxies are given --%s, which those of the release before do not know: read it in one release, and give it in the next", name)

@@ -14,7 +14,7 @@ import (
 // their UIDs meanwhile.
 const mostUncounted = 500
 
-// Snapshot is the input of Plan.
+// Snapshot is the input of PlanJob.
 type Snapshot struct {
 	Job   *batchv1.Job
 	Pods  []*corev1.Pod // the pods that the job controls, including terminal and terminating pods
@@ -26,9 +26,8 @@ type Snapshot struct {
 //
 // Each terminal pod is counted exactly once, even if the controller or a node crashes at any point.
 // The finalizer keeps the pod. First its UID (or index) is stored in the status, then the finalizer
-// is removed, and only then the UID is replaced by an incremented count. A UID in the status whose
-// pod has no finalizer or no longer exists was therefore released by this controller, and is
-// counted.
+// is removed, and only then the UID is replaced by an incremented count. If the pod of a UID in the
+// status has no finalizer or no longer exists, this controller has released it, and it is counted.
 type account struct {
 	Snapshot
 	status batchv1.JobStatus
@@ -43,15 +42,15 @@ type account struct {
 // newAccount returns an account that includes the counts of earlier reconciles.
 func newAccount(s Snapshot) *account {
 	a := &account{Snapshot: s, status: *s.Job.Status.DeepCopy()}
-	if indexed(s.Job) {
-		a.done = parseIndexes(a.status.CompletedIndexes, completions(s.Job))
+	if isIndexed(s.Job) {
+		a.done = parseIndexes(a.status.CompletedIndexes, completionsWanted(s.Job))
 		if a.status.FailedIndexes != nil {
-			a.lost = parseIndexes(*a.status.FailedIndexes, completions(s.Job))
+			a.lost = parseIndexes(*a.status.FailedIndexes, completionsWanted(s.Job))
 		}
 	}
 	held := map[types.UID]bool{}
 	for _, p := range s.Pods {
-		held[p.UID] = tracked(p)
+		held[p.UID] = isTracked(p)
 	}
 	if u := a.status.UncountedTerminatedPods; u != nil {
 		settled := func(list []types.UID, into *int32) []types.UID {
@@ -67,15 +66,15 @@ func newAccount(s Snapshot) *account {
 	} else {
 		a.status.UncountedTerminatedPods = &batchv1.UncountedTerminatedPods{}
 	}
-	a.observe()
+	a.classifyPods()
 	return a
 }
 
-// observe divides the pods into active, terminating and ended.
-func (a *account) observe() {
+// classifyPods divides the pods into active, terminating and ended.
+func (a *account) classifyPods() {
 	for _, p := range a.Pods {
 		switch {
-		case over(p):
+		case hasPodStopped(p):
 		case a.Going(p):
 			a.going++
 		default:
@@ -84,32 +83,32 @@ func (a *account) observe() {
 	}
 }
 
-// failed reports whether a pod counts as failed, or will once it is counted.
-func (a *account) failed(p *corev1.Pod) bool {
+// isFailedPod reports whether a pod counts as failed, or will once it is counted.
+func (a *account) isFailedPod(p *corev1.Pod) bool {
 	if p.Status.Phase == corev1.PodFailed {
 		return true
 	}
-	if p.Status.Phase != corev1.PodSucceeded && over(p) {
+	if p.Status.Phase != corev1.PodSucceeded && hasPodStopped(p) {
 		return true
 	}
 	// The end of a deleted pod may never be observed.
 	return !waitsForEnd(a.Job) && p.DeletionTimestamp != nil && p.Status.Phase != corev1.PodSucceeded
 }
 
-// count counts the pods that have ended. ending means that the job is finishing, so that its
-// remaining pods end with it. failing means that it is failing.
-func (a *account) count(ending, failing bool) {
+// countFinishedPods counts the pods that have ended. ending means that the job is finishing, so
+// that its remaining pods end with it. failing means that it is failing.
+func (a *account) countFinishedPods(ending, failing bool) {
 	u := a.status.UncountedTerminatedPods
 	a.waiting = 0
 	for _, p := range a.Pods {
-		if !tracked(p) || slices.Contains(a.release, p) {
+		if !isTracked(p) || slices.Contains(a.release, p) {
 			continue
 		}
 		if slices.Contains(u.Succeeded, p.UID) || slices.Contains(u.Failed, p.UID) {
 			a.release = append(a.release, p)
 			continue
 		}
-		if !over(p) && !(ending && p.DeletionTimestamp != nil) && !a.failed(p) {
+		if !hasPodStopped(p) && !(ending && p.DeletionTimestamp != nil) && !a.isFailedPod(p) {
 			continue
 		}
 		if len(a.release) >= mostUncounted {
@@ -118,8 +117,8 @@ func (a *account) count(ending, failing bool) {
 		}
 		a.countOne(p, u, ending, failing)
 	}
-	if indexed(a.Job) {
-		a.status.CompletedIndexes, a.status.Succeeded = a.done.String(), int32(a.done.count())
+	if isIndexed(a.Job) {
+		a.status.CompletedIndexes, a.status.Succeeded = a.done.String(), int32(a.done.countIndexes())
 		if perIndex(a.Job) {
 			text := a.lost.String()
 			a.status.FailedIndexes = &text
@@ -129,24 +128,24 @@ func (a *account) count(ending, failing bool) {
 
 func (a *account) countOne(p *corev1.Pod, u *batchv1.UncountedTerminatedPods, ending, failing bool) {
 	i := indexOf(p)
-	known := !indexed(a.Job) || i >= 0 && i < completions(a.Job)
+	known := !isIndexed(a.Job) || i >= 0 && i < completionsWanted(a.Job)
 	switch {
 	case p.Status.Phase == corev1.PodSucceeded:
-		if !indexed(a.Job) {
+		if !isIndexed(a.Job) {
 			u.Succeeded = append(u.Succeeded, p.UID)
 		} else if known {
-			a.done = a.done.add(i) // the index records that the pod was counted
+			a.done = a.done.withIndex(i) // the index records that the pod was counted
 		}
-	case a.failed(p) || failing:
-		v := judge(a.Job, p)
-		if known && perIndex(a.Job) && !a.lost.has(i) && !a.done.has(i) {
+	case a.isFailedPod(p) || failing:
+		v := judgePodFailure(a.Job, p)
+		if known && perIndex(a.Job) && !a.lost.hasIndex(i) && !a.done.hasIndex(i) {
 			before, _ := failuresOf(p)
 			out := v.action == batchv1.PodFailurePolicyActionFailIndex ||
 				v.action != batchv1.PodFailurePolicyActionIgnore && before >= valueOr(a.Job.Spec.BackoffLimitPerIndex, 0)
 			switch {
 			case out:
-				a.lost = a.lost.add(i)
-			case !ending && !a.replaced(p, i):
+				a.lost = a.lost.withIndex(i)
+			case !ending && !a.isReplaced(p, i):
 				a.waiting++ // its successor reads the failure count from this pod
 				return
 			}
@@ -158,8 +157,8 @@ func (a *account) countOne(p *corev1.Pod, u *batchv1.UncountedTerminatedPods, en
 	a.release = append(a.release, p)
 }
 
-// replaced reports whether a later pod of the index exists.
-func (a *account) replaced(p *corev1.Pod, index int) bool {
+// isReplaced reports whether a later pod of the index exists.
+func (a *account) isReplaced(p *corev1.Pod, index int) bool {
 	counted, ignored := failuresOf(p)
 	return slices.ContainsFunc(a.Pods, func(o *corev1.Pod) bool {
 		c, i := failuresOf(o)
@@ -167,20 +166,21 @@ func (a *account) replaced(p *corev1.Pod, index int) bool {
 	})
 }
 
-// failures returns the number of failed pods, including those in status.uncountedTerminatedPods.
-func (a *account) failures() int {
+// countFailures returns the number of failed pods, including those in
+// status.uncountedTerminatedPods.
+func (a *account) countFailures() int {
 	return int(a.status.Failed) + len(a.status.UncountedTerminatedPods.Failed)
 }
 
-func (a *account) successes() int {
-	if indexed(a.Job) {
-		return a.done.count()
+func (a *account) countSuccesses() int {
+	if isIndexed(a.Job) {
+		return a.done.countIndexes()
 	}
 	return int(a.status.Succeeded) + len(a.status.UncountedTerminatedPods.Succeeded)
 }
 
-// counting reports whether some pods are not fully counted yet.
-func (a *account) counting() bool {
+// isCountingPods reports whether some pods are not fully counted yet.
+func (a *account) isCountingPods() bool {
 	u := a.status.UncountedTerminatedPods
 	return a.waiting+len(a.release)+len(u.Succeeded)+len(u.Failed) > 0
 }
@@ -192,16 +192,17 @@ const (
 	mostBackoff  = 10 * time.Minute
 )
 
-// backoff returns how long no pod may be created. It is computed from the existing pods, so that a
-// new leader computes the same result. index selects the pods of one index; -1 selects all pods.
-func (a *account) backoff(index int) time.Duration {
+// creationBackoff returns how long no pod may be created. It is computed from the existing pods, so
+// that a new leader computes the same result. index selects the pods of one index; -1 selects all
+// pods.
+func (a *account) creationBackoff(index int) time.Duration {
 	var past []*corev1.Pod
 	for _, p := range a.Pods {
-		if (index < 0 || indexOf(p) == index) && (over(p) || a.failed(p)) {
+		if (index < 0 || indexOf(p) == index) && (hasPodStopped(p) || a.isFailedPod(p)) {
 			past = append(past, p)
 		}
 	}
-	slices.SortFunc(past, func(x, y *corev1.Pod) int { return ended(y).Compare(ended(x)) })
+	slices.SortFunc(past, func(x, y *corev1.Pod) int { return podEndTime(y).Compare(podEndTime(x)) })
 	n := 0
 	for _, p := range past {
 		if p.Status.Phase == corev1.PodSucceeded {
@@ -213,11 +214,11 @@ func (a *account) backoff(index int) time.Duration {
 		return 0
 	}
 	pause := min(firstBackoff<<min(n-1, 16), mostBackoff)
-	return max(0, min(pause, ended(past[0]).Add(pause).Sub(a.Now)))
+	return max(0, min(pause, podEndTime(past[0]).Add(pause).Sub(a.Now)))
 }
 
-// condition returns the condition of type t if it is true, and nil otherwise.
-func condition(s *batchv1.JobStatus, t batchv1.JobConditionType) *batchv1.JobCondition {
+// findTrueCondition returns the condition of type t if it is true, and nil otherwise.
+func findTrueCondition(s *batchv1.JobStatus, t batchv1.JobConditionType) *batchv1.JobCondition {
 	for i := range s.Conditions {
 		if c := &s.Conditions[i]; c.Type == t && c.Status == corev1.ConditionTrue {
 			return c
@@ -226,8 +227,8 @@ func condition(s *batchv1.JobStatus, t batchv1.JobConditionType) *batchv1.JobCon
 	return nil
 }
 
-// say sets a condition and reports whether it changed.
-func (a *account) say(t batchv1.JobConditionType, status corev1.ConditionStatus, reason, message string) bool {
+// setCondition sets a condition and reports whether it changed.
+func (a *account) setCondition(t batchv1.JobConditionType, status corev1.ConditionStatus, reason, message string) bool {
 	c := batchv1.JobCondition{Type: t, Status: status, Reason: reason, Message: message,
 		LastProbeTime: metav1.NewTime(a.Now), LastTransitionTime: metav1.NewTime(a.Now)}
 	for i := range a.status.Conditions {

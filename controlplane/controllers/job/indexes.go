@@ -29,14 +29,14 @@ func parseIndexes(text string, limit int) indexes {
 			}
 		}
 		if to = min(to, limit-1); from <= to {
-			out = out.with(span{from, to})
+			out = out.withSpan(span{from, to})
 		}
 	}
 	return out
 }
 
-// with returns the set with a range added.
-func (x indexes) with(s span) indexes {
+// withSpan returns the set with a range added.
+func (x indexes) withSpan(s span) indexes {
 	var out indexes
 	placed := false
 	for _, have := range x {
@@ -58,9 +58,9 @@ func (x indexes) with(s span) indexes {
 	return out
 }
 
-func (x indexes) add(i int) indexes { return x.with(span{i, i}) }
+func (x indexes) withIndex(i int) indexes { return x.withSpan(span{i, i}) }
 
-func (x indexes) has(i int) bool {
+func (x indexes) hasIndex(i int) bool {
 	_, found := slices.BinarySearchFunc(x, i, func(s span, i int) int {
 		switch {
 		case s.to < i:
@@ -73,7 +73,7 @@ func (x indexes) has(i int) bool {
 	return found
 }
 
-func (x indexes) count() int {
+func (x indexes) countIndexes() int {
 	n := 0
 	for _, s := range x {
 		n += s.to - s.from + 1
@@ -102,8 +102,8 @@ func (x indexes) String() string {
 	return b.String()
 }
 
-// missing returns the first n indexes below limit that no set contains.
-func missing(n, limit int, sets ...indexes) []int {
+// missingIndexes returns the first n indexes below limit that no set contains.
+func missingIndexes(n, limit int, sets ...indexes) []int {
 	var out []int
 	for i := 0; i < limit && len(out) < n; {
 		next := i

@@ -20,8 +20,8 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// orphan is the kind of the key of a pod whose job no longer exists. Only this controller can
-// remove its finalizer.
+// orphan is the kind of the key of a pod that has lost its job. Only this controller can remove its
+// finalizer.
 const orphan = "Pod"
 
 // New returns the Job controller.
@@ -29,7 +29,7 @@ func New(d controllers.Deps) *controllers.Controller {
 	jobs := client.Informer[*batchv1.Job](d.Informers)
 	pods := client.Informer[*corev1.Pod](d.Informers)
 	controllers.IndexControllers(pods)
-	owners := controllers.OwnersOf[*batchv1.Job, *corev1.Pod](jobs, kind.GroupKind(), selector)
+	owners := controllers.OwnersOf[*batchv1.Job, *corev1.Pod](jobs, kind.GroupKind(), jobSelector)
 	return &controllers.Controller{
 		Name:    "job-controller",
 		Workers: 8,
@@ -37,7 +37,7 @@ func New(d controllers.Deps) *controllers.Controller {
 			controllers.OnInformer(jobs, func(c controllers.Change[*batchv1.Job]) []controllers.Key { return ofJob(pods, c) }),
 			controllers.OnInformer(pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key {
 				keys := owners(c)
-				if c.Type != controllers.Deleted && tracked(c.New) && !hasJob(jobs, c.New) {
+				if c.Type != controllers.Deleted && isTracked(c.New) && !hasJob(jobs, c.New) {
 					keys = append(keys, orphanKey(c.New))
 				}
 				return keys
@@ -53,12 +53,12 @@ func New(d controllers.Deps) *controllers.Controller {
 		Lead: func(t *controllers.Term) controllers.Reconcile {
 			r := &reconciler{term: t, jobs: controllers.ViewOf[*batchv1.Job](t, jobs), pods: controllers.OwnedPodsOf(t, pods)}
 			r.status = controllers.NewStatusWriter(t, r.jobs, "job")
-			return r.reconcile
+			return r.reconcileJob
 		},
 	}
 }
 
-func selector(j *batchv1.Job) labels.Selector {
+func jobSelector(j *batchv1.Job) labels.Selector {
 	if othersManage(j) {
 		return nil
 	}
@@ -76,7 +76,7 @@ func ofJob(pods cache.SharedIndexInformer, c controllers.Change[*batchv1.Job]) [
 	keys := []controllers.Key{controllers.KeyOf(c.New)}
 	if c.Type == controllers.Deleted {
 		for _, p := range controllers.CachedBy[*corev1.Pod](pods, controllers.ControllerIndex, string(c.New.UID)) {
-			if tracked(p) {
+			if isTracked(p) {
 				keys = append(keys, orphanKey(p))
 			}
 		}
@@ -107,7 +107,7 @@ type reconciler struct {
 	status *controllers.StatusWriter[*batchv1.Job]
 }
 
-func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcileJob(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	if key.Kind == orphan {
 		return 0, r.freeOrphan(ctx, key)
 	}
@@ -119,20 +119,20 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	if selector == nil {
 		return 0, nil
 	}
-	owned, err := controllers.Claim[*batchv1.Job](ctx, r.term.Client, r.pods.View, j, ownerRef(j),
-		controllers.SortClaims(j, selector, r.pods.Candidates(j)), batchv1.JobTrackingFinalizer)
+	owned, err := controllers.ApplyOwnership[*batchv1.Job](ctx, r.term.Client, r.pods.View, j, ownerRef(j),
+		controllers.SortByOwnership(j, selector, r.pods.Candidates(j)), batchv1.JobTrackingFinalizer)
 	if err != nil {
 		return 0, err
 	}
-	step := Plan(Snapshot{Job: j, Pods: owned, Going: r.pods.Going, Now: r.term.Now()})
+	step := PlanJob(Snapshot{Job: j, Pods: owned, Going: r.pods.IsDeleting, Now: r.term.Now()})
 	if step.Expired {
-		return r.expire(ctx, j)
+		return r.expireJob(ctx, j)
 	}
 	failure := r.movePods(ctx, j, &step)
-	if controllers.NamespaceEnds(failure) {
+	if controllers.IsNamespaceTerminating(failure) {
 		failure = nil // no pod can be created any more; existing pods are still counted
 	}
-	stored, wait, err := r.writeStatus(ctx, j, step)
+	stored, wait, err := r.writeJobStatus(ctx, j, step)
 	if err != nil || wait > 0 {
 		return wait, errors.Join(failure, err)
 	}
@@ -143,7 +143,7 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 		r.term.Events.Event(stored, e.Type, e.Reason, e.Message)
 	}
 	err = controllers.InParallel(ctx, len(step.Release), func(ctx context.Context, i int) error {
-		return r.free(ctx, step.Release[i])
+		return r.removeFinalizer(ctx, step.Release[i])
 	})
 	if err == nil && len(step.Release) > 0 {
 		return time.Millisecond, failure // the next reconcile turns the released UIDs into counts
@@ -157,12 +157,12 @@ func (r *reconciler) movePods(ctx context.Context, j *batchv1.Job, step *Step) e
 	// Excess pods do not count as failed: their finalizer is removed first.
 	errs = append(errs, controllers.InBatches(ctx, func() int { return len(step.Delete) }, func(ctx context.Context, i int) error {
 		p := step.Delete[i]
-		if err := r.free(ctx, p); err != nil {
+		if err := r.removeFinalizer(ctx, p); err != nil {
 			return err
 		}
 		return r.pods.Delete(ctx, j, p, i < controllers.MaxEvents)
 	}))
-	made, err := controllers.SlowStart(ctx, func() int { return r.wanted(j, step) }, func(ctx context.Context, i int) error {
+	made, err := controllers.SlowStart(ctx, func() int { return r.remainingCreations(j, step) }, func(ctx context.Context, i int) error {
 		_, err := r.pods.Create(ctx, j, newPod(j, step.Create[i]), i < controllers.MaxEvents)
 		return err
 	})
@@ -177,9 +177,9 @@ func (r *reconciler) endPods(ctx context.Context, j *batchv1.Job, pods []*corev1
 	})
 }
 
-// wanted returns how many of the planned pods are still wanted. It is 0 if the job has changed in
-// the meantime.
-func (r *reconciler) wanted(j *batchv1.Job, step *Step) int {
+// remainingCreations returns how many of the planned pods are still wanted. It is 0 if the job has
+// changed in the meantime.
+func (r *reconciler) remainingCreations(j *batchv1.Job, step *Step) int {
 	now, ok := r.jobs.Get(j.Namespace, j.Name)
 	if !ok || now.UID != j.UID || now.Generation != j.Generation || now.DeletionTimestamp != nil {
 		return 0
@@ -187,9 +187,9 @@ func (r *reconciler) wanted(j *batchv1.Job, step *Step) int {
 	return len(step.Create)
 }
 
-// free removes the finalizer that keeps a pod until it is counted.
-func (r *reconciler) free(ctx context.Context, p *corev1.Pod) error {
-	if !tracked(p) {
+// removeFinalizer removes the finalizer that keeps a pod until it is counted.
+func (r *reconciler) removeFinalizer(ctx context.Context, p *corev1.Pod) error {
+	if !isTracked(p) {
 		return nil
 	}
 	patch := fmt.Sprintf(`{"metadata":{"uid":%q,"$deleteFromPrimitiveList/finalizers":[%q]}}`, p.UID, batchv1.JobTrackingFinalizer)
@@ -200,14 +200,14 @@ func (r *reconciler) free(ctx context.Context, p *corev1.Pod) error {
 	case err != nil:
 		return fmt.Errorf("removing the finalizer of pod %s/%s: %w", p.Namespace, p.Name, err)
 	}
-	r.pods.Wrote(next)
+	r.pods.RecordWrite(next)
 	return nil
 }
 
-// freeOrphan removes the finalizer of a pod whose job no longer exists.
+// freeOrphan removes the finalizer of a pod after its job was deleted.
 func (r *reconciler) freeOrphan(ctx context.Context, key controllers.Key) error {
 	p, ok := r.pods.Get(key.Namespace, key.Name)
-	if !ok || !tracked(p) {
+	if !ok || !isTracked(p) {
 		return nil
 	}
 	if ref := metav1.GetControllerOfNoCopy(p); ref != nil && ref.Kind == kind.Kind && controllers.GroupOf(ref) == kind.Group {
@@ -217,16 +217,16 @@ func (r *reconciler) freeOrphan(ctx context.Context, key controllers.Key) error 
 			return err
 		}
 	}
-	return r.free(ctx, p)
+	return r.removeFinalizer(ctx, p)
 }
 
-// unrecorded is the retry delay of an expired job whose run the status of its CronJob does not
-// contain yet.
+// unrecorded is the retry delay of an expired job while the status of its CronJob does not contain
+// its run.
 const unrecorded = time.Second
 
-// expire deletes a job whose TTL has passed. A job of a CronJob stays until the CronJob's
+// expireJob deletes a job after its TTL. A job of a CronJob stays until the CronJob's
 // lastScheduleTime includes its run. Otherwise the CronJob would start the same run again.
-func (r *reconciler) expire(ctx context.Context, j *batchv1.Job) (again time.Duration, err error) {
+func (r *reconciler) expireJob(ctx context.Context, j *batchv1.Job) (again time.Duration, err error) {
 	ref := metav1.GetControllerOfNoCopy(j)
 	at, err := time.Parse(time.RFC3339, j.Annotations[batchv1.CronJobScheduledTimestampAnnotation])
 	if err == nil && ref != nil && ref.Kind == "CronJob" && controllers.GroupOf(ref) == kind.Group {
@@ -242,7 +242,7 @@ func (r *reconciler) expire(ctx context.Context, j *batchv1.Job) (again time.Dur
 }
 
 func (r *reconciler) deleteExpired(ctx context.Context, j *batchv1.Job) error {
-	o := controllers.ByUID(j)
+	o := controllers.DeleteOnlyUID(j)
 	policy := metav1.DeletePropagationForeground
 	o.PropagationPolicy, o.Preconditions.ResourceVersion = &policy, &j.ResourceVersion
 	if err := client.Delete[*batchv1.Job](ctx, r.term.Client, j.Namespace, j.Name, o); err != nil && !apierrors.IsNotFound(err) {
@@ -251,9 +251,9 @@ func (r *reconciler) deleteExpired(ctx context.Context, j *batchv1.Job) error {
 	return nil
 }
 
-// writeStatus stores the status. If wait is not 0, the status was not stored, and the caller must
-// not perform the writes that depend on it.
-func (r *reconciler) writeStatus(ctx context.Context, j *batchv1.Job, step Step) (stored *batchv1.Job, wait time.Duration, err error) {
+// writeJobStatus stores the status. If wait is not 0, the status was not stored, and the caller
+// must not perform the writes that depend on it.
+func (r *reconciler) writeJobStatus(ctx context.Context, j *batchv1.Job, step Step) (stored *batchv1.Job, wait time.Duration, err error) {
 	if equality.Semantic.DeepEqual(step.Status, j.Status) {
 		return j, 0, nil
 	}

@@ -29,41 +29,41 @@ type Step struct {
 // Event is an event of a job.
 type Event struct{ Type, Reason, Message string }
 
-// Plan computes the next step.
-func Plan(s Snapshot) Step {
+// PlanJob computes the next step.
+func PlanJob(s Snapshot) Step {
 	j := s.Job
-	if over := cmp.Or(condition(&j.Status, batchv1.JobComplete), condition(&j.Status, batchv1.JobFailed)); over != nil {
-		return finished(s, over)
+	if over := cmp.Or(findTrueCondition(&j.Status, batchv1.JobComplete), findTrueCondition(&j.Status, batchv1.JobFailed)); over != nil {
+		return planFinished(s, over)
 	}
 	a := newAccount(s)
 	var step Step
-	if a.status.StartTime == nil && !suspended(j) {
+	if a.status.StartTime == nil && !isSuspended(j) {
 		now := metav1.NewTime(s.Now)
 		a.status.StartTime = &now
 	}
-	failing := condition(&a.status, batchv1.JobFailureTarget)
-	met := condition(&a.status, batchv1.JobSuccessCriteriaMet)
-	if failing == nil && met == nil && j.DeletionTimestamp == nil && !suspended(j) {
-		a.resume(&step)
+	failing := findTrueCondition(&a.status, batchv1.JobFailureTarget)
+	met := findTrueCondition(&a.status, batchv1.JobSuccessCriteriaMet)
+	if failing == nil && met == nil && j.DeletionTimestamp == nil && !isSuspended(j) {
+		a.resumeJob(&step)
 	}
-	a.count(failing != nil || met != nil, failing != nil)
+	a.countFinishedPods(failing != nil || met != nil, failing != nil)
 	if failing == nil && met == nil {
-		a.verdict(&step)
-		failing, met = condition(&a.status, batchv1.JobFailureTarget), condition(&a.status, batchv1.JobSuccessCriteriaMet)
+		a.decideOutcome(&step)
+		failing, met = findTrueCondition(&a.status, batchv1.JobFailureTarget), findTrueCondition(&a.status, batchv1.JobSuccessCriteriaMet)
 	}
 	switch {
 	case failing != nil || met != nil:
 		step.End = a.active
 		a.going += len(a.active)
 		a.active = nil
-		a.end(&step, failing, met)
+		a.finishJob(&step, failing, met)
 	case j.DeletionTimestamp == nil:
-		a.manage(&step)
+		a.planPods(&step)
 	}
 	a.status.Active = int32(len(a.active) - len(step.Delete) + len(step.Create))
 	a.status.Ready = new(int32)
 	for _, p := range a.active {
-		if controllers.PodReady(p) && !slices.Contains(step.Delete, p) {
+		if controllers.IsPodReady(p) && !slices.Contains(step.Delete, p) {
 			*a.status.Ready++
 		}
 	}
@@ -73,9 +73,10 @@ func Plan(s Snapshot) Step {
 	return step
 }
 
-// resume marks a suspended job as resumed. It sets a new start time, which restarts the deadline.
-func (a *account) resume(step *Step) {
-	if !a.say(batchv1.JobSuspended, corev1.ConditionFalse, "JobResumed", "Job resumed") {
+// resumeJob marks a suspended job as resumed. It sets a new start time, which restarts the
+// deadline.
+func (a *account) resumeJob(step *Step) {
+	if !a.setCondition(batchv1.JobSuspended, corev1.ConditionFalse, "JobResumed", "Job resumed") {
 		return
 	}
 	step.Events = append(step.Events, Event{corev1.EventTypeNormal, "Resumed", "Job resumed"})
@@ -83,15 +84,15 @@ func (a *account) resume(step *Step) {
 	a.status.StartTime = &now
 }
 
-// verdict decides whether the job fails or succeeds. Failures have precedence over successes.
-func (a *account) verdict(step *Step) {
+// decideOutcome decides whether the job fails or succeeds. Failures have precedence over successes.
+func (a *account) decideOutcome(step *Step) {
 	j := a.Job
 	for _, p := range a.Pods {
 		if p.Status.Phase != corev1.PodFailed {
 			continue
 		}
-		if v := judge(j, p); v.action == batchv1.PodFailurePolicyActionFailJob {
-			a.fail(step, batchv1.JobReasonPodFailurePolicy, v.why)
+		if v := judgePodFailure(j, p); v.action == batchv1.PodFailurePolicyActionFailJob {
+			a.failJob(step, batchv1.JobReasonPodFailurePolicy, v.why)
 			return
 		}
 	}
@@ -100,51 +101,51 @@ func (a *account) verdict(step *Step) {
 	if j.Spec.Template.Spec.RestartPolicy == corev1.RestartPolicyOnFailure {
 		for _, p := range a.Pods {
 			if p.Status.Phase == corev1.PodRunning || p.Status.Phase == corev1.PodPending {
-				again += restarts(p)
+				again += containerRestarts(p)
 			}
 		}
 	}
-	if a.failures() > limit || again > 0 && again >= limit {
-		a.fail(step, batchv1.JobReasonBackoffLimitExceeded, "Job has reached the specified backoff limit")
+	if a.countFailures() > limit || again > 0 && again >= limit {
+		a.failJob(step, batchv1.JobReasonBackoffLimitExceeded, "Job has reached the specified backoff limit")
 		return
 	}
-	if j.Spec.ActiveDeadlineSeconds != nil && a.status.StartTime != nil && !suspended(j) {
+	if j.Spec.ActiveDeadlineSeconds != nil && a.status.StartTime != nil && !isSuspended(j) {
 		left := a.status.StartTime.Add(time.Duration(*j.Spec.ActiveDeadlineSeconds) * time.Second).Sub(a.Now)
 		if left <= 0 {
-			a.fail(step, batchv1.JobReasonDeadlineExceeded, "Job was active longer than specified deadline")
+			a.failJob(step, batchv1.JobReasonDeadlineExceeded, "Job was active longer than specified deadline")
 			return
 		}
-		step.wait(left)
+		step.requestRetry(left)
 	}
 	switch {
-	case perIndex(j) && j.Spec.MaxFailedIndexes != nil && a.lost.count() > int(*j.Spec.MaxFailedIndexes):
-		a.fail(step, batchv1.JobReasonMaxFailedIndexesExceeded,
+	case perIndex(j) && j.Spec.MaxFailedIndexes != nil && a.lost.countIndexes() > int(*j.Spec.MaxFailedIndexes):
+		a.failJob(step, batchv1.JobReasonMaxFailedIndexesExceeded,
 			"Job has exceeded the specified maximal number of failed indexes")
 		return
-	case perIndex(j) && a.lost.count() > 0 && a.done.count()+a.lost.count() >= completions(j):
-		a.fail(step, batchv1.JobReasonFailedIndexes, "Job has failed indexes")
+	case perIndex(j) && a.lost.countIndexes() > 0 && a.done.countIndexes()+a.lost.countIndexes() >= completionsWanted(j):
+		a.failJob(step, batchv1.JobReasonFailedIndexes, "Job has failed indexes")
 		return
 	}
-	if rule := succeeds(j, a.done); rule != "" {
-		a.say(batchv1.JobSuccessCriteriaMet, corev1.ConditionTrue, batchv1.JobReasonSuccessPolicy, rule)
+	if rule := matchSuccessPolicy(j, a.done); rule != "" {
+		a.setCondition(batchv1.JobSuccessCriteriaMet, corev1.ConditionTrue, batchv1.JobReasonSuccessPolicy, rule)
 		return
 	}
-	n := a.successes()
-	if c := completions(j); c >= 0 && n >= c || c < 0 && n > 0 && len(a.active) == 0 {
-		a.say(batchv1.JobSuccessCriteriaMet, corev1.ConditionTrue, batchv1.JobReasonCompletionsReached, "Reached expected number of succeeded pods")
+	n := a.countSuccesses()
+	if c := completionsWanted(j); c >= 0 && n >= c || c < 0 && n > 0 && len(a.active) == 0 {
+		a.setCondition(batchv1.JobSuccessCriteriaMet, corev1.ConditionTrue, batchv1.JobReasonCompletionsReached, "Reached expected number of succeeded pods")
 	}
 }
 
-func (a *account) fail(step *Step, reason, message string) {
-	if a.say(batchv1.JobFailureTarget, corev1.ConditionTrue, reason, message) {
+func (a *account) failJob(step *Step, reason, message string) {
+	if a.setCondition(batchv1.JobFailureTarget, corev1.ConditionTrue, reason, message) {
 		step.Events = append(step.Events, Event{corev1.EventTypeWarning, reason, message})
 	}
-	a.count(true, true) // count again: more pods count as failed now that the job fails
+	a.countFinishedPods(true, true) // count again: more pods count as failed now that the job fails
 }
 
-// end sets the final condition once all pods of the job have ended and are counted.
-func (a *account) end(step *Step, failing, met *batchv1.JobCondition) {
-	if a.going > 0 || a.counting() {
+// finishJob sets the final condition once all pods of the job have ended and are counted.
+func (a *account) finishJob(step *Step, failing, met *batchv1.JobCondition) {
+	if a.going > 0 || a.isCountingPods() {
 		return
 	}
 	now := metav1.NewTime(a.Now)
@@ -152,45 +153,45 @@ func (a *account) end(step *Step, failing, met *batchv1.JobCondition) {
 		a.status.StartTime = &now // a suspended job that ends; finished jobs have a start time
 	}
 	if failing != nil {
-		a.say(batchv1.JobFailed, corev1.ConditionTrue, failing.Reason, failing.Message)
+		a.setCondition(batchv1.JobFailed, corev1.ConditionTrue, failing.Reason, failing.Message)
 	} else {
-		a.say(batchv1.JobComplete, corev1.ConditionTrue, met.Reason, met.Message)
+		a.setCondition(batchv1.JobComplete, corev1.ConditionTrue, met.Reason, met.Message)
 		a.status.CompletionTime = &now
 		step.Events = append(step.Events, Event{corev1.EventTypeNormal, "Completed", "Job completed"})
 	}
 	if ttl := a.Job.Spec.TTLSecondsAfterFinished; ttl != nil {
-		step.wait(max(time.Millisecond, time.Duration(*ttl)*time.Second))
+		step.requestRetry(max(time.Millisecond, time.Duration(*ttl)*time.Second))
 	}
 }
 
-func (step *Step) wait(d time.Duration) {
+func (step *Step) requestRetry(d time.Duration) {
 	if d > 0 && (step.Again == 0 || d < step.Again) {
 		step.Again = d
 	}
 }
 
-// finished plans the step of a finished job: it releases its pods, and deletes the job after its
-// TTL.
-func finished(s Snapshot, over *batchv1.JobCondition) Step {
+// planFinished plans the step of a finished job: it releases its pods, and deletes the job after
+// its TTL.
+func planFinished(s Snapshot, over *batchv1.JobCondition) Step {
 	step := Step{Status: s.Job.Status}
 	for _, p := range s.Pods {
-		if tracked(p) {
+		if isTracked(p) {
 			step.Release = append(step.Release, p)
 		}
 	}
 	if ttl := s.Job.Spec.TTLSecondsAfterFinished; ttl != nil && s.Job.DeletionTimestamp == nil {
 		left := over.LastTransitionTime.Add(time.Duration(*ttl) * time.Second).Sub(s.Now)
 		step.Expired = left <= 0
-		step.wait(left)
+		step.requestRetry(left)
 	}
 	return step
 }
 
-// manage creates missing pods or deletes excess pods.
-func (a *account) manage(step *Step) {
+// planPods creates missing pods or deletes excess pods.
+func (a *account) planPods(step *Step) {
 	j := a.Job
-	if suspended(j) {
-		if a.say(batchv1.JobSuspended, corev1.ConditionTrue, "JobSuspended", "Job suspended") {
+	if isSuspended(j) {
+		if a.setCondition(batchv1.JobSuspended, corev1.ConditionTrue, "JobSuspended", "Job suspended") {
 			step.Events = append(step.Events, Event{corev1.EventTypeNormal, "Suspended", "Job suspended"})
 			a.status.StartTime = nil
 		}
@@ -198,16 +199,16 @@ func (a *account) manage(step *Step) {
 		return
 	}
 	keep := a.active
-	if indexed(j) {
+	if isIndexed(j) {
 		keep, step.Delete = a.oneOfEach()
 	}
-	want := parallelism(j)
-	if c := completions(j); c >= 0 {
-		want = min(want, c-a.successes())
+	want := maxParallelism(j)
+	if c := completionsWanted(j); c >= 0 {
+		want = min(want, c-a.countSuccesses())
 		if perIndex(j) {
-			want = min(parallelism(j), c-a.successes()-a.lost.count())
+			want = min(maxParallelism(j), c-a.countSuccesses()-a.lost.countIndexes())
 		}
-	} else if a.successes() > 0 {
+	} else if a.countSuccesses() > 0 {
 		want = min(want, len(keep)) // the work is done: active pods may finish
 	}
 	if len(keep) > want {
@@ -221,12 +222,12 @@ func (a *account) manage(step *Step) {
 	if more <= 0 {
 		return
 	}
-	if indexed(j) {
+	if isIndexed(j) {
 		a.createIndexes(step, keep, more)
 		return
 	}
-	if pause := a.backoff(-1); pause > 0 {
-		step.wait(pause)
+	if pause := a.creationBackoff(-1); pause > 0 {
+		step.requestRetry(pause)
 		return
 	}
 	for range more {
@@ -238,32 +239,32 @@ func (a *account) manage(step *Step) {
 func (a *account) createIndexes(step *Step, keep []*corev1.Pod, more int) {
 	var busy indexes
 	for _, p := range keep {
-		busy = busy.add(indexOf(p))
+		busy = busy.withIndex(indexOf(p))
 	}
 	if waitsForEnd(a.Job) {
 		for _, p := range a.Pods {
-			if a.Going(p) && !over(p) && indexOf(p) >= 0 {
-				busy = busy.add(indexOf(p))
+			if a.Going(p) && !hasPodStopped(p) && indexOf(p) >= 0 {
+				busy = busy.withIndex(indexOf(p))
 			}
 		}
 	}
 	if !perIndex(a.Job) {
-		if pause := a.backoff(-1); pause > 0 {
-			step.wait(pause)
+		if pause := a.creationBackoff(-1); pause > 0 {
+			step.requestRetry(pause)
 			return
 		}
 	}
 	for len(step.Create) < more {
-		next := missing(more-len(step.Create), completions(a.Job), a.done, a.lost, busy)
+		next := missingIndexes(more-len(step.Create), completionsWanted(a.Job), a.done, a.lost, busy)
 		if len(next) == 0 {
 			return
 		}
 		for _, i := range next {
-			busy = busy.add(i)
+			busy = busy.withIndex(i)
 			c := Creation{Index: i}
 			if perIndex(a.Job) {
-				if pause := a.backoff(i); pause > 0 {
-					step.wait(pause)
+				if pause := a.creationBackoff(i); pause > 0 {
+					step.requestRetry(pause)
 					continue
 				}
 				c.Failed, c.Ignored = a.failuresBefore(i)
@@ -277,11 +278,11 @@ func (a *account) createIndexes(step *Step, keep []*corev1.Pod, more int) {
 // last failed pod.
 func (a *account) failuresBefore(index int) (counted, ignored int) {
 	for _, p := range a.Pods {
-		if indexOf(p) != index || !a.failed(p) {
+		if indexOf(p) != index || !a.isFailedPod(p) {
 			continue
 		}
 		c, i := failuresOf(p)
-		if judge(a.Job, p).action == batchv1.PodFailurePolicyActionIgnore {
+		if judgePodFailure(a.Job, p).action == batchv1.PodFailurePolicyActionIgnore {
 			i++
 		} else {
 			c++
@@ -299,7 +300,7 @@ func (a *account) oneOfEach() (keep, excess []*corev1.Pod) {
 	seen := map[int]bool{}
 	for _, p := range slices.Backward(leastMissed(a.active)) {
 		i := indexOf(p)
-		if i < 0 || i >= completions(a.Job) || seen[i] || a.done.has(i) || a.lost.has(i) {
+		if i < 0 || i >= completionsWanted(a.Job) || seen[i] || a.done.hasIndex(i) || a.lost.hasIndex(i) {
 			excess = append(excess, p)
 			continue
 		}
@@ -318,7 +319,7 @@ func leastMissed(pods []*corev1.Pod) []*corev1.Pod {
 			return 0
 		case p.Status.Phase == corev1.PodPending:
 			return 1
-		case !controllers.PodReady(p):
+		case !controllers.IsPodReady(p):
 			return 2
 		}
 		return 3

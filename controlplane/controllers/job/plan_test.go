@@ -129,7 +129,7 @@ func words(j *batchv1.Job, s Step) string {
 		}
 	}
 	for _, c := range s.Status.Conditions {
-		if c.Status == corev1.ConditionTrue && condition(&j.Status, c.Type) == nil {
+		if c.Status == corev1.ConditionTrue && findTrueCondition(&j.Status, c.Type) == nil {
 			out = append(out, string(c.Type)+" "+c.Reason)
 		}
 	}
@@ -221,7 +221,7 @@ func TestPlan(t *testing.T) {
 		"not yet":                        {jobOf(1, 1, over(60, 20*time.Second)), "", "again 40s"},
 		"a finished job holds back none": {jobOf(1, 1, over(60, 0)), "ok run:going", "count p0, count p1, again 1m0s"},
 	} {
-		if got := words(c.job, Plan(snapshotOf(c.job, podsOf(c.job, c.pods)))); got != c.want {
+		if got := words(c.job, PlanJob(snapshotOf(c.job, podsOf(c.job, c.pods)))); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}
@@ -237,13 +237,13 @@ func TestIndexes(t *testing.T) {
 		}
 	}
 	x := parseIndexes("0-2,5", 10)
-	if x.count() != 4 || !x.has(2) || x.has(3) || !x.has(5) || x.has(9) {
+	if x.countIndexes() != 4 || !x.hasIndex(2) || x.hasIndex(3) || !x.hasIndex(5) || x.hasIndex(9) {
 		t.Errorf("%v", x)
 	}
-	if got := fmt.Sprint(missing(3, 10, x, parseIndexes("3", 10))); got != "[4 6 7]" {
+	if got := fmt.Sprint(missingIndexes(3, 10, x, parseIndexes("3", 10))); got != "[4 6 7]" {
 		t.Errorf("missing %s", got)
 	}
-	if got := fmt.Sprint(missing(9, 3)); got != "[0 1 2]" {
+	if got := fmt.Sprint(missingIndexes(9, 3)); got != "[0 1 2]" {
 		t.Errorf("missing %s", got)
 	}
 }
@@ -252,7 +252,7 @@ func TestNewPod(t *testing.T) {
 	j := jobOf(3, 1, indexLimit(2))
 	j.Name = strings.Repeat("long", 15)
 	p := newPod(j, Creation{Index: 12, Failed: 2, Ignored: 1})
-	if indexOf(p) != 12 || !tracked(p) || p.Labels[batchv1.JobCompletionIndexAnnotation] != "12" || p.Spec.Containers[0].Env[0].Name != indexVariable ||
+	if indexOf(p) != 12 || !isTracked(p) || p.Labels[batchv1.JobCompletionIndexAnnotation] != "12" || p.Spec.Containers[0].Env[0].Name != indexVariable ||
 		len(p.GenerateName) > 58 || !strings.HasSuffix(p.GenerateName, "-12-") {
 		t.Errorf("%+v %+v", p.ObjectMeta, p.Spec)
 	}
@@ -281,7 +281,7 @@ type world struct {
 func (w *world) killed() bool { return w.rnd.IntN(12) == 0 }
 
 func (w *world) reconcile() {
-	step := Plan(Snapshot{Job: w.job, Pods: w.pods, Now: w.now, Going: func(p *corev1.Pod) bool { return p.DeletionTimestamp != nil }})
+	step := PlanJob(Snapshot{Job: w.job, Pods: w.pods, Now: w.now, Going: func(p *corev1.Pod) bool { return p.DeletionTimestamp != nil }})
 	for _, p := range step.Delete {
 		if w.killed() {
 			return
@@ -334,7 +334,7 @@ func (w *world) live() {
 				p.Status.Phase, at.ExitCode = corev1.PodFailed, 1
 			}
 			p.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Terminated: &at}}}
-			if tracked(p) {
+			if isTracked(p) {
 				if p.Status.Phase == corev1.PodSucceeded {
 					w.succeeded++
 				} else {
@@ -342,7 +342,7 @@ func (w *world) live() {
 				}
 			}
 		}
-		if p.DeletionTimestamp != nil && p.Status.Phase != corev1.PodRunning && !tracked(p) {
+		if p.DeletionTimestamp != nil && p.Status.Phase != corev1.PodRunning && !isTracked(p) {
 			continue
 		}
 		there = append(there, p)
@@ -365,7 +365,7 @@ func TestNothingIsMiscounted(t *testing.T) {
 			indexLimit(1000)(w.job)
 		}
 		w.job.Status = batchv1.JobStatus{}
-		for step := 0; condition(&w.job.Status, batchv1.JobComplete) == nil; step++ {
+		for step := 0; findTrueCondition(&w.job.Status, batchv1.JobComplete) == nil; step++ {
 			if step == 3000 {
 				t.Fatalf("seed %d does not end: %+v", seed, w.job.Status)
 			}
@@ -382,7 +382,7 @@ func TestNothingIsMiscounted(t *testing.T) {
 			w.live()
 		}
 		s := w.job.Status
-		if s.Succeeded != n || !indexed(w.job) && int(s.Succeeded) != w.succeeded || int(s.Failed) != w.failed {
+		if s.Succeeded != n || !isIndexed(w.job) && int(s.Succeeded) != w.succeeded || int(s.Failed) != w.failed {
 			t.Fatalf("seed %d: counted %d and %d, there were %d and %d of %d", seed, s.Succeeded, s.Failed, w.succeeded, w.failed, n)
 		}
 		if u := s.UncountedTerminatedPods; u != nil && len(u.Succeeded)+len(u.Failed) > 0 {

@@ -17,19 +17,19 @@ var kind = batchv1.SchemeGroupVersion.WithKind("Job")
 
 func ownerRef(j *batchv1.Job) metav1.OwnerReference { return *metav1.NewControllerRef(j, kind) }
 
-func indexed(j *batchv1.Job) bool {
+func isIndexed(j *batchv1.Job) bool {
 	return j.Spec.CompletionMode != nil && *j.Spec.CompletionMode == batchv1.IndexedCompletion
 }
 
-func perIndex(j *batchv1.Job) bool { return indexed(j) && j.Spec.BackoffLimitPerIndex != nil }
+func perIndex(j *batchv1.Job) bool { return isIndexed(j) && j.Spec.BackoffLimitPerIndex != nil }
 
-func suspended(j *batchv1.Job) bool { return j.Spec.Suspend != nil && *j.Spec.Suspend }
+func isSuspended(j *batchv1.Job) bool { return j.Spec.Suspend != nil && *j.Spec.Suspend }
 
-// completions returns how many pods must succeed. It returns -1 if the job completes when any pod
-// succeeds and all have ended.
-func completions(j *batchv1.Job) int { return valueOr(j.Spec.Completions, -1) }
+// completionsWanted returns how many pods must succeed. It returns -1 if the job completes when any
+// pod succeeds and all have ended.
+func completionsWanted(j *batchv1.Job) int { return valueOr(j.Spec.Completions, -1) }
 
-func parallelism(j *batchv1.Job) int { return valueOr(j.Spec.Parallelism, 1) }
+func maxParallelism(j *batchv1.Job) int { return valueOr(j.Spec.Parallelism, 1) }
 
 func valueOr(p *int32, otherwise int) int {
 	if p == nil {
@@ -45,8 +45,10 @@ func waitsForEnd(j *batchv1.Job) bool {
 	return p != nil && *p == batchv1.Failed || p == nil && j.Spec.PodFailurePolicy != nil
 }
 
-// tracked reports whether a pod has the finalizer that keeps it until it is counted.
-func tracked(p *corev1.Pod) bool { return slices.Contains(p.Finalizers, batchv1.JobTrackingFinalizer) }
+// isTracked reports whether a pod has the finalizer that keeps it until it is counted.
+func isTracked(p *corev1.Pod) bool {
+	return slices.Contains(p.Finalizers, batchv1.JobTrackingFinalizer)
+}
 
 // indexOf returns the completion index of a pod, or -1.
 func indexOf(p *corev1.Pod) int {
@@ -81,7 +83,7 @@ func newPod(j *batchv1.Job, c Creation) *corev1.Pod {
 		return p
 	}
 	index := strconv.Itoa(c.Index)
-	p.Labels, p.Annotations = set(p.Labels, batchv1.JobCompletionIndexAnnotation, index), set(p.Annotations, batchv1.JobCompletionIndexAnnotation, index)
+	p.Labels, p.Annotations = setEntry(p.Labels, batchv1.JobCompletionIndexAnnotation, index), setEntry(p.Annotations, batchv1.JobCompletionIndexAnnotation, index)
 	if perIndex(j) {
 		p.Annotations[batchv1.JobIndexFailureCountAnnotation] = strconv.Itoa(c.Failed)
 		if c.Ignored > 0 {
@@ -113,7 +115,7 @@ func podPrefix(job, index string) string {
 	return prefix
 }
 
-func set(m map[string]string, k, v string) map[string]string {
+func setEntry(m map[string]string, k, v string) map[string]string {
 	if m == nil {
 		m = map[string]string{}
 	}
@@ -121,14 +123,14 @@ func set(m map[string]string, k, v string) map[string]string {
 	return m
 }
 
-// over reports whether a pod no longer runs: it is terminal, or its node has confirmed its
+// hasPodStopped reports whether a pod no longer runs: it is terminal, or its node has confirmed its
 // deletion, or it had no node.
-func over(p *corev1.Pod) bool {
-	return controllers.PodEnded(p) || p.DeletionTimestamp != nil && p.DeletionGracePeriodSeconds != nil && *p.DeletionGracePeriodSeconds == 0
+func hasPodStopped(p *corev1.Pod) bool {
+	return controllers.IsPodTerminal(p) || p.DeletionTimestamp != nil && p.DeletionGracePeriodSeconds != nil && *p.DeletionGracePeriodSeconds == 0
 }
 
-// ended returns the best known time at which a pod ended.
-func ended(p *corev1.Pod) time.Time {
+// podEndTime returns the best known time at which a pod ended.
+func podEndTime(p *corev1.Pod) time.Time {
 	var at time.Time
 	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
 		if t := c.State.Terminated; t != nil && t.FinishedAt.After(at) {
@@ -147,8 +149,8 @@ func ended(p *corev1.Pod) time.Time {
 	return p.CreationTimestamp.Time
 }
 
-// restarts returns the total restart count of a pod's containers.
-func restarts(p *corev1.Pod) int {
+// containerRestarts returns the total restart count of a pod's containers.
+func containerRestarts(p *corev1.Pod) int {
 	n := 0
 	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
 		n += int(c.RestartCount)

@@ -15,8 +15,9 @@ type verdict struct {
 	why    string                         // description of the matching rule, or ""
 }
 
-// judge returns what a failed pod means for its job: the action of the first matching rule.
-func judge(j *batchv1.Job, p *corev1.Pod) verdict {
+// judgePodFailure returns what a failed pod means for its job: the action of the first matching
+// rule.
+func judgePodFailure(j *batchv1.Job, p *corev1.Pod) verdict {
 	if j.Spec.PodFailurePolicy == nil {
 		return verdict{action: batchv1.PodFailurePolicyActionCount}
 	}
@@ -62,8 +63,9 @@ func byCondition(patterns []batchv1.PodFailurePolicyOnPodConditionsPattern, p *c
 	return ""
 }
 
-// succeeds returns a description of the success policy rule that the succeeded indexes meet, or "".
-func succeeds(j *batchv1.Job, done indexes) string {
+// matchSuccessPolicy returns a description of the success policy rule that the succeeded indexes
+// meet, or "".
+func matchSuccessPolicy(j *batchv1.Job, done indexes) string {
 	if j.Spec.SuccessPolicy == nil {
 		return ""
 	}
@@ -71,21 +73,21 @@ func succeeds(j *batchv1.Job, done indexes) string {
 		of := done
 		want := 0
 		if r.SucceededIndexes != nil {
-			named := parseIndexes(*r.SucceededIndexes, completions(j))
-			of, want = both(done, named), named.count()
+			named := parseIndexes(*r.SucceededIndexes, completionsWanted(j))
+			of, want = intersectIndexes(done, named), named.countIndexes()
 		}
 		if r.SucceededCount != nil {
 			want = int(*r.SucceededCount)
 		}
-		if of.count() >= want {
+		if of.countIndexes() >= want {
 			return "Matched rules at index " + strconv.Itoa(i)
 		}
 	}
 	return ""
 }
 
-// both returns the indexes that are in both sets.
-func both(a, b indexes) indexes {
+// intersectIndexes returns the indexes that are in both sets.
+func intersectIndexes(a, b indexes) indexes {
 	var out indexes
 	for _, s := range a {
 		for _, t := range b {

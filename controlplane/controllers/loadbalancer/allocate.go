@@ -21,9 +21,9 @@ import (
 // After that an event reports that there are no pools.
 const patience = 15 * time.Second
 
-// pools returns the pools of the ConfigMap. It returns an error if they are invalid, which
-// admission prevents.
-func (r *reconciler) pools() ([]*balancer.Pool, error) {
+// configuredPools returns the pools of the ConfigMap. It returns an error if they are invalid,
+// which admission prevents.
+func (r *reconciler) configuredPools() ([]*balancer.Pool, error) {
 	c, ok := controllers.Cached[*corev1.ConfigMap](r.configs, balancer.Namespace, balancer.ConfigMap)
 	if !ok {
 		return nil, nil
@@ -31,16 +31,17 @@ func (r *reconciler) pools() ([]*balancer.Pool, error) {
 	return balancer.Parse(c.Data)
 }
 
-// reserved returns the IPAddresses of a Service that it may keep.
-func (r *reconciler) reserved(key controllers.Key) []*networkingv1.IPAddress {
-	return slices.DeleteFunc(r.removable(key), r.deletionPending)
+// reservedAddresses returns the IPAddresses of a Service that it may keep.
+func (r *reconciler) reservedAddresses(key controllers.Key) []*networkingv1.IPAddress {
+	return slices.DeleteFunc(r.removableAddresses(key), r.deletionPending)
 }
 
-// removable returns the IPAddresses of a Service that are not being deleted, and those whose deletion was not confirmed.
-func (r *reconciler) removable(key controllers.Key) []*networkingv1.IPAddress {
+// removableAddresses returns the IPAddresses of a Service that are not being deleted, and those
+// with an unconfirmed deletion.
+func (r *reconciler) removableAddresses(key controllers.Key) []*networkingv1.IPAddress {
 	var out []*networkingv1.IPAddress
 	for _, a := range r.held.By(heldIndex, key.String()) {
-		if !r.held.Going(a) {
+		if !r.held.IsDeleting(a) {
 			out = append(out, a)
 		}
 	}
@@ -55,10 +56,10 @@ func (r *reconciler) deletionPending(a *networkingv1.IPAddress) bool {
 	return r.unconfirmed[a.Name] == a.UID
 }
 
-// free reports whether no node and no other Service has an address.
-func (r *reconciler) free(key controllers.Key, a netip.Addr) bool {
+// isFreeFor reports whether no node and no other Service has an address.
+func (r *reconciler) isFreeFor(key controllers.Key, a netip.Addr) bool {
 	if held, ok := r.held.Get("", a.String()); ok {
-		if by, ours := holder(held); !ours || by != key || r.held.Going(held) || r.deletionPending(held) {
+		if by, ours := reservingService(held); !ours || by != key || r.held.IsDeleting(held) || r.deletionPending(held) {
 			return false
 		}
 	}
@@ -69,71 +70,72 @@ func (r *reconciler) free(key controllers.Key, a netip.Addr) bool {
 	return !slices.ContainsFunc(others, func(s *corev1.Service) bool { return controllers.KeyOf(s) != key })
 }
 
-// allocate allocates addresses for a Service: it reserves them, writes the status, and releases
-// addresses that are no longer needed. If it is interrupted, the next call finds the reservations
-// by the Service's name. foreign reports that another controller manages the Service's addresses.
-func (r *reconciler) allocate(ctx context.Context, s *corev1.Service) (now *corev1.Service, foreign bool, again time.Duration, err error) {
+// allocateAddresses allocates addresses for a Service: it reserves them, writes the status, and
+// releases addresses that are no longer needed. If it is interrupted, the next call finds the
+// reservations by the Service's name. foreign reports that another controller manages the Service's
+// addresses.
+func (r *reconciler) allocateAddresses(ctx context.Context, s *corev1.Service) (now *corev1.Service, foreign bool, again time.Duration, err error) {
 	key := controllers.KeyOf(s)
-	pools, broken := r.pools()
+	pools, broken := r.configuredPools()
 	var labels map[string]string
 	if ns, ok := controllers.Cached[*corev1.Namespace](r.namespaces, "", s.Namespace); ok {
 		labels = ns.Labels
 	}
-	answer, foreign, err := r.reserve(ctx, s, pools, labels)
+	answer, foreign, err := r.reserveAddresses(ctx, s, pools, labels)
 	if err != nil || foreign {
 		return s, foreign, 0, err
 	}
 	if broken != nil && answer.Refusal != nil {
 		answer.Refusal = &balancer.Refusal{Reason: balancer.ReasonNone, Message: fmt.Sprintf("ConfigMap %s/%s cannot be read: %s", balancer.Namespace, balancer.ConfigMap, broken)}
 	}
-	if len(pools) == 0 && broken == nil && len(answer.Addresses) == 0 && !balancer.Asked(s) && !refused(s) {
-		return s, false, r.lonely(s, answer), nil
+	if len(pools) == 0 && broken == nil && len(answer.Addresses) == 0 && !balancer.Asked(s) && !isRefused(s) {
+		return s, false, r.warnWithoutPools(s, answer), nil
 	}
 	next := s.DeepCopy()
-	next.Status = Status(s, answer, pools, metav1.NewTime(r.term.Now()))
+	next.Status = ServiceStatus(s, answer, pools, metav1.NewTime(r.term.Now()))
 	if !sameStatus(next.Status, s.Status) {
 		stored, err := client.UpdateStatus(ctx, r.term.Client, next)
 		if err != nil {
 			if apierrors.IsNotFound(err) {
-				err = controllers.Race("service %s no longer exists", key)
+				err = controllers.RaceError("service %s no longer exists", key)
 			}
 			return s, false, 0, fmt.Errorf("writing the status of service %s: %w", key, err)
 		}
-		r.view.Wrote(stored)
-		if kind, reason, message := news(s.Status, next.Status); reason != "" {
+		r.view.RecordWrite(stored)
+		if kind, reason, message := statusEvent(s.Status, next.Status); reason != "" {
 			r.term.Events.Event(s, kind, reason, message)
 		}
 		s = stored
 	}
-	for _, a := range r.removable(key) {
+	for _, a := range r.removableAddresses(key) {
 		ip, err := netip.ParseAddr(a.Name)
 		if err == nil && slices.Contains(answer.Addresses, ip) {
 			continue
 		}
-		if err := r.remove(ctx, a); err != nil {
+		if err := r.deleteReservation(ctx, a); err != nil {
 			return s, false, 0, err
 		}
 	}
 	return s, false, 0, nil
 }
 
-// reserve chooses the addresses of a Service and creates their IPAddresses.
-func (r *reconciler) reserve(ctx context.Context, s *corev1.Service, pools []*balancer.Pool, labels map[string]string) (balancer.Answer, bool, error) {
+// reserveAddresses chooses the addresses of a Service and creates their IPAddresses.
+func (r *reconciler) reserveAddresses(ctx context.Context, s *corev1.Service, pools []*balancer.Pool, labels map[string]string) (balancer.Answer, bool, error) {
 	key := controllers.KeyOf(s)
 	r.allocating.Lock()
 	defer r.allocating.Unlock()
-	free := func(a netip.Addr) bool { return r.free(key, a) }
+	free := func(a netip.Addr) bool { return r.isFreeFor(key, a) }
 	var reserved []netip.Addr
-	for _, a := range r.reserved(key) {
+	for _, a := range r.reservedAddresses(key) {
 		if ip, err := netip.ParseAddr(a.Name); err == nil {
 			reserved = append(reserved, ip)
 		}
 	}
 	slices.SortFunc(reserved, func(a, b netip.Addr) int { // addresses in the status have precedence over unused reservations
-		in := func(a netip.Addr) int { return slices.Index(append(given(s), a), a) }
+		in := func(a netip.Addr) int { return slices.Index(append(statusAddresses(s), a), a) }
 		return in(a) - in(b)
 	})
-	had, foreign := has(s, reserved, pools, free)
+	had, foreign := currentAddresses(s, reserved, pools, free)
 	if foreign {
 		return balancer.Answer{}, true, nil
 	}
@@ -144,12 +146,12 @@ func (r *reconciler) reserve(ctx context.Context, s *corev1.Service, pools []*ba
 		}
 		made, err := client.Create(ctx, r.term.Client, Reservation(s, a))
 		if apierrors.IsAlreadyExists(err) {
-			return balancer.Answer{}, false, controllers.Race("address %s was reserved concurrently", a)
+			return balancer.Answer{}, false, controllers.RaceError("address %s was reserved concurrently", a)
 		}
 		if err != nil {
 			return balancer.Answer{}, false, fmt.Errorf("reserving address %s for service %s: %w", a, key, err)
 		}
-		r.held.Wrote(made)
+		r.held.RecordWrite(made)
 		if p := balancer.PoolOf(pools, a); p != nil {
 			r.after[p.Name] = a
 		}
@@ -157,16 +159,16 @@ func (r *reconciler) reserve(ctx context.Context, s *corev1.Service, pools []*ba
 	return answer, false, nil
 }
 
-// lonely records an event, once, that there are no pools, if no other controller has provided an
-// address for a while.
-func (r *reconciler) lonely(s *corev1.Service, answer balancer.Answer) (again time.Duration) {
+// warnWithoutPools records an event, once, that there are no pools, if no other controller has
+// provided an address for a while.
+func (r *reconciler) warnWithoutPools(s *corev1.Service, answer balancer.Answer) (again time.Duration) {
 	if left := patience - r.term.Now().Sub(s.CreationTimestamp.Time); left > 0 {
 		return left
 	}
 	key := controllers.KeyOf(s)
 	r.mu.Lock()
-	told := r.told[key]
-	r.told[key] = true
+	told := r.reportedNoPools[key]
+	r.reportedNoPools[key] = true
 	r.mu.Unlock()
 	if !told && answer.Refusal != nil {
 		r.term.Events.Event(s, corev1.EventTypeNormal, answer.Refusal.Reason, answer.Refusal.Message)
@@ -174,35 +176,36 @@ func (r *reconciler) lonely(s *corev1.Service, answer balancer.Answer) (again ti
 	return 0
 }
 
-// release deletes the reservations of a Service that no longer exists or needs no address. It
-// confirms that with the API first.
-func (r *reconciler) release(ctx context.Context, key controllers.Key) error {
+// releaseAddresses deletes the reservations of a Service that no longer exists or needs no address.
+// It confirms that with the API first.
+func (r *reconciler) releaseAddresses(ctx context.Context, key controllers.Key) error {
 	r.mu.Lock()
-	delete(r.told, key)
+	delete(r.reportedNoPools, key)
 	r.mu.Unlock()
-	held := r.removable(key)
+	held := r.removableAddresses(key)
 	if len(held) == 0 {
 		return nil
 	}
 	s, err := client.Get[*corev1.Service](ctx, r.term.Client, key.Namespace, key.Name)
 	switch {
 	case err == nil && balancer.Ours(s):
-		return controllers.Race("service %s needs an address again", key)
+		return controllers.RaceError("service %s needs an address again", key)
 	case err != nil && !apierrors.IsNotFound(err):
 		return fmt.Errorf("reading service %s: %w", key, err)
 	}
 	for _, a := range held {
-		if err := r.remove(ctx, a); err != nil {
+		if err := r.deleteReservation(ctx, a); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// remove deletes an IPAddress. After an error the address is not reserved for its Service again.
-func (r *reconciler) remove(ctx context.Context, a *networkingv1.IPAddress) error {
-	r.held.Deleting(a)
-	err := client.Delete[*networkingv1.IPAddress](ctx, r.term.Client, "", a.Name, controllers.ByUID(a))
+// deleteReservation deletes an IPAddress. After an error the address is not reserved for its
+// Service again.
+func (r *reconciler) deleteReservation(ctx context.Context, a *networkingv1.IPAddress) error {
+	r.held.MarkDeleting(a)
+	err := client.Delete[*networkingv1.IPAddress](ctx, r.term.Client, "", a.Name, controllers.DeleteOnlyUID(a))
 	failed := err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err)
 	r.mu.Lock()
 	delete(r.unconfirmed, a.Name)
@@ -211,7 +214,7 @@ func (r *reconciler) remove(ctx context.Context, a *networkingv1.IPAddress) erro
 	}
 	r.mu.Unlock()
 	if failed {
-		r.held.Kept(a)
+		r.held.UnmarkDeleting(a)
 		return fmt.Errorf("releasing address %s: %w", a.Name, err)
 	}
 	return nil

@@ -16,33 +16,33 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// announce ensures that a suitable node announces the addresses of a Service. The current node
-// stays while it is suitable, even if other nodes announce fewer Services, because each move breaks
-// connections.
-func (r *reconciler) announce(ctx context.Context, s *corev1.Service) error {
-	addresses := given(s)
+// chooseAnnouncer ensures that a suitable node announces the addresses of a Service. The current
+// node stays while it is suitable, even if other nodes announce fewer Services, because each move
+// breaks connections.
+func (r *reconciler) chooseAnnouncer(ctx context.Context, s *corev1.Service) error {
+	addresses := statusAddresses(s)
 	if len(addresses) == 0 {
-		_, err := r.assign(ctx, s, "")
+		_, err := r.writeAnnouncer(ctx, s, "")
 		return err
 	}
 	key := controllers.KeyOf(s)
 	var only map[string]bool
-	if local(s) {
+	if isLocalTraffic(s) {
 		only = withEndpoints(controllers.CachedBy[*discoveryv1.EndpointSlice](r.slices, sliceIndex, key.String()))
 	}
-	now := r.answers(s)
-	why := r.fit(now)
+	now := r.currentAnnouncer(s)
+	why := r.unfitReason(now)
 	if why == "" && only != nil && !only[now] {
 		why = "it has no ready endpoint"
 	}
 	next := now
 	if why != "" {
-		next = Pick(key, r.candidates(key, only))
+		next = Pick(key, r.announcerCandidates(key, only))
 		if next == "" && only == nil {
 			next = now // the current node is only suspected to have failed and may still announce
 		}
 	}
-	moved, err := r.assign(ctx, s, next)
+	moved, err := r.writeAnnouncer(ctx, s, next)
 	if err != nil || !moved || next == "" {
 		return err
 	}
@@ -58,16 +58,16 @@ func (r *reconciler) announce(ctx context.Context, s *corev1.Service) error {
 	return nil
 }
 
-// candidates returns the nodes that may announce a Service. If only is not nil it restricts the
-// nodes.
-func (r *reconciler) candidates(key controllers.Key, only map[string]bool) []Candidate {
+// announcerCandidates returns the nodes that may announce a Service. If only is not nil it
+// restricts the nodes.
+func (r *reconciler) announcerCandidates(key controllers.Key, only map[string]bool) []Candidate {
 	var out []Candidate
 	nodes := controllers.CachedAll[*corev1.Node](r.nodes)
-	r.seed()
+	r.loadAnnouncers()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, n := range nodes {
-		if only != nil && !only[n.Name] || r.fit(n.Name) != "" {
+		if only != nil && !only[n.Name] || r.unfitReason(n.Name) != "" {
 			continue
 		}
 		load := r.load[n.Name]
@@ -79,9 +79,9 @@ func (r *reconciler) candidates(key controllers.Key, only map[string]bool) []Can
 	return out
 }
 
-// seed reads the current announcers from the cache, for Services that this leadership has not
-// written yet.
-func (r *reconciler) seed() {
+// loadAnnouncers reads the current announcers from the cache, for Services that this leadership has
+// not written yet.
+func (r *reconciler) loadAnnouncers() {
 	services := controllers.CachedBy[*corev1.Service](r.services, serviceIndex, allOurs)
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -91,14 +91,14 @@ func (r *reconciler) seed() {
 	r.seeded = true
 	for _, s := range services {
 		if key := controllers.KeyOf(s); r.by[key] == "" {
-			r.placed(key, s.Annotations[balancer.AnnouncedBy])
+			r.isAnnouncer(key, s.Annotations[balancer.AnnouncedBy])
 		}
 	}
 }
 
-// answers returns the node that announces a Service: the node that was written last, even if a user
-// has removed the annotation.
-func (r *reconciler) answers(s *corev1.Service) string {
+// currentAnnouncer returns the node that announces a Service: the node that was written last, even
+// if a user has removed the annotation.
+func (r *reconciler) currentAnnouncer(s *corev1.Service) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if node, ok := r.by[controllers.KeyOf(s)]; ok {
@@ -107,14 +107,14 @@ func (r *reconciler) answers(s *corev1.Service) string {
 	return s.Annotations[balancer.AnnouncedBy]
 }
 
-// place records which node announces a Service.
-func (r *reconciler) place(key controllers.Key, node string) {
+// recordAnnouncer records which node announces a Service.
+func (r *reconciler) recordAnnouncer(key controllers.Key, node string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.placed(key, node)
+	r.isAnnouncer(key, node)
 }
 
-func (r *reconciler) placed(key controllers.Key, node string) {
+func (r *reconciler) isAnnouncer(key controllers.Key, node string) {
 	if before := r.by[key]; before != "" {
 		if r.load[before]--; r.load[before] == 0 {
 			delete(r.load, before)
@@ -128,11 +128,11 @@ func (r *reconciler) placed(key controllers.Key, node string) {
 	r.load[node]++
 }
 
-// assign writes which node announces a Service; "" means none. It reports whether the annotation
-// changed.
-func (r *reconciler) assign(ctx context.Context, s *corev1.Service, node string) (bool, error) {
+// writeAnnouncer writes which node announces a Service; "" means none. It reports whether the
+// annotation changed.
+func (r *reconciler) writeAnnouncer(ctx context.Context, s *corev1.Service, node string) (bool, error) {
 	key := controllers.KeyOf(s)
-	r.place(key, node)
+	r.recordAnnouncer(key, node)
 	has, there := s.Annotations[balancer.AnnouncedBy]
 	if has == node && there == (node != "") {
 		return false, nil
@@ -152,6 +152,6 @@ func (r *reconciler) assign(ctx context.Context, s *corev1.Service, node string)
 	if err != nil {
 		return false, fmt.Errorf("writing who answers for service %s: %w", key, err)
 	}
-	r.view.Wrote(stored)
+	r.view.RecordWrite(stored)
 	return true, nil
 }

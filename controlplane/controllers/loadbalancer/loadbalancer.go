@@ -28,7 +28,7 @@ import (
 
 // Indexes of the informers that this controller reads.
 const (
-	// serviceIndex indexes Services, see balanced.
+	// serviceIndex indexes Services, see serviceKeys.
 	serviceIndex = "keelson.balanced"
 	// heldIndex indexes IPAddresses by the Service for which they are reserved.
 	heldIndex = "keelson.balanced-by"
@@ -40,18 +40,18 @@ const (
 
 // Values of serviceIndex.
 const (
-	allOurs = "ours"    // Services whose addresses this controller allocates
+	allOurs = "ours"    // Services that get their addresses from this controller
 	pending = "pending" // those of them that lack addresses
 )
 
-func atAddress(a string) string  { return "address/" + a }
-func announced(by string) string { return "node/" + by }
+func atAddress(a string) string     { return "address/" + a }
+func announcerKey(by string) string { return "node/" + by }
 
-// balanced is the index function of serviceIndex.
-func balanced(o api.Object) []string {
+// serviceKeys is the index function of serviceIndex.
+func serviceKeys(o api.Object) []string {
 	s := o.(*corev1.Service)
 	var out []string
-	for _, a := range given(s) {
+	for _, a := range statusAddresses(s) {
 		out = append(out, atAddress(a.String()))
 	}
 	for _, text := range s.Spec.ExternalIPs {
@@ -62,14 +62,14 @@ func balanced(o api.Object) []string {
 	if !balancer.Ours(s) {
 		return out
 	}
-	out = append(out, allOurs, announced(s.Annotations[balancer.AnnouncedBy]))
-	if len(s.Status.LoadBalancer.Ingress) == 0 || refused(s) {
+	out = append(out, allOurs, announcerKey(s.Annotations[balancer.AnnouncedBy]))
+	if len(s.Status.LoadBalancer.Ingress) == 0 || isRefused(s) {
 		out = append(out, pending)
 	}
 	return out
 }
 
-func refused(s *corev1.Service) bool {
+func isRefused(s *corev1.Service) bool {
 	for _, c := range s.Status.Conditions {
 		if c.Type == balancer.Condition {
 			return c.Status != "True"
@@ -83,7 +83,7 @@ type caches struct {
 	services, addresses, nodes, leases, slices, namespaces, configs cache.SharedIndexInformer
 }
 
-func (c caches) keys(value string) []controllers.Key {
+func (c caches) keysByIndex(value string) []controllers.Key {
 	var out []controllers.Key
 	for _, s := range controllers.CachedBy[*corev1.Service](c.services, serviceIndex, value) {
 		out = append(out, controllers.KeyOf(s))
@@ -91,8 +91,8 @@ func (c caches) keys(value string) []controllers.Key {
 	return out
 }
 
-// fit returns why a node may not announce addresses, or "".
-func (c caches) fit(node string) string {
+// unfitReason returns why a node may not announce addresses, or "".
+func (c caches) unfitReason(node string) string {
 	n, ok := controllers.Cached[*corev1.Node](c.nodes, "", node)
 	if !ok {
 		return Fit(nil, nil)
@@ -101,11 +101,11 @@ func (c caches) fit(node string) string {
 	return Fit(n, l)
 }
 
-// misplaced returns the Services that no suitable node announces.
-func (c caches) misplaced() []controllers.Key {
+// misplacedServices returns the Services that no suitable node announces.
+func (c caches) misplacedServices() []controllers.Key {
 	var out []controllers.Key
 	for _, s := range controllers.CachedBy[*corev1.Service](c.services, serviceIndex, allOurs) {
-		if c.fit(s.Annotations[balancer.AnnouncedBy]) != "" {
+		if c.unfitReason(s.Annotations[balancer.AnnouncedBy]) != "" {
 			out = append(out, controllers.KeyOf(s))
 		}
 	}
@@ -120,9 +120,9 @@ func New(d controllers.Deps) *controllers.Controller {
 		slices: client.Informer[*discoveryv1.EndpointSlice](d.Informers), namespaces: client.Informer[*corev1.Namespace](d.Informers),
 		configs: client.Informer[*corev1.ConfigMap](d.Informers),
 	}
-	controllers.Index(c.services, serviceIndex, balanced)
+	controllers.Index(c.services, serviceIndex, serviceKeys)
 	controllers.Index(c.addresses, heldIndex, func(o api.Object) []string {
-		if k, ok := holder(o.(*networkingv1.IPAddress)); ok {
+		if k, ok := reservingService(o.(*networkingv1.IPAddress)); ok {
 			return []string{k.String()}
 		}
 		return nil
@@ -134,7 +134,7 @@ func New(d controllers.Deps) *controllers.Controller {
 	return &controllers.Controller{
 		Name:    "load-balancer-controller",
 		Workers: 8, // a node that fails may announce many Services
-		Watches: c.watches(),
+		Watches: c.serviceWatches(),
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{""}, Resources: []string{"services"}, Verbs: []string{"get", "list", "patch", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"services/status"}, Verbs: []string{"update"}},
@@ -147,31 +147,31 @@ func New(d controllers.Deps) *controllers.Controller {
 		Lead: func(t *controllers.Term) controllers.Reconcile {
 			r := &reconciler{
 				term: t, caches: c, view: controllers.ViewOf[*corev1.Service](t, c.services), held: controllers.ViewOf[*networkingv1.IPAddress](t, c.addresses),
-				after: map[string]netip.Addr{}, told: map[controllers.Key]bool{}, by: map[controllers.Key]string{}, load: map[string]int{},
+				after: map[string]netip.Addr{}, reportedNoPools: map[controllers.Key]bool{}, by: map[controllers.Key]string{}, load: map[string]int{},
 				unconfirmed: map[string]types.UID{},
 			}
-			return r.reconcile
+			return r.reconcileService
 		},
 	}
 }
 
-// watches returns watches that map changes to the affected Services.
-func (c caches) watches() []controllers.Watch {
+// serviceWatches returns watches that map changes to the affected Services.
+func (c caches) serviceWatches() []controllers.Watch {
 	return []controllers.Watch{
 		controllers.OnInformer(c.services, func(n controllers.Change[*corev1.Service]) []controllers.Key {
 			keys := []controllers.Key{controllers.KeyOf(n.New)}
-			if n.Type == controllers.Deleted || n.Type == controllers.Updated && len(given(n.Old)) > len(given(n.New)) {
-				keys = append(keys, c.keys(pending)...)
+			if n.Type == controllers.Deleted || n.Type == controllers.Updated && len(statusAddresses(n.Old)) > len(statusAddresses(n.New)) {
+				keys = append(keys, c.keysByIndex(pending)...)
 			}
 			return keys
 		}),
 		controllers.OnInformer(c.addresses, func(n controllers.Change[*networkingv1.IPAddress]) []controllers.Key {
 			var keys []controllers.Key
-			if k, ok := holder(n.New); ok {
+			if k, ok := reservingService(n.New); ok {
 				keys = append(keys, k)
 			}
 			if n.Type == controllers.Deleted {
-				keys = append(keys, c.keys(pending)...)
+				keys = append(keys, c.keysByIndex(pending)...)
 			}
 			return keys
 		}),
@@ -179,17 +179,17 @@ func (c caches) watches() []controllers.Watch {
 			if n.New.Namespace != balancer.Namespace || n.New.Name != balancer.ConfigMap {
 				return nil
 			}
-			return c.keys(allOurs)
+			return c.keysByIndex(allOurs)
 		}),
 		controllers.OnInformer(c.namespaces, func(n controllers.Change[*corev1.Namespace]) []controllers.Key {
 			if n.Type == controllers.Deleted {
 				return nil
 			}
-			return c.keys(pending)
+			return c.keysByIndex(pending)
 		}),
 		controllers.OnInformer(c.slices, func(n controllers.Change[*discoveryv1.EndpointSlice]) []controllers.Key {
 			key := controllers.Key{Namespace: n.New.Namespace, Name: n.New.Labels[discoveryv1.LabelServiceName]}
-			if s, ok := controllers.Cached[*corev1.Service](c.services, key.Namespace, key.Name); !ok || !balancer.Ours(s) || !local(s) {
+			if s, ok := controllers.Cached[*corev1.Service](c.services, key.Namespace, key.Name); !ok || !balancer.Ours(s) || !isLocalTraffic(s) {
 				return nil
 			}
 			return []controllers.Key{key}
@@ -200,9 +200,9 @@ func (c caches) watches() []controllers.Watch {
 			case n.Type == controllers.Updated && n.Old != n.New && Fit(n.Old, lease) == Fit(n.New, lease):
 				return nil
 			case n.Type == controllers.Deleted || Fit(n.New, lease) != "":
-				return c.keys(announced(n.New.Name))
+				return c.keysByIndex(announcerKey(n.New.Name))
 			}
-			return c.misplaced()
+			return c.misplacedServices()
 		}),
 		controllers.OnInformer(c.leases, func(n controllers.Change[*coordinationv1.Lease]) []controllers.Key {
 			switch {
@@ -211,9 +211,9 @@ func (c caches) watches() []controllers.Watch {
 			case n.Type == controllers.Updated && n.Old.Annotations[balancer.Unheard] == n.New.Annotations[balancer.Unheard]:
 				return nil
 			case n.Type != controllers.Deleted && n.New.Annotations[balancer.Unheard] != "":
-				return c.keys(announced(n.New.Name))
+				return c.keysByIndex(announcerKey(n.New.Name))
 			}
-			return c.misplaced()
+			return c.misplacedServices()
 		}),
 	}
 }
@@ -237,44 +237,45 @@ type reconciler struct {
 	allocating sync.Mutex            // held from the choice of an address to its reservation, so that two workers do not choose the same address
 	after      map[string]netip.Addr // the last allocated address of each pool
 
-	mu   sync.Mutex
-	told map[controllers.Key]bool   // Services for which an event about missing pools was recorded
-	by   map[controllers.Key]string // the announcing node of each Service, as last written
-	load map[string]int             // the number of Services that a node announces
-	// unconfirmed holds the IPAddresses, by name, whose deletion returned an error: it may still be
-	// committed.
+	mu              sync.Mutex
+	reportedNoPools map[controllers.Key]bool   // Services for which an event about missing pools was recorded
+	by              map[controllers.Key]string // the announcing node of each Service, as last written
+	load            map[string]int             // the number of Services that a node announces
+	// unconfirmed holds the IPAddresses, by name, for which a deletion returned an error: it may
+	// still be committed.
 	unconfirmed map[string]types.UID
 
 	seeded bool // by and load include what was written before this term
 }
 
-func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcileService(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	s, ok := r.view.Get(key.Namespace, key.Name)
 	switch {
 	case !ok:
-		r.place(key, "")
-		return 0, r.release(ctx, key)
+		r.recordAnnouncer(key, "")
+		return 0, r.releaseAddresses(ctx, key)
 	case s.DeletionTimestamp != nil:
 		return 0, nil // it keeps its addresses until it is deleted
 	case !balancer.Ours(s):
-		if err := r.release(ctx, key); err != nil {
+		if err := r.releaseAddresses(ctx, key); err != nil {
 			return 0, err
 		}
-		return 0, r.forget(ctx, s)
+		return 0, r.clearService(ctx, s)
 	}
-	s, foreign, again, err := r.allocate(ctx, s)
+	s, foreign, again, err := r.allocateAddresses(ctx, s)
 	if err != nil {
 		return 0, err
 	}
 	if foreign {
-		_, err = r.assign(ctx, s, "")
+		_, err = r.writeAnnouncer(ctx, s, "")
 		return again, err
 	}
-	return again, r.announce(ctx, s)
+	return again, r.chooseAnnouncer(ctx, s)
 }
 
-// forget removes the condition and the annotation of a Service that no longer needs an address.
-func (r *reconciler) forget(ctx context.Context, s *corev1.Service) error {
+// clearService removes the condition and the annotation of a Service that no longer needs an
+// address.
+func (r *reconciler) clearService(ctx context.Context, s *corev1.Service) error {
 	if meta.FindStatusCondition(s.Status.Conditions, balancer.Condition) != nil {
 		next := s.DeepCopy()
 		meta.RemoveStatusCondition(&next.Status.Conditions, balancer.Condition)
@@ -283,9 +284,9 @@ func (r *reconciler) forget(ctx context.Context, s *corev1.Service) error {
 			return fmt.Errorf("writing the status of service %s/%s: %w", s.Namespace, s.Name, err)
 		}
 		if err == nil {
-			r.view.Wrote(stored)
+			r.view.RecordWrite(stored)
 		}
 	}
-	_, err := r.assign(ctx, s, "")
+	_, err := r.writeAnnouncer(ctx, s, "")
 	return err
 }

@@ -29,9 +29,9 @@ func Reservation(s *corev1.Service, a netip.Addr) *networkingv1.IPAddress {
 	return out
 }
 
-// holder returns the Service for which an IPAddress reserves an address. ok is false if the
-// IPAddress does not belong to this allocator.
-func holder(a *networkingv1.IPAddress) (key controllers.Key, ok bool) {
+// reservingService returns the Service for which an IPAddress reserves an address. ok is false if
+// the IPAddress does not belong to this allocator.
+func reservingService(a *networkingv1.IPAddress) (key controllers.Key, ok bool) {
 	ref := a.Spec.ParentRef
 	if a.Labels[networkingv1.LabelManagedBy] != balancer.Allocator || ref == nil || ref.Group != "" || ref.Resource != "services" {
 		return controllers.Key{}, false
@@ -39,8 +39,8 @@ func holder(a *networkingv1.IPAddress) (key controllers.Key, ok bool) {
 	return controllers.Key{Namespace: ref.Namespace, Name: ref.Name}, true
 }
 
-// given returns the addresses in the status of a Service.
-func given(s *corev1.Service) []netip.Addr {
+// statusAddresses returns the addresses in the status of a Service.
+func statusAddresses(s *corev1.Service) []netip.Addr {
 	var out []netip.Addr
 	for _, in := range s.Status.LoadBalancer.Ingress {
 		if a, err := netip.ParseAddr(in.IP); err == nil {
@@ -50,12 +50,12 @@ func given(s *corev1.Service) []netip.Addr {
 	return out
 }
 
-// has returns the addresses of a Service: its reservations, and the addresses of its status that
-// belong to a pool. If the Service names our class, all addresses of its status count. foreign
-// reports that another controller manages its addresses.
-func has(s *corev1.Service, reserved []netip.Addr, pools []*balancer.Pool, free func(netip.Addr) bool) (out []netip.Addr, foreign bool) {
+// currentAddresses returns the addresses of a Service: its reservations, and the addresses of its
+// status that belong to a pool. If the Service names our class, all addresses of its status count.
+// foreign reports that another controller manages its addresses.
+func currentAddresses(s *corev1.Service, reserved []netip.Addr, pools []*balancer.Pool, free func(netip.Addr) bool) (out []netip.Addr, foreign bool) {
 	out = slices.Clone(reserved)
-	for _, a := range given(s) {
+	for _, a := range statusAddresses(s) {
 		if slices.Contains(out, a) || !free(a) {
 			continue
 		}
@@ -66,8 +66,8 @@ func has(s *corev1.Service, reserved []netip.Addr, pools []*balancer.Pool, free 
 	return out, len(out) == 0 && len(s.Status.LoadBalancer.Ingress) > 0 && !balancer.Asked(s)
 }
 
-// Status returns the new status of a Service.
-func Status(s *corev1.Service, answer balancer.Answer, pools []*balancer.Pool, now metav1.Time) corev1.ServiceStatus {
+// ServiceStatus returns the new status of a Service.
+func ServiceStatus(s *corev1.Service, answer balancer.Answer, pools []*balancer.Pool, now metav1.Time) corev1.ServiceStatus {
 	out := *s.Status.DeepCopy()
 	mode := corev1.LoadBalancerIPModeVIP
 	out.LoadBalancer.Ingress = nil
@@ -92,8 +92,8 @@ func Status(s *corev1.Service, answer balancer.Answer, pools []*balancer.Pool, n
 	return out
 }
 
-// news returns the Event for a change of the condition. The reason is "" if there is none.
-func news(before, after corev1.ServiceStatus) (eventType, reason, message string) {
+// statusEvent returns the Event for a change of the condition. The reason is "" if there is none.
+func statusEvent(before, after corev1.ServiceStatus) (eventType, reason, message string) {
 	a, b := meta.FindStatusCondition(before.Conditions, balancer.Condition), meta.FindStatusCondition(after.Conditions, balancer.Condition)
 	if b == nil || a != nil && a.Reason == b.Reason && a.Message == b.Message {
 		return "", "", ""
@@ -169,7 +169,7 @@ func withEndpoints(slices []*discoveryv1.EndpointSlice) map[string]bool {
 	return out
 }
 
-// local reports whether only nodes with endpoints accept external connections.
-func local(s *corev1.Service) bool {
+// isLocalTraffic reports whether only nodes with endpoints accept external connections.
+func isLocalTraffic(s *corev1.Service) bool {
 	return s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 }

@@ -17,7 +17,7 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// discoveryFailure holds the group versions whose resources could not be discovered.
+// discoveryFailure holds the group versions that could not be discovered.
 type discoveryFailure map[schema.GroupVersion]error
 
 // Error returns upstream's message of condition NamespaceDeletionDiscoveryFailure.

@@ -49,7 +49,7 @@ func New(d controllers.Deps) *controllers.Controller {
 		Name:    "namespace-controller",
 		Workers: 4,
 		Watches: watches,
-		Every:   &controllers.Every{Now: contents.Now, Keys: left},
+		Dynamic: &controllers.DynamicWatch{Current: contents.Now, Keys: left},
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"delete", "deletecollection", "get", "list"}},
 			{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"delete", "get", "list", "watch"}},
@@ -58,7 +58,7 @@ func New(d controllers.Deps) *controllers.Controller {
 		Lead: func(t *controllers.Term) controllers.Reconcile {
 			r := &reconciler{term: t, kind: d.Client.Kinds().ByGVK(corev1.SchemeGroupVersion.WithKind("Namespace")), namespaces: namespaces, kinds: d.Client.Kinds(),
 				aggregated: d.Aggregated}
-			return r.reconcile
+			return r.reconcileNamespace
 		},
 	}
 }
@@ -72,21 +72,22 @@ type reconciler struct {
 	aggregated controllers.AggregatedAPIs // nil means that there are none
 }
 
-func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcileNamespace(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	ns, ok := controllers.Cached[*corev1.Namespace](r.namespaces, "", key.Name)
 	if !ok || ns.DeletionTimestamp == nil || !slices.Contains(ns.Spec.Finalizers, corev1.FinalizerKubernetes) {
 		return 0, nil
 	}
-	left, failures := r.empty(ctx, ns.Name)
+	left, failures := r.deleteContents(ctx, ns.Name)
 	if len(left) == 0 && len(failures) == 0 {
-		return 0, r.finalize(ctx, ns)
+		return 0, r.finalizeNamespace(ctx, ns)
 	}
-	return lookAgain, errors.Join(r.writeStatus(ctx, ns, left, failures), errors.Join(failures...))
+	return lookAgain, errors.Join(r.writeNamespaceStatus(ctx, ns, left, failures), errors.Join(failures...))
 }
 
-// empty deletes the contents of a namespace. Pods are deleted first: the objects that they use stay
-// until the pods have stopped. It lists the remaining objects from the API, not from a cache.
-func (r *reconciler) empty(ctx context.Context, ns string) (left []Content, failures []error) {
+// deleteContents deletes the contents of a namespace. Pods are deleted first: the objects that they
+// use stay until the pods have stopped. It lists the remaining objects from the API, not from a
+// cache.
+func (r *reconciler) deleteContents(ctx context.Context, ns string) (left []Content, failures []error) {
 	isPod := func(k *api.Kind) bool { return k.Resource == "pods" && k.GVK.Group == "" }
 	for _, pods := range []bool{true, false} {
 		for _, k := range r.kinds.Table().Stored() {
@@ -114,7 +115,7 @@ func (r *reconciler) empty(ctx context.Context, ns string) (left []Content, fail
 
 // emptyKind deletes the objects of one kind and returns the remaining objects.
 func (r *reconciler) emptyKind(ctx context.Context, k *api.Kind, ns string) ([]api.Object, error) {
-	objs, err := r.list(ctx, k, ns)
+	objs, err := r.listObjects(ctx, k, ns)
 	if err != nil || len(objs) == 0 {
 		return nil, err
 	}
@@ -127,10 +128,10 @@ func (r *reconciler) emptyKind(ctx context.Context, k *api.Kind, ns string) ([]a
 		Delete: metav1.DeleteOptions{PropagationPolicy: &background}}); err != nil && !r.term.Client.Dropped(k, err) {
 		return objs, fmt.Errorf("deleting %s of namespace %s: %w", k.GroupResource(), ns, err)
 	}
-	return r.list(ctx, k, ns)
+	return r.listObjects(ctx, k, ns)
 }
 
-func (r *reconciler) list(ctx context.Context, k *api.Kind, ns string) ([]api.Object, error) {
+func (r *reconciler) listObjects(ctx context.Context, k *api.Kind, ns string) ([]api.Object, error) {
 	objs, err := r.term.Client.ListWhole(ctx, k, ns)
 	if r.term.Client.Dropped(k, err) {
 		return nil, nil
@@ -141,8 +142,9 @@ func (r *reconciler) list(ctx context.Context, k *api.Kind, ns string) ([]api.Ob
 	return objs, nil
 }
 
-// finalize removes this controller's finalizer, which completes the deletion of the namespace.
-func (r *reconciler) finalize(ctx context.Context, ns *corev1.Namespace) error {
+// finalizeNamespace removes this controller's finalizer, which completes the deletion of the
+// namespace.
+func (r *reconciler) finalizeNamespace(ctx context.Context, ns *corev1.Namespace) error {
 	next := ns.DeepCopy()
 	next.Spec.Finalizers = slices.DeleteFunc(next.Spec.Finalizers, func(f corev1.FinalizerName) bool { return f == corev1.FinalizerKubernetes })
 	_, err := r.term.Client.Do(ctx, &api.Request{Verb: api.VerbUpdate, Kind: r.kind, Subresource: "finalize", Name: ns.Name, Object: next})
@@ -152,8 +154,8 @@ func (r *reconciler) finalize(ctx context.Context, ns *corev1.Namespace) error {
 	return nil
 }
 
-func (r *reconciler) writeStatus(ctx context.Context, ns *corev1.Namespace, left []Content, failures []error) error {
-	status := Status(ns, left, failures, r.term.Now())
+func (r *reconciler) writeNamespaceStatus(ctx context.Context, ns *corev1.Namespace, left []Content, failures []error) error {
+	status := TerminatingStatus(ns, left, failures, r.term.Now())
 	if equality.Semantic.DeepEqual(status, ns.Status) {
 		return nil
 	}

@@ -22,9 +22,9 @@ type Content struct {
 // namesShown is the maximum number of remaining objects that a condition names.
 const namesShown = 3
 
-// Status returns the status of a terminating namespace. Its conditions show why the namespace still
-// exists, with the names of remaining objects and their finalizers.
-func Status(ns *corev1.Namespace, left []Content, failures []error, now time.Time) corev1.NamespaceStatus {
+// TerminatingStatus returns the status of a terminating namespace. Its conditions show why the
+// namespace still exists, with the names of remaining objects and their finalizers.
+func TerminatingStatus(ns *corev1.Namespace, left []Content, failures []error, now time.Time) corev1.NamespaceStatus {
 	s := *ns.Status.DeepCopy()
 	s.Phase = corev1.NamespaceTerminating
 	set := func(t corev1.NamespaceConditionType, bad bool, reason, message string) {
@@ -60,7 +60,7 @@ func Status(ns *corev1.Namespace, left []Content, failures []error, now time.Tim
 	} else {
 		set(corev1.NamespaceDeletionContentFailure, false, "ContentDeleted", "All content successfully deleted, may be waiting on finalization")
 	}
-	if remaining := describe(left); remaining != "" {
+	if remaining := describeContents(left); remaining != "" {
 		set(corev1.NamespaceContentRemaining, true, "SomeResourcesRemain", "Some resources are remaining: "+remaining)
 	} else {
 		set(corev1.NamespaceContentRemaining, false, "ContentRemoved", "All content successfully removed")
@@ -73,9 +73,9 @@ func Status(ns *corev1.Namespace, left []Content, failures []error, now time.Tim
 	return s
 }
 
-// describe returns counts and names of the remaining objects: "configmaps. has 1 resource instances
-// (settings)".
-func describe(left []Content) string {
+// describeContents returns counts and names of the remaining objects: "configmaps. has 1 resource
+// instances (settings)".
+func describeContents(left []Content) string {
 	var parts []string
 	for _, c := range left {
 		if len(c.Objects) == 0 {
@@ -85,13 +85,13 @@ func describe(left []Content) string {
 		if !strings.Contains(resource, ".") {
 			resource += "."
 		}
-		parts = append(parts, fmt.Sprintf("%s has %d resource instances (%s)", resource, len(c.Objects), names(c.Objects)))
+		parts = append(parts, fmt.Sprintf("%s has %d resource instances (%s)", resource, len(c.Objects), joinNames(c.Objects)))
 	}
 	slices.Sort(parts)
 	return strings.Join(parts, ", ")
 }
 
-func names(objs []api.Object) string {
+func joinNames(objs []api.Object) string {
 	var out []string
 	for _, o := range objs {
 		out = append(out, o.GetName())

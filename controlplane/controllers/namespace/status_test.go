@@ -24,7 +24,7 @@ func TestStatusNamesTheBlocker(t *testing.T) {
 		{Resource: "deployments.apps", Objects: []api.Object{object("web", "example.com/x", "foregroundDeletion")}},
 		{Resource: "secrets"},
 	}
-	s := Status(&corev1.Namespace{}, left, []error{errors.New("listing things: refused")}, epoch)
+	s := TerminatingStatus(&corev1.Namespace{}, left, []error{errors.New("listing things: refused")}, epoch)
 	want := map[corev1.NamespaceConditionType]string{
 		corev1.NamespaceDeletionDiscoveryFailure: "False ResourcesDiscovered: All resources successfully discovered",
 		corev1.NamespaceDeletionGVParsingFailure: "False ParsedGroupVersions: All legacy kube types successfully parsed",
@@ -41,7 +41,7 @@ func TestStatusNamesTheBlocker(t *testing.T) {
 		}
 	}
 	// The time of a condition moves with its status only.
-	later := Status(&corev1.Namespace{Status: s}, left[:1], nil, epoch.Add(time.Hour))
+	later := TerminatingStatus(&corev1.Namespace{Status: s}, left[:1], nil, epoch.Add(time.Hour))
 	for _, c := range later.Conditions {
 		moved := c.LastTransitionTime.Time.After(epoch)
 		if changes := c.Type == corev1.NamespaceDeletionContentFailure || c.Type == corev1.NamespaceFinalizersRemaining; moved != changes {

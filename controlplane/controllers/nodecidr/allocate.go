@@ -73,7 +73,7 @@ func shiftLeft(n uint64, by int) (hi, lo uint64) {
 func (r Range) Next(taken func(position int) bool, wide []netip.Prefix, from int) (block netip.Prefix, position int, ok bool) {
 	under := func(i int) bool {
 		for _, w := range wide {
-			if first, last, in := r.span(w); in && first <= i && i <= last {
+			if first, last, in := r.positionSpan(w); in && first <= i && i <= last {
 				return true
 			}
 		}
@@ -87,30 +87,30 @@ func (r Range) Next(taken func(position int) bool, wide []netip.Prefix, from int
 	return netip.Prefix{}, 0, false
 }
 
-// place returns the position of a prefix in the range. wide reports that the prefix spans several
-// blocks. in is false if it does not overlap the range.
-func (r Range) place(p netip.Prefix) (position int, wide, in bool) {
-	first, last, in := r.span(p)
+// prefixPosition returns the position of a prefix in the range. wide reports that the prefix spans
+// several blocks. in is false if it does not overlap the range.
+func (r Range) prefixPosition(p netip.Prefix) (position int, wide, in bool) {
+	first, last, in := r.positionSpan(p)
 	return first, last > first, in
 }
 
-// span returns the first and last position that a prefix overlaps.
-func (r Range) span(p netip.Prefix) (first, last int, in bool) {
+// positionSpan returns the first and last position that a prefix overlaps.
+func (r Range) positionSpan(p netip.Prefix) (first, last int, in bool) {
 	if !p.IsValid() || !p.Masked().Overlaps(r.cluster) {
 		return 0, 0, false
 	}
 	if p.Bits() <= r.cluster.Bits() {
 		return 0, r.Size() - 1, true
 	}
-	first = r.position(p.Masked().Addr())
+	first = r.blockOf(p.Masked().Addr())
 	if p.Bits() >= r.bits {
 		return first, first, true
 	}
 	return first, first + 1<<(r.bits-p.Bits()) - 1, true
 }
 
-// position returns the number of the block that contains an address.
-func (r Range) position(a netip.Addr) int {
+// blockOf returns the number of the block that contains an address.
+func (r Range) blockOf(a netip.Addr) int {
 	b, c := a.As16(), r.cluster.Addr().As16()
 	hi, lo := binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])
 	chi, clo := binary.BigEndian.Uint64(c[:8]), binary.BigEndian.Uint64(c[8:])

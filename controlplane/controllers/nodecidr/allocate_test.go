@@ -32,7 +32,7 @@ func TestBlocks(t *testing.T) {
 		if got.String() != c.want {
 			t.Errorf("block %d of %s: %s, want %s", c.i, r, got, c.want)
 		}
-		if first, last, in := r.span(got); !in || first != c.i || last != c.i {
+		if first, last, in := r.positionSpan(got); !in || first != c.i || last != c.i {
 			t.Errorf("%s is at %d to %d of %s", got, first, last, r)
 		}
 	}

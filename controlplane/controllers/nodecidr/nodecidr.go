@@ -78,7 +78,7 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 		Lead: func(t *controllers.Term) controllers.Reconcile {
 			r := &reconciler{term: t, ranges: ranges, next: make([]int, len(ranges)), offered: map[string]offer{},
 				nodes: controllers.ViewOf[*corev1.Node](t, nodes)}
-			return r.reconcile
+			return r.reconcileNode
 		},
 	}
 }
@@ -97,7 +97,7 @@ func blocksOf(n *corev1.Node, ranges []Range) []string {
 	var out []string
 	for _, p := range Used([]*corev1.Node{n}) {
 		for i, r := range ranges {
-			switch position, wide, in := r.place(p); {
+			switch position, wide, in := r.prefixPosition(p); {
 			case wide:
 				out = append(out, wideBlocks)
 			case in:
@@ -116,7 +116,7 @@ type reconciler struct {
 	ranges []Range
 	next   []int
 	nodes  *controllers.View[*corev1.Node]
-	// offered holds, by node name, the blocks of writes whose outcome the view does not show yet.
+	// offered holds, by node name, the blocks of writes that the view does not show yet.
 	offered map[string]offer
 }
 
@@ -129,7 +129,7 @@ type offer struct {
 	positions map[int]int // position of a block, by the index of its range
 }
 
-// settleOffers drops the offers whose outcome the view shows: the Node has another version, or no
+// settleOffers drops the offers that the view has resolved: the Node has another version, or no
 // longer exists.
 func (r *reconciler) settleOffers() {
 	maps.DeleteFunc(r.offered, func(name string, o offer) bool {
@@ -148,7 +148,7 @@ func (r *reconciler) isTaken(n *corev1.Node, i, position int) bool {
 	return len(r.nodes.By(byBlock, blockKey(i, position))) > 0
 }
 
-func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcileNode(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	r.settleOffers()
 	n, ok := r.nodes.Get("", key.Name)
 	if !ok || n.DeletionTimestamp != nil {
@@ -189,12 +189,12 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	case err != nil:
 		return 0, fmt.Errorf("assigning a pod CIDR to node %s: %w", key.Name, err)
 	}
-	r.nodes.Wrote(node)
+	r.nodes.RecordWrite(node)
 	return 0, nil
 }
 
-// Missing returns the indexes of the ranges for whose family a node has no block: all ranges for a
-// new node, and the second range after a cluster has become dual-stack.
+// Missing returns the indexes of the ranges of families for which a node has no block: all ranges
+// for a new node, and the second range after a cluster has become dual-stack.
 func Missing(n *corev1.Node, ranges []Range) []int {
 	has := map[bool]bool{}
 	for _, p := range Used([]*corev1.Node{n}) {

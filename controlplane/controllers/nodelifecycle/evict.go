@@ -22,7 +22,7 @@ func Eviction(p *corev1.Pod, taints []corev1.Taint, since time.Time) (at time.Ti
 		if t.Effect != corev1.TaintEffectNoExecute {
 			continue
 		}
-		stay, forever := tolerated(p, t)
+		stay, forever := tolerationTime(p, t)
 		if forever {
 			continue
 		}
@@ -45,9 +45,9 @@ func isLost(t *corev1.Taint) bool {
 	return t.Key == corev1.TaintNodeNotReady || t.Key == corev1.TaintNodeUnreachable
 }
 
-// tolerated returns how long a pod may stay on a node with a taint. EvictionAnnotation has
+// tolerationTime returns how long a pod may stay on a node with a taint. EvictionAnnotation has
 // precedence over the pod's tolerations, including those that admission added.
-func tolerated(p *corev1.Pod, t *corev1.Taint) (stay time.Duration, forever bool) {
+func tolerationTime(p *corev1.Pod, t *corev1.Taint) (stay time.Duration, forever bool) {
 	if v, ok := p.Annotations[EvictionAnnotation]; ok && isLost(t) {
 		if v == "never" {
 			return 0, true
@@ -57,7 +57,7 @@ func tolerated(p *corev1.Pod, t *corev1.Taint) (stay time.Duration, forever bool
 		}
 	}
 	for i := range p.Spec.Tolerations { // the first toleration that matches the taint applies, as in Kubernetes
-		if tol := &p.Spec.Tolerations[i]; controllers.Tolerates(tol, t) {
+		if tol := &p.Spec.Tolerations[i]; controllers.ToleratesTaint(tol, t) {
 			if tol.TolerationSeconds == nil {
 				return 0, true
 			}

@@ -29,7 +29,7 @@ var eviction = controllers.Eviction{Reason: "DeletionByTaintManager", Message: "
 func New(d controllers.Deps) *controllers.Controller {
 	nodes := client.Informer[*corev1.Node](d.Informers)
 	pods := client.Informer[*corev1.Pod](d.Informers)
-	controllers.Index(pods, controllers.PodNodeIndex, controllers.PodNode)
+	controllers.Index(pods, controllers.PodNodeIndex, controllers.PodNodeKeys)
 	changed := &atomic.Bool{} // a node has changed since the last update of the pace
 	return &controllers.Controller{
 		Name:    "node-controller",
@@ -53,7 +53,7 @@ func New(d controllers.Deps) *controllers.Controller {
 				nodeView: controllers.ViewOf[*corev1.Node](t, nodes),
 				pods:     controllers.ViewOf[*corev1.Pod](t, pods),
 			}
-			return r.reconcile
+			return r.reconcileKey
 		},
 	}
 }
@@ -64,10 +64,10 @@ func ofNode(pods cache.SharedIndexInformer, c controllers.Change[*corev1.Node]) 
 		return nil
 	}
 	keys := []controllers.Key{{Kind: nodeKey, Name: c.New.Name}}
-	if c.Type == controllers.Updated && c.Old != nil && sameTaints(c.Old.Spec.Taints, c.New.Spec.Taints) && readiness(c.Old) == readiness(c.New) {
+	if c.Type == controllers.Updated && c.Old != nil && sameTaints(c.Old.Spec.Taints, c.New.Spec.Taints) && readyStatus(c.Old) == readyStatus(c.New) {
 		return keys
 	}
-	if c.Type == controllers.Added && !troubled(c.New) {
+	if c.Type == controllers.Added && !hasTrouble(c.New) {
 		return keys
 	}
 	for _, p := range controllers.CachedBy[*corev1.Pod](pods, controllers.PodNodeIndex, c.New.Name) {
@@ -81,16 +81,16 @@ func ofPod(nodes cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) [
 	if c.Type == controllers.Deleted || c.New.Spec.NodeName == "" {
 		return nil
 	}
-	if n, ok := controllers.Cached[*corev1.Node](nodes, "", c.New.Spec.NodeName); !ok || !troubled(n) {
+	if n, ok := controllers.Cached[*corev1.Node](nodes, "", c.New.Spec.NodeName); !ok || !hasTrouble(n) {
 		return nil
 	}
 	return []controllers.Key{{Kind: podKey, Namespace: c.New.Namespace, Name: c.New.Name}}
 }
 
-// troubled reports whether a node is not ready or has a NoExecute taint, so that its pods may have
-// to be changed or evicted.
-func troubled(n *corev1.Node) bool {
-	if readiness(n) != corev1.ConditionTrue {
+// hasTrouble reports whether a node is not ready or has a NoExecute taint, so that its pods may
+// have to be changed or evicted.
+func hasTrouble(n *corev1.Node) bool {
+	if readyStatus(n) != corev1.ConditionTrue {
 		return true
 	}
 	for _, t := range n.Spec.Taints {
@@ -117,8 +117,8 @@ type reconciler struct {
 // lookPeriod is the interval at which the pace is updated if no node has changed.
 const lookPeriod = 5 * time.Second
 
-// look updates the pace if a node has changed or lookPeriod has passed.
-func (r *reconciler) look(now time.Time) {
+// updateZones updates the pace if a node has changed or lookPeriod has passed.
+func (r *reconciler) updateZones(now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.changed.Swap(false) || now.Sub(r.looked) >= lookPeriod {
@@ -127,16 +127,16 @@ func (r *reconciler) look(now time.Time) {
 	}
 }
 
-func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcileKey(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	if key.Kind == nodeKey {
-		return 0, r.node(ctx, key.Name)
+		return 0, r.reconcileNode(ctx, key.Name)
 	}
-	r.look(r.term.Now()) // the state of all nodes matters only for pods
-	return r.pod(ctx, key)
+	r.updateZones(r.term.Now()) // the state of all nodes matters only for pods
+	return r.reconcilePod(ctx, key)
 }
 
-// node updates a node's taints.
-func (r *reconciler) node(ctx context.Context, name string) error {
+// reconcileNode updates a node's taints.
+func (r *reconciler) reconcileNode(ctx context.Context, name string) error {
 	n, ok := r.nodeView.Get("", name)
 	if !ok || n.DeletionTimestamp != nil {
 		return nil
@@ -154,7 +154,7 @@ func (r *reconciler) node(ctx context.Context, name string) error {
 	if err != nil {
 		return fmt.Errorf("tainting node %s: %w", name, err)
 	}
-	r.nodeView.Wrote(next)
+	r.nodeView.RecordWrite(next)
 	if was, is := readyTaint(n.Spec.Taints), readyTaint(want); was != is {
 		r.term.Events.Eventf(n, corev1.EventTypeNormal, "Node"+reasonOf(is), "Node %s status is now: Node%s", name, reasonOf(is))
 	}
@@ -177,11 +177,11 @@ func reasonOf(taint string) string {
 	return "NotReady"
 }
 
-// pod marks a pod of a node with trouble as not ready, which removes it from its Services, and
-// evicts it when its toleration time has passed.
-func (r *reconciler) pod(ctx context.Context, key controllers.Key) (time.Duration, error) {
+// reconcilePod marks a pod of a node with trouble as not ready, which removes it from its Services,
+// and evicts it when its toleration time has passed.
+func (r *reconciler) reconcilePod(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	p, ok := r.pods.Get(key.Namespace, key.Name)
-	if !ok || p.Spec.NodeName == "" || controllers.PodEnded(p) {
+	if !ok || p.Spec.NodeName == "" || controllers.IsPodTerminal(p) {
 		return 0, nil
 	}
 	n, ok := controllers.Cached[*corev1.Node](r.nodes, "", p.Spec.NodeName)
@@ -189,7 +189,7 @@ func (r *reconciler) pod(ctx context.Context, key controllers.Key) (time.Duratio
 		return 0, nil // podgc deletes the pods of deleted nodes
 	}
 	now := r.term.Now()
-	if readiness(n) != corev1.ConditionTrue && controllers.NodeCondition(n, corev1.NodeReady) != nil {
+	if readyStatus(n) != corev1.ConditionTrue && controllers.NodeCondition(n, corev1.NodeReady) != nil {
 		if status, changed := NotReady(p, now); changed {
 			next := p.DeepCopy()
 			next.Status = status
@@ -200,11 +200,11 @@ func (r *reconciler) pod(ctx context.Context, key controllers.Key) (time.Duratio
 			if err != nil {
 				return 0, fmt.Errorf("marking pod %s/%s of node %s as not ready: %w", p.Namespace, p.Name, n.Name, err)
 			}
-			r.pods.Wrote(next)
+			r.pods.RecordWrite(next)
 			p = next
 		}
 	}
-	if r.pods.Going(p) {
+	if r.pods.IsDeleting(p) {
 		return 0, nil
 	}
 	// Use the taints that the node must have: a node that is ready again may briefly keep the
@@ -216,7 +216,7 @@ func (r *reconciler) pod(ctx context.Context, key controllers.Key) (time.Duratio
 	case now.Before(at):
 		return at.Sub(now), nil
 	}
-	if readiness(n) != corev1.ConditionTrue {
+	if readyStatus(n) != corev1.ConditionTrue {
 		if ok, again := r.pace.Admit(n, now); !ok {
 			return again, nil
 		}

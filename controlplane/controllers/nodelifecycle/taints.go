@@ -55,7 +55,7 @@ func Taints(n *corev1.Node, now time.Time) []corev1.Taint {
 		t.TimeAdded = &stamp
 		out = append(out, t)
 	}
-	switch readiness(n) {
+	switch readyStatus(n) {
 	case corev1.ConditionFalse:
 		add(corev1.TaintNodeNotReady, corev1.TaintEffectNoSchedule)
 		if controllers.NodeCondition(n, corev1.NodeReady) != nil { // a node that has never reported has no pods to evict
@@ -76,8 +76,8 @@ func Taints(n *corev1.Node, now time.Time) []corev1.Taint {
 	return out
 }
 
-// readiness returns the status of condition Ready. A node without the condition is not ready.
-func readiness(n *corev1.Node) corev1.ConditionStatus {
+// readyStatus returns the status of condition Ready. A node without the condition is not ready.
+func readyStatus(n *corev1.Node) corev1.ConditionStatus {
 	if c := controllers.NodeCondition(n, corev1.NodeReady); c != nil {
 		return c.Status
 	}

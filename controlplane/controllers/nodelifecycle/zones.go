@@ -38,7 +38,7 @@ type zone struct {
 	ready, lost int
 	every       time.Duration   // interval between two nodes; 0 disables evictions
 	next        time.Time       // when the next node may be admitted
-	admitted    map[string]bool // lost nodes whose pods may be evicted
+	admitted    map[string]bool // lost nodes with permission to evict their pods
 	since       time.Time       // when evictions were last enabled again
 }
 
@@ -64,7 +64,7 @@ func (p *Pace) Look(nodes []*corev1.Node, now time.Time) {
 			z = &zone{every: evictEvery, admitted: map[string]bool{}, since: now}
 			p.zones[zoneOf(n)] = z
 		}
-		if readiness(n) == corev1.ConditionTrue {
+		if readyStatus(n) == corev1.ConditionTrue {
 			z.ready++
 		} else {
 			z.lost++
@@ -80,7 +80,7 @@ func (p *Pace) Look(nodes []*corev1.Node, now time.Time) {
 		all = all && z.ready == 0
 	}
 	for _, z := range p.zones {
-		z.turn(z.pace(all), now)
+		z.setEvictionInterval(z.evictionInterval(all), now)
 		for name := range z.admitted {
 			if !lost[name] {
 				delete(z.admitted, name)
@@ -89,8 +89,8 @@ func (p *Pace) Look(nodes []*corev1.Node, now time.Time) {
 	}
 }
 
-// pace returns the interval between two nodes for the state of the zone.
-func (z *zone) pace(all bool) time.Duration {
+// evictionInterval returns the interval between two nodes for the state of the zone.
+func (z *zone) evictionInterval(all bool) time.Duration {
 	total := z.ready + z.lost
 	switch {
 	case all:
@@ -103,8 +103,9 @@ func (z *zone) pace(all bool) time.Duration {
 	return 0
 }
 
-// turn changes the interval. Nodes that were admitted at another interval are no longer admitted.
-func (z *zone) turn(every time.Duration, now time.Time) {
+// setEvictionInterval changes the interval. Nodes that were admitted at another interval are no
+// longer admitted.
+func (z *zone) setEvictionInterval(every time.Duration, now time.Time) {
 	if every == z.every {
 		return
 	}

@@ -28,7 +28,7 @@ func admittedWithin(p *Pace, nodes []*corev1.Node, from time.Time, d time.Durati
 	for now := from; !now.After(from.Add(d)); now = now.Add(time.Second) {
 		p.Look(nodes, now)
 		for _, n := range nodes {
-			if readiness(n) == corev1.ConditionTrue {
+			if readyStatus(n) == corev1.ConditionTrue {
 				continue
 			}
 			if ok, _ := p.Admit(n, now); ok {

@@ -85,7 +85,7 @@ func New(d controllers.Deps) *controllers.Controller {
 				volumes: controllers.ViewOf[*corev1.PersistentVolume](t, volumes),
 				classes: classes, drivers: drivers,
 			}
-			return r.reconcile
+			return r.reconcileKey
 		},
 	}
 }
@@ -132,14 +132,14 @@ type binder struct {
 	classes, drivers cache.SharedIndexInformer
 }
 
-func (b *binder) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (b *binder) reconcileKey(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	if key.Kind == claimKey {
-		return 0, b.claim(ctx, key)
+		return 0, b.reconcileClaim(ctx, key)
 	}
-	return 0, b.volume(ctx, key.Name)
+	return 0, b.reconcileVolume(ctx, key.Name)
 }
 
-func (b *binder) claim(ctx context.Context, key controllers.Key) error {
+func (b *binder) reconcileClaim(ctx context.Context, key controllers.Key) error {
 	c, ok := b.claims.Get(key.Namespace, key.Name)
 	if !ok {
 		return nil
@@ -147,7 +147,7 @@ func (b *binder) claim(ctx context.Context, key controllers.Key) error {
 	a := PlanClaim(c, b.volumes.All(), controllers.CachedAll[*storagev1.StorageClass](b.classes))
 	switch {
 	case a.Bind != nil:
-		return b.bind(ctx, a.Bind, c)
+		return b.bindVolume(ctx, a.Bind, c)
 	case a.Class != "":
 		next := c.DeepCopy()
 		next.Spec.StorageClassName = &a.Class
@@ -164,7 +164,7 @@ func (b *binder) claim(ctx context.Context, key controllers.Key) error {
 		}
 		c = next
 	}
-	if d, _ := controllers.Cached[*storagev1.CSIDriver](b.drivers, "", a.Provisioner); controllers.Served(d) {
+	if d, _ := controllers.Cached[*storagev1.CSIDriver](b.drivers, "", a.Provisioner); controllers.IsServedByAgent(d) {
 		a.Event = "" // the cluster itself provisions the volume and records its own events
 	}
 	if a.Event != "" && (c.Status.Phase != a.Phase || a.Phase == corev1.ClaimPending) {
@@ -181,10 +181,11 @@ func (b *binder) claim(ctx context.Context, key controllers.Key) error {
 	return b.claimStatus(ctx, c, status)
 }
 
-// bind performs the remaining writes of a binding, at most four. The volume is written first and
-// serves as the lock: a binding whose volume is written is always completed, even after a crash.
-// The annotation of the claim is written before its status. From then on the binding is permanent.
-func (b *binder) bind(ctx context.Context, v *corev1.PersistentVolume, c *corev1.PersistentVolumeClaim) error {
+// bindVolume performs the remaining writes of a binding, at most four. The volume is written first
+// and serves as the lock: once the volume is written, the binding is always completed, even after a
+// crash. The annotation of the claim is written before its status. From then on the binding is
+// permanent.
+func (b *binder) bindVolume(ctx context.Context, v *corev1.PersistentVolume, c *corev1.PersistentVolumeClaim) error {
 	next, changed, err := BoundVolume(v, c)
 	if err != nil {
 		return fmt.Errorf("binding volume %s to claim %s/%s: %w", v.Name, c.Namespace, c.Name, err)
@@ -215,7 +216,7 @@ func (b *binder) bind(ctx context.Context, v *corev1.PersistentVolume, c *corev1
 	return b.claimStatus(ctx, bound, status)
 }
 
-func (b *binder) volume(ctx context.Context, name string) error {
+func (b *binder) reconcileVolume(ctx context.Context, name string) error {
 	v, ok := b.volumes.Get("", name)
 	if !ok {
 		return nil
@@ -275,7 +276,7 @@ func (b *binder) volumePhase(ctx context.Context, v *corev1.PersistentVolume, a 
 	if err != nil {
 		return fmt.Errorf("setting volume %s to %s: %w", v.Name, a.Phase, err)
 	}
-	b.volumes.Wrote(next)
+	b.volumes.RecordWrite(next)
 	if a.Reason != "" {
 		b.term.Events.Event(v, corev1.EventTypeWarning, a.Reason, a.Message)
 	}
@@ -295,7 +296,7 @@ func (b *binder) claimStatus(ctx context.Context, c *corev1.PersistentVolumeClai
 	if err != nil {
 		return fmt.Errorf("setting claim %s/%s to %s: %w", c.Namespace, c.Name, s.Phase, err)
 	}
-	b.claims.Wrote(next)
+	b.claims.RecordWrite(next)
 	return nil
 }
 
@@ -304,7 +305,7 @@ func (b *binder) updateClaim(ctx context.Context, c *corev1.PersistentVolumeClai
 	if err != nil {
 		return nil, fmt.Errorf("updating claim %s/%s: %w", c.Namespace, c.Name, err)
 	}
-	b.claims.Wrote(next)
+	b.claims.RecordWrite(next)
 	return next, nil
 }
 
@@ -313,6 +314,6 @@ func (b *binder) updateVolume(ctx context.Context, v *corev1.PersistentVolume) (
 	if err != nil {
 		return nil, fmt.Errorf("updating volume %s: %w", v.Name, err)
 	}
-	b.volumes.Wrote(next)
+	b.volumes.RecordWrite(next)
 	return next, nil
 }

@@ -1,5 +1,5 @@
-// Package persistentvolume binds claims and volumes to each other, and releases volumes whose claim
-// no longer exists.
+// Package persistentvolume binds claims and volumes to each other, and releases volumes after their
+// claim was deleted.
 package persistentvolume
 
 import (
@@ -19,7 +19,7 @@ const defaultClassAnnotation = "storageclass.kubernetes.io/is-default-class"
 
 // ClaimAction is the next action for a claim.
 type ClaimAction struct {
-	Bind        *corev1.PersistentVolume          // volume to bind, or whose binding must be completed
+	Bind        *corev1.PersistentVolume          // volume to bind, or to which a started binding must be completed
 	Phase       corev1.PersistentVolumeClaimPhase // phase of a claim that is not bound; "" leaves it unchanged
 	Class       string                            // class to assign to a claim without a class
 	Provisioner string                            // provisioner that must create the volume, for the claim's annotations
@@ -28,24 +28,24 @@ type ClaimAction struct {
 	Message     string
 }
 
-func pending(kind, reason, format string, args ...any) ClaimAction {
+func pendingAction(kind, reason, format string, args ...any) ClaimAction {
 	return ClaimAction{Phase: corev1.ClaimPending, Event: kind, Reason: reason, Message: fmt.Sprintf(format, args...)}
 }
 
-func lost(reason, message string) ClaimAction {
+func lostAction(reason, message string) ClaimAction {
 	return ClaimAction{Phase: corev1.ClaimLost, Event: corev1.EventTypeWarning, Reason: reason, Message: message}
 }
 
 // PlanClaim decides the next action for a claim from all volumes and classes.
 func PlanClaim(claim *corev1.PersistentVolumeClaim, volumes []*corev1.PersistentVolume, classes []*storagev1.StorageClass) ClaimAction {
 	if metav1.HasAnnotation(claim.ObjectMeta, volume.AnnBindCompleted) {
-		return planBound(claim, find(volumes, claim.Spec.VolumeName))
+		return planBound(claim, findVolume(volumes, claim.Spec.VolumeName))
 	}
 	if claim.DeletionTimestamp != nil {
 		return ClaimAction{}
 	}
 	if claim.Spec.VolumeName != "" {
-		return planChosen(claim, find(volumes, claim.Spec.VolumeName))
+		return planChosen(claim, findVolume(volumes, claim.Spec.VolumeName))
 	}
 	if claim.Spec.StorageClassName == nil && claim.Annotations[corev1.BetaStorageClassAnnotation] == "" {
 		if c := defaultClass(classes); c != nil {
@@ -55,38 +55,37 @@ func PlanClaim(claim *corev1.PersistentVolumeClaim, volumes []*corev1.Persistent
 	return planFree(claim, volumes, classes)
 }
 
-// planBound handles a claim whose binding was completed. It never binds the claim to another
-// volume.
+// planBound handles a claim with a completed binding. It never binds the claim to another volume.
 func planBound(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) ClaimAction {
 	switch {
 	case claim.Spec.VolumeName == "":
-		return lost("ClaimLost", "Bound claim has lost reference to PersistentVolume. Data on the volume is lost!")
+		return lostAction("ClaimLost", "Bound claim has lost reference to PersistentVolume. Data on the volume is lost!")
 	case v == nil:
-		return lost("ClaimLost", "Bound claim has lost its PersistentVolume. Data on the volume is lost!")
+		return lostAction("ClaimLost", "Bound claim has lost its PersistentVolume. Data on the volume is lost!")
 	case v.Spec.ClaimRef == nil || v.Spec.ClaimRef.UID == claim.UID:
 		return ClaimAction{Bind: v}
 	}
-	return lost("ClaimMisbound", "Two claims are bound to the same volume, this one is bound incorrectly")
+	return lostAction("ClaimMisbound", "Two claims are bound to the same volume, this one is bound incorrectly")
 }
 
 // planChosen binds a claim to the volume that its user named.
 func planChosen(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) ClaimAction {
 	switch {
 	case v == nil:
-		return pending(corev1.EventTypeWarning, "FailedBinding", "volume %q does not exist", claim.Spec.VolumeName)
+		return pendingAction(corev1.EventTypeWarning, "FailedBinding", "volume %q does not exist", claim.Spec.VolumeName)
 	case v.Spec.ClaimRef == nil:
-		if why := unfit(claim, v); why != "" {
-			return pending(corev1.EventTypeWarning, "VolumeMismatch", "Cannot bind to requested volume %q: %s", v.Name, why)
+		if why := mismatchReason(claim, v); why != "" {
+			return pendingAction(corev1.EventTypeWarning, "VolumeMismatch", "Cannot bind to requested volume %q: %s", v.Name, why)
 		}
 		return ClaimAction{Bind: v}
 	case volume.IsVolumeBoundToClaim(v, claim):
 		return ClaimAction{Bind: v}
 	}
-	return pending(corev1.EventTypeWarning, "FailedBinding", "volume %q already bound to a different claim.", v.Name)
+	return pendingAction(corev1.EventTypeWarning, "FailedBinding", "volume %q already bound to a different claim.", v.Name)
 }
 
-// unfit returns why a volume does not match a claim, or "".
-func unfit(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) string {
+// mismatchReason returns why a volume does not match a claim, or "".
+func mismatchReason(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) string {
 	have, want := v.Spec.Capacity[corev1.ResourceStorage], claim.Spec.Resources.Requests[corev1.ResourceStorage]
 	switch {
 	case have.Cmp(want) < 0:
@@ -123,19 +122,19 @@ func planFree(claim *corev1.PersistentVolumeClaim, volumes []*corev1.PersistentV
 	match, err := volume.FindMatchingVolume(withMade(claim, fitting), fitting, nil, nil, waits, true)
 	switch {
 	case err != nil:
-		return pending(corev1.EventTypeWarning, "FailedBinding", "%v", err)
+		return pendingAction(corev1.EventTypeWarning, "FailedBinding", "%v", err)
 	case match != nil:
 		return ClaimAction{Bind: match}
 	case waits:
-		return pending(corev1.EventTypeNormal, "WaitForFirstConsumer", "waiting for first consumer to be created before binding")
+		return pendingAction(corev1.EventTypeNormal, "WaitForFirstConsumer", "waiting for first consumer to be created before binding")
 	case name == "":
-		return pending(corev1.EventTypeNormal, "FailedBinding", "no persistent volumes available for this claim and no storage class is set")
+		return pendingAction(corev1.EventTypeNormal, "FailedBinding", "no persistent volumes available for this claim and no storage class is set")
 	case class == nil:
-		return pending(corev1.EventTypeWarning, "ProvisioningFailed", "storageclass.storage.k8s.io %q not found", name)
+		return pendingAction(corev1.EventTypeWarning, "ProvisioningFailed", "storageclass.storage.k8s.io %q not found", name)
 	case class.Provisioner == volume.NotSupportedProvisioner:
-		return pending(corev1.EventTypeNormal, "FailedBinding", "no persistent volume of class %q fits and the class provisions none", name)
+		return pendingAction(corev1.EventTypeNormal, "FailedBinding", "no persistent volume of class %q fits and the class provisions none", name)
 	}
-	a := pending(corev1.EventTypeNormal, "ExternalProvisioning",
+	a := pendingAction(corev1.EventTypeNormal, "ExternalProvisioning",
 		"waiting for a volume to be made by the external provisioner %q or by an administrator", class.Provisioner)
 	a.Provisioner = class.Provisioner
 	return a
@@ -170,7 +169,7 @@ func defaultClass(classes []*storagev1.StorageClass) *storagev1.StorageClass {
 	return found
 }
 
-func find(volumes []*corev1.PersistentVolume, name string) *corev1.PersistentVolume {
+func findVolume(volumes []*corev1.PersistentVolume, name string) *corev1.PersistentVolume {
 	i := slices.IndexFunc(volumes, func(v *corev1.PersistentVolume) bool { return v.Name == name })
 	if name == "" || i < 0 {
 		return nil
@@ -197,20 +196,20 @@ func PlanVolume(v *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim)
 	case ref.UID == "":
 		return VolumeAction{Phase: corev1.VolumeAvailable, Claim: true} // reserved for a claim that may be created later
 	case claim == nil:
-		return released(v)
+		return releasedAction(v)
 	case claim.Spec.VolumeName == v.Name:
 		return VolumeAction{Phase: corev1.VolumeBound}
 	case claim.Spec.VolumeName == "":
 		return VolumeAction{Claim: true} // partly bound: reconcile the claim
 	case metav1.HasAnnotation(v.ObjectMeta, volume.AnnDynamicallyProvisioned) && v.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete:
-		return released(v) // it was provisioned for a claim that is bound to another volume
+		return releasedAction(v) // it was provisioned for a claim that is bound to another volume
 	}
 	return VolumeAction{Unbind: true}
 }
 
-// released returns the action for a volume whose claim no longer exists. Its data is never given to
-// another claim: the volume stays, or its provisioner deletes data and object.
-func released(v *corev1.PersistentVolume) VolumeAction {
+// releasedAction returns the action for a volume after its claim was deleted. Its data is never
+// given to another claim: the volume stays, or its provisioner deletes data and object.
+func releasedAction(v *corev1.PersistentVolume) VolumeAction {
 	switch {
 	case v.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRecycle:
 		return VolumeAction{Phase: corev1.VolumeFailed, Reason: "VolumeFailedRecycle",

@@ -67,7 +67,7 @@ func Judge(p *corev1.Pod, node *corev1.Node) Why {
 func Surplus(pods []*corev1.Pod, limit int) []*corev1.Pod {
 	var finished []*corev1.Pod
 	for _, p := range pods {
-		if controllers.PodEnded(p) && p.DeletionTimestamp == nil {
+		if controllers.IsPodTerminal(p) && p.DeletionTimestamp == nil {
 			finished = append(finished, p)
 		}
 	}
@@ -93,7 +93,7 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 	o.Quarantine = cmp.Or(o.Quarantine, 40*time.Second)
 	nodes := client.Informer[*corev1.Node](d.Informers)
 	pods := client.Informer[*corev1.Pod](d.Informers)
-	controllers.Index(pods, controllers.PodNodeIndex, controllers.PodNode)
+	controllers.Index(pods, controllers.PodNodeIndex, controllers.PodNodeKeys)
 	missing := &absences{since: map[string]time.Time{}}
 	return &controllers.Controller{
 		Name:    "pod-garbage-collector",
@@ -102,7 +102,7 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 			controllers.OnInformer(pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key { return ofPod(nodes, c) }),
 			controllers.OnInformer(nodes, func(c controllers.Change[*corev1.Node]) []controllers.Key {
 				if c.Type != controllers.Deleted {
-					missing.end(c.New.Name)
+					missing.removeAbsence(c.New.Name)
 				}
 				if c.Type == controllers.Added || c.Type == controllers.Updated && !api.OutOfService(c.New) {
 					return nil
@@ -126,8 +126,8 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 				pods:    controllers.ViewOf[*corev1.Pod](t, pods),
 				missing: missing,
 			}
-			missing.clear() // absences were not observed since the last leadership
-			return r.reconcile
+			missing.clearAbsences() // absences were not observed since the last leadership
+			return r.reconcilePodGC
 		},
 	}
 }
@@ -141,7 +141,7 @@ func ofPod(nodes cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) [
 		return nil
 	}
 	var keys []controllers.Key
-	if controllers.PodEnded(c.New) && (c.Old == nil || !controllers.PodEnded(c.Old)) {
+	if controllers.IsPodTerminal(c.New) && (c.Old == nil || !controllers.IsPodTerminal(c.Old)) {
 		keys = append(keys, controllers.Key{Kind: finishedKey})
 	}
 	node, _ := controllers.Cached[*corev1.Node](nodes, "", c.New.Spec.NodeName)
@@ -173,9 +173,9 @@ type absences struct {
 // At the limit, records older than two quarantines are removed.
 const maxAbsences = 10_000
 
-// begin returns when the absence of a node started. It starts now if the node was not absent
+// absentSince returns when the absence of a node started. It starts now if the node was not absent
 // before.
-func (a *absences) begin(node string, now time.Time, quarantine time.Duration) time.Time {
+func (a *absences) absentSince(node string, now time.Time, quarantine time.Duration) time.Time {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if since, ok := a.since[node]; ok {
@@ -188,21 +188,21 @@ func (a *absences) begin(node string, now time.Time, quarantine time.Duration) t
 	return now
 }
 
-func (a *absences) end(node string) {
+func (a *absences) removeAbsence(node string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.since, node)
 }
 
-func (a *absences) clear() {
+func (a *absences) clearAbsences() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	clear(a.since)
 }
 
-func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcilePodGC(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	if key.Kind == finishedKey {
-		return 0, r.finished(ctx)
+		return 0, r.deleteExcessTerminated(ctx)
 	}
 	p, ok := r.pods.Get(key.Namespace, key.Name)
 	if !ok {
@@ -211,27 +211,27 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	node, _ := controllers.Cached[*corev1.Node](r.nodes, "", p.Spec.NodeName)
 	why := Judge(p, node)
 	if why == Orphaned {
-		left, err := r.quarantine(ctx, p.Spec.NodeName)
+		left, err := r.remainingQuarantine(ctx, p.Spec.NodeName)
 		if left > 0 || err != nil {
 			return left, err
 		}
 	} else if node != nil {
-		r.missing.end(node.Name)
+		r.missing.removeAbsence(node.Name)
 	}
 	if why == Stays {
 		return 0, nil
 	}
-	return 0, r.remove(ctx, p, why)
+	return 0, r.forceDeletePod(ctx, p, why)
 }
 
-// quarantine returns how long to wait for a node that is not cached. At the end of the quarantine
-// it confirms with the API that the node does not exist.
-func (r *reconciler) quarantine(ctx context.Context, node string) (time.Duration, error) {
+// remainingQuarantine returns how long to wait for a node that is not cached. At the end of the
+// quarantine it confirms with the API that the node does not exist.
+func (r *reconciler) remainingQuarantine(ctx context.Context, node string) (time.Duration, error) {
 	now := r.term.Now()
-	since := r.missing.begin(node, now, r.options.Quarantine)
+	since := r.missing.absentSince(node, now, r.options.Quarantine)
 	if _, back := controllers.Cached[*corev1.Node](r.nodes, "", node); back { // the node was created between the two lookups
-		r.missing.end(node)
-		return 0, controllers.Race("node %s has come back", node)
+		r.missing.removeAbsence(node)
+		return 0, controllers.RaceError("node %s has come back", node)
 	}
 	if left := r.options.Quarantine - now.Sub(since); left > 0 {
 		return left, nil
@@ -243,14 +243,14 @@ func (r *reconciler) quarantine(ctx context.Context, node string) (time.Duration
 	case err != nil:
 		return 0, fmt.Errorf("reading node %s: %w", node, err)
 	}
-	r.missing.end(node)
-	return 0, controllers.Race("node %s exists, but the cache was stale", node)
+	r.missing.removeAbsence(node)
+	return 0, controllers.RaceError("node %s exists, but the cache was stale", node)
 }
 
-// remove marks a pod as failed and deletes it without a grace period, because no agent will confirm
-// that it has stopped.
-func (r *reconciler) remove(ctx context.Context, p *corev1.Pod, why Why) error {
-	if !controllers.PodEnded(p) {
+// forceDeletePod marks a pod as failed and deletes it without a grace period, because no agent will
+// confirm that it has stopped.
+func (r *reconciler) forceDeletePod(ctx context.Context, p *corev1.Pod, why Why) error {
+	if !controllers.IsPodTerminal(p) {
 		next := p.DeepCopy()
 		next.Status.Phase = corev1.PodFailed
 		if why != Unscheduled {
@@ -266,13 +266,13 @@ func (r *reconciler) remove(ctx context.Context, p *corev1.Pod, why Why) error {
 		if err != nil {
 			return fmt.Errorf("marking pod %s/%s as failed: %w", p.Namespace, p.Name, err)
 		}
-		r.pods.Wrote(next)
+		r.pods.RecordWrite(next)
 	}
-	return r.delete(ctx, p, string(why))
+	return r.deletePod(ctx, p, string(why))
 }
 
-func (r *reconciler) delete(ctx context.Context, p *corev1.Pod, why string) error {
-	o := controllers.ByUID(p)
+func (r *reconciler) deletePod(ctx context.Context, p *corev1.Pod, why string) error {
+	o := controllers.DeleteOnlyUID(p)
 	now := int64(0)
 	o.GracePeriodSeconds = &now
 	if err := client.Delete[*corev1.Pod](ctx, r.term.Client, p.Namespace, p.Name, o); err != nil && !apierrors.IsNotFound(err) {
@@ -281,13 +281,13 @@ func (r *reconciler) delete(ctx context.Context, p *corev1.Pod, why string) erro
 	return nil
 }
 
-// finished deletes terminated pods beyond the limit.
-func (r *reconciler) finished(ctx context.Context) error {
+// deleteExcessTerminated deletes terminated pods beyond the limit.
+func (r *reconciler) deleteExcessTerminated(ctx context.Context) error {
 	if len(r.informer.GetIndexer().ListKeys()) <= r.options.Finished {
 		return nil
 	}
 	surplus := Surplus(r.pods.All(), r.options.Finished)
 	return controllers.InParallel(ctx, len(surplus), func(ctx context.Context, i int) error {
-		return r.delete(ctx, surplus[i], "finished")
+		return r.deletePod(ctx, surplus[i], "finished")
 	})
 }

@@ -24,7 +24,7 @@ import (
 func New(d controllers.Deps) *controllers.Controller {
 	groups := client.Informer[*schedulingv1beta1.PodGroup](d.Informers)
 	pods := client.Informer[*corev1.Pod](d.Informers)
-	controllers.Index(pods, controllers.PodGroupIndex, controllers.PodGroups)
+	controllers.Index(pods, controllers.PodGroupIndex, controllers.PodGroupKeys)
 	return &controllers.Controller{
 		Name:    "podgroup-protection-controller",
 		Workers: 2,
@@ -40,18 +40,18 @@ func New(d controllers.Deps) *controllers.Controller {
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
 			r := &reconciler{term: t, groups: groups, pods: pods}
-			return r.reconcile
+			return r.reconcilePodGroup
 		},
 	}
 }
 
 // ofPod maps a pod that ended to its group if the group is being deleted.
 func ofPod(groups cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) []controllers.Key {
-	if c.Type != controllers.Deleted && !controllers.PodEnded(c.New) {
+	if c.Type != controllers.Deleted && !controllers.IsPodTerminal(c.New) {
 		return nil
 	}
 	var keys []controllers.Key
-	for _, name := range controllers.PodGroups(c.New) {
+	for _, name := range controllers.PodGroupKeys(c.New) {
 		_, name, _ = strings.Cut(name, "/")
 		if g, ok := controllers.Cached[*schedulingv1beta1.PodGroup](groups, c.New.Namespace, name); ok && g.DeletionTimestamp != nil {
 			keys = append(keys, controllers.Key{Namespace: g.Namespace, Name: g.Name})
@@ -66,7 +66,7 @@ type reconciler struct {
 	groups, pods cache.SharedIndexInformer
 }
 
-func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcilePodGroup(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	g, ok := controllers.Cached[*schedulingv1beta1.PodGroup](r.groups, key.Namespace, key.Name)
 	if !ok {
 		return 0, nil
@@ -75,7 +75,7 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	if err != nil {
 		return 0, err
 	}
-	return 0, controllers.Protect(ctx, r.term.Client, g, kinds.PodGroupProtection, inUse)
+	return 0, controllers.UpdateFinalizer(ctx, r.term.Client, g, kinds.PodGroupProtection, inUse)
 }
 
 // inUse reports whether a pod still needs a group that is being deleted. Before it returns false it
@@ -86,7 +86,7 @@ func (r *reconciler) inUse(ctx context.Context, g *schedulingv1beta1.PodGroup) (
 	}
 	name := g.Namespace + "/" + g.Name
 	of := func(p *corev1.Pod) bool {
-		return !controllers.PodEnded(p) && slices.Contains(controllers.PodGroups(p), name)
+		return !controllers.IsPodTerminal(p) && slices.Contains(controllers.PodGroupKeys(p), name)
 	}
 	if slices.ContainsFunc(controllers.CachedBy[*corev1.Pod](r.pods, controllers.PodGroupIndex, name), of) {
 		return true, nil

@@ -53,7 +53,7 @@ type Verdict struct {
 type Trial interface {
 	// Weigh returns where the scheduler would place the pod if it were pending.
 	Weigh(ctx context.Context, pod *corev1.Pod) (Verdict, error)
-	// Harms returns the name of a pod whose rules the move would break, or "".
+	// Harms returns the name of a pod with rules that the move would break, or "".
 	Harms(ctx context.Context, pod *corev1.Pod, to string) (string, error)
 }
 
@@ -118,16 +118,16 @@ func Choose(ctx context.Context, t Trial, list []Workload, s Surroundings) (*Mov
 	slices.SortStableFunc(found, func(a, b rated) int { return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(b.gain, a.gain)) })
 	for i := range found {
 		m := &found[i].move
-		if harms, err := harmful(ctx, t, m.Pod, found[i].best); err != nil || !harms {
+		if harms, err := wouldHarm(ctx, t, m.Pod, found[i].best); err != nil || !harms {
 			return m, err
 		}
 	}
 	return nil, nil
 }
 
-// harmful reports whether the move would break another pod's rules on one of the nodes that the
+// wouldHarm reports whether the move would break another pod's rules on one of the nodes that the
 // scheduler may choose.
-func harmful(ctx context.Context, t Trial, p *corev1.Pod, nodes []string) (bool, error) {
+func wouldHarm(ctx context.Context, t Trial, p *corev1.Pod, nodes []string) (bool, error) {
 	for _, node := range nodes {
 		if harmed, err := t.Harms(ctx, p, node); err != nil || harmed != "" {
 			return true, err
@@ -140,7 +140,7 @@ func harmful(ctx context.Context, t Trial, p *corev1.Pod, nodes []string) (bool,
 func Unmovable(p *corev1.Pod, s Surroundings) string {
 	ready := controllers.PodCondition(p, corev1.PodReady)
 	switch {
-	case p.Spec.NodeName == "" || p.DeletionTimestamp != nil || controllers.PodEnded(p):
+	case p.Spec.NodeName == "" || p.DeletionTimestamp != nil || controllers.IsPodTerminal(p):
 		return "it does not run"
 	case ready == nil || ready.Status != corev1.ConditionTrue:
 		return "it is not ready"
@@ -162,11 +162,11 @@ func Unmovable(p *corev1.Pod, s Surroundings) string {
 			return "volume " + v.Name + " holds data that would stay behind"
 		}
 	}
-	return unaffordable(p, s.Budgets)
+	return blockingBudget(p, s.Budgets)
 }
 
-// unaffordable returns which PodDisruptionBudget prevents the move, or "".
-func unaffordable(p *corev1.Pod, budgets []*policyv1.PodDisruptionBudget) string {
+// blockingBudget returns which PodDisruptionBudget prevents the move, or "".
+func blockingBudget(p *corev1.Pod, budgets []*policyv1.PodDisruptionBudget) string {
 	covering := 0
 	for _, b := range budgets {
 		sel, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
@@ -206,7 +206,7 @@ func Judge(w Workload, p *corev1.Pod, v Verdict, zone func(string) string) (to, 
 	}
 	even := false // the spread stays equal on at least one of the nodes
 	for _, node := range v.Best {
-		switch crowd(w.Pods, here, node, zone) {
+		switch compareSpread(w.Pods, here, node, zone) {
 		case 1:
 			return "", "", 0
 		case 0:
@@ -222,9 +222,9 @@ func Judge(w Workload, p *corev1.Pod, v Verdict, zone func(string) string) (to, 
 	return "", "", 0
 }
 
-// crowd returns whether a move makes the spread of a workload's pods more even (-1), equal (0) or
-// less even (1). It compares zones first, then nodes.
-func crowd(pods []*corev1.Pod, from, to string, zone func(string) string) int {
+// compareSpread returns whether a move makes the spread of a workload's pods more even (-1), equal
+// (0) or less even (1). It compares zones first, then nodes.
+func compareSpread(pods []*corev1.Pod, from, to string, zone func(string) string) int {
 	level := func(of func(string) string) int {
 		a, b := of(from), of(to)
 		if a == b {

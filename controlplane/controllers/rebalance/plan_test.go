@@ -187,7 +187,7 @@ func TestChoose(t *testing.T) {
 	}
 	seen := map[string]bool{}
 	for turn := range 3 {
-		for _, p := range turned(many.Pods, turn*MostWeighed)[:MostWeighed] {
+		for _, p := range rotatePods(many.Pods, turn*MostWeighed)[:MostWeighed] {
 			seen[p.Name] = true
 		}
 	}

@@ -26,7 +26,7 @@ import (
 const DefaultInterval = time.Minute
 
 // patience is a number of intervals: how long the cluster waits for the replacement of an evicted
-// pod, and how long a pod whose eviction was refused is left alone.
+// pod, and how long a pod is left alone after its eviction was refused.
 const patience = 10
 
 // Options configures the controller.
@@ -37,7 +37,7 @@ type Options struct {
 	Interval time.Duration
 }
 
-// workload is a kind whose pods may be moved.
+// workload is a kind with pods that may be moved.
 type workload struct {
 	kind     string
 	informer cache.SharedIndexInformer
@@ -52,8 +52,9 @@ func workloadOf[T api.Object](d controllers.Deps, kind string) workload {
 		}}
 }
 
-// asks reports whether pods of the workload may be moved. ReplicaSets of Deployments are excluded.
-func asks(o api.Object) bool {
+// isRebalanceEnabled reports whether pods of the workload may be moved. ReplicaSets of Deployments
+// are excluded.
+func isRebalanceEnabled(o api.Object) bool {
 	if o.GetAnnotations()[api.RebalanceAnnotation] != "true" || o.GetDeletionTimestamp() != nil {
 		return false
 	}
@@ -86,11 +87,11 @@ func New(d controllers.Deps, o Options) *controllers.Controller {
 			{APIGroups: []string{"policy"}, Resources: []string{"poddisruptionbudgets"}, Verbs: read},
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
-		Lead: r.lead,
+		Lead: r.leadRebalancing,
 	}
 	for _, w := range r.kinds {
 		c.Watches = append(c.Watches, controllers.OnInformer(w.informer, func(c controllers.Change[api.Object]) []controllers.Key {
-			if c.Type == controllers.Deleted || !asks(c.New) || c.Type == controllers.Updated && asks(c.Old) {
+			if c.Type == controllers.Deleted || !isRebalanceEnabled(c.New) || c.Type == controllers.Updated && isRebalanceEnabled(c.Old) {
 				return nil // workloads that already requested it are evaluated at every interval
 			}
 			return []controllers.Key{all}
@@ -110,14 +111,14 @@ type round struct {
 	*rebalancing
 	term *controllers.Term
 	last time.Time               // time of the last eviction
-	skip map[types.UID]time.Time // pods whose eviction was refused
+	skip map[types.UID]time.Time // pods after a refused eviction
 	from string                  // ID of the workload after which the next round starts
 	turn int                     // number of rounds; it selects which pods of a large workload are evaluated
 }
 
-func (r *rebalancing) lead(t *controllers.Term) controllers.Reconcile {
+func (r *rebalancing) leadRebalancing(t *controllers.Term) controllers.Reconcile {
 	one := &round{rebalancing: r, term: t, skip: map[types.UID]time.Time{}}
-	return func(ctx context.Context, _ controllers.Key) (time.Duration, error) { return one.reconcile(ctx) }
+	return func(ctx context.Context, _ controllers.Key) (time.Duration, error) { return one.reconcileRound(ctx) }
 }
 
 // asking is a workload that requests rebalancing.
@@ -128,34 +129,36 @@ type asking struct {
 	moved  time.Time     // when a pod of it was last chosen
 }
 
-func (a asking) id() string { return a.kind + "/" + a.object.GetNamespace() + "/" + a.object.GetName() }
+func (a asking) workloadID() string {
+	return a.kind + "/" + a.object.GetNamespace() + "/" + a.object.GetName()
+}
 
-func (r *round) reconcile(ctx context.Context) (time.Duration, error) {
-	list := r.asking()
+func (r *round) reconcileRound(ctx context.Context) (time.Duration, error) {
+	list := r.eligibleWorkloads()
 	if len(list) == 0 {
 		return 0, nil
 	}
 	now, interval := r.term.Now(), r.options.Interval
-	if wait := r.wait(list, now); wait > 0 {
+	if wait := r.restTime(list, now); wait > 0 {
 		return wait, nil
 	}
-	move, err := r.choose(ctx, list, now)
+	move, err := r.chooseMove(ctx, list, now)
 	if err != nil {
 		return 0, fmt.Errorf("choosing a pod to move: %w", err)
 	}
 	if move == nil {
 		return interval, nil
 	}
-	return interval, r.move(ctx, *move)
+	return interval, r.performMove(ctx, *move)
 }
 
-// asking returns the workloads that request rebalancing, starting after the last evaluated
-// workload.
-func (r *round) asking() []asking {
+// eligibleWorkloads returns the workloads that request rebalancing, starting after the last
+// evaluated workload.
+func (r *round) eligibleWorkloads() []asking {
 	var out []asking
 	for _, w := range r.kinds {
 		for _, o := range controllers.CachedAll[api.Object](w.informer) {
-			if !asks(o) {
+			if !isRebalanceEnabled(o) {
 				continue
 			}
 			at, err := time.Parse(time.RFC3339, o.GetAnnotations()[api.RebalancedAnnotation])
@@ -165,9 +168,9 @@ func (r *round) asking() []asking {
 			out = append(out, asking{w, o, r.podsOf(o), at})
 		}
 	}
-	slices.SortFunc(out, func(a, b asking) int { return cmp.Compare(a.id(), b.id()) })
+	slices.SortFunc(out, func(a, b asking) int { return cmp.Compare(a.workloadID(), b.workloadID()) })
 	i, _ := slices.BinarySearchFunc(out, r.from, func(a asking, id string) int {
-		return cmp.Or(cmp.Compare(a.id(), id), -1) // after the workload itself
+		return cmp.Or(cmp.Compare(a.workloadID(), id), -1) // after the workload itself
 	})
 	return append(out[i:len(out):len(out)], out[:i]...)
 }
@@ -185,7 +188,7 @@ func (r *round) podsOf(o api.Object) (out []*corev1.Pod) {
 	}
 	for _, uid := range owners {
 		for _, p := range controllers.CachedBy[*corev1.Pod](r.pods, controllers.ControllerIndex, string(uid)) {
-			if !controllers.PodEnded(p) {
+			if !controllers.IsPodTerminal(p) {
 				out = append(out, p)
 			}
 		}
@@ -194,9 +197,9 @@ func (r *round) podsOf(o api.Object) (out []*corev1.Pod) {
 	return out
 }
 
-// wait returns how long to wait: one interval since the last eviction of any leader, and until the
-// evicted pod has a replacement, but at most patience intervals.
-func (r *round) wait(list []asking, now time.Time) time.Duration {
+// restTime returns how long to wait: one interval since the last eviction of any leader, and until
+// the evicted pod has a replacement, but at most patience intervals.
+func (r *round) restTime(list []asking, now time.Time) time.Duration {
 	last := slices.MaxFunc(list, func(a, b asking) int { return a.moved.Compare(b.moved) })
 	interval, since := r.options.Interval, r.last
 	if last.moved.After(since) && !last.moved.After(now) {
@@ -211,15 +214,15 @@ func (r *round) wait(list []asking, now time.Time) time.Duration {
 	return 0
 }
 
-// choose evaluates the pods of the workloads that can spare one.
-func (r *round) choose(ctx context.Context, list []asking, now time.Time) (*Move, error) {
+// chooseMove evaluates the pods of the workloads that can spare one.
+func (r *round) chooseMove(ctx context.Context, list []asking, now time.Time) (*Move, error) {
 	for uid, until := range r.skip {
 		if !until.After(now) {
 			delete(r.skip, uid)
 		}
 	}
 	s := Surroundings{Now: now, Interval: r.options.Interval, Skip: r.skip,
-		Budgets: controllers.CachedAll[*policyv1.PodDisruptionBudget](r.budgets), Zone: r.zone}
+		Budgets: controllers.CachedAll[*policyv1.PodDisruptionBudget](r.budgets), Zone: r.nodeZone}
 	r.turn++
 	var able []Workload
 	pods := 0
@@ -227,9 +230,9 @@ func (r *round) choose(ctx context.Context, list []asking, now time.Time) (*Move
 		if Unsettled(a.object, a.pods) != "" || !slices.ContainsFunc(a.pods, func(p *corev1.Pod) bool { return Unmovable(p, s) == "" }) {
 			continue
 		}
-		able = append(able, Workload{a.kind, a.object, turned(a.pods, r.turn*MostWeighed)})
+		able = append(able, Workload{a.kind, a.object, rotatePods(a.pods, r.turn*MostWeighed)})
 		if pods += len(a.pods); pods >= MostWeighed {
-			r.from = a.id()
+			r.from = a.workloadID()
 			break
 		}
 	}
@@ -243,8 +246,8 @@ func (r *round) choose(ctx context.Context, list []asking, now time.Time) (*Move
 	return Choose(ctx, t, able, s)
 }
 
-// turned returns a list that starts at another element.
-func turned(pods []*corev1.Pod, by int) []*corev1.Pod {
+// rotatePods returns a list that starts at another element.
+func rotatePods(pods []*corev1.Pod, by int) []*corev1.Pod {
 	if len(pods) <= MostWeighed {
 		return pods
 	}
@@ -252,17 +255,17 @@ func turned(pods []*corev1.Pod, by int) []*corev1.Pod {
 	return slices.Concat(pods[by:], pods[:by])
 }
 
-func (r *round) zone(node string) string {
+func (r *round) nodeZone(node string) string {
 	if n, ok := controllers.Cached[*corev1.Node](r.nodes, "", node); ok {
 		return n.Labels[corev1.LabelTopologyZone]
 	}
 	return ""
 }
 
-// move records the move in the workload's annotation and then evicts the pod. A new leader
+// performMove records the move in the workload's annotation and then evicts the pod. A new leader
 // therefore keeps the interval. A crash between the two writes delays the next move by one
 // interval.
-func (r *round) move(ctx context.Context, m Move) error {
+func (r *round) performMove(ctx context.Context, m Move) error {
 	o := m.Workload.Object
 	i := slices.IndexFunc(r.kinds, func(w workload) bool { return w.kind == m.Workload.Kind })
 	now := r.term.Now()
@@ -274,12 +277,12 @@ func (r *round) move(ctx context.Context, m Move) error {
 	}
 	if err := r.kinds[i].patch(ctx, r.term.Client, o.GetNamespace(), o.GetName(), note); err != nil {
 		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-			return controllers.Race("%s %s: %w", m.Workload.Kind, o.GetName(), err)
+			return controllers.RaceError("%s %s: %w", m.Workload.Kind, o.GetName(), err)
 		}
 		return fmt.Errorf("recording the move of a pod in %s %s/%s: %w", m.Workload.Kind, o.GetNamespace(), o.GetName(), err)
 	}
 	p := m.Pod
-	by := controllers.ByUID(p)
+	by := controllers.DeleteOnlyUID(p)
 	_, err = client.Sub[*corev1.Pod](ctx, r.term.Client, p.Namespace, p.Name, "eviction",
 		&policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}, DeleteOptions: &by})
 	switch {

@@ -15,7 +15,7 @@ import (
 // cannot spare a pod. It returns "" if a pod may be evicted. pods are all pods of the workload,
 // including terminating pods.
 func Unsettled(o api.Object, pods []*corev1.Pod) string {
-	want, behind, keeps := wanted(o)
+	want, behind, keeps := workloadDemand(o)
 	switch {
 	case o.GetDeletionTimestamp() != nil || want == 0:
 		return "it has no pods to move"
@@ -29,7 +29,7 @@ func Unsettled(o api.Object, pods []*corev1.Pod) string {
 		switch {
 		case p.DeletionTimestamp != nil:
 			return fmt.Sprintf("pod %s is still going", p.Name)
-		case controllers.PodReady(p):
+		case controllers.IsPodReady(p):
 			ready++
 		}
 	}
@@ -39,9 +39,9 @@ func Unsettled(o api.Object, pods []*corev1.Pod) string {
 	return ""
 }
 
-// wanted returns how many pods a workload requests, whether its status is behind its spec, and why
-// it cannot spare a pod, or "".
-func wanted(o api.Object) (want int, behind bool, keeps string) {
+// workloadDemand returns how many pods a workload requests, whether its status is behind its spec,
+// and why it cannot spare a pod, or "".
+func workloadDemand(o api.Object) (want int, behind bool, keeps string) {
 	number := func(n *int32) int {
 		if n == nil {
 			return 1

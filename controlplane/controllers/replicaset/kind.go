@@ -11,8 +11,8 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// kind describes a kind whose objects manage a number of pods. Decisions about its objects are made
-// on their ReplicaSet form.
+// kind describes a kind with objects that manage a number of pods. Decisions about its objects are
+// made on their ReplicaSet form.
 type kind[T api.Object] struct {
 	gvk        schema.GroupVersionKind
 	resource   string
@@ -25,7 +25,7 @@ type kind[T api.Object] struct {
 	terminating bool // its status has terminatingReplicas
 }
 
-func (k kind[T]) ref(o T) metav1.OwnerReference { return *metav1.NewControllerRef(o, k.gvk) }
+func (k kind[T]) controllerRef(o T) metav1.OwnerReference { return *metav1.NewControllerRef(o, k.gvk) }
 
 var replicaSets = kind[*appsv1.ReplicaSet]{
 	gvk: appsv1.SchemeGroupVersion.WithKind("ReplicaSet"), resource: "replicasets",

@@ -29,7 +29,7 @@ func PlanScaling(rs *appsv1.ReplicaSet, active []*corev1.Pod, related map[string
 	if rs.DeletionTimestamp != nil {
 		return Scaling{}
 	}
-	diff := len(active) - int(replicas(rs))
+	diff := len(active) - int(replicasOrDefault(rs))
 	switch {
 	case diff < 0:
 		return Scaling{Create: -diff}
@@ -39,7 +39,7 @@ func PlanScaling(rs *appsv1.ReplicaSet, active []*corev1.Pod, related map[string
 	return Scaling{}
 }
 
-func replicas(rs *appsv1.ReplicaSet) int32 {
+func replicasOrDefault(rs *appsv1.ReplicaSet) int32 {
 	if rs.Spec.Replicas == nil {
 		return 1
 	}
@@ -72,20 +72,20 @@ func rankForDeletion(pods []*corev1.Pod, related map[string]int, now time.Time) 
 		return cmp.Or(
 			controllers.TrueFirst(a.Spec.NodeName == "", b.Spec.NodeName == ""),
 			cmp.Compare(phaseRank[a.Status.Phase], phaseRank[b.Status.Phase]),
-			controllers.TrueFirst(!controllers.PodReady(a), !controllers.PodReady(b)),
+			controllers.TrueFirst(!controllers.IsPodReady(a), !controllers.IsPodReady(b)),
 			cmp.Compare(deletionCost(a), deletionCost(b)),
 			cmp.Compare(related[b.Spec.NodeName], related[a.Spec.NodeName]),
-			cmp.Compare(magnitude(now.Sub(readySince(a, now))), magnitude(now.Sub(readySince(b, now)))),
-			cmp.Compare(restarts(b), restarts(a)),
-			cmp.Compare(magnitude(now.Sub(a.CreationTimestamp.Time)), magnitude(now.Sub(b.CreationTimestamp.Time))),
+			cmp.Compare(ageMagnitude(now.Sub(readySince(a, now))), ageMagnitude(now.Sub(readySince(b, now)))),
+			cmp.Compare(maxRestarts(b), maxRestarts(a)),
+			cmp.Compare(ageMagnitude(now.Sub(a.CreationTimestamp.Time)), ageMagnitude(now.Sub(b.CreationTimestamp.Time))),
 			cmp.Compare(a.UID, b.UID),
 		)
 	})
 	return pods
 }
 
-// magnitude returns the binary logarithm of an age in seconds.
-func magnitude(d time.Duration) int {
+// ageMagnitude returns the binary logarithm of an age in seconds.
+func ageMagnitude(d time.Duration) int {
 	n := 0
 	for s := int64(d / time.Second); s > 0; s >>= 1 {
 		n++
@@ -100,7 +100,7 @@ func readySince(p *corev1.Pod, now time.Time) time.Time {
 	return now
 }
 
-func restarts(p *corev1.Pod) int32 {
+func maxRestarts(p *corev1.Pod) int32 {
 	var n int32
 	for _, c := range p.Status.ContainerStatuses {
 		n = max(n, c.RestartCount)
@@ -120,11 +120,11 @@ func Status(rs *appsv1.ReplicaSet, active []*corev1.Pod, going int32, failure er
 		if template.Matches(labels.Set(p.Labels)) {
 			s.FullyLabeledReplicas++
 		}
-		if !controllers.PodReady(p) {
+		if !controllers.IsPodReady(p) {
 			continue
 		}
 		s.ReadyReplicas++
-		ok, wait := controllers.PodAvailable(p, rs.Spec.MinReadySeconds, now)
+		ok, wait := controllers.IsPodAvailable(p, rs.Spec.MinReadySeconds, now)
 		if ok {
 			s.AvailableReplicas++
 		} else if wait > 0 && (again == 0 || wait < again) {
@@ -154,7 +154,7 @@ func failureCondition(rs *appsv1.ReplicaSet, active int, failure error, now time
 		return append(out, *have)
 	}
 	reason := "FailedCreate"
-	if active > int(replicas(rs)) {
+	if active > int(replicasOrDefault(rs)) {
 		reason = "FailedDelete"
 	}
 	return append(out, appsv1.ReplicaSetCondition{

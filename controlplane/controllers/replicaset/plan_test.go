@@ -110,7 +110,7 @@ func TestDeletionOrder(t *testing.T) {
 // F70
 func TestNewPod(t *testing.T) {
 	rs := set(1)
-	p := controllers.PodFrom(rs, replicaSets.ref(rs), &rs.Spec.Template)
+	p := controllers.PodFrom(rs, replicaSets.controllerRef(rs), &rs.Spec.Template)
 	ref := metav1.GetControllerOf(p)
 	if p.GenerateName != "web-1-" || p.Labels["app"] != "web" || p.Annotations["a"] != "b" || p.Annotations[api.TraceParentAnnotation] != "trace" {
 		t.Errorf("pod %+v", p.ObjectMeta)

@@ -45,7 +45,7 @@ func newController[T api.Object](d controllers.Deps, k kind[T]) *controllers.Con
 		Lead: func(t *controllers.Term) controllers.Reconcile {
 			r := &reconciler[T]{kind: k, term: t, sets: controllers.ViewOf[T](t, sets), pods: controllers.OwnedPodsOf(t, pods)}
 			r.status = controllers.NewStatusWriter(t, r.sets, k.word)
-			return r.reconcile
+			return r.reconcileReplicaSet
 		},
 	}
 }
@@ -61,7 +61,7 @@ type reconciler[T api.Object] struct {
 	status  *controllers.StatusWriter[T]
 }
 
-func (r *reconciler[T]) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler[T]) reconcileReplicaSet(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	owner, ok := r.sets.Get(key.Namespace, key.Name)
 	if !ok {
 		r.refused.Forget(key)
@@ -72,28 +72,28 @@ func (r *reconciler[T]) reconcile(ctx context.Context, key controllers.Key) (tim
 		return 0, nil
 	}
 	rs := r.kind.set(owner)
-	claims := controllers.SortClaims(owner, selector, r.pods.Candidates(owner))
+	claims := controllers.SortByOwnership(owner, selector, r.pods.Candidates(owner))
 	// Terminal and terminating pods are neither adopted nor released.
-	isInactive := func(p *corev1.Pod) bool { return controllers.PodEnded(p) || p.DeletionTimestamp != nil }
+	isInactive := func(p *corev1.Pod) bool { return controllers.IsPodTerminal(p) || p.DeletionTimestamp != nil }
 	claims.Adopt, claims.Release = slices.DeleteFunc(claims.Adopt, isInactive), slices.DeleteFunc(claims.Release, isInactive)
-	owned, err := controllers.Claim[T](ctx, r.term.Client, r.pods.View, owner, r.kind.ref(owner), claims)
+	owned, err := controllers.ApplyOwnership[T](ctx, r.term.Client, r.pods.View, owner, r.kind.controllerRef(owner), claims)
 	if err != nil {
 		return 0, err
 	}
 	active := r.pods.Active(owned)
 	var related map[string]int
-	if len(active) > int(replicas(rs)) {
-		related = r.related(owner)
+	if len(active) > int(replicasOrDefault(rs)) {
+		related = r.countRelatedPods(owner)
 	}
 	plan := PlanScaling(rs, active, related, r.term.Now())
 	refusals := controllers.CountRefusals(owned, r.term.Now())
 	wanted := plan.Create
 	var refusal error
 	if wanted > 0 {
-		refusal = r.refused.Tell(r.term, owner, key, refusals)
+		refusal = r.refused.Report(r.term, owner, key, refusals)
 	}
-	plan.Create = refusals.Allow(plan.Create)
-	more, failure := r.scale(ctx, owner, plan, len(active))
+	plan.Create = refusals.AllowedCreations(plan.Create)
+	more, failure := r.performScaling(ctx, owner, plan, len(active))
 	again, err := r.writeStatus(ctx, owner, cmp.Or(failure, refusal))
 	switch {
 	case more:
@@ -104,8 +104,9 @@ func (r *reconciler[T]) reconcile(ctx context.Context, key controllers.Key) (tim
 	return again, errors.Join(failure, err)
 }
 
-// related returns the number of active pods per node over all sets with the same controller.
-func (r *reconciler[T]) related(owner T) map[string]int {
+// countRelatedPods returns the number of active pods per node over all sets with the same
+// controller.
+func (r *reconciler[T]) countRelatedPods(owner T) map[string]int {
 	uids := []string{string(owner.GetUID())}
 	if ref := metav1.GetControllerOfNoCopy(owner); ref != nil {
 		uids = uids[:0]
@@ -127,9 +128,9 @@ const (
 	goOn       = time.Millisecond
 )
 
-// scale performs a plan that was computed for a number of active pods. It reads the wanted number
-// again before every batch. more reports that it was interrupted.
-func (r *reconciler[T]) scale(ctx context.Context, owner T, plan Scaling, active int) (more bool, err error) {
+// performScaling performs a plan that was computed for a number of active pods. It reads the wanted
+// number again before every batch. more reports that it was interrupted.
+func (r *reconciler[T]) performScaling(ctx context.Context, owner T, plan Scaling, active int) (more bool, err error) {
 	began := r.term.Now()
 	wanted := func() int {
 		now, ok := r.sets.Get(owner.GetNamespace(), owner.GetName())
@@ -140,17 +141,17 @@ func (r *reconciler[T]) scale(ctx context.Context, owner T, plan Scaling, active
 			more = true
 			return active
 		}
-		return int(replicas(r.kind.set(now)))
+		return int(replicasOrDefault(r.kind.set(now)))
 	}
 	if plan.Create > 0 {
 		template := &r.kind.set(owner).Spec.Template
 		_, err := controllers.SlowStart(ctx, func() int { return min(plan.Create, wanted()-active) },
 			func(ctx context.Context, i int) error {
-				pod := controllers.PodFrom(owner, r.kind.ref(owner), template)
+				pod := controllers.PodFrom(owner, r.kind.controllerRef(owner), template)
 				_, err := r.pods.Create(ctx, owner, pod, i < controllers.MaxEvents)
 				return err
 			})
-		if controllers.NamespaceEnds(err) {
+		if controllers.IsNamespaceTerminating(err) {
 			return false, nil // no pod can be created in a terminating namespace
 		}
 		return more, err
@@ -162,10 +163,10 @@ func (r *reconciler[T]) scale(ctx context.Context, owner T, plan Scaling, active
 	return more, err
 }
 
-// terminating returns how many of the pods are terminating and not terminal.
-func (r *reconciler[T]) terminating(pods []*corev1.Pod) (n int32) {
+// countTerminating returns how many of the pods are terminating and not terminal.
+func (r *reconciler[T]) countTerminating(pods []*corev1.Pod) (n int32) {
 	for _, p := range pods {
-		if r.pods.Going(p) && !controllers.PodEnded(p) {
+		if r.pods.IsDeleting(p) && !controllers.IsPodTerminal(p) {
 			n++
 		}
 	}
@@ -176,7 +177,7 @@ func (r *reconciler[T]) terminating(pods []*corev1.Pod) (n int32) {
 func (r *reconciler[T]) writeStatus(ctx context.Context, owner T, failure error) (time.Duration, error) {
 	rs := r.kind.set(owner)
 	owned := r.pods.By(controllers.ControllerIndex, string(owner.GetUID()))
-	status, again := Status(rs, r.pods.Active(owned), r.terminating(owned), failure, r.term.Now())
+	status, again := Status(rs, r.pods.Active(owned), r.countTerminating(owned), failure, r.term.Now())
 	if !r.kind.terminating {
 		status.TerminatingReplicas = nil
 	}

@@ -53,7 +53,7 @@ type Cluster struct {
 // PlanPod computes the next writes for a pod.
 func PlanPod(p *corev1.Pod, c Cluster) PodPlan {
 	var plan PodPlan
-	if p.DeletionTimestamp != nil || controllers.PodEnded(p) {
+	if p.DeletionTimestamp != nil || controllers.IsPodTerminal(p) {
 		return plan
 	}
 	var statuses []corev1.PodResourceClaimStatus
@@ -80,7 +80,7 @@ func PlanPod(p *corev1.Pod, c Cluster) PodPlan {
 		return plan
 	}
 	if p.Spec.NodeName != "" {
-		plan.Reserve = c.unreserved(p)
+		plan.Reserve = c.unreservedClaims(p)
 	}
 	return plan
 }
@@ -145,8 +145,8 @@ func claimFor(p *corev1.Pod, entry, name string, t *resourcev1.ResourceClaimTemp
 	return c
 }
 
-// unreserved returns the claims of a pod that are allocated but not reserved for it.
-func (c Cluster) unreserved(p *corev1.Pod) []*resourcev1.ResourceClaim {
+// unreservedClaims returns the claims of a pod that are allocated but not reserved for it.
+func (c Cluster) unreservedClaims(p *corev1.Pod) []*resourcev1.ResourceClaim {
 	var out []*resourcev1.ResourceClaim
 	for name, own := range resourceclaim.PodClaims(p) {
 		claim, ok := c.Claim(name)
@@ -177,7 +177,7 @@ func JudgeUser(p *corev1.Pod, uid string) User {
 	switch {
 	case p == nil || string(p.UID) != uid:
 		return UserGone
-	case controllers.PodEnded(p), p.DeletionTimestamp != nil && p.Spec.NodeName == "":
+	case controllers.IsPodTerminal(p), p.DeletionTimestamp != nil && p.Spec.NodeName == "":
 		return UserDone
 	}
 	return UserThere

@@ -97,7 +97,7 @@ func New(d controllers.Deps) *controllers.Controller {
 		Lead: func(t *controllers.Term) controllers.Reconcile {
 			r := &reconciler{term: t, podCache: pods, templates: templates,
 				pods: controllers.ViewOf[*corev1.Pod](t, pods), claims: controllers.ViewOf[*resourcev1.ResourceClaim](t, claims)}
-			return r.reconcile
+			return r.reconcileKey
 		},
 	}
 }
@@ -128,26 +128,26 @@ type reconciler struct {
 	claims    *controllers.View[*resourcev1.ResourceClaim]
 }
 
-func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcileKey(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	if key.Kind == podKey {
 		p, ok := r.pods.Get(key.Namespace, key.Name)
 		if !ok {
 			return 0, nil
 		}
-		return 0, r.pod(ctx, p)
+		return 0, r.reconcilePod(ctx, p)
 	}
 	for {
 		c, ok := r.claims.Get(key.Namespace, key.Name)
 		if !ok {
 			return 0, nil
 		}
-		if again, err := r.claim(ctx, c); !again || err != nil {
+		if again, err := r.reconcileClaim(ctx, c); !again || err != nil {
 			return 0, err
 		}
 	}
 }
 
-func (r *reconciler) cluster(namespace string) Cluster {
+func (r *reconciler) clusterState(namespace string) Cluster {
 	return Cluster{
 		Claim: func(name string) (*resourcev1.ResourceClaim, bool) { return r.claims.Get(namespace, name) },
 		Template: func(name string) (*resourcev1.ResourceClaimTemplate, bool) {
@@ -156,15 +156,15 @@ func (r *reconciler) cluster(namespace string) Cluster {
 	}
 }
 
-// pod creates missing claims of a pod, and then writes their names to the pod's status.
-func (r *reconciler) pod(ctx context.Context, p *corev1.Pod) error {
-	cluster := r.cluster(p.Namespace)
+// reconcilePod creates missing claims of a pod, and then writes their names to the pod's status.
+func (r *reconciler) reconcilePod(ctx context.Context, p *corev1.Pod) error {
+	cluster := r.clusterState(p.Namespace)
 	plan := PlanPod(p, cluster)
 	for _, t := range plan.Troubles { // creating the claim or the template queues the pod again
 		r.term.Events.Eventf(p, corev1.EventTypeWarning, "FailedResourceClaimCreation", "PodResourceClaim %s: %s", t.Entry, t.Why)
 	}
 	for _, m := range plan.Missing {
-		if err := r.make(ctx, p, m); err != nil {
+		if err := r.createClaim(ctx, p, m); err != nil {
 			return err
 		}
 	}
@@ -179,45 +179,45 @@ func (r *reconciler) pod(ctx context.Context, p *corev1.Pod) error {
 		case apierrors.IsNotFound(err):
 			return nil
 		case apierrors.IsConflict(err):
-			return controllers.Race("naming the claims of pod %s/%s: %w", p.Namespace, p.Name, err)
+			return controllers.RaceError("naming the claims of pod %s/%s: %w", p.Namespace, p.Name, err)
 		case err != nil:
 			return fmt.Errorf("naming the claims of pod %s/%s: %w", p.Namespace, p.Name, err)
 		}
-		r.pods.Wrote(stored)
+		r.pods.RecordWrite(stored)
 		plan = PlanPod(stored, cluster)
 	}
 	for _, c := range plan.Reserve {
 		next := c.DeepCopy()
 		next.Status.ReservedFor = append(next.Status.ReservedFor,
 			resourcev1.ResourceClaimConsumerReference{Resource: "pods", Name: p.Name, UID: p.UID})
-		if err := r.write(ctx, next); err != nil {
+		if err := r.writeClaimStatus(ctx, next); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (r *reconciler) make(ctx context.Context, p *corev1.Pod, m Missing) error {
+func (r *reconciler) createClaim(ctx context.Context, p *corev1.Pod, m Missing) error {
 	made, err := client.Create(ctx, r.term.Client, m.Claim)
 	switch {
 	case apierrors.IsAlreadyExists(err): // the cache will show to which pod the claim belongs
-		return controllers.Race("claim %s/%s of pod %s: %w", m.Claim.Namespace, m.Claim.Name, p.Name, err)
+		return controllers.RaceError("claim %s/%s of pod %s: %w", m.Claim.Namespace, m.Claim.Name, p.Name, err)
 	case err != nil:
 		r.term.Events.Eventf(p, corev1.EventTypeWarning, "FailedResourceClaimCreation", "PodResourceClaim %s: %v", m.Entry, err)
 		return fmt.Errorf("creating claim %s/%s of pod %s: %w", m.Claim.Namespace, m.Claim.Name, p.Name, err)
 	}
-	r.claims.Wrote(made)
+	r.claims.RecordWrite(made)
 	return nil
 }
 
-// claim performs one step for a claim. again reports that another step may follow.
-func (r *reconciler) claim(ctx context.Context, c *resourcev1.ResourceClaim) (again bool, err error) {
-	if r.claims.Going(c) && c.DeletionTimestamp == nil {
+// reconcileClaim performs one step for a claim. again reports that another step may follow.
+func (r *reconciler) reconcileClaim(ctx context.Context, c *resourcev1.ResourceClaim) (again bool, err error) {
+	if r.claims.IsDeleting(c) && c.DeletionTimestamp == nil {
 		return false, nil
 	}
 	var failed error
 	plan := PlanClaim(c, func(name, uid string) User {
-		u, err := r.user(ctx, c.Namespace, name, uid)
+		u, err := r.resolveConsumer(ctx, c.Namespace, name, uid)
 		if err != nil {
 			failed = err
 			return UserThere
@@ -229,26 +229,26 @@ func (r *reconciler) claim(ctx context.Context, c *resourcev1.ResourceClaim) (ag
 	}
 	switch plan.Step {
 	case WriteState:
-		return true, r.write(ctx, plan.Next)
+		return true, r.writeClaimStatus(ctx, plan.Next)
 	case Unprotect:
 		stored, err := client.Update(ctx, r.term.Client, plan.Next)
-		return false, r.wrote(plan.Next, stored, err)
+		return false, r.recordResult(plan.Next, stored, err)
 	case Remove:
-		r.claims.Deleting(c)
+		r.claims.MarkDeleting(c)
 		uid := c.UID
 		err := client.Delete[*resourcev1.ResourceClaim](ctx, r.term.Client, c.Namespace, c.Name,
 			metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-			r.claims.Kept(c)
+			r.claims.UnmarkDeleting(c)
 			return false, fmt.Errorf("deleting claim %s/%s, whose pod will not run: %w", c.Namespace, c.Name, err)
 		}
 	}
 	return false, nil
 }
 
-// user returns the state of a pod. It reads a pod that is not cached from the API, because the
-// scheduler may be ahead of the cache.
-func (r *reconciler) user(ctx context.Context, namespace, name, uid string) (User, error) {
+// resolveConsumer returns the state of a pod. It reads a pod that is not cached from the API,
+// because the scheduler may be ahead of the cache.
+func (r *reconciler) resolveConsumer(ctx context.Context, namespace, name, uid string) (User, error) {
 	p, ok := controllers.Cached[*corev1.Pod](r.podCache, namespace, name)
 	if !ok || string(p.UID) != uid {
 		now, err := client.Get[*corev1.Pod](ctx, r.term.Client, namespace, name)
@@ -263,22 +263,22 @@ func (r *reconciler) user(ctx context.Context, namespace, name, uid string) (Use
 	return JudgeUser(p, uid), nil
 }
 
-// write stores a claim's status and records the result.
-func (r *reconciler) write(ctx context.Context, next *resourcev1.ResourceClaim) error {
+// writeClaimStatus stores a claim's status and records the result.
+func (r *reconciler) writeClaimStatus(ctx context.Context, next *resourcev1.ResourceClaim) error {
 	stored, err := client.UpdateStatus(ctx, r.term.Client, next)
-	return r.wrote(next, stored, err)
+	return r.recordResult(next, stored, err)
 }
 
-// wrote records the stored claim in the view. A claim that no longer exists is not an error.
-func (r *reconciler) wrote(next, stored *resourcev1.ResourceClaim, err error) error {
+// recordResult records the stored claim in the view. A claim that no longer exists is not an error.
+func (r *reconciler) recordResult(next, stored *resourcev1.ResourceClaim, err error) error {
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil
 	case apierrors.IsConflict(err):
-		return controllers.Race("updating claim %s/%s: %w", next.Namespace, next.Name, err)
+		return controllers.RaceError("updating claim %s/%s: %w", next.Namespace, next.Name, err)
 	case err != nil:
 		return fmt.Errorf("updating claim %s/%s: %w", next.Namespace, next.Name, err)
 	}
-	r.claims.Wrote(stored)
+	r.claims.RecordWrite(stored)
 	return nil
 }

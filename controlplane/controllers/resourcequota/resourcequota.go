@@ -1,7 +1,7 @@
 // Package resourcequota recounts the usage of quotas. Normally admission records each change of
 // usage in the commit of the write itself. A recount is needed for quotas that are new or have a
 // new spec. It is also needed for changes without such a write: the removal of a kind, objects that
-// cannot be read, pods whose grace period has passed, and manual changes of a quota's status.
+// cannot be read, pods beyond their grace period, and manual changes of a quota's status.
 package resourcequota
 
 import (
@@ -26,9 +26,10 @@ import (
 // later. ok is false for a resource that does not exist.
 type Objects func(of schema.GroupResource) (list []api.Object, ok bool, err error)
 
-// Plan returns the status that a quota must have, whether it differs from its status, and the delay
-// until the next recount. Terminating pods no longer count once their grace period has passed.
-func Plan(q *corev1.ResourceQuota, now time.Time, objects Objects) (
+// PlanQuota returns the status that a quota must have, whether it differs from its status, and the
+// delay until the next recount. Terminating pods no longer count once their grace period has
+// passed.
+func PlanQuota(q *corev1.ResourceQuota, now time.Time, objects Objects) (
 	status corev1.ResourceQuotaStatus, changed bool, again time.Duration, err error,
 ) {
 	used, err := quota.Count(&q.Spec, now, func(of schema.GroupResource) ([]api.Object, bool, error) {
@@ -60,13 +61,13 @@ const namespaceIndex = "keelson.namespace"
 func New(d controllers.Deps) *controllers.Controller {
 	quotas := client.Informer[*corev1.ResourceQuota](d.Informers)
 	controllers.Index(quotas, namespaceIndex, func(o api.Object) []string { return []string{o.GetNamespace()} })
-	every := client.Every(d.Informers, counted, func(cache.SharedIndexInformer) {})
+	every := client.Every(d.Informers, isCountable, func(cache.SharedIndexInformer) {})
 	return &controllers.Controller{
 		Name:    "resourcequota-controller",
 		Workers: 2,
 		Watches: []controllers.Watch{controllers.OnInformer(quotas, controllers.Self[*corev1.ResourceQuota])},
-		Every: &controllers.Every{Now: every.Now, Keys: func(k *api.Kind, c controllers.Change[api.Object]) []controllers.Key {
-			return concerned(quotas, k, c)
+		Dynamic: &controllers.DynamicWatch{Current: every.Now, Keys: func(k *api.Kind, c controllers.Change[api.Object]) []controllers.Key {
+			return affectedQuotas(quotas, k, c)
 		}},
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"get", "list", "watch"}},
@@ -74,19 +75,19 @@ func New(d controllers.Deps) *controllers.Controller {
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
 			r := &reconciler{term: t, quotas: controllers.ViewOf[*corev1.ResourceQuota](t, quotas)}
-			return r.reconcile
+			return r.reconcileQuota
 		},
 	}
 }
 
-// counted reports whether objects of a kind can be counted. Kinds whose objects expire cannot.
-func counted(k *api.Kind) bool { return k.Namespaced && !k.Virtual && k.TTL == 0 }
+// isCountable reports whether objects of a kind can be counted. Kinds with expiring objects cannot.
+func isCountable(k *api.Kind) bool { return k.Namespaced && !k.Virtual && k.TTL == 0 }
 
-// concerned returns the quotas that may need a recount after a change. Creations and updates are
-// recorded by their own commit. A deletion may have been processed by a replica that did not know
-// the quota yet.
-func concerned(quotas cache.SharedIndexInformer, k *api.Kind, c controllers.Change[api.Object]) []controllers.Key {
-	if c.Type != controllers.Deleted && !marked(c) {
+// affectedQuotas returns the quotas that may need a recount after a change. Creations and updates
+// are recorded by their own commit. A deletion may have been processed by a replica that did not
+// know the quota yet.
+func affectedQuotas(quotas cache.SharedIndexInformer, k *api.Kind, c controllers.Change[api.Object]) []controllers.Key {
+	if c.Type != controllers.Deleted && !isPodEnding(c) {
 		return nil
 	}
 	var keys []controllers.Key
@@ -98,14 +99,14 @@ func concerned(quotas cache.SharedIndexInformer, k *api.Kind, c controllers.Chan
 	return keys
 }
 
-// marked reports whether an update marks a pod as terminating or terminal.
-func marked(c controllers.Change[api.Object]) bool {
+// isPodEnding reports whether an update marks a pod as terminating or terminal.
+func isPodEnding(c controllers.Change[api.Object]) bool {
 	pod, ok := c.New.(*corev1.Pod)
 	if !ok || c.Type != controllers.Updated {
 		return false
 	}
 	was, ok := c.Old.(*corev1.Pod)
-	return !ok || (pod.DeletionTimestamp != nil) != (was.DeletionTimestamp != nil) || controllers.PodEnded(pod) != controllers.PodEnded(was)
+	return !ok || (pod.DeletionTimestamp != nil) != (was.DeletionTimestamp != nil) || controllers.IsPodTerminal(pod) != controllers.IsPodTerminal(was)
 }
 
 // reconciler performs the writes of one leadership.
@@ -114,12 +115,12 @@ type reconciler struct {
 	quotas *controllers.View[*corev1.ResourceQuota]
 }
 
-func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcileQuota(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	q, ok := r.quotas.Get(key.Namespace, key.Name)
 	if !ok || q.DeletionTimestamp != nil {
 		return 0, nil
 	}
-	status, changed, again, err := Plan(q, r.term.Now(), func(of schema.GroupResource) ([]api.Object, bool, error) {
+	status, changed, again, err := PlanQuota(q, r.term.Now(), func(of schema.GroupResource) ([]api.Object, bool, error) {
 		k := r.kindOf(of)
 		if k == nil {
 			return nil, false, nil
@@ -146,13 +147,13 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	case err != nil:
 		return 0, fmt.Errorf("writing the usage of quota %s: %w", key, err)
 	}
-	r.quotas.Wrote(stored)
+	r.quotas.RecordWrite(stored)
 	return again, nil
 }
 
 func (r *reconciler) kindOf(of schema.GroupResource) *api.Kind {
 	for _, k := range r.term.Client.Kinds().Table().Stored() {
-		if k.Resource == of.Resource && k.GVK.Group == of.Group && counted(k) {
+		if k.Resource == of.Resource && k.GVK.Group == of.Group && isCountable(k) {
 			return k
 		}
 	}

@@ -94,7 +94,7 @@ func New(d controllers.Deps) *controllers.Controller {
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
 			c := &cleaner{term: t, slices: all, nodes: nodes, since: map[string]map[string]time.Time{}}
-			return c.reconcile
+			return c.reconcileNodeSlices
 		},
 	}
 }
@@ -108,8 +108,8 @@ type cleaner struct {
 	since map[string]map[string]time.Time // when the absence was first observed, by node and driver
 }
 
-// reconcile deletes the abandoned slices of a node after Grace.
-func (c *cleaner) reconcile(ctx context.Context, key controllers.Key) (again time.Duration, err error) {
+// reconcileNodeSlices deletes the abandoned slices of a node after Grace.
+func (c *cleaner) reconcileNodeSlices(ctx context.Context, key controllers.Key) (again time.Duration, err error) {
 	node, _ := controllers.Cached[*corev1.Node](c.nodes, "", key.Name)
 	all := controllers.CachedBy[*resourcev1.ResourceSlice](c.slices, nodeIndex, key.Name)
 	left := map[string]Why{}
@@ -118,7 +118,7 @@ func (c *cleaner) reconcile(ctx context.Context, key controllers.Key) (again tim
 			left[s.Spec.Driver] = why
 		}
 	}
-	due, again := c.due(key.Name, left, c.term.Now())
+	due, again := c.overdueDrivers(key.Name, left, c.term.Now())
 	for _, s := range all {
 		if !due[s.Spec.Driver] || s.DeletionTimestamp != nil {
 			continue
@@ -132,9 +132,9 @@ func (c *cleaner) reconcile(ctx context.Context, key controllers.Key) (again tim
 	return again, nil
 }
 
-// due returns the drivers of a node whose slices have been abandoned for Grace. again is the time
-// until the next driver is overdue.
-func (c *cleaner) due(node string, left map[string]Why, now time.Time) (due map[string]bool, again time.Duration) {
+// overdueDrivers returns the drivers of a node that have had abandoned slices for Grace. again is
+// the time until the next driver is overdue.
+func (c *cleaner) overdueDrivers(node string, left map[string]Why, now time.Time) (due map[string]bool, again time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	before, next := c.since[node], map[string]time.Time{}

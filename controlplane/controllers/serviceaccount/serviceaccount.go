@@ -35,9 +35,9 @@ type Needs struct {
 	Update  *corev1.ConfigMap
 }
 
-// Plan compares a namespace with its required objects. account reports whether its default account
-// exists. ca is its root certificate ConfigMap, or nil.
-func Plan(ns *corev1.Namespace, account bool, ca *corev1.ConfigMap, pem string) Needs {
+// PlanNamespace compares a namespace with its required objects. account reports whether its default
+// account exists. ca is its root certificate ConfigMap, or nil.
+func PlanNamespace(ns *corev1.Namespace, account bool, ca *corev1.ConfigMap, pem string) Needs {
 	var n Needs
 	if ns.DeletionTimestamp != nil || ns.Status.Phase == corev1.NamespaceTerminating {
 		return n
@@ -83,9 +83,9 @@ func New(d controllers.Deps, roots Roots) *controllers.Controller {
 	accounts := client.Informer[*corev1.ServiceAccount](d.Informers)
 	maps := client.Informer[*corev1.ConfigMap](d.Informers)
 	return &controllers.Controller{
-		Name:    "service-account-controller",
-		Workers: 2,
-		Renewed: roots.Changed,
+		Name:       "service-account-controller",
+		Workers:    2,
+		RequeueAll: roots.Changed,
 		Watches: []controllers.Watch{
 			controllers.OnInformer(namespaces, controllers.Self[*corev1.Namespace]),
 			controllers.OnInformer(accounts, func(c controllers.Change[*corev1.ServiceAccount]) []controllers.Key {
@@ -113,11 +113,11 @@ func New(d controllers.Deps, roots Roots) *controllers.Controller {
 				if !ok {
 					have = nil
 				}
-				needs := Plan(ns, has, have, string(roots.PEM()))
+				needs := PlanNamespace(ns, has, have, string(roots.PEM()))
 				return 0, errors.Join(
-					write(ctx, t, account, needs.Account, client.Create[*corev1.ServiceAccount]),
-					write(ctx, t, ca, needs.Create, client.Create[*corev1.ConfigMap]),
-					write(ctx, t, ca, needs.Update, client.Update[*corev1.ConfigMap]),
+					writeObject(ctx, t, account, needs.Account, client.Create[*corev1.ServiceAccount]),
+					writeObject(ctx, t, ca, needs.Create, client.Create[*corev1.ConfigMap]),
+					writeObject(ctx, t, ca, needs.Update, client.Update[*corev1.ConfigMap]),
 				)
 			}
 		},
@@ -132,8 +132,8 @@ func ofMember(namespace string, ours bool) []controllers.Key {
 	return []controllers.Key{{Name: namespace}}
 }
 
-// write performs one write unless obj is nil.
-func write[T interface {
+// writeObject performs one write unless obj is nil.
+func writeObject[T interface {
 	comparable
 	api.Object
 }](ctx context.Context, t *controllers.Term, v *controllers.View[T], obj T, how func(context.Context, *client.Client, T) (T, error)) error {
@@ -149,6 +149,6 @@ func write[T interface {
 	case err != nil:
 		return fmt.Errorf("writing %s of namespace %s: %w", name, namespace, err)
 	}
-	v.Wrote(stored)
+	v.RecordWrite(stored)
 	return nil
 }

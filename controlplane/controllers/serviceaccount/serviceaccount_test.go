@@ -29,7 +29,7 @@ func TestPlan(t *testing.T) {
 		{"something was added", ns, true, ca(map[string]string{"ca.crt": "PEM", "x": "y"}), "false false true"},
 		{"going", going, false, nil, "false false false"},
 	} {
-		n := Plan(c.ns, c.account, c.ca, "PEM")
+		n := PlanNamespace(c.ns, c.account, c.ca, "PEM")
 		if got := fmt.Sprint(n.Account != nil, n.Create != nil, n.Update != nil); got != c.want {
 			t.Errorf("%s: %s, want %s", c.name, got, c.want)
 		}

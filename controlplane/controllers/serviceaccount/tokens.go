@@ -24,7 +24,7 @@ type Sign func(account *corev1.ServiceAccount, secret string) (string, error)
 // accountIndex indexes token Secrets by their account, as namespace/name.
 const accountIndex = "keelson.token-account"
 
-// accountOf returns the name of the account whose token a Secret requests, or "".
+// accountOf returns the name of the account for which a Secret requests a token, or "".
 func accountOf(s *corev1.Secret) string {
 	if s.Type != corev1.SecretTypeServiceAccountToken {
 		return ""
@@ -61,7 +61,7 @@ func PlanToken(s *corev1.Secret, account *corev1.ServiceAccount, caPEM []byte) (
 }
 
 // NewTokens returns the controller that fills the Secrets which request an account's token, and
-// deletes Secrets whose account no longer exists.
+// deletes Secrets of accounts that no longer exist.
 func NewTokens(d controllers.Deps, roots Roots, sign Sign) *controllers.Controller {
 	secrets := client.Informer[*corev1.Secret](d.Informers)
 	accounts := client.Informer[*corev1.ServiceAccount](d.Informers)
@@ -72,9 +72,9 @@ func NewTokens(d controllers.Deps, roots Roots, sign Sign) *controllers.Controll
 		return nil
 	})
 	return &controllers.Controller{
-		Name:    "serviceaccount-token-controller",
-		Workers: 2,
-		Renewed: roots.Changed,
+		Name:       "serviceaccount-token-controller",
+		Workers:    2,
+		RequeueAll: roots.Changed,
 		Watches: []controllers.Watch{
 			controllers.OnInformer(secrets, func(c controllers.Change[*corev1.Secret]) []controllers.Key {
 				if c.Type == controllers.Deleted || accountOf(c.New) == "" {
@@ -96,7 +96,7 @@ func NewTokens(d controllers.Deps, roots Roots, sign Sign) *controllers.Controll
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
 			r := &tokens{term: t, secrets: secrets, accounts: accounts, roots: roots, sign: sign}
-			return r.reconcile
+			return r.reconcileSecret
 		},
 	}
 }
@@ -109,24 +109,24 @@ type tokens struct {
 	sign              Sign
 }
 
-func (r *tokens) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *tokens) reconcileSecret(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	s, ok := controllers.Cached[*corev1.Secret](r.secrets, key.Namespace, key.Name)
 	if !ok || s.DeletionTimestamp != nil || accountOf(s) == "" {
 		return 0, nil
 	}
-	account, err := r.account(ctx, s)
+	account, err := r.secretAccount(ctx, s)
 	switch {
 	case err != nil:
 		return 0, err
 	case account == nil:
-		return 0, r.drop(ctx, s)
+		return 0, r.deleteSecret(ctx, s)
 	}
-	return 0, r.fill(ctx, s, account)
+	return 0, r.fillSecret(ctx, s, account)
 }
 
-// account returns the account of a Secret, or nil if it does not exist. It confirms that with the
-// API, because the account may not be cached yet.
-func (r *tokens) account(ctx context.Context, s *corev1.Secret) (*corev1.ServiceAccount, error) {
+// secretAccount returns the account of a Secret, or nil if it does not exist. It confirms that with
+// the API, because the account may not be cached yet.
+func (r *tokens) secretAccount(ctx context.Context, s *corev1.Secret) (*corev1.ServiceAccount, error) {
 	if a, ok := controllers.Cached[*corev1.ServiceAccount](r.accounts, s.Namespace, accountOf(s)); ok && Represents(s, a) {
 		return a, nil
 	}
@@ -140,8 +140,9 @@ func (r *tokens) account(ctx context.Context, s *corev1.Secret) (*corev1.Service
 	return a, nil
 }
 
-// drop deletes exactly the version of a Secret that was judged. A changed Secret is queued again.
-func (r *tokens) drop(ctx context.Context, s *corev1.Secret) error {
+// deleteSecret deletes exactly the version of a Secret that was judged. A changed Secret is queued
+// again.
+func (r *tokens) deleteSecret(ctx context.Context, s *corev1.Secret) error {
 	err := client.Delete[*corev1.Secret](ctx, r.term.Client, s.Namespace, s.Name, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &s.UID, ResourceVersion: &s.ResourceVersion},
 	})
@@ -151,7 +152,7 @@ func (r *tokens) drop(ctx context.Context, s *corev1.Secret) error {
 	return nil
 }
 
-func (r *tokens) fill(ctx context.Context, s *corev1.Secret, account *corev1.ServiceAccount) error {
+func (r *tokens) fillSecret(ctx context.Context, s *corev1.Secret, account *corev1.ServiceAccount) error {
 	next, token := PlanToken(s, account, r.roots.PEM())
 	if next == nil {
 		return nil

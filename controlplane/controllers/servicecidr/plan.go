@@ -42,18 +42,18 @@ func Next(c *networkingv1.ServiceCIDR, needed bool) Step {
 		if slices.ContainsFunc(kinds.RangesOf(c), func(p netip.Prefix) bool { return p.Addr().Is6() }) {
 			message = "Services are assigned IPv4 addresses of this range. IPv6 addresses are not assigned"
 		}
-		return Step{Ready: changed(c, metav1.ConditionTrue, "Ready", message)}
+		return Step{Ready: changedCondition(c, metav1.ConditionTrue, "Ready", message)}
 	case !marked:
 		return Step{}
 	case needed:
-		return Step{Ready: changed(c, metav1.ConditionFalse, networkingv1.ServiceCIDRReasonTerminating,
+		return Step{Ready: changedCondition(c, metav1.ConditionFalse, networkingv1.ServiceCIDRReasonTerminating,
 			"Services have addresses that are in no other ServiceCIDR: delete those Services, or create a ServiceCIDR that has their addresses")}
 	}
 	return Step{Finalizers: slices.DeleteFunc(slices.Clone(c.Finalizers), func(f string) bool { return f == Finalizer })}
 }
 
-// changed returns the condition Ready, or nil if the ServiceCIDR already has it.
-func changed(c *networkingv1.ServiceCIDR, status metav1.ConditionStatus, reason, message string) *metav1.Condition {
+// changedCondition returns the condition Ready, or nil if the ServiceCIDR already has it.
+func changedCondition(c *networkingv1.ServiceCIDR, status metav1.ConditionStatus, reason, message string) *metav1.Condition {
 	have := meta.FindStatusCondition(c.Status.Conditions, networkingv1.ServiceCIDRConditionReady)
 	if have != nil && have.Status == status && have.Reason == reason && have.Message == message {
 		return nil

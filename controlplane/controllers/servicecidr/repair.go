@@ -69,7 +69,7 @@ func NewRepair(d controllers.Deps) *controllers.Controller {
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
 			r := &repair{term: t, cidrs: cidrs, addresses: addresses, services: services}
-			return r.reconcile
+			return r.reconcileAddress
 		},
 	}
 }
@@ -80,34 +80,34 @@ type repair struct {
 	cidrs, addresses, services cache.SharedIndexInformer
 }
 
-func (r *repair) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *repair) reconcileAddress(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	if key.Kind == addressKey {
-		return r.orphan(ctx, key.Name)
+		return r.removeOrphan(ctx, key.Name)
 	}
 	svc, ok := controllers.Cached[*corev1.Service](r.services, key.Namespace, key.Name)
 	if !ok {
 		return 0, nil
 	}
 	if key.Kind == portsKey {
-		r.ports(svc)
+		r.reportNodePorts(svc)
 		return 0, nil
 	}
-	ranges := r.ranges()
+	ranges := r.serviceRanges()
 	if len(ranges) == 0 {
 		return time.Second, nil // the default ServiceCIDR is being created
 	}
 	var errs []error
 	for _, address := range kinds.ClusterAddresses(svc) {
 		have, _ := controllers.Cached[*networkingv1.IPAddress](r.addresses, "", address)
-		if f := Judge(svc, address, ranges, have, r.parent(have)); f != (Fault{}) {
-			errs = append(errs, r.mend(ctx, svc, address, ranges))
+		if f := Judge(svc, address, ranges, have, r.parentService(have)); f != (Fault{}) {
+			errs = append(errs, r.repairAddress(ctx, svc, address, ranges))
 		}
 	}
 	return 0, errors.Join(errs...)
 }
 
-// ports records the problems of a Service's node ports as events.
-func (r *repair) ports(svc *corev1.Service) {
+// reportNodePorts records the problems of a Service's node ports as events.
+func (r *repair) reportNodePorts(svc *corev1.Service) {
 	for _, f := range JudgePorts(svc, func(port string) []*corev1.Service {
 		return controllers.CachedBy[*corev1.Service](r.services, portIndex, port)
 	}) {
@@ -115,7 +115,7 @@ func (r *repair) ports(svc *corev1.Service) {
 	}
 }
 
-func (r *repair) ranges() []netip.Prefix {
+func (r *repair) serviceRanges() []netip.Prefix {
 	var out []netip.Prefix
 	for _, c := range controllers.CachedAll[*networkingv1.ServiceCIDR](r.cidrs) {
 		out = append(out, kinds.RangesOf(c)...)
@@ -123,8 +123,8 @@ func (r *repair) ranges() []netip.Prefix {
 	return out
 }
 
-// parent returns the cached Service that an IPAddress names, or nil.
-func (r *repair) parent(a *networkingv1.IPAddress) *corev1.Service {
+// parentService returns the cached Service that an IPAddress names, or nil.
+func (r *repair) parentService(a *networkingv1.IPAddress) *corev1.Service {
 	if a == nil || a.Spec.ParentRef == nil || a.Spec.ParentRef.Group != "" || a.Spec.ParentRef.Resource != "services" {
 		return nil
 	}
@@ -135,9 +135,9 @@ func (r *repair) parent(a *networkingv1.IPAddress) *corev1.Service {
 	return svc
 }
 
-// mend judges an address again by the API's current objects and repairs it. The caches of two kinds
-// may have different revisions.
-func (r *repair) mend(ctx context.Context, cached *corev1.Service, address string, ranges []netip.Prefix) error {
+// repairAddress judges an address again by the API's current objects and repairs it. The caches of
+// two kinds may have different revisions.
+func (r *repair) repairAddress(ctx context.Context, cached *corev1.Service, address string, ranges []netip.Prefix) error {
 	svc, err := client.Get[*corev1.Service](ctx, r.term.Client, cached.Namespace, cached.Name)
 	if apierrors.IsNotFound(err) || err == nil && !slices.Contains(kinds.ClusterAddresses(svc), address) {
 		return nil
@@ -151,12 +151,12 @@ func (r *repair) mend(ctx context.Context, cached *corev1.Service, address strin
 	} else if err != nil {
 		return fmt.Errorf("reading IPAddress %s: %w", address, err)
 	}
-	f := Judge(svc, address, ranges, have, r.parent(have))
+	f := Judge(svc, address, ranges, have, r.parentService(have))
 	if f.Reason != "" {
 		r.term.Events.Event(svc, corev1.EventTypeWarning, f.Reason, f.Message)
 	}
 	if f.Replace {
-		if err := r.remove(ctx, have); err != nil {
+		if err := r.deleteAddress(ctx, have); err != nil {
 			return err
 		}
 	}
@@ -169,16 +169,17 @@ func (r *repair) mend(ctx context.Context, cached *corev1.Service, address strin
 	return nil
 }
 
-func (r *repair) remove(ctx context.Context, a *networkingv1.IPAddress) error {
-	err := client.Delete[*networkingv1.IPAddress](ctx, r.term.Client, "", a.Name, controllers.ByUID(a))
+func (r *repair) deleteAddress(ctx context.Context, a *networkingv1.IPAddress) error {
+	err := client.Delete[*networkingv1.IPAddress](ctx, r.term.Client, "", a.Name, controllers.DeleteOnlyUID(a))
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return fmt.Errorf("deleting IPAddress %s: %w", a.Name, err)
 	}
 	return nil
 }
 
-// orphan deletes an IPAddress whose Service does not have the address, once it is old enough.
-func (r *repair) orphan(ctx context.Context, address string) (time.Duration, error) {
+// removeOrphan deletes an IPAddress if its Service does not have the address, once it is old
+// enough.
+func (r *repair) removeOrphan(ctx context.Context, address string) (time.Duration, error) {
 	a, ok := controllers.Cached[*networkingv1.IPAddress](r.addresses, "", address)
 	if !ok || a.Labels[networkingv1.LabelManagedBy] != kinds.IPAllocator || a.DeletionTimestamp != nil {
 		return 0, nil
@@ -187,7 +188,7 @@ func (r *repair) orphan(ctx context.Context, address string) (time.Duration, err
 	if ref == nil || ref.Group != "" || ref.Resource != "services" {
 		return 0, nil
 	}
-	if svc := r.parent(a); svc != nil && slices.Contains(kinds.ClusterAddresses(svc), address) {
+	if svc := r.parentService(a); svc != nil && slices.Contains(kinds.ClusterAddresses(svc), address) {
 		return 0, nil
 	}
 	if left := grace - r.term.Now().Sub(a.CreationTimestamp.Time); left > 0 {
@@ -200,5 +201,5 @@ func (r *repair) orphan(ctx context.Context, address string) (time.Duration, err
 	if err != nil && !apierrors.IsNotFound(err) {
 		return 0, fmt.Errorf("reading service %s/%s: %w", ref.Namespace, ref.Name, err)
 	}
-	return 0, r.remove(ctx, a)
+	return 0, r.deleteAddress(ctx, a)
 }

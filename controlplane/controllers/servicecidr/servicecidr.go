@@ -66,7 +66,7 @@ func New(d controllers.Deps, serviceCIDR string) *controllers.Controller {
 		Lead: func(t *controllers.Term) controllers.Reconcile {
 			r := &ranges{term: t, cidrs: cidrs, cluster: serviceCIDR}
 			t.Enqueue(defaultKey)
-			return r.reconcile
+			return r.reconcileRange
 		},
 	}
 }
@@ -78,9 +78,9 @@ type ranges struct {
 	cluster string
 }
 
-func (r *ranges) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *ranges) reconcileRange(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	if key == defaultKey {
-		return lookAgain, r.ensure(ctx)
+		return lookAgain, r.ensureDefaultRange(ctx)
 	}
 	c, ok := controllers.Cached[*networkingv1.ServiceCIDR](r.cidrs, "", key.Name)
 	if !ok {
@@ -89,16 +89,16 @@ func (r *ranges) reconcile(ctx context.Context, key controllers.Key) (time.Durat
 	needed := false
 	if c.DeletionTimestamp != nil {
 		var err error
-		if needed, err = r.needed(ctx, c); err != nil {
+		if needed, err = r.isRangeNeeded(ctx, c); err != nil {
 			return 0, err
 		}
 	}
-	return 0, r.perform(ctx, c, Next(c, needed))
+	return 0, r.performStep(ctx, c, Next(c, needed))
 }
 
-// ensure creates the default ServiceCIDR. It adds the second range after the cluster has become
-// dual-stack.
-func (r *ranges) ensure(ctx context.Context) error {
+// ensureDefaultRange creates the default ServiceCIDR. It adds the second range after the cluster
+// has become dual-stack.
+func (r *ranges) ensureDefaultRange(ctx context.Context) error {
 	cidrs := strings.Split(r.cluster, ",")
 	for i := range cidrs {
 		cidrs[i] = strings.TrimSpace(cidrs[i])
@@ -122,10 +122,10 @@ func (r *ranges) ensure(ctx context.Context) error {
 	return nil
 }
 
-// needed reports whether an address needs the ServiceCIDR. It lists from the API, not from the
-// cache. An allocation requires the ServiceCIDR in its version before the deletion, so no later
+// isRangeNeeded reports whether an address needs the ServiceCIDR. It lists from the API, not from
+// the cache. An allocation requires the ServiceCIDR in its version before the deletion, so no later
 // allocation can use it.
-func (r *ranges) needed(ctx context.Context, c *networkingv1.ServiceCIDR) (bool, error) {
+func (r *ranges) isRangeNeeded(ctx context.Context, c *networkingv1.ServiceCIDR) (bool, error) {
 	all, err := client.List[*networkingv1.ServiceCIDR](ctx, r.term.Client, "", metav1.ListOptions{})
 	if err != nil {
 		return false, fmt.Errorf("listing ServiceCIDRs: %w", err)
@@ -153,7 +153,7 @@ func (r *ranges) needed(ctx context.Context, c *networkingv1.ServiceCIDR) (bool,
 	return Needed(c, all, used), nil
 }
 
-func (r *ranges) perform(ctx context.Context, c *networkingv1.ServiceCIDR, step Step) error {
+func (r *ranges) performStep(ctx context.Context, c *networkingv1.ServiceCIDR, step Step) error {
 	next := c.DeepCopy()
 	var err error
 	switch {

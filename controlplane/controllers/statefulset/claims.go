@@ -57,19 +57,19 @@ func (r *reconciler) makeClaims(ctx context.Context, set *appsv1.StatefulSet, or
 		if ok {
 			err := fmt.Errorf("claim %s is being deleted: pod %s is made when it is gone", want.Name, podName(set, ordinal))
 			r.Term.Events.Event(set, corev1.EventTypeWarning, "FailedCreate", err.Error())
-			return controllers.Race("stateful set %s/%s: %w", set.Namespace, set.Name, err)
+			return controllers.RaceError("stateful set %s/%s: %w", set.Namespace, set.Name, err)
 		}
 		made, err := client.Create(ctx, r.Term.Client, want)
 		switch {
 		case apierrors.IsAlreadyExists(err):
-			return controllers.Race("claim %s/%s exists already", want.Namespace, want.Name)
+			return controllers.RaceError("claim %s/%s exists already", want.Namespace, want.Name)
 		case err != nil:
-			if !controllers.NamespaceEnds(err) && ctx.Err() == nil {
+			if !controllers.IsNamespaceTerminating(err) && ctx.Err() == nil {
 				r.Term.Events.Eventf(set, corev1.EventTypeWarning, "FailedCreate", "Error creating claim %s: %v", want.Name, err)
 			}
 			return fmt.Errorf("creating claim %s/%s of stateful set %s: %w", want.Namespace, want.Name, set.Name, err)
 		}
-		r.claims.Wrote(made)
+		r.claims.RecordWrite(made)
 		r.Term.Events.Eventf(set, corev1.EventTypeNormal, "SuccessfulCreate", "Created claim: %v", made.Name)
 	}
 	return nil
@@ -82,7 +82,7 @@ func (r *reconciler) tendClaims(ctx context.Context, s Snapshot) error {
 	if len(s.Set.Spec.VolumeClaimTemplates) == 0 || s.Set.DeletionTimestamp != nil {
 		return nil
 	}
-	wanted, condemned := s.sort()
+	wanted, condemned := s.partitionPods()
 	var errs []error
 	for _, st := range wanted {
 		if st == nil || st.going && deletesWhenScaled(s.Set) {
@@ -103,8 +103,8 @@ func (r *reconciler) tendClaims(ctx context.Context, s Snapshot) error {
 // scaled down below the pod.
 func (r *reconciler) releaseClaims(ctx context.Context, s Snapshot, p *corev1.Pod) error {
 	ordinal, _ := ordinalOf(s.Set, p.Name)
-	from := first(s.Set)
-	if ordinal >= from && ordinal < from+replicas(s.Set) {
+	from := firstOrdinal(s.Set)
+	if ordinal >= from && ordinal < from+replicasOrDefault(s.Set) {
 		return nil // the pod is replaced
 	}
 	return r.setOwners(ctx, s.Set, ordinal, p)
@@ -129,7 +129,7 @@ func (r *reconciler) setOwners(ctx context.Context, set *appsv1.StatefulSet, ord
 			err = fmt.Errorf("setting the owners of claim %s/%s of stateful set %s: %w", c.Namespace, c.Name, set.Name, err)
 			return false
 		}
-		r.claims.Wrote(next)
+		r.claims.RecordWrite(next)
 		return true
 	})
 	return err

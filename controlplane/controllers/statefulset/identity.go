@@ -18,15 +18,15 @@ func ownerRef(set *appsv1.StatefulSet) metav1.OwnerReference {
 	return *metav1.NewControllerRef(set, kind)
 }
 
-// first returns the ordinal of a set's first pod.
-func first(set *appsv1.StatefulSet) int {
+// firstOrdinal returns the ordinal of a set's first pod.
+func firstOrdinal(set *appsv1.StatefulSet) int {
 	if set.Spec.Ordinals == nil {
 		return 0
 	}
 	return int(set.Spec.Ordinals.Start)
 }
 
-func replicas(set *appsv1.StatefulSet) int {
+func replicasOrDefault(set *appsv1.StatefulSet) int {
 	if set.Spec.Replicas == nil {
 		return 1
 	}
@@ -58,7 +58,7 @@ func newPod(set *appsv1.StatefulSet, template *corev1.PodTemplateSpec, revision 
 	p := controllers.PodFrom(set, ownerRef(set), template)
 	p.GenerateName, p.Name = "", podName(set, ordinal)
 	p.Spec.Hostname, p.Spec.Subdomain = p.Name, set.Spec.ServiceName
-	identify(set, p, ordinal)
+	setIdentity(set, p, ordinal)
 	if p.Labels == nil {
 		p.Labels = map[string]string{}
 	}
@@ -66,17 +66,17 @@ func newPod(set *appsv1.StatefulSet, template *corev1.PodTemplateSpec, revision 
 	return p
 }
 
-// identity returns the labels that identify a pod of a set.
-func identity(set *appsv1.StatefulSet, ordinal int) map[string]string {
+// identityLabels returns the labels that identify a pod of a set.
+func identityLabels(set *appsv1.StatefulSet, ordinal int) map[string]string {
 	return map[string]string{
 		appsv1.StatefulSetPodNameLabel: podName(set, ordinal),
 		appsv1.PodIndexLabel:           strconv.Itoa(ordinal),
 	}
 }
 
-// identified reports whether a pod has the labels of its ordinal.
-func identified(set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) bool {
-	for k, v := range identity(set, ordinal) {
+// hasIdentity reports whether a pod has the labels of its ordinal.
+func hasIdentity(set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) bool {
+	for k, v := range identityLabels(set, ordinal) {
 		if p.Labels[k] != v {
 			return false
 		}
@@ -84,13 +84,13 @@ func identified(set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) bool {
 	return true
 }
 
-// identify sets the labels of its ordinal on a pod. On a pod that is not created yet it also sets
-// the volumes of its claims.
-func identify(set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) {
+// setIdentity sets the labels of its ordinal on a pod. On a pod that is not created yet it also
+// sets the volumes of its claims.
+func setIdentity(set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) {
 	if p.Labels == nil {
 		p.Labels = map[string]string{}
 	}
-	maps.Copy(p.Labels, identity(set, ordinal))
+	maps.Copy(p.Labels, identityLabels(set, ordinal))
 	if p.UID != "" {
 		return
 	}

@@ -13,7 +13,7 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// Snapshot is the input of Plan.
+// Snapshot is the input of PlanStatefulSet.
 type Snapshot struct {
 	Set     *appsv1.StatefulSet
 	Pods    []*corev1.Pod // the pods that the set controls
@@ -50,64 +50,64 @@ type state struct {
 	wait      time.Duration // time until it is available if it stays ready
 }
 
-func (s Snapshot) look(p *corev1.Pod, ordinal int) *state {
-	st := &state{pod: p, ordinal: ordinal, going: s.Going(p), ended: controllers.PodEnded(p)}
-	st.ready = !st.ended && !st.going && p.Status.Phase == corev1.PodRunning && controllers.PodReady(p)
+func (s Snapshot) podState(p *corev1.Pod, ordinal int) *state {
+	st := &state{pod: p, ordinal: ordinal, going: s.Going(p), ended: controllers.IsPodTerminal(p)}
+	st.ready = !st.ended && !st.going && p.Status.Phase == corev1.PodRunning && controllers.IsPodReady(p)
 	if st.ready {
-		st.available, st.wait = controllers.PodAvailable(p, s.Set.Spec.MinReadySeconds, s.Now)
+		st.available, st.wait = controllers.IsPodAvailable(p, s.Set.Spec.MinReadySeconds, s.Now)
 	}
 	return st
 }
 
-// sort divides the pods into the pods of the wanted ordinals, in order, and excess pods, the
-// highest ordinal first. Entries of missing pods are nil.
-func (s Snapshot) sort() (wanted, condemned []*state) {
-	from := first(s.Set)
-	wanted = make([]*state, replicas(s.Set))
+// partitionPods divides the pods into the pods of the wanted ordinals, in order, and excess pods,
+// the highest ordinal first. Entries of missing pods are nil.
+func (s Snapshot) partitionPods() (wanted, condemned []*state) {
+	from := firstOrdinal(s.Set)
+	wanted = make([]*state, replicasOrDefault(s.Set))
 	for _, p := range s.Pods {
 		n, ok := ordinalOf(s.Set, p.Name)
 		switch {
 		case !ok:
 		case n >= from && n < from+len(wanted):
-			wanted[n-from] = s.look(p, n)
+			wanted[n-from] = s.podState(p, n)
 		default:
-			condemned = append(condemned, s.look(p, n))
+			condemned = append(condemned, s.podState(p, n))
 		}
 	}
 	slices.SortFunc(condemned, func(a, b *state) int { return b.ordinal - a.ordinal })
 	return wanted, condemned
 }
 
-// Plan computes the next step. An ordered set creates pods one at a time, each when all lower pods
-// are available. It deletes the highest pod first, each when all other pods are available. An
-// update replaces pods from the highest down to the partition.
-func Plan(s Snapshot) Step {
+// PlanStatefulSet computes the next step. An ordered set creates pods one at a time, each when all
+// lower pods are available. It deletes the highest pod first, each when all other pods are
+// available. An update replaces pods from the highest down to the partition.
+func PlanStatefulSet(s Snapshot) Step {
 	var step Step
 	if s.Set.DeletionTimestamp != nil {
 		return step
 	}
-	wanted, condemned := s.sort()
+	wanted, condemned := s.partitionPods()
 	for _, st := range slices.Concat(wanted, condemned) {
-		if st != nil && !st.going && !st.ended && !identified(s.Set, st.pod, st.ordinal) {
+		if st != nil && !st.going && !st.ended && !hasIdentity(s.Set, st.pod, st.ordinal) {
 			step.Label = append(step.Label, st.pod)
 		}
 	}
 	if s.Set.Spec.PodManagementPolicy == appsv1.ParallelPodManagement {
-		s.parallel(&step, wanted, condemned)
+		s.planParallel(&step, wanted, condemned)
 		return step
 	}
-	if s.fill(&step, wanted) && s.shrink(&step, condemned) {
-		s.update(&step, wanted, false)
+	if s.planCreation(&step, wanted) && s.planScaleDown(&step, condemned) {
+		s.planUpdate(&step, wanted, false)
 	}
 	return step
 }
 
-// fill plans the first missing pod. It returns true if all wanted pods are available.
-func (s Snapshot) fill(step *Step, wanted []*state) bool {
+// planCreation plans the first missing pod. It returns true if all wanted pods are available.
+func (s Snapshot) planCreation(step *Step, wanted []*state) bool {
 	for i, st := range wanted {
 		switch {
 		case st == nil:
-			step.Create = []Creation{s.creation(i)}
+			step.Create = []Creation{s.newCreation(i)}
 		case st.going:
 		case st.ended:
 			step.Replace = []*corev1.Pod{st.pod}
@@ -121,8 +121,8 @@ func (s Snapshot) fill(step *Step, wanted []*state) bool {
 	return true
 }
 
-// shrink deletes the highest excess pod. It returns true if there is none.
-func (s Snapshot) shrink(step *Step, condemned []*state) bool {
+// planScaleDown deletes the highest excess pod. It returns true if there is none.
+func (s Snapshot) planScaleDown(step *Step, condemned []*state) bool {
 	if len(condemned) == 0 {
 		return true
 	}
@@ -142,12 +142,12 @@ func (s Snapshot) shrink(step *Step, condemned []*state) bool {
 	return false
 }
 
-// parallel creates and deletes all pods at once, and updates as many as maxUnavailable permits.
-func (s Snapshot) parallel(step *Step, wanted, condemned []*state) {
+// planParallel creates and deletes all pods at once, and updates as many as maxUnavailable permits.
+func (s Snapshot) planParallel(step *Step, wanted, condemned []*state) {
 	for i, st := range wanted {
 		switch {
 		case st == nil:
-			step.Create = append(step.Create, s.creation(i))
+			step.Create = append(step.Create, s.newCreation(i))
 		case st.ended && !st.going:
 			step.Replace = append(step.Replace, st.pod)
 		}
@@ -157,13 +157,13 @@ func (s Snapshot) parallel(step *Step, wanted, condemned []*state) {
 			step.Delete = append(step.Delete, st.pod)
 		}
 	}
-	s.update(step, wanted, true)
+	s.planUpdate(step, wanted, true)
 }
 
-// update replaces pods of older revisions, from the highest down to the partition. At most
+// planUpdate replaces pods of older revisions, from the highest down to the partition. At most
 // maxUnavailable pods are unavailable at a time; replacing an unavailable pod does not add to that.
 // Unless outOfOrder is true, a pod waits until all higher pods are updated.
-func (s Snapshot) update(step *Step, wanted []*state, outOfOrder bool) {
+func (s Snapshot) planUpdate(step *Step, wanted []*state, outOfOrder bool) {
 	if s.Set.Spec.UpdateStrategy.Type != appsv1.RollingUpdateStatefulSetStrategyType {
 		return
 	}
@@ -178,7 +178,7 @@ func (s Snapshot) update(step *Step, wanted []*state, outOfOrder bool) {
 	}
 	most := maxUnavailable(s.Set)
 	for i, st := range slices.Backward(wanted) {
-		if i < partition(s.Set) {
+		if i < updatePartition(s.Set) {
 			return
 		}
 		if st == nil || st.going || st.ended || revisionOf(st.pod) == s.Update {
@@ -199,14 +199,14 @@ func (s Snapshot) update(step *Step, wanted []*state, outOfOrder bool) {
 	}
 }
 
-func (s Snapshot) creation(place int) Creation {
-	c := Creation{Ordinal: first(s.Set) + place}
+func (s Snapshot) newCreation(place int) Creation {
+	c := Creation{Ordinal: firstOrdinal(s.Set) + place}
 	u := s.Set.Spec.UpdateStrategy
 	if u.Type == appsv1.RollingUpdateStatefulSetStrategyType && s.Current != s.Update {
 		if u.RollingUpdate == nil {
 			c.Current = place < int(s.Set.Status.CurrentReplicas)
 		} else {
-			c.Current = place < partition(s.Set)
+			c.Current = place < updatePartition(s.Set)
 		}
 	}
 	return c
@@ -214,8 +214,8 @@ func (s Snapshot) creation(place int) Creation {
 
 func revisionOf(p *corev1.Pod) string { return p.Labels[appsv1.ControllerRevisionHashLabelKey] }
 
-// partition returns the index below which an update leaves pods unchanged.
-func partition(set *appsv1.StatefulSet) int {
+// updatePartition returns the index below which an update leaves pods unchanged.
+func updatePartition(set *appsv1.StatefulSet) int {
 	if u := set.Spec.UpdateStrategy.RollingUpdate; u != nil && u.Partition != nil {
 		return int(*u.Partition)
 	}
@@ -229,7 +229,7 @@ func maxUnavailable(set *appsv1.StatefulSet) int {
 	if u == nil || u.MaxUnavailable == nil {
 		return 1
 	}
-	n, err := intstr.GetScaledValueFromIntOrPercent(u.MaxUnavailable, replicas(set), false)
+	n, err := intstr.GetScaledValueFromIntOrPercent(u.MaxUnavailable, replicasOrDefault(set), false)
 	if err != nil {
 		return 1
 	}
@@ -248,7 +248,7 @@ func Status(s Snapshot, collisions *int32) (out appsv1.StatefulSetStatus, again 
 		if !ok {
 			continue
 		}
-		st := s.look(p, n)
+		st := s.podState(p, n)
 		out.Replicas++
 		if st.ready {
 			out.ReadyReplicas++
@@ -268,7 +268,7 @@ func Status(s Snapshot, collisions *int32) (out appsv1.StatefulSetStatus, again 
 			out.UpdatedReplicas++
 		}
 	}
-	n := int32(replicas(s.Set))
+	n := int32(replicasOrDefault(s.Set))
 	rolling := s.Set.Spec.UpdateStrategy.Type == appsv1.RollingUpdateStatefulSetStrategyType
 	if rolling && out.UpdatedReplicas == n && out.ReadyReplicas == n && out.Replicas == n {
 		out.CurrentRevision, out.CurrentReplicas = out.UpdateRevision, out.UpdatedReplicas

@@ -143,14 +143,14 @@ func TestPlan(t *testing.T) {
 		"a condemned pod may be ended":       {statefulSet(0), "0:new,failed", "delete db-0"},
 		"update waits for ready long enough": {statefulSet(2, minReady), "0:old 1:new,fresh", "again 20s"},
 	} {
-		if got := words(Plan(snapshotOf(c.set, members(c.set, c.pods)))); got != c.want {
+		if got := words(PlanStatefulSet(snapshotOf(c.set, members(c.set, c.pods)))); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}
 	set := statefulSet(3)
 	at := metav1.NewTime(epoch)
 	set.DeletionTimestamp = &at
-	if got := words(Plan(snapshotOf(set, nil))); got != "" {
+	if got := words(PlanStatefulSet(snapshotOf(set, nil))); got != "" {
 		t.Errorf("a set that goes: %s", got)
 	}
 }
@@ -208,7 +208,7 @@ func TestPlanConverges(t *testing.T) {
 				t.Fatalf("seed %d: not done after 300 steps: %s", seed, show(pods))
 			}
 			s := snapshotOf(set, pods)
-			plan := Plan(s)
+			plan := PlanStatefulSet(s)
 			promises(t, seed, s, plan)
 			quiet := words(plan) == ""
 			pods = carryOut(set, pods, plan, rnd)
@@ -235,7 +235,7 @@ func show(pods []*corev1.Pod) string {
 // promises checks the invariants of every single step.
 func promises(t *testing.T, seed uint64, s Snapshot, plan Step) {
 	t.Helper()
-	wanted, _ := s.sort()
+	wanted, _ := s.partitionPods()
 	away := 0
 	for _, st := range wanted {
 		if st == nil || !st.available {
@@ -247,19 +247,19 @@ func promises(t *testing.T, seed uint64, s Snapshot, plan Step) {
 		t.Fatalf("seed %d: %s at once", seed, words(plan))
 	}
 	for _, c := range plan.Create {
-		for i, st := range wanted[:c.Ordinal-first(s.Set)] {
+		for i, st := range wanted[:c.Ordinal-firstOrdinal(s.Set)] {
 			if ordered && (st == nil || !st.available) {
-				t.Fatalf("seed %d: %d is made before %d is available", seed, c.Ordinal, first(s.Set)+i)
+				t.Fatalf("seed %d: %d is made before %d is available", seed, c.Ordinal, firstOrdinal(s.Set)+i)
 			}
 		}
 	}
 	for _, p := range plan.Delete {
 		n, _ := ordinalOf(s.Set, p.Name)
-		place := n - first(s.Set)
+		place := n - firstOrdinal(s.Set)
 		if place < 0 || place >= len(wanted) {
 			continue
 		}
-		if place < partition(s.Set) || revisionOf(p) == s.Update {
+		if place < updatePartition(s.Set) || revisionOf(p) == s.Update {
 			t.Fatalf("seed %d: %s of revision %s is deleted below the partition or up to date", seed, p.Name, revisionOf(p))
 		}
 		if wanted[place].available {
@@ -292,12 +292,12 @@ func carryOut(set *appsv1.StatefulSet, pods []*corev1.Pod, plan Step, rnd *rand.
 
 func finished(t *testing.T, seed uint64, set *appsv1.StatefulSet, pods []*corev1.Pod) {
 	t.Helper()
-	if len(pods) != replicas(set) {
-		t.Fatalf("seed %d: %d pods of %d: %s", seed, len(pods), replicas(set), show(pods))
+	if len(pods) != replicasOrDefault(set) {
+		t.Fatalf("seed %d: %d pods of %d: %s", seed, len(pods), replicasOrDefault(set), show(pods))
 	}
 	for _, p := range pods {
 		n, _ := ordinalOf(set, p.Name)
-		if place := n - first(set); place >= partition(set) && revisionOf(p) != "new" {
+		if place := n - firstOrdinal(set); place >= updatePartition(set) && revisionOf(p) != "new" {
 			t.Fatalf("seed %d: %s is of revision %s", seed, p.Name, revisionOf(p))
 		}
 	}

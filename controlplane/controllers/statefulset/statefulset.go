@@ -23,7 +23,7 @@ import (
 // New returns the StatefulSet controller.
 func New(d controllers.Deps) *controllers.Controller {
 	own := controllers.RevisedFrom(d, controllers.RevisedKind[*appsv1.StatefulSet]{
-		GVK: kind, Resource: "statefulsets", Word: "stateful set",
+		GVK: kind, Resource: "statefulsets", DisplayName: "stateful set",
 		Selector: func(s *appsv1.StatefulSet) *metav1.LabelSelector { return s.Spec.Selector },
 		Template: func(s *appsv1.StatefulSet) *corev1.PodTemplateSpec { return &s.Spec.Template },
 		History: func(s *appsv1.StatefulSet) (collisions, limit *int32) {
@@ -43,7 +43,7 @@ func New(d controllers.Deps) *controllers.Controller {
 			rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"create", "get", "list", "update", "watch"}},
 		),
 		Lead: func(t *controllers.Term) controllers.Reconcile {
-			return (&reconciler{RevisedOwners: own.Lead(t), claims: controllers.ViewOf[*corev1.PersistentVolumeClaim](t, claims)}).reconcile
+			return (&reconciler{RevisedOwners: own.Lead(t), claims: controllers.ViewOf[*corev1.PersistentVolumeClaim](t, claims)}).reconcileStatefulSet
 		},
 	}
 }
@@ -71,7 +71,7 @@ type reconciler struct {
 	claims *controllers.View[*corev1.PersistentVolumeClaim]
 }
 
-func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcileStatefulSet(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	set, ok := r.Owners.Get(key.Namespace, key.Name)
 	if !ok {
 		return 0, nil
@@ -80,20 +80,20 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	if selector == nil {
 		return 0, nil
 	}
-	snapshot, history, err := r.snapshot(ctx, set, selector)
-	if controllers.NamespaceEnds(err) {
+	snapshot, history, err := r.claimSnapshot(ctx, set, selector)
+	if controllers.IsNamespaceTerminating(err) {
 		return 0, nil // no object is needed in a terminating namespace
 	}
 	if err != nil {
 		return 0, err
 	}
-	again, failure := r.perform(ctx, snapshot, history)
-	if controllers.NamespaceEnds(failure) {
+	again, failure := r.performStep(ctx, snapshot, history)
+	if controllers.IsNamespaceTerminating(failure) {
 		return 0, nil
 	}
 	failure = errors.Join(failure, r.tendClaims(ctx, snapshot))
-	snapshot.Pods = r.Owned(set)
-	wait, err := r.writeStatus(ctx, snapshot, history)
+	snapshot.Pods = r.OwnedPods(set)
+	wait, err := r.writeStatefulSetStatus(ctx, snapshot, history)
 	if err == nil && failure == nil {
 		live := func(rev *appsv1.ControllerRevision) bool {
 			for _, p := range snapshot.Pods {
@@ -105,28 +105,28 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 		}
 		err = r.Truncate(ctx, set, history, live)
 	}
-	return sooner(again, wait), errors.Join(failure, err)
+	return shorterWait(again, wait), errors.Join(failure, err)
 }
 
-// sooner returns the shorter of two delays; 0 means no delay.
-func sooner(a, b time.Duration) time.Duration {
+// shorterWait returns the shorter of two delays; 0 means no delay.
+func shorterWait(a, b time.Duration) time.Duration {
 	if a == 0 || b != 0 && b < a {
 		return b
 	}
 	return a
 }
 
-// snapshot adopts and releases pods, makes the set's template a revision, and returns the snapshot
-// for Plan.
-func (r *reconciler) snapshot(ctx context.Context, set *appsv1.StatefulSet, selector labels.Selector) (Snapshot, controllers.History, error) {
-	s := Snapshot{Set: set, Going: r.Pods.Going, Now: r.Term.Now()}
+// claimSnapshot adopts and releases pods, makes the set's template a revision, and returns the
+// snapshot for PlanStatefulSet.
+func (r *reconciler) claimSnapshot(ctx context.Context, set *appsv1.StatefulSet, selector labels.Selector) (Snapshot, controllers.History, error) {
+	s := Snapshot{Set: set, Going: r.Pods.IsDeleting, Now: r.Term.Now()}
 	isMember := func(p *corev1.Pod) bool {
 		_, ok := ordinalOf(set, p.Name)
 		return ok
 	}
 	var h controllers.History
 	var err error
-	if s.Pods, err = r.Claim(ctx, set, selector, isMember); err != nil {
+	if s.Pods, err = r.ClaimPodsAndRevisions(ctx, set, selector, isMember); err != nil {
 		return s, h, err
 	}
 	if set.DeletionTimestamp != nil { // its history is deleted with it
@@ -137,35 +137,35 @@ func (r *reconciler) snapshot(ctx context.Context, set *appsv1.StatefulSet, sele
 		return s, h, err
 	}
 	s.Current, s.Update = h.Update.Name, h.Update.Name
-	if c := h.Named(set.Status.CurrentRevision); c != nil {
+	if c := h.FindByName(set.Status.CurrentRevision); c != nil {
 		s.Current = c.Name
 	}
 	return s, h, nil
 }
 
-// perform plans and performs the next step. again is the delay until the next reconcile, or 0.
-func (r *reconciler) perform(ctx context.Context, s Snapshot, h controllers.History) (again time.Duration, err error) {
-	step := Plan(s)
+// performStep plans and performs the next step. again is the delay until the next reconcile, or 0.
+func (r *reconciler) performStep(ctx context.Context, s Snapshot, h controllers.History) (again time.Duration, err error) {
+	step := PlanStatefulSet(s)
 	again = step.Again
 	for _, p := range step.Label {
-		if err := r.label(ctx, s.Set, p); err != nil {
+		if err := r.labelPod(ctx, s.Set, p); err != nil {
 			return again, err
 		}
 	}
 	_, err = controllers.SlowStart(ctx, func() int { return len(step.Create) }, func(ctx context.Context, i int) error {
-		return r.create(ctx, s, h, step.Create[i], i < controllers.MaxEvents)
+		return r.createPod(ctx, s, h, step.Create[i], i < controllers.MaxEvents)
 	})
 	if err != nil {
 		return again, err
 	}
 	for i, p := range step.Replace {
-		if wait := r.Replaced.Wait(p.Namespace+"/"+p.Name, p, s.Now); wait > 0 {
-			again = sooner(again, wait)
+		if wait := r.Backoff.RemainingDelay(p.Namespace+"/"+p.Name, p, s.Now); wait > 0 {
+			again = shorterWait(again, wait)
 			continue
 		}
 		if i < controllers.MaxEvents {
 			r.Term.Events.Eventf(s.Set, corev1.EventTypeWarning, "RecreatingFailedPod", "Replacing pod %s, which has ended as %s",
-				p.Name, controllers.HowEnded(p))
+				p.Name, controllers.DescribePodEnd(p))
 		}
 		if err := r.Pods.Delete(ctx, s.Set, p, false); err != nil {
 			return again, err
@@ -179,20 +179,20 @@ func (r *reconciler) perform(ctx context.Context, s Snapshot, h controllers.Hist
 	})
 }
 
-func (r *reconciler) label(ctx context.Context, set *appsv1.StatefulSet, p *corev1.Pod) error {
+func (r *reconciler) labelPod(ctx context.Context, set *appsv1.StatefulSet, p *corev1.Pod) error {
 	ordinal, _ := ordinalOf(set, p.Name)
 	next := p.DeepCopy()
-	identify(set, next, ordinal)
+	setIdentity(set, next, ordinal)
 	next, err := client.Update(ctx, r.Term.Client, next)
 	if err != nil {
 		return fmt.Errorf("labeling pod %s/%s of stateful set %s: %w", p.Namespace, p.Name, set.Name, err)
 	}
-	r.Pods.Wrote(next)
+	r.Pods.RecordWrite(next)
 	return nil
 }
 
-// create creates a pod after its claims.
-func (r *reconciler) create(ctx context.Context, s Snapshot, h controllers.History, c Creation, tell bool) error {
+// createPod creates a pod after its claims.
+func (r *reconciler) createPod(ctx context.Context, s Snapshot, h controllers.History, c Creation, tell bool) error {
 	if r.awaitsStaleClaim(s.Set, c.Ordinal) {
 		return nil // the deletion of the claim starts the next reconcile
 	}
@@ -204,7 +204,7 @@ func (r *reconciler) create(ctx context.Context, s Snapshot, h controllers.Histo
 	}
 	template, revision := &s.Set.Spec.Template, s.Update
 	if c.Current {
-		if have := h.Named(s.Current); have != nil {
+		if have := h.FindByName(s.Current); have != nil {
 			t, err := controllers.TemplateOf(have)
 			if err != nil {
 				return err
@@ -216,8 +216,9 @@ func (r *reconciler) create(ctx context.Context, s Snapshot, h controllers.Histo
 	return err
 }
 
-// writeStatus writes the status if it changed. It is computed after the writes of this reconcile.
-func (r *reconciler) writeStatus(ctx context.Context, s Snapshot, h controllers.History) (time.Duration, error) {
+// writeStatefulSetStatus writes the status if it changed. It is computed after the writes of this
+// reconcile.
+func (r *reconciler) writeStatefulSetStatus(ctx context.Context, s Snapshot, h controllers.History) (time.Duration, error) {
 	status, again := Status(s, h.Collisions)
 	if equality.Semantic.DeepEqual(status, s.Set.Status) {
 		return again, nil

@@ -19,12 +19,12 @@ func TestDeletedNodeKeepsItsFence(t *testing.T) {
 		now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1", Annotations: map[string]string{api.AnnotationFencesAfter: fence}},
 			Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}}
-		s.heard(n) // the node is ready and reports its fence
-		if h := s.host("w1", n, now); h.Fenced {
+		s.observeNode(n) // the node is ready and reports its fence
+		if h := s.assessNode("w1", n, now); h.Fenced {
 			t.Fatal("a ready node counts as fenced")
 		}
-		s.host("w1", nil, now) // kubectl delete node w1
-		h := s.host("w1", nil, now.Add(41*time.Second))
+		s.assessNode("w1", nil, now) // kubectl delete node w1
+		h := s.assessNode("w1", nil, now.Add(41*time.Second))
 		if h.Fenced {
 			t.Errorf("--fence-after=%s: 41 s after its Node was deleted the volumes of w1 go to another node; "+
 				"its agent ends the pods that use them after %s s without a control plane (0 = never)", fence, fence)
@@ -53,23 +53,23 @@ func TestFencesOfADeletedNode(t *testing.T) {
 	} {
 		s := &silences{since: map[string]time.Time{}}
 		if c.reported != "" {
-			s.heard(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1",
+			s.observeNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w1",
 				Annotations: map[string]string{api.AnnotationFencesAfter: c.reported}}})
 		}
-		begin := s.host("w1", nil, at(100), c.kept...)
+		begin := s.assessNode("w1", nil, at(100), c.kept...)
 		if want := time.Duration(c.fences) * time.Second; begin.Fenced || begin.Fences != want {
 			t.Errorf("%s: at the deletion fenced %v, in %s, want %s", c.name, begin.Fenced, begin.Fences, want)
 		}
 		if c.fences == 0 {
-			if h := s.host("w1", nil, at(100_000), c.kept...); h.Fenced || h.Fences != 0 {
+			if h := s.assessNode("w1", nil, at(100_000), c.kept...); h.Fenced || h.Fences != 0 {
 				t.Errorf("%s: fenced %v, in %s", c.name, h.Fenced, h.Fences)
 			}
 			continue
 		}
-		if h := s.host("w1", nil, at(100+c.fences-1), c.kept...); h.Fenced || h.Fences != time.Second {
+		if h := s.assessNode("w1", nil, at(100+c.fences-1), c.kept...); h.Fenced || h.Fences != time.Second {
 			t.Errorf("%s: a second before: fenced %v, in %s", c.name, h.Fenced, h.Fences)
 		}
-		if h := s.host("w1", nil, at(100+c.fences), c.kept...); !h.Fenced {
+		if h := s.assessNode("w1", nil, at(100+c.fences), c.kept...); !h.Fenced {
 			t.Errorf("%s: not fenced after %d s", c.name, c.fences)
 		}
 	}
@@ -79,7 +79,7 @@ func TestFencesOfADeletedNode(t *testing.T) {
 func TestRememberedFencesAreBounded(t *testing.T) {
 	s := &silences{since: map[string]time.Time{}}
 	for i := range 3 * maxSilent {
-		s.heard(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName(i),
+		s.observeNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName(i),
 			Annotations: map[string]string{api.AnnotationFencesAfter: "20"}}})
 		if len(s.reported) > maxSilent {
 			t.Fatalf("%d fences are remembered", len(s.reported))

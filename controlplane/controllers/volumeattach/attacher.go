@@ -44,92 +44,93 @@ type published struct {
 	Secret *corev1.SecretReference `json:"secret,omitempty"`
 }
 
-// errand is the next action of the control plane as the attacher of a VolumeAttachment.
-type errand int
+// attachmentTask is the next action of the control plane as the attacher of a VolumeAttachment.
+type attachmentTask int
 
 const (
-	nothing errand = iota
-	hold           // record the parameters of the publish call
-	publish
-	unpublish
-	clash // an external attacher of the driver is active too
+	noTask       attachmentTask = iota
+	recordIntent                // record the parameters of the publish call
+	publishTask
+	unpublishTask
+	attacherClash // an external attacher of the driver is active too
 )
 
-// duty returns the next action for an attachment. served reports whether the cluster is the
-// attacher of the driver.
-func duty(a *storagev1.VolumeAttachment, served bool) errand {
+// attachmentDuty returns the next action for an attachment. served reports whether the cluster is
+// the attacher of the driver.
+func attachmentDuty(a *storagev1.VolumeAttachment, served bool) attachmentTask {
 	held := slices.Contains(a.Finalizers, finalizer)
 	others := slices.ContainsFunc(a.Finalizers, func(f string) bool { return strings.HasPrefix(f, foreign) })
 	switch {
 	case a.DeletionTimestamp != nil && held:
-		return unpublish // also if the driver has another attacher now: the attacher that published must unpublish
+		return unpublishTask // also if the driver has another attacher now: the attacher that published must unpublish
 	case a.DeletionTimestamp != nil || !served:
-		return nothing
+		return noTask
 	case others && !held:
-		return clash
+		return attacherClash
 	case a.Status.Attached:
-		return nothing
+		return noTask
 	case !held:
-		return hold
+		return recordIntent
 	}
-	return publish
+	return publishTask
 }
 
-// serve performs the attacher's next action for one attachment. again is the delay until the next
-// attempt if nothing changes; 0 means never.
-func (r *reconciler) serve(ctx context.Context, name string) (again time.Duration, err error) {
+// serveAttachment performs the attacher's next action for one attachment. again is the delay until
+// the next attempt if nothing changes; 0 means never.
+func (r *reconciler) serveAttachment(ctx context.Context, name string) (again time.Duration, err error) {
 	a, ok := r.attachments.Get("", name)
 	switch {
 	case ok && a.Spec.Attacher == api.ISCSIAttacher:
-		return 0, r.grant(ctx, a)
+		return 0, r.markAttached(ctx, a)
 	case !ok || r.calls == nil:
 		return 0, nil
 	}
 	d, _ := controllers.Cached[*storagev1.CSIDriver](r.drivers, "", a.Spec.Attacher)
-	switch duty(a, controllers.Served(d)) {
-	case hold:
-		return 0, r.hold(ctx, a)
-	case publish:
+	switch attachmentDuty(a, controllers.IsServedByAgent(d)) {
+	case recordIntent:
+		return 0, r.recordPublishIntent(ctx, a)
+	case publishTask:
 		for _, k := range r.ofAttachment(a) {
-			if r.state(k.Namespace, k.Name).doubt(a.Spec.NodeName, &Step{}) != "" { // the pods get the reason from tell
+			if r.volumeState(k.Namespace, k.Name).possibleHolder(a.Spec.NodeName, &Step{}) != "" { // the pods get the reason from recordEvents
 				return unheardAgain, nil
 			}
 		}
-		return 0, r.publish(ctx, a)
-	case unpublish:
+		return 0, r.publishVolume(ctx, a)
+	case unpublishTask:
 		n, _ := controllers.Cached[*corev1.Node](r.nodes, "", a.Spec.NodeName)
-		if h := r.silences.host(a.Spec.NodeName, n, r.term.Now()); n != nil && api.Unheard(n) && !h.Fenced {
+		if h := r.silences.assessNode(a.Spec.NodeName, n, r.term.Now()); n != nil && api.Unheard(n) && !h.Fenced {
 			return unheardAgain, nil // the node has not reported yet whether it uses the volume
 		}
-		return 0, r.unpublish(ctx, a)
-	case clash:
+		return 0, r.unpublishVolume(ctx, a)
+	case attacherClash:
 		r.term.Events.Event(a, corev1.EventTypeWarning, "FailedAttachVolume", fmt.Sprintf("CSI driver %s has an attacher of its own, and annotation %s of its CSIDriver asks "+
 			"the cluster to be it: remove the annotation", a.Spec.Attacher, controllers.ServedByAnnotation))
 	}
 	return 0, nil
 }
 
-// grant marks the attachment of a volume that needs no driver call, such as iSCSI, as attached.
-func (r *reconciler) grant(ctx context.Context, a *storagev1.VolumeAttachment) error {
+// markAttached marks the attachment of a volume that needs no driver call, such as iSCSI, as
+// attached.
+func (r *reconciler) markAttached(ctx context.Context, a *storagev1.VolumeAttachment) error {
 	if a.Status.Attached || a.DeletionTimestamp != nil {
 		return nil
 	}
 	next := a.DeepCopy()
 	next.Status = storagev1.VolumeAttachmentStatus{Attached: true}
-	return r.wrote(client.UpdateStatus(ctx, r.term.Client, next))
+	return r.recordAttachment(client.UpdateStatus(ctx, r.term.Client, next))
 }
 
-// hold stores the parameters of the publish call in the attachment, with the finalizer, before the
-// driver is called.
-func (r *reconciler) hold(ctx context.Context, a *storagev1.VolumeAttachment) error {
+// recordPublishIntent stores the parameters of the publish call in the attachment, with the
+// finalizer, before the driver is called.
+func (r *reconciler) recordPublishIntent(ctx context.Context, a *storagev1.VolumeAttachment) error {
 	v, ok := controllers.Cached[*corev1.PersistentVolume](r.volumes, "", volumeOf(a))
 	if !ok || v.Spec.CSI == nil || v.Spec.CSI.Driver != a.Spec.Attacher {
-		return r.failed(ctx, a, fmt.Errorf("persistentvolume %q is not there, or is none of CSI driver %s", volumeOf(a), a.Spec.Attacher))
+		return r.recordFailure(ctx, a, fmt.Errorf("persistentvolume %q is not there, or is none of CSI driver %s", volumeOf(a), a.Spec.Attacher))
 	}
 	has, _ := controllers.Cached[*storagev1.CSINode](r.csiNodes, "", a.Spec.NodeName)
-	d := controllers.DriverOn(has, a.Spec.Attacher)
+	d := controllers.FindNodeDriver(has, a.Spec.Attacher)
 	if d == nil {
-		return r.failed(ctx, a, fmt.Errorf("node %s has no CSI driver %s: a driver registers by a socket in its kubelet folder's plugins_registry", a.Spec.NodeName, a.Spec.Attacher))
+		return r.recordFailure(ctx, a, fmt.Errorf("node %s has no CSI driver %s: a driver registers by a socket in its kubelet folder's plugins_registry", a.Spec.NodeName, a.Spec.Attacher))
 	}
 	note, err := json.Marshal(published{Handle: v.Spec.CSI.VolumeHandle, NodeID: d.NodeID, Secret: v.Spec.CSI.ControllerPublishSecretRef})
 	if err != nil {
@@ -138,15 +139,15 @@ func (r *reconciler) hold(ctx context.Context, a *storagev1.VolumeAttachment) er
 	next := a.DeepCopy()
 	metav1.SetMetaDataAnnotation(&next.ObjectMeta, publishedAnnotation, string(note))
 	next.Finalizers = append(next.Finalizers, finalizer)
-	return r.wrote(client.Update(ctx, r.term.Client, next))
+	return r.recordAttachment(client.Update(ctx, r.term.Client, next))
 }
 
-// wrote records the stored attachment in the view and queues its keys.
-func (r *reconciler) wrote(a *storagev1.VolumeAttachment, err error) error {
+// recordAttachment records the stored attachment in the view and queues its keys.
+func (r *reconciler) recordAttachment(a *storagev1.VolumeAttachment, err error) error {
 	if err != nil {
 		return err
 	}
-	r.attachments.Wrote(a)
+	r.attachments.RecordWrite(a)
 	r.term.Enqueue(controllers.Key{Kind: attachmentKey, Name: a.Name})
 	for _, k := range r.ofAttachment(a) {
 		r.term.Enqueue(k)
@@ -154,62 +155,62 @@ func (r *reconciler) wrote(a *storagev1.VolumeAttachment, err error) error {
 	return nil
 }
 
-// noted returns the content of the attachment's publishedAnnotation and the data of the Secret that
-// it names.
-func (r *reconciler) noted(ctx context.Context, a *storagev1.VolumeAttachment) (published, map[string]string, error) {
+// recordedPublish returns the content of the attachment's publishedAnnotation and the data of the
+// Secret that it names.
+func (r *reconciler) recordedPublish(ctx context.Context, a *storagev1.VolumeAttachment) (published, map[string]string, error) {
 	var p published
 	if err := json.Unmarshal([]byte(a.Annotations[publishedAnnotation]), &p); err != nil {
 		return p, nil, fmt.Errorf("annotation %s of VolumeAttachment %s: %w", publishedAnnotation, a.Name, err)
 	}
-	out, err := controllers.SecretFor(ctx, r.term.Client, p.Secret)
+	out, err := controllers.ReadDriverSecret(ctx, r.term.Client, p.Secret)
 	if err != nil {
 		return p, nil, fmt.Errorf("controllerPublishSecretRef of the volume: %v", err)
 	}
 	return p, out, nil
 }
 
-// publish calls ControllerPublishVolume and marks the attachment as attached.
-func (r *reconciler) publish(ctx context.Context, a *storagev1.VolumeAttachment) error {
+// publishVolume calls ControllerPublishVolume and marks the attachment as attached.
+func (r *reconciler) publishVolume(ctx context.Context, a *storagev1.VolumeAttachment) error {
 	v, ok := controllers.Cached[*corev1.PersistentVolume](r.volumes, "", volumeOf(a))
 	if !ok || v.Spec.CSI == nil {
 		return nil // the attachment will be deleted too
 	}
-	p, secrets, err := r.noted(ctx, a)
+	p, secrets, err := r.recordedPublish(ctx, a)
 	if err != nil {
-		return r.failed(ctx, a, err)
+		return r.recordFailure(ctx, a, err)
 	}
 	var res *csi.ControllerPublishVolumeResponse
-	err = r.ask(a, func(driver csi.ControllerClient) error {
-		can, err := abilities(ctx, driver)
+	err = r.callController(a, func(driver csi.ControllerClient) error {
+		can, err := controllerCapabilities(ctx, driver)
 		if err != nil {
 			return err
 		}
-		if !able(can, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME) {
+		if !hasCapability(can, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME) {
 			res = &csi.ControllerPublishVolumeResponse{} // the driver has no publish step
 			return nil
 		}
-		readonly := v.Spec.CSI.ReadOnly && able(can, csi.ControllerServiceCapability_RPC_PUBLISH_READONLY)
+		readonly := v.Spec.CSI.ReadOnly && hasCapability(can, csi.ControllerServiceCapability_RPC_PUBLISH_READONLY)
 		res, err = driver.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: p.Handle, NodeId: p.NodeID, Readonly: readonly,
-			Secrets: secrets, VolumeContext: v.Spec.CSI.VolumeAttributes, VolumeCapability: capability(v, can)})
+			Secrets: secrets, VolumeContext: v.Spec.CSI.VolumeAttributes, VolumeCapability: volumeCapability(v, can)})
 		return err
 	})
 	if err != nil {
-		return r.failed(ctx, a, err)
+		return r.recordFailure(ctx, a, err)
 	}
 	next := a.DeepCopy()
 	next.Status = storagev1.VolumeAttachmentStatus{Attached: true, AttachmentMetadata: res.GetPublishContext()}
-	return r.wrote(client.UpdateStatus(ctx, r.term.Client, next))
+	return r.recordAttachment(client.UpdateStatus(ctx, r.term.Client, next))
 }
 
-// unpublish calls ControllerUnpublishVolume and removes the finalizer of the attachment.
-func (r *reconciler) unpublish(ctx context.Context, a *storagev1.VolumeAttachment) error {
-	p, secrets, err := r.noted(ctx, a)
+// unpublishVolume calls ControllerUnpublishVolume and removes the finalizer of the attachment.
+func (r *reconciler) unpublishVolume(ctx context.Context, a *storagev1.VolumeAttachment) error {
+	p, secrets, err := r.recordedPublish(ctx, a)
 	if err != nil {
-		return r.failed(ctx, a, err)
+		return r.recordFailure(ctx, a, err)
 	}
-	err = r.ask(a, func(driver csi.ControllerClient) error {
-		can, err := abilities(ctx, driver)
-		if err != nil || !able(can, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME) {
+	err = r.callController(a, func(driver csi.ControllerClient) error {
+		can, err := controllerCapabilities(ctx, driver)
+		if err != nil || !hasCapability(can, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME) {
 			return err
 		}
 		_, err = driver.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: p.Handle, NodeId: p.NodeID, Secrets: secrets})
@@ -219,16 +220,16 @@ func (r *reconciler) unpublish(ctx context.Context, a *storagev1.VolumeAttachmen
 		return err
 	})
 	if err != nil {
-		return r.failed(ctx, a, err)
+		return r.recordFailure(ctx, a, err)
 	}
 	next := a.DeepCopy()
 	next.Finalizers = slices.DeleteFunc(next.Finalizers, func(f string) bool { return f == finalizer })
-	return r.wrote(client.Update(ctx, r.term.Client, next))
+	return r.recordAttachment(client.Update(ctx, r.term.Client, next))
 }
 
-// failed writes an error to the attachment's status and returns the error.
-func (r *reconciler) failed(ctx context.Context, a *storagev1.VolumeAttachment, err error) error {
-	words := controllers.Words(err)
+// recordFailure writes an error to the attachment's status and returns the error.
+func (r *reconciler) recordFailure(ctx context.Context, a *storagev1.VolumeAttachment, err error) error {
+	words := controllers.DriverErrorText(err)
 	next := a.DeepCopy()
 	said := &storagev1.VolumeError{Time: metav1.NewTime(r.term.Now()), Message: words}
 	was := &next.Status.AttachError
@@ -241,7 +242,7 @@ func (r *reconciler) failed(ctx context.Context, a *storagev1.VolumeAttachment, 
 		if wrong != nil {
 			return errors.Join(err, wrong)
 		}
-		r.attachments.Wrote(next)
+		r.attachments.RecordWrite(next)
 		for _, k := range r.ofAttachment(a) {
 			r.term.Enqueue(k)
 		}
@@ -249,10 +250,10 @@ func (r *reconciler) failed(ctx context.Context, a *storagev1.VolumeAttachment, 
 	return fmt.Errorf("volume %s on node %s: %w", volumeOf(a), a.Spec.NodeName, err)
 }
 
-// ask calls the driver through the first node that reaches it. It tries the next node only if the
-// driver is missing on a node; any other error is final.
-func (r *reconciler) ask(a *storagev1.VolumeAttachment, call func(csi.ControllerClient) error) error {
-	nodes := r.ways(a)
+// callController calls the driver through the first node that reaches it. It tries the next node
+// only if the driver is missing on a node; any other error is final.
+func (r *reconciler) callController(a *storagev1.VolumeAttachment, call func(csi.ControllerClient) error) error {
+	nodes := r.controllerNodes(a)
 	if len(nodes) == 0 {
 		return fmt.Errorf("no node of the cluster is ready and has CSI driver %s (kubectl get csinodes -o yaml lists those that have)", a.Spec.Attacher)
 	}
@@ -271,9 +272,9 @@ func (r *reconciler) ask(a *storagev1.VolumeAttachment, call func(csi.Controller
 	return err
 }
 
-// ways returns the ready nodes that have the driver. The attachment's own node comes first, then
-// nodes that reach the volume, then other nodes.
-func (r *reconciler) ways(a *storagev1.VolumeAttachment) []string {
+// controllerNodes returns the ready nodes that have the driver. The attachment's own node comes
+// first, then nodes that reach the volume, then other nodes.
+func (r *reconciler) controllerNodes(a *storagev1.VolumeAttachment) []string {
 	v, _ := controllers.Cached[*corev1.PersistentVolume](r.volumes, "", volumeOf(a))
 	rank := func(n *corev1.Node) int {
 		switch {
@@ -287,7 +288,7 @@ func (r *reconciler) ways(a *storagev1.VolumeAttachment) []string {
 	var found []*corev1.Node
 	for _, n := range controllers.CachedAll[*corev1.Node](r.nodes) {
 		has, _ := controllers.Cached[*storagev1.CSINode](r.csiNodes, "", n.Name)
-		if controllers.Answers(n) && controllers.DriverOn(has, a.Spec.Attacher) != nil {
+		if controllers.IsNodeReady(n) && controllers.FindNodeDriver(has, a.Spec.Attacher) != nil {
 			found = append(found, n)
 		}
 	}
@@ -299,9 +300,9 @@ func (r *reconciler) ways(a *storagev1.VolumeAttachment) []string {
 	return out
 }
 
-// abilities returns the capabilities of a driver's Controller service. They are empty for a driver
-// without this service.
-func abilities(ctx context.Context, driver csi.ControllerClient) (*csi.ControllerGetCapabilitiesResponse, error) {
+// controllerCapabilities returns the capabilities of a driver's Controller service. They are empty
+// for a driver without this service.
+func controllerCapabilities(ctx context.Context, driver csi.ControllerClient) (*csi.ControllerGetCapabilitiesResponse, error) {
 	can, err := driver.ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
 	if status.Code(err) == codes.Unimplemented {
 		return &csi.ControllerGetCapabilitiesResponse{}, nil
@@ -309,15 +310,15 @@ func abilities(ctx context.Context, driver csi.ControllerClient) (*csi.Controlle
 	return can, err
 }
 
-func able(c *csi.ControllerGetCapabilitiesResponse, t csi.ControllerServiceCapability_RPC_Type) bool {
+func hasCapability(c *csi.ControllerGetCapabilitiesResponse, t csi.ControllerServiceCapability_RPC_Type) bool {
 	return slices.ContainsFunc(c.GetCapabilities(), func(x *csi.ControllerServiceCapability) bool { return x.GetRpc().GetType() == t })
 }
 
-// capability returns the CSI capability for the access modes and volume mode of a volume.
-func capability(v *corev1.PersistentVolume, can *csi.ControllerGetCapabilitiesResponse) *csi.VolumeCapability {
+// volumeCapability returns the CSI capability for the access modes and volume mode of a volume.
+func volumeCapability(v *corev1.PersistentVolume, can *csi.ControllerGetCapabilitiesResponse) *csi.VolumeCapability {
 	mode := csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
 	has := func(m corev1.PersistentVolumeAccessMode) bool { return slices.Contains(v.Spec.AccessModes, m) }
-	tells := able(can, csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER)
+	tells := hasCapability(can, csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER)
 	switch {
 	case has(corev1.ReadWriteMany):
 		mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER

@@ -39,25 +39,25 @@ type silences struct {
 	reported map[string]string
 }
 
-// lost reports whether no replica has a session with a node.
-func lost(n *corev1.Node) bool {
+// isNodeLost reports whether no replica has a session with a node.
+func isNodeLost(n *corev1.Node) bool {
 	c := controllers.NodeCondition(n, corev1.NodeReady)
 	return c != nil && c.Status == corev1.ConditionUnknown
 }
 
-// heard is called for every change of a node. A node that was ready in between starts a new
+// observeNode is called for every change of a node. A node that was ready in between starts a new
 // silence.
-func (s *silences) heard(n *corev1.Node) {
+func (s *silences) observeNode(n *corev1.Node) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.report(n)
-	if !lost(n) {
+	s.recordFence(n)
+	if !isNodeLost(n) {
 		delete(s.since, n.Name)
 	}
 }
 
-// report records the fence that a node reports. s.mu must be held.
-func (s *silences) report(n *corev1.Node) {
+// recordFence records the fence that a node reports. s.mu must be held.
+func (s *silences) recordFence(n *corev1.Node) {
 	after, reports := n.Annotations[api.AnnotationFencesAfter]
 	if !reports {
 		delete(s.reported, n.Name)
@@ -69,14 +69,15 @@ func (s *silences) report(n *corev1.Node) {
 	s.reported[n.Name] = after
 }
 
-func (s *silences) clear() {
+func (s *silences) clearSilences() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	clear(s.since)
 }
 
-// begin returns when the node's silence started. It starts now if the node was not silent before.
-func (s *silences) begin(node string, now time.Time) time.Time {
+// silentSince returns when the node's silence started. It starts now if the node was not silent
+// before.
+func (s *silences) silentSince(node string, now time.Time) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if t, ok := s.since[node]; ok {
@@ -93,18 +94,18 @@ func (s *silences) begin(node string, now time.Time) time.Time {
 	return now
 }
 
-// host returns whether a node is fenced, or when it will be. n is nil if the Node does not exist;
-// kept are then the fences that its attachments store.
-func (s *silences) host(name string, n *corev1.Node, now time.Time, kept ...string) Host {
+// assessNode returns whether a node is fenced, or when it will be. n is nil if the Node does not
+// exist; kept are then the fences that its attachments store.
+func (s *silences) assessNode(name string, n *corev1.Node, now time.Time, kept ...string) Host {
 	h := Host{Node: n}
 	var limit time.Duration
 	if n != nil {
-		s.heard(n)
+		s.observeNode(n)
 		if api.OutOfService(n) {
 			h.Fenced = true
 			return h
 		}
-		if !lost(n) {
+		if !isNodeLost(n) {
 			return h
 		}
 		after := api.FencesAfter(n)
@@ -118,7 +119,7 @@ func (s *silences) host(name string, n *corev1.Node, now time.Time, kept ...stri
 			return h
 		}
 	}
-	left := limit - now.Sub(s.begin(name, now))
+	left := limit - now.Sub(s.silentSince(name, now))
 	h.Fenced, h.Fences = left <= 0, max(0, left)
 	return h
 }
@@ -153,14 +154,14 @@ func (r *reconciler) keptFences(node string) (kept []string) {
 	return kept
 }
 
-// host assesses a node by its Node object. For a deleted Node it uses the fences that the
+// assessNode assesses a node by its Node object. For a deleted Node it uses the fences that the
 // attachments store.
-func (r *reconciler) host(name string, now time.Time) Host {
+func (r *reconciler) assessNode(name string, now time.Time) Host {
 	n, ok := controllers.Cached[*corev1.Node](r.nodes, "", name)
 	if !ok {
-		return r.silences.host(name, nil, now, r.keptFences(name)...)
+		return r.silences.assessNode(name, nil, now, r.keptFences(name)...)
 	}
-	return r.silences.host(name, n, now)
+	return r.silences.assessNode(name, n, now)
 }
 
 // keepFences writes the fences of nodes to their attachments, because attachments outlive Nodes.
@@ -184,15 +185,15 @@ func (r *reconciler) keepFences(ctx context.Context, in State) error {
 		if !changed {
 			continue
 		}
-		if err := r.wrote(client.Update(ctx, r.term.Client, next)); err != nil {
+		if err := r.recordAttachment(client.Update(ctx, r.term.Client, next)); err != nil {
 			return fmt.Errorf("storing the fence of node %s in VolumeAttachment %s: %w", n.Name, a.Name, err)
 		}
 	}
 	return nil
 }
 
-// keepsFence returns a check for list. The check fails if the attachment stores another fence than
-// the node reports.
+// keepsFence returns a check for writeAttachedList. The check fails if the attachment stores
+// another fence than the node reports.
 func (r *reconciler) keepsFence(in State, node string) func(*corev1.Node) error {
 	return func(n *corev1.Node) error {
 		a, ok := r.attachments.Get("", api.AttachmentName(in.Handle, in.Attacher, node))
@@ -200,7 +201,7 @@ func (r *reconciler) keepsFence(in State, node string) func(*corev1.Node) error 
 			return nil // the volume will soon be removed from the node's status
 		}
 		if _, behind := api.KeepFence(a, n); behind {
-			return controllers.Race("node %s reports another --fence-after than VolumeAttachment %s stores", node, a.Name)
+			return controllers.RaceError("node %s reports another --fence-after than VolumeAttachment %s stores", node, a.Name)
 		}
 		return nil
 	}
@@ -219,14 +220,14 @@ const (
 // unmark is the merge patch that removes the restore mark.
 var unmark = fmt.Appendf(nil, `{"metadata":{"annotations":{%q:null}}}`, api.AnnotationUnheard)
 
-// strangersWait measures how long to wait for nodes that a restored store lacks. The wait starts
-// with the first call of left and uses the leader's own clock.
-type strangersWait struct {
+// unrecordedWait measures how long to wait for nodes that a restored store lacks. The wait starts
+// with the first call of remainingWait and uses the leader's own clock.
+type unrecordedWait struct {
 	once sync.Once
 	till time.Time
 }
 
-func (s *strangersWait) left(now time.Time, nodes cache.SharedIndexInformer) time.Duration {
+func (s *unrecordedWait) remainingWait(now time.Time, nodes cache.SharedIndexInformer) time.Duration {
 	s.once.Do(func() {
 		wait := leastStrange
 		for _, n := range controllers.CachedAll[*corev1.Node](nodes) {
@@ -252,9 +253,9 @@ func (r *reconciler) removePod(ctx context.Context, p *corev1.Pod) error {
 	if err != nil {
 		return fmt.Errorf("marking pod %s/%s of fenced node %s failed: %w", p.Namespace, p.Name, p.Spec.NodeName, err)
 	}
-	r.pods.Wrote(next)
+	r.pods.RecordWrite(next)
 	r.term.Events.Event(p, corev1.EventTypeWarning, "NodeFenced", message)
-	o, now := controllers.ByUID(p), int64(0)
+	o, now := controllers.DeleteOnlyUID(p), int64(0)
 	o.GracePeriodSeconds = &now
 	if err := client.Delete[*corev1.Pod](ctx, r.term.Client, p.Namespace, p.Name, o); err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("removing pod %s/%s of fenced node %s: %w", p.Namespace, p.Name, p.Spec.NodeName, err)

@@ -30,9 +30,9 @@ type User struct {
 	Volume *corev1.PersistentVolume
 }
 
-// State is the state of one volume, which is identified by an attacher and a handle. Plan decides
-// by this state alone. Several PersistentVolumes may refer to the volume. Each has its own access
-// modes, but the volume is attached to a node only once.
+// State is the state of one volume, which is identified by an attacher and a handle. PlanVolume
+// decides by this state alone. Several PersistentVolumes may refer to the volume. Each has its own
+// access modes, but the volume is attached to a node only once.
 type State struct {
 	Attacher, Handle string
 	Volumes          []*corev1.PersistentVolume // empty if all were deleted
@@ -52,16 +52,16 @@ type Refusal struct {
 
 // Step lists the writes for one volume.
 type Step struct {
-	Attach  []User                        // users whose nodes get the volume
+	Attach  []User                        // users on nodes that get the volume
 	Detach  []*storagev1.VolumeAttachment // attachments to delete
-	Listed  []string                      // nodes whose status.volumesAttached must contain the volume
+	Listed  []string                      // nodes with a status.volumesAttached that must contain the volume
 	Remove  []*corev1.Pod                 // terminating pods of fenced nodes, which only their node could confirm
 	Refused []Refusal
 	Settled []*corev1.PersistentVolume // volumes that no unrecorded node can have any more: they lose the restore mark
 	Again   time.Duration              // delay until the next plan if nothing changes; 0 means never
 }
 
-func (s *Step) again(d time.Duration) {
+func (s *Step) requestRetry(d time.Duration) {
 	if d > 0 && (s.Again == 0 || d < s.Again) {
 		s.Again = d
 	}
@@ -71,11 +71,11 @@ func (s *Step) again(d time.Duration) {
 // restore.
 const unheardAgain = 3 * time.Second
 
-// Plan computes the next step for one volume. A single-node volume goes to the oldest pod that
-// needs it. It goes to another node only after all its attachments are gone.
-func Plan(in State) Step {
+// PlanVolume computes the next step for one volume. A single-node volume goes to the oldest pod
+// that needs it. It goes to another node only after all its attachments are gone.
+func PlanVolume(in State) Step {
 	var out Step
-	wanted := in.wanted(&out)
+	wanted := in.wantedNodes(&out)
 	taken := map[string]bool{} // nodes that have the volume, including those about to lose it
 	leaving := map[string]bool{}
 	for _, a := range in.Attachments {
@@ -83,8 +83,8 @@ func Plan(in State) Step {
 		taken[node] = true
 		if _, want := wanted[node]; a.DeletionTimestamp != nil {
 			leaving[node] = true
-		} else if want && !in.yields(a) || !want && in.held(a, &out) {
-			if a.Status.Attached && in.doubt(node, &out) == "" {
+		} else if want && !in.mustYield(a) || !want && in.isHeldByNode(a, &out) {
+			if a.Status.Attached && in.possibleHolder(node, &out) == "" {
 				out.Listed = append(out.Listed, node)
 			}
 		} else {
@@ -94,8 +94,8 @@ func Plan(in State) Step {
 	}
 	for _, u := range byAge(wanted) {
 		node := u.Pod.Spec.NodeName
-		if why := in.doubt(node, &out); why != "" {
-			if !in.listed(node) {
+		if why := in.possibleHolder(node, &out); why != "" {
+			if !in.isVolumeListed(node) {
 				out.Refused = append(out.Refused, Refusal{u.Pod, fmt.Sprintf("Multi-Attach error for volume %q: its access modes let one node have it, and %s", u.Volume.Name, why)})
 			}
 			continue
@@ -103,60 +103,60 @@ func Plan(in State) Step {
 		if taken[node] {
 			continue
 		}
-		rule, other := in.forbids(u, taken, leaving)
+		rule, other := in.findExclusiveVolume(u, taken, leaving)
 		switch {
 		case rule == nil:
 			out.Attach = append(out.Attach, u)
 			taken[node] = true
 		case other != "":
-			out.Refused = append(out.Refused, Refusal{u.Pod, in.multi(u, rule, other, wanted[other])})
+			out.Refused = append(out.Refused, Refusal{u.Pod, in.multiAttachMessage(u, rule, other, wanted[other])})
 		}
 	}
-	in.settle(&out)
+	in.endUnrecordedWait(&out)
 	return out
 }
 
-// settle adds to the step the volumes whose wait for unrecorded nodes is over.
-func (in State) settle(out *Step) {
+// endUnrecordedWait adds to the step the volumes that no longer wait for unrecorded nodes.
+func (in State) endUnrecordedWait(out *Step) {
 	for _, v := range in.Volumes {
 		if !api.Unheard(v) || api.SinglePod(v) { // single-pod volumes keep the mark for longer, see sole
 			continue
 		}
 		switch {
 		case in.Strangers > 0:
-			out.again(in.Strangers)
-		case in.joining() != "":
-			out.again(unheardAgain)
+			out.requestRetry(in.Strangers)
+		case in.findJoiningNode() != "":
+			out.requestRetry(unheardAgain)
 		default:
 			out.Settled = append(out.Settled, v)
 		}
 	}
 }
 
-// stranger returns why a node does not get a volume that a node which the restored store lacks may
-// have. It returns "" if no such node is possible. A node that reports the volume itself gets it
-// without waiting.
-func (in State) stranger(node string, out *Step) string {
+// unrecordedHolderReason returns why a node does not get a volume that a node which the restored
+// store lacks may have. It returns "" if no such node is possible. A node that reports the volume
+// itself gets it without waiting.
+func (in State) unrecordedHolderReason(node string, out *Step) string {
 	if h := in.Hosts[node]; h.Node != nil && !api.Unheard(h.Node) {
-		if holds, told := api.Holds(h.Node, in.name()); holds && told {
+		if holds, told := api.Holds(h.Node, in.uniqueVolumeName()); holds && told {
 			return ""
 		}
 	}
-	switch other := in.joining(); {
+	switch other := in.findJoiningNode(); {
 	case !slices.ContainsFunc(in.Volumes, func(v *corev1.PersistentVolume) bool { return api.Unheard(v) }):
 	case in.Strangers > 0:
-		out.again(in.Strangers)
+		out.requestRetry(in.Strangers)
 		return "a backup was restored: a node that joined after it was made may have it mounted, and is waited for a while"
 	case other != "" && other != node:
-		out.again(unheardAgain)
+		out.requestRetry(unheardAgain)
 		return fmt.Sprintf("a backup was restored, and node %s, which has just joined, has not said yet what it has mounted", other)
 	}
 	return ""
 }
 
-// joining returns the first node that has just joined and has not reported which volumes it uses.
-// It returns "" if there is none.
-func (in State) joining() (first string) {
+// findJoiningNode returns the first node that has just joined and has not reported which volumes it
+// uses. It returns "" if there is none.
+func (in State) findJoiningNode() (first string) {
 	for node, h := range in.Hosts {
 		if h.Node != nil && !h.Fenced && api.Joining(h.Node) && (first == "" || node < first) {
 			first = node
@@ -165,12 +165,13 @@ func (in State) joining() (first string) {
 	return first
 }
 
-// forbids returns the PersistentVolume whose access modes forbid that the pod's node gets the
-// volume too, and the node that has the volume. The node is "" if it is losing the volume. The
-// PersistentVolume of the pod counts, and those through which other nodes have the volume.
-func (in State) forbids(u User, taken, leaving map[string]bool) (rule *corev1.PersistentVolume, other string) {
+// findExclusiveVolume returns the PersistentVolume with access modes that forbid that the pod's
+// node gets the volume too, and the node that has the volume. The node is "" if it is losing the
+// volume. The PersistentVolume of the pod counts, and those through which other nodes have the
+// volume.
+func (in State) findExclusiveVolume(u User, taken, leaving map[string]bool) (rule *corev1.PersistentVolume, other string) {
 	if api.SingleNode(u.Volume) && len(taken) > 0 {
-		return u.Volume, holder(taken, leaving)
+		return u.Volume, findHolder(taken, leaving)
 	}
 	for _, node := range slices.Sorted(maps.Keys(taken)) {
 		if i := slices.IndexFunc(in.shownOn(node), api.SingleNode); i >= 0 {
@@ -202,8 +203,8 @@ func (in State) shownOn(node string) (by []*corev1.PersistentVolume) {
 	return by
 }
 
-// wanted returns the nodes that must have the volume, each with the oldest of its pods.
-func (in State) wanted(out *Step) map[string]User {
+// wantedNodes returns the nodes that must have the volume, each with the oldest of its pods.
+func (in State) wantedNodes(out *Step) map[string]User {
 	wanted := map[string]User{}
 	if !in.Required {
 		return wanted
@@ -215,22 +216,22 @@ func (in State) wanted(out *Step) map[string]User {
 			if h := in.Hosts[node]; h.Fenced {
 				out.Remove = append(out.Remove, p)
 			} else {
-				out.again(h.Fences)
+				out.requestRetry(h.Fences)
 			}
 		}
-		if have, ok := wanted[node]; !ok || older(u, have) < 0 {
+		if have, ok := wanted[node]; !ok || compareAge(u, have) < 0 {
 			wanted[node] = u
 		}
 	}
 	return wanted
 }
 
-// doubt returns why another node has the volume, or may have it, without an attachment; "" if there
-// is none. After a restore, the store may lack attachments. A single-node volume is not given to a
-// node until every other node has reported its mounts, and while another node has it mounted. A
-// node unmounts a volume that has no pod by itself. A node that has a pod for the volume keeps it
-// and gets the attachment.
-func (in State) doubt(node string, out *Step) string {
+// possibleHolder returns why another node has the volume, or may have it, without an attachment; ""
+// if there is none. After a restore, the store may lack attachments. A single-node volume is not
+// given to a node until every other node has reported its mounts, and while another node has it
+// mounted. A node unmounts a volume that has no pod by itself. A node that has a pod for the volume
+// keeps it and gets the attachment.
+func (in State) possibleHolder(node string, out *Step) string {
 	if !slices.ContainsFunc(in.Volumes, api.SingleNode) {
 		return ""
 	}
@@ -242,7 +243,7 @@ func (in State) doubt(node string, out *Step) string {
 		switch {
 		case api.Unheard(h.Node):
 			first, why = other, fmt.Sprintf("node %s has not been heard since a backup was restored: it may have it mounted (if its machine is gone for good: kubectl delete node %[1]s)", other)
-		case in.strays(other):
+		case in.hasUnrecordedVolume(other):
 			first, why = other, fmt.Sprintf("node %s has it mounted for a pod that is not there any more: it moves when that is unmounted", other)
 			if p := in.userOn(other); p != nil {
 				why = fmt.Sprintf("node %s has it mounted, or may, and keeps it for pod %s/%s: it moves when that pod is gone", other, p.Namespace, p.Name)
@@ -250,48 +251,48 @@ func (in State) doubt(node string, out *Step) string {
 		}
 	}
 	if first == "" {
-		return in.stranger(node, out)
+		return in.unrecordedHolderReason(node, out)
 	}
 	if h := in.Hosts[first]; h.Fences > 0 {
-		out.again(h.Fences)
+		out.requestRetry(h.Fences)
 	} else if api.Unheard(h.Node) {
-		out.again(unheardAgain) // a connected node does not report how long it has waited for volumes
+		out.requestRetry(unheardAgain) // a connected node does not report how long it has waited for volumes
 	}
 	return why
 }
 
-// strays reports whether a node reports the volume without having an attachment. An agent of an
-// older release does not distinguish mounted volumes from volumes that it waits for. If such a node
-// has a pod for the volume, it counts as waiting.
-func (in State) strays(node string) bool {
+// hasUnrecordedVolume reports whether a node reports the volume without having an attachment. An
+// agent of an older release does not distinguish mounted volumes from volumes that it waits for. If
+// such a node has a pod for the volume, it counts as waiting.
+func (in State) hasUnrecordedVolume(node string) bool {
 	h := in.Hosts[node]
 	if h.Node == nil || h.Fenced || in.attachedTo(node) {
 		return false
 	}
-	holds, told := api.Holds(h.Node, in.name())
+	holds, told := api.Holds(h.Node, in.uniqueVolumeName())
 	return holds && (told || in.userOn(node) == nil)
 }
 
-// yields reports whether an attachment is deleted because another node has the volume mounted and
-// has a pod for it. This happens after a restore to a time when the volume was attached to the
+// mustYield reports whether an attachment is deleted because another node has the volume mounted
+// and has a pod for it. This happens after a restore to a time when the volume was attached to the
 // first node. The first node loses nothing: the volume is not in its status, and it reports that it
 // does not have it.
-func (in State) yields(a *storagev1.VolumeAttachment) bool {
+func (in State) mustYield(a *storagev1.VolumeAttachment) bool {
 	node := a.Spec.NodeName
 	h := in.Hosts[node]
-	if in.listed(node) || !slices.ContainsFunc(in.Volumes, api.SingleNode) {
+	if in.isVolumeListed(node) || !slices.ContainsFunc(in.Volumes, api.SingleNode) {
 		return false
 	}
 	if !h.Fenced {
 		if h.Node == nil || api.Unheard(h.Node) {
 			return false
 		}
-		if holds, _ := api.Holds(h.Node, in.name()); holds {
+		if holds, _ := api.Holds(h.Node, in.uniqueVolumeName()); holds {
 			return false
 		}
 	}
 	return slices.ContainsFunc(in.Users, func(u User) bool {
-		return u.Pod.Spec.NodeName != node && in.strays(u.Pod.Spec.NodeName) && !api.Unheard(in.Hosts[u.Pod.Spec.NodeName].Node)
+		return u.Pod.Spec.NodeName != node && in.hasUnrecordedVolume(u.Pod.Spec.NodeName) && !api.Unheard(in.Hosts[u.Pod.Spec.NodeName].Node)
 	})
 }
 
@@ -301,42 +302,44 @@ func (in State) userOn(node string) *corev1.Pod {
 	if len(on) == 0 {
 		return nil
 	}
-	return slices.MinFunc(on, older).Pod
+	return slices.MinFunc(on, compareAge).Pod
 }
 
-// listed reports whether a node's status.volumesAttached contains the volume.
-func (in State) listed(node string) bool {
+// isVolumeListed reports whether a node's status.volumesAttached contains the volume.
+func (in State) isVolumeListed(node string) bool {
 	h := in.Hosts[node]
-	return h.Node != nil && slices.ContainsFunc(h.Node.Status.VolumesAttached, func(a corev1.AttachedVolume) bool { return a.Name == in.name() })
+	return h.Node != nil && slices.ContainsFunc(h.Node.Status.VolumesAttached, func(a corev1.AttachedVolume) bool { return a.Name == in.uniqueVolumeName() })
 }
 
 func (in State) attachedTo(node string) bool {
 	return slices.ContainsFunc(in.Attachments, func(a *storagev1.VolumeAttachment) bool { return a.Spec.NodeName == node })
 }
 
-// held reports whether a volume that no pod needs must stay attached because the node has not
-// unmounted it.
-func (in State) held(a *storagev1.VolumeAttachment, out *Step) bool {
+// isHeldByNode reports whether a volume that no pod needs must stay attached because the node has
+// not unmounted it.
+func (in State) isHeldByNode(a *storagev1.VolumeAttachment, out *Step) bool {
 	h := in.Hosts[a.Spec.NodeName]
 	if h.Fenced {
 		return false
 	}
 	if h.Node != nil && api.Unheard(h.Node) {
-		out.again(cmp.Or(h.Fences, unheardAgain)) // its status.volumesInUse dates from the backup
+		out.requestRetry(cmp.Or(h.Fences, unheardAgain)) // its status.volumesInUse dates from the backup
 		return true
 	}
-	if h.Node != nil && !slices.Contains(h.Node.Status.VolumesInUse, in.name()) {
+	if h.Node != nil && !slices.Contains(h.Node.Status.VolumesInUse, in.uniqueVolumeName()) {
 		return false
 	}
-	out.again(h.Fences)
+	out.requestRetry(h.Fences)
 	return true
 }
 
-// name returns the name of the volume in the status of a Node.
-func (in State) name() corev1.UniqueVolumeName { return api.AttachedName(in.Attacher, in.Handle) }
+// uniqueVolumeName returns the name of the volume in the status of a Node.
+func (in State) uniqueVolumeName() corev1.UniqueVolumeName {
+	return api.AttachedName(in.Attacher, in.Handle)
+}
 
-// holder returns the first node that has the volume and is not losing it, or "".
-func holder(taken, leaving map[string]bool) string {
+// findHolder returns the first node that has the volume and is not losing it, or "".
+func findHolder(taken, leaving map[string]bool) string {
 	best := ""
 	for n := range taken {
 		if !leaving[n] && (best == "" || n < best) {
@@ -346,9 +349,10 @@ func holder(taken, leaving map[string]bool) string {
 	return best
 }
 
-// multi returns the event message for a pod that does not get the volume. It names the node that
-// has the volume, and the PersistentVolume rule whose access modes allow only one node.
-func (in State) multi(u User, rule *corev1.PersistentVolume, node string, has User) string {
+// multiAttachMessage returns the event message for a pod that does not get the volume. It names the
+// node that has the volume, and the PersistentVolume rule with access modes that allow only one
+// node.
+func (in State) multiAttachMessage(u User, rule *corev1.PersistentVolume, node string, has User) string {
 	h, known := in.Hosts[node]
 	gone := known && h.Node == nil
 	why := fmt.Sprintf("node %s has not unmounted it yet", node)
@@ -371,12 +375,12 @@ func (in State) multi(u User, rule *corev1.PersistentVolume, node string, has Us
 	if rule.Name != u.Volume.Name {
 		whose = fmt.Sprintf("the access modes of volume %q let", rule.Name)
 	}
-	return fmt.Sprintf("Multi-Attach error for volume %q: %s%s one node have it, and %s", u.Volume.Name, in.alike(u, node), whose, why)
+	return fmt.Sprintf("Multi-Attach error for volume %q: %s%s one node have it, and %s", u.Volume.Name, in.sharedVolumeName(u, node), whose, why)
 }
 
-// alike names the PersistentVolume through which the other node has the volume, if it differs from
-// the pod's. It returns "" otherwise.
-func (in State) alike(u User, node string) string {
+// sharedVolumeName names the PersistentVolume through which the other node has the volume, if it
+// differs from the pod's. It returns "" otherwise.
+func (in State) sharedVolumeName(u User, node string) string {
 	by := in.shownOn(node)
 	if len(by) == 0 || slices.Contains(by, u.Volume) {
 		return ""
@@ -388,11 +392,11 @@ func (in State) alike(u User, node string) string {
 	return fmt.Sprintf("it shows the same as volume %q (%s), ", by[0].Name, what)
 }
 
-func older(a, b User) int {
+func compareAge(a, b User) int {
 	return cmp.Or(a.Pod.CreationTimestamp.Compare(b.Pod.CreationTimestamp.Time), cmp.Compare(a.Pod.Namespace+"/"+a.Pod.Name, b.Pod.Namespace+"/"+b.Pod.Name),
 		cmp.Compare(a.Volume.Name, b.Volume.Name))
 }
 
 func byAge(users map[string]User) []User {
-	return slices.SortedFunc(maps.Values(users), older)
+	return slices.SortedFunc(maps.Values(users), compareAge)
 }

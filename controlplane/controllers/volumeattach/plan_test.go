@@ -209,7 +209,7 @@ func TestPlan(t *testing.T) {
 		{"the volume is gone, and mounted", given{Attachments: has(to("w1", "attached")), Hosts: map[string]Host{"w1": host("w1", true)}}, "listed w1"},
 		{"the volume is gone", given{Attachments: has(to("w1", "attached")), Hosts: map[string]Host{"w1": host("w1", false)}}, "detach w1"},
 	} {
-		if got := show(Plan(c.in.state())); got != c.want {
+		if got := show(PlanVolume(c.in.state())); got != c.want {
 			t.Errorf("%s:\n got %s\nwant %s", c.name, got, c.want)
 		}
 	}
@@ -256,7 +256,7 @@ func TestPlanOfVolumesThatShowTheSame(t *testing.T) {
 			"attach w2 by many; listed w1"},
 	} {
 		in := State{Attacher: driver, Handle: "h", Volumes: []*corev1.PersistentVolume{one, other, many, wide}, Required: true, Users: c.users, Attachments: c.has, Hosts: c.hosts}
-		if got := show(Plan(in)); got != c.want {
+		if got := show(PlanVolume(in)); got != c.want {
 			t.Errorf("%s:\n got %s\nwant %s", c.name, got, c.want)
 		}
 	}
@@ -296,7 +296,7 @@ func TestSilences(t *testing.T) {
 		{nil, 5000, false, 40},
 		{nil, 5040, true, 0},
 	} {
-		h := s.host("w1", c.node, at(c.at))
+		h := s.assessNode("w1", c.node, at(c.at))
 		if h.Fenced != c.fenced || h.Fences != time.Duration(c.in)*time.Second {
 			t.Errorf("step %d: fenced %v, in %s", i, h.Fenced, h.Fences)
 		}
@@ -311,22 +311,22 @@ func TestDuty(t *testing.T) {
 		finalizers []string
 		state      string
 		served     bool
-		want       errand
+		want       attachmentTask
 	}{
-		{"new", nil, "", true, hold},
-		{"new, of another's driver", nil, "", false, nothing},
-		{"held", mine, "", true, publish},
-		{"attached", mine, "attached", true, nothing},
-		{"a sidecar is at work as well", theirs, "", true, clash},
-		{"a sidecar's", theirs, "", false, nothing},
-		{"going", mine, "going", true, unpublish},
-		{"going, and a sidecar has taken over", append(theirs, mine...), "going", false, unpublish},
-		{"going, a sidecar's", theirs, "going", true, nothing},
-		{"gone", nil, "going", true, nothing},
+		{"new", nil, "", true, recordIntent},
+		{"new, of another's driver", nil, "", false, noTask},
+		{"held", mine, "", true, publishTask},
+		{"attached", mine, "attached", true, noTask},
+		{"a sidecar is at work as well", theirs, "", true, attacherClash},
+		{"a sidecar's", theirs, "", false, noTask},
+		{"going", mine, "going", true, unpublishTask},
+		{"going, and a sidecar has taken over", append(theirs, mine...), "going", false, unpublishTask},
+		{"going, a sidecar's", theirs, "going", true, noTask},
+		{"gone", nil, "going", true, noTask},
 	} {
 		a := to("w1", c.state)
 		a.Finalizers = c.finalizers
-		if got := duty(a, c.served); got != c.want {
+		if got := attachmentDuty(a, c.served); got != c.want {
 			t.Errorf("%s: %d, want %d", c.name, got, c.want)
 		}
 	}

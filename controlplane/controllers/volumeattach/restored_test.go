@@ -108,7 +108,7 @@ func (c *cluster) speak(node string) bool {
 	if h.Node == nil || h.Fenced || api.Unheard(h.Node) || api.Joining(h.Node) {
 		return false
 	}
-	if c.podOn(node) && c.in.state().listed(node) && slices.Contains(h.Node.Status.VolumesInUse, "kubernetes.io/csi/disk.example^h") {
+	if c.podOn(node) && c.in.state().isVolumeListed(node) && slices.Contains(h.Node.Status.VolumesInUse, "kubernetes.io/csi/disk.example^h") {
 		c.mounted[node] = true
 	}
 	n, held := host(node, c.mounted[node] || c.podOn(node)), []corev1.UniqueVolumeName{}
@@ -143,7 +143,7 @@ func (c *cluster) grant(what, node string) {
 // settle runs the controller and the nodes until nothing changes.
 func (c *cluster) settle() {
 	for range 30 {
-		step := Plan(c.in.state())
+		step := PlanVolume(c.in.state())
 		attachments, news := len(c.in.Attachments), len(step.Remove)+len(step.Attach) > 0
 		c.explained(step)
 		for _, p := range step.Remove {
@@ -271,7 +271,7 @@ func (c *cluster) come(over bool) {
 // granted checks that a node has the volume in the store and in its own report.
 func (c *cluster) granted() bool {
 	return slices.ContainsFunc(c.in.Attachments, func(a *storagev1.VolumeAttachment) bool {
-		return a.DeletionTimestamp == nil && c.mounted[a.Spec.NodeName] && c.in.state().listed(a.Spec.NodeName)
+		return a.DeletionTimestamp == nil && c.mounted[a.Spec.NodeName] && c.in.state().isVolumeListed(a.Spec.NodeName)
 	})
 }
 
@@ -308,7 +308,7 @@ func (h history) play(t *testing.T) bool {
 	}
 	for i, age := range h.waits {
 		if age > 0 && h.becomes[i] == heard && !c.granted() {
-			t.Errorf("nobody gets it: %s: %s", show(Plan(c.in.state())), h)
+			t.Errorf("nobody gets it: %s: %s", show(PlanVolume(c.in.state())), h)
 			return false
 		}
 	}

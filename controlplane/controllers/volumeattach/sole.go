@@ -30,17 +30,17 @@ type sole struct {
 	Strangers time.Duration
 }
 
-// waits returns for which node a volume waits, and why. It returns "" if the wait is over. A lost
-// node does not count as fenced here, because an agent stops pods by itself only if they use
+// waitingReason returns for which node a volume waits, and why. It returns "" if the wait is over.
+// A lost node does not count as fenced here, because an agent stops pods by itself only if they use
 // attached volumes. Only the taint out-of-service or the deletion of the Node shows that nothing on
 // the node uses the volume.
-func (s sole) waits() string {
+func (s sole) waitingReason() string {
 	first, why := "", ""
 	for _, n := range s.Nodes {
 		if api.OutOfService(n) || first != "" && first < n.Name {
 			continue
 		}
-		switch pod, held := s.holder(n); {
+		switch pod, held := s.unknownHolder(n); {
 		case api.Unheard(n):
 			first, why = n.Name, fmt.Sprintf("node %s has not been heard since a backup was restored: a pod of it may use it (if its machine is gone for good: kubectl delete node %[1]s)", n.Name)
 		case api.Joining(n):
@@ -55,9 +55,9 @@ func (s sole) waits() string {
 	return why
 }
 
-// holder returns the UID of a pod that has the volume according to its node, but that the store
-// does not have on that node.
-func (s sole) holder(n *corev1.Node) (pod string, held bool) {
+// unknownHolder returns the UID of a pod that has the volume according to its node, but that the
+// store does not have on that node.
+func (s sole) unknownHolder(n *corev1.Node) (pod string, held bool) {
 	list, all := api.ClaimsHeld(n)
 	if all {
 		return "any", true
@@ -86,24 +86,24 @@ func (r *reconciler) settleSole(ctx context.Context, name string) (time.Duration
 	if !ok || len(ofSole(v)) == 0 {
 		return 0, nil
 	}
-	s := sole{Volume: v, Users: r.users(v), Strangers: r.wait.left(r.term.Now(), r.nodes)}
+	s := sole{Volume: v, Users: r.volumeUsers(v), Strangers: r.wait.remainingWait(r.term.Now(), r.nodes)}
 	for _, use := range []string{unheard, joining, claiming} { // other nodes cannot have the volume
 		s.Nodes = append(s.Nodes, controllers.CachedBy[*corev1.Node](r.nodes, byUse, use)...)
 	}
-	why := s.waits()
+	why := s.waitingReason()
 	if why == "" {
-		return 0, r.settle(ctx, v)
+		return 0, r.clearRestoreMark(ctx, v)
 	}
-	if _, _, attached := api.Attachable(v); !attached { // pods of an attached volume get the reason from tell
+	if _, _, attached := api.Attachable(v); !attached { // pods of an attached volume get the reason from recordEvents
 		for _, u := range s.Users {
-			r.once(u, corev1.EventTypeWarning, "FailedAttachVolume", fmt.Sprintf("volume %q is one pod's, and %s", v.Name, why))
+			r.recordEventOnce(u, corev1.EventTypeWarning, "FailedAttachVolume", fmt.Sprintf("volume %q is one pod's, and %s", v.Name, why))
 		}
 	}
 	return unheardAgain, nil
 }
 
-// settle removes the restore mark from a volume.
-func (r *reconciler) settle(ctx context.Context, v *corev1.PersistentVolume) error {
+// clearRestoreMark removes the restore mark from a volume.
+func (r *reconciler) clearRestoreMark(ctx context.Context, v *corev1.PersistentVolume) error {
 	_, err := client.Patch[*corev1.PersistentVolume](ctx, r.term.Client, "", v.Name, "", types.MergePatchType, unmark)
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("removing the restore mark from PersistentVolume %s: %w", v.Name, err)

@@ -74,7 +74,7 @@ func (h soleHistory) play(t *testing.T) bool {
 			}
 			n.Annotations[api.AnnotationClaimsHeld] = string(told)
 		}
-		why := s.waits()
+		why := s.waitingReason()
 		if why == "" {
 			delete(v.Annotations, api.AnnotationUnheard)
 		} else if s.Strangers == 0 && !strings.Contains(why, "node w") {
@@ -125,7 +125,7 @@ func (h soleHistory) play(t *testing.T) bool {
 	end(10)
 	settle()
 	if api.Unheard(v) {
-		wrong("it waits for ever: %s", s.waits())
+		wrong("it waits for ever: %s", s.waitingReason())
 	}
 	if h.on >= 0 && h.becomes[h.on] == heard && mounted["u"] != h.on {
 		wrong("its pod does not get it")
@@ -180,7 +180,7 @@ func TestWhomAVolumeOfOnePodWaitsFor(t *testing.T) {
 		{map[string]string{api.AnnotationUnheard: ""}, 0, "kubectl delete node w1"},
 		{map[string]string{api.AnnotationFencesAfter: "20"}, 0, "node w1, which has just joined, has not said yet"},
 	} {
-		got := sole{Volume: v, Strangers: c.strangers, Nodes: []*corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "w1", Annotations: c.annotations}}}}.waits()
+		got := sole{Volume: v, Strangers: c.strangers, Nodes: []*corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "w1", Annotations: c.annotations}}}}.waitingReason()
 		if c.want == "" && got != "" || !strings.Contains(got, c.want) {
 			t.Errorf("%v: %q, want %q", c.annotations, got, c.want)
 		}

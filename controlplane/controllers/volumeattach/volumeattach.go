@@ -1,8 +1,8 @@
 // Package volumeattach decides which volumes are attached to which nodes. It creates and deletes
 // the VolumeAttachments that the attacher of a CSI driver serves, and maintains
 // status.volumesAttached of Nodes. It is also the attacher of drivers that have no attacher of
-// their own (controllers.Served) and of iSCSI volumes, where the node itself logs in after the
-// attachment.
+// their own (controllers.IsServedByAgent) and of iSCSI volumes, where the node itself logs in after
+// the attachment.
 //
 // The Node object coordinates mounting with detaching; both sides write it. A node first adds a
 // volume to status.volumesInUse. It mounts only volumes that one revision of the Node has both
@@ -51,8 +51,8 @@ const (
 )
 
 // Values of byUse that are not volume names. unheard stands for a Node that has not reported since
-// a restore. joining stands for a Node that has never reported. claiming stands for a Node some of
-// whose pods hold single-pod claims.
+// a restore. joining stands for a Node that has never reported. claiming stands for a Node with
+// pods that hold single-pod claims.
 const (
 	unheard  = "unheard"
 	joining  = "joining"
@@ -74,15 +74,15 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 			attachments: client.Informer[*storagev1.VolumeAttachment](d.Informers),
 		}}
 	i := r.informers
-	controllers.Index(i.pods, controllers.PodClaimIndex, controllers.PodClaims)
+	controllers.Index(i.pods, controllers.PodClaimIndex, controllers.PodClaimKeys)
 	controllers.Index(i.volumes, byVolume, func(o api.Object) []string {
 		v, _ := o.(*corev1.PersistentVolume)
-		return indexed(keysOf(v))
+		return indexValues(keysOf(v))
 	})
 	controllers.Index(i.attachments, byVolume, func(o api.Object) []string {
 		a, ok := o.(*storagev1.VolumeAttachment)
 		if handle, says := o.GetAnnotations()[handleAnnotation]; ok && says {
-			return indexed(keysFor(a.Spec.Attacher, handle))
+			return indexValues(keysFor(a.Spec.Attacher, handle))
 		}
 		return []string{volumeOf(o)}
 	})
@@ -111,7 +111,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 	})
 	return &controllers.Controller{
 		Name: "attachdetach-controller", Workers: 8,
-		Watches: i.watches(r.silences),
+		Watches: i.attachmentWatches(r.silences),
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{""}, Resources: []string{"persistentvolumes", "persistentvolumeclaims", "nodes"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: []string{"patch"}},
@@ -124,11 +124,11 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
-			l := &reconciler{term: t, calls: t.Drivers(calls), silences: r.silences, informers: i, told: map[types.UID]string{},
+			l := &reconciler{term: t, calls: t.Drivers(calls), silences: r.silences, informers: i, lastEvents: map[types.UID]string{},
 				pods:        controllers.ViewOf[*corev1.Pod](t, i.pods),
 				attachments: controllers.ViewOf[*storagev1.VolumeAttachment](t, i.attachments)}
-			l.silences.clear()
-			return l.reconcile
+			l.silences.clearSilences()
+			return l.reconcileKey
 		},
 	}
 }
@@ -138,7 +138,7 @@ type informers struct {
 	claims, volumes, pods, nodes, drivers, csiNodes, attachments cache.SharedIndexInformer
 }
 
-func (i informers) watches(silences *silences) []controllers.Watch {
+func (i informers) attachmentWatches(silences *silences) []controllers.Watch {
 	return []controllers.Watch{
 		controllers.OnInformer(i.pods, func(c controllers.Change[*corev1.Pod]) []controllers.Key { return i.ofPod(c.New) }),
 		controllers.OnInformer(i.claims, func(c controllers.Change[*corev1.PersistentVolumeClaim]) []controllers.Key {
@@ -152,7 +152,7 @@ func (i informers) watches(silences *silences) []controllers.Watch {
 		}),
 		controllers.OnInformer(i.nodes, func(c controllers.Change[*corev1.Node]) []controllers.Key {
 			if c.Type != controllers.Deleted {
-				silences.heard(c.New)
+				silences.observeNode(c.New)
 			}
 			if c.Type == controllers.Updated && c.Old != nil && sameHost(c.Old, c.New) {
 				return nil
@@ -198,7 +198,7 @@ func (i informers) watches(silences *silences) []controllers.Watch {
 
 // sameHost reports whether two versions of a node are equal in everything that affects attachment.
 func sameHost(a, b *corev1.Node) bool {
-	return lost(a) == lost(b) && api.OutOfService(a) == api.OutOfService(b) && a.Annotations[api.AnnotationFencesAfter] == b.Annotations[api.AnnotationFencesAfter] &&
+	return isNodeLost(a) == isNodeLost(b) && api.OutOfService(a) == api.OutOfService(b) && a.Annotations[api.AnnotationFencesAfter] == b.Annotations[api.AnnotationFencesAfter] &&
 		a.Annotations[api.AnnotationVolumesHeld] == b.Annotations[api.AnnotationVolumesHeld] &&
 		api.Unheard(a) == api.Unheard(b) && slices.Equal(a.Status.VolumesInUse, b.Status.VolumesInUse) && slices.Equal(a.Status.VolumesAttached, b.Status.VolumesAttached)
 }
@@ -216,8 +216,8 @@ func keysFor(attacher, handle string) []controllers.Key {
 	return []controllers.Key{{Kind: volumeKey, Namespace: attacher, Name: handle}}
 }
 
-// indexed returns keys as index values. They differ from all object names.
-func indexed(keys []controllers.Key) (values []string) {
+// indexValues returns keys as index values. They differ from all object names.
+func indexValues(keys []controllers.Key) (values []string) {
 	for _, k := range keys {
 		values = append(values, k.String())
 	}
@@ -252,7 +252,7 @@ func (i informers) ofPod(p *corev1.Pod) []controllers.Key {
 		return nil
 	}
 	var keys []controllers.Key
-	for _, name := range controllers.PodClaims(p) {
+	for _, name := range controllers.PodClaimKeys(p) {
 		if c, ok := controllers.Cached[*corev1.PersistentVolumeClaim](i.claims, p.Namespace, strings.TrimPrefix(name, p.Namespace+"/")); ok {
 			keys = append(keys, i.ofVolume(c.Spec.VolumeName)...)
 		}
@@ -270,43 +270,43 @@ type reconciler struct {
 	attachments *controllers.View[*storagev1.VolumeAttachment]
 
 	writing keylock.Locks // a Node's status is written by one worker at a time
-	wait    strangersWait
+	wait    unrecordedWait
 
-	mu   sync.Mutex
-	told map[types.UID]string // the last event of each pod and volume
+	mu         sync.Mutex
+	lastEvents map[types.UID]string // the last event of each pod and volume
 }
 
-func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (again time.Duration, err error) {
+func (r *reconciler) reconcileKey(ctx context.Context, key controllers.Key) (again time.Duration, err error) {
 	switch key.Kind {
 	case attachmentKey:
-		again, err = r.serve(ctx, key.Name)
+		again, err = r.serveAttachment(ctx, key.Name)
 	case soleKey:
 		again, err = r.settleSole(ctx, key.Name)
 	default:
-		again, err = r.volume(ctx, key.Namespace, key.Name)
+		again, err = r.reconcileVolume(ctx, key.Namespace, key.Name)
 	}
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-		err = controllers.Race("%s: %w", key, err)
+		err = controllers.RaceError("%s: %w", key, err)
 	}
 	return again, err
 }
 
-// state collects the state of a volume from the caches.
-func (r *reconciler) state(attacher, handle string) State {
+// volumeState collects the state of a volume from the caches.
+func (r *reconciler) volumeState(attacher, handle string) State {
 	in := State{Attacher: attacher, Handle: handle, Hosts: map[string]Host{}}
-	at := indexed(keysFor(attacher, handle))
+	at := indexValues(keysFor(attacher, handle))
 	in.Volumes = controllers.CachedBy[*corev1.PersistentVolume](r.volumes, byVolume, at[0])
 	for _, v := range in.Volumes {
 		at = append(at, v.Name)
-		in.Users = append(in.Users, r.users(v)...)
+		in.Users = append(in.Users, r.volumeUsers(v)...)
 	}
-	in.Attachments = slices.DeleteFunc(r.attachments.By(byVolume, at...), func(a *storagev1.VolumeAttachment) bool { return !in.ours(a) })
+	in.Attachments = slices.DeleteFunc(r.attachments.By(byVolume, at...), func(a *storagev1.VolumeAttachment) bool { return !in.isOwnAttachment(a) })
 	d, _ := controllers.Cached[*storagev1.CSIDriver](r.drivers, "", attacher)
 	in.Required = attacher == api.ISCSIAttacher || api.AttachRequired(d)
 	now := r.term.Now()
 	judge := func(node string) {
 		if _, ok := in.Hosts[node]; !ok {
-			in.Hosts[node] = r.host(node, now)
+			in.Hosts[node] = r.assessNode(node, now)
 		}
 	}
 	for _, a := range in.Attachments {
@@ -315,9 +315,9 @@ func (r *reconciler) state(attacher, handle string) State {
 	for _, u := range in.Users {
 		judge(u.Pod.Spec.NodeName)
 	}
-	uses := []string{string(in.name()), unheard}
+	uses := []string{string(in.uniqueVolumeName()), unheard}
 	if slices.ContainsFunc(in.Volumes, func(v *corev1.PersistentVolume) bool { return api.Unheard(v) }) {
-		in.Strangers = r.wait.left(now, r.nodes)
+		in.Strangers = r.wait.remainingWait(now, r.nodes)
 		uses = append(uses, joining)
 	}
 	for _, use := range uses {
@@ -328,14 +328,14 @@ func (r *reconciler) state(attacher, handle string) State {
 	return in
 }
 
-// ours reports whether an attachment has the name that this controller gives. Other attachments are
-// left alone.
-func (in State) ours(a *storagev1.VolumeAttachment) bool {
+// isOwnAttachment reports whether an attachment has the name that this controller gives. Other
+// attachments are left alone.
+func (in State) isOwnAttachment(a *storagev1.VolumeAttachment) bool {
 	return a.Spec.Attacher == in.Attacher && a.Name == api.AttachmentName(in.Handle, in.Attacher, a.Spec.NodeName)
 }
 
-// users returns the pods on nodes that use a PersistentVolume.
-func (r *reconciler) users(v *corev1.PersistentVolume) (users []User) {
+// volumeUsers returns the pods on nodes that use a PersistentVolume.
+func (r *reconciler) volumeUsers(v *corev1.PersistentVolume) (users []User) {
 	ref := v.Spec.ClaimRef
 	if ref == nil {
 		return nil
@@ -345,24 +345,24 @@ func (r *reconciler) users(v *corev1.PersistentVolume) (users []User) {
 		return nil
 	}
 	for _, p := range r.pods.By(controllers.PodClaimIndex, ref.Namespace+"/"+ref.Name) {
-		if p.Spec.NodeName != "" && !controllers.PodEnded(p) {
+		if p.Spec.NodeName != "" && !controllers.IsPodTerminal(p) {
 			users = append(users, User{p, v})
 		}
 	}
 	return users
 }
 
-// volume moves the attachments of one volume toward the needs of its pods.
-func (r *reconciler) volume(ctx context.Context, attacher, handle string) (time.Duration, error) {
-	in := r.state(attacher, handle)
-	step := Plan(in)
+// reconcileVolume moves the attachments of one volume toward the needs of its pods.
+func (r *reconciler) reconcileVolume(ctx context.Context, attacher, handle string) (time.Duration, error) {
+	in := r.volumeState(attacher, handle)
+	step := PlanVolume(in)
 	for _, p := range step.Remove {
 		if err := r.removePod(ctx, p); err != nil {
 			return 0, err
 		}
 	}
 	for _, a := range step.Detach {
-		if err := r.detach(ctx, in, a); err != nil {
+		if err := r.deleteAttachment(ctx, in, a); err != nil {
 			return 0, err
 		}
 	}
@@ -370,26 +370,26 @@ func (r *reconciler) volume(ctx context.Context, attacher, handle string) (time.
 		return 0, err
 	}
 	for _, node := range step.Listed {
-		if err := r.list(ctx, node, in.name(), true, r.keepsFence(in, node)); err != nil {
-			return 0, fmt.Errorf("noting volume %s as attached to node %s: %w", in.name(), node, err)
+		if err := r.writeAttachedList(ctx, node, in.uniqueVolumeName(), true, r.keepsFence(in, node)); err != nil {
+			return 0, fmt.Errorf("noting volume %s as attached to node %s: %w", in.uniqueVolumeName(), node, err)
 		}
 	}
 	for _, u := range step.Attach {
-		if err := r.attach(ctx, in, u); err != nil {
+		if err := r.createAttachment(ctx, in, u); err != nil {
 			return 0, err
 		}
 	}
 	for _, v := range step.Settled {
-		if err := r.settle(ctx, v); err != nil {
+		if err := r.clearRestoreMark(ctx, v); err != nil {
 			return 0, err
 		}
 	}
-	r.tell(in, step)
+	r.recordEvents(in, step)
 	return step.Again, nil
 }
 
-// attach creates the VolumeAttachment of a volume for a pod's node.
-func (r *reconciler) attach(ctx context.Context, in State, u User) error {
+// createAttachment creates the VolumeAttachment of a volume for a pod's node.
+func (r *reconciler) createAttachment(ctx context.Context, in State, u User) error {
 	v, node := u.Volume, u.Pod.Spec.NodeName
 	a := &storagev1.VolumeAttachment{
 		ObjectMeta: metav1.ObjectMeta{Name: api.AttachmentName(in.Handle, in.Attacher, node),
@@ -403,25 +403,25 @@ func (r *reconciler) attach(ctx context.Context, in State, u User) error {
 	if err != nil {
 		return fmt.Errorf("attaching volume %s to node %s: %w", v.Name, node, err)
 	}
-	r.attachments.Wrote(a)
+	r.attachments.RecordWrite(a)
 	return nil
 }
 
-// detach removes a volume from the Node's status and then deletes its attachment.
-func (r *reconciler) detach(ctx context.Context, in State, a *storagev1.VolumeAttachment) error {
-	node, name := a.Spec.NodeName, in.name()
-	err := r.list(ctx, node, name, false, func(n *corev1.Node) error {
+// deleteAttachment removes a volume from the Node's status and then deletes its attachment.
+func (r *reconciler) deleteAttachment(ctx context.Context, in State, a *storagev1.VolumeAttachment) error {
+	node, name := a.Spec.NodeName, in.uniqueVolumeName()
+	err := r.writeAttachedList(ctx, node, name, false, func(n *corev1.Node) error {
 		waits := false // the node waits for a volume that another node has, and the volume was never in its status: it loses nothing
 		if holds, told := api.Holds(n, name); told && !holds {
-			waits = !listed(n, name)
+			waits = !isVolumeAttached(n, name)
 		}
-		if slices.Contains(n.Status.VolumesInUse, name) && !waits && !r.silences.host(node, n, r.term.Now()).Fenced {
-			return controllers.Race("node %s uses volume %s again", node, name)
+		if slices.Contains(n.Status.VolumesInUse, name) && !waits && !r.silences.assessNode(node, n, r.term.Now()).Fenced {
+			return controllers.RaceError("node %s uses volume %s again", node, name)
 		}
 		return nil
 	})
 	if err == nil {
-		err = client.Delete[*storagev1.VolumeAttachment](ctx, r.term.Client, "", a.Name, controllers.ByUID(a))
+		err = client.Delete[*storagev1.VolumeAttachment](ctx, r.term.Client, "", a.Name, controllers.DeleteOnlyUID(a))
 	}
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("detaching volume %s from node %s: %w", volumeOf(a), node, err)
@@ -429,10 +429,10 @@ func (r *reconciler) detach(ctx context.Context, in State, a *storagev1.VolumeAt
 	return nil
 }
 
-// list adds a volume to a Node's status.volumesAttached or removes it. The write fails if the Node
-// has changed since check accepted it.
-func (r *reconciler) list(ctx context.Context, node string, name corev1.UniqueVolumeName, has bool, check func(*corev1.Node) error) error {
-	if n, ok := controllers.Cached[*corev1.Node](r.nodes, "", node); ok && has && listed(n, name) {
+// writeAttachedList adds a volume to a Node's status.volumesAttached or removes it. The write fails
+// if the Node has changed since check accepted it.
+func (r *reconciler) writeAttachedList(ctx context.Context, node string, name corev1.UniqueVolumeName, has bool, check func(*corev1.Node) error) error {
+	if n, ok := controllers.Cached[*corev1.Node](r.nodes, "", node); ok && has && isVolumeAttached(n, name) {
 		return nil
 	}
 	defer r.writing.Lock(node)()
@@ -447,7 +447,7 @@ func (r *reconciler) list(ctx context.Context, node string, name corev1.UniqueVo
 			return err
 		}
 	}
-	if listed(n, name) == has {
+	if isVolumeAttached(n, name) == has {
 		return nil
 	}
 	next := n.DeepCopy()
@@ -460,12 +460,12 @@ func (r *reconciler) list(ctx context.Context, node string, name corev1.UniqueVo
 	return err
 }
 
-func listed(n *corev1.Node, name corev1.UniqueVolumeName) bool {
+func isVolumeAttached(n *corev1.Node, name corev1.UniqueVolumeName) bool {
 	return slices.ContainsFunc(n.Status.VolumesAttached, func(v corev1.AttachedVolume) bool { return v.Name == name })
 }
 
-// tell records the attachment results as events of the pods. It does not repeat an event.
-func (r *reconciler) tell(in State, step Step) {
+// recordEvents records the attachment results as events of the pods. It does not repeat an event.
+func (r *reconciler) recordEvents(in State, step Step) {
 	refused := map[types.UID]string{}
 	for _, x := range step.Refused {
 		refused[x.Pod.UID] = x.Message
@@ -478,29 +478,29 @@ func (r *reconciler) tell(in State, step Step) {
 		a := at[u.Pod.Spec.NodeName]
 		switch why := refused[u.Pod.UID]; {
 		case why != "":
-			r.once(u, corev1.EventTypeWarning, "FailedAttachVolume", why)
+			r.recordEventOnce(u, corev1.EventTypeWarning, "FailedAttachVolume", why)
 		case a != nil && a.Status.Attached:
-			r.once(u, corev1.EventTypeNormal, "SuccessfulAttachVolume", fmt.Sprintf("AttachVolume.Attach succeeded for volume %q", u.Volume.Name))
+			r.recordEventOnce(u, corev1.EventTypeNormal, "SuccessfulAttachVolume", fmt.Sprintf("AttachVolume.Attach succeeded for volume %q", u.Volume.Name))
 		case a != nil && a.Status.AttachError != nil:
-			r.once(u, corev1.EventTypeWarning, "FailedAttachVolume", fmt.Sprintf("AttachVolume.Attach failed for volume %q : %s", u.Volume.Name, a.Status.AttachError.Message))
+			r.recordEventOnce(u, corev1.EventTypeWarning, "FailedAttachVolume", fmt.Sprintf("AttachVolume.Attach failed for volume %q : %s", u.Volume.Name, a.Status.AttachError.Message))
 		}
 	}
 }
 
-// maxTold is the maximum number of recorded events.
-const maxTold = 50_000
+// maxLastEvents is the maximum number of recorded events.
+const maxLastEvents = 50_000
 
-// once records an event of a pod's volume unless the last event was the same. A new leader does not
-// repeat the success event of a running pod.
-func (r *reconciler) once(u User, kind, reason, message string) {
+// recordEventOnce records an event of a pod's volume unless the last event was the same. A new
+// leader does not repeat the success event of a running pod.
+func (r *reconciler) recordEventOnce(u User, kind, reason, message string) {
 	p, key := u.Pod, types.UID(string(u.Pod.UID)+"/"+u.Volume.Name)
 	r.mu.Lock()
-	same := r.told[key] == reason+message
-	_, before := r.told[key]
-	if len(r.told) >= maxTold {
-		clear(r.told)
+	same := r.lastEvents[key] == reason+message
+	_, before := r.lastEvents[key]
+	if len(r.lastEvents) >= maxLastEvents {
+		clear(r.lastEvents)
 	}
-	r.told[key] = reason + message
+	r.lastEvents[key] = reason + message
 	r.mu.Unlock()
 	if same || !before && kind == corev1.EventTypeNormal && p.Status.Phase == corev1.PodRunning {
 		return

@@ -1,6 +1,6 @@
 // Package volumeattributes applies to volumes the VolumeAttributesClass that their claims name. For
-// drivers that the agents serve (controllers.Served) it calls the driver through the agent of a
-// node that can reach the volume. For other drivers the driver's own resizer does this.
+// drivers that the agents serve (controllers.IsServedByAgent) it calls the driver through the agent
+// of a node that can reach the volume. For other drivers the driver's own resizer does this.
 //
 // The target class is stored in the claim's status before the driver is called. A new leader
 // repeats the call for that class. It applies a class that the claim names later only after the
@@ -37,10 +37,10 @@ type Step struct {
 	Reason, Message string
 }
 
-// Plan computes the next step of a claim. v is its bound volume or nil. classes returns a
-// VolumeAttributesClass by name. served reports whether this controller modifies the volumes of the
-// driver.
-func Plan(c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, classes func(name string) *storagev1.VolumeAttributesClass, served bool, now time.Time) Step {
+// PlanModification computes the next step of a claim. v is its bound volume or nil. classes returns
+// a VolumeAttributesClass by name. served reports whether this controller modifies the volumes of
+// the driver.
+func PlanModification(c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, classes func(name string) *storagev1.VolumeAttributesClass, served bool, now time.Time) Step {
 	if v == nil || c.DeletionTimestamp != nil || c.Status.Phase != corev1.ClaimBound || c.Spec.VolumeName != v.Name ||
 		v.Spec.ClaimRef == nil || v.Spec.ClaimRef.UID != c.UID {
 		return Step{}
@@ -55,7 +55,7 @@ func Plan(c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, classes f
 		return Step{Reason: "ExternalModifying", Message: fmt.Sprintf("waiting for an external controller to give volume %s the attributes of VolumeAttributesClass %q: that of CSI driver %s", v.Name, want, v.Spec.CSI.Driver)}
 	}
 	asked := state != nil && state.Status == corev1.PersistentVolumeClaimModifyVolumeInProgress
-	if asked && !answered(c) {
+	if asked && !hasFinalAnswer(c) {
 		// The call for the stored class may still be in progress: finish it before applying the
 		// class that the claim names now.
 		if class := classes(state.TargetVolumeAttributesClassName); class != nil {
@@ -64,39 +64,39 @@ func Plan(c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, classes f
 	}
 	never := state != nil && state.Status == corev1.PersistentVolumeClaimModifyVolumePending // the driver was not called
 	if want == "" || want == has && never {
-		return settled(c, c.Status.CurrentVolumeAttributesClassName, "VolumeModifyCanceled", fmt.Sprintf("volume %s is not modified", v.Name))
+		return settledStep(c, c.Status.CurrentVolumeAttributesClassName, "VolumeModifyCanceled", fmt.Sprintf("volume %s is not modified", v.Name))
 	}
 	class := classes(want)
 	if class == nil {
-		return pending(c, want)
+		return pendingStep(c, want)
 	}
 	known := state != nil && state.TargetVolumeAttributesClassName == want
 	refusedBefore := known && state.Status == corev1.PersistentVolumeClaimModifyVolumeInfeasible
-	left := infeasibleFor - now.Sub(since(c))
+	left := infeasibleFor - now.Sub(lastFailureTime(c))
 	switch {
 	case class.DriverName != v.Spec.CSI.Driver && refusedBefore:
 		return Step{}
 	case class.DriverName != v.Spec.CSI.Driver:
-		return refused(c, want, controllers.WrongAttributes(class, v.Spec.CSI.Driver), codes.InvalidArgument, now)
+		return refusedStep(c, want, controllers.ClassDriverMismatch(class, v.Spec.CSI.Driver), codes.InvalidArgument, now)
 	case refusedBefore && left > 0:
 		return Step{After: left}
 	case known && asked:
 		return Step{Modify: class}
 	}
-	return begun(c, v.Name, want, now)
+	return startedStep(c, v.Name, want, now)
 }
 
-// begun returns the step that stores the target class before the driver is called.
-func begun(c *corev1.PersistentVolumeClaim, volume, class string, now time.Time) Step {
+// startedStep returns the step that stores the target class before the driver is called.
+func startedStep(c *corev1.PersistentVolumeClaim, volume, class string, now time.Time) Step {
 	s := c.Status.DeepCopy()
 	s.ModifyVolumeStatus = &corev1.ModifyVolumeStatus{TargetVolumeAttributesClassName: class, Status: corev1.PersistentVolumeClaimModifyVolumeInProgress}
 	s.Conditions = slices.DeleteFunc(s.Conditions, ofModifying)
-	condition(s, corev1.PersistentVolumeClaimVolumeModifyingVolume, "", fmt.Sprintf("Modifying volume to %q is in progress.", class), now)
+	setTrueCondition(s, corev1.PersistentVolumeClaimVolumeModifyingVolume, "", fmt.Sprintf("Modifying volume to %q is in progress.", class), now)
 	return Step{Status: s, Reason: "VolumeModify", Message: fmt.Sprintf("volume %s gets the attributes of VolumeAttributesClass %s", volume, class)}
 }
 
-// pending returns the step of a claim whose class does not exist.
-func pending(c *corev1.PersistentVolumeClaim, class string) Step {
+// pendingStep returns the step of a claim that names a missing class.
+func pendingStep(c *corev1.PersistentVolumeClaim, class string) Step {
 	step := Step{Warning: true, Reason: "VolumeModifyFailed", Message: fmt.Sprintf("VolumeAttributesClass %q does not exist: make it, or have the claim name another", class)}
 	s := c.Status.DeepCopy()
 	s.ModifyVolumeStatus = &corev1.ModifyVolumeStatus{TargetVolumeAttributesClassName: class, Status: corev1.PersistentVolumeClaimModifyVolumePending}
@@ -109,68 +109,69 @@ func pending(c *corev1.PersistentVolumeClaim, class string) Step {
 
 // Modified returns the step after a driver has applied a class to a volume.
 func Modified(c *corev1.PersistentVolumeClaim, volume, class string) Step {
-	return settled(c, &class, "VolumeModifySuccessful", fmt.Sprintf("volume %s has the attributes of VolumeAttributesClass %s", volume, class))
+	return settledStep(c, &class, "VolumeModifySuccessful", fmt.Sprintf("volume %s has the attributes of VolumeAttributesClass %s", volume, class))
 }
 
 // Failed returns the step after a driver call failed or its result is unknown.
 func Failed(c *corev1.PersistentVolumeClaim, class string, err error, code codes.Code, now time.Time) Step {
 	switch code {
 	case codes.InvalidArgument, codes.Unimplemented:
-		return refused(c, class, err, code, now)
+		return refusedStep(c, class, err, code, now)
 	}
 	s := c.Status.DeepCopy()
 	words := fmt.Sprintf("Modifying volume to %q is still in progress.", class)
-	if final(code) {
+	if isFinalCode(code) {
 		words = fmt.Sprintf("Modifying volume to %q failed. Waiting for retry.", class)
 	}
-	condition(s, corev1.PersistentVolumeClaimVolumeModifyingVolume, "", words, now)
-	condition(s, corev1.PersistentVolumeClaimVolumeModifyVolumeError, code.String(), controllers.Words(err), now)
-	return told(c, s, class, err)
+	setTrueCondition(s, corev1.PersistentVolumeClaimVolumeModifyingVolume, "", words, now)
+	setTrueCondition(s, corev1.PersistentVolumeClaimVolumeModifyVolumeError, code.String(), controllers.DriverErrorText(err), now)
+	return failureStep(c, s, class, err)
 }
 
-// refused returns the step of a claim whose class the driver cannot apply.
-func refused(c *corev1.PersistentVolumeClaim, class string, err error, code codes.Code, now time.Time) Step {
+// refusedStep returns the step of a claim with a class that the driver cannot apply.
+func refusedStep(c *corev1.PersistentVolumeClaim, class string, err error, code codes.Code, now time.Time) Step {
 	s := c.Status.DeepCopy()
 	s.ModifyVolumeStatus = &corev1.ModifyVolumeStatus{TargetVolumeAttributesClassName: class, Status: corev1.PersistentVolumeClaimModifyVolumeInfeasible}
 	s.Conditions = slices.DeleteFunc(s.Conditions, ofModifying)
-	condition(s, corev1.PersistentVolumeClaimVolumeModifyVolumeError, code.String(), controllers.Words(err), now)
-	return told(c, s, class, err)
+	setTrueCondition(s, corev1.PersistentVolumeClaimVolumeModifyVolumeError, code.String(), controllers.DriverErrorText(err), now)
+	return failureStep(c, s, class, err)
 }
 
-func told(c *corev1.PersistentVolumeClaim, s *corev1.PersistentVolumeClaimStatus, class string, err error) Step {
-	step := Step{Warning: true, Reason: "VolumeModifyFailed", Message: fmt.Sprintf("VolumeAttributesClass %s could not be applied: %s", class, controllers.Words(err))}
+func failureStep(c *corev1.PersistentVolumeClaim, s *corev1.PersistentVolumeClaimStatus, class string, err error) Step {
+	step := Step{Warning: true, Reason: "VolumeModifyFailed", Message: fmt.Sprintf("VolumeAttributesClass %s could not be applied: %s", class, controllers.DriverErrorText(err))}
 	if !equality.Semantic.DeepEqual(*s, c.Status) {
 		step.Status = s
 	}
 	return step
 }
 
-// settled returns the step that sets the current class and removes the status of the modification.
-func settled(c *corev1.PersistentVolumeClaim, has *string, reason, message string) Step {
+// settledStep returns the step that sets the current class and removes the status of the
+// modification.
+func settledStep(c *corev1.PersistentVolumeClaim, has *string, reason, message string) Step {
 	s := c.Status.DeepCopy()
 	s.ModifyVolumeStatus, s.CurrentVolumeAttributesClassName = nil, has
 	s.Conditions = slices.DeleteFunc(s.Conditions, ofModifying)
 	return Step{Status: s, Reason: reason, Message: message}
 }
 
-// answered reports whether the driver's last error was final, so that no modification is in
+// hasFinalAnswer reports whether the driver's last error was final, so that no modification is in
 // progress.
-func answered(c *corev1.PersistentVolumeClaim) bool {
+func hasFinalAnswer(c *corev1.PersistentVolumeClaim) bool {
 	return slices.ContainsFunc(c.Status.Conditions, func(e corev1.PersistentVolumeClaimCondition) bool {
 		if e.Type != corev1.PersistentVolumeClaimVolumeModifyVolumeError || e.Status != corev1.ConditionTrue {
 			return false
 		}
 		for code := codes.OK; code <= codes.Unauthenticated; code++ {
 			if code.String() == e.Reason {
-				return final(code)
+				return isFinalCode(code)
 			}
 		}
 		return false
 	})
 }
 
-// final reports whether a gRPC code means that the call is no longer in progress.
-func final(code codes.Code) bool {
+// isFinalCode reports whether a gRPC code means that the call is no longer in progress.
+func isFinalCode(code codes.Code) bool {
 	switch code {
 	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.ResourceExhausted, codes.Aborted, codes.Unknown, codes.Internal:
 		return false
@@ -178,8 +179,8 @@ func final(code codes.Code) bool {
 	return true
 }
 
-// since returns when the last failure was recorded in a claim's conditions.
-func since(c *corev1.PersistentVolumeClaim) time.Time {
+// lastFailureTime returns when the last failure was recorded in a claim's conditions.
+func lastFailureTime(c *corev1.PersistentVolumeClaim) time.Time {
 	for _, e := range c.Status.Conditions {
 		if e.Type == corev1.PersistentVolumeClaimVolumeModifyVolumeError {
 			return e.LastTransitionTime.Time
@@ -192,8 +193,8 @@ func ofModifying(c corev1.PersistentVolumeClaimCondition) bool {
 	return c.Type == corev1.PersistentVolumeClaimVolumeModifyVolumeError || c.Type == corev1.PersistentVolumeClaimVolumeModifyingVolume
 }
 
-// condition sets a condition to true. It keeps a condition with the same reason and message.
-func condition(s *corev1.PersistentVolumeClaimStatus, kind corev1.PersistentVolumeClaimConditionType, reason, words string, now time.Time) {
+// setTrueCondition sets a condition to true. It keeps a condition with the same reason and message.
+func setTrueCondition(s *corev1.PersistentVolumeClaimStatus, kind corev1.PersistentVolumeClaimConditionType, reason, words string, now time.Time) {
 	next := corev1.PersistentVolumeClaimCondition{Type: kind, Status: corev1.ConditionTrue, Reason: reason, Message: words, LastTransitionTime: metav1.NewTime(now)}
 	i := slices.IndexFunc(s.Conditions, func(c corev1.PersistentVolumeClaimCondition) bool { return c.Type == kind })
 	switch {

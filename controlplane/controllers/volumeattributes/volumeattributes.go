@@ -26,7 +26,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 	claims, volumes := client.Informer[*corev1.PersistentVolumeClaim](i), client.Informer[*corev1.PersistentVolume](i)
 	classes, drivers := client.Informer[*storagev1.VolumeAttributesClass](i), client.Informer[*storagev1.CSIDriver](i)
 	csiNodes, nodes := client.Informer[*storagev1.CSINode](i), client.Informer[*corev1.Node](i)
-	controllers.Index(claims, controllers.AttributesClassIndex, controllers.AttributesClassesOf)
+	controllers.Index(claims, controllers.AttributesClassIndex, controllers.ClaimAttributesClasses)
 	return &controllers.Controller{
 		Name:    "volume-attributes-controller",
 		Workers: 2,
@@ -53,9 +53,9 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 			{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
-			m := &modifier{term: t, calls: t.Drivers(calls), classes: classes, drivers: drivers, csiNodes: csiNodes, nodes: nodes, told: map[controllers.Key]string{},
+			m := &modifier{term: t, calls: t.Drivers(calls), classes: classes, drivers: drivers, csiNodes: csiNodes, nodes: nodes, lastWaits: map[controllers.Key]string{},
 				claims: controllers.ViewOf[*corev1.PersistentVolumeClaim](t, claims), volumes: controllers.ViewOf[*corev1.PersistentVolume](t, volumes)}
-			return m.reconcile
+			return m.reconcileClaim
 		},
 	}
 }
@@ -69,17 +69,17 @@ type modifier struct {
 
 	classes, drivers, csiNodes, nodes cache.SharedIndexInformer
 
-	mu   sync.Mutex
-	told map[controllers.Key]string // the last recorded waiting event of each claim
+	mu        sync.Mutex
+	lastWaits map[controllers.Key]string // the last recorded waiting event of each claim
 }
 
-func (m *modifier) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (m *modifier) reconcileClaim(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	var step Step
 	c, ok := m.claims.Get(key.Namespace, key.Name)
 	var v *corev1.PersistentVolume
 	if ok {
 		v, _ = m.volumes.Get("", c.Spec.VolumeName)
-		step = Plan(c, v, m.class, m.calls != nil && controllers.ServedVolume(m.drivers, v), m.term.Now())
+		step = PlanModification(c, v, m.attributesClass, m.calls != nil && controllers.IsVolumeServedByAgent(m.drivers, v), m.term.Now())
 	}
 	waits := ""
 	if step.Status == nil && step.Modify == nil {
@@ -90,26 +90,26 @@ func (m *modifier) reconcile(ctx context.Context, key controllers.Key) (time.Dur
 	}
 	var err error
 	if step.Modify != nil {
-		err = m.modify(ctx, c, v, step.Modify)
+		err = m.modifyVolume(ctx, c, v, step.Modify)
 	} else {
-		err = m.note(ctx, c, step)
+		err = m.writeStep(ctx, c, step)
 	}
 	switch {
 	case apierrors.IsConflict(err) || apierrors.IsNotFound(err):
-		return 0, controllers.Race("%s: %w", key, err)
+		return 0, controllers.RaceError("%s: %w", key, err)
 	case err != nil:
 		return 0, fmt.Errorf("the attributes of the volume of claim %s: %w", key, err)
 	}
 	return step.After, nil
 }
 
-func (m *modifier) class(name string) *storagev1.VolumeAttributesClass {
+func (m *modifier) attributesClass(name string) *storagev1.VolumeAttributesClass {
 	c, _ := controllers.Cached[*storagev1.VolumeAttributesClass](m.classes, "", name)
 	return c
 }
 
-// note writes the step's status and records its event.
-func (m *modifier) note(ctx context.Context, c *corev1.PersistentVolumeClaim, step Step) error {
+// writeStep writes the step's status and records its event.
+func (m *modifier) writeStep(ctx context.Context, c *corev1.PersistentVolumeClaim, step Step) error {
 	if step.Status != nil {
 		next := c.DeepCopy()
 		next.Status = *step.Status
@@ -117,7 +117,7 @@ func (m *modifier) note(ctx context.Context, c *corev1.PersistentVolumeClaim, st
 		if err != nil {
 			return err
 		}
-		m.claims.Wrote(next)
+		m.claims.RecordWrite(next)
 	}
 	if step.Reason != "" {
 		kind := corev1.EventTypeNormal
@@ -129,22 +129,22 @@ func (m *modifier) note(ctx context.Context, c *corev1.PersistentVolumeClaim, st
 	return nil
 }
 
-// modify calls the driver to apply a class to a volume. It updates the PersistentVolume before the
-// claim's status.
-func (m *modifier) modify(ctx context.Context, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, class *storagev1.VolumeAttributesClass) error {
+// modifyVolume calls the driver to apply a class to a volume. It updates the PersistentVolume
+// before the claim's status.
+func (m *modifier) modifyVolume(ctx context.Context, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, class *storagev1.VolumeAttributesClass) error {
 	node := ""
-	secrets, err := controllers.SecretFor(ctx, m.term.Client, secretOf(v))
+	secrets, err := controllers.ReadDriverSecret(ctx, m.term.Client, secretOf(v))
 	if err != nil {
 		err = errors.New(err.Error()) // drop the error type: a missing Secret is not a race of this claim
 	} else {
-		node, err = m.ask(ctx, v, class, secrets)
+		node, err = m.callModify(ctx, v, class, secrets)
 	}
 	if err != nil {
 		if node != "" {
 			err = fmt.Errorf("node %s: %w", node, err)
 		}
 		step := Failed(c, class.Name, err, status.Code(err), m.term.Now())
-		if noted := m.note(ctx, c, step); noted != nil {
+		if noted := m.writeStep(ctx, c, step); noted != nil {
 			return noted
 		}
 		if s := step.Status; s != nil && s.ModifyVolumeStatus.Status == corev1.PersistentVolumeClaimModifyVolumeInfeasible {
@@ -158,16 +158,16 @@ func (m *modifier) modify(ctx context.Context, c *corev1.PersistentVolumeClaim, 
 		if next, err = client.Update(ctx, m.term.Client, next); err != nil {
 			return err
 		}
-		m.volumes.Wrote(next)
+		m.volumes.RecordWrite(next)
 	}
-	return m.note(ctx, c, Modified(c, v.Name, class.Name))
+	return m.writeStep(ctx, c, Modified(c, v.Name, class.Name))
 }
 
-// ask calls ControllerModifyVolume on a node that can reach the volume.
-func (m *modifier) ask(ctx context.Context, v *corev1.PersistentVolume, class *storagev1.VolumeAttributesClass, secrets map[string]string) (node string, err error) {
+// callModify calls ControllerModifyVolume on a node that can reach the volume.
+func (m *modifier) callModify(ctx context.Context, v *corev1.PersistentVolume, class *storagev1.VolumeAttributesClass, secrets map[string]string) (node string, err error) {
 	driver := v.Spec.CSI.Driver
-	return controllers.Reaching(v, m.csiNodes, m.nodes, func(node string) error {
-		if err := controllers.Modifies(ctx, m.calls, node, driver); err != nil {
+	return controllers.CallReachingNodes(v, m.csiNodes, m.nodes, func(node string) error {
+		if err := controllers.CheckModifyVolume(ctx, m.calls, node, driver); err != nil {
 			return err
 		}
 		_, err := controllers.DriverController(m.calls, node, driver).ControllerModifyVolume(ctx, &csi.ControllerModifyVolumeRequest{
@@ -190,10 +190,10 @@ func secretOf(v *corev1.PersistentVolume) *corev1.SecretReference {
 func (m *modifier) isNew(key controllers.Key, waits string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	before := m.told[key]
-	delete(m.told, key)
+	before := m.lastWaits[key]
+	delete(m.lastWaits, key)
 	if waits != "" {
-		m.told[key] = waits
+		m.lastWaits[key] = waits
 	}
 	return waits == "" || waits != before
 }

@@ -1,6 +1,6 @@
 // Package volumecapacity maintains CSIStorageCapacity objects. They hold the capacity for new
-// volumes of each class on each node, for drivers that the agents serve (controllers.Served). The
-// scheduler uses them.
+// volumes of each class on each node, for drivers that the agents serve
+// (controllers.IsServedByAgent). The scheduler uses them.
 package volumecapacity
 
 import (
@@ -96,10 +96,10 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 			}
 			k.wanted = func(driver string) bool {
 				d, _ := controllers.Cached[*storagev1.CSIDriver](drivers, "", driver)
-				return controllers.Served(d) && d.Spec.StorageCapacity != nil && *d.Spec.StorageCapacity
+				return controllers.IsServedByAgent(d) && d.Spec.StorageCapacity != nil && *d.Spec.StorageCapacity
 			}
 			k.period = func() time.Duration { return max(asked, time.Duration(len(every()))*time.Second/20) }
-			return k.reconcile
+			return k.reconcileNode
 		},
 	}
 }
@@ -130,7 +130,7 @@ type keeper struct {
 	period func() time.Duration
 }
 
-func (k *keeper) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (k *keeper) reconcileNode(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	if k.calls == nil {
 		return 0, nil
 	}
@@ -139,17 +139,17 @@ func (k *keeper) reconcile(ctx context.Context, key controllers.Key) (time.Durat
 	var failed error
 	asks := false
 	for _, class := range classes {
-		d := controllers.DriverOn(csiNode, class.Provisioner)
-		if d == nil || node == nil || len(d.TopologyKeys) == 0 || controllers.Unlabelled(d, node) != "" || !k.wanted(class.Provisioner) {
+		d := controllers.FindNodeDriver(csiNode, class.Provisioner)
+		if d == nil || node == nil || len(d.TopologyKeys) == 0 || controllers.MissingTopologyLabel(d, node) != "" || !k.wanted(class.Provisioner) {
 			continue
 		}
 		asks = true
-		o, err := k.ask(ctx, node, d, class)
+		o, err := k.getCapacity(ctx, node, d, class)
 		if err != nil {
 			failed = fmt.Errorf("capacity for volumes of StorageClass %s on node %s: %w", class.Name, node.Name, err)
 			o = nil // keep the known capacity until the node responds
 		}
-		want[name(node.Name, class.Name)] = o
+		want[capacityName(node.Name, class.Name)] = o
 	}
 	for _, o := range have {
 		if o.Namespace != Namespace || o.Labels[nodeLabel] != key.Name || o.Labels[managedLabel] != manager {
@@ -165,7 +165,7 @@ func (k *keeper) reconcile(ctx context.Context, key controllers.Key) (time.Durat
 			if err = client.Delete[*storagev1.CSIStorageCapacity](ctx, k.term.Client, o.Namespace, o.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &o.UID}}); err == nil {
 				want[o.Name] = next
 			}
-		case next != nil && !same(o, next):
+		case next != nil && !isSameCapacity(o, next):
 			up := o.DeepCopy()
 			up.Capacity, up.MaximumVolumeSize = next.Capacity, next.MaximumVolumeSize
 			delete(up.Annotations, api.NoRoomAnnotation)
@@ -192,7 +192,7 @@ func (k *keeper) reconcile(ctx context.Context, key controllers.Key) (time.Durat
 	return k.period(), nil
 }
 
-func same(a, b *storagev1.CSIStorageCapacity) bool {
+func isSameCapacity(a, b *storagev1.CSIStorageCapacity) bool {
 	return equality.Semantic.DeepEqual(a.Capacity, b.Capacity) && equality.Semantic.DeepEqual(a.MaximumVolumeSize, b.MaximumVolumeSize) &&
 		a.Annotations[api.NoRoomAnnotation] == b.Annotations[api.NoRoomAnnotation]
 }
@@ -203,10 +203,10 @@ const reserved = "csi.storage.k8s.io/"
 // longestReason is the maximum length of a driver's message that is stored, in bytes.
 const longestReason = 512
 
-// ask calls GetCapacity for a class on a node. If the driver returns FailedPrecondition, it can
-// create no volume there: the capacity is then 0, and an annotation holds the reason.
-func (k *keeper) ask(ctx context.Context, node *corev1.Node, d *storagev1.CSINodeDriver, class *storagev1.StorageClass) (*storagev1.CSIStorageCapacity, error) {
-	segments := controllers.Segments(d, node)
+// getCapacity calls GetCapacity for a class on a node. If the driver returns FailedPrecondition, it
+// can create no volume there: the capacity is then 0, and an annotation holds the reason.
+func (k *keeper) getCapacity(ctx context.Context, node *corev1.Node, d *storagev1.CSINodeDriver, class *storagev1.StorageClass) (*storagev1.CSIStorageCapacity, error) {
+	segments := controllers.TopologySegments(d, node)
 	params := maps.Clone(class.Parameters)
 	maps.DeleteFunc(params, func(k, _ string) bool { return strings.HasPrefix(k, reserved) })
 	var why map[string]string
@@ -220,28 +220,28 @@ func (k *keeper) ask(ctx context.Context, node *corev1.Node, d *storagev1.CSINod
 		return nil, err
 	}
 	o := &storagev1.CSIStorageCapacity{
-		ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: name(node.Name, class.Name), Annotations: why,
+		ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: capacityName(node.Name, class.Name), Annotations: why,
 			Labels:          map[string]string{managedLabel: manager, nodeLabel: node.Name, "csi.storage.k8s.io/drivername": d.Name},
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}}},
 		NodeTopology: &metav1.LabelSelector{MatchLabels: segments}, StorageClassName: class.Name,
-		Capacity: quantity(res.GetAvailableCapacity()),
+		Capacity: roundedQuantity(res.GetAvailableCapacity()),
 	}
 	if most := res.GetMaximumVolumeSize(); most != nil {
-		o.MaximumVolumeSize = quantity(most.GetValue())
+		o.MaximumVolumeSize = roundedQuantity(most.GetValue())
 	}
 	return o, nil
 }
 
-// name returns the name of the object for a class on a node.
-func name(node, class string) string {
+// capacityName returns the name of the object for a class on a node.
+func capacityName(node, class string) string {
 	h := fnv.New64a()
 	fmt.Fprintf(h, "%s\x00%s", node, class)
 	return fmt.Sprintf("csisc-%016x", h.Sum64())
 }
 
-// quantity rounds a capacity down to its six most significant bits. Free space changes all the
-// time, and small changes do not affect decisions.
-func quantity(n int64) *resource.Quantity {
+// roundedQuantity rounds a capacity down to its six most significant bits. Free space changes all
+// the time, and small changes do not affect decisions.
+func roundedQuantity(n int64) *resource.Quantity {
 	if n < 0 {
 		n = 0
 	}

@@ -1,8 +1,8 @@
 // Package volumeexpansion expands the volumes of claims that request more storage. For drivers that
-// the agents serve (controllers.Served) it calls the driver through the agent of a node that can
-// reach the volume. For other drivers the driver's own resizer does that part and maintains the
-// claim's status. The expansion on nodes is then requested from the agents of all nodes where pods
-// use the volume, for every driver. The claim waits while there is no such node.
+// the agents serve (controllers.IsServedByAgent) it calls the driver through the agent of a node
+// that can reach the volume. For other drivers the driver's own resizer does that part and
+// maintains the claim's status. The expansion on nodes is then requested from the agents of all
+// nodes where pods use the volume, for every driver. The claim waits while there is no such node.
 package volumeexpansion
 
 import (
@@ -28,9 +28,9 @@ type Step struct {
 	Reason, Message string
 }
 
-// Plan computes the next step of a claim. v is its bound volume or nil. served reports whether this
-// controller expands the volumes of the driver.
-func Plan(c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, served bool, now time.Time) Step {
+// PlanExpansion computes the next step of a claim. v is its bound volume or nil. served reports
+// whether this controller expands the volumes of the driver.
+func PlanExpansion(c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, served bool, now time.Time) Step {
 	if v == nil || c.DeletionTimestamp != nil || c.Status.Phase != corev1.ClaimBound || c.Spec.VolumeName != v.Name ||
 		v.Spec.ClaimRef == nil || v.Spec.ClaimRef.UID != c.UID {
 		return Step{}
@@ -45,14 +45,14 @@ func Plan(c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, served bo
 		if want.Cmp(size) <= 0 {
 			return Step{}
 		}
-		return Step{Reason: "ExternalExpanding", Message: fmt.Sprintf("waiting for an external controller to expand volume %s to %s: %s", v.Name, want.String(), who(v))}
+		return Step{Reason: "ExternalExpanding", Message: fmt.Sprintf("waiting for an external controller to expand volume %s to %s: %s", v.Name, want.String(), responsibleResizer(v))}
 	case want.Cmp(has) <= 0:
-		return settled(c, c.Status.Capacity) // it has enough storage, or the request was reduced
+		return settledStep(c, c.Status.Capacity) // it has enough storage, or the request was reduced
 	case state == corev1.PersistentVolumeClaimNodeResizeInfeasible && want.Cmp(size) <= 0:
 		return Step{} // no node can expand it: a user may request another size
 	case state != corev1.PersistentVolumeClaimControllerResizeInProgress && state != corev1.PersistentVolumeClaimControllerResizeInfeasible ||
 		!equality.Semantic.DeepEqual(c.Status.AllocatedResources[corev1.ResourceStorage], want):
-		return Step{Status: resizing(c, now), Reason: "Resizing", Message: fmt.Sprintf("expanding volume %s to %s", v.Name, want.String())}
+		return Step{Status: resizingStatus(c, now), Reason: "Resizing", Message: fmt.Sprintf("expanding volume %s to %s", v.Name, want.String())}
 	}
 	return Step{Grow: true}
 }
@@ -76,11 +76,11 @@ func Grown(c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, byNodes 
 	size := v.Spec.Capacity[corev1.ResourceStorage]
 	if byNodes {
 		s := c.Status.DeepCopy()
-		state(s, corev1.PersistentVolumeClaimNodeResizePending)
-		condition(s, corev1.PersistentVolumeClaimFileSystemResizePending, "Waiting for user to (re-)start a pod to finish file system resize of volume on node.", now)
+		setResourceStatus(s, corev1.PersistentVolumeClaimNodeResizePending)
+		setTrueCondition(s, corev1.PersistentVolumeClaimFileSystemResizePending, "Waiting for user to (re-)start a pod to finish file system resize of volume on node.", now)
 		return Step{Status: s, Reason: "FileSystemResizeRequired", Message: fmt.Sprintf("volume %s has %s: what its node has of it grows after it", v.Name, size.String())}
 	}
-	step := settled(c, v.Spec.Capacity)
+	step := settledStep(c, v.Spec.Capacity)
 	step.Reason, step.Message = "VolumeResizeSuccessful", fmt.Sprintf("volume %s has %s", v.Name, size.String())
 	return step
 }
@@ -94,9 +94,9 @@ func Failed(c *corev1.PersistentVolumeClaim, byNode, infeasible bool, words stri
 	if byNode {
 		kind, never = corev1.PersistentVolumeClaimNodeResizeError, corev1.PersistentVolumeClaimNodeResizeInfeasible
 	}
-	condition(s, kind, words, now)
+	setTrueCondition(s, kind, words, now)
 	if infeasible {
-		state(s, never)
+		setResourceStatus(s, never)
 	}
 	if equality.Semantic.DeepEqual(*s, c.Status) {
 		return Step{}
@@ -104,16 +104,16 @@ func Failed(c *corev1.PersistentVolumeClaim, byNode, infeasible bool, words stri
 	return Step{Status: s}
 }
 
-func state(s *corev1.PersistentVolumeClaimStatus, to corev1.ClaimResourceStatus) {
+func setResourceStatus(s *corev1.PersistentVolumeClaimStatus, to corev1.ClaimResourceStatus) {
 	if s.AllocatedResourceStatuses == nil {
 		s.AllocatedResourceStatuses = map[corev1.ResourceName]corev1.ClaimResourceStatus{}
 	}
 	s.AllocatedResourceStatuses[corev1.ResourceStorage] = to
 }
 
-// condition sets a condition to true. It removes other conditions of the expansion, except the one
-// that shows that the expansion continues.
-func condition(s *corev1.PersistentVolumeClaimStatus, kind corev1.PersistentVolumeClaimConditionType, words string, now time.Time) {
+// setTrueCondition sets a condition to true. It removes other conditions of the expansion, except
+// the one that shows that the expansion continues.
+func setTrueCondition(s *corev1.PersistentVolumeClaimStatus, kind corev1.PersistentVolumeClaimConditionType, words string, now time.Time) {
 	keep := func(t corev1.PersistentVolumeClaimConditionType) bool {
 		if kind == corev1.PersistentVolumeClaimNodeResizeError {
 			return t == corev1.PersistentVolumeClaimFileSystemResizePending
@@ -133,28 +133,29 @@ func condition(s *corev1.PersistentVolumeClaimStatus, kind corev1.PersistentVolu
 	s.Conditions = append(out, next)
 }
 
-// who returns which controller must expand a volume that this controller does not expand.
-func who(v *corev1.PersistentVolume) string {
+// responsibleResizer returns which controller must expand a volume that this controller does not
+// expand.
+func responsibleResizer(v *corev1.PersistentVolume) string {
 	if v.Spec.CSI != nil {
 		return "the resizer of CSI driver " + v.Spec.CSI.Driver
 	}
 	return "nothing in this cluster grows volumes of its kind"
 }
 
-// resizing returns the claim's status while its volume is expanded.
-func resizing(c *corev1.PersistentVolumeClaim, now time.Time) *corev1.PersistentVolumeClaimStatus {
+// resizingStatus returns the claim's status while its volume is expanded.
+func resizingStatus(c *corev1.PersistentVolumeClaim, now time.Time) *corev1.PersistentVolumeClaimStatus {
 	s := c.Status.DeepCopy()
-	s.AllocatedResources = with(s.AllocatedResources, c.Spec.Resources.Requests[corev1.ResourceStorage])
-	state(s, corev1.PersistentVolumeClaimControllerResizeInProgress)
-	condition(s, corev1.PersistentVolumeClaimResizing, "", now)
+	s.AllocatedResources = withSize(s.AllocatedResources, c.Spec.Resources.Requests[corev1.ResourceStorage])
+	setResourceStatus(s, corev1.PersistentVolumeClaimControllerResizeInProgress)
+	setTrueCondition(s, corev1.PersistentVolumeClaimResizing, "", now)
 	return s
 }
 
-// settled returns the step that sets the capacity of a claim and removes the status of its
+// settledStep returns the step that sets the capacity of a claim and removes the status of its
 // expansion.
-func settled(c *corev1.PersistentVolumeClaim, capacity corev1.ResourceList) Step {
+func settledStep(c *corev1.PersistentVolumeClaim, capacity corev1.ResourceList) Step {
 	s := c.Status.DeepCopy()
-	s.Capacity = with(s.Capacity, capacity[corev1.ResourceStorage])
+	s.Capacity = withSize(s.Capacity, capacity[corev1.ResourceStorage])
 	delete(s.AllocatedResourceStatuses, corev1.ResourceStorage)
 	if len(s.AllocatedResourceStatuses) == 0 {
 		s.AllocatedResourceStatuses = nil
@@ -178,7 +179,7 @@ func ofResizing(c corev1.PersistentVolumeClaimCondition) bool {
 	return false
 }
 
-func with(l corev1.ResourceList, size resource.Quantity) corev1.ResourceList {
+func withSize(l corev1.ResourceList, size resource.Quantity) corev1.ResourceList {
 	if l == nil {
 		l = corev1.ResourceList{}
 	}

@@ -37,7 +37,7 @@ func own(v *corev1.PersistentVolume) bool {
 // nodes must expand too.
 func grow(t *testing.T, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, byNodes bool) (steps []string) {
 	for range 10 {
-		s := Plan(c, v, own(v), now)
+		s := PlanExpansion(c, v, own(v), now)
 		word := "volume "
 		switch {
 		case s.Grow:
@@ -45,7 +45,7 @@ func grow(t *testing.T, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVol
 			s = Grown(c, v, byNodes, now)
 		case s.OnNodes:
 			word = "nodes "
-			s = settled(c, v.Spec.Capacity)
+			s = settledStep(c, v.Spec.Capacity)
 		case s.Status == nil:
 			return steps
 		default:
@@ -70,7 +70,7 @@ func TestOwnVolumesGrow(t *testing.T) {
 	}
 	// The claim's status shows the progress, and another request changes it.
 	c, v = bound("3Gi", local.DriverName)
-	c.Status = *Plan(c, v, own(v), now).Status
+	c.Status = *PlanExpansion(c, v, own(v), now).Status
 	if n := len(c.Status.Conditions); n != 1 || c.Status.Conditions[0].Type != corev1.PersistentVolumeClaimResizing {
 		t.Errorf("conditions %+v", c.Status.Conditions)
 	}
@@ -81,7 +81,7 @@ func TestOwnVolumesGrow(t *testing.T) {
 	}
 	// Or it is taken back before the volume has grown.
 	c, v = bound("3Gi", local.DriverName)
-	c.Status = *Plan(c, v, own(v), now).Status
+	c.Status = *PlanExpansion(c, v, own(v), now).Status
 	c.Spec.Resources.Requests = storage("1Gi")
 	grow(t, c, v, false)
 	wanted = corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound, Capacity: storage("1Gi"), AllocatedResources: storage("1Gi")}
@@ -107,26 +107,26 @@ func TestOthersAreLeftAlone(t *testing.T) {
 		for _, driver := range []string{local.DriverName, "other"} {
 			c, v := bound("3Gi", driver)
 			change(c, v)
-			if s := Plan(c, v, own(v), now); s != (Step{}) {
+			if s := PlanExpansion(c, v, own(v), now); s != (Step{}) {
 				t.Errorf("%s: %+v", name, s)
 			}
 		}
 	}
 	c, v := bound("3Gi", "other.example.com")
 	want := Step{Reason: "ExternalExpanding", Message: "waiting for an external controller to expand volume v to 3Gi: that of CSI driver other.example.com"}
-	if s := Plan(c, v, own(v), now); s != want {
+	if s := PlanExpansion(c, v, own(v), now); s != want {
 		t.Errorf("%+v", s)
 	}
 	v.Spec.CSI, v.Spec.HostPath = nil, &corev1.HostPathVolumeSource{}
 	want.Message = "waiting for an external controller to expand volume v to 3Gi: nothing in this cluster grows volumes of its kind"
-	if s := Plan(c, v, own(v), now); s != want {
+	if s := PlanExpansion(c, v, own(v), now); s != want {
 		t.Errorf("%+v", s)
 	}
 	v.Spec.Capacity = storage("3Gi")
-	if s := Plan(c, v, own(v), now); s != (Step{}) {
+	if s := PlanExpansion(c, v, own(v), now); s != (Step{}) {
 		t.Errorf("%+v", s)
 	}
-	if s := Plan(c, nil, false, now); s != (Step{}) {
+	if s := PlanExpansion(c, nil, false, now); s != (Step{}) {
 		t.Errorf("%+v", s)
 	}
 }
@@ -145,15 +145,17 @@ func TestNodesFollow(t *testing.T) {
 	// The resizer of another driver has expanded it, with the status of current and of older
 	// resizers.
 	for _, mark := range []func(*corev1.PersistentVolumeClaimStatus){
-		func(s *corev1.PersistentVolumeClaimStatus) { state(s, corev1.PersistentVolumeClaimNodeResizePending) },
 		func(s *corev1.PersistentVolumeClaimStatus) {
-			condition(s, corev1.PersistentVolumeClaimFileSystemResizePending, "", now)
+			setResourceStatus(s, corev1.PersistentVolumeClaimNodeResizePending)
+		},
+		func(s *corev1.PersistentVolumeClaimStatus) {
+			setTrueCondition(s, corev1.PersistentVolumeClaimFileSystemResizePending, "", now)
 		},
 	} {
 		c, v = bound("3Gi", "other.example.com")
 		v.Spec.Capacity = storage("3Gi")
 		mark(&c.Status)
-		if s := Plan(c, v, false, now); s != (Step{OnNodes: true}) {
+		if s := PlanExpansion(c, v, false, now); s != (Step{OnNodes: true}) {
 			t.Errorf("%+v: %+v", c.Status, s)
 		}
 	}
@@ -163,7 +165,7 @@ func TestNodesFollow(t *testing.T) {
 	v.Spec.Capacity = storage("3Gi")
 	c.Status = *Grown(c, v, true, now).Status
 	c.Spec.Resources.Requests = storage("4Gi")
-	if s := Plan(c, v, true, now); s.Status == nil || s.Status.AllocatedResourceStatuses[corev1.ResourceStorage] != corev1.PersistentVolumeClaimControllerResizeInProgress {
+	if s := PlanExpansion(c, v, true, now); s.Status == nil || s.Status.AllocatedResourceStatuses[corev1.ResourceStorage] != corev1.PersistentVolumeClaimControllerResizeInProgress {
 		t.Errorf("%+v", s)
 	}
 }
@@ -172,7 +174,7 @@ func TestNodesFollow(t *testing.T) {
 // (RecoverVolumeExpansionFailure).
 func TestInfeasible(t *testing.T) {
 	c, v := bound("900Ti", local.DriverName)
-	c.Status = *Plan(c, v, true, now).Status
+	c.Status = *PlanExpansion(c, v, true, now).Status
 	c.Status = *Failed(c, false, true, "too much", now).Status
 	if st := c.Status.AllocatedResourceStatuses[corev1.ResourceStorage]; st != corev1.PersistentVolumeClaimControllerResizeInfeasible || len(c.Status.Conditions) != 2 ||
 		c.Status.Conditions[1].Type != corev1.PersistentVolumeClaimControllerResizeError || c.Status.Conditions[1].Message != "too much" {
@@ -181,7 +183,7 @@ func TestInfeasible(t *testing.T) {
 	if s := Failed(c, false, true, "too much", now.Add(time.Hour)); s != (Step{}) {
 		t.Errorf("told again: %+v", s)
 	}
-	if s := Plan(c, v, true, now); s != (Step{Grow: true}) {
+	if s := PlanExpansion(c, v, true, now); s != (Step{Grow: true}) {
 		t.Errorf("it is not tried again: %+v", s)
 	}
 	c.Spec.Resources.Requests = storage("2Gi")
@@ -197,11 +199,11 @@ func TestInfeasible(t *testing.T) {
 	if len(c.Status.Conditions) != 2 || c.Status.Conditions[1].Type != corev1.PersistentVolumeClaimNodeResizeError {
 		t.Errorf("%+v", c.Status.Conditions)
 	}
-	if s := Plan(c, v, true, now); s != (Step{}) {
+	if s := PlanExpansion(c, v, true, now); s != (Step{}) {
 		t.Errorf("%+v", s)
 	}
 	c.Spec.Resources.Requests = storage("4Gi")
-	if s := Plan(c, v, true, now); s.Status == nil {
+	if s := PlanExpansion(c, v, true, now); s.Status == nil {
 		t.Errorf("%+v", s)
 	}
 }

@@ -30,7 +30,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 	nodes := client.Informer[*corev1.Node](d.Informers)
 	claims, volumes := client.Informer[*corev1.PersistentVolumeClaim](d.Informers), client.Informer[*corev1.PersistentVolume](d.Informers)
 	pods := client.Informer[*corev1.Pod](d.Informers)
-	controllers.Index(pods, controllers.PodClaimIndex, controllers.PodClaims)
+	controllers.Index(pods, controllers.PodClaimIndex, controllers.PodClaimKeys)
 	return &controllers.Controller{
 		Name:    "expand-controller",
 		Workers: 2,
@@ -65,18 +65,18 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
 			g := &grower{term: t, calls: t.Drivers(calls), drivers: drivers, csiNodes: csiNodes, nodes: nodes, pods: pods, claims: controllers.ViewOf[*corev1.PersistentVolumeClaim](t, claims),
-				volumes: controllers.ViewOf[*corev1.PersistentVolume](t, volumes), told: map[controllers.Key]string{}}
-			return g.reconcile
+				volumes: controllers.ViewOf[*corev1.PersistentVolume](t, volumes), lastWaits: map[controllers.Key]string{}}
+			return g.reconcileClaim
 		},
 	}
 }
 
 // waitingFor maps a running pod to those of its claims that wait for expansion on a node.
 func waitingFor(claims cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) (keys []controllers.Key) {
-	if c.Type == controllers.Deleted || !mounts(c.New) {
+	if c.Type == controllers.Deleted || !hasMountedVolumes(c.New) {
 		return nil
 	}
-	for _, name := range controllers.PodClaims(c.New) {
+	for _, name := range controllers.PodClaimKeys(c.New) {
 		name = name[len(c.New.Namespace)+1:]
 		if pvc, ok := controllers.Cached[*corev1.PersistentVolumeClaim](claims, c.New.Namespace, name); ok && onNodes(pvc) {
 			keys = append(keys, controllers.Key{Namespace: pvc.Namespace, Name: pvc.Name})
@@ -85,8 +85,8 @@ func waitingFor(claims cache.SharedIndexInformer, c controllers.Change[*corev1.P
 	return keys
 }
 
-// mounts reports whether a pod's node has mounted its volumes: its containers run.
-func mounts(p *corev1.Pod) bool {
+// hasMountedVolumes reports whether a pod's node has mounted its volumes: its containers run.
+func hasMountedVolumes(p *corev1.Pod) bool {
 	return p.Spec.NodeName != "" && p.Status.Phase == corev1.PodRunning
 }
 
@@ -100,17 +100,17 @@ type grower struct {
 	claims  *controllers.View[*corev1.PersistentVolumeClaim]
 	volumes *controllers.View[*corev1.PersistentVolume]
 
-	mu   sync.Mutex
-	told map[controllers.Key]string // the last recorded waiting event of each claim
+	mu        sync.Mutex
+	lastWaits map[controllers.Key]string // the last recorded waiting event of each claim
 }
 
-func (g *grower) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (g *grower) reconcileClaim(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	c, ok := g.claims.Get(key.Namespace, key.Name)
 	var step Step
 	var v *corev1.PersistentVolume
 	if ok {
 		v, _ = g.volumes.Get("", c.Spec.VolumeName)
-		step = Plan(c, v, g.calls != nil && controllers.ServedVolume(g.drivers, v), g.term.Now())
+		step = PlanExpansion(c, v, g.calls != nil && controllers.IsVolumeServedByAgent(g.drivers, v), g.term.Now())
 	}
 	waits := ""
 	if step.Status == nil && !step.Grow && !step.OnNodes {
@@ -122,27 +122,27 @@ func (g *grower) reconcile(ctx context.Context, key controllers.Key) (time.Durat
 	var err error
 	switch {
 	case step.Grow:
-		err = g.grow(ctx, c, v.DeepCopy())
+		err = g.expandVolume(ctx, c, v.DeepCopy())
 	case step.OnNodes:
 		err = g.growOnNodes(ctx, c, v)
 	default:
-		err = g.note(ctx, c, step)
+		err = g.writeStep(ctx, c, step)
 	}
 	if err != nil {
 		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-			return 0, controllers.Race("%s: %w", key, err)
+			return 0, controllers.RaceError("%s: %w", key, err)
 		}
 		return 0, fmt.Errorf("expanding the volume of claim %s: %w", key, err)
 	}
 	return 0, nil
 }
 
-// note writes the step's status and records its event.
-func (g *grower) note(ctx context.Context, c *corev1.PersistentVolumeClaim, step Step) error {
+// writeStep writes the step's status and records its event.
+func (g *grower) writeStep(ctx context.Context, c *corev1.PersistentVolumeClaim, step Step) error {
 	if step.Status != nil {
 		next := c.DeepCopy()
 		next.Status = *step.Status
-		if err := wrote(g.claims)(client.UpdateStatus(ctx, g.term.Client, next)); err != nil {
+		if err := recordResult(g.claims)(client.UpdateStatus(ctx, g.term.Client, next)); err != nil {
 			return err
 		}
 	}
@@ -152,28 +152,28 @@ func (g *grower) note(ctx context.Context, c *corev1.PersistentVolumeClaim, step
 	return nil
 }
 
-// grow calls the driver to expand a volume to the requested size, and stores the new size.
-func (g *grower) grow(ctx context.Context, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) error {
-	got, byNodes, err := g.expand(ctx, c, v)
+// expandVolume calls the driver to expand a volume to the requested size, and stores the new size.
+func (g *grower) expandVolume(ctx context.Context, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) error {
+	got, byNodes, err := g.callExpand(ctx, c, v)
 	if err != nil {
-		return g.failed(ctx, c, v, false, err)
+		return g.recordFailure(ctx, c, v, false, err)
 	}
 	if has := v.Spec.Capacity[corev1.ResourceStorage]; got.Cmp(has) > 0 {
 		v.Spec.Capacity[corev1.ResourceStorage] = got
 		if v, err = client.Update(ctx, g.term.Client, v); err != nil {
 			return err
 		}
-		g.volumes.Wrote(v)
+		g.volumes.RecordWrite(v)
 	}
-	return g.note(ctx, c, Grown(c, v, byNodes, g.term.Now()))
+	return g.writeStep(ctx, c, Grown(c, v, byNodes, g.term.Now()))
 }
 
-// expand calls ControllerExpandVolume. It returns the new size and whether nodes must expand the
-// volume too.
-func (g *grower) expand(ctx context.Context, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) (got resource.Quantity, byNodes bool, err error) {
+// callExpand calls ControllerExpandVolume. It returns the new size and whether nodes must expand
+// the volume too.
+func (g *grower) callExpand(ctx context.Context, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) (got resource.Quantity, byNodes bool, err error) {
 	want := c.Spec.Resources.Requests[corev1.ResourceStorage]
 	q := &csi.ControllerExpandVolumeRequest{VolumeId: v.Spec.CSI.VolumeHandle, CapacityRange: &csi.CapacityRange{RequiredBytes: saturate.Value(&want)}}
-	if q.Secrets, err = controllers.SecretFor(ctx, g.term.Client, v.Spec.CSI.ControllerExpandSecretRef); err != nil {
+	if q.Secrets, err = controllers.ReadDriverSecret(ctx, g.term.Client, v.Spec.CSI.ControllerExpandSecretRef); err != nil {
 		return got, false, errors.New(err.Error()) // drop the error type: a missing Secret is not a race of this claim
 	}
 	if v.Spec.VolumeMode != nil && *v.Spec.VolumeMode == corev1.PersistentVolumeBlock {
@@ -181,7 +181,7 @@ func (g *grower) expand(ctx context.Context, c *corev1.PersistentVolumeClaim, v 
 			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}}
 	}
 	var res *csi.ControllerExpandVolumeResponse
-	node, err := controllers.Reaching(v, g.csiNodes, g.nodes, func(node string) (err error) {
+	node, err := controllers.CallReachingNodes(v, g.csiNodes, g.nodes, func(node string) (err error) {
 		res, err = controllers.DriverController(g.calls, node, v.Spec.CSI.Driver).ControllerExpandVolume(ctx, q)
 		return err
 	})
@@ -207,7 +207,7 @@ func (g *grower) growOnNodes(ctx context.Context, c *corev1.PersistentVolumeClai
 	}
 	var nodes []string
 	for _, p := range controllers.CachedBy[*corev1.Pod](g.pods, controllers.PodClaimIndex, c.Namespace+"/"+c.Name) {
-		if mounts(p) && !slices.Contains(nodes, p.Spec.NodeName) {
+		if hasMountedVolumes(p) && !slices.Contains(nodes, p.Spec.NodeName) {
 			nodes = append(nodes, p.Spec.NodeName)
 		}
 	}
@@ -220,30 +220,31 @@ func (g *grower) growOnNodes(ctx context.Context, c *corev1.PersistentVolumeClai
 		_, err := controllers.DriverNode(g.calls, node, v.Spec.CSI.Driver).NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{
 			VolumeId: v.Spec.CSI.VolumeHandle, CapacityRange: &csi.CapacityRange{RequiredBytes: saturate.Value(&size)}})
 		if err != nil {
-			return g.failed(ctx, c, v, true, fmt.Errorf("node %s: %w", node, err))
+			return g.recordFailure(ctx, c, v, true, fmt.Errorf("node %s: %w", node, err))
 		}
 	}
-	step := settled(c, v.Spec.Capacity)
+	step := settledStep(c, v.Spec.Capacity)
 	step.Reason, step.Message = "FileSystemResizeSuccessful", fmt.Sprintf("volume %s has %s, and so has what its node has of it", v.Name, size.String())
-	return g.note(ctx, c, step)
+	return g.writeStep(ctx, c, step)
 }
 
-// failed records an event about a failed call and returns the error. It also writes the error to
-// the claim's status if it is final.
-func (g *grower) failed(ctx context.Context, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, byNode bool, err error) error {
-	words := fmt.Sprintf("resize volume %s failed: %s", v.Name, controllers.Words(err))
+// recordFailure records an event about a failed call and returns the error. It also writes the
+// error to the claim's status if it is final.
+func (g *grower) recordFailure(ctx context.Context, c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume, byNode bool, err error) error {
+	words := fmt.Sprintf("resize volume %s failed: %s", v.Name, controllers.DriverErrorText(err))
 	g.term.Events.Event(c, corev1.EventTypeWarning, "VolumeResizeFailed", words)
-	if !said(err) {
+	if !isFinalAnswer(err) {
 		return err
 	}
-	if noted := g.note(ctx, c, Failed(c, byNode, infeasible(err), words, g.term.Now())); noted != nil {
+	if noted := g.writeStep(ctx, c, Failed(c, byNode, isInfeasible(err), words, g.term.Now())); noted != nil {
 		return noted
 	}
 	return err
 }
 
-// said reports whether the driver has answered, so that the same call would return the same error.
-func said(err error) bool {
+// isFinalAnswer reports whether the driver has answered, so that the same call would return the
+// same error.
+func isFinalAnswer(err error) bool {
 	switch status.Code(err) {
 	case codes.Unknown, codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Aborted:
 		return false
@@ -251,8 +252,8 @@ func said(err error) bool {
 	return true
 }
 
-// infeasible reports whether the driver can never fulfil the same request.
-func infeasible(err error) bool {
+// isInfeasible reports whether the driver can never fulfil the same request.
+func isInfeasible(err error) bool {
 	switch status.Code(err) {
 	case codes.InvalidArgument, codes.OutOfRange, codes.NotFound:
 		return true
@@ -265,19 +266,19 @@ func infeasible(err error) bool {
 func (g *grower) isNew(key controllers.Key, waits string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	before := g.told[key]
-	delete(g.told, key)
+	before := g.lastWaits[key]
+	delete(g.lastWaits, key)
 	if waits != "" {
-		g.told[key] = waits
+		g.lastWaits[key] = waits
 	}
 	return waits == "" || waits != before
 }
 
-// wrote returns a function that records a written object in the view.
-func wrote[T api.Object](v *controllers.View[T]) func(o T, err error) error {
+// recordResult returns a function that records a written object in the view.
+func recordResult[T api.Object](v *controllers.View[T]) func(o T, err error) error {
 	return func(o T, err error) error {
 		if err == nil {
-			v.Wrote(o)
+			v.RecordWrite(o)
 		}
 		return err
 	}

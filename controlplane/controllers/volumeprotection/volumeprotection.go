@@ -42,7 +42,7 @@ const classIndex = "keelson.attributesClassOfVolume"
 // is not terminal. The claim of an ephemeral volume is used by the pod for which it was created,
 // and not by a later pod of the same name.
 func Uses(p *corev1.Pod, claim *corev1.PersistentVolumeClaim) bool {
-	if p.Spec.NodeName == "" || controllers.PodEnded(p) || p.Namespace != claim.Namespace {
+	if p.Spec.NodeName == "" || controllers.IsPodTerminal(p) || p.Namespace != claim.Namespace {
 		return false
 	}
 	return slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool {
@@ -57,8 +57,8 @@ func New(d controllers.Deps) *controllers.Controller {
 	volumes := client.Informer[*corev1.PersistentVolume](d.Informers)
 	pods := client.Informer[*corev1.Pod](d.Informers)
 	classes := client.Informer[*storagev1.VolumeAttributesClass](d.Informers)
-	controllers.Index(pods, controllers.PodClaimIndex, controllers.PodClaims)
-	controllers.Index(claims, controllers.AttributesClassIndex, controllers.AttributesClassesOf)
+	controllers.Index(pods, controllers.PodClaimIndex, controllers.PodClaimKeys)
+	controllers.Index(claims, controllers.AttributesClassIndex, controllers.ClaimAttributesClasses)
 	controllers.Index(volumes, classIndex, func(o api.Object) []string {
 		if v, ok := o.(*corev1.PersistentVolume); ok {
 			return classOf(v)
@@ -71,10 +71,10 @@ func New(d controllers.Deps) *controllers.Controller {
 		Watches: []controllers.Watch{
 			controllers.OnInformer(claims, func(c controllers.Change[*corev1.PersistentVolumeClaim]) []controllers.Key {
 				keys := []controllers.Key{{Kind: claimKey, Namespace: c.New.Namespace, Name: c.New.Name}}
-				return append(keys, freed(classes, c, api.AttributesClasses)...)
+				return append(keys, freedClassKeys(classes, c, api.AttributesClasses)...)
 			}),
 			controllers.OnInformer(volumes, func(c controllers.Change[*corev1.PersistentVolume]) []controllers.Key {
-				return append([]controllers.Key{{Kind: volumeKey, Name: c.New.Name}}, freed(classes, c, classOf)...)
+				return append([]controllers.Key{{Kind: volumeKey, Name: c.New.Name}}, freedClassKeys(classes, c, classOf)...)
 			}),
 			controllers.OnInformer(classes, func(c controllers.Change[*storagev1.VolumeAttributesClass]) []controllers.Key {
 				return []controllers.Key{{Kind: classKey, Name: c.New.Name}}
@@ -88,18 +88,18 @@ func New(d controllers.Deps) *controllers.Controller {
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
 			r := &reconciler{term: t, claims: claims, volumes: volumes, pods: pods, classes: classes}
-			return r.reconcile
+			return r.reconcileProtection
 		},
 	}
 }
 
 // ofPod maps a pod that ended to those of its claims that are being deleted.
 func ofPod(claims cache.SharedIndexInformer, c controllers.Change[*corev1.Pod]) []controllers.Key {
-	if c.Type != controllers.Deleted && !controllers.PodEnded(c.New) {
+	if c.Type != controllers.Deleted && !controllers.IsPodTerminal(c.New) {
 		return nil
 	}
 	var keys []controllers.Key
-	for _, name := range controllers.PodClaims(c.New) {
+	for _, name := range controllers.PodClaimKeys(c.New) {
 		name = name[len(c.New.Namespace)+1:]
 		if pvc, ok := controllers.Cached[*corev1.PersistentVolumeClaim](claims, c.New.Namespace, name); ok && pvc.DeletionTimestamp != nil {
 			keys = append(keys, controllers.Key{Kind: claimKey, Namespace: pvc.Namespace, Name: pvc.Name})
@@ -114,16 +114,16 @@ type reconciler struct {
 	claims, volumes, pods, classes cache.SharedIndexInformer
 }
 
-func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (r *reconciler) reconcileProtection(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	if key.Kind == classKey {
-		return 0, r.class(ctx, key.Name)
+		return 0, r.reconcileClass(ctx, key.Name)
 	}
 	if key.Kind == volumeKey {
 		v, ok := controllers.Cached[*corev1.PersistentVolume](r.volumes, "", key.Name)
 		if !ok {
 			return 0, nil
 		}
-		return 0, controllers.Protect(ctx, r.term.Client, v, VolumeFinalizer, v.Status.Phase == corev1.VolumeBound)
+		return 0, controllers.UpdateFinalizer(ctx, r.term.Client, v, VolumeFinalizer, v.Status.Phase == corev1.VolumeBound)
 	}
 	c, ok := controllers.Cached[*corev1.PersistentVolumeClaim](r.claims, key.Namespace, key.Name)
 	if !ok {
@@ -133,7 +133,7 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (time.D
 	if err != nil {
 		return 0, err
 	}
-	return 0, controllers.Protect(ctx, r.term.Client, c, ClaimFinalizer, inUse)
+	return 0, controllers.UpdateFinalizer(ctx, r.term.Client, c, ClaimFinalizer, inUse)
 }
 
 // inUse reports whether a pod uses a claim that is being deleted. Before it returns false it lists
@@ -160,9 +160,9 @@ func classOf(v *corev1.PersistentVolume) []string {
 	return []string{*v.Spec.VolumeAttributesClassName}
 }
 
-// freed maps the change of an object to the VolumeAttributesClasses that it no longer names and
-// that are being deleted.
-func freed[T api.Object](classes cache.SharedIndexInformer, c controllers.Change[T], names func(T) []string) (keys []controllers.Key) {
+// freedClassKeys maps the change of an object to the VolumeAttributesClasses that it no longer
+// names and that are being deleted.
+func freedClassKeys[T api.Object](classes cache.SharedIndexInformer, c controllers.Change[T], names func(T) []string) (keys []controllers.Key) {
 	var were []string
 	switch c.Type {
 	case controllers.Deleted:
@@ -179,9 +179,9 @@ func freed[T api.Object](classes cache.SharedIndexInformer, c controllers.Change
 	return keys
 }
 
-// class updates the finalizer of a VolumeAttributesClass. As with claims, it lists from the API
-// before it removes the finalizer.
-func (r *reconciler) class(ctx context.Context, name string) error {
+// reconcileClass updates the finalizer of a VolumeAttributesClass. As with claims, it lists from
+// the API before it removes the finalizer.
+func (r *reconciler) reconcileClass(ctx context.Context, name string) error {
 	class, ok := controllers.Cached[*storagev1.VolumeAttributesClass](r.classes, "", name)
 	if !ok {
 		return nil
@@ -203,5 +203,5 @@ func (r *reconciler) class(ctx context.Context, name string) error {
 				slices.ContainsFunc(volumes, func(v *corev1.PersistentVolume) bool { return slices.Contains(classOf(v), name) })
 		}
 	}
-	return controllers.Protect(ctx, r.term.Client, class, ClassFinalizer, inUse)
+	return controllers.UpdateFinalizer(ctx, r.term.Client, class, ClassFinalizer, inUse)
 }

@@ -14,15 +14,15 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// cloningFinalizer is on claims whose volume is being cloned, as with other provisioners. A claim
-// that is deleted meanwhile stays until its clones are created.
+// cloningFinalizer is on claims while their volume is being cloned, as with other provisioners. A
+// claim that is deleted meanwhile stays until its clones are created.
 const cloningFinalizer = "provisioner.storage.kubernetes.io/cloning-protection"
 
 // ofSource indexes claims by the claim, as namespace/name, from which their volume is to be cloned.
 const ofSource = "keelson.claimsOfSource"
 
-// cloned returns the name of the claim from which a claim's volume is to be cloned, or "".
-func cloned(c *corev1.PersistentVolumeClaim) string {
+// cloneSource returns the name of the claim from which a claim's volume is to be cloned, or "".
+func cloneSource(c *corev1.PersistentVolumeClaim) string {
 	if from := c.Spec.DataSource; from != nil && from.Kind == "PersistentVolumeClaim" && (from.APIGroup == nil || *from.APIGroup == "") {
 		return from.Name
 	}
@@ -30,24 +30,24 @@ func cloned(c *corev1.PersistentVolumeClaim) string {
 }
 
 func sourcesOf(o api.Object) []string {
-	if c, ok := o.(*corev1.PersistentVolumeClaim); ok && cloned(c) != "" {
-		return []string{c.Namespace + "/" + cloned(c)}
+	if c, ok := o.(*corev1.PersistentVolumeClaim); ok && cloneSource(c) != "" {
+		return []string{c.Namespace + "/" + cloneSource(c)}
 	}
 	return nil
 }
 
-// keysOfClaim returns the keys of a claim and of its clone source, whose protection may end.
+// keysOfClaim returns the keys of a claim and of its clone source, which may lose its protection.
 func keysOfClaim(c *corev1.PersistentVolumeClaim) []controllers.Key {
 	keys := []controllers.Key{{Kind: claimKey, Namespace: c.Namespace, Name: c.Name}}
-	if from := cloned(c); from != "" {
+	if from := cloneSource(c); from != "" {
 		keys = append(keys, controllers.Key{Kind: claimKey, Namespace: c.Namespace, Name: from})
 	}
 	return keys
 }
 
-// hold adds the finalizer to the clone source of a claim, before the driver is called.
-func (p *provisioner) hold(ctx context.Context, c *corev1.PersistentVolumeClaim) error {
-	name := cloned(c)
+// protectSource adds the finalizer to the clone source of a claim, before the driver is called.
+func (p *provisioner) protectSource(ctx context.Context, c *corev1.PersistentVolumeClaim) error {
+	name := cloneSource(c)
 	if name == "" {
 		return nil
 	}
@@ -67,7 +67,7 @@ func (p *provisioner) hold(ctx context.Context, c *corev1.PersistentVolumeClaim)
 
 // sourceGone reports whether the clone source of a claim no longer exists.
 func (p *provisioner) sourceGone(ctx context.Context, c *corev1.PersistentVolumeClaim) bool {
-	name := cloned(c)
+	name := cloneSource(c)
 	if name == "" {
 		return false
 	}
@@ -75,28 +75,28 @@ func (p *provisioner) sourceGone(ctx context.Context, c *corev1.PersistentVolume
 	return apierrors.IsNotFound(err)
 }
 
-// copying reports whether claim c needs its clone source from: the driver has been called for c, or
-// is about to be. A claim for which provisioning has not started needs its source only while the
+// isCopying reports whether claim c needs its clone source from: the driver has been called for c,
+// or is about to be. A claim for which provisioning has not started needs its source only while the
 // source is not being deleted, because provisioning will not start after that.
-func copying(c, from *corev1.PersistentVolumeClaim) bool {
-	if cloned(c) != from.Name || c.Namespace != from.Namespace {
+func isCopying(c, from *corev1.PersistentVolumeClaim) bool {
+	if cloneSource(c) != from.Name || c.Namespace != from.Namespace {
 		return false
 	}
 	begun := slices.Contains(c.Finalizers, ClaimFinalizer)
 	return begun || from.DeletionTimestamp == nil && c.DeletionTimestamp == nil && c.Spec.VolumeName == ""
 }
 
-// unhold removes the finalizer from a claim that is no longer being cloned. Before that it lists
-// the claims from the API. It leaves claims alone whose volume belongs to a driver with its own
-// provisioner.
-func (p *provisioner) unhold(ctx context.Context, c *corev1.PersistentVolumeClaim) error {
+// unprotectSource removes the finalizer from a claim that is no longer being cloned. Before that it
+// lists the claims from the API. It leaves claims alone if their volume belongs to a driver with
+// its own provisioner.
+func (p *provisioner) unprotectSource(ctx context.Context, c *corev1.PersistentVolumeClaim) error {
 	if !slices.Contains(c.Finalizers, cloningFinalizer) {
 		return nil
 	}
 	if others, err := p.othersVolume(ctx, c); err != nil || others {
 		return err
 	}
-	keeps := func(o *corev1.PersistentVolumeClaim) bool { return copying(o, c) }
+	keeps := func(o *corev1.PersistentVolumeClaim) bool { return isCopying(o, c) }
 	for _, o := range controllers.CachedBy[*corev1.PersistentVolumeClaim](p.claimsCache, ofSource, c.Namespace+"/"+c.Name) {
 		if now, ok := p.claims.Get(o.Namespace, o.Name); ok && keeps(now) {
 			return nil
@@ -117,7 +117,7 @@ func (p *provisioner) unhold(ctx context.Context, c *corev1.PersistentVolumeClai
 		}
 		return err
 	}
-	p.claims.Wrote(next)
+	p.claims.RecordWrite(next)
 	return nil
 }
 
@@ -137,5 +137,5 @@ func (p *provisioner) othersVolume(ctx context.Context, c *corev1.PersistentVolu
 			return false, fmt.Errorf("reading PersistentVolume %s of claim %s/%s: %w", name, c.Namespace, c.Name, err)
 		}
 	}
-	return v.Spec.CSI != nil && !p.served(v.Spec.CSI.Driver), nil
+	return v.Spec.CSI != nil && !p.isServed(v.Spec.CSI.Driver), nil
 }

@@ -23,15 +23,15 @@ type origin struct {
 	from             *corev1.VolumeNodeAffinity // nil means that every node can reach the data
 }
 
-// reaches reports whether a node can reach the data.
-func (o origin) reaches(n *corev1.Node) bool {
+// isReachableFrom reports whether a node can reach the data.
+func (o origin) isReachableFrom(n *corev1.Node) bool {
 	v := &corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{NodeAffinity: o.from}}
 	return volume.CheckNodeAffinity(v, n.Labels) == nil
 }
 
-// populated reports whether a volume populator fills the volume of a claim: its data source is
-// neither a snapshot nor a claim.
-func populated(c *corev1.PersistentVolumeClaim) bool {
+// isPopulatedExternally reports whether a volume populator fills the volume of a claim: its data
+// source is neither a snapshot nor a claim.
+func isPopulatedExternally(c *corev1.PersistentVolumeClaim) bool {
 	from, ref := c.Spec.DataSource, c.Spec.DataSourceRef
 	if from == nil {
 		return ref != nil
@@ -43,9 +43,9 @@ func populated(c *corev1.PersistentVolumeClaim) bool {
 	return !(group == snap.GroupName && from.Kind == "VolumeSnapshot" || group == "" && from.Kind == "PersistentVolumeClaim")
 }
 
-// origin returns the data source of a claim's volume, or an error that explains why it cannot be
-// used.
-func (p *provisioner) origin(ctx context.Context, c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) (origin, error) {
+// findOrigin returns the data source of a claim's volume, or an error that explains why it cannot
+// be used.
+func (p *provisioner) findOrigin(ctx context.Context, c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) (origin, error) {
 	switch from := c.Spec.DataSource; {
 	case from == nil:
 		return origin{}, nil
@@ -57,7 +57,7 @@ func (p *provisioner) origin(ctx context.Context, c *corev1.PersistentVolumeClai
 }
 
 func (p *provisioner) ofSnapshot(ctx context.Context, c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, name string) (o origin, err error) {
-	snapshots, contents := controllers.SnapshotKind(p.term.Client, "VolumeSnapshot"), controllers.SnapshotKind(p.term.Client, "VolumeSnapshotContent")
+	snapshots, contents := controllers.FindSnapshotKind(p.term.Client, "VolumeSnapshot"), controllers.FindSnapshotKind(p.term.Client, "VolumeSnapshotContent")
 	if snapshots == nil || contents == nil {
 		return o, errors.New("the cluster does not serve VolumeSnapshots: 'kctl snapshot install' brings them")
 	}
@@ -67,7 +67,7 @@ func (p *provisioner) ofSnapshot(ctx context.Context, c *corev1.PersistentVolume
 		return o, fmt.Errorf("VolumeSnapshot %s cannot be read: %w", name, err)
 	case s.Typed.DeletionTimestamp != nil:
 		return o, fmt.Errorf("VolumeSnapshot %s is being deleted", name)
-	case !controllers.IsReady(s.Typed):
+	case !controllers.IsSnapshotReady(s.Typed):
 		return o, fmt.Errorf("VolumeSnapshot %s is not ready to use", name)
 	}
 	content, err := controllers.GetTyped[snap.VolumeSnapshotContent](ctx, p.term.Client, contents, "", *s.Typed.Status.BoundVolumeSnapshotContentName)
@@ -83,11 +83,11 @@ func (p *provisioner) ofSnapshot(ctx context.Context, c *corev1.PersistentVolume
 	case t.Spec.SourceVolumeMode != nil && *t.Spec.SourceVolumeMode != modeOf(c) && t.Annotations["snapshot.storage.kubernetes.io/allow-volume-mode-change"] != "true":
 		return o, fmt.Errorf("VolumeSnapshot %s is one of a volume of mode %s, and the claim wants %s", name, *t.Spec.SourceVolumeMode, modeOf(c))
 	}
-	if err := fits(c, "VolumeSnapshot "+name, s.Typed.Status.RestoreSize); err != nil {
+	if err := checkSize(c, "VolumeSnapshot "+name, s.Typed.Status.RestoreSize); err != nil {
 		return o, err
 	}
 	o.snapshot = *t.Status.SnapshotHandle
-	o.from, err = controllers.ReachedFrom(content.Object)
+	o.from, err = controllers.ReachableNodeAffinity(content.Object)
 	return o, err
 }
 
@@ -111,11 +111,11 @@ func (p *provisioner) ofClaim(ctx context.Context, c *corev1.PersistentVolumeCla
 		return o, fmt.Errorf("the volume of claim %s is not one of CSI driver %s: use a StorageClass of its driver", name, class.Provisioner)
 	}
 	size := v.Spec.Capacity[corev1.ResourceStorage]
-	return origin{volume: v.Spec.CSI.VolumeHandle, from: v.Spec.NodeAffinity}, fits(c, "PersistentVolumeClaim "+name, &size)
+	return origin{volume: v.Spec.CSI.VolumeHandle, from: v.Spec.NodeAffinity}, checkSize(c, "PersistentVolumeClaim "+name, &size)
 }
 
-// fits returns an error if the requested volume is too small for its data.
-func fits(c *corev1.PersistentVolumeClaim, what string, size *resource.Quantity) error {
+// checkSize returns an error if the requested volume is too small for its data.
+func checkSize(c *corev1.PersistentVolumeClaim, what string, size *resource.Quantity) error {
 	if want := c.Spec.Resources.Requests[corev1.ResourceStorage]; size != nil && want.Cmp(*size) < 0 {
 		return fmt.Errorf("the claim wants %s, and %s has %s: request that or more", want.String(), what, size.String())
 	}
@@ -129,9 +129,9 @@ func modeOf(c *corev1.PersistentVolumeClaim) corev1.PersistentVolumeMode {
 	return corev1.PersistentVolumeFilesystem
 }
 
-// place writes to a claim which nodes can reach its data, for the scheduler. done reports that the
-// annotation is already current.
-func (p *provisioner) place(ctx context.Context, c *corev1.PersistentVolumeClaim, o origin) (done bool, err error) {
+// recordReachableNodes writes to a claim which nodes can reach its data, for the scheduler. done
+// reports that the annotation is already current.
+func (p *provisioner) recordReachableNodes(ctx context.Context, c *corev1.PersistentVolumeClaim, o origin) (done bool, err error) {
 	if o.from == nil {
 		return true, nil
 	}

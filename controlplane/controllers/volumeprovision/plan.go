@@ -1,6 +1,6 @@
 // Package volumeprovision creates volumes for claims and deletes released volumes, for CSI drivers
-// that have no provisioner of their own (controllers.Served). The agent of a node forwards the
-// calls to the driver's socket.
+// that have no provisioner of their own (controllers.IsServedByAgent). The agent of a node forwards
+// the calls to the driver's socket.
 //
 // No volume is leaked. Before a driver is first called for a claim, the claim gets a finalizer and
 // an annotation with the driver, the node and the parameters. Both are removed when the
@@ -31,7 +31,7 @@ import (
 const (
 	// ClaimFinalizer is on claims for which a driver has been called, or is about to be called.
 	ClaimFinalizer = "keelson.dev/provisioning"
-	// begunAnnotation holds a begun as JSON.
+	// begunAnnotation holds a startedProvision as JSON.
 	begunAnnotation = "keelson.dev/provisioning"
 	// VolumeFinalizer is the finalizer that provisioners put on their volumes.
 	VolumeFinalizer = "external-provisioner.volume.kubernetes.io/finalizer"
@@ -40,8 +40,8 @@ const (
 	fsTypeParam = reserved + "fstype"
 )
 
-// begun holds the parameters of the driver call for a claim.
-type begun struct {
+// startedProvision holds the parameters of the driver call for a claim.
+type startedProvision struct {
 	Driver     string            `json:"driver"`
 	Node       string            `json:"node"`
 	Parameters map[string]string `json:"parameters,omitempty"`
@@ -57,12 +57,12 @@ type begun struct {
 	Secrets secrets `json:"secrets,omitempty"`
 }
 
-// begunFor returns the begun of a claim, or nil.
-func begunFor(c *corev1.PersistentVolumeClaim) (*begun, error) {
+// begunFor returns the startedProvision of a claim, or nil.
+func begunFor(c *corev1.PersistentVolumeClaim) (*startedProvision, error) {
 	if !slices.Contains(c.Finalizers, ClaimFinalizer) {
 		return nil, nil
 	}
-	b := &begun{}
+	b := &startedProvision{}
 	if err := json.Unmarshal([]byte(c.Annotations[begunAnnotation]), b); err != nil {
 		return nil, fmt.Errorf("annotation %s of claim %s/%s: %w", begunAnnotation, c.Namespace, c.Name, err)
 	}
@@ -72,50 +72,50 @@ func begunFor(c *corev1.PersistentVolumeClaim) (*begun, error) {
 // volumeName returns the name of the volume for a claim.
 func volumeName(c *corev1.PersistentVolumeClaim) string { return "pvc-" + string(c.UID) }
 
-// of reports whether the provision has the parameters of a class. The class may have been changed
-// or recreated since.
-func (b *begun) of(class *storagev1.StorageClass) bool {
+// matchesClass reports whether the provision has the parameters of a class. The class may have been
+// changed or recreated since.
+func (b *startedProvision) matchesClass(class *storagev1.StorageClass) bool {
 	return b.Driver == class.Provisioner && maps.Equal(b.Parameters, class.Parameters) && slices.Equal(b.Options, class.MountOptions)
 }
 
-// act is the next action for a claim.
-type act int
+// claimAction is the next action for a claim.
+type claimAction int
 
 const (
-	nothing act = iota
-	begin       // choose a node and record it
-	create      // call the driver and create the PersistentVolume
-	undo        // make the driver delete the volume that it may have created
-	finish      // the PersistentVolume exists: remove the annotation
+	noAction     claimAction = iota
+	startAction              // choose a node and record it
+	createAction             // call the driver and create the PersistentVolume
+	undoAction               // make the driver delete the volume that it may have created
+	finishAction             // the PersistentVolume exists: remove the annotation
 )
 
-// plan returns the next action for a claim. noted means that the claim has a begun, and made that
-// its PersistentVolume exists. class is the claim's class or nil. served reports whether this
-// controller provisions for the driver of the class.
-func plan(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, noted, made, served bool) act {
+// planClaim returns the next action for a claim. noted means that the claim has a startedProvision,
+// and made that its PersistentVolume exists. class is the claim's class or nil. served reports
+// whether this controller provisions for the driver of the class.
+func planClaim(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, noted, made, served bool) claimAction {
 	wanted := c.DeletionTimestamp == nil && c.Spec.VolumeName == "" && class != nil && served &&
 		c.Annotations[volume.AnnStorageProvisioner] == class.Provisioner && volume.GetPersistentVolumeClaimClass(c) == class.Name &&
-		(!waits(class) || c.Annotations[volume.AnnSelectedNode] != "")
+		(!waitsForConsumer(class) || c.Annotations[volume.AnnSelectedNode] != "")
 	switch {
 	case noted && made:
-		return finish
+		return finishAction
 	case noted && !wanted:
-		return undo
+		return undoAction
 	case made || !wanted:
-		return nothing
+		return noAction
 	case noted:
-		return create
+		return createAction
 	}
-	return begin
+	return startAction
 }
 
-// waits reports whether volumes of a class are created where a pod is to run.
-func waits(class *storagev1.StorageClass) bool {
+// waitsForConsumer reports whether volumes of a class are created where a pod is to run.
+func waitsForConsumer(class *storagev1.StorageClass) bool {
 	return class.VolumeBindingMode != nil && *class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer
 }
 
-// noted returns a copy of a claim with the finalizer and the annotation.
-func noted(c *corev1.PersistentVolumeClaim, b begun) (*corev1.PersistentVolumeClaim, error) {
+// withProvisionNote returns a copy of a claim with the finalizer and the annotation.
+func withProvisionNote(c *corev1.PersistentVolumeClaim, b startedProvision) (*corev1.PersistentVolumeClaim, error) {
 	text, err := json.Marshal(b)
 	if err != nil {
 		return nil, err
@@ -128,9 +128,9 @@ func noted(c *corev1.PersistentVolumeClaim, b begun) (*corev1.PersistentVolumeCl
 	return next, nil
 }
 
-// unnoted returns a copy of a claim without the finalizer and the annotation. With elsewhere the
-// scheduler chooses another node.
-func unnoted(c *corev1.PersistentVolumeClaim, elsewhere bool) *corev1.PersistentVolumeClaim {
+// withoutProvisionNote returns a copy of a claim without the finalizer and the annotation. With
+// elsewhere the scheduler chooses another node.
+func withoutProvisionNote(c *corev1.PersistentVolumeClaim, elsewhere bool) *corev1.PersistentVolumeClaim {
 	next := c.DeepCopy()
 	delete(next.Annotations, begunAnnotation)
 	if elsewhere {
@@ -150,8 +150,8 @@ func unknownParameter(class *storagev1.StorageClass) string {
 	return ""
 }
 
-// request returns the CreateVolume request of a claim.
-func request(c *corev1.PersistentVolumeClaim, b *begun) *csi.CreateVolumeRequest {
+// createRequest returns the CreateVolume request of a claim.
+func createRequest(c *corev1.PersistentVolumeClaim, b *startedProvision) *csi.CreateVolumeRequest {
 	size := c.Spec.Resources.Requests[corev1.ResourceStorage]
 	most := c.Spec.Resources.Limits[corev1.ResourceStorage]
 	q := &csi.CreateVolumeRequest{Name: volumeName(c), Parameters: map[string]string{}, MutableParameters: b.Mutable,
@@ -162,7 +162,7 @@ func request(c *corev1.PersistentVolumeClaim, b *begun) *csi.CreateVolumeRequest
 		}
 	}
 	for _, m := range c.Spec.AccessModes {
-		q.VolumeCapabilities = append(q.VolumeCapabilities, capability(c, m, b))
+		q.VolumeCapabilities = append(q.VolumeCapabilities, volumeCapability(c, m, b))
 	}
 	switch {
 	case b.Snapshot != "":
@@ -179,7 +179,7 @@ func request(c *corev1.PersistentVolumeClaim, b *begun) *csi.CreateVolumeRequest
 	return q
 }
 
-func capability(c *corev1.PersistentVolumeClaim, mode corev1.PersistentVolumeAccessMode, b *begun) *csi.VolumeCapability {
+func volumeCapability(c *corev1.PersistentVolumeClaim, mode corev1.PersistentVolumeAccessMode, b *startedProvision) *csi.VolumeCapability {
 	m := csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
 	switch mode {
 	case corev1.ReadOnlyMany:
@@ -198,7 +198,7 @@ func capability(c *corev1.PersistentVolumeClaim, mode corev1.PersistentVolumeAcc
 }
 
 // volumeOf returns the PersistentVolume for a volume that a driver created for a claim.
-func volumeOf(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, b *begun, v *csi.Volume) *corev1.PersistentVolume {
+func volumeOf(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, b *startedProvision, v *csi.Volume) *corev1.PersistentVolume {
 	size := c.Spec.Resources.Requests[corev1.ResourceStorage]
 	if v.GetCapacityBytes() > 0 {
 		size = *resource.NewQuantity(v.GetCapacityBytes(), resource.BinarySI)
@@ -218,7 +218,7 @@ func volumeOf(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, b 
 				FSType: b.Parameters[fsTypeParam], VolumeAttributes: v.GetVolumeContext()}},
 		},
 	}
-	b.Secrets.on(pv)
+	b.Secrets.annotateVolume(pv)
 	if b.Class != "" {
 		pv.Spec.VolumeAttributesClassName = &b.Class
 	}
@@ -238,54 +238,54 @@ func volumeOf(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, b 
 	return pv
 }
 
-// end is the next action for a volume that was created for a claim.
-type end int
+// volumeAction is the next action for a volume that was created for a claim.
+type volumeAction int
 
 const (
-	leave  end = iota
-	forget     // remove the finalizer and retain the data
-	remove     // make the driver delete the volume, then remove the finalizer
+	leaveVolume  volumeAction = iota
+	forgetVolume              // remove the finalizer and retain the data
+	deleteData                // make the driver delete the volume, then remove the finalizer
 )
 
 // planVolume returns the next action for a volume of a driver for which this controller provisions.
-func planVolume(v *corev1.PersistentVolume) end {
+func planVolume(v *corev1.PersistentVolume) volumeAction {
 	ours := slices.Contains(v.Finalizers, VolumeFinalizer)
 	if !metav1.HasAnnotation(v.ObjectMeta, volume.AnnDynamicallyProvisioned) || v.Spec.CSI == nil ||
 		v.Spec.CSI.Driver != v.Annotations[volume.AnnDynamicallyProvisioned] {
-		return leave
+		return leaveVolume
 	}
 	free := v.Status.Phase == corev1.VolumeReleased || v.Status.Phase == corev1.VolumeFailed ||
 		v.DeletionTimestamp != nil && (v.Status.Phase == corev1.VolumeAvailable || v.Spec.ClaimRef == nil)
 	switch {
 	case v.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete && free && (ours || v.DeletionTimestamp == nil):
-		return remove
+		return deleteData
 	case v.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete && v.DeletionTimestamp != nil && ours:
-		return forget
+		return forgetVolume
 	}
-	return leave
+	return leaveVolume
 }
 
-// choose returns the provision on the chosen node. With a class that waits, the scheduler has
+// chooseNode returns the provision on the chosen node. With a class that waits, the scheduler has
 // chosen the node. Otherwise it is the node with the largest free capacity among the nodes that the
 // class allows; ready nodes have precedence. why is the reason if no node is suitable.
-func choose(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, nodes []candidate) (b begun, why string) {
-	b = begun{Driver: class.Provisioner, Parameters: class.Parameters, Options: class.MountOptions}
+func chooseNode(c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, nodes []candidate) (b startedProvision, why string) {
+	b = startedProvision{Driver: class.Provisioner, Parameters: class.Parameters, Options: class.MountOptions}
 	selected := c.Annotations[volume.AnnSelectedNode]
 	best, unlabelled := -1, ""
 	for i, n := range nodes {
-		missing := controllers.Unlabelled(n.driver, n.node)
+		missing := controllers.MissingTopologyLabel(n.driver, n.node)
 		switch {
-		case selected != "" && n.node.Name != selected, selected == "" && !allowed(class.AllowedTopologies, n.node.Labels):
+		case selected != "" && n.node.Name != selected, selected == "" && !isTopologyAllowed(class.AllowedTopologies, n.node.Labels):
 			continue
 		case missing != "":
 			unlabelled = fmt.Sprintf("node %s has no label %s, by which CSI driver %s says where it is: the driver's registration sets it", n.node.Name, missing, class.Provisioner)
-		case best < 0 || n.before(nodes[best]):
+		case best < 0 || n.isPreferredTo(nodes[best]):
 			best = i
 		}
 	}
 	switch {
 	case best >= 0:
-		b.Node, b.Segments = nodes[best].node.Name, controllers.Segments(nodes[best].driver, nodes[best].node)
+		b.Node, b.Segments = nodes[best].node.Name, controllers.TopologySegments(nodes[best].driver, nodes[best].node)
 		return b, ""
 	case unlabelled != "":
 		return b, unlabelled
@@ -306,17 +306,17 @@ type candidate struct {
 	room   int64 // bytes, as far as known
 }
 
-// before reports whether n is chosen rather than o.
-func (n candidate) before(o candidate) bool {
-	if a := controllers.Answers(n.node); a != controllers.Answers(o.node) {
+// isPreferredTo reports whether n is chosen rather than o.
+func (n candidate) isPreferredTo(o candidate) bool {
+	if a := controllers.IsNodeReady(n.node); a != controllers.IsNodeReady(o.node) {
 		return a
 	}
 	return n.room > o.room || n.room == o.room && n.node.Name < o.node.Name
 }
 
-// allowed reports whether a node is within the allowed topologies of a class. An empty list allows
-// every node.
-func allowed(terms []corev1.TopologySelectorTerm, labels map[string]string) bool {
+// isTopologyAllowed reports whether a node is within the allowed topologies of a class. An empty
+// list allows every node.
+func isTopologyAllowed(terms []corev1.TopologySelectorTerm, labels map[string]string) bool {
 	if len(terms) == 0 {
 		return true
 	}

@@ -37,8 +37,9 @@ func sourceOf(c *corev1.PersistentVolumeClaim) (kind metav1.GroupKind, name stri
 	return kind, name
 }
 
-// leave records an event about the populator that must fill a claim's volume, or about its absence.
-func (p *provisioner) leave(ctx context.Context, c *corev1.PersistentVolumeClaim) error {
+// reportPopulator records an event about the populator that must fill a claim's volume, or about
+// its absence.
+func (p *provisioner) reportPopulator(ctx context.Context, c *corev1.PersistentVolumeClaim) error {
 	if c.DeletionTimestamp != nil || c.Spec.VolumeName != "" {
 		return nil
 	}
@@ -64,7 +65,7 @@ func (p *provisioner) leave(ctx context.Context, c *corev1.PersistentVolumeClaim
 		if err != nil {
 			return fmt.Errorf("listing VolumePopulators for claim %s/%s: %w", c.Namespace, c.Name, err)
 		}
-		if !slices.ContainsFunc(all, func(s controllers.Stored[populator]) bool { return s.Typed.SourceKind == kind }) {
+		if !slices.ContainsFunc(all, func(s controllers.TypedObject[populator]) bool { return s.Typed.SourceKind == kind }) {
 			unknown("no VolumePopulator is for that kind (kubectl get volumepopulators lists them): install one")
 			return nil
 		}

@@ -66,7 +66,7 @@ func secretFor(call string, parameters map[string]string, c *corev1.PersistentVo
 	// Users who write claims choose their names and annotations. They must not choose the namespace
 	// in which a Secret is read.
 	known := map[string]string{"pv.name": volumeName(c), "pvc.namespace": c.Namespace}
-	namespace, err := filled(namespaceParam, namespace, known)
+	namespace, err := expandVariables(namespaceParam, namespace, known)
 	if err != nil {
 		return nil, err
 	}
@@ -77,7 +77,7 @@ func secretFor(call string, parameters map[string]string, c *corev1.PersistentVo
 	for k, v := range c.Annotations {
 		known["pvc.annotations['"+k+"']"] = v
 	}
-	if name, err = filled(nameParam, name, known); err != nil {
+	if name, err = expandVariables(nameParam, name, known); err != nil {
 		return nil, err
 	}
 	if len(validation.IsDNS1123Subdomain(name)) > 0 {
@@ -86,8 +86,8 @@ func secretFor(call string, parameters map[string]string, c *corev1.PersistentVo
 	return &corev1.SecretReference{Namespace: namespace, Name: name}, nil
 }
 
-// filled replaces the variables in a parameter.
-func filled(parameter, text string, known map[string]string) (string, error) {
+// expandVariables replaces the variables in a parameter.
+func expandVariables(parameter, text string, known map[string]string) (string, error) {
 	var missing []string
 	out := os.Expand(text, func(k string) string {
 		v, ok := known[k]
@@ -120,8 +120,8 @@ func secretsOf(parameters map[string]string, c *corev1.PersistentVolumeClaim) (s
 	return out, nil
 }
 
-// on writes the Secrets for the driver to a volume.
-func (s secrets) on(v *corev1.PersistentVolume) {
+// annotateVolume writes the Secrets for the driver to a volume.
+func (s secrets) annotateVolume(v *corev1.PersistentVolume) {
 	csi := v.Spec.CSI
 	csi.ControllerPublishSecretRef, csi.NodeStageSecretRef, csi.NodePublishSecretRef = s[forAttaching], s[forStaging], s[forPublishing]
 	csi.ControllerExpandSecretRef, csi.NodeExpandSecretRef = s[forGrowing], s[forNodeGrowing]
@@ -135,9 +135,9 @@ func (s secrets) on(v *corev1.PersistentVolume) {
 	}
 }
 
-// given returns the data of a Secret for CreateVolume.
-func (p *provisioner) given(ctx context.Context, ref *corev1.SecretReference) (map[string]string, error) {
-	out, err := controllers.SecretFor(ctx, p.term.Client, ref)
+// readSecret returns the data of a Secret for CreateVolume.
+func (p *provisioner) readSecret(ctx context.Context, ref *corev1.SecretReference) (map[string]string, error) {
+	out, err := controllers.ReadDriverSecret(ctx, p.term.Client, ref)
 	if err != nil {
 		return nil, errors.New(err.Error()) // drop the error type: a missing Secret is not a race of this claim
 	}
@@ -147,7 +147,7 @@ func (p *provisioner) given(ctx context.Context, ref *corev1.SecretReference) (m
 // givenStill returns the data of a Secret for the deletion of a volume. It returns nil if the
 // Secret no longer exists; the driver then decides whether it needs the Secret.
 func (p *provisioner) givenStill(ctx context.Context, ref *corev1.SecretReference) (map[string]string, error) {
-	out, err := controllers.SecretFor(ctx, p.term.Client, ref)
+	out, err := controllers.ReadDriverSecret(ctx, p.term.Client, ref)
 	if apierrors.IsNotFound(err) {
 		return nil, nil
 	}

@@ -104,7 +104,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 		Lead: func(t *controllers.Term) controllers.Reconcile {
 			p := &provisioner{term: t, calls: t.Drivers(calls), classes: classes, drivers: drivers, csiNodes: csiNodes, nodes: nodes, capacities: capacities, attachments: attachments, attributeClasses: attributeClasses, claimsCache: claims,
 				claims: controllers.ViewOf[*corev1.PersistentVolumeClaim](t, claims), volumes: controllers.ViewOf[*corev1.PersistentVolume](t, volumes)}
-			return p.reconcile
+			return p.reconcileKey
 		},
 	}
 }
@@ -119,33 +119,33 @@ type provisioner struct {
 	classes, drivers, csiNodes, nodes, capacities, attachments, attributeClasses, claimsCache cache.SharedIndexInformer
 }
 
-func (p *provisioner) reconcile(ctx context.Context, key controllers.Key) (time.Duration, error) {
+func (p *provisioner) reconcileKey(ctx context.Context, key controllers.Key) (time.Duration, error) {
 	if p.calls == nil {
 		return 0, nil
 	}
 	var err error
 	if key.Kind == claimKey {
-		err = p.claim(ctx, key)
+		err = p.reconcileClaim(ctx, key)
 	} else {
-		err = p.volume(ctx, key.Name)
+		err = p.reconcileVolume(ctx, key.Name)
 	}
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-		err = controllers.Race("%s: %w", key, err)
+		err = controllers.RaceError("%s: %w", key, err)
 	}
 	return 0, err
 }
 
-func (p *provisioner) served(driver string) bool {
+func (p *provisioner) isServed(driver string) bool {
 	d, _ := controllers.Cached[*storagev1.CSIDriver](p.drivers, "", driver)
-	return controllers.Served(d)
+	return controllers.IsServedByAgent(d)
 }
 
-func (p *provisioner) claim(ctx context.Context, key controllers.Key) error {
+func (p *provisioner) reconcileClaim(ctx context.Context, key controllers.Key) error {
 	c, ok := p.claims.Get(key.Namespace, key.Name)
 	if !ok {
 		return nil
 	}
-	if err := p.unhold(ctx, c); err != nil {
+	if err := p.unprotectSource(ctx, c); err != nil {
 		return err
 	}
 	b, err := begunFor(c)
@@ -154,75 +154,75 @@ func (p *provisioner) claim(ctx context.Context, key controllers.Key) error {
 	}
 	class, _ := controllers.Cached[*storagev1.StorageClass](p.classes, "", volume.GetPersistentVolumeClaimClass(c))
 	_, made := p.volumes.Get("", volumeName(c))
-	if b == nil && !made && populated(c) {
-		return p.leave(ctx, c)
+	if b == nil && !made && isPopulatedExternally(c) {
+		return p.reportPopulator(ctx, c)
 	}
-	if b == nil && !made && c.Spec.VolumeName == "" && c.Spec.DataSource != nil && c.DeletionTimestamp == nil && class != nil && p.served(class.Provisioner) &&
-		waits(class) && c.Annotations[volume.AnnSelectedNode] == "" {
-		o, err := p.origin(ctx, c, class)
+	if b == nil && !made && c.Spec.VolumeName == "" && c.Spec.DataSource != nil && c.DeletionTimestamp == nil && class != nil && p.isServed(class.Provisioner) &&
+		waitsForConsumer(class) && c.Annotations[volume.AnnSelectedNode] == "" {
+		o, err := p.findOrigin(ctx, c, class)
 		if err != nil {
-			return p.failed(c, err)
+			return p.recordFailure(c, err)
 		}
-		_, err = p.place(ctx, c, o)
+		_, err = p.recordReachableNodes(ctx, c, o)
 		return err
 	}
-	switch plan(c, class, b != nil, made, class != nil && p.served(class.Provisioner)) {
-	case begin:
-		return p.begin(ctx, c, class)
-	case create:
-		return p.create(ctx, c, class, b)
-	case undo:
-		return p.undo(ctx, c, b)
-	case finish:
-		return p.updateClaim(ctx, unnoted(c, false))
+	switch planClaim(c, class, b != nil, made, class != nil && p.isServed(class.Provisioner)) {
+	case startAction:
+		return p.startProvision(ctx, c, class)
+	case createAction:
+		return p.createVolume(ctx, c, class, b)
+	case undoAction:
+		return p.undoProvision(ctx, c, b)
+	case finishAction:
+		return p.updateClaim(ctx, withoutProvisionNote(c, false))
 	}
 	return nil
 }
 
-// begin chooses a node for a claim and records the parameters of the driver call.
-func (p *provisioner) begin(ctx context.Context, c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) error {
+// startProvision chooses a node for a claim and records the parameters of the driver call.
+func (p *provisioner) startProvision(ctx context.Context, c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) error {
 	if k := unknownParameter(class); k != "" {
-		return p.failed(c, fmt.Errorf("parameter %s of StorageClass %s is not supported for drivers that the agents serve: remove it", k, class.Name))
+		return p.recordFailure(c, fmt.Errorf("parameter %s of StorageClass %s is not supported for drivers that the agents serve: remove it", k, class.Name))
 	}
 	given, err := secretsOf(class.Parameters, c)
 	if err != nil {
-		return p.failed(c, fmt.Errorf("StorageClass %q: %w", class.Name, err))
+		return p.recordFailure(c, fmt.Errorf("StorageClass %q: %w", class.Name, err))
 	}
-	o, err := p.origin(ctx, c, class)
+	o, err := p.findOrigin(ctx, c, class)
 	if err != nil {
-		return p.failed(c, err)
+		return p.recordFailure(c, err)
 	}
-	if done, err := p.place(ctx, c, o); err != nil || !done {
+	if done, err := p.recordReachableNodes(ctx, c, o); err != nil || !done {
 		return err
 	}
-	nodes := p.candidates(class)
-	reach := slices.DeleteFunc(slices.Clone(nodes), func(n candidate) bool { return !o.reaches(n.node) })
-	b, why := choose(c, class, reach)
+	nodes := p.candidateNodes(class)
+	reach := slices.DeleteFunc(slices.Clone(nodes), func(n candidate) bool { return !o.isReachableFrom(n.node) })
+	b, why := chooseNode(c, class, reach)
 	if why != "" && len(reach) < len(nodes) {
 		why = "what the volume is to be made of is on other nodes: its claim's annotation " + controllers.ReachedFromAnnotation + " of the claim lists them; " + why
 	}
 	b.Snapshot, b.Volume, b.Secrets = o.snapshot, o.volume, given
 	if why != "" {
-		if err := p.failed(c, errors.New(why)); !waits(class) {
+		if err := p.recordFailure(c, errors.New(why)); !waitsForConsumer(class) {
 			return err
 		}
-		return p.updateClaim(ctx, unnoted(c, true))
+		return p.updateClaim(ctx, withoutProvisionNote(c, true))
 	}
-	if err := p.attributes(ctx, c, &b); err != nil {
-		return p.failed(c, errors.New(controllers.Words(err)))
+	if err := p.addAttributes(ctx, c, &b); err != nil {
+		return p.recordFailure(c, errors.New(controllers.DriverErrorText(err)))
 	}
-	if err := p.hold(ctx, c); err != nil {
+	if err := p.protectSource(ctx, c); err != nil {
 		return err
 	}
-	next, err := noted(c, b)
+	next, err := withProvisionNote(c, b)
 	if err != nil {
 		return err
 	}
 	return p.updateClaim(ctx, next)
 }
 
-// attributes adds the claim's VolumeAttributesClass and its parameters to the provision.
-func (p *provisioner) attributes(ctx context.Context, c *corev1.PersistentVolumeClaim, b *begun) error {
+// addAttributes adds the claim's VolumeAttributesClass and its parameters to the provision.
+func (p *provisioner) addAttributes(ctx context.Context, c *corev1.PersistentVolumeClaim, b *startedProvision) error {
 	if c.Spec.VolumeAttributesClassName == nil || *c.Spec.VolumeAttributesClassName == "" {
 		return nil
 	}
@@ -232,21 +232,21 @@ func (p *provisioner) attributes(ctx context.Context, c *corev1.PersistentVolume
 	case !ok:
 		return fmt.Errorf("VolumeAttributesClass %q does not exist: make it, or have the claim name another", name)
 	case class.DriverName != b.Driver:
-		return controllers.WrongAttributes(class, b.Driver)
+		return controllers.ClassDriverMismatch(class, b.Driver)
 	}
-	if err := controllers.Modifies(ctx, p.calls, b.Node, b.Driver); err != nil {
+	if err := controllers.CheckModifyVolume(ctx, p.calls, b.Node, b.Driver); err != nil {
 		return err
 	}
 	b.Class, b.Mutable = name, class.Parameters
 	return nil
 }
 
-// candidates returns the nodes with the driver of a class.
-func (p *provisioner) candidates(class *storagev1.StorageClass) []candidate {
+// candidateNodes returns the nodes with the driver of a class.
+func (p *provisioner) candidateNodes(class *storagev1.StorageClass) []candidate {
 	rooms := controllers.CachedAll[*storagev1.CSIStorageCapacity](p.capacities)
 	var out []candidate
 	for _, n := range controllers.CachedAll[*storagev1.CSINode](p.csiNodes) {
-		d := controllers.DriverOn(n, class.Provisioner)
+		d := controllers.FindNodeDriver(n, class.Provisioner)
 		node, ok := controllers.Cached[*corev1.Node](p.nodes, "", n.Name)
 		if d == nil || !ok || node.DeletionTimestamp != nil {
 			continue
@@ -265,28 +265,28 @@ func (p *provisioner) candidates(class *storagev1.StorageClass) []candidate {
 	return out
 }
 
-// segments returns the current topology of the node of a provision, or nil if it is unknown.
-func (p *provisioner) segments(b *begun) map[string]string {
+// currentSegments returns the current topology of the node of a provision, or nil if it is unknown.
+func (p *provisioner) currentSegments(b *startedProvision) map[string]string {
 	has, _ := controllers.Cached[*storagev1.CSINode](p.csiNodes, "", b.Node)
 	node, _ := controllers.Cached[*corev1.Node](p.nodes, "", b.Node)
-	if d := controllers.DriverOn(has, b.Driver); controllers.Unlabelled(d, node) == "" {
-		return controllers.Segments(d, node)
+	if d := controllers.FindNodeDriver(has, b.Driver); controllers.MissingTopologyLabel(d, node) == "" {
+		return controllers.TopologySegments(d, node)
 	}
 	return nil
 }
 
-// way returns the node through which the driver of a provision is called. The volumes of a driver
-// without topology can be reached from any node: if the recorded node is not ready or was deleted,
-// another node is used. ok is false if the node was deleted and no other node can be used.
-func (p *provisioner) way(b *begun) (node string, ok bool) {
+// callingNode returns the node through which the driver of a provision is called. The volumes of a
+// driver without topology can be reached from any node: if the recorded node is not ready or was
+// deleted, another node is used. ok is false if the node was deleted and no other node can be used.
+func (p *provisioner) callingNode(b *startedProvision) (node string, ok bool) {
 	n, ok := controllers.Cached[*corev1.Node](p.nodes, "", b.Node)
-	if ok && controllers.Answers(n) || len(b.Segments) > 0 {
+	if ok && controllers.IsNodeReady(n) || len(b.Segments) > 0 {
 		return b.Node, ok
 	}
 	var others []string
 	for _, has := range controllers.CachedAll[*storagev1.CSINode](p.csiNodes) {
-		d := controllers.DriverOn(has, b.Driver)
-		if o, there := controllers.Cached[*corev1.Node](p.nodes, "", has.Name); there && controllers.Answers(o) && d != nil && len(d.TopologyKeys) == 0 {
+		d := controllers.FindNodeDriver(has, b.Driver)
+		if o, there := controllers.Cached[*corev1.Node](p.nodes, "", has.Name); there && controllers.IsNodeReady(o) && d != nil && len(d.TopologyKeys) == 0 {
 			others = append(others, has.Name)
 		}
 	}
@@ -296,114 +296,115 @@ func (p *provisioner) way(b *begun) (node string, ok bool) {
 	return slices.Min(others), true
 }
 
-// create calls CreateVolume and creates the PersistentVolume. Both can be repeated.
-func (p *provisioner) create(ctx context.Context, c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, b *begun) error {
-	if !b.of(class) {
-		return p.undo(ctx, c, b) // then start again with the current class
+// createVolume calls CreateVolume and creates the PersistentVolume. Both can be repeated.
+func (p *provisioner) createVolume(ctx context.Context, c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, b *startedProvision) error {
+	if !b.matchesClass(class) {
+		return p.undoProvision(ctx, c, b) // then start again with the current class
 	}
-	node, ok := p.way(b)
+	node, ok := p.callingNode(b)
 	if !ok {
 		p.term.Events.Event(c, corev1.EventTypeWarning, "ProvisioningFailed", fmt.Sprintf("node %s, on which volume %s was being created, no longer exists", b.Node, volumeName(c)))
-		return p.updateClaim(ctx, unnoted(c, waits(class)))
+		return p.updateClaim(ctx, withoutProvisionNote(c, waitsForConsumer(class)))
 	}
-	if at := p.segments(b); at != nil && !maps.Equal(at, b.Segments) { // the topology was not known when provisioning started
+	if at := p.currentSegments(b); at != nil && !maps.Equal(at, b.Segments) { // the topology was not known when provisioning started
 		next := *b
 		next.Segments = at
-		moved, err := noted(c, next)
+		moved, err := withProvisionNote(c, next)
 		if err != nil {
 			return err
 		}
 		return p.updateClaim(ctx, moved)
 	}
-	q := request(c, b)
+	q := createRequest(c, b)
 	var err error
-	if q.Secrets, err = p.given(ctx, b.Secrets[forProvisioning]); err != nil {
-		return p.failed(c, fmt.Errorf("StorageClass %q: %w", class.Name, err))
+	if q.Secrets, err = p.readSecret(ctx, b.Secrets[forProvisioning]); err != nil {
+		return p.recordFailure(c, fmt.Errorf("StorageClass %q: %w", class.Name, err))
 	}
 	p.term.Events.Event(c, corev1.EventTypeNormal, "Provisioning",
 		fmt.Sprintf("CSI driver %s on node %s is asked for a volume for claim \"%s/%s\"", b.Driver, node, c.Namespace, c.Name))
 	res, err := controllers.DriverController(p.calls, node, b.Driver).CreateVolume(ctx, q)
 	switch {
-	case err != nil && controllers.Exhausted(err):
-		err = p.failed(c, fmt.Errorf("StorageClass %q: %s", class.Name, controllers.Words(err)))
-		if waits(class) {
-			return p.updateClaim(ctx, unnoted(c, true)) // the scheduler chooses another node
+	case err != nil && controllers.IsDriverExhausted(err):
+		err = p.recordFailure(c, fmt.Errorf("StorageClass %q: %s", class.Name, controllers.DriverErrorText(err)))
+		if waitsForConsumer(class) {
+			return p.updateClaim(ctx, withoutProvisionNote(c, true)) // the scheduler chooses another node
 		}
 		if b.Snapshot != "" || b.Volume != "" {
 			return err // the data can be reached from this node only
 		}
-		next, why := choose(c, class, p.candidates(class))
+		next, why := chooseNode(c, class, p.candidateNodes(class))
 		if why != "" || next.Node == b.Node {
 			return err
 		}
 		next.Class, next.Mutable, next.Secrets = b.Class, b.Mutable, b.Secrets
-		moved, invalid := noted(c, next)
+		moved, invalid := withProvisionNote(c, next)
 		if invalid != nil {
 			return invalid
 		}
 		return p.updateClaim(ctx, moved)
 	case err != nil:
-		why := p.failed(c, fmt.Errorf("StorageClass %q: node %s: %s", class.Name, node, controllers.Words(err)))
+		why := p.recordFailure(c, fmt.Errorf("StorageClass %q: node %s: %s", class.Name, node, controllers.DriverErrorText(err)))
 		if status.Code(err) == codes.NotFound && p.sourceGone(ctx, c) {
-			return p.updateClaim(ctx, unnoted(c, waits(class))) // the source was deleted before it was protected
+			return p.updateClaim(ctx, withoutProvisionNote(c, waitsForConsumer(class))) // the source was deleted before it was protected
 		}
 		return why
 	case res.GetVolume().GetVolumeId() == "":
-		return p.failed(c, fmt.Errorf("StorageClass %q: CSI driver %s returned a volume without an ID", class.Name, b.Driver))
+		return p.recordFailure(c, fmt.Errorf("StorageClass %q: CSI driver %s returned a volume without an ID", class.Name, b.Driver))
 	}
 	pv, err := client.Create(ctx, p.term.Client, volumeOf(c, class, b, res.GetVolume()))
 	if apierrors.IsAlreadyExists(err) {
 		pv, err = client.Get[*corev1.PersistentVolume](ctx, p.term.Client, "", volumeName(c))
 	}
 	if err != nil {
-		return p.failed(c, fmt.Errorf("creating PersistentVolume %s: %w", volumeName(c), err))
+		return p.recordFailure(c, fmt.Errorf("creating PersistentVolume %s: %w", volumeName(c), err))
 	}
-	p.volumes.Wrote(pv)
+	p.volumes.RecordWrite(pv)
 	p.term.Events.Event(c, corev1.EventTypeNormal, "ProvisioningSucceeded", "Successfully provisioned volume "+pv.Name)
-	return p.updateClaim(ctx, unnoted(c, false))
+	return p.updateClaim(ctx, withoutProvisionNote(c, false))
 }
 
-// undo makes the driver delete the volume that it may have created for a claim that no longer needs
-// it. It repeats CreateVolume first, because only the response contains the volume's ID.
-func (p *provisioner) undo(ctx context.Context, c *corev1.PersistentVolumeClaim, b *begun) error {
+// undoProvision makes the driver delete the volume that it may have created for a claim that no
+// longer needs it. It repeats CreateVolume first, because only the response contains the volume's
+// ID.
+func (p *provisioner) undoProvision(ctx context.Context, c *corev1.PersistentVolumeClaim, b *startedProvision) error {
 	pv, err := client.Get[*corev1.PersistentVolume](ctx, p.term.Client, "", volumeName(c))
 	if err == nil { // the PersistentVolume was created after all; the binder releases it
-		p.volumes.Wrote(pv)
-		return p.updateClaim(ctx, unnoted(c, false))
+		p.volumes.RecordWrite(pv)
+		return p.updateClaim(ctx, withoutProvisionNote(c, false))
 	}
 	if !apierrors.IsNotFound(err) {
 		return err
 	}
-	node, ok := p.way(b)
+	node, ok := p.callingNode(b)
 	if !ok {
-		return p.updateClaim(ctx, unnoted(c, false)) // the node was deleted with its data
+		return p.updateClaim(ctx, withoutProvisionNote(c, false)) // the node was deleted with its data
 	}
-	q := request(c, b)
+	q := createRequest(c, b)
 	if q.Secrets, err = p.givenStill(ctx, b.Secrets[forProvisioning]); err != nil {
-		return p.failed(c, err)
+		return p.recordFailure(c, err)
 	}
 	driver := controllers.DriverController(p.calls, node, b.Driver)
 	res, err := driver.CreateVolume(ctx, q)
 	if err == nil {
 		_, err = driver.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: res.GetVolume().GetVolumeId(), Secrets: q.Secrets})
 		if err != nil {
-			return p.failed(c, fmt.Errorf("the volume that was begun cannot be deleted: %s", controllers.Words(err)))
+			return p.recordFailure(c, fmt.Errorf("the volume that was begun cannot be deleted: %s", controllers.DriverErrorText(err)))
 		}
-	} else if !controllers.Refused(err) {
-		return p.failed(c, fmt.Errorf("whether CSI driver %s on node %s has begun a volume is not known: %s", b.Driver, node, controllers.Words(err)))
+	} else if !controllers.IsCallWithoutEffect(err) {
+		return p.recordFailure(c, fmt.Errorf("whether CSI driver %s on node %s has begun a volume is not known: %s", b.Driver, node, controllers.DriverErrorText(err)))
 	}
-	return p.updateClaim(ctx, unnoted(c, false))
+	return p.updateClaim(ctx, withoutProvisionNote(c, false))
 }
 
-// failed records an event about a failed provisioning and returns the error.
-func (p *provisioner) failed(c *corev1.PersistentVolumeClaim, err error) error {
+// recordFailure records an event about a failed provisioning and returns the error.
+func (p *provisioner) recordFailure(c *corev1.PersistentVolumeClaim, err error) error {
 	p.term.Events.Event(c, corev1.EventTypeWarning, "ProvisioningFailed", "failed to provision volume: "+err.Error())
 	return fmt.Errorf("volume of claim %s/%s: %w", c.Namespace, c.Name, err)
 }
 
-func (p *provisioner) volume(ctx context.Context, name string) error {
+func (p *provisioner) reconcileVolume(ctx context.Context, name string) error {
 	v, ok := p.volumes.Get("", name)
-	if !ok || v.Spec.CSI == nil || !p.served(v.Spec.CSI.Driver) || planVolume(v) == leave {
+	if !ok || v.Spec.CSI == nil || !p.isServed(v.Spec.CSI.Driver) || planVolume(v) == leaveVolume {
 		return nil
 	}
 	// Decide the deletion of data by the current object, not by the cached one.
@@ -412,13 +413,13 @@ func (p *provisioner) volume(ctx context.Context, name string) error {
 		return err
 	}
 	what := planVolume(v)
-	if what == leave {
+	if what == leaveVolume {
 		return nil
 	}
-	if what == remove {
+	if what == deleteData {
 		gone, err := p.deleteVolume(ctx, v)
 		if err != nil {
-			p.term.Events.Event(v, corev1.EventTypeWarning, "VolumeFailedDelete", controllers.Words(err))
+			p.term.Events.Event(v, corev1.EventTypeWarning, "VolumeFailedDelete", controllers.DriverErrorText(err))
 			return fmt.Errorf("deleting volume %s: %w", v.Name, err)
 		}
 		if !gone {
@@ -446,7 +447,7 @@ func (p *provisioner) volume(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	p.volumes.Wrote(next)
+	p.volumes.RecordWrite(next)
 	return nil
 }
 
@@ -456,7 +457,7 @@ func (p *provisioner) deleteVolume(ctx context.Context, v *corev1.PersistentVolu
 	if len(controllers.CachedBy[*storagev1.VolumeAttachment](p.attachments, ofVolume, v.Name)) > 0 {
 		return false, nil
 	}
-	node, err := controllers.NodeReaching(v, p.csiNodes, p.nodes)
+	node, err := controllers.FirstReachingNode(v, p.csiNodes, p.nodes)
 	switch {
 	case errors.Is(err, controllers.ErrNoNode) && v.DeletionTimestamp != nil:
 		return true, nil
@@ -483,7 +484,7 @@ func (p *provisioner) updateClaim(ctx context.Context, c *corev1.PersistentVolum
 	if err != nil {
 		return err
 	}
-	p.claims.Wrote(next)
+	p.claims.RecordWrite(next)
 	p.term.Enqueue(controllers.Key{Kind: claimKey, Namespace: c.Namespace, Name: c.Name})
 	return nil
 }

@@ -20,33 +20,33 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// content takes, checks or deletes the snapshot of a content through its driver.
-func (r *reconciler) content(ctx context.Context, c content) (time.Duration, error) {
+// reconcileContent takes, checks or deletes the snapshot of a content through its driver.
+func (r *reconciler) reconcileContent(ctx context.Context, c content) (time.Duration, error) {
 	switch {
-	case goes(c.Typed) && slices.Contains(c.Typed.Finalizers, contentFinalizer):
-		return r.remove(ctx, c)
+	case isDataDeletable(c.Typed) && slices.Contains(c.Typed.Finalizers, contentFinalizer):
+		return r.removeContent(ctx, c)
 	case c.Typed.DeletionTimestamp != nil, c.Typed.Spec.VolumeSnapshotRef.UID == "", metav1.HasAnnotation(c.Object.ObjectMeta, beingDeleted):
 		return 0, nil // a snapshot still uses it, or no snapshot is bound to it yet
 	case c.Typed.Status != nil && c.Typed.Status.ReadyToUse != nil && *c.Typed.Status.ReadyToUse:
-		return 0, r.mark(ctx, ofSnapshots, c.Object, false)
+		return 0, r.markInProgress(ctx, ofSnapshots, c.Object, false)
 	case c.Typed.Spec.Source.SnapshotHandle != nil:
-		return r.find(ctx, c)
+		return r.findSnapshot(ctx, c)
 	}
-	return r.take(ctx, c)
+	return r.takeSnapshot(ctx, c)
 }
 
-// take calls CreateSnapshot, and repeats the call until the snapshot is ready.
-func (r *reconciler) take(ctx context.Context, c content) (time.Duration, error) {
-	q, err := r.request(ctx, c)
+// takeSnapshot calls CreateSnapshot, and repeats the call until the snapshot is ready.
+func (r *reconciler) takeSnapshot(ctx context.Context, c content) (time.Duration, error) {
+	q, err := r.createRequest(ctx, c)
 	if err != nil {
-		return 0, r.refused(ctx, ofSnapshots, c.Object, err)
+		return 0, r.recordRefusal(ctx, ofSnapshots, c.Object, err)
 	}
-	nodes, err := r.reaching(c.Object, c.Typed.Spec.Driver)
+	nodes, err := r.contentNodes(c.Object, c.Typed.Spec.Driver)
 	if err != nil {
-		return 0, r.refused(ctx, ofSnapshots, c.Object, err)
+		return 0, r.recordRefusal(ctx, ofSnapshots, c.Object, err)
 	}
 	if !metav1.HasAnnotation(c.Object.ObjectMeta, beingCreated) {
-		if err := r.mark(ctx, ofSnapshots, c.Object, true); err != nil {
+		if err := r.markInProgress(ctx, ofSnapshots, c.Object, true); err != nil {
 			return 0, err
 		}
 		return time.Millisecond, nil // continue with the stored version
@@ -56,9 +56,9 @@ func (r *reconciler) take(ctx context.Context, c content) (time.Duration, error)
 	case status.Code(err) == codes.Aborted:
 		return poll, nil // the driver is creating the snapshot
 	case err != nil:
-		return 0, r.refused(ctx, ofSnapshots, c.Object, fmt.Errorf("node %s: %s", nodes[0], controllers.Words(err)))
+		return 0, r.recordRefusal(ctx, ofSnapshots, c.Object, fmt.Errorf("node %s: %s", nodes[0], controllers.DriverErrorText(err)))
 	case res.GetSnapshot().GetSnapshotId() == "":
-		return 0, r.refused(ctx, ofSnapshots, c.Object, errors.New("the driver returned a snapshot without an ID"))
+		return 0, r.recordRefusal(ctx, ofSnapshots, c.Object, errors.New("the driver returned a snapshot without an ID"))
 	}
 	if err := r.writeStatus(ctx, c.Object, contentStatus(res.GetSnapshot())); err != nil {
 		return 0, err
@@ -82,27 +82,27 @@ func contentStatus(s *csi.Snapshot) *snap.VolumeSnapshotContentStatus {
 	return out
 }
 
-// request returns the CreateSnapshot request of a content.
-func (r *reconciler) request(ctx context.Context, c content) (*csi.CreateSnapshotRequest, error) {
+// createRequest returns the CreateSnapshot request of a content.
+func (r *reconciler) createRequest(ctx context.Context, c content) (*csi.CreateSnapshotRequest, error) {
 	q := &csi.CreateSnapshotRequest{Name: driverName(c.Typed), SourceVolumeId: *c.Typed.Spec.Source.VolumeHandle}
 	var err error
-	if q.Parameters, err = parameters(ctx, r, ofSnapshots, c.Typed.Spec.VolumeSnapshotClassName, classOf); err != nil {
+	if q.Parameters, err = classParameters(ctx, r, ofSnapshots, c.Typed.Spec.VolumeSnapshotClassName, classOf); err != nil {
 		return nil, err
 	}
-	q.Secrets, err = r.secrets(ctx, ofSnapshots, c.Object, c.Typed.Spec.Driver)
+	q.Secrets, err = r.contentSecrets(ctx, ofSnapshots, c.Object, c.Typed.Spec.Driver)
 	return q, err
 }
 
-// find looks for a pre-provisioned snapshot on every node that has the driver, and records from
-// which nodes it can be reached.
-func (r *reconciler) find(ctx context.Context, c content) (time.Duration, error) {
-	nodes, err := r.reaching(c.Object, c.Typed.Spec.Driver)
+// findSnapshot looks for a pre-provisioned snapshot on every node that has the driver, and records
+// from which nodes it can be reached.
+func (r *reconciler) findSnapshot(ctx context.Context, c content) (time.Duration, error) {
+	nodes, err := r.contentNodes(c.Object, c.Typed.Spec.Driver)
 	if err != nil {
-		return 0, r.refused(ctx, ofSnapshots, c.Object, err)
+		return 0, r.recordRefusal(ctx, ofSnapshots, c.Object, err)
 	}
-	secrets, err := r.secrets(ctx, ofSnapshots, c.Object, c.Typed.Spec.Driver)
+	secrets, err := r.contentSecrets(ctx, ofSnapshots, c.Object, c.Typed.Spec.Driver)
 	if err != nil {
-		return 0, r.refused(ctx, ofSnapshots, c.Object, err)
+		return 0, r.recordRefusal(ctx, ofSnapshots, c.Object, err)
 	}
 	handle := *c.Typed.Spec.Source.SnapshotHandle
 	for _, name := range nodes {
@@ -112,26 +112,26 @@ func (r *reconciler) find(ctx context.Context, c content) (time.Duration, error)
 			return 0, r.writeStatus(ctx, c.Object, &snap.VolumeSnapshotContentStatus{SnapshotHandle: &handle, ReadyToUse: &yes})
 		}
 		if err != nil {
-			return 0, r.refused(ctx, ofSnapshots, c.Object, fmt.Errorf("node %s: %s", name, controllers.Words(err)))
+			return 0, r.recordRefusal(ctx, ofSnapshots, c.Object, fmt.Errorf("node %s: %s", name, controllers.DriverErrorText(err)))
 		}
 		for _, e := range res.GetEntries() {
 			if e.GetSnapshot().GetSnapshotId() == handle {
-				return r.found(ctx, c, name, e.GetSnapshot())
+				return r.recordFound(ctx, c, name, e.GetSnapshot())
 			}
 		}
 	}
-	return again, r.refused(ctx, ofSnapshots, c.Object, fmt.Errorf("CSI driver %s has no snapshot %s on any node", c.Typed.Spec.Driver, handle))
+	return again, r.recordRefusal(ctx, ofSnapshots, c.Object, fmt.Errorf("CSI driver %s has no snapshot %s on any node", c.Typed.Spec.Driver, handle))
 }
 
-func (r *reconciler) found(ctx context.Context, c content, name string, s *csi.Snapshot) (time.Duration, error) {
+func (r *reconciler) recordFound(ctx context.Context, c content, name string, s *csi.Snapshot) (time.Duration, error) {
 	node, _ := controllers.Cached[*corev1.Node](r.nodes, "", name)
 	on, _ := controllers.Cached[*storagev1.CSINode](r.csiNodes, "", name)
-	d := controllers.DriverOn(on, c.Typed.Spec.Driver)
-	if missing := controllers.Unlabelled(d, node); missing != "" { // the reachable nodes are written only once
-		return again, r.refused(ctx, ofSnapshots, c.Object, fmt.Errorf("node %s has no label %s, by which CSI driver %s says where it is: the driver's registration sets it",
+	d := controllers.FindNodeDriver(on, c.Typed.Spec.Driver)
+	if missing := controllers.MissingTopologyLabel(d, node); missing != "" { // the reachable nodes are written only once
+		return again, r.recordRefusal(ctx, ofSnapshots, c.Object, fmt.Errorf("node %s has no label %s, by which CSI driver %s says where it is: the driver's registration sets it",
 			name, missing, c.Typed.Spec.Driver))
 	}
-	if at := controllers.Segments(d, node); len(at) > 0 && !metav1.HasAnnotation(c.Object.ObjectMeta, controllers.ReachedFromAnnotation) {
+	if at := controllers.TopologySegments(d, node); len(at) > 0 && !metav1.HasAnnotation(c.Object.ObjectMeta, controllers.ReachedFromAnnotation) {
 		var term corev1.NodeSelectorTerm
 		for k, v := range at {
 			term.MatchExpressions = append(term.MatchExpressions, corev1.NodeSelectorRequirement{Key: k, Operator: corev1.NodeSelectorOpIn, Values: []string{v}})
@@ -140,7 +140,7 @@ func (r *reconciler) found(ctx context.Context, c content, name string, s *csi.S
 		if err != nil {
 			return 0, err
 		}
-		_, err = r.write(ctx, c.Object, func(o *custom.Object) {
+		_, err = r.writeObject(ctx, c.Object, func(o *custom.Object) {
 			metav1.SetMetaDataAnnotation(&o.ObjectMeta, controllers.ReachedFromAnnotation, string(text))
 		})
 		return time.Millisecond, err
@@ -154,19 +154,19 @@ func (r *reconciler) found(ctx context.Context, c content, name string, s *csi.S
 	return 0, nil
 }
 
-// remove deletes the snapshot if the deletion policy is Delete, and removes the content's
+// removeContent deletes the snapshot if the deletion policy is Delete, and removes the content's
 // finalizer.
-func (r *reconciler) remove(ctx context.Context, c content) (time.Duration, error) {
+func (r *reconciler) removeContent(ctx context.Context, c content) (time.Duration, error) {
 	var err error
 	if c.Typed.Spec.DeletionPolicy == snap.VolumeSnapshotContentDelete && !metav1.HasAnnotation(c.Object.ObjectMeta, inGroup) {
-		err = r.delete(ctx, c)
+		err = r.deleteSnapshot(ctx, c)
 	}
-	return r.removed(ctx, ofSnapshots, c.Object, err)
+	return r.finishRemoval(ctx, ofSnapshots, c.Object, err)
 }
 
-// delete calls DeleteSnapshot. If the snapshot's handle is not known because its creation was
-// interrupted, it repeats CreateSnapshot to get the handle.
-func (r *reconciler) delete(ctx context.Context, c content) error {
+// deleteSnapshot calls DeleteSnapshot. If the snapshot's handle is not known because its creation
+// was interrupted, it repeats CreateSnapshot to get the handle.
+func (r *reconciler) deleteSnapshot(ctx context.Context, c content) error {
 	handle := ""
 	switch {
 	case c.Typed.Status != nil && c.Typed.Status.SnapshotHandle != nil:
@@ -176,7 +176,7 @@ func (r *reconciler) delete(ctx context.Context, c content) error {
 	case !metav1.HasAnnotation(c.Object.ObjectMeta, beingCreated):
 		return nil // the driver was never called
 	}
-	nodes, err := r.reaching(c.Object, c.Typed.Spec.Driver)
+	nodes, err := r.contentNodes(c.Object, c.Typed.Spec.Driver)
 	if errors.Is(err, controllers.ErrNoNode) {
 		return nil // the snapshot was lost with its nodes
 	}
@@ -184,17 +184,17 @@ func (r *reconciler) delete(ctx context.Context, c content) error {
 		return err
 	}
 	driver := controllers.DriverController(r.calls, nodes[0], c.Typed.Spec.Driver)
-	secrets, err := r.secrets(ctx, ofSnapshots, c.Object, c.Typed.Spec.Driver)
+	secrets, err := r.contentSecrets(ctx, ofSnapshots, c.Object, c.Typed.Spec.Driver)
 	if err != nil {
 		return err
 	}
 	if handle == "" {
-		q, err := r.request(ctx, c)
+		q, err := r.createRequest(ctx, c)
 		if err != nil {
 			return err
 		}
 		res, err := driver.CreateSnapshot(ctx, q)
-		if err != nil && controllers.Refused(err) {
+		if err != nil && controllers.IsCallWithoutEffect(err) {
 			return nil // the snapshot does not exist
 		}
 		if err != nil {

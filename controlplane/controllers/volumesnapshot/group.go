@@ -22,10 +22,10 @@ import (
 
 // groupNamed reconciles a group snapshot: it binds its content and creates its member snapshots.
 func (r *reconciler) groupNamed(ctx context.Context, key controllers.Key) (time.Duration, error) {
-	if !r.binds() {
+	if !r.isBinder() {
 		return 0, nil
 	}
-	g, err := controllers.GetTyped[groups.VolumeGroupSnapshot](ctx, r.term.Client, r.kind("VolumeGroupSnapshot"), key.Namespace, key.Name)
+	g, err := controllers.GetTyped[groups.VolumeGroupSnapshot](ctx, r.term.Client, r.snapshotKind("VolumeGroupSnapshot"), key.Namespace, key.Name)
 	if apierrors.IsNotFound(err) {
 		return 0, nil
 	}
@@ -36,7 +36,7 @@ func (r *reconciler) groupNamed(ctx context.Context, key controllers.Key) (time.
 		return r.groupDeleted(ctx, g)
 	}
 	if !slices.Contains(g.Typed.Finalizers, groupFinalizer) {
-		if g, err = changed(ctx, r, g, func(o *custom.Object) { o.Finalizers = append(o.Finalizers, groupFinalizer) }); err != nil {
+		if g, err = writeChange(ctx, r, g, func(o *custom.Object) { o.Finalizers = append(o.Finalizers, groupFinalizer) }); err != nil {
 			return 0, err
 		}
 	}
@@ -50,7 +50,7 @@ func (r *reconciler) groupNamed(ctx context.Context, key controllers.Key) (time.
 		return 0, err
 	}
 	if err != nil {
-		return again, r.says(ctx, g.Object, "GroupSnapshotContentMissing", err.Error())
+		return again, r.recordError(ctx, g.Object, "GroupSnapshotContentMissing", err.Error())
 	}
 	return r.groupTold(ctx, g, *c)
 }
@@ -68,7 +68,7 @@ func (r *reconciler) groupGiven(ctx context.Context, g group) (*groupContent, er
 	if err := groupBelongs(g.Typed, c.Typed); err != nil {
 		return nil, err
 	}
-	bound, err := bind(ctx, r, ofGroups, *c, c.Typed.Spec.VolumeGroupSnapshotRef, g.Typed.UID)
+	bound, err := bindContent(ctx, r, ofGroups, *c, c.Typed.Spec.VolumeGroupSnapshotRef, g.Typed.UID)
 	return &bound, err
 }
 
@@ -93,7 +93,7 @@ func (r *reconciler) groupDynamic(ctx context.Context, g group) (group, *groupCo
 	if err != nil {
 		return g, nil, err
 	}
-	class, err := chosen(ctx, r, ofGroups, g.Typed.Spec.VolumeGroupSnapshotClassName, driver, groupClassOf)
+	class, err := chooseClass(ctx, r, ofGroups, g.Typed.Spec.VolumeGroupSnapshotClassName, driver, groupClassOf)
 	if err != nil {
 		return g, nil, err
 	}
@@ -108,11 +108,11 @@ func (r *reconciler) groupDynamic(ctx context.Context, g group) (group, *groupCo
 		return g, nil, err
 	}
 	for _, claim := range claims {
-		if err := r.hold(ctx, claim); err != nil {
+		if err := r.protectClaim(ctx, claim); err != nil {
 			return g, nil, err
 		}
 	}
-	o, err := r.create(ctx, "VolumeGroupSnapshotContent", made)
+	o, err := r.createObject(ctx, "VolumeGroupSnapshotContent", made)
 	if err != nil {
 		return g, nil, err
 	}
@@ -126,7 +126,7 @@ func (r *reconciler) groupSources(ctx context.Context, g *groups.VolumeGroupSnap
 	if err != nil {
 		return nil, nil, err
 	}
-	claims, err := selected(g, all)
+	claims, err := selectClaims(g, all)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -144,13 +144,13 @@ func (r *reconciler) groupSources(ctx context.Context, g *groups.VolumeGroupSnap
 // oneNode returns an error if no node reaches all volumes of the claims. It checks only drivers
 // that the agents serve; other drivers may run anywhere.
 func (r *reconciler) oneNode(driver string, claims []*corev1.PersistentVolumeClaim, volumes []*corev1.PersistentVolume) error {
-	if !r.served(driver) {
+	if !r.isServed(driver) {
 		return nil
 	}
 	var all []string
 	var where []string
 	for i, v := range volumes {
-		nodes, err := controllers.NodesReaching(v, r.csiNodes, r.nodes)
+		nodes, err := controllers.ListReachingNodes(v, r.csiNodes, r.nodes)
 		if err != nil {
 			return fmt.Errorf("claim %s: %w", claims[i].Name, err)
 		}
@@ -200,7 +200,7 @@ func (r *reconciler) groupTold(ctx context.Context, g group, c groupContent) (ti
 	}
 	if !equality.Semantic.DeepEqual(g.Typed.Status, next) {
 		if *next.ReadyToUse && (g.Typed.Status == nil || g.Typed.Status.ReadyToUse == nil || !*g.Typed.Status.ReadyToUse) {
-			r.event(g.Object, corev1.EventTypeNormal, "GroupSnapshotReady", fmt.Sprintf("Group snapshot %s is ready to use", controllers.KeyOf(g.Object)))
+			r.recordEvent(g.Object, corev1.EventTypeNormal, "GroupSnapshotReady", fmt.Sprintf("Group snapshot %s is ready to use", controllers.KeyOf(g.Object)))
 		}
 		if err := r.writeStatus(ctx, g.Object, next); err != nil {
 			return 0, err
@@ -218,7 +218,7 @@ func (r *reconciler) groupMembers(ctx context.Context, g group, c groupContent) 
 	ready = true
 	var claims map[string]string
 	for _, info := range c.Typed.Status.VolumeSnapshotInfoList {
-		s, err := controllers.GetTyped[snap.VolumeSnapshot](ctx, r.term.Client, r.kind("VolumeSnapshot"), g.Typed.Namespace, memberName(g.Typed.UID, info.SnapshotHandle))
+		s, err := controllers.GetTyped[snap.VolumeSnapshot](ctx, r.term.Client, r.snapshotKind("VolumeSnapshot"), g.Typed.Namespace, memberName(g.Typed.UID, info.SnapshotHandle))
 		if apierrors.IsNotFound(err) {
 			if claims == nil {
 				if claims, err = r.claimsOf(ctx, g.Typed.Namespace, c.Typed.Spec.Driver); err != nil {
@@ -226,7 +226,7 @@ func (r *reconciler) groupMembers(ctx context.Context, g group, c groupContent) 
 				}
 			}
 			var o *custom.Object
-			if o, err = r.create(ctx, "VolumeSnapshot", memberOf(g.Typed, info, claims[info.VolumeHandle])); err == nil {
+			if o, err = r.createObject(ctx, "VolumeSnapshot", memberOf(g.Typed, info, claims[info.VolumeHandle])); err == nil {
 				s, err = controllers.TypedOf[snap.VolumeSnapshot](o)
 			}
 		}
@@ -239,7 +239,7 @@ func (r *reconciler) groupMembers(ctx context.Context, g group, c groupContent) 
 		if err := r.createContent(ctx, memberContentOf(s.Typed, c.Typed, info.SnapshotHandle)); err != nil {
 			return false, err
 		}
-		ready = ready && controllers.IsReady(s.Typed)
+		ready = ready && controllers.IsSnapshotReady(s.Typed)
 	}
 	return ready, nil
 }
@@ -284,7 +284,7 @@ func (r *reconciler) groupRelease(ctx context.Context, namespace string) error {
 
 // heldByGroup reports whether a claim belongs to a group that has not been taken yet.
 func (r *reconciler) heldByGroup(ctx context.Context, claim *corev1.PersistentVolumeClaim) (bool, error) {
-	k := r.kind("VolumeGroupSnapshot")
+	k := r.snapshotKind("VolumeGroupSnapshot")
 	if k == nil {
 		return false, nil
 	}
@@ -297,7 +297,7 @@ func (r *reconciler) heldByGroup(ctx context.Context, claim *corev1.PersistentVo
 		if g.DeletionTimestamp != nil || g.Spec.Source.Selector == nil || g.Status != nil && g.Status.CreationTime != nil {
 			continue
 		}
-		if mine, err := selected(g, []*corev1.PersistentVolumeClaim{claim}); err == nil && len(mine) == 1 {
+		if mine, err := selectClaims(g, []*corev1.PersistentVolumeClaim{claim}); err == nil && len(mine) == 1 {
 			return true, nil
 		}
 	}
@@ -307,7 +307,7 @@ func (r *reconciler) heldByGroup(ctx context.Context, claim *corev1.PersistentVo
 // staysWithGroup reports whether a snapshot that is being deleted belongs to a group that is not
 // being deleted. Such a snapshot stays.
 func (r *reconciler) staysWithGroup(ctx context.Context, s snapshot) (bool, error) {
-	k := r.kind("VolumeGroupSnapshot")
+	k := r.snapshotKind("VolumeGroupSnapshot")
 	if k == nil || !slices.Contains(s.Typed.Finalizers, memberFinalizer) {
 		return false, nil
 	}
@@ -322,7 +322,7 @@ func (r *reconciler) staysWithGroup(ctx context.Context, s snapshot) (bool, erro
 		if err != nil {
 			return false, err
 		}
-		r.event(s.Object, corev1.EventTypeWarning, "SnapshotDeletePending", "the snapshot belongs to VolumeGroupSnapshot "+o.Name+" and is deleted with it: delete the group")
+		r.recordEvent(s.Object, corev1.EventTypeWarning, "SnapshotDeletePending", "the snapshot belongs to VolumeGroupSnapshot "+o.Name+" and is deleted with it: delete the group")
 		return true, nil
 	}
 	return false, nil
@@ -334,7 +334,7 @@ func (r *reconciler) groupDeleted(ctx context.Context, g group) (time.Duration, 
 	if !slices.Contains(g.Typed.Finalizers, groupFinalizer) {
 		return 0, nil
 	}
-	all, err := controllers.ListTyped[snap.VolumeSnapshot](ctx, r.term.Client, r.kind("VolumeSnapshot"), g.Typed.Namespace)
+	all, err := controllers.ListTyped[snap.VolumeSnapshot](ctx, r.term.Client, r.snapshotKind("VolumeSnapshot"), g.Typed.Namespace)
 	if err != nil {
 		return 0, err
 	}
@@ -367,7 +367,7 @@ func (r *reconciler) groupDeleted(ctx context.Context, g group) (time.Duration, 
 		}
 		return again, err
 	}
-	if _, err := r.write(ctx, g.Object, func(o *custom.Object) {
+	if _, err := r.writeObject(ctx, g.Object, func(o *custom.Object) {
 		o.Finalizers = slices.DeleteFunc(o.Finalizers, func(f string) bool { return f == groupFinalizer })
 	}); err != nil {
 		return 0, err
@@ -377,7 +377,7 @@ func (r *reconciler) groupDeleted(ctx context.Context, g group) (time.Duration, 
 
 // deleteObject deletes an object of a snapshot kind, with its UID as precondition.
 func (r *reconciler) deleteObject(ctx context.Context, o *custom.Object) error {
-	k := r.kind(o.Kind)
+	k := r.snapshotKind(o.Kind)
 	if k == nil {
 		return fmt.Errorf("%s is not served any more", o.Kind)
 	}

@@ -21,19 +21,19 @@ import (
 
 // groupContentNamed takes, finds or deletes the group snapshot of a content through its driver.
 func (r *reconciler) groupContentNamed(ctx context.Context, key controllers.Key) (time.Duration, error) {
-	c, err := controllers.GetTyped[groups.VolumeGroupSnapshotContent](ctx, r.term.Client, r.kind("VolumeGroupSnapshotContent"), "", key.Name)
+	c, err := controllers.GetTyped[groups.VolumeGroupSnapshotContent](ctx, r.term.Client, r.snapshotKind("VolumeGroupSnapshotContent"), "", key.Name)
 	if apierrors.IsNotFound(err) {
 		return 0, nil
 	}
 	if err != nil {
 		return 0, err
 	}
-	if r.binds() {
+	if r.isBinder() {
 		if gone, err := r.groupOrphaned(ctx, c); err != nil || gone {
 			return 0, err
 		}
 	}
-	if !r.served(c.Typed.Spec.Driver) {
+	if !r.isServed(c.Typed.Spec.Driver) {
 		return 0, nil
 	}
 	had := c.Typed.Status
@@ -43,21 +43,21 @@ func (r *reconciler) groupContentNamed(ctx context.Context, key controllers.Key)
 	case c.Typed.Spec.VolumeGroupSnapshotRef.UID == "":
 		return 0, nil // no group is bound to it yet
 	case had != nil && had.ReadyToUse != nil && *had.ReadyToUse:
-		return 0, r.mark(ctx, ofGroups, c.Object, false)
+		return 0, r.markInProgress(ctx, ofGroups, c.Object, false)
 	case c.Typed.Spec.Source.GroupSnapshotHandles != nil:
 		return r.groupFind(ctx, c)
 	}
 	return r.groupTake(ctx, c)
 }
 
-// groupOrphaned deletes a content with deletion policy Delete whose group no longer exists. It
+// groupOrphaned deletes a content with deletion policy Delete after its group was deleted. It
 // reports whether it did.
 func (r *reconciler) groupOrphaned(ctx context.Context, c groupContent) (bool, error) {
 	ref := c.Typed.Spec.VolumeGroupSnapshotRef
 	if ref.UID == "" || c.Typed.DeletionTimestamp != nil || c.Typed.Spec.DeletionPolicy != snap.VolumeSnapshotContentDelete {
 		return false, nil
 	}
-	g, err := controllers.GetTyped[groups.VolumeGroupSnapshot](ctx, r.term.Client, r.kind("VolumeGroupSnapshot"), ref.Namespace, ref.Name)
+	g, err := controllers.GetTyped[groups.VolumeGroupSnapshot](ctx, r.term.Client, r.snapshotKind("VolumeGroupSnapshot"), ref.Namespace, ref.Name)
 	if err == nil && g.Typed.UID == ref.UID || err != nil && !apierrors.IsNotFound(err) {
 		return false, err
 	}
@@ -69,24 +69,24 @@ func (r *reconciler) groupOrphaned(ctx context.Context, c groupContent) (bool, e
 func (r *reconciler) groupTake(ctx context.Context, c groupContent) (time.Duration, error) {
 	q, err := r.groupRequest(ctx, c)
 	if err != nil {
-		return 0, r.refused(ctx, ofGroups, c.Object, err)
+		return 0, r.recordRefusal(ctx, ofGroups, c.Object, err)
 	}
-	nodes, err := r.reaching(c.Object, c.Typed.Spec.Driver)
+	nodes, err := r.contentNodes(c.Object, c.Typed.Spec.Driver)
 	if err != nil {
-		return 0, r.refused(ctx, ofGroups, c.Object, err)
+		return 0, r.recordRefusal(ctx, ofGroups, c.Object, err)
 	}
-	if err := r.groups(ctx, nodes[0], c.Typed.Spec.Driver); err != nil {
-		return 0, r.refused(ctx, ofGroups, c.Object, err)
+	if err := r.checkGroupSupport(ctx, nodes[0], c.Typed.Spec.Driver); err != nil {
+		return 0, r.recordRefusal(ctx, ofGroups, c.Object, err)
 	}
 	if !metav1.HasAnnotation(c.Object.ObjectMeta, groupBeingCreated) {
-		return time.Millisecond, r.mark(ctx, ofGroups, c.Object, true) // continue with the stored version
+		return time.Millisecond, r.markInProgress(ctx, ofGroups, c.Object, true) // continue with the stored version
 	}
 	res, err := controllers.DriverGroups(r.calls, nodes[0], c.Typed.Spec.Driver).CreateVolumeGroupSnapshot(ctx, q)
 	switch {
 	case status.Code(err) == codes.Aborted:
 		return poll, nil // the driver is creating the group snapshot
 	case err != nil:
-		return 0, r.refused(ctx, ofGroups, c.Object, fmt.Errorf("node %s: %s", nodes[0], controllers.Words(err)))
+		return 0, r.recordRefusal(ctx, ofGroups, c.Object, fmt.Errorf("node %s: %s", nodes[0], controllers.DriverErrorText(err)))
 	}
 	return r.groupTaken(ctx, c, res.GetGroupSnapshot())
 }
@@ -94,7 +94,7 @@ func (r *reconciler) groupTake(ctx context.Context, c groupContent) (time.Durati
 // groupTaken writes the driver's result to the content's status.
 func (r *reconciler) groupTaken(ctx context.Context, c groupContent, g *csi.VolumeGroupSnapshot) (time.Duration, error) {
 	if g.GetGroupSnapshotId() == "" || len(g.GetSnapshots()) == 0 || len(g.GetSnapshots()) > mostInGroup {
-		return 0, r.refused(ctx, ofGroups, c.Object, fmt.Errorf("the driver returned group snapshot %q with %d snapshots", g.GetGroupSnapshotId(), len(g.GetSnapshots())))
+		return 0, r.recordRefusal(ctx, ofGroups, c.Object, fmt.Errorf("the driver returned group snapshot %q with %d snapshots", g.GetGroupSnapshotId(), len(g.GetSnapshots())))
 	}
 	id, ready := g.GetGroupSnapshotId(), g.GetReadyToUse()
 	at := metav1.NewTime(r.term.Now().Truncate(time.Second))
@@ -118,11 +118,11 @@ func (r *reconciler) groupTaken(ctx context.Context, c groupContent, g *csi.Volu
 	return poll, nil
 }
 
-// groups returns an error if a driver on a node does not support group snapshots.
-func (r *reconciler) groups(ctx context.Context, node, driver string) error {
+// checkGroupSupport returns an error if a driver on a node does not support group snapshots.
+func (r *reconciler) checkGroupSupport(ctx context.Context, node, driver string) error {
 	res, err := controllers.DriverGroups(r.calls, node, driver).GroupControllerGetCapabilities(ctx, &csi.GroupControllerGetCapabilitiesRequest{})
 	if err != nil && status.Code(err) != codes.Unimplemented {
-		return fmt.Errorf("what CSI driver %s on node %s can do is not known: %s", driver, node, controllers.Words(err))
+		return fmt.Errorf("what CSI driver %s on node %s can do is not known: %s", driver, node, controllers.DriverErrorText(err))
 	}
 	if slices.ContainsFunc(res.GetCapabilities(), func(c *csi.GroupControllerServiceCapability) bool {
 		return c.GetRpc().GetType() == csi.GroupControllerServiceCapability_RPC_CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT
@@ -136,22 +136,22 @@ func (r *reconciler) groups(ctx context.Context, node, driver string) error {
 func (r *reconciler) groupRequest(ctx context.Context, c groupContent) (*csi.CreateVolumeGroupSnapshotRequest, error) {
 	q := &csi.CreateVolumeGroupSnapshotRequest{Name: groupDriverName(c.Typed.Spec.VolumeGroupSnapshotRef.UID), SourceVolumeIds: c.Typed.Spec.Source.VolumeHandles}
 	var err error
-	if q.Parameters, err = parameters(ctx, r, ofGroups, c.Typed.Spec.VolumeGroupSnapshotClassName, groupClassOf); err != nil {
+	if q.Parameters, err = classParameters(ctx, r, ofGroups, c.Typed.Spec.VolumeGroupSnapshotClassName, groupClassOf); err != nil {
 		return nil, err
 	}
-	q.Secrets, err = r.secrets(ctx, ofGroups, c.Object, c.Typed.Spec.Driver)
+	q.Secrets, err = r.contentSecrets(ctx, ofGroups, c.Object, c.Typed.Spec.Driver)
 	return q, err
 }
 
 // groupFind looks for a pre-provisioned group snapshot on every node that has the driver.
 func (r *reconciler) groupFind(ctx context.Context, c groupContent) (time.Duration, error) {
-	nodes, err := r.reaching(c.Object, c.Typed.Spec.Driver)
+	nodes, err := r.contentNodes(c.Object, c.Typed.Spec.Driver)
 	if err != nil {
-		return 0, r.refused(ctx, ofGroups, c.Object, err)
+		return 0, r.recordRefusal(ctx, ofGroups, c.Object, err)
 	}
-	secrets, err := r.secrets(ctx, ofGroups, c.Object, c.Typed.Spec.Driver)
+	secrets, err := r.contentSecrets(ctx, ofGroups, c.Object, c.Typed.Spec.Driver)
 	if err != nil {
-		return 0, r.refused(ctx, ofGroups, c.Object, err)
+		return 0, r.recordRefusal(ctx, ofGroups, c.Object, err)
 	}
 	given := c.Typed.Spec.Source.GroupSnapshotHandles
 	for _, name := range nodes {
@@ -161,11 +161,11 @@ func (r *reconciler) groupFind(ctx context.Context, c groupContent) (time.Durati
 			continue
 		}
 		if err != nil {
-			return 0, r.refused(ctx, ofGroups, c.Object, fmt.Errorf("node %s: %s", name, controllers.Words(err)))
+			return 0, r.recordRefusal(ctx, ofGroups, c.Object, fmt.Errorf("node %s: %s", name, controllers.DriverErrorText(err)))
 		}
 		return r.groupTaken(ctx, c, res.GetGroupSnapshot())
 	}
-	return again, r.refused(ctx, ofGroups, c.Object, fmt.Errorf("CSI driver %s has no group of snapshots %s on any node", c.Typed.Spec.Driver, given.VolumeGroupSnapshotHandle))
+	return again, r.recordRefusal(ctx, ofGroups, c.Object, fmt.Errorf("CSI driver %s has no group of snapshots %s on any node", c.Typed.Spec.Driver, given.VolumeGroupSnapshotHandle))
 }
 
 // groupRemove deletes the group snapshot if the deletion policy is Delete, and removes the
@@ -176,9 +176,9 @@ func (r *reconciler) groupRemove(ctx context.Context, c groupContent) (time.Dura
 		return 0, nil
 	}
 	ref := c.Typed.Spec.VolumeGroupSnapshotRef
-	if g, err := controllers.GetTyped[groups.VolumeGroupSnapshot](ctx, r.term.Client, r.kind("VolumeGroupSnapshot"), ref.Namespace, ref.Name); err == nil {
+	if g, err := controllers.GetTyped[groups.VolumeGroupSnapshot](ctx, r.term.Client, r.snapshotKind("VolumeGroupSnapshot"), ref.Namespace, ref.Name); err == nil {
 		if g.Typed.UID == ref.UID && g.Typed.DeletionTimestamp == nil {
-			r.event(c.Object, corev1.EventTypeWarning, "GroupSnapshotDeletePending", "VolumeGroupSnapshot "+ref.Namespace+"/"+ref.Name+" uses this content: delete the group snapshot")
+			r.recordEvent(c.Object, corev1.EventTypeWarning, "GroupSnapshotDeletePending", "VolumeGroupSnapshot "+ref.Namespace+"/"+ref.Name+" uses this content: delete the group snapshot")
 			return again, nil
 		}
 	} else if !apierrors.IsNotFound(err) {
@@ -188,7 +188,7 @@ func (r *reconciler) groupRemove(ctx context.Context, c groupContent) (time.Dura
 	if c.Typed.Spec.DeletionPolicy == snap.VolumeSnapshotContentDelete {
 		err = r.groupDelete(ctx, c)
 	}
-	return r.removed(ctx, ofGroups, c.Object, err)
+	return r.finishRemoval(ctx, ofGroups, c.Object, err)
 }
 
 // groupDelete calls DeleteVolumeGroupSnapshot. If the handle is not known because the creation was
@@ -206,7 +206,7 @@ func (r *reconciler) groupDelete(ctx context.Context, c groupContent) error {
 	case !metav1.HasAnnotation(c.Object.ObjectMeta, groupBeingCreated):
 		return nil // the driver was never called
 	}
-	nodes, err := r.reaching(c.Object, c.Typed.Spec.Driver)
+	nodes, err := r.contentNodes(c.Object, c.Typed.Spec.Driver)
 	if errors.Is(err, controllers.ErrNoNode) {
 		return nil // the group snapshot was lost with its nodes
 	}
@@ -214,7 +214,7 @@ func (r *reconciler) groupDelete(ctx context.Context, c groupContent) error {
 		return err
 	}
 	driver := controllers.DriverGroups(r.calls, nodes[0], c.Typed.Spec.Driver)
-	if q.Secrets, err = r.secrets(ctx, ofGroups, c.Object, c.Typed.Spec.Driver); err != nil {
+	if q.Secrets, err = r.contentSecrets(ctx, ofGroups, c.Object, c.Typed.Spec.Driver); err != nil {
 		return err
 	}
 	if q.GroupSnapshotId == "" {
@@ -223,7 +223,7 @@ func (r *reconciler) groupDelete(ctx context.Context, c groupContent) error {
 			return err
 		}
 		res, err := driver.CreateVolumeGroupSnapshot(ctx, ask)
-		if err != nil && controllers.Refused(err) {
+		if err != nil && controllers.IsCallWithoutEffect(err) {
 			return nil // the group snapshot does not exist
 		}
 		if err != nil {

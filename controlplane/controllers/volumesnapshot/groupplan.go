@@ -52,8 +52,8 @@ func memberName(group types.UID, handle string) string {
 	return fmt.Sprintf("snapshot-%x", sha256.Sum256([]byte(string(group)+"\x00"+handle)))[:49]
 }
 
-// selected returns the claims that a group selects, sorted by name.
-func selected(g *groups.VolumeGroupSnapshot, all []*corev1.PersistentVolumeClaim) ([]*corev1.PersistentVolumeClaim, error) {
+// selectClaims returns the claims that a group selects, sorted by name.
+func selectClaims(g *groups.VolumeGroupSnapshot, all []*corev1.PersistentVolumeClaim) ([]*corev1.PersistentVolumeClaim, error) {
 	selector, err := metav1.LabelSelectorAsSelector(g.Spec.Source.Selector)
 	if err != nil {
 		return nil, fmt.Errorf("spec.source.selector: %w", err)
@@ -77,7 +77,7 @@ func selected(g *groups.VolumeGroupSnapshot, all []*corev1.PersistentVolumeClaim
 // oneDriver returns the common driver of all volumes of a group, or an error.
 func oneDriver(claims []*corev1.PersistentVolumeClaim, volumes []*corev1.PersistentVolume) (string, error) {
 	for i, v := range volumes {
-		if err := source(claims[i], v); err != nil {
+		if err := checkSource(claims[i], v); err != nil {
 			return "", err
 		}
 		if first := volumes[0].Spec.CSI.Driver; v.Spec.CSI.Driver != first {
@@ -91,9 +91,9 @@ func oneDriver(claims []*corev1.PersistentVolumeClaim, volumes []*corev1.Persist
 // mostTerms is the maximum number of node selector terms of a group.
 const mostTerms = 64
 
-// together returns the affinity of the nodes that reach all volumes. It returns nil if every node
-// does.
-func together(volumes []*corev1.PersistentVolume) (*corev1.VolumeNodeAffinity, error) {
+// commonAffinity returns the affinity of the nodes that reach all volumes. It returns nil if every
+// node does.
+func commonAffinity(volumes []*corev1.PersistentVolume) (*corev1.VolumeNodeAffinity, error) {
 	var all []corev1.NodeSelectorTerm
 	seen := map[string]bool{}
 	for _, v := range volumes {
@@ -143,17 +143,17 @@ func groupContentOf(g *groups.VolumeGroupSnapshot, c class, volumes []*corev1.Pe
 	for _, v := range volumes {
 		out.Spec.Source.VolumeHandles = append(out.Spec.Source.VolumeHandles, v.Spec.CSI.VolumeHandle)
 	}
-	from, err := together(volumes)
+	from, err := commonAffinity(volumes)
 	if err != nil {
 		return nil, err
 	}
-	return out, ofGroups.note(&out.ObjectMeta, c, g, from)
+	return out, ofGroups.annotateContent(&out.ObjectMeta, c, g, from)
 }
 
 // groupBelongs returns an error if a content that a group names does not belong to the group.
 func groupBelongs(g *groups.VolumeGroupSnapshot, c *groups.VolumeGroupSnapshotContent) error {
 	made := c.Spec.Source.GroupSnapshotHandles == nil && g.Spec.Source.VolumeGroupSnapshotContentName != nil
-	return ofGroups.belongs(g, c, c.Spec.VolumeGroupSnapshotRef, made)
+	return ofGroups.checkOwnership(g, c, c.Spec.VolumeGroupSnapshotRef, made)
 }
 
 // memberOf returns the snapshot of a volume in a group. It is deleted with the group. claim is the

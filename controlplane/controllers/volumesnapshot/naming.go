@@ -30,7 +30,7 @@ type naming struct {
 	thing          string // noun in messages
 	field, ref     string // fields of spec: the class of a snapshot, and the snapshot of a content
 	handle         string // field of a content's spec: the handle of a pre-provisioned snapshot
-	claims, of     string // parts of messages: the source of a content, and the volumes whose driver is meant
+	claims, of     string // parts of messages: the source of a content, and the volumes of the driver
 	owner, content string // variables in the names of Secrets
 
 	// Annotations of classes and contents, the finalizer of contents, parameters of classes.
@@ -48,8 +48,8 @@ var (
 		beingCreated: groupBeingCreated, finalizer: groupContentFinalizer, nameParam: groupSecretNameParam, namespaceParam: groupSecretNamespaceParam}
 )
 
-// event returns the reason of an event: "Snapshot" or "GroupSnapshot" followed by what.
-func (n naming) event(what string) string { return strings.TrimPrefix(n.kind, "Volume") + what }
+// eventReason returns the reason of an event: "Snapshot" or "GroupSnapshot" followed by what.
+func (n naming) eventReason(what string) string { return strings.TrimPrefix(n.kind, "Volume") + what }
 
 // class is a VolumeSnapshotClass or a VolumeGroupSnapshotClass.
 type class struct {
@@ -95,9 +95,9 @@ func (n naming) classFor(named *string, driver string, all []class) (class, erro
 	return class{}, fmt.Errorf("%sClasses %s are all the default of CSI driver %s: name one in spec.%s, or leave the annotation to one", n.kind, strings.Join(names, ", "), driver, n.field)
 }
 
-// chosen returns the class of a snapshot: the named class, or the default class of the driver.
-func chosen[T any](ctx context.Context, r *reconciler, n naming, named *string, driver string, of func(*T) class) (class, error) {
-	list, err := controllers.ListTyped[T](ctx, r.term.Client, r.kind(n.kind+"Class"), "")
+// chooseClass returns the class of a snapshot: the named class, or the default class of the driver.
+func chooseClass[T any](ctx context.Context, r *reconciler, n naming, named *string, driver string, of func(*T) class) (class, error) {
+	list, err := controllers.ListTyped[T](ctx, r.term.Client, r.snapshotKind(n.kind+"Class"), "")
 	if err != nil {
 		return class{}, err
 	}
@@ -109,28 +109,28 @@ func chosen[T any](ctx context.Context, r *reconciler, n naming, named *string, 
 }
 
 // withClass writes the name of the chosen class to a snapshot that names no class.
-func withClass[T any](ctx context.Context, r *reconciler, n naming, s controllers.Stored[T], named *string, c class) (controllers.Stored[T], error) {
+func withClass[T any](ctx context.Context, r *reconciler, n naming, s controllers.TypedObject[T], named *string, c class) (controllers.TypedObject[T], error) {
 	if named != nil {
 		return s, nil
 	}
-	return changed(ctx, r, s, func(o *custom.Object) { o.Content["spec"].(map[string]any)[n.field] = c.name })
+	return writeChange(ctx, r, s, func(o *custom.Object) { o.Content["spec"].(map[string]any)[n.field] = c.name })
 }
 
-// parameters returns the parameters of a content's class that are passed to the driver.
-func parameters[T any](ctx context.Context, r *reconciler, n naming, name *string, of func(*T) class) (map[string]string, error) {
+// classParameters returns the parameters of a content's class that are passed to the driver.
+func classParameters[T any](ctx context.Context, r *reconciler, n naming, name *string, of func(*T) class) (map[string]string, error) {
 	if name == nil {
 		return nil, nil
 	}
-	c, err := controllers.GetTyped[T](ctx, r.term.Client, r.kind(n.kind+"Class"), "", *name)
+	c, err := controllers.GetTyped[T](ctx, r.term.Client, r.snapshotKind(n.kind+"Class"), "", *name)
 	if err != nil {
 		return nil, fmt.Errorf("%sClass %s: %w", n.kind, *name, err)
 	}
-	return n.told(of(c.Typed))
+	return n.driverParameters(of(c.Typed))
 }
 
-// told returns the parameters of a class that are passed to the driver. Parameters with the prefix
-// csi.storage.k8s.io/ are for the caller.
-func (n naming) told(c class) (map[string]string, error) {
+// driverParameters returns the parameters of a class that are passed to the driver. Parameters with
+// the prefix csi.storage.k8s.io/ are for the caller.
+func (n naming) driverParameters(c class) (map[string]string, error) {
 	out := map[string]string{}
 	for _, k := range slices.Sorted(maps.Keys(c.parameters)) {
 		switch {
@@ -143,9 +143,9 @@ func (n naming) told(c class) (map[string]string, error) {
 	return out, nil
 }
 
-// note sets the annotations of a new content: the Secret for its driver, and the nodes that can
-// reach the snapshot.
-func (n naming) note(content *metav1.ObjectMeta, c class, owner metav1.Object, from *corev1.VolumeNodeAffinity) error {
+// annotateContent sets the annotations of a new content: the Secret for its driver, and the nodes
+// that can reach the snapshot.
+func (n naming) annotateContent(content *metav1.ObjectMeta, c class, owner metav1.Object, from *corev1.VolumeNodeAffinity) error {
 	name, namespace := c.parameters[n.nameParam], c.parameters[n.namespaceParam]
 	if (name == "") != (namespace == "") {
 		return fmt.Errorf("%sClass %s has one of the parameters %s and %s: both belong together", n.kind, c.name, n.nameParam, n.namespaceParam)
@@ -170,9 +170,9 @@ func (n naming) note(content *metav1.ObjectMeta, c class, owner metav1.Object, f
 	return nil
 }
 
-// belongs returns an error if a content that a snapshot names does not belong to it. made means
-// that the content was created dynamically, and not for the snapshot that names it.
-func (n naming) belongs(owner, content metav1.Object, ref corev1.ObjectReference, made bool) error {
+// checkOwnership returns an error if a content that a snapshot names does not belong to it. made
+// means that the content was created dynamically, and not for the snapshot that names it.
+func (n naming) checkOwnership(owner, content metav1.Object, ref corev1.ObjectReference, made bool) error {
 	c := n.kind + "Content " + content.GetName()
 	switch {
 	case ref.Namespace != owner.GetNamespace() || ref.Name != owner.GetName():
@@ -188,20 +188,20 @@ func (n naming) belongs(owner, content metav1.Object, ref corev1.ObjectReference
 }
 
 // contentNamed reads a content. It returns nil if the content does not exist.
-func contentNamed[T any](ctx context.Context, r *reconciler, n naming, name string) (*controllers.Stored[T], error) {
-	c, err := controllers.GetTyped[T](ctx, r.term.Client, r.kind(n.kind+"Content"), "", name)
+func contentNamed[T any](ctx context.Context, r *reconciler, n naming, name string) (*controllers.TypedObject[T], error) {
+	c, err := controllers.GetTyped[T](ctx, r.term.Client, r.snapshotKind(n.kind+"Content"), "", name)
 	if apierrors.IsNotFound(err) {
 		return nil, nil
 	}
 	return &c, err
 }
 
-// bind binds a content to its owner and adds the finalizer that protects its data.
-func bind[T any](ctx context.Context, r *reconciler, n naming, c controllers.Stored[T], ref corev1.ObjectReference, owner types.UID) (controllers.Stored[T], error) {
+// bindContent binds a content to its owner and adds the finalizer that protects its data.
+func bindContent[T any](ctx context.Context, r *reconciler, n naming, c controllers.TypedObject[T], ref corev1.ObjectReference, owner types.UID) (controllers.TypedObject[T], error) {
 	if ref.UID != "" && slices.Contains(c.Object.Finalizers, n.finalizer) {
 		return c, nil
 	}
-	return changed(ctx, r, c, func(o *custom.Object) {
+	return writeChange(ctx, r, c, func(o *custom.Object) {
 		o.Content["spec"].(map[string]any)[n.ref].(map[string]any)["uid"] = string(owner)
 		if !slices.Contains(o.Finalizers, n.finalizer) {
 			o.Finalizers = append(o.Finalizers, n.finalizer)
@@ -217,11 +217,11 @@ func (r *reconciler) volumeOf(ctx context.Context, claim *corev1.PersistentVolum
 			v = nil
 		}
 	}
-	return v, source(claim, v)
+	return v, checkSource(claim, v)
 }
 
-// hold adds the finalizer that keeps a claim until its snapshot is taken.
-func (r *reconciler) hold(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
+// protectClaim adds the finalizer that keeps a claim until its snapshot is taken.
+func (r *reconciler) protectClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
 	if slices.Contains(claim.Finalizers, claimFinalizer) {
 		return nil
 	}
@@ -231,38 +231,39 @@ func (r *reconciler) hold(ctx context.Context, claim *corev1.PersistentVolumeCla
 	return err
 }
 
-// secrets returns the data of the Secret for the driver of a content, or nil if the content names
-// no Secret.
-func (r *reconciler) secrets(ctx context.Context, n naming, o *custom.Object, driver string) (map[string]string, error) {
+// contentSecrets returns the data of the Secret for the driver of a content, or nil if the content
+// names no Secret.
+func (r *reconciler) contentSecrets(ctx context.Context, n naming, o *custom.Object, driver string) (map[string]string, error) {
 	namespace, name := o.Annotations[n.secretNamespace], o.Annotations[n.secretName]
 	if name == "" {
 		return nil, nil
 	}
-	out, err := controllers.SecretFor(ctx, r.term.Client, &corev1.SecretReference{Namespace: namespace, Name: name})
+	out, err := controllers.ReadDriverSecret(ctx, r.term.Client, &corev1.SecretReference{Namespace: namespace, Name: name})
 	if err != nil {
 		return nil, fmt.Errorf("CSI driver %s: %w", driver, err)
 	}
 	return out, nil
 }
 
-// reaching returns the nodes through whose driver the snapshot of a content is taken, found or
-// deleted.
-func (r *reconciler) reaching(o *custom.Object, driver string) ([]string, error) {
-	from, err := controllers.ReachedFrom(o)
+// contentNodes returns the nodes with the driver that takes, finds or deletes the snapshot of a
+// content.
+func (r *reconciler) contentNodes(o *custom.Object, driver string) ([]string, error) {
+	from, err := controllers.ReachableNodeAffinity(o)
 	if err != nil {
 		return nil, err
 	}
 	v := &corev1.PersistentVolume{Spec: corev1.PersistentVolumeSpec{NodeAffinity: from,
 		PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: driver}}}}
-	return controllers.NodesReaching(v, r.csiNodes, r.nodes)
+	return controllers.ListReachingNodes(v, r.csiNodes, r.nodes)
 }
 
-// mark sets or removes the annotation that a driver is creating the snapshot of a content.
-func (r *reconciler) mark(ctx context.Context, n naming, o *custom.Object, on bool) error {
+// markInProgress sets or removes the annotation that a driver is creating the snapshot of a
+// content.
+func (r *reconciler) markInProgress(ctx context.Context, n naming, o *custom.Object, on bool) error {
 	if metav1.HasAnnotation(o.ObjectMeta, n.beingCreated) == on {
 		return nil
 	}
-	_, err := r.write(ctx, o, func(o *custom.Object) {
+	_, err := r.writeObject(ctx, o, func(o *custom.Object) {
 		if on {
 			metav1.SetMetaDataAnnotation(&o.ObjectMeta, n.beingCreated, "yes")
 		} else {
@@ -272,30 +273,32 @@ func (r *reconciler) mark(ctx context.Context, n naming, o *custom.Object, on bo
 	return err
 }
 
-// refused writes the reason why a snapshot was not taken to the content's status and an event. It
-// returns the reason as an error.
-func (r *reconciler) refused(ctx context.Context, n naming, o *custom.Object, cause error) error {
-	if err := r.says(ctx, o, n.event("CreationFailed"), n.thing+" is not taken: "+cause.Error()); err != nil {
+// recordRefusal writes the reason why a snapshot was not taken to the content's status and an
+// event. It returns the reason as an error.
+func (r *reconciler) recordRefusal(ctx context.Context, n naming, o *custom.Object, cause error) error {
+	if err := r.recordError(ctx, o, n.eventReason("CreationFailed"), n.thing+" is not taken: "+cause.Error()); err != nil {
 		return err
 	}
 	return fmt.Errorf("%s %s: %w", o.Kind, o.Name, cause)
 }
 
-// removed removes the content's finalizer if err is nil. Otherwise it reports the failed deletion.
-func (r *reconciler) removed(ctx context.Context, n naming, o *custom.Object, err error) (time.Duration, error) {
+// finishRemoval removes the content's finalizer if err is nil. Otherwise it reports the failed
+// deletion.
+func (r *reconciler) finishRemoval(ctx context.Context, n naming, o *custom.Object, err error) (time.Duration, error) {
 	switch {
 	case err == nil:
-		return 0, r.leave(ctx, n, o)
+		return 0, r.releaseContent(ctx, n, o)
 	case status.Code(err) == codes.Aborted:
 		return poll, nil
 	}
-	r.event(o, corev1.EventTypeWarning, n.event("DeleteError"), n.thing+" is not deleted: "+controllers.Words(err))
+	r.recordEvent(o, corev1.EventTypeWarning, n.eventReason("DeleteError"), n.thing+" is not deleted: "+controllers.DriverErrorText(err))
 	return 0, fmt.Errorf("deleting the %s of %s %s: %w", n.thing, o.Kind, o.Name, err)
 }
 
-// leave removes the finalizer of a content whose data were deleted or are retained.
-func (r *reconciler) leave(ctx context.Context, n naming, o *custom.Object) error {
-	_, err := r.write(ctx, o, func(o *custom.Object) {
+// releaseContent removes the finalizer of a content after its data were deleted or if they are
+// retained.
+func (r *reconciler) releaseContent(ctx context.Context, n naming, o *custom.Object) error {
+	_, err := r.writeObject(ctx, o, func(o *custom.Object) {
 		delete(o.Annotations, n.beingCreated)
 		o.Finalizers = slices.DeleteFunc(o.Finalizers, func(f string) bool { return f == n.finalizer })
 	})
@@ -305,10 +308,10 @@ func (r *reconciler) leave(ctx context.Context, n naming, o *custom.Object) erro
 	return err
 }
 
-// says writes an error to an object's status and records it as an event. Other fields of the status
-// are not changed.
-func (r *reconciler) says(ctx context.Context, o *custom.Object, reason, message string) error {
-	r.event(o, corev1.EventTypeWarning, reason, message)
+// recordError writes an error to an object's status and records it as an event. Other fields of the
+// status are not changed.
+func (r *reconciler) recordError(ctx context.Context, o *custom.Object, reason, message string) error {
+	r.recordEvent(o, corev1.EventTypeWarning, reason, message)
 	had, _, err := unstructured.NestedMap(o.Content, "status")
 	if err != nil {
 		return fmt.Errorf("the status of %s %s: %w", o.Kind, controllers.KeyOf(o), err)

@@ -2,9 +2,9 @@
 // which other clusters run two programs. It binds VolumeSnapshots to VolumeSnapshotContents if the
 // CustomResourceDefinition of VolumeSnapshots asks for it (ServedBy). A cluster with its own
 // snapshot controller installs definitions without that annotation. And it takes and deletes
-// snapshots for drivers that have no snapshotter of their own (controllers.Served). It does the
-// same for group snapshots (groupsnapshot.storage.k8s.io), and creates the member snapshot of each
-// claim in a group.
+// snapshots for drivers that have no snapshotter of their own (controllers.IsServedByAgent). It
+// does the same for group snapshots (groupsnapshot.storage.k8s.io), and creates the member snapshot
+// of each claim in a group.
 //
 // No snapshot is leaked. Before a driver is first called, the content has a finalizer and an
 // annotation that a snapshot is being created. A content that is deleted in the meantime stays
@@ -59,8 +59,8 @@ func driverName(c *snap.VolumeSnapshotContent) string {
 	return "snapshot-" + string(c.Spec.VolumeSnapshotRef.UID)
 }
 
-// source returns an error if no snapshot can be taken of a claim and its volume.
-func source(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) error {
+// checkSource returns an error if no snapshot can be taken of a claim and its volume.
+func checkSource(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) error {
 	switch {
 	case claim.DeletionTimestamp != nil:
 		return fmt.Errorf("PersistentVolumeClaim %s is being deleted", claim.Name)
@@ -90,18 +90,19 @@ func contentOf(s *snap.VolumeSnapshot, c class, v *corev1.PersistentVolume) (*sn
 			Source: snap.VolumeSnapshotContentSource{VolumeHandle: &v.Spec.CSI.VolumeHandle}, SourceVolumeMode: &mode,
 		},
 	}
-	return out, ofSnapshots.note(&out.ObjectMeta, c, s, v.Spec.NodeAffinity)
+	return out, ofSnapshots.annotateContent(&out.ObjectMeta, c, s, v.Spec.NodeAffinity)
 }
 
-// belongs returns an error if a content that a snapshot names does not belong to the snapshot.
-func belongs(s *snap.VolumeSnapshot, c *snap.VolumeSnapshotContent) error {
+// checkOwnership returns an error if a content that a snapshot names does not belong to the
+// snapshot.
+func checkOwnership(s *snap.VolumeSnapshot, c *snap.VolumeSnapshotContent) error {
 	made := c.Spec.Source.SnapshotHandle == nil && s.Spec.Source.VolumeSnapshotContentName != nil
-	return ofSnapshots.belongs(s, c, c.Spec.VolumeSnapshotRef, made)
+	return ofSnapshots.checkOwnership(s, c, c.Spec.VolumeSnapshotRef, made)
 }
 
-// goes reports whether a content is being deleted and no snapshot uses its data any more. The
-// driver may then delete the data if the deletion policy is Delete.
-func goes(c *snap.VolumeSnapshotContent) bool {
+// isDataDeletable reports whether a content is being deleted and no snapshot uses its data any
+// more. The driver may then delete the data if the deletion policy is Delete.
+func isDataDeletable(c *snap.VolumeSnapshotContent) bool {
 	return c.DeletionTimestamp != nil && (c.Spec.VolumeSnapshotRef.UID == "" || metav1.HasAnnotation(c.ObjectMeta, beingDeleted))
 }
 

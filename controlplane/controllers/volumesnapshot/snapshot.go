@@ -21,13 +21,13 @@ import (
 	"keelson.dev/keelson/controlplane/controllers"
 )
 
-// snapshot binds a snapshot to its content and copies the content's status.
-func (r *reconciler) snapshot(ctx context.Context, s snapshot) (_ time.Duration, err error) {
+// reconcileSnapshot binds a snapshot to its content and copies the content's status.
+func (r *reconciler) reconcileSnapshot(ctx context.Context, s snapshot) (_ time.Duration, err error) {
 	if s.Typed.DeletionTimestamp != nil {
-		return r.deleted(ctx, s)
+		return r.finalizeSnapshot(ctx, s)
 	}
 	if !slices.Contains(s.Typed.Finalizers, boundFinalizer) || !slices.Contains(s.Typed.Finalizers, sourceFinalizer) {
-		if s, err = changed(ctx, r, s, func(o *custom.Object) {
+		if s, err = writeChange(ctx, r, s, func(o *custom.Object) {
 			for _, f := range []string{boundFinalizer, sourceFinalizer} {
 				if !slices.Contains(o.Finalizers, f) {
 					o.Finalizers = append(o.Finalizers, f)
@@ -39,21 +39,21 @@ func (r *reconciler) snapshot(ctx context.Context, s snapshot) (_ time.Duration,
 	}
 	var c *snap.VolumeSnapshotContent
 	if s.Typed.Spec.Source.VolumeSnapshotContentName != nil {
-		c, err = r.given(ctx, s)
+		c, err = r.staticContent(ctx, s)
 	} else {
-		s, c, err = r.dynamic(ctx, s)
+		s, c, err = r.dynamicContent(ctx, s)
 	}
 	if apierrors.IsConflict(err) {
 		return 0, err
 	}
 	if err != nil {
-		return again, r.says(ctx, s.Object, "SnapshotContentMissing", err.Error())
+		return again, r.recordError(ctx, s.Object, "SnapshotContentMissing", err.Error())
 	}
-	return 0, r.told(ctx, s, c)
+	return 0, r.copyContentStatus(ctx, s, c)
 }
 
-// given returns the pre-provisioned content that a snapshot names, bound to the snapshot.
-func (r *reconciler) given(ctx context.Context, s snapshot) (*snap.VolumeSnapshotContent, error) {
+// staticContent returns the pre-provisioned content that a snapshot names, bound to the snapshot.
+func (r *reconciler) staticContent(ctx context.Context, s snapshot) (*snap.VolumeSnapshotContent, error) {
 	name := *s.Typed.Spec.Source.VolumeSnapshotContentName
 	c, err := contentNamed[snap.VolumeSnapshotContent](ctx, r, ofSnapshots, name)
 	switch {
@@ -62,22 +62,22 @@ func (r *reconciler) given(ctx context.Context, s snapshot) (*snap.VolumeSnapsho
 	case c == nil:
 		return nil, fmt.Errorf("VolumeSnapshotContent %s does not exist", name)
 	}
-	if err := belongs(s.Typed, c.Typed); err != nil {
+	if err := checkOwnership(s.Typed, c.Typed); err != nil {
 		return nil, err
 	}
-	bound, err := bind(ctx, r, ofSnapshots, *c, c.Typed.Spec.VolumeSnapshotRef, s.Typed.UID)
+	bound, err := bindContent(ctx, r, ofSnapshots, *c, c.Typed.Spec.VolumeSnapshotRef, s.Typed.UID)
 	return bound.Typed, err
 }
 
-// dynamic returns the content of a snapshot of a claim and creates it if necessary. It also returns
-// the snapshot as it was last written.
-func (r *reconciler) dynamic(ctx context.Context, s snapshot) (snapshot, *snap.VolumeSnapshotContent, error) {
+// dynamicContent returns the content of a snapshot of a claim and creates it if necessary. It also
+// returns the snapshot as it was last written.
+func (r *reconciler) dynamicContent(ctx context.Context, s snapshot) (snapshot, *snap.VolumeSnapshotContent, error) {
 	c, err := contentNamed[snap.VolumeSnapshotContent](ctx, r, ofSnapshots, contentName(s.Typed))
 	if err != nil {
 		return s, nil, err
 	}
 	if c != nil {
-		return s, c.Typed, belongs(s.Typed, c.Typed)
+		return s, c.Typed, checkOwnership(s.Typed, c.Typed)
 	}
 	if slices.Contains(s.Typed.Finalizers, memberFinalizer) {
 		return s, nil, errors.New("its group has not made its VolumeSnapshotContent yet")
@@ -94,7 +94,7 @@ func (r *reconciler) dynamic(ctx context.Context, s snapshot) (snapshot, *snap.V
 	if err != nil {
 		return s, nil, err
 	}
-	class, err := chosen(ctx, r, ofSnapshots, s.Typed.Spec.VolumeSnapshotClassName, v.Spec.CSI.Driver, classOf)
+	class, err := chooseClass(ctx, r, ofSnapshots, s.Typed.Spec.VolumeSnapshotClassName, v.Spec.CSI.Driver, classOf)
 	if err != nil {
 		return s, nil, err
 	}
@@ -105,23 +105,23 @@ func (r *reconciler) dynamic(ctx context.Context, s snapshot) (snapshot, *snap.V
 	if err != nil {
 		return s, nil, err
 	}
-	if err := r.hold(ctx, claim); err != nil {
+	if err := r.protectClaim(ctx, claim); err != nil {
 		return s, nil, err
 	}
 	return s, made, r.createContent(ctx, made)
 }
 
 func (r *reconciler) createContent(ctx context.Context, c *snap.VolumeSnapshotContent) error {
-	_, err := r.create(ctx, "VolumeSnapshotContent", c)
+	_, err := r.createObject(ctx, "VolumeSnapshotContent", c)
 	if apierrors.IsAlreadyExists(err) {
 		return nil
 	}
 	return err
 }
 
-// create creates an object of a snapshot kind without a status.
-func (r *reconciler) create(ctx context.Context, kind string, typed metav1.Object) (*custom.Object, error) {
-	k := r.kind(kind)
+// createObject creates an object of a snapshot kind without a status.
+func (r *reconciler) createObject(ctx context.Context, kind string, typed metav1.Object) (*custom.Object, error) {
+	k := r.snapshotKind(kind)
 	if k == nil {
 		return nil, fmt.Errorf("%s is not served any more", kind)
 	}
@@ -142,13 +142,13 @@ func (r *reconciler) create(ctx context.Context, kind string, typed metav1.Objec
 	return made.(*custom.Object), nil
 }
 
-// told copies the content's status to the snapshot, and removes the protection of a claim that is
-// no longer needed.
-func (r *reconciler) told(ctx context.Context, s snapshot, c *snap.VolumeSnapshotContent) error {
+// copyContentStatus copies the content's status to the snapshot, and removes the protection of a
+// claim that is no longer needed.
+func (r *reconciler) copyContentStatus(ctx context.Context, s snapshot, c *snap.VolumeSnapshotContent) error {
 	next := statusOf(s.Typed, c)
 	if !equality.Semantic.DeepEqual(s.Typed.Status, next) {
-		if next.ReadyToUse != nil && *next.ReadyToUse && !controllers.IsReady(s.Typed) {
-			r.event(s.Object, corev1.EventTypeNormal, "SnapshotReady", fmt.Sprintf("Snapshot %s is ready to use", controllers.KeyOf(s.Object)))
+		if next.ReadyToUse != nil && *next.ReadyToUse && !controllers.IsSnapshotReady(s.Typed) {
+			r.recordEvent(s.Object, corev1.EventTypeNormal, "SnapshotReady", fmt.Sprintf("Snapshot %s is ready to use", controllers.KeyOf(s.Object)))
 		}
 		if err := r.writeStatus(ctx, s.Object, next); err != nil {
 			return err
@@ -157,7 +157,7 @@ func (r *reconciler) told(ctx context.Context, s snapshot, c *snap.VolumeSnapsho
 	if c.Status == nil || c.Status.CreationTime == nil {
 		return nil // not taken yet
 	}
-	return r.release(ctx, s.Typed)
+	return r.unprotectClaim(ctx, s.Typed)
 }
 
 // statusOf returns the status of a snapshot for its content.
@@ -192,8 +192,8 @@ func statusOf(s *snap.VolumeSnapshot, c *snap.VolumeSnapshotContent) *snap.Volum
 	return next
 }
 
-// release removes the protection of a snapshot's claim if no other snapshot still needs it.
-func (r *reconciler) release(ctx context.Context, of *snap.VolumeSnapshot) error {
+// unprotectClaim removes the protection of a snapshot's claim if no other snapshot still needs it.
+func (r *reconciler) unprotectClaim(ctx context.Context, of *snap.VolumeSnapshot) error {
 	name := of.Spec.Source.PersistentVolumeClaimName
 	if name == nil {
 		return nil
@@ -201,11 +201,11 @@ func (r *reconciler) release(ctx context.Context, of *snap.VolumeSnapshot) error
 	return r.letGo(ctx, of.Namespace, *name, func(o *snap.VolumeSnapshot) bool { return o.UID != of.UID && o.DeletionTimestamp == nil })
 }
 
-// claim removes the protection of a claim that no snapshot needs. Normally a deleted snapshot does
-// that, but a user may have removed the snapshot's own finalizers.
-func (r *reconciler) claim(ctx context.Context, key controllers.Key) error {
+// reconcileClaim removes the protection of a claim that no snapshot needs. Normally a deleted
+// snapshot does that, but a user may have removed the snapshot's own finalizers.
+func (r *reconciler) reconcileClaim(ctx context.Context, key controllers.Key) error {
 	c, ok := controllers.Cached[*corev1.PersistentVolumeClaim](r.claims, key.Namespace, key.Name)
-	if !ok || !slices.Contains(c.Finalizers, claimFinalizer) || !r.binds() {
+	if !ok || !slices.Contains(c.Finalizers, claimFinalizer) || !r.isBinder() {
 		return nil
 	}
 	return r.letGo(ctx, key.Namespace, key.Name, func(*snap.VolumeSnapshot) bool { return true })
@@ -221,7 +221,7 @@ func (r *reconciler) letGo(ctx context.Context, namespace, name string, counts f
 	if err != nil {
 		return err
 	}
-	all, err := controllers.ListTyped[snap.VolumeSnapshot](ctx, r.term.Client, r.kind("VolumeSnapshot"), namespace)
+	all, err := controllers.ListTyped[snap.VolumeSnapshot](ctx, r.term.Client, r.snapshotKind("VolumeSnapshot"), namespace)
 	if err != nil {
 		return err
 	}
@@ -240,9 +240,9 @@ func (r *reconciler) letGo(ctx context.Context, namespace, name string, counts f
 	return err
 }
 
-// deleted finalizes a snapshot that is being deleted. It deletes the content first, unless the
-// deletion policy is Retain.
-func (r *reconciler) deleted(ctx context.Context, s snapshot) (time.Duration, error) {
+// finalizeSnapshot finalizes a snapshot that is being deleted. It deletes the content first, unless
+// the deletion policy is Retain.
+func (r *reconciler) finalizeSnapshot(ctx context.Context, s snapshot) (time.Duration, error) {
 	if !slices.Contains(s.Typed.Finalizers, boundFinalizer) && !slices.Contains(s.Typed.Finalizers, sourceFinalizer) {
 		return 0, nil
 	}
@@ -255,7 +255,7 @@ func (r *reconciler) deleted(ctx context.Context, s snapshot) (time.Duration, er
 	}
 	for _, c := range claims {
 		if isSourceOf(s.Typed, c) {
-			r.event(s.Object, corev1.EventTypeWarning, "SnapshotDeletePending", "the volume of claim "+c.Name+": it is deleted after the claim's volume has been created")
+			r.recordEvent(s.Object, corev1.EventTypeWarning, "SnapshotDeletePending", "the volume of claim "+c.Name+": it is deleted after the claim's volume has been created")
 			return again, nil
 		}
 	}
@@ -268,26 +268,26 @@ func (r *reconciler) deleted(ctx context.Context, s snapshot) (time.Duration, er
 		return 0, err
 	}
 	if c != nil && c.Typed.Spec.VolumeSnapshotRef.UID == s.Typed.UID {
-		stays, err := r.doomed(ctx, *c)
+		stays, err := r.prepareContentDeletion(ctx, *c)
 		if err != nil || !stays && c.Typed.Spec.DeletionPolicy == snap.VolumeSnapshotContentDelete {
 			return again, err // the deletion of the content queues this snapshot again
 		}
 	}
-	if err := r.release(ctx, s.Typed); err != nil {
+	if err := r.unprotectClaim(ctx, s.Typed); err != nil {
 		return 0, err
 	}
-	_, err = r.write(ctx, s.Object, func(o *custom.Object) {
+	_, err = r.writeObject(ctx, s.Object, func(o *custom.Object) {
 		o.Finalizers = slices.DeleteFunc(o.Finalizers, func(f string) bool { return f == boundFinalizer || f == sourceFinalizer || f == memberFinalizer })
 	})
 	return 0, err
 }
 
-// doomed annotates a content whose snapshot is being deleted, and deletes it if its deletion policy
-// is Delete. stays reports that the policy is Retain.
-func (r *reconciler) doomed(ctx context.Context, c content) (stays bool, err error) {
+// prepareContentDeletion annotates the content of a snapshot that is being deleted, and deletes it
+// if its deletion policy is Delete. stays reports that the policy is Retain.
+func (r *reconciler) prepareContentDeletion(ctx context.Context, c content) (stays bool, err error) {
 	o := c.Object
 	if !metav1.HasAnnotation(o.ObjectMeta, beingDeleted) {
-		if o, err = r.write(ctx, o, func(o *custom.Object) { metav1.SetMetaDataAnnotation(&o.ObjectMeta, beingDeleted, "yes") }); err != nil {
+		if o, err = r.writeObject(ctx, o, func(o *custom.Object) { metav1.SetMetaDataAnnotation(&o.ObjectMeta, beingDeleted, "yes") }); err != nil {
 			return false, err
 		}
 	}
@@ -300,17 +300,18 @@ func (r *reconciler) doomed(ctx context.Context, c content) (stays bool, err err
 	return false, r.deleteObject(ctx, o)
 }
 
-// bound deletes a content whose snapshot no longer exists, according to its deletion policy.
-func (r *reconciler) bound(ctx context.Context, c content) (content, error) {
+// deleteOrphanedContent deletes a content after its snapshot was deleted, according to its deletion
+// policy.
+func (r *reconciler) deleteOrphanedContent(ctx context.Context, c content) (content, error) {
 	ref := c.Typed.Spec.VolumeSnapshotRef
 	if ref.UID == "" || metav1.HasAnnotation(c.Object.ObjectMeta, beingDeleted) && c.Typed.DeletionTimestamp != nil {
 		return c, nil
 	}
-	s, err := controllers.GetTyped[snap.VolumeSnapshot](ctx, r.term.Client, r.kind("VolumeSnapshot"), ref.Namespace, ref.Name)
+	s, err := controllers.GetTyped[snap.VolumeSnapshot](ctx, r.term.Client, r.snapshotKind("VolumeSnapshot"), ref.Namespace, ref.Name)
 	if err == nil && s.Typed.UID == ref.UID || err != nil && !apierrors.IsNotFound(err) {
 		return c, err
 	}
-	if stays, err := r.doomed(ctx, c); err != nil || stays {
+	if stays, err := r.prepareContentDeletion(ctx, c); err != nil || stays {
 		return c, err
 	}
 	next, err := contentNamed[snap.VolumeSnapshotContent](ctx, r, ofSnapshots, c.Typed.Name)

@@ -76,7 +76,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 			controllers.OnInformer(csiNodes, func(controllers.Change[*storagev1.CSINode]) []controllers.Key { return nil }),
 			controllers.OnInformer(nodes, func(controllers.Change[*corev1.Node]) []controllers.Key { return nil }),
 		},
-		Every: &controllers.Every{Now: kinds.Now, Keys: func(k *api.Kind, c controllers.Change[api.Object]) []controllers.Key {
+		Dynamic: &controllers.DynamicWatch{Current: kinds.Now, Keys: func(k *api.Kind, c controllers.Change[api.Object]) []controllers.Key {
 			o, ok := c.New.(*custom.Object)
 			if !ok {
 				return nil
@@ -103,7 +103,7 @@ func New(d controllers.Deps, calls api.NodeDrivers) *controllers.Controller {
 		},
 		Lead: func(t *controllers.Term) controllers.Reconcile {
 			r := &reconciler{term: t, calls: t.Drivers(calls), claims: claims, drivers: drivers, csiNodes: csiNodes, nodes: nodes, definitions: definitions}
-			return r.reconcile
+			return r.reconcileSnapshotKey
 		},
 	}
 }
@@ -164,23 +164,23 @@ type reconciler struct {
 }
 
 type (
-	snapshot = controllers.Stored[snap.VolumeSnapshot]
-	content  = controllers.Stored[snap.VolumeSnapshotContent]
+	snapshot = controllers.TypedObject[snap.VolumeSnapshot]
+	content  = controllers.TypedObject[snap.VolumeSnapshotContent]
 
-	group        = controllers.Stored[groups.VolumeGroupSnapshot]
-	groupContent = controllers.Stored[groups.VolumeGroupSnapshotContent]
+	group        = controllers.TypedObject[groups.VolumeGroupSnapshot]
+	groupContent = controllers.TypedObject[groups.VolumeGroupSnapshotContent]
 )
 
-func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (next time.Duration, err error) {
-	snapshots, contents := r.kind("VolumeSnapshot"), r.kind("VolumeSnapshotContent")
-	if snapshots == nil || contents == nil || r.kind("VolumeSnapshotClass") == nil {
+func (r *reconciler) reconcileSnapshotKey(ctx context.Context, key controllers.Key) (next time.Duration, err error) {
+	snapshots, contents := r.snapshotKind("VolumeSnapshot"), r.snapshotKind("VolumeSnapshotContent")
+	if snapshots == nil || contents == nil || r.snapshotKind("VolumeSnapshotClass") == nil {
 		return 0, nil
 	}
 	switch key.Kind {
 	case claimKey:
-		return 0, raced(key, r.claim(ctx, key))
+		return 0, toRaceError(key, r.reconcileClaim(ctx, key))
 	case groupKey, groupContentKey:
-		if r.kind("VolumeGroupSnapshot") == nil || r.kind("VolumeGroupSnapshotContent") == nil || r.kind("VolumeGroupSnapshotClass") == nil {
+		if r.snapshotKind("VolumeGroupSnapshot") == nil || r.snapshotKind("VolumeGroupSnapshotContent") == nil || r.snapshotKind("VolumeGroupSnapshotClass") == nil {
 			return 0, nil
 		}
 		if key.Kind == groupKey {
@@ -188,10 +188,10 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (next t
 		} else {
 			next, err = r.groupContentNamed(ctx, key)
 		}
-		return next, raced(key, err)
+		return next, toRaceError(key, err)
 	}
 	if key.Kind == snapshotKey {
-		if !r.binds() {
+		if !r.isBinder() {
 			return 0, nil
 		}
 		s, err := controllers.GetTyped[snap.VolumeSnapshot](ctx, r.term.Client, snapshots, key.Namespace, key.Name)
@@ -199,51 +199,51 @@ func (r *reconciler) reconcile(ctx context.Context, key controllers.Key) (next t
 			return 0, nil
 		}
 		if err == nil {
-			next, err = r.snapshot(ctx, s)
+			next, err = r.reconcileSnapshot(ctx, s)
 		}
-		return next, raced(key, err)
+		return next, toRaceError(key, err)
 	}
 	c, err := controllers.GetTyped[snap.VolumeSnapshotContent](ctx, r.term.Client, contents, "", key.Name)
 	if apierrors.IsNotFound(err) {
 		return 0, nil
 	}
-	if err == nil && r.binds() {
-		c, err = r.bound(ctx, c)
+	if err == nil && r.isBinder() {
+		c, err = r.deleteOrphanedContent(ctx, c)
 	}
-	if err == nil && c.Object != nil && r.served(c.Typed.Spec.Driver) {
-		next, err = r.content(ctx, c)
+	if err == nil && c.Object != nil && r.isServed(c.Typed.Spec.Driver) {
+		next, err = r.reconcileContent(ctx, c)
 	}
-	return next, raced(key, err)
+	return next, toRaceError(key, err)
 }
 
-func raced(key controllers.Key, err error) error {
+func toRaceError(key controllers.Key, err error) error {
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) || apierrors.IsAlreadyExists(err) {
-		return controllers.Race("%s: %w", key, err)
+		return controllers.RaceError("%s: %w", key, err)
 	}
 	return err
 }
 
-func (r *reconciler) kind(name string) *api.Kind {
-	return controllers.SnapshotKind(r.term.Client, name)
+func (r *reconciler) snapshotKind(name string) *api.Kind {
+	return controllers.FindSnapshotKind(r.term.Client, name)
 }
 
-// binds reports whether this controller binds snapshots and contents.
-func (r *reconciler) binds() bool {
+// isBinder reports whether this controller binds snapshots and contents.
+func (r *reconciler) isBinder() bool {
 	d, ok := controllers.Cached[*extensionsv1.CustomResourceDefinition](r.definitions, "", Definition)
 	return ok && d.Annotations[ServedBy] == ControlPlane
 }
 
-func (r *reconciler) served(driver string) bool {
+func (r *reconciler) isServed(driver string) bool {
 	d, _ := controllers.Cached[*storagev1.CSIDriver](r.drivers, "", driver)
-	return r.calls != nil && controllers.Served(d)
+	return r.calls != nil && controllers.IsServedByAgent(d)
 }
 
-// write stores a change of an object's metadata or spec. Fields that the Go type lacks are
+// writeObject stores a change of an object's metadata or spec. Fields that the Go type lacks are
 // preserved.
-func (r *reconciler) write(ctx context.Context, o *custom.Object, change func(*custom.Object)) (*custom.Object, error) {
+func (r *reconciler) writeObject(ctx context.Context, o *custom.Object, change func(*custom.Object)) (*custom.Object, error) {
 	next := o.DeepCopy()
 	change(next)
-	k := r.kind(o.Kind)
+	k := r.snapshotKind(o.Kind)
 	if k == nil {
 		return nil, fmt.Errorf("%s is not served any more", o.Kind)
 	}
@@ -254,10 +254,10 @@ func (r *reconciler) write(ctx context.Context, o *custom.Object, change func(*c
 	return out.(*custom.Object), nil
 }
 
-// changed stores a change of an object's metadata or spec and returns the stored object. If that
-// fails, it returns the object before the change.
-func changed[T any](ctx context.Context, r *reconciler, s controllers.Stored[T], change func(*custom.Object)) (controllers.Stored[T], error) {
-	o, err := r.write(ctx, s.Object, change)
+// writeChange stores a change of an object's metadata or spec and returns the stored object. If
+// that fails, it returns the object before the change.
+func writeChange[T any](ctx context.Context, r *reconciler, s controllers.TypedObject[T], change func(*custom.Object)) (controllers.TypedObject[T], error) {
+	o, err := r.writeObject(ctx, s.Object, change)
 	if err != nil {
 		return s, err
 	}
@@ -278,7 +278,7 @@ func (r *reconciler) writeStatus(ctx context.Context, o *custom.Object, status a
 }
 
 func (r *reconciler) putStatus(ctx context.Context, o *custom.Object, status map[string]any) error {
-	next, k := o.DeepCopy(), r.kind(o.Kind)
+	next, k := o.DeepCopy(), r.snapshotKind(o.Kind)
 	if k == nil {
 		return fmt.Errorf("%s is not served any more", o.Kind)
 	}
@@ -290,6 +290,6 @@ func (r *reconciler) putStatus(ctx context.Context, o *custom.Object, status map
 	return nil
 }
 
-func (r *reconciler) event(o *custom.Object, kind, reason, message string) {
+func (r *reconciler) recordEvent(o *custom.Object, kind, reason, message string) {
 	r.term.Events.Event(o, kind, reason, message)
 }
