@@ -126,7 +126,7 @@ func hintObstacle(ready []*discoveryv1.Endpoint, cpu map[string]int64) string {
 	case len(ready) < len(cpu):
 		return fmt.Sprintf("there are %d ready endpoints for %d zones", len(ready), len(cpu))
 	case slices.ContainsFunc(ready, func(e *discoveryv1.Endpoint) bool { return valueOrZero(e.Zone) == "" }):
-		return "an endpoint has no zone"
+		return "an endpoint is in no zone"
 	}
 	sum := 0
 	for _, least := range leastOf(len(ready), cpu) {

@@ -112,7 +112,7 @@ func sameStatus(a, b corev1.ServiceStatus) bool { return equality.Semantic.DeepE
 // nil.
 func Fit(n *corev1.Node, lease *coordinationv1.Lease) string {
 	if n == nil || n.DeletionTimestamp != nil {
-		return "the node no longer exists"
+		return "it is gone"
 	}
 	if c := controllers.NodeCondition(n, corev1.NodeReady); c == nil || c.Status != corev1.ConditionTrue {
 		return "it is not Ready"

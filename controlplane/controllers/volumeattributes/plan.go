@@ -64,7 +64,7 @@ func PlanModification(c *corev1.PersistentVolumeClaim, v *corev1.PersistentVolum
 	}
 	never := state != nil && state.Status == corev1.PersistentVolumeClaimModifyVolumePending // the driver was not called
 	if want == "" || want == has && never {
-		return settledStep(c, c.Status.CurrentVolumeAttributesClassName, "VolumeModifyCanceled", fmt.Sprintf("volume %s is not modified", v.Name))
+		return settledStep(c, c.Status.CurrentVolumeAttributesClassName, "VolumeModifyCanceled", fmt.Sprintf("volume %s stays as it is", v.Name))
 	}
 	class := classes(want)
 	if class == nil {

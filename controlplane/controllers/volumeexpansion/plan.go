@@ -137,7 +137,7 @@ func setTrueCondition(s *corev1.PersistentVolumeClaimStatus, kind corev1.Persist
 // expand.
 func responsibleResizer(v *corev1.PersistentVolume) string {
 	if v.Spec.CSI != nil {
-		return "the resizer of CSI driver " + v.Spec.CSI.Driver
+		return "that of CSI driver " + v.Spec.CSI.Driver
 	}
 	return "nothing in this cluster grows volumes of its kind"
 }

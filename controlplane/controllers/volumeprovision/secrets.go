@@ -81,7 +81,7 @@ func secretFor(call string, parameters map[string]string, c *corev1.PersistentVo
 		return nil, err
 	}
 	if len(validation.IsDNS1123Subdomain(name)) > 0 {
-		return nil, fmt.Errorf("parameter %s is %.253q, which is not a valid Secret name", nameParam, name)
+		return nil, fmt.Errorf("parameter %s says %.253q, which is no name of a Secret", nameParam, name)
 	}
 	return &corev1.SecretReference{Namespace: namespace, Name: name}, nil
 }

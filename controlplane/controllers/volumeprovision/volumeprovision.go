@@ -182,7 +182,7 @@ func (p *provisioner) reconcileClaim(ctx context.Context, key controllers.Key) e
 // startProvision chooses a node for a claim and records the parameters of the driver call.
 func (p *provisioner) startProvision(ctx context.Context, c *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) error {
 	if k := unknownParameter(class); k != "" {
-		return p.recordFailure(c, fmt.Errorf("parameter %s of StorageClass %s is not supported for drivers that the agents serve: remove it", k, class.Name))
+		return p.recordFailure(c, fmt.Errorf("parameter %s of StorageClass %s is not served for drivers that the agents serve: leave it out", k, class.Name))
 	}
 	given, err := secretsOf(class.Parameters, c)
 	if err != nil {

@@ -137,7 +137,7 @@ func (n naming) driverParameters(c class) (map[string]string, error) {
 		case !strings.HasPrefix(k, reserved):
 			out[k] = c.parameters[k]
 		case k != n.nameParam && k != n.namespaceParam:
-			return nil, fmt.Errorf("parameter %s of %sClass %s is not supported for drivers that the agents serve: remove it", k, n.kind, c.name)
+			return nil, fmt.Errorf("parameter %s of %sClass %s is not served for drivers that the agents serve: leave it out", k, n.kind, c.name)
 		}
 	}
 	return out, nil
