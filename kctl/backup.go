@@ -141,7 +141,8 @@ func inspectBackupCommand(f cmdutil.Factory, streams genericiooptions.IOStreams)
 	}
 }
 
-// printBackup writes what is in a backup, kind by kind.
+// printBackup writes a one-line summary of a backup, and a table with the number and size of its
+// objects by kind.
 func printBackup(w io.Writer, path string, b api.ClusterBackup) error {
 	fmt.Fprintln(w, summary(path, b))
 	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
@@ -156,12 +157,13 @@ func printBackup(w io.Writer, path string, b api.ClusterBackup) error {
 	return t.Flush()
 }
 
-// backup streams the state from a replica. Only a file that is whole gets its
-// name; what ends it early, a signal too, leaves nothing behind. A store on the same disk, which on names,
-// keeps the room that it needs.
+// backup writes a backup from a replica to path, or to standard output if path is "-". The file
+// gets its name only after it is complete and its checksum is verified. If the transfer fails or a
+// signal interrupts it, the partial file is removed. If a store is on the same disk
+// (on.ProtectedPath), the disk headroom of that store stays free.
 func backup(f cmdutil.Factory, streams genericiooptions.IOStreams, path string, to []string, on diskheadroom.Target) error {
 	if path == "-" {
-		// Nothing is to be tidied up: signals do what they always do.
+		// There is no file to remove, so signals keep their default effect.
 		n, err := receive(context.Background(), f, to, streams.Out, streams.ErrOut)
 		if err == nil {
 			fmt.Fprintf(streams.ErrOut, "%s written\n", size(n))
@@ -170,7 +172,7 @@ func backup(f cmdutil.Factory, streams genericiooptions.IOStreams, path string, 
 	}
 	ctx, cancel := interruptible(syscall.SIGHUP)
 	defer cancel()
-	var former int64 // about as long as this one, and there until this one is whole
+	var former int64 // size of the existing backup, which stays until the new one, of about the same size, is complete
 	if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
 		former = info.Size()
 	}
@@ -202,13 +204,13 @@ func backup(f cmdutil.Factory, streams genericiooptions.IOStreams, path string, 
 	return errors.Join(err, out.drop())
 }
 
-// defaultDataDir is where a replica's data are unless its settings say otherwise.
+// defaultDataDir is the default data directory of a replica.
 const defaultDataDir = "/var/lib/keelson/controlplane"
 
-// maxRecipients bounds a file of recipients, in bytes.
+// maxRecipients is the maximum size of a file of age recipients, in bytes.
 const maxRecipients = 64 << 10
 
-// recipientsIn reads the recipients in a file. The replica judges them.
+// recipientsIn reads the age recipients in a file, one per line. The replica validates them.
 func recipientsIn(path string) (out []string, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -238,7 +240,8 @@ func recipientsIn(path string) (out []string, err error) {
 	return out, nil
 }
 
-// receive copies a backup from a replica and compares it with the sum that follows it.
+// receive copies a backup from a replica to w, and compares its checksum with the trailer of the
+// response. It returns the number of bytes.
 func receive(ctx context.Context, f cmdutil.Factory, to []string, w, progress io.Writer) (int64, error) {
 	resp, err := stream(ctx, f, api.PathClusterBackup, url.Values{"recipient": to}, nil)
 	if err != nil {
@@ -259,7 +262,7 @@ func receive(ctx context.Context, f cmdutil.Factory, to []string, w, progress io
 	return n, nil
 }
 
-// reportEvery is how often a long transfer says how far it is.
+// reportEvery is the interval at which a long transfer prints the number of bytes.
 const reportEvery = 2 * time.Second
 
 type reporting struct {
@@ -280,7 +283,8 @@ func (r *reporting) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// looksSealed says that a file looks like an encrypted backup, which a replica can verify: it has the keys.
+// looksSealed reports whether a file has the header of an encrypted backup. A replica can verify
+// such a backup, because it has the keys.
 func looksSealed(path string) bool {
 	in, err := os.Open(path)
 	if err != nil {
@@ -288,7 +292,7 @@ func looksSealed(path string) bool {
 	}
 	defer in.Close()
 	head := make([]byte, 1024)
-	n, _ := io.ReadFull(in, head) // a file that is shorter or cannot be read is none
+	n, _ := io.ReadFull(in, head) // a shorter or unreadable file is not an encrypted backup
 	return bytes.HasPrefix(head[:n], []byte(api.BackupMagic)) && bytes.Contains(head[:n], []byte(api.BackupSealedMark))
 }
 
@@ -300,10 +304,10 @@ func verifyAtServer(ctx context.Context, f cmdutil.Factory, streams genericioopt
 	return err
 }
 
-// describedBytes bounds what a replica says of a backup.
+// describedBytes is the maximum size of a replica's description of a backup.
 const describedBytes = 4 << 20
 
-// describedByServer has a replica check a backup, and say what is in it.
+// describedByServer sends a backup to a replica, which verifies it and returns its description.
 func describedByServer(ctx context.Context, f cmdutil.Factory, path string) (b api.ClusterBackup, err error) {
 	in, err := os.Open(path)
 	if err != nil {
@@ -321,7 +325,7 @@ func describedByServer(ctx context.Context, f cmdutil.Factory, path string) (b a
 	return b, nil
 }
 
-// summary is a backup in one line.
+// summary returns a one-line description of a backup.
 func summary(path string, b api.ClusterBackup) string {
 	sealed := ""
 	if b.Sealed {
@@ -331,8 +335,8 @@ func summary(path string, b api.ClusterBackup) string {
 		path, b.Cluster, b.Revision, time.UnixMilli(b.Created).UTC().Format(time.RFC3339), b.Keys, size(b.Bytes), b.Format, sealed)
 }
 
-// stream posts to a path whose bodies are too large to be held, and makes an
-// error of a refusal.
+// stream sends a POST request whose body or response is too large for memory. A status other than
+// 200 is returned as an error.
 func stream(ctx context.Context, f cmdutil.Factory, path string, query url.Values, body io.Reader) (*http.Response, error) {
 	cfg, err := f.ToRESTConfig()
 	if err != nil {

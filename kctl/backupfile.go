@@ -12,19 +12,19 @@ import (
 	"keelson.dev/keelson/controlplane/api"
 )
 
-// backupFile is a backup on its way to the disk. It is FILE.partial until keep
-// gives it its name: a file of that name is a whole backup, of today or of before.
+// backupFile is a backup that is being written to FILE.partial. keep renames it to FILE. FILE is
+// therefore always a complete backup.
 type backupFile struct {
 	*os.File
 	path string
 }
 
-// createBackup opens the partial file of a backup that is to have a path. What is
-// there already stays until then; what is no backup is not replaced. byAge says that it will be sealed by age, as a former
-// one may be.
+// createBackup opens the partial file of a backup for path. An existing file at path stays until
+// keep replaces it; a file that is not a backup is refused. byAge is set if the new backup is
+// encrypted with age: then an existing file that is encrypted with age counts as a backup.
 func createBackup(path string, byAge bool) (*backupFile, error) {
 	if real, err := filepath.EvalSymlinks(path); err == nil {
-		path = real // the link stays one
+		path = real // a symbolic link is kept, and its target is replaced
 	}
 	if err := replaceable(path, byAge); err != nil {
 		return nil, err
@@ -40,11 +40,10 @@ func createBackup(path string, byAge bool) (*backupFile, error) {
 	return b, nil
 }
 
-// ageMagic is what every file begins with that age has sealed.
+// ageMagic is the prefix of every file that is encrypted with age.
 const ageMagic = "age-encryption.org/v1"
 
-// replaceable refuses a path at which there is something that no backup may take
-// the place of.
+// replaceable returns an error if the file at path exists and a backup must not replace it.
 func replaceable(path string, byAge bool) error {
 	info, err := os.Stat(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -63,7 +62,7 @@ func replaceable(path string, byAge bool) error {
 	defer in.Close()
 	head := make([]byte, len(ageMagic))
 	switch n, err := io.ReadFull(in, head); {
-	case err == io.EOF: // empty, as mktemp makes it
+	case err == io.EOF: // an empty file, as mktemp creates it
 		return nil
 	case strings.HasPrefix(string(head[:n]), api.BackupMagic):
 		return nil
@@ -76,10 +75,10 @@ func replaceable(path string, byAge bool) error {
 	}
 }
 
-// claim keeps other processes off the partial file, and empties it of what a
-// process that was killed has left in it.
+// claim locks the partial file against other processes, and truncates what a killed process left in
+// it.
 func (b *backupFile) claim() error {
-	// A file system that has no locks keeps nobody off, and is no reason to fail.
+	// A file system without locks is not an error; other processes are then not excluded.
 	if err := syscall.Flock(int(b.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); errors.Is(err, syscall.EWOULDBLOCK) {
 		return fmt.Errorf("another backup to %s is in progress", b.path)
 	}
@@ -89,15 +88,15 @@ func (b *backupFile) claim() error {
 	}
 	named, err := os.Lstat(b.Name())
 	if err != nil || !os.SameFile(mine, named) {
-		return fmt.Errorf("another backup to %s has just finished: try again", b.path) // this file may be that one
+		return fmt.Errorf("another backup to %s has just finished: try again", b.path) // the other process may have renamed this file
 	}
 	if !mine.Mode().IsRegular() {
 		return fmt.Errorf("%s is not a regular file", b.Name())
 	}
-	return errors.Join(b.Chmod(0o600), b.Truncate(0)) // as secret as the cluster
+	return errors.Join(b.Chmod(0o600), b.Truncate(0)) // the backup contains the Secrets of the cluster
 }
 
-// keep gives a whole backup its name, on the disk.
+// keep syncs the complete backup to disk and renames it to its name.
 func (b *backupFile) keep() error {
 	if err := b.Sync(); err != nil {
 		return err
@@ -108,11 +107,11 @@ func (b *backupFile) keep() error {
 	return errors.Join(syncFolder(filepath.Dir(b.path)), b.Close())
 }
 
-// drop removes what is no backup.
+// drop removes an incomplete backup.
 func (b *backupFile) drop() error {
 	err := os.Remove(b.Name())
 	if errors.Is(err, os.ErrNotExist) {
-		err = nil // it had its name already
+		err = nil // the file was renamed before
 	}
 	if closed := b.Close(); !errors.Is(closed, os.ErrClosed) {
 		err = errors.Join(err, closed)

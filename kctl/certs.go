@@ -61,7 +61,9 @@ func certsCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 	return c
 }
 
-// printCerts writes a table: authorities, each with the replicas that have it, then replicas, then nodes.
+// printCerts writes a table of certificates: CAs, each with the replicas that have it, then
+// certificates of replicas, then those of nodes. Without nodes, only the node certificate of each
+// use that expires first is shown.
 func printCerts(w io.Writer, all api.ClusterCertificates, nodes bool, now time.Time) error {
 	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
 	fmt.Fprintln(t, "KIND\tUSE\tHOLDER\tKEY\tEXPIRES\tIN\tRENEWS")
@@ -105,7 +107,7 @@ func printCerts(w io.Writer, all api.ClusterCertificates, nodes bool, now time.T
 		}
 	}
 	slices.SortStableFunc(ofNodes, func(a, b api.ClusterCertificate) int { return int(min(1, max(-1, a.Expires-b.Expires))) })
-	of := map[string]int{} // by use
+	of := map[string]int{} // number of certificates by use
 	for _, c := range ofNodes {
 		of[c.Use]++
 	}
@@ -128,7 +130,7 @@ func printCerts(w io.Writer, all api.ClusterCertificates, nodes bool, now time.T
 	return nil
 }
 
-// left is how long a certificate is good for, in days where it is days.
+// left returns the time until a certificate expires, in whole days from 48 hours on.
 func left(c api.ClusterCertificate, now time.Time) string {
 	switch d := time.Unix(c.Expires, 0).Sub(now); {
 	case d <= 0:

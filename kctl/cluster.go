@@ -60,11 +60,12 @@ func clusterCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 	return c
 }
 
-// daemonProgram is the daemon's program beside kctl.
+// daemonProgram returns the path of keelson-controlplane beside kctl.
 func daemonProgram() string { return filepath.Join(binDir(), "keelson-controlplane") }
 
-// daemonVerb returns a command that runs a command of the daemon's program, which works on this machine's disk. parents
-// are the names of the commands above it, below kctl cluster.
+// daemonVerb returns a command that runs the command of the same name of keelson-controlplane,
+// which works on this machine's disk. parents are the names of the commands above it, below kctl
+// cluster.
 func daemonVerb(name, short, example string, parents ...string) *cobra.Command {
 	path := slices.Concat(parents, []string{name})
 	return &cobra.Command{
@@ -76,10 +77,11 @@ func daemonVerb(name, short, example string, parents ...string) *cobra.Command {
 	}
 }
 
-// daemonAsKctl is the name under which the daemon's program is called: its help and errors name kctl's verb by it.
+// daemonAsKctl is argv[0] of keelson-controlplane when kctl runs it. Its help and its errors then
+// show the name of kctl's command.
 const daemonAsKctl = "kctl cluster"
 
-// becomeDaemonVerb replaces this process with the daemon's program.
+// becomeDaemonVerb replaces this process with keelson-controlplane. It returns only on error.
 func becomeDaemonVerb(args []string) error {
 	program := daemonProgram()
 	if _, err := os.Stat(program); err != nil {
@@ -131,7 +133,8 @@ func tokenCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 	return group(c, create, tokenListCommand(f, streams), tokenDeleteCommand(f, streams))
 }
 
-// ask calls a path of the API that is not a resource.
+// ask sends a request to a path of the API that is not a resource, and decodes the JSON response
+// into answer.
 func ask(f cmdutil.Factory, verb, path string, body, answer any) error {
 	return askWithin(context.Background(), f, verb, path, body, answer)
 }
@@ -150,7 +153,7 @@ func askWithin(ctx context.Context, f cmdutil.Factory, verb, path string, body, 
 		r = r.Body(raw).SetHeader("Content-Type", "application/json")
 	}
 	result := r.Do(ctx)
-	if err := result.Error(); err != nil { // the server's own words
+	if err := result.Error(); err != nil { // the server's message, unchanged
 		return err
 	}
 	raw, err := result.Raw()
@@ -163,7 +166,7 @@ func askWithin(ctx context.Context, f cmdutil.Factory, verb, path string, body, 
 	return nil
 }
 
-// show asks for something and prints it, as JSON where that is wanted.
+// show sends a request and prints the response with print, or as JSON if output is json.
 func show[T any](f cmdutil.Factory, streams genericiooptions.IOStreams, output, verb, path string, body any, into *T, print func(io.Writer, T) error) error {
 	if err := ask(f, verb, path, body, into); err != nil {
 		return err
@@ -174,17 +177,18 @@ func show[T any](f cmdutil.Factory, streams genericiooptions.IOStreams, output, 
 	return print(streams.Out, *into)
 }
 
-// stamp is a time of the API, in milliseconds since 1970, for a person.
+// stamp formats a time of the API (milliseconds since 1970) in RFC 3339, UTC.
 func stamp(ms int64) string { return time.UnixMilli(ms).UTC().Format(time.RFC3339) }
 
-// outputFlag is -o json, for verbs that print a table otherwise.
+// outputFlag adds the flag -o, --output to a command that prints a table by default.
 func outputFlag(c *cobra.Command) *string {
 	o := ""
 	c.Flags().StringVarP(&o, "output", "o", "", "output format: json prints the API's response; empty prints text")
 	return &o
 }
 
-// printJSON says whether the output is to be JSON, and writes it then.
+// printJSON writes v as JSON if output is json. done is false if output is empty, and the caller
+// then prints text.
 func printJSON(w io.Writer, output string, v any) (done bool, err error) {
 	switch output {
 	case "":

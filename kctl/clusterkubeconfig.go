@@ -19,7 +19,8 @@ import (
 	"keelson.dev/keelson/deploy/machines/execute"
 )
 
-// machinesKubeconfig is where 'kctl cluster up' writes the kubeconfig of a cluster.
+// machinesKubeconfig returns the default path of the kubeconfig that 'kctl cluster up' writes for a
+// cluster.
 func machinesKubeconfig(name string) string {
 	home, err := os.UserHomeDir()
 	if err != nil {
@@ -28,7 +29,8 @@ func machinesKubeconfig(name string) string {
 	return filepath.Join(home, ".kube", "keelson-"+name)
 }
 
-// keepKubeconfig writes an administrator's kubeconfig: to a file of its own, or into the one that a person has.
+// keepKubeconfig writes the administrator's kubeconfig to a file of its own, or with
+// --merge-kubeconfig into the user's default kubeconfig.
 func (r *raising) keepKubeconfig(ctx context.Context, out io.Writer, site *execute.Site) error {
 	raw, err := site.Kubeconfig(ctx)
 	if err != nil {
@@ -53,8 +55,10 @@ func (r *raising) keepKubeconfig(ctx context.Context, out io.Writer, site *execu
 	return nil
 }
 
-// writeKubeconfig writes a file. That of another cluster, which may be the only one with its key, is kept beside it. A user who is good
-// for longer stays, since somebody has renewed it; where the cluster is comes from the machine.
+// writeKubeconfig writes a kubeconfig. An existing kubeconfig of another cluster is renamed to
+// FILE.before, because it may contain the only copy of its key. If the existing user's certificate
+// expires later (after 'kctl cluster renew'), that user is kept; the server and the CA are always
+// taken from raw.
 func writeKubeconfig(raw []byte, to string) error {
 	if before, err := os.ReadFile(to); err == nil && !sameCluster(before, raw) {
 		if err := os.Rename(to, to+".before"); err != nil {
@@ -73,7 +77,7 @@ func writeKubeconfig(raw []byte, to string) error {
 	if err := os.MkdirAll(filepath.Dir(to), 0o700); err != nil {
 		return err
 	}
-	part, err := os.CreateTemp(filepath.Dir(to), ".kubeconfig-") // only its owner reads it
+	part, err := os.CreateTemp(filepath.Dir(to), ".kubeconfig-") // mode 0600
 	if err != nil {
 		return err
 	}
@@ -85,7 +89,7 @@ func writeKubeconfig(raw []byte, to string) error {
 	return os.Rename(part.Name(), to)
 }
 
-// withUserOf is a kubeconfig with the current user of another one.
+// withUserOf returns the kubeconfig raw with the current user of the kubeconfig other.
 func withUserOf(raw, other []byte) ([]byte, error) {
 	c, err := clientcmd.Load(raw)
 	from, err2 := clientcmd.Load(other)
@@ -96,11 +100,12 @@ func withUserOf(raw, other []byte) ([]byte, error) {
 	if to == nil {
 		return nil, errors.New("the administrator's kubeconfig has no current context")
 	}
-	c.AuthInfos[to.AuthInfo] = from.AuthInfos[from.Contexts[from.CurrentContext].AuthInfo] // it has one: it is good for longer
+	c.AuthInfos[to.AuthInfo] = from.AuthInfos[from.Contexts[from.CurrentContext].AuthInfo] // it exists, because its certificate was read by goodUntil
 	return clientcmd.Write(*c)
 }
 
-// goodUntil is when the certificate of a kubeconfig's current user ends; zero where it has none.
+// goodUntil returns the expiry of the client certificate of a kubeconfig's current user, or the
+// zero time if there is none.
 func goodUntil(raw []byte) time.Time {
 	c, err := clientcmd.Load(raw)
 	if err != nil || c.Contexts[c.CurrentContext] == nil {
@@ -124,7 +129,7 @@ func userUntil(user *clientcmdapi.AuthInfo) time.Time {
 	return cert.NotAfter
 }
 
-// sameCluster says whether two kubeconfigs believe the same authority.
+// sameCluster reports whether two kubeconfigs trust the same CA.
 func sameCluster(a, b []byte) bool {
 	x, err := clientcmd.Load(a)
 	y, err2 := clientcmd.Load(b)
@@ -141,8 +146,8 @@ func sameCluster(a, b []byte) bool {
 	return false
 }
 
-// mergeKubeconfig puts a cluster into a kubeconfig, under a name, and makes it the current one. What the user of it has there stays
-// where it is good for longer.
+// mergeKubeconfig adds a cluster, its user and a context to the kubeconfig at to, and makes that
+// context current. An existing user is kept if its certificate expires later.
 func mergeKubeconfig(raw []byte, to, name string) error {
 	from, err := clientcmd.Load(raw)
 	if err != nil {

@@ -106,7 +106,7 @@ func removeMachine(ctx context.Context, out io.Writer, file, name string, lost, 
 	return nil
 }
 
-// inCluster refuses a machine that belongs to another cluster than the one that is meant.
+// inCluster returns an error if a machine of the file belongs to another cluster.
 func inCluster(c machines.Cluster, facts map[string]machines.Facts) error {
 	for _, h := range c.Hosts {
 		if why := plan.ForeignReason(c, facts, h.Name); why != "" {
@@ -169,7 +169,7 @@ func resetMachines(ctx context.Context, in io.Reader, out io.Writer, file, confi
 	if err := plan.CheckForeignNodes(c, site.Facts()); err != nil {
 		return fmt.Errorf("nothing was changed: %w", errors.Join(err, errors.Join(missing...)))
 	}
-	raw, err := site.Kubeconfig(ctx) // of a cluster that goes, to know the file that goes with it
+	raw, err := site.Kubeconfig(ctx) // read before the cluster is removed, to recognize its kubeconfig file afterwards
 	if err != nil {
 		raw = nil
 	}

@@ -18,20 +18,20 @@ import (
 	"keelson.dev/keelson/deploy/machines/release"
 )
 
-// machineFile is the flag by which all verbs about machines know the cluster file.
+// machineFile adds the flag -f, --filename for the cluster file.
 func machineFile(c *cobra.Command) *string {
 	f := ""
 	c.Flags().StringVarP(&f, "filename", "f", "cluster.yaml", "path of the cluster file (docs/how-to/install-with-cluster-file.md)")
 	return &f
 }
 
-// raising is what 'up' and 'add' are told.
+// raising holds the flags and arguments of 'kctl cluster up' and 'kctl cluster add'.
 type raising struct {
 	file, release  string
 	dryRun         bool
 	kubeconfig     string
 	merge, newOnly bool
-	names          []string // of 'add': which
+	names          []string // machines to add; only for 'add'
 }
 
 func (r *raising) flags(c *cobra.Command) {
@@ -161,8 +161,9 @@ func (r *raising) run(ctx context.Context, out io.Writer) error {
 	return r.keepKubeconfig(ctx, out, site)
 }
 
-// forward refuses to have the cluster run a release that is not known to be later than its own, unless a person has named it on the
-// command line: the file may name a release from before an upgrade.
+// forward returns an error if the release is not known to be later than the running one, unless it
+// was given by --release. The release in the cluster file may be older than the one of the last
+// upgrade.
 func (r *raising) forward(site *execute.Site, rel plan.Release, steps []plan.Step) error {
 	machine, runs := plan.FindDowngrade(site.Cluster, site.Facts(), rel, steps)
 	if machine == "" || r.release != "" {
@@ -174,8 +175,9 @@ func (r *raising) forward(site *execute.Site, rel plan.Release, steps []plan.Ste
 		machine, runs, r.file, rel.Version, runs, rel.Version, site.Cluster.Release)
 }
 
-// install does the steps. A replica does not start with a release that understands less than the cluster stores: before one gets it, the
-// programs are asked, on a machine on which they lie by then.
+// install runs the steps. A replica cannot start with a release whose feature level is lower than
+// that of the store. Therefore the release is uploaded first, and its programs report their feature
+// level before a replica is changed.
 func install(ctx context.Context, site *execute.Site, rel plan.Release, state plan.State, steps []plan.Step) error {
 	i := slices.IndexFunc(steps, func(s plan.Step) bool {
 		return s.Do == plan.ControlPlane && (s.ChangesPrograms || s.Start == plan.Join)
@@ -205,7 +207,8 @@ func install(ctx context.Context, site *execute.Site, rel plan.Release, state pl
 	return site.Install(ctx, rest)
 }
 
-// interrupted is the error of work that a person has stopped: what comes of it is not the machines' doing.
+// interrupted returns the interruption instead of err if a signal ended ctx, because the errors
+// that follow are its consequence.
 func interrupted(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return fmt.Errorf("%w: commands on the machines may still be running; run this command again to continue", cause)
@@ -213,7 +216,8 @@ func interrupted(ctx context.Context, err error) error {
 	return err
 }
 
-// plan shows what the machines are and what is wrong with them, and says what is to be done.
+// plan prints the machines and the problems of them, and returns the steps and the state of the
+// cluster. It fails if a problem prevents the installation.
 func (r *raising) plan(ctx context.Context, out io.Writer, site *execute.Site, seen map[string]plan.Observation, rel plan.Release) ([]plan.Step, plan.State, error) {
 	plan.ShowMachines(out, site.Cluster, seen)
 	state, err := site.State(ctx)

@@ -20,7 +20,7 @@ import (
 	"keelson.dev/keelson/deploy/upgrade"
 )
 
-// machineUpgrade is what 'kctl cluster upgrade' is told.
+// machineUpgrade holds the flags of 'kctl cluster upgrade'.
 type machineUpgrade struct {
 	upgradeFlags
 	file, to string
@@ -82,7 +82,7 @@ func (u *machineUpgrade) run(ctx context.Context, out io.Writer) error {
 	}
 	u.goal.Release = bare(rel.Version)
 	if u.dryRun {
-		u.goal.Level = ^uint32(0) // which the release understands is asked of its programs, on a machine
+		u.goal.Level = ^uint32(0) // the feature level can be read only from the programs on a machine, which a dry run does not upload
 	} else if err := u.bring(ctx, site, steps); err != nil {
 		return err
 	}
@@ -97,7 +97,8 @@ func (u *machineUpgrade) run(ctx context.Context, out io.Writer) error {
 	return nil
 }
 
-// inFile says what has to stand in the file from now on, where something else does: 'up' goes by it.
+// inFile prints the release that the cluster file should name after the upgrade, if it names
+// another one. 'kctl cluster up' installs the release of the file.
 func (u *machineUpgrade) inFile(out io.Writer, c machines.Cluster, rel plan.Release) {
 	is := release.Version(c.Release)
 	if is == rel.Version || c.Release == "" {
@@ -113,7 +114,8 @@ func (u *machineUpgrade) inFile(out io.Writer, c machines.Cluster, rel plan.Rele
 	fmt.Fprintf(out, "%s names a release %s: have it say 'release: %s', since 'kctl cluster up' and 'add' go by it\n", u.file, is, to)
 }
 
-// fits refuses a cluster of which the file does not name every machine: each has to be reached, or left out by a person.
+// fits returns an error if the file lacks a machine of the cluster. Each machine must be in the
+// file or in --skip.
 func (u *machineUpgrade) fits(ctx context.Context, c machines.Cluster, door clusterDoor) error {
 	status, nodes, err := door.look(ctx)
 	if err != nil {
@@ -138,7 +140,8 @@ func (u *machineUpgrade) fits(ctx context.Context, c machines.Cluster, door clus
 	return nil
 }
 
-// bring puts the release on the machines, which changes nothing yet, and asks its programs what they are.
+// bring uploads the release to the machines, which changes no running program, and reads the
+// feature level of its programs.
 func (u *machineUpgrade) bring(ctx context.Context, site *execute.Site, steps []plan.Step) error {
 	var uploads []plan.Step
 	for _, s := range steps {
@@ -157,11 +160,12 @@ func (u *machineUpgrade) bring(ctx context.Context, site *execute.Site, steps []
 		u.goal.Level, err = understands(ctx, site, s, u.goal.Release)
 		return err
 	}
-	u.goal.Level = ^uint32(0) // nothing is installed
+	u.goal.Level = ^uint32(0) // no machine needs new programs
 	return nil
 }
 
-// understands asks the programs of a release that lies on a step's machine which feature level they understand.
+// understands runs the programs of an uploaded release on the machine of a step, and returns their
+// feature level.
 func understands(ctx context.Context, site *execute.Site, step plan.Step, version string) (level uint32, err error) {
 	controlplane, agent, err := site.DaemonVersions(ctx, step.Machine, step.Files[0])
 	if err != nil {
@@ -177,7 +181,7 @@ func understands(ctx context.Context, site *execute.Site, step plan.Step, versio
 	return level, nil
 }
 
-// installOn has install.sh do its part on one machine.
+// installOn runs the step of install.sh for one daemon on one machine.
 func installOn(ctx context.Context, site *execute.Site, steps []plan.Step, d plan.Action, host string) error {
 	i := slices.IndexFunc(steps, func(s plan.Step) bool { return s.Machine == host && s.Do == d })
 	if i < 0 {

@@ -120,7 +120,7 @@ func leaderless(members []api.ClusterMember) string {
 	for _, m := range members {
 		if m.Voter {
 			voters++
-			if m.Version != "" { // it has said so
+			if m.Version != "" { // the member reported its own status
 				answer++
 			}
 		}
@@ -132,7 +132,8 @@ func leaderless(members []api.ClusterMember) string {
 	return "the replicas elect one: ask again in a second"
 }
 
-// printMembers prints the replicas in the order of their names: the order in which they became voters changes.
+// printMembers prints the replicas sorted by name, because the order of the API depends on when
+// they became voters.
 func printMembers(w io.Writer, members []api.ClusterMember) error {
 	members = slices.SortedFunc(slices.Values(members), func(a, b api.ClusterMember) int { return strings.Compare(a.Name, b.Name) })
 	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
@@ -146,7 +147,7 @@ func printMembers(w io.Writer, members []api.ClusterMember) error {
 			heard = ago(time.Duration(m.Contact) * time.Millisecond)
 		}
 		disk, watchers := "-", "-"
-		if m.Version != "" { // it answered for itself
+		if m.Version != "" { // the member reported its own status
 			disk, watchers = size(m.Disk), fmt.Sprint(m.Watchers)
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", m.Name, role(m), m.Address, applied, lag, heard, disk, watchers, cmp.Or(m.Version, "-"), m.Ready)
@@ -166,7 +167,7 @@ func role(m api.ClusterMember) string {
 	return "learner"
 }
 
-// size is a number of bytes for a person.
+// size formats a number of bytes with a binary unit.
 func size(n int64) string {
 	f, units := float64(n), []string{"B", "KiB", "MiB", "GiB", "TiB"}
 	for f >= 1024 && len(units) > 1 {
@@ -178,7 +179,7 @@ func size(n int64) string {
 	return fmt.Sprintf("%.1f %s", f, units[0])
 }
 
-// ago is an age for a person.
+// ago formats an age.
 func ago(d time.Duration) string {
 	switch {
 	case d < time.Second:

@@ -52,7 +52,7 @@ func gatewayInstallCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 	})
 }
 
-// makeGatewayClass makes the class unless it is there.
+// makeGatewayClass creates the GatewayClass unless it exists.
 func makeGatewayClass(ctx context.Context, cluster dynamic.Interface, streams genericiooptions.IOStreams, name string) error {
 	class := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": gatewayClasses.GroupVersion().String(), "kind": "GatewayClass",

@@ -19,11 +19,11 @@ import (
 	"keelson.dev/keelson/kctl/definitions"
 )
 
-// mostInstalling bounds the installation of kinds.
+// mostInstalling is the time limit for installing CustomResourceDefinitions.
 const mostInstalling = time.Minute
 
-// installs has a command make the cluster serve kinds, tell of each, and then make what then does: classes, of a name that a
-// flag gives.
+// installs adds a flag for the name of the classes to a command, which installs
+// CustomResourceDefinitions, prints each result, and then calls then to create the classes.
 func installs(c *cobra.Command, f cmdutil.Factory, streams genericiooptions.IOStreams, kinds definitions.Bundle, name, classes string,
 	then func(ctx context.Context, cluster dynamic.Interface, name string) error) *cobra.Command {
 	class := c.Flags().String("class", name, "name of "+classes+" to create; if empty, none is created")
@@ -52,7 +52,8 @@ func installs(c *cobra.Command, f cmdutil.Factory, streams genericiooptions.IOSt
 	return c
 }
 
-// makeClass makes a class unless it is there; one that is there may be refused.
+// makeClass creates a class unless it exists. The existing class is passed to a check, which may
+// refuse it.
 func makeClass(ctx context.Context, cluster dynamic.Interface, streams genericiooptions.IOStreams, kind schema.GroupVersionResource,
 	class *unstructured.Unstructured, refuse func() error) error {
 	err := createServed(ctx, cluster, kind, class)
@@ -68,8 +69,8 @@ func makeClass(ctx context.Context, cluster dynamic.Interface, streams genericio
 	return err
 }
 
-// createServed creates an object without a namespace as soon as its kind is served: one replica may serve a new kind a little
-// later than another.
+// createServed creates a cluster-scoped object. It retries until the kind is served, because
+// replicas start to serve a new kind at different times.
 func createServed(ctx context.Context, cluster dynamic.Interface, kind schema.GroupVersionResource, o *unstructured.Unstructured) error {
 	var refused error
 	err := wait.For(ctx, 100*time.Millisecond, func() error {

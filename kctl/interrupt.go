@@ -8,23 +8,23 @@ import (
 	"syscall"
 )
 
-// interruption is the error of a command that a signal has ended.
+// interruption is the error of a command that a signal interrupted.
 type interruption struct{ signal syscall.Signal }
 
 // Error implements error.
 func (i *interruption) Error() string { return fmt.Sprintf("stopped by a signal (%s)", i.signal) }
 
-// code is the exit code by which shells know a command that a signal has ended.
+// code returns the exit code that shells use for a process ended by this signal.
 func (i *interruption) code() int { return 128 + int(i.signal) }
 
-// interruptible is a context that ends on SIGINT and SIGTERM, and on others that
-// are named, with an *interruption as its cause. A second signal has its usual
-// effect, in case the first leads to nothing.
+// interruptible returns a context that is canceled on SIGINT, SIGTERM and the signals in others,
+// with an *interruption as its cause. A second signal has its default effect, so that the process
+// can always be ended.
 func interruptible(others ...os.Signal) (context.Context, context.CancelFunc) {
 	caught := make(chan os.Signal, 1)
 	ctx, end := context.WithCancelCause(context.Background())
 	for _, s := range append(others, os.Interrupt, syscall.SIGTERM) {
-		if s != syscall.SIGHUP || !signal.Ignored(s) { // nohup has the last word
+		if s != syscall.SIGHUP || !signal.Ignored(s) { // a SIGHUP that nohup ignores stays ignored
 			signal.Notify(caught, s)
 		}
 	}

@@ -15,7 +15,7 @@ import (
 	"keelson.dev/keelson/deploy/lab"
 )
 
-// usableLab is the lab of this machine, or why it cannot be worked with.
+// usableLab returns the running lab of this machine, or an error that states why there is none.
 func usableLab(streams genericiooptions.IOStreams) (*lab.Lab, error) {
 	found, err := lab.FindLab(streams.Out)
 	if err == nil {
@@ -24,8 +24,8 @@ func usableLab(streams genericiooptions.IOStreams) (*lab.Lab, error) {
 	return found.Lab, err
 }
 
-// upFrom makes the lab that is wanted out of what there is: it builds one, starts one again that is down, or shows the one
-// that runs.
+// upFrom creates the wanted lab, starts an existing lab that is down, or prints the running one. A
+// lab whose creation failed is recreated.
 func upFrom(ctx context.Context, out io.Writer, wanted *lab.Lab, flags *pflag.FlagSet) error {
 	found, err := lab.FindLab(out)
 	if err != nil {
@@ -68,7 +68,7 @@ func upFrom(ctx context.Context, out io.Writer, wanted *lab.Lab, flags *pflag.Fl
 	return lab.PrintStatus(out, found.Lab.Status(ctx))
 }
 
-// uselessFor says why a lab is of no use to a person, "" where it is.
+// uselessFor returns the reason why an existing lab has to be recreated, or "".
 func uselessFor(f lab.Found) string {
 	switch {
 	case f.State == lab.Unfinished:
@@ -79,7 +79,8 @@ func uselessFor(f lab.Found) string {
 	return ""
 }
 
-// sameFlags refuses a flag that was given and says otherwise than the lab that is there was made.
+// sameFlags returns an error if a given flag differs from the value with which the existing lab was
+// created.
 func sameFlags(is, want lab.Config, flags *pflag.FlagSet) error {
 	for _, f := range []struct {
 		name     string

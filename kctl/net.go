@@ -21,7 +21,8 @@ import (
 	"keelson.dev/keelson/kctl/nettrace"
 )
 
-// mostBehind bounds the pods behind a Service that are read one by one.
+// mostBehind is the maximum number of pods that are read as endpoints of Services, one request
+// each.
 const mostBehind = 100
 
 func netCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
@@ -72,7 +73,7 @@ func netTraceCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cob
 	output := outputFlag(c)
 	domain := c.Flags().String("cluster-domain", "cluster.local", "DNS domain of the cluster")
 	c.Args = func(c *cobra.Command, args []string) error {
-		if len(args) == 1 { // the form of the argument that is there, before the missing one
+		if len(args) == 1 { // report an invalid pod argument before a missing target
 			if _, err := podArgument(args[0]); err != nil {
 				return err
 			}
@@ -126,7 +127,7 @@ func netTraceCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cob
 	return c
 }
 
-// podArgument returns the name of the pod of POD or pod/POD.
+// podArgument returns the pod's name of an argument POD or pod/POD.
 func podArgument(arg string) (string, error) {
 	kind, name, has := strings.Cut(arg, "/")
 	switch {
@@ -139,15 +140,16 @@ func podArgument(arg string) (string, error) {
 		"kctl net trace web-0 db:5432", arg, nettrace.TargetForms)}
 }
 
-// netReader reads what a trace needs.
+// netReader reads the objects that a trace needs.
 type netReader struct {
 	ctx   context.Context
 	cs    kubernetes.Interface
 	world nettrace.World
-	err   error // the first that is not a want of rights
+	err   error // the first error that is not a missing permission
 }
 
-// list reads a list. What the caller may not read is noted, and so is what is left out.
+// list reads a list of objects. If the user may not read it, or if it is longer than the limit, its
+// name is added to the unread lists of the trace.
 func list[L metav1.ListInterface](r *netReader, what string, o metav1.ListOptions, read func(context.Context, metav1.ListOptions) (L, error)) (got L, ok bool) {
 	if r.err != nil {
 		return got, false
@@ -209,7 +211,8 @@ func (r *netReader) read(cluster dynamic.Interface, t nettrace.Target) {
 	}
 }
 
-// reach asks the agent of the pod's node about a host outside of the cluster. Agents of earlier releases do not answer.
+// reach asks the agent of the pod's node whether a host outside the cluster resolves and has a
+// route. Agents of earlier releases do not support this; the trace then lacks the answer.
 func (r *netReader) reach(host string) {
 	name := r.world.Pod.Spec.NodeName
 	if r.err != nil || name == "" {
@@ -226,7 +229,7 @@ func (r *netReader) reach(host string) {
 	}
 }
 
-// behind reads the pods that the endpoints name.
+// behind reads the pods to which the endpoints refer.
 func (r *netReader) behind() {
 	n := 0
 	for _, s := range r.world.Slices {
@@ -243,7 +246,7 @@ func (r *netReader) behind() {
 			case apierrors.IsForbidden(err):
 				r.unread(nettrace.Pods)
 				return
-			case apierrors.IsNotFound(err): // the endpoint is about to go
+			case apierrors.IsNotFound(err): // the pod was deleted; its endpoint will be removed
 			case err != nil:
 				r.err = fmt.Errorf("reading pod %s/%s: %w", s.Namespace, e.TargetRef.Name, err)
 			default:

@@ -16,10 +16,11 @@ import (
 	"keelson.dev/keelson/kctl/nettrace"
 )
 
-// mostPairs bounds the Secrets that are read for one trace.
+// mostPairs is the maximum number of Secrets that are read for one trace.
 const mostPairs = 50
 
-// entrances reads what leads requests from outside to Services.
+// entrances reads the objects that route requests from outside the cluster to Services: Ingresses,
+// Gateways, routes, their classes, and the Secrets of the target's host.
 func (r *netReader) entrances(cluster dynamic.Interface, t nettrace.Target) {
 	w := &r.world
 	w.Entrances = &nettrace.Entrances{}
@@ -34,7 +35,7 @@ func (r *netReader) entrances(cluster dynamic.Interface, t nettrace.Target) {
 	e.Gateways = ofGateway[gw.Gateway](r, cluster, nettrace.Gateways)
 	e.HTTPRoutes = ofGateway[gw.HTTPRoute](r, cluster, "httproutes")
 	e.GRPCRoutes = ofGateway[gw.GRPCRoute](r, cluster, "grpcroutes")
-	e.Grants = ofGateway[gw.ReferenceGrant](r, cluster, "referencegrants", "v1beta1") // where they were before, with the same fields
+	e.Grants = ofGateway[gw.ReferenceGrant](r, cluster, "referencegrants", "v1beta1") // v1beta1 has the same fields
 	for i, at := range nettrace.Pairs(w, t) {
 		if i >= mostPairs {
 			r.unread(nettrace.Secrets)
@@ -47,7 +48,7 @@ func (r *netReader) entrances(cluster dynamic.Interface, t nettrace.Target) {
 		switch {
 		case apierrors.IsForbidden(err):
 			r.unread(nettrace.Secrets)
-		case apierrors.IsNotFound(err): // which is what is told
+		case apierrors.IsNotFound(err): // the trace reports a missing Secret
 		case err != nil:
 			r.err = fmt.Errorf("reading secret %s: %w", at, err)
 		default:
@@ -67,8 +68,8 @@ func (r *netReader) slices(namespace, service string) {
 	}
 }
 
-// ofGateway reads a kind of Gateway API, in an older version where the newest is not served; a cluster that does not serve it
-// has none.
+// ofGateway lists a kind of Gateway API. If the newest version is not served, it tries the older
+// versions. If the kind is not served at all, it returns no objects.
 func ofGateway[T any](r *netReader, cluster dynamic.Interface, resource string, older ...string) (out []*T) {
 	if r.err != nil {
 		return nil

@@ -20,13 +20,13 @@ import (
 	"keelson.dev/keelson/kctl/nettrace"
 )
 
-// What each node's metrics page is read for.
+// metrics of the agents that are read
 const (
 	metricDroppedPackets = "keelson_network_policy_dropped_packets_total"
 	metricDroppedBytes   = "keelson_network_policy_dropped_bytes_total"
 )
 
-// PolicyUse is a pod that policies isolate, and what its node did not let through.
+// PolicyUse describes a pod that NetworkPolicies isolate, and the packets that its node dropped.
 type PolicyUse struct {
 	Namespace string   `json:"namespace"`
 	Pod       string   `json:"pod"`
@@ -37,7 +37,8 @@ type PolicyUse struct {
 	Out       Dropped  `json:"droppedOut"`
 }
 
-// Dropped counts first packets of connections that policies did not let through: a client that tries again is counted again.
+// Dropped counts the first packets of connections that no policy allows. A client that retries is
+// counted again.
 type Dropped struct {
 	Packets uint64 `json:"packets"`
 	Bytes   uint64 `json:"bytes"`
@@ -88,7 +89,7 @@ func netPoliciesCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 	})
 }
 
-// readIsolated reads policies, and the pods that they isolate.
+// readIsolated returns the pods that NetworkPolicies isolate, without their counters.
 func readIsolated(ctx context.Context, cs kubernetes.Interface, ns, name string) ([]PolicyUse, error) {
 	var policies []networkingv1.NetworkPolicy
 	for o := (metav1.ListOptions{Limit: mostRead}); ; {
@@ -135,10 +136,10 @@ func readIsolated(ctx context.Context, cs kubernetes.Interface, ns, name string)
 	return out, nil
 }
 
-// dropOf is what one node counted for one pod and direction.
+// dropOf identifies a counter of dropped packets: one pod, one direction, on one node.
 type dropOf struct{ namespace, pod, node, direction string }
 
-// parseDrops reads what a page of metrics says of network policies.
+// parseDrops returns the counters of dropped packets in a node's metrics.
 func parseDrops(r io.Reader, node string) (map[dropOf]Dropped, error) {
 	out := map[dropOf]Dropped{}
 	err := eachSample(r, []string{metricDroppedPackets, metricDroppedBytes}, func(name string, labels map[string]string, value uint64) {
@@ -163,7 +164,7 @@ func printPolicyUses(w io.Writer, uses []PolicyUse) error {
 	return t.Flush()
 }
 
-// briefly names a few, and says how many more there are.
+// briefly returns the first names, and how many more there are.
 func briefly(names []string) string {
 	const most = 3
 	text := strings.Join(names[:min(len(names), most)], ",")

@@ -23,16 +23,16 @@ import (
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 )
 
-// What each node's metrics page is read for, and the bounds of that.
+// metrics of the agents that are read, and the bounds for reading them
 const (
 	metricConnections = "keelson_service_connections_total"
 	metricUnserved    = "keelson_service_unserved_packets_total"
 	nodesAtOnce       = 8
 	nodeTime          = 15 * time.Second
-	mostMetrics       = 64 << 20 // bytes of a node's page
+	mostMetrics       = 64 << 20 // maximum size of a node's metrics, in bytes
 )
 
-// ServiceUse is what a node, or all of them, counted for a Service.
+// ServiceUse counts the use of a Service on one node or on all nodes.
 type ServiceUse struct {
 	Namespace   string `json:"namespace"`
 	Name        string `json:"name"`
@@ -40,9 +40,9 @@ type ServiceUse struct {
 	Address     string `json:"address"`
 	Ready       int    `json:"readyEndpoints"`
 	Endpoints   int    `json:"endpoints"`
-	Node        string `json:"node,omitempty"` // "" = all that could be read
-	Connections uint64 `json:"connections"`    // of clients inside the cluster
-	Outside     uint64 `json:"outside"`        // and of others
+	Node        string `json:"node,omitempty"` // empty: the sum of all nodes that were read
+	Connections uint64 `json:"connections"`    // from clients inside the cluster
+	Outside     uint64 `json:"outside"`        // from clients outside the cluster
 	Unserved    uint64 `json:"unservedPackets"`
 }
 
@@ -85,8 +85,9 @@ func netServicesCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 	})
 }
 
-// asksNodes has a command show what nodes counted for one of many objects, all of a namespace or, with -A, of all. show returns
-// which nodes could not be read, and why: the exit code says so.
+// asksNodes completes a command that shows counters of the nodes for one object, for all objects of
+// a namespace, or with -A for all objects. show returns the nodes that could not be read, and why.
+// If there are any, they are printed and the exit code is 2.
 func asksNodes(c *cobra.Command, f cmdutil.Factory, streams genericiooptions.IOStreams, one, many string,
 	show func(ctx context.Context, cs kubernetes.Interface, ns, name string) (unread []string, err error)) *cobra.Command {
 	everywhere := c.Flags().BoolP("all-namespaces", "A", false, "list the "+many+" of all namespaces")
@@ -118,7 +119,7 @@ func asksNodes(c *cobra.Command, f cmdutil.Factory, streams genericiooptions.IOS
 	return c
 }
 
-// readUses reads Services and counts their endpoints.
+// readUses returns the Services with the numbers of their endpoints, without counters.
 func readUses(ctx context.Context, cs kubernetes.Interface, ns, name string) ([]ServiceUse, error) {
 	var services []corev1.Service
 	if name != "" {
@@ -143,7 +144,7 @@ func readUses(ctx context.Context, cs kubernetes.Interface, ns, name string) ([]
 		}
 	}
 	type key struct{ ns, name, address string }
-	ready := map[key]bool{} // of each endpoint
+	ready := map[key]bool{} // whether each endpoint is ready
 	for {
 		l, err := cs.DiscoveryV1().EndpointSlices(ns).List(ctx, slicesOf)
 		if err != nil {
@@ -178,10 +179,11 @@ func readUses(ctx context.Context, cs kubernetes.Interface, ns, name string) ([]
 	return out, nil
 }
 
-// useOf is what one node counted for one Service.
+// useOf identifies the counters of one Service on one node.
 type useOf struct{ namespace, name, node string }
 
-// readCounts asks all nodes, a few at a time, and has their pages parsed; unread says which did not answer, and why.
+// readCounts reads the metrics of all nodes, a few at a time, and parses them. unread lists the
+// nodes that did not respond, and why.
 func readCounts[M ~map[K]V, K comparable, V any](ctx context.Context, cs kubernetes.Interface, parse func(io.Reader, string) (M, error)) (counts M, unread []string, err error) {
 	nodes, err := cs.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -222,7 +224,7 @@ func readNode[M any](ctx context.Context, cs kubernetes.Interface, node string, 
 	return parse(io.LimitReader(body, mostMetrics), node)
 }
 
-// parseCounts reads what a page of metrics says of Services.
+// parseCounts returns the counters of Services in a node's metrics.
 func parseCounts(r io.Reader, node string) (map[useOf]ServiceUse, error) {
 	out := map[useOf]ServiceUse{}
 	err := eachSample(r, []string{metricConnections, metricUnserved}, func(name string, labels map[string]string, value uint64) {
@@ -241,7 +243,7 @@ func parseCounts(r io.Reader, node string) (map[useOf]ServiceUse, error) {
 	return out, err
 }
 
-// eachSample takes what a page of metrics says of some of them.
+// eachSample calls take for each sample of the given metrics.
 func eachSample(r io.Reader, metrics []string, take func(metric string, labels map[string]string, value uint64)) error {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(make([]byte, 64<<10), 1<<20)
@@ -259,7 +261,7 @@ func eachSample(r io.Reader, metrics []string, take func(metric string, labels m
 	return lines.Err()
 }
 
-// parseSample reads what follows the brace of a line: name="value",...} number
+// parseSample parses the part of a metrics line after the opening brace: name="value",...} number
 func parseSample(s string) (labels map[string]string, value uint64, ok bool) {
 	labels = map[string]string{}
 	for {
@@ -288,7 +290,8 @@ func parseSample(s string) (labels map[string]string, value uint64, ok bool) {
 	}
 }
 
-// joinUses are the rows, in the order of their names. Pure.
+// joinUses returns the rows of the table, sorted by name: one for each Service, or with perNode one
+// for each Service and node.
 func joinUses(services []ServiceUse, counts map[useOf]ServiceUse, perNode bool) []ServiceUse {
 	nodes := map[[2]string][]string{}
 	for at := range counts {

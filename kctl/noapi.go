@@ -19,10 +19,11 @@ import (
 // noCluster is the server that clients use when no kubeconfig names one.
 const noCluster = "localhost:8080"
 
-// otherKubeconfig is the remedy where the address of the API may be the wrong one.
+// otherKubeconfig is the remedy if the kubeconfig may have the wrong address.
 const otherKubeconfig = "set another kubeconfig with KUBECONFIG or --kubeconfig"
 
-// The forms in which Go's network code reports that the API cannot be reached. The first group is the address or name.
+// Errors of Go's net package when the API is unreachable. The first group is the address or the
+// name.
 var (
 	unresolved  = regexp.MustCompile(`dial tcp: lookup (\S+?)(?: on \S+)?: (no such host|server misbehaving|.*[Tt]emporary failure.*|.*i/o timeout)`)
 	refusedDial = regexp.MustCompile(`dial tcp (\S+): connect: connection refused`)
@@ -30,7 +31,8 @@ var (
 	silentDial  = regexp.MustCompile(`dial tcp (\S+): (?:connect: )?(i/o timeout|no route to host|network is unreachable|connection timed out)`)
 )
 
-// withoutAPI returns one sentence with the remedy for an error of a client that cannot reach an API, "" for other errors.
+// withoutAPI returns a sentence with the remedy for a client error that means that no API is
+// reachable, and "" for other errors.
 func withoutAPI(text string) string {
 	if strings.Contains(text, noCluster) {
 		return unconfigured()
@@ -51,7 +53,7 @@ func withoutAPI(text string) string {
 	return ""
 }
 
-// unconfigured returns why no kubeconfig names a cluster, and what to do.
+// unconfigured returns the reason why no kubeconfig names a cluster, and the remedy.
 func unconfigured() string {
 	const remedy = "start one on this machine with 'kctl lab up', or set KUBECONFIG or --kubeconfig"
 	files := filepath.SplitList(os.Getenv(clientcmd.RecommendedConfigPathEnvVar))
@@ -65,8 +67,9 @@ func unconfigured() string {
 	return "no cluster is configured: " + remedy
 }
 
-// withoutAPIOf returns the text of an error in which the failure to reach the API is one sentence. An answer of the API stays
-// as it is, also one about a connection that the API itself could not make.
+// withoutAPIOf returns the text of an error. The part that reports an unreachable API is replaced
+// by the sentence of withoutAPI. An error response of the API stays unchanged, even if it reports a
+// connection that the API could not make.
 func withoutAPIOf(err error) string {
 	text := err.Error()
 	var answer apierrors.APIStatus
@@ -80,10 +83,11 @@ func withoutAPIOf(err error) string {
 	return text
 }
 
-// unreached are the words with which kubectl marks a failure of its own to reach the API.
+// unreached are the texts with which kubectl reports that it cannot reach the API.
 var unreached = []string{"The connection to the server ", "Unable to connect to the server: ", "error validating data: failed to download openapi: Get "}
 
-// fatalText returns the text with which a command of kubectl ends, one sentence where it does not reach the API.
+// fatalText returns the text with which a command of kubectl exits. If the API is unreachable, it
+// is the sentence of withoutAPI.
 func fatalText(text string) string {
 	text = strings.TrimRight(text, "\n")
 	if slices.ContainsFunc(unreached, func(words string) bool { return strings.Contains(text, words) }) {
@@ -94,8 +98,8 @@ func fatalText(text string) string {
 	return text
 }
 
-// silenceDiscovery keeps client-go from logging each attempt of discovery that does not reach the API. The command reports the
-// failure when it ends.
+// silenceDiscovery stops client-go from logging each failed discovery request. The command reports
+// the failure when it exits.
 func silenceDiscovery() {
 	for i, handle := range utilruntime.ErrorHandlers {
 		utilruntime.ErrorHandlers[i] = func(ctx context.Context, err error, msg string, keysAndValues ...any) {

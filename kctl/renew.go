@@ -79,7 +79,7 @@ func renewKubeconfig(f cmdutil.Factory, streams genericiooptions.IOStreams) erro
 	return nil
 }
 
-// inUse are the cluster and the user of the current context.
+// inUse returns the cluster and the user of the current context.
 func inUse(c *clientcmdapi.Config) (*clientcmdapi.Cluster, *clientcmdapi.AuthInfo, error) {
 	at := c.Contexts[c.CurrentContext]
 	if at == nil || c.Clusters[at.Cluster] == nil || c.AuthInfos[at.AuthInfo] == nil {
@@ -88,7 +88,8 @@ func inUse(c *clientcmdapi.Config) (*clientcmdapi.Cluster, *clientcmdapi.AuthInf
 	return c.Clusters[at.Cluster], c.AuthInfos[at.AuthInfo], nil
 }
 
-// newKeyAndRequest are a key and a request for a certificate of it, in PEM. What the certificate says is not asked for.
+// newKeyAndRequest returns a new private key and a certificate signing request for it, in PEM. The
+// request has no subject: the server copies it from the client's certificate.
 func newKeyAndRequest() (key, csr []byte, err error) {
 	made, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -30,14 +30,14 @@ import (
 	"keelson.dev/keelson/kctl/restoretest"
 )
 
-// served is what 'keelson-controlplane backup serve -o json' says.
+// served is the output of 'keelson-controlplane backup serve -o json'.
 type served struct {
 	Backup     api.ClusterBackup `json:"backup"`
 	API        string            `json:"api"`
 	Kubeconfig string            `json:"kubeconfig"`
 }
 
-// handedOn are the flags of a drill that 'keelson-controlplane backup serve' takes.
+// handedOn are the flags of restore-test that are passed to 'keelson-controlplane backup serve'.
 var handedOn = [][2]string{
 	{"encryption-keys", "key file that decrypts the backup (default: the key file of the replica on this machine)"},
 	{"identity", "file with an age identity, for a backup that is encrypted with age"},
@@ -138,8 +138,9 @@ func restoreTestCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 	return c
 }
 
-// freshBackup makes a backup now. Its file is locked: the one of a process that was killed is not, and the program that serves
-// backups removes it by its name when it is called next.
+// freshBackup creates a backup in a temporary file, which done removes. The file is locked while
+// this process runs. 'keelson-controlplane backup serve' removes unlocked files of this name, which
+// killed processes left.
 func freshBackup(ctx context.Context, f cmdutil.Factory, progress io.Writer, in diskheadroom.Target) (path string, done func(), err error) {
 	out, err := os.CreateTemp(in.Dir, api.TrialPrefix) // mode 0600
 	if err != nil {
@@ -163,7 +164,8 @@ func verdict(rows []restoretest.Row) error {
 	return errors.New("the restore test failed: the restored objects differ from those that the backup should contain")
 }
 
-// restoreDrill has a backup served, and compares kind by kind.
+// restoreDrill serves a backup with a temporary replica, and compares its objects with the cluster,
+// kind by kind.
 func restoreDrill(ctx context.Context, f cmdutil.Factory, progress io.Writer, args []string, offline bool) ([]restoretest.Row, error) {
 	began := time.Now()
 	child, s, err := startServing(ctx, args)
@@ -200,7 +202,7 @@ func restoreDrill(ctx context.Context, f cmdutil.Factory, progress io.Writer, ar
 	return rows, nil
 }
 
-// clusterAsked is the status of the cluster that a backup is compared with.
+// clusterAsked returns the status of the cluster with which the backup is compared.
 func clusterAsked(ctx context.Context, f cmdutil.Factory) (s api.ClusterStatus, err error) {
 	if err := askWithin(ctx, f, "GET", api.PathClusterStatus, nil, &s); err != nil {
 		return s, fmt.Errorf("reading the status of the cluster: %w: use --offline to test the backup without the cluster", err)
@@ -208,7 +210,8 @@ func clusterAsked(ctx context.Context, f cmdutil.Factory) (s api.ClusterStatus, 
 	return s, nil
 }
 
-// ofThisCluster refuses to compare a backup with a cluster that it is not of, or whose past it is not.
+// ofThisCluster returns an error if the backup is of another cluster, or if the cluster was
+// restored from another backup since.
 func ofThisCluster(ctx context.Context, f cmdutil.Factory, b api.ClusterBackup) error {
 	s, err := clusterAsked(ctx, f)
 	if err != nil {
@@ -237,7 +240,8 @@ func clientOf(cfg *rest.Config, err error) (rest.Interface, error) {
 	return cs.RESTClient(), nil
 }
 
-// drillKind reads a kind on both sides. live is nil where the cluster is not asked.
+// drillKind lists a kind in the restored store and in the cluster, and compares the objects. live
+// is nil with --offline.
 func drillKind(ctx context.Context, k api.ClusterBackupKind, revision uint64, restored, live rest.Interface) restoretest.Row {
 	name := k.Resource
 	path := "/api/" + k.Version + "/" + k.Resource
@@ -257,7 +261,7 @@ func drillKind(ctx context.Context, k api.ClusterBackupKind, revision uint64, re
 	}
 	if live != nil {
 		switch one.Live, err = listed(ctx, live, name, path); {
-		case apierrors.IsNotFound(err): // its definition was removed since, and all of its objects
+		case apierrors.IsNotFound(err): // the CustomResourceDefinition was deleted since the backup, with all objects
 			one.Live = map[string]restoretest.Object{}
 		case err != nil:
 			problem("in the cluster", err)
@@ -266,13 +270,14 @@ func drillKind(ctx context.Context, k api.ClusterBackupKind, revision uint64, re
 	return restoretest.Compare(one, revision)
 }
 
-// mostPages bounds one list, with drillPage objects on each.
+// A list has at most mostPages pages of drillPage objects.
 const (
 	drillPage = 250
 	mostPages = 40_000
 )
 
-// listed reads all objects of a path, page by page. A list whose pages have become too old is begun anew.
+// listed reads all objects of a path, page by page. If the continue token has expired, the list
+// starts again, at most twice.
 func listed(ctx context.Context, c rest.Interface, resource, path string) (out map[string]restoretest.Object, err error) {
 	for range 3 {
 		if out, err = listOnce(ctx, c, resource, path); !apierrors.IsResourceExpired(err) {
@@ -317,7 +322,8 @@ func listOnce(ctx context.Context, c rest.Interface, resource, path string) (map
 	return nil, fmt.Errorf("the list does not end after %d pages", mostPages)
 }
 
-// serving is a process that serves a backup for as long as this one holds its standard input.
+// serving is a process of 'keelson-controlplane backup serve'. It exits when its standard input is
+// closed, also if kctl is killed.
 type serving struct {
 	cmd   *exec.Cmd
 	stdin io.Closer
@@ -327,13 +333,14 @@ func (s *serving) end() {
 	s.stdin.Close()
 	gone := time.AfterFunc(time.Minute, func() { _ = s.cmd.Process.Kill() })
 	defer gone.Stop()
-	_ = s.cmd.Wait() // what it served has been judged
+	_ = s.cmd.Wait() // the comparison is complete, so its exit code does not matter
 }
 
-// servedBytes bounds the line in which it says what it serves: a kind takes some 150 bytes.
+// servedBytes is the maximum size of the line of JSON that the process prints. Each kind takes
+// about 150 bytes.
 const servedBytes = 4 << 20
 
-// startServing begins 'keelson-controlplane backup serve' and waits until it serves.
+// startServing starts 'keelson-controlplane backup serve' and waits until it serves the backup.
 func startServing(ctx context.Context, args []string) (*serving, served, error) {
 	program, err := drillProgram()
 	if err != nil {
@@ -386,7 +393,8 @@ func drillProgram() (string, error) {
 		"--encryption-keys or --identity", beside)
 }
 
-// withKeyHint adds to an error of a machine without the key of a backup where that key is.
+// withKeyHint adds the place of the backup's key to the error of a machine that does not have that
+// key.
 func withKeyHint(said string) string {
 	if !strings.Contains(said, "no key file is set") {
 		return said
@@ -394,13 +402,14 @@ func withKeyHint(said string) string {
 	return said + "; copy " + defaultDataDir + "/pki/store.keys from a replica of that cluster and name the copy"
 }
 
-// lastLine is what a program said last, without its name.
+// lastLine returns the last line that a program printed, without the program's name, or else its
+// exit error.
 func lastLine(said string, ended error) string {
 	lines := strings.Split(strings.TrimSpace(said), "\n")
 	return cmp.Or(strings.TrimPrefix(lines[len(lines)-1], "keelson-controlplane: "), ended.Error())
 }
 
-// bounded takes so many bytes and drops the rest.
+// bounded writes at most left bytes, and discards the rest.
 type bounded struct {
 	w    io.Writer
 	left int

@@ -1,5 +1,6 @@
-// Package kctl is the command line: kubectl's commands plus verbs of the
-// cluster itself. It talks to the API only; the lab verbs work on this machine.
+// Package kctl implements the command line: kubectl's commands, and commands for the cluster
+// itself. Most of them use only the API. The lab commands, and the commands of
+// keelson-controlplane, work on this machine; the commands for a cluster file use ssh.
 package kctl
 
 import (
@@ -56,7 +57,7 @@ func Command(args []string) *cobra.Command {
 	return root
 }
 
-// replace swaps the subcommand of the same name.
+// replace replaces the subcommand that has the same name.
 func replace(root, with *cobra.Command) {
 	for _, c := range root.Commands() {
 		if c.Name() == with.Name() {
@@ -66,7 +67,7 @@ func replace(root, with *cobra.Command) {
 	root.AddCommand(with)
 }
 
-// LabKubeconfig is where 'kctl lab up' writes its kubeconfig.
+// LabKubeconfig returns the path of the kubeconfig that 'kctl lab up' writes.
 func LabKubeconfig() string { return labKubeconfig(lab.Root()) }
 
 func labKubeconfig(root string) string {
@@ -77,8 +78,9 @@ func labKubeconfig(root string) string {
 	return filepath.Join(home, ".kube", root)
 }
 
-// useLabWhereNothingElse points $KUBECONFIG at the kubeconfig of the lab when nothing else names a cluster. A lab that
-// $KEELSON_LAB names is preferred to ~/.kube/config, and to a $KUBECONFIG that names another lab of this machine.
+// useLabWhereNothingElse sets $KUBECONFIG to the lab's kubeconfig if no other cluster is
+// configured. A lab selected by $KEELSON_LAB has precedence over ~/.kube/config, and over a
+// $KUBECONFIG of another lab of this machine.
 func useLabWhereNothingElse() {
 	set, own := os.Getenv(clientcmd.RecommendedConfigPathEnvVar), LabKubeconfig()
 	switch {
@@ -132,10 +134,10 @@ func versionCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 	return c
 }
 
-// Main runs the command and returns the process' exit code.
+// Main runs the command and returns the exit code of the process.
 func Main() int {
 	silenceDiscovery()
-	cmdutil.BehaviorOnFatal(func(text string, code int) { // kubectl's commands end so
+	cmdutil.BehaviorOnFatal(func(text string, code int) { // how kubectl's commands exit on an error
 		if text != "" {
 			fmt.Fprintln(os.Stderr, fatalText(text)+otherCA(text))
 		}

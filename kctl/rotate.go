@@ -18,7 +18,7 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// keyKinds are the keys that can be exchanged.
+// keyKinds are the CAs and keys that can be rotated.
 var keyKinds = []string{"cluster-ca", "peers-ca", "service-account-key", "encryption-key"}
 
 func rotateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
@@ -98,7 +98,7 @@ const clusterCA = "cluster-ca"
 // renewPatience is how long 'rotate cluster-ca' waits for the new CA to sign.
 const renewPatience = 30 * time.Second
 
-// heldUp says how far an exchange is and whom it waits for.
+// heldUp returns the step of a rotation, and the replicas, nodes and users that delay it.
 func heldUp(all api.ClusterKeys) string {
 	said := fmt.Sprintf("the exchange is at step %s", all.Rotation.Step)
 	if len(all.Waiting) == 0 {
@@ -111,7 +111,8 @@ func heldUp(all api.ClusterKeys) string {
 	return said
 }
 
-// renewAfter renews the kubeconfig in use as soon as the new CA signs, if that is within its patience.
+// renewAfter renews the kubeconfig in use as soon as the new CA signs. If that takes longer than
+// patience, it prints how to continue, and returns no error.
 func renewAfter(f cmdutil.Factory, streams genericiooptions.IOStreams, patience time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -120,8 +121,9 @@ func renewAfter(f cmdutil.Factory, streams genericiooptions.IOStreams, patience 
 	err := wait.For(ctx, time.Second, func() error {
 		var all api.ClusterKeys
 		if err := askWithin(ctx, f, "GET", api.PathClusterKeys, nil, &all); err != nil {
-			// When time is up, what was heard before tells more. A question that was about to be asked may end a moment before
-			// its context does: the client looks at the clock.
+			// At the deadline, the last status explains more than the timeout. A request can fail
+			// shortly before ctx is done, because the client compares its own clock with the
+			// deadline.
 			if ctx.Err() == nil && time.Now().Before(over) {
 				why = err.Error()
 			}
@@ -141,7 +143,8 @@ func renewAfter(f cmdutil.Factory, streams genericiooptions.IOStreams, patience 
 	return renewKubeconfig(f, streams)
 }
 
-// printKeys writes a table of the keys by kind, each with the replicas that go by it, and the exchange that was last.
+// printKeys writes a table of the keys by kind, with the replicas that sign with each key and those
+// that trust it. The state of the last rotation follows.
 func printKeys(w io.Writer, all api.ClusterKeys) error {
 	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
 	fmt.Fprintln(t, "KIND\tKEY\tSIGNS AT\tBELIEVED AT")
@@ -177,10 +180,10 @@ func printKeys(w io.Writer, all api.ClusterKeys) error {
 	return printRotation(w, all)
 }
 
-// clusterSecret is what no exchange changes.
+// clusterSecret is the key that no rotation replaces.
 const clusterSecret = "cluster-secret"
 
-// ridOf says what makes the keys of a removed replica worthless.
+// ridOf returns the commands that make the keys of a removed replica invalid.
 func ridOf(kinds []string) string {
 	exchanged := slices.DeleteFunc(slices.Clone(kinds), func(k string) bool { return k == clusterSecret })
 	var ways []string
@@ -193,7 +196,7 @@ func ridOf(kinds []string) string {
 	return strings.Join(ways, ", ")
 }
 
-// stepsOf are the steps of an exchange, in order.
+// stepsOf returns the steps of a rotation, in order.
 func stepsOf(kind string) []string {
 	if kind == clusterCA {
 		return []string{"trust", "use", "wait", "serve", "forget"}
@@ -201,10 +204,10 @@ func stepsOf(kind string) []string {
 	return []string{"trust", "use", "wait", "forget"}
 }
 
-// maxWaiting is how many are named that an exchange waits for: there may be thousands of nodes.
+// maxWaiting is the maximum number of names that are printed if a rotation waits for many nodes.
 const maxWaiting = 20
 
-// printRotation says how far an exchange is; nothing where none ever was.
+// printRotation writes the state of the last rotation, and nothing if there was none.
 func printRotation(w io.Writer, all api.ClusterKeys) error {
 	r := all.Rotation
 	if r == nil {
@@ -228,7 +231,7 @@ func printRotation(w io.Writer, all api.ClusterKeys) error {
 	return err
 }
 
-// keysOf are the ids of all keys of a kind, those that sign first.
+// keysOf returns the IDs of all keys of a kind, the signing keys first.
 func keysOf(all api.ClusterKeys, kind string) (ids []string) {
 	for _, signing := range []bool{true, false} {
 		for _, h := range all.Replicas {
@@ -248,7 +251,8 @@ func keysOf(all api.ClusterKeys, kind string) (ids []string) {
 	return ids
 }
 
-// short is as much of an id as tells keys apart.
+// short returns the first 16 characters of a digest, which suffice to distinguish keys. Other IDs
+// stay unchanged.
 func short(id string) string {
 	if len(id) >= 43 { // a digest
 		return id[:16]

@@ -16,7 +16,8 @@ import (
 // localDriver is the CSI driver that every agent serves itself.
 const localDriver = "local.csi.keelson.dev"
 
-// The classes that 'snapshot install' makes, and the annotation by which each is the default of its driver.
+// The classes that 'snapshot install' creates, and the annotation that makes each the default of
+// its driver.
 var (
 	snapshotClasses      = schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshotclasses"}
 	groupSnapshotClasses = schema.GroupVersionResource{Group: "groupsnapshot.storage.k8s.io", Version: "v1", Resource: "volumegroupsnapshotclasses"}
@@ -70,7 +71,7 @@ func snapshotInstallCommand(f cmdutil.Factory, streams genericiooptions.IOStream
 	})
 }
 
-// makeSnapshotClass makes a class of one of the kinds unless it is there.
+// makeSnapshotClass creates a class of one of the kinds unless it exists.
 func makeSnapshotClass(ctx context.Context, cluster dynamic.Interface, streams genericiooptions.IOStreams,
 	of schema.GroupVersionResource, kind, isDefault, name string) error {
 	class := &unstructured.Unstructured{Object: map[string]any{

@@ -26,16 +26,17 @@ import (
 	"keelson.dev/keelson/kctl/redact"
 )
 
-// The bounds of a support bundle.
+// Bounds of a support bundle.
 const (
-	supportPart    = 4 << 20  // bytes of one file in it; what is longer keeps its end
-	supportWhole   = 96 << 20 // bytes of all of them
+	supportPart    = 4 << 20  // maximum size of a file in bytes; only the end of a larger file is kept
+	supportWhole   = 96 << 20 // maximum size of all files together in bytes
 	supportAsk     = 15 * time.Second
 	supportAtOnce  = 6
-	supportObjects = 500 // of one kind
+	supportObjects = 500 // maximum number of objects of a kind
 )
 
-// supportKinds are the kinds of which a bundle has the objects. Secrets and ConfigMaps are none of them.
+// supportKinds are the API paths whose objects are collected. Secrets and ConfigMaps are not among
+// them.
 var supportKinds = []string{
 	"/api/v1/events", "/api/v1/namespaces", "/api/v1/pods", "/api/v1/services", "/api/v1/persistentvolumes", "/api/v1/persistentvolumeclaims",
 	"/api/v1/replicationcontrollers", "/api/v1/resourcequotas", "/apis/apps/v1/deployments", "/apis/apps/v1/replicasets", "/apis/apps/v1/statefulsets",
@@ -97,17 +98,17 @@ func supportCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 	return c
 }
 
-// bundle is what is collected, redacted. Its methods may be called side by side.
+// bundle collects the redacted files of a support bundle. Its methods can be called concurrently.
 type bundle struct {
 	rest rest.Interface
 
 	mu      sync.Mutex
 	files   map[string][]byte
-	missing map[string]string // file → why
+	missing map[string]string // file name → reason
 	left    int
 }
 
-// add puts a file in, of which nothing is a secret any more.
+// add adds a file. The caller has removed all secrets from its content.
 func (b *bundle) add(name string, content []byte) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -128,7 +129,7 @@ func (b *bundle) miss(name string, err error) {
 	b.missing[name] = redact.Text(err.Error())
 }
 
-// ask reads a path of the API.
+// ask sends a request to a path of the API and returns the body of the response.
 func (b *bundle) ask(ctx context.Context, verb, path string, body []byte) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, supportAsk)
 	defer cancel()
@@ -148,7 +149,8 @@ func (b *bundle) ask(ctx context.Context, verb, path string, body []byte) ([]byt
 	return raw, err
 }
 
-// object puts in what a path answers, which is JSON.
+// object adds the redacted JSON response of a path as a file. It returns the response as received,
+// or nil if the request failed.
 func (b *bundle) object(ctx context.Context, name, path string) []byte {
 	raw, err := b.ask(ctx, "GET", path, nil)
 	var clean []byte
@@ -163,7 +165,7 @@ func (b *bundle) object(ctx context.Context, name, path string) []byte {
 	return raw
 }
 
-// text puts in what a path answers.
+// text adds the redacted text response of a path as a file.
 func (b *bundle) text(ctx context.Context, name, path string) {
 	raw, err := b.ask(ctx, "GET", path, nil)
 	if err != nil {
@@ -173,7 +175,8 @@ func (b *bundle) text(ctx context.Context, name, path string) {
 	b.add(name, []byte(redact.Text(string(raw))))
 }
 
-// agentSettings puts in those of an agent. One of the release before answers that there is no such path.
+// agentSettings adds the settings of an agent. Agents of earlier releases respond with 404 to this
+// path.
 func (b *bundle) agentSettings(ctx context.Context, name, path string) {
 	raw, err := b.ask(ctx, "GET", path, nil)
 	if apierrors.IsNotFound(err) {
@@ -186,7 +189,7 @@ func (b *bundle) agentSettings(ctx context.Context, name, path string) {
 	b.add(name, []byte(redact.Text(string(raw))))
 }
 
-// collect asks for everything, some at once.
+// collect collects all files, with at most supportAtOnce jobs at a time.
 func (b *bundle) collect(ctx context.Context, nodes []string) {
 	b.add("kctl.txt", []byte(fmt.Sprintf("kctl %s\nmade %s\n", Version, time.Now().UTC().Format(time.RFC3339))))
 	var jobs []func()
@@ -226,7 +229,7 @@ func (b *bundle) collect(ctx context.Context, nodes []string) {
 	all.Wait()
 }
 
-// replica puts in what a replica says of itself.
+// replica adds the log, the metrics and the settings of a replica.
 func (b *bundle) replica(ctx context.Context, name string) {
 	at := "replicas/" + name + "/"
 	q, err := json.Marshal(api.ClusterSupport{Replica: name})
@@ -260,10 +263,11 @@ func (b *bundle) replica(ctx context.Context, name string) {
 	b.add(at+"settings.txt", []byte(redact.Text(about.String())))
 }
 
-// mostNodes is how many agents are asked where nobody says which.
+// mostNodes is the maximum number of agents that are asked if --nodes is not given.
 const mostNodes = 50
 
-// nodes puts in the Nodes, and says whose agents are asked: those that are named, or the first, who is not Ready in front.
+// nodes adds the Nodes, and returns the names of the nodes whose agents are asked: those in named,
+// or else the first mostNodes, with nodes that are not Ready first.
 func (b *bundle) nodes(ctx context.Context, named []string) []string {
 	raw := b.object(ctx, "objects/nodes.json", fmt.Sprintf("/api/v1/nodes?limit=%d", supportObjects))
 	if len(named) > 0 || raw == nil {
@@ -301,7 +305,8 @@ func (b *bundle) nodes(ctx context.Context, named []string) []string {
 	return all
 }
 
-// contents says what is in the bundle, and what is not.
+// contents returns the text of CONTENTS.txt: the files of the bundle, and the missing files with
+// reasons.
 func (b *bundle) contents() []byte {
 	var out strings.Builder
 	fmt.Fprintf(&out, "Taken out everywhere, and written as %q: contents of Secrets and ConfigMaps, values of environment variables,\n"+
@@ -328,7 +333,8 @@ func sortedKeys[V any](m map[string]V) []string {
 	return out
 }
 
-// write makes the file, which must not be there yet. What is not whole goes again.
+// write writes the archive to a new file. It fails if the file exists. An incomplete file is
+// removed.
 func (b *bundle) write(name string) (err error) {
 	f, err := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {

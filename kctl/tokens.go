@@ -17,19 +17,20 @@ import (
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 )
 
-// A join token is known by a Secret, as controlplane/pki writes it: of the token itself it has the ID and a hash.
+// A join token is stored as a Secret in kube-system, which controlplane/pki writes. The Secret has
+// the ID and a hash of the token.
 const (
-	tokenSecrets     = "bootstrap-token-" // + ID, in kube-system
+	tokenSecrets     = "bootstrap-token-" // followed by the ID
 	tokenSecretsType = "keelson.dev/join-token"
 )
 
-// tokenRow is a token in a list.
+// tokenRow is a row of 'kctl cluster token list', and an item of its JSON output.
 type tokenRow struct {
 	ID      string   `json:"id"`
 	Role    string   `json:"role"`
 	Used    string   `json:"used"`
 	Uses    string   `json:"uses"`
-	Names   []string `json:"names,omitempty"` // none: any
+	Names   []string `json:"names,omitempty"` // empty: any name
 	Replace bool     `json:"replace,omitempty"`
 	Expires string   `json:"expires"`
 	Expired bool     `json:"expired"`
@@ -37,7 +38,8 @@ type tokenRow struct {
 	Note    string   `json:"description,omitempty"`
 }
 
-// rowOf reads what a Secret says of its token. What it does not say is left empty: it is the control plane that judges it.
+// rowOf returns the row for the Secret of a token. Missing fields stay empty; only the control
+// plane validates tokens.
 func rowOf(s *v1.Secret, now time.Time) tokenRow {
 	text := func(key string) string { return string(s.Data[key]) }
 	r := tokenRow{ID: strings.TrimPrefix(s.Name, tokenSecrets), Used: text("used"), Uses: text("uses"), Replace: text("replace") == "true",
@@ -96,7 +98,7 @@ func tokenListCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *co
 	return c
 }
 
-// printTokens writes a table: those that can still be used first, the first to end on top.
+// printTokens writes a table of tokens: valid tokens before expired ones, each sorted by expiry.
 func printTokens(w io.Writer, rows []tokenRow) error {
 	if len(rows) == 0 {
 		_, err := fmt.Fprintln(w, "there are no join tokens: 'kctl cluster token create' makes one")
@@ -137,7 +139,7 @@ func printTokens(w io.Writer, rows []tokenRow) error {
 	return t.Flush()
 }
 
-// few is the last of many names.
+// few returns the last five names, and how many precede them.
 func few(names []string) string {
 	const shown = 5
 	if len(names) <= shown {
@@ -162,7 +164,7 @@ func tokenDeleteCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 			}
 			secrets := cs.CoreV1().Secrets(metav1.NamespaceSystem)
 			ids := make([]string, len(args))
-			for i, arg := range args { // all of them are there before one is deleted
+			for i, arg := range args { // check that all tokens exist before one is deleted
 				if ids[i], err = tokenID(arg); err != nil {
 					return err
 				}
@@ -184,7 +186,8 @@ func tokenDeleteCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 	}
 }
 
-// tokenID is the ID of a token that is named by it or given whole. What is wrong is told without what may be a secret.
+// tokenID returns the ID of a token, which is given by its ID or as a whole. Errors do not contain
+// the argument, because it may be a secret.
 func tokenID(arg string) (string, error) {
 	id := arg
 	if strings.Contains(arg, ".") { // keelson1.ROLE.ID.SECRET.PIN

@@ -58,7 +58,8 @@ func traceCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.
 	return c
 }
 
-// oneObject reads the object that the arguments of a verb name.
+// oneObject returns the object that the arguments of a command select. It fails if they select
+// several.
 func oneObject(f cmdutil.Factory, verb string, args []string) (*resource.Info, error) {
 	namespace, _, err := f.ToRawKubeConfigLoader().Namespace()
 	if err != nil {
@@ -75,7 +76,7 @@ func oneObject(f cmdutil.Factory, verb string, args []string) (*resource.Info, e
 	return infos[0], nil
 }
 
-// timelineOf reads the trace context of an object and asks the API for the stages.
+// timelineOf returns the stages of the apply that created or changed an object.
 func timelineOf(ctx context.Context, f cmdutil.Factory, info *resource.Info) ([]api.Stage, error) {
 	if ctx == nil {
 		ctx = context.Background()
@@ -103,8 +104,8 @@ func timelineOf(ctx context.Context, f cmdutil.Factory, info *resource.Info) ([]
 	return stages, nil
 }
 
-// timelinePath is where the timeline of an object is answered: by the trace that the
-// object shows, or else by its own path.
+// timelinePath returns the API path of an object's timeline: by the trace ID in its annotations, or
+// else by the path of the object.
 func timelinePath(info *resource.Info) (string, error) {
 	m, err := meta.Accessor(info.Object)
 	if err != nil {
@@ -126,8 +127,8 @@ func timelinePath(info *resource.Info) (string, error) {
 
 const barWidth = 32
 
-// printTimeline writes the waterfall: start and duration in milliseconds, a bar,
-// the stage, who acted, on what.
+// printTimeline writes a line for each stage: its start and duration in milliseconds, a bar, the
+// stage, the component, and the object.
 func printTimeline(w io.Writer, stages []api.Stage) error {
 	slices.SortStableFunc(stages, func(a, b api.Stage) int { return a.Start.Compare(b.Start) })
 	begin, end := stages[0].Start, stages[0].Start

@@ -25,7 +25,7 @@ import (
 	"keelson.dev/keelson/deploy/upgrade"
 )
 
-// upgradeFlags are those of every upgrade.
+// upgradeFlags are the flags of 'kctl lab upgrade' and 'kctl cluster upgrade'.
 type upgradeFlags struct {
 	goal     upgrade.Goal
 	dryRun   bool
@@ -94,7 +94,7 @@ func labUpgrade(streams genericiooptions.IOStreams) *cobra.Command {
 	return c
 }
 
-// run shows the steps, or does them.
+// run runs the steps of the upgrade, or prints them with --dry-run.
 func (u *upgradeFlags) run(ctx context.Context, s *upgraded, out io.Writer) error {
 	if u.dryRun {
 		now, err := s.ReadState(ctx)
@@ -116,10 +116,11 @@ func (u *upgradeFlags) run(ctx context.Context, s *upgraded, out io.Writer) erro
 	}})
 }
 
-// askLimit is how long a program may take to say which release it is.
+// askLimit is the time limit for 'PROGRAM --version'.
 const askLimit = 20 * time.Second
 
-// releaseIn asks the programs in a folder which release they are, and which feature level they understand.
+// releaseIn runs the programs in a directory with --version, and returns their release and feature
+// level.
 func releaseIn(ctx context.Context, dir string) (release string, level uint32, err error) {
 	ctx, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
@@ -141,7 +142,8 @@ func releaseIn(ctx context.Context, dir string) (release string, level uint32, e
 	return release, level, nil
 }
 
-// releaseSaid reads what both daemons say when they are asked for --version.
+// releaseSaid parses the output of --version of both daemons. It fails if they are of different
+// releases.
 func releaseSaid(controlplane, agent string) (release string, level uint32, err error) {
 	first, rest, _ := strings.Cut(controlplane, "\n")
 	release, ok := strings.CutPrefix(first, "keelson-controlplane version ")
@@ -161,29 +163,32 @@ func releaseSaid(controlplane, agent string) (release string, level uint32, err 
 	return bare(release), uint32(n), nil
 }
 
-// bare is a release without the v that some say and others do not.
+// bare returns a release without a leading v, which only some outputs have.
 func bare(release string) string { return strings.TrimPrefix(release, "v") }
 
-// drainMark is the annotation of a node that an upgrade drains: how far it is, and whether it took no pods before.
+// drainMark is the annotation of a node that an upgrade drains. Its value is the state of the
+// drain, and whether the node was cordoned before.
 const (
 	drainMark    = api.AnnotationUpgradeDrain
 	drainBegun   = "begun"
 	drainDone    = "drained"
 	wasCordoned  = ",cordoned"
-	drainNothing = "" // takes the mark off
+	drainNothing = "" // removes the annotation
 )
 
-// clusterDoor is how an upgrade asks the cluster, and changes it: as an administrator, by the API or by a machine of it.
+// clusterDoor gives an upgrade administrator access to the cluster, through the API or through kctl
+// on one of its machines.
 type clusterDoor interface {
-	// look is how it is; of nodes, what stateOf and Drain go by.
+	// look returns the status of the cluster and its nodes. The nodes contain only the fields that
+	// stateOf and Drain need.
 	look(ctx context.Context) (api.ClusterStatus, []v1.Node, error)
 	stepDown(ctx context.Context, to string) error
 	patch(ctx context.Context, node string, merge []byte) error
-	// evict has all pods leave a node but those of DaemonSets.
+	// evict drains a node: it evicts all pods except those of DaemonSets.
 	evict(ctx context.Context, node string) error
 }
 
-// upgraded is a cluster that is upgraded. How programs come to a host is its maker's business.
+// upgraded implements upgrade.Cluster. The fields replica and agent install the programs on a host.
 type upgraded struct {
 	clusterDoor
 	replica, agent func(ctx context.Context, host string) error
@@ -198,7 +203,8 @@ func (s *upgraded) ReadState(ctx context.Context) (upgrade.State, error) {
 	return stateOf(status, nodes), nil
 }
 
-// stateOf is what an upgrade goes by.
+// stateOf converts the status and the nodes of a cluster to the state that decides the next step of
+// an upgrade.
 func stateOf(status api.ClusterStatus, nodes []v1.Node) (s upgrade.State) {
 	s.Level = status.FeatureLevel
 	if status.Work == api.WorkWaiting {
@@ -226,7 +232,7 @@ func stateOf(status api.ClusterStatus, nodes []v1.Node) (s upgrade.State) {
 	return s
 }
 
-// nodeTrouble is why a node is not well; "" when it is.
+// nodeTrouble returns the reason why a node is not healthy, or "".
 func nodeTrouble(n *v1.Node) string {
 	ready := false
 	for _, c := range n.Status.Conditions {
@@ -256,7 +262,7 @@ func (s *upgraded) Replica(ctx context.Context, name string) error { return s.re
 // Agent implements upgrade.Cluster.
 func (s *upgraded) Agent(ctx context.Context, node string) error { return s.agent(ctx, node) }
 
-// drainLimit is how long the pods of a node have to leave it.
+// drainLimit is the time limit for draining a node.
 const drainLimit = 15 * time.Minute
 
 // Drain implements upgrade.Cluster.
@@ -295,7 +301,7 @@ func (s *upgraded) node(ctx context.Context, name string) (*v1.Node, error) {
 	return nil, err
 }
 
-// tookNone says whether no pods came to a node before an upgrade began to drain it.
+// tookNone reports whether a node was cordoned before the upgrade drained it.
 func tookNone(n *v1.Node) bool {
 	if mark := n.Annotations[drainMark]; mark != "" {
 		return strings.HasSuffix(mark, wasCordoned)
@@ -312,7 +318,7 @@ func (s *upgraded) Return(ctx context.Context, node string) error {
 	return s.patchNode(ctx, node, tookNone(n), drainNothing)
 }
 
-// patchNode says whether pods come to a node, and writes the mark of an upgrade.
+// patchNode cordons or uncordons a node, and sets the drain annotation.
 func (s *upgraded) patchNode(ctx context.Context, node string, unschedulable bool, mark string) error {
 	value := any(mark)
 	if mark == drainNothing {

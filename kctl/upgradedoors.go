@@ -19,7 +19,7 @@ import (
 	"keelson.dev/keelson/deploy/machines/execute"
 )
 
-// apiDoor asks the API.
+// apiDoor accesses the cluster through its API.
 type apiDoor struct {
 	cs  kubernetes.Interface
 	out io.Writer
@@ -62,12 +62,13 @@ func (d *apiDoor) evict(ctx context.Context, node string) error {
 	return h.DeleteOrEvictPods(pods.Pods())
 }
 
-// siteDoor asks by kctl on a machine of the control plane.
+// siteDoor accesses the cluster through kctl on a machine of the control plane, by ssh.
 type siteDoor struct{ site *execute.Site }
 
-const siteAsk = 2 * time.Minute // a slow machine has to load its kctl first
+const siteAsk = 2 * time.Minute // long enough for a slow machine to load its kctl
 
-// upgradeNodes prints what an upgrade goes by of each node, a line each: with all that Nodes say, a thousand would be too much.
+// upgradeNodes prints one line for each node, with only the fields that an upgrade needs: complete
+// Nodes would be too much for a thousand nodes.
 const upgradeNodes = `jsonpath={range .items[*]}{.metadata.name}{"\t"}{.status.nodeInfo.containerRuntimeVersion}{"\t"}{.metadata.annotations.keelson\.dev/upgrade-drain}{"\t"}` +
 	`{.spec.unschedulable}{"\t"}{.status.conditions[?(@.type=="Ready")]}{"\t"}{.status.conditions[?(@.type=="NetworkUnavailable")]}{"\t"}` +
 	`{.status.conditions[?(@.type=="keelson.dev/Degraded")]}{"\n"}{end}`

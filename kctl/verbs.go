@@ -18,12 +18,12 @@ import (
 	"keelson.dev/keelson/internal/clusterid"
 )
 
-// own are the verbs that are not kubectl's. Their errors are returned and printed by Main; kubectl's commands print
-// their own and end the process.
+// own are the commands below the root that are not kubectl's. They return their errors, and Main
+// prints them. kubectl's commands print their own errors and exit.
 var own = []string{"lab", "trace", "why", "net", "cluster", "version"}
 
-// group makes a command that only holds others: alone it shows its help, and a word that is none of its commands is
-// an error. Without this cobra shows the help for any word, and exits with 0.
+// group makes a command that only has subcommands. Without arguments it prints its help. An unknown
+// subcommand is an error; cobra would print the help and exit with 0.
 func group(c *cobra.Command, commands ...*cobra.Command) *cobra.Command {
 	c.AddCommand(commands...)
 	c.Args = func(c *cobra.Command, args []string) error {
@@ -54,7 +54,7 @@ func previousFlagName(flags *pflag.FlagSet, name, previous string) {
 	flags.AddFlag(&f)
 }
 
-// unknownCommand names what was meant, or where to look.
+// unknownCommand returns an error that suggests similar commands, or the help.
 func unknownCommand(c *cobra.Command, word string) error {
 	if c.SuggestionsMinimumDistance <= 0 {
 		c.SuggestionsMinimumDistance = 2
@@ -66,13 +66,14 @@ func unknownCommand(c *cobra.Command, word string) error {
 	return fmt.Errorf("unknown command %q: %s", word, remedy)
 }
 
-// formError reports an argument of a wrong form and names the accepted ones.
+// formError reports an argument in an invalid form, and the valid forms.
 type formError struct{ text string }
 
 // Error implements error.
 func (e *formError) Error() string { return e.text }
 
-// plainArguments makes each of our verbs below c say in words what is wrong with its arguments, and how it is written.
+// plainArguments makes the commands of Keelson below c report missing and unexpected arguments
+// together with their usage.
 func plainArguments(c *cobra.Command) {
 	for _, sub := range c.Commands() {
 		plainArguments(sub)
@@ -98,7 +99,8 @@ func plainArguments(c *cobra.Command) {
 	}
 }
 
-// failure is the line in which a person reads the error of a command. Every one of our own verbs names itself.
+// failure returns the line that is printed for the error of a command. For commands of Keelson it
+// starts with the command.
 func failure(c *cobra.Command, err error) string {
 	text := strings.TrimRight(withoutAPIOf(err), "\n")
 	var abandoned *clusterid.AbandonedError
@@ -112,7 +114,8 @@ func failure(c *cobra.Command, err error) string {
 	return c.CommandPath() + ": " + strings.TrimPrefix(text, "lab: ")
 }
 
-// otherCA is what an error says besides in which the API's certificate is not believed; "" for others.
+// otherCA returns the remedy for an error about an API certificate of an unknown CA, and "" for
+// other errors.
 func otherCA(text string) string {
 	if !strings.Contains(text, "certificate signed by unknown authority") || strings.Contains(text, otherCAHint) {
 		return ""
@@ -133,12 +136,13 @@ func isOwn(c *cobra.Command) bool {
 	return false
 }
 
-// completion offers words for an argument. What it asks must answer at once: a person waits with a finger on the key.
+// completion returns completions for an argument. It must respond within completionTimeout, because
+// the user waits for it.
 type completion = func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective)
 
 const completionTimeout = 2 * time.Second
 
-// words completes the first argument with what list returns.
+// words completes the first argument from list.
 func words(list func(context.Context) []string) completion {
 	return func(_ *cobra.Command, args []string, begin string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {
@@ -148,14 +152,14 @@ func words(list func(context.Context) []string) completion {
 	}
 }
 
-// flagWords completes the value of a flag with what list returns.
+// flagWords completes the value of a flag from list.
 func flagWords(c *cobra.Command, flag string, list func(context.Context) []string) {
 	err := c.RegisterFlagCompletionFunc(flag, func(_ *cobra.Command, _ []string, begin string) ([]string,
 		cobra.ShellCompDirective) {
 		return matching(list, begin), cobra.ShellCompDirectiveNoFileComp
 	})
 	if err != nil {
-		panic(err) // the flag is not there: a mistake in this program
+		panic(err) // the flag does not exist: a programming error
 	}
 }
 
@@ -172,12 +176,12 @@ func matching(list func(context.Context) []string, begin string) []string {
 	return out
 }
 
-// fixed is a list that never changes.
+// fixed returns a constant list.
 func fixed(list ...string) func(context.Context) []string {
 	return func(context.Context) []string { return list }
 }
 
-// labHosts lists the hosts of the lab that is up.
+// labHosts returns the hosts of the running lab.
 func labHosts(context.Context) []string {
 	l, err := lab.Open(nil)
 	if err != nil {
@@ -190,7 +194,7 @@ func labHosts(context.Context) []string {
 	return out
 }
 
-// memberNames lists the replicas of the cluster.
+// memberNames returns the names of the replicas.
 func memberNames(f cmdutil.Factory) func(context.Context) []string {
 	return func(ctx context.Context) []string {
 		var members []api.ClusterMember
@@ -205,7 +209,7 @@ func memberNames(f cmdutil.Factory) func(context.Context) []string {
 	}
 }
 
-// nodeNames lists the nodes as a verb takes them, node/NAME.
+// nodeNames returns the nodes in the form node/NAME.
 func nodeNames(f cmdutil.Factory) func(context.Context) []string {
 	return func(ctx context.Context) []string {
 		cs, err := f.KubernetesClientSet()

@@ -19,10 +19,11 @@ import (
 	"keelson.dev/keelson/kctl/why"
 )
 
-// errFound ends 'kctl why' when something is wrong: all of it is said by then, only the exit code is left.
+// errFound is returned by 'kctl why' and 'kctl net' after they have printed problems. It only sets
+// the exit code.
 var errFound = errors.New("something is wrong")
 
-// exitFound is the exit code for errFound: 1 is for what could not be asked at all.
+// exitFound is the exit code for errFound. Exit code 1 means that the command failed.
 const exitFound = 2
 
 func whyCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Command {
@@ -72,7 +73,7 @@ func whyCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobra.Co
 	return c
 }
 
-// explained reads what the explanation of an object needs, and explains it.
+// explained reads the objects that the explanation of an object needs, and explains it.
 func explained(ctx context.Context, f cmdutil.Factory, info *resource.Info) (why.Report, error) {
 	if ctx == nil {
 		ctx = context.Background()
@@ -90,7 +91,8 @@ func explained(ctx context.Context, f cmdutil.Factory, info *resource.Info) (why
 	return why.Explain(&r.world, subject), nil
 }
 
-// typed is an object in the type of its kind, or as it is where kctl knows no such type.
+// typed converts an unstructured object to the Go type of its kind. It returns the object unchanged
+// if kctl has no such type.
 func typed(o runtime.Object) runtime.Object {
 	u, ok := o.(runtime.Unstructured)
 	if !ok {
@@ -103,7 +105,7 @@ func typed(o runtime.Object) runtime.Object {
 	return out
 }
 
-// printStanding ends a timeline with where the object stands now.
+// printStanding prints the current state of an object after its timeline.
 func printStanding(ctx context.Context, f cmdutil.Factory, info *resource.Info, w io.Writer) {
 	r, err := explained(ctx, f, info)
 	switch {

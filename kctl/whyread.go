@@ -28,18 +28,19 @@ import (
 	"keelson.dev/keelson/kctl/why"
 )
 
-// mostRead bounds each list that an explanation reads.
+// mostRead is the maximum number of objects that are read of a list.
 const mostRead = 5000
 
-// whyReader reads what an explanation needs, and no more.
+// whyReader reads only the objects that an explanation needs.
 type whyReader struct {
 	ctx   context.Context
 	cs    kubernetes.Interface
 	world why.World
-	err   error // the first that is not a want of rights
+	err   error // the first error that is not a missing permission
 }
 
-// itemsOf reads a list. What the caller may not read is noted, and so is what is left out.
+// itemsOf reads a list of objects. If the user may not read it, if it is not served, or if it is
+// longer than mostRead, that is added to the unread lists of the report.
 func itemsOf[L metav1.ListInterface](r *whyReader, what string, options metav1.ListOptions,
 	list func(context.Context, metav1.ListOptions) (L, error)) (got L, ok bool) {
 	if r.err != nil {
@@ -138,7 +139,8 @@ func (r *whyReader) statefulSet(p *corev1.Pod) {
 	}
 }
 
-// attached reads who has the volume of a claim, and what the pods were told that use it.
+// attached reads the VolumeAttachments of a claim's volume, the nodes, and the events of the
+// namespace, which include those of the pods that use the claim.
 func (r *whyReader) attached(c *corev1.PersistentVolumeClaim) {
 	if l, ok := itemsOf(r, why.Attachments, metav1.ListOptions{}, r.cs.StorageV1().VolumeAttachments().List); ok {
 		r.world.Attachments = slices.DeleteFunc(l.Items, func(a storagev1.VolumeAttachment) bool {
@@ -151,7 +153,8 @@ func (r *whyReader) attached(c *corev1.PersistentVolumeClaim) {
 	r.events(c.Namespace, "")
 }
 
-// ingress reads what an Ingress names. Of Secrets no others are read.
+// ingress reads the objects to which an Ingress refers. Only the Secrets of its TLS entries are
+// read.
 func (r *whyReader) ingress(i *networkingv1.Ingress) {
 	if l, ok := itemsOf(r, why.Classes, metav1.ListOptions{}, r.cs.NetworkingV1().IngressClasses().List); ok {
 		r.world.Classes = l.Items
@@ -172,7 +175,8 @@ func (r *whyReader) ingress(i *networkingv1.Ingress) {
 	}
 }
 
-// below reads the pods that a selector means, and what they depend on. No selector means all of the namespace.
+// below reads the pods that a selector matches, their events and their dependencies. A nil selector
+// matches all pods of the namespace.
 func (r *whyReader) below(namespace string, selector *metav1.LabelSelector) {
 	options := metav1.ListOptions{}
 	if selector != nil {
@@ -191,7 +195,8 @@ func (r *whyReader) events(namespace, selector string) {
 	}
 }
 
-// around reads what pods depend on: nodes, claims, and for one without a node what is on the nodes.
+// around reads the dependencies of pods. The nodes are always read. For pods that are not
+// scheduled, it also reads their claims, their pod groups, and the pods on the nodes.
 func (r *whyReader) around(namespace string, pods []corev1.Pod) {
 	if l, ok := itemsOf(r, why.Nodes, metav1.ListOptions{}, r.cs.CoreV1().Nodes().List); ok {
 		r.world.Nodes = l.Items
@@ -228,13 +233,15 @@ func (r *whyReader) around(namespace string, pods []corev1.Pod) {
 	}
 }
 
-// unheard says whether a pod waits of which no scheduler has said anything.
+// unheard reports whether a pod is not scheduled and has no PodScheduled condition, so that no
+// scheduler has handled it.
 func unheard(p corev1.Pod) bool {
 	return p.Spec.NodeName == "" && p.DeletionTimestamp == nil &&
 		!slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodScheduled })
 }
 
-// schedulers reads which names the cluster's own scheduler serves. Many may not read that, and some clusters do not say.
+// schedulers reads the scheduler names that the cluster's own scheduler serves. Many users lack the
+// permission, and earlier releases do not report the names.
 func (r *whyReader) schedulers() {
 	if r.err != nil {
 		return
@@ -286,8 +293,9 @@ func (r *whyReader) autoscaled(h *autoscalingv2.HorizontalPodAutoscaler) {
 	}
 }
 
-// target reads what an autoscaler scales, among all of its kind, and what it selects; "" = there is none. Targets of
-// other kinds are not read.
+// target reads the objects of the kind that an autoscaler scales, and returns the selector of its
+// target, "" if the target does not exist. ok is false if the list could not be read or if the kind
+// is not supported.
 func (r *whyReader) target(h *autoscalingv2.HorizontalPodAutoscaler) (selector string, ok bool) {
 	var all runtime.Object
 	ref := h.Spec.ScaleTargetRef
