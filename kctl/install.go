@@ -52,8 +52,7 @@ func installs(c *cobra.Command, f cmdutil.Factory, streams genericiooptions.IOSt
 	return c
 }
 
-// makeClass creates a class unless it exists. The existing class is passed to a check, which may
-// refuse it.
+// makeClass creates a class unless it exists. If it exists, refuse decides whether that is an error.
 func makeClass(ctx context.Context, cluster dynamic.Interface, streams genericiooptions.IOStreams, kind schema.GroupVersionResource,
 	class *unstructured.Unstructured, refuse func() error) error {
 	err := createServed(ctx, cluster, kind, class)

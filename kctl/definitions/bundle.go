@@ -1,9 +1,10 @@
-// Package definitions holds CustomResourceDefinitions that other projects publish, and brings them to a cluster that
-// asks for them. They are data of those projects, word for word, in a folder each with its licence; the folders are
-// compared with the modules that go.mod pins whenever the tests run.
+// Package definitions contains CustomResourceDefinitions of other projects and installs them into a
+// cluster on request. Each project has a folder with its unchanged files and its license. Tests
+// compare the folders with the modules that go.mod pins.
 //
-// They are part of kctl and not of the control plane: a kind that is served costs every replica memory, and charts that
-// look whether Gateway API is there would change what they make in clusters that never asked for it.
+// The definitions are part of kctl and not of the control plane. Every served kind costs memory on
+// every replica. Charts that detect Gateway API would create other objects in clusters whose users
+// never requested it.
 package definitions
 
 import (
@@ -22,27 +23,29 @@ import (
 //go:embed gateway snapshot
 var folders embed.FS
 
-// mostUnpacked bounds a folder's definitions, in bytes of YAML.
+// mostUnpacked is the maximum size of the definitions of a bundle, in bytes of YAML.
 const mostUnpacked = 16 << 20
 
-// releaseOfOurs is the annotation that says the release of definitions whose project says none in them.
+// releaseOfOurs is the annotation for the release of definitions whose project does not record a
+// release in them.
 const releaseOfOurs = "keelson.dev/release"
 
-// Bundle is the definitions of one project in one release.
+// Bundle contains the definitions of one release of a project.
 type Bundle struct {
-	Name    string // "gateway": also its folder
-	Module  string // the Go module that they are part of
-	Release string // "v1.6.3": the release of the module
+	Name    string // name and folder of the bundle, such as "gateway"
+	Module  string // Go module that contains the definitions
+	Release string // release of the module, such as "v1.6.3"
 	// Files are paths within the module, in the order in which they are installed.
 	Files []string
-	// ReleaseKey is the annotation in which a definition says its release, ChannelKey the one in which it says how stable
-	// it is; either is "" where the project has none.
+	// ReleaseKey and ChannelKey are the annotations in which a definition records its release and
+	// its stability channel. Either is empty if the project has no such annotation.
 	ReleaseKey, ChannelKey string
-	// Notes are annotations for this cluster's controllers that the definitions are given besides.
+	// Notes are annotations for Keelson's controllers that are added to each definition.
 	Notes map[string]string
 }
 
-// Gateway is the standard channel of Gateway API, of which it has the kinds that Keelson's controller serves.
+// Gateway contains the kinds of the standard channel of Gateway API that Keelson's controller
+// serves.
 var Gateway = Bundle{
 	Name: "gateway", Module: "sigs.k8s.io/gateway-api", Release: "v1.6.3",
 	Files: []string{
@@ -55,8 +58,9 @@ var Gateway = Bundle{
 	ReleaseKey: "gateway.networking.k8s.io/bundle-version", ChannelKey: "gateway.networking.k8s.io/channel",
 }
 
-// Snapshot is the kinds of snapshots of volumes and of groups of them. The note has the control plane bind them: who runs a snapshot controller
-// of his own brings definitions without it.
+// Snapshot contains the kinds for snapshots of volumes and of volume groups. Its annotation lets
+// the control plane serve them. Users with a snapshot controller of their own install definitions
+// without that annotation.
 var Snapshot = Bundle{
 	Name: "snapshot", Module: "github.com/kubernetes-csi/external-snapshotter/client/v8", Release: "v8.7.0",
 	Files: []string{
@@ -70,13 +74,13 @@ var Snapshot = Bundle{
 	Notes: map[string]string{"keelson.dev/served-by": "control-plane"},
 }
 
-// All are the bundles that there are.
+// All lists all bundles.
 var All = []Bundle{Gateway, Snapshot}
 
-// packed is where the definitions lie.
+// packed returns the path of the compressed definitions.
 func (b Bundle) packed() string { return b.Name + "/definitions.yaml.gz" }
 
-// YAML is the definitions as their project wrote them, one document each.
+// YAML returns the unchanged definitions of the project, one document each.
 func (b Bundle) YAML() ([]byte, error) {
 	data, err := folders.ReadFile(b.packed())
 	if err != nil {
@@ -100,7 +104,7 @@ func unpack(data []byte) ([]byte, error) {
 	return out, nil
 }
 
-// Definitions are the objects that are installed, each with an annotation that says its release.
+// Definitions returns the objects to install. Each has an annotation with its release.
 func (b Bundle) Definitions() ([]*unstructured.Unstructured, error) {
 	text, err := b.YAML()
 	if err != nil {

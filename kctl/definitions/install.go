@@ -15,24 +15,25 @@ import (
 	"keelson.dev/keelson/internal/wait"
 )
 
-// resource is that of definitions.
+// resource is the resource of CustomResourceDefinitions.
 var resource = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
 
-// mostConflicts is how often a definition that others write meanwhile is judged again.
+// mostConflicts is the maximum number of attempts to update a definition that other clients change.
 const mostConflicts = 5
 
-// poll is how often a new definition is looked at until its kind is served.
+// poll is the interval at which a new definition is read until its kind is served.
 const poll = 50 * time.Millisecond
 
-// Outcome is what happened to one definition.
+// Outcome is the result of the installation of one definition.
 type Outcome struct {
 	Name    string
 	Verdict Verdict
 	Reason  string
 }
 
-// Install brings the definitions to the cluster and returns once their kinds are served or ctx ends. told is called
-// for each as it is written. What the cluster has of its own is never overwritten by something older or other.
+// Install installs the definitions and returns when their kinds are served or ctx is done. It calls
+// told for each definition. An existing definition is never replaced by an older one, or by one of
+// another origin.
 func (b Bundle) Install(ctx context.Context, cluster dynamic.Interface, told func(Outcome)) error {
 	all, err := b.Definitions()
 	if err != nil {
@@ -53,7 +54,7 @@ func (b Bundle) Install(ctx context.Context, cluster dynamic.Interface, told fun
 	return nil
 }
 
-// install writes one definition where the verdict is that it is to be.
+// install creates or updates one definition if Judge decides so.
 func (b Bundle) install(ctx context.Context, cluster dynamic.ResourceInterface, want *unstructured.Unstructured) (Outcome, error) {
 	var last error
 	for range mostConflicts {
@@ -80,7 +81,8 @@ func (b Bundle) install(ctx context.Context, cluster dynamic.ResourceInterface, 
 	return Outcome{}, last
 }
 
-// upgraded is the cluster's definition with the spec of want; what others noted on it stays.
+// upgraded returns the existing definition with the spec of want. Metadata of other clients is
+// kept.
 func upgraded(have, want *unstructured.Unstructured) *unstructured.Unstructured {
 	out := have.DeepCopy()
 	out.Object["spec"] = want.DeepCopy().Object["spec"]
@@ -100,7 +102,7 @@ func upgraded(have, want *unstructured.Unstructured) *unstructured.Unstructured 
 	return out
 }
 
-// served says whether the kind of a definition is.
+// served returns an error while the kind of a definition is not served.
 func served(ctx context.Context, cluster dynamic.ResourceInterface, name string) error {
 	have, err := cluster.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {

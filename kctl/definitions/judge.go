@@ -9,15 +9,15 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 )
 
-// Verdict says what is done with one definition.
+// Verdict is the decision about one definition.
 type Verdict int
 
-// The verdicts.
+// Values of Verdict.
 const (
-	Create    Verdict = iota // the cluster has none of that name
-	Unchanged                // the cluster has this release
+	Create    Verdict = iota // the cluster has no definition of that name
+	Unchanged                // the cluster has the same release
 	Upgrade                  // the cluster has an older release of the same channel
-	Keep                     // the cluster's own stays: it is newer, or nothing says that ours replaces it
+	Keep                     // the cluster's definition stays: it is newer, or it is not known to be an older release of the same project
 )
 
 // String implements fmt.Stringer.
@@ -25,8 +25,8 @@ func (v Verdict) String() string {
 	return [...]string{"created", "unchanged", "upgraded", "kept"}[v]
 }
 
-// Judge says what is to be done with a definition; have is that of the cluster, nil if there is none. The reason is
-// for Keep and Upgrade.
+// Judge decides about a definition. have is the cluster's definition, or nil. The reason is set for
+// Keep and Upgrade.
 func (b Bundle) Judge(have, want *unstructured.Unstructured) (Verdict, string) {
 	if have == nil {
 		return Create, ""
@@ -56,7 +56,7 @@ func (b Bundle) Judge(have, want *unstructured.Unstructured) (Verdict, string) {
 	return Upgrade, fmt.Sprintf("from %s to %s", theirs, ours)
 }
 
-// storedElsewhere are the versions in which objects may be stored and that want does not have.
+// storedElsewhere returns the versions in which objects may be stored and that want does not have.
 func storedElsewhere(have, want *unstructured.Unstructured) []string {
 	stored, _, _ := unstructured.NestedStringSlice(have.Object, "status", "storedVersions")
 	versions, _, _ := unstructured.NestedSlice(want.Object, "spec", "versions")

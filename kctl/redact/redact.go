@@ -1,6 +1,6 @@
-// Package redact takes out of objects and texts what may be a secret, for what is shown to strangers. It is pure. It rather
-// takes out too much: of an object it leaves what is known to say nothing of that kind, and of a text it takes out what looks
-// like a key, a token or a password.
+// Package redact removes possible secrets from objects and texts before they are shown to other
+// people. It is pure. In doubt it removes a value: an object keeps only values that are known not
+// to be secret, and a text loses everything that looks like a key, a token or a password.
 package redact
 
 import (
@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// Out stands where something was taken out.
+// Out replaces a removed value.
 const Out = "(left out)"
 
 var looks = []struct {
@@ -31,7 +31,7 @@ var looks = []struct {
 	{regexp.MustCompile(`(?i)(--?[a-z-]*(?:password|passwd|secret|token|api-?key|access-?key|credentials?)\s+)("[^"]*"|'[^']*'|[^\s"',]+)`), "${1}" + Out},
 }
 
-// Text takes out of a text what looks like a secret.
+// Text removes everything from a text that looks like a secret.
 func Text(s string) string {
 	for _, l := range looks {
 		s = l.is.ReplaceAllString(s, l.with)
@@ -39,13 +39,13 @@ func Text(s string) string {
 	return s
 }
 
-// secretNames are fields whose content is none of a stranger's business, wherever they stand.
+// secretNames are the names of fields whose content is removed at any depth.
 var secretNames = []string{"data", "stringData", "binaryData", "caBundle", "token", "password", "username", "volumeAttributes",
 	"httpHeaders", "options", "extra", "parameters", "last-applied-configuration", "managedFields", "opaqueParameters", "patch", "request"}
 
-// JSON takes out of an object, or a list of them, what may be a secret: the whole content of Secrets and ConfigMaps; values of
-// environments, commands and arguments, annotations that are not known, headers, parameters; and of every text what Text
-// takes out.
+// JSON redacts an object or a list of objects. It removes the content of Secrets and ConfigMaps,
+// the values of environment variables, commands, arguments, unknown annotations, headers and
+// parameters. All other texts are redacted with Text.
 func JSON(raw []byte) ([]byte, error) {
 	var v any
 	if err := json.Unmarshal(raw, &v); err != nil {
@@ -75,7 +75,7 @@ func value(name string, v any) any {
 	return v
 }
 
-// field is what is left of a field of an object.
+// field returns the redacted value of a field of an object.
 func field(key string, of any) any {
 	switch {
 	case slices.Contains(secretNames, key):
@@ -92,7 +92,7 @@ func field(key string, of any) any {
 	return value(key, of)
 }
 
-// environment leaves the names of variables, and where they come from.
+// environment keeps the names of variables and the sources of their values.
 func environment(of any) any {
 	list, ok := of.([]any)
 	if !ok {
@@ -112,7 +112,8 @@ func environment(of any) any {
 	return list
 }
 
-// known are annotations whose values are no secrets: those of the cluster itself.
+// known reports whether an annotation belongs to the cluster itself, so that its value is not a
+// secret.
 func known(key string) bool {
 	prefix, name, _ := strings.Cut(key, "/")
 	return prefix == "keelson.dev" || prefix == "deployment.kubernetes.io" || prefix == "pv.kubernetes.io" ||

@@ -1,5 +1,5 @@
-// Package restoretest compares what a restored backup serves with what the backup says that it holds, and with the cluster that
-// it is of. It is pure: objects were read by who calls it.
+// Package restoretest compares the objects of a restored backup with the counts in the backup, and
+// with the cluster from which the backup was made. It is pure: the caller reads the objects.
 package restoretest
 
 import (
@@ -16,39 +16,40 @@ import (
 	"text/tabwriter"
 )
 
-// Object is one object as an API server gave it.
+// Object is the revision and the digest of an object that an API server returned.
 type Object struct {
 	Revision uint64            // its resourceVersion
-	Sum      [sha256.Size]byte // of what it says
+	Sum      [sha256.Size]byte // digest of its content
 }
 
-// Kind is one resource, as it was found on both sides.
+// Kind contains the objects of one resource in the restored store and in the cluster.
 type Kind struct {
-	Name     string // pods, deployments.apps
-	Held     int    // objects in the backup
-	Expiring int    // how many of them end by themselves, so that they may be gone
+	Name     string // such as pods or deployments.apps
+	Held     int    // number of objects in the backup
+	Expiring int    // number of these objects that expire, so that they may be missing
 	Restored map[string]Object
-	Live     map[string]Object // nil where the cluster was not asked
-	Problem  string            // why one side could not be read; "" = it was
+	Live     map[string]Object // nil if the cluster was not read
+	Problem  string            // why the restored store or the cluster could not be read, or empty
 }
 
-// Row is what became of one kind.
+// Row is the result of the comparison of one kind.
 type Row struct {
 	Name     string   `json:"name"`
-	Held     int      `json:"backup"` // objects in the backup
+	Held     int      `json:"backup"` // number of objects in the backup
 	Restored int      `json:"restored"`
 	Live     int      `json:"cluster"`
 	Asked    bool     `json:"clusterAsked"`
-	Same     int      `json:"same"`            // objects that are alike in both
-	Since    int      `json:"since"`           // objects that the cluster has made, changed or removed since the backup
-	Wrong    []string `json:"wrong,omitempty"` // what must not be, a sentence each
+	Same     int      `json:"same"`            // number of objects that are equal in both
+	Since    int      `json:"since"`           // number of objects that were created, changed or deleted in the cluster since the backup
+	Wrong    []string `json:"wrong,omitempty"` // errors, one sentence each
 }
 
-// mostWrong bounds how many objects of a kind are named.
+// mostWrong is the maximum number of objects of a kind that are named as wrong.
 const mostWrong = 5
 
-// Compare judges one kind. An object that the cluster has not changed since the revision of the backup must be in it, and
-// say the same; whatever is in the backup must be served, and none of it newer than the backup.
+// Compare compares one kind. backup is the revision of the backup. An object that has not changed
+// in the cluster since that revision must be restored with the same content. Every object of the
+// backup must be served, and none may be newer than the backup.
 func Compare(k Kind, backup uint64) Row {
 	r := Row{Name: k.Name, Held: k.Held, Restored: len(k.Restored), Live: len(k.Live), Asked: k.Live != nil}
 	if k.Problem != "" {
@@ -94,12 +95,12 @@ func Compare(k Kind, backup uint64) Row {
 	return r
 }
 
-// Good says that nothing is wrong.
+// Good reports whether no row has errors.
 func Good(rows []Row) bool {
 	return !slices.ContainsFunc(rows, func(r Row) bool { return len(r.Wrong) > 0 })
 }
 
-// Print writes a table of the kinds of which there is something, and below it what is wrong.
+// Print writes a table of the kinds that have objects, and the errors below it.
 func Print(w io.Writer, rows []Row) error {
 	rows = slices.DeleteFunc(slices.Clone(rows), func(r Row) bool {
 		return r.Held+r.Restored+r.Live == 0 && len(r.Wrong) == 0
@@ -131,8 +132,8 @@ func Print(w io.Writer, rows []Row) error {
 	return nil
 }
 
-// Read makes an Object of one of the items of a list. When a node was heard counts for nothing: that lies in no store, and
-// the API server adds it as it reads a Node or its Lease.
+// Read returns the name of an item of a list, and its Object. Heartbeats are ignored: they are not
+// in the store, and the API server adds them when it reads a Node or its Lease.
 func Read(resource string, item []byte) (name string, o Object, err error) {
 	var obj map[string]any
 	d := json.NewDecoder(bytes.NewReader(item))
@@ -152,15 +153,15 @@ func Read(resource string, item []byte) (name string, o Object, err error) {
 	case resource == "leases.coordination.k8s.io" && text("namespace") == "kube-node-lease":
 		if spec, _ := obj["spec"].(map[string]any); spec != nil {
 			delete(spec, "renewTime")
-			delete(spec, "leaseDurationSeconds") // it comes with the other
+			delete(spec, "leaseDurationSeconds") // the API server sets it together with the heartbeat
 		}
 	}
-	raw, err := json.Marshal(obj) // the keys of maps are in order
+	raw, err := json.Marshal(obj) // json.Marshal sorts the keys of maps
 	o.Sum = sha256.Sum256(raw)
 	return name, o, err
 }
 
-// withoutHeartbeats takes out of a Node when it was heard.
+// withoutHeartbeats removes the heartbeats from a Node.
 func withoutHeartbeats(node map[string]any) {
 	status, _ := node["status"].(map[string]any)
 	conditions, _ := status["conditions"].([]any)

@@ -10,14 +10,15 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Scaled is the target of an autoscaler, as far as it was read.
+// Scaled is the target of an autoscaler, as far as it could be read.
 type Scaled struct {
-	Kind   string   // as a command names it: "deployment"; "" = of a kind that is not read
-	Found  bool     // otherwise there is none of its name
-	Others []string // names of that kind in the namespace
+	Kind   string   // kind as in a command, such as "deployment"; empty if the kind is not supported
+	Found  bool     // whether the target exists
+	Others []string // names of all objects of that kind in the namespace
 }
 
-// autoscaler explains a HorizontalPodAutoscaler that does not scale, or not as far as the load asks for.
+// autoscaler explains a HorizontalPodAutoscaler that does not scale, or that scales less than its
+// metrics require.
 func (w *World) autoscaler(h *autoscalingv2.HorizontalPodAutoscaler) []Finding {
 	if f := deletedObject(h, "horizontalpodautoscaler"); f != nil {
 		return []Finding{*f}
@@ -59,7 +60,7 @@ func autoscalerWell(h *autoscalingv2.HorizontalPodAutoscaler) string {
 
 func fewest(h *autoscalingv2.HorizontalPodAutoscaler) int32 { return replicas(h.Spec.MinReplicas) }
 
-// scaleTarget is the target as an argument of a command.
+// scaleTarget returns the target as an argument of a command.
 func scaleTarget(h *autoscalingv2.HorizontalPodAutoscaler) string {
 	return strings.ToLower(h.Spec.ScaleTargetRef.Kind) + "/" + h.Spec.ScaleTargetRef.Name
 }
@@ -81,7 +82,7 @@ func (w *World) unscalable(h *autoscalingv2.HorizontalPodAutoscaler, c autoscali
 	return f
 }
 
-// unmeasured explains an autoscaler that has no load to go by.
+// unmeasured explains an autoscaler without usable metrics.
 func (w *World) unmeasured(h *autoscalingv2.HorizontalPodAutoscaler, c autoscalingv2.HorizontalPodAutoscalerCondition) Finding {
 	f := Finding{Object: hpa(h), What: "does not scale", Since: at(c.LastTransitionTime), Because: line(c.Message)}
 	switch c.Reason {
@@ -98,7 +99,7 @@ func (w *World) unmeasured(h *autoscalingv2.HorizontalPodAutoscaler, c autoscali
 	return f
 }
 
-// missing names what metrics are not there: of which pods, and from which source.
+// missing returns the missing metrics, with their pods and sources, and commands to provide them.
 func (w *World) missing(h *autoscalingv2.HorizontalPodAutoscaler) (details, mend []string) {
 	add := func(detail string, commands ...string) {
 		details = append(details, detail)
@@ -126,8 +127,8 @@ func (w *World) missing(h *autoscalingv2.HorizontalPodAutoscaler) (details, mend
 
 const customAPI = "kctl get apiservice v1beta2.custom.metrics.k8s.io v1beta1.custom.metrics.k8s.io"
 
-// missingResource names the pods that do not say how much of a resource they ask for, and those of which it is not
-// known how much they use.
+// missingResource adds the pods without a request for a resource, and the pods whose usage is not
+// known.
 func (w *World) missingResource(h *autoscalingv2.HorizontalPodAutoscaler, m *autoscalingv2.MetricSpec, add func(string, ...string)) {
 	resource, container, goal := corev1.ResourceName(""), "", autoscalingv2.MetricTarget{}
 	if m.Resource != nil {
@@ -178,7 +179,7 @@ func (w *World) missingResource(h *autoscalingv2.HorizontalPodAutoscaler, m *aut
 	}
 }
 
-// some is an amount of a resource to begin with.
+// some returns an example amount of a resource.
 func some(resource corev1.ResourceName) string {
 	if resource == corev1.ResourceMemory {
 		return "64Mi"
@@ -186,8 +187,8 @@ func some(resource corev1.ResourceName) string {
 	return "100m"
 }
 
-// withoutRequest says which of the containers asks for none of the resource, or that there is none of that name; "" = all
-// ask.
+// withoutRequest returns a text about the containers without a request for the resource, or about a
+// container that does not exist. The text is empty if all containers have a request.
 func withoutRequest(p *corev1.Pod, container string, resource corev1.ResourceName) (text string, none bool) {
 	found := container == ""
 	for i := range p.Spec.Containers {
@@ -206,7 +207,7 @@ func withoutRequest(p *corev1.Pod, container string, resource corev1.ResourceNam
 	return "", false
 }
 
-// partly explains metrics that are left out while the others decide.
+// partly explains metrics that are ignored while other metrics decide.
 func (w *World) partly(h *autoscalingv2.HorizontalPodAutoscaler) *Finding {
 	e := w.event(h.UID, "FailedGetResourceMetric", "FailedGetContainerResourceMetric", "FailedGetPodsMetric", "FailedGetObjectMetric",
 		"FailedGetExternalMetric", "InvalidMetricSourceType")
@@ -218,11 +219,11 @@ func (w *World) partly(h *autoscalingv2.HorizontalPodAutoscaler) *Finding {
 	return f
 }
 
-// unread is how long after a failure a metric may still be missing: autoscalers are judged each 15 seconds, and an event
-// that repeats is written less often.
+// unread is how long after a failure a metric may still be missing. Autoscalers are evaluated every
+// 15 seconds, and repeated events are written less often.
 const unread = time.Minute
 
-// steadied explains a window of stabilization that holds the number of replicas.
+// steadied explains a stabilization window that keeps the number of replicas.
 func (w *World) steadied(h *autoscalingv2.HorizontalPodAutoscaler, able autoscalingv2.HorizontalPodAutoscalerCondition) *Finding {
 	way, window, wanted := "scaleDown", int32(300), "fewer"
 	switch able.Reason {
@@ -253,7 +254,8 @@ func rulesFor(h *autoscalingv2.HorizontalPodAutoscaler, way string) *autoscaling
 	}
 }
 
-// limited explains bounds and policies that keep the number of replicas from what the metrics call for.
+// limited explains bounds and policies that keep the number of replicas from the number that the
+// metrics require.
 func limited(h *autoscalingv2.HorizontalPodAutoscaler, c autoscalingv2.HorizontalPodAutoscalerCondition) *Finding {
 	if c.Status != corev1.ConditionTrue {
 		return nil
@@ -279,7 +281,7 @@ func limited(h *autoscalingv2.HorizontalPodAutoscaler, c autoscalingv2.Horizonta
 	return f
 }
 
-// slowed explains the policies of a direction.
+// slowed explains the scaling policies of one direction.
 func slowed(h *autoscalingv2.HorizontalPodAutoscaler, f *Finding, way, to, wanted string) {
 	rules := rulesFor(h, way)
 	f.What = fmt.Sprintf("scales %s no faster than its policies let it", to)

@@ -35,13 +35,13 @@ func (w *World) budget(b *policyv1.PodDisruptionBudget) []Finding {
 	return append(out, w.commonest(covered, &out[0])...)
 }
 
-// drain explains which budgets keep pods on a cordoned node.
+// drain explains which PodDisruptionBudgets keep pods on a cordoned node.
 func (w *World) drain(n *corev1.Node) []Finding {
 	if !n.Spec.Unschedulable || !w.read(Placed) || !w.read(Budgets) {
 		return nil
 	}
 	var out []Finding
-	several := map[string]bool{} // pods of which more than one budget is
+	several := map[string]bool{} // pods that more than one budget selects
 	for i := range w.Budgets {
 		b := &w.Budgets[i]
 		var held []string
@@ -135,7 +135,7 @@ func shortage(b *policyv1.PodDisruptionBudget) string {
 	return text
 }
 
-// budgetMend returns what lets evictions go on, the least harmful command first.
+// budgetMend returns commands after which evictions are possible, the least harmful one first.
 func budgetMend(b *policyv1.PodDisruptionBudget) []string {
 	edit := kctl(b, "edit poddisruptionbudget %s   # let the application do without one pod more", b.Name)
 	var out []string

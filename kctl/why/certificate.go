@@ -7,7 +7,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 )
 
-// signingRequest explains a request for a certificate that has none.
+// signingRequest explains a CertificateSigningRequest without a certificate.
 func (w *World) signingRequest(c *certificatesv1.CertificateSigningRequest) []Finding {
 	if len(c.Status.Certificate) > 0 {
 		return nil

@@ -9,7 +9,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 )
 
-// users are the pods that use a claim and have not ended, by name.
+// users returns the pods that use a claim and have not terminated, sorted by name.
 func (w *World) users(c *corev1.PersistentVolumeClaim) (users []*corev1.Pod) {
 	for i := range w.Pods {
 		p := &w.Pods[i]
@@ -24,7 +24,8 @@ func (w *World) users(c *corev1.PersistentVolumeClaim) (users []*corev1.Pod) {
 	return users
 }
 
-// consumer says of a claim that waits for its first consumer why a pod that uses it has no node: that is what it waits for.
+// consumer completes the finding about a claim that waits for its first consumer: it adds why a pod
+// that uses the claim is not scheduled.
 func (w *World) consumer(c *corev1.PersistentVolumeClaim, f *Finding) {
 	for _, p := range w.users(c) {
 		for _, said := range p.Status.Conditions {
@@ -37,7 +38,7 @@ func (w *World) consumer(c *corev1.PersistentVolumeClaim, f *Finding) {
 	}
 }
 
-// claimWell says how a claim stands with which nothing is wrong.
+// claimWell describes a claim without findings.
 func (w *World) claimWell(c *corev1.PersistentVolumeClaim) string {
 	well := "bound to volume " + c.Spec.VolumeName
 	for _, a := range w.attachments(c) {
@@ -48,7 +49,8 @@ func (w *World) claimWell(c *corev1.PersistentVolumeClaim) string {
 	return well
 }
 
-// attributes explains why the volume of a claim does not have the attributes of the class that the claim names.
+// attributes explains why a volume does not have the attributes of the claim's
+// VolumeAttributesClass.
 func (w *World) attributes(c *corev1.PersistentVolumeClaim) []Finding {
 	has, want := "", ""
 	if n := c.Status.CurrentVolumeAttributesClassName; n != nil {
@@ -90,7 +92,7 @@ func (w *World) attributes(c *corev1.PersistentVolumeClaim) []Finding {
 	return []Finding{f}
 }
 
-// growth explains why the volume of a claim is not as large as the claim asks for.
+// growth explains why a volume is smaller than the claim requests.
 func (w *World) growth(c *corev1.PersistentVolumeClaim) []Finding {
 	want, has := c.Spec.Resources.Requests[corev1.ResourceStorage], c.Status.Capacity[corev1.ResourceStorage]
 	if has.IsZero() || want.Cmp(has) <= 0 {
@@ -124,7 +126,7 @@ func (w *World) growth(c *corev1.PersistentVolumeClaim) []Finding {
 	return []Finding{f}
 }
 
-// attachments are those of a claim's volume, by node.
+// attachments returns the VolumeAttachments of a claim's volume, sorted by node.
 func (w *World) attachments(c *corev1.PersistentVolumeClaim) (of []*storagev1.VolumeAttachment) {
 	for i := range w.Attachments {
 		a := &w.Attachments[i]
@@ -136,9 +138,10 @@ func (w *World) attachments(c *corev1.PersistentVolumeClaim) (of []*storagev1.Vo
 	return of
 }
 
-// bound explains why pods do not get the volume of a claim: what its driver says of attaching it, then what they were told.
+// bound explains why pods cannot use the volume of a bound claim: errors of its driver first, then
+// events of the pods.
 func (w *World) bound(c *corev1.PersistentVolumeClaim) (out []Finding) {
-	told := map[string]bool{} // nodes of which the driver's own words are said
+	told := map[string]bool{} // nodes whose attach error was reported
 	for _, a := range w.attachments(c) {
 		f := Finding{Object: name("persistentvolumeclaim", c), Mend: []string{"kctl describe volumeattachment " + word(a.Name)}}
 		switch s := a.Status; {
@@ -176,8 +179,9 @@ func (w *World) bound(c *corev1.PersistentVolumeClaim) (out []Finding) {
 	return out
 }
 
-// unattached is the event that says why a volume is not attached for a pod, any one if it has no name; nil where nothing has
-// been said, or it has been attached since. Its node only says that it waits, and later.
+// unattached returns the event that explains why a volume is not attached for a pod. An empty
+// volume matches every volume. It returns nil if there is no such event, or if the volume was
+// attached later. Events of the node are not used: they only report, later, that the node waits.
 func (w *World) unattached(p *corev1.Pod, volume string) (worst *corev1.Event) {
 	about := func(e *corev1.Event) string {
 		_, rest, _ := strings.Cut(e.Message, `volume "`)
@@ -198,7 +202,7 @@ func (w *World) unattached(p *corev1.Pod, volume string) (worst *corev1.Event) {
 	return worst
 }
 
-// holders are commands that have a volume taken from the node that has it, for a pod on another.
+// holders returns commands that detach a volume from its node, for a pod on another node.
 func (w *World) holders(c *corev1.PersistentVolumeClaim, p *corev1.Pod) (mend []string) {
 	for _, a := range w.attachments(c) {
 		if a.Spec.NodeName == p.Spec.NodeName {

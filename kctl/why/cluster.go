@@ -9,7 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// namespace explains a namespace that does not go.
+// namespace explains a namespace that is not deleted.
 func (w *World) namespace(n *corev1.Namespace) []Finding {
 	if n.DeletionTimestamp == nil {
 		return nil
@@ -33,7 +33,7 @@ func (w *World) namespace(n *corev1.Namespace) []Finding {
 	return []Finding{f}
 }
 
-// nodeOf explains a node that takes no pods, or short of something.
+// nodeOf explains a node that accepts no pods or has a pressure condition.
 func (w *World) nodeOf(n *corev1.Node) []Finding {
 	if f := deletedObject(n, "node"); f != nil {
 		return []Finding{*f}
@@ -87,7 +87,7 @@ func (w *World) lastHeartbeat(ready *corev1.NodeCondition) string {
 	return "last heartbeat " + w.age(ready.LastHeartbeatTime) + " ago"
 }
 
-// pressure says what a node does that is short of memory or disk, and who takes it.
+// pressure describes the effect of memory or disk pressure on a node, and its largest users.
 func (w *World) pressure(n *corev1.Node, c corev1.NodeConditionType, f *Finding) {
 	switch c {
 	case corev1.NodeMemoryPressure:
@@ -110,7 +110,7 @@ func (w *World) pressure(n *corev1.Node, c corev1.NodeConditionType, f *Finding)
 	}
 }
 
-// onNode counts the pods of a node, and those that have been told to go.
+// onNode returns the number of pods on a node, and how many of them are being deleted.
 func (w *World) onNode(n *corev1.Node) string {
 	if !w.read(Placed) {
 		return "its pods are not known"
@@ -128,7 +128,8 @@ func (w *World) onNode(n *corev1.Node) string {
 	return fmt.Sprintf("%s on it, %d of them evicted and not ended", many(all, "pod"), going)
 }
 
-// claim explains a PersistentVolumeClaim that has no volume or whose pods do not get it, or that does not go.
+// claim explains a PersistentVolumeClaim that has no volume, whose pods cannot use the volume, or
+// that is not deleted.
 func (w *World) claim(c *corev1.PersistentVolumeClaim) []Finding {
 	if f := deletedObject(c, "persistentvolumeclaim"); f != nil {
 		var users []string
@@ -162,10 +163,10 @@ func (w *World) claim(c *corev1.PersistentVolumeClaim) []Finding {
 	return []Finding{f}
 }
 
-// claimEvent is the event that says best why a claim has no volume; nil when none does.
+// claimEvent returns the event that best explains why a claim has no volume, or nil.
 func (w *World) claimEvent(c *corev1.PersistentVolumeClaim) *corev1.Event {
 	if e := w.event(c.UID, "UnrecognizedDataSourceKind"); e != nil {
-		return e // others go on about the provisioner
+		return e // the other events are about the provisioner
 	}
 	asked := w.event(c.UID, "Provisioning")
 	if asked != nil && strings.Contains(asked.Message, "populator") {
@@ -175,7 +176,7 @@ func (w *World) claimEvent(c *corev1.PersistentVolumeClaim) *corev1.Event {
 	if e == nil {
 		return asked
 	}
-	// That somebody is to make the volume is said again and again, whatever that one says.
+	// ExternalProvisioning is repeated even after the provisioner has reported an error.
 	if failed := w.event(c.UID, "ProvisioningFailed"); e.Reason == "ExternalProvisioning" && failed != nil &&
 		strings.HasPrefix(failed.Message, "failed to provision volume") && w.Now.Sub(seen(failed)) < recent {
 		return failed
@@ -183,10 +184,11 @@ func (w *World) claimEvent(c *corev1.PersistentVolumeClaim) *corev1.Event {
 	return e
 }
 
-// claimEvents are those that say why a claim has no volume.
+// claimEvents are the reasons of the events that explain why a claim has no volume.
 var claimEvents = []string{"FailedBinding", "VolumeMismatch", "WaitForFirstConsumer", "ProvisioningFailed", "ExternalProvisioning", "ClaimLost", "ClaimMisbound"}
 
-// claimMend is what helps a claim of which an event says why it has no volume, or what always does.
+// claimMend returns commands for a claim without a volume, by the reason of its event; always
+// applies to any reason.
 func claimMend(c *corev1.PersistentVolumeClaim, e *corev1.Event, always []string) []string {
 	failed := e.Reason == "ProvisioningFailed"
 	switch {
@@ -222,7 +224,7 @@ func claimMend(c *corev1.PersistentVolumeClaim, e *corev1.Event, always []string
 	return always
 }
 
-// source is the name of what the volume of a claim is to be made of; "" of nothing.
+// source returns the name of the data source of a claim, or "".
 func source(c *corev1.PersistentVolumeClaim) string {
 	if c.Spec.DataSource == nil {
 		return ""

@@ -12,7 +12,7 @@ func allStatuses(p *corev1.Pod) []corev1.ContainerStatus {
 	return slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses)
 }
 
-// containers explains each container that does not run as it should.
+// containers explains each container that does not run or is restarted.
 func (w *World) containers(p *corev1.Pod) []Finding {
 	var out []Finding
 	for _, s := range allStatuses(p) {
@@ -41,7 +41,8 @@ func (w *World) containers(p *corev1.Pod) []Finding {
 	return out
 }
 
-// waiting explains a container that waits. It is false when the container waits for its turn only.
+// waiting explains a container in state waiting. It returns false if the container only waits for
+// other containers.
 func (w *World) waiting(p *corev1.Pod, s *corev1.ContainerStatus, who string, f *Finding) bool {
 	message := line(s.State.Waiting.Message)
 	switch reason := s.State.Waiting.Reason; reason {
@@ -64,7 +65,7 @@ func (w *World) waiting(p *corev1.Pod, s *corev1.ContainerStatus, who string, f 
 	return true
 }
 
-// image explains an image that does not come.
+// image explains an image that cannot be pulled.
 func (w *World) image(p *corev1.Pod, s *corev1.ContainerStatus, who string, f *Finding) {
 	reason, message := s.State.Waiting.Reason, line(s.State.Waiting.Message)
 	image := s.Image
@@ -126,7 +127,7 @@ func pullSecrets(p *corev1.Pod) string {
 	return "the pod's imagePullSecrets: " + strings.Join(names, ", ")
 }
 
-// crashes explains a container that ends again and again.
+// crashes explains a container that terminates repeatedly.
 func (w *World) crashes(p *corev1.Pod, s *corev1.ContainerStatus, who string, f *Finding) {
 	f.What = fmt.Sprintf("%s ends again and again (%s)", who, many(int(s.RestartCount), "restart"))
 	f.Mend = []string{kctl(p, "logs %s -c %s --previous", p.Name, s.Name)}
@@ -152,11 +153,11 @@ func (w *World) crashes(p *corev1.Pod, s *corev1.ContainerStatus, who string, f 
 	}
 }
 
-// signals are the names of those that end containers.
+// signals are the names of the signals that terminate containers.
 var signals = map[int32]string{1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL",
 	11: "SIGSEGV", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM"}
 
-// exit words how a container ended.
+// exit describes how a container terminated.
 func (w *World) exit(p *corev1.Pod, container string, t *corev1.ContainerStateTerminated) string {
 	after := ""
 	if !t.StartedAt.IsZero() && !t.FinishedAt.IsZero() {
@@ -184,7 +185,7 @@ func (w *World) exit(p *corev1.Pod, container string, t *corev1.ContainerStateTe
 	return text
 }
 
-// shortened keeps what a container has left as its message to a line.
+// shortened shortens a termination message to one line.
 func shortened(text string) string {
 	const longest = 200
 	if len(text) > longest {
@@ -202,7 +203,8 @@ func memoryLimit(p *corev1.Pod, container string) string {
 	return ""
 }
 
-// missing is what makes the ConfigMap, Secret, key or claim that a message misses.
+// missing returns commands that create the ConfigMap, Secret, key or claim that is missing
+// according to a message.
 func missing(p *corev1.Pod, message string) []string {
 	if server, at := fileServer(message); server != "" {
 		return at(p, server)
@@ -239,7 +241,7 @@ func missing(p *corev1.Pod, message string) []string {
 	return []string{kctl(p, "describe pod %s", p.Name)}
 }
 
-// quoted is the first word in quotes.
+// quoted returns the first quoted word of a text.
 func quoted(text string) string {
 	_, rest, ok := strings.Cut(text, `"`)
 	word, _, ends := strings.Cut(rest, `"`)

@@ -9,10 +9,12 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// isReady says whether nodes send traffic to an endpoint: of one that does not say so they take it for ready.
+// isReady reports whether nodes send traffic to an endpoint. An endpoint without the condition
+// Ready counts as ready.
 func isReady(e *discoveryv1.Endpoint) bool { return e.Conditions.Ready == nil || *e.Conditions.Ready }
 
-// slicesOf are the EndpointSlices of a Service, their endpoints and the ready ones among them.
+// slicesOf returns the number of EndpointSlices of a Service, their endpoints, and the ready
+// endpoints.
 func (w *World) slicesOf(s *corev1.Service) (slices int, all, ready []*discoveryv1.Endpoint) {
 	for i := range w.Slices {
 		l := &w.Slices[i]
@@ -31,7 +33,7 @@ func (w *World) slicesOf(s *corev1.Service) (slices int, all, ready []*discovery
 	return slices, all, ready
 }
 
-// nobody explains a Service whose slices have nobody to send traffic to.
+// nobody explains a Service without ready endpoints.
 func (w *World) nobody(s *corev1.Service) []Finding {
 	if !w.read(Slices) {
 		return nil
@@ -62,7 +64,8 @@ func have(n int, thing string) string {
 	return many(n, thing) + " have"
 }
 
-// near explains what keeps traffic of a Service on a node or in a zone, for nodes that have no endpoint there.
+// near explains traffic policies that keep the traffic of a Service on a node or in a zone, for
+// nodes without an endpoint there.
 func (w *World) near(s *corev1.Service) []Finding {
 	if !w.read(Slices) || !w.read(Nodes) {
 		return nil
@@ -101,7 +104,7 @@ func (w *World) near(s *corev1.Service) []Finding {
 		Mend:    []string{"kctl get nodes -L " + corev1.LabelTopologyZone}}}
 }
 
-// nodesWithout are the ready nodes for which served is not true, with their zones.
+// nodesWithout returns the ready nodes for which served returns false, with their zones.
 func (w *World) nodesWithout(served func(n *corev1.Node) bool) []string {
 	var out []string
 	for i := range w.Nodes {
@@ -121,7 +124,7 @@ func (w *World) nodesWithout(served func(n *corev1.Node) bool) []string {
 	return out
 }
 
-// endpointSlice explains a slice to which no traffic goes.
+// endpointSlice explains an EndpointSlice that receives no traffic.
 func (w *World) endpointSlice(l *discoveryv1.EndpointSlice) []Finding {
 	if f := deletedObject(l, "endpointslice"); f != nil {
 		return []Finding{*f}

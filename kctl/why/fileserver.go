@@ -6,8 +6,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// fileServer is the server of a volume of which a node says that it cannot mount it, and what to do about it; "" where the
-// message is of something else.
+// fileServer returns the file server of a volume that a node cannot mount, and a function that
+// returns commands for it. The server is empty if the message is about another problem.
 func fileServer(message string) (server string, mend func(p *corev1.Pod, server string) []string) {
 	_, rest, ok := strings.Cut(message, ": NFS ")
 	if !ok {
@@ -31,20 +31,21 @@ func fileServer(message string) (server string, mend func(p *corev1.Pod, server 
 	}
 	server = strings.Trim(server, "[]")
 	if strings.Trim(strings.ToLower(server), "abcdefghijklmnopqrstuvwxyz0123456789.:-%") != "" {
-		server = "SERVER" // whoever made the volume wrote it, and it is not for anybody's shell
+		server = "SERVER" // the name comes from the volume and must not be interpreted by a shell
 	}
 	return server, mend
 }
 
-// onNode is a command on the node of a pod, which may name the SERVER.
+// onNode returns a function for a command that is run on the pod's node. The command may contain
+// SERVER.
 func onNode(command string) func(*corev1.Pod, string) []string {
 	return func(p *corev1.Pod, server string) []string {
 		return []string{"on node " + p.Spec.NodeName + ": " + strings.ReplaceAll(command, "SERVER", server)}
 	}
 }
 
-// iscsiTarget is what to do about an iSCSI target of which a node says that it does not get a disk; nil where the message is of
-// something else.
+// iscsiTarget returns commands for an iSCSI target that provides no disk to a node, or nil if the
+// message is about another problem.
 func iscsiTarget(p *corev1.Pod, message string) []string {
 	_, rest, ok := strings.Cut(message, ": iSCSI target ")
 	if !ok {

@@ -7,7 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// holders says who takes a finalizer away.
+// holders maps a finalizer to the component that removes it.
 var holders = map[string]string{
 	"kubernetes.io/pvc-protection":                        "a pod that uses the claim",
 	"kubernetes.io/pv-protection":                         "a claim that is bound to the volume",
@@ -22,7 +22,7 @@ var holders = map[string]string{
 	"keelson.dev/provisioning":                            "the driver that was asked for a volume, which has to delete what it may have made",
 }
 
-// owned names finalizers, each with what it waits for.
+// owned lists finalizers, each with the component that removes it.
 func owned(finalizers []string) string {
 	var out []string
 	for _, f := range finalizers {
@@ -38,7 +38,7 @@ func owned(finalizers []string) string {
 	return strings.Join(bounded(out), ", ")
 }
 
-// unfinalize is the command that takes all finalizers away.
+// unfinalize returns the command that removes all finalizers.
 func unfinalize(o metav1.Object, kind string) string {
 	return kctl(o, `patch %s %s --type=merge -p '{"metadata":{"finalizers":null}}'   # only if their owners are gone for good`, kind, o.GetName())
 }

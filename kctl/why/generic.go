@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// deletedObject explains an object that is on its way out, by its finalizers.
+// deletedObject explains an object that is being deleted, by its finalizers.
 func deletedObject(o metav1.Object, kind string) *Finding {
 	if o.GetDeletionTimestamp() == nil {
 		return nil
@@ -24,13 +24,13 @@ func deletedObject(o metav1.Object, kind string) *Finding {
 	return f
 }
 
-// healthy are the conditions that are True of a healthy object, whatever its kind.
+// healthy are the condition types that are True for a healthy object of any kind.
 var healthy = []string{"Ready", "Available", "Established", "Healthy", "Synced", "Accepted", "Programmed", "ResolvedRefs"}
 
-// unhealthy are those that are True of one that is not.
+// unhealthy are the condition types that are True for an unhealthy object.
 var unhealthy = []string{"PartiallyInvalid", "OverlappingTLSConfig"}
 
-// other explains an object of a kind that nothing more is known of: deletion, and conditions that do not hold.
+// other explains an object of any other kind, by its deletion and by conditions that are not met.
 func (w *World) other(subject runtime.Object, r *Report) {
 	o, err := meta.Accessor(subject)
 	if err != nil {
@@ -70,13 +70,14 @@ func (w *World) other(subject runtime.Object, r *Report) {
 	}
 }
 
-// conditionList is conditions, and of what in the object they are.
+// conditionList is a list of conditions, and the part of the object that it describes.
 type conditionList struct {
 	of         string
 	conditions []any
 }
 
-// conditionLists are the conditions of an object, and those that Gateway API has of listeners and of routes' parents.
+// conditionLists returns the conditions of an object, including those that Gateway API has for
+// listeners and for the parents of routes.
 func conditionLists(content map[string]any) []conditionList {
 	own, _, _ := unstructured.NestedSlice(content, "status", "conditions")
 	out := []conditionList{{conditions: own}}

@@ -10,7 +10,7 @@ import (
 	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 )
 
-// groupOf is the PodGroup that a pod names; "" = none.
+// groupOf returns the name of the PodGroup to which a pod refers, or "".
 func groupOf(p *corev1.Pod) string {
 	if g := p.Spec.SchedulingGroup; g != nil && g.PodGroupName != nil {
 		return *g.PodGroupName
@@ -18,7 +18,7 @@ func groupOf(p *corev1.Pod) string {
 	return ""
 }
 
-// group explains a pod that waits for its PodGroup, or for the other pods of it.
+// group explains a pod that waits for its PodGroup, or for the other pods of that group.
 func (w *World) group(p *corev1.Pod, f *Finding) bool {
 	group := groupOf(p)
 	if group == "" || !w.read(Groups) {
@@ -78,7 +78,8 @@ func (w *World) group(p *corev1.Pod, f *Finding) bool {
 	return true
 }
 
-// together takes what a message says of the pod's group from what it says of the pod.
+// together separates the part of a message that concerns the pod group from the part that concerns
+// the pod.
 func together(p *corev1.Pod, message string, f *Finding) string {
 	group := groupOf(p)
 	if group == "" {
@@ -86,10 +87,10 @@ func together(p *corev1.Pod, message string, f *Finding) string {
 	}
 	mark := "pod group " + group + ": only "
 	switch i := strings.Index(message, mark); {
-	case i > 0: // of a pod that found no node
+	case i > 0: // for a pod without a suitable node
 		f.Details = append(f.Details, strings.TrimSuffix(line(message[i:]), "."))
 		return strings.TrimSpace(message[:i])
-	case i == 0: // of one that had a node
+	case i == 0: // for a pod with a suitable node
 		sum, other, _ := strings.Cut(message, "; ")
 		if strings.HasPrefix(other, "preemption: ") {
 			var said string

@@ -10,7 +10,7 @@ import (
 	"keelson.dev/keelson/ingressproxy/ingress"
 )
 
-// ingress explains an Ingress that nobody serves, or not all of it.
+// ingress explains an Ingress that no controller serves, or only in part.
 func (w *World) ingress(i *networkingv1.Ingress) []Finding {
 	if f := deletedObject(i, "ingress"); f != nil {
 		return []Finding{*f}
@@ -28,7 +28,7 @@ func (w *World) ingress(i *networkingv1.Ingress) []Finding {
 	}
 	var out []Finding
 	if class := w.class(ingress.ClassOf(i)); class == nil || class.Spec.Controller != ingress.Controller {
-		return nil // what is wrong for another controller is not known
+		return nil // the rules of other controllers are not known
 	}
 	for _, problem := range ingress.Problems(judged, ingressWorld{w}) {
 		out = append(out, Finding{Object: name("ingress", i), What: "is not served as it says", Because: problem,
@@ -42,7 +42,7 @@ func (w *World) ingress(i *networkingv1.Ingress) []Finding {
 	return out
 }
 
-// ingressWell is what there is to say of an Ingress without findings.
+// ingressWell describes an Ingress without findings.
 func (w *World) ingressWell(i *networkingv1.Ingress) string {
 	if !w.read(Classes) || !w.read(Services) || !w.read(Slices) {
 		return "whether it is served was not judged"
@@ -62,7 +62,7 @@ func (w *World) class(name string) *networkingv1.IngressClass {
 	return nil
 }
 
-// unclassed is about an Ingress that no controller takes for its own.
+// unclassed explains an Ingress for which no controller is responsible.
 func (w *World) unclassed(i *networkingv1.Ingress) *Finding {
 	if !w.read(Classes) {
 		return nil
@@ -81,7 +81,7 @@ func (w *World) unclassed(i *networkingv1.Ingress) *Finding {
 	return f
 }
 
-// ingressWorld is a World as what Ingresses mean is judged by.
+// ingressWorld adapts a World to ingress.World.
 type ingressWorld struct{ w *World }
 
 // Service implements ingress.World.

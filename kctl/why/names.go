@@ -8,7 +8,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// template is the object whose pod template the pod was made from, as an argument of a command; "" for a pod of its own.
+// template returns the object whose template created the pod, as an argument of a command, or "" if
+// no object created it.
 func template(p *corev1.Pod) string {
 	o := metav1.GetControllerOf(p)
 	if o == nil {
@@ -22,7 +23,7 @@ func template(p *corev1.Pod) string {
 	return strings.ToLower(o.Kind) + "/" + o.Name
 }
 
-// nearestWord is the word that is the most like another: at most a third of it is different. "" when none is.
+// nearestWord returns the most similar word, of which at most a third differs, or "".
 func nearestWord(word string, words []string) string {
 	best, least := "", max(1, len(word)/3)+1
 	slices.Sort(words)
@@ -34,7 +35,8 @@ func nearestWord(word string, words []string) string {
 	return best
 }
 
-// distance counts the letters to insert, remove, replace, or swap with the next, that make b of a.
+// distance returns the number of insertions, deletions, replacements and swaps of adjacent letters
+// that turn a into b.
 func distance(a, b string) int {
 	before, last := make([]int, len(b)+1), make([]int, len(b)+1)
 	for j := range last {

@@ -16,7 +16,7 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 )
 
-// unscheduled explains a pod that has no node.
+// unscheduled explains a pod that is not scheduled.
 func (w *World) unscheduled(p *corev1.Pod) Finding {
 	f := Finding{Object: name("pod", p), What: "has no node", Since: at(p.CreationTimestamp)}
 	c := podCondition(p, corev1.PodScheduled)
@@ -67,13 +67,13 @@ func (w *World) unscheduled(p *corev1.Pod) Finding {
 	of := f.Details
 	f.Because, f.Details = refusals(message)
 	f.Details = append(f.Details, of...)
-	if len(f.Mend) == 0 { // else another pod is in the way
+	if len(f.Mend) == 0 { // otherwise another pod is the obstacle
 		w.nearest(p, &f)
 	}
 	return f
 }
 
-// claims explains a pod whose claims are missing, or on their way out.
+// claims explains a pod whose claims are missing or being deleted.
 func (w *World) claims(p *corev1.Pod, f *Finding) bool {
 	if !w.read(Claims) {
 		return false
@@ -131,8 +131,8 @@ func claimNames(claims []corev1.PersistentVolumeClaim) []string {
 	return out
 }
 
-// refusals takes the scheduler's sentence apart: the sum of it, and how many nodes refused for which reason, the
-// commonest first.
+// refusals parses the scheduler's message. It returns the summary, and the reasons with their
+// number of nodes, the most frequent one first.
 func refusals(message string) (sum string, reasons []string) {
 	message = line(message)
 	message, post, _ := strings.Cut(message, " preemption: ")
@@ -151,7 +151,7 @@ func refusals(message string) (sum string, reasons []string) {
 		switch {
 		case err == nil:
 			all = append(all, refusal{n, text})
-		case len(all) > 0: // a reason with a comma in it
+		case len(all) > 0: // the reason contains a comma
 			all[len(all)-1].text += ", " + part
 		default:
 			return "no node helps: " + rest, nil
@@ -170,13 +170,13 @@ func refusals(message string) (sum string, reasons []string) {
 	return sum, reasons
 }
 
-// obstacle is what keeps a pod off one node.
+// obstacle is a reason why a pod cannot run on a node.
 type obstacle struct {
 	text, mend string
-	weight     float64 // how far the node is from taking the pod
+	weight     float64 // how far the node is from accepting the pod
 }
 
-// nearest names the node that is the nearest to taking the pod, and what would have to change there.
+// nearest adds the node that could most easily accept the pod, and the necessary changes.
 func (w *World) nearest(p *corev1.Pod, f *Finding) {
 	if !w.read(Nodes) {
 		return
@@ -214,7 +214,8 @@ func (w *World) nearest(p *corev1.Pod, f *Finding) {
 	}
 }
 
-// obstacles are what keeps the pod off a node, as far as the node's object and the pods on it tell.
+// obstacles returns the reasons why a pod cannot run on a node, as far as the Node and its pods
+// show them.
 func (w *World) obstacles(p *corev1.Pod, n *corev1.Node) []obstacle {
 	var out []obstacle
 	unschedulable := corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}
@@ -228,7 +229,7 @@ func (w *World) obstacles(p *corev1.Pod, n *corev1.Node) []obstacle {
 		}
 		o := obstacle{"it has taint " + t.ToString() + ", which the pod does not tolerate",
 			fmt.Sprintf("kctl taint node %s %s:%s-   # or give the pod a toleration", n.Name, t.Key, t.Effect), 1}
-		if strings.HasPrefix(t.Key, "node.kubernetes.io/") { // the node's state, not a person's wish
+		if strings.HasPrefix(t.Key, "node.kubernetes.io/") { // the taint reflects the node's state and was not set by a user
 			o.mend, o.weight = "kctl why node/"+n.Name, 2
 		}
 		out = append(out, o)
@@ -243,7 +244,7 @@ func tolerates(p *corev1.Pod, t *corev1.Taint) bool {
 	return scheduling.TolerationsTolerateTaint(logr.Discard(), p.Spec.Tolerations, t, false)
 }
 
-// unselected words a node that the pod's selector or affinity leaves out.
+// unselected describes a node that the pod's selector or affinity excludes.
 func (w *World) unselected(p *corev1.Pod, n *corev1.Node) obstacle {
 	var want, have []string
 	for k, v := range p.Spec.NodeSelector {
@@ -268,8 +269,8 @@ func (w *World) unselected(p *corev1.Pod, n *corev1.Node) obstacle {
 	return obstacle{text, "kctl label node " + n.Name + " " + strings.Join(want, " ") + overwrite, 1.5}
 }
 
-// room words what the node has too little of. Without the list of all pods only a pod that is larger than the whole
-// node is told.
+// room describes the resources that the node lacks. If the list of all pods is not available, only
+// a pod that is larger than the whole node is reported.
 func (w *World) room(p *corev1.Pod, n *corev1.Node) []obstacle {
 	asked := requests.PodRequests(p, requests.PodResourcesOptions{})
 	asked[corev1.ResourcePods] = *resource.NewQuantity(1, resource.DecimalSI)
@@ -316,12 +317,13 @@ func (w *World) room(p *corev1.Pod, n *corev1.Node) []obstacle {
 	return out
 }
 
-// lack is the share of what is asked for that is not there.
+// lack returns the missing share of the requested amount.
 func lack(want, free resource.Quantity) float64 {
 	return 1 - free.AsApproximateFloat64()/want.AsApproximateFloat64()
 }
 
-// askLess is the command after which the pod would fit: where the pods come from asks for less, or room is made.
+// askLess returns the command after which the pod would fit: lower its request in the template, or
+// free resources.
 func askLess(p *corev1.Pod, r string, free resource.Quantity) string {
 	owner := template(p)
 	if owner == "" || r == string(corev1.ResourcePods) || free.IsZero() || len(p.Spec.Containers) != 1 {

@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// pod explains a pod: the first thing that is in its way, and what of it cannot go on.
+// pod explains a pod: first what prevents it from running, then other problems.
 func (w *World) pod(p *corev1.Pod) []Finding {
 	switch {
 	case p.DeletionTimestamp != nil:
@@ -37,7 +37,7 @@ func (w *World) pod(p *corev1.Pod) []Finding {
 	return nil
 }
 
-// podWell says how a pod stands with which nothing is wrong.
+// podWell describes a pod without findings.
 func (w *World) podWell(p *corev1.Pod) string {
 	if p.Status.Phase == corev1.PodSucceeded {
 		return "it has done its work (Succeeded)"
@@ -48,7 +48,7 @@ func (w *World) podWell(p *corev1.Pod) string {
 	return string(p.Status.Phase)
 }
 
-// failed explains a pod that has ended and does not come back.
+// failed explains a pod that has failed and is not replaced.
 func (w *World) failed(p *corev1.Pod) Finding {
 	f := Finding{Object: name("pod", p), What: "has failed for good", Because: line(p.Status.Message)}
 	if c := podCondition(p, corev1.PodReady); c != nil {
@@ -58,7 +58,7 @@ func (w *World) failed(p *corev1.Pod) Finding {
 	again := kctl(p, "delete pod %s   # and make it anew: nothing does that for a pod without an owner", p.Name)
 	owner := template(p)
 	switch {
-	case strings.HasPrefix(owner, "job/"): // which replaces it, or has failed with it
+	case strings.HasPrefix(owner, "job/"): // the Job replaces the pod, or has failed with it
 		again = kctl(p, "describe %s", owner)
 	case owner != "":
 		f.Details = append(f.Details, owner+" replaces it")
@@ -75,7 +75,7 @@ func (w *World) failed(p *corev1.Pod) Finding {
 		if len(allStatuses(p)) == 0 && strings.Contains(p.Status.Message, "The node had condition") {
 			f.What = "was refused by node " + p.Spec.NodeName + ", which is short of something (Evicted)"
 		}
-		if strings.Contains(p.Status.Message, "The node ") { // not its own limits
+		if strings.Contains(p.Status.Message, "The node ") { // the node's limit, not the pod's
 			f.Mend = append(f.Mend, "kctl why node/"+p.Spec.NodeName)
 		}
 	case reason == "DeadlineExceeded":
@@ -93,14 +93,14 @@ func (w *World) failed(p *corev1.Pod) Finding {
 	return f
 }
 
-// terminatingPod explains a pod that is on its way out.
+// terminatingPod explains a pod that is being deleted.
 func (w *World) terminatingPod(p *corev1.Pod) Finding {
 	f := Finding{Object: name("pod", p), What: "is being deleted", Since: at(*p.DeletionTimestamp)}
 	grace := int64(0)
 	if p.DeletionGracePeriodSeconds != nil {
 		grace = *p.DeletionGracePeriodSeconds
 	}
-	end := p.DeletionTimestamp.Time // the API adds the grace period to it
+	end := p.DeletionTimestamp.Time // the deletion timestamp includes the grace period
 	f.Since = at(metav1.NewTime(end.Add(-time.Duration(grace) * time.Second)))
 	node := w.node(p.Spec.NodeName)
 	force := kctl(p, "delete pod %s --grace-period=0 --force   # only when nothing of it runs any more", p.Name)
@@ -128,7 +128,7 @@ func (w *World) terminatingPod(p *corev1.Pod) Finding {
 	return f
 }
 
-// letGo says why a pod is still there whose containers have ended.
+// letGo explains why a pod still exists after its containers have terminated.
 func (w *World) letGo(p *corev1.Pod, f *Finding) {
 	f.Because = "its containers have ended, and its node has not yet taken away what it had"
 	f.Mend = []string{kctl(p, "describe pod %s", p.Name), "kctl why node/" + p.Spec.NodeName}
@@ -166,7 +166,7 @@ func nodeReady(n *corev1.Node) bool {
 	return c != nil && c.Status == corev1.ConditionTrue
 }
 
-// lostNode explains a pod whose node is gone or says nothing.
+// lostNode explains a pod whose node was deleted or is unreachable.
 func (w *World) lostNode(p *corev1.Pod) *Finding {
 	if !w.read(Nodes) {
 		return nil
@@ -222,7 +222,7 @@ func (w *World) initializing(p *corev1.Pod, f *Finding) bool {
 	return false
 }
 
-// starting explains a pod that its node has taken and that has not come to its containers.
+// starting explains a pod that is scheduled and has not started its containers.
 func (w *World) starting(p *corev1.Pod) *Finding {
 	if p.Status.Phase != corev1.PodPending {
 		return nil
@@ -267,7 +267,7 @@ func (w *World) starting(p *corev1.Pod) *Finding {
 	return f
 }
 
-// unready explains a pod whose containers run and that gets no traffic.
+// unready explains a pod whose containers run and that receives no traffic.
 func (w *World) unready(p *corev1.Pod) *Finding {
 	c := podCondition(p, corev1.PodReady)
 	if c != nil && c.Status == corev1.ConditionTrue {
@@ -303,7 +303,7 @@ func (w *World) unready(p *corev1.Pod) *Finding {
 	return f
 }
 
-// probeEvent is the last word of a failed probe of a container.
+// probeEvent returns the newest event about a failed probe of a container.
 func (w *World) probeEvent(p *corev1.Pod, container string) *corev1.Event {
 	var best *corev1.Event
 	for i := range w.Events {
@@ -316,7 +316,7 @@ func (w *World) probeEvent(p *corev1.Pod, container string) *corev1.Event {
 	return best
 }
 
-// probeOf words what a probe asks.
+// probeOf describes the request or command of a probe.
 func probeOf(p *corev1.Pod, container, kind string) string {
 	i := slices.IndexFunc(p.Spec.Containers, func(c corev1.Container) bool { return c.Name == container })
 	if i < 0 {

@@ -12,7 +12,7 @@ import (
 
 func short(d time.Duration) string { return duration.HumanDuration(max(d, 0)) }
 
-// Print writes a report for a person.
+// Print writes a report as text.
 func (r Report) Print(out io.Writer, now time.Time) error {
 	var b strings.Builder
 	if len(r.Findings) == 0 {
@@ -35,7 +35,8 @@ func (r Report) Print(out io.Writer, now time.Time) error {
 	return err
 }
 
-// printable keeps what containers and events say from steering the terminal.
+// printable replaces control characters, so that messages of containers and events cannot control
+// the terminal.
 func printable(r rune) rune {
 	if r == '\n' || unicode.IsPrint(r) {
 		return r

@@ -14,7 +14,7 @@ import (
 	"keelson.dev/keelson/controlplane/api/balancer"
 )
 
-// service explains a Service that has no traffic to give, or nowhere to be reached.
+// service explains a Service without endpoints, or without an address.
 func (w *World) service(s *corev1.Service) []Finding {
 	if f := deletedObject(s, "service"); f != nil {
 		return []Finding{*f}
@@ -24,10 +24,10 @@ func (w *World) service(s *corev1.Service) []Finding {
 		out = append(out, *f)
 	}
 	if s.Spec.Type == corev1.ServiceTypeExternalName {
-		return out // it has no endpoints
+		return out // such a Service has no endpoints
 	}
 	if len(s.Spec.Selector) == 0 || !w.read(Pods) {
-		return append(append(out, w.nobody(s)...), w.near(s)...) // whose pods they are is not to be judged
+		return append(append(out, w.nobody(s)...), w.near(s)...) // without a selector, the pods of the Service are not known
 	}
 	var selected, ready []*corev1.Pod
 	selector := labels.SelectorFromSet(s.Spec.Selector)
@@ -58,7 +58,8 @@ func (w *World) service(s *corev1.Service) []Finding {
 	return append(out, unknownPorts(s, selected)...)
 }
 
-// balanced explains a Service of type LoadBalancer that is not reached at an address of its own; nil for any other.
+// balanced explains a Service of type LoadBalancer without an external address. It returns nil for
+// other Services.
 func balanced(s *corev1.Service) *Finding {
 	if s.Spec.Type != corev1.ServiceTypeLoadBalancer {
 		return nil
@@ -93,7 +94,8 @@ func balanced(s *corev1.Service) *Finding {
 	return f
 }
 
-// selectsNothing explains a selector by the labels that pods of the namespace have.
+// selectsNothing explains a selector without matching pods, by the labels of the pods in the
+// namespace.
 func (w *World) selectsNothing(s *corev1.Service) Finding {
 	f := Finding{Object: name("service", s), What: "selects no pod", Since: at(s.CreationTimestamp),
 		Mend: []string{kctl(s, "get pods --show-labels")}}
@@ -152,8 +154,8 @@ func (w *World) selectsNothing(s *corev1.Service) Finding {
 	return f
 }
 
-// unknownPorts explains ports that no container has by that name. A number needs no container to declare it: of a
-// number that no container declares it is said only where containers declare others.
+// unknownPorts explains target ports that no container declares. A name must be declared. A number
+// need not be; an undeclared number is reported only if containers declare other ports.
 func unknownPorts(s *corev1.Service, pods []*corev1.Pod) []Finding {
 	var out []Finding
 	for _, port := range s.Spec.Ports {

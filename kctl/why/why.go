@@ -1,5 +1,5 @@
-// Package why explains in words why an object is not as it should be, with the command that would mend it. It is
-// pure: it judges objects that somebody else has read, and says what it could not judge because it was not read.
+// Package why explains why an object is not healthy, and returns the commands that repair it. It is
+// pure: the caller reads the objects. The report lists the objects that could not be read.
 package why
 
 import (
@@ -23,57 +23,58 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Finding is one thing that is not as it should be.
+// Finding is one problem of an object.
 type Finding struct {
-	Object  string       `json:"object"` // "pod default/web-0"
+	Object  string       `json:"object"` // such as "pod default/web-0"
 	What    string       `json:"what"`
-	Since   *metav1.Time `json:"since,omitempty"` // nil = not known
+	Since   *metav1.Time `json:"since,omitempty"` // nil if not known
 	Because string       `json:"because,omitempty"`
-	Mend    []string     `json:"mend,omitempty"` // commands, in order
+	Mend    []string     `json:"mend,omitempty"` // commands that repair the problem, in order
 	Details []string     `json:"details,omitempty"`
 }
 
-// Report is what there is to say about one object.
+// Report is the explanation of one object.
 type Report struct {
 	Object   string    `json:"object"`
-	Well     string    `json:"well,omitempty"` // how it stands when nothing is wrong
+	Well     string    `json:"well,omitempty"` // the state of the object if there are no findings
 	Findings []Finding `json:"findings"`
-	Unread   []string  `json:"unread,omitempty"` // what the caller may not read, so that it was not judged
+	Unread   []string  `json:"unread,omitempty"` // lists that the user may not read, so that they were not considered
 }
 
-// World is what was read for one explanation. A list that is named in Unread is not known, rather than empty.
+// World contains the objects that were read for one explanation. A list that is named in Unread is
+// unknown, not empty.
 type World struct {
 	Now    time.Time
 	Unread []string
 
-	Events []corev1.Event // of the subject and of the pods below it
+	Events []corev1.Event // of the subject and of its pods
 	Nodes  []corev1.Node
 	Pods   []corev1.Pod // of the subject's namespace
 	Placed []corev1.Pod // of all namespaces
 	Claims []corev1.PersistentVolumeClaim
 
 	Budgets     []policyv1.PodDisruptionBudget // of all namespaces, for a cordoned node
-	StatefulSet *appsv1.StatefulSet            // the controller of the pod; nil = none, or not read
+	StatefulSet *appsv1.StatefulSet            // the controller of the pod; nil if there is none or it was not read
 
 	Attachments []storagev1.VolumeAttachment // of the claim's volume
 
 	ReplicaSets []appsv1.ReplicaSet
 	Groups      []schedulingv1beta1.PodGroup // of the subject's namespace
-	Mates       []corev1.Pod                 // of the subject's namespace, for a pod of a group
-	Schedulers  []string                     // the names that the cluster's own scheduler serves; none = not known
+	Mates       []corev1.Pod                 // of the subject's namespace, for a pod of a pod group
+	Schedulers  []string                     // names that the cluster's own scheduler serves; empty if not known
 
 	Slices   []discoveryv1.EndpointSlice // of the Service
-	Services []corev1.Service            // that the EndpointSlice or the Ingress names
-	Secrets  []corev1.Secret             // that the Ingress names
+	Services []corev1.Service            // to which the EndpointSlice or the Ingress refers
+	Secrets  []corev1.Secret             // to which the Ingress refers
 	Classes  []networkingv1.IngressClass
 
-	Scaled   *Scaled  // the target of the autoscaler; nil = not known
-	Measured []string // names of pods that have a sample in metrics.k8s.io
-	// NotServed is why metrics.k8s.io does not answer; "" = it does.
+	Scaled   *Scaled  // the target of the autoscaler; nil if not known
+	Measured []string // names of the pods with a sample in metrics.k8s.io
+	// NotServed is the error of metrics.k8s.io, or empty.
 	NotServed string
 }
 
-// The lists as Unread names them.
+// Names of the lists in Unread.
 const (
 	Events = "events"
 	Nodes  = "nodes"
@@ -99,13 +100,14 @@ const (
 	PodMetrics = "metrics of pods"
 )
 
-// most bounds the details of one finding, and the objects below a subject that are gone into.
+// most is the maximum number of details of a finding, and of objects below a subject that are
+// explained.
 const most = 10
 
-// recent is how long an event tells of how things are.
+// recent is how long an event counts as current.
 const recent = 10 * time.Minute
 
-// Explain judges an object. Of a kind that it does not know it judges deletion and conditions.
+// Explain explains an object. For an unknown kind it considers only deletion and conditions.
 func Explain(w *World, subject runtime.Object) Report {
 	r := Report{Unread: w.Unread, Findings: []Finding{}}
 	switch o := subject.(type) {
@@ -158,7 +160,7 @@ func (r *Report) is(kind string, o metav1.Object, well string, findings []Findin
 
 func (w *World) read(list string) bool { return !slices.Contains(w.Unread, list) }
 
-// age is how long ago something was, in kubectl's short form; "" when that is not known.
+// age returns the time since t in kubectl's short form, or "" if t is zero.
 func (w *World) age(t metav1.Time) string {
 	if t.IsZero() {
 		return ""
@@ -173,8 +175,8 @@ func name(kind string, o metav1.Object) string {
 	return kind + " " + o.GetNamespace() + "/" + o.GetName()
 }
 
-// kctl is a command in the namespace of an object. A person may paste it: what a shell would take for more than a word
-// stands in no argument.
+// kctl returns a command in the namespace of an object. It is safe to paste into a shell: no
+// argument contains characters that a shell interprets.
 func kctl(o metav1.Object, format string, args ...any) string {
 	for i, a := range args {
 		if text, ok := a.(string); ok {
@@ -188,7 +190,8 @@ func kctl(o metav1.Object, format string, args ...any) string {
 	return "kctl " + line
 }
 
-// word is a text that a shell takes as it is, or NAME: names of some kinds, and what a message says, may be anything.
+// word returns text if a shell does not interpret it, and NAME otherwise: names of some kinds and
+// texts of messages can contain any character.
 func word(text string) string {
 	if text == "" || strings.ContainsFunc(text, func(r rune) bool {
 		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune(`._-/:@=,+%" `, r))
@@ -205,7 +208,7 @@ func at(t metav1.Time) *metav1.Time {
 	return &t
 }
 
-// event is the newest event of an object with one of the reasons; nil when there is none.
+// event returns the newest event of an object with one of the reasons, or nil.
 func (w *World) event(uid types.UID, reasons ...string) *corev1.Event {
 	var best *corev1.Event
 	for i := range w.Events {
@@ -218,7 +221,7 @@ func (w *World) event(uid types.UID, reasons ...string) *corev1.Event {
 	return best
 }
 
-// seen is when an event was last seen, whichever of its forms it has.
+// seen returns when an event was last observed, in any of its formats.
 func seen(e *corev1.Event) time.Time {
 	if e.Series != nil {
 		return e.Series.LastObservedTime.Time
@@ -239,7 +242,7 @@ func podCondition(p *corev1.Pod, t corev1.PodConditionType) *corev1.PodCondition
 	return &p.Status.Conditions[i]
 }
 
-// bounded keeps a list within most, and says what it left out.
+// bounded truncates a list to most items, and adds how many were omitted.
 func bounded(list []string) []string {
 	if len(list) <= most {
 		return list
@@ -247,7 +250,7 @@ func bounded(list []string) []string {
 	return append(slices.Clip(list[:most]), fmt.Sprintf("and %d more", len(list)-most))
 }
 
-// many is "1 node", "2 nodes".
+// many returns a number with its noun: "1 node", "2 nodes".
 func many(n int, thing string) string {
 	if n == 1 {
 		return "1 " + thing
@@ -255,5 +258,5 @@ func many(n int, thing string) string {
 	return fmt.Sprintf("%d %ss", n, thing)
 }
 
-// line makes one line of what may be several.
+// line joins the lines of a text.
 func line(text string) string { return strings.Join(strings.Fields(text), " ") }

@@ -13,11 +13,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// workload is what the kinds that make pods have in common.
+// workload contains what all kinds that create pods have in common.
 type workload struct {
 	metav1.Object
 	kind  string
-	owner []metav1.Object // whose pods these are: the object itself, or its ReplicaSets
+	owner []metav1.Object // controllers of the pods: the object itself, or its ReplicaSets
 	want  int32
 	ready int32
 }
@@ -202,7 +202,7 @@ func (w *World) job(j *batchv1.Job) []Finding {
 	return w.behind(l, first, text, j.Status.Failed > 0 || j.Status.Active > ready)
 }
 
-// unseen tells of a change that no controller has looked at.
+// unseen explains a change that the controller has not observed.
 func (w *World) unseen(l *workload, generation, observed int64) *Finding {
 	if observed >= generation {
 		return nil
@@ -212,7 +212,7 @@ func (w *World) unseen(l *workload, generation, observed int64) *Finding {
 		Mend:    []string{"kctl cluster status"}}
 }
 
-// failedCreate tells of the last pod that could not be made, where no condition does.
+// failedCreate explains the last pod that could not be created, if no condition reports it.
 func (w *World) failedCreate(l *workload) *Finding {
 	e := w.event(l.GetUID(), "FailedCreate")
 	if e == nil || w.Now.Sub(seen(e)) > recent {
@@ -223,7 +223,7 @@ func (w *World) failedCreate(l *workload) *Finding {
 	return &f
 }
 
-// refused explains pods that the API does not let a controller make.
+// refused explains pods whose creation the API rejects.
 func (w *World) refused(l *workload, message string, since *metav1.Time) Finding {
 	message = line(message)
 	f := Finding{Object: l.name(), What: "cannot make its pods", Since: since, Because: message, Mend: []string{kctl(l, "describe %s %s", l.kind, l.GetName())}}
@@ -248,8 +248,8 @@ func (w *World) refused(l *workload, message string, since *metav1.Time) Finding
 	return f
 }
 
-// behind adds why pods of a workload are not ready: one finding that sums it up, and those of the pods, the commonest
-// once. A workload that is as it should be gets none.
+// behind explains why pods of a workload are not ready: one finding as a summary, and those of the
+// pods, each frequent problem once. A healthy workload has no finding.
 func (w *World) behind(l *workload, first []Finding, text string, behind bool) []Finding {
 	if f := deletedObject(l, l.kind); f != nil {
 		first = append([]Finding{*f}, first...)
@@ -265,7 +265,7 @@ func (w *World) behind(l *workload, first []Finding, text string, behind bool) [
 	return append(first, w.commonest(w.podsOf(l), &first[0])...)
 }
 
-// podsOf are the pods of a workload.
+// podsOf returns the pods of a workload.
 func (w *World) podsOf(l *workload) []corev1.Pod {
 	var pods []corev1.Pod
 	for i := range w.Pods {
@@ -277,8 +277,8 @@ func (w *World) podsOf(l *workload) []corev1.Pod {
 	return pods
 }
 
-// commonest explains those of the pods that are not well, newest first. Of pods with the same trouble the first is told,
-// and the others are counted in the finding above them.
+// commonest explains the unhealthy pods, newest first. For pods with the same problem, only the
+// first is explained; the others are counted in the finding above.
 func (w *World) commonest(pods []corev1.Pod, above *Finding) []Finding {
 	slices.SortFunc(pods, func(a, b corev1.Pod) int {
 		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
