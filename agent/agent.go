@@ -1,7 +1,7 @@
-// Package agent is the vocabulary of the node agent: what a pod worker needs of
-// a container runtime, an image store, a network, volumes and the control plane,
-// each as an interface with its contract. The packages below implement them and
-// do not know each other; agent/node wires them.
+// Package agent is the vocabulary of the node agent. It declares the interfaces between the pod
+// workers and the container runtime, the image store, the network, the volumes and the control
+// plane. The packages below it implement these interfaces and do not import each other; agent/node
+// wires them together.
 package agent
 
 import (
@@ -24,12 +24,13 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Runtime runs sandboxes and containers. The verbs and messages are CRI v1's:
-// each is idempotent as the CRI demands (stopping what is stopped, removing what
-// is gone, succeed). Not found is a gRPC status NotFound.
+// Runtime runs sandboxes and containers. Its first methods are those of CRI v1, with the CRI's
+// messages and idempotency: stopping a stopped container and removing a removed one succeed. A
+// missing object is a gRPC status NotFound.
 type Runtime interface {
-	// RunPodSandbox makes the pod's cgroup, its network namespace (pinned by a
-	// bind mount that outlives processes), calls Network.Add, and starts pause.
+	// RunPodSandbox creates the pod's cgroup and its network namespace, calls Network.Add and
+	// starts the pause process. A bind mount pins the network namespace, which therefore outlives
+	// its processes.
 	RunPodSandbox(context.Context, *cri.RunPodSandboxRequest) (*cri.RunPodSandboxResponse, error)
 	StopPodSandbox(context.Context, *cri.StopPodSandboxRequest) (*cri.StopPodSandboxResponse, error)
 	RemovePodSandbox(context.Context, *cri.RemovePodSandboxRequest) (*cri.RemovePodSandboxResponse, error)
@@ -38,72 +39,78 @@ type Runtime interface {
 
 	CreateContainer(context.Context, *cri.CreateContainerRequest) (*cri.CreateContainerResponse, error)
 	StartContainer(context.Context, *cri.StartContainerRequest) (*cri.StartContainerResponse, error)
-	// StopContainer fails with ErrStillRunning where the container was killed and does not end.
+	// StopContainer fails with ErrStillRunning if the container was killed and does not exit.
 	StopContainer(context.Context, *cri.StopContainerRequest) (*cri.StopContainerResponse, error)
 	RemoveContainer(context.Context, *cri.RemoveContainerRequest) (*cri.RemoveContainerResponse, error)
 	ListContainers(context.Context, *cri.ListContainersRequest) (*cri.ListContainersResponse, error)
 	ContainerStatus(context.Context, *cri.ContainerStatusRequest) (*cri.ContainerStatusResponse, error)
-	// UpdateContainerResources and UpdatePodSandboxResources change the CPUs and the memory of what runs, and nothing else
-	// of it: of the resources given, shares, quota, period and limit of memory count, where 0 lifts a limit. A limit of
-	// memory below what is in use is refused, and changes nothing. What ContainerStatus tells is what was set last.
+	// UpdateContainerResources and UpdatePodSandboxResources change the CPU and memory limits of a
+	// running container or sandbox. They apply the CPU shares, quota and period and the memory
+	// limit, and ignore all other resources. A limit of 0 removes the limit. A memory limit below
+	// the current usage is refused and changes nothing. ContainerStatus returns the values that
+	// were set last.
 	UpdateContainerResources(context.Context, *cri.UpdateContainerResourcesRequest) (*cri.UpdateContainerResourcesResponse, error)
 	UpdatePodSandboxResources(context.Context, *cri.UpdatePodSandboxResourcesRequest) (*cri.UpdatePodSandboxResourcesResponse, error)
 	ExecSync(context.Context, *cri.ExecSyncRequest) (*cri.ExecSyncResponse, error)
 	Status(context.Context, *cri.StatusRequest) (*cri.StatusResponse, error)
 
-	// Events delivers a note for every container or sandbox that started or ended,
-	// until ctx ends. Losing one is harmless: whoever listens also lists.
+	// Events delivers an event for every container or sandbox that started or exited, until ctx
+	// ends. Events may be lost; receivers must also list.
 	Events(ctx context.Context) <-chan RuntimeEvent
-	// Exec runs a command with live streams; Attach joins the container's own.
-	// A command that ended with a code other than 0 is *ExitError.
+	// Exec runs a command with live streams; Attach connects to the container's own streams. A
+	// command that exits with a code other than 0 returns *ExitError.
 	Exec(ctx context.Context, containerID string, command []string, tty bool, s Streams) error
 	Attach(ctx context.Context, containerID string, tty bool, s Streams) error
-	// PortForward joins conn to a port on localhost inside the sandbox.
+	// PortForward connects conn to a port on localhost inside the sandbox.
 	PortForward(ctx context.Context, sandboxID string, port int32, conn io.ReadWriteCloser) error
-	// StageTimes returns what the runtime measured while making a sandbox or container
-	// ("netns", "cni", "pause", "rootfs", "create", "start"), and forgets it.
+	// StageTimes returns and deletes the stages measured during the creation of a sandbox or
+	// container: "netns", "cni", "pause", "rootfs", "create", "start".
 	StageTimes(id string) []StageTime
 }
 
-// ErrStillRunning says that the kernel waits for something on behalf of a container that was killed.
+// ErrStillRunning is returned for a killed container that does not exit, because the kernel is
+// waiting on its behalf (for example for a file server).
 var ErrStillRunning = errors.New("container does not end")
 
-// EarlyRuntime is a Runtime in which containers can be created while the network of their sandbox is still being
-// attached, which is what takes longest of a sandbox.
+// EarlyRuntime is a Runtime that can create containers while the network of their sandbox is still
+// being attached. The network takes the longest part of a sandbox's creation.
 type EarlyRuntime interface {
 	Runtime
-	// RunPodSandboxEarly is RunPodSandbox. It calls prepared once at most, with the sandbox's id, as soon as
-	// CreateContainer works in it; StartContainer is refused until it has returned. Such a sandbox is not listed yet.
-	// When it fails after that, the containers are gone with the sandbox.
+	// RunPodSandboxEarly is RunPodSandbox with a callback. It calls prepared at most once, with the
+	// sandbox's ID, as soon as CreateContainer works in the sandbox. Until RunPodSandboxEarly
+	// returns, StartContainer is refused and the sandbox is not listed. If it fails after prepared
+	// was called, the sandbox's containers have been removed with the sandbox.
 	RunPodSandboxEarly(ctx context.Context, q *cri.RunPodSandboxRequest, prepared func(id string)) (*cri.RunPodSandboxResponse, error)
 }
 
-// TieredRuntime is a Runtime that holds the classes of pods apart.
+// TieredRuntime is a Runtime that places pods in one cgroup per QoS class.
 type TieredRuntime interface {
 	Runtime
-	// SetTiers says what all pods together, and the classes among them, are worth. It waits for the runtime's start;
-	// what cannot be set is in the error, and the rest is set.
+	// SetTiers sets the resource limits of kubepods and the CPU weights of the QoS cgroups. It
+	// waits until the runtime has started. A limit that cannot be set is reported in the error; the
+	// other limits are set.
 	SetTiers(context.Context, Tiers) error
 }
 
-// Tiers are the limits of all pods together, and the weights of their classes: pods that asked for nothing come last,
-// and weigh next to nothing, when the others want the CPUs.
+// Tiers are the resource limits of all pods together and the CPU weights of the QoS classes.
+// BestEffort pods have the smallest possible weight.
 type Tiers struct {
-	CPU    int64 // thousandths of a CPU for all pods: their weight against the rest of the machine
-	Memory int64 // bytes for all pods; 0 = no limit
+	CPU    int64 // for all pods, in thousandths of a CPU; their weight relative to the other processes of the machine
+	Memory int64 // for all pods, in bytes; 0 = no limit
 	PIDs   int64 // processes and threads of all pods; 0 = no limit
 
-	Burstable int64 // thousandths of a CPU that all Burstable pods requested
+	Burstable int64 // CPU requests of all Burstable pods, in thousandths of a CPU
 }
 
-// RuntimeEvent says that the state of a container (or of the sandbox itself, when ContainerID is empty) changed.
+// RuntimeEvent reports that the state of a container changed, or that of the sandbox if ContainerID
+// is empty.
 type RuntimeEvent struct {
 	SandboxID   string
 	ContainerID string
 	PodUID      types.UID
 }
 
-// StageTime is one measured step.
+// StageTime is one measured step of creating a sandbox or container.
 type StageTime struct {
 	Name     string
 	Start    time.Time
@@ -114,7 +121,7 @@ type StageTime struct {
 // TermSize is a terminal's size in characters.
 type TermSize struct{ Width, Height uint16 }
 
-// Streams are the standard streams of an exec; nil where not wanted.
+// Streams are the standard streams of an exec. A stream that is not used is nil.
 type Streams struct {
 	Stdin  io.Reader
 	Stdout io.Writer
@@ -122,8 +129,8 @@ type Streams struct {
 	Resize <-chan TermSize
 }
 
-// Images holds images on the node. PullImage of what is there already costs a
-// manifest request at most.
+// Images stores images on the node. Pulling an image that is already present costs at most one
+// manifest request.
 type Images interface {
 	PullImage(context.Context, *cri.PullImageRequest) (*cri.PullImageResponse, error)
 	ImageStatus(context.Context, *cri.ImageStatusRequest) (*cri.ImageStatusResponse, error)
@@ -131,13 +138,14 @@ type Images interface {
 	RemoveImage(context.Context, *cri.RemoveImageRequest) (*cri.RemoveImageResponse, error)
 	ImageFsInfo(context.Context, *cri.ImageFsInfoRequest) (*cri.ImageFsInfoResponse, error)
 
-	// Config returns the image's defaults, or ErrImageNotPresent.
+	// Config returns the image's defaults. It returns ErrImageNotPresent if the image is missing.
 	Config(ctx context.Context, image string) (ImageConfig, error)
-	// PrepareRootFS prepares a writable root file system for a container on top of the image and
-	// returns the mount; idempotent per containerID. RemoveRootFS unmounts and deletes it; safe without it.
+	// PrepareRootFS prepares a writable root file system on top of the image and returns it. It is
+	// idempotent per containerID. RemoveRootFS unmounts and deletes the root file system; it
+	// succeeds if none was prepared.
 	PrepareRootFS(ctx context.Context, containerID, image string) (RootFS, error)
 	RemoveRootFS(ctx context.Context, containerID string) error
-	// Import loads an OCI layout or docker archive (a tar file) and returns the names it holds.
+	// Import loads an OCI layout or docker archive (a tar file) and returns the image names in it.
 	Import(ctx context.Context, path string) ([]string, error)
 }
 
@@ -154,8 +162,9 @@ type ImageConfig struct {
 	Volumes    []string
 }
 
-// RootFS is a prepared root file system. Lower are read-only layers, topmost first. When Mounted,
-// Path is ready to use; otherwise the container's creator mounts overlay at Path with the given parts.
+// RootFS is a prepared root file system. Lower lists the read-only layers, topmost first. If
+// Mounted is true, Path is ready to use. Otherwise the creator of the container mounts an overlay
+// of Lower, Upper and Work at Path.
 type RootFS struct {
 	Path    string
 	Lower   []string
@@ -168,45 +177,49 @@ type RootFS struct {
 var (
 	ErrImageNotPresent = errors.New("image is not present on the node")
 	ErrImagePull       = errors.New("ErrImagePull")          // wrapped with registry, image and cause
-	ErrInvalidImage    = errors.New("InvalidImageName")      // the reference does not parse
+	ErrInvalidImage    = errors.New("InvalidImageName")      // the image reference cannot be parsed
 	ErrImageUnpack     = errors.New("image does not unpack") // wrapped with layer and cause
 )
 
-// NetworkRequest describes the sandbox to be attached.
+// NetworkRequest describes the sandbox whose network is attached or detached.
 type NetworkRequest struct {
 	SandboxID string
-	NetNS     string // path
+	NetNS     string // path of the network namespace
 	Namespace string
 	Name      string
 	UID       types.UID
 	Ports     []*cri.PortMapping
-	Ingress   int64 // bandwidth, bits/s; 0 = no limit
+	Ingress   int64 // bandwidth limit in bits per second; 0 = no limit
 	Egress    int64
 }
 
-// NetworkStatus is what the pod got.
+// NetworkStatus describes the attached network of a pod.
 type NetworkStatus struct {
-	IPs      []string // first is the primary one
+	IPs      []string // the first one is the primary address
 	MAC      string
 	Gateways []string
 }
 
-// Network attaches sandboxes. Every call is idempotent; Del is safe without Add.
+// Network attaches sandboxes to the pod network. Every call is idempotent. Del succeeds if Add was
+// not called.
 type Network interface {
 	Add(ctx context.Context, r NetworkRequest) (NetworkStatus, error)
 	Check(ctx context.Context, r NetworkRequest) error
 	Del(ctx context.Context, r NetworkRequest) error
-	// GC releases what belongs to no sandbox of the list, and was not attached by this process: the list may be older.
+	// GC releases the networks of all sandboxes that are not in keep. It does not release a sandbox
+	// that this process attached, because keep may be older than the attachment.
 	GC(ctx context.Context, keep []string) error
-	// Ready is nil when a network configuration is loaded, else says what is missing.
+	// Ready returns nil if a network configuration is loaded. Otherwise its error states what is
+	// missing.
 	Ready() error
 }
 
-// PolicyGuard holds back what would run before its network policies are in force.
+// PolicyGuard delays the start of a pod until its network policies are enforced.
 type PolicyGuard interface {
-	// Guard is told that a pod of this node has these addresses, and returns once what policies say of them is in the
-	// kernel: at once for a pod that no policy selects, and for one whose rules are there. It waits ten seconds at most;
-	// its error says why they are not.
+	// Guard records that a pod of this node has these addresses and waits until the kernel enforces
+	// the policies that select the pod. It returns immediately if no policy selects the pod or if
+	// the rules are already in place. It waits at most ten seconds; its error states why the rules
+	// are missing.
 	Guard(ctx context.Context, pod *v1.Pod, addresses []string) error
 }
 
@@ -214,65 +227,76 @@ type PolicyGuard interface {
 type Mount struct {
 	HostPath string
 	ReadOnly bool
-	// IsFile is true for a hostPath that names a file or device.
+	// IsFile reports that the hostPath names a file or device.
 	IsFile bool
-	// Block: HostPath is, or leads to, a block device, for containers' volumeDevices.
+	// Block reports that HostPath is a block device, or a link to one, for the containers'
+	// volumeDevices.
 	Block bool
-	// Group is the supplemental group that the volume gives to the processes of the pod; nil = none.
+	// Group is the supplemental group that the volume adds to the pod's processes; nil = none.
 	Group *int64
 }
 
 // Volumes prepares the volumes of a pod on the node. All calls are idempotent.
 type Volumes interface {
-	// MountAll prepares every volume of the pod and returns them by name. Objects that are
-	// missing, optional ones aside, are an error that names them; calling again later is the retry.
+	// MountAll prepares every volume of the pod and returns the mounts by volume name. A missing
+	// object that is not optional is an error that names the object. The caller retries by calling
+	// MountAll again.
 	MountAll(ctx context.Context, pod *v1.Pod) (map[string]Mount, error)
-	// Refresh rewrites projected content (ConfigMap, Secret, token) that has changed, atomically.
+	// Refresh rewrites projected content (ConfigMap, Secret, token) that has changed. Each rewrite
+	// is atomic.
 	Refresh(ctx context.Context, pod *v1.Pod) error
-	// GiveUp has the kernel give up what it waits for on behalf of a pod whose processes were killed and do not end: a file
-	// server that does not answer. What was not written by then is lost. Safe when there is nothing.
+	// AbortIO aborts the kernel's pending I/O for a pod whose killed processes do not exit, for
+	// example because a file server does not respond. Data that has not been written is lost. It
+	// succeeds if nothing is pending.
 	GiveUp(ctx context.Context, pod types.UID) error
-	// UnmountAll takes everything of the pod away; safe when there is nothing.
+	// UnmountAll unmounts and removes all volumes of the pod. It succeeds if the pod has none.
 	UnmountAll(ctx context.Context, pod types.UID) error
-	// Pods lists the pods of which something is still mounted or stored, for clean-up after a crash.
+	// Pods lists the pods that still have mounted or stored volumes, for the cleanup after a crash.
 	Pods() ([]types.UID, error)
 }
 
-// ErrDamagedRecord says that what lies on disk about devices cannot be read; it is wrapped with the file and what to do.
+// ErrDamagedRecord is returned if the stored record of prepared devices cannot be read. It is
+// wrapped with the file and the remedy.
 var ErrDamagedRecord = errors.New("damaged record")
 
-// Devices has drivers prepare the devices that pods claim. All calls are idempotent.
+// Devices asks drivers to prepare the devices that pods claim. All calls are idempotent.
 type Devices interface {
-	// Prepare makes ready all that the pod claims. A claim that cannot be used, or a driver that is not there, is an
-	// error that names it; calling again later is the retry.
+	// Prepare prepares all devices that the pod claims. An unusable claim or a missing driver is an
+	// error that names it. The caller retries by calling Prepare again.
 	Prepare(ctx context.Context, pod *v1.Pod) (ClaimedDevices, error)
-	// Release gives the pod's devices back, those of a claim when no other pod of the node uses it; safe when there is nothing.
-	// Of a pod of an earlier life no more need be given than its uid. ErrDamagedRecord when what it has is not known.
+	// Release releases the pod's devices. The devices of a claim are released when no other pod of
+	// the node uses the claim. It succeeds if the pod has none. For a pod that an earlier agent
+	// process started, only the UID is required. It returns ErrDamagedRecord if the pod's devices
+	// are unknown.
 	Release(ctx context.Context, pod *v1.Pod) error
-	// Pods lists the pods for which devices may be prepared, for clean-up after a crash.
+	// Pods lists the pods that may have prepared devices, for the cleanup after a crash.
 	Pods() ([]types.UID, error)
-	// Health tells of the prepared devices of a pod's containers, by the containers' names; nil when the pod has none.
+	// Health returns the health of the prepared devices of a pod by container name. It returns nil
+	// if the pod has none.
 	Health(pod *v1.Pod) map[string][]v1.ResourceStatus
-	// Changes has a value when drivers came or went, or what they tell has changed, until ctx ends.
+	// Changes returns a channel that is signaled until ctx ends when a driver registers or
+	// unregisters, or when the reported health changes.
 	Changes(ctx context.Context) <-chan struct{}
 }
 
 // ClaimedDevice is one prepared device of a pod.
 type ClaimedDevice struct {
-	Requests []string // of the claim that it was allocated for: "request" or "request/alternative"; none = all
-	CDI      []string // what the runtime knows it by: "vendor/class=name"
-	// Its names in the cluster; empty when it was prepared by an agent that did not note them.
+	Requests []string // requests of the claim that the device was allocated for: "request" or "request/alternative"; none = all
+	CDI      []string // CDI device names for the runtime: "vendor/class=name"
+	// Driver, Pool and Device identify the device in the cluster. They are empty if an agent
+	// prepared the device that did not record them.
 	Driver, Pool, Device string `json:",omitempty"`
-	ShareID              string `json:",omitempty"` // of a device that several claims share
+	ShareID              string `json:",omitempty"` // set for a device that several claims share
 }
 
-// ContainerClaim is what a container has of a claim.
+// ContainerClaim lists the devices of one claim that a container uses.
 type ContainerClaim struct {
 	Namespace, Name string
 	Devices         []ClaimedDevice
 }
 
-// For says whether the device belongs to a request of its claim; "" is the whole claim.
+// MatchesRequest reports whether the device was allocated for the named request of its claim. An
+// empty request names the whole claim.
 func (d *ClaimedDevice) For(request string) bool {
 	return request == "" || len(d.Requests) == 0 || slices.ContainsFunc(d.Requests, func(name string) bool {
 		main, _, _ := strings.Cut(name, "/")
@@ -280,11 +304,12 @@ func (d *ClaimedDevice) For(request string) bool {
 	})
 }
 
-// ClaimedDevices are a pod's, by the name of the entry of spec.resourceClaims.
+// ClaimedDevices are the devices of a pod, by the name of the entry in spec.resourceClaims.
 type ClaimedDevices map[string][]ClaimedDevice
 
-// Objects is the agent's view of the cluster: exactly what its session delivered (or its checkpoint
-// holds while no control plane can be reached). Returned objects are shared: do not modify.
+// Objects is the agent's view of the cluster. It holds exactly the objects that the session
+// delivered. While no control plane can be reached, it holds the objects of the checkpoint.
+// Returned objects are shared: callers must not modify them.
 type Objects interface {
 	Pod(uid types.UID) (*v1.Pod, bool)
 	Pods() []*v1.Pod
@@ -293,7 +318,8 @@ type Objects interface {
 	Claim(namespace, name string) (*v1.PersistentVolumeClaim, bool)
 	PersistentVolume(name string) (*v1.PersistentVolume, bool)
 	CSIDriver(name string) (*storagev1.CSIDriver, bool)
-	// VolumeAttachment is what attaches a driver's volume of this handle to this node, by whichever PersistentVolume.
+	// VolumeAttachment returns the object that attaches the driver's volume with this handle to
+	// this node. Any PersistentVolume may be its source.
 	VolumeAttachment(driver, handle string) (*storagev1.VolumeAttachment, bool)
 	RuntimeClass(name string) (*nodev1.RuntimeClass, bool)
 	ResourceClaim(namespace, name string) (*resourcev1.ResourceClaim, bool)
@@ -301,59 +327,68 @@ type Objects interface {
 	Service(namespace, name string) (*v1.Service, bool)
 	EndpointSlices() []*discoveryv1.EndpointSlice
 	EndpointSlice(namespace, name string) (*discoveryv1.EndpointSlice, bool)
-	// NetworkPolicies are those that select a pod of this node, in no order. The annotation AddressGroups of each names the
-	// groups of its peers. Shared: do not modify.
+	// NetworkPolicies returns the policies that select a pod of this node, in no order. The
+	// annotation AddressGroups of each policy names the address groups of its peers. Callers must
+	// not modify the policies.
 	NetworkPolicies() []*networkingv1.NetworkPolicy
-	// AddressGroup are the pods that a peer of a policy stands for: addresses, and with each subset of them the ports that
-	// their containers name. A group that a policy names is there before the policy is.
+	// AddressGroup returns the pods that match a policy peer. Each subset holds addresses and the
+	// named ports of the containers at these addresses. A group is available before any policy that
+	// names it.
 	AddressGroup(name string) (*v1.Endpoints, bool)
-	// Node is the node's own object, once the control plane has it.
+	// Node returns this node's own object. It returns false until the control plane has created the
+	// object.
 	Node() (*v1.Node, bool)
-	// Peers are the other nodes, in no order. They are shared: do not modify.
+	// Peers returns the other nodes, in no order. Callers must not modify them.
 	Peers() []*Peer
-	// Token returns a bound service account token, cached until 80% of its life.
+	// Token returns a bound service account token. Tokens are cached until 80% of their lifetime
+	// has passed.
 	Token(ctx context.Context, pod *v1.Pod, audience string, expirationSeconds int64) (token string, expires time.Time, err error)
-	// Revision up to which the view is complete.
+	// Revision returns the revision up to which the view is complete.
 	Revision() uint64
 	// Synced is closed once a full assignment (or a checkpoint) has been loaded.
 	Synced() <-chan struct{}
-	// Confirmed is closed once a control plane has confirmed the view since this process started. A checkpoint
-	// may be a moment older than the last pods that were started: what it lacks is not to be removed before.
+	// Confirmed is closed once a control plane has confirmed the view since this process started. A
+	// checkpoint may lack the pods that were started last; callers must not remove a missing pod
+	// before.
 	Confirmed() <-chan struct{}
-	// Changes delivers the kinds that changed ("Pod", "Service", "EndpointSlice", "ConfigMap" ...;
-	// "Node" is the own one, "Peer" the others), coalesced,
-	// until ctx ends. The first value arrives at once and names every kind.
+	// Changes delivers the kinds that changed ("Pod", "Service", "EndpointSlice", "ConfigMap" ...),
+	// coalesced, until ctx ends. "Node" is this node's own object, "Peer" stands for the other
+	// nodes. The first value is delivered immediately and names every kind.
 	Changes(ctx context.Context) <-chan map[string]struct{}
-	// Follow delivers which objects of the kinds changed, coalesced, from the first complete view until ctx ends. A view
-	// that is complete up to another revision is told also where none of them changed. The first value is All.
+	// Follow delivers the changed objects of the given kinds, coalesced, from the first complete
+	// view until ctx ends. It also delivers a value when only the view's revision has changed. In
+	// the first value, All is true.
 	Follow(ctx context.Context, kinds ...string) <-chan Changed
-	// Cluster facts from Welcome.
+	// Cluster returns the cluster settings of the session's Welcome message.
 	Cluster() Cluster
 }
 
-// AddressGroups is the annotation of a NetworkPolicy, as nodes are sent it, that names a group for each of its peers that
-// has selectors: those of the ingress rules in their order, then those of egress, with commas between.
+// AddressGroups is an annotation of the NetworkPolicies that nodes receive. It names one address
+// group per peer with selectors, separated by commas. Peers of ingress rules precede those of
+// egress rules, each in their order in the policy.
 const AddressGroups = "keelson.dev/address-groups"
 
-// NamedPortGroups is the annotation of a NetworkPolicy, as nodes are sent it, that names a group for each named port of an
-// egress rule that allows destinations without selectors, as PROTOCOL/NAME=GROUP with commas between. The group has the pods
-// that name the port. A control plane of an earlier release does not set it.
+// NamedPortGroups is an annotation of the NetworkPolicies that nodes receive. It lists
+// PROTOCOL/NAME=GROUP, separated by commas, for each named port of an egress rule that allows
+// destinations without selectors. The group contains the pods with that named port. Earlier
+// releases of the control plane do not set it.
 const NamedPortGroups = "keelson.dev/named-port-groups"
 
-// ObjectKey names one object of the view.
+// ObjectKey identifies one object of the view.
 type ObjectKey struct{ Kind, Namespace, Name string }
 
-// Changed is what a follower has not seen yet. What it reads from the view afterwards shows Revision at least.
+// ObjectChanges are the changes that a follower has not received yet. A read of the view after
+// receiving them returns the state at Revision or later.
 type Changed struct {
 	Revision uint64
-	All      bool // any object may have changed: this is the first value, or there were too many to name
+	All      bool // any object may have changed: this is the first value, or more than MaxChangedKeys objects changed
 	Keys     map[ObjectKey]struct{}
 }
 
-// MaxChanged is how many objects a Changed names before it says All instead.
+// MaxChangedKeys is the maximum number of Keys. ObjectChanges with more keys set All instead.
 const MaxChanged = 4096
 
-// And adds what happened later.
+// Merge adds later changes.
 func (c *Changed) And(later Changed) {
 	c.Revision, c.All = later.Revision, c.All || later.All
 	if c.All {
@@ -365,7 +400,7 @@ func (c *Changed) And(later Changed) {
 	}
 }
 
-// Name adds an object.
+// AddKey adds one changed object.
 func (c *Changed) Name(k ObjectKey) {
 	if c.All {
 		return
@@ -378,31 +413,33 @@ func (c *Changed) Name(k ObjectKey) {
 	}
 }
 
-// Peer is what a node knows of another one.
+// Peer is another node of the cluster.
 type Peer struct {
 	Name      string
 	UID       types.UID
 	PodCIDRs  []netip.Prefix // at least one
-	Addresses []netip.Addr   // internal ones, at least one
-	// WireGuardKey is the public key by which the node is spoken to encrypted; zeros: it has told none.
+	Addresses []netip.Addr   // internal addresses, at least one
+	// WireGuardKey is the public key for encrypted traffic to the node; all zeros if the node has
+	// not published a key.
 	WireGuardKey [32]byte
 }
 
-// Cluster is what every node must know: PodCIDR is of this node's pods, ClusterCIDR of all pods. The plural forms hold a
-// prefix of each family, the first family's first; where they are empty there is one family, and the singular form says it.
+// Cluster are the network settings of the cluster for this node. PodCIDR is the range of this
+// node's pods, ClusterCIDR that of all pods. The plural fields hold one prefix per IP family, the
+// primary family first. If a plural field is empty, the singular field holds the only prefix.
 type Cluster struct {
 	Name, PodCIDR, ClusterCIDR, ServiceCIDR, Domain string
 
 	PodCIDRs, ClusterCIDRs, ServiceCIDRs []string
 }
 
-// PodPrefixes are the addresses of this node's pods, none while it has none.
+// PodPrefixes returns the prefixes of this node's pods. It is empty while the node has none.
 func (c Cluster) PodPrefixes() []netip.Prefix { return prefixes(c.PodCIDRs, c.PodCIDR) }
 
-// ClusterPrefixes are the addresses of all pods.
+// ClusterPrefixes returns the prefixes of all pods.
 func (c Cluster) ClusterPrefixes() []netip.Prefix { return prefixes(c.ClusterCIDRs, c.ClusterCIDR) }
 
-// ServicePrefixes are the addresses of Services.
+// ServicePrefixes returns the prefixes of cluster IPs.
 func (c Cluster) ServicePrefixes() []netip.Prefix { return prefixes(c.ServiceCIDRs, c.ServiceCIDR) }
 
 func prefixes(all []string, first string) []netip.Prefix {
@@ -418,41 +455,44 @@ func prefixes(all []string, first string) []netip.Prefix {
 	return out
 }
 
-// Reporter takes what the node has to say. Nothing blocks: the newest status per pod wins and is
-// delivered when a session is there.
+// Reporter reports the node's state to the control plane. No method blocks. The newest status of
+// each pod replaces older ones and is delivered as soon as a session exists.
 type Reporter interface {
-	// PodStatus reports a whole status; pod carries metadata (namespace, name, uid) and status.
+	// PodStatus reports a complete status. pod holds only metadata (namespace, name, UID) and the
+	// status.
 	PodStatus(pod *v1.Pod)
-	// PodGone says that nothing of a terminating pod is left.
+	// PodGone reports that nothing of a terminating pod remains on the node.
 	PodGone(namespace, name string, uid types.UID)
 	Event(e *v1.Event)
 	Stages(traceParent, object string, stages []StageTime)
-	// ProxyApplied says that Service rules on this node show the revision.
+	// ProxyApplied reports that the Service rules of this node reflect the revision.
 	ProxyApplied(revision uint64)
-	// StopGate is closed when the pod may be sent SIGTERM: no live proxy routes to it.
-	// Callers bound their wait (1 s).
+	// StopGate returns a channel that is closed when the pod may receive SIGTERM, because no live
+	// node routes to it any longer. Callers wait at most one second.
 	StopGate(pod types.UID) <-chan struct{}
-	// Facts replaces what the node says of itself.
+	// Facts replaces the reported labels, addresses and status of the node.
 	Facts(node *v1.Node)
 }
 
-// NodeServer answers what comes through tunnels. agent/stream implements it; the session calls it.
+// NodeServer serves the requests that arrive through tunnels. agent/stream implements it; the
+// session calls it.
 type NodeServer interface {
 	Exec(ctx context.Context, pod types.UID, container string, command []string, attach, tty bool, s Streams) error
 	Logs(ctx context.Context, r LogRequest, w io.Writer) error
 	PortForward(ctx context.Context, pod types.UID, port int32, conn io.ReadWriteCloser) error
-	// Dial connects to a port of an address of one of this node's pods, or of the node itself when pod is empty. It
-	// refuses every other address, and the node's loopback.
+	// Dial connects to a port at an address of one of this node's pods, or of the node itself if
+	// pod is empty. It refuses every other address and the node's loopback addresses.
 	Dial(ctx context.Context, pod types.UID, address string, port int32) (net.Conn, error)
 }
 
-// DriverCalls passes calls of the control plane on to CSI drivers of this node.
+// DriverCalls forwards calls of the control plane to the CSI drivers of this node.
 type DriverCalls interface {
-	// Call makes one call, encoded as it is. The error is a gRPC status, or says that there is no such driver.
+	// Call makes one call and passes the encoded request and response through. Its error is a gRPC
+	// status, or states that the driver does not exist.
 	Call(ctx context.Context, driver, method string, request []byte, timeout time.Duration) ([]byte, error)
 }
 
-// LogRequest selects a container's log.
+// LogRequest selects a container's log and a part of it.
 type LogRequest struct {
 	PodUID     types.UID
 	Namespace  string
@@ -466,19 +506,19 @@ type LogRequest struct {
 	LimitBytes int64     // 0 = no limit
 }
 
-// ExitError is a command that ran and failed.
+// ExitError is returned for a command that exited with a code other than 0.
 type ExitError struct{ Code int }
 
 func (e *ExitError) Error() string { return "command terminated with a non-zero exit code" }
 
-// Paths are the folders of a node. Run is emptied by a reboot, State is not.
+// Paths are the directories of a node. A reboot deletes Run and keeps State.
 type Paths struct {
 	State    string // /var/lib/keelson
 	Run      string // /run/keelson
 	Logs     string // /var/log/pods
-	LogLinks string // /var/log/containers: links to the logs, as log shippers read them; "" = none
+	LogLinks string // /var/log/containers: links to the logs for log shippers; "" = no links
 	CNIConf  string // /etc/cni/net.d
 	CNIBin   string // /opt/cni/bin
-	Archives string // /var/lib/keelson/images.d: archives loaded at start (air gap)
-	Kubelet  string // /var/lib/kubelet: the layout that CSI drivers know; "" = below State
+	Archives string // /var/lib/keelson/images.d: image archives loaded at start (air gap)
+	Kubelet  string // /var/lib/kubelet: the directory layout that CSI drivers expect; "" = below State
 }

@@ -12,46 +12,54 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// AttachedVolumes tells which of a node's volumes were attached to it.
+// AttachedVolumes reports which attachable volumes the node uses.
 type AttachedVolumes interface {
-	// InUse lists those that are mounted or may be, or wait to be attached, as the node's status names them; and of these, in held, the ones
-	// that do not only wait. The lists outlive the agent.
+	// VolumesInUse returns the names, as in Node.status.volumesInUse, of the volumes that may be
+	// mounted or are waiting for their attachment. held is the subset that may be mounted. The
+	// lists outlive the agent.
 	InUse() (names, held []v1.UniqueVolumeName, err error)
-	// Alone lists which claims pods have for themselves. It outlives the agent, too.
+	// ExclusiveClaims lists the ReadWriteOncePod claims that pods of this node hold. The list
+	// outlives the agent.
 	Alone() ([]ClaimHeld, error)
-	// Attached lists the pods that use such volumes.
+	// PodsWithAttachedVolumes lists the pods that use attachable volumes.
 	Attached() ([]types.UID, error)
-	// UsesChanged has a value when what the others say may have changed.
+	// UsesChanged returns a channel that is signaled when the result of another method may have
+	// changed.
 	UsesChanged() <-chan struct{}
 }
 
-// ClaimHeld is a claim with access mode ReadWriteOncePod that a pod of the node has, or had, until its volumes are unmounted.
+// HeldClaim is a ReadWriteOncePod claim that a pod of the node holds. The pod holds the claim until
+// its volumes are unmounted.
 type ClaimHeld struct {
 	Pod    types.UID `json:"pod"`
 	Claim  types.UID `json:"claim"`
-	Volume string    `json:"volume,omitempty"` // the PersistentVolume; "" where an agent of before did not note it
+	Volume string    `json:"volume,omitempty"` // name of the PersistentVolume; "" if an earlier agent did not record it
 }
 
-// ClaimsHeldAnnotation lists such claims in the facts of a node, in JSON; or it is AllHeld.
+// ClaimsHeldAnnotation is the Node annotation that lists the held claims in JSON. Its value may be
+// AllClaimsHeld instead.
 const ClaimsHeldAnnotation = "keelson.dev/claims-held"
 
-// AllHeld is in the place of a list that would be too long: anything may be held.
+// AllClaimsHeld is the annotation's value if the list is too long. The node may then hold any
+// claim.
 const AllHeld = "all"
 
-// TellsClaim says that the control plane knows, by the node's own object, that a pod has a claim for itself.
+// NodeReportsClaim reports whether the node's object lists the claim as held, or all claims.
 func TellsClaim(n *v1.Node, h ClaimHeld) bool {
 	told := n.Annotations[ClaimsHeldAnnotation]
 	var list []ClaimHeld
 	return told == AllHeld || json.Unmarshal([]byte(told), &list) == nil && slices.Contains(list, h)
 }
 
-// AttachmentName is the name of the VolumeAttachment of a driver's volume to a node, as in Kubernetes.
+// AttachmentName returns the name of the VolumeAttachment of a driver's volume to a node, as in
+// Kubernetes.
 func AttachmentName(handle, driver, node string) string {
 	return fmt.Sprintf("csi-%x", sha256.Sum256([]byte(handle+driver+node)))
 }
 
-// AttachmentTo finds what attaches a driver's volume to a node. Its name says so, as in Kubernetes: the PersistentVolume in it is the one
-// by which a pod of the node first had the volume, and another one may show the same.
+// FindAttachment finds the VolumeAttachment of a driver's volume to a node by its name, as in
+// Kubernetes. Its source is not compared: it names the PersistentVolume that was attached first,
+// and another one may have the same handle.
 func AttachmentTo(all []*storagev1.VolumeAttachment, node, driver, handle string) (*storagev1.VolumeAttachment, bool) {
 	name := AttachmentName(handle, driver, node)
 	i := slices.IndexFunc(all, func(a *storagev1.VolumeAttachment) bool {
@@ -63,7 +71,7 @@ func AttachmentTo(all []*storagev1.VolumeAttachment, node, driver, handle string
 	return all[i], true
 }
 
-// ParseAttachedName returns the driver and the handle of a volume by the name that a Node's status has for it.
+// ParseAttachedName returns the driver and the handle of a volume from its name in a Node's status.
 func ParseAttachedName(name v1.UniqueVolumeName) (driver, handle string, ok bool) {
 	if handle, ok = strings.CutPrefix(string(name), "kubernetes.io/iscsi/"); ok {
 		return "iscsi.keelson.dev", handle, true
@@ -72,5 +80,5 @@ func ParseAttachedName(name v1.UniqueVolumeName) (driver, handle string, ok bool
 	if !ok {
 		return "", "", false
 	}
-	return strings.Cut(rest, "^") // no driver's name has a caret
+	return strings.Cut(rest, "^") // driver names contain no caret
 }

@@ -13,8 +13,8 @@ import (
 	"keelson.dev/keelson/internal/saturate"
 )
 
-// FieldValue is the downward API: the text of a pod's field as environment variables and
-// downwardAPI volumes show it. An unknown path is an error that names it. Pure.
+// FieldValue returns a pod's field for the downward API, as environment variables and downwardAPI
+// volumes contain it. An unknown path is an error that names the path. FieldValue is pure.
 func FieldValue(pod *v1.Pod, path string) (string, error) {
 	if field, key, ok := subscript(path); ok {
 		switch field {
@@ -36,7 +36,7 @@ func FieldValue(pod *v1.Pod, path string) (string, error) {
 		return quoted(pod.Labels), nil
 	case "metadata.annotations":
 		return quoted(pod.Annotations), nil
-	case "spec.nodeName", "spec.host": // spec.host is its old name
+	case "spec.nodeName", "spec.host": // spec.host is the deprecated name of spec.nodeName
 		return pod.Spec.NodeName, nil
 	case "spec.serviceAccountName":
 		return pod.Spec.ServiceAccountName, nil
@@ -60,7 +60,7 @@ func FieldValue(pod *v1.Pod, path string) (string, error) {
 	return "", fmt.Errorf("unsupported fieldPath: %v", path)
 }
 
-// subscript splits "metadata.labels['key']".
+// splitSubscript splits a path such as "metadata.labels['key']" into the field and the key.
 func subscript(path string) (field, key string, ok bool) {
 	open := strings.Index(path, "['")
 	if open < 0 || !strings.HasSuffix(path, "']") || open+2 > len(path)-2 {
@@ -69,7 +69,7 @@ func subscript(path string) (field, key string, ok bool) {
 	return path[:open], path[open+2 : len(path)-2], true
 }
 
-// quoted writes a map as sorted lines key="value".
+// formatMap formats a map as lines key="value", sorted by key.
 func quoted(m map[string]string) string {
 	lines := make([]string, 0, len(m))
 	for _, k := range slices.Sorted(maps.Keys(m)) {
@@ -78,8 +78,8 @@ func quoted(m map[string]string) string {
 	return strings.Join(lines, "\n")
 }
 
-// ResourceValue is the downward API of resources: a container's request or limit divided by the
-// divisor, rounded up. A limit that is not set is the node's allocatable amount. Pure.
+// ResourceValue returns a container's request or limit for the downward API, divided by the divisor
+// and rounded up. A limit that is not set is the node's allocatable amount. ResourceValue is pure.
 func ResourceValue(pod *v1.Pod, self string, ref *v1.ResourceFieldSelector, allocatable v1.ResourceList) (string, error) {
 	name := ref.ContainerName
 	if name == "" {

@@ -10,77 +10,80 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// MeasuredRuntime is a Runtime that measures what runs.
+// MeasuredRuntime is a Runtime that measures the resource usage of pods.
 type MeasuredRuntime interface {
 	Runtime
-	// Measure reads what the machine, all pods and each pod that runs have used up to now. It reads some files for each
-	// and keeps nothing: who asks often remembers the answer. What ends meanwhile is left out.
+	// MeasureUsage reads the current usage of the machine, of all pods together and of each running
+	// pod. It reads several files per pod and caches nothing; frequent callers cache the result. A
+	// pod that ends during the call is omitted.
 	Measure(context.Context) (*Measured, error)
 }
 
-// Measured is one look at everything.
+// UsageSnapshot is the result of one measurement.
 type Measured struct {
-	Machine Usage // all that runs on the machine
-	Root    Usage // the cgroup of pods, with what else the node keeps in it
+	Machine Usage // everything that runs on the machine
+	Root    Usage // the cgroup of all pods and everything else in it
 	Pods    []PodUsage
 }
 
-// PodUsage is what a pod has used, its sandbox included, and which of its containers used what.
+// PodUsage is the usage of a pod, including its sandbox, and of each of its containers.
 type PodUsage struct {
 	UID             types.UID
 	Namespace, Name string
 	Started         time.Time
 	Usage
-	Network    []InterfaceUsage // none for a pod on the host's network
-	Containers []ContainerUsage // those that run
+	Network    []InterfaceUsage // empty for a pod on the host network
+	Containers []ContainerUsage // running containers only
 }
 
-// PodStorage is what a pod has on disk and in its volumes.
+// PodStorage is the disk usage of a pod and its volumes.
 type PodStorage struct {
-	// At is when the pod's files were measured last; zero when they are not: pods without limits of storage are not.
+	// At is when the pod's files were measured last. It is zero if they are not measured: only pods
+	// with storage limits are.
 	At         time.Time
-	Used       uint64 // all that counts as local ephemeral storage
-	Inodes     uint64 // of the same
+	Used       uint64 // all bytes that count as local ephemeral storage
+	Inodes     uint64 // all inodes that count as local ephemeral storage
 	Containers map[string]ContainerStorage
 	Volumes    []VolumeStorage
 }
 
-// ContainerStorage is what the newest instance of a container has written.
+// ContainerStorage is the number of bytes that the newest instance of a container has written.
 type ContainerStorage struct{ Layer, Logs uint64 }
 
-// VolumeStorage is what is in a volume.
+// VolumeStorage is the disk usage of a volume.
 type VolumeStorage struct {
-	Name, Claim string // Claim is that of a persistent volume; "" = it is none
+	Name, Claim string // Claim is the name of the PersistentVolumeClaim; "" = not a persistent volume
 	At          time.Time
 	Used        uint64
-	// Own is the file system that the volume is; nil = it lies on the node's disk.
+	// FileSystem is the usage of the volume's own file system; nil = the volume is a directory on
+	// the node's disk.
 	Own *Disk
 }
 
-// Disk is how full a file system is, in bytes and in files.
+// Disk is the capacity and the free space of a file system, in bytes and in inodes.
 type Disk struct {
 	Capacity, Available uint64
 	Inodes, InodesFree  uint64
 }
 
-// ContainerUsage is what a container has used since it started.
+// ContainerUsage is the usage of a container since it started.
 type ContainerUsage struct {
 	Name    string
 	Started time.Time
 	Usage
 }
 
-// Usage is what the kernel has accounted to a cgroup, in bytes where nothing else is said. What is not accounted is
-// absent as a whole: HasCPU and so on.
+// Usage is the usage that the kernel accounts to a cgroup, in bytes unless stated otherwise. The
+// Has fields report which groups of values are accounted.
 type Usage struct {
-	At time.Time // of the reading
+	At time.Time // time of the measurement
 
 	HasCPU bool
-	CPU    uint64 // nanoseconds of processors, since the cgroup was made
+	CPU    uint64 // CPU time in nanoseconds since the cgroup was created
 
 	HasMemory           bool
-	Memory, WorkingSet  uint64 // all memory; without the files that were not used lately
-	Limit               uint64 // of memory; 0 = none
+	Memory, WorkingSet  uint64 // WorkingSet is Memory without inactive file pages
+	Limit               uint64 // memory limit; 0 = none
 	RSS                 uint64
 	Faults, MajorFaults uint64 // page faults
 	HasSwap             bool
@@ -88,69 +91,75 @@ type Usage struct {
 	HasSwapLimit        bool
 	SwapLimit           uint64
 	HasProcesses        bool
-	Processes           uint64 // and threads
+	Processes           uint64 // includes threads
 }
 
-// InterfaceUsage is what has passed a network interface.
+// InterfaceUsage are the counters of a network interface.
 type InterfaceUsage struct {
 	Name                         string
 	Received, Sent               uint64 // bytes
 	ReceiveErrors, SendingErrors uint64
 }
 
-// NodeUsed is what a node and its pods used lately. It is shared: do not modify.
+// NodeAverageUsage is the recent usage of a node and its pods. It is shared: receivers must not
+// modify it.
 type NodeUsed struct {
-	At   time.Time // of the measurement
-	Node *Used     // nil while there was one measurement only
-	Pods []PodUsed // those all of whose containers were measured over a window
+	At   time.Time // time of the measurement
+	Node *Used     // nil after the first measurement
+	Pods []PodUsed // only pods all of whose containers were measured over a window
 }
 
-// UsageReporter is a Reporter that also says what was used.
+// UsageReporter is a Reporter that also reports resource usage.
 type UsageReporter interface {
-	// Used replaces what was said before. It never blocks.
+	// ReportUsage replaces the usage that was reported before. It never blocks.
 	Used(u *NodeUsed)
 }
 
-// PodUsed is what the running containers of a pod used.
+// PodAverageUsage is the recent usage of the running containers of a pod.
 type PodUsed struct {
 	UID        types.UID
 	Containers []ContainerUsed
 }
 
-// ContainerUsed is what a container used.
+// ContainerAverageUsage is the recent usage of a container.
 type ContainerUsed struct {
 	Name string
 	Used
 }
 
-// Used is a use of processors and memory.
+// AverageUsage is a CPU usage averaged over a window, and the memory at the end of the window.
 type Used struct {
-	CPU    uint64        // billionths of a processor, on average over Window
+	CPU    uint64        // in billionths of a CPU, averaged over Window
 	Memory uint64        // working set in bytes, at the end of Window
-	Window time.Duration // ends with the measurement
+	Window time.Duration // the window ends with the measurement
 }
 
-// Trust is how a node's own HTTPS server shows who it is and learns who asks.
+// ServerTrust provides the certificate of a node's HTTPS server and authenticates and authorizes
+// its clients.
 type Trust interface {
-	// Serving returns the server's certificate: the cluster's, or one that the node made itself while it has none.
+	// ServingCertificate returns the server's certificate: the one that the cluster issued, or a
+	// self-signed one until then.
 	Serving() (*tls.Certificate, error)
-	// Authorities returns whose client certificates are believed; nil while that is not known.
+	// ClientCAs returns the CA certificates for client certificates. It returns nil while they are
+	// unknown.
 	Authorities() *x509.CertPool
-	// Review asks the control plane. ErrNoReview is wrapped by errors that say nothing about who asks.
+	// ReviewAccess sends the review to the control plane. An error that wraps ErrReviewUnavailable
+	// carries no statement about the client.
 	Review(ctx context.Context, q Review) (Verdict, error)
 }
 
-// Review asks whether somebody may use any of some subresources of this node.
+// AccessReview asks whether a client may use any of the listed subresources of this node.
 type Review struct {
-	Token        string // shown by who asks; otherwise a certificate names User and Groups
+	Token        string // the client's bearer token; if empty, a certificate names User and Groups
 	User         string
 	Groups       []string
-	Certificate  []byte // DER of the client certificate that names User and Groups
-	Verb         string // the API's: get, create ...
+	Certificate  []byte // DER form of the client certificate that names User and Groups
+	Verb         string // an API verb: get, create ...
 	Subresources []string
 }
 
-// Verdict answers a Review. Who is not authenticated is not allowed anything.
+// AccessDecision is the result of an AccessReview. A client that is not authenticated is not
+// allowed.
 type Verdict struct {
 	Authenticated bool
 	User          string
@@ -158,5 +167,5 @@ type Verdict struct {
 	Reason        string // may be empty
 }
 
-// ErrNoReview says that nobody who could judge was reached.
+// ErrReviewUnavailable is returned if no control plane could be reached for a review.
 var ErrNoReview = errors.New("no control plane has judged this")

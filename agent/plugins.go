@@ -8,26 +8,31 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Plugins gives out the devices of device plugins, which a node tells of as extended resources.
+// Plugins allocates the devices of device plugins, which a node advertises as extended resources.
 type Plugins interface {
-	// Manages says that the resource is that of a plugin which registered in this life of the agent or in the one before.
+	// Manages reports whether a plugin has registered the resource with this agent process or the
+	// previous one.
 	Manages(resource v1.ResourceName) bool
-	// Allocate gives the containers of a pod the devices that they ask for: all or none. What a pod has been given it
-	// keeps, so that the call may be repeated. An error says why the pod cannot run here.
+	// Allocate allocates the devices that the containers of a pod request: all of them or none.
+	// Allocated devices stay with the pod; the call may be repeated. An error states why the pod
+	// cannot run on this node.
 	Allocate(ctx context.Context, pod *v1.Pod) error
-	// Container is what a container of the pod is made with; its devices are prepared for it, where the plugin wants that.
+	// Container returns the settings that the plugins add to a container of the pod. It calls
+	// PreStartContainer of the plugins that require it.
 	Container(ctx context.Context, pod *v1.Pod, container string) (PluginDevices, error)
-	// Health tells of the devices of a pod's containers, by the containers' names, each in order; nil when the pod has none.
+	// Health returns the health of the devices of a pod by container name, each list in order. It
+	// returns nil if the pod has none.
 	Health(pod types.UID) map[string][]v1.ResourceStatus
-	// Release takes back what a pod was given; safe when that is nothing.
+	// Release releases the devices of a pod. It succeeds if the pod has none.
 	Release(pod types.UID) error
-	// Pods lists the pods that have devices, for clean-up after a crash.
+	// Pods lists the pods that have devices, for the cleanup after a crash.
 	Pods() ([]types.UID, error)
-	// Changes has a value when devices, their health or their owners have changed, until ctx ends.
+	// Changes returns a channel that is signaled until ctx ends when devices, their health or their
+	// allocation have changed.
 	Changes(ctx context.Context) <-chan struct{}
 }
 
-// PluginDevices is what the devices of plugins add to a container.
+// PluginDevices are the settings that device plugins add to a container.
 type PluginDevices struct {
 	Envs        []*cri.KeyValue
 	Mounts      []*cri.Mount
@@ -39,5 +44,5 @@ type PluginDevices struct {
 // PluginDevice is one device of a plugin.
 type PluginDevice struct {
 	ID    string
-	Nodes []int64 // the NUMA nodes that it is near to; none = not known
+	Nodes []int64 // NUMA nodes close to the device; none = unknown
 }

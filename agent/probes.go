@@ -7,53 +7,54 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// ProbeTarget is one running container whose probes are to be run.
+// ProbeTarget is one running container with probes.
 type ProbeTarget struct {
 	Pod         *v1.Pod
 	Container   *v1.Container
 	ContainerID string
-	IP          string // where HTTP, TCP and gRPC probes go unless they name a host
+	IP          string // target address of HTTP, TCP and gRPC probes that name no host
 	StartedAt   time.Time
-	// Resume is what an earlier life of the agent had found out about this very
-	// container; nil for a container that was started in this one.
+	// Resume is the state that an earlier agent process had found for this container. It is nil for
+	// a container that this process started.
 	Resume *ProbeState
 }
 
-// ProbeState is what the probes say of a container.
+// ProbeState is the state of a container according to its probes.
 type ProbeState struct {
 	Started bool   // the startup probe has passed, or there is none
 	Ready   bool   // the readiness probe passes, or there is none; false before Started
-	GaveUp  string // "liveness" or "startup" when that probe failed for good: the container is to be restarted
-	Cause   string // the last failure of the probe that gave up
+	GaveUp  string // "liveness" or "startup" if that probe reached its failure threshold; the container must then be restarted
+	Cause   string // message of the last failure of FailedProbe
 }
 
-// ProbeEvent tells a change of state, or one probe's result that is worth telling.
+// ProbeEvent reports a change of the state, or a probe result that must be counted or reported.
 type ProbeEvent struct {
 	State   ProbeState
-	Probe   string // whose result this is: "startup", "liveness", "readiness"; "" for the first event
+	Probe   string // probe of this result: "startup", "liveness", "readiness"; "" for the first event
 	OK      bool
-	Message string // of a failure
-	Warning string // text of the warning with which the probe passed, if any
+	Message string // message of a failure
+	Warning string // warning of a successful probe, if any
 	Start   time.Time
 	Took    time.Duration
-	Quick   bool // a failure that counts for nothing: an early try before the first period has passed
+	Quick   bool // a failure that does not count: an early attempt before the first period has passed
 }
 
 // Prober runs probes.
 type Prober interface {
-	// Watch runs all probes of a container and blocks until ctx ends or a probe gave up. The first event
-	// is delivered at once; on is called from one goroutine at a time.
+	// Watch runs all probes of a container. It blocks until ctx ends or a liveness or startup probe
+	// reaches its failure threshold. It delivers the first event immediately. on is called by one
+	// goroutine at a time.
 	Watch(ctx context.Context, t ProbeTarget, on func(ProbeEvent))
 }
 
-// The labels and annotations by which sandboxes and containers are found again in
-// the runtime. They are those that every CRI tool knows.
+// The labels and annotations that identify sandboxes and containers in the runtime. All CRI tools
+// use the same labels.
 const (
 	LabelPodName       = "io.kubernetes.pod.name"
 	LabelPodNamespace  = "io.kubernetes.pod.namespace"
 	LabelPodUID        = "io.kubernetes.pod.uid"
 	LabelContainerName = "io.kubernetes.container.name"
-	// AnnotationTerminals is how many pseudoterminals a container may have open; the kernel shares their number (4096 by
-	// default) among all containers of the machine.
+	// AnnotationTerminals is the maximum number of open pseudoterminals of a container. All
+	// containers of the machine share the kernel's limit (4096 by default).
 	AnnotationTerminals = "keelson.dev/terminals"
 )

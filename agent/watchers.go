@@ -5,13 +5,14 @@ import (
 	"sync"
 )
 
-// Watchers are those who want to know when something changes. The zero value is ready to use.
+// ChangeNotifier notifies its subscribers of changes. The zero value is ready to use.
 type Watchers struct {
 	mu  sync.Mutex
 	all map[chan struct{}]bool
 }
 
-// Changes is told of changes until ctx ends. Who is slow hears once of many.
+// Subscribe returns a channel that is signaled on changes until ctx ends. A slow subscriber
+// receives one signal for several changes.
 func (w *Watchers) Changes(ctx context.Context) <-chan struct{} {
 	c := make(chan struct{}, 1)
 	w.mu.Lock()
@@ -28,7 +29,7 @@ func (w *Watchers) Changes(ctx context.Context) <-chan struct{} {
 	return c
 }
 
-// Tell wakes all, and waits for none.
+// Notify signals all subscribers and does not block.
 func (w *Watchers) Tell() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
