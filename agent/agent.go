@@ -245,7 +245,7 @@ type Volumes interface {
 	// Refresh rewrites projected content (ConfigMap, Secret, token) that has changed. Each rewrite
 	// is atomic.
 	Refresh(ctx context.Context, pod *v1.Pod) error
-	// AbortIO aborts the kernel's pending I/O for a pod whose killed processes do not exit, for
+	// GiveUp aborts the kernel's pending I/O for a pod whose killed processes do not exit, for
 	// example because a file server does not respond. Data that has not been written is lost. It
 	// succeeds if nothing is pending.
 	GiveUp(ctx context.Context, pod types.UID) error
@@ -295,8 +295,8 @@ type ContainerClaim struct {
 	Devices         []ClaimedDevice
 }
 
-// MatchesRequest reports whether the device was allocated for the named request of its claim. An
-// empty request names the whole claim.
+// For reports whether the device was allocated for the named request of its claim. An empty request
+// names the whole claim.
 func (d *ClaimedDevice) For(request string) bool {
 	return request == "" || len(d.Requests) == 0 || slices.ContainsFunc(d.Requests, func(name string) bool {
 		main, _, _ := strings.Cut(name, "/")
@@ -377,18 +377,18 @@ const NamedPortGroups = "keelson.dev/named-port-groups"
 // ObjectKey identifies one object of the view.
 type ObjectKey struct{ Kind, Namespace, Name string }
 
-// ObjectChanges are the changes that a follower has not received yet. A read of the view after
-// receiving them returns the state at Revision or later.
+// Changed are the changes that a follower has not received yet. A read of the view after receiving
+// them returns the state at Revision or later.
 type Changed struct {
 	Revision uint64
-	All      bool // any object may have changed: this is the first value, or more than MaxChangedKeys objects changed
+	All      bool // any object may have changed: this is the first value, or more than MaxChanged objects changed
 	Keys     map[ObjectKey]struct{}
 }
 
-// MaxChangedKeys is the maximum number of Keys. ObjectChanges with more keys set All instead.
+// MaxChanged is the maximum number of Keys. Changed with more keys set All instead.
 const MaxChanged = 4096
 
-// Merge adds later changes.
+// And adds later changes.
 func (c *Changed) And(later Changed) {
 	c.Revision, c.All = later.Revision, c.All || later.All
 	if c.All {
@@ -400,7 +400,7 @@ func (c *Changed) And(later Changed) {
 	}
 }
 
-// AddKey adds one changed object.
+// Name adds one changed object.
 func (c *Changed) Name(k ObjectKey) {
 	if c.All {
 		return

@@ -14,21 +14,21 @@ import (
 
 // AttachedVolumes reports which attachable volumes the node uses.
 type AttachedVolumes interface {
-	// VolumesInUse returns the names, as in Node.status.volumesInUse, of the volumes that may be
-	// mounted or are waiting for their attachment. held is the subset that may be mounted. The
-	// lists outlive the agent.
+	// InUse returns the names, as in Node.status.volumesInUse, of the volumes that may be mounted
+	// or are waiting for their attachment. held is the subset that may be mounted. The lists
+	// outlive the agent.
 	InUse() (names, held []v1.UniqueVolumeName, err error)
-	// ExclusiveClaims lists the ReadWriteOncePod claims that pods of this node hold. The list
-	// outlives the agent.
+	// Alone lists the ReadWriteOncePod claims that pods of this node hold. The list outlives the
+	// agent.
 	Alone() ([]ClaimHeld, error)
-	// PodsWithAttachedVolumes lists the pods that use attachable volumes.
+	// Attached lists the pods that use attachable volumes.
 	Attached() ([]types.UID, error)
 	// UsesChanged returns a channel that is signaled when the result of another method may have
 	// changed.
 	UsesChanged() <-chan struct{}
 }
 
-// HeldClaim is a ReadWriteOncePod claim that a pod of the node holds. The pod holds the claim until
+// ClaimHeld is a ReadWriteOncePod claim that a pod of the node holds. The pod holds the claim until
 // its volumes are unmounted.
 type ClaimHeld struct {
 	Pod    types.UID `json:"pod"`
@@ -37,14 +37,13 @@ type ClaimHeld struct {
 }
 
 // ClaimsHeldAnnotation is the Node annotation that lists the held claims in JSON. Its value may be
-// AllClaimsHeld instead.
+// AllHeld instead.
 const ClaimsHeldAnnotation = "keelson.dev/claims-held"
 
-// AllClaimsHeld is the annotation's value if the list is too long. The node may then hold any
-// claim.
+// AllHeld is the annotation's value if the list is too long. The node may then hold any claim.
 const AllHeld = "all"
 
-// NodeReportsClaim reports whether the node's object lists the claim as held, or all claims.
+// TellsClaim reports whether the node's object lists the claim as held, or all claims.
 func TellsClaim(n *v1.Node, h ClaimHeld) bool {
 	told := n.Annotations[ClaimsHeldAnnotation]
 	var list []ClaimHeld
@@ -57,7 +56,7 @@ func AttachmentName(handle, driver, node string) string {
 	return fmt.Sprintf("csi-%x", sha256.Sum256([]byte(handle+driver+node)))
 }
 
-// FindAttachment finds the VolumeAttachment of a driver's volume to a node by its name, as in
+// AttachmentTo finds the VolumeAttachment of a driver's volume to a node by its name, as in
 // Kubernetes. Its source is not compared: it names the PersistentVolume that was attached first,
 // and another one may have the same handle.
 func AttachmentTo(all []*storagev1.VolumeAttachment, node, driver, handle string) (*storagev1.VolumeAttachment, bool) {

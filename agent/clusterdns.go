@@ -11,8 +11,8 @@ const (
 	ServedByNode = "agent"
 )
 
-// AgentsServeDNS reports whether the agents serve DNS at the addresses of a Service: it is the
-// cluster's DNS Service and has no selector. If it has a selector, the selected pods serve DNS.
+// ServesDNS reports whether the agents serve DNS at the addresses of a Service: it is the cluster's
+// DNS Service and has no selector. If it has a selector, the selected pods serve DNS.
 func ServesDNS(s *v1.Service) bool {
 	return s.Namespace == DNSNamespace && s.Name == DNSService && len(s.Spec.Selector) == 0 && s.Annotations[ServedBy] == ServedByNode &&
 		s.Spec.Type != v1.ServiceTypeExternalName && s.DeletionTimestamp == nil

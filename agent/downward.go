@@ -60,7 +60,7 @@ func FieldValue(pod *v1.Pod, path string) (string, error) {
 	return "", fmt.Errorf("unsupported fieldPath: %v", path)
 }
 
-// splitSubscript splits a path such as "metadata.labels['key']" into the field and the key.
+// subscript splits a path such as "metadata.labels['key']" into the field and the key.
 func subscript(path string) (field, key string, ok bool) {
 	open := strings.Index(path, "['")
 	if open < 0 || !strings.HasSuffix(path, "']") || open+2 > len(path)-2 {
@@ -69,7 +69,7 @@ func subscript(path string) (field, key string, ok bool) {
 	return path[:open], path[open+2 : len(path)-2], true
 }
 
-// formatMap formats a map as lines key="value", sorted by key.
+// quoted formats a map as lines key="value", sorted by key.
 func quoted(m map[string]string) string {
 	lines := make([]string, 0, len(m))
 	for _, k := range slices.Sorted(maps.Keys(m)) {

@@ -13,13 +13,13 @@ import (
 // MeasuredRuntime is a Runtime that measures the resource usage of pods.
 type MeasuredRuntime interface {
 	Runtime
-	// MeasureUsage reads the current usage of the machine, of all pods together and of each running
-	// pod. It reads several files per pod and caches nothing; frequent callers cache the result. A
-	// pod that ends during the call is omitted.
+	// Measure reads the current usage of the machine, of all pods together and of each running pod.
+	// It reads several files per pod and caches nothing; frequent callers cache the result. A pod
+	// that ends during the call is omitted.
 	Measure(context.Context) (*Measured, error)
 }
 
-// UsageSnapshot is the result of one measurement.
+// Measured is the result of one measurement.
 type Measured struct {
 	Machine Usage // everything that runs on the machine
 	Root    Usage // the cgroup of all pods and everything else in it
@@ -55,8 +55,8 @@ type VolumeStorage struct {
 	Name, Claim string // Claim is the name of the PersistentVolumeClaim; "" = not a persistent volume
 	At          time.Time
 	Used        uint64
-	// FileSystem is the usage of the volume's own file system; nil = the volume is a directory on
-	// the node's disk.
+	// Own is the usage of the volume's own file system; nil = the volume is a directory on the
+	// node's disk.
 	Own *Disk
 }
 
@@ -101,8 +101,7 @@ type InterfaceUsage struct {
 	ReceiveErrors, SendingErrors uint64
 }
 
-// NodeAverageUsage is the recent usage of a node and its pods. It is shared: receivers must not
-// modify it.
+// NodeUsed is the recent usage of a node and its pods. It is shared: receivers must not modify it.
 type NodeUsed struct {
 	At   time.Time // time of the measurement
 	Node *Used     // nil after the first measurement
@@ -111,44 +110,44 @@ type NodeUsed struct {
 
 // UsageReporter is a Reporter that also reports resource usage.
 type UsageReporter interface {
-	// ReportUsage replaces the usage that was reported before. It never blocks.
+	// Used replaces the usage that was reported before. It never blocks.
 	Used(u *NodeUsed)
 }
 
-// PodAverageUsage is the recent usage of the running containers of a pod.
+// PodUsed is the recent usage of the running containers of a pod.
 type PodUsed struct {
 	UID        types.UID
 	Containers []ContainerUsed
 }
 
-// ContainerAverageUsage is the recent usage of a container.
+// ContainerUsed is the recent usage of a container.
 type ContainerUsed struct {
 	Name string
 	Used
 }
 
-// AverageUsage is a CPU usage averaged over a window, and the memory at the end of the window.
+// Used is a CPU usage averaged over a window, and the memory at the end of the window.
 type Used struct {
 	CPU    uint64        // in billionths of a CPU, averaged over Window
 	Memory uint64        // working set in bytes, at the end of Window
 	Window time.Duration // the window ends with the measurement
 }
 
-// ServerTrust provides the certificate of a node's HTTPS server and authenticates and authorizes
-// its clients.
+// Trust provides the certificate of a node's HTTPS server and authenticates and authorizes its
+// clients.
 type Trust interface {
-	// ServingCertificate returns the server's certificate: the one that the cluster issued, or a
-	// self-signed one until then.
+	// Serving returns the server's certificate: the one that the cluster issued, or a self-signed
+	// one until then.
 	Serving() (*tls.Certificate, error)
-	// ClientCAs returns the CA certificates for client certificates. It returns nil while they are
-	// unknown.
+	// Authorities returns the CA certificates for client certificates. It returns nil while they
+	// are unknown.
 	Authorities() *x509.CertPool
-	// ReviewAccess sends the review to the control plane. An error that wraps ErrReviewUnavailable
-	// carries no statement about the client.
+	// Review sends the review to the control plane. An error that wraps ErrNoReview carries no
+	// statement about the client.
 	Review(ctx context.Context, q Review) (Verdict, error)
 }
 
-// AccessReview asks whether a client may use any of the listed subresources of this node.
+// Review asks whether a client may use any of the listed subresources of this node.
 type Review struct {
 	Token        string // the client's bearer token; if empty, a certificate names User and Groups
 	User         string
@@ -158,8 +157,7 @@ type Review struct {
 	Subresources []string
 }
 
-// AccessDecision is the result of an AccessReview. A client that is not authenticated is not
-// allowed.
+// Verdict is the result of an Review. A client that is not authenticated is not allowed.
 type Verdict struct {
 	Authenticated bool
 	User          string
@@ -167,5 +165,5 @@ type Verdict struct {
 	Reason        string // may be empty
 }
 
-// ErrReviewUnavailable is returned if no control plane could be reached for a review.
+// ErrNoReview is returned if no control plane could be reached for a review.
 var ErrNoReview = errors.New("no control plane has judged this")

@@ -5,14 +5,14 @@ import (
 	"sync"
 )
 
-// ChangeNotifier notifies its subscribers of changes. The zero value is ready to use.
+// Watchers notifies its subscribers of changes. The zero value is ready to use.
 type Watchers struct {
 	mu  sync.Mutex
 	all map[chan struct{}]bool
 }
 
-// Subscribe returns a channel that is signaled on changes until ctx ends. A slow subscriber
-// receives one signal for several changes.
+// Changes returns a channel that is signaled on changes until ctx ends. A slow subscriber receives
+// one signal for several changes.
 func (w *Watchers) Changes(ctx context.Context) <-chan struct{} {
 	c := make(chan struct{}, 1)
 	w.mu.Lock()
@@ -29,7 +29,7 @@ func (w *Watchers) Changes(ctx context.Context) <-chan struct{} {
 	return c
 }
 
-// Notify signals all subscribers and does not block.
+// Tell signals all subscribers and does not block.
 func (w *Watchers) Tell() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
